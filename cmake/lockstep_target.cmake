@@ -1,0 +1,40 @@
+# Flags that every target shares, and the ways to declare one.
+set(CMAKE_CXX_STANDARD 20)
+set(CMAKE_CXX_STANDARD_REQUIRED ON)
+set(CMAKE_CXX_EXTENSIONS OFF)
+set(CMAKE_EXPORT_COMPILE_COMMANDS ON)
+set(CMAKE_RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR})
+
+find_program(LOCKSTEP_CCACHE ccache)
+if(LOCKSTEP_CCACHE)
+  set(CMAKE_CXX_COMPILER_LAUNCHER ${LOCKSTEP_CCACHE})
+endif()
+
+find_package(fmt REQUIRED)
+find_package(Threads REQUIRED)
+
+set(default_march "")
+if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
+  set(default_march x86-64-v3)  # AVX2: every server since 2013
+endif()
+set(LOCKSTEP_MARCH "${default_march}" CACHE STRING "The oldest CPU to build for; empty: the compiler's")
+
+add_library(lockstep_flags INTERFACE)
+# -ffp-contract=off: a result must not depend on which products the compiler fuses.
+target_compile_options(lockstep_flags INTERFACE
+  "$<$<COMPILE_LANGUAGE:CXX>:-Wall;-Wextra;-Wshadow;-Wconversion;-Wno-sign-conversion;-ffp-contract=off>"
+  "$<$<AND:$<COMPILE_LANGUAGE:CXX>,$<BOOL:${LOCKSTEP_MARCH}>>:-march=${LOCKSTEP_MARCH}>")
+if(CMAKE_CXX_COMPILER_ID STREQUAL GNU AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 13)
+  # GCC bug 105651: std::string's operator+ is warned about wherever it is inlined.
+  target_compile_options(lockstep_flags INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-Wno-restrict>)
+endif()
+target_include_directories(lockstep_flags INTERFACE ${CMAKE_SOURCE_DIR})
+
+# lockstep_library(NAME DEPENDENCIES...): the sources of this folder as one static library.
+function(lockstep_library name)
+  file(GLOB sources CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/*.cpp
+    ${CMAKE_CURRENT_SOURCE_DIR}/*.h)
+  add_library(${name} STATIC ${sources})
+  set_target_properties(${name} PROPERTIES LINKER_LANGUAGE CXX)
+  target_link_libraries(${name} PUBLIC lockstep_flags fmt::fmt ${ARGN})
+endfunction()
