@@ -1,0 +1,142 @@
+// What the bytes of a cache stand for: the rules of sim/backend.h as the model works them out, word
+// by word. Content ids are functions of the token prefix alone (salts and extra keys change which
+// blocks may be shared, never what a layer computes), so equal prefixes give equal bytes wherever
+// they lie.
+//
+// (1) Every function is pure and exact in 64 bits; signed arithmetic never wraps.
+// (2) A row of n bytes is its words in order, little-endian, the last one cut short.
+#pragma once
+
+#include <bit>
+#include <cstdint>
+
+#include "reference/kv_cache_spec.h"
+#include "reference/token_run.h"
+
+namespace lockstep {
+
+using ContentId = std::uint64_t;
+
+inline constexpr std::uint64_t kWordStep = 0x9E3779B97F4A7C15ull;
+inline constexpr std::uint64_t kStateStep = 0xD1342543DE82EF95ull;
+
+constexpr std::uint64_t mix(std::uint64_t x) { return splitmix64(x); }
+
+// The content of the empty prefix, and of a prefix with one token more.
+inline constexpr ContentId kEmptyPrefix = 0x4C6F636B73746570ull;
+constexpr ContentId next_content(ContentId prefix, std::int32_t token) {
+  return mix(std::rotl(prefix, 23) ^ mix(static_cast<std::uint32_t>(token)));
+}
+
+// Which row of a token: part 0 = K (the only one of MLA and hidden states), 1 = V, 2 = Q; state
+// tensor s is part 16 + s of head 0. `layer` counts the layers of the plan group by group.
+constexpr std::uint64_t coordinate(std::int64_t layer, std::int64_t part, std::int64_t head) {
+  return mix(static_cast<std::uint64_t>(layer) << 32 | static_cast<std::uint64_t>(part) << 16 |
+             static_cast<std::uint64_t>(head));
+}
+inline constexpr std::int64_t kPartK = 0;
+inline constexpr std::int64_t kPartV = 1;
+inline constexpr std::int64_t kPartQ = 2;
+inline constexpr std::int64_t kPartState = 16;
+
+// Keeps sign and mantissa of every element and sets its exponent, so that it is in +-[0.5, 1).
+struct WordShape {
+  std::uint64_t keep = ~std::uint64_t{0};
+  std::uint64_t set = 0;
+  constexpr std::uint64_t operator()(std::uint64_t word) const { return (word & keep) | set; }
+};
+constexpr WordShape word_shape(DType dtype) {
+  constexpr std::uint64_t every_2 = 0x0001000100010001ull;
+  constexpr std::uint64_t every_4 = 0x0000000100000001ull;
+  constexpr std::uint64_t every_1 = 0x0101010101010101ull;
+  switch (dtype) {
+    case DType::bf16:
+      return {0x807F * every_2, 0x3F00 * every_2};
+    case DType::fp16:
+      return {0x83FF * every_2, 0x3800 * every_2};
+    case DType::fp32:
+      return {0x807FFFFF * every_4, 0x3F000000 * every_4};
+    case DType::fp8_e4m3:
+      return {0x87 * every_1, 0x30 * every_1};
+    case DType::fp8_e5m2:
+      return {0x83 * every_1, 0x38 * every_1};
+    default:
+      return {};
+  }
+}
+
+constexpr std::uint64_t row_key(ContentId content, std::uint64_t coord) {
+  return mix(content ^ coord);
+}
+constexpr std::uint64_t row_word(std::uint64_t key, std::uint64_t i, WordShape shape) {
+  return shape(mix(key + (i + 1) * kWordStep));
+}
+
+// Word i of a state tensor after one token more, with step_key = content ^ coordinate.
+constexpr std::uint64_t next_state_word(std::uint64_t word, std::uint64_t step_key,
+                                        std::uint64_t i) {
+  return word * kStateStep + mix(step_key ^ i);
+}
+
+// What lies where nothing was written: never handed out, or handed out again.
+enum class Unwritten : std::uint8_t { fresh = 0, freed = 1, padding = 2 };
+constexpr std::uint64_t poison_key(Unwritten kind, std::int64_t tensor, std::int64_t page) {
+  return mix(0x706F69736F6E0000ull + static_cast<std::uint64_t>(kind)) ^
+         mix(static_cast<std::uint64_t>(tensor) << 32 | static_cast<std::uint64_t>(page));
+}
+constexpr std::uint64_t poison_word(std::uint64_t key, std::uint64_t i) { return key ^ i; }
+
+// A 128-bit sum over the words of a page: any order, any split.
+struct PageSum {
+  std::uint64_t a = 0;
+  std::uint64_t b = 0;
+  constexpr PageSum& operator+=(const PageSum& other) {
+    a += other.a;
+    b += other.b;
+    return *this;
+  }
+  constexpr PageSum& operator-=(const PageSum& other) {
+    a -= other.a;
+    b -= other.b;
+    return *this;
+  }
+  bool operator==(const PageSum&) const = default;
+};
+
+// The keys of word i of a page; pages of all tensors share them.
+struct WordKeys {
+  std::uint64_t k = 0;
+  std::uint64_t m = 0;
+};
+constexpr WordKeys word_keys(std::uint64_t i) { return {mix(2 * i), mix(2 * i + 1)}; }
+
+constexpr PageSum page_term(std::uint64_t word, WordKeys keys) {
+  const auto low = static_cast<std::uint32_t>(word);
+  const auto high = static_cast<std::uint32_t>(word >> 32);
+  const auto product = [&](std::uint64_t key) {
+    const std::uint32_t x = low + static_cast<std::uint32_t>(key);
+    const std::uint32_t y = high + static_cast<std::uint32_t>(key >> 32);
+    return static_cast<std::uint64_t>(x) * y;
+  };
+  return {product(keys.k) + word, product(keys.m) + std::rotl(word, 32)};
+}
+
+// Attention digests: a row's own digest, and how it counts at its place in the sequence.
+constexpr std::uint64_t row_digest_term(std::uint64_t word, std::uint64_t i) {
+  return mix(word ^ (i + 1) * kWordStep);
+}
+constexpr std::uint64_t placed_digest(std::uint64_t row_digest, std::int64_t position,
+                                      std::int64_t part, std::int64_t head) {
+  return mix(row_digest ^
+             mix(static_cast<std::uint64_t>(position) << 16 |
+                 static_cast<std::uint64_t>(part) << 15 | static_cast<std::uint64_t>(head)));
+}
+
+// The words of n bytes; the bytes that remain in the last of them.
+constexpr std::int64_t num_words(std::int64_t size_bytes) { return (size_bytes + 7) / 8; }
+// `word` with only its first `count` bytes kept (all of them from 8 on).
+constexpr std::uint64_t first_bytes(std::uint64_t word, std::int64_t count) {
+  return count >= 8 ? word : word & ((std::uint64_t{1} << (8 * count)) - 1);
+}
+
+}  // namespace lockstep

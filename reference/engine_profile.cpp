@@ -1,0 +1,128 @@
+#include "reference/engine_profile.h"
+
+#include <algorithm>
+#include <array>
+
+#include "reference/check.h"
+
+namespace lockstep {
+namespace {
+
+constexpr std::array kNotModelled22 = std::to_array<std::string_view>({
+    "KV connectors and offloading",
+    "encoder inputs, encoder-decoder models, pooling, diffusion",
+    "LoRA, images and prompt embeddings in block hashes",
+    "structured output, streaming sessions, pipeline parallelism",
+    "parallel drafting, DFlash; only some groups marked as EAGLE's",
+    "max_num_scheduled_tokens of the user's own",
+    "resets of the prefix cache that preempt running requests",
+});
+
+constexpr std::array kNotModelled33 = std::to_array<std::string_view>({
+    "KV connectors and offloading, deferred frees for them, HiSparse host pages",
+    "encoder inputs, encoder-decoder models, pooling, diffusion",
+    "LoRA, images and prompt embeddings in block hashes",
+    "structured output, streaming sessions, pipeline and data parallelism",
+    "hits of parts of blocks with copy-on-write (state blocks longer than the hash block, "
+    "prefix_match_unit): refused",
+    "prefill checkpoints inside a chunk, enable_mamba_shared_prefix_checkpoint",
+    "multi-module MTP, parallel drafting, DFlash, DSpark, drafts per batch size; "
+    "disable_eagle_block_drop, disable_lookahead_block_hashes; only some groups marked as EAGLE's",
+    "watermark, max_num_active_seqs, prefill_schedule_interval, adaptive long-prefill threshold, "
+    "max_num_scheduled_tokens of the user's own",
+    "circular buffers, reference windows (R-SWA), attention sinks, bounded replay",
+    "resets of the prefix cache that preempt running requests",
+});
+
+constexpr std::array kProfiles{
+    EngineProfile{
+        .name = "vllm-0.22.1",
+        .freed_blocks = FreedBlocks::append,
+        .retire_basis = RetireBasis::scheduled,
+        .zeroed_blocks = ZeroedBlocks::full_attention,
+        .retires_beyond_null_gaps = false,
+        .admission_counts_batches_in_flight = false,
+        .eagle_hits = EagleHits::drop_last_block,
+        .cuts_every_full_group = false,
+        .joins_hashes_of_long_blocks = true,
+        .tags_extra_keys = false,
+        .masks_windows_at_block_alignment = false,
+        .state_hashing = StateHashing::of_equal_blocks,
+        .hits_parts_of_blocks = false,
+        .caches_prompt_tails = false,
+        .retains_sparsely = false,
+        .caches_states_in_mode_all = true,
+        .group_blocks_divide_scheduler_block = false,
+        .hybrids_of_one_spec = false,
+        .shards_by_pcp = true,
+        .context_parallel_hybrids = false,
+        .state_chunks = StateChunks::whole_blocks,
+        .in_flight_accounting = InFlightAccounting::placeholders,
+        .draft_slots = DraftSlots::of_max_num_seqs,
+        .lookahead_in_first_step = false,
+        .long_prefill_only_in_company = false,
+        .pads_new_decodes = false,
+        .scan_follows_every_victim = false,
+        .scan_survives_self_preemption = false,
+        .reports_common_prefix_blocks = true,
+        .not_modelled = kNotModelled22,
+    },
+    EngineProfile{
+        .name = "vllm-0.33.0",
+        .freed_blocks = FreedBlocks::unhashed_first,
+        .retire_basis = RetireBasis::processed,
+        .zeroed_blocks = ZeroedBlocks::attention,
+        .retires_beyond_null_gaps = true,
+        .admission_counts_batches_in_flight = true,
+        .eagle_hits = EagleHits::lookahead_hash,
+        .cuts_every_full_group = true,
+        .joins_hashes_of_long_blocks = false,
+        .tags_extra_keys = true,
+        .masks_windows_at_block_alignment = true,
+        .state_hashing = StateHashing::of_aligned_mode,
+        .hits_parts_of_blocks = true,
+        .caches_prompt_tails = true,
+        .retains_sparsely = true,
+        .caches_states_in_mode_all = false,
+        .group_blocks_divide_scheduler_block = true,
+        .hybrids_of_one_spec = true,
+        .shards_by_pcp = false,
+        .context_parallel_hybrids = true,
+        .state_chunks = StateChunks::block_boundary,
+        .in_flight_accounting = InFlightAccounting::tokens,
+        .draft_slots = DraftSlots::of_scheduled_requests,
+        .lookahead_in_first_step = true,
+        .long_prefill_only_in_company = true,
+        .pads_new_decodes = true,
+        .scan_follows_every_victim = true,
+        .scan_survives_self_preemption = true,
+        .reports_common_prefix_blocks = false,
+        .not_modelled = kNotModelled33,
+    },
+};
+
+}  // namespace
+
+const EngineProfile* find_engine_profile(std::string_view name) {
+  const auto found = std::ranges::find(kProfiles, name, &EngineProfile::name);
+  return found == kProfiles.end() ? nullptr : &*found;
+}
+
+const EngineProfile& engine_profile(std::string_view name) {
+  const EngineProfile* profile = find_engine_profile(name);
+  LS_CHECK(profile != nullptr, "no engine profile {}; known: {}", name, engine_profile_names());
+  return *profile;
+}
+
+std::span<const EngineProfile> engine_profiles() { return kProfiles; }
+
+std::string engine_profile_names() {
+  std::string names;
+  for (const EngineProfile& profile : kProfiles) {
+    if (!names.empty()) names += ", ";
+    names += profile.name;
+  }
+  return names;
+}
+
+}  // namespace lockstep

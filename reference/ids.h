@@ -1,0 +1,22 @@
+// Ids that every folder speaks of, as types of their own where a mix-up would compile.
+#pragma once
+
+#include <cstdint>
+
+namespace lockstep {
+
+// A place in the pool of blocks. Block 0 is the null block: never written, never freed, standing
+// for "nothing kept here" in a block table.
+enum class BlockId : std::int32_t {};
+inline constexpr BlockId kNullBlock{0};
+constexpr std::int32_t index_of(BlockId block) { return static_cast<std::int32_t>(block); }
+
+// A request inside one scheduler: dense, reused only after the request has left the engine.
+enum class RequestId : std::uint32_t {};
+constexpr std::uint32_t index_of(RequestId request) { return static_cast<std::uint32_t>(request); }
+
+// slot = block_id * block_size + offset. A slot of PAD_SLOT_ID writes nothing.
+using Slot = std::int64_t;
+inline constexpr Slot PAD_SLOT_ID = -1;
+
+}  // namespace lockstep

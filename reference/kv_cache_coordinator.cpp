@@ -1,0 +1,219 @@
+#include "reference/kv_cache_coordinator.h"
+
+#include <algorithm>
+#include <functional>
+#include <utility>
+
+#include "reference/check.h"
+
+namespace lockstep {
+namespace {
+
+// vLLM's FullAttentionSpec and what derives from it.
+bool is_full_attention(CacheKind kind) {
+  return kind == CacheKind::full_attention || kind == CacheKind::mla ||
+         kind == CacheKind::hidden_state;
+}
+
+// Whether the worker has to zero new blocks of a group of this kind.
+bool zeroes(const EngineProfile& profile, std::span<const KVCacheGroupSpec> groups,
+            CacheKind kind) {
+  const bool has_mamba = std::ranges::any_of(
+      groups, [](const KVCacheGroupSpec& g) { return g.spec.kind == CacheKind::mamba; });
+  if (profile.zeroed_blocks == ZeroedBlocks::full_attention)
+    return has_mamba && kind == CacheKind::full_attention;
+  std::vector<std::pair<DType, KVQuantMode>> precisions;
+  for (const KVCacheGroupSpec& group : groups)
+    for (std::size_t layer = 0; layer < std::max<std::size_t>(group.layer_specs.size(), 1);
+         ++layer) {
+      const KVCacheSpec& spec = group.layer_spec(layer);
+      if (spec.kind != CacheKind::mamba) precisions.emplace_back(spec.dtype, spec.kv_quant_mode);
+    }
+  const bool mixed =
+      std::ranges::adjacent_find(precisions, std::not_equal_to{}) != precisions.end();
+  return (has_mamba || mixed) && kind != CacheKind::mamba;
+}
+
+}  // namespace
+
+bool PrefixHit::any_blocks() const {
+  return std::ranges::any_of(blocks, [](const auto& table) { return !table.empty(); });
+}
+
+KVCacheCoordinator::KVCacheCoordinator(const EngineConfig& config,
+                                       std::span<const KVCacheGroupSpec> groups,
+                                       BlockSizes block_sizes, std::int64_t num_blocks)
+    : config_(config),
+      profile_(engine_profile(config.engine)),
+      block_sizes_(block_sizes),
+      pool_(std::make_unique<BlockPool>(num_blocks, config.enable_prefix_caching,
+                                        profile_.freed_blocks)),
+      drops_last_block_(config.spec_method == SpecMethod::eagle &&
+                        profile_.eagle_hits == EagleHits::drop_last_block) {
+  if (config.enable_prefix_caching && config.hash_algorithm != HashAlgorithm::content)
+    pool_->keep_events();
+  for (std::size_t g = 0; g < groups.size(); ++g) {
+    const auto group = static_cast<std::int32_t>(g);
+    managers_.push_back(GroupManager::create(groups[g].spec, group, config, block_sizes, *pool_));
+    if (zeroes(profile_, groups, groups[g].spec.kind)) managers_.back()->record_new_blocks();
+    const auto same = std::ranges::find_if(attention_groups_, [&](const AttentionGroup& a) {
+      return groups[static_cast<std::size_t>(a.groups[0])].spec == groups[g].spec;
+    });
+    if (same != attention_groups_.end())
+      same->groups.push_back(group);
+    else
+      attention_groups_.push_back({{group}, is_full_attention(groups[g].spec.kind)});
+  }
+  // Full attention gives the tightest first bound.
+  std::ranges::stable_partition(attention_groups_,
+                                [](const AttentionGroup& a) { return a.is_full; });
+}
+
+void KVCacheCoordinator::find_longest_cache_hit(const Request& request, PrefixHit& hit) const {
+  hit.blocks.resize(managers_.size());
+  for (auto& table : hit.blocks) table.clear();
+  hit.num_tokens = 0;
+  hit.shared_prefix_boundary = 0;
+  if (!config_.enable_prefix_caching) return;
+  const std::int32_t max_length = request.num_tokens() - 1;
+  if (managers_.size() > 1) return find_hybrid(request, max_length, hit);
+  const GroupManager& manager = *managers_[0];
+  const std::int32_t group = 0;
+  std::vector<BlockId>* table = &hit.blocks[0];
+  manager.find_longest_cache_hit({request.hashes, max_length, drops_last_block_}, {&group, 1},
+                                 {&table, 1});
+  hit.num_tokens = static_cast<std::int32_t>(table->size()) * manager.block_size();
+}
+
+// Every attention group accepts the candidate length or shortens it, until none does. Full
+// attention is looked up once (what holds for a prefix holds for a shorter one) and only cut
+// afterwards.
+void KVCacheCoordinator::find_hybrid(const Request& request, std::int32_t max_length,
+                                     PrefixHit& hit) const {
+  const bool one_pass = attention_groups_.size() == 2 && attention_groups_[0].is_full;
+  std::vector<bool> looked_up(attention_groups_.size(), false);
+  std::vector<bool> dropped(attention_groups_.size(),
+                            false);  // EAGLE's drop, once a candidate length
+  std::vector<std::vector<BlockId>*> tables;
+  std::int32_t length = max_length;
+  std::int32_t longest = 0;
+  while (true) {
+    std::int32_t current = length;
+    for (std::size_t a = 0; a < attention_groups_.size(); ++a) {
+      const AttentionGroup& attention = attention_groups_[a];
+      const GroupManager& manager = *managers_[static_cast<std::size_t>(attention.groups[0])];
+      const std::int32_t block_size = manager.block_size();
+      if (attention.is_full && looked_up[a]) {
+        current = current / block_size * block_size;
+        continue;
+      }
+      const bool drop = drops_last_block_ && !dropped[a];
+      const std::int32_t limit = drop ? std::min(current + block_size, max_length) : current;
+      tables.clear();
+      for (const std::int32_t group : attention.groups)
+        tables.push_back(&hit.blocks[static_cast<std::size_t>(group)]);
+      manager.find_longest_cache_hit({request.hashes, limit, drop}, attention.groups, tables);
+      looked_up[a] = true;
+      const std::int32_t found = static_cast<std::int32_t>(tables[0]->size()) * block_size;
+      if (drop)
+        dropped[a] = true;
+      else if (found < current)
+        dropped.assign(dropped.size(), false);
+      current = found;
+      longest = std::max(longest, found);
+    }
+    if (current >= length) break;
+    length = current;
+    if (one_pass) break;
+  }
+  hit.num_tokens = length;
+  if (longest > length) hit.shared_prefix_boundary = longest;
+  cut_full_groups(hit);
+}
+
+// Full attention was looked up before the others shortened the length; these were searched within
+// it.
+void KVCacheCoordinator::cut_full_groups(PrefixHit& hit) const {
+  for (const AttentionGroup& attention : attention_groups_) {
+    if (!attention.is_full) break;  // full attention comes first
+    for (const std::int32_t group : attention.groups) {
+      const std::int32_t block_size = managers_[static_cast<std::size_t>(group)]->block_size();
+      std::vector<BlockId>& table = hit.blocks[static_cast<std::size_t>(group)];
+      table.resize(std::min(table.size(), static_cast<std::size_t>(hit.num_tokens / block_size)));
+    }
+    if (!profile_.cuts_every_full_group) break;
+  }
+}
+
+std::int64_t KVCacheCoordinator::num_blocks_to_allocate(const Request& request,
+                                                        const PrefixHit* hit,
+                                                        const SlotDemand& demand) const {
+  std::int64_t total = 0;
+  for (std::size_t g = 0; g < managers_.size(); ++g) {
+    const std::span<const BlockId> hits =
+        hit == nullptr ? std::span<const BlockId>{} : std::span<const BlockId>{hit->blocks[g]};
+    total += managers_[g]->num_blocks_to_allocate(request, hits, demand);
+  }
+  return total;
+}
+
+bool KVCacheCoordinator::allocate_slots(Request& request, std::int32_t num_new_tokens,
+                                        std::int32_t num_lookahead_tokens, const PrefixHit* hit,
+                                        bool full_sequence_must_fit,
+                                        std::span<std::size_t> first_new) {
+  LS_CHECK(num_new_tokens > 0, "request {} is given {} tokens", request.name, num_new_tokens);
+  const std::int32_t computed =
+      request.num_computed_tokens + (hit == nullptr ? 0 : hit->num_tokens);
+  const std::int32_t total_computed = std::min(computed, config_.max_model_len);
+  if (full_sequence_must_fit) {
+    const std::int32_t full = std::min(request.num_tokens(), config_.max_model_len);
+    if (num_blocks_to_allocate(request, hit, {full, full, total_computed, true}) >
+        pool_->num_free_blocks())
+      return false;
+  }
+  const std::int32_t main_model = total_computed + num_new_tokens;
+  const SlotDemand demand{std::min(main_model + num_lookahead_tokens, config_.max_model_len),
+                          main_model, computed, false};
+  // Also when the request cannot be served: what attention no longer reads is of no use to it.
+  std::int32_t num_left_behind = total_computed;
+  if (profile_.retire_basis == RetireBasis::processed)
+    num_left_behind = std::max(0, total_computed - request.num_in_flight_tokens);
+  for (const auto& manager : managers_) manager->remove_skipped_blocks(request, num_left_behind);
+  if (num_blocks_to_allocate(request, hit, demand) > pool_->num_free_blocks()) return false;
+  if (hit != nullptr && hit->any_blocks()) {
+    for (std::size_t g = 0; g < managers_.size(); ++g)
+      managers_[g]->allocate_new_computed_blocks(request, hit->blocks[g], computed);
+  }
+  for (std::size_t g = 0; g < managers_.size(); ++g)
+    first_new[g] = managers_[g]->allocate_new_blocks(request, demand);
+  // Drafts may be rejected: only tokens that stand are published.
+  if (config_.enable_prefix_caching)
+    cache_blocks(request, std::min(total_computed + num_new_tokens, request.num_tokens()));
+  return true;
+}
+
+void KVCacheCoordinator::cache_blocks(Request& request, std::int32_t num_computed_tokens) {
+  if (!config_.enable_prefix_caching) return;
+  const std::int32_t alignment = block_sizes_.scheduler_block_size;
+  // Hits end at multiples of the common block size, so nothing beyond the last one can be hit.
+  if (managers_.size() > 1) num_computed_tokens = num_computed_tokens / alignment * alignment;
+  for (const auto& manager : managers_) manager->cache_blocks(request, num_computed_tokens);
+}
+
+void KVCacheCoordinator::free(Request& request) {
+  for (const auto& manager : managers_) manager->free(request);
+}
+
+void KVCacheCoordinator::num_common_prefix_blocks(const Request& request, std::int32_t num_requests,
+                                                  std::vector<std::int32_t>& out) const {
+  out.assign(managers_.size(), 0);
+  if (!config_.enable_prefix_caching) return;
+  for (std::size_t g = 0; g < managers_.size(); ++g)
+    out[g] = managers_[g]->num_common_prefix_blocks(request, num_requests);
+}
+
+void KVCacheCoordinator::take_new_block_ids(std::vector<BlockId>& out) {
+  for (const auto& manager : managers_) manager->take_new_block_ids(out);
+}
+
+}  // namespace lockstep

@@ -1,0 +1,80 @@
+// All KV cache groups of one engine together: how much of a request the prefix cache holds in every
+// group at once, and whether the pool can give what a step needs. Source of the rules:
+// vllm/v1/core/kv_cache_coordinator.py and kv_cache_manager.py.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "reference/block_pool.h"
+#include "reference/block_sizes.h"
+#include "reference/engine_config.h"
+#include "reference/engine_profile.h"
+#include "reference/group_manager.h"
+#include "reference/kv_cache_spec.h"
+#include "reference/request.h"
+
+namespace lockstep {
+
+// A prefix hit: the table of every group, and how many tokens it covers.
+struct PrefixHit {
+  std::vector<std::vector<BlockId>> blocks;  // per group
+  std::int32_t num_tokens = 0;
+  // Where a longer prefix ends that some groups hold and others do not; 0: nowhere.
+  std::int32_t shared_prefix_boundary = 0;
+
+  bool any_blocks() const;
+};
+
+class KVCacheCoordinator {
+ public:
+  KVCacheCoordinator(const EngineConfig& config, std::span<const KVCacheGroupSpec> groups,
+                     BlockSizes block_sizes, std::int64_t num_blocks);
+
+  BlockPool& pool() { return *pool_; }
+  const BlockPool& pool() const { return *pool_; }
+  std::int32_t num_groups() const { return static_cast<std::int32_t>(managers_.size()); }
+
+  // What the prefix cache holds of the request, at most all tokens but the last (its logits are
+  // needed). `hit` keeps its memory from call to call.
+  void find_longest_cache_hit(const Request& request, PrefixHit& hit) const;
+
+  // Gives the request slots for num_new_tokens more, and lookahead; takes `hit` (null: a running
+  // request) into its tables. False: the pool cannot serve it, and nothing was taken. first_new[g]
+  // is the place of the first table entry that is new to the worker.
+  bool allocate_slots(Request& request, std::int32_t num_new_tokens,
+                      std::int32_t num_lookahead_tokens, const PrefixHit* hit,
+                      bool full_sequence_must_fit, std::span<std::size_t> first_new);
+
+  // Publishes what is computed up to num_computed_tokens.
+  void cache_blocks(Request& request, std::int32_t num_computed_tokens);
+  void free(Request& request);
+
+  // Blocks that all `num_requests` requests with blocks share, per group, seen from one of them.
+  void num_common_prefix_blocks(const Request& request, std::int32_t num_requests,
+                                std::vector<std::int32_t>& out) const;
+  void take_new_block_ids(std::vector<BlockId>& out);
+
+ private:
+  // Groups of equal specs are looked up together.
+  struct AttentionGroup {
+    std::vector<std::int32_t> groups;
+    bool is_full = false;
+  };
+  void cut_full_groups(PrefixHit& hit) const;
+  void find_hybrid(const Request& request, std::int32_t max_length, PrefixHit& hit) const;
+  std::int64_t num_blocks_to_allocate(const Request& request, const PrefixHit* hit,
+                                      const SlotDemand& demand) const;
+
+  EngineConfig config_;
+  const EngineProfile& profile_;
+  BlockSizes block_sizes_;
+  std::unique_ptr<BlockPool> pool_;
+  std::vector<std::unique_ptr<GroupManager>> managers_;
+  std::vector<AttentionGroup> attention_groups_;  // full attention first
+  bool drops_last_block_ = false;                 // EAGLE, without lookahead hashes
+};
+
+}  // namespace lockstep

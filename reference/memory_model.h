@@ -1,0 +1,207 @@
+// What every byte of the cache should hold, without storing pages: per block the group that owns
+// it, per slot the content id of the token last written there, per state page the words of its
+// state. From that the image of any page follows on demand, and the fingerprint of every page is
+// kept up to date at the cost of the rows written.
+//
+// (1) A block's bytes are what the last of poison, zeroing, row writes, state updates left there.
+// (2) fingerprint(page) equals the sum over page_image(page), always.
+// (3) Memory is a function of the plan (num_blocks, block sizes) and of live states, never of how
+//     many steps were run.
+//
+// Not checked here: whether the writes make sense (sim/program_builder.h) and whether device memory
+// agrees (sim/comparer.h).
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "reference/content.h"
+#include "reference/ids.h"
+#include "reference/kv_cache_spec.h"
+#include "reference/layout.h"
+#include "reference/result.h"
+#include "reference/view_types.h"
+
+namespace lockstep {
+
+// A page of a tensor: bytes [index * page_size, (index + 1) * page_size) of its raw buffer.
+struct ModelPage {
+  std::int32_t tensor = 0;
+  std::int32_t index = 0;
+  auto operator<=>(const ModelPage&) const = default;
+};
+
+// Who wrote a row or state. Requests are named by writers, which live while anything of theirs lies
+// in the cache.
+using WriterId = std::uint32_t;
+inline constexpr WriterId kNobody = 0;
+
+struct SlotContent {
+  ContentId content = 0;
+  WriterId writer = kNobody;  // kNobody: not written since the block's base
+  std::int32_t position = 0;  // of the token in its request
+  std::int64_t step = 0;
+};
+
+// One state page per layer of a group stands for the same prefix.
+struct StateContent {
+  ContentId content = 0;  // of the prefix of num_tokens tokens
+  std::int64_t num_tokens = 0;
+  WriterId writer = kNobody;  // kNobody: no state here
+  std::int64_t step = 0;
+  // The words of all layers' state tensors, one after the other.
+  std::shared_ptr<const std::vector<std::uint64_t>> words;
+};
+
+struct BlockContent {
+  std::int32_t group = -1;  // whose rows or state; -1: nobody's since the last poison
+  Unwritten base = Unwritten::fresh;
+  bool zeroed = false;  // the bytes that the group uses were zeroed before any row was written
+  std::vector<SlotContent> slots;  // token groups: [block_size]; empty: none written
+  StateContent state;              // state groups
+};
+
+// What belongs at one byte of a page.
+struct ByteOwner {
+  enum class What : std::uint8_t { row, state, unused };
+  What what = What::unused;
+  BlockId block{};
+  std::int32_t group = -1;
+  std::int32_t layer = -1;        // of the plan, group by group
+  std::int64_t slot_offset = -1;  // inside the block
+  std::int64_t part = -1;         // kPartK, kPartV, kPartState + s
+  std::int64_t head = -1;
+  std::int64_t byte_in_row = -1;  // or in the state tensor
+};
+
+// One layer of the plan, with what its rows need.
+struct ModelLayer {
+  std::int32_t index = 0;  // of the plan, group by group
+  std::int32_t group = 0;
+  std::string name;
+  DType dtype = DType::bf16;
+  LayerLayout layout;
+  std::int64_t row_size_bytes = 0;
+  bool words_aligned = false;                  // every row starts and ends on a word of its page
+  std::vector<std::uint64_t> coords;           // [num_kv][num_kv_heads]
+  std::vector<std::int64_t> state_first_word;  // of each state tensor in StateContent::words
+};
+
+class MemoryModel {
+ public:
+  // Refused: plans that pool_layout() refuses, and caches whose rows are not one per token and slot
+  // (cross attention, compressed rows).
+  static Result<MemoryModel> create(const KVCacheConfig& plan, AttentionBackend backend,
+                                    CacheLayout layout, LayoutRule rule);
+
+  // Forgets which pages were written; `step` is written into everything from now on.
+  void begin_step(std::int64_t step);
+
+  // A name for whoever writes; stays valid until retire_writer() and nothing of it is in the cache.
+  WriterId add_writer(std::string_view name);
+  void retire_writer(WriterId writer);
+  std::string_view writer_name(WriterId writer) const;
+
+  void poison(BlockId block, Unwritten kind);
+  void zero(std::int32_t group, BlockId block);
+  // The state of `source` now also lies in `target`. A sentence when there is none to copy.
+  std::optional<std::string> copy_state(std::int32_t group, BlockId source, BlockId target);
+  // The rows of one token in every layer of the group.
+  // REQUIRES: the block is not the null block and belongs to the group or to nobody.
+  void write_token(std::int32_t group, BlockId block, std::int64_t slot_offset, ContentId content,
+                   WriterId writer, std::int64_t position);
+  // The state after first_position tokens (content `before`), read from `source` (the null block:
+  // the zero state), advanced by `contents` and left in `target`. A sentence when `source` holds
+  // anything else.
+  std::optional<std::string> advance_state(std::int32_t group, BlockId source, BlockId target,
+                                           std::int64_t first_position, ContentId before,
+                                           std::span<const ContentId> contents, WriterId writer);
+
+  // Pages that a byte was written to since begin_step(), ascending.
+  std::span<const ModelPage> written_pages();
+  // The pages that hold a block's bytes, appended to `pages`.
+  void pages_of(BlockId block, std::vector<ModelPage>& pages) const;
+
+  PageSum fingerprint(ModelPage page);
+  std::vector<std::uint8_t> page_image(ModelPage page) const;
+  ByteOwner owner_of(ModelPage page, std::int64_t byte) const;
+  // The block that holds the page's byte (another than the page's index where K and V are apart).
+  BlockId block_at(ModelPage page, std::int64_t byte) const;
+
+  const BlockContent& block(BlockId id) const;
+  // The slot's content, or null when it was not written since the block's base.
+  const SlotContent* slot_content(std::int32_t group, BlockId block, std::int64_t offset) const;
+
+  std::int64_t num_blocks() const { return num_blocks_; }
+  std::int32_t num_tensors() const { return static_cast<std::int32_t>(tensors_.size()); }
+  std::int64_t page_size_bytes(std::int32_t tensor) const;
+  std::int32_t num_groups() const { return static_cast<std::int32_t>(groups_.size()); }
+  // Rows in a block of the group.
+  std::int64_t block_size(std::int32_t group) const;
+  bool is_state_group(std::int32_t group) const;
+  std::span<const ModelLayer> layers() const { return layers_; }
+  std::span<const ModelLayer> layers_of(std::int32_t group) const;
+
+ private:
+  // Where K and V of a tensor are kept apart a page is two regions of two blocks, otherwise one.
+  struct Tensor {
+    std::int64_t page_size_bytes = 0;
+    std::int64_t regions_per_page = 1;
+    std::vector<std::int32_t> layers;       // that lie in it
+    std::vector<PageSum> sums;              // [num_blocks]
+    std::vector<std::uint8_t> known;        // whether the sum is up to date
+    std::vector<std::uint32_t> written_in;  // epoch of the last write
+  };
+  struct Group {
+    bool states = false;
+    std::int64_t block_size = 0;
+    std::int32_t first_layer = 0;
+    std::int32_t num_layers = 0;
+    std::int64_t state_words = 0;  // of all layers
+  };
+  struct Writer {
+    std::string name;
+    std::int64_t uses = 0;
+    bool live = false;
+  };
+
+  MemoryModel() = default;
+  Result<void> add_layers(const KVCacheConfig& plan, const PoolLayout& pool);
+  void set_alignment();
+  void touch(std::int32_t tensor, std::int64_t page);
+  void invalidate(BlockId block);
+  void forget_content(BlockContent& block);
+  void use(WriterId writer) { ++writers_[writer].uses; }
+  void release(WriterId writer);
+  void write_rows(const ModelLayer& layer, const BlockContent& content, BlockId block,
+                  std::int64_t slot_offset, const SlotContent& old, ContentId now);
+  void set_state(std::int32_t group, BlockId block, StateContent state);
+
+  std::int64_t region_block(const Tensor& tensor, std::int64_t region) const;
+  void fill_base(ModelPage page, std::int64_t region_in_page, const BlockContent& content,
+                 std::span<std::uint8_t> image) const;
+  void draw_layer(ModelPage page, const ModelLayer& layer, BlockId block,
+                  const BlockContent& content, std::span<std::uint8_t> image) const;
+  void draw_state(const ModelLayer& layer, const BlockContent& content,
+                  std::span<std::uint8_t> image) const;
+
+  std::int64_t num_blocks_ = 0;
+  std::int64_t step_ = 0;
+  std::uint32_t epoch_ = 1;
+  std::vector<Tensor> tensors_;
+  std::vector<Group> groups_;
+  std::vector<ModelLayer> layers_;
+  std::vector<BlockContent> blocks_;
+  std::vector<Writer> writers_;  // [0] is nobody
+  std::vector<WriterId> free_writers_;
+  std::vector<ModelPage> written_;
+  bool written_sorted_ = true;
+  std::vector<WordKeys> word_keys_;  // of the longest page
+};
+
+}  // namespace lockstep

@@ -1,0 +1,77 @@
+// A live request as the scheduler and the cache managers keep it.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <limits>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "reference/block_hash.h"
+#include "reference/ids.h"
+#include "reference/scheduler_types.h"
+
+namespace lockstep {
+
+enum class RequestStatus : std::uint8_t { waiting, running, preempted, finished };
+
+// What one request holds in one KV cache group.
+struct GroupBlocks {
+  std::vector<BlockId> blocks;  // the block table; null where nothing is kept any more
+  // Blocks whose content was offered to the prefix cache; -1: the manager does not track the
+  // request yet.
+  std::int32_t num_cached_blocks = -1;
+  // Mamba, mode `align`: place of the block whose state was the running one two allocations ago;
+  // whether the request has its running and speculative blocks.
+  std::int32_t last_state_block_idx = -1;
+  std::int32_t num_retired_blocks = 0;  // entries at the head that hold no state any more
+  bool has_state_blocks = false;
+
+  void clear() {
+    blocks.clear();
+    num_cached_blocks = -1;
+    last_state_block_idx = -1;
+    num_retired_blocks = 0;
+    has_state_blocks = false;
+  }
+};
+
+inline constexpr std::int32_t kNoToken = std::numeric_limits<std::int32_t>::min();
+
+struct Request {
+  Request(RequestSpec spec, std::int32_t num_groups);
+
+  std::int32_t num_tokens() const { return static_cast<std::int32_t>(tokens.size()); }
+  std::int32_t num_prompt_tokens() const { return static_cast<std::int32_t>(tokens.prompt_size()); }
+  std::int32_t num_output_tokens() const { return num_tokens() - num_prompt_tokens(); }
+
+  // A sampled `token` ends it, whatever its length.
+  bool ends_with(std::int32_t token) const {
+    return token == eos_token || std::ranges::find(stop_token_ids, token) != stop_token_ids.end();
+  }
+
+  // The order of the priority queue: smaller first, then earlier, then by name.
+  bool before(const Request& other) const;
+
+  std::string name;
+  std::string cache_salt;
+  std::int64_t arrival_ns;
+  std::int32_t priority;
+  std::int32_t max_tokens;
+  std::int32_t eos_token;  // kNoToken: none; -1 is a placeholder draft, which a model may accept
+  std::vector<std::int32_t> stop_token_ids;
+  RequestStatus status = RequestStatus::waiting;
+  bool is_prefill_chunk = false;  // its last step was a prefill chunk that is not the final one
+  std::int32_t num_computed_tokens = 0;
+  std::int32_t num_output_placeholders = 0;  // async scheduling: output tokens in flight
+  std::int32_t num_in_flight_tokens = 0;     // scheduled, and the output has not come back
+  std::int32_t num_stale_tokens = 0;         // of these, scheduled before the last preemption
+  std::int32_t shared_prefix_boundary = 0;   // PrefixHit's, of the last lookup
+  std::vector<std::int32_t> spec_tokens;     // drafts for the next step
+  TokenSequence tokens;
+  BlockHashChain hashes;
+  std::vector<GroupBlocks> groups;
+};
+
+}  // namespace lockstep

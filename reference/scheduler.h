@@ -1,0 +1,87 @@
+// The scheduler of one engine: who runs in a step, with how many tokens, on which blocks.
+//
+// It decides as the engine of EngineConfig::engine decides, in every field that a recording shows;
+// what it leaves out: encoder inputs, LoRA limits, structured output, connectors.
+//
+// A step is schedule() followed by update_from_output(). With async_scheduling one step stays in
+// flight: schedule() n+1 comes before update_from_output() of step n; outputs are always processed
+// in order. A step that schedules nothing is never in flight and has no output.
+//
+// Invariants
+// (1) Every live request is in exactly one place: waiting, or running.
+// (2) Only running requests hold blocks.
+// (3) The same calls with the same arguments give the same decisions: no clock, no randomness, no
+//     order of addresses.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string_view>
+#include <vector>
+
+#include "reference/cache_events.h"
+#include "reference/engine_config.h"
+#include "reference/kv_cache_spec.h"
+#include "reference/result.h"
+#include "reference/scheduler_types.h"
+
+namespace lockstep {
+
+class Scheduler {
+ public:
+  // Refuses configurations that the engine refuses (a pool of one block, block sizes that do not
+  // divide).
+  static Result<Scheduler> create(const EngineConfig& config,
+                                  const std::vector<KVCacheGroupSpec>& groups,
+                                  std::int64_t num_blocks);
+  Scheduler(Scheduler&&) noexcept;
+  Scheduler& operator=(Scheduler&&) noexcept;
+  ~Scheduler();
+
+  // Refuses a prompt that is empty or longer than max_model_len allows.
+  Result<RequestId> add_request(RequestSpec request);
+  // A request that is not live is ignored, as the engine does.
+  void abort_request(RequestId request);
+  // False: some blocks are in use, nothing was reset.
+  bool reset_prefix_cache();
+
+  // The next step's decision. The reference stays valid until the next call.
+  const SchedulerOutput& schedule();
+  // Hands the model's output of the oldest step in flight to the scheduler; returns the requests
+  // that it ended, in order. Rows of `output` follow that step's SchedulerOutput::scheduled.
+  // REQUIRES: a step in flight.
+  std::span<const StoppedRequest> update_from_output(const ModelOutput& output);
+
+  bool has_unfinished_requests() const;
+  std::int32_t num_steps_in_flight() const;
+
+  // What a recording shows of the state, in the engine's order.
+  std::span<const RequestId> running() const;
+  std::vector<RequestId> waiting() const;
+  std::int64_t num_free_blocks() const;
+  bool is_cached(BlockId block) const;  // a prefix hit may find it
+  std::span<const BlockId> block_table(RequestId request, std::int32_t group) const;
+  // Counts since the last call, then starts anew.
+  CacheCounters take_cache_counters();
+  // Cache events since the last call; none unless EngineConfig::hash_algorithm is an engine's own.
+  std::vector<CacheEvent> take_cache_events();
+
+  // One live request.
+  std::string_view name(RequestId request) const;
+  std::int64_t num_prompt_tokens(RequestId request) const;
+  std::int64_t num_tokens(RequestId request) const;  // prompt and accepted output
+  std::int64_t num_computed_tokens(RequestId request) const;
+  std::int32_t token(RequestId request, std::int64_t position) const;
+
+  // What the engine derives from groups and configuration.
+  std::int64_t scheduler_block_size() const;  // tokens
+  std::int64_t hash_block_size() const;       // tokens
+
+ private:
+  struct Impl;
+  explicit Scheduler(std::unique_ptr<Impl> impl);
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace lockstep
