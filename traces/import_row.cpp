@@ -1,0 +1,23 @@
+#include "traces/import_row.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+namespace lockstep {
+
+TraceRequest request_of(ImportedRow&& row, std::uint64_t ordinal) {
+  TraceRequest request;
+  request.spec.name = fmt::format("r{}", ordinal);
+  request.spec.prompt = std::move(row.prompt);
+  request.spec.arrival_ns = row.t_ns;
+  request.output.length = std::max(row.output_length, 1);
+  request.spec.max_tokens = request.output.length;
+  return request;
+}
+
+std::string file_name_of(std::string_view path) {
+  return std::string(path.substr(path.rfind('/') + 1));  // npos + 1 is 0
+}
+
+}  // namespace lockstep

@@ -1,0 +1,159 @@
+"""Between a scheduler that serves and the log of its steps.
+
+1. Before serving, what cannot be recorded is refused with a RecorderError.
+2. While serving, recording never changes a decision and never takes the engine down: when it cannot
+   go on it says so once, ends the recording where it still is right, and the engine serves on.
+"""
+
+import atexit
+import logging
+import os
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from lockstep_recorder.cache_counter import CacheCounter
+from lockstep_recorder.errors import RecorderError
+from lockstep_recorder.header import header_of
+from lockstep_recorder.recording_file import RecordingFile
+from lockstep_recorder.releases import Release, release_of
+from lockstep_recorder.requests import why_not_recordable
+from lockstep_recorder.step_log import StepLog
+
+PATH_VARIABLE = "LOCKSTEP_RECORDING"
+TABLES_VARIABLE = "LOCKSTEP_RECORDING_TABLES"
+
+logger = logging.getLogger("vllm.lockstep_recorder")
+
+
+def recording_path_of(vllm_config: Any, environment: dict[str, str]) -> str:
+    """Where to record. With several data-parallel engines each has a file of its own: run.jsonl
+    becomes run.dp3.jsonl. Raises RecorderError when the variable is not set."""
+    path = environment.get(PATH_VARIABLE, "")
+    if not path:
+        raise RecorderError(
+            f"set {PATH_VARIABLE} to the file that the recording is to be written to"
+        )
+    parallel = vllm_config.parallel_config
+    if parallel.data_parallel_size == 1:
+        return path
+    stem, extension = os.path.splitext(path)
+    return f"{stem}.dp{parallel.data_parallel_index}{extension}"
+
+
+def tables_every(environment: dict[str, str]) -> int:
+    """Steps from one showing of all block tables to the next, 0: none. They repeat what was handed
+    over step by step, as a check on it, and are the dearest part of a recording."""
+    text = environment.get(TABLES_VARIABLE, "64")
+    if not text.isascii() or not text.isdigit():
+        raise RecorderError(
+            f"found {TABLES_VARIABLE}={text}; expected a number of steps, 0 or more"
+        )
+    return int(text)
+
+
+class Recorder:
+    """Records one scheduler; what the scheduler's methods call."""
+
+    def __init__(self, log: StepLog, release: Release, is_async: bool) -> None:
+        self._log: StepLog | None = log
+        self._release = release
+        self._is_async = is_async
+        # An interpreter that ends without shutdown() (an engine inside a script) ends it too.
+        atexit.register(self.finish)
+
+    @classmethod
+    def start(
+        cls,
+        scheduler: Any,
+        version: str,
+        hash_block_size: int,
+        environment: dict[str, str],
+    ) -> "Recorder":
+        """Begins a recording of `scheduler`, which has just been made, to the file that the
+        environment names. Raises RecorderError."""
+        path = recording_path_of(scheduler.vllm_config, environment)
+        every = tables_every(environment)
+        release = release_of(version)
+        header = header_of(scheduler, release, hash_block_size, family="serving", seed=0)
+        file = RecordingFile(path)
+        counter = CacheCounter(scheduler.kv_cache_manager.block_pool, release.hash_movers)
+        logger.info("recording to %s", file.partial_path)
+        log = StepLog(file, header, release, counter, every)
+        return cls(log, release, header["config"]["async_scheduling"])
+
+    def added(self, request: Any, is_known: bool) -> None:
+        """add_request() is about to take `request`; `is_known`: it has one of that name."""
+        reason = "a request name twice" if is_known else why_not_recordable(request)
+        if reason is not None:
+            self.finish(f"request {request.request_id}: found {reason}")
+        self._do(StepLog.add, request)
+
+    def finished_by_client(self, finished: Iterable[Any]) -> None:
+        """finish_requests() has ended `finished`, what it returned."""
+        self._do(StepLog.abort, [self._release.finished_id(element) for element in finished])
+
+    def reset(self, succeeded: bool, preempted_running: bool) -> None:
+        """reset_prefix_cache() has returned `succeeded`."""
+        if preempted_running:
+            self.finish("found a reset of the prefix cache that preempts running requests")
+        self._do(StepLog.reset, succeeded)
+
+    def scheduling(self) -> None:
+        """schedule() is about to be called."""
+        self._do(StepLog.scheduling)
+
+    def scheduled(self, scheduler: Any, output: Any) -> None:
+        """schedule() has returned `output`."""
+        self._do(StepLog.scheduled, scheduler, output)
+
+    def tokens_of(self, output: Any, model_output: Any) -> dict[str, list[int]]:
+        """The sampled tokens, by request in the order of the step; without the requests that got
+        none. To be taken before the scheduler trims rows of several tokens in place."""
+        rows, index = model_output.sampled_token_ids, model_output.req_id_to_index
+        if self._log is None or not rows:
+            return {}
+        tokens = {}
+        for name in output.num_scheduled_tokens:
+            row = rows[index[name]]
+            if row:
+                tokens[name] = row if len(row) == 1 else list(row)
+        return tokens
+
+    def updated(self, output: Any, sampled: dict[str, list[int]], outputs: dict[int, Any]) -> None:
+        """update_from_output() has returned `outputs`, by client."""
+        if self._log is None:
+            return
+        reasons = {
+            row.request_id: str(row.finish_reason)
+            for of_client in outputs.values()
+            for row in of_client.outputs
+            if row.finish_reason is not None
+        }
+        stopped = [(name, reasons[name]) for name in output.num_scheduled_tokens if name in reasons]
+        self._do(StepLog.updated, output, sampled, stopped, self._is_async)
+
+    def drafted(self, draft_token_ids: Any) -> None:
+        """update_draft_token_ids() is about to take these drafts."""
+        if self._log is not None:
+            rows = zip(draft_token_ids.req_ids, draft_token_ids.draft_token_ids, strict=True)
+            self._do(StepLog.drafted, {name: list(tokens) for name, tokens in rows})
+
+    def finish(self, stopped_because: str | None = None) -> None:
+        """Ends the recording; the first call counts."""
+        if stopped_because is not None and self._log is not None:
+            logger.error("the recording ends here: %s", stopped_because)
+        self._do(StepLog.finish, stopped_because)
+        self._log = None
+        atexit.unregister(self.finish)
+
+    def _do(self, what: Callable[..., None], *args: Any) -> None:
+        """Calls what(log, *args), and gives up recording when that fails."""
+        log = self._log
+        if log is None:
+            return
+        try:
+            what(log, *args)
+        except Exception:
+            logger.exception("recording failed; the engine serves on without it")
+            self._log = None
+            log.abandon()

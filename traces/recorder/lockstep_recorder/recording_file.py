@@ -1,0 +1,63 @@
+"""A file that is there whole or not at all.
+
+1. Lines go to PATH.partial-PID; finish() flushes them to the disk and gives them the name PATH.
+2. PATH is never overwritten, and never half a recording. After a crash the partial file stays, with
+   all but the last megabyte of what was written.
+"""
+
+import json
+import os
+from typing import Any
+
+from lockstep_recorder.errors import RecorderError
+
+try:
+    import msgspec
+except ImportError:  # vLLM always brings it; the tests of this package need not have it
+    msgspec = None
+
+BUFFER_BYTES = 1 << 20
+
+
+def _encode_with_json(value: Any) -> bytes:
+    return json.dumps(value, separators=(",", ":"), ensure_ascii=False).encode()
+
+
+# encode_json(value) -> bytes: compact JSON, keys in the order of the dict.
+encode_json = msgspec.json.Encoder().encode if msgspec else _encode_with_json
+
+
+class RecordingFile:
+    """Lines of one recording, each a JSON object."""
+
+    def __init__(self, path: str) -> None:
+        """Raises RecorderError when `path` exists already or its folder cannot be written."""
+        self.path = os.path.abspath(path)
+        self.partial_path = f"{self.path}.partial-{os.getpid()}"
+        if os.path.exists(self.path):
+            raise RecorderError(f"{self.path} exists already; choose another name or remove it")
+        try:
+            self._file = open(self.partial_path, "wb", buffering=BUFFER_BYTES)
+        except OSError as error:
+            raise RecorderError(f"cannot write {self.partial_path}: {error.strerror}") from error
+
+    def write_line(self, line: bytes) -> None:
+        """Appends `line`, given without its newline."""
+        self._file.write(line)
+        self._file.write(b"\n")
+
+    def finish(self) -> None:
+        """Makes the file durable under its name. Nothing may be written after it."""
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        self._file.close()
+        os.rename(self.partial_path, self.path)
+        folder = os.open(os.path.dirname(self.path), os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+
+    def abandon(self) -> None:
+        """Closes the file and leaves what was written under its partial name."""
+        self._file.close()

@@ -1,0 +1,51 @@
+"""One request as the format writes it, and what the format cannot write."""
+
+from typing import Any
+
+
+def why_not_recordable(request: Any) -> str | None:
+    """Why a recording cannot go on with this request; None when it can.
+
+    What is refused here reaches block hashes or the queues by ways that a recording does not carry.
+    """
+    params = request.sampling_params
+    refusals = (
+        (request.prompt_token_ids is None, "a prompt without token ids"),
+        (request.prompt_embeds is not None, "prompt embeddings"),
+        (bool(request.mm_features), "multimodal inputs"),
+        (request.lora_request is not None, "a LoRA adapter"),
+        (request.pooling_params is not None or params is None, "a pooling request"),
+        (request.structured_output_request is not None, "structured output"),
+        (request.resumable, "streaming input"),
+        (getattr(params, "repetition_detection", None) is not None, "repetition detection"),
+    )
+    return next((reason for holds, reason in refusals if holds), None)
+
+
+def _seconds(time: float) -> float:
+    """`time` with the nine digits of the format, more than a double of today's seconds has, so the
+    order of arrivals stays; and without an exponent, which Python writes below 1e-4."""
+    rounded = round(time, 9)
+    return rounded if abs(rounded) >= 1e-4 else 0.0
+
+
+def add_event(request: Any, with_priority: bool) -> dict[str, Any]:
+    """The `add` entry of `before`: arrival in seconds as the engine counts them."""
+    params = request.sampling_params
+    event: dict[str, Any] = {
+        "add": request.request_id,
+        "prompt": {"tokens": list(request.prompt_token_ids)},
+        "max_tokens": request.max_tokens,
+        "arrival": _seconds(request.arrival_time),
+    }
+    if with_priority:
+        event["priority"] = request.priority
+    if request.cache_salt:
+        event["cache_salt"] = request.cache_salt
+    if params.eos_token_id is not None:
+        event["eos"] = params.eos_token_id
+    if params.stop_token_ids:
+        event["stop_token_ids"] = sorted(params.stop_token_ids)
+    if request.skip_reading_prefix_cache:
+        event["x_skip_reading_prefix_cache"] = True
+    return event

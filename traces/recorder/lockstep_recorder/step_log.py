@@ -1,0 +1,227 @@
+"""From what the engine calls, in the order in which it calls it, to the lines of a recording.
+
+One line is one schedule(): what came before it, what it decided, the queues behind it. With the
+model's output come the line's own tokens, and what they ended. Asynchronous scheduling decides
+step n + 1 before the tokens of step n are there, so a line is written once two things are known:
+its own tokens, and everything that happened until the next schedule().
+
+1. Lines are written in the order of their steps; at most the steps in flight, and one, wait.
+2. Whatever the engine changes later (it trims token lists in place) is copied when it is seen.
+3. A step that scheduled nothing has no tokens and is never in flight.
+"""
+
+from collections import deque
+from collections.abc import Iterable
+from typing import Any
+
+from lockstep_recorder.cache_counter import CacheCounter
+from lockstep_recorder.recording_file import RecordingFile, encode_json
+from lockstep_recorder.releases import Release
+from lockstep_recorder.requests import add_event
+
+
+class _Line:
+    """One step on its way to the file."""
+
+    def __init__(self, step: int, head: bytes, output: Any, is_empty: bool) -> None:
+        self.step = step
+        self.head = head  # encoded up to the state behind the decision, without the last brace
+        self.output = output  # vLLM's SchedulerOutput, compared by identity only
+        self.has_passed = False  # the next schedule() has begun
+        self.sampled: dict[str, list[int]] | None = {} if is_empty else None
+        self.tail: dict[str, Any] = {}  # what follows `sampled`
+
+    def encode(self) -> bytes:
+        during = self.tail.pop("during", None)
+        rest = {"during": during} if during else {}
+        rest["sampled"] = self.sampled or {}
+        rest |= self.tail
+        return self.head + b"," + encode_json(rest)[1:]
+
+
+class StepLog:
+    """Writes the steps of one scheduler to one file."""
+
+    def __init__(
+        self,
+        file: RecordingFile,
+        header: dict[str, Any],
+        release: Release,
+        counter: CacheCounter,
+        tables_every: int,
+    ) -> None:
+        """`tables_every`: steps from one showing of all block tables to the next; 0: none."""
+        self._tables_every = tables_every
+        self._file = file
+        self._release = release
+        self._counter = counter
+        self._with_priority = header["config"]["policy"] == "priority"
+        self._num_steps = 0
+        self._events: list[dict[str, Any]] = []  # since the last schedule() or output
+        self._lines: deque[_Line] = deque()  # not written yet; the last one is of the last step
+        self._started: set[str] = set()  # have been scheduled once
+        self._live: set[str] = set()  # requests of the steps so far that have not ended
+        file.write_line(encode_json(header))
+
+    # What happens between steps.
+
+    def add(self, request: Any) -> None:
+        """A request has been added."""
+        self._events.append(add_event(request, self._with_priority))
+
+    def abort(self, names: Iterable[str]) -> None:
+        """Live requests have been aborted, in this order."""
+        self._events.extend({"abort": name} for name in names)
+
+    def reset(self, succeeded: bool) -> None:
+        """The prefix cache was asked to empty itself."""
+        self._events.append({"reset_prefix_cache": succeeded})
+        if succeeded:
+            self._counter.watch()
+
+    # A step.
+
+    def scheduling(self) -> None:
+        """schedule() is about to decide: what is counted from here on is the next step's."""
+        self._close_line()
+
+    def scheduled(self, scheduler: Any, output: Any) -> None:
+        """schedule() has returned `output`, a SchedulerOutput."""
+        line: dict[str, Any] = {"step": self._num_steps}
+        events, self._events = self._events, []
+        if events:
+            line["before"] = events
+            self._note_live(events)
+        line["scheduled"] = self._scheduled_rows(output)
+        for key, names in (
+            ("preempted", output.preempted_req_ids),
+            ("finished", output.finished_req_ids),
+        ):
+            if names:
+                line[key] = sorted(names)
+        self._started.difference_update(output.finished_req_ids)
+        line["common_prefix_blocks"] = list(output.num_common_prefix_blocks)
+        if output.new_block_ids_to_zero:
+            line["zero"] = output.new_block_ids_to_zero
+        self._add_state(line, scheduler)
+        is_empty = not output.num_scheduled_tokens
+        self._lines.append(_Line(self._num_steps, encode_json(line)[:-1], output, is_empty))
+        if any(event.get("reset_prefix_cache") for event in events):
+            self._lines[-1].tail["cleared"] = True
+        self._num_steps += 1
+
+    def updated(
+        self,
+        output: Any,
+        sampled: dict[str, list[int]],
+        stopped: list[tuple[str, str]],
+        is_async: bool,
+    ) -> None:
+        """The tokens that the model returned for the step of `output` have been taken in, and have
+        ended the requests `stopped`."""
+        if not output.num_scheduled_tokens:
+            return
+        own = next(line for line in self._lines if line.output is output)
+        own.sampled, own.output = sampled, None
+        tail = self._lines[-1].tail
+        if "output_of_step" in tail:
+            raise ValueError(f"two outputs came in after step {self._num_steps - 1}")
+        if self._events:
+            tail["during"] = self._events
+            self._note_live(self._events)
+            self._events = []
+        if is_async:
+            tail["output_of_step"] = own.step
+        if stopped:
+            tail["stopped"] = stopped
+            self._live.difference_update(name for name, _ in stopped)
+
+    def drafted(self, drafts: dict[str, list[int]]) -> None:
+        """The model has proposed `drafts` for the next step."""
+        self._lines[-1].tail["drafts"] = drafts
+
+    def finish(self, stopped_because: str | None = None) -> None:
+        """Writes what is known and the end line; the file gets its name."""
+        self._close_line()
+        while self._lines:
+            self._file.write_line(self._lines.popleft().encode())
+        end: dict[str, Any] = {
+            "end": True,
+            "steps": self._num_steps,
+            "unfinished": sorted(self._live),
+        }
+        if stopped_because is not None:
+            end["x_stopped_because"] = stopped_because
+        self._file.write_line(encode_json(end))
+        self._file.finish()
+
+    def abandon(self) -> None:
+        """Gives up: the partial file stays under its partial name."""
+        self._file.abandon()
+
+    def _note_live(self, events: list[dict[str, Any]]) -> None:
+        for event in events:
+            if "add" in event:
+                self._live.add(event["add"])
+            elif "abort" in event:
+                self._live.discard(event["abort"])
+
+    def _close_line(self) -> None:
+        """The time of the last line is over: its counters are final."""
+        if not self._lines:
+            return
+        last = self._lines[-1]
+        if not last.has_passed:
+            last.has_passed = True
+            stored, evicted = self._counter.take()
+            cleared = last.tail.pop("cleared", False)
+            if stored:
+                last.tail["stored"] = stored
+            if evicted:
+                last.tail["evicted"] = evicted
+            if cleared:
+                last.tail["cleared"] = True
+        while self._lines and self._lines[0].has_passed and self._lines[0].sampled is not None:
+            self._file.write_line(self._lines.popleft().encode())
+
+    def _scheduled_rows(self, output: Any) -> list[dict[str, Any]]:
+        """The requests of the step in the scheduler's own order. What costs most: it is done for
+        every running request in every step."""
+        cached = output.scheduled_cached_reqs
+        # Computed tokens and block ids (per group, or None) of every request.
+        places = zip(cached.num_computed_tokens, cached.new_block_ids, strict=True)
+        handed = dict(zip(cached.req_ids, places, strict=True))
+        entering = set(cached.resumed_req_ids)
+        for new in output.scheduled_new_reqs:
+            handed[new.req_id] = new.num_computed_tokens, new.block_ids
+            entering.add(new.req_id)
+        drafts = output.scheduled_spec_decode_tokens
+        rows: list[dict[str, Any]] = []
+        for name, tokens in output.num_scheduled_tokens.items():
+            computed, blocks = handed[name]
+            if name in entering:
+                row = {"id": name, "tokens": tokens, "new": True}
+                # One of vLLM's model runners is not told which of the new ones are back.
+                if name in self._started:
+                    row["resumed"] = True
+                self._started.add(name)
+                row["computed"], row["blocks"] = computed, blocks
+            else:
+                row = {"id": name, "tokens": tokens, "computed": computed, "blocks": blocks}
+            if drafts and drafts.get(name):
+                row["spec"] = drafts[name]
+            rows.append(row)
+        return rows
+
+    def _add_state(self, line: dict[str, Any], scheduler: Any) -> None:
+        """The queues and the pool as the decision left them."""
+        running = [request.request_id for request in scheduler.running]
+        line["running"] = running
+        waiting: list[str] = []
+        for queue in self._release.waiting_queues:
+            waiting += [request.request_id for request in getattr(scheduler, queue)]
+        line["waiting"] = waiting
+        manager = scheduler.kv_cache_manager
+        line["free_blocks"] = manager.block_pool.get_num_free_blocks()
+        if self._tables_every and (self._num_steps + 1) % self._tables_every == 0:
+            line["tables"] = {name: manager.get_block_ids(name) for name in running}

@@ -1,0 +1,65 @@
+"""Lets vLLM serve scenarios of this package and records them.
+
+    python record_scenarios.py OUT_FOLDER [--seeds FIRST:LAST] [--families NAME ...] [--requests N]
+
+Writes OUT_FOLDER/FAMILY/SEED.jsonl, for `lockstep conform` and `lockstep audit`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE), str(HERE.parent)]
+
+import scenarios
+
+
+def record(family: str, seed: int, path: Path, requests: int = 24) -> int:
+    """Records one scenario to `path`. Returns the turns of the engine's loop."""
+    import served_engine
+
+    from lockstep_recorder.scheduler import RecordingScheduler
+
+    os.environ["LOCKSTEP_RECORDING"] = str(path)
+    os.environ["LOCKSTEP_RECORDING_TABLES"] = "8"  # often: scenarios are short
+    header = scenarios.make_header(family, seed)
+    workload = scenarios.Workload(header, requests)
+    engine = served_engine.ServedEngine(header, RecordingScheduler, workload)
+    turns = engine.run()
+    engine.scheduler.recorder.finish()
+    if not path.exists():
+        raise RuntimeError(f"{path}: the recorder gave up")
+    return turns
+
+
+def families_of(version: str) -> list[str]:
+    """The families that this release serves."""
+    return [name for name in scenarios.FAMILIES if name not in scenarios.REFUSED.get(version, ())]
+
+
+def main() -> None:
+    import vllm_engine
+
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--seeds", default="0:4", help="FIRST:LAST, LAST not included")
+    parser.add_argument("--families", nargs="*", default=families_of(vllm_engine.VERSION))
+    parser.add_argument("--requests", type=int, default=24)
+    arguments = parser.parse_args()
+    first, last = (int(text) for text in arguments.seeds.split(":"))
+    for family in arguments.families:
+        folder = arguments.out / family
+        folder.mkdir(parents=True, exist_ok=True)
+        turns = sum(
+            record(family, seed, folder / f"{seed:04}.jsonl", arguments.requests)
+            for seed in range(first, last)
+        )
+        print(f"{family}: {last - first} recordings, {turns} turns", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,159 @@
+"""The recorder inside the vLLM that is installed: what it writes down is what vLLM decided.
+
+Skipped, with exit status 77, where vLLM cannot be imported. With $LOCKSTEP (the `lockstep` command)
+what was recorded is also held against Lockstep's reference.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import unittest
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE), str(HERE.parent)]
+SAMPLES = HERE.parents[1] / "samples" / "recordings"
+SKIPPED = 77
+
+try:
+    import vllm_engine
+except ImportError as error:
+    print(f"SKIPPED: vLLM cannot be imported ({error}); the recorder was not run inside it")
+    sys.exit(SKIPPED)
+
+import record_scenarios
+from vllm.config import SchedulerConfig
+
+from lockstep_recorder.errors import RecorderError
+from lockstep_recorder.scheduler import AsyncRecordingScheduler, RecordingScheduler
+
+
+def lines_of(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def with_tokens(step: dict[str, Any]) -> dict[str, Any]:
+    """The step with every prompt as tokens."""
+    events = [
+        event | {"prompt": vllm_engine.expand(event["prompt"])} if "add" in event else event
+        for event in step.get("before", ())
+    ]
+    return step | {"before": events} if events else step
+
+
+def repeat(recorded: list[dict[str, Any]], path: Path) -> list[dict[str, Any]]:
+    """Gives vLLM the inputs of a recording and records it again, to `path`."""
+    os.environ["LOCKSTEP_RECORDING"] = str(path)
+    os.environ["LOCKSTEP_RECORDING_TABLES"] = "8"  # as the recordings show them
+    engine = vllm_engine.make_engine(recorded[0], RecordingScheduler)
+    steps = recorded[1:-1]
+    step_of = {}
+    for step in steps:
+        for event in step.get("before", ()):
+            if "add" in event:
+                engine.add(event)
+            elif "abort" in event:
+                engine.abort([event["abort"]])
+            else:
+                engine.scheduler.reset_prefix_cache()
+        output = engine.schedule()
+        step_of[id(output)] = step
+        if engine.wants_output(output):
+            oldest = step_of[id(engine.in_flight[0])]
+            engine.update(engine.model_output(oldest["sampled"]), oldest.get("drafts"))
+    engine.scheduler.recorder.finish()
+    return lines_of(path)
+
+
+class VllmTest(unittest.TestCase):
+    maxDiff = 2000
+
+    def setUp(self) -> None:
+        holder = tempfile.TemporaryDirectory()
+        self.addCleanup(holder.cleanup)
+        self.folder = Path(holder.name)
+
+    def bundled(self) -> list[Path]:
+        folder = SAMPLES / f"vllm-{vllm_engine.VERSION}"
+        left_out = ("benchmarks", "connectors")
+        return [p for p in sorted(folder.glob("**/*.jsonl")) if not set(left_out) & set(p.parts)
+                and p.parent != folder]  # fmt: skip
+
+    def test_the_inputs_of_a_recording_give_the_recording(self) -> None:
+        paths = self.bundled()
+        self.assertGreaterEqual(len(paths), 20)
+        for i, path in enumerate(paths):
+            with self.subTest(path=str(path)):
+                recorded = lines_of(path)
+                again = repeat(recorded, self.folder / f"{i}.jsonl")
+                for key in (
+                    "engine",
+                    "groups",
+                    "num_blocks",
+                    "scheduler_block_size",
+                    "hash_block_size",
+                ):
+                    self.assertEqual(again[0][key], recorded[0][key])
+                self.assertEqual(again[0]["config"] | recorded[0]["config"], again[0]["config"])
+                for mine, theirs in zip(again[1:], recorded[1:], strict=True):
+                    self.assertEqual(list(mine), list(theirs))  # the order of the keys
+                    self.assertEqual(with_tokens(mine), with_tokens(theirs))
+
+    def test_served_scenarios_agree_with_the_reference(self) -> None:
+        lockstep = os.environ.get("LOCKSTEP", "")
+        families = record_scenarios.families_of(vllm_engine.VERSION)
+        paths = []
+        for family in families:
+            path = self.folder / f"{family}.jsonl"
+            record_scenarios.record(family, 1, path)
+            paths.append(str(path))
+            end = lines_of(path)[-1]
+            self.assertTrue(end["end"])
+            self.assertNotIn("x_stopped_because", end)
+        if not os.access(lockstep, os.X_OK):
+            self.skipTest(
+                f"no `lockstep` command at LOCKSTEP={lockstep!r}: recorded, not held against"
+            )
+        done = subprocess.run([lockstep, "conform", *paths], capture_output=True, text=True)
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+
+    def test_vllm_finds_the_class_by_the_name_that_users_give(self) -> None:
+        for is_async, expected in ((False, RecordingScheduler), (True, AsyncRecordingScheduler)):
+            config = SchedulerConfig(
+                max_model_len=64, is_encoder_decoder=False, async_scheduling=is_async,
+                scheduler_cls="lockstep_recorder.RecordingScheduler",
+            )  # fmt: skip
+            self.assertIs(config.get_scheduler_cls(), RecordingScheduler)
+            header = record_scenarios.scenarios.make_header("full_prefix_cache", 0)
+            header["config"]["async_scheduling"] = is_async
+            path = self.folder / f"{is_async}.jsonl"
+            os.environ["LOCKSTEP_RECORDING"] = str(path)
+            engine = vllm_engine.make_engine(header, config.get_scheduler_cls())
+            self.assertIs(type(engine.scheduler), expected)
+            engine.scheduler.recorder.finish()
+
+    def test_without_the_variable_the_engine_does_not_start(self) -> None:
+        del os.environ["LOCKSTEP_RECORDING"]
+        header = record_scenarios.scenarios.make_header("full_prefix_cache", 0)
+        with self.assertRaisesRegex(RecorderError, "set LOCKSTEP_RECORDING"):
+            vllm_engine.make_engine(header, RecordingScheduler)
+
+    def test_shutdown_finishes_the_recording(self) -> None:
+        path = self.folder / "run.jsonl"
+        os.environ["LOCKSTEP_RECORDING"] = str(path)
+        header = record_scenarios.scenarios.make_header("full_prefix_cache", 0)
+        engine = vllm_engine.make_engine(header, RecordingScheduler)
+        engine.schedule()
+        self.assertFalse(path.exists())
+        engine.scheduler.shutdown()
+        self.assertEqual(lines_of(path)[-1], {"end": True, "steps": 1, "unfinished": []})
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("LOCKSTEP_RECORDING", "unused")
+    unittest.main()
