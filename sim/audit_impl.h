@@ -1,0 +1,111 @@
+// The auditor's inside: requests as a worker sees them, and the rules that are checked on them.
+// audit.cpp takes the decisions in, audit_attention.cpp and audit_states.cpp follow reads and
+// writes, audit_totals.cpp checks what holds over all requests of a step.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "reference/token_run.h"
+#include "sim/audit.h"
+#include "sim/memory_ledger.h"
+
+namespace lockstep {
+
+// A live request as the worker sees it.
+struct AuditedRequest {
+  std::string name;
+  std::int32_t index = 0;
+  std::vector<std::int32_t> tokens;          // prompt and everything sampled, in order
+  std::vector<std::uint64_t> contents;       // content id of each token in `tokens`
+  std::vector<std::vector<BlockId>> tables;  // per group, as handed over
+  std::vector<bool> wrong;                   // per group: already reported
+  std::int32_t computed = 0;                 // after the last step it was scheduled in
+  bool running = false;
+  // States, mode align: entry of the running state, and the accepted tokens of its last step.
+  std::int32_t state_idx = -1;
+  std::int32_t num_accepted = 1;
+};
+
+// One scheduled request of the step at hand.
+struct AuditRow {
+  AuditedRequest* request = nullptr;
+  std::int32_t first = 0;  // positions [first, last)
+  std::int32_t last = 0;
+  std::int32_t num_spec = 0;
+  std::vector<std::uint64_t> contents;  // of [first, last), drafts included
+};
+
+inline std::uint64_t next_content(std::uint64_t before, std::int32_t token) {
+  return splitmix64(before * 0x9E3779B97F4A7C15ull + static_cast<std::uint64_t>(token) + 1);
+}
+inline constexpr std::uint64_t kNoPrefix = 0x61756469740000ull;
+
+inline bool is_state(const KVCacheSpec& spec) { return spec.kind == CacheKind::mamba; }
+
+inline std::int32_t ceil_div32(std::int32_t a, std::int32_t b) { return (a + b - 1) / b; }
+
+class Auditor::Impl {
+ public:
+  explicit Impl(const RecordingHeader& header)
+      : groups_(header.groups),
+        drafts_in_flight_(header.options.config.async_scheduling &&
+                          header.options.config.num_spec_tokens > 0),
+        ledger_(header.num_blocks) {
+    for (const KVCacheGroupSpec& group : groups_)
+      block_sizes_.push_back(static_cast<std::int32_t>(group.spec.block_size));
+    // Context parallelism needs a single group, and the engine says how many tokens of all ranks a
+    // block of it covers: not every release shards it over the same ranks.
+    if (groups_.size() == 1 && !is_state(groups_[0].spec))
+      block_sizes_[0] = static_cast<std::int32_t>(header.scheduler_block_size);
+  }
+
+  void step(const RecordedStep& step);
+  void end(const RecordingEnd& end);
+  std::vector<AuditFinding> take() { return std::exchange(findings_, {}); }
+  std::int64_t reads_checked() const { return reads_; }
+
+ private:
+  std::int32_t block_size(std::size_t group) const { return block_sizes_[group]; }
+  void report(const AuditedRequest& request, std::size_t group, std::int64_t token, BlockId block,
+              std::string what);
+  void report(const std::string& request, std::string what);
+  void add(const RecordedEvent& event);
+  void forget(const std::string& name);
+  void take_tables(const RecordedScheduled& scheduled, AuditedRequest& request);
+  const AuditedRequest* reader_of(BlockId block) const;
+  void hand_out(const AuditedRequest& request, std::size_t group, std::size_t index, BlockId block);
+  std::int32_t first_read(std::size_t group, std::int32_t position) const;
+  bool make_row(const RecordedScheduled& scheduled, std::span<const std::int32_t> sampled,
+                AuditRow& row);
+  void write_tokens(const AuditRow& row, std::size_t group);
+  void read_tokens(const AuditRow& row, std::size_t group);
+  std::string holds(const SlotContent& slot) const;
+  bool state_block(const AuditRow& row, std::size_t group, std::int32_t entry, BlockId& block);
+  void read_state(const AuditRow& row, std::size_t group, std::int32_t entry, std::int32_t count);
+  void write_state(const AuditRow& row, std::size_t group, std::int32_t entry, std::int32_t count);
+  void prepare_states(AuditRow& row);
+  void advance_states(const AuditRow& row, std::size_t group);
+  void settle_states(AuditRow& row, std::int32_t num_sampled);
+  void check_conservation(const RecordedStep& step);
+  void check_common_prefix(const RecordedStep& step);
+  std::uint64_t content_at(const AuditRow& row, std::int32_t count) const;
+
+  std::vector<KVCacheGroupSpec> groups_;
+  // Asynchronous scheduling with drafts: a step is decided before it is known how many drafts of
+  // the one before were accepted.
+  bool drafts_in_flight_;
+  std::vector<std::int32_t> block_sizes_;  // tokens that one table entry covers
+  MemoryLedger ledger_;
+  std::map<std::string, AuditedRequest> requests_;
+  std::vector<std::string> names_;  // by request index, those that left included
+  std::int64_t step_ = -1;
+  std::int64_t reads_ = 0;
+  std::vector<AuditFinding> findings_;
+};
+
+}  // namespace lockstep

@@ -1,0 +1,57 @@
+// What holds over all requests of a step.
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <map>
+
+#include "sim/audit_impl.h"
+
+namespace lockstep {
+
+void Auditor::Impl::check_common_prefix(const RecordedStep& step) {
+  if (!step.common_prefix_blocks) return;
+  for (std::size_t g = 0; g < std::min(groups_.size(), step.common_prefix_blocks->size()); ++g) {
+    const auto num_common = static_cast<std::size_t>(std::max((*step.common_prefix_blocks)[g], 0));
+    const std::vector<BlockId>* first = nullptr;
+    for (const std::string& name : step.running) {
+      const auto it = requests_.find(name);
+      if (it == requests_.end() || num_common == 0) continue;
+      const std::vector<BlockId>& table = it->second.tables[g];
+      if (first == nullptr) first = &table;
+      if (table.size() >= num_common && first->size() >= num_common &&
+          std::equal(table.begin(), table.begin() + static_cast<std::ptrdiff_t>(num_common),
+                     first->begin()))
+        continue;
+      report(
+          it->second, g, -1, kNullBlock,
+          fmt::format(
+              "{} blocks are said to be common to all running requests; this one's table differs",
+              num_common));
+    }
+  }
+}
+
+void Auditor::Impl::check_conservation(const RecordedStep& step) {
+  if (step.running.empty() && step.free_blocks + 1 != ledger_.num_blocks())
+    report({}, fmt::format("nobody runs, and {} of {} blocks are free besides the null block",
+                           step.free_blocks, ledger_.num_blocks() - 1));
+  if (!step.tables) return;
+  std::map<std::int32_t, std::int32_t> group_of;
+  for (const RecordedTable& table : *step.tables) {
+    for (std::size_t g = 0; g < table.blocks.size(); ++g) {
+      for (const BlockId block : table.blocks[g]) {
+        if (block == kNullBlock) continue;
+        const auto [at, is_new] = group_of.emplace(index_of(block), static_cast<std::int32_t>(g));
+        if (!is_new && at->second != static_cast<std::int32_t>(g))
+          report(table.id, fmt::format("block {} is in the tables of group {} and of group {}",
+                                       index_of(block), at->second, g));
+      }
+    }
+  }
+  const auto held = static_cast<std::int64_t>(group_of.size());
+  if (held + step.free_blocks + 1 != ledger_.num_blocks())
+    report({}, fmt::format("{} blocks are held and {} free, with the null block {} of {}", held,
+                           step.free_blocks, held + step.free_blocks + 1, ledger_.num_blocks()));
+}
+
+}  // namespace lockstep

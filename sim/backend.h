@@ -1,0 +1,256 @@
+// What a backend is: the device side of the lockstep. The simulator decides a step, writes it down
+// as a StepProgram (ids, counts and contents, never addresses), and the backend executes it with
+// its own address arithmetic on its own memory. Afterwards the simulator reads back tables, slot
+// mappings, fingerprints of pages and attention results, and compares them with what the memory
+// model expects.
+//
+// The protocol that both sides implement, each for itself:
+//
+// (1) Words. K/V rows are made of 64-bit little-endian words; a row whose size is not a multiple of
+//     8 bytes is cut short. mix(x) is splitmix64 (reference/token_run.h says which).
+//       coordinate(layer, part, head) = mix((layer << 32) | (part << 16) | head)
+//       row_key = mix(content ^ coordinate)
+//       word(i) = shape(mix(row_key + (i + 1) * 0x9E3779B97F4A7C15))
+//     `content` is the token's 64-bit content id, a function of the whole prefix up to and
+//     including it. part: 0 = K (also the MLA latent and hidden-state rows), 1 = V, 2 = Q.
+//     layer: position of the layer in the plan's order, group by group.
+//     shape() keeps sign and mantissa and sets the exponent, so that every element is a number in
+//     +-[0.5, 1): and-mask / or-mask per element: bf16 0x807F/0x3F00, fp16 0x83FF/0x3800,
+//     fp32 0x807FFFFF/0x3F000000, fp8_e4m3 0x87/0x30, fp8_e5m2 0x83/0x38; int8 and uint8 keep all
+//     bits. Q elements are always fp32.
+// (2) States (mamba). State tensor s of a layer holds words too, element by element from its first
+//     byte:
+//       word_n(i) = word_{n-1}(i) * 0xD1342543DE82EF95
+//                   + mix(content_n ^ coordinate(layer, 16 + s, 0) ^ i)
+//     modulo 2^64 with word_0(i) = 0, where content_n is that of the n-th token: the state after n
+//     tokens.
+// (3) Fingerprint of a page: with w the i-th word of the page (padding included; a last word is
+//     filled with zero bytes), k = mix(2 * i), m = mix(2 * i + 1), lo/hi the 32-bit halves, sums of
+//     halves modulo 2^32, everything else modulo 2^64:
+//       a += (lo(w) + lo(k)) * (hi(w) + hi(k)) + w
+//       b += (lo(w) + lo(m)) * (hi(w) + hi(m)) + rotl(w, 32)
+//     A sum: any order, any split gives the same 128 bits.
+// (4) Attention digest over positions [first, last) of a request in a layer: the sum over positions
+//     p, parts (K and V; K alone for MLA and hidden states) and KV heads h of
+//       mix(r ^ mix((p << 16) | (part << 15) | h)),  r = sum over the row's words w_i of mix(w_i ^
+//       (i + 1) * C)
+//     with C = 0x9E3779B97F4A7C15, every row read from the cache through the block table.
+// (5) Attention output: softmax over positions [first, last) of q.k / sqrt(head_size), times V, in
+//     fp32; query head h reads KV head h / (num_query_heads / num_kv_heads). MLA uses the latent
+//     row as K and V.
+// (6) Poison. A page's unused bytes hold a pattern that no content has: the i-th word of the page
+//     is
+//       mix(0x706F69736F6E0000 + kind) ^ mix(tensor << 32 | block) ^ i      (kind: Poison)
+// (7) A page is bytes [block * page_size, (block + 1) * page_size) of its tensor's raw buffer, with
+//     page_size = tensor.size_bytes / num_blocks, whatever the layout: where a layout keeps K of
+//     all blocks before V of all blocks, a block's own bytes lie in two pages. Page numbers in
+//     rules (3) and (6) count so; a word of (6) that a region cuts is cut byte by byte.
+// (8) At start every byte of every tensor holds Poison::fresh. A PoisonBlock poisons all bytes that
+//     belong to the block, in every tensor: the whole page, padding and unused room included (the K
+//     and the V region of a layout that splits them). Zeroing and copying touch the bytes that the
+//     group's layers really use in that block, never padding, never a tensor where the group has no
+//     layer.
+// (9) Order within a step: as the members of StepProgram say; K/V rows of all layers with slots
+//     (every kind but mamba) are written after the tables are up to date and before any probe or
+//     query. Slot mappings are compared for groups with slots only. r in (4) fills a last word that
+//     is cut short with zero bytes.
+//
+// Not said here: how a backend lays anything out; that is what is being checked.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "reference/ids.h"
+#include "reference/kv_cache_spec.h"
+#include "reference/result.h"
+#include "reference/view_types.h"
+
+namespace lockstep {
+
+enum class CheckMode : std::uint8_t {
+  fast,   // the kernels alone
+  check,  // every access of every simulated thread: bounds, alignment, uninitialised reads, races
+  hunt,   // check, with seeded preemption between accesses
+};
+
+struct BackendConfig {
+  KVCacheConfig plan;
+  CacheLayout layout = CacheLayout::NHD;
+  AttentionBackend attention_backend = AttentionBackend::flash_attn;
+  LayoutRule layout_rule = LayoutRule::isolated;
+  // tokens, per group; divides the group's block_size
+  std::vector<std::int64_t> kernel_block_sizes;
+  std::int32_t num_rows = 0;                     // rows of the block tables: max_num_seqs
+  std::vector<std::int32_t> max_blocks_per_row;  // manager blocks, per group
+  std::int32_t max_tokens_per_step = 0;
+  std::int32_t queries_per_kv = 1;  // query heads per KV head
+  CheckMode check = CheckMode::fast;
+  std::uint64_t seed = 0;
+  std::string mutant;  // a planted defect to switch on; empty: none
+};
+
+enum class Poison : std::uint8_t { fresh = 0, freed = 1, padding = 2 };
+
+// The page of one block in one tensor of the plan.
+struct PageId {
+  std::int32_t tensor = 0;
+  BlockId block{};
+  auto operator<=>(const PageId&) const = default;
+};
+
+struct Fingerprint {
+  std::uint64_t a = 0;
+  std::uint64_t b = 0;
+  bool operator==(const Fingerprint&) const = default;
+};
+
+// Sets entries [first, first + count) of a row's block table to block_ids[begin ..) and its length
+// to first + count. Entries before `first` stay.
+struct TableUpdate {
+  std::int32_t row = 0;
+  std::int32_t group = 0;
+  std::int32_t first = 0;
+  std::uint32_t begin = 0;
+  std::uint32_t count = 0;
+};
+
+// One entry of a row's block table becomes another block (a retired window block becomes the null
+// block).
+struct TableEdit {
+  std::int32_t row = 0;
+  std::int32_t group = 0;
+  std::int32_t index = 0;
+  BlockId block{};
+};
+
+// The scheduled tokens of one request: positions [first_position, first_position + num_tokens),
+// whose contents are contents[first_token ..).
+struct RowSlice {
+  std::int32_t row = 0;
+  std::int32_t first_position = 0;
+  std::int32_t num_tokens = 0;
+  std::int32_t first_token = 0;
+};
+
+struct BlockCopy {
+  std::int32_t group = 0;
+  BlockId source{};
+  BlockId target{};
+};
+
+struct GroupBlock {
+  std::int32_t group = 0;
+  BlockId block{};
+};
+
+struct PoisonBlock {
+  BlockId block{};
+  Poison kind{};
+};
+
+// Advances the states of a row's request in one group: reads the state after `first_position`
+// tokens from `source` (absent: the zero state) and leaves the state after first_position +
+// num_tokens in `target`; checkpoints name further blocks that receive the state after their token
+// count (mode `all`, drafts).
+struct StateUpdate {
+  std::int32_t row = 0;
+  std::int32_t group = 0;
+  BlockId source{};  // the null block: start from the zero state
+  BlockId target{};
+  std::int32_t first_position = 0;
+  std::int32_t num_tokens = 0;
+  std::int32_t first_token = 0;
+};
+
+// Digest of everything read through the block table of `row` for `layer`: rule (4).
+struct AttentionProbe {
+  std::int32_t row = 0;
+  std::int32_t layer = 0;
+  std::int32_t first = 0;  // positions [first, last)
+  std::int32_t last = 0;
+};
+
+// Rule (5), for all query heads of one query token with content `content`.
+struct AttentionQuery {
+  std::int32_t row = 0;
+  std::int32_t layer = 0;
+  std::int32_t first = 0;
+  std::int32_t last = 0;
+  std::uint64_t content = 0;
+};
+
+// One step, in the order in which its parts run.
+struct StepProgram {
+  std::int64_t step = 0;
+  std::vector<std::int32_t> clear_rows;      // requests that left: their rows have length 0
+  // blocks whose content died or that are newly handed out
+  std::vector<PoisonBlock> poison;
+  std::vector<GroupBlock> zero;              // the engine's zero list
+  std::vector<BlockCopy> copies;             // states from block to block
+  std::vector<TableUpdate> table_updates;
+  std::vector<BlockId> table_block_ids;
+  std::vector<TableEdit> table_edits;
+  std::vector<RowSlice> rows;                // scheduled requests, in the engine's order
+  std::vector<std::uint64_t> contents;       // one per scheduled token
+  std::int32_t num_padded_tokens = 0;        // slot mappings are filled with PAD_SLOT_ID up to here
+  std::vector<StateUpdate> state_updates;
+  std::vector<AttentionProbe> probes;
+  std::vector<AttentionQuery> queries;
+};
+
+// A finding of the backend's own memory checker (SIMT check and hunt modes,
+// compute-sanitizer-like).
+struct MemoryReport {
+  std::string kind;     // "out of bounds", "race", "uninitialised read", ...
+  std::string kernel;
+  std::string message;  // one sentence with launch, cta, thread and the other party
+  std::optional<PageId> page;      // where it lies in the cache, if it does
+  std::int64_t byte_in_page = 0;
+};
+
+struct StepReadback {
+  // Per group, the rows of StepProgram::rows in order: manager block ids as the device holds them,
+  // row after row; table_ends[g][i] is the end of row i.
+  std::vector<std::vector<std::int32_t>> tables;
+  std::vector<std::vector<std::uint32_t>> table_ends;
+  std::vector<std::vector<Slot>> slot_mappings;  // per group, num_padded_tokens entries
+  std::vector<std::uint64_t> digests;            // per probe
+  std::vector<float> outputs;                    // per query: num_query_heads * head_size floats
+  std::vector<MemoryReport> reports;
+};
+
+// Who wrote a byte last, as far as the backend knows.
+struct Writer {
+  std::string kernel;
+  std::int64_t step = -1;
+  std::string thread;  // "cta 3 thread 17"
+};
+
+class Backend {
+ public:
+  virtual ~Backend() = default;
+  virtual std::string_view name() const = 0;    // "simt", "cuda"
+  // for a person: "CPU executor, check mode" or the GPU's name
+  virtual std::string device() const = 0;
+
+  // Executes `program` and fills `readback` (whose vectors are reused from step to step). An Error
+  // is a failure of the device itself, not a finding.
+  virtual Result<void> execute(const StepProgram& program, StepReadback& readback) = 0;
+
+  // fingerprints[i] = rule (3) of pages[i]. REQUIRES: equal sizes, pages of the plan.
+  virtual Result<void> fingerprint_pages(std::span<const PageId> pages,
+                                         std::span<Fingerprint> fingerprints) = 0;
+
+  // The bytes of one page, padding included.
+  virtual Result<std::vector<std::uint8_t>> read_page(PageId page) = 0;
+
+  virtual std::optional<Writer> who_wrote(PageId page, std::int64_t byte) = 0;
+};
+
+}  // namespace lockstep

@@ -1,0 +1,70 @@
+// Device against model, after every step: block tables and slot mappings in full, the pages that
+// the step wrote, what its probes and queries read, the backend's own reports, and untouched pages
+// in rotation; before a block is handed out again, its pages; at the end, all pages.
+//
+// (1) The first difference wins, in the order of Phase.
+// (2) What was compared is counted; nothing is compared with itself.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "reference/memory_model.h"
+#include "reference/result.h"
+#include "sim/backend.h"
+#include "sim/diagnosis.h"
+#include "sim/divergence.h"
+#include "sim/model_step.h"
+#include "sim/probe_planner.h"
+#include "sim/result.h"
+#include "sim/state_hash.h"
+
+namespace lockstep {
+
+class Comparer {
+ public:
+  Comparer(const BackendConfig& device, MemoryModel& model, Worker& worker, Backend& backend,
+           std::int64_t untouched_pages, RunSummary& counts);
+
+  // Before the program runs: blocks that it poisons still hold what they should.
+  // REQUIRES: the model has not applied the program yet.
+  Result<std::optional<Divergence>> check_reused(const StepProgram& program,
+                                                 std::span<const RequestId> requests);
+  // After it has run on both sides.
+  Result<std::optional<Divergence>> check_step(const StepProgram& program,
+                                               std::span<const RequestId> requests,
+                                               const StepExpectation& expected,
+                                               const ProbePlanner& planner,
+                                               const StepReadback& readback, StateHashChain& chain);
+  Result<std::optional<Divergence>> check_all_pages();
+
+ private:
+  std::optional<Divergence> check_tables(const StepProgram& program,
+                                         std::span<const RequestId> requests,
+                                         const StepReadback& readback);
+  std::optional<Divergence> check_slots(const StepExpectation& expected,
+                                        const StepReadback& readback, StateHashChain& chain);
+  Result<std::optional<Divergence>> check_digests(const StepProgram& program,
+                                                  const ProbePlanner& planner,
+                                                  const StepReadback& readback);
+  std::optional<Divergence> check_outputs(const StepProgram& program, const ProbePlanner& planner,
+                                          const StepReadback& readback);
+  Result<std::optional<Divergence>> check_pages(Phase phase, std::span<const ModelPage> pages,
+                                                StateHashChain* chain);
+  std::span<const ModelPage> next_untouched();
+
+  MemoryModel& model_;
+  Worker& worker_;
+  Backend& backend_;
+  Diagnosis diagnosis_;
+  const std::int64_t untouched_pages_;
+  RunSummary& counts_;
+  std::int64_t rotation_ = 0;  // over all pages of all tensors
+  std::vector<ModelPage> pages_;
+  std::vector<PageId> page_ids_;
+  std::vector<Fingerprint> fingerprints_;
+};
+
+}  // namespace lockstep

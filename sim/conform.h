@@ -1,0 +1,47 @@
+// Recordings against the model: the reference scheduler is given what the engine was given and must
+// decide exactly as the engine did, in every field of every step.
+//
+// Compared, in the recording's own terms and order: scheduled (order, tokens, computed, new and
+// resumed, blocks per group, drafts), preempted, finished, common_prefix_blocks, zero, running,
+// waiting, free_blocks, tables, stopped, stored, evicted, cleared, what reset_prefix_cache
+// returned, output_of_step, the derived block sizes, and who never finished.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "reference/result.h"
+
+namespace lockstep {
+
+struct ConformMismatch {
+  std::string file;
+  std::int64_t step = -1;  // -1: the header or the end line
+  std::string what;        // "scheduled[2].blocks[0]", "free_blocks", ...
+  std::string recorded;    // JSON text
+  std::string model;
+};
+
+struct ConformFile {
+  std::string file;
+  std::int64_t steps = 0;
+  std::optional<ConformMismatch> mismatch;  // the first one; absent: agreed
+};
+
+struct ConformSummary {
+  std::vector<ConformFile> files;  // sorted by name
+  std::int64_t agreed = 0;
+  std::int64_t steps = 0;
+};
+
+// An Error: the file cannot be read, or holds what the model does not decide (connectors).
+Result<ConformFile> conform_recording(const std::string& path);
+// `jobs` files at a time; results do not depend on it. `done` is called after each file, from one
+// thread at a time, in any order.
+Result<ConformSummary> conform_recordings(std::vector<std::string> paths, int jobs,
+                                          const std::function<void(const ConformFile&)>& done = {});
+
+}  // namespace lockstep

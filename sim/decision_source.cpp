@@ -1,0 +1,56 @@
+#include "sim/decision_source.h"
+
+#include <utility>
+
+#include "reference/scheduler.h"
+
+namespace lockstep {
+namespace {
+
+class ReferenceDecisions final : public DecisionSource {
+ public:
+  explicit ReferenceDecisions(Scheduler scheduler) : scheduler_(std::move(scheduler)) {}
+
+  Result<RequestId> add_request(RequestSpec request) override {
+    return scheduler_.add_request(std::move(request));
+  }
+  void abort_request(RequestId request) override { scheduler_.abort_request(request); }
+  bool reset_prefix_cache() override { return scheduler_.reset_prefix_cache(); }
+  const SchedulerOutput& schedule() override { return scheduler_.schedule(); }
+  std::span<const StoppedRequest> update_from_output(const ModelOutput& output) override {
+    return scheduler_.update_from_output(output);
+  }
+  bool has_unfinished_requests() const override { return scheduler_.has_unfinished_requests(); }
+  std::int32_t num_steps_in_flight() const override { return scheduler_.num_steps_in_flight(); }
+  std::span<const RequestId> running() const override { return scheduler_.running(); }
+  std::vector<RequestId> waiting() const override { return scheduler_.waiting(); }
+  std::int64_t num_free_blocks() const override { return scheduler_.num_free_blocks(); }
+  bool is_cached(BlockId block) const override { return scheduler_.is_cached(block); }
+  std::span<const BlockId> block_table(RequestId request, std::int32_t group) const override {
+    return scheduler_.block_table(request, group);
+  }
+  CacheCounters take_cache_counters() override { return scheduler_.take_cache_counters(); }
+  std::int64_t num_computed_tokens(RequestId request) const override {
+    return scheduler_.num_computed_tokens(request);
+  }
+  std::int64_t num_tokens(RequestId request) const override {
+    return scheduler_.num_tokens(request);
+  }
+  std::int64_t scheduler_block_size() const override { return scheduler_.scheduler_block_size(); }
+  std::int64_t hash_block_size() const override { return scheduler_.hash_block_size(); }
+
+ private:
+  Scheduler scheduler_;
+};
+
+}  // namespace
+
+Result<std::unique_ptr<DecisionSource>> make_reference_decisions(
+    const EngineConfig& config, const std::vector<KVCacheGroupSpec>& groups,
+    std::int64_t num_blocks) {
+  auto scheduler = Scheduler::create(config, groups, num_blocks);
+  if (!scheduler) return tl::unexpected(scheduler.error());
+  return std::make_unique<ReferenceDecisions>(std::move(*scheduler));
+}
+
+}  // namespace lockstep

@@ -1,0 +1,51 @@
+// Who decides what a step does: the reference scheduler, or something that speaks for it.
+//
+// Invariants of every implementation
+// (1) schedule() and update_from_output() alternate as reference/scheduler.h says.
+// (2) A RequestId names one request from add_request() until the step that reports it in
+//     SchedulerOutput::finished; only then may the id be given out again.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "reference/engine_config.h"
+#include "reference/kv_cache_spec.h"
+#include "reference/result.h"
+#include "reference/scheduler_types.h"
+
+namespace lockstep {
+
+class DecisionSource {
+ public:
+  virtual ~DecisionSource() = default;
+
+  virtual Result<RequestId> add_request(RequestSpec request) = 0;
+  virtual void abort_request(RequestId request) = 0;
+  virtual bool reset_prefix_cache() = 0;
+  virtual const SchedulerOutput& schedule() = 0;
+  virtual std::span<const StoppedRequest> update_from_output(const ModelOutput& output) = 0;
+
+  virtual bool has_unfinished_requests() const = 0;
+  virtual std::int32_t num_steps_in_flight() const = 0;
+  virtual std::span<const RequestId> running() const = 0;
+  virtual std::vector<RequestId> waiting() const = 0;
+  virtual std::int64_t num_free_blocks() const = 0;
+  virtual bool is_cached(BlockId block) const = 0;
+  virtual std::span<const BlockId> block_table(RequestId request, std::int32_t group) const = 0;
+  virtual CacheCounters take_cache_counters() = 0;
+  virtual std::int64_t num_computed_tokens(RequestId request) const = 0;
+  virtual std::int64_t num_tokens(RequestId request) const = 0;
+  virtual std::int64_t scheduler_block_size() const = 0;
+  virtual std::int64_t hash_block_size() const = 0;
+};
+
+// The reference scheduler. Refuses what it refuses.
+Result<std::unique_ptr<DecisionSource>> make_reference_decisions(
+    const EngineConfig& config, const std::vector<KVCacheGroupSpec>& groups,
+    std::int64_t num_blocks);
+
+}  // namespace lockstep

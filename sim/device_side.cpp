@@ -1,0 +1,132 @@
+#include "sim/device_side.h"
+
+#include <fmt/core.h>
+
+#include "reference/attention_oracle.h"
+#include "sim/comparer.h"
+#include "sim/model_step.h"
+#include "sim/probe_planner.h"
+#include "sim/program_builder.h"
+#include "sim/stopwatch.h"
+#include "sim/worker.h"
+
+namespace lockstep {
+namespace {
+
+class LockstepDevice final : public DeviceSide {
+ public:
+  LockstepDevice(const LockstepConfig& config, MemoryModel model, Backend& backend,
+                 RunSummary& summary)
+      : config_(config),
+        model_(std::move(model)),
+        backend_(backend),
+        summary_(summary),
+        worker_(config_.device.num_rows, model_),
+        builder_(config_.engine, config_.device, model_, worker_),
+        model_step_(model_, worker_),
+        planner_(config_.device, model_, worker_, config_.budget.probe_rows,
+                 config_.budget.query_rows),
+        comparer_(config_.device, model_, worker_, backend_, config_.budget.untouched_pages,
+                  summary_) {}
+
+  void add_request(RequestId id, const RequestSpec& spec) override {
+    worker_.add_request(id, spec);
+  }
+  void append_sampled(RequestId id, std::span<const std::int32_t> tokens) override {
+    if (!tokens.empty()) worker_.append_sampled(id, tokens);
+  }
+
+  Result<std::optional<Divergence>> run_step(const SchedulerOutput& decision,
+                                             StateHashChain& chain) override;
+  Result<std::optional<Divergence>> finish(bool agreed) override;
+
+ private:
+  std::optional<Divergence> check_hits(const SchedulerOutput& decision);
+
+  const LockstepConfig config_;
+  MemoryModel model_;
+  Backend& backend_;
+  RunSummary& summary_;
+  Worker worker_;
+  ProgramBuilder builder_;
+  ModelStep model_step_;
+  ProbePlanner planner_;
+  Comparer comparer_;
+  StepProgram program_;
+  StepExpectation expected_;
+  StepReadback readback_;
+};
+
+Result<std::optional<Divergence>> LockstepDevice::run_step(const SchedulerOutput& decision,
+                                                           StateHashChain& chain) {
+  Stopwatch watch;
+  if (auto finding = builder_.build(decision, program_)) return finding;
+  summary_.seconds.program += watch.lap();
+  const auto requests = builder_.row_requests();
+  auto found = comparer_.check_reused(program_, requests);
+  summary_.seconds.compare += watch.lap();
+  if (!found || *found) return found;
+  if (auto finding = model_step_.apply(program_, requests, expected_)) return finding;
+  if (auto finding = check_hits(decision)) return finding;
+  planner_.plan(program_, requests);
+  summary_.seconds.program += watch.lap();
+  if (auto done = backend_.execute(program_, readback_); !done) return tl::unexpected(done.error());
+  summary_.seconds.execute += watch.lap();
+  found = comparer_.check_step(program_, requests, expected_, planner_, readback_, chain);
+  summary_.seconds.compare += watch.lap();
+  return found;
+}
+
+std::optional<Divergence> LockstepDevice::check_hits(const SchedulerOutput& decision) {
+  for (const ScheduledRequest& scheduled : decision.scheduled) {
+    if (!scheduled.is_new && !scheduled.is_resumed) continue;
+    if (auto finding = check_hit(model_, worker_.at(scheduled.id), config_.device.plan,
+                                 decision.step, scheduled.computed))
+      return finding;
+  }
+  return std::nullopt;
+}
+
+Result<std::optional<Divergence>> LockstepDevice::finish(bool agreed) {
+  Stopwatch watch;
+  Result<std::optional<Divergence>> found = std::optional<Divergence>();
+  if (agreed && program_.step >= 0) found = comparer_.check_all_pages();
+  summary_.seconds.compare += watch.lap();
+  summary_.rows_read = planner_.rows_read();
+  std::vector<std::string>& not_checked = summary_.not_checked;
+  if (planner_.rows_left_out() > 0)
+    not_checked.push_back(
+        fmt::format("attention digests read {} of {} rows that the steps could have read; the "
+                    "budget is {} a step",
+                    planner_.rows_read(), planner_.rows_read() + planner_.rows_left_out(),
+                    config_.budget.probe_rows));
+  if (builder_.ignored_zeros() > 0)
+    not_checked.push_back(
+        fmt::format("zeroing of {} blocks whose request was preempted in the same step",
+                    builder_.ignored_zeros()));
+  for (const ModelLayer& layer : model_.layers())
+    if (layer.layout.num_kv > 0 && !has_attention_oracle(layer))
+      not_checked.push_back(fmt::format("attention outputs of layer {}: {}", layer.name,
+                                        layer.layout.kind == CacheKind::hidden_state
+                                            ? "hidden states are not attended to"
+                                            : "its elements are not numbers within +-1"));
+  if (config_.device.check == CheckMode::fast)
+    not_checked.push_back(
+        "single accesses of threads (bounds, races, uninitialised reads): the check mode is fast");
+  if (!agreed) not_checked.push_back("everything after the divergence");
+  return found;
+}
+
+}  // namespace
+
+Result<std::unique_ptr<DeviceSide>> DeviceSide::create(const LockstepConfig& config,
+                                                       Backend& backend, RunSummary& summary) {
+  if (const auto reason = ProgramBuilder::why_not_supported(config.engine, config.device.plan))
+    return fail(fmt::format("{}; replay it with `--backend none`", *reason));
+  auto model = MemoryModel::create(config.device.plan, config.device.attention_backend,
+                                   config.device.layout, config.device.layout_rule);
+  if (!model) return tl::unexpected(model.error());
+  return std::make_unique<LockstepDevice>(config, std::move(*model), backend, summary);
+}
+
+}  // namespace lockstep

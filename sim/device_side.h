@@ -1,0 +1,34 @@
+// Everything of a run that has to do with memory: the worker's view of the requests, the program of
+// each step, the memory model, the backend and their comparison.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+
+#include "reference/result.h"
+#include "reference/scheduler_types.h"
+#include "sim/divergence.h"
+#include "sim/lockstep.h"
+#include "sim/state_hash.h"
+
+namespace lockstep {
+
+class DeviceSide {
+ public:
+  // Refused: what the memory model or the program builder cannot follow.
+  static Result<std::unique_ptr<DeviceSide>> create(const LockstepConfig& config, Backend& backend,
+                                                    RunSummary& summary);
+  virtual ~DeviceSide() = default;
+
+  virtual void add_request(RequestId id, const RequestSpec& spec) = 0;
+  // Program, model, backend, comparison. A divergence is a value.
+  virtual Result<std::optional<Divergence>> run_step(const SchedulerOutput& decision,
+                                                     StateHashChain& chain) = 0;
+  virtual void append_sampled(RequestId id, std::span<const std::int32_t> tokens) = 0;
+  // After the last step: every page; then the sentences on what was not checked.
+  virtual Result<std::optional<Divergence>> finish(bool agreed) = 0;
+};
+
+}  // namespace lockstep

@@ -1,0 +1,61 @@
+// From "these two numbers differ" to a Divergence that says where to the byte, what lies there and
+// who put it there. Reads the device again where that tells more; changes nothing on it.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "reference/memory_model.h"
+#include "reference/result.h"
+#include "sim/backend.h"
+#include "sim/divergence.h"
+#include "sim/worker.h"
+
+namespace lockstep {
+
+class Diagnosis {
+ public:
+  Diagnosis(const BackendConfig& device, MemoryModel& model, Worker& worker, Backend& backend)
+      : device_(device), model_(model), worker_(worker), backend_(backend) {}
+
+  // What every divergence of the step says about it. REQUIRES: before the others.
+  void begin_step(const StepProgram& program, std::span<const RequestId> requests);
+
+  // A page whose fingerprint is not the expected one.
+  Result<Divergence> page(Phase phase, ModelPage page);
+  // Entry `entry` of a row's block table; an absent one is told as such.
+  Divergence table(std::size_t row, std::int32_t group, std::span<const std::int32_t> found);
+  Divergence slot(std::int32_t group, std::size_t token, Slot expected, Slot found);
+  // Probes again and again until the first position is found whose rows read wrong.
+  Result<Divergence> digest(const AttentionProbe& probe, RequestId request, std::uint64_t expected,
+                            std::uint64_t found);
+  Divergence output(const AttentionQuery& query, RequestId request, std::size_t element,
+                    double expected, double found, double tolerance);
+  Divergence report(const MemoryReport& report);
+
+ private:
+  Divergence about(Phase phase) const;
+  void set_doing(Divergence& found) const;
+  void set_owner(Divergence& found, ModelPage page, std::int64_t byte) const;
+  void set_layer(Divergence& found, std::int32_t layer) const;
+  void set_journal(Divergence& found, ModelPage page, std::int64_t byte) const;
+  void set_slot(Divergence& found, const WorkerRequest& request, std::int64_t position) const;
+  Result<bool> reads_wrong(const AttentionProbe& probe, WorkerRequest& request);
+
+  const BackendConfig& device_;
+  MemoryModel& model_;
+  Worker& worker_;
+  Backend& backend_;
+  const StepProgram* program_ = nullptr;
+  std::vector<RequestId> requests_;
+};
+
+// Every byte of the page in runs: rows, states, what is unused.
+std::vector<PageSpan> page_spans(const MemoryModel& model, ModelPage page);
+
+// "8f 3f a0", at most `max` bytes.
+std::string hex_bytes(std::span<const std::uint8_t> bytes, std::size_t max = 32);
+
+}  // namespace lockstep

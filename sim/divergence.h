@@ -1,0 +1,72 @@
+// A divergence: the first place where the backend and the model do not agree, told completely:
+// when, what, where to the byte, expected and found, whose content lies there, who wrote it last,
+// and what the step was doing.
+//
+// Numbers that do not apply are -1, texts that do not apply are empty.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace lockstep {
+
+// What the step was at when the two sides were found to differ, in the order of a step.
+enum class Phase : std::uint8_t {
+  decide,        // the decision cannot be executed: a token without a block, two owners, ...
+  reuse,         // a block that was about to be handed out again
+  memory_check,  // a report of the backend's own checker
+  block_table,
+  slot_mapping,
+  page_written,  // a page that the step wrote
+  attention_digest,
+  attention_output,
+  page_untouched,  // a page that nothing should have written, in rotation
+  page_final,      // the same, after the last step
+};
+std::string_view name_of(Phase phase);
+
+// A run of bytes of a page and what belongs there, for drawing.
+struct PageSpan {
+  std::int64_t first_byte = 0;
+  std::int64_t size_bytes = 0;
+  std::string what;  // "slot 5: K of head 0 (request r17 token 305)", "padding", "free"
+};
+
+struct Divergence {
+  Phase phase = Phase::decide;
+  std::int64_t step = -1;
+  std::string request;  // whose content is expected there
+  std::int32_t layer = -1;
+  std::string layer_name;
+  std::int32_t group = -1;
+  std::int32_t tensor = -1;
+  std::int32_t block = -1;
+  std::int64_t slot = -1;
+  std::int32_t head = -1;
+  std::string part;              // "K", "V", "latent", "hidden", "state 0", "padding", "unused"
+  std::int64_t token = -1;       // position in the request
+  std::int64_t byte = -1;        // the first wrong byte of the page, or of the table row's entry
+  std::int64_t wrong_bytes = 0;  // in the page
+  std::string expected;          // hexadecimal for bytes, numbers for tables and slots
+  std::string found;
+  std::string owner;    // whose content lies there, if it is anyone's
+  std::string writer;   // who wrote there last, as the model's journal and the backend know it
+  std::string doing;    // what the step was doing
+  std::string message;  // all of it in one sentence
+
+  // For divergences of pages: the page as it should be and as it is.
+  std::vector<std::uint8_t> expected_page;
+  std::vector<std::uint8_t> found_page;
+  std::vector<PageSpan> spans;
+
+  bool operator==(const Divergence& other) const { return message == other.message; }
+};
+
+// Several lines for a terminal; no colours, a newline at the end.
+std::string to_text(const Divergence& divergence);
+// One JSON object with every field; the pages in hexadecimal.
+std::string to_json(const Divergence& divergence);
+
+}  // namespace lockstep

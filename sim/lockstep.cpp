@@ -1,0 +1,398 @@
+#include "sim/lockstep.h"
+
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <deque>
+#include <unordered_map>
+#include <utility>
+
+#include "reference/check.h"
+#include "sim/device_side.h"
+#include "sim/liveness.h"
+#include "sim/state_hash.h"
+#include "sim/stopwatch.h"
+#include "sim/timeline_recorder.h"
+
+namespace lockstep {
+namespace {
+
+// What the loop knows of a live request.
+struct LiveRequest {
+  std::string name;
+  std::uint64_t ticket = 0;
+  std::int64_t num_prompt_tokens = 0;
+  std::int64_t num_output_tokens = 0;  // sampled, whether the engine has seen them or not
+  bool live = false;
+};
+
+struct StepInFlight {
+  std::int64_t step = 0;
+  ModelOutput output;
+};
+
+class Run {
+ public:
+  Run(const LockstepConfig& config, DecisionSource& decisions, Workload& workload,
+      StepObserver* observer)
+      : config_(config),
+        decisions_(decisions),
+        workload_(workload),
+        observer_(observer),
+        recorder_(config),
+        progress_(config) {}
+
+  Result<RunReport> run(Backend* backend);
+
+ private:
+  Result<bool> step();
+  Result<void> apply_events();
+  Result<void> add_request(WorkloadEvent& event);
+  Result<void> sample(const SchedulerOutput& decision);
+  void count_decision(const SchedulerOutput& decision);
+  void hash_decision(const SchedulerOutput& decision);
+  std::span<const StoppedRequest> process_output(bool anything_scheduled,
+                                                 std::int64_t& output_of_step);
+  void hash_stopped(std::span<const StoppedRequest> stopped);
+  void leave(RequestId id, std::string_view reason);
+  void forget_finished(const SchedulerOutput& decision);
+  bool observe(bool (StepObserver::*hook)(const StepView&), const SchedulerOutput& decision,
+               std::span<const StoppedRequest> stopped, std::int64_t output_of_step);
+  void set_liveness_verdict();
+  Result<void> finish();
+
+  const LockstepConfig& config_;
+  DecisionSource& decisions_;
+  Workload& workload_;
+  StepObserver* observer_;
+  std::unique_ptr<DeviceSide> device_;
+  TimelineRecorder recorder_;
+  ProgressGuard progress_;
+  RunReport report_;
+  RunSummary& summary_ = report_.summary;
+  StateHashChain chain_;
+  CacheCounters counters_;
+  Stopwatch watch_;
+
+  std::vector<LiveRequest> requests_;  // by RequestId
+  std::unordered_map<std::string, RequestId> ids_;
+  std::vector<WorkloadEvent> events_;
+  std::vector<RequestId> left_;       // in this step
+  std::vector<std::uint8_t> resets_;  // results of reset_prefix_cache, 0 or 1
+  std::vector<SampledRow> rows_;
+  std::deque<StepInFlight> in_flight_;
+  std::vector<ModelOutput> spare_outputs_;
+  std::function<std::string_view(RequestId)> name_of_ = [this](RequestId id) {
+    return std::string_view(requests_[index_of(id)].name);
+  };
+  bool idle_ = true;
+};
+
+Result<RunReport> Run::run(Backend* backend) {
+  Stopwatch wall;
+  summary_.backend = "none";
+  if (backend != nullptr) {
+    summary_.backend = fmt::format("{} ({})", backend->name(), backend->device());
+    auto device = DeviceSide::create(config_, *backend, summary_);
+    if (!device) return tl::unexpected(device.error());
+    device_ = std::move(*device);
+  }
+  while (config_.steps_max == 0 || summary_.steps < config_.steps_max) {
+    events_.clear();
+    const LoopState state{
+        .step = summary_.steps, .idle = idle_, .unfinished = decisions_.has_unfinished_requests()};
+    const auto turn = workload_.next_turn(state, events_);
+    if (!turn) return tl::unexpected(turn.error());
+    if (*turn == Turn::end) break;
+    if (*turn == Turn::stuck || (!workload_.is_scripted() && progress_.is_stuck(decisions_))) {
+      set_liveness_verdict();
+      break;
+    }
+    const auto go_on = step();
+    if (!go_on) return tl::unexpected(go_on.error());
+    if (!*go_on) break;
+  }
+  if (auto done = finish(); !done) return tl::unexpected(done.error());
+  summary_.seconds.wall = wall.lap();
+  return std::move(report_);
+}
+
+// One step. False: the run ends here.
+Result<bool> Run::step() {
+  if (auto applied = apply_events(); !applied) return tl::unexpected(applied.error());
+  watch_.lap();
+  const SchedulerOutput& decision = decisions_.schedule();
+  summary_.seconds.schedule += watch_.lap();
+  count_decision(decision);
+  hash_decision(decision);
+  if (!observe(&StepObserver::decided, decision, {}, -1)) return false;
+  recorder_.decided(decision, decisions_, workload_.now_ns());
+  if (device_ != nullptr) {
+    auto found = device_->run_step(decision, chain_);
+    if (!found) return tl::unexpected(found.error());
+    if (*found) {
+      summary_.verdict = Verdict::divergence;
+      summary_.divergence = std::move(**found);
+      return false;
+    }
+  }
+  if (auto sampled = sample(decision); !sampled) return tl::unexpected(sampled.error());
+  events_.clear();
+  workload_.while_running(events_);
+  if (!events_.empty()) {
+    if (auto applied = apply_events(); !applied) return tl::unexpected(applied.error());
+  }
+  const bool scheduled = !decision.scheduled.empty();
+  std::int64_t output_of_step = -1;
+  const auto stopped = process_output(scheduled, output_of_step);
+  hash_stopped(stopped);
+  counters_ = decisions_.take_cache_counters();
+  summary_.stored += counters_.stored;
+  summary_.evictions += counters_.evicted;
+  recorder_.finished(stopped, counters_, decisions_);
+  const bool go_on = observe(&StepObserver::finished, decision, stopped, output_of_step);
+  workload_.step_done(decision.total_num_scheduled_tokens);
+  for (const RequestId id : left_)
+    workload_.request_left(requests_[index_of(id)].name, requests_[index_of(id)].ticket);
+  left_.clear();
+  idle_ = !scheduled && decision.preempted.empty() && in_flight_.empty();
+  forget_finished(decision);
+  return go_on;
+}
+
+Result<void> Run::apply_events() {
+  resets_.clear();
+  for (WorkloadEvent& event : events_) {
+    switch (event.kind) {
+      case WorkloadEvent::Kind::add:
+        if (auto added = add_request(event); !added) return added;
+        break;
+      case WorkloadEvent::Kind::abort: {
+        const auto id = ids_.find(event.name);
+        if (id == ids_.end()) break;  // it has left
+        decisions_.abort_request(id->second);
+        ++summary_.aborted_requests;
+        leave(id->second, "abort");
+        break;
+      }
+      case WorkloadEvent::Kind::reset_prefix_cache:
+        resets_.push_back(decisions_.reset_prefix_cache() ? 1 : 0);
+        chain_.add(resets_.back());
+        break;
+    }
+  }
+  return {};
+}
+
+Result<void> Run::add_request(WorkloadEvent& event) {
+  ++summary_.requests;
+  std::string name = event.request.name;
+  const std::int64_t prompt = event.request.prompt.size();
+  RequestSpec spec;  // the worker's copy
+  if (device_ != nullptr) spec = event.request;
+  const auto id = decisions_.add_request(std::move(event.request));
+  if (!id) {
+    if (++summary_.refused_requests == 1)
+      summary_.not_checked.push_back(
+          fmt::format("refused requests, the first: {}", id.error().message));
+    workload_.request_left(name, event.ticket);
+    return {};
+  }
+  if (index_of(*id) >= requests_.size()) requests_.resize(index_of(*id) + 1);
+  LS_CHECK(!requests_[index_of(*id)].live, "id {} of {} is {}'s", index_of(*id), name,
+           requests_[index_of(*id)].name);
+  if (!ids_.emplace(name, *id).second)
+    return fail(fmt::format("two live requests are called {}", name));
+  chain_.add(name);
+  recorder_.added(*id, name, prompt, summary_.steps);
+  requests_[index_of(*id)] = {.name = std::move(name),
+                              .ticket = event.ticket,
+                              .num_prompt_tokens = prompt,
+                              .num_output_tokens = 0,
+                              .live = true};
+  if (device_ != nullptr) device_->add_request(*id, spec);
+  progress_.arrived();
+  return {};
+}
+
+void Run::count_decision(const SchedulerOutput& decision) {
+  ++summary_.steps;
+  summary_.request_steps += static_cast<std::int64_t>(decision.scheduled.size());
+  summary_.scheduled_tokens += decision.total_num_scheduled_tokens;
+  summary_.preemptions += static_cast<std::int64_t>(decision.preempted.size());
+  for (const ScheduledRequest& scheduled : decision.scheduled) {
+    if (!scheduled.is_new || scheduled.is_resumed) continue;
+    summary_.prompt_tokens += requests_[index_of(scheduled.id)].num_prompt_tokens;
+    summary_.cached_tokens += scheduled.computed;
+    summary_.hits += scheduled.computed > 0 ? 1 : 0;
+  }
+}
+
+void Run::hash_decision(const SchedulerOutput& decision) {
+  chain_.add(static_cast<std::uint64_t>(decision.step) << 32 | decision.scheduled.size());
+  for (const ScheduledRequest& scheduled : decision.scheduled) {
+    chain_.add(static_cast<std::uint64_t>(index_of(scheduled.id)) << 32 |
+               static_cast<std::uint32_t>(scheduled.num_tokens));
+    chain_.add(static_cast<std::uint64_t>(scheduled.computed) << 32 |
+               static_cast<std::uint64_t>(scheduled.num_spec) << 2 |
+               static_cast<std::uint64_t>(scheduled.is_new) << 1 |
+               static_cast<std::uint64_t>(scheduled.is_resumed));
+  }
+  const auto add_all = [this](const auto& list) {
+    chain_.add(list.size());
+    for (const auto& entry : list) chain_.add(static_cast<std::uint64_t>(entry));
+  };
+  add_all(decision.block_ends);
+  add_all(decision.block_ids);
+  add_all(decision.spec_tokens);
+  add_all(decision.preempted);
+  add_all(decision.finished);
+  add_all(decision.zero);
+  add_all(decision.common_prefix_blocks);
+  chain_.add(static_cast<std::uint64_t>(decisions_.num_free_blocks()));
+}
+
+// The model's answer to the step; the worker knows it at once, the engine when it processes it.
+Result<void> Run::sample(const SchedulerOutput& decision) {
+  if (decision.scheduled.empty()) return {};
+  rows_.clear();
+  const std::int32_t* draft = decision.spec_tokens.data();
+  for (const ScheduledRequest& scheduled : decision.scheduled) {
+    const LiveRequest& request = requests_[index_of(scheduled.id)];
+    const auto num_spec = static_cast<std::size_t>(scheduled.num_spec);
+    const std::int64_t known = request.num_prompt_tokens + request.num_output_tokens;
+    rows_.push_back({.ticket = request.ticket,
+                     .name = request.name,
+                     .num_prompt_tokens = request.num_prompt_tokens,
+                     .num_output_tokens = request.num_output_tokens,
+                     .samples = scheduled.computed + scheduled.num_tokens >= known,
+                     .drafts = {draft, num_spec}});
+    draft += num_spec;
+  }
+  StepInFlight& flight = in_flight_.emplace_back();
+  flight.step = decision.step;
+  if (!spare_outputs_.empty()) {
+    flight.output = std::move(spare_outputs_.back());
+    spare_outputs_.pop_back();
+  }
+  ModelOutput& output = flight.output;
+  output.tokens.clear();
+  output.token_ends.clear();
+  output.draft_tokens.clear();
+  output.draft_ends.clear();
+  if (auto done = workload_.sample(decision.step, rows_, output); !done) return done;
+  LS_CHECK(output.token_ends.size() == decision.scheduled.size(), "{} rows sampled, {} scheduled",
+           output.token_ends.size(), decision.scheduled.size());
+  std::uint32_t begin = 0;
+  for (std::size_t i = 0; i < decision.scheduled.size(); ++i) {
+    const std::uint32_t end = output.token_ends[i];
+    LiveRequest& request = requests_[index_of(decision.scheduled[i].id)];
+    request.num_output_tokens += end - begin;
+    if (end != begin) progress_.sampled();
+    if (device_ != nullptr)
+      device_->append_sampled(decision.scheduled[i].id,
+                              std::span(output.tokens).subspan(begin, end - begin));
+    begin = end;
+  }
+  return {};
+}
+
+// With asynchronous scheduling a step stays in flight while the next one is decided.
+std::span<const StoppedRequest> Run::process_output(bool anything_scheduled,
+                                                    std::int64_t& output_of_step) {
+  if (in_flight_.empty()) return {};
+  if (config_.engine.async_scheduling) {
+    const bool waits = !anything_scheduled || in_flight_.size() >= 2;
+    if (!workload_.output_comes_in().value_or(waits)) return {};
+  }
+  StepInFlight& flight = in_flight_.front();
+  output_of_step = flight.step;
+  watch_.lap();
+  const auto stopped = decisions_.update_from_output(flight.output);
+  summary_.seconds.schedule += watch_.lap();
+  spare_outputs_.push_back(std::move(flight.output));
+  in_flight_.pop_front();
+  return stopped;
+}
+
+void Run::hash_stopped(std::span<const StoppedRequest> stopped) {
+  chain_.add(stopped.size());
+  for (const StoppedRequest& request : stopped) {
+    chain_.add(static_cast<std::uint64_t>(index_of(request.id)) << 8 |
+               static_cast<std::uint64_t>(request.reason));
+    ++summary_.finished_requests;
+    leave(request.id, request.reason == FinishReason::stop ? "stop" : "length");
+  }
+}
+
+// It leaves the engine in this step; its id lives on until a decision reports it finished.
+void Run::leave(RequestId id, std::string_view reason) {
+  const LiveRequest& request = requests_[index_of(id)];
+  summary_.output_tokens += decisions_.num_tokens(id) - request.num_prompt_tokens;
+  ids_.erase(request.name);
+  left_.push_back(id);
+  recorder_.ended(id, reason);
+  progress_.left();
+}
+
+// The step has told the worker that these have left: their ids may be given to others.
+void Run::forget_finished(const SchedulerOutput& decision) {
+  for (const RequestId id : decision.finished) {
+    LiveRequest& request = requests_[index_of(id)];
+    LS_CHECK(request.live, "id {} finishes and is not live", index_of(id));
+    request = {};
+  }
+}
+
+bool Run::observe(bool (StepObserver::*hook)(const StepView&), const SchedulerOutput& decision,
+                  std::span<const StoppedRequest> stopped, std::int64_t output_of_step) {
+  if (observer_ == nullptr) return true;
+  return (observer_->*hook)({.decision = decision,
+                             .stopped = stopped,
+                             .counters = counters_,
+                             .decisions = decisions_,
+                             .output_of_step = output_of_step,
+                             .resets = resets_,
+                             .name = name_of_});
+}
+
+void Run::set_liveness_verdict() {
+  summary_.verdict = Verdict::liveness;
+  for (const RequestId id : decisions_.waiting()) {
+    if (++summary_.stuck_total > kStuckNamed) continue;
+    summary_.stuck.push_back({.name = requests_[index_of(id)].name,
+                              .why = why_stuck(decisions_, config_.device.plan, id)});
+  }
+  for (const RequestId id : decisions_.running()) {
+    if (++summary_.stuck_total > kStuckNamed) continue;
+    summary_.stuck.push_back({.name = requests_[index_of(id)].name,
+                              .why = "it runs, but is preempted before it gets anywhere"});
+  }
+}
+
+Result<void> Run::finish() {
+  if (device_ != nullptr) {
+    auto found = device_->finish(summary_.verdict != Verdict::divergence);
+    if (!found) return tl::unexpected(found.error());
+    if (*found) {
+      summary_.verdict = Verdict::divergence;
+      summary_.divergence = std::move(**found);
+    }
+  } else {
+    summary_.not_checked.push_back("memory: no backend, the model's decisions alone");
+  }
+  summary_.simulated_ns = workload_.now_ns();
+  summary_.state_hash = chain_.value();
+  report_.records_consumed = workload_.records_consumed();
+  report_.timeline = recorder_.take();
+  return {};
+}
+
+}  // namespace
+
+Result<RunReport> run_lockstep(const LockstepConfig& config, DecisionSource& decisions,
+                               Workload& workload, Backend* backend, StepObserver* observer) {
+  return Run(config, decisions, workload, observer).run(backend);
+}
+
+}  // namespace lockstep

@@ -1,0 +1,84 @@
+// The loop: decide a step, write it down as a program, run it on the backend, compare everything
+// with the memory model, advance. Without a backend the decisions alone are run (the model's own
+// speed).
+//
+// (1) Same configuration, workload and seed: same decisions, same checks, same chain of state
+//     hashes.
+// (2) The first divergence ends the run; it is in the summary, not an Error.
+// (3) An Error is what the user can cause (a bad trace, a refused configuration) or a device that
+//     failed.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "reference/engine_config.h"
+#include "reference/result.h"
+#include "reference/scheduler_types.h"
+#include "sim/backend.h"
+#include "sim/decision_source.h"
+#include "sim/result.h"
+#include "sim/timeline.h"
+#include "sim/workload.h"
+
+namespace lockstep {
+
+// What is read back in one step beyond tables, slots and written pages, which are always compared.
+struct CheckBudget {
+  std::int64_t probe_rows = 16'384;  // cache rows (token, part, head) under attention digests
+  std::int64_t query_rows = 4'096;   // under attention outputs
+  std::int64_t untouched_pages = 64;
+  bool operator==(const CheckBudget&) const = default;
+};
+
+struct LockstepConfig {
+  EngineConfig engine;
+  BackendConfig device;  // device.plan says groups and pool, with or without a backend
+  CheckBudget budget;
+  std::int64_t steps_max = 0;  // stop after so many; 0: no limit
+  bool draw = false;           // collect a timeline
+  TimelineLimits timeline;
+};
+
+// BackendConfig for an engine and a plan: rows, widths and tokens as the engine's options say.
+BackendConfig make_device_config(const EngineConfig& engine, KVCacheConfig plan,
+                                 AttentionBackend attention_backend = AttentionBackend::flash_attn);
+// A plan for the groups of a recording: one tensor per place in the group, pages padded to the
+// largest so that all groups draw from one pool.
+Result<KVCacheConfig> plan_for_groups(std::vector<KVCacheGroupSpec> groups,
+                                      std::int64_t num_blocks);
+
+// Everything about a step that has just been decided (and, with a backend, executed and compared),
+// for progress and for conform. References are valid during the call.
+struct StepView {
+  const SchedulerOutput& decision;
+  std::span<const StoppedRequest> stopped;
+  const CacheCounters& counters;
+  const DecisionSource& decisions;
+  std::int64_t output_of_step = -1;      // which step's output was processed; -1: none
+  std::span<const std::uint8_t> resets;  // 0 or 1, results of the step's reset_prefix_cache events
+  const std::function<std::string_view(RequestId)>& name;  // live, or finished in this step
+};
+// After decide and before the step's output is processed, and after it.
+class StepObserver {
+ public:
+  virtual ~StepObserver() = default;
+  // False ends the run (the verdict stays what it is).
+  virtual bool decided(const StepView&) { return true; }
+  virtual bool finished(const StepView&) { return true; }
+};
+
+struct RunReport {
+  RunSummary summary;
+  Timeline timeline;  // empty unless LockstepConfig::draw
+  std::int64_t records_consumed = 0;
+};
+
+// `backend` and `observer` may be null.
+Result<RunReport> run_lockstep(const LockstepConfig& config, DecisionSource& decisions,
+                               Workload& workload, Backend* backend,
+                               StepObserver* observer = nullptr);
+
+}  // namespace lockstep

@@ -1,0 +1,294 @@
+#include "sim/program_builder.h"
+
+#include <fmt/core.h>
+
+#include <algorithm>
+
+#include "reference/check.h"
+
+namespace lockstep {
+namespace {
+
+const KVCacheSpec& spec_of(const BackendConfig& device, std::int32_t group) {
+  return device.plan.groups[static_cast<std::size_t>(group)].spec;
+}
+
+std::int32_t round_up_to(std::int64_t tokens, std::int64_t multiple, std::int64_t max) {
+  return static_cast<std::int32_t>(
+      std::max(tokens, std::min((tokens + multiple - 1) / multiple * multiple, max)));
+}
+
+void reset(StepProgram& program, std::int64_t step) {
+  program.step = step;
+  program.clear_rows.clear();
+  program.poison.clear();
+  program.zero.clear();
+  program.copies.clear();
+  program.table_updates.clear();
+  program.table_block_ids.clear();
+  program.table_edits.clear();
+  program.rows.clear();
+  program.contents.clear();
+  program.num_padded_tokens = 0;
+  program.state_updates.clear();
+  program.probes.clear();
+  program.queries.clear();
+}
+
+}  // namespace
+
+Divergence decision_finding(std::int64_t step, std::string request, std::int32_t group,
+                            std::string message) {
+  Divergence finding;
+  finding.phase = Phase::decide;
+  finding.step = step;
+  finding.request = std::move(request);
+  finding.group = group;
+  finding.doing = "turning the decision into work";
+  finding.message = std::move(message);
+  return finding;
+}
+
+ProgramBuilder::ProgramBuilder(const EngineConfig& engine, const BackendConfig& device,
+                               const MemoryModel& model, Worker& worker)
+    : engine_(engine),
+      device_(device),
+      model_(model),
+      worker_(worker),
+      group_of_block_(static_cast<std::size_t>(model.num_blocks()), -1) {}
+
+std::optional<std::string> ProgramBuilder::why_not_supported(const EngineConfig& engine,
+                                                             const KVCacheConfig& plan) {
+  if (engine.dcp * engine.pcp != 1)
+    return "context parallelism spreads the tokens of a block over ranks, and one backend is one "
+           "rank";
+  if (engine.async_scheduling && engine.num_spec_tokens > 0)
+    return "drafts with asynchronous scheduling are counted by the worker, not by the decision";
+  for (const KVCacheGroupSpec& group : plan.groups)
+    if (group.spec.kind == CacheKind::mamba && engine.num_spec_tokens > 0 &&
+        group.spec.mamba_cache_mode == MambaCacheMode::all)
+      return "states of drafts have no place of their own in cache mode all";
+  return std::nullopt;
+}
+
+std::optional<Divergence> ProgramBuilder::build(const SchedulerOutput& decision,
+                                                StepProgram& program) {
+  reset(program, decision.step);
+  row_requests_.clear();
+  for (const RequestId id : decision.finished) {
+    if (!worker_.is_known(id)) continue;
+    if (const std::int32_t row = worker_.leave_row(id); row >= 0) program.clear_rows.push_back(row);
+    worker_.forget(id);
+  }
+  for (const RequestId id : decision.preempted)
+    if (const std::int32_t row = worker_.leave_row(id); row >= 0) program.clear_rows.push_back(row);
+  std::size_t first_spec = 0;
+  for (std::size_t i = 0; i < decision.scheduled.size(); ++i) {
+    const ScheduledRequest& scheduled = decision.scheduled[i];
+    if (auto finding = enter(decision, i, program)) return finding;
+    append_blocks(decision, i, program);
+    if (auto finding = add_tokens(decision, i, first_spec, program)) return finding;
+    if (auto finding = add_state_updates(scheduled, program.rows.back(), program)) return finding;
+    first_spec += static_cast<std::size_t>(scheduled.num_spec);
+  }
+  add_zeros(decision, program);
+  for (const BlockId block : handed_)
+    group_of_block_[static_cast<std::size_t>(index_of(block))] = -1;
+  handed_.clear();
+  program.num_padded_tokens = round_up_to(static_cast<std::int64_t>(program.contents.size()), 8,
+                                          device_.max_tokens_per_step);
+  return std::nullopt;
+}
+
+// A new or resumed request takes a row; any other must have one.
+std::optional<Divergence> ProgramBuilder::enter(const SchedulerOutput& decision, std::size_t index,
+                                                StepProgram& program) {
+  const ScheduledRequest& scheduled = decision.scheduled[index];
+  if (!worker_.is_known(scheduled.id))
+    return decision_finding(
+        decision.step, "", -1,
+        fmt::format("request id {} is scheduled but not live", index_of(scheduled.id)));
+  WorkerRequest& request = worker_.at(scheduled.id);
+  if (!scheduled.is_new && !scheduled.is_resumed) {
+    if (request.row >= 0) return std::nullopt;
+    return decision_finding(decision.step, request.name, -1,
+                            "it is scheduled as running, but was preempted or never started");
+  }
+  if (const std::int32_t row = worker_.leave_row(scheduled.id); row >= 0)
+    program.clear_rows.push_back(row);
+  if (worker_.enter_row(scheduled.id)) return std::nullopt;
+  return decision_finding(decision.step, request.name, -1,
+                          fmt::format("the batch has {} rows and all are taken", device_.num_rows));
+}
+
+void ProgramBuilder::append_blocks(const SchedulerOutput& decision, std::size_t index,
+                                   StepProgram& program) {
+  const ScheduledRequest& scheduled = decision.scheduled[index];
+  WorkerRequest& request = worker_.at(scheduled.id);
+  const bool whole_table = scheduled.is_new || scheduled.is_resumed;
+  for (std::int32_t g = 0; g < decision.num_groups; ++g) {
+    const std::span<const BlockId> blocks = decision.blocks(index, g);
+    std::vector<BlockId>& table = request.tables[static_cast<std::size_t>(g)];
+    if (blocks.empty() && !whole_table) continue;
+    // What a hit found is somebody's content; everything behind it is handed out to be filled.
+    const std::size_t hit =
+        whole_table ? static_cast<std::size_t>(scheduled.computed / spec_of(device_, g).block_size)
+                    : 0;
+    // Drafts' state blocks move to the end of their own table and keep what they hold. (Any other
+    // entry may be stale: retired long since, and somebody else's in the meantime.)
+    const auto moving = std::min(
+        static_cast<std::size_t>(spec_of(device_, g).num_speculative_blocks), table.size());
+    const std::vector<BlockId> kept(table.end() - static_cast<std::ptrdiff_t>(moving), table.end());
+    for (std::size_t b = hit; b < blocks.size(); ++b) hand_out(g, blocks[b], kept, program);
+    program.table_updates.push_back(
+        {.row = request.row,
+         .group = g,
+         .first = static_cast<std::int32_t>(table.size()),
+         .begin = static_cast<std::uint32_t>(program.table_block_ids.size()),
+         .count = static_cast<std::uint32_t>(blocks.size())});
+    program.table_block_ids.insert(program.table_block_ids.end(), blocks.begin(), blocks.end());
+    table.insert(table.end(), blocks.begin(), blocks.end());
+  }
+}
+
+// A block that held something is poisoned, so that nothing can be read before it is written.
+void ProgramBuilder::hand_out(std::int32_t group, BlockId block, std::span<const BlockId> kept,
+                              StepProgram& program) {
+  if (block == kNullBlock || std::ranges::find(kept, block) != kept.end()) return;
+  group_of_block_[static_cast<std::size_t>(index_of(block))] = group;
+  handed_.push_back(block);
+  if (model_.block(block).group != -1)
+    program.poison.push_back({.block = block, .kind = Poison::freed});
+}
+
+// The zero list names blocks of the attention groups. A block whose request was preempted in the
+// same step belongs to nobody: there is no group whose bytes could be meant.
+void ProgramBuilder::add_zeros(const SchedulerOutput& decision, StepProgram& program) {
+  for (const BlockId block : decision.zero) {
+    const std::int32_t group = group_of_block_[static_cast<std::size_t>(index_of(block))];
+    if (group >= 0)
+      program.zero.push_back({.group = group, .block = block});
+    else
+      ++ignored_zeros_;
+  }
+}
+
+std::optional<Divergence> ProgramBuilder::add_tokens(const SchedulerOutput& decision,
+                                                     std::size_t index, std::size_t first_spec,
+                                                     StepProgram& program) {
+  const ScheduledRequest& scheduled = decision.scheduled[index];
+  WorkerRequest& request = worker_.at(scheduled.id);
+  request.prefix.truncate(request.num_known);
+  for (std::int32_t s = 0; s < scheduled.num_spec; ++s)
+    request.prefix.append(decision.spec_tokens[first_spec + static_cast<std::size_t>(s)]);
+  const std::int64_t last = std::int64_t{scheduled.computed} + scheduled.num_tokens;
+  if (scheduled.num_tokens <= 0 || last > request.prefix.size())
+    return decision_finding(
+        decision.step, request.name, -1,
+        fmt::format(
+            "{} tokens are scheduled behind {} computed ones, but it has {} tokens and {} drafts",
+            scheduled.num_tokens, scheduled.computed, request.num_known, scheduled.num_spec));
+  program.rows.push_back({.row = request.row,
+                          .first_position = scheduled.computed,
+                          .num_tokens = scheduled.num_tokens,
+                          .first_token = static_cast<std::int32_t>(program.contents.size())});
+  const auto contents = request.prefix.contents();
+  program.contents.insert(program.contents.end(), contents.begin() + scheduled.computed,
+                          contents.begin() + static_cast<std::ptrdiff_t>(last));
+  row_requests_.push_back(scheduled.id);
+  return std::nullopt;
+}
+
+std::optional<Divergence> ProgramBuilder::add_state_updates(const ScheduledRequest& scheduled,
+                                                            const RowSlice& slice,
+                                                            StepProgram& program) {
+  for (std::int32_t g = 0; g < model_.num_groups(); ++g) {
+    if (!model_.is_state_group(g)) continue;
+    if (auto finding = advance_state(g, scheduled, slice, program)) return finding;
+  }
+  return std::nullopt;
+}
+
+// Modes none and align keep a running state in one entry of the table, with a block per draft
+// behind it: the state after draft j goes into the j-th of them. In mode align the entry moves on
+// with the table, and the state is copied to where it moves.
+std::optional<Divergence> ProgramBuilder::advance_state(std::int32_t group,
+                                                        const ScheduledRequest& scheduled,
+                                                        const RowSlice& slice,
+                                                        StepProgram& program) {
+  WorkerRequest& request = worker_.at(scheduled.id);
+  const KVCacheSpec& spec = spec_of(device_, group);
+  const std::vector<BlockId>& table = request.tables[static_cast<std::size_t>(group)];
+  const auto num_entries = static_cast<std::int64_t>(table.size());
+  const bool aligned = spec.mamba_cache_mode == MambaCacheMode::align;
+  const std::int64_t base = aligned ? num_entries - 1 - spec.num_speculative_blocks : 0;
+  const std::int64_t last_entry =
+      spec.mamba_cache_mode == MambaCacheMode::all
+          ? (slice.first_position + slice.num_tokens - 1) / spec.block_size
+          : base + scheduled.num_spec;
+  if (base < 0 || last_entry >= num_entries)
+    return decision_finding(
+        program.step, request.name, group,
+        fmt::format("its state needs entry {} of a block table of {}", last_entry, num_entries));
+  if (spec.mamba_cache_mode == MambaCacheMode::all) {
+    advance_every_block(group, slice, table, program);
+    return std::nullopt;
+  }
+  std::int64_t& entry = request.state_entry[static_cast<std::size_t>(group)];
+  if (entry < 0 && slice.first_position > 0)
+    entry = aligned ? (slice.first_position - 1) / spec.block_size : 0;  // where the hit was
+  const BlockId target = table[static_cast<std::size_t>(base)];
+  BlockId source = slice.first_position == 0 ? kNullBlock : table[static_cast<std::size_t>(entry)];
+  if (aligned && source != kNullBlock && source != target) {
+    program.copies.push_back({.group = group, .source = source, .target = target});
+    source = target;
+  }
+  entry = base;
+  const std::int32_t known = slice.num_tokens - scheduled.num_spec;
+  StateUpdate update{.row = slice.row,
+                     .group = group,
+                     .source = source,
+                     .target = target,
+                     .first_position = slice.first_position,
+                     .num_tokens = known,
+                     .first_token = slice.first_token};
+  program.state_updates.push_back(update);
+  for (std::int32_t draft = 0; draft < scheduled.num_spec; ++draft) {
+    update.source = update.target;
+    update.target = table[static_cast<std::size_t>(base + draft + 1)];
+    update.first_position += update.num_tokens;
+    update.first_token += update.num_tokens;
+    update.num_tokens = 1;
+    program.state_updates.push_back(update);
+  }
+  return std::nullopt;
+}
+
+// Mode all: the state after each block, and the running one in the block that is being filled.
+void ProgramBuilder::advance_every_block(std::int32_t group, const RowSlice& slice,
+                                         const std::vector<BlockId>& table,
+                                         StepProgram& program) const {
+  const std::int64_t block_size = spec_of(device_, group).block_size;
+  const std::int64_t last = std::int64_t{slice.first_position} + slice.num_tokens;
+  BlockId source = kNullBlock;
+  if (slice.first_position > 0)
+    source = table[static_cast<std::size_t>((slice.first_position - 1) / block_size)];
+  for (std::int64_t first = slice.first_position; first < last;) {
+    const std::int64_t entry = first / block_size;
+    const std::int64_t end = std::min(last, (entry + 1) * block_size);
+    const BlockId target = table[static_cast<std::size_t>(entry)];
+    program.state_updates.push_back(
+        {.row = slice.row,
+         .group = group,
+         .source = source,
+         .target = target,
+         .first_position = static_cast<std::int32_t>(first),
+         .num_tokens = static_cast<std::int32_t>(end - first),
+         .first_token =
+             slice.first_token + static_cast<std::int32_t>(first - slice.first_position)});
+    source = target;
+    first = end;
+  }
+}
+
+}  // namespace lockstep

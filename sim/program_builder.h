@@ -1,0 +1,72 @@
+// From a decision to a step's program: rows, tables, poison, zeroing, state copies, contents. What
+// a worker does with what the scheduler sends it (vllm/v1/worker/gpu_model_runner.py,
+// mamba_utils.py).
+//
+// (1) build() changes the worker's rows and tables, never the memory model.
+// (2) A decision that cannot be executed (a token without a block, no row left) is a finding, told
+//     as a Divergence of Phase::decide.
+//
+// Left out here: what the step reads back (probe_planner.h).
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "reference/engine_config.h"
+#include "reference/memory_model.h"
+#include "reference/scheduler_types.h"
+#include "sim/backend.h"
+#include "sim/divergence.h"
+#include "sim/worker.h"
+
+namespace lockstep {
+
+class ProgramBuilder {
+ public:
+  ProgramBuilder(const EngineConfig& engine, const BackendConfig& device, const MemoryModel& model,
+                 Worker& worker);
+
+  // What the builder cannot write down: configurations that need a worker of another kind.
+  static std::optional<std::string> why_not_supported(const EngineConfig& engine,
+                                                      const KVCacheConfig& plan);
+
+  std::optional<Divergence> build(const SchedulerOutput& decision, StepProgram& program);
+
+  // The request of each entry of StepProgram::rows of the last program.
+  std::span<const RequestId> row_requests() const { return row_requests_; }
+  // Zero-list entries of blocks that nobody was given in that step.
+  std::int64_t ignored_zeros() const { return ignored_zeros_; }
+
+ private:
+  std::optional<Divergence> enter(const SchedulerOutput& decision, std::size_t index,
+                                  StepProgram& program);
+  void append_blocks(const SchedulerOutput& decision, std::size_t index, StepProgram& program);
+  void hand_out(std::int32_t group, BlockId block, std::span<const BlockId> kept,
+                StepProgram& program);
+  void add_zeros(const SchedulerOutput& decision, StepProgram& program);
+  std::optional<Divergence> add_tokens(const SchedulerOutput& decision, std::size_t index,
+                                       std::size_t first_spec, StepProgram& program);
+  std::optional<Divergence> add_state_updates(const ScheduledRequest& scheduled,
+                                              const RowSlice& slice, StepProgram& program);
+  std::optional<Divergence> advance_state(std::int32_t group, const ScheduledRequest& scheduled,
+                                          const RowSlice& slice, StepProgram& program);
+  void advance_every_block(std::int32_t group, const RowSlice& slice,
+                           const std::vector<BlockId>& table, StepProgram& program) const;
+
+  const EngineConfig engine_;
+  const BackendConfig device_;
+  const MemoryModel& model_;
+  Worker& worker_;
+  std::vector<RequestId> row_requests_;
+  std::vector<std::int32_t> group_of_block_;  // blocks handed out in this step; -1: not
+  std::vector<BlockId> handed_;
+  std::int64_t ignored_zeros_ = 0;
+};
+
+// A finding about a decision, for a request and a group (-1: none).
+Divergence decision_finding(std::int64_t step, std::string request, std::int32_t group,
+                            std::string message);
+
+}  // namespace lockstep

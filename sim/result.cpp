@@ -1,0 +1,72 @@
+#include "sim/result.h"
+
+#include <fmt/core.h>
+
+#include "reference/check.h"
+#include "sim/divergence_json.h"
+#include "traces/atomic_file.h"
+
+namespace lockstep {
+
+std::string_view name_of(Verdict verdict) {
+  switch (verdict) {
+    case Verdict::agreed:
+      return "agreed";
+    case Verdict::divergence:
+      return "divergence";
+    case Verdict::liveness:
+      return "liveness";
+  }
+  LS_CHECK(false, "verdict {}", static_cast<int>(verdict));
+}
+
+std::string to_hex(StateHash hash) { return fmt::format("{:016x}{:016x}", hash.high, hash.low); }
+
+nlohmann::ordered_json json_of(const RunSummary& summary) {
+  nlohmann::ordered_json json;
+  json["verdict"] = name_of(summary.verdict);
+  json["backend"] = summary.backend;
+  json["requests"] = summary.requests;
+  json["finished_requests"] = summary.finished_requests;
+  json["aborted_requests"] = summary.aborted_requests;
+  json["refused_requests"] = summary.refused_requests;
+  json["steps"] = summary.steps;
+  json["request_steps"] = summary.request_steps;
+  json["scheduled_tokens"] = summary.scheduled_tokens;
+  json["output_tokens"] = summary.output_tokens;
+  json["prompt_tokens"] = summary.prompt_tokens;
+  json["cached_tokens"] = summary.cached_tokens;
+  json["hits"] = summary.hits;
+  json["preemptions"] = summary.preemptions;
+  json["stored"] = summary.stored;
+  json["evictions"] = summary.evictions;
+  json["simulated_ns"] = summary.simulated_ns;
+  json["pages_checked"] = summary.pages_checked;
+  json["bytes_checked"] = summary.bytes_checked;
+  json["table_entries_checked"] = summary.table_entries_checked;
+  json["slots_checked"] = summary.slots_checked;
+  json["rows_read"] = summary.rows_read;
+  json["outputs_checked"] = summary.outputs_checked;
+  json["not_checked"] = summary.not_checked;
+  json["state_hash"] = to_hex(summary.state_hash);
+  json["divergence"] = nullptr;
+  if (summary.divergence) json["divergence"] = json_of(*summary.divergence);
+  json["stuck"] = nlohmann::ordered_json::array();
+  for (const StuckRequest& stuck : summary.stuck)
+    json["stuck"].push_back({{"request", stuck.name}, {"why", stuck.why}});
+  json["stuck_total"] = summary.stuck_total;
+  json["schedule_s"] = summary.seconds.schedule;
+  json["program_s"] = summary.seconds.program;
+  json["execute_s"] = summary.seconds.execute;
+  json["compare_s"] = summary.seconds.compare;
+  json["wall_s"] = summary.seconds.wall;
+  return json;
+}
+
+std::string result_to_json(const RunSummary& summary) { return json_of(summary).dump(2) + "\n"; }
+
+Result<void> write_result_json(const std::string& path, const RunSummary& summary) {
+  return write_file_atomically(path, result_to_json(summary));
+}
+
+}  // namespace lockstep

@@ -1,0 +1,135 @@
+#include "sim/saved_run.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace lockstep {
+namespace {
+
+std::string_view word_of(CheckMode mode) {
+  switch (mode) {
+    case CheckMode::fast:
+      return "fast";
+    case CheckMode::check:
+      return "check";
+    case CheckMode::hunt:
+      return "hunt";
+  }
+  return "check";
+}
+
+CheckMode check_mode_of(std::string_view word) {
+  if (word == "fast") return CheckMode::fast;
+  return word == "hunt" ? CheckMode::hunt : CheckMode::check;
+}
+
+// The numbers of a run that a saved case keeps by name, with where they go.
+struct Settings {
+  CheckBudget budget;
+  StepTimeModel step_time;
+  std::int64_t queries_per_kv = 1;
+  std::int64_t draft_acceptance_percent = 60;
+
+  std::vector<std::pair<std::string, std::int64_t*>> by_name() {
+    return {{"probe_rows", &budget.probe_rows},
+            {"query_rows", &budget.query_rows},
+            {"untouched_pages", &budget.untouched_pages},
+            {"queries_per_kv", &queries_per_kv},
+            {"step_base_ns", &step_time.base_ns},
+            {"step_token_ns", &step_time.per_token_ns},
+            {"draft_acceptance_percent", &draft_acceptance_percent}};
+  }
+};
+
+Settings settings_of(const SavedCase& saved) {
+  Settings settings;
+  for (const auto& [name, target] : settings.by_name())
+    for (const auto& [key, value] : saved.settings)
+      if (key == name) *target = value;
+  return settings;
+}
+
+class MemoryTraceReader final : public TraceReader {
+ public:
+  explicit MemoryTraceReader(Trace trace) : trace_(std::move(trace)) {}
+  const TraceHeader& header() const override { return trace_.header; }
+  Result<bool> next(TraceRecord& record) override {
+    if (at_ == trace_.records.size()) return false;
+    record = trace_.records[at_++];
+    return true;
+  }
+
+ private:
+  Trace trace_;
+  std::size_t at_ = 0;
+};
+
+}  // namespace
+
+SavedCase save_case(std::string name, const LockstepConfig& config,
+                    const TraceWorkloadOptions& options, const RunSummary& summary) {
+  SavedCase saved;
+  saved.name = std::move(name);
+  saved.engine = config.engine;
+  saved.cache = config.device.plan;
+  saved.layout = config.device.layout;
+  saved.layout_rule = config.device.layout_rule;
+  saved.attention_backend = config.device.attention_backend;
+  saved.kernel_block_sizes = config.device.kernel_block_sizes;
+  saved.backend = summary.backend.substr(0, summary.backend.find(' '));
+  saved.check = word_of(config.device.check);
+  if (!config.device.mutant.empty()) saved.mutants = {config.device.mutant};
+  saved.seed = options.seed;
+  Settings settings{.budget = config.budget,
+                    .step_time = options.step_time,
+                    .queries_per_kv = config.device.queries_per_kv,
+                    .draft_acceptance_percent = options.draft_acceptance_percent};
+  for (const auto& [key, value] : settings.by_name()) saved.settings.emplace_back(key, *value);
+  if (summary.divergence)
+    saved.expected = {.kind = std::string(name_of(summary.divergence->phase)),
+                      .step = summary.divergence->step};
+  else
+    saved.expected = {.kind = std::string(name_of(summary.verdict)), .step = {}};
+  return saved;
+}
+
+void keep_records(Trace& trace, std::int64_t count) {
+  if (count < static_cast<std::int64_t>(trace.records.size()))
+    trace.records.resize(static_cast<std::size_t>(count));
+}
+
+LockstepConfig config_of(const SavedCase& saved) {
+  const Settings settings = settings_of(saved);
+  LockstepConfig config;
+  config.engine = saved.engine;
+  config.budget = settings.budget;
+  config.device = make_device_config(saved.engine, saved.cache, saved.attention_backend);
+  if (!saved.kernel_block_sizes.empty())
+    config.device.kernel_block_sizes = saved.kernel_block_sizes;
+  config.device.layout = saved.layout;
+  config.device.layout_rule = saved.layout_rule;
+  config.device.queries_per_kv = static_cast<std::int32_t>(settings.queries_per_kv);
+  config.device.check = check_mode_of(saved.check);
+  config.device.seed = saved.seed;
+  if (!saved.mutants.empty()) config.device.mutant = saved.mutants.front();
+  return config;
+}
+
+TraceWorkloadOptions workload_options_of(const SavedCase& saved) {
+  const Settings settings = settings_of(saved);
+  return {.step_time = settings.step_time,
+          .seed = saved.seed,
+          .num_spec_tokens = saved.engine.num_spec_tokens,
+          .draft_acceptance_percent = static_cast<std::int32_t>(settings.draft_acceptance_percent)};
+}
+
+std::unique_ptr<TraceReader> trace_reader_of(Trace trace) {
+  return std::make_unique<MemoryTraceReader>(std::move(trace));
+}
+
+std::unique_ptr<Workload> workload_of(const SavedCase& saved) {
+  if (saved.recording) return make_recording_workload(*saved.recording);
+  return make_trace_workload(trace_reader_of(saved.trace), workload_options_of(saved));
+}
+
+}  // namespace lockstep

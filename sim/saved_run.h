@@ -1,0 +1,32 @@
+// From a run to a saved case and back: what a replay needs to come to the same divergence again.
+//
+// Settings that a saved case keeps by name: probe_rows, query_rows, untouched_pages,
+// queries_per_kv, step_base_ns, step_token_ns, draft_acceptance_percent. An absent one has its
+// default.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "reference/result.h"
+#include "sim/lockstep.h"
+#include "sim/workload.h"
+#include "traces/saved_case.h"
+
+namespace lockstep {
+
+// Everything but trace and recording, which the caller adds.
+SavedCase save_case(std::string name, const LockstepConfig& config,
+                    const TraceWorkloadOptions& options, const RunSummary& summary);
+// The first `count` records of a trace: those that a run had consumed when it ended, and the
+// header.
+void keep_records(Trace& trace, std::int64_t count);
+
+LockstepConfig config_of(const SavedCase& saved);
+TraceWorkloadOptions workload_options_of(const SavedCase& saved);
+// The requests of a saved case as a source of records.
+std::unique_ptr<TraceReader> trace_reader_of(Trace trace);
+// Its trace by the clock, or its recording step by step when it has one.
+std::unique_ptr<Workload> workload_of(const SavedCase& saved);
+
+}  // namespace lockstep

@@ -1,0 +1,21 @@
+// Seconds between laps. What it measures is reported and never decides, hashes or compares
+// anything.
+#pragma once
+
+#include <chrono>
+#include <utility>
+
+namespace lockstep {
+
+class Stopwatch {
+ public:
+  double lap() {
+    const auto now = std::chrono::steady_clock::now();
+    return std::chrono::duration<double>(now - std::exchange(last_, now)).count();
+  }
+
+ private:
+  std::chrono::steady_clock::time_point last_ = std::chrono::steady_clock::now();
+};
+
+}  // namespace lockstep

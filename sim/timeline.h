@@ -1,0 +1,76 @@
+// What a report draws: one record a step, the life of requests, and who held which block when.
+//
+// Memory is bounded: when a list is full, neighbours are merged and from then on 2, 4, ... steps
+// make one entry. What is merged or left out is said in `notes`; counts of the summary are never
+// thinned.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace lockstep {
+
+struct TimelineLimits {
+  std::int64_t steps_max = 4096;
+  std::int64_t lanes_max = 512;
+  std::int64_t block_changes_max = 400'000;
+  std::int64_t blocks_max = 4096;  // block ids that are followed
+};
+
+// `num_steps` steps from `step` on: sums of what happened, the state after the last of them.
+struct TimelineStep {
+  std::int64_t step = 0;
+  std::int32_t num_steps = 1;
+  std::int64_t time_ns = 0;
+  std::int32_t scheduled_tokens = 0;
+  std::int32_t scheduled_requests = 0;
+  std::int32_t running = 0;
+  std::int32_t waiting = 0;
+  std::int32_t used_blocks = 0;    // held by a request
+  std::int32_t cached_blocks = 0;  // free, with content a hit may find
+  std::int32_t free_blocks = 0;    // free, content unknown to the prefix cache
+  std::int32_t preempted = 0;
+  std::int32_t hit_tokens = 0;
+  std::int32_t evicted = 0;
+  std::int32_t stored = 0;
+};
+
+// A piece of a request's life.
+struct LaneSpan {
+  enum class Kind : std::uint8_t { waiting, prefill, decode, preempted };
+  Kind kind = Kind::waiting;
+  std::int64_t first_step = 0;
+  std::int64_t last_step = 0;  // inclusive
+};
+
+struct Lane {
+  std::string name;
+  std::int64_t prompt_tokens = 0;
+  std::int64_t cached_tokens = 0;
+  std::int64_t output_tokens = 0;
+  std::string ended;  // "length", "stop", "abort"; empty: did not
+  std::vector<LaneSpan> spans;
+};
+
+// From `step` on, block `block` is in state `holders` requests, the first of them lane `lane`.
+struct BlockChange {
+  std::int64_t step = 0;
+  std::int32_t block = 0;
+  std::int32_t group = -1;
+  std::int32_t holders = 0;  // 0: free
+  std::int32_t lane = -1;    // -1: a request without a lane, or nobody
+  bool cached = false;       // free, but a hit may find it
+};
+
+struct Timeline {
+  std::vector<TimelineStep> steps;
+  std::vector<Lane> lanes;
+  std::vector<BlockChange> block_changes;
+  std::int64_t num_blocks = 0;
+  std::int64_t token_budget = 0;   // max_num_batched_tokens
+  std::int64_t num_steps = 0;      // of the run
+  std::vector<std::string> notes;  // what is not drawn
+};
+
+}  // namespace lockstep

@@ -1,0 +1,111 @@
+// What reaches the engine and what the model answers: the two inputs of a run that nobody decides.
+//
+// Two of them: a request trace, driven by a virtual clock in integer nanoseconds; and a recording,
+// which says step by step what happened before it and what was sampled.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "reference/result.h"
+#include "reference/scheduler_types.h"
+#include "traces/recording.h"
+#include "traces/request_trace.h"
+
+namespace lockstep {
+
+// A named linear model of how long a step takes. Virtual time only orders events; no answer of
+// Lockstep claims to be a prediction of a real machine.
+struct StepTimeModel {
+  std::string name = "linear";
+  std::int64_t base_ns = 10'000'000;  // of every step that runs something
+  std::int64_t per_token_ns = 20'000;
+  std::int64_t step_ns(std::int64_t tokens) const { return base_ns + per_token_ns * tokens; }
+};
+
+// One thing that happens between two steps.
+struct WorkloadEvent {
+  enum class Kind : std::uint8_t { add, abort, reset_prefix_cache };
+  Kind kind = Kind::add;
+  RequestSpec request;                 // add
+  std::uint64_t ticket = 0;            // add: comes back in every SampledRow of the request
+  std::string name;                    // abort
+  std::optional<bool> recorded_reset;  // reset_prefix_cache: what the recording says it returned
+};
+
+// What the loop tells about the step before, so that the workload knows the time and who waits for
+// it.
+struct LoopState {
+  std::int64_t step = 0;    // the step about to be decided
+  bool idle = true;         // the step before did nothing and nothing is in flight
+  bool unfinished = false;  // requests are live
+};
+
+// What comes next.
+enum class Turn : std::uint8_t {
+  step,   // apply the events and run a step
+  end,    // nothing will arrive any more and nothing is live
+  stuck,  // nothing will arrive any more; live requests wait for ever
+};
+
+// One scheduled request as the sampler sees it.
+struct SampledRow {
+  std::uint64_t ticket = 0;
+  std::string_view name;
+  std::int64_t num_prompt_tokens = 0;
+  std::int64_t num_output_tokens = 0;  // so far
+  bool samples = false;                // false: a chunk of a prompt that ends before its last token
+  std::span<const std::int32_t> drafts;
+};
+
+class Workload {
+ public:
+  virtual ~Workload() = default;
+
+  // What happens before the next step, appended to `events`.
+  virtual Result<Turn> next_turn(const LoopState& state, std::vector<WorkloadEvent>& events) = 0;
+  // The model's output of the step just decided: rows as scheduled.
+  virtual Result<void> sample(std::int64_t step, std::span<const SampledRow> rows,
+                              ModelOutput& output) = 0;
+  // What happens while the model runs: after the decision, before an output comes in.
+  virtual void while_running(std::vector<WorkloadEvent>&) {}
+  // Whether the output of the oldest step in flight comes in now; nothing: when the engine's loop,
+  // left alone, would wait for it. REQUIRES: asynchronous scheduling.
+  virtual std::optional<bool> output_comes_in() const { return std::nullopt; }
+  // The step is over; it scheduled so many tokens. Moves the clock.
+  virtual void step_done(std::int64_t scheduled_tokens) = 0;
+  // A request left the engine in the step that is over, or was refused.
+  virtual void request_left(std::string_view name, std::uint64_t ticket) = 0;
+
+  // Every step is given, idle ones too, and the run ends where they end: waiting for ever is no
+  // verdict.
+  virtual bool is_scripted() const { return false; }
+  virtual std::int64_t now_ns() const = 0;
+  virtual std::int64_t records_consumed() const = 0;  // of the trace, or steps of the recording
+};
+
+struct TraceWorkloadOptions {
+  StepTimeModel step_time;
+  std::uint64_t seed = 0;  // of sampled tokens that the trace does not give
+  std::int32_t num_spec_tokens = 0;
+  std::int32_t draft_acceptance_percent = 60;  // with num_spec_tokens
+};
+
+std::unique_ptr<Workload> make_trace_workload(std::unique_ptr<TraceReader> reader,
+                                              const TraceWorkloadOptions& options);
+// `current` shows the step that the loop is in (for conform).
+class RecordingWorkload : public Workload {
+ public:
+  bool is_scripted() const override { return true; }
+  virtual const RecordedStep& current() const = 0;
+  virtual const RecordingEnd& end() const = 0;  // REQUIRES: next_turn() said Turn::end
+};
+std::unique_ptr<RecordingWorkload> make_recording_workload(RecordingReader reader);
+std::unique_ptr<RecordingWorkload> make_recording_workload(Recording recording);
+
+}  // namespace lockstep
