@@ -1,0 +1,110 @@
+#include "cuda_backend/attention_reader.h"
+
+#include <algorithm>
+
+#include "reference/check.h"
+
+namespace lockstep::cuda {
+namespace {
+
+// Rows (positions times heads) that one CTA digests: long probes are shared by many.
+constexpr std::int32_t kPieceRows = 4096;
+
+// What the kernels can hold: see kLaneElements of paged_attention.cuh.
+constexpr std::int32_t kMaxHeadSize = 1024;
+
+}  // namespace
+
+AttentionReader::AttentionReader(Device& device, const LayerCaches& layers,
+                                 const BlockTables& tables)
+    : device_(device),
+      layers_(layers.rows),
+      device_layers_(device, "layer caches"),
+      pieces_(device, "probe pieces"),
+      digests_(device, "digests"),
+      items_(device, "queries"),
+      queries_(device, "query rows"),
+      outputs_(device, "attention outputs") {
+  for (std::size_t layer = 0; layer < layers_.size(); ++layer) {
+    layers_[layer].table = tables.kernel_table(layers.group_of_layer[layer]);
+    layers_[layer].table_width = tables.kernel_table_width(layers.group_of_layer[layer]);
+  }
+  device_layers_.upload(layers_);
+}
+
+void AttentionReader::launch(const StepProgram& program) {
+  launch_probes(program);
+  launch_queries(program);
+}
+
+void AttentionReader::launch_probes(const StepProgram& program) {
+  if (program.probes.empty()) return;
+  host_pieces_.clear();
+  std::int32_t max_positions = 0;
+  for (std::size_t i = 0; i < program.probes.size(); ++i) {
+    const AttentionProbe& probe = program.probes[i];
+    const RowCache& rows = layers_[probe.layer];
+    LS_CHECK(rows.row_bytes > 0, "layer {} keeps no rows", probe.layer);
+    const std::int32_t step = std::max(1, kPieceRows / rows.num_kv_heads);
+    for (std::int32_t first = probe.first; first < probe.last; first += step) {
+      const std::int32_t last = std::min(probe.last, first + step);
+      host_pieces_.push_back({static_cast<std::int32_t>(i), probe.row, probe.layer, first, last});
+      max_positions = std::max(max_positions, last - first);
+    }
+  }
+  const auto num_probes = static_cast<std::int64_t>(program.probes.size());
+  digests_.reserve(num_probes);
+  device_.zero(digests_.data(), 8 * num_probes);
+  device_.launch(device_.kernels().attention_digest,
+                 DigestParams{.layers = device_layers_.data(),
+                              .pieces = pieces_.upload(host_pieces_),
+                              .digests = digests_.data(),
+                              .num_pieces = static_cast<std::int32_t>(host_pieces_.size()),
+                              .max_positions = max_positions});
+}
+
+void AttentionReader::launch_queries(const StepProgram& program) {
+  num_outputs_ = 0;
+  if (program.queries.empty()) return;
+  host_items_.clear();
+  std::int32_t max_heads = 0, max_words = 0;
+  std::int64_t num_query_floats = 0;
+  for (const AttentionQuery& query : program.queries) {
+    const RowCache& rows = layers_[query.layer];
+    LS_CHECK(rows.row_bytes > 0, "layer {} keeps no rows", query.layer);
+    LS_CHECK(rows.head_size <= kMaxHeadSize, "head size {}", rows.head_size);
+    const std::int32_t heads = rows.num_kv_heads * rows.queries_per_kv;
+    host_items_.push_back({.content = query.content,
+                           .query_begin = num_query_floats,
+                           .output_begin = num_outputs_,
+                           .row = query.row,
+                           .layer_index = query.layer,
+                           .first = query.first,
+                           .last = query.last});
+    const std::int32_t row_floats = (rows.head_size + 15) / 16 * 16;
+    num_query_floats += std::int64_t{heads} * row_floats;
+    num_outputs_ += std::int64_t{heads} * rows.head_size;
+    max_heads = std::max(max_heads, heads);
+    max_words = std::max(max_words, heads * (row_floats / 2));
+  }
+  const AttentionParams params{.layers = device_layers_.data(),
+                               .items = items_.upload(host_items_),
+                               .queries = queries_.reserve(num_query_floats),
+                               .outputs = outputs_.reserve(num_outputs_),
+                               .num_items = static_cast<std::int32_t>(host_items_.size()),
+                               .max_query_heads = max_heads,
+                               .max_query_words = max_words};
+  device_.launch(device_.kernels().fill_queries, params);
+  device_.launch(device_.kernels().paged_attention, params);
+}
+
+void AttentionReader::read_back(const StepProgram& program, StepReadback& readback) {
+  static_assert(sizeof(unsigned long long) == sizeof(std::uint64_t));
+  readback.digests.assign(program.probes.size(), 0);
+  device_.download(readback.digests.data(), digests_.data(),
+                   8 * static_cast<std::int64_t>(program.probes.size()));
+  readback.outputs.resize(num_outputs_);
+  device_.download(readback.outputs.data(), outputs_.data(), 4 * num_outputs_);
+}
+
+}  // namespace lockstep::cuda

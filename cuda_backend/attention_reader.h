@@ -1,0 +1,43 @@
+// What attention reads: digests of probed ranges, and softmax outputs of queries, both through the
+// block tables on the device.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "cuda_backend/block_tables.h"
+#include "cuda_backend/device.h"
+#include "cuda_backend/device_array.h"
+#include "cuda_backend/layer_caches.h"
+#include "sim/backend.h"
+
+namespace lockstep::cuda {
+
+class AttentionReader {
+ public:
+  AttentionReader(Device& device, const LayerCaches& layers, const BlockTables& tables);
+
+  // REQUIRES: probes and queries name layers with rows.
+  void launch(const StepProgram& program);
+  // Starts the download of digests and outputs; they are there after finish().
+  void read_back(const StepProgram& program, StepReadback& readback);
+
+ private:
+  void launch_probes(const StepProgram& program);
+  void launch_queries(const StepProgram& program);
+
+  Device& device_;
+  std::vector<RowCache> layers_;  // with their tables
+  DeviceArray<RowCache> device_layers_;
+  DeviceArray<DigestPiece> pieces_;
+  DeviceArray<unsigned long long> digests_;
+  DeviceArray<QueryItem> items_;
+  DeviceArray<float> queries_;
+  DeviceArray<float> outputs_;
+  std::int64_t num_outputs_ = 0;  // floats of the last step
+  // Host staging, kept from step to step.
+  std::vector<DigestPiece> host_pieces_;
+  std::vector<QueryItem> host_items_;
+};
+
+}  // namespace lockstep::cuda

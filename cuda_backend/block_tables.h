@@ -1,0 +1,71 @@
+// The block tables of all groups in device memory, and the slot mappings looked up in them.
+//
+// 1. A row's entries change by clear, append and edit alone, as a StepProgram says; nothing is
+// uploaded
+//    whole. 2. Kernel block ids are derived on the device, where a group's kernel blocks are
+//    smaller.
+// Not checked here: whether block ids make sense; they are what the simulator sent.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "cuda_backend/device.h"
+#include "cuda_backend/device_array.h"
+#include "sim/backend.h"
+
+namespace lockstep::cuda {
+
+class BlockTables {
+ public:
+  // blocks_per_kv_block: kernel blocks in a manager block, per group.
+  // REQUIRES: it and max_blocks_per_row have one entry a group.
+  BlockTables(Device& device, const BackendConfig& config,
+              std::span<const std::int64_t> blocks_per_kv_block);
+
+  // clear_rows, table_updates and table_edits of the program, in this order.
+  void apply(const StepProgram& program);
+
+  // Slots of the scheduled tokens in every group, padded to num_padded_tokens.
+  void map_slots(const StepProgram& program);
+  const Slot* slots(std::int32_t group) const { return slots_.data() + group * slots_stride_; }
+
+  // Kernel block ids, [num_rows, table_width(group)].
+  const std::int32_t* kernel_table(std::int32_t group) const;
+  std::int64_t kernel_table_width(std::int32_t group) const;
+
+  // Tables of the scheduled rows and slot mappings, as the device holds them. Calls finish().
+  Result<void> read_back(const StepProgram& program, StepReadback& readback);
+
+ private:
+  struct Group {
+    std::unique_ptr<DeviceArray<std::int32_t>> entries;
+    std::unique_ptr<DeviceArray<std::int32_t>> kernel_entries;  // null: the same as entries
+    GroupTable table;
+  };
+  std::int32_t num_groups() const { return static_cast<std::int32_t>(groups_.size()); }
+  void append(const StepProgram& program);
+  void plant_slot_block_size(const BackendConfig& config);
+
+  Device& device_;
+  std::int32_t num_rows_;
+  std::vector<Group> groups_;
+  DeviceArray<std::int32_t> lengths_;  // [num_groups, num_rows]
+  DeviceArray<GroupTable> tables_;
+  DeviceArray<std::int32_t> clear_rows_;
+  DeviceArray<TableAppend> appends_;
+  DeviceArray<std::int32_t> block_ids_;
+  DeviceArray<TableEntry> edits_;
+  DeviceArray<std::int32_t> positions_;
+  DeviceArray<std::int32_t> token_rows_;
+  DeviceArray<Slot> slots_;  // [num_groups, slots_stride_]
+  std::int64_t slots_stride_ = 0;
+  // Host staging, kept from step to step.
+  std::vector<TableAppend> host_appends_;
+  std::vector<TableEntry> host_edits_;
+  std::vector<std::int32_t> host_positions_, host_token_rows_, host_lengths_;
+};
+
+}  // namespace lockstep::cuda

@@ -1,0 +1,223 @@
+#include "cuda_backend/cache_pool.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "reference/check.h"
+
+namespace lockstep::cuda {
+namespace {
+
+std::int32_t longest(std::span<const RegionRange> ranges) {
+  std::int32_t most = 0;
+  for (const RegionRange& range : ranges) most = std::max(most, range.end - range.begin);
+  return most;
+}
+
+template <class Part>
+std::int64_t largest(std::span<const Part> parts) {
+  std::int64_t most = 0;
+  for (const Part& part : parts) most = std::max(most, part.size_bytes);
+  return most;
+}
+
+}  // namespace
+
+CachePool::CachePool(Device& device, const BackendConfig& config)
+    : device_(device),
+      config_(config),
+      waves_(config.plan.num_blocks),
+      regions_(device, "block regions"),
+      poison_regions_(device, "poison regions"),
+      pages_(device, "page regions"),
+      regions_of_group_(device, "regions of groups"),
+      states_of_group_(device, "states of groups"),
+      states_(device, "state caches"),
+      device_page_sizes_(device, "page sizes"),
+      poison_items_(device, "blocks to poison"),
+      zero_items_(device, "blocks to zero"),
+      copy_items_(device, "blocks to copy"),
+      state_items_(device, "state updates"),
+      fingerprint_items_(device, "pages to fingerprint"),
+      sums_(device, "fingerprints") {}
+
+CachePool::~CachePool() {
+  for (std::byte* tensor : tensors_) device_.release(tensor);
+}
+
+Result<std::unique_ptr<CachePool>> CachePool::create(Device& device, const BackendConfig& config,
+                                                     const Defects& defects) {
+  std::unique_ptr<CachePool> pool(new CachePool(device, config));
+  if (auto allocated = pool->allocate(defects); !allocated)
+    return tl::unexpected(allocated.error());
+  pool->poison_all(Poison::fresh);
+  if (auto done = device.finish(); !done) return tl::unexpected(done.error());
+  return pool;
+}
+
+Result<void> CachePool::allocate(const Defects& defects) {
+  for (std::size_t t = 0; t < config_.plan.tensors.size(); ++t) {
+    const std::int64_t size_bytes = config_.plan.tensors[t].size_bytes;
+    LS_CHECK(size_bytes % config_.plan.num_blocks == 0, "tensor {}: {} bytes for {} blocks", t,
+             size_bytes, config_.plan.num_blocks);
+    page_sizes_.push_back(size_bytes / config_.plan.num_blocks);
+    names_.push_back(fmt::format("KV cache tensor {}", t));
+    tensors_.push_back(device_.allocate(size_bytes, names_.back()));
+  }
+  if (auto done = device_.finish(); !done) return done;
+  auto layers = layer_caches(config_, defects, tensors_);
+  if (!layers) return tl::unexpected(layers.error());
+  layers_ = std::move(*layers);
+  max_regions_ = longest(layers_.regions_of_group);
+  max_states_ = longest(layers_.states_of_group);
+  max_region_bytes_ = largest<BlockRegion>(layers_.regions);
+  max_state_bytes_ = largest<StateCache>(layers_.states);
+  regions_.upload(layers_.regions);
+  poison_regions_.upload(layers_.poison_regions);
+  pages_.upload(layers_.pages);
+  regions_of_group_.upload(layers_.regions_of_group);
+  states_of_group_.upload(layers_.states_of_group);
+  states_.upload(layers_.states);
+  device_page_sizes_.upload(page_sizes_);
+  return device_.finish();
+}
+
+void CachePool::launch_poison(const PoisonItem* items, std::int64_t count, Poison kind) {
+  device_.launch(device_.kernels().poison_blocks,
+                 PoisonBlocksParams{
+                     .regions = items != nullptr ? poison_regions_.data() : pages_.data(),
+                     .page_size_bytes = device_page_sizes_.data(),
+                     .items = items,
+                     .num_regions = static_cast<std::int32_t>(
+                         items != nullptr ? layers_.poison_regions.size() : layers_.pages.size()),
+                     .num_items = static_cast<std::int32_t>(count),
+                     .kind_of_all = static_cast<std::uint32_t>(kind),
+                     .max_region_bytes = largest<BlockRegion>(layers_.pages)});
+}
+
+void CachePool::poison_all(Poison kind) { launch_poison(nullptr, config_.plan.num_blocks, kind); }
+
+void CachePool::poison(std::span<const PoisonBlock> blocks) {
+  if (blocks.empty()) return;
+  host_poison_.clear();
+  for (const PoisonBlock& item : blocks)
+    host_poison_.push_back({index_of(item.block), static_cast<std::uint32_t>(item.kind)});
+  const PoisonItem* items = poison_items_.upload(host_poison_);
+  waves_.for_each_write<PoisonItem>(host_poison_, [&](std::size_t first, std::size_t count) {
+    launch_poison(items + first, static_cast<std::int64_t>(count), Poison::fresh);
+  });
+}
+
+void CachePool::zero(std::span<const GroupBlock> blocks) {
+  if (blocks.empty() || device_.defect() == Defect::zero_lost) return;
+  host_zero_.clear();
+  for (const GroupBlock& item : blocks) host_zero_.push_back({item.group, index_of(item.block)});
+  const GroupBlockItem* items = zero_items_.upload(host_zero_);
+  waves_.for_each_write<GroupBlockItem>(host_zero_, [&](std::size_t first, std::size_t count) {
+    device_.launch(device_.kernels().zero_blocks,
+                   ZeroBlocksParams{.regions = regions_.data(),
+                                    .groups = regions_of_group_.data(),
+                                    .items = items + first,
+                                    .num_items = static_cast<std::int32_t>(count),
+                                    .max_regions = max_regions_,
+                                    .max_region_bytes = max_region_bytes_});
+  });
+}
+
+void CachePool::copy(std::span<const BlockCopy> copies) {
+  if (copies.empty() || device_.defect() == Defect::state_copy_lost) return;
+  host_copies_.clear();
+  for (const BlockCopy& item : copies)
+    host_copies_.push_back({item.group, index_of(item.source), index_of(item.target)});
+  const BlockCopyItem* items = copy_items_.upload(host_copies_);
+  waves_.for_each_move<BlockCopyItem>(host_copies_, [&](std::size_t first, std::size_t count) {
+    device_.launch(device_.kernels().copy_blocks,
+                   CopyBlocksParams{.regions = regions_.data(),
+                                    .groups = regions_of_group_.data(),
+                                    .items = items + first,
+                                    .num_items = static_cast<std::int32_t>(count),
+                                    .max_regions = max_regions_,
+                                    .max_region_bytes = max_region_bytes_});
+  });
+}
+
+void CachePool::update_states(std::span<const StateUpdate> updates, const std::uint64_t* contents) {
+  if (updates.empty()) return;
+  host_updates_.clear();
+  for (const StateUpdate& item : updates)
+    host_updates_.push_back({item.group, index_of(item.source), index_of(item.target),
+                             item.num_tokens, item.first_token});
+  const StateUpdateItem* items = state_items_.upload(host_updates_);
+  waves_.for_each_move<StateUpdateItem>(host_updates_, [&](std::size_t first, std::size_t count) {
+    device_.launch(device_.kernels().update_states,
+                   StateUpdateParams{.states = states_.data(),
+                                     .groups = states_of_group_.data(),
+                                     .items = items + first,
+                                     .contents = contents,
+                                     .num_items = static_cast<std::int32_t>(count),
+                                     .max_states = max_states_,
+                                     .max_state_bytes = max_state_bytes_});
+  });
+}
+
+Result<void> CachePool::fingerprint_pages(std::span<const PageId> pages,
+                                          std::span<Fingerprint> fingerprints) {
+  LS_CHECK(pages.size() == fingerprints.size(), "{} pages, {} fingerprints", pages.size(),
+           fingerprints.size());
+  if (pages.empty()) return device_.finish();
+  host_fingerprints_.clear();
+  for (const PageId& page : pages) {
+    LS_CHECK(page.tensor >= 0 && static_cast<std::size_t>(page.tensor) < tensors_.size(),
+             "tensor {}", page.tensor);
+    LS_CHECK(index_of(page.block) >= 0 && index_of(page.block) < config_.plan.num_blocks,
+             "block {}", index_of(page.block));
+    host_fingerprints_.push_back({page.tensor, index_of(page.block)});
+  }
+  const auto num_sums = static_cast<std::int64_t>(2 * pages.size());
+  sums_.reserve(num_sums);
+  device_.zero(sums_.data(), num_sums * 8);
+  device_.launch(device_.kernels().fingerprint_pages,
+                 FingerprintParams{.tensors = pages_.data(),
+                                   .items = fingerprint_items_.upload(host_fingerprints_),
+                                   .sums = sums_.data(),
+                                   .num_items = static_cast<std::int32_t>(pages.size()),
+                                   .max_page_bytes = largest<BlockRegion>(layers_.pages)});
+  host_sums_.resize(2 * pages.size());
+  device_.download(host_sums_.data(), sums_.data(), num_sums * 8);
+  if (auto done = device_.finish(); !done) return done;
+  for (std::size_t i = 0; i < pages.size(); ++i)
+    fingerprints[i] = {host_sums_[2 * i], host_sums_[2 * i + 1]};
+  return {};
+}
+
+const std::byte* CachePool::address(PageId page, std::int64_t byte) const {
+  const std::int64_t size = page_size_bytes(page.tensor);
+  LS_CHECK(byte >= 0 && byte < size, "byte {} of a page of {}", byte, size);
+  return tensors_[page.tensor] + std::int64_t{index_of(page.block)} * size + byte;
+}
+
+Result<std::vector<std::uint8_t>> CachePool::read_page(PageId page) {
+  std::vector<std::uint8_t> bytes(static_cast<std::size_t>(page_size_bytes(page.tensor)));
+  device_.download(bytes.data(), address(page, 0), static_cast<std::int64_t>(bytes.size()));
+  if (auto done = device_.finish(); !done) return tl::unexpected(done.error());
+  return bytes;
+}
+
+MemoryReport CachePool::locate(DeviceReport report) const {
+  MemoryReport located;
+  located.kind = std::move(report.kind);
+  located.kernel = std::move(report.kernel);
+  located.message = std::move(report.message);
+  const auto name = std::ranges::find(names_, report.allocation);
+  if (name == names_.end()) return located;
+  const auto tensor = static_cast<std::int32_t>(name - names_.begin());
+  const std::int64_t size = page_size_bytes(tensor);
+  const std::int64_t block = report.byte_offset / size;
+  if (report.byte_offset < 0 || block >= config_.plan.num_blocks) return located;
+  located.page = PageId{tensor, BlockId{static_cast<std::int32_t>(block)}};
+  located.byte_in_page = report.byte_offset - block * size;
+  return located;
+}
+
+}  // namespace lockstep::cuda

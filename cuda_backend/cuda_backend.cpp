@@ -1,0 +1,100 @@
+#include "cuda_backend/cuda_backend.h"
+
+#include <fmt/format.h>
+
+#include <utility>
+
+#include "cuda_backend/attention_reader.h"
+#include "cuda_backend/block_tables.h"
+#include "cuda_backend/cache_pool.h"
+#include "cuda_backend/defect.h"
+#include "cuda_backend/row_writer.h"
+#include "reference/check.h"
+
+namespace lockstep::cuda {
+namespace {
+
+class CudaBackend final : public Backend {
+ public:
+  CudaBackend(std::unique_ptr<Device> device, BackendConfig config)
+      : device_(std::move(device)),
+        config_(std::move(config)),
+        contents_(*device_, "content ids") {}
+
+  Result<void> start() {
+    auto defects = defects_from_name(config_.mutant);
+    if (!defects) return tl::unexpected(defects.error());
+    device_->plant(defects->kernel);
+    auto pool = CachePool::create(*device_, config_, *defects);
+    if (!pool) return tl::unexpected(pool.error());
+    pool_ = std::move(*pool);
+    tables_ = std::make_unique<BlockTables>(*device_, config_, pool_->layers().blocks_per_kv_block);
+    writer_ = std::make_unique<RowWriter>(*device_, pool_->layers(), config_.max_tokens_per_step);
+    reader_ = std::make_unique<AttentionReader>(*device_, pool_->layers(), *tables_);
+    return device_->finish();
+  }
+
+  std::string_view name() const override { return device_->name(); }
+  std::string device() const override { return device_->description(); }
+
+  Result<void> execute(const StepProgram& program, StepReadback& readback) override {
+    device_->begin_step(program.step);
+    pool_->poison(program.poison);
+    pool_->zero(program.zero);
+    pool_->copy(program.copies);
+    tables_->apply(program);
+    tables_->map_slots(program);
+    const std::uint64_t* contents = contents_.upload(program.contents);
+    writer_->write(program, contents, *tables_);
+    pool_->update_states(program.state_updates, contents);
+    reader_->launch(program);
+    reader_->read_back(program, readback);
+    auto done = tables_->read_back(program, readback);
+    take_reports(readback.reports);
+    return done;
+  }
+
+  Result<void> fingerprint_pages(std::span<const PageId> pages,
+                                 std::span<Fingerprint> fingerprints) override {
+    return pool_->fingerprint_pages(pages, fingerprints);
+  }
+
+  Result<std::vector<std::uint8_t>> read_page(PageId page) override {
+    return pool_->read_page(page);
+  }
+
+  std::optional<Writer> who_wrote(PageId page, std::int64_t byte) override {
+    const auto writer = device_->who_wrote(pool_->address(page, byte));
+    if (!writer) return std::nullopt;
+    return Writer{.kernel = writer->kernel, .step = writer->step, .thread = writer->thread};
+  }
+
+ private:
+  void take_reports(std::vector<MemoryReport>& reports) {
+    reports.clear();
+    found_.clear();
+    device_->take_reports(found_);
+    for (DeviceReport& report : found_) reports.push_back(pool_->locate(std::move(report)));
+  }
+
+  // The device outlives everything that lies in its memory.
+  std::unique_ptr<Device> device_;
+  BackendConfig config_;
+  std::unique_ptr<CachePool> pool_;
+  std::unique_ptr<BlockTables> tables_;
+  std::unique_ptr<RowWriter> writer_;
+  std::unique_ptr<AttentionReader> reader_;
+  DeviceArray<std::uint64_t> contents_;
+  std::vector<DeviceReport> found_;
+};
+
+}  // namespace
+
+Result<std::unique_ptr<Backend>> make_backend(std::unique_ptr<Device> device,
+                                              BackendConfig config) {
+  auto backend = std::make_unique<CudaBackend>(std::move(device), std::move(config));
+  if (auto started = backend->start(); !started) return tl::unexpected(started.error());
+  return std::unique_ptr<Backend>(std::move(backend));
+}
+
+}  // namespace lockstep::cuda

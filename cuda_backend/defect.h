@@ -1,0 +1,41 @@
+// The mutants of mutants.h as the backend's code sees them: at most one is on, chosen at creation.
+// Defects of the layout are those of view_defects.h; the others are here. Host code branches on
+// them where it builds launches; kernels get them as template arguments, so that the kernels of a
+// healthy backend carry no trace of them.
+#pragma once
+
+#include <cstdint>
+#include <string_view>
+
+#include "cuda_backend/view_defects.h"
+#include "reference/result.h"
+
+namespace lockstep::cuda {
+
+enum class Defect : std::uint8_t {
+  none,
+  wrong_stride,
+  drop_slot,
+  stale_table_entry,
+  table_edit_lost,
+  write_past_page,
+  uninitialised_read,
+  race,
+  slot_wrong_block_size,
+  slot_pad_rows,
+  offset_int32,
+  state_copy_lost,
+  state_pads_included,
+  kernel_block_unsplit,
+  zero_lost,
+};
+
+struct Defects {
+  Defect kernel = Defect::none;
+  ViewDefect views = ViewDefect::none;
+};
+
+// The empty name plants nothing; an unknown one is an Error that lists the known ones.
+Result<Defects> defects_from_name(std::string_view name);
+
+}  // namespace lockstep::cuda

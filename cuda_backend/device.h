@@ -1,0 +1,90 @@
+// What the backend asks of a device: memory, copies, launches. Two exist: the SIMT executor
+// (simt_device.h) and a GPU (gpu/gpu_device.h); everything above them is the same code.
+//
+// 1. Operations take effect in the order of the calls. They may return before they are done.
+// 2. The first failure is kept: later operations do nothing, and finish() tells it, now and for
+// ever.
+// 3. What download() fetches is there after the next finish(), not before. upload() is done with
+// the
+//    host's memory when it returns.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "cuda_backend/launch/kernel_table.h"
+#include "reference/result.h"
+
+namespace lockstep::cuda {
+
+// A finding of the device's memory checker. `allocation` is the name given to allocate(); empty
+// when the address lies in none.
+struct DeviceReport {
+  std::string kind;
+  std::string kernel;
+  std::string message;
+  std::string allocation;
+  std::int64_t byte_offset = 0;
+};
+
+struct DeviceWriter {
+  std::string kernel;
+  std::string thread;  // "cta 3 thread 17"
+  std::int64_t step = -1;
+};
+
+class Device {
+ public:
+  Device() = default;
+  virtual ~Device() = default;
+  Device(const Device&) = delete;
+  Device& operator=(const Device&) = delete;
+
+  virtual std::string_view name() const = 0;
+  virtual std::string description() const = 0;
+  virtual const KernelTable& kernels() const = 0;
+
+  // Undefined bytes, aligned to 256. Null and a kept failure when there is no room; size 0 is null.
+  virtual std::byte* allocate(std::int64_t size_bytes, std::string name) = 0;
+  virtual void release(std::byte* memory) = 0;
+  virtual void upload(void* target, const void* source, std::int64_t size_bytes) = 0;
+  virtual void download(void* target, const void* source, std::int64_t size_bytes) = 0;
+  virtual void zero(void* target, std::int64_t size_bytes) = 0;
+  virtual Result<void> finish() = 0;
+
+  // Later writes belong to this step, for who_wrote().
+  virtual void begin_step(std::int64_t step) = 0;
+  virtual void take_reports(std::vector<DeviceReport>& reports) = 0;
+  virtual std::optional<DeviceWriter> who_wrote(const std::byte* address) = 0;
+
+  template <class Params>
+  void launch(Launcher<Params> launcher, const Params& params) {
+    if (failed()) return;
+    const int error = launcher(place_, params);
+    if (error != 0) fail_with(std::string("kernel launch: ") + kernels().error_text(error));
+  }
+
+  bool failed() const { return failure_.has_value(); }
+  const LaunchPlace& place() const { return place_; }
+  void plant(Defect defect) { place_.defect = defect; }
+  Defect defect() const { return place_.defect; }
+
+ protected:
+  void fail_with(std::string message) {
+    if (!failed()) failure_ = Error{std::move(message)};
+  }
+  const std::optional<Error>& failure() const { return failure_; }
+
+  LaunchPlace place_;
+
+ private:
+  std::optional<Error> failure_;
+};
+
+}  // namespace lockstep::cuda

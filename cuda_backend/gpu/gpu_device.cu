@@ -1,0 +1,135 @@
+#include "cuda_backend/gpu/gpu_device.h"
+
+#include <cuda_runtime.h>
+
+#include <cstring>
+#include <utility>
+#include <vector>
+
+namespace lockstep::cuda {
+namespace {
+
+// Downloads wait here until finish(); a step of many rows fits without a wait in between.
+constexpr std::int64_t kStagingBytes = std::int64_t{16} << 20;
+
+class GpuDevice final : public Device {
+ public:
+  GpuDevice() {
+    check("cudaGetDeviceProperties", cudaGetDeviceProperties(&properties_, 0));
+    check("cudaStreamCreate", cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
+    check("cudaMallocHost", cudaMallocHost(&staging_, kStagingBytes));
+    place_.stream = stream_;
+    place_.cta_threads = 256;
+    place_.items_per_thread = 4;
+    place_.items_per_reducer = 16;
+    place_.whole_warps = true;
+  }
+  ~GpuDevice() override {
+    // Whatever fails here has failed before, and finish() has told it.
+    if (stream_ != nullptr) cudaStreamDestroy(stream_);
+    if (staging_ != nullptr) cudaFreeHost(staging_);
+  }
+
+  std::string_view name() const override { return "cuda"; }
+  std::string description() const override {
+    return std::string(properties_.name) + ", sm_" + std::to_string(properties_.major) +
+           std::to_string(properties_.minor);
+  }
+  const KernelTable& kernels() const override { return simt_cuda::kernel_table; }
+
+  // Zeroed: what a kernel wrongly reads before it is written must at least be the same in every
+  // run.
+  std::byte* allocate(std::int64_t size_bytes, std::string name) override {
+    if (failed() || size_bytes == 0) return nullptr;
+    void* memory = nullptr;
+    const auto size = static_cast<std::size_t>(size_bytes);
+    check(name + ": cudaMalloc of " + std::to_string(size_bytes) + " bytes",
+          cudaMalloc(&memory, size));
+    if (!failed()) check("cudaMemsetAsync", cudaMemsetAsync(memory, 0, size, stream_));
+    return static_cast<std::byte*>(memory);
+  }
+  void release(std::byte* memory) override {
+    if (memory != nullptr) check("cudaFree", cudaFree(memory));
+  }
+
+  // From pageable memory the call returns when the bytes have been taken over.
+  void upload(void* target, const void* source, std::int64_t size_bytes) override {
+    if (failed() || size_bytes == 0) return;
+    check("upload", cudaMemcpyAsync(target, source, static_cast<std::size_t>(size_bytes),
+                                    cudaMemcpyHostToDevice, stream_));
+  }
+  void download(void* target, const void* source, std::int64_t size_bytes) override {
+    auto* to = static_cast<std::byte*>(target);
+    const auto* from = static_cast<const std::byte*>(source);
+    while (size_bytes > 0 && !failed()) {
+      if (staged_bytes_ == kStagingBytes) deliver();
+      const std::int64_t piece =
+          size_bytes < kStagingBytes - staged_bytes_ ? size_bytes : kStagingBytes - staged_bytes_;
+      std::byte* place = static_cast<std::byte*>(staging_) + staged_bytes_;
+      check("download", cudaMemcpyAsync(place, from, static_cast<std::size_t>(piece),
+                                        cudaMemcpyDeviceToHost, stream_));
+      pending_.push_back({to, place, static_cast<std::size_t>(piece)});
+      staged_bytes_ += piece;
+      to += piece;
+      from += piece;
+      size_bytes -= piece;
+    }
+  }
+  void zero(void* target, std::int64_t size_bytes) override {
+    if (failed() || size_bytes == 0) return;
+    check("cudaMemsetAsync",
+          cudaMemsetAsync(target, 0, static_cast<std::size_t>(size_bytes), stream_));
+  }
+  Result<void> finish() override {
+    if (!failed()) deliver();
+    if (failed()) return tl::unexpected(*failure());
+    return {};
+  }
+
+  void begin_step(std::int64_t) override {}
+  void take_reports(std::vector<DeviceReport>&) override {}  // compute-sanitizer's part
+  std::optional<DeviceWriter> who_wrote(const std::byte*) override { return std::nullopt; }
+
+ private:
+  struct Pending {
+    std::byte* target;
+    const std::byte* staged;
+    std::size_t size_bytes;
+  };
+
+  void check(const std::string& what, cudaError_t error) {
+    if (error != cudaSuccess) fail_with(what + ": " + cudaGetErrorString(error));
+  }
+  void deliver() {
+    check("cudaStreamSynchronize", cudaStreamSynchronize(stream_));
+    if (failed()) return;
+    for (const Pending& piece : pending_) std::memcpy(piece.target, piece.staged, piece.size_bytes);
+    pending_.clear();
+    staged_bytes_ = 0;
+  }
+
+  cudaDeviceProp properties_{};
+  cudaStream_t stream_ = nullptr;
+  void* staging_ = nullptr;
+  std::int64_t staged_bytes_ = 0;
+  std::vector<Pending> pending_;
+};
+
+}  // namespace
+
+std::string why_no_gpu() {
+  int count = 0;
+  const cudaError_t error = cudaGetDeviceCount(&count);
+  if (error != cudaSuccess) return std::string("no GPU: ") + cudaGetErrorString(error);
+  if (count == 0) return "no GPU: the CUDA driver lists none";
+  return {};
+}
+
+Result<std::unique_ptr<Device>> make_gpu_device() {
+  if (std::string why = why_no_gpu(); !why.empty()) return fail(std::move(why));
+  std::unique_ptr<Device> device = std::make_unique<GpuDevice>();
+  if (auto done = device->finish(); !done) return tl::unexpected(done.error());
+  return device;
+}
+
+}  // namespace lockstep::cuda

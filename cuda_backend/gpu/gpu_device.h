@@ -1,0 +1,18 @@
+// A GPU behind the interface of device.h: one stream, plain allocations, downloads through pinned
+// memory. Declared without CUDA's headers, so that only this folder needs a toolkit.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "cuda_backend/device.h"
+#include "reference/result.h"
+
+namespace lockstep::cuda {
+
+// Empty when the first GPU can be used; otherwise what is missing.
+std::string why_no_gpu();
+
+Result<std::unique_ptr<Device>> make_gpu_device();
+
+}  // namespace lockstep::cuda

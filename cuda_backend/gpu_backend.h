@@ -1,0 +1,20 @@
+// The CUDA backend on a GPU. In a build without CUDA the functions exist all the same and say so.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "reference/result.h"
+#include "sim/backend.h"
+
+namespace lockstep {
+
+// True when kernels can run here; otherwise *why (when given) says what is missing.
+bool gpu_available(std::string* why = nullptr);
+
+// Errors: no GPU (the text of gpu_available), not enough memory for the plan, an unknown mutant, a
+// plan that layer_views.h cannot address, a check mode other than fast (compute-sanitizer checks a
+// GPU).
+Result<std::unique_ptr<Backend>> make_gpu_backend(const BackendConfig& config);
+
+}  // namespace lockstep

@@ -1,0 +1,106 @@
+// Whole blocks: zeroing, copying and poisoning the regions that belong to them.
+//
+// 1. Nothing outside a region is touched: zero and copy see what layers use, poison sees whole
+// pages.
+// 2. Blocks of one launch are distinct, and no target of a copy is a source of another.
+#pragma once
+
+#include "cuda_backend/kernels/words.cuh"
+
+namespace lockstep::cuda {
+namespace SIMT_VARIANT {
+
+// Threads of all CTAs along z share a region in steps of a unit.
+__device__ __forceinline__ std::int64_t first_in_region() {
+  return std::int64_t(blockIdx.z) * blockDim.x + threadIdx.x;
+}
+__device__ __forceinline__ std::int64_t step_in_region() {
+  return std::int64_t(gridDim.z) * blockDim.x;
+}
+
+template <class Unit>
+__device__ __forceinline__ void zero_units(std::byte* at, std::int64_t size_bytes) {
+  const std::int64_t count = size_bytes / std::int64_t(sizeof(Unit));
+  for (std::int64_t i = first_in_region(); i < count; i += step_in_region())
+    reinterpret_cast<Unit*>(at)[i] = Unit{};
+}
+
+// Grid: x is the block to zero, y the region of its group, z shares the region.
+__global__ void zero_blocks_kernel(ZeroBlocksParams p) {
+  const GroupBlockItem item = p.items[blockIdx.x];
+  const RegionRange range = p.groups[item.group];
+  if (std::int32_t(blockIdx.y) >= range.end - range.begin) return;
+  const BlockRegion region = p.regions[range.begin + blockIdx.y];
+  std::byte* at = region.base + item.block * region.block_stride;
+  if (region.unit_bytes == 16) {
+    zero_units<simt::vec16>(at, region.size_bytes);
+  } else if (region.unit_bytes == 8) {
+    zero_units<std::uint64_t>(at, region.size_bytes);
+  } else if (region.unit_bytes == 4) {
+    zero_units<std::uint32_t>(at, region.size_bytes);
+  } else {
+    zero_units<std::uint8_t>(at, region.size_bytes);
+  }
+}
+
+template <class Unit>
+__device__ __forceinline__ void copy_units(std::byte* to, const std::byte* from,
+                                           std::int64_t size_bytes) {
+  const std::int64_t count = size_bytes / std::int64_t(sizeof(Unit));
+  for (std::int64_t i = first_in_region(); i < count; i += step_in_region()) {
+    if constexpr (sizeof(Unit) == 16) {
+      simt::copy16(to + 16 * i, from + 16 * i);
+    } else {
+      simt::copy_value(reinterpret_cast<Unit*>(to) + i, reinterpret_cast<const Unit*>(from) + i);
+    }
+  }
+}
+
+// Grid: x is the copy, y the region of its group, z shares the region.
+__global__ void copy_blocks_kernel(CopyBlocksParams p) {
+  const BlockCopyItem item = p.items[blockIdx.x];
+  const RegionRange range = p.groups[item.group];
+  if (std::int32_t(blockIdx.y) >= range.end - range.begin) return;
+  const BlockRegion region = p.regions[range.begin + blockIdx.y];
+  std::byte* to = region.base + item.target * region.block_stride;
+  const std::byte* from = region.base + item.source * region.block_stride;
+  if (region.unit_bytes == 16) {
+    copy_units<simt::vec16>(to, from, region.size_bytes);
+  } else if (region.unit_bytes == 8) {
+    copy_units<std::uint64_t>(to, from, region.size_bytes);
+  } else if (region.unit_bytes == 4) {
+    copy_units<std::uint32_t>(to, from, region.size_bytes);
+  } else {
+    copy_units<std::uint8_t>(to, from, region.size_bytes);
+  }
+}
+
+// Grid: x is the block to poison, y the region, z shares the region. Words are those of the page
+// that the region lies in, so a region may begin and end inside a word.
+__global__ void poison_blocks_kernel(PoisonBlocksParams p) {
+  PoisonItem item{std::int32_t(blockIdx.x), p.kind_of_all};
+  if (p.items != nullptr) item = p.items[blockIdx.x];
+  const BlockRegion region = p.regions[blockIdx.y];
+  const std::int64_t page_size_bytes = p.page_size_bytes[region.tensor];
+  const std::int64_t in_tensor = region.tensor_offset + item.block * region.block_stride;
+  const std::int64_t page = in_tensor / page_size_bytes;
+  const std::int64_t begin = in_tensor - page * page_size_bytes, end = begin + region.size_bytes;
+  std::byte* page_at = region.base + item.block * region.block_stride - begin;
+  const std::uint64_t key = mix(0x706F69736F6E0000ull + item.kind) ^
+                            mix(std::uint64_t(region.tensor) << 32 | std::uint64_t(page));
+  if (region.unit_bytes == 16) {
+    for (std::int64_t i = begin / 16 + first_in_region(); i < end / 16; i += step_in_region())
+      *reinterpret_cast<simt::vec16*>(page_at + 16 * i) =
+          join_words(key ^ (2 * i), key ^ (2 * i + 1));
+    return;
+  }
+  for (std::int64_t i = begin / 8 + first_in_region(); 8 * i < end; i += step_in_region()) {
+    const std::int64_t from = 8 * i < begin ? begin : 8 * i;
+    const std::int64_t to = 8 * i + 8 > end ? end : 8 * i + 8;
+    store_word(page_at + from, (key ^ std::uint64_t(i)) >> (8 * (from - 8 * i)),
+               std::int32_t(to - from), region.unit_bytes);
+  }
+}
+
+}  // namespace SIMT_VARIANT
+}  // namespace lockstep::cuda

@@ -1,0 +1,62 @@
+// Block tables on the device: every group has a table of manager block ids, and, where its
+// attention kernels address smaller blocks, a table of kernel block ids derived from it entry by
+// entry: kernel block id = block_id * blocks_per_kv_block + i.
+//
+// 1. Entries past a row's length are what they were. 2. Entries before an append's first stay.
+#pragma once
+
+#include "cuda_backend/kernels/words.cuh"
+
+namespace lockstep::cuda {
+namespace SIMT_VARIANT {
+
+enum class TableDefect { none, unsplit, keep_length };
+
+template <TableDefect kDefect>
+__device__ __forceinline__ void set_entry(const GroupTable& table, std::int32_t row,
+                                          std::int32_t index, std::int32_t block) {
+  table.entries[std::int64_t(row) * table.width + index] = block;
+  const std::int32_t split = table.blocks_per_kv_block;
+  if (split == 1) return;  // kernel_entries is entries
+  std::int32_t* kernel_entries =
+      table.kernel_entries + (std::int64_t(row) * table.width + index) * split;
+  for (std::int32_t i = 0; i < split; ++i)
+    kernel_entries[i] = kDefect == TableDefect::unsplit ? block : block * split + i;
+}
+
+// Grid: (rows to clear * groups) threads.
+__global__ void clear_rows_kernel(TableClearParams p) {
+  const std::uint32_t count = p.num_rows * p.num_groups;
+  for (std::uint32_t i = first_item(); i < count; i += item_stride()) {
+    const std::int32_t group = i % p.num_groups;
+    p.groups[group].lengths[p.rows[i / p.num_groups]] = 0;
+  }
+}
+
+// Grid: one CTA for each append; its threads share the entries.
+template <TableDefect kDefect>
+__global__ void append_entries_kernel(TableAppendParams p) {
+  const TableAppend append = p.appends[blockIdx.x];
+  const GroupTable table = p.groups[append.group];
+  for (std::uint32_t i = threadIdx.x; i < append.count; i += blockDim.x)
+    set_entry<kDefect>(table, append.row, append.first + i, p.block_ids[append.begin + i]);
+  if (threadIdx.x != 0) return;
+  std::int32_t length = append.first + append.count;
+  if constexpr (kDefect == TableDefect::keep_length) {
+    const std::int32_t kept = simt::load_any(table.lengths + append.row);
+    length = kept > length ? kept : length;
+  }
+  table.lengths[append.row] = length;
+}
+
+// Grid: one thread for each edit.
+template <TableDefect kDefect>
+__global__ void edit_entries_kernel(TableEditParams p) {
+  for (std::uint32_t i = first_item(); i < std::uint32_t(p.num_edits); i += item_stride()) {
+    const TableEntry edit = p.edits[i];
+    set_entry<kDefect>(p.groups[edit.group], edit.row, edit.index, edit.block);
+  }
+}
+
+}  // namespace SIMT_VARIANT
+}  // namespace lockstep::cuda

@@ -1,0 +1,40 @@
+// The inputs of a layer, made from content ids by rule (1) of sim/backend.h. They stand for the
+// model's projections: what a cache kernel gets is a contiguous row per token and head.
+#pragma once
+
+#include "cuda_backend/kernels/words.cuh"
+
+namespace lockstep::cuda {
+namespace SIMT_VARIANT {
+
+// Grid: flat over (token, head, vector or word); a thread makes it for K and for V.
+// kVectors: rows are multiples of 16 bytes, an item is 16 bytes; otherwise an item is one word, the
+// last of a row cut short.
+template <bool kVectors>
+__global__ void fill_rows_kernel(FillRowsParams p, Divisor items_per_row, Divisor num_kv_heads,
+                                 std::int32_t unit) {
+  const std::uint32_t count = p.num_tokens * num_kv_heads.value * items_per_row.value;
+  for (std::uint32_t i = first_item(); i < count; i += item_stride()) {
+    const std::uint32_t row = divide(i, items_per_row);
+    const std::uint32_t index = i - row * items_per_row.value;
+    const std::uint32_t token = divide(row, num_kv_heads);
+    const std::uint32_t head = row - token * num_kv_heads.value;
+    const std::uint64_t content = p.contents[token];
+    for (std::int32_t part = 0; part < p.num_parts; ++part) {
+      const std::uint64_t row_key = mix(content ^ coordinate(p.layer, part, head));
+      std::byte* out = (part == 0 ? p.key : p.value) + std::int64_t(row) * p.row_bytes;
+      if constexpr (kVectors) {
+        const std::uint64_t low = (row_word(row_key, 2 * index) & p.keep_mask) | p.set_mask;
+        const std::uint64_t high = (row_word(row_key, 2 * index + 1) & p.keep_mask) | p.set_mask;
+        *reinterpret_cast<simt::vec16*>(out + 16 * std::int64_t(index)) = join_words(low, high);
+      } else {
+        const std::uint64_t word = (row_word(row_key, index) & p.keep_mask) | p.set_mask;
+        const std::int32_t left = p.row_bytes - 8 * std::int32_t(index);
+        store_word(out + 8 * std::int64_t(index), word, left < 8 ? left : 8, unit);
+      }
+    }
+  }
+}
+
+}  // namespace SIMT_VARIANT
+}  // namespace lockstep::cuda

@@ -1,0 +1,241 @@
+// What kernels and the host code that launches them share: plain structs, passed by value or as
+// arrays in device memory. Offsets and strides are 64-bit and count bytes, unless a name says
+// otherwise.
+//
+// 1. A pointer is a device pointer. 2. A count of zero means that the launch is left out by its
+// launcher.
+// 3. No struct says how a layer is laid out: strides and offsets do, whatever they came from.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "reference/ids.h"
+#include "reference/kv_cache_spec.h"
+
+namespace lockstep::cuda {
+
+// Division by a number known on the host, for dividends below 2^32: ((n * multiplier >> 32) + n) >>
+// shift.
+struct Divisor {
+  std::uint32_t value = 1;
+  std::uint32_t multiplier = 1;
+  std::uint32_t shift = 0;
+};
+constexpr Divisor make_divisor(std::uint32_t value) {
+  std::uint32_t shift = 0;
+  while ((std::uint64_t{1} << shift) < value) ++shift;
+  const std::uint64_t excess = (std::uint64_t{1} << shift) - value;
+  return {value, static_cast<std::uint32_t>((excess << 32) / value + 1), shift};
+}
+
+// Where the rows of one layer lie that keeps a K (and V) row per token and head.
+struct RowCache {
+  std::byte* base = nullptr;      // K row of kernel block 0, token 0, head 0
+  std::int64_t block_stride = 0;  // between kernel blocks
+  std::int64_t token_stride = 0;
+  std::int64_t head_stride = 0;
+  std::int64_t part_stride = 0;         // from a K row to its V row
+  const std::int32_t* table = nullptr;  // kernel block ids, [num_rows, table_width]
+  std::int64_t table_width = 0;         // entries
+  Divisor block_size;                   // tokens in a kernel block
+  std::int32_t num_parts = 2;           // K and V; 1: K alone (MLA, hidden states)
+  std::int32_t num_kv_heads = 1;
+  std::int32_t head_size = 0;  // elements of a row
+  std::int32_t row_bytes = 0;
+  std::int32_t unit_bytes = 1;  // widest access that every row allows: 16, 8, 4, 2 or 1
+  std::int32_t layer = 0;       // position in the plan's order
+  std::int32_t queries_per_kv = 1;
+  DType dtype = DType::bf16;
+};
+
+// The block tables of one KV cache group.
+struct GroupTable {
+  std::int32_t* entries = nullptr;  // manager block ids, [num_rows, width]
+  std::int32_t* lengths = nullptr;  // entries in use, [num_rows]
+  // Kernel block ids, [num_rows, width * blocks_per_kv_block]; entries itself where that is 1.
+  std::int32_t* kernel_entries = nullptr;
+  std::int32_t width = 0;  // of a row of entries
+  std::int32_t blocks_per_kv_block = 1;
+  std::int32_t kernel_block_size = 1;  // tokens
+  std::int32_t slot_block_size = 1;    // tokens; what slots are computed with
+};
+
+struct TableAppend {
+  std::int32_t row, group, first;
+  std::uint32_t begin, count;
+};
+struct TableEntry {
+  std::int32_t row, group, index, block;
+};
+struct TableClearParams {
+  const GroupTable* groups;
+  const std::int32_t* rows;
+  std::int32_t num_groups;
+  std::int32_t num_rows;
+};
+struct TableAppendParams {
+  const GroupTable* groups;
+  const TableAppend* appends;
+  const std::int32_t* block_ids;
+  std::int32_t num_appends;
+};
+struct TableEditParams {
+  const GroupTable* groups;
+  const TableEntry* edits;
+  std::int32_t num_edits;
+};
+
+struct SlotMappingParams {
+  const GroupTable* groups;
+  const std::int32_t* positions;   // [num_tokens]
+  const std::int32_t* token_rows;  // [num_tokens], the row of each token's request
+  Slot* slots;                     // [num_groups, slots_stride]
+  std::int64_t slots_stride;       // elements
+  std::int32_t num_groups;
+  std::int32_t num_tokens;
+  std::int32_t num_padded_tokens;
+  Slot pad_slot;
+};
+
+// Rule (1): the rows of one layer, made from content ids. Contiguous [num_tokens, num_kv_heads,
+// row_bytes].
+struct FillRowsParams {
+  const std::uint64_t* contents;  // [num_tokens]
+  std::byte* key;
+  std::byte* value;                   // unused when num_parts is 1
+  std::uint64_t keep_mask, set_mask;  // shape(): (word & keep_mask) | set_mask
+  std::int32_t num_tokens, num_kv_heads, num_parts, row_bytes, layer;
+};
+
+struct WriteRowsParams {
+  RowCache cache;
+  const std::byte* key;  // [num_tokens, num_kv_heads, row_bytes]
+  const std::byte* value;
+  const Slot* slots;  // [num_tokens]
+  std::int32_t num_tokens;
+};
+// The way back: rows of the cache into contiguous [num_tokens, num_kv_heads, row_bytes]; rows of
+// padded slots are left as they are.
+struct GatherRowsParams {
+  RowCache cache;
+  const Slot* slots;
+  std::byte* key;
+  std::byte* value;
+  std::int32_t num_tokens;
+};
+
+// A contiguous piece of a tensor for every block: what one layer keeps there, a whole page, or the
+// K or the V half where a layout keeps them apart.
+struct BlockRegion {
+  std::byte* base = nullptr;      // of block 0
+  std::int64_t block_stride = 0;  // from block to block
+  std::int64_t size_bytes = 0;
+  std::int64_t tensor_offset = 0;  // of base in its tensor
+  std::int32_t tensor = 0;
+  std::int32_t unit_bytes = 1;  // widest access that all regions and pages allow
+};
+// Regions of a group: regions[begin, end).
+struct RegionRange {
+  std::int32_t begin = 0;
+  std::int32_t end = 0;
+};
+struct GroupBlockItem {
+  std::int32_t group, block;
+};
+struct BlockCopyItem {
+  std::int32_t group, source, target;
+};
+struct PoisonItem {
+  std::int32_t block;
+  std::uint32_t kind;
+};
+struct ZeroBlocksParams {
+  const BlockRegion* regions;
+  const RegionRange* groups;
+  const GroupBlockItem* items;
+  std::int32_t num_items;
+  std::int32_t max_regions;  // of any group
+  std::int64_t max_region_bytes;
+};
+struct CopyBlocksParams {
+  const BlockRegion* regions;
+  const RegionRange* groups;
+  const BlockCopyItem* items;
+  std::int32_t num_items;
+  std::int32_t max_regions;
+  std::int64_t max_region_bytes;
+};
+// Rules (6) to (8), over all regions of all tensors. Without items: every block, with kind_of_all.
+struct PoisonBlocksParams {
+  const BlockRegion* regions;
+  const std::int64_t* page_size_bytes;  // per tensor
+  const PoisonItem* items;
+  std::int32_t num_regions;
+  std::int32_t num_items;  // or the number of blocks
+  std::uint32_t kind_of_all;
+  std::int64_t max_region_bytes;
+};
+
+struct FingerprintItem {
+  std::int32_t tensor, block;
+};
+struct FingerprintParams {
+  const BlockRegion* tensors;  // whole pages
+  const FingerprintItem* items;
+  unsigned long long* sums;  // [num_items, 2], zero before the launch
+  std::int32_t num_items;
+  std::int64_t max_page_bytes;
+};
+
+// A piece of a probe: positions [first, last) of one row in one layer.
+struct DigestPiece {
+  std::int32_t probe, row, layer_index, first, last;
+};
+struct DigestParams {
+  const RowCache* layers;
+  const DigestPiece* pieces;
+  unsigned long long* digests;  // per probe, zero before the launch
+  std::int32_t num_pieces;
+  std::int32_t max_positions;  // of any piece
+};
+
+struct QueryItem {
+  std::uint64_t content;
+  std::int64_t query_begin;   // of its [num_query_heads, head_size padded to 16] floats
+  std::int64_t output_begin;  // of its [num_query_heads, head_size] floats
+  std::int32_t row, layer_index, first, last;
+};
+struct AttentionParams {
+  const RowCache* layers;
+  const QueryItem* items;
+  float* queries;
+  float* outputs;
+  std::int32_t num_items;
+  std::int32_t max_query_heads;  // of any layer
+  std::int32_t max_query_words;  // of all heads of a query
+};
+
+// One state tensor of one layer: words strided over padded pages.
+struct StateCache {
+  std::byte* base = nullptr;  // in the page of block 0
+  std::int64_t page_stride = 0;
+  std::int64_t size_bytes = 0;
+  std::int32_t unit_bytes = 1;
+  std::int32_t layer = 0;
+  std::int32_t state = 0;  // index in the page
+};
+struct StateUpdateItem {
+  std::int32_t group, source, target, num_tokens, first_token;
+};
+struct StateUpdateParams {
+  const StateCache* states;
+  const RegionRange* groups;  // of states
+  const StateUpdateItem* items;
+  const std::uint64_t* contents;
+  std::int32_t num_items;
+  std::int32_t max_states;  // of any group
+  std::int64_t max_state_bytes;
+};
+
+}  // namespace lockstep::cuda

@@ -1,0 +1,32 @@
+// Slot mapping: where the token at a position of a row goes, looked up in the group's own block
+// table. slot = kernel_block_id * kernel_block_size + position % kernel_block_size, which is the
+// same number as block_id * block_size + position % block_size. Tokens past num_tokens (a padded
+// batch) get pad_slot.
+#pragma once
+
+#include "cuda_backend/kernels/words.cuh"
+
+namespace lockstep::cuda {
+namespace SIMT_VARIANT {
+
+// Grid: x covers num_padded_tokens, y is the group.
+__global__ void slot_mapping_kernel(SlotMappingParams p) {
+  const std::int32_t group = blockIdx.y;
+  Slot* slots = p.slots + group * p.slots_stride;
+  const GroupTable table = p.groups[group];
+  const std::int64_t width = std::int64_t(table.width) * table.blocks_per_kv_block;
+  for (std::uint32_t token = first_item(); token < std::uint32_t(p.num_padded_tokens);
+       token += item_stride()) {
+    if (token >= std::uint32_t(p.num_tokens) || width == 0) {
+      slots[token] = p.pad_slot;
+      continue;
+    }
+    const std::int32_t position = p.positions[token];
+    const std::int64_t index = position / table.slot_block_size;
+    const Slot block = table.kernel_entries[p.token_rows[token] * width + index];
+    slots[token] = block * table.slot_block_size + position % table.slot_block_size;
+  }
+}
+
+}  // namespace SIMT_VARIANT
+}  // namespace lockstep::cuda

@@ -1,0 +1,137 @@
+// What the kernels count in: 64-bit words of the protocol (sim/backend.h), accesses of 1 to 16
+// bytes, and items of flat launches. Device code; every kernel file includes it.
+#pragma once
+
+#include "cuda_backend/kernels/params.h"
+#include "cuda_backend/simt/simt.h"
+
+namespace lockstep::cuda {
+namespace SIMT_VARIANT {
+
+inline constexpr std::uint64_t kGolden = 0x9E3779B97F4A7C15ull;
+
+// splitmix64, the protocol's mix().
+__device__ __forceinline__ std::uint64_t mix(std::uint64_t x) {
+  x += kGolden;
+  x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9ull;
+  x = (x ^ (x >> 27)) * 0x94D049BB133111EBull;
+  return x ^ (x >> 31);
+}
+
+__device__ __forceinline__ std::uint64_t coordinate(std::int32_t layer, std::uint32_t part,
+                                                    std::uint32_t head) {
+  return mix((std::uint64_t(std::uint32_t(layer)) << 32) | (part << 16) | head);
+}
+
+// Word `index` of a row, before shape(); row_key = mix(content ^ coordinate).
+__device__ __forceinline__ std::uint64_t row_word(std::uint64_t row_key, std::uint64_t index) {
+  return mix(row_key + (index + 1) * kGolden);
+}
+
+__device__ __forceinline__ std::uint32_t divide(std::uint32_t n, const Divisor& by) {
+  return std::uint32_t(((std::uint64_t(n) * by.multiplier >> 32) + n) >> by.shift);
+}
+__device__ __forceinline__ std::int64_t divide_slot(Slot slot, const Divisor& by) {
+  if (std::uint64_t(slot) >> 32 == 0) return divide(std::uint32_t(slot), by);
+  return slot / std::int64_t(by.value);
+}
+
+// Flat launches: thread t of n handles items t, t + n, t + 2n, ...
+__device__ __forceinline__ std::uint32_t first_item() {
+  return blockIdx.x * blockDim.x + threadIdx.x;
+}
+__device__ __forceinline__ std::uint32_t item_stride() { return gridDim.x * blockDim.x; }
+
+// The low `bytes` (1 to 8) bytes of a word at p, in accesses of `unit` bytes; p and bytes are
+// multiples of the unit (or the unit is 16, p a multiple of 8 and bytes 8).
+__device__ __forceinline__ std::uint64_t load_word(const std::byte* p, std::int32_t bytes,
+                                                   std::int32_t unit) {
+  if (unit >= 8) return *reinterpret_cast<const std::uint64_t*>(p);
+  std::uint64_t word = 0;
+  for (std::int32_t at = 0; at < bytes; at += unit) {
+    const std::uint64_t piece = unit == 4   ? *reinterpret_cast<const std::uint32_t*>(p + at)
+                                : unit == 2 ? *reinterpret_cast<const std::uint16_t*>(p + at)
+                                            : *reinterpret_cast<const std::uint8_t*>(p + at);
+    word |= piece << (8 * at);
+  }
+  return word;
+}
+
+// The same for memory that may be undefined: fingerprints read whatever is there.
+__device__ __forceinline__ std::uint64_t load_any_word(const std::byte* p, std::int32_t bytes,
+                                                       std::int32_t unit) {
+  if (unit >= 8) return simt::load_any(reinterpret_cast<const std::uint64_t*>(p));
+  std::uint64_t word = 0;
+  for (std::int32_t at = 0; at < bytes; at += unit) {
+    const std::uint64_t piece =
+        unit == 4   ? simt::load_any(reinterpret_cast<const std::uint32_t*>(p + at))
+        : unit == 2 ? simt::load_any(reinterpret_cast<const std::uint16_t*>(p + at))
+                    : simt::load_any(reinterpret_cast<const std::uint8_t*>(p + at));
+    word |= piece << (8 * at);
+  }
+  return word;
+}
+
+__device__ __forceinline__ void store_word(std::byte* p, std::uint64_t word, std::int32_t bytes,
+                                           std::int32_t unit) {
+  if (unit >= 8) {
+    *reinterpret_cast<std::uint64_t*>(p) = word;
+    return;
+  }
+  for (std::int32_t at = 0; at < bytes; at += unit) {
+    const std::uint64_t piece = word >> (8 * at);
+    if (unit == 4) {
+      *reinterpret_cast<std::uint32_t*>(p + at) = std::uint32_t(piece);
+    } else if (unit == 2) {
+      *reinterpret_cast<std::uint16_t*>(p + at) = std::uint16_t(piece);
+    } else {
+      *reinterpret_cast<std::uint8_t*>(p + at) = std::uint8_t(piece);
+    }
+  }
+}
+
+// Two words as the 16 bytes that hold them, and back.
+__device__ __forceinline__ simt::vec16 join_words(std::uint64_t low, std::uint64_t high) {
+  return simt::make_vec16(std::uint32_t(low), std::uint32_t(low >> 32), std::uint32_t(high),
+                          std::uint32_t(high >> 32));
+}
+__device__ __forceinline__ std::uint64_t low_word(simt::vec16 v) {
+  return simt::word(v, 0) | std::uint64_t(simt::word(v, 1)) << 32;
+}
+__device__ __forceinline__ std::uint64_t high_word(simt::vec16 v) {
+  return simt::word(v, 2) | std::uint64_t(simt::word(v, 3)) << 32;
+}
+
+// Adds every thread's value to *sum. CTAs of whole warps reduce first; smaller CTAs (the CPU's
+// choice, where a thread is cheaper than a shuffle) add thread by thread. Integers: any order, the
+// same sum.
+__device__ __forceinline__ void add_to_sum(unsigned long long* sum, std::uint64_t value) {
+  unsigned long long total = value;
+  if (blockDim.x % 32 == 0) {
+    total = simt::warp_sum(total);
+    if (threadIdx.x % 32 != 0) return;
+  }
+  atomicAdd(sum, total);
+}
+
+// Floats from one query row to the next: whole chunks of 16 elements.
+__device__ __forceinline__ std::int32_t padded_head_size(std::int32_t head_size) {
+  return (head_size + 15) / 16 * 16;
+}
+
+// The address of a row: where the protocol's (kernel block, token, part, head) lies in memory.
+__device__ __forceinline__ std::byte* row_address(const RowCache& cache, std::int64_t block,
+                                                  std::int64_t offset, std::int64_t head) {
+  return cache.base + block * cache.block_stride + offset * cache.token_stride +
+         head * cache.head_stride;
+}
+// The K row of head 0 at a position, through the row's block table.
+__device__ __forceinline__ const std::byte* key_of_position(const RowCache& cache, std::int32_t row,
+                                                            std::uint32_t position) {
+  const std::uint32_t index = divide(position, cache.block_size);
+  const std::int64_t block = cache.table[row * cache.table_width + index];
+  return row_address(cache, block, position - index * cache.block_size.value, 0);
+}
+
+}  // namespace SIMT_VARIANT
+}  // namespace lockstep::cuda

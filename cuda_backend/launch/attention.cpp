@@ -1,0 +1,39 @@
+// Launchers of what reads the cache through block tables: digests and softmax attention.
+#include "cuda_backend/kernels/attention_digest.cuh"
+#include "cuda_backend/kernels/fill_queries.cuh"
+#include "cuda_backend/kernels/paged_attention.cuh"
+#include "cuda_backend/launch/grid.h"
+#include "cuda_backend/launch/launchers.h"
+
+namespace lockstep::cuda {
+namespace SIMT_VARIANT {
+
+int launch_attention_digest(const LaunchPlace& place, const DigestParams& params) {
+  if (params.num_pieces == 0) return nothing_to_do();
+  auto config = config_of(place, "attention_digest");
+  config.grid.x = static_cast<std::uint32_t>(params.num_pieces);
+  const std::int64_t threads = std::clamp<std::int64_t>(
+      params.max_positions / place.items_per_reducer, 1, place.cta_threads);
+  config.block.x =
+      place.whole_warps ? in_whole_warps(threads) : static_cast<std::uint32_t>(threads);
+  return status_of(simt::launch(config, attention_digest_kernel, params));
+}
+
+int launch_fill_queries(const LaunchPlace& place, const AttentionParams& params) {
+  if (params.num_items == 0) return nothing_to_do();
+  const auto config = job_grid(place, "fill_queries", params.num_items, params.max_query_words);
+  return status_of(simt::launch(config, fill_queries_kernel, params));
+}
+
+int launch_paged_attention(const LaunchPlace& place, const AttentionParams& params) {
+  if (params.num_items == 0) return nothing_to_do();
+  if (!fits_grid(params.num_items, params.max_query_heads)) return too_large();
+  auto config = config_of(place, "paged_attention");
+  config.grid.x = static_cast<std::uint32_t>(params.num_items);
+  config.grid.y = static_cast<std::uint32_t>(params.max_query_heads);
+  config.block.x = 32;
+  return status_of(simt::launch(config, paged_attention_kernel, params));
+}
+
+}  // namespace SIMT_VARIANT
+}  // namespace lockstep::cuda

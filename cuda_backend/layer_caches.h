@@ -1,0 +1,44 @@
+// From views to what kernels are given: the views that an engine would make of a plan (views.h),
+// turned into byte strides, and into the regions that whole-block operations touch. Host arithmetic
+// only.
+//
+// 1. Everything comes from the views; nothing is worked out from a spec twice.
+// 2. Zero and copy regions cover exactly the bytes that a layer's rows or states use in a block;
+// poison
+//    regions cover the block.
+// 3. With a planted defect, rows and states lie where the defective engine believes; regions of
+// rows and
+//    of poison say what belongs to a block, and stay right.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "cuda_backend/defect.h"
+#include "cuda_backend/kernels/params.h"
+#include "reference/result.h"
+#include "sim/backend.h"
+
+namespace lockstep::cuda {
+
+struct LayerCaches {
+  // One entry a layer of the plan, in its order; row_bytes is 0 for layers without rows.
+  std::vector<RowCache> rows;
+  std::vector<std::int32_t> group_of_layer;
+  std::vector<StateCache> states;
+  std::vector<RegionRange> states_of_group;
+  std::vector<BlockRegion> regions;
+  std::vector<RegionRange> regions_of_group;
+  std::vector<BlockRegion> poison_regions;
+  std::vector<BlockRegion> pages;                 // one entry a tensor: whole pages
+  std::vector<std::int64_t> blocks_per_kv_block;  // per group
+};
+
+// tensor_bases: where each tensor of the plan lies, aligned to 256 bytes. Tables are left null.
+// Errors: what derive_views refuses; rows that no contiguous region holds; compressed rows; kernel
+// block sizes other than the configuration's.
+Result<LayerCaches> layer_caches(const BackendConfig& config, const Defects& defects,
+                                 std::span<std::byte* const> tensor_bases);
+
+}  // namespace lockstep::cuda

@@ -1,0 +1,85 @@
+// Device memory on the CPU: one large sparse range of virtual memory and the allocations in it.
+//
+//  1. Every allocation has a name, begins at a multiple of 256 bytes, and is surrounded by at
+//     least 256 bytes that belong to nobody.
+//  2. Address to allocation is one table look-up: a chunk of 64 KiB belongs to one allocation at
+//     most.
+//  3. Freed addresses are reused only when fresh ones have run out, the longest freed first.
+//  4. Untouched memory costs nothing, so a pool of 100 GB with a few pages in use fits a laptop.
+// It does not check accesses (checker.h) and does not know what was written (shadow.h).
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <string>
+#include <vector>
+
+#include "cuda_backend/simt/virtual_range.h"
+#include "reference/result.h"
+
+namespace simt {
+
+struct Allocation {
+  std::uintptr_t begin = 0;
+  std::size_t size_bytes = 0;
+  std::string name;
+  bool live = false;
+  bool holds(std::uintptr_t address, std::size_t bytes) const {
+    return address >= begin && bytes <= size_bytes && address - begin <= size_bytes - bytes;
+  }
+};
+
+class Arena {
+ public:
+  static constexpr std::size_t kAlignment = 256;
+  static constexpr std::size_t kRedZoneBytes = 256;
+  static constexpr std::size_t kChunkBytes = 64 * 1024;
+
+  // Reserves wanted_bytes; halves until the system agrees, down to least_bytes. With shadow, as
+  // much again is reserved for definedness and for origins each.
+  static lockstep::Result<Arena> reserve(std::size_t wanted_bytes, std::size_t least_bytes,
+                                         bool with_shadow);
+
+  lockstep::Result<std::byte*> allocate(std::size_t size_bytes, std::string name);
+  // False when address is not the begin of a live allocation.
+  bool release(const void* address);
+
+  bool contains(std::uintptr_t address) const { return memory_.contains(address); }
+  // The allocation, live or freed, whose chunks hold the address; null in memory never given out.
+  const Allocation* find(std::uintptr_t address) const {
+    const std::uint32_t owner = owners()[(address - memory_.begin()) / kChunkBytes];
+    return owner == 0 ? nullptr : &allocations_[owner - 1];
+  }
+  // The allocation to name for an address in none: the nearest one in front of it, or null.
+  const Allocation* nearest(std::uintptr_t address) const;
+
+  std::size_t size_bytes() const { return memory_.size_bytes(); }
+  std::size_t live_bytes() const { return live_bytes_; }
+  const VirtualRange& memory() const { return memory_; }
+  VirtualRange& memory() { return memory_; }
+  // Bytes from the begin of the arena that were ever given out.
+  std::size_t used_extent_bytes() const { return next_chunk_ * kChunkBytes; }
+  const std::deque<Allocation>& allocations() const { return allocations_; }
+  VirtualRange& shadow() { return shadow_; }
+  VirtualRange& origins() { return origins_; }
+
+ private:
+  struct FreeRun {  // whole chunks
+    std::size_t first;
+    std::size_t count;
+  };
+  std::uint32_t* owners() const { return reinterpret_cast<std::uint32_t*>(owners_.base()); }
+  std::size_t take_chunks(std::size_t count);  // first chunk, or SIZE_MAX
+
+  VirtualRange memory_;
+  VirtualRange shadow_;   // 16 bytes for each 16 bytes
+  VirtualRange origins_;  // likewise
+  VirtualRange owners_;   // index into allocations_ + 1, by chunk
+  std::deque<Allocation> allocations_;
+  std::deque<FreeRun> free_runs_;  // in the order in which they were freed
+  std::size_t next_chunk_ = 0;
+  std::size_t live_bytes_ = 0;
+};
+
+}  // namespace simt

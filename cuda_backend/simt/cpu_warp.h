@@ -1,0 +1,137 @@
+// CUDA's barriers and warp intrinsics for g++. Include simt.h, not this file.
+//
+// A warp operation is a rendezvous of the lanes in its mask, one switch per lane. simt::warp_sum
+// and its like are ONE rendezvous where five shuffles would be five, with bit-identical results.
+#pragma once
+
+inline namespace SIMT_VARIANT {
+
+#define SIMT_PLACE_PARAMETERS const char *file = __builtin_FILE(), int line = __builtin_LINE()
+
+__forceinline__ void __syncthreads(SIMT_PLACE_PARAMETERS) {
+  ::simt::runtime::sync_threads(::simt::runtime::BarrierKind::plain, 0, {file, line});
+}
+__forceinline__ int __syncthreads_or(int predicate, SIMT_PLACE_PARAMETERS) {
+  return ::simt::runtime::sync_threads(::simt::runtime::BarrierKind::any, predicate, {file, line});
+}
+__forceinline__ int __syncthreads_and(int predicate, SIMT_PLACE_PARAMETERS) {
+  return ::simt::runtime::sync_threads(::simt::runtime::BarrierKind::all, predicate, {file, line});
+}
+__forceinline__ int __syncthreads_count(int predicate, SIMT_PLACE_PARAMETERS) {
+  return ::simt::runtime::sync_threads(::simt::runtime::BarrierKind::count, predicate,
+                                       {file, line});
+}
+#undef SIMT_PLACE_PARAMETERS
+
+__forceinline__ void __syncwarp(unsigned mask = 0xffffffffu) { ::simt::runtime::sync_warp(mask); }
+
+// A value of up to 8 bytes as the executor carries it between lanes.
+template <class T>
+__forceinline__ std::uint64_t simt_to_bits(T value) {
+  static_assert(sizeof(T) == 4 || sizeof(T) == 8);
+  if constexpr (sizeof(T) == 4)
+    return __builtin_bit_cast(std::uint32_t, value);
+  else
+    return __builtin_bit_cast(std::uint64_t, value);
+}
+template <class T>
+__forceinline__ T simt_from_bits(std::uint64_t bits) {
+  if constexpr (sizeof(T) == 4)
+    return __builtin_bit_cast(T, static_cast<std::uint32_t>(bits));
+  else
+    return __builtin_bit_cast(T, bits);
+}
+
+template <class T>
+__forceinline__ T simt_shuffle(unsigned mask, T value, ::simt::runtime::ShuffleKind kind,
+                               int operand, int width) {
+  return simt_from_bits<T>(
+      ::simt::runtime::shuffle(mask, simt_to_bits(value), kind, operand, width));
+}
+template <class T>
+inline T __shfl_sync(unsigned mask, T value, int source, int width = 32) {
+  return simt_shuffle(mask, value, ::simt::runtime::ShuffleKind::index, source, width);
+}
+template <class T>
+inline T __shfl_xor_sync(unsigned mask, T value, int lane_mask, int width = 32) {
+  return simt_shuffle(mask, value, ::simt::runtime::ShuffleKind::exclusive_or, lane_mask, width);
+}
+template <class T>
+inline T __shfl_up_sync(unsigned mask, T value, unsigned delta, int width = 32) {
+  return simt_shuffle(mask, value, ::simt::runtime::ShuffleKind::up, static_cast<int>(delta),
+                      width);
+}
+template <class T>
+inline T __shfl_down_sync(unsigned mask, T value, unsigned delta, int width = 32) {
+  return simt_shuffle(mask, value, ::simt::runtime::ShuffleKind::down, static_cast<int>(delta),
+                      width);
+}
+inline unsigned __ballot_sync(unsigned mask, int predicate) {
+  return ::simt::runtime::ballot(mask, predicate != 0);
+}
+inline int __any_sync(unsigned mask, int predicate) { return __ballot_sync(mask, predicate) != 0; }
+inline int __all_sync(unsigned mask, int predicate) { return __ballot_sync(mask, !predicate) == 0; }
+
+}  // namespace SIMT_VARIANT
+
+namespace simt {
+inline namespace SIMT_VARIANT {
+
+// The butterfly lane ^ 16, 8, 4, 2, 1 over all lanes at once.
+template <class T, class Operation>
+SIMT_NO_HOOKS void combine_butterfly(std::uint64_t (&lanes)[32]) {
+  T values[32];
+  for (int i = 0; i < 32; ++i) values[i] = simt_from_bits<T>(lanes[i]);
+  for (int offset = 16; offset > 0; offset >>= 1) {
+    T next[32];
+    for (int i = 0; i < 32; ++i) next[i] = Operation::apply(values[i], values[i ^ offset]);
+    for (int i = 0; i < 32; ++i) values[i] = next[i];
+  }
+  for (int i = 0; i < 32; ++i) lanes[i] = simt_to_bits(values[i]);
+}
+template <class T>
+SIMT_NO_HOOKS void combine_scan(std::uint64_t (&lanes)[32]) {
+  T values[32];
+  for (int i = 0; i < 32; ++i) values[i] = simt_from_bits<T>(lanes[i]);
+  for (int offset = 1; offset < 32; offset <<= 1)
+    for (int i = 31; i >= offset; --i) values[i] = values[i - offset] + values[i];
+  for (int i = 0; i < 32; ++i) lanes[i] = simt_to_bits(values[i]);
+}
+struct Sum {
+  template <class T>
+  __forceinline__ static T apply(T a, T b) {
+    return a + b;
+  }
+};
+struct Max {
+  template <class T>
+  __forceinline__ static T apply(T a, T b) {
+    return a < b ? b : a;
+  }
+};
+struct Min {
+  template <class T>
+  __forceinline__ static T apply(T a, T b) {
+    return b < a ? b : a;
+  }
+};
+template <class T>
+inline T warp_sum(T value) {
+  return simt_from_bits<T>(runtime::combine(simt_to_bits(value), combine_butterfly<T, Sum>));
+}
+template <class T>
+inline T warp_max(T value) {
+  return simt_from_bits<T>(runtime::combine(simt_to_bits(value), combine_butterfly<T, Max>));
+}
+template <class T>
+inline T warp_min(T value) {
+  return simt_from_bits<T>(runtime::combine(simt_to_bits(value), combine_butterfly<T, Min>));
+}
+// Inclusive prefix sum over the lanes (Hillis-Steele, as on the GPU).
+template <class T>
+inline T warp_scan(T value) {
+  return simt_from_bits<T>(runtime::combine(simt_to_bits(value), combine_scan<T>));
+}
+
+}  // namespace SIMT_VARIANT
+}  // namespace simt

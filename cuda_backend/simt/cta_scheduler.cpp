@@ -1,0 +1,305 @@
+#include "cuda_backend/simt/cta_scheduler.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "cuda_backend/simt/thread_index.h"
+#include "reference/check.h"
+
+__thread uint3 simt_current_thread_idx;
+
+namespace simt {
+
+using runtime::BarrierKind;
+using runtime::SourcePlace;
+
+namespace {
+
+// The scheduler whose worker is about to run for the first time.
+thread_local CtaScheduler* starting = nullptr;
+
+}  // namespace
+
+void CtaScheduler::begin_launch(const Launch& launch, Random* random,
+                                LaunchStatistics* statistics) {
+  // A parked worker may have kept addresses of thread-local variables.
+  if (std::exchange(os_thread_, &simt_current_thread_idx) != &simt_current_thread_idx)
+    forget_stacks();
+  launch_ = launch;
+  random_ = random;
+  statistics_ = statistics;
+  next_extra_tag_ = launch.cta_count;
+  thread_count_ = launch.block_dim.x * launch.block_dim.y * launch.block_dim.z;
+  order_.resize(thread_count_);
+  for (unsigned i = 0; i < thread_count_; ++i) order_[i] = i;
+  warps_.clear();
+  warps_.resize((thread_count_ + 31) / 32);
+}
+
+void CtaScheduler::run_cta(std::uint32_t linear) {
+  cta_linear_ = tag_ = linear;
+  first_extra_tag_ = next_extra_tag_;
+  base_epoch_ = max_epoch_ = 0;
+  started_ = finished_ = 0;
+  given_up_ = false;
+  ready_.clear();
+  barrier_.waiting.clear();
+  barrier_.arrived = barrier_.true_count = 0;
+  barrier_.acquired = 0;
+  for (Warp& warp : warps_) {
+    warp.exited = 0;
+    for (const auto& meeting : warp.meetings) {
+      meeting->arrived = 0;
+      meeting->waiting.clear();
+    }
+  }
+  if (launch_.shuffle) random_->shuffle(order_);
+
+  starting = this;
+  Worker* first = next_worker();
+  LS_CHECK(first != nullptr, "no memory for the stack of one simulated thread");
+  continue_with(nullptr, first);
+  current_ = nullptr;
+  if (given_up_) forget_stacks();  // of those who wait for ever
+}
+
+void CtaScheduler::forget_stacks() {
+  idle_.clear();
+  for (const auto& worker : workers_) {
+    worker->restart = true;
+    idle_.push_back(worker.get());
+  }
+}
+
+// ---------------------------------------------------------------- workers
+
+void CtaScheduler::worker_entry() { starting->work(); }
+
+void CtaScheduler::work() {
+  for (;;) {
+    Worker* me = current_;
+    while (started_ < thread_count_ && !given_up_) {
+      begin_thread(*me, order_[started_++]);
+      launch_.run_thread(launch_.args);
+      finish_thread(me->thread);
+      if (launch_.hunt && !ready_.empty()) break;
+    }
+    idle_.push_back(me);
+    Worker* next = next_worker();
+    if (next == me) continue;
+    if (next == nullptr && finished_ < thread_count_) give_up();
+    continue_with(me, next);
+  }
+}
+
+void CtaScheduler::begin_thread(Worker& worker, unsigned thread) {
+  const uint3& dim = launch_.block_dim;
+  worker.thread = thread;
+  worker.thread_index = dim.y == 1 && dim.z == 1 ? uint3{thread, 0, 0}
+                                                 : uint3{thread % dim.x, thread / dim.x % dim.y,
+                                                         thread / (dim.x * dim.y)};
+  simt_current_thread_idx = worker.thread_index;
+  if (!launch_.stamps) return;
+  worker.epoch = base_epoch_;
+  worker.accesses = worker.acquired = worker.fence_stamp = 0;
+  worker.copies_in_flight.clear();
+  worker.copy_group = 0;
+  restamp(worker);
+}
+
+void CtaScheduler::finish_thread(unsigned thread) {
+  ++finished_;
+  Warp& warp = warps_[thread / 32];
+  warp.exited |= 1u << (thread % 32);
+  if (barrier_.arrived != 0 && barrier_.arrived == thread_count_ - finished_) release_barrier();
+  for (const auto& meeting : warp.meetings) {
+    if (meeting->arrived != 0 && (meeting->lanes & ~warp.exited) == meeting->arrived)
+      release_meeting(*meeting);
+  }
+}
+
+void CtaScheduler::restamp(Worker& worker) {
+  worker.stamp = make_stamp(launch_.number, tag_, worker.thread, worker.epoch);
+}
+
+Worker* CtaScheduler::idle_worker() {
+  if (idle_.empty()) {
+    auto worker = std::make_unique<Worker>();
+    if (!worker->fiber.map_stack(static_cast<unsigned>(workers_.size()))) return nullptr;
+    workers_.push_back(std::move(worker));
+    return workers_.back().get();
+  }
+  Worker* worker = idle_.back();
+  idle_.pop_back();
+  return worker;
+}
+
+// Somebody who can run: one who waited and is released, or a worker for a thread not yet begun.
+Worker* CtaScheduler::next_worker() {
+  const std::uint32_t fresh = started_ < thread_count_ ? 1 : 0;
+  const auto released = static_cast<std::uint32_t>(ready_.size());
+  if (released + fresh == 0) return nullptr;
+  std::uint32_t choice = released == 0 ? 0 : released - 1;
+  if (launch_.shuffle) choice = random_->below(released + fresh);
+  if (choice == released) {
+    Worker* worker = idle_worker();
+    if (worker != nullptr || released == 0) return worker;
+    choice = 0;  // no memory for one more stack: let those who have one finish
+  }
+  Worker* worker = ready_[choice];
+  ready_[choice] = ready_.back();
+  ready_.pop_back();
+  return worker;
+}
+
+// from is null, or to is null, for the stack that called run_cta.
+void CtaScheduler::continue_with(Worker* from, Worker* to) {
+  ++statistics_->switches;
+  current_ = to;
+  if (to != nullptr) {
+    simt_current_thread_idx = to->thread_index;
+    if (to->restart) {
+      to->restart = false;
+      to->fiber.restart(&CtaScheduler::worker_entry);
+    }
+  }
+  Fiber::switch_to(from == nullptr ? host_ : from->fiber, to == nullptr ? host_ : to->fiber);
+}
+
+void CtaScheduler::wait() {
+  Worker* me = current_;
+  Worker* next = next_worker();
+  if (next == me) return;
+  if (next == nullptr) give_up();
+  continue_with(me, next);
+}
+
+void CtaScheduler::give_up() {
+  listener_.on_divergence(ReportKind::barrier_divergence, nullptr, census());
+  given_up_ = true;
+}
+
+std::string CtaScheduler::census() const {
+  std::size_t in_warps = 0;
+  for (const Warp& warp : warps_)
+    for (const auto& meeting : warp.meetings) in_warps += meeting->waiting.size();
+  std::string text = fmt::format(
+      "nobody can go on: of {} threads {} wait at __syncthreads, {} at warp operations, {} have "
+      "exited",
+      thread_count_, barrier_.waiting.size(), in_warps, finished_);
+  if (!barrier_.waiting.empty())
+    text += fmt::format("; the barrier is {}:{}", barrier_.place.file, barrier_.place.line);
+  return text;
+}
+
+void CtaScheduler::preempt() {
+  if (ready_.empty() && started_ >= thread_count_) return;
+  ++statistics_->preemptions;
+  ready_.push_back(current_);
+  wait();
+}
+
+void CtaScheduler::abandon() {
+  Worker* me = current_;
+  ++statistics_->abandoned_threads;
+  finish_thread(me->thread);
+  Worker* next = next_worker();
+  if (next == nullptr && finished_ < thread_count_) give_up();
+  me->restart = true;
+  idle_.push_back(me);
+  continue_with(me, next);
+  __builtin_unreachable();
+}
+
+// ---------------------------------------------------------------- epochs
+
+// The epoch after everything so far.
+std::uint32_t CtaScheduler::next_epoch() {
+  if (max_epoch_ == kMaxEpoch) open_tag();
+  return ++max_epoch_;
+}
+
+// Epochs begin again under another tag. What was stamped with an earlier tag of this CTA counts as
+// ordered; after a barrier that is exact, after a __syncwarp it may hide a race between two warps.
+void CtaScheduler::open_tag() {
+  LS_CHECK(next_extra_tag_ <= kMaxTag, "a launch with more than {} synchronisations",
+           std::uint64_t{kMaxTag} << kEpochBits);
+  tag_ = next_extra_tag_++;
+  listener_.on_tag(tag_, cta_linear_);
+  base_epoch_ = max_epoch_ = 0;
+  for (const auto& worker : workers_) {
+    worker->epoch = 0;
+    restamp(*worker);
+  }
+  for (Warp& warp : warps_)
+    for (const auto& meeting : warp.meetings)
+      meeting->results[0].epoch = meeting->results[1].epoch = 0;
+}
+
+std::vector<std::uint32_t> CtaScheduler::tags_before(std::uint32_t tag) const {
+  std::vector<std::uint32_t> tags;
+  if (tag == cta_linear_) return tags;
+  tags.push_back(cta_linear_);
+  for (std::uint32_t earlier = first_extra_tag_; earlier < tag; ++earlier) tags.push_back(earlier);
+  return tags;
+}
+
+// ---------------------------------------------------------------- barriers
+
+int CtaScheduler::sync_threads(BarrierKind kind, int predicate, SourcePlace place) {
+  Worker* me = current_;
+  if (barrier_.arrived == 0) {
+    barrier_.kind = kind;
+    barrier_.place = place;
+  } else if (barrier_.kind != kind || barrier_.place.line != place.line) {
+    listener_.on_divergence(ReportKind::barrier_divergence, me,
+                            fmt::format("at {}:{}, while others wait at {}:{}", place.file,
+                                        place.line, barrier_.place.file, barrier_.place.line));
+  }
+  ++barrier_.arrived;
+  barrier_.true_count += predicate != 0;
+  barrier_.acquired = std::max(barrier_.acquired, me->acquired);
+  if (barrier_.arrived == thread_count_ - finished_) {
+    release_barrier();
+    if (launch_.shuffle) {
+      ready_.push_back(me);
+      wait();
+    }
+  } else {
+    barrier_.waiting.push_back(me);
+    wait();
+  }
+  if (launch_.stamps) {
+    me->epoch = base_epoch_;
+    me->acquired = std::max(me->acquired, barrier_.result_acquired);
+    restamp(*me);
+  }
+  return barrier_.result;
+}
+
+void CtaScheduler::release_barrier() {
+  ++statistics_->barriers;
+  switch (barrier_.kind) {
+    case BarrierKind::plain:
+      barrier_.result = 0;
+      break;
+    case BarrierKind::any:
+      barrier_.result = barrier_.true_count != 0;
+      break;
+    case BarrierKind::all:
+      barrier_.result = barrier_.true_count == barrier_.arrived;
+      break;
+    case BarrierKind::count:
+      barrier_.result = static_cast<int>(barrier_.true_count);
+      break;
+  }
+  barrier_.result_acquired = barrier_.acquired;
+  barrier_.arrived = barrier_.true_count = 0;
+  ready_.insert(ready_.end(), barrier_.waiting.begin(), barrier_.waiting.end());
+  barrier_.waiting.clear();
+  if (launch_.stamps) base_epoch_ = next_epoch();
+}
+
+}  // namespace simt

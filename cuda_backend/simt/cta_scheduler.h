@@ -1,0 +1,184 @@
+// Runs the threads of one CTA on fibers, and makes them meet: barriers, warp operations,
+// preemption.
+//
+//  1. One worker fiber runs thread after thread on one stack; another worker starts only when a
+//     thread has to wait. A CTA without synchronisation costs two switches in all.
+//  2. Every choice (which thread begins, which waiting thread goes on) comes from the seeded
+//     generator when shuffling is on; without it the order is fixed.
+//  3. A thread that has exited is waited for by no barrier. When nobody can run and threads are
+//     left, the CTA is given up with a barrier_divergence report and its stacks are forgotten.
+//  4. Epochs order accesses within a CTA: everything before epoch base_epoch() happened before
+//     everything that runs now; within a warp, everything of a smaller epoch than one's own did.
+// It knows nothing of memory. Shuffles exchange values and order nothing.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "cuda_backend/simt/fiber.h"
+#include "cuda_backend/simt/kernel_runtime.h"
+#include "cuda_backend/simt/random.h"
+#include "cuda_backend/simt/report.h"
+#include "cuda_backend/simt/stamp.h"
+
+namespace simt {
+
+// A 16-byte copy that has been issued and not waited for.
+struct AsyncCopy {
+  std::uintptr_t dst;
+  std::uintptr_t src;
+  std::uintptr_t pc;
+  std::uint64_t group;
+};
+
+// A simulated thread while a worker runs it.
+struct Worker {
+  Fiber fiber;
+  bool restart = true;  // the stack holds nothing to come back to
+  unsigned thread = 0;
+  uint3 thread_index{};
+  std::uint32_t epoch = 0;
+  Stamp stamp = 0;
+  std::uint64_t accesses = 0;
+  std::uint64_t acquired = 0;  // release_clock.h
+  Stamp fence_stamp = 0;       // at the last __threadfence; 0: none
+  std::uint32_t fence_base_epoch = 0;
+  std::vector<AsyncCopy> copies_in_flight;
+  std::uint64_t copy_group = 0;  // that the next copy belongs to
+};
+
+// What the scheduler tells its owner.
+class SchedulerListener {
+ public:
+  // by is null when the whole CTA is to blame.
+  virtual void on_divergence(ReportKind kind, const Worker* by, std::string detail) = 0;
+  // The CTA has a further tag (stamp.h, rule 2).
+  virtual void on_tag(std::uint32_t tag, std::uint32_t cta_linear) = 0;
+
+ protected:
+  ~SchedulerListener() = default;
+};
+
+class CtaScheduler {
+ public:
+  struct Launch {
+    void (*run_thread)(const void*) = nullptr;
+    const void* args = nullptr;
+    uint3 block_dim{};
+    std::uint32_t number = 0;     // for stamps
+    std::uint32_t cta_count = 0;  // tags below it are linear indices
+    bool stamps = false;          // keep epochs and stamps: somebody checks accesses
+    bool shuffle = false;         // seeded order instead of the fixed one
+    bool hunt = false;            // let others go first when a thread ends
+  };
+
+  explicit CtaScheduler(SchedulerListener& listener) : listener_(listener) {}
+
+  void begin_launch(const Launch& launch, Random* random, LaunchStatistics* statistics);
+  void run_cta(std::uint32_t linear);
+
+  Worker* current() { return current_; }
+  std::uint32_t cta_linear() const { return cta_linear_; }
+  std::uint32_t base_epoch() const { return base_epoch_; }
+  bool tag_is_of_this_cta(std::uint32_t tag) const {
+    return tag == cta_linear_ || tag >= first_extra_tag_;
+  }
+  // The tags that this CTA had before the given one of its tags.
+  std::vector<std::uint32_t> tags_before(std::uint32_t tag) const;
+
+  // For the running thread.
+  int sync_threads(runtime::BarrierKind kind, int predicate, runtime::SourcePlace place);
+  void sync_warp(unsigned mask);
+  unsigned ballot(unsigned mask, bool predicate);
+  std::uint64_t shuffle(unsigned mask, std::uint64_t bits, runtime::ShuffleKind kind, int operand,
+                        int width);
+  std::uint64_t combine(std::uint64_t bits, runtime::Combine reduce);
+  void preempt();
+  [[noreturn]] void abandon();
+
+ private:
+  // What a meeting of lanes left behind.
+  struct Result {
+    std::uint64_t slots[32] = {};
+    unsigned attended = 0;  // lanes
+    std::uint32_t epoch = 0;
+  };
+  // A meeting of the lanes in a mask. Two results take turns: a lane may enter the next meeting
+  // while another has yet to read the result of the last.
+  struct Meeting {
+    unsigned mask = 0;   // as the kernel wrote it
+    unsigned lanes = 0;  // those that exist
+    unsigned arrived = 0;
+    runtime::WarpOperation operation{};
+    runtime::Combine reduce = nullptr;
+    unsigned turn = 0;
+    Result results[2];
+    std::vector<Worker*> waiting;
+  };
+  struct Warp {
+    std::vector<std::unique_ptr<Meeting>> meetings;
+    unsigned exited = 0;  // lanes
+  };
+  struct Barrier {
+    std::vector<Worker*> waiting;
+    unsigned arrived = 0;
+    runtime::BarrierKind kind{};
+    runtime::SourcePlace place{};
+    unsigned true_count = 0;
+    std::uint64_t acquired = 0;
+    int result = 0;  // of the last release
+    std::uint64_t result_acquired = 0;
+  };
+
+  static void worker_entry();
+  void work();  // the loop of a worker
+  void begin_thread(Worker& worker, unsigned thread);
+  void finish_thread(unsigned thread);
+  void restamp(Worker& worker);
+  Worker* next_worker();
+  Worker* idle_worker();
+  void continue_with(Worker* from, Worker* to);
+  void wait();  // the running thread is queued somewhere: run another
+  void give_up();
+  void forget_stacks();
+  void release_barrier();
+  void release_meeting(Meeting& meeting);
+  std::uint32_t next_epoch();
+  void open_tag();
+  Meeting& meeting_of(Warp& warp, unsigned mask);
+  void check_meeting(const Warp& warp, const Meeting& meeting, runtime::WarpOperation operation,
+                     runtime::Combine reduce);
+  // Deposits bits and waits for the others. The result stays until this lane meets again.
+  const Result& meet(unsigned mask, std::uint64_t bits, runtime::WarpOperation operation,
+                     runtime::Combine reduce);
+  std::string census() const;
+
+  SchedulerListener& listener_;
+  Launch launch_;
+  Random* random_ = nullptr;
+  LaunchStatistics* statistics_ = nullptr;
+
+  const void* os_thread_ = nullptr;  // that the workers were started on
+  Fiber host_;
+  std::vector<std::unique_ptr<Worker>> workers_;
+  std::vector<Worker*> idle_;
+  std::vector<Worker*> ready_;
+  Worker* current_ = nullptr;
+
+  std::uint32_t cta_linear_ = 0;
+  std::uint32_t tag_ = 0;
+  std::uint32_t first_extra_tag_ = 0;
+  std::uint32_t next_extra_tag_ = 0;
+  std::uint32_t base_epoch_ = 0;
+  std::uint32_t max_epoch_ = 0;
+  unsigned thread_count_ = 0;
+  unsigned started_ = 0;
+  unsigned finished_ = 0;
+  bool given_up_ = false;
+  std::vector<unsigned> order_;
+  std::vector<Warp> warps_;
+  Barrier barrier_;
+};
+
+}  // namespace simt

@@ -1,0 +1,270 @@
+#include "cuda_backend/simt/executor.h"
+
+#include <algorithm>
+#include <cstring>
+#include <numeric>
+#include <utility>
+
+#include "cuda_backend/simt/executor_impl.h"
+#include "cuda_backend/simt/thread_index.h"
+#include "reference/check.h"
+
+__thread uint3 simt_current_block_idx;
+__thread uint3 simt_current_block_dim;
+__thread uint3 simt_current_grid_dim;
+
+namespace simt {
+namespace runtime {
+__thread Executor::Impl* running = nullptr;
+__thread Checker* running_checker = nullptr;
+}  // namespace runtime
+
+namespace {
+
+constexpr unsigned kMaxThreadsPerCta = 1024;
+// Half of the tags are left for CTAs that synchronise more than a thousand times (stamp.h).
+constexpr std::uint64_t kMaxCheckedCtas = (kMaxTag + 1) / 2;
+constexpr std::uint64_t kMaxCtas = 0xffffffffu;
+
+// Marks what runs on this OS thread, for the time of a launch.
+class Running {
+ public:
+  Running(Executor::Impl* impl, Checker* checker) {
+    LS_CHECK(runtime::running == nullptr, "a kernel cannot launch a kernel");
+    runtime::running = impl;
+    runtime::running_checker = checker;
+  }
+  ~Running() {
+    runtime::running = nullptr;
+    runtime::running_checker = nullptr;
+  }
+};
+
+}  // namespace
+
+Executor::Impl::Impl(const ExecutorOptions& options_, Arena arena_)
+    : options(options_),
+      arena(std::move(arena_)),
+      random(options_.seed),
+      scheduler(*this),
+      checker(options_.mode == Mode::fast
+                  ? nullptr
+                  : std::make_unique<Checker>(arena, shared, scheduler, launches, reports)) {}
+
+// ---------------------------------------------------------------- launches
+
+error_t Executor::Impl::launch(const LaunchConfig& config, runtime::Variant variant,
+                               void (*run_thread)(const void*), const void* args,
+                               std::size_t args_bytes) {
+  const bool checked = variant == runtime::Variant::checked;
+  const std::uint64_t threads = std::uint64_t{config.block.x} * config.block.y * config.block.z;
+  const std::uint64_t ctas = std::uint64_t{config.grid.x} * config.grid.y * config.grid.z;
+  if (threads == 0 || threads > kMaxThreadsPerCta || ctas == 0) return invalid_configuration;
+  if (config.grid.y > 65535 || config.grid.z > 65535 || config.block.z > 64)
+    return invalid_configuration;  // as on a GPU
+  if (ctas > (checked ? kMaxCheckedCtas : kMaxCtas)) return invalid_configuration;
+  if (config.smem > SharedMemory::kCapacityBytes) return invalid_configuration;
+  if (checked && checker == nullptr) return invalid_configuration;
+
+  make_room_in_log();
+  const std::uint32_t number =
+      launches.begin_launch(config.name, {config.grid.x, config.grid.y, config.grid.z});
+  launch_number = number;
+  statistics = {};
+  statistics.launch = launches.absolute(number);
+  statistics.kernel = config.name;
+  statistics.ctas = ctas;
+  statistics.threads = ctas * threads;
+  if (!checked) definedness_known = false;
+  statistics.definedness_known = definedness_known;
+  random = Random(options.seed * 0x9e3779b97f4a7c15ull + statistics.launch);
+
+  simt_current_block_dim = {config.block.x, config.block.y, config.block.z};
+  simt_current_grid_dim = {config.grid.x, config.grid.y, config.grid.z};
+  shared.begin_launch(config.smem);
+  reports.begin_launch(&statistics);
+  const bool hunt = checked && options.mode == Mode::hunt;
+  const auto cta_count = static_cast<std::uint32_t>(ctas);
+  scheduler.begin_launch(
+      {run_thread, args, simt_current_block_dim, number, cta_count, checked, checked, hunt},
+      &random, &statistics);
+  if (checked)
+    checker->begin_launch(
+        {hunt ? options.preempt_one_in : 0, options.max_accesses_per_thread, definedness_known},
+        args, args_bytes, &random, &statistics);
+  const Running mark(this, checked ? checker.get() : nullptr);
+  run_ctas(config, cta_count, checked);
+  return success;
+}
+
+void Executor::Impl::run_ctas(const LaunchConfig& config, std::uint32_t cta_count, bool checked) {
+  // Checked: a seeded walk i -> i * step + start through all CTAs, step and count without a common
+  // factor.
+  std::uint64_t step = 1;
+  std::uint64_t start = 0;
+  if (checked && cta_count > 1) {
+    start = random.below(cta_count);
+    step = 1 + random.below(cta_count - 1);
+    while (std::gcd(step, std::uint64_t{cta_count}) != 1) ++step;
+  }
+  std::uint64_t linear = start;
+  for (std::uint32_t i = 0; i < cta_count; ++i) {
+    const auto cta = static_cast<std::uint32_t>(linear);
+    simt_current_block_idx = {cta % config.grid.x, cta / config.grid.x % config.grid.y,
+                              cta / config.grid.x / config.grid.y};
+    if (checked) checker->begin_cta();
+    scheduler.run_cta(cta);
+    linear = (linear + step) % cta_count;
+  }
+}
+
+void Executor::Impl::on_divergence(ReportKind kind, const Worker* by, std::string detail) {
+  if (!reports.admit(kind, 0)) return;
+  Report report;
+  report.kind = kind;
+  report.detail = std::move(detail);
+  report.by =
+      launches.party_of(launch_number, scheduler.cta_linear(), by == nullptr ? 0 : by->thread,
+                        by == nullptr ? scheduler.base_epoch() : by->epoch);
+  if (by != nullptr) report.thread_index = by->thread_index;
+  reports.add(std::move(report));
+}
+
+void Executor::Impl::on_tag(std::uint32_t tag, std::uint32_t cta_linear) {
+  launches.keep_tag(launch_number, tag, cta_linear);
+}
+
+// ---------------------------------------------------------------- host copies
+
+const Allocation* Executor::Impl::live_range(const void* address, std::size_t size_bytes) const {
+  const auto begin = reinterpret_cast<std::uintptr_t>(address);
+  if (!arena.contains(begin)) return nullptr;
+  const Allocation* allocation = arena.find(begin);
+  const bool usable =
+      allocation != nullptr && allocation->live && allocation->holds(begin, size_bytes);
+  return usable ? allocation : nullptr;
+}
+
+void Executor::Impl::make_room_in_log() {
+  if (!launches.full()) return;
+  const Stamp before = launches.begin_again();
+  if (checker == nullptr) return;
+  for (const Allocation& allocation : arena.allocations())
+    if (allocation.live)
+      checker->device_shadow().forget_history(allocation.begin - arena.memory().begin(),
+                                              allocation.size_bytes, before);
+}
+
+Stamp Executor::Impl::host_stamp(const char* operation) {
+  make_room_in_log();
+  return make_stamp(launches.begin_host(operation), 0, 0, 0);
+}
+
+error_t Executor::memcpy_h2d(void* dst, const void* src, std::size_t size_bytes) {
+  if (size_bytes == 0) return success;
+  if (impl_->live_range(dst, size_bytes) == nullptr || src == nullptr) return invalid_value;
+  std::memcpy(dst, src, size_bytes);
+  const Stamp stamp = impl_->host_stamp("memcpy_h2d");
+  if (impl_->checker)
+    impl_->checker->device_shadow().mark_written(impl_->offset_of(dst), size_bytes, stamp);
+  return success;
+}
+
+error_t Executor::memcpy_d2h(void* dst, const void* src, std::size_t size_bytes) const {
+  if (size_bytes == 0) return success;
+  if (impl_->live_range(src, size_bytes) == nullptr || dst == nullptr) return invalid_value;
+  std::memcpy(dst, src, size_bytes);
+  return success;
+}
+
+error_t Executor::memset(void* dst, int value, std::size_t size_bytes) {
+  if (size_bytes == 0) return success;
+  if (impl_->live_range(dst, size_bytes) == nullptr) return invalid_value;
+  std::memset(dst, value, size_bytes);
+  const Stamp stamp = impl_->host_stamp("memset");
+  if (impl_->checker)
+    impl_->checker->device_shadow().mark_written(impl_->offset_of(dst), size_bytes, stamp);
+  return success;
+}
+
+error_t Executor::memcpy_d2d(void* dst, const void* src, std::size_t size_bytes) {
+  if (size_bytes == 0) return success;
+  const auto to = reinterpret_cast<std::uintptr_t>(dst);
+  const auto from = reinterpret_cast<std::uintptr_t>(src);
+  const bool apart = to + size_bytes <= from || from + size_bytes <= to;
+  if (impl_->live_range(dst, size_bytes) == nullptr ||
+      impl_->live_range(src, size_bytes) == nullptr || !apart)
+    return invalid_value;
+  std::memcpy(dst, src, size_bytes);
+  const Stamp stamp = impl_->host_stamp("memcpy_d2d");
+  if (impl_->checker) {
+    Shadow& shadow = impl_->checker->device_shadow();
+    shadow.mark_written(impl_->offset_of(dst), size_bytes, stamp);
+    shadow.carry(impl_->offset_of(dst), size_bytes, stamp, shadow, impl_->offset_of(src));
+  }
+  return success;
+}
+
+// ---------------------------------------------------------------- the rest of the surface
+
+lockstep::Result<std::unique_ptr<Executor>> Executor::create(const ExecutorOptions& options) {
+  auto arena =
+      Arena::reserve(options.arena_bytes, options.least_arena_bytes, options.mode != Mode::fast);
+  if (!arena) return tl::unexpected(arena.error());
+  auto impl = std::make_unique<Impl>(options, std::move(*arena));
+  if (!impl->shared.usable() || (impl->checker && !impl->checker->usable()))
+    return lockstep::fail("simulated device: no address space for shared memory");
+  return std::unique_ptr<Executor>(new Executor(std::move(impl)));
+}
+
+Executor::Executor(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+Executor::~Executor() = default;
+
+Mode Executor::mode() const { return impl_->options.mode; }
+std::size_t Executor::arena_bytes() const { return impl_->arena.size_bytes(); }
+std::size_t Executor::live_bytes() const { return impl_->arena.live_bytes(); }
+void Executor::set_seed(std::uint64_t seed) { impl_->options.seed = seed; }
+
+lockstep::Result<std::byte*> Executor::allocate(std::size_t size_bytes, std::string name) {
+  return impl_->arena.allocate(size_bytes, std::move(name));
+}
+
+error_t Executor::free(void* address) {
+  const auto begin = reinterpret_cast<std::uintptr_t>(address);
+  const Allocation* allocation = impl_->live_range(address, 0);
+  if (allocation == nullptr || allocation->begin != begin) return invalid_value;
+  if (impl_->checker) {
+    // Gives runs of cells back. A page of the shadow that was never touched holds none.
+    const auto clear = [this](std::size_t offset, std::size_t bytes) {
+      impl_->checker->device_shadow().clear(offset, bytes);
+    };
+    impl_->arena.shadow().for_each_resident(impl_->offset_of(address), allocation->size_bytes,
+                                            clear);
+  }
+  return impl_->arena.release(address) ? success : invalid_value;
+}
+
+std::optional<Authorship> Executor::who_wrote(const void* address) const {
+  if (!impl_->checker || impl_->live_range(address, 1) == nullptr) return std::nullopt;
+  const Shadow& shadow = impl_->checker->device_shadow();
+  const Stamp writer = shadow.writer(impl_->offset_of(address));
+  if (writer == 0) return std::nullopt;
+  Authorship authorship;
+  authorship.writer = impl_->launches.party_of(writer);
+  authorship.defined = (writer & kUndefined) == 0;
+  const Stamp author = shadow.author(impl_->offset_of(address));
+  if (authorship.defined && author != writer) authorship.author = impl_->launches.party_of(author);
+  return authorship;
+}
+
+std::optional<std::size_t> Executor::first_undefined(const void* address,
+                                                     std::size_t size_bytes) const {
+  if (!impl_->checker || impl_->live_range(address, size_bytes) == nullptr) return std::nullopt;
+  return impl_->checker->device_shadow().first_undefined(impl_->offset_of(address), size_bytes);
+}
+
+const std::vector<Report>& Executor::reports() const { return impl_->reports.reports(); }
+std::vector<Report> Executor::take_reports() { return impl_->reports.take(); }
+const LaunchStatistics& Executor::last_launch() const { return impl_->statistics; }
+
+}  // namespace simt

@@ -1,0 +1,99 @@
+// A simulated device: memory, a stream of launches, and what went wrong in them.
+//
+//  1. Launches and copies happen at once, in the order of the calls: one stream.
+//  2. Results, reports and statistics are a function of the options, the seed and the calls.
+//     Launch n takes its choices from (seed, n), so skipping the reports of one changes nothing
+//     in the next.
+//  3. One executor is used by one OS thread at a time. Several executors may exist side by side.
+//  4. A launch of the fast variant leaves no trace in the shadow: from then on undefined reads
+//     are not reported, and the statistics of every checked launch say so (definedness_known).
+//
+// Not simulated: time, more than one stream, CTAs that run side by side (a CTA that spins on
+// another one is a runaway when checked, and hangs the fast variant), cooperative groups, clusters,
+// textures, constant memory, printf.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "cuda_backend/simt/cpu_types.h"
+#include "cuda_backend/simt/report.h"
+#include "reference/result.h"
+
+namespace simt {
+
+// fast: no shadow; only the fast variant can be launched.
+// check: shadow; threads change at synchronisations only.
+// hunt: check, and every access may be a preemption, so that races show their effect.
+enum class Mode : std::uint8_t { fast, check, hunt };
+
+struct ExecutorOptions {
+  Mode mode = Mode::check;
+  std::uint64_t seed = 1;
+  std::uint32_t preempt_one_in = 4;  // hunt: probability of a preemption at an access, 1/n
+  std::size_t arena_bytes = std::size_t{64} << 30;        // address space wanted
+  std::size_t least_arena_bytes = std::size_t{64} << 20;  // less than this is an error
+  std::uint64_t max_accesses_per_thread = std::uint64_t{1}
+                                          << 28;  // more is a runaway; checked only
+};
+
+// Who gave a byte its value.
+struct Authorship {
+  Party writer;  // the last to write it
+  std::optional<Party>
+      author;           // writer only copied it (simt::copy16, memcpy_d2d): who wrote it first
+  bool defined = true;  // false: writer copied bytes that nobody had written
+};
+
+class Executor {
+ public:
+  static lockstep::Result<std::unique_ptr<Executor>> create(const ExecutorOptions& options);
+  ~Executor();
+  Executor(const Executor&) = delete;
+
+  stream_t stream() { return this; }
+  Mode mode() const;
+  std::size_t arena_bytes() const;
+  std::size_t live_bytes() const;
+
+  // Undefined memory, aligned to 256 bytes; the name appears in reports.
+  lockstep::Result<std::byte*> allocate(std::size_t size_bytes, std::string name);
+  template <class T>
+  lockstep::Result<T*> allocate_array(std::size_t count, std::string name) {
+    return allocate(count * sizeof(T), std::move(name)).map([](std::byte* p) {
+      return reinterpret_cast<T*>(p);
+    });
+  }
+  error_t free(void* address);
+
+  // Device ranges must lie within one live allocation; otherwise invalid_value and nothing happens.
+  error_t memcpy_h2d(void* dst, const void* src, std::size_t size_bytes);
+  error_t memcpy_d2h(void* dst, const void* src, std::size_t size_bytes) const;
+  error_t memcpy_d2d(void* dst, const void* src, std::size_t size_bytes);  // ranges do not overlap
+  error_t memset(void* dst, int value, std::size_t size_bytes);
+
+  void set_seed(std::uint64_t seed);
+
+  // Nothing in fast mode, and for bytes that nobody wrote or that lie in no allocation.
+  std::optional<Authorship> who_wrote(const void* address) const;
+  // Offset of the first byte in [address, address + size_bytes) that is undefined.
+  std::optional<std::size_t> first_undefined(const void* address, std::size_t size_bytes) const;
+
+  // Reports since the last take, oldest first.
+  const std::vector<Report>& reports() const;
+  std::vector<Report> take_reports();
+  const LaunchStatistics& last_launch() const;
+
+  class Impl;
+  Impl& impl() { return *impl_; }
+
+ private:
+  explicit Executor(std::unique_ptr<Impl> impl);
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace simt

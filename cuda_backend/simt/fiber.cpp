@@ -1,0 +1,72 @@
+#include "cuda_backend/simt/fiber.h"
+
+#include <sys/mman.h>
+
+#if defined(__SANITIZE_ADDRESS__)
+#include <sanitizer/asan_interface.h>
+#include <sanitizer/common_interface_defs.h>
+#endif
+
+namespace simt {
+
+using boost::context::detail::transfer_t;
+
+namespace {
+constexpr std::size_t kGuardBytes = 4096;
+constexpr std::size_t kColourBytes = 5 * 64;
+constexpr std::size_t kColouredBytes = 8192;
+
+// Both ends of one switch: who was left, who goes on.
+struct Passage {
+  Fiber* from;
+  Fiber* to;
+};
+}  // namespace
+
+bool Fiber::map_stack(unsigned colour) {
+  stack_ = VirtualRange::reserve(kGuardBytes + kStackBytes);
+  if (!stack_) return false;
+  mprotect(stack_.base(), kGuardBytes, PROT_NONE);
+  stack_begin_ = stack_.begin() + kGuardBytes;
+  usable_bytes_ = kStackBytes - colour * kColourBytes % kColouredBytes;
+  sanitizer_bottom_ = stack_.base() + kGuardBytes;
+  sanitizer_size_ = kStackBytes;
+  return true;
+}
+
+void Fiber::restart(Entry entry) {
+  entry_ = entry;
+  std::byte* bottom = stack_.base() + kGuardBytes;
+#if defined(__SANITIZE_ADDRESS__)
+  __asan_unpoison_memory_region(bottom, kStackBytes);  // abandoned frames left their red zones
+  sanitizer_fake_stack_ = nullptr;
+#endif
+  context_ =
+      boost::context::detail::make_fcontext(bottom + usable_bytes_, usable_bytes_, &Fiber::begin);
+}
+
+void Fiber::arrive(transfer_t transfer) {
+  const Passage passage = *static_cast<const Passage*>(transfer.data);
+  passage.from->context_ = transfer.fctx;
+#if defined(__SANITIZE_ADDRESS__)
+  __sanitizer_finish_switch_fiber(passage.to->sanitizer_fake_stack_,
+                                  &passage.from->sanitizer_bottom_, &passage.from->sanitizer_size_);
+#endif
+}
+
+void Fiber::begin(transfer_t transfer) {
+  const Passage passage = *static_cast<const Passage*>(transfer.data);
+  arrive(transfer);
+  passage.to->entry_();
+}
+
+void Fiber::switch_to(Fiber& from, Fiber& to) {
+  Passage passage{&from, &to};
+#if defined(__SANITIZE_ADDRESS__)
+  __sanitizer_start_switch_fiber(&from.sanitizer_fake_stack_, to.sanitizer_bottom_,
+                                 to.sanitizer_size_);
+#endif
+  arrive(boost::context::detail::jump_fcontext(to.context_, &passage));
+}
+
+}  // namespace simt

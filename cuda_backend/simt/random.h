@@ -1,0 +1,34 @@
+// The one source of choice in the executor: a seeded SplitMix64. Same seed, same interleaving.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+namespace simt {
+
+class Random {
+ public:
+  explicit Random(std::uint64_t seed) : state_(seed) {}
+
+  std::uint32_t next() {
+    state_ += 0x9e3779b97f4a7c15ull;
+    std::uint64_t z = state_;
+    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ull;
+    z = (z ^ (z >> 27)) * 0x94d049bb133111ebull;
+    return static_cast<std::uint32_t>((z ^ (z >> 31)) >> 16);
+  }
+  // Uniform enough in [0, bound), bound > 0.
+  std::uint32_t below(std::uint32_t bound) {
+    return static_cast<std::uint32_t>((std::uint64_t{next()} * bound) >> 32);
+  }
+  template <class T>
+  void shuffle(std::vector<T>& items) {
+    for (std::size_t i = items.size(); i > 1; --i)
+      std::swap(items[i - 1], items[below(static_cast<std::uint32_t>(i))]);
+  }
+
+ private:
+  std::uint64_t state_;
+};
+
+}  // namespace simt

@@ -1,0 +1,85 @@
+// What the executor found wrong with a kernel, and what a launch did: values that the host reads.
+//
+//  1. A report never stops the process. The simulated thread that made an impossible access (out of
+//     bounds, wild, misaligned) is abandoned before the access; after any other report it goes on.
+//  2. At most kReportsPerLaunch reports of a launch are kept, at most kReportsPerPlace of one kind
+//     from one instruction; statistics count all of them.
+//  3. Everything but `pc` is the same in every run with the same seed.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "cuda_backend/simt/cpu_types.h"
+
+namespace simt {
+
+enum class ReportKind : std::uint8_t {
+  out_of_bounds,       // the address is in the arena, and in no allocation
+  use_after_free,      // the address is in an allocation that was freed
+  wild_access,         // neither arena, shared memory, the thread's stack, arguments nor constants
+  misaligned,          // the address is no multiple of the access size
+  uninitialised_read,  // nobody wrote these bytes, or somebody copied undefined bytes there
+  race,                // two accesses, one a write, not both atomic, and no order between them
+  barrier_divergence,  // some threads can never meet at the barrier that others wait at
+  warp_divergence,     // lanes of one mask at different intrinsics, exited, or not in their mask
+  runaway,             // a thread made more accesses than the option allows
+  executor_limit       // the executor cannot simulate this: see detail
+};
+inline constexpr std::size_t kReportKinds = 10;
+const char* name_of(ReportKind kind);
+
+enum class AccessKind : std::uint8_t { read, write, atomic };
+const char* name_of(AccessKind kind);
+
+// One end of a conflict, or the author of a byte.
+struct Party {
+  std::uint64_t launch = 0;  // launches and host copies are numbered together, in order, from 1
+  std::string kernel;        // or what the host did: "memcpy_h2d", "memset"
+  bool is_host = false;
+  uint3 cta{};
+  unsigned thread = 0;  // linear in the CTA; 0 for the host
+  unsigned epoch = 0;   // barriers and warp barriers passed
+};
+
+struct Report {
+  ReportKind kind{};
+  Party by;
+  uint3 thread_index{};
+  AccessKind access{};
+  std::size_t size_bytes = 0;
+  std::string allocation;  // name of the allocation or __shared__ variable; empty when in none
+  std::int64_t byte_offset = 0;  // from its begin; beyond its size when just behind it
+  std::optional<Party> other;    // race: the earlier access; use of undefined copies: the copier
+  std::string detail;
+  std::uintptr_t pc = 0;  // 0 for reports without an instruction; source_place() says where it is
+};
+
+// "race: write of 4 bytes by kernel conv_shift (launch 3) cta 0,0,0 thread 17 ..." on one line.
+std::string to_string(const Report& report);
+std::string to_string(const Party& party);
+
+struct LaunchStatistics {
+  std::uint64_t launch = 0;
+  std::string kernel;
+  std::uint64_t ctas = 0;
+  std::uint64_t threads = 0;
+  std::uint64_t barriers = 0;       // released
+  std::uint64_t warp_meetings = 0;  // completed
+  std::uint64_t switches = 0;       // from fiber to fiber
+  std::uint64_t preemptions = 0;    // hunt mode
+  std::uint64_t accesses = 0;       // hooked, to device and shared memory
+  std::uint64_t abandoned_threads = 0;
+  std::array<std::uint64_t, kReportKinds> reports{};  // by kind, kept or not
+  bool definedness_known = true;  // false after an unchecked launch: undefined reads go unnoticed
+  std::uint64_t reports_total() const;
+  bool operator==(const LaunchStatistics&) const = default;
+};
+
+inline constexpr std::size_t kReportsPerLaunch = 64;
+inline constexpr std::size_t kReportsPerPlace = 4;
+
+}  // namespace simt

@@ -1,0 +1,120 @@
+// simt.h for nvcc: the vocabulary of simt:: spelled in CUDA. Include simt.h, not this file.
+//
+// Requires C++20 and sm_80 (cp.async). No function here adds an instruction to what the CUDA
+// spelling would give.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <utility>
+
+#define SIMT_UNROLL _Pragma("unroll")
+#define SIMT_SHARED_ARRAY(T, name, N) __shared__ T name[N]
+#define SIMT_DYNAMIC_SHARED(T, name)                                       \
+  extern __shared__ __align__(16) unsigned char simt_dynamic_shared_raw[]; \
+  T* name = reinterpret_cast<T*>(simt_dynamic_shared_raw)
+
+namespace simt {
+inline namespace simt_cuda {
+
+using stream_t = cudaStream_t;
+using error_t = cudaError_t;
+inline constexpr error_t success = cudaSuccess;
+inline constexpr error_t invalid_value = cudaErrorInvalidValue;
+inline constexpr error_t invalid_configuration = cudaErrorInvalidConfiguration;
+inline constexpr error_t out_of_memory = cudaErrorMemoryAllocation;
+inline const char* error_string(error_t error) { return cudaGetErrorString(error); }
+
+struct LaunchConfig {
+  dim3 grid;
+  dim3 block;
+  std::size_t smem = 0;  // bytes of dynamic shared memory
+  stream_t stream = nullptr;
+  const char* name = "";
+};
+
+template <class... P, class... A>
+inline error_t launch(const LaunchConfig& config, void (*kernel)(P...), A&&... args) {
+  cudaLaunchConfig_t native{};
+  native.gridDim = config.grid;
+  native.blockDim = config.block;
+  native.dynamicSmemBytes = config.smem;
+  native.stream = config.stream;
+  return cudaLaunchKernelEx(&native, kernel, static_cast<P>(std::forward<A>(args))...);
+}
+
+using vec16 = uint4;
+__host__ __device__ __forceinline__ vec16 make_vec16(std::uint32_t a, std::uint32_t b,
+                                                     std::uint32_t c, std::uint32_t d) {
+  return make_uint4(a, b, c, d);
+}
+// Word i of 4; i must be a constant after unrolling.
+__host__ __device__ __forceinline__ std::uint32_t word(vec16 v, int i) {
+  return i == 0 ? v.x : i == 1 ? v.y : i == 2 ? v.z : v.w;
+}
+
+__device__ __forceinline__ void copy16(void* dst, const void* src) {
+  *static_cast<vec16*>(dst) = *static_cast<const vec16*>(src);
+}
+template <class T>
+__device__ __forceinline__ void copy_value(T* dst, const T* src) {
+  *dst = *src;
+}
+template <class T>
+__device__ __forceinline__ T load_any(const T* src) {
+  return *src;
+}
+
+__device__ __forceinline__ void async_copy16(void* shared_dst, const void* src) {
+  const auto address = static_cast<unsigned>(__cvta_generic_to_shared(shared_dst));
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(address), "l"(src) : "memory");
+}
+__device__ __forceinline__ void async_commit() {
+  asm volatile("cp.async.commit_group;" ::: "memory");
+}
+template <int kGroupsInFlight>
+__device__ __forceinline__ void async_wait() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(kGroupsInFlight) : "memory");
+}
+
+// Whole-warp reductions: every lane of a full warp calls, every lane gets the same bits. The tree
+// is the butterfly lane ^ 16, 8, 4, 2, 1, on the CPU as well.
+template <class T>
+__device__ __forceinline__ T warp_sum(T value) {
+  SIMT_UNROLL
+  for (int offset = 16; offset > 0; offset >>= 1)
+    value = value + __shfl_xor_sync(0xffffffffu, value, offset);
+  return value;
+}
+template <class T>
+__device__ __forceinline__ T warp_max(T value) {
+  SIMT_UNROLL
+  for (int offset = 16; offset > 0; offset >>= 1) {
+    const T other = __shfl_xor_sync(0xffffffffu, value, offset);
+    value = value < other ? other : value;
+  }
+  return value;
+}
+template <class T>
+__device__ __forceinline__ T warp_min(T value) {
+  SIMT_UNROLL
+  for (int offset = 16; offset > 0; offset >>= 1) {
+    const T other = __shfl_xor_sync(0xffffffffu, value, offset);
+    value = other < value ? other : value;
+  }
+  return value;
+}
+// Inclusive prefix sum over the lanes (Hillis-Steele).
+template <class T>
+__device__ __forceinline__ T warp_scan(T value) {
+  const unsigned lane = threadIdx.x % 32u;
+  SIMT_UNROLL
+  for (unsigned offset = 1; offset < 32; offset <<= 1) {
+    const T left = __shfl_up_sync(0xffffffffu, value, offset);
+    if (lane >= offset) value = left + value;
+  }
+  return value;
+}
+
+}  // namespace simt_cuda
+}  // namespace simt

@@ -1,0 +1,16 @@
+#include "cuda_backend/simt_backend.h"
+
+#include "cuda_backend/cuda_backend.h"
+#include "cuda_backend/simt_device.h"
+
+namespace lockstep {
+
+Result<std::unique_ptr<Backend>> make_simt_backend(const BackendConfig& config) {
+  std::int64_t pool_size_bytes = 0;
+  for (const KVCacheTensor& tensor : config.plan.tensors) pool_size_bytes += tensor.size_bytes;
+  auto device = cuda::make_simt_device(config.check, config.seed, pool_size_bytes);
+  if (!device) return tl::unexpected(device.error());
+  return cuda::make_backend(std::move(*device), config);
+}
+
+}  // namespace lockstep
