@@ -1,0 +1,130 @@
+// lockstep audit RECORDING...
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "cli/commands.h"
+#include "cli/conform_inputs.h"
+#include "cli/exit_code.h"
+#include "cli/progress.h"
+#include "cli/terminal.h"
+#include "sim/audit.h"
+#include "traces/atomic_file.h"
+
+namespace lockstep {
+namespace {
+
+constexpr std::size_t kFindingsShown = 20;
+
+struct AuditOptions {
+  std::vector<std::string> paths;
+  std::string json_path;
+};
+
+struct AuditTotals {
+  std::vector<AuditFile> files;
+  std::int64_t clean = 0;
+  std::int64_t skipped = 0;
+  std::int64_t steps = 0;
+  std::int64_t reads = 0;
+  std::vector<AuditFinding> findings;
+};
+
+Result<AuditTotals> audit_all(const std::vector<std::string>& paths) {
+  Result<ConformInputs> inputs = find_conform_inputs(paths);
+  if (!inputs) return tl::unexpected(inputs.error());
+  if (inputs->schedules.empty()) return fail("nothing to audit: no recordings of schedules found");
+  AuditTotals totals;
+  Progress progress("auditing", static_cast<std::int64_t>(inputs->schedules.size()));
+  for (const std::string& path : inputs->schedules) {
+    Result<AuditFile> file = audit_recording(path);
+    if (!file) return tl::unexpected(file.error());
+    progress.at(static_cast<std::int64_t>(totals.files.size()) + 1, path);
+    totals.steps += file->steps;
+    totals.reads += file->reads_checked;
+    if (!file->skipped.empty())
+      ++totals.skipped;
+    else if (file->findings.empty())
+      ++totals.clean;
+    totals.findings.insert(totals.findings.end(), file->findings.begin(), file->findings.end());
+    totals.files.push_back(std::move(*file));
+  }
+  return totals;
+}
+
+std::string finding_text(const AuditFinding& finding) {
+  std::string place = finding.file;
+  if (finding.step >= 0) place += fmt::format(", step {}", finding.step);
+  if (!finding.request.empty()) place += fmt::format(", request {}", finding.request);
+  if (finding.group >= 0) place += fmt::format(", group {}", finding.group);
+  return fmt::format("\n{}\n  {}\n", place, finding.what);
+}
+
+std::string totals_text(const AuditTotals& totals) {
+  const auto audited = static_cast<std::int64_t>(totals.files.size()) - totals.skipped;
+  std::string text = fmt::format(
+      "audited {} of {}: {} clean, {}\n{} steps, {} reads of slots and states checked\n", audited,
+      counted(static_cast<std::int64_t>(totals.files.size()), "recording"), totals.clean,
+      counted(static_cast<std::int64_t>(totals.findings.size()), "finding"),
+      with_commas(totals.steps), with_commas(totals.reads));
+  for (std::size_t i = 0; i < std::min(totals.findings.size(), kFindingsShown); ++i)
+    text += finding_text(totals.findings[i]);
+  if (totals.findings.size() > kFindingsShown)
+    text += fmt::format("\n... and {} more; --json FILE lists them all\n",
+                        totals.findings.size() - kFindingsShown);
+  for (const AuditFile& file : totals.files) {
+    if (file.skipped.empty()) continue;
+    text += fmt::format("\nnot audited: {} ({}): {}\n", counted(totals.skipped, "recording"),
+                        "the first is " + file.file, file.skipped);
+    break;
+  }
+  return text;
+}
+
+std::string totals_json(const AuditTotals& totals) {
+  nlohmann::ordered_json json;
+  json["files"] = totals.files.size();
+  json["clean"] = totals.clean;
+  json["not_audited"] = totals.skipped;
+  json["steps"] = totals.steps;
+  json["reads"] = totals.reads;
+  json["findings"] = nlohmann::ordered_json::array();
+  for (const AuditFinding& f : totals.findings) {
+    json["findings"].push_back({{"file", f.file},
+                                {"step", f.step},
+                                {"request", f.request},
+                                {"group", f.group},
+                                {"token", f.token},
+                                {"block", f.block},
+                                {"what", f.what}});
+  }
+  return json.dump(2) + "\n";
+}
+
+int audit(const AuditOptions& options) {
+  const Result<AuditTotals> totals = audit_all(options.paths);
+  if (!totals) return refuse(totals.error().message);
+  fmt::print("{}", totals_text(*totals));
+  if (!options.json_path.empty()) {
+    const Result<void> written = write_file_atomically(options.json_path, totals_json(*totals));
+    if (!written) return refuse(written.error().message);
+  }
+  return totals->findings.empty() ? kExitAgreed : kExitDisagreed;
+}
+
+}  // namespace
+
+void add_audit_command(CLI::App& app, int& exit_code) {
+  auto options = std::make_shared<AuditOptions>();
+  CLI::App* command =
+      app.add_subcommand("audit", "Check what recorded decisions do to memory, whoever made them");
+  command->add_option("PATH", options->paths, "recordings, and folders of them")->required();
+  command->add_option("--json", options->json_path, "the result as JSON");
+  command->callback([options, &exit_code] { exit_code = audit(*options); });
+}
+
+}  // namespace lockstep

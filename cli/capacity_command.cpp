@@ -1,0 +1,112 @@
+// lockstep capacity MODEL...: models, modes, packings and dtypes side by side.
+
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <memory>
+
+#include "cli/commands.h"
+#include "cli/exit_code.h"
+#include "cli/layout_options.h"
+#include "cli/terminal.h"
+#include "sim/plan_report.h"
+#include "traces/model_file.h"
+
+namespace lockstep {
+namespace {
+
+struct CapacityCommand {
+  std::vector<std::string> models;
+  std::vector<std::string> kv_dtypes{"bf16"};
+  std::vector<std::string> modes{"none"};
+  std::vector<std::int64_t> packs{1};
+  LayoutArguments arguments;
+};
+
+void print_head() {
+  fmt::print("{:<26}{:<8}{:<6}{:>5}{:>8}{:>9}{:>12}{:>12}{:>8}{:>10}{:>9}{:>9}\n", "model", "K/V",
+             "mode", "pack", "tokens", "blocks", "capacity", "older", "at once", "bytes/tok",
+             "padding", "empty");
+}
+
+// Bytes of a pool in which each group owns its share of a longest request.
+struct Waste {
+  std::int64_t all = 0;
+  std::int64_t padding = 0;
+  std::int64_t empty = 0;
+};
+
+Waste waste_of(const Capacity& capacity) {
+  Waste waste;
+  for (const GroupCapacity& group : capacity.groups) {
+    waste.padding += group.blocks_per_request * group.padding_bytes;
+    waste.empty += group.blocks_per_request * (group.pack_waste_bytes + group.absent_layer_bytes);
+  }
+  waste.all = capacity.blocks_per_request * (capacity.pool_bytes / capacity.num_blocks);
+  return waste;
+}
+
+void print_row(const PlanReport& report, const LayoutArguments& a) {
+  const Capacity& c = report.capacity.front();
+  const Waste waste = waste_of(c);
+  fmt::print("{:<26}{:<8}{:<6}{:>5}{:>8}{:>9}{:>12}{:>12}{:>8.2f}{:>10}{:>9}{:>9}\n", report.model,
+             a.kv_dtype.substr(0, 7), a.mamba_cache_mode, a.attn_pack,
+             with_commas(report.plan.aligned.block_size), with_commas(c.num_blocks),
+             with_commas(c.capacity_tokens), with_commas(c.all_groups_tokens), c.max_concurrency,
+             with_commas(static_cast<std::int64_t>(c.bytes_per_token)),
+             percent_text(waste.padding, waste.all), percent_text(waste.empty, waste.all));
+}
+
+// One model in every combination; a combination that is refused says why in its row.
+Result<void> compare_model(const std::string& name, const CapacityCommand& command) {
+  const auto model = find_model(name);
+  if (!model) return tl::unexpected(model.error());
+  LayoutArguments a = command.arguments;
+  for (const std::string& dtype : command.kv_dtypes)
+    for (const std::string& mode : command.modes)
+      for (std::int64_t pack : command.packs) {
+        a.kv_dtype = dtype;
+        a.mamba_cache_mode = mode;
+        a.attn_pack = pack;
+        const auto options = plan_options(a, model->max_model_len, model->mamba_chunk_size);
+        if (!options) return tl::unexpected(options.error());
+        const auto report = make_plan_report(*model, *options, CacheLayout::NHD);
+        if (report && !report->plan.workers.front().groups.empty())
+          print_row(*report, a);
+        else
+          fmt::print("{:<26}{:<8}{:<6}{:>5}  {}\n", model->name, dtype.substr(0, 7), mode, pack,
+                     report ? "keeps no cache" : report.error().message);
+      }
+  return {};
+}
+
+int capacity(const CapacityCommand& command) {
+  print_head();
+  for (const std::string& name : command.models.empty() ? model_names() : command.models)
+    if (auto compared = compare_model(name, command); !compared)
+      return refuse(compared.error().message);
+  fmt::print(
+      "\ntokens: of one block. capacity: num_blocks / blocks a request * max_model_len. older: "
+      "num_blocks // all\ngroups * smallest block size, which state groups and windows divide "
+      "wrongly. empty: tensors and places of\npacks where a group has no layer. padding and "
+      "empty: of the blocks of one longest request.\n");
+  return kExitAgreed;
+}
+
+}  // namespace
+
+void add_capacity_command(CLI::App& app, int& exit_code) {
+  auto command = std::make_shared<CapacityCommand>();
+  CLI::App* sub =
+      app.add_subcommand("capacity", "Compare what models, modes, packings and dtypes can hold");
+  sub->add_option("models", command->models, "names or files (all of the catalogue)");
+  sub->add_option("--kv-dtype", command->kv_dtypes, "one or more, with commas")->delimiter(',');
+  sub->add_option("--mamba-cache-mode", command->modes, "one or more, with commas")->delimiter(',');
+  sub->add_option("--attn-pack", command->packs, "one or more, with commas")
+      ->delimiter(',')
+      ->check(CLI::Range(std::int64_t{1}, std::int64_t{4096}));
+  add_layout_options(*sub, command->arguments);
+  sub->callback([command, &exit_code] { exit_code = capacity(*command); });
+}
+
+}  // namespace lockstep

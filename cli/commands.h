@@ -1,0 +1,19 @@
+// The subcommands of `lockstep`. Each registers itself with the application and, when it is chosen,
+// leaves its exit status (cli/exit_code.h) in `exit_code`.
+#pragma once
+
+namespace CLI {
+class App;
+}
+
+namespace lockstep {
+
+void add_replay_command(CLI::App& app, int& exit_code);
+void add_conform_command(CLI::App& app, int& exit_code);
+void add_audit_command(CLI::App& app, int& exit_code);
+void add_engines_command(CLI::App& app, int& exit_code);
+void add_diff_engines_command(CLI::App& app, int& exit_code);
+void add_layout_command(CLI::App& app, int& exit_code);
+void add_capacity_command(CLI::App& app, int& exit_code);
+
+}  // namespace lockstep

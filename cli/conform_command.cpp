@@ -1,0 +1,93 @@
+// lockstep conform PATH...
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "cli/commands.h"
+#include "cli/conform_inputs.h"
+#include "cli/conform_summary.h"
+#include "cli/exit_code.h"
+#include "cli/progress.h"
+#include "cli/terminal.h"
+#include "cuda_backend/views.h"
+#include "sim/conform.h"
+#include "sim/conform_layouts.h"
+#include "traces/atomic_file.h"
+
+namespace lockstep {
+namespace {
+
+struct ConformOptions {
+  std::vector<std::string> paths;
+  std::string json_path;
+  int jobs = 1;
+};
+
+// The backend's derivation of the views, under the rule of the recorded engine.
+Result<PoolViews> backend_views(const KVCacheConfig& plan, AttentionBackend backend,
+                                CacheLayout layout) {
+  return cuda::derive_views(
+      plan, {.backend = backend, .layout = layout, .rule = LayoutRule::vllm_0_22_1});
+}
+
+Result<ConformTotals> compare(ConformInputs inputs, int jobs) {
+  ConformTotals totals;
+  if (inputs.connectors > 0) {
+    totals.not_looked_at.push_back(
+        counted(inputs.connectors, "recording") +
+        " with a KV connector, whose transfers the model does not decide");
+  }
+  if (inputs.others > 0) {
+    totals.not_looked_at.push_back(counted(inputs.others, "file") + " that conform does not take");
+  }
+  Progress progress("conforming", static_cast<std::int64_t>(inputs.schedules.size()));
+  std::int64_t done = 0;
+  if (!inputs.schedules.empty()) {
+    auto schedules =
+        conform_recordings(std::move(inputs.schedules), jobs,
+                           [&](const ConformFile& file) { progress.at(++done, file.file); });
+    if (!schedules) return tl::unexpected(schedules.error());
+    totals.schedules = std::move(*schedules);
+  }
+  for (const std::string& path : inputs.layouts) {
+    auto layouts = conform_layouts(path, backend_views);
+    if (!layouts) return tl::unexpected(layouts.error());
+    totals.layouts.push_back(std::move(*layouts));
+  }
+  return totals;
+}
+
+int conform(const ConformOptions& options) {
+  Result<ConformInputs> inputs = find_conform_inputs(options.paths);
+  if (!inputs) return refuse(inputs.error().message);
+  const Result<ConformTotals> totals = compare(std::move(*inputs), options.jobs);
+  if (!totals) return refuse(totals.error().message);
+  fmt::print("{}", summary_text(*totals));
+  if (!options.json_path.empty()) {
+    const Result<void> written = write_file_atomically(options.json_path, summary_json(*totals));
+    if (!written) return refuse(written.error().message);
+  }
+  return totals->mismatches().empty() ? kExitAgreed : kExitDisagreed;
+}
+
+}  // namespace
+
+void add_conform_command(CLI::App& app, int& exit_code) {
+  auto options = std::make_shared<ConformOptions>();
+  options->jobs = static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
+  CLI::App* command = app.add_subcommand(
+      "conform", "Compare the model's decisions with what an engine recorded, field by field");
+  command->add_option("PATH", options->paths, "recordings, and folders of them")->required();
+  command->add_option("--json", options->json_path, "the result as JSON");
+  command->add_option("--jobs", options->jobs, "files at a time")
+      ->check(CLI::Range(1, 1024))
+      ->capture_default_str();
+  command->callback([options, &exit_code] { exit_code = conform(*options); });
+}
+
+}  // namespace lockstep

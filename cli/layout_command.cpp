@@ -1,0 +1,83 @@
+// lockstep layout --model NAME|FILE: what an engine works out before the first token.
+
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <cstdio>
+#include <memory>
+
+#include "cli/commands.h"
+#include "cli/exit_code.h"
+#include "cli/layout_options.h"
+#include "cli/terminal.h"
+#include "sim/plan_report.h"
+#include "traces/atomic_file.h"
+#include "traces/model_file.h"
+
+namespace lockstep {
+namespace {
+
+struct LayoutCommand {
+  std::string model;
+  LayoutArguments arguments;
+  bool map = false;
+  std::string svg_path;
+  std::string dot_path;
+  std::string json_path;
+};
+
+Result<PlanReport> report_of(const LayoutCommand& command) {
+  const auto model = find_model(command.model);
+  if (!model) return tl::unexpected(model.error());
+  const auto options =
+      plan_options(command.arguments, model->max_model_len, model->mamba_chunk_size);
+  if (!options) return tl::unexpected(options.error());
+  const auto layout = cache_layout_from_name(command.arguments.layout);
+  if (!layout)
+    return fail(fmt::format("--layout: '{}' is not NHD or HND", command.arguments.layout));
+  LayerSpecs extra;
+  if (command.arguments.hidden_state_layers > 0)
+    extra.push_back(hidden_state_layer(command.arguments.hidden_state_layers,
+                                       command.arguments.hidden_size, model->dtype));
+  return make_plan_report(*model, *options, *layout, extra);
+}
+
+int layout(const LayoutCommand& command) {
+  const auto report = report_of(command);
+  if (!report) return refuse(report.error().message);
+  fmt::print("{}", plan_table(*report));
+  if (command.map) fmt::print("\n{}", plan_map(*report));
+  const auto write = [](const std::string& path, const std::string& text) -> Result<void> {
+    if (path.empty()) return {};
+    return write_file_atomically(path, text);
+  };
+  for (const auto& [path, text] : {std::pair{command.svg_path, plan_svg(*report)},
+                                   std::pair{command.dot_path, plan_dot(*report)},
+                                   std::pair{command.json_path, plan_to_json(*report)}})
+    if (auto written = write(path, text); !written) return refuse(written.error().message);
+  return kExitAgreed;
+}
+
+}  // namespace
+
+void add_layout_command(CLI::App& app, int& exit_code) {
+  auto command = std::make_shared<LayoutCommand>();
+  CLI::App* sub = app.add_subcommand(
+      "layout", "Show the memory plan of a model: groups, tensors, strides, capacity");
+  LayoutArguments& a = command->arguments;
+  sub->add_option("--model", command->model,
+                  "a name of the catalogue, a model file or a config.json")
+      ->required();
+  sub->add_option("--kv-dtype", a.kv_dtype, "bf16, fp8, int8_per_token_head, nvfp4, ...");
+  sub->add_option("--mamba-cache-mode", a.mamba_cache_mode, "none, align or all");
+  sub->add_option("--attn-pack", a.attn_pack, "attention layers that share one page")
+      ->check(CLI::Range(std::int64_t{1}, std::int64_t{4096}));
+  add_layout_options(*sub, a);
+  sub->add_flag("--map", command->map, "draw a page to scale");
+  sub->add_option("--svg", command->svg_path, "write the drawing as a picture");
+  sub->add_option("--dot", command->dot_path, "write the graph of groups, layers and tensors");
+  sub->add_option("--json", command->json_path, "write everything");
+  sub->callback([command, &exit_code] { exit_code = layout(*command); });
+}
+
+}  // namespace lockstep

@@ -1,0 +1,147 @@
+#include "cli/layout_options.h"
+
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <array>
+#include <charconv>
+#include <cmath>
+#include <utility>
+
+namespace lockstep {
+namespace {
+
+constexpr std::int64_t kTokensMax = std::int64_t{1} << 31;
+constexpr std::int64_t kRanksMax = 4096;
+
+// A word that `from_name` knows, or a sentence that lists what it may be.
+template <class T>
+Result<T> parse_word(std::string_view option, std::string_view text,
+                     std::optional<T> (*from_name)(std::string_view), std::string_view expected) {
+  if (const auto value = from_name(text)) return *value;
+  return fail(fmt::format("{}: '{}' is not one of {}", option, text, expected));
+}
+
+// Quantized caches are named like their mode; the dtype of their elements follows.
+Result<void> set_kv_dtype(std::string_view text, PlanOptions& options) {
+  constexpr auto kQuantized = std::to_array<std::pair<KVQuantMode, DType>>({
+      {KVQuantMode::int8_per_token_head, DType::int8},
+      {KVQuantMode::fp8_per_token_head, DType::fp8_e4m3},
+      {KVQuantMode::nvfp4, DType::uint8},
+  });
+  for (const auto& [mode, dtype] : kQuantized)
+    if (text == name_of(mode)) {
+      options.kv_quant_mode = mode;
+      options.kv_dtype = dtype;
+      return {};
+    }
+  const auto dtype = parse_word<DType>("--kv-dtype", text, dtype_from_name,
+                                       "bf16, fp16, fp32, fp8, fp8_e5m2, int8_per_token_head, "
+                                       "fp8_per_token_head, nvfp4");
+  if (!dtype) return tl::unexpected(dtype.error());
+  options.kv_dtype = *dtype;
+  return {};
+}
+
+}  // namespace
+
+void add_layout_options(CLI::App& command, LayoutArguments& a) {
+  const auto ranks = CLI::Range(std::int64_t{1}, kRanksMax);
+  const auto tokens = CLI::Range(std::int64_t{1}, kTokensMax);
+  command.add_option("--tp", a.tp, "tensor parallel ranks")->check(ranks);
+  command.add_option("--pp", a.pp, "pipeline stages")->check(ranks);
+  command.add_option("--dcp", a.dcp, "decode context parallel ranks")->check(ranks);
+  command.add_option("--pcp", a.pcp, "prefill context parallel ranks")->check(ranks);
+  command.add_option("--ssm-dtype", a.ssm_dtype, "dtype of recurrent states (the model's)");
+  command.add_option("--backend", a.backend,
+                     "flash_attn, flashinfer, triton_attn, triton_mla, flashmla");
+  command.add_option("--layout", a.layout, "NHD or HND");
+  command.add_option("--memory", a.memory, "for the cache, per worker: 40GiB, 512MiB, bytes");
+  command.add_option("--num-blocks", a.num_blocks, "blocks, whatever the memory")->check(tokens);
+  command.add_option("--num-spec", a.num_spec, "speculative tokens")
+      ->check(CLI::Range(std::int64_t{0}, std::int64_t{64}));
+  command.add_option("--max-model-len", a.max_model_len, "tokens (the model's, at most 32,768)")
+      ->check(tokens);
+  command
+      .add_option("--max-num-batched-tokens", a.max_num_batched_tokens, "tokens of a step at most")
+      ->check(tokens);
+  command
+      .add_option("--max-num-seqs", a.max_num_seqs, "running requests, checked against the states")
+      ->check(tokens);
+  command.add_option("--block-size", a.block_size, "tokens (16, or what the states need)")
+      ->check(CLI::Range(std::int64_t{1}, std::int64_t{1} << 20));
+  command.add_option("--mamba-block-size", a.mamba_block_size, "mode all: tokens of a state chunk")
+      ->check(CLI::Range(std::int64_t{1}, std::int64_t{1} << 20));
+  command.add_flag("--disable-hybrid-kv-cache-manager", a.disable_hybrid_kv_cache_manager,
+                   "windows and chunks keep all their blocks");
+  command
+      .add_option("--hidden-states", a.hidden_state_layers,
+                  "extract the hidden states of so many layers")
+      ->check(CLI::Range(std::int64_t{1}, std::int64_t{1024}));
+  command.add_option("--hidden-size", a.hidden_size, "elements of one layer's hidden state")
+      ->check(CLI::Range(std::int64_t{1}, std::int64_t{1} << 16));
+}
+
+Result<std::int64_t> parse_size(std::string_view text) {
+  constexpr auto kUnits = std::to_array<std::pair<std::string_view, int>>({{"", 0},
+                                                                           {"KiB", 10},
+                                                                           {"MiB", 20},
+                                                                           {"GiB", 30},
+                                                                           {"TiB", 40},
+                                                                           {"K", 10},
+                                                                           {"M", 20},
+                                                                           {"G", 30},
+                                                                           {"T", 40}});
+  double number = 0;
+  const auto [end, status] = std::from_chars(text.data(), text.data() + text.size(), number);
+  const std::string_view unit(end, static_cast<std::size_t>(text.data() + text.size() - end));
+  const auto known = std::ranges::find(kUnits, unit, &std::pair<std::string_view, int>::first);
+  const double bytes = known == kUnits.end() ? -1 : std::ldexp(number, known->second);
+  if (status != std::errc{} || !(bytes >= 0) || bytes > std::ldexp(1, 50))
+    return fail(fmt::format(
+        "--memory: '{}' is not a size; write 40GiB, 512MiB or a number of bytes", text));
+  return static_cast<std::int64_t>(bytes);
+}
+
+Result<PlanOptions> plan_options(const LayoutArguments& a, std::int64_t model_max_model_len,
+                                 std::int64_t mamba_chunk_size) {
+  PlanOptions o;
+  o.tp = a.tp;
+  o.pp = a.pp;
+  o.dcp = a.dcp;
+  o.pcp = a.pcp;
+  o.attn_pack = a.attn_pack;
+  o.num_spec = a.num_spec;
+  o.max_model_len =
+      a.max_model_len > 0 ? a.max_model_len : std::min<std::int64_t>(model_max_model_len, 32768);
+  o.max_num_batched_tokens = a.max_num_batched_tokens;
+  o.block_size = a.block_size;
+  o.mamba_block_size = a.mamba_block_size;
+  o.mamba_chunk_size = mamba_chunk_size;
+  o.num_gpu_blocks_override = a.num_blocks;
+  o.max_num_seqs = a.max_num_seqs;
+  o.disable_hybrid_kv_cache_manager = a.disable_hybrid_kv_cache_manager;
+  if (auto set = set_kv_dtype(a.kv_dtype, o); !set) return tl::unexpected(set.error());
+  if (!a.ssm_dtype.empty()) {
+    const auto dtype =
+        parse_word<DType>("--ssm-dtype", a.ssm_dtype, dtype_from_name, "bf16, fp16, fp32, fp8");
+    if (!dtype) return tl::unexpected(dtype.error());
+    o.ssm_dtype = *dtype;
+  }
+  const auto mode = parse_word<MambaCacheMode>("--mamba-cache-mode", a.mamba_cache_mode,
+                                               mamba_cache_mode_from_name, "none, align, all");
+  if (!mode) return tl::unexpected(mode.error());
+  o.mamba_cache_mode = *mode;
+  const auto backend =
+      parse_word<AttentionBackend>("--backend", a.backend, attention_backend_from_name,
+                                   "flash_attn, flashinfer, triton_attn, triton_mla, flashmla");
+  if (!backend) return tl::unexpected(backend.error());
+  o.backend = *backend;
+  const auto memory = parse_size(a.memory);
+  if (!memory) return tl::unexpected(memory.error());
+  o.memory_bytes = *memory;
+  return o;
+}
+
+}  // namespace lockstep

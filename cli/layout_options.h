@@ -1,0 +1,53 @@
+// The options of a plan on the command line, shared by `layout` and `capacity`.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "reference/plan_options.h"
+#include "reference/result.h"
+
+namespace CLI {
+class App;
+}
+
+namespace lockstep {
+
+// As typed; plan_options() gives them their meaning.
+struct LayoutArguments {
+  std::string kv_dtype = "bf16";
+  std::string ssm_dtype;
+  std::string mamba_cache_mode = "none";
+  std::string backend = "flash_attn";
+  std::string layout = "NHD";
+  std::string memory = "40GiB";
+  std::int64_t tp = 1;
+  std::int64_t pp = 1;
+  std::int64_t dcp = 1;
+  std::int64_t pcp = 1;
+  std::int64_t attn_pack = 1;
+  std::int64_t num_spec = 0;
+  std::int64_t max_model_len = 0;  // 0: the model's, at most 32,768
+  std::int64_t max_num_batched_tokens = 8192;
+  std::optional<std::int64_t> block_size;
+  std::optional<std::int64_t> mamba_block_size;
+  std::optional<std::int64_t> num_blocks;
+  std::optional<std::int64_t> max_num_seqs;
+  bool disable_hybrid_kv_cache_manager = false;
+  std::int64_t hidden_state_layers = 0;
+  std::int64_t hidden_size = 4096;
+};
+
+// Everything but what `capacity` varies: K/V dtype, cache mode, pack.
+void add_layout_options(CLI::App& command, LayoutArguments& arguments);
+
+Result<PlanOptions> plan_options(const LayoutArguments& arguments, std::int64_t model_max_model_len,
+                                 std::int64_t mamba_chunk_size);
+
+// "40GiB", "40G", "512MiB", "42949672960".
+Result<std::int64_t> parse_size(std::string_view text);
+
+}  // namespace lockstep

@@ -1,0 +1,64 @@
+// `lockstep`: arguments in, exit status out; everything else is in the libraries.
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <exception>
+#include <string>
+#include <vector>
+
+#include "cli/commands.h"
+#include "cli/exit_code.h"
+#include "cli/terminal.h"
+
+namespace {
+
+std::string version_text() {
+#ifdef LOCKSTEP_CUDA_VERSION
+  return "lockstep " LOCKSTEP_VERSION " (CUDA " LOCKSTEP_CUDA_VERSION ")";
+#else
+  return "lockstep " LOCKSTEP_VERSION " (without CUDA: kernels run on the CPU)";
+#endif
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  CLI::App app(
+      "Replays request traces through a reference model of an LLM serving engine's paged KV cache\n"
+      "and through real kernels side by side, and compares every step.",
+      "lockstep");
+  app.set_version_flag("--version", version_text());
+  app.require_subcommand(1);
+  app.footer(
+      "Exit status: 0 agreed; 1 divergence, violation or mismatch; 2 input refused;\n"
+      "3 requests wait for ever. `lockstep COMMAND --help` lists a command's options.");
+
+  int exit_code = lockstep::kExitAgreed;
+  lockstep::add_replay_command(app, exit_code);
+  lockstep::add_conform_command(app, exit_code);
+  lockstep::add_layout_command(app, exit_code);
+  lockstep::add_capacity_command(app, exit_code);
+  lockstep::add_audit_command(app, exit_code);
+  lockstep::add_engines_command(app, exit_code);
+  lockstep::add_diff_engines_command(app, exit_code);
+
+  if (argc > 1 && argv[1][0] != '-') {
+    std::vector<std::string> known;
+    for (const CLI::App* command : app.get_subcommands([](CLI::App*) { return true; })) {
+      known.push_back(command->get_name());
+    }
+    if (std::find(known.begin(), known.end(), argv[1]) == known.end()) {
+      return lockstep::refuse(
+          fmt::format("there is no command {}; there are {}", argv[1], fmt::join(known, ", ")));
+    }
+  }
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    return app.exit(error) == 0 ? lockstep::kExitAgreed : lockstep::kExitRefused;
+  } catch (const std::exception& error) {
+    return lockstep::refuse(error.what());
+  }
+  return exit_code;
+}

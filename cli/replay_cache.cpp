@@ -1,0 +1,92 @@
+#include "cli/replay_cache.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "cli/terminal.h"
+#include "reference/model_spec.h"
+#include "reference/planner.h"
+#include "reference/request_need.h"
+#include "sim/lockstep.h"
+#include "traces/model_file.h"
+
+namespace lockstep {
+namespace {
+
+KVCacheGroupSpec group_of(const ReplayOptions& options, const EngineConfig& engine) {
+  KVCacheGroupSpec group;
+  const bool mla = options.attention.value_or("full") == "mla";
+  group.spec.kind = mla ? CacheKind::mla : CacheKind::full_attention;
+  group.spec.block_size = engine.block_size;
+  group.spec.num_kv_heads = options.kv_heads.value_or(mla ? 1 : 2);
+  group.spec.head_size = options.head_size.value_or(64);
+  group.spec.dtype = *dtype_from_name(options.dtype.value_or("bf16"));
+  for (int i = 0; i < options.layers.value_or(2); ++i) {
+    group.layer_names.push_back(fmt::format("layers.{}", i));
+  }
+  return group;
+}
+
+// A pool for `groups` in which one request of max_model_len fits and two do not.
+std::int64_t tight_pool(const std::vector<KVCacheGroupSpec>& groups, const EngineConfig& engine,
+                        std::vector<std::string>& chosen) {
+  PlanOptions options;
+  options.max_model_len = engine.max_model_len;
+  options.max_num_batched_tokens = engine.max_num_batched_tokens;
+  std::int64_t blocks = 0;
+  for (const KVCacheGroupSpec& group : groups) blocks += max_blocks_per_request(group, options);
+  const std::int64_t num_blocks = 1 + blocks + (blocks + 1) / 2;
+  chosen.push_back(
+      fmt::format("{} blocks, one and a half times the longest request", with_commas(num_blocks)));
+  return num_blocks;
+}
+
+Result<KVCacheConfig> plan_model(const std::string& name, const ReplayOptions& replay,
+                                 std::optional<std::int64_t> num_blocks, EngineConfig& engine,
+                                 std::vector<std::string>& chosen) {
+  const Result<ModelSpec> model = find_model(name);
+  if (!model) return tl::unexpected(model.error());
+  PlanOptions options;
+  options.backend = *attention_backend_from_name(replay.attention_backend.value_or("flash_attn"));
+  options.kv_dtype = *dtype_from_name(replay.dtype.value_or("bf16"));
+  options.max_model_len = engine.max_model_len;
+  options.max_num_batched_tokens = engine.max_num_batched_tokens;
+  options.mamba_chunk_size = model->mamba_chunk_size;
+  if (replay.block_size) options.block_size = *replay.block_size;
+  Result<LayerSpecs> layers = layer_specs(*model, options);
+  if (!layers) return tl::unexpected(layers.error());
+  if (is_hybrid(*layers) && engine.enable_prefix_caching) {
+    options.mamba_cache_mode = MambaCacheMode::align;
+    chosen.push_back("states are kept in mode align, which prefix caching needs");
+    layers = layer_specs(*model, options);
+    if (!layers) return tl::unexpected(layers.error());
+  }
+  // Groups and block sizes do not depend on how many blocks there are.
+  options.num_gpu_blocks_override = std::int64_t{1} << 30;
+  Result<MemoryPlan> plan = plan_memory(*layers, options);
+  if (!plan) return tl::unexpected(plan.error());
+  options.num_gpu_blocks_override =
+      num_blocks ? *num_blocks : tight_pool(plan->workers.front().groups, engine, chosen);
+  plan = plan_memory(*layers, options);
+  if (!plan) return tl::unexpected(plan.error());
+
+  engine.block_size = static_cast<std::int32_t>(plan->aligned.block_size);
+  engine.mamba_block_size = static_cast<std::int32_t>(plan->aligned.mamba_block_size.value_or(0));
+  engine.mamba_cache_mode = options.mamba_cache_mode;
+  return std::move(plan->workers.front());
+}
+
+}  // namespace
+
+Result<KVCacheConfig> plan_replay_cache(const ReplayOptions& options,
+                                        std::optional<std::int64_t> num_blocks,
+                                        EngineConfig& engine, std::vector<std::string>& chosen) {
+  if (options.model) return plan_model(*options.model, options, num_blocks, engine, chosen);
+  std::vector<KVCacheGroupSpec> groups = {group_of(options, engine)};
+  if (!num_blocks) num_blocks = tight_pool(groups, engine, chosen);
+  return plan_for_groups(std::move(groups), *num_blocks);
+}
+
+}  // namespace lockstep

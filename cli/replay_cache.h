@@ -1,0 +1,24 @@
+// The cache that a trace is replayed with: layers described on the command line, or those of a
+// model of the catalogue as the planner lays them out.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "cli/replay_options.h"
+#include "reference/engine_config.h"
+#include "reference/kv_cache_spec.h"
+#include "reference/result.h"
+
+namespace lockstep {
+
+// `num_blocks` absent: one and a half times what the longest request holds, and a sentence about it
+// in `chosen`. What the plan decides for the engine (block sizes, the mode of states) is put into
+// `engine`. Errors: an unknown model, a pool too small for one request of max_model_len.
+Result<KVCacheConfig> plan_replay_cache(const ReplayOptions& options,
+                                        std::optional<std::int64_t> num_blocks,
+                                        EngineConfig& engine, std::vector<std::string>& chosen);
+
+}  // namespace lockstep

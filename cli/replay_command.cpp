@@ -1,0 +1,172 @@
+// lockstep replay FILE
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <cstdio>
+#include <filesystem>
+#include <memory>
+
+#include "cli/commands.h"
+#include "cli/exit_code.h"
+#include "cli/progress.h"
+#include "cli/replay_options.h"
+#include "cli/replay_setup.h"
+#include "cli/replay_summary.h"
+#include "cli/terminal.h"
+#include "sim/lockstep.h"
+#include "sim/report.h"
+#include "traces/atomic_file.h"
+
+namespace lockstep {
+namespace {
+
+constexpr std::size_t kStuckShown = 5;
+
+class ShowSteps final : public StepObserver {
+ public:
+  ShowSteps(const Workload& workload, std::int64_t num_records)
+      : workload_(workload), progress_("replaying", num_records) {}
+  bool shown() const { return progress_.shown(); }
+  bool finished(const StepView& view) override {
+    progress_.at(workload_.records_consumed(),
+                 fmt::format("step {}", with_commas(view.decision.step)));
+    return true;
+  }
+
+ private:
+  const Workload& workload_;
+  Progress progress_;
+};
+
+Result<RunReport> run_with_progress(PreparedReplay& prepared) {
+  ShowSteps steps(*prepared.workload, prepared.num_records);
+  return run_lockstep(prepared.config, *prepared.decisions, *prepared.workload,
+                      prepared.backend.get(), steps.shown() ? &steps : nullptr);
+}
+
+int exit_code_of(Verdict verdict) {
+  switch (verdict) {
+    case Verdict::agreed:
+      return kExitAgreed;
+    case Verdict::divergence:
+      return kExitDisagreed;
+    case Verdict::liveness:
+      return kExitStuck;
+  }
+  return kExitDisagreed;
+}
+
+std::string verdict_text(const RunSummary& summary) {
+  switch (summary.verdict) {
+    case Verdict::agreed:
+      return summary.backend == "none" ? "Verdict: done. Nothing was compared (--backend none).\n"
+                                       : "Verdict: agreed. Every step compared equal.\n";
+    case Verdict::divergence:
+      return "Verdict: DIVERGENCE\n" + to_text(*summary.divergence);
+    case Verdict::liveness:
+      break;
+  }
+  std::string text = fmt::format(
+      "Verdict: STUCK. {} for ever and nothing runs.\n",
+      counted(summary.stuck_total, "request") + (summary.stuck_total == 1 ? " waits" : " wait"));
+  const std::size_t shown = std::min(summary.stuck.size(), kStuckShown);
+  for (std::size_t i = 0; i < shown; ++i) {
+    text += fmt::format("  {}: {}\n", summary.stuck[i].name, summary.stuck[i].why);
+  }
+  const std::int64_t more = summary.stuck_total - static_cast<std::int64_t>(shown);
+  if (more > 0) text += fmt::format("  ... and {} more\n", with_commas(more));
+  return text;
+}
+
+// What a saved case says it shows, against what was seen.
+std::string reproduction_text(const ExpectedVerdict& expected, const RunSummary& summary) {
+  const std::string_view found =
+      summary.divergence ? name_of(summary.divergence->phase) : name_of(summary.verdict);
+  const std::int64_t step = summary.divergence ? summary.divergence->step : summary.steps;
+  const bool same = expected.kind == found && (!expected.step || *expected.step == step);
+  return same ? "The case is reproduced.\n"
+              : fmt::format("The case is NOT reproduced: saved as {} at step {}.\n", expected.kind,
+                            expected.step.value_or(-1));
+}
+
+Result<void> leave_result(const ReplayOptions& options, const PreparedReplay& prepared,
+                          const RunReport& report) {
+  if (!options.json_path.empty()) {
+    Result<void> written =
+        write_file_atomically(options.json_path, summary_json(options, prepared, report.summary));
+    if (!written) return written;
+  }
+  if (!options.report_path.empty()) {
+    const ReportInfo info{std::filesystem::path(options.file).filename().string(),
+                          fmt::format("lockstep replay {}", options.file),
+                          configuration_text(prepared)};
+    Result<void> written = write_html_report(options.report_path, info, report);
+    if (!written) return written;
+    fmt::print("\nReport: {}\n", options.report_path);
+  }
+  return {};
+}
+
+Result<void> leave_case(const ReplayOptions& options, const PreparedReplay& prepared,
+                        const RunReport& report) {
+  if (options.save_dir.empty() || report.summary.verdict == Verdict::agreed) return {};
+  Result<std::string> path = save_replay(options, prepared, report);
+  if (!path) return tl::unexpected(path.error());
+  fmt::print("Saved: {}\nSee it again: lockstep replay {}\n", *path, *path);
+  return {};
+}
+
+// Before a long run rather than after it.
+Result<void> check_outputs(const ReplayOptions& options) {
+  namespace fs = std::filesystem;
+  for (const std::string& path : {options.json_path, options.report_path}) {
+    if (path.empty()) continue;
+    const fs::path folder = fs::absolute(path).parent_path();
+    if (!fs::is_directory(folder)) {
+      return fail(fmt::format("{}: there is no folder {}", path, folder.string()));
+    }
+  }
+  return {};
+}
+
+int replay(const ReplayOptions& options) {
+  if (Result<void> sound = check_outputs(options); !sound) return refuse(sound.error().message);
+  Result<PreparedReplay> prepared = prepare_replay(options);
+  if (!prepared) return refuse(prepared.error().message);
+  fmt::print("{} ({})\n{}\n", options.file, name_of(prepared->format),
+             configuration_text(*prepared));
+  std::fflush(stdout);
+
+  Result<RunReport> report = run_with_progress(*prepared);
+  if (!report) return refuse(report.error().message);
+  const RunSummary& summary = report->summary;
+  const std::string missed = missed_totals(*prepared, summary);
+  fmt::print("{}", summary_text(summary));
+  if (Result<void> left = leave_result(options, *prepared, *report); !left) {
+    return refuse(left.error().message);
+  }
+  fmt::print("\n{}", verdict_text(summary));
+  if (prepared->totals) {
+    fmt::print("{}", missed.empty() ? "The recorded totals are met exactly.\n"
+                                    : "The recorded totals are MISSED\n" + missed);
+  }
+  if (prepared->expected) fmt::print("{}", reproduction_text(*prepared->expected, summary));
+  if (Result<void> left = leave_case(options, *prepared, *report); !left) {
+    return refuse(left.error().message);
+  }
+  const int verdict = exit_code_of(summary.verdict);
+  return verdict == kExitAgreed && !missed.empty() ? kExitDisagreed : verdict;
+}
+
+}  // namespace
+
+void add_replay_command(CLI::App& app, int& exit_code) {
+  auto options = std::make_shared<ReplayOptions>();
+  CLI::App* command =
+      app.add_subcommand("replay", "Run a trace through the model and a backend, step by step");
+  declare_replay_options(*command, *options);
+  command->callback([options, &exit_code] { exit_code = replay(*options); });
+}
+
+}  // namespace lockstep

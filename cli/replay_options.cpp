@@ -1,0 +1,183 @@
+#include "cli/replay_options.h"
+
+#include <CLI/CLI.hpp>
+#include <limits>
+#include <utility>
+
+#include "reference/engine_config.h"
+
+namespace lockstep {
+namespace {
+
+constexpr std::int64_t kInt32Max = std::numeric_limits<std::int32_t>::max();
+
+template <class T>
+void add_count(CLI::App& command, const std::string& name, std::optional<T>& value,
+               const std::string& help, const std::string& group, std::int64_t at_least = 1,
+               std::int64_t at_most = kInt32Max) {
+  CLI::Range range(at_least, at_most);
+  range.description("");  // the help says what a value means, an error what it may be
+  command.add_option(name, value, help)->check(range)->type_name("N")->group(group);
+}
+
+void add_choice(CLI::App& command, const std::string& name, std::optional<std::string>& value,
+                const std::string& help, std::vector<std::string> choices,
+                const std::string& group) {
+  command.add_option(name, value, help)->check(CLI::IsMember(std::move(choices)))->group(group);
+}
+
+void add_switch(CLI::App& command, const std::string& name, std::optional<bool>& value, bool sets,
+                const std::string& help, const std::string& group) {
+  command
+      .add_flag_callback(
+          name, [&value, sets] { value = sets; }, help)
+      ->group(group);
+}
+
+std::string first_given(std::initializer_list<std::pair<bool, const char*>> options) {
+  for (const auto& [is_given, name] : options) {
+    if (is_given) return name;
+  }
+  return {};
+}
+
+void declare_cache(CLI::App& command, ReplayOptions& o) {
+  const std::string group = "Cache";
+  command
+      .add_option("--model", o.model,
+                  "all layers of a model of the catalogue, a model file or a config.json")
+      ->group(group);
+  add_count(command, "--layers", o.layers, "layers (2)", group, 1, 256);
+  add_count(command, "--kv-heads", o.kv_heads, "KV heads of a layer (2)", group, 1, 256);
+  add_count(command, "--head-size", o.head_size, "elements of a head (64)", group, 1, 4096);
+  add_count(command, "--queries-per-kv", o.queries_per_kv, "query heads of a KV head (1)", group, 1,
+            64);
+  add_choice(command, "--dtype", o.dtype, "elements of the cache (bf16)",
+             {"bf16", "fp16", "fp32", "fp8_e4m3", "fp8_e5m2"}, group);
+  add_choice(command, "--attention", o.attention, "kind of the layers (full)", {"full", "mla"},
+             group);
+  add_choice(command, "--layout", o.layout, "order of tokens and heads in a page (NHD)",
+             {"NHD", "HND"}, group);
+  add_choice(command, "--attention-backend", o.attention_backend,
+             "whose layout rules hold (flash_attn)", {"flash_attn", "flashinfer", "triton_attn"},
+             group);
+  add_count(command, "--num-blocks", o.num_blocks,
+            "blocks of the pool, the null block included (the trace's hint; else one and a half "
+            "times the longest request)",
+            group, 2);
+  add_count(command, "--block-size", o.block_size, "tokens of a block (16)", group, 1, 1 << 20);
+}
+
+void declare_engine(CLI::App& command, ReplayOptions& o) {
+  const std::string group = "Engine";
+  command
+      .add_option("--engine", o.engine, "profile to decide like (" + EngineConfig{}.engine + ")")
+      ->group(group);
+  add_choice(command, "--policy", o.policy, "who goes first (fcfs)", {"fcfs", "priority"}, group);
+  add_count(command, "--max-num-seqs", o.max_num_seqs, "running requests (256)", group, 1, 1 << 20);
+  add_count(command, "--max-num-batched-tokens", o.max_num_batched_tokens,
+            "tokens of one step (8192)", group);
+  add_count(command, "--max-model-len", o.max_model_len,
+            "prompt and output of a request at most (the longest of the trace)", group);
+  add_count(command, "--long-prefill-token-threshold", o.long_prefill_token_threshold,
+            "a prompt's tokens in one step at most; 0: no limit (0)", group, 0);
+  add_switch(command, "--no-prefix-caching", o.enable_prefix_caching, false,
+             "forget blocks when they are freed", group);
+  add_switch(command, "--no-chunked-prefill", o.enable_chunked_prefill, false,
+             "a prompt runs in one step or waits", group);
+  add_switch(command, "--async-scheduling", o.async_scheduling, true,
+             "decide a step before the output of the one before is known", group);
+  add_switch(command, "--reserve-full-isl", o.reserve_full_isl, true,
+             "admit a request only when its whole prompt fits (default)", group);
+  add_switch(command, "--no-reserve-full-isl", o.reserve_full_isl, false,
+             "admit a request when its first chunk fits", group);
+}
+
+void declare_run(CLI::App& command, ReplayOptions& o) {
+  const std::string group = "Run";
+  command
+      .add_option("--backend", o.backend,
+                  "auto, cuda (a GPU), simt (the same kernels on the CPU), none (the model alone)")
+      ->check(CLI::IsMember({"auto", "cuda", "simt", "none"}))
+      ->capture_default_str()
+      ->group(group);
+  add_choice(command, "--check", o.check,
+             "fast; check: watch every access of every simulated thread; hunt: preempt threads too",
+             {"fast", "check", "hunt"}, group);
+  command.add_option("--mutant", o.mutant, "plant this defect in the backend")->group(group);
+  command.add_option("--seed", o.seed, "of sampled tokens and of hunt's preemptions (0)")
+      ->group(group);
+  command.add_option("--limit", o.limit_requests, "only the first N requests; 0: all (0)")
+      ->check(CLI::NonNegativeNumber)
+      ->group(group);
+  add_count(command, "--step-base-ns", o.step_base_ns, "virtual time of a step (10000000)", group,
+            0, 1'000'000'000'000);
+  add_count(command, "--step-per-token-ns", o.step_per_token_ns,
+            "... and of each of its tokens (20000)", group, 0, 1'000'000'000'000);
+}
+
+}  // namespace
+
+void declare_replay_options(CLI::App& command, ReplayOptions& o) {
+  command
+      .add_option("FILE", o.file,
+                  "request trace, Mooncake JSONL, Azure CSV, benchmark, recording or saved case")
+      ->required();
+  declare_cache(command, o);
+  declare_engine(command, o);
+  declare_run(command, o);
+  const std::string group = "Output";
+  command.add_option("--report", o.report_path, "one HTML page that draws the run")->group(group);
+  command.add_option("--json", o.json_path, "the result as JSON")->group(group);
+  command.add_option("--save", o.save_dir, "folder that a divergence is saved to, as a case")
+      ->group(group);
+}
+
+std::string ReplayOptions::contradicts_model() const {
+  return first_given({
+      {layers.has_value(), "--layers"},
+      {kv_heads.has_value(), "--kv-heads"},
+      {head_size.has_value(), "--head-size"},
+      {attention.has_value(), "--attention"},
+  });
+}
+
+std::string ReplayOptions::contradicts_recording() const {
+  return first_given({
+      {model.has_value(), "--model"},
+      {layers.has_value(), "--layers"},
+      {kv_heads.has_value(), "--kv-heads"},
+      {head_size.has_value(), "--head-size"},
+      {attention.has_value(), "--attention"},
+      {dtype.has_value(), "--dtype"},
+      {num_blocks.has_value(), "--num-blocks"},
+      {block_size.has_value(), "--block-size"},
+      {engine.has_value(), "--engine"},
+      {policy.has_value(), "--policy"},
+      {max_num_seqs.has_value(), "--max-num-seqs"},
+      {max_num_batched_tokens.has_value(), "--max-num-batched-tokens"},
+      {max_model_len.has_value(), "--max-model-len"},
+      {long_prefill_token_threshold.has_value(), "--long-prefill-token-threshold"},
+      {enable_prefix_caching.has_value(), "--no-prefix-caching"},
+      {enable_chunked_prefill.has_value(), "--no-chunked-prefill"},
+      {reserve_full_isl.has_value(), "--reserve-full-isl"},
+      {async_scheduling.has_value(), "--async-scheduling"},
+      {limit_requests != 0, "--limit"},
+      {step_base_ns.has_value(), "--step-base-ns"},
+      {step_per_token_ns.has_value(), "--step-per-token-ns"},
+  });
+}
+
+std::string ReplayOptions::contradicts_saved_case() const {
+  const std::string given = first_given({
+      {layout.has_value(), "--layout"},
+      {attention_backend.has_value(), "--attention-backend"},
+      {queries_per_kv.has_value(), "--queries-per-kv"},
+      {mutant.has_value(), "--mutant"},
+      {seed.has_value(), "--seed"},
+      {!save_dir.empty(), "--save"},
+  });
+  return given.empty() ? contradicts_recording() : given;
+}
+
+}  // namespace lockstep

@@ -1,0 +1,329 @@
+#include "cli/replay_setup.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <utility>
+
+#include "cli/replay_cache.h"
+#include "cli/terminal.h"
+#include "cuda_backend/gpu_backend.h"
+#include "cuda_backend/simt_backend.h"
+#include "sim/saved_run.h"
+
+namespace lockstep {
+namespace {
+
+// The requests of another reader, and no more than `limit` of them.
+class LimitedTrace final : public TraceReader {
+ public:
+  LimitedTrace(std::unique_ptr<TraceReader> reader, std::int64_t limit)
+      : reader_(std::move(reader)), left_(limit) {}
+
+  const TraceHeader& header() const override { return reader_->header(); }
+  Result<bool> next(TraceRecord& record) override {
+    if (left_ == 0) return false;
+    Result<bool> more = reader_->next(record);
+    if (more && *more && std::holds_alternative<TraceRequest>(record)) --left_;
+    return more;
+  }
+
+ private:
+  std::unique_ptr<TraceReader> reader_;
+  std::int64_t left_;
+};
+
+Result<std::unique_ptr<TraceReader>> open_limited(const ReplayOptions& options) {
+  Result<std::unique_ptr<TraceReader>> reader = open_trace(options.file);
+  if (!reader || options.limit_requests == 0) return reader;
+  return std::make_unique<LimitedTrace>(std::move(*reader), options.limit_requests);
+}
+
+// What the defaults depend on: the whole trace, read once before the run.
+struct TraceNeeds {
+  std::int64_t num_records = 0;
+  std::int64_t longest_request = 1;  // tokens, prompt and output
+};
+
+Result<TraceNeeds> scan(TraceReader& reader) {
+  TraceNeeds needs;
+  TraceRecord record;
+  for (;;) {
+    const Result<bool> more = reader.next(record);
+    if (!more) return tl::unexpected(more.error());
+    if (!*more) return needs;
+    ++needs.num_records;
+    if (const auto* request = std::get_if<TraceRequest>(&record)) {
+      const std::int64_t tokens = request->spec.prompt.size() + request->spec.max_tokens;
+      needs.longest_request = std::max(needs.longest_request, tokens);
+    }
+  }
+}
+
+template <class T, class U>
+void override_with(const std::optional<T>& given, U& value) {
+  if (given) value = *given;
+}
+
+void apply_engine_flags(const ReplayOptions& options, EngineConfig& engine) {
+  override_with(options.engine, engine.engine);
+  override_with(options.block_size, engine.block_size);
+  override_with(options.max_num_seqs, engine.max_num_seqs);
+  override_with(options.max_num_batched_tokens, engine.max_num_batched_tokens);
+  override_with(options.max_model_len, engine.max_model_len);
+  override_with(options.long_prefill_token_threshold, engine.long_prefill_token_threshold);
+  override_with(options.enable_prefix_caching, engine.enable_prefix_caching);
+  override_with(options.enable_chunked_prefill, engine.enable_chunked_prefill);
+  override_with(options.reserve_full_isl, engine.scheduler_reserve_full_isl);
+  override_with(options.async_scheduling, engine.async_scheduling);
+  if (options.policy) {
+    engine.policy =
+        *options.policy == "priority" ? SchedulingPolicy::priority : SchedulingPolicy::fcfs;
+  }
+}
+
+// Combinations that the engine refuses to start with.
+Result<void> check_engine(const EngineConfig& engine) {
+  if (engine.max_num_batched_tokens < engine.max_num_seqs) {
+    return fail(
+        fmt::format("--max-num-batched-tokens {} is less than --max-num-seqs {}: a step could not "
+                    "give every running request its one token",
+                    engine.max_num_batched_tokens, engine.max_num_seqs));
+  }
+  if (!engine.enable_chunked_prefill && engine.max_num_batched_tokens < engine.max_model_len) {
+    return fail(fmt::format(
+        "--no-chunked-prefill with --max-num-batched-tokens {} below --max-model-len {}: the "
+        "longest prompts would never fit into a step",
+        engine.max_num_batched_tokens, engine.max_model_len));
+  }
+  if (engine.long_prefill_token_threshold > engine.max_model_len) {
+    return fail(fmt::format("--long-prefill-token-threshold {} is more than --max-model-len {}",
+                            engine.long_prefill_token_threshold, engine.max_model_len));
+  }
+  return {};
+}
+
+void apply_device_flags(const ReplayOptions& options, BackendConfig& device) {
+  if (options.layout) device.layout = *cache_layout_from_name(*options.layout);
+  override_with(options.queries_per_kv, device.queries_per_kv);
+  override_with(options.mutant, device.mutant);
+  override_with(options.seed, device.seed);
+  if (options.check) {
+    device.check = *options.check == "hunt"    ? CheckMode::hunt
+                   : *options.check == "check" ? CheckMode::check
+                                               : CheckMode::fast;
+  }
+}
+
+Result<std::unique_ptr<Backend>> make_backend(std::string_view name, const BackendConfig& device) {
+  if (name == "none") {
+    if (device.check != CheckMode::fast || !device.mutant.empty()) {
+      return fail("--check and --mutant need a backend, and --backend none is the model alone");
+    }
+    return std::unique_ptr<Backend>();
+  }
+  const bool watched = device.check != CheckMode::fast;
+  if (name == "cuda" || (name == "auto" && !watched && gpu_available())) {
+    return make_gpu_backend(device);
+  }
+  return make_simt_backend(device);
+}
+
+// The rest is the same for every kind of file: a plan, a device, a source of decisions.
+Result<void> finish(const ReplayOptions& options, const EngineConfig& engine,
+                    Result<KVCacheConfig> plan, PreparedReplay& prepared) {
+  if (!plan) return tl::unexpected(plan.error());
+  prepared.config.engine = engine;
+  const AttentionBackend attention =
+      *attention_backend_from_name(options.attention_backend.value_or("flash_attn"));
+  prepared.config.device = make_device_config(engine, std::move(*plan), attention);
+  apply_device_flags(options, prepared.config.device);
+  return {};
+}
+
+Result<void> prepare_trace(const ReplayOptions& options, PreparedReplay& prepared) {
+  if (const std::string given = options.contradicts_model(); options.model && !given.empty()) {
+    return fail(
+        fmt::format("--model {} says its layers itself; leave {} out", *options.model, given));
+  }
+  auto first_pass = open_limited(options);
+  if (!first_pass) return tl::unexpected(first_pass.error());
+  const Result<TraceNeeds> needs = scan(**first_pass);
+  if (!needs) return tl::unexpected(needs.error());
+  prepared.num_records = needs->num_records;
+
+  EngineConfig engine;
+  std::optional<std::int64_t> num_blocks = options.num_blocks;
+  bool says_max_model_len = options.max_model_len.has_value();
+  if (const auto& hints = (*first_pass)->header().engine) {
+    engine = hints->options.config;
+    const auto& given = hints->options.given;
+    says_max_model_len |= std::find(given.begin(), given.end(), "max_model_len") != given.end();
+    if (!num_blocks) num_blocks = hints->num_blocks;
+  }
+  apply_engine_flags(options, engine);
+  if (!says_max_model_len) {
+    engine.max_model_len = static_cast<std::int32_t>(needs->longest_request);
+    prepared.chosen.push_back(fmt::format("max_model_len {}, the longest request of the trace",
+                                          with_commas(engine.max_model_len)));
+  }
+  if (Result<void> sound = check_engine(engine); !sound) return sound;
+  auto plan = plan_replay_cache(options, num_blocks, engine, prepared.chosen);
+  if (Result<void> done = finish(options, engine, std::move(plan), prepared); !done) return done;
+
+  TraceWorkloadOptions& workload = prepared.workload_options;
+  override_with(options.step_base_ns, workload.step_time.base_ns);
+  override_with(options.step_per_token_ns, workload.step_time.per_token_ns);
+  override_with(options.seed, workload.seed);
+  auto second_pass = open_limited(options);
+  if (!second_pass) return tl::unexpected(second_pass.error());
+  prepared.workload = make_trace_workload(std::move(*second_pass), workload);
+  return {};
+}
+
+Result<void> prepare_benchmark(const ReplayOptions& options, PreparedReplay& prepared) {
+  const std::string given = options.contradicts_recording();
+  if (!given.empty()) {
+    return fail(fmt::format("{}: the benchmark says its configuration itself; leave {} out",
+                            options.file, given));
+  }
+  Result<BenchmarkFile> benchmark = read_benchmark_file(options.file);
+  if (!benchmark) return tl::unexpected(benchmark.error());
+  prepared.num_records = static_cast<std::int64_t>(benchmark->requests.size());
+  prepared.totals = benchmark->totals;
+  EngineConfig engine = benchmark->options.config;
+  engine.engine = benchmark->engine.profile();
+  auto plan = plan_for_groups(benchmark->groups, benchmark->num_blocks);
+  if (Result<void> done = finish(options, engine, std::move(plan), prepared); !done) return done;
+  auto reader = open_trace(options.file);
+  if (!reader) return tl::unexpected(reader.error());
+  prepared.workload = make_trace_workload(std::move(*reader), prepared.workload_options);
+  return {};
+}
+
+Result<void> prepare_recording(const ReplayOptions& options, PreparedReplay& prepared) {
+  const std::string given = options.contradicts_recording();
+  if (!given.empty()) {
+    return fail(fmt::format("{}: the recording says its configuration itself; leave {} out",
+                            options.file, given));
+  }
+  Result<RecordingReader> reader = RecordingReader::open(options.file);
+  if (!reader) return tl::unexpected(reader.error());
+  const RecordingHeader& header = reader->header();
+  if (header.connector) {
+    return fail(
+        fmt::format("{}: a recording of a KV connector, whose loads the model does not "
+                    "decide; `lockstep replay` takes recordings without one",
+                    options.file));
+  }
+  EngineConfig engine = header.options.config;
+  engine.engine = header.engine.profile();
+  auto plan = plan_for_groups(header.groups, header.num_blocks);
+  if (Result<void> done = finish(options, engine, std::move(plan), prepared); !done) return done;
+  prepared.workload = make_recording_workload(std::move(*reader));
+  return {};
+}
+
+Result<void> prepare_saved_case(const ReplayOptions& options, PreparedReplay& prepared,
+                                std::string& backend) {
+  const std::string given = options.contradicts_saved_case();
+  if (!given.empty()) {
+    return fail(
+        fmt::format("{}: a saved case says everything itself; leave {} out", options.file, given));
+  }
+  Result<SavedCase> saved = read_saved_case(options.file);
+  if (!saved) return tl::unexpected(saved.error());
+  prepared.config = config_of(*saved);
+  apply_device_flags(options, prepared.config.device);
+  prepared.workload_options = workload_options_of(*saved);
+  prepared.expected = saved->expected;
+  prepared.num_records = static_cast<std::int64_t>(saved->recording ? saved->recording->steps.size()
+                                                                    : saved->trace.records.size());
+  if (backend == "auto") backend = saved->backend;
+  prepared.workload = workload_of(*saved);
+  return {};
+}
+
+Result<void> prepare_by_format(const ReplayOptions& options, PreparedReplay& prepared,
+                               std::string& backend) {
+  switch (prepared.format) {
+    case FileFormat::benchmark:
+      return prepare_benchmark(options, prepared);
+    case FileFormat::recording:
+      return prepare_recording(options, prepared);
+    case FileFormat::saved_case:
+      return prepare_saved_case(options, prepared, backend);
+    default:
+      return prepare_trace(options, prepared);
+  }
+}
+
+// What a case repeats: the records, or the recorded steps, up to the end of the run.
+Result<void> keep_trace(const ReplayOptions& options, std::int64_t count, SavedCase& saved) {
+  auto reader = open_limited(options);
+  if (!reader) return tl::unexpected(reader.error());
+  Result<Trace> trace = read_all(**reader);
+  if (!trace) return tl::unexpected(trace.error());
+  saved.trace = std::move(*trace);
+  keep_records(saved.trace, count);
+  return {};
+}
+
+Result<void> keep_recording(const std::string& path, std::int64_t count, SavedCase& saved) {
+  Result<Recording> recording = read_recording(path);
+  if (!recording) return tl::unexpected(recording.error());
+  const auto steps = static_cast<std::size_t>(count);
+  if (steps < recording->steps.size()) {
+    recording->steps.resize(steps);
+    recording->end = RecordingEnd{.steps = count, .unfinished = {}};
+  }
+  saved.recording = std::move(*recording);
+  return {};
+}
+
+}  // namespace
+
+Result<PreparedReplay> prepare_replay(const ReplayOptions& options) {
+  const Result<FileFormat> format = detect_format(options.file);
+  if (!format) return tl::unexpected(format.error());
+  PreparedReplay prepared;
+  prepared.format = *format;
+  std::string backend_name = options.backend;
+  if (Result<void> done = prepare_by_format(options, prepared, backend_name); !done) {
+    return tl::unexpected(done.error());
+  }
+  LockstepConfig& config = prepared.config;
+  config.draw = !options.report_path.empty();
+  auto decisions = make_reference_decisions(config.engine, config.device.plan.groups,
+                                            config.device.plan.num_blocks);
+  if (!decisions) return tl::unexpected(decisions.error());
+  prepared.decisions = std::move(*decisions);
+  auto backend = make_backend(backend_name, config.device);
+  if (!backend) return tl::unexpected(backend.error());
+  prepared.backend = std::move(*backend);
+  return prepared;
+}
+
+Result<std::string> save_replay(const ReplayOptions& options, const PreparedReplay& prepared,
+                                const RunReport& report) {
+  namespace fs = std::filesystem;
+  const std::string name =
+      fmt::format("{}-step{}", fs::path(options.file).stem().string(), report.summary.steps);
+  SavedCase saved = save_case(name, prepared.config, prepared.workload_options, report.summary);
+  Result<void> filled = prepared.format == FileFormat::recording
+                            ? keep_recording(options.file, report.records_consumed, saved)
+                            : keep_trace(options, report.records_consumed, saved);
+  if (!filled) return tl::unexpected(filled.error());
+
+  std::error_code error;
+  fs::create_directories(options.save_dir, error);
+  if (error) return fail(fmt::format("{}: {}", options.save_dir, error.message()));
+  const std::string path = (fs::path(options.save_dir) / (name + ".case.jsonl")).string();
+  if (Result<void> written = write_saved_case(path, saved); !written) {
+    return tl::unexpected(written.error());
+  }
+  return path;
+}
+
+}  // namespace lockstep

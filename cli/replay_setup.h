@@ -1,0 +1,41 @@
+// From options and a file to a run that is ready to start: who decides, what arrives, on which
+// backend, with which configuration.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "cli/replay_options.h"
+#include "reference/result.h"
+#include "sim/lockstep.h"
+#include "traces/benchmark_file.h"
+#include "traces/open_trace.h"
+#include "traces/saved_case.h"
+
+namespace lockstep {
+
+struct PreparedReplay {
+  FileFormat format = FileFormat::request_trace;
+  LockstepConfig config;
+  std::unique_ptr<Backend> backend;  // null: the model alone
+  std::unique_ptr<DecisionSource> decisions;
+  std::unique_ptr<Workload> workload;
+  TraceWorkloadOptions workload_options;
+  std::int64_t num_records = 0;           // of the trace or recording; 0: not known
+  std::vector<std::string> chosen;        // what was chosen here because nobody said
+  std::optional<BenchmarkTotals> totals;  // that the run must arrive at
+  std::optional<ExpectedVerdict> expected;
+};
+
+// Errors: a file that cannot be read, options that contradict it or one another, a backend that
+// this machine does not have.
+Result<PreparedReplay> prepare_replay(const ReplayOptions& options);
+
+// Writes the run up to its end as a saved case into options.save_dir; its path.
+Result<std::string> save_replay(const ReplayOptions& options, const PreparedReplay& prepared,
+                                const RunReport& report);
+
+}  // namespace lockstep

@@ -1,0 +1,154 @@
+#include "cli/replay_summary.h"
+
+#include <fmt/format.h>
+
+#include <iterator>
+#include <nlohmann/json.hpp>
+#include <vector>
+
+#include "cli/terminal.h"
+#include "reference/kv_cache_spec.h"
+#include "reference/view_types.h"
+
+namespace lockstep {
+namespace {
+
+std::string engine_text(const EngineConfig& engine) {
+  std::string text = fmt::format("{}, {}, {} and {} a step, {} a request", engine.engine,
+                                 engine.policy == SchedulingPolicy::priority ? "priority" : "fcfs",
+                                 counted(engine.max_num_seqs, "request"),
+                                 counted(engine.max_num_batched_tokens, "token"),
+                                 with_commas(engine.max_model_len));
+  if (!engine.enable_prefix_caching) text += ", no prefix caching";
+  if (!engine.enable_chunked_prefill) text += ", no chunked prefill";
+  if (!engine.scheduler_reserve_full_isl) text += ", no full-length reservation";
+  if (engine.async_scheduling) text += ", async scheduling";
+  if (engine.long_prefill_token_threshold > 0) {
+    text += fmt::format(", prompts in chunks of {}", engine.long_prefill_token_threshold);
+  }
+  if (engine.num_spec_tokens > 0) text += fmt::format(", {} drafts", engine.num_spec_tokens);
+  if (engine.dcp > 1 || engine.pcp > 1)
+    text += fmt::format(", dcp {} pcp {}", engine.dcp, engine.pcp);
+  return text;
+}
+
+std::string group_text(const KVCacheGroupSpec& group) {
+  const KVCacheSpec& spec = group.spec;
+  const std::string layers = counted(static_cast<std::int64_t>(group.layer_names.size()), "layer");
+  if (spec.kind == CacheKind::mamba) {
+    return fmt::format("{} of {} (mode {})", layers, name_of(spec.kind),
+                       name_of(spec.mamba_cache_mode));
+  }
+  return fmt::format("{} of {}, {} x {} {}, blocks of {}", layers, name_of(spec.kind),
+                     spec.num_kv_heads, spec.head_size, name_of(spec.dtype),
+                     counted(spec.block_size, "token"));
+}
+
+std::string pages_text(const RunSummary& s) {
+  return fmt::format("pages ({})", size_text(s.bytes_checked));
+}
+
+}  // namespace
+
+std::string configuration_text(const PreparedReplay& prepared) {
+  const KVCacheConfig& plan = prepared.config.device.plan;
+  std::string text = fmt::format("  engine  {}\n", engine_text(prepared.config.engine));
+  for (const KVCacheGroupSpec& group : plan.groups) {
+    text += fmt::format("  cache   {}\n", group_text(group));
+  }
+  text += fmt::format("  pool    {}, layout {}\n", counted(plan.num_blocks, "block"),
+                      name_of(prepared.config.device.layout));
+  text += fmt::format(
+      "  device  {}\n",
+      prepared.backend ? fmt::format("{}: {}", prepared.backend->name(), prepared.backend->device())
+                       : "none: the model alone");
+  if (!prepared.config.device.mutant.empty()) {
+    text += fmt::format("  mutant  {}\n", prepared.config.device.mutant);
+  }
+  for (const std::string& choice : prepared.chosen) text += fmt::format("  chosen  {}\n", choice);
+  return text;
+}
+
+std::string summary_text(const RunSummary& s) {
+  std::string text;
+  const auto row = [&text](std::string_view name, std::string figure, std::string_view more = {}) {
+    text += row_text(name, figure, more);
+  };
+  row("requests", with_commas(s.requests),
+      fmt::format("{} finished, {} aborted, {} refused", with_commas(s.finished_requests),
+                  with_commas(s.aborted_requests), with_commas(s.refused_requests)));
+  row("steps", with_commas(s.steps), fmt::format("{} of a request", with_commas(s.request_steps)));
+  row("tokens", with_commas(s.scheduled_tokens),
+      fmt::format("scheduled; {} sampled", with_commas(s.output_tokens)));
+  row("prefix hits", percent_text(s.cached_tokens, s.prompt_tokens),
+      fmt::format("{} of {} prompt tokens, in {}", with_commas(s.cached_tokens),
+                  with_commas(s.prompt_tokens), counted(s.hits, "request")));
+  row("preemptions", with_commas(s.preemptions));
+  row("evictions", with_commas(s.evictions),
+      fmt::format("of {} block hashes stored", with_commas(s.stored)));
+  if (s.backend != "none") {
+    row("checked", with_commas(s.pages_checked), pages_text(s));
+    row("", with_commas(s.table_entries_checked), "block table entries");
+    row("", with_commas(s.slots_checked), "slots");
+    row("", with_commas(s.rows_read), "cache rows read back by attention");
+    row("", with_commas(s.outputs_checked), "attention outputs");
+  }
+  std::string parts = "decisions " + duration_text(s.seconds.schedule);
+  if (s.backend != "none") {
+    parts +=
+        fmt::format(", expectations {}, backend {}, compare {}", duration_text(s.seconds.program),
+                    duration_text(s.seconds.execute), duration_text(s.seconds.compare));
+  }
+  row("time", duration_text(s.seconds.wall), parts);
+  text += fmt::format("  {:<14}{}\n", "state hash", to_hex(s.state_hash));
+  if (!s.not_checked.empty()) text += "\nNot checked:\n";
+  for (const std::string& line : s.not_checked) text += fmt::format("  - {}\n", line);
+  return text;
+}
+
+std::string missed_totals(const PreparedReplay& prepared, const RunSummary& summary) {
+  if (!prepared.totals) return {};
+  const BenchmarkTotals& totals = *prepared.totals;
+  std::string text;
+  const auto compare = [&text](std::string_view what, std::int64_t recorded, std::int64_t model) {
+    if (recorded == model) return;
+    text +=
+        fmt::format("{}: recorded {}, model {}\n", what, with_commas(recorded), with_commas(model));
+  };
+  compare("steps", totals.steps, summary.steps);
+  compare("scheduled tokens", totals.scheduled_tokens, summary.scheduled_tokens);
+  compare("request-steps", totals.request_steps, summary.request_steps);
+  return text;
+}
+
+std::string summary_json(const ReplayOptions& options, const PreparedReplay& prepared,
+                         const RunSummary& summary) {
+  using Json = nlohmann::ordered_json;
+  const EngineConfig& engine = prepared.config.engine;
+  const BackendConfig& device = prepared.config.device;
+  Json json;
+  json["file"] = options.file;
+  json["configuration"] = {
+      {"engine", engine.engine},
+      {"policy", engine.policy == SchedulingPolicy::priority ? "priority" : "fcfs"},
+      {"num_blocks", device.plan.num_blocks},
+      {"block_size", engine.block_size},
+      {"max_num_seqs", engine.max_num_seqs},
+      {"max_num_batched_tokens", engine.max_num_batched_tokens},
+      {"max_model_len", engine.max_model_len},
+      {"groups", device.plan.groups.size()},
+      {"layout", name_of(device.layout)},
+      {"mutant", device.mutant},
+      {"seed", prepared.workload_options.seed},
+  };
+  if (prepared.totals) {
+    json["recorded_totals"] = {{"steps", prepared.totals->steps},
+                               {"scheduled_tokens", prepared.totals->scheduled_tokens},
+                               {"request_steps", prepared.totals->request_steps},
+                               {"met", missed_totals(prepared, summary).empty()}};
+  }
+  json.update(Json::parse(result_to_json(summary)));
+  return json.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";
+}
+
+}  // namespace lockstep
