@@ -1,0 +1,27 @@
+// Runs the built `lockstep` as a user would: arguments in; exit status and what it printed out.
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace lockstep::tests {
+
+struct Outcome {
+  int status = -1;  // of exit(); 128 + the signal's number when one ended it
+  std::string out;
+  std::string err;
+};
+
+Outcome run_lockstep(const std::vector<std::string>& arguments);
+// Another program; with an environment of its own when `environment` ("NAME=value") is not empty.
+Outcome run_program(const std::string& program, const std::vector<std::string>& arguments,
+                    std::vector<std::string> environment = {});
+
+// A path in this test's own folder of temporary files, which is empty when the test starts.
+std::string temporary_path(std::string_view name);
+std::string sample_path(std::string_view name);  // in traces/samples
+std::string read_text(const std::string& path);
+void write_text(const std::string& path, std::string_view text);
+
+}  // namespace lockstep::tests

@@ -1,0 +1,106 @@
+// What a user can get wrong ends with status 2 and one sentence on stderr that names it; nothing is
+// printed as if it were a result.
+#include <gtest/gtest.h>
+
+#include "tests/cli/command.h"
+
+namespace lockstep::tests {
+namespace {
+
+constexpr const char* kTrace = R"({"trace":"lockstep","version":1})"
+                               "\n";
+
+struct Refusal {
+  const char* name;
+  std::vector<std::string> arguments;
+  const char* names;  // a word of the message
+};
+
+class Refused : public testing::TestWithParam<Refusal> {};
+
+TEST_P(Refused, WithStatusTwoAndTheCulpritNamed) {
+  const Outcome outcome = run_lockstep(GetParam().arguments);
+  EXPECT_EQ(outcome.status, 2);
+  EXPECT_NE(outcome.err.find(GetParam().names), std::string::npos) << outcome.err;
+  EXPECT_EQ(outcome.out.find("Verdict"), std::string::npos) << outcome.out;
+}
+
+const std::string kSample = sample_path("shared_prefixes.jsonl");
+
+INSTANTIATE_TEST_SUITE_P(
+    Each, Refused,
+    testing::Values(
+        Refusal{"NoCommand", {}, "subcommand"}, Refusal{"UnknownCommand", {"fly"}, "fly"},
+        Refusal{"NoFile", {"replay"}, "FILE"},
+        Refusal{"UnknownOption", {"replay", kSample, "--blocks", "3"}, "--blocks"},
+        Refusal{"MissingFile", {"replay", "nowhere.jsonl"}, "nowhere.jsonl"},
+        Refusal{"AFolder", {"replay", LOCKSTEP_SOURCE_DIR}, LOCKSTEP_SOURCE_DIR},
+        Refusal{"NotATrace", {"replay", sample_path("../CMakeLists.txt")}, "CMakeLists.txt"},
+        Refusal{"PoolOfOneBlock", {"replay", kSample, "--num-blocks", "1"}, "--num-blocks"},
+        Refusal{"NegativeBlockSize", {"replay", kSample, "--block-size", "-16"}, "--block-size"},
+        Refusal{"NotANumber", {"replay", kSample, "--max-num-seqs", "many"}, "--max-num-seqs"},
+        Refusal{"UnknownBackend", {"replay", kSample, "--backend", "tpu"}, "--backend"},
+        Refusal{"UnknownPolicy", {"replay", kSample, "--policy", "lifo"}, "--policy"},
+        Refusal{"UnknownEngine", {"replay", kSample, "--engine", "vllm-9.9.9"}, "vllm-9.9.9"},
+        Refusal{"UnknownMutant",
+                {"replay", kSample, "--backend", "simt", "--mutant", "no-such"},
+                "no-such"},
+        Refusal{"CheckWithoutABackend",
+                {"replay", kSample, "--backend", "none", "--check", "hunt"},
+                "--check"},
+        Refusal{"FewerTokensThanRequests",
+                {"replay", kSample, "--max-num-seqs", "64", "--max-num-batched-tokens", "32"},
+                "--max-num-batched-tokens"},
+        Refusal{"WholePromptsThatFitNoStep",
+                {"replay", kSample, "--no-chunked-prefill", "--max-model-len", "4096",
+                 "--max-num-seqs", "8", "--max-num-batched-tokens", "64"},
+                "--no-chunked-prefill"},
+        Refusal{"UnknownModel", {"replay", kSample, "--model", "gpt-9"}, "gpt-9"},
+        Refusal{"ModelAndLayers",
+                {"replay", kSample, "--model", "llama-3.1-8b", "--layers", "3"},
+                "--layers"},
+        Refusal{"ModelThatDoesNotFit",
+                {"replay", kSample, "--model", "gemma-3-27b", "--num-blocks", "128"},
+                "max_model_len"},
+        Refusal{"RecordingWithOptions",
+                {"replay", sample_path("recordings/vllm-0.22.1/preemption/0002.jsonl"),
+                 "--num-blocks", "99"},
+                "--num-blocks"},
+        Refusal{"ConformOnATrace", {"conform", kSample}, "conform"},
+        Refusal{"ConformOnNothing", {"conform", "nowhere"}, "nowhere"},
+        Refusal{"JsonIntoNowhere",
+                {"replay", kSample, "--backend", "none", "--json", "no/such/folder/x.json"},
+                "no/such/folder"}),
+    [](const auto& refusal) { return std::string(refusal.param.name); });
+
+TEST(Help, NamesTheCommandsAndEndsWithZero) {
+  const Outcome outcome = run_lockstep({"--help"});
+  EXPECT_EQ(outcome.status, 0);
+  EXPECT_NE(outcome.out.find("replay"), std::string::npos);
+  EXPECT_NE(outcome.out.find("conform"), std::string::npos);
+  EXPECT_NE(outcome.out.find("Exit status"), std::string::npos);
+}
+
+TEST(Version, IsPrintedAndSaysWhereKernelsRun) {
+  const Outcome outcome = run_lockstep({"--version"});
+  EXPECT_EQ(outcome.status, 0);
+  EXPECT_EQ(outcome.out.find("lockstep "), 0u);
+  EXPECT_NE(outcome.out.find("CUDA"), std::string::npos);
+}
+
+TEST(BrokenTrace, IsRefusedWithFileLineAndField) {
+  std::string text = read_text(kSample);
+  const std::size_t second = text.find('\n') + 1;
+  const std::size_t at = text.find("\"max_tokens\":", second);
+  ASSERT_NE(at, std::string::npos);
+  text.insert(at + 13, "-");
+  const std::string path = temporary_path("broken.jsonl");
+  write_text(path, text);
+  const Outcome outcome = run_lockstep({"replay", path, "--backend", "none"});
+  EXPECT_EQ(outcome.status, 2);
+  EXPECT_NE(outcome.err.find(path + ":2"), std::string::npos) << outcome.err;
+  EXPECT_NE(outcome.err.find("max_tokens"), std::string::npos) << outcome.err;
+}
+
+}  // namespace
+}  // namespace lockstep::tests

@@ -1,0 +1,115 @@
+// `lockstep replay` from the outside: verdicts, files it leaves, and that two runs are one.
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <nlohmann/json.hpp>
+
+#include "tests/cli/command.h"
+
+namespace lockstep::tests {
+namespace {
+
+using Json = nlohmann::json;
+
+const std::string kSample = sample_path("shared_prefixes.jsonl");
+
+Json replay_json(std::vector<std::string> arguments, int expected_status = 0) {
+  const std::string path = temporary_path("result.json");
+  arguments.insert(arguments.begin(), "replay");
+  arguments.insert(arguments.end(), {"--json", path});
+  const Outcome outcome = run_lockstep(arguments);
+  EXPECT_EQ(outcome.status, expected_status) << outcome.err << outcome.out;
+  return Json::parse(read_text(path));
+}
+
+// What may differ between two runs: how long they took.
+Json without_times(Json json) {
+  for (const char* key :
+       {"wall_s", "schedule_s", "program_s", "execute_s", "compare_s", "seconds"}) {
+    json.erase(key);
+  }
+  return json;
+}
+
+TEST(Replay, OfTheSampleAgreesAndChecksPages) {
+  const Json json = replay_json({kSample, "--backend", "simt"});
+  EXPECT_EQ(json.at("verdict"), "agreed");
+  for (const char* key : {"requests", "steps", "request_steps", "scheduled_tokens", "cached_tokens",
+                          "preemptions", "evictions", "pages_checked"}) {
+    EXPECT_GT(json.at(key).get<std::int64_t>(), 0) << key;
+  }
+  for (const char* key : {"not_checked", "state_hash", "schedule_s", "wall_s"}) {
+    EXPECT_TRUE(json.contains(key)) << key;
+  }
+}
+
+TEST(Replay, TwiceGivesTheSameResultApartFromTimes) {
+  const std::vector<std::string> arguments = {kSample, "--backend", "simt", "--limit", "60"};
+  EXPECT_EQ(without_times(replay_json(arguments)), without_times(replay_json(arguments)));
+}
+
+TEST(Replay, WithoutABackendDecidesTheSameAndSaysThatNothingWasCompared) {
+  const Json alone = replay_json({kSample, "--backend", "none", "--limit", "60"});
+  const Json simt = replay_json({kSample, "--backend", "simt", "--limit", "60"});
+  for (const char* key : {"requests", "steps", "request_steps", "scheduled_tokens", "cached_tokens",
+                          "preemptions", "evictions"}) {
+    EXPECT_EQ(alone.at(key), simt.at(key)) << key;
+  }
+  EXPECT_EQ(alone.at("pages_checked"), 0);
+  EXPECT_FALSE(alone.at("not_checked").empty());
+}
+
+TEST(Replay, InAPoolTooSmallForARequestIsStuckAndNamesIt) {
+  const Outcome outcome =
+      run_lockstep({"replay", kSample, "--backend", "none", "--num-blocks", "3"});
+  EXPECT_EQ(outcome.status, 3) << outcome.err;
+  EXPECT_NE(outcome.out.find("STUCK"), std::string::npos) << outcome.out;
+}
+
+TEST(Replay, OfAMutantDivergesIsSavedAndTheCaseReproducesIt) {
+  const std::string folder = temporary_path("cases");
+  const Outcome found = run_lockstep(
+      {"replay", kSample, "--backend", "simt", "--mutant", "wrong-stride", "--save", folder});
+  ASSERT_EQ(found.status, 1) << found.err << found.out;
+  EXPECT_NE(found.out.find("DIVERGENCE"), std::string::npos);
+  std::vector<std::string> cases;
+  for (const auto& entry : std::filesystem::directory_iterator(folder)) {
+    cases.push_back(entry.path().string());
+  }
+  ASSERT_EQ(cases.size(), 1u);
+  const Outcome again = run_lockstep({"replay", cases[0]});
+  EXPECT_EQ(again.status, 1) << again.err;
+  EXPECT_NE(again.out.find("The case is reproduced."), std::string::npos) << again.out;
+  const std::size_t verdict = found.out.find("DIVERGENCE");
+  const std::string text = found.out.substr(verdict, found.out.find("Saved:") - verdict);
+  EXPECT_NE(again.out.find(text), std::string::npos) << "the divergence reads differently";
+}
+
+TEST(Replay, OfAModelOfTheCatalogueTakesItsLayers) {
+  const Json json = replay_json({kSample, "--backend", "simt", "--limit", "1", "--model",
+                                 "qwen3.5-0.8b", "--num-blocks", "24"});
+  EXPECT_EQ(json.at("verdict"), "agreed");
+  EXPECT_EQ(json.at("configuration").at("groups"), 4);
+  EXPECT_EQ(json.at("configuration").at("block_size"), 544);
+  EXPECT_GT(json.at("pages_checked").get<std::int64_t>(), 0);
+}
+
+TEST(Replay, LeavesAReportThatNeedsNoNetwork) {
+  const std::string path = temporary_path("report.html");
+  const Outcome outcome =
+      run_lockstep({"replay", kSample, "--backend", "none", "--limit", "20", "--report", path});
+  EXPECT_EQ(outcome.status, 0) << outcome.err;
+  const std::string page = read_text(path);
+  EXPECT_NE(page.find("</html>"), std::string::npos);
+  EXPECT_EQ(page.find("http://"), page.find("http://www.w3.org/"));
+  EXPECT_EQ(page.find("https://"), std::string::npos);
+}
+
+TEST(Replay, IntoAPipeDrawsNoProgress) {
+  const Outcome outcome = run_lockstep({"replay", kSample, "--backend", "none"});
+  EXPECT_EQ(outcome.err, "");
+  EXPECT_EQ(outcome.out.find('\r'), std::string::npos);
+}
+
+}  // namespace
+}  // namespace lockstep::tests

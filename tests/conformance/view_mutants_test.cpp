@@ -1,0 +1,267 @@
+// Every planted defect of views and addresses is caught by bytes: what is written through the view
+// is not what the layout finds. Each has a plan that exposes it; the same plan holds when nothing
+// is planted.
+#include <gtest/gtest.h>
+
+#include "cuda_backend/views.h"
+#include "cuda_backend/views_capacity.h"
+#include "reference/capacity.h"
+#include "reference/layout.h"
+#include "reference/planner.h"
+#include "sim/layout_prover.h"
+#include "sim/sparse_bytes.h"
+#include "traces/model_file.h"
+
+namespace lockstep {
+namespace {
+
+using cuda::CapacityDefect;
+using cuda::ViewDefect;
+
+KVCacheSpec pair_spec(std::int64_t heads, std::int64_t head_size, CacheKind kind,
+                      std::int64_t block_size = 0) {
+  KVCacheSpec spec;
+  spec.kind = kind;
+  spec.num_kv_heads = heads;
+  spec.head_size = head_size;
+  spec.block_size = block_size;
+  if (kind == CacheKind::sliding_window) spec.sliding_window = 64;
+  return spec;
+}
+
+// conv in bf16, ssm in fp32: `ssm_elements` sets how long an aligned block becomes.
+KVCacheSpec state_spec(std::int64_t ssm_elements) {
+  KVCacheSpec spec;
+  spec.kind = CacheKind::mamba;
+  spec.block_size = 0;
+  spec.states = {{{3, 20}, DType::bf16}, {{ssm_elements / 8, 8}, DType::fp32}};
+  return spec;
+}
+
+// `attention` layers of two heads of 16, and states beside them.
+LayerSpecs hybrid(int attention, int states, std::int64_t ssm_elements) {
+  LayerSpecs layers;
+  for (int i = 0; i < states; ++i)
+    layers.push_back({"s" + std::to_string(i), state_spec(ssm_elements)});
+  for (int i = 0; i < attention; ++i)
+    layers.push_back({"a" + std::to_string(i), pair_spec(2, 16, CacheKind::full_attention)});
+  return layers;
+}
+
+KVCacheConfig plan(const LayerSpecs& layers, PlanOptions options, std::int64_t num_blocks) {
+  options.max_model_len = 64;
+  options.num_gpu_blocks_override = 200;
+  const auto planned = plan_memory(layers, options);
+  EXPECT_TRUE(planned) << planned.error().message;
+  return with_num_blocks(planned->workers.front(), num_blocks);
+}
+
+struct Exposure {
+  std::string name;
+  ViewDefect defect;
+  AttentionBackend backend;
+  CacheLayout layout;
+  LayerSpecs layers;
+  std::int64_t attn_pack;
+  std::int64_t num_blocks;
+};
+
+void PrintTo(const Exposure& exposure, std::ostream* out) { *out << exposure.name; }
+
+// The proof of a plan, or the refusal as its finding.
+LayoutProof prove(const Exposure& exposure, ViewDefect defect, ProofOptions options = {}) {
+  PlanOptions plan_options;
+  plan_options.backend = exposure.backend;
+  plan_options.attn_pack = exposure.attn_pack;
+  const KVCacheConfig pool = plan(exposure.layers, plan_options, exposure.num_blocks);
+  const auto layout = pool_layout(pool, exposure.backend, exposure.layout);
+  EXPECT_TRUE(layout) << layout.error().message;
+  const auto views =
+      cuda::derive_views(pool, {exposure.backend, exposure.layout, LayoutRule::isolated, defect});
+  if (!views) {
+    LayoutProof refused;
+    refused.findings = {"refused: " + views.error().message};
+    return refused;
+  }
+  return prove_layout(
+      pool, *layout, *views,
+      [&](const TensorView& view, std::span<const std::int64_t> index) {
+        return cuda::view_byte_offset(view, index, defect);
+      },
+      options);
+}
+
+class ViewMutants : public testing::TestWithParam<Exposure> {};
+
+TEST_P(ViewMutants, IsCaughtAndTheHealthyViewHolds) {
+  const Exposure& exposure = GetParam();
+  const LayoutProof healthy = prove(exposure, ViewDefect::none);
+  EXPECT_TRUE(healthy.holds()) << healthy.findings.front();
+  EXPECT_GT(healthy.elements, 0);
+  const LayoutProof mutant = prove(exposure, exposure.defect);
+  ASSERT_FALSE(mutant.holds());
+  // Only a defect that leaves states without a view may show as a refusal; the others must show in
+  // bytes.
+  const bool refused = mutant.findings.front().starts_with("refused");
+  EXPECT_EQ(refused, exposure.defect == ViewDefect::state_spec_unhandled)
+      << mutant.findings.front();
+}
+
+LayerSpecs with_hidden(LayerSpecs layers) {
+  layers.push_back(hidden_state_layer(3, 16, DType::bf16));
+  return layers;
+}
+
+// Equal pages, different block sizes: 4 heads by 16 tokens, 2 heads by 32.
+LayerSpecs equal_pages() {
+  return {{"f", pair_spec(2, 16, CacheKind::full_attention, 32)},
+          {"w", pair_spec(4, 16, CacheKind::sliding_window, 16)}};
+}
+
+std::vector<Exposure> exposures() {
+  constexpr auto FA = AttentionBackend::flash_attn;
+  constexpr auto FI = AttentionBackend::flashinfer;
+  constexpr auto TR = AttentionBackend::triton_attn;
+  constexpr auto NHD = CacheLayout::NHD;
+  constexpr auto HND = CacheLayout::HND;
+  // 400 elements of ssm make blocks of 16 tokens (one kernel block), 2,400 blocks of 80 (five).
+  const LayerSpecs small = hybrid(1, 3, 400);
+  const LayerSpecs large = hybrid(1, 3, 2400);
+  const LayerSpecs packed = hybrid(7, 8, 9600);
+  return {
+      {"TwoBlocksFlashInfer", ViewDefect::layout_two_blocks, FI, NHD, small, 1, 2},
+      {"TwoBlocksTritonHnd", ViewDefect::layout_two_blocks, TR, HND, small, 1, 2},
+      {"NotUpdated", ViewDefect::layout_not_updated, FA, NHD, large, 1, 2},
+      {"NotUpdatedHnd", ViewDefect::layout_not_updated, FA, HND, large, 1, 5},
+      {"RestrideHidden", ViewDefect::layout_restride_hidden, FA, NHD, with_hidden(large), 1, 2},
+      {"StateUnhandled", ViewDefect::state_spec_unhandled, FA, NHD, small, 1, 3},
+      {"StateUnpadded", ViewDefect::state_stride_unpadded, TR, NHD, small, 1, 3},
+      {"StateOffset", ViewDefect::state_offset_wrong_itemsize, TR, NHD, small, 1, 3},
+      {"UnsplitFlash", ViewDefect::kernel_block_unsplit, FA, NHD, large, 1, 3},
+      {"UnsplitFlashInferHnd", ViewDefect::kernel_block_unsplit, FI, HND, large, 1, 3},
+      {"NumBlocks", ViewDefect::kernel_block_num_blocks, FA, NHD, large, 1, 3},
+      {"PackStride", ViewDefect::pack_stride, FA, NHD, packed, 4, 3},
+      {"PackStrideHnd", ViewDefect::pack_stride, FA, HND, packed, 4, 3},
+      {"PackOffset", ViewDefect::pack_offset, FI, NHD, packed, 4, 3},
+      {"PackNumBlocks", ViewDefect::pack_num_blocks, TR, NHD, packed, 4, 3},
+      {"EqualPage", ViewDefect::layout_equal_page, TR, NHD, equal_pages(), 1, 3},
+      {"TwoHeads", ViewDefect::layout_two_heads, FI, NHD, small, 1, 3},
+  };
+}
+
+INSTANTIATE_TEST_SUITE_P(All, ViewMutants, testing::ValuesIn(exposures()),
+                         [](const auto& info) { return info.param.name; });
+
+TEST(ViewMutants, EveryDefectHasANameThatFindsIt) {
+  for (std::uint32_t bit = 1; bit <= static_cast<std::uint32_t>(ViewDefect::offset_int32);
+       bit <<= 1) {
+    const auto defect = static_cast<ViewDefect>(bit);
+    EXPECT_EQ(cuda::view_defect_from_name(name_of(defect)), defect);
+  }
+  EXPECT_FALSE(cuda::view_defect_from_name("layout-two-block"));
+}
+
+// A tensor of 6 GB of which the first and the last block are looked at.
+TEST(ViewMutants, Offsets32BitsWideLoseBlocksAbove2GiB) {
+  constexpr std::int32_t kBlocks = 3'000'000;
+  const Exposure exposure{"",
+                          ViewDefect::offset_int32,
+                          AttentionBackend::flash_attn,
+                          CacheLayout::NHD,
+                          hybrid(1, 3, 400),
+                          1,
+                          kBlocks};
+  const ProofOptions ends{.blocks = {BlockId{0}, BlockId{kBlocks - 1}}, .tensors = {}};
+  const LayoutProof healthy = prove(exposure, ViewDefect::none, ends);
+  EXPECT_TRUE(healthy.holds()) << healthy.findings.front();
+  const LayoutProof mutant = prove(exposure, ViewDefect::offset_int32, ends);
+  ASSERT_FALSE(mutant.holds());
+  const ProofOptions start{.blocks = {BlockId{0}, BlockId{1}}, .tensors = {}};
+  EXPECT_TRUE(prove(exposure, ViewDefect::offset_int32, start).holds());
+}
+
+// Qwen3.6-35B-A3B, as in pull request 40384.
+struct Planned {
+  KVCacheConfig plan;
+  PlanOptions options;
+  cuda::RequestLimits limits;
+};
+
+Planned planned_model(const char* name, std::int64_t max_model_len) {
+  Planned planned;
+  planned.options.max_model_len = max_model_len;
+  const auto model = find_model(name);
+  const auto layers = layer_specs(*model, planned.options);
+  planned.plan = plan_memory(*layers, planned.options)->workers.front();
+  planned.limits = {max_model_len, planned.options.max_num_batched_tokens, 1, 8};
+  return planned;
+}
+
+// Tokens of requests of max_model_len that are admitted one after the other until a block is
+// missing.
+std::int64_t tokens_held(const Planned& planned) {
+  const Capacity capacity = capacity_of(planned.plan, planned.options);
+  return planned.plan.num_blocks / capacity.blocks_per_request * planned.options.max_model_len;
+}
+
+TEST(CapacityMutants, TheHealthyFiguresAreTheReferences) {
+  for (const std::string& name : model_names()) {
+    const Planned planned = planned_model(name.c_str(), 4096);
+    const Capacity capacity = capacity_of(planned.plan, planned.options);
+    const auto engine = cuda::engine_capacity(planned.plan, planned.limits);
+    ASSERT_TRUE(engine) << name;
+    EXPECT_EQ(engine->capacity_tokens, capacity.capacity_tokens) << name;
+    EXPECT_EQ(engine->slot_buffer_rows, capacity.slot_address_space) << name;
+  }
+}
+
+TEST(CapacityMutants, AllGroupsReportsAThirdOfWhatThePoolHolds) {
+  const Planned planned = planned_model("qwen3.6-35b-a3b", 131072);
+  const auto engine =
+      cuda::engine_capacity(planned.plan, planned.limits, CapacityDefect::capacity_all_groups);
+  EXPECT_LT(3 * engine->capacity_tokens, tokens_held(planned));
+}
+
+TEST(CapacityMutants, SlidingWindowsThatDivideReportLessThanThePoolHolds) {
+  const Planned planned = planned_model("gpt-oss-20b", 131072);
+  const auto engine =
+      cuda::engine_capacity(planned.plan, planned.limits, CapacityDefect::capacity_sliding);
+  EXPECT_LT(engine->capacity_tokens, tokens_held(planned));
+  EXPECT_EQ(cuda::engine_capacity(planned.plan, planned.limits)->capacity_tokens,
+            capacity_of(planned.plan, planned.options).capacity_tokens);
+}
+
+// A row of eight bytes for every slot, as routed experts keep; the last block's slots are written.
+TEST(CapacityMutants, ABufferOfCapacityRowsIsTooShortForTheLastSlots) {
+  const Planned planned = planned_model("qwen3.6-35b-a3b", 32768);
+  const std::int64_t last_slot =
+      planned.plan.num_blocks * planned.plan.groups.back().spec.block_size - 1;
+  const auto writes_inside = [&](CapacityDefect defect) {
+    const auto engine = cuda::engine_capacity(planned.plan, planned.limits, defect);
+    SparseBytes buffer(engine->slot_buffer_rows * 8);
+    const std::array<std::uint8_t, 8> row{1, 2, 3, 4, 5, 6, 7, 8};
+    if ((last_slot + 1) * 8 > buffer.size_bytes()) return false;
+    buffer.write(last_slot * 8, row);
+    return buffer.holds(last_slot * 8, row);
+  };
+  EXPECT_TRUE(writes_inside(CapacityDefect::none));
+  EXPECT_FALSE(writes_inside(CapacityDefect::routed_buffer));
+}
+
+TEST(CapacityMutants, TooFewStateBlocksAreRefusedByBothAndCappedByTheMutant) {
+  Planned planned = planned_model("qwen3.5-397b-a17b", 32768);
+  planned.limits.max_num_seqs = planned.options.max_num_seqs.emplace(1024);
+  const auto layers = layer_specs(*find_model("qwen3.5-397b-a17b"), planned.options);
+  const auto reference = plan_memory(*layers, planned.options);
+  ASSERT_FALSE(reference);
+  EXPECT_NE(reference.error().message.find("use at most 667"), std::string::npos)
+      << reference.error().message;
+  EXPECT_FALSE(cuda::engine_capacity(planned.plan, planned.limits));
+  const auto mutant =
+      cuda::engine_capacity(planned.plan, planned.limits, CapacityDefect::state_blocks_capped);
+  ASSERT_TRUE(mutant);
+  EXPECT_LT(mutant->max_num_seqs, planned.limits.max_num_seqs);
+}
+
+}  // namespace
+}  // namespace lockstep

@@ -1,0 +1,111 @@
+// The whole backend against a toy engine: after every step, tables, slots, digests and outputs;
+// after every third step, every byte of the pool.
+#include <gtest/gtest.h>
+
+#include "cuda_backend/gpu_backend.h"
+#include "cuda_backend/simt_backend.h"
+#include "tests/cuda_backend/toy_engine.h"
+
+namespace lockstep {
+namespace {
+
+constexpr int kSteps = 24;
+
+class BackendTest : public ::testing::TestWithParam<ToyPlan> {};
+
+TEST_P(BackendTest, AgreesWithTheToyEngineInEveryMode) {
+  for (CheckMode mode : {CheckMode::fast, CheckMode::check, CheckMode::hunt}) {
+    ToyPlan plan = GetParam();
+    plan.config.check = mode;
+    for (const std::string& line : toy_differences(plan, kSteps))
+      ADD_FAILURE() << "mode " << static_cast<int>(mode) << ": " << line;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Plans, BackendTest, ::testing::ValuesIn(toy_plans()),
+                         [](const auto& plan) {
+                           std::string name = plan.param.name;
+                           for (char& c : name)
+                             if (!std::isalnum(static_cast<unsigned char>(c))) c = '_';
+                           return name;
+                         });
+
+TEST(Backend, AHundredSeedsOfHuntModeGiveTheSameBytes) {
+  for (ToyPlan plan : toy_plans()) {
+    if (plan.name != "hybrid, FlashAttention, kernel blocks of 32") continue;
+    plan.config.check = CheckMode::hunt;
+    for (plan.config.seed = 0; plan.config.seed < 100; ++plan.config.seed)
+      for (const std::string& line : toy_differences(plan, 3))
+        ADD_FAILURE() << "seed " << plan.config.seed << ": " << line;
+  }
+}
+
+TEST(Backend, WhoWroteAByteIsTheKernelThreadAndStepThatDid) {
+  ToyPlan plan = toy_plans().front();
+  plan.config.check = CheckMode::check;
+  auto backend = make_simt_backend(plan.config);
+  ASSERT_TRUE(backend) << backend.error().message;
+  EXPECT_EQ((*backend)->who_wrote({0, BlockId{1}}, 0)->kernel, "poison_blocks");
+  EXPECT_EQ((*backend)->who_wrote({0, BlockId{1}}, 0)->step, -1);
+  ToyEngine engine(plan);
+  StepReadback readback;
+  ASSERT_TRUE((*backend)->execute(engine.next_step(), readback));
+  const auto writer = (*backend)->who_wrote({0, BlockId{1}}, 0);
+  ASSERT_TRUE(writer);
+  EXPECT_EQ(writer->kernel, "write_rows");
+  EXPECT_EQ(writer->step, 1);
+  EXPECT_EQ(writer->thread.substr(0, 6), "cta 0 ");
+}
+
+TEST(Backend, AnUnknownMutantIsRefusedByNameAndTheKnownOnesAreListed) {
+  ToyPlan plan = toy_plans().front();
+  plan.config.mutant = "no-such-defect";
+  const auto backend = make_simt_backend(plan.config);
+  ASSERT_FALSE(backend);
+  EXPECT_NE(backend.error().message.find("no-such-defect"), std::string::npos);
+  EXPECT_NE(backend.error().message.find("wrong-stride"), std::string::npos);
+}
+
+TEST(Backend, KernelBlockSizesOtherThanTheViewsAreRefused) {
+  ToyPlan plan = toy_plans().front();
+  plan.config.kernel_block_sizes = {8};
+  const auto backend = make_simt_backend(plan.config);
+  ASSERT_FALSE(backend);
+  EXPECT_NE(backend.error().message.find("kernel_block_sizes"), std::string::npos);
+}
+
+TEST(Backend, APoolThatTheDeviceCannotHoldIsAnErrorNotACrash) {
+  ToyPlan plan = toy_plans().front();
+  for (KVCacheTensor& tensor : plan.config.plan.tensors) tensor.size_bytes = std::int64_t{1} << 48;
+  plan.config.plan.num_blocks = std::int64_t{1} << 30;
+  EXPECT_FALSE(make_simt_backend(plan.config));
+}
+
+TEST(GpuBackend, WithoutAGpuItSaysWhy) {
+  std::string why;
+  if (gpu_available(&why)) GTEST_SKIP() << "there is a GPU here";
+  EXPECT_FALSE(why.empty());
+  const auto backend = make_gpu_backend(toy_plans().front().config);
+  ASSERT_FALSE(backend);
+  EXPECT_EQ(backend.error().message, why);
+}
+
+TEST(GpuBackend, AgreesWithTheToyEngine) {
+  std::string why;
+  if (!gpu_available(&why)) GTEST_SKIP() << why;
+  for (const ToyPlan& plan : toy_plans()) {
+    auto backend = make_gpu_backend(plan.config);
+    ASSERT_TRUE(backend) << backend.error().message;
+    ToyEngine engine(plan);
+    StepReadback readback;
+    for (int step = 0; step < kSteps; ++step) {
+      ASSERT_TRUE((*backend)->execute(engine.next_step(), readback));
+      for (const std::string& line : engine.compare(readback)) ADD_FAILURE() << plan.name << line;
+      for (const std::string& line : engine.compare_pages(**backend))
+        ADD_FAILURE() << plan.name << line;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace lockstep

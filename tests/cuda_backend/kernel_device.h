@@ -1,0 +1,85 @@
+// A SIMT device for tests of single kernels: arrays go in, bytes come out, reports fail the test.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "cuda_backend/device.h"
+#include "cuda_backend/simt_device.h"
+
+namespace lockstep::cuda {
+
+class KernelDevice {
+ public:
+  explicit KernelDevice(CheckMode mode = CheckMode::check, std::uint64_t seed = 1,
+                        std::int64_t pool_size_bytes = 0) {
+    auto made = make_simt_device(mode, seed, pool_size_bytes);
+    EXPECT_TRUE(made) << made.error().message;
+    device_ = std::move(*made);
+  }
+  ~KernelDevice() { EXPECT_TRUE(device_->finish()); }
+
+  Device& operator*() { return *device_; }
+  Device* operator->() { return device_.get(); }
+  const KernelTable& kernels() { return device_->kernels(); }
+
+  template <class T>
+  T* put(const std::vector<T>& values, const std::string& name) {
+    const auto size = static_cast<std::int64_t>(values.size() * sizeof(T));
+    T* memory = reinterpret_cast<T*>(device_->allocate(size, name));
+    device_->upload(memory, values.data(), size);
+    return memory;
+  }
+  // Undefined memory.
+  template <class T>
+  T* room(std::int64_t count, const std::string& name) {
+    return reinterpret_cast<T*>(
+        device_->allocate(count * static_cast<std::int64_t>(sizeof(T)), name));
+  }
+  template <class T>
+  std::vector<T> get(const T* memory, std::int64_t count) {
+    std::vector<T> values(static_cast<std::size_t>(count));
+    device_->download(values.data(), memory, count * static_cast<std::int64_t>(sizeof(T)));
+    EXPECT_TRUE(device_->finish());
+    return values;
+  }
+
+  // The launch shapes that results must not depend on: the device's own, a GPU's, and one thread.
+  std::vector<LaunchPlace> places() {
+    LaunchPlace gpu = device_->place(), single = device_->place();
+    gpu.cta_threads = 256;
+    gpu.items_per_thread = 4;
+    gpu.items_per_reducer = 16;
+    gpu.whole_warps = true;
+    single.cta_threads = 1;
+    single.items_per_thread = single.items_per_reducer = 1 << 20;
+    return {device_->place(), gpu, single};
+  }
+
+  std::vector<DeviceReport> reports() {
+    std::vector<DeviceReport> found;
+    device_->take_reports(found);
+    return found;
+  }
+  void expect_no_reports() {
+    for (const DeviceReport& report : reports()) ADD_FAILURE() << report.message;
+  }
+
+ private:
+  std::unique_ptr<Device> device_;
+};
+
+// Numbers for tests: any place, any order, the same every time.
+inline std::uint64_t number(std::uint64_t seed, std::uint64_t i) {
+  std::uint64_t x = seed * 0x2545F4914F6CDD1Du + i * 0x9E3779B97F4A7C15u + 1;
+  x ^= x >> 29;
+  x *= 0xBF58476D1CE4E5B9u;
+  return x ^ (x >> 32);
+}
+
+}  // namespace lockstep::cuda

@@ -1,0 +1,91 @@
+// Every planted defect of the backend upsets something that is compared, on a plan that exposes it,
+// and leaves the evidence that it should.
+#include "cuda_backend/mutants.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <set>
+
+#include "tests/cuda_backend/toy_engine.h"
+
+namespace lockstep {
+namespace {
+
+struct Exposure {
+  std::string mutant;
+  std::string plan;      // of toy_plans()
+  std::string evidence;  // in one of the differences
+};
+
+void PrintTo(const Exposure& one, std::ostream* out) { *out << one.mutant << " on " << one.plan; }
+
+std::vector<Exposure> exposures() {
+  const std::string pairs = "pairs in pages, NHD",
+                    hybrid = "hybrid, FlashAttention, kernel blocks of 32";
+  return {
+      {"wrong-stride", "two blocks", "page of block 0"},
+      {"drop-slot", pairs, "digests"},
+      {"stale-table-entry", "MLA", "tables of group 0"},
+      {"table-edit-lost", "full attention and two windows share tensors", "tables of group 1"},
+      {"write-past-page", "MLA", "page of block"},
+      {"uninitialised-read", pairs, "uninitialised read"},
+      {"race", pairs, "race"},
+      {"slot-wrong-block-size", "equal pages, other block sizes", "slots of group 0"},
+      {"slot-wrong-block-size", hybrid, "slots of group 1"},
+      {"slot-pad-rows", pairs, "slots of group 0"},
+      {"slot-pad-rows", pairs, "page of block 0"},
+      {"state-copy-lost", hybrid, "page of block"},
+      {"state-pads-included", hybrid, "page of block"},
+      {"kernel-block-unsplit", hybrid, "slots of group 1"},
+      {"zero-lost", pairs, "page of block"},
+      {"layout-two-blocks", "hidden states in padded pages", "digests"},
+      {"layout-not-updated", hybrid, "digests"},
+      {"layout-equal-page", "equal pages, other block sizes", "page of block"},
+      {"layout-two-heads", pairs, "page of block"},
+      {"state-stride-unpadded", hybrid, "page of block"},
+      {"state-offset-wrong-itemsize", hybrid, "page of block"},
+      {"pack-stride", "packed by two, FlashAttention", "page of block"},
+      {"pack-offset", "packed by two, FlashInfer", "digests"},
+  };
+}
+
+class MutantTest : public ::testing::TestWithParam<Exposure> {};
+
+TEST_P(MutantTest, IsSeenInCheckMode) {
+  const auto plans = toy_plans();
+  const auto plan = std::ranges::find(plans, GetParam().plan, &ToyPlan::name);
+  ASSERT_NE(plan, plans.end());
+  ToyPlan planted = *plan;
+  planted.config.check = CheckMode::check;
+  planted.config.mutant = GetParam().mutant;
+  std::string all;
+  for (const std::string& line : toy_differences(planted, 24)) all += line + "\n";
+  EXPECT_NE(all.find(GetParam().evidence), std::string::npos) << all;
+}
+
+INSTANTIATE_TEST_SUITE_P(Backend, MutantTest, ::testing::ValuesIn(exposures()),
+                         [](const auto& one) {
+                           std::string name = one.param.mutant + "_" + one.param.evidence;
+                           for (char& c : name)
+                             if (!std::isalnum(static_cast<unsigned char>(c))) c = '_';
+                           return name;
+                         });
+
+TEST(Mutants, EveryListedOneIsExposedByATestAndHasItsOwnName) {
+  std::set<std::string> exposed = {
+      "offset-int32",            // a tensor beyond 2 GiB: kernel_rows_test.cpp
+      "layout-restride-hidden",  // three groups in a pool of two blocks, where no request can run
+  };
+  for (const Exposure& exposure : exposures()) exposed.insert(exposure.mutant);
+  std::set<std::string> listed;
+  for (const MutantInfo& mutant : backend_mutants()) {
+    EXPECT_TRUE(listed.insert(std::string(mutant.id)).second) << mutant.id << " is there twice";
+    EXPECT_FALSE(mutant.stands_for.empty());
+    EXPECT_FALSE(mutant.exposed_by.empty());
+  }
+  EXPECT_EQ(listed, exposed);
+}
+
+}  // namespace
+}  // namespace lockstep

@@ -1,0 +1,80 @@
+// Recordings that traces/recorder made while vLLM's own engine loop served: with clients that leave
+// while the model runs, several stop tokens, prompts as tokens, drafts that only the worker knows.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "sim/audit.h"
+#include "sim/conform.h"
+#include "traces/recording.h"
+
+namespace lockstep {
+namespace {
+
+std::vector<std::string> served_recordings() {
+  std::vector<std::string> paths;
+  const std::string folder = std::string(LOCKSTEP_SOURCE_DIR) + "/traces/samples/served";
+  for (const auto& entry : std::filesystem::recursive_directory_iterator(folder))
+    if (entry.path().extension() == ".jsonl") paths.push_back(entry.path().string());
+  std::ranges::sort(paths);
+  return paths;
+}
+
+std::string test_name(const ::testing::TestParamInfo<std::string>& info) {
+  std::string name = info.param.substr(info.param.find("vllm-"));
+  name.resize(name.size() - std::string(".jsonl").size());
+  std::ranges::replace_if(
+      name, [](char c) { return !std::isalnum(c); }, '_');
+  return name;
+}
+
+class ServedRecording : public ::testing::TestWithParam<std::string> {};
+INSTANTIATE_TEST_SUITE_P(All, ServedRecording, ::testing::ValuesIn(served_recordings()), test_name);
+
+TEST_P(ServedRecording, agrees_with_the_reference_in_every_field) {
+  const auto file = conform_recording(GetParam());
+  ASSERT_TRUE(file) << file.error().message;
+  EXPECT_GT(file->steps, 0);
+  ASSERT_FALSE(file->mismatch) << "step " << file->mismatch->step << ", " << file->mismatch->what
+                               << ": recorded " << file->mismatch->recorded << ", model "
+                               << file->mismatch->model;
+}
+
+TEST_P(ServedRecording, is_clean) {
+  const auto file = audit_recording(GetParam());
+  ASSERT_TRUE(file) << file.error().message;
+  EXPECT_GT(file->reads_checked, 0);
+  for (const AuditFinding& finding : file->findings)
+    ADD_FAILURE() << "step " << finding.step << ", " << finding.request << ": " << finding.what;
+}
+
+// Whether the recording still agrees when those who left while the model ran leave after its
+// output.
+bool agrees_when_clients_leave_later(const std::string& path) {
+  auto recording = read_recording(path).value();
+  const std::string changed_path = ::testing::TempDir() + "/leave_later.jsonl";
+  for (std::size_t s = 0; s + 1 < recording.steps.size(); ++s) {
+    auto& during = recording.steps[s].during;
+    auto& before = recording.steps[s + 1].before;
+    before.insert(before.begin(), during.begin(), during.end());
+    during.clear();
+  }
+  auto writer = RecordingWriter::create(changed_path, recording.header).value();
+  for (const RecordedStep& step : recording.steps) EXPECT_TRUE(writer.write(step));
+  EXPECT_TRUE(writer.close(recording.end));
+  const bool agrees = !conform_recording(changed_path).value().mismatch;
+  std::filesystem::remove(changed_path);
+  return agrees;
+}
+
+// It does not always show (a request may have had nothing to lose), but it is not the same.
+TEST(ServedRecordings, leaving_during_a_step_is_not_leaving_before_the_next) {
+  const auto paths = served_recordings();
+  EXPECT_LT(std::ranges::count_if(paths, agrees_when_clients_leave_later), paths.size());
+}
+
+}  // namespace
+}  // namespace lockstep

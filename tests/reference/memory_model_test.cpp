@@ -1,0 +1,284 @@
+// The memory model agrees with itself: the fingerprint that it keeps up row by row is the sum over
+// the image that it draws from scratch, on random traffic through every layout; and who is named as
+// a byte's owner is who was written there.
+#include "reference/memory_model.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <map>
+
+#include "reference/attention_oracle.h"
+#include "reference/page_image.h"
+#include "reference/prefix_content.h"
+
+namespace lockstep {
+namespace {
+
+KVCacheGroupSpec group_of(const char* name, int layers, KVCacheSpec spec) {
+  KVCacheGroupSpec group;
+  for (int i = 0; i < layers; ++i) group.layer_names.push_back(name + std::to_string(i));
+  group.spec = std::move(spec);
+  return group;
+}
+
+KVCacheSpec rows(DType dtype, std::int64_t heads, std::int64_t head_size) {
+  KVCacheSpec spec;
+  spec.dtype = dtype;
+  spec.num_kv_heads = heads;
+  spec.head_size = head_size;
+  return spec;
+}
+
+KVCacheConfig plan_of(std::vector<KVCacheGroupSpec> groups, std::int64_t page,
+                      std::int64_t blocks) {
+  KVCacheConfig plan;
+  plan.num_blocks = blocks;
+  std::size_t places = 0;
+  for (KVCacheGroupSpec& group : groups) {
+    places = std::max(places, group.layer_names.size());
+    if (groups.size() > 1) group.spec.page_size_padded = page;
+  }
+  for (std::size_t place = 0; place < places; ++place) {
+    KVCacheTensor& tensor = plan.tensors.emplace_back();
+    tensor.size_bytes = page * blocks;
+    for (const KVCacheGroupSpec& group : groups)
+      if (place < group.layer_names.size()) tensor.shared_by.push_back(group.layer_names[place]);
+  }
+  plan.groups = std::move(groups);
+  return plan;
+}
+
+struct Setting {
+  const char* title;
+  KVCacheConfig plan;
+  AttentionBackend backend;
+  CacheLayout layout;
+};
+
+std::vector<Setting> settings() {
+  const KVCacheSpec bf16 = rows(DType::bf16, 2, 16);
+  const KVCacheSpec bytes = rows(DType::fp8_e4m3, 3, 5);  // rows of 5 bytes, pages of 480
+  KVCacheSpec states;
+  states.kind = CacheKind::mamba;
+  states.states = {{{2, 5}, DType::fp32}, {{3, 7}, DType::bf16}};  // 40 and 42 bytes
+  return {
+      {"K and V apart, 7 blocks", plan_of({group_of("a", 2, bf16)}, 2048, 7),
+       AttentionBackend::flash_attn, CacheLayout::NHD},
+      {"K and V apart, HND, 8 blocks", plan_of({group_of("a", 1, bf16)}, 2048, 8),
+       AttentionBackend::flash_attn, CacheLayout::HND},
+      {"in the page", plan_of({group_of("a", 2, bf16)}, 2048, 7), AttentionBackend::triton_attn,
+       CacheLayout::NHD},
+      {"rows of 5 bytes, K and V apart", plan_of({group_of("a", 2, bytes)}, 480, 7),
+       AttentionBackend::flash_attn, CacheLayout::NHD},
+      {"padded pages with states",
+       plan_of({group_of("a", 1, bf16), group_of("m", 2, states)}, 2312, 7),
+       AttentionBackend::triton_attn, CacheLayout::NHD},
+  };
+}
+
+// Poisons, zeroes, writes and copies at random; what each slot holds is kept beside it.
+class Traffic {
+ public:
+  Traffic(MemoryModel& model, std::uint64_t seed) : model_(model), state_(seed) {
+    writer_ = model.add_writer("r0");
+  }
+  std::uint64_t random(std::uint64_t n) { return splitmix64(state_ += 77) % n; }
+
+  void act(std::int64_t step) {
+    model_.begin_step(step);
+    const BlockId block{static_cast<std::int32_t>(1 + random(model_.num_blocks() - 1))};
+    const auto group = static_cast<std::int32_t>(random(model_.num_groups()));
+    if (model_.block(block).group != group && model_.block(block).group != -1) {
+      model_.poison(block, Unwritten::freed);
+      if (random(2) == 0) model_.zero(group, block);
+    }
+    if (model_.is_state_group(group)) {
+      const ContentId content = splitmix64(random(1000));
+      const auto wrong = model_.advance_state(group, kNullBlock, block, 0, kEmptyPrefix,
+                                              std::vector<ContentId>{content}, writer_);
+      EXPECT_EQ(wrong, std::nullopt);
+      return;
+    }
+    for (std::uint64_t n = 1 + random(5); n > 0; --n)
+      model_.write_token(group, block, static_cast<std::int64_t>(random(16)),
+                         splitmix64(random(50)), writer_, static_cast<std::int64_t>(random(100)));
+  }
+
+ private:
+  MemoryModel& model_;
+  std::uint64_t state_;
+  WriterId writer_ = kNobody;
+};
+
+TEST(MemoryModel, fingerprint_kept_up_row_by_row_is_the_sum_over_the_image) {
+  for (const Setting& setting : settings()) {
+    auto model =
+        MemoryModel::create(setting.plan, setting.backend, setting.layout, LayoutRule::isolated);
+    ASSERT_TRUE(model) << setting.title << ": " << model.error().message;
+    Traffic traffic(*model, 11);
+    for (int step = 0; step < 400; ++step) {
+      traffic.act(step);
+      for (const ModelPage& page : model->written_pages()) {
+        const PageSum kept = model->fingerprint(page);
+        ASSERT_EQ(kept, page_sum(model->page_image(page)))
+            << setting.title << " step " << step << " page " << page.index;
+      }
+    }
+  }
+}
+
+TEST(MemoryModel, pages_that_a_step_does_not_list_as_written_keep_their_image) {
+  for (const Setting& setting : settings()) {
+    auto model =
+        MemoryModel::create(setting.plan, setting.backend, setting.layout, LayoutRule::isolated);
+    ASSERT_TRUE(model);
+    Traffic traffic(*model, 5);
+    std::map<ModelPage, std::vector<std::uint8_t>> before;
+    const auto all_pages = [&](auto visit) {
+      for (std::int32_t t = 0; t < model->num_tensors(); ++t)
+        for (std::int32_t p = 0; p < model->num_blocks(); ++p) visit(ModelPage{t, p});
+    };
+    all_pages([&](ModelPage page) { before[page] = model->page_image(page); });
+    for (int step = 0; step < 100; ++step) {
+      traffic.act(step);
+      const auto written = model->written_pages();
+      all_pages([&](ModelPage page) {
+        const std::vector<std::uint8_t> now = model->page_image(page);
+        if (!std::ranges::binary_search(written, page)) {
+          ASSERT_EQ(now, before[page])
+              << setting.title << " step " << step << " page " << page.index;
+        }
+        before[page] = now;
+      });
+    }
+  }
+}
+
+TEST(MemoryModel, writing_one_token_changes_exactly_the_bytes_that_are_said_to_be_its_own) {
+  for (const Setting& setting : settings()) {
+    auto model =
+        MemoryModel::create(setting.plan, setting.backend, setting.layout, LayoutRule::isolated);
+    ASSERT_TRUE(model);
+    const WriterId writer = model->add_writer("r0");
+    const auto images = [&] {
+      std::vector<std::vector<std::uint8_t>> all;
+      for (std::int32_t t = 0; t < model->num_tensors(); ++t)
+        for (std::int32_t p = 0; p < model->num_blocks(); ++p)
+          all.push_back(model->page_image({t, p}));
+      return all;
+    };
+    model->zero(0, BlockId{3});  // every byte of a row of zeros differs from a row of numbers
+    const auto before = images();
+    model->write_token(0, BlockId{3}, 6, 4711, writer, 0);
+    const auto after = images();
+    std::int64_t changed = 0;
+    for (std::size_t i = 0; i < after.size(); ++i)
+      for (std::size_t byte = 0; byte < after[i].size(); ++byte) {
+        const ModelPage page{
+            static_cast<std::int32_t>(static_cast<std::int64_t>(i) / model->num_blocks()),
+            static_cast<std::int32_t>(static_cast<std::int64_t>(i) % model->num_blocks())};
+        const ByteOwner owner = model->owner_of(page, static_cast<std::int64_t>(byte));
+        const bool own = owner.what == ByteOwner::What::row && owner.block == BlockId{3} &&
+                         owner.slot_offset == 6;
+        if (before[i][byte] != after[i][byte]) {
+          ++changed;
+          EXPECT_TRUE(own) << setting.title << " page " << page.index << " byte " << byte;
+        }
+      }
+    std::int64_t row_bytes = 0;
+    for (const ModelLayer& layer : model->layers_of(0))
+      row_bytes += layer.row_size_bytes * static_cast<std::int64_t>(layer.coords.size());
+    EXPECT_GT(changed, row_bytes * 8 / 10) << setting.title;  // a random byte may be zero
+    EXPECT_LE(changed, row_bytes) << setting.title;
+  }
+}
+
+TEST(MemoryModel, a_state_read_at_another_count_is_refused) {
+  const Setting setting = settings().back();
+  auto model =
+      MemoryModel::create(setting.plan, setting.backend, setting.layout, LayoutRule::isolated);
+  ASSERT_TRUE(model);
+  const WriterId writer = model->add_writer("r0");
+  PrefixContent prefix;
+  for (int token = 0; token < 8; ++token) prefix.append(token);
+  const auto contents = prefix.contents();
+  EXPECT_EQ(
+      model->advance_state(1, kNullBlock, BlockId{2}, 0, kEmptyPrefix, contents.first(4), writer),
+      std::nullopt);
+  EXPECT_EQ(model->copy_state(1, BlockId{2}, BlockId{4}), std::nullopt);
+  EXPECT_NE(model->copy_state(1, BlockId{5}, BlockId{6}), std::nullopt);
+  const auto wrong_count = model->advance_state(1, BlockId{4}, BlockId{4}, 5, prefix.content(4),
+                                                contents.subspan(5), writer);
+  ASSERT_NE(wrong_count, std::nullopt);
+  EXPECT_NE(wrong_count->find("holds r0's after 4 tokens"), std::string::npos) << *wrong_count;
+  // In two steps or in one: the state after 8 tokens is the same.
+  EXPECT_EQ(model->advance_state(1, BlockId{4}, BlockId{4}, 4, prefix.content(3),
+                                 contents.subspan(4), writer),
+            std::nullopt);
+  EXPECT_EQ(model->advance_state(1, kNullBlock, BlockId{5}, 0, kEmptyPrefix, contents, writer),
+            std::nullopt);
+  EXPECT_EQ(*model->block(BlockId{4}).state.words, *model->block(BlockId{5}).state.words);
+}
+
+TEST(PrefixContent, depends_on_the_tokens_before_it_and_on_nothing_else) {
+  PrefixContent a, b;
+  for (const int token : {5, 6, 7}) a.append(token);
+  for (const int token : {5, 6, 7}) b.append(token);
+  EXPECT_EQ(a.content(2), b.content(2));
+  b.truncate(1);
+  b.append(9);
+  b.append(7);
+  EXPECT_EQ(a.content(0), b.content(0));
+  EXPECT_NE(a.content(2), b.content(2));
+}
+
+TEST(PrefixContent, digest_of_a_range_is_the_sum_of_its_tokens_also_after_a_draft_was_rejected) {
+  auto model = MemoryModel::create(settings().front().plan, AttentionBackend::triton_attn,
+                                   CacheLayout::NHD, LayoutRule::isolated);
+  ASSERT_TRUE(model);
+  const ModelLayer& layer = model->layers()[1];
+  PrefixContent prefix;
+  for (int token = 0; token < 20; ++token) prefix.append(token);
+  prefix.attention_digest(layer, 0, 20);
+  prefix.truncate(12);
+  for (int token = 0; token < 8; ++token) prefix.append(100 + token);
+  std::uint64_t sum = 0;
+  for (std::int64_t p = 9; p < 17; ++p) sum += token_digest(layer, prefix.content(p), p);
+  EXPECT_EQ(prefix.attention_digest(layer, 9, 17), sum);
+}
+
+TEST(AttentionOracle, reads_numbers_as_the_formats_say) {
+  // One element of every format against its definition: sign, 1.mantissa, exponent.
+  for (const DType dtype :
+       {DType::bf16, DType::fp16, DType::fp32, DType::fp8_e4m3, DType::fp8_e5m2})
+    for (std::int64_t i = 0; i < 64; ++i) {
+      const double x = std::abs(row_element(99, i, dtype));
+      EXPECT_GE(x, 0.5);
+      EXPECT_LT(x, 1.0);
+    }
+  const std::uint64_t word = row_word(99, 0, word_shape(DType::fp32));
+  const auto bits = static_cast<std::uint32_t>(word);
+  float expected = 0;
+  std::memcpy(&expected, &bits, 4);
+  EXPECT_EQ(row_element(99, 0, DType::fp32), static_cast<double>(expected));
+}
+
+TEST(AttentionOracle, one_position_is_its_own_value) {
+  auto model = MemoryModel::create(settings().front().plan, AttentionBackend::triton_attn,
+                                   CacheLayout::NHD, LayoutRule::isolated);
+  ASSERT_TRUE(model);
+  const ModelLayer& layer = model->layers()[0];
+  const std::vector<ContentId> contents{42};
+  const std::vector<double> output = attention_output(layer, contents, 7, 2);
+  ASSERT_EQ(output.size(), 4u * 16u);
+  for (std::size_t head = 0; head < 4; ++head)
+    for (std::size_t i = 0; i < 16; ++i)
+      EXPECT_EQ(output[head * 16 + i], row_element(row_key(42, layer.coords[2 + head / 2]),
+                                                   static_cast<std::int64_t>(i), DType::bf16));
+}
+
+}  // namespace
+}  // namespace lockstep

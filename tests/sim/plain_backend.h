@@ -1,0 +1,62 @@
+// A backend in plain loops, written from the rules of sim/backend.h alone: for tests of the
+// simulator where no kernel is needed, and as a third opinion on the protocol. Attention caches
+// without packing and state caches; NHD and HND; K and V of a block in its page, or apart as
+// FlashAttention has them.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string_view>
+#include <vector>
+
+#include "sim/backend.h"
+
+namespace lockstep {
+
+class PlainBackend : public Backend {
+ public:
+  explicit PlainBackend(const BackendConfig& config);
+
+  std::string_view name() const override { return "plain"; }
+  std::string device() const override { return "plain loops"; }
+  Result<void> execute(const StepProgram& program, StepReadback& readback) override;
+  Result<void> fingerprint_pages(std::span<const PageId> pages,
+                                 std::span<Fingerprint> fingerprints) override;
+  Result<std::vector<std::uint8_t>> read_page(PageId page) override;
+  std::optional<Writer> who_wrote(PageId page, std::int64_t byte) override;
+
+  // The raw bytes, for whoever wants to spoil them.
+  std::vector<std::uint8_t>& tensor(std::int32_t index) { return tensors_[index]; }
+  std::vector<std::vector<std::int32_t>>& tables(std::int32_t group) { return tables_[group]; }
+  std::int64_t page_bytes(std::int32_t tensor) const;
+  struct Layer {
+    int group = 0, tensor = 0, parts = 0, heads = 0;
+    const KVCacheSpec* spec = nullptr;
+    std::int64_t row_bytes = 0;
+    bool apart = false;  // all K first, then all V
+  };
+  const std::vector<Layer>& layers() const { return layers_; }
+  // The first byte of a row in its tensor.
+  std::int64_t row_offset(const Layer& layer, std::int64_t block, int part, std::int64_t token,
+                          int head) const;
+
+ private:
+  void poison_block(std::int32_t block, std::uint64_t kind);
+  void poison_byte(int tensor, std::int64_t offset, std::uint64_t kind);
+  template <class Visit>
+  void for_real_bytes(int group, std::int64_t block, Visit visit);
+  void update_state(const StepProgram& program, const StateUpdate& update);
+  void write_rows(const StepProgram& program, StepReadback& readback);
+  std::int64_t row_of(const Layer& layer, int row, std::int64_t position, int part, int head) const;
+  std::uint64_t digest(const AttentionProbe& probe) const;
+  void attend(const AttentionQuery& query, std::vector<float>& outputs) const;
+  double element(const Layer& layer, std::int64_t row_offset, std::int64_t i) const;
+
+  BackendConfig config_;
+  std::vector<std::vector<std::uint8_t>> tensors_;
+  std::vector<Layer> layers_;
+  std::vector<std::vector<std::vector<std::int32_t>>> tables_;  // [group][row]
+  std::int64_t step_ = 0;
+};
+
+}  // namespace lockstep

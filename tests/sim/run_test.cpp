@@ -1,0 +1,237 @@
+// What a run promises besides the verdict: the same chain twice, another chain when anything
+// differs, a budget that is kept and counted, a verdict when nothing can ever run again, saved
+// cases that come to the same end.
+#include <gtest/gtest.h>
+
+#include "tests/sim/world.h"
+
+namespace lockstep {
+namespace {
+
+LockstepConfig world() {
+  return make_world({make_group("a", 2, full_spec()), make_group("b", 1, sliding_spec(40))}, 30);
+}
+
+// The chain after every step: the first difference names the step.
+class Steps final : public StepObserver {
+ public:
+  bool finished(const StepView& view) override {
+    tokens.push_back(view.decision.total_num_scheduled_tokens);
+    return true;
+  }
+  std::vector<std::int64_t> tokens;
+};
+
+TEST(Run, twice_the_same_is_the_same_chain_and_every_count) {
+  const LockstepConfig config = world();
+  std::vector<RunSummary> runs;
+  std::vector<std::vector<std::int64_t>> tokens;
+  for (int i = 0; i < 2; ++i) {
+    PlainBackend backend(config.device);
+    Steps steps;
+    auto report = run_world(config, make_traffic(8, 50), &backend, &steps);
+    ASSERT_TRUE(report);
+    runs.push_back(report->summary);
+    tokens.push_back(steps.tokens);
+  }
+  EXPECT_EQ(to_hex(runs[0].state_hash), to_hex(runs[1].state_hash));
+  EXPECT_EQ(tokens[0], tokens[1]);
+  EXPECT_EQ(runs[0].pages_checked, runs[1].pages_checked);
+  EXPECT_EQ(runs[0].rows_read, runs[1].rows_read);
+}
+
+TEST(Run, another_trace_seed_or_step_time_is_another_chain) {
+  const LockstepConfig config = world();
+  const auto hash = [&](const Trace& trace, std::uint64_t seed, std::int64_t base_ns) {
+    auto decisions = make_reference_decisions(config.engine, config.device.plan.groups, 30);
+    const auto workload = make_trace_workload(trace_reader_of(trace),
+                                              {.step_time = {.base_ns = base_ns}, .seed = seed});
+    return to_hex(run_lockstep(config, **decisions, *workload, nullptr)->summary.state_hash);
+  };
+  const Trace trace = make_traffic(8, 50);
+  const std::string first = hash(trace, 7, 10'000'000);
+  EXPECT_EQ(first, hash(trace, 7, 10'000'000));
+  EXPECT_NE(first, hash(trace, 7, 11'000'000));
+  EXPECT_NE(first, hash(make_traffic(9, 50), 7, 10'000'000));
+}
+
+TEST(Run, decisions_do_not_depend_on_the_backend) {
+  const LockstepConfig config = world();
+  PlainBackend backend(config.device);
+  const auto with = run_world(config, make_traffic(8, 50), &backend);
+  const auto without = run_world(config, make_traffic(8, 50), nullptr);
+  ASSERT_TRUE(with && without);
+  EXPECT_EQ(with->summary.steps, without->summary.steps);
+  EXPECT_EQ(with->summary.scheduled_tokens, without->summary.scheduled_tokens);
+  EXPECT_EQ(with->summary.evictions, without->summary.evictions);
+}
+
+TEST(Run, a_small_budget_is_kept_counted_and_still_reads_everything_over_time) {
+  LockstepConfig config = world();
+  const auto run = [&] {
+    PlainBackend backend(config.device);
+    return run_world(config, make_traffic(8, 50), &backend)->summary;
+  };
+  config.budget = {.probe_rows = 1 << 30, .query_rows = 1 << 20, .untouched_pages = 1 << 20};
+  const RunSummary all = run();
+  ASSERT_EQ(all.not_checked.size(), 1u);
+  EXPECT_NE(all.not_checked[0].find("the check mode is fast"), std::string::npos);
+  config.budget = {.probe_rows = 200, .query_rows = 50, .untouched_pages = 2};
+  const RunSummary few = run();
+  EXPECT_EQ(few.verdict, Verdict::agreed);
+  EXPECT_LT(few.rows_read, 200 * few.steps + 1000);
+  EXPECT_GT(few.rows_read, 0);
+  ASSERT_EQ(few.not_checked.size(), 2u);
+  EXPECT_NE(few.not_checked[0].find("the budget is 200 a step"), std::string::npos)
+      << few.not_checked[0];
+  EXPECT_LT(few.pages_checked, all.pages_checked);
+  // Tables, slots and written pages are not a matter of budget.
+  EXPECT_EQ(few.table_entries_checked, all.table_entries_checked);
+  EXPECT_EQ(few.slots_checked, all.slots_checked);
+}
+
+TEST(Run, a_request_that_can_never_fit_ends_the_run_and_is_named_with_its_reason) {
+  LockstepConfig config =
+      make_world({make_group("a", 1, full_spec())}, 6);  // 5 blocks of 16 tokens
+  config.engine.scheduler_reserve_full_isl = true;
+  Trace trace = make_traffic(1, 1);
+  auto& request = std::get<TraceRequest>(trace.records[0]);
+  request.spec.prompt = {};
+  request.spec.prompt.append({TokenRun::Kind::seeded, 5, 0, 100});  // 7 blocks
+  request.abort.reset();
+  const auto report = run_world(config, trace, nullptr);
+  ASSERT_TRUE(report);
+  EXPECT_EQ(report->summary.verdict, Verdict::liveness);
+  ASSERT_EQ(report->summary.stuck.size(), 1u);
+  EXPECT_EQ(report->summary.stuck[0].name, "r0");
+  EXPECT_NE(report->summary.stuck[0].why.find(
+                "7 blocks for its 100 tokens; 5 of 5 are free: it can never fit"),
+            std::string::npos)
+      << report->summary.stuck[0].why;
+}
+
+TEST(Run, requests_that_preempt_themselves_for_ever_are_noticed) {
+  LockstepConfig config = make_world({make_group("a", 1, full_spec())}, 6);
+  config.engine.scheduler_reserve_full_isl = false;
+  Trace trace = make_traffic(1, 1);
+  auto& request = std::get<TraceRequest>(trace.records[0]);
+  request.spec.prompt = {};
+  request.spec.prompt.append({TokenRun::Kind::seeded, 5, 0, 100});
+  request.abort.reset();
+  const auto report = run_world(config, trace, nullptr);
+  ASSERT_TRUE(report);
+  EXPECT_EQ(report->summary.verdict, Verdict::liveness);
+  EXPECT_EQ(report->summary.stuck_total, 1);
+}
+
+TEST(Run, a_request_waits_for_those_before_it_and_arrives_after_its_delay) {
+  LockstepConfig config = make_world({make_group("a", 1, full_spec())}, 40);
+  Trace trace = make_traffic(1, 3);
+  for (TraceRecord& record : trace.records)
+    if (auto* request = std::get_if<TraceRequest>(&record)) request->abort.reset();
+  auto& second = std::get<TraceRequest>(trace.records[1]);
+  second.after = {"r0"};
+  second.delay_ns = 5'000'000'000;
+  const auto report = run_world(config, trace, nullptr);
+  ASSERT_TRUE(report);
+  EXPECT_EQ(report->summary.finished_requests, 3);
+  EXPECT_GT(report->summary.simulated_ns, 5'000'000'000);
+}
+
+TEST(Run, a_recording_that_idles_for_ever_is_replayed_to_its_end) {
+  const LockstepConfig config = make_world({make_group("a", 1, full_spec())}, 6);
+  Recording recording;
+  recording.steps.resize(5000);
+  RecordedEvent add;
+  add.request.name = "r0";
+  add.request.prompt.append({TokenRun::Kind::seeded, 5, 0, 100});  // 7 blocks of 5
+  recording.steps[0].before.push_back(add);
+  for (std::size_t i = 0; i < recording.steps.size(); ++i)
+    recording.steps[i].step = static_cast<std::int64_t>(i);
+  EngineConfig engine = config.engine;
+  engine.scheduler_reserve_full_isl = true;
+  auto decisions = make_reference_decisions(engine, config.device.plan.groups, 6);
+  const auto workload = make_recording_workload(recording);
+  const auto report = run_lockstep(config, **decisions, *workload, nullptr);
+  ASSERT_TRUE(report);
+  EXPECT_EQ(report->summary.steps, 5000);
+}
+
+TEST(Run, drafts_are_verified_and_their_slots_written_again_when_rejected) {
+  for (const SpecMethod method : {SpecMethod::ngram, SpecMethod::eagle}) {
+    LockstepConfig config = make_world({make_group("a", 2, full_spec())}, 24);
+    config.engine.num_spec_tokens = 3;
+    config.engine.spec_method = method;
+    config.device =
+        make_device_config(config.engine, config.device.plan, AttentionBackend::triton_attn);
+    PlainBackend backend(config.device);
+    const auto report = run_world(config, make_traffic(4, 50), &backend);
+    ASSERT_TRUE(report);
+    EXPECT_EQ(report->summary.verdict, Verdict::agreed)
+        << (report->summary.divergence ? to_text(*report->summary.divergence) : "stuck");
+    EXPECT_LT(report->summary.steps, run_world(make_world({make_group("a", 2, full_spec())}, 24),
+                                               make_traffic(4, 50), nullptr)
+                                         ->summary.steps);
+  }
+}
+
+TEST(Run, drafts_and_states_in_mode_align) {
+  KVCacheSpec states = mamba_spec(MambaCacheMode::align);
+  states.num_speculative_blocks = 3;
+  LockstepConfig config =
+      make_world({make_group("a", 1, full_spec()), make_group("m", 1, states)}, 40);
+  config.engine.num_spec_tokens = 3;
+  config.engine.spec_method = SpecMethod::eagle;
+  config.device =
+      make_device_config(config.engine, config.device.plan, AttentionBackend::triton_attn);
+  PlainBackend backend(config.device);
+  const auto report = run_world(config, make_traffic(4, 50), &backend);
+  ASSERT_TRUE(report) << report.error().message;
+  EXPECT_EQ(report->summary.verdict, Verdict::agreed)
+      << (report->summary.divergence ? to_text(*report->summary.divergence) : "stuck");
+}
+
+TEST(Run, asynchronous_scheduling_on_a_backend) {
+  LockstepConfig config = world();
+  config.engine.async_scheduling = true;
+  PlainBackend backend(config.device);
+  const auto report = run_world(config, make_traffic(4, 50), &backend);
+  ASSERT_TRUE(report) << report.error().message;
+  EXPECT_EQ(report->summary.verdict, Verdict::agreed)
+      << (report->summary.divergence ? to_text(*report->summary.divergence) : "stuck");
+}
+
+TEST(SavedRun, a_saved_case_comes_to_the_same_divergence) {
+  class Spoiler final : public PlainBackend {
+   public:
+    using PlainBackend::PlainBackend;
+    Result<void> execute(const StepProgram& program, StepReadback& readback) override {
+      auto done = PlainBackend::execute(program, readback);
+      if (program.step == 20) tensor(0)[4000] ^= 1;
+      return done;
+    }
+  };
+  const LockstepConfig config = world();
+  Trace trace = make_traffic(8, 50);
+  Spoiler first(config.device);
+  const auto report = run_world(config, trace, &first);
+  ASSERT_TRUE(report && report->summary.divergence);
+  keep_records(trace, report->records_consumed);
+  EXPECT_LT(trace.records.size(), 50u);
+  SavedCase saved = save_case("spoiled", config, {.step_time = {}, .seed = 7}, report->summary);
+  saved.trace = trace;
+  ASSERT_TRUE(saved.expected.has_value());
+  EXPECT_EQ(saved.expected->step, report->summary.divergence->step);
+
+  const LockstepConfig again = config_of(saved);
+  Spoiler second(again.device);
+  auto decisions = make_reference_decisions(again.engine, again.device.plan.groups,
+                                            again.device.plan.num_blocks);
+  const auto workload = workload_of(saved);
+  const auto replayed = run_lockstep(again, **decisions, *workload, &second);
+  ASSERT_TRUE(replayed && replayed->summary.divergence);
+  EXPECT_EQ(to_json(*replayed->summary.divergence), to_json(*report->summary.divergence));
+}
+
+}  // namespace
+}  // namespace lockstep

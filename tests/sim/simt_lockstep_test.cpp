@@ -1,0 +1,113 @@
+// The two sides meet: the memory model and the kernels on the SIMT executor, which share no
+// arithmetic, agree on every kind of cache in every layout and element type, with blocks split for
+// the kernel, padded pages, packed pages and rows that are no whole words.
+#include <gtest/gtest.h>
+
+#include "cuda_backend/simt_backend.h"
+#include "reference/page_size.h"
+#include "tests/sim/world.h"
+
+namespace lockstep {
+namespace {
+
+struct Cache {
+  const char* title;
+  std::vector<KVCacheGroupSpec> groups;
+  std::int64_t num_blocks;
+};
+
+KVCacheSpec with(KVCacheSpec spec, CacheKind kind, std::int64_t heads, std::int64_t head_size) {
+  spec.kind = kind;
+  spec.num_kv_heads = heads;
+  spec.head_size = head_size;
+  return spec;
+}
+
+std::vector<Cache> caches() {
+  const auto full = CacheKind::full_attention;
+  KVCacheSpec window = sliding_spec(40);
+  window.dtype = DType::fp32;
+  return {
+      {"bf16", {make_group("a", 2, full_spec())}, 24},
+      {"fp16", {make_group("a", 1, full_spec(16, DType::fp16))}, 24},
+      {"fp8, 3 heads of 24",
+       {make_group("a", 2, with(full_spec(16, DType::fp8_e4m3), full, 3, 24))},
+       24},
+      {"fp8, 3 heads of 5",
+       {make_group("a", 2, with(full_spec(16, DType::fp8_e5m2), full, 3, 5))},
+       24},
+      {"fp32 and a sliding window",
+       {make_group("a", 1, full_spec(16, DType::fp32)), make_group("b", 2, window)},
+       30},
+      {"a block of 96 tokens", {make_group("a", 2, full_spec(96))}, 8},
+      {"states in mode align",
+       {make_group("a", 1, full_spec()), make_group("m", 2, mamba_spec(MambaCacheMode::align))},
+       30},
+      {"states in mode none",
+       {make_group("a", 1, full_spec()), make_group("m", 2, mamba_spec(MambaCacheMode::none, 256))},
+       22},
+      {"hidden states",
+       {make_group("a", 1, full_spec()),
+        make_group("h", 1, with(full_spec(), CacheKind::hidden_state, 1, 20))},
+       44},
+      {"MLA", {make_group("a", 2, with(full_spec(), CacheKind::mla, 1, 24))}, 24},
+  };
+}
+
+constexpr AttentionBackend kBackends[] = {
+    AttentionBackend::flash_attn, AttentionBackend::flashinfer, AttentionBackend::triton_attn};
+
+void expect_agreement(const LockstepConfig& config, const std::string& title) {
+  auto backend = make_simt_backend(config.device);
+  ASSERT_TRUE(backend) << title << ": " << backend.error().message;
+  const auto run = run_world(config, make_traffic(3, 30), backend->get());
+  ASSERT_TRUE(run) << title << ": " << run.error().message;
+  EXPECT_EQ(run->summary.verdict, Verdict::agreed)
+      << title << ": " << (run->summary.divergence ? to_text(*run->summary.divergence) : "stuck");
+  EXPECT_GT(run->summary.pages_checked, 1000) << title;
+}
+
+TEST(SimtLockstep, every_kind_of_cache_in_every_layout) {
+  for (const CacheLayout layout : {CacheLayout::NHD, CacheLayout::HND})
+    for (const AttentionBackend attention : kBackends)
+      for (const Cache& cache : caches()) {
+        LockstepConfig config = make_world(cache.groups, cache.num_blocks);
+        config.device = make_device_config(config.engine, config.device.plan, attention);
+        config.device.layout = layout;
+        config.device.queries_per_kv = 2;
+        expect_agreement(config, std::string(cache.title) + ", " + std::string(name_of(attention)) +
+                                     ", " + std::string(name_of(layout)));
+      }
+}
+
+TEST(SimtLockstep, every_kind_of_cache_with_every_access_watched) {
+  for (const Cache& cache : caches()) {
+    LockstepConfig config = make_world(cache.groups, cache.num_blocks);
+    config.device =
+        make_device_config(config.engine, config.device.plan, AttentionBackend::flash_attn);
+    config.device.check = CheckMode::check;
+    expect_agreement(config, cache.title);
+  }
+}
+
+// Three attention layers, two a page, share their pages with states.
+TEST(SimtLockstep, packed_pages) {
+  for (const AttentionBackend attention : kBackends) {
+    LockstepConfig config = make_world({make_group("a", 1, full_spec())}, 30);
+    config.engine.enable_prefix_caching = false;
+    KVCacheGroupSpec packed = make_group("a", 3, full_spec());
+    packed.layers_per_page = 2;
+    const std::int64_t page = 2 * page_size_bytes(packed.spec);
+    KVCacheGroupSpec states = make_group("m", 2, mamba_spec(MambaCacheMode::none, 256));
+    states.spec.page_size_padded = page;
+    KVCacheConfig plan;
+    plan.num_blocks = 30;
+    plan.groups = {packed, states};
+    plan.tensors = {{page * 30, {"a.0", "a.1", "m.0"}}, {page * 30, {"a.2", "m.1"}}};
+    config.device = make_device_config(config.engine, plan, attention);
+    expect_agreement(config, std::string(name_of(attention)));
+  }
+}
+
+}  // namespace
+}  // namespace lockstep

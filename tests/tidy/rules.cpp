@@ -1,0 +1,236 @@
+#include "tests/tidy/rules.h"
+
+#include <algorithm>
+#include <cctype>
+#include <initializer_list>
+#include <utility>
+
+namespace lockstep::tidy {
+namespace {
+
+using Words = std::initializer_list<std::string_view>;
+
+std::vector<std::string_view> lines_of(std::string_view text) {
+  std::vector<std::string_view> lines;
+  while (!text.empty()) {
+    const std::size_t end = std::min(text.find('\n'), text.size());
+    lines.push_back(text.substr(0, end));
+    text.remove_prefix(std::min(end + 1, text.size()));
+  }
+  return lines;
+}
+
+std::size_t characters(std::string_view utf8) {
+  return static_cast<std::size_t>(
+      std::count_if(utf8.begin(), utf8.end(), [](char c) { return (c & 0xC0) != 0x80; }));
+}
+
+bool is_word_character(char c) {
+  return std::isalnum(static_cast<unsigned char>(c)) != 0 || c == '_';
+}
+
+// `word` stands in the line with nothing before it (nor behind it, when it ends in a letter) that
+// would make it part of a longer word.
+bool contains_word(std::string_view line, std::string_view word) {
+  for (std::size_t at = line.find(word); at != line.npos; at = line.find(word, at + 1)) {
+    const std::size_t end = at + word.size();
+    const bool starts = at == 0 || !is_word_character(line[at - 1]) || !is_word_character(word[0]);
+    const bool ends =
+        end == line.size() || !is_word_character(line[end]) || !is_word_character(word.back());
+    if (starts && ends) return true;
+  }
+  return false;
+}
+
+// What the compiler sees of a line: no comment, and no name of an included project file.
+std::string_view code_of(std::string_view line) {
+  return line.starts_with("#include \"") ? "" : line.substr(0, line.find("//"));
+}
+
+std::string_view folder_of(std::string_view path) { return path.substr(0, path.find('/')); }
+
+bool in_folders(std::string_view path, Words folders) {
+  return std::find(folders.begin(), folders.end(), folder_of(path)) != folders.end();
+}
+
+Findings banned_words(const SourceFile& file, Words words, std::string_view why,
+                      bool comments_too = false) {
+  Findings findings;
+  int number = 0;
+  for (std::string_view line : lines_of(file.text)) {
+    ++number;
+    const std::string_view looked_at = comments_too ? line : code_of(line);
+    for (std::string_view word : words) {
+      if (contains_word(looked_at, word)) {
+        findings.push_back({file.path, number, std::string(word) + ": " + std::string(why)});
+      }
+    }
+  }
+  return findings;
+}
+
+void append(Findings& findings, Findings more) {
+  std::move(more.begin(), more.end(), std::back_inserter(findings));
+}
+
+// What the code of `folder` may include, as prefixes of the included path; absent: anything.
+std::vector<std::string_view> allowed_includes(std::string_view folder) {
+  if (folder == "reference") return {"reference/"};
+  if (folder == "traces") return {"traces/", "reference/"};
+  if (folder == "sim") return {"sim/", "traces/", "reference/"};
+  if (folder == "cuda_backend") {
+    return {"cuda_backend/",          "sim/backend.h",
+            "reference/ids.h",        "reference/check.h",
+            "reference/result.h",     "reference/kv_cache_spec.h",
+            "reference/view_types.h", "reference/scheduler_types.h"};
+  }
+  if (folder == "properties")
+    return {"properties/", "sim/", "traces/", "reference/", "cuda_backend/"};
+  return {};
+}
+
+}  // namespace
+
+bool is_code(std::string_view path) {
+  for (std::string_view end : {".cpp", ".h", ".cu", ".cuh"}) {
+    if (path.ends_with(end)) return true;
+  }
+  return false;
+}
+
+Findings check_lines(const SourceFile& file) {
+  Findings findings;
+  int number = 0;
+  for (std::string_view line : lines_of(file.text)) {
+    ++number;
+    if (is_code(file.path) && characters(line) > 100) {
+      findings.push_back({file.path, number, "longer than 100 characters"});
+    }
+    if (line.find('\t') != line.npos) findings.push_back({file.path, number, "a tab"});
+    if (!line.empty() && (line.back() == ' ' || line.back() == '\r')) {
+      findings.push_back({file.path, number, "white space at the end of the line"});
+    }
+  }
+  if (!file.text.empty() && file.text.back() != '\n') {
+    findings.push_back({file.path, number, "no newline at the end of the file"});
+  }
+  return findings;
+}
+
+Findings check_shape(const SourceFile& file) {
+  if (!is_code(file.path)) return {};
+  Findings findings;
+  const auto lines = lines_of(file.text);
+  if (lines.size() > 600) findings.push_back({file.path, 0, "more than 600 lines"});
+  if (file.path.ends_with(".h") || file.path.ends_with(".cuh")) {
+    if (std::find(lines.begin(), lines.end(), "#pragma once") == lines.end()) {
+      findings.push_back({file.path, 0, "a header without #pragma once"});
+    }
+    if (lines.empty() || !lines[0].starts_with("//")) {
+      findings.push_back({file.path, 1, "a header that does not open with what it is"});
+    }
+  }
+  return findings;
+}
+
+Findings check_words(const SourceFile& file) {
+  // Written in two halves, so that this file does not find itself.
+  Findings findings = banned_words(file,
+                                   {"/wo"
+                                    "rk/",
+                                    "/ro"
+                                    "ot/",
+                                    "/ho"
+                                    "me/",
+                                    "/tm"
+                                    "p/"},
+                                   "a path of one machine", true);
+  append(findings, banned_words(file,
+                                {"TO"
+                                 "DO",
+                                 "FIX"
+                                 "ME",
+                                 "XX"
+                                 "X",
+                                 "HA"
+                                 "CK",
+                                 "not imple"
+                                 "mented",
+                                 "unimple"
+                                 "mented"},
+                                "unfinished by its own words", true));
+  return findings;
+}
+
+Findings check_determinism(const SourceFile& file) {
+  if (!is_code(file.path) ||
+      !in_folders(file.path, {"reference", "traces", "sim", "cuda_backend", "properties"})) {
+    return {};
+  }
+  return banned_words(file,
+                      {"random_device", "uniform_int_distribution", "uniform_real_distribution",
+                       "normal_distribution", "bernoulli_distribution", "discrete_distribution",
+                       "poisson_distribution", "exponential_distribution", "std::shuffle",
+                       "std::sample", "std::hash", "rand(", "srand(", "system_clock",
+                       "high_resolution_clock", "time(nullptr)", "time(NULL)", "atomicAdd_float"},
+                      "differs from run to run or from library to library");
+}
+
+Findings check_library_manners(const SourceFile& file) {
+  if (!is_code(file.path) ||
+      !in_folders(file.path, {"reference", "traces", "sim", "cuda_backend", "properties"})) {
+    return {};
+  }
+  Findings findings;
+  if (file.path != "reference/check.cpp") {
+    findings = banned_words(file,
+                            {"std::cout", "std::cerr", "printf(", "fprintf(", "fmt::print", "puts(",
+                             "exit(", "abort(", "std::terminate", "assert("},
+                            "a library neither prints nor ends the process");
+  }
+  if (folder_of(file.path) == "reference" && file.path != "reference/check.cpp") {
+    append(findings,
+           banned_words(file,
+                        {"<chrono>", "<thread>", "<mutex>", "<atomic>", "<random>", "<fstream>",
+                         "<iostream>", "<cstdio>", "<filesystem>", "<ctime>", "getenv"},
+                        "the model has no clock, randomness, files or threads"));
+  }
+  return findings;
+}
+
+Findings check_includes(const SourceFile& file) {
+  if (!is_code(file.path)) return {};
+  Findings findings;
+  const auto allowed = allowed_includes(folder_of(file.path));
+  int number = 0;
+  for (std::string_view line : lines_of(file.text)) {
+    ++number;
+    constexpr std::string_view kInclude = "#include \"";
+    if (!line.starts_with(kInclude)) continue;
+    const std::string_view rest = line.substr(kInclude.size());
+    const std::string_view included = rest.substr(0, rest.find('"'));
+    if (included.find('/') == included.npos) {
+      findings.push_back({file.path, number, "an include without its folder"});
+    }
+    if (!allowed.empty() && std::none_of(allowed.begin(), allowed.end(), [&](auto prefix) {
+          return included.starts_with(prefix);
+        })) {
+      findings.push_back(
+          {file.path, number,
+           std::string(folder_of(file.path)) + " may not include " + std::string(included)});
+    }
+  }
+  return findings;
+}
+
+Findings check_terms(const SourceFile& file) {
+  if (!is_code(file.path) || folder_of(file.path) == "tests") return {};
+  Findings findings = banned_words(file, {"page_size"}, "say bytes or tokens: page_size_bytes");
+  if (!file.path.starts_with("cuda_backend/kernels/") &&
+      !file.path.starts_with("cuda_backend/simt/")) {
+    append(findings, banned_words(file, {"__global__"}, "kernels live in cuda_backend/kernels"));
+  }
+  return findings;
+}
+
+}  // namespace lockstep::tidy

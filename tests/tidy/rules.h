@@ -1,0 +1,42 @@
+// The house rules that a machine can check, as functions from a file's text to what is wrong in it.
+//
+// Not checked here: formatting (clang-format), names (clang-tidy), whether a comment is true.
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace lockstep::tidy {
+
+struct SourceFile {
+  std::string path;  // relative to the project, with slashes
+  std::string text;
+};
+
+struct Finding {
+  std::string path;
+  int line = 0;  // 1-based; 0: the file as a whole
+  std::string what;
+};
+using Findings = std::vector<Finding>;
+
+bool is_code(std::string_view path);  // C++ or CUDA, not build files, scripts or data
+
+// Lines of at most 100 characters, spaces only, nothing at their ends, a newline at the file's end.
+Findings check_lines(const SourceFile& file);
+// A code file holds one idea: at most 600 lines. A header has #pragma once and opens with a
+// comment.
+Findings check_shape(const SourceFile& file);
+// No path of the machine on which something was written, no word that says it is unfinished.
+Findings check_words(const SourceFile& file);
+// What would make two runs differ: std distributions, random devices, clocks that tell the time.
+Findings check_determinism(const SourceFile& file);
+// A library neither prints nor ends the process, and the model touches no file, thread or clock.
+Findings check_library_manners(const SourceFile& file);
+// Folders include what they may: reference nothing else, ..., the backend only plain types.
+Findings check_includes(const SourceFile& file);
+// `page_size` without a unit, and kernels outside cuda_backend/kernels.
+Findings check_terms(const SourceFile& file);
+
+}  // namespace lockstep::tidy

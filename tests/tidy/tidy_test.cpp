@@ -1,0 +1,152 @@
+// The house rules hold in every file of the project, and each rule finds what it is there for.
+#include <fmt/core.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+#include <set>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "tests/tidy/rules.h"
+
+namespace lockstep::tidy {
+namespace {
+
+namespace fs = std::filesystem;
+const fs::path kRoot = LOCKSTEP_SOURCE_DIR;
+const std::set<std::string> kFolders = {
+    "sim", "reference", "cuda_backend", "properties", "traces", "tests", "cli", "cmake", "docs"};
+const std::set<std::string> kTopFiles = {"CMakeLists.txt", "CMakePresets.json", "README.md", "run"};
+
+SourceFile read(const fs::path& path) {
+  std::ostringstream text;
+  text << std::ifstream(path, std::ios::binary).rdbuf();
+  return {fs::relative(path, kRoot).generic_string(), text.str()};
+}
+
+bool is_text(const fs::path& path) {
+  const std::string end = path.extension().string();
+  return is_code(path.string()) || end == ".md" || end == ".cmake" || end == ".txt" ||
+         end == ".py" || end == ".sh" || path.filename() == "run" ||
+         path.filename() == "CMakePresets.json";
+}
+
+// Every text file that people write, in the order of their names.
+const std::vector<SourceFile>& project() {
+  static const std::vector<SourceFile> files = [] {
+    std::vector<fs::path> paths = {kRoot / ".ci/run"};
+    for (const std::string& file : kTopFiles) paths.push_back(kRoot / file);
+    for (const std::string& folder : kFolders) {
+      for (const auto& entry : fs::recursive_directory_iterator(kRoot / folder)) {
+        if (entry.is_regular_file() && is_text(entry.path())) paths.push_back(entry.path());
+      }
+    }
+    std::sort(paths.begin(), paths.end());
+    std::vector<SourceFile> read_files;
+    for (const fs::path& path : paths) read_files.push_back(read(path));
+    return read_files;
+  }();
+  return files;
+}
+
+using Rule = Findings (*)(const SourceFile&);
+
+void expect_everywhere(Rule rule) {
+  std::string broken;
+  for (const SourceFile& file : project()) {
+    for (const Finding& finding : rule(file)) {
+      broken += fmt::format("{}:{}: {}\n", finding.path, finding.line, finding.what);
+    }
+  }
+  EXPECT_TRUE(broken.empty()) << broken;
+}
+
+TEST(Project, LinesAreShortAndClean) { expect_everywhere(check_lines); }
+TEST(Project, FilesHoldOneIdea) { expect_everywhere(check_shape); }
+TEST(Project, NothingIsUnfinishedOrOfOneMachine) { expect_everywhere(check_words); }
+TEST(Project, NothingDiffersFromRunToRun) { expect_everywhere(check_determinism); }
+TEST(Project, LibrariesNeitherPrintNorExit) { expect_everywhere(check_library_manners); }
+TEST(Project, FoldersIncludeWhatTheyMay) { expect_everywhere(check_includes); }
+TEST(Project, TermsAreTheFieldsOwn) { expect_everywhere(check_terms); }
+
+TEST(Project, TheTopLevelHoldsOnlyWhatItShould) {
+  std::string strangers;
+  for (const auto& entry : fs::directory_iterator(kRoot)) {
+    const std::string name = entry.path().filename().string();
+    if (name[0] == '.' || name == "build") continue;
+    if (!(entry.is_directory() ? kFolders : kTopFiles).contains(name)) strangers += name + "\n";
+  }
+  EXPECT_EQ(strangers, "");
+}
+
+TEST(Project, EveryPackageIsNamedOnce) {
+  std::istringstream lines(read(kRoot / "cmake/debian-packages.txt").text);
+  std::set<std::string> seen;
+  for (std::string line; std::getline(lines, line);) {
+    const std::string name = line.substr(0, line.find_first_of(" #"));
+    if (name.empty()) continue;
+    EXPECT_TRUE(seen.insert(name).second) << name << " stands there twice";
+  }
+  EXPECT_GE(seen.size(), 10u);
+}
+
+struct Planted {
+  const char* name;
+  Rule rule;
+  const char* path;
+  std::string bad;
+  std::string good;
+};
+
+class RuleFinds : public testing::TestWithParam<Planted> {};
+
+TEST_P(RuleFinds, ThePlantedLineAndNothingInTheGoodOne) {
+  const Planted& planted = GetParam();
+  EXPECT_EQ(planted.rule({planted.path, planted.bad}).size(), 1u) << planted.bad;
+  EXPECT_EQ(planted.rule({planted.path, planted.good}).size(), 0u) << planted.good;
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Each, RuleFinds,
+    testing::Values(
+        Planted{"LongLine", check_lines, "sim/a.cpp", std::string(101, 'x') + "\n",
+                std::string(100, 'x') + "\n"},
+        Planted{"Utf8IsCountedInCharacters", check_lines, "sim/a.cpp",
+                std::string(100, 'x') + "é\n", std::string(99, 'x') + "é\n"},
+        Planted{"Tab", check_lines, "run", "a\tb\n", "a b\n"},
+        Planted{"SpaceAtTheEnd", check_lines, "run", "a \n", "a\n"},
+        Planted{"NoLastNewline", check_lines, "run", "a", "a\n"},
+        Planted{"LongFile", check_shape, "sim/a.cpp", std::string(601, '\n'),
+                std::string(600, '\n')},
+        Planted{"Guard", check_shape, "sim/a.h", "// A.\n", "// A.\n#pragma once\n"},
+        Planted{"Opening", check_shape, "sim/a.h", "#pragma once\n", "// A.\n#pragma once\n"},
+        Planted{"MachinePath", check_words, "README.md",
+                "see /tm"
+                "p/x\n",
+                "see tmp/x\n"},
+        Planted{"Unfinished", check_words, "sim/a.cpp",
+                "// TO"
+                "DO: more\n",
+                "// done\n"},
+        Planted{"Distribution", check_determinism, "sim/a.cpp",
+                "std::uniform_int_distribution<int> d;\n", "// std::uniform_int_distribution\n"},
+        Planted{"Rand", check_determinism, "sim/a.cpp", "int x = rand();\n", "int x = grand();\n"},
+        Planted{"Print", check_library_manners, "sim/a.cpp", "std::cout << 1;\n", "format(1);\n"},
+        Planted{"ClockInTheModel", check_library_manners, "reference/a.cpp", "#include <chrono>\n",
+                "#include <cstdint>\n"},
+        Planted{"ModelReadsTraces", check_includes, "reference/a.cpp",
+                "#include \"traces/recording.h\"\n", "#include \"reference/ids.h\"\n"},
+        Planted{"BackendReadsTheOracle", check_includes, "cuda_backend/a.cpp",
+                "#include \"reference/page_size.h\"\n", "#include \"reference/ids.h\"\n"},
+        Planted{"IncludeWithoutFolder", check_includes, "tests/a.cpp", "#include \"a.h\"\n",
+                "#include \"tests/a.h\"\n"},
+        Planted{"BarePageSize", check_terms, "sim/a.cpp", "int page_size = 1;\n",
+                "int page_size_bytes = 1;\n"},
+        Planted{"StrayKernel", check_terms, "sim/a.cpp", "__global__ void f();\n", "void f();\n"}),
+    [](const auto& planted) { return std::string(planted.param.name); });
+
+}  // namespace
+}  // namespace lockstep::tidy

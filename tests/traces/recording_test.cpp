@@ -1,0 +1,294 @@
+// Recordings: what an engine decided is read in full, written back byte for byte, and nothing that
+// is not as documented goes through.
+#include "traces/recording.h"
+
+#include <gtest/gtest.h>
+
+#include <filesystem>
+
+#include "tests/traces/text_files.h"
+#include "traces/benchmark_file.h"
+#include "traces/data_dir.h"
+
+namespace lockstep {
+namespace {
+
+using testing_files::changed;
+using testing_files::read_whole;
+using testing_files::refusal;
+using testing_files::temporary_path;
+using testing_files::write_temporary;
+
+const std::string kHeader =
+    R"({"schedule_recording":1,"engine":{"name":"vllm","version":"0.22.1"},"family":"f","seed":0,)"
+    R"("config":{"max_num_seqs":4,"block_size":16},"groups":[{"layers":["l0"],)"
+    R"("spec":{"type":"full",)"
+    R"("block_size":16,"num_kv_heads":2,"head_size":64,"dtype":"bf16"}}],"num_blocks":9,)"
+    R"("scheduler_block_size":16,"hash_block_size":16})"
+    "\n";
+const std::string kStep =
+    R"({"step":0,"before":[{"add":"r0","prompt":[[7,20]],"max_tokens":2,)"
+    R"("arrival":0.5,"priority":0,)"
+    R"("cache_salt":"a","eos":9},{"abort":"r1"},{"reset_prefix_cache":true}],)"
+    R"("scheduled":[{"id":"r0",)"
+    R"("tokens":20,"new":true,"computed":0,"blocks":[[1,2]]}],"common_prefix_blocks":[0],)"
+    R"("running":["r0"],"waiting":[],"free_blocks":6,"tables":{"r0":[[1,2]]},"sampled":{"r0":[5]},)"
+    R"("stopped":[["r0","length"]],"stored":1})"
+    "\n";
+const std::string kEnd = "{\"end\":true,\"steps\":1,\"unfinished\":[\"r9\"]}\n";
+const std::string kRecording = kHeader + kStep + kEnd;
+
+std::string to_text(const Recording& recording) {
+  std::string text = recording_header_line(recording.header);
+  for (const RecordedStep& step : recording.steps) text += recording_step_line(step);
+  return text + recording_end_line(recording.end);
+}
+
+TEST(Recording, EveryFieldIsRead) {
+  const auto recording = read_recording(write_temporary(kRecording));
+  ASSERT_TRUE(recording) << recording.error().message;
+  EXPECT_EQ(recording->header.options.config.engine, "vllm-0.22.1");
+  EXPECT_EQ(recording->header.options.config.max_num_seqs, 4);
+  EXPECT_EQ(recording->header.options.given,
+            (std::vector<std::string>{"max_num_seqs", "block_size"}));
+  ASSERT_EQ(recording->steps.size(), 1u);
+  const RecordedStep& step = recording->steps[0];
+  ASSERT_EQ(step.before.size(), 3u);
+  EXPECT_EQ(step.before[0].request.arrival_ns, 500'000'000);
+  EXPECT_TRUE(step.before[0].priority_given);
+  EXPECT_EQ(step.before[0].request.prompt.size(), 20);
+  EXPECT_EQ(step.before[1].name, "r1");
+  EXPECT_TRUE(step.before[2].reset_succeeded);
+  EXPECT_EQ(step.scheduled[0].blocks, (BlocksPerGroup{{BlockId{1}, BlockId{2}}}));
+  EXPECT_EQ(step.common_prefix_blocks, std::vector<std::int32_t>{0});
+  EXPECT_FALSE(step.drafts) << "absent is not empty";
+  EXPECT_FALSE(step.output_of_step);
+  EXPECT_EQ(step.stopped[0].reason, "length");
+  EXPECT_EQ(recording->end.unfinished, std::vector<std::string>{"r9"});
+  EXPECT_EQ(to_text(*recording), kRecording);
+}
+
+// What an engine that serves says of its requests: tokens instead of seeds, several tokens that end
+// them, and clients that leave while the model runs.
+TEST(Recording, ServedRequestsAreReadAndWrittenBackByteForByte) {
+  std::string text = changed(kRecording, "[[7,20]]", R"({"tokens":[5,6,7]})");
+  text = changed(text, R"("eos":9)", R"("eos":9,"stop_token_ids":[10,11])");
+  text = changed(text, R"(,"sampled")", R"(,"during":[{"abort":"r0"}],"sampled")");
+  const auto recording = read_recording(write_temporary(text));
+  ASSERT_TRUE(recording) << recording.error().message;
+  const RecordedStep& step = recording->steps[0];
+  EXPECT_EQ(step.before[0].request.prompt.materialize(), (std::vector<std::int32_t>{5, 6, 7}));
+  EXPECT_EQ(step.before[0].request.stop_token_ids, (std::vector<std::int32_t>{10, 11}));
+  ASSERT_EQ(step.during.size(), 1u);
+  EXPECT_EQ(step.during[0].kind, RecordedEvent::Kind::abort);
+  EXPECT_EQ(step.during[0].name, "r0");
+  EXPECT_EQ(to_text(*recording), text);
+}
+
+TEST(Recording, AbsentAndEmptyAreKeptApart) {
+  const std::string bare =
+      R"({"step":0,"scheduled":[{"id":"r0","tokens":1,"computed":3,"blocks":null}],"running":[],)"
+      R"("waiting":[],"free_blocks":8,"sampled":{}})"
+      "\n";
+  const std::string empty =
+      R"({"step":0,"connector":[],"scheduled":[],"common_prefix_blocks":[],)"
+      R"("running":[],"waiting":[],)"
+      R"("skipped":[],"free_blocks":8,"tables":{},"loading":{},"worker":{"received":[],"sent":[],)"
+      R"("invalid_blocks":[]},"sampled":{},"output_of_step":0,"drafts":{}})"
+      "\n";
+  for (const std::string& step : {bare, empty}) {
+    const auto recording = read_recording(write_temporary(kHeader + step + kEnd));
+    ASSERT_TRUE(recording) << recording.error().message;
+    EXPECT_EQ(recording->steps[0].tables.has_value(), step == empty);
+    EXPECT_EQ(recording->steps[0].worker.has_value(), step == empty);
+    EXPECT_EQ(to_text(*recording), kHeader + step + kEnd);
+  }
+}
+
+// All samples: 24 families of 0.22.1, 22 of 0.33.0, 7 with a connector.
+TEST(Recording, EverySampleIsWrittenBackByteForByte) {
+  const auto samples = find_samples_dir();
+  ASSERT_TRUE(samples);
+  int recordings = 0;
+  for (const auto& entry : std::filesystem::recursive_directory_iterator(*samples / "recordings")) {
+    const std::string path = entry.path().string();
+    if (!entry.is_regular_file() || path.find("benchmarks") != path.npos ||
+        path.ends_with("layouts.jsonl") || path.ends_with("block_hashes.jsonl")) {
+      continue;
+    }
+    const auto recording = read_recording(path);
+    ASSERT_TRUE(recording) << recording.error().message;
+    EXPECT_EQ(to_text(*recording), read_whole(path)) << path;
+    ++recordings;
+  }
+  EXPECT_EQ(recordings, 2 * 24 + 22 + 7);
+}
+
+TEST(Recording, TheWriterWritesWhatTheReaderReads) {
+  const auto recording = read_recording(write_temporary(kRecording));
+  ASSERT_TRUE(recording);
+  const std::string path = temporary_path("written");
+  {
+    auto writer = RecordingWriter::create(path, recording->header);
+    ASSERT_TRUE(writer) << writer.error().message;
+    ASSERT_TRUE(writer->write(recording->steps[0]));
+    EXPECT_FALSE(std::filesystem::exists(path)) << "half a recording under its final name";
+    ASSERT_TRUE(writer->close(recording->end));
+  }
+  EXPECT_EQ(read_whole(path), kRecording);
+}
+
+TEST(Recording, AWriterThatIsNotClosedLeavesNothing) {
+  const auto recording = read_recording(write_temporary(kRecording));
+  ASSERT_TRUE(recording);
+  const std::string folder = temporary_path("folder");
+  std::filesystem::create_directory(folder);
+  { ASSERT_TRUE(RecordingWriter::create(folder + "/r.jsonl", recording->header)); }
+  EXPECT_TRUE(std::filesystem::is_empty(folder));
+}
+
+struct Refused {
+  const char* what;
+  std::string text;
+  const char* message;
+};
+void PrintTo(const Refused& refused, std::ostream* out) { *out << refused.what; }
+
+class RefusedRecording : public ::testing::TestWithParam<Refused> {};
+
+TEST_P(RefusedRecording, NamesFileLineAndField) {
+  const std::string path = write_temporary(GetParam().text);
+  EXPECT_EQ(refusal(read_recording(path), path), GetParam().message) << GetParam().what;
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    All, RefusedRecording,
+    ::testing::Values(
+        Refused{"empty file", "", "FILE: found an empty file; expected records"},
+        Refused{"byte-order mark", "\xef\xbb\xbf" + kRecording,
+                "FILE:1: found a byte-order mark; expected UTF-8 without one"},
+        Refused{"no end line", kHeader + kStep,
+                "FILE:3: found the end of the file; expected a step or {\"end\":true,...}"},
+        Refused{"empty line", kHeader + "\n" + kStep + kEnd,
+                "FILE:2: found an empty line; expected a record"},
+        Refused{"a line behind the end", kRecording + kStep,
+                "FILE:4: found a line behind the end line; expected none"},
+        Refused{"a version of the future", changed(kRecording, "recording\":1", "recording\":2"),
+                "FILE:1: field `schedule_recording`: found 2; expected the integer 1"},
+        Refused{
+            "unknown option", changed(kRecording, "max_num_seqs", "max_seqs"),
+            "FILE:1: field `config.max_seqs`: found an option that no engine here has; expected a "
+            "known option"},
+        Refused{"option out of range", changed(kRecording, "max_num_seqs\":4", "max_num_seqs\":0"),
+                "FILE:1: field `config.max_num_seqs`: found 0; expected an integer from 1 to "
+                "2147483647"},
+        Refused{"unknown kind of cache", changed(kRecording, "\"full\"", "\"fuller\""),
+                "FILE:1: field `groups[0].spec.type`: found \"fuller\"; expected a kind of cache "
+                "(full, "
+                "mla, sliding_window, chunked_local, mamba, hidden_state, cross_attention, "
+                "encoder_only)"},
+        Refused{"spec key missing", changed(kRecording, "\"head_size\":64,", ""),
+                "FILE:1: field `groups[0].spec`: found no key \"head_size\"; expected it"},
+        Refused{"steps out of order", changed(kRecording, "\"step\":0", "\"step\":1"),
+                "FILE:2: field `step`: found 1; expected the integer 0"},
+        Refused{
+            "unknown key", changed(kRecording, "\"stored\":1", "\"stored\":1,\"strord\":2"),
+            "FILE:2: field `strord`: found a key that this format does not have; expected a known "
+            "key, or one that starts with x_"},
+        Refused{"key twice", changed(kRecording, "\"stored\":1", "\"stored\":1,\"stored\":1"),
+                "FILE:2: found the key \"stored\" twice; expected it once"},
+        Refused{"key missing", changed(kRecording, "\"free_blocks\":6,", ""),
+                "FILE:2: found no key \"free_blocks\"; expected it"},
+        Refused{
+            "a block outside the pool", changed(kRecording, "[[1,2]]}],", "[[1,9]]}],"),
+            "FILE:2: field `scheduled[0].blocks[0][1]`: found 9; expected an integer from 0 to 8"},
+        Refused{
+            "blocks of too many groups", changed(kRecording, "[[1,2]]}],", "[[1],[2]]}],"),
+            "FILE:2: field `scheduled[0].blocks`: found an array of 2 elements; expected one list "
+            "of blocks for each of the 1 groups"},
+        Refused{"negative tokens", changed(kRecording, "\"tokens\":20", "\"tokens\":-20"),
+                "FILE:2: field `scheduled[0].tokens`: found -20; expected an integer from 0 to "
+                "2147483647"},
+        Refused{
+            "a prompt of no tokens", changed(kRecording, "[[7,20]]", "[]"),
+            "FILE:2: field `before[0].prompt`: found an array of 0 elements; expected a prompt of "
+            "at least one token"},
+        Refused{"a prompt of no literal tokens", changed(kRecording, "[[7,20]]", "{\"tokens\":[]}"),
+                "FILE:2: field `before[0].prompt`: found an object; expected a prompt of at least "
+                "one token"},
+        Refused{"a prompt with a length alone", changed(kRecording, "[[7,20]]", "{\"length\":20}"),
+                "FILE:2: field `before[0].prompt`: found no key \"tokens\"; expected it"},
+        Refused{"no stop token in a list of them",
+                changed(kRecording, "\"eos\":9", "\"eos\":9,\"stop_token_ids\":[]"),
+                "FILE:2: field `before[0].stop_token_ids`: found an array of 0 elements; expected "
+                "at least one token, or no such key"},
+        Refused{
+            "a seed of 33 bits", changed(kRecording, "[[7,20]]", "[[4294967296,20]]"),
+            "FILE:2: field `before[0].prompt[0][0]`: found 4294967296; expected an integer from 0 "
+            "to 4294967295"},
+        Refused{
+            "a segment of one number", changed(kRecording, "[[7,20]]", "[[7]]"),
+            "FILE:2: field `before[0].prompt[0]`: found an array of 1 element; expected [seed, n] "
+            "or [seed, first, n]"},
+        Refused{
+            "an arrival with too many digits", changed(kRecording, "0.5", "0.5000000001"),
+            "FILE:2: field `before[0].arrival`: found 0.5000000001; expected a number with at most "
+            "9 digits behind the point, no exponent, and at most 9223372036854775807 when "
+            "multiplied by 10^9"},
+        Refused{
+            "an event of no kind", changed(kRecording, "{\"abort\":\"r1\"}", "{}"),
+            "FILE:2: field `before[1]`: found none of \"add\", \"abort\", \"reset_prefix_cache\"; "
+            "expected one"},
+        Refused{"wrong number of steps", changed(kRecording, "\"steps\":1", "\"steps\":2"),
+                "FILE:3: field `steps`: found 2; expected the integer 1"},
+        Refused{"end is false", changed(kRecording, "\"end\":true", "\"end\":false"),
+                "FILE:3: field `end`: found false; expected true"}));
+
+TEST(Recording, AFileCutOffAnywhereIsRefused) {
+  // Cutting the last newline alone loses nothing.
+  for (std::size_t size = 1; size + 1 < kRecording.size(); size += 7) {
+    const std::string path = write_temporary(kRecording.substr(0, size));
+    EXPECT_FALSE(read_recording(path)) << size;
+  }
+  const std::string path = write_temporary(kHeader + kStep.substr(0, 40));
+  EXPECT_NE(refusal(read_recording(path), path).find("; the file is cut off here"),
+            std::string::npos);
+}
+
+TEST(Recording, AFileThatIsNotThereOrAFolderIsRefused) {
+  const std::string path = temporary_path("nothing");
+  EXPECT_EQ(refusal(read_recording(path), path),
+            "FILE: cannot be opened: No such file or directory");
+  std::filesystem::create_directory(path);
+  EXPECT_EQ(refusal(read_recording(path), path), "FILE: found a folder; expected a file");
+}
+
+TEST(BenchmarkFile, TotalsAndRequestsAreRead) {
+  const auto samples = find_samples_dir();
+  ASSERT_TRUE(samples);
+  const auto file =
+      read_benchmark_file((*samples / "recordings/vllm-0.22.1/benchmarks/full.jsonl").string());
+  ASSERT_TRUE(file) << file.error().message;
+  EXPECT_EQ(file->totals, (BenchmarkTotals{1298, 1859889, 287492}));
+  EXPECT_EQ(file->requests.size(), 2000u);
+  EXPECT_EQ(file->requests[3].name, "r3");
+  EXPECT_EQ(file->requests[3].prompt.size(), 512 + 1031);
+  EXPECT_EQ(file->requests[3].max_tokens, 198);
+  EXPECT_EQ(file->sampled_token, 7);
+  EXPECT_EQ(file->options.config.engine, "vllm-0.22.1");
+}
+
+TEST(BenchmarkFile, ARequestOfTheSameNameIsRefused) {
+  const std::string path = write_temporary(
+      R"({"benchmark":"b","engine":{"name":"vllm","version":"1"},"config":{},)"
+      R"("groups":[{"layers":["l"],)"
+      R"("spec":{"type":"mla","num_kv_heads":1,"head_size":64,"dtype":"fp8"}}],"num_blocks":9,)"
+      R"("sampled_token":7,"totals":{"steps":1,"scheduled_tokens":1,"request_steps":1}})"
+      "\n{\"add\":\"r\",\"prompt\":[[1,2]],\"max_tokens\":1}\n"
+      "{\"add\":\"r\",\"prompt\":[[1,2]],\"max_tokens\":1}\n");
+  EXPECT_EQ(refusal(read_benchmark_file(path), path),
+            "FILE:3: field `add`: found \"r\"; expected a name that no earlier request has");
+}
+
+}  // namespace
+}  // namespace lockstep

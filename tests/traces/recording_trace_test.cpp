@@ -1,0 +1,70 @@
+// A recording's requests as a trace: arrivals by step, outputs as long as recorded.
+#include "traces/recording_trace.h"
+
+#include <gtest/gtest.h>
+
+namespace lockstep {
+namespace {
+
+RecordedEvent add(std::string name, std::int32_t max_tokens, std::optional<std::int32_t> eos = {}) {
+  RecordedEvent event;
+  event.request.name = std::move(name);
+  event.request.prompt.append({TokenRun::Kind::seeded, 1, 0, 20});
+  event.request.max_tokens = max_tokens;
+  event.request.eos_token = eos;
+  return event;
+}
+
+RecordedEvent abort_of(std::string name) {
+  RecordedEvent event;
+  event.kind = RecordedEvent::Kind::abort;
+  event.name = std::move(name);
+  return event;
+}
+
+const TraceRequest& request(const Trace& trace, std::size_t i) {
+  return std::get<TraceRequest>(trace.records.at(i));
+}
+
+TEST(RecordingTrace, has_arrivals_by_step_and_outputs_as_recorded) {
+  Recording recording;
+  recording.steps.resize(3);
+  for (std::size_t i = 0; i < 3; ++i) recording.steps[i].step = static_cast<std::int64_t>(i);
+  recording.steps[0].before = {add("ends", 9), add("stops", 9, 5)};
+  recording.steps[0].sampled = {{"ends", {1}}, {"stops", {4}}};
+  recording.steps[1].before = {add("aborted", 9), add("late", 3)};
+  recording.steps[1].sampled = {{"ends", {2}}, {"stops", {5, 6}}};
+  recording.steps[1].stopped = {{"stops", "stop"}, {"ends", "length"}};
+  recording.steps[2].before = {abort_of("aborted"), abort_of("nobody")};
+  const Result<Trace> trace = trace_of(recording, 10);
+  ASSERT_TRUE(trace);
+  ASSERT_EQ(trace->records.size(), 4u);
+  EXPECT_EQ(request(*trace, 0).output.tokens, (std::vector{1, 2}));
+  EXPECT_EQ(request(*trace, 0).spec.max_tokens, 2);
+  EXPECT_EQ(request(*trace, 1).output.tokens, (std::vector{4, 5}));  // 6 was cut off by the stop
+  EXPECT_FALSE(request(*trace, 1).spec.eos_token);
+  EXPECT_EQ(request(*trace, 2).spec.arrival_ns, 10);
+  EXPECT_EQ(request(*trace, 2).abort->t_ns, 20);
+  EXPECT_EQ(request(*trace, 3).output.length, 3);  // it did not end: all its tokens
+}
+
+TEST(RecordingTrace, leaves_accepted_placeholders_to_the_replay) {
+  Recording recording;
+  recording.steps.resize(1);
+  recording.steps[0].before = {add("a", 3)};
+  recording.steps[0].sampled = {{"a", {-1, 7}}};
+  recording.steps[0].stopped = {{"a", "length"}};
+  const Result<Trace> trace = trace_of(recording, 10);
+  ASSERT_TRUE(trace);
+  EXPECT_EQ(request(*trace, 0).output.length, 2);
+  EXPECT_TRUE(request(*trace, 0).output.tokens.empty());
+}
+
+TEST(RecordingTrace, of_a_connector_is_refused) {
+  Recording recording;
+  recording.header.connector.emplace();
+  EXPECT_FALSE(trace_of(recording, 10));
+}
+
+}  // namespace
+}  // namespace lockstep
