@@ -41,8 +41,10 @@ class ShowSteps final : public StepObserver {
 
 Result<RunReport> run_with_progress(PreparedReplay& prepared) {
   ShowSteps steps(*prepared.workload, prepared.num_records);
+  std::vector<Backend*> ranks;
+  for (const auto& rank : prepared.ranks) ranks.push_back(rank.get());
   return run_lockstep(prepared.config, *prepared.decisions, *prepared.workload,
-                      prepared.backend.get(), steps.shown() ? &steps : nullptr);
+                      std::span<Backend* const>(ranks), steps.shown() ? &steps : nullptr);
 }
 
 int exit_code_of(Verdict verdict) {

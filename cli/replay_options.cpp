@@ -59,8 +59,8 @@ void declare_cache(CLI::App& command, ReplayOptions& o) {
   add_choice(command, "--layout", o.layout, "order of tokens and heads in a page (NHD)",
              {"NHD", "HND"}, group);
   add_choice(command, "--attention-backend", o.attention_backend,
-             "whose layout rules hold (flash_attn)", {"flash_attn", "flashinfer", "triton_attn"},
-             group);
+             "whose layout rules hold (flash_attn)",
+             {"flash_attn", "flashinfer", "triton_attn", "any_size"}, group);
   add_count(command, "--num-blocks", o.num_blocks,
             "blocks of the pool, the null block included (the trace's hint; else one and a half "
             "times the longest request)",

@@ -135,8 +135,11 @@ Result<void> finish(const ReplayOptions& options, const EngineConfig& engine,
                     Result<KVCacheConfig> plan, PreparedReplay& prepared) {
   if (!plan) return tl::unexpected(plan.error());
   prepared.config.engine = engine;
-  const AttentionBackend attention =
-      *attention_backend_from_name(options.attention_backend.value_or("flash_attn"));
+  AttentionBackend attention = attention_backend_for(*plan);
+  if (options.attention_backend)
+    attention = *attention_backend_from_name(*options.attention_backend);
+  else if (attention == AttentionBackend::any_size)
+    prepared.chosen.push_back("attention backend any_size: no shipped one takes blocks this small");
   prepared.config.device = make_device_config(engine, std::move(*plan), attention);
   apply_device_flags(options, prepared.config.device);
   return {};
@@ -299,9 +302,11 @@ Result<PreparedReplay> prepare_replay(const ReplayOptions& options) {
                                             config.device.plan.num_blocks);
   if (!decisions) return tl::unexpected(decisions.error());
   prepared.decisions = std::move(*decisions);
-  auto backend = make_backend(backend_name, config.device);
-  if (!backend) return tl::unexpected(backend.error());
-  prepared.backend = std::move(*backend);
+  for (std::int32_t rank = 0; rank < config.device.context.num_ranks; ++rank) {
+    auto backend = make_backend(backend_name, device_of_rank(config.device, rank));
+    if (!backend) return tl::unexpected(backend.error());
+    if (*backend) prepared.ranks.push_back(std::move(*backend));
+  }
   return prepared;
 }
 

@@ -20,7 +20,8 @@ namespace lockstep {
 struct PreparedReplay {
   FileFormat format = FileFormat::request_trace;
   LockstepConfig config;
-  std::unique_ptr<Backend> backend;  // null: the model alone
+  // One for each rank of context parallelism; none: the model alone.
+  std::vector<std::unique_ptr<Backend>> ranks;
   std::unique_ptr<DecisionSource> decisions;
   std::unique_ptr<Workload> workload;
   TraceWorkloadOptions workload_options;

@@ -58,10 +58,13 @@ std::string configuration_text(const PreparedReplay& prepared) {
   }
   text += fmt::format("  pool    {}, layout {}\n", counted(plan.num_blocks, "block"),
                       name_of(prepared.config.device.layout));
-  text += fmt::format(
-      "  device  {}\n",
-      prepared.backend ? fmt::format("{}: {}", prepared.backend->name(), prepared.backend->device())
-                       : "none: the model alone");
+  text += fmt::format("  device  {}\n", prepared.ranks.empty()
+                                            ? "none: the model alone"
+                                            : fmt::format("{}: {}", prepared.ranks.front()->name(),
+                                                          prepared.ranks.front()->device()));
+  if (prepared.ranks.size() > 1)
+    text += fmt::format("  ranks   {} of context parallelism, each with its own device\n",
+                        prepared.ranks.size());
   if (!prepared.config.device.mutant.empty()) {
     text += fmt::format("  mutant  {}\n", prepared.config.device.mutant);
   }

@@ -7,6 +7,17 @@
 namespace lockstep::cuda {
 namespace {
 
+// Rows that a rank of context parallelism has of a request's first `num_tokens` tokens: whole
+// rounds over the ranks, and its part of the last one.
+std::int32_t rows_on_rank(const ContextRank& context, std::int32_t num_tokens) {
+  std::int32_t rows = 0;
+  const std::int32_t round = context.num_ranks * context.interleave;
+  rows += num_tokens / round * context.interleave;
+  const std::int32_t rest = num_tokens % round - context.rank * context.interleave;
+  if (rest > 0) rows += rest < context.interleave ? rest : context.interleave;
+  return rows;
+}
+
 // Rows (positions times heads) that one CTA digests: long probes are shared by many.
 constexpr std::int32_t kPieceRows = 4096;
 
@@ -16,8 +27,9 @@ constexpr std::int32_t kMaxHeadSize = 1024;
 }  // namespace
 
 AttentionReader::AttentionReader(Device& device, const LayerCaches& layers,
-                                 const BlockTables& tables)
+                                 const BlockTables& tables, const ContextRank& context)
     : device_(device),
+      context_(context),
       layers_(layers.rows),
       device_layers_(device, "layer caches"),
       pieces_(device, "probe pieces"),
@@ -46,8 +58,9 @@ void AttentionReader::launch_probes(const StepProgram& program) {
     const RowCache& rows = layers_[probe.layer];
     LS_CHECK(rows.row_bytes > 0, "layer {} keeps no rows", probe.layer);
     const std::int32_t step = std::max(1, kPieceRows / rows.num_kv_heads);
-    for (std::int32_t first = probe.first; first < probe.last; first += step) {
-      const std::int32_t last = std::min(probe.last, first + step);
+    const std::int32_t end = rows_on_rank(context_, probe.last);
+    for (std::int32_t first = rows_on_rank(context_, probe.first); first < end; first += step) {
+      const std::int32_t last = std::min(end, first + step);
       host_pieces_.push_back({static_cast<std::int32_t>(i), probe.row, probe.layer, first, last});
       max_positions = std::max(max_positions, last - first);
     }
@@ -79,8 +92,8 @@ void AttentionReader::launch_queries(const StepProgram& program) {
                            .output_begin = num_outputs_,
                            .row = query.row,
                            .layer_index = query.layer,
-                           .first = query.first,
-                           .last = query.last});
+                           .first = rows_on_rank(context_, query.first),
+                           .last = rows_on_rank(context_, query.last)});
     const std::int32_t row_floats = (rows.head_size + 15) / 16 * 16;
     num_query_floats += std::int64_t{heads} * row_floats;
     num_outputs_ += std::int64_t{heads} * rows.head_size;

@@ -15,7 +15,8 @@ namespace lockstep::cuda {
 
 class AttentionReader {
  public:
-  AttentionReader(Device& device, const LayerCaches& layers, const BlockTables& tables);
+  AttentionReader(Device& device, const LayerCaches& layers, const BlockTables& tables,
+                  const ContextRank& context);
 
   // REQUIRES: probes and queries name layers with rows.
   void launch(const StepProgram& program);
@@ -27,6 +28,7 @@ class AttentionReader {
   void launch_queries(const StepProgram& program);
 
   Device& device_;
+  ContextRank context_;
   std::vector<RowCache> layers_;  // with their tables
   DeviceArray<RowCache> device_layers_;
   DeviceArray<DigestPiece> pieces_;

@@ -14,6 +14,7 @@ BlockTables::BlockTables(Device& device, const BackendConfig& config,
                          std::span<const std::int64_t> blocks_per_kv_block)
     : device_(device),
       num_rows_(config.num_rows),
+      context_(config.context),
       lengths_(device, "block table lengths"),
       tables_(device, "block table descriptors"),
       clear_rows_(device, "rows to clear"),
@@ -150,7 +151,10 @@ void BlockTables::map_slots(const StepProgram& program) {
                         .num_groups = num_groups(),
                         .num_tokens = num_tokens,
                         .num_padded_tokens = program.num_padded_tokens,
-                        .pad_slot = device_.defect() == Defect::slot_pad_rows ? 0 : PAD_SLOT_ID});
+                        .pad_slot = device_.defect() == Defect::slot_pad_rows ? 0 : PAD_SLOT_ID,
+                        .context_ranks = context_.num_ranks,
+                        .context_rank = context_.rank,
+                        .interleave = context_.interleave});
 }
 
 Result<void> BlockTables::read_back(const StepProgram& program, StepReadback& readback) {

@@ -51,6 +51,7 @@ class BlockTables {
 
   Device& device_;
   std::int32_t num_rows_;
+  ContextRank context_;
   std::vector<Group> groups_;
   DeviceArray<std::int32_t> lengths_;  // [num_groups, num_rows]
   DeviceArray<GroupTable> tables_;

@@ -30,7 +30,8 @@ class CudaBackend final : public Backend {
     pool_ = std::move(*pool);
     tables_ = std::make_unique<BlockTables>(*device_, config_, pool_->layers().blocks_per_kv_block);
     writer_ = std::make_unique<RowWriter>(*device_, pool_->layers(), config_.max_tokens_per_step);
-    reader_ = std::make_unique<AttentionReader>(*device_, pool_->layers(), *tables_);
+    reader_ =
+        std::make_unique<AttentionReader>(*device_, pool_->layers(), *tables_, config_.context);
     return device_->finish();
   }
 

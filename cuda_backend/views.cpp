@@ -142,7 +142,8 @@ class Deriver {
   // divides it and that all take; 0: none.
   std::int64_t kernel_size(const KVCacheGroupSpec& group) const {
     const std::int64_t block_size = group.spec.block_size;
-    if (group.spec.kind == CacheKind::mamba || defect(ViewDefect::kernel_block_unsplit))
+    if (group.spec.kind == CacheKind::mamba || options_.backend == AttentionBackend::any_size ||
+        defect(ViewDefect::kernel_block_unsplit))
       return block_size;
     std::vector<KernelSizes> kernels;
     std::vector<std::int64_t> listed;

@@ -51,7 +51,8 @@ std::optional<AttentionBackend> backend_of(const KVCacheSpec& spec, AttentionBac
   if (spec.kind == CacheKind::mamba) return std::nullopt;
   if (spec.kind == CacheKind::hidden_state) return AttentionBackend::cache_only;
   if (is_pair_cache(spec))
-    return is_mla_backend(chosen) || chosen == AttentionBackend::cache_only
+    return is_mla_backend(chosen) || chosen == AttentionBackend::cache_only ||
+                   chosen == AttentionBackend::any_size
                ? AttentionBackend::triton_attn
                : chosen;
   return is_mla_backend(chosen) ? chosen : AttentionBackend::triton_mla;
@@ -75,6 +76,7 @@ KernelSizes kernel_sizes(AttentionBackend backend, bool hybrid_fp32) {
     case AttentionBackend::flashmla:
       return {{64}, 64};
     case AttentionBackend::cache_only:
+    case AttentionBackend::any_size:
       break;
   }
   return {{}, 1};
@@ -91,6 +93,7 @@ Dims cache_shape(AttentionBackend backend, const KVCacheSpec& spec, std::int64_t
     case AttentionBackend::triton_mla:
     case AttentionBackend::flashmla:
       return {num_blocks, block_size, mla_row(spec)};
+    case AttentionBackend::any_size:
     case AttentionBackend::cache_only:
       break;
   }
@@ -111,6 +114,7 @@ Order stride_order(AttentionBackend backend, CacheLayout layout, bool layers_dim
     case AttentionBackend::flashmla:
       return layers_dimension ? Order{1, 0, 2, 3} : Order{0, 1, 2};
     case AttentionBackend::cache_only:
+    case AttentionBackend::any_size:
       break;
   }
   return layers_dimension ? Order{1, 0, 2, 3, 4} : Order{0, 1, 2, 3};

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <numeric>
 
+#include "reference/context_share.h"
 #include "reference/engine_profile.h"
 
 namespace lockstep {
@@ -12,10 +13,7 @@ namespace {
 
 Result<BlockSizes> single_group_sizes(const EngineConfig& config, const EngineProfile& profile,
                                       const KVCacheSpec& spec) {
-  const bool is_mamba = spec.kind == CacheKind::mamba;
-  const std::int32_t num_ranks = profile.shards_by_pcp ? config.dcp * config.pcp
-                                 : is_mamba            ? 1
-                                                       : config.dcp;
+  const std::int32_t num_ranks = num_context_ranks(config, spec);
   const std::int32_t size = config.block_size * num_ranks;
   const auto own = static_cast<std::int32_t>(spec.block_size) * num_ranks;
   if (config.enable_prefix_caching && own != size)

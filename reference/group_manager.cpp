@@ -5,27 +5,17 @@
 
 #include "reference/attention_managers.h"
 #include "reference/check.h"
+#include "reference/context_share.h"
 #include "reference/mamba_manager.h"
 
 namespace lockstep {
-namespace {
-
-// Context-parallel ranks that share the tokens of one block. States are never divided.
-std::int32_t num_ranks_sharing_a_block(const KVCacheSpec& spec, const EngineConfig& config,
-                                       const EngineProfile& profile) {
-  if (profile.shards_by_pcp) return config.dcp * config.pcp;
-  return spec.kind == CacheKind::mamba ? 1 : config.dcp;
-}
-
-}  // namespace
 
 GroupManager::GroupManager(const KVCacheSpec& spec, std::int32_t group, const EngineConfig& config,
                            BlockSizes sizes, BlockPool& pool)
     : profile_(engine_profile(config.engine)),
       spec_(spec),
       group_(group),
-      block_size_(static_cast<std::int32_t>(spec.block_size) *
-                  num_ranks_sharing_a_block(spec, config, profile_)),
+      block_size_(static_cast<std::int32_t>(spec.block_size) * num_context_ranks(config, spec)),
       sizes_(sizes),
       retention_interval_(config.prefix_cache_retention_interval),
       pool_(pool) {

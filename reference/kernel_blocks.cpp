@@ -32,9 +32,9 @@ std::optional<AttentionBackend> layer_backend(const KVCacheSpec& spec, Attention
   if (spec.kind == CacheKind::hidden_state) return AttentionBackend::cache_only;
   if (has_single_rows(spec)) return reads_mla_rows(chosen) ? chosen : AttentionBackend::triton_mla;
   // A model that names an MLA backend may still have plain attention layers.
-  return reads_mla_rows(chosen) || chosen == AttentionBackend::cache_only
-             ? AttentionBackend::triton_attn
-             : chosen;
+  const bool is_attention =
+      chosen == AttentionBackend::flash_attn || chosen == AttentionBackend::flashinfer;
+  return is_attention ? chosen : AttentionBackend::triton_attn;
 }
 
 SupportedBlockSizes supported_block_sizes(AttentionBackend backend, bool fp32_states) {
@@ -50,6 +50,7 @@ SupportedBlockSizes supported_block_sizes(AttentionBackend backend, bool fp32_st
     case AttentionBackend::flashmla:
       return {.exact = {64}, .multiple_of = 0};
     case AttentionBackend::cache_only:
+    case AttentionBackend::any_size:
       break;
   }
   return {.exact = {}, .multiple_of = 1};
@@ -68,7 +69,7 @@ bool has_fp32_states(const KVCacheConfig& config) {
 Result<std::int64_t> kernel_block_size(const KVCacheGroupSpec& group, AttentionBackend chosen,
                                        bool fp32_states, std::size_t group_index) {
   const std::int64_t block_size = group.spec.block_size;
-  if (is_state_kind(group.spec.kind)) return block_size;
+  if (is_state_kind(group.spec.kind) || chosen == AttentionBackend::any_size) return block_size;
   for (std::size_t layer = 0; layer < group.layer_names.size(); ++layer)
     if (addresses_whole_blocks(group.layer_spec(layer))) return block_size;
 

@@ -1,6 +1,7 @@
 #include "reference/prefix_content.h"
 
 #include "reference/check.h"
+#include "reference/context_share.h"
 
 namespace lockstep {
 
@@ -47,7 +48,9 @@ std::uint64_t PrefixContent::attention_digest(const ModelLayer& layer, std::int6
   if (sums.empty()) sums.push_back(0);
   while (static_cast<std::int64_t>(sums.size()) <= last) {
     const auto position = static_cast<std::int64_t>(sums.size()) - 1;
-    sums.push_back(sums.back() + token_digest(layer, content(position), position));
+    sums.push_back(sums.back());
+    if (keeps(rank_, position))
+      sums.back() += token_digest(layer, content(position), num_kept(rank_, position));
   }
   return sums[static_cast<std::size_t>(last)] - sums[static_cast<std::size_t>(first)];
 }

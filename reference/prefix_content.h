@@ -10,12 +10,16 @@
 #include <vector>
 
 #include "reference/content.h"
+#include "reference/context_rank.h"
 #include "reference/memory_model.h"
 
 namespace lockstep {
 
 class PrefixContent {
  public:
+  PrefixContent() = default;
+  // Digests cover what this rank keeps of the tokens.
+  explicit PrefixContent(const ContextRank& rank) : rank_(rank) {}
   void append(std::int32_t token);
   // Keeps the first `size` tokens: a draft was rejected.
   void truncate(std::int64_t size);
@@ -26,11 +30,12 @@ class PrefixContent {
   }
   std::span<const ContentId> contents() const { return contents_; }
 
-  // Rule (4) of sim/backend.h over positions [first, last).
+  // Rule (4) of sim/backend.h over positions [first, last), on the rank.
   // REQUIRES: 0 <= first <= last <= size().
   std::uint64_t attention_digest(const ModelLayer& layer, std::int64_t first, std::int64_t last);
 
  private:
+  ContextRank rank_;
   std::vector<ContentId> contents_;
   std::vector<std::vector<std::uint64_t>> digests_;  // [layer][n]: sum over the first n positions
 };

@@ -13,6 +13,7 @@ constexpr std::array kBackends = std::to_array<std::pair<AttentionBackend, std::
     {AttentionBackend::triton_mla, "triton_mla"},
     {AttentionBackend::flashmla, "flashmla"},
     {AttentionBackend::cache_only, "cache_only"},
+    {AttentionBackend::any_size, "any_size"},
 });
 
 }  // namespace

@@ -15,7 +15,9 @@ namespace lockstep {
 
 enum class CacheLayout : std::uint8_t { NHD, HND };
 // The attention backend that reads a layer's cache. flashmla takes MLA rows in blocks of 64 tokens;
-// cache_only writes rows and reads nothing back (hidden states).
+// cache_only writes rows and reads nothing back (hidden states). any_size takes blocks of every
+// size, as the base class of vLLM's backends says and none of its attention kernels does
+// (v1/attention/backend.py, get_supported_kernel_block_sizes); its layout is triton_attn's.
 enum class AttentionBackend : std::uint8_t {
   flash_attn,
   flashinfer,
@@ -23,6 +25,7 @@ enum class AttentionBackend : std::uint8_t {
   triton_mla,
   flashmla,
   cache_only,
+  any_size,
 };
 std::string_view name_of(AttentionBackend backend);
 std::string_view name_of(CacheLayout layout);

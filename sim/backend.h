@@ -55,6 +55,12 @@
 //     query. Slot mappings are compared for groups with slots only. r in (4) fills a last word that
 //     is cut short with zero bytes.
 //
+// (10) Context parallelism. Of R ranks, rank r keeps the tokens at positions p with
+//     (p / interleave) mod R == r and nothing of the others, whose slot is PAD_SLOT_ID on it. The
+//     n-th token that it keeps lies at offset n mod block_size of entry n / block_size of the block
+//     table. Probes and queries name positions of the whole request; the rank reads those that it
+//     keeps, and p in rule (4) is then n.
+//
 // Not said here: how a backend lays anything out; that is what is being checked.
 #pragma once
 
@@ -66,6 +72,7 @@
 #include <string_view>
 #include <vector>
 
+#include "reference/context_rank.h"
 #include "reference/ids.h"
 #include "reference/kv_cache_spec.h"
 #include "reference/result.h"
@@ -90,6 +97,7 @@ struct BackendConfig {
   std::vector<std::int32_t> max_blocks_per_row;  // manager blocks, per group
   std::int32_t max_tokens_per_step = 0;
   std::int32_t queries_per_kv = 1;  // query heads per KV head
+  ContextRank context;              // which of the ranks this backend is
   CheckMode check = CheckMode::fast;
   std::uint64_t seed = 0;
   std::string mutant;  // a planted defect to switch on; empty: none
@@ -188,17 +196,17 @@ struct AttentionQuery {
 // One step, in the order in which its parts run.
 struct StepProgram {
   std::int64_t step = 0;
-  std::vector<std::int32_t> clear_rows;      // requests that left: their rows have length 0
+  std::vector<std::int32_t> clear_rows;  // requests that left: their rows have length 0
   // blocks whose content died or that are newly handed out
   std::vector<PoisonBlock> poison;
-  std::vector<GroupBlock> zero;              // the engine's zero list
-  std::vector<BlockCopy> copies;             // states from block to block
+  std::vector<GroupBlock> zero;   // the engine's zero list
+  std::vector<BlockCopy> copies;  // states from block to block
   std::vector<TableUpdate> table_updates;
   std::vector<BlockId> table_block_ids;
   std::vector<TableEdit> table_edits;
-  std::vector<RowSlice> rows;                // scheduled requests, in the engine's order
-  std::vector<std::uint64_t> contents;       // one per scheduled token
-  std::int32_t num_padded_tokens = 0;        // slot mappings are filled with PAD_SLOT_ID up to here
+  std::vector<RowSlice> rows;           // scheduled requests, in the engine's order
+  std::vector<std::uint64_t> contents;  // one per scheduled token
+  std::int32_t num_padded_tokens = 0;   // slot mappings are filled with PAD_SLOT_ID up to here
   std::vector<StateUpdate> state_updates;
   std::vector<AttentionProbe> probes;
   std::vector<AttentionQuery> queries;
@@ -207,10 +215,10 @@ struct StepProgram {
 // A finding of the backend's own memory checker (SIMT check and hunt modes,
 // compute-sanitizer-like).
 struct MemoryReport {
-  std::string kind;     // "out of bounds", "race", "uninitialised read", ...
+  std::string kind;  // "out of bounds", "race", "uninitialised read", ...
   std::string kernel;
-  std::string message;  // one sentence with launch, cta, thread and the other party
-  std::optional<PageId> page;      // where it lies in the cache, if it does
+  std::string message;         // one sentence with launch, cta, thread and the other party
+  std::optional<PageId> page;  // where it lies in the cache, if it does
   std::int64_t byte_in_page = 0;
 };
 
@@ -235,7 +243,7 @@ struct Writer {
 class Backend {
  public:
   virtual ~Backend() = default;
-  virtual std::string_view name() const = 0;    // "simt", "cuda"
+  virtual std::string_view name() const = 0;  // "simt", "cuda"
   // for a person: "CPU executor, check mode" or the GPU's name
   virtual std::string device() const = 0;
 

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "reference/check.h"
+#include "reference/context_share.h"
 #include "reference/kernel_blocks.h"
 #include "reference/page_size.h"
 #include "sim/lockstep.h"
@@ -16,6 +17,8 @@ BackendConfig make_device_config(const EngineConfig& engine, KVCacheConfig plan,
   device.attention_backend = attention_backend;
   device.num_rows = engine.max_num_seqs;
   device.max_tokens_per_step = engine.max_num_batched_tokens;
+  if (!plan.groups.empty())
+    device.context.num_ranks = num_context_ranks(engine, plan.groups.front().spec);
   const bool fp32_states = has_fp32_states(plan);
   for (std::size_t g = 0; g < plan.groups.size(); ++g) {
     const KVCacheSpec& spec = plan.groups[g].spec;
@@ -24,10 +27,22 @@ BackendConfig make_device_config(const EngineConfig& engine, KVCacheConfig plan,
     device.kernel_block_sizes.push_back(kernel ? *kernel : spec.block_size);
     const std::int64_t tokens = engine.max_model_len + engine.num_spec_tokens;
     device.max_blocks_per_row.push_back(
-        static_cast<std::int32_t>(cdiv(tokens, spec.block_size) + spec.num_speculative_blocks));
+        static_cast<std::int32_t>(cdiv(tokens, spec.block_size * num_context_ranks(engine, spec)) +
+                                  spec.num_speculative_blocks));
   }
   device.plan = std::move(plan);
   return device;
+}
+
+BackendConfig device_of_rank(const BackendConfig& device, std::int32_t rank) {
+  BackendConfig own = device;
+  own.context.rank = rank;
+  return own;
+}
+
+AttentionBackend attention_backend_for(const KVCacheConfig& plan) {
+  return kernel_block_sizes(plan, AttentionBackend::flash_attn) ? AttentionBackend::flash_attn
+                                                                : AttentionBackend::any_size;
 }
 
 Result<KVCacheConfig> plan_for_groups(std::vector<KVCacheGroupSpec> groups,

@@ -3,6 +3,7 @@
 #include <fmt/core.h>
 
 #include "reference/attention_oracle.h"
+#include "reference/check.h"
 #include "sim/comparer.h"
 #include "sim/model_step.h"
 #include "sim/probe_planner.h"
@@ -21,7 +22,7 @@ class LockstepDevice final : public DeviceSide {
         model_(std::move(model)),
         backend_(backend),
         summary_(summary),
-        worker_(config_.device.num_rows, model_),
+        worker_(config_.device.num_rows, config_.device.context, model_),
         builder_(config_.engine, config_.device, model_, worker_),
         model_step_(model_, worker_),
         planner_(config_.device, model_, worker_, config_.budget.probe_rows,
@@ -41,6 +42,7 @@ class LockstepDevice final : public DeviceSide {
   Result<std::optional<Divergence>> finish(bool agreed) override;
 
  private:
+  void say_what_was_not_checked(bool agreed);
   std::optional<Divergence> check_hits(const SchedulerOutput& decision);
 
   const LockstepConfig config_;
@@ -80,8 +82,8 @@ Result<std::optional<Divergence>> LockstepDevice::run_step(const SchedulerOutput
 std::optional<Divergence> LockstepDevice::check_hits(const SchedulerOutput& decision) {
   for (const ScheduledRequest& scheduled : decision.scheduled) {
     if (!scheduled.is_new && !scheduled.is_resumed) continue;
-    if (auto finding = check_hit(model_, worker_.at(scheduled.id), config_.device.plan,
-                                 decision.step, scheduled.computed))
+    if (auto finding = check_hit(model_, worker_.context(), worker_.at(scheduled.id),
+                                 config_.device.plan, decision.step, scheduled.computed))
       return finding;
   }
   return std::nullopt;
@@ -92,7 +94,13 @@ Result<std::optional<Divergence>> LockstepDevice::finish(bool agreed) {
   Result<std::optional<Divergence>> found = std::optional<Divergence>();
   if (agreed && program_.step >= 0) found = comparer_.check_all_pages();
   summary_.seconds.compare += watch.lap();
-  summary_.rows_read = planner_.rows_read();
+  summary_.rows_read += planner_.rows_read();
+  // The ranks leave out the same things for the same reasons: one of them says so.
+  if (config_.device.context.rank == 0) say_what_was_not_checked(agreed);
+  return found;
+}
+
+void LockstepDevice::say_what_was_not_checked(bool agreed) {
   std::vector<std::string>& not_checked = summary_.not_checked;
   if (planner_.rows_left_out() > 0)
     not_checked.push_back(
@@ -114,19 +122,68 @@ Result<std::optional<Divergence>> LockstepDevice::finish(bool agreed) {
     not_checked.push_back(
         "single accesses of threads (bounds, races, uninitialised reads): the check mode is fast");
   if (!agreed) not_checked.push_back("everything after the divergence");
-  return found;
 }
+
+// The ranks of context parallelism, one after the other: each has its own backend and memory, all
+// follow the same decisions.
+class AllRanks final : public DeviceSide {
+ public:
+  void add(std::unique_ptr<DeviceSide> rank) { ranks_.push_back(std::move(rank)); }
+
+  void add_request(RequestId id, const RequestSpec& spec) override {
+    for (const auto& rank : ranks_) rank->add_request(id, spec);
+  }
+  void append_sampled(RequestId id, std::span<const std::int32_t> tokens) override {
+    for (const auto& rank : ranks_) rank->append_sampled(id, tokens);
+  }
+  Result<std::optional<Divergence>> run_step(const SchedulerOutput& decision,
+                                             StateHashChain& chain) override {
+    return first_found([&](DeviceSide& rank) { return rank.run_step(decision, chain); });
+  }
+  Result<std::optional<Divergence>> finish(bool agreed) override {
+    return first_found([&](DeviceSide& rank) { return rank.finish(agreed); });
+  }
+
+ private:
+  // Of the lowest rank that diverges; an error ends it.
+  template <class Call>
+  Result<std::optional<Divergence>> first_found(const Call& call) {
+    for (std::size_t rank = 0; rank < ranks_.size(); ++rank) {
+      Result<std::optional<Divergence>> found = call(*ranks_[rank]);
+      if (!found) return found;
+      if (!*found) continue;
+      if (ranks_.size() > 1) (*found)->rank = static_cast<std::int32_t>(rank);
+      return found;
+    }
+    return std::optional<Divergence>();
+  }
+
+  std::vector<std::unique_ptr<DeviceSide>> ranks_;
+};
 
 }  // namespace
 
 Result<std::unique_ptr<DeviceSide>> DeviceSide::create(const LockstepConfig& config,
-                                                       Backend& backend, RunSummary& summary) {
+                                                       std::span<Backend* const> ranks,
+                                                       RunSummary& summary) {
   if (const auto reason = ProgramBuilder::why_not_supported(config.engine, config.device.plan))
     return fail(fmt::format("{}; replay it with `--backend none`", *reason));
-  auto model = MemoryModel::create(config.device.plan, config.device.attention_backend,
-                                   config.device.layout, config.device.layout_rule);
-  if (!model) return tl::unexpected(model.error());
-  return std::make_unique<LockstepDevice>(config, std::move(*model), backend, summary);
+  LS_CHECK(std::ssize(ranks) == config.device.context.num_ranks, "{} backends for {} ranks",
+           ranks.size(), config.device.context.num_ranks);
+  auto all = std::make_unique<AllRanks>();
+  for (std::size_t rank = 0; rank < ranks.size(); ++rank) {
+    auto model = MemoryModel::create(config.device.plan, config.device.attention_backend,
+                                     config.device.layout, config.device.layout_rule);
+    if (!model) return tl::unexpected(model.error());
+    LockstepConfig own = config;
+    own.device = device_of_rank(config.device, static_cast<std::int32_t>(rank));
+    all->add(std::make_unique<LockstepDevice>(own, std::move(*model), *ranks[rank], summary));
+  }
+  if (config.engine.dcp * config.engine.pcp != config.device.context.num_ranks)
+    summary.not_checked.push_back(
+        fmt::format("{} further ranks of prefill context parallelism, which hold the same cache",
+                    config.engine.dcp * config.engine.pcp - config.device.context.num_ranks));
+  return all;
 }
 
 }  // namespace lockstep

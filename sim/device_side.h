@@ -17,8 +17,10 @@ namespace lockstep {
 
 class DeviceSide {
  public:
+  // One backend for each rank of context parallelism, in their order.
   // Refused: what the memory model or the program builder cannot follow.
-  static Result<std::unique_ptr<DeviceSide>> create(const LockstepConfig& config, Backend& backend,
+  static Result<std::unique_ptr<DeviceSide>> create(const LockstepConfig& config,
+                                                    std::span<Backend* const> ranks,
                                                     RunSummary& summary);
   virtual ~DeviceSide() = default;
 

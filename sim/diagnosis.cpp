@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "reference/check.h"
+#include "reference/context_share.h"
 #include "sim/content_finder.h"
 
 namespace lockstep {
@@ -217,12 +218,12 @@ Divergence Diagnosis::slot(std::int32_t group, std::size_t token, Slot expected,
 void Diagnosis::set_slot(Divergence& found, const WorkerRequest& request,
                          std::int64_t position) const {
   const std::int64_t size = model_.block_size(found.group);
+  const std::int64_t row = num_kept(worker_.context(), position);
   const BlockId block =
-      request
-          .tables[static_cast<std::size_t>(found.group)][static_cast<std::size_t>(position / size)];
+      request.tables[static_cast<std::size_t>(found.group)][static_cast<std::size_t>(row / size)];
   found.token = position;
   found.block = index_of(block);
-  found.slot = index_of(block) * size + position % size;
+  found.slot = index_of(block) * size + row % size;
 }
 
 Result<bool> Diagnosis::reads_wrong(const AttentionProbe& probe, WorkerRequest& request) {

@@ -29,6 +29,7 @@ std::string place_of(const Divergence& found) {
   const auto add = [&](std::string_view what, const std::string& value) {
     if (!value.empty()) text += fmt::format("{}{} {}", text.empty() ? "" : ", ", what, value);
   };
+  add("rank", number_or_nothing(found.rank));
   add("request", found.request);
   add("token", number_or_nothing(found.token));
   add("group", number_or_nothing(found.group));
@@ -85,6 +86,7 @@ nlohmann::ordered_json json_of(const Divergence& found) {
   nlohmann::ordered_json json;
   json["phase"] = name_of(found.phase);
   json["step"] = found.step;
+  json["rank"] = found.rank;
   json["request"] = found.request;
   json["layer"] = found.layer;
   json["layer_name"] = found.layer_name;

@@ -37,7 +37,8 @@ struct PageSpan {
 struct Divergence {
   Phase phase = Phase::decide;
   std::int64_t step = -1;
-  std::string request;  // whose content is expected there
+  std::int32_t rank = -1;  // of context parallelism, where there are several
+  std::string request;     // whose content is expected there
   std::int32_t layer = -1;
   std::string layer_name;
   std::int32_t group = -1;

@@ -42,7 +42,7 @@ class Run {
         recorder_(config),
         progress_(config) {}
 
-  Result<RunReport> run(Backend* backend);
+  Result<RunReport> run(std::span<Backend* const> ranks);
 
  private:
   Result<bool> step();
@@ -88,12 +88,12 @@ class Run {
   bool idle_ = true;
 };
 
-Result<RunReport> Run::run(Backend* backend) {
+Result<RunReport> Run::run(std::span<Backend* const> ranks) {
   Stopwatch wall;
   summary_.backend = "none";
-  if (backend != nullptr) {
-    summary_.backend = fmt::format("{} ({})", backend->name(), backend->device());
-    auto device = DeviceSide::create(config_, *backend, summary_);
+  if (!ranks.empty()) {
+    summary_.backend = fmt::format("{} ({})", ranks.front()->name(), ranks.front()->device());
+    auto device = DeviceSide::create(config_, ranks, summary_);
     if (!device) return tl::unexpected(device.error());
     device_ = std::move(*device);
   }
@@ -391,8 +391,15 @@ Result<void> Run::finish() {
 }  // namespace
 
 Result<RunReport> run_lockstep(const LockstepConfig& config, DecisionSource& decisions,
+                               Workload& workload, std::span<Backend* const> ranks,
+                               StepObserver* observer) {
+  return Run(config, decisions, workload, observer).run(ranks);
+}
+
+Result<RunReport> run_lockstep(const LockstepConfig& config, DecisionSource& decisions,
                                Workload& workload, Backend* backend, StepObserver* observer) {
-  return Run(config, decisions, workload, observer).run(backend);
+  const std::span<Backend* const> ranks(&backend, backend == nullptr ? 0 : 1);
+  return run_lockstep(config, decisions, workload, ranks, observer);
 }
 
 }  // namespace lockstep

@@ -12,6 +12,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <span>
 #include <string>
 
 #include "reference/engine_config.h"
@@ -45,6 +46,10 @@ struct LockstepConfig {
 // BackendConfig for an engine and a plan: rows, widths and tokens as the engine's options say.
 BackendConfig make_device_config(const EngineConfig& engine, KVCacheConfig plan,
                                  AttentionBackend attention_backend = AttentionBackend::flash_attn);
+BackendConfig device_of_rank(const BackendConfig& device, std::int32_t rank);
+// flash_attn where it takes the plan's blocks. An engine's scheduler may be recorded with smaller
+// ones: any_size.
+AttentionBackend attention_backend_for(const KVCacheConfig& plan);
 // A plan for the groups of a recording: one tensor per place in the group, pages padded to the
 // largest so that all groups draw from one pool.
 Result<KVCacheConfig> plan_for_groups(std::vector<KVCacheGroupSpec> groups,
@@ -76,7 +81,12 @@ struct RunReport {
   std::int64_t records_consumed = 0;
 };
 
-// `backend` and `observer` may be null.
+// `ranks`: one backend for each rank of context parallelism (device.context.num_ranks), made with
+// the device that device_of_rank() says; none: the decisions alone. `observer` may be null.
+Result<RunReport> run_lockstep(const LockstepConfig& config, DecisionSource& decisions,
+                               Workload& workload, std::span<Backend* const> ranks,
+                               StepObserver* observer = nullptr);
+// One rank. `backend` may be null.
 Result<RunReport> run_lockstep(const LockstepConfig& config, DecisionSource& decisions,
                                Workload& workload, Backend* backend,
                                StepObserver* observer = nullptr);

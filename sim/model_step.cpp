@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "reference/check.h"
+#include "reference/context_share.h"
 #include "sim/program_builder.h"
 
 namespace lockstep {
@@ -64,6 +65,7 @@ std::optional<Divergence> ModelStep::write_tokens(const StepProgram& program, co
                                                   std::vector<Slot>& slots) {
   const WorkerRequest& request = worker_.at(id);
   for (std::int32_t t = 0; t < slice.num_tokens; ++t) {
+    if (!keeps(worker_.context(), slice.first_position + t)) continue;
     Slot& slot = slots[static_cast<std::size_t>(slice.first_token + t)];
     if (auto finding = write_token(program, request, group, slice.first_position + t, slot))
       return finding;
@@ -76,7 +78,8 @@ std::optional<Divergence> ModelStep::write_token(const StepProgram& program,
                                                  std::int64_t position, Slot& slot) {
   const std::vector<BlockId>& table = request.tables[static_cast<std::size_t>(group)];
   const std::int64_t block_size = model_.block_size(group);
-  const std::int64_t entry = position / block_size;
+  const std::int64_t row = num_kept(worker_.context(), position);
+  const std::int64_t entry = row / block_size;
   const auto finding = [&](std::string message) {
     Divergence found = decision_finding(program.step, request.name, group, std::move(message));
     found.token = position;
@@ -86,7 +89,7 @@ std::optional<Divergence> ModelStep::write_token(const StepProgram& program,
     return finding(fmt::format("token {} needs entry {} of a block table of {}", position, entry,
                                table.size()));
   const BlockId block = table[static_cast<std::size_t>(entry)];
-  slot = index_of(block) * block_size + position % block_size;
+  slot = index_of(block) * block_size + row % block_size;
   if (block == kNullBlock)
     return finding(fmt::format("token {} would be written to the null block", position));
   const BlockContent& content = model_.block(block);
@@ -94,11 +97,11 @@ std::optional<Divergence> ModelStep::write_token(const StepProgram& program,
     return finding(fmt::format("block {} is written for group {} while it belongs to group {}",
                                index_of(block), group, content.group));
   const ContentId now = request.prefix.content(position);
-  const SlotContent* old = model_.slot_content(group, block, position % block_size);
+  const SlotContent* old = model_.slot_content(group, block, row % block_size);
   if (old != nullptr && old->writer != request.writer && old->content != now)
     return finding(fmt::format("token {} overwrites slot {}, which holds {}", position, slot,
                                whose(model_, *old)));
-  model_.write_token(group, block, position % block_size, now, request.writer, position);
+  model_.write_token(group, block, row % block_size, now, request.writer, position);
   return std::nullopt;
 }
 
@@ -123,25 +126,27 @@ std::optional<Divergence> ModelStep::advance_states(const StepProgram& program,
   return std::nullopt;
 }
 
-std::optional<Divergence> check_hit(const MemoryModel& model, const WorkerRequest& request,
-                                    const KVCacheConfig& plan, std::int64_t step,
-                                    std::int64_t first) {
+std::optional<Divergence> check_hit(const MemoryModel& model, const ContextRank& context,
+                                    const WorkerRequest& request, const KVCacheConfig& plan,
+                                    std::int64_t step, std::int64_t first) {
   for (std::int32_t g = 0; g < model.num_groups(); ++g) {
     if (model.is_state_group(g)) continue;
     const std::vector<BlockId>& table = request.tables[static_cast<std::size_t>(g)];
     const std::int64_t size = model.block_size(g);
     const KVCacheSpec& spec = plan.groups[static_cast<std::size_t>(g)].spec;
     for (std::int64_t p = first_attended(spec, first); p < first; ++p) {
-      const BlockId block = table[static_cast<std::size_t>(p / size)];
-      const SlotContent* slot = model.slot_content(g, block, p % size);
+      if (!keeps(context, p)) continue;
+      const std::int64_t row = num_kept(context, p);
+      const BlockId block = table[static_cast<std::size_t>(row / size)];
+      const SlotContent* slot = model.slot_content(g, block, row % size);
       if (slot != nullptr && slot->content == request.prefix.content(p)) continue;
       Divergence finding =
           decision_finding(step, request.name, g,
                            fmt::format("token {} counts as computed, but slot {} holds {}", p,
-                                       index_of(block) * size + p % size,
+                                       index_of(block) * size + row % size,
                                        slot == nullptr ? "nothing" : whose(model, *slot)));
       finding.block = index_of(block);
-      finding.slot = index_of(block) * size + p % size;
+      finding.slot = index_of(block) * size + row % size;
       finding.token = p;
       return finding;
     }

@@ -48,8 +48,8 @@ std::int64_t first_attended(const KVCacheSpec& spec, std::int64_t first);
 
 // Every row that the request's next tokens (from `first` on) will read holds the content of its own
 // prefix; a finding otherwise. Asked when a request comes in with computed tokens: a wrong hit.
-std::optional<Divergence> check_hit(const MemoryModel& model, const WorkerRequest& request,
-                                    const KVCacheConfig& plan, std::int64_t step,
-                                    std::int64_t first);
+std::optional<Divergence> check_hit(const MemoryModel& model, const ContextRank& context,
+                                    const WorkerRequest& request, const KVCacheConfig& plan,
+                                    std::int64_t step, std::int64_t first);
 
 }  // namespace lockstep

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "reference/attention_oracle.h"
+#include "reference/context_share.h"
 #include "sim/model_step.h"
 
 namespace lockstep {
@@ -24,6 +25,12 @@ std::int64_t ProbePlanner::rows_of(const ModelLayer& layer, std::int64_t positio
   return positions * layer.layout.num_kv * layer.layout.num_kv_heads;
 }
 
+std::int64_t ProbePlanner::rows_kept(const ModelLayer& layer, std::int64_t first,
+                                     std::int64_t last) const {
+  const ContextRank& rank = device_.context;
+  return rows_of(layer, num_kept(rank, last) - num_kept(rank, first));
+}
+
 void ProbePlanner::plan(StepProgram& program, std::span<const RequestId> requests) {
   probes_.clear();
   queries_.clear();
@@ -36,7 +43,7 @@ void ProbePlanner::plan(StepProgram& program, std::span<const RequestId> request
       const std::int64_t lowest = first_attended(spec, program.rows[i].first_position);
       candidates_.push_back({.index = i, .layer = layer.index, .lowest = lowest});
       const std::int64_t last = program.rows[i].first_position + program.rows[i].num_tokens;
-      rows_left_out_ += rows_of(layer, last - lowest);
+      rows_left_out_ += rows_kept(layer, lowest, last);
     }
   }
   if (candidates_.empty()) return;
@@ -50,7 +57,8 @@ void ProbePlanner::probe(StepProgram& program, std::span<const RequestId> reques
   if (first >= last) return;
   const ModelLayer& layer = model_.layers()[static_cast<std::size_t>(at.layer)];
   WorkerRequest& request = worker_.at(requests[at.index]);
-  const std::int64_t rows = rows_of(layer, last - first);
+  const std::int64_t rows = rows_kept(layer, first, last);
+  if (rows == 0) return;
   budget_ -= rows;
   rows_read_ += rows;
   rows_left_out_ -= rows;
@@ -120,17 +128,20 @@ void ProbePlanner::add_queries(StepProgram& program, std::span<const RequestId> 
     const std::int64_t affordable = std::max<std::int64_t>(1, budget / rows_of(layer, 1));
     const std::int64_t first = std::max(first_attended(spec, last - 1), last - affordable);
     const ContentId query = request.prefix.content(last - 1);
+    contents_.clear();
+    for (std::int64_t p = first; p < last; ++p)
+      if (keeps(device_.context, p)) contents_.push_back(request.prefix.content(p));
+    if (contents_.empty()) continue;
     program.queries.push_back({.row = slice.row,
                                .layer = at.layer,
                                .first = static_cast<std::int32_t>(first),
                                .last = static_cast<std::int32_t>(last),
                                .content = query});
-    const auto contents = request.prefix.contents().subspan(static_cast<std::size_t>(first),
-                                                            static_cast<std::size_t>(last - first));
-    queries_.push_back({.request = requests[at.index],
-                        .output = attention_output(layer, contents, query, device_.queries_per_kv),
-                        .tolerance = attention_tolerance(layer.layout.head_size, last - first)});
-    budget -= rows_of(layer, last - first);
+    queries_.push_back(
+        {.request = requests[at.index],
+         .output = attention_output(layer, contents_, query, device_.queries_per_kv),
+         .tolerance = attention_tolerance(layer.layout.head_size, std::ssize(contents_))});
+    budget -= rows_of(layer, std::ssize(contents_));
   }
 }
 

@@ -52,6 +52,8 @@ class ProbePlanner {
   };
 
   std::int64_t rows_of(const ModelLayer& layer, std::int64_t positions) const;
+  // Of positions [first, last), those that the rank keeps.
+  std::int64_t rows_kept(const ModelLayer& layer, std::int64_t first, std::int64_t last) const;
   void probe(StepProgram& program, std::span<const RequestId> requests, const Candidate& at,
              std::int64_t first, std::int64_t last);
   void probe_written(StepProgram& program, std::span<const RequestId> requests);
@@ -66,6 +68,7 @@ class ProbePlanner {
   std::vector<Candidate> candidates_;
   std::vector<ProbeExpectation> probes_;
   std::vector<QueryExpectation> queries_;
+  std::vector<ContentId> contents_;  // that a query reads
   std::int64_t budget_ = 0;
   std::size_t turn_ = 0;  // rotates over candidates from step to step
   std::int64_t query_turn_ = 0;

@@ -59,9 +59,13 @@ ProgramBuilder::ProgramBuilder(const EngineConfig& engine, const BackendConfig& 
 
 std::optional<std::string> ProgramBuilder::why_not_supported(const EngineConfig& engine,
                                                              const KVCacheConfig& plan) {
-  if (engine.dcp * engine.pcp != 1)
-    return "context parallelism spreads the tokens of a block over ranks, and one backend is one "
-           "rank";
+  const auto divides = [&](const KVCacheGroupSpec& group) {
+    return group.spec.kind == CacheKind::full_attention || group.spec.kind == CacheKind::mla;
+  };
+  if (engine.dcp * engine.pcp != 1 && !std::ranges::all_of(plan.groups, divides))
+    return "context parallelism deals out the tokens of full attention and MLA; what the ranks "
+           "hold "
+           "of other kinds is not modelled";
   if (engine.async_scheduling && engine.num_spec_tokens > 0)
     return "drafts with asynchronous scheduling are counted by the worker, not by the decision";
   for (const KVCacheGroupSpec& group : plan.groups)
@@ -131,9 +135,9 @@ void ProgramBuilder::append_blocks(const SchedulerOutput& decision, std::size_t 
     std::vector<BlockId>& table = request.tables[static_cast<std::size_t>(g)];
     if (blocks.empty() && !whole_table) continue;
     // What a hit found is somebody's content; everything behind it is handed out to be filled.
+    const std::int64_t tokens_in_block = spec_of(device_, g).block_size * device_.context.num_ranks;
     const std::size_t hit =
-        whole_table ? static_cast<std::size_t>(scheduled.computed / spec_of(device_, g).block_size)
-                    : 0;
+        whole_table ? static_cast<std::size_t>(scheduled.computed / tokens_in_block) : 0;
     // Drafts' state blocks move to the end of their own table and keep what they hold. (Any other
     // entry may be stale: retired long since, and somebody else's in the meantime.)
     const auto moving = std::min(

@@ -1,5 +1,5 @@
-// A step of a run in the terms of a recording: what conform holds against a recorded step, and what a
-// run recorder writes.
+// A step of a run in the terms of a recording: what conform holds against a recorded step, and what
+// a run recorder writes.
 #pragma once
 
 #include <span>

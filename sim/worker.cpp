@@ -6,8 +6,9 @@
 
 namespace lockstep {
 
-Worker::Worker(std::int32_t num_rows, MemoryModel& model)
+Worker::Worker(std::int32_t num_rows, const ContextRank& context, MemoryModel& model)
     : model_(model),
+      context_(context),
       num_groups_(model.num_groups()),
       row_taken_(static_cast<std::size_t>(num_rows)) {}
 
@@ -19,6 +20,7 @@ void Worker::add_request(RequestId id, const RequestSpec& spec) {
   request->name = spec.name;
   request->prompt = spec.prompt;
   request->num_known = spec.prompt.size();
+  request->prefix = PrefixContent(context_);
   requests_[index_of(id)] = std::move(request);
 }
 

@@ -14,6 +14,7 @@
 #include <string>
 #include <vector>
 
+#include "reference/context_rank.h"
 #include "reference/ids.h"
 #include "reference/memory_model.h"
 #include "reference/prefix_content.h"
@@ -35,7 +36,7 @@ struct WorkerRequest {
 
 class Worker {
  public:
-  Worker(std::int32_t num_rows, MemoryModel& model);
+  Worker(std::int32_t num_rows, const ContextRank& context, MemoryModel& model);
 
   void add_request(RequestId id, const RequestSpec& spec);
   // The sampled tokens that the engine keeps of a step: `num_accepted` drafts and the token behind
@@ -51,9 +52,11 @@ class Worker {
   bool enter_row(RequestId id);
 
   std::int64_t num_groups() const { return num_groups_; }
+  const ContextRank& context() const { return context_; }
 
  private:
   MemoryModel& model_;
+  const ContextRank context_;
   std::int64_t num_groups_ = 0;
   std::vector<std::uint8_t> row_taken_;
   std::vector<std::unique_ptr<WorkerRequest>> requests_;  // by RequestId

@@ -96,6 +96,9 @@ struct SlotMappingParams {
   std::int32_t num_tokens;
   std::int32_t num_padded_tokens;
   Slot pad_slot;
+  std::int32_t context_ranks;  // that share the tokens of a request, of which this is the
+  std::int32_t context_rank;   // context_rank-th
+  std::int32_t interleave;     // tokens in a row that go to the same rank
 };
 
 // Rule (1): the rows of one layer, made from content ids. Contiguous [num_tokens, num_kv_heads,

@@ -2,6 +2,9 @@
 // table. slot = kernel_block_id * kernel_block_size + position % kernel_block_size, which is the
 // same number as block_id * block_size + position % block_size. Tokens past num_tokens (a padded
 // batch) get pad_slot.
+//
+// Under context parallelism a block of the table stands for a block on each of the ranks: its
+// tokens are dealt out in runs of `interleave`, and those of other ranks get pad_slot.
 #pragma once
 
 #include "cuda_backend/kernels/words.cuh"
@@ -22,9 +25,17 @@ __global__ void slot_mapping_kernel(SlotMappingParams p) {
       continue;
     }
     const std::int32_t position = p.positions[token];
-    const std::int64_t index = position / table.slot_block_size;
+    const std::int64_t tokens_in_block = std::int64_t(table.slot_block_size) * p.context_ranks;
+    const std::int64_t offset = position % tokens_in_block;
+    const std::int64_t run = offset / p.interleave;
+    if (run % p.context_ranks != p.context_rank) {
+      slots[token] = p.pad_slot;
+      continue;
+    }
+    const std::int64_t index = position / tokens_in_block;
     const Slot block = table.kernel_entries[p.token_rows[token] * width + index];
-    slots[token] = block * table.slot_block_size + position % table.slot_block_size;
+    slots[token] = block * table.slot_block_size + run / p.context_ranks * p.interleave +
+                   offset % p.interleave;
   }
 }
 

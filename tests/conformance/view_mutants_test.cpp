@@ -150,7 +150,7 @@ std::vector<Exposure> exposures() {
 }
 
 INSTANTIATE_TEST_SUITE_P(All, ViewMutants, testing::ValuesIn(exposures()),
-                         [](const auto& info) { return info.param.name; });
+                         [](const auto& one) { return one.param.name; });
 
 TEST(ViewMutants, EveryDefectHasANameThatFindsIt) {
   for (std::uint32_t bit = 1; bit <= static_cast<std::uint32_t>(ViewDefect::offset_int32);

@@ -43,11 +43,13 @@ struct Tables {
         device.kernels().slot_mapping,
         SlotMappingParams{groups_on_device, device.put(positions, "positions"),
                           device.put(rows, "rows"), slots, num_padded, 2,
-                          static_cast<std::int32_t>(positions.size()), num_padded, PAD_SLOT_ID});
+                          static_cast<std::int32_t>(positions.size()), num_padded, PAD_SLOT_ID,
+                          context.num_ranks, context.rank, context.interleave});
     return device.get(slots, 2 * num_padded);
   }
 
   static constexpr int kRows = 3;
+  ContextRank context;
   KernelDevice device;
   std::vector<GroupTable> groups;
   GroupTable* groups_on_device = nullptr;

@@ -90,7 +90,7 @@ INSTANTIATE_TEST_SUITE_P(
         Wrong{"TooManyLayers", "\"repeat\": 2", "\"repeat\": 99999", "at most 100000"},
         Wrong{"NoLayer", "[{\"repeat\": 2, \"of\": [\"linear\", [\"attn\", \"linear\"], []]}]",
               "[]", "no layer"}),
-    [](const auto& info) { return info.param.name; });
+    [](const auto& one) { return one.param.name; });
 
 // The figures that tell a family apart, as its config.json has them.
 TEST(HfConfig, GatedDeltaNetWithAnAttentionLayerInFour) {

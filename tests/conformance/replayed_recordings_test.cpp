@@ -1,0 +1,111 @@
+// Every family of recordings, decided by the model and executed by the kernels on the CPU executor,
+// every step compared. A replay diverges only where the audit, which shares nothing with it, says
+// that the engine's own decisions are wrong; where those write the same content twice, no read
+// shows it.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "cuda_backend/simt_backend.h"
+#include "sim/audit.h"
+#include "sim/lockstep.h"
+#include "traces/data_dir.h"
+#include "traces/open_trace.h"
+
+namespace lockstep {
+namespace {
+
+namespace fs = std::filesystem;
+
+// The recordings of a folder by engine and family, without those of connectors, whose loads are not
+// executed.
+std::map<std::string, std::vector<std::string>> families_under(const fs::path& folder) {
+  std::map<std::string, std::vector<std::string>> families;
+  if (!fs::is_directory(folder)) return families;
+  for (const auto& entry : fs::recursive_directory_iterator(folder)) {
+    const std::string path = entry.path().string();
+    if (!entry.is_regular_file() || path.find("connector") != std::string::npos) continue;
+    const auto format = detect_format(path);
+    if (!format || *format != FileFormat::recording) continue;
+    families[fs::relative(entry.path().parent_path(), folder).string()].push_back(path);
+  }
+  for (auto& [name, paths] : families) std::ranges::sort(paths);
+  return families;
+}
+
+Result<RunSummary> replay_on_simt(const std::string& path) {
+  auto reader = RecordingReader::open(path);
+  if (!reader) return tl::unexpected(reader.error());
+  const RecordingHeader header = reader->header();
+  LockstepConfig config;
+  config.engine = header.options.config;
+  config.engine.engine = header.engine.profile();
+  auto plan = plan_for_groups(header.groups, header.num_blocks);
+  if (!plan) return tl::unexpected(plan.error());
+  const AttentionBackend attention = attention_backend_for(*plan);
+  config.device = make_device_config(config.engine, std::move(*plan), attention);
+  std::vector<std::unique_ptr<Backend>> owned;
+  std::vector<Backend*> ranks;
+  for (std::int32_t rank = 0; rank < config.device.context.num_ranks; ++rank) {
+    auto backend = make_simt_backend(device_of_rank(config.device, rank));
+    if (!backend) return tl::unexpected(backend.error());
+    owned.push_back(std::move(*backend));
+    ranks.push_back(owned.back().get());
+  }
+  auto decisions = make_reference_decisions(config.engine, config.device.plan.groups,
+                                            config.device.plan.num_blocks);
+  if (!decisions) return tl::unexpected(decisions.error());
+  const auto workload = make_recording_workload(std::move(*reader));
+  auto report = run_lockstep(config, **decisions, *workload, std::span<Backend* const>(ranks));
+  if (!report) return tl::unexpected(report.error());
+  return std::move(report->summary);
+}
+
+struct Tally {
+  std::int64_t replayed = 0;
+  std::int64_t with_findings = 0;
+  std::int64_t diverged = 0;
+};
+
+void replay_and_audit(const std::string& path, Tally& tally) {
+  const auto audited = audit_recording(path);
+  ASSERT_TRUE(audited) << audited.error().message;
+  const auto replayed = replay_on_simt(path);
+  ASSERT_TRUE(replayed) << path << ": " << replayed.error().message;
+  ++tally.replayed;
+  tally.with_findings += audited->findings.empty() ? 0 : 1;
+  tally.diverged += replayed->verdict == Verdict::divergence ? 1 : 0;
+  EXPECT_GT(replayed->table_entries_checked, 0) << path;
+  if (!audited->findings.empty()) return;
+  EXPECT_EQ(replayed->verdict, Verdict::agreed) << path;
+  if (replayed->divergence) ADD_FAILURE() << to_text(*replayed->divergence);
+}
+
+TEST(ReplayedRecordings, one_of_every_family_diverges_only_where_the_audit_finds_why) {
+  const auto samples = find_samples_dir();
+  ASSERT_TRUE(samples.has_value());
+  const auto families = families_under(*samples / "recordings");
+  EXPECT_EQ(families.size(), 24u + 22u);
+  Tally tally;
+  for (const auto& [family, paths] : families) replay_and_audit(paths.front(), tally);
+  EXPECT_EQ(tally.replayed, 24 + 22);
+}
+
+TEST(ReplayedRecordingsSlow, all_diverge_only_where_the_audit_finds_why) {
+  const auto data = find_data_dir();
+  if (!data) GTEST_SKIP() << "recordings of both releases: " << data_dir_hint();
+  const auto families = families_under(*data / "recordings");
+  Tally tally;
+  for (const auto& [family, paths] : families)
+    for (const std::string& path : paths) replay_and_audit(path, tally);
+  EXPECT_EQ(tally.replayed, 768 + 704);
+  EXPECT_EQ(tally.with_findings, 11);  // docs/findings.md
+  EXPECT_EQ(tally.diverged, 10);
+}
+
+}  // namespace
+}  // namespace lockstep

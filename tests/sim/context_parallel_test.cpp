@@ -1,0 +1,102 @@
+// Ranks of context parallelism: each has its own backend and memory, all follow the same decisions,
+// and together they hold every token once.
+#include <gtest/gtest.h>
+
+#include "cuda_backend/simt_backend.h"
+#include "tests/sim/world.h"
+
+namespace lockstep {
+namespace {
+
+struct Setting {
+  const char* title;
+  CacheKind kind;
+  std::int32_t dcp;
+  std::int32_t pcp;
+  std::int32_t interleave;
+  AttentionBackend attention;
+};
+void PrintTo(const Setting& setting, std::ostream* out) { *out << setting.title; }
+
+class ContextParallel : public testing::TestWithParam<Setting> {};
+
+LockstepConfig make_ranks(const Setting& setting) {
+  KVCacheSpec spec = full_spec();
+  spec.kind = setting.kind;
+  if (setting.kind == CacheKind::mla) spec.num_kv_heads = 1;
+  LockstepConfig config = make_world({make_group("a", 2, spec)}, 20);
+  config.engine.engine = "vllm-0.22.1";
+  config.engine.dcp = setting.dcp;
+  config.engine.pcp = setting.pcp;
+  config.device = make_device_config(config.engine, config.device.plan, setting.attention);
+  config.device.context.interleave = setting.interleave;
+  config.device.check = CheckMode::check;
+  return config;
+}
+
+// `ranks[i]` is the rank that the i-th backend takes itself for.
+Result<RunReport> run_ranks(const LockstepConfig& config, const std::vector<std::int32_t>& ranks) {
+  std::vector<std::unique_ptr<Backend>> owned;
+  std::vector<Backend*> backends;
+  for (const std::int32_t rank : ranks) {
+    auto backend = make_simt_backend(device_of_rank(config.device, rank));
+    if (!backend) return tl::unexpected(backend.error());
+    backends.push_back(backend->get());
+    owned.push_back(std::move(*backend));
+  }
+  auto decisions = make_reference_decisions(config.engine, config.device.plan.groups,
+                                            config.device.plan.num_blocks);
+  if (!decisions) return tl::unexpected(decisions.error());
+  const auto workload = make_trace_workload(trace_reader_of(make_traffic(3, 30)),
+                                            {.step_time = {}, .seed = 7, .num_spec_tokens = 0});
+  return run_lockstep(config, **decisions, *workload, std::span<Backend* const>(backends));
+}
+
+TEST_P(ContextParallel, every_rank_holds_its_own_tokens_and_no_others) {
+  const LockstepConfig config = make_ranks(GetParam());
+  std::vector<std::int32_t> ranks;
+  for (std::int32_t r = 0; r < config.device.context.num_ranks; ++r) ranks.push_back(r);
+  ASSERT_EQ(std::ssize(ranks), GetParam().dcp * GetParam().pcp);
+  const auto run = run_ranks(config, ranks);
+  ASSERT_TRUE(run) << run.error().message;
+  EXPECT_EQ(run->summary.verdict, Verdict::agreed)
+      << (run->summary.divergence ? to_text(*run->summary.divergence) : "stuck");
+  EXPECT_GT(run->summary.hits, 0);
+  EXPECT_GT(run->summary.outputs_checked, 0);
+  EXPECT_GT(run->summary.pages_checked, 1000);
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Settings, ContextParallel,
+    testing::Values(
+        Setting{"dcp2", CacheKind::full_attention, 2, 1, 1, AttentionBackend::flash_attn},
+        Setting{"dcp2_runs_of_4", CacheKind::full_attention, 2, 1, 4, AttentionBackend::flashinfer},
+        Setting{"dcp2_pcp2_runs_of_16", CacheKind::full_attention, 2, 2, 16,
+                AttentionBackend::triton_attn},
+        Setting{"mla_dcp4", CacheKind::mla, 4, 1, 1, AttentionBackend::triton_mla},
+        Setting{"pcp3", CacheKind::full_attention, 1, 3, 2, AttentionBackend::any_size}),
+    [](const auto& setting) { return setting.param.title; });
+
+TEST(ContextParallelRanks, a_rank_that_takes_itself_for_another_diverges_and_is_named) {
+  const LockstepConfig config =
+      make_ranks({"", CacheKind::full_attention, 2, 1, 1, AttentionBackend::flash_attn});
+  const auto run = run_ranks(config, {0, 0});
+  ASSERT_TRUE(run) << run.error().message;
+  ASSERT_EQ(run->summary.verdict, Verdict::divergence);
+  EXPECT_EQ(run->summary.divergence->rank, 1);
+  EXPECT_EQ(run->summary.divergence->phase, Phase::slot_mapping);
+  EXPECT_NE(to_text(*run->summary.divergence).find("rank 1"), std::string::npos);
+}
+
+TEST(ContextParallelRanks, kinds_that_are_not_dealt_out_are_refused) {
+  LockstepConfig config = make_world({make_group("a", 1, sliding_spec(40))}, 20);
+  config.engine.dcp = 2;
+  config.device = make_device_config(config.engine, config.device.plan);
+  const auto run = run_ranks(config, {0, 1});
+  ASSERT_FALSE(run);
+  EXPECT_NE(run.error().message.find("context parallelism"), std::string::npos)
+      << run.error().message;
+}
+
+}  // namespace
+}  // namespace lockstep
