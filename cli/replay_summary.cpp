@@ -95,6 +95,8 @@ std::string summary_text(const RunSummary& s) {
     row("", with_commas(s.slots_checked), "slots");
     row("", with_commas(s.rows_read), "cache rows read back by attention");
     row("", with_commas(s.outputs_checked), "attention outputs");
+    if (s.rows_extracted > 0)
+      row("", with_commas(s.rows_extracted), "hidden states of finished requests");
   }
   std::string parts = "decisions " + duration_text(s.seconds.schedule);
   if (s.backend != "none") {

@@ -137,20 +137,26 @@ void BlockTables::map_slots(const StepProgram& program) {
       host_token_rows_[slice.first_token + i] = slice.row;
     }
   }
-  if (program.num_padded_tokens > slots_stride_) {
-    slots_stride_ = program.num_padded_tokens;
+  map_tokens(host_positions_, host_token_rows_, program.num_padded_tokens);
+}
+
+void BlockTables::map_tokens(std::span<const std::int32_t> positions,
+                             std::span<const std::int32_t> token_rows,
+                             std::int32_t num_padded_tokens) {
+  if (num_padded_tokens > slots_stride_) {
+    slots_stride_ = num_padded_tokens;
     slots_.reserve(slots_stride_ * num_groups());
   }
   device_.launch(
       device_.kernels().slot_mapping,
       SlotMappingParams{.groups = tables_.data(),
-                        .positions = positions_.upload(host_positions_),
-                        .token_rows = token_rows_.upload(host_token_rows_),
+                        .positions = positions_.upload(positions),
+                        .token_rows = token_rows_.upload(token_rows),
                         .slots = slots_.data(),
                         .slots_stride = slots_stride_,
                         .num_groups = num_groups(),
-                        .num_tokens = num_tokens,
-                        .num_padded_tokens = program.num_padded_tokens,
+                        .num_tokens = static_cast<std::int32_t>(positions.size()),
+                        .num_padded_tokens = num_padded_tokens,
                         .pad_slot = device_.defect() == Defect::slot_pad_rows ? 0 : PAD_SLOT_ID,
                         .context_ranks = context_.num_ranks,
                         .context_rank = context_.rank,

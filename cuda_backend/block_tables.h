@@ -30,6 +30,9 @@ class BlockTables {
 
   // Slots of the scheduled tokens in every group, padded to num_padded_tokens.
   void map_slots(const StepProgram& program);
+  // Slots of any tokens, by position and row, in every group; they take the place of the step's.
+  void map_tokens(std::span<const std::int32_t> positions, std::span<const std::int32_t> token_rows,
+                  std::int32_t num_padded_tokens);
   const Slot* slots(std::int32_t group) const { return slots_.data() + group * slots_stride_; }
 
   // Kernel block ids, [num_rows, table_width(group)].

@@ -8,6 +8,7 @@
 #include "cuda_backend/block_tables.h"
 #include "cuda_backend/cache_pool.h"
 #include "cuda_backend/defect.h"
+#include "cuda_backend/row_extractor.h"
 #include "cuda_backend/row_writer.h"
 #include "reference/check.h"
 
@@ -32,6 +33,7 @@ class CudaBackend final : public Backend {
     writer_ = std::make_unique<RowWriter>(*device_, pool_->layers(), config_.max_tokens_per_step);
     reader_ =
         std::make_unique<AttentionReader>(*device_, pool_->layers(), *tables_, config_.context);
+    extractor_ = std::make_unique<RowExtractor>(*device_, pool_->layers(), *tables_);
     return device_->finish();
   }
 
@@ -51,6 +53,7 @@ class CudaBackend final : public Backend {
     reader_->launch(program);
     reader_->read_back(program, readback);
     auto done = tables_->read_back(program, readback);
+    if (done) done = extractor_->run(program, readback);
     take_reports(readback.reports);
     return done;
   }
@@ -85,6 +88,7 @@ class CudaBackend final : public Backend {
   std::unique_ptr<BlockTables> tables_;
   std::unique_ptr<RowWriter> writer_;
   std::unique_ptr<AttentionReader> reader_;
+  std::unique_ptr<RowExtractor> extractor_;
   DeviceArray<std::uint64_t> contents_;
   std::vector<DeviceReport> found_;
 };

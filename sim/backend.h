@@ -60,6 +60,8 @@
 //     n-th token that it keeps lies at offset n mod block_size of entry n / block_size of the block
 //     table. Probes and queries name positions of the whole request; the rank reads those that it
 //     keeps, and p in rule (4) is then n.
+// (11) An extraction reads rows of K (hidden states have no others): all tokens from 0 on, each
+//     once, padding left out.
 //
 // Not said here: how a backend lays anything out; that is what is being checked.
 #pragma once
@@ -193,6 +195,14 @@ struct AttentionQuery {
   std::uint64_t content = 0;
 };
 
+// The rows of a request's first num_tokens tokens in a layer, read through that layer's group into
+// contiguous memory: how an engine hands the hidden states of a finished request to a trainer.
+struct RowExtraction {
+  std::int32_t row = 0;
+  std::int32_t layer = 0;
+  std::int32_t num_tokens = 0;
+};
+
 // One step, in the order in which its parts run.
 struct StepProgram {
   std::int64_t step = 0;
@@ -210,6 +220,7 @@ struct StepProgram {
   std::vector<StateUpdate> state_updates;
   std::vector<AttentionProbe> probes;
   std::vector<AttentionQuery> queries;
+  std::vector<RowExtraction> extractions;
 };
 
 // A finding of the backend's own memory checker (SIMT check and hunt modes,
@@ -230,6 +241,8 @@ struct StepReadback {
   std::vector<std::vector<Slot>> slot_mappings;  // per group, num_padded_tokens entries
   std::vector<std::uint64_t> digests;            // per probe
   std::vector<float> outputs;                    // per query: num_query_heads * head_size floats
+  // Per extraction [num_tokens, num_kv_heads, row bytes], one after the other.
+  std::vector<std::uint8_t> extracted;
   std::vector<MemoryReport> reports;
 };
 

@@ -5,6 +5,7 @@
 #include "reference/attention_oracle.h"
 #include "reference/check.h"
 #include "sim/comparer.h"
+#include "sim/hidden_state_extraction.h"
 #include "sim/model_step.h"
 #include "sim/probe_planner.h"
 #include "sim/program_builder.h"
@@ -28,7 +29,8 @@ class LockstepDevice final : public DeviceSide {
         planner_(config_.device, model_, worker_, config_.budget.probe_rows,
                  config_.budget.query_rows),
         comparer_(config_.device, model_, worker_, backend_, config_.budget.untouched_pages,
-                  summary_) {}
+                  summary_),
+        extraction_(model_, worker_) {}
 
   void add_request(RequestId id, const RequestSpec& spec) override {
     worker_.add_request(id, spec);
@@ -39,6 +41,7 @@ class LockstepDevice final : public DeviceSide {
 
   Result<std::optional<Divergence>> run_step(const SchedulerOutput& decision,
                                              StateHashChain& chain) override;
+  Result<std::optional<Divergence>> extract(std::span<const StoppedRequest> stopped) override;
   Result<std::optional<Divergence>> finish(bool agreed) override;
 
  private:
@@ -54,6 +57,7 @@ class LockstepDevice final : public DeviceSide {
   ModelStep model_step_;
   ProbePlanner planner_;
   Comparer comparer_;
+  HiddenStateExtraction extraction_;
   StepProgram program_;
   StepExpectation expected_;
   StepReadback readback_;
@@ -89,12 +93,27 @@ std::optional<Divergence> LockstepDevice::check_hits(const SchedulerOutput& deci
   return std::nullopt;
 }
 
+Result<std::optional<Divergence>> LockstepDevice::extract(
+    std::span<const StoppedRequest> stopped) {
+  extraction_.begin(program_.step);
+  for (const StoppedRequest& request : stopped) extraction_.add(request.id);
+  if (extraction_.program().extractions.empty()) return std::optional<Divergence>();
+  Stopwatch watch;
+  if (auto done = backend_.execute(extraction_.program(), readback_); !done)
+    return tl::unexpected(done.error());
+  summary_.seconds.execute += watch.lap();
+  auto found = extraction_.compare(readback_);
+  summary_.seconds.compare += watch.lap();
+  return found;
+}
+
 Result<std::optional<Divergence>> LockstepDevice::finish(bool agreed) {
   Stopwatch watch;
   Result<std::optional<Divergence>> found = std::optional<Divergence>();
   if (agreed && program_.step >= 0) found = comparer_.check_all_pages();
   summary_.seconds.compare += watch.lap();
   summary_.rows_read += planner_.rows_read();
+  summary_.rows_extracted += extraction_.rows_compared();
   // The ranks leave out the same things for the same reasons: one of them says so.
   if (config_.device.context.rank == 0) say_what_was_not_checked(agreed);
   return found;
@@ -108,6 +127,9 @@ void LockstepDevice::say_what_was_not_checked(bool agreed) {
                     "budget is {} a step",
                     planner_.rows_read(), planner_.rows_read() + planner_.rows_left_out(),
                     config_.budget.probe_rows));
+  if (extraction_.requests_without_a_row() > 0)
+    not_checked.push_back(fmt::format("hidden states of {} requests that ended while preempted",
+                                      extraction_.requests_without_a_row()));
   if (builder_.ignored_zeros() > 0)
     not_checked.push_back(
         fmt::format("zeroing of {} blocks whose request was preempted in the same step",
@@ -139,6 +161,9 @@ class AllRanks final : public DeviceSide {
   Result<std::optional<Divergence>> run_step(const SchedulerOutput& decision,
                                              StateHashChain& chain) override {
     return first_found([&](DeviceSide& rank) { return rank.run_step(decision, chain); });
+  }
+  Result<std::optional<Divergence>> extract(std::span<const StoppedRequest> stopped) override {
+    return first_found([&](DeviceSide& rank) { return rank.extract(stopped); });
   }
   Result<std::optional<Divergence>> finish(bool agreed) override {
     return first_found([&](DeviceSide& rank) { return rank.finish(agreed); });

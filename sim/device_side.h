@@ -29,6 +29,9 @@ class DeviceSide {
   virtual Result<std::optional<Divergence>> run_step(const SchedulerOutput& decision,
                                                      StateHashChain& chain) = 0;
   virtual void append_sampled(RequestId id, std::span<const std::int32_t> tokens) = 0;
+  // Reads the hidden states of requests that the step's output has ended, whole, before their
+  // blocks can be given to others.
+  virtual Result<std::optional<Divergence>> extract(std::span<const StoppedRequest> stopped) = 0;
   // After the last step: every page; then the sentences on what was not checked.
   virtual Result<std::optional<Divergence>> finish(bool agreed) = 0;
 };

@@ -62,6 +62,8 @@ std::string_view name_of(Phase phase) {
       return "attention_digest";
     case Phase::attention_output:
       return "attention_output";
+    case Phase::extraction:
+      return "extraction";
     case Phase::page_untouched:
       return "page_untouched";
     case Phase::page_final:

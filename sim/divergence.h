@@ -22,6 +22,7 @@ enum class Phase : std::uint8_t {
   page_written,  // a page that the step wrote
   attention_digest,
   attention_output,
+  extraction,      // hidden states of a finished request, read out of the cache
   page_untouched,  // a page that nothing should have written, in rotation
   page_final,      // the same, after the last step
 };

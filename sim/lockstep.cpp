@@ -46,6 +46,7 @@ class Run {
 
  private:
   Result<bool> step();
+  bool diverged(Divergence found);
   Result<void> apply_events();
   Result<void> add_request(WorkloadEvent& event);
   Result<void> sample(const SchedulerOutput& decision);
@@ -130,11 +131,7 @@ Result<bool> Run::step() {
   if (device_ != nullptr) {
     auto found = device_->run_step(decision, chain_);
     if (!found) return tl::unexpected(found.error());
-    if (*found) {
-      summary_.verdict = Verdict::divergence;
-      summary_.divergence = std::move(**found);
-      return false;
-    }
+    if (*found) return diverged(std::move(**found));
   }
   if (auto sampled = sample(decision); !sampled) return tl::unexpected(sampled.error());
   events_.clear();
@@ -145,6 +142,11 @@ Result<bool> Run::step() {
   const bool scheduled = !decision.scheduled.empty();
   std::int64_t output_of_step = -1;
   const auto stopped = process_output(scheduled, output_of_step);
+  if (device_ != nullptr) {
+    auto found = device_->extract(stopped);
+    if (!found) return tl::unexpected(found.error());
+    if (*found) return diverged(std::move(**found));
+  }
   hash_stopped(stopped);
   counters_ = decisions_.take_cache_counters();
   summary_.stored += counters_.stored;
@@ -158,6 +160,13 @@ Result<bool> Run::step() {
   idle_ = !scheduled && decision.preempted.empty() && in_flight_.empty();
   forget_finished(decision);
   return go_on;
+}
+
+// Ends the run.
+bool Run::diverged(Divergence found) {
+  summary_.verdict = Verdict::divergence;
+  summary_.divergence = std::move(found);
+  return false;
 }
 
 Result<void> Run::apply_events() {

@@ -33,6 +33,7 @@ void reset(StepProgram& program, std::int64_t step) {
   program.state_updates.clear();
   program.probes.clear();
   program.queries.clear();
+  program.extractions.clear();
 }
 
 }  // namespace

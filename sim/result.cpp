@@ -47,6 +47,7 @@ nlohmann::ordered_json json_of(const RunSummary& summary) {
   json["slots_checked"] = summary.slots_checked;
   json["rows_read"] = summary.rows_read;
   json["outputs_checked"] = summary.outputs_checked;
+  json["rows_extracted"] = summary.rows_extracted;
   json["not_checked"] = summary.not_checked;
   json["state_hash"] = to_hex(summary.state_hash);
   json["divergence"] = nullptr;

@@ -67,6 +67,7 @@ struct RunSummary {
   std::int64_t slots_checked = 0;
   std::int64_t rows_read = 0;            // cache rows under compared attention digests
   std::int64_t outputs_checked = 0;      // floats of attention outputs
+  std::int64_t rows_extracted = 0;       // hidden states of finished requests, compared
   std::vector<std::string> not_checked;  // one sentence each
 
   std::string backend;  // name and device; "none"

@@ -317,6 +317,16 @@ void PlainBackend::attend(const AttentionQuery& query, std::vector<float>& outpu
   }
 }
 
+void PlainBackend::extract(const RowExtraction& extraction, std::vector<std::uint8_t>& rows) const {
+  const Layer& layer = layers_[extraction.layer];
+  for (int token = 0; token < extraction.num_tokens; ++token)
+    for (int head = 0; head < layer.heads; ++head) {
+      const auto first =
+          tensors_[layer.tensor].begin() + row_of(layer, extraction.row, token, 0, head);
+      rows.insert(rows.end(), first, first + layer.row_bytes);
+    }
+}
+
 Result<void> PlainBackend::execute(const StepProgram& program, StepReadback& readback) {
   step_ = program.step;
   for (const std::int32_t row : program.clear_rows)
@@ -358,6 +368,9 @@ Result<void> PlainBackend::execute(const StepProgram& program, StepReadback& rea
   for (const AttentionProbe& probe : program.probes) readback.digests.push_back(digest(probe));
   readback.outputs.clear();
   for (const AttentionQuery& query : program.queries) attend(query, readback.outputs);
+  readback.extracted.clear();
+  for (const RowExtraction& extraction : program.extractions)
+    extract(extraction, readback.extracted);
   readback.reports.clear();
   return {};
 }

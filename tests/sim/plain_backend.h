@@ -50,6 +50,7 @@ class PlainBackend : public Backend {
   std::int64_t row_of(const Layer& layer, int row, std::int64_t position, int part, int head) const;
   std::uint64_t digest(const AttentionProbe& probe) const;
   void attend(const AttentionQuery& query, std::vector<float>& outputs) const;
+  void extract(const RowExtraction& extraction, std::vector<std::uint8_t>& rows) const;
   double element(const Layer& layer, std::int64_t row_offset, std::int64_t i) const;
 
   BackendConfig config_;
