@@ -14,6 +14,7 @@
 #include "cli/replay_setup.h"
 #include "cli/replay_summary.h"
 #include "cli/terminal.h"
+#include "sim/cache_event_text.h"
 #include "sim/lockstep.h"
 #include "sim/report.h"
 #include "traces/atomic_file.h"
@@ -23,28 +24,42 @@ namespace {
 
 constexpr std::size_t kStuckShown = 5;
 
-class ShowSteps final : public StepObserver {
+// Shows how far the run is, and collects what the prefix cache did.
+class WatchSteps final : public StepObserver {
  public:
-  ShowSteps(const Workload& workload, std::int64_t num_records)
-      : workload_(workload), progress_("replaying", num_records) {}
-  bool shown() const { return progress_.shown(); }
+  WatchSteps(const ReplayOptions& options, const PreparedReplay& prepared)
+      : workload_(*prepared.workload),
+        progress_("replaying", prepared.num_records),
+        collects_(!options.cache_events_path.empty()) {}
+
+  bool is_needed() const { return progress_.shown() || collects_; }
   bool finished(const StepView& view) override {
-    progress_.at(workload_.records_consumed(),
-                 fmt::format("step {}", with_commas(view.decision.step)));
+    if (progress_.shown())
+      progress_.at(workload_.records_consumed(),
+                   fmt::format("step {}", with_commas(view.decision.step)));
+    if (collects_) cache_events_ += cache_events_line(view.decision.step, view.cache_events);
     return true;
   }
+  const std::string& cache_events() const { return cache_events_; }
 
  private:
   const Workload& workload_;
   Progress progress_;
+  const bool collects_;
+  std::string cache_events_;
 };
 
-Result<RunReport> run_with_progress(PreparedReplay& prepared) {
-  ShowSteps steps(*prepared.workload, prepared.num_records);
+Result<RunReport> run_with_progress(const ReplayOptions& options, PreparedReplay& prepared) {
+  WatchSteps steps(options, prepared);
   std::vector<Backend*> ranks;
   for (const auto& rank : prepared.ranks) ranks.push_back(rank.get());
-  return run_lockstep(prepared.config, *prepared.decisions, *prepared.workload,
-                      std::span<Backend* const>(ranks), steps.shown() ? &steps : nullptr);
+  auto report =
+      run_lockstep(prepared.config, *prepared.decisions, *prepared.workload,
+                   std::span<Backend* const>(ranks), steps.is_needed() ? &steps : nullptr);
+  if (!report || options.cache_events_path.empty()) return report;
+  const auto written = write_file_atomically(options.cache_events_path, steps.cache_events());
+  if (!written) return tl::unexpected(written.error());
+  return report;
 }
 
 int exit_code_of(Verdict verdict) {
@@ -122,7 +137,8 @@ Result<void> leave_case(const ReplayOptions& options, const PreparedReplay& prep
 // Before a long run rather than after it.
 Result<void> check_outputs(const ReplayOptions& options) {
   namespace fs = std::filesystem;
-  for (const std::string& path : {options.json_path, options.report_path}) {
+  for (const std::string& path :
+       {options.json_path, options.report_path, options.cache_events_path}) {
     if (path.empty()) continue;
     const fs::path folder = fs::absolute(path).parent_path();
     if (!fs::is_directory(folder)) {
@@ -140,7 +156,7 @@ int replay(const ReplayOptions& options) {
              configuration_text(*prepared));
   std::fflush(stdout);
 
-  Result<RunReport> report = run_with_progress(*prepared);
+  Result<RunReport> report = run_with_progress(options, *prepared);
   if (!report) return refuse(report.error().message);
   const RunSummary& summary = report->summary;
   const std::string missed = missed_totals(*prepared, summary);

@@ -91,6 +91,10 @@ void declare_engine(CLI::App& command, ReplayOptions& o) {
              "admit a request only when its whole prompt fits (default)", group);
   add_switch(command, "--no-reserve-full-isl", o.reserve_full_isl, false,
              "admit a request when its first chunk fits", group);
+  add_choice(command, "--hash-algorithm", o.hash_algorithm,
+             "of block hashes: the model's own, or one of the engine's (content; with "
+             "--cache-events sha256_cbor)",
+             {"content", "sha256_cbor", "xxhash_cbor"}, group);
 }
 
 void declare_run(CLI::App& command, ReplayOptions& o) {
@@ -129,6 +133,10 @@ void declare_replay_options(CLI::App& command, ReplayOptions& o) {
   const std::string group = "Output";
   command.add_option("--report", o.report_path, "one HTML page that draws the run")->group(group);
   command.add_option("--json", o.json_path, "the result as JSON")->group(group);
+  command
+      .add_option("--cache-events", o.cache_events_path,
+                  "JSON lines: blocks stored in and removed from the prefix cache, step by step")
+      ->group(group);
   command.add_option("--save", o.save_dir, "folder that a divergence is saved to, as a case")
       ->group(group);
 }
@@ -154,6 +162,7 @@ std::string ReplayOptions::contradicts_recording() const {
       {block_size.has_value(), "--block-size"},
       {engine.has_value(), "--engine"},
       {policy.has_value(), "--policy"},
+      {hash_algorithm.has_value(), "--hash-algorithm"},
       {max_num_seqs.has_value(), "--max-num-seqs"},
       {max_num_batched_tokens.has_value(), "--max-num-batched-tokens"},
       {max_model_len.has_value(), "--max-model-len"},

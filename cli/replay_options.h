@@ -23,7 +23,7 @@ struct ReplayOptions {
   std::optional<std::int64_t> num_blocks;
   std::optional<std::int32_t> block_size, max_num_seqs, max_num_batched_tokens, max_model_len,
       long_prefill_token_threshold;
-  std::optional<std::string> engine, policy;
+  std::optional<std::string> engine, policy, hash_algorithm;
   std::optional<bool> enable_prefix_caching, enable_chunked_prefill, reserve_full_isl,
       async_scheduling;
 
@@ -35,7 +35,7 @@ struct ReplayOptions {
   std::optional<std::int64_t> step_base_ns, step_per_token_ns;
 
   // What it leaves behind; empty: nothing.
-  std::string report_path, json_path, save_dir;
+  std::string report_path, json_path, save_dir, cache_events_path;
 
   // The first option given that a model, a recording, or a saved case says for itself; empty: none.
   std::string contradicts_model() const;

@@ -77,6 +77,11 @@ void apply_engine_flags(const ReplayOptions& options, EngineConfig& engine) {
   override_with(options.enable_chunked_prefill, engine.enable_chunked_prefill);
   override_with(options.reserve_full_isl, engine.scheduler_reserve_full_isl);
   override_with(options.async_scheduling, engine.async_scheduling);
+  if (options.hash_algorithm || !options.cache_events_path.empty()) {
+    engine.hash_algorithm = options.hash_algorithm == "content"       ? HashAlgorithm::content
+                            : options.hash_algorithm == "xxhash_cbor" ? HashAlgorithm::xxhash_cbor
+                                                                      : HashAlgorithm::sha256_cbor;
+  }
   if (options.policy) {
     engine.policy =
         *options.policy == "priority" ? SchedulingPolicy::priority : SchedulingPolicy::fcfs;
@@ -262,6 +267,18 @@ Result<void> prepare_by_format(const ReplayOptions& options, PreparedReplay& pre
   }
 }
 
+// Events are told in the engine's own hashes, which only a trace's run can be asked to make.
+Result<void> check_cache_events(const ReplayOptions& options, const EngineConfig& engine) {
+  if (options.cache_events_path.empty()) return {};
+  if (engine.hash_algorithm == HashAlgorithm::content)
+    return fail(
+        "--cache-events needs block hashes of the engine: a trace with --hash-algorithm "
+        "sha256_cbor or xxhash_cbor, or a file whose configuration says so");
+  if (!engine.enable_prefix_caching)
+    return fail("--cache-events with prefix caching off: there would be no event");
+  return {};
+}
+
 // What a case repeats: the records, or the recorded steps, up to the end of the run.
 Result<void> keep_trace(const ReplayOptions& options, std::int64_t count, SavedCase& saved) {
   auto reader = open_limited(options);
@@ -297,6 +314,8 @@ Result<PreparedReplay> prepare_replay(const ReplayOptions& options) {
     return tl::unexpected(done.error());
   }
   LockstepConfig& config = prepared.config;
+  if (auto sound = check_cache_events(options, config.engine); !sound)
+    return tl::unexpected(sound.error());
   config.draw = !options.report_path.empty();
   auto decisions = make_reference_decisions(config.engine, config.device.plan.groups,
                                             config.device.plan.num_blocks);

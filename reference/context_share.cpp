@@ -20,7 +20,9 @@ std::int64_t num_kept(const ContextRank& at, std::int64_t position) {
 }
 
 std::int32_t num_context_ranks(const EngineConfig& config, const KVCacheSpec& spec) {
-  if (engine_profile(config.engine).shards_by_pcp) return config.dcp * config.pcp;
+  const EngineProfile* profile = find_engine_profile(config.engine);
+  if (profile == nullptr) return 1;
+  if (profile->shards_by_pcp) return config.dcp * config.pcp;
   return spec.kind == CacheKind::mamba ? 1 : config.dcp;
 }
 

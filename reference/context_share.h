@@ -21,7 +21,8 @@ bool keeps(const ContextRank& at, std::int64_t position);
 // `position`, where that is one of its own.
 std::int64_t num_kept(const ContextRank& at, std::int64_t position);
 
-// Over how many ranks the tokens of a group's blocks are dealt out. States are never divided.
+// Over how many ranks the tokens of a group's blocks are dealt out. States are never divided. 1 for
+// an engine that nobody knows: Scheduler::create refuses it.
 std::int32_t num_context_ranks(const EngineConfig& config, const KVCacheSpec& spec);
 
 }  // namespace lockstep

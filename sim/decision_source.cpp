@@ -30,6 +30,7 @@ class ReferenceDecisions final : public DecisionSource {
     return scheduler_.block_table(request, group);
   }
   CacheCounters take_cache_counters() override { return scheduler_.take_cache_counters(); }
+  std::vector<CacheEvent> take_cache_events() override { return scheduler_.take_cache_events(); }
   std::int64_t num_computed_tokens(RequestId request) const override {
     return scheduler_.num_computed_tokens(request);
   }

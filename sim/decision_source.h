@@ -12,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "reference/cache_events.h"
 #include "reference/engine_config.h"
 #include "reference/kv_cache_spec.h"
 #include "reference/result.h"
@@ -37,6 +38,8 @@ class DecisionSource {
   virtual bool is_cached(BlockId block) const = 0;
   virtual std::span<const BlockId> block_table(RequestId request, std::int32_t group) const = 0;
   virtual CacheCounters take_cache_counters() = 0;
+  // Since the last call; none unless the block hashes are the engine's own (HashAlgorithm).
+  virtual std::vector<CacheEvent> take_cache_events() = 0;
   virtual std::int64_t num_computed_tokens(RequestId request) const = 0;
   virtual std::int64_t num_tokens(RequestId request) const = 0;
   virtual std::int64_t scheduler_block_size() const = 0;

@@ -73,6 +73,7 @@ class Run {
   RunSummary& summary_ = report_.summary;
   StateHashChain chain_;
   CacheCounters counters_;
+  std::vector<CacheEvent> cache_events_;
   Stopwatch watch_;
 
   std::vector<LiveRequest> requests_;  // by RequestId
@@ -149,6 +150,7 @@ Result<bool> Run::step() {
   }
   hash_stopped(stopped);
   counters_ = decisions_.take_cache_counters();
+  cache_events_ = decisions_.take_cache_events();
   summary_.stored += counters_.stored;
   summary_.evictions += counters_.evicted;
   recorder_.finished(stopped, counters_, decisions_);
@@ -361,6 +363,7 @@ bool Run::observe(bool (StepObserver::*hook)(const StepView&), const SchedulerOu
                              .counters = counters_,
                              .decisions = decisions_,
                              .output_of_step = output_of_step,
+                             .cache_events = cache_events_,
                              .resets = resets_,
                              .name = name_of_});
 }

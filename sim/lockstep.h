@@ -62,7 +62,8 @@ struct StepView {
   std::span<const StoppedRequest> stopped;
   const CacheCounters& counters;
   const DecisionSource& decisions;
-  std::int64_t output_of_step = -1;      // which step's output was processed; -1: none
+  std::int64_t output_of_step = -1;          // which step's output was processed; -1: none
+  std::span<const CacheEvent> cache_events;  // of the whole step, in `finished`
   std::span<const std::uint8_t> resets;  // 0 or 1, results of the step's reset_prefix_cache events
   const std::function<std::string_view(RequestId)>& name;  // live, or finished in this step
 };

@@ -48,6 +48,13 @@ INSTANTIATE_TEST_SUITE_P(
         Refusal{"CheckWithoutABackend",
                 {"replay", kSample, "--backend", "none", "--check", "hunt"},
                 "--check"},
+        Refusal{
+            "CacheEventsWithoutTheEnginesHashes",
+            {"replay", kSample, "--cache-events", "events.jsonl", "--hash-algorithm", "content"},
+            "--hash-algorithm"},
+        Refusal{"CacheEventsWithoutACache",
+                {"replay", kSample, "--cache-events", "events.jsonl", "--no-prefix-caching"},
+                "prefix caching"},
         Refusal{"FewerTokensThanRequests",
                 {"replay", kSample, "--max-num-seqs", "64", "--max-num-batched-tokens", "32"},
                 "--max-num-batched-tokens"},

@@ -3,6 +3,8 @@
 
 #include <filesystem>
 #include <nlohmann/json.hpp>
+#include <set>
+#include <sstream>
 
 #include "tests/cli/command.h"
 
@@ -109,6 +111,47 @@ TEST(Replay, IntoAPipeDrawsNoProgress) {
   const Outcome outcome = run_lockstep({"replay", kSample, "--backend", "none"});
   EXPECT_EQ(outcome.err, "");
   EXPECT_EQ(outcome.out.find('\r'), std::string::npos);
+}
+
+// A router that believes the events knows at any time what can be hit.
+TEST(Replay, CacheEventsTellEveryBlockThatIsStoredAndRemoved) {
+  const std::string events_path = temporary_path("cache_events.jsonl");
+  const std::string json_path = temporary_path("cache_events_result.json");
+  const Outcome outcome = run_lockstep({"replay", kSample, "--backend", "none", "--num-blocks",
+                                        "96", "--cache-events", events_path, "--json", json_path});
+  ASSERT_EQ(outcome.status, 0) << outcome.err;
+  std::multiset<std::string> known;
+  std::int64_t stored = 0, removed = 0, cleared = 0;
+  std::istringstream lines(read_text(events_path));
+  for (std::string line; std::getline(lines, line);) {
+    const auto step = Json::parse(line);
+    for (const auto& event : step["events"]) {
+      if (event["type"] == "AllBlocksCleared") {
+        ++cleared;
+        known.clear();
+      } else if (event["type"] == "BlockStored") {
+        if (!event["parent_block_hash"].is_null()) {
+          EXPECT_TRUE(known.contains(event["parent_block_hash"])) << line;
+        }
+        for (const auto& hash : event["block_hashes"]) known.insert(hash);
+        stored += std::ssize(event["block_hashes"]);
+        EXPECT_EQ(std::ssize(event["token_ids"]),
+                  event["block_size"].get<std::int64_t>() * std::ssize(event["block_hashes"]));
+      } else {
+        ASSERT_EQ(event["type"], "BlockRemoved");
+        for (const auto& hash : event["block_hashes"]) {
+          const auto found = known.find(hash);
+          ASSERT_NE(found, known.end()) << line;
+          known.erase(found);
+          ++removed;
+        }
+      }
+    }
+  }
+  const Json result = Json::parse(read_text(json_path));
+  EXPECT_EQ(stored, result["stored"]);
+  EXPECT_EQ(removed, result["evictions"]);
+  EXPECT_GT(removed, 0);
 }
 
 }  // namespace
