@@ -87,16 +87,6 @@ Result<std::optional<KVCacheSpec>> merged_spec(const LayerSpecs& layers) {
   return first;
 }
 
-KVCacheGroupSpec uniform_type_group(const LayerSpecs& layers) {
-  KVCacheGroupSpec group;
-  group.spec = layers.front().spec;
-  for (const NamedSpec& layer : layers) {
-    group.layer_names.push_back(layer.name);
-    group.layer_specs.push_back(layer.spec);
-  }
-  return group;
-}
-
 // Windows and chunks treated as full attention when the manager of hybrid caches is switched off.
 Result<LayerSpecs> without_hybrid_manager(LayerSpecs layers) {
   const auto one = merged_spec(layers);
@@ -191,6 +181,16 @@ Result<std::vector<KVCacheGroupSpec>> equal_page_groups(const LayerSpecs& layers
 }
 
 }  // namespace
+
+KVCacheGroupSpec uniform_type_group(const LayerSpecs& layers) {
+  KVCacheGroupSpec group;
+  group.spec = layers.front().spec;
+  for (const NamedSpec& layer : layers) {
+    group.layer_names.push_back(layer.name);
+    group.layer_specs.push_back(layer.spec);
+  }
+  return group;
+}
 
 std::int64_t layers_per_group(std::span<const std::int64_t> layers_of_kind) {
   const auto [least, most] = std::ranges::minmax(layers_of_kind);

@@ -26,6 +26,9 @@ Result<std::vector<KVCacheGroupSpec>> kv_cache_groups(const LayerSpecs& layers,
 // Whether all layers need the same token slots, and so can share one group with pages of their own.
 bool is_uniform_type(const LayerSpecs& layers);
 
+// One group of all these layers, each with a page of its own. REQUIRES: is_uniform_type(layers).
+KVCacheGroupSpec uniform_type_group(const LayerSpecs& layers);
+
 // Layers per group when kinds have these many: the smallest, unless the largest is under 1.5 times
 // it.
 std::int64_t layers_per_group(std::span<const std::int64_t> layers_of_kind);

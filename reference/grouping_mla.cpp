@@ -40,16 +40,6 @@ std::int64_t num_layer_tuples(const LayerSpecs& layers) {
   return static_cast<std::int64_t>(most);
 }
 
-KVCacheGroupSpec group_of(const LayerSpecs& layers) {
-  KVCacheGroupSpec group;
-  group.spec = layers.front().spec;
-  for (const NamedSpec& layer : layers) {
-    group.layer_names.push_back(layer.name);
-    group.layer_specs.push_back(layer.spec);
-  }
-  return group;
-}
-
 // The window layers padded to the next larger page of the full layers.
 Result<LayerSpecs> padded_to_pages(LayerSpecs windows, const PageBuckets& full) {
   for (NamedSpec& layer : windows) {
@@ -88,7 +78,7 @@ Result<std::vector<KVCacheGroupSpec>> deal_tuples(const LayerSpecs& windows,
     LayerSpecs members;
     for (std::size_t t = i; t < tuples; t += num_groups)
       for (const auto& [page, bucket] : buckets) members.push_back(bucket[t]);
-    groups.push_back(group_of(members));
+    groups.push_back(uniform_type_group(members));
   }
   return groups;
 }
@@ -139,7 +129,7 @@ Result<std::vector<KVCacheGroupSpec>> mla_window_groups(const LayerSpecs& layers
   for (const auto& [key, windows] : window_kinds) tuples.push_back(num_layer_tuples(windows));
   const std::int64_t tuples_per_group = approximate_gcd(tuples, tuples.front());
   const PageBuckets pages = by_page_size(full);
-  std::vector<KVCacheGroupSpec> groups{group_of(full)};
+  std::vector<KVCacheGroupSpec> groups{uniform_type_group(full)};
   for (const auto& [key, windows] : window_kinds) {
     auto padded = padded_to_pages(windows, pages);
     if (!padded) return tl::unexpected(padded.error());

@@ -18,6 +18,7 @@
 #include <iterator>
 #include <limits>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -233,5 +234,14 @@ T JsonValue::word(std::span<const JsonWord<T>> words) {
 // Text of a message: control characters and bytes that are not ASCII escaped, cut off behind
 // `bytes_max`.
 std::string printable_excerpt(std::string_view text, std::size_t bytes_max = 60);
+
+// A word that `from_name` knows, refused otherwise as not what was `expected`.
+template <class T>
+T read_word(JsonValue value, std::optional<T> (*from_name)(std::string_view),
+            std::string_view expected) {
+  const auto found = from_name(value.string());
+  if (!found) value.refuse(expected);
+  return found.value_or(T{});
+}
 
 }  // namespace lockstep

@@ -30,14 +30,6 @@ std::optional<std::int64_t> read_optional(JsonObject& object, std::string_view k
   return value.integer(0, kBytesMax);
 }
 
-template <class T>
-T read_word(JsonValue value, std::optional<T> (*from_name)(std::string_view),
-            std::string_view expected) {
-  const auto found = from_name(value.string());
-  if (!found) value.refuse(expected);
-  return found.value_or(T{});
-}
-
 std::vector<std::int64_t> read_integers(JsonValue value, std::int64_t min) {
   std::vector<std::int64_t> numbers;
   for (JsonValue number : value.array()) numbers.push_back(number.integer(min, kBytesMax));

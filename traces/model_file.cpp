@@ -24,14 +24,6 @@ constexpr std::int64_t kTokensMax = std::int64_t{1} << 31;
 constexpr std::int64_t kLayersMax = 100'000;
 constexpr std::size_t kModelBytesMax = std::size_t{4} << 20;
 
-template <class T>
-T read_word(JsonValue value, std::optional<T> (*from_name)(std::string_view),
-            std::string_view expected) {
-  const auto found = from_name(value.string());
-  if (!found) value.refuse(expected);
-  return found.value_or(T{});
-}
-
 void read_figure(JsonObject& object, std::string_view key, std::int64_t max, std::int64_t& figure) {
   if (JsonValue value = object.optional(key)) figure = value.integer(1, max);
 }
