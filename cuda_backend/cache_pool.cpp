@@ -83,7 +83,9 @@ Result<void> CachePool::allocate(const Defects& defects) {
   return device_.finish();
 }
 
-void CachePool::launch_poison(const PoisonItem* items, std::int64_t count, Poison kind) {
+template <class Describe>
+void CachePool::launch_poison(const PoisonItem* items, std::int64_t count, Poison kind,
+                              Describe describe) {
   device_.launch(device_.kernels().poison_blocks,
                  PoisonBlocksParams{
                      .regions = items != nullptr ? poison_regions_.data() : pages_.data(),
@@ -93,10 +95,13 @@ void CachePool::launch_poison(const PoisonItem* items, std::int64_t count, Poiso
                          items != nullptr ? layers_.poison_regions.size() : layers_.pages.size()),
                      .num_items = static_cast<std::int32_t>(count),
                      .kind_of_all = static_cast<std::uint32_t>(kind),
-                     .max_region_bytes = largest<BlockRegion>(layers_.pages)});
+                     .max_region_bytes = largest<BlockRegion>(layers_.pages)},
+                 describe);
 }
 
-void CachePool::poison_all(Poison kind) { launch_poison(nullptr, config_.plan.num_blocks, kind); }
+void CachePool::poison_all(Poison kind) {
+  launch_poison(nullptr, config_.plan.num_blocks, kind, [](Operation&) {});
+}
 
 void CachePool::poison(std::span<const PoisonBlock> blocks) {
   if (blocks.empty()) return;
@@ -105,7 +110,15 @@ void CachePool::poison(std::span<const PoisonBlock> blocks) {
     host_poison_.push_back({index_of(item.block), static_cast<std::uint32_t>(item.kind)});
   const PoisonItem* items = poison_items_.upload(host_poison_);
   waves_.for_each_write<PoisonItem>(host_poison_, [&](std::size_t first, std::size_t count) {
-    launch_poison(items + first, static_cast<std::int64_t>(count), Poison::fresh);
+    launch_poison(items + first, static_cast<std::int64_t>(count), Poison::fresh,
+                  [&](Operation& operation) {
+                    operation.named("poison_blocks")
+                        .read_all(poison_regions_, device_page_sizes_, poison_items_);
+                    for (const PoisonItem& item : std::span(host_poison_).subspan(first, count))
+                      for (std::size_t tensor = 0; tensor < tensors_.size(); ++tensor)
+                        add_block_ranges(layers_, static_cast<std::int32_t>(tensor), item.block,
+                                         operation.writes);
+                  });
   });
 }
 
@@ -115,13 +128,19 @@ void CachePool::zero(std::span<const GroupBlock> blocks) {
   for (const GroupBlock& item : blocks) host_zero_.push_back({item.group, index_of(item.block)});
   const GroupBlockItem* items = zero_items_.upload(host_zero_);
   waves_.for_each_write<GroupBlockItem>(host_zero_, [&](std::size_t first, std::size_t count) {
-    device_.launch(device_.kernels().zero_blocks,
-                   ZeroBlocksParams{.regions = regions_.data(),
-                                    .groups = regions_of_group_.data(),
-                                    .items = items + first,
-                                    .num_items = static_cast<std::int32_t>(count),
-                                    .max_regions = max_regions_,
-                                    .max_region_bytes = max_region_bytes_});
+    device_.launch(
+        device_.kernels().zero_blocks,
+        ZeroBlocksParams{.regions = regions_.data(),
+                         .groups = regions_of_group_.data(),
+                         .items = items + first,
+                         .num_items = static_cast<std::int32_t>(count),
+                         .max_regions = max_regions_,
+                         .max_region_bytes = max_region_bytes_},
+        [&](Operation& operation) {
+          operation.named("zero_blocks").read_all(regions_, regions_of_group_, zero_items_);
+          for (const GroupBlockItem& item : std::span(host_zero_).subspan(first, count))
+            add_region_ranges(item.group, item.block, operation.writes);
+        });
   });
 }
 
@@ -132,17 +151,33 @@ void CachePool::copy(std::span<const BlockCopy> copies) {
     host_copies_.push_back({item.group, index_of(item.source), index_of(item.target)});
   const BlockCopyItem* items = copy_items_.upload(host_copies_);
   waves_.for_each_move<BlockCopyItem>(host_copies_, [&](std::size_t first, std::size_t count) {
-    device_.launch(device_.kernels().copy_blocks,
-                   CopyBlocksParams{.regions = regions_.data(),
-                                    .groups = regions_of_group_.data(),
-                                    .items = items + first,
-                                    .num_items = static_cast<std::int32_t>(count),
-                                    .max_regions = max_regions_,
-                                    .max_region_bytes = max_region_bytes_});
+    device_.launch(
+        device_.kernels().copy_blocks,
+        CopyBlocksParams{.regions = regions_.data(),
+                         .groups = regions_of_group_.data(),
+                         .items = items + first,
+                         .num_items = static_cast<std::int32_t>(count),
+                         .max_regions = max_regions_,
+                         .max_region_bytes = max_region_bytes_},
+        [&](Operation& operation) {
+          operation.named("copy_blocks").read_all(regions_, regions_of_group_, copy_items_);
+          for (const BlockCopyItem& item : std::span(host_copies_).subspan(first, count)) {
+            add_region_ranges(item.group, item.source, operation.reads);
+            add_region_ranges(item.group, item.target, operation.writes);
+          }
+        });
   });
 }
 
-void CachePool::update_states(std::span<const StateUpdate> updates, const std::uint64_t* contents) {
+void CachePool::add_region_ranges(std::int32_t group, std::int32_t block,
+                                  std::vector<MemoryRange>& ranges) const {
+  const RegionRange regions = layers_.regions_of_group[group];
+  for (std::int32_t i = regions.begin; i < regions.end; ++i)
+    ranges.push_back(range_in_block(layers_.regions[i], block));
+}
+
+void CachePool::update_states(std::span<const StateUpdate> updates,
+                              const DeviceArray<std::uint64_t>& contents) {
   if (updates.empty()) return;
   host_updates_.clear();
   for (const StateUpdate& item : updates)
@@ -150,14 +185,23 @@ void CachePool::update_states(std::span<const StateUpdate> updates, const std::u
                              item.num_tokens, item.first_token});
   const StateUpdateItem* items = state_items_.upload(host_updates_);
   waves_.for_each_move<StateUpdateItem>(host_updates_, [&](std::size_t first, std::size_t count) {
-    device_.launch(device_.kernels().update_states,
-                   StateUpdateParams{.states = states_.data(),
-                                     .groups = states_of_group_.data(),
-                                     .items = items + first,
-                                     .contents = contents,
-                                     .num_items = static_cast<std::int32_t>(count),
-                                     .max_states = max_states_,
-                                     .max_state_bytes = max_state_bytes_});
+    device_.launch(
+        device_.kernels().update_states,
+        StateUpdateParams{.states = states_.data(),
+                          .groups = states_of_group_.data(),
+                          .items = items + first,
+                          .contents = contents.data(),
+                          .num_items = static_cast<std::int32_t>(count),
+                          .max_states = max_states_,
+                          .max_state_bytes = max_state_bytes_},
+        [&](Operation& operation) {
+          operation.named("update_states")
+              .read_all(states_, states_of_group_, state_items_, contents);
+          for (const StateUpdateItem& item : std::span(host_updates_).subspan(first, count)) {
+            add_region_ranges(item.group, item.source, operation.reads);
+            add_region_ranges(item.group, item.target, operation.writes);
+          }
+        });
   });
 }
 
@@ -177,12 +221,18 @@ Result<void> CachePool::fingerprint_pages(std::span<const PageId> pages,
   const auto num_sums = static_cast<std::int64_t>(2 * pages.size());
   sums_.reserve(num_sums);
   device_.zero(sums_.data(), num_sums * 8);
-  device_.launch(device_.kernels().fingerprint_pages,
-                 FingerprintParams{.tensors = pages_.data(),
-                                   .items = fingerprint_items_.upload(host_fingerprints_),
-                                   .sums = sums_.data(),
-                                   .num_items = static_cast<std::int32_t>(pages.size()),
-                                   .max_page_bytes = largest<BlockRegion>(layers_.pages)});
+  device_.launch(
+      device_.kernels().fingerprint_pages,
+      FingerprintParams{.tensors = pages_.data(),
+                        .items = fingerprint_items_.upload(host_fingerprints_),
+                        .sums = sums_.data(),
+                        .num_items = static_cast<std::int32_t>(pages.size()),
+                        .max_page_bytes = largest<BlockRegion>(layers_.pages)},
+      [&](Operation& operation) {
+        operation.named("fingerprint_pages").read_all(pages_, fingerprint_items_).write_all(sums_);
+        for (const FingerprintItem& item : host_fingerprints_)
+          operation.read(range_in_block(layers_.pages[item.tensor], item.block));
+      });
   host_sums_.resize(2 * pages.size());
   device_.download(host_sums_.data(), sums_.data(), num_sums * 8);
   if (auto done = device_.finish(); !done) return done;

@@ -34,8 +34,9 @@ class CachePool {
   void poison(std::span<const PoisonBlock> blocks);
   void zero(std::span<const GroupBlock> blocks);
   void copy(std::span<const BlockCopy> copies);
-  // Updates run in order where one reads or overwrites what another left. contents: device memory.
-  void update_states(std::span<const StateUpdate> updates, const std::uint64_t* contents);
+  // Updates run in order where one reads or overwrites what another left.
+  void update_states(std::span<const StateUpdate> updates,
+                     const DeviceArray<std::uint64_t>& contents);
 
   // Calls finish().
   Result<void> fingerprint_pages(std::span<const PageId> pages,
@@ -50,7 +51,11 @@ class CachePool {
   CachePool(Device& device, const BackendConfig& config);
   Result<void> allocate(const Defects& defects);
   std::int64_t page_size_bytes(std::int32_t tensor) const { return page_sizes_[tensor]; }
-  void launch_poison(const PoisonItem* items, std::int64_t count, Poison kind);
+  template <class Describe>
+  void launch_poison(const PoisonItem* items, std::int64_t count, Poison kind, Describe describe);
+  // What the layers of a group use in a block.
+  void add_region_ranges(std::int32_t group, std::int32_t block,
+                         std::vector<MemoryRange>& ranges) const;
 
   Device& device_;
   const BackendConfig& config_;

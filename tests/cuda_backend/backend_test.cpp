@@ -22,6 +22,21 @@ TEST_P(BackendTest, AgreesWithTheToyEngineInEveryMode) {
   }
 }
 
+TEST_P(BackendTest, AgreesOverSeveralStreamsHoweverLateTheirOperationsRun) {
+  for (CheckMode mode : {CheckMode::fast, CheckMode::check})
+    for (const int num_streams : {2, 5})
+      for (std::uint64_t seed = 0; seed < 3; ++seed) {
+        ToyPlan plan = GetParam();
+        plan.config.check = mode;
+        plan.config.num_streams = num_streams;
+        plan.config.delay_streams = true;
+        plan.config.seed = seed;
+        for (const std::string& line : toy_differences(plan, 12))
+          ADD_FAILURE() << "mode " << static_cast<int>(mode) << ", " << num_streams
+                        << " streams, seed " << seed << ": " << line;
+      }
+}
+
 INSTANTIATE_TEST_SUITE_P(Plans, BackendTest, ::testing::ValuesIn(toy_plans()),
                          [](const auto& plan) {
                            std::string name = plan.param.name;
