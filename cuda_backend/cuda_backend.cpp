@@ -29,7 +29,7 @@ class CudaBackend final : public Backend {
     auto defects = defects_from_name(config_.mutant);
     if (!defects) return tl::unexpected(defects.error());
     if (defects->kernel == Defect::copy_unordered && config_.num_streams < 2)
-      return fail("mutant: copy-unordered leaves out an order between streams; it needs two");
+      return fail("mutant: copy-unordered leaves out an order between streams, and there is one");
     device_->plant(defects->kernel);
     auto pool = CachePool::create(*device_, config_, *defects);
     if (!pool) return tl::unexpected(pool.error());

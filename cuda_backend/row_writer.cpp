@@ -2,36 +2,9 @@
 
 #include <algorithm>
 
-#include "reference/check.h"
+#include "cuda_backend/protocol.h"
 
 namespace lockstep::cuda {
-namespace {
-
-// shape() of rule (1): which bits of a word of this dtype stay, and which are set.
-struct ShapeMasks {
-  std::uint64_t keep, set;
-};
-ShapeMasks shape_masks(DType dtype) {
-  switch (dtype) {
-    case DType::bf16:
-      return {0x807F807F807F807Full, 0x3F003F003F003F00ull};
-    case DType::fp16:
-      return {0x83FF83FF83FF83FFull, 0x3800380038003800ull};
-    case DType::fp32:
-      return {0x807FFFFF807FFFFFull, 0x3F0000003F000000ull};
-    case DType::fp8_e4m3:
-      return {0x8787878787878787ull, 0x3030303030303030ull};
-    case DType::fp8_e5m2:
-      return {0x8383838383838383ull, 0x3838383838383838ull};
-    case DType::int8:
-    case DType::uint8:
-      return {~0ull, 0};
-  }
-  LS_CHECK(false, "dtype {}", static_cast<int>(dtype));
-  return {};
-}
-
-}  // namespace
 
 RowWriter::RowWriter(Device& device, const LayerCaches& layers, std::int32_t max_tokens_per_step)
     : device_(device), layers_(layers) {

@@ -24,7 +24,7 @@ class TableMirror {
                                    std::int32_t last) const;
 
  private:
-  std::vector<std::int64_t> block_sizes_;                          // positions of an entry, per group
+  std::vector<std::int64_t> block_sizes_;  // positions of an entry, per group
   std::vector<std::vector<std::vector<std::int32_t>>> block_ids_;  // group, row, entry
 };
 

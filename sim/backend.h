@@ -293,6 +293,8 @@ class Backend {
 
   // By name of the kernel; empty where nobody counts (a GPU, a backend of loops).
   virtual std::vector<KernelStatistics> kernel_statistics() const { return {}; }
+  // False: programs must have no queries.
+  virtual bool answers_queries() const { return true; }
   // What this backend cannot be asked, one sentence each.
   virtual std::vector<std::string> not_checked() const { return {}; }
 };

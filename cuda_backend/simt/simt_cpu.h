@@ -130,8 +130,8 @@ __forceinline__ T load_any(const T* src) {
 #endif
 }
 
-// A load through the read-only cache: no thread of the launch may write these bytes. Where one does,
-// a GPU may give the old bytes or the new ones; here it is a report.
+// A load through the read-only cache: no thread of the launch may write these bytes. Where one
+// does, a GPU may give the old bytes or the new ones; here it is a report.
 template <class T>
 __forceinline__ T load_readonly(const T* src) {
 #if SIMT_IS_CHECKED
