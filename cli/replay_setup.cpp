@@ -132,12 +132,12 @@ Result<std::unique_ptr<Backend>> make_backend(std::string_view name, const Backe
     }
     return std::unique_ptr<Backend>();
   }
-  if (device.delay_streams && device.num_streams < 2)
-    return fail("--delay-streams moves operations of different streams; give --streams 2 or more");
   if (name != "auto" && name != "cuda" && name != "simt")
     return make_plugin_backend(std::string(name), device);
-  const bool watched = device.check != CheckMode::fast;
-  if (name == "cuda" || (name == "auto" && !watched && gpu_available())) {
+  if (device.delay_streams && device.num_streams < 2)
+    return fail("--delay-streams moves operations of different streams; give --streams 2 or more");
+  const bool on_cpu = device.check != CheckMode::fast || device.delay_streams;
+  if (name == "cuda" || (name == "auto" && !on_cpu && gpu_available())) {
     return make_gpu_backend(device);
   }
   return make_simt_backend(device);

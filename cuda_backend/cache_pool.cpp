@@ -4,10 +4,13 @@
 
 #include <algorithm>
 
+#include "cuda_backend/protocol.h"
 #include "reference/check.h"
 
 namespace lockstep::cuda {
 namespace {
+
+constexpr std::int64_t kGuardBytes = 4096;
 
 std::int32_t longest(std::span<const RegionRange> ranges) {
   std::int32_t most = 0;
@@ -43,7 +46,8 @@ CachePool::CachePool(Device& device, const BackendConfig& config)
       sums_(device, "fingerprints") {}
 
 CachePool::~CachePool() {
-  for (std::byte* tensor : tensors_) device_.release(tensor);
+  for (std::byte* tensor : tensors_)
+    if (tensor != nullptr) device_.release(tensor - guard_bytes_);
 }
 
 Result<std::unique_ptr<CachePool>> CachePool::create(Device& device, const BackendConfig& config,
@@ -57,14 +61,17 @@ Result<std::unique_ptr<CachePool>> CachePool::create(Device& device, const Backe
 }
 
 Result<void> CachePool::allocate(const Defects& defects) {
+  guard_bytes_ = device_.watches_accesses() ? 0 : kGuardBytes;
   for (std::size_t t = 0; t < config_.plan.tensors.size(); ++t) {
     const std::int64_t size_bytes = config_.plan.tensors[t].size_bytes;
     LS_CHECK(size_bytes % config_.plan.num_blocks == 0, "tensor {}: {} bytes for {} blocks", t,
              size_bytes, config_.plan.num_blocks);
     page_sizes_.push_back(size_bytes / config_.plan.num_blocks);
     names_.push_back(fmt::format("KV cache tensor {}", t));
-    tensors_.push_back(device_.allocate(size_bytes, names_.back()));
+    std::byte* memory = device_.allocate(size_bytes + 2 * guard_bytes_, names_.back());
+    tensors_.push_back(memory == nullptr ? nullptr : memory + guard_bytes_);
   }
+  if (!device_.failed()) fill_guards();
   if (auto done = device_.finish(); !done) return done;
   auto layers = layer_caches(config_, defects, tensors_);
   if (!layers) return tl::unexpected(layers.error());
@@ -241,6 +248,47 @@ Result<void> CachePool::fingerprint_pages(std::span<const PageId> pages,
   return {};
 }
 
+// Zone 2 * t lies in front of tensor t, zone 2 * t + 1 behind it.
+std::byte* CachePool::guard(std::size_t zone) const {
+  const std::size_t tensor = zone / 2;
+  return tensors_[tensor] +
+         (zone % 2 == 1 ? config_.plan.tensors[tensor].size_bytes : -guard_bytes_);
+}
+
+void CachePool::fill_guards() {
+  const auto size = static_cast<std::size_t>(guard_bytes_);
+  guards_.resize(2 * tensors_.size() * size);
+  for (std::size_t zone = 0; zone < 2 * tensors_.size() && size != 0; ++zone) {
+    const auto bytes = std::span(guards_).subspan(zone * size, size);
+    fill_poison(static_cast<std::uint64_t>(Poison::padding), static_cast<std::int32_t>(zone / 2),
+                zone % 2 == 1 ? config_.plan.num_blocks : -1, 0, bytes);
+    device_.upload(guard(zone), bytes.data(), guard_bytes_);
+  }
+  found_guards_ = guards_;
+}
+
+void CachePool::download_guards() {
+  for (std::size_t zone = 0; zone < 2 * tensors_.size() && guard_bytes_ != 0; ++zone)
+    device_.download(found_guards_.data() + static_cast<std::int64_t>(zone) * guard_bytes_,
+                     guard(zone), guard_bytes_);
+}
+
+void CachePool::check_guards(std::vector<MemoryReport>& reports) {
+  const auto differs = std::ranges::mismatch(guards_, found_guards_).in1;
+  if (differs == guards_.end()) return;
+  const std::int64_t at = differs - guards_.begin();
+  const auto zone = static_cast<std::size_t>(at / guard_bytes_);
+  const std::int64_t in_zone = at % guard_bytes_;
+  MemoryReport report;
+  report.kind = "guard zone";
+  report.message = zone % 2 == 1 ? fmt::format("guard zone: a write {} bytes past the end of {}",
+                                               in_zone, names_[zone / 2])
+                                 : fmt::format("guard zone: a write {} bytes in front of {}",
+                                               guard_bytes_ - in_zone, names_[zone / 2]);
+  reports.push_back(std::move(report));
+  fill_guards();
+}
+
 const std::byte* CachePool::address(PageId page, std::int64_t byte) const {
   const std::int64_t size = page_size_bytes(page.tensor);
   LS_CHECK(byte >= 0 && byte < size, "byte {} of a page of {}", byte, size);
@@ -263,10 +311,11 @@ MemoryReport CachePool::locate(DeviceReport report) const {
   if (name == names_.end()) return located;
   const auto tensor = static_cast<std::int32_t>(name - names_.begin());
   const std::int64_t size = page_size_bytes(tensor);
-  const std::int64_t block = report.byte_offset / size;
-  if (report.byte_offset < 0 || block >= config_.plan.num_blocks) return located;
+  const std::int64_t offset = report.byte_offset - guard_bytes_;
+  const std::int64_t block = offset / size;
+  if (offset < 0 || block >= config_.plan.num_blocks) return located;
   located.page = PageId{tensor, BlockId{static_cast<std::int32_t>(block)}};
-  located.byte_in_page = report.byte_offset - block * size;
+  located.byte_in_page = offset - block * size;
   return located;
 }
 

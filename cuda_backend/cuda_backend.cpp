@@ -57,9 +57,11 @@ class CudaBackend final : public Backend {
     pool_->update_states(program.state_updates, contents_);
     reader_->launch(program);
     reader_->read_back(program, readback);
+    pool_->download_guards();
     auto done = tables_->read_back(program, readback);
     if (done) done = extractor_->run(program, readback);
     take_reports(readback.reports);
+    if (done) pool_->check_guards(readback.reports);
     return done;
   }
 

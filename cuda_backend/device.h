@@ -70,6 +70,8 @@ class Device {
   virtual std::optional<DeviceWriter> who_wrote(const std::byte* address) = 0;
 
   virtual std::vector<KernelStatistics> kernel_statistics() const { return {}; }
+  // True: an access outside of an allocation is a report and does no harm.
+  virtual bool watches_accesses() const { return false; }
 
   // A launch that waits for its place: 0 or the platform's error, as a launcher returns it.
   using Launch = std::function<int(const LaunchPlace&)>;

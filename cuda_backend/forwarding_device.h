@@ -37,6 +37,7 @@ class ForwardingDevice : public Device {
   std::vector<KernelStatistics> kernel_statistics() const override {
     return inner_->kernel_statistics();
   }
+  bool watches_accesses() const override { return inner_->watches_accesses(); }
   void plant(Defect defect) override {
     Device::plant(defect);
     inner_->plant(defect);

@@ -98,6 +98,7 @@ class SimtDevice final : public Device {
     Device::run(operation, launch);
     executor_->declare(nullptr);
   }
+  bool watches_accesses() const override { return mode_ != CheckMode::fast; }
   std::vector<KernelStatistics> kernel_statistics() const override {
     std::vector<KernelStatistics> statistics;
     for (const simt::KernelTotals& sum : executor_->kernel_totals())

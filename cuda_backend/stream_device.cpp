@@ -128,7 +128,7 @@ class StreamDevice final : public ForwardingDevice {
       if (pair.range.begin < allocation.range.end) {
         report.allocation = allocation.name;
         report.byte_offset = static_cast<std::int64_t>(pair.range.begin - allocation.range.begin);
-        where = fmt::format("bytes from {} of {}", report.byte_offset, allocation.name);
+        where = fmt::format("bytes of {}", allocation.name);
       }
     }
     report.message = fmt::format(
