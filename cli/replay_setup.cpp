@@ -11,6 +11,7 @@
 #include "cuda_backend/gpu_backend.h"
 #include "cuda_backend/plugin_backend.h"
 #include "cuda_backend/simt_backend.h"
+#include "reference/engine_profile.h"
 #include "sim/saved_run.h"
 
 namespace lockstep {
@@ -147,6 +148,9 @@ Result<std::unique_ptr<Backend>> make_backend(std::string_view name, const Backe
 Result<void> finish(const ReplayOptions& options, const EngineConfig& engine,
                     Result<KVCacheConfig> plan, PreparedReplay& prepared) {
   if (!plan) return tl::unexpected(plan.error());
+  if (find_engine_profile(engine.engine) == nullptr)
+    return fail(fmt::format("--engine: there is no profile {}; known: {}", engine.engine,
+                            engine_profile_names()));
   prepared.config.engine = engine;
   AttentionBackend attention = attention_backend_for(*plan);
   if (options.attention_backend)

@@ -84,6 +84,7 @@ class PluginBackend final : public Backend {
   Result<void> read_tables(const StepProgram& program, StepReadback& readback);
   Result<std::uint64_t> digest(const AttentionProbe& probe);
   Result<void> attend(const AttentionQuery& query, std::vector<float>& outputs);
+  Result<void> extract(const StepProgram& program, StepReadback& readback);
 
   std::string path_;
   BackendConfig config_;
@@ -113,6 +114,7 @@ Result<void> PluginBackend::execute(const StepProgram& program, StepReadback& re
   for (const AttentionQuery& query : program.queries)
     if (auto done = attend(query, readback.outputs); !done) return done;
   readback.reports.clear();
+  if (auto done = extract(program, readback); !done) return done;
   return read_tables(program, readback);
 }
 
@@ -273,6 +275,21 @@ Result<void> PluginBackend::attend(const AttentionQuery& query, std::vector<floa
   if (plugin_.attend(backend_, query.layer, query.row, query.first, query.last, queries.data(),
                      outputs.data() + begin) != 0)
     return failed("attend");
+  return {};
+}
+
+Result<void> PluginBackend::extract(const StepProgram& program, StepReadback& readback) {
+  readback.extracted.clear();
+  for (const RowExtraction& extraction : program.extractions) {
+    const RowCache& rows = plan_->layers().rows[extraction.layer];
+    const std::size_t begin = readback.extracted.size();
+    readback.extracted.resize(begin + static_cast<std::size_t>(extraction.num_tokens) *
+                                          static_cast<std::size_t>(rows.num_kv_heads) *
+                                          static_cast<std::size_t>(rows.row_bytes));
+    if (plugin_.read_rows(backend_, extraction.layer, extraction.row, 0, extraction.num_tokens,
+                          readback.extracted.data() + begin, nullptr) != 0)
+      return failed("read_rows");
+  }
   return {};
 }
 

@@ -15,8 +15,7 @@
 namespace lockstep {
 
 // Errors: those of PluginLibrary::open; a check mode other than fast, a mutant, several streams or
-// ranks; a
-// plan with states and a plugin without; what the plugin's create() refuses.
+// ranks; a plan with states and a plugin without; what the plugin's create() refuses.
 Result<std::unique_ptr<Backend>> make_plugin_backend(const std::string& path,
                                                      const BackendConfig& config);
 
