@@ -22,7 +22,7 @@ class StreamOrder {
   struct Unordered {
     std::string earlier, later;  // names, in the order in which they were issued
     int earlier_stream = 0, later_stream = 0;
-    MemoryRange range;  // that both touch; empty where both touch everything
+    MemoryRange range;  // that both touch
     bool earlier_writes = false, later_writes = false;
   };
 
