@@ -43,7 +43,6 @@ std::vector<Exposure> exposures() {
       {"copy-unordered", hybrid, "unordered: copy_blocks", 4},
       // Over several streams operations say what they touch, and these touch something else.
       {"wrong-stride", pairs, "undeclared access", 2},
-      {"pack-offset", "packed by two, FlashInfer", "digests", 3},
       {"layout-two-blocks", "hidden states in padded pages", "digests"},
       {"layout-not-updated", hybrid, "digests"},
       {"layout-equal-page", "equal pages, other block sizes", "page of block"},
