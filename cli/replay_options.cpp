@@ -101,13 +101,20 @@ void declare_run(CLI::App& command, ReplayOptions& o) {
   const std::string group = "Run";
   command
       .add_option("--backend", o.backend,
-                  "auto, cuda (a GPU), simt (the same kernels on the CPU), none (the model alone)")
-      ->check(CLI::IsMember({"auto", "cuda", "simt", "none"}))
+                  "auto, cuda (a GPU), simt (the same kernels on the CPU), none (the model alone), "
+                  "or a plugin of yours: FILE.so (docs/check_your_kernels.md)")
       ->capture_default_str()
       ->group(group);
   add_choice(command, "--check", o.check,
              "fast; check: watch every access of every simulated thread; hunt: preempt threads too",
              {"fast", "check", "hunt"}, group);
+  add_count(command, "--streams", o.num_streams,
+            "streams that a step's operations are spread over, with events in between (1)", group,
+            1, 64);
+  add_switch(command, "--delay-streams", o.delay_streams, true,
+             "on the CPU: run every operation as late as events allow, in an order from the seed "
+             "(--check hunt does so too)",
+             group);
   command.add_option("--mutant", o.mutant, "plant this defect in the backend")->group(group);
   command.add_option("--seed", o.seed, "of sampled tokens and of hunt's preemptions (0)")
       ->group(group);
@@ -182,6 +189,8 @@ std::string ReplayOptions::contradicts_saved_case() const {
       {layout.has_value(), "--layout"},
       {attention_backend.has_value(), "--attention-backend"},
       {queries_per_kv.has_value(), "--queries-per-kv"},
+      {num_streams.has_value(), "--streams"},
+      {delay_streams.has_value(), "--delay-streams"},
       {mutant.has_value(), "--mutant"},
       {seed.has_value(), "--seed"},
       {!save_dir.empty(), "--save"},

@@ -9,7 +9,9 @@
 #include "cli/replay_cache.h"
 #include "cli/terminal.h"
 #include "cuda_backend/gpu_backend.h"
+#include "cuda_backend/plugin_backend.h"
 #include "cuda_backend/simt_backend.h"
+#include "reference/engine_profile.h"
 #include "sim/saved_run.h"
 
 namespace lockstep {
@@ -113,6 +115,8 @@ void apply_device_flags(const ReplayOptions& options, BackendConfig& device) {
   if (options.layout) device.layout = *cache_layout_from_name(*options.layout);
   override_with(options.queries_per_kv, device.queries_per_kv);
   override_with(options.mutant, device.mutant);
+  override_with(options.num_streams, device.num_streams);
+  override_with(options.delay_streams, device.delay_streams);
   override_with(options.seed, device.seed);
   if (options.check) {
     device.check = *options.check == "hunt"    ? CheckMode::hunt
@@ -123,13 +127,18 @@ void apply_device_flags(const ReplayOptions& options, BackendConfig& device) {
 
 Result<std::unique_ptr<Backend>> make_backend(std::string_view name, const BackendConfig& device) {
   if (name == "none") {
-    if (device.check != CheckMode::fast || !device.mutant.empty()) {
-      return fail("--check and --mutant need a backend, and --backend none is the model alone");
+    if (device.check != CheckMode::fast || !device.mutant.empty() || device.num_streams > 1) {
+      return fail(
+          "--check, --mutant and --streams need a backend, and --backend none is the model alone");
     }
     return std::unique_ptr<Backend>();
   }
-  const bool watched = device.check != CheckMode::fast;
-  if (name == "cuda" || (name == "auto" && !watched && gpu_available())) {
+  if (name != "auto" && name != "cuda" && name != "simt")
+    return make_plugin_backend(std::string(name), device);
+  if (device.delay_streams && device.num_streams < 2)
+    return fail("--delay-streams moves operations of different streams; give --streams 2 or more");
+  const bool on_cpu = device.check != CheckMode::fast || device.delay_streams;
+  if (name == "cuda" || (name == "auto" && !on_cpu && gpu_available())) {
     return make_gpu_backend(device);
   }
   return make_simt_backend(device);
@@ -139,6 +148,9 @@ Result<std::unique_ptr<Backend>> make_backend(std::string_view name, const Backe
 Result<void> finish(const ReplayOptions& options, const EngineConfig& engine,
                     Result<KVCacheConfig> plan, PreparedReplay& prepared) {
   if (!plan) return tl::unexpected(plan.error());
+  if (find_engine_profile(engine.engine) == nullptr)
+    return fail(fmt::format("--engine: there is no profile {}; known: {}", engine.engine,
+                            engine_profile_names()));
   prepared.config.engine = engine;
   AttentionBackend attention = attention_backend_for(*plan);
   if (options.attention_backend)

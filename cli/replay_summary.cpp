@@ -143,6 +143,7 @@ std::string summary_json(const ReplayOptions& options, const PreparedReplay& pre
       {"max_model_len", engine.max_model_len},
       {"groups", device.plan.groups.size()},
       {"layout", name_of(device.layout)},
+      {"num_streams", device.num_streams},
       {"mutant", device.mutant},
       {"seed", prepared.workload_options.seed},
   };

@@ -30,6 +30,8 @@ AttentionReader::AttentionReader(Device& device, const LayerCaches& layers,
                                  const BlockTables& tables, const ContextRank& context)
     : device_(device),
       context_(context),
+      caches_(layers),
+      tables_(tables),
       layers_(layers.rows),
       device_layers_(device, "layer caches"),
       pieces_(device, "probe pieces"),
@@ -73,7 +75,22 @@ void AttentionReader::launch_probes(const StepProgram& program) {
                               .pieces = pieces_.upload(host_pieces_),
                               .digests = digests_.data(),
                               .num_pieces = static_cast<std::int32_t>(host_pieces_.size()),
-                              .max_positions = max_positions});
+                              .max_positions = max_positions},
+                 [&](Operation& operation) {
+                   operation.named("attention_digest")
+                       .read_all(device_layers_, pieces_, digests_)
+                       .write_all(digests_);
+                   for (const AttentionProbe& probe : program.probes)
+                     add_read(probe.row, probe.layer, probe.first, probe.last, operation);
+                 });
+}
+
+void AttentionReader::add_read(std::int32_t row, std::int32_t layer, std::int32_t first,
+                               std::int32_t last, Operation& operation) const {
+  const std::int32_t group = caches_.group_of_layer[layer];
+  operation.read(tables_.table_range(group));
+  for (const std::int32_t block : tables_.mirror().blocks(group, row, first, last))
+    add_block_ranges(caches_, caches_.tensor_of_layer[layer], block, operation.reads);
 }
 
 void AttentionReader::launch_queries(const StepProgram& program) {
@@ -107,8 +124,16 @@ void AttentionReader::launch_queries(const StepProgram& program) {
                                .num_items = static_cast<std::int32_t>(host_items_.size()),
                                .max_query_heads = max_heads,
                                .max_query_words = max_words};
-  device_.launch(device_.kernels().fill_queries, params);
-  device_.launch(device_.kernels().paged_attention, params);
+  device_.launch(device_.kernels().fill_queries, params, [&](Operation& operation) {
+    operation.named("fill_queries").read_all(device_layers_, items_).write_all(queries_);
+  });
+  device_.launch(device_.kernels().paged_attention, params, [&](Operation& operation) {
+    operation.named("paged_attention")
+        .read_all(device_layers_, items_, queries_)
+        .write_all(outputs_);
+    for (const AttentionQuery& query : program.queries)
+      add_read(query.row, query.layer, query.first, query.last, operation);
+  });
 }
 
 void AttentionReader::read_back(const StepProgram& program, StepReadback& readback) {

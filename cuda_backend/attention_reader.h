@@ -26,9 +26,14 @@ class AttentionReader {
  private:
   void launch_probes(const StepProgram& program);
   void launch_queries(const StepProgram& program);
+  // What a look at positions [first, last) of a row reads.
+  void add_read(std::int32_t row, std::int32_t layer, std::int32_t first, std::int32_t last,
+                Operation& operation) const;
 
   Device& device_;
   ContextRank context_;
+  const LayerCaches& caches_;
+  const BlockTables& tables_;
   std::vector<RowCache> layers_;  // with their tables
   DeviceArray<RowCache> device_layers_;
   DeviceArray<DigestPiece> pieces_;

@@ -13,6 +13,7 @@ static_assert(sizeof(BlockId) == sizeof(std::int32_t));
 BlockTables::BlockTables(Device& device, const BackendConfig& config,
                          std::span<const std::int64_t> blocks_per_kv_block)
     : device_(device),
+      mirror_(config),
       num_rows_(config.num_rows),
       context_(config.context),
       lengths_(device, "block table lengths"),
@@ -86,14 +87,30 @@ std::int64_t BlockTables::kernel_table_width(std::int32_t group) const {
   return std::int64_t{table.width} * table.blocks_per_kv_block;
 }
 
+MemoryRange BlockTables::table_range(std::int32_t group) const {
+  const Group& one = groups_[group];
+  return one.kernel_entries ? one.kernel_entries->range() : one.entries->range();
+}
+
+void BlockTables::write_tables(Operation& operation) const {
+  for (const Group& group : groups_) {
+    operation.write_all(*group.entries);
+    if (group.kernel_entries) operation.write_all(*group.kernel_entries);
+  }
+}
+
 void BlockTables::apply(const StepProgram& program) {
+  if (device_.wants_operations()) mirror_.apply(program);
   if (device_.defect() != Defect::stale_table_entry)
     device_.launch(
         device_.kernels().clear_rows,
         TableClearParams{.groups = tables_.data(),
                          .rows = clear_rows_.upload(program.clear_rows),
                          .num_groups = num_groups(),
-                         .num_rows = static_cast<std::int32_t>(program.clear_rows.size())});
+                         .num_rows = static_cast<std::int32_t>(program.clear_rows.size())},
+        [&](Operation& operation) {
+          operation.named("clear_rows").read_all(tables_, clear_rows_).write_all(lengths_);
+        });
   append(program);
   if (device_.defect() == Defect::table_edit_lost) return;
   host_edits_.clear();
@@ -102,7 +119,11 @@ void BlockTables::apply(const StepProgram& program) {
   device_.launch(device_.kernels().edit_entries,
                  TableEditParams{.groups = tables_.data(),
                                  .edits = edits_.upload(host_edits_),
-                                 .num_edits = static_cast<std::int32_t>(host_edits_.size())});
+                                 .num_edits = static_cast<std::int32_t>(host_edits_.size())},
+                 [&](Operation& operation) {
+                   operation.named("edit_entries").read_all(tables_, edits_);
+                   write_tables(operation);
+                 });
 }
 
 void BlockTables::append(const StepProgram& program) {
@@ -122,7 +143,13 @@ void BlockTables::append(const StepProgram& program) {
                  TableAppendParams{.groups = tables_.data(),
                                    .appends = appends_.upload(host_appends_),
                                    .block_ids = block_ids_.upload(ids),
-                                   .num_appends = static_cast<std::int32_t>(host_appends_.size())});
+                                   .num_appends = static_cast<std::int32_t>(host_appends_.size())},
+                 [&](Operation& operation) {
+                   operation.named("append_entries")
+                       .read_all(tables_, appends_, block_ids_, lengths_)
+                       .write_all(lengths_);
+                   write_tables(operation);
+                 });
 }
 
 void BlockTables::map_slots(const StepProgram& program) {
@@ -160,7 +187,14 @@ void BlockTables::map_tokens(std::span<const std::int32_t> positions,
                         .pad_slot = device_.defect() == Defect::slot_pad_rows ? 0 : PAD_SLOT_ID,
                         .context_ranks = context_.num_ranks,
                         .context_rank = context_.rank,
-                        .interleave = context_.interleave});
+                        .interleave = context_.interleave},
+      [&](Operation& operation) {
+        operation.named("slot_mapping")
+            .read_all(tables_, positions_, token_rows_)
+            .write_all(slots_);
+        for (std::int32_t group = 0; group < num_groups(); ++group)
+          operation.read(table_range(group));
+      });
 }
 
 Result<void> BlockTables::read_back(const StepProgram& program, StepReadback& readback) {

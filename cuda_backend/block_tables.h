@@ -14,6 +14,7 @@
 
 #include "cuda_backend/device.h"
 #include "cuda_backend/device_array.h"
+#include "cuda_backend/table_mirror.h"
 #include "sim/backend.h"
 
 namespace lockstep::cuda {
@@ -35,6 +36,14 @@ class BlockTables {
                   std::int32_t num_padded_tokens);
   const Slot* slots(std::int32_t group) const { return slots_.data() + group * slots_stride_; }
 
+  // For operations that read slots, or blocks through the tables.
+  MemoryRange slots_range(std::int32_t group) const {
+    return range_of(slots(group), slots_stride_ * std::int64_t{sizeof(Slot)});
+  }
+  MemoryRange table_range(std::int32_t group) const;
+  // REQUIRES: the device wants operations; otherwise it is empty.
+  const TableMirror& mirror() const { return mirror_; }
+
   // Kernel block ids, [num_rows, table_width(group)].
   const std::int32_t* kernel_table(std::int32_t group) const;
   std::int64_t kernel_table_width(std::int32_t group) const;
@@ -51,8 +60,10 @@ class BlockTables {
   std::int32_t num_groups() const { return static_cast<std::int32_t>(groups_.size()); }
   void append(const StepProgram& program);
   void plant_slot_block_size(const BackendConfig& config);
+  void write_tables(Operation& operation) const;
 
   Device& device_;
+  TableMirror mirror_;
   std::int32_t num_rows_;
   ContextRank context_;
   std::vector<Group> groups_;

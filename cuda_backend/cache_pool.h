@@ -1,7 +1,9 @@
 // The cache in device memory: one raw buffer for each tensor of the plan, every byte poisoned at
 // start, and what works on whole blocks and pages of them.
 //
-// 1. A buffer is one named allocation; the device keeps guard zones around it.
+// 1. A buffer is one named allocation. A device that watches accesses reports what leaves it; on
+//    any other the allocation begins and ends with a guard zone, which is poisoned as a page that
+//    does not exist and looked at after every step.
 // 2. Operations on several blocks are one launch, unless one must see what another did.
 #pragma once
 
@@ -34,13 +36,19 @@ class CachePool {
   void poison(std::span<const PoisonBlock> blocks);
   void zero(std::span<const GroupBlock> blocks);
   void copy(std::span<const BlockCopy> copies);
-  // Updates run in order where one reads or overwrites what another left. contents: device memory.
-  void update_states(std::span<const StateUpdate> updates, const std::uint64_t* contents);
+  // Updates run in order where one reads or overwrites what another left.
+  void update_states(std::span<const StateUpdate> updates,
+                     const DeviceArray<std::uint64_t>& contents);
 
   // Calls finish().
   Result<void> fingerprint_pages(std::span<const PageId> pages,
                                  std::span<Fingerprint> fingerprints);
   Result<std::vector<std::uint8_t>> read_page(PageId page);
+
+  // Starts the download of all guard zones; after finish() the second call reports the first byte
+  // that was written to, and makes all of them whole again.
+  void download_guards();
+  void check_guards(std::vector<MemoryReport>& reports);
 
   const std::byte* address(PageId page, std::int64_t byte) const;
   // The page and byte of a report that lies in a tensor.
@@ -49,13 +57,20 @@ class CachePool {
  private:
   CachePool(Device& device, const BackendConfig& config);
   Result<void> allocate(const Defects& defects);
+  std::byte* guard(std::size_t zone) const;
+  void fill_guards();
   std::int64_t page_size_bytes(std::int32_t tensor) const { return page_sizes_[tensor]; }
-  void launch_poison(const PoisonItem* items, std::int64_t count, Poison kind);
+  template <class Describe>
+  void launch_poison(const PoisonItem* items, std::int64_t count, Poison kind, Describe describe);
+  // What the layers of a group use in a block.
+  void add_region_ranges(std::int32_t group, std::int32_t block,
+                         std::vector<MemoryRange>& ranges) const;
 
   Device& device_;
   const BackendConfig& config_;
   BlockWaves waves_;
-  std::vector<std::byte*> tensors_;
+  std::vector<std::byte*> tensors_;  // behind the guard zone in front
+  std::int64_t guard_bytes_ = 0;     // on each side
   std::vector<std::string> names_;
   std::vector<std::int64_t> page_sizes_;
   LayerCaches layers_;
@@ -79,6 +94,7 @@ class CachePool {
   std::vector<StateUpdateItem> host_updates_;
   std::vector<FingerprintItem> host_fingerprints_;
   std::vector<unsigned long long> host_sums_;
+  std::vector<std::byte> guards_, found_guards_;  // all zones, as they should be and as they are
 };
 
 }  // namespace lockstep::cuda

@@ -10,10 +10,13 @@
 #include "cuda_backend/defect.h"
 #include "cuda_backend/row_extractor.h"
 #include "cuda_backend/row_writer.h"
+#include "cuda_backend/stream_device.h"
 #include "reference/check.h"
 
 namespace lockstep::cuda {
 namespace {
+
+constexpr std::int32_t kMaxStreams = 64;
 
 class CudaBackend final : public Backend {
  public:
@@ -25,6 +28,8 @@ class CudaBackend final : public Backend {
   Result<void> start() {
     auto defects = defects_from_name(config_.mutant);
     if (!defects) return tl::unexpected(defects.error());
+    if (defects->kernel == Defect::copy_unordered && config_.num_streams < 2)
+      return fail("mutant: copy-unordered leaves out an order between streams, and there is one");
     device_->plant(defects->kernel);
     auto pool = CachePool::create(*device_, config_, *defects);
     if (!pool) return tl::unexpected(pool.error());
@@ -47,14 +52,16 @@ class CudaBackend final : public Backend {
     pool_->copy(program.copies);
     tables_->apply(program);
     tables_->map_slots(program);
-    const std::uint64_t* contents = contents_.upload(program.contents);
-    writer_->write(program, contents, *tables_);
-    pool_->update_states(program.state_updates, contents);
+    contents_.upload(program.contents);
+    writer_->write(program, contents_, *tables_);
+    pool_->update_states(program.state_updates, contents_);
     reader_->launch(program);
     reader_->read_back(program, readback);
+    pool_->download_guards();
     auto done = tables_->read_back(program, readback);
     if (done) done = extractor_->run(program, readback);
     take_reports(readback.reports);
+    if (done) pool_->check_guards(readback.reports);
     return done;
   }
 
@@ -71,6 +78,10 @@ class CudaBackend final : public Backend {
     const auto writer = device_->who_wrote(pool_->address(page, byte));
     if (!writer) return std::nullopt;
     return Writer{.kernel = writer->kernel, .step = writer->step, .thread = writer->thread};
+  }
+
+  std::vector<KernelStatistics> kernel_statistics() const override {
+    return device_->kernel_statistics();
   }
 
  private:
@@ -97,6 +108,11 @@ class CudaBackend final : public Backend {
 
 Result<std::unique_ptr<Backend>> make_backend(std::unique_ptr<Device> device,
                                               BackendConfig config) {
+  if (config.num_streams < 1 || config.num_streams > kMaxStreams)
+    return fail(
+        fmt::format("num_streams: {} is not from 1 to {}", config.num_streams, kMaxStreams));
+  if (config.num_streams > 1)
+    device = make_stream_device(std::move(device), {.num_streams = config.num_streams});
   auto backend = std::make_unique<CudaBackend>(std::move(device), std::move(config));
   if (auto started = backend->start(); !started) return tl::unexpected(started.error());
   return std::unique_ptr<Backend>(std::move(backend));

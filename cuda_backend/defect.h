@@ -28,6 +28,7 @@ enum class Defect : std::uint8_t {
   state_pads_included,
   kernel_block_unsplit,
   zero_lost,
+  copy_unordered,
 };
 
 struct Defects {

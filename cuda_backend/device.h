@@ -7,10 +7,14 @@
 // 3. What download() fetches is there after the next finish(), not before. upload() is done with
 // the
 //    host's memory when it returns.
+// 4. Streams: rule 1 holds for the operations of one stream. Between two streams there is no order
+//    but that of events, and finish() waits for all of them. A device that keeps every operation in
+//    the order of the calls, as the SIMT executor does, need not know about streams.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <span>
 #include <string>
@@ -19,7 +23,9 @@
 #include <vector>
 
 #include "cuda_backend/launch/kernel_table.h"
+#include "cuda_backend/operation.h"
 #include "reference/result.h"
+#include "sim/backend.h"
 
 namespace lockstep::cuda {
 
@@ -63,16 +69,45 @@ class Device {
   virtual void take_reports(std::vector<DeviceReport>& reports) = 0;
   virtual std::optional<DeviceWriter> who_wrote(const std::byte* address) = 0;
 
+  virtual std::vector<KernelStatistics> kernel_statistics() const { return {}; }
+  // True: an access outside of an allocation is a report and does no harm.
+  virtual bool watches_accesses() const { return false; }
+
+  // A launch that waits for its place: 0 or the platform's error, as a launcher returns it.
+  using Launch = std::function<int(const LaunchPlace&)>;
+  virtual void run(const Operation&, const Launch& launch) {
+    if (!failed()) check_launch(launch(place_));
+  }
+  // describe(Operation&) says what the launch touches; it is asked only where somebody wants to
+  // know.
+  template <class Params, class Describe>
+  void launch(Launcher<Params> launcher, const Params& params, Describe describe) {
+    if (failed()) return;
+    if (!wants_operations()) return check_launch(launcher(place_, params));
+    Operation operation;
+    describe(operation);
+    run(operation,
+        [launcher, params](const LaunchPlace& place) { return launcher(place, params); });
+  }
   template <class Params>
   void launch(Launcher<Params> launcher, const Params& params) {
-    if (failed()) return;
-    const int error = launcher(place_, params);
-    if (error != 0) fail_with(std::string("kernel launch: ") + kernels().error_text(error));
+    launch(launcher, params, [](Operation&) {});
   }
+  virtual bool wants_operations() const { return false; }
+
+  // Streams 0 to count - 1. REQUIRES: called once, before any operation but allocate().
+  virtual void open_streams(int /*count*/) {}
+  virtual void use_stream(int /*stream*/) {}  // later operations go there
+  // Everything so far in the stream in use; wait_event() holds back what comes after it in the
+  // stream in use then. Events are good until the next finish().
+  virtual int record_event() { return 0; }
+  virtual void wait_event(int /*event*/) {}
+  // Over how many streams a step's operations are spread.
+  virtual int num_streams() const { return 1; }
 
   bool failed() const { return failure_.has_value(); }
   const LaunchPlace& place() const { return place_; }
-  void plant(Defect defect) { place_.defect = defect; }
+  virtual void plant(Defect defect) { place_.defect = defect; }
   Defect defect() const { return place_.defect; }
 
  protected:
@@ -80,6 +115,9 @@ class Device {
     if (!failed()) failure_ = Error{std::move(message)};
   }
   const std::optional<Error>& failure() const { return failure_; }
+  void check_launch(int error) {
+    if (error != 0) fail_with(std::string("kernel launch: ") + kernels().error_text(error));
+  }
 
   LaunchPlace place_;
 

@@ -40,6 +40,9 @@ class DeviceArray {
     return data_;
   }
   T* data() const { return data_; }
+  MemoryRange range() const {
+    return range_of(data_, capacity_ * static_cast<std::int64_t>(sizeof(T)));
+  }
 
  private:
   Device* device_;

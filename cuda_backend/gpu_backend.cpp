@@ -21,6 +21,9 @@ bool gpu_available(std::string* why) {
 Result<std::unique_ptr<Backend>> make_gpu_backend(const BackendConfig& config) {
   if (config.check != CheckMode::fast)
     return fail("check: a GPU runs in mode fast; modes check and hunt are the SIMT executor's");
+  if (config.delay_streams)
+    return fail(
+        "delay_streams: a GPU orders its streams itself; only the SIMT executor delays them");
   auto device = cuda::make_gpu_device();
   if (!device) return tl::unexpected(device.error());
   return cuda::make_backend(std::move(*device), config);

@@ -92,10 +92,12 @@ class Builder {
     for (std::size_t i = 0; i < group.layer_names.size(); ++i) {
       const auto layer = static_cast<std::int32_t>(caches_.rows.size());
       caches_.group_of_layer.push_back(static_cast<std::int32_t>(g));
+      caches_.tensor_of_layer.push_back(-1);
       caches_.rows.emplace_back().layer = layer;
       if (i >= group_views.size()) continue;  // encoder-only: keeps nothing
       const LayerViews& views = group_views[i];
       const std::size_t tensor = tensor_of(group.layer_names[i]);
+      caches_.tensor_of_layer.back() = static_cast<std::int32_t>(tensor);
       if (views.kernel_block_size == 0) {
         add_states(views, tensor, layer);
         continue;
@@ -268,6 +270,12 @@ Result<LayerCaches> layer_caches(const BackendConfig& config, const Defects& def
            tensor_bases.size(), config.plan.tensors.size());
   LS_CHECK(config.plan.num_blocks > 0, "{} blocks", config.plan.num_blocks);
   return Builder(config, defects, tensor_bases).build();
+}
+
+void add_block_ranges(const LayerCaches& layers, std::int32_t tensor, std::int32_t block,
+                      std::vector<MemoryRange>& ranges) {
+  for (const BlockRegion& region : layers.poison_regions)
+    if (region.tensor == tensor) ranges.push_back(range_in_block(region, block));
 }
 
 }  // namespace lockstep::cuda

@@ -17,6 +17,7 @@
 
 #include "cuda_backend/defect.h"
 #include "cuda_backend/kernels/params.h"
+#include "cuda_backend/operation.h"
 #include "reference/result.h"
 #include "sim/backend.h"
 
@@ -26,6 +27,7 @@ struct LayerCaches {
   // One entry a layer of the plan, in its order; row_bytes is 0 for layers without rows.
   std::vector<RowCache> rows;
   std::vector<std::int32_t> group_of_layer;
+  std::vector<std::int32_t> tensor_of_layer;  // -1: keeps nothing
   std::vector<StateCache> states;
   std::vector<RegionRange> states_of_group;
   std::vector<BlockRegion> regions;
@@ -40,5 +42,12 @@ struct LayerCaches {
 // block sizes other than the configuration's.
 Result<LayerCaches> layer_caches(const BackendConfig& config, const Defects& defects,
                                  std::span<std::byte* const> tensor_bases);
+
+// The bytes of a tensor that belong to a block: its page, or the K and the V half of one.
+void add_block_ranges(const LayerCaches& layers, std::int32_t tensor, std::int32_t block,
+                      std::vector<MemoryRange>& ranges);
+inline MemoryRange range_in_block(const BlockRegion& region, std::int32_t block) {
+  return range_of(region.base + block * region.block_stride, region.size_bytes);
+}
 
 }  // namespace lockstep::cuda

@@ -43,7 +43,16 @@ void RowExtractor::extract(const RowExtraction& extraction, const RowCache& rows
                                   .slots = tables_.slots(layers_.group_of_layer[extraction.layer]),
                                   .key = gathered,
                                   .value = nullptr,
-                                  .num_tokens = extraction.num_tokens});
+                                  .num_tokens = extraction.num_tokens},
+                 [&](Operation& operation) {
+                   const std::int32_t group = layers_.group_of_layer[extraction.layer];
+                   operation.named("gather_rows").read(tables_.slots_range(group));
+                   operation.write_all(gathered_);
+                   for (const std::int32_t block :
+                        tables_.mirror().blocks(group, extraction.row, 0, extraction.num_tokens))
+                     add_block_ranges(layers_, layers_.tensor_of_layer[extraction.layer], block,
+                                      operation.reads);
+                 });
   device_.download(to, gathered, size);
 }
 

@@ -2,53 +2,35 @@
 
 #include <algorithm>
 
-#include "reference/check.h"
+#include "cuda_backend/protocol.h"
 
 namespace lockstep::cuda {
-namespace {
-
-// shape() of rule (1): which bits of a word of this dtype stay, and which are set.
-struct ShapeMasks {
-  std::uint64_t keep, set;
-};
-ShapeMasks shape_masks(DType dtype) {
-  switch (dtype) {
-    case DType::bf16:
-      return {0x807F807F807F807Full, 0x3F003F003F003F00ull};
-    case DType::fp16:
-      return {0x83FF83FF83FF83FFull, 0x3800380038003800ull};
-    case DType::fp32:
-      return {0x807FFFFF807FFFFFull, 0x3F0000003F000000ull};
-    case DType::fp8_e4m3:
-      return {0x8787878787878787ull, 0x3030303030303030ull};
-    case DType::fp8_e5m2:
-      return {0x8383838383838383ull, 0x3838383838383838ull};
-    case DType::int8:
-    case DType::uint8:
-      return {~0ull, 0};
-  }
-  LS_CHECK(false, "dtype {}", static_cast<int>(dtype));
-  return {};
-}
-
-}  // namespace
 
 RowWriter::RowWriter(Device& device, const LayerCaches& layers, std::int32_t max_tokens_per_step)
-    : device_(device),
-      layers_(layers),
-      keys_(device, "key inputs"),
-      values_(device, "value inputs") {
+    : device_(device), layers_(layers) {
+  for (int stream = 0; stream < device.num_streams(); ++stream) inputs_.emplace_back(device);
   for (const RowCache& rows : layers.rows)
     max_token_bytes_ = std::max(max_token_bytes_, std::int64_t{rows.row_bytes} * rows.num_kv_heads);
   reserve_inputs(max_tokens_per_step);
 }
 
 void RowWriter::reserve_inputs(std::int64_t num_tokens) {
-  keys_.reserve(num_tokens * max_token_bytes_);
-  values_.reserve(num_tokens * max_token_bytes_);
+  for (Inputs& inputs : inputs_) {
+    inputs.keys.reserve(num_tokens * max_token_bytes_);
+    inputs.values.reserve(num_tokens * max_token_bytes_);
+  }
 }
 
-void RowWriter::write(const StepProgram& program, const std::uint64_t* contents,
+void RowWriter::add_written(const StepProgram& program, std::size_t layer,
+                            const BlockTables& tables, std::vector<MemoryRange>& ranges) const {
+  for (const RowSlice& slice : program.rows)
+    for (const std::int32_t block :
+         tables.mirror().blocks(layers_.group_of_layer[layer], slice.row, slice.first_position,
+                                slice.first_position + slice.num_tokens))
+      add_block_ranges(layers_, layers_.tensor_of_layer[layer], block, ranges);
+}
+
+void RowWriter::write(const StepProgram& program, const DeviceArray<std::uint64_t>& contents,
                       const BlockTables& tables) {
   const auto num_tokens = static_cast<std::int32_t>(program.contents.size());
   if (num_tokens == 0) return;
@@ -63,22 +45,34 @@ void RowWriter::write(const StepProgram& program, const std::uint64_t* contents,
     const RowCache& rows = layers_.rows[layer];
     if (rows.row_bytes == 0) continue;
     const ShapeMasks masks = shape_masks(rows.dtype);
-    device_.launch(device_.kernels().fill_rows, FillRowsParams{.contents = contents,
-                                                               .key = keys_.data(),
-                                                               .value = values_.data(),
-                                                               .keep_mask = masks.keep,
-                                                               .set_mask = masks.set,
-                                                               .num_tokens = num_filled,
-                                                               .num_kv_heads = rows.num_kv_heads,
-                                                               .num_parts = rows.num_parts,
-                                                               .row_bytes = rows.row_bytes,
-                                                               .layer = rows.layer});
+    const Inputs& inputs = inputs_[layer % inputs_.size()];
+    const std::int32_t group = layers_.group_of_layer[layer];
+    device_.launch(device_.kernels().fill_rows,
+                   FillRowsParams{.contents = contents.data(),
+                                  .key = inputs.keys.data(),
+                                  .value = inputs.values.data(),
+                                  .keep_mask = masks.keep,
+                                  .set_mask = masks.set,
+                                  .num_tokens = num_filled,
+                                  .num_kv_heads = rows.num_kv_heads,
+                                  .num_parts = rows.num_parts,
+                                  .row_bytes = rows.row_bytes,
+                                  .layer = rows.layer},
+                   [&](Operation& operation) {
+                     operation.named("fill_rows").read_all(contents);
+                     operation.write_all(inputs.keys, inputs.values);
+                   });
     device_.launch(device_.kernels().write_rows,
                    WriteRowsParams{.cache = rows,
-                                   .key = keys_.data(),
-                                   .value = values_.data(),
-                                   .slots = tables.slots(layers_.group_of_layer[layer]),
-                                   .num_tokens = num_written});
+                                   .key = inputs.keys.data(),
+                                   .value = inputs.values.data(),
+                                   .slots = tables.slots(group),
+                                   .num_tokens = num_written},
+                   [&](Operation& operation) {
+                     operation.named("write_rows").read_all(inputs.keys, inputs.values);
+                     operation.read(tables.slots_range(group));
+                     add_written(program, layer, tables, operation.writes);
+                   });
   }
 }
 

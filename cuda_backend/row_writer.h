@@ -1,11 +1,14 @@
 // The K/V (latent, hidden-state) rows of a step: for every layer that keeps rows, inputs made from
 // content ids, then written into the cache through the group's slot mapping.
 //
-// 1. Layers run one after the other and share the two input buffers, as the layers of a model do.
+// 1. Layers run one after the other and share the two input buffers, as the layers of a model do;
+//    over n streams there are n pairs of buffers, so that n layers may run at once.
 // 2. Padded tokens take part in the write and are skipped by their slot.
 #pragma once
 
 #include <cstdint>
+#include <deque>
+#include <vector>
 
 #include "cuda_backend/block_tables.h"
 #include "cuda_backend/device.h"
@@ -20,16 +23,23 @@ class RowWriter {
   RowWriter(Device& device, const LayerCaches& layers, std::int32_t max_tokens_per_step);
 
   // contents: one for each scheduled token, in device memory.
-  void write(const StepProgram& program, const std::uint64_t* contents, const BlockTables& tables);
+  void write(const StepProgram& program, const DeviceArray<std::uint64_t>& contents,
+             const BlockTables& tables);
 
  private:
+  struct Inputs {
+    explicit Inputs(Device& device) : keys(device, "key inputs"), values(device, "value inputs") {}
+    DeviceArray<std::byte> keys, values;
+  };
   void reserve_inputs(std::int64_t num_tokens);
+  // The blocks of a layer that the step's tokens go to.
+  void add_written(const StepProgram& program, std::size_t layer, const BlockTables& tables,
+                   std::vector<MemoryRange>& ranges) const;
 
   Device& device_;
   const LayerCaches& layers_;
   std::int64_t max_token_bytes_ = 0;  // of K (or V) of one token in any layer
-  DeviceArray<std::byte> keys_;
-  DeviceArray<std::byte> values_;
+  std::deque<Inputs> inputs_;         // one entry a stream
 };
 
 }  // namespace lockstep::cuda

@@ -2,6 +2,7 @@
 
 #include "cuda_backend/cuda_backend.h"
 #include "cuda_backend/simt_device.h"
+#include "cuda_backend/stream_queues.h"
 
 namespace lockstep {
 
@@ -10,6 +11,9 @@ Result<std::unique_ptr<Backend>> make_simt_backend(const BackendConfig& config) 
   for (const KVCacheTensor& tensor : config.plan.tensors) pool_size_bytes += tensor.size_bytes;
   auto device = cuda::make_simt_device(config.check, config.seed, pool_size_bytes);
   if (!device) return tl::unexpected(device.error());
+  const bool delays = config.delay_streams || config.check == CheckMode::hunt;
+  if (config.num_streams > 1 && delays)
+    *device = cuda::make_stream_queues(std::move(*device), config.seed);
   return cuda::make_backend(std::move(*device), config);
 }
 

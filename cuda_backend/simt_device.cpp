@@ -87,6 +87,31 @@ class SimtDevice final : public Device {
     return {};
   }
 
+  void run(const Operation& operation, const Launch& launch) override {
+    if (operation.touches_everything || mode_ == CheckMode::fast)
+      return Device::run(operation, launch);
+    simt::DeclaredRanges ranges;
+    for (const MemoryRange& range : operation.reads) ranges.allow(range.begin, range.end, false);
+    for (const MemoryRange& range : operation.writes) ranges.allow(range.begin, range.end, true);
+    ranges.merge();
+    executor_->declare(&ranges);
+    Device::run(operation, launch);
+    executor_->declare(nullptr);
+  }
+  bool watches_accesses() const override { return mode_ != CheckMode::fast; }
+  std::vector<KernelStatistics> kernel_statistics() const override {
+    std::vector<KernelStatistics> statistics;
+    for (const simt::KernelTotals& sum : executor_->kernel_totals())
+      statistics.push_back({.kernel = sum.kernel,
+                            .launches = static_cast<std::int64_t>(sum.launches),
+                            .ctas = static_cast<std::int64_t>(sum.ctas),
+                            .threads = static_cast<std::int64_t>(sum.threads),
+                            .accesses = static_cast<std::int64_t>(sum.accesses),
+                            .switches = static_cast<std::int64_t>(sum.switches),
+                            .barriers = static_cast<std::int64_t>(sum.barriers)});
+    return statistics;
+  }
+
   void begin_step(std::int64_t step) override {
     if (mode_ == CheckMode::fast) return;  // the plain build leaves no trace of who wrote
     const std::uint64_t launch = executor_->last_launch().launch;

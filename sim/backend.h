@@ -102,6 +102,12 @@ struct BackendConfig {
   ContextRank context;              // which of the ranks this backend is
   CheckMode check = CheckMode::fast;
   std::uint64_t seed = 0;
+  // Streams that a step's operations are spread over; each is ordered after those that it depends
+  // on, and after no other.
+  std::int32_t num_streams = 1;
+  // On the CPU: operations run as late as their stream and events allow, in an order drawn from the
+  // seed. Mode hunt does so too.
+  bool delay_streams = false;
   std::string mutant;  // a planted defect to switch on; empty: none
 };
 
@@ -253,6 +259,18 @@ struct Writer {
   std::string thread;  // "cta 3 thread 17"
 };
 
+// What the launches of one kernel came to, from the backend's creation on.
+struct KernelStatistics {
+  std::string kernel;
+  std::int64_t launches = 0;
+  std::int64_t ctas = 0;
+  std::int64_t threads = 0;
+  std::int64_t accesses = 0;  // to device and shared memory; 0 in mode fast
+  std::int64_t switches = 0;  // from one simulated thread to another
+  std::int64_t barriers = 0;
+  bool operator==(const KernelStatistics&) const = default;
+};
+
 class Backend {
  public:
   virtual ~Backend() = default;
@@ -272,6 +290,13 @@ class Backend {
   virtual Result<std::vector<std::uint8_t>> read_page(PageId page) = 0;
 
   virtual std::optional<Writer> who_wrote(PageId page, std::int64_t byte) = 0;
+
+  // By name of the kernel; empty where nobody counts (a GPU, a backend of loops).
+  virtual std::vector<KernelStatistics> kernel_statistics() const { return {}; }
+  // False: programs must have no queries.
+  virtual bool answers_queries() const { return true; }
+  // What this backend cannot be asked, one sentence each.
+  virtual std::vector<std::string> not_checked() const { return {}; }
 };
 
 }  // namespace lockstep

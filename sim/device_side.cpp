@@ -2,6 +2,8 @@
 
 #include <fmt/core.h>
 
+#include <algorithm>
+
 #include "reference/attention_oracle.h"
 #include "reference/check.h"
 #include "sim/comparer.h"
@@ -27,7 +29,7 @@ class LockstepDevice final : public DeviceSide {
         builder_(config_.engine, config_.device, model_, worker_),
         model_step_(model_, worker_),
         planner_(config_.device, model_, worker_, config_.budget.probe_rows,
-                 config_.budget.query_rows),
+                 backend.answers_queries() ? config_.budget.query_rows : 0),
         comparer_(config_.device, model_, worker_, backend_, config_.budget.untouched_pages,
                   summary_),
         extraction_(model_, worker_) {}
@@ -45,6 +47,7 @@ class LockstepDevice final : public DeviceSide {
   Result<std::optional<Divergence>> finish(bool agreed) override;
 
  private:
+  void add_kernels(const std::vector<KernelStatistics>& kernels);
   void say_what_was_not_checked(bool agreed);
   std::optional<Divergence> check_hits(const SchedulerOutput& decision);
 
@@ -114,9 +117,27 @@ Result<std::optional<Divergence>> LockstepDevice::finish(bool agreed) {
   summary_.seconds.compare += watch.lap();
   summary_.rows_read += planner_.rows_read();
   summary_.rows_extracted += extraction_.rows_compared();
+  add_kernels(backend_.kernel_statistics());
   // The ranks leave out the same things for the same reasons: one of them says so.
   if (config_.device.context.rank == 0) say_what_was_not_checked(agreed);
   return found;
+}
+
+// To those of other ranks.
+void LockstepDevice::add_kernels(const std::vector<KernelStatistics>& kernels) {
+  for (const KernelStatistics& kernel : kernels) {
+    const auto same = std::ranges::find(summary_.kernels, kernel.kernel, &KernelStatistics::kernel);
+    if (same == summary_.kernels.end()) {
+      summary_.kernels.push_back(kernel);
+      continue;
+    }
+    same->launches += kernel.launches;
+    same->ctas += kernel.ctas;
+    same->threads += kernel.threads;
+    same->accesses += kernel.accesses;
+    same->switches += kernel.switches;
+    same->barriers += kernel.barriers;
+  }
 }
 
 void LockstepDevice::say_what_was_not_checked(bool agreed) {
@@ -134,6 +155,7 @@ void LockstepDevice::say_what_was_not_checked(bool agreed) {
     not_checked.push_back(
         fmt::format("zeroing of {} blocks whose request was preempted in the same step",
                     builder_.ignored_zeros()));
+  for (std::string& sentence : backend_.not_checked()) not_checked.push_back(std::move(sentence));
   for (const ModelLayer& layer : model_.layers())
     if (layer.layout.num_kv > 0 && !has_attention_oracle(layer))
       not_checked.push_back(fmt::format("attention outputs of layer {}: {}", layer.name,

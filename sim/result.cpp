@@ -48,6 +48,15 @@ nlohmann::ordered_json json_of(const RunSummary& summary) {
   json["rows_read"] = summary.rows_read;
   json["outputs_checked"] = summary.outputs_checked;
   json["rows_extracted"] = summary.rows_extracted;
+  json["kernels"] = nlohmann::ordered_json::array();
+  for (const KernelStatistics& kernel : summary.kernels)
+    json["kernels"].push_back({{"kernel", kernel.kernel},
+                               {"launches", kernel.launches},
+                               {"ctas", kernel.ctas},
+                               {"threads", kernel.threads},
+                               {"accesses", kernel.accesses},
+                               {"switches", kernel.switches},
+                               {"barriers", kernel.barriers}});
   json["not_checked"] = summary.not_checked;
   json["state_hash"] = to_hex(summary.state_hash);
   json["divergence"] = nullptr;

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "reference/result.h"
+#include "sim/backend.h"
 #include "sim/divergence.h"
 
 namespace lockstep {
@@ -69,6 +70,8 @@ struct RunSummary {
   std::int64_t outputs_checked = 0;      // floats of attention outputs
   std::int64_t rows_extracted = 0;       // hidden states of finished requests, compared
   std::vector<std::string> not_checked;  // one sentence each
+
+  std::vector<KernelStatistics> kernels;  // what the backend launched
 
   std::string backend;  // name and device; "none"
   StateHash state_hash;

@@ -28,6 +28,8 @@ struct Settings {
   CheckBudget budget;
   StepTimeModel step_time;
   std::int64_t queries_per_kv = 1;
+  std::int64_t num_streams = 1;
+  std::int64_t delay_streams = 0;
   std::int64_t draft_acceptance_percent = 60;
 
   std::vector<std::pair<std::string, std::int64_t*>> by_name() {
@@ -35,6 +37,8 @@ struct Settings {
             {"query_rows", &budget.query_rows},
             {"untouched_pages", &budget.untouched_pages},
             {"queries_per_kv", &queries_per_kv},
+            {"num_streams", &num_streams},
+            {"delay_streams", &delay_streams},
             {"step_base_ns", &step_time.base_ns},
             {"step_token_ns", &step_time.per_token_ns},
             {"draft_acceptance_percent", &draft_acceptance_percent}};
@@ -83,6 +87,8 @@ SavedCase save_case(std::string name, const LockstepConfig& config,
   Settings settings{.budget = config.budget,
                     .step_time = options.step_time,
                     .queries_per_kv = config.device.queries_per_kv,
+                    .num_streams = config.device.num_streams,
+                    .delay_streams = config.device.delay_streams ? 1 : 0,
                     .draft_acceptance_percent = options.draft_acceptance_percent};
   for (const auto& [key, value] : settings.by_name()) saved.settings.emplace_back(key, *value);
   if (summary.divergence)
@@ -109,6 +115,8 @@ LockstepConfig config_of(const SavedCase& saved) {
   config.device.layout = saved.layout;
   config.device.layout_rule = saved.layout_rule;
   config.device.queries_per_kv = static_cast<std::int32_t>(settings.queries_per_kv);
+  config.device.num_streams = static_cast<std::int32_t>(settings.num_streams);
+  config.device.delay_streams = settings.delay_streams != 0;
   config.device.check = check_mode_of(saved.check);
   config.device.seed = saved.seed;
   if (!saved.mutants.empty()) config.device.mutant = saved.mutants.front();

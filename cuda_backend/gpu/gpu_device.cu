@@ -16,9 +16,9 @@ class GpuDevice final : public Device {
  public:
   GpuDevice() {
     check("cudaGetDeviceProperties", cudaGetDeviceProperties(&properties_, 0));
-    check("cudaStreamCreate", cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
+    open_streams(1);
     check("cudaMallocHost", cudaMallocHost(&staging_, kStagingBytes));
-    place_.stream = stream_;
+    use_stream(0);
     place_.cta_threads = 256;
     place_.items_per_thread = 4;
     place_.items_per_reducer = 16;
@@ -26,7 +26,8 @@ class GpuDevice final : public Device {
   }
   ~GpuDevice() override {
     // Whatever fails here has failed before, and finish() has told it.
-    if (stream_ != nullptr) cudaStreamDestroy(stream_);
+    for (cudaEvent_t event : events_) cudaEventDestroy(event);
+    for (cudaStream_t stream : streams_) cudaStreamDestroy(stream);
     if (staging_ != nullptr) cudaFreeHost(staging_);
   }
 
@@ -46,6 +47,9 @@ class GpuDevice final : public Device {
     check(name + ": cudaMalloc of " + std::to_string(size_bytes) + " bytes",
           cudaMalloc(&memory, size));
     if (!failed()) check("cudaMemsetAsync", cudaMemsetAsync(memory, 0, size, stream_));
+    // Any stream may use it at once.
+    if (!failed() && streams_.size() > 1)
+      check("cudaStreamSynchronize", cudaStreamSynchronize(stream_));
     return static_cast<std::byte*>(memory);
   }
   void release(std::byte* memory) override {
@@ -82,8 +86,38 @@ class GpuDevice final : public Device {
   }
   Result<void> finish() override {
     if (!failed()) deliver();
+    num_events_ = 0;
     if (failed()) return tl::unexpected(*failure());
     return {};
+  }
+
+  void open_streams(int count) override {
+    while (streams_.size() < static_cast<std::size_t>(count) && !failed()) {
+      cudaStream_t stream = nullptr;
+      check("cudaStreamCreate", cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+      if (stream != nullptr) streams_.push_back(stream);
+    }
+  }
+  void use_stream(int stream) override {
+    if (failed()) return;
+    stream_ = streams_[static_cast<std::size_t>(stream)];
+    place_.stream = stream_;
+  }
+  int record_event() override {
+    if (failed()) return 0;
+    if (num_events_ == events_.size()) {
+      cudaEvent_t event = nullptr;
+      check("cudaEventCreate", cudaEventCreateWithFlags(&event, cudaEventDisableTiming));
+      if (failed()) return 0;
+      events_.push_back(event);
+    }
+    check("cudaEventRecord", cudaEventRecord(events_[num_events_], stream_));
+    return static_cast<int>(num_events_++);
+  }
+  void wait_event(int event) override {
+    if (failed()) return;
+    check("cudaStreamWaitEvent",
+          cudaStreamWaitEvent(stream_, events_[static_cast<std::size_t>(event)], 0));
   }
 
   void begin_step(std::int64_t) override {}
@@ -101,7 +135,8 @@ class GpuDevice final : public Device {
     if (error != cudaSuccess) fail_with(what + ": " + cudaGetErrorString(error));
   }
   void deliver() {
-    check("cudaStreamSynchronize", cudaStreamSynchronize(stream_));
+    for (cudaStream_t stream : streams_)
+      check("cudaStreamSynchronize", cudaStreamSynchronize(stream));
     if (failed()) return;
     for (const Pending& piece : pending_) std::memcpy(piece.target, piece.staged, piece.size_bytes);
     pending_.clear();
@@ -109,7 +144,10 @@ class GpuDevice final : public Device {
   }
 
   cudaDeviceProp properties_{};
-  cudaStream_t stream_ = nullptr;
+  std::vector<cudaStream_t> streams_;
+  cudaStream_t stream_ = nullptr;    // the one in use
+  std::vector<cudaEvent_t> events_;  // kept for later steps
+  std::size_t num_events_ = 0;       // of them in use since the last finish()
   void* staging_ = nullptr;
   std::int64_t staged_bytes_ = 0;
   std::vector<Pending> pending_;

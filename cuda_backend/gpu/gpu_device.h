@@ -1,5 +1,5 @@
-// A GPU behind the interface of device.h: one stream, plain allocations, downloads through pinned
-// memory. Declared without CUDA's headers, so that only this folder needs a toolkit.
+// A GPU behind the interface of device.h: streams with events, plain allocations, downloads through
+// pinned memory. Declared without CUDA's headers, so that only this folder needs a toolkit.
 #pragma once
 
 #include <memory>

@@ -36,6 +36,7 @@ void Checker::begin_launch(const Options& options, const void* args, std::size_t
   random_ = random;
   statistics_ = statistics;
   releases_.begin_launch();
+  read_only_.clear();
 }
 
 void Checker::begin_cta() {
@@ -61,6 +62,7 @@ Checker::Place Checker::locate(const Access& access, bool aligned) {
       reject(ReportKind::use_after_free, access);
     if (misaligned) [[unlikely]]
       reject(ReportKind::misaligned, access);
+    if (options_.declared != nullptr || !read_only_.empty()) check_promises(access);
     return {&device_shadow_, access.address - arena_.memory().begin()};
   }
   if (shared_.contains(access.address)) {
@@ -135,6 +137,33 @@ void Checker::load_any(std::uintptr_t address, std::size_t bytes, std::uintptr_t
   const Place place = locate(access, true);
   if (place.shadow == nullptr) return;
   judge(place.shadow->read(place.offset, bytes, viewer(), true), access);
+}
+
+void Checker::load_readonly(std::uintptr_t address, std::size_t bytes, std::uintptr_t pc) {
+  const Access access{address, bytes, AccessKind::read, pc};
+  const Place place = locate(access, true);
+  if (place.shadow == nullptr) return;
+  const Viewer me = viewer();
+  const Stamp before = place.shadow->writer(place.offset);
+  if (before != 0 && same_launch(before, me.stamp))
+    add(ReportKind::read_only_written, access, before, "the other one wrote before");
+  judge(place.shadow->read(place.offset, bytes, me, may_be_undefined(place)), access);
+  for (std::uintptr_t granule = address / kGranuleBytes;
+       granule <= (address + bytes - 1) / kGranuleBytes; ++granule)
+    read_only_.insert(granule);
+}
+
+// What was said of the launch, and what its loads said of their data.
+void Checker::check_promises(const Access& access) {
+  const bool writes = access.kind != AccessKind::read;
+  if (options_.declared != nullptr &&
+      !options_.declared->allows(access.address, access.bytes, writes))
+    add(ReportKind::undeclared_access, access, 0, {});
+  if (!writes) return;
+  const std::uintptr_t last = (access.address + access.bytes - 1) / kGranuleBytes;
+  for (std::uintptr_t granule = access.address / kGranuleBytes; granule <= last; ++granule)
+    if (read_only_.contains(granule))
+      add(ReportKind::read_only_written, access, 0, "it was read as read-only data before");
 }
 
 void Checker::misaligned(std::uintptr_t address, std::size_t alignment, AccessKind kind,

@@ -12,9 +12,11 @@
 #include <cstddef>
 #include <cstdint>
 #include <string>
+#include <unordered_set>
 
 #include "cuda_backend/simt/arena.h"
 #include "cuda_backend/simt/cta_scheduler.h"
+#include "cuda_backend/simt/declared_ranges.h"
 #include "cuda_backend/simt/image.h"
 #include "cuda_backend/simt/launch_log.h"
 #include "cuda_backend/simt/release_clock.h"
@@ -31,6 +33,7 @@ class Checker {
     std::uint32_t preempt_one_in = 0;  // 0: never
     std::uint64_t max_accesses_per_thread = 0;
     bool definedness_known = true;  // false: undefined device memory is read without a report
+    const DeclaredRanges* declared = nullptr;  // null: any device memory may be touched
   };
 
   Checker(Arena& arena, SharedMemory& shared, CtaScheduler& scheduler, LaunchLog& launches,
@@ -46,6 +49,8 @@ class Checker {
   // Found by the compiler's own test.
   [[noreturn]] void misaligned(std::uintptr_t address, std::size_t alignment, AccessKind kind,
                                std::string detail, std::uintptr_t pc);
+  // A load that promises that nobody writes the bytes during the launch.
+  void load_readonly(std::uintptr_t address, std::size_t bytes, std::uintptr_t pc);
   void load_any(std::uintptr_t address, std::size_t bytes, std::uintptr_t pc);
   void fence();
   // Judges both ends of a copy and carries the shadow; the caller then moves the bytes.
@@ -76,6 +81,7 @@ class Checker {
   Place locate_elsewhere(const Access& access);
   void begin_access();
   bool may_be_undefined(const Place& place) const;
+  void check_promises(const Access& access);
   void judge(const Verdict& verdict, const Access& access);
   Viewer viewer() const;
   [[noreturn]] void reject(ReportKind kind, const Access& access);
@@ -97,6 +103,7 @@ class Checker {
   Options options_;
   Random* random_ = nullptr;
   LaunchStatistics* statistics_ = nullptr;
+  std::unordered_set<std::uintptr_t> read_only_;  // granules that load_readonly() saw, of a launch
   std::uintptr_t args_begin_ = 0;
   std::size_t args_bytes_ = 0;
 };

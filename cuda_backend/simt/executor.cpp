@@ -89,12 +89,24 @@ error_t Executor::Impl::launch(const LaunchConfig& config, runtime::Variant vari
       {run_thread, args, simt_current_block_dim, number, cta_count, checked, checked, hunt},
       &random, &statistics);
   if (checked)
-    checker->begin_launch(
-        {hunt ? options.preempt_one_in : 0, options.max_accesses_per_thread, definedness_known},
-        args, args_bytes, &random, &statistics);
+    checker->begin_launch({hunt ? options.preempt_one_in : 0, options.max_accesses_per_thread,
+                           definedness_known, declared},
+                          args, args_bytes, &random, &statistics);
   const Running mark(this, checked ? checker.get() : nullptr);
   run_ctas(config, cta_count, checked);
+  add_to_totals();
   return success;
+}
+
+void Executor::Impl::add_to_totals() {
+  KernelTotals& sum = totals[statistics.kernel];
+  sum.kernel = statistics.kernel;
+  ++sum.launches;
+  sum.ctas += statistics.ctas;
+  sum.threads += statistics.threads;
+  sum.accesses += statistics.accesses;
+  sum.switches += statistics.switches;
+  sum.barriers += statistics.barriers;
 }
 
 void Executor::Impl::run_ctas(const LaunchConfig& config, std::uint32_t cta_count, bool checked) {
@@ -224,6 +236,13 @@ Mode Executor::mode() const { return impl_->options.mode; }
 std::size_t Executor::arena_bytes() const { return impl_->arena.size_bytes(); }
 std::size_t Executor::live_bytes() const { return impl_->arena.live_bytes(); }
 void Executor::set_seed(std::uint64_t seed) { impl_->options.seed = seed; }
+
+void Executor::declare(const DeclaredRanges* ranges) { impl_->declared = ranges; }
+std::vector<KernelTotals> Executor::kernel_totals() const {
+  std::vector<KernelTotals> totals;
+  for (const auto& [name, sum] : impl_->totals) totals.push_back(sum);
+  return totals;
+}
 
 lockstep::Result<std::byte*> Executor::allocate(std::size_t size_bytes, std::string name) {
   return impl_->arena.allocate(size_bytes, std::move(name));

@@ -21,6 +21,7 @@
 #include <vector>
 
 #include "cuda_backend/simt/cpu_types.h"
+#include "cuda_backend/simt/declared_ranges.h"
 #include "cuda_backend/simt/report.h"
 #include "reference/result.h"
 
@@ -87,6 +88,11 @@ class Executor {
   const std::vector<Report>& reports() const;
   std::vector<Report> take_reports();
   const LaunchStatistics& last_launch() const;
+  std::vector<KernelTotals> kernel_totals() const;  // by name
+
+  // Later checked launches touch these ranges of device memory and no others, as their caller
+  // says; null: nothing is said. The object must live as long.
+  void declare(const DeclaredRanges* ranges);
 
   class Impl;
   Impl& impl() { return *impl_; }

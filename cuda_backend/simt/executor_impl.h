@@ -1,7 +1,9 @@
 // The parts of an executor and what they share. Only the sources of this folder include it.
 #pragma once
 
+#include <map>
 #include <memory>
+#include <string>
 
 #include "cuda_backend/simt/arena.h"
 #include "cuda_backend/simt/checker.h"
@@ -33,6 +35,7 @@ class Executor::Impl final : public SchedulerListener {
   // Stamp of the next host copy. Begins the numbers again when they run out.
   Stamp host_stamp(const char* operation);
   void make_room_in_log();
+  void add_to_totals();
 
   ExecutorOptions options;
   Arena arena;
@@ -41,6 +44,8 @@ class Executor::Impl final : public SchedulerListener {
   ReportLog reports;
   Random random;
   LaunchStatistics statistics;
+  std::map<std::string, KernelTotals, std::less<>> totals;  // by kernel
+  const DeclaredRanges* declared = nullptr;
   CtaScheduler scheduler;
   std::unique_ptr<Checker> checker;  // null in fast mode
   bool definedness_known = true;

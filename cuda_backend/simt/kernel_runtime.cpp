@@ -52,6 +52,9 @@ void thread_fence() { running_checker->fence(); }
 void check_load_any(const void* address, std::size_t bytes) {
   running_checker->load_any(address_of(address), bytes, SIMT_CALLER);
 }
+void check_load_readonly(const void* address, std::size_t bytes) {
+  running_checker->load_readonly(address_of(address), bytes, SIMT_CALLER);
+}
 void check_copy(void* dst, const void* src, std::size_t bytes) {
   running_checker->copy(address_of(dst), address_of(src), bytes, true, SIMT_CALLER);
 }

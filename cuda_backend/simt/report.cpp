@@ -20,6 +20,10 @@ const char* name_of(ReportKind kind) {
       return "uninitialised read";
     case ReportKind::race:
       return "race";
+    case ReportKind::undeclared_access:
+      return "undeclared access";
+    case ReportKind::read_only_written:
+      return "read-only data written";
     case ReportKind::barrier_divergence:
       return "barrier divergence";
     case ReportKind::warp_divergence:

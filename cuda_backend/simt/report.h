@@ -24,12 +24,14 @@ enum class ReportKind : std::uint8_t {
   misaligned,          // the address is no multiple of the access size
   uninitialised_read,  // nobody wrote these bytes, or somebody copied undefined bytes there
   race,                // two accesses, one a write, not both atomic, and no order between them
+  undeclared_access,   // outside of the ranges that the launch was said to touch
+  read_only_written,   // simt::load_readonly of bytes that the same launch writes
   barrier_divergence,  // some threads can never meet at the barrier that others wait at
   warp_divergence,     // lanes of one mask at different intrinsics, exited, or not in their mask
   runaway,             // a thread made more accesses than the option allows
   executor_limit       // the executor cannot simulate this: see detail
 };
-inline constexpr std::size_t kReportKinds = 10;
+inline constexpr std::size_t kReportKinds = 12;
 const char* name_of(ReportKind kind);
 
 enum class AccessKind : std::uint8_t { read, write, atomic };
@@ -77,6 +79,18 @@ struct LaunchStatistics {
   bool definedness_known = true;  // false after an unchecked launch: undefined reads go unnoticed
   std::uint64_t reports_total() const;
   bool operator==(const LaunchStatistics&) const = default;
+};
+
+// All launches of one kernel together.
+struct KernelTotals {
+  std::string kernel;
+  std::uint64_t launches = 0;
+  std::uint64_t ctas = 0;
+  std::uint64_t threads = 0;
+  std::uint64_t accesses = 0;
+  std::uint64_t switches = 0;
+  std::uint64_t barriers = 0;
+  bool operator==(const KernelTotals&) const = default;
 };
 
 inline constexpr std::size_t kReportsPerLaunch = 64;

@@ -39,6 +39,8 @@
 //  2. Launch with simt::launch; kernel parameters are trivially copyable and never references.
 //  3. Move 16 bytes as simt::vec16. Copy memory that may be undefined with simt::copy16 or
 //     copy_value, read it with load_any: any other load of undefined memory is reported.
+//     `__restrict__` promises what nothing checks and is not used; simt::load_readonly makes the
+//     same promise for one load, and the executor reports launches that break it.
 //  4. memcpy and memset are for registers. The checked variant checks them all the same: to device
 //     memory memcpy is a copy_value, from device memory into a local it is a load.
 //  5. A kernel defines no objects with destructors: a faulting thread is abandoned, not unwound.

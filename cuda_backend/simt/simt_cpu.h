@@ -130,6 +130,18 @@ __forceinline__ T load_any(const T* src) {
 #endif
 }
 
+// A load through the read-only cache: no thread of the launch may write these bytes. Where one
+// does, a GPU may give the old bytes or the new ones; here it is a report.
+template <class T>
+__forceinline__ T load_readonly(const T* src) {
+#if SIMT_IS_CHECKED
+  runtime::check_load_readonly(src, sizeof(T));
+  return load_unhooked(src);
+#else
+  return *src;
+#endif
+}
+
 // cp.async. The checked variant defers each copy to the wait that covers it, in seeded order; until
 // then the destination is undefined. The fast variant copies at once.
 __forceinline__ void async_copy16(void* shared_dst, const void* src) {

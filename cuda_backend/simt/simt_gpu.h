@@ -65,6 +65,11 @@ __device__ __forceinline__ T load_any(const T* src) {
   return *src;
 }
 
+template <class T>
+__device__ __forceinline__ T load_readonly(const T* src) {
+  return __ldg(src);
+}
+
 __device__ __forceinline__ void async_copy16(void* shared_dst, const void* src) {
   const auto address = static_cast<unsigned>(__cvta_generic_to_shared(shared_dst));
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(address), "l"(src) : "memory");

@@ -87,6 +87,32 @@ TEST(Replay, OfAMutantDivergesIsSavedAndTheCaseReproducesIt) {
   EXPECT_NE(again.out.find(text), std::string::npos) << "the divergence reads differently";
 }
 
+TEST(Replay, OverSeveralStreamsGivesTheSameStateHash) {
+  const Json one = replay_json({kSample, "--backend", "simt", "--limit", "30"});
+  const Json late = replay_json(
+      {kSample, "--backend", "simt", "--limit", "30", "--streams", "4", "--delay-streams"});
+  const Json watched = replay_json(
+      {kSample, "--backend", "simt", "--limit", "10", "--streams", "3", "--check", "check"});
+  EXPECT_EQ(one.at("verdict"), "agreed");
+  EXPECT_EQ(late.at("verdict"), "agreed");
+  EXPECT_EQ(late.at("pages_checked"), one.at("pages_checked"));
+  EXPECT_EQ(late.at("state_hash"), one.at("state_hash"));
+  EXPECT_EQ(watched.at("verdict"), "agreed");
+  EXPECT_EQ(watched.at("configuration").at("num_streams"), 3);
+}
+
+TEST(Replay, CountsWhatEveryKernelDid) {
+  const Json json = replay_json({kSample, "--backend", "simt", "--limit", "5", "--check", "check"});
+  bool wrote_rows = false;
+  for (const Json& kernel : json.at("kernels")) {
+    for (const char* key : {"launches", "ctas", "threads", "accesses"})
+      EXPECT_GT(kernel.at(key).get<std::int64_t>(), 0) << kernel.dump();
+    EXPECT_GE(kernel.at("threads"), kernel.at("ctas"));
+    wrote_rows |= kernel.at("kernel") == "write_rows";
+  }
+  EXPECT_TRUE(wrote_rows);
+}
+
 TEST(Replay, OfAModelOfTheCatalogueTakesItsLayers) {
   const Json json = replay_json({kSample, "--backend", "simt", "--limit", "1", "--model",
                                  "qwen3.5-0.8b", "--num-blocks", "24"});

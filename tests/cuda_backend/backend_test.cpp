@@ -2,6 +2,8 @@
 // after every third step, every byte of the pool.
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
 #include "cuda_backend/gpu_backend.h"
 #include "cuda_backend/simt_backend.h"
 #include "tests/cuda_backend/toy_engine.h"
@@ -20,6 +22,21 @@ TEST_P(BackendTest, AgreesWithTheToyEngineInEveryMode) {
     for (const std::string& line : toy_differences(plan, kSteps))
       ADD_FAILURE() << "mode " << static_cast<int>(mode) << ": " << line;
   }
+}
+
+TEST_P(BackendTest, AgreesOverSeveralStreamsHoweverLateTheirOperationsRun) {
+  for (CheckMode mode : {CheckMode::fast, CheckMode::check})
+    for (const int num_streams : {2, 5})
+      for (std::uint64_t seed = 0; seed < 3; ++seed) {
+        ToyPlan plan = GetParam();
+        plan.config.check = mode;
+        plan.config.num_streams = num_streams;
+        plan.config.delay_streams = true;
+        plan.config.seed = seed;
+        for (const std::string& line : toy_differences(plan, 12))
+          ADD_FAILURE() << "mode " << static_cast<int>(mode) << ", " << num_streams
+                        << " streams, seed " << seed << ": " << line;
+      }
 }
 
 INSTANTIATE_TEST_SUITE_P(Plans, BackendTest, ::testing::ValuesIn(toy_plans()),
@@ -55,6 +72,33 @@ TEST(Backend, WhoWroteAByteIsTheKernelThreadAndStepThatDid) {
   EXPECT_EQ(writer->kernel, "write_rows");
   EXPECT_EQ(writer->step, 1);
   EXPECT_EQ(writer->thread.substr(0, 6), "cta 0 ");
+}
+
+// In mode fast nobody watches accesses; what leaves a tensor is found all the same.
+TEST(Backend, AWritePastATensorIsFoundInItsGuardZone) {
+  for (const bool planted : {false, true}) {
+    const auto plans = toy_plans();
+    ToyPlan plan = *std::ranges::find(plans, "MLA", &ToyPlan::name);
+    plan.config.mutant = planted ? "write-past-page" : "";
+    auto backend = make_simt_backend(plan.config);
+    ASSERT_TRUE(backend) << backend.error().message;
+    StepProgram program;  // fills the last block of the pool
+    const auto block_size = static_cast<std::int32_t>(plan.config.plan.groups[0].spec.block_size);
+    const auto last_block = static_cast<std::int32_t>(plan.config.plan.num_blocks - 1);
+    program.table_updates = {{.row = 0, .group = 0, .first = 0, .begin = 0, .count = 1}};
+    program.table_block_ids = {BlockId{last_block}};
+    program.rows = {{.row = 0, .first_position = 0, .num_tokens = block_size, .first_token = 0}};
+    program.contents.assign(static_cast<std::size_t>(block_size), 7);
+    program.num_padded_tokens = block_size;
+    StepReadback readback;
+    ASSERT_TRUE((*backend)->execute(program, readback));
+    ASSERT_EQ(readback.reports.size(), planted ? 1u : 0u);
+    if (!planted) continue;
+    EXPECT_EQ(readback.reports[0].message,
+              "guard zone: a write 0 bytes past the end of KV cache tensor 0");
+    ASSERT_TRUE((*backend)->execute(StepProgram{}, readback));
+    EXPECT_TRUE(readback.reports.empty()) << "the zone is not whole again";
+  }
 }
 
 TEST(Backend, AnUnknownMutantIsRefusedByNameAndTheKnownOnesAreListed) {

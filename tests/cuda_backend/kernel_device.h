@@ -11,6 +11,7 @@
 
 #include "cuda_backend/device.h"
 #include "cuda_backend/simt_device.h"
+#include "tests/cuda_backend/kernel_log.h"
 
 namespace lockstep::cuda {
 
@@ -22,7 +23,10 @@ class KernelDevice {
     EXPECT_TRUE(made) << made.error().message;
     device_ = std::move(*made);
   }
-  ~KernelDevice() { EXPECT_TRUE(device_->finish()); }
+  ~KernelDevice() {
+    EXPECT_TRUE(device_->finish());
+    log_kernels(device_->kernel_statistics());
+  }
 
   Device& operator*() { return *device_; }
   Device* operator->() { return device_.get(); }

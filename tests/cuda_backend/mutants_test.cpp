@@ -16,6 +16,7 @@ struct Exposure {
   std::string mutant;
   std::string plan;      // of toy_plans()
   std::string evidence;  // in one of the differences
+  int num_streams = 1;
 };
 
 void PrintTo(const Exposure& one, std::ostream* out) { *out << one.mutant << " on " << one.plan; }
@@ -39,6 +40,9 @@ std::vector<Exposure> exposures() {
       {"state-pads-included", hybrid, "page of block"},
       {"kernel-block-unsplit", hybrid, "slots of group 1"},
       {"zero-lost", pairs, "page of block"},
+      {"copy-unordered", hybrid, "unordered: copy_blocks", 4},
+      // Over several streams operations say what they touch, and these touch something else.
+      {"wrong-stride", pairs, "undeclared access", 2},
       {"layout-two-blocks", "hidden states in padded pages", "digests"},
       {"layout-not-updated", hybrid, "digests"},
       {"layout-equal-page", "equal pages, other block sizes", "page of block"},
@@ -59,9 +63,29 @@ TEST_P(MutantTest, IsSeenInCheckMode) {
   ToyPlan planted = *plan;
   planted.config.check = CheckMode::check;
   planted.config.mutant = GetParam().mutant;
+  planted.config.num_streams = GetParam().num_streams;
+  planted.config.delay_streams = planted.config.num_streams > 1;
   std::string all;
   for (const std::string& line : toy_differences(planted, 24)) all += line + "\n";
   EXPECT_NE(all.find(GetParam().evidence), std::string::npos) << all;
+}
+
+// Without the report of the missing order, pages show it, for some orders of the operations.
+TEST(Mutants, CopyUnorderedLeavesWrongPagesWhenOperationsRunLate) {
+  const auto plans = toy_plans();
+  ToyPlan plan =
+      *std::ranges::find(plans, "hybrid, FlashAttention, kernel blocks of 32", &ToyPlan::name);
+  plan.config.mutant = "copy-unordered";
+  plan.config.num_streams = 4;
+  plan.config.delay_streams = true;
+  int diverged = 0;
+  for (plan.config.seed = 0; plan.config.seed < 20; ++plan.config.seed) {
+    const auto lines = toy_differences(plan, 12);
+    diverged += std::ranges::any_of(lines, [](const std::string& line) {
+      return line.find("page of block") != std::string::npos;
+    });
+  }
+  EXPECT_GE(diverged, 2);
 }
 
 INSTANTIATE_TEST_SUITE_P(Backend, MutantTest, ::testing::ValuesIn(exposures()),

@@ -231,6 +231,9 @@ Findings check_terms(const SourceFile& file) {
       !file.path.starts_with("cuda_backend/simt/")) {
     append(findings, banned_words(file, {"__global__"}, "kernels live in cuda_backend/kernels"));
   }
+  if (file.path.starts_with("cuda_backend/kernels/"))
+    append(findings, banned_words(file, {"__restrict__", "memcpy", "memmove", "memset"},
+                                  "simt::load_readonly and simt::copy16 say it and are checked"));
   return findings;
 }
 

@@ -36,7 +36,8 @@ Findings check_determinism(const SourceFile& file);
 Findings check_library_manners(const SourceFile& file);
 // Folders include what they may: reference nothing else, ..., the backend only plain types.
 Findings check_includes(const SourceFile& file);
-// `page_size` without a unit, and kernels outside cuda_backend/kernels.
+// `page_size` without a unit, kernels outside cuda_backend/kernels, and in them promises that the
+// executor cannot check (__restrict__) or moves that it does not see whole (memcpy).
 Findings check_terms(const SourceFile& file);
 
 }  // namespace lockstep::tidy

@@ -145,6 +145,11 @@ INSTANTIATE_TEST_SUITE_P(
                 "#include \"tests/a.h\"\n"},
         Planted{"BarePageSize", check_terms, "sim/a.cpp", "int page_size = 1;\n",
                 "int page_size_bytes = 1;\n"},
+        Planted{"Restrict", check_terms, "cuda_backend/kernels/a.cuh",
+                "__global__ void f(const int* __restrict__ p);\n",
+                "__global__ void f(const int* p);\n"},
+        Planted{"MemcpyInAKernel", check_terms, "cuda_backend/kernels/a.cuh",
+                "memcpy(&to, from, 4);\n", "to = simt::load_any(from);\n"},
         Planted{"StrayKernel", check_terms, "sim/a.cpp", "__global__ void f();\n", "void f();\n"}),
     [](const auto& planted) { return std::string(planted.param.name); });
 

@@ -1,0 +1,58 @@
+// A device in front of another one, which does the work. What a subclass does not change goes
+// through at once.
+//
+// 1. The first failure of the inner device becomes this device's own at the next finish(), and at
+//    an allocate() that finds no room.
+#pragma once
+
+#include <memory>
+#include <utility>
+
+#include "cuda_backend/device.h"
+
+namespace lockstep::cuda {
+
+class ForwardingDevice : public Device {
+ public:
+  explicit ForwardingDevice(std::unique_ptr<Device> inner) : inner_(std::move(inner)) {
+    place_ = inner_->place();
+  }
+
+  std::string_view name() const override { return inner_->name(); }
+  std::string description() const override { return inner_->description(); }
+  const KernelTable& kernels() const override { return inner_->kernels(); }
+  std::byte* allocate(std::int64_t size_bytes, std::string what) override {
+    std::byte* memory = inner_->allocate(size_bytes, std::move(what));
+    if (inner_->failed()) finish_inner();
+    return memory;
+  }
+  void release(std::byte* memory) override { inner_->release(memory); }
+  Result<void> finish() override { return finish_inner(); }
+
+  void begin_step(std::int64_t step) override { inner_->begin_step(step); }
+  void take_reports(std::vector<DeviceReport>& reports) override { inner_->take_reports(reports); }
+  std::optional<DeviceWriter> who_wrote(const std::byte* address) override {
+    return inner_->who_wrote(address);
+  }
+  std::vector<KernelStatistics> kernel_statistics() const override {
+    return inner_->kernel_statistics();
+  }
+  bool watches_accesses() const override { return inner_->watches_accesses(); }
+  void plant(Defect defect) override {
+    Device::plant(defect);
+    inner_->plant(defect);
+  }
+
+ protected:
+  Device& inner() { return *inner_; }
+  Result<void> finish_inner() {
+    if (auto done = inner_->finish(); !done) fail_with(done.error().message);
+    if (failed()) return tl::unexpected(*failure());
+    return {};
+  }
+
+ private:
+  std::unique_ptr<Device> inner_;
+};
+
+}  // namespace lockstep::cuda

@@ -1,0 +1,109 @@
+// No kernel without a test that watches its accesses: every __global__ of cuda_backend/kernels is
+// launched in check mode by some test of this program.
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <regex>
+#include <set>
+#include <sstream>
+
+#include "tests/cuda_backend/kernel_log.h"
+
+namespace lockstep {
+namespace {
+
+namespace fs = std::filesystem;
+using Names = std::set<std::string>;
+
+std::string text_of(const fs::path& path) {
+  std::ostringstream text;
+  text << std::ifstream(path).rdbuf();
+  return text.str();
+}
+
+Names matches(const std::string& text, const std::string& pattern) {
+  const std::regex regex(pattern);
+  Names found;
+  for (std::sregex_iterator it(text.begin(), text.end(), regex), end; it != end; ++it)
+    found.insert((*it)[1]);
+  return found;
+}
+
+Names kernels_in(const std::string& text) {
+  return matches(text, R"(__global__\s+void\s+(?:__launch_bounds__\([^)]*\)\s*)?(\w+)\()");
+}
+
+// Kernels by the names that they are launched under. A launcher names both: a function of launch/,
+// which begins at the begin of a line and ends with a brace there.
+std::map<std::string, Names> kernels_by_launch(const std::string& text) {
+  std::map<std::string, Names> kernels;
+  std::istringstream lines(text);
+  std::string function;
+  for (std::string line; std::getline(lines, line);) {
+    function += line + "\n";
+    if (line != "}") continue;
+    for (const std::string& launch : matches(function, "\"(\\w+)\""))
+      kernels[launch].merge(matches(function, "(\\w+_kernel)\\b"));
+    function.clear();
+  }
+  return kernels;
+}
+
+Names uncovered(const Names& kernels, const std::map<std::string, Names>& by_launch,
+                const Names& launched) {
+  Names left = kernels;
+  for (const std::string& launch : launched)
+    if (const auto found = by_launch.find(launch); found != by_launch.end())
+      for (const std::string& kernel : found->second) left.erase(kernel);
+  return left;
+}
+
+// All tests of this program but those of whole backends and of the executor, in another process.
+Names launched_by_kernel_tests() {
+  const fs::path log = fs::temp_directory_path() / ("lockstep_kernels." + std::to_string(getpid()));
+  fs::remove(log);
+  const std::string command =
+      std::string(kKernelLogVariable) + "='" + log.string() + "' '" +
+      fs::read_symlink("/proc/self/exe").string() +
+      "' --gtest_filter='-*Backend*:*Mutant*:Simt*:*Coverage*:*Slow*' --gtest_brief=1 >/dev/null";
+  EXPECT_EQ(std::system(command.c_str()), 0) << command;
+  Names launched;
+  std::ifstream file(log);
+  for (std::string name; std::getline(file, name);) launched.insert(name);
+  fs::remove(log);
+  return launched;
+}
+
+TEST(KernelCoverage, EveryKernelIsLaunchedByATestThatWatchesItsAccesses) {
+  std::string kernels, launchers;
+  const fs::path root = LOCKSTEP_SOURCE_DIR "/cuda_backend";
+  for (const auto& file : fs::directory_iterator(root / "kernels")) kernels += text_of(file.path());
+  for (const auto& file : fs::directory_iterator(root / "launch"))
+    launchers += text_of(file.path());
+  const Names declared = kernels_in(kernels);
+  EXPECT_GE(declared.size(), 15u);
+  const Names left = uncovered(declared, kernels_by_launch(launchers), launched_by_kernel_tests());
+  for (const std::string& kernel : left)
+    ADD_FAILURE() << kernel << " is launched by no test in check mode: write one with KernelDevice";
+}
+
+TEST(KernelCoverage, AKernelThatNothingLaunchesIsFound) {
+  const Names kernels = kernels_in(
+      "template <class T>\n__global__ void one_kernel(Params p) {\n"
+      "__global__ void __launch_bounds__(256) two_kernel(Params p) {\n"
+      "__global__\nvoid three_kernel(Params p) {\n");
+  EXPECT_EQ(kernels, (Names{"one_kernel", "two_kernel", "three_kernel"}));
+  const auto by_launch = kernels_by_launch(
+      "int launch_first(P p) {\n  auto config = config_of(place, \"first\");\n"
+      "  auto* kernel = one_kernel<8>;\n}\n"
+      "int launch_second(P p) {\n  run(flat_grid(place, \"second\", 3), two_kernel);\n}\n");
+  EXPECT_EQ(uncovered(kernels, by_launch, {"first"}), (Names{"two_kernel", "three_kernel"}));
+  EXPECT_EQ(uncovered(kernels, by_launch, {"first", "second"}), Names{"three_kernel"});
+}
+
+}  // namespace
+}  // namespace lockstep
