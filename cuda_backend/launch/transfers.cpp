@@ -1,0 +1,61 @@
+// Launchers of moves: bytes, pages between caches; and of slots where ranks share tokens.
+#include "cuda_backend/kernels/copy_pages.cuh"
+#include "cuda_backend/kernels/move_bytes.cuh"
+#include "cuda_backend/kernels/request_slots.cuh"
+#include "cuda_backend/launch/engine_launchers.h"
+#include "cuda_backend/launch/grid.h"
+
+namespace lockstep::cuda {
+namespace SIMT_VARIANT {
+
+namespace {
+
+// Bytes that one CTA takes before a second one shares them.
+constexpr std::int64_t kMoveBytesPerCta = 32 * 1024;
+
+}  // namespace
+
+int launch_move_bytes(const LaunchPlace& place, const MoveBytesParams& params) {
+  if (params.num_moves == 0 || params.max_size_bytes == 0) return nothing_to_do();
+  auto config = job_grid(place, "move_bytes", params.num_moves, params.max_size_bytes / 8);
+  config.block.x = std::min<std::uint32_t>(config.block.x, kMoveThreads);
+  config.grid.y = shares_of_region(params.max_size_bytes, kMoveBytesPerCta);
+  auto* kernel =
+      place.defect == Defect::state_shift_race ? move_bytes_kernel<true> : move_bytes_kernel<false>;
+  return status_of(simt::launch(config, kernel, params));
+}
+
+int launch_copy_pages(const LaunchPlace& place, const CopyPagesParams& params) {
+  if (params.num_pairs == 0 || params.num_regions == 0) return nothing_to_do();
+  if (!fits_grid(params.num_pairs, params.num_regions)) return too_large();
+  auto config =
+      job_grid(place, "copy_pages", params.num_pairs, divide_up(params.max_region_bytes, 16));
+  config.grid.y = static_cast<std::uint32_t>(params.num_regions);
+  config.grid.z = shares_of_region(params.max_region_bytes, kMoveBytesPerCta);
+  auto* kernel = copy_pages_kernel<PageDefect::none>;
+  if (place.defect == Defect::page_flattened) kernel = copy_pages_kernel<PageDefect::flattened>;
+  if (place.defect == Defect::transfer_wrong_end)
+    kernel = copy_pages_kernel<PageDefect::last_blocks>;
+  return status_of(simt::launch(config, kernel, params));
+}
+
+int launch_request_slots(const LaunchPlace& place, const RequestSlotsParams& params) {
+  if (params.num_padded_tokens == 0 || params.num_groups == 0) return nothing_to_do();
+  if (!fits_grid(params.num_requests + std::int64_t{1}, params.num_groups)) return too_large();
+  auto config = job_grid(place, "request_slots", params.num_requests + std::int64_t{1},
+                         params.num_padded_tokens);
+  config.grid.y = static_cast<std::uint32_t>(params.num_groups);
+  auto* kernel = request_slots_kernel<SlotDefect::none>;
+  if (place.defect == Defect::interleave_ignored)
+    kernel = request_slots_kernel<SlotDefect::interleave_ignored>;
+  if (place.defect == Defect::replicated_group_shared)
+    kernel = request_slots_kernel<SlotDefect::replicated_group_shared>;
+  if (place.defect == Defect::slot_stale_tail)
+    kernel = request_slots_kernel<SlotDefect::stale_tail>;
+  if (place.defect == Defect::slot_pad_is_zero)
+    kernel = request_slots_kernel<SlotDefect::pad_is_zero>;
+  return status_of(simt::launch(config, kernel, params));
+}
+
+}  // namespace SIMT_VARIANT
+}  // namespace lockstep::cuda
