@@ -35,6 +35,7 @@ enum class Defect : std::uint8_t {
   window_off_by_one,
   conv_offset_ignored,
   state_targets_last,
+  chunk_carry_undecayed,
   state_shift_race,
   page_flattened,
   transfer_wrong_end,

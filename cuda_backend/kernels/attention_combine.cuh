@@ -1,6 +1,6 @@
-// Joins the partial softmaxes of split_attention.cuh: each was taken relative to its own maximum, so
-// its sum and its values are rescaled to the highest of all before they are added, in the order of
-// the splits. A query with one split, or without keys, has its output already.
+// Joins the partial softmaxes of split_attention.cuh: each was taken relative to its own maximum,
+// so its sum and its values are rescaled to the highest of all before they are added, in the order
+// of the splits. A query with one split has its output already; one without keys gets zeros.
 #pragma once
 
 #include "cuda_backend/kernels/split_attention.cuh"

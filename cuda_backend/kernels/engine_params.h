@@ -153,8 +153,8 @@ struct CopyPagesParams {
   std::int64_t max_region_bytes;
 };
 
-// Slots of one KV cache group under context parallelism: `size` ranks share its tokens, dealt out in
-// runs of `interleave`; groups that every rank keeps whole have size 1.
+// Slots of one KV cache group under context parallelism: `size` ranks share its tokens, dealt out
+// in runs of `interleave`; groups that every rank keeps whole have size 1.
 struct ContextShare {
   std::int32_t size = 1;
   std::int32_t rank = 0;
@@ -170,6 +170,20 @@ struct RequestSlotsParams {
   std::int64_t slots_stride;            // elements
   std::int32_t num_groups, num_requests, num_padded_tokens;
   Slot pad_slot;
+};
+
+// The tables of a batch: kernel block ids, [num_requests, width * blocks_per_kv_block].
+struct BatchTable {
+  std::int32_t* entries = nullptr;
+  std::int32_t window = 0;  // tokens that a query sees, its own included; 0: all
+};
+struct BatchTablesParams {
+  const GroupTable* groups;
+  const BatchTable* batches;                // [num_groups]
+  const std::int32_t* rows;                 // [num_requests]; below zero: a padded request
+  const std::int32_t* num_computed_tokens;  // [num_requests]
+  std::int32_t num_groups, num_requests;
+  std::int32_t max_width;  // entries of any group's row
 };
 
 }  // namespace lockstep::cuda

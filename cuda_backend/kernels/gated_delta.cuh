@@ -1,11 +1,12 @@
 // The gated delta rule (Qwen3-Next's linear attention), for chunks, single tokens and speculative
 // tokens: each warp carries one row of a head's state over the tokens of a request.
 //
-// Tolerance, with u = 2^-24: what a token reads back from the state (h k) feeds into it again, but
-// |k| = 1 and beta <= 1 keep that map from growing anything, so errors add up: per token 100 u for
-// the decay, (columns / 32 + 8) u for each of two sums over columns, 20 u for the lengths of q and
-// k, relative to the largest |h| |k| + |v| so far; see recurrence_bound() of
-// tests/cuda_backend/recurrence_oracle.h. Each stored state is rounded once more to its dtype.
+// Tolerance, in units of u = 2^-24, of the length of the row's error. What a token reads back
+// (h k) feeds into the state again, but |k| <= 1 and beta <= 1 keep that map from growing anything,
+// so errors add up: a token adds 6 + |g| + 2 (columns / 32 + 8) + 4 (columns / 64 + 6) times
+// |h| + |v|, which are the decay, two sums over columns and the lengths of k. An output is off by
+// |q| times the error, and by its own sum (advance() of tests/cuda_backend/recurrence_oracle.h). A
+// stored state is rounded once more to its dtype.
 #pragma once
 
 #include "cuda_backend/kernels/state_rows.cuh"

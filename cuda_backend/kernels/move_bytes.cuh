@@ -1,11 +1,11 @@
-// Bytes from one place to another, whatever the alignment: states between blocks (mode `align`), and
-// a convolution's state shifted within its own block.
+// Bytes from one place to another, whatever the alignment: states between blocks (mode `align`),
+// and a convolution's state shifted within its own block.
 //
 // 1. A move whose source and target overlap is done by one CTA, tile by tile from the end that the
 //    move comes from, each tile read whole before any of it is written: the result is memmove's.
 //    Done in parallel, as vLLM once did (issue 50729), early writes meet late reads.
-// 2. Accesses are as wide as both ends allow: 16 bytes when they are aligned alike to 16, then 8, 4,
-//    2, 1; head and tail go by bytes. 3. Undefined bytes are moved as such.
+// 2. Accesses are as wide as both ends allow: 16 bytes when they are aligned alike to 16, then 8,
+//    4, 2, 1; head and tail go by bytes. 3. Undefined bytes are moved as such.
 #pragma once
 
 #include "cuda_backend/kernels/engine_params.h"
@@ -68,7 +68,8 @@ __device__ __forceinline__ void copy_piece(std::byte* target, const std::byte* s
 
 inline constexpr int kMoveThreads = 256;
 
-// One tile at a time through shared memory, in the direction in which no tile overwrites a later one.
+// One tile at a time through shared memory, in the direction in which no tile overwrites a later
+// one.
 __device__ __forceinline__ void move_in_order(const ByteMove& move, const MoveShape& shape,
                                               simt::vec16* staged) {
   const bool forward = move.target < move.source;

@@ -1,8 +1,9 @@
 // Slot mappings of a step, request by request, where ranks share the tokens of a group (decode or
 // prefill context parallelism) and where a captured graph pads the batch.
 //
-// A block of a shared group stands for block_size * size tokens. They are dealt to the ranks in runs
-// of `interleave`, and a rank keeps its runs one after the other in its own block of block_size.
+// A block of a shared group stands for block_size * size tokens. They are dealt to the ranks in
+// runs of `interleave`, which divides the kernel's block size, and a rank keeps its runs one after
+// the other in its own block of block_size.
 //
 // 1. A token of another rank, of a padded request or past the last request gets pad_slot.
 // 2. No entry past a row's length is read: groups with fewer blocks have shorter rows, and a row

@@ -1,12 +1,11 @@
 // The selective state update of Mamba2, for chunks, single tokens and speculative tokens: each warp
 // carries one row of a head's state over the tokens of a request.
 //
-// Tolerance, with u = 2^-24 and all errors relative to sums of absolute values: a token multiplies
-// the state by a decay that is within 100 u + |A dt| 12 u, and adds dt x B within 14 u; y is a sum of
-// `columns` products. So after t tokens a state is within t (130 u) of the sum of the absolute
-// values of its terms, an output within (130 t + columns / 32 + 10) u of its own; see
-// recurrence_bound() of tests/cuda_backend/recurrence_oracle.h. Each stored state is rounded once
-// more to its dtype.
+// Tolerance, in units of u = 2^-24 and relative to sums of absolute values. dt is within 16, so a
+// decay exp(A dt) within 5 + 18 |A dt|, and the fmaf that applies it adds 1; what a token adds,
+// dt x B, is within 20. So a state is within T + 20, T = sum over its tokens of 6 + 18 |A dt|, and
+// y = h C + D x within T + 30 + columns / 32, times its gate within 24 more (advance() of
+// tests/cuda_backend/recurrence_oracle.h). A stored state is rounded once more to its dtype.
 #pragma once
 
 #include "cuda_backend/kernels/activations.cuh"

@@ -6,11 +6,13 @@
 //    local chunk those of p's chunk; a query that is not causal sees its whole request.
 // 2. Entries of the block table outside that range are not read: they may be null or stale.
 // 3. The order of every sum follows from the shape, so CPU and GPU agree in every bit.
-// 4. Tolerance, with u = 2^-24 (attention_bound() of tests/cuda_backend/attention_oracle.h): a score is a chain of head_size
-//    fmaf, one product with each scale and a difference, so it is off by at most
-//    (head_size + 4) u sum|q k| scale; exp_nonpositive and the reduction of its argument add 90 u to
-//    a weight, each of the T tiles of 32 keys and the S splits rescales by another such factor, and
-//    n keys are added up. Together: 2 (score error + (90 + 92 (T + S) + n + 4) u) max|v|.
+// 4. Tolerance, with u = 2^-24: a score is a chain of head_size fmaf, a product with each scale and
+//    a difference, so it is off by at most (head_size + 4) u times the largest scale * sum |q k|. A
+//    weight is exp(score - maximum) within 4 u plus u times that difference, at most the range R of
+//    the scores; each of the T tiles of 32 keys and of the S splits rescales it by another such
+//    factor, and n keys are added up. Together, with numerator and denominator off alike:
+//    2 (score error + (4 (T + S + 1) + R + n + 4) u) max |v|
+//    (attention_bound() of tests/cuda_backend/attention_oracle.h).
 #pragma once
 
 #include "cuda_backend/kernels/engine_params.h"

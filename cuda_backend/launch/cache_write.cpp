@@ -1,5 +1,5 @@
-// Launchers of cache writes: moving and per-tensor parts together, parts with a scale for each token
-// and head together.
+// Launchers of cache writes: parts that move or have one scale go together, and so do parts with a
+// scale for each token and head.
 #include "cuda_backend/kernels/cache_write.cuh"
 
 #include "cuda_backend/launch/engine_launchers.h"
@@ -11,39 +11,37 @@ namespace SIMT_VARIANT {
 
 namespace {
 
-bool all_in_eights(const WritePartsParams& params) {
-  for (std::int32_t i = 0; i < params.num_parts; ++i) {
-    const PartWrite& part = params.parts[i];
-    if (!in_eights(part.to) || !aligned_to(bytes_of_eight(part.source_dtype), part.source,
-                                           part.source_token_stride, part.source_head_stride, 0, 0))
-      return false;
-  }
-  return true;
+bool walks_in_eights(const PartWrite& part) {
+  return in_eights(part.to) && aligned_to(bytes_of_eight(part.source_dtype), part.source,
+                                          part.source_token_stride, part.source_head_stride, 0, 0);
 }
 
-WritePartsParams parts_where(const WritePartsParams& params, bool per_token_head) {
+// The parts that one launch can write: scaled alike, and walked alike (V of the x-split layout goes
+// element by element, its K does not).
+WritePartsParams parts_where(const WritePartsParams& params, bool per_token_head, bool eights) {
   WritePartsParams chosen = params;
   chosen.num_parts = 0;
-  for (std::int32_t i = 0; i < params.num_parts; ++i)
-    if ((params.parts[i].to.scaling == Scaling::per_token_head) == per_token_head)
-      chosen.parts[chosen.num_parts++] = params.parts[i];
+  for (std::int32_t i = 0; i < params.num_parts; ++i) {
+    const PartWrite& part = params.parts[i];
+    if ((part.to.scaling == Scaling::per_token_head) == per_token_head &&
+        walks_in_eights(part) == eights)
+      chosen.parts[chosen.num_parts++] = part;
+  }
   return chosen;
 }
 
+template <int kItem>
 int write_each_element(const LaunchPlace& place, const WritePartsParams& params) {
-  if (params.num_parts == 0) return nothing_to_do();
-  const bool eights = all_in_eights(params);
   std::int64_t items = 0;
   for (std::int32_t i = 0; i < params.num_parts; ++i) {
     const PartLayout& part = params.parts[i].to;
-    items = std::max<std::int64_t>(items, std::int64_t{params.num_tokens} * part.num_heads *
-                                              (part.head_size / (eights ? 8 : 1)));
+    items = std::max<std::int64_t>(
+        items, std::int64_t{params.num_tokens} * part.num_heads * (part.head_size / kItem));
   }
   if (items >= kMaxFlatItems) return too_large();
   auto config = flat_grid(place, "write_parts", items);
   config.grid.y = static_cast<std::uint32_t>(params.num_parts);
-  return status_of(
-      simt::launch(config, eights ? write_parts_kernel<8> : write_parts_kernel<1>, params));
+  return status_of(simt::launch(config, write_parts_kernel<kItem>, params));
 }
 
 template <int kItem>
@@ -69,11 +67,18 @@ int quantise_rows(const LaunchPlace& place, const WritePartsParams& params) {
 
 int launch_write_parts(const LaunchPlace& place, const WritePartsParams& params) {
   if (params.num_tokens == 0) return nothing_to_do();
-  const int status = write_each_element(place, parts_where(params, false));
-  if (status != nothing_to_do()) return status;
-  const WritePartsParams rows = parts_where(params, true);
-  if (rows.num_parts == 0) return nothing_to_do();
-  return all_in_eights(rows) ? quantise_rows<8>(place, rows) : quantise_rows<1>(place, rows);
+  for (const bool per_token_head : {false, true})
+    for (const bool eights : {false, true}) {
+      const WritePartsParams parts = parts_where(params, per_token_head, eights);
+      if (parts.num_parts == 0) continue;
+      int status = nothing_to_do();
+      if (per_token_head)
+        status = eights ? quantise_rows<8>(place, parts) : quantise_rows<1>(place, parts);
+      else
+        status = eights ? write_each_element<8>(place, parts) : write_each_element<1>(place, parts);
+      if (status != nothing_to_do()) return status;
+    }
+  return nothing_to_do();
 }
 
 }  // namespace SIMT_VARIANT

@@ -1,6 +1,7 @@
 // Launchers of what keeps a state for each request: convolutions and recurrences.
 #include "cuda_backend/kernels/causal_conv1d.cuh"
 #include "cuda_backend/kernels/gated_delta.cuh"
+#include "cuda_backend/kernels/selective_chunks.cuh"
 #include "cuda_backend/kernels/selective_state.cuh"
 #include "cuda_backend/launch/engine_launchers.h"
 #include "cuda_backend/launch/grid.h"
@@ -66,6 +67,17 @@ int launch_selective_state(const LaunchPlace& place, const SelectiveStateParams&
                      : selective_state_kernel<RecurrenceDefect::none>;
   return status_of(simt::launch(
       rows_grid(place, "selective_state", params.num_items, params.states), kernel, params));
+}
+
+int launch_selective_chunks(const LaunchPlace& place, const SelectiveStateParams& params) {
+  if (params.num_items == 0 || params.states.rows == 0) return nothing_to_do();
+  if (!fits(params.num_items, params.states)) return too_large();
+  auto config = rows_grid(place, "selective_chunks", params.num_items, params.states);
+  const std::int64_t rows_of_cta = config.block.x / 32 * std::int64_t{kRowsOfWarp};
+  config.grid.z = static_cast<std::uint32_t>(divide_up(params.states.rows, rows_of_cta));
+  auto* kernel = place.defect == Defect::chunk_carry_undecayed ? selective_chunks_kernel<true>
+                                                               : selective_chunks_kernel<false>;
+  return status_of(simt::launch(config, kernel, params));
 }
 
 int launch_gated_delta(const LaunchPlace& place, const GatedDeltaParams& params) {

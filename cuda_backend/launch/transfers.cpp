@@ -1,7 +1,6 @@
-// Launchers of moves: bytes, pages between caches; and of slots where ranks share tokens.
+// Launchers of moves: bytes, and pages between caches.
 #include "cuda_backend/kernels/copy_pages.cuh"
 #include "cuda_backend/kernels/move_bytes.cuh"
-#include "cuda_backend/kernels/request_slots.cuh"
 #include "cuda_backend/launch/engine_launchers.h"
 #include "cuda_backend/launch/grid.h"
 
@@ -36,24 +35,6 @@ int launch_copy_pages(const LaunchPlace& place, const CopyPagesParams& params) {
   if (place.defect == Defect::page_flattened) kernel = copy_pages_kernel<PageDefect::flattened>;
   if (place.defect == Defect::transfer_wrong_end)
     kernel = copy_pages_kernel<PageDefect::last_blocks>;
-  return status_of(simt::launch(config, kernel, params));
-}
-
-int launch_request_slots(const LaunchPlace& place, const RequestSlotsParams& params) {
-  if (params.num_padded_tokens == 0 || params.num_groups == 0) return nothing_to_do();
-  if (!fits_grid(params.num_requests + std::int64_t{1}, params.num_groups)) return too_large();
-  auto config = job_grid(place, "request_slots", params.num_requests + std::int64_t{1},
-                         params.num_padded_tokens);
-  config.grid.y = static_cast<std::uint32_t>(params.num_groups);
-  auto* kernel = request_slots_kernel<SlotDefect::none>;
-  if (place.defect == Defect::interleave_ignored)
-    kernel = request_slots_kernel<SlotDefect::interleave_ignored>;
-  if (place.defect == Defect::replicated_group_shared)
-    kernel = request_slots_kernel<SlotDefect::replicated_group_shared>;
-  if (place.defect == Defect::slot_stale_tail)
-    kernel = request_slots_kernel<SlotDefect::stale_tail>;
-  if (place.defect == Defect::slot_pad_is_zero)
-    kernel = request_slots_kernel<SlotDefect::pad_is_zero>;
   return status_of(simt::launch(config, kernel, params));
 }
 

@@ -11,7 +11,7 @@
 namespace lockstep::cuda {
 namespace {
 
-enum class Rule { selective, delta };
+enum class Rule { selective, selective_in_pieces, delta };
 
 struct RecurrenceShape {
   std::string name;
@@ -34,7 +34,7 @@ struct RecurrenceShape {
   }
 };
 std::vector<RecurrenceShape> shapes() {
-  const auto delta = Rule::delta;
+  const auto delta = Rule::delta, pieces = Rule::selective_in_pieces;
   return {
       {.name = "Mamba2 of 64 columns"},
       {.name = "Mamba2 of 128 columns gated 4 heads in 2 groups",
@@ -45,6 +45,19 @@ std::vector<RecurrenceShape> shapes() {
       {.name = "Mamba2 in bf16 padded", .dtype = DType::bf16, .padding_bytes = 10},
       {.name = "Mamba2 of 16 columns in fp16", .dtype = DType::fp16, .rows = 3, .columns = 16},
       {.name = "Mamba2 of 256 columns", .num_heads = 1, .rows = 2, .columns = 256},
+      {.name = "Mamba2 in pieces gated 4 heads in 2 groups",
+       .rule = pieces,
+       .num_heads = 4,
+       .num_groups = 2,
+       .rows = 6,
+       .columns = 128,
+       .gated = true},
+      {.name = "Mamba2 in pieces bf16 padded",
+       .rule = pieces,
+       .dtype = DType::bf16,
+       .rows = 9,
+       .columns = 16,
+       .padding_bytes = 10},
       {.name = "delta rule of 128 columns normalised",
        .rule = delta,
        .columns = 128,
@@ -66,7 +79,7 @@ std::vector<RecurrenceShape> shapes() {
   };
 }
 
-constexpr int kTokens = 21, kBlocks = 12;
+constexpr int kTokens = 60, kBlocks = 12;
 
 class Recurrence : public ::testing::TestWithParam<RecurrenceShape> {
  protected:
@@ -87,8 +100,8 @@ class Recurrence : public ::testing::TestWithParam<RecurrenceShape> {
       gates.push_back(real(73, i, 3.0f));
     }
     for (int i = 0; i < kTokens * shape.num_heads; ++i) {
-      steps.push_back(shape.rule == Rule::selective ? real(79, i, 3.0f)
-                                                    : -std::fabs(real(79, i, 0.5f)));
+      steps.push_back(shape.rule != Rule::delta ? real(79, i, 3.0f)
+                                                : -std::fabs(real(79, i, 0.5f)));
       betas.push_back(std::fabs(real(83, i, 1.0f)));
     }
     for (int head = 0; head < shape.num_heads; ++head) {
@@ -120,9 +133,9 @@ class Recurrence : public ::testing::TestWithParam<RecurrenceShape> {
   };
 
   // A chunk from nothing; a decode in place; a chunk that keeps two boundaries; three drafts, each
-  // with a block of its own, from the state of one that was accepted; nothing at all.
+  // with a block of its own, from the state of one that was accepted; nothing at all; a long chunk.
   static Work work() {
-    Work work{{{0, 0, 9}, {2, 9, 1}, {3, 10, 6}, {6, 16, 3}, {9, 19, 0}},
+    Work work{{{0, 0, 9}, {2, 9, 1}, {3, 10, 6}, {6, 16, 3}, {9, 19, 0}, {0, 19, 41}},
               std::vector<std::int32_t>(kTokens, 0)};
     work.targets[8] = 1;
     work.targets[9] = 2;
@@ -131,6 +144,8 @@ class Recurrence : public ::testing::TestWithParam<RecurrenceShape> {
     work.targets[16] = 6;  // over its own source
     work.targets[17] = 7;
     work.targets[18] = 8;
+    work.targets[55] = 10;  // 37 tokens into a chunk of 41: no multiple of anything
+    work.targets[59] = 11;
     return work;
   }
 
@@ -147,7 +162,7 @@ class Recurrence : public ::testing::TestWithParam<RecurrenceShape> {
     const auto count = static_cast<std::int32_t>(work.items.size());
     auto* outputs = device.put(std::vector<float>(inputs.size(), 0.0f), "outputs");
     int error = 0;
-    if (shape.rule == Rule::selective) {
+    if (shape.rule != Rule::delta) {
       const SelectiveStateParams p{on_device,
                                    items,
                                    targets,
@@ -162,7 +177,8 @@ class Recurrence : public ::testing::TestWithParam<RecurrenceShape> {
                                    outputs,
                                    count,
                                    shape.num_groups};
-      error = device.engine().selective_state(place, p);
+      error = shape.rule == Rule::selective ? device.engine().selective_state(place, p)
+                                            : device.engine().selective_chunks(place, p);
     } else {
       const GatedDeltaParams p{on_device,
                                items,
@@ -192,7 +208,7 @@ class Recurrence : public ::testing::TestWithParam<RecurrenceShape> {
   }
   oracle::Output exact_token(oracle::StateRow& state, int token, int head, int row) const {
     const int at = token * shape.num_heads + head, input = at * shape.rows + row;
-    if (shape.rule == Rule::selective)
+    if (shape.rule != Rule::delta)
       return oracle::advance(
           state,
           oracle::SelectiveToken{inputs[input], steps[at], dt_bias[head], A[head], D[head],
@@ -215,6 +231,7 @@ class Recurrence : public ::testing::TestWithParam<RecurrenceShape> {
     for (int c = 0; c < shape.columns && item.source != 0; ++c)
       start[c] = oracle::element(before.data() + shape.at(item.source, head, row, c), shape.dtype);
     oracle::StateRow state(start);
+    state.in_pieces = shape.rule == Rule::selective_in_pieces;
     for (int t = item.first_token; t < item.first_token + item.num_tokens; ++t) {
       const oracle::Output y = exact_token(state, t, head, row);
       const float output = found.outputs[(t * shape.num_heads + head) * shape.rows + row];
@@ -223,7 +240,7 @@ class Recurrence : public ::testing::TestWithParam<RecurrenceShape> {
         const double stored = oracle::element(
             found.states.data() + shape.at(work.targets[t], head, row, c), shape.dtype);
         const double bound =
-            shape.rule == Rule::selective ? oracle::bound_of_state(state, c) : state.error;
+            shape.rule != Rule::delta ? oracle::bound_of_state(state, c) : state.error;
         ASSERT_NEAR(stored, state.values[c],
                     bound + rounding_of(std::fabs(state.values[c]) + bound))
             << "token " << t << " head " << head << " row " << row << " column " << c;
@@ -281,7 +298,8 @@ using RecurrenceCut = Recurrence;
 std::vector<RecurrenceShape> fp32_shapes() {
   std::vector<RecurrenceShape> kept;
   for (const RecurrenceShape& shape : shapes())
-    if (shape.dtype == DType::fp32) kept.push_back(shape);
+    if (shape.dtype == DType::fp32 && shape.rule != Rule::selective_in_pieces)
+      kept.push_back(shape);
   return kept;
 }
 INSTANTIATE_TEST_SUITE_P(Shapes, RecurrenceCut, ::testing::ValuesIn(fp32_shapes()),
@@ -315,7 +333,16 @@ TEST_P(Recurrence, MutantStateTargetsLastLeavesTheDraftsStatesUnwritten) {
   KernelDevice device;
   const Result right = run(device, device->place(), work(), states);
   device->plant(Defect::state_targets_last);
-  EXPECT_NE(run(device, device->place(), work(), states).states, right.states);
+  const Result found = run(device, device->place(), work(), states);
+  EXPECT_EQ(found.states != right.states, shape.rule != Rule::selective_in_pieces);
+}
+
+TEST_P(Recurrence, MutantChunkCarryUndecayedIsSeenInTheChunkedFormAlone) {
+  KernelDevice device;
+  const Result right = run(device, device->place(), work(), states);
+  device->plant(Defect::chunk_carry_undecayed);
+  const Result found = run(device, device->place(), work(), states);
+  EXPECT_EQ(found.outputs != right.outputs, shape.rule == Rule::selective_in_pieces);
 }
 
 using RecurrenceSlow = Recurrence;

@@ -1,4 +1,5 @@
-// Slots of groups that ranks share, against a dealer who hands out tokens one by one.
+// Slots of groups that ranks share, against a dealer who hands out tokens one by one; and the block
+// tables of a batch.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -206,6 +207,44 @@ TEST(StaleTail, APositionPastTheRowsLengthGetsNoSlotAndMutantSlotStaleTailGivesI
       EXPECT_EQ(reports.front().allocation, "block table");
     }
   }
+}
+
+// Tables of a batch of four: a row in use, a padded request, a row past its window, a fresh row.
+TEST(BatchTables, HoldWhatRequestsSeeAndTheNullBlockEverywhereElse) {
+  const std::vector<std::int32_t> entries = {11, 12, 13, 14, 21, 22, 23, 24, 31, 32, 33, 34};
+  std::vector<std::int32_t> kernel_entries;
+  for (std::int32_t id : entries)
+    for (int k = 0; k < 2; ++k) kernel_entries.push_back(2 * id + k);
+  const std::vector<std::int32_t> whole = {62, 63, 64, 65, 0,  0,  0,  0,  0, 0, 0, 0, 0, 0, 0, 0,
+                                           22, 23, 24, 25, 26, 27, 28, 29, 0, 0, 0, 0, 0, 0, 0, 0};
+  std::vector<std::int32_t> windowed = whole;
+  for (int i = 0; i < 5; ++i) windowed[16 + i] = 0;  // 25 tokens before a window of 6: 20 unseen
+  in_every_mode([&](CheckMode mode, std::uint64_t seed) {
+    for (Defect defect : {Defect::none, Defect::slot_stale_tail}) {
+      KernelDevice device(mode, seed);
+      device->plant(defect);
+      GroupTable table;
+      table.lengths = device.put(std::vector<std::int32_t>{4, 0, 2}, "lengths");
+      table.kernel_entries = device.put(kernel_entries, "block table");
+      table.width = 4;
+      table.blocks_per_kv_block = 2;
+      table.kernel_block_size = 4;
+      std::int32_t* out[] = {device.room<std::int32_t>(32, "batch"),
+                             device.room<std::int32_t>(32, "batch")};
+      const BatchTablesParams p{
+          device.put(std::vector<GroupTable>{table, table}, "groups"),
+          device.put(std::vector<BatchTable>{{out[0], 0}, {out[1], 6}}, "batches"),
+          device.put(std::vector<std::int32_t>{2, -1, 0, 1}, "rows"),
+          device.put(std::vector<std::int32_t>{3, 0, 25, 0}, "num_computed_tokens"),
+          2,
+          4,
+          8};
+      device->launch(device.engine().batch_tables, p);
+      EXPECT_EQ(device.get(out[0], 32) == whole, defect == Defect::none);
+      EXPECT_EQ(device.get(out[1], 32) == windowed, defect == Defect::none);
+      device.expect_no_reports();
+    }
+  });
 }
 
 }  // namespace

@@ -28,6 +28,7 @@ struct StateRow {
   std::vector<double> values;
   std::vector<double> size;  // sums of absolute values
   double decay_terms = 0;    // rounding steps of the decays so far, in units
+  bool in_pieces = false;    // as selective_chunks.cuh computes it
   double error = 0;          // delta rule: length of the error so far
 
   explicit StateRow(std::vector<double> start) : values(start), size(start) {
@@ -40,7 +41,7 @@ struct Output {
 
 inline Output advance(StateRow& state, const SelectiveToken& t) {
   const double dt = std::log1p(std::exp(t.dt + t.dt_bias)), decay = std::exp(t.A * dt);
-  state.decay_terms += 6 + 18 * std::fabs(t.A * dt);
+  state.decay_terms += 6 + (state.in_pieces ? 51 : 18) * std::fabs(t.A * dt);
   double y = t.D * t.x, size = std::fabs(y);
   for (std::size_t i = 0; i < state.values.size(); ++i) {
     state.values[i] = state.values[i] * decay + dt * t.x * t.B[i];
@@ -49,7 +50,8 @@ inline Output advance(StateRow& state, const SelectiveToken& t) {
     size += std::fabs(t.C[i]) * state.size[i];
   }
   const double columns = static_cast<double>(state.values.size());
-  double bound = (state.decay_terms + 20 + columns / 32 + 10) * kUnit * size;
+  const double sums = state.in_pieces ? columns + 62 : columns / 32 + 30;
+  double bound = (state.decay_terms + sums) * kUnit * size;
   if (t.gated) {
     const double gate = t.z / (1 + std::exp(-t.z));
     y *= gate;
@@ -58,7 +60,9 @@ inline Output advance(StateRow& state, const SelectiveToken& t) {
   return {y, bound};
 }
 inline double bound_of_state(const StateRow& state, std::size_t column) {
-  return (state.decay_terms + 20) * kUnit * state.size[column];
+  const double columns = static_cast<double>(state.values.size());
+  const double sums = state.in_pieces ? columns + 62 : 20;
+  return (state.decay_terms + sums) * kUnit * state.size[column];
 }
 
 inline double length(const std::vector<double>& vector) {
