@@ -2,8 +2,7 @@
 // is a masked product of C, B and the decays between tokens, computed once for all rows of a head,
 // and the state moves on once for a piece. The same function as selective_state.cuh.
 //
-// 1. Pieces end where a token has a state target: a state is stored at exactly its token, whatever
-//    multiple of 32 that is (vLLM issue 34798). 2. Rows belong to one warp, as there.
+// 1. Pieces end where a state is stored (state_pieces.cuh). 2. Rows belong to one warp, as there.
 // 3. Tolerance, in units of u = 2^-24 and relative to sums of absolute values: the decay between
 //    two tokens is one exponential of a difference of sums over at most 32 tokens, within
 //    6 + (32 + 19) |sum A dt|; a weight is a chain of `columns` fmaf and an output adds 32 of them.
@@ -12,13 +11,10 @@
 #pragma once
 
 #include "cuda_backend/kernels/activations.cuh"
-#include "cuda_backend/kernels/state_rows.cuh"
+#include "cuda_backend/kernels/state_pieces.cuh"
 
 namespace lockstep::cuda {
 namespace SIMT_VARIANT {
-
-inline constexpr std::int32_t kPieceTokens = 32;
-inline constexpr std::int32_t kRowsOfWarp = 4;
 
 // What the CTA shares of a piece.
 struct PieceShared {
@@ -26,15 +22,6 @@ struct PieceShared {
   float* decayed;  // [kPieceTokens]: A times the sum of dt up to the token
   float* weights;  // [kPieceTokens, kPieceTokens]: of x of token s in y of token t
 };
-
-// Tokens from `first` up to the end, the next stored state or a full piece, whichever is first.
-__device__ __forceinline__ std::int32_t tokens_of_piece(const SelectiveStateParams& p,
-                                                        std::int32_t first, std::int32_t end) {
-  std::int32_t count = 0;
-  while (first + count < end && count < kPieceTokens)
-    if (p.state_targets[first + count++] != 0) break;
-  return count;
-}
 
 // dt, its sums and the weights; every thread of the CTA, which then meets.
 __device__ __forceinline__ void prepare_piece(const SelectiveStateParams& p,
@@ -67,7 +54,7 @@ __device__ __forceinline__ void prepare_piece(const SelectiveStateParams& p,
 }
 
 // Outputs of one row over a piece, and the row's state after it. A lane knows x of one token.
-template <bool kCarryLost>
+template <bool kCarryUndecayed>
 __device__ __forceinline__ void advance_row(const SelectiveStateParams& p,
                                             const PieceShared& shared, StateRow& state,
                                             std::int64_t first, std::int32_t count,
@@ -83,7 +70,7 @@ __device__ __forceinline__ void advance_row(const SelectiveStateParams& p,
     for_own_columns(columns, [&](int i, std::int32_t column) {
       carried = fmaf(state.values[i], C[column], carried);
     });
-    float part = kCarryLost ? carried : carried * exp_nonpositive(shared.decayed[t]);
+    float part = kCarryUndecayed ? carried : carried * exp_nonpositive(shared.decayed[t]);
     if (lane <= t) part = fmaf(shared.weights[t * kPieceTokens + lane], own_x, part);
     const float sum = simt::warp_sum(part);
     if (lane != t) continue;
@@ -103,32 +90,21 @@ __device__ __forceinline__ void advance_row(const SelectiveStateParams& p,
 }
 
 // Grid: x is the item, y the head, z shares the rows, kRowsOfWarp to a warp.
-template <bool kCarryLost>
+template <bool kCarryUndecayed>
 __global__ void selective_chunks_kernel(SelectiveStateParams p) {
   SIMT_SHARED_ARRAY(float, dt, kPieceTokens);
   SIMT_SHARED_ARRAY(float, decayed, kPieceTokens);
   SIMT_SHARED_ARRAY(float, weights, kPieceTokens* kPieceTokens);
   const PieceShared shared{dt, decayed, weights};
-  const RecurrentItem item = p.items[blockIdx.x];
   const std::int32_t head = blockIdx.y, group = head / (p.states.num_heads / p.num_groups);
-  const std::int32_t first_row = first_state_row() * kRowsOfWarp;
-  StateRow rows[kRowsOfWarp] = {};
-  SIMT_UNROLL
-  for (int i = 0; i < kRowsOfWarp; ++i)
-    if (first_row + i < p.states.rows)
-      rows[i] = load_state_row(p.states, item.source, head, first_row + i);
-  const std::int32_t end = item.first_token + item.num_tokens;
-  for (std::int32_t first = item.first_token, count = 0; first < end; first += count) {
-    count = tokens_of_piece(p, first, end);
-    prepare_piece(p, shared, first, count, head, group);
-    SIMT_UNROLL
-    for (int i = 0; i < kRowsOfWarp; ++i) {
-      if (first_row + i >= p.states.rows) continue;
-      advance_row<kCarryLost>(p, shared, rows[i], first, count, head, group, first_row + i);
-      store_state_row(p.states, p.state_targets[first + count - 1], head, first_row + i, rows[i]);
-    }
-    __syncthreads();
-  }
+  for_each_piece(
+      p.states, p.items[blockIdx.x], p.state_targets,
+      [&](std::int32_t first, std::int32_t count) {
+        prepare_piece(p, shared, first, count, head, group);
+      },
+      [&](StateRow& state, std::int32_t row, std::int32_t first, std::int32_t count) {
+        advance_row<kCarryUndecayed>(p, shared, state, first, count, head, group, row);
+      });
 }
 
 }  // namespace SIMT_VARIANT

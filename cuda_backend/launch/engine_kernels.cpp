@@ -12,6 +12,7 @@ extern const EngineKernels engine_kernels = {
     .selective_state = launch_selective_state,
     .selective_chunks = launch_selective_chunks,
     .gated_delta = launch_gated_delta,
+    .delta_chunks = launch_delta_chunks,
     .move_bytes = launch_move_bytes,
     .copy_pages = launch_copy_pages,
     .request_slots = launch_request_slots,

@@ -17,6 +17,7 @@ struct EngineKernels {
   Launcher<SelectiveStateParams> selective_state;
   Launcher<SelectiveStateParams> selective_chunks;  // the same function, for many tokens
   Launcher<GatedDeltaParams> gated_delta;
+  Launcher<GatedDeltaParams> delta_chunks;  // the same function, for many tokens
   Launcher<MoveBytesParams> move_bytes;
   Launcher<CopyPagesParams> copy_pages;
   Launcher<RequestSlotsParams> request_slots;

@@ -12,6 +12,7 @@ int launch_causal_conv1d(const LaunchPlace& place, const ConvParams& params);
 int launch_selective_state(const LaunchPlace& place, const SelectiveStateParams& params);
 int launch_selective_chunks(const LaunchPlace& place, const SelectiveStateParams& params);
 int launch_gated_delta(const LaunchPlace& place, const GatedDeltaParams& params);
+int launch_delta_chunks(const LaunchPlace& place, const GatedDeltaParams& params);
 int launch_move_bytes(const LaunchPlace& place, const MoveBytesParams& params);
 int launch_copy_pages(const LaunchPlace& place, const CopyPagesParams& params);
 int launch_request_slots(const LaunchPlace& place, const RequestSlotsParams& params);

@@ -1,5 +1,6 @@
 // Launchers of what keeps a state for each request: convolutions and recurrences.
 #include "cuda_backend/kernels/causal_conv1d.cuh"
+#include "cuda_backend/kernels/delta_chunks.cuh"
 #include "cuda_backend/kernels/gated_delta.cuh"
 #include "cuda_backend/kernels/selective_chunks.cuh"
 #include "cuda_backend/kernels/selective_state.cuh"
@@ -39,6 +40,14 @@ simt::LaunchConfig rows_grid(const LaunchPlace& place, const char* name, std::in
   config.block.x = static_cast<std::uint32_t>(32 * warps);
   return config;
 }
+// The same where a warp carries several rows from piece to piece, and no loop takes it to others.
+simt::LaunchConfig pieces_grid(const LaunchPlace& place, const char* name, std::int32_t num_items,
+                               const RecurrentStates& states) {
+  auto config = rows_grid(place, name, num_items, states);
+  const std::int64_t rows_of_cta = config.block.x / 32 * std::int64_t{kRowsOfWarp};
+  config.grid.z = static_cast<std::uint32_t>(divide_up(states.rows, rows_of_cta));
+  return config;
+}
 bool fits(std::int32_t num_items, const RecurrentStates& states) {
   return fits_grid(num_items, states.num_heads) && states.columns <= kMaxStateColumns;
 }
@@ -72,9 +81,7 @@ int launch_selective_state(const LaunchPlace& place, const SelectiveStateParams&
 int launch_selective_chunks(const LaunchPlace& place, const SelectiveStateParams& params) {
   if (params.num_items == 0 || params.states.rows == 0) return nothing_to_do();
   if (!fits(params.num_items, params.states)) return too_large();
-  auto config = rows_grid(place, "selective_chunks", params.num_items, params.states);
-  const std::int64_t rows_of_cta = config.block.x / 32 * std::int64_t{kRowsOfWarp};
-  config.grid.z = static_cast<std::uint32_t>(divide_up(params.states.rows, rows_of_cta));
+  const auto config = pieces_grid(place, "selective_chunks", params.num_items, params.states);
   auto* kernel = place.defect == Defect::chunk_carry_undecayed ? selective_chunks_kernel<true>
                                                                : selective_chunks_kernel<false>;
   return status_of(simt::launch(config, kernel, params));
@@ -88,6 +95,13 @@ int launch_gated_delta(const LaunchPlace& place, const GatedDeltaParams& params)
                      : gated_delta_kernel<RecurrenceDefect::none>;
   return status_of(simt::launch(rows_grid(place, "gated_delta", params.num_items, params.states),
                                 kernel, params));
+}
+
+int launch_delta_chunks(const LaunchPlace& place, const GatedDeltaParams& params) {
+  if (params.num_items == 0 || params.states.rows == 0) return nothing_to_do();
+  if (!fits(params.num_items, params.states)) return too_large();
+  return status_of(simt::launch(pieces_grid(place, "delta_chunks", params.num_items, params.states),
+                                delta_chunks_kernel, params));
 }
 
 }  // namespace SIMT_VARIANT

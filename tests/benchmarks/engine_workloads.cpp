@@ -41,8 +41,8 @@ class Builder {
     convolve("conv1d_chunk", 1, sizes_.prefill_tokens);
     mamba("mamba2_decode", sizes_.decode_requests, 1, kernels_.selective_state);
     mamba("mamba2_chunk_in_pieces", 1, sizes_.prefill_tokens, kernels_.selective_chunks);
-    delta("delta_rule_decode", sizes_.decode_requests, 1);
-    delta("delta_rule_chunk", 1, sizes_.prefill_tokens / 4);
+    delta("delta_rule_decode", sizes_.decode_requests, 1, kernels_.gated_delta);
+    delta("delta_rule_chunk_in_pieces", 1, sizes_.prefill_tokens, kernels_.delta_chunks);
   }
 
   void moves() {
@@ -284,7 +284,8 @@ class Builder {
     add(name, work.bytes + n * heads * (3 * 64 + 1) * 4, n, launcher, p);
   }
 
-  void delta(const char* name, std::int32_t requests, std::int32_t tokens) {
+  void delta(const char* name, std::int32_t requests, std::int32_t tokens,
+             Launcher<GatedDeltaParams> launcher) {
     const StateWork work = state_work(requests, tokens, 128);
     const std::int64_t heads = sizes_.state_heads, n = work.tokens;
     const GatedDeltaParams p{work.states,
@@ -300,7 +301,7 @@ class Builder {
                              true,
                              requests,
                              sizes_.state_heads};
-    add(name, work.bytes + n * heads * (4 * 128 + 2) * 4, n, kernels_.gated_delta, p);
+    add(name, work.bytes + n * heads * (4 * 128 + 2) * 4, n, launcher, p);
   }
 
   void move(const char* name, std::int64_t size, std::int32_t count, std::int64_t apart) {

@@ -11,7 +11,12 @@
 namespace lockstep::cuda {
 namespace {
 
-enum class Rule { selective, selective_in_pieces, delta };
+enum class Rule { selective, selective_in_pieces, delta, delta_in_pieces };
+
+bool is_delta(Rule rule) { return rule == Rule::delta || rule == Rule::delta_in_pieces; }
+bool in_pieces(Rule rule) {
+  return rule == Rule::selective_in_pieces || rule == Rule::delta_in_pieces;
+}
 
 struct RecurrenceShape {
   std::string name;
@@ -69,6 +74,19 @@ std::vector<RecurrenceShape> shapes() {
        .num_groups = 2,
        .columns = 32,
        .padding_bytes = 6},
+      {.name = "delta rule in pieces normalised 4 heads on 2 keys",
+       .rule = Rule::delta_in_pieces,
+       .num_heads = 4,
+       .num_groups = 2,
+       .rows = 6,
+       .columns = 128,
+       .normalise = true},
+      {.name = "delta rule in pieces of 7 columns in bf16",
+       .rule = Rule::delta_in_pieces,
+       .dtype = DType::bf16,
+       .rows = 9,
+       .columns = 7,
+       .padding_bytes = 10},
       {.name = "delta rule of 7 columns", .rule = delta, .rows = 5, .columns = 7},
       {.name = "delta rule of 256 columns",
        .rule = delta,
@@ -89,7 +107,7 @@ class Recurrence : public ::testing::TestWithParam<RecurrenceShape> {
       first_vector.push_back(real(61, i, 1.0f));
       second_vector.push_back(real(67, i, 1.0f));
     }
-    if (shape.rule == Rule::delta && !shape.normalise)  // keys of length one
+    if (is_delta(shape.rule) && !shape.normalise)  // keys of length one
       for (int n = 0; n < kTokens * shape.num_groups; ++n) {
         float* k = first_vector.data() + n * shape.columns;
         const double size = oracle::length({k, k + shape.columns});
@@ -100,8 +118,7 @@ class Recurrence : public ::testing::TestWithParam<RecurrenceShape> {
       gates.push_back(real(73, i, 3.0f));
     }
     for (int i = 0; i < kTokens * shape.num_heads; ++i) {
-      steps.push_back(shape.rule != Rule::delta ? real(79, i, 3.0f)
-                                                : -std::fabs(real(79, i, 0.5f)));
+      steps.push_back(!is_delta(shape.rule) ? real(79, i, 3.0f) : -std::fabs(real(79, i, 0.5f)));
       betas.push_back(std::fabs(real(83, i, 1.0f)));
     }
     for (int head = 0; head < shape.num_heads; ++head) {
@@ -162,7 +179,7 @@ class Recurrence : public ::testing::TestWithParam<RecurrenceShape> {
     const auto count = static_cast<std::int32_t>(work.items.size());
     auto* outputs = device.put(std::vector<float>(inputs.size(), 0.0f), "outputs");
     int error = 0;
-    if (shape.rule != Rule::delta) {
+    if (!is_delta(shape.rule)) {
       const SelectiveStateParams p{on_device,
                                    items,
                                    targets,
@@ -193,7 +210,8 @@ class Recurrence : public ::testing::TestWithParam<RecurrenceShape> {
                                shape.normalise,
                                count,
                                shape.num_groups};
-      error = device.engine().gated_delta(place, p);
+      error = shape.rule == Rule::delta ? device.engine().gated_delta(place, p)
+                                        : device.engine().delta_chunks(place, p);
     }
     EXPECT_EQ(error, 0);
     return {device.get(outputs, static_cast<std::int64_t>(inputs.size())),
@@ -208,7 +226,7 @@ class Recurrence : public ::testing::TestWithParam<RecurrenceShape> {
   }
   oracle::Output exact_token(oracle::StateRow& state, int token, int head, int row) const {
     const int at = token * shape.num_heads + head, input = at * shape.rows + row;
-    if (shape.rule != Rule::delta)
+    if (!is_delta(shape.rule))
       return oracle::advance(
           state,
           oracle::SelectiveToken{inputs[input], steps[at], dt_bias[head], A[head], D[head],
@@ -231,7 +249,7 @@ class Recurrence : public ::testing::TestWithParam<RecurrenceShape> {
     for (int c = 0; c < shape.columns && item.source != 0; ++c)
       start[c] = oracle::element(before.data() + shape.at(item.source, head, row, c), shape.dtype);
     oracle::StateRow state(start);
-    state.in_pieces = shape.rule == Rule::selective_in_pieces;
+    state.in_pieces = in_pieces(shape.rule);
     for (int t = item.first_token; t < item.first_token + item.num_tokens; ++t) {
       const oracle::Output y = exact_token(state, t, head, row);
       const float output = found.outputs[(t * shape.num_heads + head) * shape.rows + row];
@@ -239,8 +257,7 @@ class Recurrence : public ::testing::TestWithParam<RecurrenceShape> {
       for (int c = 0; c < shape.columns && work.targets[t] != 0; ++c) {
         const double stored = oracle::element(
             found.states.data() + shape.at(work.targets[t], head, row, c), shape.dtype);
-        const double bound =
-            shape.rule != Rule::delta ? oracle::bound_of_state(state, c) : state.error;
+        const double bound = !is_delta(shape.rule) ? oracle::bound_of_state(state, c) : state.error;
         ASSERT_NEAR(stored, state.values[c],
                     bound + rounding_of(std::fabs(state.values[c]) + bound))
             << "token " << t << " head " << head << " row " << row << " column " << c;
@@ -298,8 +315,7 @@ using RecurrenceCut = Recurrence;
 std::vector<RecurrenceShape> fp32_shapes() {
   std::vector<RecurrenceShape> kept;
   for (const RecurrenceShape& shape : shapes())
-    if (shape.dtype == DType::fp32 && shape.rule != Rule::selective_in_pieces)
-      kept.push_back(shape);
+    if (shape.dtype == DType::fp32 && !in_pieces(shape.rule)) kept.push_back(shape);
   return kept;
 }
 INSTANTIATE_TEST_SUITE_P(Shapes, RecurrenceCut, ::testing::ValuesIn(fp32_shapes()),
@@ -334,7 +350,7 @@ TEST_P(Recurrence, MutantStateTargetsLastLeavesTheDraftsStatesUnwritten) {
   const Result right = run(device, device->place(), work(), states);
   device->plant(Defect::state_targets_last);
   const Result found = run(device, device->place(), work(), states);
-  EXPECT_EQ(found.states != right.states, shape.rule != Rule::selective_in_pieces);
+  EXPECT_EQ(found.states != right.states, !in_pieces(shape.rule));
 }
 
 TEST_P(Recurrence, MutantChunkCarryUndecayedIsSeenInTheChunkedFormAlone) {

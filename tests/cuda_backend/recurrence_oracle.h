@@ -28,11 +28,15 @@ struct StateRow {
   std::vector<double> values;
   std::vector<double> size;  // sums of absolute values
   double decay_terms = 0;    // rounding steps of the decays so far, in units
-  bool in_pieces = false;    // as selective_chunks.cuh computes it
+  bool in_pieces = false;    // as the kernels for chunks compute it
+  double decays = 0;         // delta rule: sum of |g|
+  double changes = 0;        // delta rule: |h| at the start and the sum of what tokens changed
   double error = 0;          // delta rule: length of the error so far
 
   explicit StateRow(std::vector<double> start) : values(start), size(start) {
     for (double& value : size) value = std::fabs(value);
+    for (double value : start) changes += value * value;
+    changes = std::sqrt(changes);
   }
 };
 struct Output {
@@ -86,9 +90,16 @@ inline Output advance(StateRow& state, const DeltaToken& t) {
     o += state.values[i] * t.q[i] * q_factor * t.scale;
   }
   const double factor_error = columns / 64 + 6;
+  const double query = length(t.q) * q_factor * std::fabs(t.scale);
+  if (state.in_pieces) {
+    state.decays += std::fabs(t.g);
+    state.changes += std::fabs(t.beta * (t.v - read_back));
+    const double local = (2 * columns + 100 + 40 * state.decays) * kUnit * state.changes;
+    state.error += local;
+    return {o, query * (state.error + local)};
+  }
   state.error += (6 + std::fabs(t.g) + 2 * (columns / 32 + 8) + 4 * factor_error) * kUnit *
                  (before + std::fabs(t.v));
-  const double query = length(t.q) * q_factor * std::fabs(t.scale);
   return {
       o, query * (state.error + (columns / 32 + 10 + factor_error) * kUnit * length(state.values))};
 }
