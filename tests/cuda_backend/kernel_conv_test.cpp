@@ -260,5 +260,32 @@ TEST_P(ConvSlow, KeepsStatesUnderAHundredSeedsOfPreemption) {
       kHuntsOfSlowTests);
 }
 
+TEST(FarConv, StatesBeyondTwoAndFourGibibytesAreReadAndWritten) {
+  constexpr std::int64_t kPage = std::int64_t{1} << 30;
+  in_every_mode([&](CheckMode mode, std::uint64_t seed) {
+    KernelDevice device(mode, seed, 6 * kPage);
+    auto* memory = device.room<std::byte>(6 * kPage, "states");
+    const std::vector<float> old = {1.0f, 2.0f, 3.0f};
+    device->upload(memory + 5 * kPage, old.data(), 12);
+    ConvParams p{};
+    p.states = memory;
+    p.page_stride = kPage;
+    p.channel_stride = p.position_stride = 4;
+    p.inputs = reinterpret_cast<std::byte*>(device.put(std::vector<float>{4.0f}, "inputs"));
+    auto* outputs = device.room<float>(1, "outputs");
+    p.outputs = reinterpret_cast<std::byte*>(outputs);
+    p.weights = device.put(std::vector<float>{1000.0f, 100.0f, 10.0f, 1.0f}, "weights");
+    p.items = device.put(std::vector<ConvItem>{{5, 3, 0, 1, 0, 1}}, "items");
+    p.dtype = DType::fp32;
+    p.num_items = p.num_channels = p.max_tokens = 1;
+    p.width = 4;
+    device->launch(device.engine().causal_conv1d, p);
+    EXPECT_EQ(device.get(outputs, 1), (std::vector<float>{1234.0f}));
+    EXPECT_EQ(device.get(reinterpret_cast<float*>(memory + 3 * kPage), 3),
+              (std::vector<float>{2.0f, 3.0f, 4.0f}));
+    device.expect_no_reports();
+  });
+}
+
 }  // namespace
 }  // namespace lockstep::cuda
