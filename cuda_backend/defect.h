@@ -29,6 +29,21 @@ enum class Defect : std::uint8_t {
   kernel_block_unsplit,
   zero_lost,
   copy_unordered,
+  // Of the kernels in launch/engine_kernels.h, which tests launch by themselves.
+  scale_of_other_head,
+  scale_not_stored,
+  combine_unscaled,
+  window_off_by_one,
+  conv_offset_ignored,
+  state_targets_last,
+  chunk_carry_undecayed,
+  state_shift_race,
+  page_flattened,
+  transfer_wrong_end,
+  interleave_ignored,
+  replicated_group_shared,
+  slot_stale_tail,
+  slot_pad_is_zero,
 };
 
 struct Defects {

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "cuda_backend/device.h"
+#include "cuda_backend/launch/engine_kernels.h"
 #include "cuda_backend/simt_device.h"
 #include "tests/cuda_backend/kernel_log.h"
 
@@ -18,7 +19,8 @@ namespace lockstep::cuda {
 class KernelDevice {
  public:
   explicit KernelDevice(CheckMode mode = CheckMode::check, std::uint64_t seed = 1,
-                        std::int64_t pool_size_bytes = 0) {
+                        std::int64_t pool_size_bytes = 0)
+      : mode_(mode) {
     auto made = make_simt_device(mode, seed, pool_size_bytes);
     EXPECT_TRUE(made) << made.error().message;
     device_ = std::move(*made);
@@ -31,6 +33,9 @@ class KernelDevice {
   Device& operator*() { return *device_; }
   Device* operator->() { return device_.get(); }
   const KernelTable& kernels() { return device_->kernels(); }
+  const EngineKernels& engine() {
+    return mode_ == CheckMode::fast ? simt_fast::engine_kernels : simt_checked::engine_kernels;
+  }
 
   template <class T>
   T* put(const std::vector<T>& values, const std::string& name) {
@@ -75,8 +80,26 @@ class KernelDevice {
   }
 
  private:
+  CheckMode mode_;
   std::unique_ptr<Device> device_;
 };
+
+// Every way to run a kernel that its result must not depend on: the plain build, the checked one,
+// and the checked one with threads preempted between accesses, from `hunts` seeds.
+template <class Body>
+void in_every_mode(const Body& body, int hunts = 2) {
+  body(CheckMode::fast, std::uint64_t{1});
+  body(CheckMode::check, std::uint64_t{1});
+  for (int seed = 1; seed <= hunts; ++seed) body(CheckMode::hunt, std::uint64_t(seed));
+}
+inline constexpr int kHuntsOfSlowTests = 100;
+
+// The name of a shape as a test's name.
+inline std::string test_name(std::string name) {
+  for (char& c : name)
+    if (!std::isalnum(static_cast<unsigned char>(c))) c = '_';
+  return name;
+}
 
 // Numbers for tests: any place, any order, the same every time.
 inline std::uint64_t number(std::uint64_t seed, std::uint64_t i) {

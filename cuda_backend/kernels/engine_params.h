@@ -1,0 +1,189 @@
+// What the kernels of a serving engine and their launchers share: plain structs, passed by value.
+// Offsets and strides are 64-bit and count bytes, unless a name says otherwise.
+//
+// 1. A pointer is a device pointer (or pinned host memory that the device can address).
+// 2. A count of zero launches nothing. 3. Block 0 is the null block: as the source of a state it is
+// the zero state, as a target it is no target.
+#pragma once
+
+#include "cuda_backend/kernels/part_layout.h"
+
+namespace lockstep::cuda {
+
+// Rows of a layer's projection on their way into one part of its cache.
+struct PartWrite {
+  PartLayout to;
+  const std::byte* source = nullptr;  // [num_tokens, num_heads, head_size] by these strides
+  std::int64_t source_token_stride = 0;
+  std::int64_t source_head_stride = 0;
+  DType source_dtype = DType::bf16;  // that of the part where scaling is none
+};
+struct WritePartsParams {
+  PartWrite parts[2];
+  const Slot* slots;  // [num_tokens]; PAD_SLOT_ID writes nothing
+  std::int32_t num_parts;
+  std::int32_t num_tokens;
+};
+
+// Attention over a paged cache, for any mix of decoding requests and prefill chunks.
+struct SplitAttentionParams {
+  PartLayout key;                   // of the kernel's blocks
+  PartLayout value;                 // MLA: the first head_size elements of the same rows
+  const std::byte* queries;         // [num_tokens, num_query_heads, key.head_size]
+  float* outputs;                   // [num_tokens, num_query_heads, value.head_size]
+  float* partials;                  // [num_tokens, num_query_heads, num_splits, 2 + head_size]
+  const std::int32_t* block_table;  // kernel block ids, [num_requests, table_width]
+  const std::int32_t* token_rows;   // [num_tokens]: row of the table; below zero: a padded token
+  const std::int32_t* positions;    // [num_tokens]: of the query in its request
+  const std::int32_t* seq_lens;     // [num_requests]: read where causal is false
+  std::int64_t table_width;         // entries
+  float scale;                      // of scores
+  DType query_dtype;
+  bool causal;          // a query sees positions up to its own
+  std::int32_t window;  // tokens seen, the query's own included; 0: all
+  std::int32_t chunk;   // tokens of a local chunk; 0: none
+  std::int32_t num_tokens;
+  std::int32_t num_query_heads;  // a multiple of key.num_heads
+  std::int32_t num_splits;       // launched; enough for the longest range
+  std::int32_t split_keys;       // positions that one split covers
+};
+
+// One request's part in a causal convolution over the tokens of its step. The convolution sees the
+// `width - 1` inputs before the first token: positions [offset, offset + width - 1) of the source.
+// The state afterwards is the sequence (these inputs, the tokens) from `keep_from` on:
+//   a chunk, or one token:  offset 0, keep_from num_tokens: the last width - 1 inputs
+//   speculative tokens:     offset num_accepted - 1, keep_from 1: room for every later acceptance
+struct ConvItem {
+  std::int32_t source, target;  // blocks
+  std::int32_t first_token, num_tokens;
+  std::int32_t offset, keep_from;
+};
+// conv_state of a block: [state_len, num_channels] or [num_channels, state_len] by its strides.
+struct ConvParams {
+  std::byte* states;  // in the page of block 0
+  std::int64_t page_stride, channel_stride, position_stride;
+  const std::byte* inputs;  // [num_tokens, num_channels]
+  std::byte* outputs;       // [num_tokens, num_channels]
+  std::int64_t input_token_stride, output_token_stride;
+  const float* weights;  // [num_channels, width]
+  const float* bias;     // [num_channels] or null
+  const ConvItem* items;
+  DType dtype;  // of states, inputs and outputs
+  bool silu;
+  std::int32_t num_items, num_channels, width;
+  std::int32_t max_tokens;  // of any item
+};
+
+// One request's part in a recurrence. After token i of the step, the state goes to block
+// state_targets[i]: the last token of a chunk has one, every speculative token has its own, and in
+// mode `all` so has every token that ends a block.
+struct RecurrentItem {
+  std::int32_t source, first_token, num_tokens;
+};
+struct RecurrentStates {
+  std::byte* base = nullptr;  // in the page of block 0: [num_heads, rows, columns], C order
+  std::int64_t page_stride = 0;
+  DType dtype = DType::fp32;
+  std::int32_t num_heads = 0;
+  std::int32_t rows = 0;     // head_dim of Mamba2, head_v_dim of a delta rule
+  std::int32_t columns = 0;  // d_state, head_k_dim; at most 256
+};
+// Mamba2: h = h * exp(A dt) + dt x B^T, y = h C + D x, gated by silu(z).
+struct SelectiveStateParams {
+  RecurrentStates states;
+  const RecurrentItem* items;
+  const std::int32_t* state_targets;  // [num_tokens]
+  const float* x;                     // [num_tokens, num_heads, rows]
+  const float* dt;                    // [num_tokens, num_heads], before bias and softplus
+  const float* B;                     // [num_tokens, num_groups, columns]
+  const float* C;                     // [num_tokens, num_groups, columns]
+  const float* z;                     // [num_tokens, num_heads, rows] or null
+  const float* A;                     // [num_heads], below zero
+  const float* D;                     // [num_heads]
+  const float* dt_bias;               // [num_heads]
+  float* y;                           // [num_tokens, num_heads, rows]
+  std::int32_t num_items, num_groups;
+};
+// Gated delta rule: h = h exp(g), h += beta (v - h k) k^T, o = h q scale.
+struct GatedDeltaParams {
+  RecurrentStates states;
+  const RecurrentItem* items;
+  const std::int32_t* state_targets;  // [num_tokens]
+  const float* q;                     // [num_tokens, num_key_heads, columns]
+  const float* k;                     // [num_tokens, num_key_heads, columns]
+  const float* v;                     // [num_tokens, num_heads, rows]
+  const float* g;                     // [num_tokens, num_heads], at most zero
+  const float* beta;                  // [num_tokens, num_heads]
+  float* o;                           // [num_tokens, num_heads, rows]
+  float scale;
+  bool normalise;  // q and k to length one
+  std::int32_t num_items, num_key_heads;
+};
+
+// Bytes from one place to another, any alignment. Source and target may overlap, as a state that is
+// shifted within its block does; one item does not touch another's target.
+struct ByteMove {
+  std::byte* target;
+  const std::byte* source;
+  std::int64_t size_bytes;
+};
+struct MoveBytesParams {
+  const ByteMove* moves;
+  std::int32_t num_moves;
+  std::int64_t max_size_bytes;
+};
+
+// Blocks of one cache copied to blocks of another: onto the host and back, to a contiguous buffer
+// and back, to another layout's pages. Each cache has its own stride from block to block.
+struct PageRegion {
+  std::byte* target = nullptr;  // of target block 0
+  const std::byte* source = nullptr;
+  std::int64_t target_stride = 0;
+  std::int64_t source_stride = 0;
+  std::int64_t size_bytes = 0;  // what is copied of a block; padding is not
+  std::int32_t unit_bytes = 1;  // widest access that both sides allow
+};
+struct BlockPair {
+  std::int32_t source, target;
+};
+struct CopyPagesParams {
+  const PageRegion* regions;
+  const BlockPair* pairs;
+  std::int32_t num_regions, num_pairs;
+  std::int64_t max_region_bytes;
+};
+
+// Slots of one KV cache group under context parallelism: `size` ranks share its tokens, dealt out
+// in runs of `interleave`; groups that every rank keeps whole have size 1.
+struct ContextShare {
+  std::int32_t size = 1;
+  std::int32_t rank = 0;
+  std::int32_t interleave = 1;
+};
+struct RequestSlotsParams {
+  const GroupTable* groups;
+  const ContextShare* shares;           // [num_groups]
+  const std::int32_t* query_start_loc;  // [num_requests + 1]
+  const std::int32_t* rows;             // [num_requests]; below zero: a padded request
+  const std::int32_t* positions;        // [num_tokens]
+  Slot* slots;                          // [num_groups, slots_stride]
+  std::int64_t slots_stride;            // elements
+  std::int32_t num_groups, num_requests, num_padded_tokens;
+  Slot pad_slot;
+};
+
+// The tables of a batch: kernel block ids, [num_requests, width * blocks_per_kv_block].
+struct BatchTable {
+  std::int32_t* entries = nullptr;
+  std::int32_t window = 0;  // tokens that a query sees, its own included; 0: all
+};
+struct BatchTablesParams {
+  const GroupTable* groups;
+  const BatchTable* batches;                // [num_groups]
+  const std::int32_t* rows;                 // [num_requests]; below zero: a padded request
+  const std::int32_t* num_computed_tokens;  // [num_requests]
+  std::int32_t num_groups, num_requests;
+  std::int32_t max_width;  // entries of any group's row
+};
+
+}  // namespace lockstep::cuda

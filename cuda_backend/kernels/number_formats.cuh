@@ -1,0 +1,142 @@
+// Numbers as the bit patterns of a cache: read and rounded by the definition of each format, in
+// integer arithmetic, so that a CPU and a GPU agree in every bit.
+//
+// 1. fp16, bf16, e4m3 and e5m2 round to nearest, ties to even, subnormals included.
+// 2. e4m3 and e5m2 saturate to their largest finite number; fp16 and bf16 overflow to infinity.
+// 3. int8 rounds as vLLM's per-token-head cache write does: half away from zero, by an fp32 sum
+//    with 0.5 that is then cut off, between -128 and 127.
+// 4. NaN stays NaN; int8 makes 0 of it.
+#pragma once
+
+#include "cuda_backend/kernels/elements.cuh"
+
+namespace lockstep::cuda {
+namespace SIMT_VARIANT {
+
+__device__ __forceinline__ std::int32_t element_bytes(DType dtype) {
+  return dtype == DType::fp32 ? 4 : dtype == DType::bf16 || dtype == DType::fp16 ? 2 : 1;
+}
+
+__device__ __forceinline__ float decode(std::uint32_t bits, DType dtype) {
+  switch (element_bytes(dtype)) {
+    case 4:
+      return element<4>(bits, 0, dtype);
+    case 2:
+      return element<2>(bits, 0, dtype);
+    default:
+      return element<1>(bits, 0, dtype);
+  }
+}
+
+template <int kExponentBits, int kMantissaBits, bool kInfinities, bool kSaturates>
+__device__ __forceinline__ std::uint32_t round_to(float value) {
+  constexpr int kBias = (1 << (kExponentBits - 1)) - 1, kDropped = 23 - kMantissaBits;
+  constexpr std::uint32_t kTop = (1u << kExponentBits) - 1;
+  constexpr std::uint32_t kAllOnes = (1u << (kExponentBits + kMantissaBits)) - 1;
+  constexpr std::uint32_t kInfinity = kTop << kMantissaBits;
+  constexpr std::uint32_t kLargest = kInfinities ? kInfinity - 1 : kAllOnes - 1;
+  const std::uint32_t bits = __float_as_uint(value), magnitude = bits & 0x7FFFFFFFu;
+  const std::uint32_t sign = (bits >> 31) << (kExponentBits + kMantissaBits);
+  if (magnitude > 0x7F800000u) return sign | kAllOnes;
+  std::uint32_t rounded;
+  if (magnitude < std::uint32_t(127 - kBias + 1) << 23) {
+    // Below the smallest normal number: a whole number of the smallest subnormals. bf16 has fp32's
+    // own exponents, and its scale, which has none, in two steps.
+    constexpr int kScale = kBias - 1 + kMantissaBits;
+    float units = __uint_as_float(magnitude);
+    if constexpr (kScale > 127) units *= __uint_as_float(std::uint32_t(127 + kScale - 127) << 23);
+    units *= __uint_as_float(std::uint32_t(127 + (kScale > 127 ? 127 : kScale)) << 23);
+    rounded = std::uint32_t(rintf(units));
+  } else {
+    const std::uint32_t even = (magnitude >> kDropped) & 1;
+    rounded = (magnitude + (1u << (kDropped - 1)) - 1 + even) >> kDropped;
+    rounded -= std::uint32_t(127 - kBias) << kMantissaBits;
+  }
+  if (rounded > kLargest) rounded = kSaturates ? kLargest : kInfinity;
+  return sign | rounded;
+}
+
+__device__ __forceinline__ std::uint32_t encode(float value, DType dtype) {
+  switch (dtype) {
+    case DType::fp32:
+      return __float_as_uint(value);
+    case DType::bf16:
+      return round_to<8, 7, true, false>(value);
+    case DType::fp16:
+      return round_to<5, 10, true, false>(value);
+    case DType::fp8_e4m3:
+      return round_to<4, 3, false, true>(value);
+    case DType::fp8_e5m2:
+      return round_to<5, 2, true, true>(value);
+    default: {
+      const float away = value >= 0.0f ? value + 0.5f : value - 0.5f;
+      const float kept = away > 127.0f ? 127.0f : away < -128.0f ? -128.0f : away;
+      return kept == kept ? std::uint32_t(std::int32_t(kept)) & 0xFF : 0;
+    }
+  }
+}
+
+// The largest number of a quantised format: what per-token-head scales map a row's largest to.
+__device__ __forceinline__ float largest_number(DType dtype) {
+  return dtype == DType::fp8_e4m3 ? 448.0f : dtype == DType::fp8_e5m2 ? 57344.0f : 127.0f;
+}
+
+// kItem (8 or 1) contiguous elements of `bytes` each. Eight of them are aligned to their size or to
+// 16 bytes, whichever is less.
+template <int kItem>
+__device__ __forceinline__ void load_bits(std::uint32_t (&bits)[kItem], const std::byte* at,
+                                          std::int32_t bytes) {
+  if constexpr (kItem == 1) {
+    bits[0] = std::uint32_t(load_word(at, bytes, bytes));
+  } else if (bytes == 4) {
+    SIMT_UNROLL
+    for (int half = 0; half < 2; ++half) {
+      const simt::vec16 vector = reinterpret_cast<const simt::vec16*>(at)[half];
+      SIMT_UNROLL
+      for (int i = 0; i < 4; ++i) bits[4 * half + i] = simt::word(vector, i);
+    }
+  } else if (bytes == 2) {
+    const simt::vec16 vector = *reinterpret_cast<const simt::vec16*>(at);
+    SIMT_UNROLL
+    for (int i = 0; i < 8; ++i) bits[i] = simt::word(vector, i / 2) >> (16 * (i % 2)) & 0xFFFF;
+  } else {
+    const std::uint64_t word = *reinterpret_cast<const std::uint64_t*>(at);
+    SIMT_UNROLL
+    for (int i = 0; i < 8; ++i) bits[i] = std::uint32_t(word >> (8 * i)) & 0xFF;
+  }
+}
+
+template <int kItem>
+__device__ __forceinline__ void store_bits(std::byte* at, const std::uint32_t (&bits)[kItem],
+                                           std::int32_t bytes) {
+  if constexpr (kItem == 1) {
+    store_word(at, bits[0], bytes, bytes);
+  } else if (bytes == 4) {
+    SIMT_UNROLL
+    for (int half = 0; half < 2; ++half)
+      reinterpret_cast<simt::vec16*>(at)[half] = simt::make_vec16(
+          bits[4 * half], bits[4 * half + 1], bits[4 * half + 2], bits[4 * half + 3]);
+  } else if (bytes == 2) {
+    *reinterpret_cast<simt::vec16*>(at) =
+        simt::make_vec16(bits[0] | bits[1] << 16, bits[2] | bits[3] << 16, bits[4] | bits[5] << 16,
+                         bits[6] | bits[7] << 16);
+  } else {
+    std::uint64_t word = 0;
+    SIMT_UNROLL
+    for (int i = 0; i < 8; ++i) word |= std::uint64_t(bits[i]) << (8 * i);
+    *reinterpret_cast<std::uint64_t*>(at) = word;
+  }
+}
+
+// One number, whatever its format.
+__device__ __forceinline__ float load_number(const std::byte* at, DType dtype) {
+  const std::int32_t bytes = element_bytes(dtype);
+  return decode(std::uint32_t(load_word(at, bytes, bytes)), dtype);
+}
+__device__ __forceinline__ void store_number(std::byte* at, float value, DType dtype) {
+  const std::int32_t bytes = element_bytes(dtype);
+  store_word(at, encode(value, dtype), bytes, bytes);
+}
+
+}  // namespace SIMT_VARIANT
+}  // namespace lockstep::cuda

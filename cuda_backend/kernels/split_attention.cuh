@@ -1,0 +1,235 @@
+// Softmax attention over a paged cache, split along the context: each CTA covers a run of keys for
+// one query and one query head and leaves a partial softmax, which attention_combine.cuh joins.
+// Decoding requests and prefill chunks alike; any layout, dtype and scaling of part_layout.h.
+//
+// 1. A query at position p sees [first, p], where a window keeps the last `window` of them and a
+//    local chunk those of p's chunk; a query that is not causal sees its whole request.
+// 2. Entries of the block table outside that range are not read: they may be null or stale.
+// 3. The order of every sum follows from the shape, so CPU and GPU agree in every bit.
+// 4. Tolerance, with u = 2^-24: a score is a chain of head_size fmaf, a product with each scale and
+//    a difference, so it is off by at most (head_size + 4) u times the largest scale * sum |q k|. A
+//    weight is exp(score - maximum) within 4 u plus u times that difference, at most the range R of
+//    the scores; each of the T tiles of 32 keys and of the S splits rescales it by another such
+//    factor, and n keys are added up. Together, with numerator and denominator off alike:
+//    2 (score error + (4 (T + S + 1) + R + n + 4) u) max |v|
+//    (attention_bound() of tests/cuda_backend/attention_oracle.h).
+#pragma once
+
+#include "cuda_backend/kernels/engine_params.h"
+#include "cuda_backend/kernels/part_rows.cuh"
+
+namespace lockstep::cuda {
+namespace SIMT_VARIANT {
+
+inline constexpr std::int32_t kMaxHeadSize = 576;
+
+enum class AttentionDefect { none, combine_unscaled, scale_of_other_head, window_off_by_one };
+
+struct KeyRange {
+  std::int32_t first, last;
+};
+template <AttentionDefect kDefect>
+__device__ __forceinline__ KeyRange visible_keys(const SplitAttentionParams& p, std::int64_t token,
+                                                 std::int32_t row) {
+  if (!p.causal) return {0, p.seq_lens[row]};
+  const std::int32_t last = p.positions[token] + 1;
+  std::int32_t first = 0;
+  const std::int32_t window = p.window + (kDefect == AttentionDefect::window_off_by_one ? 1 : 0);
+  if (p.window > 0 && last > window) first = last - window;
+  if (p.chunk > 0) {
+    const std::int32_t chunk_first = (last - 1) / p.chunk * p.chunk;
+    first = first < chunk_first ? chunk_first : first;
+  }
+  return {first, last};
+}
+// Splits count from the first visible key.
+__device__ __forceinline__ std::int32_t splits_of(const KeyRange& keys, std::int32_t split_keys) {
+  return (keys.last - keys.first + split_keys - 1) / split_keys;
+}
+
+// Where a query's partial of a split lies: maximum, sum, weighted values.
+__device__ __forceinline__ float* partial_of(const SplitAttentionParams& p, std::int64_t token,
+                                             std::int32_t query_head, std::int32_t split) {
+  const std::int64_t index = (token * p.num_query_heads + query_head) * p.num_splits + split;
+  return p.partials + index * (2 + p.value.head_size);
+}
+
+struct KeyPlace {
+  std::int32_t block, offset;
+};
+__device__ __forceinline__ KeyPlace place_of_key(const SplitAttentionParams& p, std::int32_t row,
+                                                 std::int32_t position) {
+  const std::uint32_t index = divide(std::uint32_t(position), p.key.block_size);
+  return {p.block_table[row * p.table_width + index],
+          position - std::int32_t(index * p.key.block_size.value)};
+}
+
+__device__ __forceinline__ float scale_of_row(const PartLayout& part, const KeyPlace& place,
+                                              std::int32_t head) {
+  if (part.scaling == Scaling::none) return 1.0f;
+  if (part.scaling == Scaling::per_tensor) return *part_scale(part, 0, 0, 0);
+  return *part_scale(part, place.block, place.offset, head);
+}
+
+// q . k in element order, before any scale.
+template <int kItem>
+__device__ __forceinline__ float dot_with_key(const float* query, const PartLayout& part,
+                                              std::byte* row) {
+  const std::int32_t bytes = element_bytes(part.dtype);
+  float score = 0.0f;
+  for (std::int32_t at = 0; at < part.head_size; at += kItem) {
+    std::uint32_t bits[kItem];
+    load_bits<kItem>(bits, part_element(part, row, at), bytes);
+    SIMT_UNROLL
+    for (int i = 0; i < kItem; ++i) score = fmaf(query[at + i], decode(bits[i], part.dtype), score);
+  }
+  return score;
+}
+
+// What the warp keeps while it walks over its keys: a softmax, and of the weighted values the items
+// that this lane owns. Lanes share a row of V, several rows at a time where rows are short.
+template <int kItem>
+struct SplitState {
+  static constexpr int kItems = (kMaxHeadSize / kItem + 31) / 32;
+  float maximum = -INFINITY, sum = 0.0f;
+  float weighted[kItems * kItem] = {};
+  std::int32_t lanes_per_row = 1, row = 0, item = 0;
+
+  __device__ __forceinline__ void share(std::int32_t items) {
+    while (lanes_per_row < items && lanes_per_row < 32) lanes_per_row *= 2;
+    row = std::int32_t(threadIdx.x) / lanes_per_row;
+    item = std::int32_t(threadIdx.x) % lanes_per_row;
+  }
+};
+
+// The CTA's shared memory: the query, and weights and places of a tile of keys.
+struct SplitShared {
+  float* query;      // [kMaxHeadSize]; at the end the rows' sums
+  float* weights;    // [32]
+  KeyPlace* places;  // [32]
+};
+
+// Scores the tile [first, last) of at most 32 keys, one for each lane, and weighs them.
+template <int kItem, AttentionDefect kDefect>
+__device__ __forceinline__ void weigh_keys(SplitState<kItem>& state, const SplitShared& shared,
+                                           const SplitAttentionParams& p, std::int32_t row,
+                                           std::int32_t kv_head, std::int32_t first,
+                                           std::int32_t last) {
+  const std::int32_t lane = threadIdx.x;
+  const bool seen = first + lane < last;
+  const std::int32_t scale_head =
+      kDefect == AttentionDefect::scale_of_other_head ? (kv_head + 1) % p.key.num_heads : kv_head;
+  float score = -INFINITY, value_scale = 1.0f;
+  if (seen) {
+    const KeyPlace place = place_of_key(p, row, first + lane);
+    shared.places[lane] = place;
+    const float dot = dot_with_key<kItem>(shared.query, p.key,
+                                          part_row(p.key, place.block, place.offset, kv_head));
+    score = dot * scale_of_row(p.key, place, scale_head) * p.scale;
+    value_scale = scale_of_row(p.value, place, scale_head);
+  }
+  const float highest = simt::warp_max(score);
+  const float maximum = state.maximum < highest ? highest : state.maximum;
+  const float kept = state.sum > 0.0f ? exp_nonpositive(state.maximum - maximum) : 0.0f;
+  const float weight = seen ? exp_nonpositive(score - maximum) : 0.0f;
+  shared.weights[lane] = weight * value_scale;
+  state.sum = fmaf(state.sum, kept, simt::warp_sum(weight));
+  state.maximum = maximum;
+  for (float& weighted : state.weighted) weighted *= kept;
+}
+
+template <int kItem>
+__device__ __forceinline__ void add_values(SplitState<kItem>& state, const SplitShared& shared,
+                                           const PartLayout& part, std::int32_t kv_head,
+                                           std::int32_t keys) {
+  const std::int32_t bytes = element_bytes(part.dtype);
+  for (std::int32_t key = state.row; key < keys; key += 32 / state.lanes_per_row) {
+    const KeyPlace place = shared.places[key];
+    std::byte* row = part_row(part, place.block, place.offset, kv_head);
+    const float weight = shared.weights[key];
+    SIMT_UNROLL
+    for (int n = 0; n < SplitState<kItem>::kItems; ++n) {
+      const std::int32_t at = (state.item + n * state.lanes_per_row) * kItem;
+      if (at >= part.head_size) continue;
+      std::uint32_t bits[kItem];
+      load_bits<kItem>(bits, part_element(part, row, at), bytes);
+      SIMT_UNROLL
+      for (int i = 0; i < kItem; ++i) {
+        float& sum = state.weighted[n * kItem + i];
+        sum = fmaf(weight, decode(bits[i], part.dtype), sum);
+      }
+    }
+  }
+}
+
+// The weighted values of the lanes' rows added up in the order of the rows, times `factor`.
+template <int kItem>
+__device__ __forceinline__ void write_values(const SplitState<kItem>& state, float* sums,
+                                             float* out, std::int32_t head_size, float factor) {
+  for (std::int32_t row = 0; row < 32 / state.lanes_per_row; ++row) {
+    __syncwarp();
+    if (row != state.row) continue;
+    SIMT_UNROLL
+    for (int n = 0; n < SplitState<kItem>::kItems; ++n) {
+      const std::int32_t at = (state.item + n * state.lanes_per_row) * kItem;
+      if (at >= head_size) continue;
+      SIMT_UNROLL
+      for (int i = 0; i < kItem; ++i)
+        sums[at + i] =
+            row == 0 ? state.weighted[n * kItem + i] : sums[at + i] + state.weighted[n * kItem + i];
+    }
+  }
+  __syncwarp();
+  for (std::int32_t at = threadIdx.x; at < head_size; at += 32) out[at] = sums[at] * factor;
+}
+
+// Grid: x is the token, y the query head, z the split. CTAs of one warp. The only split of a query
+// writes its output; of several, each writes a partial.
+template <int kItem, AttentionDefect kDefect>
+__global__ void split_attention_kernel(SplitAttentionParams p) {
+  SIMT_SHARED_ARRAY(float, query, kMaxHeadSize);
+  SIMT_SHARED_ARRAY(float, weights, 32);
+  SIMT_SHARED_ARRAY(KeyPlace, places, 32);
+  const SplitShared shared{query, weights, places};
+  const std::int64_t token = blockIdx.x;
+  const std::int32_t query_head = blockIdx.y, split = blockIdx.z;
+  const std::int32_t row = p.token_rows[token];
+  if (row < 0) return;
+  const KeyRange keys = visible_keys<kDefect>(p, token, row);
+  const std::int32_t num_splits = splits_of(keys, p.split_keys);
+  if (split >= num_splits) return;
+
+  const std::int32_t query_bytes = element_bytes(p.query_dtype);
+  const std::byte* query_row = p.queries + (token * p.num_query_heads + query_head) *
+                                               std::int64_t(p.key.head_size) * query_bytes;
+  for (std::int32_t at = threadIdx.x; at < p.key.head_size; at += 32)
+    shared.query[at] = load_number(query_row + std::int64_t(at) * query_bytes, p.query_dtype);
+  __syncwarp();
+
+  const std::int32_t kv_head = query_head / (p.num_query_heads / p.key.num_heads);
+  const std::int32_t first = keys.first + split * p.split_keys;
+  const std::int32_t end = first + p.split_keys;
+  const std::int32_t last = end < keys.last ? end : keys.last;
+  SplitState<kItem> state;
+  state.share((p.value.head_size + kItem - 1) / kItem);
+  for (std::int32_t tile = first; tile < last; tile += 32) {
+    weigh_keys<kItem, kDefect>(state, shared, p, row, kv_head, tile, last);
+    __syncwarp();
+    add_values<kItem>(state, shared, p.value, kv_head, last - tile < 32 ? last - tile : 32);
+    __syncwarp();
+  }
+  if (num_splits == 1) {
+    float* output = p.outputs + (token * p.num_query_heads + query_head) * p.value.head_size;
+    write_values<kItem>(state, shared.query, output, p.value.head_size, 1.0f / state.sum);
+    return;
+  }
+  float* partial = partial_of(p, token, query_head, split);
+  if (threadIdx.x == 0) {
+    partial[0] = state.maximum;
+    partial[1] = state.sum;
+  }
+  write_values<kItem>(state, shared.query, partial + 2, p.value.head_size, 1.0f);
+}
+
+}  // namespace SIMT_VARIANT
+}  // namespace lockstep::cuda

@@ -1,0 +1,68 @@
+// The kernels of launch/engine_kernels.h on a GPU: one row for each workload, timed by events, with
+// the bandwidth of a plain copy of 1 GiB as the measure. `lockstep_gpu_benchmarks` prints the
+// table; without a GPU it says so and exits with 2.
+#include <benchmark/benchmark.h>
+#include <fmt/core.h>
+
+#include "cuda_backend/gpu/gpu_device.h"
+#include "tests/benchmarks/engine_workloads.h"
+#include "tests/benchmarks/gpu_stopwatch.h"
+
+namespace lockstep::cuda {
+
+// The GPU's table, which simt.h declares for nvcc alone.
+namespace simt_cuda {
+extern const EngineKernels engine_kernels;
+}
+
+namespace {
+
+void time_on_gpu(benchmark::State& state, Device& device, const Workload& workload) {
+  for (auto _ : state) {
+    int error = 0;
+    const float milliseconds =
+        gpu_milliseconds(device.place().stream, [&] { error = workload.launch(device.place()); });
+    if (error != 0 || milliseconds < 0) {
+      state.SkipWithError(device.kernels().error_text(error));
+      return;
+    }
+    state.SetIterationTime(double{milliseconds} / 1e3);
+  }
+  state.SetBytesProcessed(state.iterations() * workload.bytes);
+  state.SetItemsProcessed(state.iterations() * workload.items);
+}
+
+Workload plain_copy(Device& device) {
+  constexpr std::int64_t kBytes = std::int64_t{1} << 30;
+  auto* memory = device.allocate(2 * kBytes, "plain copy");
+  return {"plain_copy_of_1_GiB", 2 * kBytes, 1, [memory](const LaunchPlace& place) {
+            return copy_on_device(place.stream, memory, memory + kBytes, kBytes);
+          }};
+}
+
+int time_all(Device& device) {
+  std::vector<Workload> workloads = engine_workloads(device, simt_cuda::engine_kernels, kGpuSizes);
+  workloads.insert(workloads.begin(), plain_copy(device));
+  for (const Workload& workload : workloads)
+    benchmark::RegisterBenchmark(
+        workload.name.c_str(),
+        [&device, workload](benchmark::State& state) { time_on_gpu(state, device, workload); })
+        ->UseManualTime()
+        ->Unit(benchmark::kMicrosecond);
+  benchmark::RunSpecifiedBenchmarks();
+  benchmark::Shutdown();
+  return 0;
+}
+
+}  // namespace
+}  // namespace lockstep::cuda
+
+int main(int argc, char** argv) {
+  benchmark::Initialize(&argc, argv);
+  auto device = lockstep::cuda::make_gpu_device();
+  if (!device) {
+    fmt::print(stderr, "lockstep_gpu_benchmarks: {}\n", device.error().message);
+    return 2;
+  }
+  return lockstep::cuda::time_all(**device);
+}

@@ -1,0 +1,368 @@
+#include "tests/benchmarks/engine_workloads.h"
+
+#include <algorithm>
+#include <numeric>
+
+#include "reference/check.h"
+
+namespace lockstep::cuda {
+namespace {
+
+constexpr std::int32_t kBlockSize = 16;
+
+class Builder {
+ public:
+  Builder(Device& device, const EngineKernels& kernels, const WorkloadSizes& sizes)
+      : device_(device), kernels_(kernels), sizes_(sizes) {}
+
+  std::vector<Workload> take() {
+    LS_CHECK(device_.finish().has_value(), "workloads do not fit the device");
+    return std::move(workloads_);
+  }
+
+  void cache_writes() {
+    write("write_bf16_nhd", pair(DType::bf16, Scaling::none, 0));
+    write("write_bf16_hnd", pair(DType::bf16, Scaling::none, 0, true));
+    write("write_bf16_x_split", x_split());
+    write("write_e4m3_per_tensor", pair(DType::fp8_e4m3, Scaling::per_tensor, 0));
+    write("write_int8_per_token_head", pair(DType::int8, Scaling::per_token_head, 16));
+    write("write_bf16_mla", mla());
+  }
+
+  void attention() {
+    attend("attention_decode_bf16", pair(DType::bf16, Scaling::none, 0), 8, 4, false);
+    attend("attention_decode_e4m3", pair(DType::fp8_e4m3, Scaling::per_tensor, 0), 8, 4, false);
+    attend("attention_decode_mla", mla(), 1, 16, false);
+    attend("attention_prefill_bf16", pair(DType::bf16, Scaling::none, 0), 8, 4, true);
+  }
+
+  void recurrences() {
+    convolve("conv1d_decode", sizes_.decode_requests, 1);
+    convolve("conv1d_chunk", 1, sizes_.prefill_tokens);
+    mamba("mamba2_decode", sizes_.decode_requests, 1, kernels_.selective_state);
+    mamba("mamba2_chunk_in_pieces", 1, sizes_.prefill_tokens, kernels_.selective_chunks);
+    delta("delta_rule_decode", sizes_.decode_requests, 1, kernels_.gated_delta);
+    delta("delta_rule_chunk_in_pieces", 1, sizes_.prefill_tokens, kernels_.delta_chunks);
+  }
+
+  void moves() {
+    const std::int64_t page = 64 << 10;
+    move("move_states", 1 << 20, sizes_.decode_requests, 4 << 20);
+    move("shift_states_in_place", 24 << 10, sizes_.decode_requests, 4096);
+    swap("swap_padded_pages", page, page - 512, sizes_.decode_requests * 4);
+    request_slots();
+  }
+
+ private:
+  struct Pair {
+    PartLayout key, value;
+    std::int64_t page_bytes;
+    std::int64_t row_bytes;  // of all parts of a token, scales included
+    std::int32_t num_parts = 2;
+  };
+
+  template <class T>
+  T* zeros(std::int64_t count, const char* name) {
+    const std::int64_t size = count * static_cast<std::int64_t>(sizeof(T));
+    auto* memory = device_.allocate(size, name);
+    device_.zero(memory, size);
+    return reinterpret_cast<T*>(memory);
+  }
+  template <class T>
+  T* put(const std::vector<T>& values, const char* name) {
+    const auto size = static_cast<std::int64_t>(values.size() * sizeof(T));
+    auto* memory = device_.allocate(size, name);
+    device_.upload(memory, values.data(), size);
+    return reinterpret_cast<T*>(memory);
+  }
+  template <class Params>
+  void add(const char* name, std::int64_t bytes, std::int64_t items, Launcher<Params> launcher,
+           const Params& params) {
+    workloads_.push_back({name, bytes, items, [launcher, params](const LaunchPlace& place) {
+                            return launcher(place, params);
+                          }});
+  }
+
+  // Blocks that a step writes or reads, and the null block.
+  std::int32_t num_blocks() const {
+    const std::int64_t tokens = std::max<std::int64_t>(
+        sizes_.prefill_tokens, std::int64_t{sizes_.decode_requests} * sizes_.context_tokens);
+    return static_cast<std::int32_t>(tokens / kBlockSize + 1);
+  }
+  // The numbers 0 to count-1, scattered.
+  static std::vector<std::int64_t> scattered(std::int64_t count) {
+    std::vector<std::int64_t> numbers(static_cast<std::size_t>(count));
+    std::iota(numbers.begin(), numbers.end(), 0);
+    std::uint64_t state = 1;
+    for (std::size_t i = numbers.size(); i > 1; --i) {
+      state = state * 6364136223846793005u + 1442695040888963407u;
+      std::swap(numbers[i - 1], numbers[(state >> 33) % i]);
+    }
+    return numbers;
+  }
+
+  PartLayout part(DType dtype, Scaling scaling, std::int32_t heads, std::int32_t head_size) {
+    PartLayout layout;
+    layout.block_size = make_divisor(kBlockSize);
+    layout.num_heads = heads;
+    layout.head_size = layout.piece_elements = head_size;
+    layout.dtype = dtype;
+    layout.scaling = scaling;
+    if (scaling == Scaling::per_tensor)
+      layout.scales = reinterpret_cast<std::byte*>(put(std::vector<float>{1.0f}, "scale"));
+    return layout;
+  }
+  // K and V of 8 heads of 128, one after the other in a page.
+  Pair pair(DType dtype, Scaling scaling, std::int64_t scale_bytes, bool hnd = false) {
+    Pair made{part(dtype, scaling, 8, 128), {}, 0, 0};
+    const std::int64_t row = 128 * itemsize_bytes(dtype) + scale_bytes;
+    made.key.token_stride = hnd ? row : 8 * row;
+    made.key.head_stride = hnd ? kBlockSize * row : row;
+    made.row_bytes = 2 * 8 * row;
+    made.page_bytes = made.key.block_stride = made.row_bytes * kBlockSize;
+    auto* memory = zeros<std::byte>(made.page_bytes * num_blocks(), "cache");
+    made.key.base = memory;
+    if (scaling == Scaling::per_token_head) {
+      made.key.scales = memory + 128 * itemsize_bytes(dtype);
+      made.key.scale_block_stride = made.key.block_stride;
+      made.key.scale_token_stride = made.key.token_stride;
+      made.key.scale_head_stride = made.key.head_stride;
+    }
+    made.value = made.key;
+    made.value.base += made.page_bytes / 2;
+    if (scaling == Scaling::per_token_head) made.value.scales += made.page_bytes / 2;
+    return made;
+  }
+  Pair x_split() {
+    Pair made = pair(DType::bf16, Scaling::none, 0);
+    made.key.head_stride = made.value.head_stride = 128 * 2 * kBlockSize;
+    made.key.token_stride = made.key.piece_elements = 8;
+    made.key.token_stride *= 2;
+    made.key.piece_stride = 16 * kBlockSize;
+    made.value.token_stride = 2;
+    made.value.piece_elements = 1;
+    made.value.piece_stride = 2 * kBlockSize;
+    return made;
+  }
+  Pair mla() {
+    Pair made{part(DType::bf16, Scaling::none, 1, 576), {}, 0, 1152, 1};
+    made.key.token_stride = made.key.head_stride = 1152;
+    made.page_bytes = made.key.block_stride = 1152 * kBlockSize;
+    made.key.base = zeros<std::byte>(made.page_bytes * num_blocks(), "cache");
+    made.value = made.key;
+    made.value.head_size = made.value.piece_elements = 512;
+    return made;
+  }
+
+  void write(const char* name, const Pair& cache) {
+    const std::int32_t tokens = sizes_.prefill_tokens;
+    const std::int64_t row =
+        std::int64_t{cache.key.num_heads} * cache.key.head_size * 2;  // of the bf16 source
+    WritePartsParams params{};
+    params.parts[0] = {cache.key, zeros<std::byte>(row * tokens, "key"), row,
+                       cache.key.head_size * 2, DType::bf16};
+    params.parts[1] = params.parts[0];
+    params.parts[1].to = cache.value;
+    std::vector<Slot> slots = scattered(std::int64_t{num_blocks()} * kBlockSize);
+    slots.resize(static_cast<std::size_t>(tokens));
+    params.slots = put(slots, "slots");
+    params.num_parts = cache.num_parts;
+    params.num_tokens = tokens;
+    add(name, tokens * (row * cache.num_parts + cache.row_bytes + 8), tokens, kernels_.write_parts,
+        params);
+  }
+
+  void attend(const char* name, const Pair& cache, std::int32_t kv_heads, std::int32_t queries,
+              bool prefill) {
+    const std::int32_t context = prefill ? sizes_.prefill_tokens / 4 : sizes_.context_tokens;
+    const std::int32_t requests = prefill ? 1 : sizes_.decode_requests;
+    const std::int32_t per_request = prefill ? context : 1, blocks = context / kBlockSize;
+    SplitAttentionParams p{};
+    p.key = cache.key;
+    p.value = cache.value;
+    p.num_tokens = requests * per_request;
+    p.num_query_heads = kv_heads * queries;
+    p.split_keys = prefill ? context : std::min(context, 512);
+    p.num_splits = (context + p.split_keys - 1) / p.split_keys;
+    p.scale = 0.1f;
+    p.query_dtype = DType::bf16;
+    p.causal = true;
+    p.table_width = blocks;
+    std::vector<std::int32_t> table, rows, positions;
+    for (std::int64_t id : scattered(num_blocks() - 1))
+      if (static_cast<std::int32_t>(table.size()) < requests * blocks)
+        table.push_back(static_cast<std::int32_t>(id) + 1);
+    for (std::int32_t i = 0; i < p.num_tokens; ++i) {
+      rows.push_back(i / per_request);
+      positions.push_back(context - per_request + i % per_request);
+    }
+    p.block_table = put(table, "block_table");
+    p.token_rows = put(rows, "rows");
+    p.positions = put(positions, "positions");
+    const std::int64_t query_rows = std::int64_t{p.num_tokens} * p.num_query_heads;
+    p.queries = zeros<std::byte>(query_rows * p.key.head_size * 2, "queries");
+    p.outputs = zeros<float>(query_rows * p.value.head_size, "outputs");
+    p.partials = zeros<float>(query_rows * p.num_splits * (2 + p.value.head_size), "partials");
+    std::int64_t keys = 0;
+    for (std::int32_t position : positions) keys += position + 1;
+    add(name, std::int64_t{requests} * context * cache.row_bytes, keys * p.num_query_heads,
+        kernels_.split_attention, p);
+  }
+
+  void convolve(const char* name, std::int32_t requests, std::int32_t tokens) {
+    const std::int32_t channels = sizes_.state_heads * 128, total = requests * tokens;
+    ConvParams p{};
+    p.page_stride = std::int64_t{channels} * 3 * 2;
+    p.channel_stride = 2;
+    p.position_stride = channels * 2;
+    p.states = zeros<std::byte>(p.page_stride * (requests + 1), "conv states");
+    p.input_token_stride = p.output_token_stride = channels * 2;
+    p.inputs = zeros<std::byte>(std::int64_t{total} * channels * 2, "inputs");
+    p.outputs = zeros<std::byte>(std::int64_t{total} * channels * 2, "outputs");
+    p.weights = zeros<float>(channels * 4, "weights");
+    std::vector<ConvItem> items;
+    for (std::int32_t i = 0; i < requests; ++i)
+      items.push_back({i + 1, i + 1, i * tokens, tokens, 0, tokens});
+    p.items = put(items, "items");
+    p.dtype = DType::bf16;
+    p.silu = true;
+    p.num_items = requests;
+    p.num_channels = channels;
+    p.width = 4;
+    p.max_tokens = tokens;
+    add(name, total * std::int64_t{channels} * 4 + requests * 2 * p.page_stride, total,
+        kernels_.causal_conv1d, p);
+  }
+
+  struct StateWork {
+    RecurrentStates states;
+    const RecurrentItem* items;
+    const std::int32_t* targets;
+    std::int64_t bytes;  // of states, read and written
+    std::int32_t tokens;
+  };
+  StateWork state_work(std::int32_t requests, std::int32_t tokens, std::int32_t rows) {
+    StateWork work;
+    const std::int64_t page = std::int64_t{sizes_.state_heads} * rows * 128 * 4;
+    work.states = {zeros<std::byte>(page * (requests + 1), "ssm states"),
+                   page,
+                   DType::fp32,
+                   sizes_.state_heads,
+                   rows,
+                   128};
+    std::vector<RecurrentItem> items;
+    std::vector<std::int32_t> targets(static_cast<std::size_t>(requests * tokens), 0);
+    for (std::int32_t i = 0; i < requests; ++i) {
+      items.push_back({i + 1, i * tokens, tokens});
+      targets[(i + 1) * tokens - 1] = i + 1;
+    }
+    work.items = put(items, "items");
+    work.targets = put(targets, "state_targets");
+    work.bytes = 2 * page * requests;
+    work.tokens = requests * tokens;
+    return work;
+  }
+
+  void mamba(const char* name, std::int32_t requests, std::int32_t tokens,
+             Launcher<SelectiveStateParams> launcher) {
+    const StateWork work = state_work(requests, tokens, 64);
+    const std::int64_t heads = sizes_.state_heads, n = work.tokens;
+    const SelectiveStateParams p{work.states,
+                                 work.items,
+                                 work.targets,
+                                 zeros<float>(n * heads * 64, "x"),
+                                 zeros<float>(n * heads, "dt"),
+                                 zeros<float>(n * 128, "B"),
+                                 zeros<float>(n * 128, "C"),
+                                 zeros<float>(n * heads * 64, "z"),
+                                 zeros<float>(heads, "A"),
+                                 zeros<float>(heads, "D"),
+                                 zeros<float>(heads, "dt_bias"),
+                                 zeros<float>(n * heads * 64, "y"),
+                                 requests,
+                                 1};
+    add(name, work.bytes + n * heads * (3 * 64 + 1) * 4, n, launcher, p);
+  }
+
+  void delta(const char* name, std::int32_t requests, std::int32_t tokens,
+             Launcher<GatedDeltaParams> launcher) {
+    const StateWork work = state_work(requests, tokens, 128);
+    const std::int64_t heads = sizes_.state_heads, n = work.tokens;
+    const GatedDeltaParams p{work.states,
+                             work.items,
+                             work.targets,
+                             zeros<float>(n * heads * 128, "q"),
+                             zeros<float>(n * heads * 128, "k"),
+                             zeros<float>(n * heads * 128, "v"),
+                             zeros<float>(n * heads, "g"),
+                             zeros<float>(n * heads, "beta"),
+                             zeros<float>(n * heads * 128, "o"),
+                             0.1f,
+                             true,
+                             requests,
+                             sizes_.state_heads};
+    add(name, work.bytes + n * heads * (4 * 128 + 2) * 4, n, launcher, p);
+  }
+
+  void move(const char* name, std::int64_t size, std::int32_t count, std::int64_t apart) {
+    const std::int64_t each = size + apart;
+    auto* memory = zeros<std::byte>(each * count, "states");
+    std::vector<ByteMove> moves;
+    for (std::int64_t i = 0; i < count; ++i)
+      moves.push_back({memory + i * each, memory + i * each + apart, size});
+    add(name, 2 * size * count, count, kernels_.move_bytes,
+        MoveBytesParams{put(moves, "moves"), count, size});
+  }
+
+  void swap(const char* name, std::int64_t page, std::int64_t payload, std::int32_t count) {
+    auto* pages = zeros<std::byte>(page * count, "pages");
+    auto* packed = zeros<std::byte>(payload * count, "packed");
+    std::vector<BlockPair> pairs;
+    for (std::int64_t block : scattered(count))
+      pairs.push_back({static_cast<std::int32_t>(block), static_cast<std::int32_t>(pairs.size())});
+    const std::vector<PageRegion> regions = {{packed, pages, payload, page, payload, 16}};
+    add(name, 2 * payload * count, count, kernels_.copy_pages,
+        CopyPagesParams{put(regions, "regions"), put(pairs, "pairs"), 1, count, payload});
+  }
+
+  void request_slots() {
+    const std::int32_t tokens = sizes_.prefill_tokens, blocks = tokens / kBlockSize;
+    GroupTable table;
+    table.width = blocks;
+    table.kernel_block_size = table.slot_block_size = kBlockSize;
+    table.lengths = put(std::vector<std::int32_t>{blocks}, "lengths");
+    table.entries = table.kernel_entries = zeros<std::int32_t>(blocks, "block table");
+    std::vector<std::int32_t> positions(static_cast<std::size_t>(tokens));
+    std::iota(positions.begin(), positions.end(), 0);
+    RequestSlotsParams p{};
+    p.groups = put(std::vector<GroupTable>{table}, "groups");
+    p.shares = put(std::vector<ContextShare>{{2, 0, 4}}, "shares");
+    p.query_start_loc = put(std::vector<std::int32_t>{0, tokens}, "query_start_loc");
+    p.rows = put(std::vector<std::int32_t>{0}, "rows");
+    p.positions = put(positions, "positions");
+    p.slots = zeros<Slot>(tokens, "slots");
+    p.slots_stride = p.num_padded_tokens = tokens;
+    p.num_groups = p.num_requests = 1;
+    p.pad_slot = PAD_SLOT_ID;
+    add("request_slots", std::int64_t{tokens} * 12, tokens, kernels_.request_slots, p);
+  }
+
+  Device& device_;
+  const EngineKernels& kernels_;
+  WorkloadSizes sizes_;
+  std::vector<Workload> workloads_;
+};
+
+}  // namespace
+
+std::vector<Workload> engine_workloads(Device& device, const EngineKernels& kernels,
+                                       const WorkloadSizes& sizes) {
+  Builder builder(device, kernels, sizes);
+  builder.cache_writes();
+  builder.attention();
+  builder.recurrences();
+  builder.moves();
+  return builder.take();
+}
+
+}  // namespace lockstep::cuda

@@ -1,0 +1,17 @@
+// Time on a GPU's own clock, and the copy that bandwidths are compared with. Declared without
+// CUDA's headers.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+
+namespace lockstep::cuda {
+
+// Milliseconds between two events around `work`, which launches on the stream; below zero when the
+// device failed.
+float gpu_milliseconds(void* stream, const std::function<void()>& work);
+
+// cudaMemcpyAsync from device to device: the most that a move of as many bytes can reach.
+int copy_on_device(void* stream, void* target, const void* source, std::int64_t size_bytes);
+
+}  // namespace lockstep::cuda
