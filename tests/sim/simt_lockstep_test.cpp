@@ -90,6 +90,20 @@ TEST(SimtLockstep, every_kind_of_cache_with_every_access_watched) {
   }
 }
 
+// Operations say what they touch, run as late as that allows, and touch nothing else.
+TEST(SimtLockstep, every_kind_of_cache_over_three_streams) {
+  for (const Cache& cache : caches()) {
+    LockstepConfig config = make_world(cache.groups, cache.num_blocks);
+    config.device =
+        make_device_config(config.engine, config.device.plan, AttentionBackend::flash_attn);
+    config.device.check = CheckMode::check;
+    config.device.num_streams = 3;
+    config.device.delay_streams = true;
+    config.device.seed = 5;
+    expect_agreement(config, cache.title);
+  }
+}
+
 // Three attention layers, two a page, share their pages with states.
 TEST(SimtLockstep, packed_pages) {
   for (const AttentionBackend attention : kBackends) {
