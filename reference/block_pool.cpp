@@ -30,6 +30,16 @@ void BlockPool::unlink(BlockId block) {
   --num_free_;
 }
 
+std::vector<BlockId> BlockPool::free_queue() const {
+  std::vector<BlockId> queue;
+  for (BlockId block = blocks_[0].next; block != kNullBlock; block = blocks_[at(block)].next) {
+    queue.push_back(block);
+    LS_CHECK(std::ssize(queue) <= num_free_, "the free queue has a loop at block {}",
+             index_of(block));
+  }
+  return queue;
+}
+
 // Takes away every key of the block.
 void BlockPool::evict(BlockId block) {
   if (events_ != nullptr) events_->removed(block);

@@ -37,6 +37,8 @@ class BlockPool {
   // In the free queue, and not the null block.
   bool is_evictable(BlockId block) const { return block != kNullBlock && ref_cnt(block) == 0; }
 
+  std::vector<BlockId> free_queue() const;  // front first
+
   // Appends `count` blocks from the front of the queue to `out`; what they had cached is evicted.
   // REQUIRES: count <= num_free_blocks().
   void get_new_blocks(std::int64_t count, std::vector<BlockId>& out);
