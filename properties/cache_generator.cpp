@@ -63,7 +63,8 @@ std::vector<CacheKind> draw_kinds(Draw& draw) {
 
 MambaCacheMode draw_mamba_mode(Draw& draw, const EngineConfig& engine) {
   if (!engine.enable_prefix_caching) return MambaCacheMode::none;
-  if (engine.engine != "vllm-0.22.1") return MambaCacheMode::align;
+  // In mode `all` the states of drafts have no place of their own (sim/program_builder.cpp).
+  if (engine.engine != "vllm-0.22.1" || engine.num_spec_tokens > 0) return MambaCacheMode::align;
   return draw.choices.one_of({MambaCacheMode::align, MambaCacheMode::align, MambaCacheMode::all});
 }
 
@@ -96,6 +97,8 @@ KVCacheConfig lay_out(std::vector<KVCacheGroupSpec> groups, std::int64_t extra_b
 void draw_packing(Draw& draw, std::vector<KVCacheGroupSpec>& groups) {
   KVCacheGroupSpec& first = groups.front();
   if (!draw.has(Feature::packed_pages) || first.spec.kind != CacheKind::full_attention) return;
+  // No backend cuts a packed page into kernel blocks.
+  if (draw.runs_kernels() && first.spec.block_size != 16) return;
   first.layers_per_page = draw.choices.between(2, 3);
   while (std::ssize(first.layer_names) < first.layers_per_page)
     first.layer_names.push_back(fmt::format("g0.{}", first.layer_names.size()));
@@ -136,17 +139,25 @@ std::vector<KVCacheGroupSpec> draw_groups(Draw& draw, EngineConfig& engine) {
   std::int64_t base = engine.block_size;
   if (draw.has(Feature::kernel_blocks) && draw.runs_kernels() && !draw.has(Feature::two_block_pool))
     base *= choices.one_of({3, 2, 5});
+  // The states of a step's drafts pass one boundary of blocks at most.
+  if (std::ranges::find(kinds, CacheKind::mamba) != kinds.end())
+    base = std::max<std::int64_t>(base, engine.num_spec_tokens + 1);
   engine.block_size = static_cast<std::int32_t>(base);
   std::vector<KVCacheGroupSpec> groups;
   for (const CacheKind kind : kinds) {
     const bool other = !groups.empty() && draw.has(Feature::different_block_sizes);
     const std::int64_t block_size = other ? base * choices.one_of({1, 2, 1, 4}) : base;
-    KVCacheGroupSpec& group = groups.emplace_back();
-    group.spec = kind == CacheKind::mamba ? draw_states(draw, engine, block_size)
-                                          : draw_rows(draw, kind, block_size);
+    const auto like = std::ranges::find(
+        groups, kind, [](const KVCacheGroupSpec& group) { return group.spec.kind; });
+    KVCacheGroupSpec group;
+    if (kind != CacheKind::mamba)
+      group.spec = draw_rows(draw, kind, block_size);
+    else  // the worker keeps one place a request for all states: their specs are equal
+      group.spec = like != groups.end() ? like->spec : draw_states(draw, engine, base);
     const std::int64_t layers = kind == CacheKind::hidden_state ? 1 : choices.between(1, 2);
     for (std::int64_t i = 0; i < layers; ++i)
-      group.layer_names.push_back(fmt::format("g{}.{}", groups.size() - 1, i));
+      group.layer_names.push_back(fmt::format("g{}.{}", groups.size(), i));
+    groups.push_back(std::move(group));
   }
   draw_packing(draw, groups);
   return groups;

@@ -5,7 +5,7 @@
 #include "properties/generator_parts.h"
 #include "reference/block_sizes.h"
 #include "reference/check.h"
-#include "reference/layout.h"
+#include "reference/layout_views.h"
 
 namespace lockstep {
 namespace {
@@ -74,7 +74,7 @@ void settle_kinds(FeatureSet& features) {
 bool is_accepted(const SavedCase& saved) {
   if (!resolve_block_sizes(saved.engine, saved.cache.groups)) return false;
   return saved.backend == "none" ||
-         pool_layout(saved.cache, saved.attention_backend, saved.layout, saved.layout_rule);
+         pool_views(saved.cache, saved.attention_backend, saved.layout, saved.layout_rule);
 }
 
 // A cache, an engine and a pool; false: the engine or the layout refuses them.

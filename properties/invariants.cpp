@@ -14,6 +14,7 @@ Invariants::Invariants(const EngineConfig& engine, const KVCacheConfig& plan)
       plan_(plan),
       profile_(engine_profile(engine.engine)),
       holders_(static_cast<std::size_t>(plan.num_blocks)),
+      writers_(static_cast<std::size_t>(plan.num_blocks)),
       cached_(static_cast<std::size_t>(plan.num_blocks)) {
   for (std::int32_t block = 1; block < plan.num_blocks; ++block) queue_.push_back(BlockId{block});
 }
@@ -144,10 +145,11 @@ void Invariants::check_request(const StepView& view, std::size_t index) {
     for (std::int64_t i = 0; i < end; ++i) {
       const BlockId block = table[static_cast<std::size_t>(i)];
       if (block == kNullBlock) continue;
-      if (i >= first / size && view.decisions.ref_cnt(block) != 1)
+      if (i >= first / size && writers_[static_cast<std::size_t>(index_of(block))]++ > 0)
         fail("one_writer", name,
-             fmt::format("tokens [{}, {}) write block {} of group {}, which {} tables hold", first,
-                         last, index_of(block), g, view.decisions.ref_cnt(block)));
+             fmt::format("tokens [{}, {}) write block {} of group {}, which another request of the "
+                         "step writes too",
+                         first, last, index_of(block), g));
       if (scheduled.is_new && (i + 1) * size <= first && !view.decisions.is_cached(block))
         fail("hit", name,
              fmt::format("a hit of {} tokens lies on block {} of group {}, which is not cached",
@@ -216,6 +218,7 @@ void Invariants::decided(const StepView& view) {
   check_pool(view);
   check_cache(view);
   check_limits(view);
+  std::ranges::fill(writers_, 0);
   for (std::size_t i = 0; i < view.decision.scheduled.size() && !violation_; ++i)
     check_request(view, i);
   if (engine_.enable_prefix_caching) check_published(view);

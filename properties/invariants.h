@@ -8,7 +8,7 @@
 //   one_group       a block stands in the tables of one group
 //   null_block      block 0 is never free, cached, or zeroed
 //   hash_to_block   a cached block is found by what it is cached as, or another of equal content is
-//   one_writer      a block that the step writes stands in one table, once
+//   one_writer      a block that the step writes has one request that writes it
 //   table_covers    the table of a scheduled request reaches its last token in every group
 //   hit             a hit leaves a token to compute, and lies on blocks that are cached
 //   published       what has newly become findable is computed by a request of this very step
@@ -79,6 +79,7 @@ class Invariants {
   std::int64_t scheduler_block_size_ = 0;
   std::int64_t step_ = -1;
   std::vector<Holders> holders_;                    // by block
+  std::vector<std::int32_t> writers_;               // requests of the step that write a block
   std::vector<BlockId> queue_;                      // as last seen
   std::vector<std::optional<CachedBlock>> cached_;  // as last seen, by block
   std::optional<Violation> violation_;

@@ -83,11 +83,19 @@ void count_engine(const SavedCase& saved, Tally& tally) {
   count_if(engine.spec_method == SpecMethod::eagle, Reached::eagle_drafts);
 }
 
+void count_sessions(const SavedCase& saved, Tally& tally) {
+  for (const TraceRecord& record : saved.trace.records) {
+    const auto* request = std::get_if<TraceRequest>(&record);
+    if (request != nullptr && !request->after.empty()) tally.count(Reached::session_resumed);
+  }
+}
+
 }  // namespace
 
 TallyCounter::TallyCounter(const SavedCase& saved, Tally& tally) : saved_(saved), tally_(tally) {
   count_cache(saved, tally);
   count_engine(saved, tally);
+  count_sessions(saved, tally);
 }
 
 void TallyCounter::count_abort(const std::string& name) {

@@ -94,7 +94,9 @@ void Traffic::draw_end(TraceRequest& request) {
 void Traffic::add(std::int64_t index) {
   std::vector<TraceRecord>& records = saved_.trace.records;
   const bool burst = draw_.has(Feature::bursts) && choices().chance(60);
-  if (!burst) t_ns_ += choices().below(6) * kStepNs / 2;
+  // Two requests never come at the same instant: the engine's clock tells them apart, and so does
+  // its choice of a victim under the policy `priority`.
+  t_ns_ += burst ? 1 : 1 + choices().below(6) * kStepNs / 2;
   if (draw_.has(Feature::resets) && choices().chance(15))
     records.emplace_back(
         TraceControl{.kind = TraceControl::Kind::reset_prefix_cache, .t_ns = t_ns_});
@@ -104,7 +106,13 @@ void Traffic::add(std::int64_t index) {
   if (draw_.has(Feature::sessions) && index > 0 && choices().chance(50))
     before = std::get_if<TraceRequest>(&records.back());
   if (before != nullptr && before->abort) before = nullptr;
-  request.spec.prompt = before != nullptr ? continued_prompt(*before, index) : new_prompt(index);
+  if (before != nullptr) request.spec.prompt = continued_prompt(*before, index);
+  // A prompt of max_model_len leaves no room for an answer: the engine's front end refuses it. A
+  // longer one is refused by the scheduler too, and a few are worth having.
+  const std::int64_t size = request.spec.prompt.size();
+  if (before != nullptr && (size == longest() + 1 || (size > longest() && !choices().chance(10))))
+    before = nullptr;
+  if (before == nullptr) request.spec.prompt = new_prompt(index);
   request.spec.arrival_ns = t_ns_;
   if (before != nullptr) {
     request.after = {before->spec.name};
