@@ -170,6 +170,8 @@ void draw_pool(Draw& draw, std::vector<KVCacheGroupSpec> groups, SavedCase& save
   saved.layout = choices.one_of({CacheLayout::NHD, CacheLayout::HND});
   const std::int64_t need = blocks_of_longest_request(groups, saved.engine);
   const bool packed = groups.front().layers_per_page > 1;
+  // With HND the heads of a packed layer lie apart, which the backend does not address.
+  if (packed) saved.layout = CacheLayout::NHD;
   const std::int64_t extra_bytes =
       draw.has(Feature::padded_pages) && !packed ? 16 * choices.between(1, 4) : 0;
   saved.cache = lay_out(std::move(groups), extra_bytes);

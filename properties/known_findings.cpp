@@ -51,13 +51,9 @@ bool plans_too_few_states(const SavedCase& saved) {
 }
 
 constexpr std::string_view kWrongHit[] = {"audit.attention_read", "audit.state_read", "decide"};
-constexpr std::string_view kSharedBeyondHit[] = {"audit.handed_out",
-                                                 "audit.attention_read",
-                                                 "audit.state_read",
-                                                 "invariant.one_writer",
-                                                 "invariant.queue_front",
-                                                 "decide",
-                                                 "reuse"};
+constexpr std::string_view kSharedBeyondHit[] = {
+    "audit.handed_out",     "audit.attention_read",  "audit.state_read", "audit.token_write",
+    "invariant.one_writer", "invariant.queue_front", "decide",           "reuse"};
 constexpr std::string_view kNotComputed[] = {"invariant.published"};
 constexpr std::string_view kFreedInFlight[] = {"audit.handed_out", "audit.attention_read"};
 constexpr std::string_view kLiveness[] = {"liveness"};

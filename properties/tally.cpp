@@ -92,7 +92,9 @@ std::vector<std::string_view> Tally::missing() const {
   std::vector<std::string_view> names;
   for (std::size_t i = 0; i < kNumReached; ++i) {
     const auto reached = static_cast<Reached>(i);
-    const bool needs_backend = reached == Reached::with_backend || reached == Reached::page_checked;
+    const bool needs_backend = reached == Reached::with_backend ||
+                               reached == Reached::page_checked ||
+                               reached == Reached::split_kernel_block;
     if (counts_[i] == 0 && (any_backend || !needs_backend)) names.push_back(kNames[i]);
   }
   return names;
