@@ -76,8 +76,8 @@ class BlockPool {
            (cache_.contains(block) || (!keys_of_parts_.empty() && keys_of_parts_.contains(block)));
   }
   static std::size_t at(BlockId block) { return static_cast<std::size_t>(index_of(block)); }
-  template <typename Blocks>
-  void release(const Blocks& blocks);
+  template <typename Iterator>
+  void release(Iterator begin, Iterator end);
   void insert_after(BlockId place, BlockId block);
   void evict(BlockId block);
   void evict_parts(BlockId block);
