@@ -204,6 +204,49 @@ void Invariants::check_queue_front(const StepView& view) {
   }
 }
 
+// A naive model of the queue: each group of a request that ends gives its blocks back from the last
+// to the first; those that nobody else holds go behind all that are free, or, where the release
+// says so and they cache nothing, before them.
+void Invariants::check_free_order(const StepView& view) {
+  const auto running = view.decisions.running();
+  for (const auto& [id, tables] : tables_) {
+    const bool ended =
+        std::ranges::find(view.stopped, id, &StoppedRequest::id) != view.stopped.end();
+    if (!ended && std::ranges::find(running, id) == running.end()) return;  // aborted meanwhile
+  }
+  const std::vector<BlockId> actual = view.decisions.free_queue();
+  // Where the ends of prompts are registered too, a block may have a hash that is not shown: it
+  // counts as hashed if it has been put behind.
+  const auto behind = queue_.empty() ? actual.begin() : std::ranges::find(actual, queue_.back());
+  const auto is_hashed = [&](BlockId block) {
+    return view.decisions.is_cached(block) ||
+           (profile_.caches_prompt_tails && std::find(behind, actual.end(), block) != actual.end());
+  };
+  std::vector<BlockId> expected = queue_;
+  for (const StoppedRequest& stopped : view.stopped) {
+    const auto held = tables_.find(stopped.id);
+    if (held == tables_.end()) continue;
+    for (const std::vector<BlockId>& table : held->second) {
+      std::int64_t front = 0;
+      for (auto block = table.rbegin(); block != table.rend(); ++block) {
+        if (*block == kNullBlock) continue;
+        if (--holders_[static_cast<std::size_t>(index_of(*block))].count > 0) continue;
+        const bool first =
+            profile_.freed_blocks == FreedBlocks::unhashed_first && !is_hashed(*block);
+        expected.insert(first ? expected.begin() + front++ : expected.end(), *block);
+      }
+    }
+  }
+  const bool tails_unknown = profile_.caches_prompt_tails && queue_.empty();
+  if (actual == expected || tails_unknown) return;
+  const auto [at, place] = std::ranges::mismatch(actual, expected);
+  fail("free_order", {},
+       fmt::format(
+           "place {} of the free queue holds {}, and {} was to be there", at - actual.begin(),
+           at == actual.end() ? "nothing" : fmt::format("block {}", index_of(*at)),
+           place == expected.end() ? "nothing" : fmt::format("block {}", index_of(*place))));
+}
+
 void Invariants::remember(const StepView& view) {
   queue_ = view.decisions.free_queue();
   for (std::int32_t block = 1; block < plan_.num_blocks; ++block)
@@ -224,10 +267,17 @@ void Invariants::decided(const StepView& view) {
   if (engine_.enable_prefix_caching) check_published(view);
   check_queue_front(view);
   remember(view);
+  tables_.clear();
+  for (const RequestId id : view.decisions.running())
+    for (std::int32_t g = 0; g < std::ssize(plan_.groups); ++g) {
+      const auto table = view.decisions.block_table(id, g);
+      tables_[id].emplace_back(table.begin(), table.end());
+    }
 }
 
 void Invariants::finished(const StepView& view) {
   if (violation_) return;
+  check_free_order(view);
   remember(view);
 }
 

@@ -22,6 +22,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <span>
 #include <string>
@@ -71,6 +72,7 @@ class Invariants {
   void check_request(const StepView& view, std::size_t index);
   void check_published(const StepView& view);
   void check_queue_front(const StepView& view);
+  void check_free_order(const StepView& view);
   void remember(const StepView& view);
 
   const EngineConfig& engine_;
@@ -78,10 +80,11 @@ class Invariants {
   const EngineProfile& profile_;
   std::int64_t scheduler_block_size_ = 0;
   std::int64_t step_ = -1;
-  std::vector<Holders> holders_;                    // by block
-  std::vector<std::int32_t> writers_;               // requests of the step that write a block
-  std::vector<BlockId> queue_;                      // as last seen
-  std::vector<std::optional<CachedBlock>> cached_;  // as last seen, by block
+  std::vector<Holders> holders_;       // by block
+  std::vector<std::int32_t> writers_;  // requests of the step that write a block
+  std::map<RequestId, std::vector<std::vector<BlockId>>> tables_;  // of those that ran in the step
+  std::vector<BlockId> queue_;                                     // as last seen
+  std::vector<std::optional<CachedBlock>> cached_;                 // as last seen, by block
   std::optional<Violation> violation_;
 };
 
