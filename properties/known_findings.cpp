@@ -55,7 +55,8 @@ constexpr std::string_view kSharedBeyondHit[] = {
     "audit.handed_out",     "audit.attention_read",  "audit.state_read", "audit.token_write",
     "invariant.one_writer", "invariant.queue_front", "decide",           "reuse"};
 constexpr std::string_view kNotComputed[] = {"invariant.published"};
-constexpr std::string_view kFreedInFlight[] = {"audit.handed_out", "audit.attention_read"};
+constexpr std::string_view kFreedInFlight[] = {"audit.handed_out", "audit.attention_read",
+                                               "audit.token_write"};
 constexpr std::string_view kLiveness[] = {"liveness"};
 
 constexpr KnownFinding kFindings[] = {

@@ -274,8 +274,8 @@ std::optional<Divergence> ProgramBuilder::advance_state(std::int32_t group,
   return std::nullopt;
 }
 
-// Mode align: of the states after the drafts one may be the state at the end of a block, and is what
-// the prefix cache will say that block holds (vllm/v1/worker/mamba_utils.py, postprocess).
+// Mode align: one of the states after the drafts may be that at the end of a block, and is what the
+// prefix cache will say that block holds (vllm/v1/worker/mamba_utils.py, postprocess).
 void ProgramBuilder::settle_states(RequestId id, std::int64_t num_sampled) {
   const WorkerRequest& request = worker_.at(id);
   if (request.num_drafts == 0 || num_sampled == 0) return;
