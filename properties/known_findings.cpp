@@ -37,12 +37,20 @@ bool preempts_in_own_step(const SavedCase& saved) {
   return saved.engine.policy == SchedulingPolicy::priority && saved.engine.enable_prefix_caching;
 }
 
-bool frees_windows_by_drafts(const SavedCase& saved) {
-  return saved.engine.engine == "vllm-0.22.1" && saved.engine.async_scheduling &&
-         saved.engine.num_spec_tokens > 0 &&
-         count_groups(saved, [](CacheKind kind) {
+bool has_windows(const SavedCase& saved) {
+  return count_groups(saved, [](CacheKind kind) {
            return kind == CacheKind::sliding_window || kind == CacheKind::chunked_local;
          }) > 0;
+}
+
+bool plans_windows_without_lookahead(const SavedCase& saved) {
+  const SpecMethod method = saved.engine.spec_method;
+  return (method == SpecMethod::eagle || method == SpecMethod::draft_model) && has_windows(saved);
+}
+
+bool frees_windows_by_drafts(const SavedCase& saved) {
+  return saved.engine.engine == "vllm-0.22.1" && saved.engine.async_scheduling &&
+         saved.engine.num_spec_tokens > 0 && has_windows(saved);
 }
 
 bool plans_too_few_states(const SavedCase& saved) {
@@ -70,6 +78,8 @@ constexpr KnownFinding kFindings[] = {
      kFreedInFlight},
     {5, "with a step in flight a request holds more states than its pool is planned for",
      plans_too_few_states, kLiveness},
+    {6, "a window's pool is planned without the slots of drafts", plans_windows_without_lookahead,
+     kLiveness},
 };
 
 }  // namespace

@@ -153,5 +153,24 @@ TEST(FoundByFuzzing, with_a_step_in_flight_states_outgrow_the_pool_planned_for_t
   EXPECT_EQ(judge(larger).kind, OutcomeKind::agreed);
 }
 
+// Seed 156876, docs/findings.md, 6. The window before a chunk and the chunk are nine tokens, four
+// blocks; three draft slots more are five.
+TEST(FoundByFuzzing, slots_of_drafts_outgrow_the_pool_planned_for_a_window) {
+  KVCacheGroupSpec window = group_of("w", CacheKind::sliding_window, 3);
+  window.spec.sliding_window = 5;
+  const auto run = [&](std::int64_t num_blocks) {
+    SavedCase saved = case_of({window}, num_blocks);
+    saved.engine.max_model_len = 23;
+    saved.engine.max_num_seqs = 1;
+    saved.engine.max_num_batched_tokens = 5;
+    saved.engine.spec_method = SpecMethod::eagle;
+    saved.engine.num_spec_tokens = 3;
+    saved.trace.records = {request_of("r", 1, 16, 1)};
+    return judge(saved);
+  };
+  EXPECT_EQ(run(4 + 1).kind, OutcomeKind::stuck);
+  EXPECT_EQ(run(4 + 1 + 2).kind, OutcomeKind::agreed);
+}
+
 }  // namespace
 }  // namespace lockstep
