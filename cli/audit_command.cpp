@@ -94,7 +94,8 @@ std::string totals_json(const AuditTotals& totals) {
   json["reads"] = totals.reads;
   json["findings"] = nlohmann::ordered_json::array();
   for (const AuditFinding& f : totals.findings) {
-    json["findings"].push_back({{"file", f.file},
+    json["findings"].push_back({{"rule", name_of(f.rule)},
+                                {"file", f.file},
                                 {"step", f.step},
                                 {"request", f.request},
                                 {"group", f.group},

@@ -47,6 +47,7 @@ class CudaBackend final : public Backend {
 
   Result<void> execute(const StepProgram& program, StepReadback& readback) override {
     device_->begin_step(program.step);
+    pool_->copy(program.settled);
     pool_->poison(program.poison);
     pool_->zero(program.zero);
     pool_->copy(program.copies);

@@ -76,6 +76,7 @@ class PluginBackend final : public Backend {
   }
 
   bool poison_bytes(std::int32_t tensor, std::int64_t offset, std::int64_t size_bytes, Poison kind);
+  Result<void> copy_states(std::span<const BlockCopy> copies);
   Result<void> poison_and_move(const StepProgram& program);
   Result<void> update_tables(const StepProgram& program);
   Result<void> map_slots(const StepProgram& program, StepReadback& readback);
@@ -127,7 +128,17 @@ bool PluginBackend::poison_bytes(std::int32_t tensor, std::int64_t offset, std::
   return plugin_.write_bytes(backend_, tensor, offset, bytes_.data(), size_bytes) == 0;
 }
 
+Result<void> PluginBackend::copy_states(std::span<const BlockCopy> copies) {
+  for (const BlockCopy& item : copies) {
+    const std::int32_t source = index_of(item.source), target = index_of(item.target);
+    if (plugin_.copy_blocks(backend_, item.group, &source, &target, 1) != 0)
+      return failed("copy_blocks");
+  }
+  return {};
+}
+
 Result<void> PluginBackend::poison_and_move(const StepProgram& program) {
+  if (auto done = copy_states(program.settled); !done) return done;
   for (const PoisonBlock& item : program.poison)
     for (const BlockRegion& region : plan_->layers().poison_regions)
       if (!poison_bytes(region.tensor,
@@ -139,12 +150,7 @@ Result<void> PluginBackend::poison_and_move(const StepProgram& program) {
     const std::int32_t block = index_of(item.block);
     if (plugin_.zero_blocks(backend_, item.group, &block, 1) != 0) return failed("zero_blocks");
   }
-  for (const BlockCopy& item : program.copies) {
-    const std::int32_t source = index_of(item.source), target = index_of(item.target);
-    if (plugin_.copy_blocks(backend_, item.group, &source, &target, 1) != 0)
-      return failed("copy_blocks");
-  }
-  return {};
+  return copy_states(program.copies);
 }
 
 Result<void> PluginBackend::update_tables(const StepProgram& program) {

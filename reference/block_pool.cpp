@@ -1,7 +1,6 @@
 #include "reference/block_pool.h"
 
 #include <algorithm>
-#include <ranges>
 #include <utility>
 
 #include "reference/check.h"
@@ -28,6 +27,16 @@ void BlockPool::unlink(BlockId block) {
   blocks_[at(b.previous)].next = b.next;
   blocks_[at(b.next)].previous = b.previous;
   --num_free_;
+}
+
+std::vector<BlockId> BlockPool::free_queue() const {
+  std::vector<BlockId> queue;
+  for (BlockId block = blocks_[0].next; block != kNullBlock; block = blocks_[at(block)].next) {
+    queue.push_back(block);
+    LS_CHECK(std::ssize(queue) <= num_free_, "the free queue has a loop at block {}",
+             index_of(block));
+  }
+  return queue;
 }
 
 // Takes away every key of the block.
@@ -80,10 +89,11 @@ void BlockPool::insert_after(BlockId place, BlockId block) {
   ++num_free_;
 }
 
-template <typename Blocks>
-void BlockPool::release(const Blocks& blocks) {
+template <typename Iterator>
+void BlockPool::release(Iterator begin, Iterator end) {
   BlockId front = kNullBlock;  // the last block that this call put to the front
-  for (const BlockId block : blocks) {
+  for (; begin != end; ++begin) {
+    const BlockId block = *begin;
     if (block == kNullBlock) continue;
     std::int32_t& ref_cnt = blocks_[at(block)].ref_cnt;
     LS_CHECK(ref_cnt > 0, "block {} freed once too often", index_of(block));
@@ -97,10 +107,12 @@ void BlockPool::release(const Blocks& blocks) {
   }
 }
 
-void BlockPool::free_blocks(std::span<const BlockId> blocks) { release(blocks); }
+void BlockPool::free_blocks(std::span<const BlockId> blocks) {
+  release(blocks.begin(), blocks.end());
+}
 
 void BlockPool::free_blocks_reversed(std::span<const BlockId> blocks) {
-  release(std::views::reverse(blocks));
+  release(blocks.rbegin(), blocks.rend());
 }
 
 void BlockPool::cache_block(BlockId block, const BlockKey& key, std::int32_t group) {

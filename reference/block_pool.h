@@ -37,6 +37,8 @@ class BlockPool {
   // In the free queue, and not the null block.
   bool is_evictable(BlockId block) const { return block != kNullBlock && ref_cnt(block) == 0; }
 
+  std::vector<BlockId> free_queue() const;  // front first
+
   // Appends `count` blocks from the front of the queue to `out`; what they had cached is evicted.
   // REQUIRES: count <= num_free_blocks().
   void get_new_blocks(std::int64_t count, std::vector<BlockId>& out);
@@ -74,8 +76,8 @@ class BlockPool {
            (cache_.contains(block) || (!keys_of_parts_.empty() && keys_of_parts_.contains(block)));
   }
   static std::size_t at(BlockId block) { return static_cast<std::size_t>(index_of(block)); }
-  template <typename Blocks>
-  void release(const Blocks& blocks);
+  template <typename Iterator>
+  void release(Iterator begin, Iterator end);
   void insert_after(BlockId place, BlockId block);
   void evict(BlockId block);
   void evict_parts(BlockId block);

@@ -121,6 +121,12 @@ Result<void> check_prefix_caching(const EngineConfig& config, const EngineProfil
     if (windowed && config.dcp > 1)
       return fail(fmt::format("dcp: {} with a {} group; context parallelism cannot divide windows",
                               config.dcp, name_of(spec.kind)));
+    if (spec.kind == CacheKind::chunked_local && config.spec_method == SpecMethod::eagle &&
+        profile.eagle_hits == EagleHits::drop_last_block)
+      return fail(
+          fmt::format("spec_method: eagle with a chunked_local group; {} cannot drop the last "
+                      "block of its hits",
+                      profile.name));
     if (spec.kind == CacheKind::chunked_local && spec.block_size != sizes.scheduler_block_size)
       return fail(fmt::format(
           "groups: chunked_local has blocks of {} tokens; with prefix caching expected {} "

@@ -65,8 +65,8 @@ KVCacheCoordinator::KVCacheCoordinator(const EngineConfig& config,
       attention_groups_.push_back({{group}, is_full_attention(groups[g].spec.kind)});
   }
   // Full attention gives the tightest first bound.
-  std::ranges::stable_partition(attention_groups_,
-                                [](const AttentionGroup& a) { return a.is_full; });
+  std::stable_partition(attention_groups_.begin(), attention_groups_.end(),
+                        [](const AttentionGroup& a) { return a.is_full; });
 }
 
 void KVCacheCoordinator::find_longest_cache_hit(const Request& request, PrefixHit& hit) const {

@@ -19,6 +19,13 @@
 
 namespace lockstep {
 
+// What a block holds, as a lookup asks for it.
+struct CachedBlock {
+  BlockKey key;
+  std::int32_t group = 0;
+  bool operator==(const CachedBlock&) const = default;
+};
+
 class PrefixCache {
  public:
   explicit PrefixCache(std::int64_t num_blocks);
@@ -51,14 +58,14 @@ class PrefixCache {
   std::int32_t group_of(BlockId block) const { return entries_[at(block)].group; }
 
  private:
-  struct Entry {  // one a block
+  struct Entry {   // one a block
     BlockKey key;  // already mixed with the group
     BlockId previous{};
     BlockId next{};
     std::int32_t group = 0;
     bool cached = false;
   };
-  struct Bucket {  // one a distinct key; open addressing, linear probing
+  struct Bucket {           // one a distinct key; open addressing, linear probing
     std::uint32_t tag = 0;  // low half of the key; the whole of it stands at `first`
     BlockId first{};        // the null block: the bucket is empty
     BlockId last{};

@@ -49,6 +49,7 @@ void Scheduler::Impl::drop_from_output(RequestId id) {
     first_spec += before->num_spec;
   const auto spec = output.spec_tokens.begin() + first_spec;
   output.spec_tokens.erase(spec, spec + row->num_spec);
+  output.total_num_scheduled_tokens -= row->num_tokens;
   budget += row->num_tokens;
   input_budget += row->num_tokens + draft_slots;
   output.scheduled.erase(row);

@@ -123,6 +123,16 @@ std::int64_t Scheduler::num_free_blocks() const { return impl_->cache.pool().num
 bool Scheduler::is_cached(BlockId block) const {
   return impl_->config.enable_prefix_caching && impl_->cache.pool().cache().contains(block);
 }
+std::int32_t Scheduler::ref_cnt(BlockId block) const { return impl_->cache.pool().ref_cnt(block); }
+std::vector<BlockId> Scheduler::free_queue() const { return impl_->cache.pool().free_queue(); }
+std::optional<CachedBlock> Scheduler::cached_as(BlockId block) const {
+  if (!is_cached(block)) return std::nullopt;
+  const PrefixCache& cache = impl_->cache.pool().cache();
+  return CachedBlock{cache.key_of(block), cache.group_of(block)};
+}
+BlockId Scheduler::find_cached(const CachedBlock& content) const {
+  return impl_->cache.pool().cache().find(content.key, content.group);
+}
 std::span<const BlockId> Scheduler::block_table(RequestId request, std::int32_t group) const {
   return std::as_const(*impl_).at(request).groups[static_cast<std::size_t>(group)].blocks;
 }

@@ -16,6 +16,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string_view>
 #include <vector>
@@ -23,6 +24,7 @@
 #include "reference/cache_events.h"
 #include "reference/engine_config.h"
 #include "reference/kv_cache_spec.h"
+#include "reference/prefix_cache.h"
 #include "reference/result.h"
 #include "reference/scheduler_types.h"
 
@@ -61,6 +63,11 @@ class Scheduler {
   std::vector<RequestId> waiting() const;
   std::int64_t num_free_blocks() const;
   bool is_cached(BlockId block) const;  // a prefix hit may find it
+  std::int32_t ref_cnt(BlockId block) const;
+  std::vector<BlockId> free_queue() const;  // next to be handed out first
+  // What a block is cached as, and the block that a lookup of it finds; the null block: none.
+  std::optional<CachedBlock> cached_as(BlockId block) const;
+  BlockId find_cached(const CachedBlock& content) const;
   std::span<const BlockId> block_table(RequestId request, std::int32_t group) const;
   // Counts since the last call, then starts anew.
   CacheCounters take_cache_counters();

@@ -6,6 +6,7 @@
 #include <span>
 #include <utility>
 
+#include "reference/check.h"
 #include "sim/audit_impl.h"
 
 namespace lockstep {
@@ -20,12 +21,35 @@ std::span<const std::int32_t> sampled_of(const RecordedStep& step, const std::st
 
 }  // namespace
 
-void Auditor::Impl::report(const AuditedRequest& request, std::size_t group, std::int64_t token,
-                           BlockId block, std::string what) {
+std::string_view name_of(AuditRule rule) {
+  switch (rule) {
+    case AuditRule::attention_read:
+      return "attention_read";
+    case AuditRule::state_read:
+      return "state_read";
+    case AuditRule::handed_out:
+      return "handed_out";
+    case AuditRule::token_write:
+      return "token_write";
+    case AuditRule::scheduled_tokens:
+      return "scheduled_tokens";
+    case AuditRule::conservation:
+      return "conservation";
+    case AuditRule::common_prefix:
+      return "common_prefix";
+    case AuditRule::recording:
+      return "recording";
+  }
+  LS_CHECK(false, "audit rule {}", static_cast<int>(rule));
+}
+
+void Auditor::Impl::report(AuditRule rule, const AuditedRequest& request, std::size_t group,
+                           std::int64_t token, BlockId block, std::string what) {
   AuditedRequest& mine = requests_.at(request.name);
   if (mine.wrong[group]) return;
   mine.wrong[group] = true;
-  findings_.push_back({{},
+  findings_.push_back({rule,
+                       {},
                        step_,
                        request.name,
                        static_cast<std::int32_t>(group),
@@ -34,8 +58,8 @@ void Auditor::Impl::report(const AuditedRequest& request, std::size_t group, std
                        std::move(what)});
 }
 
-void Auditor::Impl::report(const std::string& request, std::string what) {
-  findings_.push_back({{}, step_, request, -1, -1, -1, std::move(what)});
+void Auditor::Impl::report(AuditRule rule, const std::string& request, std::string what) {
+  findings_.push_back({rule, {}, step_, request, -1, -1, -1, std::move(what)});
 }
 
 void Auditor::Impl::add(const RecordedEvent& event) {
@@ -84,7 +108,8 @@ void Auditor::Impl::hand_out(const AuditedRequest& request, std::size_t group, s
                              BlockId block) {
   if (const AuditedRequest* reader = reader_of(block); reader != nullptr && reader != &request) {
     report(
-        request, group, static_cast<std::int64_t>(index) * block_size(group), block,
+        AuditRule::handed_out, request, group, static_cast<std::int64_t>(index) * block_size(group),
+        block,
         fmt::format(
             "block {} becomes entry {} of the table, beyond the hit of {} tokens, while request {} "
             "still reads it: it will be written while shared",
@@ -104,8 +129,9 @@ void Auditor::Impl::take_tables(const RecordedScheduled& scheduled, AuditedReque
   request.running = true;
   if (!scheduled.blocks) return;
   if (scheduled.blocks->size() != groups_.size()) {
-    report(request.name, fmt::format("blocks of {} groups handed over; the engine has {}",
-                                     scheduled.blocks->size(), groups_.size()));
+    report(AuditRule::recording, request.name,
+           fmt::format("blocks of {} groups handed over; the engine has {}",
+                       scheduled.blocks->size(), groups_.size()));
     return;
   }
   for (std::size_t g = 0; g < groups_.size(); ++g) {
@@ -117,7 +143,8 @@ void Auditor::Impl::take_tables(const RecordedScheduled& scheduled, AuditedReque
                                        table.end());
     for (const BlockId block : (*scheduled.blocks)[g]) {
       if (index_of(block) < 0 || index_of(block) >= ledger_.num_blocks()) {
-        report(request, g, -1, block, fmt::format("block {} is not in the pool", index_of(block)));
+        report(AuditRule::recording, request, g, -1, block,
+               fmt::format("block {} is not in the pool", index_of(block)));
         continue;
       }
       const std::size_t index = table.size();
@@ -196,7 +223,8 @@ void Auditor::Impl::step(const RecordedStep& step) {
 void Auditor::Impl::end(const RecordingEnd& end) {
   step_ = -1;
   for (const std::string& name : end.unfinished)
-    if (!requests_.contains(name)) report(name, "never finished by the end line, and not live");
+    if (!requests_.contains(name))
+      report(AuditRule::recording, name, "never finished by the end line, and not live");
 }
 
 Auditor::Auditor(const RecordingHeader& header) : impl_(std::make_unique<Impl>(header)) {}

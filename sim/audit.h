@@ -19,6 +19,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "reference/result.h"
@@ -26,7 +27,21 @@
 
 namespace lockstep {
 
+// What was broken, for whoever sorts findings; the sentence says the rest.
+enum class AuditRule : std::uint8_t {
+  attention_read,    // (1)
+  state_read,        // (2)
+  handed_out,        // (3)
+  token_write,       // (4)
+  scheduled_tokens,  // (5)
+  conservation,      // (6)
+  common_prefix,     // (7)
+  recording,         // the decisions are not whole: a block outside the pool, a group left out
+};
+std::string_view name_of(AuditRule rule);
+
 struct AuditFinding {
+  AuditRule rule = AuditRule::recording;
   std::string file;
   std::int64_t step = -1;
   std::string request;

@@ -22,7 +22,7 @@ bool Auditor::Impl::make_row(const RecordedScheduled& scheduled,
                              std::span<const std::int32_t> sampled, AuditRow& row) {
   const auto found = requests_.find(scheduled.id);
   if (found == requests_.end()) {
-    report(scheduled.id, "a request that has left is scheduled");
+    report(AuditRule::scheduled_tokens, scheduled.id, "a request that has left is scheduled");
     return false;
   }
   AuditedRequest& request = found->second;
@@ -35,7 +35,7 @@ bool Auditor::Impl::make_row(const RecordedScheduled& scheduled,
   row.num_spec = static_cast<std::int32_t>(scheduled.spec.size());
   const auto known = static_cast<std::int32_t>(request.tokens.size());
   if (row.last > known + row.num_spec || row.first > known) {
-    report(request.name,
+    report(AuditRule::scheduled_tokens, request.name,
            fmt::format("tokens [{}, {}) are scheduled, but only {} are known and {} drafted",
                        row.first, row.last, known, row.num_spec));
     return false;
@@ -72,14 +72,15 @@ void Auditor::Impl::write_tokens(const AuditRow& row, std::size_t group) {
   for (std::int32_t p = row.first; p < row.last; ++p) {
     const auto index = static_cast<std::size_t>(p / size);
     if (index >= table.size() || table[index] == kNullBlock) {
-      report(request, group, p, kNullBlock,
+      report(AuditRule::token_write, request, group, p, kNullBlock,
              index >= table.size() ? "a token is written beyond the block table"
                                    : "a token is written to the null block");
       return;
     }
     const BlockId block = table[index];
     if (!ledger_.belongs_to(block, static_cast<std::int32_t>(group))) {
-      report(request, group, p, block, "a token is written to a block of another group");
+      report(AuditRule::token_write, request, group, p, block,
+             "a token is written to a block of another group");
       return;
     }
     const SlotContent before = ledger_.read(block, p % size);
@@ -89,7 +90,7 @@ void Auditor::Impl::write_tokens(const AuditRow& row, std::size_t group) {
         if (!other.running || other.index == request.index) continue;
         if (p >= first_read(group, other.computed) && p < other.computed &&
             index < other.tables[group].size() && other.tables[group][index] == block)
-          report(request, group, p, block,
+          report(AuditRule::token_write, request, group, p, block,
                  fmt::format("a token is written over {} that request {} still reads",
                              holds(before), name));
       }
@@ -109,13 +110,13 @@ void Auditor::Impl::read_tokens(const AuditRow& row, std::size_t group) {
     const BlockId block = index < table.size() ? table[index] : kNullBlock;
     if (block == kNullBlock)
       return report(
-          request, group, p, block,
+          AuditRule::attention_read, request, group, p, block,
           "attention reads a token that has no block: the table has the null block there");
     const SlotContent slot = ledger_.read(block, p % size);
     const bool right_group = ledger_.belongs_to(block, static_cast<std::int32_t>(group));
     if (slot.content == content_at(row, p + 1) && right_group) continue;
     return report(
-        request, group, p, block,
+        AuditRule::attention_read, request, group, p, block,
         fmt::format("attention of tokens [{}, {}) reads token {} from slot {} of block {}, which "
                     "holds {}{}",
                     row.first, row.last, p, p % size, index_of(block), holds(slot),

@@ -71,9 +71,9 @@ class Auditor::Impl {
 
  private:
   std::int32_t block_size(std::size_t group) const { return block_sizes_[group]; }
-  void report(const AuditedRequest& request, std::size_t group, std::int64_t token, BlockId block,
-              std::string what);
-  void report(const std::string& request, std::string what);
+  void report(AuditRule rule, const AuditedRequest& request, std::size_t group, std::int64_t token,
+              BlockId block, std::string what);
+  void report(AuditRule rule, const std::string& request, std::string what);
   void add(const RecordedEvent& event);
   void forget(const std::string& name);
   void take_tables(const RecordedScheduled& scheduled, AuditedRequest& request);

@@ -12,7 +12,7 @@ bool Auditor::Impl::state_block(const AuditRow& row, std::size_t group, std::int
   const std::vector<BlockId>& table = row.request->tables[group];
   if (entry < 0 || static_cast<std::size_t>(entry) >= table.size() ||
       table[static_cast<std::size_t>(entry)] == kNullBlock) {
-    report(*row.request, group, row.first, kNullBlock,
+    report(AuditRule::state_read, *row.request, group, row.first, kNullBlock,
            fmt::format("the state of entry {} is needed, and the table has no block there", entry));
     return false;
   }
@@ -33,7 +33,7 @@ void Auditor::Impl::read_state(const AuditRow& row, std::size_t group, std::int3
       state.num_tokens < 0 ? std::string("none that was written since the block was handed out")
                            : fmt::format("the one after {} tokens of request {}", state.num_tokens,
                                          names_[static_cast<std::size_t>(state.writer)]);
-  report(*row.request, group, count, block,
+  report(AuditRule::state_read, *row.request, group, count, block,
          fmt::format("the state after {} tokens is read from block {}, which holds {}", count,
                      index_of(block), found));
 }

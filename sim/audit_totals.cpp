@@ -23,7 +23,7 @@ void Auditor::Impl::check_common_prefix(const RecordedStep& step) {
                      first->begin()))
         continue;
       report(
-          it->second, g, -1, kNullBlock,
+          AuditRule::common_prefix, it->second, g, -1, kNullBlock,
           fmt::format(
               "{} blocks are said to be common to all running requests; this one's table differs",
               num_common));
@@ -33,8 +33,9 @@ void Auditor::Impl::check_common_prefix(const RecordedStep& step) {
 
 void Auditor::Impl::check_conservation(const RecordedStep& step) {
   if (step.running.empty() && step.free_blocks + 1 != ledger_.num_blocks())
-    report({}, fmt::format("nobody runs, and {} of {} blocks are free besides the null block",
-                           step.free_blocks, ledger_.num_blocks() - 1));
+    report(AuditRule::conservation, {},
+           fmt::format("nobody runs, and {} of {} blocks are free besides the null block",
+                       step.free_blocks, ledger_.num_blocks() - 1));
   if (!step.tables) return;
   std::map<std::int32_t, std::int32_t> group_of;
   for (const RecordedTable& table : *step.tables) {
@@ -43,15 +44,17 @@ void Auditor::Impl::check_conservation(const RecordedStep& step) {
         if (block == kNullBlock) continue;
         const auto [at, is_new] = group_of.emplace(index_of(block), static_cast<std::int32_t>(g));
         if (!is_new && at->second != static_cast<std::int32_t>(g))
-          report(table.id, fmt::format("block {} is in the tables of group {} and of group {}",
-                                       index_of(block), at->second, g));
+          report(AuditRule::conservation, table.id,
+                 fmt::format("block {} is in the tables of group {} and of group {}",
+                             index_of(block), at->second, g));
       }
     }
   }
   const auto held = static_cast<std::int64_t>(group_of.size());
   if (held + step.free_blocks + 1 != ledger_.num_blocks())
-    report({}, fmt::format("{} blocks are held and {} free, with the null block {} of {}", held,
-                           step.free_blocks, held + step.free_blocks + 1, ledger_.num_blocks()));
+    report(AuditRule::conservation, {},
+           fmt::format("{} blocks are held and {} free, with the null block {} of {}", held,
+                       step.free_blocks, held + step.free_blocks + 1, ledger_.num_blocks()));
 }
 
 }  // namespace lockstep

@@ -212,6 +212,9 @@ struct RowExtraction {
 // One step, in the order in which its parts run.
 struct StepProgram {
   std::int64_t step = 0;
+  // States that drafts of the step before carried past the end of a block, into that block: what
+  // was sampled says which. Before anything else, since their blocks may be handed out again here.
+  std::vector<BlockCopy> settled;
   std::vector<std::int32_t> clear_rows;  // requests that left: their rows have length 0
   // blocks whose content died or that are newly handed out
   std::vector<PoisonBlock> poison;

@@ -44,7 +44,7 @@ Result<std::optional<Divergence>> Comparer::check_reused(const StepProgram& prog
   pages_.clear();
   for (const PoisonBlock& poison : program.poison) model_.pages_of(poison.block, pages_);
   std::ranges::sort(pages_);
-  pages_.erase(std::ranges::unique(pages_).begin(), pages_.end());
+  pages_.erase(std::unique(pages_.begin(), pages_.end()), pages_.end());
   return check_pages(Phase::reuse, pages_, nullptr);
 }
 

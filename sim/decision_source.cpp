@@ -26,6 +26,14 @@ class ReferenceDecisions final : public DecisionSource {
   std::vector<RequestId> waiting() const override { return scheduler_.waiting(); }
   std::int64_t num_free_blocks() const override { return scheduler_.num_free_blocks(); }
   bool is_cached(BlockId block) const override { return scheduler_.is_cached(block); }
+  std::int32_t ref_cnt(BlockId block) const override { return scheduler_.ref_cnt(block); }
+  std::vector<BlockId> free_queue() const override { return scheduler_.free_queue(); }
+  std::optional<CachedBlock> cached_as(BlockId block) const override {
+    return scheduler_.cached_as(block);
+  }
+  BlockId find_cached(const CachedBlock& content) const override {
+    return scheduler_.find_cached(content);
+  }
   std::span<const BlockId> block_table(RequestId request, std::int32_t group) const override {
     return scheduler_.block_table(request, group);
   }

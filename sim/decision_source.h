@@ -8,6 +8,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -15,6 +16,7 @@
 #include "reference/cache_events.h"
 #include "reference/engine_config.h"
 #include "reference/kv_cache_spec.h"
+#include "reference/prefix_cache.h"
 #include "reference/result.h"
 #include "reference/scheduler_types.h"
 
@@ -36,6 +38,11 @@ class DecisionSource {
   virtual std::vector<RequestId> waiting() const = 0;
   virtual std::int64_t num_free_blocks() const = 0;
   virtual bool is_cached(BlockId block) const = 0;
+  // The pool's own books, for whoever checks them against one another.
+  virtual std::int32_t ref_cnt(BlockId block) const = 0;
+  virtual std::vector<BlockId> free_queue() const = 0;  // next to be handed out first
+  virtual std::optional<CachedBlock> cached_as(BlockId block) const = 0;
+  virtual BlockId find_cached(const CachedBlock& content) const = 0;  // the null block: nowhere
   virtual std::span<const BlockId> block_table(RequestId request, std::int32_t group) const = 0;
   virtual CacheCounters take_cache_counters() = 0;
   // Since the last call; none unless the block hashes are the engine's own (HashAlgorithm).

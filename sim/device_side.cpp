@@ -38,7 +38,9 @@ class LockstepDevice final : public DeviceSide {
     worker_.add_request(id, spec);
   }
   void append_sampled(RequestId id, std::span<const std::int32_t> tokens) override {
-    if (!tokens.empty()) worker_.append_sampled(id, tokens);
+    if (tokens.empty()) return;
+    builder_.settle_states(id, std::ssize(tokens));
+    worker_.append_sampled(id, tokens);
   }
 
   Result<std::optional<Divergence>> run_step(const SchedulerOutput& decision,

@@ -159,7 +159,9 @@ Result<bool> Run::step() {
   for (const RequestId id : left_)
     workload_.request_left(requests_[index_of(id)].name, requests_[index_of(id)].ticket);
   left_.clear();
-  idle_ = !scheduled && decision.preempted.empty() && in_flight_.empty();
+  // An output that came in may have ended requests, and made room for those that wait.
+  const bool made_room = output_of_step >= 0 && decisions_.has_unfinished_requests();
+  idle_ = !scheduled && decision.preempted.empty() && in_flight_.empty() && !made_room;
   forget_finished(decision);
   return go_on;
 }
@@ -362,6 +364,7 @@ bool Run::observe(bool (StepObserver::*hook)(const StepView&), const SchedulerOu
                              .stopped = stopped,
                              .counters = counters_,
                              .decisions = decisions_,
+                             .state_hash = chain_.value(),
                              .output_of_step = output_of_step,
                              .cache_events = cache_events_,
                              .resets = resets_,

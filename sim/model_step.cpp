@@ -51,6 +51,9 @@ std::optional<Divergence> ModelStep::apply(const StepProgram& program,
 }
 
 std::optional<Divergence> ModelStep::apply_blocks(const StepProgram& program) {
+  for (const BlockCopy& copy : program.settled)
+    if (auto wrong = model_.copy_state(copy.group, copy.source, copy.target))
+      return decision_finding(program.step, "", copy.group, *wrong);
   for (const PoisonBlock& poison : program.poison)
     model_.poison(poison.block, static_cast<Unwritten>(poison.kind));
   for (const GroupBlock& zero : program.zero) model_.zero(zero.group, zero.block);

@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "reference/check.h"
+#include "reference/page_size.h"
 
 namespace lockstep {
 namespace {
@@ -20,6 +21,7 @@ std::int32_t round_up_to(std::int64_t tokens, std::int64_t multiple, std::int64_
 
 void reset(StepProgram& program, std::int64_t step) {
   program.step = step;
+  program.settled.clear();
   program.clear_rows.clear();
   program.poison.clear();
   program.zero.clear();
@@ -79,6 +81,7 @@ std::optional<std::string> ProgramBuilder::why_not_supported(const EngineConfig&
 std::optional<Divergence> ProgramBuilder::build(const SchedulerOutput& decision,
                                                 StepProgram& program) {
   reset(program, decision.step);
+  std::swap(program.settled, settled_);
   row_requests_.clear();
   for (const RequestId id : decision.finished) {
     if (!worker_.is_known(id)) continue;
@@ -226,11 +229,11 @@ std::optional<Divergence> ProgramBuilder::advance_state(std::int32_t group,
   const std::vector<BlockId>& table = request.tables[static_cast<std::size_t>(group)];
   const auto num_entries = static_cast<std::int64_t>(table.size());
   const bool aligned = spec.mamba_cache_mode == MambaCacheMode::align;
-  const std::int64_t base = aligned ? num_entries - 1 - spec.num_speculative_blocks : 0;
-  const std::int64_t last_entry =
-      spec.mamba_cache_mode == MambaCacheMode::all
-          ? (slice.first_position + slice.num_tokens - 1) / spec.block_size
-          : base + scheduled.num_spec;
+  const std::int64_t end = std::int64_t{slice.first_position} + slice.num_tokens;
+  const std::int64_t base = aligned ? cdiv(end, spec.block_size) - 1 : 0;
+  const std::int64_t last_entry = spec.mamba_cache_mode == MambaCacheMode::all
+                                      ? (end - 1) / spec.block_size
+                                      : base + scheduled.num_spec;
   if (base < 0 || last_entry >= num_entries)
     return decision_finding(
         program.step, request.name, group,
@@ -249,6 +252,8 @@ std::optional<Divergence> ProgramBuilder::advance_state(std::int32_t group,
     source = target;
   }
   entry = base;
+  request.num_drafts = scheduled.num_spec;
+  request.scheduled_end = end;
   const std::int32_t known = slice.num_tokens - scheduled.num_spec;
   StateUpdate update{.row = slice.row,
                      .group = group,
@@ -267,6 +272,26 @@ std::optional<Divergence> ProgramBuilder::advance_state(std::int32_t group,
     program.state_updates.push_back(update);
   }
   return std::nullopt;
+}
+
+// Mode align: one of the states after the drafts may be that at the end of a block, and is what the
+// prefix cache will say that block holds (vllm/v1/worker/mamba_utils.py, postprocess).
+void ProgramBuilder::settle_states(RequestId id, std::int64_t num_sampled) {
+  const WorkerRequest& request = worker_.at(id);
+  if (request.num_drafts == 0 || num_sampled == 0) return;
+  for (std::int32_t g = 0; g < model_.num_groups(); ++g) {
+    const KVCacheSpec& spec = spec_of(device_, g);
+    if (!model_.is_state_group(g) || spec.mamba_cache_mode != MambaCacheMode::align) continue;
+    const std::int64_t first = request.scheduled_end - request.num_drafts;  // of the states kept
+    const std::int64_t border = (first + num_sampled - 1) / spec.block_size * spec.block_size;
+    if (border < first) continue;
+    const std::vector<BlockId>& table = request.tables[static_cast<std::size_t>(g)];
+    const std::int64_t base = cdiv(request.scheduled_end, spec.block_size) - 1;
+    const BlockId source = table[static_cast<std::size_t>(base + border - first)];
+    const BlockId target = table[static_cast<std::size_t>(border / spec.block_size - 1)];
+    if (source != target && target != kNullBlock)
+      settled_.push_back({.group = g, .source = source, .target = target});
+  }
 }
 
 // Mode all: the state after each block, and the running one in the block that is being filled.

@@ -32,6 +32,9 @@ class ProgramBuilder {
   static std::optional<std::string> why_not_supported(const EngineConfig& engine,
                                                       const KVCacheConfig& plan);
 
+  // The model has sampled so many tokens for a request of the last program.
+  void settle_states(RequestId id, std::int64_t num_sampled);
+
   std::optional<Divergence> build(const SchedulerOutput& decision, StepProgram& program);
 
   // The request of each entry of StepProgram::rows of the last program.
@@ -62,6 +65,7 @@ class ProgramBuilder {
   std::vector<RequestId> row_requests_;
   std::vector<std::int32_t> group_of_block_;  // blocks handed out in this step; -1: not
   std::vector<BlockId> handed_;
+  std::vector<BlockCopy> settled_;  // for the next program
   std::int64_t ignored_zeros_ = 0;
 };
 

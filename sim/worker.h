@@ -31,6 +31,8 @@ struct WorkerRequest {
   PrefixContent prefix;
   std::vector<std::vector<BlockId>> tables;  // per group
   std::vector<std::int64_t> state_entry;  // per group: table entry of the running state; -1: none
+  std::int32_t num_drafts = 0;            // of the last step
+  std::int64_t scheduled_end = 0;         // position behind the last token of the last step
   std::vector<std::int64_t> next_probe;   // per layer: the position that is read next
 };
 

@@ -327,18 +327,8 @@ void PlainBackend::extract(const RowExtraction& extraction, std::vector<std::uin
     }
 }
 
-Result<void> PlainBackend::execute(const StepProgram& program, StepReadback& readback) {
-  step_ = program.step;
-  for (const std::int32_t row : program.clear_rows)
-    for (auto& tables : tables_) tables[row].clear();
-  for (const PoisonBlock& poison : program.poison)
-    poison_block(index_of(poison.block), static_cast<u64>(poison.kind));
-  for (const GroupBlock& zero : program.zero)
-    for_real_bytes(zero.group, index_of(zero.block),
-                   [&](int t, std::int64_t at, std::int64_t size) {
-                     std::memset(tensors_[t].data() + at, 0, static_cast<std::size_t>(size));
-                   });
-  for (const BlockCopy& copy : program.copies)
+void PlainBackend::copy_states(std::span<const BlockCopy> copies) {
+  for (const BlockCopy& copy : copies)
     for_real_bytes(copy.group, index_of(copy.source),
                    [&](int t, std::int64_t at, std::int64_t size) {
                      const std::int64_t to =
@@ -346,6 +336,21 @@ Result<void> PlainBackend::execute(const StepProgram& program, StepReadback& rea
                      std::memmove(tensors_[t].data() + to, tensors_[t].data() + at,
                                   static_cast<std::size_t>(size));
                    });
+}
+
+Result<void> PlainBackend::execute(const StepProgram& program, StepReadback& readback) {
+  step_ = program.step;
+  for (const std::int32_t row : program.clear_rows)
+    for (auto& tables : tables_) tables[row].clear();
+  copy_states(program.settled);
+  for (const PoisonBlock& poison : program.poison)
+    poison_block(index_of(poison.block), static_cast<u64>(poison.kind));
+  for (const GroupBlock& zero : program.zero)
+    for_real_bytes(zero.group, index_of(zero.block),
+                   [&](int t, std::int64_t at, std::int64_t size) {
+                     std::memset(tensors_[t].data() + at, 0, static_cast<std::size_t>(size));
+                   });
+  copy_states(program.copies);
   for (const TableUpdate& update : program.table_updates) {
     std::vector<std::int32_t>& row = tables_[update.group][update.row];
     row.resize(static_cast<std::size_t>(update.first + update.count));

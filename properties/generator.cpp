@@ -1,0 +1,128 @@
+#include "properties/generator.h"
+
+#include <fmt/core.h>
+
+#include "properties/generator_parts.h"
+#include "reference/block_sizes.h"
+#include "reference/check.h"
+#include "reference/layout_views.h"
+
+namespace lockstep {
+namespace {
+
+constexpr int kAttempts = 8;
+
+struct FeatureInfo {
+  std::string_view name;
+  std::int64_t percent;  // of the cases have it
+};
+
+constexpr FeatureInfo kFeatures[] = {
+    {"several_groups", 60},
+    {"full_attention", 75},
+    {"mla", 25},
+    {"sliding_window", 40},
+    {"chunked_local", 25},
+    {"states", 40},
+    {"hidden_state", 25},
+    {"different_block_sizes", 30},
+    {"padded_pages", 25},
+    {"packed_pages", 20},
+    {"kernel_blocks", 30},
+    {"two_block_pool", 4},
+    {"tight_pool", 70},
+    {"prefix_caching", 80},
+    {"priority_policy", 25},
+    {"async_scheduling", 30},
+    {"drafts", 40},
+    {"no_chunked_prefill", 15},
+    {"long_prefill_threshold", 25},
+    {"no_full_isl_reserve", 50},
+    {"sparse_retention", 15},
+    {"shared_prefixes", 75},
+    {"bursts", 50},
+    {"aborts", 40},
+    {"priorities", 60},
+    {"salts", 20},
+    {"sessions", 30},
+    {"resets", 25},
+    {"stop_tokens", 25},
+    {"long_prompts", 40},
+};
+static_assert(std::size(kFeatures) == kNumFeatures);
+
+FeatureSet draw_features(ChoiceSource& choices, const GeneratorOptions& options) {
+  FeatureSet features;
+  for (std::size_t i = 0; i < kNumFeatures; ++i) {
+    const auto feature = static_cast<Feature>(i);
+    const bool drawn = choices.chance(kFeatures[i].percent);
+    if ((drawn || options.always.has(feature)) && !options.never.has(feature))
+      features.add(feature);
+  }
+  return features;
+}
+
+// Without any kind of cache there is full attention, and a hidden state is beside something.
+void settle_kinds(FeatureSet& features) {
+  bool any = false;
+  for (const Feature kind : {Feature::full_attention, Feature::mla, Feature::sliding_window,
+                             Feature::chunked_local, Feature::states})
+    any |= features.has(kind);
+  if (!any) features.add(Feature::full_attention);
+}
+
+bool is_accepted(const SavedCase& saved) {
+  if (!resolve_block_sizes(saved.engine, saved.cache.groups)) return false;
+  return saved.backend == "none" ||
+         pool_views(saved.cache, saved.attention_backend, saved.layout, saved.layout_rule);
+}
+
+// A cache, an engine and a pool; false: the engine or the layout refuses them.
+bool draw_configuration(ChoiceSource& choices, const GeneratorOptions& options,
+                        const FeatureSet& features, SavedCase& saved) {
+  Draw draw{choices, options, features};
+  saved.engine = {};
+  draw_engine(draw, saved.engine);
+  std::vector<KVCacheGroupSpec> groups = draw_groups(draw, saved.engine);
+  fit_engine(draw, groups, saved.engine);
+  draw_pool(draw, std::move(groups), saved);
+  return is_accepted(saved);
+}
+
+}  // namespace
+
+std::string_view name_of(Feature feature) {
+  return kFeatures[static_cast<std::size_t>(feature)].name;
+}
+
+SavedCase generate_case(ChoiceSource& choices, const GeneratorOptions& options) {
+  SavedCase saved;
+  saved.name = "generated";
+  saved.backend = options.backend;
+  saved.check = !options.check.empty() ? options.check
+                                       : choices.one_of({"fast", "fast", "fast", "fast", "fast",
+                                                         "fast", "fast", "check", "check", "hunt"});
+  saved.seed = static_cast<std::uint64_t>(choices.below(1 << 16));
+  FeatureSet features = draw_features(choices, options);
+  settle_kinds(features);
+  bool accepted = false;
+  for (int attempt = 0; attempt < kAttempts && !accepted; ++attempt)
+    accepted = draw_configuration(choices, options, features, saved);
+  if (!accepted) {
+    features = {Feature::full_attention, Feature::prefix_caching};
+    accepted = draw_configuration(choices, options, features, saved);
+    LS_CHECK(accepted, "full attention alone is refused");
+  }
+  Draw draw{choices, options, features};
+  draw_traffic(draw, saved);
+  return saved;
+}
+
+SavedCase generate_case(std::uint64_t seed, const GeneratorOptions& options) {
+  SeededChoices choices(seed);
+  SavedCase saved = generate_case(choices, options);
+  saved.name = fmt::format("seed-{}", seed);
+  return saved;
+}
+
+}  // namespace lockstep

@@ -1,0 +1,97 @@
+// Whole cases out of choices: a cache, an engine, a pool and traffic, small enough that thousands
+// run in a second without a backend.
+//
+// (1) Same choices and options, same case.
+// (2) What is generated is what a reader, the engine and the memory layout accept; an engine that
+//     refuses a drawn configuration has it drawn again, and after a few times a plain one is taken.
+// (3) A pool holds at least one request of max_model_len, as the engine asks for at start: nobody
+//     needs to wait for ever.
+// (4) Swarm: every case switches each kind of event and option on or off as a whole, since what is
+//     always a little present hides what happens without it (Groce et al., Swarm Testing, 2012).
+//
+// Not generated: context parallelism, groups of uniform type, quantized caches with scales,
+// cross attention.
+#pragma once
+
+#include <cstdint>
+#include <initializer_list>
+#include <string>
+#include <string_view>
+
+#include "properties/choices.h"
+#include "traces/saved_case.h"
+
+namespace lockstep {
+
+enum class Feature : std::uint8_t {
+  // Caches.
+  several_groups,
+  full_attention,
+  mla,
+  sliding_window,
+  chunked_local,
+  states,
+  hidden_state,
+  different_block_sizes,
+  padded_pages,
+  packed_pages,
+  kernel_blocks,
+  two_block_pool,
+  tight_pool,
+  // Engines.
+  prefix_caching,
+  priority_policy,
+  async_scheduling,
+  drafts,
+  no_chunked_prefill,
+  long_prefill_threshold,
+  no_full_isl_reserve,
+  sparse_retention,
+  // Traffic.
+  shared_prefixes,
+  bursts,
+  aborts,
+  priorities,
+  salts,
+  sessions,
+  resets,
+  stop_tokens,
+  long_prompts,
+};
+inline constexpr std::size_t kNumFeatures = static_cast<std::size_t>(Feature::long_prompts) + 1;
+std::string_view name_of(Feature feature);
+
+// The features of one case: what the swarm may use.
+class FeatureSet {
+ public:
+  FeatureSet() = default;
+  FeatureSet(std::initializer_list<Feature> features) {
+    for (const Feature feature : features) add(feature);
+  }
+  void add(Feature feature) { bits_ |= bit(feature); }
+  void remove(Feature feature) { bits_ &= ~bit(feature); }
+  bool has(Feature feature) const { return (bits_ & bit(feature)) != 0; }
+  bool operator==(const FeatureSet&) const = default;
+
+ private:
+  static std::uint64_t bit(Feature feature) {
+    return std::uint64_t{1} << static_cast<std::uint8_t>(feature);
+  }
+  std::uint64_t bits_ = 0;
+};
+
+// What a search wants of its cases. An open question is left to the choices.
+struct GeneratorOptions {
+  std::string engine;            // a profile's name; empty: any
+  FeatureSet always;             // switched on in every case
+  FeatureSet never;              // switched off; wins over `always`
+  std::string backend = "simt";  // SavedCase::backend
+  std::string check;  // SavedCase::check; empty: fast, and every few cases a stricter one
+  std::int64_t requests_max = 10;
+};
+
+SavedCase generate_case(ChoiceSource& choices, const GeneratorOptions& options = {});
+// The case of a seed, called "seed-17".
+SavedCase generate_case(std::uint64_t seed, const GeneratorOptions& options = {});
+
+}  // namespace lockstep

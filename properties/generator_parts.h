@@ -1,0 +1,29 @@
+// The parts of the generator by file: cache_generator.cpp draws groups and their pool,
+// engine_generator.cpp the options, traffic_generator.cpp who arrives and how they leave.
+#pragma once
+
+#include "properties/generator.h"
+
+namespace lockstep {
+
+struct Draw {
+  ChoiceSource& choices;
+  const GeneratorOptions& options;
+  FeatureSet features;
+
+  // Kernels take blocks of multiples of 16 tokens; decisions alone may have shorter ones.
+  bool runs_kernels() const { return options.backend != "none"; }
+  bool has(Feature feature) const { return features.has(feature); }
+};
+
+// Lengths and drafts, which the groups depend on.
+void draw_engine(Draw& draw, EngineConfig& engine);
+// Groups, and what of the engine follows from them (block sizes, cache modes).
+std::vector<KVCacheGroupSpec> draw_groups(Draw& draw, EngineConfig& engine);
+// Options that must fit the groups.
+void fit_engine(Draw& draw, const std::vector<KVCacheGroupSpec>& groups, EngineConfig& engine);
+// The pool and the plan; attention backend, layout and kernel blocks.
+void draw_pool(Draw& draw, std::vector<KVCacheGroupSpec> groups, SavedCase& saved);
+void draw_traffic(Draw& draw, SavedCase& saved);
+
+}  // namespace lockstep

@@ -1,0 +1,91 @@
+// What must hold of a scheduler and its pool after every step, whatever it decides and however: the
+// pool's books agree with the block tables, and the tables with the decision. Asked of public state
+// alone; how the scheduler came to it is not looked at.
+//
+// After a decision (before anything of it has run):
+//   conservation    held and free blocks and the null block are the whole pool, each once
+//   ref_cnt         a block's count is the number of table entries that name it
+//   one_group       a block stands in the tables of one group
+//   null_block      block 0 is never free, cached, or zeroed
+//   hash_to_block   a cached block is found by what it is cached as, or another of equal content is
+//   one_writer      a block that the step writes has one request that writes it
+//   table_covers    the table of a scheduled request reaches its last token in every group
+//   hit             a hit leaves a token to compute, and lies on blocks that are cached
+//   published       what has newly become findable is computed by a request of this very step
+//   queue_front     new blocks come from the front of the free queue
+//   limits          budgets, and nobody scheduled twice or while waiting
+// After its output:
+//   free_order      blocks freed by ended requests join the queue tail first, as a naive model says
+// At the end:
+//   leak            with nobody left, all blocks are free
+// Not checked: content of blocks (the audit and the backend do that), and liveness.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "reference/engine_config.h"
+#include "reference/engine_profile.h"
+#include "reference/kv_cache_spec.h"
+#include "sim/lockstep.h"
+
+namespace lockstep {
+
+struct Violation {
+  std::string_view name;
+  std::int64_t step = -1;
+  std::string request;
+  std::string what;
+};
+
+class Invariants {
+ public:
+  // REQUIRES: engine.engine names a profile. Both must outlive this.
+  Invariants(const EngineConfig& engine, const KVCacheConfig& plan);
+
+  void decided(const StepView& view);
+  void finished(const StepView& view);
+  // REQUIRES: nobody lives any more, unless the run was cut short.
+  void end(const DecisionSource& decisions);
+
+  // The first one; later calls look at nothing once there is one.
+  const std::optional<Violation>& violation() const { return violation_; }
+
+ private:
+  // What the tables say about a block.
+  struct Holders {
+    std::int32_t count = 0;  // table entries that name it
+    std::int32_t group = -1;
+  };
+
+  void fail(std::string_view name, std::string request, std::string what);
+  std::int64_t block_size(std::size_t group) const;
+  void count_holders(const StepView& view);
+  void check_pool(const StepView& view);
+  void check_cache(const StepView& view);
+  void check_limits(const StepView& view);
+  void check_request(const StepView& view, std::size_t index);
+  void check_published(const StepView& view);
+  void check_queue_front(const StepView& view);
+  void check_free_order(const StepView& view);
+  void remember(const StepView& view);
+
+  const EngineConfig& engine_;
+  const KVCacheConfig& plan_;
+  const EngineProfile& profile_;
+  std::int64_t scheduler_block_size_ = 0;
+  std::int64_t step_ = -1;
+  std::vector<Holders> holders_;       // by block
+  std::vector<std::int32_t> writers_;  // requests of the step that write a block
+  std::map<RequestId, std::vector<std::vector<BlockId>>> tables_;  // of those that ran in the step
+  std::vector<BlockId> queue_;                                     // as last seen
+  std::vector<std::optional<CachedBlock>> cached_;                 // as last seen, by block
+  std::optional<Violation> violation_;
+};
+
+}  // namespace lockstep

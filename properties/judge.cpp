@@ -1,0 +1,192 @@
+#include "properties/judge.h"
+
+#include <fmt/core.h>
+
+#include <utility>
+
+#include "properties/invariants.h"
+#include "properties/tally_counter.h"
+#include "reference/check.h"
+#include "sim/audit.h"
+#include "sim/program_builder.h"
+#include "sim/run_recorder.h"
+#include "sim/saved_run.h"
+
+namespace lockstep {
+namespace {
+
+// Where the planted defects of a case go. This is the one place that routes a name.
+struct PlantedDefects {
+  std::string backend;  // BackendConfig::mutant
+};
+
+Result<PlantedDefects> route_mutants(const SavedCase& saved) {
+  if (saved.mutants.size() > 1)
+    return fail(fmt::format("mutants: {} of them; a case has one at most", saved.mutants.size()));
+  PlantedDefects defects;
+  for (const std::string& mutant : saved.mutants) defects.backend = mutant;
+  return defects;
+}
+
+Outcome refusal(const Error& error) {
+  Outcome outcome;
+  outcome.kind = OutcomeKind::refused;
+  outcome.what = error.message;
+  return outcome;
+}
+
+// Everything that looks on while a case runs. False from a hook ends the run.
+class Bench final : public StepObserver {
+ public:
+  Bench(const SavedCase& saved, const DecisionSource& decisions, Workload& workload,
+        const JudgeOptions& options, Outcome& outcome)
+      : options_(options),
+        outcome_(outcome),
+        invariants_(saved.engine, saved.cache),
+        tally_(saved, outcome.tally),
+        recorder_(workload, [this](const RecordedStep& step) { take(step); }) {
+    const RecordingHeader header =
+        recording_header(saved.engine, saved.cache.groups, saved.cache.num_blocks, decisions);
+    if (why_not_audited(header).empty()) auditor_ = std::make_unique<Auditor>(header);
+  }
+
+  Workload& workload() { return recorder_; }
+
+  bool decided(const StepView& view) override {
+    recorder_.decided(view);
+    invariants_.decided(view);
+    return settle() && (options_.observer == nullptr || options_.observer->decided(view));
+  }
+
+  bool finished(const StepView& view) override {
+    if (options_.hashes != nullptr) options_.hashes->push_back(view.state_hash);
+    recorder_.finished(view);
+    if (!outcome_.failed()) invariants_.finished(view);
+    return settle() && (options_.observer == nullptr || options_.observer->finished(view));
+  }
+
+  // After the last step of a run in which nothing else failed.
+  void end(const DecisionSource& decisions) {
+    invariants_.end(decisions);
+    if (auditor_ != nullptr && settle()) {
+      auditor_->end(recorder_.end());
+      take_findings();
+    }
+  }
+
+ private:
+  void take(const RecordedStep& step) {
+    tally_.step(step);
+    if (auditor_ == nullptr) return;
+    auditor_->step(step);
+    take_findings();
+  }
+
+  void take_findings() {
+    for (AuditFinding& finding : auditor_->take_findings())
+      fail_with(fmt::format("audit.{}", name_of(finding.rule)), finding.step,
+                std::move(finding.request), std::move(finding.what));
+  }
+
+  // False: something has failed.
+  bool settle() {
+    if (const auto& violation = invariants_.violation())
+      fail_with(fmt::format("invariant.{}", violation->name), violation->step, violation->request,
+                violation->what);
+    return !outcome_.failed();
+  }
+
+  void fail_with(std::string check, std::int64_t step, std::string request, std::string what) {
+    if (outcome_.failed()) return;
+    outcome_.kind = OutcomeKind::violation;
+    outcome_.check = std::move(check);
+    outcome_.step = step;
+    outcome_.request = std::move(request);
+    outcome_.what = std::move(what);
+  }
+
+  const JudgeOptions& options_;
+  Outcome& outcome_;
+  Invariants invariants_;
+  TallyCounter tally_;
+  RunRecorder recorder_;
+  std::unique_ptr<Auditor> auditor_;
+};
+
+Result<std::unique_ptr<Backend>> make_backend(const SavedCase& saved, const LockstepConfig& config,
+                                              const JudgeOptions& options) {
+  const auto why_not = ProgramBuilder::why_not_supported(config.engine, config.device.plan);
+  if (options.backend && saved.backend != "none" && !why_not) return options.backend(config.device);
+  if (config.device.mutant.empty()) return std::unique_ptr<Backend>();
+  return fail(fmt::format("mutant {} is planted in a backend, and the case runs without one: {}",
+                          config.device.mutant, why_not.value_or("none was given")));
+}
+
+void take_verdict(const RunSummary& summary, Outcome& outcome) {
+  outcome.steps = summary.steps;
+  outcome.bytes_checked = summary.bytes_checked;
+  outcome.state_hash = summary.state_hash;
+  outcome.tally.count(Reached::page_checked, summary.pages_checked);
+  outcome.tally.count(Reached::refused_request, summary.refused_requests);
+  if (outcome.failed()) return;
+  if (summary.divergence) {
+    outcome.kind = OutcomeKind::divergence;
+    outcome.check = name_of(summary.divergence->phase);
+    outcome.step = summary.divergence->step;
+    outcome.request = summary.divergence->request;
+    outcome.what = summary.divergence->message;
+  } else if (summary.verdict == Verdict::liveness) {
+    outcome.kind = OutcomeKind::stuck;
+    outcome.check = "liveness";
+    outcome.step = summary.steps;
+    LS_CHECK(!summary.stuck.empty(), "stuck in step {}, and nobody waits", summary.steps);
+    outcome.request = summary.stuck.front().name;
+    outcome.what = fmt::format("request {} {}", outcome.request, summary.stuck.front().why);
+  }
+}
+
+}  // namespace
+
+std::string_view name_of(OutcomeKind kind) {
+  switch (kind) {
+    case OutcomeKind::agreed:
+      return "agreed";
+    case OutcomeKind::divergence:
+      return "divergence";
+    case OutcomeKind::violation:
+      return "violation";
+    case OutcomeKind::stuck:
+      return "stuck";
+    case OutcomeKind::refused:
+      return "refused";
+  }
+  LS_CHECK(false, "outcome kind {}", static_cast<int>(kind));
+}
+
+Outcome judge(const SavedCase& saved, const JudgeOptions& options) {
+  const Result<PlantedDefects> defects = route_mutants(saved);
+  if (!defects) return refusal(defects.error());
+  LockstepConfig config = config_of(saved);
+  config.device.mutant = defects->backend;
+  auto decisions =
+      make_reference_decisions(saved.engine, saved.cache.groups, saved.cache.num_blocks);
+  if (!decisions) return refusal(decisions.error());
+  auto backend = make_backend(saved, config, options);
+  if (!backend) return refusal(backend.error());
+
+  Outcome outcome;
+  if (*backend != nullptr) outcome.tally.count(Reached::with_backend);
+  const std::unique_ptr<Workload> workload = workload_of(saved);
+  Bench bench(saved, **decisions, *workload, options, outcome);
+  const auto report = run_lockstep(config, **decisions, bench.workload(), backend->get(), &bench);
+  if (!report) return refusal(report.error());
+  take_verdict(report->summary, outcome);
+  if (outcome.kind == OutcomeKind::agreed) bench.end(**decisions);
+  return outcome;
+}
+
+Outcome judge(const SavedCase& saved, const BackendFactory& backend) {
+  return judge(saved, JudgeOptions{.backend = backend, .observer = nullptr, .hashes = nullptr});
+}
+
+}  // namespace lockstep

@@ -1,0 +1,67 @@
+// The judge: runs one saved case and says what became of it. Everything that can find fault looks
+// on: the comparison with a backend, the audit, the invariants, and whether anybody waits for ever.
+//
+// (1) The same case and the same kind of backend give the same outcome, state hash included.
+// (2) The first check that fails ends the run and names the outcome; what follows from it is not
+//     looked at.
+// (3) A case that the reader, the engine or the backend would not take is `refused`: neither agreed
+//     nor a failure.
+//
+// Not looked at: whether the case's `expected` verdict is what came out.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "properties/tally.h"
+#include "reference/result.h"
+#include "sim/backend.h"
+#include "sim/lockstep.h"
+#include "sim/result.h"
+#include "traces/saved_case.h"
+
+namespace lockstep {
+
+enum class OutcomeKind : std::uint8_t { agreed, divergence, violation, stuck, refused };
+std::string_view name_of(OutcomeKind kind);
+
+struct Outcome {
+  OutcomeKind kind = OutcomeKind::agreed;
+  // The check that failed: a phase of sim/divergence.h ("page_written"), "audit." and a rule of
+  // sim/audit.h, "invariant." and a name of properties/invariants.h, or "liveness". Empty: agreed
+  // or refused.
+  std::string check;
+  std::int64_t step = -1;
+  std::string request;
+  std::string what;
+  Tally tally;
+  StateHash state_hash;
+  std::int64_t steps = 0;
+  std::int64_t bytes_checked = 0;
+
+  bool failed() const { return kind != OutcomeKind::agreed && kind != OutcomeKind::refused; }
+  bool same_failure(const Outcome& other) const {
+    return kind == other.kind && check == other.check;
+  }
+  bool operator==(const Outcome&) const = default;
+};
+
+// Absent: decisions, audit and invariants alone. Errors: a plan or mutant that it does not take.
+using BackendFactory = std::function<Result<std::unique_ptr<Backend>>(const BackendConfig& config)>;
+
+struct JudgeOptions {
+  BackendFactory backend;
+  StepObserver* observer = nullptr;          // sees every step after the checks of the judge
+  std::vector<StateHash>* hashes = nullptr;  // receives the chain, one hash a step
+};
+
+// The backend runs when options give one, the case's `backend` is not "none", and the program of a
+// step can say what the case does (drafts in flight, for one, it cannot).
+Outcome judge(const SavedCase& saved, const JudgeOptions& options);
+Outcome judge(const SavedCase& saved, const BackendFactory& backend = {});
+
+}  // namespace lockstep

@@ -1,0 +1,103 @@
+#include "properties/tally.h"
+
+#include "reference/check.h"
+
+namespace lockstep {
+namespace {
+
+constexpr std::string_view kNames[] = {
+    "engine_0_22_1",
+    "engine_0_33_0",
+    "two_block_pool",
+    "padded_page",
+    "packed_page",
+    "several_groups",
+    "different_block_sizes",
+    "split_kernel_block",
+    "full_attention",
+    "mla",
+    "sliding_window",
+    "chunked_local",
+    "mamba_none",
+    "mamba_align",
+    "mamba_all",
+    "hidden_state",
+    "layout_nhd",
+    "layout_hnd",
+    "no_prefix_caching",
+    "no_chunked_prefill",
+    "no_full_isl_reserve",
+    "async_scheduling",
+    "async_drafts",
+    "priority_policy",
+    "ngram_drafts",
+    "draft_model_drafts",
+    "eagle_drafts",
+    "with_backend",
+    "step",
+    "idle_step",
+    "batch_of_several",
+    "chunked_prefill",
+    "partial_block",
+    "prefix_hit",
+    "hit_full_attention",
+    "hit_mla",
+    "hit_sliding_window",
+    "hit_chunked_local",
+    "hit_mamba_align",
+    "hit_mamba_all",
+    "hit_hidden_state",
+    "retired_block",
+    "stored_block",
+    "eviction",
+    "full_pool",
+    "preemption",
+    "resume",
+    "resume_with_hit",
+    "accepted_draft",
+    "rejected_draft",
+    "placeholder_draft",
+    "common_prefix",
+    "zeroed_block",
+    "abort_running",
+    "abort_waiting",
+    "abort_preempted",
+    "abort_with_step_in_flight",
+    "reset_done",
+    "reset_refused",
+    "salted_request",
+    "session_resumed",
+    "refused_request",
+    "stop_token",
+    "length_end",
+    "page_checked",
+};
+static_assert(std::size(kNames) == kNumReached);
+
+}  // namespace
+
+std::string_view name_of(Reached reached) {
+  const auto index = static_cast<std::size_t>(reached);
+  LS_CHECK(index < kNumReached, "class {} of {}", index, kNumReached);
+  return kNames[index];
+}
+
+Tally& Tally::operator+=(const Tally& other) {
+  for (std::size_t i = 0; i < kNumReached; ++i) counts_[i] += other.counts_[i];
+  return *this;
+}
+
+std::vector<std::string_view> Tally::missing() const {
+  const bool any_backend = (*this)[Reached::with_backend] > 0;
+  std::vector<std::string_view> names;
+  for (std::size_t i = 0; i < kNumReached; ++i) {
+    const auto reached = static_cast<Reached>(i);
+    const bool needs_backend = reached == Reached::with_backend ||
+                               reached == Reached::page_checked ||
+                               reached == Reached::split_kernel_block;
+    if (counts_[i] == 0 && (any_backend || !needs_backend)) names.push_back(kNames[i]);
+  }
+  return names;
+}
+
+}  // namespace lockstep

@@ -1,0 +1,207 @@
+#include "properties/tally_counter.h"
+
+#include <algorithm>
+#include <set>
+
+#include "reference/page_size.h"
+
+namespace lockstep {
+namespace {
+
+Reached class_of(const KVCacheSpec& spec) {
+  switch (spec.kind) {
+    case CacheKind::mla:
+      return Reached::mla;
+    case CacheKind::sliding_window:
+      return Reached::sliding_window;
+    case CacheKind::chunked_local:
+      return Reached::chunked_local;
+    case CacheKind::hidden_state:
+      return Reached::hidden_state;
+    case CacheKind::mamba:
+      return spec.mamba_cache_mode == MambaCacheMode::none    ? Reached::mamba_none
+             : spec.mamba_cache_mode == MambaCacheMode::align ? Reached::mamba_align
+                                                              : Reached::mamba_all;
+    default:
+      return Reached::full_attention;
+  }
+}
+
+Reached hit_in(const KVCacheSpec& spec) {
+  switch (spec.kind) {
+    case CacheKind::mla:
+      return Reached::hit_mla;
+    case CacheKind::sliding_window:
+      return Reached::hit_sliding_window;
+    case CacheKind::chunked_local:
+      return Reached::hit_chunked_local;
+    case CacheKind::hidden_state:
+      return Reached::hit_hidden_state;
+    case CacheKind::mamba:
+      return spec.mamba_cache_mode == MambaCacheMode::align ? Reached::hit_mamba_align
+                                                            : Reached::hit_mamba_all;
+    default:
+      return Reached::hit_full_attention;
+  }
+}
+
+void count_cache(const SavedCase& saved, Tally& tally) {
+  std::set<Reached> kinds;
+  const auto& groups = saved.cache.groups;
+  for (std::size_t g = 0; g < groups.size(); ++g) {
+    const KVCacheSpec& spec = groups[g].spec;
+    kinds.insert(class_of(spec));
+    if (page_size_bytes(spec) > unpadded_page_size_bytes(spec)) kinds.insert(Reached::padded_page);
+    if (groups[g].layers_per_page > 1) kinds.insert(Reached::packed_page);
+    if (spec.block_size != groups[0].spec.block_size) kinds.insert(Reached::different_block_sizes);
+    if (g < saved.kernel_block_sizes.size() && !is_state_kind(spec.kind) &&
+        saved.kernel_block_sizes[g] < spec.block_size)
+      kinds.insert(Reached::split_kernel_block);
+  }
+  if (saved.cache.num_blocks == 2) kinds.insert(Reached::two_block_pool);
+  if (groups.size() > 1) kinds.insert(Reached::several_groups);
+  for (const Reached kind : kinds) tally.count(kind);
+}
+
+void count_engine(const SavedCase& saved, Tally& tally) {
+  const EngineConfig& engine = saved.engine;
+  const auto count_if = [&](bool holds, Reached reached) {
+    if (holds) tally.count(reached);
+  };
+  count_if(engine.engine == "vllm-0.22.1", Reached::engine_0_22_1);
+  count_if(engine.engine == "vllm-0.33.0", Reached::engine_0_33_0);
+  count_if(saved.layout == CacheLayout::NHD, Reached::layout_nhd);
+  count_if(saved.layout == CacheLayout::HND, Reached::layout_hnd);
+  count_if(!engine.enable_prefix_caching, Reached::no_prefix_caching);
+  count_if(!engine.enable_chunked_prefill, Reached::no_chunked_prefill);
+  count_if(!engine.scheduler_reserve_full_isl, Reached::no_full_isl_reserve);
+  count_if(engine.async_scheduling, Reached::async_scheduling);
+  count_if(engine.async_scheduling && engine.num_spec_tokens > 0, Reached::async_drafts);
+  count_if(engine.policy == SchedulingPolicy::priority, Reached::priority_policy);
+  count_if(engine.spec_method == SpecMethod::ngram, Reached::ngram_drafts);
+  count_if(engine.spec_method == SpecMethod::draft_model, Reached::draft_model_drafts);
+  count_if(engine.spec_method == SpecMethod::eagle, Reached::eagle_drafts);
+}
+
+void count_sessions(const SavedCase& saved, Tally& tally) {
+  for (const TraceRecord& record : saved.trace.records) {
+    const auto* request = std::get_if<TraceRequest>(&record);
+    if (request != nullptr && !request->after.empty()) tally.count(Reached::session_resumed);
+  }
+}
+
+}  // namespace
+
+TallyCounter::TallyCounter(const SavedCase& saved, Tally& tally) : saved_(saved), tally_(tally) {
+  count_cache(saved, tally);
+  count_engine(saved, tally);
+  count_sessions(saved, tally);
+}
+
+void TallyCounter::count_abort(const std::string& name) {
+  const auto place = places_.find(name);
+  if (place == places_.end()) return;
+  switch (place->second) {
+    case Place::waiting:
+      tally_.count(Reached::abort_waiting);
+      break;
+    case Place::running:
+      tally_.count(Reached::abort_running);
+      if (steps_in_flight_ > 0) tally_.count(Reached::abort_with_step_in_flight);
+      break;
+    case Place::preempted:
+      tally_.count(Reached::abort_preempted);
+      break;
+  }
+  places_.erase(place);
+}
+
+void TallyCounter::count_events(const RecordedStep& step) {
+  for (const RecordedEvent& event : step.before) {
+    switch (event.kind) {
+      case RecordedEvent::Kind::add:
+        places_[event.request.name] = Place::waiting;
+        if (!event.request.cache_salt.empty()) tally_.count(Reached::salted_request);
+        break;
+      case RecordedEvent::Kind::abort:
+        count_abort(event.name);
+        break;
+      case RecordedEvent::Kind::reset_prefix_cache:
+        tally_.count(event.reset_succeeded ? Reached::reset_done : Reached::reset_refused);
+        break;
+    }
+  }
+}
+
+// A hit in every group whose table begins with blocks of others.
+void TallyCounter::count_hit(const RecordedScheduled& scheduled) {
+  tally_.count(Reached::prefix_hit);
+  if (scheduled.resumed) tally_.count(Reached::resume_with_hit);
+  if (!scheduled.blocks) return;
+  for (std::size_t g = 0; g < saved_.cache.groups.size(); ++g) {
+    const KVCacheSpec& spec = saved_.cache.groups[g].spec;
+    const auto& table = (*scheduled.blocks)[g];
+    const auto covered =
+        std::min<std::int64_t>(scheduled.computed / spec.block_size, std::ssize(table));
+    if (std::any_of(table.begin(), table.begin() + covered,
+                    [](BlockId block) { return block != kNullBlock; }))
+      tally_.count(hit_in(spec));
+  }
+}
+
+void TallyCounter::count_scheduled(const RecordedStep& step) {
+  if (step.scheduled.size() > 1) tally_.count(Reached::batch_of_several);
+  for (const RecordedScheduled& scheduled : step.scheduled) {
+    places_[scheduled.id] = Place::running;
+    if (scheduled.is_new && scheduled.resumed) tally_.count(Reached::resume);
+    if (scheduled.is_new && scheduled.computed > 0) count_hit(scheduled);
+    if ((scheduled.computed + scheduled.tokens) % saved_.engine.block_size != 0)
+      tally_.count(Reached::partial_block);
+    if (scheduled.blocks && !scheduled.is_new)
+      tally_.count(Reached::retired_block,
+                   std::ranges::count(scheduled.blocks->front(), kNullBlock));
+    if (std::ranges::find(scheduled.spec, -1) != scheduled.spec.end())
+      tally_.count(Reached::placeholder_draft);
+    const auto sampled = std::ranges::find(step.sampled, scheduled.id, &RecordedTokens::id);
+    if (sampled == step.sampled.end()) {
+      tally_.count(Reached::chunked_prefill);
+      continue;
+    }
+    const auto num_accepted = std::ssize(sampled->tokens) - 1;
+    tally_.count(Reached::accepted_draft, num_accepted);
+    tally_.count(Reached::rejected_draft, std::ssize(scheduled.spec) - num_accepted);
+  }
+}
+
+void TallyCounter::count_preempted(const RecordedStep& step) {
+  tally_.count(Reached::preemption, std::ssize(step.preempted));
+  for (const std::string& name : step.preempted) places_[name] = Place::preempted;
+}
+
+void TallyCounter::count_outcome(const RecordedStep& step) {
+  tally_.count(Reached::stored_block, step.stored);
+  tally_.count(Reached::eviction, step.evicted);
+  tally_.count(Reached::zeroed_block, std::ssize(step.zero));
+  if (step.free_blocks == 0) tally_.count(Reached::full_pool);
+  if (step.common_prefix_blocks &&
+      std::ranges::any_of(*step.common_prefix_blocks, [](std::int32_t n) { return n > 0; }))
+    tally_.count(Reached::common_prefix);
+  for (const RecordedStopped& stopped : step.stopped) {
+    tally_.count(stopped.reason == "stop" ? Reached::stop_token : Reached::length_end);
+    places_.erase(stopped.id);
+  }
+}
+
+void TallyCounter::step(const RecordedStep& step) {
+  tally_.count(Reached::step);
+  if (step.scheduled.empty()) tally_.count(Reached::idle_step);
+  count_events(step);
+  count_preempted(step);
+  count_scheduled(step);
+  count_outcome(step);
+  if (!step.scheduled.empty()) ++steps_in_flight_;
+  const bool comes_in = step.output_of_step || !saved_.engine.async_scheduling;
+  if (comes_in && steps_in_flight_ > 0) --steps_in_flight_;
+}
+
+}  // namespace lockstep

@@ -1,0 +1,38 @@
+// Counts what a case is made of, from the case, and what it reaches, from its steps as a recorder
+// writes them.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+
+#include "properties/tally.h"
+#include "traces/recording.h"
+#include "traces/saved_case.h"
+
+namespace lockstep {
+
+class TallyCounter {
+ public:
+  // The case must outlive the counter.
+  TallyCounter(const SavedCase& saved, Tally& tally);
+
+  void step(const RecordedStep& step);
+
+ private:
+  enum class Place : std::uint8_t { waiting, running, preempted };
+
+  void count_events(const RecordedStep& step);
+  void count_abort(const std::string& name);
+  void count_scheduled(const RecordedStep& step);
+  void count_hit(const RecordedScheduled& scheduled);
+  void count_preempted(const RecordedStep& step);
+  void count_outcome(const RecordedStep& step);
+
+  const SavedCase& saved_;
+  Tally& tally_;
+  std::map<std::string, Place> places_;  // of live requests
+  std::int64_t steps_in_flight_ = 0;
+};
+
+}  // namespace lockstep

@@ -1,0 +1,209 @@
+#include "tests/fuzz/targets.h"
+
+#include <fmt/core.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+#include <sstream>
+
+#include "properties/generator.h"
+#include "properties/judge.h"
+#include "properties/known_findings.h"
+#include "reference/check.h"
+#include "traces/azure.h"
+#include "traces/layout_recording.h"
+#include "traces/model_file.h"
+#include "traces/mooncake.h"
+#include "traces/recording.h"
+#include "traces/request_trace.h"
+#include "traces/saved_case.h"
+
+namespace lockstep {
+namespace {
+
+using Bytes = std::span<const std::uint8_t>;
+
+// A file without a name, for readers that want a path.
+class MemoryFile {
+ public:
+  explicit MemoryFile(Bytes bytes) : file_(memfd_create("fuzz", 0)) {
+    LS_CHECK(file_ >= 0, "no file in memory");
+    LS_CHECK(write(file_, bytes.data(), bytes.size()) == static_cast<ssize_t>(bytes.size()));
+    path_ = fmt::format("/proc/self/fd/{}", file_);
+  }
+  explicit MemoryFile(const std::string& text)
+      : MemoryFile(Bytes(reinterpret_cast<const std::uint8_t*>(text.data()), text.size())) {}
+  ~MemoryFile() { close(file_); }
+  MemoryFile(const MemoryFile&) = delete;
+  MemoryFile& operator=(const MemoryFile&) = delete;
+  const std::string& path() const { return path_; }
+
+ private:
+  int file_;
+  std::string path_;
+};
+
+// An error names the file in which it is.
+template <class T>
+bool is_read(const Result<T>& result, const std::string& path) {
+  if (result) return true;
+  LS_CHECK(result.error().message.find(path) != std::string::npos, "an error without a place: {}",
+           result.error().message);
+  return false;
+}
+
+// Reads; when that goes well, what is written of it reads as the same text again.
+template <class Read, class Write>
+void read_and_write(Bytes bytes, Read read, Write write) {
+  const MemoryFile file(bytes);
+  const auto first = read(file.path());
+  if (!is_read(first, file.path())) return;
+  const std::string text = write(*first);
+  const MemoryFile written(text);
+  const auto second = read(written.path());
+  LS_CHECK(second.has_value(), "what was written is refused: {}", second.error().message);
+  LS_CHECK(write(*second) == text, "written, read and written it is another text");
+}
+
+Result<Trace> read_whole(Result<std::unique_ptr<TraceReader>> reader) {
+  if (!reader) return tl::unexpected(reader.error());
+  return read_all(**reader);
+}
+
+void run_request_trace(Bytes bytes) {
+  read_and_write(
+      bytes, [](const std::string& path) { return read_whole(open_request_trace(path)); },
+      trace_to_text);
+}
+
+void run_recording(Bytes bytes) {
+  read_and_write(bytes, read_recording, [](const Recording& recording) {
+    std::string text = recording_header_line(recording.header);
+    for (const RecordedStep& step : recording.steps) text += recording_step_line(step);
+    return text + recording_end_line(recording.end);
+  });
+}
+
+void run_saved_case(Bytes bytes) { read_and_write(bytes, read_saved_case, saved_case_to_text); }
+
+void run_layout_recording(Bytes bytes) {
+  const MemoryFile file(bytes);
+  is_read(read_layout_recordings(file.path()), file.path());
+}
+
+void run_model_file(Bytes bytes) {
+  const MemoryFile file(bytes);
+  is_read(read_model_file(file.path()), file.path());
+}
+
+void run_mooncake(Bytes bytes) {
+  const MemoryFile file(bytes);
+  is_read(read_whole(open_mooncake(file.path(), {})), file.path());
+}
+
+void run_azure(Bytes bytes) {
+  const MemoryFile file(bytes);
+  is_read(read_whole(open_azure(file.path(), {})), file.path());
+}
+
+void run_scenario(Bytes bytes) {
+  ByteChoices choices(bytes);
+  GeneratorOptions options;
+  options.backend = "none";
+  const SavedCase saved = generate_case(choices, options);
+  const Outcome outcome = judge(saved);
+  LS_CHECK(outcome.kind != OutcomeKind::refused, "refused: {}", outcome.what);
+  LS_CHECK(!outcome.failed() || known_finding(saved, outcome) != nullptr, "{} in step {}: {}\n{}",
+           outcome.check, outcome.step, outcome.what, saved_case_to_text(saved));
+}
+
+SavedCase small_case(std::uint64_t seed) {
+  GeneratorOptions options;
+  options.backend = "none";
+  options.requests_max = 3;
+  return generate_case(seed, options);
+}
+
+std::vector<std::string> request_traces() {
+  return {trace_to_text(small_case(1).trace), trace_to_text(small_case(3).trace)};
+}
+
+std::vector<std::string> saved_cases() {
+  return {saved_case_to_text(small_case(1)), saved_case_to_text(small_case(3))};
+}
+
+// Files of the project, by their beginning: at most so many lines of each.
+std::vector<std::string> beginnings(std::initializer_list<std::string_view> paths, int lines_max) {
+  std::vector<std::string> texts;
+  for (const std::string_view path : paths) {
+    std::ifstream file(std::filesystem::path(LOCKSTEP_SOURCE_DIR) / path);
+    LS_CHECK(file.good(), "{} is not there", path);
+    std::string& text = texts.emplace_back();
+    std::string line;
+    for (int i = 0; i < lines_max && std::getline(file, line); ++i) text += line + "\n";
+  }
+  return texts;
+}
+
+std::vector<std::string> recordings() {
+  return beginnings({"tests/regressions/vllm_0_22_1_window_freed_by_drafts.jsonl",
+                     "tests/regressions/vllm_0_22_1_state_hit_longer.jsonl"},
+                    1'000);
+}
+
+std::vector<std::string> layout_recordings() {
+  return beginnings({"traces/samples/recordings/vllm-0.22.1/layouts.jsonl"}, 1);
+}
+
+std::vector<std::string> model_files() {
+  return beginnings({"traces/models/jamba-mini.json", "traces/models/qwen3.5-0.8b.json"}, 1'000);
+}
+
+std::vector<std::string> mooncake_files() {
+  return {
+      "{\"timestamp\": 0, \"input_length\": 1030, \"output_length\": 5, \"hash_ids\": [0, 1, 2]}\n"
+      "{\"timestamp\": 7, \"input_length\": 1, \"output_length\": 2, \"hash_ids\": [9]}\n"};
+}
+
+std::vector<std::string> azure_files() {
+  return {
+      "TIMESTAMP,ContextTokens,GeneratedTokens\n"
+      "2023-11-16 18:17:03.9799600,4808,10\n2023-11-16 18:17:04.0319600,3180,8\n"};
+}
+
+// Draws of a seed, byte by byte: with ByteChoices they make a case.
+std::vector<std::string> scenarios() {
+  std::vector<std::string> texts;
+  for (std::uint64_t seed = 1; seed <= 3; ++seed) {
+    SeededChoices choices(seed);
+    std::string& text = texts.emplace_back();
+    for (int i = 0; i < 400; ++i) text += static_cast<char>(choices.below(256));
+  }
+  return texts;
+}
+
+constexpr FuzzTarget kTargets[] = {
+    {"request_trace", run_request_trace, request_traces},
+    {"recording", run_recording, recordings},
+    {"saved_case", run_saved_case, saved_cases},
+    {"layout_recording", run_layout_recording, layout_recordings},
+    {"model_file", run_model_file, model_files},
+    {"mooncake", run_mooncake, mooncake_files},
+    {"azure", run_azure, azure_files},
+    {"scenario", run_scenario, scenarios},
+};
+
+}  // namespace
+
+std::span<const FuzzTarget> fuzz_targets() { return kTargets; }
+
+const FuzzTarget& fuzz_target(std::string_view name) {
+  const auto target = std::ranges::find(kTargets, name, &FuzzTarget::name);
+  LS_CHECK(target != std::end(kTargets), "no fuzz target {}", name);
+  return *target;
+}
+
+}  // namespace lockstep

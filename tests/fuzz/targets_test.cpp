@@ -1,0 +1,68 @@
+// Every fuzz target takes its own inputs, and some thousand seeded mutations of them.
+#include "tests/fuzz/targets.h"
+
+#include <gtest/gtest.h>
+
+#include "properties/choices.h"
+
+namespace lockstep {
+namespace {
+
+constexpr int kMutationsPerSeed = 400;
+
+// A few bytes changed, taken out, put in, or copied from elsewhere in the input.
+std::string mutated(std::string text, ChoiceSource& choices) {
+  for (std::int64_t times = choices.between(1, 4); times > 0 && !text.empty(); --times) {
+    const auto at = static_cast<std::size_t>(choices.below(std::ssize(text)));
+    const auto from = static_cast<std::size_t>(choices.below(std::ssize(text)));
+    const auto count = static_cast<std::size_t>(choices.between(1, 12));
+    switch (choices.below(5)) {
+      case 0:
+        text[at] = static_cast<char>(choices.below(256));
+        break;
+      case 1:
+        text.erase(at, count);
+        break;
+      case 2:
+        text.insert(at, text.substr(from, count));
+        break;
+      case 3:
+        text.resize(at);
+        break;
+      default:
+        text[at] = "0123456789-[]{},:\"\n"[choices.below(19)];
+        break;
+    }
+  }
+  return text;
+}
+
+void run(const FuzzTarget& target, const std::string& text) {
+  target.run({reinterpret_cast<const std::uint8_t*>(text.data()), text.size()});
+}
+
+class Targets : public testing::TestWithParam<std::string_view> {};
+
+TEST_P(Targets, take_their_inputs_and_mutations_of_them) {
+  const FuzzTarget& target = fuzz_target(GetParam());
+  const std::vector<std::string> seeds = target.seeds();
+  ASSERT_FALSE(seeds.empty());
+  run(target, "");
+  SeededChoices choices(1);
+  for (const std::string& seed : seeds) {
+    run(target, seed);
+    for (int i = 0; i < kMutationsPerSeed; ++i) run(target, mutated(seed, choices));
+  }
+}
+
+std::vector<std::string_view> names() {
+  std::vector<std::string_view> names;
+  for (const FuzzTarget& target : fuzz_targets()) names.push_back(target.name);
+  return names;
+}
+
+INSTANTIATE_TEST_SUITE_P(Each, Targets, testing::ValuesIn(names()),
+                         [](const auto& target) { return std::string(target.param); });
+
+}  // namespace
+}  // namespace lockstep

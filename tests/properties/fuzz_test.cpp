@@ -1,0 +1,141 @@
+// Random cases agree, under both engines, with kernels and without; what they reach is counted; and
+// a report does not depend on how the work was divided.
+#include "properties/fuzz.h"
+
+#include <gtest/gtest.h>
+#include <rapidcheck.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <filesystem>
+
+#include "cuda_backend/simt_backend.h"
+#include "properties/known_findings.h"
+#include "traces/atomic_file.h"
+
+namespace lockstep {
+namespace {
+
+FuzzOptions fuzzing(std::string backend, std::int64_t runs, std::string engine = {}) {
+  FuzzOptions options;
+  options.generator.backend = std::move(backend);
+  options.generator.engine = std::move(engine);
+  options.runs = runs;
+  options.backend = make_simt_backend;
+  return options;
+}
+
+void expect_agreement(const FuzzReport& report) {
+  EXPECT_EQ(report.refused, 0) << report.first_refusal;
+  for (const FuzzFailure& failure : report.failures)
+    ADD_FAILURE() << "seed " << failure.seed << ", " << failure.check << " in step " << failure.step
+                  << ": " << failure.what;
+  std::int64_t known = 0;
+  for (const auto& [finding, cases] : report.known) known += cases;
+  EXPECT_EQ(report.agreed + known, report.cases);
+}
+
+class RandomCases : public testing::TestWithParam<std::string> {};
+
+TEST_P(RandomCases, agree_in_what_is_decided) {
+  expect_agreement(fuzz(fuzzing("none", 5'000, GetParam())));
+}
+
+TEST_P(RandomCases, agree_byte_for_byte_with_the_kernels) {
+  const FuzzReport report = fuzz(fuzzing("simt", 150, GetParam()));
+  expect_agreement(report);
+  EXPECT_GT(report.bytes_checked, std::int64_t{50} << 20);
+}
+
+INSTANTIATE_TEST_SUITE_P(Engines, RandomCases, testing::Values("vllm-0.22.1", "vllm-0.33.0"),
+                         [](const auto& engine) {
+                           return engine.param == "vllm-0.22.1" ? "vllm_0_22_1" : "vllm_0_33_0";
+                         });
+
+TEST(Fuzz, ten_thousand_cases_see_every_class) {
+  FuzzOptions options = fuzzing("none", 10'000);
+  options.first_seed = 100'000;
+  const FuzzReport report = fuzz(options);
+  expect_agreement(report);
+  for (const std::string_view name : report.missing_classes()) ADD_FAILURE() << name << ": never";
+}
+
+TEST(FuzzSlow, three_thousand_cases_with_kernels_see_every_class) {
+  const FuzzReport report = fuzz(fuzzing("simt", 3'000));
+  expect_agreement(report);
+  for (const std::string_view name : report.missing_classes()) ADD_FAILURE() << name << ": never";
+}
+
+TEST(Fuzz, a_class_that_stays_empty_is_named) {
+  FuzzOptions options = fuzzing("none", 10'000);
+  options.generator.never = {Feature::resets};
+  options.generator.requests_max = 2;
+  const auto missing = fuzz(options).missing_classes();
+  EXPECT_NE(std::ranges::find(missing, "reset_done"), missing.end());
+  EXPECT_EQ(std::ranges::find(missing, "prefix_hit"), missing.end());
+}
+
+TEST(Fuzz, the_report_does_not_depend_on_jobs_and_shards_merge_into_it) {
+  const FuzzReport whole = fuzz(fuzzing("none", 200));
+  FuzzOptions options = fuzzing("none", 200);
+  options.jobs = 4;
+  EXPECT_EQ(fuzz_report_to_json(fuzz(options)), fuzz_report_to_json(whole));
+  std::vector<FuzzReport> parts;
+  options.shards = 3;
+  for (options.shard = 0; options.shard < 3; ++options.shard) parts.push_back(fuzz(options));
+  std::ranges::reverse(parts);
+  const auto merged = merge_fuzz_reports(parts);
+  ASSERT_TRUE(merged) << merged.error().message;
+  EXPECT_EQ(fuzz_report_to_json(*merged), fuzz_report_to_json(whole));
+}
+
+TEST(Fuzz, reports_that_do_not_belong_together_are_refused) {
+  FuzzOptions options = fuzzing("none", 10);
+  options.shards = 2;
+  const FuzzReport first = fuzz(options);
+  options.shard = 1;
+  FuzzReport second = fuzz(options);
+  const auto error = [](std::vector<FuzzReport> parts) {
+    const auto merged = merge_fuzz_reports(parts);
+    return merged ? std::string() : merged.error().message;
+  };
+  EXPECT_EQ(error({first, second}), "");
+  EXPECT_EQ(error({}), "no reports to merge");
+  EXPECT_EQ(error({first}), "shard 1/2 is missing");
+  EXPECT_EQ(error({first, first}), "shard 0/2 is there twice");
+  second.first_seed = 7;
+  EXPECT_NE(error({first, second}).find("different runs"), std::string::npos);
+}
+
+TEST(Fuzz, a_planted_defect_is_listed_and_its_report_can_be_read_back) {
+  FuzzOptions options = fuzzing("simt", 8);
+  options.mutant = "drop-slot";
+  const FuzzReport report = fuzz(options);
+  ASSERT_GT(report.failures.size(), 4u);
+  EXPECT_EQ(report.failures[0].check, "page_written");
+  const std::string path = std::filesystem::temp_directory_path() /
+                           ("lockstep-fuzz-" + std::to_string(getpid()) + ".json");
+  ASSERT_TRUE(write_file_atomically(path, fuzz_report_to_json(report)));
+  const auto read = read_fuzz_report(path);
+  std::filesystem::remove(path);
+  ASSERT_TRUE(read) << read.error().message;
+  EXPECT_EQ(*read, report);
+}
+
+// rapidcheck draws the words, and shrinks them: a failure is told by the smallest list it finds.
+TEST(Fuzz, cases_out_of_any_words_agree) {
+  GeneratorOptions options;
+  options.backend = "none";
+  const auto agrees = [&](const std::vector<std::uint64_t>& words) {
+    WordChoices choices(words);
+    const SavedCase saved = generate_case(choices, options);
+    const Outcome outcome = judge(saved);
+    RC_ASSERT(outcome.kind != OutcomeKind::refused);
+    if (outcome.failed() && known_finding(saved, outcome) == nullptr)
+      RC_FAIL(outcome.check + ": " + outcome.what);
+  };
+  EXPECT_TRUE(rc::check("whatever the words, the case agrees", agrees));
+}
+
+}  // namespace
+}  // namespace lockstep

@@ -1,0 +1,93 @@
+// What the generator makes: the same case of the same choices, whatever they come from, and cases
+// that a file can hold and an engine will run.
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
+
+#include "cuda_backend/simt_backend.h"
+#include "properties/generator.h"
+#include "properties/judge.h"
+#include "sim/saved_run.h"
+
+namespace lockstep {
+namespace {
+
+GeneratorOptions decisions_alone() {
+  GeneratorOptions options;
+  options.backend = "none";
+  return options;
+}
+
+TEST(Generator, the_same_seed_gives_the_same_case) {
+  for (std::uint64_t seed = 1; seed <= 50; ++seed) {
+    EXPECT_EQ(generate_case(seed), generate_case(seed)) << seed;
+    EXPECT_FALSE(generate_case(seed) == generate_case(seed + 1)) << seed;
+  }
+}
+
+TEST(Generator, choices_that_have_run_out_give_the_plainest_case) {
+  WordChoices words({});
+  ByteChoices bytes({});
+  const SavedCase plain = generate_case(words, decisions_alone());
+  EXPECT_EQ(plain, generate_case(bytes, decisions_alone()));
+  ASSERT_EQ(plain.cache.groups.size(), 1u);
+  EXPECT_EQ(plain.cache.groups[0].spec.kind, CacheKind::full_attention);
+  EXPECT_EQ(plain.trace.records.size(), 1u);
+  EXPECT_EQ(judge(plain).kind, OutcomeKind::agreed);
+}
+
+TEST(Generator, bytes_of_a_choice_are_as_many_as_its_range_needs) {
+  const std::uint8_t bytes[] = {5, 1, 2, 7};
+  ByteChoices choices(bytes);
+  EXPECT_EQ(choices.below(10), 5);
+  EXPECT_EQ(choices.below(1'000), 258);
+  EXPECT_EQ(choices.below(1), 0);  // nothing to choose, nothing taken
+  EXPECT_EQ(choices.below(256), 7);
+  EXPECT_EQ(choices.below(256), 0);
+}
+
+TEST(Generator, a_case_read_back_from_its_file_is_the_same_case) {
+  const std::string path = std::filesystem::temp_directory_path() /
+                           ("lockstep-generator-" + std::to_string(getpid()) + ".case.jsonl");
+  for (std::uint64_t seed = 1; seed <= 60; ++seed) {
+    const SavedCase saved =
+        generate_case(seed, seed % 2 == 0 ? decisions_alone() : GeneratorOptions{});
+    ASSERT_TRUE(write_saved_case(path, saved));
+    const auto read = read_saved_case(path);
+    ASSERT_TRUE(read) << "seed " << seed << ": " << read.error().message;
+    EXPECT_EQ(saved_case_to_text(*read), saved_case_to_text(saved)) << seed;
+    EXPECT_EQ(judge(*read), judge(saved)) << seed;
+  }
+  std::filesystem::remove(path);
+}
+
+TEST(Generator, features_that_are_asked_for_are_there_and_others_are_not) {
+  GeneratorOptions options = decisions_alone();
+  options.always = {Feature::states, Feature::prefix_caching, Feature::priority_policy};
+  options.never = {Feature::several_groups, Feature::full_attention, Feature::mla,
+                   Feature::sliding_window, Feature::chunked_local};
+  for (std::uint64_t seed = 1; seed <= 50; ++seed) {
+    const SavedCase saved = generate_case(seed, options);
+    ASSERT_EQ(saved.cache.groups.size(), 1u) << seed;
+    EXPECT_EQ(saved.cache.groups[0].spec.kind, CacheKind::mamba) << seed;
+    EXPECT_EQ(saved.engine.policy, SchedulingPolicy::priority) << seed;
+  }
+}
+
+// A pool is only as good as the engine's check at start: it holds a request of max_model_len.
+TEST(Generator, every_case_is_taken_by_the_engine_and_by_the_backend) {
+  for (std::uint64_t seed = 1; seed <= 2'000; ++seed) {
+    const Outcome outcome = judge(generate_case(seed, decisions_alone()));
+    EXPECT_NE(outcome.kind, OutcomeKind::refused) << seed << ": " << outcome.what;
+  }
+  for (std::uint64_t seed = 1; seed <= 300; ++seed) {
+    const SavedCase saved = generate_case(seed);
+    const auto backend = make_simt_backend(config_of(saved).device);
+    EXPECT_TRUE(backend) << seed << ": " << backend.error().message;
+  }
+}
+
+}  // namespace
+}  // namespace lockstep

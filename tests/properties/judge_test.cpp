@@ -1,0 +1,111 @@
+// The judge: runs are repeatable to the last hash, a planted defect is seen, and each invariant can
+// fail.
+#include "properties/judge.h"
+
+#include <fmt/core.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+
+#include "cuda_backend/simt_backend.h"
+#include "properties/generator.h"
+#include "properties/known_findings.h"
+
+namespace lockstep {
+namespace {
+
+GeneratorOptions with_backend(std::string backend) {
+  GeneratorOptions options;
+  options.backend = std::move(backend);
+  options.check = "fast";
+  return options;
+}
+
+struct Chain {
+  Outcome outcome;
+  std::vector<StateHash> hashes;
+};
+
+Chain chain_of(const SavedCase& saved) {
+  Chain chain;
+  chain.outcome = judge(
+      saved,
+      JudgeOptions{.backend = make_simt_backend, .observer = nullptr, .hashes = &chain.hashes});
+  return chain;
+}
+
+// The step in which two chains part; -1: nowhere.
+std::int64_t first_difference(const Chain& a, const Chain& b) {
+  const auto [at_a, at_b] = std::ranges::mismatch(a.hashes, b.hashes);
+  if (at_a == a.hashes.end() && at_b == b.hashes.end()) return -1;
+  return at_a - a.hashes.begin();
+}
+
+TEST(Judge, a_case_that_is_run_twice_goes_through_the_same_states) {
+  for (std::uint64_t seed = 1; seed <= 40; ++seed) {
+    const SavedCase saved = generate_case(seed, with_backend(seed % 4 == 0 ? "simt" : "none"));
+    const Chain first = chain_of(saved);
+    const Chain second = chain_of(saved);
+    EXPECT_EQ(first_difference(first, second), -1) << "seed " << seed;
+    EXPECT_EQ(first.outcome, second.outcome) << "seed " << seed;
+    EXPECT_FALSE(first.hashes.empty()) << "seed " << seed;
+  }
+}
+
+TEST(Judge, two_runs_that_part_are_told_apart_in_the_step_in_which_they_do) {
+  SavedCase saved = generate_case(std::uint64_t{2}, with_backend("none"));
+  saved.trace.records.clear();
+  TraceRequest request;
+  request.spec.name = "r";
+  request.spec.prompt.append({TokenRun::Kind::seeded, 1, 0, 1});
+  request.spec.max_tokens = request.output.length = 2;
+  saved.trace.records.emplace_back(request);
+  const Chain before = chain_of(saved);
+  std::get<TraceRequest>(saved.trace.records[0]).spec.max_tokens = 3;
+  std::get<TraceRequest>(saved.trace.records[0]).output.length = 3;
+  EXPECT_EQ(first_difference(before, chain_of(saved)), 1);
+}
+
+// If this canary lives, nothing that fuzzing says is worth anything.
+TEST(Canary, a_planted_defect_is_seen) {
+  SavedCase saved = generate_case(std::uint64_t{1}, with_backend("simt"));
+  ASSERT_EQ(judge(saved, make_simt_backend).kind, OutcomeKind::agreed);
+  saved.mutants = {"drop-slot"};
+  const Outcome outcome = judge(saved, make_simt_backend);
+  EXPECT_EQ(outcome.kind, OutcomeKind::divergence);
+  EXPECT_EQ(outcome.check, "page_written");
+  EXPECT_EQ(outcome.step, 0);
+  EXPECT_FALSE(outcome.what.empty());
+}
+
+TEST(Judge, refuses_a_mutant_that_nobody_has_and_one_that_has_no_backend_to_be_in) {
+  SavedCase saved = generate_case(std::uint64_t{1}, with_backend("simt"));
+  saved.mutants = {"no-such-defect"};
+  const Outcome unknown = judge(saved, make_simt_backend);
+  EXPECT_EQ(unknown.kind, OutcomeKind::refused);
+  EXPECT_NE(unknown.what.find("no-such-defect"), std::string::npos) << unknown.what;
+  saved.mutants = {"drop-slot"};
+  EXPECT_EQ(judge(saved).kind, OutcomeKind::refused);
+  saved.mutants = {"drop-slot", "race"};
+  EXPECT_EQ(judge(saved, make_simt_backend).kind, OutcomeKind::refused);
+}
+
+TEST(KnownFindings, are_recognised_by_configuration_and_check_and_by_nothing_less) {
+  SavedCase saved = generate_case(std::uint64_t{1}, with_backend("none"));
+  saved.engine.policy = SchedulingPolicy::priority;
+  saved.engine.enable_prefix_caching = true;
+  Outcome outcome;
+  EXPECT_EQ(known_finding(saved, outcome), nullptr);
+  outcome.kind = OutcomeKind::violation;
+  outcome.check = "invariant.published";
+  ASSERT_NE(known_finding(saved, outcome), nullptr);
+  EXPECT_EQ(known_finding(saved, outcome)->number, 3);
+  saved.engine.policy = SchedulingPolicy::fcfs;
+  EXPECT_EQ(known_finding(saved, outcome), nullptr);
+  saved.engine.policy = SchedulingPolicy::priority;
+  outcome.check = "invariant.ref_cnt";
+  EXPECT_EQ(known_finding(saved, outcome), nullptr);
+}
+
+}  // namespace
+}  // namespace lockstep

@@ -1,0 +1,176 @@
+// What `lockstep fuzz` found in this project and in the engines, each in the smallest case that
+// showed it.
+#include <gtest/gtest.h>
+
+#include "cuda_backend/simt_backend.h"
+#include "properties/judge.h"
+
+namespace lockstep {
+namespace {
+
+KVCacheGroupSpec group_of(const std::string& layer, CacheKind kind, std::int64_t block_size) {
+  KVCacheGroupSpec group;
+  group.layer_names = {layer};
+  group.spec.kind = kind;
+  group.spec.block_size = block_size;
+  group.spec.head_size = 8;
+  if (kind == CacheKind::chunked_local) group.spec.attention_chunk_size = 2 * block_size;
+  if (kind == CacheKind::mamba) {
+    group.spec.mamba_cache_mode = MambaCacheMode::align;
+    group.spec.states = {{{2, 4}, DType::fp32}};
+  }
+  return group;
+}
+
+SavedCase case_of(std::vector<KVCacheGroupSpec> groups, std::int64_t num_blocks) {
+  SavedCase saved;
+  saved.backend = "none";
+  saved.attention_backend = AttentionBackend::triton_attn;
+  saved.engine.block_size = static_cast<std::int32_t>(groups.front().spec.block_size);
+  saved.engine.max_num_seqs = 4;
+  saved.engine.max_num_batched_tokens = 64;
+  saved.engine.max_model_len = 64;
+  for (const KVCacheGroupSpec& group : groups)
+    if (group.spec.kind == CacheKind::mamba) saved.engine.mamba_cache_mode = MambaCacheMode::align;
+  const auto plan = plan_for_groups(std::move(groups), num_blocks);
+  EXPECT_TRUE(plan) << plan.error().message;
+  saved.cache = *plan;
+  return saved;
+}
+
+TraceRequest request_of(std::string name, std::uint64_t seed, std::uint32_t prompt,
+                        std::int32_t output) {
+  TraceRequest request;
+  request.spec.name = std::move(name);
+  request.spec.prompt.append({TokenRun::Kind::seeded, seed, 0, prompt});
+  request.spec.max_tokens = request.output.length = output;
+  request.output.fill = 7;
+  return request;
+}
+
+// Seed 21. A step that schedules nothing may still take in the output that ends a request: with one
+// place for all, the next one can only then be let in. The loop called that an idle step, and the
+// run stuck.
+TEST(FoundByFuzzing, a_step_that_takes_an_output_in_is_not_idle) {
+  SavedCase saved = case_of({group_of("a", CacheKind::full_attention, 4)}, 8);
+  saved.engine.max_num_seqs = 1;
+  saved.engine.async_scheduling = true;
+  saved.trace.records = {request_of("first", 1, 3, 1), request_of("second", 2, 3, 1)};
+  const Outcome outcome = judge(saved);
+  EXPECT_EQ(outcome.kind, OutcomeKind::agreed) << outcome.what;
+  EXPECT_EQ(outcome.tally[Reached::length_end], 2);
+}
+
+// Seed 2341. A victim that the step had already served is taken out of it again; its tokens stayed
+// in the step's total.
+TEST(FoundByFuzzing, the_total_of_a_step_leaves_its_victims_out) {
+  struct Totals final : StepObserver {
+    bool decided(const StepView& view) override {
+      std::int64_t sum = 0;
+      for (const ScheduledRequest& scheduled : view.decision.scheduled) sum += scheduled.num_tokens;
+      EXPECT_EQ(view.decision.total_num_scheduled_tokens, sum) << "step " << view.decision.step;
+      preemptions += std::ssize(view.decision.preempted);
+      return true;
+    }
+    std::int64_t preemptions = 0;
+  } totals;
+  SavedCase saved = case_of({group_of("a", CacheKind::full_attention, 4)}, 11);
+  saved.engine.policy = SchedulingPolicy::priority;
+  saved.engine.enable_prefix_caching = false;
+  saved.engine.scheduler_reserve_full_isl = false;
+  saved.engine.long_prefill_token_threshold = 8;
+  TraceRequest low = request_of("low", 1, 33, 1);
+  low.spec.priority = 1;
+  saved.trace.records = {low, request_of("high", 2, 6, 4)};
+  const Outcome outcome =
+      judge(saved, JudgeOptions{.backend = {}, .observer = &totals, .hashes = nullptr});
+  EXPECT_EQ(outcome.kind, OutcomeKind::agreed) << outcome.what;
+  EXPECT_GT(totals.preemptions, 0);
+}
+
+// Seed 670. vLLM asserts that it is never asked for it; the model took it, and hit tokens that
+// nobody had computed.
+TEST(FoundByFuzzing, eagle_beside_chunked_local_attention_is_refused_where_a_hit_drops_a_block) {
+  SavedCase saved = case_of(
+      {group_of("a", CacheKind::full_attention, 4), group_of("b", CacheKind::chunked_local, 4)},
+      40);
+  saved.engine.spec_method = SpecMethod::eagle;
+  saved.engine.num_spec_tokens = 1;
+  saved.trace.records = {request_of("r", 1, 9, 3)};
+  EXPECT_EQ(judge(saved).kind, OutcomeKind::agreed);
+  saved.engine.engine = "vllm-0.22.1";
+  const Outcome outcome = judge(saved);
+  EXPECT_EQ(outcome.kind, OutcomeKind::refused);
+  EXPECT_NE(outcome.what.find("eagle with a chunked_local group"), std::string::npos)
+      << outcome.what;
+}
+
+// Seeds 357, 841 and others. A state that drafts carry past the end of a block is copied into that
+// block after sampling; the program of a step left it out, and a later hit read an older state.
+TEST(FoundByFuzzing, a_state_that_drafts_carry_past_a_border_is_there_for_the_next_hit) {
+  SavedCase saved = case_of(
+      {group_of("a", CacheKind::full_attention, 16), group_of("m", CacheKind::mamba, 16)}, 20);
+  saved.backend = "simt";
+  saved.engine.spec_method = SpecMethod::ngram;
+  saved.engine.num_spec_tokens = 2;
+  saved.cache.groups[1].spec.num_speculative_blocks = 2;
+  saved.settings = {{"draft_acceptance_percent", 0}};
+  TraceRequest reader = request_of("reader", 1, 13, 2);
+  reader.spec.prompt.tokens.assign(9, 7);
+  reader.spec.prompt.runs.push_back({TokenRun::Kind::literal, 0, 0, 9});
+  reader.after = {"writer"};
+  saved.trace.records = {request_of("writer", 1, 13, 8), reader};
+  const Outcome outcome = judge(saved, make_simt_backend);
+  EXPECT_EQ(outcome.kind, OutcomeKind::agreed) << outcome.check << ": " << outcome.what;
+  EXPECT_EQ(outcome.tally[Reached::hit_mamba_align], 1);
+  EXPECT_GT(outcome.tally[Reached::rejected_draft], 0);
+  EXPECT_EQ(outcome.tally[Reached::with_backend], 1);
+}
+
+// Seed 12268, docs/findings.md, 5. One request alone: what vLLM 0.33.0 plans for 16 tokens of it
+// (four blocks of full attention, one of chunks, two states), and the null block.
+TEST(FoundByFuzzing, with_a_step_in_flight_states_outgrow_the_pool_planned_for_them) {
+  KVCacheGroupSpec chunks = group_of("c", CacheKind::chunked_local, 16);
+  chunks.spec.attention_chunk_size = 16;
+  SavedCase saved = case_of(
+      {group_of("a", CacheKind::full_attention, 4), chunks, group_of("m", CacheKind::mamba, 4)},
+      4 + 1 + 2 + 1);
+  saved.engine.max_model_len = 16;
+  saved.engine.max_num_seqs = 1;
+  saved.engine.max_num_batched_tokens = 5;
+  saved.engine.scheduler_reserve_full_isl = false;
+  saved.engine.async_scheduling = true;
+  saved.trace.records = {request_of("r", 1, 14, 2)};
+  const Outcome outcome = judge(saved);
+  EXPECT_EQ(outcome.kind, OutcomeKind::stuck) << outcome.check << outcome.what;
+  SavedCase one_at_a_time = saved;
+  one_at_a_time.engine.async_scheduling = false;
+  EXPECT_EQ(judge(one_at_a_time).kind, OutcomeKind::agreed);
+  SavedCase larger = saved;
+  larger.cache.num_blocks += 2;
+  for (KVCacheTensor& tensor : larger.cache.tensors)
+    tensor.size_bytes = tensor.size_bytes / saved.cache.num_blocks * larger.cache.num_blocks;
+  EXPECT_EQ(judge(larger).kind, OutcomeKind::agreed);
+}
+
+// Seed 156876, docs/findings.md, 6. The window before a chunk and the chunk are nine tokens, four
+// blocks; three draft slots more are five.
+TEST(FoundByFuzzing, slots_of_drafts_outgrow_the_pool_planned_for_a_window) {
+  KVCacheGroupSpec window = group_of("w", CacheKind::sliding_window, 3);
+  window.spec.sliding_window = 5;
+  const auto run = [&](std::int64_t num_blocks) {
+    SavedCase saved = case_of({window}, num_blocks);
+    saved.engine.max_model_len = 23;
+    saved.engine.max_num_seqs = 1;
+    saved.engine.max_num_batched_tokens = 5;
+    saved.engine.spec_method = SpecMethod::eagle;
+    saved.engine.num_spec_tokens = 3;
+    saved.trace.records = {request_of("r", 1, 16, 1)};
+    return judge(saved);
+  };
+  EXPECT_EQ(run(4 + 1).kind, OutcomeKind::stuck);
+  EXPECT_EQ(run(4 + 1 + 2).kind, OutcomeKind::agreed);
+}
+
+}  // namespace
+}  // namespace lockstep
