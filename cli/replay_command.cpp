@@ -9,6 +9,7 @@
 
 #include "cli/commands.h"
 #include "cli/exit_code.h"
+#include "cli/failing_case.h"
 #include "cli/progress.h"
 #include "cli/replay_options.h"
 #include "cli/replay_setup.h"
@@ -125,13 +126,30 @@ Result<void> leave_result(const ReplayOptions& options, const PreparedReplay& pr
   return {};
 }
 
+// The saved case made small, beside it.
+Result<void> leave_smallest(const std::string& path) {
+  const FailingCaseOptions judging;
+  const Result<SavedCase> saved = load_case(path, judging.backend);
+  if (!saved) return tl::unexpected(saved.error());
+  const Result<Failure> failure = failure_of(*saved, judging);
+  if (!failure) return tl::unexpected(failure.error());
+  if (!failure->failed()) return fail(fmt::format("{}: does not fail a second time", path));
+  const Result<ShrunkCase> shrunk = shrink_case(*saved, *failure, judging);
+  if (!shrunk) return tl::unexpected(shrunk.error());
+  const std::string smallest = path_of_smallest(path);
+  if (auto written = write_saved_case(smallest, shrunk->result.smallest); !written) return written;
+  fmt::print("\nShrunk: {}\nWritten: {}\nIts story: lockstep explain {}\n", to_text(*shrunk),
+             smallest, smallest);
+  return {};
+}
+
 Result<void> leave_case(const ReplayOptions& options, const PreparedReplay& prepared,
                         const RunReport& report) {
   if (options.save_dir.empty() || report.summary.verdict == Verdict::agreed) return {};
   Result<std::string> path = save_replay(options, prepared, report);
   if (!path) return tl::unexpected(path.error());
   fmt::print("Saved: {}\nSee it again: lockstep replay {}\n", *path, *path);
-  return {};
+  return options.shrink ? leave_smallest(*path) : Result<void>();
 }
 
 // Before a long run rather than after it.

@@ -144,7 +144,11 @@ void declare_replay_options(CLI::App& command, ReplayOptions& o) {
       .add_option("--cache-events", o.cache_events_path,
                   "JSON lines: blocks stored in and removed from the prefix cache, step by step")
       ->group(group);
-  command.add_option("--save", o.save_dir, "folder that a divergence is saved to, as a case")
+  CLI::Option* save =
+      command.add_option("--save", o.save_dir, "folder that a divergence is saved to, as a case")
+          ->group(group);
+  command.add_flag("--shrink", o.shrink, "make the saved case as small as it goes, beside it")
+      ->needs(save)
       ->group(group);
 }
 

@@ -38,6 +38,7 @@ struct ReplayOptions {
 
   // What it leaves behind; empty: nothing.
   std::string report_path, json_path, save_dir, cache_events_path;
+  bool shrink = false;  // what is saved, beside it
 
   // The first option given that a model, a recording, or a saved case says for itself; empty: none.
   std::string contradicts_model() const;

@@ -55,14 +55,16 @@ class Bench final : public StepObserver {
   bool decided(const StepView& view) override {
     recorder_.decided(view);
     invariants_.decided(view);
-    return settle() && (options_.observer == nullptr || options_.observer->decided(view));
+    const bool go_on = options_.observer == nullptr || options_.observer->decided(view);
+    return settle() && go_on;
   }
 
   bool finished(const StepView& view) override {
     if (options_.hashes != nullptr) options_.hashes->push_back(view.state_hash);
     recorder_.finished(view);
     if (!outcome_.failed()) invariants_.finished(view);
-    return settle() && (options_.observer == nullptr || options_.observer->finished(view));
+    const bool go_on = options_.observer == nullptr || options_.observer->finished(view);
+    return settle() && go_on;
   }
 
   // After the last step of a run in which nothing else failed.
@@ -83,7 +85,10 @@ class Bench final : public StepObserver {
   }
 
   void take_findings() {
-    for (AuditFinding& finding : auditor_->take_findings())
+    std::vector<AuditFinding> findings = auditor_->take_findings();
+    if (options_.findings != nullptr && !findings.empty() && !outcome_.failed())
+      *options_.findings = findings;
+    for (AuditFinding& finding : findings)
       fail_with(fmt::format("audit.{}", name_of(finding.rule)), finding.step,
                 std::move(finding.request), std::move(finding.what));
   }
@@ -181,12 +186,15 @@ Outcome judge(const SavedCase& saved, const JudgeOptions& options) {
   const auto report = run_lockstep(config, **decisions, bench.workload(), backend->get(), &bench);
   if (!report) return refusal(report.error());
   take_verdict(report->summary, outcome);
+  if (options.summary != nullptr) *options.summary = report->summary;
   if (outcome.kind == OutcomeKind::agreed) bench.end(**decisions);
   return outcome;
 }
 
 Outcome judge(const SavedCase& saved, const BackendFactory& backend) {
-  return judge(saved, JudgeOptions{.backend = backend, .observer = nullptr, .hashes = nullptr});
+  JudgeOptions options;
+  options.backend = backend;
+  return judge(saved, options);
 }
 
 }  // namespace lockstep

@@ -19,6 +19,7 @@
 
 #include "properties/tally.h"
 #include "reference/result.h"
+#include "sim/audit.h"
 #include "sim/backend.h"
 #include "sim/lockstep.h"
 #include "sim/result.h"
@@ -55,8 +56,10 @@ using BackendFactory = std::function<Result<std::unique_ptr<Backend>>(const Back
 
 struct JudgeOptions {
   BackendFactory backend;
-  StepObserver* observer = nullptr;          // sees every step after the checks of the judge
-  std::vector<StateHash>* hashes = nullptr;  // receives the chain, one hash a step
+  StepObserver* observer = nullptr;               // sees every step, the one that fails included
+  std::vector<StateHash>* hashes = nullptr;       // receives the chain, one hash a step
+  RunSummary* summary = nullptr;                  // receives what the run came to
+  std::vector<AuditFinding>* findings = nullptr;  // receives those of the step that fails
 };
 
 // The backend runs when options give one, the case's `backend` is not "none", and the program of a

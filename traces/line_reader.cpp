@@ -47,12 +47,23 @@ Result<LineReader> LineReader::open(const std::string& path) {
   if (!fd) return tl::unexpected(fd.error());
   LineReader reader(path, *fd);
   if (const auto filled = reader.fill(); !filled) return tl::unexpected(filled.error());
-  if (reader.buffer_.empty())
-    return fail(fmt::format("{}: found an empty file; expected records", path));
-  if (reader.buffer_.starts_with("\xef\xbb\xbf")) {
-    return fail(fmt::format("{}:1: found a byte-order mark; expected UTF-8 without one", path));
-  }
+  if (const auto sound = reader.check_start(); !sound) return tl::unexpected(sound.error());
   return reader;
+}
+
+Result<LineReader> LineReader::of_text(std::string name, std::string text) {
+  LineReader reader(std::move(name), -1);
+  reader.buffer_ = std::move(text);
+  reader.at_end_of_file_ = true;
+  if (const auto sound = reader.check_start(); !sound) return tl::unexpected(sound.error());
+  return reader;
+}
+
+Result<void> LineReader::check_start() const {
+  if (buffer_.empty()) return fail(fmt::format("{}: found an empty file; expected records", path_));
+  if (buffer_.starts_with("\xef\xbb\xbf"))
+    return fail(fmt::format("{}:1: found a byte-order mark; expected UTF-8 without one", path_));
+  return {};
 }
 
 LineReader::LineReader(LineReader&& other) noexcept { *this = std::move(other); }

@@ -16,6 +16,8 @@ namespace lockstep {
 class LineReader {
  public:
   static Result<LineReader> open(const std::string& path);
+  // The same for a text in memory; `name` stands where the path would in what it refuses.
+  static Result<LineReader> of_text(std::string name, std::string text);
   LineReader(LineReader&& other) noexcept;
   LineReader& operator=(LineReader&& other) noexcept;
   LineReader(const LineReader&) = delete;
@@ -35,6 +37,7 @@ class LineReader {
  private:
   LineReader(std::string path, int fd) : path_(std::move(path)), fd_(fd) {}
   Result<void> fill();
+  Result<void> check_start() const;
   tl::unexpected<Error> refuse(std::string_view reason) const;
 
   std::string path_;

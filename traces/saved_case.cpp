@@ -195,6 +195,12 @@ Result<SavedCase> read_saved_case(const std::string& path) {
   return CaseReader(std::move(*lines)).read();
 }
 
+Result<SavedCase> saved_case_from_text(std::string name, std::string text) {
+  auto lines = LineReader::of_text(std::move(name), std::move(text));
+  if (!lines) return tl::unexpected(lines.error());
+  return CaseReader(std::move(*lines)).read();
+}
+
 std::string saved_case_to_text(const SavedCase& saved) {
   std::string text = header_line(saved) + trace_to_text(saved.trace);
   if (saved.recording) {

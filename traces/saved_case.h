@@ -59,6 +59,9 @@ struct SavedCase {
 };
 
 Result<SavedCase> read_saved_case(const std::string& path);
+// The same from memory: what the reader refuses in a file it refuses here. `name` stands for the
+// path in the message.
+Result<SavedCase> saved_case_from_text(std::string name, std::string text);
 std::string saved_case_to_text(const SavedCase& saved);
 Result<void> write_saved_case(const std::string& path, const SavedCase& saved);
 

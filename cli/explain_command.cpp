@@ -1,0 +1,79 @@
+// lockstep explain CASE
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <memory>
+#include <string>
+
+#include "cli/commands.h"
+#include "cli/exit_code.h"
+#include "cli/failing_case.h"
+#include "cli/terminal.h"
+#include "properties/story.h"
+#include "properties/story_text.h"
+#include "traces/atomic_file.h"
+
+namespace lockstep {
+namespace {
+
+struct ExplainOptions {
+  std::string file;
+  std::string json_path;  // empty: none
+  std::size_t steps = 12;
+  FailingCaseOptions judging;
+};
+
+// A case that crashes or hangs cannot be watched: that it does is all there is to tell.
+std::string crash_text(const Failure& failure) {
+  return fmt::format("The case ends in a {}: {}\n{}\n", failure.kind, failure.check, failure.what);
+}
+
+int explain(const ExplainOptions& options) {
+  const Result<SavedCase> saved = load_case(options.file, options.judging.backend);
+  if (!saved) return refuse(saved.error().message);
+  const Result<Failure> failure = failure_of(*saved, options.judging);
+  if (!failure) return refuse(failure.error().message);
+  std::string json;
+  if (failure->kind == "crash" || failure->kind == "hang") {
+    fmt::print("{}", crash_text(*failure));
+  } else {
+    const Story story = tell(*saved, backend_factory(saved->backend));
+    StoryTextOptions shown;
+    shown.steps_max = options.steps;
+    fmt::print("{}", to_text(*saved, story, shown));
+    json = to_json(*saved, story);
+  }
+  if (!options.json_path.empty()) {
+    if (json.empty()) return refuse("--json: a case that crashes or hangs has no story to write");
+    const Result<void> written = write_file_atomically(options.json_path, json);
+    if (!written) return refuse(written.error().message);
+  }
+  return exit_code_of(*failure);
+}
+
+}  // namespace
+
+void add_explain_command(CLI::App& app, int& exit_code) {
+  auto options = std::make_shared<ExplainOptions>();
+  CLI::App* command =
+      app.add_subcommand("explain", "Tell what happens in a case, step by step, and why it fails");
+  command->add_option("CASE", options->file, "a saved case, or a recording")->required();
+  command->add_option("--steps", options->steps, "the last N steps; 0: all")
+      ->type_name("N")
+      ->capture_default_str();
+  command
+      ->add_option("--backend", options->judging.backend,
+                   "auto (as the case says), cuda, simt, none (decisions, audit and invariants)")
+      ->check(CLI::IsMember({"auto", "cuda", "simt", "none"}))
+      ->capture_default_str();
+  command
+      ->add_option("--time-limit", options->judging.time_limit_s,
+                   "seconds that the case may run; beyond them it hangs")
+      ->check(CLI::Range(1, 86'400).description(""))
+      ->type_name("S")
+      ->capture_default_str();
+  command->add_option("--json", options->json_path, "the story as JSON");
+  command->callback([options, &exit_code] { exit_code = explain(*options); });
+}
+
+}  // namespace lockstep

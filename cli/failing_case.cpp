@@ -1,0 +1,153 @@
+#include "cli/failing_case.h"
+
+#include <fmt/format.h>
+
+#include <filesystem>
+#include <nlohmann/json.hpp>
+#include <utility>
+
+#include "cli/exit_code.h"
+#include "cli/progress.h"
+#include "cli/terminal.h"
+#include "cuda_backend/gpu_backend.h"
+#include "cuda_backend/simt_backend.h"
+#include "properties/case_size.h"
+#include "properties/recorded_case.h"
+#include "traces/open_trace.h"
+
+namespace lockstep {
+namespace {
+
+Judging judging_with(const std::string& backend) {
+  return [factory = backend_factory(backend)](const SavedCase& saved) {
+    return judge(saved, factory);
+  };
+}
+
+std::chrono::milliseconds time_limit(const FailingCaseOptions& options) {
+  return std::chrono::seconds(options.time_limit_s);
+}
+
+Result<SavedCase> read_recorded_case(const std::string& path) {
+  Result<Recording> recording = read_recording(path);
+  if (!recording) return tl::unexpected(recording.error());
+  return case_of(std::filesystem::path(path).stem().string(), std::move(*recording));
+}
+
+// A line of the table: what, before, after.
+std::string change_row(std::string_view what, std::int64_t before, std::int64_t after) {
+  return fmt::format("  {:<10}{:>12}{:>12}\n", what, with_commas(before), with_commas(after));
+}
+
+}  // namespace
+
+Result<SavedCase> load_case(const std::string& path, const std::string& backend) {
+  const Result<FileFormat> format = detect_format(path);
+  if (!format) return tl::unexpected(format.error());
+  if (*format != FileFormat::saved_case && *format != FileFormat::recording)
+    return fail(fmt::format(
+        "{}: found a {}; expected a saved case or a recording. `lockstep replay {} --save DIR` "
+        "makes a case of what fails",
+        path, name_of(*format), path));
+  Result<SavedCase> saved =
+      *format == FileFormat::saved_case ? read_saved_case(path) : read_recorded_case(path);
+  if (saved && backend != "auto") saved->backend = backend;
+  return saved;
+}
+
+BackendFactory backend_factory(const std::string& backend) {
+  if (backend == "none") return {};
+  if (backend == "cuda")
+    return [](const BackendConfig& config) { return make_gpu_backend(config); };
+  return [](const BackendConfig& config) { return make_simt_backend(config); };
+}
+
+Result<Failure> failure_of(const SavedCase& saved, const FailingCaseOptions& options) {
+  Result<Failure> failure = judge_in_child(saved, judging_with(saved.backend), time_limit(options));
+  if (failure && failure->kind == "refused")
+    return fail(fmt::format("{}: {}", saved.name, failure->what));
+  return failure;
+}
+
+Result<ShrunkCase> shrink_case(const SavedCase& saved, const Failure& failure,
+                               const FailingCaseOptions& options) {
+  const Judging judging = judging_with(saved.backend);
+  Progress progress("shrinking", 0);
+  ShrinkOptions shrinking{.evaluations_max = options.evaluations_max, .progress = {}};
+  shrinking.progress = [&](std::int64_t evaluations, const SavedCase& best) {
+    const CaseSize size = size_of(best);
+    progress.at(evaluations, fmt::format("tried; {}, {}", counted(size.requests, "request"),
+                                         counted(size.tokens, "token")));
+  };
+  auto result = shrink(saved, fails_like(failure, judging, time_limit(options)), shrinking);
+  if (!result)
+    return fail(
+        fmt::format("{}: failed once ({}) and not again; it depends on something that the "
+                    "case does not hold",
+                    saved.name, failure.check));
+  Result<Failure> smallest = failure_of(result->smallest, options);
+  if (!smallest) return tl::unexpected(smallest.error());
+  // What a replay of it will say: audit and invariants are the judge's, and not looked at there.
+  ExpectedVerdict& expected = result->smallest.expected.emplace();
+  expected.kind = smallest->kind == "violation" ? "agreed" : smallest->check;
+  if (smallest->kind == "divergence") expected.step = smallest->step;
+  return ShrunkCase{.first = saved, .result = std::move(*result), .failure = std::move(*smallest)};
+}
+
+std::string to_text(const ShrunkCase& shrunk) {
+  const CaseSize before = size_of(shrunk.first);
+  const CaseSize after = size_of(shrunk.result.smallest);
+  std::string text =
+      fmt::format("{} tried, {} of them smaller; {}\n\n",
+                  counted(shrunk.result.evaluations, "case"), with_commas(shrunk.result.accepted),
+                  shrunk.result.is_minimal ? "nothing more can be taken away"
+                                           : "the evaluations ran out, it may go further");
+  text += fmt::format("  {:<10}{:>12}{:>12}\n", "", "before", "after");
+  text += change_row("requests", before.requests, after.requests);
+  text += change_row("tokens", before.tokens, after.tokens);
+  text += change_row("groups", before.groups, after.groups);
+  text += change_row("layers", before.layers, after.layers);
+  text += change_row("blocks", before.blocks, after.blocks);
+  text += change_row("options", before.options, after.options);
+  text += change_row("steps", shrunk.result.first_steps, shrunk.result.steps);
+  return text + fmt::format("\nIt still fails: {} ({})\n  {}\n", shrunk.failure.check,
+                            shrunk.failure.kind, shrunk.failure.what);
+}
+
+std::string to_json(const ShrunkCase& shrunk) {
+  using Json = nlohmann::ordered_json;
+  const auto size_json = [](const SavedCase& saved, std::int64_t steps) {
+    const CaseSize size = size_of(saved);
+    return Json{{"requests", size.requests},
+                {"tokens", size.tokens},
+                {"groups", size.groups},
+                {"layers", size.layers},
+                {"blocks", size.blocks},
+                {"options", size.options},
+                {"steps", steps}};
+  };
+  const Json json = {{"case", shrunk.first.name},
+                     {"before", size_json(shrunk.first, shrunk.result.first_steps)},
+                     {"after", size_json(shrunk.result.smallest, shrunk.result.steps)},
+                     {"evaluations", shrunk.result.evaluations},
+                     {"minimal", shrunk.result.is_minimal},
+                     {"kind", shrunk.failure.kind},
+                     {"check", shrunk.failure.check},
+                     {"step", shrunk.failure.step},
+                     {"request", shrunk.failure.request},
+                     {"what", shrunk.failure.what}};
+  return json.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";
+}
+
+std::string path_of_smallest(const std::string& path) {
+  for (const std::string_view end : {".case.jsonl", ".jsonl"})
+    if (path.ends_with(end)) return path.substr(0, path.size() - end.size()) + ".min.case.jsonl";
+  return path + ".min.case.jsonl";
+}
+
+int exit_code_of(const Failure& failure) {
+  if (!failure.failed()) return kExitAgreed;
+  return failure.kind == "stuck" || failure.kind == "hang" ? kExitStuck : kExitDisagreed;
+}
+
+}  // namespace lockstep

@@ -1,0 +1,47 @@
+// What `shrink`, `explain` and `replay --shrink` have in common: a case from a file, the backend
+// that it asks for, its failure, and the smaller case.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <string>
+
+#include "properties/failure.h"
+#include "properties/judge.h"
+#include "properties/shrinker.h"
+#include "reference/result.h"
+#include "traces/saved_case.h"
+
+namespace lockstep {
+
+struct FailingCaseOptions {
+  std::string backend = "auto";  // as the case says
+  std::int64_t time_limit_s = 30;
+  std::int64_t evaluations_max = 20'000;
+};
+
+// A saved case or a recording; with `backend` put in place of its own unless that is "auto".
+Result<SavedCase> load_case(const std::string& path, const std::string& backend);
+// The backend of whatever configuration comes; absent for "none".
+BackendFactory backend_factory(const std::string& backend);
+
+// Judged in a child process. Errors: what the engine, the reader or the backend refuses.
+Result<Failure> failure_of(const SavedCase& saved, const FailingCaseOptions& options);
+
+struct ShrunkCase {
+  SavedCase first;
+  ShrinkResult result;
+  Failure failure;  // of the smallest
+};
+// The smallest says in `expected` how it fails. REQUIRES: `saved` fails as `failure`.
+Result<ShrunkCase> shrink_case(const SavedCase& saved, const Failure& failure,
+                               const FailingCaseOptions& options);
+
+std::string to_text(const ShrunkCase& shrunk);
+std::string to_json(const ShrunkCase& shrunk);
+
+// "cases/x.case.jsonl" -> "cases/x.min.case.jsonl".
+std::string path_of_smallest(const std::string& path);
+int exit_code_of(const Failure& failure);
+
+}  // namespace lockstep

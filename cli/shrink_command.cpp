@@ -1,0 +1,75 @@
+// lockstep shrink CASE
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <memory>
+#include <string>
+
+#include "cli/commands.h"
+#include "cli/exit_code.h"
+#include "cli/failing_case.h"
+#include "cli/terminal.h"
+#include "traces/atomic_file.h"
+
+namespace lockstep {
+namespace {
+
+struct ShrinkCommandOptions {
+  std::string file;
+  std::string output_path;  // empty: beside the file
+  std::string json_path;    // empty: none
+  FailingCaseOptions judging;
+};
+
+int shrink_file(const ShrinkCommandOptions& options) {
+  const Result<SavedCase> saved = load_case(options.file, options.judging.backend);
+  if (!saved) return refuse(saved.error().message);
+  const Result<Failure> failure = failure_of(*saved, options.judging);
+  if (!failure) return refuse(failure.error().message);
+  if (!failure->failed()) {
+    fmt::print("{} does not fail: there is nothing to shrink.\n", options.file);
+    return kExitAgreed;
+  }
+  const Result<ShrunkCase> shrunk = shrink_case(*saved, *failure, options.judging);
+  if (!shrunk) return refuse(shrunk.error().message);
+  const std::string path =
+      options.output_path.empty() ? path_of_smallest(options.file) : options.output_path;
+  if (Result<void> written = write_saved_case(path, shrunk->result.smallest); !written)
+    return refuse(written.error().message);
+  fmt::print("{}\nWritten: {}\nIts story: lockstep explain {}\n", to_text(*shrunk), path, path);
+  if (!options.json_path.empty()) {
+    const Result<void> written = write_file_atomically(options.json_path, to_json(*shrunk));
+    if (!written) return refuse(written.error().message);
+  }
+  return exit_code_of(shrunk->failure);
+}
+
+}  // namespace
+
+void add_shrink_command(CLI::App& app, int& exit_code) {
+  auto options = std::make_shared<ShrinkCommandOptions>();
+  CLI::App* command =
+      app.add_subcommand("shrink", "Make a failing case as small as it goes and still fails");
+  command->add_option("CASE", options->file, "a saved case, or a recording")->required();
+  command->add_option("-o,--output", options->output_path,
+                      "where the smaller case goes (beside CASE, as NAME.min.case.jsonl)");
+  command
+      ->add_option("--backend", options->judging.backend,
+                   "auto (as the case says), cuda, simt, none (decisions, audit and invariants)")
+      ->check(CLI::IsMember({"auto", "cuda", "simt", "none"}))
+      ->capture_default_str();
+  command
+      ->add_option("--time-limit", options->judging.time_limit_s,
+                   "seconds that one case may run; beyond them it hangs")
+      ->check(CLI::Range(1, 86'400).description(""))
+      ->type_name("S")
+      ->capture_default_str();
+  command->add_option("--evaluations", options->judging.evaluations_max, "cases to try at most")
+      ->check(CLI::Range(1, 1'000'000'000).description(""))
+      ->type_name("N")
+      ->capture_default_str();
+  command->add_option("--json", options->json_path, "the result as JSON");
+  command->callback([options, &exit_code] { exit_code = shrink_file(*options); });
+}
+
+}  // namespace lockstep

@@ -1,0 +1,63 @@
+// A child process answers, crashes or hangs, and the parent can tell.
+#include "properties/child_process.h"
+
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <chrono>
+#include <csignal>
+#include <string>
+
+#include "reference/check.h"
+
+namespace lockstep {
+namespace {
+
+using namespace std::chrono_literals;
+
+TEST(ChildProcess, an_answer_comes_back_whole_however_long_it_is) {
+  const std::string text(3'000'000, 'x');
+  const auto answer = run_in_child([&] { return text; }, 60s);
+  ASSERT_TRUE(answer);
+  EXPECT_EQ(answer->end, ChildAnswer::End::answered);
+  EXPECT_EQ(answer->text, text);
+}
+
+TEST(ChildProcess, a_failed_check_is_a_crash_with_its_words) {
+  const auto answer = run_in_child(
+      []() -> std::string {
+        LS_CHECK(1 + 1 == 3, "two and {}", 7);
+        return "";
+      },
+      60s);
+  ASSERT_TRUE(answer);
+  EXPECT_EQ(answer->end, ChildAnswer::End::crashed);
+  EXPECT_EQ(answer->signal, "SIGABRT");
+  EXPECT_NE(answer->last_words.find("check failed: 1 + 1 == 3: two and 7"), std::string::npos)
+      << answer->last_words;
+}
+
+TEST(ChildProcess, a_hang_ends_at_the_limit) {
+  const auto answer = run_in_child(
+      []() -> std::string {
+        for (;;) ::pause();
+      },
+      100ms);
+  ASSERT_TRUE(answer);
+  EXPECT_EQ(answer->end, ChildAnswer::End::timed_out);
+}
+
+TEST(ChildProcess, nothing_that_the_child_does_is_seen_here_and_no_child_is_left) {
+  int here = 1;
+  const auto answer = run_in_child([&] { return std::to_string(here = 2); }, 60s);
+  ASSERT_TRUE(answer);
+  EXPECT_EQ(answer->text, "2");
+  EXPECT_EQ(here, 1);
+  EXPECT_EQ(::waitpid(-1, nullptr, WNOHANG), -1);
+  EXPECT_EQ(errno, ECHILD);
+}
+
+}  // namespace
+}  // namespace lockstep

@@ -1,0 +1,142 @@
+// Metamorphic relations hold over generated cases, and break where an engine is known to be wrong.
+#include "properties/relations.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <string>
+
+#include "properties/case_parts.h"
+#include "properties/generator.h"
+#include "properties/recorded_case.h"
+
+namespace lockstep {
+namespace {
+
+constexpr std::uint64_t kSeeds = 120;
+
+// Under `priority` a request can be preempted in its own step (docs/findings.md, 3), and what it
+// would have computed is hit: the relations break there, as a test below shows.
+GeneratorOptions plain_options() {
+  GeneratorOptions options;
+  options.engine = "vllm-0.33.0";
+  options.never.add(Feature::priority_policy);
+  options.backend = "none";
+  return options;
+}
+
+SavedCase regression(const std::string& name) {
+  auto recording = read_recording(LOCKSTEP_SOURCE_DIR "/tests/regressions/" + name + ".jsonl");
+  EXPECT_TRUE(recording) << recording.error().message;
+  auto saved = case_of(name, std::move(*recording));
+  EXPECT_TRUE(saved) << saved.error().message;
+  auto timed = on_a_clock(*saved);
+  EXPECT_TRUE(timed) << timed.error().message;
+  return *timed;
+}
+
+const Relation& named(std::string_view name) {
+  return *std::ranges::find(relations(), name, &Relation::name);
+}
+
+class RelationProperty : public testing::TestWithParam<Relation> {};
+
+void expect_holds(const Relation& relation, std::uint64_t seeds) {
+  std::int64_t applied = 0;
+  for (std::uint64_t seed = 1; seed <= seeds; ++seed) {
+    const SavedCase saved = generate_case(seed, plain_options());
+    if (!why_not_answered(saved).empty()) continue;
+    if (relation.change(saved)) ++applied;
+    const auto breach = check_relation(saved, relation);
+    ASSERT_TRUE(breach) << "seed " << seed << ": " << breach.error().message;
+    ASSERT_FALSE(*breach) << "seed " << seed << ": " << (*breach)->what;
+  }
+  EXPECT_GT(applied, 5) << "a relation that is never applied says nothing";
+}
+
+TEST_P(RelationProperty, holds_over_generated_cases) { expect_holds(GetParam(), kSeeds); }
+
+std::string test_name(const testing::TestParamInfo<Relation>& relation) {
+  std::string name(relation.param.name);
+  std::ranges::replace(name, ' ', '_');
+  return name;
+}
+
+INSTANTIATE_TEST_SUITE_P(Each, RelationProperty,
+                         testing::ValuesIn(relations().begin(), relations().end()), test_name);
+
+// What the audit found in the engines by looking at decisions is seen here in the answers.
+TEST(Relations, break_on_what_the_audit_found_in_the_engines) {
+  const SavedCase preempted = regression("vllm_0_33_0_preempted_in_its_own_step");
+  const auto in_a_larger_pool = check_relation(preempted, named("larger pool"));
+  ASSERT_TRUE(in_a_larger_pool);
+  ASSERT_TRUE(*in_a_larger_pool);
+  EXPECT_EQ((*in_a_larger_pool)->request, "low");
+  const SavedCase longer_hit = regression("vllm_0_22_1_state_hit_longer");
+  const auto without_eagle = check_relation(longer_hit, named("no drafts"));
+  ASSERT_TRUE(without_eagle);
+  ASSERT_TRUE(*without_eagle);
+  EXPECT_EQ((*without_eagle)->request, "reader");
+}
+
+// Everybody there from the start, nobody leaves: when a request ends is the scheduler's doing.
+SavedCase all_at_once(std::uint64_t seed) {
+  SavedCase saved = generate_case(seed, plain_options());
+  std::erase_if(saved.trace.records, [](const TraceRecord& record) {
+    return std::holds_alternative<TraceControl>(record);
+  });
+  for (TraceRequest* request : trace_requests_of(saved)) {
+    request->abort.reset();
+    request->after.clear();
+    request->delay_ns = 0;
+    request->spec.arrival_ns = 0;
+  }
+  return saved;
+}
+
+TEST(Memory, that_nobody_can_need_changes_nothing_about_when_requests_end) {
+  std::int64_t compared = 0;
+  for (std::uint64_t seed = 1; seed <= kSeeds; ++seed) {
+    SavedCase saved = with_memory_for_all(all_at_once(seed));
+    if (!why_not_answered(saved).empty()) continue;
+    const auto enough = answers_of(saved);
+    ASSERT_TRUE(set_num_blocks(saved, saved.cache.num_blocks + 17));
+    const auto more = answers_of(saved);
+    ASSERT_TRUE(enough && more);
+    EXPECT_EQ(enough->ended_in, more->ended_in) << "seed " << seed;
+    EXPECT_EQ(enough->steps, more->steps) << "seed " << seed;
+    ++compared;
+  }
+  EXPECT_GT(compared, 60);
+}
+
+// With one block more nobody is preempted, so the second request keeps a copy of a block that it
+// would share after a preemption, and the third has no room beside it until it ends.
+TEST(Memory, one_block_more_can_make_a_request_finish_later) {
+  const auto saved = read_saved_case(LOCKSTEP_SOURCE_DIR
+                                     "/tests/regressions/more_memory_finishes_later.case.jsonl");
+  ASSERT_TRUE(saved) << saved.error().message;
+  const auto later = more_memory_finishes_later(*saved, 1);
+  ASSERT_TRUE(later) << later.error().message;
+  ASSERT_TRUE(*later);
+  EXPECT_EQ((*later)->request, "r2");
+  EXPECT_EQ((*later)->step, 3);
+  EXPECT_EQ((*later)->step_more, 5);
+  EXPECT_EQ((*later)->finished, 2);
+  EXPECT_EQ((*later)->finished_more, 1);
+  const auto enough = more_memory_finishes_later(with_memory_for_all(*saved), 1);
+  ASSERT_TRUE(enough);
+  EXPECT_FALSE(*enough);
+}
+
+class RelationPropertySlow : public testing::TestWithParam<Relation> {};
+
+TEST_P(RelationPropertySlow, holds_over_thousands_of_generated_cases) {
+  expect_holds(GetParam(), 5000);
+}
+
+INSTANTIATE_TEST_SUITE_P(Each, RelationPropertySlow,
+                         testing::ValuesIn(relations().begin(), relations().end()), test_name);
+
+}  // namespace
+}  // namespace lockstep

@@ -1,0 +1,161 @@
+// Shrinking against predicates in a line of code: what is left is exactly what the predicate asks
+// for, and nothing that it does not.
+#include "properties/shrinker.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <set>
+#include <string>
+
+#include "properties/case_parts.h"
+#include "properties/case_size.h"
+#include "tests/properties/large_case.h"
+
+namespace lockstep {
+namespace {
+
+constexpr std::int64_t kOneStep = 1;
+
+StillFails when(const std::function<bool(const SavedCase&)>& fails) {
+  return [fails](const SavedCase& saved) {
+    return fails(saved) ? std::optional(kOneStep) : std::nullopt;
+  };
+}
+
+std::int64_t prompt_tokens(const SavedCase& saved) {
+  std::int64_t sum = 0;
+  for (const RequestSpec* request : requests_of(saved)) sum += request->prompt.size();
+  return sum;
+}
+
+TEST(Shrinker, a_case_that_does_not_fail_has_nothing_to_shrink) {
+  EXPECT_FALSE(shrink(large_case(3), when([](const SavedCase&) { return false; })));
+}
+
+TEST(Shrinker, a_case_that_always_fails_becomes_one_layer_and_no_request) {
+  const auto result = shrink(large_case(20), when([](const SavedCase&) { return true; }));
+  ASSERT_TRUE(result);
+  EXPECT_TRUE(result->is_minimal);
+  EXPECT_EQ(size_of(result->smallest),
+            (CaseSize{.requests = 0, .tokens = 0, .groups = 1, .layers = 1, .blocks = 2}));
+  EXPECT_EQ(result->smallest.cache.groups[0].spec.block_size, 1);
+  EXPECT_EQ(result->smallest.cache.groups[0].spec.head_size, 4);  // a word of bf16
+  EXPECT_EQ(result->smallest.engine.max_num_seqs, 1);
+  EXPECT_EQ(result->smallest.backend, "none");
+}
+
+TEST(Shrinker, what_the_failure_needs_stays_and_everything_else_goes) {
+  const auto needs = [](const SavedCase& saved) {
+    const bool window = std::ranges::any_of(saved.cache.groups, [](const auto& group) {
+      return group.spec.kind == CacheKind::sliding_window && group.spec.sliding_window >= 3;
+    });
+    const auto requests = requests_of(saved);
+    const bool salted = std::ranges::any_of(
+        requests, [](const auto* request) { return !request->cache_salt.empty(); });
+    return window && salted && prompt_tokens(saved) >= 7 && saved.cache.num_blocks >= 5 &&
+           saved.engine.policy == SchedulingPolicy::priority;
+  };
+  const auto result = shrink(large_case(40), when(needs));
+  ASSERT_TRUE(result);
+  EXPECT_TRUE(result->is_minimal);
+  const SavedCase& smallest = result->smallest;
+  EXPECT_EQ(
+      size_of(smallest),
+      (CaseSize{.requests = 1, .tokens = 8, .groups = 1, .layers = 1, .blocks = 5, .options = 1}));
+  EXPECT_EQ(smallest.cache.groups[0].spec.kind, CacheKind::sliding_window);
+  EXPECT_EQ(smallest.cache.groups[0].spec.sliding_window, 3);
+  EXPECT_EQ(smallest.engine.policy, SchedulingPolicy::priority);
+  EXPECT_EQ(requests_of(smallest)[0]->prompt.runs.size(), 1u) << saved_case_to_text(smallest);
+  EXPECT_EQ(requests_of(smallest)[0]->name, "r0");
+}
+
+TEST(Shrinker, requests_that_wait_for_one_another_stay_together_only_when_it_matters) {
+  const auto waits = [](const SavedCase& saved) {
+    SavedCase copy = saved;
+    return std::ranges::any_of(trace_requests_of(copy),
+                               [](const TraceRequest* request) { return !request->after.empty(); });
+  };
+  const auto result = shrink(large_case(30), when(waits));
+  ASSERT_TRUE(result);
+  SavedCase smallest = result->smallest;
+  const auto requests = trace_requests_of(smallest);
+  ASSERT_EQ(requests.size(), 2u);
+  EXPECT_EQ(requests[1]->after, std::vector<std::string>{"r0"});
+  EXPECT_EQ(requests[1]->delay_ns, 0);
+}
+
+TEST(Shrinker, every_candidate_is_tried_once_and_reads_back_as_it_was_written) {
+  std::set<std::string> tried;
+  std::int64_t count = 0;
+  const auto result = shrink(large_case(12), [&](const SavedCase& saved) {
+    ++count;
+    const std::string text = saved_case_to_text(saved);
+    EXPECT_TRUE(tried.insert(text).second) << "tried before:\n" << text;
+    const auto read = saved_case_from_text("candidate", text);
+    EXPECT_TRUE(read && *read == saved) << (read ? text : read.error().message);
+    return prompt_tokens(saved) >= 30 ? std::optional(kOneStep) : std::nullopt;
+  });
+  ASSERT_TRUE(result);
+  EXPECT_EQ(count, result->evaluations);
+  EXPECT_GT(count, 30);
+}
+
+TEST(Shrinker, the_same_case_shrinks_to_the_same_bytes_in_the_same_number_of_evaluations) {
+  const auto needs = when([](const SavedCase& saved) { return prompt_tokens(saved) >= 21; });
+  const auto first = shrink(large_case(25), needs);
+  const auto second = shrink(large_case(25), needs);
+  ASSERT_TRUE(first && second);
+  EXPECT_EQ(saved_case_to_text(first->smallest), saved_case_to_text(second->smallest));
+  EXPECT_EQ(first->evaluations, second->evaluations);
+}
+
+TEST(Shrinker, out_of_evaluations_it_leaves_a_case_that_fails_and_says_so) {
+  const auto needs = when([](const SavedCase& saved) { return prompt_tokens(saved) >= 21; });
+  const auto result = shrink(large_case(25), needs, {.evaluations_max = 15, .progress = {}});
+  ASSERT_TRUE(result);
+  EXPECT_FALSE(result->is_minimal);
+  EXPECT_LE(result->evaluations, 16);
+  EXPECT_GE(prompt_tokens(result->smallest), 21);
+  EXPECT_LT(result->smallest.trace.records.size(), large_case(25).trace.records.size());
+}
+
+// More steps are no smaller case, whatever else went down.
+TEST(Shrinker, steps_count_before_tokens) {
+  const auto result = shrink(large_case(4), [](const SavedCase& saved) {
+    const std::int64_t tokens = prompt_tokens(saved);
+    return tokens == 0 ? std::nullopt : std::optional(tokens >= 6 ? std::int64_t{2} : 50);
+  });
+  ASSERT_TRUE(result);
+  EXPECT_EQ(prompt_tokens(result->smallest), 6);
+  EXPECT_EQ(result->steps, 2);
+}
+
+TEST(Shrinker, a_recording_becomes_a_trace_where_the_failure_lets_it) {
+  const SavedCase start = recorded(large_case(10));
+  const auto result =
+      shrink(start, when([](const SavedCase& saved) { return size_of(saved).requests >= 2; }));
+  ASSERT_TRUE(result);
+  EXPECT_FALSE(result->smallest.recording);
+  EXPECT_EQ(size_of(result->smallest).requests, 2);
+}
+
+TEST(Shrinker, a_recording_is_cut_in_place_where_it_must_stay_one) {
+  const SavedCase start = recorded(large_case(10));
+  ASSERT_GT(start.recording->steps.size(), 10u);
+  const auto result = shrink(start, when([](const SavedCase& saved) {
+                               return saved.recording && size_of(saved).requests >= 2;
+                             }));
+  ASSERT_TRUE(result);
+  ASSERT_TRUE(result->smallest.recording);
+  EXPECT_EQ(size_of(result->smallest).requests, 2);
+  EXPECT_LE(result->smallest.recording->steps.size(), 2u);
+  for (const RecordedStep& step : result->smallest.recording->steps)
+    for (const RecordedScheduled& scheduled : step.scheduled)
+      EXPECT_TRUE(std::ranges::any_of(requests_of(result->smallest), [&](const RequestSpec* r) {
+        return r->name == scheduled.id;
+      })) << scheduled.id;
+}
+
+}  // namespace
+}  // namespace lockstep

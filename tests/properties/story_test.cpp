@@ -1,0 +1,145 @@
+// Stories of cases that fail in known ways: who came, what was decided, where it went wrong and
+// why, in lines that a terminal holds.
+#include "properties/story.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+#include <sstream>
+#include <string>
+
+#include "properties/check_reasons.h"
+#include "properties/recorded_case.h"
+#include "properties/story_pictures.h"
+#include "properties/story_text.h"
+#include "tests/properties/large_case.h"
+
+namespace lockstep {
+namespace {
+
+SavedCase regression(const std::string& name) {
+  auto recording = read_recording(LOCKSTEP_SOURCE_DIR "/tests/regressions/" + name + ".jsonl");
+  EXPECT_TRUE(recording) << recording.error().message;
+  auto saved = case_of(name, std::move(*recording));
+  EXPECT_TRUE(saved) << saved.error().message;
+  return *saved;
+}
+
+// Two requests that can never both fit, and may not be preempted into fitting: one waits for ever.
+SavedCase starving_case() {
+  SavedCase saved = large_case(1);
+  saved.backend = "none";
+  saved.cache.num_blocks = 4;
+  for (KVCacheTensor& tensor : saved.cache.tensors) tensor.size_bytes = tensor.size_bytes / 40 * 4;
+  return saved;
+}
+
+std::size_t longest_line(const std::string& text) {
+  std::istringstream lines(text);
+  std::size_t longest = 0;
+  for (std::string line; std::getline(lines, line);) longest = std::max(longest, line.size());
+  return longest;
+}
+
+void expect_told(const std::string& text, std::initializer_list<std::string_view> parts) {
+  std::size_t from = 0;
+  for (const std::string_view part : parts) {
+    const std::size_t at = text.find(part, from);
+    EXPECT_NE(at, std::string::npos) << "not told, or not in its place: " << part << "\n" << text;
+    if (at != std::string::npos) from = at;
+  }
+}
+
+TEST(Story, of_an_audit_finding_names_the_block_and_ends_with_the_sentence_of_the_check) {
+  const SavedCase saved = regression("vllm_0_22_1_state_hit_longer");
+  const Story story = tell(saved, {});
+  ASSERT_EQ(story.outcome.check, "audit.attention_read");
+  ASSERT_FALSE(story.findings.empty());
+  const std::string text = to_text(saved, story);
+  expect_told(text, {"Step 0", "writer arrives", "writer is scheduled", "group 0  writer", "pool",
+                     "reader arrives", "Here it fails: audit.attention_read (violation)",
+                     "the rule", "where     request reader"});
+  const std::string last = text.substr(text.rfind("\n\n") + 2);
+  EXPECT_EQ(last, wrapped("", story.outcome.what));
+  EXPECT_LE(longest_line(text), 100u);
+}
+
+TEST(Story, of_requests_that_wait_for_ever_says_what_each_would_need) {
+  const SavedCase saved = starving_case();
+  const Story story = tell(saved, {});
+  ASSERT_EQ(story.outcome.kind, OutcomeKind::stuck) << story.outcome.what;
+  expect_told(to_text(saved, story),
+              {"request-0 arrives", "Nothing is scheduled.", "request-0 waits.",
+               "Here it fails: liveness (stuck)", "request-0", "needs about", "it can never fit"});
+}
+
+TEST(Story, of_a_case_that_agrees_says_so) {
+  SavedCase saved = large_case(2);
+  saved.backend = "none";
+  const Story story = tell(saved, {});
+  ASSERT_EQ(story.outcome.kind, OutcomeKind::agreed) << story.outcome.what;
+  expect_told(to_text(saved, story), {"The case does not fail: it is agreed."});
+}
+
+TEST(Story, leaves_out_the_first_steps_of_a_long_run_and_says_how_many) {
+  SavedCase saved = large_case(8);
+  saved.backend = "none";
+  const Story story = tell(saved, {});
+  ASSERT_GT(story.steps.size(), 5u);
+  const std::string text = to_text(saved, story, {.steps_max = 3});
+  EXPECT_EQ(text.find("\nStep 0\n"), std::string::npos);
+  expect_told(text, {"... " + std::to_string(story.steps.size() - 3) + " steps before"});
+  EXPECT_NE(to_text(saved, story, {.steps_max = 0}).find("\nStep 0\n"), std::string::npos);
+}
+
+TEST(Story, as_json_has_every_step_with_its_tables_and_the_same_ending) {
+  const SavedCase saved = regression("vllm_0_22_1_state_hit_longer");
+  const Story story = tell(saved, {});
+  const auto json = nlohmann::json::parse(to_json(saved, story));
+  EXPECT_EQ(json.at("check"), "audit.attention_read");
+  EXPECT_EQ(json.at("what"), story.outcome.what);
+  ASSERT_EQ(json.at("steps").size(), story.steps.size());
+  EXPECT_FALSE(json.at("steps").at(0).at("tables").at("writer").at(0).empty());
+  EXPECT_EQ(json.at("steps").at(0).at("pool").at(0).at("is"), "null");
+}
+
+TEST(Story, twice_is_the_same_story) {
+  SavedCase saved = large_case(6);
+  saved.backend = "none";
+  EXPECT_EQ(to_text(saved, tell(saved, {}), {.steps_max = 0}),
+            to_text(saved, tell(saved, {}), {.steps_max = 0}));
+}
+
+TEST(StoryPictures, a_table_shows_which_tokens_lie_in_which_block) {
+  KVCacheSpec spec;
+  spec.block_size = 4;
+  const std::vector<BlockId> table = {kNullBlock, BlockId{7}, BlockId{3}, BlockId{9}};
+  EXPECT_EQ(wrapped("", table_picture(table, spec, 10, {BlockId{3}, BlockId{9}})),
+            "[-: 0-3] [7: 4-7] [3*: 8-9] [9*: empty]\n");
+}
+
+TEST(StoryPictures, a_page_shows_the_row_that_is_wrong_and_from_which_byte) {
+  Divergence found;
+  found.expected_page = {1, 2, 3, 4};
+  found.found_page = {1, 2, 3, 9};
+  found.spans = {{0, 2, "slot 0"}, {2, 2, "slot 1"}};
+  const std::string picture = page_picture(found);
+  EXPECT_NE(picture.find("slot 0"), std::string::npos);
+  EXPECT_NE(picture.find("WRONG from byte 3"), std::string::npos) << picture;
+  EXPECT_LT(picture.find("right"), picture.find("WRONG"));
+}
+
+TEST(StoryPictures, every_check_that_a_case_can_fail_has_its_rule_in_a_sentence) {
+  for (int phase = 0; phase <= static_cast<int>(Phase::page_final); ++phase)
+    EXPECT_FALSE(reason_of_check(name_of(static_cast<Phase>(phase))).empty()) << phase;
+  for (int rule = 0; rule <= static_cast<int>(AuditRule::recording); ++rule)
+    EXPECT_FALSE(
+        reason_of_check("audit." + std::string(name_of(static_cast<AuditRule>(rule)))).empty())
+        << rule;
+  EXPECT_FALSE(reason_of_check("liveness").empty());
+  EXPECT_TRUE(reason_of_check("no such check").empty());
+}
+
+}  // namespace
+}  // namespace lockstep
