@@ -40,7 +40,7 @@ TEST(Fuzz, ShardsMergeIntoTheWhole) {
 
 // A defect that fuzzing does not see would make every green run worthless.
 TEST(Fuzz, ThePlantedDefectFailsAndItsCaseReplays) {
-  const std::string folder = temporary_path("cases");
+  const std::string folder = temporary_path("fuzzed-cases");
   const Outcome found =
       run_lockstep({"fuzz", "--seed", "1", "--mutant", "drop-slot", "--save", folder});
   EXPECT_EQ(found.status, 1) << found.err;

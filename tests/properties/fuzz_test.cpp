@@ -60,8 +60,8 @@ TEST(Fuzz, ten_thousand_cases_see_every_class) {
   for (const std::string_view name : report.missing_classes()) ADD_FAILURE() << name << ": never";
 }
 
-TEST(FuzzSlow, three_thousand_cases_with_kernels_see_every_class) {
-  const FuzzReport report = fuzz(fuzzing("simt", 3'000));
+TEST(FuzzSlow, ten_thousand_cases_with_kernels_see_every_class) {
+  const FuzzReport report = fuzz(fuzzing("simt", 10'000));
   expect_agreement(report);
   for (const std::string_view name : report.missing_classes()) ADD_FAILURE() << name << ": never";
 }

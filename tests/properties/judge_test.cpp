@@ -1,5 +1,5 @@
-// The judge: runs are repeatable to the last hash, a planted defect is seen, and each invariant can
-// fail.
+// The judge: runs are repeatable to the last hash, a planted defect is seen, and what cannot be run
+// is refused.
 #include "properties/judge.h"
 
 #include <fmt/core.h>
