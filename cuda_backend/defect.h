@@ -29,6 +29,17 @@ enum class Defect : std::uint8_t {
   kernel_block_unsplit,
   zero_lost,
   copy_unordered,
+  layout_order_lost,
+  hidden_flatten,
+  hidden_chunk_save,
+  hidden_slot_mapping,
+  slot_past_row,
+  table_width,
+  table_async_upload,
+  table_late_clear,
+  state_update_race,
+  state_draft_reuse,
+  stale_nan,
 };
 
 struct Defects {
