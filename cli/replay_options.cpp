@@ -115,7 +115,8 @@ void declare_run(CLI::App& command, ReplayOptions& o) {
              "on the CPU: run every operation as late as events allow, in an order from the seed "
              "(--check hunt does so too)",
              group);
-  command.add_option("--mutant", o.mutant, "plant this defect in the backend")->group(group);
+  command.add_option("--mutant", o.mutant, "plant this defect (lockstep mutants --list)")
+      ->group(group);
   command.add_option("--seed", o.seed, "of sampled tokens and of hunt's preemptions (0)")
       ->group(group);
   command.add_option("--limit", o.limit_requests, "only the first N requests; 0: all (0)")

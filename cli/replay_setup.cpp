@@ -111,10 +111,11 @@ Result<void> check_engine(const EngineConfig& engine) {
   return {};
 }
 
-void apply_device_flags(const ReplayOptions& options, BackendConfig& device) {
+void apply_device_flags(const ReplayOptions& options, LockstepConfig& config) {
+  BackendConfig& device = config.device;
+  if (options.mutant) plant(config, *options.mutant);
   if (options.layout) device.layout = *cache_layout_from_name(*options.layout);
   override_with(options.queries_per_kv, device.queries_per_kv);
-  override_with(options.mutant, device.mutant);
   override_with(options.num_streams, device.num_streams);
   override_with(options.delay_streams, device.delay_streams);
   override_with(options.seed, device.seed);
@@ -158,7 +159,7 @@ Result<void> finish(const ReplayOptions& options, const EngineConfig& engine,
   else if (attention == AttentionBackend::any_size)
     prepared.chosen.push_back("attention backend any_size: no shipped one takes blocks this small");
   prepared.config.device = make_device_config(engine, std::move(*plan), attention);
-  apply_device_flags(options, prepared.config.device);
+  apply_device_flags(options, prepared.config);
   return {};
 }
 
@@ -255,7 +256,7 @@ Result<void> prepare_saved_case(const ReplayOptions& options, PreparedReplay& pr
   Result<SavedCase> saved = read_saved_case(options.file);
   if (!saved) return tl::unexpected(saved.error());
   prepared.config = config_of(*saved);
-  apply_device_flags(options, prepared.config.device);
+  apply_device_flags(options, prepared.config);
   prepared.workload_options = workload_options_of(*saved);
   prepared.expected = saved->expected;
   prepared.num_records = static_cast<std::int64_t>(saved->recording ? saved->recording->steps.size()
@@ -330,7 +331,7 @@ Result<PreparedReplay> prepare_replay(const ReplayOptions& options) {
     return tl::unexpected(sound.error());
   config.draw = !options.report_path.empty();
   auto decisions = make_reference_decisions(config.engine, config.device.plan.groups,
-                                            config.device.plan.num_blocks);
+                                            config.device.plan.num_blocks, config.scheduler_defect);
   if (!decisions) return tl::unexpected(decisions.error());
   prepared.decisions = std::move(*decisions);
   for (std::int32_t rank = 0; rank < config.device.context.num_ranks; ++rank) {

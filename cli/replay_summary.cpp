@@ -9,6 +9,7 @@
 #include "cli/terminal.h"
 #include "reference/kv_cache_spec.h"
 #include "reference/view_types.h"
+#include "sim/saved_run.h"
 
 namespace lockstep {
 namespace {
@@ -65,8 +66,8 @@ std::string configuration_text(const PreparedReplay& prepared) {
   if (prepared.ranks.size() > 1)
     text += fmt::format("  ranks   {} of context parallelism, each with its own device\n",
                         prepared.ranks.size());
-  if (!prepared.config.device.mutant.empty()) {
-    text += fmt::format("  mutant  {}\n", prepared.config.device.mutant);
+  if (const std::string mutant = mutant_of(prepared.config); !mutant.empty()) {
+    text += fmt::format("  mutant  {}\n", mutant);
   }
   for (const std::string& choice : prepared.chosen) text += fmt::format("  chosen  {}\n", choice);
   return text;
@@ -144,7 +145,7 @@ std::string summary_json(const ReplayOptions& options, const PreparedReplay& pre
       {"groups", device.plan.groups.size()},
       {"layout", name_of(device.layout)},
       {"num_streams", device.num_streams},
-      {"mutant", device.mutant},
+      {"mutant", mutant_of(prepared.config)},
       {"seed", prepared.workload_options.seed},
   };
   if (prepared.totals) {

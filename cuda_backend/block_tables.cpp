@@ -18,6 +18,7 @@ BlockTables::BlockTables(Device& device, const BackendConfig& config,
       context_(config.context),
       lengths_(device, "block table lengths"),
       tables_(device, "block table descriptors"),
+      lookup_tables_(device, "block table descriptors for slots"),
       clear_rows_(device, "rows to clear"),
       appends_(device, "table appends"),
       block_ids_(device, "appended block ids"),
@@ -35,7 +36,8 @@ BlockTables::BlockTables(Device& device, const BackendConfig& config,
   for (std::size_t g = 0; g < num_groups; ++g) {
     Group group;
     GroupTable& table = group.table;
-    table.width = config.max_blocks_per_row[g];
+    group.max_blocks_per_row = config.max_blocks_per_row[g];
+    table.width = group.max_blocks_per_row;
     table.blocks_per_kv_block = static_cast<std::int32_t>(blocks_per_kv_block[g]);
     table.kernel_block_size =
         static_cast<std::int32_t>(config.plan.groups[g].spec.block_size / blocks_per_kv_block[g]);
@@ -50,6 +52,8 @@ BlockTables::BlockTables(Device& device, const BackendConfig& config,
           device, fmt::format("kernel block table of group {}", g));
       table.kernel_entries = group.kernel_entries->reserve(entries * table.blocks_per_kv_block);
     }
+    if (device_.defect() == Defect::table_width)
+      table.width -= static_cast<std::int32_t>(config.plan.groups[g].spec.num_speculative_blocks);
     table.lengths = lengths_.data() + static_cast<std::int64_t>(g) * num_rows_;
     groups_.push_back(std::move(group));
   }
@@ -57,6 +61,7 @@ BlockTables::BlockTables(Device& device, const BackendConfig& config,
   std::vector<GroupTable> tables;
   for (const Group& group : groups_) tables.push_back(group.table);
   tables_.upload(tables);
+  plant_lookup(config);
   slots_stride_ = config.max_tokens_per_step;
   slots_.reserve(slots_stride_ * static_cast<std::int64_t>(num_groups));
 }
@@ -79,6 +84,24 @@ void BlockTables::plant_slot_block_size(const BackendConfig& config) {
   }
 }
 
+// What slots are looked up in: the tables, unless a defect of the lookup alone is planted.
+void BlockTables::plant_lookup(const BackendConfig& config) {
+  std::vector<GroupTable> tables;
+  for (const Group& group : groups_) tables.push_back(group.table);
+  const auto widest = std::ranges::max(tables, {}, &GroupTable::width);
+  for (std::size_t g = 0; g < tables.size(); ++g) {
+    const bool hidden = config.plan.groups[g].spec.kind == CacheKind::hidden_state;
+    if (device_.defect() == Defect::slot_past_row) tables[g].width = widest.width;
+    if (device_.defect() == Defect::hidden_slot_mapping && hidden) {
+      const GroupTable& other = groups_[(g + 1) % groups_.size()].table;
+      tables[g].entries = other.entries;
+      tables[g].kernel_entries = other.entries;
+      tables[g].width = other.width;
+    }
+  }
+  lookup_tables_.upload(tables);
+}
+
 const std::int32_t* BlockTables::kernel_table(std::int32_t group) const {
   return groups_[group].table.kernel_entries;
 }
@@ -99,19 +122,24 @@ void BlockTables::write_tables(Operation& operation) const {
   }
 }
 
+void BlockTables::clear_rows(const StepProgram& program) {
+  if (device_.defect() == Defect::stale_table_entry) return;
+  device_.launch(device_.kernels().clear_rows,
+                 TableClearParams{.groups = tables_.data(),
+                                  .rows = clear_rows_.upload(program.clear_rows),
+                                  .num_groups = num_groups(),
+                                  .num_rows = static_cast<std::int32_t>(program.clear_rows.size())},
+                 [&](Operation& operation) {
+                   operation.named("clear_rows").read_all(tables_, clear_rows_).write_all(lengths_);
+                 });
+}
+
 void BlockTables::apply(const StepProgram& program) {
   if (device_.wants_operations()) mirror_.apply(program);
-  if (device_.defect() != Defect::stale_table_entry)
-    device_.launch(
-        device_.kernels().clear_rows,
-        TableClearParams{.groups = tables_.data(),
-                         .rows = clear_rows_.upload(program.clear_rows),
-                         .num_groups = num_groups(),
-                         .num_rows = static_cast<std::int32_t>(program.clear_rows.size())},
-        [&](Operation& operation) {
-          operation.named("clear_rows").read_all(tables_, clear_rows_).write_all(lengths_);
-        });
+  const bool clears_late = device_.defect() == Defect::table_late_clear;
+  if (!clears_late) clear_rows(program);
   append(program);
+  if (clears_late) clear_rows(program);
   if (device_.defect() == Defect::table_edit_lost) return;
   host_edits_.clear();
   for (const TableEdit& edit : program.table_edits)
@@ -126,23 +154,33 @@ void BlockTables::apply(const StepProgram& program) {
                  });
 }
 
+// The block ids of the step. Planted: those of the step before still lie where they are read.
+std::span<const std::int32_t> BlockTables::staged_ids(const StepProgram& program) {
+  const std::span<const std::int32_t> ids(
+      reinterpret_cast<const std::int32_t*>(program.table_block_ids.data()),
+      program.table_block_ids.size());
+  if (device_.defect() != Defect::table_async_upload) return ids;
+  std::vector<std::int32_t> now(ids.begin(), ids.end());
+  std::copy_n(host_ids_.begin(), std::min(host_ids_.size(), now.size()), now.begin());
+  host_ids_.assign(ids.begin(), ids.end());
+  late_ids_ = std::move(now);
+  return late_ids_;
+}
+
 void BlockTables::append(const StepProgram& program) {
   host_appends_.clear();
   for (const TableUpdate& update : program.table_updates) {
     LS_CHECK(update.row >= 0 && update.row < num_rows_, "row {} of {}", update.row, num_rows_);
     LS_CHECK(update.group >= 0 && update.group < num_groups(), "group {}", update.group);
-    LS_CHECK(update.first + std::int64_t{update.count} <= groups_[update.group].table.width,
+    LS_CHECK(update.first + std::int64_t{update.count} <= groups_[update.group].max_blocks_per_row,
              "group {}: {} entries from {}, rows hold {}", update.group, update.count, update.first,
-             groups_[update.group].table.width);
+             groups_[update.group].max_blocks_per_row);
     host_appends_.push_back({update.row, update.group, update.first, update.begin, update.count});
   }
-  const std::span<const std::int32_t> ids(
-      reinterpret_cast<const std::int32_t*>(program.table_block_ids.data()),
-      program.table_block_ids.size());
   device_.launch(device_.kernels().append_entries,
                  TableAppendParams{.groups = tables_.data(),
                                    .appends = appends_.upload(host_appends_),
-                                   .block_ids = block_ids_.upload(ids),
+                                   .block_ids = block_ids_.upload(staged_ids(program)),
                                    .num_appends = static_cast<std::int32_t>(host_appends_.size())},
                  [&](Operation& operation) {
                    operation.named("append_entries")
@@ -176,7 +214,7 @@ void BlockTables::map_tokens(std::span<const std::int32_t> positions,
   }
   device_.launch(
       device_.kernels().slot_mapping,
-      SlotMappingParams{.groups = tables_.data(),
+      SlotMappingParams{.groups = lookup_tables_.data(),
                         .positions = positions_.upload(positions),
                         .token_rows = token_rows_.upload(token_rows),
                         .slots = slots_.data(),
@@ -190,7 +228,7 @@ void BlockTables::map_tokens(std::span<const std::int32_t> positions,
                         .interleave = context_.interleave},
       [&](Operation& operation) {
         operation.named("slot_mapping")
-            .read_all(tables_, positions_, token_rows_)
+            .read_all(lookup_tables_, positions_, token_rows_)
             .write_all(slots_);
         for (std::int32_t group = 0; group < num_groups(); ++group)
           operation.read(table_range(group));

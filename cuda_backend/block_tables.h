@@ -56,11 +56,15 @@ class BlockTables {
     std::unique_ptr<DeviceArray<std::int32_t>> entries;
     std::unique_ptr<DeviceArray<std::int32_t>> kernel_entries;  // null: the same as entries
     GroupTable table;
+    std::int32_t max_blocks_per_row = 0;
   };
   std::int32_t num_groups() const { return static_cast<std::int32_t>(groups_.size()); }
   void append(const StepProgram& program);
+  void clear_rows(const StepProgram& program);
+  std::span<const std::int32_t> staged_ids(const StepProgram& program);
   void plant_slot_block_size(const BackendConfig& config);
   void write_tables(Operation& operation) const;
+  void plant_lookup(const BackendConfig& config);
 
   Device& device_;
   TableMirror mirror_;
@@ -69,6 +73,8 @@ class BlockTables {
   std::vector<Group> groups_;
   DeviceArray<std::int32_t> lengths_;  // [num_groups, num_rows]
   DeviceArray<GroupTable> tables_;
+  DeviceArray<GroupTable>
+      lookup_tables_;  // as slot mapping sees them: planted defects apart, equal
   DeviceArray<std::int32_t> clear_rows_;
   DeviceArray<TableAppend> appends_;
   DeviceArray<std::int32_t> block_ids_;
@@ -80,6 +86,8 @@ class BlockTables {
   // Host staging, kept from step to step.
   std::vector<TableAppend> host_appends_;
   std::vector<TableEntry> host_edits_;
+  // Planted, table-async-upload: the ids of the step before, and what is read in the step's place.
+  std::vector<std::int32_t> host_ids_, late_ids_;
   std::vector<std::int32_t> host_positions_, host_token_rows_, host_lengths_;
 };
 

@@ -183,13 +183,33 @@ void CachePool::add_region_ranges(std::int32_t group, std::int32_t block,
     ranges.push_back(range_in_block(layers_.regions[i], block));
 }
 
+// Where an update starts from. Planted: from the last draft of the row's step before, accepted or
+// not.
+BlockId CachePool::source_of(const StateUpdate& update) const {
+  if (device_.defect() != Defect::state_draft_reuse) return update.source;
+  BlockId last = update.source;
+  bool goes_on = false;
+  for (const StateUpdate& before : last_updates_) {
+    if (before.row != update.row || before.group != update.group) continue;
+    goes_on |= before.target == update.source;
+    last = before.target;
+  }
+  return goes_on ? last : update.source;
+}
+
 void CachePool::update_states(std::span<const StateUpdate> updates,
                               const DeviceArray<std::uint64_t>& contents) {
   if (updates.empty()) return;
   host_updates_.clear();
-  for (const StateUpdate& item : updates)
-    host_updates_.push_back({item.group, index_of(item.source), index_of(item.target),
-                             item.num_tokens, item.first_token});
+  for (std::size_t i = 0; i < updates.size(); ++i) {
+    const StateUpdate& item = updates[i];
+    const bool is_draft =
+        i > 0 && item.row == updates[i - 1].row && item.group == updates[i - 1].group;
+    const BlockId source = is_draft ? item.source : source_of(item);
+    host_updates_.push_back(
+        {item.group, index_of(source), index_of(item.target), item.num_tokens, item.first_token});
+  }
+  last_updates_.assign(updates.begin(), updates.end());
   const StateUpdateItem* items = state_items_.upload(host_updates_);
   waves_.for_each_move<StateUpdateItem>(host_updates_, [&](std::size_t first, std::size_t count) {
     device_.launch(

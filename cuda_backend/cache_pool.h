@@ -65,6 +65,7 @@ class CachePool {
   // What the layers of a group use in a block.
   void add_region_ranges(std::int32_t group, std::int32_t block,
                          std::vector<MemoryRange>& ranges) const;
+  BlockId source_of(const StateUpdate& update) const;
 
   Device& device_;
   const BackendConfig& config_;
@@ -92,6 +93,7 @@ class CachePool {
   std::vector<GroupBlockItem> host_zero_;
   std::vector<BlockCopyItem> host_copies_;
   std::vector<StateUpdateItem> host_updates_;
+  std::vector<StateUpdate> last_updates_;  // of the step before, for a planted defect
   std::vector<FingerprintItem> host_fingerprints_;
   std::vector<unsigned long long> host_sums_;
   std::vector<std::byte> guards_, found_guards_;  // all zones, as they should be and as they are

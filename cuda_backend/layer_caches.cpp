@@ -30,9 +30,10 @@ class Builder {
       : config_(config), defects_(defects), bases_(bases) {}
 
   Result<LayerCaches> build() {
-    auto views = derive(defects_.views);
+    const bool other_order = defects_.kernel == Defect::layout_order_lost;
+    auto views = derive(defects_.views, other_order);
     if (!views) return tl::unexpected(views.error());
-    auto healthy = derive(ViewDefect::none);
+    auto healthy = derive(ViewDefect::none, false);
     if (!healthy) return tl::unexpected(healthy.error());
     if (auto agreed = check_kernel_blocks(*healthy); !agreed) return tl::unexpected(agreed.error());
     add_pages();
@@ -44,9 +45,10 @@ class Builder {
   }
 
  private:
-  Result<PoolViews> derive(ViewDefect defect) const {
+  Result<PoolViews> derive(ViewDefect defect, bool other_order) const {
+    const bool hnd = (config_.layout == CacheLayout::HND) != other_order;
     return derive_views(config_.plan, {.backend = config_.attention_backend,
-                                       .layout = config_.layout,
+                                       .layout = hnd ? CacheLayout::HND : CacheLayout::NHD,
                                        .rule = config_.layout_rule,
                                        .defect = defect});
   }

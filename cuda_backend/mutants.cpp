@@ -11,108 +11,69 @@ using cuda::Defect;
 using cuda::ViewDefect;
 
 struct Entry {
+  std::string_view id;
   cuda::Defects defects;
-  MutantInfo info;
 };
 
-constexpr Entry in_kernels(Defect defect, MutantInfo info) {
-  return {{defect, ViewDefect::none}, info};
+constexpr Entry in_kernels(std::string_view id, Defect defect) {
+  return {id, {defect, ViewDefect::none}};
 }
-constexpr Entry in_views(ViewDefect defect, MutantInfo info) {
-  return {{Defect::none, defect}, info};
+constexpr Entry in_views(std::string_view id, ViewDefect defect) {
+  return {id, {Defect::none, defect}};
 }
 
 constexpr Entry kEntries[] = {
-    in_kernels(Defect::wrong_stride,
-               {"wrong-stride", "the block stride of the attention views is one token row short",
-                "any block but the null block"}),
-    in_kernels(Defect::drop_slot,
-               {"drop-slot", "the K/V write leaves out the last scheduled token of every step",
-                "any step"}),
-    in_kernels(
-        Defect::stale_table_entry,
-        {"stale-table-entry", "a row keeps the entries of freed blocks when it is used again",
-         "a row that is used again by a shorter table"}),
-    in_kernels(Defect::table_edit_lost,
-               {"table-edit-lost", "a retired block is not replaced by the null block in its row",
-                "sliding window or chunked local attention past the window"}),
-    in_kernels(Defect::write_past_page,
-               {"write-past-page",
-                "the last part of a row starts one token late, so a block ends past its page",
-                "a full block"}),
-    in_kernels(Defect::uninitialised_read,
-               {"uninitialised-read", "the K/V rows of a step's last token are never computed",
-                "any step"}),
-    in_kernels(Defect::race,
-               {"race", "a second CTA writes the first token's row, with the last token's content",
-                "any step in check mode; two tokens or more in fast mode"}),
-    in_kernels(Defect::slot_wrong_block_size,
-               {"slot-wrong-block-size", "slots are computed with the block size of another group",
-                "a token past the smaller of the two block sizes"}),
-    in_kernels(
-        Defect::slot_pad_rows,
-        {"slot-pad-rows", "padded rows get slot 0 instead of PAD_SLOT_ID", "a padded batch"}),
-    in_kernels(Defect::offset_int32, {"offset-int32", "block id times block stride in 32 bits",
-                                      "a tensor of more than 2 GiB"}),
-    in_kernels(Defect::state_copy_lost,
-               {"state-copy-lost", "states are not copied from block to block",
-                "prefix hits in mode align"}),
-    in_kernels(Defect::state_pads_included,
-               {"state-pads-included", "a state advances over its last token twice, as over a pad",
-                "any state update"}),
-    in_kernels(Defect::kernel_block_unsplit,
-               {"kernel-block-unsplit", "the kernel's block table holds manager block ids",
-                "kernel_block_size smaller than block_size"}),
-    in_kernels(Defect::zero_lost,
-               {"zero-lost", "blocks are not zeroed before use", "a step that zeroes blocks"}),
-    in_kernels(Defect::copy_unordered,
-               {"copy-unordered", "what reads a copied block does not wait for the copy",
-                "several streams; copies from block to block"}),
-    in_views(ViewDefect::layout_two_blocks,
-             {"layout-two-blocks", "the block dimension is guessed from shape[0] == 2",
-              "attention and states in one model"}),
-    in_views(ViewDefect::layout_not_updated,
-             {"layout-not-updated", "attention views keep K and V apart although pages are shared",
-              "attention and states in one model, pair-first backend"}),
-    in_views(ViewDefect::layout_restride_hidden,
-             {"layout-restride-hidden", "hidden-state caches are re-strided as if they were pairs",
-              "hidden states in a pool of two blocks"}),
-    in_views(ViewDefect::layout_equal_page,
-             {"layout-equal-page", "layers of one tensor are all shaped like its first one",
-              "equal pages with different block sizes"}),
-    in_views(
-        ViewDefect::layout_two_heads,
-        {"layout-two-heads", "the pair is looked for by its size, from the right", "two KV heads"}),
-    in_views(ViewDefect::state_stride_unpadded,
-             {"state-stride-unpadded", "states are strided by the real page, not the padded page",
-              "state layers in padded pages"}),
-    in_views(
-        ViewDefect::state_offset_wrong_itemsize,
-        {"state-offset-wrong-itemsize", "a state's offset is counted in items of another state",
-         "states of different dtype"}),
-    in_views(ViewDefect::pack_stride,
-             {"pack-stride", "strides of (num_blocks, 2) on a (2, num_blocks) view",
-              "packed attention, pair-first backend"}),
-    in_views(ViewDefect::pack_offset,
-             {"pack-offset", "every layer of a pack at offset 0", "packed attention"}),
+    in_kernels("wrong-stride", Defect::wrong_stride),
+    in_kernels("drop-slot", Defect::drop_slot),
+    in_kernels("stale-table-entry", Defect::stale_table_entry),
+    in_kernels("table-edit-lost", Defect::table_edit_lost),
+    in_kernels("write-past-page", Defect::write_past_page),
+    in_kernels("uninitialised-read", Defect::uninitialised_read),
+    in_kernels("race", Defect::race),
+    in_kernels("slot-wrong-block-size", Defect::slot_wrong_block_size),
+    in_kernels("slot-pad-rows", Defect::slot_pad_rows),
+    in_kernels("offset-int32", Defect::offset_int32),
+    in_kernels("state-copy-lost", Defect::state_copy_lost),
+    in_kernels("state-pads-included", Defect::state_pads_included),
+    in_kernels("kernel-block-unsplit", Defect::kernel_block_unsplit),
+    in_kernels("zero-lost", Defect::zero_lost),
+    in_kernels("copy-unordered", Defect::copy_unordered),
+    in_kernels("layout-order-lost", Defect::layout_order_lost),
+    in_kernels("hidden-flatten", Defect::hidden_flatten),
+    in_kernels("hidden-chunk-save", Defect::hidden_chunk_save),
+    in_kernels("hidden-slot-mapping", Defect::hidden_slot_mapping),
+    in_kernels("slot-past-row", Defect::slot_past_row),
+    in_kernels("table-width", Defect::table_width),
+    in_kernels("table-async-upload", Defect::table_async_upload),
+    in_kernels("table-late-clear", Defect::table_late_clear),
+    in_kernels("state-update-race", Defect::state_update_race),
+    in_kernels("state-draft-reuse", Defect::state_draft_reuse),
+    in_kernels("stale-nan", Defect::stale_nan),
+    in_views("layout-two-blocks", ViewDefect::layout_two_blocks),
+    in_views("layout-not-updated", ViewDefect::layout_not_updated),
+    in_views("layout-restride-hidden", ViewDefect::layout_restride_hidden),
+    in_views("layout-equal-page", ViewDefect::layout_equal_page),
+    in_views("layout-two-heads", ViewDefect::layout_two_heads),
+    in_views("state-stride-unpadded", ViewDefect::state_stride_unpadded),
+    in_views("state-offset-wrong-itemsize", ViewDefect::state_offset_wrong_itemsize),
+    in_views("pack-stride", ViewDefect::pack_stride),
+    in_views("pack-offset", ViewDefect::pack_offset),
 };
 
 }  // namespace
 
-std::vector<MutantInfo> backend_mutants() {
-  std::vector<MutantInfo> mutants;
-  for (const Entry& entry : kEntries) mutants.push_back(entry.info);
-  return mutants;
+std::vector<std::string_view> backend_defect_names() {
+  std::vector<std::string_view> names;
+  for (const Entry& entry : kEntries) names.push_back(entry.id);
+  return names;
 }
 
 Result<cuda::Defects> cuda::defects_from_name(std::string_view name) {
   if (name.empty()) return Defects{};
-  std::string known;
-  for (const Entry& entry : kEntries) {
-    if (entry.info.id == name) return entry.defects;
-    known += fmt::format("{}{}", known.empty() ? "" : ", ", entry.info.id);
-  }
-  return fail(fmt::format("mutant: '{}' is not planted in this backend; known: {}", name, known));
+  for (const Entry& entry : kEntries)
+    if (entry.id == name) return entry.defects;
+  return fail(fmt::format("mutant: '{}' is not planted in this backend; known: {}", name,
+                          fmt::join(backend_defect_names(), ", ")));
 }
 
 }  // namespace lockstep

@@ -70,12 +70,24 @@ std::string_view name_of(CapacityDefect defect) {
       return "routed-buffer";
     case CapacityDefect::state_blocks_capped:
       return "state-blocks-capped";
+    case CapacityDefect::cp_memory:
+      return "cp-memory";
   }
   return "?";
 }
 
-Result<EngineCapacity> engine_capacity(const KVCacheConfig& plan, const RequestLimits& limits,
+std::optional<CapacityDefect> capacity_defect_from_name(std::string_view name) {
+  using enum CapacityDefect;
+  for (const CapacityDefect defect :
+       {capacity_all_groups, capacity_sliding, routed_buffer, state_blocks_capped, cp_memory})
+    if (name_of(defect) == name) return defect;
+  return std::nullopt;
+}
+
+Result<EngineCapacity> engine_capacity(const KVCacheConfig& plan, const RequestLimits& told,
                                        CapacityDefect defect) {
+  RequestLimits limits = told;
+  if (defect == CapacityDefect::cp_memory) limits.context_ranks = 1;
   EngineCapacity capacity;
   std::int64_t request_bytes = 0;
   bool states = false;

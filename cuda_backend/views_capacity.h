@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string_view>
 
 #include "reference/kv_cache_spec.h"
@@ -17,8 +18,10 @@ enum class CapacityDefect : std::uint8_t {
   capacity_sliding,     // 40417: windows and chunks divide it
   routed_buffer,        // 37118: a slot-indexed buffer sized by the capacity
   state_blocks_capped,  // 38270: max_num_seqs lowered in silence to what the states allow
+  cp_memory,            // 39949 review: ranks that share a context left out of the estimate
 };
 std::string_view name_of(CapacityDefect defect);
+std::optional<CapacityDefect> capacity_defect_from_name(std::string_view name);
 
 struct RequestLimits {
   std::int64_t max_model_len = 0;

@@ -266,6 +266,7 @@ void Invariants::decided(const StepView& view) {
     check_request(view, i);
   if (engine_.enable_prefix_caching) check_published(view);
   check_queue_front(view);
+  check_planned(view);
   remember(view);
   tables_.clear();
   for (const RequestId id : view.decisions.running())

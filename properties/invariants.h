@@ -13,6 +13,7 @@
 //   hit             a hit leaves a token to compute, and lies on blocks that are cached
 //   published       what has newly become findable is computed by a request of this very step
 //   queue_front     new blocks come from the front of the free queue
+//   planned_blocks  nobody holds more blocks of a group than the pool is planned for
 //   limits          budgets, and nobody scheduled twice or while waiting
 // After its output:
 //   free_order      blocks freed by ended requests join the queue tail first, as a naive model says
@@ -72,6 +73,7 @@ class Invariants {
   void check_request(const StepView& view, std::size_t index);
   void check_published(const StepView& view);
   void check_queue_front(const StepView& view);
+  void check_planned(const StepView& view);
   void check_free_order(const StepView& view);
   void remember(const StepView& view);
 

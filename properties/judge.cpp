@@ -15,19 +15,6 @@
 namespace lockstep {
 namespace {
 
-// Where the planted defects of a case go. This is the one place that routes a name.
-struct PlantedDefects {
-  std::string backend;  // BackendConfig::mutant
-};
-
-Result<PlantedDefects> route_mutants(const SavedCase& saved) {
-  if (saved.mutants.size() > 1)
-    return fail(fmt::format("mutants: {} of them; a case has one at most", saved.mutants.size()));
-  PlantedDefects defects;
-  for (const std::string& mutant : saved.mutants) defects.backend = mutant;
-  return defects;
-}
-
 Outcome refusal(const Error& error) {
   Outcome outcome;
   outcome.kind = OutcomeKind::refused;
@@ -169,12 +156,12 @@ std::string_view name_of(OutcomeKind kind) {
 }
 
 Outcome judge(const SavedCase& saved, const JudgeOptions& options) {
-  const Result<PlantedDefects> defects = route_mutants(saved);
-  if (!defects) return refusal(defects.error());
-  LockstepConfig config = config_of(saved);
-  config.device.mutant = defects->backend;
-  auto decisions =
-      make_reference_decisions(saved.engine, saved.cache.groups, saved.cache.num_blocks);
+  if (saved.mutants.size() > 1)
+    return refusal(
+        {fmt::format("mutants: {} of them; a case has one at most", saved.mutants.size())});
+  const LockstepConfig config = config_of(saved);
+  auto decisions = make_reference_decisions(saved.engine, saved.cache.groups,
+                                            saved.cache.num_blocks, config.scheduler_defect);
   if (!decisions) return refusal(decisions.error());
   auto backend = make_backend(saved, config, options);
   if (!backend) return refusal(backend.error());

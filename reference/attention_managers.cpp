@@ -52,6 +52,7 @@ void FullAttentionManager::find_longest_cache_hit(
 std::int32_t FullAttentionManager::num_common_prefix_blocks(const Request& request,
                                                             std::int32_t num_requests) const {
   const std::vector<BlockId>& blocks = of(request).blocks;
+  if (planted(SchedulerDefect::common_prefix_overcount)) num_requests = std::min(num_requests, 2);
   const auto end = std::ranges::find_if(
       blocks, [&](BlockId block) { return pool_.ref_cnt(block) != num_requests; });
   return static_cast<std::int32_t>(end - blocks.begin());
@@ -72,7 +73,8 @@ SlidingWindowManager::SlidingWindowManager(const KVCacheSpec& spec, std::int32_t
 }
 
 std::int32_t SlidingWindowManager::num_skipped_tokens(std::int32_t num_computed_tokens) const {
-  return std::max(0, num_computed_tokens - window_ + 1);
+  const std::int32_t num_too_early = planted(SchedulerDefect::free_window_early) ? 1 : 0;
+  return std::max(0, num_computed_tokens - window_ + 1 + num_too_early);
 }
 
 // A hit needs the last window - 1 tokens before the place where it ends.
@@ -96,8 +98,10 @@ void SlidingWindowManager::find_longest_cache_hit(
     const HitQuery& query, std::span<const std::int32_t> groups,
     std::span<std::vector<BlockId>* const> hits) const {
   // To drop a last block, one more is matched.
-  const std::int64_t num_wanted =
-      ceil_div(window_ - 1, block_size_) + (query.drop_last_block ? 1 : 0);
+  const bool rounds_down = planted(SchedulerDefect::hit_window_short);
+  const std::int32_t num_in_window =
+      rounds_down ? std::max(1, (window_ - 1) / block_size_) : ceil_div(window_ - 1, block_size_);
+  const std::int64_t num_wanted = num_in_window + (query.drop_last_block ? 1 : 0);
   const std::int64_t max_num_blocks = query.max_length / block_size_;
   for (std::vector<BlockId>* hit : hits)
     hit->assign(static_cast<std::size_t>(max_num_blocks), kNullBlock);

@@ -64,7 +64,7 @@ void BlockPool::get_new_blocks(std::int64_t count, std::vector<BlockId>& out) {
     unlink(block);
     blocks_[at(block)].ref_cnt = 1;
     if (enable_caching_) {
-      evict(block);
+      if (!evicts_late_) evict(block);
       const BlockId following = blocks_[at(kNullBlock)].next;
       cache_.prefetch(following);
       cache_.prefetch_entry(blocks_[at(following)].next);
@@ -116,6 +116,7 @@ void BlockPool::free_blocks_reversed(std::span<const BlockId> blocks) {
 }
 
 void BlockPool::cache_block(BlockId block, const BlockKey& key, std::int32_t group) {
+  if (evicts_late_) evict(block);
   evict_parts(block);  // the whole block stands for them now
   cache_.add(block, key, group);
   ++counters_.stored;

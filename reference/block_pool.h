@@ -22,6 +22,7 @@
 #include "reference/engine_profile.h"
 #include "reference/ids.h"
 #include "reference/prefix_cache.h"
+#include "reference/scheduler_defect.h"
 #include "reference/scheduler_types.h"
 
 namespace lockstep {
@@ -30,6 +31,8 @@ class BlockPool {
  public:
   // REQUIRES: num_blocks >= 1.
   BlockPool(std::int64_t num_blocks, bool enable_caching, FreedBlocks freed_blocks);
+
+  void plant(SchedulerDefect defect) { evicts_late_ = defect == SchedulerDefect::hash_stale; }
 
   std::int64_t num_blocks() const { return static_cast<std::int64_t>(blocks_.size()); }
   std::int64_t num_free_blocks() const { return num_free_; }
@@ -87,6 +90,7 @@ class BlockPool {
   std::int64_t num_free_ = 0;
   bool enable_caching_;
   bool unhashed_first_;
+  bool evicts_late_ = false;  // planted: content is findable until other content is
   PrefixCache cache_;
   std::map<BlockId, std::vector<BlockKey>> keys_of_parts_;
   CacheCounters counters_;

@@ -52,7 +52,9 @@ std::int64_t GroupManager::num_blocks_to_allocate(const Request& request,
                                                   const SlotDemand& demand) const {
   const GroupBlocks& held = of(request);
   std::int64_t required = ceil_div(demand.num_tokens, block_size_);
-  if (demand.apply_admission_cap && admission_cap_) required = std::min(required, *admission_cap_);
+  const bool capped =
+      demand.apply_admission_cap && admission_cap_ && !planted(SchedulerDefect::admission_uncapped);
+  if (capped) required = std::min(required, *admission_cap_);
   const auto num_held = static_cast<std::int64_t>(held.blocks.size());
   if (held.num_cached_blocks >= 0) {
     LS_CHECK(new_computed_blocks.empty(), "a running request cannot have a prefix hit");
@@ -122,6 +124,8 @@ void GroupManager::free_head(GroupBlocks& held, std::int64_t end) {
 
 void GroupManager::cache_blocks(Request& request, std::int32_t num_tokens) {
   const std::int32_t scale = block_size_ / sizes_.hash_block_size;
+  if (planted(SchedulerDefect::state_partial_block) && spec_.kind == CacheKind::mamba)
+    num_tokens += block_size_ - 1;
   // A block whose hash looks ahead is published once the tokens after it are known.
   const std::int32_t num_full =
       std::min(num_tokens / block_size_, static_cast<std::int32_t>(request.hashes.size()) / scale);
@@ -217,7 +221,14 @@ std::array<std::int32_t, 2> GroupManager::replay_boundaries(const Request& reque
 void GroupManager::free(Request& request) {
   GroupBlocks& held = of(request);
   // The tail first: it is evicted before the prefix that more requests can share.
-  pool_.free_blocks_reversed(held.blocks);
+  if (planted(SchedulerDefect::free_forward_order))
+    pool_.free_blocks(held.blocks);
+  else
+    pool_.free_blocks_reversed(held.blocks);
+  if (planted(SchedulerDefect::free_twice)) {
+    std::erase_if(held.blocks, [&](BlockId block) { return pool_.ref_cnt(block) == 0; });
+    pool_.free_blocks(held.blocks);  // those that others share, once more
+  }
   held.clear();
 }
 

@@ -21,6 +21,7 @@
 #include "reference/engine_profile.h"
 #include "reference/kv_cache_spec.h"
 #include "reference/request.h"
+#include "reference/scheduler_defect.h"
 
 namespace lockstep {
 
@@ -48,6 +49,8 @@ class GroupManager {
   static std::unique_ptr<GroupManager> create(const KVCacheSpec& spec, std::int32_t group,
                                               const EngineConfig& config, BlockSizes sizes,
                                               BlockPool& pool);
+
+  void plant(SchedulerDefect defect) { defect_ = defect; }
 
   const KVCacheSpec& spec() const { return spec_; }
   // Tokens that one entry of the block table covers, over all context-parallel ranks.
@@ -97,6 +100,7 @@ class GroupManager {
   // Frees table entries from the right, from place `end` - 1 on, up to the first null one.
   void free_head(GroupBlocks& held, std::int64_t end);
 
+  bool planted(SchedulerDefect defect) const { return defect_ == defect; }
   GroupBlocks& of(Request& request) const {
     return request.groups[static_cast<std::size_t>(group_)];
   }
@@ -120,6 +124,7 @@ class GroupManager {
   bool publishes_sparsely_ = false;  // is_reachable() may say no
   bool caches_prompt_tails_ = false;
   bool records_new_blocks_ = false;
+  SchedulerDefect defect_ = SchedulerDefect::none;
   std::vector<BlockId> new_block_ids_;
   std::vector<BlockId> freed_;  // of one call
 };

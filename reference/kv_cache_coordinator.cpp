@@ -69,13 +69,20 @@ KVCacheCoordinator::KVCacheCoordinator(const EngineConfig& config,
                         [](const AttentionGroup& a) { return a.is_full; });
 }
 
+void KVCacheCoordinator::plant(SchedulerDefect defect) {
+  defect_ = defect;
+  pool_->plant(defect);
+  for (const auto& manager : managers_) manager->plant(defect);
+}
+
 void KVCacheCoordinator::find_longest_cache_hit(const Request& request, PrefixHit& hit) const {
   hit.blocks.resize(managers_.size());
   for (auto& table : hit.blocks) table.clear();
   hit.num_tokens = 0;
   hit.shared_prefix_boundary = 0;
   if (!config_.enable_prefix_caching) return;
-  const std::int32_t max_length = request.num_tokens() - 1;
+  const bool whole_prompt = defect_ == SchedulerDefect::hit_whole_prompt;
+  const std::int32_t max_length = request.num_tokens() - (whole_prompt ? 0 : 1);
   if (managers_.size() > 1) return find_hybrid(request, max_length, hit);
   const GroupManager& manager = *managers_[0];
   const std::int32_t group = 0;
@@ -126,7 +133,7 @@ void KVCacheCoordinator::find_hybrid(const Request& request, std::int32_t max_le
     length = current;
     if (one_pass) break;
   }
-  hit.num_tokens = length;
+  hit.num_tokens = defect_ == SchedulerDefect::hit_longest_group ? longest : length;
   if (longest > length) hit.shared_prefix_boundary = longest;
   cut_full_groups(hit);
 }
@@ -140,6 +147,7 @@ void KVCacheCoordinator::cut_full_groups(PrefixHit& hit) const {
       const std::int32_t block_size = managers_[static_cast<std::size_t>(group)]->block_size();
       std::vector<BlockId>& table = hit.blocks[static_cast<std::size_t>(group)];
       table.resize(std::min(table.size(), static_cast<std::size_t>(hit.num_tokens / block_size)));
+      if (defect_ == SchedulerDefect::hit_one_group_truncated) return;
     }
     if (!profile_.cuts_every_full_group) break;
   }
@@ -178,11 +186,17 @@ bool KVCacheCoordinator::allocate_slots(Request& request, std::int32_t num_new_t
   std::int32_t num_left_behind = total_computed;
   if (profile_.retire_basis == RetireBasis::processed)
     num_left_behind = std::max(0, total_computed - request.num_in_flight_tokens);
+  if (defect_ == SchedulerDefect::free_optimistic)
+    num_left_behind = total_computed + static_cast<std::int32_t>(request.spec_tokens.size());
   for (const auto& manager : managers_) manager->remove_skipped_blocks(request, num_left_behind);
   if (num_blocks_to_allocate(request, hit, demand) > pool_->num_free_blocks()) return false;
   if (hit != nullptr && hit->any_blocks()) {
-    for (std::size_t g = 0; g < managers_.size(); ++g)
+    for (std::size_t g = 0; g < managers_.size(); ++g) {
       managers_[g]->allocate_new_computed_blocks(request, hit->blocks[g], computed);
+      // Before the next group has taken its hit, which may be evicted by this.
+      if (defect_ == SchedulerDefect::hit_untouched_evicted)
+        managers_[g]->allocate_new_blocks(request, demand);
+    }
   }
   for (std::size_t g = 0; g < managers_.size(); ++g)
     first_new[g] = managers_[g]->allocate_new_blocks(request, demand);
@@ -202,6 +216,10 @@ void KVCacheCoordinator::cache_blocks(Request& request, std::int32_t num_compute
 
 void KVCacheCoordinator::free(Request& request) {
   for (const auto& manager : managers_) manager->free(request);
+}
+
+void KVCacheCoordinator::forget(Request& request) {
+  for (GroupBlocks& held : request.groups) held.clear();
 }
 
 void KVCacheCoordinator::num_common_prefix_blocks(const Request& request, std::int32_t num_requests,

@@ -15,6 +15,7 @@
 #include "reference/group_manager.h"
 #include "reference/kv_cache_spec.h"
 #include "reference/request.h"
+#include "reference/scheduler_defect.h"
 
 namespace lockstep {
 
@@ -32,6 +33,8 @@ class KVCacheCoordinator {
  public:
   KVCacheCoordinator(const EngineConfig& config, std::span<const KVCacheGroupSpec> groups,
                      BlockSizes block_sizes, std::int64_t num_blocks);
+
+  void plant(SchedulerDefect defect);
 
   BlockPool& pool() { return *pool_; }
   const BlockPool& pool() const { return *pool_; }
@@ -51,6 +54,8 @@ class KVCacheCoordinator {
   // Publishes what is computed up to num_computed_tokens.
   void cache_blocks(Request& request, std::int32_t num_computed_tokens);
   void free(Request& request);
+  // Drops the request's tables and keeps its blocks from everybody: a planted defect.
+  void forget(Request& request);
 
   // Blocks that all `num_requests` requests with blocks share, per group, seen from one of them.
   void num_common_prefix_blocks(const Request& request, std::int32_t num_requests,
@@ -75,6 +80,7 @@ class KVCacheCoordinator {
   std::vector<std::unique_ptr<GroupManager>> managers_;
   std::vector<AttentionGroup> attention_groups_;  // full attention first
   bool drops_last_block_ = false;                 // EAGLE, without lookahead hashes
+  SchedulerDefect defect_ = SchedulerDefect::none;
 };
 
 }  // namespace lockstep

@@ -10,9 +10,7 @@ namespace lockstep {
 
 MambaManager::MambaManager(const KVCacheSpec& spec, std::int32_t group, const EngineConfig& config,
                            BlockSizes sizes, BlockPool& pool)
-    : GroupManager(spec, group, config, sizes, pool),
-      mode_(spec.mamba_cache_mode),
-      num_speculative_blocks_(static_cast<std::int32_t>(spec.num_speculative_blocks)) {
+    : GroupManager(spec, group, config, sizes, pool), mode_(spec.mamba_cache_mode) {
   publishes_sparsely_ = retention_interval_ != kDenseRetention;
 }
 
@@ -61,9 +59,10 @@ void MambaManager::remove_skipped_blocks(Request& request, std::int32_t num_comp
   std::int32_t num_sure = num_computed_tokens;
   // Drafts among the scheduled tokens may still be rejected: count as if all were.
   if (profile_.retire_basis == RetireBasis::scheduled)
-    num_sure = std::max(0, num_computed_tokens - num_speculative_blocks_);
+    num_sure = std::max(0, num_computed_tokens - num_speculative_blocks());
   GroupBlocks& held = of(request);
-  if (mode_ == MambaCacheMode::align && profile_.retires_beyond_null_gaps)
+  if (mode_ == MambaCacheMode::align && profile_.retires_beyond_null_gaps &&
+      !planted(SchedulerDefect::state_leak_null_gap))
     free_retired_states(held, num_skipped_tokens(num_sure));
   else
     GroupManager::remove_skipped_blocks(request, num_sure);
@@ -80,7 +79,7 @@ void MambaManager::remove_skipped_blocks(Request& request, std::int32_t num_comp
 SlotDemand MambaManager::with_speculative_blocks(const SlotDemand& demand,
                                                  std::int64_t block_size) const {
   SlotDemand grown = demand;
-  grown.num_tokens += static_cast<std::int32_t>(block_size) * num_speculative_blocks_;
+  grown.num_tokens += static_cast<std::int32_t>(block_size) * num_speculative_blocks();
   return grown;
 }
 
@@ -91,7 +90,8 @@ std::int64_t MambaManager::num_blocks_to_allocate(const Request& request,
     // A state that another request publishes in this very step is not there yet: the hit waits a
     // step.
     const BlockId last = new_computed_blocks.back();
-    if (last != kNullBlock && pool_.cache().added_this_step(pool_.cache().key_of(last), group_))
+    if (last != kNullBlock && !planted(SchedulerDefect::hit_same_step) &&
+        pool_.cache().added_this_step(pool_.cache().key_of(last), group_))
       return pool_.num_blocks() + 1;
   }
   if (mode_ != MambaCacheMode::align)
@@ -100,9 +100,9 @@ std::int64_t MambaManager::num_blocks_to_allocate(const Request& request,
   // Draft models have no state layers: lookahead tokens need no state.
   const GroupBlocks& held = of(request);
   std::int64_t num_new = ceil_div(demand.num_tokens_main_model, block_size_) +
-                         num_speculative_blocks_ - std::ssize(new_computed_blocks) -
+                         num_speculative_blocks() - std::ssize(new_computed_blocks) -
                          std::ssize(held.blocks);
-  if (num_new > 0) num_new = held.has_state_blocks ? 1 : 1 + num_speculative_blocks_;
+  if (num_new > 0) num_new = held.has_state_blocks ? 1 : 1 + num_speculative_blocks();
   return num_new + num_evictable(new_computed_blocks);
 }
 
@@ -116,22 +116,22 @@ std::size_t MambaManager::allocate_aligned(Request& request, std::int32_t num_to
   GroupBlocks& held = of(request);
   std::vector<BlockId>& blocks = held.blocks;
   const auto num_before = static_cast<std::int32_t>(blocks.size());
-  const std::int32_t num_required = ceil_div(num_tokens, block_size_) + num_speculative_blocks_;
+  const std::int32_t num_required = ceil_div(num_tokens, block_size_) + num_speculative_blocks();
   // Fewer when drafts of the step before were rejected and this step has fewer of them.
   if (num_required <= num_before) {
     held.has_state_blocks = true;
     return blocks.size();
   }
   if (held.has_state_blocks)
-    held.last_state_block_idx = num_before - 1 - num_speculative_blocks_;
+    held.last_state_block_idx = num_before - 1 - num_speculative_blocks();
   else if (num_before > 0)
     held.last_state_block_idx = num_before - 1;  // the hit
 
-  const std::int32_t num_skipped = num_required - num_speculative_blocks_ - 1;
+  const std::int32_t num_skipped = num_required - num_speculative_blocks() - 1;
   if (num_before < num_skipped) blocks.resize(static_cast<std::size_t>(num_skipped), kNullBlock);
   if (held.has_state_blocks) {
     // The speculative blocks of the step before move on to the new end of the table.
-    for (std::int32_t i = num_before - num_speculative_blocks_; i < num_before && i < num_skipped;
+    for (std::int32_t i = num_before - num_speculative_blocks(); i < num_before && i < num_skipped;
          ++i) {
       const BlockId moved = blocks[static_cast<std::size_t>(i)];
       blocks.push_back(moved);
@@ -139,7 +139,7 @@ std::size_t MambaManager::allocate_aligned(Request& request, std::int32_t num_to
     }
   }
   const std::int64_t num_new = num_required - std::ssize(blocks);
-  LS_CHECK(num_new >= 0 && num_new <= (held.has_state_blocks ? 1 : 1 + num_speculative_blocks_),
+  LS_CHECK(num_new >= 0 && num_new <= (held.has_state_blocks ? 1 : 1 + num_speculative_blocks()),
            "request {} would get {} new state blocks", request.name, num_new);
   pool_.get_new_blocks(num_new, blocks);
   held.has_state_blocks = true;

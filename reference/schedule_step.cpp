@@ -63,12 +63,15 @@ void Scheduler::Impl::preempt(RequestId victim, std::size_t& index) {
   running.erase(place);
   const bool scheduled =
       std::ranges::find(output.scheduled, victim, &ScheduledRequest::id) != output.scheduled.end();
-  if (scheduled) drop_from_output(victim);
+  if (scheduled && defect != SchedulerDefect::free_in_flight) drop_from_output(victim);
   if (profile.scan_follows_every_victim ? passed : scheduled) --index;
   Request& request = at(victim);
   LS_CHECK(request.status == RequestStatus::running, "{} is preempted but does not run",
            request.name);
-  cache.free(request);
+  if (defect == SchedulerDefect::free_preempted_lost)
+    cache.forget(request);
+  else
+    cache.free(request);
   request.status = RequestStatus::preempted;
   request.num_computed_tokens = 0;
   request.spec_tokens.clear();
@@ -250,7 +253,7 @@ void Scheduler::Impl::schedule_waiting() {
     request.status = RequestStatus::running;
     request.num_computed_tokens = hit.num_tokens;
     if (padded) request.spec_tokens.assign(static_cast<std::size_t>(config.num_spec_tokens), -1);
-    emit(id, num_new, true);
+    emit(id, num_new, !resumed || defect != SchedulerDefect::resume_appended);
     output.scheduled.back().is_new = true;
     output.scheduled.back().is_resumed = resumed;
   }

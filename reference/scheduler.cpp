@@ -38,6 +38,15 @@ Scheduler::Impl::Impl(const EngineConfig& engine, const std::vector<KVCacheGroup
   output.step = -1;
 }
 
+void Scheduler::Impl::plant(SchedulerDefect planted) {
+  defect = planted;
+  cache.plant(planted);
+  if (planted == SchedulerDefect::state_wrong_boundary) splits_at_state_blocks = false;
+  // The hash of one rank's tokens for a block of all ranks' tokens.
+  if (planted == SchedulerDefect::hash_cp_granularity)
+    hash_rule.hash_block_size /= config.dcp * config.pcp;
+}
+
 RequestId Scheduler::Impl::insert(RequestSpec spec) {
   RequestId id{static_cast<std::uint32_t>(requests.size())};
   if (free_ids.empty()) {
@@ -49,6 +58,7 @@ RequestId Scheduler::Impl::insert(RequestSpec spec) {
   }
   requests[index_of(id)] = std::make_unique<Request>(std::move(spec), cache.num_groups());
   Request& request = at(id);
+  if (defect == SchedulerDefect::hash_extra_keys) request.cache_salt.clear();
   if (config.enable_prefix_caching)
     request.hashes.extend(hash_rule, request.tokens, request.cache_salt);
   waiting.add(id, request);
@@ -62,7 +72,7 @@ Scheduler::~Scheduler() = default;
 
 Result<Scheduler> Scheduler::create(const EngineConfig& config,
                                     const std::vector<KVCacheGroupSpec>& groups,
-                                    std::int64_t num_blocks) {
+                                    std::int64_t num_blocks, SchedulerDefect defect) {
   if (num_blocks < 2)
     return fail(fmt::format("num_blocks: {}; the null block takes one, so expected at least 2",
                             num_blocks));
@@ -73,7 +83,9 @@ Result<Scheduler> Scheduler::create(const EngineConfig& config,
                             engine_profile_names()));
   Result<BlockSizes> sizes = resolve_block_sizes(config, groups);
   if (!sizes) return tl::unexpected(sizes.error());
-  return Scheduler(std::make_unique<Impl>(config, groups, *sizes, num_blocks));
+  auto impl = std::make_unique<Impl>(config, groups, *sizes, num_blocks);
+  if (defect != SchedulerDefect::none) impl->plant(defect);
+  return Scheduler(std::move(impl));
 }
 
 Result<RequestId> Scheduler::add_request(RequestSpec request) {

@@ -26,6 +26,7 @@
 #include "reference/kv_cache_spec.h"
 #include "reference/prefix_cache.h"
 #include "reference/result.h"
+#include "reference/scheduler_defect.h"
 #include "reference/scheduler_types.h"
 
 namespace lockstep {
@@ -33,10 +34,11 @@ namespace lockstep {
 class Scheduler {
  public:
   // Refuses configurations that the engine refuses (a pool of one block, block sizes that do not
-  // divide).
+  // divide). `defect` is planted for tests of the harness.
   static Result<Scheduler> create(const EngineConfig& config,
                                   const std::vector<KVCacheGroupSpec>& groups,
-                                  std::int64_t num_blocks);
+                                  std::int64_t num_blocks,
+                                  SchedulerDefect defect = SchedulerDefect::none);
   Scheduler(Scheduler&&) noexcept;
   Scheduler& operator=(Scheduler&&) noexcept;
   ~Scheduler();

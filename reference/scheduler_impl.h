@@ -38,6 +38,7 @@ struct Scheduler::Impl {
     return *requests[index_of(id)];
   }
 
+  void plant(SchedulerDefect planted);
   RequestId insert(RequestSpec spec);
   void schedule();
   void begin_step();
@@ -72,6 +73,7 @@ struct Scheduler::Impl {
   std::int32_t num_lookahead = 0;
   bool splits_at_state_blocks = false;
   KVCacheCoordinator cache;
+  SchedulerDefect defect = SchedulerDefect::none;
 
   std::vector<std::unique_ptr<Request>> requests;
   std::vector<std::uint32_t> generations;

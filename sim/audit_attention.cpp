@@ -41,7 +41,7 @@ bool Auditor::Impl::make_row(const RecordedScheduled& scheduled,
     return false;
   }
   std::uint64_t content =
-      row.first == 0 ? kNoPrefix : request.contents[static_cast<std::size_t>(row.first) - 1];
+      row.first == 0 ? request.root : request.contents[static_cast<std::size_t>(row.first) - 1];
   for (std::int32_t p = row.first; p < row.last; ++p) {
     const auto draft = static_cast<std::size_t>(p - known);
     std::int32_t token =
@@ -54,7 +54,7 @@ bool Auditor::Impl::make_row(const RecordedScheduled& scheduled,
 }
 
 std::uint64_t Auditor::Impl::content_at(const AuditRow& row, std::int32_t count) const {
-  if (count == 0) return kNoPrefix;
+  if (count == 0) return row.request->root;
   if (count > row.first) return row.contents[static_cast<std::size_t>(count - row.first) - 1];
   return row.request->contents[static_cast<std::size_t>(count) - 1];
 }

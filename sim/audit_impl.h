@@ -7,6 +7,7 @@
 #include <map>
 #include <span>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -21,6 +22,7 @@ struct AuditedRequest {
   std::string name;
   std::int32_t index = 0;
   std::vector<std::int32_t> tokens;          // prompt and everything sampled, in order
+  std::uint64_t root = 0;                    // content id of the empty prefix, under its salt
   std::vector<std::uint64_t> contents;       // content id of each token in `tokens`
   std::vector<std::vector<BlockId>> tables;  // per group, as handed over
   std::vector<bool> wrong;                   // per group: already reported
@@ -43,7 +45,12 @@ struct AuditRow {
 inline std::uint64_t next_content(std::uint64_t before, std::int32_t token) {
   return splitmix64(before * 0x9E3779B97F4A7C15ull + static_cast<std::uint64_t>(token) + 1);
 }
-inline constexpr std::uint64_t kNoPrefix = 0x61756469740000ull;
+// Requests of different salts must not read each other's content, though their tokens be equal.
+inline std::uint64_t empty_prefix(std::string_view cache_salt) {
+  std::uint64_t content = 0x61756469740000ull;
+  for (const char c : cache_salt) content = next_content(content, static_cast<unsigned char>(c));
+  return content;
+}
 
 inline bool is_state(const KVCacheSpec& spec) { return spec.kind == CacheKind::mamba; }
 

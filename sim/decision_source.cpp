@@ -56,8 +56,8 @@ class ReferenceDecisions final : public DecisionSource {
 
 Result<std::unique_ptr<DecisionSource>> make_reference_decisions(
     const EngineConfig& config, const std::vector<KVCacheGroupSpec>& groups,
-    std::int64_t num_blocks) {
-  auto scheduler = Scheduler::create(config, groups, num_blocks);
+    std::int64_t num_blocks, SchedulerDefect defect) {
+  auto scheduler = Scheduler::create(config, groups, num_blocks, defect);
   if (!scheduler) return tl::unexpected(scheduler.error());
   return std::make_unique<ReferenceDecisions>(std::move(*scheduler));
 }

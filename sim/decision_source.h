@@ -18,6 +18,7 @@
 #include "reference/kv_cache_spec.h"
 #include "reference/prefix_cache.h"
 #include "reference/result.h"
+#include "reference/scheduler_defect.h"
 #include "reference/scheduler_types.h"
 
 namespace lockstep {
@@ -53,9 +54,9 @@ class DecisionSource {
   virtual std::int64_t hash_block_size() const = 0;
 };
 
-// The reference scheduler. Refuses what it refuses.
+// The reference scheduler, with a defect planted in it if one is named. Refuses what it refuses.
 Result<std::unique_ptr<DecisionSource>> make_reference_decisions(
     const EngineConfig& config, const std::vector<KVCacheGroupSpec>& groups,
-    std::int64_t num_blocks);
+    std::int64_t num_blocks, SchedulerDefect defect = SchedulerDefect::none);
 
 }  // namespace lockstep

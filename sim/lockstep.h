@@ -17,6 +17,7 @@
 
 #include "reference/engine_config.h"
 #include "reference/result.h"
+#include "reference/scheduler_defect.h"
 #include "reference/scheduler_types.h"
 #include "sim/backend.h"
 #include "sim/decision_source.h"
@@ -37,6 +38,7 @@ struct CheckBudget {
 struct LockstepConfig {
   EngineConfig engine;
   BackendConfig device;  // device.plan says groups and pool, with or without a backend
+  SchedulerDefect scheduler_defect = SchedulerDefect::none;  // planted in whoever decides
   CheckBudget budget;
   std::int64_t steps_max = 0;  // stop after so many; 0: no limit
   bool draw = false;           // collect a timeline

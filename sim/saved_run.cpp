@@ -82,7 +82,7 @@ SavedCase save_case(std::string name, const LockstepConfig& config,
   saved.kernel_block_sizes = config.device.kernel_block_sizes;
   saved.backend = summary.backend.substr(0, summary.backend.find(' '));
   saved.check = word_of(config.device.check);
-  if (!config.device.mutant.empty()) saved.mutants = {config.device.mutant};
+  if (std::string mutant = mutant_of(config); !mutant.empty()) saved.mutants = {std::move(mutant)};
   saved.seed = options.seed;
   Settings settings{.budget = config.budget,
                     .step_time = options.step_time,
@@ -119,8 +119,20 @@ LockstepConfig config_of(const SavedCase& saved) {
   config.device.delay_streams = settings.delay_streams != 0;
   config.device.check = check_mode_of(saved.check);
   config.device.seed = saved.seed;
-  if (!saved.mutants.empty()) config.device.mutant = saved.mutants.front();
+  if (!saved.mutants.empty()) plant(config, saved.mutants.front());
   return config;
+}
+
+std::string mutant_of(const LockstepConfig& config) {
+  if (config.scheduler_defect == SchedulerDefect::none) return config.device.mutant;
+  return std::string(name_of(config.scheduler_defect));
+}
+
+void plant(LockstepConfig& config, const std::string& mutant) {
+  if (const auto defect = scheduler_defect_from_name(mutant))
+    config.scheduler_defect = *defect;
+  else
+    config.device.mutant = mutant;
 }
 
 TraceWorkloadOptions workload_options_of(const SavedCase& saved) {

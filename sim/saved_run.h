@@ -23,6 +23,11 @@ SavedCase save_case(std::string name, const LockstepConfig& config,
 void keep_records(Trace& trace, std::int64_t count);
 
 LockstepConfig config_of(const SavedCase& saved);
+// Plants the defect of that name where it belongs: in the scheduler, or else in the backend, which
+// refuses names that it does not know.
+void plant(LockstepConfig& config, const std::string& mutant);
+// The name of what is planted; empty: nothing.
+std::string mutant_of(const LockstepConfig& config);
 TraceWorkloadOptions workload_options_of(const SavedCase& saved);
 // The requests of a saved case as a source of records.
 std::unique_ptr<TraceReader> trace_reader_of(Trace trace);

@@ -13,8 +13,10 @@ namespace SIMT_VARIANT {
 
 inline constexpr std::uint32_t kPartState = 16;
 
+enum class StateDefect { none, pads_included, update_race };
+
 // Grid: x is the update, y the state tensor of its group, z shares the words.
-template <bool kPadsIncluded>
+template <StateDefect kDefect>
 __global__ void state_update_kernel(StateUpdateParams p) {
   const StateUpdateItem item = p.items[blockIdx.x];
   const RegionRange range = p.groups[item.group];
@@ -23,9 +25,11 @@ __global__ void state_update_kernel(StateUpdateParams p) {
   const std::byte* from = state.base + item.source * state.page_stride;
   std::byte* to = state.base + item.target * state.page_stride;
   const std::uint64_t place = coordinate(state.layer, kPartState + state.state, 0);
+  constexpr bool kPadsIncluded = kDefect == StateDefect::pads_included;
   const std::int64_t step = std::int64_t(gridDim.z) * blockDim.x;
-  for (std::int64_t i = std::int64_t(blockIdx.z) * blockDim.x + threadIdx.x;
-       8 * i < state.size_bytes; i += step) {
+  std::int64_t i = std::int64_t(blockIdx.z) * blockDim.x + threadIdx.x;
+  if (kDefect == StateDefect::update_race && i == 1) i = 0;  // the word of thread 0 too
+  for (; 8 * i < state.size_bytes; i += step) {
     const std::int64_t left = state.size_bytes - 8 * i;
     const std::int32_t bytes = left < 8 ? std::int32_t(left) : 8;
     std::uint64_t word = 0;

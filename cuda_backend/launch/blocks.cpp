@@ -68,8 +68,11 @@ int launch_update_states(const LaunchPlace& place, const StateUpdateParams& para
       job_grid(place, "update_states", params.num_items, divide_up(params.max_state_bytes, 8));
   config.grid.y = static_cast<std::uint32_t>(params.max_states);
   config.grid.z = shares_of_region(params.max_state_bytes, kBytesPerCta);
-  auto* kernel = place.defect == Defect::state_pads_included ? state_update_kernel<true>
-                                                             : state_update_kernel<false>;
+  auto* kernel = state_update_kernel<StateDefect::none>;
+  if (place.defect == Defect::state_pads_included)
+    kernel = state_update_kernel<StateDefect::pads_included>;
+  if (place.defect == Defect::state_update_race)
+    kernel = state_update_kernel<StateDefect::update_race>;
   return status_of(simt::launch(config, kernel, params));
 }
 

@@ -1,0 +1,52 @@
+#include "cli/mutant_bench.h"
+
+#include <fmt/format.h>
+
+#include "cuda_backend/simt_backend.h"
+#include "cuda_backend/views.h"
+#include "cuda_backend/views_capacity.h"
+
+namespace lockstep {
+namespace {
+
+// REQUIRES: the empty name, or that of a view defect.
+cuda::ViewDefect view_defect(std::string_view name) {
+  return name.empty() ? cuda::ViewDefect::none : *cuda::view_defect_from_name(name);
+}
+
+Result<PoolViews> views(const KVCacheConfig& plan, AttentionBackend backend, CacheLayout layout,
+                        std::string_view defect) {
+  return cuda::derive_views(plan, {.backend = backend,
+                                   .layout = layout,
+                                   .rule = LayoutRule::isolated,
+                                   .defect = view_defect(defect)});
+}
+
+std::int64_t byte_offset(const TensorView& view, std::span<const std::int64_t> index,
+                         std::string_view defect) {
+  return cuda::view_byte_offset(view, index, view_defect(defect));
+}
+
+Result<PlanFigures> figures(const KVCacheConfig& plan, const PlanOptions& options,
+                            std::string_view defect) {
+  const cuda::RequestLimits limits{.max_model_len = options.max_model_len,
+                                   .max_num_batched_tokens = options.max_num_batched_tokens,
+                                   .context_ranks = options.dcp * options.pcp,
+                                   .max_num_seqs = options.max_num_seqs.value_or(1)};
+  const auto planted =
+      defect.empty() ? cuda::CapacityDefect::none : *cuda::capacity_defect_from_name(defect);
+  const auto capacity = cuda::engine_capacity(plan, limits, planted);
+  if (!capacity) return tl::unexpected(capacity.error());
+  return PlanFigures{.capacity_tokens = capacity->capacity_tokens,
+                     .slot_buffer_rows = capacity->slot_buffer_rows,
+                     .max_num_seqs = capacity->max_num_seqs};
+}
+
+}  // namespace
+
+MutantBench mutant_bench() {
+  return {.backend = make_simt_backend,
+          .plans = {.views = views, .byte_offset = byte_offset, .figures = figures}};
+}
+
+}  // namespace lockstep

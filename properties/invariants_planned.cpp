@@ -1,0 +1,43 @@
+// Whether pools are planned for what requests hold.
+#include <fmt/core.h>
+
+#include <algorithm>
+
+#include "properties/invariants.h"
+#include "reference/page_size.h"
+#include "reference/request_need.h"
+
+namespace lockstep {
+
+// Beyond its plan a request may hold, for a step, what one step takes while another is in flight,
+// and states that rejected drafts would fall back to, where the release reckons with rejection.
+void Invariants::check_planned(const StepView& view) {
+  PlanOptions options;
+  options.dcp = engine_.dcp;
+  options.pcp = engine_.pcp;
+  options.mamba_cache_mode = engine_.mamba_cache_mode;
+  options.num_spec = engine_.num_spec_tokens;
+  options.max_model_len = engine_.max_model_len;
+  options.max_num_batched_tokens = engine_.max_num_batched_tokens;
+  for (std::int32_t g = 0; g < std::ssize(plan_.groups); ++g) {
+    const KVCacheGroupSpec& group = plan_.groups[static_cast<std::size_t>(g)];
+    std::int64_t most = max_blocks_per_request(group, options);
+    if (engine_.async_scheduling)
+      most += is_state_kind(group.spec.kind)
+                  ? 1
+                  : cdiv(engine_.max_num_batched_tokens, group.spec.block_size);
+    if (is_state_kind(group.spec.kind) && profile_.retire_basis == RetireBasis::scheduled)
+      most += cdiv(engine_.num_spec_tokens, group.spec.block_size);
+    for (const RequestId id : view.decisions.running()) {
+      const auto table = view.decisions.block_table(id, g);
+      const auto held = std::ssize(table) - std::ranges::count(table, kNullBlock);
+      if (held > most)
+        return fail("planned_blocks", std::string(view.name(id)),
+                    fmt::format("{} blocks of group {} are held, and the pool is planned for {} a "
+                                "request",
+                                held, g, most));
+    }
+  }
+}
+
+}  // namespace lockstep

@@ -1,0 +1,71 @@
+#include "properties/mutant_markdown.h"
+
+#include <fmt/format.h>
+
+#include <string_view>
+
+#include "properties/mutant_catalogue.h"
+
+namespace lockstep {
+namespace {
+
+constexpr std::string_view kHead =
+    R"(# Planted defects
+
+A harness that finds nothing proves nothing until it has been shown to find something. Each row is
+a defect that engines have had (its source is named), or could have in the same place ("this
+project"). It can be switched on by its name in the side that is under test, never in what judges
+it. `lockstep mutants` searches for each with generated cases until a check fails, makes the case
+small, and runs it again without the defect, which must agree.
+
+```
+lockstep mutants --list               what there is
+lockstep mutants                      search for all of them
+lockstep mutants table-width --save cases
+lockstep replay cases/table-width.case.jsonl
+```
+
+"Found by" lists the checks that may be the first to see it: phases of a comparison with the model
+(`page_written`, ...), rules of the audit, invariants of the scheduler, liveness, or proofs of a
+memory plan. `crash` is a check of the scheduler itself that stops the program.
+
+This page is written by `lockstep mutants --markdown docs/mutants.md`.
+)";
+
+std::string_view about(MutantSite site) {
+  switch (site) {
+    case MutantSite::scheduler:
+      return "Decisions: who is scheduled, with which blocks, on what hit. Cases run without a "
+             "backend.";
+    case MutantSite::backend:
+      return "The device side: tables, slots, rows, states, and views at work. Cases run on the "
+             "CPU "
+             "executor.";
+    case MutantSite::views:
+      return "Views and addresses of a memory plan, proved by writing every element and finding "
+             "it.";
+    case MutantSite::planner:
+      return "What an engine tells its users and kernels about a plan.";
+  }
+  return {};
+}
+
+}  // namespace
+
+std::string mutants_markdown() {
+  std::string page(kHead);
+  const Mutant* before = nullptr;
+  for (const Mutant& mutant : mutant_catalogue()) {
+    if (before == nullptr || before->site != mutant.site)
+      page += fmt::format(
+          "\n## {}\n{}\n\n| id | real defect | what goes wrong | shows with | found by |\n"
+          "|---|---|---|---|---|\n",
+          name_of(mutant.site), about(mutant.site));
+    before = &mutant;
+    page += fmt::format("| `{}` | {} | {} | {} | {} |\n", mutant.id, mutant.source,
+                        mutant.mechanism, mutant.exposed_by, fmt::join(mutant.caught_by, ", "));
+  }
+  return page;
+}
+
+}  // namespace lockstep

@@ -1,0 +1,56 @@
+// Defects that can be planted in the scheduler, its managers and its pool: mistakes that engines
+// have made, or could make in the same place, each switched on by name. The harness proves itself
+// on them: a check that none of them can upset is no check. docs/mutants.md tells their stories.
+//
+// 1. A healthy scheduler has `none`, and decides as if this file were not there.
+// 2. At most one is on, from the scheduler's creation to its end.
+// 3. Only what decides knows them: the memory model, the audit and the comparisons have no switch.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string_view>
+
+namespace lockstep {
+
+enum class SchedulerDefect : std::uint8_t {
+  none,
+  // What a block's hash stands for.
+  hash_extra_keys,
+  hash_cp_granularity,
+  hash_stale,
+  // What counts as computed already.
+  hit_same_step,
+  hit_untouched_evicted,
+  hit_one_group_truncated,
+  hit_longest_group,
+  hit_whole_prompt,
+  hit_window_short,
+  // Who may have a block, and when.
+  free_optimistic,
+  free_in_flight,
+  free_twice,
+  free_forward_order,
+  free_window_early,
+  free_preempted_lost,
+  // States of Mamba and linear attention.
+  state_wrong_boundary,
+  state_partial_block,
+  state_leak_null_gap,
+  state_spec_blocks,
+  state_freed_early,
+  // What is scheduled, and what the worker is told.
+  admission_uncapped,
+  drafts_kept,
+  resume_appended,
+  common_prefix_overcount,
+};
+
+// All of them but `none`, in the order above.
+std::span<const SchedulerDefect> scheduler_defects();
+// "hash-extra-keys", ...; "none".
+std::string_view name_of(SchedulerDefect defect);
+std::optional<SchedulerDefect> scheduler_defect_from_name(std::string_view name);
+
+}  // namespace lockstep

@@ -1,0 +1,113 @@
+// Every planted defect is found by a check that the catalogue names, in a case that agrees without
+// it: what a check cannot find, it does not check.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <fstream>
+#include <set>
+#include <sstream>
+
+#include "cli/mutant_bench.h"
+#include "cuda_backend/mutants.h"
+#include "cuda_backend/view_defects.h"
+#include "cuda_backend/views_capacity.h"
+#include "properties/mutant_markdown.h"
+#include "reference/scheduler_defect.h"
+
+namespace lockstep {
+namespace {
+
+std::vector<std::string> ids() {
+  std::vector<std::string> all;
+  for (const Mutant& mutant : mutant_catalogue()) all.emplace_back(mutant.id);
+  return all;
+}
+
+std::string test_name(const testing::TestParamInfo<std::string>& id) {
+  std::string name = id.param;
+  std::ranges::replace(name, '-', '_');
+  return name;
+}
+
+// Seeds are tried from 1 on: the same ones on every machine.
+MutantReport search(const std::string& id, std::int64_t shrink_evaluations_max) {
+  MutantSearchOptions options;
+  options.cases_max = 500;
+  options.shrink_evaluations_max = shrink_evaluations_max;
+  return search_mutant(*find_mutant(id), mutant_bench(), options);
+}
+
+class Mutants : public testing::TestWithParam<std::string> {};
+
+TEST_P(Mutants, is_found_by_a_check_that_the_catalogue_names) {
+  const MutantReport report = search(GetParam(), 0);
+  ASSERT_TRUE(report.caught) << "not in " << report.cases << " cases";
+  EXPECT_TRUE(report.as_expected()) << report.failure.check << ": " << report.failure.what;
+  if (!report.smallest) return;
+  SavedCase healthy = *report.smallest;
+  healthy.mutants.clear();
+  const Outcome outcome = judge(healthy, mutant_bench().backend);
+  EXPECT_EQ(outcome.kind, OutcomeKind::agreed) << outcome.check << ": " << outcome.what;
+}
+
+INSTANTIATE_TEST_SUITE_P(All, Mutants, testing::ValuesIn(ids()), test_name);
+
+// Made small, a defect of decisions or of the device is a handful of requests.
+class SmallestCasesSlow : public testing::TestWithParam<std::string> {};
+
+TEST_P(SmallestCasesSlow, is_small_and_fails_by_the_same_check) {
+  const MutantReport found = search(GetParam(), 0);
+  const MutantReport small = search(GetParam(), 3'000);
+  ASSERT_TRUE(small.caught);
+  EXPECT_TRUE(small.failure.same_as(found.failure)) << small.failure.check;
+  if (!small.smallest) return;
+  EXPECT_LE(small.size.requests, 4);
+  EXPECT_LE(small.size.tokens, found.size.tokens);
+}
+
+INSTANTIATE_TEST_SUITE_P(All, SmallestCasesSlow, testing::ValuesIn(ids()), test_name);
+
+TEST(Catalogue, lists_every_switch_once_and_no_other_name) {
+  std::set<std::string_view> switches = {"kernel-block-num-blocks", "pack-num-blocks",
+                                         "state-spec-unhandled"};  // views alone
+  for (const SchedulerDefect defect : scheduler_defects()) switches.insert(name_of(defect));
+  for (const std::string_view name : backend_defect_names()) switches.insert(name);
+  for (const auto defect :
+       {cuda::CapacityDefect::capacity_all_groups, cuda::CapacityDefect::capacity_sliding,
+        cuda::CapacityDefect::routed_buffer, cuda::CapacityDefect::state_blocks_capped,
+        cuda::CapacityDefect::cp_memory})
+    switches.insert(cuda::name_of(defect));
+  // The simulator's programs edit no tables; tests/cuda_backend/mutants_test.cpp finds it.
+  switches.erase("table-edit-lost");
+  std::set<std::string_view> listed;
+  for (const Mutant& mutant : mutant_catalogue()) {
+    EXPECT_TRUE(listed.insert(mutant.id).second) << mutant.id << " is there twice";
+    EXPECT_FALSE(mutant.source.empty() || mutant.mechanism.empty() || mutant.exposed_by.empty() ||
+                 mutant.caught_by.empty())
+        << mutant.id;
+  }
+  EXPECT_EQ(listed, switches);
+  EXPECT_GE(listed.size(), 50u);
+}
+
+TEST(Catalogue, is_what_the_page_says) {
+  std::ifstream file(LOCKSTEP_SOURCE_DIR "/docs/mutants.md");
+  std::stringstream page;
+  page << file.rdbuf();
+  EXPECT_EQ(page.str(), mutants_markdown())
+      << "write it anew: lockstep mutants --markdown docs/mutants.md";
+}
+
+TEST(Search, finds_nothing_where_nothing_is_planted) {
+  Mutant harmless = *find_mutant("drop-slot");
+  harmless.id = "";
+  MutantSearchOptions options;
+  options.cases_max = 20;
+  const MutantBench bench = mutant_bench();
+  const MutantReport report = search_mutant(harmless, bench, options);
+  EXPECT_FALSE(report.caught) << report.failure.check << ": " << report.failure.what;
+  EXPECT_EQ(report.cases, 20);
+}
+
+}  // namespace
+}  // namespace lockstep
