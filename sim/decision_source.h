@@ -10,6 +10,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "reference/cache_events.h"
@@ -34,6 +35,11 @@ class DecisionSource {
   virtual std::int32_t num_steps_in_flight() const = 0;
   virtual std::span<const RequestId> running() const = 0;
   virtual std::vector<RequestId> waiting() const = 0;
+  // With a KV connector: who comes before `waiting`, and who has finished and keeps its blocks.
+  virtual std::vector<SkippedRequest> skipped() const = 0;
+  virtual std::vector<HeldRequest> held() const = 0;
+  // One live or held request.
+  virtual std::string_view name(RequestId request) const = 0;
   virtual std::int64_t num_free_blocks() const = 0;
   virtual bool is_cached(BlockId block) const = 0;
   virtual std::span<const BlockId> block_table(RequestId request, std::int32_t group) const = 0;
@@ -49,6 +55,6 @@ class DecisionSource {
 // The reference scheduler. Refuses what it refuses.
 Result<std::unique_ptr<DecisionSource>> make_reference_decisions(
     const EngineConfig& config, const std::vector<KVCacheGroupSpec>& groups,
-    std::int64_t num_blocks);
+    std::int64_t num_blocks, const KVTransfer& transfer = {});
 
 }  // namespace lockstep

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "reference/check.h"
+#include "sim/connector_report.h"
 #include "sim/device_side.h"
 #include "sim/liveness.h"
 #include "sim/state_hash.h"
@@ -50,6 +51,7 @@ class Run {
   Result<void> apply_events();
   Result<void> add_request(WorkloadEvent& event);
   Result<void> sample(const SchedulerOutput& decision);
+  Result<void> take_connector_report();
   void count_decision(const SchedulerOutput& decision);
   void hash_decision(const SchedulerOutput& decision);
   std::span<const StoppedRequest> process_output(bool anything_scheduled,
@@ -135,6 +137,7 @@ Result<bool> Run::step() {
     if (*found) return diverged(std::move(**found));
   }
   if (auto sampled = sample(decision); !sampled) return tl::unexpected(sampled.error());
+  if (auto taken = take_connector_report(); !taken) return tl::unexpected(taken.error());
   events_.clear();
   workload_.while_running(events_);
   if (!events_.empty()) {
@@ -291,6 +294,7 @@ Result<void> Run::sample(const SchedulerOutput& decision) {
   output.token_ends.clear();
   output.draft_tokens.clear();
   output.draft_ends.clear();
+  output.kv_connector_output.clear();
   if (auto done = workload_.sample(decision.step, rows_, output); !done) return done;
   LS_CHECK(output.token_ends.size() == decision.scheduled.size(), "{} rows sampled, {} scheduled",
            output.token_ends.size(), decision.scheduled.size());
@@ -305,6 +309,21 @@ Result<void> Run::sample(const SchedulerOutput& decision) {
                               std::span(output.tokens).subspan(begin, end - begin));
     begin = end;
   }
+  return {};
+}
+
+// What the workers of a KV connector report comes in with the step's output, also when the step
+// runs nothing.
+Result<void> Run::take_connector_report() {
+  if (workload_.connector() == nullptr) return {};
+  KVConnectorOutput report;
+  if (auto asked = workload_.connector_report(report); !asked) return asked;
+  if (report.empty()) return {};
+  if (auto sound = check_connector_report(report, decisions_, config_.device.plan); !sound)
+    return fail(fmt::format("step {}: {}", summary_.steps - 1, sound.error().message));
+  if (in_flight_.empty()) in_flight_.push_back({.step = -1, .output = {}});
+  in_flight_.back().output.kv_connector_output = std::move(report);
+  progress_.sampled();
   return {};
 }
 
@@ -332,7 +351,9 @@ void Run::hash_stopped(std::span<const StoppedRequest> stopped) {
     chain_.add(static_cast<std::uint64_t>(index_of(request.id)) << 8 |
                static_cast<std::uint64_t>(request.reason));
     ++summary_.finished_requests;
-    leave(request.id, request.reason == FinishReason::stop ? "stop" : "length");
+    leave(request.id, request.reason == FinishReason::error  ? "error"
+                      : request.reason == FinishReason::stop ? "stop"
+                                                             : "length");
   }
 }
 

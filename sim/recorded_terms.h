@@ -17,6 +17,8 @@ std::vector<std::string> names_of(const StepView& view, std::span<const RequestI
 void write_decision(const StepView& view, RecordedStep& step);
 // The whole block table of every running request.
 std::vector<RecordedTable> tables_of(const StepView& view);
+// With a KV connector: the queue of skipped requests, and the tables of those that load.
+void write_transfers(const StepView& view, RecordedStep& step);
 // What the step's reset_prefix_cache events returned, in order.
 void write_reset_results(const StepView& view, std::vector<RecordedEvent>& events);
 // What the step's output ended, and what became of the prefix cache.
