@@ -12,6 +12,7 @@
 #include "cuda_backend/plugin_backend.h"
 #include "cuda_backend/simt_backend.h"
 #include "reference/engine_profile.h"
+#include "sim/recorded_connector.h"
 #include "sim/saved_run.h"
 
 namespace lockstep {
@@ -231,12 +232,7 @@ Result<void> prepare_recording(const ReplayOptions& options, PreparedReplay& pre
   Result<RecordingReader> reader = RecordingReader::open(options.file);
   if (!reader) return tl::unexpected(reader.error());
   const RecordingHeader& header = reader->header();
-  if (header.connector) {
-    return fail(
-        fmt::format("{}: a recording of a KV connector, whose loads the model does not "
-                    "decide; `lockstep replay` takes recordings without one",
-                    options.file));
-  }
+  prepared.load_failure_policy = kv_transfer(header, nullptr).kv_load_failure_policy;
   EngineConfig engine = header.options.config;
   engine.engine = header.engine.profile();
   auto plan = plan_for_groups(header.groups, header.num_blocks);
@@ -261,6 +257,9 @@ Result<void> prepare_saved_case(const ReplayOptions& options, PreparedReplay& pr
   prepared.num_records = static_cast<std::int64_t>(saved->recording ? saved->recording->steps.size()
                                                                     : saved->trace.records.size());
   if (backend == "auto") backend = saved->backend;
+  if (saved->recording)
+    prepared.load_failure_policy =
+        kv_transfer(saved->recording->header, nullptr).kv_load_failure_policy;
   prepared.workload = workload_of(*saved);
   return {};
 }
@@ -329,8 +328,15 @@ Result<PreparedReplay> prepare_replay(const ReplayOptions& options) {
   if (auto sound = check_cache_events(options, config.engine); !sound)
     return tl::unexpected(sound.error());
   config.draw = !options.report_path.empty();
+  const KVTransfer transfer{prepared.workload->connector(), prepared.load_failure_policy};
+  if (transfer.connector != nullptr && backend_name != "none") {
+    return fail(
+        fmt::format("{}: what a KV connector loads is known to no backend; add --backend none to "
+                    "run the decisions alone",
+                    options.file));
+  }
   auto decisions = make_reference_decisions(config.engine, config.device.plan.groups,
-                                            config.device.plan.num_blocks);
+                                            config.device.plan.num_blocks, transfer);
   if (!decisions) return tl::unexpected(decisions.error());
   prepared.decisions = std::move(*decisions);
   for (std::int32_t rank = 0; rank < config.device.context.num_ranks; ++rank) {

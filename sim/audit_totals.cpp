@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <map>
+#include <set>
 
 #include "sim/audit_impl.h"
 
@@ -31,10 +32,26 @@ void Auditor::Impl::check_common_prefix(const RecordedStep& step) {
   }
 }
 
+// Blocks of those that do not run: loading, loaded, or to be sent.
+std::int64_t Auditor::Impl::num_kept_by_transfers() const {
+  std::set<BlockId> kept;
+  for (const auto& [name, request] : requests_) {
+    if (request.running || !request.keeps_blocks()) continue;
+    for (std::size_t g = 0; g < groups_.size(); ++g) {
+      const auto first = static_cast<std::size_t>(first_read(g, request.computed) / block_size(g));
+      for (std::size_t i = request.has_left ? first : 0; i < request.tables[g].size(); ++i)
+        if (request.tables[g][i] != kNullBlock) kept.insert(request.tables[g][i]);
+    }
+  }
+  return std::ssize(kept);
+}
+
 void Auditor::Impl::check_conservation(const RecordedStep& step) {
-  if (step.running.empty() && step.free_blocks + 1 != ledger_.num_blocks())
-    report({}, fmt::format("nobody runs, and {} of {} blocks are free besides the null block",
-                           step.free_blocks, ledger_.num_blocks() - 1));
+  const auto kept = num_kept_by_transfers();
+  if (step.running.empty() && kept + step.free_blocks + 1 != ledger_.num_blocks())
+    report({}, fmt::format("nobody runs, {} blocks are kept for transfers, and {} of {} are free "
+                           "besides the null block",
+                           kept, step.free_blocks, ledger_.num_blocks() - 1));
   if (!step.tables) return;
   std::map<std::int32_t, std::int32_t> group_of;
   for (const RecordedTable& table : *step.tables) {

@@ -125,6 +125,7 @@ Result<ConformFile> conform_recording(const std::string& path) {
     const auto report = run_lockstep(config, **decisions, *workload, nullptr, &observer);
     if (!report) return tl::unexpected(with_path(path, report.error()));
     file.steps = report->summary.steps;
+    file.is_stuck = report->summary.verdict == Verdict::liveness;
     file.mismatch = observer.mismatch();
     if (!file.mismatch)
       file.mismatch =
@@ -157,6 +158,7 @@ Result<ConformSummary> conform_recordings(std::vector<std::string> paths, int jo
   for (Result<ConformFile>& file : results) {
     if (!file) return tl::unexpected(file.error());
     summary.steps += file->steps;
+    if (file->is_stuck) ++summary.stuck;
     if (!file->mismatch) ++summary.agreed;
     summary.files.push_back(std::move(*file));
   }

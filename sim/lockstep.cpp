@@ -11,6 +11,7 @@
 #include "sim/connector_report.h"
 #include "sim/device_side.h"
 #include "sim/liveness.h"
+#include "sim/standstill.h"
 #include "sim/state_hash.h"
 #include "sim/stopwatch.h"
 #include "sim/timeline_recorder.h"
@@ -61,6 +62,7 @@ class Run {
   void forget_finished(const SchedulerOutput& decision);
   bool observe(bool (StepObserver::*hook)(const StepView&), const SchedulerOutput& decision,
                std::span<const StoppedRequest> stopped, std::int64_t output_of_step);
+  bool find_cycle();
   void set_liveness_verdict();
   Result<void> finish();
 
@@ -71,6 +73,7 @@ class Run {
   std::unique_ptr<DeviceSide> device_;
   TimelineRecorder recorder_;
   ProgressGuard progress_;
+  HoldingWatch holding_;
   RunReport report_;
   RunSummary& summary_ = report_.summary;
   StateHashChain chain_;
@@ -107,7 +110,10 @@ Result<RunReport> Run::run(std::span<Backend* const> ranks) {
         .step = summary_.steps, .idle = idle_, .unfinished = decisions_.has_unfinished_requests()};
     const auto turn = workload_.next_turn(state, events_);
     if (!turn) return tl::unexpected(turn.error());
-    if (*turn == Turn::end) break;
+    if (*turn == Turn::end) {
+      if (find_cycle()) set_liveness_verdict();
+      break;
+    }
     if (*turn == Turn::stuck || (!workload_.is_scripted() && progress_.is_stuck(decisions_))) {
       set_liveness_verdict();
       break;
@@ -157,6 +163,7 @@ Result<bool> Run::step() {
   summary_.stored += counters_.stored;
   summary_.evictions += counters_.evicted;
   recorder_.finished(stopped, counters_, decisions_);
+  if (workload_.connector() != nullptr) holding_.step(decisions_, decision.step);
   const bool go_on = observe(&StepObserver::finished, decision, stopped, output_of_step);
   workload_.step_done(decision.total_num_scheduled_tokens);
   for (const RequestId id : left_)
@@ -389,8 +396,23 @@ bool Run::observe(bool (StepObserver::*hook)(const StepView&), const SchedulerOu
                              .name = name_of_});
 }
 
+// Nothing runs, and whoever waits with blocks waits for somebody behind it.
+bool Run::find_cycle() {
+  if (!decisions_.running().empty()) return false;
+  auto cycle =
+      find_wait_cycle(standstill_of(decisions_, config_.engine, config_.device.plan, holding_));
+  if (cycle) summary_.wait_cycle = std::move(cycle->text);
+  return !summary_.wait_cycle.empty();
+}
+
 void Run::set_liveness_verdict() {
   summary_.verdict = Verdict::liveness;
+  find_cycle();
+  for (const SkippedRequest& request : decisions_.skipped()) {
+    if (++summary_.stuck_total > kStuckNamed) continue;
+    summary_.stuck.push_back({.name = requests_[index_of(request.id)].name,
+                              .why = why_stuck(decisions_, config_.device.plan, request.id)});
+  }
   for (const RequestId id : decisions_.waiting()) {
     if (++summary_.stuck_total > kStuckNamed) continue;
     summary_.stuck.push_back({.name = requests_[index_of(id)].name,
