@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <numeric>
 #include <utility>
 
 #include "cli/replay_cache.h"
@@ -12,6 +13,7 @@
 #include "cuda_backend/plugin_backend.h"
 #include "cuda_backend/simt_backend.h"
 #include "reference/engine_profile.h"
+#include "sim/connected_workload.h"
 #include "sim/recorded_connector.h"
 #include "sim/saved_run.h"
 
@@ -163,6 +165,23 @@ Result<void> finish(const ReplayOptions& options, const EngineConfig& engine,
   return {};
 }
 
+// A simulated one, with the seed of the run.
+Result<void> attach_connector(const ReplayOptions& options, PreparedReplay& prepared) {
+  if (!options.save_dir.empty())
+    return fail("--save with --connector: a saved case holds no connector; leave one of them out");
+  SimulatedConnectorOptions connector;
+  connector.seed = prepared.workload_options.seed;
+  connector.num_groups = static_cast<std::int32_t>(prepared.config.device.plan.groups.size());
+  connector.block_size = 1;
+  for (const KVCacheGroupSpec& group : prepared.config.device.plan.groups)
+    connector.block_size =
+        std::lcm(connector.block_size, static_cast<std::int32_t>(group.spec.block_size));
+  prepared.workload = std::make_unique<ConnectedWorkload>(std::move(prepared.workload), connector);
+  if (options.load_failure_policy == "fail")
+    prepared.load_failure_policy = KVLoadFailurePolicy::fail;
+  return {};
+}
+
 Result<void> prepare_trace(const ReplayOptions& options, PreparedReplay& prepared) {
   if (const std::string given = options.contradicts_model(); options.model && !given.empty()) {
     return fail(
@@ -200,6 +219,9 @@ Result<void> prepare_trace(const ReplayOptions& options, PreparedReplay& prepare
   auto second_pass = open_limited(options);
   if (!second_pass) return tl::unexpected(second_pass.error());
   prepared.workload = make_trace_workload(std::move(*second_pass), workload);
+  if (options.connector) return attach_connector(options, prepared);
+  if (options.load_failure_policy)
+    return fail("--kv-load-failure-policy needs a connector whose loads may fail: --connector");
   return {};
 }
 

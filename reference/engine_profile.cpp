@@ -19,7 +19,8 @@ constexpr std::array kNotModelled22 = std::to_array<std::string_view>({
 });
 
 constexpr std::array kNotModelled33 = std::to_array<std::string_view>({
-    "KV connectors and offloading, deferred frees for them, HiSparse host pages",
+    "KV connectors (requests that hold blocks come first, loads reserve what they will need), "
+    "offloading, deferred frees for them, HiSparse host pages",
     "encoder inputs, encoder-decoder models, pooling, diffusion",
     "LoRA, images and prompt embeddings in block hashes",
     "structured output, streaming sessions, pipeline and data parallelism",

@@ -14,6 +14,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <string_view>
 #include <vector>
 
@@ -40,6 +41,10 @@ class KVConnector {
   virtual ~KVConnector() = default;
   // Asked whenever a request without computed tokens is considered, so more than once for many.
   virtual ExternalHit get_num_new_matched_tokens(const ExternalQuery& query) = 0;
+  // The request has been given `blocks` (of the first group), also those that num_external_tokens
+  // are to be loaded into.
+  virtual void update_state_after_alloc(RequestId, std::span<const BlockId> /*blocks*/,
+                                        std::int32_t /*num_external_tokens*/) {}
   // The request has finished. True: its blocks are kept until finished_sending.
   virtual bool request_finished(RequestId request, std::string_view name) = 0;
   // Requests that one report fails are ended in the order of a Python set, an accident of hashed

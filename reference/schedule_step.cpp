@@ -240,6 +240,9 @@ bool Scheduler::Impl::enter(RequestId id, RequestQueue& queue, bool any_running)
   if (!cache.allocate_slots(request, num_new, looks_ahead ? num_lookahead : 0, &hit,
                             config.scheduler_reserve_full_isl, first_new))
     return false;
+  if (remote != nullptr)
+    remote->connector.update_state_after_alloc(id, request.groups[0].blocks,
+                                               hit.num_external_tokens);
   queue.pop();
   request.num_computed_tokens += hit.num_tokens + hit.num_external_tokens;
   if (hit.loads_async) {  // counted as computed from now on, and looked at when it is there

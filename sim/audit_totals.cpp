@@ -49,9 +49,9 @@ std::int64_t Auditor::Impl::num_kept_by_transfers() const {
 void Auditor::Impl::check_conservation(const RecordedStep& step) {
   const auto kept = num_kept_by_transfers();
   if (step.running.empty() && kept + step.free_blocks + 1 != ledger_.num_blocks())
-    report({}, fmt::format("nobody runs, {} blocks are kept for transfers, and {} of {} are free "
-                           "besides the null block",
-                           kept, step.free_blocks, ledger_.num_blocks() - 1));
+    report({}, fmt::format("nobody runs, and {} of {} blocks are free besides the null block{}",
+                           step.free_blocks, ledger_.num_blocks() - 1,
+                           kept == 0 ? "" : fmt::format(", with {} kept for transfers", kept)));
   if (!step.tables) return;
   std::map<std::int32_t, std::int32_t> group_of;
   for (const RecordedTable& table : *step.tables) {

@@ -1,6 +1,6 @@
-// What a KV connector loads and sends: whose blocks a transfer writes, and who keeps them meanwhile.
-// A recording says when a load is over and which blocks it did not fill; what it filled holds the
-// request's own prefix from then on.
+// What a KV connector loads and sends: whose blocks a transfer writes, and who keeps them
+// meanwhile. A recording says when a load is over and which blocks it did not fill; what it filled
+// holds the request's own prefix from then on.
 #include <fmt/core.h>
 
 #include <algorithm>

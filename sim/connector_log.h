@@ -20,6 +20,10 @@ class ConnectorLog final : public KVConnector {
   explicit ConnectorLog(KVConnector& inner) : inner_(inner) {}
 
   ExternalHit get_num_new_matched_tokens(const ExternalQuery& query) override;
+  void update_state_after_alloc(RequestId request, std::span<const BlockId> blocks,
+                                std::int32_t num_external_tokens) override {
+    inner_.update_state_after_alloc(request, blocks, num_external_tokens);
+  }
   bool request_finished(RequestId request, std::string_view name) override;
   void order_failed_requests(std::vector<RequestId>& requests) override {
     inner_.order_failed_requests(requests);

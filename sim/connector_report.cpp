@@ -6,8 +6,10 @@
 
 namespace lockstep {
 
-Result<void> check_connector_report(const KVConnectorOutput& report,
-                                    const DecisionSource& decisions, const KVCacheConfig& plan) {
+namespace {
+
+Result<void> check(const KVConnectorOutput& report, const DecisionSource& decisions,
+                   const KVCacheConfig& plan) {
   const std::vector<HeldRequest> held = decisions.held();
   const std::vector<SkippedRequest> skipped = decisions.skipped();
   const auto is_held = [&](RequestId id) {
@@ -30,6 +32,20 @@ Result<void> check_connector_report(const KVConnectorOutput& report,
       return fail(fmt::format("invalid_blocks: block {} is not in the pool of {}", index_of(block),
                               plan.num_blocks));
   return {};
+}
+
+}  // namespace
+
+Result<KVConnectorOutput> connector_report(Workload& workload, const DecisionSource& decisions,
+                                           const KVCacheConfig& plan) {
+  KVConnectorOutput report;
+  if (workload.connector() == nullptr) return report;
+  if (auto taken = workload.connector_report(report); !taken) return tl::unexpected(taken.error());
+  if (report.empty()) return report;
+  if (auto sound = check(report, decisions, plan); !sound)
+    return fail(
+        fmt::format("step {}: worker.{}", workload.records_consumed() - 1, sound.error().message));
+  return report;
 }
 
 }  // namespace lockstep

@@ -54,7 +54,6 @@ class Run {
   Result<void> sample(const SchedulerOutput& decision);
   Result<void> take_connector_report();
   void count_decision(const SchedulerOutput& decision);
-  void hash_decision(const SchedulerOutput& decision);
   std::span<const StoppedRequest> process_output(bool anything_scheduled,
                                                  std::int64_t& output_of_step);
   void hash_stopped(std::span<const StoppedRequest> stopped);
@@ -62,8 +61,6 @@ class Run {
   void forget_finished(const SchedulerOutput& decision);
   bool observe(bool (StepObserver::*hook)(const StepView&), const SchedulerOutput& decision,
                std::span<const StoppedRequest> stopped, std::int64_t output_of_step);
-  bool find_cycle();
-  void set_liveness_verdict();
   Result<void> finish();
 
   const LockstepConfig& config_;
@@ -111,11 +108,12 @@ Result<RunReport> Run::run(std::span<Backend* const> ranks) {
     const auto turn = workload_.next_turn(state, events_);
     if (!turn) return tl::unexpected(turn.error());
     if (*turn == Turn::end) {
-      if (find_cycle()) set_liveness_verdict();
+      if (has_wait_cycle(config_, decisions_, holding_))
+        set_liveness_verdict(config_, decisions_, holding_, summary_);
       break;
     }
     if (*turn == Turn::stuck || (!workload_.is_scripted() && progress_.is_stuck(decisions_))) {
-      set_liveness_verdict();
+      set_liveness_verdict(config_, decisions_, holding_, summary_);
       break;
     }
     const auto go_on = step();
@@ -134,7 +132,8 @@ Result<bool> Run::step() {
   const SchedulerOutput& decision = decisions_.schedule();
   summary_.seconds.schedule += watch_.lap();
   count_decision(decision);
-  hash_decision(decision);
+  chain_.add(decision);
+  chain_.add(static_cast<std::uint64_t>(decisions_.num_free_blocks()));
   if (!observe(&StepObserver::decided, decision, {}, -1)) return false;
   recorder_.decided(decision, decisions_, workload_.now_ns());
   if (device_ != nullptr) {
@@ -249,30 +248,6 @@ void Run::count_decision(const SchedulerOutput& decision) {
   }
 }
 
-void Run::hash_decision(const SchedulerOutput& decision) {
-  chain_.add(static_cast<std::uint64_t>(decision.step) << 32 | decision.scheduled.size());
-  for (const ScheduledRequest& scheduled : decision.scheduled) {
-    chain_.add(static_cast<std::uint64_t>(index_of(scheduled.id)) << 32 |
-               static_cast<std::uint32_t>(scheduled.num_tokens));
-    chain_.add(static_cast<std::uint64_t>(scheduled.computed) << 32 |
-               static_cast<std::uint64_t>(scheduled.num_spec) << 2 |
-               static_cast<std::uint64_t>(scheduled.is_new) << 1 |
-               static_cast<std::uint64_t>(scheduled.is_resumed));
-  }
-  const auto add_all = [this](const auto& list) {
-    chain_.add(list.size());
-    for (const auto& entry : list) chain_.add(static_cast<std::uint64_t>(entry));
-  };
-  add_all(decision.block_ends);
-  add_all(decision.block_ids);
-  add_all(decision.spec_tokens);
-  add_all(decision.preempted);
-  add_all(decision.finished);
-  add_all(decision.zero);
-  add_all(decision.common_prefix_blocks);
-  chain_.add(static_cast<std::uint64_t>(decisions_.num_free_blocks()));
-}
-
 // The model's answer to the step; the worker knows it at once, the engine when it processes it.
 Result<void> Run::sample(const SchedulerOutput& decision) {
   if (decision.scheduled.empty()) return {};
@@ -319,17 +294,13 @@ Result<void> Run::sample(const SchedulerOutput& decision) {
   return {};
 }
 
-// What the workers of a KV connector report comes in with the step's output, also when the step
-// runs nothing.
+// Comes in with the step's output, also when the step runs nothing.
 Result<void> Run::take_connector_report() {
-  if (workload_.connector() == nullptr) return {};
-  KVConnectorOutput report;
-  if (auto asked = workload_.connector_report(report); !asked) return asked;
-  if (report.empty()) return {};
-  if (auto sound = check_connector_report(report, decisions_, config_.device.plan); !sound)
-    return fail(fmt::format("step {}: {}", summary_.steps - 1, sound.error().message));
+  auto report = connector_report(workload_, decisions_, config_.device.plan);
+  if (!report) return tl::unexpected(report.error());
+  if (report->empty()) return {};
   if (in_flight_.empty()) in_flight_.push_back({.step = -1, .output = {}});
-  in_flight_.back().output.kv_connector_output = std::move(report);
+  in_flight_.back().output.kv_connector_output = std::move(*report);
   progress_.sampled();
   return {};
 }
@@ -394,35 +365,6 @@ bool Run::observe(bool (StepObserver::*hook)(const StepView&), const SchedulerOu
                              .cache_events = cache_events_,
                              .resets = resets_,
                              .name = name_of_});
-}
-
-// Nothing runs, and whoever waits with blocks waits for somebody behind it.
-bool Run::find_cycle() {
-  if (!decisions_.running().empty()) return false;
-  auto cycle =
-      find_wait_cycle(standstill_of(decisions_, config_.engine, config_.device.plan, holding_));
-  if (cycle) summary_.wait_cycle = std::move(cycle->text);
-  return !summary_.wait_cycle.empty();
-}
-
-void Run::set_liveness_verdict() {
-  summary_.verdict = Verdict::liveness;
-  find_cycle();
-  for (const SkippedRequest& request : decisions_.skipped()) {
-    if (++summary_.stuck_total > kStuckNamed) continue;
-    summary_.stuck.push_back({.name = requests_[index_of(request.id)].name,
-                              .why = why_stuck(decisions_, config_.device.plan, request.id)});
-  }
-  for (const RequestId id : decisions_.waiting()) {
-    if (++summary_.stuck_total > kStuckNamed) continue;
-    summary_.stuck.push_back({.name = requests_[index_of(id)].name,
-                              .why = why_stuck(decisions_, config_.device.plan, id)});
-  }
-  for (const RequestId id : decisions_.running()) {
-    if (++summary_.stuck_total > kStuckNamed) continue;
-    summary_.stuck.push_back({.name = requests_[index_of(id)].name,
-                              .why = "it runs, but is preempted before it gets anywhere"});
-  }
 }
 
 Result<void> Run::finish() {
