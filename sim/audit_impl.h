@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <map>
+#include <set>
 #include <span>
 #include <string>
 #include <utility>
@@ -124,7 +125,7 @@ class Auditor::Impl {
   void prepare_states(AuditRow& row);
   void advance_states(const AuditRow& row, std::size_t group);
   void settle_states(AuditRow& row, std::int32_t num_sampled);
-  std::int64_t num_kept_by_transfers() const;
+  std::set<BlockId> kept_by_transfers() const;
   void check_conservation(const RecordedStep& step);
   void check_common_prefix(const RecordedStep& step);
   std::uint64_t content_at(const AuditRow& row, std::int32_t count) const;

@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <map>
-#include <set>
 
 #include "sim/audit_impl.h"
 
@@ -33,7 +32,7 @@ void Auditor::Impl::check_common_prefix(const RecordedStep& step) {
 }
 
 // Blocks of those that do not run: loading, loaded, or to be sent.
-std::int64_t Auditor::Impl::num_kept_by_transfers() const {
+std::set<BlockId> Auditor::Impl::kept_by_transfers() const {
   std::set<BlockId> kept;
   for (const auto& [name, request] : requests_) {
     if (request.running || !request.keeps_blocks()) continue;
@@ -43,15 +42,16 @@ std::int64_t Auditor::Impl::num_kept_by_transfers() const {
         if (request.tables[g][i] != kNullBlock) kept.insert(request.tables[g][i]);
     }
   }
-  return std::ssize(kept);
+  return kept;
 }
 
 void Auditor::Impl::check_conservation(const RecordedStep& step) {
-  const auto kept = num_kept_by_transfers();
-  if (step.running.empty() && kept + step.free_blocks + 1 != ledger_.num_blocks())
-    report({}, fmt::format("nobody runs, and {} of {} blocks are free besides the null block{}",
-                           step.free_blocks, ledger_.num_blocks() - 1,
-                           kept == 0 ? "" : fmt::format(", with {} kept for transfers", kept)));
+  const std::set<BlockId> kept = kept_by_transfers();
+  if (step.running.empty() && std::ssize(kept) + step.free_blocks + 1 != ledger_.num_blocks())
+    report({}, fmt::format(
+                   "nobody runs, and {} of {} blocks are free besides the null block{}",
+                   step.free_blocks, ledger_.num_blocks() - 1,
+                   kept.empty() ? "" : fmt::format(", with {} kept for transfers", kept.size())));
   if (!step.tables) return;
   std::map<std::int32_t, std::int32_t> group_of;
   for (const RecordedTable& table : *step.tables) {
@@ -65,7 +65,9 @@ void Auditor::Impl::check_conservation(const RecordedStep& step) {
       }
     }
   }
-  const auto held = static_cast<std::int64_t>(group_of.size());
+  const auto held = std::ssize(group_of) + std::ranges::count_if(kept, [&](BlockId block) {
+                      return !group_of.contains(index_of(block));
+                    });
   if (held + step.free_blocks + 1 != ledger_.num_blocks())
     report({}, fmt::format("{} blocks are held and {} free, with the null block {} of {}", held,
                            step.free_blocks, held + step.free_blocks + 1, ledger_.num_blocks()));

@@ -11,6 +11,7 @@
 #include "sim/connector_report.h"
 #include "sim/device_side.h"
 #include "sim/liveness.h"
+#include "sim/recorded_terms.h"
 #include "sim/standstill.h"
 #include "sim/state_hash.h"
 #include "sim/stopwatch.h"
@@ -56,6 +57,7 @@ class Run {
   void count_decision(const SchedulerOutput& decision);
   std::span<const StoppedRequest> process_output(bool anything_scheduled,
                                                  std::int64_t& output_of_step);
+  void forget_voided_tokens();
   void hash_stopped(std::span<const StoppedRequest> stopped);
   void leave(RequestId id, std::string_view reason);
   void forget_finished(const SchedulerOutput& decision);
@@ -318,9 +320,18 @@ std::span<const StoppedRequest> Run::process_output(bool anything_scheduled,
   watch_.lap();
   const auto stopped = decisions_.update_from_output(flight.output);
   summary_.seconds.schedule += watch_.lap();
+  if (!flight.output.kv_connector_output.invalid_block_ids.empty()) forget_voided_tokens();
   spare_outputs_.push_back(std::move(flight.output));
   in_flight_.pop_front();
   return stopped;
+}
+
+// What was sampled behind blocks that a load did not fill, the engine has dropped.
+void Run::forget_voided_tokens() {
+  for (const RequestId id : decisions_.running()) {
+    LiveRequest& request = requests_[index_of(id)];
+    request.num_output_tokens = decisions_.num_tokens(id) - request.num_prompt_tokens;
+  }
 }
 
 void Run::hash_stopped(std::span<const StoppedRequest> stopped) {
@@ -329,9 +340,7 @@ void Run::hash_stopped(std::span<const StoppedRequest> stopped) {
     chain_.add(static_cast<std::uint64_t>(index_of(request.id)) << 8 |
                static_cast<std::uint64_t>(request.reason));
     ++summary_.finished_requests;
-    leave(request.id, request.reason == FinishReason::error  ? "error"
-                      : request.reason == FinishReason::stop ? "stop"
-                                                             : "length");
+    leave(request.id, reason_of(request.reason));
   }
 }
 

@@ -10,20 +10,6 @@
 namespace lockstep {
 namespace {
 
-std::string_view reason_of(FinishReason reason) {
-  switch (reason) {
-    case FinishReason::stop:
-      return "stop";
-    case FinishReason::length:
-      return "length";
-    case FinishReason::abort:
-      return "abort";
-    case FinishReason::error:
-      return "error";
-  }
-  return "?";
-}
-
 std::string_view status_of(RequestStatus status) {
   switch (status) {
     case RequestStatus::waiting:
@@ -79,6 +65,20 @@ RecordedScheduled scheduled_of(const StepView& view, std::size_t index, std::siz
 }
 
 }  // namespace
+
+std::string_view reason_of(FinishReason reason) {
+  switch (reason) {
+    case FinishReason::stop:
+      return "stop";
+    case FinishReason::length:
+      return "length";
+    case FinishReason::abort:
+      return "abort";
+    case FinishReason::error:
+      return "error";
+  }
+  return "?";
+}
 
 std::vector<std::string> names_of(const StepView& view, std::span<const RequestId> ids) {
   std::vector<std::string> names;

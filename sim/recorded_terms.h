@@ -4,6 +4,7 @@
 
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "sim/lockstep.h"
@@ -11,6 +12,8 @@
 
 namespace lockstep {
 
+// "stop", "length", "abort", "error"
+std::string_view reason_of(FinishReason reason);
 std::vector<std::string> names_of(const StepView& view, std::span<const RequestId> ids);
 
 // What was decided: everything but the events, the common prefix, tables and the connector.

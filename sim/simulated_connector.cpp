@@ -72,9 +72,11 @@ bool SimulatedConnector::request_finished(RequestId request, std::string_view na
   const auto known = known_.find(name);
   if (known != known_.end()) known_.erase(known);
   asked_.erase(request);
-  const bool is_loading = std::ranges::any_of(transfers_, [&](const Transfer& transfer) {
-    return transfer.request == request && transfer.is_load;
-  });
+  // The engine fails requests before it takes note of loads that the same report says are over.
+  const bool is_loading = std::ranges::find(reported_, request) != reported_.end() ||
+                          std::ranges::any_of(transfers_, [&](const Transfer& transfer) {
+                            return transfer.request == request && transfer.is_load;
+                          });
   if (is_loading || !chance(options_.kept_percent)) return false;
   transfers_.push_back({step_ + 1 + below(options_.delay_steps_max), request, false, {}});
   return true;
@@ -93,6 +95,7 @@ KVConnectorOutput SimulatedConnector::report() {
                                     transfer.lost.end());
     return true;
   });
+  reported_ = report.finished_recving;
   ++step_;
   return report;
 }

@@ -75,6 +75,7 @@ class SimulatedConnector final : public KVConnector {
   std::map<RequestId, Question> asked_;  // the last question of each
   std::vector<Transfer> transfers_;      // in the order begun
   std::vector<BlockId> invalid_;         // of loads within the step
+  std::vector<RequestId> reported_;      // loads that the last report said are over
 };
 
 }  // namespace lockstep

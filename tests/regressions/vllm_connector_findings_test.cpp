@@ -1,6 +1,6 @@
-// Deadlocks of vLLM's scheduler with a KV connector (docs/findings.md), each in the smallest case
+// Defects of vLLM's scheduler with a KV connector (docs/findings.md), each in the smallest case
 // that still shows it. The case is a recording beside this file: vLLM's profile decides exactly so,
-// the audit names the circle, and a run of it ends stuck.
+// and the audit says what is wrong. A run of a deadlock ends stuck.
 //
 // LOCKSTEP_UPDATE=1 writes the recordings anew.
 #include <gtest/gtest.h>
@@ -67,16 +67,9 @@ void run(ScriptedConnector& connector, const std::vector<ScriptedWorkload::Turnf
   summary = report->summary;
 }
 
-void expect_deadlock(ScriptedConnector& connector,
-                     const std::vector<ScriptedWorkload::Turnful>& script,
-                     const std::string& file_name, const std::string& circle) {
-  std::string recorded;
-  RunSummary summary;
-  ASSERT_NO_FATAL_FAILURE(run(connector, script, recorded, summary));
-  EXPECT_EQ(summary.verdict, Verdict::liveness);
-  EXPECT_EQ(summary.stuck_total, 2);
-  EXPECT_EQ(summary.wait_cycle, circle);
-
+// The profile decides as the recording beside this file says, and the audit of it has one finding.
+void expect_kept(const std::string& recorded, const std::string& file_name, bool is_stuck,
+                 const std::string& what) {
   const std::string path = std::string(LOCKSTEP_SOURCE_DIR) + "/tests/regressions/" + file_name;
   if (std::getenv("LOCKSTEP_UPDATE") != nullptr) std::ofstream(path) << recorded;
   std::ifstream file(path);
@@ -86,11 +79,41 @@ void expect_deadlock(ScriptedConnector& connector,
   const auto conformed = conform_recording(path);
   ASSERT_TRUE(conformed) << conformed.error().message;
   EXPECT_FALSE(conformed->mismatch) << conformed->mismatch->what;
-  EXPECT_TRUE(conformed->is_stuck);
+  EXPECT_EQ(conformed->is_stuck, is_stuck);
   const auto audited = audit_recording(path);
   ASSERT_TRUE(audited) << audited.error().message;
   ASSERT_EQ(audited->findings.size(), 1u);
-  EXPECT_EQ(audited->findings[0].what, "nothing runs any more: " + circle);
+  EXPECT_EQ(audited->findings[0].what, what);
+}
+
+void expect_deadlock(ScriptedConnector& connector,
+                     const std::vector<ScriptedWorkload::Turnful>& script,
+                     const std::string& file_name, const std::string& circle) {
+  std::string recorded;
+  RunSummary summary;
+  ASSERT_NO_FATAL_FAILURE(run(connector, script, recorded, summary));
+  EXPECT_EQ(summary.verdict, Verdict::liveness);
+  EXPECT_EQ(summary.stuck_total, 2);
+  EXPECT_EQ(summary.wait_cycle, circle);
+  expect_kept(recorded, file_name, true, "nothing runs any more: " + circle);
+}
+
+TEST(VllmConnectorFindings, who_counts_on_another_to_compute_a_lost_block_is_left_alone_with_it) {
+  ScriptedConnector connector;
+  connector.answers["first"] = {{.num_tokens = 8, .is_async = false}};
+  connector.invalid[0] = {BlockId{2}};
+  std::string recorded;
+  RunSummary summary;
+  ASSERT_NO_FATAL_FAILURE(run(connector,
+                              {{ScriptedWorkload::add("first", seeded_prompt(1, 10), 2),
+                                ScriptedWorkload::add("second", seeded_prompt(1, 9), 1)},
+                               {ScriptedWorkload::abort("first")}},
+                              recorded, summary));
+  EXPECT_EQ(summary.verdict, Verdict::agreed);
+  expect_kept(
+      recorded, "vllm_0_22_1_lost_block_left_alone.jsonl", false,
+      "attention of tokens [8, 9) reads token 4 from slot 0 of block 2, which holds nothing "
+      "that was written since the block was handed out");
 }
 
 TEST(VllmConnectorFindings, a_loaded_request_stands_behind_one_that_does_not_fit) {

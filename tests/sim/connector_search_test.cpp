@@ -1,6 +1,7 @@
 // Random requests beside a simulated KV connector, in pools that are too small for them: every run
-// ends with all blocks free or in a circle, the audit finds nothing but circles, and a search of
-// seeds finds both deadlocks of docs/findings.md again.
+// ends with all blocks free or in a circle, and a search of seeds finds both deadlocks of
+// docs/findings.md again. Where failed loads end their requests the audit finds nothing else; where
+// they are computed again it finds the lost blocks of finding 7, and nothing else.
 #include <gtest/gtest.h>
 
 #include "reference/token_run.h"
@@ -80,9 +81,11 @@ void run(std::uint64_t seed, KVLoadFailurePolicy policy, Outcome& outcome) {
     outcome.end += std::string((*decisions)->name(held.id)) + " ";
 }
 
-TEST(ConnectorSearch, every_run_ends_with_free_blocks_or_in_a_circle_and_both_circles_are_found) {
+TEST(ConnectorSearch,
+     every_run_ends_with_free_blocks_or_in_a_circle_and_the_findings_are_found_again) {
   std::int64_t num_behind_large = 0;
   std::int64_t num_half_loaded = 0;
+  std::int64_t num_lost_blocks = 0;
   for (std::uint64_t seed = 0; seed < 400; ++seed) {
     SCOPED_TRACE(seed);
     const auto policy = seed % 2 == 0 ? KVLoadFailurePolicy::recompute : KVLoadFailurePolicy::fail;
@@ -91,12 +94,17 @@ TEST(ConnectorSearch, every_run_ends_with_free_blocks_or_in_a_circle_and_both_ci
     std::erase_if(outcome.findings, [](const AuditFinding& finding) {
       return finding.what.starts_with("nothing runs any more");
     });
-    ASSERT_TRUE(outcome.findings.empty())
-        << "step " << outcome.findings[0].step << ", " << outcome.findings[0].request << ": "
-        << outcome.findings[0].what;
+    for (const AuditFinding& finding : outcome.findings) {
+      ++num_lost_blocks;
+      ASSERT_TRUE(policy == KVLoadFailurePolicy::recompute &&
+                  finding.what.find("holds nothing that was written") != std::string::npos)
+          << "step " << finding.step << ", " << finding.request << ": " << finding.what;
+    }
     if (outcome.summary.verdict == Verdict::agreed) {
       // Those that are still being sent when the last request leaves keep theirs.
-      if (outcome.end.empty()) EXPECT_EQ(outcome.free_blocks, kNumBlocks - 1);
+      if (outcome.end.empty()) {
+        EXPECT_EQ(outcome.free_blocks, kNumBlocks - 1);
+      }
       continue;
     }
     ASSERT_FALSE(outcome.summary.wait_cycle.empty()) << outcome.summary.stuck[0].why;
@@ -106,8 +114,10 @@ TEST(ConnectorSearch, every_run_ends_with_free_blocks_or_in_a_circle_and_both_ci
   }
   EXPECT_GT(num_behind_large, 0);
   EXPECT_GT(num_half_loaded, 0);
+  EXPECT_GT(num_lost_blocks, 0);
   RecordProperty("behind_large", static_cast<int>(num_behind_large));
   RecordProperty("half_loaded", static_cast<int>(num_half_loaded));
+  RecordProperty("lost_blocks", static_cast<int>(num_lost_blocks));
 }
 
 TEST(ConnectorSearch, the_same_seed_gives_the_same_run) {

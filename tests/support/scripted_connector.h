@@ -16,6 +16,7 @@ class ScriptedConnector final : public KVConnector {
   // connector has nothing. Per step the requests whose load is then over.
   std::map<std::string, std::vector<ExternalHit>> answers;
   std::map<std::size_t, std::vector<std::string>> received;
+  std::map<std::size_t, std::vector<BlockId>> invalid;  // and the blocks that were not filled
 
   ExternalHit get_num_new_matched_tokens(const ExternalQuery& query) override {
     const std::string name(query.name);
@@ -33,6 +34,7 @@ class ScriptedConnector final : public KVConnector {
       LS_CHECK(ids_.contains(name), "{} was never asked about", name);
       report.finished_recving.push_back(ids_[name]);
     }
+    report.invalid_block_ids = invalid[step];
     return report;
   }
 
