@@ -37,11 +37,6 @@ Result<PoolViews> backend_views(const KVCacheConfig& plan, AttentionBackend back
 
 Result<ConformTotals> compare(ConformInputs inputs, int jobs) {
   ConformTotals totals;
-  if (inputs.connectors > 0) {
-    totals.not_looked_at.push_back(
-        counted(inputs.connectors, "recording") +
-        " with a KV connector, whose transfers the model does not decide");
-  }
   if (inputs.others > 0) {
     totals.not_looked_at.push_back(counted(inputs.others, "file") + " that conform does not take");
   }

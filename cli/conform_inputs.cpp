@@ -6,7 +6,6 @@
 #include <filesystem>
 
 #include "traces/open_trace.h"
-#include "traces/recording.h"
 
 namespace lockstep {
 namespace {
@@ -31,12 +30,6 @@ Result<void> add_file(const std::string& path, ConformInputs& inputs) {
   return fail(fmt::format("{}: a {}; conform takes recordings", path, name_of(*format)));
 }
 
-// The model decides nothing about transfers; named by itself, such a file is refused.
-bool has_connector(const std::string& path) {
-  const Result<RecordingReader> reader = RecordingReader::open(path);
-  return reader && reader->header().connector.has_value();
-}
-
 Result<void> add_folder(const std::string& folder, ConformInputs& inputs) {
   std::error_code error;
   fs::recursive_directory_iterator entries(folder, error);
@@ -44,11 +37,7 @@ Result<void> add_folder(const std::string& folder, ConformInputs& inputs) {
     if (!entries->is_regular_file()) continue;
     const std::string path = entries->path().string();
     const Result<FileFormat> format = detect_format(path);
-    if (format && *format == FileFormat::recording && has_connector(path)) {
-      ++inputs.connectors;
-    } else if (!format || !add(path, *format, inputs)) {
-      ++inputs.others;
-    }
+    if (!format || !add(path, *format, inputs)) ++inputs.others;
   }
   if (error) return fail(fmt::format("{}: {}", folder, error.message()));
   return {};

@@ -13,7 +13,6 @@ namespace lockstep {
 struct ConformInputs {
   std::vector<std::string> schedules;  // sorted, each once
   std::vector<std::string> layouts;    // likewise
-  std::int64_t connectors = 0;         // schedules in the folders with a KV connector
   std::int64_t others = 0;             // files in the folders that are neither
 };
 

@@ -105,6 +105,12 @@ std::string summary_text(const ConformTotals& totals) {
                     counted(static_cast<std::int64_t>(totals.schedules.files.size()), "recording"),
                     counted(totals.schedules.steps, "step"));
   }
+  if (totals.schedules.stuck > 0) {
+    text += fmt::format(
+        "{} with requests that wait for each other for ever; lockstep audit names them.\n",
+        totals.schedules.stuck == 1 ? "1 recording ends"
+                                    : with_commas(totals.schedules.stuck) + " recordings end");
+  }
   if (!totals.layouts.empty()) {
     text += fmt::format("{} of {} agree in every size, stride and offset.\n",
                         with_commas(totals.agreed() - totals.schedules.agreed),
@@ -130,6 +136,7 @@ std::string summary_json(const ConformTotals& totals) {
                      {"plans", totals.plans()},
                      {"agreed", totals.agreed()},
                      {"steps", totals.schedules.steps},
+                     {"stuck", totals.schedules.stuck},
                      {"not_looked_at", totals.not_looked_at},
                      {"mismatches", std::move(mismatches)}};
   return json.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";

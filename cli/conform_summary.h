@@ -22,7 +22,8 @@ struct ConformTotals {
 };
 
 std::string summary_text(const ConformTotals& totals);
-// files, plans, agreed, steps, not_looked_at, mismatches: [{file, step, what, recorded, model}]
+// files, plans, agreed, steps, stuck, not_looked_at,
+// mismatches: [{file, step, what, recorded, model}]
 std::string summary_json(const ConformTotals& totals);
 
 }  // namespace lockstep

@@ -88,6 +88,7 @@ std::string verdict_text(const RunSummary& summary) {
   std::string text = fmt::format(
       "Verdict: STUCK. {} for ever and nothing runs.\n",
       counted(summary.stuck_total, "request") + (summary.stuck_total == 1 ? " waits" : " wait"));
+  if (!summary.wait_cycle.empty()) text += fmt::format("  In a circle: {}.\n", summary.wait_cycle);
   const std::size_t shown = std::min(summary.stuck.size(), kStuckShown);
   for (std::size_t i = 0; i < shown; ++i) {
     text += fmt::format("  {}: {}\n", summary.stuck[i].name, summary.stuck[i].why);

@@ -95,6 +95,13 @@ void declare_engine(CLI::App& command, ReplayOptions& o) {
              "of block hashes: the model's own, or one of the engine's (content; with "
              "--cache-events sha256_cbor)",
              {"content", "sha256_cbor", "xxhash_cbor"}, group);
+  command
+      .add_flag("--connector", o.connector,
+                "a simulated KV connector: prefixes known elsewhere, loads that take time and fail "
+                "(vllm-0.22.1, --backend none)")
+      ->group(group);
+  add_choice(command, "--kv-load-failure-policy", o.load_failure_policy,
+             "of requests whose load fails (recompute)", {"recompute", "fail"}, group);
 }
 
 void declare_run(CLI::App& command, ReplayOptions& o) {
@@ -183,6 +190,8 @@ std::string ReplayOptions::contradicts_recording() const {
       {enable_chunked_prefill.has_value(), "--no-chunked-prefill"},
       {reserve_full_isl.has_value(), "--reserve-full-isl"},
       {async_scheduling.has_value(), "--async-scheduling"},
+      {connector, "--connector"},
+      {load_failure_policy.has_value(), "--kv-load-failure-policy"},
       {limit_requests != 0, "--limit"},
       {step_base_ns.has_value(), "--step-base-ns"},
       {step_per_token_ns.has_value(), "--step-per-token-ns"},

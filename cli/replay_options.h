@@ -26,6 +26,8 @@ struct ReplayOptions {
   std::optional<std::string> engine, policy, hash_algorithm;
   std::optional<bool> enable_prefix_caching, enable_chunked_prefill, reserve_full_isl,
       async_scheduling;
+  bool connector = false;
+  std::optional<std::string> load_failure_policy;
 
   // The run.
   std::string backend = "auto";

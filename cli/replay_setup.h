@@ -24,6 +24,7 @@ struct PreparedReplay {
   std::vector<std::unique_ptr<Backend>> ranks;
   std::unique_ptr<DecisionSource> decisions;
   std::unique_ptr<Workload> workload;
+  KVLoadFailurePolicy load_failure_policy = KVLoadFailurePolicy::recompute;
   TraceWorkloadOptions workload_options;
   std::int64_t num_records = 0;           // of the trace or recording; 0: not known
   std::vector<std::string> chosen;        // what was chosen here because nobody said

@@ -64,6 +64,11 @@ constexpr std::array kReasons = std::to_array<Reason>({
     {"audit.common_prefix",
      "Blocks said to be common to the batch are read once for all of it, so they must stand in "
      "every table."},
+    {"audit.transfer", "Only a load or a send that is under way can be over."},
+    {"audit.standstill",
+     "Requests that wait for each other's blocks in a circle wait for ever; what is held has to "
+     "come "
+     "free without what is waited for."},
     {"audit.recording", "A decision must be whole: known blocks, for every group."},
     {"invariant.conservation",
      "Held blocks, free blocks and the null block are the whole pool, each of them once."},

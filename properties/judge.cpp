@@ -161,7 +161,7 @@ Outcome judge(const SavedCase& saved, const JudgeOptions& options) {
         {fmt::format("mutants: {} of them; a case has one at most", saved.mutants.size())});
   const LockstepConfig config = config_of(saved);
   auto decisions = make_reference_decisions(saved.engine, saved.cache.groups,
-                                            saved.cache.num_blocks, config.scheduler_defect);
+                                            saved.cache.num_blocks, {}, config.scheduler_defect);
   if (!decisions) return refusal(decisions.error());
   auto backend = make_backend(saved, config, options);
   if (!backend) return refusal(backend.error());

@@ -73,6 +73,11 @@ void BlockPool::get_new_blocks(std::int64_t count, std::vector<BlockId>& out) {
   }
 }
 
+void BlockPool::evict_blocks(std::span<const BlockId> blocks) {
+  if (!enable_caching_) return;
+  for (const BlockId block : blocks) evict(block);
+}
+
 void BlockPool::touch(std::span<const BlockId> blocks) {
   for (const BlockId block : blocks) {
     if (is_evictable(block)) unlink(block);

@@ -57,6 +57,8 @@ class BlockPool {
   // blocks, so no lookup finds it; it is counted, and goes with the block's other keys.
   // False: it was there.
   bool cache_part_of_block(BlockId block, const BlockKey& key);
+  // What the blocks hold is not what their keys say: nothing can hit them any more.
+  void evict_blocks(std::span<const BlockId> blocks);
   const PrefixCache& cache() const { return cache_; }
   void begin_step() { cache_.begin_step(); }
   // False, and nothing changed, while any block is in use.

@@ -9,7 +9,7 @@ namespace lockstep {
 namespace {
 
 constexpr std::array kNotModelled22 = std::to_array<std::string_view>({
-    "KV connectors and offloading",
+    "KV connectors with state layers or asynchronous scheduling; the connectors themselves",
     "encoder inputs, encoder-decoder models, pooling, diffusion",
     "LoRA, images and prompt embeddings in block hashes",
     "structured output, streaming sessions, pipeline parallelism",
@@ -19,7 +19,8 @@ constexpr std::array kNotModelled22 = std::to_array<std::string_view>({
 });
 
 constexpr std::array kNotModelled33 = std::to_array<std::string_view>({
-    "KV connectors and offloading, deferred frees for them, HiSparse host pages",
+    "KV connectors (requests that hold blocks come first, loads reserve what they will need), "
+    "offloading, deferred frees for them, HiSparse host pages",
     "encoder inputs, encoder-decoder models, pooling, diffusion",
     "LoRA, images and prompt embeddings in block hashes",
     "structured output, streaming sessions, pipeline and data parallelism",
@@ -65,6 +66,7 @@ constexpr std::array kProfiles{
         .scan_follows_every_victim = false,
         .scan_survives_self_preemption = false,
         .reports_common_prefix_blocks = true,
+        .models_connectors = true,
         .not_modelled = kNotModelled22,
     },
     EngineProfile{
@@ -97,6 +99,7 @@ constexpr std::array kProfiles{
         .scan_follows_every_victim = true,
         .scan_survives_self_preemption = true,
         .reports_common_prefix_blocks = false,
+        .models_connectors = false,
         .not_modelled = kNotModelled33,
     },
 };

@@ -131,6 +131,9 @@ struct EngineProfile {
   // The scan goes on after the request at hand had to preempt itself (policy `priority`).
   bool scan_survives_self_preemption;
   bool reports_common_prefix_blocks;  // cascade attention
+  // Not a policy: whether this model knows what follows from the answers and reports of a KV
+  // connector. Otherwise one is refused.
+  bool models_connectors;
 
   // What the release does and this model of it does not: one line each.
   std::span<const std::string_view> not_modelled;

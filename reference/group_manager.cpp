@@ -75,32 +75,40 @@ std::int64_t GroupManager::num_blocks_to_allocate(const Request& request,
 
 void GroupManager::allocate_new_computed_blocks(Request& request,
                                                 std::span<const BlockId> new_computed_blocks,
-                                                std::int32_t num_computed_tokens) {
+                                                std::int32_t num_local_tokens,
+                                                std::int32_t num_external_tokens) {
   GroupBlocks& held = of(request);
   if (held.num_cached_blocks >= 0) {
     LS_CHECK(new_computed_blocks.empty(), "a running request cannot have a prefix hit");
     return;
   }
   LS_CHECK(held.blocks.empty(), "request {} holds blocks before its hit", request.name);
+  const std::int32_t num_computed = num_local_tokens + num_external_tokens;
   const auto num_skipped =
-      static_cast<std::size_t>(std::max(num_skipped_tokens(num_computed_tokens), 0) / block_size_);
+      static_cast<std::size_t>(std::max(num_skipped_tokens(num_computed), 0) / block_size_);
   new_computed_blocks =
       new_computed_blocks.subspan(std::min(num_skipped, new_computed_blocks.size()));
   pool_.touch(new_computed_blocks);
   held.blocks.assign(num_skipped, kNullBlock);
   held.blocks.insert(held.blocks.end(), new_computed_blocks.begin(), new_computed_blocks.end());
   held.num_cached_blocks = static_cast<std::int32_t>(held.blocks.size());
+  if (num_external_tokens > 0)
+    grow(held.blocks, static_cast<std::size_t>(ceil_div(num_computed, block_size_)));
+}
+
+void GroupManager::grow(std::vector<BlockId>& table, std::size_t num_blocks) {
+  const std::size_t first_new = table.size();
+  if (num_blocks <= first_new) return;
+  pool_.get_new_blocks(static_cast<std::int64_t>(num_blocks - first_new), table);
+  if (records_new_blocks_)
+    new_block_ids_.insert(new_block_ids_.end(),
+                          table.begin() + static_cast<std::ptrdiff_t>(first_new), table.end());
 }
 
 std::size_t GroupManager::allocate_new_blocks(Request& request, const SlotDemand& demand) {
   std::vector<BlockId>& blocks = of(request).blocks;
   const std::size_t first_new = blocks.size();
-  const auto required = static_cast<std::size_t>(ceil_div(demand.num_tokens, block_size_));
-  if (required <= first_new) return first_new;
-  pool_.get_new_blocks(static_cast<std::int64_t>(required - first_new), blocks);
-  if (records_new_blocks_)
-    new_block_ids_.insert(new_block_ids_.end(),
-                          blocks.begin() + static_cast<std::ptrdiff_t>(first_new), blocks.end());
+  grow(blocks, static_cast<std::size_t>(ceil_div(demand.num_tokens, block_size_)));
   return first_new;
 }
 

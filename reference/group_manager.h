@@ -61,10 +61,12 @@ class GroupManager {
   virtual std::int64_t num_blocks_to_allocate(const Request& request,
                                               std::span<const BlockId> new_computed_blocks,
                                               const SlotDemand& demand) const;
-  // Takes a prefix hit into the request's table.
+  // Takes a prefix hit into the request's table, and new blocks for what a connector loads behind
+  // it.
   virtual void allocate_new_computed_blocks(Request& request,
                                             std::span<const BlockId> new_computed_blocks,
-                                            std::int32_t num_computed_tokens);
+                                            std::int32_t num_local_tokens,
+                                            std::int32_t num_external_tokens);
   // Grows the table to the demand. Returns the place of the first entry that is new to the worker.
   virtual std::size_t allocate_new_blocks(Request& request, const SlotDemand& demand);
   // Lets go of what attention after `num_computed_tokens` no longer reads.
@@ -99,6 +101,9 @@ class GroupManager {
   std::array<std::int32_t, 2> replay_boundaries(const Request& request) const;
   // Frees table entries from the right, from place `end` - 1 on, up to the first null one.
   void free_head(GroupBlocks& held, std::int64_t end);
+
+  // Appends new blocks until the table has num_blocks entries.
+  void grow(std::vector<BlockId>& table, std::size_t num_blocks);
 
   bool planted(SchedulerDefect defect) const { return defect_ == defect; }
   GroupBlocks& of(Request& request) const {

@@ -40,6 +40,15 @@ bool PrefixHit::any_blocks() const {
   return std::ranges::any_of(blocks, [](const auto& table) { return !table.empty(); });
 }
 
+void PrefixHit::clear(std::size_t num_groups) {
+  blocks.resize(num_groups);
+  for (auto& table : blocks) table.clear();
+  num_tokens = 0;
+  num_external_tokens = 0;
+  loads_async = false;
+  shared_prefix_boundary = 0;
+}
+
 KVCacheCoordinator::KVCacheCoordinator(const EngineConfig& config,
                                        std::span<const KVCacheGroupSpec> groups,
                                        BlockSizes block_sizes, std::int64_t num_blocks)
@@ -76,10 +85,7 @@ void KVCacheCoordinator::plant(SchedulerDefect defect) {
 }
 
 void KVCacheCoordinator::find_longest_cache_hit(const Request& request, PrefixHit& hit) const {
-  hit.blocks.resize(managers_.size());
-  for (auto& table : hit.blocks) table.clear();
-  hit.num_tokens = 0;
-  hit.shared_prefix_boundary = 0;
+  hit.clear(managers_.size());
   if (!config_.enable_prefix_caching) return;
   const bool whole_prompt = defect_ == SchedulerDefect::hit_whole_prompt;
   const std::int32_t max_length = request.num_tokens() - (whole_prompt ? 0 : 1);
@@ -169,9 +175,12 @@ bool KVCacheCoordinator::allocate_slots(Request& request, std::int32_t num_new_t
                                         std::int32_t num_lookahead_tokens, const PrefixHit* hit,
                                         bool full_sequence_must_fit,
                                         std::span<std::size_t> first_new) {
-  LS_CHECK(num_new_tokens > 0, "request {} is given {} tokens", request.name, num_new_tokens);
-  const std::int32_t computed =
+  const std::int32_t num_external = hit == nullptr ? 0 : hit->num_external_tokens;
+  LS_CHECK(num_new_tokens > 0 || num_external > 0, "request {} is given {} tokens", request.name,
+           num_new_tokens);
+  const std::int32_t num_local =
       request.num_computed_tokens + (hit == nullptr ? 0 : hit->num_tokens);
+  const std::int32_t computed = num_local + num_external;
   const std::int32_t total_computed = std::min(computed, config_.max_model_len);
   if (full_sequence_must_fit) {
     const std::int32_t full = std::min(request.num_tokens(), config_.max_model_len);
@@ -190,9 +199,9 @@ bool KVCacheCoordinator::allocate_slots(Request& request, std::int32_t num_new_t
     num_left_behind = total_computed + static_cast<std::int32_t>(request.spec_tokens.size());
   for (const auto& manager : managers_) manager->remove_skipped_blocks(request, num_left_behind);
   if (num_blocks_to_allocate(request, hit, demand) > pool_->num_free_blocks()) return false;
-  if (hit != nullptr && hit->any_blocks()) {
+  if (hit != nullptr && hit->fills_tables()) {
     for (std::size_t g = 0; g < managers_.size(); ++g) {
-      managers_[g]->allocate_new_computed_blocks(request, hit->blocks[g], computed);
+      managers_[g]->allocate_new_computed_blocks(request, hit->blocks[g], num_local, num_external);
       // Before the next group has taken its hit, which may be evicted by this.
       if (defect_ == SchedulerDefect::hit_untouched_evicted)
         managers_[g]->allocate_new_blocks(request, demand);
@@ -200,6 +209,7 @@ bool KVCacheCoordinator::allocate_slots(Request& request, std::int32_t num_new_t
   }
   for (std::size_t g = 0; g < managers_.size(); ++g)
     first_new[g] = managers_[g]->allocate_new_blocks(request, demand);
+  if (hit != nullptr && hit->loads_async) return true;
   // Drafts may be rejected: only tokens that stand are published.
   if (config_.enable_prefix_caching)
     cache_blocks(request, std::min(total_computed + num_new_tokens, request.num_tokens()));
@@ -212,6 +222,11 @@ void KVCacheCoordinator::cache_blocks(Request& request, std::int32_t num_compute
   // Hits end at multiples of the common block size, so nothing beyond the last one can be hit.
   if (managers_.size() > 1) num_computed_tokens = num_computed_tokens / alignment * alignment;
   for (const auto& manager : managers_) manager->cache_blocks(request, num_computed_tokens);
+}
+
+void KVCacheCoordinator::remove_skipped_blocks(Request& request, std::int32_t num_computed_tokens) {
+  for (const auto& manager : managers_)
+    manager->remove_skipped_blocks(request, num_computed_tokens);
 }
 
 void KVCacheCoordinator::free(Request& request) {

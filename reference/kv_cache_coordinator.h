@@ -23,10 +23,16 @@ namespace lockstep {
 struct PrefixHit {
   std::vector<std::vector<BlockId>> blocks;  // per group
   std::int32_t num_tokens = 0;
+  // Beyond them, what a KV connector loads: into new blocks, and published only once it is there
+  // when the load takes longer than the step.
+  std::int32_t num_external_tokens = 0;
+  bool loads_async = false;
   // Where a longer prefix ends that some groups hold and others do not; 0: nowhere.
   std::int32_t shared_prefix_boundary = 0;
 
   bool any_blocks() const;
+  bool fills_tables() const { return num_external_tokens > 0 || any_blocks(); }
+  void clear(std::size_t num_groups);
 };
 
 class KVCacheCoordinator {
@@ -53,6 +59,8 @@ class KVCacheCoordinator {
 
   // Publishes what is computed up to num_computed_tokens.
   void cache_blocks(Request& request, std::int32_t num_computed_tokens);
+  // Lets go of what attention after num_computed_tokens no longer reads.
+  void remove_skipped_blocks(Request& request, std::int32_t num_computed_tokens);
   void free(Request& request);
   // Drops the request's tables and keeps its blocks from everybody: a planted defect.
   void forget(Request& request);

@@ -14,8 +14,6 @@
 
 namespace lockstep {
 
-enum class RequestStatus : std::uint8_t { waiting, running, preempted, finished };
-
 // What one request holds in one KV cache group.
 struct GroupBlocks {
   std::vector<BlockId> blocks;  // the block table; null where nothing is kept any more
@@ -63,6 +61,7 @@ struct Request {
   std::vector<std::int32_t> stop_token_ids;
   RequestStatus status = RequestStatus::waiting;
   bool is_prefill_chunk = false;  // its last step was a prefill chunk that is not the final one
+  std::int32_t num_preemptions = 0;
   std::int32_t num_computed_tokens = 0;
   std::int32_t num_output_placeholders = 0;  // async scheduling: output tokens in flight
   std::int32_t num_in_flight_tokens = 0;     // scheduled, and the output has not come back

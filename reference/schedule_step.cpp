@@ -74,6 +74,7 @@ void Scheduler::Impl::preempt(RequestId victim, std::size_t& index) {
     cache.free(request);
   request.status = RequestStatus::preempted;
   request.num_computed_tokens = 0;
+  ++request.num_preemptions;
   request.spec_tokens.clear();
   if (profile.in_flight_accounting == InFlightAccounting::tokens) {
     request.num_stale_tokens = request.num_in_flight_tokens;
@@ -142,10 +143,7 @@ void Scheduler::Impl::schedule() {
 }
 
 void Scheduler::Impl::begin_step() {
-  for (const RequestId id : output.finished) {
-    requests[index_of(id)].reset();
-    free_ids.push_back(id);
-  }
+  for (const RequestId id : output.finished) forget(id);
   ++output.step;
   output.scheduled.clear();
   output.block_ends.clear();
@@ -166,11 +164,20 @@ void Scheduler::Impl::begin_step() {
   cache.pool().begin_step();
 }
 
+std::int32_t Scheduler::Impl::num_requests_with_blocks() const {
+  auto count = static_cast<std::int32_t>(running.size());
+  if (remote == nullptr) return count;
+  const auto has_blocks = [&](RequestId id) { return !at(id).groups[0].blocks.empty(); };
+  for (const RequestId id : remote->skipped.in_order()) count += has_blocks(id) ? 1 : 0;
+  for (const auto& [id, how] : remote->held) count += has_blocks(id) ? 1 : 0;
+  return count;
+}
+
 void Scheduler::Impl::count_common_prefix() {
   if (running.empty())
     output.common_prefix_blocks.assign(first_new.size(), 0);
   else
-    cache.num_common_prefix_blocks(at(running[0]), static_cast<std::int32_t>(running.size()),
+    cache.num_common_prefix_blocks(at(running[0]), num_requests_with_blocks(),
                                    output.common_prefix_blocks);
 }
 
@@ -206,7 +213,8 @@ bool Scheduler::Impl::enters_as_decode(std::int32_t num_new, bool any_running) c
 // behind it.
 std::int32_t Scheduler::Impl::num_tokens_of_waiting(const Request& request, bool any_running,
                                                     bool& padded) const {
-  std::int32_t num_new = request.num_tokens() - hit.num_tokens;
+  std::int32_t num_new =
+      request.num_tokens() - request.num_computed_tokens - hit.num_tokens - hit.num_external_tokens;
   const std::int32_t num_padded = 1 + config.num_spec_tokens;
   padded = enters_as_decode(num_new, any_running);
   if (padded) {
@@ -225,39 +233,55 @@ std::int32_t Scheduler::Impl::num_tokens_of_waiting(const Request& request, bool
   return num_new;
 }
 
+// The head of `queue` runs, or begins to load. False: it has to wait, and so have those behind it.
+bool Scheduler::Impl::enter(RequestId id, RequestQueue& queue, bool any_running) {
+  Request& request = at(id);
+  bool padded = false;
+  const std::int32_t num_new =
+      hit.loads_async ? 0 : num_tokens_of_waiting(request, any_running, padded);
+  if (num_new == 0 && !hit.loads_async) return false;
+  const bool looks_ahead = profile.lookahead_in_first_step || request.num_computed_tokens > 0;
+  if (!cache.allocate_slots(request, num_new, looks_ahead ? num_lookahead : 0, &hit,
+                            config.scheduler_reserve_full_isl, first_new))
+    return false;
+  if (remote != nullptr)
+    remote->connector.update_state_after_alloc(id, request.groups[0].blocks,
+                                               hit.num_external_tokens);
+  queue.pop();
+  request.num_computed_tokens += hit.num_tokens + hit.num_external_tokens;
+  if (hit.loads_async) {  // counted as computed from now on, and looked at when it is there
+    request.status = RequestStatus::waiting_for_remote_kvs;
+    skipped.push_back(id);
+    return true;
+  }
+  running.push_back(id);
+  const bool resumed = request.status == RequestStatus::preempted;
+  request.status = RequestStatus::running;
+  if (padded) request.spec_tokens.assign(static_cast<std::size_t>(config.num_spec_tokens), -1);
+  emit(id, num_new, !resumed || defect != SchedulerDefect::resume_appended);
+  output.scheduled.back().is_new = true;
+  output.scheduled.back().is_resumed = resumed;
+  return true;
+}
+
 void Scheduler::Impl::schedule_waiting() {
   const bool any_running = !output.scheduled.empty();
   skipped.clear();
-  while (!waiting.empty() && num_available_tokens() > 0 &&
+  while (num_available_tokens() > 0 &&
          static_cast<std::int32_t>(running.size()) < config.max_num_seqs) {
-    const RequestId id = waiting.peek();
-    Request& request = at(id);
-    if (request.num_stale_tokens > 0) {
-      // Its output is still on the way: sampling the same place again would deliver it twice.
-      waiting.pop();
+    RequestQueue* const queue = next_queue();
+    if (queue == nullptr) break;
+    const RequestId id = queue->peek();
+    // Output that is still on the way: sampling the same place again would deliver it twice.
+    if (at(id).num_stale_tokens > 0 || !promote(id) || !find_computed_tokens(id)) {
+      queue->pop();
       skipped.push_back(id);
-      continue;
-    }
-    cache.find_longest_cache_hit(request, hit);
-    request.shared_prefix_boundary = hit.shared_prefix_boundary;
-    bool padded = false;
-    const std::int32_t num_new = num_tokens_of_waiting(request, any_running, padded);
-    if (num_new == 0) break;
-    const std::int32_t lookahead = profile.lookahead_in_first_step ? num_lookahead : 0;
-    if (!cache.allocate_slots(request, num_new, lookahead, &hit, config.scheduler_reserve_full_isl,
-                              first_new))
+    } else if (!enter(id, *queue, any_running)) {
       break;
-    waiting.pop();
-    running.push_back(id);
-    const bool resumed = request.status == RequestStatus::preempted;
-    request.status = RequestStatus::running;
-    request.num_computed_tokens = hit.num_tokens;
-    if (padded) request.spec_tokens.assign(static_cast<std::size_t>(config.num_spec_tokens), -1);
-    emit(id, num_new, !resumed || defect != SchedulerDefect::resume_appended);
-    output.scheduled.back().is_new = true;
-    output.scheduled.back().is_resumed = resumed;
+    }
   }
-  for (auto id = skipped.rbegin(); id != skipped.rend(); ++id) waiting.prepend(*id, at(*id));
+  RequestQueue& again = remote == nullptr ? waiting : remote->skipped;
+  for (auto id = skipped.rbegin(); id != skipped.rend(); ++id) again.prepend(*id, at(*id));
 }
 
 void Scheduler::Impl::finish_step() {

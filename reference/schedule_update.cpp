@@ -7,19 +7,31 @@
 namespace lockstep {
 
 void Scheduler::Impl::take_output(const ModelOutput& model) {
-  LS_CHECK(!in_flight.empty(), "no step in flight");
-  std::vector<InFlightRow> rows = std::move(in_flight.front());
-  in_flight.pop_front();
+  const KVConnectorOutput& report = model.kv_connector_output;
+  LS_CHECK(report.empty() || remote != nullptr, "a report of a connector, and there is none");
+  LS_CHECK(!in_flight.empty() || (remote != nullptr && model.token_ends.empty()),
+           "no step in flight");
+  std::vector<InFlightRow> rows;
+  if (!in_flight.empty()) {
+    rows = std::move(in_flight.front());
+    in_flight.pop_front();
+  }
   LS_CHECK(model.token_ends.size() == rows.size(), "{} rows of tokens for {} scheduled requests",
            model.token_ends.size(), rows.size());
   stopped.clear();
+  std::vector<RequestId> voided;
+  if (!report.invalid_block_ids.empty()) voided = take_invalid_blocks(report, rows);
   std::uint32_t begin = 0;
   for (std::size_t i = 0; i < rows.size(); ++i) {
-    update_row(rows[i], std::span(model.tokens).subspan(begin, model.token_ends[i] - begin));
+    const bool is_void = !voided.empty() && std::ranges::find(voided, rows[i].id) != voided.end();
+    const std::uint32_t size = is_void ? 0 : model.token_ends[i] - begin;
+    update_row(rows[i], std::span(model.tokens).subspan(begin, size));
     begin = model.token_ends[i];
   }
   if (!stopped.empty())
     std::erase_if(running, [&](RequestId id) { return at(id).status == RequestStatus::finished; });
+  if (!voided.empty() && remote->fails_requests) fail_requests(std::move(voided));
+  if (!report.empty()) take_transfers(report);
   update_drafts(model, rows);
   spare_rows.push_back(std::move(rows));
 }
@@ -109,10 +121,23 @@ void Scheduler::Impl::update_drafts(const ModelOutput& model, std::span<const In
 // A request leaves: its blocks go back, and the next step reports it.
 void Scheduler::Impl::retire(RequestId id) {
   Request& request = at(id);
-  cache.free(request);
+  if (!keeps_blocks(id)) cache.free(request);
   request.status = RequestStatus::finished;
   ++generations[index_of(id)];
   finished.push_back(id);
+}
+
+// Its end has been reported; unless a connector keeps its blocks, the id is free for others.
+void Scheduler::Impl::forget(RequestId id) {
+  if (remote != nullptr) {
+    const auto held = remote->held.find(id);
+    if (held != remote->held.end()) {
+      held->second.is_reported = true;
+      return;
+    }
+  }
+  requests[index_of(id)].reset();
+  free_ids.push_back(id);
 }
 
 }  // namespace lockstep

@@ -10,7 +10,7 @@
 namespace lockstep {
 
 Scheduler::Impl::Impl(const EngineConfig& engine, const std::vector<KVCacheGroupSpec>& groups,
-                      BlockSizes sizes, std::int64_t num_blocks)
+                      BlockSizes sizes, std::int64_t num_blocks, const KVTransfer& transfer)
     : config(engine),
       profile(engine_profile(engine.engine)),
       block_sizes(sizes),
@@ -34,6 +34,8 @@ Scheduler::Impl::Impl(const EngineConfig& engine, const std::vector<KVCacheGroup
   const bool has_mamba = std::ranges::any_of(
       groups, [](const KVCacheGroupSpec& g) { return g.spec.kind == CacheKind::mamba; });
   splits_at_state_blocks = has_mamba && config.mamba_cache_mode == MambaCacheMode::align;
+  if (transfer.connector != nullptr)
+    remote = std::make_unique<RemoteCaches>(transfer, config.policy);
   output.num_groups = static_cast<std::int32_t>(groups.size());
   output.step = -1;
 }
@@ -65,6 +67,26 @@ RequestId Scheduler::Impl::insert(RequestSpec spec) {
   return id;
 }
 
+namespace {
+
+// What this model knows to decide with a connector; the recordings show no more.
+Result<void> check_connector(const EngineConfig& config,
+                             const std::vector<KVCacheGroupSpec>& groups) {
+  if (!engine_profile(config.engine).models_connectors)
+    return fail(
+        fmt::format("engine {}: decisions with a KV connector are modelled for vllm-0.22.1 "
+                    "only",
+                    config.engine));
+  if (config.async_scheduling)
+    return fail("a KV connector with async_scheduling is not modelled; expected it to be off");
+  if (std::ranges::any_of(
+          groups, [](const KVCacheGroupSpec& g) { return g.spec.kind == CacheKind::mamba; }))
+    return fail("a KV connector with state layers: the engine loads no states");
+  return {};
+}
+
+}  // namespace
+
 Scheduler::Scheduler(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 Scheduler::Scheduler(Scheduler&&) noexcept = default;
 Scheduler& Scheduler::operator=(Scheduler&&) noexcept = default;
@@ -72,7 +94,8 @@ Scheduler::~Scheduler() = default;
 
 Result<Scheduler> Scheduler::create(const EngineConfig& config,
                                     const std::vector<KVCacheGroupSpec>& groups,
-                                    std::int64_t num_blocks, SchedulerDefect defect) {
+                                    std::int64_t num_blocks, const KVTransfer& transfer,
+                                    SchedulerDefect defect) {
   if (num_blocks < 2)
     return fail(fmt::format("num_blocks: {}; the null block takes one, so expected at least 2",
                             num_blocks));
@@ -83,7 +106,10 @@ Result<Scheduler> Scheduler::create(const EngineConfig& config,
                             engine_profile_names()));
   Result<BlockSizes> sizes = resolve_block_sizes(config, groups);
   if (!sizes) return tl::unexpected(sizes.error());
-  auto impl = std::make_unique<Impl>(config, groups, *sizes, num_blocks);
+  if (transfer.connector != nullptr) {
+    if (auto sound = check_connector(config, groups); !sound) return tl::unexpected(sound.error());
+  }
+  auto impl = std::make_unique<Impl>(config, groups, *sizes, num_blocks, transfer);
   if (defect != SchedulerDefect::none) impl->plant(defect);
   return Scheduler(std::move(impl));
 }
@@ -104,10 +130,12 @@ void Scheduler::abort_request(RequestId id) {
   if (index_of(id) >= s.requests.size() || s.requests[index_of(id)] == nullptr) return;
   Request& request = s.at(id);
   if (request.status == RequestStatus::finished) return;
-  if (request.status == RequestStatus::running)
+  if (request.status == RequestStatus::running) {
     std::erase(s.running, id);
-  else
+  } else {
     s.waiting.remove(id, request);
+    if (s.remote != nullptr) s.remote->skipped.remove(id, request);
+  }
   s.retire(id);
 }
 
@@ -124,13 +152,29 @@ std::span<const StoppedRequest> Scheduler::update_from_output(const ModelOutput&
 }
 
 bool Scheduler::has_unfinished_requests() const {
-  return !impl_->running.empty() || !impl_->waiting.empty();
+  return !impl_->running.empty() || !impl_->waiting.empty() ||
+         (impl_->remote != nullptr && !impl_->remote->skipped.empty());
 }
 std::int32_t Scheduler::num_steps_in_flight() const {
   return static_cast<std::int32_t>(impl_->in_flight.size());
 }
 std::span<const RequestId> Scheduler::running() const { return impl_->running; }
 std::vector<RequestId> Scheduler::waiting() const { return impl_->waiting.in_order(); }
+std::vector<SkippedRequest> Scheduler::skipped() const {
+  std::vector<SkippedRequest> skipped;
+  if (impl_->remote == nullptr) return skipped;
+  for (const RequestId id : impl_->remote->skipped.in_order()) {
+    const Request& request = std::as_const(*impl_).at(id);
+    skipped.push_back({id, request.status, impl_->remote->is_loading(id, request)});
+  }
+  return skipped;
+}
+std::vector<HeldRequest> Scheduler::held() const {
+  std::vector<HeldRequest> held;
+  if (impl_->remote == nullptr) return held;
+  for (const auto& [id, how] : impl_->remote->held) held.push_back({id, how.is_loading});
+  return held;
+}
 std::int64_t Scheduler::num_free_blocks() const { return impl_->cache.pool().num_free_blocks(); }
 bool Scheduler::is_cached(BlockId block) const {
   return impl_->config.enable_prefix_caching && impl_->cache.pool().cache().contains(block);

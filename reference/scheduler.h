@@ -1,15 +1,16 @@
 // The scheduler of one engine: who runs in a step, with how many tokens, on which blocks.
 //
 // It decides as the engine of EngineConfig::engine decides, in every field that a recording shows;
-// what it leaves out: encoder inputs, LoRA limits, structured output, connectors.
+// what it leaves out: encoder inputs, LoRA limits, structured output.
 //
 // A step is schedule() followed by update_from_output(). With async_scheduling one step stays in
 // flight: schedule() n+1 comes before update_from_output() of step n; outputs are always processed
-// in order. A step that schedules nothing is never in flight and has no output.
+// in order. A step that schedules nothing is never in flight and has no output, except what the
+// workers of a KV connector report with it.
 //
 // Invariants
-// (1) Every live request is in exactly one place: waiting, or running.
-// (2) Only running requests hold blocks.
+// (1) Every live request is in exactly one place: waiting, skipped (with a connector), or running.
+// (2) Only running requests hold blocks; with a connector, remote_caches.h says who else.
 // (3) The same calls with the same arguments give the same decisions: no clock, no randomness, no
 //     order of addresses.
 #pragma once
@@ -24,6 +25,7 @@
 #include "reference/cache_events.h"
 #include "reference/engine_config.h"
 #include "reference/kv_cache_spec.h"
+#include "reference/kv_connector.h"
 #include "reference/prefix_cache.h"
 #include "reference/result.h"
 #include "reference/scheduler_defect.h"
@@ -34,10 +36,11 @@ namespace lockstep {
 class Scheduler {
  public:
   // Refuses configurations that the engine refuses (a pool of one block, block sizes that do not
-  // divide). `defect` is planted for tests of the harness.
+  // divide), and connectors where they are not modelled. `defect` is planted for tests of the
+  // harness.
   static Result<Scheduler> create(const EngineConfig& config,
                                   const std::vector<KVCacheGroupSpec>& groups,
-                                  std::int64_t num_blocks,
+                                  std::int64_t num_blocks, const KVTransfer& transfer = {},
                                   SchedulerDefect defect = SchedulerDefect::none);
   Scheduler(Scheduler&&) noexcept;
   Scheduler& operator=(Scheduler&&) noexcept;
@@ -54,7 +57,9 @@ class Scheduler {
   const SchedulerOutput& schedule();
   // Hands the model's output of the oldest step in flight to the scheduler; returns the requests
   // that it ended, in order. Rows of `output` follow that step's SchedulerOutput::scheduled.
-  // REQUIRES: a step in flight.
+  // REQUIRES: a step in flight; or a connector, no rows, and a step that scheduled nothing.
+  // Reported as received: requests that are loading or held; as sent: requests that are held;
+  // invalid blocks: in an engine of one group.
   std::span<const StoppedRequest> update_from_output(const ModelOutput& output);
 
   bool has_unfinished_requests() const;
@@ -63,6 +68,8 @@ class Scheduler {
   // What a recording shows of the state, in the engine's order.
   std::span<const RequestId> running() const;
   std::vector<RequestId> waiting() const;
+  std::vector<SkippedRequest> skipped() const;  // come before `waiting`; none without a connector
+  std::vector<HeldRequest> held() const;
   std::int64_t num_free_blocks() const;
   bool is_cached(BlockId block) const;  // a prefix hit may find it
   std::int32_t ref_cnt(BlockId block) const;

@@ -1,16 +1,19 @@
 // The scheduler's state, and its parts by file: schedule_step.cpp decides a step,
-// schedule_update.cpp takes a step's output in, scheduler.cpp is what others see.
+// schedule_update.cpp takes a step's output in, schedule_transfers.cpp what a KV connector says,
+// scheduler.cpp is what others see.
 #pragma once
 
 #include <cstdint>
 #include <deque>
 #include <memory>
+#include <set>
 #include <span>
 #include <vector>
 
 #include "reference/check.h"
 #include "reference/engine_profile.h"
 #include "reference/kv_cache_coordinator.h"
+#include "reference/remote_caches.h"
 #include "reference/request.h"
 #include "reference/request_queue.h"
 #include "reference/scheduler.h"
@@ -29,7 +32,7 @@ struct InFlightRow {
 
 struct Scheduler::Impl {
   Impl(const EngineConfig& engine, const std::vector<KVCacheGroupSpec>& groups, BlockSizes sizes,
-       std::int64_t num_blocks);
+       std::int64_t num_blocks, const KVTransfer& transfer);
 
   Request& at(RequestId id) { return *requests[index_of(id)]; }
   const Request& at(RequestId id) const {
@@ -42,9 +45,14 @@ struct Scheduler::Impl {
   RequestId insert(RequestSpec spec);
   void schedule();
   void begin_step();
+  std::int32_t num_requests_with_blocks() const;
   void count_common_prefix();
   void schedule_running();
   void schedule_waiting();
+  bool enter(RequestId id, RequestQueue& queue, bool any_running);
+  RequestQueue* next_queue();
+  bool promote(RequestId id);
+  bool find_computed_tokens(RequestId id);
   bool allocate_or_preempt(RequestId id, std::int32_t num_new, std::size_t& index);
   RequestId pick_victim() const;
   void preempt(RequestId victim, std::size_t& index);
@@ -64,6 +72,17 @@ struct Scheduler::Impl {
   void update_row(const InFlightRow& row, std::span<const std::int32_t> tokens);
   void update_drafts(const ModelOutput& output, std::span<const InFlightRow> rows);
   void retire(RequestId id);
+  void forget(RequestId id);
+  bool keeps_blocks(RequestId id);
+  void release(RequestId id);
+  void take_transfers(const KVConnectorOutput& report);
+  std::vector<RequestId> cut_at_invalid_blocks(const std::vector<RequestId>& candidates,
+                                               const std::set<BlockId>& invalid,
+                                               std::span<const InFlightRow> rows,
+                                               std::vector<BlockId>& tails);
+  std::vector<RequestId> take_invalid_blocks(const KVConnectorOutput& report,
+                                             std::span<const InFlightRow> rows);
+  void fail_requests(std::vector<RequestId> ids);
 
   EngineConfig config;
   const EngineProfile& profile;
@@ -80,7 +99,8 @@ struct Scheduler::Impl {
   std::vector<RequestId> free_ids;
   std::vector<RequestId> running;
   RequestQueue waiting;
-  std::vector<RequestId> finished;  // since the last schedule()
+  std::unique_ptr<RemoteCaches> remote;  // null: no connector
+  std::vector<RequestId> finished;       // since the last schedule()
 
   SchedulerOutput output;
   std::int32_t token_budget = 0;  // of a step

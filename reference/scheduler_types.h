@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "reference/ids.h"
+#include "reference/kv_connector.h"
 #include "reference/token_run.h"
 
 namespace lockstep {
@@ -25,7 +26,30 @@ struct RequestSpec {
   bool operator==(const RequestSpec&) const = default;
 };
 
-enum class FinishReason : std::uint8_t { stop, length, abort };
+enum class RequestStatus : std::uint8_t {
+  waiting,
+  waiting_for_remote_kvs,  // holds the blocks that a connector loads
+  running,
+  preempted,
+  finished,
+};
+
+enum class FinishReason : std::uint8_t { stop, length, abort, error };
+
+// A request in the queue of those that were passed over: its load is under way, or the connector
+// did not know yet, or it has had its turn and stands before those that arrive.
+struct SkippedRequest {
+  RequestId id{};
+  RequestStatus status{};
+  bool is_loading = false;  // waits for a load that has not been reported complete
+};
+
+// A request that has finished and keeps its blocks: they are being sent, or a load into them is
+// under way.
+struct HeldRequest {
+  RequestId id{};
+  bool is_loading = false;
+};
 
 // One request of a step. `computed` counts the tokens whose cache existed before the step; the step
 // computes `num_tokens` more, the last `num_spec` of them unverified drafts.
@@ -66,10 +90,11 @@ struct SchedulerOutput {
 
 // What the model returned for a step: rows in the order of SchedulerOutput::scheduled.
 struct ModelOutput {
-  std::vector<std::int32_t> tokens;        // sampled tokens of all rows, one after the other
-  std::vector<std::uint32_t> token_ends;   // per row, end offset in `tokens`; a row may be empty
-  std::vector<std::int32_t> draft_tokens;  // drafts proposed for the next step, likewise
-  std::vector<std::uint32_t> draft_ends;   // empty: no drafts at all
+  std::vector<std::int32_t> tokens;         // sampled tokens of all rows, one after the other
+  std::vector<std::uint32_t> token_ends;    // per row, end offset in `tokens`; a row may be empty
+  std::vector<std::int32_t> draft_tokens;   // drafts proposed for the next step, likewise
+  std::vector<std::uint32_t> draft_ends;    // empty: no drafts at all
+  KVConnectorOutput kv_connector_output{};  // what a connector's workers report with it
 };
 
 struct StoppedRequest {

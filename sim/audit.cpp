@@ -10,16 +10,12 @@
 #include "sim/audit_impl.h"
 
 namespace lockstep {
-namespace {
 
-// What the model returned for a request of the step; nothing for a chunk of a prompt.
 std::span<const std::int32_t> sampled_of(const RecordedStep& step, const std::string& name) {
   const auto found = std::ranges::find(step.sampled, name, &RecordedTokens::id);
   if (found == step.sampled.end()) return {};
   return found->tokens;
 }
-
-}  // namespace
 
 std::string_view name_of(AuditRule rule) {
   switch (rule) {
@@ -37,6 +33,10 @@ std::string_view name_of(AuditRule rule) {
       return "conservation";
     case AuditRule::common_prefix:
       return "common_prefix";
+    case AuditRule::transfer:
+      return "transfer";
+    case AuditRule::standstill:
+      return "standstill";
     case AuditRule::recording:
       return "recording";
   }
@@ -76,15 +76,10 @@ void Auditor::Impl::add(const RecordedEvent& event) {
   requests_.insert_or_assign(event.request.name, std::move(request));
 }
 
-void Auditor::Impl::forget(const std::string& name) { requests_.erase(name); }
-
-// The first position that attention at `position` reads.
-
-// Who of the live requests can still read the block; null: nobody.
-
+// Who can still read the block, or has a transfer that does; null: nobody.
 const AuditedRequest* Auditor::Impl::reader_of(BlockId block) const {
   for (const auto& [name, other] : requests_) {
-    if (!other.running) continue;
+    if (!other.keeps_blocks()) continue;
     for (std::size_t g = 0; g < groups_.size(); ++g) {
       if (is_state(groups_[g].spec))
         continue;  // a state that is needed is checked where it is read
@@ -103,7 +98,6 @@ const AuditedRequest* Auditor::Impl::reader_of(BlockId block) const {
 }
 
 // A block becomes part of a table without being a hit: nobody else may need what it holds.
-
 void Auditor::Impl::hand_out(const AuditedRequest& request, std::size_t group, std::size_t index,
                              BlockId block) {
   if (const AuditedRequest* reader = reader_of(block); reader != nullptr && reader != &request) {
@@ -119,7 +113,10 @@ void Auditor::Impl::hand_out(const AuditedRequest& request, std::size_t group, s
   ledger_.hand_out(block, static_cast<std::int32_t>(group), block_size(group));
 }
 
-void Auditor::Impl::take_tables(const RecordedScheduled& scheduled, AuditedRequest& request) {
+void Auditor::Impl::take_tables(const RecordedStep& step, const RecordedScheduled& scheduled,
+                                AuditedRequest& request) {
+  const std::int32_t hit = num_hit(step, scheduled, request);
+  request.transfer = Transfer::none;
   if (scheduled.is_new) {
     request.computed = scheduled.computed;
     request.state_idx = -1;
@@ -151,28 +148,16 @@ void Auditor::Impl::take_tables(const RecordedScheduled& scheduled, AuditedReque
       const bool moved = std::ranges::find(movable, block) != movable.end();
       table.push_back(block);
       const bool is_hit =
-          scheduled.is_new && static_cast<std::int64_t>(index) * block_size(g) < scheduled.computed;
+          scheduled.is_new && static_cast<std::int64_t>(index) * block_size(g) < hit;
       if (block == kNullBlock || is_hit || moved) continue;
       hand_out(request, g, index, block);
     }
   }
+  if (!scheduled.is_new || hit == scheduled.computed) return;
+  write_loaded(request, hit, scheduled.computed,
+               step.worker ? std::span<const BlockId>(step.worker->invalid_blocks)
+                           : std::span<const BlockId>());
 }
-
-// The state that a step starts from must be the one after `count` tokens of this very prefix.
-
-// Mode align, before the forward pass: the running state follows the request into its new entry.
-
-// The forward pass over a state group: one state read, one or more written.
-
-// After sampling: which state is the running one now, and a boundary that accepted drafts crossed.
-
-// Cascade attention reads the first common blocks once for the whole batch: they must be the same
-
-// in all of its tables.
-
-// Where the tables of all running requests are shown, they and the free blocks are the whole pool;
-
-// and when nobody runs, all of it is free.
 
 void Auditor::Impl::step(const RecordedStep& step) {
   step_ = step.step;
@@ -183,13 +168,16 @@ void Auditor::Impl::step(const RecordedStep& step) {
       it->second.running = false;
       for (auto& table : it->second.tables) table.clear();
     }
-  for (const std::string& name : step.finished) forget(name);
+  for (const std::string& name : step.finished) leave(step, name);
+  release_failed_loads(step);
 
   std::vector<AuditRow> rows;
   for (const RecordedScheduled& scheduled : step.scheduled) {
     AuditRow row;
-    if (make_row(scheduled, sampled_of(step, scheduled.id), row)) rows.push_back(std::move(row));
+    if (make_row(step, scheduled, row)) rows.push_back(std::move(row));
   }
+  begin_loads(step);
+  void_rows(step, rows);
   for (AuditRow& row : rows) prepare_states(row);
   for (std::size_t g = 0; g < groups_.size(); ++g) {
     if (is_state(groups_[g].spec)) {
@@ -203,6 +191,7 @@ void Auditor::Impl::step(const RecordedStep& step) {
   check_common_prefix(step);
 
   for (AuditRow& row : rows) {
+    if (row.is_void) continue;
     AuditedRequest& request = *row.request;
     const auto tokens = sampled_of(step, request.name);
     settle_states(row, static_cast<std::int32_t>(tokens.size()));
@@ -218,6 +207,8 @@ void Auditor::Impl::step(const RecordedStep& step) {
   }
   for (const RecordedEvent& event : step.during)
     if (event.kind == RecordedEvent::Kind::add) add(event);
+  take_report(step);
+  last_ = step;
 }
 
 void Auditor::Impl::end(const RecordingEnd& end) {
@@ -225,6 +216,7 @@ void Auditor::Impl::end(const RecordingEnd& end) {
   for (const std::string& name : end.unfinished)
     if (!requests_.contains(name))
       report(AuditRule::recording, name, "never finished by the end line, and not live");
+  check_standstill(last_);
 }
 
 Auditor::Auditor(const RecordingHeader& header) : impl_(std::make_unique<Impl>(header)) {}
@@ -240,7 +232,6 @@ std::vector<AuditFinding> Auditor::take_findings() { return impl_->take(); }
 std::int64_t Auditor::reads_checked() const { return impl_->reads_checked(); }
 
 std::string why_not_audited(const RecordingHeader& header) {
-  if (header.connector) return "a connector moves blocks that the recording does not show";
   const EngineConfig& config = header.options.config;
   const bool keeps_states = std::ranges::any_of(
       header.groups, [](const KVCacheGroupSpec& group) { return is_state(group.spec); });

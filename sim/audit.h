@@ -9,11 +9,14 @@
 // block that is shared, or beyond the table; (5) tokens scheduled that nobody knows, or for a
 // request that has left; (6) blocks lost: held and free do not add up to the pool, where a
 // recording shows its tables or nobody runs; (7) blocks said to be common to the batch that are
-// not. A request's first wrong read in a group is reported, and not the consequences that follow
-// from it.
+// not; (8) a load or a send reported over that was not under way; (9) a recording that ends while
+// nothing runs and requests wait for each other in a circle.
+// With a KV connector, what it loads counts as written once the load is over, except in blocks that
+// are reported invalid, and blocks that it still writes or sends are in use. A request's first
+// wrong read in a group is reported, and not the consequences that follow from it.
 //
 // Not seen from a recording: whether kernels address the slots rightly (replay does that), layers
-// of a draft model, and what connectors move.
+// of a draft model, and whether a connector moves the right bytes.
 #pragma once
 
 #include <cstdint>
@@ -36,6 +39,8 @@ enum class AuditRule : std::uint8_t {
   scheduled_tokens,  // (5)
   conservation,      // (6)
   common_prefix,     // (7)
+  transfer,          // (8)
+  standstill,        // (9)
   recording,         // the decisions are not whole: a block outside the pool, a group left out
 };
 std::string_view name_of(AuditRule rule);
@@ -68,7 +73,7 @@ class Auditor {
   std::unique_ptr<Impl> impl_;
 };
 
-// Why a recording cannot be audited (connectors move blocks that it does not show); empty: it can.
+// Why a recording cannot be audited (states with drafts in flight); empty: it can.
 std::string why_not_audited(const RecordingHeader& header);
 
 struct AuditFile {

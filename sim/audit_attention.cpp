@@ -18,15 +18,15 @@ std::int32_t Auditor::Impl::first_read(std::size_t group, std::int32_t position)
   return 0;
 }
 
-bool Auditor::Impl::make_row(const RecordedScheduled& scheduled,
-                             std::span<const std::int32_t> sampled, AuditRow& row) {
+bool Auditor::Impl::make_row(const RecordedStep& step, const RecordedScheduled& scheduled,
+                             AuditRow& row) {
   const auto found = requests_.find(scheduled.id);
   if (found == requests_.end()) {
     report(AuditRule::scheduled_tokens, scheduled.id, "a request that has left is scheduled");
     return false;
   }
   AuditedRequest& request = found->second;
-  take_tables(scheduled, request);
+  take_tables(step, scheduled, request);
   row.request = &request;
   row.first = scheduled.computed;
   // The engine counts drafts in flight as computed; the worker starts where the request stands.
@@ -40,6 +40,7 @@ bool Auditor::Impl::make_row(const RecordedScheduled& scheduled,
                        row.first, row.last, known, row.num_spec));
     return false;
   }
+  const std::span<const std::int32_t> sampled = sampled_of(step, scheduled.id);
   std::uint64_t content =
       row.first == 0 ? request.root : request.contents[static_cast<std::size_t>(row.first) - 1];
   for (std::int32_t p = row.first; p < row.last; ++p) {
@@ -87,7 +88,7 @@ void Auditor::Impl::write_tokens(const AuditRow& row, std::size_t group) {
     const std::uint64_t content = row.contents[static_cast<std::size_t>(p - row.first)];
     if (before.content != content && before.content != 0 && before.writer != request.index) {
       for (const auto& [name, other] : requests_) {
-        if (!other.running || other.index == request.index) continue;
+        if (!other.keeps_blocks() || other.index == request.index) continue;
         if (p >= first_read(group, other.computed) && p < other.computed &&
             index < other.tables[group].size() && other.tables[group][index] == block)
           report(AuditRule::token_write, request, group, p, block,
@@ -101,7 +102,7 @@ void Auditor::Impl::write_tokens(const AuditRow& row, std::size_t group) {
 
 void Auditor::Impl::read_tokens(const AuditRow& row, std::size_t group) {
   const AuditedRequest& request = *row.request;
-  if (request.wrong[group]) return;
+  if (request.wrong[group] || row.is_void) return;
   const std::vector<BlockId>& table = request.tables[group];
   const std::int32_t size = block_size(group);
   for (std::int32_t p = first_read(group, row.first); p < row.last; ++p) {

@@ -31,11 +31,28 @@ void Auditor::Impl::check_common_prefix(const RecordedStep& step) {
   }
 }
 
+// Blocks of those that do not run: loading, loaded, or to be sent.
+std::set<BlockId> Auditor::Impl::kept_by_transfers() const {
+  std::set<BlockId> kept;
+  for (const auto& [name, request] : requests_) {
+    if (request.running || !request.keeps_blocks()) continue;
+    for (std::size_t g = 0; g < groups_.size(); ++g) {
+      const auto first = static_cast<std::size_t>(first_read(g, request.computed) / block_size(g));
+      for (std::size_t i = request.has_left ? first : 0; i < request.tables[g].size(); ++i)
+        if (request.tables[g][i] != kNullBlock) kept.insert(request.tables[g][i]);
+    }
+  }
+  return kept;
+}
+
 void Auditor::Impl::check_conservation(const RecordedStep& step) {
-  if (step.running.empty() && step.free_blocks + 1 != ledger_.num_blocks())
-    report(AuditRule::conservation, {},
-           fmt::format("nobody runs, and {} of {} blocks are free besides the null block",
-                       step.free_blocks, ledger_.num_blocks() - 1));
+  const std::set<BlockId> kept = kept_by_transfers();
+  if (step.running.empty() && std::ssize(kept) + step.free_blocks + 1 != ledger_.num_blocks())
+    report(
+        AuditRule::conservation, {},
+        fmt::format("nobody runs, and {} of {} blocks are free besides the null block{}",
+                    step.free_blocks, ledger_.num_blocks() - 1,
+                    kept.empty() ? "" : fmt::format(", with {} kept for transfers", kept.size())));
   if (!step.tables) return;
   std::map<std::int32_t, std::int32_t> group_of;
   for (const RecordedTable& table : *step.tables) {
@@ -50,7 +67,9 @@ void Auditor::Impl::check_conservation(const RecordedStep& step) {
       }
     }
   }
-  const auto held = static_cast<std::int64_t>(group_of.size());
+  const auto held = std::ssize(group_of) + std::ranges::count_if(kept, [&](BlockId block) {
+                      return !group_of.contains(index_of(block));
+                    });
   if (held + step.free_blocks + 1 != ledger_.num_blocks())
     report(AuditRule::conservation, {},
            fmt::format("{} blocks are held and {} free, with the null block {} of {}", held,

@@ -7,7 +7,9 @@
 #include <mutex>
 #include <thread>
 
+#include "sim/connector_log.h"
 #include "sim/lockstep.h"
+#include "sim/recorded_connector.h"
 #include "sim/recording_compare.h"
 
 namespace lockstep {
@@ -16,16 +18,18 @@ namespace {
 // Compares every step with the recorded one and ends the run at the first difference.
 class ConformObserver final : public StepObserver {
  public:
-  ConformObserver(const RecordingHeader& header, const RecordingWorkload& workload)
-      : header_(header), workload_(workload) {}
+  // `connector` is null in a recording without one.
+  ConformObserver(const RecordingHeader& header, const RecordingWorkload& workload,
+                  ConnectorLog* connector)
+      : header_(header), workload_(workload), connector_(connector) {}
 
   bool decided(const StepView& view) override {
-    transcript_.decided(workload_.current(), view);
+    transcript_.decided(workload_.current(), view, connector_);
     return true;
   }
 
   bool finished(const StepView& view) override {
-    transcript_.finished(view, header_.options.config.async_scheduling);
+    transcript_.finished(view, header_.options.config.async_scheduling, connector_);
     const RecordedStep& recorded = workload_.current();
     if (transcript_.step() == recorded) return true;
     const FieldDifference found =
@@ -44,6 +48,8 @@ class ConformObserver final : public StepObserver {
     const RecordedStep& last = transcript_.step();
     std::vector<std::string> names = last.running;
     names.insert(names.end(), last.waiting.begin(), last.waiting.end());
+    if (last.skipped)
+      for (const RecordedSkipped& skipped : *last.skipped) names.push_back(skipped.id);
     std::erase_if(names, [&](const std::string& name) {
       return std::ranges::find(last.stopped, name, &RecordedStopped::id) != last.stopped.end();
     });
@@ -54,6 +60,7 @@ class ConformObserver final : public StepObserver {
  private:
   const RecordingHeader& header_;
   const RecordingWorkload& workload_;
+  ConnectorLog* connector_;
   StepTranscript transcript_;
   std::optional<ConformMismatch> mismatch_;
 };
@@ -76,6 +83,12 @@ std::optional<ConformMismatch> compare_header(const RecordingHeader& header,
   return std::nullopt;
 }
 
+// Errors of a reader begin with the path and the line; the others are given the path here.
+Error with_path(const std::string& path, const Error& error) {
+  if (error.message.starts_with(path)) return error;
+  return {fmt::format("{}: {}", path, error.message)};
+}
+
 // Who never finished, as the end line says it.
 std::optional<ConformMismatch> compare_end(const RecordingEnd& recorded, RecordingEnd model) {
   if (recorded == model) return std::nullopt;
@@ -94,26 +107,25 @@ Result<ConformFile> conform_recording(const std::string& path) {
   auto reader = RecordingReader::open(path);
   if (!reader) return tl::unexpected(reader.error());
   const RecordingHeader header = reader->header();
-  if (header.connector)
-    return fail(
-        fmt::format("{}: a recording with a KV connector; expected one without: the model "
-                    "decides nothing about transfers",
-                    path));
   ConformFile file{.file = path, .steps = 0, .mismatch = {}};
-  auto decisions =
-      make_reference_decisions(header.options.config, header.groups, header.num_blocks);
+  const auto workload = make_recording_workload(std::move(*reader));
+  std::optional<ConnectorLog> connector;
+  if (workload->connector() != nullptr) connector.emplace(*workload->connector());
+  ConnectorLog* const log = connector ? &*connector : nullptr;
+  auto decisions = make_reference_decisions(header.options.config, header.groups, header.num_blocks,
+                                            kv_transfer(header, log));
   if (!decisions) return fail(fmt::format("{}: {}", path, decisions.error().message));
   file.mismatch = compare_header(header, **decisions);
   if (!file.mismatch) {
-    const auto workload = make_recording_workload(std::move(*reader));
     LockstepConfig config;
     config.engine = header.options.config;
     config.device.plan.num_blocks = header.num_blocks;
     config.device.plan.groups = header.groups;
-    ConformObserver observer(header, *workload);
+    ConformObserver observer(header, *workload, log);
     const auto report = run_lockstep(config, **decisions, *workload, nullptr, &observer);
-    if (!report) return tl::unexpected(report.error());
+    if (!report) return tl::unexpected(with_path(path, report.error()));
     file.steps = report->summary.steps;
+    file.is_stuck = report->summary.verdict == Verdict::liveness;
     file.mismatch = observer.mismatch();
     if (!file.mismatch)
       file.mismatch =
@@ -146,6 +158,7 @@ Result<ConformSummary> conform_recordings(std::vector<std::string> paths, int jo
   for (Result<ConformFile>& file : results) {
     if (!file) return tl::unexpected(file.error());
     summary.steps += file->steps;
+    if (file->is_stuck) ++summary.stuck;
     if (!file->mismatch) ++summary.agreed;
     summary.files.push_back(std::move(*file));
   }

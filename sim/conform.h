@@ -4,7 +4,8 @@
 // Compared, in the recording's own terms and order: scheduled (order, tokens, computed, new and
 // resumed, blocks per group, drafts), preempted, finished, common_prefix_blocks, zero, running,
 // waiting, free_blocks, tables, stopped, stored, evicted, cleared, what reset_prefix_cache
-// returned, output_of_step, the derived block sizes, and who never finished.
+// returned, output_of_step, the derived block sizes, and who never finished. With a KV connector
+// also whom it was asked about and with how many local tokens, skipped, loading and held.
 #pragma once
 
 #include <cstdint>
@@ -29,15 +30,17 @@ struct ConformFile {
   std::string file;
   std::int64_t steps = 0;
   std::optional<ConformMismatch> mismatch;  // the first one; absent: agreed
+  bool is_stuck = false;  // it ends with requests that wait for each other, and nothing runs
 };
 
 struct ConformSummary {
   std::vector<ConformFile> files;  // sorted by name
   std::int64_t agreed = 0;
   std::int64_t steps = 0;
+  std::int64_t stuck = 0;  // recordings that end in a circle of waiting requests
 };
 
-// An Error: the file cannot be read, or holds what the model does not decide (connectors).
+// An Error: the file cannot be read, or the model has no profile for it.
 Result<ConformFile> conform_recording(const std::string& path);
 // `jobs` files at a time; results do not depend on it. `done` is called after each file, from one
 // thread at a time, in any order.

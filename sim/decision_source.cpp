@@ -24,6 +24,9 @@ class ReferenceDecisions final : public DecisionSource {
   std::int32_t num_steps_in_flight() const override { return scheduler_.num_steps_in_flight(); }
   std::span<const RequestId> running() const override { return scheduler_.running(); }
   std::vector<RequestId> waiting() const override { return scheduler_.waiting(); }
+  std::vector<SkippedRequest> skipped() const override { return scheduler_.skipped(); }
+  std::vector<HeldRequest> held() const override { return scheduler_.held(); }
+  std::string_view name(RequestId request) const override { return scheduler_.name(request); }
   std::int64_t num_free_blocks() const override { return scheduler_.num_free_blocks(); }
   bool is_cached(BlockId block) const override { return scheduler_.is_cached(block); }
   std::int32_t ref_cnt(BlockId block) const override { return scheduler_.ref_cnt(block); }
@@ -56,8 +59,8 @@ class ReferenceDecisions final : public DecisionSource {
 
 Result<std::unique_ptr<DecisionSource>> make_reference_decisions(
     const EngineConfig& config, const std::vector<KVCacheGroupSpec>& groups,
-    std::int64_t num_blocks, SchedulerDefect defect) {
-  auto scheduler = Scheduler::create(config, groups, num_blocks, defect);
+    std::int64_t num_blocks, const KVTransfer& transfer, SchedulerDefect defect) {
+  auto scheduler = Scheduler::create(config, groups, num_blocks, transfer, defect);
   if (!scheduler) return tl::unexpected(scheduler.error());
   return std::make_unique<ReferenceDecisions>(std::move(*scheduler));
 }

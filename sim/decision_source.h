@@ -11,6 +11,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "reference/cache_events.h"
@@ -37,6 +38,11 @@ class DecisionSource {
   virtual std::int32_t num_steps_in_flight() const = 0;
   virtual std::span<const RequestId> running() const = 0;
   virtual std::vector<RequestId> waiting() const = 0;
+  // With a KV connector: who comes before `waiting`, and who has finished and keeps its blocks.
+  virtual std::vector<SkippedRequest> skipped() const = 0;
+  virtual std::vector<HeldRequest> held() const = 0;
+  // One live or held request.
+  virtual std::string_view name(RequestId request) const = 0;
   virtual std::int64_t num_free_blocks() const = 0;
   virtual bool is_cached(BlockId block) const = 0;
   // The pool's own books, for whoever checks them against one another.
@@ -57,6 +63,7 @@ class DecisionSource {
 // The reference scheduler, with a defect planted in it if one is named. Refuses what it refuses.
 Result<std::unique_ptr<DecisionSource>> make_reference_decisions(
     const EngineConfig& config, const std::vector<KVCacheGroupSpec>& groups,
-    std::int64_t num_blocks, SchedulerDefect defect = SchedulerDefect::none);
+    std::int64_t num_blocks, const KVTransfer& transfer = {},
+    SchedulerDefect defect = SchedulerDefect::none);
 
 }  // namespace lockstep

@@ -2,14 +2,12 @@
 #pragma once
 
 #include <cstdint>
-#include <string>
 
 #include "sim/decision_source.h"
 #include "sim/lockstep.h"
+#include "sim/standstill.h"
 
 namespace lockstep {
-
-inline constexpr std::int64_t kStuckNamed = 20;
 
 // Requests that preempt each other for ever do run, but nothing is sampled and nobody leaves. Every
 // step schedules at least a token, so with all of them counted several times over, that is no
@@ -28,7 +26,12 @@ class ProgressGuard {
   std::int64_t steps_ = 0;
 };
 
-// "needs 12 blocks for its 190 tokens; 3 of 40 are free and nobody runs who would free any"
-std::string why_stuck(const DecisionSource& decisions, const KVCacheConfig& plan, RequestId id);
+// Whether nothing runs, and whoever waits with blocks waits for somebody behind it.
+bool has_wait_cycle(const LockstepConfig& config, const DecisionSource& decisions,
+                    const HoldingWatch& holding);
+// The verdict, who is stuck, and why: "needs about 12 blocks for its 190 tokens; 3 of 40 are free,
+// and nobody runs who would free any".
+void set_liveness_verdict(const LockstepConfig& config, const DecisionSource& decisions,
+                          const HoldingWatch& holding, RunSummary& summary);
 
 }  // namespace lockstep

@@ -8,8 +8,11 @@
 #include <utility>
 
 #include "reference/check.h"
+#include "sim/connector_report.h"
 #include "sim/device_side.h"
 #include "sim/liveness.h"
+#include "sim/recorded_terms.h"
+#include "sim/standstill.h"
 #include "sim/state_hash.h"
 #include "sim/stopwatch.h"
 #include "sim/timeline_recorder.h"
@@ -50,16 +53,16 @@ class Run {
   Result<void> apply_events();
   Result<void> add_request(WorkloadEvent& event);
   Result<void> sample(const SchedulerOutput& decision);
+  Result<void> take_connector_report();
   void count_decision(const SchedulerOutput& decision);
-  void hash_decision(const SchedulerOutput& decision);
   std::span<const StoppedRequest> process_output(bool anything_scheduled,
                                                  std::int64_t& output_of_step);
+  void forget_voided_tokens();
   void hash_stopped(std::span<const StoppedRequest> stopped);
   void leave(RequestId id, std::string_view reason);
   void forget_finished(const SchedulerOutput& decision);
   bool observe(bool (StepObserver::*hook)(const StepView&), const SchedulerOutput& decision,
                std::span<const StoppedRequest> stopped, std::int64_t output_of_step);
-  void set_liveness_verdict();
   Result<void> finish();
 
   const LockstepConfig& config_;
@@ -69,6 +72,7 @@ class Run {
   std::unique_ptr<DeviceSide> device_;
   TimelineRecorder recorder_;
   ProgressGuard progress_;
+  HoldingWatch holding_;
   RunReport report_;
   RunSummary& summary_ = report_.summary;
   StateHashChain chain_;
@@ -105,9 +109,13 @@ Result<RunReport> Run::run(std::span<Backend* const> ranks) {
         .step = summary_.steps, .idle = idle_, .unfinished = decisions_.has_unfinished_requests()};
     const auto turn = workload_.next_turn(state, events_);
     if (!turn) return tl::unexpected(turn.error());
-    if (*turn == Turn::end) break;
+    if (*turn == Turn::end) {
+      if (has_wait_cycle(config_, decisions_, holding_))
+        set_liveness_verdict(config_, decisions_, holding_, summary_);
+      break;
+    }
     if (*turn == Turn::stuck || (!workload_.is_scripted() && progress_.is_stuck(decisions_))) {
-      set_liveness_verdict();
+      set_liveness_verdict(config_, decisions_, holding_, summary_);
       break;
     }
     const auto go_on = step();
@@ -126,7 +134,8 @@ Result<bool> Run::step() {
   const SchedulerOutput& decision = decisions_.schedule();
   summary_.seconds.schedule += watch_.lap();
   count_decision(decision);
-  hash_decision(decision);
+  chain_.add(decision);
+  chain_.add(static_cast<std::uint64_t>(decisions_.num_free_blocks()));
   if (!observe(&StepObserver::decided, decision, {}, -1)) return false;
   recorder_.decided(decision, decisions_, workload_.now_ns());
   if (device_ != nullptr) {
@@ -135,6 +144,7 @@ Result<bool> Run::step() {
     if (*found) return diverged(std::move(**found));
   }
   if (auto sampled = sample(decision); !sampled) return tl::unexpected(sampled.error());
+  if (auto taken = take_connector_report(); !taken) return tl::unexpected(taken.error());
   events_.clear();
   workload_.while_running(events_);
   if (!events_.empty()) {
@@ -154,6 +164,7 @@ Result<bool> Run::step() {
   summary_.stored += counters_.stored;
   summary_.evictions += counters_.evicted;
   recorder_.finished(stopped, counters_, decisions_);
+  if (workload_.connector() != nullptr) holding_.step(decisions_, decision.step);
   const bool go_on = observe(&StepObserver::finished, decision, stopped, output_of_step);
   workload_.step_done(decision.total_num_scheduled_tokens);
   for (const RequestId id : left_)
@@ -241,30 +252,6 @@ void Run::count_decision(const SchedulerOutput& decision) {
   }
 }
 
-void Run::hash_decision(const SchedulerOutput& decision) {
-  chain_.add(static_cast<std::uint64_t>(decision.step) << 32 | decision.scheduled.size());
-  for (const ScheduledRequest& scheduled : decision.scheduled) {
-    chain_.add(static_cast<std::uint64_t>(index_of(scheduled.id)) << 32 |
-               static_cast<std::uint32_t>(scheduled.num_tokens));
-    chain_.add(static_cast<std::uint64_t>(scheduled.computed) << 32 |
-               static_cast<std::uint64_t>(scheduled.num_spec) << 2 |
-               static_cast<std::uint64_t>(scheduled.is_new) << 1 |
-               static_cast<std::uint64_t>(scheduled.is_resumed));
-  }
-  const auto add_all = [this](const auto& list) {
-    chain_.add(list.size());
-    for (const auto& entry : list) chain_.add(static_cast<std::uint64_t>(entry));
-  };
-  add_all(decision.block_ends);
-  add_all(decision.block_ids);
-  add_all(decision.spec_tokens);
-  add_all(decision.preempted);
-  add_all(decision.finished);
-  add_all(decision.zero);
-  add_all(decision.common_prefix_blocks);
-  chain_.add(static_cast<std::uint64_t>(decisions_.num_free_blocks()));
-}
-
 // The model's answer to the step; the worker knows it at once, the engine when it processes it.
 Result<void> Run::sample(const SchedulerOutput& decision) {
   if (decision.scheduled.empty()) return {};
@@ -293,6 +280,7 @@ Result<void> Run::sample(const SchedulerOutput& decision) {
   output.token_ends.clear();
   output.draft_tokens.clear();
   output.draft_ends.clear();
+  output.kv_connector_output.clear();
   if (auto done = workload_.sample(decision.step, rows_, output); !done) return done;
   LS_CHECK(output.token_ends.size() == decision.scheduled.size(), "{} rows sampled, {} scheduled",
            output.token_ends.size(), decision.scheduled.size());
@@ -310,6 +298,17 @@ Result<void> Run::sample(const SchedulerOutput& decision) {
   return {};
 }
 
+// Comes in with the step's output, also when the step runs nothing.
+Result<void> Run::take_connector_report() {
+  auto report = connector_report(workload_, decisions_, config_.device.plan);
+  if (!report) return tl::unexpected(report.error());
+  if (report->empty()) return {};
+  if (in_flight_.empty()) in_flight_.push_back({.step = -1, .output = {}});
+  in_flight_.back().output.kv_connector_output = std::move(*report);
+  progress_.sampled();
+  return {};
+}
+
 // With asynchronous scheduling a step stays in flight while the next one is decided.
 std::span<const StoppedRequest> Run::process_output(bool anything_scheduled,
                                                     std::int64_t& output_of_step) {
@@ -323,9 +322,18 @@ std::span<const StoppedRequest> Run::process_output(bool anything_scheduled,
   watch_.lap();
   const auto stopped = decisions_.update_from_output(flight.output);
   summary_.seconds.schedule += watch_.lap();
+  if (!flight.output.kv_connector_output.invalid_block_ids.empty()) forget_voided_tokens();
   spare_outputs_.push_back(std::move(flight.output));
   in_flight_.pop_front();
   return stopped;
+}
+
+// What was sampled behind blocks that a load did not fill, the engine has dropped.
+void Run::forget_voided_tokens() {
+  for (const RequestId id : decisions_.running()) {
+    LiveRequest& request = requests_[index_of(id)];
+    request.num_output_tokens = decisions_.num_tokens(id) - request.num_prompt_tokens;
+  }
 }
 
 void Run::hash_stopped(std::span<const StoppedRequest> stopped) {
@@ -334,7 +342,7 @@ void Run::hash_stopped(std::span<const StoppedRequest> stopped) {
     chain_.add(static_cast<std::uint64_t>(index_of(request.id)) << 8 |
                static_cast<std::uint64_t>(request.reason));
     ++summary_.finished_requests;
-    leave(request.id, request.reason == FinishReason::stop ? "stop" : "length");
+    leave(request.id, reason_of(request.reason));
   }
 }
 
@@ -369,20 +377,6 @@ bool Run::observe(bool (StepObserver::*hook)(const StepView&), const SchedulerOu
                              .cache_events = cache_events_,
                              .resets = resets_,
                              .name = name_of_});
-}
-
-void Run::set_liveness_verdict() {
-  summary_.verdict = Verdict::liveness;
-  for (const RequestId id : decisions_.waiting()) {
-    if (++summary_.stuck_total > kStuckNamed) continue;
-    summary_.stuck.push_back({.name = requests_[index_of(id)].name,
-                              .why = why_stuck(decisions_, config_.device.plan, id)});
-  }
-  for (const RequestId id : decisions_.running()) {
-    if (++summary_.stuck_total > kStuckNamed) continue;
-    summary_.stuck.push_back({.name = requests_[index_of(id)].name,
-                              .why = "it runs, but is preempted before it gets anywhere"});
-  }
 }
 
 Result<void> Run::finish() {

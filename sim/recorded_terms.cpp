@@ -10,16 +10,29 @@
 namespace lockstep {
 namespace {
 
-std::string_view reason_of(FinishReason reason) {
-  switch (reason) {
-    case FinishReason::stop:
-      return "stop";
-    case FinishReason::length:
-      return "length";
-    case FinishReason::abort:
-      return "abort";
+std::string_view status_of(RequestStatus status) {
+  switch (status) {
+    case RequestStatus::waiting:
+      return "WAITING";
+    case RequestStatus::waiting_for_remote_kvs:
+      return "WAITING_FOR_REMOTE_KVS";
+    case RequestStatus::preempted:
+      return "PREEMPTED";
+    case RequestStatus::running:
+    case RequestStatus::finished:
+      break;
   }
-  return "?";
+  LS_CHECK(false, "a request of status {} in the queue", static_cast<int>(status));
+}
+
+RecordedTable table_of(const StepView& view, RequestId id) {
+  RecordedTable table;
+  table.id = view.decisions.name(id);
+  for (std::int32_t g = 0; g < view.decision.num_groups; ++g) {
+    const auto blocks = view.decisions.block_table(id, g);
+    table.blocks.emplace_back(blocks.begin(), blocks.end());
+  }
+  return table;
 }
 
 // The engine reports these as sets; recordings hold them sorted.
@@ -53,6 +66,20 @@ RecordedScheduled scheduled_of(const StepView& view, std::size_t index, std::siz
 
 }  // namespace
 
+std::string_view reason_of(FinishReason reason) {
+  switch (reason) {
+    case FinishReason::stop:
+      return "stop";
+    case FinishReason::length:
+      return "length";
+    case FinishReason::abort:
+      return "abort";
+    case FinishReason::error:
+      return "error";
+  }
+  return "?";
+}
+
 std::vector<std::string> names_of(const StepView& view, std::span<const RequestId> ids) {
   std::vector<std::string> names;
   for (const RequestId id : ids) names.emplace_back(view.name(id));
@@ -77,15 +104,22 @@ void write_decision(const StepView& view, RecordedStep& step) {
 
 std::vector<RecordedTable> tables_of(const StepView& view) {
   std::vector<RecordedTable> tables;
-  for (const RequestId id : view.decisions.running()) {
-    RecordedTable& table = tables.emplace_back();
-    table.id = view.name(id);
-    for (std::int32_t g = 0; g < view.decision.num_groups; ++g) {
-      const auto blocks = view.decisions.block_table(id, g);
-      table.blocks.emplace_back(blocks.begin(), blocks.end());
-    }
-  }
+  for (const RequestId id : view.decisions.running()) tables.push_back(table_of(view, id));
   return tables;
+}
+
+void write_transfers(const StepView& view, RecordedStep& step) {
+  step.skipped.emplace();
+  std::vector<RecordedTable> loading;
+  for (const SkippedRequest& request : view.decisions.skipped()) {
+    step.skipped->push_back(
+        {std::string(view.name(request.id)), std::string(status_of(request.status))});
+    if (request.is_loading) loading.push_back(table_of(view, request.id));
+  }
+  for (const HeldRequest& request : view.decisions.held())
+    if (request.is_loading) loading.push_back(table_of(view, request.id));
+  std::ranges::sort(loading, {}, &RecordedTable::id);
+  if (!loading.empty()) step.loading = std::move(loading);
 }
 
 void write_reset_results(const StepView& view, std::vector<RecordedEvent>& events) {

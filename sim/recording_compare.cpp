@@ -40,12 +40,18 @@ std::optional<FieldDifference> difference(const std::string& path, const Json& r
 
 }  // namespace
 
-void StepTranscript::decided(const RecordedStep& recorded, const StepView& view) {
+void StepTranscript::decided(const RecordedStep& recorded, const StepView& view,
+                             ConnectorLog* connector) {
   step_ = {};
   step_.before = recorded.before;
   write_reset_results(view, step_.before);
-  step_.connector = recorded.connector;
   write_decision(view, step_);
+  if (connector != nullptr) {
+    auto answers = connector->take_answers();
+    if (!answers.empty()) step_.connector = std::move(answers);
+    write_transfers(view, step_);
+    step_.worker = recorded.worker;
+  }
   if (recorded.common_prefix_blocks)
     step_.common_prefix_blocks = view.decision.common_prefix_blocks;
   step_.during = recorded.during;
@@ -54,7 +60,9 @@ void StepTranscript::decided(const RecordedStep& recorded, const StepView& view)
   if (recorded.tables) step_.tables = tables_of(view);
 }
 
-void StepTranscript::finished(const StepView& view, bool async_scheduling) {
+void StepTranscript::finished(const StepView& view, bool async_scheduling,
+                              ConnectorLog* connector) {
+  if (connector != nullptr) step_.held = connector->take_held();
   write_reset_results(view, step_.during);
   write_outcome(view, step_);
   if (async_scheduling && view.output_of_step >= 0) step_.output_of_step = view.output_of_step;

@@ -4,6 +4,7 @@
 #include <optional>
 #include <string>
 
+#include "sim/connector_log.h"
 #include "sim/lockstep.h"
 #include "traces/recording.h"
 
@@ -14,8 +15,9 @@ namespace lockstep {
 // `recorded`.
 class StepTranscript {
  public:
-  void decided(const RecordedStep& recorded, const StepView& view);
-  void finished(const StepView& view, bool async_scheduling);
+  // `connector`: who answered the scheduler; null: nobody.
+  void decided(const RecordedStep& recorded, const StepView& view, ConnectorLog* connector);
+  void finished(const StepView& view, bool async_scheduling, ConnectorLog* connector);
   const RecordedStep& step() const { return step_; }
 
  private:

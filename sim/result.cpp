@@ -61,6 +61,7 @@ nlohmann::ordered_json json_of(const RunSummary& summary) {
   json["state_hash"] = to_hex(summary.state_hash);
   json["divergence"] = nullptr;
   if (summary.divergence) json["divergence"] = json_of(*summary.divergence);
+  json["wait_cycle"] = summary.wait_cycle;
   json["stuck"] = nlohmann::ordered_json::array();
   for (const StuckRequest& stuck : summary.stuck)
     json["stuck"].push_back({{"request", stuck.name}, {"why", stuck.why}});

@@ -93,6 +93,11 @@ bool RunRecorder::decided(const StepView& view) {
     step_.common_prefix_blocks = decision.common_prefix_blocks;
   if (decision.step % kStepsPerTable == kStepsPerTable - 1 && !step_.running.empty())
     step_.tables = tables_of(view);
+  if (connector_) {
+    auto answers = connector_->take_answers();
+    if (!answers.empty()) step_.connector = std::move(answers);
+    write_transfers(view, step_);
+  }
   std::size_t num_resets = 0;
   for (RecordedEvent& event : step_.before)
     if (event.kind == RecordedEvent::Kind::reset_prefix_cache && num_resets < view.resets.size())
@@ -121,7 +126,16 @@ Result<void> RunRecorder::sample(std::int64_t step, std::span<const SampledRow> 
   return {};
 }
 
+Result<void> RunRecorder::connector_report(KVConnectorOutput& report) {
+  if (auto taken = inner_.connector_report(report); !taken || report.empty()) return taken;
+  step_.worker = connector_->worker(report);
+  std::ranges::sort(step_.worker->received);
+  std::ranges::sort(step_.worker->sent);
+  return {};
+}
+
 bool RunRecorder::finished(const StepView& view) {
+  if (connector_) step_.held = connector_->take_held();
   write_outcome(view, step_);
   if (view.output_of_step >= 0 && view.output_of_step != step_.step)
     step_.output_of_step = view.output_of_step;
@@ -129,6 +143,8 @@ bool RunRecorder::finished(const StepView& view) {
   end_.unfinished = names_of(view, view.decisions.running());
   const auto waiting = names_of(view, view.decisions.waiting());
   end_.unfinished.insert(end_.unfinished.end(), waiting.begin(), waiting.end());
+  for (const SkippedRequest& request : view.decisions.skipped())
+    end_.unfinished.emplace_back(view.name(request.id));
   sink_(step_);
   return true;
 }

@@ -4,14 +4,17 @@
 //
 // Stands between the loop and its workload (what happened, what was sampled) and observes the loop
 // (what was decided). Tables are recorded every eighth step, as in the recordings of vLLM. Events
-// that come while the model runs are written before the next step.
+// that come while the model runs are written before the next step. Of a workload with a KV
+// connector its answers and reports are recorded too; whoever writes the header adds it there.
 #pragma once
 
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "reference/result.h"
+#include "sim/connector_log.h"
 #include "sim/lockstep.h"
 #include "sim/workload.h"
 #include "traces/recording.h"
@@ -28,7 +31,9 @@ class RunRecorder final : public Workload, public StepObserver {
  public:
   using Sink = std::function<void(const RecordedStep&)>;
   // Both must outlive the recorder; `sink` is given each step when it is complete.
-  RunRecorder(Workload& inner, Sink sink) : inner_(inner), sink_(std::move(sink)) {}
+  RunRecorder(Workload& inner, Sink sink) : inner_(inner), sink_(std::move(sink)) {
+    if (inner.connector() != nullptr) connector_.emplace(*inner.connector());
+  }
 
   // After the run: the end line. `unfinished` are the live requests, running first.
   RecordingEnd end() const { return end_; }
@@ -36,6 +41,9 @@ class RunRecorder final : public Workload, public StepObserver {
   Result<Turn> next_turn(const LoopState& state, std::vector<WorkloadEvent>& events) override;
   Result<void> sample(std::int64_t step, std::span<const SampledRow> rows,
                       ModelOutput& output) override;
+  // The scheduler is to be given this one, so that its questions are recorded.
+  KVConnector* connector() override { return connector_ ? &*connector_ : nullptr; }
+  Result<void> connector_report(KVConnectorOutput& report) override;
   void while_running(std::vector<WorkloadEvent>& events) override;
   std::optional<bool> output_comes_in() const override { return inner_.output_comes_in(); }
   void step_done(std::int64_t scheduled_tokens) override { inner_.step_done(scheduled_tokens); }
@@ -54,6 +62,7 @@ class RunRecorder final : public Workload, public StepObserver {
 
   Workload& inner_;
   Sink sink_;
+  std::optional<ConnectorLog> connector_;
   RecordedStep step_;
   std::vector<RecordedEvent> late_;  // came while the model ran
   RecordingEnd end_;

@@ -10,6 +10,7 @@
 #include <string_view>
 
 #include "reference/content.h"
+#include "reference/scheduler_types.h"
 #include "sim/result.h"
 
 namespace lockstep {
@@ -29,6 +30,7 @@ class StateHashChain {
     }
     add(word);
   }
+  void add(const SchedulerOutput& decision);
   StateHash value() const { return {mix(high_), low_}; }
 
  private:

@@ -72,6 +72,10 @@ class Workload {
   // The model's output of the step just decided: rows as scheduled.
   virtual Result<void> sample(std::int64_t step, std::span<const SampledRow> rows,
                               ModelOutput& output) = 0;
+  // Who knows of caches elsewhere; null: nobody.
+  virtual KVConnector* connector() { return nullptr; }
+  // What the connector's workers report with the output of the step just decided, appended.
+  virtual Result<void> connector_report(KVConnectorOutput&) { return {}; }
   // What happens while the model runs: after the decision, before an output comes in.
   virtual void while_running(std::vector<WorkloadEvent>&) {}
   // Whether the output of the oldest step in flight comes in now; nothing: when the engine's loop,

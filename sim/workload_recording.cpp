@@ -2,6 +2,7 @@
 #include <optional>
 #include <utility>
 
+#include "sim/recorded_connector.h"
 #include "sim/workload.h"
 
 namespace lockstep {
@@ -48,7 +49,9 @@ class StepSource {
 
 class RecordedWorkload final : public RecordingWorkload {
  public:
-  explicit RecordedWorkload(StepSource source) : source_(std::move(source)) {}
+  RecordedWorkload(StepSource source, bool has_connector) : source_(std::move(source)) {
+    if (has_connector) connector_.emplace(step_);
+  }
 
   Result<Turn> next_turn(const LoopState&, std::vector<WorkloadEvent>& events) override {
     const auto more = source_.next(step_);
@@ -69,6 +72,11 @@ class RecordedWorkload final : public RecordingWorkload {
       output.draft_ends.push_back(static_cast<std::uint32_t>(output.draft_tokens.size()));
     }
     return {};
+  }
+
+  KVConnector* connector() override { return connector_ ? &*connector_ : nullptr; }
+  Result<void> connector_report(KVConnectorOutput& report) override {
+    return connector_ ? connector_->take_report(report) : Result<void>{};
   }
 
   void while_running(std::vector<WorkloadEvent>& events) override {
@@ -94,17 +102,20 @@ class RecordedWorkload final : public RecordingWorkload {
 
   StepSource source_;
   RecordedStep step_;
+  std::optional<RecordedConnector> connector_;
   std::int64_t steps_ = 0;
 };
 
 }  // namespace
 
 std::unique_ptr<RecordingWorkload> make_recording_workload(RecordingReader reader) {
-  return std::make_unique<RecordedWorkload>(StepSource(std::move(reader)));
+  const bool has_connector = reader.header().connector.has_value();
+  return std::make_unique<RecordedWorkload>(StepSource(std::move(reader)), has_connector);
 }
 
 std::unique_ptr<RecordingWorkload> make_recording_workload(Recording recording) {
-  return std::make_unique<RecordedWorkload>(StepSource(std::move(recording)));
+  const bool has_connector = recording.header.connector.has_value();
+  return std::make_unique<RecordedWorkload>(StepSource(std::move(recording)), has_connector);
 }
 
 }  // namespace lockstep

@@ -52,7 +52,7 @@ OutputPlan output_of(const RequestSpec& spec, const Ends& ends) {
 
 Result<Trace> trace_of(const Recording& recording, std::int64_t step_ns) {
   if (recording.header.connector)
-    return fail("a recording of a KV connector, whose loads the model does not decide");
+    return fail("a recording of a KV connector, whose answers no request trace holds");
   const Ends ends = ends_of(recording);
   Trace trace;
   trace.header.source = {.kind = "recording", .name = recording.header.family, .seed = {}};

@@ -35,11 +35,18 @@ TEST(Conform, OfMemoryPlansCountsThem) {
   EXPECT_EQ(json.at("agreed"), json.at("plans"));
 }
 
-TEST(Conform, OfEverythingSaysWhatItDidNotLookAt) {
-  const Outcome outcome = run_lockstep({"conform", sample_path("recordings")});
+TEST(Conform, OfAFolderSaysHowManyFilesItDidNotLookAt) {
+  const Outcome outcome = run_lockstep({"conform", sample_path("recordings"), sample_path("")});
   EXPECT_EQ(outcome.status, 0) << outcome.err << outcome.out;
-  EXPECT_NE(outcome.out.find("Not looked at: 7 recordings with a KV connector"), std::string::npos)
-      << outcome.out;
+  EXPECT_NE(outcome.out.find("Not looked at: "), std::string::npos) << outcome.out;
+}
+
+TEST(Conform, TakesRecordingsWithAKVConnector) {
+  const Outcome outcome =
+      run_lockstep({"conform", sample_path("recordings/vllm-0.22.1/connectors")});
+  EXPECT_EQ(outcome.status, 0) << outcome.err << outcome.out;
+  EXPECT_NE(outcome.out.find("7 of 7 recordings agree"), std::string::npos) << outcome.out;
+  EXPECT_EQ(outcome.out.find("Not looked at"), std::string::npos) << outcome.out;
 }
 
 TEST(Conform, OfARecordingWithOneChangedNumberNamesStepFieldAndBothValues) {

@@ -50,6 +50,37 @@ TEST(Replay, TwiceGivesTheSameResultApartFromTimes) {
   EXPECT_EQ(without_times(replay_json(arguments)), without_times(replay_json(arguments)));
 }
 
+const std::string kDeadlock =
+    std::string(LOCKSTEP_SOURCE_DIR) + "/tests/regressions/vllm_0_22_1_two_half_loaded.jsonl";
+
+TEST(Replay, OfADeadlockWithAConnectorIsStuckAndNamesTheCircle) {
+  const Outcome outcome = run_lockstep({"replay", kDeadlock, "--backend", "none"});
+  EXPECT_EQ(outcome.status, 3) << outcome.err;
+  EXPECT_NE(outcome.out.find("In a circle: first (1 block, held since step 0) waits for 3 blocks"),
+            std::string::npos)
+      << outcome.out;
+  const Json json = replay_json({kDeadlock, "--backend", "none"}, 3);
+  EXPECT_NE(json.at("wait_cycle").get<std::string>().find("second (2 blocks"), std::string::npos);
+}
+
+TEST(Replay, OfWhatAConnectorLoadsIsRefusedWithABackend) {
+  const Outcome outcome = run_lockstep({"replay", kDeadlock, "--backend", "simt"});
+  EXPECT_EQ(outcome.status, 2);
+  EXPECT_NE(outcome.err.find("add --backend none"), std::string::npos) << outcome.err;
+}
+
+TEST(Replay, BesideASimulatedConnectorIsTheSameTwiceAndAnotherWithAnotherSeed) {
+  const std::vector<std::string> arguments = {kSample,     "--engine", "vllm-0.22.1",
+                                              "--backend", "none",     "--connector"};
+  const Json first = replay_json(arguments);
+  EXPECT_EQ(without_times(first), without_times(replay_json(arguments)));
+  std::vector<std::string> other = arguments;
+  other.insert(other.end(), {"--seed", "1"});
+  EXPECT_NE(first.at("state_hash"), replay_json(other).at("state_hash"));
+  EXPECT_EQ(run_lockstep({"replay", kSample, "--backend", "none", "--connector"}).status, 2)
+      << "the default engine has no modelled connector";
+}
+
 TEST(Replay, WithoutABackendDecidesTheSameAndSaysThatNothingWasCompared) {
   const Json alone = replay_json({kSample, "--backend", "none", "--limit", "60"});
   const Json simt = replay_json({kSample, "--backend", "simt", "--limit", "60"});

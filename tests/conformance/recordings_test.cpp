@@ -72,6 +72,33 @@ TEST_P(Recorded, WholeFamilyAgreesInEveryField) {
   expect_all_agree(paths);
 }
 
+class RecordedWithConnector : public testing::TestWithParam<const char*> {};
+
+TEST_P(RecordedWithConnector, BundledSamplesAgreeInEveryField) {
+  const auto samples = find_samples_dir();
+  ASSERT_TRUE(samples.has_value());
+  const auto paths =
+      recordings_under(*samples / "recordings" / "vllm-0.22.1" / "connectors" / GetParam());
+  ASSERT_GE(paths.size(), 1u);
+  expect_all_agree(paths);
+}
+
+TEST_P(RecordedWithConnector, WholeFamilyAgreesInEveryField) {
+  const auto data = find_data_dir();
+  const fs::path root = data.value_or("") / "recordings" / "vllm-0.22.1" / "connectors";
+  if (!data || !fs::is_directory(root)) GTEST_SKIP() << "no recordings: " << data_dir_hint();
+  const auto paths = recordings_under(root / GetParam());
+  ASSERT_EQ(paths.size(), 24u);
+  expect_all_agree(paths);
+}
+
+INSTANTIATE_TEST_SUITE_P(Family, RecordedWithConnector,
+                         testing::Values("connector_async", "connector_delayed_free",
+                                         "connector_failures_fail", "connector_failures_recompute",
+                                         "connector_mixed_tight", "connector_sliding_window",
+                                         "connector_sync"),
+                         [](const auto& family) { return std::string(family.param); });
+
 constexpr const char* k0221[] = {"async_scheduling",
                                  "context_parallel",
                                  "different_block_sizes",

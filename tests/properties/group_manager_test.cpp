@@ -178,7 +178,7 @@ class Worlds {
     }
     pool_.take_counters();
     if (hit != nullptr && !hit->empty()) {
-      manager_->allocate_new_computed_blocks(request, *hit, computed);
+      manager_->allocate_new_computed_blocks(request, *hit, computed, 0);
       naive_.take_hit(both.table, *hit, computed);
     }
     manager_->allocate_new_blocks(request, demand);

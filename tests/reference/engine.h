@@ -47,10 +47,10 @@ inline Prompt prompt_of(std::uint64_t seed, std::uint32_t count, std::uint64_t o
 class Engine {
  public:
   Engine(const EngineConfig& config, const std::vector<KVCacheGroupSpec>& groups,
-         std::int64_t num_blocks)
+         std::int64_t num_blocks, const KVTransfer& transfer = {})
       : num_spec_tokens_(config.num_spec_tokens),
         is_async_(config.async_scheduling),
-        scheduler_(make(config, groups, num_blocks)) {}
+        scheduler_(make(config, groups, num_blocks, transfer)) {}
 
   RequestId add(std::string name, Prompt prompt, std::int32_t max_tokens = 16,
                 std::int32_t priority = 0) {
@@ -64,13 +64,16 @@ class Engine {
   }
 
   // One step, and the output of the oldest in flight: token 7 for every row that ends its prompt,
-  // and drafts of 8 for the next step when the engine drafts.
-  const SchedulerOutput& step() {
+  // and drafts of 8 for the next step when the engine drafts. With it what a connector's workers
+  // report.
+  const SchedulerOutput& step(const KVConnectorOutput& report = {}) {
     const SchedulerOutput& output = scheduler_.schedule();
-    if (!output.scheduled.empty()) in_flight_.push_back(answer(output));
+    if (!output.scheduled.empty() || !report.empty()) in_flight_.push_back(answer(output));
+    if (!report.empty()) in_flight_.back().kv_connector_output = report;
     const bool keeps_one = is_async_ && !output.scheduled.empty();
     if (in_flight_.size() > (keeps_one ? 1u : 0u)) {
-      scheduler_.update_from_output(in_flight_.front());
+      const auto stopped = scheduler_.update_from_output(in_flight_.front());
+      stopped_.assign(stopped.begin(), stopped.end());
       in_flight_.erase(in_flight_.begin());
     }
     return output;
@@ -80,11 +83,13 @@ class Engine {
   }
 
   Scheduler& scheduler() { return scheduler_; }
+  // By the last output that came back.
+  const std::vector<StoppedRequest>& stopped() const { return stopped_; }
 
  private:
   static Scheduler make(const EngineConfig& config, const std::vector<KVCacheGroupSpec>& groups,
-                        std::int64_t num_blocks) {
-    Result<Scheduler> made = Scheduler::create(config, groups, num_blocks);
+                        std::int64_t num_blocks, const KVTransfer& transfer) {
+    Result<Scheduler> made = Scheduler::create(config, groups, num_blocks, transfer);
     if (!made) throw std::runtime_error(made.error().message);
     return std::move(*made);
   }
@@ -108,6 +113,7 @@ class Engine {
   std::int64_t num_added_ = 0;
   Scheduler scheduler_;
   std::vector<ModelOutput> in_flight_;
+  std::vector<StoppedRequest> stopped_;
 };
 
 // What a step did, by name: tokens scheduled.

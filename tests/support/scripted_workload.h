@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "sim/workload.h"
+#include "tests/support/scripted_connector.h"
 
 namespace lockstep {
 
@@ -18,6 +19,15 @@ class ScriptedWorkload final : public Workload {
   ScriptedWorkload(std::vector<Turnful> script, std::int32_t num_spec = 0,
                    std::int32_t accepted = 0)
       : script_(std::move(script)), num_spec_(num_spec), accepted_(accepted) {}
+
+  // Answers the scheduler and reports what its script says for each step. Must outlive the
+  // workload.
+  void use(ScriptedConnector& connector) { connector_ = &connector; }
+  KVConnector* connector() override { return connector_; }
+  Result<void> connector_report(KVConnectorOutput& report) override {
+    if (connector_ != nullptr) report = connector_->report(turn_ - 1);
+    return {};
+  }
 
   static WorkloadEvent add(std::string name, Prompt prompt, std::int32_t max_tokens) {
     WorkloadEvent event;
@@ -71,6 +81,7 @@ class ScriptedWorkload final : public Workload {
   std::vector<Turnful> script_;
   std::int32_t num_spec_;
   std::int32_t accepted_;
+  ScriptedConnector* connector_ = nullptr;
   std::size_t turn_ = 0;
   std::int64_t now_ = 0;
 };

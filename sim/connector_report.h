@@ -1,0 +1,19 @@
+// What the workers of a workload's KV connector report with a step, once it is known that the
+// scheduler can follow it.
+#pragma once
+
+#include "reference/kv_cache_spec.h"
+#include "reference/kv_connector.h"
+#include "reference/result.h"
+#include "sim/decision_source.h"
+#include "sim/workload.h"
+
+namespace lockstep {
+
+// Nothing without a connector. Refused: a load that nobody waits for, a transfer of blocks that
+// nobody keeps, blocks beyond the pool, invalid blocks of an engine with several groups (which vLLM
+// cannot follow either).
+Result<KVConnectorOutput> connector_report(Workload& workload, const DecisionSource& decisions,
+                                           const KVCacheConfig& plan);
+
+}  // namespace lockstep

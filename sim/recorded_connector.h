@@ -1,0 +1,44 @@
+// The KV connector of a recording: it answers what the recorded one answered, and its workers
+// report what they reported.
+//
+// A question that the recorded engine did not ask is answered "ask again"; whoever compares sees
+// that it was asked. An answer that no engine could follow (more tokens than the request has) is an
+// Error at the end of the step.
+#pragma once
+
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "reference/kv_connector.h"
+#include "reference/result.h"
+#include "traces/recording.h"
+
+namespace lockstep {
+
+// How the engine of a recording was told to treat `connector`; null: it has none.
+KVTransfer kv_transfer(const RecordingHeader& header, KVConnector* connector);
+
+class RecordedConnector final : public KVConnector {
+ public:
+  // `step` is the recorded step that the loop is in; its content changes from step to step.
+  explicit RecordedConnector(const RecordedStep& step) : step_(step) {}
+
+  ExternalHit get_num_new_matched_tokens(const ExternalQuery& query) override;
+  bool request_finished(RequestId request, std::string_view name) override;
+  void order_failed_requests(std::vector<RequestId>& requests) override;
+
+  // What the workers reported with this step's output, appended to `report`.
+  Result<void> take_report(KVConnectorOutput& report);
+
+ private:
+  Result<RequestId> take(std::string_view key, const std::string& name);
+
+  const RecordedStep& step_;
+  std::map<std::string, RequestId, std::less<>> moving_;  // whose blocks are loaded or sent
+  std::map<RequestId, std::string> names_;                // of the same, and of those asked about
+  std::optional<Error> error_;
+};
+
+}  // namespace lockstep

@@ -1,0 +1,284 @@
+// What the scheduler decides with a KV connector, rule by rule. Blocks of 4 tokens; the pool's
+// first block is the null block.
+#include <gtest/gtest.h>
+
+#include <map>
+#include <set>
+
+#include "tests/reference/engine.h"
+
+namespace lockstep {
+namespace {
+
+// Answers by name, and the last answer again and again; keeps the blocks of those it is told to.
+class FakeConnector final : public KVConnector {
+ public:
+  ExternalHit get_num_new_matched_tokens(const ExternalQuery& query) override {
+    asked.emplace_back(query.name, query.num_local_tokens);
+    const auto answer = answers.find(std::string(query.name));
+    return answer == answers.end() ? ExternalHit{} : answer->second;
+  }
+  bool request_finished(RequestId, std::string_view name) override {
+    return kept.contains(std::string(name));
+  }
+  std::map<std::string, ExternalHit> answers;
+  std::set<std::string> kept;
+  std::vector<std::pair<std::string, std::int32_t>> asked;  // name, local tokens
+};
+
+class KVConnectors : public testing::Test {
+ protected:
+  static EngineConfig config() {
+    EngineConfig config;
+    config.engine = "vllm-0.22.1";
+    config.max_num_seqs = 4;
+    config.max_num_batched_tokens = 64;
+    config.max_model_len = 64;
+    config.block_size = 4;
+    return config;
+  }
+  Engine engine(std::int64_t num_blocks,
+                KVLoadFailurePolicy policy = KVLoadFailurePolicy::recompute) {
+    return Engine(config(), {full(4)}, num_blocks, {&connector, policy});
+  }
+  static KVConnectorOutput received(RequestId id) { return {{id}, {}, {}}; }
+  static KVConnectorOutput sent(RequestId id) { return {{}, {id}, {}}; }
+  static KVConnectorOutput invalid(std::int32_t block) { return {{}, {}, {BlockId{block}}}; }
+
+  FakeConnector connector;
+};
+
+TEST_F(KVConnectors, a_load_within_the_step_counts_as_computed_and_is_published) {
+  Engine vllm = engine(16);
+  connector.answers["a"] = {.num_tokens = 8, .is_async = false};
+  vllm.add("a", prompt_of(1, 10));
+  const SchedulerOutput& output = vllm.step();
+  ASSERT_EQ(output.scheduled.size(), 1u);
+  EXPECT_EQ(output.scheduled[0].computed, 8);
+  EXPECT_EQ(output.scheduled[0].num_tokens, 2);
+  EXPECT_EQ(ids(output.blocks(0, 0)), (std::vector<std::int32_t>{1, 2, 3}));
+  EXPECT_EQ(vllm.scheduler().take_cache_counters().stored, 2);
+}
+
+TEST_F(KVConnectors, an_undetermined_answer_passes_the_request_over_and_it_is_asked_again) {
+  Engine vllm = engine(16);
+  connector.answers["a"] = {.num_tokens = std::nullopt, .is_async = false};
+  vllm.add("a", prompt_of(1, 10));
+  vllm.add("b", prompt_of(2, 10));
+  EXPECT_EQ(tokens_of(vllm.scheduler(), vllm.step()),
+            (std::map<std::string, std::int32_t>{{"b", 10}}));
+  ASSERT_EQ(vllm.scheduler().skipped().size(), 1u);
+  EXPECT_EQ(vllm.scheduler().skipped()[0].status, RequestStatus::waiting);
+  connector.answers["a"] = {};
+  EXPECT_EQ(tokens_of(vllm.scheduler(), vllm.step()),
+            (std::map<std::string, std::int32_t>{{"a", 10}, {"b", 1}}));
+}
+
+TEST_F(KVConnectors, a_longer_load_takes_blocks_and_waits_until_it_is_received) {
+  Engine vllm = engine(16);
+  connector.answers["a"] = {.num_tokens = 8, .is_async = true};
+  const RequestId a = vllm.add("a", prompt_of(1, 10));
+  EXPECT_TRUE(vllm.step().scheduled.empty());
+  ASSERT_EQ(vllm.scheduler().skipped().size(), 1u);
+  EXPECT_EQ(vllm.scheduler().skipped()[0].status, RequestStatus::waiting_for_remote_kvs);
+  EXPECT_TRUE(vllm.scheduler().skipped()[0].is_loading);
+  EXPECT_EQ(vllm.scheduler().num_free_blocks(), 13);  // two for the load, none for the rest
+  EXPECT_EQ(vllm.scheduler().take_cache_counters().stored, 0);
+  EXPECT_TRUE(vllm.step(received(a)).scheduled.empty());
+  const SchedulerOutput& output = vllm.step();
+  ASSERT_EQ(output.scheduled.size(), 1u);
+  EXPECT_EQ(output.scheduled[0].computed, 8);
+  EXPECT_EQ(vllm.scheduler().take_cache_counters().stored, 2);
+  EXPECT_EQ(connector.asked.size(), 1u);
+}
+
+TEST_F(KVConnectors, the_last_token_of_a_wholly_loaded_prompt_is_computed_again) {
+  Engine vllm = engine(16);
+  connector.answers["a"] = {.num_tokens = 8, .is_async = true};
+  const RequestId a = vllm.add("a", prompt_of(1, 8));
+  vllm.step(received(a));
+  const SchedulerOutput& output = vllm.step();
+  ASSERT_EQ(output.scheduled.size(), 1u);
+  EXPECT_EQ(output.scheduled[0].computed, 7);
+  EXPECT_EQ(output.scheduled[0].num_tokens, 1);
+}
+
+TEST_F(KVConnectors, those_passed_over_come_before_those_that_arrive) {
+  Engine vllm = engine(16);
+  connector.answers["a"] = {.num_tokens = std::nullopt, .is_async = false};
+  connector.answers["b"] = {.num_tokens = std::nullopt, .is_async = false};
+  vllm.add("a", prompt_of(1, 4));
+  vllm.add("b", prompt_of(2, 4));
+  vllm.step();
+  connector.answers.clear();
+  vllm.add("c", prompt_of(3, 4));
+  const SchedulerOutput& output = vllm.step();
+  ASSERT_EQ(output.scheduled.size(), 3u);
+  EXPECT_EQ(vllm.scheduler().name(output.scheduled[0].id), "a");
+  EXPECT_EQ(vllm.scheduler().name(output.scheduled[1].id), "b");
+  EXPECT_EQ(vllm.scheduler().name(output.scheduled[2].id), "c");
+}
+
+TEST_F(KVConnectors, a_failed_longer_load_goes_on_from_the_first_invalid_block) {
+  Engine vllm = engine(16);
+  connector.answers["a"] = {.num_tokens = 8, .is_async = true};
+  const RequestId a = vllm.add("a", prompt_of(1, 10));
+  vllm.step(invalid(2));
+  vllm.step(received(a));
+  const SchedulerOutput& output = vllm.step();
+  ASSERT_EQ(output.scheduled.size(), 1u);
+  EXPECT_EQ(output.scheduled[0].computed, 4);
+  EXPECT_EQ(ids(output.blocks(0, 0)), (std::vector<std::int32_t>{1, 2, 3}));
+}
+
+TEST_F(KVConnectors, a_longer_load_of_which_nothing_arrived_gives_its_blocks_back_and_asks_again) {
+  Engine vllm = engine(16);
+  connector.answers["a"] = {.num_tokens = 8, .is_async = true};
+  const RequestId a = vllm.add("a", prompt_of(1, 10));
+  KVConnectorOutput report = received(a);
+  report.invalid_block_ids = {BlockId{1}};
+  vllm.step(report);
+  connector.answers["a"] = {};
+  const SchedulerOutput& output = vllm.step();
+  ASSERT_EQ(output.scheduled.size(), 1u);
+  EXPECT_EQ(output.scheduled[0].computed, 0);
+  EXPECT_EQ(connector.asked.size(), 2u);
+}
+
+TEST_F(KVConnectors, a_failed_load_within_the_step_voids_its_output_and_is_computed) {
+  Engine vllm = engine(16);
+  connector.answers["a"] = {.num_tokens = 8, .is_async = false};
+  const RequestId a = vllm.add("a", prompt_of(1, 10));
+  vllm.step(invalid(2));
+  EXPECT_EQ(vllm.scheduler().num_tokens(a), 10);  // the sampled token does not count
+  EXPECT_EQ(vllm.scheduler().num_computed_tokens(a), 4);
+  const SchedulerOutput& output = vllm.step();
+  ASSERT_EQ(output.scheduled.size(), 1u);
+  EXPECT_EQ(output.scheduled[0].num_tokens, 6);
+  EXPECT_EQ(vllm.scheduler().take_cache_counters().evicted, 0);
+}
+
+TEST_F(KVConnectors, a_block_that_two_share_is_computed_by_the_first_of_them) {
+  Engine vllm = engine(16);
+  connector.answers["a"] = {.num_tokens = 8, .is_async = false};
+  const RequestId a = vllm.add("a", prompt_of(1, 10));
+  const RequestId b = vllm.add("b", prompt_of(1, 9));  // hits both blocks in the same step
+  vllm.step(invalid(2));
+  EXPECT_EQ(vllm.scheduler().num_computed_tokens(a), 4);
+  EXPECT_EQ(vllm.scheduler().num_computed_tokens(b), 8);
+  EXPECT_EQ(vllm.scheduler().num_tokens(b), 9);
+}
+
+TEST_F(KVConnectors, with_policy_fail_the_request_ends_and_its_blocks_cannot_be_hit) {
+  Engine vllm = engine(16, KVLoadFailurePolicy::fail);
+  connector.answers["a"] = {.num_tokens = 8, .is_async = false};
+  vllm.add("a", prompt_of(1, 10));
+  vllm.step(invalid(2));
+  ASSERT_EQ(vllm.stopped().size(), 1u);
+  EXPECT_EQ(vllm.stopped()[0].reason, FinishReason::error);
+  EXPECT_FALSE(vllm.scheduler().has_unfinished_requests());
+  EXPECT_EQ(vllm.scheduler().num_free_blocks(), 15);
+  EXPECT_TRUE(vllm.scheduler().is_cached(BlockId{1}));
+  EXPECT_FALSE(vllm.scheduler().is_cached(BlockId{2}));
+}
+
+TEST_F(KVConnectors, with_policy_fail_a_loading_request_keeps_its_blocks_until_received) {
+  Engine vllm = engine(16, KVLoadFailurePolicy::fail);
+  connector.answers["a"] = {.num_tokens = 8, .is_async = true};
+  const RequestId a = vllm.add("a", prompt_of(1, 10));
+  vllm.step(invalid(1));
+  ASSERT_EQ(vllm.stopped().size(), 1u);
+  EXPECT_EQ(vllm.scheduler().num_free_blocks(), 13);
+  vllm.step(received(a));
+  EXPECT_EQ(vllm.scheduler().num_free_blocks(), 15);
+}
+
+TEST_F(KVConnectors, blocks_that_are_sent_are_free_once_they_are_sent) {
+  Engine vllm = engine(16);
+  connector.kept = {"a"};
+  const RequestId a = vllm.add("a", prompt_of(1, 6), 1);
+  vllm.step();
+  EXPECT_FALSE(vllm.scheduler().has_unfinished_requests());
+  EXPECT_EQ(vllm.scheduler().num_free_blocks(), 13);
+  EXPECT_EQ(vllm.step().finished.size(), 1u);
+  ASSERT_EQ(vllm.scheduler().held().size(), 1u);
+  EXPECT_FALSE(vllm.scheduler().held()[0].is_loading);
+  EXPECT_EQ(index_of(vllm.add("b", prompt_of(2, 6), 1)), index_of(a) + 1);  // the id is in use
+  vllm.step(sent(a));
+  EXPECT_EQ(vllm.scheduler().num_free_blocks(), 15);
+  EXPECT_TRUE(vllm.scheduler().held().empty());
+}
+
+TEST_F(KVConnectors, an_aborted_load_keeps_its_blocks_until_it_is_over) {
+  Engine vllm = engine(16);
+  connector.answers["a"] = {.num_tokens = 8, .is_async = true};
+  const RequestId a = vllm.add("a", prompt_of(1, 10));
+  vllm.step();
+  vllm.scheduler().abort_request(a);
+  ASSERT_EQ(vllm.scheduler().held().size(), 1u);
+  EXPECT_TRUE(vllm.scheduler().held()[0].is_loading);
+  EXPECT_EQ(vllm.scheduler().num_free_blocks(), 13);
+  vllm.step(received(a));
+  EXPECT_EQ(vllm.scheduler().num_free_blocks(), 15);
+}
+
+TEST_F(KVConnectors, a_request_that_has_loaded_and_does_not_fit_keeps_all_behind_it_waiting) {
+  Engine vllm = engine(6);  // five blocks
+  connector.answers["a"] = {.num_tokens = 4, .is_async = true};
+  connector.answers["b"] = {.num_tokens = 8, .is_async = true};
+  const RequestId a = vllm.add("a", prompt_of(1, 20));
+  const RequestId b = vllm.add("b", prompt_of(2, 16));
+  vllm.step();
+  vllm.step({{a, b}, {}, {}});
+  for (int i = 0; i < 3; ++i) {
+    EXPECT_TRUE(vllm.step().scheduled.empty());
+    EXPECT_EQ(vllm.scheduler().num_free_blocks(), 2);
+  }
+  ASSERT_EQ(vllm.scheduler().skipped().size(), 2u);
+  EXPECT_EQ(vllm.scheduler().skipped()[0].status, RequestStatus::waiting);
+  // Its load is over, and nobody has looked: the queue does not reach it.
+  EXPECT_EQ(vllm.scheduler().skipped()[1].status, RequestStatus::waiting_for_remote_kvs);
+  EXPECT_FALSE(vllm.scheduler().skipped()[1].is_loading);
+}
+
+TEST_F(KVConnectors, a_preempted_request_that_loads_comes_back_as_resumed) {
+  EngineConfig uncached = config();
+  uncached.enable_prefix_caching = false;
+  Engine vllm(uncached, {full(4)}, 6, {&connector, KVLoadFailurePolicy::recompute});
+  const RequestId a = vllm.add("a", prompt_of(1, 8), 16);
+  vllm.add("b", prompt_of(2, 8), 3);
+  while (vllm.step().preempted.empty())
+    if (!vllm.scheduler().has_unfinished_requests()) FAIL() << "nobody was preempted";
+  connector.answers["b"] = {.num_tokens = 4, .is_async = true};
+  vllm.scheduler().abort_request(a);
+  vllm.step();
+  ASSERT_EQ(vllm.scheduler().skipped().size(), 1u);
+  const SchedulerOutput& loading = vllm.step(received(vllm.scheduler().skipped()[0].id));
+  EXPECT_TRUE(loading.scheduled.empty());
+  const SchedulerOutput& output = vllm.step();
+  ASSERT_EQ(output.scheduled.size(), 1u);
+  EXPECT_TRUE(output.scheduled[0].is_resumed);
+}
+
+TEST_F(KVConnectors, blocks_before_the_window_are_let_go_before_the_rest_is_sent) {
+  Engine vllm(config(), {window(4, 5)}, 16, {&connector, KVLoadFailurePolicy::recompute});
+  connector.kept = {"a"};
+  vllm.add("a", prompt_of(1, 16), 1);
+  vllm.step();
+  EXPECT_EQ(vllm.scheduler().num_free_blocks(), 14);  // of four blocks one is still in the window
+}
+
+TEST_F(KVConnectors, are_refused_where_they_are_not_modelled) {
+  const KVTransfer transfer{&connector, KVLoadFailurePolicy::recompute};
+  EngineConfig later = config();
+  later.engine = "vllm-0.33.0";
+  EXPECT_FALSE(Scheduler::create(later, {full(4)}, 16, transfer));
+  EngineConfig async = config();
+  async.async_scheduling = true;
+  EXPECT_FALSE(Scheduler::create(async, {full(4)}, 16, transfer));
+  EXPECT_FALSE(
+      Scheduler::create(config(), {full(4), states(4, MambaCacheMode::none)}, 16, transfer));
+}
+
+}  // namespace
+}  // namespace lockstep
