@@ -1,5 +1,5 @@
-// The catalogue's defects of memory plans: views and addresses, and figures that engines tell about a
-// plan. Their switches are in cuda_backend/view_defects.h and views_capacity.h.
+// The catalogue's defects of memory plans: views and addresses, and figures that engines tell of
+// a plan. Their switches are in cuda_backend/view_defects.h and views_capacity.h.
 #include "properties/mutant_catalogue.h"
 
 namespace lockstep {

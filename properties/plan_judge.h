@@ -1,5 +1,5 @@
-// Memory plans put to the test: what an engine makes of a plan (views and addresses, figures for its
-// users) against what the model says. Nothing runs; a plan is right or wrong as it stands.
+// Memory plans put to the test: what an engine makes of a plan (views and addresses, figures for
+// its users) against what the model says. Nothing runs; a plan is right or wrong as it stands.
 //
 // (1) Views are proved by bytes (sim/layout_prover.h), figures compared with reference/capacity.h.
 // (2) A plan that the model refuses is `refused`, unless refusing it is what is asked about.

@@ -86,7 +86,7 @@ TEST(Mutants, CopyUnorderedLeavesWrongPagesWhenOperationsRunLate) {
   plan.config.num_streams = 4;
   plan.config.delay_streams = true;
   int diverged = 0;
-  for (plan.config.seed = 0; plan.config.seed < 20; ++plan.config.seed) {
+  for (plan.config.seed = 0; plan.config.seed < 60; ++plan.config.seed) {
     const auto lines = toy_differences(plan, 12);
     diverged += std::ranges::any_of(lines, [](const std::string& line) {
       return line.find("page of block") != std::string::npos;
