@@ -19,7 +19,7 @@ TEST(Mutants, ListsWhatThereIsAndWhatEachStandsFor) {
 
 TEST(Mutants, FindsADefectAndLeavesACaseThatReplaysIt) {
   const std::string json_path = temporary_path("mutants.json");
-  const std::string folder = temporary_path("cases");
+  const std::string folder = temporary_path("mutant-cases");
   const Outcome outcome = run_lockstep(
       {"mutants", "drop-slot", "free-twice", "--jobs", "2", "--json", json_path, "--save", folder});
   EXPECT_EQ(outcome.status, 0) << outcome.out << outcome.err;
