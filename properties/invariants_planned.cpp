@@ -9,8 +9,8 @@
 
 namespace lockstep {
 
-// Beyond its plan a request may hold, for a step, what one step takes while another is in flight,
-// and states that rejected drafts would fall back to, where the release reckons with rejection.
+// Pools are planned without what a step takes while another is in flight, and without the slots of
+// drafts (docs/findings.md, 5 and 6): as much is let pass here, and liveness says what comes of it.
 void Invariants::check_planned(const StepView& view) {
   PlanOptions options;
   options.dcp = engine_.dcp;
@@ -26,7 +26,9 @@ void Invariants::check_planned(const StepView& view) {
       most += is_state_kind(group.spec.kind)
                   ? 1
                   : cdiv(engine_.max_num_batched_tokens, group.spec.block_size);
-    if (is_state_kind(group.spec.kind) && profile_.retire_basis == RetireBasis::scheduled)
+    // States are planned with a block for each draft; where the release retires by scheduled tokens
+    // it keeps as many again, in case drafts are rejected.
+    if (!is_state_kind(group.spec.kind) || profile_.retire_basis == RetireBasis::scheduled)
       most += cdiv(engine_.num_spec_tokens, group.spec.block_size);
     for (const RequestId id : view.decisions.running()) {
       const auto table = view.decisions.block_table(id, g);
