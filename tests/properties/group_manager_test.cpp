@@ -6,15 +6,18 @@
 #include <rapidcheck.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <span>
 #include <string>
 #include <vector>
 
+#include "properties/child_process.h"
 #include "properties/choices.h"
 #include "properties/naive_group.h"
 #include "reference/block_pool.h"
+#include "reference/scheduler_defect.h"
 
 namespace lockstep {
 namespace {
@@ -61,7 +64,7 @@ struct Both {
 
 class Worlds {
  public:
-  Worlds(const Kind& kind, ChoiceSource& choices, Seen& seen)
+  Worlds(const Kind& kind, ChoiceSource& choices, SchedulerDefect defect, Seen& seen)
       : choices_(choices),
         seen_(seen),
         spec_(spec_of(kind, choices)),
@@ -74,7 +77,10 @@ class Worlds {
         sizes_{static_cast<std::int32_t>(spec_.block_size),
                static_cast<std::int32_t>(spec_.block_size)},
         manager_(GroupManager::create(spec_, 0, config_, sizes_, pool_)),
-        can_hit_(kind.can_hit) {}
+        can_hit_(kind.can_hit) {
+    pool_.plant(defect);
+    manager_->plant(defect);
+  }
 
   void turn() {
     pool_.begin_step();
@@ -216,9 +222,10 @@ class Worlds {
 };
 
 // The first turn after which the worlds differ, and in what; empty: they never do.
-std::string first_difference(const Kind& kind, std::span<const std::uint64_t> words, Seen& seen) {
+std::string first_difference(const Kind& kind, std::span<const std::uint64_t> words,
+                             SchedulerDefect defect, Seen& seen) {
   WordChoices choices(words);
-  Worlds worlds(kind, choices, seen);
+  Worlds worlds(kind, choices, defect, seen);
   for (std::size_t turn = 0; turn < words.size() / 4; ++turn) {
     worlds.turn();
     if (const std::string what = worlds.difference(); !what.empty())
@@ -235,7 +242,7 @@ TEST_P(GroupManagerProperty, does_what_the_naive_group_does) {
   const bool holds = rc::check("manager and naive group agree after every operation", [&] {
     const auto words = *rc::gen::scale(
         6, rc::gen::container<std::vector<std::uint64_t>>(rc::gen::arbitrary<std::uint64_t>()));
-    const std::string difference = first_difference(kind, words, seen);
+    const std::string difference = first_difference(kind, words, SchedulerDefect::none, seen);
     if (!difference.empty()) RC_FAIL(difference);
   });
   EXPECT_TRUE(holds);
@@ -256,6 +263,44 @@ TEST_P(GroupManagerProperty, does_what_the_naive_group_does) {
 
 INSTANTIATE_TEST_SUITE_P(Kinds, GroupManagerProperty, testing::ValuesIn(kinds()),
                          [](const auto& kind) { return kind.param.name; });
+
+// Whether the planted defect makes the worlds differ, or runs into a check of the manager's own. In
+// a child, because of the latter.
+bool is_seen(const Kind& kind, SchedulerDefect defect) {
+  const auto answer = run_in_child(
+      [&] {
+        Seen seen;
+        for (std::uint64_t seed = 1; seed <= 300; ++seed) {
+          std::vector<std::uint64_t> words;
+          for (std::uint64_t i = 0; i < 240; ++i) words.push_back(splitmix64(seed << 32 | i));
+          const std::string what = first_difference(kind, words, defect, seen);
+          if (!what.empty()) return what;
+        }
+        return std::string();
+      },
+      std::chrono::seconds(60));
+  return answer && (answer->end == ChildAnswer::End::crashed || !answer->text.empty());
+}
+
+TEST(GroupManagerDefects, that_lie_in_a_manager_or_the_pool_are_seen) {
+  struct Planted {
+    SchedulerDefect defect;
+    std::string kind;
+  };
+  const std::vector<Planted> all = {{SchedulerDefect::free_window_early, "sliding_window"},
+                                    {SchedulerDefect::hit_window_short, "sliding_window"},
+                                    {SchedulerDefect::free_forward_order, "full"},
+                                    {SchedulerDefect::free_twice, "full"},
+                                    {SchedulerDefect::hash_stale, "full"},
+                                    {SchedulerDefect::state_partial_block, "states_all"},
+                                    {SchedulerDefect::state_freed_early, "states_align"}};
+  const std::vector<Kind> kinds_there = kinds();
+  for (const Planted& planted : all) {
+    const Kind& kind = *std::ranges::find(kinds_there, planted.kind, &Kind::name);
+    EXPECT_FALSE(is_seen(kind, SchedulerDefect::none)) << planted.kind;
+    EXPECT_TRUE(is_seen(kind, planted.defect)) << name_of(planted.defect);
+  }
+}
 
 }  // namespace
 }  // namespace lockstep

@@ -1,19 +1,27 @@
-// Metamorphic relations hold over generated cases, and break where an engine is known to be wrong.
+// Metamorphic relations hold over generated cases, and each of them breaks where a defect of the
+// scheduler makes it break.
 #include "properties/relations.h"
 
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <chrono>
+#include <map>
+#include <set>
+#include <sstream>
 #include <string>
 
 #include "properties/case_parts.h"
+#include "properties/child_process.h"
 #include "properties/generator.h"
 #include "properties/recorded_case.h"
+#include "reference/scheduler_defect.h"
 
 namespace lockstep {
 namespace {
 
 constexpr std::uint64_t kSeeds = 120;
+constexpr std::uint64_t kDefectSeeds = 30;
 
 // Under `priority` a request can be preempted in its own step (docs/findings.md, 3), and what it
 // would have computed is hit: the relations break there, as a test below shows.
@@ -64,6 +72,44 @@ std::string test_name(const testing::TestParamInfo<Relation>& relation) {
 
 INSTANTIATE_TEST_SUITE_P(Each, RelationProperty,
                          testing::ValuesIn(relations().begin(), relations().end()), test_name);
+
+// The relations that break in one generated case with a defect planted, one a line. In a child: a
+// defect may run into a check of the pool's own.
+std::string broken_under(SchedulerDefect defect, std::uint64_t seed) {
+  const auto answer = run_in_child(
+      [&] {
+        std::string broken;
+        SavedCase saved = generate_case(seed, plain_options());
+        saved.mutants = {std::string(name_of(defect))};
+        for (const Relation& relation : relations()) {
+          if (!why_not_answered(saved).empty()) continue;
+          const auto breach = check_relation(saved, relation);
+          if (breach && *breach) broken += std::string(relation.name) + "\n";
+        }
+        return broken;
+      },
+      std::chrono::seconds(60));
+  return answer ? answer->text : "";
+}
+
+// Which defects break a relation, and which relations a defect breaks: neither may be nothing for a
+// relation, or it could not fail.
+TEST(Relations, each_breaks_under_defects_of_the_scheduler) {
+  std::map<std::string, std::set<std::string>> defects_of;
+  for (const SchedulerDefect defect : scheduler_defects())
+    for (std::uint64_t seed = 1; seed <= kDefectSeeds; ++seed) {
+      std::istringstream broken(broken_under(defect, seed));
+      for (std::string relation; std::getline(broken, relation);)
+        defects_of[relation].insert(std::string(name_of(defect)));
+    }
+  for (const Relation& relation : relations()) {
+    const std::set<std::string>& defects = defects_of[std::string(relation.name)];
+    std::printf("%s:", std::string(relation.name).c_str());
+    for (const std::string& defect : defects) std::printf(" %s", defect.c_str());
+    std::printf("\n");
+    EXPECT_FALSE(defects.empty()) << relation.name;
+  }
+}
 
 // What the audit found in the engines by looking at decisions is seen here in the answers.
 TEST(Relations, break_on_what_the_audit_found_in_the_engines) {
