@@ -221,7 +221,7 @@ Result<Answers> answers_of(const SavedCase& saved) {
   LS_CHECK(why_not_answered(saved).empty(), "{}", why_not_answered(saved));
   const LockstepConfig config = config_of(saved);
   auto decisions = make_reference_decisions(saved.engine, saved.cache.groups,
-                                            saved.cache.num_blocks, config.scheduler_defect);
+                                            saved.cache.num_blocks, {}, config.scheduler_defect);
   if (!decisions) return tl::unexpected(decisions.error());
   const std::unique_ptr<Workload> workload = workload_of(saved);
   ReadingModel model(*workload, saved);
