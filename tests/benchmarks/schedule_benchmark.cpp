@@ -87,7 +87,8 @@ void mooncake_conversation(benchmark::State& state) {
   EngineConfig engine;
   engine.block_size = 512;
   engine.max_model_len = 131'072;
-  KVCacheGroupSpec group{.layer_names = {"layers.0"}, .spec = {}};
+  KVCacheGroupSpec group;
+  group.layer_names = {"layers.0"};
   group.spec.block_size = engine.block_size;
   measure(state, path.string(), engine, {group}, 4'096);
 }
