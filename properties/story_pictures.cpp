@@ -4,8 +4,11 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <span>
 #include <sstream>
 #include <utility>
+
+#include "sim/hex_text.h"
 
 namespace lockstep {
 namespace {
@@ -33,9 +36,7 @@ std::string cell(BlockId block, std::int64_t index, const KVCacheSpec& spec, std
 }
 
 std::string hex_of(const std::vector<std::uint8_t>& page, std::size_t first, std::size_t size) {
-  std::string text;
-  for (std::size_t i = first; i < first + std::min(size, kBytesShown); ++i)
-    text += fmt::format("{}{:02x}", i == first ? "" : " ", page[i]);
+  const std::string text = hex_bytes(std::span(page).subspan(first, std::min(size, kBytesShown)));
   return size > kBytesShown ? text + " ..." : text;
 }
 

@@ -1,19 +1,14 @@
 #include "sim/cache_event_text.h"
 
-#include <fmt/format.h>
-
+#include "sim/hex_text.h"
 #include "traces/json_writer.h"
 
 namespace lockstep {
 namespace {
 
-std::string hex_of(const ExternalBlockHash& hash) {
-  return fmt::format("{:02x}", fmt::join(hash, ""));
-}
-
 void write_hashes(JsonWriter& out, const CacheEvent& event) {
   out.key("block_hashes").begin_array();
-  for (const ExternalBlockHash& hash : event.block_hashes) out.string(hex_of(hash));
+  for (const ExternalBlockHash& hash : event.block_hashes) out.string(hex_digits(hash));
   out.end_array();
 }
 
@@ -21,7 +16,7 @@ void write_stored(JsonWriter& out, const CacheEvent& event) {
   write_hashes(out, event);
   out.key("parent_block_hash");
   if (event.parent)
-    out.string(hex_of(*event.parent));
+    out.string(hex_digits(*event.parent));
   else
     out.null();
   out.key("token_ids").integers(event.token_ids).integer("block_size", event.block_size);

@@ -7,6 +7,7 @@
 #include "reference/check.h"
 #include "reference/context_share.h"
 #include "sim/content_finder.h"
+#include "sim/hex_text.h"
 
 namespace lockstep {
 namespace {
@@ -22,13 +23,6 @@ std::string what_runs(const StepProgram& program, const WorkerRequest& request,
 }
 
 }  // namespace
-
-std::string hex_bytes(std::span<const std::uint8_t> bytes, std::size_t max) {
-  std::string text;
-  for (std::size_t i = 0; i < std::min(max, bytes.size()); ++i)
-    text += fmt::format("{}{:02x}", i == 0 ? "" : " ", bytes[i]);
-  return text;
-}
 
 void Diagnosis::begin_step(const StepProgram& program, std::span<const RequestId> requests) {
   program_ = &program;

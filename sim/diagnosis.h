@@ -55,7 +55,4 @@ class Diagnosis {
 // Every byte of the page in runs: rows, states, what is unused.
 std::vector<PageSpan> page_spans(const MemoryModel& model, ModelPage page);
 
-// "8f 3f a0", at most `max` bytes.
-std::string hex_bytes(std::span<const std::uint8_t> bytes, std::size_t max = 32);
-
 }  // namespace lockstep

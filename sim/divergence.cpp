@@ -4,16 +4,10 @@
 
 #include "reference/check.h"
 #include "sim/divergence_json.h"
+#include "sim/hex_text.h"
 
 namespace lockstep {
 namespace {
-
-std::string hex_digits(const std::vector<std::uint8_t>& bytes) {
-  std::string text;
-  text.reserve(2 * bytes.size());
-  for (const std::uint8_t byte : bytes) text += fmt::format("{:02x}", byte);
-  return text;
-}
 
 void add_line(std::string& text, std::string_view label, const std::string& value) {
   if (!value.empty()) text += fmt::format("  {:<9} {}\n", label, value);

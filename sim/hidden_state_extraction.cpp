@@ -5,14 +5,12 @@
 #include <algorithm>
 
 #include "reference/page_image.h"
+#include "sim/hex_text.h"
 
 namespace lockstep {
 namespace {
 
-std::string hex_of(std::span<const std::uint8_t> bytes) {
-  constexpr std::size_t kShown = 16;
-  return fmt::format("{:02x}", fmt::join(bytes.first(std::min(bytes.size(), kShown)), " "));
-}
+constexpr std::size_t kBytesShown = 16;
 
 }  // namespace
 
@@ -91,8 +89,8 @@ Divergence HiddenStateExtraction::difference(const RowExtraction& extraction, Re
   found.part = "hidden";
   found.token = token;
   found.byte = wrong;
-  found.expected = hex_of(expected.subspan(static_cast<std::size_t>(wrong)));
-  found.found = hex_of(found_row.subspan(static_cast<std::size_t>(wrong)));
+  found.expected = hex_bytes(expected.subspan(static_cast<std::size_t>(wrong)), kBytesShown);
+  found.found = hex_bytes(found_row.subspan(static_cast<std::size_t>(wrong)), kBytesShown);
   found.doing = fmt::format("extraction of the hidden states of {}, which has ended with {} tokens",
                             request.name, request.num_known);
   found.message = fmt::format(
