@@ -27,21 +27,11 @@ struct Judged {
   std::uint64_t seed = 0;
 };
 
-// Kernels may stumble over what the engine decided: the case is no news where the decisions alone,
-// followed by nobody but the audit, break a known rule in that step or before.
-const KnownFinding* known_by_decisions(const SavedCase& saved, const Outcome& outcome) {
-  if (outcome.kind != OutcomeKind::divergence) return nullptr;
-  const Outcome decided = judge(saved);
-  return decided.step <= outcome.step ? known_finding(saved, decided) : nullptr;
-}
-
 Judged judge_seed(const FuzzOptions& options, std::uint64_t seed) {
   SavedCase saved = generate_case(seed, options.generator);
   if (!options.mutant.empty()) saved.mutants = {options.mutant};
   Judged judged{.outcome = judge(saved, options.backend), .known = nullptr, .seed = seed};
   judged.known = known_finding(saved, judged.outcome);
-  if (judged.known == nullptr && options.mutant.empty())
-    judged.known = known_by_decisions(saved, judged.outcome);
   if (judged.known == nullptr || options.mutant.empty()) return judged;
   // The defect that was planted may look like one of the engine's own; it is one if it is there
   // without.

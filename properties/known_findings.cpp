@@ -82,17 +82,24 @@ constexpr KnownFinding kFindings[] = {
      kLiveness},
 };
 
+const KnownFinding* finding_of(const SavedCase& saved, const Outcome& outcome) {
+  for (const KnownFinding& finding : kFindings)
+    if (std::ranges::find(finding.checks, outcome.check) != finding.checks.end() &&
+        finding.can_happen(saved))
+      return &finding;
+  return nullptr;
+}
+
 }  // namespace
 
 std::span<const KnownFinding> known_findings() { return kFindings; }
 
 const KnownFinding* known_finding(const SavedCase& saved, const Outcome& outcome) {
   if (!outcome.failed()) return nullptr;
-  for (const KnownFinding& finding : kFindings)
-    if (std::ranges::find(finding.checks, outcome.check) != finding.checks.end() &&
-        finding.can_happen(saved))
-      return &finding;
-  return nullptr;
+  if (const KnownFinding* finding = finding_of(saved, outcome)) return finding;
+  if (outcome.kind != OutcomeKind::divergence) return nullptr;
+  const Outcome decided = judge(saved);
+  return decided.failed() && decided.step <= outcome.step ? finding_of(saved, decided) : nullptr;
 }
 
 }  // namespace lockstep

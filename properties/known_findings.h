@@ -2,8 +2,10 @@
 // does, so generated cases run into them: such a failure is counted by its finding, not as news.
 //
 // A finding is recognised by the configuration that it needs and by the checks that it can upset;
-// any other failure of such a configuration is news. Not checked here: that the case really shows
-// that finding and not another defect behind the same check.
+// any other failure of such a configuration is news. Kernels may stumble over what the engine
+// decided: a divergence is no news either where the decisions alone, followed by nobody but the
+// audit, break the rule of a finding in that step or before. Not checked here: that the case really
+// shows that finding and not another defect behind the same check.
 #pragma once
 
 #include <span>
