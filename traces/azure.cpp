@@ -70,12 +70,10 @@ std::optional<std::int64_t> take_offset_minutes(std::string_view& time) {
   return behind ? -ahead : ahead;
 }
 
-class AzureReader final : public TraceReader {
+class AzureReader final : public ImportReader {
  public:
   AzureReader(LineReader&& lines, const ImportOptions& options)
-      : lines_(std::move(lines)), options_(options) {
-    header_.source = {.kind = "azure", .name = file_name_of(lines_.path()), .seed = {}};
-  }
+      : ImportReader(std::move(lines), options, "azure") {}
 
   Result<void> read_header() {
     std::string_view line;
@@ -94,23 +92,6 @@ class AzureReader final : public TraceReader {
     return {};
   }
 
-  const TraceHeader& header() const override { return header_; }
-
-  Result<bool> next(TraceRecord& record) override {
-    while (true) {
-      std::string_view line;
-      const auto got = lines_.next(line);
-      if (!got) return tl::unexpected(got.error());
-      if (!*got) return false;
-      auto row = read_row(line);
-      if (!row) return tl::unexpected(row.error());
-      const bool kept = row->output_length > 0 || options_.zero_output != ZeroOutput::skip;
-      if (kept) record = request_of(std::move(*row), ordinal_);
-      ++ordinal_;
-      if (kept) return true;
-    }
-  }
-
  private:
   tl::unexpected<Error> refuse(std::string_view field, std::string_view found,
                                std::string_view expected) const {
@@ -118,7 +99,7 @@ class AzureReader final : public TraceReader {
                             lines_.number(), field, printable_excerpt(found), expected));
   }
 
-  Result<ImportedRow> read_row(std::string_view line) {
+  Result<ImportedRow> read_row(std::string_view line) override {
     const auto cells = split(line);
     if (cells.size() != kColumns.size()) {
       return refuse("row", line, fmt::format("{} cells", kColumns.size()));
@@ -151,11 +132,7 @@ class AzureReader final : public TraceReader {
                        .output_length = static_cast<std::int32_t>(*generated)};
   }
 
-  LineReader lines_;
-  ImportOptions options_;
-  TraceHeader header_;
   std::array<std::size_t, kColumns.size()> places_ = {};  // of kColumns in a row
-  std::uint64_t ordinal_ = 0;
   std::int64_t first_ns_ = 0;
   std::int64_t last_ns_ = 0;
 };

@@ -16,6 +16,21 @@ TraceRequest request_of(ImportedRow&& row, std::uint64_t ordinal) {
   return request;
 }
 
+Result<bool> ImportReader::next(TraceRecord& record) {
+  while (true) {
+    std::string_view line;
+    const auto got = lines_.next(line);
+    if (!got) return tl::unexpected(got.error());
+    if (!*got) return false;
+    auto row = read_row(line);
+    if (!row) return tl::unexpected(row.error());
+    const bool kept = row->output_length > 0 || options_.zero_output != ZeroOutput::skip;
+    if (kept) record = request_of(std::move(*row), ordinal_);
+    ++ordinal_;
+    if (kept) return true;
+  }
+}
+
 std::string file_name_of(std::string_view path) {
   return std::string(path.substr(path.rfind('/') + 1));  // npos + 1 is 0
 }

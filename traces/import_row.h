@@ -4,7 +4,11 @@
 #include <cstdint>
 #include <string>
 #include <string_view>
+#include <utility>
 
+#include "reference/result.h"
+#include "traces/line_reader.h"
+#include "traces/open_trace.h"
 #include "traces/request_trace.h"
 
 namespace lockstep {
@@ -20,5 +24,24 @@ struct ImportedRow {
 TraceRequest request_of(ImportedRow&& row, std::uint64_t ordinal);
 
 std::string file_name_of(std::string_view path);
+
+// A foreign trace of one request a line, in the order of the file.
+class ImportReader : public TraceReader {
+ public:
+  ImportReader(LineReader&& lines, const ImportOptions& options, std::string kind)
+      : lines_(std::move(lines)), options_(options) {
+    header_.source = {.kind = std::move(kind), .name = file_name_of(lines_.path()), .seed = {}};
+  }
+  const TraceHeader& header() const override { return header_; }
+  Result<bool> next(TraceRecord& record) override;
+
+ protected:
+  virtual Result<ImportedRow> read_row(std::string_view line) = 0;
+
+  LineReader lines_;
+  ImportOptions options_;
+  TraceHeader header_;
+  std::uint64_t ordinal_ = 0;  // of the row
+};
 
 }  // namespace lockstep

@@ -20,35 +20,23 @@ JsonValue required_alias(JsonObject& object, std::string_view name, std::string_
   return object.has(alias) ? object.optional(alias) : object.required(name);
 }
 
-class MooncakeReader final : public TraceReader {
+class MooncakeReader final : public ImportReader {
  public:
   MooncakeReader(LineReader&& lines, const ImportOptions& options)
-      : lines_(std::move(lines)), json_(lines_.path()), options_(options) {
-    header_.source = {.kind = "mooncake", .name = file_name_of(lines_.path()), .seed = {}};
+      : ImportReader(std::move(lines), options, "mooncake"), json_(lines_.path()) {
     header_.ids = {.block_tokens = options.mooncake_block_tokens, .tail = IdTail::ceil};
   }
 
-  const TraceHeader& header() const override { return header_; }
-
-  Result<bool> next(TraceRecord& record) override {
-    while (true) {
-      std::string_view line;
-      const auto got = lines_.next(line);
-      if (!got) return tl::unexpected(got.error());
-      if (!*got) return false;
-      ImportedRow row;
-      if (json_.parse(line, lines_.number(), lines_.is_cut_off())) row = read_row(json_.root());
-      if (!json_.ok()) return json_.failure();
-      last_t_ns_ = row.t_ns;
-      const bool kept = row.output_length > 0 || options_.zero_output != ZeroOutput::skip;
-      if (kept) record = request_of(std::move(row), ordinal_);
-      ++ordinal_;
-      if (kept) return true;
-    }
+ private:
+  Result<ImportedRow> read_row(std::string_view line) override {
+    ImportedRow row;
+    if (json_.parse(line, lines_.number(), lines_.is_cut_off())) row = row_of(json_.root());
+    if (!json_.ok()) return json_.failure();
+    last_t_ns_ = row.t_ns;
+    return row;
   }
 
- private:
-  ImportedRow read_row(JsonValue value) {
+  ImportedRow row_of(JsonValue value) {
     JsonObject object = value.object();
     ImportedRow row;
     JsonValue time = required_alias(object, "timestamp", "created_time");
@@ -77,11 +65,7 @@ class MooncakeReader final : public TraceReader {
     return row;
   }
 
-  LineReader lines_;
   JsonReader json_;
-  ImportOptions options_;
-  TraceHeader header_;
-  std::uint64_t ordinal_ = 0;  // of the row
   std::int64_t last_t_ns_ = 0;
 };
 
