@@ -61,17 +61,7 @@ void add_explain_command(CLI::App& app, int& exit_code) {
   command->add_option("--steps", options->steps, "the last N steps; 0: all")
       ->type_name("N")
       ->capture_default_str();
-  command
-      ->add_option("--backend", options->judging.backend,
-                   "auto (as the case says), cuda, simt, none (decisions, audit and invariants)")
-      ->check(CLI::IsMember({"auto", "cuda", "simt", "none"}))
-      ->capture_default_str();
-  command
-      ->add_option("--time-limit", options->judging.time_limit_s,
-                   "seconds that the case may run; beyond them it hangs")
-      ->check(CLI::Range(1, 86'400).description(""))
-      ->type_name("S")
-      ->capture_default_str();
+  declare_judging(*command, options->judging);
   command->add_option("--json", options->json_path, "the story as JSON");
   command->callback([options, &exit_code] { exit_code = explain(*options); });
 }

@@ -41,6 +41,20 @@ std::string change_row(std::string_view what, std::int64_t before, std::int64_t 
 
 }  // namespace
 
+void declare_judging(CLI::App& command, FailingCaseOptions& options) {
+  command
+      .add_option("--backend", options.backend,
+                  "auto (as the case says), cuda, simt, none (decisions, audit and invariants)")
+      ->check(CLI::IsMember({"auto", "cuda", "simt", "none"}))
+      ->capture_default_str();
+  command
+      .add_option("--time-limit", options.time_limit_s,
+                  "seconds that a case may run; beyond them it hangs")
+      ->check(CLI::Range(1, 86'400).description(""))
+      ->type_name("S")
+      ->capture_default_str();
+}
+
 Result<SavedCase> load_case(const std::string& path, const std::string& backend) {
   const Result<FileFormat> format = detect_format(path);
   if (!format) return tl::unexpected(format.error());

@@ -2,6 +2,7 @@
 // that it asks for, its failure, and the smaller case.
 #pragma once
 
+#include <CLI/CLI.hpp>
 #include <chrono>
 #include <cstdint>
 #include <string>
@@ -19,6 +20,9 @@ struct FailingCaseOptions {
   std::int64_t time_limit_s = 30;
   std::int64_t evaluations_max = 20'000;
 };
+
+// --backend and --time-limit.
+void declare_judging(CLI::App& command, FailingCaseOptions& options);
 
 // A saved case or a recording; with `backend` put in place of its own unless that is "auto".
 Result<SavedCase> load_case(const std::string& path, const std::string& backend);

@@ -236,8 +236,7 @@ Result<void> prepare_benchmark(const ReplayOptions& options, PreparedReplay& pre
   if (!benchmark) return tl::unexpected(benchmark.error());
   prepared.num_records = static_cast<std::int64_t>(benchmark->requests.size());
   prepared.totals = benchmark->totals;
-  EngineConfig engine = benchmark->options.config;
-  engine.engine = benchmark->engine.profile();
+  const EngineConfig& engine = benchmark->options.config;
   auto plan = plan_for_groups(benchmark->groups, benchmark->num_blocks);
   if (Result<void> done = finish(options, engine, std::move(plan), prepared); !done) return done;
   auto reader = open_trace(options.file);
@@ -256,8 +255,7 @@ Result<void> prepare_recording(const ReplayOptions& options, PreparedReplay& pre
   if (!reader) return tl::unexpected(reader.error());
   const RecordingHeader& header = reader->header();
   prepared.load_failure_policy = kv_transfer(header, nullptr).kv_load_failure_policy;
-  EngineConfig engine = header.options.config;
-  engine.engine = header.engine.profile();
+  const EngineConfig& engine = header.options.config;
   auto plan = plan_for_groups(header.groups, header.num_blocks);
   if (Result<void> done = finish(options, engine, std::move(plan), prepared); !done) return done;
   prepared.workload = make_recording_workload(std::move(*reader));

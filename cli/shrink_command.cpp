@@ -53,17 +53,7 @@ void add_shrink_command(CLI::App& app, int& exit_code) {
   command->add_option("CASE", options->file, "a saved case, or a recording")->required();
   command->add_option("-o,--output", options->output_path,
                       "where the smaller case goes (beside CASE, as NAME.min.case.jsonl)");
-  command
-      ->add_option("--backend", options->judging.backend,
-                   "auto (as the case says), cuda, simt, none (decisions, audit and invariants)")
-      ->check(CLI::IsMember({"auto", "cuda", "simt", "none"}))
-      ->capture_default_str();
-  command
-      ->add_option("--time-limit", options->judging.time_limit_s,
-                   "seconds that one case may run; beyond them it hangs")
-      ->check(CLI::Range(1, 86'400).description(""))
-      ->type_name("S")
-      ->capture_default_str();
+  declare_judging(*command, options->judging);
   command->add_option("--evaluations", options->judging.evaluations_max, "cases to try at most")
       ->check(CLI::Range(1, 1'000'000'000).description(""))
       ->type_name("N")

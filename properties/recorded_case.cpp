@@ -15,7 +15,6 @@ Result<SavedCase> case_of(std::string name, Recording recording) {
   SavedCase saved;
   saved.name = std::move(name);
   saved.engine = recording.header.options.config;
-  saved.engine.engine = recording.header.engine.profile();
   saved.kernel_block_sizes = make_device_config(saved.engine, *plan).kernel_block_sizes;
   saved.cache = std::move(*plan);
   saved.backend = "none";

@@ -64,9 +64,7 @@ void recorded(benchmark::State& state, const char* name) {
     state.SkipWithError(file.error().message.c_str());
     return;
   }
-  EngineConfig engine = file->options.config;
-  engine.engine = file->engine.profile();
-  measure(state, path.string(), engine, file->groups, file->num_blocks);
+  measure(state, path.string(), file->options.config, file->groups, file->num_blocks);
 }
 BENCHMARK_CAPTURE(recorded, full, "full.jsonl")->UseManualTime()->Unit(benchmark::kMillisecond);
 BENCHMARK_CAPTURE(recorded, full_sw, "full_sw.jsonl")

@@ -43,7 +43,6 @@ Result<RunSummary> replay_on_simt(const std::string& path) {
   const RecordingHeader header = reader->header();
   LockstepConfig config;
   config.engine = header.options.config;
-  config.engine.engine = header.engine.profile();
   auto plan = plan_for_groups(header.groups, header.num_blocks);
   if (!plan) return tl::unexpected(plan.error());
   const AttentionBackend attention = attention_backend_for(*plan);

@@ -210,9 +210,8 @@ TEST(JsonReader, ARecordThatIsTooLargeIsRefused) {
 }
 
 TEST(JsonReader, NoTruncationOrChangedByteBreaksIt) {
-  const std::string text =
-      R"({"step":3,"before":[{"add":"r\u00e90","prompt":[[1,2],[3,4.5e1]]}],)"
-      R"("x":{"y":null,"z":-0.1}})";
+  const std::string text = R"({"step":3,"before":[{"add":"r\u00e90","prompt":[[1,2],[3,4.5e1]]}],)"
+                           R"("x":{"y":null,"z":-0.1}})";
   for (std::size_t size = 0; size < text.size(); ++size) {
     EXPECT_NE(parse_error(text.substr(0, size)), "parsed") << size;
   }

@@ -16,6 +16,7 @@ namespace {
 using testing_files::changed;
 using testing_files::read_whole;
 using testing_files::refusal;
+using testing_files::Refused;
 using testing_files::temporary_path;
 using testing_files::write_temporary;
 
@@ -146,13 +147,6 @@ TEST(Recording, AWriterThatIsNotClosedLeavesNothing) {
   { ASSERT_TRUE(RecordingWriter::create(folder + "/r.jsonl", recording->header)); }
   EXPECT_TRUE(std::filesystem::is_empty(folder));
 }
-
-struct Refused {
-  const char* what;
-  std::string text;
-  const char* message;
-};
-void PrintTo(const Refused& refused, std::ostream* out) { *out << refused.what; }
 
 class RefusedRecording : public ::testing::TestWithParam<Refused> {};
 

@@ -19,6 +19,7 @@ namespace {
 using testing_files::changed;
 using testing_files::read_whole;
 using testing_files::refusal;
+using testing_files::Refused;
 using testing_files::temporary_path;
 using testing_files::write_temporary;
 
@@ -159,13 +160,6 @@ TEST(RequestTrace, ACarriageReturnBeforeTheNewlineIsNoPartOfTheRecord) {
   ASSERT_TRUE(trace) << trace.error().message;
   EXPECT_EQ(trace_to_text(*trace), kTrace);
 }
-
-struct Refused {
-  const char* what;
-  std::string text;
-  const char* message;
-};
-void PrintTo(const Refused& refused, std::ostream* out) { *out << refused.what; }
 
 class RefusedTrace : public ::testing::TestWithParam<Refused> {};
 

@@ -25,6 +25,14 @@ std::string refusal(const Result<T>& result, const std::string& path) {
   return message;
 }
 
+// A text that a reader refuses, and its sentence with the path written as FILE.
+struct Refused {
+  const char* what;
+  std::string text;
+  const char* message;
+};
+inline void PrintTo(const Refused& refused, std::ostream* out) { *out << refused.what; }
+
 // `text` with the first `from` replaced by `to`; fails the test when there is none.
 std::string changed(std::string text, std::string_view from, std::string_view to);
 
