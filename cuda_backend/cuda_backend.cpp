@@ -8,6 +8,7 @@
 #include "cuda_backend/block_tables.h"
 #include "cuda_backend/cache_pool.h"
 #include "cuda_backend/defect.h"
+#include "cuda_backend/host_tier.h"
 #include "cuda_backend/row_extractor.h"
 #include "cuda_backend/row_writer.h"
 #include "cuda_backend/stream_device.h"
@@ -34,6 +35,9 @@ class CudaBackend final : public Backend {
     auto pool = CachePool::create(*device_, config_, *defects);
     if (!pool) return tl::unexpected(pool.error());
     pool_ = std::move(*pool);
+    auto host = HostTier::create(*device_, config_, pool_->layers());
+    if (!host) return tl::unexpected(host.error());
+    host_ = std::move(*host);
     tables_ = std::make_unique<BlockTables>(*device_, config_, pool_->layers().blocks_per_kv_block);
     writer_ = std::make_unique<RowWriter>(*device_, pool_->layers(), config_.max_tokens_per_step);
     reader_ =
@@ -50,12 +54,17 @@ class CudaBackend final : public Backend {
     pool_->copy(program.settled);
     pool_->poison(program.poison);
     pool_->zero(program.zero);
+    LS_CHECK(host_ != nullptr || (program.loads.empty() && program.stores.empty()),
+             "{} loads and {} stores without a host tier", program.loads.size(),
+             program.stores.size());
+    if (host_ != nullptr) host_->load(program.loads);
     pool_->copy(program.copies);
     tables_->apply(program);
     tables_->map_slots(program);
     contents_.upload(program.contents);
     writer_->write(program, contents_, *tables_);
     pool_->update_states(program.state_updates, contents_);
+    if (host_ != nullptr) host_->store(program.stores);
     reader_->launch(program);
     reader_->read_back(program, readback);
     pool_->download_guards();
@@ -81,11 +90,27 @@ class CudaBackend final : public Backend {
     return Writer{.kernel = writer->kernel, .step = writer->step, .thread = writer->thread};
   }
 
+  Result<void> fingerprint_host_blocks(std::span<const HostBlockId> hosts,
+                                       std::span<Fingerprint> fingerprints) override {
+    return tier().fingerprint(hosts, fingerprints);
+  }
+  Result<std::vector<std::uint8_t>> read_host_block(std::int32_t group, HostBlockId host) override {
+    return tier().read(group, host);
+  }
+  Result<void> write_host_block(std::int32_t group, HostBlockId host,
+                                std::span<const std::uint8_t> bytes) override {
+    return tier().write(group, host, bytes);
+  }
+
   std::vector<KernelStatistics> kernel_statistics() const override {
     return device_->kernel_statistics();
   }
 
  private:
+  HostTier& tier() {
+    LS_CHECK(host_ != nullptr, "no host tier");
+    return *host_;
+  }
   void take_reports(std::vector<MemoryReport>& reports) {
     reports.clear();
     found_.clear();
@@ -97,6 +122,7 @@ class CudaBackend final : public Backend {
   std::unique_ptr<Device> device_;
   BackendConfig config_;
   std::unique_ptr<CachePool> pool_;
+  std::unique_ptr<HostTier> host_;  // null: none
   std::unique_ptr<BlockTables> tables_;
   std::unique_ptr<RowWriter> writer_;
   std::unique_ptr<AttentionReader> reader_;

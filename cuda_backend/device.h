@@ -59,6 +59,12 @@ class Device {
   // Undefined bytes, aligned to 256. Null and a kept failure when there is no room; size 0 is null.
   virtual std::byte* allocate(std::int64_t size_bytes, std::string name) = 0;
   virtual void release(std::byte* memory) = 0;
+  // Pinned memory of the host, at an address that kernels and copies use like any other. A device
+  // that computes on the host has no other kind.
+  virtual std::byte* allocate_host(std::int64_t size_bytes, std::string name) {
+    return allocate(size_bytes, std::move(name));
+  }
+  virtual void release_host(std::byte* memory) { release(memory); }
   virtual void upload(void* target, const void* source, std::int64_t size_bytes) = 0;
   virtual void download(void* target, const void* source, std::int64_t size_bytes) = 0;
   virtual void zero(void* target, std::int64_t size_bytes) = 0;

@@ -27,6 +27,12 @@ class ForwardingDevice : public Device {
     return memory;
   }
   void release(std::byte* memory) override { inner_->release(memory); }
+  std::byte* allocate_host(std::int64_t size_bytes, std::string what) override {
+    std::byte* memory = inner_->allocate_host(size_bytes, std::move(what));
+    if (inner_->failed()) finish_inner();
+    return memory;
+  }
+  void release_host(std::byte* memory) override { inner_->release_host(memory); }
   Result<void> finish() override { return finish_inner(); }
 
   void begin_step(std::int64_t step) override { inner_->begin_step(step); }

@@ -369,6 +369,8 @@ Result<std::unique_ptr<Backend>> make_plugin_backend(const std::string& path,
     return fail("num_streams: a plugin is called one operation after the other");
   if (config.context.num_ranks != 1)
     return fail("a plugin runs one rank; context parallelism is for cuda and simt");
+  if (config.num_host_blocks != 0)
+    return fail("a plugin has no host tier; loads and stores are for cuda and simt");
   auto library = PluginLibrary::open(path);
   if (!library) return tl::unexpected(library.error());
   auto plan = PluginPlan::create(config);

@@ -9,6 +9,9 @@ namespace lockstep {
 Result<std::unique_ptr<Backend>> make_simt_backend(const BackendConfig& config) {
   std::int64_t pool_size_bytes = 0;
   for (const KVCacheTensor& tensor : config.plan.tensors) pool_size_bytes += tensor.size_bytes;
+  // A host block is no longer than a block's pages of all tensors.
+  if (config.plan.num_blocks > 0)
+    pool_size_bytes += pool_size_bytes / config.plan.num_blocks * config.num_host_blocks;
   auto device = cuda::make_simt_device(config.check, config.seed, pool_size_bytes);
   if (!device) return tl::unexpected(device.error());
   const bool delays = config.delay_streams || config.check == CheckMode::hunt;

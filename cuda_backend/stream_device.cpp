@@ -30,13 +30,17 @@ class StreamDevice final : public ForwardingDevice {
   bool wants_operations() const override { return true; }
 
   std::byte* allocate(std::int64_t size_bytes, std::string name) override {
-    std::byte* memory = ForwardingDevice::allocate(size_bytes, name);
-    if (memory != nullptr)
-      allocations_[range_of(memory, 0).begin] = {range_of(memory, size_bytes), std::move(name)};
-    return memory;
+    return noted(ForwardingDevice::allocate(size_bytes, name), size_bytes, name);
+  }
+  std::byte* allocate_host(std::int64_t size_bytes, std::string name) override {
+    return noted(ForwardingDevice::allocate_host(size_bytes, name), size_bytes, name);
   }
   void release(std::byte* memory) override {
-    if (memory != nullptr) releases_.push_back(memory);
+    if (memory != nullptr) releases_.push_back({memory, &Device::release});
+    if (pending_.empty()) release_all();
+  }
+  void release_host(std::byte* memory) override {
+    if (memory != nullptr) releases_.push_back({memory, &Device::release_host});
     if (pending_.empty()) release_all();
   }
 
@@ -83,6 +87,16 @@ class StreamDevice final : public ForwardingDevice {
     std::string name;
   };
 
+  struct Release {
+    std::byte* memory;
+    void (Device::*give_back)(std::byte*);
+  };
+
+  std::byte* noted(std::byte* memory, std::int64_t size_bytes, const std::string& name) {
+    if (memory != nullptr)
+      allocations_[range_of(memory, 0).begin] = {range_of(memory, size_bytes), name};
+    return memory;
+  }
   void keep(Operation operation, std::function<void()> start) {
     operations_.push_back(std::move(operation));
     pending_.push_back(std::move(start));
@@ -139,9 +153,9 @@ class StreamDevice final : public ForwardingDevice {
   }
 
   void release_all() {
-    for (std::byte* memory : releases_) {
-      allocations_.erase(range_of(memory, 0).begin);
-      inner().release(memory);
+    for (const Release& release : releases_) {
+      allocations_.erase(range_of(release.memory, 0).begin);
+      (inner().*release.give_back)(release.memory);
     }
     releases_.clear();
   }
@@ -150,7 +164,7 @@ class StreamDevice final : public ForwardingDevice {
   std::map<std::uintptr_t, Allocation> allocations_;  // by first byte
   std::vector<Operation> operations_;
   std::vector<std::function<void()>> pending_;  // one entry an operation
-  std::vector<std::byte*> releases_;
+  std::vector<Release> releases_;
   std::vector<DeviceReport> reports_;
 };
 

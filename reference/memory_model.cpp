@@ -46,7 +46,8 @@ bool is_split(const ModelLayer& layer) {
 }  // namespace
 
 Result<MemoryModel> MemoryModel::create(const KVCacheConfig& plan, AttentionBackend backend,
-                                        CacheLayout layout, LayoutRule rule) {
+                                        CacheLayout layout, LayoutRule rule,
+                                        std::int64_t num_host_blocks) {
   for (const KVCacheGroupSpec& group : plan.groups)
     if (const auto reason = why_not_modelled(group))
       return fail(fmt::format("memory model: {}; replay it with `--backend none`", *reason));
@@ -67,6 +68,7 @@ Result<MemoryModel> MemoryModel::create(const KVCacheConfig& plan, AttentionBack
   }
   if (auto added = model.add_layers(plan, *pool); !added) return tl::unexpected(added.error());
   model.set_alignment();
+  model.add_host_blocks(num_host_blocks);
   return model;
 }
 
@@ -123,6 +125,7 @@ void MemoryModel::set_alignment() {
 void MemoryModel::begin_step(std::int64_t step) {
   step_ = step;
   written_.clear();
+  written_hosts_.clear();
   written_sorted_ = true;
   if (++epoch_ != 0) return;
   for (Tensor& tensor : tensors_) std::ranges::fill(tensor.written_in, 0u);
@@ -203,6 +206,7 @@ void MemoryModel::forget_content(BlockContent& block) {
   }
   release(block.state.writer);
   block.state = {};
+  block.loaded.reset();
 }
 
 void MemoryModel::poison(BlockId id, Unwritten kind) {
@@ -222,13 +226,7 @@ void MemoryModel::zero(std::int32_t group, BlockId id) {
   forget_content(block);
   block.group = group;
   block.zeroed = true;
-  for (const ModelLayer& layer : layers_of(group))
-    for (const ByteExtent& extent : block_extents(layer.layout, id)) {
-      const std::int64_t page = extent.begin / page_size_bytes(layer.layout.tensor_index);
-      tensors_[static_cast<std::size_t>(layer.layout.tensor_index)]
-          .known[static_cast<std::size_t>(page)] = 0;
-      touch(layer.layout.tensor_index, page);
-    }
+  touch_layers(group, id);
 }
 
 void MemoryModel::write_token(std::int32_t group, BlockId id, std::int64_t slot_offset,
@@ -262,7 +260,8 @@ void MemoryModel::write_rows(const ModelLayer& layer, const BlockContent& block,
       const std::int64_t offset = byte_offset(at, id, kv, slot_offset, head, 0);
       const std::int64_t page = offset / tensor.page_size_bytes;
       touch(at.tensor_index, page);
-      if (!layer.words_aligned) tensor.known[static_cast<std::size_t>(page)] = 0;
+      if (!layer.words_aligned || block.loaded != nullptr)
+        tensor.known[static_cast<std::size_t>(page)] = 0;
       if (!tensor.known[static_cast<std::size_t>(page)]) continue;
       const std::uint64_t coord =
           layer.coords[static_cast<std::size_t>(kv * at.num_kv_heads + head)];

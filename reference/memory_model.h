@@ -5,8 +5,10 @@
 //
 // (1) A block's bytes are what the last of poison, zeroing, row writes, state updates left there.
 // (2) fingerprint(page) equals the sum over page_image(page), always.
-// (3) Memory is a function of the plan (num_blocks, block sizes) and of live states, never of how
-//     many steps were run.
+// (3) Memory is a function of the plan (num_blocks, block sizes), of live states and of the host
+//     tier, never of how many steps were run.
+// (4) A host block holds the bytes of the block that was stored there last, as they were then, and
+//     behind them those of what was there before. It is the one place that keeps bytes.
 //
 // Not checked here: whether the writes make sense (sim/program_builder.h) and whether device memory
 // agrees (sim/comparer.h).
@@ -64,6 +66,17 @@ struct BlockContent {
   bool zeroed = false;  // the bytes that the group uses were zeroed before any row was written
   std::vector<SlotContent> slots;  // token groups: [block_size]; empty: none written
   StateContent state;              // state groups
+  // What a load brought when it was not all rows or a state: in place of `base` where the group has
+  // its bytes. In the order of a host block.
+  std::shared_ptr<const std::vector<std::uint8_t>> loaded;
+};
+
+struct HostContent {
+  std::int32_t group = -1;         // whose block lies here; -1: nobody's since the start
+  std::vector<SlotContent> slots;  // as in the block that was stored
+  StateContent state;
+  std::shared_ptr<const std::vector<std::uint8_t>> bytes;  // of the whole host block
+  PageSum sum;                                             // of `bytes`
 };
 
 // What belongs at one byte of a page.
@@ -97,7 +110,8 @@ class MemoryModel {
   // Refused: plans that pool_layout() refuses, and caches whose rows are not one per token and slot
   // (cross attention, compressed rows).
   static Result<MemoryModel> create(const KVCacheConfig& plan, AttentionBackend backend,
-                                    CacheLayout layout, LayoutRule rule);
+                                    CacheLayout layout, LayoutRule rule,
+                                    std::int64_t num_host_blocks = 0);
 
   // Forgets which pages were written; `step` is written into everything from now on.
   void begin_step(std::int64_t step);
@@ -121,6 +135,22 @@ class MemoryModel {
   std::optional<std::string> advance_state(std::int32_t group, BlockId source, BlockId target,
                                            std::int64_t first_position, ContentId before,
                                            std::span<const ContentId> contents, WriterId writer);
+
+  // The host tier. A sentence when the block or host block is not the group's; nothing is done then.
+  std::optional<std::string> load(std::int32_t group, BlockId block, HostBlockId host);
+  std::optional<std::string> store(std::int32_t group, BlockId block, HostBlockId host);
+  // What somebody else brought there: the rows of tokens [first_position, ...).
+  // REQUIRES: a group with rows, a block's worth of contents at most.
+  void fill_host_block(std::int32_t group, HostBlockId host, std::int64_t first_position,
+                       std::span<const ContentId> contents, WriterId writer);
+  const HostContent& host_block(HostBlockId host) const;
+  std::int64_t num_host_blocks() const { return std::ssize(host_blocks_); }
+  std::int64_t host_block_bytes() const { return host_block_bytes_; }
+  std::int64_t host_bytes_of(std::int32_t group) const;  // that a block of the group takes
+  // The layer of the plan whose byte this is in a host block. REQUIRES: byte < host_bytes_of(group).
+  std::int32_t host_layer_at(std::int32_t group, std::int64_t byte) const;
+  // Written since begin_step(), in the order of the writes.
+  std::span<const HostBlockId> written_hosts() const { return written_hosts_; }
 
   // Pages that a byte was written to since begin_step(), ascending.
   std::span<const ModelPage> written_pages();
@@ -157,12 +187,20 @@ class MemoryModel {
     std::vector<std::uint8_t> known;        // whether the sum is up to date
     std::vector<std::uint32_t> written_in;  // epoch of the last write
   };
+  // Bytes of a block of a group that lie in one piece, for block 0 and in a host block.
+  struct HostRun {
+    std::int32_t layer = 0;  // of the group
+    ByteExtent in_tensor;
+    std::int64_t offset = 0;
+  };
   struct Group {
     bool states = false;
     std::int64_t block_size = 0;
     std::int32_t first_layer = 0;
     std::int32_t num_layers = 0;
-    std::int64_t state_words = 0;  // of all layers
+    std::int64_t state_words = 0;    // of all layers
+    std::vector<HostRun> host_runs;  // in the order of the offsets
+    std::int64_t host_bytes = 0;
   };
   struct Writer {
     std::string name;
@@ -175,12 +213,23 @@ class MemoryModel {
   void set_alignment();
   void touch(std::int32_t tensor, std::int64_t page);
   void invalidate(BlockId block);
+  void touch_layers(std::int32_t group, BlockId block);
   void forget_content(BlockContent& block);
   void use(WriterId writer) { ++writers_[writer].uses; }
   void release(WriterId writer);
   void write_rows(const ModelLayer& layer, const BlockContent& content, BlockId block,
                   std::int64_t slot_offset, const SlotContent& old, ContentId now);
   void set_state(std::int32_t group, BlockId block, StateContent state);
+
+  void add_host_runs(Group& group);
+  void add_host_blocks(std::int64_t count);
+  HostContent& begin_host_write(std::int32_t group, HostBlockId host);
+  static void set_host_bytes(HostContent& host, std::vector<std::uint8_t> bytes);
+  std::vector<std::uint8_t> block_bytes(std::int32_t group, BlockId block) const;
+  void draw_rows(const Group& group, const HostRun& run, std::span<const ContentId> contents,
+                 std::span<std::uint8_t> bytes) const;
+  void draw_loaded(ModelPage page, const ModelLayer& layer, BlockId block,
+                   std::span<const std::uint8_t> loaded, std::span<std::uint8_t> image) const;
 
   std::int64_t region_block(const Tensor& tensor, std::int64_t region) const;
   void fill_base(ModelPage page, std::int64_t region_in_page, const BlockContent& content,
@@ -202,6 +251,9 @@ class MemoryModel {
   std::vector<ModelPage> written_;
   bool written_sorted_ = true;
   std::vector<WordKeys> word_keys_;  // of the longest page
+  std::vector<HostContent> host_blocks_;
+  std::vector<HostBlockId> written_hosts_;
+  std::int64_t host_block_bytes_ = 0;
 };
 
 }  // namespace lockstep

@@ -44,6 +44,7 @@ std::vector<std::uint8_t> MemoryModel::page_image(ModelPage page) const {
     for (const std::int32_t index : tensor.layers) {
       const ModelLayer& layer = layers_[static_cast<std::size_t>(index)];
       if (layer.group != content.group) continue;
+      if (content.loaded != nullptr) draw_loaded(page, layer, id, *content.loaded, image);
       if (is_state_group(layer.group))
         draw_state(layer, content, image);
       else

@@ -62,6 +62,15 @@
 //     keeps, and p in rule (4) is then n.
 // (11) An extraction reads rows of K (hidden states have no others): all tokens from 0 on, each
 //     once, padding left out.
+// (12) Host tier: num_host_blocks blocks of pinned host memory, each as large as the largest group
+//     needs. A block of a group lies in the first bytes of a host block: what rule (8) says that
+//     zeroing touches, layer after layer in the plan's order, within a layer in the order of the
+//     addresses in its tensor, nothing in between. The bytes behind it stay what they were. At
+//     start host block h is filled as page h of a tensor 2^31 by rule (6), kind fresh; its
+//     fingerprint is rule (3) over all its bytes. Loads come after poison and zero, before copies
+//     and everything that reads; stores after every write of the step. Targets of the loads of a
+//     step are distinct, and so are those of its stores. A load from a host block that a store of
+//     the same step fills brings what lay there before.
 //
 // Not said here: how a backend lays anything out; that is what is being checked.
 #pragma once
@@ -108,7 +117,8 @@ struct BackendConfig {
   // On the CPU: operations run as late as their stream and events allow, in an order drawn from the
   // seed. Mode hunt does so too.
   bool delay_streams = false;
-  std::string mutant;  // a planted defect to switch on; empty: none
+  std::int64_t num_host_blocks = 0;  // of the host tier, rule (12); 0: there is none
+  std::string mutant;                // a planted defect to switch on; empty: none
 };
 
 enum class Poison : std::uint8_t { fresh = 0, freed = 1, padding = 2 };
@@ -165,6 +175,13 @@ struct GroupBlock {
   BlockId block{};
 };
 
+// A group's block and its place in the host tier; loads go to the block, stores to the host.
+struct HostTransfer {
+  std::int32_t group = 0;
+  BlockId block{};
+  HostBlockId host{};
+};
+
 struct PoisonBlock {
   BlockId block{};
   Poison kind{};
@@ -218,7 +235,8 @@ struct StepProgram {
   std::vector<std::int32_t> clear_rows;  // requests that left: their rows have length 0
   // blocks whose content died or that are newly handed out
   std::vector<PoisonBlock> poison;
-  std::vector<GroupBlock> zero;   // the engine's zero list
+  std::vector<GroupBlock> zero;  // the engine's zero list
+  std::vector<HostTransfer> loads;
   std::vector<BlockCopy> copies;  // states from block to block
   std::vector<TableUpdate> table_updates;
   std::vector<BlockId> table_block_ids;
@@ -227,6 +245,7 @@ struct StepProgram {
   std::vector<std::uint64_t> contents;  // one per scheduled token
   std::int32_t num_padded_tokens = 0;   // slot mappings are filled with PAD_SLOT_ID up to here
   std::vector<StateUpdate> state_updates;
+  std::vector<HostTransfer> stores;
   std::vector<AttentionProbe> probes;
   std::vector<AttentionQuery> queries;
   std::vector<RowExtraction> extractions;
@@ -293,6 +312,21 @@ class Backend {
   virtual Result<std::vector<std::uint8_t>> read_page(PageId page) = 0;
 
   virtual std::optional<Writer> who_wrote(PageId page, std::int64_t byte) = 0;
+
+  // The host tier. fingerprints[i] = rule (3) of all bytes of hosts[i]; read and write see the bytes
+  // that a block of `group` has there. REQUIRES: a host tier; of write: as many bytes as read gives.
+  virtual Result<void> fingerprint_host_blocks(std::span<const HostBlockId> /*hosts*/,
+                                               std::span<Fingerprint> /*fingerprints*/) {
+    return fail("this backend has no host tier");
+  }
+  virtual Result<std::vector<std::uint8_t>> read_host_block(std::int32_t /*group*/,
+                                                            HostBlockId /*host*/) {
+    return fail("this backend has no host tier");
+  }
+  virtual Result<void> write_host_block(std::int32_t /*group*/, HostBlockId /*host*/,
+                                        std::span<const std::uint8_t> /*bytes*/) {
+    return fail("this backend has no host tier");
+  }
 
   // By name of the kernel; empty where nobody counts (a GPU, a backend of loops).
   virtual std::vector<KernelStatistics> kernel_statistics() const { return {}; }

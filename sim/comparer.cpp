@@ -64,6 +64,8 @@ Result<std::optional<Divergence>> Comparer::check_step(const StepProgram& progra
   const auto written = model_.written_pages();
   auto found = check_pages(Phase::page_written, written, &chain);
   if (!found || *found) return found;
+  found = check_host_tier(chain);
+  if (!found || *found) return found;
   found = check_digests(program, planner, readback);
   if (!found || *found) return found;
   if (auto wrong = check_outputs(program, planner, readback)) return wrong;
@@ -193,7 +195,47 @@ Result<std::optional<Divergence>> Comparer::check_all_pages() {
   pages_.clear();
   for (std::int32_t t = 0; t < model_.num_tensors(); ++t)
     for (std::int32_t p = 0; p < model_.num_blocks(); ++p) pages_.push_back({t, p});
-  return check_pages(Phase::page_final, pages_, nullptr);
+  auto found = check_pages(Phase::page_final, pages_, nullptr);
+  if (!found || *found) return found;
+  std::vector<HostBlockId> hosts;
+  for (std::int32_t h = 0; h < model_.num_host_blocks(); ++h) hosts.push_back(HostBlockId{h});
+  return check_hosts(hosts, nullptr);
+}
+
+// What the step stored, and the next few of the others.
+Result<std::optional<Divergence>> Comparer::check_host_tier(StateHashChain& chain) {
+  auto found = check_hosts(model_.written_hosts(), &chain);
+  if (!found || *found) return found;
+  std::vector<HostBlockId> next;
+  const std::int64_t total = model_.num_host_blocks();
+  for (std::int64_t i = 0; i < std::min(untouched_pages_, total); ++i) {
+    next.push_back(static_cast<HostBlockId>(host_rotation_));
+    host_rotation_ = (host_rotation_ + 1) % total;
+  }
+  return check_hosts(next, nullptr);
+}
+
+Result<std::optional<Divergence>> Comparer::check_hosts(std::span<const HostBlockId> hosts,
+                                                        StateHashChain* chain) {
+  if (hosts.empty()) return std::optional<Divergence>();
+  fingerprints_.assign(hosts.size(), {});
+  if (auto done = backend_.fingerprint_host_blocks(hosts, fingerprints_); !done)
+    return tl::unexpected(done.error());
+  for (std::size_t i = 0; i < hosts.size(); ++i) {
+    const PageSum& expected = model_.host_block(hosts[i]).sum;
+    if (expected.a != fingerprints_[i].a || expected.b != fingerprints_[i].b) {
+      auto found = diagnosis_.host_block(hosts[i]);
+      if (!found) return tl::unexpected(found.error());
+      return std::optional(std::move(*found));
+    }
+    if (chain != nullptr) {
+      chain->add(expected.a);
+      chain->add(expected.b);
+    }
+    ++counts_.host_blocks_checked;
+    counts_.host_bytes_checked += model_.host_block_bytes();
+  }
+  return std::optional<Divergence>();
 }
 
 }  // namespace lockstep

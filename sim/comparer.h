@@ -1,6 +1,7 @@
 // Device against model, after every step: block tables and slot mappings in full, the pages that
-// the step wrote, what its probes and queries read, the backend's own reports, and untouched pages
-// in rotation; before a block is handed out again, its pages; at the end, all pages.
+// the step wrote, the host blocks that it stored to, what its probes and queries read, the backend's
+// own reports, and untouched pages and host blocks in rotation; before a block is handed out again,
+// its pages; at the end, all pages and host blocks.
 //
 // (1) The first difference wins, in the order of Phase.
 // (2) What was compared is counted; nothing is compared with itself.
@@ -51,6 +52,9 @@ class Comparer {
                                                   const StepReadback& readback);
   std::optional<Divergence> check_outputs(const StepProgram& program, const ProbePlanner& planner,
                                           const StepReadback& readback);
+  Result<std::optional<Divergence>> check_hosts(std::span<const HostBlockId> hosts,
+                                                StateHashChain* chain);
+  Result<std::optional<Divergence>> check_host_tier(StateHashChain& chain);
   Result<std::optional<Divergence>> check_pages(Phase phase, std::span<const ModelPage> pages,
                                                 StateHashChain* chain);
   std::span<const ModelPage> next_untouched();
@@ -61,7 +65,8 @@ class Comparer {
   Diagnosis diagnosis_;
   const std::int64_t untouched_pages_;
   RunSummary& counts_;
-  std::int64_t rotation_ = 0;  // over all pages of all tensors
+  std::int64_t rotation_ = 0;       // over all pages of all tensors
+  std::int64_t host_rotation_ = 0;  // over all blocks of the host tier
   std::vector<ModelPage> pages_;
   std::vector<PageId> page_ids_;
   std::vector<Fingerprint> fingerprints_;

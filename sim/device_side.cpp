@@ -222,7 +222,8 @@ Result<std::unique_ptr<DeviceSide>> DeviceSide::create(const LockstepConfig& con
   auto all = std::make_unique<AllRanks>();
   for (std::size_t rank = 0; rank < ranks.size(); ++rank) {
     auto model = MemoryModel::create(config.device.plan, config.device.attention_backend,
-                                     config.device.layout, config.device.layout_rule);
+                                     config.device.layout, config.device.layout_rule,
+                                     config.device.num_host_blocks);
     if (!model) return tl::unexpected(model.error());
     LockstepConfig own = config;
     own.device = device_of_rank(config.device, static_cast<std::int32_t>(rank));

@@ -34,6 +34,8 @@ class Diagnosis {
   Divergence output(const AttentionQuery& query, RequestId request, std::size_t element,
                     double expected, double found, double tolerance);
   Divergence report(const MemoryReport& report);
+  // A host block whose fingerprint is not the expected one.
+  Result<Divergence> host_block(HostBlockId host);
 
  private:
   Divergence about(Phase phase) const;

@@ -31,6 +31,7 @@ std::string place_of(const Divergence& found) {
   add("head", number_or_nothing(found.head));
   add("tensor", number_or_nothing(found.tensor));
   add("block", number_or_nothing(found.block));
+  add("host block", number_or_nothing(found.host_block));
   add("slot", number_or_nothing(found.slot));
   add("byte", number_or_nothing(found.byte));
   return text;
@@ -52,6 +53,8 @@ std::string_view name_of(Phase phase) {
       return "slot_mapping";
     case Phase::page_written:
       return "page_written";
+    case Phase::host_block:
+      return "host_block";
     case Phase::attention_digest:
       return "attention_digest";
     case Phase::attention_output:
@@ -89,6 +92,7 @@ nlohmann::ordered_json json_of(const Divergence& found) {
   json["group"] = found.group;
   json["tensor"] = found.tensor;
   json["block"] = found.block;
+  if (found.host_block >= 0) json["host_block"] = found.host_block;
   json["slot"] = found.slot;
   json["head"] = found.head;
   json["part"] = found.part;

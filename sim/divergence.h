@@ -20,6 +20,7 @@ enum class Phase : std::uint8_t {
   block_table,
   slot_mapping,
   page_written,  // a page that the step wrote
+  host_block,    // of the host tier: what the step stored, others in rotation
   attention_digest,
   attention_output,
   extraction,      // hidden states of a finished request, read out of the cache
@@ -45,6 +46,7 @@ struct Divergence {
   std::int32_t group = -1;
   std::int32_t tensor = -1;
   std::int32_t block = -1;
+  std::int32_t host_block = -1;  // of the host tier
   std::int64_t slot = -1;
   std::int32_t head = -1;
   std::string part;              // "K", "V", "latent", "hidden", "state 0", "padding", "unused"

@@ -47,7 +47,11 @@ std::optional<Divergence> ModelStep::apply(const StepProgram& program,
       if (auto finding = write_tokens(program, program.rows[i], requests[i], g, slots))
         return finding;
   }
-  return advance_states(program, requests);
+  if (auto finding = advance_states(program, requests)) return finding;
+  for (const HostTransfer& store : program.stores)
+    if (auto wrong = model_.store(store.group, store.block, store.host))
+      return decision_finding(program.step, "", store.group, *wrong);
+  return std::nullopt;
 }
 
 std::optional<Divergence> ModelStep::apply_blocks(const StepProgram& program) {
@@ -57,6 +61,9 @@ std::optional<Divergence> ModelStep::apply_blocks(const StepProgram& program) {
   for (const PoisonBlock& poison : program.poison)
     model_.poison(poison.block, static_cast<Unwritten>(poison.kind));
   for (const GroupBlock& zero : program.zero) model_.zero(zero.group, zero.block);
+  for (const HostTransfer& load : program.loads)
+    if (auto wrong = model_.load(load.group, load.block, load.host))
+      return decision_finding(program.step, "", load.group, *wrong);
   for (const BlockCopy& copy : program.copies)
     if (auto wrong = model_.copy_state(copy.group, copy.source, copy.target))
       return decision_finding(program.step, "", copy.group, *wrong);

@@ -25,6 +25,7 @@ void reset(StepProgram& program, std::int64_t step) {
   program.clear_rows.clear();
   program.poison.clear();
   program.zero.clear();
+  program.loads.clear();
   program.copies.clear();
   program.table_updates.clear();
   program.table_block_ids.clear();
@@ -33,6 +34,7 @@ void reset(StepProgram& program, std::int64_t step) {
   program.contents.clear();
   program.num_padded_tokens = 0;
   program.state_updates.clear();
+  program.stores.clear();
   program.probes.clear();
   program.queries.clear();
   program.extractions.clear();

@@ -64,6 +64,8 @@ struct RunSummary {
 
   std::int64_t pages_checked = 0;  // fingerprints compared
   std::int64_t bytes_checked = 0;  // of those pages
+  std::int64_t host_blocks_checked = 0;  // of the host tier, fingerprints compared
+  std::int64_t host_bytes_checked = 0;   // of those blocks
   std::int64_t table_entries_checked = 0;
   std::int64_t slots_checked = 0;
   std::int64_t rows_read = 0;            // cache rows under compared attention digests

@@ -56,11 +56,22 @@ class GpuDevice final : public Device {
     if (memory != nullptr) check("cudaFree", cudaFree(memory));
   }
 
+  std::byte* allocate_host(std::int64_t size_bytes, std::string name) override {
+    if (failed() || size_bytes == 0) return nullptr;
+    void* memory = nullptr;
+    check(name + ": cudaHostAlloc of " + std::to_string(size_bytes) + " bytes",
+          cudaHostAlloc(&memory, static_cast<std::size_t>(size_bytes), cudaHostAllocMapped));
+    return static_cast<std::byte*>(memory);
+  }
+  void release_host(std::byte* memory) override {
+    if (memory != nullptr) check("cudaFreeHost", cudaFreeHost(memory));
+  }
+
   // From pageable memory the call returns when the bytes have been taken over.
   void upload(void* target, const void* source, std::int64_t size_bytes) override {
     if (failed() || size_bytes == 0) return;
     check("upload", cudaMemcpyAsync(target, source, static_cast<std::size_t>(size_bytes),
-                                    cudaMemcpyHostToDevice, stream_));
+                                    cudaMemcpyDefault, stream_));
   }
   void download(void* target, const void* source, std::int64_t size_bytes) override {
     auto* to = static_cast<std::byte*>(target);
@@ -71,7 +82,7 @@ class GpuDevice final : public Device {
           size_bytes < kStagingBytes - staged_bytes_ ? size_bytes : kStagingBytes - staged_bytes_;
       std::byte* place = static_cast<std::byte*>(staging_) + staged_bytes_;
       check("download", cudaMemcpyAsync(place, from, static_cast<std::size_t>(piece),
-                                        cudaMemcpyDeviceToHost, stream_));
+                                        cudaMemcpyDefault, stream_));
       pending_.push_back({to, place, static_cast<std::size_t>(piece)});
       staged_bytes_ += piece;
       to += piece;

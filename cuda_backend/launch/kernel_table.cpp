@@ -1,5 +1,6 @@
 #include "cuda_backend/launch/kernel_table.h"
 
+#include "cuda_backend/launch/engine_launchers.h"
 #include "cuda_backend/launch/launchers.h"
 
 namespace lockstep::cuda {
@@ -19,6 +20,7 @@ extern const KernelTable kernel_table = {
     .gather_rows = launch_gather_rows,
     .zero_blocks = launch_zero_blocks,
     .copy_blocks = launch_copy_blocks,
+    .copy_pages = launch_copy_pages,
     .poison_blocks = launch_poison_blocks,
     .fingerprint_pages = launch_fingerprint_pages,
     .attention_digest = launch_attention_digest,

@@ -11,6 +11,7 @@
 #include <cstdint>
 
 #include "cuda_backend/defect.h"
+#include "cuda_backend/kernels/engine_params.h"
 #include "cuda_backend/kernels/params.h"
 #include "cuda_backend/simt/simt.h"
 
@@ -40,6 +41,7 @@ struct KernelTable {
   Launcher<GatherRowsParams> gather_rows;
   Launcher<ZeroBlocksParams> zero_blocks;
   Launcher<CopyBlocksParams> copy_blocks;
+  Launcher<CopyPagesParams> copy_pages;  // between the cache and the host tier
   Launcher<PoisonBlocksParams> poison_blocks;
   Launcher<FingerprintParams> fingerprint_pages;
   Launcher<DigestParams> attention_digest;

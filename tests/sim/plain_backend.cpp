@@ -66,17 +66,17 @@ void put_word(std::uint8_t* bytes, std::int64_t size, std::int64_t i, u64 word) 
               static_cast<std::size_t>(std::min<std::int64_t>(8, size - 8 * i)));
 }
 
-std::int64_t state_bytes(const StateTensorSpec& state) {
-  std::int64_t elements = 1;
-  for (const std::int64_t dim : state.dims) elements *= dim;
-  return elements * itemsize_bytes(state.dtype);
-}
-
 bool one_row(const KVCacheSpec& spec) {
   return spec.kind == CacheKind::mla || spec.kind == CacheKind::hidden_state;
 }
 
 }  // namespace
+
+std::int64_t PlainBackend::state_bytes(const StateTensorSpec& state) {
+  std::int64_t elements = 1;
+  for (const std::int64_t dim : state.dims) elements *= dim;
+  return elements * itemsize_bytes(state.dtype);
+}
 
 PlainBackend::PlainBackend(const BackendConfig& config) : config_(config) {
   std::map<std::string, int> tensor_of;
@@ -110,6 +110,7 @@ PlainBackend::PlainBackend(const BackendConfig& config) : config_(config) {
   for (std::size_t t = 0; t < tensors_.size(); ++t)
     for (std::size_t i = 0; i < tensors_[t].size(); ++i)
       poison_byte(static_cast<int>(t), static_cast<std::int64_t>(i), 0);
+  make_host_tier();
 }
 
 std::int64_t PlainBackend::page_bytes(std::int32_t tensor) const {
@@ -133,14 +134,16 @@ std::int64_t PlainBackend::row_offset(const Layer& layer, std::int64_t block, in
   return block * page_bytes(layer.tensor) + (kernel_block * layer.parts + part) * plane + in_plane;
 }
 
+std::uint8_t PlainBackend::poison_of(u64 kind, u64 tensor, u64 page, u64 byte) {
+  const u64 word = mix64(0x706F69736F6E0000ull + kind) ^ mix64(tensor << 32 | page) ^ (byte / 8);
+  return static_cast<std::uint8_t>(word >> (8 * (byte % 8)));
+}
+
 void PlainBackend::poison_byte(int tensor, std::int64_t offset, u64 kind) {
   const std::int64_t page_size = page_bytes(tensor);
-  const u64 page = static_cast<u64>(offset / page_size);
-  const u64 i = static_cast<u64>(offset % page_size);
-  const u64 word =
-      mix64(0x706F69736F6E0000ull + kind) ^ mix64(static_cast<u64>(tensor) << 32 | page) ^ (i / 8);
   tensors_[tensor][static_cast<std::size_t>(offset)] =
-      static_cast<std::uint8_t>(word >> (8 * (i % 8)));
+      poison_of(kind, static_cast<u64>(tensor), static_cast<u64>(offset / page_size),
+                static_cast<u64>(offset % page_size));
 }
 
 void PlainBackend::poison_block(std::int32_t block, u64 kind) {
@@ -156,24 +159,6 @@ void PlainBackend::poison_block(std::int32_t block, u64 kind) {
       }
       poison_byte(t, offset, kind);
     }
-  }
-}
-
-// visit(tensor, first byte in the page or tensor, bytes): what the group's layers really use in a
-// block.
-template <class Visit>
-void PlainBackend::for_real_bytes(int group, std::int64_t block, Visit visit) {
-  for (const Layer& layer : layers_) {
-    if (layer.group != group) continue;
-    std::int64_t offset = block * page_bytes(layer.tensor);
-    for (const StateTensorSpec& state : layer.spec->states) {
-      visit(layer.tensor, offset, state_bytes(state));
-      offset += state_bytes(state);
-    }
-    for (int part = 0; part < layer.parts; ++part)
-      for (std::int64_t token = 0; token < layer.spec->block_size; ++token)
-        for (int head = 0; head < layer.heads; ++head)
-          visit(layer.tensor, row_offset(layer, block, part, token, head), layer.row_bytes);
   }
 }
 
@@ -350,6 +335,7 @@ Result<void> PlainBackend::execute(const StepProgram& program, StepReadback& rea
                    [&](int t, std::int64_t at, std::int64_t size) {
                      std::memset(tensors_[t].data() + at, 0, static_cast<std::size_t>(size));
                    });
+  transfer(program.loads, false);
   copy_states(program.copies);
   for (const TableUpdate& update : program.table_updates) {
     std::vector<std::int32_t>& row = tables_[update.group][update.row];
@@ -361,6 +347,7 @@ Result<void> PlainBackend::execute(const StepProgram& program, StepReadback& rea
     tables_[edit.group][edit.row][edit.index] = index_of(edit.block);
   write_rows(program, readback);
   for (const StateUpdate& update : program.state_updates) update_state(program, update);
+  transfer(program.stores, true);
   readback.tables.assign(tables_.size(), {});
   readback.table_ends.assign(tables_.size(), {});
   for (std::size_t g = 0; g < tables_.size(); ++g)
@@ -388,26 +375,26 @@ Result<std::vector<std::uint8_t>> PlainBackend::read_page(PageId page) {
 
 Result<void> PlainBackend::fingerprint_pages(std::span<const PageId> pages,
                                              std::span<Fingerprint> fingerprints) {
-  for (std::size_t n = 0; n < pages.size(); ++n) {
-    const std::vector<std::uint8_t> bytes = *read_page(pages[n]);
-    const auto size = static_cast<std::int64_t>(bytes.size());
-    Fingerprint sum;
-    for (std::int64_t i = 0; i < (size + 7) / 8; ++i) {
-      const u64 w = word_at(bytes.data(), size, i);
-      const u64 k = mix64(2 * static_cast<u64>(i));
-      const u64 m = mix64(2 * static_cast<u64>(i) + 1);
-      const auto product = [&](u64 key) {
-        const auto low = static_cast<std::uint32_t>(w) + static_cast<std::uint32_t>(key);
-        const auto high =
-            static_cast<std::uint32_t>(w >> 32) + static_cast<std::uint32_t>(key >> 32);
-        return static_cast<u64>(low) * high;
-      };
-      sum.a += product(k) + w;
-      sum.b += product(m) + (w << 32 | w >> 32);
-    }
-    fingerprints[n] = sum;
-  }
+  for (std::size_t n = 0; n < pages.size(); ++n) fingerprints[n] = sum_of(*read_page(pages[n]));
   return {};
+}
+
+Fingerprint PlainBackend::sum_of(const std::vector<std::uint8_t>& bytes) {
+  const auto size = static_cast<std::int64_t>(bytes.size());
+  Fingerprint sum;
+  for (std::int64_t i = 0; i < (size + 7) / 8; ++i) {
+    const u64 w = word_at(bytes.data(), size, i);
+    const u64 k = mix64(2 * static_cast<u64>(i));
+    const u64 m = mix64(2 * static_cast<u64>(i) + 1);
+    const auto product = [&](u64 key) {
+      const auto low = static_cast<std::uint32_t>(w) + static_cast<std::uint32_t>(key);
+      const auto high = static_cast<std::uint32_t>(w >> 32) + static_cast<std::uint32_t>(key >> 32);
+      return static_cast<u64>(low) * high;
+    };
+    sum.a += product(k) + w;
+    sum.b += product(m) + (w << 32 | w >> 32);
+  }
+  return sum;
 }
 
 std::optional<Writer> PlainBackend::who_wrote(PageId, std::int64_t) {

@@ -24,6 +24,11 @@ class PlainBackend : public Backend {
                                  std::span<Fingerprint> fingerprints) override;
   Result<std::vector<std::uint8_t>> read_page(PageId page) override;
   std::optional<Writer> who_wrote(PageId page, std::int64_t byte) override;
+  Result<void> fingerprint_host_blocks(std::span<const HostBlockId> hosts,
+                                       std::span<Fingerprint> fingerprints) override;
+  Result<std::vector<std::uint8_t>> read_host_block(std::int32_t group, HostBlockId host) override;
+  Result<void> write_host_block(std::int32_t group, HostBlockId host,
+                                std::span<const std::uint8_t> bytes) override;
 
   // The raw bytes, for whoever wants to spoil them.
   std::vector<std::uint8_t>& tensor(std::int32_t index) { return tensors_[index]; }
@@ -44,8 +49,35 @@ class PlainBackend : public Backend {
   void copy_states(std::span<const BlockCopy> copies);
   void poison_block(std::int32_t block, std::uint64_t kind);
   void poison_byte(int tensor, std::int64_t offset, std::uint64_t kind);
+  // visit(tensor, first byte, bytes): what a layer really uses in a block.
   template <class Visit>
-  void for_real_bytes(int group, std::int64_t block, Visit visit);
+  void for_real_bytes_of(const Layer& layer, std::int64_t block, Visit visit) const {
+    std::int64_t offset = block * page_bytes(layer.tensor);
+    for (const StateTensorSpec& state : layer.spec->states) {
+      visit(layer.tensor, offset, state_bytes(state));
+      offset += state_bytes(state);
+    }
+    for (int part = 0; part < layer.parts; ++part)
+      for (std::int64_t token = 0; token < layer.spec->block_size; ++token)
+        for (int head = 0; head < layer.heads; ++head)
+          visit(layer.tensor, row_offset(layer, block, part, token, head), layer.row_bytes);
+  }
+  template <class Visit>
+  void for_real_bytes(int group, std::int64_t block, Visit visit) const {
+    for (const Layer& layer : layers_)
+      if (layer.group == group) for_real_bytes_of(layer, block, visit);
+  }
+  struct Piece {
+    int tensor = 0;
+    std::int64_t at = 0, size = 0;
+  };
+  std::vector<Piece> host_pieces(int group, std::int64_t block) const;
+  void make_host_tier();
+  void transfer(std::span<const HostTransfer> transfers, bool to_host);
+  static std::int64_t state_bytes(const StateTensorSpec& state);
+  static std::uint8_t poison_of(std::uint64_t kind, std::uint64_t tensor, std::uint64_t page,
+                                std::uint64_t byte);
+  static Fingerprint sum_of(const std::vector<std::uint8_t>& bytes);
   void update_state(const StepProgram& program, const StateUpdate& update);
   void write_rows(const StepProgram& program, StepReadback& readback);
   std::int64_t row_of(const Layer& layer, int row, std::int64_t position, int part, int head) const;
@@ -58,6 +90,7 @@ class PlainBackend : public Backend {
   std::vector<std::vector<std::uint8_t>> tensors_;
   std::vector<Layer> layers_;
   std::vector<std::vector<std::vector<std::int32_t>>> tables_;  // [group][row]
+  std::vector<std::vector<std::uint8_t>> host_blocks_;
   std::int64_t step_ = 0;
 };
 

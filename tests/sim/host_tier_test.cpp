@@ -1,0 +1,181 @@
+// Blocks to the host tier and back, on random traffic: after every step the model, plain loops and
+// the kernels on the CPU hold the same bytes in every page and in every host block.
+#include <gtest/gtest.h>
+
+#include "cuda_backend/simt_backend.h"
+#include "reference/memory_model.h"
+#include "reference/token_run.h"
+#include "tests/sim/world.h"
+
+namespace lockstep {
+namespace {
+
+constexpr std::int64_t kBlocks = 13;
+constexpr std::int64_t kHosts = 7;
+
+struct Setting {
+  const char* title;
+  std::vector<KVCacheGroupSpec> groups;
+  CacheLayout layout = CacheLayout::NHD;
+};
+
+std::vector<Setting> settings() {
+  return {
+      {"one group, K and V apart", {make_group("a", 2, full_spec())}, CacheLayout::NHD},
+      {"two groups, HND",
+       {make_group("a", 2, full_spec()), make_group("w", 1, sliding_spec(40))},
+       CacheLayout::HND},
+      {"padded pages beside states",
+       {make_group("a", 1, full_spec()), make_group("m", 2, mamba_spec(MambaCacheMode::all))},
+       CacheLayout::NHD},
+      {"elements of a byte",
+       {make_group("a", 3, full_spec(16, DType::fp8_e4m3))},
+       CacheLayout::NHD},
+  };
+}
+
+// Random programs, and the memory model beside them. A block belongs to a group while it is used.
+class Traffic {
+ public:
+  Traffic(MemoryModel& model, std::uint64_t seed) : model_(model), seed_(seed) {
+    writer_ = model_.add_writer("r");
+  }
+
+  StepProgram next() {
+    StepProgram program;
+    program.step = ++step_;
+    model_.begin_step(step_);
+    if (below(3) == 0) poison(program);
+    for (std::uint64_t i = below(3); i > 0; --i) load(program);
+    write(program);
+    std::vector<int> taken(kHosts);
+    for (std::uint64_t i = below(4); i > 0; --i) store(program, taken);
+    return program;
+  }
+  std::int64_t num_loads = 0, num_stores = 0;
+
+ private:
+  std::uint64_t below(std::uint64_t bound) { return splitmix64(seed_ += 0x1234567) % bound; }
+  BlockId any_block() { return static_cast<BlockId>(1 + below(kBlocks - 1)); }
+  bool can_belong(BlockId block, std::int32_t group) const {
+    return model_.block(block).group == -1 || model_.block(block).group == group;
+  }
+
+  void poison(StepProgram& program) {
+    program.poison.push_back({any_block(), Poison::freed});
+    model_.poison(program.poison.back().block, Unwritten::freed);
+  }
+  void load(StepProgram& program) {
+    const auto host = static_cast<HostBlockId>(below(kHosts));
+    const BlockId block = any_block();
+    const std::int32_t group = model_.host_block(host).group;
+    for (const HostTransfer& other : program.loads)
+      if (other.block == block) return;
+    if (group < 0 || !can_belong(block, group)) return;
+    program.loads.push_back({group, block, host});
+    EXPECT_EQ(model_.load(group, block, host), std::nullopt);
+    ++num_loads;
+  }
+  // Some tokens of a request that has one block in every group.
+  void write(StepProgram& program) {
+    std::vector<BlockId> blocks;
+    for (std::int32_t g = 0; g < model_.num_groups(); ++g) {
+      const BlockId block = any_block();
+      if (!can_belong(block, g) || std::ranges::count(blocks, block) > 0) return;
+      blocks.push_back(block);
+    }
+    const auto num_tokens = static_cast<std::int32_t>(1 + below(16));
+    for (std::int32_t i = 0; i < num_tokens; ++i)
+      program.contents.push_back(below(~std::uint64_t{0}));
+    program.num_padded_tokens = num_tokens;
+    program.rows.push_back({0, 0, num_tokens, 0});
+    program.table_block_ids = blocks;
+    for (std::int32_t g = 0; g < model_.num_groups(); ++g) {
+      const BlockId block = blocks[static_cast<std::size_t>(g)];
+      program.table_updates.push_back({0, g, 0, static_cast<std::uint32_t>(g), 1});
+      for (std::int32_t i = 0; i < num_tokens && !model_.is_state_group(g); ++i)
+        model_.write_token(g, block, i, program.contents[static_cast<std::size_t>(i)], writer_, i);
+      if (!model_.is_state_group(g)) continue;
+      program.state_updates.push_back({0, g, kNullBlock, block, 0, num_tokens, 0});
+      EXPECT_EQ(
+          model_.advance_state(g, kNullBlock, block, 0, kEmptyPrefix, program.contents, writer_),
+          std::nullopt);
+    }
+  }
+  void store(StepProgram& program, std::vector<int>& taken) {
+    const BlockId block = any_block();
+    const auto host = static_cast<HostBlockId>(below(kHosts));
+    const std::int32_t group = model_.block(block).group;
+    if (group < 0 || taken[static_cast<std::size_t>(index_of(host))]++ != 0) return;
+    program.stores.push_back({group, block, host});
+    EXPECT_EQ(model_.store(group, block, host), std::nullopt);
+    ++num_stores;
+  }
+
+  MemoryModel& model_;
+  std::uint64_t seed_;
+  WriterId writer_ = kNobody;
+  std::int64_t step_ = 0;
+};
+
+void expect_same(MemoryModel& model, Backend& backend, const std::string& where) {
+  for (std::int32_t t = 0; t < model.num_tensors(); ++t)
+    for (std::int32_t p = 0; p < model.num_blocks(); ++p)
+      EXPECT_EQ(*backend.read_page({t, BlockId{p}}), model.page_image({t, p}))
+          << where << ": page " << p << " of tensor " << t;
+  for (std::int32_t h = 0; h < kHosts; ++h) {
+    const HostBlockId host{h};
+    const HostContent& expected = model.host_block(host);
+    for (std::int32_t g = 0; g < model.num_groups(); ++g) {
+      const auto begin = expected.bytes->begin();
+      const std::vector<std::uint8_t> bytes(begin, begin + model.host_bytes_of(g));
+      EXPECT_EQ(*backend.read_host_block(g, host), bytes) << where << ": host block " << h;
+    }
+    Fingerprint sum;
+    ASSERT_TRUE(backend.fingerprint_host_blocks(std::span(&host, 1), std::span(&sum, 1)));
+    EXPECT_EQ(sum, (Fingerprint{expected.sum.a, expected.sum.b})) << where << ": host block " << h;
+  }
+}
+
+LockstepConfig world_of(const Setting& setting) {
+  LockstepConfig config = make_world(setting.groups, kBlocks);
+  config.device.layout = setting.layout;
+  config.device.num_host_blocks = kHosts;
+  config.device.num_rows = 4;
+  return config;
+}
+
+}  // namespace
+
+TEST(HostTier, model_plain_loops_and_kernels_hold_the_same_bytes_after_every_step) {
+  for (const Setting& setting : settings())
+    for (const int num_streams : {1, 3}) {
+      LockstepConfig config = world_of(setting);
+      config.device.check = CheckMode::check;
+      config.device.num_streams = num_streams;
+      config.device.delay_streams = num_streams > 1;
+      auto simt = make_simt_backend(config.device);
+      ASSERT_TRUE(simt) << setting.title << ": " << simt.error().message;
+      PlainBackend plain(config.device);
+      auto model = MemoryModel::create(config.device.plan, config.device.attention_backend,
+                                       config.device.layout, config.device.layout_rule, kHosts);
+      ASSERT_TRUE(model) << model.error().message;
+      Traffic traffic(*model, 7);
+      StepReadback readback;
+      for (int step = 0; step < 40; ++step) {
+        const StepProgram program = traffic.next();
+        const std::string where =
+            std::string(setting.title) + ", step " + std::to_string(program.step);
+        for (Backend* backend : {static_cast<Backend*>(&plain), simt->get()}) {
+          ASSERT_TRUE(backend->execute(program, readback));
+          for (const MemoryReport& report : readback.reports) ADD_FAILURE() << report.message;
+          expect_same(*model, *backend, where + ", " + std::string(backend->name()));
+          if (HasFailure()) return;
+        }
+      }
+      EXPECT_GT(traffic.num_loads, 10) << setting.title;
+      EXPECT_GT(traffic.num_stores, 30) << setting.title;
+    }
+}
+
+}  // namespace lockstep
