@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "properties/case_parts.h"
+
 namespace lockstep {
 namespace {
 
@@ -58,6 +60,18 @@ bool plans_too_few_states(const SavedCase& saved) {
          saved.engine.mamba_cache_mode == MambaCacheMode::align && has_states(saved);
 }
 
+bool has_equals_without_a_cache(const SavedCase& saved) {
+  if (saved.engine.policy != SchedulingPolicy::priority || saved.engine.enable_prefix_caching)
+    return false;
+  const auto requests = requests_of(saved);
+  for (std::size_t i = 0; i < requests.size(); ++i)
+    for (std::size_t j = i + 1; j < requests.size(); ++j)
+      if (requests[i]->priority == requests[j]->priority &&
+          requests[i]->arrival_ns == requests[j]->arrival_ns)
+        return true;
+  return false;
+}
+
 constexpr std::string_view kWrongHit[] = {"audit.attention_read", "audit.state_read", "decide"};
 constexpr std::string_view kSharedBeyondHit[] = {
     "audit.handed_out",     "audit.attention_read",  "audit.state_read", "audit.token_write",
@@ -80,6 +94,8 @@ constexpr KnownFinding kFindings[] = {
      plans_too_few_states, kLiveness},
     {6, "a window's pool is planned without the slots of drafts", plans_windows_without_lookahead,
      kLiveness},
+    {11, "requests of one priority and arrival preempt each other for ever",
+     has_equals_without_a_cache, kLiveness},
 };
 
 const KnownFinding* finding_of(const SavedCase& saved, const Outcome& outcome) {

@@ -18,6 +18,7 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent)]
 SAMPLES = HERE.parents[1] / "samples" / "recordings"
+REGRESSIONS = HERE.parents[2] / "tests" / "regressions"
 SKIPPED = 77
 
 try:
@@ -121,6 +122,36 @@ class VllmTest(unittest.TestCase):
             )
         done = subprocess.run([lockstep, "conform", *paths], capture_output=True, text=True)
         self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+
+    def finding(self, name: str) -> list[dict[str, Any]]:
+        """The recording of a finding (docs/findings.md), of the release that is installed."""
+        release = vllm_engine.VERSION.replace(".", "_")
+        return lines_of(REGRESSIONS / f"vllm_{release}_{name}.jsonl")
+
+    def test_rejected_drafts_at_a_block_boundary_stop_0_22_1(self) -> None:
+        recorded = self.finding("fewer_drafts")
+        engine = vllm_engine.make_engine(recorded[0])
+        engine.add(recorded[1]["before"][0])
+        for drafts in ([9, 9], []):
+            engine.schedule()
+            engine.update(engine.model_output({"r": [7]}), {"r": drafts})
+        if vllm_engine.VERSION == "0.22.1":
+            with self.assertRaisesRegex(AssertionError, "num_required_blocks 3 < len.* 4"):
+                engine.schedule()
+        else:
+            self.assertEqual(engine.schedule().num_scheduled_tokens, {"r": 1})
+
+    def test_requests_of_one_priority_and_arrival_never_end(self) -> None:
+        recorded = self.finding("equal_arrivals")
+        engine = vllm_engine.make_engine(recorded[0])
+        for event in recorded[1]["before"]:
+            engine.add(event)
+        for _ in range(900):
+            output = engine.schedule()
+            if output.num_scheduled_tokens:
+                engine.update(engine.model_output({}))
+            for request in engine.scheduler.requests.values():
+                self.assertLess(request.num_computed_tokens, request.num_tokens)
 
     def test_vllm_finds_the_class_by_the_name_that_users_give(self) -> None:
         for is_async, expected in ((False, RecordingScheduler), (True, AsyncRecordingScheduler)):
