@@ -38,7 +38,7 @@ typedef struct lockstep_group {
 // in its tensor. Part 0 is K (or the only part: MLA, hidden states), part 1 is V.
 typedef struct lockstep_layer {
   const char* name;
-  const char* dtype;  // "bf16", "fp16", "fp32", "fp8_e4m3", "fp8_e5m2", "int8", "uint8"
+  const char* dtype;  // "bf16", "fp16", "fp32", "fp8" (e4m3), "fp8_e5m2", "int8", "uint8"
   int32_t group;
   int32_t tensor;
   int32_t num_parts;  // 0: keeps no rows (states: see lockstep_state)

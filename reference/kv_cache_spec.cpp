@@ -27,6 +27,7 @@ constexpr std::array kDTypes = std::to_array<Name<DType>>({
     {DType::fp16, "fp16"},
     {DType::fp32, "fp32"},
     {DType::fp8_e4m3, "fp8"},
+    {DType::fp8_e4m3, "fp8_e4m3"},  // read, never written
     {DType::fp8_e5m2, "fp8_e5m2"},
     {DType::int8, "int8"},
     {DType::uint8, "uint8"},
