@@ -2,6 +2,7 @@
 // takes. docs/check_your_kernels.md explains it piece by piece. Build it as a shared library:
 //   c++ -std=c++20 -shared -fPIC -I LOCKSTEP docs/examples/plain_plugin.cpp -o plain_plugin.so
 #include <cstring>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -11,9 +12,14 @@
 #define PLAIN_PLUGIN_BUG 0  // 1: slots are computed with the block size of the kernel
 #endif
 
+#ifndef PLAIN_PLUGIN_ALLOCATOR
+#define PLAIN_PLUGIN_ALLOCATOR std::allocator  // of memory that your kernels can address
+#endif
+using tensor_bytes = std::vector<unsigned char, PLAIN_PLUGIN_ALLOCATOR<unsigned char>>;
+
 struct lockstep_backend {
   const lockstep_plan* plan;
-  std::vector<std::vector<unsigned char>> tensors;
+  std::vector<tensor_bytes> tensors;
   std::vector<std::vector<std::vector<int32_t>>> tables;  // group, row, entry: manager block ids
   std::vector<std::vector<int64_t>> slots;                // group, token: of the last map_slots()
   std::string error;
@@ -173,4 +179,6 @@ const lockstep_plugin kPlugin = {
 
 }  // namespace
 
+#ifndef PLAIN_PLUGIN_AS_BASE  // flashinfer_plugin.cpp starts from these loops
 extern "C" const lockstep_plugin* lockstep_plugin_open() { return &kPlugin; }
+#endif

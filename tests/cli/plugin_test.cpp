@@ -99,6 +99,30 @@ TEST(Plugin, IsNotWatchedAccessByAccess) {
   EXPECT_NE(outcome.err.find("plugin"), std::string::npos) << outcome.err;
 }
 
+// Kernels that a package publishes as headers, which are compiled as they are.
+TEST(Plugin, OfFlashInfersAppendAgreesAndAWrongStrideIsFoundInThePage) {
+  if (const std::string missing = FLASHINFER_PLUGIN_MISSING; !missing.empty())
+    GTEST_SKIP() << missing;
+  for (const std::vector<std::string>& cache :
+       {std::vector<std::string>{},
+        {"--block-size", "96", "--attention-backend", "flashinfer", "--layout", "HND"},
+        {"--dtype", "fp8_e4m3", "--kv-heads", "3", "--head-size", "128"},
+        {"--dtype", "fp32", "--attention-backend", "flashinfer"}}) {
+    const Outcome outcome = replay_with("flashinfer_plugin", cache);
+    EXPECT_EQ(outcome.status, 0) << outcome.err << outcome.out;
+    EXPECT_NE(outcome.out.find("FlashInfer's AppendPagedKVCache"), std::string::npos);
+  }
+  const Outcome bug = replay_with("flashinfer_plugin_bug", {"--attention-backend", "flashinfer"});
+  EXPECT_EQ(bug.status, 1) << bug.err;
+  EXPECT_NE(bug.out.find("page_written"), std::string::npos) << bug.out;
+  EXPECT_NE(bug.out.find("slot 16"), std::string::npos) << bug.out;
+  // Where K and V of a block lie apart, pages are dense.
+  EXPECT_EQ(replay_with("flashinfer_plugin_bug").status, 0);
+  const Outcome narrow = replay_with("flashinfer_plugin", {"--head-size", "20"});
+  EXPECT_EQ(narrow.status, 2) << narrow.out;
+  EXPECT_NE(narrow.err.find("heads of 64, 128, 256 or 512"), std::string::npos) << narrow.err;
+}
+
 // Every block of C++ in the guide stands in the example, line by line: it compiles and runs.
 TEST(Guide, ShowsTheCodeOfTheExample) {
   const std::string root = LOCKSTEP_SOURCE_DIR;
