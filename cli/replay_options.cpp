@@ -122,6 +122,10 @@ void declare_run(CLI::App& command, ReplayOptions& o) {
              "on the CPU: run every operation as late as events allow, in an order from the seed "
              "(--check hunt does so too)",
              group);
+  add_count(
+      command, "--graphs", o.max_cudagraph_capture_size,
+      "capture a graph for each of vLLM's batch sizes up to N tokens, replay it and pad to it",
+      group);
   command.add_option("--mutant", o.mutant, "plant this defect (lockstep mutants --list)")
       ->group(group);
   command.add_option("--seed", o.seed, "of sampled tokens and of hunt's preemptions (0)")
@@ -205,6 +209,7 @@ std::string ReplayOptions::contradicts_saved_case() const {
       {queries_per_kv.has_value(), "--queries-per-kv"},
       {num_streams.has_value(), "--streams"},
       {delay_streams.has_value(), "--delay-streams"},
+      {max_cudagraph_capture_size.has_value(), "--graphs"},
       {mutant.has_value(), "--mutant"},
       {seed.has_value(), "--seed"},
       {!save_dir.empty(), "--save"},

@@ -99,6 +99,9 @@ std::string summary_text(const RunSummary& s) {
     if (s.rows_extracted > 0)
       row("", with_commas(s.rows_extracted), "hidden states of finished requests");
   }
+  if (s.graphs.captured > 0)
+    row("graphs", with_commas(s.graphs.captured),
+        fmt::format("captured; {} replayed in their stead", with_commas(s.graphs.replayed)));
   std::string parts = "decisions " + duration_text(s.seconds.schedule);
   if (s.backend != "none") {
     parts +=
@@ -145,6 +148,7 @@ std::string summary_json(const ReplayOptions& options, const PreparedReplay& pre
       {"groups", device.plan.groups.size()},
       {"layout", name_of(device.layout)},
       {"num_streams", device.num_streams},
+      {"max_cudagraph_capture_size", device.max_cudagraph_capture_size},
       {"mutant", mutant_of(prepared.config)},
       {"seed", prepared.workload_options.seed},
   };

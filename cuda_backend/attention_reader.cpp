@@ -24,6 +24,19 @@ constexpr std::int32_t kPieceRows = 4096;
 // What the kernels can hold: see kLaneElements of paged_attention.cuh.
 constexpr std::int32_t kMaxHeadSize = 1024;
 
+// What pads a batch.
+constexpr DigestPiece kNoPiece{.probe = 0, .row = -1, .layer_index = 0, .first = 0, .last = 0};
+constexpr QueryItem kNoQuery{.content = 0,
+                             .query_begin = 0,
+                             .output_begin = 0,
+                             .row = -1,
+                             .layer_index = 0,
+                             .first = 0,
+                             .last = 0};
+
+// As padded_head_size() of words.cuh.
+std::int32_t query_row_floats(const RowCache& rows) { return (rows.head_size + 15) / 16 * 16; }
+
 }  // namespace
 
 AttentionReader::AttentionReader(Device& device, const LayerCaches& layers,
@@ -42,6 +55,9 @@ AttentionReader::AttentionReader(Device& device, const LayerCaches& layers,
   for (std::size_t layer = 0; layer < layers_.size(); ++layer) {
     layers_[layer].table = tables.kernel_table(layers.group_of_layer[layer]);
     layers_[layer].table_width = tables.kernel_table_width(layers.group_of_layer[layer]);
+    const std::int32_t heads = layers_[layer].num_kv_heads * layers_[layer].queries_per_kv;
+    max_query_heads_ = std::max(max_query_heads_, heads);
+    max_query_words_ = std::max(max_query_words_, heads * (query_row_floats(layers_[layer]) / 2));
   }
   device_layers_.upload(layers_);
 }
@@ -70,19 +86,26 @@ void AttentionReader::launch_probes(const StepProgram& program) {
   const auto num_probes = static_cast<std::int64_t>(program.probes.size());
   digests_.reserve(num_probes);
   device_.zero(digests_.data(), 8 * num_probes);
-  device_.launch(device_.kernels().attention_digest,
-                 DigestParams{.layers = device_layers_.data(),
-                              .pieces = pieces_.upload(host_pieces_),
-                              .digests = digests_.data(),
-                              .num_pieces = static_cast<std::int32_t>(host_pieces_.size()),
-                              .max_positions = max_positions},
-                 [&](Operation& operation) {
-                   operation.named("attention_digest")
-                       .read_all(device_layers_, pieces_, digests_)
-                       .write_all(digests_);
-                   for (const AttentionProbe& probe : program.probes)
-                     add_read(probe.row, probe.layer, probe.first, probe.last, operation);
-                 });
+  const auto count = static_cast<std::int32_t>(host_pieces_.size());
+  const std::int32_t size = device_.padded_batch(count);
+  if (device_.captures(size)) max_positions = kPieceRows;  // the shape of every batch
+  host_pieces_.resize(std::max(count, size), kNoPiece);
+  pieces_.upload(host_pieces_);
+  device_.run_captured("probes", size, [&] {
+    device_.launch(device_.kernels().attention_digest,
+                   DigestParams{.layers = device_layers_.data(),
+                                .pieces = pieces_.data(),
+                                .digests = digests_.data(),
+                                .num_pieces = size,
+                                .max_positions = max_positions},
+                   [&](Operation& operation) {
+                     operation.named("attention_digest")
+                         .read_all(device_layers_, pieces_, digests_)
+                         .write_all(digests_);
+                     for (const AttentionProbe& probe : program.probes)
+                       add_read(probe.row, probe.layer, probe.first, probe.last, operation);
+                   });
+  });
 }
 
 void AttentionReader::add_read(std::int32_t row, std::int32_t layer, std::int32_t first,
@@ -97,7 +120,6 @@ void AttentionReader::launch_queries(const StepProgram& program) {
   num_outputs_ = 0;
   if (program.queries.empty()) return;
   host_items_.clear();
-  std::int32_t max_heads = 0, max_words = 0;
   std::int64_t num_query_floats = 0;
   for (const AttentionQuery& query : program.queries) {
     const RowCache& rows = layers_[query.layer];
@@ -114,28 +136,30 @@ void AttentionReader::launch_queries(const StepProgram& program) {
                            .layer_index = query.layer,
                            .first = rows_on_rank(context_, query.first),
                            .last = rows_on_rank(context_, last)});
-    const std::int32_t row_floats = (rows.head_size + 15) / 16 * 16;
-    num_query_floats += std::int64_t{heads} * row_floats;
+    num_query_floats += std::int64_t{heads} * query_row_floats(rows);
     num_outputs_ += std::int64_t{heads} * rows.head_size;
-    max_heads = std::max(max_heads, heads);
-    max_words = std::max(max_words, heads * (row_floats / 2));
   }
+  const auto count = static_cast<std::int32_t>(host_items_.size());
+  const std::int32_t size = device_.padded_batch(count);
+  host_items_.resize(std::max(count, size), kNoQuery);
   const AttentionParams params{.layers = device_layers_.data(),
                                .items = items_.upload(host_items_),
                                .queries = queries_.reserve(num_query_floats),
                                .outputs = outputs_.reserve(num_outputs_),
-                               .num_items = static_cast<std::int32_t>(host_items_.size()),
-                               .max_query_heads = max_heads,
-                               .max_query_words = max_words};
-  device_.launch(device_.kernels().fill_queries, params, [&](Operation& operation) {
-    operation.named("fill_queries").read_all(device_layers_, items_).write_all(queries_);
-  });
-  device_.launch(device_.kernels().paged_attention, params, [&](Operation& operation) {
-    operation.named("paged_attention")
-        .read_all(device_layers_, items_, queries_)
-        .write_all(outputs_);
-    for (const AttentionQuery& query : program.queries)
-      add_read(query.row, query.layer, query.first, query.last, operation);
+                               .num_items = size,
+                               .max_query_heads = max_query_heads_,
+                               .max_query_words = max_query_words_};
+  device_.run_captured("queries", size, [&] {
+    device_.launch(device_.kernels().fill_queries, params, [&](Operation& operation) {
+      operation.named("fill_queries").read_all(device_layers_, items_).write_all(queries_);
+    });
+    device_.launch(device_.kernels().paged_attention, params, [&](Operation& operation) {
+      operation.named("paged_attention")
+          .read_all(device_layers_, items_, queries_)
+          .write_all(outputs_);
+      for (const AttentionQuery& query : program.queries)
+        add_read(query.row, query.layer, query.first, query.last, operation);
+    });
   });
 }
 

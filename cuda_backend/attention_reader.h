@@ -35,6 +35,8 @@ class AttentionReader {
   const LayerCaches& caches_;
   const BlockTables& tables_;
   std::vector<RowCache> layers_;  // with their tables
+  // Of any layer: the shape of every batch of queries.
+  std::int32_t max_query_heads_ = 0, max_query_words_ = 0;
   DeviceArray<RowCache> device_layers_;
   DeviceArray<DigestPiece> pieces_;
   DeviceArray<unsigned long long> digests_;

@@ -25,6 +25,7 @@ BlockTables::BlockTables(Device& device, const BackendConfig& config,
       edits_(device, "table edits"),
       positions_(device, "positions"),
       token_rows_(device, "token rows"),
+      num_live_tokens_(device, "number of tokens"),
       slots_(device, "slot mappings") {
   const std::size_t num_groups = config.plan.groups.size();
   LS_CHECK(
@@ -202,25 +203,50 @@ void BlockTables::map_slots(const StepProgram& program) {
       host_token_rows_[slice.first_token + i] = slice.row;
     }
   }
-  map_tokens(host_positions_, host_token_rows_, program.num_padded_tokens);
+  const std::int32_t size = device_.padded_batch(num_tokens);
+  if (!device_.captures(size))
+    return map_tokens(host_positions_, host_token_rows_, program.num_padded_tokens);
+  reserve_slots(std::max({num_tokens, program.num_padded_tokens, size}));
+  positions_.reserve(size);
+  positions_.upload(host_positions_);
+  token_rows_.reserve(size);
+  token_rows_.upload(host_token_rows_);
+  num_live_tokens_.upload({&num_tokens, 1});
+  const bool frozen = device_.defect() == Defect::graph_stale_param;
+  device_.run_captured("slot mapping", size, [&] {
+    launch_slots(num_tokens, frozen ? nullptr : num_live_tokens_.data(), size);
+  });
 }
 
 void BlockTables::map_tokens(std::span<const std::int32_t> positions,
                              std::span<const std::int32_t> token_rows,
                              std::int32_t num_padded_tokens) {
-  if (num_padded_tokens > slots_stride_) {
-    slots_stride_ = num_padded_tokens;
-    slots_.reserve(slots_stride_ * num_groups());
-  }
+  reserve_slots(num_padded_tokens);
+  positions_.upload(positions);
+  token_rows_.upload(token_rows);
+  launch_slots(static_cast<std::int32_t>(positions.size()), nullptr, num_padded_tokens);
+}
+
+// A wider stride moves the slots of all groups but the first.
+void BlockTables::reserve_slots(std::int32_t num_tokens) {
+  if (num_tokens <= slots_stride_) return;
+  slots_stride_ = num_tokens;
+  slots_.reserve(slots_stride_ * num_groups());
+  device_.forget_captured();
+}
+
+void BlockTables::launch_slots(std::int32_t num_tokens, const std::int32_t* num_live_tokens,
+                               std::int32_t num_padded_tokens) {
   device_.launch(
       device_.kernels().slot_mapping,
       SlotMappingParams{.groups = lookup_tables_.data(),
-                        .positions = positions_.upload(positions),
-                        .token_rows = token_rows_.upload(token_rows),
+                        .positions = positions_.data(),
+                        .token_rows = token_rows_.data(),
                         .slots = slots_.data(),
                         .slots_stride = slots_stride_,
                         .num_groups = num_groups(),
-                        .num_tokens = static_cast<std::int32_t>(positions.size()),
+                        .num_tokens = num_tokens,
+                        .num_live_tokens = num_live_tokens,
                         .num_padded_tokens = num_padded_tokens,
                         .pad_slot = device_.defect() == Defect::slot_pad_rows ? 0 : PAD_SLOT_ID,
                         .context_ranks = context_.num_ranks,
@@ -228,7 +254,7 @@ void BlockTables::map_tokens(std::span<const std::int32_t> positions,
                         .interleave = context_.interleave},
       [&](Operation& operation) {
         operation.named("slot_mapping")
-            .read_all(lookup_tables_, positions_, token_rows_)
+            .read_all(lookup_tables_, positions_, token_rows_, num_live_tokens_)
             .write_all(slots_);
         for (std::int32_t group = 0; group < num_groups(); ++group)
           operation.read(table_range(group));

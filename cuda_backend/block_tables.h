@@ -29,7 +29,8 @@ class BlockTables {
   // clear_rows, table_updates and table_edits of the program, in this order.
   void apply(const StepProgram& program);
 
-  // Slots of the scheduled tokens in every group, padded to num_padded_tokens.
+  // Slots of the scheduled tokens in every group, padded to num_padded_tokens, or to the captured
+  // size that the backend chooses for them.
   void map_slots(const StepProgram& program);
   // Slots of any tokens, by position and row, in every group; they take the place of the step's.
   void map_tokens(std::span<const std::int32_t> positions, std::span<const std::int32_t> token_rows,
@@ -59,6 +60,10 @@ class BlockTables {
     std::int32_t max_blocks_per_row = 0;
   };
   std::int32_t num_groups() const { return static_cast<std::int32_t>(groups_.size()); }
+  // REQUIRES: positions_ and token_rows_ are uploaded.
+  void launch_slots(std::int32_t num_tokens, const std::int32_t* num_live_tokens,
+                    std::int32_t num_padded_tokens);
+  void reserve_slots(std::int32_t num_tokens);
   void append(const StepProgram& program);
   void clear_rows(const StepProgram& program);
   std::span<const std::int32_t> staged_ids(const StepProgram& program);
@@ -81,6 +86,7 @@ class BlockTables {
   DeviceArray<TableEntry> edits_;
   DeviceArray<std::int32_t> positions_;
   DeviceArray<std::int32_t> token_rows_;
+  DeviceArray<std::int32_t> num_live_tokens_;
   DeviceArray<Slot> slots_;  // [num_groups, slots_stride_]
   std::int64_t slots_stride_ = 0;
   // Host staging, kept from step to step.

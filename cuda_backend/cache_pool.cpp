@@ -12,6 +12,10 @@ namespace {
 
 constexpr std::int64_t kGuardBytes = 4096;
 
+// What pads a batch of state updates.
+constexpr StateUpdateItem kNoUpdate{
+    .group = -1, .source = 0, .target = 0, .num_tokens = 0, .first_token = 0};
+
 std::int32_t longest(std::span<const RegionRange> ranges) {
   std::int32_t most = 0;
   for (const RegionRange& range : ranges) most = std::max(most, range.end - range.begin);
@@ -210,26 +214,42 @@ void CachePool::update_states(std::span<const StateUpdate> updates,
         {item.group, index_of(source), index_of(item.target), item.num_tokens, item.first_token});
   }
   last_updates_.assign(updates.begin(), updates.end());
-  const StateUpdateItem* items = state_items_.upload(host_updates_);
-  waves_.for_each_move<StateUpdateItem>(host_updates_, [&](std::size_t first, std::size_t count) {
-    device_.launch(
-        device_.kernels().update_states,
-        StateUpdateParams{.states = states_.data(),
-                          .groups = states_of_group_.data(),
-                          .items = items + first,
-                          .contents = contents.data(),
-                          .num_items = static_cast<std::int32_t>(count),
-                          .max_states = max_states_,
-                          .max_state_bytes = max_state_bytes_},
-        [&](Operation& operation) {
-          operation.named("update_states")
-              .read_all(states_, states_of_group_, state_items_, contents);
-          for (const StateUpdateItem& item : std::span(host_updates_).subspan(first, count)) {
-            add_region_ranges(item.group, item.source, operation.reads);
-            add_region_ranges(item.group, item.target, operation.writes);
-          }
-        });
+  const auto count = static_cast<std::int32_t>(updates.size());
+  const std::int32_t size = device_.padded_batch(count);
+  host_updates_.resize(std::max(count, size), kNoUpdate);
+  state_items_.upload(host_updates_);
+  host_updates_.resize(updates.size());
+  // Where they run in waves, how they are cut differs from step to step.
+  bool one_wave = false;
+  waves_.for_each_move<StateUpdateItem>(
+      host_updates_, [&](std::size_t, std::size_t wave) { one_wave = wave == updates.size(); });
+  if (one_wave && device_.captures(size))
+    return device_.run_captured("state updates", size,
+                                [&] { launch_updates(0, updates.size(), size, contents); });
+  waves_.for_each_move<StateUpdateItem>(host_updates_, [&](std::size_t first, std::size_t wave) {
+    launch_updates(first, wave, static_cast<std::int32_t>(wave), contents);
   });
+}
+
+void CachePool::launch_updates(std::size_t first, std::size_t count, std::int32_t num_padded,
+                               const DeviceArray<std::uint64_t>& contents) {
+  device_.launch(
+      device_.kernels().update_states,
+      StateUpdateParams{.states = states_.data(),
+                        .groups = states_of_group_.data(),
+                        .items = state_items_.data() + first,
+                        .contents = contents.data(),
+                        .num_items = num_padded,
+                        .max_states = max_states_,
+                        .max_state_bytes = max_state_bytes_},
+      [&](Operation& operation) {
+        operation.named("update_states")
+            .read_all(states_, states_of_group_, state_items_, contents);
+        for (const StateUpdateItem& item : std::span(host_updates_).subspan(first, count)) {
+          add_region_ranges(item.group, item.source, operation.reads);
+          add_region_ranges(item.group, item.target, operation.writes);
+        }
+      });
 }
 
 Result<void> CachePool::fingerprint_pages(std::span<const PageId> pages,

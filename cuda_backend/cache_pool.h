@@ -62,6 +62,9 @@ class CachePool {
   std::int64_t page_size_bytes(std::int32_t tensor) const { return page_sizes_[tensor]; }
   template <class Describe>
   void launch_poison(const PoisonItem* items, std::int64_t count, Poison kind, Describe describe);
+  // Updates [first, first + count) of the step, padded to num_padded.
+  void launch_updates(std::size_t first, std::size_t count, std::int32_t num_padded,
+                      const DeviceArray<std::uint64_t>& contents);
   // What the layers of a group use in a block.
   void add_region_ranges(std::int32_t group, std::int32_t block,
                          std::vector<MemoryRange>& ranges) const;

@@ -2,12 +2,15 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <utility>
+#include <vector>
 
 #include "cuda_backend/attention_reader.h"
 #include "cuda_backend/block_tables.h"
 #include "cuda_backend/cache_pool.h"
 #include "cuda_backend/defect.h"
+#include "cuda_backend/graph_device.h"
 #include "cuda_backend/host_tier.h"
 #include "cuda_backend/row_extractor.h"
 #include "cuda_backend/row_writer.h"
@@ -31,6 +34,9 @@ class CudaBackend final : public Backend {
     if (!defects) return tl::unexpected(defects.error());
     if (defects->kernel == Defect::copy_unordered && config_.num_streams < 2)
       return fail("mutant: copy-unordered leaves out an order between streams, and there is one");
+    if (is_of_graphs(defects->kernel) && config_.max_cudagraph_capture_size == 0)
+      return fail(
+          fmt::format("mutant: {} is of captured graphs, and none are captured", config_.mutant));
     device_->plant(defects->kernel);
     auto pool = CachePool::create(*device_, config_, *defects);
     if (!pool) return tl::unexpected(pool.error());
@@ -61,7 +67,7 @@ class CudaBackend final : public Backend {
     pool_->copy(program.copies);
     tables_->apply(program);
     tables_->map_slots(program);
-    contents_.upload(program.contents);
+    upload_contents(program);
     writer_->write(program, contents_, *tables_);
     pool_->update_states(program.state_updates, contents_);
     if (host_ != nullptr) host_->store(program.stores);
@@ -106,10 +112,19 @@ class CudaBackend final : public Backend {
     return device_->kernel_statistics();
   }
 
+  GraphStatistics graph_statistics() const override { return device_->graph_statistics(); }
+
  private:
   HostTier& tier() {
     LS_CHECK(host_ != nullptr, "no host tier");
     return *host_;
+  }
+  // Padded tokens have a content too: their rows are made and go nowhere.
+  void upload_contents(const StepProgram& program) {
+    host_contents_ = program.contents;
+    const auto count = static_cast<std::int32_t>(program.contents.size());
+    host_contents_.resize(std::max(count, device_->padded_batch(count)));
+    contents_.upload(host_contents_);
   }
   void take_reports(std::vector<MemoryReport>& reports) {
     reports.clear();
@@ -128,6 +143,7 @@ class CudaBackend final : public Backend {
   std::unique_ptr<AttentionReader> reader_;
   std::unique_ptr<RowExtractor> extractor_;
   DeviceArray<std::uint64_t> contents_;
+  std::vector<std::uint64_t> host_contents_;
   std::vector<DeviceReport> found_;
 };
 
@@ -140,6 +156,12 @@ Result<std::unique_ptr<Backend>> make_backend(std::unique_ptr<Device> device,
         fmt::format("num_streams: {} is not from 1 to {}", config.num_streams, kMaxStreams));
   if (config.num_streams > 1)
     device = make_stream_device(std::move(device), {.num_streams = config.num_streams});
+  if (config.max_cudagraph_capture_size < 0)
+    return fail(fmt::format("max_cudagraph_capture_size: {}", config.max_cudagraph_capture_size));
+  if (config.max_cudagraph_capture_size > 0)
+    device = make_graph_device(
+        std::move(device),
+        cudagraph_capture_sizes(config.max_cudagraph_capture_size, config.max_tokens_per_step));
   auto backend = std::make_unique<CudaBackend>(std::move(device), std::move(config));
   if (auto started = backend->start(); !started) return tl::unexpected(started.error());
   return std::unique_ptr<Backend>(std::move(backend));

@@ -40,6 +40,9 @@ enum class Defect : std::uint8_t {
   state_update_race,
   state_draft_reuse,
   stale_nan,
+  graph_stale_param,
+  graph_too_small,
+  graph_stale_pointer,
   // Of the kernels in launch/engine_kernels.h, which tests launch by themselves.
   scale_of_other_head,
   scale_not_stored,
@@ -56,6 +59,12 @@ enum class Defect : std::uint8_t {
   slot_stale_tail,
   slot_pad_is_zero,
 };
+
+// Of graph_device.h: nothing to show where no graphs are captured.
+constexpr bool is_of_graphs(Defect defect) {
+  return defect == Defect::graph_stale_param || defect == Defect::graph_too_small ||
+         defect == Defect::graph_stale_pointer;
+}
 
 struct Defects {
   Defect kernel = Defect::none;

@@ -15,6 +15,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <optional>
 #include <span>
 #include <string>
@@ -44,6 +45,8 @@ struct DeviceWriter {
   std::string thread;  // "cta 3 thread 17"
   std::int64_t step = -1;
 };
+
+struct CapturedGraph;
 
 class Device {
  public:
@@ -101,6 +104,22 @@ class Device {
   }
   virtual bool wants_operations() const { return false; }
 
+  // Captured graphs (graph_device.h). A device that has none runs everything as it is issued.
+  // What `count` items are padded to: the size of the graph that takes them, or `count` itself.
+  virtual std::int32_t padded_batch(std::int32_t count) const { return count; }
+  virtual bool captures(std::int32_t /*size*/) const { return false; }
+  // The launches that issue() makes for a batch padded to `size`. REQUIRES: it launches, and does
+  // nothing else on the device; where captures(size), parameters differ in device memory only.
+  virtual void run_captured(std::string_view /*part*/, std::int32_t /*size*/,
+                            const std::function<void()>& issue) {
+    issue();
+  }
+  // Addresses that captured launches may hold have changed.
+  virtual void forget_captured() {}
+  // Launches all of a graph, as one piece of work where the platform can.
+  virtual int launch_graph(CapturedGraph& graph, const LaunchPlace& place);
+  virtual GraphStatistics graph_statistics() const { return {}; }
+
   // Streams 0 to count - 1. REQUIRES: called once, before any operation but allocate().
   virtual void open_streams(int /*count*/) {}
   virtual void use_stream(int /*stream*/) {}  // later operations go there
@@ -130,5 +149,17 @@ class Device {
  private:
   std::optional<Error> failure_;
 };
+
+// Launches with their parameters frozen, in order, and what the device has made of them.
+struct CapturedGraph {
+  std::vector<Device::Launch> launches;
+  std::shared_ptr<void> instance;  // a device's own; null: not made yet
+};
+
+inline int Device::launch_graph(CapturedGraph& graph, const LaunchPlace& place) {
+  for (const Launch& launch : graph.launches)
+    if (const int error = launch(place); error != 0) return error;
+  return 0;
+}
 
 }  // namespace lockstep::cuda

@@ -44,6 +44,9 @@ class ForwardingDevice : public Device {
     return inner_->kernel_statistics();
   }
   bool watches_accesses() const override { return inner_->watches_accesses(); }
+  int launch_graph(CapturedGraph& graph, const LaunchPlace& place) override {
+    return inner_->launch_graph(graph, place);
+  }
   void plant(Defect defect) override {
     Device::plant(defect);
     inner_->plant(defect);
@@ -51,6 +54,7 @@ class ForwardingDevice : public Device {
 
  protected:
   Device& inner() { return *inner_; }
+  const Device& inner() const { return *inner_; }
   Result<void> finish_inner() {
     if (auto done = inner_->finish(); !done) fail_with(done.error().message);
     if (failed()) return tl::unexpected(*failure());

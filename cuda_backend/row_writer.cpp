@@ -34,46 +34,56 @@ void RowWriter::write(const StepProgram& program, const DeviceArray<std::uint64_
                       const BlockTables& tables) {
   const auto num_tokens = static_cast<std::int32_t>(program.contents.size());
   if (num_tokens == 0) return;
-  const std::int32_t num_padded = std::max(num_tokens, program.num_padded_tokens);
+  const std::int32_t size = device_.padded_batch(num_tokens);
+  const bool captured = device_.captures(size);
+  const std::int32_t num_padded = captured ? size : std::max(num_tokens, program.num_padded_tokens);
+  const std::int32_t num_made = captured ? size : num_tokens;
   const Defect defect = device_.defect();
-  const std::int32_t num_filled = num_tokens - (defect == Defect::uninitialised_read ? 1 : 0);
+  const std::int32_t num_filled = num_made - (defect == Defect::uninitialised_read ? 1 : 0);
   std::int32_t num_written = num_padded;
-  if (defect == Defect::drop_slot) num_written = num_tokens - 1;
-  if (defect == Defect::race) num_written = num_tokens;
+  if (defect == Defect::drop_slot) num_written = num_made - 1;
+  if (defect == Defect::race) num_written = num_made;
   reserve_inputs(num_padded);
-  for (std::size_t layer = 0; layer < layers_.rows.size(); ++layer) {
-    const RowCache& rows = layers_.rows[layer];
-    if (rows.row_bytes == 0) continue;
-    const ShapeMasks masks = shape_masks(rows.dtype);
-    const Inputs& inputs = inputs_[layer % inputs_.size()];
-    const std::int32_t group = layers_.group_of_layer[layer];
-    device_.launch(device_.kernels().fill_rows,
-                   FillRowsParams{.contents = contents.data(),
-                                  .key = inputs.keys.data(),
-                                  .value = inputs.values.data(),
-                                  .keep_mask = masks.keep,
-                                  .set_mask = masks.set,
-                                  .num_tokens = num_filled,
-                                  .num_kv_heads = rows.num_kv_heads,
-                                  .num_parts = rows.num_parts,
-                                  .row_bytes = rows.row_bytes,
-                                  .layer = rows.layer},
-                   [&](Operation& operation) {
-                     operation.named("fill_rows").read_all(contents);
-                     operation.write_all(inputs.keys, inputs.values);
-                   });
-    device_.launch(device_.kernels().write_rows,
-                   WriteRowsParams{.cache = rows,
-                                   .key = inputs.keys.data(),
-                                   .value = inputs.values.data(),
-                                   .slots = tables.slots(group),
-                                   .num_tokens = num_written},
-                   [&](Operation& operation) {
-                     operation.named("write_rows").read_all(inputs.keys, inputs.values);
-                     operation.read(tables.slots_range(group));
-                     add_written(program, layer, tables, operation.writes);
-                   });
-  }
+  device_.run_captured("tokens' rows", size, [&] {
+    for (std::size_t layer = 0; layer < layers_.rows.size(); ++layer)
+      if (layers_.rows[layer].row_bytes != 0)
+        write_layer(program, layer, contents, tables, {num_filled, num_written});
+  });
+}
+
+void RowWriter::write_layer(const StepProgram& program, std::size_t layer,
+                            const DeviceArray<std::uint64_t>& contents, const BlockTables& tables,
+                            TokenCounts counts) {
+  const RowCache& rows = layers_.rows[layer];
+  const ShapeMasks masks = shape_masks(rows.dtype);
+  const Inputs& inputs = inputs_[layer % inputs_.size()];
+  const std::int32_t group = layers_.group_of_layer[layer];
+  device_.launch(device_.kernels().fill_rows,
+                 FillRowsParams{.contents = contents.data(),
+                                .key = inputs.keys.data(),
+                                .value = inputs.values.data(),
+                                .keep_mask = masks.keep,
+                                .set_mask = masks.set,
+                                .num_tokens = counts.filled,
+                                .num_kv_heads = rows.num_kv_heads,
+                                .num_parts = rows.num_parts,
+                                .row_bytes = rows.row_bytes,
+                                .layer = rows.layer},
+                 [&](Operation& operation) {
+                   operation.named("fill_rows").read_all(contents);
+                   operation.write_all(inputs.keys, inputs.values);
+                 });
+  device_.launch(device_.kernels().write_rows,
+                 WriteRowsParams{.cache = rows,
+                                 .key = inputs.keys.data(),
+                                 .value = inputs.values.data(),
+                                 .slots = tables.slots(group),
+                                 .num_tokens = counts.written},
+                 [&](Operation& operation) {
+                   operation.named("write_rows").read_all(inputs.keys, inputs.values);
+                   operation.read(tables.slots_range(group));
+                   add_written(program, layer, tables, operation.writes);
+                 });
 }
 
 }  // namespace lockstep::cuda

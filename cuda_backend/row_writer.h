@@ -31,7 +31,13 @@ class RowWriter {
     explicit Inputs(Device& device) : keys(device, "key inputs"), values(device, "value inputs") {}
     DeviceArray<std::byte> keys, values;
   };
+  struct TokenCounts {
+    std::int32_t filled, written;
+  };
   void reserve_inputs(std::int64_t num_tokens);
+  void write_layer(const StepProgram& program, std::size_t layer,
+                   const DeviceArray<std::uint64_t>& contents, const BlockTables& tables,
+                   TokenCounts counts);
   // The blocks of a layer that the step's tokens go to.
   void add_written(const StepProgram& program, std::size_t layer, const BlockTables& tables,
                    std::vector<MemoryRange>& ranges) const;

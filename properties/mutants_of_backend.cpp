@@ -32,6 +32,9 @@ void choose(SavedCase& saved, AttentionBackend backend) {
     saved.kernel_block_sizes = *sizes;
 }
 void over_four_streams(SavedCase& saved) { saved.settings.emplace_back("num_streams", 4); }
+void with_graphs(SavedCase& saved) {
+  saved.settings.emplace_back("max_cudagraph_capture_size", 64);
+}
 void flash(SavedCase& saved) { choose(saved, AttentionBackend::flash_attn); }
 
 std::vector<Mutant> row_mutants() {
@@ -247,6 +250,38 @@ std::vector<Mutant> device_state_mutants() {
   };
 }
 
+// slot-pad-rows shows in graphs as it does without: tests/cuda_backend/mutants_test.cpp.
+std::vector<Mutant> graph_mutants() {
+  return {
+      {.id = "graph-stale-param",
+       .site = kBackend,
+       .source = "this project",
+       .mechanism = "a captured launch holds the number of tokens of the batch that it was "
+                    "captured with, and does not read it from memory",
+       .exposed_by = "two batches of different sizes that are padded to one",
+       .caught_by = {kSlots, kMemory},
+       .bias = on_device({full_attention}, {states, two_block_pool}),
+       .reshape = with_graphs},
+      {.id = "graph-too-small",
+       .site = kBackend,
+       .source = "this project",
+       .mechanism = "the graph of the next smaller size is replayed: the last tokens of the batch "
+                    "are not in it",
+       .exposed_by = "a batch between two captured sizes",
+       .caught_by = {kSlots, kMemory},
+       .bias = on_device({full_attention}, {states, two_block_pool}),
+       .reshape = with_graphs},
+      {.id = "graph-stale-pointer",
+       .site = kBackend,
+       .source = "this project",
+       .mechanism = "a buffer grows after a graph was captured, which goes on reading the old one",
+       .exposed_by = "a captured batch, a larger one, and one of the first size again",
+       .caught_by = {kSlots, kWritten, kMemory},
+       .bias = on_device({full_attention, long_prompts}, {states, two_block_pool}),
+       .reshape = with_graphs},
+  };
+}
+
 std::vector<Mutant> view_mutants() {
   return {
       {.id = "layout-not-updated",
@@ -305,7 +340,8 @@ std::vector<Mutant> view_mutants() {
 
 std::vector<Mutant> mutants_of_backend() {
   std::vector<Mutant> all;
-  for (const auto& part : {row_mutants(), table_mutants(), device_state_mutants(), view_mutants()})
+  for (const auto& part :
+       {row_mutants(), table_mutants(), device_state_mutants(), graph_mutants(), view_mutants()})
     all.insert(all.end(), part.begin(), part.end());
   return all;
 }

@@ -118,7 +118,10 @@ struct BackendConfig {
   // seed. Mode hunt does so too.
   bool delay_streams = false;
   std::int64_t num_host_blocks = 0;  // of the host tier, rule (12); 0: there is none
-  std::string mutant;                // a planted defect to switch on; empty: none
+  // Parts of steps of up to so many tokens are captured once for each size that vLLM captures, and
+  // replayed, the batch padded to that size; 0: every launch is issued anew.
+  std::int32_t max_cudagraph_capture_size = 0;
+  std::string mutant;  // a planted defect to switch on; empty: none
 };
 
 enum class Poison : std::uint8_t { fresh = 0, freed = 1, padding = 2 };
@@ -293,6 +296,14 @@ struct KernelStatistics {
   bool operator==(const KernelStatistics&) const = default;
 };
 
+// What became of the parts of steps that could be captured.
+struct GraphStatistics {
+  std::int64_t captured = 0;  // graphs
+  std::int64_t replayed = 0;  // times that one of them ran in place of its launches
+  std::int64_t dropped = 0;   // graphs that held addresses of memory that was moved
+  bool operator==(const GraphStatistics&) const = default;
+};
+
 class Backend {
  public:
   virtual ~Backend() = default;
@@ -330,6 +341,7 @@ class Backend {
 
   // By name of the kernel; empty where nobody counts (a GPU, a backend of loops).
   virtual std::vector<KernelStatistics> kernel_statistics() const { return {}; }
+  virtual GraphStatistics graph_statistics() const { return {}; }
   // False: programs must have no queries.
   virtual bool answers_queries() const { return true; }
   // What this backend cannot be asked, one sentence each.

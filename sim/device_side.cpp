@@ -98,8 +98,7 @@ std::optional<Divergence> LockstepDevice::check_hits(const SchedulerOutput& deci
   return std::nullopt;
 }
 
-Result<std::optional<Divergence>> LockstepDevice::extract(
-    std::span<const StoppedRequest> stopped) {
+Result<std::optional<Divergence>> LockstepDevice::extract(std::span<const StoppedRequest> stopped) {
   extraction_.begin(program_.step);
   for (const StoppedRequest& request : stopped) extraction_.add(request.id);
   if (extraction_.program().extractions.empty()) return std::optional<Divergence>();
@@ -120,6 +119,10 @@ Result<std::optional<Divergence>> LockstepDevice::finish(bool agreed) {
   summary_.rows_read += planner_.rows_read();
   summary_.rows_extracted += extraction_.rows_compared();
   add_kernels(backend_.kernel_statistics());
+  const GraphStatistics graphs = backend_.graph_statistics();
+  summary_.graphs.captured += graphs.captured;
+  summary_.graphs.replayed += graphs.replayed;
+  summary_.graphs.dropped += graphs.dropped;
   // The ranks leave out the same things for the same reasons: one of them says so.
   if (config_.device.context.rank == 0) say_what_was_not_checked(agreed);
   return found;

@@ -6,6 +6,7 @@
 
 #include "reference/check.h"
 #include "reference/page_size.h"
+#include "sim/capture_sizes.h"
 
 namespace lockstep {
 namespace {
@@ -105,8 +106,12 @@ std::optional<Divergence> ProgramBuilder::build(const SchedulerOutput& decision,
   for (const BlockId block : handed_)
     group_of_block_[static_cast<std::size_t>(index_of(block))] = -1;
   handed_.clear();
-  program.num_padded_tokens = round_up_to(static_cast<std::int64_t>(program.contents.size()), 8,
-                                          device_.max_tokens_per_step);
+  const std::int64_t captured =
+      captured_batch(std::ssize(program.contents), device_.max_cudagraph_capture_size,
+                     device_.max_tokens_per_step);
+  program.num_padded_tokens =
+      captured > 0 ? static_cast<std::int32_t>(captured)
+                   : round_up_to(std::ssize(program.contents), 8, device_.max_tokens_per_step);
   return std::nullopt;
 }
 

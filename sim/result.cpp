@@ -57,6 +57,9 @@ nlohmann::ordered_json json_of(const RunSummary& summary) {
                                {"accesses", kernel.accesses},
                                {"switches", kernel.switches},
                                {"barriers", kernel.barriers}});
+  json["graphs"] = {{"captured", summary.graphs.captured},
+                    {"replayed", summary.graphs.replayed},
+                    {"dropped", summary.graphs.dropped}};
   json["not_checked"] = summary.not_checked;
   json["state_hash"] = to_hex(summary.state_hash);
   json["divergence"] = nullptr;

@@ -74,6 +74,7 @@ struct RunSummary {
   std::vector<std::string> not_checked;  // one sentence each
 
   std::vector<KernelStatistics> kernels;  // what the backend launched
+  GraphStatistics graphs;                 // and what it captured and replayed
 
   std::string backend;  // name and device; "none"
   StateHash state_hash;

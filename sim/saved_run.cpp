@@ -30,6 +30,7 @@ struct Settings {
   std::int64_t queries_per_kv = 1;
   std::int64_t num_streams = 1;
   std::int64_t delay_streams = 0;
+  std::int64_t max_cudagraph_capture_size = 0;
   std::int64_t draft_acceptance_percent = 60;
 
   std::vector<std::pair<std::string, std::int64_t*>> by_name() {
@@ -39,6 +40,7 @@ struct Settings {
             {"queries_per_kv", &queries_per_kv},
             {"num_streams", &num_streams},
             {"delay_streams", &delay_streams},
+            {"max_cudagraph_capture_size", &max_cudagraph_capture_size},
             {"step_base_ns", &step_time.base_ns},
             {"step_token_ns", &step_time.per_token_ns},
             {"draft_acceptance_percent", &draft_acceptance_percent}};
@@ -89,6 +91,7 @@ SavedCase save_case(std::string name, const LockstepConfig& config,
                     .queries_per_kv = config.device.queries_per_kv,
                     .num_streams = config.device.num_streams,
                     .delay_streams = config.device.delay_streams ? 1 : 0,
+                    .max_cudagraph_capture_size = config.device.max_cudagraph_capture_size,
                     .draft_acceptance_percent = options.draft_acceptance_percent};
   for (const auto& [key, value] : settings.by_name()) saved.settings.emplace_back(key, *value);
   if (summary.divergence)
@@ -117,6 +120,8 @@ LockstepConfig config_of(const SavedCase& saved) {
   config.device.queries_per_kv = static_cast<std::int32_t>(settings.queries_per_kv);
   config.device.num_streams = static_cast<std::int32_t>(settings.num_streams);
   config.device.delay_streams = settings.delay_streams != 0;
+  config.device.max_cudagraph_capture_size =
+      static_cast<std::int32_t>(settings.max_cudagraph_capture_size);
   config.device.check = check_mode_of(saved.check);
   config.device.seed = saved.seed;
   if (!saved.mutants.empty()) plant(config, saved.mutants.front());

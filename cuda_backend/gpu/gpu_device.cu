@@ -131,6 +131,14 @@ class GpuDevice final : public Device {
           cudaStreamWaitEvent(stream_, events_[static_cast<std::size_t>(event)], 0));
   }
 
+  // The second time that its launches run they are captured, and from then on the graph does.
+  int launch_graph(CapturedGraph& graph, const LaunchPlace& place) override {
+    if (graph.instance == nullptr)
+      if (const cudaError_t error = capture(graph, place); error != cudaSuccess) return error;
+    return cudaGraphLaunch(static_cast<cudaGraphExec_t>(graph.instance.get()),
+                           static_cast<cudaStream_t>(place.stream));
+  }
+
   void begin_step(std::int64_t) override {}
   void take_reports(std::vector<DeviceReport>&) override {}  // compute-sanitizer's part
   std::optional<DeviceWriter> who_wrote(const std::byte*) override { return std::nullopt; }
@@ -141,6 +149,23 @@ class GpuDevice final : public Device {
     const std::byte* staged;
     std::size_t size_bytes;
   };
+
+  cudaError_t capture(CapturedGraph& graph, const LaunchPlace& place) {
+    const auto stream = static_cast<cudaStream_t>(place.stream);
+    cudaError_t error = cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal);
+    if (error != cudaSuccess) return error;
+    const int launched = Device::launch_graph(graph, place);
+    cudaGraph_t captured = nullptr;
+    error = cudaStreamEndCapture(stream, &captured);  // also where a launch failed
+    if (launched != 0) error = static_cast<cudaError_t>(launched);
+    cudaGraphExec_t instance = nullptr;
+    if (error == cudaSuccess) error = cudaGraphInstantiate(&instance, captured, 0);
+    if (captured != nullptr) cudaGraphDestroy(captured);
+    if (error == cudaSuccess)
+      graph.instance = std::shared_ptr<void>(
+          instance, [](void* made) { cudaGraphExecDestroy(static_cast<cudaGraphExec_t>(made)); });
+    return error;
+  }
 
   void check(const std::string& what, cudaError_t error) {
     if (error != cudaSuccess) fail_with(what + ": " + cudaGetErrorString(error));

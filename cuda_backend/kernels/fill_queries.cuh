@@ -14,6 +14,7 @@ inline constexpr std::uint32_t kPartQuery = 2;
 __global__ void fill_queries_kernel(AttentionParams p) {
   constexpr std::uint64_t kKeep = 0x807FFFFF807FFFFFull, kSet = 0x3F0000003F000000ull;
   const QueryItem item = p.items[blockIdx.x];
+  if (item.row < 0) return;
   const RowCache cache = p.layers[item.layer_index];
   const std::uint32_t row_floats = padded_head_size(cache.head_size);
   const std::uint32_t words_per_row = row_floats / 2, head_size = cache.head_size;

@@ -198,6 +198,7 @@ __global__ void paged_attention_kernel(AttentionParams p) {
   SIMT_SHARED_ARRAY(float, parts, 32 * kLaneElements);
   const AttentionShared shared{weights, values, parts};
   const QueryItem item = p.items[blockIdx.x];
+  if (item.row < 0) return;
   const RowCache cache = p.layers[item.layer_index];
   const std::int32_t query_head = blockIdx.y;
   if (query_head >= cache.num_kv_heads * cache.queries_per_kv) return;

@@ -94,6 +94,9 @@ struct SlotMappingParams {
   std::int64_t slots_stride;       // elements
   std::int32_t num_groups;
   std::int32_t num_tokens;
+  // num_tokens as it lies in device memory, for a launch that is repeated for other batches; null:
+  // num_tokens holds.
+  const std::int32_t* num_live_tokens;
   std::int32_t num_padded_tokens;
   Slot pad_slot;
   std::int32_t context_ranks;  // that share the tokens of a request, of which this is the
@@ -191,7 +194,8 @@ struct FingerprintParams {
   std::int64_t max_page_bytes;
 };
 
-// A piece of a probe: positions [first, last) of one row in one layer.
+// A piece of a probe: positions [first, last) of one row in one layer. A row below zero, here and
+// in QueryItem, is padding.
 struct DigestPiece {
   std::int32_t probe, row, layer_index, first, last;
 };
@@ -229,7 +233,7 @@ struct StateCache {
   std::int32_t state = 0;  // index in the page
 };
 struct StateUpdateItem {
-  std::int32_t group, source, target, num_tokens, first_token;
+  std::int32_t group, source, target, num_tokens, first_token;  // group below zero: padding
 };
 struct StateUpdateParams {
   const StateCache* states;

@@ -1,7 +1,7 @@
 // Slot mapping: where the token at a position of a row goes, looked up in the group's own block
 // table. slot = kernel_block_id * kernel_block_size + position % kernel_block_size, which is the
-// same number as block_id * block_size + position % block_size. Tokens past num_tokens (a padded
-// batch) get pad_slot.
+// same number as block_id * block_size + position % block_size. Tokens past the live ones (a
+// padded batch) get pad_slot.
 //
 // Under context parallelism a block of the table stands for a block on each of the ranks: its
 // tokens are dealt out in runs of `interleave`, and those of other ranks get pad_slot.
@@ -18,9 +18,10 @@ __global__ void slot_mapping_kernel(SlotMappingParams p) {
   Slot* slots = p.slots + group * p.slots_stride;
   const GroupTable table = p.groups[group];
   const std::int64_t width = std::int64_t(table.width) * table.blocks_per_kv_block;
+  const std::int32_t num_tokens = p.num_live_tokens != nullptr ? *p.num_live_tokens : p.num_tokens;
   for (std::uint32_t token = first_item(); token < std::uint32_t(p.num_padded_tokens);
        token += item_stride()) {
-    if (token >= std::uint32_t(p.num_tokens) || width == 0) {
+    if (token >= std::uint32_t(num_tokens) || width == 0) {
       slots[token] = p.pad_slot;
       continue;
     }

@@ -19,6 +19,7 @@ enum class StateDefect { none, pads_included, update_race };
 template <StateDefect kDefect>
 __global__ void state_update_kernel(StateUpdateParams p) {
   const StateUpdateItem item = p.items[blockIdx.x];
+  if (item.group < 0) return;
   const RegionRange range = p.groups[item.group];
   if (std::int32_t(blockIdx.y) >= range.end - range.begin) return;
   const StateCache state = p.states[range.begin + blockIdx.y];

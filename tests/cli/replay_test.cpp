@@ -132,6 +132,37 @@ TEST(Replay, OverSeveralStreamsGivesTheSameStateHash) {
   EXPECT_EQ(watched.at("configuration").at("num_streams"), 3);
 }
 
+TEST(Replay, FromCapturedGraphsChecksTheSamePagesAndSavesWhatItCaptured) {
+  const Json eager = replay_json({kSample, "--backend", "simt", "--limit", "30"});
+  EXPECT_EQ(eager.at("graphs").at("captured"), 0);
+  for (const std::vector<std::string>& streams :
+       {std::vector<std::string>{}, {"--streams", "3", "--delay-streams"}}) {
+    std::vector<std::string> arguments = {kSample, "--backend", "simt", "--limit",
+                                          "30",    "--graphs",  "64"};
+    arguments.insert(arguments.end(), streams.begin(), streams.end());
+    const Json graphs = replay_json(arguments);
+    EXPECT_EQ(graphs.at("verdict"), "agreed");
+    EXPECT_EQ(graphs.at("pages_checked"), eager.at("pages_checked"));
+    EXPECT_EQ(graphs.at("configuration").at("max_cudagraph_capture_size"), 64);
+    EXPECT_GT(graphs.at("graphs").at("captured"), 10);
+    EXPECT_GT(graphs.at("graphs").at("replayed"), 100);
+  }
+  const std::string folder = temporary_path("cases");
+  const Outcome found = run_lockstep({"replay", kSample, "--backend", "simt", "--graphs", "64",
+                                      "--mutant", "graph-stale-param", "--save", folder});
+  ASSERT_EQ(found.status, 1) << found.err << found.out;
+  for (const auto& entry : std::filesystem::directory_iterator(folder))
+    EXPECT_EQ(run_lockstep({"replay", entry.path().string()}).status, 1);
+}
+
+// Its name in a plan is "fp8", as vLLM's.
+TEST(Replay, OfEightBitFloatsTakesBothOfTheirNames) {
+  const Json json =
+      replay_json({kSample, "--backend", "simt", "--limit", "5", "--dtype", "fp8_e4m3"});
+  EXPECT_EQ(json.at("verdict"), "agreed");
+  EXPECT_GT(json.at("outputs_checked"), 0);
+}
+
 TEST(Replay, CountsWhatEveryKernelDid) {
   const Json json = replay_json({kSample, "--backend", "simt", "--limit", "5", "--check", "check"});
   bool wrote_rows = false;

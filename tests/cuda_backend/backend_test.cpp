@@ -39,6 +39,21 @@ TEST_P(BackendTest, AgreesOverSeveralStreamsHoweverLateTheirOperationsRun) {
       }
 }
 
+// Graphs of up to 8 tokens: decodes are replayed, most chunks of prompts are too large for one.
+TEST_P(BackendTest, AgreesWhereStepsAreReplayedFromCapturedGraphs) {
+  for (CheckMode mode : {CheckMode::fast, CheckMode::check, CheckMode::hunt})
+    for (const int num_streams : {1, 3}) {
+      ToyPlan plan = GetParam();
+      plan.config.check = mode;
+      plan.config.max_cudagraph_capture_size = 8;
+      plan.config.num_streams = num_streams;
+      plan.config.delay_streams = num_streams > 1;
+      for (const std::string& line : toy_differences(plan, kSteps))
+        ADD_FAILURE() << "mode " << static_cast<int>(mode) << ", " << num_streams
+                      << " streams: " << line;
+    }
+}
+
 INSTANTIATE_TEST_SUITE_P(Plans, BackendTest, ::testing::ValuesIn(toy_plans()),
                          [](const auto& plan) {
                            std::string name = plan.param.name;

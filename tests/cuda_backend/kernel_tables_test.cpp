@@ -43,8 +43,8 @@ struct Tables {
         device.kernels().slot_mapping,
         SlotMappingParams{groups_on_device, device.put(positions, "positions"),
                           device.put(rows, "rows"), slots, num_padded, 2,
-                          static_cast<std::int32_t>(positions.size()), num_padded, PAD_SLOT_ID,
-                          context.num_ranks, context.rank, context.interleave});
+                          static_cast<std::int32_t>(positions.size()), nullptr, num_padded,
+                          PAD_SLOT_ID, context.num_ranks, context.rank, context.interleave});
     return device.get(slots, 2 * num_padded);
   }
 

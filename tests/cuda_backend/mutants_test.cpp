@@ -17,6 +17,7 @@ struct Exposure {
   std::string plan;      // of toy_plans()
   std::string evidence;  // in one of the differences
   int num_streams = 1;
+  int graphs = 0;  // max_cudagraph_capture_size
 };
 
 void PrintTo(const Exposure& one, std::ostream* out) { *out << one.mutant << " on " << one.plan; }
@@ -36,6 +37,11 @@ std::vector<Exposure> exposures() {
       {"slot-wrong-block-size", hybrid, "slots of group 1"},
       {"slot-pad-rows", pairs, "slots of group 0"},
       {"slot-pad-rows", pairs, "page of block 0"},
+      {"slot-pad-rows", pairs, "slots of group 0", 1, 8},
+      {"slot-pad-rows", pairs, "page of block 0", 1, 8},
+      {"graph-stale-param", pairs, "slots of group 0", 1, 8},
+      {"graph-too-small", pairs, "slots of group 0", 1, 8},
+      {"graph-stale-pointer", pairs, "use after free", 1, 8},
       {"state-copy-lost", hybrid, "page of block"},
       {"state-pads-included", hybrid, "page of block"},
       {"kernel-block-unsplit", hybrid, "slots of group 1"},
@@ -72,6 +78,7 @@ TEST_P(MutantTest, IsSeenInCheckMode) {
   planted.config.mutant = GetParam().mutant;
   planted.config.num_streams = GetParam().num_streams;
   planted.config.delay_streams = planted.config.num_streams > 1;
+  planted.config.max_cudagraph_capture_size = GetParam().graphs;
   std::string all;
   for (const std::string& line : toy_differences(planted, 24)) all += line + "\n";
   EXPECT_NE(all.find(GetParam().evidence), std::string::npos) << all;
@@ -97,7 +104,8 @@ TEST(Mutants, CopyUnorderedLeavesWrongPagesWhenOperationsRunLate) {
 
 INSTANTIATE_TEST_SUITE_P(Backend, MutantTest, ::testing::ValuesIn(exposures()),
                          [](const auto& one) {
-                           std::string name = one.param.mutant + "_" + one.param.evidence;
+                           std::string name = one.param.mutant + "_" + one.param.evidence +
+                                              (one.param.graphs > 0 ? "_captured" : "");
                            for (char& c : name)
                              if (!std::isalnum(static_cast<unsigned char>(c))) c = '_';
                            return name;
