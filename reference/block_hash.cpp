@@ -183,7 +183,8 @@ void BlockHashChain::extend(const HashRule& rule, const TokenSequence& tokens,
   if (num_tokens < rule.hash_block_size) return;
   const auto num_full = static_cast<std::size_t>(num_tokens / rule.hash_block_size);
   if (num_full <= keys_.size()) return;
-  keys_.reserve(num_full);
+  // Doubled: a decode adds one key every block, and an exact reserve would copy all of them.
+  if (num_full > keys_.capacity()) keys_.reserve(std::max(num_full, 2 * keys_.capacity()));
   if (rule.algorithm == HashAlgorithm::content)
     extend_content(num_full, rule, tokens, cache_salt);
   else
