@@ -20,6 +20,7 @@
 
 #include "reference/cache_events.h"
 #include "reference/engine_profile.h"
+#include "reference/free_queue.h"
 #include "reference/ids.h"
 #include "reference/prefix_cache.h"
 #include "reference/scheduler_defect.h"
@@ -34,13 +35,13 @@ class BlockPool {
 
   void plant(SchedulerDefect defect) { evicts_late_ = defect == SchedulerDefect::hash_stale; }
 
-  std::int64_t num_blocks() const { return static_cast<std::int64_t>(blocks_.size()); }
-  std::int64_t num_free_blocks() const { return num_free_; }
-  std::int32_t ref_cnt(BlockId block) const { return blocks_[at(block)].ref_cnt; }
+  std::int64_t num_blocks() const { return std::ssize(ref_cnts_); }
+  std::int64_t num_free_blocks() const { return free_.size(); }
+  std::int32_t ref_cnt(BlockId block) const { return ref_cnts_[at(block)]; }
   // In the free queue, and not the null block.
   bool is_evictable(BlockId block) const { return block != kNullBlock && ref_cnt(block) == 0; }
 
-  std::vector<BlockId> free_queue() const;  // front first
+  std::vector<BlockId> free_queue() const { return free_.in_order(); }  // front first
 
   // Appends `count` blocks from the front of the queue to `out`; what they had cached is evicted.
   // REQUIRES: count <= num_free_blocks().
@@ -71,11 +72,6 @@ class BlockPool {
   CacheEventLog* events() { return events_.get(); }
 
  private:
-  struct Block {
-    std::int32_t ref_cnt = 0;
-    BlockId previous{};  // neighbours in the free queue; the null block stands for its two ends
-    BlockId next{};
-  };
   bool is_hashed(BlockId block) const {
     return enable_caching_ &&
            (cache_.contains(block) || (!keys_of_parts_.empty() && keys_of_parts_.contains(block)));
@@ -83,13 +79,13 @@ class BlockPool {
   static std::size_t at(BlockId block) { return static_cast<std::size_t>(index_of(block)); }
   template <typename Iterator>
   void release(Iterator begin, Iterator end);
-  void insert_after(BlockId place, BlockId block);
   void evict(BlockId block);
   void evict_parts(BlockId block);
-  void unlink(BlockId block);
+  void prefetch_evictions() const;
 
-  std::vector<Block> blocks_;
-  std::int64_t num_free_ = 0;
+  std::vector<std::int32_t> ref_cnts_;  // by block
+  FreeQueue free_;
+  std::vector<BlockId> unhashed_;  // of one call of release()
   bool enable_caching_;
   bool unhashed_first_;
   bool evicts_late_ = false;  // planted: content is findable until other content is

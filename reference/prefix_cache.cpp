@@ -8,78 +8,69 @@ namespace lockstep {
 
 PrefixCache::PrefixCache(std::int64_t num_blocks)
     : entries_(static_cast<std::size_t>(num_blocks)),
-      buckets_(std::bit_ceil(static_cast<std::size_t>(num_blocks) * 3 / 2 + 2)),
-      mask_(buckets_.size() - 1) {}
+      firsts_(std::bit_ceil(2 * static_cast<std::size_t>(num_blocks)), kNullBlock),
+      mask_(firsts_.size() - 1) {}
 
-std::size_t PrefixCache::probe(const BlockKey& mixed_key) const {
-  const std::uint32_t tag = tag_of(mixed_key);
-  std::size_t i = tag & mask_;
-  while (buckets_[i].first != kNullBlock &&
-         (buckets_[i].tag != tag || !(entries_[at(buckets_[i].first)].key == mixed_key)))
-    i = (i + 1) & mask_;
-  return i;
+// The first block from `from` on in its chain that holds the key.
+BlockId PrefixCache::first_of(const BlockKey& mixed_key, BlockId from) const {
+  while (from != kNullBlock && !(entries_[at(from)].key == mixed_key))
+    from = entries_[at(from)].next;
+  return from;
 }
 
 BlockId PrefixCache::find(const BlockKey& key, std::int32_t group) const {
-  return buckets_[probe(mixed(key, group))].first;
+  const BlockKey mixed_key = mixed(key, group);
+  return first_of(mixed_key, firsts_[bucket_of(mixed_key)]);
 }
 
 bool PrefixCache::added_this_step(const BlockKey& key, std::int32_t group) const {
-  const Bucket& bucket = buckets_[probe(mixed(key, group))];
-  return bucket.first != kNullBlock && bucket.added_in_step == step_;
+  const BlockKey mixed_key = mixed(key, group);
+  BlockId block = find(key, group);
+  while (block != kNullBlock && entries_[at(block)].added_in_step != step_)
+    block = first_of(mixed_key, entries_[at(block)].next);
+  return block != kNullBlock;
 }
 
 void PrefixCache::add(BlockId block, const BlockKey& key, std::int32_t group) {
   Entry& entry = entries_[at(block)];
   LS_CHECK(block != kNullBlock, "the null block holds nothing");
-  LS_CHECK(!entry.cached, "block {} is cached already", index_of(block));
-  entry = {mixed(key, group), kNullBlock, kNullBlock, group, true};
-  Bucket& bucket = buckets_[probe(entry.key)];
-  if (bucket.first == kNullBlock) {
-    bucket = {tag_of(entry.key), block, block, step_};
+  LS_CHECK(entry.group == kNotCached, "block {} is cached already", index_of(block));
+  entry = {mixed(key, group), block, kNullBlock, group, step_};
+  BlockId& first = firsts_[bucket_of(entry.key)];
+  if (first == kNullBlock) {
+    first = block;
     return;
   }
-  entry.previous = bucket.last;
-  entries_[at(bucket.last)].next = block;
-  bucket.last = block;
-  bucket.added_in_step = step_;
+  BlockId& last = entries_[at(first)].previous;
+  entries_[at(last)].next = block;
+  entry.previous = last;
+  last = block;
 }
 
 bool PrefixCache::remove(BlockId block) {
   Entry& entry = entries_[at(block)];
-  if (!entry.cached) return false;
-  const std::size_t i = probe(entry.key);
-  Bucket& bucket = buckets_[i];
-  LS_CHECK(bucket.first != kNullBlock, "block {} is in no bucket", index_of(block));
-  if (entry.previous != kNullBlock) entries_[at(entry.previous)].next = entry.next;
-  if (entry.next != kNullBlock) entries_[at(entry.next)].previous = entry.previous;
-  if (bucket.first == block) bucket.first = entry.next;
-  if (bucket.last == block) bucket.last = entry.previous;
-  entry.cached = false;
-  if (bucket.first == kNullBlock) erase_bucket(i);
+  if (entry.group == kNotCached) return false;
+  BlockId& first = firsts_[bucket_of(entry.key)];
+  LS_CHECK(first != kNullBlock, "block {} is in no chain", index_of(block));
+  // Who keeps a link to what came before this block: its successor, or the chain's first.
+  const BlockId keeper = entry.next != kNullBlock ? entry.next : first;
+  entries_[at(keeper)].previous = entry.previous;
+  if (first == block)
+    first = entry.next;
+  else
+    entries_[at(entry.previous)].next = entry.next;
+  entry.group = kNotCached;
   return true;
 }
 
-// Closes the gap that an emptied bucket leaves in its probe sequence.
-void PrefixCache::erase_bucket(std::size_t hole) {
-  for (std::size_t i = (hole + 1) & mask_; buckets_[i].first != kNullBlock; i = (i + 1) & mask_) {
-    const std::size_t home = buckets_[i].tag & mask_;
-    if (((i - home) & mask_) >= ((i - hole) & mask_)) {
-      buckets_[hole] = buckets_[i];
-      hole = i;
-    }
-  }
-  buckets_[hole] = {};
-}
-
 void PrefixCache::clear() {
-  for (Entry& entry : entries_) entry.cached = false;
-  for (Bucket& bucket : buckets_) bucket = {};
+  for (Entry& entry : entries_) entry.group = kNotCached;
+  for (BlockId& first : firsts_) first = kNullBlock;
 }
 
 BlockKey PrefixCache::key_of(BlockId block) const {
   const Entry& entry = entries_[at(block)];
-  LS_CHECK(entry.cached, "block {} is not cached", index_of(block));
+  LS_CHECK(entry.group != kNotCached, "block {} is not cached", index_of(block));
   const auto g = static_cast<std::uint64_t>(entry.group);
   return {entry.key.low - g * 0x9E3779B97F4A7C15ull, entry.key.high ^ (g * 0xD1342543DE82EF95ull)};
 }

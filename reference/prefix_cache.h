@@ -5,9 +5,11 @@
 //
 // Invariants
 // (1) A block is in the cache at most once, under the key that key_of() tells.
-// (2) Blocks of one key are chained in the order in which they were added.
-// (3) The table is never more than 2/3 full; a bucket is 16 bytes, so that the tables of large
-//     pools stay in the processor's caches.
+// (2) A chain holds the blocks of one bucket in the order in which they were added; the `previous`
+//     of its first block is its last, so that adding and removing are O(1) however many blocks
+//     hold one key.
+// (3) There are at least two buckets a block, of four bytes: most chains have one block, and the
+//     table of a large pool stays in the processor's caches.
 #pragma once
 
 #include <cstdint>
@@ -42,48 +44,40 @@ class PrefixCache {
   bool remove(BlockId block);
   void clear();
 
-  bool contains(BlockId block) const { return entries_[at(block)].cached; }
-  // Brings what remove(block) will touch nearer to the processor.
-  void prefetch(BlockId block) const {
-    const Entry& entry = entries_[at(block)];
-    if (entry.cached) __builtin_prefetch(&buckets_[tag_of(entry.key) & mask_]);
-  }
-  void prefetch(const BlockKey& key, std::int32_t group) const {
-    __builtin_prefetch(&buckets_[tag_of(mixed(key, group)) & mask_]);
-  }
+  bool contains(BlockId block) const { return entries_[at(block)].group != kNotCached; }
+  // Brings what remove(block) will touch nearer to the processor: first the entry, then the bucket.
   void prefetch_entry(BlockId block) const { __builtin_prefetch(&entries_[at(block)]); }
+  void prefetch_bucket(BlockId block) const {
+    __builtin_prefetch(&firsts_[bucket_of(entries_[at(block)].key)]);
+  }
+  // The same for find() and add().
+  void prefetch(const BlockKey& key, std::int32_t group) const {
+    __builtin_prefetch(&firsts_[bucket_of(mixed(key, group))]);
+  }
 
   // The key and group of a cached block, for events. REQUIRES: contains(block).
   BlockKey key_of(BlockId block) const;
   std::int32_t group_of(BlockId block) const { return entries_[at(block)].group; }
 
  private:
-  struct Entry {   // one a block
+  static constexpr std::int32_t kNotCached = -1;
+  struct Entry {   // one a block, half a cache line
     BlockKey key;  // already mixed with the group
     BlockId previous{};
-    BlockId next{};
-    std::int32_t group = 0;
-    bool cached = false;
-  };
-  struct Bucket {           // one a distinct key; open addressing, linear probing
-    std::uint32_t tag = 0;  // low half of the key; the whole of it stands at `first`
-    BlockId first{};        // the null block: the bucket is empty
-    BlockId last{};
+    BlockId next{};  // the null block: none
+    std::int32_t group = kNotCached;
     std::uint32_t added_in_step = 0;
   };
   static std::size_t at(BlockId block) { return static_cast<std::size_t>(index_of(block)); }
-  static std::uint32_t tag_of(const BlockKey& mixed_key) {
-    return static_cast<std::uint32_t>(mixed_key.low);
-  }
+  std::size_t bucket_of(const BlockKey& mixed_key) const { return mixed_key.low & mask_; }
   static BlockKey mixed(const BlockKey& key, std::int32_t group) {
     const auto g = static_cast<std::uint64_t>(group);
     return {key.low + g * 0x9E3779B97F4A7C15ull, key.high ^ (g * 0xD1342543DE82EF95ull)};
   }
-  std::size_t probe(const BlockKey& mixed_key) const;
-  void erase_bucket(std::size_t hole);
+  BlockId first_of(const BlockKey& mixed_key, BlockId from) const;
 
   std::vector<Entry> entries_;
-  std::vector<Bucket> buckets_;
+  std::vector<BlockId> firsts_;  // of the chain of each bucket; the null block: empty
   std::size_t mask_ = 0;
   std::uint32_t step_ = 1;
 };
