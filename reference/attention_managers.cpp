@@ -73,8 +73,11 @@ SlidingWindowManager::SlidingWindowManager(const KVCacheSpec& spec, std::int32_t
 }
 
 std::int32_t SlidingWindowManager::num_skipped_tokens(std::int32_t num_computed_tokens) const {
-  const std::int32_t num_too_early = planted(SchedulerDefect::free_window_early) ? 1 : 0;
-  return std::max(0, num_computed_tokens - window_ + 1 + num_too_early);
+  return std::max(0, num_computed_tokens - num_kept());
+}
+
+std::int32_t SlidingWindowManager::retires_at(std::int32_t num_left_behind) const {
+  return num_kept() + (num_skipped_tokens(num_left_behind) / block_size_ + 1) * block_size_;
 }
 
 // A hit needs the last window - 1 tokens before the place where it ends.
@@ -146,6 +149,10 @@ ChunkedLocalManager::ChunkedLocalManager(const KVCacheSpec& spec, std::int32_t g
 
 std::int32_t ChunkedLocalManager::num_skipped_tokens(std::int32_t num_computed_tokens) const {
   return num_computed_tokens / chunk_ * chunk_;
+}
+
+std::int32_t ChunkedLocalManager::retires_at(std::int32_t num_left_behind) const {
+  return (num_left_behind / chunk_ + 1) * chunk_;
 }
 
 void ChunkedLocalManager::find_longest_cache_hit(

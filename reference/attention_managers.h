@@ -28,9 +28,15 @@ class SlidingWindowManager final : public GroupManager {
 
  protected:
   std::int32_t num_skipped_tokens(std::int32_t num_computed_tokens) const override;
+  std::int32_t retires_at(std::int32_t num_left_behind) const override;
   bool is_reachable(const Request& request, std::int32_t index) const override;
 
  private:
+  // Tokens before the next one that its attention reads.
+  std::int32_t num_kept() const {
+    return window_ - 1 - (planted(SchedulerDefect::free_window_early) ? 1 : 0);
+  }
+
   std::int32_t window_;
 };
 
@@ -44,6 +50,7 @@ class ChunkedLocalManager final : public GroupManager {
 
  protected:
   std::int32_t num_skipped_tokens(std::int32_t num_computed_tokens) const override;
+  std::int32_t retires_at(std::int32_t num_left_behind) const override;
 
  private:
   std::int32_t chunk_;

@@ -226,6 +226,18 @@ std::array<std::int32_t, 2> GroupManager::replay_boundaries(const Request& reque
           request.shared_prefix_boundary / alignment * alignment};
 }
 
+void GroupManager::narrow(const Request& request, std::int32_t num_left_behind,
+                          TableRest& rest) const {
+  const GroupBlocks& held = of(request);
+  const auto num_held = static_cast<std::int32_t>(held.blocks.size());
+  rest.num_tokens = std::min(rest.num_tokens, num_held * block_size_);
+  rest.retires_at = std::min(rest.retires_at, retires_at(num_left_behind));
+  // A prompt's tail may be published at any time, and again.
+  const bool has_tail = caches_prompt_tails_ && block_size_ > sizes_.hash_block_size;
+  const std::int32_t next = (std::max(held.num_cached_blocks, 0) + 1) * block_size_;
+  rest.publishes_at = std::min(rest.publishes_at, has_tail ? 0 : next);
+}
+
 void GroupManager::free(Request& request) {
   GroupBlocks& held = of(request);
   // The tail first: it is evicted before the prefix that more requests can share.

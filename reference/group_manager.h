@@ -10,6 +10,7 @@
 
 #include <array>
 #include <cstdint>
+#include <limits>
 #include <memory>
 #include <optional>
 #include <span>
@@ -80,6 +81,10 @@ class GroupManager {
   virtual void find_longest_cache_hit(const HitQuery& query, std::span<const std::int32_t> groups,
                                       std::span<std::vector<BlockId>* const> hits) const = 0;
 
+  // Narrows `rest` to where nothing happens to the request in this group, after all has been done
+  // for it with `num_left_behind`.
+  void narrow(const Request& request, std::int32_t num_left_behind, TableRest& rest) const;
+
   virtual std::int32_t num_common_prefix_blocks(const Request&, std::int32_t) const { return 0; }
 
   // From now on new blocks are to be zeroed by the worker.
@@ -90,9 +95,13 @@ class GroupManager {
  protected:
   // Tokens at the head of a request that attention no longer reads.
   virtual std::int32_t num_skipped_tokens(std::int32_t) const { return 0; }
+  // The number of tokens left behind, above `num_left_behind`, before which no further block is
+  // let go; 0: unknown.
+  virtual std::int32_t retires_at(std::int32_t) const { return kNever; }
   // Whether full block `index` is worth publishing: a hit that some later request may have needs
   // it.
   virtual bool is_reachable(const Request&, std::int32_t) const { return true; }
+  static constexpr std::int32_t kNever = std::numeric_limits<std::int32_t>::max();
   void cache_full_blocks(Request& request, std::int32_t num_full);
   void announce_stored(const Request& request, std::int32_t first, std::int32_t num_full);
   void cache_prompt_tail(const Request& request, std::int32_t num_tokens);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <functional>
+#include <limits>
 #include <utility>
 
 #include "reference/check.h"
@@ -192,12 +193,8 @@ bool KVCacheCoordinator::allocate_slots(Request& request, std::int32_t num_new_t
   const SlotDemand demand{std::min(main_model + num_lookahead_tokens, config_.max_model_len),
                           main_model, computed, false};
   // Also when the request cannot be served: what attention no longer reads is of no use to it.
-  std::int32_t num_left_behind = total_computed;
-  if (profile_.retire_basis == RetireBasis::processed)
-    num_left_behind = std::max(0, total_computed - request.num_in_flight_tokens);
-  if (defect_ == SchedulerDefect::free_optimistic)
-    num_left_behind = total_computed + static_cast<std::int32_t>(request.spec_tokens.size());
-  for (const auto& manager : managers_) manager->remove_skipped_blocks(request, num_left_behind);
+  const std::int32_t left_behind = num_left_behind(request, total_computed);
+  remove_skipped_blocks(request, left_behind);
   if (num_blocks_to_allocate(request, hit, demand) > pool_->num_free_blocks()) return false;
   if (hit != nullptr && hit->fills_tables()) {
     for (std::size_t g = 0; g < managers_.size(); ++g) {
@@ -212,12 +209,39 @@ bool KVCacheCoordinator::allocate_slots(Request& request, std::int32_t num_new_t
   if (hit != nullptr && hit->loads_async) return true;
   // Drafts may be rejected: only tokens that stand are published.
   if (config_.enable_prefix_caching)
-    cache_blocks(request, std::min(total_computed + num_new_tokens, request.num_tokens()));
+    cache_blocks(request, std::min(main_model, request.num_tokens()));
+  note_rest(request, left_behind);
   return true;
 }
 
+std::int32_t KVCacheCoordinator::num_left_behind(const Request& request,
+                                                 std::int32_t num_computed_tokens) const {
+  if (defect_ == SchedulerDefect::free_optimistic)
+    return num_computed_tokens + static_cast<std::int32_t>(request.spec_tokens.size());
+  if (profile_.retire_basis == RetireBasis::processed)
+    return std::max(0, num_computed_tokens - request.num_in_flight_tokens);
+  return num_computed_tokens;
+}
+
+void KVCacheCoordinator::note_rest(Request& request, std::int32_t num_left_behind) const {
+  constexpr std::int32_t kNever = std::numeric_limits<std::int32_t>::max();
+  request.rest = {kNever, kNever, kNever};
+  for (const auto& manager : managers_) manager->narrow(request, num_left_behind, request.rest);
+  if (!config_.enable_prefix_caching) request.rest.publishes_at = kNever;
+}
+
+bool KVCacheCoordinator::is_at_rest(const Request& request, std::int32_t num_new_tokens,
+                                    std::int32_t num_lookahead_tokens) const {
+  const TableRest& rest = request.rest;
+  const std::int32_t computed = std::min(request.num_computed_tokens, config_.max_model_len);
+  const std::int32_t end = computed + num_new_tokens;
+  return std::min(end + num_lookahead_tokens, config_.max_model_len) <= rest.num_tokens &&
+         num_left_behind(request, computed) < rest.retires_at &&
+         std::min(end, request.num_tokens()) < rest.publishes_at;
+}
+
 void KVCacheCoordinator::cache_blocks(Request& request, std::int32_t num_computed_tokens) {
-  if (!config_.enable_prefix_caching) return;
+  if (!config_.enable_prefix_caching || num_computed_tokens < request.rest.publishes_at) return;
   const std::int32_t alignment = block_sizes_.scheduler_block_size;
   // Hits end at multiples of the common block size, so nothing beyond the last one can be hit.
   if (managers_.size() > 1) num_computed_tokens = num_computed_tokens / alignment * alignment;
@@ -231,10 +255,12 @@ void KVCacheCoordinator::remove_skipped_blocks(Request& request, std::int32_t nu
 
 void KVCacheCoordinator::free(Request& request) {
   for (const auto& manager : managers_) manager->free(request);
+  request.rest = {};
 }
 
 void KVCacheCoordinator::forget(Request& request) {
   for (GroupBlocks& held : request.groups) held.clear();
+  request.rest = {};
 }
 
 void KVCacheCoordinator::num_common_prefix_blocks(const Request& request, std::int32_t num_requests,

@@ -35,6 +35,15 @@ struct GroupBlocks {
   }
 };
 
+// Up to where nothing happens to the block tables of a request, in any group: it has slots for
+// `num_tokens`, no block goes before `retires_at` tokens are left behind, and none is full before
+// `publishes_at` are computed. Most decode steps end here.
+struct TableRest {
+  std::int32_t num_tokens = 0;
+  std::int32_t retires_at = 0;
+  std::int32_t publishes_at = 0;
+};
+
 inline constexpr std::int32_t kNoToken = std::numeric_limits<std::int32_t>::min();
 
 struct Request {
@@ -71,6 +80,7 @@ struct Request {
   TokenSequence tokens;
   BlockHashChain hashes;
   std::vector<GroupBlocks> groups;
+  TableRest rest;  // KVCacheCoordinator's; all zero where nobody has looked
 };
 
 }  // namespace lockstep

@@ -88,18 +88,21 @@ void Scheduler::Impl::preempt(RequestId victim, std::size_t& index) {
 // place.
 bool Scheduler::Impl::allocate_or_preempt(RequestId id, std::int32_t num_new, std::size_t& index) {
   Request& request = at(id);
+  if (cache.is_at_rest(request, num_new, num_lookahead)) {
+    emit(id, num_new, Handed::none);
+    return true;
+  }
   while (!cache.allocate_slots(request, num_new, num_lookahead, nullptr, false, first_new)) {
     const RequestId victim = pick_victim();
     preempt(victim, index);
     if (victim == id) return false;
   }
-  emit(id, num_new, false);
+  emit(id, num_new, Handed::added);
   return true;
 }
 
-// Writes a scheduled request into the output: its whole table, or what is new in it since
-// first_new.
-void Scheduler::Impl::emit(RequestId id, std::int32_t num_tokens, bool whole_table) {
+// Writes a scheduled request into the output; added are its blocks from first_new on.
+void Scheduler::Impl::emit(RequestId id, std::int32_t num_tokens, Handed handed) {
   Request& request = at(id);
   ScheduledRequest row;
   row.id = id;
@@ -107,10 +110,12 @@ void Scheduler::Impl::emit(RequestId id, std::int32_t num_tokens, bool whole_tab
   row.computed = request.num_computed_tokens;
   row.first_block = static_cast<std::uint32_t>(output.block_ends.size());
   for (std::size_t g = 0; g < first_new.size(); ++g) {
-    const std::vector<BlockId>& blocks = request.groups[g].blocks;
-    const std::size_t first = whole_table ? 0 : first_new[g];
-    output.block_ids.insert(output.block_ids.end(),
-                            blocks.begin() + static_cast<std::ptrdiff_t>(first), blocks.end());
+    if (handed != Handed::none) {
+      const std::vector<BlockId>& blocks = request.groups[g].blocks;
+      const std::size_t first = handed == Handed::whole_table ? 0 : first_new[g];
+      output.block_ids.insert(output.block_ids.end(),
+                              blocks.begin() + static_cast<std::ptrdiff_t>(first), blocks.end());
+    }
     output.block_ends.push_back(static_cast<std::uint32_t>(output.block_ids.size()));
   }
   if (!request.spec_tokens.empty()) take_drafts(request, row);
@@ -258,7 +263,8 @@ bool Scheduler::Impl::enter(RequestId id, RequestQueue& queue, bool any_running)
   const bool resumed = request.status == RequestStatus::preempted;
   request.status = RequestStatus::running;
   if (padded) request.spec_tokens.assign(static_cast<std::size_t>(config.num_spec_tokens), -1);
-  emit(id, num_new, !resumed || defect != SchedulerDefect::resume_appended);
+  const bool appended = resumed && defect == SchedulerDefect::resume_appended;
+  emit(id, num_new, appended ? Handed::added : Handed::whole_table);
   output.scheduled.back().is_new = true;
   output.scheduled.back().is_resumed = resumed;
   return true;

@@ -30,6 +30,9 @@ struct InFlightRow {
   std::int32_t num_spec = 0;
 };
 
+// Which of a scheduled request's blocks its worker is told of.
+enum class Handed : std::uint8_t { none, added, whole_table };
+
 struct Scheduler::Impl {
   Impl(const EngineConfig& engine, const std::vector<KVCacheGroupSpec>& groups, BlockSizes sizes,
        std::int64_t num_blocks, const KVTransfer& transfer);
@@ -61,7 +64,7 @@ struct Scheduler::Impl {
   std::int32_t num_available_tokens() const { return std::min(budget, input_budget - draft_slots); }
   bool enters_as_decode(std::int32_t num_new, bool any_running) const;
   std::int32_t num_tokens_of_waiting(const Request& request, bool any_running, bool& padded) const;
-  void emit(RequestId id, std::int32_t num_tokens, bool whole_table);
+  void emit(RequestId id, std::int32_t num_tokens, Handed handed);
   void take_drafts(Request& request, ScheduledRequest& row);
   void finish_step();
   bool append_tokens(Request& request, std::span<const std::int32_t> tokens, FinishReason& reason,
