@@ -34,7 +34,7 @@ struct StepInFlight {
   ModelOutput output;
 };
 
-class Run {
+class Run final : public LockstepRun {
  public:
   Run(const LockstepConfig& config, DecisionSource& decisions, Workload& workload,
       StepObserver* observer)
@@ -45,7 +45,11 @@ class Run {
         recorder_(config),
         progress_(config) {}
 
-  Result<RunReport> run(std::span<Backend* const> ranks);
+  Result<void> start(std::span<Backend* const> ranks);
+  Result<bool> advance() override;
+  bool is_idle() const override { return idle_; }
+  const RunSummary& summary() const override { return summary_; }
+  Result<RunReport> finish() override;
 
  private:
   Result<bool> step();
@@ -63,7 +67,7 @@ class Run {
   void forget_finished(const SchedulerOutput& decision);
   bool observe(bool (StepObserver::*hook)(const StepView&), const SchedulerOutput& decision,
                std::span<const StoppedRequest> stopped, std::int64_t output_of_step);
-  Result<void> finish();
+  Result<void> close();
 
   const LockstepConfig& config_;
   DecisionSource& decisions_;
@@ -78,6 +82,7 @@ class Run {
   StateHashChain chain_;
   CacheCounters counters_;
   std::vector<CacheEvent> cache_events_;
+  Stopwatch wall_;
   Stopwatch watch_;
 
   std::vector<LiveRequest> requests_;  // by RequestId
@@ -94,36 +99,39 @@ class Run {
   bool idle_ = true;
 };
 
-Result<RunReport> Run::run(std::span<Backend* const> ranks) {
-  Stopwatch wall;
+Result<void> Run::start(std::span<Backend* const> ranks) {
+  wall_.lap();
   summary_.backend = "none";
-  if (!ranks.empty()) {
-    summary_.backend = fmt::format("{} ({})", ranks.front()->name(), ranks.front()->device());
-    auto device = DeviceSide::create(config_, ranks, summary_);
-    if (!device) return tl::unexpected(device.error());
-    device_ = std::move(*device);
-  }
-  while (config_.steps_max == 0 || summary_.steps < config_.steps_max) {
-    events_.clear();
-    const LoopState state{
-        .step = summary_.steps, .idle = idle_, .unfinished = decisions_.has_unfinished_requests()};
-    const auto turn = workload_.next_turn(state, events_);
-    if (!turn) return tl::unexpected(turn.error());
-    if (*turn == Turn::end) {
-      if (has_wait_cycle(config_, decisions_, holding_))
-        set_liveness_verdict(config_, decisions_, holding_, summary_);
-      break;
-    }
-    if (*turn == Turn::stuck || (!workload_.is_scripted() && progress_.is_stuck(decisions_))) {
+  if (ranks.empty()) return {};
+  summary_.backend = fmt::format("{} ({})", ranks.front()->name(), ranks.front()->device());
+  auto device = DeviceSide::create(config_, ranks, summary_);
+  if (!device) return tl::unexpected(device.error());
+  device_ = std::move(*device);
+  return {};
+}
+
+Result<bool> Run::advance() {
+  if (config_.steps_max != 0 && summary_.steps >= config_.steps_max) return false;
+  events_.clear();
+  const LoopState state{
+      .step = summary_.steps, .idle = idle_, .unfinished = decisions_.has_unfinished_requests()};
+  const auto turn = workload_.next_turn(state, events_);
+  if (!turn) return tl::unexpected(turn.error());
+  if (*turn == Turn::end) {
+    if (has_wait_cycle(config_, decisions_, holding_))
       set_liveness_verdict(config_, decisions_, holding_, summary_);
-      break;
-    }
-    const auto go_on = step();
-    if (!go_on) return tl::unexpected(go_on.error());
-    if (!*go_on) break;
+    return false;
   }
-  if (auto done = finish(); !done) return tl::unexpected(done.error());
-  summary_.seconds.wall = wall.lap();
+  if (*turn == Turn::stuck || (!workload_.is_scripted() && progress_.is_stuck(decisions_))) {
+    set_liveness_verdict(config_, decisions_, holding_, summary_);
+    return false;
+  }
+  return step();
+}
+
+Result<RunReport> Run::finish() {
+  if (auto done = close(); !done) return tl::unexpected(done.error());
+  summary_.seconds.wall = wall_.lap();
   return std::move(report_);
 }
 
@@ -219,7 +227,7 @@ Result<void> Run::add_request(WorkloadEvent& event) {
     if (++summary_.refused_requests == 1)
       summary_.not_checked.push_back(
           fmt::format("refused requests, the first: {}", id.error().message));
-    workload_.request_left(name, event.ticket);
+    workload_.request_refused(name, event.ticket, id.error());
     return {};
   }
   if (index_of(*id) >= requests_.size()) requests_.resize(index_of(*id) + 1);
@@ -379,7 +387,7 @@ bool Run::observe(bool (StepObserver::*hook)(const StepView&), const SchedulerOu
                              .name = name_of_});
 }
 
-Result<void> Run::finish() {
+Result<void> Run::close() {
   if (device_ != nullptr) {
     auto found = device_->finish(summary_.verdict != Verdict::divergence);
     if (!found) return tl::unexpected(found.error());
@@ -399,10 +407,25 @@ Result<void> Run::finish() {
 
 }  // namespace
 
+Result<std::unique_ptr<LockstepRun>> start_lockstep(const LockstepConfig& config,
+                                                    DecisionSource& decisions, Workload& workload,
+                                                    std::span<Backend* const> ranks,
+                                                    StepObserver* observer) {
+  auto run = std::make_unique<Run>(config, decisions, workload, observer);
+  if (auto started = run->start(ranks); !started) return tl::unexpected(started.error());
+  return run;
+}
+
 Result<RunReport> run_lockstep(const LockstepConfig& config, DecisionSource& decisions,
                                Workload& workload, std::span<Backend* const> ranks,
                                StepObserver* observer) {
-  return Run(config, decisions, workload, observer).run(ranks);
+  const auto run = start_lockstep(config, decisions, workload, ranks, observer);
+  if (!run) return tl::unexpected(run.error());
+  for (;;) {
+    const auto goes_on = (*run)->advance();
+    if (!goes_on) return tl::unexpected(goes_on.error());
+    if (!*goes_on) return (*run)->finish();
+  }
 }
 
 Result<RunReport> run_lockstep(const LockstepConfig& config, DecisionSource& decisions,

@@ -85,8 +85,27 @@ struct RunReport {
   std::int64_t records_consumed = 0;
 };
 
+// A run that somebody else drives, step by step: two engines side by side. Whatever it was started
+// with must outlive it.
+class LockstepRun {
+ public:
+  virtual ~LockstepRun() = default;
+  // A turn of the workload, and its step. False: the run has ended.
+  virtual Result<bool> advance() = 0;
+  // The last step did nothing: the next one does nothing either, unless something arrives.
+  virtual bool is_idle() const = 0;
+  virtual const RunSummary& summary() const = 0;
+  // Once, at the end.
+  virtual Result<RunReport> finish() = 0;
+};
+
 // `ranks`: one backend for each rank of context parallelism (device.context.num_ranks), made with
 // the device that device_of_rank() says; none: the decisions alone. `observer` may be null.
+Result<std::unique_ptr<LockstepRun>> start_lockstep(const LockstepConfig& config,
+                                                    DecisionSource& decisions, Workload& workload,
+                                                    std::span<Backend* const> ranks,
+                                                    StepObserver* observer = nullptr);
+// The same, to its end.
 Result<RunReport> run_lockstep(const LockstepConfig& config, DecisionSource& decisions,
                                Workload& workload, std::span<Backend* const> ranks,
                                StepObserver* observer = nullptr);

@@ -85,11 +85,19 @@ class Workload {
   virtual void step_done(std::int64_t scheduled_tokens) = 0;
   // A request left the engine in the step that is over, or was refused.
   virtual void request_left(std::string_view name, std::uint64_t ticket) = 0;
+  // The engine does not take it.
+  virtual void request_refused(std::string_view name, std::uint64_t ticket, const Error&) {
+    request_left(name, ticket);
+  }
 
   // Every step is given, idle ones too, and the run ends where they end: waiting for ever is no
   // verdict.
   virtual bool is_scripted() const { return false; }
   virtual std::int64_t now_ns() const = 0;
+  // For whoever keeps the time of several engines, in place of step_done(): when something arrives
+  // next (nothing: no more), and that it is this late.
+  virtual std::optional<std::int64_t> next_due_ns() const { return std::nullopt; }
+  virtual void advance_to(std::int64_t /*now_ns*/) {}
   virtual std::int64_t records_consumed() const = 0;  // of the trace, or steps of the recording
 };
 

@@ -76,6 +76,8 @@ class TraceWorkload final : public Workload {
   }
   void request_left(std::string_view name, std::uint64_t ticket) override;
   std::int64_t now_ns() const override { return now_; }
+  std::optional<std::int64_t> next_due_ns() const override { return next_due(); }
+  void advance_to(std::int64_t now_ns) override { now_ = std::max(now_, now_ns); }
   std::int64_t records_consumed() const override { return consumed_; }
 
  private:

@@ -1,0 +1,95 @@
+// One of two engines that run side by side: a lockstep run whose requests, time, sampled tokens and
+// connector reports come from the pair's owner.
+//
+// (1) A step is run when the owner says so, at the owner's time; it takes as long as the step time
+//     model says, and the engine is not asked again before that.
+// (2) Every request that was added is reported to the owner once: it ended, or it was refused.
+// (3) What the engine's blocks hold is kept beside it (engine_memory.h), and looked at each step.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "sim/engine_memory.h"
+#include "sim/lockstep.h"
+
+namespace lockstep {
+
+class PairedEngine;
+
+class EngineOwner {
+ public:
+  virtual ~EngineOwner() = default;
+  // The model's output of a step, as Workload::sample().
+  virtual Result<void> sample(PairedEngine& engine, std::int64_t step,
+                              std::span<const SampledRow> rows, ModelOutput& output) = 0;
+  virtual void report(PairedEngine& engine, KVConnectorOutput& report) = 0;
+  virtual void ended(PairedEngine& engine, const std::string& name, FinishReason reason) = 0;
+  virtual void refused(PairedEngine& engine, const std::string& name, const Error& why) = 0;
+  // A request that counts as computed what is not in its blocks.
+  virtual void misread(PairedEngine& engine, std::string what) = 0;
+};
+
+class PairedEngine final : public Workload, public StepObserver {
+ public:
+  // `config` and `connector` outlive it. Errors: what the engine refuses to start with.
+  static Result<std::unique_ptr<PairedEngine>> create(const LockstepConfig& config,
+                                                      const KVTransfer& transfer,
+                                                      StepTimeModel step_time, EngineOwner& owner);
+
+  void add(RequestSpec spec, std::uint64_t ticket);
+  void abort(const std::string& name);
+  void reset_prefix_cache();
+
+  // Something would come of a step.
+  bool wants_step(bool connector_has_news) const;
+  std::int64_t ready_ns() const { return ready_ns_; }
+  // False: the run has ended.
+  Result<bool> step(std::int64_t now_ns);
+  // Nothing will arrive any more: the verdict.
+  Result<void> close();
+  Result<RunReport> finish() { return run_->finish(); }
+
+  const DecisionSource& decisions() const { return *decisions_; }
+  const RunSummary& summary() const { return run_->summary(); }
+  EngineMemory& memory() { return memory_; }
+
+  Result<Turn> next_turn(const LoopState& state, std::vector<WorkloadEvent>& events) override;
+  Result<void> sample(std::int64_t step, std::span<const SampledRow> rows,
+                      ModelOutput& output) override;
+  KVConnector* connector() override { return connector_; }
+  Result<void> connector_report(KVConnectorOutput& report) override;
+  void step_done(std::int64_t scheduled_tokens) override;
+  void request_left(std::string_view name, std::uint64_t ticket) override;
+  void request_refused(std::string_view name, std::uint64_t ticket, const Error& why) override;
+  std::int64_t now_ns() const override { return now_ns_; }
+  std::int64_t records_consumed() const override { return 0; }
+
+  bool decided(const StepView& view) override;
+  bool finished(const StepView& view) override;
+
+ private:
+  PairedEngine(const LockstepConfig& config, KVConnector* connector, StepTimeModel step_time,
+               EngineOwner& owner)
+      : connector_(connector), step_time_(step_time), owner_(owner), memory_(config.device.plan) {}
+
+  KVConnector* const connector_;
+  const StepTimeModel step_time_;
+  EngineOwner& owner_;
+  EngineMemory memory_;
+  std::unique_ptr<DecisionSource> decisions_;
+  std::unique_ptr<LockstepRun> run_;
+
+  std::vector<WorkloadEvent> inbox_;
+  std::map<std::string, Prompt, std::less<>> prompts_;  // of requests that were never scheduled
+  std::vector<RequestId> scheduled_;                    // in this step
+  std::map<std::string, FinishReason, std::less<>> reasons_;  // of those that ended in this step
+  std::int64_t now_ns_ = 0;
+  std::int64_t ready_ns_ = 0;
+  bool has_reported_ = false;  // in the last step: somebody may be able to go on
+  bool is_closing_ = false;
+};
+
+}  // namespace lockstep
