@@ -36,6 +36,7 @@ int main(int argc, char** argv) {
 
   int exit_code = lockstep::kExitAgreed;
   lockstep::add_replay_command(app, exit_code);
+  lockstep::add_pair_command(app, exit_code);
   lockstep::add_conform_command(app, exit_code);
   lockstep::add_layout_command(app, exit_code);
   lockstep::add_capacity_command(app, exit_code);

@@ -17,6 +17,8 @@ std::string_view name_of(MutantSite site) {
       return "views";
     case MutantSite::planner:
       return "planner";
+    case MutantSite::transfer:
+      return "transfer";
   }
   LS_CHECK(false, "site {}", static_cast<int>(site));
 }
@@ -26,6 +28,7 @@ std::span<const Mutant> mutant_catalogue() {
     std::vector<Mutant> mutants = mutants_of_scheduler();
     std::ranges::move(mutants_of_backend(), std::back_inserter(mutants));
     std::ranges::move(mutants_of_plans(), std::back_inserter(mutants));
+    std::ranges::move(mutants_of_transfers(), std::back_inserter(mutants));
     return mutants;
   }();
   return all;

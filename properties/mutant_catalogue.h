@@ -8,7 +8,7 @@
 //    told as one.
 //
 // Not here: the switches (reference/scheduler_defect.h, cuda_backend/defect.h, view_defects.h,
-// views_capacity.h), which the catalogue knows by name only.
+// views_capacity.h, sim/transfer_protocol.h, multi_connector.h), which the catalogue knows by name.
 #pragma once
 
 #include <cstdint>
@@ -19,6 +19,7 @@
 
 #include "properties/generator.h"
 #include "properties/plan_bias.h"
+#include "properties/transfer_bias.h"
 
 namespace lockstep {
 
@@ -27,6 +28,7 @@ enum class MutantSite : std::uint8_t {
   backend,    // tables, slots, kernels and views at work, on a device
   views,      // views and addresses of a memory plan, proved by bytes
   planner,    // figures about a plan: capacity, rows of buffers, requests at once
+  transfer,   // two engines with a network in between, and connectors as they are set up
 };
 std::string_view name_of(MutantSite site);
 
@@ -44,6 +46,8 @@ struct Mutant {
   void (*reshape)(SavedCase& saved) = nullptr;
   // Sites views and planner.
   PlanBias plan = {};
+  // Site transfer.
+  TransferBias transfer = {};
 };
 
 // By site, in the order of the sites.
@@ -55,5 +59,6 @@ const Mutant* find_mutant(std::string_view id);
 std::vector<Mutant> mutants_of_scheduler();
 std::vector<Mutant> mutants_of_backend();
 std::vector<Mutant> mutants_of_plans();
+std::vector<Mutant> mutants_of_transfers();
 
 }  // namespace lockstep

@@ -46,6 +46,10 @@ std::string_view about(MutantSite site) {
              "it.";
     case MutantSite::planner:
       return "What an engine tells its users and kernels about a plan.";
+    case MutantSite::transfer:
+      return "Two engines with a network in between (transfers.md), and connectors as an engine "
+             "sets "
+             "them up.";
   }
   return {};
 }

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "properties/shrinker.h"
+#include "properties/transfer_judge.h"
 
 namespace lockstep {
 namespace {
@@ -122,6 +123,32 @@ MutantReport search_plans(const Mutant& mutant, const PlanSuspect& suspect,
   return report;
 }
 
+MutantReport search_transfers(const Mutant& mutant, const MutantSearchOptions& options) {
+  MutantReport report{.mutant = &mutant};
+  const auto begin = Clock::now();
+  for (std::int64_t i = 0; i < options.cases_max && !report.caught; ++i) {
+    const std::uint64_t seed = options.first_seed + static_cast<std::uint64_t>(i);
+    SeededChoices choices(seed);
+    const TransferCase transfer = generate_transfer(choices, mutant.transfer);
+    ++report.cases;
+    const TransferOutcome outcome = judge_transfer(transfer, mutant.id);
+    if (!outcome.failed()) continue;
+    if (judge_transfer(transfer, {}).failed()) {
+      ++report.flawed;
+      continue;
+    }
+    report.caught = true;
+    report.seed = seed;
+    report.seconds = seconds_since(begin);
+    report.failure = {
+        .kind = "violation", .check = outcome.check, .request = {}, .what = outcome.what};
+    report.plan = describe(shortest_failing(transfer, mutant.id, outcome.check));
+    report.shrink_seconds = seconds_since(begin) - report.seconds;
+  }
+  if (!report.caught) report.seconds = seconds_since(begin);
+  return report;
+}
+
 }  // namespace
 
 bool MutantReport::as_expected() const {
@@ -140,6 +167,7 @@ MutantReport search_mutant(const Mutant& mutant, const MutantBench& bench,
                            const MutantSearchOptions& options) {
   if (mutant.site == MutantSite::views || mutant.site == MutantSite::planner)
     return search_plans(mutant, bench.plans, options);
+  if (mutant.site == MutantSite::transfer) return search_transfers(mutant, options);
   return CaseSearch(mutant, bench, options).run();
 }
 

@@ -49,7 +49,7 @@ struct MutantReport {
   CaseSize size = {};
   std::int64_t steps = 0;
   bool is_minimal = false;
-  std::string plan = {};  // sites views and planner: the plan in words
+  std::string plan = {};  // sites views, planner and transfer: the case in words
 
   // By a check that the catalogue expects.
   bool as_expected() const;

@@ -171,7 +171,7 @@ Result<void> Pair::start() {
   if (auto started = start(options_.decode, watched_, "decode", decode_); !started) return started;
   sender_.attach(prefill_->decisions());
   receiver_.attach(decode_->decisions());
-  return {};
+  return take_arrivals();
 }
 
 Result<PairReport> Pair::run(const std::function<void(const PairProgress&)>& progress) {

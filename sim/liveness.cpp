@@ -53,8 +53,10 @@ bool has_wait_cycle(const LockstepConfig& config, const DecisionSource& decision
 void set_liveness_verdict(const LockstepConfig& config, const DecisionSource& decisions,
                           const HoldingWatch& holding, RunSummary& summary) {
   summary.verdict = Verdict::liveness;
-  if (auto cycle = wait_cycle(config, decisions, holding))
+  if (auto cycle = wait_cycle(config, decisions, holding)) {
+    summary.cycle_head_holds_blocks = cycle->head_holds_blocks;
     summary.wait_cycle = std::move(cycle->text);
+  }
   const auto waits = [&](RequestId id) {
     if (++summary.stuck_total > kStuckNamed) return;
     summary.stuck.push_back({.name = std::string(decisions.name(id)),

@@ -80,9 +80,10 @@ struct RunSummary {
   StateHash state_hash;
   Verdict verdict = Verdict::agreed;
   std::optional<Divergence> divergence;
-  std::string wait_cycle;           // liveness: who waits for whom in a circle; empty: nobody
-  std::vector<StuckRequest> stuck;  // liveness
-  std::int64_t stuck_total = 0;     // all of them; `stuck` holds the first few
+  std::string wait_cycle;                // liveness: who waits for whom in a circle; empty: nobody
+  bool cycle_head_holds_blocks = false;  // the first of that circle has loaded a part
+  std::vector<StuckRequest> stuck;       // liveness
+  std::int64_t stuck_total = 0;          // all of them; `stuck` holds the first few
   PhaseSeconds seconds;
 };
 

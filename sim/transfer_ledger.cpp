@@ -117,6 +117,7 @@ void TransferLedger::delivered(TransferId transfer, BlockPlace place, BlockId bl
   if (!holds(sending->second, place, load->second.first, load->second.last, bytes))
     found("transfer.content", where() + ", is not what was computed for it");
   load->second.there.insert(load->second.missing.extract(piece));
+  sending->second.is_done |= load->second.missing.empty();
 }
 
 void TransferLedger::load_over(TransferId transfer, std::span<const BlockId> invalid,
@@ -144,7 +145,8 @@ void TransferLedger::not_needed(TransferId transfer) {
 
 void TransferLedger::forget_if_over(TransferId transfer) {
   const Sending& sending = sendings_.at(transfer);
-  if (sending.is_done && !sending.is_held) sendings_.erase(transfer);
+  if (sending.is_done && !sending.is_held && !loadings_.contains(transfer))
+    sendings_.erase(transfer);
 }
 
 void TransferLedger::finish() {

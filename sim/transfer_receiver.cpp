@@ -127,22 +127,23 @@ void TransferReceiver::close(Loads::iterator load, bool has_failed) {
   const TransferId transfer = load->first;
   const Load over = std::move(load->second);
   loads_.erase(load);
-  release(transfer);
-  if (has_failed) {
-    ++link_.counts.loads_failed;
-    link_.counts.blocks_lost += std::ssize(over.missing);
-    if (link_.defect == TransferDefect::failed_marked_ok) {
-      received_.push_back(over.request);
-    } else if (can_compute_lost_blocks(groups_)) {
-      for (const auto& [place, block] : over.missing) invalid_.push_back(block);
-      received_.push_back(over.request);
-    } else {
-      failed_.push_back(over.name);
-      cancelled_.insert(over.request);
-    }
+  if (!has_failed) {
+    release(transfer);
+    received_.push_back(over.request);
     return;
   }
-  received_.push_back(over.request);
+  ++link_.counts.loads_failed;
+  link_.counts.blocks_lost += std::ssize(over.missing);
+  given_up_.push_back(transfer);
+  if (link_.defect == TransferDefect::failed_marked_ok) {
+    received_.push_back(over.request);
+  } else if (can_compute_lost_blocks(groups_)) {
+    for (const auto& [place, block] : over.missing) invalid_.push_back(block);
+    received_.push_back(over.request);
+  } else {
+    failed_.push_back(over.name);
+    cancelled_.insert(over.request);
+  }
 }
 
 void TransferReceiver::withdraw(std::string_view name) {
@@ -158,7 +159,7 @@ bool TransferReceiver::request_finished(RequestId request, std::string_view name
   const auto load =
       std::ranges::find(loads_, request, [](const auto& entry) { return entry.second.request; });
   if (load != loads_.end()) {
-    release(load->first);
+    given_up_.push_back(load->first);
     loads_.erase(load);
     received_.push_back(request);
   } else if (cancelled_.erase(request) > 0) {
@@ -215,6 +216,8 @@ void TransferReceiver::report(KVConnectorOutput& report) {
   report.invalid_block_ids.insert(report.invalid_block_ids.end(), invalid_.begin(), invalid_.end());
   received_.clear();
   invalid_.clear();
+  for (const TransferId transfer : given_up_) release(transfer);
+  given_up_.clear();
 }
 
 }  // namespace lockstep

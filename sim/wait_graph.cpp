@@ -75,6 +75,7 @@ std::optional<WaitCycle> find_wait_cycle(const Standstill& standstill) {
       members.push_back(standstill.queue[j]);
       cycle.requests.push_back(standstill.queue[j].name);
     }
+    cycle.head_holds_blocks = members.front().blocks_held > 0;
     cycle.text = cycle_text(standstill, members);
     return cycle;
   }

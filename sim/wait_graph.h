@@ -38,6 +38,7 @@ struct Standstill {
 
 struct WaitCycle {
   std::vector<std::string> requests;  // in queue order
+  bool head_holds_blocks = false;     // the first of them has loaded a part, and needs more
   std::string text;                   // who of them waits for what, in one or more sentences
 };
 

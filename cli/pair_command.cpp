@@ -1,0 +1,125 @@
+// lockstep pair TRACE
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <memory>
+#include <utility>
+
+#include "cli/commands.h"
+#include "cli/exit_code.h"
+#include "cli/pair_options.h"
+#include "cli/pair_text.h"
+#include "cli/progress.h"
+#include "cli/replay_setup.h"
+#include "cli/terminal.h"
+#include "sim/engine_pair.h"
+#include "sim/stopwatch.h"
+#include "traces/atomic_file.h"
+
+namespace lockstep {
+namespace {
+
+constexpr const char* kEngine = "vllm-0.22.1";  // the profile that models connectors
+
+// Options of a replay that mean nothing here.
+Result<void> check_options(const ReplayOptions& options) {
+  const std::pair<bool, std::string_view> useless[] = {
+      {options.backend != "auto" && options.backend != "none", "--backend"},
+      {options.check.has_value(), "--check"},
+      {options.num_streams.has_value(), "--streams"},
+      {options.delay_streams.has_value(), "--delay-streams"},
+      {options.connector, "--connector"},
+      {options.async_scheduling.has_value(), "--async-scheduling"},
+      {!options.report_path.empty(), "--report"},
+      {!options.save_dir.empty(), "--save"},
+      {!options.cache_events_path.empty(), "--cache-events"},
+  };
+  for (const auto& [is_given, name] : useless)
+    if (is_given) return fail(fmt::format("{} means nothing with two engines; leave it out", name));
+  return {};
+}
+
+struct PreparedPair {
+  PairOptions options;
+  std::unique_ptr<Workload> client;
+  std::int64_t num_records = 0;
+};
+
+Result<PreparedPair> prepare(const PairCommandOptions& given) {
+  if (auto sound = check_options(given.replay); !sound) return tl::unexpected(sound.error());
+  PreparedPair prepared;
+  PairOptions& options = prepared.options;
+  ReplayOptions replay = given.replay;
+  replay.backend = "none";
+  if (!replay.engine) replay.engine = kEngine;
+  replay.load_failure_policy.reset();
+  if (replay.mutant) {
+    const auto defect = transfer_defect_from_name(*replay.mutant);
+    if (!defect)
+      return fail(
+          fmt::format("--mutant {}: no defect of the transfer between two engines; "
+                      "`lockstep mutants --list` lists them",
+                      *replay.mutant));
+    options.defect = *defect;
+    replay.mutant.reset();
+  }
+  auto decode = prepare_replay(replay);
+  if (!decode) return tl::unexpected(decode.error());
+  if (decode->format == FileFormat::recording || decode->format == FileFormat::saved_case)
+    return fail(fmt::format("{}: {} is what one engine did; give a trace of requests", replay.file,
+                            name_of(decode->format)));
+  prepared.num_records = decode->num_records;
+  prepared.client = std::move(decode->workload);
+  options.decode = decode->config;
+  if (given.prefill_blocks) replay.num_blocks = given.prefill_blocks;
+  auto prefill = prepare_replay(replay);
+  if (!prefill) return fail("--prefill-blocks: " + prefill.error().message);
+  options.prefill = prefill->config;
+  options.network = given.network;
+  options.network.seed = given.replay.seed.value_or(0);
+  options.times = given.times;
+  options.attempts_max = given.attempts_max;
+  options.steps_max = given.steps_max;
+  options.step_time = decode->workload_options.step_time;
+  if (given.replay.load_failure_policy == "fail")
+    options.load_failure_policy = KVLoadFailurePolicy::fail;
+  return prepared;
+}
+
+int exit_code_of(PairVerdict verdict) {
+  if (verdict == PairVerdict::broken) return kExitDisagreed;
+  return verdict == PairVerdict::liveness ? kExitStuck : kExitAgreed;
+}
+
+int pair(const PairCommandOptions& given) {
+  Result<PreparedPair> prepared = prepare(given);
+  if (!prepared) return refuse(prepared.error().message);
+  fmt::print("{}\n{}\n", given.replay.file, pair_configuration_text(prepared->options));
+  Stopwatch watch;
+  Result<PairReport> report = [&] {
+    Progress progress("requests", prepared->num_records);
+    return run_pair(prepared->options, *prepared->client, [&](const PairProgress& so_far) {
+      if (progress.shown()) progress.at(so_far.requests_ended, counted(so_far.steps, "step"));
+    });
+  }();
+  if (!report) return refuse(report.error().message);
+  fmt::print("{}\n{}", pair_text(*report, watch.lap()), pair_verdict_text(*report));
+  if (!given.replay.json_path.empty()) {
+    const auto written = write_file_atomically(
+        given.replay.json_path, pair_json(given.replay.file, prepared->options, *report));
+    if (!written) return refuse(written.error().message);
+  }
+  return exit_code_of(report->verdict);
+}
+
+}  // namespace
+
+void add_pair_command(CLI::App& app, int& exit_code) {
+  auto options = std::make_shared<PairCommandOptions>();
+  CLI::App* command = app.add_subcommand(
+      "pair", "Run a trace through a prefill and a decode engine with a lossy network in between");
+  declare_pair_options(*command, *options);
+  command->callback([options, &exit_code] { exit_code = pair(*options); });
+}
+
+}  // namespace lockstep

@@ -1,0 +1,74 @@
+// Several KV connectors behind one, and what an engine with connectors starts with.
+// Source: vllm/distributed/kv_transfer/kv_connector/v1/multi_connector.py; the order of the
+// questions is that of VllmConfig.__post_init__ in vllm/config/vllm.py.
+//
+// (1) A request is loaded by the first part that has tokens for it. While any part does not know
+//     yet, nobody loads: the answer is "ask again".
+// (2) Every part hears of every allocation; those that do not load hear of no tokens.
+// (3) Blocks are kept while any part sends them, and reported in finished_sending once, when the
+//     last part has.
+// (4) Several KV cache groups are handed to connectors only if every part supports them; that is
+//     asked when all connectors are known, also the one that an offloading backend brings.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "reference/kv_connector.h"
+#include "reference/result.h"
+
+namespace lockstep {
+
+// Mistakes that can be planted here; docs/mutants.md tells their stories.
+enum class ConnectorDefect : std::uint8_t { none, hma_any, hma_before_config };
+
+struct ConnectorClass {
+  std::string name;
+  bool supports_hybrid_groups = false;  // vLLM: SupportsHMA
+  bool operator==(const ConnectorClass&) const = default;
+};
+// Those that vLLM 0.22.1 registers, without MultiConnector, which is what its parts are.
+std::span<const ConnectorClass> connector_classes();
+
+struct ConnectorConfig {
+  std::vector<ConnectorClass> connectors;  // several: a MultiConnector of them
+  bool offloads = false;                   // a size is given for the cache on the host
+  // What the user said of several groups; absent: nothing, the engine is to decide.
+  std::optional<bool> hybrid_groups;
+};
+
+struct ConnectorSetup {
+  std::vector<ConnectorClass> connectors;
+  bool hybrid_groups = true;
+};
+
+// Refuses several groups that the user insists on and a connector does not support.
+Result<ConnectorSetup> set_up_connectors(const ConnectorConfig& config,
+                                         ConnectorDefect defect = ConnectorDefect::none);
+
+class MultiConnector final : public KVConnector {
+ public:
+  // The parts outlive it. REQUIRES: at least one.
+  explicit MultiConnector(std::vector<KVConnector*> parts);
+
+  ExternalHit get_num_new_matched_tokens(const ExternalQuery& query) override;
+  void update_state_after_alloc(RequestId request, std::span<const BlockId> blocks,
+                                std::int32_t num_external_tokens) override;
+  bool request_finished(RequestId request, std::string_view name) override;
+
+  // What the parts' workers report with a step, as one report. REQUIRES: one of each part, in
+  // order.
+  KVConnectorOutput merge(std::span<const KVConnectorOutput> reports);
+
+ private:
+  const std::vector<KVConnector*> parts_;
+  std::map<RequestId, std::size_t> loads_from_;      // the part that had tokens
+  std::map<RequestId, std::int32_t> sends_to_come_;  // beyond the first, of those several send
+};
+
+}  // namespace lockstep
