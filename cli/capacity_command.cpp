@@ -20,13 +20,14 @@ struct CapacityCommand {
   std::vector<std::string> kv_dtypes{"bf16"};
   std::vector<std::string> modes{"none"};
   std::vector<std::int64_t> packs{1};
+  std::int64_t prompt_tokens = 2000;
   LayoutArguments arguments;
 };
 
 void print_head() {
-  fmt::print("{:<26}{:<8}{:<6}{:>5}{:>8}{:>9}{:>12}{:>12}{:>8}{:>10}{:>9}{:>9}\n", "model", "K/V",
-             "mode", "pack", "tokens", "blocks", "capacity", "older", "at once", "bytes/tok",
-             "padding", "empty");
+  fmt::print("{:<26}{:<8}{:<6}{:>5}{:>8}{:>9}{:>12}{:>12}{:>8}{:>10}{:>9}{:>9}{:>8}\n", "model",
+             "K/V", "mode", "pack", "tokens", "blocks", "capacity", "older", "at once", "bytes/tok",
+             "padding", "empty", "resend");
 }
 
 // Bytes of a pool in which each group owns its share of a longest request.
@@ -46,15 +47,16 @@ Waste waste_of(const Capacity& capacity) {
   return waste;
 }
 
-void print_row(const PlanReport& report, const LayoutArguments& a) {
+void print_row(const PlanReport& report, const LayoutArguments& a, std::int64_t prompt_tokens) {
   const Capacity& c = report.capacity.front();
   const Waste waste = waste_of(c);
-  fmt::print("{:<26}{:<8}{:<6}{:>5}{:>8}{:>9}{:>12}{:>12}{:>8.2f}{:>10}{:>9}{:>9}\n", report.model,
-             a.kv_dtype.substr(0, 7), a.mamba_cache_mode, a.attn_pack,
+  fmt::print("{:<26}{:<8}{:<6}{:>5}{:>8}{:>9}{:>12}{:>12}{:>8.2f}{:>10}{:>9}{:>9}{:>8}\n",
+             report.model, a.kv_dtype.substr(0, 7), a.mamba_cache_mode, a.attn_pack,
              with_commas(report.plan.aligned.block_size), with_commas(c.num_blocks),
              with_commas(c.capacity_tokens), with_commas(c.all_groups_tokens), c.max_concurrency,
              with_commas(static_cast<std::int64_t>(c.bytes_per_token)),
-             percent_text(waste.padding, waste.all), percent_text(waste.empty, waste.all));
+             percent_text(waste.padding, waste.all), percent_text(waste.empty, waste.all),
+             percent_text(resend_hit_tokens(c, prompt_tokens), prompt_tokens));
 }
 
 // One model in every combination; a combination that is refused says why in its row.
@@ -72,7 +74,7 @@ Result<void> compare_model(const std::string& name, const CapacityCommand& comma
         if (!options) return tl::unexpected(options.error());
         const auto report = make_plan_report(*model, *options, CacheLayout::NHD);
         if (report && !report->plan.workers.front().groups.empty())
-          print_row(*report, a);
+          print_row(*report, a, command.prompt_tokens);
         else
           fmt::print("{:<26}{:<8}{:<6}{:>5}  {}\n", model->name, dtype.substr(0, 7), mode, pack,
                      report ? "keeps no cache" : report.error().message);
@@ -89,7 +91,9 @@ int capacity(const CapacityCommand& command) {
       "\ntokens: of one block. capacity: num_blocks / blocks a request * max_model_len. older: "
       "num_blocks // all\ngroups * smallest block size, which state groups and windows divide "
       "wrongly. empty: tensors and places of\npacks where a group has no layer. padding and "
-      "empty: of the blocks of one longest request.\n");
+      "empty: of the blocks of one longest request.\nresend: of a prompt of {} tokens that is sent "
+      "again, what prefix caching finds.\n",
+      with_commas(command.prompt_tokens));
   return kExitAgreed;
 }
 
@@ -105,6 +109,10 @@ void add_capacity_command(CLI::App& app, int& exit_code) {
   sub->add_option("--attn-pack", command->packs, "one or more, with commas")
       ->delimiter(',')
       ->check(CLI::Range(std::int64_t{1}, std::int64_t{4096}));
+  sub->add_option("--prompt-tokens", command->prompt_tokens,
+                  "a prompt's length, for what a resend of it hits")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
   add_layout_options(*sub, command->arguments);
   sub->callback([command, &exit_code] { exit_code = capacity(*command); });
 }

@@ -20,5 +20,6 @@ void add_shrink_command(CLI::App& app, int& exit_code);
 void add_explain_command(CLI::App& app, int& exit_code);
 void add_pair_command(CLI::App& app, int& exit_code);
 void add_mutants_command(CLI::App& app, int& exit_code);
+void add_relations_command(CLI::App& app, int& exit_code);
 
 }  // namespace lockstep

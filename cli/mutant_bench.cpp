@@ -39,7 +39,8 @@ Result<PlanFigures> figures(const KVCacheConfig& plan, const PlanOptions& option
   if (!capacity) return tl::unexpected(capacity.error());
   return PlanFigures{.capacity_tokens = capacity->capacity_tokens,
                      .slot_buffer_rows = capacity->slot_buffer_rows,
-                     .max_num_seqs = capacity->max_num_seqs};
+                     .max_num_seqs = capacity->max_num_seqs,
+                     .hit_step_tokens = capacity->hit_step_tokens};
 }
 
 }  // namespace

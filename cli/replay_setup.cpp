@@ -275,6 +275,7 @@ Result<void> prepare_saved_case(const ReplayOptions& options, PreparedReplay& pr
   Result<SavedCase> saved = read_saved_case(options.file);
   if (!saved) return tl::unexpected(saved.error());
   prepared.config = config_of(*saved);
+  prepared.free_order = free_order_of(*saved);
   apply_device_flags(options, prepared.config);
   prepared.workload_options = workload_options_of(*saved);
   prepared.expected = saved->expected;
@@ -359,9 +360,9 @@ Result<PreparedReplay> prepare_replay(const ReplayOptions& options) {
                     "run the decisions alone",
                     options.file));
   }
-  auto decisions =
-      make_reference_decisions(config.engine, config.device.plan.groups,
-                               config.device.plan.num_blocks, transfer, config.scheduler_defect);
+  auto decisions = make_reference_decisions(config.engine, config.device.plan.groups,
+                                            config.device.plan.num_blocks, transfer,
+                                            config.scheduler_defect, prepared.free_order);
   if (!decisions) return tl::unexpected(decisions.error());
   prepared.decisions = std::move(*decisions);
   for (std::int32_t rank = 0; rank < config.device.context.num_ranks; ++rank) {

@@ -195,8 +195,14 @@ void BlockTables::map_slots(const StepProgram& program) {
   const auto num_tokens = static_cast<std::int32_t>(program.contents.size());
   LS_CHECK(program.num_padded_tokens >= num_tokens, "{} tokens padded to {}", num_tokens,
            program.num_padded_tokens);
-  host_positions_.resize(program.contents.size());
-  host_token_rows_.resize(program.contents.size());
+  std::size_t num_staged = program.contents.size();
+  // Planted: behind the step's tokens lie those of the step before, and are looked up as well.
+  if (device_.defect() == Defect::slot_stale_tail)
+    num_staged = std::max(
+        num_staged,
+        std::min(host_positions_.size(), static_cast<std::size_t>(program.num_padded_tokens)));
+  host_positions_.resize(num_staged);
+  host_token_rows_.resize(num_staged);
   for (const RowSlice& slice : program.rows) {
     for (std::int32_t i = 0; i < slice.num_tokens; ++i) {
       host_positions_[slice.first_token + i] = slice.first_position + i;

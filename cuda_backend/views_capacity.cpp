@@ -56,6 +56,25 @@ std::int64_t shared_out_tokens(const KVCacheConfig& plan, bool count_states) {
   return groups == 0 ? 0 : plan.num_blocks / groups * smallest;
 }
 
+// The shortest run of tokens that fills a whole number of blocks in every group.
+std::int64_t hit_step(const KVCacheConfig& plan, const RequestLimits& limits,
+                      CapacityDefect defect) {
+  std::int64_t step = 1;
+  for (const KVCacheGroupSpec& group : plan.groups) {
+    std::int64_t tokens = group.spec.block_size;
+    if (group.spec.kind == CacheKind::mamba) {
+      if (group.spec.mamba_cache_mode == MambaCacheMode::none) return 0;
+    } else {
+      tokens *= limits.context_ranks;
+    }
+    if (defect == CapacityDefect::hit_rate_pack) tokens *= group.layers_per_page;
+    std::int64_t common = step;
+    while (common % tokens != 0) common += step;
+    step = common;
+  }
+  return step;
+}
+
 }  // namespace
 
 std::string_view name_of(CapacityDefect defect) {
@@ -72,14 +91,16 @@ std::string_view name_of(CapacityDefect defect) {
       return "state-blocks-capped";
     case CapacityDefect::cp_memory:
       return "cp-memory";
+    case CapacityDefect::hit_rate_pack:
+      return "hit-rate-pack";
   }
   return "?";
 }
 
 std::optional<CapacityDefect> capacity_defect_from_name(std::string_view name) {
   using enum CapacityDefect;
-  for (const CapacityDefect defect :
-       {capacity_all_groups, capacity_sliding, routed_buffer, state_blocks_capped, cp_memory})
+  for (const CapacityDefect defect : {capacity_all_groups, capacity_sliding, routed_buffer,
+                                      state_blocks_capped, cp_memory, hit_rate_pack})
     if (name_of(defect) == name) return defect;
   return std::nullopt;
 }
@@ -111,6 +132,7 @@ Result<EngineCapacity> engine_capacity(const KVCacheConfig& plan, const RequestL
     capacity.capacity_tokens = shared_out_tokens(plan, false);
   if (defect == CapacityDefect::routed_buffer) capacity.slot_buffer_rows = capacity.capacity_tokens;
 
+  capacity.hit_step_tokens = hit_step(plan, limits, defect);
   capacity.max_num_seqs = limits.max_num_seqs;
   if (states && limits.max_num_seqs > plan.num_blocks) {
     if (defect != CapacityDefect::state_blocks_capped)

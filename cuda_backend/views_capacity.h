@@ -19,6 +19,7 @@ enum class CapacityDefect : std::uint8_t {
   routed_buffer,        // 37118: a slot-indexed buffer sized by the capacity
   state_blocks_capped,  // 38270: max_num_seqs lowered in silence to what the states allow
   cp_memory,            // 39949 review: ranks that share a context left out of the estimate
+  hit_rate_pack,        // 35703: a pack's page taken for a longer block, which hits must fill
 };
 std::string_view name_of(CapacityDefect defect);
 std::optional<CapacityDefect> capacity_defect_from_name(std::string_view name);
@@ -34,6 +35,7 @@ struct EngineCapacity {
   std::int64_t capacity_tokens = 0;
   std::int64_t slot_buffer_rows = 0;  // of a buffer with a row for each slot of any group
   std::int64_t max_num_seqs = 0;      // that will run
+  std::int64_t hit_step_tokens = 0;   // hits end at its multiples; 0: none ever
 };
 
 // Refused: more requests than there are state blocks.

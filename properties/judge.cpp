@@ -160,8 +160,9 @@ Outcome judge(const SavedCase& saved, const JudgeOptions& options) {
     return refusal(
         {fmt::format("mutants: {} of them; a case has one at most", saved.mutants.size())});
   const LockstepConfig config = config_of(saved);
-  auto decisions = make_reference_decisions(saved.engine, saved.cache.groups,
-                                            saved.cache.num_blocks, {}, config.scheduler_defect);
+  auto decisions =
+      make_reference_decisions(saved.engine, saved.cache.groups, saved.cache.num_blocks, {},
+                               config.scheduler_defect, free_order_of(saved));
   if (!decisions) return refusal(decisions.error());
   auto backend = make_backend(saved, config, options);
   if (!backend) return refusal(backend.error());

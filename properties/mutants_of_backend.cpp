@@ -115,7 +115,7 @@ std::vector<Mutant> table_mutants() {
   return {
       {.id = "stale-table-entry",
        .site = kBackend,
-       .source = "vllm-tt-plugin 103, vllm 42273 (slot-stale-tail)",
+       .source = "vllm-tt-plugin 103, vllm 42273",
        .mechanism = "a row keeps the entries of freed blocks past its length when it is used again",
        .exposed_by = "a row that is used again by a shorter table",
        .caught_by = {kTable},
@@ -168,6 +168,14 @@ std::vector<Mutant> table_mutants() {
        .exposed_by = "a padded batch",
        .caught_by = {kSlots},
        .bias = on_device({full_attention}, {states})},
+      {.id = "slot-stale-tail",
+       .site = kBackend,
+       .source = "vllm-tt-plugin 103, vllm 42273",
+       .mechanism = "the tail of a padded batch keeps tokens of the step before: their slots are "
+                    "looked up in rows that are others' by now",
+       .exposed_by = "a step with fewer tokens than the one before, in a padded batch",
+       .caught_by = {kSlots, kMemory},
+       .bias = on_device({full_attention, long_prompts}, {states, two_block_pool})},
       {.id = "kernel-block-unsplit",
        .site = kBackend,
        .source = "vllm 38081",

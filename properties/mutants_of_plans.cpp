@@ -25,6 +25,14 @@ std::vector<Mutant> address_mutants() {
        .exposed_by = "hidden states in a pool of two blocks",
        .caught_by = {"layout.bytes"},
        .plan = {.states = true, .split_blocks = true, .hidden_states = true, .num_blocks = 2}},
+      {.id = "ambiguous-refused",
+       .site = kViews,
+       .source = "vLLM 0.22.1, second model runner",
+       .mechanism = "a cache of shape (2, 2, ...) is refused, since nobody can tell its dimensions "
+                    "apart by their size",
+       .exposed_by = "attention beside states in a pool of two blocks",
+       .caught_by = {"layout.refused"},
+       .plan = {.states = true, .num_blocks = 2}},
       {.id = "state-spec-unhandled",
        .site = kViews,
        .source = "vllm 38041",
@@ -94,6 +102,14 @@ std::vector<Mutant> figure_mutants() {
        .exposed_by = "context parallelism",
        .caught_by = {"capacity.tokens"},
        .plan = {.ranks = true}},
+      {.id = "hit-rate-pack",
+       .site = kPlanner,
+       .source = "vllm 35703",
+       .mechanism = "the layers of a pack count as a longer block: a hit must fill it, and most "
+                    "prompts are shorter",
+       .exposed_by = "packed attention beside states that are kept for hits",
+       .caught_by = {"capacity.hit_step"},
+       .plan = {.states = true, .packed = true, .aligned_states = true}},
   };
 }
 

@@ -13,6 +13,7 @@ struct PlanBias {
   bool equal_pages = false;     // two kinds of layers, equal pages, other block sizes
   bool packed = false;          // several attention layers a page
   bool ranks = false;           // context parallelism
+  bool aligned_states = false;  // kept for prefix hits: mode align
   bool many_requests = false;   // more requests at once than a small pool has state blocks
   std::int64_t num_blocks = 0;  // 0: two to four
 };

@@ -86,6 +86,7 @@ PlanCase generate_plan(ChoiceSource& choices, const PlanBias& bias) {
   plan.options.attn_pack = bias.packed ? choices.between(2, 4) : 1;
   plan.options.max_model_len = choices.one_of<std::int64_t>({64, 128, 512});
   plan.options.max_num_batched_tokens = choices.one_of<std::int64_t>({64, 16});
+  if (bias.aligned_states) plan.options.mamba_cache_mode = MambaCacheMode::align;
   if (bias.ranks) plan.options.dcp = choices.between(2, 4);
   if (bias.windows || bias.ranks || bias.many_requests || bias.states)
     plan.options.num_gpu_blocks_override = choices.between(100, 400);
@@ -153,6 +154,13 @@ PlanOutcome judge_figures(const PlanCase& plan, const PlanSuspect& suspect,
     return found("capacity.slot_rows",
                  fmt::format("a buffer of {} rows is indexed by slots up to {}",
                              figures->slot_buffer_rows, capacity.slot_address_space - 1));
+  if (figures->hit_step_tokens != capacity.hit_step_tokens)
+    return found(
+        "capacity.hit_step",
+        fmt::format("hits come in steps of {} tokens where blocks allow {}: of a prompt of "
+                    "{} tokens that is sent again, {} are found",
+                    figures->hit_step_tokens, capacity.hit_step_tokens, plan.options.max_model_len,
+                    resend_hit_tokens(capacity, plan.options.max_model_len)));
   return {};
 }
 

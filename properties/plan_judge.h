@@ -35,6 +35,7 @@ struct PlanFigures {
   std::int64_t capacity_tokens = 0;
   std::int64_t slot_buffer_rows = 0;
   std::int64_t max_num_seqs = 0;
+  std::int64_t hit_step_tokens = 0;
 };
 
 // The engine under test, with a defect of that name planted; an empty name: none.

@@ -5,6 +5,7 @@
 
 #include "reference/check.h"
 #include "reference/content.h"
+#include "reference/context_share.h"
 #include "sim/saved_run.h"
 
 namespace lockstep {
@@ -73,10 +74,12 @@ struct ReadingModel::Row {
 };
 
 ReadingModel::ReadingModel(Workload& inner, const SavedCase& saved) : inner_(inner), saved_(saved) {
-  for (const KVCacheGroupSpec& group : saved.cache.groups)
+  for (const KVCacheGroupSpec& group : saved.cache.groups) {
+    tokens_in_block_.push_back(group.spec.block_size * num_context_ranks(saved.engine, group.spec));
     slots_.emplace_back(has_rows(group.spec) ? static_cast<std::size_t>(saved.cache.num_blocks *
-                                                                        group.spec.block_size)
+                                                                        tokens_in_block_.back())
                                              : 0);
+  }
 }
 ReadingModel::~ReadingModel() = default;
 
@@ -118,7 +121,7 @@ bool ReadingModel::decided(const StepView& view) {
 }
 
 std::uint64_t ReadingModel::read(const Row& row, std::size_t group, std::int64_t position) const {
-  const std::int64_t size = saved_.cache.groups[group].spec.block_size;
+  const std::int64_t size = tokens_in_block_[group];
   const auto entry = static_cast<std::size_t>(position / size);
   if (entry >= row.tables[group].size()) return 0;
   const auto slot = index_of(row.tables[group][entry]) * size + position % size;
@@ -133,10 +136,11 @@ std::int32_t ReadingModel::compute(const Row& row, std::int64_t position, std::i
     if (!has_rows(spec)) continue;
     const std::uint64_t value =
         row_of(spec, g, position, token, [&](std::int64_t q) { return read(row, g, q); });
-    const auto entry = static_cast<std::size_t>(position / spec.block_size);
+    const std::int64_t size = tokens_in_block_[g];
+    const auto entry = static_cast<std::size_t>(position / size);
     if (entry < row.tables[g].size() && row.tables[g][entry] != kNullBlock)
-      slots_[g][static_cast<std::size_t>(index_of(row.tables[g][entry]) * spec.block_size +
-                                         position % spec.block_size)] = value;
+      slots_[g][static_cast<std::size_t>(index_of(row.tables[g][entry]) * size + position % size)] =
+          value;
     hash = mix(hash ^ value);
   }
   return token_of(hash);
@@ -209,7 +213,6 @@ bool ReadingModel::finished(const StepView& view) {
 
 std::string why_not_answered(const SavedCase& saved) {
   if (saved.recording) return "a recording says itself what was sampled";
-  if (saved.engine.dcp * saved.engine.pcp != 1) return "ranks of context parallelism keep a share";
   if (saved.engine.async_scheduling && saved.engine.num_spec_tokens > 0)
     return "drafts in flight are not in the decisions";
   const bool any = std::ranges::any_of(
@@ -220,8 +223,9 @@ std::string why_not_answered(const SavedCase& saved) {
 Result<Answers> answers_of(const SavedCase& saved) {
   LS_CHECK(why_not_answered(saved).empty(), "{}", why_not_answered(saved));
   const LockstepConfig config = config_of(saved);
-  auto decisions = make_reference_decisions(saved.engine, saved.cache.groups,
-                                            saved.cache.num_blocks, {}, config.scheduler_defect);
+  auto decisions =
+      make_reference_decisions(saved.engine, saved.cache.groups, saved.cache.num_blocks, {},
+                               config.scheduler_defect, free_order_of(saved));
   if (!decisions) return tl::unexpected(decisions.error());
   const std::unique_ptr<Workload> workload = workload_of(saved);
   ReadingModel model(*workload, saved);

@@ -8,6 +8,7 @@
 //     hands, as on a device.
 // (3) Alone, with a cache of its own that is never cut, a request is answered as
 //     UndisturbedRequest says.
+// (4) Ranks of context parallelism hold their shares of a block side by side, as one memory.
 //
 // Left out: groups of states, whose blocks the worker moves (the audit follows them); drafts in
 // flight, which the recording of decisions does not show.
@@ -85,7 +86,8 @@ class ReadingModel final : public Workload, public StepObserver {
 
   Workload& inner_;
   const SavedCase& saved_;
-  std::vector<std::vector<std::uint64_t>> slots_;  // per group: [num_blocks * block_size]
+  std::vector<std::int64_t> tokens_in_block_;      // per group, of all ranks together
+  std::vector<std::vector<std::uint64_t>> slots_;  // per group: [num_blocks * tokens_in_block]
   std::map<std::string, std::unique_ptr<Request>> requests_;
   std::vector<Row> rows_;  // of the step at hand, as scheduled
   Answers answers_;

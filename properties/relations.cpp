@@ -7,27 +7,16 @@
 #include <utility>
 
 #include "properties/case_parts.h"
-#include "properties/case_rules.h"
+#include "properties/relation_change.h"
 #include "reference/page_size.h"
 
 namespace lockstep {
 namespace {
 
-using Changed = std::optional<SavedCase>;
-
 bool has_states(const SavedCase& saved) {
   return std::ranges::any_of(saved.cache.groups, [](const KVCacheGroupSpec& group) {
     return group.spec.kind == CacheKind::mamba;
   });
-}
-
-// The case with a change, if it is one and breaks no rule of the engine that held before.
-template <class Change>
-Changed changed(const SavedCase& saved, const Change& change) {
-  SavedCase other = saved;
-  change(other);
-  const bool sound = (broken_rules(other) & ~broken_rules(saved)) == 0;
-  return other == saved || !sound ? std::nullopt : Changed(std::move(other));
 }
 
 Changed longer_chunks(const SavedCase& saved) {
@@ -76,11 +65,8 @@ Changed without_drafts(const SavedCase& saved) {
 
 Changed with_right_drafts(const SavedCase& saved) {
   if (saved.engine.num_spec_tokens == 0) return std::nullopt;
-  return changed(saved, [](SavedCase& other) {
-    std::erase_if(other.settings,
-                  [](const auto& setting) { return setting.first == "draft_acceptance_percent"; });
-    other.settings.emplace_back("draft_acceptance_percent", 100);
-  });
+  return changed(saved,
+                 [](SavedCase& other) { set_setting(other, "draft_acceptance_percent", 100); });
 }
 
 Changed synchronous(const SavedCase& saved) {
@@ -110,6 +96,17 @@ Changed other_admission(const SavedCase& saved) {
   });
 }
 
+Changed over_ranks(const SavedCase& saved) {
+  const auto is_dealt_out = [](const KVCacheGroupSpec& group) {
+    return group.spec.kind == CacheKind::full_attention || group.spec.kind == CacheKind::mla;
+  };
+  // vLLM deals out the tokens of a model with one group, and counts drafts with it once.
+  if (saved.cache.groups.size() != 1 || !is_dealt_out(saved.cache.groups.front()))
+    return std::nullopt;
+  if (saved.engine.dcp * saved.engine.pcp != 1) return std::nullopt;
+  return changed(saved, [](SavedCase& other) { other.engine.dcp = 2; });
+}
+
 constexpr std::array kRelations = std::to_array<Relation>({
     {"longer chunks", "how many tokens a step may have is none of a request's business",
      longer_chunks},
@@ -124,6 +121,7 @@ constexpr std::array kRelations = std::to_array<Relation>({
     {"longer blocks", "how tokens are parcelled into blocks is none of a request's business",
      longer_blocks},
     {"other admission", "when a request is admitted is none of its business", other_admission},
+    {"context ranks", "nor is over how many ranks its tokens are dealt out", over_ranks},
 });
 
 std::int64_t ended_by(const Answers& answers, std::int64_t step) {

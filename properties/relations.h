@@ -27,8 +27,13 @@ struct Relation {
   std::string_view says;
   // The other case; nothing: the change is none here, or the engine would not take it.
   std::optional<SavedCase> (*change)(const SavedCase& saved);
+  bool moves_nothing = false;    // every byte of the cache is where it was
+  std::string_view mutant = {};  // of a backend, under which it breaks
 };
+// Of what a scheduler decides.
 std::span<const Relation> relations();
+// Of where a device keeps it: layouts, pages, kernel blocks, streams.
+std::span<const Relation> place_relations();
 
 struct Breach {
   std::string request;

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <numeric>
 
 #include "reference/attention_packing.h"
 #include "reference/check.h"
@@ -91,7 +92,25 @@ std::int64_t tokens_of_groups(const KVCacheConfig& config, const PlanOptions& op
   return config.num_blocks / groups * smallest * options.dcp * options.pcp;
 }
 
+// All groups must have the hit: it ends where a block of each of them ends. States in mode `none`
+// are not kept for hits.
+std::int64_t hit_step(const KVCacheConfig& config, const PlanOptions& options) {
+  std::int64_t step = 1;
+  for (const KVCacheGroupSpec& group : config.groups) {
+    const bool is_state = group.spec.kind == CacheKind::mamba;
+    if (is_state && group.spec.mamba_cache_mode == MambaCacheMode::none) return 0;
+    step = std::lcm(step, group.spec.block_size * (is_state ? 1 : options.dcp * options.pcp));
+  }
+  return step;
+}
+
 }  // namespace
+
+std::int64_t resend_hit_tokens(const Capacity& capacity, std::int64_t prompt_tokens) {
+  LS_CHECK(prompt_tokens > 0, "a prompt of {} tokens", prompt_tokens);
+  const std::int64_t step = capacity.hit_step_tokens;
+  return step == 0 ? 0 : (prompt_tokens - 1) / step * step;
+}
 
 std::int64_t growing_groups_tokens(const KVCacheConfig& config, const PlanOptions& options) {
   return tokens_of_groups(config, options, true);
@@ -115,6 +134,7 @@ Capacity capacity_of(const KVCacheConfig& config, const PlanOptions& options) {
       static_cast<std::int64_t>(c.max_concurrency * static_cast<double>(options.max_model_len));
   c.growing_groups_tokens = growing_groups_tokens(config, options);
   c.all_groups_tokens = all_groups_tokens(config, options);
+  c.hit_step_tokens = hit_step(config, options);
   const std::int64_t block_bytes = pool_bytes_per_block(config.groups);
   c.pool_bytes = block_bytes * config.num_blocks;
   for (const KVCacheGroupSpec& group : config.groups) {

@@ -47,12 +47,17 @@ struct Capacity {
   std::int64_t fixed_bytes_per_request = 0;
   std::int64_t pool_bytes = 0;
   std::int64_t slot_address_space = 0;  // of the group with most slots
+  std::int64_t hit_step_tokens = 0;     // a prefix hit is a multiple of so many; 0: nothing hits
   std::vector<GroupCapacity> groups;
   std::vector<Formula> formulas;
 };
 
 // Requires a plan with groups.
 Capacity capacity_of(const KVCacheConfig& config, const PlanOptions& options);
+
+// Of a prompt that was computed before, the tokens that a resend finds: whole steps, and never the
+// last token. A step longer than the prompts makes prefix caching useless (35703: 1 % of tokens).
+std::int64_t resend_hit_tokens(const Capacity& capacity, std::int64_t prompt_tokens);
 
 // num_blocks // growing groups * smallest growing block size; every group counts where none grows.
 std::int64_t growing_groups_tokens(const KVCacheConfig& config, const PlanOptions& options);

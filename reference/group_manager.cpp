@@ -240,6 +240,7 @@ void GroupManager::narrow(const Request& request, std::int32_t num_left_behind,
 
 void GroupManager::free(Request& request) {
   GroupBlocks& held = of(request);
+  if (planted(SchedulerDefect::free_by_id)) std::ranges::sort(held.blocks);
   // The tail first: it is evicted before the prefix that more requests can share.
   if (planted(SchedulerDefect::free_forward_order))
     pool_.free_blocks(held.blocks);

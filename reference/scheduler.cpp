@@ -114,6 +114,15 @@ Result<Scheduler> Scheduler::create(const EngineConfig& config,
   return Scheduler(std::move(impl));
 }
 
+void Scheduler::order_free_blocks(std::span<const BlockId> order) {
+  BlockPool& pool = impl_->cache.pool();
+  LS_CHECK(std::ssize(order) == pool.num_free_blocks() && std::ssize(order) + 1 == pool.num_blocks(),
+           "an order of {} blocks, {} are free", order.size(), pool.num_free_blocks());
+  std::vector<BlockId> taken;
+  pool.get_new_blocks(std::ssize(order), taken);
+  pool.free_blocks(order);
+}
+
 Result<RequestId> Scheduler::add_request(RequestSpec request) {
   const std::int64_t size = request.prompt.size();
   if (size < 1 || size > impl_->config.max_model_len)

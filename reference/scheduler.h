@@ -46,6 +46,11 @@ class Scheduler {
   Scheduler& operator=(Scheduler&&) noexcept;
   ~Scheduler();
 
+  // Blocks are handed out in this order from now on, where an engine starts with 1, 2, 3, ...: what
+  // else is decided must not depend on it. REQUIRES: nothing was decided yet; all blocks but the
+  // null block, once each.
+  void order_free_blocks(std::span<const BlockId> order);
+
   // Refuses a prompt that is empty or longer than max_model_len allows.
   Result<RequestId> add_request(RequestSpec request);
   // A request that is not live is ignored, as the engine does.

@@ -23,6 +23,7 @@ constexpr std::array kNames = std::to_array<std::pair<SchedulerDefect, std::stri
     {free_in_flight, "free-in-flight"},
     {free_twice, "free-twice"},
     {free_forward_order, "free-forward-order"},
+    {free_by_id, "free-by-id"},
     {free_window_early, "free-window-early"},
     {free_preempted_lost, "free-preempted-lost"},
     {state_wrong_boundary, "state-wrong-boundary"},

@@ -32,6 +32,7 @@ enum class SchedulerDefect : std::uint8_t {
   free_in_flight,
   free_twice,
   free_forward_order,
+  free_by_id,
   free_window_early,
   free_preempted_lost,
   // States of Mamba and linear attention.

@@ -59,9 +59,11 @@ class ReferenceDecisions final : public DecisionSource {
 
 Result<std::unique_ptr<DecisionSource>> make_reference_decisions(
     const EngineConfig& config, const std::vector<KVCacheGroupSpec>& groups,
-    std::int64_t num_blocks, const KVTransfer& transfer, SchedulerDefect defect) {
+    std::int64_t num_blocks, const KVTransfer& transfer, SchedulerDefect defect,
+    std::span<const BlockId> free_order) {
   auto scheduler = Scheduler::create(config, groups, num_blocks, transfer, defect);
   if (!scheduler) return tl::unexpected(scheduler.error());
+  if (!free_order.empty()) scheduler->order_free_blocks(free_order);
   return std::make_unique<ReferenceDecisions>(std::move(*scheduler));
 }
 

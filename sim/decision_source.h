@@ -61,9 +61,10 @@ class DecisionSource {
 };
 
 // The reference scheduler, with a defect planted in it if one is named. Refuses what it refuses.
+// `free_order`: as Scheduler::order_free_blocks; empty: the engine's own.
 Result<std::unique_ptr<DecisionSource>> make_reference_decisions(
     const EngineConfig& config, const std::vector<KVCacheGroupSpec>& groups,
     std::int64_t num_blocks, const KVTransfer& transfer = {},
-    SchedulerDefect defect = SchedulerDefect::none);
+    SchedulerDefect defect = SchedulerDefect::none, std::span<const BlockId> free_order = {});
 
 }  // namespace lockstep

@@ -140,6 +140,19 @@ void plant(LockstepConfig& config, const std::string& mutant) {
     config.device.mutant = mutant;
 }
 
+std::vector<BlockId> free_order_of(const SavedCase& saved) {
+  const auto set =
+      std::ranges::find(saved.settings, "block_order", [](const auto& s) { return s.first; });
+  if (set == saved.settings.end() || set->second == 0) return {};
+  std::vector<BlockId> order;
+  for (std::int32_t block = 1; block < saved.cache.num_blocks; ++block)
+    order.push_back(BlockId{block});
+  for (std::size_t left = order.size(); left > 1; --left)
+    std::swap(order[left - 1],
+              order[splitmix64(static_cast<std::uint64_t>(set->second) << 32 | left) % left]);
+  return order;
+}
+
 TraceWorkloadOptions workload_options_of(const SavedCase& saved) {
   const Settings settings = settings_of(saved);
   return {.step_time = settings.step_time,

@@ -1,12 +1,13 @@
 // From a run to a saved case and back: what a replay needs to come to the same divergence again.
 //
 // Settings that a saved case keeps by name: probe_rows, query_rows, untouched_pages,
-// queries_per_kv, step_base_ns, step_token_ns, draft_acceptance_percent. An absent one has its
-// default.
+// queries_per_kv, step_base_ns, step_token_ns, draft_acceptance_percent; block_order, the seed of
+// free_order_of(). An absent one has its default.
 #pragma once
 
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "reference/result.h"
 #include "sim/lockstep.h"
@@ -28,6 +29,9 @@ LockstepConfig config_of(const SavedCase& saved);
 void plant(LockstepConfig& config, const std::string& mutant);
 // The name of what is planted; empty: nothing.
 std::string mutant_of(const LockstepConfig& config);
+// The order in which the pool first hands out its blocks, shuffled by setting block_order; empty: as
+// an engine does.
+std::vector<BlockId> free_order_of(const SavedCase& saved);
 TraceWorkloadOptions workload_options_of(const SavedCase& saved);
 // The requests of a saved case as a source of records.
 std::unique_ptr<TraceReader> trace_reader_of(Trace trace);

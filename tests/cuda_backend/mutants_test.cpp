@@ -42,6 +42,7 @@ std::vector<Exposure> exposures() {
       {"graph-stale-param", pairs, "slots of group 0", 1, 8},
       {"graph-too-small", pairs, "slots of group 0", 1, 8},
       {"graph-stale-pointer", pairs, "use after free", 1, 8},
+      {"slot-stale-tail", pairs, "slots of group 0"},
       {"state-copy-lost", hybrid, "page of block"},
       {"state-pads-included", hybrid, "page of block"},
       {"kernel-block-unsplit", hybrid, "slots of group 1"},

@@ -1,12 +1,14 @@
 // Small worlds, all of them: pools of 2, 3 and 4 blocks, up to three requests, every order in which
 // they arrive and are aborted, every kind of cache, under both engines. Every step's decision is
-// audited by an independent ledger, and what was reached is counted: a world that never evicts,
-// preempts, hits or starves would prove little.
+// audited by an independent ledger, every request is answered what it would be answered alone (all
+// relations at once: whatever two runs differ in), and what was reached is counted: a world that
+// never evicts, preempts, hits or starves would prove little.
 #include <gtest/gtest.h>
 
 #include <set>
 #include <string>
 
+#include "properties/reading_model.h"
 #include "sim/audit.h"
 #include "sim/lockstep.h"
 #include "sim/run_recorder.h"
@@ -74,6 +76,7 @@ struct Reached {
   std::int64_t evictions = 0;
   std::int64_t hits = 0;
   std::int64_t starved = 0;
+  std::int64_t answers = 0;  // tokens, each of which a request alone was answered too
 };
 
 // Choice 0: nothing happens; 1 to 3: the request arrives or, if it has, is aborted.
@@ -129,16 +132,20 @@ std::uint64_t signature(const StepView& view, std::int64_t num_blocks) {
 
 class StateCounter final : public StepObserver {
  public:
-  StateCounter(RunRecorder& recorder, std::int64_t num_blocks, std::set<std::uint64_t>& states)
-      : recorder_(recorder), num_blocks_(num_blocks), states_(states) {}
+  StateCounter(RunRecorder& recorder, ReadingModel& model, std::int64_t num_blocks,
+               std::set<std::uint64_t>& states)
+      : recorder_(recorder), model_(model), num_blocks_(num_blocks), states_(states) {}
   bool decided(const StepView& view) override {
     states_.insert(signature(view, num_blocks_));
-    return recorder_.decided(view);
+    return model_.decided(view) && recorder_.decided(view);
   }
-  bool finished(const StepView& view) override { return recorder_.finished(view); }
+  bool finished(const StepView& view) override {
+    return model_.finished(view) && recorder_.finished(view);
+  }
 
  private:
   RunRecorder& recorder_;
+  ReadingModel& model_;
   std::int64_t num_blocks_;
   std::set<std::uint64_t>& states_;
 };
@@ -160,6 +167,24 @@ EngineConfig engine_of(const World& world, const std::string& engine) {
   return config;
 }
 
+// Each request of a script is answered as if it were alone.
+void expect_undisturbed(const SavedCase& world, const Answers& answers, int choices,
+                        Reached& reached) {
+  for (const ScriptedWorkload::Turnful& turn : script_of(choices))
+    for (const WorkloadEvent& event : turn) {
+      const auto answered = answers.tokens.find(event.request.name);
+      if (event.kind != WorkloadEvent::Kind::add || answered == answers.tokens.end()) continue;
+      UndisturbedRequest alone(world.cache.groups, event.request.prompt.materialize());
+      for (const std::int32_t token : answered->second) {
+        ASSERT_EQ(token, alone.next_token(std::ssize(alone.tokens())))
+            << event.request.name << ", " << world.cache.num_blocks << " blocks, choices "
+            << choices;
+        alone.append(token);
+        ++reached.answers;
+      }
+    }
+}
+
 void run_one(const World& world, const LockstepConfig& config,
              const std::vector<KVCacheGroupSpec>& groups, std::int64_t num_blocks, int choices,
              Reached& reached) {
@@ -167,11 +192,15 @@ void run_one(const World& world, const LockstepConfig& config,
   ASSERT_TRUE(decisions) << decisions.error().message;
   Auditor auditor(recording_header(config.engine, groups, num_blocks, **decisions));
   ScriptedWorkload script(script_of(choices), world.num_spec, choices % 2);
-  RunRecorder recorder(script, [&](const RecordedStep& step) {
+  SavedCase model_world;
+  model_world.engine = config.engine;
+  model_world.cache = config.device.plan;
+  ReadingModel model(script, model_world);
+  RunRecorder recorder(model, [&](const RecordedStep& step) {
     auditor.step(step);
     reached.preemptions += std::ssize(step.preempted);
   });
-  StateCounter counter(recorder, num_blocks, reached.states);
+  StateCounter counter(recorder, model, num_blocks, reached.states);
   const auto report = run_lockstep(config, **decisions, recorder, nullptr, &counter);
   ASSERT_TRUE(report) << report.error().message;
   auditor.end(recorder.end());
@@ -180,6 +209,7 @@ void run_one(const World& world, const LockstepConfig& config,
                                 << choices << ", step " << findings[0].step << ": "
                                 << findings[0].what;
   ASSERT_NE(report->summary.verdict, Verdict::divergence);
+  ASSERT_NO_FATAL_FAILURE(expect_undisturbed(model_world, model.answers(), choices, reached));
   if (report->summary.verdict == Verdict::agreed) {
     ASSERT_EQ((*decisions)->num_free_blocks(), num_blocks - 1)
         << "blocks leak, choices " << choices;
@@ -231,12 +261,13 @@ TEST_P(SmallWorlds, every_order_of_arrival_and_abort_is_clean) {
   RecordProperty("steps", static_cast<int>(reached.steps));
   std::printf(
       "%s, %s: %lld runs, %lld steps, %zu states; %lld preemptions, %lld evictions, %lld hits, "
-      "%lld "
-      "starved\n",
+      "%lld starved, %lld tokens\n",
       world.name.c_str(), engine.c_str(), static_cast<long long>(reached.runs),
       static_cast<long long>(reached.steps), reached.states.size(),
       static_cast<long long>(reached.preemptions), static_cast<long long>(reached.evictions),
-      static_cast<long long>(reached.hits), static_cast<long long>(reached.starved));
+      static_cast<long long>(reached.hits), static_cast<long long>(reached.starved),
+      static_cast<long long>(reached.answers));
+  EXPECT_GT(reached.answers, 1000);
   EXPECT_GT(reached.states.size(), 60u);
   // A window alone never grows beyond what it was admitted with.
   if (world.name != "window") {

@@ -15,6 +15,7 @@
 #include "properties/child_process.h"
 #include "properties/generator.h"
 #include "properties/recorded_case.h"
+#include "properties/shuffled_blocks.h"
 #include "reference/scheduler_defect.h"
 
 namespace lockstep {
@@ -109,6 +110,31 @@ TEST(Relations, each_breaks_under_defects_of_the_scheduler) {
     std::printf("\n");
     EXPECT_FALSE(defects.empty()) << relation.name;
   }
+}
+
+TEST(ShuffledBlocks, are_decided_about_alike) {
+  for (const std::string engine : {"vllm-0.22.1", "vllm-0.33.0"}) {
+    GeneratorOptions options = plain_options();
+    options.engine = engine;
+    options.never.remove(Feature::priority_policy);
+    for (std::uint64_t seed = 1; seed <= 4 * kSeeds; ++seed) {
+      const auto breach = check_shuffled_blocks(generate_case(seed, options));
+      ASSERT_TRUE(breach) << "seed " << seed << ": " << breach.error().message;
+      ASSERT_FALSE(*breach) << engine << ", seed " << seed << ": " << (*breach)->what;
+    }
+  }
+}
+
+TEST(ShuffledBlocks, are_not_where_blocks_are_freed_by_their_ids) {
+  std::int64_t broken = 0;
+  for (std::uint64_t seed = 1; seed <= kDefectSeeds; ++seed) {
+    SavedCase saved = generate_case(seed, plain_options());
+    saved.mutants = {"free-by-id"};
+    const auto breach = check_shuffled_blocks(saved);
+    ASSERT_TRUE(breach);
+    broken += *breach ? 1 : 0;
+  }
+  EXPECT_GT(broken, 0);
 }
 
 // What the audit found in the engines by looking at decisions is seen here in the answers.

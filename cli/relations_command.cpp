@@ -1,0 +1,203 @@
+// lockstep relations [NAME...]
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <memory>
+#include <nlohmann/json.hpp>
+
+#include "cli/commands.h"
+#include "cli/exit_code.h"
+#include "cli/progress.h"
+#include "cli/terminal.h"
+#include "cuda_backend/simt_backend.h"
+#include "properties/device_relations.h"
+#include "properties/generator.h"
+#include "properties/known_findings.h"
+#include "properties/shuffled_blocks.h"
+#include "reference/engine_profile.h"
+#include "traces/atomic_file.h"
+
+namespace lockstep {
+namespace {
+
+struct RelationsOptions {
+  std::vector<std::string> names;
+  bool list = false;
+  std::string json_path;
+  std::string engine = "vllm-0.33.0";
+  std::string backend = "simt";
+  std::uint64_t first_seed = 1;
+  std::int64_t runs = 50;
+};
+
+// What became of one relation over all cases.
+struct Held {
+  Relation relation;
+  bool is_of_answers = false;  // the tokens of the model language model are compared too
+  std::int64_t applied = 0;
+  std::int64_t compared = 0;  // places on devices
+  std::int64_t pages = 0;
+  std::int64_t refused = 0;  // by the device, in its changed form
+  std::int64_t known = 0;    // broken by what docs/findings.md tells of the engine
+  std::uint64_t seed = 0;    // of the breach
+  std::string breach = {};
+};
+
+Result<std::vector<Held>> chosen(const std::vector<std::string>& names) {
+  std::vector<Held> all;
+  for (const Relation& relation : relations())
+    all.push_back({.relation = relation, .is_of_answers = true});
+  for (const Relation& relation : place_relations()) all.push_back({.relation = relation});
+  if (names.empty()) return all;
+  std::vector<Held> some;
+  for (const std::string& name : names) {
+    const auto found =
+        std::ranges::find(all, name, [](const Held& held) { return held.relation.name; });
+    if (found == all.end())
+      return fail(
+          fmt::format("there is no relation '{}'; `lockstep relations --list` lists them", name));
+    some.push_back(*found);
+  }
+  return some;
+}
+
+bool is_known(const SavedCase& saved) { return known_finding(saved, judge(saved)) != nullptr; }
+
+void note(const std::optional<Breach>& breach, const SavedCase& saved, std::uint64_t seed,
+          Held& held) {
+  if (!breach || !held.breach.empty()) return;
+  if (is_known(saved) || is_known(*held.relation.change(saved))) {
+    ++held.known;
+    return;
+  }
+  held.seed = seed;
+  held.breach = breach->what;
+}
+
+Result<void> hold_answers(const SavedCase& saved, std::uint64_t seed, Held& held) {
+  if (held.is_of_answers && why_not_answered(saved).empty()) {
+    const auto breach = check_relation(saved, held.relation);
+    if (!breach) return tl::unexpected(breach.error());
+    note(*breach, saved, seed, held);
+  }
+  if (held.relation.name == "shuffled blocks") {
+    const auto breach = check_shuffled_blocks(saved);
+    if (!breach) return tl::unexpected(breach.error());
+    note(*breach, saved, seed, held);
+  }
+  return {};
+}
+
+// Planned outputs go by a request's place in the trace, which "batch mates" changes.
+bool is_for_devices(const Relation& relation) { return relation.name != "batch mates"; }
+
+Result<void> hold_on_devices(const SavedCase& saved, std::uint64_t seed, Held& held) {
+  if (!is_for_devices(held.relation) || !why_not_read(saved).empty()) return {};
+  const auto check = check_on_device(saved, held.relation, make_simt_backend);
+  if (!check) return tl::unexpected(check.error());
+  if (!*check) return {};
+  held.refused += (*check)->refused.empty() ? 0 : 1;
+  held.compared += (*check)->compared;
+  held.pages += (*check)->pages;
+  note((*check)->breach, saved, seed, held);
+  return {};
+}
+
+Result<void> hold_all(const RelationsOptions& options, std::vector<Held>& all) {
+  GeneratorOptions generator;
+  generator.engine = options.engine;
+  generator.backend = options.backend;
+  generator.check = "fast";
+  // What it hits may never have been computed: finding 3 of docs/findings.md.
+  generator.never.add(Feature::priority_policy);
+  Progress progress("cases", options.runs);
+  for (std::int64_t run = 0; run < options.runs; ++run) {
+    const std::uint64_t seed = options.first_seed + static_cast<std::uint64_t>(run);
+    const SavedCase saved = generate_case(seed, generator);
+    for (Held& held : all) {
+      if (!held.relation.change(saved)) continue;
+      ++held.applied;
+      for (const auto hold : {hold_answers, hold_on_devices})
+        if (auto done = hold(saved, seed, held); !done)
+          return fail(
+              fmt::format("seed {}, {}: {}", seed, held.relation.name, done.error().message));
+    }
+    progress.at(run + 1, saved.name);
+  }
+  return {};
+}
+
+std::string text_of(const std::vector<Held>& all) {
+  std::string text;
+  for (const Held& held : all) {
+    text += fmt::format("{:<20} {:>5} cases, {:>9} places, {:>6} steps of pages",
+                        held.relation.name, held.applied, held.compared, held.pages);
+    if (held.refused > 0)
+      text += fmt::format("; {} refused by the device", counted(held.refused, "case"));
+    if (held.known > 0) text += fmt::format("; {} of known findings", counted(held.known, "case"));
+    text += held.applied == 0 ? "; NOT CHECKED: it applied to no case\n"
+            : held.breach.empty()
+                ? "\n"
+                : fmt::format("\n  BROKEN with seed {}: {}\n", held.seed, held.breach);
+  }
+  return text;
+}
+
+std::string json_of(const std::vector<Held>& all) {
+  nlohmann::ordered_json json;
+  json["relations"] = nlohmann::ordered_json::array();
+  for (const Held& held : all) {
+    nlohmann::ordered_json entry = {{"name", held.relation.name},   {"says", held.relation.says},
+                                    {"cases", held.applied},        {"places", held.compared},
+                                    {"page_steps", held.pages},     {"refused", held.refused},
+                                    {"known_findings", held.known}, {"holds", held.breach.empty()}};
+    if (!held.breach.empty()) {
+      entry["seed"] = held.seed;
+      entry["what"] = held.breach;
+    }
+    json["relations"].push_back(entry);
+  }
+  return json.dump(2) + "\n";
+}
+
+int run_relations(const RelationsOptions& options) {
+  auto all = chosen(options.names);
+  if (!all) return refuse(all.error().message);
+  if (options.list) {
+    for (const Held& held : *all) fmt::print("{:<20} {}\n", held.relation.name, held.relation.says);
+    return kExitAgreed;
+  }
+  if (find_engine_profile(options.engine) == nullptr)
+    return refuse(fmt::format("--engine {}: not a profile; there are {}", options.engine,
+                              engine_profile_names()));
+  if (auto done = hold_all(options, *all); !done) return refuse(done.error().message);
+  fmt::print("{}", text_of(*all));
+  const auto broken =
+      std::ranges::count_if(*all, [](const Held& held) { return !held.breach.empty(); });
+  fmt::print("\n{} of {} broken, over {}\n", broken, counted(std::ssize(*all), "relation"),
+             counted(options.runs, "generated case"));
+  if (!options.json_path.empty())
+    if (auto left = write_file_atomically(options.json_path, json_of(*all)); !left)
+      return refuse(left.error().message);
+  return broken == 0 ? kExitAgreed : kExitDisagreed;
+}
+
+}  // namespace
+
+void add_relations_command(CLI::App& app, int& exit_code) {
+  auto options = std::make_shared<RelationsOptions>();
+  CLI::App* command = app.add_subcommand(
+      "relations", "Hold pairs of runs against each other that must answer a request alike");
+  command->add_option("NAME", options->names, "relations; without any, all of them");
+  command->add_flag("--list", options->list, "say what they are and run nothing");
+  command->add_option("--seed", options->first_seed, "the first case's seed");
+  command->add_option("--runs", options->runs, "generated cases")->check(CLI::PositiveNumber);
+  command->add_option("--engine", options->engine, "an engine profile")->capture_default_str();
+  command->add_option("--backend", options->backend, "none: decisions alone")
+      ->check(CLI::IsMember({"simt", "none"}));
+  command->add_option("--json", options->json_path, "the result as JSON");
+  command->callback([options, &exit_code] { exit_code = run_relations(*options); });
+}
+
+}  // namespace lockstep
