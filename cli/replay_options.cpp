@@ -68,6 +68,26 @@ void declare_cache(CLI::App& command, ReplayOptions& o) {
   add_count(command, "--block-size", o.block_size, "tokens of a block (16)", group, 1, 1 << 20);
 }
 
+void declare_connector(CLI::App& command, ReplayOptions& o) {
+  const std::string group = "KV connector (vllm-0.22.1)";
+  command
+      .add_option("--connector", o.connector,
+                  "peers: somebody knows prefixes of some prompts, loads take time and fail "
+                  "(default); host: full blocks are stored in host memory and loaded from there")
+      ->expected(0, 1)
+      ->default_str("peers")
+      ->check(CLI::IsMember({"peers", "host"}))
+      ->group(group);
+  add_choice(command, "--kv-load-failure-policy", o.load_failure_policy,
+             "of requests whose load fails (recompute)", {"recompute", "fail"}, group);
+  add_count(command, "--host-blocks", o.host_blocks, "of the host tier (as many as the pool has)",
+            group, 1);
+  add_count(command, "--load-failures", o.load_failures,
+            "percent of the loads from the host tier that fail (0)", group, 0, 100);
+  add_count(command, "--transfer-delay", o.transfer_delay,
+            "steps that a load or store of the host tier takes at most (3)", group, 0, 1000);
+}
+
 void declare_engine(CLI::App& command, ReplayOptions& o) {
   const std::string group = "Engine";
   command
@@ -95,13 +115,7 @@ void declare_engine(CLI::App& command, ReplayOptions& o) {
              "of block hashes: the model's own, or one of the engine's (content; with "
              "--cache-events sha256_cbor)",
              {"content", "sha256_cbor", "xxhash_cbor"}, group);
-  command
-      .add_flag("--connector", o.connector,
-                "a simulated KV connector: prefixes known elsewhere, loads that take time and fail "
-                "(vllm-0.22.1, --backend none)")
-      ->group(group);
-  add_choice(command, "--kv-load-failure-policy", o.load_failure_policy,
-             "of requests whose load fails (recompute)", {"recompute", "fail"}, group);
+  declare_connector(command, o);
 }
 
 void declare_run(CLI::App& command, ReplayOptions& o) {
@@ -194,8 +208,11 @@ std::string ReplayOptions::contradicts_recording() const {
       {enable_chunked_prefill.has_value(), "--no-chunked-prefill"},
       {reserve_full_isl.has_value(), "--reserve-full-isl"},
       {async_scheduling.has_value(), "--async-scheduling"},
-      {connector, "--connector"},
+      {connector.has_value(), "--connector"},
       {load_failure_policy.has_value(), "--kv-load-failure-policy"},
+      {host_blocks.has_value(), "--host-blocks"},
+      {load_failures.has_value(), "--load-failures"},
+      {transfer_delay.has_value(), "--transfer-delay"},
       {limit_requests != 0, "--limit"},
       {step_base_ns.has_value(), "--step-base-ns"},
       {step_per_token_ns.has_value(), "--step-per-token-ns"},

@@ -26,8 +26,9 @@ struct ReplayOptions {
   std::optional<std::string> engine, policy, hash_algorithm;
   std::optional<bool> enable_prefix_caching, enable_chunked_prefill, reserve_full_isl,
       async_scheduling;
-  bool connector = false;
-  std::optional<std::string> load_failure_policy;
+  std::optional<std::string> connector, load_failure_policy;
+  std::optional<std::int64_t> host_blocks;
+  std::optional<std::int32_t> load_failures, transfer_delay;
 
   // The run.
   std::string backend = "auto";

@@ -4,16 +4,16 @@
 
 #include <algorithm>
 #include <filesystem>
-#include <numeric>
 #include <utility>
 
 #include "cli/replay_cache.h"
+#include "cli/replay_connector.h"
 #include "cli/terminal.h"
 #include "cuda_backend/gpu_backend.h"
 #include "cuda_backend/plugin_backend.h"
 #include "cuda_backend/simt_backend.h"
 #include "reference/engine_profile.h"
-#include "sim/connected_workload.h"
+#include "sim/connect.h"
 #include "sim/recorded_connector.h"
 #include "sim/saved_run.h"
 
@@ -169,23 +169,6 @@ Result<void> finish(const ReplayOptions& options, const EngineConfig& engine,
   return {};
 }
 
-// A simulated one, with the seed of the run.
-Result<void> attach_connector(const ReplayOptions& options, PreparedReplay& prepared) {
-  if (!options.save_dir.empty())
-    return fail("--save with --connector: a saved case holds no connector; leave one of them out");
-  SimulatedConnectorOptions connector;
-  connector.seed = prepared.workload_options.seed;
-  connector.num_groups = static_cast<std::int32_t>(prepared.config.device.plan.groups.size());
-  connector.block_size = 1;
-  for (const KVCacheGroupSpec& group : prepared.config.device.plan.groups)
-    connector.block_size =
-        std::lcm(connector.block_size, static_cast<std::int32_t>(group.spec.block_size));
-  prepared.workload = std::make_unique<ConnectedWorkload>(std::move(prepared.workload), connector);
-  if (options.load_failure_policy == "fail")
-    prepared.load_failure_policy = KVLoadFailurePolicy::fail;
-  return {};
-}
-
 Result<void> prepare_trace(const ReplayOptions& options, PreparedReplay& prepared) {
   if (const std::string given = options.contradicts_model(); options.model && !given.empty()) {
     return fail(
@@ -222,10 +205,11 @@ Result<void> prepare_trace(const ReplayOptions& options, PreparedReplay& prepare
   override_with(options.seed, workload.seed);
   auto second_pass = open_limited(options);
   if (!second_pass) return tl::unexpected(second_pass.error());
-  prepared.workload = make_trace_workload(std::move(*second_pass), workload);
-  if (options.connector) return attach_connector(options, prepared);
-  if (options.load_failure_policy)
-    return fail("--kv-load-failure-policy needs a connector whose loads may fail: --connector");
+  LockstepConfig& config = prepared.config;
+  if (auto read = read_connector(options, config); !read) return read;
+  prepared.workload =
+      connect(make_trace_workload(std::move(*second_pass), workload), config.connector,
+              config.device.plan, config.device.context.num_ranks, workload.seed);
   return {};
 }
 
@@ -257,10 +241,11 @@ Result<void> prepare_recording(const ReplayOptions& options, PreparedReplay& pre
   Result<RecordingReader> reader = RecordingReader::open(options.file);
   if (!reader) return tl::unexpected(reader.error());
   const RecordingHeader& header = reader->header();
-  prepared.load_failure_policy = kv_transfer(header, nullptr).kv_load_failure_policy;
+  const auto policy = kv_transfer(header, nullptr).kv_load_failure_policy;
   const EngineConfig& engine = header.options.config;
   auto plan = plan_for_groups(header.groups, header.num_blocks);
   if (Result<void> done = finish(options, engine, std::move(plan), prepared); !done) return done;
+  prepared.config.connector.load_failure_policy = policy;
   prepared.workload = make_recording_workload(std::move(*reader));
   return {};
 }
@@ -282,9 +267,6 @@ Result<void> prepare_saved_case(const ReplayOptions& options, PreparedReplay& pr
   prepared.num_records = static_cast<std::int64_t>(saved->recording ? saved->recording->steps.size()
                                                                     : saved->trace.records.size());
   if (backend == "auto") backend = saved->backend;
-  if (saved->recording)
-    prepared.load_failure_policy =
-        kv_transfer(saved->recording->header, nullptr).kv_load_failure_policy;
   prepared.workload = workload_of(*saved);
   return {};
 }
@@ -353,13 +335,13 @@ Result<PreparedReplay> prepare_replay(const ReplayOptions& options) {
   if (auto sound = check_cache_events(options, config.engine); !sound)
     return tl::unexpected(sound.error());
   config.draw = !options.report_path.empty();
-  const KVTransfer transfer{prepared.workload->connector(), prepared.load_failure_policy};
-  if (transfer.connector != nullptr && backend_name != "none") {
-    return fail(
-        fmt::format("{}: what a KV connector loads is known to no backend; add --backend none to "
-                    "run the decisions alone",
-                    options.file));
-  }
+  if (config.connector.defect != ConnectorDefect::none &&
+      config.connector.kind != ConnectorKind::host)
+    return fail(fmt::format("mutant: {} is planted in a host tier; add --connector host",
+                            name_of(config.connector.defect)));
+  const KVTransfer transfer{prepared.workload->connector(), config.connector.load_failure_policy};
+  if (transfer.connector != nullptr)
+    config.device.num_host_blocks = num_host_blocks(config.connector, config.device.plan);
   auto decisions = make_reference_decisions(config.engine, config.device.plan.groups,
                                             config.device.plan.num_blocks, transfer,
                                             config.scheduler_defect, prepared.free_order);

@@ -25,7 +25,6 @@ struct PreparedReplay {
   std::unique_ptr<DecisionSource> decisions;
   std::unique_ptr<Workload> workload;
   std::vector<BlockId> free_order;  // of a saved case that says so; empty: the engine's
-  KVLoadFailurePolicy load_failure_policy = KVLoadFailurePolicy::recompute;
   TraceWorkloadOptions workload_options;
   std::int64_t num_records = 0;           // of the trace or recording; 0: not known
   std::vector<std::string> chosen;        // what was chosen here because nobody said

@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 #include <vector>
 
+#include "cli/replay_connector.h"
 #include "cli/terminal.h"
 #include "reference/kv_cache_spec.h"
 #include "reference/view_types.h"
@@ -59,6 +60,8 @@ std::string configuration_text(const PreparedReplay& prepared) {
   }
   text += fmt::format("  pool    {}, layout {}\n", counted(plan.num_blocks, "block"),
                       name_of(prepared.config.device.layout));
+  if (const std::string connector = connector_text(prepared.config.connector); !connector.empty())
+    text += fmt::format("  beside  {}\n", connector);
   text += fmt::format("  device  {}\n", prepared.ranks.empty()
                                             ? "none: the model alone"
                                             : fmt::format("{}: {}", prepared.ranks.front()->name(),
@@ -90,12 +93,22 @@ std::string summary_text(const RunSummary& s) {
   row("preemptions", with_commas(s.preemptions));
   row("evictions", with_commas(s.evictions),
       fmt::format("of {} block hashes stored", with_commas(s.stored)));
+  if (s.blocks_loaded + s.blocks_stored + s.blocks_lost > 0) {
+    row("transfers", with_commas(s.blocks_loaded),
+        fmt::format("blocks loaded; {} stored, {} lost", with_commas(s.blocks_stored),
+                    with_commas(s.blocks_lost)));
+    row("", with_commas(s.frees_delayed),
+        fmt::format("frees delayed; {} of host blocks", counted(s.host_evictions, "eviction")));
+  }
   if (s.backend != "none") {
     row("checked", with_commas(s.pages_checked), pages_text(s));
     row("", with_commas(s.table_entries_checked), "block table entries");
     row("", with_commas(s.slots_checked), "slots");
     row("", with_commas(s.rows_read), "cache rows read back by attention");
     row("", with_commas(s.outputs_checked), "attention outputs");
+    if (s.host_blocks_checked > 0)
+      row("", with_commas(s.host_blocks_checked),
+          fmt::format("host blocks ({})", size_text(s.host_bytes_checked)));
     if (s.rows_extracted > 0)
       row("", with_commas(s.rows_extracted), "hidden states of finished requests");
   }
@@ -151,6 +164,8 @@ std::string summary_json(const ReplayOptions& options, const PreparedReplay& pre
       {"max_cudagraph_capture_size", device.max_cudagraph_capture_size},
       {"mutant", mutant_of(prepared.config)},
       {"seed", prepared.workload_options.seed},
+      {"connector", name_of(prepared.config.connector.kind)},
+      {"num_host_blocks", device.num_host_blocks},
   };
   if (prepared.totals) {
     json["recorded_totals"] = {{"steps", prepared.totals->steps},

@@ -25,15 +25,20 @@ Outcome refusal(const Error& error) {
 // Everything that looks on while a case runs. False from a hook ends the run.
 class Bench final : public StepObserver {
  public:
-  Bench(const SavedCase& saved, const DecisionSource& decisions, Workload& workload,
-        const JudgeOptions& options, Outcome& outcome)
+  Bench(const SavedCase& saved, Workload& workload, const JudgeOptions& options, Outcome& outcome)
       : options_(options),
         outcome_(outcome),
         invariants_(saved.engine, saved.cache),
         tally_(saved, outcome.tally),
-        recorder_(workload, [this](const RecordedStep& step) { take(step); }) {
-    const RecordingHeader header =
+        recorder_(workload, [this](const RecordedStep& step) { take(step); }) {}
+
+  void begin(const SavedCase& saved, const LockstepConfig& config,
+             const DecisionSource& decisions) {
+    RecordingHeader header =
         recording_header(saved.engine, saved.cache.groups, saved.cache.num_blocks, decisions);
+    if (recorder_.connector() != nullptr)
+      header.connector.emplace().fail_on_load_error =
+          config.connector.load_failure_policy == KVLoadFailurePolicy::fail;
     if (why_not_audited(header).empty()) auditor_ = std::make_unique<Auditor>(header);
   }
 
@@ -160,17 +165,19 @@ Outcome judge(const SavedCase& saved, const JudgeOptions& options) {
     return refusal(
         {fmt::format("mutants: {} of them; a case has one at most", saved.mutants.size())});
   const LockstepConfig config = config_of(saved);
+  Outcome outcome;
+  const std::unique_ptr<Workload> workload = workload_of(saved);
+  Bench bench(saved, *workload, options, outcome);
+  const KVTransfer transfer{bench.workload().connector(), config.connector.load_failure_policy};
   auto decisions =
-      make_reference_decisions(saved.engine, saved.cache.groups, saved.cache.num_blocks, {},
+      make_reference_decisions(saved.engine, saved.cache.groups, saved.cache.num_blocks, transfer,
                                config.scheduler_defect, free_order_of(saved));
   if (!decisions) return refusal(decisions.error());
+  bench.begin(saved, config, **decisions);
   auto backend = make_backend(saved, config, options);
   if (!backend) return refusal(backend.error());
 
-  Outcome outcome;
   if (*backend != nullptr) outcome.tally.count(Reached::with_backend);
-  const std::unique_ptr<Workload> workload = workload_of(saved);
-  Bench bench(saved, **decisions, *workload, options, outcome);
   const auto report = run_lockstep(config, **decisions, bench.workload(), backend->get(), &bench);
   if (!report) return refusal(report.error());
   take_verdict(report->summary, outcome);

@@ -94,6 +94,7 @@ class BlockHashChain {
   // The key of the block of `scale` hash blocks that ends with hash block `index`: in a chain the
   // last hash stands for all before it.
   const BlockKey& operator[](std::size_t index) const { return keys_[index]; }
+  std::span<const BlockKey> keys() const { return keys_; }
   // Empty unless the algorithm is one of vLLM's.
   const std::vector<ExternalBlockHash>& external() const { return external_; }
 

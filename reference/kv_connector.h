@@ -18,6 +18,7 @@
 #include <string_view>
 #include <vector>
 
+#include "reference/block_hash.h"
 #include "reference/ids.h"
 
 namespace lockstep {
@@ -34,6 +35,8 @@ struct ExternalQuery {
   std::string_view name;
   std::int32_t num_tokens = 0;        // of the request; a hit within the step leaves at least one
   std::int32_t num_local_tokens = 0;  // that the prefix cache holds
+  std::span<const BlockKey> block_keys{};  // of its hash blocks; none without prefix caching
+  std::int32_t hash_block_size = 1;        // tokens
 };
 
 class KVConnector {

@@ -47,7 +47,8 @@ bool Scheduler::Impl::find_computed_tokens(RequestId id) {
   request.shared_prefix_boundary = hit.shared_prefix_boundary;
   if (remote == nullptr) return true;
   const ExternalHit external = remote->connector.get_num_new_matched_tokens(
-      {id, request.name, request.num_tokens(), hit.num_tokens});
+      {id, request.name, request.num_tokens(), hit.num_tokens, request.hashes.keys(),
+       static_cast<std::int32_t>(block_sizes.hash_block_size)});
   if (!external.num_tokens) return false;
   hit.num_external_tokens = *external.num_tokens;
   hit.loads_async = external.is_async;

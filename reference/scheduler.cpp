@@ -201,6 +201,9 @@ BlockId Scheduler::find_cached(const CachedBlock& content) const {
 std::span<const BlockId> Scheduler::block_table(RequestId request, std::int32_t group) const {
   return std::as_const(*impl_).at(request).groups[static_cast<std::size_t>(group)].blocks;
 }
+std::span<const BlockKey> Scheduler::block_keys(RequestId request) const {
+  return std::as_const(*impl_).at(request).hashes.keys();
+}
 std::vector<CacheEvent> Scheduler::take_cache_events() {
   CacheEventLog* events = impl_->cache.pool().events();
   return events == nullptr ? std::vector<CacheEvent>{} : events->take();

@@ -83,6 +83,7 @@ class Scheduler {
   std::optional<CachedBlock> cached_as(BlockId block) const;
   BlockId find_cached(const CachedBlock& content) const;
   std::span<const BlockId> block_table(RequestId request, std::int32_t group) const;
+  std::span<const BlockKey> block_keys(RequestId request) const;  // of its full hash blocks
   // Counts since the last call, then starts anew.
   CacheCounters take_cache_counters();
   // Cache events since the last call; none unless EngineConfig::hash_algorithm is an engine's own.

@@ -40,6 +40,9 @@ class ReferenceDecisions final : public DecisionSource {
   std::span<const BlockId> block_table(RequestId request, std::int32_t group) const override {
     return scheduler_.block_table(request, group);
   }
+  std::span<const BlockKey> block_keys(RequestId request) const override {
+    return scheduler_.block_keys(request);
+  }
   CacheCounters take_cache_counters() override { return scheduler_.take_cache_counters(); }
   std::vector<CacheEvent> take_cache_events() override { return scheduler_.take_cache_events(); }
   std::int64_t num_computed_tokens(RequestId request) const override {

@@ -51,6 +51,7 @@ class DecisionSource {
   virtual std::optional<CachedBlock> cached_as(BlockId block) const = 0;
   virtual BlockId find_cached(const CachedBlock& content) const = 0;  // the null block: nowhere
   virtual std::span<const BlockId> block_table(RequestId request, std::int32_t group) const = 0;
+  virtual std::span<const BlockKey> block_keys(RequestId request) const = 0;
   virtual CacheCounters take_cache_counters() = 0;
   // Since the last call; none unless the block hashes are the engine's own (HashAlgorithm).
   virtual std::vector<CacheEvent> take_cache_events() = 0;

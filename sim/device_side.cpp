@@ -12,6 +12,7 @@
 #include "sim/probe_planner.h"
 #include "sim/program_builder.h"
 #include "sim/stopwatch.h"
+#include "sim/transfer_step.h"
 #include "sim/worker.h"
 
 namespace lockstep {
@@ -28,6 +29,7 @@ class LockstepDevice final : public DeviceSide {
         worker_(config_.device.num_rows, config_.device.context, model_),
         builder_(config_.engine, config_.device, model_, worker_),
         model_step_(model_, worker_),
+        transfer_step_(model_, worker_, backend_),
         planner_(config_.device, model_, worker_, config_.budget.probe_rows,
                  backend.answers_queries() ? config_.budget.query_rows : 0),
         comparer_(config_.device, model_, worker_, backend_, config_.budget.untouched_pages,
@@ -43,7 +45,13 @@ class LockstepDevice final : public DeviceSide {
     worker_.append_sampled(id, tokens);
   }
 
+  void drop_sampled(RequestId id, std::int64_t num_tokens) override {
+    worker_.drop_sampled(id, num_tokens);
+  }
+  void release(std::span<const HeldRequest> held) override { builder_.release(held); }
+
   Result<std::optional<Divergence>> run_step(const SchedulerOutput& decision,
+                                             const StepTransfers& transfers,
                                              StateHashChain& chain) override;
   Result<std::optional<Divergence>> extract(std::span<const StoppedRequest> stopped) override;
   Result<std::optional<Divergence>> finish(bool agreed) override;
@@ -60,6 +68,7 @@ class LockstepDevice final : public DeviceSide {
   Worker worker_;
   ProgramBuilder builder_;
   ModelStep model_step_;
+  TransferStep transfer_step_;
   ProbePlanner planner_;
   Comparer comparer_;
   HiddenStateExtraction extraction_;
@@ -69,17 +78,22 @@ class LockstepDevice final : public DeviceSide {
 };
 
 Result<std::optional<Divergence>> LockstepDevice::run_step(const SchedulerOutput& decision,
+                                                           const StepTransfers& transfers,
                                                            StateHashChain& chain) {
   Stopwatch watch;
-  if (auto finding = builder_.build(decision, program_)) return finding;
+  if (auto finding = builder_.build(decision, transfers, program_)) return finding;
+  if (auto done = transfer_step_.begin(transfers, program_); !done)
+    return tl::unexpected(done.error());
+  if (auto finding = transfer_step_.check_loads(transfers, decision.step)) return finding;
   summary_.seconds.program += watch.lap();
   const auto requests = builder_.row_requests();
   auto found = comparer_.check_reused(program_, requests);
   summary_.seconds.compare += watch.lap();
   if (!found || *found) return found;
   if (auto finding = model_step_.apply(program_, requests, expected_)) return finding;
+  if (auto finding = transfer_step_.check_stores(transfers, decision.step)) return finding;
   if (auto finding = check_hits(decision)) return finding;
-  planner_.plan(program_, requests);
+  planner_.plan(program_, requests, [&](std::size_t i) { return builder_.is_void(i); });
   summary_.seconds.program += watch.lap();
   if (auto done = backend_.execute(program_, readback_); !done) return tl::unexpected(done.error());
   summary_.seconds.execute += watch.lap();
@@ -89,8 +103,9 @@ Result<std::optional<Divergence>> LockstepDevice::run_step(const SchedulerOutput
 }
 
 std::optional<Divergence> LockstepDevice::check_hits(const SchedulerOutput& decision) {
-  for (const ScheduledRequest& scheduled : decision.scheduled) {
-    if (!scheduled.is_new && !scheduled.is_resumed) continue;
+  for (std::size_t i = 0; i < decision.scheduled.size(); ++i) {
+    const ScheduledRequest& scheduled = decision.scheduled[i];
+    if ((!scheduled.is_new && !scheduled.is_resumed) || builder_.is_void(i)) continue;
     if (auto finding = check_hit(model_, worker_.context(), worker_.at(scheduled.id),
                                  config_.device.plan, decision.step, scheduled.computed))
       return finding;
@@ -185,9 +200,16 @@ class AllRanks final : public DeviceSide {
   void append_sampled(RequestId id, std::span<const std::int32_t> tokens) override {
     for (const auto& rank : ranks_) rank->append_sampled(id, tokens);
   }
+  void drop_sampled(RequestId id, std::int64_t num_tokens) override {
+    for (const auto& rank : ranks_) rank->drop_sampled(id, num_tokens);
+  }
+  void release(std::span<const HeldRequest> held) override {
+    for (const auto& rank : ranks_) rank->release(held);
+  }
   Result<std::optional<Divergence>> run_step(const SchedulerOutput& decision,
+                                             const StepTransfers& transfers,
                                              StateHashChain& chain) override {
-    return first_found([&](DeviceSide& rank) { return rank.run_step(decision, chain); });
+    return first_found([&](DeviceSide& rank) { return rank.run_step(decision, transfers, chain); });
   }
   Result<std::optional<Divergence>> extract(std::span<const StoppedRequest> stopped) override {
     return first_found([&](DeviceSide& rank) { return rank.extract(stopped); });

@@ -12,6 +12,7 @@
 #include "sim/divergence.h"
 #include "sim/lockstep.h"
 #include "sim/state_hash.h"
+#include "sim/step_transfers.h"
 
 namespace lockstep {
 
@@ -27,8 +28,13 @@ class DeviceSide {
   virtual void add_request(RequestId id, const RequestSpec& spec) = 0;
   // Program, model, backend, comparison. A divergence is a value.
   virtual Result<std::optional<Divergence>> run_step(const SchedulerOutput& decision,
+                                                     const StepTransfers& transfers,
                                                      StateHashChain& chain) = 0;
   virtual void append_sampled(RequestId id, std::span<const std::int32_t> tokens) = 0;
+  // The engine has dropped what was sampled behind the request's first `num_tokens` tokens.
+  virtual void drop_sampled(RequestId id, std::int64_t num_tokens) = 0;
+  // After the step's output: who has finished and still keeps its blocks.
+  virtual void release(std::span<const HeldRequest> held) = 0;
   // Reads the hidden states of requests that the step's output has ended, whole, before their
   // blocks can be given to others.
   virtual Result<std::optional<Divergence>> extract(std::span<const StoppedRequest> stopped) = 0;

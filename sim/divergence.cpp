@@ -43,6 +43,8 @@ std::string_view name_of(Phase phase) {
   switch (phase) {
     case Phase::decide:
       return "decide";
+    case Phase::transfer:
+      return "transfer";
     case Phase::reuse:
       return "reuse";
     case Phase::memory_check:

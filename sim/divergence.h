@@ -15,6 +15,7 @@ namespace lockstep {
 // What the step was at when the two sides were found to differ, in the order of a step.
 enum class Phase : std::uint8_t {
   decide,        // the decision cannot be executed: a token without a block, two owners, ...
+  transfer,      // what a connector loads or stores is not the request's own
   reuse,         // a block that was about to be handed out again
   memory_check,  // a report of the backend's own checker
   block_table,

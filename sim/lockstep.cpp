@@ -58,6 +58,8 @@ class Run final : public LockstepRun {
   Result<void> add_request(WorkloadEvent& event);
   Result<void> sample(const SchedulerOutput& decision);
   Result<void> take_connector_report();
+  void plan_transfers(const SchedulerOutput& decision);
+  void attach_connector_report();
   void count_decision(const SchedulerOutput& decision);
   std::span<const StoppedRequest> process_output(bool anything_scheduled,
                                                  std::int64_t& output_of_step);
@@ -91,6 +93,9 @@ class Run final : public LockstepRun {
   std::vector<RequestId> left_;       // in this step
   std::vector<std::uint8_t> resets_;  // results of reset_prefix_cache, 0 or 1
   std::vector<SampledRow> rows_;
+  KVConnectorOutput connector_report_;      // of the step that is being run
+  StepTransfers transfers_;                 // of the same
+  std::vector<std::int64_t> block_tokens_;  // per group, that an entry of a table stands for
   std::deque<StepInFlight> in_flight_;
   std::vector<ModelOutput> spare_outputs_;
   std::function<std::string_view(RequestId)> name_of_ = [this](RequestId id) {
@@ -102,11 +107,15 @@ class Run final : public LockstepRun {
 Result<void> Run::start(std::span<Backend* const> ranks) {
   wall_.lap();
   summary_.backend = "none";
+  for (const KVCacheGroupSpec& group : config_.device.plan.groups)
+    block_tokens_.push_back(group.spec.block_size * config_.device.context.num_ranks);
   if (ranks.empty()) return {};
   summary_.backend = fmt::format("{} ({})", ranks.front()->name(), ranks.front()->device());
   auto device = DeviceSide::create(config_, ranks, summary_);
   if (!device) return tl::unexpected(device.error());
   device_ = std::move(*device);
+  if (workload_.connector() != nullptr && workload_.transfers() == nullptr)
+    return fail("what this KV connector loads is known to nobody; run the decisions alone");
   return {};
 }
 
@@ -146,13 +155,15 @@ Result<bool> Run::step() {
   chain_.add(static_cast<std::uint64_t>(decisions_.num_free_blocks()));
   if (!observe(&StepObserver::decided, decision, {}, -1)) return false;
   recorder_.decided(decision, decisions_, workload_.now_ns());
+  if (auto taken = take_connector_report(); !taken) return tl::unexpected(taken.error());
+  plan_transfers(decision);
   if (device_ != nullptr) {
-    auto found = device_->run_step(decision, chain_);
+    auto found = device_->run_step(decision, transfers_, chain_);
     if (!found) return tl::unexpected(found.error());
     if (*found) return diverged(std::move(**found));
   }
   if (auto sampled = sample(decision); !sampled) return tl::unexpected(sampled.error());
-  if (auto taken = take_connector_report(); !taken) return tl::unexpected(taken.error());
+  attach_connector_report();
   events_.clear();
   workload_.while_running(events_);
   if (!events_.empty()) {
@@ -166,6 +177,7 @@ Result<bool> Run::step() {
     if (!found) return tl::unexpected(found.error());
     if (*found) return diverged(std::move(**found));
   }
+  if (device_ != nullptr && workload_.transfers() != nullptr) device_->release(decisions_.held());
   hash_stopped(stopped);
   counters_ = decisions_.take_cache_counters();
   cache_events_ = decisions_.take_cache_events();
@@ -306,15 +318,36 @@ Result<void> Run::sample(const SchedulerOutput& decision) {
   return {};
 }
 
-// Comes in with the step's output, also when the step runs nothing.
+// What the connector's workers will have done when the step is over.
 Result<void> Run::take_connector_report() {
   auto report = connector_report(workload_, decisions_, config_.device.plan);
   if (!report) return tl::unexpected(report.error());
-  if (report->empty()) return {};
-  if (in_flight_.empty()) in_flight_.push_back({.step = -1, .output = {}});
-  in_flight_.back().output.kv_connector_output = std::move(*report);
-  progress_.sampled();
+  connector_report_ = std::move(*report);
   return {};
+}
+
+void Run::plan_transfers(const SchedulerOutput& decision) {
+  if (workload_.transfers() == nullptr) return;
+  transfers_.clear();
+  for (const HeldRequest& held : decisions_.held()) transfers_.held.push_back(held.id);
+  workload_.transfers()->plan({.decision = decision,
+                               .decisions = decisions_,
+                               .report = connector_report_,
+                               .block_tokens = block_tokens_},
+                              transfers_);
+  summary_.blocks_loaded += std::ssize(transfers_.loads);
+  summary_.blocks_stored += std::ssize(transfers_.stores);
+  summary_.blocks_lost += std::ssize(transfers_.lost);
+  summary_.host_evictions = transfers_.num_evicted;
+  summary_.frees_delayed = transfers_.num_frees_delayed;
+}
+
+// Comes in with the step's output, also when the step runs nothing.
+void Run::attach_connector_report() {
+  if (connector_report_.empty()) return;
+  if (in_flight_.empty()) in_flight_.push_back({.step = -1, .output = {}});
+  in_flight_.back().output.kv_connector_output = std::move(connector_report_);
+  progress_.sampled();
 }
 
 // With asynchronous scheduling a step stays in flight while the next one is decided.
@@ -341,6 +374,7 @@ void Run::forget_voided_tokens() {
   for (const RequestId id : decisions_.running()) {
     LiveRequest& request = requests_[index_of(id)];
     request.num_output_tokens = decisions_.num_tokens(id) - request.num_prompt_tokens;
+    if (device_ != nullptr) device_->drop_sampled(id, decisions_.num_tokens(id));
   }
 }
 

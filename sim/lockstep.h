@@ -20,6 +20,7 @@
 #include "reference/scheduler_defect.h"
 #include "reference/scheduler_types.h"
 #include "sim/backend.h"
+#include "sim/connect.h"
 #include "sim/decision_source.h"
 #include "sim/result.h"
 #include "sim/timeline.h"
@@ -39,6 +40,7 @@ struct LockstepConfig {
   EngineConfig engine;
   BackendConfig device;  // device.plan says groups and pool, with or without a backend
   SchedulerDefect scheduler_defect = SchedulerDefect::none;  // planted in whoever decides
+  ConnectorConfig connector;  // what a workload that has none of its own is given
   CheckBudget budget;
   std::int64_t steps_max = 0;  // stop after so many; 0: no limit
   bool draw = false;           // collect a timeline

@@ -76,8 +76,9 @@ std::optional<Divergence> ModelStep::write_tokens(const StepProgram& program, co
   const WorkerRequest& request = worker_.at(id);
   for (std::int32_t t = 0; t < slice.num_tokens; ++t) {
     if (!keeps(worker_.context(), slice.first_position + t)) continue;
-    Slot& slot = slots[static_cast<std::size_t>(slice.first_token + t)];
-    if (auto finding = write_token(program, request, group, slice.first_position + t, slot))
+    const auto token = static_cast<std::size_t>(slice.first_token + t);
+    if (auto finding = write_token(program, request, group, slice.first_position + t,
+                                   program.contents[token], slots[token]))
       return finding;
   }
   return std::nullopt;
@@ -85,7 +86,7 @@ std::optional<Divergence> ModelStep::write_tokens(const StepProgram& program, co
 
 std::optional<Divergence> ModelStep::write_token(const StepProgram& program,
                                                  const WorkerRequest& request, std::int32_t group,
-                                                 std::int64_t position, Slot& slot) {
+                                                 std::int64_t position, ContentId now, Slot& slot) {
   const std::vector<BlockId>& table = request.tables[static_cast<std::size_t>(group)];
   const std::int64_t block_size = model_.block_size(group);
   const std::int64_t row = num_kept(worker_.context(), position);
@@ -106,7 +107,6 @@ std::optional<Divergence> ModelStep::write_token(const StepProgram& program,
   if (content.group != -1 && content.group != group)
     return finding(fmt::format("block {} is written for group {} while it belongs to group {}",
                                index_of(block), group, content.group));
-  const ContentId now = request.prefix.content(position);
   const SlotContent* old = model_.slot_content(group, block, row % block_size);
   if (old != nullptr && old->writer != request.writer && old->content != now)
     return finding(fmt::format("token {} overwrites slot {}, which holds {}", position, slot,

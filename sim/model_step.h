@@ -35,7 +35,8 @@ class ModelStep {
                                          RequestId id, std::int32_t group,
                                          std::vector<Slot>& slots);
   std::optional<Divergence> write_token(const StepProgram& program, const WorkerRequest& request,
-                                        std::int32_t group, std::int64_t position, Slot& slot);
+                                        std::int32_t group, std::int64_t position, ContentId now,
+                                        Slot& slot);
   std::optional<Divergence> advance_states(const StepProgram& program,
                                            std::span<const RequestId> requests);
 

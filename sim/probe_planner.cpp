@@ -31,12 +31,14 @@ std::int64_t ProbePlanner::rows_kept(const ModelLayer& layer, std::int64_t first
   return rows_of(layer, num_kept(rank, last) - num_kept(rank, first));
 }
 
-void ProbePlanner::plan(StepProgram& program, std::span<const RequestId> requests) {
+void ProbePlanner::plan(StepProgram& program, std::span<const RequestId> requests,
+                        const std::function<bool(std::size_t)>& is_void) {
   probes_.clear();
   queries_.clear();
   candidates_.clear();
   budget_ = probe_rows_;
   for (std::size_t i = 0; i < program.rows.size(); ++i) {
+    if (is_void(i)) continue;
     for (const ModelLayer& layer : model_.layers()) {
       if (layer.layout.num_kv == 0) continue;
       const KVCacheSpec& spec = device_.plan.groups[static_cast<std::size_t>(layer.group)].spec;

@@ -9,6 +9,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <span>
 #include <vector>
 
@@ -34,8 +35,9 @@ class ProbePlanner {
   ProbePlanner(const BackendConfig& device, const MemoryModel& model, Worker& worker,
                std::int64_t probe_rows, std::int64_t query_rows);
 
-  // Appends probes and queries to a built program.
-  void plan(StepProgram& program, std::span<const RequestId> requests);
+  // Appends probes and queries to a built program; rows that is_void(index) says are not read.
+  void plan(StepProgram& program, std::span<const RequestId> requests,
+            const std::function<bool(std::size_t)>& is_void);
 
   std::span<const ProbeExpectation> probes() const { return probes_; }
   std::span<const QueryExpectation> queries() const { return queries_; }

@@ -7,6 +7,7 @@
 #include "reference/check.h"
 #include "reference/page_size.h"
 #include "sim/capture_sizes.h"
+#include "sim/transfer_step.h"
 
 namespace lockstep {
 namespace {
@@ -61,7 +62,8 @@ ProgramBuilder::ProgramBuilder(const EngineConfig& engine, const BackendConfig& 
       device_(device),
       model_(model),
       worker_(worker),
-      group_of_block_(static_cast<std::size_t>(model.num_blocks()), -1) {}
+      group_of_block_(static_cast<std::size_t>(model.num_blocks()), -1),
+      loaded_for_(static_cast<std::size_t>(model.num_blocks())) {}
 
 std::optional<std::string> ProgramBuilder::why_not_supported(const EngineConfig& engine,
                                                              const KVCacheConfig& plan) {
@@ -82,22 +84,20 @@ std::optional<std::string> ProgramBuilder::why_not_supported(const EngineConfig&
 }
 
 std::optional<Divergence> ProgramBuilder::build(const SchedulerOutput& decision,
+                                                const StepTransfers& transfers,
                                                 StepProgram& program) {
   reset(program, decision.step);
   std::swap(program.settled, settled_);
   row_requests_.clear();
-  for (const RequestId id : decision.finished) {
-    if (!worker_.is_known(id)) continue;
-    if (const std::int32_t row = worker_.leave_row(id); row >= 0) program.clear_rows.push_back(row);
-    worker_.forget(id);
-  }
-  for (const RequestId id : decision.preempted)
-    if (const std::int32_t row = worker_.leave_row(id); row >= 0) program.clear_rows.push_back(row);
+  void_rows_.clear();
+  leave(decision, transfers, program);
+  begin_loads(transfers, program);
   std::size_t first_spec = 0;
   for (std::size_t i = 0; i < decision.scheduled.size(); ++i) {
     const ScheduledRequest& scheduled = decision.scheduled[i];
     if (auto finding = enter(decision, i, program)) return finding;
     append_blocks(decision, i, program);
+    void_rows_.push_back(counts_on_lost(scheduled, transfers.lost));
     if (auto finding = add_tokens(decision, i, first_spec, program)) return finding;
     if (auto finding = add_state_updates(scheduled, program.rows.back(), program)) return finding;
     first_spec += static_cast<std::size_t>(scheduled.num_spec);
@@ -113,6 +113,53 @@ std::optional<Divergence> ProgramBuilder::build(const SchedulerOutput& decision,
       captured > 0 ? static_cast<std::int32_t>(captured)
                    : round_up_to(std::ssize(program.contents), 8, device_.max_tokens_per_step);
   return std::nullopt;
+}
+
+// Who has finished leaves the batch; what a connector keeps of it is still its own.
+void ProgramBuilder::leave(const SchedulerOutput& decision, const StepTransfers& transfers,
+                           StepProgram& program) {
+  for (const RequestId id : decision.finished) {
+    if (!worker_.is_known(id)) continue;
+    if (const std::int32_t row = worker_.leave_row(id); row >= 0) program.clear_rows.push_back(row);
+    if (std::ranges::find(transfers.held, id) == transfers.held.end())
+      worker_.forget(id);
+    else
+      held_.push_back(id);
+  }
+  for (const RequestId id : decision.preempted)
+    if (const std::int32_t row = worker_.leave_row(id); row >= 0) program.clear_rows.push_back(row);
+}
+
+void ProgramBuilder::release(std::span<const HeldRequest> held) {
+  std::erase_if(held_, [&](RequestId id) {
+    if (std::ranges::find(held, id, &HeldRequest::id) != held.end()) return false;
+    worker_.forget(id);
+    return true;
+  });
+}
+
+void ProgramBuilder::begin_loads(const StepTransfers& transfers, StepProgram& program) {
+  for (const BlockTransfer& load : transfers.begun) {
+    worker_.know(load.request);
+    hand_out(load.group, load.block, program);
+    loaded_for_[static_cast<std::size_t>(index_of(load.block))] = load.request;
+  }
+}
+
+bool ProgramBuilder::counts_on_lost(const ScheduledRequest& scheduled,
+                                    std::span<const BlockId> lost) {
+  if (lost.empty()) return false;
+  const WorkerRequest& request = worker_.at(scheduled.id);
+  for (std::size_t g = 0; g < request.tables.size(); ++g) {
+    const std::int64_t tokens =
+        spec_of(device_, static_cast<std::int32_t>(g)).block_size * device_.context.num_ranks;
+    const auto end =
+        std::min<std::int64_t>(cdiv(scheduled.computed, tokens), std::ssize(request.tables[g]));
+    for (std::int64_t entry = 0; entry < end; ++entry)
+      if (std::ranges::find(lost, request.tables[g][static_cast<std::size_t>(entry)]) != lost.end())
+        return true;
+  }
+  return false;
 }
 
 // A new or resumed request takes a row; any other must have one.
@@ -154,7 +201,14 @@ void ProgramBuilder::append_blocks(const SchedulerOutput& decision, std::size_t 
     const auto moving = std::min(
         static_cast<std::size_t>(spec_of(device_, g).num_speculative_blocks), table.size());
     const std::vector<BlockId> kept(table.end() - static_cast<std::ptrdiff_t>(moving), table.end());
-    for (std::size_t b = hit; b < blocks.size(); ++b) hand_out(g, blocks[b], kept, program);
+    for (std::size_t b = hit; b < blocks.size(); ++b) {
+      std::optional<RequestId>& loaded_for =
+          loaded_for_[static_cast<std::size_t>(index_of(blocks[b]))];
+      const bool was_loaded = loaded_for == scheduled.id;
+      loaded_for.reset();
+      if (!was_loaded && std::ranges::find(kept, blocks[b]) == kept.end())
+        hand_out(g, blocks[b], program);
+    }
     program.table_updates.push_back(
         {.row = request.row,
          .group = g,
@@ -167,9 +221,8 @@ void ProgramBuilder::append_blocks(const SchedulerOutput& decision, std::size_t 
 }
 
 // A block that held something is poisoned, so that nothing can be read before it is written.
-void ProgramBuilder::hand_out(std::int32_t group, BlockId block, std::span<const BlockId> kept,
-                              StepProgram& program) {
-  if (block == kNullBlock || std::ranges::find(kept, block) != kept.end()) return;
+void ProgramBuilder::hand_out(std::int32_t group, BlockId block, StepProgram& program) {
+  if (block == kNullBlock) return;
   group_of_block_[static_cast<std::size_t>(index_of(block))] = group;
   handed_.push_back(block);
   if (model_.block(block).group != -1)
@@ -210,6 +263,10 @@ std::optional<Divergence> ProgramBuilder::add_tokens(const SchedulerOutput& deci
   const auto contents = request.prefix.contents();
   program.contents.insert(program.contents.end(), contents.begin() + scheduled.computed,
                           contents.begin() + static_cast<std::ptrdiff_t>(last));
+  if (void_rows_.back())
+    for (ContentId& content :
+         std::span(program.contents).last(static_cast<std::size_t>(scheduled.num_tokens)))
+      content = void_content(content);
   row_requests_.push_back(scheduled.id);
   return std::nullopt;
 }

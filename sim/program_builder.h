@@ -19,6 +19,7 @@
 #include "reference/scheduler_types.h"
 #include "sim/backend.h"
 #include "sim/divergence.h"
+#include "sim/step_transfers.h"
 #include "sim/worker.h"
 
 namespace lockstep {
@@ -35,19 +36,26 @@ class ProgramBuilder {
   // The model has sampled so many tokens for a request of the last program.
   void settle_states(RequestId id, std::int64_t num_sampled);
 
-  std::optional<Divergence> build(const SchedulerOutput& decision, StepProgram& program);
+  std::optional<Divergence> build(const SchedulerOutput& decision, const StepTransfers& transfers,
+                                  StepProgram& program);
+  // Those that have finished and are not in the list give their blocks back now.
+  void release(std::span<const HeldRequest> held);
 
   // The request of each entry of StepProgram::rows of the last program.
   std::span<const RequestId> row_requests() const { return row_requests_; }
+  // Row `index` of the program computes behind a block that was not loaded: transfer_step.h, (2).
+  bool is_void(std::size_t index) const { return void_rows_[index]; }
   // Zero-list entries of blocks that nobody was given in that step.
   std::int64_t ignored_zeros() const { return ignored_zeros_; }
 
  private:
   std::optional<Divergence> enter(const SchedulerOutput& decision, std::size_t index,
                                   StepProgram& program);
+  void leave(const SchedulerOutput& decision, const StepTransfers& transfers, StepProgram& program);
+  void begin_loads(const StepTransfers& transfers, StepProgram& program);
+  bool counts_on_lost(const ScheduledRequest& scheduled, std::span<const BlockId> lost);
   void append_blocks(const SchedulerOutput& decision, std::size_t index, StepProgram& program);
-  void hand_out(std::int32_t group, BlockId block, std::span<const BlockId> kept,
-                StepProgram& program);
+  void hand_out(std::int32_t group, BlockId block, StepProgram& program);
   void add_zeros(const SchedulerOutput& decision, StepProgram& program);
   std::optional<Divergence> add_tokens(const SchedulerOutput& decision, std::size_t index,
                                        std::size_t first_spec, StepProgram& program);
@@ -66,6 +74,10 @@ class ProgramBuilder {
   std::vector<std::int32_t> group_of_block_;  // blocks handed out in this step; -1: not
   std::vector<BlockId> handed_;
   std::vector<BlockCopy> settled_;  // for the next program
+  // By block: whose load it was given to, and the request has not run since. None: no load.
+  std::vector<std::optional<RequestId>> loaded_for_;
+  std::vector<RequestId> held_;  // have left, and keep their blocks
+  std::vector<bool> void_rows_;  // of the last program
   std::int64_t ignored_zeros_ = 0;
 };
 

@@ -43,6 +43,13 @@ nlohmann::ordered_json json_of(const RunSummary& summary) {
   json["simulated_ns"] = summary.simulated_ns;
   json["pages_checked"] = summary.pages_checked;
   json["bytes_checked"] = summary.bytes_checked;
+  json["host_blocks_checked"] = summary.host_blocks_checked;
+  json["host_bytes_checked"] = summary.host_bytes_checked;
+  json["blocks_loaded"] = summary.blocks_loaded;
+  json["blocks_stored"] = summary.blocks_stored;
+  json["blocks_lost"] = summary.blocks_lost;
+  json["host_evictions"] = summary.host_evictions;
+  json["frees_delayed"] = summary.frees_delayed;
   json["table_entries_checked"] = summary.table_entries_checked;
   json["slots_checked"] = summary.slots_checked;
   json["rows_read"] = summary.rows_read;

@@ -62,10 +62,15 @@ struct RunSummary {
   std::int64_t evictions = 0;     // block hashes removed by reuse of their block
   std::int64_t simulated_ns = 0;  // virtual time at the end
 
-  std::int64_t pages_checked = 0;  // fingerprints compared
-  std::int64_t bytes_checked = 0;  // of those pages
+  std::int64_t pages_checked = 0;        // fingerprints compared
+  std::int64_t bytes_checked = 0;        // of those pages
   std::int64_t host_blocks_checked = 0;  // of the host tier, fingerprints compared
   std::int64_t host_bytes_checked = 0;   // of those blocks
+  std::int64_t blocks_loaded = 0;        // from the host tier
+  std::int64_t blocks_stored = 0;        // to it
+  std::int64_t blocks_lost = 0;          // were to be loaded and were not
+  std::int64_t host_evictions = 0;       // blocks of the host tier given to another content
+  std::int64_t frees_delayed = 0;  // requests that kept their blocks after their end, to be sent
   std::int64_t table_entries_checked = 0;
   std::int64_t slots_checked = 0;
   std::int64_t rows_read = 0;            // cache rows under compared attention digests

@@ -44,6 +44,7 @@ class RunRecorder final : public Workload, public StepObserver {
   // The scheduler is to be given this one, so that its questions are recorded.
   KVConnector* connector() override { return connector_ ? &*connector_ : nullptr; }
   Result<void> connector_report(KVConnectorOutput& report) override;
+  TransferPlanner* transfers() override { return inner_.transfers(); }
   void while_running(std::vector<WorkloadEvent>& events) override;
   std::optional<bool> output_comes_in() const override { return inner_.output_comes_in(); }
   void step_done(std::int64_t scheduled_tokens) override { inner_.step_done(scheduled_tokens); }

@@ -1,5 +1,7 @@
 #include "sim/saved_run.h"
 
+#include "sim/recorded_connector.h"
+
 #include <algorithm>
 #include <utility>
 
@@ -32,6 +34,11 @@ struct Settings {
   std::int64_t delay_streams = 0;
   std::int64_t max_cudagraph_capture_size = 0;
   std::int64_t draft_acceptance_percent = 60;
+  std::int64_t connector = 0;  // a ConnectorKind
+  std::int64_t host_blocks = 0;
+  std::int64_t load_failed_percent = 0;
+  std::int64_t transfer_delay_steps = 3;
+  std::int64_t load_failure_fails = 0;
 
   std::vector<std::pair<std::string, std::int64_t*>> by_name() {
     return {{"probe_rows", &budget.probe_rows},
@@ -43,7 +50,12 @@ struct Settings {
             {"max_cudagraph_capture_size", &max_cudagraph_capture_size},
             {"step_base_ns", &step_time.base_ns},
             {"step_token_ns", &step_time.per_token_ns},
-            {"draft_acceptance_percent", &draft_acceptance_percent}};
+            {"draft_acceptance_percent", &draft_acceptance_percent},
+            {"connector", &connector},
+            {"host_blocks", &host_blocks},
+            {"load_failed_percent", &load_failed_percent},
+            {"transfer_delay_steps", &transfer_delay_steps},
+            {"load_failure_fails", &load_failure_fails}};
   }
 };
 
@@ -53,6 +65,21 @@ Settings settings_of(const SavedCase& saved) {
     for (const auto& [key, value] : saved.settings)
       if (key == name) *target = value;
   return settings;
+}
+
+bool fails_requests(const ConnectorConfig& connector) {
+  return connector.load_failure_policy == KVLoadFailurePolicy::fail;
+}
+
+ConnectorConfig connector_of(const Settings& settings) {
+  return {.kind = settings.connector == 2   ? ConnectorKind::host
+                  : settings.connector == 1 ? ConnectorKind::peers
+                                            : ConnectorKind::none,
+          .num_host_blocks = settings.host_blocks,
+          .load_failed_percent = static_cast<std::int32_t>(settings.load_failed_percent),
+          .delay_steps_max = static_cast<std::int32_t>(settings.transfer_delay_steps),
+          .load_failure_policy = settings.load_failure_fails != 0 ? KVLoadFailurePolicy::fail
+                                                                  : KVLoadFailurePolicy::recompute};
 }
 
 class MemoryTraceReader final : public TraceReader {
@@ -92,7 +119,12 @@ SavedCase save_case(std::string name, const LockstepConfig& config,
                     .num_streams = config.device.num_streams,
                     .delay_streams = config.device.delay_streams ? 1 : 0,
                     .max_cudagraph_capture_size = config.device.max_cudagraph_capture_size,
-                    .draft_acceptance_percent = options.draft_acceptance_percent};
+                    .draft_acceptance_percent = options.draft_acceptance_percent,
+                    .connector = static_cast<std::int64_t>(config.connector.kind),
+                    .host_blocks = config.connector.num_host_blocks,
+                    .load_failed_percent = config.connector.load_failed_percent,
+                    .transfer_delay_steps = config.connector.delay_steps_max,
+                    .load_failure_fails = fails_requests(config.connector) ? 1 : 0};
   for (const auto& [key, value] : settings.by_name()) saved.settings.emplace_back(key, *value);
   if (summary.divergence)
     saved.expected = {.kind = std::string(name_of(summary.divergence->phase)),
@@ -124,11 +156,20 @@ LockstepConfig config_of(const SavedCase& saved) {
       static_cast<std::int32_t>(settings.max_cudagraph_capture_size);
   config.device.check = check_mode_of(saved.check);
   config.device.seed = saved.seed;
+  config.connector = connector_of(settings);
+  const bool is_connected = config.connector.kind != ConnectorKind::none;
+  if (saved.recording && saved.recording->header.connector)
+    config.connector.load_failure_policy =
+        kv_transfer(saved.recording->header, nullptr).kv_load_failure_policy;
+  if (is_connected || (saved.recording && saved.recording->header.connector))
+    config.device.num_host_blocks = num_host_blocks(config.connector, saved.cache);
   if (!saved.mutants.empty()) plant(config, saved.mutants.front());
   return config;
 }
 
 std::string mutant_of(const LockstepConfig& config) {
+  if (config.connector.defect != ConnectorDefect::none)
+    return std::string(name_of(config.connector.defect));
   if (config.scheduler_defect == SchedulerDefect::none) return config.device.mutant;
   return std::string(name_of(config.scheduler_defect));
 }
@@ -136,6 +177,8 @@ std::string mutant_of(const LockstepConfig& config) {
 void plant(LockstepConfig& config, const std::string& mutant) {
   if (const auto defect = scheduler_defect_from_name(mutant))
     config.scheduler_defect = *defect;
+  else if (const auto planted = connector_defect_from_name(mutant))
+    config.connector.defect = *planted;
   else
     config.device.mutant = mutant;
 }
@@ -167,7 +210,9 @@ std::unique_ptr<TraceReader> trace_reader_of(Trace trace) {
 
 std::unique_ptr<Workload> workload_of(const SavedCase& saved) {
   if (saved.recording) return make_recording_workload(*saved.recording);
-  return make_trace_workload(trace_reader_of(saved.trace), workload_options_of(saved));
+  const LockstepConfig config = config_of(saved);
+  return connect(make_trace_workload(trace_reader_of(saved.trace), workload_options_of(saved)),
+                 config.connector, config.device.plan, config.device.context.num_ranks, saved.seed);
 }
 
 }  // namespace lockstep

@@ -2,7 +2,8 @@
 //
 // Settings that a saved case keeps by name: probe_rows, query_rows, untouched_pages,
 // queries_per_kv, step_base_ns, step_token_ns, draft_acceptance_percent; block_order, the seed of
-// free_order_of(). An absent one has its default.
+// free_order_of(); of a connector: connector (0 none, 1 peers, 2 a host tier), host_blocks,
+// load_failed_percent, transfer_delay_steps, load_failure_fails. An absent one has its default.
 #pragma once
 
 #include <memory>
@@ -24,8 +25,8 @@ SavedCase save_case(std::string name, const LockstepConfig& config,
 void keep_records(Trace& trace, std::int64_t count);
 
 LockstepConfig config_of(const SavedCase& saved);
-// Plants the defect of that name where it belongs: in the scheduler, or else in the backend, which
-// refuses names that it does not know.
+// Plants the defect of that name where it belongs: in the scheduler, in the connector, or else in
+// the backend, which refuses names that it does not know.
 void plant(LockstepConfig& config, const std::string& mutant);
 // The name of what is planted; empty: nothing.
 std::string mutant_of(const LockstepConfig& config);

@@ -14,7 +14,7 @@
 #include <string>
 #include <vector>
 
-#include "reference/kv_connector.h"
+#include "sim/worker_connector.h"
 
 namespace lockstep {
 
@@ -32,7 +32,7 @@ struct SimulatedConnectorOptions {
   std::int32_t timeout_steps = 20;
 };
 
-class SimulatedConnector final : public KVConnector {
+class SimulatedConnector final : public WorkerConnector {
  public:
   explicit SimulatedConnector(const SimulatedConnectorOptions& options) : options_(options) {}
 
@@ -41,10 +41,8 @@ class SimulatedConnector final : public KVConnector {
                                 std::int32_t num_external_tokens) override;
   bool request_finished(RequestId request, std::string_view name) override;
 
-  // Once a step: what has ended by then.
-  KVConnectorOutput report();
-  // Something may still change without anything running: a transfer, or an answer that is due.
-  bool is_busy() const { return !transfers_.empty() || owes_answer_; }
+  KVConnectorOutput report() override;
+  bool is_busy() const override { return !transfers_.empty() || owes_answer_; }
 
  private:
   struct Knowledge {

@@ -71,11 +71,25 @@ bool Worker::enter_row(RequestId id) {
   request.row = static_cast<std::int32_t>(free - row_taken_.begin());
   request.tables.assign(static_cast<std::size_t>(num_groups_), {});
   request.state_entry.assign(static_cast<std::size_t>(num_groups_), -1);
-  if (request.writer != kNobody) return true;
+  know(id);
+  return true;
+}
+
+WorkerRequest& Worker::know(RequestId id) {
+  WorkerRequest& request = at(id);
+  if (request.writer != kNobody) return request;
   request.writer = model_.add_writer(request.name);
   for (const std::int32_t token : request.prompt.materialize()) request.prefix.append(token);
   request.prompt = {};
-  return true;
+  return request;
+}
+
+void Worker::drop_sampled(RequestId id, std::int64_t num_tokens) {
+  WorkerRequest& request = at(id);
+  LS_CHECK(num_tokens <= request.num_known, "{} tokens of {} are {}", num_tokens, request.name,
+           request.num_known);
+  request.num_known = num_tokens;
+  if (request.writer != kNobody) request.prefix.truncate(num_tokens);
 }
 
 }  // namespace lockstep

@@ -46,6 +46,10 @@ class Worker {
   void append_sampled(RequestId id, std::span<const std::int32_t> tokens);
 
   WorkerRequest& at(RequestId id);
+  // The same, with its tokens' contents and a writer's name, whether it has run or not.
+  WorkerRequest& know(RequestId id);
+  // The engine has dropped what was sampled behind its first `num_tokens` tokens.
+  void drop_sampled(RequestId id, std::int64_t num_tokens);
   bool is_known(RequestId id) const;
   // Takes a request out of the batch; its row, or -1 when it had none.
   std::int32_t leave_row(RequestId id);

@@ -14,6 +14,7 @@
 
 #include "reference/result.h"
 #include "reference/scheduler_types.h"
+#include "sim/step_transfers.h"
 #include "traces/recording.h"
 #include "traces/request_trace.h"
 
@@ -76,6 +77,8 @@ class Workload {
   virtual KVConnector* connector() { return nullptr; }
   // What the connector's workers report with the output of the step just decided, appended.
   virtual Result<void> connector_report(KVConnectorOutput&) { return {}; }
+  // What the connector moves; null: nobody knows, and the decisions can only be run alone.
+  virtual TransferPlanner* transfers() { return nullptr; }
   // What happens while the model runs: after the decision, before an output comes in.
   virtual void while_running(std::vector<WorkloadEvent>&) {}
   // Whether the output of the oldest step in flight comes in now; nothing: when the engine's loop,

@@ -2,6 +2,7 @@
 #include <optional>
 #include <utility>
 
+#include "sim/peer_transfers.h"
 #include "sim/recorded_connector.h"
 #include "sim/workload.h"
 
@@ -50,7 +51,9 @@ class StepSource {
 class RecordedWorkload final : public RecordingWorkload {
  public:
   RecordedWorkload(StepSource source, bool has_connector) : source_(std::move(source)) {
-    if (has_connector) connector_.emplace(step_);
+    if (!has_connector) return;
+    connector_.emplace(step_);
+    peers_.emplace(*connector_);
   }
 
   Result<Turn> next_turn(const LoopState&, std::vector<WorkloadEvent>& events) override {
@@ -74,7 +77,8 @@ class RecordedWorkload final : public RecordingWorkload {
     return {};
   }
 
-  KVConnector* connector() override { return connector_ ? &*connector_ : nullptr; }
+  KVConnector* connector() override { return peers_ ? &*peers_ : nullptr; }
+  TransferPlanner* transfers() override { return peers_ ? &*peers_ : nullptr; }
   Result<void> connector_report(KVConnectorOutput& report) override {
     return connector_ ? connector_->take_report(report) : Result<void>{};
   }
@@ -103,6 +107,7 @@ class RecordedWorkload final : public RecordingWorkload {
   StepSource source_;
   RecordedStep step_;
   std::optional<RecordedConnector> connector_;
+  std::optional<PeerTransfers> peers_;
   std::int64_t steps_ = 0;
 };
 

@@ -6,7 +6,7 @@
 
 #include "reference/token_run.h"
 #include "sim/audit.h"
-#include "sim/connected_workload.h"
+#include "sim/connect.h"
 #include "sim/lockstep.h"
 #include "sim/run_recorder.h"
 #include "tests/support/scripted_workload.h"
@@ -56,13 +56,14 @@ void run(std::uint64_t seed, KVLoadFailurePolicy policy, Outcome& outcome) {
   SimulatedConnectorOptions options;
   options.seed = seed;
   options.block_size = kBlockSize;
-  ConnectedWorkload workload(std::make_unique<ScriptedWorkload>(random_script(seed)), options);
+  const auto workload =
+      connect_peers(std::make_unique<ScriptedWorkload>(random_script(seed)), options);
   KVCacheGroupSpec group;
   group.layer_names = {"layers.0"};
   group.spec.block_size = kBlockSize;
   group.spec.head_size = 8;
   std::unique_ptr<Auditor> auditor;
-  RunRecorder recorder(workload, [&](const RecordedStep& step) { auditor->step(step); });
+  RunRecorder recorder(*workload, [&](const RecordedStep& step) { auditor->step(step); });
   auto decisions = make_reference_decisions(engine_config(), {group}, kNumBlocks,
                                             {recorder.connector(), policy});
   ASSERT_TRUE(decisions) << decisions.error().message;

@@ -2,6 +2,8 @@
 // the kernels on the CPU hold the same bytes in every page and in every host block.
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
 #include "cuda_backend/simt_backend.h"
 #include "reference/memory_model.h"
 #include "reference/token_run.h"

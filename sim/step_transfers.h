@@ -1,0 +1,66 @@
+// What a KV connector moves in a step, block by block: the part of a decision that a scheduler does
+// not show. Whoever knows the connector plans it; sim carries it out on both sides and checks it.
+//
+// 1. A block is in `begun` once, in the step that gave it to its request, and no later than its
+//    load. From there on nothing of a former owner lies in it.
+// 2. Loads and stores are carried out in the step that names them: loads before it computes, stores
+//    behind it.
+// 3. Targets of the loads of a step are distinct, and so are those of its stores.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "reference/ids.h"
+#include "reference/kv_connector.h"
+#include "reference/scheduler_types.h"
+#include "sim/decision_source.h"
+
+namespace lockstep {
+
+struct BlockTransfer {
+  RequestId request{};
+  std::int32_t group = 0;
+  std::int32_t entry = 0;  // of the request's block table
+  BlockId block{};
+  HostBlockId host{};
+  std::int64_t num_tokens = 0;  // of the request: those in the block from here on are not meant
+};
+
+struct StepTransfers {
+  std::vector<BlockTransfer> begun;
+  // Host blocks that somebody else fills before the loads, with rows of the request's own tokens.
+  std::vector<BlockTransfer> brought;
+  std::vector<BlockTransfer> loads;
+  std::vector<BlockTransfer> stores;
+  std::vector<BlockId> lost;     // should have been loaded, and the step's report says that they
+                                 // were not
+  std::vector<RequestId> held;   // finished, and their blocks are not free
+  std::int64_t num_evicted = 0;  // host blocks given to another hash, since the start
+  std::int64_t num_frees_delayed = 0;  // finished requests that kept their blocks, likewise
+
+  void clear() { *this = {}; }
+};
+
+// The step just decided, and what comes in with its output.
+struct DecidedStep {
+  const SchedulerOutput& decision;
+  const DecisionSource& decisions;
+  const KVConnectorOutput& report;
+  std::span<const std::int64_t> block_tokens;  // per group, that an entry of a table stands for
+};
+
+class TransferPlanner {
+ public:
+  virtual ~TransferPlanner() = default;
+  // Appends to `transfers`, all but `held`.
+  virtual void plan(const DecidedStep& step, StepTransfers& transfers) = 0;
+};
+
+// The blocks in which positions [first, last) of a request lie, in every group; null ones left out.
+// Host blocks are for the caller to choose.
+std::vector<BlockTransfer> blocks_of(const DecidedStep& step, RequestId request, std::int64_t first,
+                                     std::int64_t last);
+
+}  // namespace lockstep
