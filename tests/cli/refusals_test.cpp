@@ -91,6 +91,8 @@ INSTANTIATE_TEST_SUITE_P(
                 {"replay", sample_path("recordings/vllm-0.22.1/preemption/0002.jsonl"),
                  "--num-blocks", "99"},
                 "--num-blocks"},
+        Refusal{"APromptOfNoTokens", {"capacity", "--prompt-tokens", "0"}, "--prompt-tokens"},
+        Refusal{"NoGeneratedCase", {"relations", "--runs", "0"}, "--runs"},
         Refusal{"ConformOnATrace", {"conform", kSample}, "conform"},
         Refusal{"ConformOnNothing", {"conform", "nowhere"}, "nowhere"},
         Refusal{"JsonIntoNowhere",
