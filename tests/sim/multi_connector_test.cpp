@@ -66,25 +66,27 @@ TEST(MultiConnector, gives_blocks_back_once_when_the_last_part_has_sent_them) {
 TEST(MultiConnector, hands_out_several_groups_only_if_every_part_supports_them) {
   for (const ConnectorClass& left : connector_classes())
     for (const ConnectorClass& right : connector_classes()) {
-      const auto setup = set_up_connectors({.connectors = {left, right}});
+      const auto setup =
+          set_up_connectors({.connectors = {left, right}, .offloads = false, .hybrid_groups = {}});
       ASSERT_TRUE(setup);
       EXPECT_EQ(setup->hybrid_groups, left.supports_hybrid_groups && right.supports_hybrid_groups);
-      const auto insisted = set_up_connectors({.connectors = {left, right}, .hybrid_groups = true});
+      const auto insisted = set_up_connectors(
+          {.connectors = {left, right}, .offloads = false, .hybrid_groups = true});
       EXPECT_EQ(insisted.has_value(), setup->hybrid_groups);
-      const auto declined =
-          set_up_connectors({.connectors = {left, right}, .hybrid_groups = false});
+      const auto declined = set_up_connectors(
+          {.connectors = {left, right}, .offloads = false, .hybrid_groups = false});
       ASSERT_TRUE(declined);
       EXPECT_FALSE(declined->hybrid_groups);
     }
 }
 
 TEST(MultiConnector, an_offloading_backend_brings_its_connector_before_anybody_asks) {
-  const auto setup = set_up_connectors({.connectors = {}, .offloads = true});
+  const auto setup = set_up_connectors({.connectors = {}, .offloads = true, .hybrid_groups = {}});
   ASSERT_TRUE(setup) << setup.error().message;
   EXPECT_EQ(setup->connectors[0].name, "OffloadingConnector");
   EXPECT_TRUE(setup->hybrid_groups);
-  const auto late =
-      set_up_connectors({.connectors = {}, .offloads = true}, ConnectorDefect::hma_before_config);
+  const auto late = set_up_connectors({.connectors = {}, .offloads = true, .hybrid_groups = {}},
+                                      ConnectorDefect::hma_before_config);
   ASSERT_FALSE(late);
   EXPECT_NE(late.error().message.find("no connector"), std::string::npos);
 }

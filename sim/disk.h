@@ -1,0 +1,92 @@
+// A disk in virtual time: writes take a while and show while they are under way, they fail, and of
+// those that fail a part may stay; renames take a while and fail too.
+//
+// (1) All it does follows from the seed and from what is asked, in order.
+// (2) read() shows what any observer would see at that moment: of a write under way, the part that
+//     is there. A rename is seen wholly or not at all.
+// (3) Every write and every rename is completed once. One that is completed as failed has left a
+//     part of its bytes (a torn write), or nothing; a failed rename has changed nothing.
+// (4) A file is written by one write at a time.
+//
+// Not simulated: folders, space, a crash of the machine, a disk that lies about success.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "sim/seeded_random.h"
+
+namespace lockstep {
+
+struct DiskOptions {
+  std::uint64_t seed = 0;
+  std::int64_t delay_ns_min = 100'000;
+  std::int64_t delay_ns_max = 2'000'000;
+  std::int32_t fail_percent = 0;   // of writes and of renames
+  std::int32_t torn_percent = 50;  // of failed writes leave a part
+  bool operator==(const DiskOptions&) const = default;
+};
+
+enum class DiskTicket : std::uint64_t {};
+
+struct DiskCompletion {
+  DiskTicket ticket{};
+  bool is_done = false;  // otherwise it failed
+};
+
+struct DiskCounts {
+  std::int64_t writes = 0;
+  std::int64_t writes_failed = 0;
+  std::int64_t writes_torn = 0;  // of the failed ones
+  std::int64_t renames = 0;
+  std::int64_t renames_failed = 0;
+};
+
+class Disk {
+ public:
+  explicit Disk(const DiskOptions& options) : options_(options), random_(options.seed) {}
+
+  // The file holds nothing from now on, then more and more of `bytes`.
+  // REQUIRES: no write of it is under way; times never decrease, over all calls.
+  DiskTicket write(std::int64_t now_ns, const std::string& path, std::vector<std::uint8_t> bytes);
+  // `to` is replaced. REQUIRES: `from` exists when it is carried out.
+  DiskTicket rename(std::int64_t now_ns, const std::string& from, const std::string& to);
+
+  // The next thing that is over by then; none: nothing more.
+  std::optional<DiskCompletion> complete(std::int64_t now_ns);
+  std::optional<std::int64_t> next_due_ns() const;
+
+  // What is there at that moment; none: no such file.
+  std::optional<std::vector<std::uint8_t>> read(std::int64_t now_ns, const std::string& path) const;
+  std::vector<std::string> paths() const;
+  const DiskCounts& counts() const { return counts_; }
+
+ private:
+  struct File {
+    std::vector<std::uint8_t> bytes;  // that will be there
+    std::int64_t begin_ns = 0;        // of the write; bytes appear evenly until end_ns
+    std::int64_t end_ns = 0;
+  };
+  struct UnderWay {
+    DiskTicket ticket{};
+    bool is_done = false;
+    std::string path;
+    std::string renamed_to;     // empty: a write
+    std::size_t num_bytes = 0;  // that stay
+  };
+  std::int64_t end_ns(std::int64_t now_ns);
+
+  const DiskOptions options_;
+  SeededRandom random_;
+  std::map<std::string, File> files_;
+  std::multimap<std::int64_t, UnderWay> under_way_;
+  std::uint64_t num_tickets_ = 0;
+  std::int64_t now_ns_ = 0;
+  DiskCounts counts_;
+};
+
+}  // namespace lockstep
