@@ -79,6 +79,7 @@ Result<PreparedPair> prepare(const PairCommandOptions& given) {
   options.network.seed = given.replay.seed.value_or(0);
   options.times = given.times;
   options.attempts_max = given.attempts_max;
+  options.offer_percent = given.offer_percent;
   options.steps_max = given.steps_max;
   options.step_time = decode->workload_options.step_time;
   if (given.replay.load_failure_policy == "fail")

@@ -49,6 +49,8 @@ void declare_pair_options(CLI::App& command, PairCommandOptions& o) {
   add_percent(command, "--straggle", o.network.straggler_percent, "... are overtaken by others");
   add_percent(command, "--slow", o.network.slow_percent, "of the time an engine is slow to reach");
   add_percent(command, "--dead", o.network.dead_percent, "... cannot be reached at all");
+  add_percent(command, "--offer", o.offer_percent,
+              "of a prompt's blocks that the prefill engine offers (100)");
   add_number(command, "--delay-ns", o.network.delay_ns_max, "of a packet at most", 100'000, kHour);
   add_number(command, "--period-ns", o.network.period_ns, "that an engine stays slow or dead", 1,
              kHour);

@@ -21,6 +21,7 @@ struct PairCommandOptions {
   std::optional<std::int64_t> prefill_blocks;
   std::int64_t steps_max = 0;
   std::int32_t attempts_max = 3;
+  std::int32_t offer_percent = 100;
   NetworkOptions network;
   TransferTimes times;
 };

@@ -130,6 +130,7 @@ TransferCase generate_transfer(ChoiceSource& choices, const TransferBias& bias) 
   transfer.pair.decode = engine_of(bias.tight ? 1 + kLongest / kBlockSize + choices.below(6) : 64);
   transfer.pair.network = generate_network(choices);
   transfer.pair.times = {.retry_ns = 5'000'000, .retries_max = 3, .lease_ns = 1'000'000'000};
+  if (bias.tight) transfer.pair.offer_percent = choices.chance(50) ? 100 : 50;
   if (bias.fails_requests) transfer.pair.load_failure_policy = KVLoadFailurePolicy::fail;
   transfer.trace = generate_requests(choices);
   return transfer;

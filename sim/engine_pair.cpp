@@ -33,6 +33,10 @@ Result<void> check_options(const PairOptions& options) {
                       name_of(group.spec.kind)));
   if (groups != options.decode.device.plan.groups)
     return fail("prefill and decode apart: both engines must have the same groups and block sizes");
+  if (options.offer_percent < 100 && !can_compute_lost_blocks(groups))
+    return fail(
+        "prefill and decode apart: parts of prompts can be offered to one group that keeps "
+        "all blocks; leave the offers whole");
   if (options.prefill.engine.num_spec_tokens > 0 || options.decode.engine.num_spec_tokens > 0)
     return fail("prefill and decode apart: draft tokens are not modelled");
   return {};
@@ -299,7 +303,11 @@ void Pair::set_out(Traveller& traveller) {
 void Pair::go_on(Traveller& traveller) {
   std::vector<ContentId> contents = contents_of(traveller.spec.prompt);
   contents.resize(static_cast<std::size_t>(num_prefilled(traveller)));
-  const auto num_tokens = static_cast<std::int32_t>(contents.size());
+  auto num_tokens = static_cast<std::int32_t>(contents.size());
+  if (options_.offer_percent < 100) {
+    const auto size = static_cast<std::int32_t>(groups_.front().spec.block_size);
+    num_tokens = num_tokens * options_.offer_percent / 100 / size * size;
+  }
   ledger_.held(traveller.transfer, now_ns_, std::move(contents));
   receiver_.offer(traveller.spec.name, traveller.transfer, num_tokens);
   decode_here(traveller);

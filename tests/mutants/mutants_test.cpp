@@ -13,6 +13,7 @@
 #include "cuda_backend/views_capacity.h"
 #include "properties/mutant_markdown.h"
 #include "reference/scheduler_defect.h"
+#include "sim/transfer_protocol.h"
 
 namespace lockstep {
 namespace {
@@ -78,6 +79,9 @@ TEST(Catalogue, lists_every_switch_once_and_no_other_name) {
         cuda::CapacityDefect::routed_buffer, cuda::CapacityDefect::state_blocks_capped,
         cuda::CapacityDefect::cp_memory, cuda::CapacityDefect::hit_rate_pack})
     switches.insert(cuda::name_of(defect));
+  for (const TransferDefect defect : transfer_defects()) switches.insert(name_of(defect));
+  // Two among connectors, and two that vllm-0.22.1 has of itself.
+  switches.insert({"hma-any", "hma-before-config", "hold-head-of-line", "hold-partial-deadlock"});
   // No program edits a table (mutants_markdown says why); tests/cuda_backend/mutants_test.cpp
   // finds it.
   switches.erase("table-edit-lost");

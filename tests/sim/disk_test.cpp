@@ -60,7 +60,8 @@ void run(const DiskOptions& options, const std::vector<std::uint8_t>& script, Se
   const auto look = [&](std::int64_t now_ns) {
     for (const auto& [name, versions] : put) {
       const auto there = disk.read(now_ns, name);
-      RC_ASSERT(!there || versions.contains(*there));
+      const bool is_whole = !there || versions.contains(*there);
+      RC_ASSERT(is_whole);
       if (under_way.contains(name)) {
         ++seen.looks_under_way;
       } else if (last_done.contains(name)) {

@@ -1,0 +1,62 @@
+// `lockstep pair` from the outside: what it prints and writes, its exit statuses, and the mutants
+// that it takes.
+#include <gtest/gtest.h>
+
+#include <nlohmann/json.hpp>
+
+#include "tests/cli/command.h"
+
+namespace lockstep::tests {
+namespace {
+
+const std::string kSample = sample_path("shared_prefixes.jsonl");
+
+std::vector<std::string> lossy(std::vector<std::string> more) {
+  std::vector<std::string> arguments = {"pair",        kSample, "--seed",   "4", "--loss",     "10",
+                                        "--duplicate", "10",    "--damage", "5", "--straggle", "10",
+                                        "--slow",      "10",    "--dead",   "5"};
+  arguments.insert(arguments.end(), more.begin(), more.end());
+  return arguments;
+}
+
+TEST(Pair, brings_every_request_through_a_lossy_network_and_writes_down_what_happened) {
+  const std::string path = temporary_path("pair.json");
+  const Outcome outcome = run_lockstep(lossy({"--json", path}));
+  EXPECT_EQ(outcome.status, 0) << outcome.err;
+  EXPECT_NE(outcome.out.find("Verdict: kept."), std::string::npos) << outcome.out;
+  const auto json = nlohmann::json::parse(read_text(path));
+  EXPECT_EQ(json.at("verdict"), "kept");
+  EXPECT_EQ(json.at("requests"), 320);
+  EXPECT_EQ(json.at("finished_requests").get<int>() + json.at("aborted_requests").get<int>(), 320);
+  EXPECT_GT(json.at("network").at("lost").get<int>(), 50);
+  EXPECT_GT(json.at("transfers").at("reads_again").get<int>(), 50);
+  EXPECT_GT(json.at("blocks_checked").get<int>(), 500);
+  EXPECT_EQ(json.at("configuration").at("loss_percent"), 10);
+  EXPECT_EQ(json.at("decode").at("verdict"), "agreed");
+}
+
+TEST(Pair, ends_with_status_one_and_the_broken_rule_when_a_defect_is_planted) {
+  for (const auto& [mutant, check] : {std::pair{"send-freed-early", "transfer.freed_early"},
+                                      std::pair{"delivery-twice", "transfer.delivered_twice"},
+                                      std::pair{"recv-failed-marked-ok", "transfer.incomplete"}}) {
+    const Outcome outcome = run_lockstep(lossy({"--mutant", mutant, "--retries", "2"}));
+    EXPECT_EQ(outcome.status, 1) << mutant << outcome.err;
+    EXPECT_NE(outcome.out.find(check), std::string::npos) << outcome.out;
+  }
+}
+
+TEST(Pair, is_cut_short_where_the_user_says_so) {
+  const Outcome outcome = run_lockstep(lossy({"--steps", "100"}));
+  EXPECT_EQ(outcome.status, 0) << outcome.err;
+  EXPECT_NE(outcome.out.find("cut short by --steps"), std::string::npos) << outcome.out;
+}
+
+TEST(Pair, waits_for_ever_with_status_three_and_names_who) {
+  const Outcome outcome = run_lockstep({"pair", kSample, "--num-blocks", "40", "--offer", "50",
+                                        "--delay-ns", "50000000", "--prefill-blocks", "400"});
+  EXPECT_EQ(outcome.status, 3) << outcome.out << outcome.err;
+  EXPECT_NE(outcome.out.find("In a circle: "), std::string::npos) << outcome.out;
+}
+
+}  // namespace
+}  // namespace lockstep::tests
