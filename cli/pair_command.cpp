@@ -28,7 +28,7 @@ Result<void> check_options(const ReplayOptions& options) {
       {options.check.has_value(), "--check"},
       {options.num_streams.has_value(), "--streams"},
       {options.delay_streams.has_value(), "--delay-streams"},
-      {options.connector, "--connector"},
+      {options.connector.has_value(), "--connector"},
       {options.async_scheduling.has_value(), "--async-scheduling"},
       {!options.report_path.empty(), "--report"},
       {!options.save_dir.empty(), "--save"},

@@ -67,8 +67,8 @@ NetworkOptions generate_network(ChoiceSource& choices) {
           .slow_percent = percent()};
 }
 
-ConnectorConfig generate_connectors(ChoiceSource& choices) {
-  ConnectorConfig config;
+MultiConnectorConfig generate_connectors(ChoiceSource& choices) {
+  MultiConnectorConfig config;
   config.offloads = choices.chance(30);
   const auto classes = connector_classes();
   for (std::int64_t i = choices.below(4); i > 0; --i)
@@ -104,12 +104,12 @@ TransferOutcome judge_holds(const TransferCase& transfer, std::string_view defec
   return other_kind ? TransferOutcome{} : outcome;
 }
 
-TransferOutcome judge_connectors(const ConnectorConfig& config, std::string_view defect) {
-  const ConnectorDefect planted = defect == "hma-any" ? ConnectorDefect::hma_any
-                                  : defect == "hma-before-config"
-                                      ? ConnectorDefect::hma_before_config
-                                      : ConnectorDefect::none;
-  const Result<ConnectorSetup> setup = set_up_connectors(config, planted);
+TransferOutcome judge_connectors(const MultiConnectorConfig& config, std::string_view defect) {
+  const MultiConnectorDefect planted = defect == "hma-any" ? MultiConnectorDefect::hma_any
+                                       : defect == "hma-before-config"
+                                           ? MultiConnectorDefect::hma_before_config
+                                           : MultiConnectorDefect::none;
+  const Result<MultiConnectorSetup> setup = set_up_connectors(config, planted);
   if (!setup) return {"connector.start", setup.error().message};
   for (const ConnectorClass& part : setup->connectors)
     if (setup->hybrid_groups && !part.supports_hybrid_groups)

@@ -24,7 +24,7 @@ struct TransferCase {
   TransferSubject subject = TransferSubject::pair;
   PairOptions pair;
   Trace trace;
-  ConnectorConfig connectors;
+  MultiConnectorConfig connectors;
 };
 
 struct TransferOutcome {

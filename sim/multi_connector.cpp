@@ -17,11 +17,11 @@ const ConnectorClass& offloading_connector() {
 
 // One that is known, and supports several groups if all of `connectors` do.
 Result<bool> all_support_hybrid_groups(const std::vector<ConnectorClass>& connectors,
-                                       ConnectorDefect defect) {
+                                       MultiConnectorDefect defect) {
   if (connectors.empty()) return fail("the KV transfer has no connector; name one");
   const auto supports = &ConnectorClass::supports_hybrid_groups;
-  return defect == ConnectorDefect::hma_any ? std::ranges::any_of(connectors, supports)
-                                            : std::ranges::all_of(connectors, supports);
+  return defect == MultiConnectorDefect::hma_any ? std::ranges::any_of(connectors, supports)
+                                                 : std::ranges::all_of(connectors, supports);
 }
 
 }  // namespace
@@ -46,18 +46,19 @@ std::span<const ConnectorClass> connector_classes() {
   return classes;
 }
 
-Result<ConnectorSetup> set_up_connectors(const ConnectorConfig& config, ConnectorDefect defect) {
-  ConnectorSetup setup{.connectors = config.connectors, .hybrid_groups = true};
+Result<MultiConnectorSetup> set_up_connectors(const MultiConnectorConfig& config,
+                                              MultiConnectorDefect defect) {
+  MultiConnectorSetup setup{.connectors = config.connectors, .hybrid_groups = true};
   const bool transfers = config.offloads || !config.connectors.empty();
   if (!transfers) return setup;
   // The offloading backend's connector takes the place of any other.
   const auto put_offloading = [&] {
     if (config.offloads) setup.connectors = {offloading_connector()};
   };
-  if (defect != ConnectorDefect::hma_before_config) put_offloading();
+  if (defect != MultiConnectorDefect::hma_before_config) put_offloading();
   const Result<bool> supported = all_support_hybrid_groups(setup.connectors, defect);
   if (!supported) return tl::unexpected(supported.error());
-  if (defect == ConnectorDefect::hma_before_config) put_offloading();
+  if (defect == MultiConnectorDefect::hma_before_config) put_offloading();
   if (config.hybrid_groups == true && !*supported)
     return fail(fmt::format(
         "several KV cache groups were asked for, and not every connector supports them ({} does "

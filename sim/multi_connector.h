@@ -25,7 +25,7 @@
 namespace lockstep {
 
 // Mistakes that can be planted here; docs/mutants.md tells their stories.
-enum class ConnectorDefect : std::uint8_t { none, hma_any, hma_before_config };
+enum class MultiConnectorDefect : std::uint8_t { none, hma_any, hma_before_config };
 
 struct ConnectorClass {
   std::string name;
@@ -35,21 +35,21 @@ struct ConnectorClass {
 // Those that vLLM 0.22.1 registers, without MultiConnector, which is what its parts are.
 std::span<const ConnectorClass> connector_classes();
 
-struct ConnectorConfig {
+struct MultiConnectorConfig {
   std::vector<ConnectorClass> connectors;  // several: a MultiConnector of them
   bool offloads = false;                   // a size is given for the cache on the host
   // What the user said of several groups; absent: nothing, the engine is to decide.
   std::optional<bool> hybrid_groups;
 };
 
-struct ConnectorSetup {
+struct MultiConnectorSetup {
   std::vector<ConnectorClass> connectors;
   bool hybrid_groups = true;
 };
 
 // Refuses several groups that the user insists on and a connector does not support.
-Result<ConnectorSetup> set_up_connectors(const ConnectorConfig& config,
-                                         ConnectorDefect defect = ConnectorDefect::none);
+Result<MultiConnectorSetup> set_up_connectors(
+    const MultiConnectorConfig& config, MultiConnectorDefect defect = MultiConnectorDefect::none);
 
 class MultiConnector final : public KVConnector {
  public:

@@ -86,7 +86,7 @@ TEST(MultiConnector, an_offloading_backend_brings_its_connector_before_anybody_a
   EXPECT_EQ(setup->connectors[0].name, "OffloadingConnector");
   EXPECT_TRUE(setup->hybrid_groups);
   const auto late = set_up_connectors({.connectors = {}, .offloads = true, .hybrid_groups = {}},
-                                      ConnectorDefect::hma_before_config);
+                                      MultiConnectorDefect::hma_before_config);
   ASSERT_FALSE(late);
   EXPECT_NE(late.error().message.find("no connector"), std::string::npos);
 }
