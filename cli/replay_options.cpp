@@ -53,7 +53,7 @@ void declare_cache(CLI::App& command, ReplayOptions& o) {
   add_count(command, "--queries-per-kv", o.queries_per_kv, "query heads of a KV head (1)", group, 1,
             64);
   add_choice(command, "--dtype", o.dtype, "elements of the cache (bf16)",
-             {"bf16", "fp16", "fp32", "fp8_e4m3", "fp8_e5m2"}, group);
+             {"bf16", "fp16", "fp32", "fp8_e4m3", "fp8_e5m2", "int8"}, group);
   add_choice(command, "--attention", o.attention, "kind of the layers (full)", {"full", "mla"},
              group);
   add_choice(command, "--layout", o.layout, "order of tokens and heads in a page (NHD)",
@@ -140,6 +140,11 @@ void declare_run(CLI::App& command, ReplayOptions& o) {
       command, "--graphs", o.max_cudagraph_capture_size,
       "capture a graph for each of vLLM's batch sizes up to N tokens, replay it and pad to it",
       group);
+  add_choice(
+      command, "--numbers", o.numbers,
+      "what rows hold: words that are moved; real numbers, which an engine's kernels quantise "
+      "and attend to (words)",
+      {"words", "real"}, group);
   command.add_option("--mutant", o.mutant, "plant this defect (lockstep mutants --list)")
       ->group(group);
   command.add_option("--seed", o.seed, "of sampled tokens and of hunt's preemptions (0)")
@@ -227,6 +232,7 @@ std::string ReplayOptions::contradicts_saved_case() const {
       {num_streams.has_value(), "--streams"},
       {delay_streams.has_value(), "--delay-streams"},
       {max_cudagraph_capture_size.has_value(), "--graphs"},
+      {numbers.has_value(), "--numbers"},
       {mutant.has_value(), "--mutant"},
       {seed.has_value(), "--seed"},
       {!save_dir.empty(), "--save"},

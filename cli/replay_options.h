@@ -32,7 +32,7 @@ struct ReplayOptions {
 
   // The run.
   std::string backend = "auto";
-  std::optional<std::string> check, mutant;
+  std::optional<std::string> check, mutant, numbers;
   std::optional<std::int32_t> num_streams, max_cudagraph_capture_size;
   std::optional<bool> delay_streams;
   std::optional<std::uint64_t> seed;

@@ -122,6 +122,7 @@ void apply_device_flags(const ReplayOptions& options, LockstepConfig& config) {
   override_with(options.num_streams, device.num_streams);
   override_with(options.delay_streams, device.delay_streams);
   override_with(options.max_cudagraph_capture_size, device.max_cudagraph_capture_size);
+  if (options.numbers) device.numbers = *options.numbers == "real" ? Numbers::real : Numbers::words;
   override_with(options.seed, device.seed);
   if (options.check) {
     device.check = *options.check == "hunt"    ? CheckMode::hunt
@@ -133,10 +134,10 @@ void apply_device_flags(const ReplayOptions& options, LockstepConfig& config) {
 Result<std::unique_ptr<Backend>> make_backend(std::string_view name, const BackendConfig& device) {
   if (name == "none") {
     if (device.check != CheckMode::fast || !device.mutant.empty() || device.num_streams > 1 ||
-        device.max_cudagraph_capture_size > 0) {
+        device.max_cudagraph_capture_size > 0 || device.numbers != Numbers::words) {
       return fail(
-          "--check, --mutant, --streams and --graphs need a backend, and --backend none is the "
-          "model alone");
+          "--check, --mutant, --streams, --graphs and --numbers need a backend, and --backend none "
+          "is the model alone");
     }
     return std::unique_ptr<Backend>();
   }

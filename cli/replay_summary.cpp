@@ -162,6 +162,7 @@ std::string summary_json(const ReplayOptions& options, const PreparedReplay& pre
       {"layout", name_of(device.layout)},
       {"num_streams", device.num_streams},
       {"max_cudagraph_capture_size", device.max_cudagraph_capture_size},
+      {"numbers", device.numbers == Numbers::real ? "real" : "words"},
       {"mutant", mutant_of(prepared.config)},
       {"seed", prepared.workload_options.seed},
       {"connector", name_of(prepared.config.connector.kind)},

@@ -62,11 +62,6 @@ AttentionReader::AttentionReader(Device& device, const LayerCaches& layers,
   device_layers_.upload(layers_);
 }
 
-void AttentionReader::launch(const StepProgram& program) {
-  launch_probes(program);
-  launch_queries(program);
-}
-
 void AttentionReader::launch_probes(const StepProgram& program) {
   if (program.probes.empty()) return;
   host_pieces_.clear();
@@ -163,11 +158,14 @@ void AttentionReader::launch_queries(const StepProgram& program) {
   });
 }
 
-void AttentionReader::read_back(const StepProgram& program, StepReadback& readback) {
+void AttentionReader::read_back_probes(const StepProgram& program, StepReadback& readback) {
   static_assert(sizeof(unsigned long long) == sizeof(std::uint64_t));
   readback.digests.assign(program.probes.size(), 0);
   device_.download(readback.digests.data(), digests_.data(),
                    8 * static_cast<std::int64_t>(program.probes.size()));
+}
+
+void AttentionReader::read_back_queries(StepReadback& readback) {
   readback.outputs.resize(num_outputs_);
   device_.download(readback.outputs.data(), outputs_.data(), 4 * num_outputs_);
 }

@@ -19,13 +19,13 @@ class AttentionReader {
                   const ContextRank& context);
 
   // REQUIRES: probes and queries name layers with rows.
-  void launch(const StepProgram& program);
-  // Starts the download of digests and outputs; they are there after finish().
-  void read_back(const StepProgram& program, StepReadback& readback);
-
- private:
   void launch_probes(const StepProgram& program);
   void launch_queries(const StepProgram& program);
+  // Start the download of digests and of outputs; they are there after finish().
+  void read_back_probes(const StepProgram& program, StepReadback& readback);
+  void read_back_queries(StepReadback& readback);
+
+ private:
   // What a look at positions [first, last) of a row reads.
   void add_read(std::int32_t row, std::int32_t layer, std::int32_t first, std::int32_t last,
                 Operation& operation) const;

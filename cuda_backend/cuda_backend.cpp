@@ -12,6 +12,8 @@
 #include "cuda_backend/defect.h"
 #include "cuda_backend/graph_device.h"
 #include "cuda_backend/host_tier.h"
+#include "cuda_backend/real_attention.h"
+#include "cuda_backend/real_caches.h"
 #include "cuda_backend/row_extractor.h"
 #include "cuda_backend/row_writer.h"
 #include "cuda_backend/stream_device.h"
@@ -37,6 +39,11 @@ class CudaBackend final : public Backend {
     if (is_of_graphs(defects->kernel) && config_.max_cudagraph_capture_size == 0)
       return fail(
           fmt::format("mutant: {} is of captured graphs, and none are captured", config_.mutant));
+    if (is_of_numbers(defects->kernel) && config_.numbers != Numbers::real)
+      return fail(fmt::format("mutant: {} is of real numbers, and rows are words", config_.mutant));
+    if (is_of_words(defects->kernel) && config_.numbers == Numbers::real)
+      return fail(fmt::format("mutant: {} is in a kernel that real numbers do not go through",
+                              config_.mutant));
     device_->plant(defects->kernel);
     auto pool = CachePool::create(*device_, config_, *defects);
     if (!pool) return tl::unexpected(pool.error());
@@ -45,7 +52,14 @@ class CudaBackend final : public Backend {
     if (!host) return tl::unexpected(host.error());
     host_ = std::move(*host);
     tables_ = std::make_unique<BlockTables>(*device_, config_, pool_->layers().blocks_per_kv_block);
-    writer_ = std::make_unique<RowWriter>(*device_, pool_->layers(), config_.max_tokens_per_step);
+    if (config_.numbers == Numbers::real) {
+      if (auto reason = RealCaches::why_not(config_, pool_->layers())) return fail(*reason);
+      real_ = std::make_unique<RealCaches>(*device_, pool_->layers());
+      attention_ =
+          std::make_unique<RealAttention>(*device_, config_, pool_->layers(), *real_, *tables_);
+    }
+    writer_ = std::make_unique<RowWriter>(*device_, pool_->layers(), real_.get(),
+                                          config_.max_tokens_per_step);
     reader_ =
         std::make_unique<AttentionReader>(*device_, pool_->layers(), *tables_, config_.context);
     extractor_ = std::make_unique<RowExtractor>(*device_, pool_->layers(), *tables_);
@@ -71,8 +85,7 @@ class CudaBackend final : public Backend {
     writer_->write(program, contents_, *tables_);
     pool_->update_states(program.state_updates, contents_);
     if (host_ != nullptr) host_->store(program.stores);
-    reader_->launch(program);
-    reader_->read_back(program, readback);
+    attend(program, readback);
     pool_->download_guards();
     auto done = tables_->read_back(program, readback);
     if (done) done = extractor_->run(program, readback);
@@ -115,6 +128,20 @@ class CudaBackend final : public Backend {
   GraphStatistics graph_statistics() const override { return device_->graph_statistics(); }
 
  private:
+  void attend(const StepProgram& program, StepReadback& readback) {
+    reader_->launch_probes(program);
+    if (attention_ != nullptr) {
+      attention_->launch(program);
+    } else {
+      reader_->launch_queries(program);
+    }
+    reader_->read_back_probes(program, readback);
+    if (attention_ != nullptr) {
+      attention_->read_back(program, readback);
+    } else {
+      reader_->read_back_queries(readback);
+    }
+  }
   HostTier& tier() {
     LS_CHECK(host_ != nullptr, "no host tier");
     return *host_;
@@ -139,6 +166,8 @@ class CudaBackend final : public Backend {
   std::unique_ptr<CachePool> pool_;
   std::unique_ptr<HostTier> host_;  // null: none
   std::unique_ptr<BlockTables> tables_;
+  std::unique_ptr<RealCaches> real_;  // null, as the next: numbers are words
+  std::unique_ptr<RealAttention> attention_;
   std::unique_ptr<RowWriter> writer_;
   std::unique_ptr<AttentionReader> reader_;
   std::unique_ptr<RowExtractor> extractor_;

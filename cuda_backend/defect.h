@@ -43,6 +43,7 @@ enum class Defect : std::uint8_t {
   graph_stale_param,
   graph_too_small,
   graph_stale_pointer,
+  scale_of_other_layer,
   // Of the kernels in launch/engine_kernels.h, which tests launch by themselves.
   scale_of_other_head,
   scale_not_stored,
@@ -60,6 +61,15 @@ enum class Defect : std::uint8_t {
   slot_pad_is_zero,
 };
 
+// Of real numbers (real_caches.h): nothing to show where rows are words.
+constexpr bool is_of_numbers(Defect defect) {
+  return defect == Defect::scale_of_other_layer || defect == Defect::combine_unscaled ||
+         defect == Defect::window_off_by_one;
+}
+// Of kernels that real numbers do not go through.
+constexpr bool is_of_words(Defect defect) {
+  return defect == Defect::offset_int32 || defect == Defect::race || defect == Defect::stale_nan;
+}
 // Of graph_device.h: nothing to show where no graphs are captured.
 constexpr bool is_of_graphs(Defect defect) {
   return defect == Defect::graph_stale_param || defect == Defect::graph_too_small ||

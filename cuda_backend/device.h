@@ -23,6 +23,7 @@
 #include <utility>
 #include <vector>
 
+#include "cuda_backend/launch/engine_kernels.h"
 #include "cuda_backend/launch/kernel_table.h"
 #include "cuda_backend/operation.h"
 #include "reference/result.h"
@@ -58,6 +59,7 @@ class Device {
   virtual std::string_view name() const = 0;
   virtual std::string description() const = 0;
   virtual const KernelTable& kernels() const = 0;
+  virtual const EngineKernels& engine_kernels() const = 0;
 
   // Undefined bytes, aligned to 256. Null and a kept failure when there is no room; size 0 is null.
   virtual std::byte* allocate(std::int64_t size_bytes, std::string name) = 0;

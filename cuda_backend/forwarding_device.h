@@ -21,6 +21,7 @@ class ForwardingDevice : public Device {
   std::string_view name() const override { return inner_->name(); }
   std::string description() const override { return inner_->description(); }
   const KernelTable& kernels() const override { return inner_->kernels(); }
+  const EngineKernels& engine_kernels() const override { return inner_->engine_kernels(); }
   std::byte* allocate(std::int64_t size_bytes, std::string what) override {
     std::byte* memory = inner_->allocate(size_bytes, std::move(what));
     if (inner_->failed()) finish_inner();

@@ -369,6 +369,8 @@ Result<std::unique_ptr<Backend>> make_plugin_backend(const std::string& path,
     return fail("num_streams: a plugin is called one operation after the other");
   if (config.max_cudagraph_capture_size != 0)
     return fail("max_cudagraph_capture_size: the launches of a plugin are its own to capture");
+  if (config.numbers != Numbers::words)
+    return fail("numbers: a plugin is given rows of words and moves them");
   if (config.context.num_ranks != 1)
     return fail("a plugin runs one rank; context parallelism is for cuda and simt");
   if (config.num_host_blocks != 0)

@@ -6,11 +6,15 @@
 
 namespace lockstep::cuda {
 
-RowWriter::RowWriter(Device& device, const LayerCaches& layers, std::int32_t max_tokens_per_step)
-    : device_(device), layers_(layers) {
+RowWriter::RowWriter(Device& device, const LayerCaches& layers, const RealCaches* real,
+                     std::int32_t max_tokens_per_step)
+    : device_(device), layers_(layers), real_(real) {
   for (int stream = 0; stream < device.num_streams(); ++stream) inputs_.emplace_back(device);
-  for (const RowCache& rows : layers.rows)
-    max_token_bytes_ = std::max(max_token_bytes_, std::int64_t{rows.row_bytes} * rows.num_kv_heads);
+  for (std::size_t layer = 0; layer < layers.rows.size(); ++layer) {
+    const RowCache& rows = layers.rows[layer];
+    const std::int64_t row_bytes = itemsize_bytes(source_dtype(layer)) * rows.head_size;
+    max_token_bytes_ = std::max(max_token_bytes_, row_bytes * rows.num_kv_heads);
+  }
   reserve_inputs(max_tokens_per_step);
 }
 
@@ -55,7 +59,8 @@ void RowWriter::write_layer(const StepProgram& program, std::size_t layer,
                             const DeviceArray<std::uint64_t>& contents, const BlockTables& tables,
                             TokenCounts counts) {
   const RowCache& rows = layers_.rows[layer];
-  const ShapeMasks masks = shape_masks(rows.dtype);
+  const DType source = source_dtype(layer);
+  const ShapeMasks masks = shape_masks(source);
   const Inputs& inputs = inputs_[layer % inputs_.size()];
   const std::int32_t group = layers_.group_of_layer[layer];
   device_.launch(device_.kernels().fill_rows,
@@ -67,23 +72,31 @@ void RowWriter::write_layer(const StepProgram& program, std::size_t layer,
                                 .num_tokens = counts.filled,
                                 .num_kv_heads = rows.num_kv_heads,
                                 .num_parts = rows.num_parts,
-                                .row_bytes = rows.row_bytes,
+                                .row_bytes = static_cast<std::int32_t>(itemsize_bytes(source) *
+                                                                       rows.head_size),
                                 .layer = rows.layer},
                  [&](Operation& operation) {
                    operation.named("fill_rows").read_all(contents);
                    operation.write_all(inputs.keys, inputs.values);
                  });
+  const auto describe = [&](Operation& operation) {
+    operation.named("write_rows").read_all(inputs.keys, inputs.values);
+    operation.read(tables.slots_range(group));
+    if (real_ != nullptr) operation.read(real_->scales_range());
+    add_written(program, layer, tables, operation.writes);
+  };
+  if (real_ != nullptr)
+    return device_.launch(device_.engine_kernels().write_parts,
+                          real_->write(layer, inputs.keys.data(), inputs.values.data(),
+                                       tables.slots(group), counts.written),
+                          describe);
   device_.launch(device_.kernels().write_rows,
                  WriteRowsParams{.cache = rows,
                                  .key = inputs.keys.data(),
                                  .value = inputs.values.data(),
                                  .slots = tables.slots(group),
                                  .num_tokens = counts.written},
-                 [&](Operation& operation) {
-                   operation.named("write_rows").read_all(inputs.keys, inputs.values);
-                   operation.read(tables.slots_range(group));
-                   add_written(program, layer, tables, operation.writes);
-                 });
+                 describe);
 }
 
 }  // namespace lockstep::cuda

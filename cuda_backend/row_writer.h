@@ -14,13 +14,17 @@
 #include "cuda_backend/device.h"
 #include "cuda_backend/device_array.h"
 #include "cuda_backend/layer_caches.h"
+#include "cuda_backend/real_caches.h"
 #include "sim/backend.h"
 
 namespace lockstep::cuda {
 
 class RowWriter {
  public:
-  RowWriter(Device& device, const LayerCaches& layers, std::int32_t max_tokens_per_step);
+  // `real`: rows of numbers are written by an engine's kernel, quantised where the cache is; null:
+  // rows are moved.
+  RowWriter(Device& device, const LayerCaches& layers, const RealCaches* real,
+            std::int32_t max_tokens_per_step);
 
   // contents: one for each scheduled token, in device memory.
   void write(const StepProgram& program, const DeviceArray<std::uint64_t>& contents,
@@ -34,6 +38,10 @@ class RowWriter {
   struct TokenCounts {
     std::int32_t filled, written;
   };
+  // What the rows of a layer are made in.
+  DType source_dtype(std::size_t layer) const {
+    return real_ == nullptr ? layers_.rows[layer].dtype : real_->source_dtype(layer);
+  }
   void reserve_inputs(std::int64_t num_tokens);
   void write_layer(const StepProgram& program, std::size_t layer,
                    const DeviceArray<std::uint64_t>& contents, const BlockTables& tables,
@@ -44,6 +52,7 @@ class RowWriter {
 
   Device& device_;
   const LayerCaches& layers_;
+  const RealCaches* real_;
   std::int64_t max_token_bytes_ = 0;  // of K (or V) of one token in any layer
   std::deque<Inputs> inputs_;         // one entry a stream
 };

@@ -59,6 +59,9 @@ class SimtDevice final : public Device {
   const KernelTable& kernels() const override {
     return mode_ == CheckMode::fast ? simt_fast::kernel_table : simt_checked::kernel_table;
   }
+  const EngineKernels& engine_kernels() const override {
+    return mode_ == CheckMode::fast ? simt_fast::engine_kernels : simt_checked::engine_kernels;
+  }
 
   std::byte* allocate(std::int64_t size_bytes, std::string name) override {
     if (failed() || size_bytes == 0) return nullptr;

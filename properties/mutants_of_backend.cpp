@@ -1,5 +1,6 @@
 // The catalogue's defects of the device side: tables, slots, rows, states, and views at work. Their
 // switches are in cuda_backend/defect.h and view_defects.h.
+#include "properties/case_parts.h"
 #include "properties/mutant_catalogue.h"
 #include "reference/kernel_blocks.h"
 
@@ -10,6 +11,7 @@ using enum Feature;
 constexpr auto kBackend = MutantSite::backend;
 constexpr auto kWritten = "page_written";
 constexpr auto kDigest = "attention_digest";
+constexpr auto kOutput = "attention_output";
 constexpr auto kExtraction = "extraction";
 constexpr auto kMemory = "memory_check";
 constexpr auto kTable = "block_table";
@@ -34,6 +36,17 @@ void choose(SavedCase& saved, AttentionBackend backend) {
 void over_four_streams(SavedCase& saved) { saved.settings.emplace_back("num_streams", 4); }
 void with_graphs(SavedCase& saved) {
   saved.settings.emplace_back("max_cudagraph_capture_size", 64);
+}
+void with_real_numbers(SavedCase& saved) { saved.settings.emplace_back("real_numbers", 1); }
+// Elements of one byte in rows twice as long: pages stay as large as they are.
+void with_int8_numbers(SavedCase& saved) {
+  with_real_numbers(saved);
+  for (std::size_t g = 0; g < saved.cache.groups.size(); ++g)
+    change_specs(saved, g, [](KVCacheSpec& spec) {
+      spec.head_size *= itemsize_bytes(spec.dtype);
+      if (spec.head_size_v != 0) spec.head_size_v *= itemsize_bytes(spec.dtype);
+      spec.dtype = DType::int8;
+    });
 }
 void flash(SavedCase& saved) { choose(saved, AttentionBackend::flash_attn); }
 
@@ -90,7 +103,7 @@ std::vector<Mutant> row_mutants() {
            "attention reads its last block to the end: recycled bytes come in as numbers, or "
            "as NaN",
        .exposed_by = "a query that ends inside a block",
-       .caught_by = {"attention_output"},
+       .caught_by = {kOutput},
        .bias = on_device(attention, {states})},
       {.id = "hidden-flatten",
        .site = kBackend,
@@ -284,9 +297,39 @@ std::vector<Mutant> graph_mutants() {
        .source = "this project",
        .mechanism = "a buffer grows after a graph was captured, which goes on reading the old one",
        .exposed_by = "a captured batch, a larger one, and one of the first size again",
-       .caught_by = {kSlots, kWritten, kMemory},
+       .caught_by = {kSlots, kWritten, kDigest, kOutput, kMemory},
        .bias = on_device({full_attention, long_prompts}, {states, two_block_pool}),
        .reshape = with_graphs},
+  };
+}
+
+std::vector<Mutant> number_mutants() {
+  return {
+      {.id = "combine-unscaled",
+       .site = kBackend,
+       .source = "this project",
+       .mechanism = "partial softmaxes of a split context are added without their rescale",
+       .exposed_by = "real numbers, and a context longer than a split",
+       .caught_by = {kOutput},
+       .bias = on_device({full_attention, long_prompts}, {states, hidden_state}),
+       .reshape = with_real_numbers},
+      {.id = "window-off-by-one",
+       .site = kBackend,
+       .source = "this project",
+       .mechanism = "attention sees one token more than its window",
+       .exposed_by = "real numbers, and a request longer than a window",
+       .caught_by = {kOutput, kMemory},
+       .bias = on_device({full_attention, sliding_window, several_groups, long_prompts},
+                         {states, hidden_state}),
+       .reshape = with_real_numbers},
+      {.id = "scale-of-other-layer",
+       .site = kBackend,
+       .source = "this project",
+       .mechanism = "a quantised cache is written and read with the scale of the next layer",
+       .exposed_by = "real numbers in a cache of 8-bit elements",
+       .caught_by = {kWritten},
+       .bias = on_device({full_attention}, {states, hidden_state, several_groups}),
+       .reshape = with_int8_numbers},
   };
 }
 
@@ -348,8 +391,8 @@ std::vector<Mutant> view_mutants() {
 
 std::vector<Mutant> mutants_of_backend() {
   std::vector<Mutant> all;
-  for (const auto& part :
-       {row_mutants(), table_mutants(), device_state_mutants(), graph_mutants(), view_mutants()})
+  for (const auto& part : {row_mutants(), table_mutants(), device_state_mutants(), graph_mutants(),
+                           number_mutants(), view_mutants()})
     all.insert(all.end(), part.begin(), part.end());
   return all;
 }

@@ -50,6 +50,14 @@ void decode_row(std::uint64_t key, DType dtype, std::span<double> row) {
   }
 }
 
+// A row of the layer as attention gets it from the cache.
+void decode_row(std::uint64_t key, const ModelLayer& layer, std::span<double> row) {
+  if (layer.stored == nullptr) return decode_row(key, layer.dtype, row);
+  const WordShape source = word_shape(DType::bf16);
+  for (std::size_t i = 0; i < row.size(); ++i)
+    row[i] = layer.stored->worth[bf16_index(row_word(key, i / 4, source) >> 16 * (i % 4))];
+}
+
 }  // namespace
 
 double row_element(std::uint64_t key, std::int64_t i, DType dtype) {
@@ -60,7 +68,7 @@ double row_element(std::uint64_t key, std::int64_t i, DType dtype) {
 
 bool has_attention_oracle(const ModelLayer& layer) {
   return layer.layout.num_kv > 0 && layer.layout.kind != CacheKind::hidden_state &&
-         layer.dtype != DType::int8 && layer.dtype != DType::uint8;
+         (layer.stored != nullptr || (layer.dtype != DType::int8 && layer.dtype != DType::uint8));
 }
 
 std::vector<double> attention_output(const ModelLayer& layer, std::span<const ContentId> contents,
@@ -75,7 +83,7 @@ std::vector<double> attention_output(const ModelLayer& layer, std::span<const Co
     decode_row(row_key(query, coordinate(layer.index, kPartQ, head)), DType::fp32, q);
     const std::uint64_t k_coord = layer.coords[static_cast<std::size_t>(kv_head)];
     for (std::size_t p = 0; p < contents.size(); ++p) {
-      decode_row(row_key(contents[p], k_coord), layer.dtype, row);
+      decode_row(row_key(contents[p], k_coord), layer, row);
       weights[p] = std::inner_product(q.begin(), q.end(), row.begin(), 0.0) /
                    std::sqrt(static_cast<double>(d));
     }
@@ -87,7 +95,7 @@ std::vector<double> attention_output(const ModelLayer& layer, std::span<const Co
         layer.coords[static_cast<std::size_t>(v_part * at.num_kv_heads + kv_head)];
     std::ranges::fill(mean, 0.0);
     for (std::size_t p = 0; p < contents.size(); ++p) {
-      decode_row(row_key(contents[p], v_coord), layer.dtype, row);
+      decode_row(row_key(contents[p], v_coord), layer, row);
       for (std::size_t i = 0; i < d; ++i) mean[i] += weights[p] / total * row[i];
     }
     output.insert(output.end(), mean.begin(), mean.end());
@@ -101,6 +109,15 @@ double attention_tolerance(std::int64_t head_size, std::int64_t positions) {
   const auto n = static_cast<double>(positions);
   const double score = (d + 2) * std::sqrt(d) * u;
   return 2 * (2 * score + 4 * u + 2 * n * u + 2 * u);
+}
+
+double real_attention_tolerance(std::int64_t head_size, std::int64_t positions) {
+  const double u = std::ldexp(1.0, -24);
+  const auto d = static_cast<double>(head_size);
+  const auto n = static_cast<double>(positions);
+  const double tiles = n / 32 + 1;
+  const double score = kStoredMax * std::sqrt(d);
+  return 2 * ((d + 4) * score + 4 * (2 * tiles + 1) + 2 * score + n + 4) * u * kStoredMax;
 }
 
 }  // namespace lockstep

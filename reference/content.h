@@ -40,9 +40,11 @@ inline constexpr std::int64_t kPartQ = 2;
 inline constexpr std::int64_t kPartState = 16;
 
 // Keeps sign and mantissa of every element and sets its exponent, so that it is in +-[0.5, 1).
+// With `stored` (reference/numbers.h) a word is eight stored bytes, of as many bf16 elements.
 struct WordShape {
   std::uint64_t keep = ~std::uint64_t{0};
   std::uint64_t set = 0;
+  const std::uint8_t* stored = nullptr;  // [256]
   constexpr std::uint64_t operator()(std::uint64_t word) const { return (word & keep) | set; }
 };
 constexpr WordShape word_shape(DType dtype) {
@@ -68,8 +70,19 @@ constexpr WordShape word_shape(DType dtype) {
 constexpr std::uint64_t row_key(ContentId content, std::uint64_t coord) {
   return mix(content ^ coord);
 }
+// Of a bf16 element in +-[0.5, 1): its sign and mantissa, in 8 bits.
+constexpr std::size_t bf16_index(std::uint64_t bits) { return (bits >> 8 & 0x80) | (bits & 0x7F); }
+
 constexpr std::uint64_t row_word(std::uint64_t key, std::uint64_t i, WordShape shape) {
-  return shape(mix(key + (i + 1) * kWordStep));
+  if (shape.stored == nullptr) return shape(mix(key + (i + 1) * kWordStep));
+  std::uint64_t word = 0;
+  for (int half = 1; half >= 0; --half) {
+    const std::uint64_t source =
+        mix(key + (2 * i + static_cast<std::uint64_t>(half) + 1) * kWordStep);
+    for (int element = 3; element >= 0; --element)
+      word = word << 8 | shape.stored[bf16_index(source >> 16 * element)];
+  }
+  return word;
 }
 
 // Word i of a state tensor after one token more, with step_key = content ^ coordinate.

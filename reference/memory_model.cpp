@@ -47,7 +47,7 @@ bool is_split(const ModelLayer& layer) {
 
 Result<MemoryModel> MemoryModel::create(const KVCacheConfig& plan, AttentionBackend backend,
                                         CacheLayout layout, LayoutRule rule,
-                                        std::int64_t num_host_blocks) {
+                                        std::int64_t num_host_blocks, Numbers numbers) {
   for (const KVCacheGroupSpec& group : plan.groups)
     if (const auto reason = why_not_modelled(group))
       return fail(fmt::format("memory model: {}; replay it with `--backend none`", *reason));
@@ -67,6 +67,7 @@ Result<MemoryModel> MemoryModel::create(const KVCacheConfig& plan, AttentionBack
     tensor.written_in.resize(static_cast<std::size_t>(plan.num_blocks));
   }
   if (auto added = model.add_layers(plan, *pool); !added) return tl::unexpected(added.error());
+  for (ModelLayer& layer : model.layers_) set_words(layer, numbers);
   model.set_alignment();
   model.add_host_blocks(num_host_blocks);
   return model;
@@ -254,7 +255,7 @@ void MemoryModel::write_rows(const ModelLayer& layer, const BlockContent& block,
                              std::int64_t slot_offset, const SlotContent& old, ContentId now) {
   const LayerLayout& at = layer.layout;
   Tensor& tensor = tensors_[static_cast<std::size_t>(at.tensor_index)];
-  const WordShape shape = word_shape(layer.dtype);
+  const WordShape shape = layer.words;
   for (std::int64_t kv = 0; kv < at.num_kv; ++kv) {
     for (std::int64_t head = 0; head < at.num_kv_heads; ++head) {
       const std::int64_t offset = byte_offset(at, id, kv, slot_offset, head, 0);

@@ -26,6 +26,7 @@
 #include "reference/ids.h"
 #include "reference/kv_cache_spec.h"
 #include "reference/layout.h"
+#include "reference/numbers.h"
 #include "reference/result.h"
 #include "reference/view_types.h"
 
@@ -98,6 +99,8 @@ struct ModelLayer {
   std::int32_t group = 0;
   std::string name;
   DType dtype = DType::bf16;
+  const StoredNumbers* stored = nullptr;  // 8-bit numbers; null: rows lie there as they are made
+  WordShape words;                        // of rows
   LayerLayout layout;
   std::int64_t row_size_bytes = 0;
   bool words_aligned = false;                  // every row starts and ends on a word of its page
@@ -111,7 +114,8 @@ class MemoryModel {
   // (cross attention, compressed rows).
   static Result<MemoryModel> create(const KVCacheConfig& plan, AttentionBackend backend,
                                     CacheLayout layout, LayoutRule rule,
-                                    std::int64_t num_host_blocks = 0);
+                                    std::int64_t num_host_blocks = 0,
+                                    Numbers numbers = Numbers::words);
 
   // Forgets which pages were written; `step` is written into everything from now on.
   void begin_step(std::int64_t step);

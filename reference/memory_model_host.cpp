@@ -200,8 +200,7 @@ void MemoryModel::draw_rows(const Group& group, const HostRun& run,
             byte_offset(at, kNullBlock, kv, static_cast<std::int64_t>(slot), head, 0);
         if (begin < run.in_tensor.begin || begin >= run.in_tensor.end) continue;
         draw_row(contents[slot],
-                 layer.coords[static_cast<std::size_t>(kv * at.num_kv_heads + head)],
-                 word_shape(layer.dtype),
+                 layer.coords[static_cast<std::size_t>(kv * at.num_kv_heads + head)], layer.words,
                  bytes.subspan(static_cast<std::size_t>(run.offset + begin - run.in_tensor.begin),
                                static_cast<std::size_t>(layer.row_size_bytes)));
       }

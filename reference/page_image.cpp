@@ -21,6 +21,12 @@ void draw_row(ContentId content, std::uint64_t coord, WordShape shape,
   for (std::size_t i = 0; i < words; ++i) store_word(row, i, row_word(key, i, shape));
 }
 
+void set_words(ModelLayer& layer, Numbers numbers) {
+  layer.stored = stored_numbers(numbers, layer.dtype, layer.index);
+  layer.words = layer.stored == nullptr ? word_shape(layer.dtype)
+                                        : WordShape{.stored = layer.stored->bytes.data()};
+}
+
 // K regions of all blocks come first, then V regions, in a tensor that keeps them apart.
 std::int64_t MemoryModel::region_block(const Tensor& tensor, std::int64_t region) const {
   return tensor.regions_per_page == 1 || region < num_blocks_ ? region : region - num_blocks_;
@@ -73,7 +79,7 @@ void MemoryModel::draw_layer(ModelPage page, const ModelLayer& layer, BlockId id
   if (content.slots.empty() && !content.zeroed) return;
   const LayerLayout& at = layer.layout;
   const std::int64_t page_begin = page.index * page_size_bytes(page.tensor);
-  const WordShape shape = word_shape(layer.dtype);
+  const WordShape shape = layer.words;
   for (std::int64_t kv = 0; kv < at.num_kv; ++kv) {
     const std::int64_t first = byte_offset(at, id, kv, 0, 0, 0) - page_begin;
     if (first < 0 || first >= static_cast<std::int64_t>(image.size())) continue;

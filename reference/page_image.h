@@ -7,6 +7,7 @@
 #include <span>
 
 #include "reference/content.h"
+#include "reference/numbers.h"
 
 namespace lockstep {
 
@@ -29,5 +30,9 @@ inline void store_word(std::span<std::uint8_t> bytes, std::size_t i, std::uint64
 
 // The bytes of one row.
 void draw_row(ContentId content, std::uint64_t coord, WordShape shape, std::span<std::uint8_t> row);
+
+// What rows of the layer are made of, from its dtype and index.
+struct ModelLayer;
+void set_words(ModelLayer& layer, Numbers numbers);
 
 }  // namespace lockstep

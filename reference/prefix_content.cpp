@@ -19,7 +19,7 @@ void PrefixContent::truncate(std::int64_t size) {
 
 std::uint64_t token_digest(const ModelLayer& layer, ContentId content, std::int64_t position) {
   const LayerLayout& at = layer.layout;
-  const WordShape shape = word_shape(layer.dtype);
+  const WordShape shape = layer.words;
   const std::int64_t words = num_words(layer.row_size_bytes);
   std::uint64_t sum = 0;
   for (std::int64_t kv = 0; kv < at.num_kv; ++kv) {

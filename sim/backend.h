@@ -72,6 +72,13 @@
 //     step are distinct, and so are those of its stores. A load from a host block that a store of
 //     the same step fills brings what lay there before.
 //
+// (13) Real numbers (BackendConfig::numbers). Rows of bf16, fp16 and fp32 are those of rule (1). Into
+//     a cache of fp8_e4m3, fp8_e5m2 or int8 go rows that rule (1) makes in bf16, each element divided
+//     by its layer's scale in fp32 and rounded to nearest, ties to even (int8: ties away from zero);
+//     the scale is 0.0081, 0.0085, 0.0089 or 0.0093 for layer modulo 4 = 0, 1, 2 or 3. Rule (5) takes
+//     stored elements times the scale, and its range is not told but follows from the kind of the
+//     layer and the position last - 1 of the query; `first` says the same.
+//
 // Not said here: how a backend lays anything out; that is what is being checked.
 #pragma once
 
@@ -86,6 +93,7 @@
 #include "reference/context_rank.h"
 #include "reference/ids.h"
 #include "reference/kv_cache_spec.h"
+#include "reference/numbers.h"
 #include "reference/result.h"
 #include "reference/view_types.h"
 
@@ -121,6 +129,8 @@ struct BackendConfig {
   // Parts of steps of up to so many tokens are captured once for each size that vLLM captures, and
   // replayed, the batch padded to that size; 0: every launch is issued anew.
   std::int32_t max_cudagraph_capture_size = 0;
+  // real: rows are written and attended to by the kernels of an engine, rule (13).
+  Numbers numbers = Numbers::words;
   std::string mutant;  // a planted defect to switch on; empty: none
 };
 

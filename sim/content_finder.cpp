@@ -42,7 +42,7 @@ Match best_row(const MemoryModel& model, std::span<const std::uint64_t> words, b
   Match best;
   for (const ModelLayer& layer : model.layers()) {
     if (layer.layout.num_kv == 0) continue;
-    const WordShape shape = word_shape(layer.dtype);
+    const WordShape shape = layer.words;
     const std::int64_t row_words = num_words(layer.row_size_bytes);
     for (std::int32_t b = 0; b < model.num_blocks(); ++b) {
       const BlockContent& block = model.block(static_cast<BlockId>(b));

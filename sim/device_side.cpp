@@ -248,7 +248,7 @@ Result<std::unique_ptr<DeviceSide>> DeviceSide::create(const LockstepConfig& con
   for (std::size_t rank = 0; rank < ranks.size(); ++rank) {
     auto model = MemoryModel::create(config.device.plan, config.device.attention_backend,
                                      config.device.layout, config.device.layout_rule,
-                                     config.device.num_host_blocks);
+                                     config.device.num_host_blocks, config.device.numbers);
     if (!model) return tl::unexpected(model.error());
     LockstepConfig own = config;
     own.device = device_of_rank(config.device, static_cast<std::int32_t>(rank));

@@ -51,7 +51,7 @@ Result<std::optional<Divergence>> HiddenStateExtraction::compare(const StepReadb
     expected.resize(row_bytes * static_cast<std::size_t>(layer.layout.num_kv_heads));
     for (std::int64_t token = 0; token < extraction.num_tokens; ++token, ++rows_compared_) {
       for (std::size_t head = 0; head < expected.size() / row_bytes; ++head)
-        draw_row(prefix.content(token), layer.coords[head], word_shape(layer.dtype),
+        draw_row(prefix.content(token), layer.coords[head], layer.words,
                  std::span(expected).subspan(head * row_bytes, row_bytes));
       if (at + expected.size() > readback.extracted.size())
         return fail(fmt::format("the backend extracted {} bytes of hidden states, too few",

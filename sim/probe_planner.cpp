@@ -128,7 +128,9 @@ void ProbePlanner::add_queries(StepProgram& program, std::span<const RequestId> 
     const KVCacheSpec& spec = device_.plan.groups[static_cast<std::size_t>(layer.group)].spec;
     const std::int64_t last = slice.first_position + slice.num_tokens;
     const std::int64_t affordable = std::max<std::int64_t>(1, budget / rows_of(layer, 1));
-    const std::int64_t first = std::max(first_attended(spec, last - 1), last - affordable);
+    const bool real = device_.numbers == Numbers::real;  // the kernel sees all that it may
+    const std::int64_t lowest = first_attended(spec, last - 1);
+    const std::int64_t first = real ? lowest : std::max(lowest, last - affordable);
     const ContentId query = request.prefix.content(last - 1);
     contents_.clear();
     for (std::int64_t p = first; p < last; ++p)
@@ -139,10 +141,10 @@ void ProbePlanner::add_queries(StepProgram& program, std::span<const RequestId> 
                                .first = static_cast<std::int32_t>(first),
                                .last = static_cast<std::int32_t>(last),
                                .content = query});
-    queries_.push_back(
-        {.request = requests[at.index],
-         .output = attention_output(layer, contents_, query, device_.queries_per_kv),
-         .tolerance = attention_tolerance(layer.layout.head_size, std::ssize(contents_))});
+    queries_.push_back({.request = requests[at.index],
+                        .output = attention_output(layer, contents_, query, device_.queries_per_kv),
+                        .tolerance = (real ? real_attention_tolerance : attention_tolerance)(
+                            layer.layout.head_size, std::ssize(contents_))});
     budget -= rows_of(layer, std::ssize(contents_));
   }
 }

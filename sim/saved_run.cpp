@@ -33,6 +33,7 @@ struct Settings {
   std::int64_t num_streams = 1;
   std::int64_t delay_streams = 0;
   std::int64_t max_cudagraph_capture_size = 0;
+  std::int64_t real_numbers = 0;
   std::int64_t draft_acceptance_percent = 60;
   std::int64_t connector = 0;  // a ConnectorKind
   std::int64_t host_blocks = 0;
@@ -48,6 +49,7 @@ struct Settings {
             {"num_streams", &num_streams},
             {"delay_streams", &delay_streams},
             {"max_cudagraph_capture_size", &max_cudagraph_capture_size},
+            {"real_numbers", &real_numbers},
             {"step_base_ns", &step_time.base_ns},
             {"step_token_ns", &step_time.per_token_ns},
             {"draft_acceptance_percent", &draft_acceptance_percent},
@@ -119,6 +121,7 @@ SavedCase save_case(std::string name, const LockstepConfig& config,
                     .num_streams = config.device.num_streams,
                     .delay_streams = config.device.delay_streams ? 1 : 0,
                     .max_cudagraph_capture_size = config.device.max_cudagraph_capture_size,
+                    .real_numbers = config.device.numbers == Numbers::real ? 1 : 0,
                     .draft_acceptance_percent = options.draft_acceptance_percent,
                     .connector = static_cast<std::int64_t>(config.connector.kind),
                     .host_blocks = config.connector.num_host_blocks,
@@ -154,6 +157,7 @@ LockstepConfig config_of(const SavedCase& saved) {
   config.device.delay_streams = settings.delay_streams != 0;
   config.device.max_cudagraph_capture_size =
       static_cast<std::int32_t>(settings.max_cudagraph_capture_size);
+  config.device.numbers = settings.real_numbers != 0 ? Numbers::real : Numbers::words;
   config.device.check = check_mode_of(saved.check);
   config.device.seed = saved.seed;
   config.connector = connector_of(settings);

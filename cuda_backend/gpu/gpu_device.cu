@@ -37,6 +37,7 @@ class GpuDevice final : public Device {
            std::to_string(properties_.minor);
   }
   const KernelTable& kernels() const override { return simt_cuda::kernel_table; }
+  const EngineKernels& engine_kernels() const override { return simt_cuda::engine_kernels; }
 
   // Zeroed: what a kernel wrongly reads before it is written must at least be the same in every
   // run.

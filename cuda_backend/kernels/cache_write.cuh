@@ -35,16 +35,22 @@ __device__ __forceinline__ void quantise(std::uint32_t (&bits)[kItem], const Par
   }
 }
 
+// By which items are dealt out to tokens and heads, of each part.
+struct PartDivisors {
+  Divisor items_per_row[2], heads[2];
+};
+
 // Grid: x flat over (token, head, item), y is the part. No part scales per token and head.
 template <int kItem>
-__global__ void write_parts_kernel(WritePartsParams p) {
+__global__ void write_parts_kernel(WritePartsParams p, PartDivisors by) {
   const PartWrite& part = p.parts[blockIdx.y];
-  const std::uint32_t items_per_row = part.to.head_size / kItem, heads = part.to.num_heads;
-  const std::uint32_t count = p.num_tokens * heads * items_per_row;
+  const Divisor items_per_row = by.items_per_row[blockIdx.y], heads = by.heads[blockIdx.y];
+  const std::uint32_t count = p.num_tokens * heads.value * items_per_row.value;
   const float scale = part.to.scaling == Scaling::none ? 1.0f : *part_scale(part.to, 0, 0, 0);
   for (std::uint32_t i = first_item(); i < count; i += item_stride()) {
-    const std::uint32_t row = i / items_per_row, token = row / heads, head = row - token * heads;
-    const std::int32_t first = std::int32_t(i - row * items_per_row) * kItem;
+    const std::uint32_t row = divide(i, items_per_row), token = divide(row, heads);
+    const std::uint32_t head = row - token * heads.value;
+    const std::int32_t first = std::int32_t(i - row * items_per_row.value) * kItem;
     const Slot slot = p.slots[token];
     if (slot < 0) continue;
     const SlotPlace place = place_of_slot(slot, part.to.block_size);

@@ -77,7 +77,9 @@ __device__ __forceinline__ void prepare_delta(const GatedDeltaParams& p, const D
   __syncthreads();
 }
 
-// The row's changes, outputs and state; lane n stands for token n.
+// The row's changes, outputs and state; lane n stands for token n. Planted: what its tokens read of
+// the state before the piece has not decayed.
+template <bool kCarryUndecayed>
 __device__ __forceinline__ void advance_delta_row(const GatedDeltaParams& p,
                                                   const DeltaShared& shared,
                                                   const DeltaPiece& piece, StateRow& state,
@@ -96,8 +98,8 @@ __device__ __forceinline__ void advance_delta_row(const GatedDeltaParams& p,
   };
   float change = 0.0f;
   for (std::int32_t t = 0; t < piece.count; ++t) {
-    float part = product(piece.k + t * piece.stride) *
-                 (exp_nonpositive(shared.decayed[t]) * shared.k_factor[t]);
+    const float decay = kCarryUndecayed ? 1.0f : exp_nonpositive(shared.decayed[t]);
+    float part = product(piece.k + t * piece.stride) * (decay * shared.k_factor[t]);
     if (lane < t) part = fmaf(shared.read[t * kPieceTokens + lane], change, part);
     const float read_back = simt::warp_sum(part);
     if (lane == t) change = (v - read_back) * beta;
@@ -122,6 +124,7 @@ __device__ __forceinline__ void advance_delta_row(const GatedDeltaParams& p,
 }
 
 // Grid: x is the item, y the head, z shares the rows, kRowsOfWarp to a warp.
+template <bool kCarryUndecayed>
 __global__ void delta_chunks_kernel(GatedDeltaParams p) {
   SIMT_SHARED_ARRAY(float, k_factor, kPieceTokens);
   SIMT_SHARED_ARRAY(float, q_factor, kPieceTokens);
@@ -136,7 +139,7 @@ __global__ void delta_chunks_kernel(GatedDeltaParams p) {
         prepare_delta(p, shared, piece_at(p, first, count, head));
       },
       [&](StateRow& state, std::int32_t row, std::int32_t first, std::int32_t count) {
-        advance_delta_row(p, shared, piece_at(p, first, count, head), state, row);
+        advance_delta_row<kCarryUndecayed>(p, shared, piece_at(p, first, count, head), state, row);
       });
 }
 

@@ -33,15 +33,18 @@ WritePartsParams parts_where(const WritePartsParams& params, bool per_token_head
 template <int kItem>
 int write_each_element(const LaunchPlace& place, const WritePartsParams& params) {
   std::int64_t items = 0;
+  PartDivisors by;
   for (std::int32_t i = 0; i < params.num_parts; ++i) {
     const PartLayout& part = params.parts[i].to;
+    by.items_per_row[i] = make_divisor(static_cast<std::uint32_t>(part.head_size / kItem));
+    by.heads[i] = make_divisor(static_cast<std::uint32_t>(part.num_heads));
     items = std::max<std::int64_t>(
         items, std::int64_t{params.num_tokens} * part.num_heads * (part.head_size / kItem));
   }
   if (items >= kMaxFlatItems) return too_large();
   auto config = flat_grid(place, "write_parts", items);
   config.grid.y = static_cast<std::uint32_t>(params.num_parts);
-  return status_of(simt::launch(config, write_parts_kernel<kItem>, params));
+  return status_of(simt::launch(config, write_parts_kernel<kItem>, params, by));
 }
 
 template <int kItem>

@@ -100,8 +100,10 @@ int launch_gated_delta(const LaunchPlace& place, const GatedDeltaParams& params)
 int launch_delta_chunks(const LaunchPlace& place, const GatedDeltaParams& params) {
   if (params.num_items == 0 || params.states.rows == 0) return nothing_to_do();
   if (!fits(params.num_items, params.states)) return too_large();
-  return status_of(simt::launch(pieces_grid(place, "delta_chunks", params.num_items, params.states),
-                                delta_chunks_kernel, params));
+  const auto config = pieces_grid(place, "delta_chunks", params.num_items, params.states);
+  auto* kernel = place.defect == Defect::chunk_carry_undecayed ? delta_chunks_kernel<true>
+                                                               : delta_chunks_kernel<false>;
+  return status_of(simt::launch(config, kernel, params));
 }
 
 }  // namespace SIMT_VARIANT

@@ -163,6 +163,28 @@ TEST(Replay, OfEightBitFloatsTakesBothOfTheirNames) {
   EXPECT_GT(json.at("outputs_checked"), 0);
 }
 
+// The numbers of a bf16 cache are its words, so that pages are the same; attention is not.
+TEST(Replay, WithRealNumbersRunsTheKernelsOfAnEngine) {
+  const Json words = replay_json({kSample, "--backend", "simt", "--limit", "20"});
+  const Json real =
+      replay_json({kSample, "--backend", "simt", "--limit", "20", "--numbers", "real"});
+  EXPECT_EQ(real.at("verdict"), "agreed");
+  EXPECT_EQ(real.at("configuration").at("numbers"), "real");
+  EXPECT_EQ(real.at("state_hash"), words.at("state_hash"));
+  const Json int8 = replay_json({kSample, "--backend", "simt", "--limit", "20", "--numbers", "real",
+                                 "--dtype", "int8", "--graphs", "32", "--streams", "2"});
+  EXPECT_EQ(int8.at("verdict"), "agreed");
+  for (const Json& run : {real, int8}) {
+    EXPECT_GT(run.at("outputs_checked"), 10'000);
+    std::set<std::string> kernels;
+    for (const Json& kernel : run.at("kernels")) kernels.insert(kernel.at("kernel"));
+    for (const char* name : {"write_parts", "split_attention", "attention_combine"})
+      EXPECT_TRUE(kernels.contains(name)) << name;
+    EXPECT_FALSE(kernels.contains("write_rows"));
+    EXPECT_FALSE(kernels.contains("paged_attention"));
+  }
+}
+
 TEST(Replay, CountsWhatEveryKernelDid) {
   const Json json = replay_json({kSample, "--backend", "simt", "--limit", "5", "--check", "check"});
   bool wrote_rows = false;

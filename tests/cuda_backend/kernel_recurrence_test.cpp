@@ -353,12 +353,12 @@ TEST_P(Recurrence, MutantStateTargetsLastLeavesTheDraftsStatesUnwritten) {
   EXPECT_EQ(found.states != right.states, !in_pieces(shape.rule));
 }
 
-TEST_P(Recurrence, MutantChunkCarryUndecayedIsSeenInTheChunkedFormAlone) {
+TEST_P(Recurrence, MutantChunkCarryUndecayedIsSeenInTheChunkedFormsAlone) {
   KernelDevice device;
   const Result right = run(device, device->place(), work(), states);
   device->plant(Defect::chunk_carry_undecayed);
   const Result found = run(device, device->place(), work(), states);
-  EXPECT_EQ(found.outputs != right.outputs, shape.rule == Rule::selective_in_pieces);
+  EXPECT_EQ(found.outputs != right.outputs, in_pieces(shape.rule));
 }
 
 using RecurrenceSlow = Recurrence;

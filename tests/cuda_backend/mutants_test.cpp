@@ -117,6 +117,9 @@ TEST(Mutants, EveryListedOneIsExposedByATestAndHasItsOwnName) {
       "offset-int32",  // a tensor beyond 2 GiB: kernel_rows_test.cpp
       "table-width",
       "state-draft-reuse",  // drafts: tests/mutants/mutants_test.cpp
+      "combine-unscaled",  // real numbers: there too
+      "window-off-by-one",
+      "scale-of-other-layer",
       "hidden-flatten",
       "hidden-chunk-save",       // extraction: there too
       "layout-restride-hidden",  // three groups in a pool of two blocks, where no request can run

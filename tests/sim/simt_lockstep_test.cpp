@@ -104,6 +104,50 @@ TEST(SimtLockstep, every_kind_of_cache_over_three_streams) {
   }
 }
 
+// Rows written and attended to by an engine's kernels; states stay words beside them.
+TEST(SimtLockstep, every_kind_of_cache_with_real_numbers) {
+  for (const CacheLayout layout : {CacheLayout::NHD, CacheLayout::HND})
+    for (const AttentionBackend attention : kBackends)
+      for (const Cache& cache : caches()) {
+        LockstepConfig config = make_world(cache.groups, cache.num_blocks);
+        config.device = make_device_config(config.engine, config.device.plan, attention);
+        config.device.layout = layout;
+        config.device.queries_per_kv = 2;
+        config.device.numbers = Numbers::real;
+        expect_agreement(config, std::string(cache.title) + ", " + std::string(name_of(attention)) +
+                                     ", " + std::string(name_of(layout)));
+      }
+}
+
+// Watched, over streams, and from captured graphs: a page and an output are the same numbers.
+TEST(SimtLockstep, quantised_caches_with_every_access_watched) {
+  for (const DType dtype : {DType::fp8_e4m3, DType::fp8_e5m2, DType::int8})
+    for (const int num_streams : {1, 3}) {
+      KVCacheSpec window = sliding_spec(40);
+      window.dtype = dtype;
+      LockstepConfig config =
+          make_world({make_group("a", 1, full_spec(16, dtype)), make_group("b", 3, window)}, 40);
+      config.device =
+          make_device_config(config.engine, config.device.plan, AttentionBackend::flash_attn);
+      config.device.numbers = Numbers::real;
+      config.device.check = CheckMode::check;
+      config.device.num_streams = num_streams;
+      config.device.delay_streams = num_streams > 1;
+      config.device.max_cudagraph_capture_size = num_streams > 1 ? 32 : 0;
+      expect_agreement(config, std::string(name_of(dtype)));
+    }
+}
+
+TEST(SimtLockstep, every_kind_of_cache_from_captured_graphs) {
+  for (const Cache& cache : caches()) {
+    LockstepConfig config = make_world(cache.groups, cache.num_blocks);
+    config.device =
+        make_device_config(config.engine, config.device.plan, AttentionBackend::flashinfer);
+    config.device.max_cudagraph_capture_size = 64;
+    expect_agreement(config, cache.title);
+  }
+}
+
 // Three attention layers, two a page, share their pages with states.
 TEST(SimtLockstep, packed_pages) {
   for (const AttentionBackend attention : kBackends) {
