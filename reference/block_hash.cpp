@@ -177,11 +177,12 @@ bool TokenSequence::symbolic_pieces(std::int64_t first, std::int64_t count,
   return true;
 }
 
-void BlockHashChain::extend(const HashRule& rule, const TokenSequence& tokens,
-                            std::string_view cache_salt) {
-  const std::int64_t num_tokens = tokens.size() - rule.num_lookahead_tokens;
-  if (num_tokens < rule.hash_block_size) return;
-  const auto num_full = static_cast<std::size_t>(num_tokens / rule.hash_block_size);
+void BlockHashChain::extend_to(std::int64_t num_tokens, const HashRule& rule,
+                               const TokenSequence& tokens, std::string_view cache_salt) {
+  const std::int64_t num_sure = std::max<std::int64_t>(num_tokens - rule.num_lookahead_tokens, 0);
+  const auto num_full = static_cast<std::size_t>(num_sure / rule.hash_block_size);
+  next_size_ =
+      static_cast<std::int64_t>(num_full + 1) * rule.hash_block_size + rule.num_lookahead_tokens;
   if (num_full <= keys_.size()) return;
   // Doubled: a decode adds one key every block, and an exact reserve would copy all of them.
   if (num_full > keys_.capacity()) keys_.reserve(std::max(num_full, 2 * keys_.capacity()));

@@ -69,10 +69,10 @@ class TokenSequence {
  private:
   std::size_t run_at(std::int64_t position) const;
 
+  std::int64_t prompt_size_ = 0;  // this and the output: asked in every step
+  std::vector<std::int32_t> output_;
   Prompt prompt_;
   std::vector<std::int64_t> run_begins_;  // position of each run's first token
-  std::vector<std::int32_t> output_;
-  std::int64_t prompt_size_ = 0;
   bool any_symbolic_ = false;
 };
 
@@ -88,7 +88,9 @@ struct HashRule {
 class BlockHashChain {
  public:
   // Appends the hashes of the blocks that have become full, and whose lookahead tokens are known.
-  void extend(const HashRule& rule, const TokenSequence& tokens, std::string_view cache_salt);
+  void extend(const HashRule& rule, const TokenSequence& tokens, std::string_view cache_salt) {
+    if (tokens.size() >= next_size_) extend_to(tokens.size(), rule, tokens, cache_salt);
+  }
 
   std::size_t size() const { return keys_.size(); }
   // The key of the block of `scale` hash blocks that ends with hash block `index`: in a chain the
@@ -99,11 +101,14 @@ class BlockHashChain {
   const std::vector<ExternalBlockHash>& external() const { return external_; }
 
  private:
+  void extend_to(std::int64_t num_tokens, const HashRule& rule, const TokenSequence& tokens,
+                 std::string_view cache_salt);
   void extend_external(std::size_t num_full, const HashRule& rule, const TokenSequence& tokens,
                        std::string_view cache_salt);
   void extend_content(std::size_t num_full, const HashRule& rule, const TokenSequence& tokens,
                       std::string_view cache_salt);
 
+  std::int64_t next_size_ = 0;  // tokens that the next hash needs; asked with every sampled token
   std::vector<BlockKey> keys_;
   std::vector<ExternalBlockHash> external_;
 };

@@ -96,7 +96,7 @@ class GroupManager {
   // Tokens at the head of a request that attention no longer reads.
   virtual std::int32_t num_skipped_tokens(std::int32_t) const { return 0; }
   // The number of tokens left behind, above `num_left_behind`, before which no further block is
-  // let go; 0: unknown.
+  // let go. State groups are never asked.
   virtual std::int32_t retires_at(std::int32_t) const { return kNever; }
   // Whether full block `index` is worth publishing: a hit that some later request may have needs
   // it.

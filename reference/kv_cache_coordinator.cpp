@@ -65,6 +65,7 @@ KVCacheCoordinator::KVCacheCoordinator(const EngineConfig& config,
   for (std::size_t g = 0; g < groups.size(); ++g) {
     const auto group = static_cast<std::int32_t>(g);
     managers_.push_back(GroupManager::create(groups[g].spec, group, config, block_sizes, *pool_));
+    has_states_ |= groups[g].spec.kind == CacheKind::mamba;
     if (zeroes(profile_, groups, groups[g].spec.kind)) managers_.back()->record_new_blocks();
     const auto same = std::ranges::find_if(attention_groups_, [&](const AttentionGroup& a) {
       return groups[static_cast<std::size_t>(a.groups[0])].spec == groups[g].spec;
@@ -224,6 +225,7 @@ std::int32_t KVCacheCoordinator::num_left_behind(const Request& request,
 }
 
 void KVCacheCoordinator::note_rest(Request& request, std::int32_t num_left_behind) const {
+  if (has_states_) return;
   constexpr std::int32_t kNever = std::numeric_limits<std::int32_t>::max();
   request.rest = {kNever, kNever, kNever};
   for (const auto& manager : managers_) manager->narrow(request, num_left_behind, request.rest);

@@ -84,6 +84,8 @@ class KVCacheCoordinator {
   };
   // Tokens that retirement may count on.
   std::int32_t num_left_behind(const Request& request, std::int32_t num_computed_tokens) const;
+  // Where a group keeps states there is no rest: they are also let go because of where the last
+  // allocation put them.
   void note_rest(Request& request, std::int32_t num_left_behind) const;
   void cut_full_groups(PrefixHit& hit) const;
   void find_hybrid(const Request& request, std::int32_t max_length, PrefixHit& hit) const;
@@ -96,7 +98,8 @@ class KVCacheCoordinator {
   std::unique_ptr<BlockPool> pool_;
   std::vector<std::unique_ptr<GroupManager>> managers_;
   std::vector<AttentionGroup> attention_groups_;  // full attention first
-  bool drops_last_block_ = false;                 // EAGLE, without lookahead hashes
+  bool has_states_ = false;
+  bool drops_last_block_ = false;  // EAGLE, without lookahead hashes
   SchedulerDefect defect_ = SchedulerDefect::none;
 };
 

@@ -31,8 +31,6 @@ class MambaManager final : public GroupManager {
   std::int32_t num_skipped_tokens(std::int32_t num_computed_tokens) const override {
     return num_computed_tokens - (planted(SchedulerDefect::state_freed_early) ? 0 : 1);
   }
-  // States are also let go because of where the last allocation put them.
-  std::int32_t retires_at(std::int32_t) const override { return 0; }
 
  private:
   void free_retired_states(GroupBlocks& held, std::int32_t num_tokens);

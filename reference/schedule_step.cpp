@@ -101,6 +101,16 @@ bool Scheduler::Impl::allocate_or_preempt(RequestId id, std::int32_t num_new, st
   return true;
 }
 
+void Scheduler::Impl::hand_over(const Request& request, bool whole_table) {
+  for (std::size_t g = 0; g < first_new.size(); ++g) {
+    const std::vector<BlockId>& blocks = request.groups[g].blocks;
+    const std::size_t first = whole_table ? 0 : first_new[g];
+    output.block_ids.insert(output.block_ids.end(),
+                            blocks.begin() + static_cast<std::ptrdiff_t>(first), blocks.end());
+    output.block_ends.push_back(static_cast<std::uint32_t>(output.block_ids.size()));
+  }
+}
+
 // Writes a scheduled request into the output; added are its blocks from first_new on.
 void Scheduler::Impl::emit(RequestId id, std::int32_t num_tokens, Handed handed) {
   Request& request = at(id);
@@ -109,14 +119,11 @@ void Scheduler::Impl::emit(RequestId id, std::int32_t num_tokens, Handed handed)
   row.num_tokens = num_tokens;
   row.computed = request.num_computed_tokens;
   row.first_block = static_cast<std::uint32_t>(output.block_ends.size());
-  for (std::size_t g = 0; g < first_new.size(); ++g) {
-    if (handed != Handed::none) {
-      const std::vector<BlockId>& blocks = request.groups[g].blocks;
-      const std::size_t first = handed == Handed::whole_table ? 0 : first_new[g];
-      output.block_ids.insert(output.block_ids.end(),
-                              blocks.begin() + static_cast<std::ptrdiff_t>(first), blocks.end());
-    }
-    output.block_ends.push_back(static_cast<std::uint32_t>(output.block_ids.size()));
+  if (handed == Handed::none) {
+    const auto end = static_cast<std::uint32_t>(output.block_ids.size());
+    output.block_ends.insert(output.block_ends.end(), first_new.size(), end);
+  } else {
+    hand_over(request, handed == Handed::whole_table);
   }
   if (!request.spec_tokens.empty()) take_drafts(request, row);
   output.scheduled.push_back(row);

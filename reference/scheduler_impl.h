@@ -64,6 +64,7 @@ struct Scheduler::Impl {
   std::int32_t num_available_tokens() const { return std::min(budget, input_budget - draft_slots); }
   bool enters_as_decode(std::int32_t num_new, bool any_running) const;
   std::int32_t num_tokens_of_waiting(const Request& request, bool any_running, bool& padded) const;
+  void hand_over(const Request& request, bool whole_table);
   void emit(RequestId id, std::int32_t num_tokens, Handed handed);
   void take_drafts(Request& request, ScheduledRequest& row);
   void finish_step();
