@@ -20,15 +20,22 @@ double shaped_number(std::uint64_t bits) {
                                mantissa << (52 - kMantissaBits));
 }
 
+// Whole words first: a fixed number of elements is decoded without a loop.
 template <int kExponentBits, int kMantissaBits>
 void decode_words(std::uint64_t key, WordShape shape, std::span<double> row) {
   constexpr int bits = 1 + kExponentBits + kMantissaBits;
   constexpr std::size_t per_word = 64 / bits;
-  for (std::size_t i = 0; i < row.size(); i += per_word) {
-    std::uint64_t word = row_word(key, i / per_word, shape);
-    for (std::size_t j = i; j < std::min(i + per_word, row.size()); ++j, word >>= bits)
-      row[j] = shaped_number<kExponentBits, kMantissaBits>(word);
+  const std::size_t num_whole = row.size() / per_word;
+  double* out = row.data();
+  for (std::size_t i = 0; i < num_whole; ++i, out += per_word) {
+    const std::uint64_t word = row_word(key, i, shape);
+    for (std::size_t j = 0; j < per_word; ++j)
+      out[j] = shaped_number<kExponentBits, kMantissaBits>(word >> (j * bits));
   }
+  if (num_whole * per_word == row.size()) return;
+  std::uint64_t word = row_word(key, num_whole, shape);
+  for (double* const end = row.data() + row.size(); out < end; ++out, word >>= bits)
+    *out = shaped_number<kExponentBits, kMantissaBits>(word);
 }
 
 // A whole row, word by word.
@@ -96,7 +103,8 @@ std::vector<double> attention_output(const ModelLayer& layer, std::span<const Co
     std::ranges::fill(mean, 0.0);
     for (std::size_t p = 0; p < contents.size(); ++p) {
       decode_row(row_key(contents[p], v_coord), layer, row);
-      for (std::size_t i = 0; i < d; ++i) mean[i] += weights[p] / total * row[i];
+      const double share = weights[p] / total;
+      for (std::size_t i = 0; i < d; ++i) mean[i] += share * row[i];
     }
     output.insert(output.end(), mean.begin(), mean.end());
   }
