@@ -1,7 +1,6 @@
 // How fast the model decides: schedule and update_from_output alone, no backend.
 //
-// The recorded workloads are those on which vLLM's own scheduler was timed (request-steps a second
-// on one core, model free): full 86,000, full_sw 34,700, mamba_align 46,600.
+// The recorded workloads are those on which vLLM's own scheduler is timed beside it (docs/speed.md).
 #include <benchmark/benchmark.h>
 
 #include <filesystem>

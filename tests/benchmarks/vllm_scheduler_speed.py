@@ -1,6 +1,6 @@
 """How fast vLLM's own scheduler is on this machine, and what the recorder costs.
 
-    python vllm_scheduler_speed.py FILE... [--runs 3] [--recorder]
+    python vllm_scheduler_speed.py FILE... [--runs 3] [--recorder] [--json]
 
 FILE: benchmark files (docs/formats.md), of the release that is installed or another. Takes the
 time of schedule() and update_from_output() alone, with a free model, in seconds of this thread's
@@ -8,7 +8,8 @@ CPU; for the release installed, the totals must be the file's own. With --record
 repeated with the recording scheduler, which writes to a temporary folder; the garbage collector is
 off in both, as its pauses fall anywhere.
 
-`lockstep` measures the same files with the same totals: run both on one machine for a ratio.
+With --json a line for each file instead: its name, vLLM's version, the totals, seconds of each run.
+`side_by_side.py` runs this and Lockstep on the same files and prints the ratio.
 """
 
 from __future__ import annotations
@@ -77,7 +78,7 @@ def run_once(
     return seconds, totals
 
 
-def measure(path: Path, runs: int, with_recorder: bool) -> None:
+def measure(path: Path, runs: int, with_recorder: bool, as_json: bool) -> None:
     """Prints one line for the plain scheduler and, when asked, one for the recording one."""
     import vllm_engine
 
@@ -95,6 +96,15 @@ def measure(path: Path, runs: int, with_recorder: bool) -> None:
             with tempfile.TemporaryDirectory() as folder:
                 os.environ["LOCKSTEP_RECORDING"] = f"{folder}/run.jsonl"
                 recorded.append(run_once(header, requests, RecordingScheduler)[0])
+    if as_json:
+        report = {
+            "benchmark": header["benchmark"],
+            "version": vllm_engine.VERSION,
+            "totals": totals,
+            "seconds": plain,
+        }
+        print(json.dumps(report), flush=True)
+        return
     median = statistics.median(plain)
     rate = totals["request_steps"] / median
     print(
@@ -118,9 +128,10 @@ def main() -> None:
     parser.add_argument("files", type=Path, nargs="+")
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--recorder", action="store_true")
+    parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     for path in arguments.files:
-        measure(path, arguments.runs, arguments.recorder)
+        measure(path, arguments.runs, arguments.recorder, arguments.json)
 
 
 if __name__ == "__main__":
