@@ -39,6 +39,8 @@ constexpr Entry kEntries[] = {
     in_kernels("kernel-block-unsplit", Defect::kernel_block_unsplit),
     in_kernels("zero-lost", Defect::zero_lost),
     in_kernels("copy-unordered", Defect::copy_unordered),
+    in_kernels("transfer-wrong-end", Defect::transfer_wrong_end),
+    in_kernels("transfer-flatten", Defect::page_flattened),
     in_kernels("layout-order-lost", Defect::layout_order_lost),
     in_kernels("hidden-flatten", Defect::hidden_flatten),
     in_kernels("hidden-chunk-save", Defect::hidden_chunk_save),

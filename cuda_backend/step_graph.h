@@ -11,7 +11,6 @@
 
 #include <boost/graph/adjacency_list.hpp>
 #include <span>
-#include <string_view>
 #include <vector>
 
 #include "cuda_backend/operation.h"
@@ -20,8 +19,9 @@ namespace lockstep::cuda {
 
 using StepGraph = boost::adjacency_list<boost::setS, boost::vecS, boost::bidirectionalS>;
 
-// `unordered` is a planted defect: nothing waits for operations of this name.
-StepGraph step_graph(std::span<const Operation> operations, std::string_view unordered = {});
+// `moves_unordered` is a planted defect: nothing waits for a copy or a load of blocks, and a store
+// of blocks waits for nothing.
+StepGraph step_graph(std::span<const Operation> operations, bool moves_unordered = false);
 
 struct Placement {
   int stream = 0;

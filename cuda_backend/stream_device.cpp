@@ -103,8 +103,7 @@ class StreamDevice final : public ForwardingDevice {
   }
 
   void issue() {
-    const StepGraph graph =
-        step_graph(operations_, defect() == Defect::copy_unordered ? "copy_blocks" : "");
+    const StepGraph graph = step_graph(operations_, defect() == Defect::copy_unordered);
     const std::vector<Placement> placements = place_on_streams(graph, options_.num_streams);
     StreamOrder order(options_.num_streams);
     std::vector<int> events(operations_.size(), -1);  // of the device

@@ -31,6 +31,12 @@ constexpr std::array kReasons = std::to_array<Reason>({
      "After a step every page that it wrote must hold, byte by byte, the rows of exactly the "
      "tokens "
      "that were scheduled; later tokens will read them."},
+    {"host_block",
+     "A host block must hold, byte by byte, the block that was stored there last; later requests "
+     "load it."},
+    {"transfer",
+     "What a connector loads into a request's blocks, or stores of them, must be the rows of that "
+     "request's own tokens, and the blocks must still be its own."},
     {"attention_digest",
      "Attention must read exactly the rows of the request's own tokens through the block table."},
     {"attention_output",

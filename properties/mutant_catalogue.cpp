@@ -27,6 +27,7 @@ std::span<const Mutant> mutant_catalogue() {
   static const std::vector<Mutant> all = [] {
     std::vector<Mutant> mutants = mutants_of_scheduler();
     std::ranges::move(mutants_of_backend(), std::back_inserter(mutants));
+    std::ranges::move(mutants_of_host_tier(), std::back_inserter(mutants));
     std::ranges::move(mutants_of_plans(), std::back_inserter(mutants));
     std::ranges::move(mutants_of_transfers(), std::back_inserter(mutants));
     return mutants;

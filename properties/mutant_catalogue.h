@@ -8,7 +8,8 @@
 //    told as one.
 //
 // Not here: the switches (reference/scheduler_defect.h, cuda_backend/defect.h, view_defects.h,
-// views_capacity.h, sim/transfer_protocol.h, multi_connector.h), which the catalogue knows by name.
+// views_capacity.h, sim/transfer_protocol.h, multi_connector.h, offload_connector.h), which the
+// catalogue knows by name.
 #pragma once
 
 #include <cstdint>
@@ -58,6 +59,7 @@ const Mutant* find_mutant(std::string_view id);
 // The parts of the catalogue by file.
 std::vector<Mutant> mutants_of_scheduler();
 std::vector<Mutant> mutants_of_backend();
+std::vector<Mutant> mutants_of_host_tier();
 std::vector<Mutant> mutants_of_plans();
 std::vector<Mutant> mutants_of_transfers();
 

@@ -223,7 +223,8 @@ std::vector<Mutant> device_state_mutants() {
       {.id = "copy-unordered",
        .site = kBackend,
        .source = "vllm 46278, sglang 36738",
-       .mechanism = "what reads a copied block does not wait for the copy",
+       .mechanism = "what reads a copied or loaded block does not wait for it, and a store does "
+                    "not wait for what it stores",
        .exposed_by = "several streams, and copies of states from block to block",
        .caught_by = {kMemory, kWritten},
        .bias = on_device(

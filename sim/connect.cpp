@@ -34,6 +34,9 @@ class ConnectedWorkload : public Workload {
   void request_left(std::string_view name, std::uint64_t ticket) override {
     inner_->request_left(name, ticket);
   }
+  void request_refused(std::string_view name, std::uint64_t ticket, const Error& why) override {
+    inner_->request_refused(name, ticket, why);
+  }
   bool is_scripted() const override { return inner_->is_scripted(); }
   std::int64_t now_ns() const override { return inner_->now_ns(); }
   std::int64_t records_consumed() const override { return inner_->records_consumed(); }

@@ -201,13 +201,13 @@ void ProgramBuilder::append_blocks(const SchedulerOutput& decision, std::size_t 
     const auto moving = std::min(
         static_cast<std::size_t>(spec_of(device_, g).num_speculative_blocks), table.size());
     const std::vector<BlockId> kept(table.end() - static_cast<std::ptrdiff_t>(moving), table.end());
-    for (std::size_t b = hit; b < blocks.size(); ++b) {
-      std::optional<RequestId>& loaded_for =
-          loaded_for_[static_cast<std::size_t>(index_of(blocks[b]))];
-      const bool was_loaded = loaded_for == scheduled.id;
-      loaded_for.reset();
-      if (!was_loaded && std::ranges::find(kept, blocks[b]) == kept.end())
-        hand_out(g, blocks[b], program);
+    for (std::size_t b = 0; b < blocks.size(); ++b) {
+      // A mark counts when the request comes in, and never again: the block may be given back.
+      auto& mark = loaded_for_[static_cast<std::size_t>(index_of(blocks[b]))];
+      const bool was_loaded = whole_table && mark == scheduled.id;
+      mark.reset();
+      if (b < hit || was_loaded || std::ranges::find(kept, blocks[b]) != kept.end()) continue;
+      hand_out(g, blocks[b], program);
     }
     program.table_updates.push_back(
         {.row = request.row,

@@ -63,10 +63,21 @@ TEST(Replay, OfADeadlockWithAConnectorIsStuckAndNamesTheCircle) {
   EXPECT_NE(json.at("wait_cycle").get<std::string>().find("second (2 blocks"), std::string::npos);
 }
 
-TEST(Replay, OfWhatAConnectorLoadsIsRefusedWithABackend) {
-  const Outcome outcome = run_lockstep({"replay", kDeadlock, "--backend", "simt"});
-  EXPECT_EQ(outcome.status, 2);
-  EXPECT_NE(outcome.err.find("add --backend none"), std::string::npos) << outcome.err;
+TEST(Replay, OfAConnectorEndsInTheSameCircleOnABackend) {
+  const Json alone = replay_json({kDeadlock, "--backend", "none"}, 3);
+  const Json simt = replay_json({kDeadlock, "--backend", "simt"}, 3);
+  EXPECT_EQ(alone.at("wait_cycle"), simt.at("wait_cycle"));
+  EXPECT_EQ(alone.at("steps"), simt.at("steps"));
+  EXPECT_GT(simt.at("pages_checked"), 0);
+}
+
+TEST(Replay, BesideAHostTierComparesWhatIsStoredAndLoaded) {
+  const Json json = replay_json({kSample, "--engine", "vllm-0.22.1", "--backend", "simt",
+                                 "--connector", "host", "--host-blocks", "200", "--limit", "80"});
+  EXPECT_EQ(json.at("verdict"), "agreed");
+  EXPECT_EQ(json.at("configuration").at("connector"), "host");
+  EXPECT_GT(json.at("blocks_loaded"), 0);
+  EXPECT_GT(json.at("host_blocks_checked"), json.at("blocks_stored"));
 }
 
 TEST(Replay, BesideASimulatedConnectorIsTheSameTwiceAndAnotherWithAnotherSeed) {

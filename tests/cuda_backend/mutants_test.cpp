@@ -116,6 +116,8 @@ TEST(Mutants, EveryListedOneIsExposedByATestAndHasItsOwnName) {
   std::set<std::string> exposed = {
       "offset-int32",  // a tensor beyond 2 GiB: kernel_rows_test.cpp
       "table-width",
+      "transfer-wrong-end",  // a host tier: tests/sim/host_tier_test.cpp
+      "transfer-flatten",
       "state-draft-reuse",  // drafts: tests/mutants/mutants_test.cpp
       "combine-unscaled",  // real numbers: there too
       "window-off-by-one",

@@ -1,0 +1,96 @@
+// Recordings of vLLM 0.22.1 with a KV connector, decided by the model and executed by the kernels on
+// the CPU executor: what was loaded is brought by the harness as rows of the right tokens, what was
+// sent is stored, and every byte is compared. Those that end in a deadlock of vLLM's own
+// (docs/findings.md) end there.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <filesystem>
+
+#include "cuda_backend/simt_backend.h"
+#include "sim/lockstep.h"
+#include "sim/recorded_connector.h"
+#include "traces/data_dir.h"
+#include "traces/open_trace.h"
+
+namespace lockstep {
+namespace {
+
+namespace fs = std::filesystem;
+
+std::vector<std::string> recordings_under(const fs::path& folder) {
+  std::vector<std::string> paths;
+  if (!fs::is_directory(folder)) return paths;
+  for (const auto& entry : fs::recursive_directory_iterator(folder)) {
+    const auto format = detect_format(entry.path().string());
+    if (format && *format == FileFormat::recording) paths.push_back(entry.path().string());
+  }
+  std::ranges::sort(paths);
+  return paths;
+}
+
+Result<RunSummary> replay_on_simt(const std::string& path) {
+  auto reader = RecordingReader::open(path);
+  if (!reader) return tl::unexpected(reader.error());
+  const RecordingHeader header = reader->header();
+  auto plan = plan_for_groups(header.groups, header.num_blocks);
+  if (!plan) return tl::unexpected(plan.error());
+  LockstepConfig config;
+  config.engine = header.options.config;
+  const AttentionBackend attention = attention_backend_for(*plan);
+  config.device = make_device_config(config.engine, std::move(*plan), attention);
+  config.device.num_host_blocks = header.num_blocks;
+  auto backend = make_simt_backend(config.device);
+  if (!backend) return tl::unexpected(backend.error());
+  const auto workload = make_recording_workload(std::move(*reader));
+  auto decisions = make_reference_decisions(config.engine, config.device.plan.groups,
+                                            config.device.plan.num_blocks,
+                                            kv_transfer(header, workload->connector()));
+  if (!decisions) return tl::unexpected(decisions.error());
+  auto report = run_lockstep(config, **decisions, *workload, backend->get());
+  if (!report) return tl::unexpected(report.error());
+  return std::move(report->summary);
+}
+
+struct Tally {
+  std::int64_t replayed = 0;
+  std::int64_t stuck = 0;
+  std::int64_t blocks_loaded = 0, blocks_stored = 0, blocks_lost = 0;
+};
+
+void replay(const std::string& path, Tally& tally) {
+  const auto summary = replay_on_simt(path);
+  ASSERT_TRUE(summary) << path << ": " << summary.error().message;
+  if (summary->divergence) ADD_FAILURE() << path << "\n" << to_text(*summary->divergence);
+  ++tally.replayed;
+  tally.stuck += summary->verdict == Verdict::liveness ? 1 : 0;
+  tally.blocks_loaded += summary->blocks_loaded;
+  tally.blocks_stored += summary->blocks_stored;
+  tally.blocks_lost += summary->blocks_lost;
+}
+
+TEST(ConnectorReplays, one_of_every_bundled_family_agrees_on_the_kernels) {
+  const auto samples = find_samples_dir();
+  ASSERT_TRUE(samples.has_value());
+  Tally tally;
+  for (const std::string& path : recordings_under(*samples / "recordings/vllm-0.22.1/connectors"))
+    replay(path, tally);
+  EXPECT_EQ(tally.replayed, 7);
+  EXPECT_GT(tally.blocks_loaded, 0);
+  EXPECT_GT(tally.blocks_stored, 0);
+  EXPECT_GT(tally.blocks_lost, 0);
+}
+
+TEST(ConnectorReplaysSlow, all_168_agree_on_the_kernels) {
+  const auto data = find_data_dir();
+  if (!data) GTEST_SKIP() << "recordings of vLLM 0.22.1 with connectors: " << data_dir_hint();
+  Tally tally;
+  for (const std::string& path : recordings_under(*data / "recordings/vllm-0.22.1/connectors"))
+    replay(path, tally);
+  EXPECT_EQ(tally.replayed, 168);
+  EXPECT_EQ(tally.stuck, 2);  // findings 7 and 8
+  EXPECT_GT(tally.blocks_loaded, 1000);
+}
+
+}  // namespace
+}  // namespace lockstep
