@@ -140,7 +140,7 @@ class MemoryModel {
                                            std::int64_t first_position, ContentId before,
                                            std::span<const ContentId> contents, WriterId writer);
 
-  // The host tier. A sentence when the block or host block is not the group's; nothing is done then.
+  // The host tier. A sentence when the block or host block is not the group's: nothing is done.
   std::optional<std::string> load(std::int32_t group, BlockId block, HostBlockId host);
   std::optional<std::string> store(std::int32_t group, BlockId block, HostBlockId host);
   // What somebody else brought there: the rows of tokens [first_position, ...).
@@ -151,7 +151,7 @@ class MemoryModel {
   std::int64_t num_host_blocks() const { return std::ssize(host_blocks_); }
   std::int64_t host_block_bytes() const { return host_block_bytes_; }
   std::int64_t host_bytes_of(std::int32_t group) const;  // that a block of the group takes
-  // The layer of the plan whose byte this is in a host block. REQUIRES: byte < host_bytes_of(group).
+  // The layer of the plan whose byte this is in a host block. REQUIRES: below host_bytes_of(group).
   std::int32_t host_layer_at(std::int32_t group, std::int64_t byte) const;
   // Written since begin_step(), in the order of the writes.
   std::span<const HostBlockId> written_hosts() const { return written_hosts_; }

@@ -334,8 +334,8 @@ class Backend {
 
   virtual std::optional<Writer> who_wrote(PageId page, std::int64_t byte) = 0;
 
-  // The host tier. fingerprints[i] = rule (3) of all bytes of hosts[i]; read and write see the bytes
-  // that a block of `group` has there. REQUIRES: a host tier; of write: as many bytes as read gives.
+  // The host tier. fingerprints[i] = rule (3) of all bytes of hosts[i]; read, write: the bytes
+  // that a block of `group` has there. REQUIRES: a host tier; to write, as many bytes as are read.
   virtual Result<void> fingerprint_host_blocks(std::span<const HostBlockId> /*hosts*/,
                                                std::span<Fingerprint> /*fingerprints*/) {
     return fail("this backend has no host tier");

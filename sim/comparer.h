@@ -1,7 +1,7 @@
 // Device against model, after every step: block tables and slot mappings in full, the pages that
-// the step wrote, the host blocks that it stored to, what its probes and queries read, the backend's
-// own reports, and untouched pages and host blocks in rotation; before a block is handed out again,
-// its pages; at the end, all pages and host blocks.
+// the step wrote, the host blocks that it stored to, what its probes and queries read, the
+// backend's own reports, and untouched pages and host blocks in rotation; before a block is handed
+// out again, its pages; at the end, all pages and host blocks.
 //
 // (1) The first difference wins, in the order of Phase.
 // (2) What was compared is counted; nothing is compared with itself.

@@ -1,5 +1,5 @@
-// A workload beside a KV connector: what arrives and is sampled is the workload's, what is elsewhere
-// is the connector's. Steps in which nothing runs go on while a transfer is under way.
+// A workload beside a KV connector: what arrives and is sampled is the workload's, what is
+// elsewhere the connector's. Steps in which nothing runs go on while a transfer is under way.
 #pragma once
 
 #include <cstdint>

@@ -1,14 +1,14 @@
-// A KV connector that is a host tier of this engine: full blocks are stored there by their hash, and
+// A KV connector that is a host tier of this engine: full blocks are stored there by hash, and
 // a request that comes later finds them. After vLLM's OffloadingConnector (vllm/distributed/
 // kv_transfer/kv_connector/v1/offloading/scheduler.py, vllm/v1/kv_offload/cpu/manager.py).
 //
 // (1) A hit is the longest prefix of which every group has all that it still reads: full attention
 //     all blocks behind the local hit, windows and chunks those that the next token sees.
-// (2) A host block holds one hash of one group. It is found when its store has been carried out, and
-//     is given to another hash, the least recently used first, only while no load and no store of it
-//     is under way.
-// (3) A block is stored once it is full, at once or some steps later, after the step has written. If
-//     its request gives it up before, the store is dropped; a request that finishes keeps its blocks
+// (2) A host block holds one hash of one group. It is found when its store has been carried out,
+//     and is given to another hash, the least recently used first, only while no load and no store
+//     of it is under way.
+// (3) A block is stored once it is full, at once or some steps later, after the step has written.
+//     If its request gives it up before, the store is dropped; one that finishes keeps its blocks
 //     until its stores are carried out.
 // (4) A load comes within the step or some steps later. A load that fails fills the blocks before
 //     the failure; those from there on are reported invalid. In an engine of several groups none

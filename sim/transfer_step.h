@@ -1,5 +1,5 @@
-// What a connector moves in a step, on both sides: written into the step's program, brought into the
-// host tier where a peer brings it, and checked against the tokens of the requests that it is for.
+// What a connector moves in a step, on both sides: written into the step's program, brought into
+// the host tier where a peer brings it, and checked against the tokens of its own requests.
 //
 // (1) A load and a store are of the request's own tokens, row by row; anything else is a finding,
 //     told as a Divergence of Phase::transfer.

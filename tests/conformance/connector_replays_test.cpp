@@ -1,6 +1,6 @@
-// Recordings of vLLM 0.22.1 with a KV connector, decided by the model and executed by the kernels on
-// the CPU executor: what was loaded is brought by the harness as rows of the right tokens, what was
-// sent is stored, and every byte is compared. Those that end in a deadlock of vLLM's own
+// Recordings of vLLM 0.22.1 with a KV connector, decided by the model and executed by the kernels
+// on the CPU executor: what was loaded is brought by the harness as rows of the right tokens, what
+// was sent is stored, and every byte is compared. Those that end in a deadlock of vLLM's own
 // (docs/findings.md) end there.
 #include <gtest/gtest.h>
 
