@@ -245,19 +245,20 @@ void BlockTables::launch_slots(std::int32_t num_tokens, const std::int32_t* num_
                                std::int32_t num_padded_tokens) {
   device_.launch(
       device_.kernels().slot_mapping,
-      SlotMappingParams{.groups = lookup_tables_.data(),
-                        .positions = positions_.data(),
-                        .token_rows = token_rows_.data(),
-                        .slots = slots_.data(),
-                        .slots_stride = slots_stride_,
-                        .num_groups = num_groups(),
-                        .num_tokens = num_tokens,
-                        .num_live_tokens = num_live_tokens,
-                        .num_padded_tokens = num_padded_tokens,
-                        .pad_slot = device_.defect() == Defect::slot_pad_rows ? 0 : PAD_SLOT_ID,
-                        .context_ranks = context_.num_ranks,
-                        .context_rank = context_.rank,
-                        .interleave = context_.interleave},
+      SlotMappingParams{
+          .groups = lookup_tables_.data(),
+          .positions = positions_.data(),
+          .token_rows = token_rows_.data(),
+          .slots = slots_.data(),
+          .slots_stride = slots_stride_,
+          .num_groups = num_groups(),
+          .num_tokens = num_tokens,
+          .num_live_tokens = num_live_tokens,
+          .num_padded_tokens = num_padded_tokens,
+          .pad_slot = device_.defect() == Defect::slot_pad_rows ? 0 : PAD_SLOT_ID,
+          .context_ranks = context_.num_ranks,
+          .context_rank = context_.rank,
+          .interleave = device_.defect() == Defect::interleave_ignored ? 1 : context_.interleave},
       [&](Operation& operation) {
         operation.named("slot_mapping")
             .read_all(lookup_tables_, positions_, token_rows_, num_live_tokens_)

@@ -33,6 +33,7 @@ constexpr Entry kEntries[] = {
     in_kernels("slot-wrong-block-size", Defect::slot_wrong_block_size),
     in_kernels("slot-pad-rows", Defect::slot_pad_rows),
     in_kernels("slot-stale-tail", Defect::slot_stale_tail),
+    in_kernels("slot-interleave-ignored", Defect::interleave_ignored),
     in_kernels("offset-int32", Defect::offset_int32),
     in_kernels("state-copy-lost", Defect::state_copy_lost),
     in_kernels("state-pads-included", Defect::state_pads_included),

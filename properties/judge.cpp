@@ -110,11 +110,22 @@ class Bench final : public StepObserver {
   std::unique_ptr<Auditor> auditor_;
 };
 
-Result<std::unique_ptr<Backend>> make_backend(const SavedCase& saved, const LockstepConfig& config,
-                                              const JudgeOptions& options) {
+using Backends = std::vector<std::unique_ptr<Backend>>;
+
+// One for each rank of context parallelism; none: the decisions alone.
+Result<Backends> make_backends(const SavedCase& saved, const LockstepConfig& config,
+                               const JudgeOptions& options) {
+  Backends ranks;
   const auto why_not = ProgramBuilder::why_not_supported(config.engine, config.device.plan);
-  if (options.backend && saved.backend != "none" && !why_not) return options.backend(config.device);
-  if (config.device.mutant.empty()) return std::unique_ptr<Backend>();
+  if (options.backend && saved.backend != "none" && !why_not) {
+    for (std::int32_t rank = 0; rank < config.device.context.num_ranks; ++rank) {
+      auto backend = options.backend(device_of_rank(config.device, rank));
+      if (!backend) return tl::unexpected(backend.error());
+      ranks.push_back(std::move(*backend));
+    }
+    return ranks;
+  }
+  if (config.device.mutant.empty()) return ranks;
   return fail(fmt::format("mutant {} is planted in a backend, and the case runs without one: {}",
                           config.device.mutant, why_not.value_or("none was given")));
 }
@@ -174,11 +185,14 @@ Outcome judge(const SavedCase& saved, const JudgeOptions& options) {
                                config.scheduler_defect, free_order_of(saved));
   if (!decisions) return refusal(decisions.error());
   bench.begin(saved, config, **decisions);
-  auto backend = make_backend(saved, config, options);
-  if (!backend) return refusal(backend.error());
+  const auto backends = make_backends(saved, config, options);
+  if (!backends) return refusal(backends.error());
+  std::vector<Backend*> ranks;
+  for (const auto& backend : *backends) ranks.push_back(backend.get());
 
-  if (*backend != nullptr) outcome.tally.count(Reached::with_backend);
-  const auto report = run_lockstep(config, **decisions, bench.workload(), backend->get(), &bench);
+  if (!ranks.empty()) outcome.tally.count(Reached::with_backend);
+  const auto report =
+      run_lockstep(config, **decisions, bench.workload(), std::span<Backend* const>(ranks), &bench);
   if (!report) return refusal(report.error());
   take_verdict(report->summary, outcome);
   if (options.summary != nullptr) *options.summary = report->summary;

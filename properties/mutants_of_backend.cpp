@@ -48,6 +48,10 @@ void with_int8_numbers(SavedCase& saved) {
       spec.dtype = DType::int8;
     });
 }
+void over_two_context_ranks(SavedCase& saved) {
+  saved.engine.dcp = 2;
+  saved.settings.emplace_back("cp_kv_cache_interleave_size", 4);
+}
 void flash(SavedCase& saved) { choose(saved, AttentionBackend::flash_attn); }
 
 std::vector<Mutant> row_mutants() {
@@ -189,6 +193,16 @@ std::vector<Mutant> table_mutants() {
        .exposed_by = "a step with fewer tokens than the one before, in a padded batch",
        .caught_by = {kSlots, kMemory},
        .bias = on_device({full_attention, long_prompts}, {states, two_block_pool})},
+      {.id = "slot-interleave-ignored",
+       .site = kBackend,
+       .source = "vllm 51031, 54679",
+       .mechanism = "tokens are dealt out to the ranks of a context one by one, and not in runs: a "
+                    "rank keeps others' tokens",
+       .exposed_by = "context parallelism with an interleave beyond 1",
+       .caught_by = {kSlots},
+       .bias = on_device({full_attention}, {several_groups, states, mla, sliding_window,
+                                            chunked_local, hidden_state, two_block_pool}),
+       .reshape = over_two_context_ranks},
       {.id = "kernel-block-unsplit",
        .site = kBackend,
        .source = "vllm 38081",

@@ -104,7 +104,11 @@ Changed over_ranks(const SavedCase& saved) {
   if (saved.cache.groups.size() != 1 || !is_dealt_out(saved.cache.groups.front()))
     return std::nullopt;
   if (saved.engine.dcp * saved.engine.pcp != 1) return std::nullopt;
-  return changed(saved, [](SavedCase& other) { other.engine.dcp = 2; });
+  return changed(saved, [](SavedCase& other) {
+    other.engine.dcp = 2;
+    if (other.cache.groups.front().spec.block_size % 4 == 0)
+      set_setting(other, "cp_kv_cache_interleave_size", 4);
+  });
 }
 
 constexpr std::array kRelations = std::to_array<Relation>({

@@ -30,6 +30,7 @@ struct Settings {
   CheckBudget budget;
   StepTimeModel step_time;
   std::int64_t queries_per_kv = 1;
+  std::int64_t cp_interleave = 1;
   std::int64_t num_streams = 1;
   std::int64_t delay_streams = 0;
   std::int64_t max_cudagraph_capture_size = 0;
@@ -46,6 +47,7 @@ struct Settings {
             {"query_rows", &budget.query_rows},
             {"untouched_pages", &budget.untouched_pages},
             {"queries_per_kv", &queries_per_kv},
+            {"cp_kv_cache_interleave_size", &cp_interleave},
             {"num_streams", &num_streams},
             {"delay_streams", &delay_streams},
             {"max_cudagraph_capture_size", &max_cudagraph_capture_size},
@@ -118,6 +120,7 @@ SavedCase save_case(std::string name, const LockstepConfig& config,
   Settings settings{.budget = config.budget,
                     .step_time = options.step_time,
                     .queries_per_kv = config.device.queries_per_kv,
+                    .cp_interleave = config.device.context.interleave,
                     .num_streams = config.device.num_streams,
                     .delay_streams = config.device.delay_streams ? 1 : 0,
                     .max_cudagraph_capture_size = config.device.max_cudagraph_capture_size,
@@ -153,6 +156,7 @@ LockstepConfig config_of(const SavedCase& saved) {
   config.device.layout = saved.layout;
   config.device.layout_rule = saved.layout_rule;
   config.device.queries_per_kv = static_cast<std::int32_t>(settings.queries_per_kv);
+  config.device.context.interleave = static_cast<std::int32_t>(settings.cp_interleave);
   config.device.num_streams = static_cast<std::int32_t>(settings.num_streams);
   config.device.delay_streams = settings.delay_streams != 0;
   config.device.max_cudagraph_capture_size =

@@ -98,6 +98,19 @@ TEST_P(DecisionRelation, holds_on_a_device_too) {
   EXPECT_GT(tally.compared, 100);
 }
 
+TEST(ContextRanks, that_keep_their_tokens_elsewhere_break_the_mean) {
+  const Relation& over_ranks =
+      *std::ranges::find(relations(), std::string_view("context ranks"), &Relation::name);
+  bool broken = false;
+  for (std::uint64_t seed = 1; seed <= 10 * kSeeds && !broken; ++seed) {
+    const SavedCase saved = with_kernels(seed, "slot-interleave-ignored");
+    if (!why_not_read(saved).empty()) continue;
+    const auto check = check_on_device(saved, over_ranks, make_simt_backend);
+    broken = check && *check && (*check)->breach;
+  }
+  EXPECT_TRUE(broken);
+}
+
 INSTANTIATE_TEST_SUITE_P(Each, DecisionRelation, testing::ValuesIn(of_decisions()), test_name);
 
 }  // namespace
