@@ -1,5 +1,5 @@
 // What moves when a KV connector's peers are unknown: they send the rows that the request would
-// have computed, and take what they are sent. Stands in front of the connector and sees its answers.
+// have computed, and take what they are sent. Stands before the connector and sees its answers.
 //
 // (1) A load within the step is carried out in the step, a longer one in the step whose report says
 //     that it is over. Blocks that are reported invalid are not loaded.

@@ -1,5 +1,6 @@
 // Blocks to the host tier and back, on random traffic: after every step the model, plain loops and
 // the kernels on the CPU hold the same bytes in every page and in every host block.
+#include <fmt/core.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -120,23 +121,27 @@ class Traffic {
   std::int64_t step_ = 0;
 };
 
-void expect_same(MemoryModel& model, Backend& backend, const std::string& where) {
+// Empty: every page and every host block is as it should be.
+std::string difference(MemoryModel& model, Backend& backend) {
   for (std::int32_t t = 0; t < model.num_tensors(); ++t)
     for (std::int32_t p = 0; p < model.num_blocks(); ++p)
-      EXPECT_EQ(*backend.read_page({t, BlockId{p}}), model.page_image({t, p}))
-          << where << ": page " << p << " of tensor " << t;
+      if (*backend.read_page({t, BlockId{p}}) != model.page_image({t, p}))
+        return fmt::format("page {} of tensor {}", p, t);
   for (std::int32_t h = 0; h < kHosts; ++h) {
     const HostBlockId host{h};
     const HostContent& expected = model.host_block(host);
     for (std::int32_t g = 0; g < model.num_groups(); ++g) {
       const auto begin = expected.bytes->begin();
       const std::vector<std::uint8_t> bytes(begin, begin + model.host_bytes_of(g));
-      EXPECT_EQ(*backend.read_host_block(g, host), bytes) << where << ": host block " << h;
+      if (*backend.read_host_block(g, host) != bytes)
+        return fmt::format("host block {}, as group {}", h, g);
     }
     Fingerprint sum;
-    ASSERT_TRUE(backend.fingerprint_host_blocks(std::span(&host, 1), std::span(&sum, 1)));
-    EXPECT_EQ(sum, (Fingerprint{expected.sum.a, expected.sum.b})) << where << ": host block " << h;
+    const auto done = backend.fingerprint_host_blocks(std::span(&host, 1), std::span(&sum, 1));
+    if (!done || sum != Fingerprint{expected.sum.a, expected.sum.b})
+      return fmt::format("fingerprint of host block {}", h);
   }
+  return {};
 }
 
 LockstepConfig world_of(const Setting& setting) {
@@ -145,6 +150,27 @@ LockstepConfig world_of(const Setting& setting) {
   config.device.num_host_blocks = kHosts;
   config.device.num_rows = 4;
   return config;
+}
+
+// Random traffic on backends made with `config`; what the first one that differs shows.
+std::string first_difference(const LockstepConfig& config, std::span<Backend* const> backends) {
+  auto model = MemoryModel::create(config.device.plan, config.device.attention_backend,
+                                   config.device.layout, config.device.layout_rule, kHosts);
+  if (!model) return model.error().message;
+  Traffic traffic(*model, 7);
+  StepReadback readback;
+  for (int step = 0; step < 40; ++step) {
+    const StepProgram program = traffic.next();
+    for (Backend* backend : backends) {
+      if (auto done = backend->execute(program, readback); !done) return done.error().message;
+      if (!readback.reports.empty()) return readback.reports.front().message;
+      if (std::string found = difference(*model, *backend); !found.empty())
+        return fmt::format("step {}, {}: {}", step, backend->name(), found);
+    }
+  }
+  EXPECT_GT(traffic.num_loads, 10);
+  EXPECT_GT(traffic.num_stores, 30);
+  return {};
 }
 
 }  // namespace
@@ -159,25 +185,30 @@ TEST(HostTier, model_plain_loops_and_kernels_hold_the_same_bytes_after_every_ste
       auto simt = make_simt_backend(config.device);
       ASSERT_TRUE(simt) << setting.title << ": " << simt.error().message;
       PlainBackend plain(config.device);
-      auto model = MemoryModel::create(config.device.plan, config.device.attention_backend,
-                                       config.device.layout, config.device.layout_rule, kHosts);
-      ASSERT_TRUE(model) << model.error().message;
-      Traffic traffic(*model, 7);
-      StepReadback readback;
-      for (int step = 0; step < 40; ++step) {
-        const StepProgram program = traffic.next();
-        const std::string where =
-            std::string(setting.title) + ", step " + std::to_string(program.step);
-        for (Backend* backend : {static_cast<Backend*>(&plain), simt->get()}) {
-          ASSERT_TRUE(backend->execute(program, readback));
-          for (const MemoryReport& report : readback.reports) ADD_FAILURE() << report.message;
-          expect_same(*model, *backend, where + ", " + std::string(backend->name()));
-          if (HasFailure()) return;
-        }
-      }
-      EXPECT_GT(traffic.num_loads, 10) << setting.title;
-      EXPECT_GT(traffic.num_stores, 30) << setting.title;
+      Backend* const backends[] = {&plain, simt->get()};
+      EXPECT_EQ(first_difference(config, backends), "") << setting.title;
     }
+}
+
+TEST(HostTier, planted_defects_of_its_copies_show_in_bytes_or_in_the_order_of_streams) {
+  struct Planted {
+    const char* mutant;
+    std::size_t setting;
+    int num_streams;
+    const char* shows;
+  };
+  for (const Planted& planted : {Planted{"transfer-wrong-end", 0, 1, "host block"},
+                                 {"transfer-flatten", 2, 1, "host block"},
+                                 {"copy-unordered", 0, 3, "_blocks on stream"}}) {
+    LockstepConfig config = world_of(settings()[planted.setting]);
+    config.device.mutant = planted.mutant;
+    config.device.num_streams = planted.num_streams;
+    auto simt = make_simt_backend(config.device);
+    ASSERT_TRUE(simt) << simt.error().message;
+    Backend* const backends[] = {simt->get()};
+    const std::string found = first_difference(config, backends);
+    EXPECT_NE(found.find(planted.shows), std::string::npos) << planted.mutant << ": " << found;
+  }
 }
 
 }  // namespace lockstep
