@@ -1,12 +1,12 @@
 // Cases of two engines with a network in between, and of connectors that are set up: made from
 // choices, judged with a defect planted or without.
 //
-// (1) A case of `pair` agrees when the ledger of the pair finds every rule kept and nobody waits for
-//     ever.
+// (1) A case of `pair` agrees when the ledger of the pair finds every rule kept and nobody waits
+//     for ever.
 // (2) A case of `holds` plants nothing: vllm-0.22.1 itself may wait for ever once blocks come from
 //     elsewhere (docs/findings.md, 7 and 8). Without the defect the decode engine computes all.
-// (3) A case of `connectors` agrees when the engine starts, and hands several groups to no connector
-//     that does not support them.
+// (3) A case of `connectors` agrees when the engine starts, and hands several groups to no
+//     connector that does not support them.
 #pragma once
 
 #include <string>

@@ -43,7 +43,7 @@ struct PairOptions {
   TransferTimes times;
   KVLoadFailurePolicy load_failure_policy = KVLoadFailurePolicy::recompute;
   std::int32_t attempts_max = 3;
-  // Of a prompt's tokens, in whole blocks, that the prefill engine offers: a cache that keeps parts.
+  // Of a prompt's tokens, in whole blocks, that the prefill engine offers: caches may keep parts.
   std::int32_t offer_percent = 100;
   StepTimeModel step_time;
   std::int64_t steps_max = 0;  // of both engines together; 0: no limit

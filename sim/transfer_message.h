@@ -8,7 +8,7 @@
 //
 // (1) Every message but `read` may be said any number of times, and a `read` too: each names its
 //     transfer and the place it is about, so that a second copy can be told from news.
-// (2) decode(encode(m)) is m; of a message in which any bit has turned over, decode() gives nothing.
+// (2) decode(encode(m)) is m; of a message in which a bit has turned over, decode() gives nothing.
 //
 // Not here: who says what when (transfer_sender.h, transfer_receiver.h).
 #pragma once

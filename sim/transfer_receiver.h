@@ -13,8 +13,8 @@
 // (4) Only an engine with one group whose blocks are all kept (full attention, MLA) can compute
 //     what it lost. For others nothing is reported invalid: the request is named in take_failed(),
 //     and is to be taken out of the engine before it runs.
-// (5) Every offer ends in `release`, which is said until it is answered, or `retries_max` times: when
-//     all blocks are there, when nothing has to be loaded, or with the report that a load has ended.
+// (5) Every offer ends in `release`, said until it is answered, or `retries_max` times: when all
+//     blocks are there, nothing has to be loaded, or with the report that a load has ended.
 #pragma once
 
 #include <map>

@@ -1,8 +1,8 @@
 // Files that an observer sees whole or not at all, on a disk that fails: each is written aside,
 // under a name of its own, and renamed when all of it is there.
 //
-// (1) Under a name that was put, read() finds nothing, or all bytes of one put() of that name; after
-//     the last put of a name was reported done, those of that one.
+// (1) Under a name that was put, read() finds nothing, or all bytes of one put() of that name;
+//     after the last put of a name was reported done, those of that one.
 // (2) Every put is reported once: done, or given up after `tries_max` failures.
 // (3) What was written aside and given up stays there; nobody looks for it.
 #pragma once

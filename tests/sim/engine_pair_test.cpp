@@ -157,8 +157,8 @@ TEST(EnginePair, a_prompt_that_is_there_already_is_not_loaded_again_and_its_bloc
   EXPECT_EQ(report.finished_requests, 2);
 }
 
-// vLLM issue 33775, in 0.22.1 and mended before 0.33.0: the blocks of a load are taken for one group
-// after the other, each before the next has laid its hand on its own prefix hit.
+// vLLM issue 33775, in 0.22.1 and mended before 0.33.0: the blocks of a load are taken for one
+// group after the other, each before the next has laid its hand on its own prefix hit.
 TEST(EnginePair, in_a_tight_pool_a_load_evicts_what_another_group_has_hit) {
   PairOptions options = pair_of(hybrid(), kAmple, 110);
   std::int64_t num_found = 0;
