@@ -127,7 +127,7 @@ void GroupManager::free_head(GroupBlocks& held, std::int64_t end) {
     if (entry == kNullBlock) break;
     freed_.push_back(std::exchange(entry, kNullBlock));
   }
-  pool_.free_blocks(freed_);
+  if (!freed_.empty()) pool_.free_blocks(freed_);  // most steps retire nothing
 }
 
 void GroupManager::cache_blocks(Request& request, std::int32_t num_tokens) {
