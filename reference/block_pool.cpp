@@ -32,6 +32,14 @@ void BlockPool::evict_parts(BlockId block) {
   keys_of_parts_.erase(parts);
 }
 
+bool BlockPool::can_give(std::int64_t count) {
+  if (count > num_free_blocks()) return false;
+  const std::int64_t in_use = num_blocks() - 1 - num_free_blocks();
+  if (count == 0 || in_use + count <= in_use_max_) return true;
+  ++counters_.refused;
+  return false;
+}
+
 void BlockPool::get_new_blocks(std::int64_t count, std::vector<BlockId>& out) {
   LS_CHECK(count <= num_free_blocks(), "{} blocks wanted, {} free", count, num_free_blocks());
   for (; count > 0; --count) {

@@ -13,6 +13,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <map>
 #include <memory>
 #include <span>
@@ -42,6 +43,12 @@ class BlockPool {
   bool is_evictable(BlockId block) const { return block != kNullBlock && ref_cnt(block) == 0; }
 
   std::vector<BlockId> free_queue() const { return free_.in_order(); }  // front first
+
+  // From now on at most so many blocks are in use at once, however many there are: a pool that
+  // somebody else has taken a part of. More that are in use already stay with their holders.
+  void limit_blocks_in_use(std::int64_t num_blocks) { in_use_max_ = num_blocks; }
+  // Whether `count` blocks more may be in use now. Counts what the limit alone refuses.
+  bool can_give(std::int64_t count);
 
   // Appends `count` blocks from the front of the queue to `out`; what they had cached is evicted.
   // REQUIRES: count <= num_free_blocks().
@@ -86,6 +93,7 @@ class BlockPool {
   std::vector<std::int32_t> ref_cnts_;  // by block
   FreeQueue free_;
   std::vector<BlockId> unhashed_;  // of one call of release()
+  std::int64_t in_use_max_ = std::numeric_limits<std::int64_t>::max();
   bool enable_caching_;
   bool unhashed_first_;
   bool evicts_late_ = false;  // planted: content is findable until other content is

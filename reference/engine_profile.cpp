@@ -1,6 +1,5 @@
 #include "reference/engine_profile.h"
 
-#include <algorithm>
 #include <array>
 
 #include "reference/check.h"
@@ -66,6 +65,8 @@ constexpr std::array kProfiles{
         .scan_follows_every_victim = false,
         .scan_survives_self_preemption = false,
         .reports_common_prefix_blocks = true,
+        .state_hits_drop_a_block = false,
+        .withdraws_what_is_undone = false,
         .models_connectors = true,
         .not_modelled = kNotModelled22,
     },
@@ -99,16 +100,61 @@ constexpr std::array kProfiles{
         .scan_follows_every_victim = true,
         .scan_survives_self_preemption = true,
         .reports_common_prefix_blocks = false,
+        .state_hits_drop_a_block = false,
+        .withdraws_what_is_undone = false,
         .models_connectors = false,
         .not_modelled = kNotModelled33,
     },
 };
 
+struct RepairedProfile {
+  std::string_view release;
+  int finding = 0;
+  EngineProfile profile;
+};
+
+template <class Repair>
+constexpr RepairedProfile repaired(const EngineProfile& release, int finding, std::string_view name,
+                                   Repair repair) {
+  RepairedProfile made{release.name, finding, release};
+  made.profile.name = name;
+  repair(made.profile);
+  return made;
+}
+
+constexpr std::array kRepaired{
+    repaired(kProfiles[0], 0, "vllm-0.22.1-repaired",
+             [](EngineProfile& p) {
+               p.state_hits_drop_a_block = p.cuts_every_full_group = true;
+               p.withdraws_what_is_undone = true;
+               p.retire_basis = RetireBasis::processed;
+             }),
+    repaired(kProfiles[0], 1, "vllm-0.22.1-without-1",
+             [](EngineProfile& p) { p.state_hits_drop_a_block = true; }),
+    repaired(kProfiles[0], 2, "vllm-0.22.1-without-2",
+             [](EngineProfile& p) { p.cuts_every_full_group = true; }),
+    repaired(kProfiles[0], 3, "vllm-0.22.1-without-3",
+             [](EngineProfile& p) { p.withdraws_what_is_undone = true; }),
+    repaired(kProfiles[0], 4, "vllm-0.22.1-without-4",
+             [](EngineProfile& p) { p.retire_basis = RetireBasis::processed; }),
+    repaired(kProfiles[1], 3, "vllm-0.33.0-without-3",
+             [](EngineProfile& p) { p.withdraws_what_is_undone = true; }),
+};
+
 }  // namespace
 
 const EngineProfile* find_engine_profile(std::string_view name) {
-  const auto found = std::ranges::find(kProfiles, name, &EngineProfile::name);
-  return found == kProfiles.end() ? nullptr : &*found;
+  for (const EngineProfile& profile : kProfiles)
+    if (profile.name == name) return &profile;
+  for (const RepairedProfile& each : kRepaired)
+    if (each.profile.name == name) return &each.profile;
+  return nullptr;
+}
+
+std::string_view profile_without(std::string_view name, int finding) {
+  for (const RepairedProfile& each : kRepaired)
+    if (each.release == name && each.finding == finding) return each.profile.name;
+  return {};
 }
 
 const EngineProfile& engine_profile(std::string_view name) {

@@ -131,6 +131,10 @@ struct EngineProfile {
   // The scan goes on after the request at hand had to preempt itself (policy `priority`).
   bool scan_survives_self_preemption;
   bool reports_common_prefix_blocks;  // cascade attention
+
+  // What no release does: repairs of docs/findings.md, 1 and 3 (profile_without()).
+  bool state_hits_drop_a_block;   // with EAGLE, like those of attention
+  bool withdraws_what_is_undone;  // what a victim published in the step that preempts it
   // Not a policy: whether this model knows what follows from the answers and reports of a KV
   // connector. Otherwise one is refused.
   bool models_connectors;
@@ -143,7 +147,10 @@ struct EngineProfile {
 const EngineProfile* find_engine_profile(std::string_view name);
 // REQUIRES: find_engine_profile(name) != nullptr.
 const EngineProfile& engine_profile(std::string_view name);
-// Oldest release first.
+// The name of a profile in which the defect of docs/findings.md with that number is repaired, and
+// all else is as in the release; 0: all of them. Empty: there is none, or no rule repairs it.
+std::string_view profile_without(std::string_view name, int finding);
+// Of the releases. Oldest first.
 std::span<const EngineProfile> engine_profiles();
 // "vllm-0.22.1, vllm-0.33.0", for messages.
 std::string engine_profile_names();

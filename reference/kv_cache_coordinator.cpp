@@ -186,8 +186,7 @@ bool KVCacheCoordinator::allocate_slots(Request& request, std::int32_t num_new_t
   const std::int32_t total_computed = std::min(computed, config_.max_model_len);
   if (full_sequence_must_fit) {
     const std::int32_t full = std::min(request.num_tokens(), config_.max_model_len);
-    if (num_blocks_to_allocate(request, hit, {full, full, total_computed, true}) >
-        pool_->num_free_blocks())
+    if (!pool_->can_give(num_blocks_to_allocate(request, hit, {full, full, total_computed, true})))
       return false;
   }
   const std::int32_t main_model = total_computed + num_new_tokens;
@@ -196,7 +195,11 @@ bool KVCacheCoordinator::allocate_slots(Request& request, std::int32_t num_new_t
   // Also when the request cannot be served: what attention no longer reads is of no use to it.
   const std::int32_t left_behind = num_left_behind(request, total_computed);
   remove_skipped_blocks(request, left_behind);
-  if (num_blocks_to_allocate(request, hit, demand) > pool_->num_free_blocks()) return false;
+  if (!pool_->can_give(num_blocks_to_allocate(request, hit, demand))) {
+    if (defect_ == SchedulerDefect::refused_hit_kept && hit != nullptr)
+      for (const std::vector<BlockId>& blocks : hit->blocks) pool_->touch(blocks);
+    return false;
+  }
   if (hit != nullptr && hit->fills_tables()) {
     for (std::size_t g = 0; g < managers_.size(); ++g) {
       managers_[g]->allocate_new_computed_blocks(request, hit->blocks[g], num_local, num_external);
@@ -258,6 +261,15 @@ void KVCacheCoordinator::remove_skipped_blocks(Request& request, std::int32_t nu
 void KVCacheCoordinator::free(Request& request) {
   for (const auto& manager : managers_) manager->free(request);
   request.rest = {};
+}
+
+void KVCacheCoordinator::withdraw(const Request& request, std::int32_t num_computed_tokens) {
+  for (std::size_t g = 0; g < managers_.size(); ++g) {
+    const std::vector<BlockId>& blocks = request.groups[g].blocks;
+    const auto first = static_cast<std::size_t>(num_computed_tokens / managers_[g]->block_size());
+    for (std::size_t i = first; i < blocks.size(); ++i)
+      if (blocks[i] != kNullBlock) pool_->evict_blocks({&blocks[i], 1});
+  }
 }
 
 void KVCacheCoordinator::forget(Request& request) {

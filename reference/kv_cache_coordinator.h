@@ -68,6 +68,8 @@ class KVCacheCoordinator {
   // Lets go of what attention after num_computed_tokens no longer reads.
   void remove_skipped_blocks(Request& request, std::int32_t num_computed_tokens);
   void free(Request& request);
+  // Nobody finds the request's blocks of tokens from num_computed_tokens on any more.
+  void withdraw(const Request& request, std::int32_t num_computed_tokens);
   // Drops the request's tables and keeps its blocks from everybody: a planted defect.
   void forget(Request& request);
 

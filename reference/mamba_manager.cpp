@@ -29,7 +29,9 @@ void MambaManager::find_longest_cache_hit(const HitQuery& query,
                                           std::span<std::vector<BlockId>* const> hits) const {
   for (std::vector<BlockId>* hit : hits) hit->clear();
   std::vector<BlockId> found;
-  for (std::int64_t i = query.max_length / block_size_ - 1; i >= 0; --i) {
+  std::int64_t longest = query.max_length;
+  if (query.drop_last_block && profile_.state_hits_drop_a_block) longest -= block_size_;
+  for (std::int64_t i = longest / block_size_ - 1; i >= 0; --i) {
     if (!find_block(query, groups, i, found)) continue;
     if ((i + 1) * block_size_ % sizes_.scheduler_block_size != 0) continue;
     for (std::size_t g = 0; g < hits.size(); ++g) {

@@ -66,6 +66,8 @@ void Scheduler::Impl::preempt(RequestId victim, std::size_t& index) {
   if (scheduled && defect != SchedulerDefect::free_in_flight) drop_from_output(victim);
   if (profile.scan_follows_every_victim ? passed : scheduled) --index;
   Request& request = at(victim);
+  if (scheduled && profile.withdraws_what_is_undone)
+    cache.withdraw(request, request.num_computed_tokens);
   LS_CHECK(request.status == RequestStatus::running, "{} is preempted but does not run",
            request.name);
   if (defect == SchedulerDefect::free_preempted_lost)

@@ -138,14 +138,20 @@ void Scheduler::abort_request(RequestId id) {
   Impl& s = *impl_;
   if (index_of(id) >= s.requests.size() || s.requests[index_of(id)] == nullptr) return;
   Request& request = s.at(id);
-  if (request.status == RequestStatus::finished) return;
+  if (request.status == RequestStatus::finished && s.defect != SchedulerDefect::abort_twice) return;
   if (request.status == RequestStatus::running) {
     std::erase(s.running, id);
   } else {
     s.waiting.remove(id, request);
     if (s.remote != nullptr) s.remote->skipped.remove(id, request);
   }
+  if (s.defect == SchedulerDefect::abort_in_flight_kept && request.num_in_flight_tokens > 0)
+    s.cache.forget(request);
   s.retire(id);
+}
+
+void Scheduler::limit_blocks_in_use(std::int64_t num_blocks) {
+  impl_->cache.pool().limit_blocks_in_use(num_blocks);
 }
 
 bool Scheduler::reset_prefix_cache() { return impl_->cache.pool().reset_prefix_cache(); }
@@ -211,6 +217,9 @@ std::vector<CacheEvent> Scheduler::take_cache_events() {
 CacheCounters Scheduler::take_cache_counters() { return impl_->cache.pool().take_counters(); }
 std::string_view Scheduler::name(RequestId request) const {
   return std::as_const(*impl_).at(request).name;
+}
+RequestStatus Scheduler::status(RequestId request) const {
+  return std::as_const(*impl_).at(request).status;
 }
 std::int64_t Scheduler::num_prompt_tokens(RequestId request) const {
   return std::as_const(*impl_).at(request).num_prompt_tokens();

@@ -55,6 +55,8 @@ class Scheduler {
   Result<RequestId> add_request(RequestSpec request);
   // A request that is not live is ignored, as the engine does.
   void abort_request(RequestId request);
+  // From now on at most so many blocks of the pool are in use at once; 0: nothing new is given out.
+  void limit_blocks_in_use(std::int64_t num_blocks);
   // False: some blocks are in use, nothing was reset.
   bool reset_prefix_cache();
 
@@ -91,6 +93,7 @@ class Scheduler {
 
   // One live request.
   std::string_view name(RequestId request) const;
+  RequestStatus status(RequestId request) const;
   std::int64_t num_prompt_tokens(RequestId request) const;
   std::int64_t num_tokens(RequestId request) const;  // prompt and accepted output
   std::int64_t num_computed_tokens(RequestId request) const;

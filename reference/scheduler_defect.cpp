@@ -35,6 +35,9 @@ constexpr std::array kNames = std::to_array<std::pair<SchedulerDefect, std::stri
     {drafts_kept, "drafts-kept"},
     {resume_appended, "resume-appended"},
     {common_prefix_overcount, "common-prefix-overcount"},
+    {refused_hit_kept, "refused-hit-kept"},
+    {abort_twice, "abort-twice"},
+    {abort_in_flight_kept, "abort-in-flight-kept"},
 });
 
 constexpr std::array kDefects = [] {

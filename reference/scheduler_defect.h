@@ -46,6 +46,10 @@ enum class SchedulerDefect : std::uint8_t {
   drafts_kept,
   resume_appended,
   common_prefix_overcount,
+  // What becomes of a request that is refused, or leaves at a bad moment.
+  refused_hit_kept,
+  abort_twice,
+  abort_in_flight_kept,
 };
 
 // All of them but `none`, in the order above.

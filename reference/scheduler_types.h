@@ -102,10 +102,11 @@ struct StoppedRequest {
   FinishReason reason{};
 };
 
-// What happened to the prefix cache since the counters were last taken.
+// What happened to the pool and the prefix cache since the counters were last taken.
 struct CacheCounters {
   std::int64_t stored = 0;   // block hashes added
   std::int64_t evicted = 0;  // block hashes removed, by reuse of their block
+  std::int64_t refused = 0;  // requests for blocks that a limit on the pool alone refused
   bool cleared = false;
 };
 

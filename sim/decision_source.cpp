@@ -16,6 +16,9 @@ class ReferenceDecisions final : public DecisionSource {
   }
   void abort_request(RequestId request) override { scheduler_.abort_request(request); }
   bool reset_prefix_cache() override { return scheduler_.reset_prefix_cache(); }
+  void limit_blocks_in_use(std::int64_t num_blocks) override {
+    scheduler_.limit_blocks_in_use(num_blocks);
+  }
   const SchedulerOutput& schedule() override { return scheduler_.schedule(); }
   std::span<const StoppedRequest> update_from_output(const ModelOutput& output) override {
     return scheduler_.update_from_output(output);
@@ -27,6 +30,7 @@ class ReferenceDecisions final : public DecisionSource {
   std::vector<SkippedRequest> skipped() const override { return scheduler_.skipped(); }
   std::vector<HeldRequest> held() const override { return scheduler_.held(); }
   std::string_view name(RequestId request) const override { return scheduler_.name(request); }
+  RequestStatus status(RequestId request) const override { return scheduler_.status(request); }
   std::int64_t num_free_blocks() const override { return scheduler_.num_free_blocks(); }
   bool is_cached(BlockId block) const override { return scheduler_.is_cached(block); }
   std::int32_t ref_cnt(BlockId block) const override { return scheduler_.ref_cnt(block); }

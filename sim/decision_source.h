@@ -31,6 +31,8 @@ class DecisionSource {
   virtual Result<RequestId> add_request(RequestSpec request) = 0;
   virtual void abort_request(RequestId request) = 0;
   virtual bool reset_prefix_cache() = 0;
+  // A fault: from now on at most so many blocks are in use at once.
+  virtual void limit_blocks_in_use(std::int64_t num_blocks) = 0;
   virtual const SchedulerOutput& schedule() = 0;
   virtual std::span<const StoppedRequest> update_from_output(const ModelOutput& output) = 0;
 
@@ -43,6 +45,7 @@ class DecisionSource {
   virtual std::vector<HeldRequest> held() const = 0;
   // One live or held request.
   virtual std::string_view name(RequestId request) const = 0;
+  virtual RequestStatus status(RequestId request) const = 0;
   virtual std::int64_t num_free_blocks() const = 0;
   virtual bool is_cached(BlockId block) const = 0;
   // The pool's own books, for whoever checks them against one another.

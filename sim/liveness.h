@@ -11,13 +11,14 @@ namespace lockstep {
 
 // Requests that preempt each other for ever do run, but nothing is sampled and nobody leaves. Every
 // step schedules at least a token, so with all of them counted several times over, that is no
-// progress.
+// progress. Steps in which a fault hinders them do not count.
 class ProgressGuard {
  public:
   explicit ProgressGuard(const LockstepConfig& config) : config_(config) {}
   void arrived() { steps_ = 0; }
   void sampled() { steps_ = 0; }
   void left() { steps_ = 0; }
+  void hindered() { steps_ = 0; }
   // Once a step.
   bool is_stuck(const DecisionSource& decisions);
 

@@ -56,6 +56,7 @@ class Run final : public LockstepRun {
   bool diverged(Divergence found);
   Result<void> apply_events();
   Result<void> add_request(WorkloadEvent& event);
+  void abort_again(std::string_view name);
   Result<void> sample(const SchedulerOutput& decision);
   Result<void> take_connector_report();
   void plan_transfers(const SchedulerOutput& decision);
@@ -131,6 +132,7 @@ Result<bool> Run::advance() {
       set_liveness_verdict(config_, decisions_, holding_, summary_);
     return false;
   }
+  if (workload_.is_hindered()) progress_.hindered();
   if (*turn == Turn::stuck || (!workload_.is_scripted() && progress_.is_stuck(decisions_))) {
     set_liveness_verdict(config_, decisions_, holding_, summary_);
     return false;
@@ -183,6 +185,7 @@ Result<bool> Run::step() {
   cache_events_ = decisions_.take_cache_events();
   summary_.stored += counters_.stored;
   summary_.evictions += counters_.evicted;
+  summary_.refused_allocations += counters_.refused;
   recorder_.finished(stopped, counters_, decisions_);
   if (workload_.connector() != nullptr) holding_.step(decisions_, decision.step);
   const bool go_on = observe(&StepObserver::finished, decision, stopped, output_of_step);
@@ -213,7 +216,10 @@ Result<void> Run::apply_events() {
         break;
       case WorkloadEvent::Kind::abort: {
         const auto id = ids_.find(event.name);
-        if (id == ids_.end()) break;  // it has left
+        if (id == ids_.end()) {
+          abort_again(event.name);
+          break;
+        }
         decisions_.abort_request(id->second);
         ++summary_.aborted_requests;
         leave(id->second, "abort");
@@ -226,6 +232,13 @@ Result<void> Run::apply_events() {
     }
   }
   return {};
+}
+
+// It has left; as long as the engine has not reported that, it hears of the abort all the same.
+void Run::abort_again(std::string_view name) {
+  for (std::size_t i = 0; i < requests_.size(); ++i)
+    if (requests_[i].live && requests_[i].name == name)
+      decisions_.abort_request(RequestId{static_cast<std::uint32_t>(i)});
 }
 
 Result<void> Run::add_request(WorkloadEvent& event) {

@@ -40,6 +40,7 @@ nlohmann::ordered_json json_of(const RunSummary& summary) {
   json["preemptions"] = summary.preemptions;
   json["stored"] = summary.stored;
   json["evictions"] = summary.evictions;
+  json["refused_allocations"] = summary.refused_allocations;
   json["simulated_ns"] = summary.simulated_ns;
   json["pages_checked"] = summary.pages_checked;
   json["bytes_checked"] = summary.bytes_checked;

@@ -60,6 +60,7 @@ struct RunSummary {
   std::int64_t preemptions = 0;
   std::int64_t stored = 0;        // block hashes added to the prefix cache
   std::int64_t evictions = 0;     // block hashes removed by reuse of their block
+  std::int64_t refused_allocations = 0;  // by a fault: the pool had the blocks
   std::int64_t simulated_ns = 0;  // virtual time at the end
 
   std::int64_t pages_checked = 0;        // fingerprints compared

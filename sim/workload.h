@@ -84,6 +84,8 @@ class Workload {
   // Whether the output of the oldest step in flight comes in now; nothing: when the engine's loop,
   // left alone, would wait for it. REQUIRES: asynchronous scheduling.
   virtual std::optional<bool> output_comes_in() const { return std::nullopt; }
+  // A fault keeps the engine from getting on: that nothing happens is no verdict yet.
+  virtual bool is_hindered() const { return false; }
   // The step is over; it scheduled so many tokens. Moves the clock.
   virtual void step_done(std::int64_t scheduled_tokens) = 0;
   // A request left the engine in the step that is over, or was refused.
