@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "properties/generator_parts.h"
+#include "properties/planned_need.h"
 #include "reference/kernel_blocks.h"
 #include "reference/page_size.h"
 #include "reference/request_need.h"
@@ -12,6 +13,17 @@ namespace lockstep {
 namespace {
 
 constexpr std::size_t kGroupsMax = 4;
+
+// Values of a byte or less, with their scales behind the row or elsewhere.
+void scale_rows(ChoiceSource& choices, KVCacheSpec& spec) {
+  spec.kv_quant_mode =
+      choices.one_of({KVQuantMode::int8_per_token_head, KVQuantMode::fp8_per_token_head,
+                      KVQuantMode::fp8_per_tensor, KVQuantMode::nvfp4});
+  spec.dtype = spec.kv_quant_mode == KVQuantMode::int8_per_token_head ? DType::int8
+               : spec.kv_quant_mode == KVQuantMode::nvfp4             ? DType::uint8
+                                                                      : DType::fp8_e4m3;
+  if (spec.kv_quant_mode == KVQuantMode::nvfp4) spec.head_size = 16;
+}
 
 KVCacheSpec draw_rows(Draw& draw, CacheKind kind, std::int64_t block_size) {
   ChoiceSource& choices = draw.choices;
@@ -22,6 +34,8 @@ KVCacheSpec draw_rows(Draw& draw, CacheKind kind, std::int64_t block_size) {
   spec.head_size = choices.one_of<std::int64_t>({8, 4, 8, 16, 5});
   spec.dtype = choices.one_of(
       {DType::bf16, DType::bf16, DType::fp16, DType::fp32, DType::fp8_e4m3, DType::fp8_e5m2});
+  if (draw.has(Feature::scaled_rows) && kind != CacheKind::mla && kind != CacheKind::hidden_state)
+    scale_rows(choices, spec);
   if (kind == CacheKind::mla) spec.num_kv_heads = 1;
   if (kind == CacheKind::sliding_window) spec.sliding_window = choices.between(1, 3 * block_size);
   if (kind == CacheKind::chunked_local)
@@ -68,8 +82,33 @@ MambaCacheMode draw_mamba_mode(Draw& draw, const EngineConfig& engine) {
   return draw.choices.one_of({MambaCacheMode::align, MambaCacheMode::align, MambaCacheMode::all});
 }
 
+// A tensor of its own for every layer of the one group there is.
+KVCacheConfig lay_out_uniform_type(std::vector<KVCacheGroupSpec> groups) {
+  KVCacheConfig plan;
+  const KVCacheGroupSpec& group = groups.front();
+  for (std::size_t i = 0; i < group.layer_names.size(); ++i)
+    plan.tensors.push_back({page_size_bytes(group.layer_specs[i]), {group.layer_names[i]}});
+  plan.groups = std::move(groups);
+  return plan;
+}
+
+// Layers that share a block table and differ in their rows. Such a model has no other group.
+void draw_uniform_type(Draw& draw, std::vector<KVCacheGroupSpec>& groups) {
+  KVCacheGroupSpec& group = groups.front();
+  if (!draw.has(Feature::uniform_type) || groups.size() > 1 || group.layers_per_page > 1 ||
+      group.spec.kind != CacheKind::full_attention)
+    return;
+  while (group.layer_names.size() < 2)
+    group.layer_names.push_back(fmt::format("g0.{}", group.layer_names.size()));
+  for (std::size_t i = 0; i < group.layer_names.size(); ++i) {
+    KVCacheSpec& spec = group.layer_specs.emplace_back(group.spec);
+    if (i > 0) spec.num_kv_heads = draw.choices.between(1, 4);
+  }
+}
+
 // Pages of equal size in every group, one tensor a place in the group.
 KVCacheConfig lay_out(std::vector<KVCacheGroupSpec> groups, std::int64_t extra_bytes) {
+  if (groups.front().is_uniform_type()) return lay_out_uniform_type(std::move(groups));
   std::int64_t page = 0;
   std::size_t places = 0;
   for (const KVCacheGroupSpec& group : groups) {
@@ -115,20 +154,6 @@ std::vector<std::int64_t> kernel_blocks_of(const SavedCase& saved) {
   return sizes;
 }
 
-std::int64_t blocks_of_longest_request(const std::vector<KVCacheGroupSpec>& groups,
-                                       const EngineConfig& engine) {
-  PlanOptions options;
-  options.max_model_len = engine.max_model_len;
-  // With a step in flight two batches hold their windows at once.
-  options.max_num_batched_tokens =
-      engine.max_num_batched_tokens * (engine.async_scheduling ? 2 : 1);
-  options.mamba_cache_mode = engine.mamba_cache_mode;
-  options.num_spec = engine.num_spec_tokens;
-  std::int64_t blocks = 0;
-  for (const KVCacheGroupSpec& group : groups) blocks += max_blocks_per_request(group, options);
-  return blocks;
-}
-
 }  // namespace
 
 std::vector<KVCacheGroupSpec> draw_groups(Draw& draw, EngineConfig& engine) {
@@ -160,6 +185,7 @@ std::vector<KVCacheGroupSpec> draw_groups(Draw& draw, EngineConfig& engine) {
     groups.push_back(std::move(group));
   }
   draw_packing(draw, groups);
+  draw_uniform_type(draw, groups);
   return groups;
 }
 
@@ -168,12 +194,14 @@ void draw_pool(Draw& draw, std::vector<KVCacheGroupSpec> groups, SavedCase& save
   saved.attention_backend = choices.one_of(
       {AttentionBackend::triton_attn, AttentionBackend::flash_attn, AttentionBackend::flashinfer});
   saved.layout = choices.one_of({CacheLayout::NHD, CacheLayout::HND});
-  const std::int64_t need = blocks_of_longest_request(groups, saved.engine);
+  const std::int64_t need = planned_blocks_of_request(saved.engine, groups);
   const bool packed = groups.front().layers_per_page > 1;
   // With HND the heads of a packed layer lie apart, which the backend does not address.
   if (packed) saved.layout = CacheLayout::NHD;
   const std::int64_t extra_bytes =
-      draw.has(Feature::padded_pages) && !packed ? 16 * choices.between(1, 4) : 0;
+      draw.has(Feature::padded_pages) && !packed && !groups.front().is_uniform_type()
+          ? 16 * choices.between(1, 4)
+          : 0;
   saved.cache = lay_out(std::move(groups), extra_bytes);
   std::int64_t spare = 0;
   if (!draw.has(Feature::two_block_pool))

@@ -4,7 +4,7 @@
 #include <array>
 
 #include "properties/case_parts.h"
-#include "reference/request_need.h"
+#include "properties/planned_need.h"
 
 namespace lockstep {
 namespace {
@@ -26,19 +26,7 @@ bool long_prefills_are_below(const SavedCase& saved) {
 }
 
 bool pool_holds_the_longest(const SavedCase& saved) {
-  PlanOptions options;
-  options.max_model_len = saved.engine.max_model_len;
-  // With a step in flight two batches hold their windows at once.
-  options.max_num_batched_tokens =
-      std::int64_t{saved.engine.max_num_batched_tokens} * (saved.engine.async_scheduling ? 2 : 1);
-  options.mamba_cache_mode = saved.engine.mamba_cache_mode;
-  options.num_spec = saved.engine.num_spec_tokens;
-  options.dcp = saved.engine.dcp;
-  options.pcp = saved.engine.pcp;
-  std::int64_t blocks = 1;
-  for (const KVCacheGroupSpec& group : saved.cache.groups)
-    blocks += max_blocks_per_request(group, options);
-  return blocks <= saved.cache.num_blocks;
+  return 1 + planned_blocks_of_request(saved.engine, saved.cache.groups) <= saved.cache.num_blocks;
 }
 
 bool requests_fit(const SavedCase& saved) {

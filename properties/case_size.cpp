@@ -108,6 +108,16 @@ std::int64_t block_tokens(const SavedCase& saved) {
   return sum;
 }
 
+// When faults begin, how long they last, and their other numbers.
+std::int64_t fault_numbers(const SavedCase& saved) {
+  std::int64_t sum = 0;
+  for (const Fault& fault : saved.faults) {
+    sum += fault.step;
+    for (const auto& [name, value] : fault.arguments) sum += value;
+  }
+  return sum;
+}
+
 // Steps of a recording, and the decisions that it shows in them.
 std::int64_t recorded_entries(const Recording& recording) {
   std::int64_t count = 1;
@@ -162,7 +172,7 @@ CaseRank rank_of(const SavedCase& saved, std::int64_t steps) {
       block_tokens(saved),
       std::int64_t{engine.max_num_seqs} + engine.max_num_batched_tokens + engine.max_model_len,
       requests.arrivals * (std::int64_t{1} << 40) + std::min(requests.time, std::int64_t{1} << 40),
-      requests.untidy};
+      requests.untidy + fault_numbers(saved)};
 }
 
 }  // namespace lockstep

@@ -28,6 +28,16 @@ void draw_engine(Draw& draw, EngineConfig& engine) {
   engine.num_spec_tokens = static_cast<std::int32_t>(choices.between(1, 3));
 }
 
+// Ranks share out the tokens of full attention; the releases differ in which of them hold what. The
+// audit follows one group of them.
+void draw_ranks(Draw& draw, const std::vector<KVCacheGroupSpec>& groups, EngineConfig& engine) {
+  if (!draw.has(Feature::context_parallel) || draw.has(Feature::two_block_pool)) return;
+  const CacheKind kind = groups.front().spec.kind;
+  if (groups.size() > 1 || (kind != CacheKind::full_attention && kind != CacheKind::mla)) return;
+  engine.dcp = draw.choices.one_of({2, 2, 3, 4, 1});
+  engine.pcp = draw.choices.one_of({1, 1, 2});
+}
+
 void fit_engine(Draw& draw, const std::vector<KVCacheGroupSpec>& groups, EngineConfig& engine) {
   ChoiceSource& choices = draw.choices;
   // A chunk must be able to reach the next state, and every request its decode and drafts.
@@ -47,6 +57,7 @@ void fit_engine(Draw& draw, const std::vector<KVCacheGroupSpec>& groups, EngineC
     engine.long_prefill_token_threshold = static_cast<std::int32_t>(
         std::min<std::int64_t>(low + choices.below(16), engine.max_model_len));
   }
+  draw_ranks(draw, groups, engine);
   const bool is_newer = engine.engine == "vllm-0.33.0";
   if (is_newer && engine.spec_method == SpecMethod::eagle)
     engine.num_hash_lookahead_tokens = choices.one_of({1, 1, 0});

@@ -31,12 +31,7 @@ Judged judge_seed(const FuzzOptions& options, std::uint64_t seed) {
   SavedCase saved = generate_case(seed, options.generator);
   if (!options.mutant.empty()) saved.mutants = {options.mutant};
   Judged judged{.outcome = judge(saved, options.backend), .known = nullptr, .seed = seed};
-  judged.known = known_finding(saved, judged.outcome);
-  if (judged.known == nullptr || options.mutant.empty()) return judged;
-  // The defect that was planted may look like one of the engine's own; it is one if it is there
-  // without.
-  saved.mutants.clear();
-  if (!judge(saved, options.backend).same_failure(judged.outcome)) judged.known = nullptr;
+  judged.known = known_finding(saved, judged.outcome, options.backend);
   return judged;
 }
 

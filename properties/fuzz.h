@@ -82,5 +82,7 @@ Result<FuzzReport> merge_fuzz_reports(std::span<const FuzzReport> parts);
 
 std::string fuzz_report_to_json(const FuzzReport& report);  // one line
 Result<FuzzReport> read_fuzz_report(const std::string& path);
+// The same line from memory; `name` stands for the path in the message.
+Result<FuzzReport> fuzz_report_from_text(const std::string& name, std::string_view line);
 
 }  // namespace lockstep

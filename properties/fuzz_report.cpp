@@ -112,6 +112,23 @@ std::string fuzz_report_to_json(const FuzzReport& report) {
   return out.take_line();
 }
 
+namespace {
+
+Result<FuzzReport> report_of(const std::string& name, std::string_view line, std::int64_t number,
+                             bool is_cut_off) {
+  JsonReader json(name);
+  FuzzReport report;
+  if (json.parse(line, number, is_cut_off)) report = read_report(json.root());
+  if (!json.ok()) return json.failure();
+  return report;
+}
+
+}  // namespace
+
+Result<FuzzReport> fuzz_report_from_text(const std::string& name, std::string_view line) {
+  return report_of(name, line.substr(0, line.find('\n')), 1, false);
+}
+
 Result<FuzzReport> read_fuzz_report(const std::string& path) {
   auto lines = LineReader::open(path);
   if (!lines) return tl::unexpected(lines.error());
@@ -119,11 +136,7 @@ Result<FuzzReport> read_fuzz_report(const std::string& path) {
   const Result<bool> got = lines->next(line);
   if (!got) return tl::unexpected(got.error());
   if (!*got) return fail(fmt::format("{}: empty; expected the report of a fuzz run", path));
-  JsonReader json(path);
-  FuzzReport report;
-  if (json.parse(line, lines->number(), lines->is_cut_off())) report = read_report(json.root());
-  if (!json.ok()) return json.failure();
-  return report;
+  return report_of(path, line, lines->number(), lines->is_cut_off());
 }
 
 }  // namespace lockstep

@@ -29,6 +29,8 @@ constexpr FeatureInfo kFeatures[] = {
     {"padded_pages", 25},
     {"packed_pages", 20},
     {"kernel_blocks", 30},
+    {"scaled_rows", 20},
+    {"uniform_type", 20},
     {"two_block_pool", 4},
     {"tight_pool", 70},
     {"prefix_caching", 80},
@@ -39,8 +41,10 @@ constexpr FeatureInfo kFeatures[] = {
     {"long_prefill_threshold", 25},
     {"no_full_isl_reserve", 50},
     {"sparse_retention", 15},
+    {"context_parallel", 20},
     {"shared_prefixes", 75},
     {"bursts", 50},
+    {"same_instant", 25},
     {"aborts", 40},
     {"priorities", 60},
     {"salts", 20},
@@ -48,6 +52,7 @@ constexpr FeatureInfo kFeatures[] = {
     {"resets", 25},
     {"stop_tokens", 25},
     {"long_prompts", 40},
+    {"faults", 35},
 };
 static_assert(std::size(kFeatures) == kNumFeatures);
 
@@ -115,6 +120,7 @@ SavedCase generate_case(ChoiceSource& choices, const GeneratorOptions& options) 
   }
   Draw draw{choices, options, features};
   draw_traffic(draw, saved);
+  draw_fault_plan(draw, saved);
   return saved;
 }
 

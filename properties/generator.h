@@ -9,8 +9,7 @@
 // (4) Swarm: every case switches each kind of event and option on or off as a whole, since what is
 //     always a little present hides what happens without it (Groce et al., Swarm Testing, 2012).
 //
-// Not generated: context parallelism, groups of uniform type, quantized caches with scales,
-// cross attention.
+// Not generated: cross attention, several groups of uniform type or under context parallelism.
 #pragma once
 
 #include <cstdint>
@@ -36,6 +35,8 @@ enum class Feature : std::uint8_t {
   padded_pages,
   packed_pages,
   kernel_blocks,
+  scaled_rows,
+  uniform_type,
   two_block_pool,
   tight_pool,
   // Engines.
@@ -47,9 +48,11 @@ enum class Feature : std::uint8_t {
   long_prefill_threshold,
   no_full_isl_reserve,
   sparse_retention,
+  context_parallel,
   // Traffic.
   shared_prefixes,
   bursts,
+  same_instant,
   aborts,
   priorities,
   salts,
@@ -57,8 +60,10 @@ enum class Feature : std::uint8_t {
   resets,
   stop_tokens,
   long_prompts,
+  // What goes wrong.
+  faults,
 };
-inline constexpr std::size_t kNumFeatures = static_cast<std::size_t>(Feature::long_prompts) + 1;
+inline constexpr std::size_t kNumFeatures = static_cast<std::size_t>(Feature::faults) + 1;
 std::string_view name_of(Feature feature);
 
 // The features of one case: what the swarm may use.

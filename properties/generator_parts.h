@@ -1,5 +1,6 @@
 // The parts of the generator by file: cache_generator.cpp draws groups and their pool,
-// engine_generator.cpp the options, traffic_generator.cpp who arrives and how they leave.
+// engine_generator.cpp the options, traffic_generator.cpp who arrives and how they leave, fault_generator.cpp what goes
+// wrong.
 #pragma once
 
 #include "properties/generator.h"
@@ -25,5 +26,6 @@ void fit_engine(Draw& draw, const std::vector<KVCacheGroupSpec>& groups, EngineC
 // The pool and the plan; attention backend, layout and kernel blocks.
 void draw_pool(Draw& draw, std::vector<KVCacheGroupSpec> groups, SavedCase& saved);
 void draw_traffic(Draw& draw, SavedCase& saved);
+void draw_fault_plan(Draw& draw, SavedCase& saved);
 
 }  // namespace lockstep

@@ -158,13 +158,29 @@ void Invariants::check_request(const StepView& view, std::size_t index) {
   }
 }
 
+// By a request that this step has preempted: it may have been about to publish what it had computed
+// before.
+bool Invariants::was_computed(const StepView& view, std::int32_t group, BlockId block) const {
+  for (const RequestId id : view.decision.preempted) {
+    const auto held = tables_.find(id);
+    const auto computed = computed_.find(id);
+    if (held == tables_.end() || computed == computed_.end()) continue;
+    const auto& table = held->second[static_cast<std::size_t>(group)];
+    const auto entry = std::ranges::find(table, block);
+    const std::int64_t end =
+        (entry - table.begin() + 1) * block_size(static_cast<std::size_t>(group));
+    if (entry != table.end() && end <= computed->second) return true;
+  }
+  return false;
+}
+
 // Content that has become findable with this decision is content that this step computes.
 void Invariants::check_published(const StepView& view) {
   for (std::int32_t block = 1; block < plan_.num_blocks; ++block) {
     const auto content = view.decisions.cached_as(BlockId{block});
     if (!content || content == cached_[static_cast<std::size_t>(block)]) continue;
     const auto group = static_cast<std::size_t>(content->group);
-    bool computed = false;
+    bool computed = was_computed(view, content->group, BlockId{block});
     for (const ScheduledRequest& scheduled : view.decision.scheduled) {
       const auto table = view.decisions.block_table(scheduled.id, content->group);
       const auto entry = std::ranges::find(table, BlockId{block});
@@ -279,6 +295,10 @@ void Invariants::decided(const StepView& view) {
 void Invariants::finished(const StepView& view) {
   if (violation_) return;
   check_free_order(view);
+  // Drafts in flight are counted, and not known to stand.
+  computed_.clear();
+  for (const RequestId id : view.decisions.running())
+    computed_[id] = std::min(view.decisions.num_computed_tokens(id), view.decisions.num_tokens(id));
   remember(view);
 }
 

@@ -11,7 +11,8 @@
 //   one_writer      a block that the step writes has one request that writes it
 //   table_covers    the table of a scheduled request reaches its last token in every group
 //   hit             a hit leaves a token to compute, and lies on blocks that are cached
-//   published       what has newly become findable is computed by a request of this very step
+//   published       what has newly become findable is computed by a request of this very step, or
+//                   was by one that the step has preempted
 //   queue_front     new blocks come from the front of the free queue
 //   planned_blocks  nobody holds more blocks of a group than the pool is planned for
 //   limits          budgets, and nobody scheduled twice or while waiting
@@ -72,6 +73,7 @@ class Invariants {
   void check_limits(const StepView& view);
   void check_request(const StepView& view, std::size_t index);
   void check_published(const StepView& view);
+  bool was_computed(const StepView& view, std::int32_t group, BlockId block) const;
   void check_queue_front(const StepView& view);
   void check_planned(const StepView& view);
   void check_free_order(const StepView& view);
@@ -82,9 +84,11 @@ class Invariants {
   const EngineProfile& profile_;
   std::int64_t scheduler_block_size_ = 0;
   std::int64_t step_ = -1;
+  std::int32_t in_flight_max_ = 1;
   std::vector<Holders> holders_;       // by block
   std::vector<std::int32_t> writers_;  // requests of the step that write a block
   std::map<RequestId, std::vector<std::vector<BlockId>>> tables_;  // of those that ran in the step
+  std::map<RequestId, std::int64_t> computed_;                     // their tokens, after it
   std::vector<BlockId> queue_;                                     // as last seen
   std::vector<std::optional<CachedBlock>> cached_;                 // as last seen, by block
   std::optional<Violation> violation_;

@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "properties/invariants.h"
+#include "properties/planned_need.h"
 #include "reference/page_size.h"
 #include "reference/request_need.h"
 
@@ -12,20 +13,16 @@ namespace lockstep {
 // Pools are planned without what a step takes while another is in flight, and without the slots of
 // drafts (docs/findings.md, 5 and 6): as much is let pass here, and liveness says what comes of it.
 void Invariants::check_planned(const StepView& view) {
-  PlanOptions options;
-  options.dcp = engine_.dcp;
-  options.pcp = engine_.pcp;
-  options.mamba_cache_mode = engine_.mamba_cache_mode;
-  options.num_spec = engine_.num_spec_tokens;
-  options.max_model_len = engine_.max_model_len;
-  options.max_num_batched_tokens = engine_.max_num_batched_tokens;
+  const PlanOptions options = plan_options_of(engine_);
+  // Beside the step that has just been decided. What one of them kept stays until the next decision.
+  in_flight_max_ = std::max(in_flight_max_, view.decisions.num_steps_in_flight() - 1);
   for (std::int32_t g = 0; g < std::ssize(plan_.groups); ++g) {
     const KVCacheGroupSpec& group = plan_.groups[static_cast<std::size_t>(g)];
     std::int64_t most = max_blocks_per_request(group, options);
     if (engine_.async_scheduling)
-      most += is_state_kind(group.spec.kind)
-                  ? 1
-                  : cdiv(engine_.max_num_batched_tokens, group.spec.block_size);
+      most += in_flight_max_ * (is_state_kind(group.spec.kind)
+                                    ? 1
+                                    : cdiv(engine_.max_num_batched_tokens, group.spec.block_size));
     // States are planned with a block for each draft; where the release retires by scheduled tokens
     // it keeps as many again, in case drafts are rejected.
     if (!is_state_kind(group.spec.kind) || profile_.retire_basis == RetireBasis::scheduled)

@@ -8,6 +8,7 @@
 #include "properties/tally_counter.h"
 #include "reference/check.h"
 #include "sim/audit.h"
+#include "sim/faulty_workload.h"
 #include "sim/program_builder.h"
 #include "sim/run_recorder.h"
 #include "sim/saved_run.h"
@@ -136,6 +137,7 @@ void take_verdict(const RunSummary& summary, Outcome& outcome) {
   outcome.state_hash = summary.state_hash;
   outcome.tally.count(Reached::page_checked, summary.pages_checked);
   outcome.tally.count(Reached::refused_request, summary.refused_requests);
+  outcome.tally.count(Reached::refused_allocation, summary.refused_allocations);
   if (outcome.failed()) return;
   if (summary.divergence) {
     outcome.kind = OutcomeKind::divergence;
@@ -151,6 +153,14 @@ void take_verdict(const RunSummary& summary, Outcome& outcome) {
     outcome.request = summary.stuck.front().name;
     outcome.what = fmt::format("request {} {}", outcome.request, summary.stuck.front().why);
   }
+}
+
+// Those that do not show in the steps as they are recorded.
+void count_faults(const FaultyWorkload& workload, Tally& tally) {
+  if (!workload.plan().empty()) tally.count(Reached::with_faults);
+  tally.count(Reached::early_output, workload.num_effects(FaultKind::early_output));
+  tally.count(Reached::late_output, workload.num_effects(FaultKind::late_output));
+  tally.count(Reached::abort_again, workload.num_effects(FaultKind::abort_again));
 }
 
 }  // namespace
@@ -177,14 +187,16 @@ Outcome judge(const SavedCase& saved, const JudgeOptions& options) {
         {fmt::format("mutants: {} of them; a case has one at most", saved.mutants.size())});
   const LockstepConfig config = config_of(saved);
   Outcome outcome;
-  const std::unique_ptr<Workload> workload = workload_of(saved);
-  Bench bench(saved, *workload, options, outcome);
+  const auto workload = make_faulty_workload(workload_of(saved), saved.faults);
+  if (!workload) return refusal(workload.error());
+  Bench bench(saved, **workload, options, outcome);
   const KVTransfer transfer{bench.workload().connector(), config.connector.load_failure_policy};
   auto decisions =
       make_reference_decisions(saved.engine, saved.cache.groups, saved.cache.num_blocks, transfer,
                                config.scheduler_defect, free_order_of(saved));
   if (!decisions) return refusal(decisions.error());
   bench.begin(saved, config, **decisions);
+  (*workload)->watch(**decisions);
   const auto backends = make_backends(saved, config, options);
   if (!backends) return refusal(backends.error());
   std::vector<Backend*> ranks;
@@ -195,6 +207,7 @@ Outcome judge(const SavedCase& saved, const JudgeOptions& options) {
       run_lockstep(config, **decisions, bench.workload(), std::span<Backend* const>(ranks), &bench);
   if (!report) return refusal(report.error());
   take_verdict(report->summary, outcome);
+  count_faults(**workload, outcome.tally);
   if (options.summary != nullptr) *options.summary = report->summary;
   if (outcome.kind == OutcomeKind::agreed) bench.end(**decisions);
   return outcome;

@@ -1,6 +1,12 @@
 #include "properties/known_findings.h"
 
 #include <algorithm>
+#include <optional>
+
+#include "properties/case_parts.h"
+#include "reference/check.h"
+#include "reference/engine_profile.h"
+#include "reference/page_size.h"
 
 #include "properties/case_parts.h"
 
@@ -36,14 +42,15 @@ bool second_full_group_is_not_cut(const SavedCase& saved) {
 }
 
 bool preempts_in_own_step(const SavedCase& saved) {
-  return saved.engine.policy == SchedulingPolicy::priority && saved.engine.enable_prefix_caching;
+  return saved.engine.policy == SchedulingPolicy::priority && saved.engine.enable_prefix_caching &&
+         !profile_without(saved.engine.engine, 3).empty();
 }
 
-bool has_windows(const SavedCase& saved) {
-  return count_groups(saved, [](CacheKind kind) {
-           return kind == CacheKind::sliding_window || kind == CacheKind::chunked_local;
-         }) > 0;
+bool is_window(CacheKind kind) {
+  return kind == CacheKind::sliding_window || kind == CacheKind::chunked_local;
 }
+
+bool has_windows(const SavedCase& saved) { return count_groups(saved, is_window) > 0; }
 
 bool plans_windows_without_lookahead(const SavedCase& saved) {
   const SpecMethod method = saved.engine.spec_method;
@@ -60,9 +67,10 @@ bool plans_too_few_states(const SavedCase& saved) {
          saved.engine.mamba_cache_mode == MambaCacheMode::align && has_states(saved);
 }
 
-bool has_equals_without_a_cache(const SavedCase& saved) {
-  if (saved.engine.policy != SchedulingPolicy::priority || saved.engine.enable_prefix_caching)
-    return false;
+// A cache helps only where a hit brings back what was computed: not with states that are saved at
+// boundaries alone, for one.
+bool has_equals(const SavedCase& saved) {
+  if (saved.engine.policy != SchedulingPolicy::priority) return false;
   const auto requests = requests_of(saved);
   for (std::size_t i = 0; i < requests.size(); ++i)
     for (std::size_t j = i + 1; j < requests.size(); ++j)
@@ -70,6 +78,47 @@ bool has_equals_without_a_cache(const SavedCase& saved) {
           requests[i]->arrival_ns == requests[j]->arrival_ns)
         return true;
   return false;
+}
+
+template <int finding>
+SavedCase with_the_rule_repaired(const SavedCase& saved) {
+  SavedCase repaired = saved;
+  repaired.engine.engine = profile_without(saved.engine.engine, finding);
+  LS_CHECK(!repaired.engine.engine.empty(), "no profile of {} without finding {}",
+           saved.engine.engine, finding);
+  return repaired;
+}
+
+SavedCase with_more_blocks(const SavedCase& saved, std::int64_t num_blocks) {
+  SavedCase larger = saved;
+  LS_CHECK(set_num_blocks(larger, saved.cache.num_blocks + num_blocks), "a plan of broken pages");
+  return larger;
+}
+
+// A state more of each kind.
+SavedCase with_states_in_flight_planned(const SavedCase& saved) {
+  return with_more_blocks(
+      saved, count_groups(saved, [](CacheKind kind) { return kind == CacheKind::mamba; }));
+}
+
+// The slots of the drafts in each window; they may begin inside a block.
+SavedCase with_lookahead_planned(const SavedCase& saved) {
+  std::int64_t num_blocks = 0;
+  for (const KVCacheGroupSpec& group : saved.cache.groups)
+    if (is_window(group.spec.kind))
+      num_blocks += 1 + cdiv(saved.engine.num_spec_tokens, group.spec.block_size);
+  return with_more_blocks(saved, num_blocks);
+}
+
+// Nobody arrives in the same instant as somebody else.
+SavedCase with_arrivals_apart(const SavedCase& saved) {
+  SavedCase apart = saved;
+  std::int64_t last_ns = -1;
+  for (RequestSpec* request : requests_of(apart)) {
+    if (request->arrival_ns <= last_ns) request->arrival_ns = last_ns + 1;
+    last_ns = request->arrival_ns;
+  }
+  return apart;
 }
 
 constexpr std::string_view kWrongHit[] = {"audit.attention_read", "audit.state_read", "decide"};
@@ -83,39 +132,63 @@ constexpr std::string_view kLiveness[] = {"liveness"};
 
 constexpr KnownFinding kFindings[] = {
     {1, "with EAGLE, a state hit is longer than the attention hit beside it", state_hit_is_longer,
-     kWrongHit},
+     kWrongHit, with_the_rule_repaired<1>},
     {2, "a second full-attention group keeps blocks beyond the common hit",
-     second_full_group_is_not_cut, kSharedBeyondHit},
+     second_full_group_is_not_cut, kSharedBeyondHit, with_the_rule_repaired<2>},
     {3, "a request preempted in its own step leaves blocks that nobody computed",
-     preempts_in_own_step, kNotComputed},
+     preempts_in_own_step, kNotComputed, with_the_rule_repaired<3>},
     {4, "a window is retired by a count that includes rejected drafts", frees_windows_by_drafts,
-     kFreedInFlight},
+     kFreedInFlight, with_the_rule_repaired<4>},
     {5, "with a step in flight a request holds more states than its pool is planned for",
-     plans_too_few_states, kLiveness},
+     plans_too_few_states, kLiveness, with_states_in_flight_planned},
     {6, "a window's pool is planned without the slots of drafts", plans_windows_without_lookahead,
-     kLiveness},
-    {11, "requests of one priority and arrival preempt each other for ever",
-     has_equals_without_a_cache, kLiveness},
+     kLiveness, with_lookahead_planned},
+    {11, "requests of one priority and arrival preempt each other for ever", has_equals, kLiveness,
+     with_arrivals_apart},
 };
 
-const KnownFinding* finding_of(const SavedCase& saved, const Outcome& outcome) {
-  for (const KnownFinding& finding : kFindings)
-    if (std::ranges::find(finding.checks, outcome.check) != finding.checks.end() &&
-        finding.can_happen(saved))
-      return &finding;
-  return nullptr;
+bool gets_past(const Outcome& failure, const Outcome& without) {
+  if (without.kind == OutcomeKind::agreed) return true;
+  return without.failed() && failure.kind != OutcomeKind::stuck && without.step > failure.step;
+}
+
+// Whether the case gets past its failure once the finding is repaired; or at least fails otherwise,
+// and that is another finding's doing: past all rules that are repaired it is, or it is recognised
+// itself.
+bool explains(const KnownFinding& finding, const SavedCase& saved, const Outcome& failure,
+              const BackendFactory& backend) {
+  const SavedCase repaired = finding.repaired(saved);
+  const Outcome without = judge(repaired, backend);
+  if (gets_past(failure, without)) return true;
+  if (!without.failed() || without.same_failure(failure)) return false;
+  if (repaired.engine.engine == saved.engine.engine)
+    return known_finding(repaired, without, backend) != nullptr;
+  return !profile_without(saved.engine.engine, 0).empty() &&
+         gets_past(failure, judge(with_the_rule_repaired<0>(saved), backend));
+}
+
+bool could_be(const KnownFinding& finding, const SavedCase& saved, const Outcome& outcome) {
+  return std::ranges::find(finding.checks, outcome.check) != finding.checks.end() &&
+         finding.can_happen(saved);
 }
 
 }  // namespace
 
 std::span<const KnownFinding> known_findings() { return kFindings; }
 
-const KnownFinding* known_finding(const SavedCase& saved, const Outcome& outcome) {
+const KnownFinding* known_finding(const SavedCase& saved, const Outcome& outcome,
+                                  const BackendFactory& backend) {
   if (!outcome.failed()) return nullptr;
-  if (const KnownFinding* finding = finding_of(saved, outcome)) return finding;
-  if (outcome.kind != OutcomeKind::divergence) return nullptr;
-  const Outcome decided = judge(saved);
-  return decided.failed() && decided.step <= outcome.step ? finding_of(saved, decided) : nullptr;
+  std::optional<Outcome> decided;
+  if (outcome.kind == OutcomeKind::divergence) {
+    decided = judge(saved);
+    if (!decided->failed() || decided->step > outcome.step) decided.reset();
+  }
+  for (const KnownFinding& finding : kFindings)
+    if ((could_be(finding, saved, outcome) || (decided && could_be(finding, saved, *decided))) &&
+        explains(finding, saved, outcome, backend))
+      return &finding;
+  return nullptr;
 }
 
 }  // namespace lockstep

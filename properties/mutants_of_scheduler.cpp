@@ -263,12 +263,42 @@ std::vector<Mutant> schedule_mutants() {
   };
 }
 
+// What becomes of a request that is refused, or leaves at a bad moment.
+std::vector<Mutant> fault_mutants() {
+  return {
+      {.id = "refused-hit-kept",
+       .site = kScheduler,
+       .source = "this project",
+       .mechanism = "a request that hits a prefix and is refused the rest of its blocks keeps its "
+                    "hold on the hit",
+       .exposed_by = "a hit while the pool is full or gives nothing",
+       .caught_by = {"invariant.ref_cnt", "invariant.conservation"},
+       .bias = decisions({faults, shared_prefixes, full_attention, tight_pool}, {two_block_pool})},
+      {.id = "abort-twice",
+       .site = kScheduler,
+       .source = "this project",
+       .mechanism = "an abort of a request that has just left retires it a second time",
+       .exposed_by = "a client that gives up while the last token is on its way",
+       .caught_by = {"crash"},
+       .bias = decisions({faults, full_attention})},
+      {.id = "abort-in-flight-kept",
+       .site = kScheduler,
+       .source = "this project",
+       .mechanism = "the blocks of a request that is aborted while a step of it is in flight wait "
+                    "for an output that nobody will deliver to it",
+       .exposed_by = "an abort between a decision and its output",
+       .caught_by = {"invariant.conservation", "invariant.ref_cnt", "invariant.leak",
+                     "audit.conservation"},
+       .bias = decisions({faults, aborts, full_attention})},
+  };
+}
+
 }  // namespace
 
 std::vector<Mutant> mutants_of_scheduler() {
   std::vector<Mutant> all;
-  for (const auto& part :
-       {hash_mutants(), hit_mutants(), free_mutants(), state_mutants(), schedule_mutants()})
+  for (const auto& part : {hash_mutants(), hit_mutants(), free_mutants(), state_mutants(),
+                           schedule_mutants(), fault_mutants()})
     all.insert(all.end(), part.begin(), part.end());
   return all;
 }

@@ -58,6 +58,15 @@ void remove_each(ShrinkTrial& trial, Things SavedCase::*things) {
     });
 }
 
+// Earlier, shorter, and with smaller numbers. What a fault does not take is refused, and not tried.
+void shrink_fault(ShrinkTrial& trial, std::size_t i) {
+  trial.lower(0, [i](SavedCase& saved) { return &saved.faults[i].step; });
+  for (std::size_t a = 0; a < trial.best().faults[i].arguments.size(); ++a) {
+    const std::int64_t least = trial.best().faults[i].arguments[a].first == "steps" ? 1 : 0;
+    trial.lower(least, [i, a](SavedCase& saved) { return &saved.faults[i].arguments[a].second; });
+  }
+}
+
 }  // namespace
 
 void shrink_records(ShrinkTrial& trial) {
@@ -76,8 +85,7 @@ void shrink_records(ShrinkTrial& trial) {
                 });
   remove_each(trial, &SavedCase::faults);
   remove_each(trial, &SavedCase::mutants);
-  for (std::size_t i = 0; i < trial.best().faults.size(); ++i)
-    trial.lower(0, [i](SavedCase& saved) { return &saved.faults[i].step; });
+  for (std::size_t i = 0; i < trial.best().faults.size(); ++i) shrink_fault(trial, i);
 }
 
 }  // namespace lockstep

@@ -37,6 +37,12 @@ std::string group_text(const KVCacheGroupSpec& group) {
   return text + fmt::format(", pages of {} bytes", page_size_bytes(spec));
 }
 
+std::string fault_text(const Fault& fault) {
+  std::string text = fmt::format("{} from step {} on", fault.kind, fault.step);
+  for (const auto& [name, value] : fault.arguments) text += fmt::format(", {} {}", name, value);
+  return text;
+}
+
 std::string head_text(const SavedCase& saved) {
   const CaseSize size = size_of(saved);
   const EngineConfig& engine = saved.engine;
@@ -50,8 +56,7 @@ std::string head_text(const SavedCase& saved) {
     text += wrapped(fmt::format("  group {}  ", g), group_text(saved.cache.groups[g]));
   if (!saved.mutants.empty())
     text += wrapped("  planted  ", fmt::format("{}", fmt::join(saved.mutants, ", ")));
-  for (const Fault& fault : saved.faults)
-    text += wrapped("  fault    ", fmt::format("{} in step {}", fault.kind, fault.step));
+  for (const Fault& fault : saved.faults) text += wrapped("  fault    ", fault_text(fault));
   return text +
          "  A cell is a block, [its id: the tokens in it]; * is handed out in this step, - is the "
          "null block.\n";

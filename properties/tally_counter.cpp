@@ -53,6 +53,8 @@ void count_cache(const SavedCase& saved, Tally& tally) {
     kinds.insert(class_of(spec));
     if (page_size_bytes(spec) > unpadded_page_size_bytes(spec)) kinds.insert(Reached::padded_page);
     if (groups[g].layers_per_page > 1) kinds.insert(Reached::packed_page);
+    if (spec.kv_quant_mode != KVQuantMode::none) kinds.insert(Reached::scaled_rows);
+    if (groups[g].is_uniform_type()) kinds.insert(Reached::uniform_type);
     if (spec.block_size != groups[0].spec.block_size) kinds.insert(Reached::different_block_sizes);
     if (g < saved.kernel_block_sizes.size() && !is_state_kind(spec.kind) &&
         saved.kernel_block_sizes[g] < spec.block_size)
@@ -81,12 +83,20 @@ void count_engine(const SavedCase& saved, Tally& tally) {
   count_if(engine.spec_method == SpecMethod::ngram, Reached::ngram_drafts);
   count_if(engine.spec_method == SpecMethod::draft_model, Reached::draft_model_drafts);
   count_if(engine.spec_method == SpecMethod::eagle, Reached::eagle_drafts);
+  count_if(engine.dcp * engine.pcp > 1, Reached::context_parallel);
 }
 
-void count_sessions(const SavedCase& saved, Tally& tally) {
+void count_arrivals(const SavedCase& saved, Tally& tally) {
+  std::int64_t last_ns = -1;
   for (const TraceRecord& record : saved.trace.records) {
     const auto* request = std::get_if<TraceRequest>(&record);
-    if (request != nullptr && !request->after.empty()) tally.count(Reached::session_resumed);
+    if (request == nullptr) continue;
+    if (!request->after.empty()) {
+      tally.count(Reached::session_resumed);
+      continue;
+    }
+    if (request->spec.arrival_ns == last_ns) tally.count(Reached::same_instant);
+    last_ns = request->spec.arrival_ns;
   }
 }
 
@@ -95,32 +105,40 @@ void count_sessions(const SavedCase& saved, Tally& tally) {
 TallyCounter::TallyCounter(const SavedCase& saved, Tally& tally) : saved_(saved), tally_(tally) {
   count_cache(saved, tally);
   count_engine(saved, tally);
-  count_sessions(saved, tally);
+  count_arrivals(saved, tally);
 }
 
 void TallyCounter::count_abort(const std::string& name) {
-  const auto place = places_.find(name);
-  if (place == places_.end()) return;
-  switch (place->second) {
+  const auto request = requests_.find(name);
+  if (request == requests_.end()) return;
+  switch (request->second.place) {
     case Place::waiting:
       tally_.count(Reached::abort_waiting);
       break;
     case Place::running:
-      tally_.count(Reached::abort_running);
-      if (steps_in_flight_ > 0) tally_.count(Reached::abort_with_step_in_flight);
+      count_abort_of_running(request->second);
       break;
     case Place::preempted:
       tally_.count(Reached::abort_preempted);
       break;
   }
-  places_.erase(place);
+  requests_.erase(request);
+}
+
+void TallyCounter::count_abort_of_running(const Request& request) {
+  tally_.count(Reached::abort_running);
+  if (steps_in_flight_ > 0) tally_.count(Reached::abort_with_step_in_flight);
+  if (request.num_computed_tokens >= request.num_prompt_tokens)
+    tally_.count(Reached::abort_decode);
+  else
+    tally_.count(request.num_steps > 1 ? Reached::abort_mid_prefill : Reached::abort_first_chunk);
 }
 
 void TallyCounter::count_events(const RecordedStep& step) {
   for (const RecordedEvent& event : step.before) {
     switch (event.kind) {
       case RecordedEvent::Kind::add:
-        places_[event.request.name] = Place::waiting;
+        requests_[event.request.name] = {.num_prompt_tokens = event.request.prompt.size()};
         if (!event.request.cache_salt.empty()) tally_.count(Reached::salted_request);
         break;
       case RecordedEvent::Kind::abort:
@@ -152,7 +170,10 @@ void TallyCounter::count_hit(const RecordedScheduled& scheduled) {
 void TallyCounter::count_scheduled(const RecordedStep& step) {
   if (step.scheduled.size() > 1) tally_.count(Reached::batch_of_several);
   for (const RecordedScheduled& scheduled : step.scheduled) {
-    places_[scheduled.id] = Place::running;
+    Request& request = requests_[scheduled.id];
+    request.place = Place::running;
+    request.num_computed_tokens = scheduled.computed + scheduled.tokens;
+    request.num_steps = scheduled.is_new ? 1 : request.num_steps + 1;
     if (scheduled.is_new && scheduled.resumed) tally_.count(Reached::resume);
     if (scheduled.is_new && scheduled.computed > 0) count_hit(scheduled);
     if ((scheduled.computed + scheduled.tokens) % saved_.engine.block_size != 0)
@@ -175,7 +196,9 @@ void TallyCounter::count_scheduled(const RecordedStep& step) {
 
 void TallyCounter::count_preempted(const RecordedStep& step) {
   tally_.count(Reached::preemption, std::ssize(step.preempted));
-  for (const std::string& name : step.preempted) places_[name] = Place::preempted;
+  if (step.preempted.size() > 1 && step.running.size() <= 1)
+    tally_.count(Reached::preemption_storm);
+  for (const std::string& name : step.preempted) requests_[name].place = Place::preempted;
 }
 
 void TallyCounter::count_outcome(const RecordedStep& step) {
@@ -188,7 +211,7 @@ void TallyCounter::count_outcome(const RecordedStep& step) {
     tally_.count(Reached::common_prefix);
   for (const RecordedStopped& stopped : step.stopped) {
     tally_.count(stopped.reason == "stop" ? Reached::stop_token : Reached::length_end);
-    places_.erase(stopped.id);
+    requests_.erase(stopped.id);
   }
 }
 

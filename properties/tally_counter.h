@@ -21,9 +21,16 @@ class TallyCounter {
 
  private:
   enum class Place : std::uint8_t { waiting, running, preempted };
+  struct Request {
+    Place place = Place::waiting;
+    std::int64_t num_prompt_tokens = 0;
+    std::int64_t num_computed_tokens = 0;  // after the last step in which it was scheduled
+    std::int64_t num_steps = 0;            // scheduled since it was let in
+  };
 
   void count_events(const RecordedStep& step);
   void count_abort(const std::string& name);
+  void count_abort_of_running(const Request& request);
   void count_scheduled(const RecordedStep& step);
   void count_hit(const RecordedScheduled& scheduled);
   void count_preempted(const RecordedStep& step);
@@ -31,7 +38,7 @@ class TallyCounter {
 
   const SavedCase& saved_;
   Tally& tally_;
-  std::map<std::string, Place> places_;  // of live requests
+  std::map<std::string, Request> requests_;  // live ones
   std::int64_t steps_in_flight_ = 0;
 };
 

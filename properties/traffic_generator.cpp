@@ -94,9 +94,9 @@ void Traffic::draw_end(TraceRequest& request) {
 void Traffic::add(std::int64_t index) {
   std::vector<TraceRecord>& records = saved_.trace.records;
   const bool burst = draw_.has(Feature::bursts) && choices().chance(60);
-  // Two requests never come at the same instant: the engine's clock tells them apart, and so does
-  // its choice of a victim under the policy `priority`.
-  t_ns_ += burst ? 1 : 1 + choices().below(6) * kStepNs / 2;
+  // Two samples of one request share its arrival; else the engine's clock tells them apart.
+  const bool same = draw_.has(Feature::same_instant) && choices().chance(40);
+  if (!same) t_ns_ += burst ? 1 : 1 + choices().below(6) * kStepNs / 2;
   if (draw_.has(Feature::resets) && choices().chance(15))
     records.emplace_back(
         TraceControl{.kind = TraceControl::Kind::reset_prefix_cache, .t_ns = t_ns_});
