@@ -13,6 +13,7 @@
 #include "cuda_backend/simt_backend.h"
 #include "properties/case_size.h"
 #include "properties/recorded_case.h"
+#include "sim/stopwatch.h"
 #include "traces/open_trace.h"
 
 namespace lockstep {
@@ -93,12 +94,24 @@ Result<ShrunkCase> shrink_case(const SavedCase& saved, const Failure& failure,
     progress.at(evaluations, fmt::format("tried; {}, {}", counted(size.requests, "request"),
                                          counted(size.tokens, "token")));
   };
-  auto result = shrink(saved, fails_like(failure, judging, time_limit(options)), shrinking);
+  Stopwatch clock;
+  double elapsed = 0;
+  const StillFails still_fails = fails_like(failure, judging, time_limit(options));
+  const auto out_of_time = [&] {
+    return options.shrink_seconds > 0 && elapsed > options.shrink_seconds;
+  };
+  // Out of time nothing else is tried, and so the best case stays.
+  const StillFails in_time = [&](const SavedCase& smaller) -> std::optional<std::int64_t> {
+    elapsed += clock.lap();
+    return out_of_time() ? std::nullopt : still_fails(smaller);
+  };
+  auto result = shrink(saved, in_time, shrinking);
   if (!result)
     return fail(
         fmt::format("{}: failed once ({}) and not again; it depends on something that the "
                     "case does not hold",
                     saved.name, failure.check));
+  result->is_minimal &= !out_of_time();
   Result<Failure> smallest = failure_of(result->smallest, options);
   if (!smallest) return tl::unexpected(smallest.error());
   // What a replay of it will say: audit and invariants are the judge's, and not looked at there.
@@ -115,7 +128,7 @@ std::string to_text(const ShrunkCase& shrunk) {
       fmt::format("{} tried, {} of them smaller; {}\n\n",
                   counted(shrunk.result.evaluations, "case"), with_commas(shrunk.result.accepted),
                   shrunk.result.is_minimal ? "nothing more can be taken away"
-                                           : "the evaluations ran out, it may go further");
+                                           : "the budget ran out, it may go further");
   text += fmt::format("  {:<10}{:>12}{:>12}\n", "", "before", "after");
   text += change_row("requests", before.requests, after.requests);
   text += change_row("tokens", before.tokens, after.tokens);

@@ -19,6 +19,7 @@ struct FailingCaseOptions {
   std::string backend = "auto";  // as the case says
   std::int64_t time_limit_s = 30;
   std::int64_t evaluations_max = 20'000;
+  double shrink_seconds = 0;  // of one case; 0: no limit
 };
 
 // --backend and --time-limit.

@@ -5,8 +5,8 @@
 #include <algorithm>
 #include <csignal>
 #include <cstring>
-#include <filesystem>
 #include <memory>
+#include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
 #include <thread>
@@ -16,6 +16,8 @@
 
 #include "cli/commands.h"
 #include "cli/exit_code.h"
+#include "cli/fuzz_cases.h"
+#include "cli/fuzz_ranks.h"
 #include "cli/fuzz_summary.h"
 #include "cli/progress.h"
 #include "cli/terminal.h"
@@ -41,6 +43,8 @@ struct FuzzCommandOptions {
   std::string mutant;
   std::string check;
   std::string save_dir;
+  bool shrinks = true;
+  double shrink_seconds = 60;
   std::string shard;  // "i/n"
   std::string json_path;
   std::vector<std::string> merge;
@@ -73,6 +77,9 @@ Result<void> parse_shard(const std::string& text, FuzzOptions& fuzzing) {
 }
 
 Result<FuzzOptions> options_of(const FuzzCommandOptions& options) {
+  if (!options.engine.empty() && find_engine_profile(options.engine) == nullptr)
+    return fail(fmt::format("--engine: {} is not known; expected one of {}", options.engine,
+                            engine_profile_names()));
   FuzzOptions fuzzing;
   fuzzing.first_seed = options.seed.value_or(1);
   fuzzing.runs = options.seconds ? kRunsMax : options.seed ? 1 : kRunsByDefault;
@@ -90,39 +97,67 @@ Result<FuzzOptions> options_of(const FuzzCommandOptions& options) {
   return fuzzing;
 }
 
-Result<void> save(const std::string& folder, SavedCase saved, const Outcome& outcome) {
-  std::error_code error;
-  std::filesystem::create_directories(folder, error);
-  if (error) return fail(fmt::format("{}: {}", folder, error.message()));
-  const bool has_phase = outcome.kind == OutcomeKind::divergence;
-  saved.expected = ExpectedVerdict{.kind = has_phase ? outcome.check : "agreed", .step = {}};
-  if (has_phase) saved.expected->step = outcome.step;
-  if (outcome.kind == OutcomeKind::stuck) saved.expected->kind = "liveness";
-  const std::filesystem::path path = std::filesystem::path(folder) / (saved.name + ".case.jsonl");
-  return write_saved_case(path.string(), saved);
+// What one process has to say.
+struct FuzzPart {
+  FuzzReport report;
+  std::string saved;  // a line for each case that was written
+};
+
+Result<FuzzPart> run(const FuzzCommandOptions& options, const FuzzOptions& fuzzing) {
+  Result<void> saved_all;
+  FuzzCases cases(options.save_dir);
+  FuzzPart part;
+  {
+    Stopwatch clock;
+    double elapsed = 0;
+    Progress progress("fuzzing", options.seconds ? 0 : fuzzing.runs / fuzzing.shards);
+    FuzzCallbacks callbacks;
+    callbacks.starting = [](std::uint64_t seed) { current_seed = seed; };
+    callbacks.progress = [&](std::int64_t done, std::int64_t failures) {
+      progress.at(done, failures == 0 ? std::string() : counted(failures, "failure"));
+    };
+    if (options.seconds)
+      callbacks.go_on = [&] { return (elapsed += clock.lap()) < *options.seconds; };
+    if (!options.save_dir.empty())
+      callbacks.failed = [&](const SavedCase& saved, const Outcome& outcome) {
+        if (saved_all) saved_all = cases.keep(saved, outcome);
+      };
+    const auto previous = std::signal(SIGABRT, name_seed_and_abort);
+    part.report = fuzz(fuzzing, callbacks);
+    std::signal(SIGABRT, previous);
+  }
+  if (saved_all && options.shrinks) saved_all = cases.shrink(options.shrink_seconds);
+  if (!saved_all) return tl::unexpected(saved_all.error());
+  part.saved = cases.text();
+  return part;
 }
 
-Result<FuzzReport> run(const FuzzCommandOptions& options, const FuzzOptions& fuzzing) {
-  Result<void> saved_all;
-  Stopwatch clock;
-  double elapsed = 0;
-  Progress progress("fuzzing", options.seconds ? 0 : fuzzing.runs / fuzzing.shards);
-  FuzzCallbacks callbacks;
-  callbacks.starting = [](std::uint64_t seed) { current_seed = seed; };
-  callbacks.progress = [&](std::int64_t cases, std::int64_t failures) {
-    progress.at(cases, failures == 0 ? std::string() : counted(failures, "failure"));
-  };
-  if (options.seconds)
-    callbacks.go_on = [&] { return (elapsed += clock.lap()) < *options.seconds; };
-  if (!options.save_dir.empty())
-    callbacks.failed = [&](const SavedCase& saved, const Outcome& outcome) {
-      if (saved_all) saved_all = save(options.save_dir, saved, outcome);
-    };
-  const auto previous = std::signal(SIGABRT, name_seed_and_abort);
-  FuzzReport report = fuzz(fuzzing, callbacks);
-  std::signal(SIGABRT, previous);
-  if (!saved_all) return tl::unexpected(saved_all.error());
-  return report;
+// Every rank a shard; rank 0 has the whole, the others nothing.
+Result<std::optional<FuzzPart>> run_spread(const FuzzCommandOptions& options, FuzzOptions fuzzing,
+                                           const FuzzRanks& ranks) {
+  using Json = nlohmann::json;
+  fuzzing.shard = ranks.rank();
+  fuzzing.shards = ranks.count();
+  const Result<FuzzPart> mine = run(options, fuzzing);
+  const Json said =
+      mine ? Json{{"report", fuzz_report_to_json(mine->report)}, {"saved", mine->saved}}
+           : Json{{"error", mine.error().message}};
+  std::vector<FuzzReport> reports;
+  FuzzPart whole;
+  for (const std::string& text :
+       ranks.gather(said.dump(-1, ' ', false, Json::error_handler_t::replace))) {
+    const Json part = Json::parse(text);
+    if (part.contains("error")) return fail(part["error"].get<std::string>());
+    auto report = fuzz_report_from_text("a rank's report", part["report"].get<std::string>());
+    if (!report) return tl::unexpected(report.error());
+    reports.push_back(std::move(*report));
+    whole.saved += part["saved"].get<std::string>();
+  }
+  if (ranks.rank() != 0) return std::optional<FuzzPart>();
+  auto merged = merge_fuzz_reports(reports);
+  if (!merged) return tl::unexpected(merged.error());
+  whole.report = std::move(*merged);
+  return whole;
 }
 
 Result<FuzzReport> merge(const std::vector<std::string>& paths) {
@@ -135,25 +170,39 @@ Result<FuzzReport> merge(const std::vector<std::string>& paths) {
   return merge_fuzz_reports(parts);
 }
 
-int fuzz_main(const FuzzCommandOptions& options) {
-  if (!options.engine.empty() && find_engine_profile(options.engine) == nullptr)
-    return refuse(fmt::format("--engine: {} is not known; expected one of {}", options.engine,
-                              engine_profile_names()));
+Result<std::optional<FuzzPart>> run_or_merge(const FuzzCommandOptions& options,
+                                             const FuzzRanks& ranks) {
   const Result<FuzzOptions> fuzzing = options_of(options);
-  if (!fuzzing) return refuse(fuzzing.error().message);
+  if (!fuzzing) return tl::unexpected(fuzzing.error());
+  if (ranks.count() > 1) {
+    if (options.seconds || fuzzing->shards > 1 || !options.merge.empty())
+      return fail("--seconds, --shard and --merge under mpirun: the ranks share out --runs");
+    return run_spread(options, *fuzzing, ranks);
+  }
+  if (options.merge.empty()) return run(options, *fuzzing);
+  auto merged = merge(options.merge);
+  if (!merged) return tl::unexpected(merged.error());
+  return FuzzPart{.report = std::move(*merged), .saved = {}};
+}
+
+int fuzz_main(const FuzzCommandOptions& options) {
+  const FuzzRanks ranks;
   Stopwatch clock;
-  const Result<FuzzReport> report =
-      options.merge.empty() ? run(options, *fuzzing) : merge(options.merge);
-  if (!report) return refuse(report.error().message);
-  if (report->cases > 0 && report->refused == report->cases)
-    return refuse(fmt::format("every case is refused: {}", report->first_refusal));
-  fmt::print("{}", fuzz_summary_text(*report, options.merge.empty() ? clock.lap() : 0));
+  const auto part = run_or_merge(options, ranks);
+  // What all ranks find fault with, or one of them, is told once.
+  if (ranks.rank() != 0) return part ? kExitAgreed : kExitRefused;
+  if (!part) return refuse(part.error().message);
+  const FuzzReport& report = (*part)->report;
+  if (report.cases > 0 && report.refused == report.cases)
+    return refuse(fmt::format("every case is refused: {}", report.first_refusal));
+  fmt::print("{}", fuzz_summary_text(report, options.merge.empty() ? clock.lap() : 0));
+  if (!(*part)->saved.empty()) fmt::print("\nSaved:\n{}", (*part)->saved);
   if (!options.json_path.empty()) {
     const Result<void> written =
-        write_file_atomically(options.json_path, fuzz_report_to_json(*report));
+        write_file_atomically(options.json_path, fuzz_report_to_json(report));
     if (!written) return refuse(written.error().message);
   }
-  return fuzz_exit_code(*report);
+  return fuzz_exit_code(report);
 }
 
 void add_options(CLI::App& command, FuzzCommandOptions& options) {
@@ -175,7 +224,15 @@ void add_options(CLI::App& command, FuzzCommandOptions& options) {
   command.add_option("--check", options.check, "fast, check or hunt; by default a mixture")
       ->check(CLI::IsMember({"fast", "check", "hunt"}));
   command.add_option("--mutant", options.mutant, "plant a defect in every case");
-  command.add_option("--save", options.save_dir, "write failures there as cases");
+  CLI::Option* save =
+      command.add_option("--save", options.save_dir,
+                         "write failures there as cases, and the first of each check made small");
+  command.add_flag("!--no-shrink", options.shrinks, "save them as they are found, no smaller")
+      ->needs(save);
+  command.add_option("--shrink-seconds", options.shrink_seconds, "to make one case small, at most")
+      ->check(CLI::PositiveNumber)
+      ->needs(save)
+      ->capture_default_str();
   command.add_option("--shard", options.shard, "I/N: only every N-th case, from the I-th on");
   command.add_option("--json", options.json_path, "the report as JSON");
   command.add_option("--merge", options.merge,

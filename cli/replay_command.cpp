@@ -179,7 +179,7 @@ int replay(const ReplayOptions& options) {
   if (!report) return refuse(report.error().message);
   const RunSummary& summary = report->summary;
   const std::string missed = missed_totals(*prepared, summary);
-  fmt::print("{}", summary_text(summary));
+  fmt::print("{}{}", faults_text(*prepared, summary), summary_text(summary));
   if (Result<void> left = leave_result(options, *prepared, *report); !left) {
     return refuse(left.error().message);
   }

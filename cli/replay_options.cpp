@@ -149,6 +149,12 @@ void declare_run(CLI::App& command, ReplayOptions& o) {
       ->group(group);
   command.add_option("--seed", o.seed, "of sampled tokens and of hunt's preemptions (0)")
       ->group(group);
+  command
+      .add_option("--faults", o.faults,
+                  "what goes wrong: KIND@STEP[+STEPS][:NUMBER], by commas, or a seed "
+                  "(docs/formats.md, Faults)")
+      ->type_name("LIST|SEED")
+      ->group(group);
   command.add_option("--limit", o.limit_requests, "only the first N requests; 0: all (0)")
       ->check(CLI::NonNegativeNumber)
       ->group(group);
@@ -214,6 +220,7 @@ std::string ReplayOptions::contradicts_recording() const {
       {reserve_full_isl.has_value(), "--reserve-full-isl"},
       {async_scheduling.has_value(), "--async-scheduling"},
       {connector.has_value(), "--connector"},
+      {faults.has_value(), "--faults"},
       {load_failure_policy.has_value(), "--kv-load-failure-policy"},
       {host_blocks.has_value(), "--host-blocks"},
       {load_failures.has_value(), "--load-failures"},

@@ -36,7 +36,8 @@ struct ReplayOptions {
   std::optional<std::int32_t> num_streams, max_cudagraph_capture_size;
   std::optional<bool> delay_streams;
   std::optional<std::uint64_t> seed;
-  std::int64_t limit_requests = 0;  // 0: all
+  std::optional<std::string> faults;  // a list, or a seed of one
+  std::int64_t limit_requests = 0;    // 0: all
   std::optional<std::int64_t> step_base_ns, step_per_token_ns;
 
   // What it leaves behind; empty: nothing.

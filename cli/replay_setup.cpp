@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <charconv>
 #include <filesystem>
 #include <utility>
 
@@ -12,6 +13,8 @@
 #include "cuda_backend/gpu_backend.h"
 #include "cuda_backend/plugin_backend.h"
 #include "cuda_backend/simt_backend.h"
+#include "properties/fault_generator.h"
+#include "properties/planned_need.h"
 #include "reference/engine_profile.h"
 #include "sim/connect.h"
 #include "sim/recorded_connector.h"
@@ -170,6 +173,28 @@ Result<void> finish(const ReplayOptions& options, const EngineConfig& engine,
   return {};
 }
 
+// A list as it is given, or one of a seed: a fault for every few requests, over the time in which
+// they come, and a pool pinched to one of the longest.
+Result<void> plan_faults(const ReplayOptions& options, PreparedReplay& prepared) {
+  if (!options.faults) return {};
+  std::uint64_t seed = 0;
+  const char* const end = options.faults->data() + options.faults->size();
+  const auto [behind, error] = std::from_chars(options.faults->data(), end, seed);
+  if (error == std::errc() && behind == end) {
+    SeededChoices choices(seed);
+    const FaultRoom room{.steps = std::max<std::int64_t>(32, 2 * prepared.num_records),
+                         .faults_max = std::clamp<std::int64_t>(prepared.num_records / 4, 6, 1'000),
+                         .blocks_of_request = planned_blocks_of_request(
+                             prepared.config.engine, prepared.config.device.plan.groups)};
+    prepared.faults = faults_of(draw_faults(choices, room));
+    return {};
+  }
+  const Result<FaultPlan> plan = fault_plan_from_text(*options.faults);
+  if (!plan) return fail(fmt::format("--faults: {}", plan.error().message));
+  prepared.faults = faults_of(*plan);
+  return {};
+}
+
 Result<void> prepare_trace(const ReplayOptions& options, PreparedReplay& prepared) {
   if (const std::string given = options.contradicts_model(); options.model && !given.empty()) {
     return fail(
@@ -211,7 +236,7 @@ Result<void> prepare_trace(const ReplayOptions& options, PreparedReplay& prepare
   prepared.workload =
       connect(make_trace_workload(std::move(*second_pass), workload), config.connector,
               config.device.plan, config.device.context.num_ranks, workload.seed);
-  return {};
+  return plan_faults(options, prepared);
 }
 
 Result<void> prepare_benchmark(const ReplayOptions& options, PreparedReplay& prepared) {
@@ -269,6 +294,7 @@ Result<void> prepare_saved_case(const ReplayOptions& options, PreparedReplay& pr
                                                                     : saved->trace.records.size());
   if (backend == "auto") backend = saved->backend;
   prepared.workload = workload_of(*saved);
+  prepared.faults = saved->faults;
   return {};
 }
 
@@ -348,6 +374,13 @@ Result<PreparedReplay> prepare_replay(const ReplayOptions& options) {
                                             config.scheduler_defect, prepared.free_order);
   if (!decisions) return tl::unexpected(decisions.error());
   prepared.decisions = std::move(*decisions);
+  if (!prepared.faults.empty()) {
+    auto faulty = make_faulty_workload(std::move(prepared.workload), prepared.faults);
+    if (!faulty) return fail(fmt::format("{}: {}", options.file, faulty.error().message));
+    (*faulty)->watch(*prepared.decisions);
+    prepared.faulty = faulty->get();
+    prepared.workload = std::move(*faulty);
+  }
   for (std::int32_t rank = 0; rank < config.device.context.num_ranks; ++rank) {
     auto backend = make_backend(backend_name, device_of_rank(config.device, rank));
     if (!backend) return tl::unexpected(backend.error());
@@ -362,6 +395,7 @@ Result<std::string> save_replay(const ReplayOptions& options, const PreparedRepl
   const std::string name =
       fmt::format("{}-step{}", fs::path(options.file).stem().string(), report.summary.steps);
   SavedCase saved = save_case(name, prepared.config, prepared.workload_options, report.summary);
+  saved.faults = prepared.faults;
   Result<void> filled = prepared.format == FileFormat::recording
                             ? keep_recording(options.file, report.records_consumed, saved)
                             : keep_trace(options, report.records_consumed, saved);

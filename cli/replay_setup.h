@@ -10,6 +10,7 @@
 
 #include "cli/replay_options.h"
 #include "reference/result.h"
+#include "sim/faulty_workload.h"
 #include "sim/lockstep.h"
 #include "traces/benchmark_file.h"
 #include "traces/open_trace.h"
@@ -23,7 +24,9 @@ struct PreparedReplay {
   // One for each rank of context parallelism; none: the model alone.
   std::vector<std::unique_ptr<Backend>> ranks;
   std::unique_ptr<DecisionSource> decisions;
+  std::vector<Fault> faults;
   std::unique_ptr<Workload> workload;
+  const FaultyWorkload* faulty = nullptr;  // `workload`, when there are faults
   std::vector<BlockId> free_order;  // of a saved case that says so; empty: the engine's
   TraceWorkloadOptions workload_options;
   std::int64_t num_records = 0;           // of the trace or recording; 0: not known

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <iterator>
 #include <nlohmann/json.hpp>
 #include <vector>
@@ -46,6 +47,14 @@ std::string group_text(const KVCacheGroupSpec& group) {
                      counted(spec.block_size, "token"));
 }
 
+// The first few; what becomes of all of them is counted at the end.
+std::span<const PlannedFault> faults_in(const PreparedReplay& prepared) {
+  constexpr std::size_t kShown = 20;
+  if (prepared.faulty == nullptr) return {};
+  const auto faults = prepared.faulty->plan().faults();
+  return faults.first(std::min(faults.size(), kShown));
+}
+
 std::string pages_text(const RunSummary& s) {
   return fmt::format("pages ({})", size_text(s.bytes_checked));
 }
@@ -72,6 +81,8 @@ std::string configuration_text(const PreparedReplay& prepared) {
   if (const std::string mutant = mutant_of(prepared.config); !mutant.empty()) {
     text += fmt::format("  mutant  {}\n", mutant);
   }
+  for (const PlannedFault& fault : faults_in(prepared))
+    text += fmt::format("  fault   {}\n", to_text(fault));
   for (const std::string& choice : prepared.chosen) text += fmt::format("  chosen  {}\n", choice);
   return text;
 }
@@ -128,6 +139,22 @@ std::string summary_text(const RunSummary& s) {
   return text;
 }
 
+std::string faults_text(const PreparedReplay& prepared, const RunSummary& summary) {
+  if (prepared.faulty == nullptr) return {};
+  std::vector<std::string> effects;
+  for (std::size_t i = 0; i < kNumFaultKinds; ++i) {
+    const auto kind = static_cast<FaultKind>(i);
+    if (const std::int64_t times = prepared.faulty->num_effects(kind); times > 0)
+      effects.push_back(fmt::format("{} {}", name_of(kind), with_commas(times)));
+  }
+  std::string text =
+      row_text("faults", with_commas(std::ssize(prepared.faulty->plan().faults())),
+               effects.empty() ? "none took effect"
+                               : fmt::format("took effect: {}", fmt::join(effects, ", ")));
+  return text + row_text("refused", with_commas(summary.refused_allocations),
+                         "allocations that the pool had the blocks for");
+}
+
 std::string missed_totals(const PreparedReplay& prepared, const RunSummary& summary) {
   if (!prepared.totals) return {};
   const BenchmarkTotals& totals = *prepared.totals;
@@ -173,6 +200,14 @@ std::string summary_json(const ReplayOptions& options, const PreparedReplay& pre
                                {"scheduled_tokens", prepared.totals->scheduled_tokens},
                                {"request_steps", prepared.totals->request_steps},
                                {"met", missed_totals(prepared, summary).empty()}};
+  }
+  if (prepared.faulty != nullptr) {
+    json["faults"] = Json::array();
+    for (const PlannedFault& fault : prepared.faulty->plan().faults())
+      json["faults"].push_back(to_text(fault));
+    for (std::size_t i = 0; i < kNumFaultKinds; ++i)
+      json["fault_effects"][std::string(name_of(static_cast<FaultKind>(i)))] =
+          prepared.faulty->num_effects(static_cast<FaultKind>(i));
   }
   json.update(Json::parse(result_to_json(summary)));
   return json.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";

@@ -15,6 +15,9 @@ std::string configuration_text(const PreparedReplay& prepared);
 // The figures, what was not checked, the verdict. A newline at the end.
 std::string summary_text(const RunSummary& summary);
 
+// What was made to go wrong, and how often it did; empty: nothing.
+std::string faults_text(const PreparedReplay& prepared, const RunSummary& summary);
+
 // Where the run missed the totals of its benchmark file; empty: nowhere, or there are none.
 std::string missed_totals(const PreparedReplay& prepared, const RunSummary& summary);
 
