@@ -51,6 +51,49 @@ TEST(Fuzz, ThePlantedDefectFailsAndItsCaseReplays) {
   EXPECT_EQ(run_lockstep({"replay", folder + "/seed-1.case.jsonl"}).status, 1);
 }
 
+// A failing run leaves each case twice: as it was found, and as small as it goes.
+TEST(Fuzz, SavesAFailureAndMakesItSmall) {
+  const std::string folder = temporary_path("small-cases");
+  const Arguments failing = {"fuzz",      "--seed", "1",      "--mutant", "drop-slot",
+                             "--backend", "simt",   "--save", folder};
+  const Outcome found = run_lockstep(failing);
+  EXPECT_EQ(found.status, 1) << found.err;
+  const std::string small = folder + "/seed-1.min.case.jsonl";
+  EXPECT_NE(found.out.find("\nSaved:\n  " + folder + "/seed-1.case.jsonl  "), std::string::npos)
+      << found.out;
+  EXPECT_NE(found.out.find("  " + small + "  1 request, 2 tokens, 2 blocks\n"), std::string::npos)
+      << found.out;
+  EXPECT_EQ(run_lockstep({"replay", small}).status, 1);
+
+  const std::string other = temporary_path("cases-as-found");
+  Arguments as_found = failing;
+  as_found.back() = other;
+  as_found.emplace_back("--no-shrink");
+  EXPECT_EQ(run_lockstep(as_found).status, 1);
+  EXPECT_FALSE(read_text(other + "/seed-1.case.jsonl").empty());
+  EXPECT_TRUE(read_text(other + "/seed-1.min.case.jsonl").empty());
+}
+
+#ifdef LOCKSTEP_MPIRUN
+// The ranks share out the seeds, and rank 0 says what one process would have said.
+TEST(Fuzz, RanksGiveTheReportOfOneProcess) {
+  const Arguments runs = {"--backend", "none", "--runs", "300"};
+  const std::string whole = report_of(runs, "whole.json");
+  const std::string path = temporary_path("ranks.json");
+  const Outcome outcome = run_program(
+      LOCKSTEP_MPIRUN, {"--allow-run-as-root", "--oversubscribe", "-n", "3", LOCKSTEP_COMMAND,
+                        "fuzz", "--backend", "none", "--runs", "300", "--json", path});
+  EXPECT_EQ(outcome.status, 0) << outcome.err;
+  EXPECT_EQ(read_text(path), whole);
+  EXPECT_EQ(outcome.out.find("state hash"), outcome.out.rfind("state hash")) << outcome.out;
+  const Outcome refused =
+      run_program(LOCKSTEP_MPIRUN, {"--allow-run-as-root", "--oversubscribe", "-n", "2",
+                                    LOCKSTEP_COMMAND, "fuzz", "--seconds", "1"});
+  EXPECT_EQ(refused.status, 2);
+  EXPECT_NE(refused.err.find("under mpirun"), std::string::npos) << refused.err;
+}
+#endif
+
 TEST(Fuzz, RefusesWhatCannotBe) {
   const auto refused = [](Arguments arguments, std::string_view why) {
     arguments.insert(arguments.begin(), "fuzz");
@@ -63,6 +106,8 @@ TEST(Fuzz, RefusesWhatCannotBe) {
   refused({"--engine", "no-such-engine"}, "no-such-engine");
   refused({"--seed", "1", "--mutant", "no-such-defect"}, "no-such-defect");
   refused({"--merge", "no-such-file"}, "no-such-file");
+  refused({"--no-shrink"}, "--save");
+  refused({"--save", "cases", "--shrink-seconds", "-1"}, "--shrink-seconds");
 }
 
 }  // namespace

@@ -50,6 +50,36 @@ TEST(Replay, TwiceGivesTheSameResultApartFromTimes) {
   EXPECT_EQ(without_times(replay_json(arguments)), without_times(replay_json(arguments)));
 }
 
+TEST(Replay, SurvivesFaultsAndCountsThem) {
+  const std::string faults =
+      "refuse_allocation@20+10,pinch_pool@60+20:70,abort_decode@9,abort_waiting@30,abort_again@1";
+  const Json json = replay_json({kSample, "--backend", "none", "--faults", faults});
+  EXPECT_EQ(json.at("verdict"), "agreed");
+  EXPECT_EQ(json.at("faults").size(), 5u);
+  EXPECT_EQ(json.at("faults")[1], "pinch_pool@60+20:70");
+  const Json& effects = json.at("fault_effects");
+  EXPECT_EQ(effects.at("refuse_allocation"), 10);
+  EXPECT_EQ(effects.at("abort_decode"), 1);
+  EXPECT_EQ(effects.at("abort_again"), 1);
+  EXPECT_GT(json.at("refused_allocations"), 0);
+  const Json drawn = replay_json({kSample, "--backend", "none", "--faults", "7"});
+  EXPECT_GT(drawn.at("faults").size(), 5u);
+  EXPECT_EQ(without_times(drawn),
+            without_times(replay_json({kSample, "--backend", "none", "--faults", "7"})));
+}
+
+TEST(Replay, SavesTheFaultsOfADivergence) {
+  const std::string folder = temporary_path("faulty-cases");
+  const Outcome found =
+      run_lockstep({"replay", kSample, "--backend", "simt", "--mutant", "drop-slot", "--limit", "8",
+                    "--faults", "abort_decode@3:1", "--save", folder});
+  ASSERT_EQ(found.status, 1) << found.err;
+  const std::size_t at = found.out.find("Saved: ") + 7;
+  const std::string path = found.out.substr(at, found.out.find('\n', at) - at);
+  EXPECT_NE(read_text(path).find("abort_decode"), std::string::npos);
+  EXPECT_NE(run_lockstep({"replay", path}).out.find("The case is reproduced."), std::string::npos);
+}
+
 const std::string kDeadlock =
     std::string(LOCKSTEP_SOURCE_DIR) + "/tests/regressions/vllm_0_22_1_two_half_loaded.jsonl";
 

@@ -9,10 +9,12 @@
 #include <fstream>
 #include <sstream>
 
+#include "properties/fuzz.h"
 #include "properties/generator.h"
 #include "properties/judge.h"
 #include "properties/known_findings.h"
 #include "reference/check.h"
+#include "sim/fault_plan.h"
 #include "traces/azure.h"
 #include "traces/layout_recording.h"
 #include "traces/model_file.h"
@@ -109,6 +111,21 @@ void run_azure(Bytes bytes) {
   is_read(read_whole(open_azure(file.path(), {})), file.path());
 }
 
+void run_fault_plan(Bytes bytes) {
+  const std::string_view text(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+  const auto plan = fault_plan_from_text(text);
+  if (!plan) return;
+  std::string written;
+  for (const PlannedFault& fault : plan->faults())
+    written += (written.empty() ? "" : ",") + to_text(fault);
+  const auto again = fault_plan_from_text(written);
+  LS_CHECK(again && *again == *plan, "{} reads as another plan", written);
+  const auto filed = fault_plan_of(faults_of(*plan));
+  LS_CHECK(filed && *filed == *plan, "{} is another plan in a file", written);
+}
+
+void run_fuzz_report(Bytes bytes) { read_and_write(bytes, read_fuzz_report, fuzz_report_to_json); }
+
 void run_scenario(Bytes bytes) {
   ByteChoices choices(bytes);
   GeneratorOptions options;
@@ -162,6 +179,18 @@ std::vector<std::string> model_files() {
   return beginnings({"traces/models/jamba-mini.json", "traces/models/qwen3.5-0.8b.json"}, 1'000);
 }
 
+std::vector<std::string> fault_plans() {
+  return {"refuse_allocation@12+3,pinch_pool@20+8:4,abort_decode@5:1", "late_output@1+2"};
+}
+
+std::vector<std::string> fuzz_reports() {
+  FuzzOptions options;
+  options.generator.backend = "none";
+  options.mutant = "hash-stale";
+  options.runs = 30;
+  return {fuzz_report_to_json(fuzz(options)), fuzz_report_to_json({})};
+}
+
 std::vector<std::string> mooncake_files() {
   return {
       "{\"timestamp\": 0, \"input_length\": 1030, \"output_length\": 5, \"hash_ids\": [0, 1, 2]}\n"
@@ -193,6 +222,8 @@ constexpr FuzzTarget kTargets[] = {
     {"model_file", run_model_file, model_files},
     {"mooncake", run_mooncake, mooncake_files},
     {"azure", run_azure, azure_files},
+    {"fault_plan", run_fault_plan, fault_plans},
+    {"fuzz_report", run_fuzz_report, fuzz_reports},
     {"scenario", run_scenario, scenarios},
 };
 

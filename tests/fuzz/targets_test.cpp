@@ -3,6 +3,11 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+#include <sstream>
+
 #include "properties/choices.h"
 
 namespace lockstep {
@@ -52,6 +57,21 @@ TEST_P(Targets, take_their_inputs_and_mutations_of_them) {
   for (const std::string& seed : seeds) {
     run(target, seed);
     for (int i = 0; i < kMutationsPerSeed; ++i) run(target, mutated(seed, choices));
+  }
+}
+
+// Inputs that are kept: of borders and mistakes, each by its name.
+TEST_P(Targets, take_their_corpus) {
+  namespace fs = std::filesystem;
+  const fs::path folder = fs::path(LOCKSTEP_SOURCE_DIR) / "tests/fuzz/corpus" / GetParam();
+  std::vector<fs::path> files;
+  for (const auto& entry : fs::directory_iterator(folder)) files.push_back(entry.path());
+  ASSERT_FALSE(files.empty()) << folder;
+  std::ranges::sort(files);
+  for (const fs::path& file : files) {
+    std::ostringstream text;
+    text << std::ifstream(file, std::ios::binary).rdbuf();
+    run(fuzz_target(GetParam()), text.str());
   }
 }
 

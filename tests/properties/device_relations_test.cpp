@@ -28,6 +28,8 @@ SavedCase with_kernels(std::uint64_t seed, std::string_view mutant = {}) {
   options.check = "fast";
   options.requests_max = 5;
   options.never.add(Feature::priority_policy);  // finding 3 of docs/findings.md breaks relations
+  options.never.add(Feature::faults);
+  options.never.add(Feature::context_parallel);
   SavedCase saved = generate_case(seed, options);
   if (!mutant.empty()) saved.mutants = {std::string(mutant)};
   return saved;

@@ -30,6 +30,7 @@ GeneratorOptions plain_options() {
   GeneratorOptions options;
   options.engine = "vllm-0.33.0";
   options.never.add(Feature::priority_policy);
+  options.never.add(Feature::faults);
   options.backend = "none";
   return options;
 }

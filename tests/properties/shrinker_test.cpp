@@ -121,6 +121,21 @@ TEST(Shrinker, out_of_evaluations_it_leaves_a_case_that_fails_and_says_so) {
 }
 
 // More steps are no smaller case, whatever else went down.
+TEST(Shrinker, faults_go_one_by_one_and_what_is_left_of_them_is_small) {
+  SavedCase start = large_case(3);
+  start.faults = {{"refuse_allocation", 7, {{"steps", 5}}},
+                  {"pinch_pool", 4, {{"steps", 6}, {"blocks", 9}}},
+                  {"abort_decode", 9, {{"place", 3}}}};
+  const auto result = shrink(start, when([](const SavedCase& saved) {
+                               return std::ranges::any_of(saved.faults, [](const Fault& fault) {
+                                 return fault.kind == "pinch_pool" && fault.step >= 2;
+                               });
+                             }));
+  ASSERT_TRUE(result);
+  ASSERT_EQ(result->smallest.faults.size(), 1u);
+  EXPECT_EQ(result->smallest.faults[0], (Fault{"pinch_pool", 2, {{"steps", 1}, {"blocks", 0}}}));
+}
+
 TEST(Shrinker, steps_count_before_tokens) {
   const auto result = shrink(large_case(4), [](const SavedCase& saved) {
     const std::int64_t tokens = prompt_tokens(saved);

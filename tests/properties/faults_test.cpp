@@ -1,0 +1,160 @@
+// Faults that an engine must survive: each takes effect, nobody's books suffer, and when they are
+// over whatever fits ends. Without faults a plan changes nothing.
+#include <fmt/core.h>
+#include <gtest/gtest.h>
+
+#include "cuda_backend/simt_backend.h"
+#include "properties/fuzz.h"
+#include "properties/known_findings.h"
+#include "sim/fault_plan.h"
+
+namespace lockstep {
+namespace {
+
+// Four requests of 30 to 33 tokens beside each other, blocks of four tokens, chunks of eight.
+SavedCase busy_case(std::string_view faults, bool async_scheduling = false) {
+  SavedCase saved;
+  saved.backend = "none";
+  saved.check = "fast";
+  saved.engine.block_size = 4;
+  saved.engine.max_num_seqs = 4;
+  saved.engine.max_num_batched_tokens = 32;
+  saved.engine.long_prefill_token_threshold = 8;
+  saved.engine.max_model_len = 40;
+  saved.engine.async_scheduling = async_scheduling;
+  KVCacheGroupSpec group;
+  group.layer_names = {"a"};
+  group.spec.block_size = 4;
+  group.spec.head_size = 8;
+  saved.cache = *plan_for_groups({group}, 41);
+  saved.kernel_block_sizes = {4};
+  for (std::uint32_t i = 0; i < 4; ++i) {
+    TraceRequest request;
+    request.spec.name = fmt::format("r{}", i);
+    request.spec.prompt.append({TokenRun::Kind::seeded, i + 1, 0, 24 + i});
+    request.spec.arrival_ns = i;
+    request.spec.max_tokens = request.output.length = 6;
+    saved.trace.records.emplace_back(request);
+  }
+  if (!faults.empty()) {
+    const auto plan = fault_plan_from_text(faults);
+    EXPECT_TRUE(plan) << plan.error().message;
+    saved.faults = faults_of(*plan);
+  }
+  return saved;
+}
+
+struct Survived {
+  std::string_view faults;
+  Reached reached;
+  bool async_scheduling;
+  std::int64_t num_ended;  // of four requests
+};
+
+class Fault : public testing::TestWithParam<std::tuple<Survived, std::string_view>> {};
+
+TEST_P(Fault, takes_effect_and_whoever_is_left_ends) {
+  const auto& [fault, engine] = GetParam();
+  SavedCase saved = busy_case(fault.faults, fault.async_scheduling);
+  saved.engine.engine = engine;
+  const Outcome outcome = judge(saved);
+  EXPECT_EQ(outcome.kind, OutcomeKind::agreed) << outcome.check << ": " << outcome.what;
+  EXPECT_GT(outcome.tally[fault.reached], 0) << name_of(fault.reached);
+  EXPECT_EQ(outcome.tally[Reached::length_end], fault.num_ended);
+  saved.faults.clear();
+  EXPECT_EQ(judge(saved).tally[Reached::length_end], 4);
+}
+
+constexpr Survived kSurvived[] = {
+    {"refuse_allocation@1+20", Reached::refused_allocation, false, 4},
+    {"refuse_allocation@0+999", Reached::refused_allocation, true, 4},
+    {"pinch_pool@2+12:9", Reached::preemption_storm, false, 4},
+    {"pinch_pool@2+12:9", Reached::preemption_storm, true, 4},
+    {"early_output@0+30", Reached::early_output, true, 4},
+    {"late_output@1+6", Reached::late_output, true, 4},
+    {"refuse_allocation@0,abort_waiting@1:2", Reached::abort_waiting, false, 3},
+    {"abort_first_chunk@0:1", Reached::abort_first_chunk, false, 3},
+    {"abort_mid_prefill@0", Reached::abort_mid_prefill, false, 3},
+    {"abort_decode@0:3,abort_decode@5", Reached::abort_decode, false, 2},
+    {"pinch_pool@2+12:9,abort_preempted@0", Reached::abort_preempted, false, 3},
+    {"abort_in_flight@2", Reached::abort_running, false, 3},
+    {"abort_in_flight@2", Reached::abort_with_step_in_flight, true, 3},
+    {"abort_again@0", Reached::abort_again, false, 4},
+    {"abort_decode@0,abort_again@0", Reached::abort_again, true, 3},
+};
+
+INSTANTIATE_TEST_SUITE_P(Each, Fault,
+                         testing::Combine(testing::ValuesIn(kSurvived),
+                                          testing::Values("vllm-0.22.1", "vllm-0.33.0")));
+
+TEST(Faults, a_pinched_pool_leaves_one_request_and_gives_the_others_back) {
+  const Outcome outcome = judge(busy_case("pinch_pool@2+12:9"));
+  const Outcome calm = judge(busy_case(""));
+  EXPECT_EQ(calm.tally[Reached::preemption], 0);
+  EXPECT_GE(outcome.tally[Reached::preemption], 3);
+  EXPECT_GE(outcome.tally[Reached::resume], 3);
+  EXPECT_GT(outcome.steps, calm.steps);
+}
+
+TEST(Faults, that_lie_behind_the_end_change_nothing) {
+  const Outcome calm = judge(busy_case(""));
+  Outcome late = judge(busy_case("refuse_allocation@500+9,abort_decode@500,late_output@500+3"));
+  EXPECT_EQ(late.state_hash, calm.state_hash);
+  EXPECT_EQ(late.steps, calm.steps);
+}
+
+// A leak of blocks is made by a preemption; the storm makes one where the traffic made none. With
+// faults alone it would be seen as waiting for ever.
+TEST(Faults, who_does_not_recover_from_a_storm_is_told) {
+  SavedCase saved = busy_case("");
+  saved.mutants = {"free-preempted-lost"};
+  EXPECT_EQ(judge(saved).kind, OutcomeKind::agreed);
+  const SavedCase stormy = busy_case("pinch_pool@2+12:9");
+  saved.faults = stormy.faults;
+  EXPECT_TRUE(judge(saved).failed());
+  EXPECT_EQ(judge(stormy).kind, OutcomeKind::agreed);
+}
+
+// The first time each request just fits the pool alone, the second time none does.
+TEST(Faults, that_are_over_excuse_nobody_who_waits_for_ever) {
+  SavedCase saved = busy_case("refuse_allocation@2+3");
+  saved.cache = *plan_for_groups(saved.cache.groups, 9);
+  const Outcome outcome = judge(saved);
+  EXPECT_EQ(outcome.kind, OutcomeKind::agreed) << outcome.what;
+  for (TraceRecord& record : saved.trace.records)
+    std::get<TraceRequest>(record).output.length = std::get<TraceRequest>(record).spec.max_tokens =
+        12;
+  const Outcome stuck = judge(saved);
+  EXPECT_EQ(stuck.kind, OutcomeKind::stuck);
+  EXPECT_EQ(stuck.check, "liveness");
+}
+
+TEST(Faults, beside_recorded_steps_are_refused) {
+  SavedCase saved = busy_case("abort_decode@3");
+  saved.recording.emplace();
+  const Outcome outcome = judge(saved);
+  EXPECT_EQ(outcome.kind, OutcomeKind::refused);
+  EXPECT_NE(outcome.what.find("recorded"), std::string::npos) << outcome.what;
+  saved.recording.reset();
+  saved.faults[0].kind = "explode";
+  EXPECT_NE(judge(saved).what.find("explode"), std::string::npos);
+}
+
+class FaultyRuns : public testing::TestWithParam<std::string_view> {};
+
+TEST_P(FaultyRuns, that_are_made_twice_are_the_same_byte_for_byte) {
+  FuzzOptions options;
+  options.generator.always = {Feature::faults};
+  options.generator.backend = GetParam();
+  options.backend = make_simt_backend;
+  options.runs = GetParam() == "none" ? 1'500 : 40;
+  const std::string report = fuzz_report_to_json(fuzz(options));
+  options.jobs = 2;
+  EXPECT_EQ(fuzz_report_to_json(fuzz(options)), report);
+}
+
+INSTANTIATE_TEST_SUITE_P(With, FaultyRuns, testing::Values("none", "simt"),
+                         [](const auto& backend) { return std::string(backend.param); });
+
+}  // namespace
+}  // namespace lockstep

@@ -1,0 +1,64 @@
+// The property tier: some minutes of generated cases with the kernels, in every mode of the
+// executor and under both engines, as one test each so that they share out the processors. Every
+// one counts what it reached, and a class that it never saw fails it.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <set>
+
+#include "cuda_backend/simt_backend.h"
+#include "properties/fuzz.h"
+
+namespace lockstep {
+namespace {
+
+struct Slice {
+  std::string_view engine;
+  std::string_view check;
+  std::int64_t runs;
+  std::uint64_t first_seed;
+};
+
+// What the other release alone does.
+std::set<std::string_view> beyond(std::string_view engine) {
+  if (engine == "vllm-0.22.1") return {"engine_0_33_0", "placeholder_draft"};
+  return {"engine_0_22_1", "mamba_all", "hit_mamba_all", "common_prefix"};
+}
+
+class Tier : public testing::TestWithParam<Slice> {};
+
+TEST_P(Tier, generated_cases_agree_and_reach_every_class) {
+  const Slice& slice = GetParam();
+  FuzzOptions options;
+  options.generator.engine = slice.engine;
+  options.generator.check = slice.check;
+  options.backend = make_simt_backend;
+  options.first_seed = slice.first_seed;
+  options.runs = slice.runs;
+  const FuzzReport report = fuzz(options);
+  EXPECT_EQ(report.refused, 0) << report.first_refusal;
+  for (const FuzzFailure& failure : report.failures)
+    ADD_FAILURE() << "lockstep fuzz --seed " << failure.seed << " --engine " << slice.engine
+                  << " --check " << slice.check << ": " << failure.check << ": " << failure.what;
+  const auto others = beyond(slice.engine);
+  for (const std::string_view name : report.tally.missing())
+    EXPECT_TRUE(others.contains(name)) << name << ": never in " << report.cases << " cases";
+}
+
+// About half a minute of one processor each.
+INSTANTIATE_TEST_SUITE_P(Slices, Tier,
+                         testing::Values(Slice{"vllm-0.22.1", "fast", 1'200, 1'000'000},
+                                         Slice{"vllm-0.33.0", "fast", 1'200, 2'000'000},
+                                         Slice{"vllm-0.22.1", "check", 600, 3'000'000},
+                                         Slice{"vllm-0.33.0", "check", 600, 4'000'000},
+                                         Slice{"vllm-0.22.1", "hunt", 600, 5'000'000},
+                                         Slice{"vllm-0.33.0", "hunt", 600, 6'000'000}),
+                         [](const auto& slice) {
+                           std::string name(slice.param.engine);
+                           std::ranges::replace(name, '-', '_');
+                           std::ranges::replace(name, '.', '_');
+                           return name + "_" + std::string(slice.param.check);
+                         });
+
+}  // namespace
+}  // namespace lockstep
