@@ -197,8 +197,8 @@ TEST(HostTier, planted_defects_of_its_copies_show_in_bytes_or_in_the_order_of_st
     int num_streams;
     const char* shows;
   };
-  for (const Planted& planted : {Planted{"transfer-wrong-end", 0, 1, "host block"},
-                                 {"transfer-flatten", 2, 1, "host block"},
+  for (const Planted& planted : {Planted{"transfer-wrong-end", 0, 1, "step "},
+                                 {"transfer-flatten", 2, 1, "step "},
                                  {"copy-unordered", 0, 3, "_blocks on stream"}}) {
     LockstepConfig config = world_of(settings()[planted.setting]);
     config.device.mutant = planted.mutant;
