@@ -8,6 +8,7 @@
 #include "cli/terminal.h"
 #include "reference/model_spec.h"
 #include "reference/planner.h"
+#include "reference/rank_plan.h"
 #include "reference/request_need.h"
 #include "sim/lockstep.h"
 #include "traces/model_file.h"
@@ -54,6 +55,9 @@ Result<KVCacheConfig> plan_model(const std::string& name, const ReplayOptions& r
   options.max_model_len = engine.max_model_len;
   options.max_num_batched_tokens = engine.max_num_batched_tokens;
   options.mamba_chunk_size = model->mamba_chunk_size;
+  options.tp = replay.tp.value_or(1);
+  options.dcp = engine.dcp;
+  options.pcp = engine.pcp;
   if (replay.block_size) options.block_size = *replay.block_size;
   Result<LayerSpecs> layers = layer_specs(*model, options);
   if (!layers) return tl::unexpected(layers.error());
@@ -75,7 +79,11 @@ Result<KVCacheConfig> plan_model(const std::string& name, const ReplayOptions& r
   engine.block_size = static_cast<std::int32_t>(plan->aligned.block_size);
   engine.mamba_block_size = static_cast<std::int32_t>(plan->aligned.mamba_block_size.value_or(0));
   engine.mamba_cache_mode = options.mamba_cache_mode;
-  return std::move(plan->workers.front());
+  const auto tp_size = static_cast<std::int32_t>(options.tp);
+  options.tp = 1;
+  const Result<LayerSpecs> whole = layer_specs(*model, options);
+  if (!whole) return tl::unexpected(whole.error());
+  return whole_plan(plan->workers.front(), *whole, tp_size);
 }
 
 }  // namespace

@@ -16,6 +16,7 @@
 #include "cli/replay_summary.h"
 #include "cli/terminal.h"
 #include "sim/cache_event_text.h"
+#include "sim/data_parallel.h"
 #include "sim/lockstep.h"
 #include "sim/report.h"
 #include "traces/atomic_file.h"
@@ -52,11 +53,16 @@ class WatchSteps final : public StepObserver {
 
 Result<RunReport> run_with_progress(const ReplayOptions& options, PreparedReplay& prepared) {
   WatchSteps steps(options, prepared);
-  std::vector<Backend*> ranks;
-  for (const auto& rank : prepared.ranks) ranks.push_back(rank.get());
-  auto report =
-      run_lockstep(prepared.config, *prepared.decisions, *prepared.workload,
-                   std::span<Backend* const>(ranks), steps.is_needed() ? &steps : nullptr);
+  std::vector<EngineParts> engines;
+  for (const PreparedEngine& engine : prepared.engines) {
+    EngineParts& parts = engines.emplace_back(engine.decisions.get());
+    for (const auto& rank : engine.ranks) parts.ranks.push_back(rank.get());
+  }
+  auto report = engines.size() > 1
+                    ? run_data_parallel(prepared.config, engines, *prepared.workload)
+                    : run_lockstep(prepared.config, *engines.front().decisions, *prepared.workload,
+                                   std::span<Backend* const>(engines.front().ranks),
+                                   steps.is_needed() ? &steps : nullptr);
   if (!report || options.cache_events_path.empty()) return report;
   const auto written = write_file_atomically(options.cache_events_path, steps.cache_events());
   if (!written) return tl::unexpected(written.error());

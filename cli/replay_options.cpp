@@ -118,6 +118,24 @@ void declare_engine(CLI::App& command, ReplayOptions& o) {
   declare_connector(command, o);
 }
 
+void declare_ranks(CLI::App& command, ReplayOptions& o) {
+  const std::string group = "Ranks";
+  add_count(command, "--tensor-parallel-size", o.tp, "ranks that share the heads of a layer (1)",
+            group, 1, 64);
+  add_count(command, "--pipeline-parallel-size", o.pp, "stages that share the layers (1)", group, 1,
+            64);
+  add_count(command, "--data-parallel-size", o.dp,
+            "engines that share the requests and meet in every step (1)", group, 1, 64);
+  add_count(command, "--decode-context-parallel-size", o.dcp,
+            "tensor parallel ranks that deal out tokens among one another (1)", group, 1, 64);
+  add_count(command, "--prefill-context-parallel-size", o.pcp,
+            "further ranks that tokens are dealt out to (1)", group, 1, 64);
+  add_count(command, "--cp-kv-cache-interleave-size", o.cp_interleave,
+            "tokens in a row that go to one rank of context parallelism (1)", group, 1, 1 << 20);
+  add_switch(command, "--enforce-eager", o.enforce_eager, true,
+             "data parallel ranks run no graphs: none is padded to the largest", group);
+}
+
 void declare_run(CLI::App& command, ReplayOptions& o) {
   const std::string group = "Run";
   command
@@ -173,6 +191,7 @@ void declare_replay_options(CLI::App& command, ReplayOptions& o) {
       ->required();
   declare_cache(command, o);
   declare_engine(command, o);
+  declare_ranks(command, o);
   declare_run(command, o);
   const std::string group = "Output";
   command.add_option("--report", o.report_path, "one HTML page that draws the run")->group(group);
@@ -225,6 +244,10 @@ std::string ReplayOptions::contradicts_recording() const {
       {host_blocks.has_value(), "--host-blocks"},
       {load_failures.has_value(), "--load-failures"},
       {transfer_delay.has_value(), "--transfer-delay"},
+      {dp.has_value(), "--data-parallel-size"},
+      {enforce_eager.has_value(), "--enforce-eager"},
+      {dcp.has_value(), "--decode-context-parallel-size"},
+      {pcp.has_value(), "--prefill-context-parallel-size"},
       {limit_requests != 0, "--limit"},
       {step_base_ns.has_value(), "--step-base-ns"},
       {step_per_token_ns.has_value(), "--step-per-token-ns"},
@@ -236,6 +259,9 @@ std::string ReplayOptions::contradicts_saved_case() const {
       {layout.has_value(), "--layout"},
       {attention_backend.has_value(), "--attention-backend"},
       {queries_per_kv.has_value(), "--queries-per-kv"},
+      {tp.has_value(), "--tensor-parallel-size"},
+      {pp.has_value(), "--pipeline-parallel-size"},
+      {cp_interleave.has_value(), "--cp-kv-cache-interleave-size"},
       {num_streams.has_value(), "--streams"},
       {delay_streams.has_value(), "--delay-streams"},
       {max_cudagraph_capture_size.has_value(), "--graphs"},

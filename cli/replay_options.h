@@ -30,6 +30,10 @@ struct ReplayOptions {
   std::optional<std::int64_t> host_blocks;
   std::optional<std::int32_t> load_failures, transfer_delay;
 
+  // The ranks.
+  std::optional<std::int32_t> tp, pp, dp, dcp, pcp, cp_interleave;
+  std::optional<bool> enforce_eager;
+
   // The run.
   std::string backend = "auto";
   std::optional<std::string> check, mutant, numbers;

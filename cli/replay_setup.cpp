@@ -90,6 +90,8 @@ void apply_engine_flags(const ReplayOptions& options, EngineConfig& engine) {
                             : options.hash_algorithm == "xxhash_cbor" ? HashAlgorithm::xxhash_cbor
                                                                       : HashAlgorithm::sha256_cbor;
   }
+  override_with(options.dcp, engine.dcp);
+  override_with(options.pcp, engine.pcp);
   if (options.policy) {
     engine.policy =
         *options.policy == "priority" ? SchedulingPolicy::priority : SchedulingPolicy::fcfs;
@@ -127,6 +129,11 @@ void apply_device_flags(const ReplayOptions& options, LockstepConfig& config) {
   override_with(options.max_cudagraph_capture_size, device.max_cudagraph_capture_size);
   if (options.numbers) device.numbers = *options.numbers == "real" ? Numbers::real : Numbers::words;
   override_with(options.seed, device.seed);
+  override_with(options.tp, device.parallel.tp_size);
+  override_with(options.pp, device.parallel.pp_size);
+  override_with(options.cp_interleave, device.context.interleave);
+  override_with(options.dp, config.data_parallel.dp_size);
+  override_with(options.enforce_eager, config.data_parallel.enforce_eager);
   if (options.check) {
     device.check = *options.check == "hunt"    ? CheckMode::hunt
                    : *options.check == "check" ? CheckMode::check
@@ -312,6 +319,26 @@ Result<void> prepare_by_format(const ReplayOptions& options, PreparedReplay& pre
   }
 }
 
+// What several ranks or engines cannot be asked.
+Result<void> check_parallel(const ReplayOptions& options, const LockstepConfig& config,
+                            std::span<const Fault> faults, std::string_view backend) {
+  if (backend == "none" && !config.device.parallel.is_whole())
+    return fail(
+        "--tensor-parallel-size and --pipeline-parallel-size divide memory, and --backend none has "
+        "none: decisions do not depend on them");
+  if (config.data_parallel.dp_size > 1) {
+    if (!faults.empty())
+      return fail("faults with --data-parallel-size: they are planned for one engine");
+    if (!options.report_path.empty() || !options.cache_events_path.empty())
+      return fail(
+          "--report and --cache-events with --data-parallel-size: they tell of one engine; leave "
+          "them out");
+  } else if (config.data_parallel.enforce_eager) {
+    return fail("--enforce-eager says how data parallel ranks pad; give --data-parallel-size too");
+  }
+  return check_ranks(config);
+}
+
 // Events are told in the engine's own hashes, which only a trace's run can be asked to make.
 Result<void> check_cache_events(const ReplayOptions& options, const EngineConfig& engine) {
   if (options.cache_events_path.empty()) return {};
@@ -347,6 +374,24 @@ Result<void> keep_recording(const std::string& path, std::int64_t count, SavedCa
   return {};
 }
 
+// An engine with its scheduler, its pool and the ranks that it runs on.
+Result<void> add_engine(const std::string& backend_name, const KVTransfer& transfer,
+                        PreparedReplay& prepared) {
+  const LockstepConfig& config = prepared.config;
+  auto decisions = make_reference_decisions(config.engine, config.device.plan.groups,
+                                            config.device.plan.num_blocks, transfer,
+                                            config.scheduler_defect, prepared.free_order);
+  if (!decisions) return tl::unexpected(decisions.error());
+  PreparedEngine& engine = prepared.engines.emplace_back();
+  engine.decisions = std::move(*decisions);
+  for (std::int32_t rank = 0; rank < num_ranks(config.device); ++rank) {
+    auto backend = make_backend(backend_name, device_of_rank(config.device, rank));
+    if (!backend) return tl::unexpected(backend.error());
+    if (*backend) engine.ranks.push_back(std::move(*backend));
+  }
+  return {};
+}
+
 }  // namespace
 
 Result<PreparedReplay> prepare_replay(const ReplayOptions& options) {
@@ -369,22 +414,17 @@ Result<PreparedReplay> prepare_replay(const ReplayOptions& options) {
   const KVTransfer transfer{prepared.workload->connector(), config.connector.load_failure_policy};
   if (transfer.connector != nullptr)
     config.device.num_host_blocks = num_host_blocks(config.connector, config.device.plan);
-  auto decisions = make_reference_decisions(config.engine, config.device.plan.groups,
-                                            config.device.plan.num_blocks, transfer,
-                                            config.scheduler_defect, prepared.free_order);
-  if (!decisions) return tl::unexpected(decisions.error());
-  prepared.decisions = std::move(*decisions);
+  if (auto sound = check_parallel(options, config, prepared.faults, backend_name); !sound)
+    return tl::unexpected(sound.error());
+  for (std::int32_t engine = 0; engine < config.data_parallel.dp_size; ++engine)
+    if (auto added = add_engine(backend_name, transfer, prepared); !added)
+      return tl::unexpected(added.error());
   if (!prepared.faults.empty()) {
     auto faulty = make_faulty_workload(std::move(prepared.workload), prepared.faults);
     if (!faulty) return fail(fmt::format("{}: {}", options.file, faulty.error().message));
-    (*faulty)->watch(*prepared.decisions);
+    (*faulty)->watch(*prepared.engines.front().decisions);
     prepared.faulty = faulty->get();
     prepared.workload = std::move(*faulty);
-  }
-  for (std::int32_t rank = 0; rank < config.device.context.num_ranks; ++rank) {
-    auto backend = make_backend(backend_name, device_of_rank(config.device, rank));
-    if (!backend) return tl::unexpected(backend.error());
-    if (*backend) prepared.ranks.push_back(std::move(*backend));
   }
   return prepared;
 }

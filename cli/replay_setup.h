@@ -18,16 +18,20 @@
 
 namespace lockstep {
 
+struct PreparedEngine {
+  std::unique_ptr<DecisionSource> decisions;
+  // One for each rank that has memory of its own; none: the model alone.
+  std::vector<std::unique_ptr<Backend>> ranks;
+};
+
 struct PreparedReplay {
   FileFormat format = FileFormat::request_trace;
   LockstepConfig config;
-  // One for each rank of context parallelism; none: the model alone.
-  std::vector<std::unique_ptr<Backend>> ranks;
-  std::unique_ptr<DecisionSource> decisions;
+  std::vector<PreparedEngine> engines;  // one for each data parallel rank
   std::vector<Fault> faults;
   std::unique_ptr<Workload> workload;
   const FaultyWorkload* faulty = nullptr;  // `workload`, when there are faults
-  std::vector<BlockId> free_order;  // of a saved case that says so; empty: the engine's
+  std::vector<BlockId> free_order;         // of a saved case that says so; empty: the engine's
   TraceWorkloadOptions workload_options;
   std::int64_t num_records = 0;           // of the trace or recording; 0: not known
   std::vector<std::string> chosen;        // what was chosen here because nobody said

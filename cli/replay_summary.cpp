@@ -55,6 +55,16 @@ std::span<const PlannedFault> faults_in(const PreparedReplay& prepared) {
   return faults.first(std::min(faults.size(), kShown));
 }
 
+// "tp 4, pp 2, cp 2"
+std::string ranks_text(const BackendConfig& device) {
+  std::string text;
+  for (const auto& [name, size] : {std::pair{"tp", device.parallel.tp_size},
+                                   {"pp", device.parallel.pp_size},
+                                   {"cp", device.context.num_ranks}})
+    if (size > 1) text += fmt::format("{}{} {}", text.empty() ? "" : ", ", name, size);
+  return text;
+}
+
 std::string pages_text(const RunSummary& s) {
   return fmt::format("pages ({})", size_text(s.bytes_checked));
 }
@@ -71,13 +81,16 @@ std::string configuration_text(const PreparedReplay& prepared) {
                       name_of(prepared.config.device.layout));
   if (const std::string connector = connector_text(prepared.config.connector); !connector.empty())
     text += fmt::format("  beside  {}\n", connector);
-  text += fmt::format("  device  {}\n", prepared.ranks.empty()
-                                            ? "none: the model alone"
-                                            : fmt::format("{}: {}", prepared.ranks.front()->name(),
-                                                          prepared.ranks.front()->device()));
-  if (prepared.ranks.size() > 1)
-    text += fmt::format("  ranks   {} of context parallelism, each with its own device\n",
-                        prepared.ranks.size());
+  const auto& ranks = prepared.engines.front().ranks;
+  text += fmt::format("  device  {}\n", ranks.empty() ? "none: the model alone"
+                                                      : fmt::format("{}: {}", ranks.front()->name(),
+                                                                    ranks.front()->device()));
+  if (ranks.size() > 1)
+    text += fmt::format("  ranks   {}: {}, each with its own device\n", ranks.size(),
+                        ranks_text(prepared.config.device));
+  if (prepared.engines.size() > 1)
+    text += fmt::format("  engines {} data parallel ranks{}, each with its own pool\n",
+                        prepared.engines.size(), ranks.size() > 1 ? " of so many ranks each" : "");
   if (const std::string mutant = mutant_of(prepared.config); !mutant.empty()) {
     text += fmt::format("  mutant  {}\n", mutant);
   }
@@ -122,10 +135,16 @@ std::string summary_text(const RunSummary& s) {
           fmt::format("host blocks ({})", size_text(s.host_bytes_checked)));
     if (s.rows_extracted > 0)
       row("", with_commas(s.rows_extracted), "hidden states of finished requests");
+    if (s.union_rows_checked > 0)
+      row("", with_commas(s.union_rows_checked), "rows of the whole model found among the ranks");
   }
   if (s.graphs.captured > 0)
     row("graphs", with_commas(s.graphs.captured),
         fmt::format("captured; {} replayed in their stead", with_commas(s.graphs.replayed)));
+  if (s.collectives_checked > 0)
+    row("meetings", with_commas(s.collectives_checked),
+        fmt::format("collective calls; {} of ranks without work",
+                    counted(s.idle_rank_steps, "step")));
   std::string parts = "decisions " + duration_text(s.seconds.schedule);
   if (s.backend != "none") {
     parts +=
@@ -190,6 +209,14 @@ std::string summary_json(const ReplayOptions& options, const PreparedReplay& pre
       {"num_streams", device.num_streams},
       {"max_cudagraph_capture_size", device.max_cudagraph_capture_size},
       {"numbers", device.numbers == Numbers::real ? "real" : "words"},
+      {"tensor_parallel_size", device.parallel.tp_size},
+      {"pipeline_parallel_size", device.parallel.pp_size},
+      {"decode_context_parallel_size", engine.dcp},
+      {"prefill_context_parallel_size", engine.pcp},
+      {"cp_kv_cache_interleave_size", device.context.interleave},
+      {"data_parallel_size", prepared.engines.size()},
+      {"enforce_eager", prepared.config.data_parallel.enforce_eager},
+      {"ranks", prepared.engines.size() * prepared.engines.front().ranks.size()},
       {"mutant", mutant_of(prepared.config)},
       {"seed", prepared.workload_options.seed},
       {"connector", name_of(prepared.config.connector.kind)},

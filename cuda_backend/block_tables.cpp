@@ -243,6 +243,8 @@ void BlockTables::reserve_slots(std::int32_t num_tokens) {
 
 void BlockTables::launch_slots(std::int32_t num_tokens, const std::int32_t* num_live_tokens,
                                std::int32_t num_padded_tokens) {
+  const bool pads_to_slot_0 = device_.defect() == Defect::slot_pad_rows ||
+                              (device_.defect() == Defect::dp_idle_writes && num_tokens == 0);
   device_.launch(
       device_.kernels().slot_mapping,
       SlotMappingParams{
@@ -255,7 +257,7 @@ void BlockTables::launch_slots(std::int32_t num_tokens, const std::int32_t* num_
           .num_tokens = num_tokens,
           .num_live_tokens = num_live_tokens,
           .num_padded_tokens = num_padded_tokens,
-          .pad_slot = device_.defect() == Defect::slot_pad_rows ? 0 : PAD_SLOT_ID,
+          .pad_slot = pads_to_slot_0 ? 0 : PAD_SLOT_ID,
           .context_ranks = context_.num_ranks,
           .context_rank = context_.rank,
           .interleave = device_.defect() == Defect::interleave_ignored ? 1 : context_.interleave},

@@ -55,16 +55,17 @@ CachePool::~CachePool() {
 }
 
 Result<std::unique_ptr<CachePool>> CachePool::create(Device& device, const BackendConfig& config,
-                                                     const Defects& defects) {
+                                                     const Defects& defects,
+                                                     std::span<const LayerOfModel> places) {
   std::unique_ptr<CachePool> pool(new CachePool(device, config));
-  if (auto allocated = pool->allocate(defects); !allocated)
+  if (auto allocated = pool->allocate(defects, places); !allocated)
     return tl::unexpected(allocated.error());
   pool->poison_all(Poison::fresh);
   if (auto done = device.finish(); !done) return tl::unexpected(done.error());
   return pool;
 }
 
-Result<void> CachePool::allocate(const Defects& defects) {
+Result<void> CachePool::allocate(const Defects& defects, std::span<const LayerOfModel> places) {
   guard_bytes_ = device_.watches_accesses() ? 0 : kGuardBytes;
   for (std::size_t t = 0; t < config_.plan.tensors.size(); ++t) {
     const std::int64_t size_bytes = config_.plan.tensors[t].size_bytes;
@@ -77,7 +78,7 @@ Result<void> CachePool::allocate(const Defects& defects) {
   }
   if (!device_.failed()) fill_guards();
   if (auto done = device_.finish(); !done) return done;
-  auto layers = layer_caches(config_, defects, tensors_);
+  auto layers = layer_caches(config_, defects, places, tensors_);
   if (!layers) return tl::unexpected(layers.error());
   layers_ = std::move(*layers);
   max_regions_ = longest(layers_.regions_of_group);

@@ -25,7 +25,8 @@ namespace lockstep::cuda {
 class CachePool {
  public:
   static Result<std::unique_ptr<CachePool>> create(Device& device, const BackendConfig& config,
-                                                   const Defects& defects);
+                                                   const Defects& defects,
+                                                   std::span<const LayerOfModel> places);
   ~CachePool();
   CachePool(const CachePool&) = delete;
   CachePool& operator=(const CachePool&) = delete;
@@ -56,7 +57,7 @@ class CachePool {
 
  private:
   CachePool(Device& device, const BackendConfig& config);
-  Result<void> allocate(const Defects& defects);
+  Result<void> allocate(const Defects& defects, std::span<const LayerOfModel> places);
   std::byte* guard(std::size_t zone) const;
   void fill_guards();
   std::int64_t page_size_bytes(std::int32_t tensor) const { return page_sizes_[tensor]; }

@@ -12,6 +12,7 @@
 #include "cuda_backend/defect.h"
 #include "cuda_backend/graph_device.h"
 #include "cuda_backend/host_tier.h"
+#include "cuda_backend/rank_share.h"
 #include "cuda_backend/real_attention.h"
 #include "cuda_backend/real_caches.h"
 #include "cuda_backend/row_extractor.h"
@@ -45,7 +46,10 @@ class CudaBackend final : public Backend {
       return fail(fmt::format("mutant: {} is in a kernel that real numbers do not go through",
                               config_.mutant));
     device_->plant(defects->kernel);
-    auto pool = CachePool::create(*device_, config_, *defects);
+    auto share = share_of_rank(config_, defects->kernel);
+    if (!share) return tl::unexpected(share.error());
+    config_.plan = std::move(share->plan);
+    auto pool = CachePool::create(*device_, config_, *defects, share->layers);
     if (!pool) return tl::unexpected(pool.error());
     pool_ = std::move(*pool);
     auto host = HostTier::create(*device_, config_, pool_->layers());

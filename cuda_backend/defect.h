@@ -44,6 +44,10 @@ enum class Defect : std::uint8_t {
   graph_too_small,
   graph_stale_pointer,
   scale_of_other_layer,
+  tp_head_offset,
+  tp_heads_not_replicated,
+  pp_layer_offset,
+  dp_idle_writes,
   // Of the kernels in launch/engine_kernels.h, which tests launch by themselves.
   scale_of_other_head,
   scale_not_stored,

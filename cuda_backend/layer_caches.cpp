@@ -26,8 +26,9 @@ struct Extent {
 
 class Builder {
  public:
-  Builder(const BackendConfig& config, const Defects& defects, std::span<std::byte* const> bases)
-      : config_(config), defects_(defects), bases_(bases) {}
+  Builder(const BackendConfig& config, const Defects& defects, std::span<const LayerOfModel> places,
+          std::span<std::byte* const> bases)
+      : config_(config), defects_(defects), places_(places), bases_(bases) {}
 
   Result<LayerCaches> build() {
     const bool other_order = defects_.kernel == Defect::layout_order_lost;
@@ -56,9 +57,13 @@ class Builder {
   // One size a group; the views have none for groups that keep nothing (encoder-only).
   Result<void> check_kernel_blocks(const PoolViews& views) const {
     std::vector<std::int64_t> told;
-    for (std::size_t g = 0; g < config_.kernel_block_sizes.size(); ++g)
-      if (config_.plan.groups[g].spec.kind != CacheKind::encoder_only)
-        told.push_back(config_.kernel_block_sizes[g]);
+    for (std::size_t g = 0; g < config_.kernel_block_sizes.size(); ++g) {
+      if (config_.plan.groups[g].spec.kind == CacheKind::encoder_only) continue;
+      // A group without a layer in this stage has no kernel that would ask for a size.
+      const bool nobody_asks = config_.plan.groups[g].layer_names.empty();
+      told.push_back(nobody_asks ? views.kernel_block_sizes[told.size()]
+                                 : config_.kernel_block_sizes[g]);
+    }
     if (std::ranges::equal(views.kernel_block_sizes, told)) return {};
     return fail(fmt::format("kernel_block_sizes: [{}], where the views of this plan have [{}]",
                             fmt::join(told, ", "), fmt::join(views.kernel_block_sizes, ", ")));
@@ -95,7 +100,7 @@ class Builder {
       const auto layer = static_cast<std::int32_t>(caches_.rows.size());
       caches_.group_of_layer.push_back(static_cast<std::int32_t>(g));
       caches_.tensor_of_layer.push_back(-1);
-      caches_.rows.emplace_back().layer = layer;
+      caches_.rows.emplace_back().layer = places_[static_cast<std::size_t>(layer)].number;
       if (i >= group_views.size()) continue;  // encoder-only: keeps nothing
       const LayerViews& views = group_views[i];
       const std::size_t tensor = tensor_of(group.layer_names[i]);
@@ -142,8 +147,11 @@ class Builder {
         views.head_dim < 0 ? 1 : static_cast<std::int32_t>(view.shape[views.head_dim]);
     cache.head_size = static_cast<std::int32_t>(view.shape.back());
     cache.row_bytes = static_cast<std::int32_t>(item * view.shape.back());
-    cache.layer = layer;
-    cache.queries_per_kv = config_.queries_per_kv;
+    const LayerOfModel& place = places_[static_cast<std::size_t>(layer)];
+    cache.layer = place.number;
+    cache.first_head = place.head_begin;
+    cache.first_query_head = place.query_begin;
+    cache.queries_per_kv = place.queries_per_kv;
     cache.dtype = view.dtype;
     set_unit(cache, tensor);
     return cache;
@@ -228,7 +236,8 @@ class Builder {
                                 .page_stride = page_stride,
                                 .size_bytes = size_bytes,
                                 .unit_bytes = widest_unit({offset, page_stride, size_bytes}),
-                                .layer = layer,
+                                .layer = places_[static_cast<std::size_t>(layer)].number,
+                                .first_head = places_[static_cast<std::size_t>(layer)].head_begin,
                                 .state = static_cast<std::int32_t>(s)});
     }
   }
@@ -260,6 +269,7 @@ class Builder {
 
   const BackendConfig& config_;
   const Defects& defects_;
+  std::span<const LayerOfModel> places_;
   std::span<std::byte* const> bases_;
   LayerCaches caches_;
 };
@@ -267,11 +277,12 @@ class Builder {
 }  // namespace
 
 Result<LayerCaches> layer_caches(const BackendConfig& config, const Defects& defects,
+                                 std::span<const LayerOfModel> places,
                                  std::span<std::byte* const> tensor_bases) {
   LS_CHECK(tensor_bases.size() == config.plan.tensors.size(), "{} bases for {} tensors",
            tensor_bases.size(), config.plan.tensors.size());
   LS_CHECK(config.plan.num_blocks > 0, "{} blocks", config.plan.num_blocks);
-  return Builder(config, defects, tensor_bases).build();
+  return Builder(config, defects, places, tensor_bases).build();
 }
 
 void add_block_ranges(const LayerCaches& layers, std::int32_t tensor, std::int32_t block,

@@ -18,6 +18,7 @@
 #include "cuda_backend/defect.h"
 #include "cuda_backend/kernels/params.h"
 #include "cuda_backend/operation.h"
+#include "cuda_backend/rank_share.h"
 #include "reference/result.h"
 #include "sim/backend.h"
 
@@ -37,10 +38,12 @@ struct LayerCaches {
   std::vector<std::int64_t> blocks_per_kv_block;  // per group
 };
 
+// The plan of `config` is the rank's own, `places` are its layers' in the model (rank_share.h).
 // tensor_bases: where each tensor of the plan lies, aligned to 256 bytes. Tables are left null.
 // Errors: what derive_views refuses; rows that no contiguous region holds; compressed rows; kernel
 // block sizes other than the configuration's.
 Result<LayerCaches> layer_caches(const BackendConfig& config, const Defects& defects,
+                                 std::span<const LayerOfModel> places,
                                  std::span<std::byte* const> tensor_bases);
 
 // The bytes of a tensor that belong to a block: its page, or the K and the V half of one.

@@ -208,7 +208,8 @@ Result<void> PluginBackend::write_rows(const StepProgram& program) {
       for (std::size_t head = 0; head < heads; ++head) {
         const std::size_t at = (token * heads + head) * row_bytes;
         const auto fill = [&](std::vector<std::byte>& inputs, std::uint32_t part) {
-          fill_row(program.contents[token], rows.layer, part, static_cast<std::uint32_t>(head),
+          fill_row(program.contents[token], rows.layer, part,
+                   static_cast<std::uint32_t>(rows.first_head) + static_cast<std::uint32_t>(head),
                    rows.dtype, std::span(inputs).subspan(at, row_bytes));
         };
         fill(keys_, 0);
@@ -234,7 +235,7 @@ Result<void> PluginBackend::update_states(const StepProgram& program) {
       if (update.source != kNullBlock &&
           plugin_.read_state(backend_, s, index_of(update.source), bytes_.data()) != 0)
         return failed("read_state");
-      advance_state(contents, state.layer, state.state, bytes_);
+      advance_state(contents, state.layer, state.state, state.first_head, bytes_);
       if (plugin_.write_state(backend_, s, index_of(update.target), bytes_.data()) != 0)
         return failed("write_state");
     }
@@ -274,7 +275,9 @@ Result<void> PluginBackend::attend(const AttentionQuery& query, std::vector<floa
   const auto head_size = static_cast<std::size_t>(rows.head_size);
   std::vector<float> queries(heads * head_size);
   for (std::size_t head = 0; head < heads; ++head)
-    fill_row(query.content, rows.layer, 2, static_cast<std::uint32_t>(head), DType::fp32,
+    fill_row(query.content, rows.layer, 2,
+             static_cast<std::uint32_t>(rows.first_query_head) + static_cast<std::uint32_t>(head),
+             DType::fp32,
              std::as_writable_bytes(std::span(queries).subspan(head * head_size, head_size)));
   const std::size_t begin = outputs.size();
   outputs.resize(begin + queries.size());
@@ -377,10 +380,18 @@ Result<std::unique_ptr<Backend>> make_plugin_backend(const std::string& path,
     return fail("a plugin has no host tier; loads and stores are for cuda and simt");
   auto library = PluginLibrary::open(path);
   if (!library) return tl::unexpected(library.error());
-  auto plan = PluginPlan::create(config);
+  auto share = share_of_rank(config, Defect::none);
+  if (!share) return tl::unexpected(share.error());
+  BackendConfig own = config;
+  own.plan = std::move(share->plan);
+  if (!share->layers.empty()) own.queries_per_kv = share->layers.front().queries_per_kv;
+  if (!std::ranges::all_of(share->layers, [&](const LayerOfModel& layer) {
+        return layer.queries_per_kv == own.queries_per_kv;
+      }))
+    return fail("a plugin is told one number of query heads per KV head, and layers differ in it");
+  auto plan = PluginPlan::create(own, share->layers);
   if (!plan) return tl::unexpected(plan.error());
-  auto backend =
-      std::make_unique<PluginBackend>(path, config, std::move(*library), std::move(*plan));
+  auto backend = std::make_unique<PluginBackend>(path, own, std::move(*library), std::move(*plan));
   if (auto started = backend->start(); !started) return tl::unexpected(started.error());
   return std::unique_ptr<Backend>(std::move(backend));
 }

@@ -10,13 +10,14 @@ constexpr unsigned kTensorShift = 44;
 
 }  // namespace
 
-Result<std::unique_ptr<PluginPlan>> PluginPlan::create(const BackendConfig& config) {
+Result<std::unique_ptr<PluginPlan>> PluginPlan::create(const BackendConfig& config,
+                                                       std::span<const LayerOfModel> places) {
   std::unique_ptr<PluginPlan> plan(new PluginPlan);
   for (std::uintptr_t t = 0; t < config.plan.tensors.size(); ++t) {
     LS_CHECK(config.plan.tensors[t].size_bytes < std::int64_t{1} << kTensorShift, "tensor {}", t);
     plan->bases_.push_back(reinterpret_cast<std::byte*>((t + 1) << kTensorShift));
   }
-  auto layers = layer_caches(config, {}, plan->bases_);
+  auto layers = layer_caches(config, {}, places, plan->bases_);
   if (!layers) return tl::unexpected(layers.error());
   plan->layers_ = std::move(*layers);
   plan->fill(config);

@@ -18,7 +18,8 @@ namespace lockstep::cuda {
 class PluginPlan {
  public:
   // Errors: those of layer_caches().
-  static Result<std::unique_ptr<PluginPlan>> create(const BackendConfig& config);
+  static Result<std::unique_ptr<PluginPlan>> create(const BackendConfig& config,
+                                                    std::span<const LayerOfModel> places);
   PluginPlan(const PluginPlan&) = delete;
   PluginPlan& operator=(const PluginPlan&) = delete;
 

@@ -65,8 +65,9 @@ void fill_row(std::uint64_t content, std::int32_t layer, std::uint32_t part, std
 }
 
 void advance_state(std::span<const std::uint64_t> contents, std::int32_t layer, std::int32_t index,
-                   std::span<std::byte> state) {
-  const std::uint64_t place = coordinate(layer, kPartState + static_cast<std::uint32_t>(index), 0);
+                   std::int32_t part, std::span<std::byte> state) {
+  const std::uint64_t place = coordinate(layer, kPartState + static_cast<std::uint32_t>(index),
+                                         static_cast<std::uint32_t>(part));
   for (std::size_t i = 0; i < words_of(state.size()); ++i) {
     std::uint64_t word = word_at(state, i);
     for (const std::uint64_t content : contents)

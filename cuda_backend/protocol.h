@@ -22,9 +22,10 @@ ShapeMasks shape_masks(DType dtype);
 void fill_row(std::uint64_t content, std::int32_t layer, std::uint32_t part, std::uint32_t head,
               DType dtype, std::span<std::byte> row);
 
-// Rule (2): a state of a layer after these contents, from what it was.
+// Rule (2): a state of a layer after these contents, from what it was; `part` of those that tensor
+// parallelism cuts it into.
 void advance_state(std::span<const std::uint64_t> contents, std::int32_t layer, std::int32_t index,
-                   std::span<std::byte> state);
+                   std::int32_t part, std::span<std::byte> state);
 
 // Rule (3), of a whole page: {a, b}.
 struct PageSums {

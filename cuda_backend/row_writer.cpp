@@ -37,15 +37,16 @@ void RowWriter::add_written(const StepProgram& program, std::size_t layer,
 void RowWriter::write(const StepProgram& program, const DeviceArray<std::uint64_t>& contents,
                       const BlockTables& tables) {
   const auto num_tokens = static_cast<std::int32_t>(program.contents.size());
-  if (num_tokens == 0) return;
+  if (num_tokens == 0 && program.num_padded_tokens == 0) return;
   const std::int32_t size = device_.padded_batch(num_tokens);
   const bool captured = device_.captures(size);
   const std::int32_t num_padded = captured ? size : std::max(num_tokens, program.num_padded_tokens);
   const std::int32_t num_made = captured ? size : num_tokens;
   const Defect defect = device_.defect();
-  const std::int32_t num_filled = num_made - (defect == Defect::uninitialised_read ? 1 : 0);
+  const std::int32_t num_filled =
+      std::max(0, num_made - (defect == Defect::uninitialised_read ? 1 : 0));
   std::int32_t num_written = num_padded;
-  if (defect == Defect::drop_slot) num_written = num_made - 1;
+  if (defect == Defect::drop_slot) num_written = std::max(0, num_made - 1);
   if (defect == Defect::race) num_written = num_made;
   reserve_inputs(num_padded);
   device_.run_captured("tokens' rows", size, [&] {
@@ -74,7 +75,8 @@ void RowWriter::write_layer(const StepProgram& program, std::size_t layer,
                                 .num_parts = rows.num_parts,
                                 .row_bytes = static_cast<std::int32_t>(itemsize_bytes(source) *
                                                                        rows.head_size),
-                                .layer = rows.layer},
+                                .layer = rows.layer,
+                                .first_head = rows.first_head},
                  [&](Operation& operation) {
                    operation.named("fill_rows").read_all(contents);
                    operation.write_all(inputs.keys, inputs.values);

@@ -64,6 +64,7 @@ class Deriver {
  public:
   Deriver(const KVCacheConfig& plan, const ViewOptions& options) : plan_(plan), options_(options) {
     for (const KVCacheGroupSpec& group : plan.groups) {
+      if (group.layer_names.empty()) continue;  // the layers of other pipeline stages
       has_states_ |= group.spec.kind == CacheKind::mamba;
       has_attention_ |= group.spec.kind != CacheKind::mamba;
       for (const StateTensorSpec& state : group.spec.states)

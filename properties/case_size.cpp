@@ -33,6 +33,16 @@ std::int64_t options_set(const SavedCase& saved) {
   return count + std::ssize(saved.settings);
 }
 
+bool is_degree(std::string_view setting) { return setting.ends_with("_parallel_size"); }
+
+// Ranks beyond one, of every kind.
+std::int64_t further_ranks(const SavedCase& saved) {
+  std::int64_t count = saved.engine.dcp + saved.engine.pcp - 2;
+  for (const auto& [name, value] : saved.settings)
+    if (is_degree(name)) count += value - 1;
+  return count;
+}
+
 // What is said about a request beyond its tokens.
 std::int64_t trimmings(const RequestSpec& spec) {
   std::int64_t count = spec.priority == 0 ? 0 : 1;
@@ -170,7 +180,8 @@ CaseRank rank_of(const SavedCase& saved, std::int64_t steps) {
       elements(saved.cache),
       size.blocks,
       block_tokens(saved),
-      std::int64_t{engine.max_num_seqs} + engine.max_num_batched_tokens + engine.max_model_len,
+      std::int64_t{engine.max_num_seqs} + engine.max_num_batched_tokens + engine.max_model_len +
+          further_ranks(saved),
       requests.arrivals * (std::int64_t{1} << 40) + std::min(requests.time, std::int64_t{1} << 40),
       requests.untidy + fault_numbers(saved)};
 }

@@ -47,6 +47,11 @@ constexpr std::array kReasons = std::to_array<Reason>({
      "of them and nothing else."},
     {"page_untouched",
      "A page that no step wrote must stay as it was: whatever changed it wrote out of its place."},
+    {"collective",
+     "Ranks that meet in a collective must all call it, with one shape; otherwise they wait for "
+     "ever or exchange nonsense."},
+    {"ranks_together",
+     "All ranks together must hold every row of the whole model, each as often as the others."},
     {"page_final", "After the last step every page of the pool must hold what the model says."},
     {"liveness",
      "A request that was accepted must end: with nothing running and nothing still to arrive, "

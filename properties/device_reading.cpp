@@ -170,6 +170,9 @@ Result<void> ReadingBackend::fingerprint_all() {
 
 std::string why_not_read(const SavedCase& saved) {
   if (saved.backend == "none") return "the case runs without a backend";
+  const LockstepConfig config = config_of(saved);
+  if (!config.device.parallel.is_whole() || config.data_parallel.dp_size > 1)
+    return "the case runs over tensor, pipeline or data parallel ranks";  // rank_outputs.h
   return ProgramBuilder::why_not_supported(saved.engine, saved.cache).value_or("");
 }
 

@@ -6,6 +6,8 @@
 #include "reference/block_sizes.h"
 #include "reference/check.h"
 #include "reference/layout_views.h"
+#include "reference/rank_plan.h"
+#include "sim/saved_run.h"
 
 namespace lockstep {
 namespace {
@@ -53,18 +55,22 @@ constexpr FeatureInfo kFeatures[] = {
     {"stop_tokens", 25},
     {"long_prompts", 40},
     {"faults", 35},
+    {"tensor_parallel", 10},
+    {"replicated_heads", 40},
+    {"pipeline_parallel", 10},
+    {"data_parallel", 8},
 };
 static_assert(std::size(kFeatures) == kNumFeatures);
 
-FeatureSet draw_features(ChoiceSource& choices, const GeneratorOptions& options) {
-  FeatureSet features;
-  for (std::size_t i = 0; i < kNumFeatures; ++i) {
+// Those of `first` up to `end`, added to `features`.
+void draw_features(ChoiceSource& choices, const GeneratorOptions& options, Feature first,
+                   std::size_t end, FeatureSet& features) {
+  for (auto i = static_cast<std::size_t>(first); i < end; ++i) {
     const auto feature = static_cast<Feature>(i);
     const bool drawn = choices.chance(kFeatures[i].percent);
     if ((drawn || options.always.has(feature)) && !options.never.has(feature))
       features.add(feature);
   }
-  return features;
 }
 
 // Without any kind of cache there is full attention, and a hidden state is beside something.
@@ -76,10 +82,22 @@ void settle_kinds(FeatureSet& features) {
   if (!any) features.add(Feature::full_attention);
 }
 
+// Whether every rank's plan can be cut out and laid out.
+bool ranks_are_accepted(const SavedCase& saved) {
+  const LockstepConfig config = config_of(saved);
+  if (!check_ranks(config)) return false;
+  for (std::int32_t rank = 0; rank < num_ranks(config.device); ++rank) {
+    const auto plan = rank_plan(saved.cache, device_of_rank(config.device, rank).parallel,
+                                config.device.queries_per_kv);
+    if (!plan || !pool_views(plan->plan, saved.attention_backend, saved.layout, saved.layout_rule))
+      return false;
+  }
+  return true;
+}
+
 bool is_accepted(const SavedCase& saved) {
   if (!resolve_block_sizes(saved.engine, saved.cache.groups)) return false;
-  return saved.backend == "none" ||
-         pool_views(saved.cache, saved.attention_backend, saved.layout, saved.layout_rule);
+  return saved.backend == "none" || ranks_are_accepted(saved);
 }
 
 // A cache, an engine and a pool; false: the engine or the layout refuses them.
@@ -108,7 +126,10 @@ SavedCase generate_case(ChoiceSource& choices, const GeneratorOptions& options) 
                                        : choices.one_of({"fast", "fast", "fast", "fast", "fast",
                                                          "fast", "fast", "check", "check", "hunt"});
   saved.seed = static_cast<std::uint64_t>(choices.below(1 << 16));
-  FeatureSet features = draw_features(choices, options);
+  constexpr auto kFirstOfRanks = Feature::tensor_parallel;
+  FeatureSet features;
+  draw_features(choices, options, Feature::several_groups, static_cast<std::size_t>(kFirstOfRanks),
+                features);
   settle_kinds(features);
   bool accepted = false;
   for (int attempt = 0; attempt < kAttempts && !accepted; ++attempt)
@@ -121,7 +142,11 @@ SavedCase generate_case(ChoiceSource& choices, const GeneratorOptions& options) 
   Draw draw{choices, options, features};
   draw_traffic(draw, saved);
   draw_fault_plan(draw, saved);
-  return saved;
+  // Ranks come last: a case that has none is the same with and without this line.
+  draw_features(choices, options, kFirstOfRanks, kNumFeatures, draw.features);
+  SavedCase with_ranks = saved;
+  draw_ranks(draw, with_ranks);
+  return is_accepted(with_ranks) ? with_ranks : saved;
 }
 
 SavedCase generate_case(std::uint64_t seed, const GeneratorOptions& options) {

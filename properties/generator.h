@@ -62,8 +62,13 @@ enum class Feature : std::uint8_t {
   long_prompts,
   // What goes wrong.
   faults,
+  // Ranks.
+  tensor_parallel,
+  replicated_heads,
+  pipeline_parallel,
+  data_parallel,
 };
-inline constexpr std::size_t kNumFeatures = static_cast<std::size_t>(Feature::faults) + 1;
+inline constexpr std::size_t kNumFeatures = static_cast<std::size_t>(Feature::data_parallel) + 1;
 std::string_view name_of(Feature feature);
 
 // The features of one case: what the swarm may use.

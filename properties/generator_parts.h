@@ -1,6 +1,6 @@
 // The parts of the generator by file: cache_generator.cpp draws groups and their pool,
-// engine_generator.cpp the options, traffic_generator.cpp who arrives and how they leave, fault_generator.cpp what goes
-// wrong.
+// engine_generator.cpp the options, traffic_generator.cpp who arrives and how they leave,
+// fault_generator.cpp what goes wrong, rank_generator.cpp over how many ranks all of it runs.
 #pragma once
 
 #include "properties/generator.h"
@@ -25,6 +25,8 @@ std::vector<KVCacheGroupSpec> draw_groups(Draw& draw, EngineConfig& engine);
 void fit_engine(Draw& draw, const std::vector<KVCacheGroupSpec>& groups, EngineConfig& engine);
 // The pool and the plan; attention backend, layout and kernel blocks.
 void draw_pool(Draw& draw, std::vector<KVCacheGroupSpec> groups, SavedCase& saved);
+// How many ranks of which kind, as settings; heads and states that they can be cut into.
+void draw_ranks(Draw& draw, SavedCase& saved);
 void draw_traffic(Draw& draw, SavedCase& saved);
 void draw_fault_plan(Draw& draw, SavedCase& saved);
 

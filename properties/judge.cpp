@@ -7,7 +7,9 @@
 #include "properties/invariants.h"
 #include "properties/tally_counter.h"
 #include "reference/check.h"
+#include "reference/page_size.h"
 #include "sim/audit.h"
+#include "sim/data_parallel.h"
 #include "sim/faulty_workload.h"
 #include "sim/program_builder.h"
 #include "sim/run_recorder.h"
@@ -115,15 +117,21 @@ class Bench final : public StepObserver {
   std::unique_ptr<Auditor> auditor_;
 };
 
-using Backends = std::vector<std::unique_ptr<Backend>>;
+// One for each rank; none: decisions alone.
+using Ranks = std::vector<std::unique_ptr<Backend>>;
 
-// One for each rank of context parallelism; none: the decisions alone.
-Result<Backends> make_backends(const SavedCase& saved, const LockstepConfig& config,
-                               const JudgeOptions& options) {
-  Backends ranks;
+std::vector<Backend*> pointers(const Ranks& ranks) {
+  std::vector<Backend*> backends;
+  for (const auto& rank : ranks) backends.push_back(rank.get());
+  return backends;
+}
+
+Result<Ranks> make_ranks(const SavedCase& saved, const LockstepConfig& config,
+                         const JudgeOptions& options) {
+  Ranks ranks;
   const auto why_not = ProgramBuilder::why_not_supported(config.engine, config.device.plan);
   if (options.backend && saved.backend != "none" && !why_not) {
-    for (std::int32_t rank = 0; rank < config.device.context.num_ranks; ++rank) {
+    for (std::int32_t rank = 0; rank < num_ranks(config.device); ++rank) {
       auto backend = options.backend(device_of_rank(config.device, rank));
       if (!backend) return tl::unexpected(backend.error());
       ranks.push_back(std::move(*backend));
@@ -133,6 +141,15 @@ Result<Backends> make_backends(const SavedCase& saved, const LockstepConfig& con
   if (config.device.mutant.empty()) return ranks;
   return fail(fmt::format("mutant {} is planted in a backend, and the case runs without one: {}",
                           config.device.mutant, why_not.value_or("none was given")));
+}
+
+void count_ranks(const BackendConfig& device, Tally& tally) {
+  tally.count(Reached::with_backend);
+  if (device.parallel.tp_size > 1) tally.count(Reached::tensor_parallel);
+  if (device.parallel.pp_size > 1) tally.count(Reached::pipeline_parallel);
+  for (const KVCacheGroupSpec& group : device.plan.groups)
+    if (!is_state_kind(group.spec.kind) && device.parallel.tp_size > group.spec.num_kv_heads)
+      return tally.count(Reached::replicated_heads);
 }
 
 void take_verdict(const RunSummary& summary, Outcome& outcome) {
@@ -185,30 +202,70 @@ std::string_view name_of(OutcomeKind kind) {
   LS_CHECK(false, "outcome kind {}", static_cast<int>(kind));
 }
 
+namespace {
+
+Result<std::unique_ptr<DecisionSource>> make_decisions(const SavedCase& saved,
+                                                       const LockstepConfig& config,
+                                                       const KVTransfer& transfer = {}) {
+  return make_reference_decisions(saved.engine, saved.cache.groups, saved.cache.num_blocks,
+                                  transfer, config.scheduler_defect, free_order_of(saved));
+}
+
+// Several engines side by side: each is compared with its backends, and all with one another. Audit
+// and invariants follow one engine's decisions and do not look on.
+Outcome judge_data_parallel(const SavedCase& saved, const LockstepConfig& config,
+                            const JudgeOptions& options) {
+  if (saved.recording) return refusal({"data_parallel_size: a recording is one engine's"});
+  if (!saved.faults.empty()) return refusal({"data_parallel_size: faults are one engine's"});
+  std::vector<std::unique_ptr<DecisionSource>> decisions;
+  std::vector<Ranks> ranks;
+  std::vector<EngineParts> engines;
+  for (std::int32_t engine = 0; engine < config.data_parallel.dp_size; ++engine) {
+    auto own = make_decisions(saved, config);
+    if (!own) return refusal(own.error());
+    decisions.push_back(std::move(*own));
+    auto backends = make_ranks(saved, config, options);
+    if (!backends) return refusal(backends.error());
+    ranks.push_back(std::move(*backends));
+    engines.push_back({decisions.back().get(), pointers(ranks.back())});
+  }
+  Outcome outcome;
+  if (!ranks.front().empty()) count_ranks(config.device, outcome.tally);
+  const std::unique_ptr<Workload> workload = workload_of(saved);
+  const auto report = run_data_parallel(config, engines, *workload);
+  if (!report) return refusal(report.error());
+  outcome.tally.count(Reached::data_parallel);
+  outcome.tally.count(Reached::idle_dp_rank, report->summary.idle_rank_steps);
+  take_verdict(report->summary, outcome);
+  if (options.summary != nullptr) *options.summary = report->summary;
+  return outcome;
+}
+
+}  // namespace
+
 Outcome judge(const SavedCase& saved, const JudgeOptions& options) {
   if (saved.mutants.size() > 1)
     return refusal(
         {fmt::format("mutants: {} of them; a case has one at most", saved.mutants.size())});
   const LockstepConfig config = config_of(saved);
+  if (auto sound = check_ranks(config); !sound) return refusal(sound.error());
+  if (config.data_parallel.dp_size > 1) return judge_data_parallel(saved, config, options);
   Outcome outcome;
   const auto workload = make_faulty_workload(workload_of(saved), saved.faults);
   if (!workload) return refusal(workload.error());
   Bench bench(saved, **workload, options, outcome);
   const KVTransfer transfer{bench.workload().connector(), config.connector.load_failure_policy};
-  auto decisions =
-      make_reference_decisions(saved.engine, saved.cache.groups, saved.cache.num_blocks, transfer,
-                               config.scheduler_defect, free_order_of(saved));
+  auto decisions = make_decisions(saved, config, transfer);
   if (!decisions) return refusal(decisions.error());
   bench.begin(saved, config, **decisions);
   (*workload)->watch(**decisions);
-  const auto backends = make_backends(saved, config, options);
-  if (!backends) return refusal(backends.error());
-  std::vector<Backend*> ranks;
-  for (const auto& backend : *backends) ranks.push_back(backend.get());
+  const auto ranks = make_ranks(saved, config, options);
+  if (!ranks) return refusal(ranks.error());
+  const std::vector<Backend*> backends = pointers(*ranks);
 
-  if (!ranks.empty()) outcome.tally.count(Reached::with_backend);
-  const auto report =
-      run_lockstep(config, **decisions, bench.workload(), std::span<Backend* const>(ranks), &bench);
+  if (!backends.empty()) count_ranks(config.device, outcome.tally);
+  const auto report = run_lockstep(config, **decisions, bench.workload(),
+                                   std::span<Backend* const>(backends), &bench);
   if (!report) return refusal(report.error());
   take_verdict(report->summary, outcome);
   count_faults(**workload, outcome.tally);

@@ -28,6 +28,7 @@ std::span<const Mutant> mutant_catalogue() {
     std::vector<Mutant> mutants = mutants_of_scheduler();
     std::ranges::move(mutants_of_backend(), std::back_inserter(mutants));
     std::ranges::move(mutants_of_host_tier(), std::back_inserter(mutants));
+    std::ranges::move(mutants_of_ranks(), std::back_inserter(mutants));
     std::ranges::move(mutants_of_plans(), std::back_inserter(mutants));
     std::ranges::move(mutants_of_transfers(), std::back_inserter(mutants));
     return mutants;

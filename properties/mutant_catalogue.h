@@ -7,9 +7,9 @@
 // 3. `caught_by` are the checks that may find it first; another one would be a surprise, and is
 //    told as one.
 //
-// Not here: the switches (reference/scheduler_defect.h, cuda_backend/defect.h, view_defects.h,
-// views_capacity.h, sim/transfer_protocol.h, multi_connector.h, offload_connector.h), which the
-// catalogue knows by name.
+// Not here: the switches (reference/scheduler_defect.h, sim/dp_step.h, cuda_backend/defect.h,
+// view_defects.h, views_capacity.h, sim/transfer_protocol.h, multi_connector.h,
+// offload_connector.h), which the catalogue knows by name.
 #pragma once
 
 #include <cstdint>
@@ -60,6 +60,7 @@ const Mutant* find_mutant(std::string_view id);
 std::vector<Mutant> mutants_of_scheduler();
 std::vector<Mutant> mutants_of_backend();
 std::vector<Mutant> mutants_of_host_tier();
+std::vector<Mutant> mutants_of_ranks();
 std::vector<Mutant> mutants_of_plans();
 std::vector<Mutant> mutants_of_transfers();
 

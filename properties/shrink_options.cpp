@@ -60,6 +60,16 @@ void reset_choices(ShrinkTrial& trial) {
     });
 }
 
+// Where one rank alone does not fail, as few as do.
+void lower_degrees(ShrinkTrial& trial) {
+  for (std::size_t i = 0; i < trial.best().settings.size(); ++i) {
+    if (!trial.best().settings[i].first.ends_with("_parallel_size")) continue;
+    trial.lower_with(
+        2, [i](SavedCase& saved) { return saved.settings[i].second; },
+        [i](SavedCase& saved, std::int64_t value) { saved.settings[i].second = value; });
+  }
+}
+
 // What the longest request takes: a limit below it would have it refused.
 std::int64_t longest_request(const SavedCase& saved) {
   std::int64_t longest = 1;
@@ -73,6 +83,7 @@ std::int64_t longest_request(const SavedCase& saved) {
 void shrink_options(ShrinkTrial& trial) {
   reset_options(trial);
   reset_choices(trial);
+  lower_degrees(trial);
   trial.lower(1, [](SavedCase& saved) { return &saved.engine.max_num_seqs; });
   trial.lower(longest_request(trial.best()),
               [](SavedCase& saved) { return &saved.engine.max_model_len; });

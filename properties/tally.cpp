@@ -38,6 +38,10 @@ constexpr std::string_view kNames[] = {
     "context_parallel",
     "with_backend",
     "with_faults",
+    "tensor_parallel",
+    "replicated_heads",
+    "pipeline_parallel",
+    "data_parallel",
     "step",
     "idle_step",
     "batch_of_several",
@@ -83,6 +87,7 @@ constexpr std::string_view kNames[] = {
     "refused_request",
     "stop_token",
     "length_end",
+    "idle_dp_rank",
     "page_checked",
 };
 static_assert(std::size(kNames) == kNumReached);
@@ -105,9 +110,10 @@ std::vector<std::string_view> Tally::missing() const {
   std::vector<std::string_view> names;
   for (std::size_t i = 0; i < kNumReached; ++i) {
     const auto reached = static_cast<Reached>(i);
-    const bool needs_backend = reached == Reached::with_backend ||
-                               reached == Reached::page_checked ||
-                               reached == Reached::split_kernel_block;
+    const bool of_ranks = reached >= Reached::tensor_parallel && reached <= Reached::data_parallel;
+    const bool needs_backend =
+        of_ranks || reached == Reached::with_backend || reached == Reached::idle_dp_rank ||
+        reached == Reached::page_checked || reached == Reached::split_kernel_block;
     if (counts_[i] == 0 && (any_backend || !needs_backend)) names.push_back(kNames[i]);
   }
   return names;

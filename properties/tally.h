@@ -47,6 +47,10 @@ enum class Reached : std::uint8_t {
   context_parallel,
   with_backend,
   with_faults,
+  tensor_parallel,
+  replicated_heads,
+  pipeline_parallel,
+  data_parallel,
   // Events.
   step,
   idle_step,
@@ -93,6 +97,7 @@ enum class Reached : std::uint8_t {
   refused_request,
   stop_token,
   length_end,
+  idle_dp_rank,
   page_checked,
 };
 inline constexpr std::size_t kNumReached = static_cast<std::size_t>(Reached::page_checked) + 1;

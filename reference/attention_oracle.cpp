@@ -87,7 +87,9 @@ std::vector<double> attention_output(const ModelLayer& layer, std::span<const Co
   std::vector<double> q(d), row(d), mean(d), weights(contents.size());
   for (std::int64_t head = 0; head < at.num_kv_heads * queries_per_kv; ++head) {
     const std::int64_t kv_head = head / queries_per_kv;
-    decode_row(row_key(query, coordinate(layer.index, kPartQ, head)), DType::fp32, q);
+    decode_row(
+        row_key(query, coordinate(layer.share.layer, kPartQ, layer.share.first_query_head + head)),
+        DType::fp32, q);
     const std::uint64_t k_coord = layer.coords[static_cast<std::size_t>(kv_head)];
     for (std::size_t p = 0; p < contents.size(); ++p) {
       decode_row(row_key(contents[p], k_coord), layer, row);

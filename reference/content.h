@@ -29,7 +29,8 @@ constexpr ContentId next_content(ContentId prefix, std::int32_t token) {
 }
 
 // Which row of a token: part 0 = K (the only one of MLA and hidden states), 1 = V, 2 = Q; state
-// tensor s is part 16 + s of head 0. `layer` counts the layers of the plan group by group.
+// tensor s is part 16 + s of head 0, or of the rank's number where tensor parallelism cuts it.
+// `layer` counts the layers of the whole plan group by group, `head` those of the whole model.
 constexpr std::uint64_t coordinate(std::int64_t layer, std::int64_t part, std::int64_t head) {
   return mix(static_cast<std::uint64_t>(layer) << 32 | static_cast<std::uint64_t>(part) << 16 |
              static_cast<std::uint64_t>(head));

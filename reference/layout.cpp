@@ -31,6 +31,7 @@ bool pairs_lie_in_page(const KVCacheConfig& config, AttentionBackend chosen, Lay
   bool states = false;
   std::map<std::string_view, bool> outermost;
   for (const KVCacheGroupSpec& group : config.groups) {
+    if (group.layer_names.empty()) continue;  // its layers are in other pipeline stages
     states |= is_state_kind(group.spec.kind);
     if (group.layers_per_page > 1) return true;
     for (std::size_t i = 0; i < group.layer_names.size(); ++i) {

@@ -25,8 +25,9 @@ std::optional<std::string> why_not_modelled(const KVCacheGroupSpec& group) {
 }
 
 ModelLayer make_layer(std::int32_t index, std::int32_t group, const std::string& name,
-                      const KVCacheSpec& spec, const LayerLayout& layout) {
+                      const KVCacheSpec& spec, const LayerLayout& layout, const LayerShare& share) {
   ModelLayer layer;
+  layer.share = share;
   layer.index = index;
   layer.group = group;
   layer.name = name;
@@ -35,7 +36,7 @@ ModelLayer make_layer(std::int32_t index, std::int32_t group, const std::string&
   layer.row_size_bytes = layout.head_size * layout.element_size_bytes;
   for (std::int64_t kv = 0; kv < layout.num_kv; ++kv)
     for (std::int64_t head = 0; head < layout.num_kv_heads; ++head)
-      layer.coords.push_back(coordinate(index, kv, head));
+      layer.coords.push_back(coordinate(share.layer, kv, share.first_head + head));
   return layer;
 }
 
@@ -47,7 +48,8 @@ bool is_split(const ModelLayer& layer) {
 
 Result<MemoryModel> MemoryModel::create(const KVCacheConfig& plan, AttentionBackend backend,
                                         CacheLayout layout, LayoutRule rule,
-                                        std::int64_t num_host_blocks, Numbers numbers) {
+                                        std::int64_t num_host_blocks, Numbers numbers,
+                                        std::span<const LayerShare> shares) {
   for (const KVCacheGroupSpec& group : plan.groups)
     if (const auto reason = why_not_modelled(group))
       return fail(fmt::format("memory model: {}; replay it with `--backend none`", *reason));
@@ -66,14 +68,16 @@ Result<MemoryModel> MemoryModel::create(const KVCacheConfig& plan, AttentionBack
     tensor.known.resize(static_cast<std::size_t>(plan.num_blocks));
     tensor.written_in.resize(static_cast<std::size_t>(plan.num_blocks));
   }
-  if (auto added = model.add_layers(plan, *pool); !added) return tl::unexpected(added.error());
+  if (auto added = model.add_layers(plan, *pool, shares); !added)
+    return tl::unexpected(added.error());
   for (ModelLayer& layer : model.layers_) set_words(layer, numbers);
   model.set_alignment();
   model.add_host_blocks(num_host_blocks);
   return model;
 }
 
-Result<void> MemoryModel::add_layers(const KVCacheConfig& plan, const PoolLayout& pool) {
+Result<void> MemoryModel::add_layers(const KVCacheConfig& plan, const PoolLayout& pool,
+                                     std::span<const LayerShare> shares) {
   for (std::size_t g = 0; g < plan.groups.size(); ++g) {
     const KVCacheGroupSpec& spec = plan.groups[g];
     Group& group = groups_.emplace_back();
@@ -83,8 +87,10 @@ Result<void> MemoryModel::add_layers(const KVCacheConfig& plan, const PoolLayout
     group.num_layers = static_cast<std::int32_t>(spec.layer_names.size());
     for (std::size_t i = 0; i < spec.layer_names.size(); ++i) {
       const auto index = static_cast<std::int32_t>(layers_.size());
-      layers_.push_back(make_layer(index, static_cast<std::int32_t>(g), spec.layer_names[i],
-                                   spec.layer_spec(i), pool.groups[g][i]));
+      LS_CHECK(shares.empty() || layers_.size() < shares.size(), "{} shares", shares.size());
+      layers_.push_back(make_layer(
+          index, static_cast<std::int32_t>(g), spec.layer_names[i], spec.layer_spec(i),
+          pool.groups[g][i], shares.empty() ? LayerShare{.layer = index} : shares[layers_.size()]));
       ModelLayer& layer = layers_.back();
       for (const StateLayout& state : layer.layout.states) {
         layer.state_first_word.push_back(group.state_words);
@@ -335,7 +341,8 @@ std::optional<std::string> MemoryModel::advance_state(std::int32_t group, BlockI
       const StateLayout& state = layer.layout.states[s];
       std::uint64_t* at = words.data() + layer.state_first_word[s];
       const std::int64_t count = num_words(state.num_elements * state.itemsize_bytes);
-      const std::uint64_t coord = coordinate(layer.index, kPartState + static_cast<int>(s), 0);
+      const std::uint64_t coord =
+          coordinate(layer.share.layer, kPartState + static_cast<int>(s), layer.share.first_head);
       for (const ContentId content : contents)
         for (std::int64_t i = 0; i < count; ++i)
           at[i] = next_state_word(at[i], content ^ coord, static_cast<std::uint64_t>(i));

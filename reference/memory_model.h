@@ -27,6 +27,7 @@
 #include "reference/kv_cache_spec.h"
 #include "reference/layout.h"
 #include "reference/numbers.h"
+#include "reference/rank_plan.h"
 #include "reference/result.h"
 #include "reference/view_types.h"
 
@@ -102,6 +103,7 @@ struct ModelLayer {
   const StoredNumbers* stored = nullptr;  // 8-bit numbers; null: rows lie there as they are made
   WordShape words;                        // of rows
   LayerLayout layout;
+  LayerShare share;  // where the layer and its heads stand in the whole model
   std::int64_t row_size_bytes = 0;
   bool words_aligned = false;                  // every row starts and ends on a word of its page
   std::vector<std::uint64_t> coords;           // [num_kv][num_kv_heads]
@@ -111,11 +113,13 @@ struct ModelLayer {
 class MemoryModel {
  public:
   // Refused: plans that pool_layout() refuses, and caches whose rows are not one per token and slot
-  // (cross attention, compressed rows).
+  // (cross attention, compressed rows). `shares`: of the layers, where the plan is a rank's (see
+  // rank_plan.h); none: the plan is the whole model's.
   static Result<MemoryModel> create(const KVCacheConfig& plan, AttentionBackend backend,
                                     CacheLayout layout, LayoutRule rule,
                                     std::int64_t num_host_blocks = 0,
-                                    Numbers numbers = Numbers::words);
+                                    Numbers numbers = Numbers::words,
+                                    std::span<const LayerShare> shares = {});
 
   // Forgets which pages were written; `step` is written into everything from now on.
   void begin_step(std::int64_t step);
@@ -213,7 +217,8 @@ class MemoryModel {
   };
 
   MemoryModel() = default;
-  Result<void> add_layers(const KVCacheConfig& plan, const PoolLayout& pool);
+  Result<void> add_layers(const KVCacheConfig& plan, const PoolLayout& pool,
+                          std::span<const LayerShare> shares);
   void set_alignment();
   void touch(std::int32_t tensor, std::int64_t page);
   void invalidate(BlockId block);

@@ -71,13 +71,20 @@
 //     and everything that reads; stores after every write of the step. Targets of the loads of a
 //     step are distinct, and so are those of its stores. A load from a host block that a store of
 //     the same step fills brings what lay there before.
-//
 // (13) Real numbers (BackendConfig::numbers). Rows of bf16, fp16 and fp32 are those of rule (1). Into
 //     a cache of fp8_e4m3, fp8_e5m2 or int8 go rows that rule (1) makes in bf16, each element divided
 //     by its layer's scale in fp32 and rounded to nearest, ties to even (int8: ties away from zero);
 //     the scale is 0.0081, 0.0085, 0.0089 or 0.0093 for layer modulo 4 = 0, 1, 2 or 3. Rule (5) takes
 //     stored elements times the scale, and its range is not told but follows from the kind of the
 //     layer and the position last - 1 of the query; `first` says the same.
+// (14) Tensor and pipeline parallelism. BackendConfig::plan is the whole model's, its num_blocks
+//     that of every rank; a backend cuts its rank's own plan out of it: the same groups and block
+//     sizes, but its own heads, states, layers, tensors and pages (reference/rank_plan.h says
+//     which, in words). In rule (1) `layer` is the layer's position in the whole plan and `head`
+//     the head's number in the whole model; a query head counts over the whole model too. In rule
+//     (2) a rank's part of a state is made with its tp_rank in the place of head 0. Everything else
+//     (layers of probes, queries and extractions; tensors of pages; h in rule (4)) counts in the
+//     rank's own plan, and rule (5) answers for the rank's own query heads.
 //
 // Not said here: how a backend lays anything out; that is what is being checked.
 #pragma once
@@ -94,6 +101,7 @@
 #include "reference/ids.h"
 #include "reference/kv_cache_spec.h"
 #include "reference/numbers.h"
+#include "reference/parallel_rank.h"
 #include "reference/result.h"
 #include "reference/view_types.h"
 
@@ -106,7 +114,7 @@ enum class CheckMode : std::uint8_t {
 };
 
 struct BackendConfig {
-  KVCacheConfig plan;
+  KVCacheConfig plan;  // of the whole model
   CacheLayout layout = CacheLayout::NHD;
   AttentionBackend attention_backend = AttentionBackend::flash_attn;
   LayoutRule layout_rule = LayoutRule::isolated;
@@ -115,8 +123,9 @@ struct BackendConfig {
   std::int32_t num_rows = 0;                     // rows of the block tables: max_num_seqs
   std::vector<std::int32_t> max_blocks_per_row;  // manager blocks, per group
   std::int32_t max_tokens_per_step = 0;
-  std::int32_t queries_per_kv = 1;  // query heads per KV head
-  ContextRank context;              // which of the ranks this backend is
+  std::int32_t queries_per_kv = 1;  // query heads per KV head of the whole model
+  ContextRank context;              // which of the ranks this backend is, by tokens
+  ParallelRank parallel;            // ... and by heads and layers
   CheckMode check = CheckMode::fast;
   std::uint64_t seed = 0;
   // Streams that a step's operations are spread over; each is ordered after those that it depends

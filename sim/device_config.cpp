@@ -7,6 +7,7 @@
 #include "reference/context_share.h"
 #include "reference/kernel_blocks.h"
 #include "reference/page_size.h"
+#include "reference/rank_plan.h"
 #include "sim/lockstep.h"
 
 namespace lockstep {
@@ -19,6 +20,7 @@ BackendConfig make_device_config(const EngineConfig& engine, KVCacheConfig plan,
   device.max_tokens_per_step = engine.max_num_batched_tokens;
   if (!plan.groups.empty())
     device.context.num_ranks = num_context_ranks(engine, plan.groups.front().spec);
+  if (device.context.num_ranks > 1) device.parallel.dcp_size = engine.dcp;
   const bool fp32_states = has_fp32_states(plan);
   for (std::size_t g = 0; g < plan.groups.size(); ++g) {
     const KVCacheSpec& spec = plan.groups[g].spec;
@@ -34,10 +36,82 @@ BackendConfig make_device_config(const EngineConfig& engine, KVCacheConfig plan,
   return device;
 }
 
+namespace {
+
+// Tensor parallel ranks of a stage; without any, those of decode context parallelism.
+std::int32_t ranks_side_by_side(const BackendConfig& device) {
+  return std::max(device.parallel.tp_size, device.parallel.dcp_size);
+}
+std::int32_t num_pcp_ranks(const BackendConfig& device) {
+  return device.context.num_ranks / device.parallel.dcp_size;
+}
+
+}  // namespace
+
+std::int32_t num_ranks(const BackendConfig& device) {
+  return device.parallel.pp_size * num_pcp_ranks(device) * ranks_side_by_side(device);
+}
+
 BackendConfig device_of_rank(const BackendConfig& device, std::int32_t rank) {
+  LS_CHECK(rank >= 0 && rank < num_ranks(device), "rank {} of {}", rank, num_ranks(device));
   BackendConfig own = device;
-  own.context.rank = rank;
+  const std::int32_t side_by_side = ranks_side_by_side(device);
+  const std::int32_t dcp_size = device.parallel.dcp_size;
+  const std::int32_t place = rank % side_by_side;
+  const std::int32_t in_stage = rank / side_by_side;
+  const std::int32_t pcp_rank = in_stage % num_pcp_ranks(device);
+  own.context.rank = pcp_rank * dcp_size + place % dcp_size;
+  own.max_tokens_per_step = static_cast<std::int32_t>(
+      round_up(device.max_tokens_per_step, device.parallel.tp_size));  // sequence parallelism
+  own.parallel.tp_rank = device.parallel.tp_size > 1 ? place : 0;
+  own.parallel.pp_rank = in_stage / num_pcp_ranks(device);
   return own;
+}
+
+Result<void> check_ranks(const BackendConfig& device) {
+  const ParallelRank& of = device.parallel;
+  constexpr std::int32_t kDegreeMax = 64;
+  for (const auto& [name, degree] :
+       {std::pair{"tensor_parallel_size", of.tp_size}, {"pipeline_parallel_size", of.pp_size}})
+    if (degree < 1 || degree > kDegreeMax)
+      return fail(fmt::format("{} {}: expected 1 to {}", name, degree, kDegreeMax));
+  if (device.numbers == Numbers::real && num_ranks(device) > 1)
+    return fail("real numbers are for one rank: the scale of a layer is not dealt out to several");
+  for (const KVCacheGroupSpec& group : device.plan.groups)
+    if (device.context.interleave < 1 ||
+        (device.context.num_ranks > 1 && group.spec.block_size % device.context.interleave != 0))
+      return fail(fmt::format("cp_kv_cache_interleave_size {}: it must divide the block size {}",
+                              device.context.interleave, group.spec.block_size));
+  if (of.tp_size > 1 && of.tp_size % of.dcp_size != 0)
+    return fail(
+        fmt::format("decode_context_parallel_size {}: it deals out tokens among the ranks "
+                    "of tensor_parallel_size {} and must divide it",
+                    of.dcp_size, of.tp_size));
+  for (std::int32_t rank = 0; rank < num_ranks(device); ++rank) {
+    const auto plan =
+        rank_plan(device.plan, device_of_rank(device, rank).parallel, device.queries_per_kv);
+    if (!plan) return tl::unexpected(plan.error());
+  }
+  return {};
+}
+
+Result<void> check_ranks(const LockstepConfig& config) {
+  constexpr std::int32_t kEnginesMax = 64;
+  const std::int32_t dp_size = config.data_parallel.dp_size;
+  if (dp_size < 1 || dp_size > kEnginesMax)
+    return fail(fmt::format("data_parallel_size {}: expected 1 to {}", dp_size, kEnginesMax));
+  if (config.data_parallel.defect != DataParallelDefect::none && dp_size == 1)
+    return fail(fmt::format("mutant: {} is planted in data parallel ranks, and there is one engine",
+                            name_of(config.data_parallel.defect)));
+  if (dp_size > 1 && config.connector.kind != ConnectorKind::none)
+    return fail(
+        "data_parallel_size with a connector: a connector serves one engine; use one of them");
+  if (dp_size > 1 && config.device.max_cudagraph_capture_size > 0)
+    return fail(
+        "max_cudagraph_capture_size with data_parallel_size: ranks pad to one another, and "
+        "captured "
+        "graphs to their own sizes; use one of them");
+  return check_ranks(config.device);
 }
 
 AttentionBackend attention_backend_for(const KVCacheConfig& plan) {

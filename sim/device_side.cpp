@@ -6,11 +6,13 @@
 
 #include "reference/attention_oracle.h"
 #include "reference/check.h"
+#include "reference/rank_plan.h"
 #include "sim/comparer.h"
 #include "sim/hidden_state_extraction.h"
 #include "sim/model_step.h"
 #include "sim/probe_planner.h"
 #include "sim/program_builder.h"
+#include "sim/rank_union.h"
 #include "sim/stopwatch.h"
 #include "sim/transfer_step.h"
 #include "sim/worker.h"
@@ -52,12 +54,16 @@ class LockstepDevice final : public DeviceSide {
 
   Result<std::optional<Divergence>> run_step(const SchedulerOutput& decision,
                                              const StepTransfers& transfers,
+                                             std::int32_t padded_tokens,
                                              StateHashChain& chain) override;
   Result<std::optional<Divergence>> extract(std::span<const StoppedRequest> stopped) override;
   Result<std::optional<Divergence>> finish(bool agreed) override;
 
+  const MemoryModel& model() const { return model_; }
+  Backend& backend() const { return backend_; }
+  const StepProgram& program() const { return program_; }
+
  private:
-  void add_kernels(const std::vector<KernelStatistics>& kernels);
   void say_what_was_not_checked(bool agreed);
   std::optional<Divergence> check_hits(const SchedulerOutput& decision);
 
@@ -79,9 +85,11 @@ class LockstepDevice final : public DeviceSide {
 
 Result<std::optional<Divergence>> LockstepDevice::run_step(const SchedulerOutput& decision,
                                                            const StepTransfers& transfers,
+                                                           std::int32_t padded_tokens,
                                                            StateHashChain& chain) {
   Stopwatch watch;
   if (auto finding = builder_.build(decision, transfers, program_)) return finding;
+  program_.num_padded_tokens = std::max(program_.num_padded_tokens, padded_tokens);
   if (auto done = transfer_step_.begin(transfers, program_); !done)
     return tl::unexpected(done.error());
   if (auto finding = transfer_step_.check_loads(transfers, decision.step)) return finding;
@@ -133,31 +141,17 @@ Result<std::optional<Divergence>> LockstepDevice::finish(bool agreed) {
   summary_.seconds.compare += watch.lap();
   summary_.rows_read += planner_.rows_read();
   summary_.rows_extracted += extraction_.rows_compared();
-  add_kernels(backend_.kernel_statistics());
+  for (const KernelStatistics& kernel : backend_.kernel_statistics())
+    add_kernel(kernel, summary_.kernels);
   const GraphStatistics graphs = backend_.graph_statistics();
   summary_.graphs.captured += graphs.captured;
   summary_.graphs.replayed += graphs.replayed;
   summary_.graphs.dropped += graphs.dropped;
   // The ranks leave out the same things for the same reasons: one of them says so.
-  if (config_.device.context.rank == 0) say_what_was_not_checked(agreed);
+  const ParallelRank& at = config_.device.parallel;
+  if (config_.device.context.rank == 0 && at.tp_rank == 0 && at.pp_rank == 0)
+    say_what_was_not_checked(agreed);
   return found;
-}
-
-// To those of other ranks.
-void LockstepDevice::add_kernels(const std::vector<KernelStatistics>& kernels) {
-  for (const KernelStatistics& kernel : kernels) {
-    const auto same = std::ranges::find(summary_.kernels, kernel.kernel, &KernelStatistics::kernel);
-    if (same == summary_.kernels.end()) {
-      summary_.kernels.push_back(kernel);
-      continue;
-    }
-    same->launches += kernel.launches;
-    same->ctas += kernel.ctas;
-    same->threads += kernel.threads;
-    same->accesses += kernel.accesses;
-    same->switches += kernel.switches;
-    same->barriers += kernel.barriers;
-  }
 }
 
 void LockstepDevice::say_what_was_not_checked(bool agreed) {
@@ -188,11 +182,17 @@ void LockstepDevice::say_what_was_not_checked(bool agreed) {
   if (!agreed) not_checked.push_back("everything after the divergence");
 }
 
-// The ranks of context parallelism, one after the other: each has its own backend and memory, all
-// follow the same decisions.
+// All ranks, one after the other: each has its own backend and memory, all follow the same
+// decisions. What they hold together is looked at beside.
 class AllRanks final : public DeviceSide {
  public:
-  void add(std::unique_ptr<DeviceSide> rank) { ranks_.push_back(std::move(rank)); }
+  AllRanks(const BackendConfig& device, RunSummary& summary)
+      : device_(device), summary_(summary), together_(device) {}
+
+  void add(std::unique_ptr<LockstepDevice> rank) {
+    together_.add_rank(rank->model(), rank->backend());
+    ranks_.push_back(std::move(rank));
+  }
 
   void add_request(RequestId id, const RequestSpec& spec) override {
     for (const auto& rank : ranks_) rank->add_request(id, spec);
@@ -208,14 +208,27 @@ class AllRanks final : public DeviceSide {
   }
   Result<std::optional<Divergence>> run_step(const SchedulerOutput& decision,
                                              const StepTransfers& transfers,
+                                             std::int32_t padded_tokens,
                                              StateHashChain& chain) override {
-    return first_found([&](DeviceSide& rank) { return rank.run_step(decision, transfers, chain); });
+    auto found = first_found(
+        [&](DeviceSide& rank) { return rank.run_step(decision, transfers, padded_tokens, chain); });
+    if (!found || *found || ranks_.size() == 1) return found;
+    together_.apply(ranks_.front()->program());
+    return together_.check_next();
   }
   Result<std::optional<Divergence>> extract(std::span<const StoppedRequest> stopped) override {
     return first_found([&](DeviceSide& rank) { return rank.extract(stopped); });
   }
   Result<std::optional<Divergence>> finish(bool agreed) override {
-    return first_found([&](DeviceSide& rank) { return rank.finish(agreed); });
+    auto found = first_found([&](DeviceSide& rank) { return rank.finish(agreed); });
+    if (!found || *found || ranks_.size() == 1 || !agreed) return found;
+    found = together_.check_all();
+    summary_.union_rows_checked += together_.rows_checked();
+    if (together_.blocks_left_out() > 0)
+      summary_.not_checked.push_back(
+          fmt::format("{} blocks at the end of what all ranks hold together; {} are looked at",
+                      together_.blocks_left_out(), RankUnion::kBlocksAtEnd));
+    return found;
   }
 
  private:
@@ -226,13 +239,24 @@ class AllRanks final : public DeviceSide {
       Result<std::optional<Divergence>> found = call(*ranks_[rank]);
       if (!found) return found;
       if (!*found) continue;
-      if (ranks_.size() > 1) (*found)->rank = static_cast<std::int32_t>(rank);
+      if (ranks_.size() > 1) set_rank(static_cast<std::int32_t>(rank), **found);
       return found;
     }
     return std::optional<Divergence>();
   }
 
-  std::vector<std::unique_ptr<DeviceSide>> ranks_;
+  void set_rank(std::int32_t rank, Divergence& found) const {
+    const BackendConfig own = device_of_rank(device_, rank);
+    found.rank = rank;
+    if (own.parallel.tp_size > 1) found.tp_rank = own.parallel.tp_rank;
+    if (own.parallel.pp_size > 1) found.pp_rank = own.parallel.pp_rank;
+    if (own.context.num_ranks > 1) found.cp_rank = own.context.rank;
+  }
+
+  const BackendConfig device_;
+  RunSummary& summary_;
+  RankUnion together_;
+  std::vector<std::unique_ptr<LockstepDevice>> ranks_;
 };
 
 }  // namespace
@@ -242,16 +266,21 @@ Result<std::unique_ptr<DeviceSide>> DeviceSide::create(const LockstepConfig& con
                                                        RunSummary& summary) {
   if (const auto reason = ProgramBuilder::why_not_supported(config.engine, config.device.plan))
     return fail(fmt::format("{}; replay it with `--backend none`", *reason));
-  LS_CHECK(std::ssize(ranks) == config.device.context.num_ranks, "{} backends for {} ranks",
-           ranks.size(), config.device.context.num_ranks);
-  auto all = std::make_unique<AllRanks>();
+  LS_CHECK(std::ssize(ranks) == num_ranks(config.device), "{} backends for {} ranks", ranks.size(),
+           num_ranks(config.device));
+  if (auto sound = check_ranks(config.device); !sound) return tl::unexpected(sound.error());
+  auto all = std::make_unique<AllRanks>(config.device, summary);
   for (std::size_t rank = 0; rank < ranks.size(); ++rank) {
-    auto model = MemoryModel::create(config.device.plan, config.device.attention_backend,
-                                     config.device.layout, config.device.layout_rule,
-                                     config.device.num_host_blocks, config.device.numbers);
-    if (!model) return tl::unexpected(model.error());
     LockstepConfig own = config;
     own.device = device_of_rank(config.device, static_cast<std::int32_t>(rank));
+    auto plan = rank_plan(config.device.plan, own.device.parallel, config.device.queries_per_kv);
+    if (!plan) return tl::unexpected(plan.error());
+    own.device.plan = std::move(plan->plan);
+    auto model =
+        MemoryModel::create(own.device.plan, config.device.attention_backend, config.device.layout,
+                            config.device.layout_rule, config.device.num_host_blocks,
+                            config.device.numbers, plan->layers);
+    if (!model) return tl::unexpected(model.error());
     all->add(std::make_unique<LockstepDevice>(own, std::move(*model), *ranks[rank], summary));
   }
   if (config.engine.dcp * config.engine.pcp != config.device.context.num_ranks)

@@ -18,17 +18,20 @@ namespace lockstep {
 
 class DeviceSide {
  public:
-  // One backend for each rank of context parallelism, in their order.
-  // Refused: what the memory model or the program builder cannot follow.
+  // One backend for each of num_ranks(config.device), in their order.
+  // Refused: what the memory model or the program builder cannot follow, and degrees that the plan
+  // cannot be cut into.
   static Result<std::unique_ptr<DeviceSide>> create(const LockstepConfig& config,
                                                     std::span<Backend* const> ranks,
                                                     RunSummary& summary);
   virtual ~DeviceSide() = default;
 
   virtual void add_request(RequestId id, const RequestSpec& spec) = 0;
-  // Program, model, backend, comparison. A divergence is a value.
+  // Program, model, backend, comparison; slot mappings are padded to at least `padded_tokens`. A
+  // divergence is a value.
   virtual Result<std::optional<Divergence>> run_step(const SchedulerOutput& decision,
                                                      const StepTransfers& transfers,
+                                                     std::int32_t padded_tokens,
                                                      StateHashChain& chain) = 0;
   virtual void append_sampled(RequestId id, std::span<const std::int32_t> tokens) = 0;
   // The engine has dropped what was sampled behind the request's first `num_tokens` tokens.

@@ -2,6 +2,8 @@
 
 #include <fmt/core.h>
 
+#include <utility>
+
 #include "reference/check.h"
 #include "sim/divergence_json.h"
 #include "sim/hex_text.h"
@@ -17,13 +19,25 @@ std::string number_or_nothing(std::int64_t number) {
   return number < 0 ? std::string() : fmt::format("{}", number);
 }
 
+// "3 (tp 1, pp 1)"
+std::string rank_of(const Divergence& found) {
+  std::string place;
+  for (const auto& [name, number] : {std::pair{"tp", found.tp_rank},
+                                     {"pp", found.pp_rank},
+                                     {"cp", found.cp_rank},
+                                     {"dp", found.dp_rank}})
+    if (number >= 0) place += fmt::format("{}{} {}", place.empty() ? "" : ", ", name, number);
+  if (place.empty()) return number_or_nothing(found.rank);
+  return found.rank < 0 ? place : fmt::format("{} ({})", found.rank, place);
+}
+
 // "request r17, group 0, layer 3 (layers.3), tensor 1, block 812, slot 12997, token 305, byte 640"
 std::string place_of(const Divergence& found) {
   std::string text;
   const auto add = [&](std::string_view what, const std::string& value) {
     if (!value.empty()) text += fmt::format("{}{} {}", text.empty() ? "" : ", ", what, value);
   };
-  add("rank", number_or_nothing(found.rank));
+  add("rank", rank_of(found));
   add("request", found.request);
   add("token", number_or_nothing(found.token));
   add("group", number_or_nothing(found.group));
@@ -67,6 +81,10 @@ std::string_view name_of(Phase phase) {
       return "page_untouched";
     case Phase::page_final:
       return "page_final";
+    case Phase::collective:
+      return "collective";
+    case Phase::ranks_together:
+      return "ranks_together";
   }
   LS_CHECK(false, "phase {}", static_cast<int>(phase));
 }
@@ -88,6 +106,10 @@ nlohmann::ordered_json json_of(const Divergence& found) {
   json["phase"] = name_of(found.phase);
   json["step"] = found.step;
   json["rank"] = found.rank;
+  json["tp_rank"] = found.tp_rank;
+  json["pp_rank"] = found.pp_rank;
+  json["cp_rank"] = found.cp_rank;
+  json["dp_rank"] = found.dp_rank;
   json["request"] = found.request;
   json["layer"] = found.layer;
   json["layer_name"] = found.layer_name;

@@ -27,6 +27,8 @@ enum class Phase : std::uint8_t {
   extraction,      // hidden states of a finished request, read out of the cache
   page_untouched,  // a page that nothing should have written, in rotation
   page_final,      // the same, after the last step
+  collective,      // data parallel ranks that call what does not meet
+  ranks_together,  // a row of the whole model that the ranks do not hold as often as its like
 };
 std::string_view name_of(Phase phase);
 
@@ -40,8 +42,12 @@ struct PageSpan {
 struct Divergence {
   Phase phase = Phase::decide;
   std::int64_t step = -1;
-  std::int32_t rank = -1;  // of context parallelism, where there are several
-  std::string request;     // whose content is expected there
+  std::int32_t rank = -1;     // where there are several
+  std::int32_t tp_rank = -1;  // and its place among them, where they differ in it
+  std::int32_t pp_rank = -1;
+  std::int32_t cp_rank = -1;
+  std::int32_t dp_rank = -1;
+  std::string request;  // whose content is expected there
   std::int32_t layer = -1;
   std::string layer_name;
   std::int32_t group = -1;

@@ -47,12 +47,19 @@ class Run final : public LockstepRun {
 
   Result<void> start(std::span<Backend* const> ranks);
   Result<bool> advance() override;
+  void take_events(std::vector<WorkloadEvent> events) override { events_ = std::move(events); }
+  Result<bool> decide() override;
+  std::int64_t num_scheduled_tokens() const override {
+    return decision_->total_num_scheduled_tokens;
+  }
+  Result<bool> execute(std::int32_t padded_tokens) override;
   bool is_idle() const override { return idle_; }
+  bool is_stuck() override { return !workload_.is_scripted() && progress_.is_stuck(decisions_); }
+  void set_stuck() override { set_liveness_verdict(config_, decisions_, holding_, summary_); }
   const RunSummary& summary() const override { return summary_; }
   Result<RunReport> finish() override;
 
  private:
-  Result<bool> step();
   bool diverged(Divergence found);
   Result<void> apply_events();
   Result<void> add_request(WorkloadEvent& event);
@@ -87,6 +94,7 @@ class Run final : public LockstepRun {
   std::vector<CacheEvent> cache_events_;
   Stopwatch wall_;
   Stopwatch watch_;
+  const SchedulerOutput* decision_ = nullptr;  // of the step that is under way
 
   std::vector<LiveRequest> requests_;  // by RequestId
   std::unordered_map<std::string, RequestId> ids_;
@@ -133,11 +141,12 @@ Result<bool> Run::advance() {
     return false;
   }
   if (workload_.is_hindered()) progress_.hindered();
-  if (*turn == Turn::stuck || (!workload_.is_scripted() && progress_.is_stuck(decisions_))) {
-    set_liveness_verdict(config_, decisions_, holding_, summary_);
+  if (*turn == Turn::stuck || is_stuck()) {
+    set_stuck();
     return false;
   }
-  return step();
+  const auto goes_on = decide();
+  return goes_on && *goes_on ? execute(0) : goes_on;
 }
 
 Result<RunReport> Run::finish() {
@@ -146,21 +155,26 @@ Result<RunReport> Run::finish() {
   return std::move(report_);
 }
 
-// One step. False: the run ends here.
-Result<bool> Run::step() {
+Result<bool> Run::decide() {
   if (auto applied = apply_events(); !applied) return tl::unexpected(applied.error());
   watch_.lap();
   const SchedulerOutput& decision = decisions_.schedule();
+  decision_ = &decision;
   summary_.seconds.schedule += watch_.lap();
   count_decision(decision);
   chain_.add(decision);
   chain_.add(static_cast<std::uint64_t>(decisions_.num_free_blocks()));
   if (!observe(&StepObserver::decided, decision, {}, -1)) return false;
   recorder_.decided(decision, decisions_, workload_.now_ns());
+  return true;
+}
+
+Result<bool> Run::execute(std::int32_t padded_tokens) {
+  const SchedulerOutput& decision = *decision_;
   if (auto taken = take_connector_report(); !taken) return tl::unexpected(taken.error());
   plan_transfers(decision);
   if (device_ != nullptr) {
-    auto found = device_->run_step(decision, transfers_, chain_);
+    auto found = device_->run_step(decision, transfers_, padded_tokens, chain_);
     if (!found) return tl::unexpected(found.error());
     if (*found) return diverged(std::move(**found));
   }

@@ -22,6 +22,7 @@
 #include "sim/backend.h"
 #include "sim/connect.h"
 #include "sim/decision_source.h"
+#include "sim/dp_step.h"
 #include "sim/result.h"
 #include "sim/timeline.h"
 #include "sim/workload.h"
@@ -40,7 +41,8 @@ struct LockstepConfig {
   EngineConfig engine;
   BackendConfig device;  // device.plan says groups and pool, with or without a backend
   SchedulerDefect scheduler_defect = SchedulerDefect::none;  // planted in whoever decides
-  ConnectorConfig connector;  // what a workload that has none of its own is given
+  ConnectorConfig connector;          // what a workload that has none of its own is given
+  DataParallelOptions data_parallel;  // several engines: sim/data_parallel.h runs them
   CheckBudget budget;
   std::int64_t steps_max = 0;  // stop after so many; 0: no limit
   bool draw = false;           // collect a timeline
@@ -50,7 +52,15 @@ struct LockstepConfig {
 // BackendConfig for an engine and a plan: rows, widths and tokens as the engine's options say.
 BackendConfig make_device_config(const EngineConfig& engine, KVCacheConfig plan,
                                  AttentionBackend attention_backend = AttentionBackend::flash_attn);
+// Ranks that keep memory of their own: pipeline stages, in each the ranks of prefill context
+// parallelism, in each the tensor parallel ranks, among which decode context parallelism deals out
+// tokens. Where a plan says what one rank holds (tp_size 1), those of context parallelism alone.
+std::int32_t num_ranks(const BackendConfig& device);
 BackendConfig device_of_rank(const BackendConfig& device, std::int32_t rank);
+// Refused: degrees that the plan cannot be cut into.
+Result<void> check_ranks(const BackendConfig& device);
+// ... and numbers of engines that nobody runs.
+Result<void> check_ranks(const LockstepConfig& config);
 // flash_attn where it takes the plan's blocks. An engine's scheduler may be recorded with smaller
 // ones: any_size.
 AttentionBackend attention_backend_for(const KVCacheConfig& plan);
@@ -96,13 +106,26 @@ class LockstepRun {
   virtual Result<bool> advance() = 0;
   // The last step did nothing: the next one does nothing either, unless something arrives.
   virtual bool is_idle() const = 0;
+
+  // advance() in two halves, for whoever asks the workload itself and has something to say between
+  // them (data_parallel.h). False: the run has ended.
+  virtual void take_events(std::vector<WorkloadEvent> events) = 0;
+  virtual Result<bool> decide() = 0;
+  virtual std::int64_t num_scheduled_tokens() const = 0;  // of the step decided
+  // The step's tokens padded to at least so many.
+  virtual Result<bool> execute(std::int32_t padded_tokens) = 0;
+  // Requests run, or are preempted, and nothing comes of it.
+  virtual bool is_stuck() = 0;
+  // The verdict: nothing runs any more, and who waits for what.
+  virtual void set_stuck() = 0;
+
   virtual const RunSummary& summary() const = 0;
   // Once, at the end.
   virtual Result<RunReport> finish() = 0;
 };
 
-// `ranks`: one backend for each rank of context parallelism (device.context.num_ranks), made with
-// the device that device_of_rank() says; none: the decisions alone. `observer` may be null.
+// `ranks`: one backend for each of num_ranks(device), made with the device that device_of_rank()
+// says; none: the decisions alone. `observer` may be null.
 Result<std::unique_ptr<LockstepRun>> start_lockstep(const LockstepConfig& config,
                                                     DecisionSource& decisions, Workload& workload,
                                                     std::span<Backend* const> ranks,

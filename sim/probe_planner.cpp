@@ -141,10 +141,11 @@ void ProbePlanner::add_queries(StepProgram& program, std::span<const RequestId> 
                                .first = static_cast<std::int32_t>(first),
                                .last = static_cast<std::int32_t>(last),
                                .content = query});
-    queries_.push_back({.request = requests[at.index],
-                        .output = attention_output(layer, contents_, query, device_.queries_per_kv),
-                        .tolerance = (real ? real_attention_tolerance : attention_tolerance)(
-                            layer.layout.head_size, std::ssize(contents_))});
+    queries_.push_back(
+        {.request = requests[at.index],
+         .output = attention_output(layer, contents_, query, layer.share.queries_per_kv),
+         .tolerance = (real ? real_attention_tolerance : attention_tolerance)(
+             layer.layout.head_size, std::ssize(contents_))});
     budget -= rows_of(layer, std::ssize(contents_));
   }
 }

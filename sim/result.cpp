@@ -2,6 +2,8 @@
 
 #include <fmt/core.h>
 
+#include <algorithm>
+
 #include "reference/check.h"
 #include "sim/divergence_json.h"
 #include "traces/atomic_file.h"
@@ -56,6 +58,9 @@ nlohmann::ordered_json json_of(const RunSummary& summary) {
   json["rows_read"] = summary.rows_read;
   json["outputs_checked"] = summary.outputs_checked;
   json["rows_extracted"] = summary.rows_extracted;
+  json["union_rows_checked"] = summary.union_rows_checked;
+  json["idle_rank_steps"] = summary.idle_rank_steps;
+  json["collectives_checked"] = summary.collectives_checked;
   json["kernels"] = nlohmann::ordered_json::array();
   for (const KernelStatistics& kernel : summary.kernels)
     json["kernels"].push_back({{"kernel", kernel.kernel},
@@ -83,6 +88,20 @@ nlohmann::ordered_json json_of(const RunSummary& summary) {
   json["compare_s"] = summary.seconds.compare;
   json["wall_s"] = summary.seconds.wall;
   return json;
+}
+
+void add_kernel(const KernelStatistics& kernel, std::vector<KernelStatistics>& kernels) {
+  const auto same = std::ranges::find(kernels, kernel.kernel, &KernelStatistics::kernel);
+  if (same == kernels.end()) {
+    kernels.push_back(kernel);
+    return;
+  }
+  same->launches += kernel.launches;
+  same->ctas += kernel.ctas;
+  same->threads += kernel.threads;
+  same->accesses += kernel.accesses;
+  same->switches += kernel.switches;
+  same->barriers += kernel.barriers;
 }
 
 std::string result_to_json(const RunSummary& summary) { return json_of(summary).dump(2) + "\n"; }

@@ -58,10 +58,10 @@ struct RunSummary {
   std::int64_t cached_tokens = 0;  // of the prompts, found in the prefix cache at first scheduling
   std::int64_t hits = 0;           // requests with cached tokens at first scheduling
   std::int64_t preemptions = 0;
-  std::int64_t stored = 0;        // block hashes added to the prefix cache
-  std::int64_t evictions = 0;     // block hashes removed by reuse of their block
+  std::int64_t stored = 0;               // block hashes added to the prefix cache
+  std::int64_t evictions = 0;            // block hashes removed by reuse of their block
   std::int64_t refused_allocations = 0;  // by a fault: the pool had the blocks
-  std::int64_t simulated_ns = 0;  // virtual time at the end
+  std::int64_t simulated_ns = 0;         // virtual time at the end
 
   std::int64_t pages_checked = 0;        // fingerprints compared
   std::int64_t bytes_checked = 0;        // of those pages
@@ -77,6 +77,9 @@ struct RunSummary {
   std::int64_t rows_read = 0;            // cache rows under compared attention digests
   std::int64_t outputs_checked = 0;      // floats of attention outputs
   std::int64_t rows_extracted = 0;       // hidden states of finished requests, compared
+  std::int64_t union_rows_checked = 0;   // rows of all ranks together, found on the right number
+  std::int64_t idle_rank_steps = 0;      // of data parallel ranks without work of their own
+  std::int64_t collectives_checked = 0;  // calls of data parallel ranks, put side by side
   std::vector<std::string> not_checked;  // one sentence each
 
   std::vector<KernelStatistics> kernels;  // what the backend launched
@@ -92,6 +95,9 @@ struct RunSummary {
   std::int64_t stuck_total = 0;          // all of them; `stuck` holds the first few
   PhaseSeconds seconds;
 };
+
+// Adds what a kernel came to to those of other ranks.
+void add_kernel(const KernelStatistics& kernel, std::vector<KernelStatistics>& kernels);
 
 std::string result_to_json(const RunSummary& summary);
 Result<void> write_result_json(const std::string& path, const RunSummary& summary);

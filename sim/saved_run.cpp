@@ -30,11 +30,15 @@ struct Settings {
   CheckBudget budget;
   StepTimeModel step_time;
   std::int64_t queries_per_kv = 1;
-  std::int64_t cp_interleave = 1;
   std::int64_t num_streams = 1;
   std::int64_t delay_streams = 0;
   std::int64_t max_cudagraph_capture_size = 0;
   std::int64_t real_numbers = 0;
+  std::int64_t tp = 1;
+  std::int64_t pp = 1;
+  std::int64_t dp = 1;
+  std::int64_t enforce_eager = 0;
+  std::int64_t cp_interleave = 1;
   std::int64_t draft_acceptance_percent = 60;
   std::int64_t connector = 0;  // a ConnectorKind
   std::int64_t host_blocks = 0;
@@ -47,11 +51,15 @@ struct Settings {
             {"query_rows", &budget.query_rows},
             {"untouched_pages", &budget.untouched_pages},
             {"queries_per_kv", &queries_per_kv},
-            {"cp_kv_cache_interleave_size", &cp_interleave},
             {"num_streams", &num_streams},
             {"delay_streams", &delay_streams},
             {"max_cudagraph_capture_size", &max_cudagraph_capture_size},
             {"real_numbers", &real_numbers},
+            {"tensor_parallel_size", &tp},
+            {"pipeline_parallel_size", &pp},
+            {"data_parallel_size", &dp},
+            {"enforce_eager", &enforce_eager},
+            {"cp_kv_cache_interleave_size", &cp_interleave},
             {"step_base_ns", &step_time.base_ns},
             {"step_token_ns", &step_time.per_token_ns},
             {"draft_acceptance_percent", &draft_acceptance_percent},
@@ -120,11 +128,15 @@ SavedCase save_case(std::string name, const LockstepConfig& config,
   Settings settings{.budget = config.budget,
                     .step_time = options.step_time,
                     .queries_per_kv = config.device.queries_per_kv,
-                    .cp_interleave = config.device.context.interleave,
                     .num_streams = config.device.num_streams,
                     .delay_streams = config.device.delay_streams ? 1 : 0,
                     .max_cudagraph_capture_size = config.device.max_cudagraph_capture_size,
                     .real_numbers = config.device.numbers == Numbers::real ? 1 : 0,
+                    .tp = config.device.parallel.tp_size,
+                    .pp = config.device.parallel.pp_size,
+                    .dp = config.data_parallel.dp_size,
+                    .enforce_eager = config.data_parallel.enforce_eager ? 1 : 0,
+                    .cp_interleave = config.device.context.interleave,
                     .draft_acceptance_percent = options.draft_acceptance_percent,
                     .connector = static_cast<std::int64_t>(config.connector.kind),
                     .host_blocks = config.connector.num_host_blocks,
@@ -156,12 +168,16 @@ LockstepConfig config_of(const SavedCase& saved) {
   config.device.layout = saved.layout;
   config.device.layout_rule = saved.layout_rule;
   config.device.queries_per_kv = static_cast<std::int32_t>(settings.queries_per_kv);
-  config.device.context.interleave = static_cast<std::int32_t>(settings.cp_interleave);
   config.device.num_streams = static_cast<std::int32_t>(settings.num_streams);
   config.device.delay_streams = settings.delay_streams != 0;
   config.device.max_cudagraph_capture_size =
       static_cast<std::int32_t>(settings.max_cudagraph_capture_size);
   config.device.numbers = settings.real_numbers != 0 ? Numbers::real : Numbers::words;
+  config.device.parallel.tp_size = static_cast<std::int32_t>(settings.tp);
+  config.device.parallel.pp_size = static_cast<std::int32_t>(settings.pp);
+  config.data_parallel.dp_size = static_cast<std::int32_t>(settings.dp);
+  config.data_parallel.enforce_eager = settings.enforce_eager != 0;
+  config.device.context.interleave = static_cast<std::int32_t>(settings.cp_interleave);
   config.device.check = check_mode_of(saved.check);
   config.device.seed = saved.seed;
   config.connector = connector_of(settings);
@@ -178,8 +194,11 @@ LockstepConfig config_of(const SavedCase& saved) {
 std::string mutant_of(const LockstepConfig& config) {
   if (config.connector.defect != ConnectorDefect::none)
     return std::string(name_of(config.connector.defect));
-  if (config.scheduler_defect == SchedulerDefect::none) return config.device.mutant;
-  return std::string(name_of(config.scheduler_defect));
+  if (config.scheduler_defect != SchedulerDefect::none)
+    return std::string(name_of(config.scheduler_defect));
+  if (config.data_parallel.defect != DataParallelDefect::none)
+    return std::string(name_of(config.data_parallel.defect));
+  return config.device.mutant;
 }
 
 void plant(LockstepConfig& config, const std::string& mutant) {
@@ -187,6 +206,8 @@ void plant(LockstepConfig& config, const std::string& mutant) {
     config.scheduler_defect = *defect;
   else if (const auto planted = connector_defect_from_name(mutant))
     config.connector.defect = *planted;
+  else if (const auto of_ranks = data_parallel_defect_from_name(mutant))
+    config.data_parallel.defect = *of_ranks;
   else
     config.device.mutant = mutant;
 }

@@ -1,9 +1,11 @@
 // From a run to a saved case and back: what a replay needs to come to the same divergence again.
 //
 // Settings that a saved case keeps by name: probe_rows, query_rows, untouched_pages,
-// queries_per_kv, step_base_ns, step_token_ns, draft_acceptance_percent; block_order, the seed of
-// free_order_of(); of a connector: connector (0 none, 1 peers, 2 a host tier), host_blocks,
-// load_failed_percent, transfer_delay_steps, load_failure_fails. An absent one has its default.
+// queries_per_kv, num_streams, delay_streams, tensor_parallel_size, pipeline_parallel_size,
+// data_parallel_size, enforce_eager (0 or 1), cp_kv_cache_interleave_size, step_base_ns,
+// step_token_ns, draft_acceptance_percent; block_order, the seed of free_order_of(); of a
+// connector: connector (0 none, 1 peers, 2 a host tier), host_blocks, load_failed_percent,
+// transfer_delay_steps, load_failure_fails. An absent one has its default.
 #pragma once
 
 #include <memory>
@@ -25,13 +27,13 @@ SavedCase save_case(std::string name, const LockstepConfig& config,
 void keep_records(Trace& trace, std::int64_t count);
 
 LockstepConfig config_of(const SavedCase& saved);
-// Plants the defect of that name where it belongs: in the scheduler, in the connector, or else in
-// the backend, which refuses names that it does not know.
+// Plants the defect of that name where it belongs: in the scheduler, in the connector, in data
+// parallel ranks, or else in the backend, which refuses names that it does not know.
 void plant(LockstepConfig& config, const std::string& mutant);
 // The name of what is planted; empty: nothing.
 std::string mutant_of(const LockstepConfig& config);
-// The order in which the pool first hands out its blocks, shuffled by setting block_order; empty: as
-// an engine does.
+// The order in which the pool first hands out its blocks, shuffled by setting block_order; empty:
+// as an engine does.
 std::vector<BlockId> free_order_of(const SavedCase& saved);
 TraceWorkloadOptions workload_options_of(const SavedCase& saved);
 // The requests of a saved case as a source of records.

@@ -21,7 +21,8 @@ __global__ void fill_queries_kernel(AttentionParams p) {
   const std::uint32_t count = cache.num_kv_heads * cache.queries_per_kv * words_per_row;
   for (std::uint32_t i = threadIdx.x; i < count; i += blockDim.x) {
     const std::uint32_t head = i / words_per_row, index = i % words_per_row;
-    const std::uint64_t row_key = mix(item.content ^ coordinate(cache.layer, kPartQuery, head));
+    const std::uint64_t row_key =
+        mix(item.content ^ coordinate(cache.layer, kPartQuery, cache.first_query_head + head));
     std::uint64_t word = (row_word(row_key, index) & kKeep) | kSet;
     if (2 * index + 1 >= head_size) word &= 0xFFFFFFFFull;
     if (2 * index >= head_size) word = 0;

@@ -44,7 +44,9 @@ struct RowCache {
   std::int32_t head_size = 0;  // elements of a row
   std::int32_t row_bytes = 0;
   std::int32_t unit_bytes = 1;  // widest access that every row allows: 16, 8, 4, 2 or 1
-  std::int32_t layer = 0;       // position in the plan's order
+  std::int32_t layer = 0;       // position in the order of the whole plan
+  std::int32_t first_head = 0;  // of the whole model, KV and query head
+  std::int32_t first_query_head = 0;
   std::int32_t queries_per_kv = 1;
   DType dtype = DType::bf16;
 };
@@ -111,7 +113,7 @@ struct FillRowsParams {
   std::byte* key;
   std::byte* value;                   // unused when num_parts is 1
   std::uint64_t keep_mask, set_mask;  // shape(): (word & keep_mask) | set_mask
-  std::int32_t num_tokens, num_kv_heads, num_parts, row_bytes, layer;
+  std::int32_t num_tokens, num_kv_heads, num_parts, row_bytes, layer, first_head;
 };
 
 struct WriteRowsParams {
@@ -230,7 +232,8 @@ struct StateCache {
   std::int64_t size_bytes = 0;
   std::int32_t unit_bytes = 1;
   std::int32_t layer = 0;
-  std::int32_t state = 0;  // index in the page
+  std::int32_t first_head = 0;  // which of the parts that tensor parallelism makes
+  std::int32_t state = 0;       // index in the page
 };
 struct StateUpdateItem {
   std::int32_t group, source, target, num_tokens, first_token;  // group below zero: padding

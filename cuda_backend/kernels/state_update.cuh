@@ -25,7 +25,7 @@ __global__ void state_update_kernel(StateUpdateParams p) {
   const StateCache state = p.states[range.begin + blockIdx.y];
   const std::byte* from = state.base + item.source * state.page_stride;
   std::byte* to = state.base + item.target * state.page_stride;
-  const std::uint64_t place = coordinate(state.layer, kPartState + state.state, 0);
+  const std::uint64_t place = coordinate(state.layer, kPartState + state.state, state.first_head);
   constexpr bool kPadsIncluded = kDefect == StateDefect::pads_included;
   const std::int64_t step = std::int64_t(gridDim.z) * blockDim.x;
   std::int64_t i = std::int64_t(blockIdx.z) * blockDim.x + threadIdx.x;

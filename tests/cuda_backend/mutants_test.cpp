@@ -120,11 +120,15 @@ TEST(Mutants, EveryListedOneIsExposedByATestAndHasItsOwnName) {
       "transfer-wrong-end",  // a host tier: tests/sim/host_tier_test.cpp
       "transfer-flatten",
       "state-draft-reuse",  // drafts: tests/mutants/mutants_test.cpp
-      "combine-unscaled",  // real numbers: there too
+      "combine-unscaled",   // real numbers: there too
       "window-off-by-one",
       "scale-of-other-layer",
       "hidden-flatten",
-      "hidden-chunk-save",       // extraction: there too
+      "hidden-chunk-save",  // extraction: there too
+      "tp-head-offset",
+      "tp-heads-not-replicated",
+      "pp-layer-offset",
+      "dp-idle-writes",          // ranks: there too
       "layout-restride-hidden",  // three groups in a pool of two blocks, where no request can run
   };
   for (const Exposure& exposure : exposures()) exposed.insert(exposure.mutant);

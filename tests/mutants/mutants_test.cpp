@@ -13,6 +13,7 @@
 #include "cuda_backend/views_capacity.h"
 #include "properties/mutant_markdown.h"
 #include "reference/scheduler_defect.h"
+#include "sim/dp_step.h"
 #include "sim/transfer_protocol.h"
 
 namespace lockstep {
@@ -74,6 +75,7 @@ TEST(Catalogue, lists_every_switch_once_and_no_other_name) {
                                          "ambiguous-refused"};  // views alone
   for (const SchedulerDefect defect : scheduler_defects()) switches.insert(name_of(defect));
   for (const std::string_view name : backend_defect_names()) switches.insert(name);
+  for (const DataParallelDefect defect : data_parallel_defects()) switches.insert(name_of(defect));
   for (const auto defect :
        {cuda::CapacityDefect::capacity_all_groups, cuda::CapacityDefect::capacity_sliding,
         cuda::CapacityDefect::routed_buffer, cuda::CapacityDefect::state_blocks_capped,

@@ -79,11 +79,16 @@ std::vector<std::string_view> allowed_includes(std::string_view folder) {
   if (folder == "traces") return {"traces/", "reference/"};
   if (folder == "sim") return {"sim/", "traces/", "reference/"};
   if (folder == "cuda_backend") {
-    return {"cuda_backend/",          "sim/backend.h",
-            "reference/ids.h",        "reference/check.h",
-            "reference/result.h",     "reference/kv_cache_spec.h",
-            "reference/view_types.h", "reference/scheduler_types.h",
-            "reference/context_rank.h"};
+    return {"cuda_backend/",
+            "sim/backend.h",
+            "reference/ids.h",
+            "reference/check.h",
+            "reference/result.h",
+            "reference/kv_cache_spec.h",
+            "reference/view_types.h",
+            "reference/scheduler_types.h",
+            "reference/context_rank.h",
+            "reference/parallel_rank.h"};
   }
   if (folder == "properties")
     return {"properties/", "sim/", "traces/", "reference/", "cuda_backend/"};

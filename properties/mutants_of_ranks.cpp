@@ -1,0 +1,92 @@
+// The catalogue's defects of ranks: which heads and layers a rank takes itself for, and how data
+// parallel ranks meet. Their switches are in cuda_backend/defect.h and sim/dp_step.h.
+#include "properties/mutant_catalogue.h"
+
+namespace lockstep {
+namespace {
+
+using enum Feature;
+constexpr auto kBackend = MutantSite::backend;
+
+GeneratorOptions on_ranks(FeatureSet always, FeatureSet never = {}) {
+  never.add(async_scheduling);
+  return {.engine = "vllm-0.33.0",
+          .always = always,
+          .never = never,
+          .backend = "simt",
+          .check = "fast",
+          .requests_max = 6};
+}
+
+// No graphs, two tensor parallel ranks: an idle rank's single token stays as it is.
+void eagerly_over_two(SavedCase& saved) {
+  std::erase_if(saved.settings, [](const auto& setting) {
+    return setting.first == "enforce_eager" || setting.first == "tensor_parallel_size" ||
+           setting.first == "queries_per_kv";
+  });
+  for (const auto& [name, value] :
+       {std::pair{"enforce_eager", 1}, {"tensor_parallel_size", 2}, {"queries_per_kv", 2}})
+    saved.settings.emplace_back(name, value);
+}
+
+}  // namespace
+
+std::vector<Mutant> mutants_of_ranks() {
+  return {
+      {.id = "tp-head-offset",
+       .site = kBackend,
+       .source = "this project",
+       .mechanism = "a rank's first KV head is its own number, not its number times its heads",
+       .exposed_by = "two KV heads or more on a tensor parallel rank",
+       .caught_by = {"page_written"},
+       .bias =
+           on_ranks({full_attention, tensor_parallel}, {replicated_heads, packed_pages, states})},
+      {.id = "tp-heads-not-replicated",
+       .site = kBackend,
+       .source = "vllm config/model.py, get_num_kv_heads",
+       .mechanism = "KV heads are counted through the ranks where they should be replicated",
+       .exposed_by = "more tensor parallel ranks than KV heads",
+       .caught_by = {"page_written"},
+       .bias =
+           on_ranks({full_attention, tensor_parallel, replicated_heads}, {packed_pages, states})},
+      {.id = "pp-layer-offset",
+       .site = kBackend,
+       .source = "this project",
+       .mechanism = "every stage but the first takes its layers for those one further",
+       .exposed_by = "two pipeline stages",
+       .caught_by = {"page_written"},
+       .bias = on_ranks({full_attention, pipeline_parallel, several_groups}, {packed_pages})},
+      {.id = "dp-idle-writes",
+       .site = kBackend,
+       .source = "vllm 13418, in the dummy batch",
+       .mechanism = "the tokens of an idle rank's batch have slot 0 where they should have none",
+       .exposed_by = "a data parallel rank without work",
+       .caught_by = {"slot_mapping"},
+       .bias = on_ranks({full_attention, data_parallel}, {states})},
+      {.id = "dp-sync-shape",
+       .site = kBackend,
+       .source = "vllm 39949, follow-up",
+       .mechanism = "an idle rank tells the others its tokens in a tensor of another shape",
+       .exposed_by = "a data parallel rank without work beside one with",
+       .caught_by = {"collective"},
+       .bias = on_ranks({full_attention, data_parallel})},
+      {.id = "sp-padding",
+       .site = kBackend,
+       .source = "vllm 39949, follow-up",
+       .mechanism = "the tokens of an idle rank are not padded to a multiple of tp",
+       .exposed_by = "sequence parallelism without graphs, and a rank without work",
+       .caught_by = {"collective"},
+       .bias = on_ranks({full_attention, data_parallel},
+                        {several_groups, states, packed_pages, mla, sliding_window, chunked_local}),
+       .reshape = eagerly_over_two},
+      {.id = "dp-idle-skips",
+       .site = kBackend,
+       .source = "vllm v1/engine/core.py, execute_dummy_batch",
+       .mechanism = "a rank without work sits the step out, and the others wait for it",
+       .exposed_by = "a data parallel rank without work beside one with",
+       .caught_by = {"liveness"},
+       .bias = on_ranks({full_attention, data_parallel})},
+  };
+}
+
+}  // namespace lockstep

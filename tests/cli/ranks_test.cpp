@@ -1,0 +1,125 @@
+// `lockstep replay` over ranks from the outside: degrees in, verdicts, ranks and refusals out.
+#include <gtest/gtest.h>
+
+#include <nlohmann/json.hpp>
+
+#include "tests/cli/command.h"
+
+namespace lockstep::tests {
+namespace {
+
+using Json = nlohmann::json;
+using Arguments = std::vector<std::string>;
+
+const std::string kSample = sample_path("shared_prefixes.jsonl");
+
+Json replay_json(Arguments arguments, int expected_status) {
+  const std::string path = temporary_path("ranks.json");
+  arguments.insert(arguments.begin(), {"replay", kSample, "--backend", "simt", "--limit", "20"});
+  arguments.insert(arguments.end(), {"--json", path});
+  const Outcome outcome = run_lockstep(arguments);
+  EXPECT_EQ(outcome.status, expected_status) << outcome.err << outcome.out;
+  return Json::parse(read_text(path));
+}
+
+TEST(ReplayOverRanks, AgreesForEveryKindAndNamesTheRanks) {
+  const Json json =
+      replay_json({"--tensor-parallel-size", "4", "--pipeline-parallel-size", "2", "--kv-heads",
+                   "2", "--queries-per-kv", "4", "--layers", "4", "--decode-context-parallel-size",
+                   "2", "--cp-kv-cache-interleave-size", "4"},
+                  0);
+  EXPECT_EQ(json.at("verdict"), "agreed");
+  EXPECT_EQ(json.at("configuration").at("ranks"), 8);
+  EXPECT_EQ(json.at("configuration").at("tensor_parallel_size"), 4);
+  EXPECT_EQ(json.at("configuration").at("decode_context_parallel_size"), 2);
+  EXPECT_GT(json.at("union_rows_checked"), 0);
+}
+
+TEST(ReplayOverRanks, OfADefectNamesTheRankWithItsPlace) {
+  const Json json = replay_json(
+      {"--tensor-parallel-size", "2", "--kv-heads", "4", "--mutant", "tp-head-offset"}, 1);
+  EXPECT_EQ(json.at("divergence").at("rank"), 1);
+  EXPECT_EQ(json.at("divergence").at("tp_rank"), 1);
+  EXPECT_EQ(json.at("divergence").at("phase"), "page_written");
+}
+
+TEST(ReplayOverEngines, AgreesAndIdleOnesTakePart) {
+  const Json json = replay_json({"--data-parallel-size", "3"}, 0);
+  EXPECT_EQ(json.at("configuration").at("data_parallel_size"), 3);
+  EXPECT_EQ(json.at("requests"), 20);
+  EXPECT_GT(json.at("idle_rank_steps"), 0);
+  EXPECT_GT(json.at("collectives_checked"), 0);
+}
+
+TEST(ReplayOverEngines, ThatDoNotMeetEndsWithOneAndThatWaitWithThree) {
+  const Json mismatch = replay_json({"--data-parallel-size", "2", "--mutant", "dp-sync-shape"}, 1);
+  EXPECT_EQ(mismatch.at("divergence").at("phase"), "collective");
+  EXPECT_EQ(mismatch.at("divergence").at("dp_rank"), 1);
+  const Json hang = replay_json({"--data-parallel-size", "2", "--mutant", "dp-idle-skips"}, 3);
+  EXPECT_EQ(hang.at("verdict"), "liveness");
+}
+
+TEST(ReplayOverRanks, IsSavedWithItsDegreesAndReproduced) {
+  const std::string folder = temporary_path("ranks_cases");
+  const Outcome saved =
+      run_lockstep({"replay", kSample, "--backend", "simt", "--limit", "20",
+                    "--tensor-parallel-size", "2", "--queries-per-kv", "2", "--kv-heads", "1",
+                    "--mutant", "tp-heads-not-replicated", "--save", folder});
+  EXPECT_EQ(saved.status, 1) << saved.err;
+  const std::string path = folder + "/shared_prefixes-step1.case.jsonl";
+  EXPECT_NE(read_text(path).find("\"tensor_parallel_size\":2"), std::string::npos);
+  const Outcome again = run_lockstep({"replay", path});
+  EXPECT_EQ(again.status, 1) << again.err;
+  EXPECT_NE(again.out.find("The case is reproduced."), std::string::npos) << again.out;
+}
+
+struct Refusal {
+  const char* name;
+  Arguments arguments;
+  const char* names;
+};
+class RefusedRanks : public testing::TestWithParam<Refusal> {};
+
+TEST_P(RefusedRanks, WithStatusTwoAndTheCulpritNamed) {
+  Arguments arguments = GetParam().arguments;
+  arguments.insert(arguments.begin(), {"replay", kSample});
+  const Outcome outcome = run_lockstep(arguments);
+  EXPECT_EQ(outcome.status, 2);
+  EXPECT_NE(outcome.err.find(GetParam().names), std::string::npos) << outcome.err;
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Each, RefusedRanks,
+    testing::Values(
+        Refusal{"NoRank", {"--tensor-parallel-size", "0"}, "--tensor-parallel-size"},
+        Refusal{"HeadsThatCannotBeCut",
+                {"--backend", "simt", "--tensor-parallel-size", "3", "--kv-heads", "4"},
+                "4 KV heads"},
+        Refusal{"QueryHeadsThatCannotBeCut",
+                {"--backend", "simt", "--tensor-parallel-size", "4", "--kv-heads", "2"},
+                "query heads"},
+        Refusal{"MoreStagesThanLayers",
+                {"--backend", "simt", "--pipeline-parallel-size", "3"},
+                "the model has 2 layers"},
+        Refusal{"ContextRanksThatHoldOtherHeads",
+                {"--backend", "simt", "--tensor-parallel-size", "2", "--kv-heads", "2",
+                 "--decode-context-parallel-size", "2"},
+                "decode_context_parallel_size 2"},
+        Refusal{"AnInterleaveThatDoesNotDivide",
+                {"--backend", "simt", "--decode-context-parallel-size", "2",
+                 "--cp-kv-cache-interleave-size", "5"},
+                "cp_kv_cache_interleave_size 5"},
+        Refusal{"MemoryWithoutABackend",
+                {"--backend", "none", "--tensor-parallel-size", "2"},
+                "--backend none"},
+        Refusal{"EagerAlone", {"--backend", "none", "--enforce-eager"}, "--data-parallel-size"},
+        Refusal{"ADefectOfEnginesInOne",
+                {"--backend", "simt", "--mutant", "dp-sync-shape"},
+                "there is one engine"},
+        Refusal{"AReportOfSeveralEngines",
+                {"--backend", "none", "--data-parallel-size", "2", "--report", "r.html"},
+                "--report"}),
+    [](const auto& refusal) { return std::string(refusal.param.name); });
+
+}  // namespace
+}  // namespace lockstep::tests

@@ -1,0 +1,73 @@
+// A request's answers do not depend on the ranks that work them out.
+#include "properties/rank_outputs.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+
+#include "cuda_backend/simt_backend.h"
+#include "properties/generator.h"
+
+namespace lockstep {
+namespace {
+
+bool has_setting(const SavedCase& saved, std::string_view name) {
+  return std::ranges::any_of(saved.settings,
+                             [&](const auto& setting) { return setting.first == name; });
+}
+
+TEST(RankOutputs, one_device_and_its_ranks_answer_every_query_alike) {
+  std::int64_t related = 0, pipeline = 0;
+  for (std::uint64_t seed = 1; related < 12 && seed < 200; ++seed) {
+    const SavedCase saved = generate_case(
+        seed,
+        {.engine = "vllm-0.33.0",
+         .always = {Feature::tensor_parallel},
+         .never = {Feature::async_scheduling, Feature::context_parallel, Feature::data_parallel},
+         .backend = "simt",
+         .check = "fast",
+         .requests_max = 4});
+    if (!has_setting(saved, "tensor_parallel_size")) continue;
+    const auto outputs = outputs_of(saved, make_simt_backend);
+    ASSERT_TRUE(outputs) << "seed " << seed << ": " << outputs.error().message;
+    if (outputs->empty()) continue;
+    ++related;
+    pipeline += has_setting(saved, "pipeline_parallel_size") ? 1 : 0;
+    const auto differs = check_rank_outputs(saved, make_simt_backend);
+    ASSERT_TRUE(differs) << "seed " << seed << ": " << differs.error().message;
+    EXPECT_FALSE(*differs) << "seed " << seed << ": " << **differs;
+  }
+  EXPECT_EQ(related, 12);
+  EXPECT_GT(pipeline, 0);
+}
+
+// A backend that answers for other query heads than its own; it says so to nobody.
+TEST(RankOutputs, the_relation_breaks_where_a_rank_answers_for_the_heads_of_another) {
+  const BackendFactory mixed_up = [](const BackendConfig& config) {
+    BackendConfig other = config;
+    if (config.parallel.tp_size > 1) other.parallel.tp_rank = 0;
+    return make_simt_backend(other);
+  };
+  for (std::uint64_t seed = 1; seed < 200; ++seed) {
+    const SavedCase saved = generate_case(
+        seed, {.engine = "vllm-0.33.0",
+               .always = {Feature::tensor_parallel, Feature::mla},
+               .never = {Feature::async_scheduling, Feature::context_parallel,
+                         Feature::data_parallel, Feature::several_groups, Feature::full_attention,
+                         Feature::sliding_window, Feature::chunked_local, Feature::states},
+               .backend = "simt",
+               .check = "fast",
+               .requests_max = 4});
+    if (!has_setting(saved, "tensor_parallel_size")) continue;
+    // Latent rows are the same on every rank, so that the answers alone are wrong.
+    const auto differs = check_rank_outputs(saved, mixed_up);
+    ASSERT_FALSE(differs) << "seed " << seed;
+    EXPECT_NE(differs.error().message.find("attention_output"), std::string::npos)
+        << differs.error().message;
+    return;
+  }
+  FAIL() << "no case with tensor parallel ranks";
+}
+
+}  // namespace
+}  // namespace lockstep

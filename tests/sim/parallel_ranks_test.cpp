@@ -1,0 +1,165 @@
+// Ranks of tensor and pipeline parallelism: each has its own backend, plan and memory, and together
+// they hold the whole model.
+#include <gtest/gtest.h>
+
+#include <numeric>
+
+#include "cuda_backend/simt_backend.h"
+#include "tests/sim/world.h"
+
+namespace lockstep {
+namespace {
+
+struct Setting {
+  const char* title;
+  std::int32_t tp;
+  std::int32_t pp;
+  std::int32_t dcp;
+  std::int64_t kv_heads;
+  std::int32_t queries_per_kv;
+};
+void PrintTo(const Setting& setting, std::ostream* out) { *out << setting.title; }
+
+LockstepConfig make_parallel(const Setting& setting, std::vector<KVCacheGroupSpec> groups) {
+  LockstepConfig config = make_world(std::move(groups), 32);
+  config.engine.dcp = setting.dcp;
+  config.device = make_device_config(config.engine, config.device.plan);
+  config.device.parallel.tp_size = setting.tp;
+  config.device.parallel.pp_size = setting.pp;
+  config.device.queries_per_kv = setting.queries_per_kv;
+  if (setting.tp * setting.pp <= 4) config.device.check = CheckMode::check;
+  return config;
+}
+
+std::vector<KVCacheGroupSpec> attention_of(std::int64_t kv_heads, int layers) {
+  KVCacheSpec spec = full_spec();
+  spec.num_kv_heads = kv_heads;
+  return {make_group("a", layers, spec)};
+}
+
+// `ranks[i]` is the rank that the i-th backend takes itself for; empty: each its own.
+Result<RunReport> run_ranks(const LockstepConfig& config, std::vector<std::int32_t> ranks = {}) {
+  if (ranks.empty()) {
+    ranks.resize(static_cast<std::size_t>(num_ranks(config.device)));
+    std::iota(ranks.begin(), ranks.end(), 0);
+  }
+  std::vector<std::unique_ptr<Backend>> owned;
+  std::vector<Backend*> backends;
+  for (const std::int32_t rank : ranks) {
+    auto backend = make_simt_backend(device_of_rank(config.device, rank));
+    if (!backend) return tl::unexpected(backend.error());
+    backends.push_back(backend->get());
+    owned.push_back(std::move(*backend));
+  }
+  auto decisions = make_reference_decisions(config.engine, config.device.plan.groups,
+                                            config.device.plan.num_blocks);
+  if (!decisions) return tl::unexpected(decisions.error());
+  const auto workload = make_trace_workload(trace_reader_of(make_traffic(3, 14)),
+                                            {.step_time = {}, .seed = 7, .num_spec_tokens = 0});
+  return run_lockstep(config, **decisions, *workload, std::span<Backend* const>(backends));
+}
+
+std::string what(const RunReport& run) {
+  return run.summary.divergence ? to_text(*run.summary.divergence) : "stuck";
+}
+
+class ParallelRanks : public testing::TestWithParam<Setting> {};
+
+TEST_P(ParallelRanks, every_rank_holds_its_heads_and_layers_and_all_hold_the_whole) {
+  const Setting& setting = GetParam();
+  const LockstepConfig config = make_parallel(setting, attention_of(setting.kv_heads, 5));
+  EXPECT_EQ(num_ranks(config.device), setting.tp * setting.pp);
+  const auto run = run_ranks(config);
+  ASSERT_TRUE(run) << run.error().message;
+  EXPECT_EQ(run->summary.verdict, Verdict::agreed) << what(*run);
+  EXPECT_GT(run->summary.hits, 0);
+  EXPECT_GT(run->summary.outputs_checked, 0);
+  EXPECT_GT(run->summary.union_rows_checked, 1000);
+}
+
+INSTANTIATE_TEST_SUITE_P(Settings, ParallelRanks,
+                         testing::Values(Setting{"tp2", 2, 1, 1, 4, 1},
+                                         Setting{"tp4_over_2_heads", 4, 1, 1, 2, 2},
+                                         Setting{"tp8_over_2_heads_dcp2", 8, 1, 2, 2, 8},
+                                         Setting{"pp2_of_5_layers", 1, 2, 1, 2, 1},
+                                         Setting{"tp2_pp3", 2, 3, 1, 2, 1}),
+                         [](const auto& setting) { return setting.param.title; });
+
+TEST(ParallelRanksOfHybrids, states_are_cut_and_stages_share_one_pool) {
+  KVCacheSpec attention = full_spec();
+  attention.num_kv_heads = 4;
+  KVCacheSpec states;
+  states.kind = CacheKind::mamba;
+  states.mamba_cache_mode = MambaCacheMode::align;
+  states.block_size = attention.block_size;
+  states.states = {{{3, 8}, DType::bf16}, {{4, 4, 4}, DType::fp32}};
+  LockstepConfig config = make_parallel(
+      {"", 2, 2, 1, 4, 1}, {make_group("attn", 2, attention), make_group("state", 3, states)});
+  config.engine.mamba_cache_mode = MambaCacheMode::align;
+  const auto run = run_ranks(config);
+  ASSERT_TRUE(run) << run.error().message;
+  EXPECT_EQ(run->summary.verdict, Verdict::agreed) << what(*run);
+}
+
+// The state group is empty there: K and V of a block lie apart, as without states.
+TEST(ParallelRanksOfHybrids,
+     a_stage_without_a_state_layer_lays_out_attention_as_if_there_were_none) {
+  KVCacheSpec states = mamba_spec(MambaCacheMode::none, 256);
+  states.states = {{{4, 4}, DType::fp32}};
+  LockstepConfig config = make_parallel(
+      {"", 1, 2, 1, 2, 1}, {make_group("attn", 2, full_spec()), make_group("state", 1, states)});
+  config.engine.enable_prefix_caching = false;
+  const auto run = run_ranks(config);
+  ASSERT_TRUE(run) << run.error().message;
+  EXPECT_EQ(run->summary.verdict, Verdict::agreed) << what(*run);
+}
+
+TEST(ParallelRanksOfHybrids, latent_rows_and_hidden_states_are_whole_on_every_rank) {
+  KVCacheSpec latent = full_spec();
+  latent.kind = CacheKind::mla;
+  latent.num_kv_heads = 1;
+  KVCacheSpec hidden = full_spec();
+  hidden.kind = CacheKind::hidden_state;
+  hidden.num_kv_heads = 2;
+  const LockstepConfig config = make_parallel(
+      {"", 4, 1, 1, 1, 8}, {make_group("mla", 2, latent), make_group("hidden", 1, hidden)});
+  const auto run = run_ranks(config);
+  ASSERT_TRUE(run) << run.error().message;
+  EXPECT_EQ(run->summary.verdict, Verdict::agreed) << what(*run);
+  EXPECT_GT(run->summary.rows_extracted, 0);
+}
+
+TEST(ParallelRanksDivergence, a_rank_that_takes_itself_for_another_is_named_with_its_place) {
+  const LockstepConfig config = make_parallel({"", 2, 2, 1, 4, 1}, attention_of(4, 4));
+  const auto run = run_ranks(config, {0, 1, 2, 2});
+  ASSERT_TRUE(run) << run.error().message;
+  ASSERT_EQ(run->summary.verdict, Verdict::divergence);
+  EXPECT_EQ(run->summary.divergence->phase, Phase::page_written);
+  EXPECT_EQ(run->summary.divergence->rank, 3);
+  EXPECT_EQ(run->summary.divergence->tp_rank, 1);
+  EXPECT_EQ(run->summary.divergence->pp_rank, 1);
+  EXPECT_NE(what(*run).find("rank 3 (tp 1, pp 1)"), std::string::npos) << what(*run);
+}
+
+struct Refusal {
+  const char* title;
+  Setting setting;
+  const char* says;
+};
+
+TEST(ParallelRanksRefused, degrees_that_nothing_can_be_cut_into_say_why) {
+  for (const auto& [title, setting, says] :
+       {Refusal{"heads", {"", 3, 1, 1, 4, 3}, "4 KV heads can neither be cut"},
+        Refusal{"queries", {"", 4, 1, 1, 2, 1}, "2 query heads (1 a KV head)"},
+        Refusal{"stages", {"", 1, 7, 1, 4, 1}, "the model has 5 layers"},
+        Refusal{"dcp beside heads", {"", 4, 1, 2, 4, 1}, "hold the same KV heads"},
+        Refusal{"dcp of tp", {"", 3, 1, 2, 3, 1}, "must divide it"}}) {
+    const LockstepConfig config = make_parallel(setting, attention_of(setting.kv_heads, 5));
+    const auto sound = check_ranks(config.device);
+    ASSERT_FALSE(sound) << title;
+    EXPECT_NE(sound.error().message.find(says), std::string::npos) << sound.error().message;
+  }
+}
+
+}  // namespace
+}  // namespace lockstep
