@@ -12,10 +12,9 @@
 #include <cstdint>
 
 #include "reference/kv_cache_spec.h"
+#include "reference/view_types.h"
 
 namespace lockstep {
-
-enum class Numbers : std::uint8_t { words, real };
 
 // Of every bf16 number in +-[0.5, 1): its sign in bit 7 of the index, its mantissa below.
 struct StoredNumbers {

@@ -14,6 +14,9 @@
 namespace lockstep {
 
 enum class CacheLayout : std::uint8_t { NHD, HND };
+// Rows of words, whatever the format of their elements, or of real numbers: rules (1) and (13) of
+// sim/backend.h.
+enum class Numbers : std::uint8_t { words, real };
 // The attention backend that reads a layer's cache. flashmla takes MLA rows in blocks of 64 tokens;
 // cache_only writes rows and reads nothing back (hidden states). any_size takes blocks of every
 // size, as the base class of vLLM's backends says and none of its attention kernels does

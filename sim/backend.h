@@ -100,7 +100,6 @@
 #include "reference/context_rank.h"
 #include "reference/ids.h"
 #include "reference/kv_cache_spec.h"
-#include "reference/numbers.h"
 #include "reference/parallel_rank.h"
 #include "reference/result.h"
 #include "reference/view_types.h"

@@ -39,9 +39,7 @@ std::vector<Exposure> exposures() {
       {"slot-pad-rows", pairs, "page of block 0"},
       {"slot-pad-rows", pairs, "slots of group 0", 1, 8},
       {"slot-pad-rows", pairs, "page of block 0", 1, 8},
-      {"graph-stale-param", pairs, "slots of group 0", 1, 8},
-      {"graph-too-small", pairs, "slots of group 0", 1, 8},
-      {"graph-stale-pointer", pairs, "use after free", 1, 8},
+      {"graph-too-small", pairs, "slots of group 0", 1, 64},
       {"slot-stale-tail", pairs, "slots of group 0"},
       {"state-copy-lost", hybrid, "page of block"},
       {"state-pads-included", hybrid, "page of block"},
@@ -119,8 +117,10 @@ TEST(Mutants, EveryListedOneIsExposedByATestAndHasItsOwnName) {
       "table-width",
       "transfer-wrong-end",  // a host tier: tests/sim/host_tier_test.cpp
       "transfer-flatten",
-      "state-draft-reuse",  // drafts: tests/mutants/mutants_test.cpp
-      "combine-unscaled",   // real numbers: there too
+      "state-draft-reuse",    // drafts: tests/mutants/mutants_test.cpp
+      "graph-stale-param",    // batches of several sizes: there too
+      "graph-stale-pointer",  // buffers that grow
+      "combine-unscaled",     // real numbers: there too
       "window-off-by-one",
       "scale-of-other-layer",
       "hidden-flatten",

@@ -20,7 +20,7 @@ TEST(Numbers, OfOneHalfAreKnownByHand) {
   EXPECT_EQ(stored_numbers(Numbers::real, DType::fp8_e5m2, 0)->bytes[0], 0x54);
   EXPECT_EQ(stored_numbers(Numbers::real, DType::int8, 0)->bytes[0], 62);
   EXPECT_EQ(stored_numbers(Numbers::real, DType::int8, 0)->bytes[128], 0x100 - 62);
-  EXPECT_NEAR(stored_numbers(Numbers::real, DType::int8, 0)->worth[0], 62 * 0.0081, 1e-8);
+  EXPECT_NEAR(stored_numbers(Numbers::real, DType::int8, 0)->worth[0], 62 * 0.0081, 1e-7);
 }
 
 TEST(Numbers, AreWithinHalfAStepOfTheFormatAndInOrder) {
