@@ -1,4 +1,5 @@
-// Faults out of choices: a few of them, of a few kinds, early enough that most of them meet somebody.
+// Faults out of choices: a few of them, of a few kinds, early enough that most of them meet
+// somebody.
 //
 // (1) Same choices and room, same plan.
 // (2) Every kind is drawn; which of them take effect depends on the traffic.

@@ -14,7 +14,7 @@ namespace lockstep {
 // drafts (docs/findings.md, 5 and 6): as much is let pass here, and liveness says what comes of it.
 void Invariants::check_planned(const StepView& view) {
   const PlanOptions options = plan_options_of(engine_);
-  // Beside the step that has just been decided. What one of them kept stays until the next decision.
+  // Beside the step that has just been decided. What one of them kept stays until the next one.
   in_flight_max_ = std::max(in_flight_max_, view.decisions.num_steps_in_flight() - 1);
   for (std::int32_t g = 0; g < std::ssize(plan_.groups); ++g) {
     const KVCacheGroupSpec& group = plan_.groups[static_cast<std::size_t>(g)];

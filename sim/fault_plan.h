@@ -1,6 +1,6 @@
 // What is made to go wrong in a run: a list of faults, each from a step on, that an engine must
-// survive. Allocations are refused, the pool is pinched so that requests preempt each other, clients
-// give up at every phase of a request, outputs come in early or late.
+// survive. Allocations are refused, the pool is pinched so that requests preempt each other,
+// clients give up at every phase of a request, outputs come in early or late.
 //
 // (1) The same plan in the same run: the same things go wrong in the same steps.
 // (2) Every fault ends, and nothing of it remains: afterwards whatever fits must finish.

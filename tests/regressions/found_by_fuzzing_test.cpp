@@ -172,9 +172,9 @@ TEST(FoundByFuzzing, slots_of_drafts_outgrow_the_pool_planned_for_a_window) {
   EXPECT_EQ(run(4 + 1 + 2).kind, OutcomeKind::agreed);
 }
 
-// Seed 4389, of this project: with a step in flight a request publishes in its next step what it has
-// computed in the one before. When that next step preempts it, what became findable is computed all
-// the same, and the invariant took it for finding 3.
+// Seed 4389, of this project: with a step in flight a request publishes in its next step what it
+// has computed in the one before. When that next step preempts it, what became findable is computed
+// all the same, and the invariant took it for finding 3.
 TEST(FoundByFuzzing, what_a_victim_had_computed_may_be_found_from_the_step_that_preempts_it) {
   SavedCase saved = case_of({group_of("m", CacheKind::mamba, 4)}, 4);
   saved.engine.max_num_seqs = 2;
