@@ -1,7 +1,7 @@
 // The layers' rows as the kernels of launch/engine_kernels.h take them: a K and a V part of numbers
 // with a format and, where the cache has 8-bit elements, a scale: rule (13) of sim/backend.h.
 //
-// 1. A layer whose elements are no numbers (uint8) has parts that are moved, and is not attended to.
+// 1. A layer whose elements are no numbers (uint8) has parts that are moved, never attended to.
 // 2. Scales lie in device memory, one for each layer.
 #pragma once
 

@@ -294,8 +294,9 @@ class Deriver {
   // After all views are made: those that keep the pair in front are re-strided where pages are
   // shared.
   Result<void> update_layouts() {
-    const bool by_shape =
-        defect(ViewDefect::layout_two_blocks) || defect(ViewDefect::layout_restride_hidden);
+    const bool by_shape = defect(ViewDefect::layout_two_blocks) ||
+                          defect(ViewDefect::ambiguous_refused) ||
+                          defect(ViewDefect::layout_restride_hidden);
     if (by_shape) return has_states_ && has_attention_ ? update_by_shape() : Result<void>{};
     if (defect(ViewDefect::layout_not_updated) || !pages_are_shared()) return {};
     for_each_token_cache([](const KVCacheGroupSpec& group, LayerViews& views) {
@@ -334,7 +335,8 @@ class Deriver {
       TensorView& view = views.tensors.front();
       const bool rows = is_row_cache(group.spec, options_.backend);
       const bool looked_at =
-          rows ? defect(ViewDefect::layout_restride_hidden) : defect(ViewDefect::layout_two_blocks);
+          rows ? defect(ViewDefect::layout_restride_hidden)
+               : defect(ViewDefect::layout_two_blocks) || defect(ViewDefect::ambiguous_refused);
       if (!looked_at) {
         if (views.block_dim == 1) lay_pair_in_page(view);
         return;

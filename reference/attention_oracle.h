@@ -7,7 +7,7 @@
 //   the two sums over n positions by n * u each, and their quotient by 2u,
 // so an output, a mean of numbers within +-1, is off by at most twice the sum of these.
 //
-// Real numbers are attended to by another kernel, whose order of sums has tiles of 32 keys in splits
+// Real numbers are attended to by another kernel, whose sums go in tiles of 32 keys, in splits
 // of no less: with T of each at most, every tile and split rescales by a factor off by 4u, a weight
 // is off by u times the range R of the scores besides, and the scale of an 8-bit cache is a product
 // more. Its |k| and |v| are at most kStoredMax, what 1 / scale rounds up to. With |score| at most

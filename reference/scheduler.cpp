@@ -116,7 +116,8 @@ Result<Scheduler> Scheduler::create(const EngineConfig& config,
 
 void Scheduler::order_free_blocks(std::span<const BlockId> order) {
   BlockPool& pool = impl_->cache.pool();
-  LS_CHECK(std::ssize(order) == pool.num_free_blocks() && std::ssize(order) + 1 == pool.num_blocks(),
+  const auto size = std::ssize(order);
+  LS_CHECK(size == pool.num_free_blocks() && size + 1 == pool.num_blocks(),
            "an order of {} blocks, {} are free", order.size(), pool.num_free_blocks());
   std::vector<BlockId> taken;
   pool.get_new_blocks(std::ssize(order), taken);

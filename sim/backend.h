@@ -71,10 +71,10 @@
 //     and everything that reads; stores after every write of the step. Targets of the loads of a
 //     step are distinct, and so are those of its stores. A load from a host block that a store of
 //     the same step fills brings what lay there before.
-// (13) Real numbers (BackendConfig::numbers). Rows of bf16, fp16 and fp32 are those of rule (1). Into
-//     a cache of fp8_e4m3, fp8_e5m2 or int8 go rows that rule (1) makes in bf16, each element divided
-//     by its layer's scale in fp32 and rounded to nearest, ties to even (int8: ties away from zero);
-//     the scale is 0.0081, 0.0085, 0.0089 or 0.0093 for layer modulo 4 = 0, 1, 2 or 3. Rule (5) takes
+// (13) Real numbers (BackendConfig::numbers). Rows of bf16, fp16, fp32 are those of rule (1). Into
+//     caches of fp8_e4m3, fp8_e5m2, int8 go rows that rule (1) makes in bf16, each element divided
+//     by the layer's scale in fp32, rounded to nearest, ties to even (int8: ties away from zero);
+//     the scale is 0.0081, 0.0085, 0.0089, 0.0093 for layer modulo 4 = 0, 1, 2, 3. Rule (5) takes
 //     stored elements times the scale, and its range is not told but follows from the kind of the
 //     layer and the position last - 1 of the query; `first` says the same.
 // (14) Tensor and pipeline parallelism. BackendConfig::plan is the whole model's, its num_blocks

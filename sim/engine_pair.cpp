@@ -269,7 +269,8 @@ Result<void> Pair::take_arrivals() {
     if (traveller == travellers_.end()) continue;  // it has ended
     traveller->second.was_aborted = true;
     sender_.forget(event.name);
-    (traveller->second.stage == Traveller::Stage::prefill ? prefill_ : decode_)->abort(event.name);
+    const bool prefills = traveller->second.stage == Traveller::Stage::prefill;
+    (prefills ? prefill_ : decode_)->abort_request(event.name);
   }
   return {};
 }
@@ -389,7 +390,7 @@ void Pair::end(const std::string& name, RequestEnd how, const std::string& why) 
 // Whose blocks were lost in an engine that cannot compute them: they must not run.
 void Pair::take_out_failed() {
   for (const std::string& name : receiver_.take_failed()) {
-    if (travellers_.contains(name)) decode_->abort(name);
+    if (travellers_.contains(name)) decode_->abort_request(name);
   }
 }
 

@@ -31,7 +31,7 @@ void PairedEngine::add(RequestSpec spec, std::uint64_t ticket) {
   event.ticket = ticket;
 }
 
-void PairedEngine::abort(const std::string& name) {
+void PairedEngine::abort_request(const std::string& name) {
   WorkloadEvent& event = inbox_.emplace_back();
   event.kind = WorkloadEvent::Kind::abort;
   event.name = name;

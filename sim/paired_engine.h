@@ -40,7 +40,7 @@ class PairedEngine final : public Workload, public StepObserver {
                                                       StepTimeModel step_time, EngineOwner& owner);
 
   void add(RequestSpec spec, std::uint64_t ticket);
-  void abort(const std::string& name);
+  void abort_request(const std::string& name);
   void reset_prefix_cache();
 
   // Something would come of a step.

@@ -1,5 +1,5 @@
 // What device code needs and a host compiler has not: thread indices, which are variables here, and
-// the intrinsics that FlashInfer's headers name. A kernel without barriers and shuffles then runs as
+// the intrinsics that FlashInfer's headers name. A kernel without barriers or shuffles then runs as
 // a loop over its grid. To be included before the kernels; needs CUDA's headers, and no nvcc.
 // Not watched: bounds and races of single threads (cuda_backend/simt does that).
 #pragma once

@@ -4,7 +4,7 @@
 //   a C++ compiler   the kernel's threads run one after the other (cuda_on_host.h); no GPU needed
 //   nvcc -x cu       the launcher of the package runs on a GPU, in managed memory
 //
-// FlashInfer finds a token's page by request and position; it is given the block tables as one array
+// FlashInfer finds a token's page by request and position; it gets the block tables as one array
 // of page ids with an end for every row, and the strides of the plan.
 #ifdef __CUDACC__
 #include <cuda_runtime.h>

@@ -122,7 +122,7 @@ const StepProgram& ToyEngine::next_step() {
     schedule(running_[i], std::min(left, wanted));
   }
   const auto num_tokens = std::int32_t(program_.contents.size());
-  // Steps of up to 5 tokens and a prefill's: written down, up to the largest size that tests capture.
+  // Steps of up to 5 tokens and a prefill's: up to the largest size that tests capture.
   const bool captured = num_tokens <= plan_.config.max_cudagraph_capture_size;
   program_.num_padded_tokens =
       captured && num_tokens <= 4 ? (num_tokens == 3 ? 4 : num_tokens) : (num_tokens + 7) / 8 * 8;
