@@ -39,7 +39,7 @@ std::optional<Divergence> union_of(const BackendConfig& device,
     const BackendConfig own = device_of_rank(device, rank);
     const auto plan = rank_plan(device.plan, own.parallel, device.queries_per_kv);
     auto model = MemoryModel::create(plan->plan, device.attention_backend, device.layout,
-                                     device.layout_rule, 0, plan->layers);
+                                     device.layout_rule, 0, Numbers::words, plan->layers);
     models.push_back(std::make_unique<MemoryModel>(std::move(*model)));
     backends.push_back(std::move(*make_simt_backend(own)));
     StepReadback readback;
