@@ -173,6 +173,9 @@ std::string why_not_read(const SavedCase& saved) {
   const LockstepConfig config = config_of(saved);
   if (!config.device.parallel.is_whole() || config.data_parallel.dp_size > 1)
     return "the case runs over tensor, pipeline or data parallel ranks";  // rank_outputs.h
+  for (const KVCacheGroupSpec& group : saved.cache.groups)
+    if (group.spec.kv_quant_mode != KVQuantMode::none)
+      return "rows have scales of their own, which are no part of an answer";
   return ProgramBuilder::why_not_supported(saved.engine, saved.cache).value_or("");
 }
 

@@ -237,6 +237,7 @@ Outcome judge_data_parallel(const SavedCase& saved, const LockstepConfig& config
   outcome.tally.count(Reached::data_parallel);
   outcome.tally.count(Reached::idle_dp_rank, report->summary.idle_rank_steps);
   take_verdict(report->summary, outcome);
+  if (options.hashes != nullptr) options.hashes->push_back(report->summary.state_hash);
   if (options.summary != nullptr) *options.summary = report->summary;
   return outcome;
 }

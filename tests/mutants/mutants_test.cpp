@@ -14,6 +14,7 @@
 #include "properties/mutant_markdown.h"
 #include "reference/scheduler_defect.h"
 #include "sim/dp_step.h"
+#include "sim/offload_connector.h"
 #include "sim/transfer_protocol.h"
 
 namespace lockstep {
@@ -81,6 +82,9 @@ TEST(Catalogue, lists_every_switch_once_and_no_other_name) {
         cuda::CapacityDefect::routed_buffer, cuda::CapacityDefect::state_blocks_capped,
         cuda::CapacityDefect::cp_memory, cuda::CapacityDefect::hit_rate_pack})
     switches.insert(cuda::name_of(defect));
+  for (const ConnectorDefect defect :
+       {ConnectorDefect::transfer_failed_marked_ok, ConnectorDefect::free_send_in_flight})
+    switches.insert(name_of(defect));
   for (const TransferDefect defect : transfer_defects()) switches.insert(name_of(defect));
   // Two among connectors, and two that vllm-0.22.1 has of itself.
   switches.insert({"hma-any", "hma-before-config", "hold-head-of-line", "hold-partial-deadlock"});

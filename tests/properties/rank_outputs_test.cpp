@@ -19,10 +19,12 @@ bool has_setting(const SavedCase& saved, std::string_view name) {
 TEST(RankOutputs, one_device_and_its_ranks_answer_every_query_alike) {
   std::int64_t related = 0, pipeline = 0;
   for (std::uint64_t seed = 1; related < 12 && seed < 200; ++seed) {
+    FeatureSet always{Feature::tensor_parallel};
+    if (seed % 2 == 0) always.add(Feature::pipeline_parallel);
     const SavedCase saved = generate_case(
         seed,
         {.engine = "vllm-0.33.0",
-         .always = {Feature::tensor_parallel},
+         .always = always,
          .never = {Feature::async_scheduling, Feature::context_parallel, Feature::data_parallel},
          .backend = "simt",
          .check = "fast",

@@ -31,6 +31,7 @@ GeneratorOptions plain_options() {
   options.engine = "vllm-0.33.0";
   options.never.add(Feature::priority_policy);
   options.never.add(Feature::faults);
+  options.never.add(Feature::data_parallel);
   options.backend = "none";
   return options;
 }

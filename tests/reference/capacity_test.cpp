@@ -128,7 +128,7 @@ TEST(Capacity, AResendHitsWholeBlocksOfEveryGroupAndNeverTheLastToken) {
   EXPECT_EQ(resend_hit_tokens(of(MambaCacheMode::all), 3'000), 2'112);
   EXPECT_EQ(resend_hit_tokens(of(MambaCacheMode::none), 3'000), 0) << "states that nobody keeps";
   KVCacheConfig two_sizes = hybrid(1, 16, 100, MambaCacheMode::align);
-  two_sizes.groups.back().spec.block_size = 24;
+  two_sizes.groups.back().spec.block_size = 12;
   EXPECT_EQ(capacity_of(two_sizes, options).hit_step_tokens, 48);
 }
 
