@@ -52,8 +52,8 @@ TEST(Pair, is_cut_short_where_the_user_says_so) {
 }
 
 TEST(Pair, waits_for_ever_with_status_three_and_names_who) {
-  const Outcome outcome = run_lockstep({"pair", kSample, "--num-blocks", "40", "--offer", "50",
-                                        "--delay-ns", "50000000", "--prefill-blocks", "400"});
+  const Outcome outcome = run_lockstep({"pair", kSample, "--num-blocks", "33", "--offer", "50",
+                                        "--delay-ns", "1000000000", "--prefill-blocks", "400"});
   EXPECT_EQ(outcome.status, 3) << outcome.out << outcome.err;
   EXPECT_NE(outcome.out.find("In a circle: "), std::string::npos) << outcome.out;
 }

@@ -82,7 +82,7 @@ TEST(Shrink, RefusesATraceAndSaysHowACaseIsMade) {
 }
 
 TEST(Shrink, OfAReplayWritesTheSmallestBesideTheSavedCase) {
-  const std::string folder = temporary_path("cases");
+  const std::string folder = temporary_path("shrunk_cases");
   const Outcome found = run_lockstep({"replay", kSample, "--backend", "simt", "--mutant",
                                       "drop-slot", "--save", folder, "--shrink"});
   ASSERT_EQ(found.status, 1) << found.err << found.out;
