@@ -63,13 +63,20 @@ struct Placement {
 class Deriver {
  public:
   Deriver(const KVCacheConfig& plan, const ViewOptions& options) : plan_(plan), options_(options) {
+    bool fp32_states = false;
+    bool attention = false;
     for (const KVCacheGroupSpec& group : plan.groups) {
-      if (group.layer_names.empty()) continue;  // the layers of other pipeline stages
-      has_states_ |= group.spec.kind == CacheKind::mamba;
-      has_attention_ |= group.spec.kind != CacheKind::mamba;
+      const bool states = group.spec.kind == CacheKind::mamba;
+      // Which blocks kernels take follows from the model, also in a pipeline stage without its
+      // states; how pages are shared, from the layers that are here.
+      attention |= !states;
       for (const StateTensorSpec& state : group.spec.states)
-        fp32_states_ |= state.dtype == DType::fp32;
+        fp32_states |= state.dtype == DType::fp32;
+      if (group.layer_names.empty()) continue;
+      has_states_ |= states;
+      has_attention_ |= !states;
     }
+    hybrid_fp32_ = fp32_states && attention;
   }
 
   Result<PoolViews> derive() {
@@ -151,8 +158,7 @@ class Deriver {
     for (std::size_t i = 0; i < group.layer_names.size(); ++i) {
       const KVCacheSpec& spec = group.layer_spec(i);
       if (takes_whole_blocks(spec)) return block_size;
-      kernels.push_back(
-          kernel_sizes(*backend_of(spec, options_.backend), fp32_states_ && has_attention_));
+      kernels.push_back(kernel_sizes(*backend_of(spec, options_.backend), hybrid_fp32_));
       listed.insert(listed.end(), kernels.back().listed.begin(), kernels.back().listed.end());
     }
     const auto all_take = [&](std::int64_t size) {
@@ -362,7 +368,7 @@ class Deriver {
   const ViewOptions& options_;
   bool has_states_ = false;
   bool has_attention_ = false;
-  bool fp32_states_ = false;
+  bool hybrid_fp32_ = false;
   std::vector<std::int64_t> kernel_size_of_group_;
   PoolViews pool_;
 };
