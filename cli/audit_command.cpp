@@ -12,7 +12,7 @@
 #include "cli/exit_code.h"
 #include "cli/progress.h"
 #include "cli/terminal.h"
-#include "sim/audit.h"
+#include "sim/audit/audit.h"
 #include "traces/atomic_file.h"
 
 namespace lockstep {

@@ -9,7 +9,7 @@
 #include "cli/exit_code.h"
 #include "cli/layout_options.h"
 #include "cli/terminal.h"
-#include "sim/plan_report.h"
+#include "sim/report/plan_report.h"
 #include "traces/model_file.h"
 
 namespace lockstep {

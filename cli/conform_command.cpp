@@ -15,8 +15,8 @@
 #include "cli/progress.h"
 #include "cli/terminal.h"
 #include "cuda_backend/views.h"
-#include "sim/conform.h"
-#include "sim/conform_layouts.h"
+#include "sim/conform/conform.h"
+#include "sim/conform/conform_layouts.h"
 #include "traces/atomic_file.h"
 
 namespace lockstep {

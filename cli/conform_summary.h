@@ -5,8 +5,8 @@
 #include <string>
 #include <vector>
 
-#include "sim/conform.h"
-#include "sim/conform_layouts.h"
+#include "sim/conform/conform.h"
+#include "sim/conform/conform_layouts.h"
 
 namespace lockstep {
 

@@ -14,7 +14,7 @@
 #include "cli/replay_setup.h"
 #include "cli/terminal.h"
 #include "reference/engine_profile.h"
-#include "sim/engine_diff.h"
+#include "sim/conform/engine_diff.h"
 #include "sim/saved_run.h"
 #include "traces/atomic_file.h"
 #include "traces/open_trace.h"

@@ -10,7 +10,7 @@
 #include "cli/exit_code.h"
 #include "cli/layout_options.h"
 #include "cli/terminal.h"
-#include "sim/plan_report.h"
+#include "sim/report/plan_report.h"
 #include "traces/atomic_file.h"
 #include "traces/model_file.h"
 

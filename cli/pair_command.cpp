@@ -12,7 +12,7 @@
 #include "cli/progress.h"
 #include "cli/replay_setup.h"
 #include "cli/terminal.h"
-#include "sim/engine_pair.h"
+#include "sim/pair/engine_pair.h"
 #include "sim/stopwatch.h"
 #include "traces/atomic_file.h"
 

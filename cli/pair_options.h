@@ -7,8 +7,8 @@
 #include <string>
 
 #include "cli/replay_options.h"
-#include "sim/network.h"
-#include "sim/transfer_protocol.h"
+#include "sim/pair/network.h"
+#include "sim/pair/transfer_protocol.h"
 
 namespace CLI {
 class App;

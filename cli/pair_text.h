@@ -4,7 +4,7 @@
 #include <string>
 
 #include "cli/pair_options.h"
-#include "sim/engine_pair.h"
+#include "sim/pair/engine_pair.h"
 
 namespace lockstep {
 

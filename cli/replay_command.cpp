@@ -16,9 +16,9 @@
 #include "cli/replay_summary.h"
 #include "cli/terminal.h"
 #include "sim/cache_event_text.h"
-#include "sim/data_parallel.h"
 #include "sim/lockstep.h"
-#include "sim/report.h"
+#include "sim/ranks/data_parallel.h"
+#include "sim/report/report.h"
 #include "traces/atomic_file.h"
 
 namespace lockstep {

@@ -16,8 +16,8 @@
 #include "properties/fault_generator.h"
 #include "properties/planned_need.h"
 #include "reference/engine_profile.h"
-#include "sim/connect.h"
-#include "sim/recorded_connector.h"
+#include "sim/connectors/connect.h"
+#include "sim/connectors/recorded_connector.h"
 #include "sim/saved_run.h"
 
 namespace lockstep {

@@ -8,10 +8,10 @@
 #include "properties/tally_counter.h"
 #include "reference/check.h"
 #include "reference/page_size.h"
-#include "sim/audit.h"
-#include "sim/data_parallel.h"
+#include "sim/audit/audit.h"
 #include "sim/faulty_workload.h"
 #include "sim/program_builder.h"
+#include "sim/ranks/data_parallel.h"
 #include "sim/run_recorder.h"
 #include "sim/saved_run.h"
 

@@ -19,7 +19,7 @@
 
 #include "properties/tally.h"
 #include "reference/result.h"
-#include "sim/audit.h"
+#include "sim/audit/audit.h"
 #include "sim/backend.h"
 #include "sim/lockstep.h"
 #include "sim/result.h"
@@ -33,8 +33,8 @@ std::string_view name_of(OutcomeKind kind);
 struct Outcome {
   OutcomeKind kind = OutcomeKind::agreed;
   // The check that failed: a phase of sim/divergence.h ("page_written"), "audit." and a rule of
-  // sim/audit.h, "invariant." and a name of properties/invariants.h, or "liveness". Empty: agreed
-  // or refused.
+  // sim/audit/audit.h, "invariant." and a name of properties/invariants.h, or "liveness".
+  // Empty: agreed or refused.
   std::string check;
   std::int64_t step = -1;
   std::string request;

@@ -1,6 +1,6 @@
 // The catalogue's defects of a host tier: what moves between the device and host memory, and the
 // connector that decides it. Their switches are in cuda_backend/defect.h and
-// sim/offload_connector.h.
+// sim/connectors/offload_connector.h.
 #include "properties/mutant_catalogue.h"
 
 namespace lockstep {

@@ -1,5 +1,5 @@
 // The catalogue's defects of ranks: which heads and layers a rank takes itself for, and how data
-// parallel ranks meet. Their switches are in cuda_backend/defect.h and sim/dp_step.h.
+// parallel ranks meet. Their switches are in cuda_backend/defect.h and sim/ranks/dp_step.h.
 #include "properties/mutant_catalogue.h"
 
 namespace lockstep {

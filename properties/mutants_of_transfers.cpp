@@ -1,5 +1,6 @@
 // The catalogue's defects between two engines and among connectors. Their switches are in
-// sim/transfer_protocol.h and sim/multi_connector.h; two need none: vllm-0.22.1 has them.
+// sim/pair/transfer_protocol.h and sim/connectors/multi_connector.h; two need none: vllm-0.22.1
+// has them.
 #include "properties/mutant_catalogue.h"
 
 namespace lockstep {

@@ -4,7 +4,7 @@
 #include <span>
 #include <utility>
 
-#include "sim/recorded_terms.h"
+#include "sim/conform/recorded_terms.h"
 
 namespace lockstep {
 namespace {

@@ -15,7 +15,7 @@
 #include <vector>
 
 #include "properties/judge.h"
-#include "sim/audit.h"
+#include "sim/audit/audit.h"
 #include "sim/lockstep.h"
 #include "traces/recording.h"
 #include "traces/saved_case.h"
@@ -31,9 +31,9 @@ struct BlockState {
 };
 
 struct StoryStep {
-  RecordedStep decided;                         // as sim/recorded_terms.h writes a decision down
-  std::vector<std::string> arrived;             // first seen in this step
-  std::vector<std::string> gone;                // seen in the step before, and not told as finished
+  RecordedStep decided;              // as sim/conform/recorded_terms.h writes a decision down
+  std::vector<std::string> arrived;  // first seen in this step
+  std::vector<std::string> gone;     // seen in the step before, and not told as finished
   std::map<std::string, std::int64_t> known;    // prompt and sampled tokens of the live
   std::vector<RecordedTable> tables;            // of everybody who runs
   std::vector<BlockState> pool;                 // by block

@@ -14,8 +14,8 @@
 
 #include "properties/choices.h"
 #include "properties/transfer_bias.h"
-#include "sim/engine_pair.h"
-#include "sim/multi_connector.h"
+#include "sim/connectors/multi_connector.h"
+#include "sim/pair/engine_pair.h"
 #include "traces/request_trace.h"
 
 namespace lockstep {

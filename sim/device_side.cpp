@@ -8,13 +8,13 @@
 #include "reference/check.h"
 #include "reference/rank_plan.h"
 #include "sim/comparer.h"
+#include "sim/connectors/transfer_step.h"
 #include "sim/hidden_state_extraction.h"
 #include "sim/model_step.h"
 #include "sim/probe_planner.h"
 #include "sim/program_builder.h"
-#include "sim/rank_union.h"
+#include "sim/ranks/rank_union.h"
 #include "sim/stopwatch.h"
-#include "sim/transfer_step.h"
 #include "sim/worker.h"
 
 namespace lockstep {

@@ -9,10 +9,10 @@
 
 #include "reference/result.h"
 #include "reference/scheduler_types.h"
+#include "sim/connectors/step_transfers.h"
 #include "sim/divergence.h"
 #include "sim/lockstep.h"
 #include "sim/state_hash.h"
-#include "sim/step_transfers.h"
 
 namespace lockstep {
 

@@ -8,14 +8,14 @@
 #include <utility>
 
 #include "reference/check.h"
-#include "sim/connector_report.h"
+#include "sim/conform/recorded_terms.h"
+#include "sim/connectors/connector_report.h"
 #include "sim/device_side.h"
 #include "sim/liveness.h"
-#include "sim/recorded_terms.h"
+#include "sim/report/timeline_recorder.h"
 #include "sim/standstill.h"
 #include "sim/state_hash.h"
 #include "sim/stopwatch.h"
-#include "sim/timeline_recorder.h"
 
 namespace lockstep {
 namespace {

@@ -20,11 +20,11 @@
 #include "reference/scheduler_defect.h"
 #include "reference/scheduler_types.h"
 #include "sim/backend.h"
-#include "sim/connect.h"
+#include "sim/connectors/connect.h"
 #include "sim/decision_source.h"
-#include "sim/dp_step.h"
+#include "sim/ranks/dp_step.h"
+#include "sim/report/timeline.h"
 #include "sim/result.h"
-#include "sim/timeline.h"
 #include "sim/workload.h"
 
 namespace lockstep {
@@ -42,7 +42,7 @@ struct LockstepConfig {
   BackendConfig device;  // device.plan says groups and pool, with or without a backend
   SchedulerDefect scheduler_defect = SchedulerDefect::none;  // planted in whoever decides
   ConnectorConfig connector;          // what a workload that has none of its own is given
-  DataParallelOptions data_parallel;  // several engines: sim/data_parallel.h runs them
+  DataParallelOptions data_parallel;  // several engines: sim/ranks/data_parallel.h runs them
   CheckBudget budget;
   std::int64_t steps_max = 0;  // stop after so many; 0: no limit
   bool draw = false;           // collect a timeline

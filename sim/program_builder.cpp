@@ -7,7 +7,7 @@
 #include "reference/check.h"
 #include "reference/page_size.h"
 #include "sim/capture_sizes.h"
-#include "sim/transfer_step.h"
+#include "sim/connectors/transfer_step.h"
 
 namespace lockstep {
 namespace {

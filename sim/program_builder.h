@@ -18,8 +18,8 @@
 #include "reference/memory_model.h"
 #include "reference/scheduler_types.h"
 #include "sim/backend.h"
+#include "sim/connectors/step_transfers.h"
 #include "sim/divergence.h"
-#include "sim/step_transfers.h"
 #include "sim/worker.h"
 
 namespace lockstep {

@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "reference/result.h"
-#include "sim/connector_log.h"
+#include "sim/connectors/connector_log.h"
 #include "sim/lockstep.h"
 #include "sim/workload.h"
 #include "traces/recording.h"

@@ -1,6 +1,6 @@
 #include "sim/saved_run.h"
 
-#include "sim/recorded_connector.h"
+#include "sim/connectors/recorded_connector.h"
 
 #include <algorithm>
 #include <utility>

@@ -14,7 +14,7 @@
 
 #include "reference/result.h"
 #include "reference/scheduler_types.h"
-#include "sim/step_transfers.h"
+#include "sim/connectors/step_transfers.h"
 #include "traces/recording.h"
 #include "traces/request_trace.h"
 

@@ -2,8 +2,8 @@
 #include <optional>
 #include <utility>
 
-#include "sim/peer_transfers.h"
-#include "sim/recorded_connector.h"
+#include "sim/connectors/peer_transfers.h"
+#include "sim/connectors/recorded_connector.h"
 #include "sim/workload.h"
 
 namespace lockstep {

@@ -10,7 +10,7 @@
 #include <optional>
 #include <sstream>
 
-#include "sim/conform.h"
+#include "sim/conform/conform.h"
 #include "traces/data_dir.h"
 
 namespace lockstep {

@@ -8,8 +8,8 @@
 #include <filesystem>
 
 #include "cuda_backend/simt_backend.h"
+#include "sim/connectors/recorded_connector.h"
 #include "sim/lockstep.h"
-#include "sim/recorded_connector.h"
 #include "traces/data_dir.h"
 #include "traces/open_trace.h"
 

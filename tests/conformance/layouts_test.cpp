@@ -2,7 +2,7 @@
 // blocks, concurrency to the last bit, capacity, kernel block sizes, every stride and offset, the
 // refusals; by the model's closed form and by the backend's own steps. The mutants that copy the
 // engine's second runner go wrong exactly where it did.
-#include "sim/conform_layouts.h"
+#include "sim/conform/conform_layouts.h"
 
 #include <gtest/gtest.h>
 

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "sim/conform.h"
+#include "sim/conform/conform.h"
 
 namespace lockstep {
 namespace {

@@ -8,7 +8,7 @@
 #include <thread>
 #include <vector>
 
-#include "sim/conform.h"
+#include "sim/conform/conform.h"
 #include "traces/data_dir.h"
 #include "traces/open_trace.h"
 

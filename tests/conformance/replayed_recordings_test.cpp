@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "cuda_backend/simt_backend.h"
-#include "sim/audit.h"
+#include "sim/audit/audit.h"
 #include "sim/lockstep.h"
 #include "traces/data_dir.h"
 #include "traces/open_trace.h"

@@ -115,7 +115,7 @@ TEST(Mutants, EveryListedOneIsExposedByATestAndHasItsOwnName) {
       "offset-int32",             // a tensor beyond 2 GiB: kernel_rows_test.cpp
       "slot-interleave-ignored",  // ranks of a context: tests/mutants/mutants_test.cpp
       "table-width",
-      "transfer-wrong-end",  // a host tier: tests/sim/host_tier_test.cpp
+      "transfer-wrong-end",  // a host tier: tests/sim/connectors/host_tier_test.cpp
       "transfer-flatten",
       "state-draft-reuse",    // drafts: tests/mutants/mutants_test.cpp
       "graph-stale-param",    // batches of several sizes: there too

@@ -9,7 +9,7 @@
 #include <string>
 
 #include "properties/reading_model.h"
-#include "sim/audit.h"
+#include "sim/audit/audit.h"
 #include "sim/lockstep.h"
 #include "sim/run_recorder.h"
 #include "tests/support/scripted_workload.h"

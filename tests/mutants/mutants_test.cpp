@@ -13,9 +13,9 @@
 #include "cuda_backend/views_capacity.h"
 #include "properties/mutant_markdown.h"
 #include "reference/scheduler_defect.h"
-#include "sim/dp_step.h"
-#include "sim/offload_connector.h"
-#include "sim/transfer_protocol.h"
+#include "sim/connectors/offload_connector.h"
+#include "sim/pair/transfer_protocol.h"
+#include "sim/ranks/dp_step.h"
 
 namespace lockstep {
 namespace {

@@ -7,8 +7,8 @@
 #include <string>
 #include <vector>
 
-#include "sim/audit.h"
-#include "sim/conform.h"
+#include "sim/audit/audit.h"
+#include "sim/conform/conform.h"
 #include "traces/recording.h"
 
 namespace lockstep {

@@ -10,8 +10,8 @@
 #include <fstream>
 #include <sstream>
 
-#include "sim/audit.h"
-#include "sim/conform.h"
+#include "sim/audit/audit.h"
+#include "sim/conform/conform.h"
 #include "sim/lockstep.h"
 #include "sim/run_recorder.h"
 #include "tests/support/scripted_workload.h"

@@ -9,7 +9,7 @@
 #include "properties/judge.h"
 #include "properties/known_findings.h"
 #include "properties/recorded_case.h"
-#include "sim/conform.h"
+#include "sim/conform/conform.h"
 
 namespace lockstep {
 namespace {

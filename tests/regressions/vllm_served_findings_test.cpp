@@ -5,8 +5,8 @@
 
 #include <string>
 
-#include "sim/audit.h"
-#include "sim/conform.h"
+#include "sim/audit/audit.h"
+#include "sim/conform/conform.h"
 
 namespace lockstep {
 namespace {

@@ -7,8 +7,8 @@
 #include <filesystem>
 #include <string>
 
-#include "sim/audit.h"
-#include "sim/conform.h"
+#include "sim/audit/audit.h"
+#include "sim/conform/conform.h"
 #include "traces/request_trace.h"
 
 namespace lockstep {

@@ -1,0 +1,168 @@
+#include "sim/conform/conform.h"
+
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <atomic>
+#include <mutex>
+#include <thread>
+
+#include "sim/conform/recording_compare.h"
+#include "sim/connectors/connector_log.h"
+#include "sim/connectors/recorded_connector.h"
+#include "sim/lockstep.h"
+
+namespace lockstep {
+namespace {
+
+// Compares every step with the recorded one and ends the run at the first difference.
+class ConformObserver final : public StepObserver {
+ public:
+  // `connector` is null in a recording without one.
+  ConformObserver(const RecordingHeader& header, const RecordingWorkload& workload,
+                  ConnectorLog* connector)
+      : header_(header), workload_(workload), connector_(connector) {}
+
+  bool decided(const StepView& view) override {
+    transcript_.decided(workload_.current(), view, connector_);
+    return true;
+  }
+
+  bool finished(const StepView& view) override {
+    transcript_.finished(view, header_.options.config.async_scheduling, connector_);
+    const RecordedStep& recorded = workload_.current();
+    if (transcript_.step() == recorded) return true;
+    const FieldDifference found =
+        first_difference(recording_step_line(recorded), recording_step_line(transcript_.step()));
+    mismatch_ = {.file = "",
+                 .step = recorded.step,
+                 .what = found.what,
+                 .recorded = found.recorded,
+                 .model = found.model};
+    return false;
+  }
+
+  std::optional<ConformMismatch> mismatch() const { return mismatch_; }
+  // Who had not left after the last step, sorted.
+  std::vector<std::string> unfinished() const {
+    const RecordedStep& last = transcript_.step();
+    std::vector<std::string> names = last.running;
+    names.insert(names.end(), last.waiting.begin(), last.waiting.end());
+    if (last.skipped)
+      for (const RecordedSkipped& skipped : *last.skipped) names.push_back(skipped.id);
+    std::erase_if(names, [&](const std::string& name) {
+      return std::ranges::find(last.stopped, name, &RecordedStopped::id) != last.stopped.end();
+    });
+    std::ranges::sort(names);
+    return names;
+  }
+
+ private:
+  const RecordingHeader& header_;
+  const RecordingWorkload& workload_;
+  ConnectorLog* connector_;
+  StepTranscript transcript_;
+  std::optional<ConformMismatch> mismatch_;
+};
+
+ConformMismatch header_mismatch(std::string what, std::int64_t recorded, std::int64_t model) {
+  return {.file = "",
+          .step = -1,
+          .what = std::move(what),
+          .recorded = fmt::format("{}", recorded),
+          .model = fmt::format("{}", model)};
+}
+
+std::optional<ConformMismatch> compare_header(const RecordingHeader& header,
+                                              const DecisionSource& decisions) {
+  if (header.scheduler_block_size != decisions.scheduler_block_size())
+    return header_mismatch("scheduler_block_size", header.scheduler_block_size,
+                           decisions.scheduler_block_size());
+  if (header.hash_block_size != decisions.hash_block_size())
+    return header_mismatch("hash_block_size", header.hash_block_size, decisions.hash_block_size());
+  return std::nullopt;
+}
+
+// Errors of a reader begin with the path and the line; the others are given the path here.
+Error with_path(const std::string& path, const Error& error) {
+  if (error.message.starts_with(path)) return error;
+  return {fmt::format("{}: {}", path, error.message)};
+}
+
+// Who never finished, as the end line says it.
+std::optional<ConformMismatch> compare_end(const RecordingEnd& recorded, RecordingEnd model) {
+  if (recorded == model) return std::nullopt;
+  const FieldDifference found =
+      first_difference(recording_end_line(recorded), recording_end_line(model));
+  return ConformMismatch{.file = "",
+                         .step = -1,
+                         .what = "end: " + found.what,
+                         .recorded = found.recorded,
+                         .model = found.model};
+}
+
+}  // namespace
+
+Result<ConformFile> conform_recording(const std::string& path) {
+  auto reader = RecordingReader::open(path);
+  if (!reader) return tl::unexpected(reader.error());
+  const RecordingHeader header = reader->header();
+  ConformFile file{.file = path, .steps = 0, .mismatch = {}};
+  const auto workload = make_recording_workload(std::move(*reader));
+  std::optional<ConnectorLog> connector;
+  if (workload->connector() != nullptr) connector.emplace(*workload->connector());
+  ConnectorLog* const log = connector ? &*connector : nullptr;
+  auto decisions = make_reference_decisions(header.options.config, header.groups, header.num_blocks,
+                                            kv_transfer(header, log));
+  if (!decisions) return fail(fmt::format("{}: {}", path, decisions.error().message));
+  file.mismatch = compare_header(header, **decisions);
+  if (!file.mismatch) {
+    LockstepConfig config;
+    config.engine = header.options.config;
+    config.device.plan.num_blocks = header.num_blocks;
+    config.device.plan.groups = header.groups;
+    ConformObserver observer(header, *workload, log);
+    const auto report = run_lockstep(config, **decisions, *workload, nullptr, &observer);
+    if (!report) return tl::unexpected(with_path(path, report.error()));
+    file.steps = report->summary.steps;
+    file.is_stuck = report->summary.verdict == Verdict::liveness;
+    file.mismatch = observer.mismatch();
+    if (!file.mismatch)
+      file.mismatch =
+          compare_end(workload->end(), {.steps = file.steps, .unfinished = observer.unfinished()});
+  }
+  if (file.mismatch) file.mismatch->file = path;
+  return file;
+}
+
+Result<ConformSummary> conform_recordings(std::vector<std::string> paths, int jobs,
+                                          const std::function<void(const ConformFile&)>& done) {
+  std::ranges::sort(paths);
+  std::vector<Result<ConformFile>> results(paths.size(), ConformFile{});
+  std::atomic<std::size_t> next = 0;
+  std::mutex report;
+  const auto work = [&] {
+    for (std::size_t i = next++; i < paths.size(); i = next++) {
+      results[i] = conform_recording(paths[i]);
+      const std::scoped_lock lock(report);
+      if (done && results[i]) done(*results[i]);
+    }
+  };
+  {
+    std::vector<std::jthread> threads;
+    for (int j = 1; j < std::min<int>(jobs, static_cast<int>(paths.size())); ++j)
+      threads.emplace_back(work);
+    work();
+  }
+  ConformSummary summary;
+  for (Result<ConformFile>& file : results) {
+    if (!file) return tl::unexpected(file.error());
+    summary.steps += file->steps;
+    if (file->is_stuck) ++summary.stuck;
+    if (!file->mismatch) ++summary.agreed;
+    summary.files.push_back(std::move(*file));
+  }
+  return summary;
+}
+
+}  // namespace lockstep

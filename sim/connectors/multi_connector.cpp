@@ -1,0 +1,127 @@
+#include "sim/connectors/multi_connector.h"
+
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <array>
+
+#include "reference/check.h"
+
+namespace lockstep {
+namespace {
+
+const ConnectorClass& offloading_connector() {
+  static const ConnectorClass offloading{"OffloadingConnector", true};
+  return offloading;
+}
+
+// One that is known, and supports several groups if all of `connectors` do.
+Result<bool> all_support_hybrid_groups(const std::vector<ConnectorClass>& connectors,
+                                       MultiConnectorDefect defect) {
+  if (connectors.empty()) return fail("the KV transfer has no connector; name one");
+  const auto supports = &ConnectorClass::supports_hybrid_groups;
+  return defect == MultiConnectorDefect::hma_any ? std::ranges::any_of(connectors, supports)
+                                                 : std::ranges::all_of(connectors, supports);
+}
+
+}  // namespace
+
+std::span<const ConnectorClass> connector_classes() {
+  static const std::array classes = std::to_array<ConnectorClass>({
+      {"ExampleConnector", false},
+      {"ExampleHiddenStatesConnector", true},
+      {"P2pNcclConnector", false},
+      {"LMCacheConnectorV1", false},
+      {"LMCacheMPConnector", false},
+      {"NixlConnector", true},
+      {"MoRIIOConnector", false},
+      offloading_connector(),
+      {"DecodeBenchConnector", true},
+      {"MooncakeConnector", true},
+      {"MooncakeStoreConnector", true},
+      {"FlexKVConnectorV1", false},
+      {"SimpleCPUOffloadConnector", true},
+      {"HF3FSKVConnector", false},
+  });
+  return classes;
+}
+
+Result<MultiConnectorSetup> set_up_connectors(const MultiConnectorConfig& config,
+                                              MultiConnectorDefect defect) {
+  MultiConnectorSetup setup{.connectors = config.connectors, .hybrid_groups = true};
+  const bool transfers = config.offloads || !config.connectors.empty();
+  if (!transfers) return setup;
+  // The offloading backend's connector takes the place of any other.
+  const auto put_offloading = [&] {
+    if (config.offloads) setup.connectors = {offloading_connector()};
+  };
+  if (defect != MultiConnectorDefect::hma_before_config) put_offloading();
+  const Result<bool> supported = all_support_hybrid_groups(setup.connectors, defect);
+  if (!supported) return tl::unexpected(supported.error());
+  if (defect == MultiConnectorDefect::hma_before_config) put_offloading();
+  if (config.hybrid_groups == true && !*supported)
+    return fail(fmt::format(
+        "several KV cache groups were asked for, and not every connector supports them ({} does "
+        "not); leave the choice to the engine",
+        std::ranges::find(setup.connectors, false, &ConnectorClass::supports_hybrid_groups)->name));
+  setup.hybrid_groups = config.hybrid_groups.value_or(*supported);
+  return setup;
+}
+
+MultiConnector::MultiConnector(std::vector<KVConnector*> parts) : parts_(std::move(parts)) {
+  LS_CHECK(!parts_.empty(), "a MultiConnector of {} parts", parts_.size());
+}
+
+ExternalHit MultiConnector::get_num_new_matched_tokens(const ExternalQuery& query) {
+  ExternalHit chosen;
+  for (std::size_t i = 0; i < parts_.size(); ++i) {
+    const ExternalHit hit = parts_[i]->get_num_new_matched_tokens(query);
+    if (!hit.num_tokens) return hit;
+    if (*chosen.num_tokens > 0 || *hit.num_tokens == 0) continue;
+    chosen = hit;
+    loads_from_[query.request] = i;
+  }
+  return chosen;
+}
+
+void MultiConnector::update_state_after_alloc(RequestId request, std::span<const BlockId> blocks,
+                                              std::int32_t num_external_tokens) {
+  const auto loads_from = loads_from_.find(request);
+  for (std::size_t i = 0; i < parts_.size(); ++i) {
+    if (loads_from != loads_from_.end() && loads_from->second == i)
+      parts_[i]->update_state_after_alloc(request, blocks, num_external_tokens);
+    else
+      parts_[i]->update_state_after_alloc(request, {}, 0);
+  }
+}
+
+bool MultiConnector::request_finished(RequestId request, std::string_view name) {
+  std::int32_t num_sends = 0;
+  for (KVConnector* part : parts_) num_sends += part->request_finished(request, name) ? 1 : 0;
+  if (num_sends > 1) sends_to_come_[request] = num_sends - 1;
+  loads_from_.erase(request);
+  return num_sends > 0;
+}
+
+KVConnectorOutput MultiConnector::merge(std::span<const KVConnectorOutput> reports) {
+  LS_CHECK(reports.size() == parts_.size(), "{} reports of {} parts", reports.size(),
+           parts_.size());
+  KVConnectorOutput merged;
+  for (const KVConnectorOutput& report : reports) {
+    merged.finished_recving.insert(merged.finished_recving.end(), report.finished_recving.begin(),
+                                   report.finished_recving.end());
+    merged.invalid_block_ids.insert(merged.invalid_block_ids.end(),
+                                    report.invalid_block_ids.begin(),
+                                    report.invalid_block_ids.end());
+    for (const RequestId request : report.finished_sending) {
+      const auto to_come = sends_to_come_.find(request);
+      if (to_come == sends_to_come_.end())
+        merged.finished_sending.push_back(request);
+      else if (--to_come->second == 0)
+        sends_to_come_.erase(to_come);
+    }
+  }
+  return merged;
+}
+
+}  // namespace lockstep

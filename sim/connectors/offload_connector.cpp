@@ -1,0 +1,271 @@
+#include "sim/connectors/offload_connector.h"
+
+#include <algorithm>
+#include <numeric>
+
+#include "reference/check.h"
+#include "reference/token_run.h"
+#include "sim/model_step.h"
+
+namespace lockstep {
+namespace {
+
+struct DefectName {
+  ConnectorDefect defect;
+  std::string_view name;
+};
+constexpr DefectName kDefectNames[] = {
+    {ConnectorDefect::transfer_failed_marked_ok, "transfer-failed-marked-ok"},
+    {ConnectorDefect::free_send_in_flight, "free-send-in-flight"},
+};
+
+bool sees_everything(const KVCacheSpec& spec) {
+  return spec.kind != CacheKind::sliding_window && spec.kind != CacheKind::chunked_local;
+}
+
+}  // namespace
+
+std::optional<ConnectorDefect> connector_defect_from_name(std::string_view name) {
+  const auto* found = std::ranges::find(kDefectNames, name, &DefectName::name);
+  return found == std::end(kDefectNames) ? std::nullopt : std::optional(found->defect);
+}
+
+std::string_view name_of(ConnectorDefect defect) {
+  const auto* found = std::ranges::find(kDefectNames, defect, &DefectName::defect);
+  return found == std::end(kDefectNames) ? std::string_view() : found->name;
+}
+
+OffloadConnector::OffloadConnector(const OffloadOptions& options, const KVCacheConfig& plan,
+                                   std::int32_t num_ranks)
+    : options_(options), hosts_(options.num_host_blocks) {
+  for (const KVCacheGroupSpec& group : plan.groups) {
+    specs_.push_back(group.spec);
+    block_tokens_.push_back(group.spec.block_size * num_ranks);
+    alignment_ = std::lcm(alignment_, block_tokens_.back());
+  }
+}
+
+std::uint64_t OffloadConnector::draw() {
+  return splitmix64(options_.seed * 0x9E3779B97F4A7C15ull + num_drawn_++);
+}
+
+std::int32_t OffloadConnector::below(std::int32_t bound) {
+  LS_CHECK(bound > 0, "a choice among {}", bound);
+  return static_cast<std::int32_t>(draw() % static_cast<std::uint64_t>(bound));
+}
+
+// In a chain of hashes the last one of a block stands for it and for all before it.
+HostKey OffloadConnector::key_of(const Question& what, std::int32_t group,
+                                 std::int64_t entry) const {
+  const std::int64_t tokens = (entry + 1) * block_tokens_[static_cast<std::size_t>(group)];
+  const auto last = static_cast<std::size_t>(tokens / what.hash_block_size - 1);
+  LS_CHECK(last < what.keys.size(), "hash {} of {}", last, what.keys.size());
+  return {.high = what.keys[last].high, .low = what.keys[last].low, .group = group};
+}
+
+OffloadConnector::Entries OffloadConnector::needed(std::int32_t group, std::int64_t first,
+                                                   std::int64_t last) const {
+  const std::int64_t tokens = block_tokens_[static_cast<std::size_t>(group)];
+  const KVCacheSpec& spec = specs_[static_cast<std::size_t>(group)];
+  return {std::max(first, first_attended(spec, last)) / tokens, last / tokens};
+}
+
+std::int64_t OffloadConnector::longest_held(const Question& what, std::int64_t most) const {
+  const auto num_groups = static_cast<std::int32_t>(specs_.size());
+  for (std::int32_t g = 0; g < num_groups; ++g) {
+    if (!sees_everything(specs_[static_cast<std::size_t>(g)])) continue;
+    const std::int64_t tokens = block_tokens_[static_cast<std::size_t>(g)];
+    std::int64_t entry = what.first / tokens;
+    while ((entry + 1) * tokens <= most && hosts_.is_ready(key_of(what, g, entry))) ++entry;
+    most = std::min(most, entry * tokens);
+  }
+  const auto all_hold = [&](std::int64_t last) {
+    for (std::int32_t g = 0; g < num_groups; ++g) {
+      const Entries entries = needed(g, what.first, last);
+      for (std::int64_t entry = entries.begin; entry < entries.end; ++entry)
+        if (!hosts_.is_ready(key_of(what, g, entry))) return false;
+    }
+    return true;
+  };
+  std::int64_t last = most / alignment_ * alignment_;
+  while (last > what.first && !all_hold(last)) last -= alignment_;
+  return last;
+}
+
+ExternalHit OffloadConnector::get_num_new_matched_tokens(const ExternalQuery& query) {
+  Question& what = asked_[query.request];
+  what = {.first = query.num_local_tokens,
+          .last = query.num_local_tokens,
+          .is_async = chance(options_.async_percent),
+          .keys = {query.block_keys.begin(), query.block_keys.end()},
+          .hash_block_size = query.hash_block_size};
+  if (what.first % alignment_ != 0) return {};
+  // Within the step at least one token is left to compute.
+  const std::int64_t hashed = std::ssize(what.keys) * what.hash_block_size;
+  const std::int64_t most =
+      std::min<std::int64_t>(hashed, what.is_async ? query.num_tokens : query.num_tokens - 1);
+  what.last = std::max(what.first, longest_held(what, most));
+  const auto external = static_cast<std::int32_t>(what.last - what.first);
+  return {.num_tokens = external, .is_async = what.is_async && external > 0};
+}
+
+void OffloadConnector::update_state_after_alloc(RequestId request, std::span<const BlockId> blocks,
+                                                std::int32_t num_external_tokens) {
+  num_seen_[request].assign(specs_.size(), 0);
+  if (num_external_tokens == 0) return;
+  const Question& what = asked_.at(request);
+  LS_CHECK(what.last - what.first == num_external_tokens, "{} tokens were found, {} are loaded",
+           what.last - what.first, num_external_tokens);
+  Load& load = loads_.emplace_back();
+  load.request = request;
+  load.what = what;
+  load.due_step = step_;
+  if (what.is_async) load.due_step += below(options_.delay_steps_max + 1);
+  for (std::size_t g = 0; g < specs_.size(); ++g) {
+    const auto group = static_cast<std::int32_t>(g);
+    const Entries entries = needed(group, what.first, what.last);
+    for (std::int64_t entry = entries.begin; entry < entries.end; ++entry)
+      hosts_.pin(load.pinned.emplace_back(hosts_.use(key_of(what, group, entry))));
+    num_seen_[request][g] = entries.end;
+  }
+  if (specs_.size() != 1 || !chance(options_.failed_percent)) return;
+  const Entries entries = needed(0, what.first, what.last);
+  const auto begin = entries.begin + below(static_cast<std::int32_t>(entries.end - entries.begin));
+  for (std::int64_t entry = begin; entry < entries.end; ++entry)
+    if (blocks[static_cast<std::size_t>(entry)] != kNullBlock)
+      load.lost.push_back(blocks[static_cast<std::size_t>(entry)]);
+}
+
+bool OffloadConnector::request_finished(RequestId request, std::string_view) {
+  asked_.erase(request);
+  num_seen_.erase(request);
+  // A load under way keeps the blocks by itself.
+  if (std::ranges::find(loads_, request, &Load::request) != loads_.end()) return false;
+  const auto is_its = [&](const Store& store) { return store.block.request == request; };
+  if (std::ranges::none_of(stores_, is_its)) return false;
+  if (options_.defect == ConnectorDefect::free_send_in_flight) {
+    for (Store& store : stores_)
+      if (is_its(store)) store.is_guarded = false;
+    return false;
+  }
+  finishing_.push_back(request);
+  ++num_frees_delayed_;
+  return true;
+}
+
+KVConnectorOutput OffloadConnector::report() {
+  KVConnectorOutput report;
+  for (const Load& load : loads_) {
+    if (load.due_step > step_) continue;
+    if (load.what.is_async) report.finished_recving.push_back(load.request);
+    if (options_.defect != ConnectorDefect::transfer_failed_marked_ok)
+      report.invalid_block_ids.insert(report.invalid_block_ids.end(), load.lost.begin(),
+                                      load.lost.end());
+  }
+  std::erase_if(finishing_, [&](RequestId request) {
+    for (const Store& store : stores_)
+      if (store.block.request == request && store.due_step > step_) return false;
+    report.finished_sending.push_back(request);
+    return true;
+  });
+  return report;
+}
+
+void OffloadConnector::plan(const DecidedStep& step, StepTransfers& transfers) {
+  transfers.lost = step.report.invalid_block_ids;
+  for (Load& load : loads_)
+    if (!load.has_begun) begin(step, load, transfers);
+  std::erase_if(loads_, [&](const Load& load) {
+    if (load.due_step > step_) return false;
+    carry_out(load, transfers);
+    return true;
+  });
+  // Where something was lost nobody knows yet whose rows are void.
+  if (transfers.lost.empty())
+    for (const ScheduledRequest& scheduled : step.decision.scheduled)
+      take_full_blocks(step, scheduled);
+  carry_out_stores(step, transfers);
+  transfers.num_evicted = hosts_.num_evicted();
+  transfers.num_frees_delayed = num_frees_delayed_;
+  ++step_;
+}
+
+void OffloadConnector::begin(const DecidedStep& step, Load& load, StepTransfers& transfers) {
+  load.has_begun = true;
+  load.blocks = blocks_of(step, load.request, load.what.first, load.what.last);
+  std::erase_if(load.blocks, [&](const BlockTransfer& block) { return !is_needed(load, block); });
+  for (BlockTransfer& block : load.blocks)
+    block.host = hosts_.use(key_of(load.what, block.group, block.entry));
+  transfers.begun.insert(transfers.begun.end(), load.blocks.begin(), load.blocks.end());
+}
+
+bool OffloadConnector::is_needed(const Load& load, const BlockTransfer& block) const {
+  const Entries entries = needed(block.group, load.what.first, load.what.last);
+  return block.entry >= entries.begin && block.entry < entries.end;
+}
+
+void OffloadConnector::carry_out(const Load& load, StepTransfers& transfers) {
+  for (const HostBlockId host : load.pinned) hosts_.unpin(host);
+  for (const BlockTransfer& block : load.blocks)
+    if (std::ranges::find(load.lost, block.block) == load.lost.end())
+      transfers.loads.push_back(block);
+}
+
+void OffloadConnector::take_full_blocks(const DecidedStep& step,
+                                        const ScheduledRequest& scheduled) {
+  const std::int64_t known = step.decisions.num_tokens(scheduled.id);
+  const std::int64_t tokens =
+      std::min<std::int64_t>(known, std::int64_t{scheduled.computed} + scheduled.num_tokens);
+  for (std::size_t g = 0; g < specs_.size(); ++g)
+    if (!take_full_blocks_of(step, scheduled.id, static_cast<std::int32_t>(g),
+                             tokens / block_tokens_[g]))
+      return;
+}
+
+// False: the tier has no room; those that are left are looked at in the next step.
+bool OffloadConnector::take_full_blocks_of(const DecidedStep& step, RequestId request,
+                                           std::int32_t group, std::int64_t end) {
+  const std::span<const BlockId> table = step.decisions.block_table(request, group);
+  std::int64_t& entry = num_seen_.at(request)[static_cast<std::size_t>(group)];
+  if (entry >= end) return true;
+  const std::span<const BlockKey> keys = step.decisions.block_keys(request);
+  const Question what{.keys = {keys.begin(), keys.end()},
+                      .hash_block_size = step.decisions.hash_block_size()};
+  for (; entry < end; ++entry) {
+    const BlockId block = table[static_cast<std::size_t>(entry)];
+    if (block == kNullBlock) continue;
+    const HostKey key = key_of(what, group, entry);
+    if (hosts_.contains(key)) continue;
+    const auto host = hosts_.take(key);
+    if (!host) return false;
+    stores_.push_back(
+        {.block = {.request = request,
+                   .group = group,
+                   .entry = static_cast<std::int32_t>(entry),
+                   .block = block,
+                   .host = *host,
+                   .num_tokens = (entry + 1) * block_tokens_[static_cast<std::size_t>(group)]},
+         .due_step = step_ + below(options_.delay_steps_max + 1)});
+  }
+  return true;
+}
+
+void OffloadConnector::carry_out_stores(const DecidedStep& step, StepTransfers& transfers) {
+  const auto has_it = [&](const BlockTransfer& block) {
+    const std::span<const BlockId> table = step.decisions.block_table(block.request, block.group);
+    return block.entry < std::ssize(table) &&
+           table[static_cast<std::size_t>(block.entry)] == block.block;
+  };
+  std::erase_if(stores_, [&](const Store& store) {
+    if (store.is_guarded && !has_it(store.block)) {
+      hosts_.drop(store.block.host);
+      return true;
+    }
+    if (store.due_step > step_) return false;
+    transfers.stores.push_back(store.block);
+    hosts_.set_ready(store.block.host);
+    return true;
+  });
+}
+
+}  // namespace lockstep

@@ -1,0 +1,121 @@
+// A KV connector that is a host tier of this engine: full blocks are stored there by hash, and
+// a request that comes later finds them. After vLLM's OffloadingConnector (vllm/distributed/
+// kv_transfer/kv_connector/v1/offloading/scheduler.py, vllm/v1/kv_offload/cpu/manager.py).
+//
+// (1) A hit is the longest prefix of which every group has all that it still reads: full attention
+//     all blocks behind the local hit, windows and chunks those that the next token sees.
+// (2) A host block holds one hash of one group. It is found when its store has been carried out,
+//     and is given to another hash, the least recently used first, only while no load and no store
+//     of it is under way.
+// (3) A block is stored once it is full, at once or some steps later, after the step has written.
+//     If its request gives it up before, the store is dropped; one that finishes keeps its blocks
+//     until its stores are carried out.
+// (4) A load comes within the step or some steps later. A load that fails fills the blocks before
+//     the failure; those from there on are reported invalid. In an engine of several groups none
+//     fails, since vLLM cannot follow it.
+// (5) All that is left open here follows from the seed and from what it is asked, in order.
+#pragma once
+
+#include <compare>
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <span>
+#include <string_view>
+#include <vector>
+
+#include "reference/kv_cache_spec.h"
+#include "sim/connectors/host_block_pool.h"
+#include "sim/connectors/step_transfers.h"
+#include "sim/connectors/worker_connector.h"
+
+namespace lockstep {
+
+// Planted in the connector, for tests of the harness.
+enum class ConnectorDefect : std::uint8_t {
+  none,
+  transfer_failed_marked_ok,  // a load that failed is not reported invalid
+  free_send_in_flight,        // a finished request's blocks are free while stores of them wait
+};
+std::optional<ConnectorDefect> connector_defect_from_name(std::string_view name);
+std::string_view name_of(ConnectorDefect defect);  // none: empty
+
+struct OffloadOptions {
+  std::uint64_t seed = 0;
+  std::int64_t num_host_blocks = 0;
+  std::int32_t delay_steps_max = 3;  // of a store, and of a load that takes longer than its step
+  std::int32_t async_percent = 60;   // of the loads take longer
+  std::int32_t failed_percent = 0;   // of the loads fail
+  ConnectorDefect defect = ConnectorDefect::none;
+};
+
+class OffloadConnector final : public WorkerConnector, public TransferPlanner {
+ public:
+  // `num_ranks` of context parallelism share the tokens of a block.
+  OffloadConnector(const OffloadOptions& options, const KVCacheConfig& plan,
+                   std::int32_t num_ranks);
+
+  ExternalHit get_num_new_matched_tokens(const ExternalQuery& query) override;
+  void update_state_after_alloc(RequestId request, std::span<const BlockId> blocks,
+                                std::int32_t num_external_tokens) override;
+  bool request_finished(RequestId request, std::string_view name) override;
+  KVConnectorOutput report() override;
+  bool is_busy() const override { return !loads_.empty() || !stores_.empty(); }
+  void plan(const DecidedStep& step, StepTransfers& transfers) override;
+
+ private:
+  struct Question {
+    std::int64_t first = 0, last = 0;  // tokens to be loaded
+    bool is_async = false;
+    std::vector<BlockKey> keys;  // of the request's hash blocks
+    std::int64_t hash_block_size = 1;
+  };
+  struct Load {
+    RequestId request{};
+    Question what;
+    std::int64_t due_step = 0;
+    std::vector<BlockId> lost;
+    std::vector<HostBlockId> pinned;
+    std::vector<BlockTransfer> blocks;  // from its first plan on
+    bool has_begun = false;
+  };
+  struct Store {
+    BlockTransfer block;
+    std::int64_t due_step = 0;
+    bool is_guarded = true;  // false: nobody asks whether its request still has the block
+  };
+
+  std::uint64_t draw();
+  std::int32_t below(std::int32_t bound);
+  bool chance(std::int32_t percent) { return below(100) < percent; }
+  HostKey key_of(const Question& what, std::int32_t group, std::int64_t entry) const;
+  // Entries [begin, end) of the block table that a prefix of `last` tokens needs from here.
+  struct Entries {
+    std::int64_t begin = 0, end = 0;
+  };
+  Entries needed(std::int32_t group, std::int64_t first, std::int64_t last) const;
+  std::int64_t longest_held(const Question& what, std::int64_t most) const;
+  void begin(const DecidedStep& step, Load& load, StepTransfers& transfers);
+  void carry_out(const Load& load, StepTransfers& transfers);
+  bool is_needed(const Load& load, const BlockTransfer& block) const;
+  void take_full_blocks(const DecidedStep& step, const ScheduledRequest& scheduled);
+  bool take_full_blocks_of(const DecidedStep& step, RequestId request, std::int32_t group,
+                           std::int64_t end);
+  void carry_out_stores(const DecidedStep& step, StepTransfers& transfers);
+
+  OffloadOptions options_;
+  std::vector<KVCacheSpec> specs_;          // of the groups
+  std::vector<std::int64_t> block_tokens_;  // likewise, that a block stands for
+  std::int64_t alignment_ = 1;              // tokens; hits end at multiples of it
+  HostBlockPool hosts_;
+  std::uint64_t num_drawn_ = 0;
+  std::int64_t step_ = 0;
+  std::map<RequestId, Question> asked_;
+  std::vector<Load> loads_;                                  // under way, in the order begun
+  std::vector<Store> stores_;                                // likewise
+  std::map<RequestId, std::vector<std::int64_t>> num_seen_;  // per group: blocks looked at to store
+  std::int64_t num_frees_delayed_ = 0;
+  std::vector<RequestId> finishing_;  // keep their blocks until their stores are carried out
+};
+
+}  // namespace lockstep

@@ -1,0 +1,52 @@
+// What moves when a KV connector's peers are unknown: they send the rows that the request would
+// have computed, and take what they are sent. Stands before the connector and sees its answers.
+//
+// (1) A load within the step is carried out in the step, a longer one in the step whose report says
+//     that it is over. Blocks that are reported invalid are not loaded.
+// (2) What a request sends is stored in the step whose report says that it has been sent: the last
+//     one in which its blocks are its own.
+// (3) A block's place in the host tier has its own number, so the tier is as large as the pool.
+#pragma once
+
+#include <map>
+#include <set>
+#include <vector>
+
+#include "reference/kv_connector.h"
+#include "sim/connectors/step_transfers.h"
+
+namespace lockstep {
+
+class PeerTransfers final : public KVConnector, public TransferPlanner {
+ public:
+  // `connector` outlives this.
+  explicit PeerTransfers(KVConnector& connector) : connector_(connector) {}
+
+  ExternalHit get_num_new_matched_tokens(const ExternalQuery& query) override;
+  void update_state_after_alloc(RequestId request, std::span<const BlockId> blocks,
+                                std::int32_t num_external_tokens) override;
+  bool request_finished(RequestId request, std::string_view name) override;
+  void order_failed_requests(std::vector<RequestId>& requests) override {
+    connector_.order_failed_requests(requests);
+  }
+
+  void plan(const DecidedStep& step, StepTransfers& transfers) override;
+
+ private:
+  struct Load {
+    RequestId request{};
+    std::int64_t first = 0, last = 0;  // tokens
+    bool is_async = false;
+  };
+  void carry_out(const std::vector<BlockTransfer>& blocks, StepTransfers& transfers);
+  void send(const DecidedStep& step, RequestId request, StepTransfers& transfers);
+
+  KVConnector& connector_;
+  std::map<RequestId, Load> asked_;  // the last question of each
+  std::vector<Load> begun_;          // since the last plan
+  std::map<RequestId, std::vector<BlockTransfer>> loading_;
+  std::set<BlockId> lost_;  // of loads under way
+  std::int64_t num_frees_delayed_ = 0;
+};
+
+}  // namespace lockstep

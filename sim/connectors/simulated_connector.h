@@ -1,0 +1,79 @@
+// A KV connector for generated traffic: somebody elsewhere knows a prefix of some prompts, and a
+// network brings it, later, out of order, in part or not at all.
+//
+// (1) All it does follows from the seed and from what it is asked, in order.
+// (2) What it knows of a prompt does not change; it may take a few questions until it says so.
+// (3) Every load and every sending ends: a peer that is dead is noticed after `timeout_steps`, and
+//     none of what it should have sent has arrived.
+// (4) A request in whose blocks a load is under way when it finishes is not sent.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "sim/connectors/worker_connector.h"
+
+namespace lockstep {
+
+struct SimulatedConnectorOptions {
+  std::uint64_t seed = 0;
+  std::int32_t block_size = 16;            // tokens; it knows prefixes of whole blocks
+  std::int32_t num_groups = 1;             // with several, nothing is ever reported invalid
+  std::int32_t known_percent = 60;         // of the requests a prefix is known elsewhere
+  std::int32_t undetermined_percent = 30;  // of the requests it has to be asked more than once
+  std::int32_t async_percent = 60;         // of the loads take longer than a step
+  std::int32_t lossy_percent = 10;         // of the loads lose blocks
+  std::int32_t dead_percent = 3;           // of the longer loads are from a peer that has died
+  std::int32_t kept_percent = 25;          // of the finished requests are sent
+  std::int32_t delay_steps_max = 6;        // of a load or a sending
+  std::int32_t timeout_steps = 20;
+};
+
+class SimulatedConnector final : public WorkerConnector {
+ public:
+  explicit SimulatedConnector(const SimulatedConnectorOptions& options) : options_(options) {}
+
+  ExternalHit get_num_new_matched_tokens(const ExternalQuery& query) override;
+  void update_state_after_alloc(RequestId request, std::span<const BlockId> blocks,
+                                std::int32_t num_external_tokens) override;
+  bool request_finished(RequestId request, std::string_view name) override;
+
+  KVConnectorOutput report() override;
+  bool is_busy() const override { return !transfers_.empty() || owes_answer_; }
+
+ private:
+  struct Knowledge {
+    std::int64_t num_tokens = 0;  // known elsewhere, from the first token on
+    std::int32_t num_silent = 0;  // questions that get no answer first
+    bool is_async = false;
+  };
+  struct Transfer {
+    std::int64_t due_step = 0;
+    RequestId request{};
+    bool is_load = false;
+    std::vector<BlockId> lost;
+  };
+  struct Question {
+    std::int32_t num_local_tokens = 0;
+    bool is_async = false;
+  };
+  std::uint64_t draw();
+  bool chance(std::int32_t percent) { return draw() % 100 < static_cast<std::uint64_t>(percent); }
+  std::int32_t below(std::int32_t bound);
+  Knowledge& knowledge_of(const ExternalQuery& query);
+
+  SimulatedConnectorOptions options_;
+  std::uint64_t num_drawn_ = 0;
+  std::int64_t step_ = 0;
+  bool owes_answer_ = false;
+  std::map<std::string, Knowledge, std::less<>> known_;
+  std::map<RequestId, Question> asked_;  // the last question of each
+  std::vector<Transfer> transfers_;      // in the order begun
+  std::vector<BlockId> invalid_;         // of loads within the step
+  std::vector<RequestId> reported_;      // loads that the last report said are over
+};
+
+}  // namespace lockstep

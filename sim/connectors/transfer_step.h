@@ -1,0 +1,49 @@
+// What a connector moves in a step, on both sides: written into the step's program, brought into
+// the host tier where a peer brings it, and checked against the tokens of its own requests.
+//
+// (1) A load and a store are of the request's own tokens, row by row; anything else is a finding,
+//     told as a Divergence of Phase::transfer.
+// (2) A row that lies behind a block that should have been loaded and was not is void: the engine
+//     drops what it computed, and nobody may count on what it wrote.
+//
+// Not checked: states, which the connectors here do not move; that the bytes arrive (the comparer).
+#pragma once
+
+#include <optional>
+#include <span>
+
+#include "reference/memory_model.h"
+#include "reference/result.h"
+#include "sim/backend.h"
+#include "sim/connectors/step_transfers.h"
+#include "sim/divergence.h"
+#include "sim/worker.h"
+
+namespace lockstep {
+
+class TransferStep {
+ public:
+  TransferStep(MemoryModel& model, Worker& worker, Backend& backend)
+      : model_(model), worker_(worker), backend_(backend) {}
+
+  // Loads and stores of the program, and the rows of what peers bring.
+  Result<void> begin(const StepTransfers& transfers, StepProgram& program);
+  // Before the program runs, and after it.
+  std::optional<Divergence> check_loads(const StepTransfers& transfers, std::int64_t step) const;
+  std::optional<Divergence> check_stores(const StepTransfers& transfers, std::int64_t step) const;
+
+ private:
+  std::vector<ContentId> contents_of(const BlockTransfer& block) const;
+  static Divergence gone(const BlockTransfer& block, std::string_view verb, std::int64_t step);
+  std::optional<Divergence> check(std::span<const BlockTransfer> blocks, std::string_view verb,
+                                  std::int64_t step) const;
+
+  MemoryModel& model_;
+  Worker& worker_;
+  Backend& backend_;
+};
+
+// The content of a void row in place of that of its token.
+ContentId void_content(ContentId content);
+
+}  // namespace lockstep

@@ -1,0 +1,165 @@
+#include "sim/pair/transfer_ledger.h"
+
+#include <fmt/core.h>
+
+#include <algorithm>
+
+#include "reference/check.h"
+
+namespace lockstep {
+
+void TransferLedger::found(std::string check, std::string what) {
+  if (!finding_) finding_ = {std::move(check), std::move(what)};
+}
+
+std::string TransferLedger::name_of(TransferId transfer) const {
+  const auto journey = journeys_.find(transfer.request);
+  return fmt::format("{} (attempt {})",
+                     journey == journeys_.end() ? "an unknown request" : journey->second.name,
+                     transfer.attempt);
+}
+
+void TransferLedger::arrived(std::uint64_t request, const std::string& name) {
+  const bool is_first = journeys_.emplace(request, Journey{name, false}).second;
+  LS_CHECK(is_first, "request {} arrives twice", request);
+}
+
+void TransferLedger::ended(std::uint64_t request, RequestEnd how) {
+  Journey& journey = journeys_.at(request);
+  if (journey.has_ended)
+    found("transfer.ended_twice", fmt::format("{} ends a second time, now {}", journey.name,
+                                              how == RequestEnd::finished  ? "finished"
+                                              : how == RequestEnd::aborted ? "aborted"
+                                                                           : "refused"));
+  journey.has_ended = true;
+}
+
+std::int64_t TransferLedger::num_open() const {
+  return std::ranges::count_if(journeys_,
+                               [](const auto& entry) { return !entry.second.has_ended; });
+}
+
+void TransferLedger::held(TransferId transfer, std::int64_t now_ns,
+                          std::vector<ContentId> contents) {
+  const Sending sending{
+      .contents = std::move(contents), .since_ns = now_ns, .is_held = true, .is_done = false};
+  if (!sendings_.emplace(transfer, sending).second)
+    found("transfer.held_twice", fmt::format("{} is kept for sending twice", name_of(transfer)));
+}
+
+bool TransferLedger::holds(const Sending& sending, BlockPlace place, std::int64_t first,
+                           std::int64_t last, std::span<const std::uint8_t> bytes) const {
+  const std::int64_t size = block_sizes_[static_cast<std::size_t>(place.group)];
+  if (std::ssize(bytes) < size * 8) return false;
+  const std::int64_t begin = std::max(first, place.index * size);
+  for (std::int64_t p = begin; p < std::min(last, (place.index + 1) * size); ++p) {
+    ContentId content = 0;
+    for (std::int64_t byte = 0; byte < 8; ++byte)
+      content |= ContentId{bytes[static_cast<std::size_t>((p % size) * 8 + byte)]} << (8 * byte);
+    if (content != sending.contents[static_cast<std::size_t>(p)]) return false;
+  }
+  return true;
+}
+
+void TransferLedger::read(TransferId transfer, BlockPlace place,
+                          std::span<const std::uint8_t> bytes) {
+  const auto sending = sendings_.find(transfer);
+  if (sending == sendings_.end() || !sending->second.is_held)
+    return found("transfer.read_free", fmt::format("block {} of group {} of {} is read, and it is "
+                                                   "not held for that",
+                                                   place.index, place.group, name_of(transfer)));
+  const std::int64_t end = std::ssize(sending->second.contents);
+  if (!holds(sending->second, place, 0, end, bytes))
+    found("transfer.read_content", fmt::format("block {} of group {} of {} does not hold what was "
+                                               "computed for it when it is read",
+                                               place.index, place.group, name_of(transfer)));
+}
+
+void TransferLedger::given_back(TransferId transfer, std::int64_t now_ns) {
+  const auto sending = sendings_.find(transfer);
+  if (sending == sendings_.end() || !sending->second.is_held)
+    return found(
+        "transfer.freed_twice",
+        fmt::format("the blocks of {} are given back, and are not held", name_of(transfer)));
+  if (!sending->second.is_done && now_ns < sending->second.since_ns + lease_ns_)
+    found("transfer.freed_early",
+          fmt::format("the blocks of {} are given back while the decode engine may still read them",
+                      name_of(transfer)));
+  sending->second.is_held = false;
+  forget_if_over(transfer);
+}
+
+void TransferLedger::loading(TransferId transfer, std::int32_t first, std::int32_t last,
+                             const std::vector<LoadPiece>& pieces) {
+  Loading load{.first = first, .last = last, .missing = {}, .there = {}};
+  for (const LoadPiece& piece : pieces) load.missing.emplace(piece.place, piece.block);
+  if (!loadings_.emplace(transfer, std::move(load)).second || !sendings_.contains(transfer))
+    found("transfer.loaded_twice",
+          fmt::format("{} is loaded twice, or was never prefilled", name_of(transfer)));
+}
+
+void TransferLedger::delivered(TransferId transfer, BlockPlace place, BlockId block,
+                               std::span<const std::uint8_t> bytes) {
+  ++num_deliveries_;
+  const auto where = [&] {
+    return fmt::format("block {} of group {} of {}, written to block {}", place.index, place.group,
+                       name_of(transfer), index_of(block));
+  };
+  const auto load = loadings_.find(transfer);
+  const auto sending = sendings_.find(transfer);
+  if (load == loadings_.end() || sending == sendings_.end())
+    return found("transfer.delivered_late", where() + ", comes when no load of it is open");
+  if (load->second.there.contains(place))
+    return found("transfer.delivered_twice", where() + ", was delivered before");
+  auto piece = load->second.missing.find(place);
+  if (piece == load->second.missing.end() || piece->second != block)
+    return found("transfer.wrong_place", where() + ", was not to be written there");
+  if (!holds(sending->second, place, load->second.first, load->second.last, bytes))
+    found("transfer.content", where() + ", is not what was computed for it");
+  load->second.there.insert(load->second.missing.extract(piece));
+  sending->second.is_done |= load->second.missing.empty();
+}
+
+void TransferLedger::load_over(TransferId transfer, std::span<const BlockId> invalid,
+                               bool request_has_left) {
+  const auto load = loadings_.find(transfer);
+  if (load == loadings_.end())
+    return found("transfer.over_twice",
+                 fmt::format("the load of {} is over, and none is open", name_of(transfer)));
+  for (const auto& [place, block] : load->second.missing) {
+    if (request_has_left || std::ranges::find(invalid, block) != invalid.end()) continue;
+    found("transfer.incomplete",
+          fmt::format("the load of {} counts as complete, and block {} of group {} never came",
+                      name_of(transfer), place.index, place.group));
+  }
+  loadings_.erase(load);
+  not_needed(transfer);
+}
+
+void TransferLedger::not_needed(TransferId transfer) {
+  const auto sending = sendings_.find(transfer);
+  if (sending == sendings_.end()) return;
+  sending->second.is_done = true;
+  forget_if_over(transfer);
+}
+
+void TransferLedger::forget_if_over(TransferId transfer) {
+  const Sending& sending = sendings_.at(transfer);
+  if (sending.is_done && !sending.is_held && !loadings_.contains(transfer))
+    sendings_.erase(transfer);
+}
+
+void TransferLedger::finish() {
+  for (const auto& [request, journey] : journeys_)
+    if (!journey.has_ended)
+      found("transfer.request_lost",
+            fmt::format("{} neither finished nor was refused", journey.name));
+  for (const auto& [transfer, load] : loadings_)
+    found("transfer.load_open", fmt::format("the load of {} never ended", name_of(transfer)));
+  for (const auto& [transfer, sending] : sendings_)
+    if (sending.is_held)
+      found("transfer.never_freed",
+            fmt::format("the blocks of {} were never given back", name_of(transfer)));
+}
+
+}  // namespace lockstep

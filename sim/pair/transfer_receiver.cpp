@@ -1,0 +1,223 @@
+#include "sim/pair/transfer_receiver.h"
+
+#include <algorithm>
+
+#include "reference/check.h"
+#include "reference/page_size.h"
+#include "sim/model_step.h"
+
+namespace lockstep {
+namespace {
+
+// Table entries that a load of tokens [first, last) must bring so that the next token can be
+// computed: nothing before a window, nothing where the table keeps nothing.
+std::vector<LoadPiece> pieces_of_load(std::span<const KVCacheGroupSpec> groups,
+                                      const DecisionSource& decisions, RequestId request,
+                                      std::int32_t first, std::int32_t last,
+                                      std::int32_t num_tokens) {
+  // The last token of a request is computed whatever was loaded.
+  const std::int32_t next = std::min(last, num_tokens - 1);
+  std::vector<LoadPiece> pieces;
+  for (std::size_t g = 0; g < groups.size(); ++g) {
+    const KVCacheSpec& spec = groups[g].spec;
+    const auto group = static_cast<std::int32_t>(g);
+    const auto table = decisions.block_table(request, group);
+    const std::int64_t begin = std::max<std::int64_t>(first, first_attended(spec, next));
+    for (std::int64_t i = begin / spec.block_size; i < cdiv(last, spec.block_size); ++i) {
+      LS_CHECK(i < std::ssize(table), "a load needs entry {} of a table of {}", i, table.size());
+      const BlockId block = table[static_cast<std::size_t>(i)];
+      if (block != kNullBlock) pieces.push_back({{group, static_cast<std::int32_t>(i)}, block});
+    }
+  }
+  return pieces;
+}
+
+}  // namespace
+
+bool can_compute_lost_blocks(std::span<const KVCacheGroupSpec> groups) {
+  const CacheKind kind = groups.front().spec.kind;
+  return groups.size() == 1 && (kind == CacheKind::full_attention || kind == CacheKind::mla);
+}
+
+ExternalHit TransferReceiver::get_num_new_matched_tokens(const ExternalQuery& query) {
+  asked_[query.request] = query.name;
+  const auto found = offers_.find(query.name);
+  if (found == offers_.end()) return {};
+  Offer& offer = found->second;
+  offer.num_local_tokens = query.num_local_tokens;
+  offer.num_request_tokens = query.num_tokens;
+  const std::int32_t count = std::min(offer.num_tokens, query.num_tokens) - query.num_local_tokens;
+  if (count <= 0) return {};
+  return {.num_tokens = count, .is_async = true};
+}
+
+void TransferReceiver::update_state_after_alloc(RequestId request, std::span<const BlockId>,
+                                                std::int32_t num_external_tokens) {
+  const auto asked = asked_.find(request);
+  if (asked == asked_.end()) return;
+  const std::string name = std::move(asked->second);
+  asked_.erase(asked);
+  const auto found = offers_.find(name);
+  if (found == offers_.end()) return;
+  const Offer offer = found->second;
+  offers_.erase(found);
+  if (num_external_tokens == 0) {
+    ++link_.counts.full_hits;
+    release(offer.transfer);
+    return;
+  }
+  LS_CHECK(decisions_ != nullptr, "{} loads before the receiver knows any block table", name);
+  ++link_.counts.loads;
+  Load load{.request = request, .name = name, .missing = {}, .there = {}};
+  for (const LoadPiece& piece :
+       pieces_of_load(groups_, *decisions_, request, offer.num_local_tokens,
+                      offer.num_local_tokens + num_external_tokens, offer.num_request_tokens))
+    load.missing.insert({piece.place, piece.block});
+  LS_CHECK(!load.missing.empty(), "a load of {} tokens of {} brings no block", num_external_tokens,
+           name);
+  load.num_left = std::ssize(load.missing);
+  const auto opened = loads_.emplace(offer.transfer, std::move(load)).first;
+  read_missing(opened->first, opened->second);
+}
+
+void TransferReceiver::read_missing(TransferId transfer, Load& load) {
+  for (const auto& [place, block] : load.missing)
+    link_.say(
+        now_ns_,
+        {.kind = TransferMessage::Kind::read, .transfer = transfer, .place = place, .bytes = {}});
+  const auto count = std::ssize(load.missing);
+  (load.tries == 0 ? link_.counts.reads : link_.counts.reads_again) += count;
+  load.retry_ns = link_.next_try_ns(now_ns_, load.tries++);
+}
+
+void TransferReceiver::take(const TransferMessage& message) {
+  const auto load = loads_.find(message.transfer);
+  if (message.kind == TransferMessage::Kind::released)
+    releases_.erase(message.transfer);
+  else if (load == loads_.end())
+    ++link_.counts.stale;
+  else if (message.kind == TransferMessage::Kind::gone)
+    close(load, true);
+  else if (message.kind == TransferMessage::Kind::block)
+    take_block(message);
+  else
+    ++link_.counts.stale;  // nobody says that to a decode engine
+}
+
+void TransferReceiver::take_block(const TransferMessage& message) {
+  const auto found = loads_.find(message.transfer);
+  Load& load = found->second;
+  auto piece = load.missing.find(message.place);
+  if (piece == load.missing.end()) {
+    ++link_.counts.duplicates;
+    if (link_.defect != TransferDefect::delivery_twice) return;
+    write_block_(message.transfer, message.place, load.there.at(message.place), message.bytes);
+  } else {
+    write_block_(message.transfer, message.place, piece->second, message.bytes);
+    ++link_.counts.blocks_received;
+    load.there.insert(load.missing.extract(piece));
+  }
+  load.tries = 1;
+  load.retry_ns = link_.next_try_ns(now_ns_, 0);
+  if (--load.num_left == 0) close(found, false);
+}
+
+// The load is over, for better or worse.
+void TransferReceiver::close(Loads::iterator load, bool has_failed) {
+  const TransferId transfer = load->first;
+  const Load over = std::move(load->second);
+  loads_.erase(load);
+  if (!has_failed) {
+    release(transfer);
+    received_.push_back(over.request);
+    return;
+  }
+  ++link_.counts.loads_failed;
+  link_.counts.blocks_lost += std::ssize(over.missing);
+  given_up_.push_back(transfer);
+  if (link_.defect == TransferDefect::failed_marked_ok) {
+    received_.push_back(over.request);
+  } else if (can_compute_lost_blocks(groups_)) {
+    for (const auto& [place, block] : over.missing) invalid_.push_back(block);
+    received_.push_back(over.request);
+  } else {
+    failed_.push_back(over.name);
+    cancelled_.insert(over.request);
+  }
+}
+
+void TransferReceiver::withdraw(std::string_view name) {
+  const auto offer = offers_.find(name);
+  if (offer == offers_.end()) return;
+  release(offer->second.transfer);
+  offers_.erase(offer);
+}
+
+bool TransferReceiver::request_finished(RequestId request, std::string_view name) {
+  asked_.erase(request);
+  withdraw(name);
+  const auto load =
+      std::ranges::find(loads_, request, [](const auto& entry) { return entry.second.request; });
+  if (load != loads_.end()) {
+    given_up_.push_back(load->first);
+    loads_.erase(load);
+    received_.push_back(request);
+  } else if (cancelled_.erase(request) > 0) {
+    received_.push_back(request);
+  }
+  return false;
+}
+
+void TransferReceiver::release(TransferId transfer) {
+  ++link_.counts.releases;
+  say_release(transfer, releases_[transfer]);
+}
+
+void TransferReceiver::say_release(TransferId transfer, Release& release) {
+  link_.say(
+      now_ns_,
+      {.kind = TransferMessage::Kind::release, .transfer = transfer, .place = {}, .bytes = {}});
+  release.retry_ns = link_.next_try_ns(now_ns_, release.tries++);
+}
+
+void TransferReceiver::at(std::int64_t now_ns) {
+  now_ns_ = now_ns;
+  for (auto load = loads_.begin(); load != loads_.end();) {
+    const auto next = std::next(load);
+    if (load->second.retry_ns <= now_ns) {
+      if (load->second.tries > link_.times.retries_max)
+        close(load, true);
+      else
+        read_missing(load->first, load->second);
+    }
+    load = next;
+  }
+  std::erase_if(releases_, [&](const auto& entry) {
+    const Release& release = entry.second;  // the lease will end what nobody has heard of
+    return release.retry_ns <= now_ns && release.tries > link_.times.retries_max;
+  });
+  for (auto& [transfer, release] : releases_) {
+    if (release.retry_ns > now_ns) continue;
+    ++link_.counts.releases_again;
+    say_release(transfer, release);
+  }
+}
+
+std::optional<std::int64_t> TransferReceiver::next_timer_ns() const {
+  std::optional<std::int64_t> next;
+  const auto sooner = [&next](std::int64_t at_ns) { next = std::min(next.value_or(at_ns), at_ns); };
+  for (const auto& [transfer, load] : loads_) sooner(load.retry_ns);
+  for (const auto& [transfer, release] : releases_) sooner(release.retry_ns);
+  return next;
+}
+
+void TransferReceiver::report(KVConnectorOutput& report) {
+  report.finished_recving.insert(report.finished_recving.end(), received_.begin(), received_.end());
+  report.invalid_block_ids.insert(report.invalid_block_ids.end(), invalid_.begin(), invalid_.end());
+  received_.clear();
+  invalid_.clear();
+  for (const TransferId transfer : given_up_) release(transfer);
+  given_up_.clear();
+}
+
+}  // namespace lockstep

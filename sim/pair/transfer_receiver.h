@@ -1,0 +1,110 @@
+// The decode engine's KV connector: what a prefill engine has computed is an external hit, is read
+// block by block into the blocks that the request was given, and then let go.
+// Source of the behaviour: vllm/distributed/kv_transfer/kv_connector/v1/nixl/scheduler.py and
+// worker.py; there a load is one read of remote memory, here it is a message each way for a block.
+//
+// (1) An offer is used once: by the first admission of its request. A request that is preempted
+//     computes what it has lost.
+// (2) A block is applied once, and only while its load is open. Copies, and answers to attempts
+//     that are over, change nothing.
+// (3) Every load is reported in finished_recving, once: when all its blocks are there; when
+//     `retries_max` reads in a row brought nothing, or the peer holds nothing any more, with the
+//     missing blocks in invalid_block_ids; or when its request has left.
+// (4) Only an engine with one group whose blocks are all kept (full attention, MLA) can compute
+//     what it lost. For others nothing is reported invalid: the request is named in take_failed(),
+//     and is to be taken out of the engine before it runs.
+// (5) Every offer ends in `release`, said until it is answered, or `retries_max` times: when all
+//     blocks are there, nothing has to be loaded, or with the report that a load has ended.
+#pragma once
+
+#include <map>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "reference/kv_cache_spec.h"
+#include "reference/kv_connector.h"
+#include "sim/decision_source.h"
+#include "sim/pair/transfer_protocol.h"
+
+namespace lockstep {
+
+// Rule (4).
+bool can_compute_lost_blocks(std::span<const KVCacheGroupSpec> groups);
+
+class TransferReceiver final : public KVConnector {
+ public:
+  // REQUIRES: the link's `self` is the decode engine.
+  TransferReceiver(const TransferLink& link, std::span<const KVCacheGroupSpec> groups,
+                   WriteBlock write_block)
+      : link_(link), groups_(groups), write_block_(std::move(write_block)) {}
+  // REQUIRES: before the first request is admitted.
+  void attach(const DecisionSource& decisions) { decisions_ = &decisions; }
+
+  // The first `num_tokens` of the request can be read.
+  void offer(const std::string& name, TransferId transfer, std::int32_t num_tokens) {
+    offers_[name] = {transfer, num_tokens, 0, 0};
+  }
+  // The request did not enter the engine.
+  void withdraw(std::string_view name);
+
+  ExternalHit get_num_new_matched_tokens(const ExternalQuery& query) override;
+  void update_state_after_alloc(RequestId request, std::span<const BlockId> blocks,
+                                std::int32_t num_external_tokens) override;
+  bool request_finished(RequestId request, std::string_view name) override;
+
+  // Time passes: what had no answer is said again.
+  void at(std::int64_t now_ns);
+  void take(const TransferMessage& message);
+  std::optional<std::int64_t> next_timer_ns() const;
+
+  bool has_news() const { return !received_.empty() || !failed_.empty(); }
+  void report(KVConnectorOutput& report);
+  std::vector<std::string> take_failed() { return std::exchange(failed_, {}); }
+
+ private:
+  struct Offer {
+    TransferId transfer;
+    std::int32_t num_tokens = 0;
+    std::int32_t num_local_tokens = 0;  // when last asked
+    std::int32_t num_request_tokens = 0;
+  };
+  struct Load {
+    RequestId request{};
+    std::string name;
+    std::map<BlockPlace, BlockId> missing;
+    std::map<BlockPlace, BlockId> there;
+    std::int64_t num_left = 0;  // blocks to come
+    std::int32_t tries = 0;     // since the last one came
+    std::int64_t retry_ns = 0;
+  };
+  struct Release {
+    std::int32_t tries = 0;
+    std::int64_t retry_ns = 0;
+  };
+  using Loads = std::map<TransferId, Load>;
+
+  void read_missing(TransferId transfer, Load& load);
+  void take_block(const TransferMessage& message);
+  void close(Loads::iterator load, bool has_failed);
+  void release(TransferId transfer);
+  void say_release(TransferId transfer, Release& release);
+
+  const TransferLink link_;
+  const std::span<const KVCacheGroupSpec> groups_;
+  const WriteBlock write_block_;
+  const DecisionSource* decisions_ = nullptr;
+  std::int64_t now_ns_ = 0;
+  std::map<std::string, Offer, std::less<>> offers_;
+  std::map<RequestId, std::string> asked_;
+  Loads loads_;
+  std::map<TransferId, Release> releases_;
+  std::vector<RequestId> received_;
+  std::vector<BlockId> invalid_;
+  std::vector<TransferId> given_up_;  // let go once that is reported
+  std::vector<std::string> failed_;
+  std::set<RequestId> cancelled_;  // of `failed_`: not reported yet
+};
+
+}  // namespace lockstep

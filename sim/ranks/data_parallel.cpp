@@ -1,0 +1,295 @@
+#include "sim/ranks/data_parallel.h"
+
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "reference/check.h"
+#include "sim/ranks/collectives.h"
+#include "sim/stopwatch.h"
+
+namespace lockstep {
+namespace {
+
+// The workload as one rank sees it: it answers for the rank's requests, and hears of a step's end
+// when all ranks are through with it.
+class DealtWorkload final : public Workload {
+ public:
+  explicit DealtWorkload(Workload& all) : all_(all) {}
+
+  Result<Turn> next_turn(const LoopState&, std::vector<WorkloadEvent>&) override {
+    LS_CHECK(false, "a rank's events are dealt out to it");
+    return Turn::end;
+  }
+  Result<void> sample(std::int64_t step, std::span<const SampledRow> rows,
+                      ModelOutput& output) override {
+    return all_.sample(step, rows, output);
+  }
+  void step_done(std::int64_t) override {}
+  void request_left(std::string_view name, std::uint64_t ticket) override {
+    left_.emplace_back(name, ticket);
+  }
+  std::int64_t now_ns() const override { return all_.now_ns(); }
+  std::int64_t records_consumed() const override { return all_.records_consumed(); }
+
+  void pass_on() {
+    for (const auto& [name, ticket] : left_) all_.request_left(name, ticket);
+    left_.clear();
+  }
+
+ private:
+  Workload& all_;
+  std::vector<std::pair<std::string, std::uint64_t>> left_;
+};
+
+struct Engine {
+  DecisionSource* decisions = nullptr;
+  std::unique_ptr<DealtWorkload> workload;
+  std::unique_ptr<LockstepRun> run;
+  std::vector<WorkloadEvent> events;
+};
+
+class DataParallelRun {
+ public:
+  DataParallelRun(const LockstepConfig& config, Workload& workload)
+      : config_(config), workload_(workload) {}
+
+  Result<void> begin(std::span<const EngineParts> engines);
+  Result<RunReport> run();
+
+ private:
+  Result<bool> step();
+  bool has_unfinished() const;
+  void deal(std::vector<WorkloadEvent> events);
+  std::int64_t load_of(const Engine& engine) const;
+  Result<bool> meet();
+  Result<bool> execute();
+  bool say_unmet(const UnmetCollective& unmet);
+  Result<RunReport> finish();
+
+  const LockstepConfig& config_;
+  Workload& workload_;
+  std::vector<Engine> engines_;
+  std::vector<DataParallelRank> ranks_;
+  std::vector<std::int64_t> scheduled_;   // tokens of each rank in the step
+  std::vector<std::int64_t> own_tokens_;  // what each tells the others
+  std::int64_t steps_ = 0;
+  std::int64_t steps_of_wave_ = 0;
+  bool in_wave_ = false;
+  std::int64_t idle_rank_steps_ = 0;
+  std::int64_t collectives_ = 0;
+  RunSummary found_;  // the verdict of the ranks' meeting
+  bool is_unmet_ = false;
+  Stopwatch wall_;
+};
+
+Result<void> DataParallelRun::begin(std::span<const EngineParts> engines) {
+  const DataParallelOptions& options = config_.data_parallel;
+  LS_CHECK(std::ssize(engines) == options.dp_size, "{} engines for {} ranks", engines.size(),
+           options.dp_size);
+  std::int64_t num_layers = 0;
+  for (const KVCacheGroupSpec& group : config_.device.plan.groups)
+    num_layers += std::ssize(group.layer_names);
+  const std::int64_t sync_rows = config_.engine.engine == "vllm-0.22.1" ? 4 : 7;
+  for (std::int32_t rank = 0; rank < options.dp_size; ++rank) {
+    const EngineParts& parts = engines[static_cast<std::size_t>(rank)];
+    Engine& engine = engines_.emplace_back();
+    engine.decisions = parts.decisions;
+    engine.workload = std::make_unique<DealtWorkload>(workload_);
+    auto run = start_lockstep(config_, *parts.decisions, *engine.workload, parts.ranks, nullptr);
+    if (!run) return tl::unexpected(run.error());
+    engine.run = std::move(*run);
+    ranks_.emplace_back(options, rank, config_.device.parallel.tp_size, sync_rows, num_layers);
+  }
+  return {};
+}
+
+bool DataParallelRun::has_unfinished() const {
+  return std::ranges::any_of(
+      engines_, [](const Engine& engine) { return engine.decisions->has_unfinished_requests(); });
+}
+
+Result<RunReport> DataParallelRun::run() {
+  while (config_.steps_max == 0 || steps_ < config_.steps_max) {
+    const bool idle =
+        std::ranges::all_of(engines_, [](const Engine& engine) { return engine.run->is_idle(); });
+    std::vector<WorkloadEvent> events;
+    // A wave goes on for a while after the last request: nobody knows yet that it was the last.
+    const bool unfinished = has_unfinished();
+    const auto turn = workload_.next_turn(
+        {.step = steps_, .idle = idle && (!in_wave_ || unfinished), .unfinished = unfinished},
+        events);
+    if (!turn) return tl::unexpected(turn.error());
+    if (*turn == Turn::end) break;
+    const auto stuck = std::ranges::find_if(engines_, [&](const Engine& engine) {
+      return *turn == Turn::stuck ? engine.decisions->has_unfinished_requests()
+                                  : engine.run->is_stuck();
+    });
+    if (stuck != engines_.end()) {
+      stuck->run->set_stuck();
+      break;
+    }
+    deal(std::move(events));
+    const auto go_on = step();
+    if (!go_on) return tl::unexpected(go_on.error());
+    if (!*go_on) break;
+  }
+  return finish();
+}
+
+std::int64_t DataParallelRun::load_of(const Engine& engine) const {
+  std::int64_t waiting = std::ssize(engine.decisions->waiting());
+  for (const WorkloadEvent& event : engine.events)
+    if (event.kind == WorkloadEvent::Kind::add) ++waiting;
+  return 4 * waiting + std::ssize(engine.decisions->running());
+}
+
+void DataParallelRun::deal(std::vector<WorkloadEvent> events) {
+  for (WorkloadEvent& event : events) {
+    if (event.kind != WorkloadEvent::Kind::add) {
+      for (Engine& engine : engines_) engine.events.push_back(event);
+      continue;
+    }
+    const auto to = std::ranges::min_element(
+        engines_, {}, [this](const Engine& engine) { return load_of(engine); });
+    to->events.push_back(std::move(event));
+    in_wave_ = true;
+  }
+}
+
+Result<bool> DataParallelRun::step() {
+  scheduled_.clear();
+  for (Engine& engine : engines_) {
+    engine.run->take_events(std::exchange(engine.events, {}));
+    const auto go_on = engine.run->decide();
+    if (!go_on || !*go_on) return go_on;
+    scheduled_.push_back(engine.run->num_scheduled_tokens());
+  }
+  ++steps_;
+  if (in_wave_)
+    if (auto met = meet(); !met || !*met) return met;
+  return execute();
+}
+
+// What the ranks tell one another before they run. False: they do not meet.
+Result<bool> DataParallelRun::meet() {
+  own_tokens_.clear();
+  for (std::size_t r = 0; r < ranks_.size(); ++r)
+    own_tokens_.push_back(ranks_[r].own_tokens(scheduled_[r]));
+  const bool votes = ++steps_of_wave_ % kStepsBetweenVotes == 0;
+  std::vector<std::vector<Collective>> calls;
+  for (std::size_t r = 0; r < ranks_.size(); ++r) {
+    calls.push_back(ranks_[r].calls(scheduled_[r], own_tokens_, votes));
+    collectives_ += std::ssize(calls.back());
+    if (scheduled_[r] == 0) ++idle_rank_steps_;
+  }
+  if (const auto unmet = first_unmet(calls)) return say_unmet(*unmet);
+  return true;
+}
+
+// Ends the run.
+bool DataParallelRun::say_unmet(const UnmetCollective& unmet) {
+  is_unmet_ = true;
+  const std::string what = fmt::format("step {}: {}", steps_ - 1, unmet.what);
+  if (unmet.hangs) {
+    found_.verdict = Verdict::liveness;
+    found_.stuck.push_back({fmt::format("data parallel rank {}", unmet.other), what});
+    found_.stuck_total = 1;
+    return false;
+  }
+  found_.verdict = Verdict::divergence;
+  Divergence& divergence = found_.divergence.emplace();
+  divergence.phase = Phase::collective;
+  divergence.step = steps_ - 1;
+  divergence.dp_rank = unmet.rank;
+  divergence.doing = "meeting the other data parallel ranks";
+  divergence.message = what;
+  return false;
+}
+
+Result<bool> DataParallelRun::execute() {
+  std::int64_t most = 0;
+  for (std::size_t r = 0; r < engines_.size(); ++r) {
+    const std::int64_t padded = in_wave_ ? ranks_[r].agreed_tokens(own_tokens_) : 0;
+    most = std::max(most, std::max(padded, scheduled_[r]));
+    const auto go_on = engines_[r].run->execute(static_cast<std::int32_t>(padded));
+    if (!go_on || !*go_on) return go_on;
+  }
+  workload_.step_done(most);
+  for (Engine& engine : engines_) engine.workload->pass_on();
+  if (in_wave_ && steps_of_wave_ % kStepsBetweenVotes == 0 && !has_unfinished()) {
+    in_wave_ = false;
+    steps_of_wave_ = 0;
+  }
+  return true;
+}
+
+void add(const RunSummary& one, RunSummary& sum) {
+  for (const auto member : {&RunSummary::requests,          &RunSummary::finished_requests,
+                            &RunSummary::aborted_requests,  &RunSummary::refused_requests,
+                            &RunSummary::request_steps,     &RunSummary::scheduled_tokens,
+                            &RunSummary::output_tokens,     &RunSummary::prompt_tokens,
+                            &RunSummary::cached_tokens,     &RunSummary::hits,
+                            &RunSummary::preemptions,       &RunSummary::stored,
+                            &RunSummary::evictions,         &RunSummary::pages_checked,
+                            &RunSummary::bytes_checked,     &RunSummary::table_entries_checked,
+                            &RunSummary::slots_checked,     &RunSummary::rows_read,
+                            &RunSummary::outputs_checked,   &RunSummary::rows_extracted,
+                            &RunSummary::union_rows_checked})
+    sum.*member += one.*member;
+  for (const auto member : {&PhaseSeconds::schedule, &PhaseSeconds::program, &PhaseSeconds::execute,
+                            &PhaseSeconds::compare})
+    sum.seconds.*member += one.seconds.*member;
+  for (const KernelStatistics& kernel : one.kernels) add_kernel(kernel, sum.kernels);
+  for (const std::string& sentence : one.not_checked)
+    if (std::ranges::find(sum.not_checked, sentence) == sum.not_checked.end())
+      sum.not_checked.push_back(sentence);
+}
+
+Result<RunReport> DataParallelRun::finish() {
+  RunReport report;
+  RunSummary& all = report.summary;
+  all.backend = engines_.front().run->summary().backend;
+  for (std::size_t r = 0; r < engines_.size(); ++r) {
+    auto one = engines_[r].run->finish();
+    if (!one) return tl::unexpected(one.error());
+    RunSummary& summary = one->summary;
+    add(summary, all);
+    all.state_hash.low = all.state_hash.low * 31 + summary.state_hash.low;
+    all.state_hash.high = all.state_hash.high * 31 + summary.state_hash.high;
+    if (all.verdict != Verdict::agreed || summary.verdict == Verdict::agreed) continue;
+    all.verdict = summary.verdict;
+    all.divergence = std::move(summary.divergence);
+    if (all.divergence) all.divergence->dp_rank = static_cast<std::int32_t>(r);
+    all.wait_cycle = std::move(summary.wait_cycle);
+    all.stuck = std::move(summary.stuck);
+    all.stuck_total = summary.stuck_total;
+  }
+  if (is_unmet_) {
+    all.verdict = found_.verdict;
+    all.divergence = std::move(found_.divergence);
+    all.stuck = std::move(found_.stuck);
+    all.stuck_total = found_.stuck_total;
+  }
+  all.steps = steps_;
+  all.simulated_ns = workload_.now_ns();
+  all.idle_rank_steps = idle_rank_steps_;
+  all.collectives_checked = collectives_;
+  all.seconds.wall = wall_.lap();
+  report.records_consumed = workload_.records_consumed();
+  return report;
+}
+
+}  // namespace
+
+Result<RunReport> run_data_parallel(const LockstepConfig& config,
+                                    std::span<const EngineParts> engines, Workload& workload) {
+  DataParallelRun run(config, workload);
+  if (auto begun = run.begin(engines); !begun) return tl::unexpected(begun.error());
+  return run.run();
+}
+
+}  // namespace lockstep

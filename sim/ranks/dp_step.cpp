@@ -1,0 +1,89 @@
+#include "sim/ranks/dp_step.h"
+
+#include <algorithm>
+#include <array>
+#include <utility>
+
+#include "reference/check.h"
+
+namespace lockstep {
+namespace {
+
+constexpr std::array kDefects = std::to_array<std::pair<DataParallelDefect, std::string_view>>({
+    {DataParallelDefect::dp_sync_shape, "dp-sync-shape"},
+    {DataParallelDefect::sp_padding, "sp-padding"},
+    {DataParallelDefect::dp_idle_skips, "dp-idle-skips"},
+});
+constexpr std::array kAllDefects = {DataParallelDefect::dp_sync_shape,
+                                    DataParallelDefect::sp_padding,
+                                    DataParallelDefect::dp_idle_skips};
+
+}  // namespace
+
+std::string_view name_of(DataParallelDefect defect) {
+  for (const auto& [value, name] : kDefects)
+    if (value == defect) return name;
+  return "";
+}
+
+std::optional<DataParallelDefect> data_parallel_defect_from_name(std::string_view name) {
+  for (const auto& [value, known] : kDefects)
+    if (known == name) return value;
+  return std::nullopt;
+}
+
+std::span<const DataParallelDefect> data_parallel_defects() { return kAllDefects; }
+
+DataParallelRank::DataParallelRank(const DataParallelOptions& options, std::int32_t rank,
+                                   std::int32_t tp_size, std::int64_t sync_rows,
+                                   std::int64_t num_layers)
+    : options_(options),
+      rank_(rank),
+      tp_size_(tp_size),
+      sync_rows_(sync_rows),
+      num_layers_(num_layers) {}
+
+std::int64_t DataParallelRank::own_tokens(std::int64_t scheduled) const {
+  const bool idle = scheduled == 0;
+  if (idle && options_.defect == DataParallelDefect::sp_padding) return 1;
+  const std::int64_t tokens = idle ? 1 : scheduled;
+  return (tokens + tp_size_ - 1) / tp_size_ * tp_size_;
+}
+
+std::int64_t DataParallelRank::agreed_tokens(std::span<const std::int64_t> own_tokens) const {
+  LS_CHECK(std::ssize(own_tokens) == options_.dp_size, "{} ranks", own_tokens.size());
+  if (options_.enforce_eager) return own_tokens[static_cast<std::size_t>(rank_)];
+  return std::ranges::max(own_tokens);
+}
+
+std::vector<Collective> DataParallelRank::calls(std::int64_t scheduled,
+                                                std::span<const std::int64_t> own_tokens,
+                                                bool votes) const {
+  const bool idle = scheduled == 0;
+  if (idle && options_.defect == DataParallelDefect::dp_idle_skips) return {};
+  const bool other_tensor = idle && options_.defect == DataParallelDefect::dp_sync_shape;
+  std::vector<Collective> calls;
+  calls.push_back({.kind = CollectiveKind::all_reduce,
+                   .what = "what each rank is about to run",
+                   .shape = {other_tensor ? 2 : sync_rows_, options_.dp_size}});
+  const std::int64_t tokens = agreed_tokens(own_tokens);
+  std::vector<std::int64_t> of_all(own_tokens.begin(), own_tokens.end());
+  if (!options_.enforce_eager) std::ranges::fill(of_all, tokens);
+  for (std::int64_t layer = 0; layer < num_layers_; ++layer) {
+    calls.push_back({.kind = CollectiveKind::all_gather,
+                     .what = "tokens to the experts",
+                     .shape = of_all,
+                     .own = tokens});
+    calls.push_back({.kind = CollectiveKind::reduce_scatter,
+                     .what = "rows of a layer, sequence parallel",
+                     .shape = {tokens},
+                     .cut_over = tp_size_,
+                     .is_own = true});
+  }
+  if (votes)
+    calls.push_back(
+        {.kind = CollectiveKind::all_reduce, .what = "who has requests left", .shape = {1}});
+  return calls;
+}
+
+}  // namespace lockstep

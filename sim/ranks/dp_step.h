@@ -1,0 +1,66 @@
+// What a data parallel rank does about the others in one step: how many tokens it runs, and which
+// collectives it calls, in order. Written as the rank's own worker would decide it, from its own
+// tokens and from what the ranks tell one another.
+//
+// (1) An idle rank runs one token that belongs to nobody: the others' experts need it.
+// (2) Token counts are padded for sequence parallelism (to a multiple of tp) before the ranks tell
+//     one another, and to the largest of all afterwards where graphs run (not enforce_eager).
+// (3) Every 32nd step of a wave the ranks ask one another whether anybody has requests left; when
+//     nobody has, they pause.
+//
+// Rules: vllm/v1/worker/dp_utils.py, vllm/forward_context.py (DPMetadata), vllm/v1/engine/core.py
+// (DPEngineCoreProc). Whether the calls meet is for collectives.h to say, which knows none of this.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string_view>
+#include <vector>
+
+#include "sim/ranks/collectives.h"
+
+namespace lockstep {
+
+// Planted in what a rank decides.
+enum class DataParallelDefect : std::uint8_t {
+  none,
+  dp_sync_shape,  // an idle rank tells the others its tokens in a tensor of another shape
+  sp_padding,     // an idle rank's tokens are not padded to a multiple of tp
+  dp_idle_skips,  // an idle rank sits the step out
+};
+std::string_view name_of(DataParallelDefect defect);
+std::optional<DataParallelDefect> data_parallel_defect_from_name(std::string_view name);
+std::span<const DataParallelDefect> data_parallel_defects();
+
+struct DataParallelOptions {
+  std::int32_t dp_size = 1;    // data_parallel_size
+  bool enforce_eager = false;  // no graphs: nothing is padded to the largest rank
+  DataParallelDefect defect = DataParallelDefect::none;
+};
+
+inline constexpr std::int64_t kStepsBetweenVotes = 32;
+
+class DataParallelRank {
+ public:
+  // `sync_rows`: numbers that a rank tells the others of a step: 4 in vllm-0.22.1, 7 in 0.33.0.
+  DataParallelRank(const DataParallelOptions& options, std::int32_t rank, std::int32_t tp_size,
+                   std::int64_t sync_rows, std::int64_t num_layers);
+
+  // Before the ranks have told one another: what it would run by itself.
+  std::int64_t own_tokens(std::int64_t scheduled) const;
+  // What it runs after it has heard own_tokens() of all.
+  std::int64_t agreed_tokens(std::span<const std::int64_t> own_tokens) const;
+  // Its calls in a step of a wave; `votes`: whether the step asks who is unfinished.
+  std::vector<Collective> calls(std::int64_t scheduled, std::span<const std::int64_t> own_tokens,
+                                bool votes) const;
+
+ private:
+  const DataParallelOptions options_;
+  const std::int32_t rank_;
+  const std::int32_t tp_size_;
+  const std::int64_t sync_rows_;
+  const std::int64_t num_layers_;
+};
+
+}  // namespace lockstep

@@ -1,0 +1,229 @@
+#include "sim/ranks/rank_union.h"
+
+#include <fmt/core.h>
+
+#include <algorithm>
+
+#include "reference/check.h"
+#include "reference/page_image.h"
+#include "reference/page_size.h"
+
+namespace lockstep {
+namespace {
+
+bool keeps_tokens(const KVCacheGroupSpec& group) { return !is_state_kind(group.spec.kind); }
+
+std::int64_t num_parts(const KVCacheSpec& spec) { return has_single_rows(spec) ? 1 : 2; }
+
+const ModelLayer* layer_named(const MemoryModel& model, std::string_view name) {
+  const auto found = std::ranges::find(model.layers(), name, &ModelLayer::name);
+  return found == model.layers().end() ? nullptr : &*found;
+}
+
+std::string as_key(std::span<const std::uint8_t> bytes) {
+  return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
+}
+
+}  // namespace
+
+UnshardedCache::UnshardedCache(const KVCacheConfig& plan, std::int32_t context_ranks,
+                               std::int32_t num_rows)
+    : plan_(plan),
+      context_ranks_(context_ranks),
+      blocks_(static_cast<std::size_t>(plan.num_blocks)),
+      tables_(plan.groups.size(),
+              std::vector<std::vector<BlockId>>(static_cast<std::size_t>(num_rows))) {}
+
+void UnshardedCache::forget(BlockId block) {
+  blocks_[static_cast<std::size_t>(index_of(block))] = {};
+}
+
+std::int32_t UnshardedCache::group_of(BlockId block) const {
+  return blocks_[static_cast<std::size_t>(index_of(block))].group;
+}
+const std::vector<UnshardedCache::Token>& UnshardedCache::tokens(BlockId block) const {
+  return blocks_[static_cast<std::size_t>(index_of(block))].tokens;
+}
+
+void UnshardedCache::apply(const StepProgram& program) {
+  step_ = program.step;
+  for (const std::int32_t row : program.clear_rows)
+    for (auto& tables : tables_) tables[static_cast<std::size_t>(row)].clear();
+  for (const PoisonBlock& poison : program.poison) forget(poison.block);
+  for (const GroupBlock& zero : program.zero) forget(zero.block);
+  for (const HostTransfer& load : program.loads) forget(load.block);  // what it brings is not known
+  for (const TableUpdate& update : program.table_updates) {
+    auto& table =
+        tables_[static_cast<std::size_t>(update.group)][static_cast<std::size_t>(update.row)];
+    table.resize(static_cast<std::size_t>(update.first));
+    const auto ids = std::span(program.table_block_ids).subspan(update.begin, update.count);
+    table.insert(table.end(), ids.begin(), ids.end());
+  }
+  for (const TableEdit& edit : program.table_edits)
+    tables_[static_cast<std::size_t>(edit.group)][static_cast<std::size_t>(edit.row)]
+           [static_cast<std::size_t>(edit.index)] = edit.block;
+  for (std::size_t g = 0; g < plan_.groups.size(); ++g)
+    for (const RowSlice& slice : program.rows)
+      if (keeps_tokens(plan_.groups[g])) write(program, slice, static_cast<std::int32_t>(g));
+}
+
+void UnshardedCache::write(const StepProgram& program, const RowSlice& slice, std::int32_t group) {
+  const auto g = static_cast<std::size_t>(group);
+  const std::int64_t in_block = plan_.groups[g].spec.block_size * context_ranks_;
+  const std::vector<BlockId>& table = tables_[g][static_cast<std::size_t>(slice.row)];
+  for (std::int32_t t = 0; t < slice.num_tokens; ++t) {
+    const std::int64_t position = slice.first_position + t;
+    const auto entry = static_cast<std::size_t>(position / in_block);
+    LS_CHECK(entry < table.size(), "position {} in a table of {}", position, table.size());
+    Block& block = blocks_[static_cast<std::size_t>(index_of(table[entry]))];
+    block.group = group;
+    block.tokens.resize(static_cast<std::size_t>(in_block));
+    block.tokens[static_cast<std::size_t>(position % in_block)] = {
+        .content = program.contents[static_cast<std::size_t>(slice.first_token + t)],
+        .position = static_cast<std::int32_t>(position)};
+  }
+}
+
+RankUnion::RankUnion(const BackendConfig& device)
+    : device_(device), whole_(device.plan, device.context.num_ranks, device.num_rows) {}
+
+void RankUnion::add_rank(const MemoryModel& model, Backend& backend) {
+  ranks_.push_back({&model, &backend});
+}
+
+Result<std::optional<Divergence>> RankUnion::check_next() {
+  for (std::int64_t tried = 0; tried < whole_.num_blocks(); ++tried) {
+    next_ = (next_ + 1) % whole_.num_blocks();
+    const auto block = static_cast<BlockId>(next_);
+    if (whole_.group_of(block) >= 0) return check_block(block);
+  }
+  return std::optional<Divergence>();
+}
+
+Result<std::optional<Divergence>> RankUnion::check_all() {
+  std::int64_t checked = 0;
+  blocks_left_out_ = 0;
+  for (std::int64_t b = 0; b < whole_.num_blocks(); ++b) {
+    const auto block = static_cast<BlockId>(b);
+    if (whole_.group_of(block) < 0) continue;
+    if (checked++ >= kBlocksAtEnd) {
+      ++blocks_left_out_;
+      continue;
+    }
+    auto found = check_block(block);
+    if (!found || *found) return found;
+  }
+  return std::optional<Divergence>();
+}
+
+Result<std::optional<Divergence>> RankUnion::check_block(BlockId block) {
+  const auto g = static_cast<std::size_t>(whole_.group_of(block));
+  const KVCacheGroupSpec& group = device_.plan.groups[g];
+  std::int32_t number = 0;  // of the layer in the whole plan
+  for (std::size_t before = 0; before < g; ++before)
+    number += static_cast<std::int32_t>(device_.plan.groups[before].layer_names.size());
+  std::vector<Pages> pages(ranks_.size());
+  for (std::size_t i = 0; i < group.layer_names.size(); ++i, ++number) {
+    std::multimap<std::string, std::size_t> by_bytes;
+    Rows rows = rows_of(block, g, i, number, by_bytes);
+    for (std::size_t r = 0; r < ranks_.size(); ++r) {
+      const ModelLayer* layer = layer_named(*ranks_[r].model, group.layer_names[i]);
+      if (layer == nullptr) continue;  // of another stage
+      if (auto counted = count_holders(ranks_[r], *layer, block, pages[r], by_bytes, rows);
+          !counted)
+        return tl::unexpected(counted.error());
+    }
+    if (auto uneven = first_uneven(block, g, i, rows)) return uneven;
+    rows_checked_ += std::ssize(rows);
+  }
+  return std::optional<Divergence>();
+}
+
+std::int64_t RankUnion::row_size_bytes(std::size_t group, std::size_t layer) const {
+  const KVCacheGroupSpec& of = device_.plan.groups[group];
+  for (const Rank& rank : ranks_)
+    if (const ModelLayer* held = layer_named(*rank.model, of.layer_names[layer]))
+      return held->row_size_bytes;
+  return of.layer_spec(layer).head_size * itemsize_bytes(of.layer_spec(layer).dtype);  // nobody's
+}
+
+RankUnion::Rows RankUnion::rows_of(BlockId block, std::size_t group, std::size_t layer,
+                                   std::int32_t number,
+                                   std::multimap<std::string, std::size_t>& by_bytes) const {
+  const KVCacheSpec& spec = device_.plan.groups[group].layer_spec(layer);
+  const std::vector<UnshardedCache::Token>& tokens = whole_.tokens(block);
+  std::vector<std::uint8_t> bytes(static_cast<std::size_t>(row_size_bytes(group, layer)));
+  Rows rows;
+  for (std::int64_t offset = 0; offset < std::ssize(tokens); ++offset) {
+    const UnshardedCache::Token& token = tokens[static_cast<std::size_t>(offset)];
+    if (token.position < 0) continue;
+    for (std::int64_t part = 0; part < num_parts(spec); ++part)
+      for (std::int64_t head = 0; head < spec.num_kv_heads; ++head) {
+        draw_row(token.content, coordinate(number, part, head), word_shape(spec.dtype), bytes);
+        by_bytes.emplace(as_key(bytes), rows.size());
+        rows.push_back({.offset = offset, .part = part, .head = head});
+      }
+  }
+  for (const auto& [key, row] : by_bytes) rows[row].is_unique = by_bytes.count(key) == 1;
+  return rows;
+}
+
+Result<void> RankUnion::count_holders(const Rank& rank, const ModelLayer& layer, BlockId block,
+                                      Pages& pages,
+                                      const std::multimap<std::string, std::size_t>& by_bytes,
+                                      Rows& rows) const {
+  const LayerLayout& at = layer.layout;
+  const std::int64_t page_size_bytes = rank.model->page_size_bytes(at.tensor_index);
+  std::vector<bool> seen(rows.size());
+  for (std::int64_t kv = 0; kv < at.num_kv; ++kv)
+    for (std::int64_t slot = 0; slot < at.block_size; ++slot)
+      for (std::int64_t head = 0; head < at.num_kv_heads; ++head) {
+        const std::int64_t begin = byte_offset(at, block, kv, slot, head, 0);
+        const ModelPage page{at.tensor_index, static_cast<std::int32_t>(begin / page_size_bytes)};
+        auto [entry, is_first] = pages.try_emplace(page);
+        if (is_first) {
+          auto read = rank.backend->read_page(
+              {.tensor = page.tensor, .block = static_cast<BlockId>(page.index)});
+          if (!read) return tl::unexpected(read.error());
+          entry->second = std::move(*read);
+        }
+        const auto bytes = std::span<const std::uint8_t>(entry->second)
+                               .subspan(static_cast<std::size_t>(begin % page_size_bytes),
+                                        static_cast<std::size_t>(layer.row_size_bytes));
+        const auto [first, last] = by_bytes.equal_range(as_key(bytes));
+        for (auto row = first; row != last; ++row) seen[row->second] = true;
+      }
+  for (std::size_t i = 0; i < rows.size(); ++i) rows[i].holders += seen[i] ? 1 : 0;
+  return {};
+}
+
+std::optional<Divergence> RankUnion::first_uneven(BlockId block, std::size_t group,
+                                                  std::size_t layer, const Rows& rows) const {
+  std::int64_t most = 1;
+  for (const Row& row : rows)
+    if (row.is_unique) most = std::max(most, row.holders);
+  const auto row = std::ranges::find_if(rows, [&](const Row& one) {
+    return one.holders == 0 || (one.is_unique && one.holders != most);
+  });
+  if (row == rows.end()) return std::nullopt;
+  Divergence found;
+  found.phase = Phase::ranks_together;
+  found.step = whole_.step();
+  found.layer_name = device_.plan.groups[group].layer_names[layer];
+  found.group = static_cast<std::int32_t>(group);
+  found.block = index_of(block);
+  found.head = static_cast<std::int32_t>(row->head);
+  found.part = row->part == kPartK ? "K" : "V";
+  found.token = whole_.tokens(block)[static_cast<std::size_t>(row->offset)].position;
+  found.expected = fmt::format("on {} of the ranks, as its like", most);
+  found.found = fmt::format("on {}", row->holders);
+  found.doing = "reading one block out of the memory of all ranks";
+  found.message = fmt::format(
+      "{} of head {} of the whole model's layer {}, token {} in block {}: {} of {} ranks hold it, "
+      "and other rows of the layer lie on {}",
+      found.part, row->head, found.layer_name, found.token, found.block, row->holders,
+      ranks_.size(), most);
+  return found;
+}
+
+}  // namespace lockstep

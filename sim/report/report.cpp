@@ -1,0 +1,108 @@
+#include "sim/report/report.h"
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+
+#include "reference/check.h"
+#include "sim/divergence_json.h"
+#include "sim/report/report_page.h"
+#include "traces/atomic_file.h"
+
+namespace lockstep {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+// One list a field: a few bytes a step.
+Json steps_json(const std::vector<TimelineStep>& steps) {
+  Json json;
+  const auto add = [&](const char* key, auto member) {
+    Json& list = json[key] = Json::array();
+    for (const TimelineStep& step : steps) list.push_back(step.*member);
+  };
+  add("step", &TimelineStep::step);
+  add("num", &TimelineStep::num_steps);
+  add("time", &TimelineStep::time_ns);
+  add("tokens", &TimelineStep::scheduled_tokens);
+  add("requests", &TimelineStep::scheduled_requests);
+  add("running", &TimelineStep::running);
+  add("waiting", &TimelineStep::waiting);
+  add("used", &TimelineStep::used_blocks);
+  add("cached", &TimelineStep::cached_blocks);
+  add("free", &TimelineStep::free_blocks);
+  add("preempted", &TimelineStep::preempted);
+  add("hits", &TimelineStep::hit_tokens);
+  add("evicted", &TimelineStep::evicted);
+  add("stored", &TimelineStep::stored);
+  return json;
+}
+
+Json lanes_json(const std::vector<Lane>& lanes) {
+  Json json = Json::array();
+  for (const Lane& lane : lanes) {
+    Json spans = Json::array();
+    for (const LaneSpan& span : lane.spans)
+      spans.push_back({static_cast<int>(span.kind), span.first_step, span.last_step});
+    json.push_back({{"name", lane.name},
+                    {"prompt", lane.prompt_tokens},
+                    {"cached", lane.cached_tokens},
+                    {"output", lane.output_tokens},
+                    {"ended", lane.ended},
+                    {"spans", std::move(spans)}});
+  }
+  return json;
+}
+
+Json timeline_json(const Timeline& timeline) {
+  Json changes = Json::array();
+  std::int32_t last_block = 0;
+  for (const BlockChange& change : timeline.block_changes) {
+    for (const std::int64_t value :
+         {change.step, std::int64_t{change.block}, std::int64_t{change.holders},
+          std::int64_t{change.lane}, std::int64_t{change.group}, std::int64_t{change.cached}})
+      changes.push_back(value);
+    last_block = std::max(last_block, change.block);
+  }
+  return {{"steps", steps_json(timeline.steps)}, {"lanes", lanes_json(timeline.lanes)},
+          {"changes", std::move(changes)},       {"num_blocks", timeline.num_blocks},
+          {"blocks_drawn", last_block + 1},      {"token_budget", timeline.token_budget},
+          {"num_steps", timeline.num_steps},     {"notes", timeline.notes}};
+}
+
+// Inside <script> only "</" and "<!" could end or change the element.
+std::string escaped_for_script(const std::string& json) {
+  std::string text;
+  text.reserve(json.size());
+  for (const char c : json) {
+    if (c == '<')
+      text += "\\u003c";
+    else
+      text += c;
+  }
+  return text;
+}
+
+}  // namespace
+
+std::string html_report(const ReportInfo& info, const RunReport& run) {
+  const Json data = {
+      {"info",
+       {{"title", info.title}, {"command", info.command}, {"configuration", info.configuration}}},
+      {"summary", json_of(run.summary)},
+      {"timeline", timeline_json(run.timeline)}};
+  const std::string_view page = report_page();
+  constexpr std::string_view mark = "%DATA%";
+  const std::size_t at = page.find(mark);
+  LS_CHECK(at != std::string_view::npos, "the page has no place for its data");
+  std::string html(page.substr(0, at));
+  html += escaped_for_script(data.dump(-1, ' ', false, Json::error_handler_t::replace));
+  html += page.substr(at + mark.size());
+  return html;
+}
+
+Result<void> write_html_report(const std::string& path, const ReportInfo& info,
+                               const RunReport& run) {
+  return write_file_atomically(path, html_report(info, run));
+}
+
+}  // namespace lockstep

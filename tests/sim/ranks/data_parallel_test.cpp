@@ -1,0 +1,155 @@
+// Data parallel ranks: every step they meet, an idle one runs a batch that writes nothing, and who
+// does not meet the others is found and named.
+#include "sim/ranks/data_parallel.h"
+
+#include <gtest/gtest.h>
+
+#include "cuda_backend/simt_backend.h"
+#include "sim/ranks/collectives.h"
+#include "tests/sim/world.h"
+
+namespace lockstep {
+namespace {
+
+struct Engines {
+  std::vector<std::unique_ptr<DecisionSource>> decisions;
+  std::vector<std::unique_ptr<Backend>> backends;
+  std::vector<EngineParts> parts;
+};
+
+Result<Engines> make_engines(const LockstepConfig& config, bool with_backends) {
+  Engines engines;
+  for (std::int32_t engine = 0; engine < config.data_parallel.dp_size; ++engine) {
+    auto decisions = make_reference_decisions(config.engine, config.device.plan.groups,
+                                              config.device.plan.num_blocks);
+    if (!decisions) return tl::unexpected(decisions.error());
+    EngineParts& parts = engines.parts.emplace_back(decisions->get());
+    engines.decisions.push_back(std::move(*decisions));
+    for (std::int32_t rank = 0; with_backends && rank < num_ranks(config.device); ++rank) {
+      auto backend = make_simt_backend(device_of_rank(config.device, rank));
+      if (!backend) return tl::unexpected(backend.error());
+      parts.ranks.push_back(backend->get());
+      engines.backends.push_back(std::move(*backend));
+    }
+  }
+  return engines;
+}
+
+LockstepConfig make_parallel(std::int32_t dp_size, std::int32_t tp_size = 1) {
+  LockstepConfig config = make_world({make_group("a", 2, full_spec())}, 20);
+  config.data_parallel.dp_size = dp_size;
+  config.device.parallel.tp_size = tp_size;
+  return config;
+}
+
+Result<RunReport> run_engines(const LockstepConfig& config, bool with_backends = true,
+                              int num_requests = 12) {
+  auto engines = make_engines(config, with_backends);
+  if (!engines) return tl::unexpected(engines.error());
+  const auto workload = make_trace_workload(trace_reader_of(make_traffic(3, num_requests)),
+                                            {.step_time = {}, .seed = 7, .num_spec_tokens = 0});
+  return run_data_parallel(config, engines->parts, *workload);
+}
+
+std::string what(const RunReport& run) {
+  if (run.summary.divergence) return to_text(*run.summary.divergence);
+  return run.summary.stuck.empty() ? "agreed" : run.summary.stuck.front().why;
+}
+
+TEST(DataParallel, all_ranks_agree_and_idle_ones_take_part_in_every_step) {
+  for (const std::int32_t tp_size : {1, 2})
+    for (const bool eager : {false, true}) {
+      LockstepConfig config = make_parallel(3, tp_size);
+      config.data_parallel.enforce_eager = eager;
+      const auto run = run_engines(config);
+      ASSERT_TRUE(run) << run.error().message;
+      EXPECT_EQ(run->summary.verdict, Verdict::agreed) << what(*run);
+      EXPECT_GT(run->summary.idle_rank_steps, 0);
+      EXPECT_GT(run->summary.collectives_checked, run->summary.steps);
+      EXPECT_GT(run->summary.slots_checked, run->summary.scheduled_tokens);
+      EXPECT_EQ(run->summary.requests,
+                run->summary.finished_requests + run->summary.aborted_requests);
+    }
+}
+
+TEST(DataParallel, the_same_run_has_the_same_hash_and_every_request_runs_once) {
+  const auto one = run_engines(make_parallel(2), false, 40);
+  const auto two = run_engines(make_parallel(2), false, 40);
+  const auto alone = run_engines(make_parallel(1), false, 40);
+  ASSERT_TRUE(one && two && alone);
+  EXPECT_EQ(one->summary.state_hash, two->summary.state_hash);
+  EXPECT_EQ(one->summary.requests, alone->summary.requests);
+  EXPECT_LT(one->summary.simulated_ns, alone->summary.simulated_ns);
+}
+
+TEST(DataParallel, an_idle_rank_that_writes_its_padded_tokens_is_found_on_its_slots) {
+  LockstepConfig config = make_parallel(2);
+  config.device.mutant = "dp-idle-writes";
+  const auto run = run_engines(config);
+  ASSERT_TRUE(run) << run.error().message;
+  ASSERT_EQ(run->summary.verdict, Verdict::divergence);
+  EXPECT_EQ(run->summary.divergence->phase, Phase::slot_mapping);
+  EXPECT_GE(run->summary.divergence->dp_rank, 0);
+}
+
+TEST(DataParallel, a_sync_of_another_shape_is_a_mismatch_that_names_the_rank) {
+  LockstepConfig config = make_parallel(2);
+  config.data_parallel.defect = DataParallelDefect::dp_sync_shape;
+  const auto run = run_engines(config, false);
+  ASSERT_TRUE(run) << run.error().message;
+  ASSERT_EQ(run->summary.verdict, Verdict::divergence);
+  EXPECT_EQ(run->summary.divergence->phase, Phase::collective);
+  EXPECT_EQ(run->summary.divergence->dp_rank, 1);
+  EXPECT_NE(what(*run).find("[2, 2]"), std::string::npos) << what(*run);
+}
+
+TEST(DataParallel, an_idle_rank_that_sits_a_step_out_leaves_the_others_waiting) {
+  LockstepConfig config = make_parallel(2);
+  config.data_parallel.defect = DataParallelDefect::dp_idle_skips;
+  const auto run = run_engines(config, false);
+  ASSERT_TRUE(run) << run.error().message;
+  EXPECT_EQ(run->summary.verdict, Verdict::liveness);
+  EXPECT_NE(what(*run).find("waits in call 0"), std::string::npos) << what(*run);
+  EXPECT_NE(what(*run).find("makes none"), std::string::npos) << what(*run);
+}
+
+TEST(DataParallel, tokens_that_tp_does_not_divide_are_refused_by_the_reduce_scatter) {
+  LockstepConfig config = make_parallel(2, 2);
+  config.data_parallel.enforce_eager = true;
+  config.data_parallel.defect = DataParallelDefect::sp_padding;
+  const auto run = run_engines(config);
+  ASSERT_TRUE(run) << run.error().message;
+  ASSERT_EQ(run->summary.verdict, Verdict::divergence);
+  EXPECT_NE(what(*run).find("1 % 2 is 1"), std::string::npos) << what(*run);
+}
+
+Collective reduce_of(std::vector<std::int64_t> shape) {
+  return {.kind = CollectiveKind::all_reduce, .what = "test", .shape = std::move(shape)};
+}
+
+TEST(Collectives, equal_calls_meet_and_the_first_unequal_one_is_told) {
+  using Calls = std::vector<std::vector<Collective>>;
+  const Collective a = reduce_of({4, 2}), b = reduce_of({2, 2});
+  EXPECT_FALSE(first_unmet(Calls{{a, b}, {a, b}}));
+  const auto mismatch = first_unmet(Calls{{a, b}, {a, b}, {a, a}});
+  ASSERT_TRUE(mismatch);
+  EXPECT_FALSE(mismatch->hangs);
+  EXPECT_EQ(mismatch->rank, 2);
+  EXPECT_EQ(mismatch->call, 1);
+  const auto hang = first_unmet(Calls{{a}, {a, b}});
+  ASSERT_TRUE(hang);
+  EXPECT_TRUE(hang->hangs);
+  EXPECT_EQ(hang->rank, 0);
+  EXPECT_EQ(hang->other, 1);
+  // What a rank brings to a gather must be what all believe it brings.
+  const Collective gather{.kind = CollectiveKind::all_gather, .what = "t", .shape = {4, 8}};
+  Collective first = gather, second = gather;
+  first.own = 4;
+  second.own = 4;
+  const auto lie = first_unmet(Calls{{first}, {second}});
+  ASSERT_TRUE(lie);
+  EXPECT_EQ(lie->rank, 1);
+}
+
+}  // namespace
+}  // namespace lockstep

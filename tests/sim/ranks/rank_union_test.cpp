@@ -1,0 +1,87 @@
+// What all ranks hold together: found missing where every rank by itself is right.
+#include "sim/ranks/rank_union.h"
+
+#include <gtest/gtest.h>
+
+#include "cuda_backend/simt_backend.h"
+#include "reference/rank_plan.h"
+#include "tests/sim/world.h"
+
+namespace lockstep {
+namespace {
+
+BackendConfig two_ranks(std::int32_t tp_size, std::int32_t pp_size) {
+  BackendConfig device = make_world({make_group("a", 2, full_spec())}, 6).device;
+  device.parallel.tp_size = tp_size;
+  device.parallel.pp_size = pp_size;
+  return device;
+}
+
+// Twenty tokens of one request, in blocks 3 and 5.
+StepProgram one_step() {
+  StepProgram program;
+  program.table_updates = {{.row = 0, .group = 0, .first = 0, .begin = 0, .count = 2}};
+  program.table_block_ids = {BlockId{3}, BlockId{5}};
+  program.rows = {{.row = 0, .first_position = 0, .num_tokens = 20, .first_token = 0}};
+  for (std::uint64_t t = 0; t < 20; ++t) program.contents.push_back(0x1234567 * (t + 1));
+  program.num_padded_tokens = 24;
+  return program;
+}
+
+// The union of ranks that take themselves for `ranks`, model and backend alike.
+std::optional<Divergence> union_of(const BackendConfig& device,
+                                   const std::vector<std::int32_t>& ranks) {
+  RankUnion together(device);
+  const StepProgram program = one_step();
+  std::vector<std::unique_ptr<Backend>> backends;
+  std::vector<std::unique_ptr<MemoryModel>> models;
+  for (const std::int32_t rank : ranks) {
+    const BackendConfig own = device_of_rank(device, rank);
+    const auto plan = rank_plan(device.plan, own.parallel, device.queries_per_kv);
+    auto model = MemoryModel::create(plan->plan, device.attention_backend, device.layout,
+                                     device.layout_rule, 0, Numbers::words, plan->layers);
+    models.push_back(std::make_unique<MemoryModel>(std::move(*model)));
+    backends.push_back(std::move(*make_simt_backend(own)));
+    StepReadback readback;
+    EXPECT_TRUE(backends.back()->execute(program, readback));
+    together.add_rank(*models.back(), *backends.back());
+  }
+  together.apply(program);
+  const auto found = together.check_all();
+  EXPECT_TRUE(found) << found.error().message;
+  if (!*found) {
+    EXPECT_EQ(together.rows_checked(), 20 * 2 * 2 * 2);  // tokens, layers, parts, heads
+  }
+  return *found;
+}
+
+TEST(RankUnion, ranks_that_share_the_model_hold_all_of_it) {
+  EXPECT_FALSE(union_of(two_ranks(2, 1), {0, 1}));
+  EXPECT_FALSE(union_of(two_ranks(1, 2), {0, 1}));
+  EXPECT_FALSE(union_of(two_ranks(4, 1), {0, 1, 2, 3}));
+}
+
+TEST(RankUnion, heads_that_both_ranks_take_for_their_own_leave_others_to_nobody) {
+  const auto found = union_of(two_ranks(2, 1), {1, 1});
+  ASSERT_TRUE(found);
+  EXPECT_EQ(found->phase, Phase::ranks_together);
+  EXPECT_EQ(found->head, 0);
+  EXPECT_EQ(found->block, 3);
+  EXPECT_NE(found->message.find("0 of 2 ranks hold it"), std::string::npos) << found->message;
+}
+
+TEST(RankUnion, replicas_that_are_uneven_are_found) {
+  // Head 0 on three of the ranks, head 1 on one.
+  const auto found = union_of(two_ranks(4, 1), {0, 1, 1, 2});
+  ASSERT_TRUE(found);
+  EXPECT_EQ(found->head, 1);
+}
+
+TEST(RankUnion, a_layer_that_no_stage_holds_is_found) {
+  const auto found = union_of(two_ranks(1, 2), {0, 0});
+  ASSERT_TRUE(found);
+  EXPECT_EQ(found->layer_name, "a.1");
+}
+
+}  // namespace
+}  // namespace lockstep

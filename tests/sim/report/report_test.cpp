@@ -1,0 +1,122 @@
+// The page is whole, needs nothing from outside, and cannot be broken by what is in the data; what
+// it draws is what happened.
+#include "sim/report/report.h"
+
+#include <gtest/gtest.h>
+
+#include <map>
+#include <nlohmann/json.hpp>
+
+#include "tests/sim/world.h"
+
+namespace lockstep {
+namespace {
+
+LockstepConfig world() {
+  LockstepConfig config =
+      make_world({make_group("a", 2, full_spec()), make_group("b", 1, sliding_spec(40))}, 30);
+  config.draw = true;
+  return config;
+}
+
+nlohmann::json data_of(const std::string& html) {
+  const std::string open = "<script type=\"application/json\" id=\"data\">";
+  const std::size_t begin = html.find(open) + open.size();
+  return nlohmann::json::parse(html.substr(begin, html.find("</script>", begin) - begin));
+}
+
+TEST(Report, is_one_page_that_needs_nothing_from_outside) {
+  const LockstepConfig config = world();
+  PlainBackend backend(config.device);
+  const auto run = run_world(config, make_traffic(3, 60), &backend);
+  ASSERT_TRUE(run);
+  const std::string html = html_report({"a trace", "lockstep replay a", "a world"}, *run);
+  EXPECT_TRUE(html.starts_with("<!doctype html>"));
+  EXPECT_TRUE(html.ends_with("</html>\n"));
+  for (const char* outside :
+       {"http://", "https://", "src=", "@import", "url(", "fetch(", "import("})
+    EXPECT_EQ(html.find(outside), std::string::npos) << outside;
+  const nlohmann::json data = data_of(html);
+  EXPECT_EQ(data["summary"]["steps"], run->summary.steps);
+  EXPECT_EQ(data["summary"]["verdict"], "agreed");
+}
+
+TEST(Report, names_from_a_trace_cannot_end_the_script) {
+  RunReport run;
+  run.timeline.lanes.emplace_back().name = "</script><script>alert(1)</script>";
+  const std::string html = html_report({"<!-- </script>", "", ""}, run);
+  EXPECT_EQ(html.find("alert(1)</script>"), std::string::npos);
+  EXPECT_EQ(data_of(html)["timeline"]["lanes"][0]["name"], "</script><script>alert(1)</script>");
+}
+
+TEST(Timeline, sums_over_its_columns_are_the_counts_of_the_run_however_few_columns_there_are) {
+  for (const std::int64_t steps_max : {std::int64_t{4096}, std::int64_t{16}}) {
+    LockstepConfig config = world();
+    config.timeline.steps_max = steps_max;
+    const auto run = run_world(config, make_traffic(3, 60), nullptr);
+    ASSERT_TRUE(run);
+    const Timeline& timeline = run->timeline;
+    TimelineStep sum{.num_steps = 0};
+    for (const TimelineStep& step : timeline.steps) {
+      EXPECT_EQ(step.step, sum.num_steps);
+      sum.num_steps += step.num_steps;
+      sum.scheduled_tokens += step.scheduled_tokens;
+      sum.preempted += step.preempted;
+      sum.evicted += step.evicted;
+      EXPECT_EQ(step.used_blocks + step.cached_blocks + step.free_blocks, 29);
+    }
+    EXPECT_EQ(sum.num_steps, run->summary.steps);
+    EXPECT_EQ(sum.scheduled_tokens, run->summary.scheduled_tokens);
+    EXPECT_EQ(sum.preempted, run->summary.preemptions);
+    EXPECT_EQ(sum.evicted, run->summary.evictions);
+    EXPECT_LE(static_cast<std::int64_t>(timeline.steps.size()), steps_max);
+    EXPECT_EQ(timeline.notes.empty(), steps_max == 4096);
+    EXPECT_EQ(timeline.lanes.size(), static_cast<std::size_t>(run->summary.requests));
+  }
+}
+
+// Holds the tables of every step against the map of blocks.
+class Tables final : public StepObserver {
+ public:
+  bool decided(const StepView& view) override {
+    std::map<std::int32_t, std::int32_t> holders;
+    for (const RequestId id : view.decisions.running())
+      for (std::int32_t g = 0; g < 2; ++g)
+        for (const BlockId block : view.decisions.block_table(id, g))
+          if (block != kNullBlock) ++holders[index_of(block)];
+    steps.push_back(holders);
+    return true;
+  }
+  std::vector<std::map<std::int32_t, std::int32_t>> steps;
+};
+
+TEST(Timeline, the_map_of_blocks_says_at_every_step_how_many_hold_each) {
+  const LockstepConfig config = world();
+  Tables tables;
+  const auto run = run_world(config, make_traffic(3, 60), nullptr, &tables);
+  ASSERT_TRUE(run);
+  std::map<std::int32_t, std::int32_t> holders;
+  std::size_t at = 0;
+  const std::vector<BlockChange>& changes = run->timeline.block_changes;
+  for (std::size_t step = 0; step < tables.steps.size(); ++step) {
+    for (; at < changes.size() && changes[at].step == static_cast<std::int64_t>(step); ++at) {
+      holders[changes[at].block] = changes[at].holders;
+      if (changes[at].holders == 0) holders.erase(changes[at].block);
+    }
+    ASSERT_EQ(holders, tables.steps[step]) << "step " << step;
+  }
+  EXPECT_EQ(at, changes.size());
+}
+
+TEST(Timeline, a_full_list_of_changes_is_thinned_and_says_so) {
+  LockstepConfig config = world();
+  config.timeline.block_changes_max = 100;
+  const auto run = run_world(config, make_traffic(3, 60), nullptr);
+  ASSERT_TRUE(run);
+  EXPECT_FALSE(run->timeline.notes.empty());
+  for (std::size_t i = 1; i < run->timeline.block_changes.size(); ++i)
+    EXPECT_LE(run->timeline.block_changes[i - 1].step, run->timeline.block_changes[i].step);
+}
+
+}  // namespace
+}  // namespace lockstep
