@@ -118,12 +118,12 @@ TEST(ParallelRanksOfHybrids,
 TEST(ParallelRanksOfHybrids, a_stage_without_a_state_layer_splits_blocks_as_the_whole_model_does) {
   KVCacheSpec attention = full_spec();
   attention.block_size = 48;
-  KVCacheSpec states = mamba_spec(MambaCacheMode::none, 48);
+  KVCacheSpec states = mamba_spec(MambaCacheMode::none, 256);
   states.states = {{{4, 4}, DType::fp32}};
   LockstepConfig config = make_parallel(
       {"", 1, 2, 1, 2, 1}, {make_group("attn", 2, attention), make_group("state", 1, states)});
   config.engine.enable_prefix_caching = false;
-  ASSERT_EQ(config.device.kernel_block_sizes, (std::vector<std::int64_t>{16, 48}));
+  ASSERT_EQ(config.device.kernel_block_sizes, (std::vector<std::int64_t>{16, 256}));
   const auto run = run_ranks(config);
   ASSERT_TRUE(run) << run.error().message;
   EXPECT_EQ(run->summary.verdict, Verdict::agreed) << what(*run);
