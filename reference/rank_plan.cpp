@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <charconv>
 #include <optional>
-#include <ranges>
 #include <string>
 #include <utility>
 
@@ -130,7 +129,9 @@ std::int64_t own_page(const KVCacheGroupSpec& group) {
   return unpadded_page_size_bytes(group.spec) * group.layers_per_page;
 }
 std::int64_t largest_page(const std::vector<KVCacheGroupSpec>& groups) {
-  return std::ranges::max(groups | std::views::transform(own_page));
+  std::int64_t largest = 0;
+  for (const KVCacheGroupSpec& group : groups) largest = std::max(largest, own_page(group));
+  return largest;
 }
 void pad_to(std::int64_t page, std::vector<KVCacheGroupSpec>& groups) {
   for (KVCacheGroupSpec& group : groups)
