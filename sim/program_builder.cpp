@@ -102,10 +102,11 @@ std::optional<Divergence> ProgramBuilder::build(const SchedulerOutput& decision,
     if (auto finding = add_state_updates(scheduled, program.rows.back(), program)) return finding;
     first_spec += static_cast<std::size_t>(scheduled.num_spec);
   }
-  add_zeros(decision, program);
+  if (auto finding = add_zeros(decision, program)) return finding;
   for (const BlockId block : handed_)
     group_of_block_[static_cast<std::size_t>(index_of(block))] = -1;
   handed_.clear();
+  hit_.clear();
   const std::int64_t captured =
       captured_batch(std::ssize(program.contents), device_.max_cudagraph_capture_size,
                      device_.max_tokens_per_step);
@@ -206,8 +207,11 @@ void ProgramBuilder::append_blocks(const SchedulerOutput& decision, std::size_t 
       auto& mark = loaded_for_[static_cast<std::size_t>(index_of(blocks[b]))];
       const bool was_loaded = whole_table && mark == scheduled.id;
       mark.reset();
-      if (b < hit || was_loaded || std::ranges::find(kept, blocks[b]) != kept.end()) continue;
-      hand_out(g, blocks[b], program);
+      if (was_loaded || std::ranges::find(kept, blocks[b]) != kept.end()) continue;
+      if (b < hit)
+        hit_.emplace(blocks[b], scheduled.id);
+      else
+        hand_out(g, blocks[b], program);
     }
     program.table_updates.push_back(
         {.row = request.row,
@@ -230,15 +234,23 @@ void ProgramBuilder::hand_out(std::int32_t group, BlockId block, StepProgram& pr
 }
 
 // The zero list names blocks of the attention groups. A block whose request was preempted in the
-// same step belongs to nobody: there is no group whose bytes could be meant.
-void ProgramBuilder::add_zeros(const SchedulerOutput& decision, StepProgram& program) {
+// same step belongs to nobody: there is no group whose bytes could be meant. But if it is part of a
+// hit, whoever hit it reads zeros.
+std::optional<Divergence> ProgramBuilder::add_zeros(const SchedulerOutput& decision,
+                                                    StepProgram& program) {
   for (const BlockId block : decision.zero) {
     const std::int32_t group = group_of_block_[static_cast<std::size_t>(index_of(block))];
-    if (group >= 0)
+    if (group >= 0) {
       program.zero.push_back({.group = group, .block = block});
-    else
-      ++ignored_zeros_;
+      continue;
+    }
+    ++ignored_zeros_;
+    if (const auto hit = hit_.find(block); hit != hit_.end())
+      return decision_finding(
+          decision.step, worker_.at(hit->second).name, -1,
+          fmt::format("block {} counts as computed, but the step zeroes it", index_of(block)));
   }
+  return std::nullopt;
 }
 
 std::optional<Divergence> ProgramBuilder::add_tokens(const SchedulerOutput& decision,

@@ -10,6 +10,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <string>
 #include <vector>
@@ -56,7 +57,7 @@ class ProgramBuilder {
   bool counts_on_lost(const ScheduledRequest& scheduled, std::span<const BlockId> lost);
   void append_blocks(const SchedulerOutput& decision, std::size_t index, StepProgram& program);
   void hand_out(std::int32_t group, BlockId block, StepProgram& program);
-  void add_zeros(const SchedulerOutput& decision, StepProgram& program);
+  std::optional<Divergence> add_zeros(const SchedulerOutput& decision, StepProgram& program);
   std::optional<Divergence> add_tokens(const SchedulerOutput& decision, std::size_t index,
                                        std::size_t first_spec, StepProgram& program);
   std::optional<Divergence> add_state_updates(const ScheduledRequest& scheduled,
@@ -73,7 +74,8 @@ class ProgramBuilder {
   std::vector<RequestId> row_requests_;
   std::vector<std::int32_t> group_of_block_;  // blocks handed out in this step; -1: not
   std::vector<BlockId> handed_;
-  std::vector<BlockCopy> settled_;  // for the next program
+  std::map<BlockId, RequestId> hit_;  // in this step, by whom
+  std::vector<BlockCopy> settled_;    // for the next program
   // By block: whose load it was given to, and the request has not run since. None: no load.
   std::vector<std::optional<RequestId>> loaded_for_;
   std::vector<RequestId> held_;  // have left, and keep their blocks
