@@ -4,30 +4,18 @@
 // (docs/findings.md) end there.
 #include <gtest/gtest.h>
 
-#include <algorithm>
 #include <filesystem>
 
 #include "cuda_backend/simt_backend.h"
 #include "sim/connectors/recorded_connector.h"
 #include "sim/lockstep.h"
+#include "tests/conformance/recording_files.h"
 #include "traces/data_dir.h"
-#include "traces/open_trace.h"
 
 namespace lockstep {
 namespace {
 
 namespace fs = std::filesystem;
-
-std::vector<std::string> recordings_under(const fs::path& folder) {
-  std::vector<std::string> paths;
-  if (!fs::is_directory(folder)) return paths;
-  for (const auto& entry : fs::recursive_directory_iterator(folder)) {
-    const auto format = detect_format(entry.path().string());
-    if (format && *format == FileFormat::recording) paths.push_back(entry.path().string());
-  }
-  std::ranges::sort(paths);
-  return paths;
-}
 
 Result<RunSummary> replay_on_simt(const std::string& path) {
   auto reader = RecordingReader::open(path);

@@ -2,32 +2,19 @@
 // $LOCKSTEP_DATA/recordings where that is present.
 #include <gtest/gtest.h>
 
-#include <algorithm>
 #include <filesystem>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include "sim/conform/conform.h"
+#include "tests/conformance/recording_files.h"
 #include "traces/data_dir.h"
-#include "traces/open_trace.h"
 
 namespace lockstep {
 namespace {
 
 namespace fs = std::filesystem;
-
-std::vector<std::string> recordings_under(const fs::path& folder) {
-  std::vector<std::string> paths;
-  if (!fs::is_directory(folder)) return paths;
-  for (const auto& entry : fs::recursive_directory_iterator(folder)) {
-    if (!entry.is_regular_file()) continue;
-    const auto format = detect_format(entry.path().string());
-    if (format && *format == FileFormat::recording) paths.push_back(entry.path().string());
-  }
-  std::sort(paths.begin(), paths.end());
-  return paths;
-}
 
 void expect_all_agree(const std::vector<std::string>& paths) {
   const int jobs = static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));

@@ -1,0 +1,13 @@
+// The recordings of a folder, for whoever replays or compares all of them.
+#pragma once
+
+#include <filesystem>
+#include <string>
+#include <vector>
+
+namespace lockstep {
+
+// In the order of their paths, folders below included; none where there is no such folder.
+std::vector<std::string> recordings_under(const std::filesystem::path& folder);
+
+}  // namespace lockstep
