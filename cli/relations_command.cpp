@@ -109,12 +109,7 @@ Result<void> hold_all(const RelationsOptions& options, std::vector<Held>& all) {
   generator.engine = options.engine;
   generator.backend = options.backend;
   generator.check = "fast";
-  // What it hits may never have been computed: finding 3 of docs/findings.md.
-  generator.never.add(Feature::priority_policy);
-  for (const Feature left_out :
-       {Feature::faults, Feature::context_parallel, Feature::tensor_parallel,
-        Feature::pipeline_parallel, Feature::data_parallel})
-    generator.never.add(left_out);  // relations ask one engine on one device, or divide it
+  generator.never = unrelated_features();
   Progress progress("cases", options.runs);
   for (std::int64_t run = 0; run < options.runs; ++run) {
     const std::uint64_t seed = options.first_seed + static_cast<std::uint64_t>(run);

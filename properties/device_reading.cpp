@@ -4,6 +4,7 @@
 #include <memory>
 #include <utility>
 
+#include "properties/forwarding_backend.h"
 #include "reference/content.h"
 #include "reference/context_share.h"
 #include "sim/model_step.h"
@@ -49,39 +50,24 @@ class Rows final : public StepObserver {
 };
 
 // A backend that is asked for more than the loop asks for, and keeps the answers.
-class ReadingBackend final : public Backend {
+class ReadingBackend final : public ForwardingBackend {
  public:
   ReadingBackend(std::unique_ptr<Backend> inner, const BackendConfig& config, const Rows& rows,
                  bool with_pages, DeviceReading& reading)
-      : inner_(std::move(inner)),
+      : ForwardingBackend(std::move(inner)),
         config_(config),
         layers_(row_layers(config_.plan)),
         rows_(rows),
         with_pages_(with_pages),
         reading_(reading) {}
 
-  std::string_view name() const override { return inner_->name(); }
-  std::string device() const override { return inner_->device(); }
   Result<void> execute(const StepProgram& program, StepReadback& readback) override;
-  Result<void> fingerprint_pages(std::span<const PageId> pages,
-                                 std::span<Fingerprint> fingerprints) override {
-    return inner_->fingerprint_pages(pages, fingerprints);
-  }
-  Result<std::vector<std::uint8_t>> read_page(PageId page) override {
-    return inner_->read_page(page);
-  }
-  std::optional<Writer> who_wrote(PageId page, std::int64_t byte) override {
-    return inner_->who_wrote(page, byte);
-  }
-  bool answers_queries() const override { return inner_->answers_queries(); }
-  std::vector<std::string> not_checked() const override { return inner_->not_checked(); }
 
  private:
   void ask(std::size_t row, const RowLayer& layer);
   void keep(StepReadback& readback);
   Result<void> fingerprint_all();
 
-  const std::unique_ptr<Backend> inner_;
   const BackendConfig config_;
   const std::vector<RowLayer> layers_;
   const Rows& rows_;

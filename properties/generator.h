@@ -74,21 +74,27 @@ std::string_view name_of(Feature feature);
 // The features of one case: what the swarm may use.
 class FeatureSet {
  public:
-  FeatureSet() = default;
-  FeatureSet(std::initializer_list<Feature> features) {
+  constexpr FeatureSet() = default;
+  constexpr FeatureSet(std::initializer_list<Feature> features) {
     for (const Feature feature : features) add(feature);
   }
-  void add(Feature feature) { bits_ |= bit(feature); }
-  void remove(Feature feature) { bits_ &= ~bit(feature); }
-  bool has(Feature feature) const { return (bits_ & bit(feature)) != 0; }
+  constexpr void add(Feature feature) { bits_ |= bit(feature); }
+  constexpr void add(FeatureSet features) { bits_ |= features.bits_; }
+  constexpr void remove(Feature feature) { bits_ &= ~bit(feature); }
+  constexpr void remove(FeatureSet features) { bits_ &= ~features.bits_; }
+  constexpr bool has(Feature feature) const { return (bits_ & bit(feature)) != 0; }
   bool operator==(const FeatureSet&) const = default;
 
  private:
-  static std::uint64_t bit(Feature feature) {
+  static constexpr std::uint64_t bit(Feature feature) {
     return std::uint64_t{1} << static_cast<std::uint8_t>(feature);
   }
   std::uint64_t bits_ = 0;
 };
+
+// Those that divide a case among several devices or engines.
+inline constexpr FeatureSet kRankFeatures = {Feature::context_parallel, Feature::tensor_parallel,
+                                             Feature::pipeline_parallel, Feature::data_parallel};
 
 // What a search wants of its cases. An open question is left to the choices.
 struct GeneratorOptions {

@@ -159,11 +159,10 @@ bool MutantReport::as_expected() const {
 SavedCase mutant_case(const Mutant& mutant, std::uint64_t seed) {
   GeneratorOptions bias = mutant.bias;
   // Nothing beside a defect but what it needs to show.
-  for (const Feature feature :
-       {Feature::faults, Feature::same_instant, Feature::context_parallel, Feature::scaled_rows,
-        Feature::uniform_type, Feature::tensor_parallel, Feature::pipeline_parallel,
-        Feature::data_parallel})
-    if (!bias.always.has(feature)) bias.never.add(feature);
+  bias.never.add(kRankFeatures);
+  bias.never.add(
+      {Feature::faults, Feature::same_instant, Feature::scaled_rows, Feature::uniform_type});
+  bias.never.remove(bias.always);
   SavedCase saved = generate_case(seed, bias);
   if (mutant.reshape != nullptr) mutant.reshape(saved);
   saved.mutants = {std::string(mutant.id)};

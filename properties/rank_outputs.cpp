@@ -5,6 +5,7 @@
 #include <memory>
 #include <utility>
 
+#include "properties/forwarding_backend.h"
 #include "reference/rank_plan.h"
 #include "sim/saved_run.h"
 
@@ -36,30 +37,17 @@ std::vector<AskedLayer> asked_layers(const RankPlan& plan) {
 }
 
 // Passes everything on and keeps what attention answered.
-class KeepingBackend final : public Backend {
+class KeepingBackend final : public ForwardingBackend {
  public:
   KeepingBackend(std::unique_ptr<Backend> inner, std::vector<AskedLayer> layers,
                  OutputsByQuery& outputs)
-      : inner_(std::move(inner)), layers_(std::move(layers)), outputs_(outputs) {}
+      : ForwardingBackend(std::move(inner)), layers_(std::move(layers)), outputs_(outputs) {}
 
-  std::string_view name() const override { return inner_->name(); }
-  std::string device() const override { return inner_->device(); }
   Result<void> execute(const StepProgram& program, StepReadback& readback) override {
     auto done = inner_->execute(program, readback);
     if (done && !program.queries.empty()) keep(program, readback);
     return done;
   }
-  Result<void> fingerprint_pages(std::span<const PageId> pages,
-                                 std::span<Fingerprint> fingerprints) override {
-    return inner_->fingerprint_pages(pages, fingerprints);
-  }
-  Result<std::vector<std::uint8_t>> read_page(PageId page) override {
-    return inner_->read_page(page);
-  }
-  std::optional<Writer> who_wrote(PageId page, std::int64_t byte) override {
-    return inner_->who_wrote(page, byte);
-  }
-  bool answers_queries() const override { return inner_->answers_queries(); }
 
  private:
   void keep(const StepProgram& program, const StepReadback& readback) {
@@ -73,7 +61,6 @@ class KeepingBackend final : public Backend {
     }
   }
 
-  std::unique_ptr<Backend> inner_;
   const std::vector<AskedLayer> layers_;
   OutputsByQuery& outputs_;
 };

@@ -16,6 +16,7 @@
 #include <string>
 #include <string_view>
 
+#include "properties/generator.h"
 #include "properties/reading_model.h"
 #include "reference/result.h"
 #include "traces/saved_case.h"
@@ -34,6 +35,15 @@ struct Relation {
 std::span<const Relation> relations();
 // Of where a device keeps it: layouts, pages, kernel blocks, streams.
 std::span<const Relation> place_relations();
+
+// What generated cases are held to relations without: priorities, since what such a request hits
+// may never have been computed (finding 3 of docs/findings.md); faults; and ranks, which relations
+// bring themselves.
+constexpr FeatureSet unrelated_features() {
+  FeatureSet features = kRankFeatures;
+  features.add({Feature::priority_policy, Feature::faults});
+  return features;
+}
 
 struct Breach {
   std::string request;

@@ -27,12 +27,8 @@ SavedCase with_kernels(std::uint64_t seed, std::string_view mutant = {}) {
   options.engine = "vllm-0.33.0";
   options.check = "fast";
   options.requests_max = 5;
-  options.never.add(Feature::priority_policy);  // finding 3 of docs/findings.md breaks relations
-  options.never.add(Feature::faults);
+  options.never = unrelated_features();  // one device: rank_outputs_test.cpp has several
   options.never.add(Feature::scaled_rows);
-  for (const Feature ranks : {Feature::context_parallel, Feature::tensor_parallel,
-                              Feature::pipeline_parallel, Feature::data_parallel})
-    options.never.add(ranks);  // one device: rank_outputs_test.cpp has several
   SavedCase saved = generate_case(seed, options);
   if (!mutant.empty()) saved.mutants = {std::string(mutant)};
   return saved;

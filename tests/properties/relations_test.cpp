@@ -29,9 +29,7 @@ constexpr std::uint64_t kDefectSeeds = 30;
 GeneratorOptions plain_options() {
   GeneratorOptions options;
   options.engine = "vllm-0.33.0";
-  options.never.add(Feature::priority_policy);
-  options.never.add(Feature::faults);
-  options.never.add(Feature::data_parallel);
+  options.never = unrelated_features();
   options.backend = "none";
   return options;
 }

@@ -67,24 +67,33 @@ void expect_agreement(const LockstepConfig& config, const std::string& title) {
   EXPECT_GT(run->summary.pages_checked, 1000) << title;
 }
 
-TEST(SimtLockstep, every_kind_of_cache_in_every_layout) {
+LockstepConfig world_of(const Cache& cache,
+                        AttentionBackend attention = AttentionBackend::flash_attn) {
+  LockstepConfig config = make_world(cache.groups, cache.num_blocks);
+  config.device = make_device_config(config.engine, config.device.plan, attention);
+  return config;
+}
+
+void expect_agreement_in_every_layout(Numbers numbers) {
   for (const CacheLayout layout : {CacheLayout::NHD, CacheLayout::HND})
     for (const AttentionBackend attention : kBackends)
       for (const Cache& cache : caches()) {
-        LockstepConfig config = make_world(cache.groups, cache.num_blocks);
-        config.device = make_device_config(config.engine, config.device.plan, attention);
+        LockstepConfig config = world_of(cache, attention);
         config.device.layout = layout;
         config.device.queries_per_kv = 2;
+        config.device.numbers = numbers;
         expect_agreement(config, std::string(cache.title) + ", " + std::string(name_of(attention)) +
                                      ", " + std::string(name_of(layout)));
       }
 }
 
+TEST(SimtLockstep, every_kind_of_cache_in_every_layout) {
+  expect_agreement_in_every_layout(Numbers::words);
+}
+
 TEST(SimtLockstep, every_kind_of_cache_with_every_access_watched) {
   for (const Cache& cache : caches()) {
-    LockstepConfig config = make_world(cache.groups, cache.num_blocks);
-    config.device =
-        make_device_config(config.engine, config.device.plan, AttentionBackend::flash_attn);
+    LockstepConfig config = world_of(cache);
     config.device.check = CheckMode::check;
     expect_agreement(config, cache.title);
   }
@@ -93,9 +102,7 @@ TEST(SimtLockstep, every_kind_of_cache_with_every_access_watched) {
 // Operations say what they touch, run as late as that allows, and touch nothing else.
 TEST(SimtLockstep, every_kind_of_cache_over_three_streams) {
   for (const Cache& cache : caches()) {
-    LockstepConfig config = make_world(cache.groups, cache.num_blocks);
-    config.device =
-        make_device_config(config.engine, config.device.plan, AttentionBackend::flash_attn);
+    LockstepConfig config = world_of(cache);
     config.device.check = CheckMode::check;
     config.device.num_streams = 3;
     config.device.delay_streams = true;
@@ -106,17 +113,7 @@ TEST(SimtLockstep, every_kind_of_cache_over_three_streams) {
 
 // Rows written and attended to by an engine's kernels; states stay words beside them.
 TEST(SimtLockstep, every_kind_of_cache_with_real_numbers) {
-  for (const CacheLayout layout : {CacheLayout::NHD, CacheLayout::HND})
-    for (const AttentionBackend attention : kBackends)
-      for (const Cache& cache : caches()) {
-        LockstepConfig config = make_world(cache.groups, cache.num_blocks);
-        config.device = make_device_config(config.engine, config.device.plan, attention);
-        config.device.layout = layout;
-        config.device.queries_per_kv = 2;
-        config.device.numbers = Numbers::real;
-        expect_agreement(config, std::string(cache.title) + ", " + std::string(name_of(attention)) +
-                                     ", " + std::string(name_of(layout)));
-      }
+  expect_agreement_in_every_layout(Numbers::real);
 }
 
 // Watched, over streams, and from captured graphs: a page and an output are the same numbers.
@@ -140,9 +137,7 @@ TEST(SimtLockstep, quantised_caches_with_every_access_watched) {
 
 TEST(SimtLockstep, every_kind_of_cache_from_captured_graphs) {
   for (const Cache& cache : caches()) {
-    LockstepConfig config = make_world(cache.groups, cache.num_blocks);
-    config.device =
-        make_device_config(config.engine, config.device.plan, AttentionBackend::flashinfer);
+    LockstepConfig config = world_of(cache, AttentionBackend::flashinfer);
     config.device.max_cudagraph_capture_size = 64;
     expect_agreement(config, cache.title);
   }

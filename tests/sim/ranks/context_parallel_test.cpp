@@ -2,8 +2,7 @@
 // and together they hold every token once.
 #include <gtest/gtest.h>
 
-#include "cuda_backend/simt_backend.h"
-#include "tests/sim/world.h"
+#include "tests/sim/ranks/simt_ranks.h"
 
 namespace lockstep {
 namespace {
@@ -34,30 +33,12 @@ LockstepConfig make_ranks(const Setting& setting) {
   return config;
 }
 
-// `ranks[i]` is the rank that the i-th backend takes itself for.
-Result<RunReport> run_ranks(const LockstepConfig& config, const std::vector<std::int32_t>& ranks) {
-  std::vector<std::unique_ptr<Backend>> owned;
-  std::vector<Backend*> backends;
-  for (const std::int32_t rank : ranks) {
-    auto backend = make_simt_backend(device_of_rank(config.device, rank));
-    if (!backend) return tl::unexpected(backend.error());
-    backends.push_back(backend->get());
-    owned.push_back(std::move(*backend));
-  }
-  auto decisions = make_reference_decisions(config.engine, config.device.plan.groups,
-                                            config.device.plan.num_blocks);
-  if (!decisions) return tl::unexpected(decisions.error());
-  const auto workload = make_trace_workload(trace_reader_of(make_traffic(3, 30)),
-                                            {.step_time = {}, .seed = 7, .num_spec_tokens = 0});
-  return run_lockstep(config, **decisions, *workload, std::span<Backend* const>(backends));
-}
-
 TEST_P(ContextParallel, every_rank_holds_its_own_tokens_and_no_others) {
   const LockstepConfig config = make_ranks(GetParam());
   std::vector<std::int32_t> ranks;
   for (std::int32_t r = 0; r < config.device.context.num_ranks; ++r) ranks.push_back(r);
   ASSERT_EQ(std::ssize(ranks), GetParam().dcp * GetParam().pcp);
-  const auto run = run_ranks(config, ranks);
+  const auto run = run_on_ranks(config, 30, ranks);
   ASSERT_TRUE(run) << run.error().message;
   EXPECT_EQ(run->summary.verdict, Verdict::agreed)
       << (run->summary.divergence ? to_text(*run->summary.divergence) : "stuck");
@@ -80,7 +61,7 @@ INSTANTIATE_TEST_SUITE_P(
 TEST(ContextParallelRanks, a_rank_that_takes_itself_for_another_diverges_and_is_named) {
   const LockstepConfig config =
       make_ranks({"", CacheKind::full_attention, 2, 1, 1, AttentionBackend::flash_attn});
-  const auto run = run_ranks(config, {0, 0});
+  const auto run = run_on_ranks(config, 30, {0, 0});
   ASSERT_TRUE(run) << run.error().message;
   ASSERT_EQ(run->summary.verdict, Verdict::divergence);
   EXPECT_EQ(run->summary.divergence->rank, 1);
@@ -92,7 +73,7 @@ TEST(ContextParallelRanks, kinds_that_are_not_dealt_out_are_refused) {
   LockstepConfig config = make_world({make_group("a", 1, sliding_spec(40))}, 20);
   config.engine.dcp = 2;
   config.device = make_device_config(config.engine, config.device.plan);
-  const auto run = run_ranks(config, {0, 1});
+  const auto run = run_on_ranks(config, 30, {0, 1});
   ASSERT_FALSE(run);
   EXPECT_NE(run.error().message.find("context parallelism"), std::string::npos)
       << run.error().message;

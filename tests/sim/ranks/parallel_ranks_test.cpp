@@ -2,10 +2,7 @@
 // they hold the whole model.
 #include <gtest/gtest.h>
 
-#include <numeric>
-
-#include "cuda_backend/simt_backend.h"
-#include "tests/sim/world.h"
+#include "tests/sim/ranks/simt_ranks.h"
 
 namespace lockstep {
 namespace {
@@ -37,28 +34,6 @@ std::vector<KVCacheGroupSpec> attention_of(std::int64_t kv_heads, int layers) {
   return {make_group("a", layers, spec)};
 }
 
-// `ranks[i]` is the rank that the i-th backend takes itself for; empty: each its own.
-Result<RunReport> run_ranks(const LockstepConfig& config, std::vector<std::int32_t> ranks = {}) {
-  if (ranks.empty()) {
-    ranks.resize(static_cast<std::size_t>(num_ranks(config.device)));
-    std::iota(ranks.begin(), ranks.end(), 0);
-  }
-  std::vector<std::unique_ptr<Backend>> owned;
-  std::vector<Backend*> backends;
-  for (const std::int32_t rank : ranks) {
-    auto backend = make_simt_backend(device_of_rank(config.device, rank));
-    if (!backend) return tl::unexpected(backend.error());
-    backends.push_back(backend->get());
-    owned.push_back(std::move(*backend));
-  }
-  auto decisions = make_reference_decisions(config.engine, config.device.plan.groups,
-                                            config.device.plan.num_blocks);
-  if (!decisions) return tl::unexpected(decisions.error());
-  const auto workload = make_trace_workload(trace_reader_of(make_traffic(3, 14)),
-                                            {.step_time = {}, .seed = 7, .num_spec_tokens = 0});
-  return run_lockstep(config, **decisions, *workload, std::span<Backend* const>(backends));
-}
-
 std::string what(const RunReport& run) {
   return run.summary.divergence ? to_text(*run.summary.divergence) : "stuck";
 }
@@ -69,7 +44,7 @@ TEST_P(ParallelRanks, every_rank_holds_its_heads_and_layers_and_all_hold_the_who
   const Setting& setting = GetParam();
   const LockstepConfig config = make_parallel(setting, attention_of(setting.kv_heads, 5));
   EXPECT_EQ(num_ranks(config.device), setting.tp * setting.pp);
-  const auto run = run_ranks(config);
+  const auto run = run_on_ranks(config, 14);
   ASSERT_TRUE(run) << run.error().message;
   EXPECT_EQ(run->summary.verdict, Verdict::agreed) << what(*run);
   EXPECT_GT(run->summary.hits, 0);
@@ -96,7 +71,7 @@ TEST(ParallelRanksOfHybrids, states_are_cut_and_stages_share_one_pool) {
   LockstepConfig config = make_parallel(
       {"", 2, 2, 1, 4, 1}, {make_group("attn", 2, attention), make_group("state", 3, states)});
   config.engine.mamba_cache_mode = MambaCacheMode::align;
-  const auto run = run_ranks(config);
+  const auto run = run_on_ranks(config, 14);
   ASSERT_TRUE(run) << run.error().message;
   EXPECT_EQ(run->summary.verdict, Verdict::agreed) << what(*run);
 }
@@ -109,7 +84,7 @@ TEST(ParallelRanksOfHybrids,
   LockstepConfig config = make_parallel(
       {"", 1, 2, 1, 2, 1}, {make_group("attn", 2, full_spec()), make_group("state", 1, states)});
   config.engine.enable_prefix_caching = false;
-  const auto run = run_ranks(config);
+  const auto run = run_on_ranks(config, 14);
   ASSERT_TRUE(run) << run.error().message;
   EXPECT_EQ(run->summary.verdict, Verdict::agreed) << what(*run);
 }
@@ -124,7 +99,7 @@ TEST(ParallelRanksOfHybrids, a_stage_without_a_state_layer_splits_blocks_as_the_
       {"", 1, 2, 1, 2, 1}, {make_group("attn", 2, attention), make_group("state", 1, states)});
   config.engine.enable_prefix_caching = false;
   ASSERT_EQ(config.device.kernel_block_sizes, (std::vector<std::int64_t>{16, 256}));
-  const auto run = run_ranks(config);
+  const auto run = run_on_ranks(config, 14);
   ASSERT_TRUE(run) << run.error().message;
   EXPECT_EQ(run->summary.verdict, Verdict::agreed) << what(*run);
 }
@@ -138,7 +113,7 @@ TEST(ParallelRanksOfHybrids, latent_rows_and_hidden_states_are_whole_on_every_ra
   hidden.num_kv_heads = 2;
   const LockstepConfig config = make_parallel(
       {"", 4, 1, 1, 1, 8}, {make_group("mla", 2, latent), make_group("hidden", 1, hidden)});
-  const auto run = run_ranks(config);
+  const auto run = run_on_ranks(config, 14);
   ASSERT_TRUE(run) << run.error().message;
   EXPECT_EQ(run->summary.verdict, Verdict::agreed) << what(*run);
   EXPECT_GT(run->summary.rows_extracted, 0);
@@ -146,7 +121,7 @@ TEST(ParallelRanksOfHybrids, latent_rows_and_hidden_states_are_whole_on_every_ra
 
 TEST(ParallelRanksDivergence, a_rank_that_takes_itself_for_another_is_named_with_its_place) {
   const LockstepConfig config = make_parallel({"", 2, 2, 1, 4, 1}, attention_of(4, 4));
-  const auto run = run_ranks(config, {0, 1, 2, 2});
+  const auto run = run_on_ranks(config, 14, {0, 1, 2, 2});
   ASSERT_TRUE(run) << run.error().message;
   ASSERT_EQ(run->summary.verdict, Verdict::divergence);
   EXPECT_EQ(run->summary.divergence->phase, Phase::page_written);
