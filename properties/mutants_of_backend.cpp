@@ -1,58 +1,14 @@
-// The catalogue's defects of the device side: tables, slots, rows, states, and views at work. Their
-// switches are in cuda_backend/defect.h and view_defects.h.
-#include "properties/case_parts.h"
+// The catalogue's defects of the device side: rows and states here, tables, launches and views in
+// files of their own.
 #include "properties/mutant_catalogue.h"
-#include "reference/kernel_blocks.h"
+#include "properties/mutants_on_device.h"
 
 namespace lockstep {
 namespace {
 
 using enum Feature;
-constexpr auto kBackend = MutantSite::backend;
-constexpr auto kWritten = "page_written";
-constexpr auto kDigest = "attention_digest";
-constexpr auto kOutput = "attention_output";
-constexpr auto kExtraction = "extraction";
-constexpr auto kMemory = "memory_check";
-constexpr auto kTable = "block_table";
-constexpr auto kSlots = "slot_mapping";
 
-// Cases that run on the CPU executor: dozens a second. Steps with drafts in flight have no program.
-GeneratorOptions on_device(FeatureSet always, FeatureSet never = {}, std::string check = "fast") {
-  never.add(async_scheduling);
-  return {.engine = "vllm-0.33.0",
-          .always = always,
-          .never = never,
-          .backend = "simt",
-          .check = std::move(check),
-          .requests_max = 6};
-}
-
-void choose(SavedCase& saved, AttentionBackend backend) {
-  saved.attention_backend = backend;
-  if (const auto sizes = kernel_block_sizes(saved.cache, backend))
-    saved.kernel_block_sizes = *sizes;
-}
 void over_four_streams(SavedCase& saved) { saved.settings.emplace_back("num_streams", 4); }
-void with_graphs(SavedCase& saved) {
-  saved.settings.emplace_back("max_cudagraph_capture_size", 64);
-}
-void with_real_numbers(SavedCase& saved) { saved.settings.emplace_back("real_numbers", 1); }
-// Elements of one byte in rows twice as long: pages stay as large as they are.
-void with_int8_numbers(SavedCase& saved) {
-  with_real_numbers(saved);
-  for (std::size_t g = 0; g < saved.cache.groups.size(); ++g)
-    change_specs(saved, g, [](KVCacheSpec& spec) {
-      spec.head_size *= itemsize_bytes(spec.dtype);
-      if (spec.head_size_v != 0) spec.head_size_v *= itemsize_bytes(spec.dtype);
-      spec.dtype = DType::int8;
-    });
-}
-void over_two_context_ranks(SavedCase& saved) {
-  saved.engine.dcp = 2;
-  saved.settings.emplace_back("cp_kv_cache_interleave_size", 4);
-}
-void flash(SavedCase& saved) { choose(saved, AttentionBackend::flash_attn); }
 
 std::vector<Mutant> row_mutants() {
   const FeatureSet attention{full_attention};
@@ -128,100 +84,6 @@ std::vector<Mutant> row_mutants() {
   };
 }
 
-std::vector<Mutant> table_mutants() {
-  return {
-      {.id = "stale-table-entry",
-       .site = kBackend,
-       .source = "vllm-tt-plugin 103, vllm 42273",
-       .mechanism = "a row keeps the entries of freed blocks past its length when it is used again",
-       .exposed_by = "a row that is used again by a shorter table",
-       .caught_by = {kTable},
-       .bias = on_device({full_attention, long_prompts}, {states, two_block_pool})},
-      {.id = "table-width",
-       .site = kBackend,
-       .source = "vllm-ascend 11466, vllm 41233",
-       .mechanism =
-           "rows are too narrow for the blocks of drafts' states: they spill into the next",
-       .exposed_by = "a request as long as its row, with states and drafts",
-       .caught_by = {kTable, kMemory},
-       .bias = on_device({states, drafts}, {two_block_pool})},
-      {.id = "table-async-upload",
-       .site = kBackend,
-       .source = "TensorRT-LLM 15546",
-       .mechanism =
-           "a staging buffer is used again before its copy has run: tables are appended to "
-           "with another step's block ids",
-       .exposed_by = "the second step that appends blocks",
-       .caught_by = {kTable},
-       .bias = on_device({full_attention}, {states, two_block_pool})},
-      {.id = "table-late-clear",
-       .site = kBackend,
-       .source = "TensorRT-LLM 14423",
-       .mechanism = "the row of a request that left is cleared after the next one has taken it",
-       .exposed_by = "a row that is left and taken in one step",
-       .caught_by = {kTable},
-       .bias = on_device({full_attention, bursts}, {states})},
-      {.id = "slot-wrong-block-size",
-       .site = kBackend,
-       .source = "vllm 51031, 46301, 51328",
-       .mechanism = "slots are computed with the block size of another group, or of the kernel",
-       .exposed_by = "two block sizes, or kernel blocks shorter than the manager's",
-       .caught_by = {kSlots},
-       .bias = on_device({full_attention, several_groups, different_block_sizes, sliding_window},
-                         {two_block_pool})},
-      {.id = "slot-past-row",
-       .site = kBackend,
-       .source = "vllm 53982, 54296",
-       .mechanism = "slots are looked up past the row of a group with fewer blocks than the widest",
-       .exposed_by = "groups of different block sizes, and a second row",
-       .caught_by = {kSlots, kMemory},
-       .bias = on_device({full_attention, sliding_window, several_groups, different_block_sizes,
-                          bursts, long_prompts},
-                         {two_block_pool})},
-      {.id = "slot-pad-rows",
-       .site = kBackend,
-       .source = "vllm 13418",
-       .mechanism = "padded rows of a captured graph reach the cache write: slot 0 and not PAD",
-       .exposed_by = "a padded batch",
-       .caught_by = {kSlots},
-       .bias = on_device({full_attention}, {states})},
-      {.id = "slot-stale-tail",
-       .site = kBackend,
-       .source = "vllm-tt-plugin 103, vllm 42273",
-       .mechanism = "the tail of a padded batch keeps tokens of the step before: their slots are "
-                    "looked up in rows that are others' by now",
-       .exposed_by = "a step with fewer tokens than the one before, in a padded batch",
-       .caught_by = {kSlots, kMemory},
-       .bias = on_device({full_attention, long_prompts}, {states, two_block_pool})},
-      {.id = "slot-interleave-ignored",
-       .site = kBackend,
-       .source = "vllm 51031, 54679",
-       .mechanism = "tokens are dealt out to the ranks of a context one by one, and not in runs: a "
-                    "rank keeps others' tokens",
-       .exposed_by = "context parallelism with an interleave beyond 1",
-       .caught_by = {kSlots},
-       .bias = on_device({full_attention}, {several_groups, states, mla, sliding_window,
-                                            chunked_local, hidden_state, two_block_pool}),
-       .reshape = over_two_context_ranks},
-      {.id = "kernel-block-unsplit",
-       .site = kBackend,
-       .source = "vllm 38081",
-       .mechanism = "the kernel's block table holds manager block ids: a block of 560 tokens for a "
-                    "kernel that takes 16, 32 or 64",
-       .exposed_by = "kernel blocks shorter than the manager's",
-       .caught_by = {kSlots},
-       .bias =
-           on_device({full_attention, states, several_groups, kernel_blocks}, {two_block_pool})},
-      {.id = "hidden-slot-mapping",
-       .site = kBackend,
-       .source = "vllm 39949, 51328",
-       .mechanism = "hidden states are written to slots from another group's block ids",
-       .exposed_by = "hidden states beside attention",
-       .caught_by = {kSlots, kMemory},
-       .bias = on_device({full_attention, hidden_state, several_groups}, {two_block_pool})},
-  };
-}
-
 std::vector<Mutant> device_state_mutants() {
   const FeatureSet hybrid{full_attention, states, several_groups};
   return {
@@ -286,128 +148,12 @@ std::vector<Mutant> device_state_mutants() {
   };
 }
 
-// slot-pad-rows shows in graphs as it does without: tests/cuda_backend/mutants_test.cpp.
-std::vector<Mutant> graph_mutants() {
-  return {
-      {.id = "graph-stale-param",
-       .site = kBackend,
-       .source = "this project",
-       .mechanism = "a captured launch holds the number of tokens of the batch that it was "
-                    "captured with, and does not read it from memory",
-       .exposed_by = "two batches of different sizes that are padded to one",
-       .caught_by = {kSlots, kMemory},
-       .bias = on_device({full_attention}, {states, two_block_pool}),
-       .reshape = with_graphs},
-      {.id = "graph-too-small",
-       .site = kBackend,
-       .source = "this project",
-       .mechanism = "the graph of the next smaller size is replayed: the last tokens of the batch "
-                    "are not in it",
-       .exposed_by = "a batch between two captured sizes",
-       .caught_by = {kSlots, kMemory},
-       .bias = on_device({full_attention}, {states, two_block_pool}),
-       .reshape = with_graphs},
-      {.id = "graph-stale-pointer",
-       .site = kBackend,
-       .source = "this project",
-       .mechanism = "a buffer grows after a graph was captured, which goes on reading the old one",
-       .exposed_by = "a captured batch, a larger one, and one of the first size again",
-       .caught_by = {kSlots, kWritten, kDigest, kOutput, kMemory},
-       .bias = on_device({full_attention, long_prompts}, {states, two_block_pool}),
-       .reshape = with_graphs},
-  };
-}
-
-std::vector<Mutant> number_mutants() {
-  return {
-      {.id = "combine-unscaled",
-       .site = kBackend,
-       .source = "this project",
-       .mechanism = "partial softmaxes of a split context are added without their rescale",
-       .exposed_by = "real numbers, and a context longer than a split",
-       .caught_by = {kOutput},
-       .bias = on_device({full_attention, long_prompts}, {states, hidden_state}),
-       .reshape = with_real_numbers},
-      {.id = "window-off-by-one",
-       .site = kBackend,
-       .source = "this project",
-       .mechanism = "attention sees one token more than its window",
-       .exposed_by = "real numbers, and a request longer than a window",
-       .caught_by = {kOutput, kMemory},
-       .bias = on_device({full_attention, sliding_window, several_groups, long_prompts},
-                         {states, hidden_state}),
-       .reshape = with_real_numbers},
-      {.id = "scale-of-other-layer",
-       .site = kBackend,
-       .source = "this project",
-       .mechanism = "a quantised cache is written and read with the scale of the next layer",
-       .exposed_by = "real numbers in a cache of 8-bit elements",
-       .caught_by = {kWritten},
-       .bias = on_device({full_attention}, {states, hidden_state, several_groups}),
-       .reshape = with_int8_numbers},
-  };
-}
-
-std::vector<Mutant> view_mutants() {
-  return {
-      {.id = "layout-not-updated",
-       .site = kBackend,
-       .source = "vllm 38081",
-       .mechanism =
-           "attention views keep all K before all V although the pages are shared with states",
-       .exposed_by = "attention and states in one model, on a backend that puts the pair first",
-       .caught_by = {kWritten, kMemory},
-       .bias = on_device({full_attention, states, several_groups}, {two_block_pool}),
-       .reshape = flash},
-      {.id = "layout-equal-page",
-       .site = kBackend,
-       .source = "vllm 41657",
-       .mechanism =
-           "layers of one tensor are all shaped like its first one: equal bytes, other blocks",
-       .exposed_by = "equal pages with different block sizes",
-       .caught_by = {kWritten, kMemory, kDigest},
-       .bias = on_device({full_attention, sliding_window, several_groups, different_block_sizes},
-                         {two_block_pool, mla, chunked_local, states})},
-      {.id = "layout-two-heads",
-       .site = kBackend,
-       .source = "LMCache 4467",
-       .mechanism = "the pair is told from the heads by its size: [.., 2, heads] or [.., heads, 2]",
-       .exposed_by = "two KV heads",
-       .caught_by = {kWritten, kMemory},
-       .bias = on_device({full_attention}, {states, mla, sliding_window, chunked_local})},
-      {.id = "layout-order-lost",
-       .site = kBackend,
-       .source = "vllm 22663",
-       .mechanism = "rows are laid out NHD where HND was asked for, or the other way round",
-       .exposed_by = "two KV heads",
-       .caught_by = {kWritten},
-       .bias = on_device({full_attention}, {states, mla, sliding_window, chunked_local})},
-      {.id = "pack-stride",
-       .site = kBackend,
-       .source = "vllm 35703 review",
-       .mechanism = "strides of (num_blocks, 2) are put on a (2, num_blocks) view",
-       .exposed_by = "packed attention, on a backend that puts the pair first",
-       .caught_by = {kWritten, kMemory, kDigest},
-       .bias = on_device({full_attention, packed_pages},
-                         {several_groups, mla, sliding_window, chunked_local, states}),
-       .reshape = flash},
-      {.id = "pack-offset",
-       .site = kBackend,
-       .source = "vllm 35703",
-       .mechanism = "every layer of a pack lies at offset 0",
-       .exposed_by = "packed attention",
-       .caught_by = {kWritten, kMemory},
-       .bias = on_device({full_attention, packed_pages},
-                         {several_groups, mla, sliding_window, chunked_local, states})},
-  };
-}
-
 }  // namespace
 
 std::vector<Mutant> mutants_of_backend() {
   std::vector<Mutant> all;
-  for (const auto& part : {row_mutants(), table_mutants(), device_state_mutants(), graph_mutants(),
-                           number_mutants(), view_mutants()})
+  for (const auto& part :
+       {row_mutants(), table_mutants(), device_state_mutants(), launch_mutants(), view_mutants()})
     all.insert(all.end(), part.begin(), part.end());
   return all;
 }

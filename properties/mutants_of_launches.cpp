@@ -1,0 +1,99 @@
+// The catalogue's defects of how kernels are launched: from captured graphs, and on real numbers.
+#include <algorithm>
+#include <iterator>
+
+#include "properties/case_parts.h"
+#include "properties/mutant_catalogue.h"
+#include "properties/mutants_on_device.h"
+
+namespace lockstep {
+namespace {
+
+using enum Feature;
+
+void with_graphs(SavedCase& saved) {
+  saved.settings.emplace_back("max_cudagraph_capture_size", 64);
+}
+void with_real_numbers(SavedCase& saved) { saved.settings.emplace_back("real_numbers", 1); }
+// Elements of one byte in rows twice as long: pages stay as large as they are.
+void with_int8_numbers(SavedCase& saved) {
+  with_real_numbers(saved);
+  for (std::size_t g = 0; g < saved.cache.groups.size(); ++g)
+    change_specs(saved, g, [](KVCacheSpec& spec) {
+      spec.head_size *= itemsize_bytes(spec.dtype);
+      if (spec.head_size_v != 0) spec.head_size_v *= itemsize_bytes(spec.dtype);
+      spec.dtype = DType::int8;
+    });
+}
+
+// slot-pad-rows shows in graphs as it does without: tests/cuda_backend/mutants_test.cpp.
+std::vector<Mutant> graph_mutants() {
+  return {
+      {.id = "graph-stale-param",
+       .site = kBackend,
+       .source = "this project",
+       .mechanism = "a captured launch holds the number of tokens of the batch that it was "
+                    "captured with, and does not read it from memory",
+       .exposed_by = "two batches of different sizes that are padded to one",
+       .caught_by = {kSlots, kMemory},
+       .bias = on_device({full_attention}, {states, two_block_pool}),
+       .reshape = with_graphs},
+      {.id = "graph-too-small",
+       .site = kBackend,
+       .source = "this project",
+       .mechanism = "the graph of the next smaller size is replayed: the last tokens of the batch "
+                    "are not in it",
+       .exposed_by = "a batch between two captured sizes",
+       .caught_by = {kSlots, kMemory},
+       .bias = on_device({full_attention}, {states, two_block_pool}),
+       .reshape = with_graphs},
+      {.id = "graph-stale-pointer",
+       .site = kBackend,
+       .source = "this project",
+       .mechanism = "a buffer grows after a graph was captured, which goes on reading the old one",
+       .exposed_by = "a captured batch, a larger one, and one of the first size again",
+       .caught_by = {kSlots, kWritten, kDigest, kOutput, kMemory},
+       .bias = on_device({full_attention, long_prompts}, {states, two_block_pool}),
+       .reshape = with_graphs},
+  };
+}
+
+std::vector<Mutant> number_mutants() {
+  return {
+      {.id = "combine-unscaled",
+       .site = kBackend,
+       .source = "this project",
+       .mechanism = "partial softmaxes of a split context are added without their rescale",
+       .exposed_by = "real numbers, and a context longer than a split",
+       .caught_by = {kOutput},
+       .bias = on_device({full_attention, long_prompts}, {states, hidden_state}),
+       .reshape = with_real_numbers},
+      {.id = "window-off-by-one",
+       .site = kBackend,
+       .source = "this project",
+       .mechanism = "attention sees one token more than its window",
+       .exposed_by = "real numbers, and a request longer than a window",
+       .caught_by = {kOutput, kMemory},
+       .bias = on_device({full_attention, sliding_window, several_groups, long_prompts},
+                         {states, hidden_state}),
+       .reshape = with_real_numbers},
+      {.id = "scale-of-other-layer",
+       .site = kBackend,
+       .source = "this project",
+       .mechanism = "a quantised cache is written and read with the scale of the next layer",
+       .exposed_by = "real numbers in a cache of 8-bit elements",
+       .caught_by = {kWritten},
+       .bias = on_device({full_attention}, {states, hidden_state, several_groups}),
+       .reshape = with_int8_numbers},
+  };
+}
+
+}  // namespace
+
+std::vector<Mutant> launch_mutants() {
+  std::vector<Mutant> all = graph_mutants();
+  std::ranges::move(number_mutants(), std::back_inserter(all));
+  return all;
+}
+
+}  // namespace lockstep
