@@ -74,26 +74,6 @@ TEST(Fuzz, SavesAFailureAndMakesItSmall) {
   EXPECT_TRUE(read_text(other + "/seed-1.min.case.jsonl").empty());
 }
 
-#ifdef LOCKSTEP_MPIRUN
-// The ranks share out the seeds, and rank 0 says what one process would have said.
-TEST(Fuzz, RanksGiveTheReportOfOneProcess) {
-  const Arguments runs = {"--backend", "none", "--runs", "300"};
-  const std::string whole = report_of(runs, "whole.json");
-  const std::string path = temporary_path("ranks.json");
-  const Outcome outcome = run_program(
-      LOCKSTEP_MPIRUN, {"--allow-run-as-root", "--oversubscribe", "-n", "3", LOCKSTEP_COMMAND,
-                        "fuzz", "--backend", "none", "--runs", "300", "--json", path});
-  EXPECT_EQ(outcome.status, 0) << outcome.err;
-  EXPECT_EQ(read_text(path), whole);
-  EXPECT_EQ(outcome.out.find("state hash"), outcome.out.rfind("state hash")) << outcome.out;
-  const Outcome refused =
-      run_program(LOCKSTEP_MPIRUN, {"--allow-run-as-root", "--oversubscribe", "-n", "2",
-                                    LOCKSTEP_COMMAND, "fuzz", "--seconds", "1"});
-  EXPECT_EQ(refused.status, 2);
-  EXPECT_NE(refused.err.find("under mpirun"), std::string::npos) << refused.err;
-}
-#endif
-
 TEST(Fuzz, RefusesWhatCannotBe) {
   const auto refused = [](Arguments arguments, std::string_view why) {
     arguments.insert(arguments.begin(), "fuzz");
