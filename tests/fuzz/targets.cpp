@@ -14,11 +14,14 @@
 #include "properties/judge.h"
 #include "properties/known_findings.h"
 #include "reference/check.h"
+#include "sim/audit/audit.h"
 #include "sim/fault_plan.h"
 #include "traces/azure.h"
+#include "traces/benchmark_file.h"
 #include "traces/layout_recording.h"
 #include "traces/model_file.h"
 #include "traces/mooncake.h"
+#include "traces/open_trace.h"
 #include "traces/recording.h"
 #include "traces/request_trace.h"
 #include "traces/saved_case.h"
@@ -96,9 +99,23 @@ void run_layout_recording(Bytes bytes) {
   is_read(read_layout_recordings(file.path()), file.path());
 }
 
-void run_model_file(Bytes bytes) {
+void run_model_file(Bytes bytes) { read_and_write(bytes, read_model_file, model_to_json); }
+
+void run_benchmark(Bytes bytes) {
   const MemoryFile file(bytes);
-  is_read(read_model_file(file.path()), file.path());
+  is_read(read_benchmark_file(file.path()), file.path());
+}
+
+// Whatever it is: the first line says, and one of the readers takes or refuses the rest.
+void run_any_trace(Bytes bytes) {
+  const MemoryFile file(bytes);
+  is_read(read_whole(open_trace(file.path())), file.path());
+}
+
+// Decisions that nobody has made: whatever a file says was decided, the audit says what is wrong.
+void run_audit(Bytes bytes) {
+  const MemoryFile file(bytes);
+  is_read(audit_recording(file.path()), file.path());
 }
 
 void run_mooncake(Bytes bytes) {
@@ -167,7 +184,8 @@ std::vector<std::string> beginnings(std::initializer_list<std::string_view> path
 
 std::vector<std::string> recordings() {
   return beginnings({"tests/regressions/vllm_0_22_1_window_freed_by_drafts.jsonl",
-                     "tests/regressions/vllm_0_22_1_state_hit_longer.jsonl"},
+                     "tests/regressions/vllm_0_22_1_state_hit_longer.jsonl",
+                     "tests/regressions/vllm_0_22_1_two_half_loaded.jsonl"},
                     1'000);
 }
 
@@ -176,7 +194,17 @@ std::vector<std::string> layout_recordings() {
 }
 
 std::vector<std::string> model_files() {
-  return beginnings({"traces/models/jamba-mini.json", "traces/models/qwen3.5-0.8b.json"}, 1'000);
+  auto files =
+      beginnings({"traces/models/jamba-mini.json", "traces/models/qwen3.5-0.8b.json"}, 1'000);
+  files.push_back(R"({"model_type": "gemma3", "text_config": {"model_type": "gemma3_text",
+      "num_hidden_layers": 3, "num_attention_heads": 8, "num_key_value_heads": 4,
+      "hidden_size": 1024, "sliding_window": 512,
+      "layer_types": ["sliding_attention", "sliding_attention", "full_attention"]}})");
+  return files;
+}
+
+std::vector<std::string> benchmarks() {
+  return beginnings({"traces/samples/recordings/vllm-0.22.1/benchmarks/mamba_align.jsonl"}, 4);
 }
 
 std::vector<std::string> fault_plans() {
@@ -203,6 +231,14 @@ std::vector<std::string> azure_files() {
       "2023-11-16 18:17:03.9799600,4808,10\n2023-11-16 18:17:04.0319600,3180,8\n"};
 }
 
+std::vector<std::string> any_traces() {
+  std::vector<std::string> files;
+  for (const auto seeds :
+       {request_traces, recordings, saved_cases, benchmarks, mooncake_files, azure_files})
+    files.push_back(seeds().front());
+  return files;
+}
+
 // Draws of a seed, byte by byte: with ByteChoices they make a case.
 std::vector<std::string> scenarios() {
   std::vector<std::string> texts;
@@ -220,10 +256,13 @@ constexpr FuzzTarget kTargets[] = {
     {"saved_case", run_saved_case, saved_cases},
     {"layout_recording", run_layout_recording, layout_recordings},
     {"model_file", run_model_file, model_files},
+    {"benchmark", run_benchmark, benchmarks},
     {"mooncake", run_mooncake, mooncake_files},
     {"azure", run_azure, azure_files},
     {"fault_plan", run_fault_plan, fault_plans},
     {"fuzz_report", run_fuzz_report, fuzz_reports},
+    {"any_trace", run_any_trace, any_traces},
+    {"audit", run_audit, recordings},
     {"scenario", run_scenario, scenarios},
 };
 

@@ -1,6 +1,6 @@
 // What libFuzzer drives, and what the ordinary tests drive over the corpus (tests/fuzz/corpus) and
-// with seeded mutations when there is no clang: every reader of a file, and whole cases out of
-// bytes.
+// with seeded mutations when there is no clang: every reader of a file, the audit of whatever a
+// recording says, and whole cases out of bytes.
 //
 // A target returns, or stops the process with a sentence: a reader that crashes, accepts what it
 // writes differently, or refuses without saying where; a case that fails and is no known finding.

@@ -75,6 +75,14 @@ TEST_P(Targets, take_their_corpus) {
   }
 }
 
+// A target that CMakeLists.txt does not name would never be built for libFuzzer.
+TEST(FuzzTargets, are_all_built_for_libfuzzer) {
+  std::string names;
+  for (const FuzzTarget& target : fuzz_targets())
+    names += (names.empty() ? "" : ",") + std::string(target.name);
+  EXPECT_EQ(names, LOCKSTEP_FUZZ_NAMES);
+}
+
 std::vector<std::string_view> names() {
   std::vector<std::string_view> names;
   for (const FuzzTarget& target : fuzz_targets()) names.push_back(target.name);
