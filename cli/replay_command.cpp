@@ -55,14 +55,18 @@ Result<RunReport> run_with_progress(const ReplayOptions& options, PreparedReplay
   WatchSteps steps(options, prepared);
   std::vector<EngineParts> engines;
   for (const PreparedEngine& engine : prepared.engines) {
-    EngineParts& parts = engines.emplace_back(engine.decisions.get());
+    EngineParts& parts = engines.emplace_back();
+    parts.decisions = engine.decisions.get();
+    parts.dealt = engine.dealt;
+    parts.workload = engine.workload.get();
     for (const auto& rank : engine.ranks) parts.ranks.push_back(rank.get());
   }
+  if (steps.is_needed()) engines.front().observer = &steps;
   auto report = engines.size() > 1
                     ? run_data_parallel(prepared.config, engines, *prepared.workload)
                     : run_lockstep(prepared.config, *engines.front().decisions, *prepared.workload,
                                    std::span<Backend* const>(engines.front().ranks),
-                                   steps.is_needed() ? &steps : nullptr);
+                                   engines.front().observer);
   if (!report || options.cache_events_path.empty()) return report;
   const auto written = write_file_atomically(options.cache_events_path, steps.cache_events());
   if (!written) return tl::unexpected(written.error());

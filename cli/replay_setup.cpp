@@ -9,10 +9,8 @@
 
 #include "cli/replay_cache.h"
 #include "cli/replay_connector.h"
+#include "cli/replay_engines.h"
 #include "cli/terminal.h"
-#include "cuda_backend/gpu_backend.h"
-#include "cuda_backend/plugin_backend.h"
-#include "cuda_backend/simt_backend.h"
 #include "properties/fault_generator.h"
 #include "properties/planned_need.h"
 #include "reference/engine_profile.h"
@@ -139,27 +137,6 @@ void apply_device_flags(const ReplayOptions& options, LockstepConfig& config) {
                    : *options.check == "check" ? CheckMode::check
                                                : CheckMode::fast;
   }
-}
-
-Result<std::unique_ptr<Backend>> make_backend(std::string_view name, const BackendConfig& device) {
-  if (name == "none") {
-    if (device.check != CheckMode::fast || !device.mutant.empty() || device.num_streams > 1 ||
-        device.max_cudagraph_capture_size > 0 || device.numbers != Numbers::words) {
-      return fail(
-          "--check, --mutant, --streams, --graphs and --numbers need a backend, and --backend none "
-          "is the model alone");
-    }
-    return std::unique_ptr<Backend>();
-  }
-  if (name != "auto" && name != "cuda" && name != "simt")
-    return make_plugin_backend(std::string(name), device);
-  if (device.delay_streams && device.num_streams < 2)
-    return fail("--delay-streams moves operations of different streams; give --streams 2 or more");
-  const bool on_cpu = device.check != CheckMode::fast || device.delay_streams;
-  if (name == "cuda" || (name == "auto" && !on_cpu && gpu_available())) {
-    return make_gpu_backend(device);
-  }
-  return make_simt_backend(device);
 }
 
 // The rest is the same for every kind of file: a plan, a device, a source of decisions.
@@ -321,14 +298,12 @@ Result<void> prepare_by_format(const ReplayOptions& options, PreparedReplay& pre
 
 // What several ranks or engines cannot be asked.
 Result<void> check_parallel(const ReplayOptions& options, const LockstepConfig& config,
-                            std::span<const Fault> faults, std::string_view backend) {
+                            std::string_view backend) {
   if (backend == "none" && !config.device.parallel.is_whole())
     return fail(
         "--tensor-parallel-size and --pipeline-parallel-size divide memory, and --backend none has "
         "none: decisions do not depend on them");
   if (config.data_parallel.dp_size > 1) {
-    if (!faults.empty())
-      return fail("faults with --data-parallel-size: they are planned for one engine");
     if (!options.report_path.empty() || !options.cache_events_path.empty())
       return fail(
           "--report and --cache-events with --data-parallel-size: they tell of one engine; leave "
@@ -374,24 +349,6 @@ Result<void> keep_recording(const std::string& path, std::int64_t count, SavedCa
   return {};
 }
 
-// An engine with its scheduler, its pool and the ranks that it runs on.
-Result<void> add_engine(const std::string& backend_name, const KVTransfer& transfer,
-                        PreparedReplay& prepared) {
-  const LockstepConfig& config = prepared.config;
-  auto decisions = make_reference_decisions(config.engine, config.device.plan.groups,
-                                            config.device.plan.num_blocks, transfer,
-                                            config.scheduler_defect, prepared.free_order);
-  if (!decisions) return tl::unexpected(decisions.error());
-  PreparedEngine& engine = prepared.engines.emplace_back();
-  engine.decisions = std::move(*decisions);
-  for (std::int32_t rank = 0; rank < num_ranks(config.device); ++rank) {
-    auto backend = make_backend(backend_name, device_of_rank(config.device, rank));
-    if (!backend) return tl::unexpected(backend.error());
-    if (*backend) engine.ranks.push_back(std::move(*backend));
-  }
-  return {};
-}
-
 }  // namespace
 
 Result<PreparedReplay> prepare_replay(const ReplayOptions& options) {
@@ -414,18 +371,12 @@ Result<PreparedReplay> prepare_replay(const ReplayOptions& options) {
   const KVTransfer transfer{prepared.workload->connector(), config.connector.load_failure_policy};
   if (transfer.connector != nullptr)
     config.device.num_host_blocks = num_host_blocks(config.connector, config.device.plan);
-  if (auto sound = check_parallel(options, config, prepared.faults, backend_name); !sound)
+  if (auto sound = check_parallel(options, config, backend_name); !sound)
     return tl::unexpected(sound.error());
-  for (std::int32_t engine = 0; engine < config.data_parallel.dp_size; ++engine)
-    if (auto added = add_engine(backend_name, transfer, prepared); !added)
-      return tl::unexpected(added.error());
-  if (!prepared.faults.empty()) {
-    auto faulty = make_faulty_workload(std::move(prepared.workload), prepared.faults);
-    if (!faulty) return fail(fmt::format("{}: {}", options.file, faulty.error().message));
-    (*faulty)->watch(*prepared.engines.front().decisions);
-    prepared.faulty = faulty->get();
-    prepared.workload = std::move(*faulty);
-  }
+  if (auto added = add_engines(backend_name, transfer, prepared); !added)
+    return tl::unexpected(added.error());
+  if (auto added = add_faults(prepared); !added)
+    return fail(fmt::format("{}: {}", options.file, added.error().message));
   return prepared;
 }
 

@@ -12,6 +12,7 @@
 #include "reference/result.h"
 #include "sim/faulty_workload.h"
 #include "sim/lockstep.h"
+#include "sim/ranks/dealt_workload.h"
 #include "traces/benchmark_file.h"
 #include "traces/open_trace.h"
 #include "traces/saved_case.h"
@@ -20,6 +21,10 @@ namespace lockstep {
 
 struct PreparedEngine {
   std::unique_ptr<DecisionSource> decisions;
+  // Of several, what is dealt out to it and the faults that it meets; else null.
+  std::unique_ptr<FaultyWorkload> workload;
+  DealtWorkload* dealt = nullptr;
+  const FaultyWorkload* faulty = nullptr;  // when there are faults
   // One for each rank that has memory of its own; none: the model alone.
   std::vector<std::unique_ptr<Backend>> ranks;
 };
@@ -30,8 +35,7 @@ struct PreparedReplay {
   std::vector<PreparedEngine> engines;  // one for each data parallel rank
   std::vector<Fault> faults;
   std::unique_ptr<Workload> workload;
-  const FaultyWorkload* faulty = nullptr;  // `workload`, when there are faults
-  std::vector<BlockId> free_order;         // of a saved case that says so; empty: the engine's
+  std::vector<BlockId> free_order;  // of a saved case that says so; empty: the engine's
   TraceWorkloadOptions workload_options;
   std::int64_t num_records = 0;           // of the trace or recording; 0: not known
   std::vector<std::string> chosen;        // what was chosen here because nobody said

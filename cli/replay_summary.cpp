@@ -50,9 +50,16 @@ std::string group_text(const KVCacheGroupSpec& group) {
 // The first few; what becomes of all of them is counted at the end.
 std::span<const PlannedFault> faults_in(const PreparedReplay& prepared) {
   constexpr std::size_t kShown = 20;
-  if (prepared.faulty == nullptr) return {};
-  const auto faults = prepared.faulty->plan().faults();
+  if (prepared.faults.empty()) return {};
+  const auto faults = prepared.engines.front().faulty->plan().faults();
   return faults.first(std::min(faults.size(), kShown));
+}
+
+// In all engines together.
+std::int64_t num_effects(const PreparedReplay& prepared, FaultKind kind) {
+  std::int64_t times = 0;
+  for (const PreparedEngine& engine : prepared.engines) times += engine.faulty->num_effects(kind);
+  return times;
 }
 
 // "tp 4, pp 2, cp 2"
@@ -159,15 +166,15 @@ std::string summary_text(const RunSummary& s) {
 }
 
 std::string faults_text(const PreparedReplay& prepared, const RunSummary& summary) {
-  if (prepared.faulty == nullptr) return {};
+  if (prepared.faults.empty()) return {};
   std::vector<std::string> effects;
   for (std::size_t i = 0; i < kNumFaultKinds; ++i) {
     const auto kind = static_cast<FaultKind>(i);
-    if (const std::int64_t times = prepared.faulty->num_effects(kind); times > 0)
+    if (const std::int64_t times = num_effects(prepared, kind); times > 0)
       effects.push_back(fmt::format("{} {}", name_of(kind), with_commas(times)));
   }
   std::string text =
-      row_text("faults", with_commas(std::ssize(prepared.faulty->plan().faults())),
+      row_text("faults", with_commas(std::ssize(prepared.engines.front().faulty->plan().faults())),
                effects.empty() ? "none took effect"
                                : fmt::format("took effect: {}", fmt::join(effects, ", ")));
   return text + row_text("refused", with_commas(summary.refused_allocations),
@@ -228,13 +235,13 @@ std::string summary_json(const ReplayOptions& options, const PreparedReplay& pre
                                {"request_steps", prepared.totals->request_steps},
                                {"met", missed_totals(prepared, summary).empty()}};
   }
-  if (prepared.faulty != nullptr) {
+  if (!prepared.faults.empty()) {
     json["faults"] = Json::array();
-    for (const PlannedFault& fault : prepared.faulty->plan().faults())
+    for (const PlannedFault& fault : prepared.engines.front().faulty->plan().faults())
       json["faults"].push_back(to_text(fault));
     for (std::size_t i = 0; i < kNumFaultKinds; ++i)
       json["fault_effects"][std::string(name_of(static_cast<FaultKind>(i)))] =
-          prepared.faulty->num_effects(static_cast<FaultKind>(i));
+          num_effects(prepared, static_cast<FaultKind>(i));
   }
   json.update(Json::parse(result_to_json(summary)));
   return json.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";

@@ -25,11 +25,14 @@ Outcome refusal(const Error& error) {
   return outcome;
 }
 
-// Everything that looks on while a case runs. False from a hook ends the run.
+// Everything that looks on while an engine runs. False from a hook ends the run.
 class Bench final : public StepObserver {
  public:
-  Bench(const SavedCase& saved, Workload& workload, const JudgeOptions& options, Outcome& outcome)
+  Bench(const SavedCase& saved, std::int32_t dp_rank, Workload& workload,
+        const JudgeOptions& options, Outcome& outcome)
       : options_(options),
+        dp_rank_(dp_rank),
+        observer_(dp_rank < 0 || dp_rank == options.observed_dp_rank ? options.observer : nullptr),
         outcome_(outcome),
         invariants_(saved.engine, saved.cache),
         tally_(saved, outcome.tally),
@@ -50,7 +53,7 @@ class Bench final : public StepObserver {
   bool decided(const StepView& view) override {
     recorder_.decided(view);
     if (asks_invariants()) invariants_.decided(view);
-    const bool go_on = options_.observer == nullptr || options_.observer->decided(view);
+    const bool go_on = observer_ == nullptr || observer_->decided(view);
     return settle() && go_on;
   }
 
@@ -58,7 +61,7 @@ class Bench final : public StepObserver {
     if (options_.hashes != nullptr) options_.hashes->push_back(view.state_hash);
     recorder_.finished(view);
     if (asks_invariants() && !outcome_.failed()) invariants_.finished(view);
-    const bool go_on = options_.observer == nullptr || options_.observer->finished(view);
+    const bool go_on = observer_ == nullptr || observer_->finished(view);
     return settle() && go_on;
   }
 
@@ -105,11 +108,14 @@ class Bench final : public StepObserver {
     outcome_.kind = OutcomeKind::violation;
     outcome_.check = std::move(check);
     outcome_.step = step;
+    outcome_.dp_rank = dp_rank_;
     outcome_.request = std::move(request);
     outcome_.what = std::move(what);
   }
 
   const JudgeOptions& options_;
+  const std::int32_t dp_rank_;
+  StepObserver* const observer_;
   Outcome& outcome_;
   Invariants invariants_;
   TallyCounter tally_;
@@ -164,12 +170,14 @@ void take_verdict(const RunSummary& summary, Outcome& outcome) {
     outcome.kind = OutcomeKind::divergence;
     outcome.check = name_of(summary.divergence->phase);
     outcome.step = summary.divergence->step;
+    outcome.dp_rank = summary.divergence->dp_rank;
     outcome.request = summary.divergence->request;
     outcome.what = summary.divergence->message;
   } else if (summary.verdict == Verdict::liveness) {
     outcome.kind = OutcomeKind::stuck;
     outcome.check = "liveness";
     outcome.step = summary.steps;
+    outcome.dp_rank = summary.stuck_dp_rank;
     LS_CHECK(!summary.stuck.empty(), "stuck in step {}, and nobody waits", summary.steps);
     outcome.request = summary.stuck.front().name;
     outcome.what = fmt::format("request {} {}", outcome.request, summary.stuck.front().why);
@@ -178,7 +186,6 @@ void take_verdict(const RunSummary& summary, Outcome& outcome) {
 
 // Those that do not show in the steps as they are recorded.
 void count_faults(const FaultyWorkload& workload, Tally& tally) {
-  if (!workload.plan().empty()) tally.count(Reached::with_faults);
   tally.count(Reached::early_output, workload.num_effects(FaultKind::early_output));
   tally.count(Reached::late_output, workload.num_effects(FaultKind::late_output));
   tally.count(Reached::abort_again, workload.num_effects(FaultKind::abort_again));
@@ -204,41 +211,89 @@ std::string_view name_of(OutcomeKind kind) {
 
 namespace {
 
-Result<std::unique_ptr<DecisionSource>> make_decisions(const SavedCase& saved,
-                                                       const LockstepConfig& config,
-                                                       const KVTransfer& transfer = {}) {
-  return make_reference_decisions(saved.engine, saved.cache.groups, saved.cache.num_blocks,
-                                  transfer, config.scheduler_defect, free_order_of(saved));
+// An engine of a case: the faults that it meets, who decides, its ranks, and who looks on.
+struct JudgedEngine {
+  std::unique_ptr<FaultyWorkload> workload;
+  std::unique_ptr<Bench> bench;
+  std::unique_ptr<DecisionSource> decisions;
+  Ranks ranks;
+};
+
+Result<JudgedEngine> make_engine(const SavedCase& saved, const LockstepConfig& config,
+                                 const JudgeOptions& options, std::unique_ptr<Workload> workload,
+                                 std::int32_t dp_rank, Outcome& outcome) {
+  JudgedEngine engine;
+  auto faulty = make_faulty_workload(std::move(workload), saved.faults);
+  if (!faulty) return tl::unexpected(faulty.error());
+  engine.workload = std::move(*faulty);
+  engine.bench = std::make_unique<Bench>(saved, dp_rank, *engine.workload, options, outcome);
+  const KVTransfer transfer{engine.bench->workload().connector(),
+                            config.connector.load_failure_policy};
+  auto decisions =
+      make_reference_decisions(saved.engine, saved.cache.groups, saved.cache.num_blocks, transfer,
+                               config.scheduler_defect, free_order_of(saved));
+  if (!decisions) return tl::unexpected(decisions.error());
+  engine.decisions = std::move(*decisions);
+  engine.bench->begin(saved, config, *engine.decisions);
+  engine.workload->watch(*engine.decisions);
+  auto ranks = make_ranks(saved, config, options);
+  if (!ranks) return tl::unexpected(ranks.error());
+  engine.ranks = std::move(*ranks);
+  return engine;
 }
 
-// Several engines side by side: each is compared with its backends, and all with one another. Audit
-// and invariants follow one engine's decisions and do not look on.
+Outcome judge_one_engine(const SavedCase& saved, const LockstepConfig& config,
+                         const JudgeOptions& options) {
+  Outcome outcome;
+  count_case(saved, outcome.tally);
+  const auto engine = make_engine(saved, config, options, workload_of(saved), -1, outcome);
+  if (!engine) return refusal(engine.error());
+  const std::vector<Backend*> backends = pointers(engine->ranks);
+  if (!backends.empty()) count_ranks(config.device, outcome.tally);
+  const auto report = run_lockstep(config, *engine->decisions, engine->bench->workload(),
+                                   std::span<Backend* const>(backends), engine->bench.get());
+  if (!report) return refusal(report.error());
+  take_verdict(report->summary, outcome);
+  count_faults(*engine->workload, outcome.tally);
+  if (options.summary != nullptr) *options.summary = report->summary;
+  if (outcome.kind == OutcomeKind::agreed) engine->bench->end(*engine->decisions);
+  return outcome;
+}
+
+// Several engines side by side, each with faults, a bench and ranks of its own; their meetings too
+// are looked at.
 Outcome judge_data_parallel(const SavedCase& saved, const LockstepConfig& config,
                             const JudgeOptions& options) {
   if (saved.recording) return refusal({"data_parallel_size: a recording is one engine's"});
-  if (!saved.faults.empty()) return refusal({"data_parallel_size: faults are one engine's"});
-  std::vector<std::unique_ptr<DecisionSource>> decisions;
-  std::vector<Ranks> ranks;
-  std::vector<EngineParts> engines;
-  for (std::int32_t engine = 0; engine < config.data_parallel.dp_size; ++engine) {
-    auto own = make_decisions(saved, config);
-    if (!own) return refusal(own.error());
-    decisions.push_back(std::move(*own));
-    auto backends = make_ranks(saved, config, options);
-    if (!backends) return refusal(backends.error());
-    ranks.push_back(std::move(*backends));
-    engines.push_back({decisions.back().get(), pointers(ranks.back())});
-  }
   Outcome outcome;
-  if (!ranks.front().empty()) count_ranks(config.device, outcome.tally);
+  count_case(saved, outcome.tally);
   const std::unique_ptr<Workload> workload = workload_of(saved);
-  const auto report = run_data_parallel(config, engines, *workload);
+  std::vector<JudgedEngine> engines;
+  std::vector<EngineParts> parts;
+  for (std::int32_t rank = 0; rank < config.data_parallel.dp_size; ++rank) {
+    auto dealt = std::make_unique<DealtWorkload>(*workload);
+    EngineParts& part = parts.emplace_back();
+    part.dealt = dealt.get();
+    auto engine = make_engine(saved, config, options, std::move(dealt), rank, outcome);
+    if (!engine) return refusal(engine.error());
+    part.decisions = engine->decisions.get();
+    part.ranks = pointers(engine->ranks);
+    part.workload = &engine->bench->workload();
+    part.observer = engine->bench.get();
+    engines.push_back(std::move(*engine));
+  }
+  if (!engines.front().ranks.empty()) count_ranks(config.device, outcome.tally);
+  const auto report = run_data_parallel(config, parts, *workload);
   if (!report) return refusal(report.error());
   outcome.tally.count(Reached::data_parallel);
   outcome.tally.count(Reached::idle_dp_rank, report->summary.idle_rank_steps);
   take_verdict(report->summary, outcome);
-  if (options.hashes != nullptr) options.hashes->push_back(report->summary.state_hash);
+  for (const JudgedEngine& engine : engines) count_faults(*engine.workload, outcome.tally);
   if (options.summary != nullptr) *options.summary = report->summary;
+  for (const JudgedEngine& engine : engines)
+    if (outcome.kind == OutcomeKind::agreed) engine.bench->end(*engine.decisions);
+  if (outcome.failed() && outcome.dp_rank >= 0)
+    outcome.what = fmt::format("data parallel rank {}: {}", outcome.dp_rank, outcome.what);
   return outcome;
 }
 
@@ -250,29 +305,8 @@ Outcome judge(const SavedCase& saved, const JudgeOptions& options) {
         {fmt::format("mutants: {} of them; a case has one at most", saved.mutants.size())});
   const LockstepConfig config = config_of(saved);
   if (auto sound = check_ranks(config); !sound) return refusal(sound.error());
-  if (config.data_parallel.dp_size > 1) return judge_data_parallel(saved, config, options);
-  Outcome outcome;
-  const auto workload = make_faulty_workload(workload_of(saved), saved.faults);
-  if (!workload) return refusal(workload.error());
-  Bench bench(saved, **workload, options, outcome);
-  const KVTransfer transfer{bench.workload().connector(), config.connector.load_failure_policy};
-  auto decisions = make_decisions(saved, config, transfer);
-  if (!decisions) return refusal(decisions.error());
-  bench.begin(saved, config, **decisions);
-  (*workload)->watch(**decisions);
-  const auto ranks = make_ranks(saved, config, options);
-  if (!ranks) return refusal(ranks.error());
-  const std::vector<Backend*> backends = pointers(*ranks);
-
-  if (!backends.empty()) count_ranks(config.device, outcome.tally);
-  const auto report = run_lockstep(config, **decisions, bench.workload(),
-                                   std::span<Backend* const>(backends), &bench);
-  if (!report) return refusal(report.error());
-  take_verdict(report->summary, outcome);
-  count_faults(**workload, outcome.tally);
-  if (options.summary != nullptr) *options.summary = report->summary;
-  if (outcome.kind == OutcomeKind::agreed) bench.end(**decisions);
-  return outcome;
+  return config.data_parallel.dp_size > 1 ? judge_data_parallel(saved, config, options)
+                                          : judge_one_engine(saved, config, options);
 }
 
 Outcome judge(const SavedCase& saved, const BackendFactory& backend) {

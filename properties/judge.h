@@ -37,6 +37,8 @@ struct Outcome {
   // Empty: agreed or refused.
   std::string check;
   std::int64_t step = -1;
+  std::int32_t dp_rank =
+      -1;  // the data parallel rank it fails in; -1: one engine, or their meeting
   std::string request;
   std::string what;
   Tally tally;
@@ -57,7 +59,8 @@ using BackendFactory = std::function<Result<std::unique_ptr<Backend>>(const Back
 struct JudgeOptions {
   BackendFactory backend;
   StepObserver* observer = nullptr;               // sees every step, the one that fails included
-  std::vector<StateHash>* hashes = nullptr;       // receives the chain, one hash a step
+  std::int32_t observed_dp_rank = 0;              // ... of this engine, where there are several
+  std::vector<StateHash>* hashes = nullptr;       // receives the chain, one hash a step and engine
   RunSummary* summary = nullptr;                  // receives what the run came to
   std::vector<AuditFinding>* findings = nullptr;  // receives those of the step that fails
 };

@@ -57,7 +57,7 @@ void draw_ranks(Draw& draw, SavedCase& saved) {
     if (draw.has(Feature::tensor_parallel)) draw_tensor_parallel(draw, saved);
     if (draw.has(Feature::pipeline_parallel)) set(saved, "pipeline_parallel_size", 2);
   }
-  if (!draw.has(Feature::data_parallel) || !saved.faults.empty()) return;
+  if (!draw.has(Feature::data_parallel)) return;
   set(saved, "data_parallel_size", draw.choices.between(2, 3));
   set(saved, "enforce_eager", draw.choices.below(2));
 }

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "sim/conform/recorded_terms.h"
+#include "sim/saved_run.h"
 
 namespace lockstep {
 namespace {
@@ -78,6 +79,9 @@ Story tell(const SavedCase& saved, const BackendFactory& backend) {
   RunSummary summary;
   JudgeOptions options;
   options.backend = backend;
+  story.dp_size = config_of(saved).data_parallel.dp_size;
+  if (story.dp_size > 1) story.dp_rank = std::max(judge(saved, options).dp_rank, 0);
+  options.observed_dp_rank = story.dp_rank;
   options.observer = &keeper;
   options.summary = &summary;
   options.findings = &story.findings;

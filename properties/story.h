@@ -3,6 +3,7 @@
 //
 // (1) The last step is the one that failed, or the last one of the run.
 // (2) Names, tokens and blocks are those of the run; nothing is worked out anew from the case.
+// (3) Of several engines, the one that fails is told of, or else the first.
 //
 // Not told: what lies in the cache. A divergence brings its page with it (sim/divergence.h).
 #pragma once
@@ -45,6 +46,8 @@ struct StoryStep {
 
 struct Story {
   std::vector<StoryStep> steps;
+  std::int32_t dp_size = 1;
+  std::int32_t dp_rank = 0;  // whose steps they are
   Outcome outcome;
   std::optional<Divergence> divergence;  // of an outcome `divergence`
   std::vector<AuditFinding> findings;    // of a violation that the audit found

@@ -80,6 +80,7 @@ std::string to_json(const SavedCase& saved, const Story& story) {
                {"step", outcome.step},
                {"request", outcome.request},
                {"what", outcome.what}};
+  if (story.dp_size > 1) json["dp_rank"] = story.dp_rank;
   if (story.divergence) json["divergence"] = Json::parse(to_json(*story.divergence));
   for (const AuditFinding& finding : story.findings)
     json["findings"].push_back({{"step", finding.step},

@@ -207,6 +207,10 @@ std::string failure_text(const SavedCase& saved, const Story& story) {
 
 std::string to_text(const SavedCase& saved, const Story& story, const StoryTextOptions& options) {
   std::string text = head_text(saved);
+  if (story.dp_size > 1)
+    text += fmt::format(
+        "  {} data parallel ranks share the requests; these are the steps of rank {}.\n",
+        story.dp_size, story.dp_rank);
   std::size_t first = 0;
   if (options.steps_max > 0 && story.steps.size() > options.steps_max) {
     first = story.steps.size() - options.steps_max;

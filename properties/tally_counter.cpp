@@ -102,7 +102,8 @@ void count_arrivals(const SavedCase& saved, Tally& tally) {
 
 }  // namespace
 
-TallyCounter::TallyCounter(const SavedCase& saved, Tally& tally) : saved_(saved), tally_(tally) {
+void count_case(const SavedCase& saved, Tally& tally) {
+  if (!saved.faults.empty()) tally.count(Reached::with_faults);
   count_cache(saved, tally);
   count_engine(saved, tally);
   count_arrivals(saved, tally);

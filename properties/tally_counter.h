@@ -1,5 +1,5 @@
-// Counts what a case is made of, from the case, and what it reaches, from its steps as a recorder
-// writes them.
+// Counts what a case is made of, from the case, and what each of its engines reaches, from its
+// steps as a recorder writes them.
 #pragma once
 
 #include <cstdint>
@@ -12,10 +12,14 @@
 
 namespace lockstep {
 
+// What it is made of.
+void count_case(const SavedCase& saved, Tally& tally);
+
+// What an engine reaches.
 class TallyCounter {
  public:
-  // The case must outlive the counter.
-  TallyCounter(const SavedCase& saved, Tally& tally);
+  // Both must outlive the counter.
+  TallyCounter(const SavedCase& saved, Tally& tally) : saved_(saved), tally_(tally) {}
 
   void step(const RecordedStep& step);
 

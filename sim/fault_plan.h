@@ -27,7 +27,7 @@ enum class FaultKind : std::uint8_t {
   refuse_allocation,  // `steps`: the pool gives no block to anybody
   pinch_pool,         // `steps`: at most `blocks` are in use at once
   early_output,       // `steps`: an output comes in before the next step is decided
-  late_output,        // `steps`: an output is held back while the engine can go on without it
+  late_output,        // `steps`: an output takes its time; who arrives meanwhile finds it waiting
   // A client gives up. `place`: which of the requests in that phase, running ones first.
   abort_waiting,      // not scheduled yet
   abort_first_chunk,  // after the first of several chunks of its prompt

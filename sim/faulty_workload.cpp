@@ -8,9 +8,12 @@
 namespace lockstep {
 namespace {
 
-// Steps in flight after a decision that the engine waits for at most: with one more than
-// asynchronous scheduling keeps by itself, an output is late.
-constexpr std::int32_t kInFlightMax = 3;
+// How long a step lasts whose output is late: twenty short ones of the default StepTimeModel.
+constexpr std::int64_t kLateNs = 200'000'000;
+
+bool limits_pool(FaultKind kind) {
+  return kind == FaultKind::refuse_allocation || kind == FaultKind::pinch_pool;
+}
 
 }  // namespace
 
@@ -18,8 +21,7 @@ FaultyWorkload::FaultyWorkload(std::unique_ptr<Workload> inner, FaultPlan plan)
     : inner_(std::move(inner)), plan_(std::move(plan)) {
   for (const PlannedFault& fault : plan_.faults()) {
     if (is_abort(fault.kind)) aborts_.push_back(fault);
-    limits_pool_ |=
-        fault.kind == FaultKind::refuse_allocation || fault.kind == FaultKind::pinch_pool;
+    limits_pool_ |= limits_pool(fault.kind);
   }
   looks_at_requests_ = !aborts_.empty();
 }
@@ -27,17 +29,11 @@ FaultyWorkload::FaultyWorkload(std::unique_ptr<Workload> inner, FaultPlan plan)
 Result<Turn> FaultyWorkload::next_turn(const LoopState& state, std::vector<WorkloadEvent>& events) {
   LS_CHECK(decisions_ != nullptr || plan_.empty(), "faults, and nobody to watch");
   step_ = state.step;
-  const bool was_hindered = is_hindered_;
-  is_hindered_ = false;
-  for (const PlannedFault& fault : plan_.faults()) {
-    if (is_abort(fault.kind) || fault.kind == FaultKind::early_output || !fault.is_active(step_))
-      continue;
-    is_hindered_ = true;
-    if (fault.kind != FaultKind::late_output) count(fault.kind);  // counted when it holds one back
-  }
+  for (const PlannedFault& fault : plan_.faults())
+    if (limits_pool(fault.kind) && fault.is_active(step_)) count(fault.kind);
   if (limits_pool_) decisions_->limit_blocks_in_use(plan_.blocks_in_use_max(step_));
   LoopState seen = state;
-  seen.idle &= !is_hindered_ && !was_hindered;
+  seen.idle &= !hinders(step_) && !hinders(step_ - 1);
   const std::size_t before = events.size();
   auto turn = inner_->next_turn(seen, events);
   if (!turn || *turn != Turn::step || !looks_at_requests_) return turn;
@@ -48,6 +44,12 @@ Result<Turn> FaultyWorkload::next_turn(const LoopState& state, std::vector<Workl
   left_before_ = std::exchange(left_, {});
   abort_due(false, events);
   return turn;
+}
+
+bool FaultyWorkload::hinders(std::int64_t step) const {
+  return std::ranges::any_of(plan_.faults(), [step](const PlannedFault& fault) {
+    return limits_pool(fault.kind) && fault.is_active(step);
+  });
 }
 
 Result<void> FaultyWorkload::sample(std::int64_t step, std::span<const SampledRow> rows,
@@ -68,18 +70,17 @@ void FaultyWorkload::while_running(std::vector<WorkloadEvent>& events) {
 std::optional<bool> FaultyWorkload::output_comes_in() const {
   const auto inner = inner_->output_comes_in();
   if (inner) return inner;
-  if (plan_.is_active(FaultKind::late_output, step_) &&
-      decisions_->num_steps_in_flight() < kInFlightMax) {
-    count(FaultKind::late_output);
-    return false;
-  }
   if (!plan_.is_active(FaultKind::early_output, step_)) return std::nullopt;
   count(FaultKind::early_output);
   return true;
 }
 
 void FaultyWorkload::step_done(std::int64_t scheduled_tokens) {
+  const std::int64_t began_ns = inner_->now_ns();
   inner_->step_done(scheduled_tokens);
+  if (scheduled_tokens == 0 || !plan_.is_active(FaultKind::late_output, step_)) return;
+  inner_->advance_to(began_ns + kLateNs);
+  count(FaultKind::late_output);
 }
 
 void FaultyWorkload::request_left(std::string_view name, std::uint64_t ticket) {

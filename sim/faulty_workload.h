@@ -4,6 +4,8 @@
 // (1) With an empty plan it is the workload that it was given.
 // (2) While a fault hinders the engine, and in the step after it, standing still is no end: time
 //     goes on, and so does the run.
+// (3) However late an output is, no more steps are in flight than the engine keeps by itself
+//     (vLLM's batch queue, of two with asynchronous scheduling): it waits, and others arrive.
 #pragma once
 
 #include <array>
@@ -42,7 +44,9 @@ class FaultyWorkload final : public Workload {
   }
   void while_running(std::vector<WorkloadEvent>& events) override;
   std::optional<bool> output_comes_in() const override;
-  bool is_hindered() const override { return is_hindered_ || inner_->is_hindered(); }
+  bool is_hindered(std::int64_t step) const override {
+    return hinders(step) || inner_->is_hindered(step);
+  }
   void step_done(std::int64_t scheduled_tokens) override;
   void request_left(std::string_view name, std::uint64_t ticket) override;
   void request_refused(std::string_view name, std::uint64_t ticket, const Error& why) override;
@@ -60,6 +64,7 @@ class FaultyWorkload final : public Workload {
     std::int64_t num_steps = 0;  // scheduled since it was let in
   };
 
+  bool hinders(std::int64_t step) const;
   void count(FaultKind kind) const { ++effects_[static_cast<std::size_t>(kind)]; }
   bool is_in_phase(RequestId id, FaultKind kind) const;
   std::vector<std::string> in_phase(FaultKind kind) const;
@@ -76,7 +81,6 @@ class FaultyWorkload final : public Workload {
   std::vector<std::string> left_before_;  // in the step before
   std::vector<std::string> left_;         // in the step at hand
   std::int64_t step_ = -1;
-  bool is_hindered_ = false;
   mutable std::array<std::int64_t, kNumFaultKinds> effects_{};  // output_comes_in() counts too
 };
 

@@ -47,7 +47,7 @@ class Run final : public LockstepRun {
 
   Result<void> start(std::span<Backend* const> ranks);
   Result<bool> advance() override;
-  void take_events(std::vector<WorkloadEvent> events) override { events_ = std::move(events); }
+  Result<Turn> take_turn(const LoopState& state) override;
   Result<bool> decide() override;
   std::int64_t num_scheduled_tokens() const override {
     return decision_->total_num_scheduled_tokens;
@@ -130,23 +130,27 @@ Result<void> Run::start(std::span<Backend* const> ranks) {
 
 Result<bool> Run::advance() {
   if (config_.steps_max != 0 && summary_.steps >= config_.steps_max) return false;
-  events_.clear();
-  const LoopState state{
-      .step = summary_.steps, .idle = idle_, .unfinished = decisions_.has_unfinished_requests()};
-  const auto turn = workload_.next_turn(state, events_);
+  const auto turn = take_turn(
+      {.step = summary_.steps, .idle = idle_, .unfinished = decisions_.has_unfinished_requests()});
   if (!turn) return tl::unexpected(turn.error());
   if (*turn == Turn::end) {
     if (has_wait_cycle(config_, decisions_, holding_))
       set_liveness_verdict(config_, decisions_, holding_, summary_);
     return false;
   }
-  if (workload_.is_hindered()) progress_.hindered();
   if (*turn == Turn::stuck || is_stuck()) {
     set_stuck();
     return false;
   }
   const auto goes_on = decide();
   return goes_on && *goes_on ? execute(0) : goes_on;
+}
+
+Result<Turn> Run::take_turn(const LoopState& state) {
+  events_.clear();
+  auto turn = workload_.next_turn(state, events_);
+  if (workload_.is_hindered(state.step)) progress_.hindered();
+  return turn;
 }
 
 Result<RunReport> Run::finish() {

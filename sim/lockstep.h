@@ -107,9 +107,9 @@ class LockstepRun {
   // The last step did nothing: the next one does nothing either, unless something arrives.
   virtual bool is_idle() const = 0;
 
-  // advance() in two halves, for whoever asks the workload itself and has something to say between
-  // them (data_parallel.h). False: the run has ended.
-  virtual void take_events(std::vector<WorkloadEvent> events) = 0;
+  // advance() in parts, for whoever has something to say between them (data_parallel.h): asks the
+  // workload what happens before the next step, decides it, runs it. False: the run has ended.
+  virtual Result<Turn> take_turn(const LoopState& state) = 0;
   virtual Result<bool> decide() = 0;
   virtual std::int64_t num_scheduled_tokens() const = 0;  // of the step decided
   // The step's tokens padded to at least so many.

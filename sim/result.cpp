@@ -82,6 +82,7 @@ nlohmann::ordered_json json_of(const RunSummary& summary) {
   for (const StuckRequest& stuck : summary.stuck)
     json["stuck"].push_back({{"request", stuck.name}, {"why", stuck.why}});
   json["stuck_total"] = summary.stuck_total;
+  json["stuck_dp_rank"] = summary.stuck_dp_rank;
   json["schedule_s"] = summary.seconds.schedule;
   json["program_s"] = summary.seconds.program;
   json["execute_s"] = summary.seconds.execute;

@@ -93,6 +93,7 @@ struct RunSummary {
   bool cycle_head_holds_blocks = false;  // the first of that circle has loaded a part
   std::vector<StuckRequest> stuck;       // liveness
   std::int64_t stuck_total = 0;          // all of them; `stuck` holds the first few
+  std::int32_t stuck_dp_rank = -1;       // the data parallel rank whose they are; -1: there is one
   PhaseSeconds seconds;
 };
 

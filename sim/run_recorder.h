@@ -47,7 +47,7 @@ class RunRecorder final : public Workload, public StepObserver {
   TransferPlanner* transfers() override { return inner_.transfers(); }
   void while_running(std::vector<WorkloadEvent>& events) override;
   std::optional<bool> output_comes_in() const override { return inner_.output_comes_in(); }
-  bool is_hindered() const override { return inner_.is_hindered(); }
+  bool is_hindered(std::int64_t step) const override { return inner_.is_hindered(step); }
   void step_done(std::int64_t scheduled_tokens) override { inner_.step_done(scheduled_tokens); }
   void request_left(std::string_view name, std::uint64_t ticket) override {
     inner_.request_left(name, ticket);

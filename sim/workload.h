@@ -84,8 +84,8 @@ class Workload {
   // Whether the output of the oldest step in flight comes in now; nothing: when the engine's loop,
   // left alone, would wait for it. REQUIRES: asynchronous scheduling.
   virtual std::optional<bool> output_comes_in() const { return std::nullopt; }
-  // A fault keeps the engine from getting on: that nothing happens is no verdict yet.
-  virtual bool is_hindered() const { return false; }
+  // A fault keeps the engine from getting on in that step: that nothing happens is no verdict yet.
+  virtual bool is_hindered(std::int64_t /*step*/) const { return false; }
   // The step is over; it scheduled so many tokens. Moves the clock.
   virtual void step_done(std::int64_t scheduled_tokens) = 0;
   // A request left the engine in the step that is over, or was refused.
@@ -99,8 +99,8 @@ class Workload {
   // verdict.
   virtual bool is_scripted() const { return false; }
   virtual std::int64_t now_ns() const = 0;
-  // For whoever keeps the time of several engines, in place of step_done(): when something arrives
-  // next (nothing: no more), and that it is this late.
+  // When something arrives next (nothing: no more), and that it is this late: for whoever keeps the
+  // time of several engines, in place of step_done(), or makes a step last.
   virtual std::optional<std::int64_t> next_due_ns() const { return std::nullopt; }
   virtual void advance_to(std::int64_t /*now_ns*/) {}
   virtual std::int64_t records_consumed() const = 0;  // of the trace, or steps of the recording

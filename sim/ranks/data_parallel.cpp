@@ -14,42 +14,12 @@
 namespace lockstep {
 namespace {
 
-// The workload as one rank sees it: it answers for the rank's requests, and hears of a step's end
-// when all ranks are through with it.
-class DealtWorkload final : public Workload {
- public:
-  explicit DealtWorkload(Workload& all) : all_(all) {}
-
-  Result<Turn> next_turn(const LoopState&, std::vector<WorkloadEvent>&) override {
-    LS_CHECK(false, "a rank's events are dealt out to it");
-    return Turn::end;
-  }
-  Result<void> sample(std::int64_t step, std::span<const SampledRow> rows,
-                      ModelOutput& output) override {
-    return all_.sample(step, rows, output);
-  }
-  void step_done(std::int64_t) override {}
-  void request_left(std::string_view name, std::uint64_t ticket) override {
-    left_.emplace_back(name, ticket);
-  }
-  std::int64_t now_ns() const override { return all_.now_ns(); }
-  std::int64_t records_consumed() const override { return all_.records_consumed(); }
-
-  void pass_on() {
-    for (const auto& [name, ticket] : left_) all_.request_left(name, ticket);
-    left_.clear();
-  }
-
- private:
-  Workload& all_;
-  std::vector<std::pair<std::string, std::uint64_t>> left_;
-};
-
 struct Engine {
   DecisionSource* decisions = nullptr;
-  std::unique_ptr<DealtWorkload> workload;
+  DealtWorkload* dealt = nullptr;
+  Workload* workload = nullptr;  // what it asks
+  std::unique_ptr<DealtWorkload> own;
   std::unique_ptr<LockstepRun> run;
-  std::vector<WorkloadEvent> events;
 };
 
 class DataParallelRun {
@@ -62,9 +32,12 @@ class DataParallelRun {
 
  private:
   Result<bool> step();
+  Result<bool> take_turns();
+  Result<bool> decide();
   bool has_unfinished() const;
+  bool is_hindered(std::int64_t step) const;
   void deal(std::vector<WorkloadEvent> events);
-  std::int64_t load_of(const Engine& engine) const;
+  bool say_stuck(Engine& engine);
   Result<bool> meet();
   Result<bool> execute();
   bool say_unmet(const UnmetCollective& unmet);
@@ -98,8 +71,11 @@ Result<void> DataParallelRun::begin(std::span<const EngineParts> engines) {
     const EngineParts& parts = engines[static_cast<std::size_t>(rank)];
     Engine& engine = engines_.emplace_back();
     engine.decisions = parts.decisions;
-    engine.workload = std::make_unique<DealtWorkload>(workload_);
-    auto run = start_lockstep(config_, *parts.decisions, *engine.workload, parts.ranks, nullptr);
+    if (parts.dealt == nullptr) engine.own = std::make_unique<DealtWorkload>(workload_);
+    engine.dealt = parts.dealt == nullptr ? engine.own.get() : parts.dealt;
+    engine.workload = parts.workload == nullptr ? engine.dealt : parts.workload;
+    auto run =
+        start_lockstep(config_, *parts.decisions, *engine.workload, parts.ranks, parts.observer);
     if (!run) return tl::unexpected(run.error());
     engine.run = std::move(*run);
     ranks_.emplace_back(options, rank, config_.device.parallel.tp_size, sync_rows, num_layers);
@@ -112,9 +88,21 @@ bool DataParallelRun::has_unfinished() const {
       engines_, [](const Engine& engine) { return engine.decisions->has_unfinished_requests(); });
 }
 
+bool DataParallelRun::is_hindered(std::int64_t step) const {
+  return std::ranges::any_of(
+      engines_, [step](const Engine& engine) { return engine.workload->is_hindered(step); });
+}
+
+// Ends the run.
+bool DataParallelRun::say_stuck(Engine& engine) {
+  engine.run->set_stuck();
+  return false;
+}
+
 Result<RunReport> DataParallelRun::run() {
   while (config_.steps_max == 0 || steps_ < config_.steps_max) {
     const bool idle =
+        !is_hindered(steps_) && !is_hindered(steps_ - 1) &&
         std::ranges::all_of(engines_, [](const Engine& engine) { return engine.run->is_idle(); });
     std::vector<WorkloadEvent> events;
     // A wave goes on for a while after the last request: nobody knows yet that it was the last.
@@ -124,12 +112,10 @@ Result<RunReport> DataParallelRun::run() {
         events);
     if (!turn) return tl::unexpected(turn.error());
     if (*turn == Turn::end) break;
-    const auto stuck = std::ranges::find_if(engines_, [&](const Engine& engine) {
-      return *turn == Turn::stuck ? engine.decisions->has_unfinished_requests()
-                                  : engine.run->is_stuck();
-    });
-    if (stuck != engines_.end()) {
-      stuck->run->set_stuck();
+    if (*turn == Turn::stuck) {
+      say_stuck(*std::ranges::find_if(engines_, [](const Engine& engine) {
+        return engine.decisions->has_unfinished_requests();
+      }));
       break;
     }
     deal(std::move(events));
@@ -140,35 +126,53 @@ Result<RunReport> DataParallelRun::run() {
   return finish();
 }
 
-std::int64_t DataParallelRun::load_of(const Engine& engine) const {
-  std::int64_t waiting = std::ssize(engine.decisions->waiting());
-  for (const WorkloadEvent& event : engine.events)
-    if (event.kind == WorkloadEvent::Kind::add) ++waiting;
+std::int64_t load_of(const Engine& engine) {
+  const std::int64_t waiting =
+      std::ssize(engine.decisions->waiting()) + engine.dealt->num_dealt_requests();
   return 4 * waiting + std::ssize(engine.decisions->running());
 }
 
 void DataParallelRun::deal(std::vector<WorkloadEvent> events) {
   for (WorkloadEvent& event : events) {
-    if (event.kind != WorkloadEvent::Kind::add) {
-      for (Engine& engine : engines_) engine.events.push_back(event);
+    if (event.kind == WorkloadEvent::Kind::add) {
+      std::ranges::min_element(engines_, {}, load_of)->dealt->deal(std::move(event));
+      in_wave_ = true;
       continue;
     }
-    const auto to = std::ranges::min_element(
-        engines_, {}, [this](const Engine& engine) { return load_of(engine); });
-    to->events.push_back(std::move(event));
-    in_wave_ = true;
+    for (Engine& engine : engines_)
+      if (event.kind != WorkloadEvent::Kind::abort || engine.dealt->knows(event.name))
+        engine.dealt->deal(event);
   }
 }
 
-Result<bool> DataParallelRun::step() {
+Result<bool> DataParallelRun::take_turns() {
+  for (Engine& engine : engines_) {
+    const auto turn =
+        engine.run->take_turn({.step = steps_,
+                               .idle = engine.run->is_idle(),
+                               .unfinished = engine.decisions->has_unfinished_requests()});
+    if (!turn) return tl::unexpected(turn.error());
+    LS_CHECK(*turn == Turn::step, "a rank ends by itself");
+    if (engine.run->is_stuck()) return say_stuck(engine);
+  }
+  return true;
+}
+
+Result<bool> DataParallelRun::decide() {
   scheduled_.clear();
   for (Engine& engine : engines_) {
-    engine.run->take_events(std::exchange(engine.events, {}));
     const auto go_on = engine.run->decide();
     if (!go_on || !*go_on) return go_on;
     scheduled_.push_back(engine.run->num_scheduled_tokens());
   }
+  return true;
+}
+
+Result<bool> DataParallelRun::step() {
+  if (const auto go_on = take_turns(); !go_on || !*go_on) return go_on;
+  const auto decided = decide();
   ++steps_;
+  if (!decided || !*decided) return decided;
   if (in_wave_)
     if (auto met = meet(); !met || !*met) return met;
   return execute();
@@ -198,6 +202,7 @@ bool DataParallelRun::say_unmet(const UnmetCollective& unmet) {
     found_.verdict = Verdict::liveness;
     found_.stuck.push_back({fmt::format("data parallel rank {}", unmet.other), what});
     found_.stuck_total = 1;
+    found_.stuck_dp_rank = unmet.other;
     return false;
   }
   found_.verdict = Verdict::divergence;
@@ -219,7 +224,7 @@ Result<bool> DataParallelRun::execute() {
     if (!go_on || !*go_on) return go_on;
   }
   workload_.step_done(most);
-  for (Engine& engine : engines_) engine.workload->pass_on();
+  for (Engine& engine : engines_) engine.dealt->pass_on();
   if (in_wave_ && steps_of_wave_ % kStepsBetweenVotes == 0 && !has_unfinished()) {
     in_wave_ = false;
     steps_of_wave_ = 0;
@@ -228,17 +233,17 @@ Result<bool> DataParallelRun::execute() {
 }
 
 void add(const RunSummary& one, RunSummary& sum) {
-  for (const auto member : {&RunSummary::requests,          &RunSummary::finished_requests,
-                            &RunSummary::aborted_requests,  &RunSummary::refused_requests,
-                            &RunSummary::request_steps,     &RunSummary::scheduled_tokens,
-                            &RunSummary::output_tokens,     &RunSummary::prompt_tokens,
-                            &RunSummary::cached_tokens,     &RunSummary::hits,
-                            &RunSummary::preemptions,       &RunSummary::stored,
-                            &RunSummary::evictions,         &RunSummary::pages_checked,
-                            &RunSummary::bytes_checked,     &RunSummary::table_entries_checked,
-                            &RunSummary::slots_checked,     &RunSummary::rows_read,
-                            &RunSummary::outputs_checked,   &RunSummary::rows_extracted,
-                            &RunSummary::union_rows_checked})
+  for (const auto member : {&RunSummary::requests,           &RunSummary::finished_requests,
+                            &RunSummary::aborted_requests,   &RunSummary::refused_requests,
+                            &RunSummary::request_steps,      &RunSummary::scheduled_tokens,
+                            &RunSummary::output_tokens,      &RunSummary::prompt_tokens,
+                            &RunSummary::cached_tokens,      &RunSummary::hits,
+                            &RunSummary::preemptions,        &RunSummary::stored,
+                            &RunSummary::evictions,          &RunSummary::pages_checked,
+                            &RunSummary::bytes_checked,      &RunSummary::table_entries_checked,
+                            &RunSummary::slots_checked,      &RunSummary::rows_read,
+                            &RunSummary::outputs_checked,    &RunSummary::rows_extracted,
+                            &RunSummary::union_rows_checked, &RunSummary::refused_allocations})
     sum.*member += one.*member;
   for (const auto member : {&PhaseSeconds::schedule, &PhaseSeconds::program, &PhaseSeconds::execute,
                             &PhaseSeconds::compare})
@@ -267,12 +272,14 @@ Result<RunReport> DataParallelRun::finish() {
     all.wait_cycle = std::move(summary.wait_cycle);
     all.stuck = std::move(summary.stuck);
     all.stuck_total = summary.stuck_total;
+    if (all.stuck_total > 0) all.stuck_dp_rank = static_cast<std::int32_t>(r);
   }
   if (is_unmet_) {
     all.verdict = found_.verdict;
     all.divergence = std::move(found_.divergence);
     all.stuck = std::move(found_.stuck);
     all.stuck_total = found_.stuck_total;
+    all.stuck_dp_rank = found_.stuck_dp_rank;
   }
   all.steps = steps_;
   all.simulated_ns = workload_.now_ns();

@@ -59,6 +59,16 @@ TEST(ReplayOverEngines, ThatDoNotMeetEndsWithOneAndThatWaitWithThree) {
   EXPECT_EQ(hang.at("verdict"), "liveness");
 }
 
+TEST(ReplayOverEngines, MeetsFaultsInEveryEngineAndCountsThem) {
+  const Json json =
+      replay_json({"--data-parallel-size", "2", "--faults", "late_output@2+4,abort_decode@3"}, 0);
+  EXPECT_EQ(json.at("verdict"), "agreed");
+  EXPECT_EQ(json.at("faults").size(), 2u);
+  EXPECT_EQ(json.at("fault_effects").at("abort_decode"), 2);
+  EXPECT_GT(json.at("fault_effects").at("late_output"), 4);
+  EXPECT_EQ(json.at("stuck_dp_rank"), -1);
+}
+
 TEST(ReplayOverRanks, IsSavedWithItsDegreesAndReproduced) {
   const std::string folder = temporary_path("ranks_cases");
   const Outcome saved =
@@ -116,6 +126,9 @@ INSTANTIATE_TEST_SUITE_P(
         Refusal{"ADefectOfEnginesInOne",
                 {"--backend", "simt", "--mutant", "dp-sync-shape"},
                 "there is one engine"},
+        Refusal{"FaultsOfSeveralEnginesThatAreNone",
+                {"--backend", "none", "--data-parallel-size", "2", "--faults", "explode@3"},
+                "explode"},
         Refusal{"AReportOfSeveralEngines",
                 {"--backend", "none", "--data-parallel-size", "2", "--report", "r.html"},
                 "--report"}),

@@ -1,48 +1,17 @@
 // Faults that an engine must survive: each takes effect, nobody's books suffer, and when they are
 // over whatever fits ends. Without faults a plan changes nothing.
-#include <fmt/core.h>
 #include <gtest/gtest.h>
+
+#include <algorithm>
 
 #include "cuda_backend/simt_backend.h"
 #include "properties/fuzz.h"
 #include "properties/known_findings.h"
 #include "sim/fault_plan.h"
+#include "tests/properties/busy_case.h"
 
 namespace lockstep {
 namespace {
-
-// Four requests of 30 to 33 tokens beside each other, blocks of four tokens, chunks of eight.
-SavedCase busy_case(std::string_view faults, bool async_scheduling = false) {
-  SavedCase saved;
-  saved.backend = "none";
-  saved.check = "fast";
-  saved.engine.block_size = 4;
-  saved.engine.max_num_seqs = 4;
-  saved.engine.max_num_batched_tokens = 32;
-  saved.engine.long_prefill_token_threshold = 8;
-  saved.engine.max_model_len = 40;
-  saved.engine.async_scheduling = async_scheduling;
-  KVCacheGroupSpec group;
-  group.layer_names = {"a"};
-  group.spec.block_size = 4;
-  group.spec.head_size = 8;
-  saved.cache = *plan_for_groups({group}, 41);
-  saved.kernel_block_sizes = {4};
-  for (std::uint32_t i = 0; i < 4; ++i) {
-    TraceRequest request;
-    request.spec.name = fmt::format("r{}", i);
-    request.spec.prompt.append({TokenRun::Kind::seeded, i + 1, 0, 24 + i});
-    request.spec.arrival_ns = i;
-    request.spec.max_tokens = request.output.length = 6;
-    saved.trace.records.emplace_back(request);
-  }
-  if (!faults.empty()) {
-    const auto plan = fault_plan_from_text(faults);
-    EXPECT_TRUE(plan) << plan.error().message;
-    saved.faults = faults_of(*plan);
-  }
-  return saved;
-}
 
 struct Survived {
   std::string_view faults;
@@ -101,6 +70,35 @@ TEST(Faults, that_lie_behind_the_end_change_nothing) {
   Outcome late = judge(busy_case("refuse_allocation@500+9,abort_decode@500,late_output@500+3"));
   EXPECT_EQ(late.state_hash, calm.state_hash);
   EXPECT_EQ(late.steps, calm.steps);
+}
+
+class MostInFlight final : public StepObserver {
+ public:
+  bool decided(const StepView& view) override {
+    steps = std::max(steps, view.decisions.num_steps_in_flight());
+    return true;
+  }
+  std::int32_t steps = 0;
+};
+
+// vLLM's batch queue holds two steps: however late an output is, the engine waits for it.
+TEST(Faults, late_outputs_take_their_time_and_put_no_third_step_in_flight) {
+  constexpr std::int64_t kLateNs = 200'000'000;
+  for (const bool async_scheduling : {false, true}) {
+    MostInFlight watched;
+    RunSummary calm, late;
+    JudgeOptions options;
+    options.summary = &calm;
+    judge(busy_case("", async_scheduling), options);
+    options.summary = &late;
+    options.observer = &watched;
+    const Outcome outcome = judge(busy_case("late_output@1+6", async_scheduling), options);
+    EXPECT_EQ(outcome.tally[Reached::late_output], 6);
+    EXPECT_EQ(watched.steps, async_scheduling ? 2 : 1);
+    EXPECT_EQ(late.steps, calm.steps);
+    EXPECT_GT(late.simulated_ns, calm.simulated_ns + 5 * kLateNs);
+    EXPECT_LT(late.simulated_ns, calm.simulated_ns + 6 * kLateNs);
+  }
 }
 
 // A leak of blocks is made by a preemption; the storm makes one where the traffic made none. With

@@ -4,8 +4,13 @@
 
 #include <gtest/gtest.h>
 
+#include <memory>
+#include <set>
+
 #include "cuda_backend/simt_backend.h"
+#include "sim/faulty_workload.h"
 #include "sim/ranks/collectives.h"
+#include "sim/run_recorder.h"
 #include "tests/sim/world.h"
 
 namespace lockstep {
@@ -121,6 +126,68 @@ TEST(DataParallel, tokens_that_tp_does_not_divide_are_refused_by_the_reduce_scat
   ASSERT_TRUE(run) << run.error().message;
   ASSERT_EQ(run->summary.verdict, Verdict::divergence);
   EXPECT_NE(what(*run).find("1 % 2 is 1"), std::string::npos) << what(*run);
+}
+
+// Recorders between each engine and what is dealt out to it.
+TEST(DataParallel, an_engine_hears_of_its_own_requests_and_of_all_resets) {
+  const LockstepConfig config = make_parallel(2);
+  auto engines = make_engines(config, false);
+  ASSERT_TRUE(engines) << engines.error().message;
+  const auto workload = make_trace_workload(trace_reader_of(make_traffic(3, 60)),
+                                            {.step_time = {}, .seed = 7, .num_spec_tokens = 0});
+  std::vector<std::unique_ptr<DealtWorkload>> dealt;
+  std::vector<std::unique_ptr<RunRecorder>> recorders;
+  std::vector<std::vector<RecordedStep>> steps(2);
+  for (std::size_t r = 0; r < 2; ++r) {
+    EngineParts& parts = engines->parts[r];
+    parts.dealt = dealt.emplace_back(std::make_unique<DealtWorkload>(*workload)).get();
+    recorders.push_back(std::make_unique<RunRecorder>(
+        *dealt[r], [&steps, r](const RecordedStep& step) { steps[r].push_back(step); }));
+    parts.workload = recorders[r].get();
+    parts.observer = recorders[r].get();
+  }
+  const auto run = run_data_parallel(config, engines->parts, *workload);
+  ASSERT_TRUE(run) << run.error().message;
+  std::set<std::string> known[2];
+  std::int64_t aborts = 0, resets[2] = {};
+  for (std::size_t r = 0; r < 2; ++r)
+    for (const RecordedStep& step : steps[r])
+      for (const RecordedEvent& event : step.before) {
+        if (event.kind == RecordedEvent::Kind::add) known[r].insert(event.request.name);
+        if (event.kind == RecordedEvent::Kind::reset_prefix_cache) ++resets[r];
+        if (event.kind != RecordedEvent::Kind::abort) continue;
+        EXPECT_TRUE(known[r].contains(event.name)) << event.name << " is not of rank " << r;
+        ++aborts;
+      }
+  EXPECT_EQ(std::ssize(known[0]) + std::ssize(known[1]), run->summary.requests);
+  EXPECT_GT(aborts, 0);
+  EXPECT_GT(resets[0], 0);
+  EXPECT_EQ(resets[0], resets[1]);
+  EXPECT_EQ(std::ssize(steps[0]), run->summary.steps);
+  EXPECT_EQ(std::ssize(steps[1]), run->summary.steps);
+}
+
+// Outputs of rank 1 come late; rank 0 meets it in every step, and waits.
+TEST(DataParallel, a_rank_whose_output_is_late_holds_up_all) {
+  const auto run_with = [](std::string_view faults) {
+    const LockstepConfig config = make_parallel(2);
+    auto engines = make_engines(config, false);
+    const auto workload = make_trace_workload(trace_reader_of(make_traffic(3, 12)),
+                                              {.step_time = {}, .seed = 7, .num_spec_tokens = 0});
+    auto dealt = std::make_unique<DealtWorkload>(*workload);
+    engines->parts[1].dealt = dealt.get();
+    const auto plan = faults.empty() ? FaultPlan() : *fault_plan_from_text(faults);
+    FaultyWorkload faulty(std::move(dealt), plan);
+    faulty.watch(*engines->decisions[1]);
+    engines->parts[1].workload = &faulty;
+    return run_data_parallel(config, engines->parts, *workload);
+  };
+  const auto calm = run_with("");
+  const auto late = run_with("late_output@2");
+  ASSERT_TRUE(calm && late);
+  EXPECT_GT(late->summary.simulated_ns, calm->summary.simulated_ns + 150'000'000);
+  EXPECT_EQ(late->summary.finished_requests + late->summary.aborted_requests,
+            calm->summary.requests);
 }
 
 Collective reduce_of(std::vector<std::int64_t> shape) {

@@ -1,0 +1,14 @@
+// A case in which four requests are always busy: of 30 to 33 tokens beside each other, in blocks of
+// four tokens and chunks of eight.
+#pragma once
+
+#include <string_view>
+
+#include "traces/saved_case.h"
+
+namespace lockstep {
+
+// `faults` as fault_plan_from_text() takes them; empty: none.
+SavedCase busy_case(std::string_view faults, bool async_scheduling = false);
+
+}  // namespace lockstep
