@@ -2,21 +2,11 @@
 
 #include <algorithm>
 
+#include "cuda_backend/context_rows.h"
 #include "reference/check.h"
 
 namespace lockstep::cuda {
 namespace {
-
-// Rows that a rank of context parallelism has of a request's first `num_tokens` tokens: whole
-// rounds over the ranks, and its part of the last one.
-std::int32_t rows_on_rank(const ContextRank& context, std::int32_t num_tokens) {
-  std::int32_t rows = 0;
-  const std::int32_t round = context.num_ranks * context.interleave;
-  rows += num_tokens / round * context.interleave;
-  const std::int32_t rest = num_tokens % round - context.rank * context.interleave;
-  if (rest > 0) rows += rest < context.interleave ? rest : context.interleave;
-  return rows;
-}
 
 // Rows (positions times heads) that one CTA digests: long probes are shared by many.
 constexpr std::int32_t kPieceRows = 4096;

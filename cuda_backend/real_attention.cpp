@@ -4,6 +4,7 @@
 #include <cmath>
 #include <span>
 
+#include "cuda_backend/context_rows.h"
 #include "cuda_backend/protocol.h"
 #include "reference/check.h"
 
@@ -81,13 +82,15 @@ void RealAttention::add_query(const AttentionQuery& query) {
   const RowCache& rows = layers_.rows[query.layer];
   Batch& batch = batches_.back();
   ++batch.count;
-  batch.longest = std::max(batch.longest, query.last - query.first);
-  host_positions_.push_back(query.last - 1);
+  const std::int32_t last = rows_on_rank(config_.context, query.last);
+  batch.longest = std::max(batch.longest, last - rows_on_rank(config_.context, query.first));
+  host_positions_.push_back(last - 1);
   host_token_rows_.push_back(query.row);
   const auto d = static_cast<std::size_t>(rows.head_size);
   for (std::int32_t head = 0; head < query_heads(query.layer); ++head) {
     host_queries_.resize(host_queries_.size() + d);
-    fill_row(query.content, rows.layer, kPartQuery, static_cast<std::uint32_t>(head), DType::fp32,
+    fill_row(query.content, rows.layer, kPartQuery,
+             static_cast<std::uint32_t>(rows.first_query_head + head), DType::fp32,
              std::as_writable_bytes(std::span(host_queries_).last(d)));
   }
   num_outputs_ += std::int64_t{query_heads(query.layer)} * rows.head_size;

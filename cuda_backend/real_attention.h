@@ -4,6 +4,8 @@
 // 1. What a query may see follows from its position and the layer's kind (window, chunk), and is
 //    worked out by the kernel; AttentionQuery::first is not looked at, but to say what is read.
 // 2. Contexts are split, so that most outputs are joined from partial ones.
+// 3. A rank of context parallelism attends over the tokens that it keeps, which are one context in
+//    its own cache. What several ranks answer is not joined here.
 #pragma once
 
 #include <cstdint>

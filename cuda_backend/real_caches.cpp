@@ -38,9 +38,6 @@ RealCaches::RealCaches(Device& device, const LayerCaches& layers)
 
 std::optional<std::string> RealCaches::why_not(const BackendConfig& config,
                                                const LayerCaches& layers) {
-  if (config.context.num_ranks != 1)
-    return "numbers: real numbers are for one rank; attention over the tokens of several is not "
-           "joined";
   for (const KVCacheGroupSpec& group : config.plan.groups)
     for (std::size_t i = 0; i < group.layer_names.size(); ++i)
       if (const KVQuantMode mode = group.layer_spec(i).kv_quant_mode;

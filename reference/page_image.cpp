@@ -21,10 +21,14 @@ void draw_row(ContentId content, std::uint64_t coord, WordShape shape,
   for (std::size_t i = 0; i < words; ++i) store_word(row, i, row_word(key, i, shape));
 }
 
+WordShape row_words(Numbers numbers, DType dtype, std::int64_t layer) {
+  const StoredNumbers* stored = stored_numbers(numbers, dtype, layer);
+  return stored == nullptr ? word_shape(dtype) : WordShape{.stored = stored->bytes.data()};
+}
+
 void set_words(ModelLayer& layer, Numbers numbers) {
-  layer.stored = stored_numbers(numbers, layer.dtype, layer.index);
-  layer.words = layer.stored == nullptr ? word_shape(layer.dtype)
-                                        : WordShape{.stored = layer.stored->bytes.data()};
+  layer.stored = stored_numbers(numbers, layer.dtype, layer.share.layer);
+  layer.words = row_words(numbers, layer.dtype, layer.share.layer);
 }
 
 // K regions of all blocks come first, then V regions, in a tensor that keeps them apart.
@@ -112,6 +116,8 @@ void MemoryModel::draw_state(const ModelLayer& layer, const BlockContent& conten
       if (content.zeroed) std::memset(bytes.data(), 0, bytes.size());
       continue;
     }
+    LS_CHECK(content.state.words != nullptr, "a state of {} is drawn before it is settled",
+             layer.name);
     const std::uint64_t* words = content.state.words->data() + layer.state_first_word[s];
     for (std::int64_t i = 0; i < num_words(size); ++i)
       store_word(bytes, static_cast<std::size_t>(i), words[i]);

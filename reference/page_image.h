@@ -31,7 +31,8 @@ inline void store_word(std::span<std::uint8_t> bytes, std::size_t i, std::uint64
 // The bytes of one row.
 void draw_row(ContentId content, std::uint64_t coord, WordShape shape, std::span<std::uint8_t> row);
 
-// What rows of the layer are made of, from its dtype and index.
+// What the words of rows are in a layer; `layer` as in rule (1).
+WordShape row_words(Numbers numbers, DType dtype, std::int64_t layer);
 struct ModelLayer;
 void set_words(ModelLayer& layer, Numbers numbers);
 

@@ -75,8 +75,6 @@ Result<void> check_ranks(const BackendConfig& device) {
        {std::pair{"tensor_parallel_size", of.tp_size}, {"pipeline_parallel_size", of.pp_size}})
     if (degree < 1 || degree > kDegreeMax)
       return fail(fmt::format("{} {}: expected 1 to {}", name, degree, kDegreeMax));
-  if (device.numbers == Numbers::real && num_ranks(device) > 1)
-    return fail("real numbers are for one rank: the scale of a layer is not dealt out to several");
   for (const KVCacheGroupSpec& group : device.plan.groups)
     if (device.context.interleave < 1 ||
         (device.context.num_ranks > 1 && group.spec.block_size % device.context.interleave != 0))

@@ -152,6 +152,7 @@ RankUnion::Rows RankUnion::rows_of(BlockId block, std::size_t group, std::size_t
                                    std::multimap<std::string, std::size_t>& by_bytes) const {
   const KVCacheSpec& spec = device_.plan.groups[group].layer_spec(layer);
   const std::vector<UnshardedCache::Token>& tokens = whole_.tokens(block);
+  const WordShape shape = row_words(device_.numbers, spec.dtype, number);
   std::vector<std::uint8_t> bytes(static_cast<std::size_t>(row_size_bytes(group, layer)));
   Rows rows;
   for (std::int64_t offset = 0; offset < std::ssize(tokens); ++offset) {
@@ -159,7 +160,7 @@ RankUnion::Rows RankUnion::rows_of(BlockId block, std::size_t group, std::size_t
     if (token.position < 0) continue;
     for (std::int64_t part = 0; part < num_parts(spec); ++part)
       for (std::int64_t head = 0; head < spec.num_kv_heads; ++head) {
-        draw_row(token.content, coordinate(number, part, head), word_shape(spec.dtype), bytes);
+        draw_row(token.content, coordinate(number, part, head), shape, bytes);
         by_bytes.emplace(as_key(bytes), rows.size());
         rows.push_back({.offset = offset, .part = part, .head = head});
       }

@@ -52,6 +52,22 @@ TEST_P(ParallelRanks, every_rank_holds_its_heads_and_layers_and_all_hold_the_who
   EXPECT_GT(run->summary.union_rows_checked, 1000);
 }
 
+// A scale belongs to a layer of the whole model, on whichever rank its heads and it are.
+TEST_P(ParallelRanks, real_numbers_of_a_quantised_cache_are_those_of_the_whole_model) {
+  const Setting& setting = GetParam();
+  for (const DType dtype : {DType::bf16, DType::int8}) {
+    auto groups = attention_of(setting.kv_heads, 5);
+    groups.front().spec.dtype = dtype;
+    LockstepConfig config = make_parallel(setting, std::move(groups));
+    config.device.numbers = Numbers::real;
+    const auto run = run_ranks(config);
+    ASSERT_TRUE(run) << run.error().message;
+    EXPECT_EQ(run->summary.verdict, Verdict::agreed) << what(*run);
+    EXPECT_GT(run->summary.outputs_checked, 1000);
+    EXPECT_GT(run->summary.union_rows_checked, 1000);
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Settings, ParallelRanks,
                          testing::Values(Setting{"tp2", 2, 1, 1, 4, 1},
                                          Setting{"tp4_over_2_heads", 4, 1, 1, 2, 2},
