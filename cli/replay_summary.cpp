@@ -137,6 +137,10 @@ std::string summary_text(const RunSummary& s) {
     row("", with_commas(s.slots_checked), "slots");
     row("", with_commas(s.rows_read), "cache rows read back by attention");
     row("", with_commas(s.outputs_checked), "attention outputs");
+    if (s.state_numbers_checked > 0)
+      row("", with_commas(s.state_numbers_checked),
+          fmt::format("numbers of states; {} that came out of them",
+                      with_commas(s.state_outputs_checked)));
     if (s.host_blocks_checked > 0)
       row("", with_commas(s.host_blocks_checked),
           fmt::format("host blocks ({})", size_text(s.host_bytes_checked)));

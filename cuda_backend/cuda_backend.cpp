@@ -15,6 +15,7 @@
 #include "cuda_backend/rank_share.h"
 #include "cuda_backend/real_attention.h"
 #include "cuda_backend/real_caches.h"
+#include "cuda_backend/real_states.h"
 #include "cuda_backend/row_extractor.h"
 #include "cuda_backend/row_writer.h"
 #include "cuda_backend/stream_device.h"
@@ -58,7 +59,9 @@ class CudaBackend final : public Backend {
     tables_ = std::make_unique<BlockTables>(*device_, config_, pool_->layers().blocks_per_kv_block);
     if (config_.numbers == Numbers::real) {
       if (auto reason = RealCaches::why_not(config_, pool_->layers())) return fail(*reason);
+      if (auto reason = why_not_real(pool_->layers())) return fail(*reason);
       real_ = std::make_unique<RealCaches>(*device_, pool_->layers());
+      states_ = std::make_unique<RealStates>(*device_, config_, pool_->layers());
       attention_ =
           std::make_unique<RealAttention>(*device_, config_, pool_->layers(), *real_, *tables_);
     }
@@ -75,23 +78,27 @@ class CudaBackend final : public Backend {
 
   Result<void> execute(const StepProgram& program, StepReadback& readback) override {
     device_->begin_step(program.step);
-    pool_->copy(program.settled);
+    copy_states(program.settled);
     pool_->poison(program.poison);
     pool_->zero(program.zero);
     LS_CHECK(host_ != nullptr || (program.loads.empty() && program.stores.empty()),
              "{} loads and {} stores without a host tier", program.loads.size(),
              program.stores.size());
     if (host_ != nullptr) host_->load(program.loads);
-    pool_->copy(program.copies);
+    copy_states(program.copies);
     tables_->apply(program);
     tables_->map_slots(program);
     upload_contents(program);
     writer_->write(program, contents_, *tables_);
-    pool_->update_states(program.state_updates, contents_);
+    if (states_ != nullptr)
+      states_->update(program, contents_);
+    else
+      pool_->update_states(program.state_updates, contents_);
     if (host_ != nullptr) host_->store(program.stores);
     attend(program, readback);
     pool_->download_guards();
     auto done = tables_->read_back(program, readback);
+    if (done && states_ != nullptr) states_->read_back(program, readback);
     if (done) done = extractor_->run(program, readback);
     take_reports(readback.reports);
     if (done) pool_->check_guards(readback.reports);
@@ -132,6 +139,12 @@ class CudaBackend final : public Backend {
   GraphStatistics graph_statistics() const override { return device_->graph_statistics(); }
 
  private:
+  void copy_states(std::span<const BlockCopy> copies) {
+    if (states_ != nullptr)
+      states_->copy(copies);
+    else
+      pool_->copy(copies);
+  }
   void attend(const StepProgram& program, StepReadback& readback) {
     reader_->launch_probes(program);
     if (attention_ != nullptr) {
@@ -170,8 +183,9 @@ class CudaBackend final : public Backend {
   std::unique_ptr<CachePool> pool_;
   std::unique_ptr<HostTier> host_;  // null: none
   std::unique_ptr<BlockTables> tables_;
-  std::unique_ptr<RealCaches> real_;  // null, as the next: numbers are words
+  std::unique_ptr<RealCaches> real_;  // null, as the next two: numbers are words
   std::unique_ptr<RealAttention> attention_;
+  std::unique_ptr<RealStates> states_;
   std::unique_ptr<RowWriter> writer_;
   std::unique_ptr<AttentionReader> reader_;
   std::unique_ptr<RowExtractor> extractor_;

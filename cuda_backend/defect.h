@@ -65,14 +65,17 @@ enum class Defect : std::uint8_t {
   slot_pad_is_zero,
 };
 
-// Of real numbers (real_caches.h): nothing to show where rows are words.
+// Of real numbers (real_caches.h, real_states.h): nothing to show where rows and states are words.
 constexpr bool is_of_numbers(Defect defect) {
   return defect == Defect::scale_of_other_layer || defect == Defect::combine_unscaled ||
-         defect == Defect::window_off_by_one;
+         defect == Defect::window_off_by_one || defect == Defect::conv_offset_ignored ||
+         defect == Defect::state_targets_last || defect == Defect::chunk_carry_undecayed;
 }
 // Of kernels that real numbers do not go through.
 constexpr bool is_of_words(Defect defect) {
-  return defect == Defect::offset_int32 || defect == Defect::race || defect == Defect::stale_nan;
+  return defect == Defect::offset_int32 || defect == Defect::race || defect == Defect::stale_nan ||
+         defect == Defect::state_pads_included || defect == Defect::state_update_race ||
+         defect == Defect::state_draft_reuse;
 }
 // Of graph_device.h: nothing to show where no graphs are captured.
 constexpr bool is_of_graphs(Defect defect) {

@@ -107,6 +107,7 @@ class Builder {
       caches_.tensor_of_layer.back() = static_cast<std::int32_t>(tensor);
       if (views.kernel_block_size == 0) {
         add_states(views, tensor, layer);
+        add_state_shapes(group.layer_spec(i), static_cast<std::int32_t>(g));
         continue;
       }
       if (group.layer_spec(i).compress_ratio > 1)
@@ -240,6 +241,15 @@ class Builder {
                                 .first_head = places_[static_cast<std::size_t>(layer)].head_begin,
                                 .state = static_cast<std::int32_t>(s)});
     }
+  }
+
+  void add_state_shapes(const KVCacheSpec& spec, std::int32_t group) {
+    for (const StateTensorSpec& state : spec.states)
+      caches_.state_shapes.push_back(
+          {.dims = state.dims,
+           .dtype = state.dtype,
+           .group = group,
+           .num_drafts = static_cast<std::int32_t>(spec.num_speculative_blocks)});
   }
 
   // A block owns its page, or half a page of K and half of V where a layout keeps them apart.

@@ -24,12 +24,21 @@
 
 namespace lockstep::cuda {
 
+// What a state tensor is: [dims...] elements, C order.
+struct StateShape {
+  std::vector<std::int64_t> dims;
+  DType dtype = DType::fp32;
+  std::int32_t group = 0;
+  std::int32_t num_drafts = 0;  // that a convolution keeps inputs for
+};
+
 struct LayerCaches {
   // One entry a layer of the plan, in its order; row_bytes is 0 for layers without rows.
   std::vector<RowCache> rows;
   std::vector<std::int32_t> group_of_layer;
   std::vector<std::int32_t> tensor_of_layer;  // -1: keeps nothing
   std::vector<StateCache> states;
+  std::vector<StateShape> state_shapes;  // of each
   std::vector<RegionRange> states_of_group;
   std::vector<BlockRegion> regions;
   std::vector<RegionRange> regions_of_group;

@@ -42,6 +42,9 @@ constexpr std::array kReasons = std::to_array<Reason>({
     {"attention_output",
      "The output of attention over the right rows follows from them; a wrong one gives a wrong "
      "answer, silently."},
+    {"state_output",
+     "What a convolution or recurrence gives out follows from the state that it read and the "
+     "step's tokens; another state gives a wrong answer, silently."},
     {"extraction",
      "Hidden states that are read out of the cache must be those of the request's own tokens, all "
      "of them and nothing else."},

@@ -13,6 +13,7 @@ inline constexpr auto kBackend = MutantSite::backend;
 inline constexpr auto kWritten = "page_written";
 inline constexpr auto kDigest = "attention_digest";
 inline constexpr auto kOutput = "attention_output";
+inline constexpr auto kStateOutput = "state_output";
 inline constexpr auto kExtraction = "extraction";
 inline constexpr auto kMemory = "memory_check";
 inline constexpr auto kTable = "block_table";

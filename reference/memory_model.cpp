@@ -57,6 +57,7 @@ Result<MemoryModel> MemoryModel::create(const KVCacheConfig& plan, AttentionBack
   if (!pool) return tl::unexpected(pool.error());
   MemoryModel model;
   model.num_blocks_ = plan.num_blocks;
+  model.numbers_ = numbers;
   model.writers_.resize(1);
   model.blocks_.resize(static_cast<std::size_t>(plan.num_blocks));
   for (const std::int64_t size_bytes : pool->tensor_size_bytes) {
@@ -92,10 +93,7 @@ Result<void> MemoryModel::add_layers(const KVCacheConfig& plan, const PoolLayout
           index, static_cast<std::int32_t>(g), spec.layer_names[i], spec.layer_spec(i),
           pool.groups[g][i], shares.empty() ? LayerShare{.layer = index} : shares[layers_.size()]));
       ModelLayer& layer = layers_.back();
-      for (const StateLayout& state : layer.layout.states) {
-        layer.state_first_word.push_back(group.state_words);
-        group.state_words += num_words(state.num_elements * state.itemsize_bytes);
-      }
+      if (auto added = add_states(spec.layer_spec(i), layer, group); !added) return added;
       Tensor& tensor = tensors_[static_cast<std::size_t>(layer.layout.tensor_index)];
       if (!tensor.layers.empty() &&
           is_split(layers_[static_cast<std::size_t>(tensor.layers.front())]) != is_split(layer))
@@ -302,74 +300,6 @@ PageSum MemoryModel::fingerprint(ModelPage page) {
     tensor.known[index] = 1;
   }
   return tensor.sums[index];
-}
-
-std::optional<std::string> MemoryModel::copy_state(std::int32_t group, BlockId source,
-                                                   BlockId target) {
-  LS_CHECK(is_state_group(group), "group {}", group);
-  const BlockContent& from = block(source);
-  if (from.group != group || from.state.writer == kNobody)
-    return fmt::format("a state is copied from block {}, which holds none", index_of(source));
-  set_state(group, target, from.state);
-  return std::nullopt;
-}
-
-std::optional<std::string> MemoryModel::advance_state(std::int32_t group, BlockId source,
-                                                      BlockId target, std::int64_t first_position,
-                                                      ContentId before,
-                                                      std::span<const ContentId> contents,
-                                                      WriterId writer) {
-  const Group& of = groups_[static_cast<std::size_t>(group)];
-  LS_CHECK(of.states && !contents.empty(), "group {}, {} tokens", group, contents.size());
-  if (target == kNullBlock) return "a state is written to the null block";
-  std::vector<std::uint64_t> words(static_cast<std::size_t>(of.state_words));
-  if (source != kNullBlock) {
-    const BlockContent& from = block(source);
-    if (from.group != group || from.state.writer == kNobody)
-      return fmt::format("a state after {} tokens is read from block {}, which holds none",
-                         first_position, index_of(source));
-    if (from.state.num_tokens != first_position || from.state.content != before)
-      return fmt::format(
-          "a state after {} tokens is read from block {}, which holds {}'s after {} tokens",
-          first_position, index_of(source), writer_name(from.state.writer), from.state.num_tokens);
-    words = *from.state.words;
-  } else if (first_position != 0) {
-    return fmt::format("a state after {} tokens is read from the null block", first_position);
-  }
-  for (const ModelLayer& layer : layers_of(group)) {
-    for (std::size_t s = 0; s < layer.layout.states.size(); ++s) {
-      const StateLayout& state = layer.layout.states[s];
-      std::uint64_t* at = words.data() + layer.state_first_word[s];
-      const std::int64_t count = num_words(state.num_elements * state.itemsize_bytes);
-      const std::uint64_t coord =
-          coordinate(layer.share.layer, kPartState + static_cast<int>(s), layer.share.first_head);
-      for (const ContentId content : contents)
-        for (std::int64_t i = 0; i < count; ++i)
-          at[i] = next_state_word(at[i], content ^ coord, static_cast<std::uint64_t>(i));
-    }
-  }
-  set_state(group, target,
-            {.content = contents.back(),
-             .num_tokens = first_position + static_cast<std::int64_t>(contents.size()),
-             .writer = writer,
-             .step = step_,
-             .words = std::make_shared<const std::vector<std::uint64_t>>(std::move(words))});
-  return std::nullopt;
-}
-
-void MemoryModel::set_state(std::int32_t group, BlockId id, StateContent state) {
-  BlockContent& block = blocks_[static_cast<std::size_t>(index_of(id))];
-  LS_CHECK(block.group == -1 || block.group == group, "block {} of group {} written for group {}",
-           index_of(id), block.group, group);
-  use(state.writer);
-  release(block.state.writer);
-  block.group = group;
-  block.state = std::move(state);
-  for (const ModelLayer& layer : layers_of(group)) {
-    const std::int32_t tensor = layer.layout.tensor_index;
-    tensors_[static_cast<std::size_t>(tensor)].known[static_cast<std::size_t>(index_of(id))] = 0;
-    touch(tensor, index_of(id));
-  }
 }
 
 const BlockContent& MemoryModel::block(BlockId id) const {

@@ -7,7 +7,10 @@
 // (2) fingerprint(page) equals the sum over page_image(page), always.
 // (3) Memory is a function of the plan (num_blocks, block sizes), of live states and of the host
 //     tier, never of how many steps were run.
-// (4) A host block holds the bytes of the block that was stored there last, as they were then, and
+// (4) States of real numbers are known to the bit once the device has shown them: settle_state()
+//     takes them over when somebody has found them near enough (sim/state_checker.h). Until then
+//     their pages have no image.
+// (5) A host block holds the bytes of the block that was stored there last, as they were then, and
 //     behind them those of what was there before. It is the one place that keeps bytes.
 //
 // Not checked here: whether the writes make sense (sim/program_builder.h) and whether device memory
@@ -29,6 +32,7 @@
 #include "reference/numbers.h"
 #include "reference/rank_plan.h"
 #include "reference/result.h"
+#include "reference/state_numbers.h"
 #include "reference/view_types.h"
 
 namespace lockstep {
@@ -52,14 +56,16 @@ struct SlotContent {
   std::int64_t step = 0;
 };
 
+using StateWords = std::shared_ptr<const std::vector<std::uint64_t>>;
+
 // One state page per layer of a group stands for the same prefix.
 struct StateContent {
   ContentId content = 0;  // of the prefix of num_tokens tokens
   std::int64_t num_tokens = 0;
   WriterId writer = kNobody;  // kNobody: no state here
   std::int64_t step = 0;
-  // The words of all layers' state tensors, one after the other.
-  std::shared_ptr<const std::vector<std::uint64_t>> words;
+  // The words of all layers' state tensors, one after the other; null: to be settled.
+  StateWords words;
 };
 
 struct BlockContent {
@@ -108,6 +114,7 @@ struct ModelLayer {
   bool words_aligned = false;                  // every row starts and ends on a word of its page
   std::vector<std::uint64_t> coords;           // [num_kv][num_kv_heads]
   std::vector<std::int64_t> state_first_word;  // of each state tensor in StateContent::words
+  std::vector<StateNumbers> state_numbers;     // of each; empty: states are words
 };
 
 class MemoryModel {
@@ -132,7 +139,9 @@ class MemoryModel {
   void poison(BlockId block, Unwritten kind);
   void zero(std::int32_t group, BlockId block);
   // The state of `source` now also lies in `target`. A sentence when there is none to copy.
-  std::optional<std::string> copy_state(std::int32_t group, BlockId source, BlockId target);
+  // Of real numbers: convolutions' inputs come from rows [conv_offset, ...) of `conv_source`.
+  std::optional<std::string> copy_state(std::int32_t group, BlockId source, BlockId target,
+                                        BlockId conv_source, std::int64_t conv_offset);
   // The rows of one token in every layer of the group.
   // REQUIRES: the block is not the null block and belongs to the group or to nobody.
   void write_token(std::int32_t group, BlockId block, std::int64_t slot_offset, ContentId content,
@@ -143,10 +152,16 @@ class MemoryModel {
   std::optional<std::string> advance_state(std::int32_t group, BlockId source, BlockId target,
                                            std::int64_t first_position, ContentId before,
                                            std::span<const ContentId> contents, WriterId writer);
+  // What lies where the states of the group's layers are in a block, whatever that is.
+  std::vector<std::uint64_t> state_words(std::int32_t group, BlockId block) const;
+  // The words of a state that advance_state() has left to be settled.
+  void settle_state(std::int32_t group, BlockId block, StateWords words);
 
   // The host tier. A sentence when the block or host block is not the group's: nothing is done.
   std::optional<std::string> load(std::int32_t group, BlockId block, HostBlockId host);
   std::optional<std::string> store(std::int32_t group, BlockId block, HostBlockId host);
+  // After settle_state(): the bytes of a state that was stored before it was settled.
+  void settle_store(std::int32_t group, BlockId block, HostBlockId host);
   // What somebody else brought there: the rows of tokens [first_position, ...).
   // REQUIRES: a group with rows, a block's worth of contents at most.
   void fill_host_block(std::int32_t group, HostBlockId host, std::int64_t first_position,
@@ -182,6 +197,7 @@ class MemoryModel {
   // Rows in a block of the group.
   std::int64_t block_size(std::int32_t group) const;
   bool is_state_group(std::int32_t group) const;
+  bool has_real_states() const { return numbers_ == Numbers::real; }
   std::span<const ModelLayer> layers() const { return layers_; }
   std::span<const ModelLayer> layers_of(std::int32_t group) const;
 
@@ -219,6 +235,7 @@ class MemoryModel {
   MemoryModel() = default;
   Result<void> add_layers(const KVCacheConfig& plan, const PoolLayout& pool,
                           std::span<const LayerShare> shares);
+  Result<void> add_states(const KVCacheSpec& spec, ModelLayer& layer, Group& group) const;
   void set_alignment();
   void touch(std::int32_t tensor, std::int64_t page);
   void invalidate(BlockId block);
@@ -229,6 +246,8 @@ class MemoryModel {
   void write_rows(const ModelLayer& layer, const BlockContent& content, BlockId block,
                   std::int64_t slot_offset, const SlotContent& old, ContentId now);
   void set_state(std::int32_t group, BlockId block, StateContent state);
+  void advance_words(std::int32_t group, std::span<const ContentId> contents,
+                     std::vector<std::uint64_t>& words) const;
 
   void add_host_runs(Group& group);
   void add_host_blocks(std::int64_t count);
@@ -249,6 +268,7 @@ class MemoryModel {
                   std::span<std::uint8_t> image) const;
 
   std::int64_t num_blocks_ = 0;
+  Numbers numbers_ = Numbers::words;
   std::int64_t step_ = 0;
   std::uint32_t epoch_ = 1;
   std::vector<Tensor> tensors_;

@@ -129,16 +129,23 @@ std::optional<std::string> MemoryModel::store(std::int32_t group, BlockId id, Ho
   if (source.group != group)
     return fmt::format("block {} is stored for group {}, but holds {}", index_of(id), group,
                        source.group < 0 ? "nothing" : fmt::format("group {}'s", source.group));
-  const std::vector<std::uint8_t> own = block_bytes(group, id);
-  std::vector<std::uint8_t> bytes = *host_block(host).bytes;
-  std::ranges::copy(own, bytes.begin());
   HostContent& target = begin_host_write(group, host);
   target.slots = source.slots;
   target.state = source.state;
   for (const SlotContent& slot : target.slots) use(slot.writer);
   use(target.state.writer);
-  set_host_bytes(target, std::move(bytes));
+  const bool to_be_settled = source.state.writer != kNobody && source.state.words == nullptr;
+  if (!to_be_settled) settle_store(group, id, host);
   return std::nullopt;
+}
+
+void MemoryModel::settle_store(std::int32_t group, BlockId id, HostBlockId host) {
+  HostContent& target = host_blocks_[static_cast<std::size_t>(index_of(host))];
+  const std::vector<std::uint8_t> own = block_bytes(group, id);
+  std::vector<std::uint8_t> bytes = *target.bytes;
+  std::ranges::copy(own, bytes.begin());
+  target.state.words = block(id).state.words;
+  set_host_bytes(target, std::move(bytes));
 }
 
 std::optional<std::string> MemoryModel::load(std::int32_t group, BlockId id, HostBlockId host) {

@@ -74,9 +74,10 @@
 // (13) Real numbers (BackendConfig::numbers). Rows of bf16, fp16, fp32 are those of rule (1). Into
 //     caches of fp8_e4m3, fp8_e5m2, int8 go rows that rule (1) makes in bf16, each element divided
 //     by the layer's scale in fp32, rounded to nearest, ties to even (int8: ties away from zero);
-//     the scale is 0.0081, 0.0085, 0.0089, 0.0093 for layer modulo 4 = 0, 1, 2, 3. Rule (5) takes
-//     stored elements times the scale, and its range is not told but follows from the kind of the
-//     layer and the position last - 1 of the query; `first` says the same.
+//     the scale is 0.0081, 0.0085, 0.0089, 0.0093 for layer modulo 4 = 0, 1, 2, 3, `layer` as in
+//     rule (1) on every rank. Rule (5) takes stored elements times the scale, and its range is not
+//     told but follows from the kind of the layer and the position last - 1 of the query; `first`
+//     says the same.
 // (14) Tensor and pipeline parallelism. BackendConfig::plan is the whole model's, its num_blocks
 //     that of every rank; a backend cuts its rank's own plan out of it: the same groups and block
 //     sizes, but its own heads, states, layers, tensors and pages (reference/rank_plan.h says
@@ -85,6 +86,26 @@
 //     (2) a rank's part of a state is made with its tp_rank in the place of head 0. Everything else
 //     (layers of probes, queries and extractions; tensors of pages; h in rule (4)) counts in the
 //     rank's own plan, and rule (5) answers for the rank's own query heads.
+//
+// (15) States of real numbers, in place of rule (2). A state tensor [n, channels] with
+//     2 <= w <= 4 for w = n + 1 - num_speculative_blocks keeps inputs of a causal convolution of
+//     width w, row after row. Any other is that of a recurrence, [heads, rows, columns], where
+//     dimensions that are missing in front are 1: Mamba2's selective update where `layer` is even,
+//     the gated delta rule where it is odd.
+//     Inputs of a token are made by rule (1) with part 64 + 8 s + j for state tensor s and head t =
+//     tp_rank, or t * heads + i for head i:
+//       convolution, in its own dtype: j 0 inputs [channels]. Weights [channels, w] are fp32, j 1,
+//         of content 0; there is no bias, and silu follows.
+//       selective, in fp32: j 0 x [heads, rows] by head, 1 B, 2 C [columns], 3 dt [heads];
+//         A = -(1 + head mod 4) / 4, D = 1/2, dt_bias = -1, no gate.
+//       gated delta, in fp32: j 0 q, 1 k [columns], 2 v [heads, rows] by head, 3 g and 4 beta
+//         [heads], with the masks 0x007FFFFF/0xBE000000 and 0x007FFFFF/0x3F000000; q and k are
+//         normalised, scale is 1/8.
+//     A convolution keeps one sequence of inputs for all states of a chain of updates: a step's
+//     tokens are read behind rows [conv_offset, conv_offset + w - 1) of conv_source, and of both,
+//     those from input num_tokens on go to rows 0, 1, ... of the target. Updates of drafts leave
+//     inputs alone. A copy moves rows [conv_offset, n) of conv_source to rows 0, 1, ...
+//     What a convolution or recurrence gives out is read back for the last token of each update.
 //
 // Not said here: how a backend lays anything out; that is what is being checked.
 #pragma once
@@ -189,6 +210,9 @@ struct BlockCopy {
   std::int32_t group = 0;
   BlockId source{};
   BlockId target{};
+  // Rule (15): where the inputs that convolutions have kept lie, behind accepted drafts.
+  BlockId conv_source{};
+  std::int32_t conv_offset = 0;
 };
 
 struct GroupBlock {
@@ -220,6 +244,11 @@ struct StateUpdate {
   std::int32_t first_position = 0;
   std::int32_t num_tokens = 0;
   std::int32_t first_token = 0;
+  // Rule (15): as in BlockCopy. The updates of num_drafts drafts follow, one each.
+  BlockId conv_source{};
+  std::int32_t conv_offset = 0;
+  std::int32_t num_drafts = 0;
+  bool is_draft = false;
 };
 
 // Digest of everything read through the block table of `row` for `layer`: rule (4).
@@ -290,6 +319,9 @@ struct StepReadback {
   std::vector<std::vector<Slot>> slot_mappings;  // per group, num_padded_tokens entries
   std::vector<std::uint64_t> digests;            // per probe
   std::vector<float> outputs;                    // per query: num_query_heads * head_size floats
+  // Rule (15): per state update, layer of its group and state tensor, in this order: [channels] or
+  // [heads, rows].
+  std::vector<float> state_outputs;
   // Per extraction [num_tokens, num_kv_heads, row bytes], one after the other.
   std::vector<std::uint8_t> extracted;
   std::vector<MemoryReport> reports;

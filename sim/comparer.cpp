@@ -35,6 +35,7 @@ Comparer::Comparer(const BackendConfig& device, MemoryModel& model, Worker& work
       worker_(worker),
       backend_(backend),
       diagnosis_(device, model, worker, backend),
+      states_(model, backend, diagnosis_, counts),
       untouched_pages_(untouched_pages),
       counts_(counts) {}
 
@@ -61,8 +62,11 @@ Result<std::optional<Divergence>> Comparer::check_step(const StepProgram& progra
   if (!readback.reports.empty()) return diagnosis_.report(readback.reports.front());
   if (auto found = check_tables(program, requests, readback)) return found;
   if (auto found = check_slots(expected, readback, chain)) return found;
+  Result<std::optional<Divergence>> found = std::optional<Divergence>();
+  if (model_.has_real_states()) found = states_.check(program, expected, readback);
+  if (!found || *found) return found;
   const auto written = model_.written_pages();
-  auto found = check_pages(Phase::page_written, written, &chain);
+  found = check_pages(Phase::page_written, written, &chain);
   if (!found || *found) return found;
   found = check_host_tier(chain);
   if (!found || *found) return found;

@@ -1,4 +1,5 @@
-// Device against model, after every step: block tables and slot mappings in full, the pages that
+// Device against model, after every step: block tables and slot mappings in full, states of real
+// numbers (state_checker.h), the pages that
 // the step wrote, the host blocks that it stored to, what its probes and queries read, the
 // backend's own reports, and untouched pages and host blocks in rotation; before a block is handed
 // out again, its pages; at the end, all pages and host blocks.
@@ -20,6 +21,7 @@
 #include "sim/model_step.h"
 #include "sim/probe_planner.h"
 #include "sim/result.h"
+#include "sim/state_checker.h"
 #include "sim/state_hash.h"
 
 namespace lockstep {
@@ -63,6 +65,7 @@ class Comparer {
   Worker& worker_;
   Backend& backend_;
   Diagnosis diagnosis_;
+  StateChecker states_;
   const std::int64_t untouched_pages_;
   RunSummary& counts_;
   std::int64_t rotation_ = 0;       // over all pages of all tensors

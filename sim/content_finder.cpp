@@ -93,7 +93,7 @@ std::string poison_name(const MemoryModel& model, std::uint64_t word) {
 std::string state_name(const MemoryModel& model, std::uint64_t word) {
   for (std::int32_t b = 0; b < model.num_blocks(); ++b) {
     const BlockContent& block = model.block(static_cast<BlockId>(b));
-    if (block.state.writer == kNobody) continue;
+    if (block.state.writer == kNobody || block.state.words == nullptr) continue;
     const std::vector<std::uint64_t>& words = *block.state.words;
     const auto at = std::ranges::find(words, word);
     if (at == words.end()) continue;

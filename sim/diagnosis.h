@@ -33,12 +33,20 @@ class Diagnosis {
                             std::uint64_t found);
   Divergence output(const AttentionQuery& query, RequestId request, std::size_t element,
                     double expected, double found, double tolerance);
+  // A number of a state, after an update, and what an update gave out for its last token.
+  Divergence state(const StateUpdate& update, const ModelLayer& layer, std::size_t state,
+                   std::int64_t element, double expected, double found, double tolerance) const;
+  Divergence state_output(const StateUpdate& update, const ModelLayer& layer, std::size_t state,
+                          std::int64_t element, double expected, double found,
+                          double tolerance) const;
   Divergence report(const MemoryReport& report);
   // A host block whose fingerprint is not the expected one.
   Result<Divergence> host_block(HostBlockId host);
 
  private:
   Divergence about(Phase phase) const;
+  Divergence about_state(Phase phase, const StateUpdate& update, const ModelLayer& layer,
+                         std::size_t state) const;
   void set_doing(Divergence& found) const;
   void set_owner(Divergence& found, ModelPage page, std::int64_t byte) const;
   void set_layer(Divergence& found, std::int32_t layer) const;

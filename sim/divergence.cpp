@@ -75,6 +75,8 @@ std::string_view name_of(Phase phase) {
       return "attention_digest";
     case Phase::attention_output:
       return "attention_output";
+    case Phase::state_output:
+      return "state_output";
     case Phase::extraction:
       return "extraction";
     case Phase::page_untouched:

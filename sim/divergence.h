@@ -24,6 +24,7 @@ enum class Phase : std::uint8_t {
   host_block,    // of the host tier: what the step stored, others in rotation
   attention_digest,
   attention_output,
+  state_output,    // what a convolution or recurrence of real numbers gave out
   extraction,      // hidden states of a finished request, read out of the cache
   page_untouched,  // a page that nothing should have written, in rotation
   page_final,      // the same, after the last step

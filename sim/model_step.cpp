@@ -47,7 +47,7 @@ std::optional<Divergence> ModelStep::apply(const StepProgram& program,
       if (auto finding = write_tokens(program, program.rows[i], requests[i], g, slots))
         return finding;
   }
-  if (auto finding = advance_states(program, requests)) return finding;
+  if (auto finding = advance_states(program, requests, expected)) return finding;
   for (const HostTransfer& store : program.stores)
     if (auto wrong = model_.store(store.group, store.block, store.host))
       return decision_finding(program.step, "", store.group, *wrong);
@@ -56,7 +56,8 @@ std::optional<Divergence> ModelStep::apply(const StepProgram& program,
 
 std::optional<Divergence> ModelStep::apply_blocks(const StepProgram& program) {
   for (const BlockCopy& copy : program.settled)
-    if (auto wrong = model_.copy_state(copy.group, copy.source, copy.target))
+    if (auto wrong = model_.copy_state(copy.group, copy.source, copy.target, copy.conv_source,
+                                       copy.conv_offset))
       return decision_finding(program.step, "", copy.group, *wrong);
   for (const PoisonBlock& poison : program.poison)
     model_.poison(poison.block, static_cast<Unwritten>(poison.kind));
@@ -65,7 +66,8 @@ std::optional<Divergence> ModelStep::apply_blocks(const StepProgram& program) {
     if (auto wrong = model_.load(load.group, load.block, load.host))
       return decision_finding(program.step, "", load.group, *wrong);
   for (const BlockCopy& copy : program.copies)
-    if (auto wrong = model_.copy_state(copy.group, copy.source, copy.target))
+    if (auto wrong = model_.copy_state(copy.group, copy.source, copy.target, copy.conv_source,
+                                       copy.conv_offset))
       return decision_finding(program.step, "", copy.group, *wrong);
   return std::nullopt;
 }
@@ -115,8 +117,19 @@ std::optional<Divergence> ModelStep::write_token(const StepProgram& program,
   return std::nullopt;
 }
 
+StateBefore ModelStep::state_before(const StateUpdate& update) const {
+  const auto words = [&](BlockId block) {
+    return block == kNullBlock ? nullptr : model_.block(block).state.words;
+  };
+  return {.source = words(update.source),
+          .conv_source = words(update.conv_source),
+          .target = model_.state_words(update.group, update.target)};
+}
+
 std::optional<Divergence> ModelStep::advance_states(const StepProgram& program,
-                                                    std::span<const RequestId> requests) {
+                                                    std::span<const RequestId> requests,
+                                                    StepExpectation& expected) {
+  expected.states_before.clear();
   std::size_t row = 0;
   for (const StateUpdate& update : program.state_updates) {
     while (program.rows[row].row != update.row) ++row;
@@ -124,6 +137,8 @@ std::optional<Divergence> ModelStep::advance_states(const StepProgram& program,
     const auto contents = std::span(program.contents)
                               .subspan(static_cast<std::size_t>(update.first_token),
                                        static_cast<std::size_t>(update.num_tokens));
+    if (model_.has_real_states() && update.target != kNullBlock)
+      expected.states_before.push_back(state_before(update));
     const auto wrong = model_.advance_state(
         update.group, update.source, update.target, update.first_position,
         request.prefix.content(update.first_position - 1), contents, request.writer);

@@ -15,9 +15,18 @@
 
 namespace lockstep {
 
+// What an update of real numbers starts from and overwrites: rule (15). Words of a state are null
+// where it starts from zeros, or from what another update of the same step leaves.
+struct StateBefore {
+  StateWords source;
+  StateWords conv_source;
+  std::vector<std::uint64_t> target;
+};
+
 struct StepExpectation {
   // Per group num_padded_tokens slots; empty for state groups, which have none.
   std::vector<std::vector<Slot>> slot_mappings;
+  std::vector<StateBefore> states_before;  // per state update; empty: states are words
 };
 
 class ModelStep {
@@ -38,7 +47,9 @@ class ModelStep {
                                         std::int32_t group, std::int64_t position, ContentId now,
                                         Slot& slot);
   std::optional<Divergence> advance_states(const StepProgram& program,
-                                           std::span<const RequestId> requests);
+                                           std::span<const RequestId> requests,
+                                           StepExpectation& expected);
+  StateBefore state_before(const StateUpdate& update) const;
 
   MemoryModel& model_;
   Worker& worker_;

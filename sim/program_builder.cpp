@@ -319,15 +319,27 @@ std::optional<Divergence> ProgramBuilder::advance_state(std::int32_t group,
     return std::nullopt;
   }
   std::int64_t& entry = request.state_entry[static_cast<std::size_t>(group)];
-  if (entry < 0 && slice.first_position > 0)
+  ConvPlace& inputs = request.conv_places[static_cast<std::size_t>(group)];
+  if (entry < 0 && slice.first_position > 0) {
     entry = aligned ? (slice.first_position - 1) / spec.block_size : 0;  // where the hit was
+    inputs = {.entry = entry, .offset = 0};
+  }
   const BlockId target = table[static_cast<std::size_t>(base)];
-  BlockId source = slice.first_position == 0 ? kNullBlock : table[static_cast<std::size_t>(entry)];
+  const bool is_first = slice.first_position == 0;
+  BlockId source = is_first ? kNullBlock : table[static_cast<std::size_t>(entry)];
+  BlockId conv_source = is_first ? kNullBlock : table[static_cast<std::size_t>(inputs.entry)];
+  auto conv_offset = is_first ? 0 : static_cast<std::int32_t>(inputs.offset);
   if (aligned && source != kNullBlock && source != target) {
-    program.copies.push_back({.group = group, .source = source, .target = target});
-    source = target;
+    program.copies.push_back({.group = group,
+                              .source = source,
+                              .target = target,
+                              .conv_source = conv_source,
+                              .conv_offset = conv_offset});
+    source = conv_source = target;
+    conv_offset = 0;
   }
   entry = base;
+  inputs = {.entry = base, .offset = 0};
   request.num_drafts = scheduled.num_spec;
   request.scheduled_end = end;
   const std::int32_t known = slice.num_tokens - scheduled.num_spec;
@@ -337,8 +349,13 @@ std::optional<Divergence> ProgramBuilder::advance_state(std::int32_t group,
                      .target = target,
                      .first_position = slice.first_position,
                      .num_tokens = known,
-                     .first_token = slice.first_token};
+                     .first_token = slice.first_token,
+                     .conv_source = conv_source,
+                     .conv_offset = conv_offset,
+                     .num_drafts = scheduled.num_spec};
   program.state_updates.push_back(update);
+  update.is_draft = true;
+  update.num_drafts = 0;
   for (std::int32_t draft = 0; draft < scheduled.num_spec; ++draft) {
     update.source = update.target;
     update.target = table[static_cast<std::size_t>(base + draft + 1)];
@@ -353,7 +370,7 @@ std::optional<Divergence> ProgramBuilder::advance_state(std::int32_t group,
 // Mode align: one of the states after the drafts may be that at the end of a block, and is what the
 // prefix cache will say that block holds (vllm/v1/worker/mamba_utils.py, postprocess).
 void ProgramBuilder::settle_states(RequestId id, std::int64_t num_sampled) {
-  const WorkerRequest& request = worker_.at(id);
+  WorkerRequest& request = worker_.at(id);
   if (request.num_drafts == 0 || num_sampled == 0) return;
   for (std::int32_t g = 0; g < model_.num_groups(); ++g) {
     const KVCacheSpec& spec = spec_of(device_, g);
@@ -365,8 +382,15 @@ void ProgramBuilder::settle_states(RequestId id, std::int64_t num_sampled) {
     const std::int64_t base = cdiv(request.scheduled_end, spec.block_size) - 1;
     const BlockId source = table[static_cast<std::size_t>(base + border - first)];
     const BlockId target = table[static_cast<std::size_t>(border / spec.block_size - 1)];
-    if (source != target && target != kNullBlock)
-      settled_.push_back({.group = g, .source = source, .target = target});
+    if (source == target || target == kNullBlock) continue;
+    const BlockId inputs = table[static_cast<std::size_t>(base)];
+    settled_.push_back({.group = g,
+                        .source = source,
+                        .target = target,
+                        .conv_source = inputs,
+                        .conv_offset = static_cast<std::int32_t>(border - first)});
+    // Shifted within their block, they begin at its first row again.
+    if (target == inputs) request.conv_places[static_cast<std::size_t>(g)].offset -= border - first;
   }
 }
 
@@ -390,8 +414,8 @@ void ProgramBuilder::advance_every_block(std::int32_t group, const RowSlice& sli
          .target = target,
          .first_position = static_cast<std::int32_t>(first),
          .num_tokens = static_cast<std::int32_t>(end - first),
-         .first_token =
-             slice.first_token + static_cast<std::int32_t>(first - slice.first_position)});
+         .first_token = slice.first_token + static_cast<std::int32_t>(first - slice.first_position),
+         .conv_source = source});
     source = target;
     first = end;
   }

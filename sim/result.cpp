@@ -57,6 +57,8 @@ nlohmann::ordered_json json_of(const RunSummary& summary) {
   json["slots_checked"] = summary.slots_checked;
   json["rows_read"] = summary.rows_read;
   json["outputs_checked"] = summary.outputs_checked;
+  json["state_numbers_checked"] = summary.state_numbers_checked;
+  json["state_outputs_checked"] = summary.state_outputs_checked;
   json["rows_extracted"] = summary.rows_extracted;
   json["union_rows_checked"] = summary.union_rows_checked;
   json["idle_rank_steps"] = summary.idle_rank_steps;

@@ -74,13 +74,15 @@ struct RunSummary {
   std::int64_t frees_delayed = 0;  // requests that kept their blocks after their end, to be sent
   std::int64_t table_entries_checked = 0;
   std::int64_t slots_checked = 0;
-  std::int64_t rows_read = 0;            // cache rows under compared attention digests
-  std::int64_t outputs_checked = 0;      // floats of attention outputs
-  std::int64_t rows_extracted = 0;       // hidden states of finished requests, compared
-  std::int64_t union_rows_checked = 0;   // rows of all ranks together, found on the right number
-  std::int64_t idle_rank_steps = 0;      // of data parallel ranks without work of their own
-  std::int64_t collectives_checked = 0;  // calls of data parallel ranks, put side by side
-  std::vector<std::string> not_checked;  // one sentence each
+  std::int64_t rows_read = 0;              // cache rows under compared attention digests
+  std::int64_t outputs_checked = 0;        // floats of attention outputs
+  std::int64_t state_numbers_checked = 0;  // of states of real numbers, after updates
+  std::int64_t state_outputs_checked = 0;  // floats that convolutions and recurrences gave out
+  std::int64_t rows_extracted = 0;         // hidden states of finished requests, compared
+  std::int64_t union_rows_checked = 0;     // rows of all ranks together, found on the right number
+  std::int64_t idle_rank_steps = 0;        // of data parallel ranks without work of their own
+  std::int64_t collectives_checked = 0;    // calls of data parallel ranks, put side by side
+  std::vector<std::string> not_checked;    // one sentence each
 
   std::vector<KernelStatistics> kernels;  // what the backend launched
   GraphStatistics graphs;                 // and what it captured and replayed

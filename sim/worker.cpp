@@ -42,6 +42,8 @@ void Worker::append_sampled(RequestId id, std::span<const std::int32_t> tokens) 
   // The running state is the one behind the last accepted draft.
   for (std::int64_t& entry : request.state_entry)
     if (entry >= 0) entry += static_cast<std::int64_t>(tokens.size()) - 1;
+  for (ConvPlace& place : request.conv_places)
+    if (place.entry >= 0) place.offset += static_cast<std::int64_t>(tokens.size()) - 1;
 }
 
 std::int32_t Worker::leave_row(RequestId id) {
@@ -52,6 +54,7 @@ std::int32_t Worker::leave_row(RequestId id) {
   request.row = -1;
   request.tables.clear();
   request.state_entry.clear();
+  request.conv_places.clear();
   return row;
 }
 
@@ -71,6 +74,7 @@ bool Worker::enter_row(RequestId id) {
   request.row = static_cast<std::int32_t>(free - row_taken_.begin());
   request.tables.assign(static_cast<std::size_t>(num_groups_), {});
   request.state_entry.assign(static_cast<std::size_t>(num_groups_), -1);
+  request.conv_places.assign(static_cast<std::size_t>(num_groups_), {});
   know(id);
   return true;
 }

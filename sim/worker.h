@@ -22,6 +22,12 @@
 
 namespace lockstep {
 
+// Where the inputs that convolutions have kept lie: in this table entry's block, from this row on.
+struct ConvPlace {
+  std::int64_t entry = -1;
+  std::int64_t offset = 0;
+};
+
 struct WorkerRequest {
   std::string name;
   Prompt prompt;               // until its tokens are needed
@@ -31,6 +37,7 @@ struct WorkerRequest {
   PrefixContent prefix;
   std::vector<std::vector<BlockId>> tables;  // per group
   std::vector<std::int64_t> state_entry;  // per group: table entry of the running state; -1: none
+  std::vector<ConvPlace> conv_places;     // per group: beside state_entry
   std::int32_t num_drafts = 0;            // of the last step
   std::int64_t scheduled_end = 0;         // position behind the last token of the last step
   std::vector<std::int64_t> next_probe;   // per layer: the position that is read next

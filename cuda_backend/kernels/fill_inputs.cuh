@@ -21,7 +21,8 @@ __global__ void fill_rows_kernel(FillRowsParams p, Divisor items_per_row, Diviso
     const std::uint32_t head = row - token * num_kv_heads.value;
     const std::uint64_t content = p.contents[token];
     for (std::int32_t part = 0; part < p.num_parts; ++part) {
-      const std::uint64_t row_key = mix(content ^ coordinate(p.layer, part, p.first_head + head));
+      const std::uint64_t row_key =
+          mix(content ^ coordinate(p.layer, p.first_part + part, p.first_head + head));
       std::byte* out = (part == 0 ? p.key : p.value) + std::int64_t(row) * p.row_bytes;
       if constexpr (kVectors) {
         const std::uint64_t low = (row_word(row_key, 2 * index) & p.keep_mask) | p.set_mask;

@@ -114,6 +114,7 @@ struct FillRowsParams {
   std::byte* value;                   // unused when num_parts is 1
   std::uint64_t keep_mask, set_mask;  // shape(): (word & keep_mask) | set_mask
   std::int32_t num_tokens, num_kv_heads, num_parts, row_bytes, layer, first_head;
+  std::int32_t first_part = 0;  // what `key` is; `value` is the one behind it
 };
 
 struct WriteRowsParams {

@@ -233,17 +233,30 @@ Result<bool> DataParallelRun::execute() {
 }
 
 void add(const RunSummary& one, RunSummary& sum) {
-  for (const auto member : {&RunSummary::requests,           &RunSummary::finished_requests,
-                            &RunSummary::aborted_requests,   &RunSummary::refused_requests,
-                            &RunSummary::request_steps,      &RunSummary::scheduled_tokens,
-                            &RunSummary::output_tokens,      &RunSummary::prompt_tokens,
-                            &RunSummary::cached_tokens,      &RunSummary::hits,
-                            &RunSummary::preemptions,        &RunSummary::stored,
-                            &RunSummary::evictions,          &RunSummary::pages_checked,
-                            &RunSummary::bytes_checked,      &RunSummary::table_entries_checked,
-                            &RunSummary::slots_checked,      &RunSummary::rows_read,
-                            &RunSummary::outputs_checked,    &RunSummary::rows_extracted,
-                            &RunSummary::union_rows_checked, &RunSummary::refused_allocations})
+  for (const auto member : {&RunSummary::requests,
+                            &RunSummary::finished_requests,
+                            &RunSummary::aborted_requests,
+                            &RunSummary::refused_requests,
+                            &RunSummary::request_steps,
+                            &RunSummary::scheduled_tokens,
+                            &RunSummary::output_tokens,
+                            &RunSummary::prompt_tokens,
+                            &RunSummary::cached_tokens,
+                            &RunSummary::hits,
+                            &RunSummary::preemptions,
+                            &RunSummary::stored,
+                            &RunSummary::evictions,
+                            &RunSummary::pages_checked,
+                            &RunSummary::bytes_checked,
+                            &RunSummary::table_entries_checked,
+                            &RunSummary::slots_checked,
+                            &RunSummary::rows_read,
+                            &RunSummary::outputs_checked,
+                            &RunSummary::rows_extracted,
+                            &RunSummary::union_rows_checked,
+                            &RunSummary::refused_allocations,
+                            &RunSummary::state_numbers_checked,
+                            &RunSummary::state_outputs_checked})
     sum.*member += one.*member;
   for (const auto member : {&PhaseSeconds::schedule, &PhaseSeconds::program, &PhaseSeconds::execute,
                             &PhaseSeconds::compare})

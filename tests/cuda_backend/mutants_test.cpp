@@ -123,6 +123,9 @@ TEST(Mutants, EveryListedOneIsExposedByATestAndHasItsOwnName) {
       "combine-unscaled",     // real numbers: there too
       "window-off-by-one",
       "scale-of-other-layer",
+      "conv-offset-ignored",  // states of real numbers: there too
+      "state-targets-last",
+      "chunk-carry-undecayed",
       "hidden-flatten",
       "hidden-chunk-save",  // extraction: there too
       "tp-head-offset",

@@ -208,8 +208,8 @@ TEST(MemoryModel, a_state_read_at_another_count_is_refused) {
   EXPECT_EQ(
       model->advance_state(1, kNullBlock, BlockId{2}, 0, kEmptyPrefix, contents.first(4), writer),
       std::nullopt);
-  EXPECT_EQ(model->copy_state(1, BlockId{2}, BlockId{4}), std::nullopt);
-  EXPECT_NE(model->copy_state(1, BlockId{5}, BlockId{6}), std::nullopt);
+  EXPECT_EQ(model->copy_state(1, BlockId{2}, BlockId{4}, BlockId{2}, 0), std::nullopt);
+  EXPECT_NE(model->copy_state(1, BlockId{5}, BlockId{6}, BlockId{5}, 0), std::nullopt);
   const auto wrong_count = model->advance_state(1, BlockId{4}, BlockId{4}, 5, prefix.content(4),
                                                 contents.subspan(5), writer);
   ASSERT_NE(wrong_count, std::nullopt);

@@ -1,0 +1,164 @@
+// States of real numbers, model against kernels: whatever cuts a request's tokens (chunks, drafts
+// of which some are rejected, preemption, prefix hits on states), each update leaves what doubles
+// say, and every copy and untouched page is the same to the bit.
+#include <fmt/core.h>
+#include <gtest/gtest.h>
+
+#include <numeric>
+
+#include "cuda_backend/simt_backend.h"
+#include "tests/sim/world.h"
+
+namespace lockstep {
+namespace {
+
+struct Setting {
+  const char* title;
+  MambaCacheMode mode = MambaCacheMode::align;
+  std::int32_t num_drafts = 0;
+  DType dtype = DType::fp32;  // of the recurrent state
+  std::int64_t num_blocks = 30;
+};
+void PrintTo(const Setting& setting, std::ostream* out) { *out << setting.title; }
+
+// Layers 1 and 2 of the plan: a gated delta rule and a selective update, each with a convolution.
+LockstepConfig make_states(const Setting& setting) {
+  const std::int64_t block_size = setting.mode == MambaCacheMode::none ? 256 : 16;
+  KVCacheSpec states = mamba_spec(setting.mode, block_size);
+  states.states = {{{3 + setting.num_drafts, 8}, DType::bf16}, {{2, 4, 6}, setting.dtype}};
+  states.num_speculative_blocks = setting.num_drafts;
+  LockstepConfig config =
+      make_world({make_group("a", 1, full_spec()), make_group("m", 2, states)}, setting.num_blocks);
+  // The later release keeps states for every block in no mode but align.
+  if (setting.mode == MambaCacheMode::all) config.engine.engine = "vllm-0.22.1";
+  if (setting.num_drafts > 0) {
+    config.engine.num_spec_tokens = setting.num_drafts;
+    config.engine.spec_method = SpecMethod::eagle;
+  }
+  config.device =
+      make_device_config(config.engine, config.device.plan, AttentionBackend::flash_attn);
+  config.device.numbers = Numbers::real;
+  return config;
+}
+
+RunSummary run_states(const LockstepConfig& config, int num_requests = 24) {
+  auto backend = make_simt_backend(config.device);
+  if (!backend) ADD_FAILURE() << backend.error().message;
+  const auto run = run_world(config, make_traffic(3, num_requests), backend->get());
+  if (!run) ADD_FAILURE() << run.error().message;
+  return run->summary;
+}
+void expect_agreement(const RunSummary& run) {
+  EXPECT_EQ(run.verdict, Verdict::agreed) << (run.divergence ? to_text(*run.divergence) : "stuck");
+  EXPECT_GT(run.state_numbers_checked, 5'000);
+  EXPECT_GT(run.state_outputs_checked, 1'000);
+}
+
+class RealStates : public testing::TestWithParam<Setting> {};
+
+TEST_P(RealStates, follow_doubles_in_every_step) {
+  expect_agreement(run_states(make_states(GetParam())));
+}
+
+TEST_P(RealStates, are_the_same_with_every_access_watched_over_late_streams_and_from_graphs) {
+  LockstepConfig config = make_states(GetParam());
+  const RunSummary plain = run_states(config, 7);
+  config.device.check = CheckMode::check;
+  const RunSummary watched = run_states(config, 7);
+  expect_agreement(watched);
+  EXPECT_EQ(watched.state_hash, plain.state_hash);
+  config.device.num_streams = 3;
+  config.device.delay_streams = true;
+  const RunSummary late = run_states(config, 7);
+  expect_agreement(late);
+  EXPECT_EQ(late.state_hash, plain.state_hash);
+  config.device.max_cudagraph_capture_size = 32;
+  const RunSummary captured = run_states(config, 7);
+  expect_agreement(captured);
+  EXPECT_GT(captured.graphs.replayed, 0);
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Settings, RealStates,
+    testing::Values(Setting{"none", MambaCacheMode::none, 0, DType::fp32, 22}, Setting{"align"},
+                    Setting{"align_bf16", MambaCacheMode::align, 0, DType::bf16},
+                    Setting{"align_tight", MambaCacheMode::align, 0, DType::fp16, 20},
+                    Setting{"all", MambaCacheMode::all, 0, DType::fp32, 44},
+                    Setting{"none_with_drafts", MambaCacheMode::none, 2, DType::bf16, 30},
+                    Setting{"align_with_drafts", MambaCacheMode::align, 3, DType::fp32, 44},
+                    Setting{"align_with_drafts_bf16", MambaCacheMode::align, 2, DType::bf16, 34}),
+    [](const auto& setting) { return setting.param.title; });
+
+TEST(RealStatesOfTraffic, sees_hits_and_preemption) {
+  const RunSummary roomy = run_states(make_states({"", MambaCacheMode::align, 0, DType::fp32, 60}));
+  EXPECT_GT(roomy.hits, 3);
+  const RunSummary tight = run_states(make_states({"", MambaCacheMode::align, 0, DType::fp32, 16}));
+  EXPECT_GT(tight.preemptions, 3);
+}
+
+TEST(RealStatesOfRanks, are_cut_by_tensor_parallelism_and_dealt_to_stages) {
+  LockstepConfig config = make_states({"", MambaCacheMode::align});
+  config.device.parallel.tp_size = 2;
+  config.device.parallel.pp_size = 2;
+  std::vector<std::unique_ptr<Backend>> owned;
+  std::vector<Backend*> backends;
+  for (std::int32_t rank = 0; rank < num_ranks(config.device); ++rank) {
+    auto backend = make_simt_backend(device_of_rank(config.device, rank));
+    ASSERT_TRUE(backend) << backend.error().message;
+    backends.push_back(backend->get());
+    owned.push_back(std::move(*backend));
+  }
+  auto decisions = make_reference_decisions(config.engine, config.device.plan.groups,
+                                            config.device.plan.num_blocks);
+  ASSERT_TRUE(decisions);
+  const auto workload = make_trace_workload(trace_reader_of(make_traffic(3, 14)),
+                                            {.step_time = {}, .seed = 7, .num_spec_tokens = 0});
+  const auto run =
+      run_lockstep(config, **decisions, *workload, std::span<Backend* const>(backends));
+  ASSERT_TRUE(run) << run.error().message;
+  expect_agreement(run->summary);
+}
+
+struct Planted {
+  const char* mutant;
+  Setting setting;
+  Phase phase;
+};
+
+TEST(RealStatesDivergence, what_only_real_numbers_show_is_named_with_request_and_element) {
+  for (const auto& [mutant, setting, phase] :
+       {Planted{"conv-offset-ignored",
+                {"", MambaCacheMode::align, 3, DType::fp32, 44},
+                Phase::page_written},
+        Planted{"state-targets-last",
+                {"", MambaCacheMode::none, 2, DType::fp32, 30},
+                Phase::page_written},
+        Planted{"chunk-carry-undecayed", {"", MambaCacheMode::align}, Phase::page_written},
+        Planted{"state-copy-lost", {"", MambaCacheMode::align}, Phase::page_written}}) {
+    LockstepConfig config = make_states(setting);
+    config.device.mutant = mutant;
+    const RunSummary run = run_states(config);
+    ASSERT_EQ(run.verdict, Verdict::divergence) << mutant;
+    EXPECT_EQ(run.divergence->phase, phase) << mutant << to_text(*run.divergence);
+    EXPECT_NE(run.divergence->message.find("state"), std::string::npos) << mutant;
+    EXPECT_FALSE(run.divergence->request.empty()) << mutant;
+  }
+}
+
+TEST(RealStatesRefused, states_that_are_no_numbers_or_too_wide_say_so) {
+  for (const StateTensorSpec& state :
+       {StateTensorSpec{{2, 4, 4}, DType::int8}, StateTensorSpec{{2, 2, 300}, DType::fp32}}) {
+    LockstepConfig config = make_states({"", MambaCacheMode::align});
+    auto groups = config.device.plan.groups;
+    groups[1].spec.states[1] = state;
+    for (KVCacheGroupSpec& group : groups) group.spec.page_size_padded.reset();
+    config.device.plan = *plan_for_groups(std::move(groups), 30);
+    const auto backend = make_simt_backend(config.device);
+    ASSERT_FALSE(backend);
+    EXPECT_NE(backend.error().message.find("numbers: state 1"), std::string::npos)
+        << backend.error().message;
+  }
+}
+
+}  // namespace
+}  // namespace lockstep
