@@ -6,7 +6,7 @@
 
 #include "cuda_backend/simt_device.h"
 #include "reference/check.h"
-#include "tests/benchmarks/engine_workloads.h"
+#include "tests/benchmarks/pool_workloads.h"
 
 namespace lockstep::cuda {
 namespace {
@@ -19,6 +19,8 @@ struct Bench {
     workloads = engine_workloads(
         *device, mode == CheckMode::fast ? simt_fast::engine_kernels : simt_checked::engine_kernels,
         kCpuSizes);
+    for (Workload& pool : pool_workloads(*device, device->kernels(), kCpuPool))
+      workloads.push_back(std::move(pool));
   }
   std::unique_ptr<Device> device;
   std::vector<Workload> workloads;

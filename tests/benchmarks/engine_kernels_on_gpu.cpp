@@ -1,12 +1,14 @@
-// The kernels of launch/engine_kernels.h on a GPU: one row for each workload, timed by events, with
-// the bandwidth of a plain copy of 1 GiB as the measure. `lockstep_gpu_benchmarks` prints the
-// table; without a GPU it says so and exits with 2.
+// The kernels of a cache on a GPU: one row for each workload, timed by events, with the bandwidth
+// of a plain copy of 1 GiB as the measure: large batches, batches of one and of sixteen requests,
+// and a pool that takes four fifths of the memory that is left. `lockstep_gpu_benchmarks` prints
+// the table; without a GPU it says so and exits with 2.
 #include <benchmark/benchmark.h>
 #include <fmt/core.h>
 
 #include "cuda_backend/gpu/gpu_device.h"
 #include "tests/benchmarks/engine_workloads.h"
 #include "tests/benchmarks/gpu_stopwatch.h"
+#include "tests/benchmarks/pool_workloads.h"
 
 namespace lockstep::cuda {
 
@@ -41,8 +43,25 @@ Workload plain_copy(Device& device) {
 }
 
 int time_all(Device& device) {
-  std::vector<Workload> workloads = engine_workloads(device, simt_cuda::engine_kernels, kGpuSizes);
-  workloads.insert(workloads.begin(), plain_copy(device));
+  std::vector<Workload> workloads = {plain_copy(device)};
+  const auto add = [&](std::vector<Workload> more, const std::string& suffix) {
+    for (Workload& one : more) {
+      one.name += suffix;
+      workloads.push_back(std::move(one));
+    }
+  };
+  add(engine_workloads(device, simt_cuda::engine_kernels, kGpuSizes), "");
+  for (const std::int32_t requests : {1, 16})
+    add(engine_workloads(device, simt_cuda::engine_kernels,
+                         {.prefill_tokens = 64 * requests,
+                          .decode_requests = requests,
+                          .context_tokens = kGpuSizes.context_tokens,
+                          .state_heads = kGpuSizes.state_heads}),
+        fmt::format("_of_{}", requests));
+  constexpr std::int64_t kPageBytes = 2 << 20;
+  const std::int64_t pages = free_memory_bytes() / 5 * 4 / kPageBytes;
+  add(pool_workloads(device, device.kernels(), {static_cast<std::int32_t>(pages), kPageBytes}),
+      fmt::format("_of_{}_GiB", pages * kPageBytes >> 30));
   for (const Workload& workload : workloads)
     benchmark::RegisterBenchmark(
         workload.name.c_str(),

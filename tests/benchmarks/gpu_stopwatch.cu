@@ -21,6 +21,12 @@ float gpu_milliseconds(void* stream, const std::function<void()>& work) {
   return milliseconds;
 }
 
+std::int64_t free_memory_bytes() {
+  std::size_t free_bytes = 0, all_bytes = 0;
+  if (cudaMemGetInfo(&free_bytes, &all_bytes) != cudaSuccess) return 0;
+  return static_cast<std::int64_t>(free_bytes);
+}
+
 int copy_on_device(void* stream, void* target, const void* source, std::int64_t size_bytes) {
   return cudaMemcpyAsync(target, source, static_cast<std::size_t>(size_bytes),
                          cudaMemcpyDeviceToDevice, static_cast<cudaStream_t>(stream));

@@ -11,6 +11,9 @@ namespace lockstep::cuda {
 // device failed.
 float gpu_milliseconds(void* stream, const std::function<void()>& work);
 
+// What is left of the device's memory; 0 when it does not say.
+std::int64_t free_memory_bytes();
+
 // cudaMemcpyAsync from device to device: the most that a move of as many bytes can reach.
 int copy_on_device(void* stream, void* target, const void* source, std::int64_t size_bytes);
 
