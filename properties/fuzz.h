@@ -21,7 +21,12 @@
 namespace lockstep {
 
 struct FuzzOptions {
-  GeneratorOptions generator;
+  GeneratorOptions generator = {.engine = {},
+                                .always = {},
+                                .never = {},
+                                .backend = "simt",
+                                .check = {},
+                                .device_modes = true};
   std::string mutant;  // planted in every case; empty: none
   BackendFactory backend;
   std::uint64_t first_seed = 1;

@@ -59,6 +59,8 @@ constexpr FeatureInfo kFeatures[] = {
     {"replicated_heads", 40},
     {"pipeline_parallel", 10},
     {"data_parallel", 8},
+    {"captured_graphs", 15},
+    {"real_numbers", 25},
 };
 static_assert(std::size(kFeatures) == kNumFeatures);
 
@@ -143,10 +145,17 @@ SavedCase generate_case(ChoiceSource& choices, const GeneratorOptions& options) 
   draw_traffic(draw, saved);
   draw_fault_plan(draw, saved);
   // Ranks come last: a case that has none is the same with and without this line.
-  draw_features(choices, options, kFirstOfRanks, kNumFeatures, draw.features);
+  constexpr auto kFirstOfDevice = Feature::captured_graphs;
+  draw_features(choices, options, kFirstOfRanks, static_cast<std::size_t>(kFirstOfDevice),
+                draw.features);
   SavedCase with_ranks = saved;
   draw_ranks(draw, with_ranks);
-  return is_accepted(with_ranks) ? with_ranks : saved;
+  if (is_accepted(with_ranks)) saved = std::move(with_ranks);
+  if (!options.device_modes || !draw.runs_kernels()) return saved;
+  draw_features(choices, options, kFirstOfDevice, kNumFeatures, draw.features);
+  SavedCase with_modes = saved;
+  draw_device_modes(draw, with_modes);
+  return is_accepted(with_modes) ? with_modes : saved;
 }
 
 SavedCase generate_case(std::uint64_t seed, const GeneratorOptions& options) {

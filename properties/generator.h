@@ -67,8 +67,11 @@ enum class Feature : std::uint8_t {
   replicated_heads,
   pipeline_parallel,
   data_parallel,
+  // How the device works; where GeneratorOptions::device_modes asks for it.
+  captured_graphs,
+  real_numbers,
 };
-inline constexpr std::size_t kNumFeatures = static_cast<std::size_t>(Feature::data_parallel) + 1;
+inline constexpr std::size_t kNumFeatures = static_cast<std::size_t>(Feature::real_numbers) + 1;
 std::string_view name_of(Feature feature);
 
 // The features of one case: what the swarm may use.
@@ -104,6 +107,7 @@ struct GeneratorOptions {
   std::string backend = "simt";  // SavedCase::backend
   std::string check;  // SavedCase::check; empty: fast, and every few cases a stricter one
   std::int64_t requests_max = 10;
+  bool device_modes = false;  // captured graphs and real numbers too
 };
 
 SavedCase generate_case(ChoiceSource& choices, const GeneratorOptions& options = {});

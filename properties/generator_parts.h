@@ -1,6 +1,7 @@
 // The parts of the generator by file: cache_generator.cpp draws groups and their pool,
 // engine_generator.cpp the options, traffic_generator.cpp who arrives and how they leave,
-// fault_generator.cpp what goes wrong, rank_generator.cpp over how many ranks all of it runs.
+// fault_generator.cpp what goes wrong, rank_generator.cpp over how many ranks all of it runs,
+// device_generator.cpp how the device does its work.
 #pragma once
 
 #include "properties/generator.h"
@@ -27,6 +28,8 @@ void fit_engine(Draw& draw, const std::vector<KVCacheGroupSpec>& groups, EngineC
 void draw_pool(Draw& draw, std::vector<KVCacheGroupSpec> groups, SavedCase& saved);
 // How many ranks of which kind, as settings; heads and states that they can be cut into.
 void draw_ranks(Draw& draw, SavedCase& saved);
+// Captured graphs, and real numbers where the kernels of an engine take the cache, as settings.
+void draw_device_modes(Draw& draw, SavedCase& saved);
 void draw_traffic(Draw& draw, SavedCase& saved);
 void draw_fault_plan(Draw& draw, SavedCase& saved);
 

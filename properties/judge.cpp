@@ -2,6 +2,7 @@
 
 #include <fmt/core.h>
 
+#include <algorithm>
 #include <utility>
 
 #include "properties/invariants.h"
@@ -153,6 +154,14 @@ void count_ranks(const BackendConfig& device, Tally& tally) {
   tally.count(Reached::with_backend);
   if (device.parallel.tp_size > 1) tally.count(Reached::tensor_parallel);
   if (device.parallel.pp_size > 1) tally.count(Reached::pipeline_parallel);
+  if (device.max_cudagraph_capture_size > 0) tally.count(Reached::captured_graphs);
+  if (device.numbers == Numbers::real) {
+    tally.count(Reached::real_numbers);
+    if (std::ranges::any_of(device.plan.groups, [](const KVCacheGroupSpec& group) {
+          return is_state_kind(group.spec.kind);
+        }))
+      tally.count(Reached::real_states);
+  }
   for (const KVCacheGroupSpec& group : device.plan.groups)
     if (!is_state_kind(group.spec.kind) && device.parallel.tp_size > group.spec.num_kv_heads)
       return tally.count(Reached::replicated_heads);

@@ -42,6 +42,9 @@ constexpr std::string_view kNames[] = {
     "replicated_heads",
     "pipeline_parallel",
     "data_parallel",
+    "captured_graphs",
+    "real_numbers",
+    "real_states",
     "step",
     "idle_step",
     "batch_of_several",
@@ -107,6 +110,12 @@ Tally& Tally::operator+=(const Tally& other) {
 
 std::vector<std::string_view> Tally::missing() const {
   const bool any_backend = (*this)[Reached::with_backend] > 0;
+  const auto is_device_mode = [](Reached reached) {
+    return reached >= Reached::captured_graphs && reached <= Reached::real_states;
+  };
+  bool any_device_mode = false;
+  for (std::size_t i = 0; i < kNumReached; ++i)
+    any_device_mode |= counts_[i] > 0 && is_device_mode(static_cast<Reached>(i));
   std::vector<std::string_view> names;
   for (std::size_t i = 0; i < kNumReached; ++i) {
     const auto reached = static_cast<Reached>(i);
@@ -114,7 +123,10 @@ std::vector<std::string_view> Tally::missing() const {
     const bool needs_backend =
         of_ranks || reached == Reached::with_backend || reached == Reached::idle_dp_rank ||
         reached == Reached::page_checked || reached == Reached::split_kernel_block;
-    if (counts_[i] == 0 && (any_backend || !needs_backend)) names.push_back(kNames[i]);
+    // Where nobody asks for them, none of the device's modes is drawn.
+    const bool not_drawn = is_device_mode(reached) && !any_device_mode;
+    if (counts_[i] == 0 && (any_backend || !needs_backend) && !not_drawn)
+      names.push_back(kNames[i]);
   }
   return names;
 }

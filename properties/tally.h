@@ -51,6 +51,9 @@ enum class Reached : std::uint8_t {
   replicated_heads,
   pipeline_parallel,
   data_parallel,
+  captured_graphs,
+  real_numbers,
+  real_states,
   // Events.
   step,
   idle_step,
