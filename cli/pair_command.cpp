@@ -24,10 +24,10 @@ constexpr const char* kEngine = "vllm-0.22.1";  // the profile that models conne
 // Options of a replay that mean nothing here.
 Result<void> check_options(const ReplayOptions& options) {
   const std::pair<bool, std::string_view> useless[] = {
-      {options.backend != "auto" && options.backend != "none", "--backend"},
-      {options.check.has_value(), "--check"},
-      {options.num_streams.has_value(), "--streams"},
-      {options.delay_streams.has_value(), "--delay-streams"},
+      {options.tp.has_value(), "--tensor-parallel-size"},
+      {options.pp.has_value(), "--pipeline-parallel-size"},
+      {options.dp.has_value(), "--data-parallel-size"},
+      {options.faults.has_value(), "--faults"},
       {options.connector.has_value(), "--connector"},
       {options.async_scheduling.has_value(), "--async-scheduling"},
       {!options.report_path.empty(), "--report"},
@@ -41,47 +41,58 @@ Result<void> check_options(const ReplayOptions& options) {
 
 struct PreparedPair {
   PairOptions options;
-  std::unique_ptr<Workload> client;
-  std::int64_t num_records = 0;
+  PreparedReplay prefill, decode;  // whose workload is the client
 };
+
+// A defect of the transfer is planted here; any other is the replay's.
+void plant(std::optional<std::string>& mutant, TransferDefect& defect) {
+  const auto planted = mutant ? transfer_defect_from_name(*mutant) : std::nullopt;
+  if (!planted) return;
+  defect = *planted;
+  mutant.reset();
+}
+
+Backend* backend_of(const PreparedReplay& prepared) {
+  const auto& ranks = prepared.engines.front().ranks;
+  return ranks.empty() ? nullptr : ranks.front().get();
+}
 
 Result<PreparedPair> prepare(const PairCommandOptions& given) {
   if (auto sound = check_options(given.replay); !sound) return tl::unexpected(sound.error());
   PreparedPair prepared;
   PairOptions& options = prepared.options;
   ReplayOptions replay = given.replay;
-  replay.backend = "none";
   if (!replay.engine) replay.engine = kEngine;
   replay.load_failure_policy.reset();
-  if (replay.mutant) {
-    const auto defect = transfer_defect_from_name(*replay.mutant);
-    if (!defect)
-      return fail(
-          fmt::format("--mutant {}: no defect of the transfer between two engines; "
-                      "`lockstep mutants --list` lists them",
-                      *replay.mutant));
-    options.defect = *defect;
-    replay.mutant.reset();
-  }
+  replay.staging_blocks = given.staging_blocks;
+  plant(replay.mutant, options.defect);
+  if (replay.mutant && replay.backend == "none")
+    return fail(
+        fmt::format("--mutant {}: no defect of the transfer between two engines, and those of a "
+                    "backend need --backend; `lockstep mutants --list` lists them",
+                    *replay.mutant));
   auto decode = prepare_replay(replay);
   if (!decode) return tl::unexpected(decode.error());
   if (decode->format == FileFormat::recording || decode->format == FileFormat::saved_case)
     return fail(fmt::format("{}: {} is what one engine did; give a trace of requests", replay.file,
                             name_of(decode->format)));
-  prepared.num_records = decode->num_records;
-  prepared.client = std::move(decode->workload);
-  options.decode = decode->config;
+  prepared.decode = std::move(*decode);
   if (given.prefill_blocks) replay.num_blocks = given.prefill_blocks;
   auto prefill = prepare_replay(replay);
   if (!prefill) return fail("--prefill-blocks: " + prefill.error().message);
-  options.prefill = prefill->config;
+  prepared.prefill = std::move(*prefill);
+  options.decode = prepared.decode.config;
+  options.prefill = prepared.prefill.config;
+  options.decode_backend = backend_of(prepared.decode);
+  options.prefill_backend = backend_of(prepared.prefill);
+  options.staging_blocks = given.staging_blocks;
   options.network = given.network;
   options.network.seed = given.replay.seed.value_or(0);
   options.times = given.times;
   options.attempts_max = given.attempts_max;
   options.offer_percent = given.offer_percent;
   options.steps_max = given.steps_max;
-  options.step_time = decode->workload_options.step_time;
+  options.step_time = prepared.decode.workload_options.step_time;
   if (given.replay.load_failure_policy == "fail")
     options.load_failure_policy = KVLoadFailurePolicy::fail;
   return prepared;
@@ -98,8 +109,8 @@ int pair(const PairCommandOptions& given) {
   fmt::print("{}\n{}\n", given.replay.file, pair_configuration_text(prepared->options));
   Stopwatch watch;
   Result<PairReport> report = [&] {
-    Progress progress("requests", prepared->num_records);
-    return run_pair(prepared->options, *prepared->client, [&](const PairProgress& so_far) {
+    Progress progress("requests", prepared->decode.num_records);
+    return run_pair(prepared->options, *prepared->decode.workload, [&](const PairProgress& so_far) {
       if (progress.shown()) progress.at(so_far.requests_ended, counted(so_far.steps, "step"));
     });
   }();
@@ -117,6 +128,7 @@ int pair(const PairCommandOptions& given) {
 
 void add_pair_command(CLI::App& app, int& exit_code) {
   auto options = std::make_shared<PairCommandOptions>();
+  options->replay.backend = "none";
   CLI::App* command = app.add_subcommand(
       "pair", "Run a trace through a prefill and a decode engine with a lossy network in between");
   declare_pair_options(*command, *options);

@@ -59,6 +59,9 @@ void declare_pair_options(CLI::App& command, PairCommandOptions& o) {
   add_number(command, "--retries", o.times.retries_max, "in a row without anything new", 0, 1'000);
   add_number(command, "--lease-ns", o.times.lease_ns,
              "that blocks are kept for a decode engine not heard of", 1, kHour);
+  add_number(command, "--staging-blocks", o.staging_blocks,
+             "of each engine's buffer in host memory, through which its blocks come and go", 1,
+             std::numeric_limits<std::int32_t>::max());
   add_number(command, "--attempts", o.attempts_max,
              "prefills of a request whose blocks do not come, before it is refused", 1, 1'000);
 }

@@ -20,6 +20,7 @@ struct PairCommandOptions {
   ReplayOptions replay;  // the decode engine's; the prefill engine's too but for its pool
   std::optional<std::int64_t> prefill_blocks;
   std::int64_t steps_max = 0;
+  std::int64_t staging_blocks = 64;
   std::int32_t attempts_max = 3;
   std::int32_t offer_percent = 100;
   NetworkOptions network;

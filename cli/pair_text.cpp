@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
 
 #include "cli/terminal.h"
@@ -23,6 +24,19 @@ std::string stuck_text(std::string_view who, const RunSummary& engine) {
   if (!engine.wait_cycle.empty()) text += fmt::format("  In a circle: {}.\n", engine.wait_cycle);
   for (const StuckRequest& stuck : engine.stuck)
     text += fmt::format("    {}: {}\n", stuck.name, stuck.why);
+  return text;
+}
+
+// Of both engines, each sentence once.
+std::string not_checked_text(const PairReport& report) {
+  std::vector<std::string> lines;
+  if (report.decode.backend == "none")
+    lines.emplace_back("the bytes of pages, staged, sent and loaded: --backend simt has them");
+  for (const RunSummary* engine : {&report.prefill, &report.decode})
+    for (const std::string& line : engine->not_checked)
+      if (std::ranges::find(lines, line) == lines.end()) lines.push_back(line);
+  std::string text = "\nNot checked:\n";
+  for (const std::string& line : lines) text += fmt::format("  - {}\n", line);
   return text;
 }
 
@@ -72,6 +86,13 @@ std::string pair_configuration_text(const PairOptions& o) {
   text += fmt::format("  failed loads: {}, in {}\n",
                       o.load_failure_policy == KVLoadFailurePolicy::fail ? "fail" : "recompute",
                       counted(o.attempts_max, "attempt"));
+  text += fmt::format("  pages    {}, through staging buffers of {}\n",
+                      o.has_pages() ? fmt::format("on {} ({})", o.decode_backend->name(),
+                                                  o.decode_backend->device())
+                                    : "none: content ids stand for them",
+                      counted(o.staging_blocks, "block"));
+  if (!o.decode.device.mutant.empty())
+    text += fmt::format("  mutant   {}, in both engines\n", o.decode.device.mutant);
   if (o.defect != TransferDefect::none) text += fmt::format("  mutant   {}\n", name_of(o.defect));
   return text;
 }
@@ -96,6 +117,11 @@ std::string pair_text(const PairReport& r, double seconds) {
       fmt::format("received and compared; {} reads said again, {} copies and {} stale messages "
                   "dropped",
                   with_commas(t.reads_again), with_commas(t.duplicates), with_commas(t.stale)));
+  if (r.decode.backend != "none")
+    row("pages", with_commas(r.prefill.pages_checked + r.decode.pages_checked),
+        fmt::format("of both engines compared ({}), and {} host blocks",
+                    size_text(r.prefill.bytes_checked + r.decode.bytes_checked),
+                    with_commas(r.prefill.host_blocks_checked + r.decode.host_blocks_checked)));
   row("packets", with_commas(r.network.sent),
       fmt::format("{} lost, {} twice, {} damaged, {} out of order, {} at dead engines",
                   with_commas(r.network.lost), with_commas(r.network.duplicated),
@@ -108,7 +134,7 @@ std::string pair_text(const PairReport& r, double seconds) {
                       to_hex(r.decode.state_hash));
   for (const RefusedRequest& refused : r.refused)
     text += fmt::format("  refused  {}: {}\n", refused.name, refused.why);
-  return text;
+  return text + not_checked_text(r);
 }
 
 std::string pair_verdict_text(const PairReport& report) {
@@ -147,9 +173,13 @@ std::string pair_json(const std::string& file, const PairOptions& options,
       {"lease_ns", options.times.lease_ns},
       {"attempts_max", options.attempts_max},
       {"offer_percent", options.offer_percent},
+      {"backend", report.decode.backend},
+      {"staging_blocks", options.staging_blocks},
       {"kv_load_failure_policy",
        options.load_failure_policy == KVLoadFailurePolicy::fail ? "fail" : "recompute"},
-      {"mutant", options.defect == TransferDefect::none ? "" : name_of(options.defect)},
+      {"mutant", options.defect == TransferDefect::none
+                     ? std::string_view(options.decode.device.mutant)
+                     : name_of(options.defect)},
   };
   json["verdict"] = name_of(report.verdict);
   json["finding"] = report.finding

@@ -29,6 +29,7 @@ struct ReplayOptions {
   std::optional<std::string> connector, load_failure_policy;
   std::optional<std::int64_t> host_blocks;
   std::optional<std::int32_t> load_failures, transfer_delay;
+  std::int64_t staging_blocks = 0;  // of a buffer that another engine's blocks go through
 
   // The ranks.
   std::optional<std::int32_t> tp, pp, dp, dcp, pcp, cp_interleave;

@@ -369,8 +369,9 @@ Result<PreparedReplay> prepare_replay(const ReplayOptions& options) {
     return fail(fmt::format("mutant: {} is planted in a host tier; add --connector host",
                             name_of(config.connector.defect)));
   const KVTransfer transfer{prepared.workload->connector(), config.connector.load_failure_policy};
-  if (transfer.connector != nullptr)
-    config.device.num_host_blocks = num_host_blocks(config.connector, config.device.plan);
+  config.device.num_host_blocks = transfer.connector == nullptr
+                                      ? options.staging_blocks
+                                      : num_host_blocks(config.connector, config.device.plan);
   if (auto sound = check_parallel(options, config, backend_name); !sound)
     return tl::unexpected(sound.error());
   if (auto added = add_engines(backend_name, transfer, prepared); !added)

@@ -123,7 +123,8 @@ MutantReport search_plans(const Mutant& mutant, const PlanSuspect& suspect,
   return report;
 }
 
-MutantReport search_transfers(const Mutant& mutant, const MutantSearchOptions& options) {
+MutantReport search_transfers(const Mutant& mutant, const MutantBench& bench,
+                              const MutantSearchOptions& options) {
   MutantReport report{.mutant = &mutant};
   const auto begin = Clock::now();
   for (std::int64_t i = 0; i < options.cases_max && !report.caught; ++i) {
@@ -131,9 +132,9 @@ MutantReport search_transfers(const Mutant& mutant, const MutantSearchOptions& o
     SeededChoices choices(seed);
     const TransferCase transfer = generate_transfer(choices, mutant.transfer);
     ++report.cases;
-    const TransferOutcome outcome = judge_transfer(transfer, mutant.id);
+    const TransferOutcome outcome = judge_transfer(transfer, mutant.id, bench.backend);
     if (!outcome.failed()) continue;
-    if (judge_transfer(transfer, {}).failed()) {
+    if (judge_transfer(transfer, {}, bench.backend).failed()) {
       ++report.flawed;
       continue;
     }
@@ -142,7 +143,7 @@ MutantReport search_transfers(const Mutant& mutant, const MutantSearchOptions& o
     report.seconds = seconds_since(begin);
     report.failure = {
         .kind = "violation", .check = outcome.check, .request = {}, .what = outcome.what};
-    report.plan = describe(shortest_failing(transfer, mutant.id, outcome.check));
+    report.plan = describe(shortest_failing(transfer, mutant.id, outcome.check, bench.backend));
     report.shrink_seconds = seconds_since(begin) - report.seconds;
   }
   if (!report.caught) report.seconds = seconds_since(begin);
@@ -173,7 +174,7 @@ MutantReport search_mutant(const Mutant& mutant, const MutantBench& bench,
                            const MutantSearchOptions& options) {
   if (mutant.site == MutantSite::views || mutant.site == MutantSite::planner)
     return search_plans(mutant, bench.plans, options);
-  if (mutant.site == MutantSite::transfer) return search_transfers(mutant, options);
+  if (mutant.site == MutantSite::transfer) return search_transfers(mutant, bench, options);
   return CaseSearch(mutant, bench, options).run();
 }
 

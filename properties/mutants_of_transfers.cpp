@@ -41,6 +41,28 @@ std::vector<Mutant> protocol_mutants() {
   };
 }
 
+// Content ids alone would not show these: they are about the bytes on their way.
+std::vector<Mutant> staging_mutants() {
+  return {
+      {.id = "stage-read-early",
+       .site = kTransfer,
+       .source = "vllm 46278, sglang 36738: the same race",
+       .mechanism = "the bytes to be sent are taken out of the staging buffer before the step that "
+                    "stores the blocks there has run",
+       .exposed_by = "any load, and pages",
+       .caught_by = {"transfer.read_content"},
+       .transfer = {.has_pages = true}},
+      {.id = "load-before-arrival",
+       .site = kTransfer,
+       .source = "vllm 46278, sglang 36738: the same race",
+       .mechanism = "blocks are loaded into pages before the bytes that came for them lie in the "
+                    "staging buffer: pages receive what was there before",
+       .exposed_by = "any load, and pages",
+       .caught_by = {"memory.divergence"},
+       .transfer = {.has_pages = true}},
+  };
+}
+
 std::vector<Mutant> holding_mutants() {
   return {
       {.id = "hold-head-of-line",
@@ -87,6 +109,7 @@ std::vector<Mutant> connector_mutants() {
 
 std::vector<Mutant> mutants_of_transfers() {
   std::vector<Mutant> all = protocol_mutants();
+  for (const Mutant& mutant : staging_mutants()) all.push_back(mutant);
   for (const Mutant& mutant : holding_mutants()) all.push_back(mutant);
   for (const Mutant& mutant : connector_mutants()) all.push_back(mutant);
   return all;

@@ -24,7 +24,7 @@ LockstepConfig engine_of(std::int64_t num_blocks) {
   config.engine.max_num_batched_tokens = 32;
   config.engine.max_model_len = kLongest;
   KVCacheGroupSpec group;
-  group.layer_names = {"layers.0"};
+  group.layer_names = {"layers.0", "layers.1"};
   group.spec.block_size = kBlockSize;
   group.spec.num_kv_heads = 1;
   group.spec.head_size = 16;
@@ -77,9 +77,24 @@ MultiConnectorConfig generate_connectors(ChoiceSource& choices) {
   return config;
 }
 
-TransferOutcome judge_pair(const TransferCase& transfer, TransferDefect defect) {
+Result<std::unique_ptr<Backend>> backend_for(const TransferCase& transfer, LockstepConfig& config,
+                                             const BackendFactory& backend) {
+  if (!transfer.has_pages) return std::unique_ptr<Backend>();
+  LS_CHECK(backend != nullptr, "a case with pages is judged without a backend");
+  config.device.num_host_blocks = transfer.pair.staging_blocks;
+  return backend(config.device);
+}
+
+TransferOutcome judge_pair(const TransferCase& transfer, TransferDefect defect,
+                           const BackendFactory& backend) {
   PairOptions options = transfer.pair;
   options.defect = defect;
+  const auto prefill = backend_for(transfer, options.prefill, backend);
+  if (!prefill) return {"refused", prefill.error().message};
+  const auto decode = backend_for(transfer, options.decode, backend);
+  if (!decode) return {"refused", decode.error().message};
+  options.prefill_backend = prefill->get();
+  options.decode_backend = decode->get();
   const auto client =
       make_trace_workload(trace_reader_of(transfer.trace), {.step_time = {}, .seed = 1});
   const auto report = run_pair(options, *client);
@@ -97,7 +112,7 @@ TransferOutcome judge_pair(const TransferCase& transfer, TransferDefect defect) 
 TransferOutcome judge_holds(const TransferCase& transfer, std::string_view defect) {
   TransferCase apart = transfer;
   apart.pair.is_apart = !defect.empty();
-  TransferOutcome outcome = judge_pair(apart, TransferDefect::none);
+  TransferOutcome outcome = judge_pair(apart, TransferDefect::none, {});
   const bool other_kind =
       (defect == "hold-head-of-line" && outcome.check == "liveness.partial_load") ||
       (defect == "hold-partial-deadlock" && outcome.check == "liveness.head_of_line");
@@ -130,28 +145,32 @@ TransferCase generate_transfer(ChoiceSource& choices, const TransferBias& bias) 
   transfer.pair.decode = engine_of(bias.tight ? 1 + kLongest / kBlockSize + choices.below(6) : 64);
   transfer.pair.network = generate_network(choices);
   transfer.pair.times = {.retry_ns = 5'000'000, .retries_max = 3, .lease_ns = 1'000'000'000};
+  transfer.has_pages = bias.has_pages;
+  if (bias.has_pages) transfer.pair.staging_blocks = choices.between(1, 8);
   if (bias.tight) transfer.pair.offer_percent = choices.chance(50) ? 100 : 50;
   if (bias.fails_requests) transfer.pair.load_failure_policy = KVLoadFailurePolicy::fail;
   transfer.trace = generate_requests(choices);
   return transfer;
 }
 
-TransferOutcome judge_transfer(const TransferCase& transfer, std::string_view defect) {
+TransferOutcome judge_transfer(const TransferCase& transfer, std::string_view defect,
+                               const BackendFactory& backend) {
   if (transfer.subject == TransferSubject::connectors)
     return judge_connectors(transfer.connectors, defect);
   if (transfer.subject == TransferSubject::holds) return judge_holds(transfer, defect);
   const auto planted = transfer_defect_from_name(defect);
   LS_CHECK(planted || defect.empty(), "there is no defect {} of transfers", defect);
-  return judge_pair(transfer, planted.value_or(TransferDefect::none));
+  return judge_pair(transfer, planted.value_or(TransferDefect::none), backend);
 }
 
 TransferCase shortest_failing(const TransferCase& transfer, std::string_view defect,
-                              std::string_view check) {
+                              std::string_view check, const BackendFactory& backend) {
   TransferCase shortest = transfer;
   for (std::size_t n = 1; n < transfer.trace.records.size(); ++n) {
     shortest.trace.records.assign(transfer.trace.records.begin(),
                                   transfer.trace.records.begin() + static_cast<std::ptrdiff_t>(n));
-    if (judge_transfer(shortest, defect).check == check && !judge_transfer(shortest, {}).failed())
+    if (judge_transfer(shortest, defect, backend).check == check &&
+        !judge_transfer(shortest, {}, backend).failed())
       return shortest;
   }
   return transfer;

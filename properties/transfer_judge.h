@@ -1,8 +1,8 @@
 // Cases of two engines with a network in between, and of connectors that are set up: made from
 // choices, judged with a defect planted or without.
 //
-// (1) A case of `pair` agrees when the ledger of the pair finds every rule kept and nobody waits
-//     for ever.
+// (1) A case of `pair` agrees when the ledger of the pair finds every rule kept, no engine diverges
+//     from its backend, where it has one, and nobody waits for ever.
 // (2) A case of `holds` plants nothing: vllm-0.22.1 itself may wait for ever once blocks come from
 //     elsewhere (docs/findings.md, 7 and 8). Without the defect the decode engine computes all.
 // (3) A case of `connectors` agrees when the engine starts, and hands several groups to no
@@ -13,6 +13,7 @@
 #include <string_view>
 
 #include "properties/choices.h"
+#include "properties/judge.h"
 #include "properties/transfer_bias.h"
 #include "sim/connectors/multi_connector.h"
 #include "sim/pair/engine_pair.h"
@@ -22,6 +23,7 @@ namespace lockstep {
 
 struct TransferCase {
   TransferSubject subject = TransferSubject::pair;
+  bool has_pages = false;  // engines with backends
   PairOptions pair;
   Trace trace;
   MultiConnectorConfig connectors;
@@ -34,11 +36,12 @@ struct TransferOutcome {
 };
 
 TransferCase generate_transfer(ChoiceSource& choices, const TransferBias& bias);
-// `defect`: a mutant's id; empty: none.
-TransferOutcome judge_transfer(const TransferCase& transfer, std::string_view defect);
+// `defect`: a mutant's id; empty: none. `backend`: of both engines, for cases with pages.
+TransferOutcome judge_transfer(const TransferCase& transfer, std::string_view defect,
+                               const BackendFactory& backend);
 // The shortest head of its trace that fails the same check.
 TransferCase shortest_failing(const TransferCase& transfer, std::string_view defect,
-                              std::string_view check);
+                              std::string_view check, const BackendFactory& backend);
 std::string describe(const TransferCase& transfer);
 
 }  // namespace lockstep

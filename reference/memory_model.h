@@ -162,10 +162,12 @@ class MemoryModel {
   std::optional<std::string> store(std::int32_t group, BlockId block, HostBlockId host);
   // After settle_state(): the bytes of a state that was stored before it was settled.
   void settle_store(std::int32_t group, BlockId block, HostBlockId host);
-  // What somebody else brought there: the rows of tokens [first_position, ...).
-  // REQUIRES: a group with rows, a block's worth of contents at most.
+  // What somebody else brought there: the rows of tokens [first_position, ...), and of other bytes
+  // of the group what `sent` has, or what was there where nothing is sent.
+  // REQUIRES: a group with rows, a block's worth of contents at most; nothing or a block is sent.
   void fill_host_block(std::int32_t group, HostBlockId host, std::int64_t first_position,
-                       std::span<const ContentId> contents, WriterId writer);
+                       std::span<const ContentId> contents, WriterId writer,
+                       std::span<const std::uint8_t> sent = {});
   const HostContent& host_block(HostBlockId host) const;
   std::int64_t num_host_blocks() const { return std::ssize(host_blocks_); }
   std::int64_t host_block_bytes() const { return host_block_bytes_; }

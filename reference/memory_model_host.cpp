@@ -175,11 +175,15 @@ std::optional<std::string> MemoryModel::load(std::int32_t group, BlockId id, Hos
 }
 
 void MemoryModel::fill_host_block(std::int32_t group, HostBlockId host, std::int64_t first_position,
-                                  std::span<const ContentId> contents, WriterId writer) {
+                                  std::span<const ContentId> contents, WriterId writer,
+                                  std::span<const std::uint8_t> sent) {
   const Group& of = groups_[static_cast<std::size_t>(group)];
   LS_CHECK(!of.states && std::ssize(contents) <= of.block_size, "{} rows for a block of {}",
            contents.size(), of.block_size);
+  LS_CHECK(sent.empty() || std::ssize(sent) == of.host_bytes, "{} bytes are sent, a block has {}",
+           sent.size(), of.host_bytes);
   std::vector<std::uint8_t> bytes = *host_block(host).bytes;
+  std::ranges::copy(sent, bytes.begin());
   for (const HostRun& run : of.host_runs) draw_rows(of, run, contents, bytes);
   HostContent& target = begin_host_write(group, host);
   target.slots.resize(static_cast<std::size_t>(of.block_size));

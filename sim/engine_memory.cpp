@@ -101,15 +101,10 @@ std::vector<std::uint8_t> EngineMemory::read_block(std::int32_t group, BlockId b
 }
 
 void EngineMemory::write_block(std::int32_t group, BlockId block,
-                               std::span<const std::uint8_t> bytes) {
-  LS_CHECK(std::ssize(bytes) == block_size(group) * 8, "{} bytes for a block of {} slots",
-           bytes.size(), block_size(group));
-  ContentId* slots = slots_of(group, block);
-  for (std::size_t i = 0; i < bytes.size(); i += 8) {
-    slots[i / 8] = 0;
-    for (std::size_t byte = 0; byte < 8; ++byte)
-      slots[i / 8] |= ContentId{bytes[i + byte]} << (8 * byte);
-  }
+                               std::span<const ContentId> contents) {
+  LS_CHECK(std::ssize(contents) <= block_size(group), "{} contents for a block of {} slots",
+           contents.size(), block_size(group));
+  std::ranges::copy(contents, slots_of(group, block));
 }
 
 }  // namespace lockstep

@@ -40,7 +40,8 @@ class EngineMemory {
   // One block's content ids, little-endian, slot after slot: what is sent where no backend has the
   // bytes.
   std::vector<std::uint8_t> read_block(std::int32_t group, BlockId block) const;
-  void write_block(std::int32_t group, BlockId block, std::span<const std::uint8_t> bytes);
+  // What has come for the first slots of a block.
+  void write_block(std::int32_t group, BlockId block, std::span<const ContentId> contents);
   std::span<const ContentId> contents(RequestId request) const { return contents_.at(request); }
 
  private:

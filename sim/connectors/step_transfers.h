@@ -32,6 +32,8 @@ struct StepTransfers {
   std::vector<BlockTransfer> begun;
   // Host blocks that somebody else fills before the loads, with rows of the request's own tokens.
   std::vector<BlockTransfer> brought;
+  // What a peer has sent, of each of `brought`; empty: rows that the request would have computed.
+  std::vector<std::vector<std::uint8_t>> payloads;
   std::vector<BlockTransfer> loads;
   std::vector<BlockTransfer> stores;
   std::vector<BlockId> lost;     // should have been loaded, and the step's report says that they

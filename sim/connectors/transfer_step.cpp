@@ -12,13 +12,17 @@ namespace lockstep {
 ContentId void_content(ContentId content) { return mix(content ^ 0x766F696400000000ull); }
 
 Result<void> TransferStep::begin(const StepTransfers& transfers, StepProgram& program) {
-  for (const BlockTransfer& block : transfers.brought) {
+  for (std::size_t i = 0; i < transfers.brought.size(); ++i) {
+    const BlockTransfer& block = transfers.brought[i];
     const std::vector<ContentId> contents = contents_of(block);
     const std::int64_t first = block.entry * model_.block_size(block.group);
+    std::span<const std::uint8_t> bytes;
+    if (!transfers.payloads.empty()) bytes = transfers.payloads[i];
     model_.fill_host_block(block.group, block.host, first, contents,
-                           worker_.at(block.request).writer);
-    const auto bytes = std::span(*model_.host_block(block.host).bytes)
-                           .first(static_cast<std::size_t>(model_.host_bytes_of(block.group)));
+                           worker_.at(block.request).writer, bytes);
+    if (bytes.empty())
+      bytes = std::span(*model_.host_block(block.host).bytes)
+                  .first(static_cast<std::size_t>(model_.host_bytes_of(block.group)));
     if (auto done = backend_.write_host_block(block.group, block.host, bytes); !done) return done;
   }
   for (const BlockTransfer& block : transfers.loads)

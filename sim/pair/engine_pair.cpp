@@ -3,109 +3,37 @@
 #include <fmt/core.h>
 
 #include <algorithm>
-#include <map>
 #include <memory>
 #include <utility>
 
-#include "reference/check.h"
-#include "sim/model_step.h"
+#include "sim/pair/block_payload.h"
 #include "sim/pair/paired_engine.h"
 #include "sim/pair/transfer_receiver.h"
 #include "sim/pair/transfer_sender.h"
+#include "sim/pair/watched_receiver.h"
 
 namespace lockstep {
 namespace {
 
-constexpr std::size_t kRefusedNamed = 20;
-
-bool is_kind_known(CacheKind kind) {
-  return kind == CacheKind::full_attention || kind == CacheKind::mla ||
-         kind == CacheKind::sliding_window;
-}
-
-Result<void> check_options(const PairOptions& options) {
-  const auto& groups = options.prefill.device.plan.groups;
-  for (const KVCacheGroupSpec& group : groups)
-    if (!is_kind_known(group.spec.kind))
-      return fail(
-          fmt::format("prefill and decode apart: blocks of {} are not transferred; full "
-                      "attention, MLA and sliding windows are",
-                      name_of(group.spec.kind)));
-  if (groups != options.decode.device.plan.groups)
-    return fail("prefill and decode apart: both engines must have the same groups and block sizes");
-  if (options.offer_percent < 100 && !can_compute_lost_blocks(groups))
-    return fail(
-        "prefill and decode apart: parts of prompts can be offered to one group that keeps "
-        "all blocks; leave the offers whole");
-  if (options.prefill.engine.num_spec_tokens > 0 || options.decode.engine.num_spec_tokens > 0)
-    return fail("prefill and decode apart: draft tokens are not modelled");
-  return {};
-}
-
-std::vector<std::int64_t> block_sizes(const KVCacheConfig& plan) {
-  std::vector<std::int64_t> sizes;
-  for (const KVCacheGroupSpec& group : plan.groups) sizes.push_back(group.spec.block_size);
-  return sizes;
-}
-
-// One client's request on its way.
-struct Traveller {
-  RequestSpec spec;
-  std::uint64_t ticket = 0;  // the client's
-  TransferId transfer;
-  enum class Stage : std::uint8_t { prefill, decode } stage = Stage::prefill;
-  bool was_aborted = false;  // by its client
-};
-
-// Sees the decode engine's loads before the receiver does, for the ledger.
-class WatchedReceiver final : public KVConnector {
- public:
-  using Begin = std::function<void(RequestId, const ExternalQuery&, std::int32_t)>;
-  WatchedReceiver(TransferReceiver& receiver, Begin begin)
-      : receiver_(receiver), begin_(std::move(begin)) {}
-
-  ExternalHit get_num_new_matched_tokens(const ExternalQuery& query) override {
-    asked_[query.request] = {std::string(query.name), query.num_tokens, query.num_local_tokens};
-    return receiver_.get_num_new_matched_tokens(query);
-  }
-  void update_state_after_alloc(RequestId request, std::span<const BlockId> blocks,
-                                std::int32_t num_external_tokens) override {
-    if (const auto asked = asked_.extract(request)) {
-      const auto& [name, num_tokens, num_local] = asked.mapped();
-      begin_(request, {request, name, num_tokens, num_local}, num_external_tokens);
-    }
-    receiver_.update_state_after_alloc(request, blocks, num_external_tokens);
-  }
-  bool request_finished(RequestId request, std::string_view name) override {
-    asked_.erase(request);
-    return receiver_.request_finished(request, name);
-  }
-
- private:
-  TransferReceiver& receiver_;
-  const Begin begin_;
-  std::map<RequestId, std::tuple<std::string, std::int32_t, std::int32_t>> asked_;
-};
-
 class Pair final : public EngineOwner {
  public:
-  Pair(const PairOptions& options, Workload& client)
+  Pair(const PairOptions& options, Workload& client, HoldsContents holds_contents)
       : options_(options),
-        groups_(options.decode.device.plan.groups),
         client_(client),
         network_(options.network),
-        ledger_(block_sizes(options.decode.device.plan), options.times.lease_ns),
-        sender_(link(kPrefillEndpoint, kDecodeEndpoint), static_cast<std::int32_t>(groups_.size()),
-                [this](TransferId id, BlockPlace place, BlockId block) {
-                  return read_block(id, place, block);
+        ledger_(groups(), options.times.lease_ns, std::move(holds_contents)),
+        sender_(link(kPrefillEndpoint, kDecodeEndpoint), static_cast<std::int32_t>(groups().size()),
+                options.staging_blocks,
+                [this](TransferId id, BlockPlace place, const BlockTransfer& staged) {
+                  return read_block(id, place, staged);
                 }),
         receiver_(
-            link(kDecodeEndpoint, kPrefillEndpoint), groups_,
+            link(kDecodeEndpoint, kPrefillEndpoint), groups(), options.staging_blocks,
             [this](TransferId id, BlockPlace place, BlockId block,
-                   std::span<const std::uint8_t> bytes) { write_block(id, place, block, bytes); }),
-        watched_(receiver_, [this](RequestId id, const ExternalQuery& query, std::int32_t tokens) {
-          begin_load(id, query, tokens);
-        }) {}
+                   std::span<const std::uint8_t> bytes) { take_block(id, place, block, bytes); }),
+        watched_(receiver_, ledger_, groups(),
+                 [this](std::string_view name) { return travellers_.transfer_of(name); }),
+        travellers_(options, client, sender_, receiver_, ledger_) {}
 
   Result<void> start();
   Result<PairReport> run(const std::function<void(const PairProgress&)>& progress);
@@ -113,38 +41,36 @@ class Pair final : public EngineOwner {
   Result<void> sample(PairedEngine& engine, std::int64_t step, std::span<const SampledRow> rows,
                       ModelOutput& output) override;
   void report(PairedEngine& engine, KVConnectorOutput& report) override;
-  void ended(PairedEngine& engine, const std::string& name, FinishReason reason) override;
-  void refused(PairedEngine& engine, const std::string& name, const Error& why) override;
+  void ended(PairedEngine& engine, const std::string& name, FinishReason reason) override {
+    travellers_.ended(engine, name, reason, now_ns_);
+  }
+  void refused(PairedEngine& engine, const std::string& name, const Error& why) override {
+    travellers_.refused(engine, name, why);
+  }
   void misread(PairedEngine& engine, std::string what) override {
-    ledger_.found("memory.computed", (&engine == prefill_.get() ? "prefill engine: "
-                                                                : "decode "
-                                                                  "engine: ") +
-                                         what);
+    ledger_.found("memory.computed",
+                  (&engine == prefill_.get() ? "prefill engine: " : "decode engine: ") + what);
   }
 
  private:
+  const std::vector<KVCacheGroupSpec>& groups() const { return options_.decode.device.plan.groups; }
   TransferLink link(Endpoint self, Endpoint peer) {
     return {network_, self, peer, options_.times, options_.defect, report_.transfers};
   }
+  std::int64_t num_steps() const { return prefill_->summary().steps + decode_->summary().steps; }
   std::optional<std::int64_t> next_ns() const;
   Result<bool> turn();
+  Result<bool> step(PairedEngine& engine, bool has_news);
   Result<void> take_arrivals();
   void deliver();
-  void take_out_failed();
-  void set_out(Traveller& traveller);
-  void go_on(Traveller& traveller);
-  void decode_here(Traveller& traveller);
-  void end(const std::string& name, RequestEnd how, const std::string& why = {});
-  void try_again(const std::string& name, const std::string& why);
-  void begin_load(RequestId id, const ExternalQuery& query, std::int32_t num_external_tokens);
-  std::vector<std::uint8_t> read_block(TransferId id, BlockPlace place, BlockId block);
-  void write_block(TransferId id, BlockPlace place, BlockId block,
-                   std::span<const std::uint8_t> bytes);
-  std::int64_t num_prefilled(const Traveller& traveller) const;
+  Result<std::vector<std::uint8_t>> read_block(TransferId id, BlockPlace place,
+                                               const BlockTransfer& staged);
+  void take_block(TransferId id, BlockPlace place, BlockId block,
+                  std::span<const std::uint8_t> bytes);
   Result<void> close();
+  void find_divergence(std::string_view who, const RunSummary& engine);
 
   const PairOptions& options_;
-  const std::vector<KVCacheGroupSpec>& groups_;
   Workload& client_;
   PairReport report_;
   Network network_;
@@ -152,29 +78,40 @@ class Pair final : public EngineOwner {
   TransferSender sender_;
   TransferReceiver receiver_;
   WatchedReceiver watched_;
+  Travellers travellers_;
   std::unique_ptr<PairedEngine> prefill_;
   std::unique_ptr<PairedEngine> decode_;
-  std::map<std::string, Traveller> travellers_;
-  std::map<RequestId, TransferId> loading_;  // of the decode engine
   std::int64_t now_ns_ = 0;
 };
 
 Result<void> Pair::start() {
-  if (auto sound = check_options(options_); !sound) return sound;
-  const auto start = [&](const LockstepConfig& config, KVConnector& connector, std::string_view who,
+  const auto start = [&](const LockstepConfig& config, const PairedParts& parts,
+                         std::string_view who,
                          std::unique_ptr<PairedEngine>& engine) -> Result<void> {
-    auto created = PairedEngine::create(
-        config, {.connector = &connector, .kv_load_failure_policy = options_.load_failure_policy},
-        options_.step_time, *this);
+    auto created = PairedEngine::create(config, parts, options_.step_time, *this);
     if (!created) return fail(fmt::format("{} engine: {}", who, created.error().message));
     engine = std::move(*created);
     return {};
   };
-  if (auto started = start(options_.prefill, sender_, "prefill", prefill_); !started)
+  const KVLoadFailurePolicy policy = options_.load_failure_policy;
+  if (auto started = start(options_.prefill,
+                           {.transfer = {&sender_, policy},
+                            .transfers = &sender_,
+                            .backend = options_.prefill_backend},
+                           "prefill", prefill_);
+      !started)
     return started;
-  if (auto started = start(options_.decode, watched_, "decode", decode_); !started) return started;
+  if (auto started = start(options_.decode,
+                           {.transfer = {&watched_, policy},
+                            .transfers = &receiver_.transfers(),
+                            .backend = options_.decode_backend},
+                           "decode", decode_);
+      !started)
+    return started;
   sender_.attach(prefill_->decisions());
   receiver_.attach(decode_->decisions());
+  watched_.attach(decode_->decisions());
+  travellers_.attach(*prefill_, *decode_);
   return take_arrivals();
 }
 
@@ -182,10 +119,7 @@ Result<PairReport> Pair::run(const std::function<void(const PairProgress&)>& pro
   for (;;) {
     const auto moved = turn();
     if (!moved) return tl::unexpected(moved.error());
-    if (progress)
-      progress({.steps = prefill_->summary().steps + decode_->summary().steps,
-                .requests_ended = report_.finished_requests + report_.aborted_requests +
-                                  report_.refused_requests});
+    if (progress) progress({.steps = num_steps(), .requests_ended = travellers_.counts().ended()});
     if (!*moved || ledger_.finding() || report_.is_cut_short) break;
   }
   if (auto closed = close(); !closed) return tl::unexpected(closed.error());
@@ -216,18 +150,20 @@ Result<bool> Pair::turn() {
   receiver_.at(now_ns_);
   deliver();
   if (auto taken = take_arrivals(); !taken) return tl::unexpected(taken.error());
-  take_out_failed();
-  const auto step = [&](PairedEngine& engine, bool has_news) -> Result<bool> {
-    if (!engine.wants_step(has_news) || engine.ready_ns() > now_ns_ || report_.is_cut_short)
-      return true;
-    auto goes_on = engine.step(now_ns_);
-    const std::int64_t steps = prefill_->summary().steps + decode_->summary().steps;
-    report_.is_cut_short = options_.steps_max > 0 && steps >= options_.steps_max;
-    return goes_on;
-  };
+  travellers_.take_out_failed();
   const auto prefilled = step(*prefill_, sender_.has_news());
   if (!prefilled || !*prefilled) return prefilled;
+  if (auto taken = sender_.take_staged(prefill_->ready_ns()); !taken)
+    return tl::unexpected(taken.error());
   return step(*decode_, receiver_.has_news());
+}
+
+Result<bool> Pair::step(PairedEngine& engine, bool has_news) {
+  if (!engine.wants_step(has_news) || engine.ready_ns() > now_ns_) return true;
+  if (report_.is_cut_short || ledger_.finding()) return true;
+  auto goes_on = engine.step(now_ns_);
+  report_.is_cut_short = options_.steps_max > 0 && num_steps() >= options_.steps_max;
+  return goes_on;
 }
 
 void Pair::deliver() {
@@ -245,78 +181,24 @@ void Pair::deliver() {
 Result<void> Pair::take_arrivals() {
   client_.advance_to(now_ns_);
   std::vector<WorkloadEvent> events;
-  const LoopState state{.step = 0, .idle = false, .unfinished = !travellers_.empty()};
+  const LoopState state{.step = 0, .idle = false, .unfinished = !travellers_.is_empty()};
   if (const auto turn = client_.next_turn(state, events); !turn)
     return tl::unexpected(turn.error());
   for (WorkloadEvent& event : events) {
-    if (event.kind == WorkloadEvent::Kind::reset_prefix_cache) {
-      prefill_->reset_prefix_cache();
-      decode_->reset_prefix_cache();
-      continue;
+    switch (event.kind) {
+      case WorkloadEvent::Kind::add:
+        travellers_.arrived(std::move(event.request), event.ticket);
+        break;
+      case WorkloadEvent::Kind::abort:
+        travellers_.abort_request(event.name);
+        break;
+      case WorkloadEvent::Kind::reset_prefix_cache:
+        prefill_->reset_prefix_cache();
+        decode_->reset_prefix_cache();
+        break;
     }
-    if (event.kind == WorkloadEvent::Kind::add) {
-      const std::string name = event.request.name;
-      const auto number = static_cast<std::uint64_t>(report_.requests++);
-      ledger_.arrived(number, name);
-      Traveller& traveller = travellers_[name];
-      traveller = {.spec = std::move(event.request),
-                   .ticket = event.ticket,
-                   .transfer = {.request = number, .attempt = 0}};
-      set_out(traveller);
-      continue;
-    }
-    const auto traveller = travellers_.find(event.name);
-    if (traveller == travellers_.end()) continue;  // it has ended
-    traveller->second.was_aborted = true;
-    sender_.forget(event.name);
-    const bool prefills = traveller->second.stage == Traveller::Stage::prefill;
-    (prefills ? prefill_ : decode_)->abort_request(event.name);
   }
   return {};
-}
-
-std::int64_t Pair::num_prefilled(const Traveller& traveller) const {
-  const bool has_window = std::ranges::any_of(groups_, [](const KVCacheGroupSpec& group) {
-    return group.spec.kind == CacheKind::sliding_window;
-  });
-  return traveller.spec.prompt.size() - (has_window ? 1 : 0);
-}
-
-// To the prefill engine, for another attempt.
-void Pair::set_out(Traveller& traveller) {
-  ++traveller.transfer.attempt;
-  const std::int64_t num_tokens = num_prefilled(traveller);
-  if (!options_.is_apart || num_tokens == 0) return decode_here(traveller);
-  traveller.stage = Traveller::Stage::prefill;
-  RequestSpec spec = traveller.spec;
-  spec.max_tokens = 1;
-  spec.eos_token.reset();
-  spec.stop_token_ids.clear();
-  if (num_tokens < spec.prompt.size()) {
-    TokenRun& last = spec.prompt.runs.back();
-    if (--last.count == 0) spec.prompt.runs.pop_back();
-  }
-  sender_.expect(spec.name, traveller.transfer);
-  prefill_->add(std::move(spec), traveller.ticket);
-}
-
-// From the prefill engine, which keeps its blocks, to the decode engine.
-void Pair::go_on(Traveller& traveller) {
-  std::vector<ContentId> contents = contents_of(traveller.spec.prompt);
-  contents.resize(static_cast<std::size_t>(num_prefilled(traveller)));
-  auto num_tokens = static_cast<std::int32_t>(contents.size());
-  if (options_.offer_percent < 100) {
-    const auto size = static_cast<std::int32_t>(groups_.front().spec.block_size);
-    num_tokens = num_tokens * options_.offer_percent / 100 / size * size;
-  }
-  ledger_.held(traveller.transfer, now_ns_, std::move(contents));
-  receiver_.offer(traveller.spec.name, traveller.transfer, num_tokens);
-  decode_here(traveller);
-}
-
-void Pair::decode_here(Traveller& traveller) {
-  traveller.stage = Traveller::Stage::decode;
-  decode_->add(traveller.spec, traveller.ticket);
 }
 
 Result<void> Pair::sample(PairedEngine& engine, std::int64_t step, std::span<const SampledRow> rows,
@@ -330,102 +212,33 @@ Result<void> Pair::sample(PairedEngine& engine, std::int64_t step, std::span<con
 }
 
 void Pair::report(PairedEngine& engine, KVConnectorOutput& report) {
-  if (&engine == prefill_.get()) {
-    sender_.report(report);
-    for (const TransferId transfer : sender_.take_freed()) ledger_.given_back(transfer, now_ns_);
-    return;
-  }
-  receiver_.report(report);
-  const std::vector<HeldRequest> held = decode_->decisions().held();
-  for (const RequestId id : report.finished_recving) {
-    const auto load = loading_.find(id);
-    LS_CHECK(load != loading_.end(), "request {} has received what it never loaded", index_of(id));
-    const bool has_left = std::ranges::find(held, id, &HeldRequest::id) != held.end();
-    ledger_.load_over(load->second, report.invalid_block_ids, has_left);
-    loading_.erase(load);
-  }
+  if (&engine == decode_.get()) return watched_.report(report);
+  sender_.report(report);
+  for (const TransferId transfer : sender_.take_freed()) ledger_.given_back(transfer, now_ns_);
 }
 
-void Pair::ended(PairedEngine& engine, const std::string& name, FinishReason reason) {
-  Traveller& traveller = travellers_.at(name);
-  const bool has_finished = reason == FinishReason::stop || reason == FinishReason::length;
-  if (&engine == prefill_.get() && has_finished) return go_on(traveller);
-  if (&engine == decode_.get()) ledger_.not_needed(traveller.transfer);
-  if (has_finished) return end(name, RequestEnd::finished);
-  if (traveller.was_aborted) return end(name, RequestEnd::aborted);
-  try_again(name, fmt::format("its blocks did not come over the network, in {} attempts",
-                              traveller.transfer.attempt));
-}
-
-void Pair::try_again(const std::string& name, const std::string& why) {
-  Traveller& traveller = travellers_.at(name);
-  if (traveller.transfer.attempt >= static_cast<std::uint32_t>(options_.attempts_max))
-    return end(name, RequestEnd::refused, why);
-  ++report_.prefilled_again;
-  set_out(traveller);
-}
-
-void Pair::refused(PairedEngine& engine, const std::string& name, const Error& why) {
-  if (&engine == prefill_.get()) {
-    sender_.forget(name);
-  } else {
-    receiver_.withdraw(name);
-    ledger_.not_needed(travellers_.at(name).transfer);
-  }
-  end(name, RequestEnd::refused, why.message);
-}
-
-void Pair::end(const std::string& name, RequestEnd how, const std::string& why) {
-  const auto traveller = travellers_.find(name);
-  ledger_.ended(traveller->second.transfer.request, how);
-  client_.request_left(name, traveller->second.ticket);
-  travellers_.erase(traveller);
-  if (how == RequestEnd::finished) ++report_.finished_requests;
-  if (how == RequestEnd::aborted) ++report_.aborted_requests;
-  if (how != RequestEnd::refused) return;
-  if (++report_.refused_requests <= static_cast<std::int64_t>(kRefusedNamed))
-    report_.refused.push_back({name, why});
-}
-
-// Whose blocks were lost in an engine that cannot compute them: they must not run.
-void Pair::take_out_failed() {
-  for (const std::string& name : receiver_.take_failed()) {
-    if (travellers_.contains(name)) decode_->abort_request(name);
-  }
-}
-
-void Pair::begin_load(RequestId id, const ExternalQuery& query, std::int32_t num_external_tokens) {
-  const TransferId transfer = travellers_.at(std::string(query.name)).transfer;
-  if (num_external_tokens == 0) return ledger_.not_needed(transfer);
-  const std::int32_t first = query.num_local_tokens;
-  const std::int32_t last = first + num_external_tokens;
-  std::vector<LoadPiece> pieces;
-  for (std::size_t g = 0; g < groups_.size(); ++g) {
-    const auto table = decode_->decisions().block_table(id, static_cast<std::int32_t>(g));
-    const auto size = static_cast<std::int32_t>(groups_[g].spec.block_size);
-    const std::int64_t needed =
-        first_attended(groups_[g].spec, std::min(last, query.num_tokens - 1));
-    for (std::int32_t p = first; p < last; ++p) {
-      const BlockId block = table[static_cast<std::size_t>(p / size)];
-      const BlockPlace place{static_cast<std::int32_t>(g), p / size};
-      if (p / size < needed / size || block == kNullBlock) continue;
-      if (pieces.empty() || pieces.back().place != place) pieces.push_back({place, block});
-    }
-  }
-  ledger_.loading(transfer, first, last, pieces);
-  loading_[id] = transfer;
-}
-
-std::vector<std::uint8_t> Pair::read_block(TransferId id, BlockPlace place, BlockId block) {
-  std::vector<std::uint8_t> bytes = prefill_->memory().read_block(place.group, block);
-  ledger_.read(id, place, bytes);
+Result<std::vector<std::uint8_t>> Pair::read_block(TransferId id, BlockPlace place,
+                                                   const BlockTransfer& staged) {
+  Result<std::vector<std::uint8_t>> bytes =
+      options_.has_pages() ? options_.prefill_backend->read_host_block(staged.group, staged.host)
+                           : prefill_->memory().read_block(staged.group, staged.block);
+  if (bytes) ledger_.read(id, place, *bytes);
   return bytes;
 }
 
-void Pair::write_block(TransferId id, BlockPlace place, BlockId block,
-                       std::span<const std::uint8_t> bytes) {
+// What has come is what was computed, or the ledger has ended the run.
+void Pair::take_block(TransferId id, BlockPlace place, BlockId block,
+                      std::span<const std::uint8_t> bytes) {
   ledger_.delivered(id, place, block, bytes);
-  decode_->memory().write_block(place.group, block, bytes);
+  decode_->memory().write_block(place.group, block, ledger_.contents(id, place));
+}
+
+void Pair::find_divergence(std::string_view who, const RunSummary& engine) {
+  if (engine.divergence)
+    ledger_.found(
+        "memory.divergence",
+        fmt::format("{} engine, {} of step {}: {}", who, name_of(engine.divergence->phase),
+                    engine.divergence->step, engine.divergence->message));
 }
 
 // The engines say whether anybody waits for ever.
@@ -438,11 +251,14 @@ Result<void> Pair::close() {
   if (!prefill) return tl::unexpected(prefill.error());
   auto decode = decode_->finish();
   if (!decode) return tl::unexpected(decode.error());
+  static_cast<TravellerCounts&>(report_) = travellers_.counts();
   report_.prefill = std::move(prefill->summary);
   report_.decode = std::move(decode->summary);
   report_.network = network_.counts();
   report_.simulated_ns = now_ns_;
   report_.blocks_checked = ledger_.num_deliveries();
+  find_divergence("prefill", report_.prefill);
+  find_divergence("decode", report_.decode);
   const bool is_stuck =
       report_.prefill.verdict == Verdict::liveness || report_.decode.verdict == Verdict::liveness;
   if (is_whole && !is_stuck) ledger_.finish();
@@ -458,7 +274,12 @@ Result<void> Pair::close() {
 
 Result<PairReport> run_pair(const PairOptions& options, Workload& client,
                             const std::function<void(const PairProgress&)>& progress) {
-  Pair pair(options, client);
+  if (auto sound = check_pair(options); !sound) return tl::unexpected(sound.error());
+  Result<HoldsContents> holds_contents =
+      options.has_pages() ? page_payloads(options.decode.device)
+                          : content_id_payloads(options.decode.device.plan.groups);
+  if (!holds_contents) return tl::unexpected(holds_contents.error());
+  Pair pair(options, client, std::move(*holds_contents));
   if (auto started = pair.start(); !started) return tl::unexpected(started.error());
   return pair.run(progress);
 }

@@ -10,8 +10,11 @@
 //
 // (1) Same options and client: same run, to the last packet.
 // (2) Both engines decide by themselves, with pools and block ids of their own.
-// (3) The first rule that the ledger finds broken ends the run (transfer_ledger.h).
+// (3) The first rule that the ledger finds broken ends the run (transfer_ledger.h), and so does the
+//     first divergence of an engine from its backend: `memory.divergence`.
 // (4) When nothing moves any more and requests are left, the verdict is liveness.
+// (5) With backends, whatever they are, the run is the one without: same decisions, same packets
+//     but for their bytes.
 //
 // As vLLM truncates prompts for states, so a prompt is prefilled without its last token where a
 // group has a window: the decode engine computes that token, and looks one token further back than
@@ -27,34 +30,15 @@
 
 #include "sim/lockstep.h"
 #include "sim/pair/network.h"
+#include "sim/pair/pair_options.h"
 #include "sim/pair/transfer_ledger.h"
 #include "sim/pair/transfer_protocol.h"
+#include "sim/pair/travellers.h"
 
 namespace lockstep {
 
 inline constexpr Endpoint kPrefillEndpoint{0};
 inline constexpr Endpoint kDecodeEndpoint{1};
-
-struct PairOptions {
-  // Both: engine vllm-0.22.1, the same groups; pools may differ.
-  LockstepConfig prefill;
-  LockstepConfig decode;
-  NetworkOptions network;
-  TransferTimes times;
-  KVLoadFailurePolicy load_failure_policy = KVLoadFailurePolicy::recompute;
-  std::int32_t attempts_max = 3;
-  // Of a prompt's tokens, in whole blocks, that the prefill engine offers: caches may keep parts.
-  std::int32_t offer_percent = 100;
-  StepTimeModel step_time;
-  std::int64_t steps_max = 0;  // of both engines together; 0: no limit
-  bool is_apart = true;        // false: the decode engine does everything, nothing is transferred
-  TransferDefect defect = TransferDefect::none;
-};
-
-struct RefusedRequest {
-  std::string name;
-  std::string why;
-};
 
 enum class PairVerdict : std::uint8_t {
   kept,      // every rule of the ledger
@@ -62,16 +46,10 @@ enum class PairVerdict : std::uint8_t {
   liveness,  // see the engines' summaries
 };
 
-struct PairReport {
+struct PairReport : TravellerCounts {
   PairVerdict verdict = PairVerdict::kept;
   std::optional<TransferFinding> finding;
   bool is_cut_short = false;  // by steps_max
-  std::int64_t requests = 0;
-  std::int64_t finished_requests = 0;
-  std::int64_t aborted_requests = 0;
-  std::int64_t refused_requests = 0;
-  std::int64_t prefilled_again = 0;     // attempts beyond the first
-  std::vector<RefusedRequest> refused;  // the first few
   std::int64_t simulated_ns = 0;
   NetworkCounts network;
   TransferCounts transfers;

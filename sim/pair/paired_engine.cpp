@@ -7,17 +7,18 @@
 namespace lockstep {
 
 Result<std::unique_ptr<PairedEngine>> PairedEngine::create(const LockstepConfig& config,
-                                                           const KVTransfer& transfer,
+                                                           const PairedParts& parts,
                                                            StepTimeModel step_time,
                                                            EngineOwner& owner) {
   std::unique_ptr<PairedEngine> engine(
-      new PairedEngine(config, transfer.connector, std::move(step_time), owner));
-  auto decisions =
-      make_reference_decisions(config.engine, config.device.plan.groups,
-                               config.device.plan.num_blocks, transfer, config.scheduler_defect);
+      new PairedEngine(config, parts, std::move(step_time), owner));
+  auto decisions = make_reference_decisions(config.engine, config.device.plan.groups,
+                                            config.device.plan.num_blocks, parts.transfer,
+                                            config.scheduler_defect);
   if (!decisions) return tl::unexpected(decisions.error());
   engine->decisions_ = std::move(*decisions);
-  auto run = start_lockstep(config, *engine->decisions_, *engine, {}, engine.get());
+  const std::span<Backend* const> ranks(&parts.backend, parts.backend == nullptr ? 0 : 1);
+  auto run = start_lockstep(config, *engine->decisions_, *engine, ranks, engine.get());
   if (!run) return tl::unexpected(run.error());
   engine->run_ = std::move(*run);
   return engine;

@@ -32,11 +32,18 @@ class EngineOwner {
   virtual void misread(PairedEngine& engine, std::string what) = 0;
 };
 
+// What an engine of a pair is connected to. All of it outlives the engine.
+struct PairedParts {
+  KVTransfer transfer;                   // with a connector
+  TransferPlanner* transfers = nullptr;  // that the connector's loads and stores come from
+  Backend* backend = nullptr;            // null: the decisions alone
+};
+
 class PairedEngine final : public Workload, public StepObserver {
  public:
-  // `config` and `connector` outlive it. Errors: what the engine refuses to start with.
+  // `config` outlives it. Errors: what the engine refuses to start with.
   static Result<std::unique_ptr<PairedEngine>> create(const LockstepConfig& config,
-                                                      const KVTransfer& transfer,
+                                                      const PairedParts& parts,
                                                       StepTimeModel step_time, EngineOwner& owner);
 
   void add(RequestSpec spec, std::uint64_t ticket);
@@ -59,7 +66,8 @@ class PairedEngine final : public Workload, public StepObserver {
   Result<Turn> next_turn(const LoopState& state, std::vector<WorkloadEvent>& events) override;
   Result<void> sample(std::int64_t step, std::span<const SampledRow> rows,
                       ModelOutput& output) override;
-  KVConnector* connector() override { return connector_; }
+  KVConnector* connector() override { return parts_.transfer.connector; }
+  TransferPlanner* transfers() override { return parts_.transfers; }
   Result<void> connector_report(KVConnectorOutput& report) override;
   void step_done(std::int64_t scheduled_tokens) override;
   void request_left(std::string_view name, std::uint64_t ticket) override;
@@ -71,11 +79,11 @@ class PairedEngine final : public Workload, public StepObserver {
   bool finished(const StepView& view) override;
 
  private:
-  PairedEngine(const LockstepConfig& config, KVConnector* connector, StepTimeModel step_time,
+  PairedEngine(const LockstepConfig& config, const PairedParts& parts, StepTimeModel step_time,
                EngineOwner& owner)
-      : connector_(connector), step_time_(step_time), owner_(owner), memory_(config.device.plan) {}
+      : parts_(parts), step_time_(step_time), owner_(owner), memory_(config.device.plan) {}
 
-  KVConnector* const connector_;
+  const PairedParts parts_;
   const StepTimeModel step_time_;
   EngineOwner& owner_;
   EngineMemory memory_;

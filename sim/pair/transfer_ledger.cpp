@@ -47,18 +47,20 @@ void TransferLedger::held(TransferId transfer, std::int64_t now_ns,
     found("transfer.held_twice", fmt::format("{} is kept for sending twice", name_of(transfer)));
 }
 
-bool TransferLedger::holds(const Sending& sending, BlockPlace place, std::int64_t first,
-                           std::int64_t last, std::span<const std::uint8_t> bytes) const {
-  const std::int64_t size = block_sizes_[static_cast<std::size_t>(place.group)];
-  if (std::ssize(bytes) < size * 8) return false;
-  const std::int64_t begin = std::max(first, place.index * size);
-  for (std::int64_t p = begin; p < std::min(last, (place.index + 1) * size); ++p) {
-    ContentId content = 0;
-    for (std::int64_t byte = 0; byte < 8; ++byte)
-      content |= ContentId{bytes[static_cast<std::size_t>((p % size) * 8 + byte)]} << (8 * byte);
-    if (content != sending.contents[static_cast<std::size_t>(p)]) return false;
-  }
-  return true;
+std::span<const ContentId> TransferLedger::contents_at(const Sending& sending, BlockPlace place,
+                                                       std::int64_t last) const {
+  const std::int64_t size = groups_[static_cast<std::size_t>(place.group)].spec.block_size;
+  const std::int64_t begin = place.index * size;
+  const std::int64_t end = std::min({last, begin + size, std::ssize(sending.contents)});
+  if (begin >= end) return {};
+  return std::span(sending.contents)
+      .subspan(static_cast<std::size_t>(begin), static_cast<std::size_t>(end - begin));
+}
+
+std::span<const ContentId> TransferLedger::contents(TransferId transfer, BlockPlace place) const {
+  const auto sending = sendings_.find(transfer);
+  if (sending == sendings_.end()) return {};
+  return contents_at(sending->second, place, std::ssize(sending->second.contents));
 }
 
 void TransferLedger::read(TransferId transfer, BlockPlace place,
@@ -68,8 +70,7 @@ void TransferLedger::read(TransferId transfer, BlockPlace place,
     return found("transfer.read_free", fmt::format("block {} of group {} of {} is read, and it is "
                                                    "not held for that",
                                                    place.index, place.group, name_of(transfer)));
-  const std::int64_t end = std::ssize(sending->second.contents);
-  if (!holds(sending->second, place, 0, end, bytes))
+  if (!holds_contents_(place.group, contents(transfer, place), bytes))
     found("transfer.read_content", fmt::format("block {} of group {} of {} does not hold what was "
                                                "computed for it when it is read",
                                                place.index, place.group, name_of(transfer)));
@@ -89,9 +90,9 @@ void TransferLedger::given_back(TransferId transfer, std::int64_t now_ns) {
   forget_if_over(transfer);
 }
 
-void TransferLedger::loading(TransferId transfer, std::int32_t first, std::int32_t last,
+void TransferLedger::loading(TransferId transfer, std::int32_t last,
                              const std::vector<LoadPiece>& pieces) {
-  Loading load{.first = first, .last = last, .missing = {}, .there = {}};
+  Loading load{.last = last, .missing = {}, .there = {}};
   for (const LoadPiece& piece : pieces) load.missing.emplace(piece.place, piece.block);
   if (!loadings_.emplace(transfer, std::move(load)).second || !sendings_.contains(transfer))
     found("transfer.loaded_twice",
@@ -114,7 +115,7 @@ void TransferLedger::delivered(TransferId transfer, BlockPlace place, BlockId bl
   auto piece = load->second.missing.find(place);
   if (piece == load->second.missing.end() || piece->second != block)
     return found("transfer.wrong_place", where() + ", was not to be written there");
-  if (!holds(sending->second, place, load->second.first, load->second.last, bytes))
+  if (!holds_contents_(place.group, contents_at(sending->second, place, load->second.last), bytes))
     found("transfer.content", where() + ", is not what was computed for it");
   load->second.there.insert(load->second.missing.extract(piece));
   sending->second.is_done |= load->second.missing.empty();

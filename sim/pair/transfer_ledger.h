@@ -22,6 +22,7 @@
 #include <vector>
 
 #include "reference/content.h"
+#include "sim/pair/block_payload.h"
 #include "sim/pair/transfer_message.h"
 #include "sim/pair/transfer_protocol.h"
 
@@ -37,9 +38,10 @@ enum class RequestEnd : std::uint8_t { finished, aborted, refused };
 
 class TransferLedger {
  public:
-  // `block_sizes` per group, of both engines.
-  TransferLedger(std::vector<std::int64_t> block_sizes, std::int64_t lease_ns)
-      : block_sizes_(std::move(block_sizes)), lease_ns_(lease_ns) {}
+  // `groups` of both engines.
+  TransferLedger(std::span<const KVCacheGroupSpec> groups, std::int64_t lease_ns,
+                 HoldsContents holds_contents)
+      : groups_(groups), lease_ns_(lease_ns), holds_contents_(std::move(holds_contents)) {}
 
   void arrived(std::uint64_t request, const std::string& name);
   void ended(std::uint64_t request, RequestEnd how);
@@ -49,14 +51,16 @@ class TransferLedger {
   void read(TransferId transfer, BlockPlace place, std::span<const std::uint8_t> bytes);
   void given_back(TransferId transfer, std::int64_t now_ns);
 
-  // The decode engine has blocks for tokens [first, last); the load of them is over.
-  void loading(TransferId transfer, std::int32_t first, std::int32_t last,
-               const std::vector<LoadPiece>& pieces);
+  // The decode engine has blocks for tokens up to `last`; the load of them is over.
+  void loading(TransferId transfer, std::int32_t last, const std::vector<LoadPiece>& pieces);
   void delivered(TransferId transfer, BlockPlace place, BlockId block,
                  std::span<const std::uint8_t> bytes);
   void load_over(TransferId transfer, std::span<const BlockId> invalid, bool request_has_left);
   // Nothing has to be loaded for it, or not any more.
   void not_needed(TransferId transfer);
+
+  // What belongs into the slots of a block that is sent; nothing of a transfer that is over.
+  std::span<const ContentId> contents(TransferId transfer, BlockPlace place) const;
 
   // Any other finding of the run.
   void found(std::string check, std::string what);
@@ -75,8 +79,7 @@ class TransferLedger {
     bool is_done = false;  // nobody will read it any more
   };
   struct Loading {
-    std::int32_t first = 0;
-    std::int32_t last = 0;
+    std::int32_t last = 0;  // token behind those that it brings
     std::map<BlockPlace, BlockId> missing;
     std::map<BlockPlace, BlockId> there;
   };
@@ -85,13 +88,14 @@ class TransferLedger {
     bool has_ended = false;
   };
   std::string name_of(TransferId transfer) const;
-  // Whether `bytes` hold the contents of the slots of `place` that are below `last`.
-  bool holds(const Sending& sending, BlockPlace place, std::int64_t first, std::int64_t last,
-             std::span<const std::uint8_t> bytes) const;
+  // Those of the slots of `place` that are below token `last`.
+  std::span<const ContentId> contents_at(const Sending& sending, BlockPlace place,
+                                         std::int64_t last) const;
   void forget_if_over(TransferId transfer);
 
-  const std::vector<std::int64_t> block_sizes_;
+  const std::span<const KVCacheGroupSpec> groups_;
   const std::int64_t lease_ns_;
+  const HoldsContents holds_contents_;
   std::map<std::uint64_t, Journey> journeys_;
   std::map<TransferId, Sending> sendings_;
   std::map<TransferId, Loading> loadings_;

@@ -6,9 +6,10 @@
 namespace lockstep {
 namespace {
 
-constexpr std::array kDefects = {TransferDefect::send_freed_early, TransferDefect::delivery_twice,
-                                 TransferDefect::failed_marked_ok,
-                                 TransferDefect::completion_stale};
+constexpr std::array kDefects = {
+    TransferDefect::send_freed_early, TransferDefect::delivery_twice,
+    TransferDefect::failed_marked_ok, TransferDefect::completion_stale,
+    TransferDefect::stage_read_early, TransferDefect::load_before_arrival};
 
 }  // namespace
 
@@ -26,6 +27,10 @@ std::string_view name_of(TransferDefect defect) {
       return "recv-failed-marked-ok";
     case TransferDefect::completion_stale:
       return "completion-stale";
+    case TransferDefect::stage_read_early:
+      return "stage-read-early";
+    case TransferDefect::load_before_arrival:
+      return "load-before-arrival";
   }
   return "none";
 }

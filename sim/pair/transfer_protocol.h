@@ -10,6 +10,8 @@
 #include <vector>
 
 #include "reference/ids.h"
+#include "reference/result.h"
+#include "sim/connectors/step_transfers.h"
 #include "sim/pair/network.h"
 #include "sim/pair/transfer_message.h"
 
@@ -29,6 +31,8 @@ enum class TransferDefect : std::uint8_t {
   delivery_twice,
   failed_marked_ok,
   completion_stale,
+  stage_read_early,
+  load_before_arrival,
 };
 // "send-freed-early", ...
 std::string_view name_of(TransferDefect defect);
@@ -78,9 +82,11 @@ struct LoadPiece {
   BlockId block{};
 };
 
-// Where the bytes of a block come from and go to.
-using ReadBlock = std::function<std::vector<std::uint8_t>(TransferId, BlockPlace, BlockId)>;
-using WriteBlock =
+// The bytes of a block that has been stored to the staging buffer.
+using ReadBlock = std::function<Result<std::vector<std::uint8_t>>(TransferId, BlockPlace,
+                                                                  const BlockTransfer& staged)>;
+// Bytes that have come for a block, each once.
+using TakeBlock =
     std::function<void(TransferId, BlockPlace, BlockId, std::span<const std::uint8_t>)>;
 
 }  // namespace lockstep

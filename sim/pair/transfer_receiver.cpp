@@ -34,6 +34,14 @@ std::vector<LoadPiece> pieces_of_load(std::span<const KVCacheGroupSpec> groups,
 
 }  // namespace
 
+BlockTransfer TransferReceiver::transfer_of(const Load& load, BlockPlace place, BlockId block) {
+  return {.request = load.request,
+          .group = place.group,
+          .entry = place.index,
+          .block = block,
+          .num_tokens = load.num_tokens};
+}
+
 bool can_compute_lost_blocks(std::span<const KVCacheGroupSpec> groups) {
   const CacheKind kind = groups.front().spec.kind;
   return groups.size() == 1 && (kind == CacheKind::full_attention || kind == CacheKind::mla);
@@ -68,11 +76,13 @@ void TransferReceiver::update_state_after_alloc(RequestId request, std::span<con
   }
   LS_CHECK(decisions_ != nullptr, "{} loads before the receiver knows any block table", name);
   ++link_.counts.loads;
-  Load load{.request = request, .name = name, .missing = {}, .there = {}};
-  for (const LoadPiece& piece :
-       pieces_of_load(groups_, *decisions_, request, offer.num_local_tokens,
-                      offer.num_local_tokens + num_external_tokens, offer.num_request_tokens))
+  const std::int32_t last = offer.num_local_tokens + num_external_tokens;
+  Load load{.request = request, .name = name, .num_tokens = last, .missing = {}, .there = {}};
+  for (const LoadPiece& piece : pieces_of_load(
+           groups_, *decisions_, request, offer.num_local_tokens, last, offer.num_request_tokens)) {
     load.missing.insert({piece.place, piece.block});
+    staged_.begin(transfer_of(load, piece.place, piece.block));
+  }
   LS_CHECK(!load.missing.empty(), "a load of {} tokens of {} brings no block", num_external_tokens,
            name);
   load.num_left = std::ssize(load.missing);
@@ -111,11 +121,13 @@ void TransferReceiver::take_block(const TransferMessage& message) {
   if (piece == load.missing.end()) {
     ++link_.counts.duplicates;
     if (link_.defect != TransferDefect::delivery_twice) return;
-    write_block_(message.transfer, message.place, load.there.at(message.place), message.bytes);
+    const BlockId block = load.there.at(message.place).block.block;
+    take_block_(message.transfer, message.place, block, message.bytes);
   } else {
-    write_block_(message.transfer, message.place, piece->second, message.bytes);
+    take_block_(message.transfer, message.place, piece->second, message.bytes);
     ++link_.counts.blocks_received;
-    load.there.insert(load.missing.extract(piece));
+    load.there[message.place] = {transfer_of(load, message.place, piece->second), message.bytes};
+    load.missing.erase(piece);
   }
   load.tries = 1;
   load.retry_ns = link_.next_try_ns(now_ns_, 0);
@@ -129,21 +141,27 @@ void TransferReceiver::close(Loads::iterator load, bool has_failed) {
   loads_.erase(load);
   if (!has_failed) {
     release(transfer);
-    received_.push_back(over.request);
-    return;
+    return stage(over, {});
   }
   ++link_.counts.loads_failed;
   link_.counts.blocks_lost += std::ssize(over.missing);
-  given_up_.push_back(transfer);
+  given_up_[over.request] = transfer;
   if (link_.defect == TransferDefect::failed_marked_ok) {
-    received_.push_back(over.request);
+    stage(over, {});
   } else if (can_compute_lost_blocks(groups_)) {
-    for (const auto& [place, block] : over.missing) invalid_.push_back(block);
-    received_.push_back(over.request);
+    std::vector<BlockId> invalid;
+    for (const auto& [place, block] : over.missing) invalid.push_back(block);
+    stage(over, std::move(invalid));
   } else {
     failed_.push_back(over.name);
     cancelled_.insert(over.request);
   }
+}
+
+void TransferReceiver::stage(const Load& load, std::vector<BlockId> invalid) {
+  std::vector<ArrivedBlock> blocks;
+  for (const auto& [place, arrived] : load.there) blocks.push_back(arrived);
+  staged_.add(load.request, std::move(blocks), std::move(invalid));
 }
 
 void TransferReceiver::withdraw(std::string_view name) {
@@ -159,10 +177,10 @@ bool TransferReceiver::request_finished(RequestId request, std::string_view name
   const auto load =
       std::ranges::find(loads_, request, [](const auto& entry) { return entry.second.request; });
   if (load != loads_.end()) {
-    given_up_.push_back(load->first);
+    given_up_[request] = load->first;
     loads_.erase(load);
     received_.push_back(request);
-  } else if (cancelled_.erase(request) > 0) {
+  } else if (cancelled_.erase(request) > 0 || staged_.drop(request)) {
     received_.push_back(request);
   }
   return false;
@@ -213,11 +231,10 @@ std::optional<std::int64_t> TransferReceiver::next_timer_ns() const {
 
 void TransferReceiver::report(KVConnectorOutput& report) {
   report.finished_recving.insert(report.finished_recving.end(), received_.begin(), received_.end());
-  report.invalid_block_ids.insert(report.invalid_block_ids.end(), invalid_.begin(), invalid_.end());
   received_.clear();
-  invalid_.clear();
-  for (const TransferId transfer : given_up_) release(transfer);
-  given_up_.clear();
+  staged_.report(report);
+  for (const RequestId request : report.finished_recving)
+    if (const auto transfer = given_up_.extract(request)) release(transfer.mapped());
 }
 
 }  // namespace lockstep

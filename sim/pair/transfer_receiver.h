@@ -7,9 +7,10 @@
 //     computes what it has lost.
 // (2) A block is applied once, and only while its load is open. Copies, and answers to attempts
 //     that are over, change nothing.
-// (3) Every load is reported in finished_recving, once: when all its blocks are there; when
-//     `retries_max` reads in a row brought nothing, or the peer holds nothing any more, with the
-//     missing blocks in invalid_block_ids; or when its request has left.
+// (3) Every load is reported in finished_recving, once: when all its blocks are there and a step
+//     has loaded them (staged_loads.h); when `retries_max` reads in a row brought nothing, or the
+//     peer holds nothing any more, likewise and with the missing blocks in invalid_block_ids; or
+//     when its request has left.
 // (4) Only an engine with one group whose blocks are all kept (full attention, MLA) can compute
 //     what it lost. For others nothing is reported invalid: the request is named in take_failed(),
 //     and is to be taken out of the engine before it runs.
@@ -26,6 +27,7 @@
 #include "reference/kv_cache_spec.h"
 #include "reference/kv_connector.h"
 #include "sim/decision_source.h"
+#include "sim/pair/staged_loads.h"
 #include "sim/pair/transfer_protocol.h"
 
 namespace lockstep {
@@ -37,8 +39,11 @@ class TransferReceiver final : public KVConnector {
  public:
   // REQUIRES: the link's `self` is the decode engine.
   TransferReceiver(const TransferLink& link, std::span<const KVCacheGroupSpec> groups,
-                   WriteBlock write_block)
-      : link_(link), groups_(groups), write_block_(std::move(write_block)) {}
+                   std::int64_t staging_blocks, TakeBlock take_block)
+      : link_(link),
+        groups_(groups),
+        take_block_(std::move(take_block)),
+        staged_(staging_blocks, link.defect) {}
   // REQUIRES: before the first request is admitted.
   void attach(const DecisionSource& decisions) { decisions_ = &decisions; }
 
@@ -59,9 +64,11 @@ class TransferReceiver final : public KVConnector {
   void take(const TransferMessage& message);
   std::optional<std::int64_t> next_timer_ns() const;
 
-  bool has_news() const { return !received_.empty() || !failed_.empty(); }
+  bool has_news() const { return !received_.empty() || !failed_.empty() || !staged_.is_empty(); }
   void report(KVConnectorOutput& report);
   std::vector<std::string> take_failed() { return std::exchange(failed_, {}); }
+  // What the steps load.
+  TransferPlanner& transfers() { return staged_; }
 
  private:
   struct Offer {
@@ -73,8 +80,9 @@ class TransferReceiver final : public KVConnector {
   struct Load {
     RequestId request{};
     std::string name;
+    std::int64_t num_tokens = 0;  // of the request, up to which blocks are filled
     std::map<BlockPlace, BlockId> missing;
-    std::map<BlockPlace, BlockId> there;
+    std::map<BlockPlace, ArrivedBlock> there;
     std::int64_t num_left = 0;  // blocks to come
     std::int32_t tries = 0;     // since the last one came
     std::int64_t retry_ns = 0;
@@ -86,23 +94,25 @@ class TransferReceiver final : public KVConnector {
   using Loads = std::map<TransferId, Load>;
 
   void read_missing(TransferId transfer, Load& load);
+  static BlockTransfer transfer_of(const Load& load, BlockPlace place, BlockId block);
   void take_block(const TransferMessage& message);
+  void stage(const Load& load, std::vector<BlockId> invalid);
   void close(Loads::iterator load, bool has_failed);
   void release(TransferId transfer);
   void say_release(TransferId transfer, Release& release);
 
   const TransferLink link_;
   const std::span<const KVCacheGroupSpec> groups_;
-  const WriteBlock write_block_;
+  const TakeBlock take_block_;
+  StagedLoads staged_;
   const DecisionSource* decisions_ = nullptr;
   std::int64_t now_ns_ = 0;
   std::map<std::string, Offer, std::less<>> offers_;
   std::map<RequestId, std::string> asked_;
   Loads loads_;
   std::map<TransferId, Release> releases_;
-  std::vector<RequestId> received_;
-  std::vector<BlockId> invalid_;
-  std::vector<TransferId> given_up_;  // let go once that is reported
+  std::vector<RequestId> received_;   // with nothing left to load
+  std::map<RequestId, TransferId> given_up_;  // let go once the load is reported
   std::vector<std::string> failed_;
   std::set<RequestId> cancelled_;  // of `failed_`: not reported yet
 };

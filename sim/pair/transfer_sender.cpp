@@ -10,7 +10,10 @@ bool TransferSender::request_finished(RequestId request, std::string_view name) 
   const auto expected = expected_.find(name);
   if (expected == expected_.end()) return false;
   LS_CHECK(decisions_ != nullptr, "{} finishes before the sender knows any block table", name);
-  Held held{.request = request, .tables = {}, .expires_ns = now_ns_ + link_.times.lease_ns};
+  Held held{.request = request,
+            .num_tokens = decisions_->num_computed_tokens(request),
+            .tables = {},
+            .expires_ns = now_ns_ + link_.times.lease_ns};
   for (std::int32_t g = 0; g < num_groups_; ++g) {
     const auto table = decisions_->block_table(request, g);
     held.tables.emplace_back(table.begin(), table.end());
@@ -19,6 +22,7 @@ bool TransferSender::request_finished(RequestId request, std::string_view name) 
   LS_CHECK(is_first, "transfer {}.{} is held twice", expected->second.request,
            expected->second.attempt);
   expected_.erase(expected);
+  ++num_frees_delayed_;
   return true;
 }
 
@@ -40,34 +44,80 @@ void TransferSender::take(const TransferMessage& message) {
 }
 
 void TransferSender::answer_read(const TransferMessage& message) {
+  const Asked asked{message.transfer, message.place};
   const auto found = held_.find(message.transfer);
-  const auto [group, index] = message.place;
-  TransferMessage answer{.kind = TransferMessage::Kind::gone,
-                         .transfer = message.transfer,
-                         .place = message.place,
-                         .bytes = {}};
-  if (found == held_.end()) {
-    ++link_.counts.gone;
-    link_.say(now_ns_, answer);
-    return;
-  }
+  if (found == held_.end()) return say_gone(asked);
   Held& held = found->second;
   held.expires_ns = now_ns_ + link_.times.lease_ns;
+  const auto [group, index] = message.place;
   const std::vector<BlockId>& table = held.tables.at(static_cast<std::size_t>(group));
   LS_CHECK(index >= 0 && index < std::ssize(table), "entry {} of a table of {} is read", index,
            table.size());
-  const BlockId block = table[static_cast<std::size_t>(index)];
-  LS_CHECK(block != kNullBlock, "entry {} of group {} is read, where nothing is kept", index,
-           group);
-  answer.kind = TransferMessage::Kind::block;
-  answer.bytes = read_block_(message.transfer, message.place, block);
-  ++link_.counts.blocks_sent;
-  link_.say(now_ns_, answer);
-  const bool was_last = index + 1 == std::ssize(table);
-  if (link_.defect == TransferDefect::send_freed_early && was_last && !held.is_free) {
-    held.is_free = true;
-    sent_.emplace_back(message.transfer, held.request);
+  LS_CHECK(table[static_cast<std::size_t>(index)] != kNullBlock,
+           "entry {} of group {} is read, where nothing is kept", index, group);
+  if (std::ranges::find(asked_, asked) == asked_.end()) asked_.push_back(asked);
+}
+
+void TransferSender::say_gone(const Asked& asked) {
+  ++link_.counts.gone;
+  link_.say(now_ns_, {.kind = TransferMessage::Kind::gone,
+                      .transfer = asked.transfer,
+                      .place = asked.place,
+                      .bytes = {}});
+}
+
+void TransferSender::plan(const DecidedStep&, StepTransfers& transfers) {
+  LS_CHECK(staged_.empty(), "{} blocks of the last step were never taken", staged_.size());
+  std::size_t num_taken = 0;
+  for (; num_taken < asked_.size() && std::ssize(staged_) < staging_blocks_; ++num_taken) {
+    const Asked& asked = asked_[num_taken];
+    const auto held = held_.find(asked.transfer);
+    if (held == held_.end()) {
+      say_gone(asked);
+      continue;
+    }
+    const auto& table = held->second.tables.at(static_cast<std::size_t>(asked.place.group));
+    const BlockTransfer store{.request = held->second.request,
+                              .group = asked.place.group,
+                              .entry = asked.place.index,
+                              .block = table.at(static_cast<std::size_t>(asked.place.index)),
+                              .host = HostBlockId{static_cast<std::int32_t>(staged_.size())},
+                              .num_tokens = held->second.num_tokens};
+    Staged& staged = staged_.emplace_back(Staged{asked, store, {}});
+    if (link_.defect == TransferDefect::stage_read_early)
+      staged.read_early = read_block_(asked.transfer, asked.place, store);
+    transfers.stores.push_back(store);
   }
+  asked_.erase(asked_.begin(), asked_.begin() + static_cast<std::ptrdiff_t>(num_taken));
+  transfers.num_frees_delayed = num_frees_delayed_;
+}
+
+Result<void> TransferSender::take_staged(std::int64_t end_ns) {
+  for (Staged& staged : std::exchange(staged_, {})) {
+    const auto& [transfer, place] = staged.what;
+    Result<std::vector<std::uint8_t>> bytes = staged.read_early
+                                                  ? std::move(*staged.read_early)
+                                                  : read_block_(transfer, place, staged.store);
+    if (!bytes) return tl::unexpected(bytes.error());
+    leaving_.push_back({end_ns,
+                        {.kind = TransferMessage::Kind::block,
+                         .transfer = transfer,
+                         .place = place,
+                         .bytes = std::move(*bytes)}});
+  }
+  return {};
+}
+
+void TransferSender::say_block(const TransferMessage& message) {
+  ++link_.counts.blocks_sent;
+  link_.say(now_ns_, message);
+  const auto found = held_.find(message.transfer);
+  if (link_.defect != TransferDefect::send_freed_early || found == held_.end()) return;
+  Held& held = found->second;
+  const auto& table = held.tables.at(static_cast<std::size_t>(message.place.group));
+  if (message.place.index + 1 != std::ssize(table) || held.is_free) return;
+  held.is_free = true;
+  sent_.emplace_back(message.transfer, held.request);
 }
 
 void TransferSender::release(const TransferMessage& message) {
@@ -86,6 +136,11 @@ void TransferSender::release(const TransferMessage& message) {
 
 void TransferSender::at(std::int64_t now_ns) {
   now_ns_ = now_ns;
+  std::erase_if(leaving_, [&](const Outgoing& leaving) {
+    if (leaving.at_ns > now_ns) return false;
+    say_block(leaving.message);
+    return true;
+  });
   std::erase_if(held_, [&](const auto& entry) {
     const auto& [transfer, held] = entry;
     if (held.expires_ns > now_ns) return false;
@@ -96,10 +151,11 @@ void TransferSender::at(std::int64_t now_ns) {
 }
 
 std::optional<std::int64_t> TransferSender::next_timer_ns() const {
-  if (held_.empty()) return std::nullopt;
-  return std::ranges::min_element(held_, {},
-                                  [](const auto& entry) { return entry.second.expires_ns; })
-      ->second.expires_ns;
+  std::optional<std::int64_t> next;
+  const auto sooner = [&next](std::int64_t at_ns) { next = std::min(next.value_or(at_ns), at_ns); };
+  for (const auto& [transfer, held] : held_) sooner(held.expires_ns);
+  for (const Outgoing& leaving : leaving_) sooner(leaving.at_ns);
+  return next;
 }
 
 void TransferSender::report(KVConnectorOutput& report) {

@@ -1,5 +1,5 @@
 // The prefill engine's KV connector: keeps the blocks of a prompt that it has computed until the
-// decode engine has read them, and answers its reads.
+// decode engine has read them, and answers its reads through a staging buffer in host memory.
 // Source of the behaviour: vllm/distributed/kv_transfer/kv_connector/v1/nixl/scheduler.py and
 // worker.py, where the decode engine reads and notifies, and a lease ends what nobody reads.
 //
@@ -7,9 +7,15 @@
 //     nothing was heard of it for a lease; then, once, they are reported in finished_sending.
 // (2) What is not held is never read: a `read` of it is answered with `gone`.
 // (3) A `release` is answered however often it comes.
+// (4) A block that is asked for is stored to the buffer by the engine's next step, one that runs
+//     nothing if need be, and is said when that step is over. A step stores as many as the buffer
+//     has room for, in the order in which they were asked for, and the next one overwrites them.
+// (5) What a step stores is held when it is decided, so no lease that has ended, and no release,
+//     lets a read see what the blocks are used for next.
 #pragma once
 
 #include <map>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -20,11 +26,15 @@
 
 namespace lockstep {
 
-class TransferSender final : public KVConnector {
+class TransferSender final : public KVConnector, public TransferPlanner {
  public:
   // REQUIRES: the link's `self` is the prefill engine.
-  TransferSender(const TransferLink& link, std::int32_t num_groups, ReadBlock read_block)
-      : link_(link), num_groups_(num_groups), read_block_(std::move(read_block)) {}
+  TransferSender(const TransferLink& link, std::int32_t num_groups, std::int64_t staging_blocks,
+                 ReadBlock read_block)
+      : link_(link),
+        num_groups_(num_groups),
+        staging_blocks_(staging_blocks),
+        read_block_(std::move(read_block)) {}
   // Whose block tables are sent. REQUIRES: before the first request finishes.
   void attach(const DecisionSource& decisions) { decisions_ = &decisions; }
 
@@ -35,13 +45,17 @@ class TransferSender final : public KVConnector {
   ExternalHit get_num_new_matched_tokens(const ExternalQuery&) override { return {}; }
   bool request_finished(RequestId request, std::string_view name) override;
 
+  void plan(const DecidedStep& step, StepTransfers& transfers) override;
+  // The planned step has run, and is over at `end_ns`: what it staged is said then.
+  Result<void> take_staged(std::int64_t end_ns);
+
   // Time passes: leases may end.
   void at(std::int64_t now_ns);
   void take(const TransferMessage& message);
   std::optional<std::int64_t> next_timer_ns() const;
 
   // What is to be reported with the next step.
-  bool has_news() const { return !sent_.empty(); }
+  bool has_news() const { return !sent_.empty() || !asked_.empty(); }
   void report(KVConnectorOutput& report);
   // Whose blocks `report` gave back, since the last call.
   std::vector<TransferId> take_freed() { return std::exchange(freed_, {}); }
@@ -49,21 +63,44 @@ class TransferSender final : public KVConnector {
  private:
   struct Held {
     RequestId request{};
+    std::int64_t num_tokens = 0;               // that were computed
     std::vector<std::vector<BlockId>> tables;  // per group
     std::int64_t expires_ns = 0;
     bool is_free = false;  // only with a planted defect: it was given back and is still read
   };
+  struct Asked {
+    TransferId transfer;
+    BlockPlace place;
+    bool operator==(const Asked&) const = default;
+  };
+  struct Staged {
+    Asked what;
+    BlockTransfer store;
+    // Of a planted defect: what lay in the buffer before the step.
+    std::optional<Result<std::vector<std::uint8_t>>> read_early;
+  };
+  struct Outgoing {
+    std::int64_t at_ns = 0;
+    TransferMessage message;
+  };
   std::map<TransferId, Held>::iterator find(TransferId transfer);
   void answer_read(const TransferMessage& message);
+  void say_gone(const Asked& asked);
+  void say_block(const TransferMessage& message);
   void release(const TransferMessage& message);
 
   const TransferLink link_;
   const std::int32_t num_groups_;
+  const std::int64_t staging_blocks_;
   const ReadBlock read_block_;
   const DecisionSource* decisions_ = nullptr;
   std::int64_t now_ns_ = 0;
   std::map<std::string, TransferId, std::less<>> expected_;
   std::map<TransferId, Held> held_;
+  std::vector<Asked> asked_;    // and in no buffer yet
+  std::vector<Staged> staged_;  // by the step that is under way
+  std::vector<Outgoing> leaving_;
+  std::int64_t num_frees_delayed_ = 0;
   std::vector<std::pair<TransferId, RequestId>> sent_;
   std::vector<TransferId> freed_;
 };

@@ -45,6 +45,39 @@ TEST(Pair, ends_with_status_one_and_the_broken_rule_when_a_defect_is_planted) {
   }
 }
 
+TEST(Pair, with_a_backend_real_pages_cross_the_network_and_every_one_is_compared) {
+  const std::string path = temporary_path("pair_pages.json");
+  const Outcome outcome =
+      run_lockstep(lossy({"--backend", "simt", "--layers", "2", "--kv-heads", "1", "--head-size",
+                          "16", "--limit", "30", "--json", path}));
+  EXPECT_EQ(outcome.status, 0) << outcome.out << outcome.err;
+  const auto json = nlohmann::json::parse(read_text(path));
+  EXPECT_EQ(json.at("verdict"), "kept");
+  EXPECT_NE(json.at("configuration").at("backend").get<std::string>().find("simt"),
+            std::string::npos);
+  EXPECT_GT(json.at("decode").at("blocks_loaded").get<int>(), 100);
+  EXPECT_GT(json.at("decode").at("pages_checked").get<int>(), 1'000);
+  EXPECT_EQ(outcome.out.find("content ids stand"), std::string::npos) << outcome.out;
+}
+
+TEST(Pair, without_a_backend_says_that_no_byte_of_a_page_was_checked) {
+  const Outcome outcome = run_lockstep(lossy({"--steps", "50"}));
+  EXPECT_NE(outcome.out.find("Not checked:\n  - the bytes of pages"), std::string::npos)
+      << outcome.out;
+}
+
+TEST(Pair, with_a_backend_takes_its_defects_too) {
+  const Outcome outcome = run_lockstep({"pair", kSample, "--backend", "simt", "--layers", "1",
+                                        "--kv-heads", "1", "--head-size", "16", "--limit",
+                                        "10", "--mutant", "load-before-arrival"});
+  EXPECT_EQ(outcome.status, 1) << outcome.out << outcome.err;
+  EXPECT_NE(outcome.out.find("memory.divergence"), std::string::npos) << outcome.out;
+  const Outcome backend = run_lockstep({"pair", kSample, "--backend", "simt", "--layers", "1",
+                                        "--kv-heads", "1", "--head-size", "16", "--limit",
+                                        "10", "--mutant", "copy-unordered", "--streams", "2"});
+  EXPECT_EQ(backend.status, 1) << backend.out << backend.err;
+}
+
 TEST(Pair, is_cut_short_where_the_user_says_so) {
   const Outcome outcome = run_lockstep(lossy({"--steps", "100"}));
   EXPECT_EQ(outcome.status, 0) << outcome.err;

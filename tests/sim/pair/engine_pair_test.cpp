@@ -4,52 +4,14 @@
 
 #include <gtest/gtest.h>
 
-#include "tests/sim/world.h"
+#include "tests/sim/pair/pairs.h"
 
 namespace lockstep {
 namespace {
 
-std::vector<KVCacheGroupSpec> one_group() { return {make_group("a", 1, full_spec())}; }
-std::vector<KVCacheGroupSpec> hybrid() {
-  return {make_group("a", 1, full_spec()), make_group("b", 1, sliding_spec(40))};
-}
-
 // Of several groups: with fewer blocks, a load may evict what the next group has hit (vLLM issue
 // 33775; see the test of it below).
 constexpr std::int64_t kAmple = 1'000;
-
-PairOptions pair_of(std::vector<KVCacheGroupSpec> groups, std::int64_t prefill_blocks,
-                    std::int64_t decode_blocks) {
-  PairOptions options;
-  options.prefill = make_world(groups, prefill_blocks);
-  options.decode = make_world(std::move(groups), decode_blocks);
-  for (LockstepConfig* config : {&options.prefill, &options.decode}) {
-    config->engine.engine = "vllm-0.22.1";
-    config->engine.scheduler_reserve_full_isl = true;
-  }
-  return options;
-}
-
-NetworkOptions worst(std::uint64_t seed) {
-  return {.seed = seed,
-          .loss_percent = 10,
-          .duplicate_percent = 10,
-          .damage_percent = 5,
-          .straggler_percent = 10,
-          .straggler_ns = 100'000'000,
-          .dead_percent = 10,
-          .slow_percent = 10};
-}
-
-// A tight lease and few tries: blocks are lost for good, and held ones given up, now and then.
-constexpr TransferTimes kHasty{.retry_ns = 5'000'000, .retries_max = 3, .lease_ns = 400'000'000};
-
-PairReport run(const PairOptions& options, const Trace& trace) {
-  const auto client = make_trace_workload(trace_reader_of(trace), {.step_time = {}, .seed = 3});
-  auto report = run_pair(options, *client);
-  EXPECT_TRUE(report.has_value()) << report.error().message;
-  return report.value_or(PairReport{});
-}
 
 void add(TransferCounts& sum, const TransferCounts& counts) {
   sum.reads_again += counts.reads_again;
@@ -77,9 +39,9 @@ Sum run_seeds(const PairOptions& base, std::uint64_t num_seeds) {
   Sum sum;
   for (std::uint64_t seed = 1; seed <= num_seeds; ++seed) {
     PairOptions options = base;
-    options.network = worst(seed);
-    options.times = kHasty;
-    const PairReport report = run(options, make_traffic(seed, 30));
+    options.network = worst_network(seed);
+    options.times = hasty();
+    const PairReport report = run_to_end(options, make_traffic(seed, 30));
     EXPECT_EQ(report.verdict, PairVerdict::kept)
         << "seed " << seed << ": " << (report.finding ? report.finding->what : "liveness");
     EXPECT_EQ(report.finished_requests + report.aborted_requests + report.refused_requests,
@@ -110,7 +72,9 @@ void expect_all_classes(const Sum& sum) {
 }
 
 TEST(EnginePair, over_a_sound_network_every_request_is_prefilled_once_and_loaded_once) {
-  const PairReport report = run(pair_of(one_group(), 60, 60), make_traffic(5, 60));
+  PairOptions options = pair_of(one_group(), 60, 60);
+  options.times.retry_ns = 100'000'000;  // a read waits for the step under way, and for its own
+  const PairReport report = run_to_end(options, make_traffic(5, 60));
   EXPECT_EQ(report.verdict, PairVerdict::kept) << report.finding->what;
   EXPECT_EQ(report.finished_requests + report.aborted_requests, report.requests);
   EXPECT_GT(report.transfers.loads, 20);
@@ -150,7 +114,7 @@ TEST(EnginePair, a_prompt_that_is_there_already_is_not_loaded_again_and_its_bloc
     request.spec.prompt = {};
     request.spec.prompt.append({TokenRun::Kind::seeded, 5, 0, 65});  // 4 blocks and the last token
   }
-  const PairReport report = run(pair_of(hybrid(), kAmple, kAmple), trace);
+  const PairReport report = run_to_end(pair_of(hybrid(), kAmple, kAmple), trace);
   EXPECT_EQ(report.verdict, PairVerdict::kept);
   EXPECT_EQ(report.transfers.loads, 1);
   EXPECT_EQ(report.transfers.full_hits, 1);
@@ -163,9 +127,9 @@ TEST(EnginePair, in_a_tight_pool_a_load_evicts_what_another_group_has_hit) {
   PairOptions options = pair_of(hybrid(), kAmple, 110);
   std::int64_t num_found = 0;
   for (std::uint64_t seed = 1; seed <= 100; ++seed) {
-    options.network = worst(seed);
-    options.times = kHasty;
-    const PairReport report = run(options, make_traffic(seed, 30));
+    options.network = worst_network(seed);
+    options.times = hasty();
+    const PairReport report = run_to_end(options, make_traffic(seed, 30));
     if (report.verdict != PairVerdict::broken) continue;
     ++num_found;
     EXPECT_EQ(report.finding->check, "memory.computed");
@@ -180,14 +144,14 @@ TEST(EnginePair, over_a_dead_network_everything_is_computed_or_refused_with_a_re
   Trace trace = make_traffic(2, 30);
   for (TraceRecord& record : trace.records)
     if (auto* request = std::get_if<TraceRequest>(&record)) request->abort.reset();
-  const PairReport computed = run(options, trace);
+  const PairReport computed = run_to_end(options, trace);
   EXPECT_EQ(computed.verdict, PairVerdict::kept);
   EXPECT_EQ(computed.finished_requests, computed.requests);
   EXPECT_EQ(computed.blocks_checked, 0);
   EXPECT_GT(computed.transfers.blocks_lost, 10);
 
   options.load_failure_policy = KVLoadFailurePolicy::fail;
-  const PairReport refused = run(options, trace);
+  const PairReport refused = run_to_end(options, trace);
   EXPECT_EQ(refused.verdict, PairVerdict::kept);
   EXPECT_GT(refused.refused_requests, 20);
   ASSERT_FALSE(refused.refused.empty());
@@ -197,8 +161,8 @@ TEST(EnginePair, over_a_dead_network_everything_is_computed_or_refused_with_a_re
 TEST(EnginePair, the_same_options_do_the_same_to_the_last_packet) {
   PairOptions options = pair_of(hybrid(), kAmple, kAmple);
   const auto once = [&](std::uint64_t seed) {
-    options.network = worst(seed);
-    return run(options, make_traffic(7, 40));
+    options.network = worst_network(seed);
+    return run_to_end(options, make_traffic(7, 40));
   };
   const PairReport first = once(1);
   const PairReport again = once(1);
@@ -216,7 +180,7 @@ TEST(EnginePair, a_decode_pool_too_small_for_two_half_loaded_requests_waits_for_
   options.network.delay_ns_max = 30'000'000;
   std::int64_t num_stuck = 0;
   for (std::uint64_t seed = 1; seed <= 20; ++seed) {
-    const PairReport report = run(options, make_traffic(seed, 40));
+    const PairReport report = run_to_end(options, make_traffic(seed, 40));
     ASSERT_NE(report.verdict, PairVerdict::broken) << report.finding->what;
     if (report.verdict != PairVerdict::liveness) continue;
     ++num_stuck;
@@ -246,9 +210,9 @@ TEST(EnginePair, refuses_what_it_does_not_model_in_one_sentence) {
 // What issue and README promise. Without a backend, a hundred thousand steps are seconds.
 TEST(EnginePairSlow, a_hundred_thousand_steps_over_a_lossy_network_lose_nothing) {
   PairOptions options = pair_of(one_group(), 80, 80);
-  options.network = worst(11);
-  options.times = kHasty;
-  const PairReport report = run(options, make_traffic(11, 26'000));
+  options.network = worst_network(11);
+  options.times = hasty();
+  const PairReport report = run_to_end(options, make_traffic(11, 26'000));
   EXPECT_EQ(report.verdict, PairVerdict::kept)
       << (report.finding ? report.finding->what : "liveness");
   EXPECT_GE(report.steps(), 100'000);

@@ -8,6 +8,7 @@
 #include <algorithm>
 
 #include "sim/pair/transfer_message.h"
+#include "tests/sim/pair/pairs.h"
 
 namespace lockstep {
 namespace {
@@ -48,15 +49,12 @@ Journal send_all(const NetworkOptions& options, std::int64_t num_packets, std::i
   return journal;
 }
 
+// Faults that come and go within a test's microseconds.
 NetworkOptions lossy(std::uint64_t seed) {
-  return {.seed = seed,
-          .loss_percent = 10,
-          .duplicate_percent = 10,
-          .damage_percent = 10,
-          .straggler_percent = 10,
-          .period_ns = 1'000'000,
-          .dead_percent = 10,
-          .slow_percent = 10};
+  NetworkOptions options = worst_network(seed);
+  options.period_ns = 1'000'000;
+  options.straggler_ns = 5'000'000;
+  return options;
 }
 
 TEST(Network, without_faults_everything_arrives_once_within_its_delay) {

@@ -1,0 +1,97 @@
+// Real pages between two engines: what the prefill engine's kernels have written is stored, sent
+// and loaded, and the decode engine's memory model agrees with every byte of it.
+#include <gtest/gtest.h>
+
+#include "tests/sim/pair/pairs.h"
+
+namespace lockstep {
+namespace {
+
+std::string what_of(const PairReport& report) {
+  return report.finding ? report.finding->check + ": " + report.finding->what : "no finding";
+}
+
+TEST(PagePair, whatever_the_network_does_every_page_of_both_engines_is_what_the_model_says) {
+  std::int64_t finished = 0, leases = 0, lost = 0;
+  for (const auto& groups : {one_group(), hybrid()})
+    for (std::uint64_t seed = 1; seed <= 4; ++seed) {
+      PairOptions options = pair_of(groups, 60, groups.size() > 1 ? 400 : 60);
+      options.network = worst_network(seed);
+      options.times = hasty();
+      options.staging_blocks = 3;
+      const PairReport report = run_with_pages(options, make_traffic(seed, 30));
+      EXPECT_EQ(report.verdict, PairVerdict::kept) << "seed " << seed << ": " << what_of(report);
+      EXPECT_EQ(report.ended(), report.requests);
+      EXPECT_GT(report.blocks_checked, 10);
+      EXPECT_GT(report.prefill.blocks_stored, 10);
+      EXPECT_GT(report.decode.blocks_loaded, 10);
+      EXPECT_GT(report.decode.bytes_checked, 1'000'000);
+      finished += report.finished_requests;
+      leases += report.transfers.leases_expired;
+      lost += report.transfers.blocks_lost;
+    }
+  EXPECT_GT(finished, 100);
+  EXPECT_GT(leases, 0);
+  EXPECT_GT(lost, 0);
+}
+
+TEST(PagePair, with_pages_the_run_is_the_one_without_but_for_the_bytes) {
+  PairOptions options = pair_of(one_group(), 60, 60);
+  options.network = worst_network(5);
+  options.staging_blocks = 2;
+  const PairReport without = run_to_end(options, make_traffic(5, 20));
+  const PairReport with = run_with_pages(options, make_traffic(5, 20));
+  ASSERT_EQ(with.verdict, PairVerdict::kept) << what_of(with);
+  EXPECT_EQ(with.network, without.network);
+  EXPECT_EQ(with.transfers, without.transfers);
+  EXPECT_EQ(with.simulated_ns, without.simulated_ns);
+  EXPECT_EQ(with.steps(), without.steps());
+  EXPECT_EQ(with.decode.blocks_loaded, without.decode.blocks_loaded);
+}
+
+TEST(PagePair, a_block_that_only_a_part_of_is_computed_brings_the_rest_along_and_nobody_reads_it) {
+  Trace trace = make_traffic(1, 1);
+  auto& request = std::get<TraceRequest>(trace.records[0]);
+  request.abort.reset();
+  request.spec.prompt = {};
+  request.spec.prompt.append({TokenRun::Kind::seeded, 9, 0, 37});  // 5 slots of the third block
+  const PairReport report = run_with_pages(pair_of(one_group(), 60, 60), trace);
+  EXPECT_EQ(report.verdict, PairVerdict::kept) << what_of(report);
+  EXPECT_EQ(report.decode.blocks_loaded, 3);
+  EXPECT_EQ(report.finished_requests, 1);
+}
+
+// Content ids know nothing of when bytes are copied.
+TEST(PagePair, copies_that_come_too_early_show_in_real_pages_and_nowhere_else) {
+  for (const auto& [defect, check] :
+       {std::pair{TransferDefect::stage_read_early, "transfer.read_content"},
+        std::pair{TransferDefect::load_before_arrival, "memory.divergence"}}) {
+    PairOptions options = pair_of(one_group(), 60, 60);
+    options.defect = defect;
+    EXPECT_EQ(run_to_end(options, make_traffic(5, 10)).verdict, PairVerdict::kept);
+    const PairReport report = run_with_pages(options, make_traffic(5, 10));
+    ASSERT_EQ(report.verdict, PairVerdict::broken) << name_of(defect);
+    EXPECT_EQ(report.finding->check, check) << report.finding->what;
+  }
+}
+
+TEST(PagePair, refuses_engines_that_lay_their_blocks_out_in_two_ways_and_several_ranks) {
+  const auto refusal = [](const PairOptions& options) {
+    const auto client = make_trace_workload(trace_reader_of(make_traffic(1, 1)), {});
+    const auto report = run_pair(options, *client);
+    return report ? std::string("accepted") : report.error().message;
+  };
+  PairOptions options = pair_of(one_group(), 60, 60);
+  PlainBackend prefill(options.prefill.device), decode(options.decode.device);
+  options.prefill_backend = &prefill;
+  options.decode_backend = &decode;
+  EXPECT_NE(refusal(options).find("a host tier of 0 blocks for a staging buffer of 64"),
+            std::string::npos);
+  options.prefill.device.layout = CacheLayout::HND;
+  EXPECT_NE(refusal(options).find("lay their blocks out alike"), std::string::npos);
+  options.decode.device.parallel.pp_size = 2;
+  EXPECT_NE(refusal(options).find("several ranks"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace lockstep
