@@ -33,6 +33,7 @@ Result<void> check_options(const ReplayOptions& options) {
       {!options.report_path.empty(), "--report"},
       {!options.save_dir.empty(), "--save"},
       {!options.cache_events_path.empty(), "--cache-events"},
+      {!options.hidden_states_dir.empty(), "--hidden-states"},
   };
   for (const auto& [is_given, name] : useless)
     if (is_given) return fail(fmt::format("{} means nothing with two engines; leave it out", name));

@@ -10,6 +10,7 @@
 #include "cli/commands.h"
 #include "cli/exit_code.h"
 #include "cli/failing_case.h"
+#include "cli/hidden_state_folder.h"
 #include "cli/progress.h"
 #include "cli/replay_options.h"
 #include "cli/replay_setup.h"
@@ -26,15 +27,23 @@ namespace {
 
 constexpr std::size_t kStuckShown = 5;
 
-// Shows how far the run is, and collects what the prefix cache did.
+// Shows how far the run is, collects what the prefix cache did and leaves hidden states.
 class WatchSteps final : public StepObserver {
  public:
-  WatchSteps(const ReplayOptions& options, const PreparedReplay& prepared)
+  // `folder` may be null.
+  WatchSteps(const ReplayOptions& options, const PreparedReplay& prepared,
+             HiddenStateFolder* folder)
       : workload_(*prepared.workload),
         progress_("replaying", prepared.num_records),
+        folder_(folder),
         collects_(!options.cache_events_path.empty()) {}
 
-  bool is_needed() const { return progress_.shown() || collects_; }
+  bool is_needed() const { return progress_.shown() || collects_ || folder_ != nullptr; }
+  bool extracted(std::span<const HiddenStates> requests) override {
+    if (folder_ != nullptr) written_ = folder_->write(requests);
+    return written_.has_value();
+  }
+  const Result<void>& written() const { return written_; }
   bool finished(const StepView& view) override {
     if (progress_.shown())
       progress_.at(workload_.records_consumed(),
@@ -47,12 +56,15 @@ class WatchSteps final : public StepObserver {
  private:
   const Workload& workload_;
   Progress progress_;
+  HiddenStateFolder* const folder_;
+  Result<void> written_;
   const bool collects_;
   std::string cache_events_;
 };
 
-Result<RunReport> run_with_progress(const ReplayOptions& options, PreparedReplay& prepared) {
-  WatchSteps steps(options, prepared);
+Result<RunReport> run_with_progress(const ReplayOptions& options, PreparedReplay& prepared,
+                                    HiddenStateFolder* folder) {
+  WatchSteps steps(options, prepared, folder);
   std::vector<EngineParts> engines;
   for (const PreparedEngine& engine : prepared.engines) {
     EngineParts& parts = engines.emplace_back();
@@ -67,6 +79,7 @@ Result<RunReport> run_with_progress(const ReplayOptions& options, PreparedReplay
                     : run_lockstep(prepared.config, *engines.front().decisions, *prepared.workload,
                                    std::span<Backend* const>(engines.front().ranks),
                                    engines.front().observer);
+  if (!steps.written()) return tl::unexpected(steps.written().error());
   if (!report || options.cache_events_path.empty()) return report;
   const auto written = write_file_atomically(options.cache_events_path, steps.cache_events());
   if (!written) return tl::unexpected(written.error());
@@ -120,10 +133,10 @@ std::string reproduction_text(const ExpectedVerdict& expected, const RunSummary&
 }
 
 Result<void> leave_result(const ReplayOptions& options, const PreparedReplay& prepared,
-                          const RunReport& report) {
+                          const RunReport& report, const HiddenStateFolder* folder) {
   if (!options.json_path.empty()) {
-    Result<void> written =
-        write_file_atomically(options.json_path, summary_json(options, prepared, report.summary));
+    Result<void> written = write_file_atomically(
+        options.json_path, summary_json(options, prepared, report.summary, folder));
     if (!written) return written;
   }
   if (!options.report_path.empty()) {
@@ -181,16 +194,27 @@ int replay(const ReplayOptions& options) {
   if (Result<void> sound = check_outputs(options); !sound) return refuse(sound.error().message);
   Result<PreparedReplay> prepared = prepare_replay(options);
   if (!prepared) return refuse(prepared.error().message);
+  std::optional<HiddenStateFolder> folder;
+  if (!options.hidden_states_dir.empty()) {
+    folder.emplace(options.hidden_states_dir);
+    const bool has_backend = !prepared->engines.front().ranks.empty();
+    if (auto sound = folder->check(prepared->config, has_backend); !sound)
+      return refuse(sound.error().message);
+  }
   fmt::print("{} ({})\n{}\n", options.file, name_of(prepared->format),
              configuration_text(*prepared));
   std::fflush(stdout);
 
-  Result<RunReport> report = run_with_progress(options, *prepared);
+  Result<RunReport> report = run_with_progress(options, *prepared, folder ? &*folder : nullptr);
   if (!report) return refuse(report.error().message);
+  if (folder)
+    fmt::print("Hidden states: {} in {} ({})\n\n", counted(folder->num_files(), "file"),
+               options.hidden_states_dir, size_text(folder->num_bytes()));
   const RunSummary& summary = report->summary;
   const std::string missed = missed_totals(*prepared, summary);
   fmt::print("{}{}", faults_text(*prepared, summary), summary_text(summary));
-  if (Result<void> left = leave_result(options, *prepared, *report); !left) {
+  if (Result<void> left = leave_result(options, *prepared, *report, folder ? &*folder : nullptr);
+      !left) {
     return refuse(left.error().message);
   }
   fmt::print("\n{}", verdict_text(summary));

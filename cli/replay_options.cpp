@@ -197,6 +197,12 @@ void declare_replay_options(CLI::App& command, ReplayOptions& o) {
   command.add_option("--report", o.report_path, "one HTML page that draws the run")->group(group);
   command.add_option("--json", o.json_path, "the result as JSON")->group(group);
   command
+      .add_option("--hidden-states", o.hidden_states_dir,
+                  "a folder for the hidden states of finished requests, a file each, whole as soon "
+                  "as it is there (docs/formats.md)")
+      ->type_name("DIR")
+      ->group(group);
+  command
       .add_option("--cache-events", o.cache_events_path,
                   "JSON lines: blocks stored in and removed from the prefix cache, step by step")
       ->group(group);

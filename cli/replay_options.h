@@ -46,7 +46,7 @@ struct ReplayOptions {
   std::optional<std::int64_t> step_base_ns, step_per_token_ns;
 
   // What it leaves behind; empty: nothing.
-  std::string report_path, json_path, save_dir, cache_events_path;
+  std::string report_path, json_path, save_dir, cache_events_path, hidden_states_dir;
   bool shrink = false;  // what is saved, beside it
 
   // The first option given that a model, a recording, or a saved case says for itself; empty: none.

@@ -145,7 +145,9 @@ std::string summary_text(const RunSummary& s) {
       row("", with_commas(s.host_blocks_checked),
           fmt::format("host blocks ({})", size_text(s.host_bytes_checked)));
     if (s.rows_extracted > 0)
-      row("", with_commas(s.rows_extracted), "hidden states of finished requests");
+      row("", with_commas(s.rows_extracted),
+          fmt::format("hidden states of finished requests, in {} that a trainer saw whole",
+                      counted(s.hidden_files_seen, "file")));
     if (s.union_rows_checked > 0)
       row("", with_commas(s.union_rows_checked), "rows of the whole model found among the ranks");
   }
@@ -201,7 +203,7 @@ std::string missed_totals(const PreparedReplay& prepared, const RunSummary& summ
 }
 
 std::string summary_json(const ReplayOptions& options, const PreparedReplay& prepared,
-                         const RunSummary& summary) {
+                         const RunSummary& summary, const HiddenStateFolder* folder) {
   using Json = nlohmann::ordered_json;
   const EngineConfig& engine = prepared.config.engine;
   const BackendConfig& device = prepared.config.device;
@@ -233,6 +235,10 @@ std::string summary_json(const ReplayOptions& options, const PreparedReplay& pre
       {"connector", name_of(prepared.config.connector.kind)},
       {"num_host_blocks", device.num_host_blocks},
   };
+  if (folder != nullptr)
+    json["hidden_states"] = {{"folder", options.hidden_states_dir},
+                             {"files", folder->num_files()},
+                             {"bytes", folder->num_bytes()}};
   if (prepared.totals) {
     json["recorded_totals"] = {{"steps", prepared.totals->steps},
                                {"scheduled_tokens", prepared.totals->scheduled_tokens},

@@ -3,6 +3,7 @@
 
 #include <string>
 
+#include "cli/hidden_state_folder.h"
 #include "cli/replay_options.h"
 #include "cli/replay_setup.h"
 #include "sim/lockstep.h"
@@ -21,8 +22,8 @@ std::string faults_text(const PreparedReplay& prepared, const RunSummary& summar
 // Where the run missed the totals of its benchmark file; empty: nowhere, or there are none.
 std::string missed_totals(const PreparedReplay& prepared, const RunSummary& summary);
 
-// The summary's JSON with `file` and `configuration` put in front.
+// The summary's JSON with `file` and `configuration` put in front. `folder` may be null.
 std::string summary_json(const ReplayOptions& options, const PreparedReplay& prepared,
-                         const RunSummary& summary);
+                         const RunSummary& summary, const HiddenStateFolder* folder);
 
 }  // namespace lockstep

@@ -48,6 +48,9 @@ constexpr std::array kReasons = std::to_array<Reason>({
     {"extraction",
      "Hidden states that are read out of the cache must be those of the request's own tokens, all "
      "of them and nothing else."},
+    {"hidden_file",
+     "A trainer that can see the file of a request's hidden states must find all of them in it, "
+     "whenever it looks."},
     {"page_untouched",
      "A page that no step wrote must stay as it was: whatever changed it wrote out of its place."},
     {"collective",

@@ -7,7 +7,8 @@
 // 3. `caught_by` are the checks that may find it first; another one would be a surprise, and is
 //    told as one.
 //
-// Not here: the switches (reference/scheduler_defect.h, sim/ranks/dp_step.h, cuda_backend/defect.h,
+// Not here: the switches (reference/scheduler_defect.h, sim/ranks/dp_step.h,
+// sim/hidden_states/hidden_state_defect.h, cuda_backend/defect.h,
 // view_defects.h, views_capacity.h, sim/pair/transfer_protocol.h, multi_connector.h,
 // offload_connector.h), which the catalogue knows by name.
 #pragma once

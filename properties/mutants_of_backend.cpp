@@ -81,6 +81,15 @@ std::vector<Mutant> row_mutants() {
        .exposed_by = "a request with hidden states that ends",
        .caught_by = {kExtraction},
        .bias = on_device({full_attention, hidden_state, several_groups}, {two_block_pool})},
+      {.id = "hidden-save-race",
+       .site = kBackend,
+       .source = "vllm 37374",
+       .mechanism =
+           "the file of a request's hidden states is written under the name that a trainer "
+           "looks for: it can be seen before it is whole",
+       .exposed_by = "a request with hidden states that ends, and a trainer that looks meanwhile",
+       .caught_by = {"hidden_file"},
+       .bias = on_device({full_attention, hidden_state, several_groups}, {two_block_pool})},
   };
 }
 

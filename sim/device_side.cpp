@@ -9,7 +9,8 @@
 #include "reference/rank_plan.h"
 #include "sim/comparer.h"
 #include "sim/connectors/transfer_step.h"
-#include "sim/hidden_state_extraction.h"
+#include "sim/hidden_states/hidden_state_extraction.h"
+#include "sim/hidden_states/watched_files.h"
 #include "sim/model_step.h"
 #include "sim/probe_planner.h"
 #include "sim/program_builder.h"
@@ -20,7 +21,8 @@
 namespace lockstep {
 namespace {
 
-class LockstepDevice final : public DeviceSide {
+// One rank.
+class LockstepDevice final {
  public:
   LockstepDevice(const LockstepConfig& config, MemoryModel model, Backend& backend,
                  RunSummary& summary)
@@ -38,26 +40,22 @@ class LockstepDevice final : public DeviceSide {
                   summary_),
         extraction_(model_, worker_) {}
 
-  void add_request(RequestId id, const RequestSpec& spec) override {
-    worker_.add_request(id, spec);
-  }
-  void append_sampled(RequestId id, std::span<const std::int32_t> tokens) override {
+  void add_request(RequestId id, const RequestSpec& spec) { worker_.add_request(id, spec); }
+  void append_sampled(RequestId id, std::span<const std::int32_t> tokens) {
     if (tokens.empty()) return;
     builder_.settle_states(id, std::ssize(tokens));
     worker_.append_sampled(id, tokens);
   }
 
-  void drop_sampled(RequestId id, std::int64_t num_tokens) override {
-    worker_.drop_sampled(id, num_tokens);
-  }
-  void release(std::span<const HeldRequest> held) override { builder_.release(held); }
+  void drop_sampled(RequestId id, std::int64_t num_tokens) { worker_.drop_sampled(id, num_tokens); }
+  void release(std::span<const HeldRequest> held) { builder_.release(held); }
 
   Result<std::optional<Divergence>> run_step(const SchedulerOutput& decision,
                                              const StepTransfers& transfers,
-                                             std::int32_t padded_tokens,
-                                             StateHashChain& chain) override;
-  Result<std::optional<Divergence>> extract(std::span<const StoppedRequest> stopped) override;
-  Result<std::optional<Divergence>> finish(bool agreed) override;
+                                             std::int32_t padded_tokens, StateHashChain& chain);
+  Result<std::optional<Divergence>> extract(std::span<const StoppedRequest> stopped);
+  std::span<const HiddenStates> extracted() const { return extracted_; }
+  Result<std::optional<Divergence>> finish(bool agreed);
 
   const MemoryModel& model() const { return model_; }
   Backend& backend() const { return backend_; }
@@ -78,6 +76,7 @@ class LockstepDevice final : public DeviceSide {
   ProbePlanner planner_;
   Comparer comparer_;
   HiddenStateExtraction extraction_;
+  std::vector<HiddenStates> extracted_;
   StepProgram program_;
   StepExpectation expected_;
   StepReadback readback_;
@@ -124,12 +123,14 @@ std::optional<Divergence> LockstepDevice::check_hits(const SchedulerOutput& deci
 Result<std::optional<Divergence>> LockstepDevice::extract(std::span<const StoppedRequest> stopped) {
   extraction_.begin(program_.step);
   for (const StoppedRequest& request : stopped) extraction_.add(request.id);
+  extracted_.clear();
   if (extraction_.program().extractions.empty()) return std::optional<Divergence>();
   Stopwatch watch;
   if (auto done = backend_.execute(extraction_.program(), readback_); !done)
     return tl::unexpected(done.error());
   summary_.seconds.execute += watch.lap();
   auto found = extraction_.compare(readback_);
+  if (found && !*found) extracted_ = extraction_.states(readback_);
   summary_.seconds.compare += watch.lap();
   return found;
 }
@@ -183,11 +184,15 @@ void LockstepDevice::say_what_was_not_checked(bool agreed) {
 }
 
 // All ranks, one after the other: each has its own backend and memory, all follow the same
-// decisions. What they hold together is looked at beside.
+// decisions. What they hold together is looked at beside, and so are the files of hidden states that
+// one rank holds alone.
 class AllRanks final : public DeviceSide {
  public:
-  AllRanks(const BackendConfig& device, RunSummary& summary)
-      : device_(device), summary_(summary), together_(device) {}
+  AllRanks(const LockstepConfig& config, RunSummary& summary)
+      : device_(config.device),
+        summary_(summary),
+        together_(config.device),
+        files_(config.device.seed, config.hidden_state_defect) {}
 
   void add(std::unique_ptr<LockstepDevice> rank) {
     together_.add_rank(rank->model(), rank->backend());
@@ -210,18 +215,36 @@ class AllRanks final : public DeviceSide {
                                              const StepTransfers& transfers,
                                              std::int32_t padded_tokens,
                                              StateHashChain& chain) override {
-    auto found = first_found(
-        [&](DeviceSide& rank) { return rank.run_step(decision, transfers, padded_tokens, chain); });
+    auto found = first_found([&](LockstepDevice& rank) {
+      return rank.run_step(decision, transfers, padded_tokens, chain);
+    });
     if (!found || *found || ranks_.size() == 1) return found;
     together_.apply(ranks_.front()->program());
     return together_.check_next();
   }
-  Result<std::optional<Divergence>> extract(std::span<const StoppedRequest> stopped) override {
-    return first_found([&](DeviceSide& rank) { return rank.extract(stopped); });
+  Result<std::optional<Divergence>> extract(std::span<const StoppedRequest> stopped,
+                                            std::int64_t now_ns) override {
+    auto found = first_found([&](LockstepDevice& rank) { return rank.extract(stopped); });
+    if (!found || *found) return found;
+    if (auto seen = files_.look(now_ns)) return seen;
+    for (const HiddenStates& states : extracted())
+      files_.save(now_ns, ranks_.front()->program().step, states);
+    return found;
+  }
+  std::span<const HiddenStates> extracted() const override {
+    if (ranks_.size() > 1) return {};
+    return ranks_.front()->extracted();
   }
   Result<std::optional<Divergence>> finish(bool agreed) override {
-    auto found = first_found([&](DeviceSide& rank) { return rank.finish(agreed); });
-    if (!found || *found || ranks_.size() == 1 || !agreed) return found;
+    auto found = first_found([&](LockstepDevice& rank) { return rank.finish(agreed); });
+    if (!found || *found || !agreed) return found;
+    if (auto seen = files_.finish()) return seen;
+    summary_.hidden_files_seen += files_.num_seen();
+    if (ranks_.size() == 1) return found;
+    if (summary_.rows_extracted > 0)
+      summary_.not_checked.push_back(
+          "files of hidden states: every rank reads its own part out of the cache, and none is "
+          "whole");
     found = together_.check_all();
     summary_.union_rows_checked += together_.rows_checked();
     if (together_.blocks_left_out() > 0)
@@ -256,6 +279,7 @@ class AllRanks final : public DeviceSide {
   const BackendConfig device_;
   RunSummary& summary_;
   RankUnion together_;
+  WatchedFiles files_;
   std::vector<std::unique_ptr<LockstepDevice>> ranks_;
 };
 
@@ -269,7 +293,7 @@ Result<std::unique_ptr<DeviceSide>> DeviceSide::create(const LockstepConfig& con
   LS_CHECK(std::ssize(ranks) == num_ranks(config.device), "{} backends for {} ranks", ranks.size(),
            num_ranks(config.device));
   if (auto sound = check_ranks(config.device); !sound) return tl::unexpected(sound.error());
-  auto all = std::make_unique<AllRanks>(config.device, summary);
+  auto all = std::make_unique<AllRanks>(config, summary);
   for (std::size_t rank = 0; rank < ranks.size(); ++rank) {
     LockstepConfig own = config;
     own.device = device_of_rank(config.device, static_cast<std::int32_t>(rank));

@@ -11,6 +11,7 @@
 #include "reference/scheduler_types.h"
 #include "sim/connectors/step_transfers.h"
 #include "sim/divergence.h"
+#include "sim/hidden_states/hidden_states.h"
 #include "sim/lockstep.h"
 #include "sim/state_hash.h"
 
@@ -39,8 +40,11 @@ class DeviceSide {
   // After the step's output: who has finished and still keeps its blocks.
   virtual void release(std::span<const HeldRequest> held) = 0;
   // Reads the hidden states of requests that the step's output has ended, whole, before their
-  // blocks can be given to others.
-  virtual Result<std::optional<Divergence>> extract(std::span<const StoppedRequest> stopped) = 0;
+  // blocks can be given to others; and what a trainer has seen of those read before, up to now_ns.
+  virtual Result<std::optional<Divergence>> extract(std::span<const StoppedRequest> stopped,
+                                                    std::int64_t now_ns) = 0;
+  // By the last call. Nothing where several ranks hold a part each.
+  virtual std::span<const HiddenStates> extracted() const = 0;
   // After the last step: every page; then the sentences on what was not checked.
   virtual Result<std::optional<Divergence>> finish(bool agreed) = 0;
 };

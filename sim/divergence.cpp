@@ -79,6 +79,8 @@ std::string_view name_of(Phase phase) {
       return "state_output";
     case Phase::extraction:
       return "extraction";
+    case Phase::hidden_file:
+      return "hidden_file";
     case Phase::page_untouched:
       return "page_untouched";
     case Phase::page_final:

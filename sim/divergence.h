@@ -26,6 +26,7 @@ enum class Phase : std::uint8_t {
   attention_output,
   state_output,    // what a convolution or recurrence of real numbers gave out
   extraction,      // hidden states of a finished request, read out of the cache
+  hidden_file,     // the same in a file, as a trainer sees it
   page_untouched,  // a page that nothing should have written, in rotation
   page_final,      // the same, after the last step
   collective,      // data parallel ranks that call what does not meet

@@ -193,9 +193,12 @@ Result<bool> Run::execute(std::int32_t padded_tokens) {
   std::int64_t output_of_step = -1;
   const auto stopped = process_output(scheduled, output_of_step);
   if (device_ != nullptr) {
-    auto found = device_->extract(stopped);
+    auto found = device_->extract(stopped, workload_.now_ns());
     if (!found) return tl::unexpected(found.error());
     if (*found) return diverged(std::move(**found));
+    const auto extracted = device_->extracted();
+    if (observer_ != nullptr && !extracted.empty() && !observer_->extracted(extracted))
+      return false;
   }
   if (device_ != nullptr && workload_.transfers() != nullptr) device_->release(decisions_.held());
   hash_stopped(stopped);

@@ -22,6 +22,8 @@
 #include "sim/backend.h"
 #include "sim/connectors/connect.h"
 #include "sim/decision_source.h"
+#include "sim/hidden_states/hidden_state_defect.h"
+#include "sim/hidden_states/hidden_states.h"
 #include "sim/ranks/dp_step.h"
 #include "sim/report/timeline.h"
 #include "sim/result.h"
@@ -43,6 +45,7 @@ struct LockstepConfig {
   SchedulerDefect scheduler_defect = SchedulerDefect::none;  // planted in whoever decides
   ConnectorConfig connector;          // what a workload that has none of its own is given
   DataParallelOptions data_parallel;  // several engines: sim/ranks/data_parallel.h runs them
+  HiddenStateDefect hidden_state_defect = HiddenStateDefect::none;  // planted in their files
   CheckBudget budget;
   std::int64_t steps_max = 0;  // stop after so many; 0: no limit
   bool draw = false;           // collect a timeline
@@ -89,6 +92,8 @@ class StepObserver {
   // False ends the run (the verdict stays what it is).
   virtual bool decided(const StepView&) { return true; }
   virtual bool finished(const StepView&) { return true; }
+  // Before `finished`: hidden states of requests that the step's output has ended, compared.
+  virtual bool extracted(std::span<const HiddenStates>) { return true; }
 };
 
 struct RunReport {

@@ -60,6 +60,7 @@ nlohmann::ordered_json json_of(const RunSummary& summary) {
   json["state_numbers_checked"] = summary.state_numbers_checked;
   json["state_outputs_checked"] = summary.state_outputs_checked;
   json["rows_extracted"] = summary.rows_extracted;
+  json["hidden_files_seen"] = summary.hidden_files_seen;
   json["union_rows_checked"] = summary.union_rows_checked;
   json["idle_rank_steps"] = summary.idle_rank_steps;
   json["collectives_checked"] = summary.collectives_checked;

@@ -79,6 +79,7 @@ struct RunSummary {
   std::int64_t state_numbers_checked = 0;  // of states of real numbers, after updates
   std::int64_t state_outputs_checked = 0;  // floats that convolutions and recurrences gave out
   std::int64_t rows_extracted = 0;         // hidden states of finished requests, compared
+  std::int64_t hidden_files_seen = 0;      // of those, on a simulated disk, whole
   std::int64_t union_rows_checked = 0;     // rows of all ranks together, found on the right number
   std::int64_t idle_rank_steps = 0;        // of data parallel ranks without work of their own
   std::int64_t collectives_checked = 0;    // calls of data parallel ranks, put side by side

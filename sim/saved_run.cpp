@@ -198,6 +198,8 @@ std::string mutant_of(const LockstepConfig& config) {
     return std::string(name_of(config.scheduler_defect));
   if (config.data_parallel.defect != DataParallelDefect::none)
     return std::string(name_of(config.data_parallel.defect));
+  if (config.hidden_state_defect != HiddenStateDefect::none)
+    return std::string(name_of(config.hidden_state_defect));
   return config.device.mutant;
 }
 
@@ -208,6 +210,8 @@ void plant(LockstepConfig& config, const std::string& mutant) {
     config.connector.defect = *planted;
   else if (const auto of_ranks = data_parallel_defect_from_name(mutant))
     config.data_parallel.defect = *of_ranks;
+  else if (const auto of_files = hidden_state_defect_from_name(mutant))
+    config.hidden_state_defect = *of_files;
   else
     config.device.mutant = mutant;
 }

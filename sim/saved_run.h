@@ -28,7 +28,8 @@ void keep_records(Trace& trace, std::int64_t count);
 
 LockstepConfig config_of(const SavedCase& saved);
 // Plants the defect of that name where it belongs: in the scheduler, in the connector, in data
-// parallel ranks, or else in the backend, which refuses names that it does not know.
+// parallel ranks, in files of hidden states, or else in the backend, which refuses names that it
+// does not know.
 void plant(LockstepConfig& config, const std::string& mutant);
 // The name of what is planted; empty: nothing.
 std::string mutant_of(const LockstepConfig& config);

@@ -111,7 +111,7 @@ class TransferReceiver final : public KVConnector {
   std::map<RequestId, std::string> asked_;
   Loads loads_;
   std::map<TransferId, Release> releases_;
-  std::vector<RequestId> received_;   // with nothing left to load
+  std::vector<RequestId> received_;           // with nothing left to load
   std::map<RequestId, TransferId> given_up_;  // let go once the load is reported
   std::vector<std::string> failed_;
   std::set<RequestId> cancelled_;  // of `failed_`: not reported yet

@@ -24,6 +24,7 @@
 #include "traces/open_trace.h"
 #include "traces/recording.h"
 #include "traces/request_trace.h"
+#include "traces/safetensors.h"
 #include "traces/saved_case.h"
 
 namespace lockstep {
@@ -143,6 +144,14 @@ void run_fault_plan(Bytes bytes) {
 
 void run_fuzz_report(Bytes bytes) { read_and_write(bytes, read_fuzz_report, fuzz_report_to_json); }
 
+void run_safetensors(Bytes bytes) {
+  const auto tensors = read_safetensors(bytes);
+  if (!tensors) return;
+  const std::vector<std::uint8_t> file = safetensors_file(*tensors);
+  const auto again = read_safetensors(file);
+  LS_CHECK(again && safetensors_file(*again) == file, "written and read it is another file");
+}
+
 void run_scenario(Bytes bytes) {
   ByteChoices choices(bytes);
   GeneratorOptions options;
@@ -219,6 +228,13 @@ std::vector<std::string> fuzz_reports() {
   return {fuzz_report_to_json(fuzz(options)), fuzz_report_to_json({})};
 }
 
+std::vector<std::string> safetensors_files() {
+  const std::vector<std::uint8_t> rows(12, 7);
+  const SafeTensor tensor{.name = "h", .dtype = "BF16", .shape = {3, 2}, .bytes = rows};
+  const auto file = safetensors_file({&tensor, 1});
+  return {std::string(file.begin(), file.end())};
+}
+
 std::vector<std::string> mooncake_files() {
   return {
       "{\"timestamp\": 0, \"input_length\": 1030, \"output_length\": 5, \"hash_ids\": [0, 1, 2]}\n"
@@ -263,6 +279,7 @@ constexpr FuzzTarget kTargets[] = {
     {"fuzz_report", run_fuzz_report, fuzz_reports},
     {"any_trace", run_any_trace, any_traces},
     {"audit", run_audit, recordings},
+    {"safetensors", run_safetensors, safetensors_files},
     {"scenario", run_scenario, scenarios},
 };
 

@@ -75,6 +75,38 @@ TEST(PagePair, copies_that_come_too_early_show_in_real_pages_and_nowhere_else) {
   }
 }
 
+TEST(PagePair, copies_are_ordered_against_compute_by_the_graph_of_their_step_alone) {
+  PairOptions options = pair_of(hybrid(), 60, 400);
+  for (LockstepConfig* config : {&options.prefill, &options.decode}) {
+    config->device.num_streams = 3;
+    config->device.delay_streams = true;
+    config->device.seed = 7;
+  }
+  const PairReport ordered = run_with_pages(options, make_traffic(2, 15));
+  EXPECT_EQ(ordered.verdict, PairVerdict::kept) << what_of(ordered);
+  EXPECT_GT(ordered.decode.blocks_loaded, 10);
+  for (LockstepConfig* config : {&options.prefill, &options.decode})
+    config->device.mutant = "copy-unordered";
+  const PairReport unordered = run_with_pages(options, make_traffic(2, 15));
+  ASSERT_EQ(unordered.verdict, PairVerdict::broken);
+  EXPECT_EQ(unordered.finding->check, "memory.divergence") << unordered.finding->what;
+}
+
+TEST(PagePair, latents_and_numbers_of_eight_bits_cross_as_any_bytes_do) {
+  KVCacheSpec latent = full_spec();
+  latent.kind = CacheKind::mla;
+  latent.num_kv_heads = 1;
+  latent.head_size = 24;
+  for (const KVCacheSpec& spec : {latent, full_spec(16, DType::fp8_e4m3)}) {
+    PairOptions options = pair_of({make_group("a", 2, spec)}, 60, 60);
+    for (LockstepConfig* config : {&options.prefill, &options.decode})
+      if (spec.dtype == DType::fp8_e4m3) config->device.numbers = Numbers::real;
+    const PairReport report = run_with_pages(options, make_traffic(4, 15));
+    EXPECT_EQ(report.verdict, PairVerdict::kept) << what_of(report);
+    EXPECT_GT(report.decode.blocks_loaded, 10);
+  }
+}
+
 TEST(PagePair, refuses_engines_that_lay_their_blocks_out_in_two_ways_and_several_ranks) {
   const auto refusal = [](const PairOptions& options) {
     const auto client = make_trace_workload(trace_reader_of(make_traffic(1, 1)), {});

@@ -1,4 +1,4 @@
-#include "sim/pair/whole_files.h"
+#include "sim/hidden_states/whole_files.h"
 
 #include <fmt/core.h>
 
@@ -16,9 +16,9 @@ void WholeFiles::put(std::int64_t now_ns, const std::string& name,
   write(now_ns, {.name = name, .aside = {}, .bytes = std::move(bytes)});
 }
 
-// Aside, under a name that was never used: what a failed write has left is nobody's.
+// Aside, under a name that was never used.
 void WholeFiles::write(std::int64_t now_ns, Put put) {
-  put.aside = fmt::format("{}{}{}", put.name, kAside, num_asides_++);
+  put.aside = writes_in_place_ ? put.name : fmt::format("{}{}{}", put.name, kAside, num_asides_++);
   put.is_written = false;
   ++put.tries;
   const DiskTicket ticket = disk_.write(now_ns, put.aside, put.bytes);
@@ -32,18 +32,23 @@ std::vector<WholeFiles::Outcome> WholeFiles::take_outcomes(std::int64_t now_ns) 
     LS_CHECK(!node.empty(), "ticket {} is another's",
              static_cast<std::uint64_t>(completion->ticket));
     Put put = std::move(node.mapped());
-    if (completion->is_done && put.is_written) {
+    if (completion->is_done && (put.is_written || writes_in_place_)) {
       outcomes.push_back({put.name, true});
-    } else if (completion->is_done) {
+      continue;
+    }
+    if (completion->is_done) {
       put.is_written = true;
       const DiskTicket ticket = disk_.rename(now_ns, put.aside, put.name);
       under_way_.emplace(ticket, std::move(put));
-    } else if (put.tries >= tries_max_) {
-      outcomes.push_back({put.name, false});
-    } else {
-      ++num_retries_;
-      write(now_ns, std::move(put));
+      continue;
     }
+    disk_.remove(put.aside);
+    if (put.tries >= tries_max_) {
+      outcomes.push_back({put.name, false});
+      continue;
+    }
+    ++num_retries_;
+    write(now_ns, std::move(put));
   }
   return outcomes;
 }

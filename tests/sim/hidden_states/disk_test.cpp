@@ -1,13 +1,13 @@
 // A disk that fails and shows files while they are written, and files on it that are seen whole or
 // not at all.
-#include "sim/pair/disk.h"
+#include "sim/hidden_states/disk.h"
 
 #include <gtest/gtest.h>
 #include <rapidcheck.h>
 
 #include <set>
 
-#include "sim/pair/whole_files.h"
+#include "sim/hidden_states/whole_files.h"
 
 namespace lockstep {
 namespace {

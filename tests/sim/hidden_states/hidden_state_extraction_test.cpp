@@ -1,6 +1,6 @@
 // The hidden states of every finished request come out of the cache whole: padded pages, blocks of
 // another size than attention's, prompts in chunks, prefix hits and preemption in between.
-#include "sim/hidden_state_extraction.h"
+#include "sim/hidden_states/hidden_state_extraction.h"
 
 #include <gtest/gtest.h>
 

@@ -6,7 +6,8 @@
 //     from 0 to the one before the last sampled.
 // (2) It is read after the step that ends it, when its blocks are free and nobody has them yet.
 //
-// Not here: aborted requests, whose hidden states nobody asks for; the way to a file.
+// Not here: aborted requests, whose hidden states nobody asks for; the way to a file
+// (watched_files.h).
 #pragma once
 
 #include <cstdint>
@@ -18,6 +19,7 @@
 #include "reference/result.h"
 #include "sim/backend.h"
 #include "sim/divergence.h"
+#include "sim/hidden_states/hidden_states.h"
 #include "sim/worker.h"
 
 namespace lockstep {
@@ -31,6 +33,8 @@ class HiddenStateExtraction {
   const StepProgram& program() const { return program_; }
   // Of the program's readback.
   Result<std::optional<Divergence>> compare(const StepReadback& readback);
+  // What was read, request by request. REQUIRES: it has compared equal.
+  std::vector<HiddenStates> states(const StepReadback& readback);
 
   std::int64_t rows_compared() const { return rows_compared_; }
   // Requests whose end came with the output of a step before the one that preempted them.

@@ -56,6 +56,9 @@ class Disk {
   // `to` is replaced. REQUIRES: `from` exists when it is carried out.
   DiskTicket rename(std::int64_t now_ns, const std::string& from, const std::string& to);
 
+  // At once. REQUIRES: it is there, no write of it is under way, nor a rename.
+  void remove(const std::string& path);
+
   // The next thing that is over by then; none: nothing more.
   std::optional<DiskCompletion> complete(std::int64_t now_ns);
   std::optional<std::int64_t> next_due_ns() const;

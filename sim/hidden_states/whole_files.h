@@ -4,7 +4,7 @@
 // (1) Under a name that was put, read() finds nothing, or all bytes of one put() of that name;
 //     after the last put of a name was reported done, those of that one.
 // (2) Every put is reported once: done, or given up after `tries_max` failures.
-// (3) What was written aside and given up stays there; nobody looks for it.
+// (3) What a try that failed has left aside is removed.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +14,7 @@
 #include <utility>
 #include <vector>
 
-#include "sim/pair/disk.h"
+#include "sim/hidden_states/disk.h"
 
 namespace lockstep {
 
@@ -22,7 +22,9 @@ inline constexpr std::string_view kAside = ".part";  // behind a name, and a num
 
 class WholeFiles {
  public:
-  WholeFiles(Disk& disk, std::int32_t tries_max) : disk_(disk), tries_max_(tries_max) {}
+  // `writes_in_place`: a planted defect, nothing is written aside.
+  WholeFiles(Disk& disk, std::int32_t tries_max, bool writes_in_place = false)
+      : disk_(disk), tries_max_(tries_max), writes_in_place_(writes_in_place) {}
 
   struct Outcome {
     std::string name;
@@ -48,6 +50,7 @@ class WholeFiles {
 
   Disk& disk_;
   const std::int32_t tries_max_;
+  const bool writes_in_place_;
   std::map<DiskTicket, Put> under_way_;
   std::uint64_t num_asides_ = 0;
   std::int64_t num_retries_ = 0;

@@ -1,4 +1,4 @@
-#include "sim/hidden_state_extraction.h"
+#include "sim/hidden_states/hidden_state_extraction.h"
 
 #include <fmt/format.h>
 
@@ -66,6 +66,31 @@ Result<std::optional<Divergence>> HiddenStateExtraction::compare(const StepReadb
     return fail(fmt::format("the backend extracted {} bytes of hidden states, {} were asked for",
                             readback.extracted.size(), at));
   return std::optional<Divergence>();
+}
+
+std::vector<HiddenStates> HiddenStateExtraction::states(const StepReadback& readback) {
+  std::vector<HiddenStates> all;
+  auto at = readback.extracted.begin();
+  for (std::size_t i = 0; i < requests_.size(); ++i) {
+    const RowExtraction& extraction = program_.extractions[i];
+    const ModelLayer& layer = model_.layers()[static_cast<std::size_t>(extraction.layer)];
+    if (extraction.layer == layers_.front()) {
+      const WorkerRequest& request = worker_.at(requests_[i]);
+      HiddenStates& states = all.emplace_back();
+      states.request = request.name;
+      for (std::int64_t token = 0; token < extraction.num_tokens; ++token)
+        states.contents.push_back(request.prefix.content(token));
+    }
+    const std::int64_t num_heads = layer.layout.num_kv_heads;
+    const auto end = at + extraction.num_tokens * num_heads * layer.row_size_bytes;
+    all.back().layers.push_back({.layer = layer.name,
+                                 .dtype = layer.dtype,
+                                 .num_heads = num_heads,
+                                 .row_size_bytes = layer.row_size_bytes,
+                                 .bytes = {at, end}});
+    at = end;
+  }
+  return all;
 }
 
 Divergence HiddenStateExtraction::difference(const RowExtraction& extraction, RequestId id,

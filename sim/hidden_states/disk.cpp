@@ -1,4 +1,4 @@
-#include "sim/pair/disk.h"
+#include "sim/hidden_states/disk.h"
 
 #include <algorithm>
 #include <utility>
@@ -39,6 +39,13 @@ DiskTicket Disk::rename(std::int64_t now_ns, const std::string& from, const std:
   const DiskTicket ticket{num_tickets_++};
   under_way_.emplace(end_ns(now_ns), UnderWay{ticket, is_done, from, to, 0});
   return ticket;
+}
+
+void Disk::remove(const std::string& path) {
+  LS_CHECK(std::ranges::none_of(under_way_,
+                                [&](const auto& entry) { return entry.second.path == path; }),
+           "{} is removed while something is done with it", path);
+  LS_CHECK(files_.erase(path) == 1, "{} is removed and is not there", path);
 }
 
 std::optional<DiskCompletion> Disk::complete(std::int64_t now_ns) {

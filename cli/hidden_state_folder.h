@@ -1,0 +1,36 @@
+// Where `replay --hidden-states DIR` leaves the hidden states of finished requests.
+//
+// (1) A file is there whole or not at all, whoever looks and whenever (traces/atomic_file.h).
+// (2) Every finished request whose hidden states were read has one of its own.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+
+#include "reference/result.h"
+#include "sim/hidden_states/hidden_states.h"
+#include "sim/lockstep.h"
+
+namespace lockstep {
+
+class HiddenStateFolder {
+ public:
+  explicit HiddenStateFolder(std::string path) : path_(std::move(path)) {}
+
+  // Before the run. Refused: a folder that nothing can be written to, a model that keeps no hidden
+  // states, several ranks or engines, no backend to read them from.
+  Result<void> check(const LockstepConfig& config, bool has_backend) const;
+  Result<void> write(std::span<const HiddenStates> requests);
+
+  std::int64_t num_files() const { return num_files_; }
+  std::int64_t num_bytes() const { return num_bytes_; }
+
+ private:
+  const std::string path_;
+  HiddenStateFileNames names_;
+  std::int64_t num_files_ = 0;
+  std::int64_t num_bytes_ = 0;
+};
+
+}  // namespace lockstep

@@ -1,0 +1,57 @@
+// Files of hidden states on a simulated disk, and a trainer that looks for them all the time: they
+// are written while the engine goes on, on a disk that takes its time, fails and tears.
+//
+// (1) A file that the trainer can see is whole, from the first moment on, and holds the rows that
+//     were handed over for its request. Anything else is a finding, of Phase::hidden_file.
+// (2) Every file that was handed over is seen, after the last step at the latest.
+// (3) All this follows from the seed and from the times of the steps.
+//
+// Not simulated: a trainer that lists the folder instead of opening the file that it waits for.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "sim/divergence.h"
+#include "sim/hidden_states/disk.h"
+#include "sim/hidden_states/hidden_state_defect.h"
+#include "sim/hidden_states/hidden_states.h"
+#include "sim/hidden_states/whole_files.h"
+
+namespace lockstep {
+
+class WatchedFiles {
+ public:
+  WatchedFiles(std::uint64_t seed, HiddenStateDefect defect);
+
+  // What a step has ended. Time never goes back, over all calls.
+  void save(std::int64_t now_ns, std::int64_t step, const HiddenStates& states);
+  // What the trainer has seen since the last call, up to this time.
+  std::optional<Divergence> look(std::int64_t now_ns);
+  // Until every file has been seen.
+  std::optional<Divergence> finish();
+
+  std::int64_t num_seen() const { return num_seen_; }
+
+ private:
+  struct Expected {
+    std::string request;
+    std::int64_t step = 0;
+    std::vector<std::uint8_t> bytes;
+  };
+  std::optional<Divergence> look_for_all();
+  static Divergence difference(const std::string& name, const Expected& expected,
+                               std::span<const std::uint8_t> seen);
+
+  Disk disk_;
+  WholeFiles files_;
+  HiddenStateFileNames names_;
+  std::map<std::string, Expected> expected_;  // by file, not seen yet
+  std::int64_t now_ns_ = 0;
+  std::int64_t num_seen_ = 0;
+};
+
+}  // namespace lockstep

@@ -1,0 +1,87 @@
+// Tensors in a file come back as they were written, and a file of which a part is missing, or that
+// says what does not fit, is refused.
+#include "traces/safetensors.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+
+namespace lockstep {
+namespace {
+
+std::vector<std::uint8_t> sample() {
+  static const std::vector<std::uint8_t> rows = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12};
+  static const std::vector<std::uint8_t> ids(24, 0x5A);
+  const SafeTensor tensors[] = {
+      {.name = "layers.0.h", .dtype = "BF16", .shape = {3, 1, 2}, .bytes = rows},
+      {.name = "content_ids", .dtype = "U64", .shape = {3}, .bytes = ids},
+      {.name = "empty", .dtype = "F32", .shape = {0, 4}, .bytes = {}}};
+  return safetensors_file(tensors);
+}
+
+std::vector<std::uint8_t> file_of(std::string_view header, std::size_t data_bytes) {
+  std::vector<std::uint8_t> file(8);
+  for (std::size_t i = 0; i < 8; ++i) file[i] = static_cast<std::uint8_t>(header.size() >> (8 * i));
+  file.insert(file.end(), header.begin(), header.end());
+  file.resize(file.size() + data_bytes);
+  return file;
+}
+
+TEST(Safetensors, what_was_written_is_read_again_and_the_data_begin_on_eight_bytes) {
+  const auto file = sample();
+  const auto tensors = read_safetensors(file);
+  ASSERT_TRUE(tensors) << tensors.error().message;
+  ASSERT_EQ(tensors->size(), 3u);
+  EXPECT_EQ((*tensors)[0].name, "layers.0.h");
+  EXPECT_EQ((*tensors)[0].dtype, "BF16");
+  EXPECT_EQ((*tensors)[0].shape, (std::vector<std::int64_t>{3, 1, 2}));
+  EXPECT_EQ((*tensors)[0].bytes[11], 12);
+  EXPECT_EQ(((*tensors)[0].bytes.data() - file.data()) % 8, 0);
+  EXPECT_EQ((*tensors)[1].bytes.size(), 24u);
+  EXPECT_EQ(safetensors_file(*tensors), file);
+}
+
+TEST(Safetensors, a_file_that_ends_early_is_refused_wherever_it_ends) {
+  const auto file = sample();
+  for (std::size_t size = 0; size < file.size(); ++size)
+    EXPECT_FALSE(read_safetensors(std::span(file).first(size))) << size << " bytes";
+  auto longer = file;
+  longer.push_back(0);
+  EXPECT_EQ(read_safetensors(longer).error().message, "1 bytes behind the last tensor");
+}
+
+TEST(Safetensors, headers_that_do_not_fit_their_bytes_are_refused_with_the_tensor_s_name) {
+  const auto refusal = [](std::string_view header) {
+    const auto read = read_safetensors(file_of(header, 8));
+    return read ? std::string("read") : read.error().message;
+  };
+  EXPECT_EQ(refusal("[]"), "the header is not one JSON object");
+  EXPECT_EQ(
+      refusal(
+          R"({"__metadata__": {}, "a": {"dtype": "U8", "shape": [8], "data_offsets": [0, 8]}})"),
+      "read");
+  EXPECT_NE(refusal(R"({"a": {"dtype": "U8", "shape": [7], "data_offsets": [0, 8]}})")
+                .find("tensor a: 8 bytes for 7 elements"),
+            std::string::npos);
+  EXPECT_NE(refusal(R"({"a": {"dtype": "U8", "shape": [9], "data_offsets": [0, 9]}})")
+                .find("ends at byte 9"),
+            std::string::npos);
+  EXPECT_NE(refusal(R"({"a": {"dtype": "U8", "shape": [-8], "data_offsets": [0, 8]}})")
+                .find("lists of counts"),
+            std::string::npos);
+  EXPECT_NE(refusal(R"({"a": {"dtype": "U8", "shape": [4], "data_offsets": [4, 8]}})")
+                .find("begins at byte 4"),
+            std::string::npos);
+  EXPECT_NE(refusal(R"({"a": {"dtype": "C64", "shape": [1], "data_offsets": [0, 8]}})")
+                .find("tensor a: of C64"),
+            std::string::npos);
+  EXPECT_NE(refusal(R"({"a": 3})").find("expected dtype"), std::string::npos);
+  EXPECT_NE(
+      refusal(
+          R"({"a": {"dtype": "U8", "shape": [281474976710656, 281474976710656], "data_offsets": [0, 8]}})")
+          .find("tensor a"),
+      std::string::npos);
+}
+
+}  // namespace
+}  // namespace lockstep
