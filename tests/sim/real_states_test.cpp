@@ -4,9 +4,8 @@
 #include <fmt/core.h>
 #include <gtest/gtest.h>
 
-#include <numeric>
-
 #include "cuda_backend/simt_backend.h"
+#include "tests/sim/ranks/simt_ranks.h"
 #include "tests/sim/world.h"
 
 namespace lockstep {
@@ -96,25 +95,22 @@ TEST(RealStatesOfTraffic, sees_hits_and_preemption) {
   EXPECT_GT(tight.preemptions, 3);
 }
 
+TEST(RealStatesOfTraffic, are_counted_in_the_result) {
+  const RunSummary run = run_states(make_states({"", MambaCacheMode::align}), 7);
+  const std::string json = result_to_json(run);
+  for (const auto& [field, count] :
+       {std::pair{"state_numbers_checked", run.state_numbers_checked},
+        std::pair{"state_outputs_checked", run.state_outputs_checked}}) {
+    EXPECT_GT(count, 0);
+    EXPECT_NE(json.find(fmt::format("\"{}\": {}", field, count)), std::string::npos) << json;
+  }
+}
+
 TEST(RealStatesOfRanks, are_cut_by_tensor_parallelism_and_dealt_to_stages) {
   LockstepConfig config = make_states({"", MambaCacheMode::align});
   config.device.parallel.tp_size = 2;
   config.device.parallel.pp_size = 2;
-  std::vector<std::unique_ptr<Backend>> owned;
-  std::vector<Backend*> backends;
-  for (std::int32_t rank = 0; rank < num_ranks(config.device); ++rank) {
-    auto backend = make_simt_backend(device_of_rank(config.device, rank));
-    ASSERT_TRUE(backend) << backend.error().message;
-    backends.push_back(backend->get());
-    owned.push_back(std::move(*backend));
-  }
-  auto decisions = make_reference_decisions(config.engine, config.device.plan.groups,
-                                            config.device.plan.num_blocks);
-  ASSERT_TRUE(decisions);
-  const auto workload = make_trace_workload(trace_reader_of(make_traffic(3, 14)),
-                                            {.step_time = {}, .seed = 7, .num_spec_tokens = 0});
-  const auto run =
-      run_lockstep(config, **decisions, *workload, std::span<Backend* const>(backends));
+  const auto run = run_on_ranks(config, 14);
   ASSERT_TRUE(run) << run.error().message;
   expect_agreement(run->summary);
 }

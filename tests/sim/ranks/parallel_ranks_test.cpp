@@ -60,7 +60,7 @@ TEST_P(ParallelRanks, real_numbers_of_a_quantised_cache_are_those_of_the_whole_m
     groups.front().spec.dtype = dtype;
     LockstepConfig config = make_parallel(setting, std::move(groups));
     config.device.numbers = Numbers::real;
-    const auto run = run_ranks(config);
+    const auto run = run_on_ranks(config, 14);
     ASSERT_TRUE(run) << run.error().message;
     EXPECT_EQ(run->summary.verdict, Verdict::agreed) << what(*run);
     EXPECT_GT(run->summary.outputs_checked, 1000);
