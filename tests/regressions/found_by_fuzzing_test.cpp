@@ -192,5 +192,29 @@ TEST(FoundByFuzzing, what_a_victim_had_computed_may_be_found_from_the_step_that_
   EXPECT_GT(outcome.tally[Reached::preemption], 0);
 }
 
+// Of this project, docs/findings.md, 1: the state hit is a block longer than the attention hit, and
+// the entry between them is filled with the block of `salted`, whose tokens are the same. The step
+// zeroes it; that was left out for blocks of a hit, and the run agreed.
+TEST(FoundByFuzzing, a_block_that_counts_as_hit_and_is_zeroed_holds_nothing) {
+  SavedCase saved = case_of(
+      {group_of("a", CacheKind::full_attention, 4), group_of("m", CacheKind::mamba, 4)}, 13);
+  saved.backend = "simt";
+  saved.attention_backend = AttentionBackend::any_size;
+  saved.engine.engine = "vllm-0.22.1";
+  saved.engine.max_model_len = 24;
+  saved.engine.spec_method = SpecMethod::eagle;
+  saved.engine.num_spec_tokens = 1;
+  saved.cache.groups[1].spec.num_speculative_blocks = 1;
+  TraceRequest salted = request_of("salted", 1, 12, 1);
+  salted.spec.cache_salt = "a";
+  salted.spec.arrival_ns = 1'000'000'000;
+  TraceRequest reader = request_of("reader", 1, 13, 1);
+  reader.spec.arrival_ns = 2'000'000'000;
+  saved.trace.records = {request_of("writer", 1, 12, 1), salted, reader};
+  const Outcome outcome = judge(saved, make_simt_backend);
+  EXPECT_EQ(outcome.check, "decide");
+  EXPECT_NE(outcome.what.find("the step zeroes it"), std::string::npos) << outcome.what;
+}
+
 }  // namespace
 }  // namespace lockstep
