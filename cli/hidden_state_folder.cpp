@@ -8,12 +8,19 @@
 #include "traces/atomic_file.h"
 
 namespace lockstep {
+namespace {
+
+// In a group of its own, or beside attention of equal rows.
+bool keeps_hidden_states(const KVCacheGroupSpec& group) {
+  for (std::size_t layer = 0; layer < group.layer_names.size(); ++layer)
+    if (group.layer_spec(layer).kind == CacheKind::hidden_state) return true;
+  return false;
+}
+
+}  // namespace
 
 Result<void> HiddenStateFolder::check(const LockstepConfig& config, bool has_backend) const {
-  const auto& groups = config.device.plan.groups;
-  if (std::ranges::none_of(groups, [](const KVCacheGroupSpec& group) {
-        return group.spec.kind == CacheKind::hidden_state;
-      }))
+  if (std::ranges::none_of(config.device.plan.groups, keeps_hidden_states))
     return fail(
         "--hidden-states: the model keeps none; give a --model with a layer of kind hidden_state "
         "(docs/model_files.md)");

@@ -246,17 +246,18 @@ void add(const RunSummary& one, RunSummary& sum) {
                             &RunSummary::preemptions,
                             &RunSummary::stored,
                             &RunSummary::evictions,
+                            &RunSummary::refused_allocations,
                             &RunSummary::pages_checked,
                             &RunSummary::bytes_checked,
                             &RunSummary::table_entries_checked,
                             &RunSummary::slots_checked,
                             &RunSummary::rows_read,
                             &RunSummary::outputs_checked,
-                            &RunSummary::rows_extracted,
-                            &RunSummary::union_rows_checked,
-                            &RunSummary::refused_allocations,
                             &RunSummary::state_numbers_checked,
-                            &RunSummary::state_outputs_checked})
+                            &RunSummary::state_outputs_checked,
+                            &RunSummary::rows_extracted,
+                            &RunSummary::hidden_files_seen,
+                            &RunSummary::union_rows_checked})
     sum.*member += one.*member;
   for (const auto member : {&PhaseSeconds::schedule, &PhaseSeconds::program, &PhaseSeconds::execute,
                             &PhaseSeconds::compare})

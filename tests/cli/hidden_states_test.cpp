@@ -78,8 +78,10 @@ TEST(HiddenStateFiles, are_refused_where_there_would_be_none_in_one_sentence) {
                      "--hidden-states", folder})
                 .find("the model keeps none"),
             std::string::npos);
-  EXPECT_NE(refusal(replay({"simt", "--tensor-parallel-size", "2", "--hidden-states", folder}))
+  EXPECT_NE(refusal(replay({"simt", "--data-parallel-size", "2", "--hidden-states", folder}))
                 .find("several ranks"),
+            std::string::npos);
+  EXPECT_NE(refusal(replay({"simt", "--hidden-states", "/proc"})).find("/proc/"),
             std::string::npos);
   EXPECT_NE(refusal({"pair", kSample, "--hidden-states", folder}).find("means nothing"),
             std::string::npos);
