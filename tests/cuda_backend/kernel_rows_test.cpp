@@ -171,7 +171,8 @@ TEST_P(RowsTest, FilledAndWrittenRowsLieWhereTheSlotsSay) {
                                                               .num_kv_heads = shape.num_kv_heads,
                                                               .num_parts = shape.num_parts,
                                                               .row_bytes = row_bytes(),
-                                                              .layer = 3});
+                                                              .layer = 3,
+                                                              .first_head = 0});
     device->launch(device.kernels().write_rows,
                    WriteRowsParams{cache(memory), key, value, device_slots, num_tokens});
     device->launch(device.kernels().gather_rows,
