@@ -20,10 +20,9 @@ std::vector<std::uint8_t> sample() {
 }
 
 std::vector<std::uint8_t> file_of(std::string_view header, std::size_t data_bytes) {
-  std::vector<std::uint8_t> file(8);
+  std::vector<std::uint8_t> file(8 + header.size() + data_bytes);
   for (std::size_t i = 0; i < 8; ++i) file[i] = static_cast<std::uint8_t>(header.size() >> (8 * i));
-  file.insert(file.end(), header.begin(), header.end());
-  file.resize(file.size() + data_bytes);
+  std::ranges::copy(header, file.begin() + 8);
   return file;
 }
 

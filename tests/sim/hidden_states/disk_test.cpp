@@ -5,7 +5,8 @@
 #include <gtest/gtest.h>
 #include <rapidcheck.h>
 
-#include <set>
+#include <algorithm>
+#include <map>
 
 #include "sim/hidden_states/whole_files.h"
 
@@ -54,13 +55,13 @@ struct Seen {
 void run(const DiskOptions& options, const std::vector<std::uint8_t>& script, Seen& seen) {
   Disk disk(options);
   WholeFiles files(disk, 3);
-  std::map<std::string, std::set<std::vector<std::uint8_t>>> put;
+  std::map<std::string, std::vector<std::vector<std::uint8_t>>> put;
   std::map<std::string, std::vector<std::uint8_t>> under_way;
   std::map<std::string, std::vector<std::uint8_t>> last_done;
   const auto look = [&](std::int64_t now_ns) {
     for (const auto& [name, versions] : put) {
       const auto there = disk.read(now_ns, name);
-      const bool is_whole = !there || versions.contains(*there);
+      const bool is_whole = !there || std::ranges::find(versions, *there) != versions.end();
       RC_ASSERT(is_whole);
       if (under_way.contains(name)) {
         ++seen.looks_under_way;
@@ -92,7 +93,7 @@ void run(const DiskOptions& options, const std::vector<std::uint8_t>& script, Se
     const std::string name(1, static_cast<char>('a' + script[i] % 3));
     if (under_way.contains(name)) continue;
     const auto version = bytes_of(static_cast<int>(i), 2 + i % 40);
-    put[name].insert(version);
+    put[name].push_back(version);
     under_way[name] = version;
     files.put(now_ns, name, version);
   }
