@@ -184,8 +184,8 @@ void LockstepDevice::say_what_was_not_checked(bool agreed) {
 }
 
 // All ranks, one after the other: each has its own backend and memory, all follow the same
-// decisions. What they hold together is looked at beside, and so are the files of hidden states that
-// one rank holds alone.
+// decisions. What they hold together is looked at beside, and so are the files of hidden states
+// that one rank holds alone.
 class AllRanks final : public DeviceSide {
  public:
   AllRanks(const LockstepConfig& config, RunSummary& summary)
