@@ -67,14 +67,14 @@ TEST(Pair, without_a_backend_says_that_no_byte_of_a_page_was_checked) {
 }
 
 TEST(Pair, with_a_backend_takes_its_defects_too) {
-  const Outcome outcome = run_lockstep({"pair", kSample, "--backend", "simt", "--layers", "1",
-                                        "--kv-heads", "1", "--head-size", "16", "--limit",
-                                        "10", "--mutant", "load-before-arrival"});
+  const Outcome outcome =
+      run_lockstep({"pair", kSample, "--backend", "simt", "--layers", "1", "--kv-heads", "1",
+                    "--head-size", "16", "--limit", "10", "--mutant", "load-before-arrival"});
   EXPECT_EQ(outcome.status, 1) << outcome.out << outcome.err;
   EXPECT_NE(outcome.out.find("memory.divergence"), std::string::npos) << outcome.out;
-  const Outcome backend = run_lockstep({"pair", kSample, "--backend", "simt", "--layers", "1",
-                                        "--kv-heads", "1", "--head-size", "16", "--limit",
-                                        "10", "--mutant", "copy-unordered", "--streams", "2"});
+  const Outcome backend = run_lockstep({"pair", kSample, "--backend", "simt", "--layers", "2",
+                                        "--kv-heads", "1", "--head-size", "16", "--limit", "10",
+                                        "--mutant", "copy-unordered", "--streams", "2"});
   EXPECT_EQ(backend.status, 1) << backend.out << backend.err;
 }
 
