@@ -65,8 +65,14 @@ constexpr std::array kProfiles{
         .scan_follows_every_victim = false,
         .scan_survives_self_preemption = false,
         .reports_common_prefix_blocks = true,
+        .holders_come_first = false,
+        .loads_leave_room = false,
+        .takes_hits_of_all_groups_first = false,
         .state_hits_drop_a_block = false,
         .withdraws_what_is_undone = false,
+        .withdraws_what_is_lost = false,
+        .keeps_window_of_last_token = false,
+        .restarts_behind_windows = false,
         .models_connectors = true,
         .not_modelled = kNotModelled22,
     },
@@ -100,8 +106,14 @@ constexpr std::array kProfiles{
         .scan_follows_every_victim = true,
         .scan_survives_self_preemption = true,
         .reports_common_prefix_blocks = false,
+        .holders_come_first = true,
+        .loads_leave_room = true,
+        .takes_hits_of_all_groups_first = true,
         .state_hits_drop_a_block = false,
         .withdraws_what_is_undone = false,
+        .withdraws_what_is_lost = false,
+        .keeps_window_of_last_token = false,
+        .restarts_behind_windows = false,
         .models_connectors = false,
         .not_modelled = kNotModelled33,
     },
@@ -126,8 +138,11 @@ constexpr std::array kRepaired{
     repaired(kProfiles[0], 0, "vllm-0.22.1-repaired",
              [](EngineProfile& p) {
                p.state_hits_drop_a_block = p.cuts_every_full_group = true;
-               p.withdraws_what_is_undone = true;
+               p.withdraws_what_is_undone = p.withdraws_what_is_lost = true;
                p.retire_basis = RetireBasis::processed;
+               p.holders_come_first = p.loads_leave_room = true;
+               p.takes_hits_of_all_groups_first = true;
+               p.keeps_window_of_last_token = p.restarts_behind_windows = true;
              }),
     repaired(kProfiles[0], 1, "vllm-0.22.1-without-1",
              [](EngineProfile& p) { p.state_hits_drop_a_block = true; }),
@@ -137,6 +152,18 @@ constexpr std::array kRepaired{
              [](EngineProfile& p) { p.withdraws_what_is_undone = true; }),
     repaired(kProfiles[0], 4, "vllm-0.22.1-without-4",
              [](EngineProfile& p) { p.retire_basis = RetireBasis::processed; }),
+    repaired(kProfiles[0], 7, "vllm-0.22.1-without-7",
+             [](EngineProfile& p) { p.holders_come_first = true; }),
+    repaired(kProfiles[0], 8, "vllm-0.22.1-without-8",
+             [](EngineProfile& p) { p.loads_leave_room = true; }),
+    repaired(kProfiles[0], 9, "vllm-0.22.1-without-9",
+             [](EngineProfile& p) { p.withdraws_what_is_lost = true; }),
+    repaired(kProfiles[0], 12, "vllm-0.22.1-without-12",
+             [](EngineProfile& p) { p.takes_hits_of_all_groups_first = true; }),
+    repaired(kProfiles[0], 13, "vllm-0.22.1-without-13",
+             [](EngineProfile& p) { p.keeps_window_of_last_token = true; }),
+    repaired(kProfiles[0], 14, "vllm-0.22.1-without-14",
+             [](EngineProfile& p) { p.restarts_behind_windows = true; }),
     repaired(kProfiles[1], 3, "vllm-0.33.0-without-3",
              [](EngineProfile& p) { p.withdraws_what_is_undone = true; }),
 };

@@ -132,9 +132,23 @@ struct EngineProfile {
   bool scan_survives_self_preemption;
   bool reports_common_prefix_blocks;  // cascade attention
 
-  // What no release does: repairs of docs/findings.md, 1 and 3 (profile_without()).
-  bool state_hits_drop_a_block;   // with EAGLE, like those of attention
-  bool withdraws_what_is_undone;  // what a victim published in the step that preempts it
+  // With a KV connector.
+  // Requests that wait with blocks have a queue of their own, which comes first, and whoever of
+  // them has no room stands in the way of nobody else there.
+  bool holders_come_first;
+  // A load that takes longer is begun only if what it and the prefills that are under way have yet
+  // to be given stays free (_inflight_prefill_reserved_blocks).
+  bool loads_leave_room;
+  // The hits of all groups are taken before blocks are given to what is loaded
+  // (v1/core/kv_cache_coordinator.py, allocate_new_computed_blocks).
+  bool takes_hits_of_all_groups_first;
+
+  // What no release does: repairs of docs/findings.md, 1, 3, 9, 13 and 14 (profile_without()).
+  bool state_hits_drop_a_block;     // with EAGLE, like those of attention
+  bool withdraws_what_is_undone;    // what a victim published in the step that preempts it
+  bool withdraws_what_is_lost;      // blocks that a load did not fill; who shares them starts again
+  bool keeps_window_of_last_token;  // of a prompt that is loaded whole: it is computed here
+  bool restarts_behind_windows;     // who goes back to a lost block and has no window before it
   // Not a policy: whether this model knows what follows from the answers and reports of a KV
   // connector. Otherwise one is refused.
   bool models_connectors;

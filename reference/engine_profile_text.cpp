@@ -75,6 +75,9 @@ std::vector<PolicyText> policies_of(const EngineProfile& p) {
       {"scan_follows_every_victim", yes_or_no(p.scan_follows_every_victim)},
       {"scan_survives_self_preemption", yes_or_no(p.scan_survives_self_preemption)},
       {"reports_common_prefix_blocks", yes_or_no(p.reports_common_prefix_blocks)},
+      {"holders_come_first", yes_or_no(p.holders_come_first)},
+      {"loads_leave_room", yes_or_no(p.loads_leave_room)},
+      {"takes_hits_of_all_groups_first", yes_or_no(p.takes_hits_of_all_groups_first)},
   };
 }
 

@@ -73,27 +73,35 @@ std::int64_t GroupManager::num_blocks_to_allocate(const Request& request,
          num_evictable(new_computed_blocks.subspan(static_cast<std::size_t>(num_skipped_hits)));
 }
 
-void GroupManager::allocate_new_computed_blocks(Request& request,
-                                                std::span<const BlockId> new_computed_blocks,
-                                                std::int32_t num_local_tokens,
-                                                std::int32_t num_external_tokens) {
+void GroupManager::take_computed_blocks(Request& request,
+                                        std::span<const BlockId> new_computed_blocks,
+                                        std::int32_t num_computed_tokens) {
   GroupBlocks& held = of(request);
   if (held.num_cached_blocks >= 0) {
     LS_CHECK(new_computed_blocks.empty(), "a running request cannot have a prefix hit");
     return;
   }
   LS_CHECK(held.blocks.empty(), "request {} holds blocks before its hit", request.name);
-  const std::int32_t num_computed = num_local_tokens + num_external_tokens;
   const auto num_skipped =
-      static_cast<std::size_t>(std::max(num_skipped_tokens(num_computed), 0) / block_size_);
+      static_cast<std::size_t>(std::max(num_skipped_tokens(num_computed_tokens), 0) / block_size_);
   new_computed_blocks =
       new_computed_blocks.subspan(std::min(num_skipped, new_computed_blocks.size()));
   pool_.touch(new_computed_blocks);
   held.blocks.assign(num_skipped, kNullBlock);
   held.blocks.insert(held.blocks.end(), new_computed_blocks.begin(), new_computed_blocks.end());
   held.num_cached_blocks = static_cast<std::int32_t>(held.blocks.size());
-  if (num_external_tokens > 0)
-    grow(held.blocks, static_cast<std::size_t>(ceil_div(num_computed, block_size_)));
+}
+
+bool GroupManager::lacks_window(const Request& request, std::int32_t num_computed_tokens) const {
+  const std::vector<BlockId>& blocks = of(request).blocks;
+  const auto begin = std::max(num_skipped_tokens(num_computed_tokens), 0) / block_size_;
+  const auto end = std::min<std::ptrdiff_t>(num_computed_tokens / block_size_, std::ssize(blocks));
+  return begin < end && std::find(blocks.begin() + begin, blocks.begin() + end, kNullBlock) !=
+                            blocks.begin() + end;
+}
+
+void GroupManager::allocate_loaded_blocks(Request& request, std::int32_t num_computed_tokens) {
+  grow(of(request).blocks, static_cast<std::size_t>(ceil_div(num_computed_tokens, block_size_)));
 }
 
 void GroupManager::grow(std::vector<BlockId>& table, std::size_t num_blocks) {

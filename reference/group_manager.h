@@ -62,12 +62,14 @@ class GroupManager {
   virtual std::int64_t num_blocks_to_allocate(const Request& request,
                                               std::span<const BlockId> new_computed_blocks,
                                               const SlotDemand& demand) const;
-  // Takes a prefix hit into the request's table, and new blocks for what a connector loads behind
-  // it.
-  virtual void allocate_new_computed_blocks(Request& request,
-                                            std::span<const BlockId> new_computed_blocks,
-                                            std::int32_t num_local_tokens,
-                                            std::int32_t num_external_tokens);
+  // Takes a prefix hit into the request's table, and nothing that attention after
+  // `num_computed_tokens`, those that are loaded included, does not read.
+  virtual void take_computed_blocks(Request& request, std::span<const BlockId> new_computed_blocks,
+                                    std::int32_t num_computed_tokens);
+  // Whether attention from `num_computed_tokens` on reads blocks that have been let go.
+  bool lacks_window(const Request& request, std::int32_t num_computed_tokens) const;
+  // New blocks behind the hit, for what a connector loads.
+  void allocate_loaded_blocks(Request& request, std::int32_t num_computed_tokens);
   // Grows the table to the demand. Returns the place of the first entry that is new to the worker.
   virtual std::size_t allocate_new_blocks(Request& request, const SlotDemand& demand);
   // Lets go of what attention after `num_computed_tokens` no longer reads.

@@ -180,18 +180,14 @@ bool KVCacheCoordinator::allocate_slots(Request& request, std::int32_t num_new_t
   const std::int32_t num_external = hit == nullptr ? 0 : hit->num_external_tokens;
   LS_CHECK(num_new_tokens > 0 || num_external > 0, "request {} is given {} tokens", request.name,
            num_new_tokens);
-  const std::int32_t num_local =
-      request.num_computed_tokens + (hit == nullptr ? 0 : hit->num_tokens);
-  const std::int32_t computed = num_local + num_external;
+  const std::int32_t computed =
+      request.num_computed_tokens + (hit == nullptr ? 0 : hit->num_tokens) + num_external;
   const std::int32_t total_computed = std::min(computed, config_.max_model_len);
-  if (full_sequence_must_fit) {
-    const std::int32_t full = std::min(request.num_tokens(), config_.max_model_len);
-    if (!pool_->can_give(num_blocks_to_allocate(request, hit, {full, full, total_computed, true})))
-      return false;
-  }
+  if (full_sequence_must_fit && !pool_->can_give(num_blocks_to_finish(request, hit))) return false;
   const std::int32_t main_model = total_computed + num_new_tokens;
   const SlotDemand demand{std::min(main_model + num_lookahead_tokens, config_.max_model_len),
-                          main_model, computed, false};
+                          main_model,
+                          hit == nullptr ? computed : num_not_computed(request, computed), false};
   // Also when the request cannot be served: what attention no longer reads is of no use to it.
   const std::int32_t left_behind = num_left_behind(request, total_computed);
   remove_skipped_blocks(request, left_behind);
@@ -200,14 +196,7 @@ bool KVCacheCoordinator::allocate_slots(Request& request, std::int32_t num_new_t
       for (const std::vector<BlockId>& blocks : hit->blocks) pool_->touch(blocks);
     return false;
   }
-  if (hit != nullptr && hit->fills_tables()) {
-    for (std::size_t g = 0; g < managers_.size(); ++g) {
-      managers_[g]->allocate_new_computed_blocks(request, hit->blocks[g], num_local, num_external);
-      // Before the next group has taken its hit, which may be evicted by this.
-      if (defect_ == SchedulerDefect::hit_untouched_evicted)
-        managers_[g]->allocate_new_blocks(request, demand);
-    }
-  }
+  if (hit != nullptr && hit->fills_tables()) take_hit(request, *hit, demand);
   for (std::size_t g = 0; g < managers_.size(); ++g)
     first_new[g] = managers_[g]->allocate_new_blocks(request, demand);
   if (hit != nullptr && hit->loads_async) return true;
@@ -216,6 +205,37 @@ bool KVCacheCoordinator::allocate_slots(Request& request, std::int32_t num_new_t
     cache_blocks(request, std::min(main_model, request.num_tokens()));
   note_rest(request, left_behind);
   return true;
+}
+
+void KVCacheCoordinator::take_hit(Request& request, const PrefixHit& hit,
+                                  const SlotDemand& demand) {
+  const std::int32_t computed = hit.num_tokens + hit.num_external_tokens;
+  for (std::size_t g = 0; g < managers_.size(); ++g) {
+    managers_[g]->take_computed_blocks(request, hit.blocks[g], num_not_computed(request, computed));
+    // Before the next group has taken its hit, which may be evicted by this.
+    if (hit.num_external_tokens > 0 && !profile_.takes_hits_of_all_groups_first)
+      managers_[g]->allocate_loaded_blocks(request, computed);
+    if (defect_ == SchedulerDefect::hit_untouched_evicted)
+      managers_[g]->allocate_new_blocks(request, demand);
+  }
+  if (hit.num_external_tokens > 0 && profile_.takes_hits_of_all_groups_first)
+    for (const auto& manager : managers_) manager->allocate_loaded_blocks(request, computed);
+}
+
+std::int32_t KVCacheCoordinator::num_not_computed(const Request& request,
+                                                  std::int32_t num_computed_tokens) const {
+  return profile_.keeps_window_of_last_token
+             ? std::min(num_computed_tokens, request.num_tokens() - 1)
+             : num_computed_tokens;
+}
+
+std::int64_t KVCacheCoordinator::num_blocks_to_finish(const Request& request,
+                                                      const PrefixHit* hit) const {
+  const std::int32_t full = std::min(request.num_tokens(), config_.max_model_len);
+  std::int32_t computed = request.num_computed_tokens;
+  if (hit != nullptr) computed += hit->num_tokens + hit->num_external_tokens;
+  computed = num_not_computed(request, std::min(computed, config_.max_model_len));
+  return num_blocks_to_allocate(request, hit, {full, full, computed, true});
 }
 
 std::int32_t KVCacheCoordinator::num_left_behind(const Request& request,
@@ -261,6 +281,13 @@ void KVCacheCoordinator::remove_skipped_blocks(Request& request, std::int32_t nu
 void KVCacheCoordinator::free(Request& request) {
   for (const auto& manager : managers_) manager->free(request);
   request.rest = {};
+}
+
+bool KVCacheCoordinator::lacks_window(const Request& request,
+                                      std::int32_t num_computed_tokens) const {
+  return std::ranges::any_of(managers_, [&](const auto& manager) {
+    return manager->lacks_window(request, num_computed_tokens);
+  });
 }
 
 void KVCacheCoordinator::withdraw(const Request& request, std::int32_t num_computed_tokens) {

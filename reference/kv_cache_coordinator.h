@@ -57,6 +57,9 @@ class KVCacheCoordinator {
                       std::int32_t num_lookahead_tokens, const PrefixHit* hit,
                       bool full_sequence_must_fit, std::span<std::size_t> first_new);
 
+  // Blocks that the request has yet to be given for all its tokens, with `hit` (null: none) taken.
+  std::int64_t num_blocks_to_finish(const Request& request, const PrefixHit* hit) const;
+
   // Whether allocate_slots for a running request would do nothing at all: it has the slots, and no
   // block of any group goes or becomes full. So are most decode steps (14 of 16 with blocks of 16
   // tokens and a sliding window), and they cost three comparisons instead of four calls a group.
@@ -68,6 +71,8 @@ class KVCacheCoordinator {
   // Lets go of what attention after num_computed_tokens no longer reads.
   void remove_skipped_blocks(Request& request, std::int32_t num_computed_tokens);
   void free(Request& request);
+  // Whether some group has let go of what attention from num_computed_tokens on reads.
+  bool lacks_window(const Request& request, std::int32_t num_computed_tokens) const;
   // Nobody finds the request's blocks of tokens from num_computed_tokens on any more.
   void withdraw(const Request& request, std::int32_t num_computed_tokens);
   // Drops the request's tables and keeps its blocks from everybody: a planted defect.
@@ -84,12 +89,15 @@ class KVCacheCoordinator {
     std::vector<std::int32_t> groups;
     bool is_full = false;
   };
+  // Tokens of a request that enters that its first step does not compute.
+  std::int32_t num_not_computed(const Request& request, std::int32_t num_computed_tokens) const;
   // Tokens that retirement may count on.
   std::int32_t num_left_behind(const Request& request, std::int32_t num_computed_tokens) const;
   // Where a group keeps states there is no rest: they are also let go because of where the last
   // allocation put them.
   void note_rest(Request& request, std::int32_t num_left_behind) const;
   void cut_full_groups(PrefixHit& hit) const;
+  void take_hit(Request& request, const PrefixHit& hit, const SlotDemand& demand);
   void find_hybrid(const Request& request, std::int32_t max_length, PrefixHit& hit) const;
   std::int64_t num_blocks_to_allocate(const Request& request, const PrefixHit* hit,
                                       const SlotDemand& demand) const;

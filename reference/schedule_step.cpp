@@ -176,13 +176,14 @@ void Scheduler::Impl::begin_step() {
   long_prefill_threshold = binds ? config.long_prefill_token_threshold : 0;
   continues_prefill = false;
   cache.pool().begin_step();
+  if (remote != nullptr) preempt_deserted();
 }
 
 std::int32_t Scheduler::Impl::num_requests_with_blocks() const {
   auto count = static_cast<std::int32_t>(running.size());
   if (remote == nullptr) return count;
   const auto has_blocks = [&](RequestId id) { return !at(id).groups[0].blocks.empty(); };
-  for (const RequestId id : remote->skipped.in_order()) count += has_blocks(id) ? 1 : 0;
+  for (const RequestId id : remote->passed_over()) count += has_blocks(id) ? 1 : 0;
   for (const auto& [id, how] : remote->held) count += has_blocks(id) ? 1 : 0;
   return count;
 }
@@ -254,6 +255,7 @@ bool Scheduler::Impl::enter(RequestId id, RequestQueue& queue, bool any_running)
   const std::int32_t num_new =
       hit.loads_async ? 0 : num_tokens_of_waiting(request, any_running, padded);
   if (num_new == 0 && !hit.loads_async) return false;
+  if (hit.loads_async && profile.loads_leave_room && !leaves_room(request)) return false;
   const bool looks_ahead = profile.lookahead_in_first_step || request.num_computed_tokens > 0;
   if (!cache.allocate_slots(request, num_new, looks_ahead ? num_lookahead : 0, &hit,
                             config.scheduler_reserve_full_isl, first_new))
@@ -281,22 +283,26 @@ bool Scheduler::Impl::enter(RequestId id, RequestQueue& queue, bool any_running)
 
 void Scheduler::Impl::schedule_waiting() {
   const bool any_running = !output.scheduled.empty();
+  bool has_obstacle = false;  // somebody who holds blocks has no room to go on
   skipped.clear();
   while (num_available_tokens() > 0 &&
          static_cast<std::int32_t>(running.size()) < config.max_num_seqs) {
     RequestQueue* const queue = next_queue();
-    if (queue == nullptr) break;
+    if (queue == nullptr || (has_obstacle && !stands_aside(*queue))) break;
     const RequestId id = queue->peek();
     // Output that is still on the way: sampling the same place again would deliver it twice.
     if (at(id).num_stale_tokens > 0 || !promote(id) || !find_computed_tokens(id)) {
       queue->pop();
       skipped.push_back(id);
     } else if (!enter(id, *queue, any_running)) {
-      break;
+      if (!stands_aside(*queue)) break;
+      queue->pop();
+      skipped.push_back(id);
+      has_obstacle = true;
     }
   }
-  RequestQueue& again = remote == nullptr ? waiting : remote->skipped;
-  for (auto id = skipped.rbegin(); id != skipped.rend(); ++id) again.prepend(*id, at(*id));
+  for (auto id = skipped.rbegin(); id != skipped.rend(); ++id)
+    queue_of_skipped(*id).prepend(*id, at(*id));
 }
 
 void Scheduler::Impl::finish_step() {

@@ -11,12 +11,37 @@ namespace lockstep {
 // Requests that were passed over come before those that arrived since; by priority the better head
 // comes first.
 RequestQueue* Scheduler::Impl::next_queue() {
+  if (remote != nullptr && !remote->holding.empty()) return &remote->holding;
   RequestQueue* const skipped_before = remote == nullptr ? nullptr : &remote->skipped;
   if (skipped_before == nullptr || skipped_before->empty())
     return waiting.empty() ? nullptr : &waiting;
   if (config.policy == SchedulingPolicy::fcfs || waiting.empty()) return skipped_before;
   const bool arrived_first = at(waiting.peek()).before(at(skipped_before->peek()));
   return arrived_first ? &waiting : skipped_before;
+}
+
+RequestQueue& Scheduler::Impl::queue_of_skipped(RequestId id) {
+  if (remote == nullptr) return waiting;
+  const bool holds = !at(id).groups[0].blocks.empty();
+  return holds && profile.holders_come_first ? remote->holding : remote->skipped;
+}
+
+// Whether the head of the queue lets others of it pass when it has no room.
+bool Scheduler::Impl::stands_aside(const RequestQueue& queue) const {
+  return remote != nullptr && &queue == &remote->holding;
+}
+
+// Whether everybody who is being prefilled, or loads, could still be given all that it needs if
+// this request began to load.
+bool Scheduler::Impl::leaves_room(const Request& request) {
+  std::int64_t num_blocks = cache.num_blocks_to_finish(request, &hit);
+  for (const RequestId id : running)
+    if (at(id).is_prefill_chunk) num_blocks += cache.num_blocks_to_finish(at(id), nullptr);
+  for (const RequestId id : remote->passed_over())
+    if (!at(id).groups[0].blocks.empty()) num_blocks += cache.num_blocks_to_finish(at(id), nullptr);
+  for (const RequestId id : skipped)
+    if (!at(id).groups[0].blocks.empty()) num_blocks += cache.num_blocks_to_finish(at(id), nullptr);
+  return cache.pool().can_give(num_blocks);
 }
 
 // A request whose load is over goes on from what has arrived. False: it still loads.
@@ -133,7 +158,7 @@ std::vector<RequestId> Scheduler::Impl::take_invalid_blocks(const KVConnectorOut
                                                             std::span<const InFlightRow> rows) {
   LS_CHECK(first_new.size() == 1, "invalid blocks in {} groups", first_new.size());
   const std::set<BlockId> invalid(report.invalid_block_ids.begin(), report.invalid_block_ids.end());
-  std::vector<RequestId> loading = remote->skipped.in_order();
+  std::vector<RequestId> loading = remote->passed_over();
   std::erase_if(loading, [&](RequestId id) {
     return at(id).status != RequestStatus::waiting_for_remote_kvs;
   });
@@ -143,11 +168,52 @@ std::vector<RequestId> Scheduler::Impl::take_invalid_blocks(const KVConnectorOut
   std::vector<RequestId> voided = cut_at_invalid_blocks(running, invalid, rows, tails);
   if (!remote->fails_requests) {  // the blocks stay findable: they are filled in the next steps
     remote->failed.insert(late.begin(), late.end());
+    if (profile.withdraws_what_is_lost) {
+      cache.pool().evict_blocks(unpublished);
+      cache.pool().evict_blocks(tails);
+    }
+    desert(late, voided, invalid);
     return voided;
   }
   cache.pool().evict_blocks(tails);
   voided.insert(voided.begin(), late.begin(), late.end());
   return voided;
+}
+
+// Where the profile says so, whoever shares a lost block starts again, but for the one that
+// computes it; and so does who would have to compute it without the window before it.
+void Scheduler::Impl::desert(const std::vector<RequestId>& late,
+                             const std::vector<RequestId>& voided,
+                             const std::set<BlockId>& invalid) {
+  const auto counts_on_lost = [&](const Request& request) {
+    const std::vector<BlockId>& blocks = request.groups[0].blocks;
+    const std::int64_t num_computed =
+        request.num_computed_tokens / block_sizes.scheduler_block_size;
+    const auto end = blocks.begin() + std::min<std::ptrdiff_t>(num_computed, std::ssize(blocks));
+    return std::any_of(blocks.begin(), end, [&](BlockId b) { return invalid.contains(b); });
+  };
+  const auto shares_lost = [&](const Request& request) {
+    return std::ranges::any_of(request.groups[0].blocks, [&](BlockId block) {
+      return invalid.contains(block) && cache.pool().ref_cnt(block) > 1;
+    });
+  };
+  const auto lacks_window = [&](const Request& request) {
+    return profile.restarts_behind_windows &&
+           cache.lacks_window(request, request.num_computed_tokens);
+  };
+  for (const RequestId id : late)
+    if ((profile.withdraws_what_is_lost && shares_lost(at(id))) || lacks_window(at(id)))
+      at(id).num_computed_tokens = 0;
+  for (const RequestId id : voided)
+    if ((profile.withdraws_what_is_lost && counts_on_lost(at(id))) || lacks_window(at(id)))
+      remote->deserted.insert(id);
+}
+
+void Scheduler::Impl::preempt_deserted() {
+  std::size_t index = 0;
+  for (const RequestId id : remote->deserted)
+    if (std::ranges::find(running, id) != running.end()) preempt(id, index);
+  remote->deserted.clear();
 }
 
 void Scheduler::Impl::fail_requests(std::vector<RequestId> ids) {
@@ -156,7 +222,7 @@ void Scheduler::Impl::fail_requests(std::vector<RequestId> ids) {
     if (at(id).status == RequestStatus::running)
       std::erase(running, id);
     else
-      remote->skipped.remove(id, at(id));
+      remote->remove(id, at(id));
   }
   for (const RequestId id : ids) {
     stopped.push_back({id, FinishReason::error});

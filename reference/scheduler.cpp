@@ -144,7 +144,7 @@ void Scheduler::abort_request(RequestId id) {
     std::erase(s.running, id);
   } else {
     s.waiting.remove(id, request);
-    if (s.remote != nullptr) s.remote->skipped.remove(id, request);
+    if (s.remote != nullptr) s.remote->remove(id, request);
   }
   if (s.defect == SchedulerDefect::abort_in_flight_kept && request.num_in_flight_tokens > 0)
     s.cache.forget(request);
@@ -169,7 +169,7 @@ std::span<const StoppedRequest> Scheduler::update_from_output(const ModelOutput&
 
 bool Scheduler::has_unfinished_requests() const {
   return !impl_->running.empty() || !impl_->waiting.empty() ||
-         (impl_->remote != nullptr && !impl_->remote->skipped.empty());
+         (impl_->remote != nullptr && !impl_->remote->passed_over().empty());
 }
 std::int32_t Scheduler::num_steps_in_flight() const {
   return static_cast<std::int32_t>(impl_->in_flight.size());
@@ -179,7 +179,7 @@ std::vector<RequestId> Scheduler::waiting() const { return impl_->waiting.in_ord
 std::vector<SkippedRequest> Scheduler::skipped() const {
   std::vector<SkippedRequest> skipped;
   if (impl_->remote == nullptr) return skipped;
-  for (const RequestId id : impl_->remote->skipped.in_order()) {
+  for (const RequestId id : impl_->remote->passed_over()) {
     const Request& request = std::as_const(*impl_).at(id);
     skipped.push_back({id, request.status, impl_->remote->is_loading(id, request)});
   }

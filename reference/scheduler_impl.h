@@ -54,6 +54,12 @@ struct Scheduler::Impl {
   void schedule_waiting();
   bool enter(RequestId id, RequestQueue& queue, bool any_running);
   RequestQueue* next_queue();
+  RequestQueue& queue_of_skipped(RequestId id);
+  bool stands_aside(const RequestQueue& queue) const;
+  bool leaves_room(const Request& request);
+  void preempt_deserted();
+  void desert(const std::vector<RequestId>& late, const std::vector<RequestId>& voided,
+              const std::set<BlockId>& invalid);
   bool promote(RequestId id);
   bool find_computed_tokens(RequestId id);
   bool allocate_or_preempt(RequestId id, std::int32_t num_new, std::size_t& index);

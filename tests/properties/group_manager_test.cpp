@@ -184,7 +184,7 @@ class Worlds {
     }
     pool_.take_counters();
     if (hit != nullptr && !hit->empty()) {
-      manager_->allocate_new_computed_blocks(request, *hit, computed, 0);
+      manager_->take_computed_blocks(request, *hit, computed);
       naive_.take_hit(both.table, *hit, computed);
     }
     manager_->allocate_new_blocks(request, demand);
