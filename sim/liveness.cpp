@@ -2,6 +2,7 @@
 
 #include <fmt/core.h>
 
+#include <algorithm>
 #include <optional>
 #include <utility>
 
@@ -14,9 +15,10 @@ constexpr std::int64_t kCheckEvery = 1024;
 constexpr std::int64_t kRoundsOfPreemption = 4;
 constexpr std::int64_t kStuckNamed = 20;
 
-std::string why_stuck(const DecisionSource& decisions, const KVCacheConfig& plan, RequestId id) {
+std::string why_stuck(const DecisionSource& decisions, const LockstepConfig& config, RequestId id) {
+  const KVCacheConfig& plan = config.device.plan;
   const std::int64_t tokens = decisions.num_tokens(id);
-  const std::int64_t needed = num_blocks_for(plan.groups, tokens);
+  const std::int64_t needed = num_blocks_missing(config.engine, plan.groups, tokens, tokens, 0);
   const std::int64_t total = plan.num_blocks - 1;  // without the null block
   const std::int64_t free = decisions.num_free_blocks();
   std::string why = fmt::format("needs about {} blocks for its {} tokens; {} of {} are free",
@@ -29,7 +31,13 @@ std::string why_stuck(const DecisionSource& decisions, const KVCacheConfig& plan
 std::optional<WaitCycle> wait_cycle(const LockstepConfig& config, const DecisionSource& decisions,
                                     const HoldingWatch& holding) {
   if (!decisions.running().empty()) return std::nullopt;
-  return find_wait_cycle(standstill_of(decisions, config.engine, config.device.plan, holding));
+  Standstill standstill = standstill_of(decisions, config.engine, config.device.plan, holding);
+  auto cycle = find_wait_cycle(standstill);
+  if (cycle || config.engine.policy == SchedulingPolicy::fcfs) return cycle;
+  // By priority the better head of the two queues comes first. Somebody of those that were passed
+  // over could go on, and has not: the others stand before it.
+  std::ranges::rotate(standstill.queue, standstill.queue.begin() + std::ssize(decisions.skipped()));
+  return find_wait_cycle(standstill);
 }
 
 }  // namespace
@@ -59,8 +67,8 @@ void set_liveness_verdict(const LockstepConfig& config, const DecisionSource& de
   }
   const auto waits = [&](RequestId id) {
     if (++summary.stuck_total > kStuckNamed) return;
-    summary.stuck.push_back({.name = std::string(decisions.name(id)),
-                             .why = why_stuck(decisions, config.device.plan, id)});
+    summary.stuck.push_back(
+        {.name = std::string(decisions.name(id)), .why = why_stuck(decisions, config, id)});
   };
   for (const SkippedRequest& request : decisions.skipped()) waits(request.id);
   for (const RequestId id : decisions.waiting()) waits(id);

@@ -37,6 +37,8 @@ class RunRecorder final : public Workload, public StepObserver {
 
   // After the run: the end line. `unfinished` are the live requests, running first.
   RecordingEnd end() const { return end_; }
+  // As far as the step at hand has been written down.
+  const RecordedStep& step() const { return step_; }
 
   Result<Turn> next_turn(const LoopState& state, std::vector<WorkloadEvent>& events) override;
   Result<void> sample(std::int64_t step, std::span<const SampledRow> rows,

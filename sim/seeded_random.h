@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string_view>
 
 #include "reference/check.h"
 #include "reference/token_run.h"
@@ -11,6 +12,10 @@ namespace lockstep {
 class SeededRandom {
  public:
   explicit SeededRandom(std::uint64_t seed) : state_(splitmix64(seed)) {}
+  // The choices that belong to a name: the same whoever else chooses, and how often.
+  SeededRandom(std::uint64_t seed, std::string_view name) : SeededRandom(seed) {
+    for (const char c : name) state_ = splitmix64(state_ ^ static_cast<unsigned char>(c));
+  }
 
   std::uint64_t next() { return splitmix64(state_++); }
   // One of 0 .. bound - 1. REQUIRES: bound > 0.

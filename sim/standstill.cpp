@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "reference/check.h"
+#include "reference/context_share.h"
 #include "reference/page_size.h"
 
 namespace lockstep {
@@ -34,7 +35,8 @@ std::int64_t num_blocks_missing(const EngineConfig& engine,
   std::int64_t tokens = num_tokens;
   if (!engine.scheduler_reserve_full_isl)
     tokens = std::min(tokens, num_computed_tokens + engine.max_num_batched_tokens);
-  return std::max<std::int64_t>(num_blocks_for(groups, tokens) - blocks_held, 0);
+  const std::int64_t num_ranks = num_context_ranks(engine, groups.front().spec);
+  return std::max<std::int64_t>(num_blocks_for(groups, cdiv(tokens, num_ranks)) - blocks_held, 0);
 }
 
 std::int64_t num_blocks_held(const DecisionSource& decisions, RequestId request,

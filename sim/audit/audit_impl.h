@@ -36,6 +36,7 @@ struct AuditedRequest {
   std::vector<std::vector<BlockId>> tables;  // per group, as handed over
   std::vector<bool> wrong;                   // per group: already reported
   std::int32_t computed = 0;                 // after the last step it was scheduled in
+  std::int32_t scheduled_to = 0;             // in that step, drafts that were rejected included
   bool running = false;
   Transfer transfer = Transfer::none;
   bool has_left = false;
@@ -132,7 +133,8 @@ class Auditor::Impl {
   void prepare_states(AuditRow& row);
   void advance_states(const AuditRow& row, std::size_t group);
   void settle_states(AuditRow& row, std::int32_t num_sampled);
-  std::set<BlockId> kept_by_transfers() const;
+  std::set<BlockId> kept_by_transfers(bool counts_drafts) const;
+  void check_conservation(const RecordedStep& step, const std::set<BlockId>& kept);
   void check_conservation(const RecordedStep& step);
   void check_common_prefix(const RecordedStep& step);
   std::uint64_t content_at(const AuditRow& row, std::int32_t count) const;

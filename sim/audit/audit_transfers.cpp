@@ -122,7 +122,9 @@ std::int32_t Auditor::Impl::first_invalid(const AuditedRequest& request, std::in
   for (std::size_t g = 0; g < groups_.size(); ++g) {
     const auto num_blocks = std::min(request.tables[g].size(),
                                      static_cast<std::size_t>(ceil_div32(computed, block_size(g))));
-    for (std::size_t i = 0; i < num_blocks; ++i)
+    // What the window has left behind is others' by now.
+    const auto begin = static_cast<std::size_t>(first_read(g, computed) / block_size(g));
+    for (std::size_t i = begin; i < num_blocks; ++i)
       if (std::ranges::find(invalid, request.tables[g][i]) != invalid.end())
         first = std::min(first, static_cast<std::int32_t>(i) * block_size(g));
   }

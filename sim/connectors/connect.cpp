@@ -114,11 +114,12 @@ std::unique_ptr<Workload> connect(std::unique_ptr<Workload> inner, const Connect
     case ConnectorKind::peers: {
       SimulatedConnectorOptions options;
       options.seed = seed;
+      if (connector.load_failed_percent > 0) options.lossy_percent = connector.load_failed_percent;
       options.num_groups = static_cast<std::int32_t>(plan.groups.size());
       options.block_size = 1;
       for (const KVCacheGroupSpec& group : plan.groups)
-        options.block_size =
-            std::lcm(options.block_size, static_cast<std::int32_t>(group.spec.block_size));
+        options.block_size = std::lcm(options.block_size,
+                                      static_cast<std::int32_t>(group.spec.block_size) * num_ranks);
       return connect_peers(std::move(inner), options);
     }
   }

@@ -4,7 +4,6 @@
 #include <numeric>
 
 #include "reference/check.h"
-#include "reference/token_run.h"
 #include "sim/model_step.h"
 
 namespace lockstep {
@@ -45,15 +44,6 @@ OffloadConnector::OffloadConnector(const OffloadOptions& options, const KVCacheC
   }
 }
 
-std::uint64_t OffloadConnector::draw() {
-  return splitmix64(options_.seed * 0x9E3779B97F4A7C15ull + num_drawn_++);
-}
-
-std::int32_t OffloadConnector::below(std::int32_t bound) {
-  LS_CHECK(bound > 0, "a choice among {}", bound);
-  return static_cast<std::int32_t>(draw() % static_cast<std::uint64_t>(bound));
-}
-
 // In a chain of hashes the last one of a block stands for it and for all before it.
 HostKey OffloadConnector::key_of(const Question& what, std::int32_t group,
                                  std::int64_t entry) const {
@@ -63,11 +53,12 @@ HostKey OffloadConnector::key_of(const Question& what, std::int32_t group,
   return {.high = what.keys[last].high, .low = what.keys[last].low, .group = group};
 }
 
-OffloadConnector::Entries OffloadConnector::needed(std::int32_t group, std::int64_t first,
+OffloadConnector::Entries OffloadConnector::needed(const Question& what, std::int32_t group,
                                                    std::int64_t last) const {
   const std::int64_t tokens = block_tokens_[static_cast<std::size_t>(group)];
   const KVCacheSpec& spec = specs_[static_cast<std::size_t>(group)];
-  return {std::max(first, first_attended(spec, last)) / tokens, last / tokens};
+  const std::int64_t next = std::min(last, what.num_tokens - 1);
+  return {std::max(what.first, first_attended(spec, next)) / tokens, last / tokens};
 }
 
 std::int64_t OffloadConnector::longest_held(const Question& what, std::int64_t most) const {
@@ -81,7 +72,7 @@ std::int64_t OffloadConnector::longest_held(const Question& what, std::int64_t m
   }
   const auto all_hold = [&](std::int64_t last) {
     for (std::int32_t g = 0; g < num_groups; ++g) {
-      const Entries entries = needed(g, what.first, last);
+      const Entries entries = needed(what, g, last);
       for (std::int64_t entry = entries.begin; entry < entries.end; ++entry)
         if (!hosts_.is_ready(key_of(what, g, entry))) return false;
     }
@@ -93,10 +84,13 @@ std::int64_t OffloadConnector::longest_held(const Question& what, std::int64_t m
 }
 
 ExternalHit OffloadConnector::get_num_new_matched_tokens(const ExternalQuery& query) {
+  SeededRandom& random =
+      random_.try_emplace(query.request, options_.seed, query.name).first->second;
   Question& what = asked_[query.request];
   what = {.first = query.num_local_tokens,
           .last = query.num_local_tokens,
-          .is_async = chance(options_.async_percent),
+          .num_tokens = query.num_tokens,
+          .is_async = random.chance(options_.async_percent),
           .keys = {query.block_keys.begin(), query.block_keys.end()},
           .hash_block_size = query.hash_block_size};
   if (what.first % alignment_ != 0) return {};
@@ -113,6 +107,7 @@ void OffloadConnector::update_state_after_alloc(RequestId request, std::span<con
                                                 std::int32_t num_external_tokens) {
   num_seen_[request].assign(specs_.size(), 0);
   if (num_external_tokens == 0) return;
+  SeededRandom& random = random_.at(request);
   const Question& what = asked_.at(request);
   LS_CHECK(what.last - what.first == num_external_tokens, "{} tokens were found, {} are loaded",
            what.last - what.first, num_external_tokens);
@@ -120,17 +115,18 @@ void OffloadConnector::update_state_after_alloc(RequestId request, std::span<con
   load.request = request;
   load.what = what;
   load.due_step = step_;
-  if (what.is_async) load.due_step += below(options_.delay_steps_max + 1);
+  if (what.is_async) load.due_step += random.below(options_.delay_steps_max + 1);
   for (std::size_t g = 0; g < specs_.size(); ++g) {
     const auto group = static_cast<std::int32_t>(g);
-    const Entries entries = needed(group, what.first, what.last);
+    const Entries entries = needed(what, group, what.last);
     for (std::int64_t entry = entries.begin; entry < entries.end; ++entry)
       hosts_.pin(load.pinned.emplace_back(hosts_.use(key_of(what, group, entry))));
     num_seen_[request][g] = entries.end;
   }
-  if (specs_.size() != 1 || !chance(options_.failed_percent)) return;
-  const Entries entries = needed(0, what.first, what.last);
-  const auto begin = entries.begin + below(static_cast<std::int32_t>(entries.end - entries.begin));
+  if (specs_.size() != 1 || !random.chance(options_.failed_percent)) return;
+  const Entries entries = needed(what, 0, what.last);
+  if (entries.begin == entries.end) return;  // a window of one token reads nothing of a prefix
+  const auto begin = entries.begin + random.below(entries.end - entries.begin);
   for (std::int64_t entry = begin; entry < entries.end; ++entry)
     if (blocks[static_cast<std::size_t>(entry)] != kNullBlock)
       load.lost.push_back(blocks[static_cast<std::size_t>(entry)]);
@@ -138,6 +134,7 @@ void OffloadConnector::update_state_after_alloc(RequestId request, std::span<con
 
 bool OffloadConnector::request_finished(RequestId request, std::string_view) {
   asked_.erase(request);
+  random_.erase(request);
   num_seen_.erase(request);
   // A load under way keeps the blocks by itself.
   if (std::ranges::find(loads_, request, &Load::request) != loads_.end()) return false;
@@ -200,7 +197,7 @@ void OffloadConnector::begin(const DecidedStep& step, Load& load, StepTransfers&
 }
 
 bool OffloadConnector::is_needed(const Load& load, const BlockTransfer& block) const {
-  const Entries entries = needed(block.group, load.what.first, load.what.last);
+  const Entries entries = needed(load.what, block.group, load.what.last);
   return block.entry >= entries.begin && block.entry < entries.end;
 }
 
@@ -245,7 +242,7 @@ bool OffloadConnector::take_full_blocks_of(const DecidedStep& step, RequestId re
                    .block = block,
                    .host = *host,
                    .num_tokens = (entry + 1) * block_tokens_[static_cast<std::size_t>(group)]},
-         .due_step = step_ + below(options_.delay_steps_max + 1)});
+         .due_step = step_ + random_.at(request).below(options_.delay_steps_max + 1)});
   }
   return true;
 }

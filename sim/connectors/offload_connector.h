@@ -13,7 +13,8 @@
 // (4) A load comes within the step or some steps later. A load that fails fills the blocks before
 //     the failure; those from there on are reported invalid. In an engine of several groups none
 //     fails, since vLLM cannot follow it.
-// (5) All that is left open here follows from the seed and from what it is asked, in order.
+// (5) All that is left open here follows, for each request, from the seed, the request's name and
+//     what it is asked of it, in order.
 #pragma once
 
 #include <compare>
@@ -28,6 +29,7 @@
 #include "sim/connectors/host_block_pool.h"
 #include "sim/connectors/step_transfers.h"
 #include "sim/connectors/worker_connector.h"
+#include "sim/seeded_random.h"
 
 namespace lockstep {
 
@@ -60,12 +62,15 @@ class OffloadConnector final : public WorkerConnector, public TransferPlanner {
                                 std::int32_t num_external_tokens) override;
   bool request_finished(RequestId request, std::string_view name) override;
   KVConnectorOutput report() override;
-  bool is_busy() const override { return !loads_.empty() || !stores_.empty(); }
+  bool is_busy() const override {
+    return !loads_.empty() || !stores_.empty() || !finishing_.empty();
+  }
   void plan(const DecidedStep& step, StepTransfers& transfers) override;
 
  private:
   struct Question {
     std::int64_t first = 0, last = 0;  // tokens to be loaded
+    std::int64_t num_tokens = 0;       // of the request: the last one is computed here
     bool is_async = false;
     std::vector<BlockKey> keys;  // of the request's hash blocks
     std::int64_t hash_block_size = 1;
@@ -85,15 +90,12 @@ class OffloadConnector final : public WorkerConnector, public TransferPlanner {
     bool is_guarded = true;  // false: nobody asks whether its request still has the block
   };
 
-  std::uint64_t draw();
-  std::int32_t below(std::int32_t bound);
-  bool chance(std::int32_t percent) { return below(100) < percent; }
   HostKey key_of(const Question& what, std::int32_t group, std::int64_t entry) const;
   // Entries [begin, end) of the block table that a prefix of `last` tokens needs from here.
   struct Entries {
     std::int64_t begin = 0, end = 0;
   };
-  Entries needed(std::int32_t group, std::int64_t first, std::int64_t last) const;
+  Entries needed(const Question& what, std::int32_t group, std::int64_t last) const;
   std::int64_t longest_held(const Question& what, std::int64_t most) const;
   void begin(const DecidedStep& step, Load& load, StepTransfers& transfers);
   void carry_out(const Load& load, StepTransfers& transfers);
@@ -108,8 +110,8 @@ class OffloadConnector final : public WorkerConnector, public TransferPlanner {
   std::vector<std::int64_t> block_tokens_;  // likewise, that a block stands for
   std::int64_t alignment_ = 1;              // tokens; hits end at multiples of it
   HostBlockPool hosts_;
-  std::uint64_t num_drawn_ = 0;
   std::int64_t step_ = 0;
+  std::map<RequestId, SeededRandom> random_;  // of those that were asked about
   std::map<RequestId, Question> asked_;
   std::vector<Load> loads_;                                  // under way, in the order begun
   std::vector<Store> stores_;                                // likewise

@@ -3,28 +3,20 @@
 #include <algorithm>
 
 #include "reference/check.h"
-#include "reference/token_run.h"
 
 namespace lockstep {
-
-std::uint64_t SimulatedConnector::draw() {
-  return splitmix64(options_.seed * 0x9E3779B97F4A7C15ull + num_drawn_++);
-}
-
-std::int32_t SimulatedConnector::below(std::int32_t bound) {
-  LS_CHECK(bound > 0, "a choice among {}", bound);
-  return static_cast<std::int32_t>(draw() % static_cast<std::uint64_t>(bound));
-}
 
 SimulatedConnector::Knowledge& SimulatedConnector::knowledge_of(const ExternalQuery& query) {
   const auto known = known_.find(query.name);
   if (known != known_.end()) return known->second;
-  Knowledge knowledge;
+  Knowledge knowledge{.random = SeededRandom(options_.seed, query.name)};
+  SeededRandom& random = knowledge.random;
   const std::int32_t num_blocks = query.num_tokens / options_.block_size;
-  if (num_blocks > 0 && chance(options_.known_percent))
-    knowledge.num_tokens = std::int64_t{1 + below(num_blocks)} * options_.block_size;
-  if (chance(options_.undetermined_percent)) knowledge.num_silent = 1 + below(3);
-  knowledge.is_async = chance(options_.async_percent);
+  if (num_blocks > 0 && random.chance(options_.known_percent))
+    knowledge.num_tokens = random.between(1, num_blocks) * options_.block_size;
+  if (random.chance(options_.undetermined_percent))
+    knowledge.num_silent = static_cast<std::int32_t>(random.between(1, 3));
+  knowledge.is_async = random.chance(options_.async_percent);
   return known_.emplace(query.name, knowledge).first->second;
 }
 
@@ -42,7 +34,7 @@ ExternalHit SimulatedConnector::get_num_new_matched_tokens(const ExternalQuery& 
   const auto external =
       static_cast<std::int32_t>(std::max<std::int64_t>(tokens - query.num_local_tokens, 0));
   const bool is_async = knowledge.is_async && external > 0;
-  asked_[query.request] = {query.num_local_tokens, is_async};
+  asked_[query.request] = {std::string(query.name), query.num_local_tokens, is_async};
   return {.num_tokens = external, .is_async = is_async};
 }
 
@@ -52,33 +44,38 @@ void SimulatedConnector::update_state_after_alloc(RequestId request,
   if (num_external_tokens == 0) return;
   const auto asked = asked_.find(request);
   LS_CHECK(asked != asked_.end(), "request {} loads unasked", index_of(request));
+  SeededRandom& random = known_.find(asked->second.name)->second.random;
   const std::int32_t first = asked->second.num_local_tokens / options_.block_size;
   const std::int32_t count = num_external_tokens / options_.block_size;
-  const bool is_dead = asked->second.is_async && chance(options_.dead_percent);
+  const bool is_dead = asked->second.is_async && random.chance(options_.dead_percent);
   std::vector<BlockId> lost;
-  if (options_.num_groups == 1 && (is_dead || chance(options_.lossy_percent))) {
-    const std::int32_t begin = first + (is_dead ? 0 : below(count));
+  if (options_.num_groups == 1 && (is_dead || random.chance(options_.lossy_percent))) {
+    const std::int64_t begin = first + (is_dead ? 0 : random.below(count));
     lost.assign(blocks.begin() + begin, blocks.begin() + first + count);
+    std::erase(lost, kNullBlock);  // nobody reads what a window has left behind, nor loads it
   }
   if (!asked->second.is_async) {
     invalid_.insert(invalid_.end(), lost.begin(), lost.end());
     return;
   }
-  const std::int32_t delay = is_dead ? options_.timeout_steps : below(options_.delay_steps_max);
+  const std::int64_t delay =
+      is_dead ? options_.timeout_steps : random.below(options_.delay_steps_max);
   transfers_.push_back({step_ + delay, request, true, std::move(lost)});
 }
 
 bool SimulatedConnector::request_finished(RequestId request, std::string_view name) {
   const auto known = known_.find(name);
-  if (known != known_.end()) known_.erase(known);
+  if (known == known_.end()) return false;  // nobody has asked: it holds nothing to be sent
+  SeededRandom random = known->second.random;
+  known_.erase(known);
   asked_.erase(request);
   // The engine fails requests before it takes note of loads that the same report says are over.
   const bool is_loading = std::ranges::find(reported_, request) != reported_.end() ||
                           std::ranges::any_of(transfers_, [&](const Transfer& transfer) {
                             return transfer.request == request && transfer.is_load;
                           });
-  if (is_loading || !chance(options_.kept_percent)) return false;
-  transfers_.push_back({step_ + 1 + below(options_.delay_steps_max), request, false, {}});
+  if (is_loading || !random.chance(options_.kept_percent)) return false;
+  transfers_.push_back({step_ + random.between(1, options_.delay_steps_max), request, false, {}});
   return true;
 }
 

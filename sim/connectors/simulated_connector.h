@@ -1,7 +1,8 @@
 // A KV connector for generated traffic: somebody elsewhere knows a prefix of some prompts, and a
 // network brings it, later, out of order, in part or not at all.
 //
-// (1) All it does follows from the seed and from what it is asked, in order.
+// (1) All it does for a request follows from the seed, the request's name and what it is asked of
+//     it, in order: what others do, and whether they are there, changes nothing.
 // (2) What it knows of a prompt does not change; it may take a few questions until it says so.
 // (3) Every load and every sending ends: a peer that is dead is noticed after `timeout_steps`, and
 //     none of what it should have sent has arrived.
@@ -15,6 +16,7 @@
 #include <vector>
 
 #include "sim/connectors/worker_connector.h"
+#include "sim/seeded_random.h"
 
 namespace lockstep {
 
@@ -46,6 +48,7 @@ class SimulatedConnector final : public WorkerConnector {
 
  private:
   struct Knowledge {
+    SeededRandom random;
     std::int64_t num_tokens = 0;  // known elsewhere, from the first token on
     std::int32_t num_silent = 0;  // questions that get no answer first
     bool is_async = false;
@@ -57,16 +60,13 @@ class SimulatedConnector final : public WorkerConnector {
     std::vector<BlockId> lost;
   };
   struct Question {
+    std::string name;
     std::int32_t num_local_tokens = 0;
     bool is_async = false;
   };
-  std::uint64_t draw();
-  bool chance(std::int32_t percent) { return draw() % 100 < static_cast<std::uint64_t>(percent); }
-  std::int32_t below(std::int32_t bound);
   Knowledge& knowledge_of(const ExternalQuery& query);
 
   SimulatedConnectorOptions options_;
-  std::uint64_t num_drawn_ = 0;
   std::int64_t step_ = 0;
   bool owes_answer_ = false;
   std::map<std::string, Knowledge, std::less<>> known_;
