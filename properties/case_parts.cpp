@@ -7,11 +7,13 @@
 #include "reference/check.h"
 #include "reference/layout.h"
 #include "sim/lockstep.h"
+#include "sim/saved_run.h"
 
 namespace lockstep {
 namespace {
 
 using Names = std::set<std::string>;
+using NamedSetting = std::pair<std::string, std::int64_t>;
 
 Trace trace_with(const Trace& trace, const std::vector<bool>& keep) {
   Trace kept{.header = trace.header, .records = {}};
@@ -152,6 +154,32 @@ SavedCase without_group(const SavedCase& saved, std::size_t group) {
   smaller.cache.groups.erase(smaller.cache.groups.begin() + place);
   smaller.kernel_block_sizes.erase(smaller.kernel_block_sizes.begin() + place);
   return smaller;
+}
+
+void set_setting(SavedCase& saved, std::string_view name, std::int64_t value) {
+  const auto same = std::ranges::find(saved.settings, name, &NamedSetting::first);
+  if (same == saved.settings.end())
+    saved.settings.emplace_back(name, value);
+  else
+    same->second = value;
+}
+
+std::optional<std::int64_t> setting_of(const SavedCase& saved, std::string_view name) {
+  const auto set = std::ranges::find(saved.settings, name, &NamedSetting::first);
+  if (set == saved.settings.end()) return std::nullopt;
+  return set->second;
+}
+
+bool has_connector(const SavedCase& saved) {
+  return config_of(saved).connector.kind != ConnectorKind::none;
+}
+
+bool may_lose_blocks(const SavedCase& saved) {
+  const ConnectorConfig connector = config_of(saved).connector;
+  // vLLM assigns lost blocks of several groups to no request: nobody reports them.
+  if (saved.cache.groups.size() != 1) return false;
+  return connector.kind == ConnectorKind::peers ||
+         (connector.kind == ConnectorKind::host && connector.load_failed_percent > 0);
 }
 
 void change_specs(SavedCase& saved, std::size_t group,

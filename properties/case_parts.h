@@ -11,7 +11,9 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "traces/saved_case.h"
@@ -31,6 +33,15 @@ std::vector<TraceRequest*> trace_requests_of(SavedCase& saved);
 
 SavedCase without_group(const SavedCase& saved, std::size_t group);
 SavedCase without_layer(const SavedCase& saved, std::size_t group, std::size_t layer);
+
+// Sets a number of the run by its name (sim/saved_run.h), whatever it was.
+void set_setting(SavedCase& saved, std::string_view name, std::int64_t value);
+// Nothing: the case leaves it at its default.
+std::optional<std::int64_t> setting_of(const SavedCase& saved, std::string_view name);
+
+bool has_connector(const SavedCase& saved);
+// Loads of its connector may leave blocks unfilled.
+bool may_lose_blocks(const SavedCase& saved);
 
 // Changes every spec of a group alike: the group's own and those of its layers.
 void change_specs(SavedCase& saved, std::size_t group,

@@ -43,6 +43,12 @@ std::int64_t further_ranks(const SavedCase& saved) {
   return count;
 }
 
+std::int64_t connector_numbers(const SavedCase& saved) {
+  std::int64_t sum = 0;
+  for (const auto& [name, value] : saved.settings) sum += is_connector_number(name) ? value : 0;
+  return sum;
+}
+
 // What is said about a request beyond its tokens.
 std::int64_t trimmings(const RequestSpec& spec) {
   std::int64_t count = spec.priority == 0 ? 0 : 1;
@@ -144,6 +150,11 @@ bool is_limit(std::string_view name) {
          name == "block_size" || name == "mamba_block_size";
 }
 
+bool is_connector_number(std::string_view setting) {
+  return setting == "host_blocks" || setting == "transfer_delay_steps" ||
+         setting == "load_failed_percent";
+}
+
 CaseSize size_of(const SavedCase& saved) {
   CaseSize size;
   for (const RequestSpec* request : requests_of(saved)) {
@@ -181,7 +192,7 @@ CaseRank rank_of(const SavedCase& saved, std::int64_t steps) {
       size.blocks,
       block_tokens(saved),
       std::int64_t{engine.max_num_seqs} + engine.max_num_batched_tokens + engine.max_model_len +
-          further_ranks(saved),
+          further_ranks(saved) + connector_numbers(saved),
       requests.arrivals * (std::int64_t{1} << 40) + std::min(requests.time, std::int64_t{1} << 40),
       requests.untidy + fault_numbers(saved)};
 }

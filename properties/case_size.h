@@ -33,5 +33,7 @@ CaseRank rank_of(const SavedCase& saved, std::int64_t steps);
 // The engine's limits, which are lowered; every other option of it is reset to its default. What
 // the engine is called stays: a failure is one of that engine.
 bool is_limit(std::string_view engine_option);
+// Settings of a connector that count something: less of it is a smaller case.
+bool is_connector_number(std::string_view setting);
 
 }  // namespace lockstep

@@ -63,6 +63,12 @@ constexpr std::array kReasons = std::to_array<Reason>({
      "A request that was accepted must end: with nothing running and nothing still to arrive, "
      "those "
      "who wait would wait for ever."},
+    {"liveness.head_of_line",
+     "A request that has loaded its blocks must be able to go on: behind one that waits for these "
+     "very blocks it waits for ever, and so does the other."},
+    {"liveness.partial_load",
+     "Requests that have loaded a part must not each need what the others hold: none of them can "
+     "go on, and none gives anything back."},
     {"audit.attention_read",
      "Attention may read only slots that hold exactly this request's prefix up to that token; "
      "anything else is another request's keys and values, or nobody's."},

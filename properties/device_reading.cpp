@@ -4,6 +4,7 @@
 #include <memory>
 #include <utility>
 
+#include "properties/case_parts.h"
 #include "properties/forwarding_backend.h"
 #include "reference/content.h"
 #include "reference/context_share.h"
@@ -157,6 +158,8 @@ Result<void> ReadingBackend::fingerprint_all() {
 std::string why_not_read(const SavedCase& saved) {
   if (saved.backend == "none") return "the case runs without a backend";
   const LockstepConfig config = config_of(saved);
+  if (may_lose_blocks(saved))
+    return "rows behind a block that a load did not fill are read as well";
   if (!config.device.parallel.is_whole() || config.data_parallel.dp_size > 1)
     return "the case runs over tensor, pipeline or data parallel ranks";  // rank_outputs.h
   for (const KVCacheGroupSpec& group : saved.cache.groups)
@@ -168,8 +171,10 @@ std::string why_not_read(const SavedCase& saved) {
 Result<DeviceReading> read_on_device(const SavedCase& saved, const BackendFactory& make_backend,
                                      bool with_pages) {
   const LockstepConfig config = config_of(saved);
+  const std::unique_ptr<Workload> workload = workload_of(saved);
   auto decisions =
-      make_reference_decisions(saved.engine, saved.cache.groups, saved.cache.num_blocks, {},
+      make_reference_decisions(saved.engine, saved.cache.groups, saved.cache.num_blocks,
+                               {workload->connector(), config.connector.load_failure_policy},
                                config.scheduler_defect, free_order_of(saved));
   if (!decisions) return tl::unexpected(decisions.error());
   DeviceReading reading;
@@ -184,7 +189,6 @@ Result<DeviceReading> read_on_device(const SavedCase& saved, const BackendFactor
         std::make_unique<ReadingBackend>(std::move(*backend), device, rows, with_pages, reading));
     ranks.push_back(owned.back().get());
   }
-  const std::unique_ptr<Workload> workload = workload_of(saved);
   const auto report =
       run_lockstep(config, **decisions, *workload, std::span<Backend* const>(ranks), &rows);
   if (!report) return tl::unexpected(report.error());

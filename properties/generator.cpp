@@ -61,6 +61,10 @@ constexpr FeatureInfo kFeatures[] = {
     {"data_parallel", 8},
     {"captured_graphs", 15},
     {"real_numbers", 25},
+    {"connector_peers", 40},
+    {"host_tier", 45},
+    {"failing_loads", 60},
+    {"load_failure_fails", 40},
 };
 static_assert(std::size(kFeatures) == kNumFeatures);
 
@@ -129,6 +133,7 @@ SavedCase generate_case(ChoiceSource& choices, const GeneratorOptions& options) 
                                                          "fast", "fast", "check", "check", "hunt"});
   saved.seed = static_cast<std::uint64_t>(choices.below(1 << 16));
   constexpr auto kFirstOfRanks = Feature::tensor_parallel;
+  constexpr auto kFirstOfConnectors = Feature::connector_peers;
   FeatureSet features;
   draw_features(choices, options, Feature::several_groups, static_cast<std::size_t>(kFirstOfRanks),
                 features);
@@ -144,18 +149,24 @@ SavedCase generate_case(ChoiceSource& choices, const GeneratorOptions& options) 
   Draw draw{choices, options, features};
   draw_traffic(draw, saved);
   draw_fault_plan(draw, saved);
-  // Ranks come last: a case that has none is the same with and without this line.
+  // Ranks, modes of the device and connectors come last: a case that has none of them is the same
+  // with and without these lines.
   constexpr auto kFirstOfDevice = Feature::captured_graphs;
   draw_features(choices, options, kFirstOfRanks, static_cast<std::size_t>(kFirstOfDevice),
                 draw.features);
   SavedCase with_ranks = saved;
   draw_ranks(draw, with_ranks);
   if (is_accepted(with_ranks)) saved = std::move(with_ranks);
-  if (!options.device_modes || !draw.runs_kernels()) return saved;
-  draw_features(choices, options, kFirstOfDevice, kNumFeatures, draw.features);
-  SavedCase with_modes = saved;
-  draw_device_modes(draw, with_modes);
-  return is_accepted(with_modes) ? with_modes : saved;
+  if (options.device_modes && draw.runs_kernels()) {
+    draw_features(choices, options, kFirstOfDevice, static_cast<std::size_t>(kFirstOfConnectors),
+                  draw.features);
+    SavedCase with_modes = saved;
+    draw_device_modes(draw, with_modes);
+    if (is_accepted(with_modes)) saved = std::move(with_modes);
+  }
+  draw_features(choices, options, kFirstOfConnectors, kNumFeatures, draw.features);
+  draw_connector(draw, saved);
+  return saved;
 }
 
 SavedCase generate_case(std::uint64_t seed, const GeneratorOptions& options) {

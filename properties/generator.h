@@ -70,8 +70,14 @@ enum class Feature : std::uint8_t {
   // How the device works; where GeneratorOptions::device_modes asks for it.
   captured_graphs,
   real_numbers,
+  // KV connectors.
+  connector_peers,
+  host_tier,
+  failing_loads,
+  load_failure_fails,
 };
-inline constexpr std::size_t kNumFeatures = static_cast<std::size_t>(Feature::real_numbers) + 1;
+inline constexpr std::size_t kNumFeatures =
+    static_cast<std::size_t>(Feature::load_failure_fails) + 1;
 std::string_view name_of(Feature feature);
 
 // The features of one case: what the swarm may use.

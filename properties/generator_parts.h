@@ -1,7 +1,8 @@
 // The parts of the generator by file: cache_generator.cpp draws groups and their pool,
 // engine_generator.cpp the options, traffic_generator.cpp who arrives and how they leave,
 // fault_generator.cpp what goes wrong, rank_generator.cpp over how many ranks all of it runs,
-// device_generator.cpp how the device does its work.
+// device_generator.cpp how the device does its work, connector_generator.cpp who keeps caches
+// elsewhere.
 #pragma once
 
 #include "properties/generator.h"
@@ -30,6 +31,8 @@ void draw_pool(Draw& draw, std::vector<KVCacheGroupSpec> groups, SavedCase& save
 void draw_ranks(Draw& draw, SavedCase& saved);
 // Captured graphs, and real numbers where the kernels of an engine take the cache, as settings.
 void draw_device_modes(Draw& draw, SavedCase& saved);
+// Peers or a host tier, as settings, where the engine takes a KV connector.
+void draw_connector(Draw& draw, SavedCase& saved);
 void draw_traffic(Draw& draw, SavedCase& saved);
 void draw_fault_plan(Draw& draw, SavedCase& saved);
 

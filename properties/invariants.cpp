@@ -8,6 +8,13 @@
 #include "reference/page_size.h"
 
 namespace lockstep {
+namespace {
+
+std::span<const BlockId> behind(std::span<const BlockId> table, std::int64_t entry) {
+  return table.subspan(std::min(static_cast<std::size_t>(entry), table.size()));
+}
+
+}  // namespace
 
 Invariants::Invariants(const EngineConfig& engine, const KVCacheConfig& plan)
     : engine_(engine),
@@ -33,13 +40,13 @@ std::int64_t Invariants::block_size(std::size_t group) const {
 
 void Invariants::count_holders(const StepView& view) {
   std::ranges::fill(holders_, Holders{});
-  for (const RequestId id : view.decisions.running()) {
+  for (const RequestId id : holding(view)) {
     for (std::int32_t g = 0; g < std::ssize(plan_.groups); ++g) {
       for (const BlockId block : view.decisions.block_table(id, g)) {
         if (block == kNullBlock) continue;
         Holders& holders = holders_[static_cast<std::size_t>(index_of(block))];
         if (holders.count++ > 0 && holders.group != g)
-          fail("one_group", std::string(view.name(id)),
+          fail("one_group", std::string(view.decisions.name(id)),
                fmt::format("block {} is in a table of group {} and in one of group {}",
                            index_of(block), holders.group, g));
         holders.group = g;
@@ -108,9 +115,14 @@ void Invariants::check_limits(const StepView& view) {
     return fail("limits", {},
                 fmt::format("{} requests run; {} may", running.size(), engine_.max_num_seqs));
   const std::vector<RequestId> waiting = view.decisions.waiting();
+  const std::vector<SkippedRequest> skipped = view.decisions.skipped();
+  const std::vector<HeldRequest> held = view.decisions.held();
   for (const RequestId id : running)
-    if (std::ranges::count(running, id) != 1 || std::ranges::count(waiting, id) != 0)
-      return fail("limits", std::string(view.name(id)), "it runs twice, or runs and waits");
+    if (std::ranges::count(running, id) != 1 || std::ranges::count(waiting, id) != 0 ||
+        std::ranges::count(skipped, id, &SkippedRequest::id) != 0 ||
+        std::ranges::count(held, id, &HeldRequest::id) != 0)
+      return fail("limits", std::string(view.name(id)),
+                  "it runs twice, or runs and waits or has finished");
   for (const ScheduledRequest& scheduled : decision.scheduled) {
     const std::string name(view.name(scheduled.id));
     if (scheduled.num_tokens < 1)
@@ -122,7 +134,22 @@ void Invariants::check_limits(const StepView& view) {
   }
 }
 
-// A scheduled request's hit, and the blocks that it is about to write.
+// Whole blocks of a prefix that was found here are cached.
+void Invariants::check_hit(const StepView& view, RequestId id, std::int64_t num_tokens) {
+  for (std::size_t g = 0; g < plan_.groups.size(); ++g) {
+    const auto table = view.decisions.block_table(id, static_cast<std::int32_t>(g));
+    const std::int64_t end = std::min<std::int64_t>(num_tokens / block_size(g), std::ssize(table));
+    for (std::int64_t i = 0; i < end; ++i) {
+      const BlockId block = table[static_cast<std::size_t>(i)];
+      if (block != kNullBlock && !view.decisions.is_cached(block))
+        fail("hit", std::string(view.decisions.name(id)),
+             fmt::format("a hit of {} tokens lies on block {} of group {}, which is not cached",
+                         num_tokens, index_of(block), g));
+    }
+  }
+}
+
+// A scheduled request's hit, and the blocks that it, or its load, is about to write.
 void Invariants::check_request(const StepView& view, std::size_t index) {
   const ScheduledRequest& scheduled = view.decision.scheduled[index];
   const std::string name(view.name(scheduled.id));
@@ -132,6 +159,10 @@ void Invariants::check_request(const StepView& view, std::size_t index) {
     fail("hit", name,
          fmt::format("a hit of {} of {} tokens: none is left to compute", first,
                      view.decisions.num_tokens(scheduled.id)));
+  const std::int64_t found = num_found_here(view, scheduled);
+  if (scheduled.is_new) check_hit(view, scheduled.id, found);
+  const std::int64_t written_from =
+      scheduled.is_new && is_asked(view, scheduled.id) ? found : first;
   for (std::size_t g = 0; g < plan_.groups.size(); ++g) {
     const auto table = view.decisions.block_table(scheduled.id, static_cast<std::int32_t>(g));
     const std::int64_t size = block_size(g);
@@ -145,15 +176,11 @@ void Invariants::check_request(const StepView& view, std::size_t index) {
     for (std::int64_t i = 0; i < end; ++i) {
       const BlockId block = table[static_cast<std::size_t>(i)];
       if (block == kNullBlock) continue;
-      if (i >= first / size && writers_[static_cast<std::size_t>(index_of(block))]++ > 0)
+      if (i >= written_from / size && writers_[static_cast<std::size_t>(index_of(block))]++ > 0)
         fail("one_writer", name,
              fmt::format("tokens [{}, {}) write block {} of group {}, which another request of the "
                          "step writes too",
-                         first, last, index_of(block), g));
-      if (scheduled.is_new && (i + 1) * size <= first && !view.decisions.is_cached(block))
-        fail("hit", name,
-             fmt::format("a hit of {} tokens lies on block {} of group {}, which is not cached",
-                         first, index_of(block), g));
+                         written_from, last, index_of(block), g));
     }
   }
 }
@@ -180,7 +207,8 @@ void Invariants::check_published(const StepView& view) {
     const auto content = view.decisions.cached_as(BlockId{block});
     if (!content || content == cached_[static_cast<std::size_t>(block)]) continue;
     const auto group = static_cast<std::size_t>(content->group);
-    bool computed = was_computed(view, content->group, BlockId{block});
+    bool computed = was_computed(view, content->group, BlockId{block}) ||
+                    was_loaded(view, content->group, BlockId{block});
     for (const ScheduledRequest& scheduled : view.decision.scheduled) {
       const auto table = view.decisions.block_table(scheduled.id, content->group);
       const auto entry = std::ranges::find(table, BlockId{block});
@@ -200,30 +228,44 @@ void Invariants::check_published(const StepView& view) {
 void Invariants::check_queue_front(const StepView& view) {
   const SchedulerOutput& decision = view.decision;
   if (!decision.preempted.empty()) return;
-  const auto stays = std::ranges::find_if(
-      queue_, [&](BlockId block) { return view.decisions.ref_cnt(block) == 0; });
   for (std::size_t i = 0; i < decision.scheduled.size(); ++i) {
     const ScheduledRequest& scheduled = decision.scheduled[i];
-    for (std::size_t g = 0; g < plan_.groups.size(); ++g) {
-      const auto handed = decision.blocks(i, static_cast<std::int32_t>(g));
-      const std::int64_t hit =
-          scheduled.is_new ? cdiv(static_cast<std::int64_t>(scheduled.computed), block_size(g)) : 0;
-      for (std::int64_t entry = hit; entry < std::ssize(handed); ++entry) {
-        const BlockId block = handed[static_cast<std::size_t>(entry)];
-        if (std::find(stays, queue_.end(), block) != queue_.end())
-          return fail("queue_front", std::string(view.name(scheduled.id)),
-                      fmt::format("block {} is handed out as new, and block {} has been free for "
-                                  "longer",
-                                  index_of(block), index_of(*stays)));
-      }
+    for (std::int32_t g = 0; g < std::ssize(plan_.groups); ++g) {
+      const auto handed = decision.blocks(i, g);
+      const std::int64_t hit = scheduled.is_new ? cdiv(num_found_here(view, scheduled),
+                                                       block_size(static_cast<std::size_t>(g)))
+                                                : 0;
+      check_new_blocks(view, scheduled.id, behind(handed, hit));
     }
   }
+  for (const SkippedRequest& request : view.decisions.skipped()) {
+    const auto from = loads_from_.find(request.id);
+    if (from == loads_from_.end() || !is_asked(view, request.id)) continue;
+    for (std::int32_t g = 0; g < std::ssize(plan_.groups); ++g) {
+      const auto table = view.decisions.block_table(request.id, g);
+      const std::int64_t hit = cdiv(from->second, block_size(static_cast<std::size_t>(g)));
+      check_new_blocks(view, request.id, behind(table, hit));
+    }
+  }
+}
+
+void Invariants::check_new_blocks(const StepView& view, RequestId id,
+                                  std::span<const BlockId> blocks) {
+  const auto stays = std::ranges::find_if(
+      queue_, [&](BlockId block) { return view.decisions.ref_cnt(block) == 0; });
+  for (const BlockId block : blocks)
+    if (std::find(stays, queue_.end(), block) != queue_.end())
+      return fail("queue_front", std::string(view.decisions.name(id)),
+                  fmt::format("block {} is handed out as new, and block {} has been free for "
+                              "longer",
+                              index_of(block), index_of(*stays)));
 }
 
 // A naive model of the queue: each group of a request that ends gives its blocks back from the last
 // to the first; those that nobody else holds go behind all that are free, or, where the release
 // says so and they cache nothing, before them.
 void Invariants::check_free_order(const StepView& view) {
+  if (has_connector_) return check_free_order_beside_transfers(view);
   const auto running = view.decisions.running();
   for (const auto& [id, tables] : tables_) {
     const bool ended =
@@ -269,9 +311,11 @@ void Invariants::remember(const StepView& view) {
     cached_[static_cast<std::size_t>(block)] = view.decisions.cached_as(BlockId{block});
 }
 
-void Invariants::decided(const StepView& view) {
+void Invariants::decided(const StepView& view, std::span<const RecordedConnectorAnswer> answers) {
   if (violation_) return;
   step_ = view.decision.step;
+  answers_ = answers;
+  has_connector_ |= !answers.empty();
   scheduler_block_size_ = view.decisions.scheduler_block_size();
   count_holders(view);
   check_pool(view);
@@ -280,12 +324,13 @@ void Invariants::decided(const StepView& view) {
   std::ranges::fill(writers_, 0);
   for (std::size_t i = 0; i < view.decision.scheduled.size() && !violation_; ++i)
     check_request(view, i);
+  check_loads(view);
   if (engine_.enable_prefix_caching) check_published(view);
   check_queue_front(view);
   check_planned(view);
   remember(view);
   tables_.clear();
-  for (const RequestId id : view.decisions.running())
+  for (const RequestId id : holding(view))
     for (std::int32_t g = 0; g < std::ssize(plan_.groups); ++g) {
       const auto table = view.decisions.block_table(id, g);
       tables_[id].emplace_back(table.begin(), table.end());
@@ -305,10 +350,16 @@ void Invariants::finished(const StepView& view) {
 void Invariants::end(const DecisionSource& decisions) {
   if (decisions.has_unfinished_requests()) return;
   step_ = -1;
-  if (decisions.num_free_blocks() != plan_.num_blocks - 1)
+  std::vector<bool> is_held(holders_.size());
+  for (const HeldRequest& request : decisions.held())
+    for (std::int32_t g = 0; g < std::ssize(plan_.groups); ++g)
+      for (const BlockId block : decisions.block_table(request.id, g))
+        is_held[static_cast<std::size_t>(index_of(block))] = block != kNullBlock;
+  const std::int64_t held = std::ranges::count(is_held, true);
+  if (decisions.num_free_blocks() + held != plan_.num_blocks - 1)
     fail("leak", {},
-         fmt::format("nobody lives, and {} of {} blocks are free", decisions.num_free_blocks(),
-                     plan_.num_blocks - 1));
+         fmt::format("nobody lives, {} of {} blocks are free, and {} are still being sent",
+                     decisions.num_free_blocks(), plan_.num_blocks - 1, held));
 }
 
 }  // namespace lockstep

@@ -27,11 +27,11 @@ void Invariants::check_planned(const StepView& view) {
     // it keeps as many again, in case drafts are rejected.
     if (!is_state_kind(group.spec.kind) || profile_.retire_basis == RetireBasis::scheduled)
       most += cdiv(engine_.num_spec_tokens, group.spec.block_size);
-    for (const RequestId id : view.decisions.running()) {
+    for (const RequestId id : holding(view)) {
       const auto table = view.decisions.block_table(id, g);
       const auto held = std::ssize(table) - std::ranges::count(table, kNullBlock);
       if (held > most)
-        return fail("planned_blocks", std::string(view.name(id)),
+        return fail("planned_blocks", std::string(view.decisions.name(id)),
                     fmt::format("{} blocks of group {} are held, and the pool is planned for {} a "
                                 "request",
                                 held, g, most));

@@ -53,7 +53,8 @@ class Bench final : public StepObserver {
 
   bool decided(const StepView& view) override {
     recorder_.decided(view);
-    if (asks_invariants()) invariants_.decided(view);
+    const auto& answers = recorder_.step().connector;
+    invariants_.decided(view, answers ? *answers : std::span<const RecordedConnectorAnswer>());
     const bool go_on = observer_ == nullptr || observer_->decided(view);
     return settle() && go_on;
   }
@@ -61,14 +62,14 @@ class Bench final : public StepObserver {
   bool finished(const StepView& view) override {
     if (options_.hashes != nullptr) options_.hashes->push_back(view.state_hash);
     recorder_.finished(view);
-    if (asks_invariants() && !outcome_.failed()) invariants_.finished(view);
+    if (!outcome_.failed()) invariants_.finished(view);
     const bool go_on = observer_ == nullptr || observer_->finished(view);
     return settle() && go_on;
   }
 
   // After the last step of a run in which nothing else failed.
   void end(const DecisionSource& decisions) {
-    if (asks_invariants()) invariants_.end(decisions);
+    invariants_.end(decisions);
     if (auditor_ != nullptr && settle()) {
       auditor_->end(recorder_.end());
       take_findings();
@@ -76,10 +77,6 @@ class Bench final : public StepObserver {
   }
 
  private:
-  // With a connector requests that do not run hold blocks, and what a load brought is published
-  // between steps: of that the invariants know nothing. The audit does.
-  bool asks_invariants() { return recorder_.connector() == nullptr; }
-
   void take(const RecordedStep& step) {
     tally_.step(step);
     if (auditor_ == nullptr) return;
@@ -174,6 +171,9 @@ void take_verdict(const RunSummary& summary, Outcome& outcome) {
   outcome.tally.count(Reached::page_checked, summary.pages_checked);
   outcome.tally.count(Reached::refused_request, summary.refused_requests);
   outcome.tally.count(Reached::refused_allocation, summary.refused_allocations);
+  outcome.tally.count(Reached::host_load, summary.blocks_loaded);
+  outcome.tally.count(Reached::host_store, summary.blocks_stored);
+  outcome.tally.count(Reached::host_eviction, summary.host_evictions);
   if (outcome.failed()) return;
   if (summary.divergence) {
     outcome.kind = OutcomeKind::divergence;
@@ -184,12 +184,16 @@ void take_verdict(const RunSummary& summary, Outcome& outcome) {
     outcome.what = summary.divergence->message;
   } else if (summary.verdict == Verdict::liveness) {
     outcome.kind = OutcomeKind::stuck;
-    outcome.check = "liveness";
+    outcome.check = summary.wait_cycle.empty()        ? "liveness"
+                    : summary.cycle_head_holds_blocks ? "liveness.partial_load"
+                                                      : "liveness.head_of_line";
     outcome.step = summary.steps;
     outcome.dp_rank = summary.stuck_dp_rank;
     LS_CHECK(!summary.stuck.empty(), "stuck in step {}, and nobody waits", summary.steps);
     outcome.request = summary.stuck.front().name;
-    outcome.what = fmt::format("request {} {}", outcome.request, summary.stuck.front().why);
+    outcome.what = summary.wait_cycle.empty()
+                       ? fmt::format("request {} {}", outcome.request, summary.stuck.front().why)
+                       : summary.wait_cycle;
   }
 }
 

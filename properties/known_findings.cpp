@@ -8,8 +8,6 @@
 #include "reference/engine_profile.h"
 #include "reference/page_size.h"
 
-#include "properties/case_parts.h"
-
 namespace lockstep {
 namespace {
 
@@ -80,6 +78,23 @@ bool has_equals(const SavedCase& saved) {
   return false;
 }
 
+bool computes_lost_blocks(const SavedCase& saved) {
+  return may_lose_blocks(saved) && setting_of(saved, "load_failure_fails").value_or(0) == 0;
+}
+
+bool loads_into_windows(const SavedCase& saved) {
+  return has_connector(saved) && has_windows(saved);
+}
+
+bool computes_lost_blocks_of_windows(const SavedCase& saved) {
+  return computes_lost_blocks(saved) && has_windows(saved);
+}
+
+bool loads_beside_hits(const SavedCase& saved) {
+  return has_connector(saved) && saved.cache.groups.size() > 1 &&
+         saved.engine.enable_prefix_caching;
+}
+
 template <int finding>
 SavedCase with_the_rule_repaired(const SavedCase& saved) {
   SavedCase repaired = saved;
@@ -130,6 +145,21 @@ constexpr std::string_view kFreedInFlight[] = {"audit.handed_out", "audit.attent
                                                "audit.token_write"};
 constexpr std::string_view kLiveness[] = {"liveness"};
 
+// How many blocks a request misses is an estimate where windows are: some circles are not seen.
+constexpr std::string_view kBehindLarge[] = {"liveness.head_of_line", "liveness"};
+constexpr std::string_view kHalfLoaded[] = {"liveness.partial_load", "liveness"};
+constexpr std::string_view kLostBlock[] = {"audit.attention_read", "decide"};
+constexpr std::string_view kNoWindow[] = {"audit.token_write", "audit.attention_read", "decide"};
+constexpr std::string_view kEvictedHit[] = {"audit.handed_out",
+                                            "audit.attention_read",
+                                            "audit.token_write",
+                                            "invariant.one_group",
+                                            "invariant.hash_to_block",
+                                            "invariant.hit",
+                                            "invariant.one_writer",
+                                            "decide",
+                                            "reuse"};
+
 constexpr KnownFinding kFindings[] = {
     {1, "with EAGLE, a state hit is longer than the attention hit beside it", state_hit_is_longer,
      kWrongHit, with_the_rule_repaired<1>},
@@ -143,6 +173,18 @@ constexpr KnownFinding kFindings[] = {
      plans_too_few_states, kLiveness, with_states_in_flight_planned},
     {6, "a window's pool is planned without the slots of drafts", plans_windows_without_lookahead,
      kLiveness, with_lookahead_planned},
+    {7, "a loaded request stands behind one that does not fit", has_connector, kBehindLarge,
+     with_the_rule_repaired<7>},
+    {8, "two requests have loaded parts, and each needs what the other holds", has_connector,
+     kHalfLoaded, with_the_rule_repaired<8>},
+    {9, "who counts on another to compute a lost block is left alone with it", computes_lost_blocks,
+     kLostBlock, with_the_rule_repaired<9>},
+    {12, "the blocks of a load evict what another group has hit", loads_beside_hits, kEvictedHit,
+     with_the_rule_repaired<12>},
+    {13, "a prompt that is loaded whole lacks the window of its last token", loads_into_windows,
+     kNoWindow, with_the_rule_repaired<13>},
+    {14, "who goes back to a lost block has let go of the window before it",
+     computes_lost_blocks_of_windows, kNoWindow, with_the_rule_repaired<14>},
     {11, "requests of one priority and arrival preempt each other for ever", has_equals, kLiveness,
      with_arrivals_apart},
 };
@@ -179,6 +221,13 @@ std::span<const KnownFinding> known_findings() { return kFindings; }
 const KnownFinding* known_finding(const SavedCase& saved, const Outcome& outcome,
                                   const BackendFactory& backend) {
   if (!outcome.failed()) return nullptr;
+  if (!saved.mutants.empty()) {
+    SavedCase unplanted = saved;
+    unplanted.mutants.clear();
+    const Outcome without = judge(unplanted, backend);
+    const bool is_same = without.same_failure(outcome) && without.step == outcome.step;
+    return is_same ? known_finding(unplanted, without, backend) : nullptr;
+  }
   std::optional<Outcome> decided;
   if (outcome.kind == OutcomeKind::divergence) {
     decided = judge(saved);

@@ -10,6 +10,9 @@
 // Kernels may stumble over what the engine decided: a divergence, too, may be a finding where the
 // decisions alone, followed by nobody but the audit, break its rule in that step or before.
 //
+// With a defect planted in the case, what does not happen without it is no finding, even where the
+// planted defect only brings the engine's own about.
+//
 // Not told apart: a second defect that only shows after what the first one did.
 #pragma once
 

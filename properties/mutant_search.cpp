@@ -161,8 +161,8 @@ SavedCase mutant_case(const Mutant& mutant, std::uint64_t seed) {
   GeneratorOptions bias = mutant.bias;
   // Nothing beside a defect but what it needs to show.
   bias.never.add(kRankFeatures);
-  bias.never.add(
-      {Feature::faults, Feature::same_instant, Feature::scaled_rows, Feature::uniform_type});
+  bias.never.add({Feature::faults, Feature::same_instant, Feature::scaled_rows,
+                  Feature::uniform_type, Feature::connector_peers, Feature::host_tier});
   bias.never.remove(bias.always);
   SavedCase saved = generate_case(seed, bias);
   if (mutant.reshape != nullptr) mutant.reshape(saved);

@@ -1,5 +1,6 @@
 // The catalogue's defects of the device side: rows and states here, tables, launches and views in
 // files of their own.
+#include "properties/case_parts.h"
 #include "properties/mutant_catalogue.h"
 #include "properties/mutants_on_device.h"
 
@@ -8,7 +9,7 @@ namespace {
 
 using enum Feature;
 
-void over_four_streams(SavedCase& saved) { saved.settings.emplace_back("num_streams", 4); }
+void over_four_streams(SavedCase& saved) { set_setting(saved, "num_streams", 4); }
 
 std::vector<Mutant> row_mutants() {
   const FeatureSet attention{full_attention};

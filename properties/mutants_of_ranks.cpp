@@ -1,5 +1,6 @@
 // The catalogue's defects of ranks: which heads and layers a rank takes itself for, and how data
 // parallel ranks meet. Their switches are in cuda_backend/defect.h and sim/ranks/dp_step.h.
+#include "properties/case_parts.h"
 #include "properties/mutant_catalogue.h"
 
 namespace lockstep {
@@ -20,13 +21,9 @@ GeneratorOptions on_ranks(FeatureSet always, FeatureSet never = {}) {
 
 // No graphs, two tensor parallel ranks: an idle rank's single token stays as it is.
 void eagerly_over_two(SavedCase& saved) {
-  std::erase_if(saved.settings, [](const auto& setting) {
-    return setting.first == "enforce_eager" || setting.first == "tensor_parallel_size" ||
-           setting.first == "queries_per_kv";
-  });
   for (const auto& [name, value] :
        {std::pair{"enforce_eager", 1}, {"tensor_parallel_size", 2}, {"queries_per_kv", 2}})
-    saved.settings.emplace_back(name, value);
+    set_setting(saved, name, value);
 }
 
 }  // namespace

@@ -74,17 +74,19 @@ Changed shuffled_blocks(const SavedCase& saved) {
 
 constexpr std::array kRelations = std::to_array<Relation>({
     {"other layout", "whether heads or tokens come first in a block is the device's business",
-     other_layout, false, "layout-two-heads"},
+     other_layout, false, false, "layout-two-heads"},
     {"other backend", "and so is which attention backend's rules a page follows", other_backend,
-     false, "wrong-stride"},
+     false, false, "wrong-stride"},
     {"other kernel blocks", "a block cut into other kernel blocks holds the same tokens",
-     other_kernel_blocks, false, "kernel-block-unsplit"},
-    {"no padding", "nothing lies in the padding of a page", without_padding, false, "wrong-stride"},
-    {"no packing", "layers that share a page do not meet in it", unpacked, false, "pack-offset"},
+     other_kernel_blocks, false, false, "kernel-block-unsplit"},
+    {"no padding", "nothing lies in the padding of a page", without_padding, false, false,
+     "wrong-stride"},
+    {"no packing", "layers that share a page do not meet in it", unpacked, false, false,
+     "pack-offset"},
     {"shuffled blocks", "block ids are names: where a block lies says nothing", shuffled_blocks,
-     false, "wrong-stride"},
+     false, false, "wrong-stride"},
     {"several streams", "what is ordered by what it needs needs no other order", over_streams, true,
-     "copy-unordered"},
+     false, "copy-unordered"},
 });
 
 }  // namespace

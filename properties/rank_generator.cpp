@@ -1,21 +1,13 @@
 // Ranks of every kind, few of each: what grows with their number is the time alone.
 #include <algorithm>
 
+#include "properties/case_parts.h"
 #include "properties/generator_parts.h"
 #include "reference/page_size.h"
 #include "sim/lockstep.h"
 
 namespace lockstep {
 namespace {
-
-void set(SavedCase& saved, std::string_view name, std::int64_t value) {
-  const auto same = std::ranges::find(saved.settings, name,
-                                      [](const auto& one) { return std::string_view(one.first); });
-  if (same == saved.settings.end())
-    saved.settings.emplace_back(name, value);
-  else
-    same->second = value;
-}
 
 // The plan again, with other heads and states: pages of all groups as large as the largest.
 bool plan_with(SavedCase& saved, std::vector<KVCacheGroupSpec> groups) {
@@ -46,8 +38,8 @@ void draw_tensor_parallel(Draw& draw, SavedCase& saved) {
       for (std::int64_t& dim : state.dims) dim = round_up(dim, tp);
   }
   if (!plan_with(saved, std::move(groups))) return;
-  set(saved, "tensor_parallel_size", tp);
-  set(saved, "queries_per_kv", tp * draw.choices.between(1, 2));
+  set_setting(saved, "tensor_parallel_size", tp);
+  set_setting(saved, "queries_per_kv", tp * draw.choices.between(1, 2));
 }
 
 }  // namespace
@@ -55,11 +47,11 @@ void draw_tensor_parallel(Draw& draw, SavedCase& saved) {
 void draw_ranks(Draw& draw, SavedCase& saved) {
   if (draw.runs_kernels() && std::ranges::none_of(saved.cache.groups, is_special)) {
     if (draw.has(Feature::tensor_parallel)) draw_tensor_parallel(draw, saved);
-    if (draw.has(Feature::pipeline_parallel)) set(saved, "pipeline_parallel_size", 2);
+    if (draw.has(Feature::pipeline_parallel)) set_setting(saved, "pipeline_parallel_size", 2);
   }
   if (!draw.has(Feature::data_parallel)) return;
-  set(saved, "data_parallel_size", draw.choices.between(2, 3));
-  set(saved, "enforce_eager", draw.choices.below(2));
+  set_setting(saved, "data_parallel_size", draw.choices.between(2, 3));
+  set_setting(saved, "enforce_eager", draw.choices.below(2));
 }
 
 }  // namespace lockstep

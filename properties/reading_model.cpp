@@ -60,6 +60,18 @@ std::int32_t UndisturbedRequest::next_token(std::int64_t count) {
   return token_of(hash);
 }
 
+std::uint64_t UndisturbedRequest::row(std::size_t group, std::int64_t position) {
+  next_token(position + 1);
+  return rows_[group][static_cast<std::size_t>(position)];
+}
+
+void UndisturbedRequest::truncate(std::int64_t count) {
+  const auto size = static_cast<std::size_t>(count);
+  if (size >= tokens_.size()) return;
+  tokens_.resize(size);
+  for (std::vector<std::uint64_t>& rows : rows_) rows.resize(std::min(rows.size(), size));
+}
+
 // A live request: what the worker knows of it.
 struct ReadingModel::Request {
   explicit Request(UndisturbedRequest request) : alone(std::move(request)) {}
@@ -205,9 +217,55 @@ Result<void> ReadingModel::sample(std::int64_t step, std::span<const SampledRow>
   return {};
 }
 
+std::span<std::uint64_t> ReadingModel::rows_of(const BlockTransfer& block) {
+  const auto group = static_cast<std::size_t>(block.group);
+  const auto size = static_cast<std::size_t>(tokens_in_block_[group]);
+  return std::span(slots_[group])
+      .subspan(static_cast<std::size_t>(index_of(block.block)) * size, size);
+}
+
+// Loads come before what the step computes, stores behind it.
+void ReadingModel::plan(const DecidedStep& step, StepTransfers& transfers) {
+  inner_.transfers()->plan(step, transfers);
+  for (const BlockTransfer& block : transfers.brought) {
+    const auto group = static_cast<std::size_t>(block.group);
+    const std::int64_t size = tokens_in_block_[group];
+    std::vector<std::uint64_t>& rows = host_rows_[block.host];
+    rows.assign(static_cast<std::size_t>(size), 0);
+    UndisturbedRequest& alone =
+        requests_.at(std::string(step.decisions.name(block.request)))->alone;
+    const std::int64_t last = std::min(block.num_tokens, (block.entry + 1) * size);
+    for (std::int64_t p = block.entry * size; p < last; ++p)
+      rows[static_cast<std::size_t>(p % size)] = alone.row(group, p);
+  }
+  for (const BlockTransfer& block : transfers.loads)
+    std::ranges::copy(host_rows_.at(block.host), rows_of(block).begin());
+  stores_ = transfers.stores;
+}
+
+void ReadingModel::drop_void_tokens(const StepView& view, RequestId id) {
+  const std::string name(view.name(id));
+  const auto request = requests_.find(name);
+  if (request == requests_.end()) return;
+  UndisturbedRequest& alone = request->second->alone;
+  const std::int64_t num_void = std::ssize(alone.tokens()) - view.decisions.num_tokens(id);
+  if (num_void <= 0) return;
+  alone.truncate(view.decisions.num_tokens(id));
+  std::vector<std::int32_t>& tokens = answers_.tokens[name];
+  tokens.resize(tokens.size() - static_cast<std::size_t>(num_void));
+}
+
 bool ReadingModel::finished(const StepView& view) {
+  for (const BlockTransfer& block : std::exchange(stores_, {})) {
+    const std::span<const std::uint64_t> rows = rows_of(block);
+    host_rows_[block.host].assign(rows.begin(), rows.end());
+  }
   for (const StoppedRequest& stopped : view.stopped)
     answers_.ended_in[std::string(view.name(stopped.id))] = view.decision.step;
+  if (connector() == nullptr) return true;
+  for (const RequestId id : view.decisions.running()) drop_void_tokens(view, id);
+  for (const StoppedRequest& stopped : view.stopped)
+    if (stopped.reason == FinishReason::error) drop_void_tokens(view, stopped.id);
   return true;
 }
 
@@ -223,12 +281,13 @@ std::string why_not_answered(const SavedCase& saved) {
 Result<Answers> answers_of(const SavedCase& saved) {
   LS_CHECK(why_not_answered(saved).empty(), "{}", why_not_answered(saved));
   const LockstepConfig config = config_of(saved);
-  auto decisions =
-      make_reference_decisions(saved.engine, saved.cache.groups, saved.cache.num_blocks, {},
-                               config.scheduler_defect, free_order_of(saved));
-  if (!decisions) return tl::unexpected(decisions.error());
   const std::unique_ptr<Workload> workload = workload_of(saved);
   ReadingModel model(*workload, saved);
+  auto decisions =
+      make_reference_decisions(saved.engine, saved.cache.groups, saved.cache.num_blocks,
+                               {model.connector(), config.connector.load_failure_policy},
+                               config.scheduler_defect, free_order_of(saved));
+  if (!decisions) return tl::unexpected(decisions.error());
   const auto report = run_lockstep(config, **decisions, model, nullptr, &model);
   if (!report) return tl::unexpected(report.error());
   Answers answers = model.answers();

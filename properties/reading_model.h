@@ -8,7 +8,10 @@
 //     hands, as on a device.
 // (3) Alone, with a cache of its own that is never cut, a request is answered as
 //     UndisturbedRequest says.
-// (4) Ranks of context parallelism hold their shares of a block side by side, as one memory.
+// (4) What a KV connector loads are the rows that it was given to store, or, from peers, the rows
+//     that the request would have computed alone. What is sampled behind rows that did not come
+//     the engine drops, and so does this.
+// (5) Ranks of context parallelism hold their shares of a block side by side, as one memory.
 //
 // Left out: groups of states, whose blocks the worker moves (the audit follows them); drafts in
 // flight, which the recording of decisions does not show.
@@ -17,11 +20,13 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "reference/kv_cache_spec.h"
+#include "sim/connectors/step_transfers.h"
 #include "sim/lockstep.h"
 #include "sim/workload.h"
 #include "traces/saved_case.h"
@@ -36,6 +41,9 @@ class UndisturbedRequest {
   void append(std::int32_t token) { tokens_.push_back(token); }
   // The token behind the first `count`. REQUIRES: count >= 1, and no more than there are.
   std::int32_t next_token(std::int64_t count);
+  // REQUIRES: position below the number of tokens.
+  std::uint64_t row(std::size_t group, std::int64_t position);
+  void truncate(std::int64_t count);
   const std::vector<std::int32_t>& tokens() const { return tokens_; }
 
  private:
@@ -53,7 +61,7 @@ struct Answers {
 
 // Stands between the loop and a workload: events and times are the workload's, the tokens are the
 // model's. As observer it takes the block tables of every step.
-class ReadingModel final : public Workload, public StepObserver {
+class ReadingModel final : public Workload, public StepObserver, public TransferPlanner {
  public:
   // `inner` and `saved` must outlive it.
   ReadingModel(Workload& inner, const SavedCase& saved);
@@ -65,6 +73,12 @@ class ReadingModel final : public Workload, public StepObserver {
   Result<Turn> next_turn(const LoopState& state, std::vector<WorkloadEvent>& events) override;
   Result<void> sample(std::int64_t step, std::span<const SampledRow> rows,
                       ModelOutput& output) override;
+  KVConnector* connector() override { return inner_.connector(); }
+  Result<void> connector_report(KVConnectorOutput& report) override {
+    return inner_.connector_report(report);
+  }
+  TransferPlanner* transfers() override { return inner_.transfers() == nullptr ? nullptr : this; }
+  void plan(const DecidedStep& step, StepTransfers& transfers) override;
   void while_running(std::vector<WorkloadEvent>& events) override;
   std::optional<bool> output_comes_in() const override { return inner_.output_comes_in(); }
   void step_done(std::int64_t scheduled_tokens) override { inner_.step_done(scheduled_tokens); }
@@ -82,6 +96,8 @@ class ReadingModel final : public Workload, public StepObserver {
   std::int32_t compute(const Row& row, std::int64_t position, std::int32_t token);
   void sample_row(const Row& row, const SampledRow& sampled, Request& request,
                   std::vector<std::int32_t>& tokens);
+  void drop_void_tokens(const StepView& view, RequestId id);
+  std::span<std::uint64_t> rows_of(const BlockTransfer& block);
   void propose(const Request& request, ModelOutput& output) const;
 
   Workload& inner_;
@@ -90,6 +106,8 @@ class ReadingModel final : public Workload, public StepObserver {
   std::vector<std::vector<std::uint64_t>> slots_;  // per group: [num_blocks * tokens_in_block]
   std::map<std::string, std::unique_ptr<Request>> requests_;
   std::vector<Row> rows_;  // of the step at hand, as scheduled
+  std::map<HostBlockId, std::vector<std::uint64_t>> host_rows_;
+  std::vector<BlockTransfer> stores_;  // of the step at hand
   Answers answers_;
 };
 

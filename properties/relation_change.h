@@ -1,10 +1,8 @@
 // How relations make the other case of a pair.
 #pragma once
 
-#include <algorithm>
-#include <cstdint>
 #include <optional>
-#include <string_view>
+#include <utility>
 
 #include "properties/case_rules.h"
 #include "traces/saved_case.h"
@@ -21,11 +19,6 @@ Changed changed(const SavedCase& saved, const Change& change) {
   change(other);
   const bool sound = (broken_rules(other) & ~broken_rules(saved)) == 0;
   return other == saved || !sound ? std::nullopt : Changed(std::move(other));
-}
-
-inline void set_setting(SavedCase& saved, std::string_view name, std::int64_t value) {
-  std::erase_if(saved.settings, [&](const auto& setting) { return setting.first == name; });
-  saved.settings.emplace_back(name, value);
 }
 
 }  // namespace lockstep

@@ -9,6 +9,7 @@
 #include "properties/case_parts.h"
 #include "properties/relation_change.h"
 #include "reference/page_size.h"
+#include "sim/saved_run.h"
 
 namespace lockstep {
 namespace {
@@ -111,6 +112,24 @@ Changed over_ranks(const SavedCase& saved) {
   });
 }
 
+Changed without_connector(const SavedCase& saved) {
+  return changed(saved, [](SavedCase& other) {
+    std::erase_if(other.settings, [](const auto& setting) { return setting.first == "connector"; });
+  });
+}
+
+// A connector alike in all but where things lie and when they move. What is lost is computed again.
+Changed other_host_tier(const SavedCase& saved) {
+  const ConnectorConfig tier = config_of(saved).connector;
+  if (tier.kind != ConnectorKind::host) return std::nullopt;
+  return changed(saved, [&](SavedCase& other) {
+    set_setting(other, "host_blocks", tier.num_host_blocks / 2 + 3);
+    set_setting(other, "transfer_delay_steps", tier.delay_steps_max == 0 ? 5 : 0);
+    if (other.cache.groups.size() == 1)
+      set_setting(other, "load_failed_percent", tier.load_failed_percent == 0 ? 40 : 0);
+  });
+}
+
 constexpr std::array kRelations = std::to_array<Relation>({
     {"longer chunks", "how many tokens a step may have is none of a request's business",
      longer_chunks},
@@ -125,6 +144,10 @@ constexpr std::array kRelations = std::to_array<Relation>({
     {"longer blocks", "how tokens are parcelled into blocks is none of a request's business",
      longer_blocks},
     {"other admission", "when a request is admitted is none of its business", other_admission},
+    {"no connector", "where a prefix is loaded from is none of a request's business",
+     without_connector, false, true},
+    {"other host tier", "nor how much the host keeps, how late it comes, and what of it is lost",
+     other_host_tier, false, true},
     {"context ranks", "nor is over how many ranks its tokens are dealt out", over_ranks},
 });
 

@@ -29,6 +29,7 @@ struct Relation {
   // The other case; nothing: the change is none here, or the engine would not take it.
   std::optional<SavedCase> (*change)(const SavedCase& saved);
   bool moves_nothing = false;    // every byte of the cache is where it was
+  bool of_connectors = false;    // applies to cases with a KV connector only
   std::string_view mutant = {};  // of a backend, under which it breaks
 };
 // Of what a scheduler decides.

@@ -70,6 +70,15 @@ void lower_degrees(ShrinkTrial& trial) {
   }
 }
 
+void lower_connector(ShrinkTrial& trial) {
+  for (std::size_t i = 0; i < trial.best().settings.size(); ++i) {
+    if (!is_connector_number(trial.best().settings[i].first)) continue;
+    trial.lower_with(
+        1, [i](SavedCase& saved) { return saved.settings[i].second; },
+        [i](SavedCase& saved, std::int64_t value) { saved.settings[i].second = value; });
+  }
+}
+
 // What the longest request takes: a limit below it would have it refused.
 std::int64_t longest_request(const SavedCase& saved) {
   std::int64_t longest = 1;
@@ -84,6 +93,7 @@ void shrink_options(ShrinkTrial& trial) {
   reset_options(trial);
   reset_choices(trial);
   lower_degrees(trial);
+  lower_connector(trial);
   trial.lower(1, [](SavedCase& saved) { return &saved.engine.max_num_seqs; });
   trial.lower(longest_request(trial.best()),
               [](SavedCase& saved) { return &saved.engine.max_model_len; });

@@ -4,7 +4,7 @@
 
 #include <algorithm>
 
-#include "properties/relation_change.h"
+#include "properties/case_parts.h"
 #include "sim/run_recorder.h"
 #include "sim/saved_run.h"
 
@@ -13,13 +13,14 @@ namespace {
 
 Result<std::vector<RecordedStep>> decided(const SavedCase& saved) {
   const LockstepConfig config = config_of(saved);
-  auto decisions =
-      make_reference_decisions(saved.engine, saved.cache.groups, saved.cache.num_blocks, {},
-                               config.scheduler_defect, free_order_of(saved));
-  if (!decisions) return tl::unexpected(decisions.error());
   std::vector<RecordedStep> steps;
   const std::unique_ptr<Workload> workload = workload_of(saved);
   RunRecorder recorder(*workload, [&](const RecordedStep& step) { steps.push_back(step); });
+  auto decisions =
+      make_reference_decisions(saved.engine, saved.cache.groups, saved.cache.num_blocks,
+                               {recorder.connector(), config.connector.load_failure_policy},
+                               config.scheduler_defect, free_order_of(saved));
+  if (!decisions) return tl::unexpected(decisions.error());
   const auto report = run_lockstep(config, **decisions, recorder, nullptr, &recorder);
   if (!report) return tl::unexpected(report.error());
   return steps;
@@ -35,9 +36,11 @@ RecordedStep renamed(RecordedStep step, const Names& names) {
   for (RecordedScheduled& scheduled : step.scheduled)
     if (scheduled.blocks)
       for (std::vector<BlockId>& blocks : *scheduled.blocks) rename(blocks, names);
-  if (step.tables)
-    for (RecordedTable& table : *step.tables)
-      for (std::vector<BlockId>& blocks : table.blocks) rename(blocks, names);
+  for (auto* tables : {&step.tables, &step.loading})
+    if (*tables)
+      for (RecordedTable& table : **tables)
+        for (std::vector<BlockId>& blocks : table.blocks) rename(blocks, names);
+  if (step.worker) rename(step.worker->invalid_blocks, names);
   rename(step.zero, names);
   return step;
 }

@@ -45,6 +45,10 @@ constexpr std::string_view kNames[] = {
     "captured_graphs",
     "real_numbers",
     "real_states",
+    "connector_peers",
+    "host_tier",
+    "load_failure_fails",
+    "connector_hybrid",
     "step",
     "idle_step",
     "batch_of_several",
@@ -90,6 +94,19 @@ constexpr std::string_view kNames[] = {
     "refused_request",
     "stop_token",
     "length_end",
+    "external_hit",
+    "partial_external_hit",
+    "longer_load",
+    "undetermined_answer",
+    "lost_blocks",
+    "recomputed_load",
+    "load_failure_end",
+    "held_without_room",
+    "abort_loading",
+    "delayed_free",
+    "host_load",
+    "host_store",
+    "host_eviction",
     "idle_dp_rank",
     "page_checked",
 };
@@ -101,6 +118,18 @@ std::string_view name_of(Reached reached) {
   const auto index = static_cast<std::size_t>(reached);
   LS_CHECK(index < kNumReached, "class {} of {}", index, kNumReached);
   return kNames[index];
+}
+
+std::vector<Reached> classes_of_connectors() {
+  std::vector<Reached> classes;
+  for (std::size_t i = 0; i < kNumReached; ++i) {
+    const auto reached = static_cast<Reached>(i);
+    const bool is_configuration =
+        reached >= Reached::connector_peers && reached <= Reached::connector_hybrid;
+    const bool is_event = reached >= Reached::external_hit && reached <= Reached::host_eviction;
+    if (is_configuration || is_event) classes.push_back(reached);
+  }
+  return classes;
 }
 
 Tally& Tally::operator+=(const Tally& other) {

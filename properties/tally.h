@@ -54,6 +54,10 @@ enum class Reached : std::uint8_t {
   captured_graphs,
   real_numbers,
   real_states,
+  connector_peers,
+  host_tier,
+  load_failure_fails,
+  connector_hybrid,
   // Events.
   step,
   idle_step,
@@ -100,12 +104,27 @@ enum class Reached : std::uint8_t {
   refused_request,
   stop_token,
   length_end,
+  external_hit,
+  partial_external_hit,
+  longer_load,
+  undetermined_answer,
+  lost_blocks,
+  recomputed_load,
+  load_failure_end,
+  held_without_room,
+  abort_loading,
+  delayed_free,
+  host_load,
+  host_store,
+  host_eviction,
   idle_dp_rank,
   page_checked,
 };
 inline constexpr std::size_t kNumReached = static_cast<std::size_t>(Reached::page_checked) + 1;
 
 std::string_view name_of(Reached reached);
+// Those that only cases with a KV connector reach.
+std::vector<Reached> classes_of_connectors();
 
 class Tally {
  public:

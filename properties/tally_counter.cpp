@@ -2,8 +2,11 @@
 
 #include <algorithm>
 #include <set>
+#include <utility>
 
+#include "properties/case_parts.h"
 #include "reference/page_size.h"
+#include "sim/connectors/connect.h"
 
 namespace lockstep {
 namespace {
@@ -86,6 +89,15 @@ void count_engine(const SavedCase& saved, Tally& tally) {
   count_if(engine.dcp * engine.pcp > 1, Reached::context_parallel);
 }
 
+void count_connector(const SavedCase& saved, Tally& tally) {
+  const auto kind = static_cast<ConnectorKind>(setting_of(saved, "connector").value_or(0));
+  if (kind == ConnectorKind::none) return;
+  tally.count(kind == ConnectorKind::host ? Reached::host_tier : Reached::connector_peers);
+  if (setting_of(saved, "load_failure_fails").value_or(0) != 0)
+    tally.count(Reached::load_failure_fails);
+  if (saved.cache.groups.size() > 1) tally.count(Reached::connector_hybrid);
+}
+
 void count_arrivals(const SavedCase& saved, Tally& tally) {
   std::int64_t last_ns = -1;
   for (const TraceRecord& record : saved.trace.records) {
@@ -106,6 +118,7 @@ void count_case(const SavedCase& saved, Tally& tally) {
   if (!saved.faults.empty()) tally.count(Reached::with_faults);
   count_cache(saved, tally);
   count_engine(saved, tally);
+  count_connector(saved, tally);
   count_arrivals(saved, tally);
 }
 
@@ -115,6 +128,9 @@ void TallyCounter::count_abort(const std::string& name) {
   switch (request->second.place) {
     case Place::waiting:
       tally_.count(Reached::abort_waiting);
+      break;
+    case Place::loading:
+      tally_.count(Reached::abort_loading);
       break;
     case Place::running:
       count_abort_of_running(request->second);
@@ -152,16 +168,73 @@ void TallyCounter::count_events(const RecordedStep& step) {
   }
 }
 
+// Behind blocks that a load did not fill: a request that runs goes back, one that waited for its
+// load begins before what was to be loaded.
+bool TallyCounter::is_computed_again(const RecordedScheduled& scheduled,
+                                     const Request& request) const {
+  if (!scheduled.is_new) return scheduled.computed <= request.first_computed;
+  return scheduled.computed + 1 < request.num_loaded_tokens;
+}
+
+void TallyCounter::count_answers(const RecordedStep& step) {
+  if (!step.connector) return;
+  for (const RecordedConnectorAnswer& answer : *step.connector) {
+    Request& request = requests_[answer.id];
+    if (request.num_loaded_tokens > 0) {  // nothing of it came
+      tally_.count(Reached::recomputed_load);
+      request.num_loaded_tokens = 0;
+      request.place = Place::waiting;
+    }
+    if (!answer.external) tally_.count(Reached::undetermined_answer);
+  }
+  // What was asked for is loaded if there is room.
+  const auto is_entered = [&](const RecordedConnectorAnswer& answer) {
+    return std::ranges::find(step.scheduled, answer.id, &RecordedScheduled::id) !=
+           step.scheduled.end();
+  };
+  const auto is_loading = [&](const RecordedConnectorAnswer& answer) {
+    return step.loading &&
+           std::ranges::find(*step.loading, answer.id, &RecordedTable::id) != step.loading->end();
+  };
+  for (const RecordedConnectorAnswer& answer : *step.connector) {
+    if (answer.external.value_or(0) == 0 || (!is_entered(answer) && !is_loading(answer))) continue;
+    tally_.count(Reached::external_hit);
+    if (answer.local > 0) tally_.count(Reached::partial_external_hit);
+    if (!is_loading(answer)) continue;
+    tally_.count(Reached::longer_load);
+    requests_[answer.id].place = Place::loading;
+    requests_[answer.id].num_loaded_tokens = answer.local + *answer.external;
+  }
+}
+
+void TallyCounter::count_transfers(const RecordedStep& step) {
+  if (step.worker) tally_.count(Reached::lost_blocks, std::ssize(step.worker->invalid_blocks));
+  tally_.count(Reached::delayed_free, std::ssize(step.held));
+  if (!step.skipped) return;
+  for (const RecordedSkipped& skipped : *step.skipped) {
+    const auto request = requests_.find(skipped.id);
+    if (request != requests_.end() && request->second.num_loaded_tokens > 0 &&
+        skipped.status != "WAITING_FOR_REMOTE_KVS")
+      tally_.count(Reached::held_without_room);
+  }
+}
+
 // A hit in every group whose table begins with blocks of others.
-void TallyCounter::count_hit(const RecordedScheduled& scheduled) {
+void TallyCounter::count_hit(const RecordedStep& step, const RecordedScheduled& scheduled) {
+  std::int64_t found = scheduled.computed;
+  if (step.connector) {
+    const auto answer =
+        std::ranges::find(*step.connector, scheduled.id, &RecordedConnectorAnswer::id);
+    if (answer != step.connector->end()) found = std::min<std::int64_t>(found, answer->local);
+  }
+  if (found == 0) return;
   tally_.count(Reached::prefix_hit);
   if (scheduled.resumed) tally_.count(Reached::resume_with_hit);
   if (!scheduled.blocks) return;
   for (std::size_t g = 0; g < saved_.cache.groups.size(); ++g) {
     const KVCacheSpec& spec = saved_.cache.groups[g].spec;
     const auto& table = (*scheduled.blocks)[g];
-    const auto covered =
-        std::min<std::int64_t>(scheduled.computed / spec.block_size, std::ssize(table));
+    const auto covered = std::min<std::int64_t>(found / spec.block_size, std::ssize(table));
     if (std::any_of(table.begin(), table.begin() + covered,
                     [](BlockId block) { return block != kNullBlock; }))
       tally_.count(hit_in(spec));
@@ -172,11 +245,14 @@ void TallyCounter::count_scheduled(const RecordedStep& step) {
   if (step.scheduled.size() > 1) tally_.count(Reached::batch_of_several);
   for (const RecordedScheduled& scheduled : step.scheduled) {
     Request& request = requests_[scheduled.id];
+    if (is_computed_again(scheduled, request)) tally_.count(Reached::recomputed_load);
+    const bool was_loaded = std::exchange(request.num_loaded_tokens, 0) > 0;
     request.place = Place::running;
+    request.first_computed = scheduled.computed;
     request.num_computed_tokens = scheduled.computed + scheduled.tokens;
     request.num_steps = scheduled.is_new ? 1 : request.num_steps + 1;
     if (scheduled.is_new && scheduled.resumed) tally_.count(Reached::resume);
-    if (scheduled.is_new && scheduled.computed > 0) count_hit(scheduled);
+    if (scheduled.is_new && !was_loaded) count_hit(step, scheduled);
     if ((scheduled.computed + scheduled.tokens) % saved_.engine.block_size != 0)
       tally_.count(Reached::partial_block);
     if (scheduled.blocks && !scheduled.is_new)
@@ -211,7 +287,9 @@ void TallyCounter::count_outcome(const RecordedStep& step) {
       std::ranges::any_of(*step.common_prefix_blocks, [](std::int32_t n) { return n > 0; }))
     tally_.count(Reached::common_prefix);
   for (const RecordedStopped& stopped : step.stopped) {
-    tally_.count(stopped.reason == "stop" ? Reached::stop_token : Reached::length_end);
+    tally_.count(stopped.reason == "stop"    ? Reached::stop_token
+                 : stopped.reason == "error" ? Reached::load_failure_end
+                                             : Reached::length_end);
     requests_.erase(stopped.id);
   }
 }
@@ -221,7 +299,9 @@ void TallyCounter::step(const RecordedStep& step) {
   if (step.scheduled.empty()) tally_.count(Reached::idle_step);
   count_events(step);
   count_preempted(step);
+  count_answers(step);
   count_scheduled(step);
+  count_transfers(step);
   count_outcome(step);
   if (!step.scheduled.empty()) ++steps_in_flight_;
   const bool comes_in = step.output_of_step || !saved_.engine.async_scheduling;

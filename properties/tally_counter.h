@@ -24,21 +24,26 @@ class TallyCounter {
   void step(const RecordedStep& step);
 
  private:
-  enum class Place : std::uint8_t { waiting, running, preempted };
+  enum class Place : std::uint8_t { waiting, loading, running, preempted };
   struct Request {
     Place place = Place::waiting;
     std::int64_t num_prompt_tokens = 0;
     std::int64_t num_computed_tokens = 0;  // after the last step in which it was scheduled
     std::int64_t num_steps = 0;            // scheduled since it was let in
+    std::int64_t first_computed = 0;       // before that step
+    std::int64_t num_loaded_tokens = 0;    // that a longer load is to bring it up to
   };
 
   void count_events(const RecordedStep& step);
   void count_abort(const std::string& name);
   void count_abort_of_running(const Request& request);
   void count_scheduled(const RecordedStep& step);
-  void count_hit(const RecordedScheduled& scheduled);
+  void count_hit(const RecordedStep& step, const RecordedScheduled& scheduled);
   void count_preempted(const RecordedStep& step);
   void count_outcome(const RecordedStep& step);
+  void count_answers(const RecordedStep& step);
+  void count_transfers(const RecordedStep& step);
+  bool is_computed_again(const RecordedScheduled& scheduled, const Request& request) const;
 
   const SavedCase& saved_;
   Tally& tally_;

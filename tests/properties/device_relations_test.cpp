@@ -8,8 +8,9 @@
 #include <string>
 
 #include "cuda_backend/simt_backend.h"
+#include "properties/case_parts.h"
 #include "properties/generator.h"
-#include "properties/relation_change.h"
+#include "reference/engine_profile.h"
 
 namespace lockstep {
 namespace {
@@ -22,9 +23,16 @@ struct Tally {
   std::int64_t pages = 0;
 };
 
-SavedCase with_kernels(std::uint64_t seed, std::string_view mutant = {}) {
+SavedCase with_kernels(std::uint64_t seed, std::string_view mutant = {},
+                       bool has_connector = false) {
   GeneratorOptions options;
   options.engine = "vllm-0.33.0";
+  if (has_connector) {
+    options.engine = profile_without("vllm-0.22.1", 0);
+    options.always = {Feature::connector_peers, Feature::host_tier, Feature::prefix_caching,
+                      Feature::shared_prefixes};
+    options.never = {Feature::states, Feature::async_scheduling, Feature::failing_loads};
+  }
   options.check = "fast";
   options.requests_max = 5;
   options.never = unrelated_features();  // one device: rank_outputs_test.cpp has several
@@ -36,7 +44,7 @@ SavedCase with_kernels(std::uint64_t seed, std::string_view mutant = {}) {
 
 void expect_holds(const Relation& relation, std::uint64_t seeds, Tally& tally) {
   for (std::uint64_t seed = 1; seed <= seeds; ++seed) {
-    const SavedCase saved = with_kernels(seed);
+    const SavedCase saved = with_kernels(seed, {}, relation.of_connectors);
     if (!why_not_read(saved).empty()) continue;
     const auto check = check_on_device(saved, relation, make_simt_backend);
     ASSERT_TRUE(check) << "seed " << seed << ": " << check.error().message;

@@ -103,8 +103,8 @@ TEST(Judge, refuses_a_mutant_that_nobody_has_and_one_that_has_no_backend_to_be_i
   EXPECT_EQ(judge(saved, make_simt_backend).kind, OutcomeKind::refused);
 }
 
-// Whatever the configuration and the check suggest: it is no finding of the engine's if the case
-// fails without the engine's defect too. Now and then what is planted brings the finding about.
+// Whatever the configuration and the check suggest, and even if the engine's defect has its part in
+// it: what does not happen without the planted defect is the planted defect's doing.
 TEST(KnownFindings, are_not_blamed_for_what_is_planted_beside_them) {
   GeneratorOptions options = with_backend("none");
   options.engine = "vllm-0.22.1";
@@ -126,7 +126,7 @@ TEST(KnownFindings, are_not_blamed_for_what_is_planted_beside_them) {
       num_planted += could_be ? 1 : 0;
       num_taken += known_finding(saved, outcome) != nullptr ? 1 : 0;
     }
-  EXPECT_LE(num_taken * 10, num_planted);
+  EXPECT_EQ(num_taken, 0);
   EXPECT_GT(num_planted, 20) << "of those that configuration and check would have taken for one";
 }
 

@@ -1,0 +1,54 @@
+// KV connectors of generated cases: peers that know prefixes of some prompts, or a host tier with a
+// few blocks or many, quick or late transfers, and loads that fail.
+#include <algorithm>
+
+#include "properties/case_parts.h"
+#include "properties/generator_parts.h"
+#include "reference/engine_profile.h"
+#include "sim/connectors/connect.h"
+#include "sim/fault_plan.h"
+
+namespace lockstep {
+namespace {
+
+// What Scheduler::create() and a run of several engines take beside a connector.
+bool takes_connector(const SavedCase& saved) {
+  const bool has_states = std::ranges::any_of(
+      saved.cache.groups, [](const auto& group) { return group.spec.kind == CacheKind::mamba; });
+  return engine_profile(saved.engine.engine).models_connectors && !has_states &&
+         !saved.engine.async_scheduling && !setting_of(saved, "data_parallel_size") &&
+         !setting_of(saved, "real_numbers") && !setting_of(saved, "max_cudagraph_capture_size");
+}
+
+void draw_host_tier(Draw& draw, SavedCase& saved) {
+  set_setting(saved, "connector", static_cast<std::int64_t>(ConnectorKind::host));
+  set_setting(saved, "host_blocks",
+              draw.choices.one_of<std::int64_t>({saved.cache.num_blocks, draw.choices.between(1, 8),
+                                                 4 * saved.cache.num_blocks}));
+  set_setting(saved, "transfer_delay_steps", draw.choices.one_of<std::int64_t>({3, 0, 1, 8}));
+}
+
+}  // namespace
+
+void draw_connector(Draw& draw, SavedCase& saved) {
+  if (!takes_connector(saved)) return;
+  // A host tier finds blocks by their hashes.
+  const bool is_host = draw.has(Feature::host_tier) && saved.engine.enable_prefix_caching;
+  if (is_host)
+    draw_host_tier(draw, saved);
+  else if (draw.has(Feature::connector_peers))
+    set_setting(saved, "connector", static_cast<std::int64_t>(ConnectorKind::peers));
+  else
+    return;
+  // vLLM assigns lost blocks of several groups to no request. Some loads come through: a request
+  // whose every load fails would ask for ever.
+  if (draw.has(Feature::failing_loads) && saved.cache.groups.size() == 1)
+    set_setting(saved, "load_failed_percent", draw.choices.one_of<std::int64_t>({20, 50, 80}));
+  if (draw.has(Feature::load_failure_fails)) set_setting(saved, "load_failure_fails", 1);
+  if (draw.has(Feature::faults) && draw.choices.chance(50))
+    saved.faults.push_back(
+        faults_of(FaultPlan({{.kind = FaultKind::abort_loading, .step = draw.choices.below(8)}}))
+            .front());
+}
+
+}  // namespace lockstep

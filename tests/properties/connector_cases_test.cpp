@@ -1,0 +1,189 @@
+// Generated cases beside KV connectors: everything that looks on looks on, what the engine itself
+// does wrong is found again from seeds alone and made small, and nothing is left once it is
+// repaired.
+#include <gtest/gtest.h>
+
+#include <optional>
+#include <set>
+
+#include "cuda_backend/simt_backend.h"
+#include "properties/case_parts.h"
+#include "properties/case_size.h"
+#include "properties/fuzz.h"
+#include "properties/known_findings.h"
+#include "properties/shrinker.h"
+#include "reference/engine_profile.h"
+#include "sim/saved_run.h"
+
+namespace lockstep {
+namespace {
+
+GeneratorOptions beside(FeatureSet always, std::string backend = "none") {
+  GeneratorOptions options;
+  options.engine = "vllm-0.22.1";
+  options.always = always;
+  options.never = {Feature::states, Feature::async_scheduling, Feature::data_parallel};
+  options.backend = std::move(backend);
+  options.check = "fast";
+  return options;
+}
+
+// Peers where no host tier is drawn.
+GeneratorOptions beside_any(std::string backend = "none") {
+  return beside({Feature::connector_peers}, std::move(backend));
+}
+
+TEST(ConnectorCases, have_peers_and_host_tiers_and_every_policy) {
+  std::set<std::pair<ConnectorKind, KVLoadFailurePolicy>> seen;
+  for (std::uint64_t seed = 1; seed <= 200; ++seed) {
+    const SavedCase saved = generate_case(seed, beside_any());
+    const ConnectorConfig connector = config_of(saved).connector;
+    ASSERT_NE(connector.kind, ConnectorKind::none) << seed;
+    seen.emplace(connector.kind, connector.load_failure_policy);
+    EXPECT_TRUE(connector.load_failed_percent == 0 || saved.cache.groups.size() == 1) << seed;
+  }
+  EXPECT_EQ(seen.size(), 4u);
+}
+
+TEST(ConnectorCases, are_not_drawn_where_the_engine_takes_no_connector) {
+  for (std::uint64_t seed = 1; seed <= 300; ++seed) {
+    GeneratorOptions options;
+    options.backend = "none";
+    options.always = {Feature::connector_peers, Feature::host_tier};
+    const SavedCase saved = generate_case(seed, options);
+    if (!has_connector(saved)) continue;
+    EXPECT_EQ(saved.engine.engine, "vllm-0.22.1") << seed;
+    EXPECT_FALSE(saved.engine.async_scheduling) << seed;
+    EXPECT_NE(judge(saved).kind, OutcomeKind::refused) << seed;
+  }
+}
+
+// What is there without a connector is the same with the option and without it.
+TEST(ConnectorCases, are_drawn_last_so_that_the_rest_of_a_case_stays) {
+  GeneratorOptions without;
+  without.backend = "none";
+  without.never = {Feature::connector_peers, Feature::host_tier};
+  GeneratorOptions with = without;
+  with.never = {};
+  for (std::uint64_t seed = 1; seed <= 300; ++seed) {
+    const SavedCase plain = generate_case(seed, without);
+    SavedCase connected = generate_case(seed, with);
+    std::erase_if(connected.settings, [&](const auto& setting) {
+      return !setting_of(plain, setting.first).has_value();
+    });
+    std::erase_if(connected.faults,
+                  [](const Fault& fault) { return fault.kind == "abort_loading"; });
+    EXPECT_EQ(connected, plain) << seed;
+  }
+}
+
+TEST(ConnectorCases, agree_or_run_into_a_known_finding) {
+  FuzzOptions options;
+  options.generator = beside_any();
+  options.runs = 4'000;
+  const FuzzReport report = fuzz(options);
+  EXPECT_EQ(report.refused, 0) << report.first_refusal;
+  for (const FuzzFailure& failure : report.failures)
+    ADD_FAILURE() << "seed " << failure.seed << ", " << failure.check << " in step " << failure.step
+                  << ": " << failure.what;
+  for (const Reached reached : classes_of_connectors())
+    EXPECT_GT(report.tally[reached], 0) << name_of(reached);
+}
+
+TEST(ConnectorCases, agree_byte_for_byte_with_the_kernels) {
+  FuzzOptions options;
+  options.generator = beside_any("simt");
+  options.backend = make_simt_backend;
+  options.runs = 60;
+  const FuzzReport report = fuzz(options);
+  EXPECT_EQ(report.refused, 0) << report.first_refusal;
+  for (const FuzzFailure& failure : report.failures)
+    ADD_FAILURE() << "seed " << failure.seed << ", " << failure.check << " in step " << failure.step
+                  << ": " << failure.what;
+}
+
+// docs/findings.md, 7, 8, 9 and 12 and the older ones: with all of them repaired nobody waits for
+// ever and nobody reads what is not there.
+TEST(ConnectorCases, all_agree_once_the_findings_are_repaired) {
+  FuzzOptions options;
+  options.generator = beside_any();
+  options.generator.engine = profile_without("vllm-0.22.1", 0);
+  options.generator.never.add(Feature::same_instant);  // finding 11 has no rule
+  options.runs = 3'000;
+  const FuzzReport report = fuzz(options);
+  EXPECT_EQ(report.refused, 0) << report.first_refusal;
+  for (const Reached reached : classes_of_connectors())
+    EXPECT_GT(report.tally[reached], 0) << name_of(reached);
+  for (const FuzzFailure& failure : report.failures)
+    ADD_FAILURE() << "seed " << failure.seed << ", " << failure.check << " in step " << failure.step
+                  << ": " << failure.what;
+}
+
+struct Found {
+  SavedCase saved;
+  Outcome outcome;
+};
+
+std::optional<Found> search(std::string_view check) {
+  for (std::uint64_t seed = 1; seed <= 3'000; ++seed) {
+    SavedCase saved = generate_case(seed, beside_any());
+    Outcome outcome = judge(saved);
+    if (outcome.check == check) return Found{std::move(saved), std::move(outcome)};
+  }
+  return std::nullopt;
+}
+
+struct Sought {
+  std::string_view check;
+  int finding;
+};
+
+class Deadlock : public testing::TestWithParam<Sought> {};
+
+// connectors/connector_async/0014 and connectors/connector_failures_fail/0000 show them in
+// recordings; here nothing is known but seeds.
+TEST_P(Deadlock, is_found_from_seeds_alone_and_made_small) {
+  const auto found = search(GetParam().check);
+  ASSERT_TRUE(found);
+  const KnownFinding* const finding = known_finding(found->saved, found->outcome);
+  ASSERT_NE(finding, nullptr) << found->saved.name;
+  EXPECT_EQ(finding->number, GetParam().finding);
+  const auto result =
+      shrink(found->saved, [&](const SavedCase& saved) -> std::optional<std::int64_t> {
+        const Outcome outcome = judge(saved);
+        return outcome.same_failure(found->outcome) ? std::optional(outcome.steps) : std::nullopt;
+      });
+  ASSERT_TRUE(result);
+  EXPECT_TRUE(result->is_minimal);
+  const CaseSize size = size_of(result->smallest);
+  EXPECT_LE(size.requests, 3) << saved_case_to_text(result->smallest);
+  RecordProperty("requests", static_cast<int>(size.requests));
+  RecordProperty("steps", static_cast<int>(result->steps));
+  EXPECT_EQ(judge(result->smallest).check, GetParam().check);
+}
+
+INSTANTIATE_TEST_SUITE_P(Each, Deadlock,
+                         testing::Values(Sought{"liveness.head_of_line", 7},
+                                         Sought{"liveness.partial_load", 8}),
+                         [](const auto& sought) {
+                           return "finding_" + std::to_string(sought.param.finding);
+                         });
+
+// Books that are wrong are seen beside a connector too.
+TEST(ConnectorCases, do_not_hide_a_planted_defect_from_the_invariants) {
+  const GeneratorOptions options =
+      beside({Feature::connector_peers, Feature::tight_pool, Feature::shared_prefixes});
+  for (const char* const mutant : {"free-by-id", "free-forward-order", "free-preempted-lost"}) {
+    bool caught = false;
+    for (std::uint64_t seed = 1; seed <= 300 && !caught; ++seed) {
+      SavedCase saved = generate_case(seed, options);
+      if (judge(saved).failed()) continue;
+      saved.mutants = {mutant};
+      caught = judge(saved).check.starts_with("invariant.");
+    }
+    EXPECT_TRUE(caught) << mutant;
+  }
+}
+
+}  // namespace
+}  // namespace lockstep
