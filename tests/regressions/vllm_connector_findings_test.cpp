@@ -21,6 +21,8 @@ namespace {
 
 constexpr std::int64_t kNumBlocks = 6;  // five of 4 tokens, and the null block
 
+using Groups = std::vector<KVCacheGroupSpec>;
+
 EngineConfig engine_config() {
   EngineConfig engine;
   engine.engine = "vllm-0.22.1";
@@ -31,33 +33,49 @@ EngineConfig engine_config() {
   return engine;
 }
 
-std::vector<KVCacheGroupSpec> full_attention() {
-  std::vector<KVCacheGroupSpec> groups(1);
+Groups full_attention() {
+  Groups groups(1);
   groups[0].layer_names = {"layers.0"};
   groups[0].spec.block_size = 4;
   groups[0].spec.head_size = 8;
   return groups;
 }
 
+Groups beside_a_window_of_three_blocks() {
+  Groups groups = full_attention();
+  groups.push_back(groups.front());
+  groups[1].layer_names = {"layers.1"};
+  groups[1].spec.kind = CacheKind::sliding_window;
+  groups[1].spec.sliding_window = 12;
+  return groups;
+}
+
+Groups one_window(std::int64_t sliding_window) {
+  Groups groups = full_attention();
+  groups[0].spec.kind = CacheKind::sliding_window;
+  groups[0].spec.sliding_window = sliding_window;
+  return groups;
+}
+
 // Runs the script until nothing moves; the recording, and what became of it.
 void run(ScriptedConnector& connector, const std::vector<ScriptedWorkload::Turnful>& script,
-         std::string& recorded, RunSummary& summary) {
+         std::string& recorded, RunSummary& summary, const Groups& groups = full_attention(),
+         std::int64_t num_blocks = kNumBlocks) {
   ScriptedWorkload workload(script);
   workload.use(connector);
   const EngineConfig engine = engine_config();
-  const std::vector<KVCacheGroupSpec> groups = full_attention();
   std::string lines;
   RunRecorder recorder(workload,
                        [&](const RecordedStep& step) { lines += recording_step_line(step); });
-  auto decisions = make_reference_decisions(engine, groups, kNumBlocks,
+  auto decisions = make_reference_decisions(engine, groups, num_blocks,
                                             {recorder.connector(), KVLoadFailurePolicy::recompute});
   ASSERT_TRUE(decisions) << decisions.error().message;
-  auto plan = plan_for_groups(groups, kNumBlocks);
+  auto plan = plan_for_groups(groups, num_blocks);
   ASSERT_TRUE(plan) << plan.error().message;
   LockstepConfig config;
   config.engine = engine;
   config.device = make_device_config(engine, *plan);
-  RecordingHeader header = recording_header(engine, groups, kNumBlocks, **decisions);
+  RecordingHeader header = recording_header(engine, groups, num_blocks, **decisions);
   header.connector = {.fail_on_load_error = false, .supports_hybrid_groups = true};
   const auto report = run_lockstep(config, **decisions, recorder, nullptr, &recorder);
   ASSERT_TRUE(report) << report.error().message;
@@ -147,6 +165,53 @@ TEST(VllmConnectorFindings, two_requests_have_loaded_parts_and_each_needs_what_t
       "first (1 block, held since step 0) waits for 3 blocks more, and 2 of 5 are free; "
       "second (2 blocks, held since step 0) waits behind it in the queue: none of them "
       "can go on");
+}
+
+// Six blocks are free: two of a hit in full attention, then two of the window's, then two others.
+// The load's block of full attention is taken before the window's hit is touched.
+TEST(VllmConnectorFindings, the_blocks_of_a_load_evict_what_another_group_has_hit) {
+  ScriptedConnector connector;
+  connector.answers["reader"] = {{.num_tokens = 4, .is_async = true}};
+  connector.received[3] = {"reader"};
+  std::string recorded;
+  RunSummary summary;
+  ASSERT_NO_FATAL_FAILURE(run(connector,
+                              {{ScriptedWorkload::add("writer", seeded_prompt(1, 8), 1)},
+                               {ScriptedWorkload::add("other", seeded_prompt(2, 4), 1)},
+                               {ScriptedWorkload::add("reader", seeded_prompt(1, 12), 1)},
+                               {},
+                               {}},
+                              recorded, summary, beside_a_window_of_three_blocks(), 7));
+  EXPECT_EQ(summary.verdict, Verdict::agreed);
+  expect_kept(recorded, "vllm_0_22_1_load_evicts_hit.jsonl", false, "?");
+}
+
+TEST(VllmConnectorFindings, a_prompt_that_is_loaded_whole_lacks_the_window_of_its_last_token) {
+  ScriptedConnector connector;
+  connector.answers["loaded"] = {{.num_tokens = 8, .is_async = true}};
+  connector.received[0] = {"loaded"};
+  std::string recorded;
+  RunSummary summary;
+  ASSERT_NO_FATAL_FAILURE(run(connector,
+                              {{ScriptedWorkload::add("loaded", seeded_prompt(1, 8), 1)}, {}},
+                              recorded, summary, one_window(5)));
+  EXPECT_EQ(summary.verdict, Verdict::agreed);
+  expect_kept(recorded, "vllm_0_22_1_window_of_last_token.jsonl", false,
+              "attention reads a token that has no block: the table has the null block there");
+}
+
+TEST(VllmConnectorFindings, who_goes_back_to_a_lost_block_has_let_go_of_the_window_before_it) {
+  ScriptedConnector connector;
+  connector.answers["loaded"] = {{.num_tokens = 8, .is_async = false}};
+  connector.invalid[0] = {BlockId{1}};
+  std::string recorded;
+  RunSummary summary;
+  ASSERT_NO_FATAL_FAILURE(run(connector,
+                              {{ScriptedWorkload::add("loaded", seeded_prompt(1, 9), 1)}, {}},
+                              recorded, summary, one_window(5)));
+  EXPECT_EQ(summary.verdict, Verdict::agreed);
+  expect_kept(recorded, "vllm_0_22_1_back_without_window.jsonl", false,
+              "attention reads a token that has no block: the table has the null block there");
 }
 
 }  // namespace
