@@ -183,7 +183,10 @@ TEST(VllmConnectorFindings, the_blocks_of_a_load_evict_what_another_group_has_hi
                                {}},
                               recorded, summary, beside_a_window_of_three_blocks(), 7));
   EXPECT_EQ(summary.verdict, Verdict::agreed);
-  expect_kept(recorded, "vllm_0_22_1_load_evicts_hit.jsonl", false, "?");
+  expect_kept(
+      recorded, "vllm_0_22_1_load_evicts_hit.jsonl", false,
+      "attention of tokens [11, 12) reads token 4 from slot 0 of block 4, which holds token "
+      "8 of request reader; the block is not one of this group");
 }
 
 TEST(VllmConnectorFindings, a_prompt_that_is_loaded_whole_lacks_the_window_of_its_last_token) {
