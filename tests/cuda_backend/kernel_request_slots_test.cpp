@@ -138,19 +138,31 @@ class RequestSlots : public ::testing::TestWithParam<SlotShape> {
     return device.get(p.slots, count);
   }
 
+  void expect_those_of_the_dealer(int hunts = 2) const {
+    in_every_mode(
+        [&](CheckMode mode, std::uint64_t seed) {
+          KernelDevice device(mode, seed);
+          const RequestSlotsParams p = params(device);
+          for (const LaunchPlace& place : device.places())
+            EXPECT_EQ(found(device, place, p), expected());
+          device.expect_no_reports();
+        },
+        hunts);
+  }
+
   SlotShape shape = GetParam();
   std::vector<std::vector<std::int32_t>> lengths, tables;
 };
 
-TEST_P(RequestSlots, AreThoseOfADealerWhoHandsOutTokensOneByOne) {
-  in_every_mode([&](CheckMode mode, std::uint64_t seed) {
-    KernelDevice device(mode, seed);
-    const RequestSlotsParams p = params(device);
-    for (const LaunchPlace& place : device.places()) EXPECT_EQ(found(device, place, p), expected());
-    device.expect_no_reports();
-  });
-}
+TEST_P(RequestSlots, AreThoseOfADealerWhoHandsOutTokensOneByOne) { expect_those_of_the_dealer(); }
 INSTANTIATE_TEST_SUITE_P(Shapes, RequestSlots, ::testing::ValuesIn(shapes()),
+                         [](const auto& shape) { return test_name(shape.param.name); });
+
+using RequestSlotsSlow = RequestSlots;
+TEST_P(RequestSlotsSlow, AreThoseOfADealerUnderAHundredSeedsOfPreemption) {
+  expect_those_of_the_dealer(kHuntsOfSlowTests);
+}
+INSTANTIATE_TEST_SUITE_P(Shapes, RequestSlotsSlow, ::testing::ValuesIn(shapes()),
                          [](const auto& shape) { return test_name(shape.param.name); });
 
 TEST_P(RequestSlots, MutantsDifferExactlyWhereTheShapeExposesThem) {
@@ -210,7 +222,7 @@ TEST(StaleTail, APositionPastTheRowsLengthGetsNoSlotAndMutantSlotStaleTailGivesI
 }
 
 // Tables of a batch of four: a row in use, a padded request, a row past its window, a fresh row.
-TEST(BatchTables, HoldWhatRequestsSeeAndTheNullBlockEverywhereElse) {
+void expect_what_requests_see(int hunts = 2) {
   const std::vector<std::int32_t> entries = {11, 12, 13, 14, 21, 22, 23, 24, 31, 32, 33, 34};
   std::vector<std::int32_t> kernel_entries;
   for (std::int32_t id : entries)
@@ -219,7 +231,7 @@ TEST(BatchTables, HoldWhatRequestsSeeAndTheNullBlockEverywhereElse) {
                                            22, 23, 24, 25, 26, 27, 28, 29, 0, 0, 0, 0, 0, 0, 0, 0};
   std::vector<std::int32_t> windowed = whole;
   for (int i = 0; i < 5; ++i) windowed[16 + i] = 0;  // 25 tokens before a window of 6: 20 unseen
-  in_every_mode([&](CheckMode mode, std::uint64_t seed) {
+  const auto body = [&](CheckMode mode, std::uint64_t seed) {
     for (Defect defect : {Defect::none, Defect::slot_stale_tail}) {
       KernelDevice device(mode, seed);
       device->plant(defect);
@@ -244,7 +256,12 @@ TEST(BatchTables, HoldWhatRequestsSeeAndTheNullBlockEverywhereElse) {
       EXPECT_EQ(device.get(out[1], 32) == windowed, defect == Defect::none);
       device.expect_no_reports();
     }
-  });
+  };
+  in_every_mode(body, hunts);
+}
+TEST(BatchTables, HoldWhatRequestsSeeAndTheNullBlockEverywhereElse) { expect_what_requests_see(); }
+TEST(BatchTablesSlow, HoldWhatRequestsSeeUnderAHundredSeedsOfPreemption) {
+  expect_what_requests_see(kHuntsOfSlowTests);
 }
 
 }  // namespace

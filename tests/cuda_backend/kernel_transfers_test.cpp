@@ -190,17 +190,20 @@ class CopyPages : public ::testing::TestWithParam<PageShape> {
           to[pair.target * to_cache.page_bytes + to_cache.offsets[i] + b] =
               from[pair.source * from_cache.page_bytes + from_cache.offsets[i] + b];
   }
+  // Out to the host and back to other blocks.
+  void expect_payload_alone_moved_in_every_mode(int hunts = 2) const;
+
   PageShape shape = GetParam();
   std::vector<BlockPair> out = {{1, 0}, {0, 1}};   // device to host
   std::vector<BlockPair> back = {{0, 1}, {1, 0}};  // host to device: to other blocks
 };
 
-TEST_P(CopyPages, SwapOutAndInMovesPayloadByBlockAndOffsetAndNoPadding) {
+void CopyPages::expect_payload_alone_moved_in_every_mode(int hunts) const {
   const Bytes on_device = noise(shape.device.size(), 5), on_host = noise(shape.host.size(), 6);
   Bytes expected_host = on_host, expected_device = on_device;
   copy_expected(shape, on_device, shape.device, expected_host, shape.host, out);
   copy_expected(shape, expected_host, shape.host, expected_device, shape.device, back);
-  in_every_mode([&](CheckMode mode, std::uint64_t seed) {
+  const auto body = [&](CheckMode mode, std::uint64_t seed) {
     KernelDevice device(mode, seed);
     for (const LaunchPlace& place : device.places()) {
       auto* pages = reinterpret_cast<std::byte*>(device.put(on_device, "pages"));
@@ -217,9 +220,20 @@ TEST_P(CopyPages, SwapOutAndInMovesPayloadByBlockAndOffsetAndNoPadding) {
                 expected_device);
     }
     device.expect_no_reports();
-  });
+  };
+  in_every_mode(body, hunts);
+}
+TEST_P(CopyPages, SwapOutAndInMovesPayloadByBlockAndOffsetAndNoPadding) {
+  expect_payload_alone_moved_in_every_mode();
 }
 INSTANTIATE_TEST_SUITE_P(Shapes, CopyPages, ::testing::ValuesIn(page_shapes()),
+                         [](const auto& shape) { return test_name(shape.param.name); });
+
+using CopyPagesSlow = CopyPages;
+TEST_P(CopyPagesSlow, MovesPayloadAloneUnderAHundredSeedsOfPreemption) {
+  expect_payload_alone_moved_in_every_mode(kHuntsOfSlowTests);
+}
+INSTANTIATE_TEST_SUITE_P(Shapes, CopyPagesSlow, ::testing::ValuesIn(page_shapes()),
                          [](const auto& shape) { return test_name(shape.param.name); });
 
 TEST_P(CopyPages, MutantPageFlattenedReadsOtherBytesWhereTheSourceIsPadded) {
