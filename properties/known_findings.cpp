@@ -136,7 +136,8 @@ SavedCase with_arrivals_apart(const SavedCase& saved) {
   return apart;
 }
 
-constexpr std::string_view kWrongHit[] = {"audit.attention_read", "audit.state_read", "decide"};
+constexpr std::string_view kWrongHit[] = {"audit.attention_read", "audit.state_read",
+                                          "invariant.one_writer", "decide"};
 constexpr std::string_view kSharedBeyondHit[] = {
     "audit.handed_out",     "audit.attention_read",  "audit.state_read", "audit.token_write",
     "invariant.one_writer", "invariant.queue_front", "decide",           "reuse"};

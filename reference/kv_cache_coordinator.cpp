@@ -235,7 +235,8 @@ std::int64_t KVCacheCoordinator::num_blocks_to_finish(const Request& request,
   std::int32_t computed = request.num_computed_tokens;
   if (hit != nullptr) computed += hit->num_tokens + hit->num_external_tokens;
   computed = num_not_computed(request, std::min(computed, config_.max_model_len));
-  return num_blocks_to_allocate(request, hit, {full, full, computed, true});
+  // What a window lets go of meanwhile counts for those alone that have not been let in.
+  return num_blocks_to_allocate(request, hit, {full, full, computed, hit != nullptr});
 }
 
 std::int32_t KVCacheCoordinator::num_left_behind(const Request& request,

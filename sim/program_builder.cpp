@@ -123,7 +123,7 @@ void ProgramBuilder::leave(const SchedulerOutput& decision, const StepTransfers&
     if (!worker_.is_known(id)) continue;
     if (const std::int32_t row = worker_.leave_row(id); row >= 0) program.clear_rows.push_back(row);
     if (std::ranges::find(transfers.held, id) == transfers.held.end())
-      worker_.forget(id);
+      forget(id);
     else
       held_.push_back(id);
   }
@@ -134,9 +134,16 @@ void ProgramBuilder::leave(const SchedulerOutput& decision, const StepTransfers&
 void ProgramBuilder::release(std::span<const HeldRequest> held) {
   std::erase_if(held_, [&](RequestId id) {
     if (std::ranges::find(held, id, &HeldRequest::id) != held.end()) return false;
-    worker_.forget(id);
+    forget(id);
     return true;
   });
+}
+
+// Its id may be another's from now on, and what it began to load is nobody's.
+void ProgramBuilder::forget(RequestId id) {
+  worker_.forget(id);
+  for (std::optional<RequestId>& mark : loaded_for_)
+    if (mark == id) mark.reset();
 }
 
 void ProgramBuilder::begin_loads(const StepTransfers& transfers, StepProgram& program) {

@@ -53,6 +53,7 @@ class ProgramBuilder {
   std::optional<Divergence> enter(const SchedulerOutput& decision, std::size_t index,
                                   StepProgram& program);
   void leave(const SchedulerOutput& decision, const StepTransfers& transfers, StepProgram& program);
+  void forget(RequestId id);
   void begin_loads(const StepTransfers& transfers, StepProgram& program);
   bool counts_on_lost(const ScheduledRequest& scheduled, std::span<const BlockId> lost);
   void append_blocks(const SchedulerOutput& decision, std::size_t index, StepProgram& program);

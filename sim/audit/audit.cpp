@@ -84,8 +84,11 @@ const AuditedRequest* Auditor::Impl::reader_of(BlockId block) const {
       if (is_state(groups_[g].spec))
         continue;  // a state that is needed is checked where it is read
       const std::vector<BlockId>& table = other.tables[g];
-      const auto first = std::min(
-          static_cast<std::size_t>(first_read(g, other.computed) / block_size(g)), table.size());
+      // Who has left may have let go of what drafts in flight were past.
+      const std::int32_t reached =
+          other.has_left ? std::max(other.computed, other.scheduled_to) : other.computed;
+      const auto first =
+          std::min(static_cast<std::size_t>(first_read(g, reached) / block_size(g)), table.size());
       const auto last = std::min(
           static_cast<std::size_t>(ceil_div32(other.computed, block_size(g))), table.size());
       if (std::find(table.begin() + static_cast<std::ptrdiff_t>(first),

@@ -28,8 +28,18 @@ Result<void> TransferStep::begin(const StepTransfers& transfers, StepProgram& pr
   for (const BlockTransfer& block : transfers.loads)
     program.loads.push_back({block.group, block.block, block.host});
   for (const BlockTransfer& block : transfers.stores)
-    program.stores.push_back({block.group, block.block, block.host});
+    if (keeps_any(block)) program.stores.push_back({block.group, block.block, block.host});
   return {};
+}
+
+// Of a block that is not full a rank of context parallelism may keep nothing.
+bool TransferStep::keeps_any(const BlockTransfer& block) const {
+  const ContextRank& rank = worker_.context();
+  const std::int64_t tokens = model_.block_size(block.group) * rank.num_ranks;
+  const std::int64_t last = std::min(block.num_tokens, (block.entry + 1) * tokens);
+  for (std::int64_t p = block.entry * tokens; p < last; ++p)
+    if (keeps(rank, p)) return true;
+  return false;
 }
 
 // The rows of the request that belong into the block, as far as this rank keeps them.

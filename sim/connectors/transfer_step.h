@@ -33,6 +33,7 @@ class TransferStep {
   std::optional<Divergence> check_stores(const StepTransfers& transfers, std::int64_t step) const;
 
  private:
+  bool keeps_any(const BlockTransfer& block) const;
   std::vector<ContentId> contents_of(const BlockTransfer& block) const;
   static Divergence gone(const BlockTransfer& block, std::string_view verb, std::int64_t step);
   std::optional<Divergence> check(std::span<const BlockTransfer> blocks, std::string_view verb,

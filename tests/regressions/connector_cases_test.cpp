@@ -1,0 +1,44 @@
+// What `lockstep fuzz` found in this project once it drew KV connectors, each as the small case
+// that showed it.
+#include <gtest/gtest.h>
+
+#include "cuda_backend/simt_backend.h"
+#include "properties/judge.h"
+
+namespace lockstep {
+namespace {
+
+Outcome judged(const std::string& name) {
+  const auto saved =
+      read_saved_case(LOCKSTEP_SOURCE_DIR "/tests/regressions/" + name + ".case.jsonl");
+  EXPECT_TRUE(saved) << saved.error().message;
+  return judge(*saved, make_simt_backend);
+}
+
+// Seed 704459. A request left while it was loading, and the next one had its id: blocks of the load
+// were taken for the other's, and not handed out to it.
+TEST(ConnectorCasesFound, the_id_of_a_request_that_left_while_loading_is_anothers) {
+  const Outcome outcome = judged("id_of_a_request_that_left_while_loading");
+  EXPECT_EQ(outcome.kind, OutcomeKind::agreed) << outcome.what;
+  EXPECT_GT(outcome.tally[Reached::abort_loading], 0);
+}
+
+// Seed 700736. A finished request sends a block with one token in it, and is spread over two ranks
+// of context parallelism: one of them has nothing to send.
+TEST(ConnectorCasesFound, a_rank_may_keep_nothing_of_a_block_that_is_sent) {
+  const Outcome outcome = judged("rank_that_keeps_nothing_of_a_sent_block");
+  EXPECT_EQ(outcome.kind, OutcomeKind::agreed) << outcome.what;
+  EXPECT_GT(outcome.tally[Reached::delayed_free], 0);
+}
+
+// Seed 2133. A request ends and keeps its blocks until its stores are done. They are dropped, for
+// its window has let go of them; the tier had nothing left to do, and the request behind was called
+// stuck before the blocks came back.
+TEST(ConnectorCasesFound, a_host_tier_that_has_blocks_to_give_back_is_busy) {
+  const Outcome outcome = judged("host_tier_whose_last_stores_are_dropped");
+  EXPECT_EQ(outcome.kind, OutcomeKind::agreed) << outcome.what;
+  EXPECT_EQ(outcome.tally[Reached::length_end], 2);
+}
+
+}  // namespace
+}  // namespace lockstep
