@@ -14,6 +14,7 @@
 #include "properties/mutant_markdown.h"
 #include "reference/scheduler_defect.h"
 #include "sim/connectors/offload_connector.h"
+#include "sim/hidden_states/hidden_state_defect.h"
 #include "sim/pair/transfer_protocol.h"
 #include "sim/ranks/dp_step.h"
 
@@ -86,6 +87,7 @@ TEST(Catalogue, lists_every_switch_once_and_no_other_name) {
        {ConnectorDefect::transfer_failed_marked_ok, ConnectorDefect::free_send_in_flight})
     switches.insert(name_of(defect));
   for (const TransferDefect defect : transfer_defects()) switches.insert(name_of(defect));
+  switches.insert(name_of(HiddenStateDefect::save_race));
   // Two among connectors, and two that vllm-0.22.1 has of itself.
   switches.insert({"hma-any", "hma-before-config", "hold-head-of-line", "hold-partial-deadlock"});
   // No program edits a table (mutants_markdown says why); tests/cuda_backend/mutants_test.cpp
