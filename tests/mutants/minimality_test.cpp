@@ -59,7 +59,8 @@ std::vector<Smaller> each_smaller(const SavedCase& saved) {
   for (const std::string& name : all_engine_options({}).given)
     if (name != "engine" && !name.starts_with("max_"))
       add(all, saved, "option " + name, [&](SavedCase& other) {
-        const EngineOptions as_by_default{.config = {}, .given = {name}};
+        EngineOptions as_by_default;
+        as_by_default.given = {name};
         apply_engine_options(as_by_default, other.engine);
       });
   for (std::size_t i = 0; i < saved.settings.size(); ++i)
