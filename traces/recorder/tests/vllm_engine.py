@@ -17,7 +17,13 @@ os.environ.setdefault("PYTHONHASHSEED", "0")
 
 import torch
 import vllm
-from vllm.config import CacheConfig, ParallelConfig, SchedulerConfig, VllmConfig
+from vllm.config import (
+    CacheConfig,
+    KVTransferConfig,
+    ParallelConfig,
+    SchedulerConfig,
+    VllmConfig,
+)
 from vllm.sampling_params import SamplingParams
 from vllm.v1 import kv_cache_interface as kv
 from vllm.v1.core import kv_cache_utils
@@ -109,6 +115,18 @@ def _speculative(config: dict[str, Any]) -> _Speculative | None:
     )
 
 
+def _connector(header: dict[str, Any]) -> KVTransferConfig | None:
+    """The connector of a header: one whose answers are given to it."""
+    if "connector" not in header:
+        return None
+    return KVTransferConfig(
+        kv_connector="ScriptedConnector",
+        kv_connector_module_path="scripted_connector",
+        kv_role="kv_both",
+        kv_load_failure_policy=header["connector"]["kv_load_failure_policy"],
+    )
+
+
 class _VllmConfig(VllmConfig):
     """A configuration that never chooses the second model runner: it asks the platform."""
 
@@ -175,7 +193,7 @@ def make_config(header: dict[str, Any]) -> Any:
         speculative_config=speculative,
         lora_config=None,
         kv_events_config=None,
-        kv_transfer_config=None,
+        kv_transfer_config=_connector(header),
         ec_transfer_config=None,
         observability_config=off,
         aux_output_config=off,
