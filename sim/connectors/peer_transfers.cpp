@@ -80,8 +80,10 @@ void PeerTransfers::carry_out(const std::vector<BlockTransfer>& blocks, StepTran
 
 // Two requests that share a block may be sent at once; it is stored for one of them.
 void PeerTransfers::send(const DecidedStep& step, RequestId request, StepTransfers& transfers) {
-  for (BlockTransfer block :
-       blocks_of(step, request, 0, step.decisions.num_computed_tokens(request))) {
+  // Drafts may be counted as computed where a client has left while the step was in flight.
+  const std::int64_t known =
+      std::min(step.decisions.num_computed_tokens(request), step.decisions.num_tokens(request));
+  for (BlockTransfer block : blocks_of(step, request, 0, known)) {
     if (std::ranges::count(transfers.stores, block.block, &BlockTransfer::block) > 0) continue;
     block.host = HostBlockId{index_of(block.block)};
     transfers.stores.push_back(block);

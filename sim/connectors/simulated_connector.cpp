@@ -1,6 +1,7 @@
 #include "sim/connectors/simulated_connector.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "reference/check.h"
 
@@ -56,6 +57,7 @@ void SimulatedConnector::update_state_after_alloc(RequestId request,
   }
   if (!asked->second.is_async) {
     invalid_.insert(invalid_.end(), lost.begin(), lost.end());
+    if (!lost.empty()) losing_.push_back(request);
     return;
   }
   const std::int64_t delay =
@@ -92,7 +94,8 @@ KVConnectorOutput SimulatedConnector::report() {
                                     transfer.lost.end());
     return true;
   });
-  reported_ = report.finished_recving;
+  reported_ = std::exchange(losing_, {});
+  reported_.insert(reported_.end(), report.finished_recving.begin(), report.finished_recving.end());
   ++step_;
   return report;
 }

@@ -6,7 +6,8 @@
 // (2) What it knows of a prompt does not change; it may take a few questions until it says so.
 // (3) Every load and every sending ends: a peer that is dead is noticed after `timeout_steps`, and
 //     none of what it should have sent has arrived.
-// (4) A request in whose blocks a load is under way when it finishes is not sent.
+// (4) A request in whose blocks a load is under way when it finishes is not sent, nor is one whose
+//     load within the step has lost blocks.
 #pragma once
 
 #include <cstdint>
@@ -73,7 +74,8 @@ class SimulatedConnector final : public WorkerConnector {
   std::map<RequestId, Question> asked_;  // the last question of each
   std::vector<Transfer> transfers_;      // in the order begun
   std::vector<BlockId> invalid_;         // of loads within the step
-  std::vector<RequestId> reported_;      // loads that the last report said are over
+  std::vector<RequestId> losing_;        // have lost them
+  std::vector<RequestId> reported_;      // loads that the last report said are over, or lost
 };
 
 }  // namespace lockstep
