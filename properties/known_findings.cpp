@@ -178,7 +178,7 @@ constexpr KnownFinding kFindings[] = {
      with_the_rule_repaired<7>},
     {8, "two requests have loaded parts, and each needs what the other holds", has_connector,
      kHalfLoaded, with_the_rule_repaired<8>},
-    {9, "who counts on another to compute a lost block is left alone with it", computes_lost_blocks,
+    {9, "who counts on another to compute a lost block is left alone with it", may_lose_blocks,
      kLostBlock, with_the_rule_repaired<9>},
     {12, "the blocks of a load evict what another group has hit", loads_beside_hits, kEvictedHit,
      with_the_rule_repaired<12>},

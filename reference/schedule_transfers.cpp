@@ -166,6 +166,8 @@ std::vector<RequestId> Scheduler::Impl::take_invalid_blocks(const KVConnectorOut
   std::vector<BlockId> tails;
   const std::vector<RequestId> late = cut_at_invalid_blocks(loading, invalid, rows, unpublished);
   std::vector<RequestId> voided = cut_at_invalid_blocks(running, invalid, rows, tails);
+  if (profile.withdraws_what_is_lost)  // also of a request that has left
+    cache.pool().evict_blocks(report.invalid_block_ids);
   if (!remote->fails_requests) {  // the blocks stay findable: they are filled in the next steps
     remote->failed.insert(late.begin(), late.end());
     if (profile.withdraws_what_is_lost) {
