@@ -183,7 +183,8 @@ bool KVCacheCoordinator::allocate_slots(Request& request, std::int32_t num_new_t
   const std::int32_t computed =
       request.num_computed_tokens + (hit == nullptr ? 0 : hit->num_tokens) + num_external;
   const std::int32_t total_computed = std::min(computed, config_.max_model_len);
-  if (full_sequence_must_fit && !pool_->can_give(num_blocks_to_finish(request, hit))) return false;
+  if (full_sequence_must_fit && !pool_->can_give(num_blocks_to_finish(request, hit, 0)))
+    return false;
   const std::int32_t main_model = total_computed + num_new_tokens;
   const SlotDemand demand{std::min(main_model + num_lookahead_tokens, config_.max_model_len),
                           main_model,
@@ -229,14 +230,15 @@ std::int32_t KVCacheCoordinator::num_not_computed(const Request& request,
              : num_computed_tokens;
 }
 
-std::int64_t KVCacheCoordinator::num_blocks_to_finish(const Request& request,
-                                                      const PrefixHit* hit) const {
+std::int64_t KVCacheCoordinator::num_blocks_to_finish(const Request& request, const PrefixHit* hit,
+                                                      std::int32_t num_lookahead_tokens) const {
   const std::int32_t full = std::min(request.num_tokens(), config_.max_model_len);
   std::int32_t computed = request.num_computed_tokens;
   if (hit != nullptr) computed += hit->num_tokens + hit->num_external_tokens;
   computed = num_not_computed(request, std::min(computed, config_.max_model_len));
   // What a window lets go of meanwhile counts for those alone that have not been let in.
-  return num_blocks_to_allocate(request, hit, {full, full, computed, hit != nullptr});
+  const std::int32_t slots = std::min(full + num_lookahead_tokens, config_.max_model_len);
+  return num_blocks_to_allocate(request, hit, {slots, full, computed, hit != nullptr});
 }
 
 std::int32_t KVCacheCoordinator::num_left_behind(const Request& request,

@@ -57,8 +57,10 @@ class KVCacheCoordinator {
                       std::int32_t num_lookahead_tokens, const PrefixHit* hit,
                       bool full_sequence_must_fit, std::span<std::size_t> first_new);
 
-  // Blocks that the request has yet to be given for all its tokens, with `hit` (null: none) taken.
-  std::int64_t num_blocks_to_finish(const Request& request, const PrefixHit* hit) const;
+  // Blocks that the request has yet to be given for all its tokens and the slots behind them, with
+  // `hit` (null: none) taken.
+  std::int64_t num_blocks_to_finish(const Request& request, const PrefixHit* hit,
+                                    std::int32_t num_lookahead_tokens) const;
 
   // Whether allocate_slots for a running request would do nothing at all: it has the slots, and no
   // block of any group goes or becomes full. So are most decode steps (14 of 16 with blocks of 16

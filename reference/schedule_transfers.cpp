@@ -34,13 +34,16 @@ bool Scheduler::Impl::stands_aside(const RequestQueue& queue) const {
 // Whether everybody who is being prefilled, or loads, could still be given all that it needs if
 // this request began to load.
 bool Scheduler::Impl::leaves_room(const Request& request) {
-  std::int64_t num_blocks = cache.num_blocks_to_finish(request, &hit);
+  std::int64_t num_blocks = cache.num_blocks_to_finish(request, &hit, num_lookahead);
+  const auto add = [&](RequestId id) {
+    num_blocks += cache.num_blocks_to_finish(at(id), nullptr, num_lookahead);
+  };
   for (const RequestId id : running)
-    if (at(id).is_prefill_chunk) num_blocks += cache.num_blocks_to_finish(at(id), nullptr);
+    if (at(id).is_prefill_chunk) add(id);
   for (const RequestId id : remote->passed_over())
-    if (!at(id).groups[0].blocks.empty()) num_blocks += cache.num_blocks_to_finish(at(id), nullptr);
+    if (!at(id).groups[0].blocks.empty()) add(id);
   for (const RequestId id : skipped)
-    if (!at(id).groups[0].blocks.empty()) num_blocks += cache.num_blocks_to_finish(at(id), nullptr);
+    if (!at(id).groups[0].blocks.empty()) add(id);
   return cache.pool().can_give(num_blocks);
 }
 

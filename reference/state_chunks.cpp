@@ -10,7 +10,9 @@ StateChunkRule::StateChunkRule(const EngineConfig& config, const EngineProfile& 
       max_chunk_(config.max_num_batched_tokens) {
   const bool looks_ahead =
       profile.eagle_hits == EagleHits::lookahead_hash && config.enable_prefix_caching;
-  drops_last_block_ = config.spec_method == SpecMethod::eagle && !looks_ahead;
+  // Where states alone are cached nobody drops a block: the repaired rule saves its state as well.
+  drops_last_block_ =
+      config.spec_method == SpecMethod::eagle && !looks_ahead && !profile.state_hits_drop_a_block;
   num_unhashed_ =
       drops_last_block_ ? 0 : 1;  // a lookahead hash proves one token, as logits need one
   if (config.long_prefill_token_threshold > 0)

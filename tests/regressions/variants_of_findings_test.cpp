@@ -1,0 +1,36 @@
+// Cases in which a known finding of vLLM comes about in another way than in its own smallest case,
+// and is recognised all the same.
+#include <gtest/gtest.h>
+
+#include "cuda_backend/simt_backend.h"
+#include "properties/judge.h"
+#include "properties/known_findings.h"
+
+namespace lockstep {
+namespace {
+
+void expect_known(const std::string& name, std::string_view check, std::int32_t number) {
+  const auto saved =
+      read_saved_case(LOCKSTEP_SOURCE_DIR "/tests/regressions/" + name + ".case.jsonl");
+  ASSERT_TRUE(saved) << saved.error().message;
+  const Outcome outcome = judge(*saved, make_simt_backend);
+  EXPECT_EQ(outcome.check, check) << outcome.what;
+  const KnownFinding* finding = known_finding(*saved, outcome, make_simt_backend);
+  ASSERT_NE(finding, nullptr) << outcome.what;
+  EXPECT_EQ(finding->number, number) << finding->title;
+}
+
+// Seed 700424. No group of attention shortens the hit, and the last whole block of a prompt has the
+// hash of its tokens over the state of fewer.
+TEST(VariantsOfFindings, with_eagle_a_state_hit_is_wrong_also_where_states_are_alone) {
+  expect_known("eagle_beside_states_alone", "decide", 1);
+}
+
+// Seed 929018. Both requests have loaded all that there is to load; the slots of their drafts do not
+// fit beside each other.
+TEST(VariantsOfFindings, two_loaded_requests_wait_for_the_slots_of_their_drafts) {
+  expect_known("loads_without_room_for_drafts", "liveness.partial_load", 8);
+}
+
+}  // namespace
+}  // namespace lockstep
