@@ -26,8 +26,8 @@ TEST(VariantsOfFindings, with_eagle_a_state_hit_is_wrong_also_where_states_are_a
   expect_known("eagle_beside_states_alone", "decide", 1);
 }
 
-// Seed 929018. Both requests have loaded all that there is to load; the slots of their drafts do not
-// fit beside each other.
+// Seed 929018. Both requests have loaded all that there is to load; the slots of their drafts do
+// not fit beside each other.
 TEST(VariantsOfFindings, two_loaded_requests_wait_for_the_slots_of_their_drafts) {
   expect_known("loads_without_room_for_drafts", "liveness.partial_load", 8);
 }
