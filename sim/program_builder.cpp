@@ -8,6 +8,7 @@
 #include "reference/page_size.h"
 #include "sim/capture_sizes.h"
 #include "sim/connectors/transfer_step.h"
+#include "sim/model_step.h"
 
 namespace lockstep {
 namespace {
@@ -154,16 +155,19 @@ void ProgramBuilder::begin_loads(const StepTransfers& transfers, StepProgram& pr
   }
 }
 
+// Whether the row reads a lost block. What a window has left behind stands in the worker's table
+// still, and may be another's by now.
 bool ProgramBuilder::counts_on_lost(const ScheduledRequest& scheduled,
                                     std::span<const BlockId> lost) {
   if (lost.empty()) return false;
   const WorkerRequest& request = worker_.at(scheduled.id);
   for (std::size_t g = 0; g < request.tables.size(); ++g) {
-    const std::int64_t tokens =
-        spec_of(device_, static_cast<std::int32_t>(g)).block_size * device_.context.num_ranks;
+    const KVCacheSpec& spec = spec_of(device_, static_cast<std::int32_t>(g));
+    const std::int64_t tokens = spec.block_size * device_.context.num_ranks;
     const auto end =
         std::min<std::int64_t>(cdiv(scheduled.computed, tokens), std::ssize(request.tables[g]));
-    for (std::int64_t entry = 0; entry < end; ++entry)
+    for (std::int64_t entry = first_attended(spec, scheduled.computed) / tokens; entry < end;
+         ++entry)
       if (std::ranges::find(lost, request.tables[g][static_cast<std::size_t>(entry)]) != lost.end())
         return true;
   }
