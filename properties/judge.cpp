@@ -33,7 +33,8 @@ class Bench final : public StepObserver {
         const JudgeOptions& options, Outcome& outcome)
       : options_(options),
         dp_rank_(dp_rank),
-        observer_(dp_rank < 0 || dp_rank == options.observed_dp_rank ? options.observer : nullptr),
+        observer_(is_observed(dp_rank, options) ? options.observer : nullptr),
+        recorded_(is_observed(dp_rank, options) ? options.recorded : nullptr),
         outcome_(outcome),
         invariants_(saved.engine, saved.cache),
         tally_(saved, outcome.tally),
@@ -53,6 +54,7 @@ class Bench final : public StepObserver {
 
   bool decided(const StepView& view) override {
     recorder_.decided(view);
+    if (recorded_ != nullptr) recorded_->push_back(recorder_.step());
     const auto& answers = recorder_.step().connector;
     invariants_.decided(view, answers ? *answers : std::span<const RecordedConnectorAnswer>());
     const bool go_on = observer_ == nullptr || observer_->decided(view);
@@ -63,8 +65,16 @@ class Bench final : public StepObserver {
     if (options_.hashes != nullptr) options_.hashes->push_back(view.state_hash);
     recorder_.finished(view);
     if (!outcome_.failed()) invariants_.finished(view);
+    keep_recorded();
     const bool go_on = observer_ == nullptr || observer_->finished(view);
     return settle() && go_on;
+  }
+
+  // What is known of the step at hand by now.
+  void keep_recorded() {
+    if (recorded_ != nullptr && !recorded_->empty() &&
+        recorded_->back().step == recorder_.step().step)
+      recorded_->back() = recorder_.step();
   }
 
   // After the last step of a run in which nothing else failed.
@@ -77,6 +87,10 @@ class Bench final : public StepObserver {
   }
 
  private:
+  static bool is_observed(std::int32_t dp_rank, const JudgeOptions& options) {
+    return dp_rank < 0 || dp_rank == options.observed_dp_rank;
+  }
+
   void take(const RecordedStep& step) {
     tally_.step(step);
     if (auditor_ == nullptr) return;
@@ -114,6 +128,7 @@ class Bench final : public StepObserver {
   const JudgeOptions& options_;
   const std::int32_t dp_rank_;
   StepObserver* const observer_;
+  std::vector<RecordedStep>* const recorded_;
   Outcome& outcome_;
   Invariants invariants_;
   TallyCounter tally_;
@@ -267,6 +282,7 @@ Outcome judge_one_engine(const SavedCase& saved, const LockstepConfig& config,
                                    std::span<Backend* const>(backends), engine->bench.get());
   if (!report) return refusal(report.error());
   take_verdict(report->summary, outcome);
+  if (outcome.kind == OutcomeKind::divergence) engine->bench->keep_recorded();
   count_faults(*engine->workload, outcome.tally);
   if (options.summary != nullptr) *options.summary = report->summary;
   if (outcome.kind == OutcomeKind::agreed) engine->bench->end(*engine->decisions);
@@ -301,6 +317,8 @@ Outcome judge_data_parallel(const SavedCase& saved, const LockstepConfig& config
   outcome.tally.count(Reached::data_parallel);
   outcome.tally.count(Reached::idle_dp_rank, report->summary.idle_rank_steps);
   take_verdict(report->summary, outcome);
+  if (outcome.kind == OutcomeKind::divergence && outcome.dp_rank >= 0)
+    engines[static_cast<std::size_t>(outcome.dp_rank)].bench->keep_recorded();
   for (const JudgedEngine& engine : engines) count_faults(*engine.workload, outcome.tally);
   if (options.summary != nullptr) *options.summary = report->summary;
   for (const JudgedEngine& engine : engines)

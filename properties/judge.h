@@ -23,6 +23,7 @@
 #include "sim/backend.h"
 #include "sim/lockstep.h"
 #include "sim/result.h"
+#include "traces/recording.h"
 #include "traces/saved_case.h"
 
 namespace lockstep {
@@ -65,6 +66,9 @@ struct JudgeOptions {
   std::vector<StateHash>* hashes = nullptr;       // receives the chain, one hash a step and engine
   RunSummary* summary = nullptr;                  // receives what the run came to
   std::vector<AuditFinding>* findings = nullptr;  // receives those of the step that fails
+  // Receives the observed engine's steps as a recording tells them; the one in which the run ends,
+  // as far as it came.
+  std::vector<RecordedStep>* recorded = nullptr;
 };
 
 // The backend runs when options give one, the case's `backend` is not "none", and the program of a

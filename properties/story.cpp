@@ -4,6 +4,7 @@
 #include <span>
 #include <utility>
 
+#include "reference/check.h"
 #include "sim/conform/recorded_terms.h"
 #include "sim/saved_run.h"
 
@@ -18,19 +19,32 @@ std::map<std::string, std::int64_t> known_tokens(const StepView& view) {
   };
   take(view.decisions.running());
   take(view.decisions.waiting());
+  for (const SkippedRequest& request : view.decisions.skipped()) take({&request.id, 1});
   return known;
+}
+
+// Who loads, or has loaded and waits; who has finished and is being sent.
+void take_waiting_tables(const StepView& view, StoryStep& step) {
+  for (const SkippedRequest& request : view.decisions.skipped()) {
+    if (view.decisions.block_table(request.id, 0).empty()) continue;
+    step.waiting_tables.push_back(table_of(view, request.id));
+    step.loaded[step.waiting_tables.back().id] = view.decisions.num_computed_tokens(request.id);
+  }
+  for (const HeldRequest& request : view.decisions.held()) {
+    step.waiting_tables.push_back(table_of(view, request.id));
+    step.loaded[step.waiting_tables.back().id] = view.decisions.num_computed_tokens(request.id);
+  }
 }
 
 }  // namespace
 
-std::vector<BlockState> StoryKeeper::pool_of(const StepView& view,
-                                             const std::vector<RecordedTable>& tables) {
+std::vector<BlockState> StoryKeeper::pool_of(const StepView& view, const StoryStep& step) {
   std::vector<BlockState> pool(static_cast<std::size_t>(num_blocks_));
   pool[0].kind = BlockState::Kind::null_block;
   for (std::int32_t i = 1; i < num_blocks_; ++i)
     if (view.decisions.is_cached(BlockId{i}))
       pool[static_cast<std::size_t>(i)].kind = BlockState::Kind::cached;
-  for (const RecordedTable& table : tables)
+  const auto hold = [&](const RecordedTable& table) {
     for (const std::vector<BlockId>& blocks : table.blocks)
       for (const BlockId block : blocks) {
         const auto index = static_cast<std::size_t>(index_of(block));
@@ -40,21 +54,22 @@ std::vector<BlockState> StoryKeeper::pool_of(const StepView& view,
         if (state.holders.empty() || state.holders.back() != table.id)
           state.holders.push_back(table.id);
       }
+  };
+  std::ranges::for_each(step.tables, hold);
+  std::ranges::for_each(step.waiting_tables, hold);
   return pool;
 }
 
 bool StoryKeeper::decided(const StepView& view) {
   StoryStep& step = steps_.emplace_back();
-  write_decision(view, step.decided);
   step.known = known_tokens(view);
-  for (const std::string& name : step.decided.waiting)
-    if (!live_.contains(name)) step.arrived.push_back(name);
-  for (const std::string& name : step.decided.running)
+  for (const auto& [name, tokens] : step.known)
     if (!live_.contains(name)) step.arrived.push_back(name);
   for (const auto& [name, tokens] : live_)
     if (!step.known.contains(name)) step.gone.push_back(name);
   step.tables = tables_of(view);
-  step.pool = pool_of(view, step.tables);
+  take_waiting_tables(view, step);
+  step.pool = pool_of(view, step);
   step.resets = std::ssize(view.resets);
   live_ = step.known;
   return true;
@@ -62,10 +77,6 @@ bool StoryKeeper::decided(const StepView& view) {
 
 bool StoryKeeper::finished(const StepView& view) {
   StoryStep& step = steps_.back();
-  RecordedStep outcome;
-  write_outcome(view, outcome);
-  step.stopped = std::move(outcome.stopped);
-  step.is_whole = true;
   std::map<std::string, std::int64_t> known = known_tokens(view);
   for (const auto& [name, tokens] : known)
     if (tokens > step.known[name]) step.sampled[name] = tokens - step.known[name];
@@ -85,10 +96,16 @@ Story tell(const SavedCase& saved, const BackendFactory& backend) {
   options.observer = &keeper;
   options.summary = &summary;
   options.findings = &story.findings;
+  std::vector<RecordedStep> recorded;
+  options.recorded = &recorded;
   story.outcome = judge(saved, options);
   if (story.outcome.kind == OutcomeKind::divergence) story.divergence = summary.divergence;
   if (story.outcome.kind == OutcomeKind::stuck) story.stuck = summary.stuck;
   story.steps = keeper.take();
+  LS_CHECK(recorded.size() == story.steps.size(), "{} steps recorded, {} told", recorded.size(),
+           story.steps.size());
+  for (std::size_t i = 0; i < recorded.size(); ++i)
+    story.steps[i].recorded = std::move(recorded[i]);
   return story;
 }
 

@@ -32,16 +32,16 @@ struct BlockState {
 };
 
 struct StoryStep {
-  RecordedStep decided;              // as sim/conform/recorded_terms.h writes a decision down
-  std::vector<std::string> arrived;  // first seen in this step
-  std::vector<std::string> gone;     // seen in the step before, and not told as finished
+  RecordedStep recorded;                        // as a recording tells it, as far as the step came
+  std::vector<std::string> arrived;             // first seen in this step
+  std::vector<std::string> gone;                // seen in the step before, and not told as finished
   std::map<std::string, std::int64_t> known;    // prompt and sampled tokens of the live
   std::vector<RecordedTable> tables;            // of everybody who runs
+  std::vector<RecordedTable> waiting_tables;    // of those who hold blocks and do not
+  std::map<std::string, std::int64_t> loaded;   // tokens computed, or loading, of those
   std::vector<BlockState> pool;                 // by block
   std::map<std::string, std::int64_t> sampled;  // tokens that the step's output added
-  std::vector<RecordedStopped> stopped;
   std::int64_t resets = 0;
-  bool is_whole = false;  // false: it ended before its output was processed
 };
 
 struct Story {
@@ -62,7 +62,7 @@ class StoryKeeper final : public StepObserver {
   std::vector<StoryStep> take() { return std::move(steps_); }
 
  private:
-  std::vector<BlockState> pool_of(const StepView& view, const std::vector<RecordedTable>& tables);
+  std::vector<BlockState> pool_of(const StepView& view, const StoryStep& step);
 
   std::int64_t num_blocks_;
   std::map<std::string, std::int64_t> live_;  // known tokens after the last step

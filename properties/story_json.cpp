@@ -34,30 +34,55 @@ std::string_view name_of(BlockState::Kind kind) {
   return "free";
 }
 
+// What a KV connector answered and reported.
+Json transfers_of(const StoryStep& step) {
+  Json json = {{"answers", Json::array()},   {"skipped", Json::array()},
+               {"held", step.recorded.held}, {"received", Json::array()},
+               {"sent", Json::array()},      {"invalid_blocks", Json::array()}};
+  if (step.recorded.connector)
+    for (const RecordedConnectorAnswer& answer : *step.recorded.connector)
+      json["answers"].push_back({{"id", answer.id},
+                                 {"local", answer.local},
+                                 {"external", answer.external ? Json(*answer.external) : Json()},
+                                 {"async", answer.async}});
+  for (const RecordedSkipped& skipped : *step.recorded.skipped)
+    json["skipped"].push_back({{"id", skipped.id}, {"status", skipped.status}});
+  if (!step.recorded.worker) return json;
+  json["received"] = step.recorded.worker->received;
+  json["sent"] = step.recorded.worker->sent;
+  for (const BlockId block : step.recorded.worker->invalid_blocks)
+    json["invalid_blocks"].push_back(index_of(block));
+  return json;
+}
+
 Json json_of(const StoryStep& step) {
-  Json json = {{"step", step.decided.step},
+  Json json = {{"step", step.recorded.step},
                {"arrived", step.arrived},
                {"gone", step.gone},
-               {"preempted", step.decided.preempted},
-               {"running", step.decided.running},
-               {"waiting", step.decided.waiting},
+               {"preempted", step.recorded.preempted},
+               {"running", step.recorded.running},
+               {"waiting", step.recorded.waiting},
                {"known_tokens", step.known},
                {"sampled_tokens", step.sampled}};
   json["scheduled"] = Json::array();
-  for (const RecordedScheduled& scheduled : step.decided.scheduled)
+  for (const RecordedScheduled& scheduled : step.recorded.scheduled)
     json["scheduled"].push_back({{"id", scheduled.id},
                                  {"first", scheduled.computed},
                                  {"tokens", scheduled.tokens},
                                  {"drafts", scheduled.spec.size()},
                                  {"new", scheduled.is_new},
                                  {"resumed", scheduled.resumed}});
+  if (step.recorded.skipped) json["transfers"] = transfers_of(step);
   json["tables"] = Json::object();
   for (const RecordedTable& table : step.tables) json["tables"][table.id] = json_of(table.blocks);
+  for (const RecordedTable& table : step.waiting_tables)
+    json["tables"][table.id] = json_of(table.blocks);
   json["pool"] = Json::array();
   for (const BlockState& block : step.pool)
     json["pool"].push_back({{"is", name_of(block.kind)}, {"holders", block.holders}});
   json["stopped"] = Json::object();
-  for (const RecordedStopped& stopped : step.stopped) json["stopped"][stopped.id] = stopped.reason;
+  for (const RecordedStopped& stopped : step.recorded.stopped)
+    json["stopped"][stopped.id] = stopped.reason;
   return json;
 }
 

@@ -10,6 +10,7 @@
 #include "properties/case_size.h"
 #include "properties/check_reasons.h"
 #include "properties/story_pictures.h"
+#include "properties/story_transfers.h"
 #include "reference/page_size.h"
 
 namespace lockstep {
@@ -75,7 +76,8 @@ std::string request_text(const SavedCase& saved, const std::string& name) {
   return name + " arrives.";
 }
 
-std::string scheduled_text(const SavedCase& saved, const RecordedScheduled& scheduled) {
+std::string scheduled_text(const SavedCase& saved, const RecordedStep& step,
+                           const RecordedScheduled& scheduled) {
   std::int64_t prompt = 0;
   for (const RequestSpec* request : requests_of(saved))
     if (request->name == scheduled.id) prompt = request->prompt.size();
@@ -92,27 +94,25 @@ std::string scheduled_text(const SavedCase& saved, const RecordedScheduled& sche
     text += ", a chunk of its prompt";
   else if (scheduled.computed < prompt)
     text += scheduled.computed == 0 ? ", its whole prompt" : ", the rest of its prompt";
-  if (scheduled.is_new && scheduled.computed > 0)
-    text += fmt::format("; {} before {} a prefix hit", counted(scheduled.computed, "token"),
-                        scheduled.computed == 1 ? "is" : "are");
+  if (scheduled.is_new && scheduled.computed > 0) text += "; " + origin_told(step, scheduled);
   if (scheduled.resumed) text += "; it is back after a preemption";
   return text + ".";
 }
 
 // The blocks that a step handed to a request in a group.
 std::vector<BlockId> handed_out(const StoryStep& step, const std::string& name, std::size_t group) {
-  const auto found = std::ranges::find(step.decided.scheduled, name, &RecordedScheduled::id);
-  if (found == step.decided.scheduled.end() || !found->blocks) return {};
+  const auto found = std::ranges::find(step.recorded.scheduled, name, &RecordedScheduled::id);
+  if (found == step.recorded.scheduled.end() || !found->blocks) return {};
   return (*found->blocks)[group];
 }
 
 std::string tables_text(const SavedCase& saved, const StoryStep& step) {
   std::string text;
-  for (std::size_t g = 0; g < saved.cache.groups.size(); ++g)
+  for (std::size_t g = 0; g < saved.cache.groups.size(); ++g) {
     for (const RecordedTable& table : step.tables) {
       const auto scheduled =
-          std::ranges::find(step.decided.scheduled, table.id, &RecordedScheduled::id);
-      const bool runs = scheduled != step.decided.scheduled.end();
+          std::ranges::find(step.recorded.scheduled, table.id, &RecordedScheduled::id);
+      const bool runs = scheduled != step.recorded.scheduled.end();
       const auto known = step.known.find(table.id);
       const std::int64_t tokens = runs ? std::int64_t{scheduled->computed} + scheduled->tokens
                                   : known == step.known.end() ? 0
@@ -121,26 +121,38 @@ std::string tables_text(const SavedCase& saved, const StoryStep& step) {
                       table_picture(table.blocks[g], saved.cache.groups[g].spec, tokens,
                                     handed_out(step, table.id, g)));
     }
+    for (const RecordedTable& table : step.waiting_tables)
+      text += wrapped(
+          fmt::format("    group {}  {}  ", g, table.id),
+          table_picture(table.blocks[g], saved.cache.groups[g].spec, step.loaded.at(table.id), {}));
+  }
   if (!step.pool.empty()) text += wrapped("    pool     ", pool_picture(step.pool));
   return text;
 }
 
 std::string step_text(const SavedCase& saved, const StoryStep& step) {
-  std::string text = fmt::format("\nStep {}\n", step.decided.step);
+  std::string text = fmt::format("\nStep {}\n", step.recorded.step);
   const auto say = [&](const std::string& sentence) { text += wrapped(kIndent, sentence); };
   if (step.resets > 0) say("The prefix cache is told to forget everything.");
   for (const std::string& name : step.arrived) say(request_text(saved, name));
   for (const std::string& name : step.gone) say(name + " has gone: its client left.");
-  for (const std::string& name : step.decided.preempted)
+  for (const std::string& sentence : answers_told(step.recorded)) say(sentence);
+  for (const std::string& name : step.recorded.preempted)
     say(name + " is preempted: its blocks are freed, and it will compute all of it again.");
-  for (const RecordedScheduled& scheduled : step.decided.scheduled)
-    say(scheduled_text(saved, scheduled));
-  if (step.decided.scheduled.empty()) say("Nothing is scheduled.");
-  for (const std::string& name : step.decided.waiting) say(name + " waits.");
+  for (const RecordedScheduled& scheduled : step.recorded.scheduled)
+    say(scheduled_text(saved, step.recorded, scheduled));
+  if (step.recorded.scheduled.empty()) say("Nothing is scheduled.");
+  if (step.recorded.skipped)
+    for (const RecordedSkipped& skipped : *step.recorded.skipped)
+      say(skipped.id + (skipped.status == "WAITING_FOR_REMOTE_KVS"
+                            ? " waits for what it loads."
+                            : " waits, and was passed over."));
+  for (const std::string& name : step.recorded.waiting) say(name + " waits.");
   text += tables_text(saved, step);
+  for (const std::string& sentence : reports_told(step.recorded)) say(sentence);
   for (const auto& [name, tokens] : step.sampled)
     say(fmt::format("The model answers {} with {}.", name, counted(tokens, "token")));
-  for (const RecordedStopped& stopped : step.stopped)
+  for (const RecordedStopped& stopped : step.recorded.stopped)
     say(fmt::format(
         "{} ends: {}.", stopped.id,
         stopped.reason == "length" ? "it has all the tokens it asked for" : stopped.reason));

@@ -25,16 +25,6 @@ std::string_view status_of(RequestStatus status) {
   LS_CHECK(false, "a request of status {} in the queue", static_cast<int>(status));
 }
 
-RecordedTable table_of(const StepView& view, RequestId id) {
-  RecordedTable table;
-  table.id = view.decisions.name(id);
-  for (std::int32_t g = 0; g < view.decision.num_groups; ++g) {
-    const auto blocks = view.decisions.block_table(id, g);
-    table.blocks.emplace_back(blocks.begin(), blocks.end());
-  }
-  return table;
-}
-
 // The engine reports these as sets; recordings hold them sorted.
 std::vector<std::string> sorted_names_of(const StepView& view, std::span<const RequestId> ids) {
   std::vector<std::string> names = names_of(view, ids);
@@ -100,6 +90,16 @@ void write_decision(const StepView& view, RecordedStep& step) {
   step.running = names_of(view, view.decisions.running());
   step.waiting = names_of(view, view.decisions.waiting());
   step.free_blocks = view.decisions.num_free_blocks();
+}
+
+RecordedTable table_of(const StepView& view, RequestId id) {
+  RecordedTable table;
+  table.id = view.decisions.name(id);
+  for (std::int32_t g = 0; g < view.decision.num_groups; ++g) {
+    const auto blocks = view.decisions.block_table(id, g);
+    table.blocks.emplace_back(blocks.begin(), blocks.end());
+  }
+  return table;
 }
 
 std::vector<RecordedTable> tables_of(const StepView& view) {

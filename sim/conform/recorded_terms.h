@@ -18,7 +18,9 @@ std::vector<std::string> names_of(const StepView& view, std::span<const RequestI
 
 // What was decided: everything but the events, the common prefix, tables and the connector.
 void write_decision(const StepView& view, RecordedStep& step);
-// The whole block table of every running request.
+// The whole block table of one request. REQUIRES: it is live, or has finished and keeps its blocks.
+RecordedTable table_of(const StepView& view, RequestId id);
+// ... of every running request.
 std::vector<RecordedTable> tables_of(const StepView& view);
 // With a KV connector: the queue of skipped requests, and the tables of those that load.
 void write_transfers(const StepView& view, RecordedStep& step);

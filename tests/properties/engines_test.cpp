@@ -79,7 +79,7 @@ TEST(Engines, the_story_is_that_of_the_engine_that_fails) {
   EXPECT_EQ(story.dp_rank, 1);
   ASSERT_FALSE(story.steps.empty());
   for (const StoryStep& step : story.steps)
-    for (const RecordedScheduled& scheduled : step.decided.scheduled)
+    for (const RecordedScheduled& scheduled : step.recorded.scheduled)
       EXPECT_TRUE(scheduled.id == "r1" || scheduled.id == "r3") << scheduled.id;
   const std::string text = to_text(saved, story);
   EXPECT_NE(text.find("2 data parallel ranks share the requests"), std::string::npos) << text;

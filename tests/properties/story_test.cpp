@@ -9,6 +9,7 @@
 #include <sstream>
 #include <string>
 
+#include "cuda_backend/simt_backend.h"
 #include "properties/check_reasons.h"
 #include "properties/recorded_case.h"
 #include "properties/story_pictures.h"
@@ -91,6 +92,26 @@ TEST(Story, leaves_out_the_first_steps_of_a_long_run_and_says_how_many) {
   EXPECT_EQ(text.find("\nStep 0\n"), std::string::npos);
   expect_told(text, {"... " + std::to_string(story.steps.size() - 3) + " steps before"});
   EXPECT_NE(to_text(saved, story, {.steps_max = 0}).find("\nStep 0\n"), std::string::npos);
+}
+
+// One request hits nothing here; the connector has its prompt, and the load of its second block
+// fails.
+TEST(Story, of_a_case_with_a_connector_tells_what_is_loaded_and_what_is_lost) {
+  auto saved = read_saved_case(
+      LOCKSTEP_SOURCE_DIR "/tests/regressions/block_behind_a_window_lost_by_another.case.jsonl");
+  ASSERT_TRUE(saved) << saved.error().message;
+  const Story story = tell(*saved, make_simt_backend);
+  ASSERT_EQ(story.outcome.kind, OutcomeKind::agreed) << story.outcome.what;
+  const std::string text = to_text(*saved, story);
+  expect_told(text, {"Step 6", "The connector has 16 tokens of r1 behind 0 computed here",
+                     "r1 waits while they are loaded", "r1 waits for what it loads.",
+                     "group 0  r1  [1: 0-15]", "A load has failed: block 1 is not filled.",
+                     "r1: its load is over.", "Step 7", "r1 is scheduled"});
+  EXPECT_EQ(text.find("its client left"), std::string::npos) << text;
+  const auto json = nlohmann::json::parse(to_json(*saved, story));
+  const auto& transfers = json.at("steps").at(6).at("transfers");
+  EXPECT_EQ(transfers.at("answers").at(0).at("external"), 16);
+  EXPECT_EQ(transfers.at("invalid_blocks").at(0), 1);
 }
 
 TEST(Story, as_json_has_every_step_with_its_tables_and_the_same_ending) {
