@@ -51,8 +51,7 @@ bool is_window(CacheKind kind) {
 bool has_windows(const SavedCase& saved) { return count_groups(saved, is_window) > 0; }
 
 bool plans_windows_without_lookahead(const SavedCase& saved) {
-  const SpecMethod method = saved.engine.spec_method;
-  return (method == SpecMethod::eagle || method == SpecMethod::draft_model) && has_windows(saved);
+  return num_lookahead_tokens(saved.engine) > 0 && has_windows(saved);
 }
 
 bool frees_windows_by_drafts(const SavedCase& saved) {

@@ -49,4 +49,11 @@ struct EngineConfig {
   bool operator==(const EngineConfig&) const = default;
 };
 
+// Slots that a running request is given beyond its tokens, for drafts that the cache holds too.
+constexpr std::int32_t num_lookahead_tokens(const EngineConfig& engine) {
+  const bool drafts_need_slots =
+      engine.spec_method == SpecMethod::eagle || engine.spec_method == SpecMethod::draft_model;
+  return drafts_need_slots ? engine.num_spec_tokens : 0;
+}
+
 }  // namespace lockstep

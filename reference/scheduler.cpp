@@ -18,9 +18,7 @@ Scheduler::Impl::Impl(const EngineConfig& engine, const std::vector<KVCacheGroup
       cache(engine, groups, sizes, num_blocks),
       waiting(engine.policy),
       first_new(groups.size()) {
-  const bool drafts_need_slots =
-      config.spec_method == SpecMethod::eagle || config.spec_method == SpecMethod::draft_model;
-  num_lookahead = drafts_need_slots ? config.num_spec_tokens : 0;
+  num_lookahead = num_lookahead_tokens(config);
   hash_rule = {config.hash_algorithm, sizes.hash_block_size, config.num_hash_lookahead_tokens,
                profile.tags_extra_keys};
   token_budget = config.max_num_batched_tokens;

@@ -33,10 +33,8 @@ std::int64_t num_blocks_missing(const EngineConfig& engine,
                                 std::span<const KVCacheGroupSpec> groups, std::int64_t num_tokens,
                                 std::int64_t num_computed_tokens, std::int64_t blocks_held) {
   std::int64_t tokens = num_tokens;
-  const bool drafts_need_slots =
-      engine.spec_method == SpecMethod::eagle || engine.spec_method == SpecMethod::draft_model;
-  if (drafts_need_slots && num_computed_tokens > 0)
-    tokens = std::min<std::int64_t>(tokens + engine.num_spec_tokens, engine.max_model_len);
+  if (num_computed_tokens > 0)
+    tokens = std::min<std::int64_t>(tokens + num_lookahead_tokens(engine), engine.max_model_len);
   if (!engine.scheduler_reserve_full_isl)
     tokens = std::min(tokens, num_computed_tokens + engine.max_num_batched_tokens);
   const std::int64_t num_ranks = num_context_ranks(engine, groups.front().spec);
