@@ -6,6 +6,7 @@
 
 #include "reference/check.h"
 #include "reference/layout.h"
+#include "reference/page_size.h"
 #include "sim/lockstep.h"
 #include "sim/saved_run.h"
 
@@ -168,6 +169,12 @@ std::optional<std::int64_t> setting_of(const SavedCase& saved, std::string_view 
   const auto set = std::ranges::find(saved.settings, name, &NamedSetting::first);
   if (set == saved.settings.end()) return std::nullopt;
   return set->second;
+}
+
+bool has_states(const SavedCase& saved) {
+  return std::ranges::any_of(saved.cache.groups, [](const KVCacheGroupSpec& group) {
+    return is_state_kind(group.spec.kind);
+  });
 }
 
 bool has_connector(const SavedCase& saved) {

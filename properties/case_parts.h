@@ -39,6 +39,8 @@ void set_setting(SavedCase& saved, std::string_view name, std::int64_t value);
 // Nothing: the case leaves it at its default.
 std::optional<std::int64_t> setting_of(const SavedCase& saved, std::string_view name);
 
+// Layers that keep a state instead of keys and values.
+bool has_states(const SavedCase& saved);
 bool has_connector(const SavedCase& saved);
 // Loads of its connector may leave blocks unfilled.
 bool may_lose_blocks(const SavedCase& saved);

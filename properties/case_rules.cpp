@@ -9,12 +9,6 @@
 namespace lockstep {
 namespace {
 
-bool has_states(const SavedCase& saved) {
-  return std::ranges::any_of(saved.cache.groups, [](const KVCacheGroupSpec& group) {
-    return group.spec.kind == CacheKind::mamba;
-  });
-}
-
 bool step_has_room(const SavedCase& saved) {
   const EngineConfig& engine = saved.engine;
   if (engine.max_num_batched_tokens < engine.max_num_seqs) return false;

@@ -1,7 +1,5 @@
 // KV connectors of generated cases: peers that know prefixes of some prompts, or a host tier with a
 // few blocks or many, quick or late transfers, and loads that fail.
-#include <algorithm>
-
 #include "properties/case_parts.h"
 #include "properties/generator_parts.h"
 #include "reference/engine_profile.h"
@@ -13,9 +11,7 @@ namespace {
 
 // What Scheduler::create() and a run of several engines take beside a connector.
 bool takes_connector(const SavedCase& saved) {
-  const bool has_states = std::ranges::any_of(
-      saved.cache.groups, [](const auto& group) { return group.spec.kind == CacheKind::mamba; });
-  return engine_profile(saved.engine.engine).models_connectors && !has_states &&
+  return engine_profile(saved.engine.engine).models_connectors && !has_states(saved) &&
          !saved.engine.async_scheduling && !setting_of(saved, "data_parallel_size") &&
          !setting_of(saved, "real_numbers") && !setting_of(saved, "max_cudagraph_capture_size");
 }

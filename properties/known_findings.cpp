@@ -18,10 +18,6 @@ auto count_groups(const SavedCase& saved, Predicate predicate) {
   });
 }
 
-bool has_states(const SavedCase& saved) {
-  return count_groups(saved, [](CacheKind kind) { return kind == CacheKind::mamba; }) > 0;
-}
-
 bool is_cached_0_22_1(const SavedCase& saved) {
   return saved.engine.engine == "vllm-0.22.1" && saved.engine.enable_prefix_caching;
 }
@@ -111,8 +107,7 @@ SavedCase with_more_blocks(const SavedCase& saved, std::int64_t num_blocks) {
 
 // A state more of each kind.
 SavedCase with_states_in_flight_planned(const SavedCase& saved) {
-  return with_more_blocks(
-      saved, count_groups(saved, [](CacheKind kind) { return kind == CacheKind::mamba; }));
+  return with_more_blocks(saved, count_groups(saved, is_state_kind));
 }
 
 // The slots of the drafts in each window; they may begin inside a block.

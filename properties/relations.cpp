@@ -14,12 +14,6 @@
 namespace lockstep {
 namespace {
 
-bool has_states(const SavedCase& saved) {
-  return std::ranges::any_of(saved.cache.groups, [](const KVCacheGroupSpec& group) {
-    return group.spec.kind == CacheKind::mamba;
-  });
-}
-
 Changed longer_chunks(const SavedCase& saved) {
   return changed(saved, [](SavedCase& other) {
     other.engine.max_num_batched_tokens = other.engine.max_num_batched_tokens * 2 + 7;
