@@ -182,9 +182,8 @@ void Scheduler::Impl::begin_step() {
 std::int32_t Scheduler::Impl::num_requests_with_blocks() const {
   auto count = static_cast<std::int32_t>(running.size());
   if (remote == nullptr) return count;
-  const auto has_blocks = [&](RequestId id) { return !at(id).groups[0].blocks.empty(); };
-  for (const RequestId id : remote->passed_over()) count += has_blocks(id) ? 1 : 0;
-  for (const auto& [id, how] : remote->held) count += has_blocks(id) ? 1 : 0;
+  for (const RequestId id : remote->passed_over()) count += holds_blocks(id) ? 1 : 0;
+  for (const auto& [id, how] : remote->held) count += holds_blocks(id) ? 1 : 0;
   return count;
 }
 

@@ -22,8 +22,7 @@ RequestQueue* Scheduler::Impl::next_queue() {
 
 RequestQueue& Scheduler::Impl::queue_of_skipped(RequestId id) {
   if (remote == nullptr) return waiting;
-  const bool holds = !at(id).groups[0].blocks.empty();
-  return holds && profile.holders_come_first ? remote->holding : remote->skipped;
+  return holds_blocks(id) && profile.holders_come_first ? remote->holding : remote->skipped;
 }
 
 // Whether the head of the queue lets others of it pass when it has no room.
@@ -41,9 +40,9 @@ bool Scheduler::Impl::leaves_room(const Request& request) {
   for (const RequestId id : running)
     if (at(id).is_prefill_chunk) add(id);
   for (const RequestId id : remote->passed_over())
-    if (!at(id).groups[0].blocks.empty()) add(id);
+    if (holds_blocks(id)) add(id);
   for (const RequestId id : skipped)
-    if (!at(id).groups[0].blocks.empty()) add(id);
+    if (holds_blocks(id)) add(id);
   return cache.pool().can_give(num_blocks);
 }
 

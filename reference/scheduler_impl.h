@@ -43,6 +43,8 @@ struct Scheduler::Impl {
              "request {} does not exist", index_of(id));
     return *requests[index_of(id)];
   }
+  // A request has blocks in all groups or in none.
+  bool holds_blocks(RequestId id) const { return !at(id).groups[0].blocks.empty(); }
 
   void plant(SchedulerDefect planted);
   RequestId insert(RequestSpec spec);
