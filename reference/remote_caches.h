@@ -35,6 +35,7 @@ struct RemoteCaches {
     return request.status == RequestStatus::waiting_for_remote_kvs && !received.contains(id);
   }
 
+  bool any_passed_over() const { return !holding.empty() || !skipped.empty(); }
   // Both queues, in the order in which the scheduler looks at them.
   std::vector<RequestId> passed_over() const {
     std::vector<RequestId> ids = holding.in_order();

@@ -167,7 +167,7 @@ std::span<const StoppedRequest> Scheduler::update_from_output(const ModelOutput&
 
 bool Scheduler::has_unfinished_requests() const {
   return !impl_->running.empty() || !impl_->waiting.empty() ||
-         (impl_->remote != nullptr && !impl_->remote->passed_over().empty());
+         (impl_->remote != nullptr && impl_->remote->any_passed_over());
 }
 std::int32_t Scheduler::num_steps_in_flight() const {
   return static_cast<std::int32_t>(impl_->in_flight.size());
