@@ -8,40 +8,22 @@ vLLM cannot be imported.
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import unittest
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
-HERE = Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE), str(HERE.parent)]
-SAMPLES = HERE.parents[1] / "samples" / "recordings"
-REGRESSIONS = HERE.parents[2] / "tests" / "regressions"
-SKIPPED = 77
-
-try:
-    import vllm_engine
-except ImportError as error:
-    print(f"SKIPPED: vLLM cannot be imported ({error}); nothing was driven in it")
-    sys.exit(SKIPPED)
-
+from installed_vllm import REGRESSIONS, SAMPLES, Line, lines_of, vllm_engine
 from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
 from vllm.v1.request import RequestStatus
 
 from lockstep_recorder.cache_counter import CacheCounter
 from lockstep_recorder.releases import release_of
 
-Line = dict[str, Any]
 NULL_BLOCK = 0
 # Keys of a step that are given to vLLM; the others are what it decides.
 GIVEN = {"step", "before", "connector", "worker", "held", "sampled"}
-
-
-def lines_of(path: Path) -> list[Line]:
-    return [json.loads(line) for line in path.read_text().splitlines()]
 
 
 def finding(name: str) -> list[Line]:

@@ -6,39 +6,21 @@ what was recorded is also held against Lockstep's reference.
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
-import sys
 import tempfile
 import unittest
 from pathlib import Path
-from typing import Any
-
-HERE = Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE), str(HERE.parent)]
-SAMPLES = HERE.parents[1] / "samples" / "recordings"
-REGRESSIONS = HERE.parents[2] / "tests" / "regressions"
-SKIPPED = 77
-
-try:
-    import vllm_engine
-except ImportError as error:
-    print(f"SKIPPED: vLLM cannot be imported ({error}); the recorder was not run inside it")
-    sys.exit(SKIPPED)
 
 import record_scenarios
+from installed_vllm import REGRESSIONS, SAMPLES, Line, lines_of, vllm_engine
 from vllm.config import SchedulerConfig
 
 from lockstep_recorder.errors import RecorderError
 from lockstep_recorder.scheduler import AsyncRecordingScheduler, RecordingScheduler
 
 
-def lines_of(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text().splitlines()]
-
-
-def with_tokens(step: dict[str, Any]) -> dict[str, Any]:
+def with_tokens(step: Line) -> Line:
     """The step with every prompt as tokens."""
     events = [
         event | {"prompt": vllm_engine.expand(event["prompt"])} if "add" in event else event
@@ -47,7 +29,7 @@ def with_tokens(step: dict[str, Any]) -> dict[str, Any]:
     return step | {"before": events} if events else step
 
 
-def repeat(recorded: list[dict[str, Any]], path: Path) -> list[dict[str, Any]]:
+def repeat(recorded: list[Line], path: Path) -> list[Line]:
     """Gives vLLM the inputs of a recording and records it again, to `path`."""
     os.environ["LOCKSTEP_RECORDING"] = str(path)
     os.environ["LOCKSTEP_RECORDING_TABLES"] = "8"  # as the recordings show them
@@ -123,7 +105,7 @@ class VllmTest(unittest.TestCase):
         done = subprocess.run([lockstep, "conform", *paths], capture_output=True, text=True)
         self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
 
-    def finding(self, name: str) -> list[dict[str, Any]]:
+    def finding(self, name: str) -> list[Line]:
         """The recording of a finding (docs/findings.md), of the release that is installed."""
         release = vllm_engine.VERSION.replace(".", "_")
         return lines_of(REGRESSIONS / f"vllm_{release}_{name}.jsonl")

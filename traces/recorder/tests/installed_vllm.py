@@ -1,0 +1,31 @@
+"""What the tests inside an installed vLLM share: the folders of recordings, and vLLM itself.
+
+Where vLLM cannot be imported, importing this ends the process: exit status 77, which says skipped.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE), str(HERE.parent)]
+SAMPLES = HERE.parents[1] / "samples" / "recordings"
+REGRESSIONS = HERE.parents[2] / "tests" / "regressions"
+SKIPPED = 77
+
+try:
+    import vllm_engine
+except ImportError as error:
+    print(f"SKIPPED: vLLM cannot be imported ({error}); nothing was run inside it")
+    sys.exit(SKIPPED)
+
+__all__ = ["REGRESSIONS", "SAMPLES", "Line", "lines_of", "vllm_engine"]
+
+Line = dict[str, Any]
+
+
+def lines_of(path: Path) -> list[Line]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
