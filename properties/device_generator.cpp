@@ -2,6 +2,7 @@
 // a decision.
 #include <algorithm>
 
+#include "properties/case_parts.h"
 #include "properties/generator_parts.h"
 
 namespace lockstep {
@@ -17,10 +18,10 @@ bool is_scaled_by_row(const KVCacheGroupSpec& group) {
 
 void draw_device_modes(Draw& draw, SavedCase& saved) {
   if (draw.has(Feature::captured_graphs))
-    saved.settings.emplace_back("max_cudagraph_capture_size", draw.choices.one_of({8, 16, 64}));
+    set_setting(saved, "max_cudagraph_capture_size", draw.choices.one_of({8, 16, 64}));
   if (!draw.has(Feature::real_numbers) || std::ranges::any_of(saved.cache.groups, is_scaled_by_row))
     return;
-  saved.settings.emplace_back("real_numbers", 1);
+  set_setting(saved, "real_numbers", 1);
 }
 
 }  // namespace lockstep

@@ -1,6 +1,7 @@
 // The catalogue's defects of a host tier: what moves between the device and host memory, and the
 // connector that decides it. Their switches are in cuda_backend/defect.h and
 // sim/connectors/offload_connector.h.
+#include "properties/case_parts.h"
 #include "properties/mutant_catalogue.h"
 
 namespace lockstep {
@@ -13,16 +14,16 @@ constexpr auto kHost = "host_block";
 
 // Blocks stored in host memory and found there again, in an engine whose connectors are modelled.
 void with_host_tier(SavedCase& saved) {
-  saved.settings.emplace_back("connector", 2);
-  saved.settings.emplace_back("host_blocks", 8);
+  set_setting(saved, "connector", 2);
+  set_setting(saved, "host_blocks", 8);
 }
 void with_failing_loads(SavedCase& saved) {
   with_host_tier(saved);
-  saved.settings.emplace_back("load_failed_percent", 60);
+  set_setting(saved, "load_failed_percent", 60);
 }
 void with_late_stores(SavedCase& saved) {
   with_host_tier(saved);
-  saved.settings.emplace_back("transfer_delay_steps", 12);
+  set_setting(saved, "transfer_delay_steps", 12);
 }
 GeneratorOptions beside_host_tier(FeatureSet always) {
   for (const Feature feature : {full_attention, prefix_caching, shared_prefixes, tight_pool})

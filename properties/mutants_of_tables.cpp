@@ -10,7 +10,7 @@ using enum Feature;
 
 void over_two_context_ranks(SavedCase& saved) {
   saved.engine.dcp = 2;
-  saved.settings.emplace_back("cp_kv_cache_interleave_size", 4);
+  set_setting(saved, "cp_kv_cache_interleave_size", 4);
 }
 
 }  // namespace
