@@ -37,9 +37,9 @@ std::set<BlockId> Auditor::Impl::kept_by_transfers(bool counts_drafts) const {
   std::set<BlockId> kept;
   for (const auto& [name, request] : requests_) {
     if (request.running || !request.keeps_blocks()) continue;
+    const std::int32_t end =
+        counts_drafts ? std::max(request.scheduled_to, request.computed) : request.computed;
     for (std::size_t g = 0; g < groups_.size(); ++g) {
-      const std::int32_t end =
-          counts_drafts ? std::max(request.scheduled_to, request.computed) : request.computed;
       const auto first = static_cast<std::size_t>(first_read(g, end) / block_size(g));
       for (std::size_t i = request.has_left ? first : 0; i < request.tables[g].size(); ++i)
         if (request.tables[g][i] != kNullBlock) kept.insert(request.tables[g][i]);
@@ -52,10 +52,11 @@ std::set<BlockId> Auditor::Impl::kept_by_transfers(bool counts_drafts) const {
 // stand, and a recording does not show when: either count may be the engine's.
 void Auditor::Impl::check_conservation(const RecordedStep& step) {
   const std::set<BlockId> kept = kept_by_transfers(false);
-  const std::set<BlockId> kept_less = kept_by_transfers(true);
   const std::size_t before = findings_.size();
   check_conservation(step, kept);
-  if (findings_.size() == before || kept == kept_less) return;
+  if (findings_.size() == before) return;
+  const std::set<BlockId> kept_less = kept_by_transfers(true);
+  if (kept == kept_less) return;
   std::vector<AuditFinding> found(findings_.begin() + static_cast<std::ptrdiff_t>(before),
                                   findings_.end());
   findings_.resize(before);
