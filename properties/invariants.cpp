@@ -228,6 +228,9 @@ void Invariants::check_published(const StepView& view) {
 void Invariants::check_queue_front(const StepView& view) {
   const SchedulerOutput& decision = view.decision;
   if (!decision.preempted.empty()) return;
+  const auto first_to_stay = std::ranges::find_if(
+      queue_, [&](BlockId block) { return view.decisions.ref_cnt(block) == 0; });
+  const std::span<const BlockId> staying(first_to_stay, queue_.end());
   for (std::size_t i = 0; i < decision.scheduled.size(); ++i) {
     const ScheduledRequest& scheduled = decision.scheduled[i];
     for (std::int32_t g = 0; g < std::ssize(plan_.groups); ++g) {
@@ -235,7 +238,7 @@ void Invariants::check_queue_front(const StepView& view) {
       const std::int64_t hit = scheduled.is_new ? cdiv(num_found_here(view, scheduled),
                                                        block_size(static_cast<std::size_t>(g)))
                                                 : 0;
-      check_new_blocks(view, scheduled.id, behind(handed, hit));
+      check_new_blocks(view, scheduled.id, behind(handed, hit), staying);
     }
   }
   for (const SkippedRequest& request : view.decisions.skipped()) {
@@ -244,21 +247,20 @@ void Invariants::check_queue_front(const StepView& view) {
     for (std::int32_t g = 0; g < std::ssize(plan_.groups); ++g) {
       const auto table = view.decisions.block_table(request.id, g);
       const std::int64_t hit = cdiv(from->second, block_size(static_cast<std::size_t>(g)));
-      check_new_blocks(view, request.id, behind(table, hit));
+      check_new_blocks(view, request.id, behind(table, hit), staying);
     }
   }
 }
 
 void Invariants::check_new_blocks(const StepView& view, RequestId id,
-                                  std::span<const BlockId> blocks) {
-  const auto stays = std::ranges::find_if(
-      queue_, [&](BlockId block) { return view.decisions.ref_cnt(block) == 0; });
+                                  std::span<const BlockId> blocks,
+                                  std::span<const BlockId> staying) {
   for (const BlockId block : blocks)
-    if (std::find(stays, queue_.end(), block) != queue_.end())
+    if (std::ranges::find(staying, block) != staying.end())
       return fail("queue_front", std::string(view.decisions.name(id)),
                   fmt::format("block {} is handed out as new, and block {} has been free for "
                               "longer",
-                              index_of(block), index_of(*stays)));
+                              index_of(block), index_of(staying.front())));
 }
 
 // A naive model of the queue: each group of a request that ends gives its blocks back from the last

@@ -88,7 +88,8 @@ class Invariants {
   bool was_computed(const StepView& view, std::int32_t group, BlockId block) const;
   bool was_loaded(const StepView& view, std::int32_t group, BlockId block) const;
   void check_queue_front(const StepView& view);
-  void check_new_blocks(const StepView& view, RequestId id, std::span<const BlockId> blocks);
+  void check_new_blocks(const StepView& view, RequestId id, std::span<const BlockId> blocks,
+                        std::span<const BlockId> staying);
   void check_planned(const StepView& view);
   void check_free_order(const StepView& view);
   void check_free_order_beside_transfers(const StepView& view);
