@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <utility>
 
 namespace lockstep {
 namespace {
@@ -59,26 +60,19 @@ TEST(Safetensors, headers_that_do_not_fit_their_bytes_are_refused_with_the_tenso
       refusal(
           R"({"__metadata__": {}, "a": {"dtype": "U8", "shape": [8], "data_offsets": [0, 8]}})"),
       "read");
-  EXPECT_NE(refusal(R"({"a": {"dtype": "U8", "shape": [7], "data_offsets": [0, 8]}})")
-                .find("tensor a: 8 bytes for 7 elements"),
-            std::string::npos);
-  EXPECT_NE(refusal(R"({"a": {"dtype": "U8", "shape": [9], "data_offsets": [0, 9]}})")
-                .find("ends at byte 9"),
-            std::string::npos);
-  EXPECT_NE(refusal(R"({"a": {"dtype": "U8", "shape": [-8], "data_offsets": [0, 8]}})")
-                .find("lists of counts"),
-            std::string::npos);
-  EXPECT_NE(refusal(R"({"a": {"dtype": "U8", "shape": [4], "data_offsets": [4, 8]}})")
-                .find("begins at byte 4"),
-            std::string::npos);
-  EXPECT_NE(refusal(R"({"a": {"dtype": "C64", "shape": [1], "data_offsets": [0, 8]}})")
-                .find("tensor a: of C64"),
-            std::string::npos);
-  EXPECT_NE(refusal(R"({"a": 3})").find("expected dtype"), std::string::npos);
-  EXPECT_NE(refusal(R"({"a": {"dtype": "U8", "shape": [281474976710656, 281474976710656], )"
-                    R"("data_offsets": [0, 8]}})")
-                .find("tensor a"),
-            std::string::npos);
+  const std::pair<std::string_view, std::string_view> refused[] = {
+      {R"({"a": {"dtype": "U8", "shape": [7], "data_offsets": [0, 8]}})",
+       "tensor a: 8 bytes for 7 elements"},
+      {R"({"a": {"dtype": "U8", "shape": [9], "data_offsets": [0, 9]}})", "ends at byte 9"},
+      {R"({"a": {"dtype": "U8", "shape": [-8], "data_offsets": [0, 8]}})", "lists of counts"},
+      {R"({"a": {"dtype": "U8", "shape": [4], "data_offsets": [4, 8]}})", "begins at byte 4"},
+      {R"({"a": {"dtype": "C64", "shape": [1], "data_offsets": [0, 8]}})", "tensor a: of C64"},
+      {R"({"a": 3})", "expected dtype"},
+      {R"({"a": {"dtype": "U8", "shape": [281474976710656, 281474976710656], )"
+       R"("data_offsets": [0, 8]}})",
+       "tensor a"}};
+  for (const auto& [header, what] : refused)
+    EXPECT_NE(refusal(header).find(what), std::string::npos) << header << ": " << refusal(header);
 }
 
 }  // namespace

@@ -27,6 +27,15 @@ RecordedScheduled scheduled(const std::string& id, std::int32_t computed, std::i
   return row;
 }
 
+// One request is all that the step runs, and it samples a token.
+void run_alone(RecordedStep& step, const RecordedScheduled& row, std::int32_t token,
+               std::int64_t free_blocks) {
+  step.scheduled = {row};
+  step.running = {row.id};
+  step.sampled = {{row.id, {token}}};
+  step.free_blocks = free_blocks;
+}
+
 RecordingHeader header() {
   RecordingHeader header;
   header.engine = {"vllm", "0.22.1"};
@@ -53,20 +62,14 @@ Recording load_and_send() {
   load.free_blocks = 3;
   load.worker = {{"a"}, {}, {}};
   RecordedStep& compute = recording.steps[1];
-  compute.scheduled = {scheduled("a", 8, 2, {1, 2, 3})};
-  compute.running = {"a"};
-  compute.free_blocks = 2;
-  compute.sampled = {{"a", {21}}};
+  run_alone(compute, scheduled("a", 8, 2, {1, 2, 3}), 21, 2);
   compute.stopped = {{"a", "length"}};
   compute.held = {"a"};
   RecordedStep& other = recording.steps[2];
   other.before = {add("b", 8, 4)};
   other.finished = {"a"};
   other.connector = {{{"b", 0, 0, false}}};
-  other.scheduled = {scheduled("b", 0, 4, {4})};
-  other.running = {"b"};
-  other.free_blocks = 1;
-  other.sampled = {{"b", {22}}};
+  run_alone(other, scheduled("b", 0, 4, {4}), 22, 1);
   other.stopped = {{"b", "length"}};
   other.worker = {{}, {"a"}, {}};
   RecordedStep& last = recording.steps[3];
@@ -89,19 +92,13 @@ Recording failed_load() {
   RecordedStep& load = recording.steps[0];
   load.before = {add("a", 7, 10)};
   load.connector = {{{"a", 0, 8, false}}};
-  load.scheduled = {scheduled("a", 8, 2, {1, 2, 3})};
-  load.running = {"a"};
-  load.free_blocks = 2;
-  load.sampled = {{"a", {21}}};
+  run_alone(load, scheduled("a", 8, 2, {1, 2, 3}), 21, 2);
   load.worker = {{}, {}, {BlockId{2}}};
   RecordedStep& again = recording.steps[1];
   again.step = 1;
-  again.scheduled = {scheduled("a", 4, 6, {})};
+  run_alone(again, scheduled("a", 4, 6, {}), 22, 2);
   again.scheduled[0].is_new = false;
   again.scheduled[0].blocks.reset();
-  again.running = {"a"};
-  again.free_blocks = 2;
-  again.sampled = {{"a", {22}}};
   recording.end = {.steps = 2, .unfinished = {"a"}};
   return recording;
 }
