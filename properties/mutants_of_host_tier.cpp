@@ -3,13 +3,12 @@
 // sim/connectors/offload_connector.h.
 #include "properties/case_parts.h"
 #include "properties/mutant_catalogue.h"
+#include "properties/mutants_on_device.h"
 
 namespace lockstep {
 namespace {
 
 using enum Feature;
-constexpr auto kBackend = MutantSite::backend;
-constexpr auto kWritten = "page_written";
 constexpr auto kHost = "host_block";
 
 // Blocks stored in host memory and found there again, in an engine whose connectors are modelled.

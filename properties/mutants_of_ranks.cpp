@@ -2,22 +2,12 @@
 // parallel ranks meet. Their switches are in cuda_backend/defect.h and sim/ranks/dp_step.h.
 #include "properties/case_parts.h"
 #include "properties/mutant_catalogue.h"
+#include "properties/mutants_on_device.h"
 
 namespace lockstep {
 namespace {
 
 using enum Feature;
-constexpr auto kBackend = MutantSite::backend;
-
-GeneratorOptions on_ranks(FeatureSet always, FeatureSet never = {}) {
-  never.add(async_scheduling);
-  return {.engine = "vllm-0.33.0",
-          .always = always,
-          .never = never,
-          .backend = "simt",
-          .check = "fast",
-          .requests_max = 6};
-}
 
 // No graphs, two tensor parallel ranks: an idle rank's single token stays as it is.
 void eagerly_over_two(SavedCase& saved) {
@@ -35,46 +25,46 @@ std::vector<Mutant> mutants_of_ranks() {
        .source = "this project",
        .mechanism = "a rank's first KV head is its own number, not its number times its heads",
        .exposed_by = "two KV heads or more on a tensor parallel rank",
-       .caught_by = {"page_written"},
+       .caught_by = {kWritten},
        .bias =
-           on_ranks({full_attention, tensor_parallel}, {replicated_heads, packed_pages, states})},
+           on_device({full_attention, tensor_parallel}, {replicated_heads, packed_pages, states})},
       {.id = "tp-heads-not-replicated",
        .site = kBackend,
        .source = "vllm config/model.py, get_num_kv_heads",
        .mechanism = "KV heads are counted through the ranks where they should be replicated",
        .exposed_by = "more tensor parallel ranks than KV heads",
-       .caught_by = {"page_written"},
+       .caught_by = {kWritten},
        .bias =
-           on_ranks({full_attention, tensor_parallel, replicated_heads}, {packed_pages, states})},
+           on_device({full_attention, tensor_parallel, replicated_heads}, {packed_pages, states})},
       {.id = "pp-layer-offset",
        .site = kBackend,
        .source = "this project",
        .mechanism = "every stage but the first takes its layers for those one further",
        .exposed_by = "two pipeline stages",
-       .caught_by = {"page_written"},
-       .bias = on_ranks({full_attention, pipeline_parallel, several_groups}, {packed_pages})},
+       .caught_by = {kWritten},
+       .bias = on_device({full_attention, pipeline_parallel, several_groups}, {packed_pages})},
       {.id = "dp-idle-writes",
        .site = kBackend,
        .source = "vllm 13418, in the dummy batch",
        .mechanism = "the tokens of an idle rank's batch have slot 0 where they should have none",
        .exposed_by = "a data parallel rank without work",
-       .caught_by = {"slot_mapping"},
-       .bias = on_ranks({full_attention, data_parallel}, {states})},
+       .caught_by = {kSlots},
+       .bias = on_device({full_attention, data_parallel}, {states})},
       {.id = "dp-sync-shape",
        .site = kBackend,
        .source = "vllm 39949, follow-up",
        .mechanism = "an idle rank tells the others its tokens in a tensor of another shape",
        .exposed_by = "a data parallel rank without work beside one with",
        .caught_by = {"collective"},
-       .bias = on_ranks({full_attention, data_parallel})},
+       .bias = on_device({full_attention, data_parallel})},
       {.id = "sp-padding",
        .site = kBackend,
        .source = "vllm 39949, follow-up",
        .mechanism = "the tokens of an idle rank are not padded to a multiple of tp",
        .exposed_by = "sequence parallelism without graphs, and a rank without work",
        .caught_by = {"collective"},
-       .bias = on_ranks({full_attention, data_parallel},
-                        {several_groups, states, packed_pages, mla, sliding_window, chunked_local}),
+       .bias = on_device({full_attention, data_parallel}, {several_groups, states, packed_pages,
+                                                           mla, sliding_window, chunked_local}),
        .reshape = eagerly_over_two},
       {.id = "dp-idle-skips",
        .site = kBackend,
@@ -82,7 +72,7 @@ std::vector<Mutant> mutants_of_ranks() {
        .mechanism = "a rank without work sits the step out, and the others wait for it",
        .exposed_by = "a data parallel rank without work beside one with",
        .caught_by = {"liveness"},
-       .bias = on_ranks({full_attention, data_parallel})},
+       .bias = on_device({full_attention, data_parallel})},
   };
 }
 
