@@ -117,6 +117,12 @@ struct ModelLayer {
   std::vector<StateNumbers> state_numbers;     // of each; empty: states are words
 };
 
+// The bytes of one of a layer's states within the words of its group.
+std::span<const std::uint8_t> bytes_of_state(const std::vector<std::uint64_t>& words,
+                                             const ModelLayer& layer, std::size_t state);
+std::span<std::uint8_t> bytes_of_state(std::vector<std::uint64_t>& words, const ModelLayer& layer,
+                                       std::size_t state);
+
 class MemoryModel {
  public:
   // Refused: plans that pool_layout() refuses, and caches whose rows are not one per token and slot

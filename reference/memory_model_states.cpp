@@ -10,16 +10,20 @@
 #include "reference/page_image.h"
 
 namespace lockstep {
-namespace {
 
-std::span<std::uint8_t> bytes_of_state(std::vector<std::uint64_t>& words, const ModelLayer& layer,
-                                       std::size_t state) {
+std::span<const std::uint8_t> bytes_of_state(const std::vector<std::uint64_t>& words,
+                                             const ModelLayer& layer, std::size_t state) {
   const StateLayout& at = layer.layout.states[state];
-  auto* first = reinterpret_cast<std::uint8_t*>(words.data() + layer.state_first_word[state]);
+  const auto* first =
+      reinterpret_cast<const std::uint8_t*>(words.data() + layer.state_first_word[state]);
   return {first, static_cast<std::size_t>(at.num_elements * at.itemsize_bytes)};
 }
 
-}  // namespace
+std::span<std::uint8_t> bytes_of_state(std::vector<std::uint64_t>& words, const ModelLayer& layer,
+                                       std::size_t state) {
+  const auto bytes = bytes_of_state(std::as_const(words), layer, state);
+  return {const_cast<std::uint8_t*>(bytes.data()), bytes.size()};
+}
 
 Result<void> MemoryModel::add_states(const KVCacheSpec& spec, ModelLayer& layer,
                                      Group& group) const {
@@ -52,8 +56,8 @@ std::optional<std::string> MemoryModel::copy_state(std::int32_t group, BlockId s
                        index_of(conv_source));
   StateContent copied = from.state;
   std::vector<std::uint64_t> words = *from.state.words;
-  std::vector<std::uint64_t> inputs = *inputs_from.state.words;
-  std::vector<std::uint64_t> before = state_words(group, target);
+  const std::vector<std::uint64_t>& inputs = *inputs_from.state.words;
+  const std::vector<std::uint64_t> before = state_words(group, target);
   for (const ModelLayer& layer : layers_of(group))
     for (std::size_t s = 0; s < layer.state_numbers.size(); ++s) {
       const StateNumbers& of = layer.state_numbers[s];

@@ -11,25 +11,11 @@
 namespace lockstep {
 namespace {
 
-std::int64_t size_bytes(const StateLayout& state) {
-  return state.num_elements * state.itemsize_bytes;
-}
-
-std::span<const std::uint8_t> bytes_of(const std::vector<std::uint64_t>& words,
-                                       const ModelLayer& layer, std::size_t state) {
-  return {reinterpret_cast<const std::uint8_t*>(words.data() + layer.state_first_word[state]),
-          static_cast<std::size_t>(size_bytes(layer.layout.states[state]))};
-}
-std::span<std::uint8_t> bytes_of(std::vector<std::uint64_t>& words, const ModelLayer& layer,
-                                 std::size_t state) {
-  return {reinterpret_cast<std::uint8_t*>(words.data() + layer.state_first_word[state]),
-          static_cast<std::size_t>(size_bytes(layer.layout.states[state]))};
-}
-std::span<const std::uint8_t> bytes_of(std::span<const std::uint8_t> page, const ModelLayer& layer,
-                                       std::size_t state) {
+std::span<const std::uint8_t> bytes_in_page(std::span<const std::uint8_t> page,
+                                            const ModelLayer& layer, std::size_t state) {
   const StateLayout& at = layer.layout.states[state];
   return page.subspan(static_cast<std::size_t>(at.offset_bytes),
-                      static_cast<std::size_t>(size_bytes(at)));
+                      static_cast<std::size_t>(at.num_elements * at.itemsize_bytes));
 }
 
 }  // namespace
@@ -105,10 +91,10 @@ Result<std::optional<Divergence>> StateChecker::check_chain(Chain chain) {
 std::span<const std::uint8_t> StateChecker::bytes_before(const StateWords& before, BlockId block,
                                                          const ModelLayer& layer,
                                                          std::size_t state) const {
-  if (before != nullptr) return bytes_of(*before, layer, state);
+  if (before != nullptr) return bytes_of_state(*before, layer, state);
   const StateWords& settled = model_.block(block).state.words;
   if (block == kNullBlock || settled == nullptr) return {};
-  return bytes_of(*settled, layer, state);
+  return bytes_of_state(*settled, layer, state);
 }
 
 std::optional<Divergence> StateChecker::check_inputs(
@@ -125,13 +111,13 @@ std::optional<Divergence> StateChecker::check_inputs(
       kept = i == 0 ? KeptInputs{bytes_before(update.before->conv_source, update.of->conv_source,
                                               layer, state),
                                  update.of->conv_offset}
-                    : KeptInputs{bytes_of(std::as_const(chain[i - 1].words), layer, state), 0};
+                    : KeptInputs{bytes_of_state(chain[i - 1].words, layer, state), 0};
       const std::size_t with_drafts = num_tokens + static_cast<std::size_t>(update.of->num_drafts);
       keep_inputs(of, kept, update.contents.first(with_drafts), update.of->num_tokens,
-                  bytes_of(update.words, layer, state));
+                  bytes_of_state(update.words, layer, state));
     }
-    const auto should = bytes_of(std::as_const(update.words), layer, state);
-    const auto is = bytes_of(pages[i], layer, state);
+    const auto should = bytes_of_state(std::as_const(update.words), layer, state);
+    const auto is = bytes_in_page(pages[i], layer, state);
     if (const auto at = std::ranges::mismatch(should, is); at.in1 != should.end()) {
       const std::int64_t item = itemsize_bytes(of.dtype);
       const std::int64_t element = (at.in1 - should.begin()) / item;
@@ -165,14 +151,14 @@ std::optional<Divergence> StateChecker::check_recurrence(
          update.contents.first(static_cast<std::size_t>(update.of->num_tokens)))
       recurrence.advance(content);
     recurrence.end_piece();
-    const auto is = bytes_of(pages[i], layer, state);
+    const auto is = bytes_in_page(pages[i], layer, state);
     for (std::int64_t e = 0; e < layer.layout.states[state].num_elements; ++e) {
       const double found = number_at(is.data() + e * item, of.dtype);
       if (std::abs(found - recurrence.value(e)) <= recurrence.bound(e)) continue;
       return diagnosis_.state(*update.of, layer, state, e, recurrence.value(e), found,
                               recurrence.bound(e));
     }
-    std::ranges::copy(is, bytes_of(update.words, layer, state).begin());
+    std::ranges::copy(is, bytes_of_state(update.words, layer, state).begin());
     counts_.state_numbers_checked += layer.layout.states[state].num_elements;
     if (auto wrong = check_outputs(update, layer, state, recurrence.outputs(), output))
       return wrong;
