@@ -21,12 +21,7 @@
 namespace lockstep {
 
 struct FuzzOptions {
-  GeneratorOptions generator = {.engine = {},
-                                .always = {},
-                                .never = {},
-                                .backend = "simt",
-                                .check = {},
-                                .device_modes = true};
+  GeneratorOptions generator = {.device_modes = true};
   std::string mutant;  // planted in every case; empty: none
   BackendFactory backend;
   std::uint64_t first_seed = 1;

@@ -107,11 +107,11 @@ inline constexpr FeatureSet kRankFeatures = {Feature::context_parallel, Feature:
 
 // What a search wants of its cases. An open question is left to the choices.
 struct GeneratorOptions {
-  std::string engine;            // a profile's name; empty: any
-  FeatureSet always;             // switched on in every case
-  FeatureSet never;              // switched off; wins over `always`
+  std::string engine = {};       // a profile's name; empty: any
+  FeatureSet always = {};        // switched on in every case
+  FeatureSet never = {};         // switched off; wins over `always`
   std::string backend = "simt";  // SavedCase::backend
-  std::string check;  // SavedCase::check; empty: fast, and every few cases a stricter one
+  std::string check = {};  // SavedCase::check; empty: fast, and every few cases a stricter one
   std::int64_t requests_max = 10;
   bool device_modes = false;  // captured graphs and real numbers too
 };

@@ -15,8 +15,7 @@ GeneratorOptions decisions(FeatureSet always, FeatureSet never = {},
           .always = always,
           .never = never,
           .backend = "none",
-          .check = "fast",
-          .requests_max = 10};
+          .check = "fast"};
 }
 
 // Two ranks that share a context. Context parallelism wants one group.

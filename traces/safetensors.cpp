@@ -60,8 +60,7 @@ Result<SafeTensor> read_tensor(const std::string& name, const Json& entry,
   const auto offsets = integers_of(entry["data_offsets"]);
   if (!shape || !offsets || offsets->size() != 2)
     return fail(fmt::format("tensor {}: shape and data_offsets are lists of counts", name));
-  SafeTensor tensor{
-      .name = name, .dtype = entry["dtype"].get<std::string>(), .shape = *shape, .bytes = {}};
+  SafeTensor tensor{.name = name, .dtype = entry["dtype"].get<std::string>(), .shape = *shape};
   const auto item = item_bytes(tensor.dtype);
   const auto count = num_elements(tensor.shape);
   if (!item || !count) return fail(fmt::format("tensor {}: of {}", name, tensor.dtype));

@@ -16,7 +16,7 @@ std::vector<std::uint8_t> sample() {
   const SafeTensor tensors[] = {
       {.name = "layers.0.h", .dtype = "BF16", .shape = {3, 1, 2}, .bytes = rows},
       {.name = "content_ids", .dtype = "U64", .shape = {3}, .bytes = ids},
-      {.name = "empty", .dtype = "F32", .shape = {0, 4}, .bytes = {}}};
+      {.name = "empty", .dtype = "F32", .shape = {0, 4}}};
   return safetensors_file(tensors);
 }
 
