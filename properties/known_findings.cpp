@@ -73,16 +73,13 @@ bool has_equals(const SavedCase& saved) {
   return false;
 }
 
-bool computes_lost_blocks(const SavedCase& saved) {
-  return may_lose_blocks(saved) && setting_of(saved, "load_failure_fails").value_or(0) == 0;
-}
-
 bool loads_into_windows(const SavedCase& saved) {
   return has_connector(saved) && has_windows(saved);
 }
 
 bool computes_lost_blocks_of_windows(const SavedCase& saved) {
-  return computes_lost_blocks(saved) && has_windows(saved);
+  return may_lose_blocks(saved) && has_windows(saved) &&
+         setting_of(saved, "load_failure_fails").value_or(0) == 0;
 }
 
 bool loads_beside_hits(const SavedCase& saved) {
