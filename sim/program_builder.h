@@ -50,6 +50,9 @@ class ProgramBuilder {
   std::int64_t ignored_zeros() const { return ignored_zeros_; }
 
  private:
+  const KVCacheSpec& spec_of(std::int32_t group) const {
+    return device_.plan.groups[static_cast<std::size_t>(group)].spec;
+  }
   std::optional<Divergence> enter(const SchedulerOutput& decision, std::size_t index,
                                   StepProgram& program);
   void leave(const SchedulerOutput& decision, const StepTransfers& transfers, StepProgram& program);
