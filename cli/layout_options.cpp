@@ -4,10 +4,11 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
-#include <array>
 #include <charconv>
 #include <cmath>
 #include <utility>
+
+#include "cli/element_type.h"
 
 namespace lockstep {
 namespace {
@@ -23,24 +24,13 @@ Result<T> parse_word(std::string_view option, std::string_view text,
   return fail(fmt::format("{}: '{}' is not one of {}", option, text, expected));
 }
 
-// Quantized caches are named like their mode; the dtype of their elements follows.
 Result<void> set_kv_dtype(std::string_view text, PlanOptions& options) {
-  constexpr auto kQuantized = std::to_array<std::pair<KVQuantMode, DType>>({
-      {KVQuantMode::int8_per_token_head, DType::int8},
-      {KVQuantMode::fp8_per_token_head, DType::fp8_e4m3},
-      {KVQuantMode::nvfp4, DType::uint8},
-  });
-  for (const auto& [mode, dtype] : kQuantized)
-    if (text == name_of(mode)) {
-      options.kv_quant_mode = mode;
-      options.kv_dtype = dtype;
-      return {};
-    }
-  const auto dtype = parse_word<DType>("--kv-dtype", text, dtype_from_name,
-                                       "bf16, fp16, fp32, fp8, fp8_e5m2, int8_per_token_head, "
-                                       "fp8_per_token_head, nvfp4");
-  if (!dtype) return tl::unexpected(dtype.error());
-  options.kv_dtype = *dtype;
+  const auto type = parse_word<ElementType>("--kv-dtype", text, element_type_from_name,
+                                            "bf16, fp16, fp32, fp8, fp8_e5m2, int8_per_token_head, "
+                                            "fp8_per_token_head, nvfp4");
+  if (!type) return tl::unexpected(type.error());
+  options.kv_dtype = type->dtype;
+  options.kv_quant_mode = type->mode;
   return {};
 }
 

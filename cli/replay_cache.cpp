@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "cli/element_type.h"
 #include "cli/terminal.h"
 #include "reference/model_spec.h"
 #include "reference/planner.h"
@@ -23,7 +24,9 @@ KVCacheGroupSpec group_of(const ReplayOptions& options, const EngineConfig& engi
   group.spec.block_size = engine.block_size;
   group.spec.num_kv_heads = options.kv_heads.value_or(mla ? 1 : 2);
   group.spec.head_size = options.head_size.value_or(64);
-  group.spec.dtype = *dtype_from_name(options.dtype.value_or("bf16"));
+  const ElementType type = *element_type_from_name(options.dtype.value_or("bf16"));
+  group.spec.dtype = type.dtype;
+  group.spec.kv_quant_mode = type.mode;
   for (int i = 0; i < options.layers.value_or(2); ++i) {
     group.layer_names.push_back(fmt::format("layers.{}", i));
   }
@@ -51,7 +54,9 @@ Result<KVCacheConfig> plan_model(const std::string& name, const ReplayOptions& r
   if (!model) return tl::unexpected(model.error());
   PlanOptions options;
   options.backend = *attention_backend_from_name(replay.attention_backend.value_or("flash_attn"));
-  options.kv_dtype = *dtype_from_name(replay.dtype.value_or("bf16"));
+  const ElementType type = *element_type_from_name(replay.dtype.value_or("bf16"));
+  options.kv_dtype = type.dtype;
+  options.kv_quant_mode = type.mode;
   options.max_model_len = engine.max_model_len;
   options.max_num_batched_tokens = engine.max_num_batched_tokens;
   options.mamba_chunk_size = model->mamba_chunk_size;
@@ -91,6 +96,12 @@ Result<KVCacheConfig> plan_model(const std::string& name, const ReplayOptions& r
 Result<KVCacheConfig> plan_replay_cache(const ReplayOptions& options,
                                         std::optional<std::int64_t> num_blocks,
                                         EngineConfig& engine, std::vector<std::string>& chosen) {
+  if (options.attention.value_or("full") == "mla" &&
+      element_type_from_name(options.dtype.value_or("bf16"))->mode != KVQuantMode::none)
+    return fail(fmt::format(
+        "--dtype: {} has a scale for each K and each V row, and mla keeps one row for both; "
+        "choose int8 or fp8_e4m3",
+        *options.dtype));
   if (options.model) return plan_model(*options.model, options, num_blocks, engine, chosen);
   std::vector<KVCacheGroupSpec> groups = {group_of(options, engine)};
   if (!num_blocks) num_blocks = tight_pool(groups, engine, chosen);

@@ -53,7 +53,9 @@ void declare_cache(CLI::App& command, ReplayOptions& o) {
   add_count(command, "--queries-per-kv", o.queries_per_kv, "query heads of a KV head (1)", group, 1,
             64);
   add_choice(command, "--dtype", o.dtype, "elements of the cache (bf16)",
-             {"bf16", "fp16", "fp32", "fp8_e4m3", "fp8_e5m2", "int8"}, group);
+             {"bf16", "fp16", "fp32", "fp8_e4m3", "fp8_e5m2", "int8", "fp8_per_token_head",
+              "int8_per_token_head"},
+             group);
   add_choice(command, "--attention", o.attention, "kind of the layers (full)", {"full", "mla"},
              group);
   add_choice(command, "--layout", o.layout, "order of tokens and heads in a page (NHD)",

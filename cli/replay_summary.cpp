@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 #include <vector>
 
+#include "cli/element_type.h"
 #include "cli/replay_connector.h"
 #include "cli/terminal.h"
 #include "reference/kv_cache_spec.h"
@@ -43,7 +44,8 @@ std::string group_text(const KVCacheGroupSpec& group) {
                        name_of(spec.mamba_cache_mode));
   }
   return fmt::format("{} of {}, {} x {} {}, blocks of {}", layers, name_of(spec.kind),
-                     spec.num_kv_heads, spec.head_size, name_of(spec.dtype),
+                     spec.num_kv_heads, spec.head_size,
+                     name_of(ElementType{spec.dtype, spec.kv_quant_mode}),
                      counted(spec.block_size, "token"));
 }
 

@@ -60,7 +60,7 @@ class CudaBackend final : public Backend {
     if (config_.numbers == Numbers::real) {
       if (auto reason = RealCaches::why_not(config_, pool_->layers())) return fail(*reason);
       if (auto reason = why_not_real(pool_->layers())) return fail(*reason);
-      real_ = std::make_unique<RealCaches>(*device_, pool_->layers());
+      real_ = std::make_unique<RealCaches>(*device_, config_, pool_->layers());
       states_ = std::make_unique<RealStates>(*device_, config_, pool_->layers());
       attention_ =
           std::make_unique<RealAttention>(*device_, config_, pool_->layers(), *real_, *tables_);

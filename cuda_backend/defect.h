@@ -67,7 +67,8 @@ enum class Defect : std::uint8_t {
 
 // Of real numbers (real_caches.h, real_states.h): nothing to show where rows and states are words.
 constexpr bool is_of_numbers(Defect defect) {
-  return defect == Defect::scale_of_other_layer || defect == Defect::combine_unscaled ||
+  return defect == Defect::scale_of_other_layer || defect == Defect::scale_of_other_head ||
+         defect == Defect::scale_not_stored || defect == Defect::combine_unscaled ||
          defect == Defect::window_off_by_one || defect == Defect::conv_offset_ignored ||
          defect == Defect::state_targets_last || defect == Defect::chunk_carry_undecayed;
 }

@@ -59,6 +59,8 @@ constexpr Entry kEntries[] = {
     in_kernels("combine-unscaled", Defect::combine_unscaled),
     in_kernels("window-off-by-one", Defect::window_off_by_one),
     in_kernels("scale-of-other-layer", Defect::scale_of_other_layer),
+    in_kernels("scale-of-other-head", Defect::scale_of_other_head),
+    in_kernels("scale-not-stored", Defect::scale_not_stored),
     in_kernels("conv-offset-ignored", Defect::conv_offset_ignored),
     in_kernels("state-targets-last", Defect::state_targets_last),
     in_kernels("chunk-carry-undecayed", Defect::chunk_carry_undecayed),

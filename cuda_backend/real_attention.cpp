@@ -46,7 +46,7 @@ void RealAttention::launch(const StepProgram& program) {
   for (const Batch& batch : batches_) {
     const std::int64_t splits = (batch.longest + kSplitKeys - 1) / kSplitKeys;
     num_partials = std::max(num_partials, splits * batch.count * query_heads(batch.layer) *
-                                              (2 + layers_.rows[batch.layer].head_size));
+                                              (2 + caches_.head_size(batch.layer)));
   }
   partials_.reserve(num_partials);
   for (const Batch& batch : batches_) attend(program, batch);
@@ -86,18 +86,17 @@ void RealAttention::add_query(const AttentionQuery& query) {
   batch.longest = std::max(batch.longest, last - rows_on_rank(config_.context, query.first));
   host_positions_.push_back(last - 1);
   host_token_rows_.push_back(query.row);
-  const auto d = static_cast<std::size_t>(rows.head_size);
+  const auto d = static_cast<std::size_t>(caches_.head_size(query.layer));
   for (std::int32_t head = 0; head < query_heads(query.layer); ++head) {
     host_queries_.resize(host_queries_.size() + d);
     fill_row(query.content, rows.layer, kPartQuery,
              static_cast<std::uint32_t>(rows.first_query_head + head), DType::fp32,
              std::as_writable_bytes(std::span(host_queries_).last(d)));
   }
-  num_outputs_ += std::int64_t{query_heads(query.layer)} * rows.head_size;
+  num_outputs_ += std::int64_t{query_heads(query.layer)} * caches_.head_size(query.layer);
 }
 
 void RealAttention::attend(const StepProgram& program, const Batch& batch) {
-  const RowCache& rows = layers_.rows[batch.layer];
   const KVCacheSpec& spec = *specs_[batch.layer];
   const std::int32_t group = layers_.group_of_layer[batch.layer];
   const SplitAttentionParams params{
@@ -111,7 +110,7 @@ void RealAttention::attend(const StepProgram& program, const Batch& batch) {
       .positions = positions_.data() + batch.first,
       .seq_lens = nullptr,
       .table_width = tables_.kernel_table_width(group),
-      .scale = 1.0f / std::sqrt(static_cast<float>(rows.head_size)),
+      .scale = 1.0f / std::sqrt(static_cast<float>(caches_.head_size(batch.layer))),
       .query_dtype = DType::fp32,
       .causal = true,
       .window = spec.kind == CacheKind::sliding_window
@@ -145,7 +144,7 @@ void RealAttention::read_back(const StepProgram& program, StepReadback& readback
   float* to = readback.outputs.data();
   for (std::size_t i = 0; i < program.queries.size(); ++i) {
     const std::int32_t layer = program.queries[i].layer;
-    const std::int64_t count = std::int64_t{query_heads(layer)} * layers_.rows[layer].head_size;
+    const std::int64_t count = std::int64_t{query_heads(layer)} * caches_.head_size(layer);
     device_.download(to, outputs_.data() + output_of_query_[i], 4 * count);
     to += count;
   }

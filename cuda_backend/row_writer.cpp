@@ -11,9 +11,8 @@ RowWriter::RowWriter(Device& device, const LayerCaches& layers, const RealCaches
     : device_(device), layers_(layers), real_(real) {
   for (int stream = 0; stream < device.num_streams(); ++stream) inputs_.emplace_back(device);
   for (std::size_t layer = 0; layer < layers.rows.size(); ++layer) {
-    const RowCache& rows = layers.rows[layer];
-    const std::int64_t row_bytes = itemsize_bytes(source_dtype(layer)) * rows.head_size;
-    max_token_bytes_ = std::max(max_token_bytes_, row_bytes * rows.num_kv_heads);
+    const std::int64_t heads = layers.rows[layer].num_kv_heads;
+    max_token_bytes_ = std::max(max_token_bytes_, source_row_bytes(layer) * heads);
   }
   reserve_inputs(max_tokens_per_step);
 }
@@ -73,8 +72,7 @@ void RowWriter::write_layer(const StepProgram& program, std::size_t layer,
                                 .num_tokens = counts.filled,
                                 .num_kv_heads = rows.num_kv_heads,
                                 .num_parts = rows.num_parts,
-                                .row_bytes = static_cast<std::int32_t>(itemsize_bytes(source) *
-                                                                       rows.head_size),
+                                .row_bytes = static_cast<std::int32_t>(source_row_bytes(layer)),
                                 .layer = rows.layer,
                                 .first_head = rows.first_head},
                  [&](Operation& operation) {

@@ -42,6 +42,11 @@ class RowWriter {
   DType source_dtype(std::size_t layer) const {
     return real_ == nullptr ? layers_.rows[layer].dtype : real_->source_dtype(layer);
   }
+  std::int64_t source_row_bytes(std::size_t layer) const {
+    const std::int64_t elements =
+        real_ == nullptr ? layers_.rows[layer].head_size : real_->head_size(layer);
+    return itemsize_bytes(source_dtype(layer)) * elements;
+  }
   void reserve_inputs(std::int64_t num_tokens);
   void write_layer(const StepProgram& program, std::size_t layer,
                    const DeviceArray<std::uint64_t>& contents, const BlockTables& tables,

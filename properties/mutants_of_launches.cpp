@@ -24,6 +24,19 @@ void with_int8_numbers(SavedCase& saved) {
     });
 }
 
+// Rows with a scale behind them, as long as they were before.
+void with_row_scales(SavedCase& saved) {
+  with_real_numbers(saved);
+  for (std::size_t g = 0; g < saved.cache.groups.size(); ++g)
+    change_specs(saved, g, [](KVCacheSpec& spec) {
+      const std::int64_t row_bytes = spec.head_size * itemsize_bytes(spec.dtype);
+      if (spec.kv_quant_mode != KVQuantMode::none || row_bytes % 4 != 0 || row_bytes < 8) return;
+      spec.head_size = row_bytes - 4;
+      spec.dtype = DType::int8;
+      spec.kv_quant_mode = KVQuantMode::int8_per_token_head;
+    });
+}
+
 // slot-pad-rows shows in graphs as it does without: tests/cuda_backend/mutants_test.cpp.
 std::vector<Mutant> graph_mutants() {
   return {
@@ -83,6 +96,23 @@ std::vector<Mutant> number_mutants() {
        .caught_by = {kWritten},
        .bias = on_device({full_attention}, {states, hidden_state, several_groups}),
        .reshape = with_int8_numbers},
+      {.id = "scale-of-other-head",
+       .site = kBackend,
+       .source = "this project",
+       .mechanism = "the scale of a token's row is stored, and read, as that of the next head",
+       .exposed_by = "real numbers, int8_per_token_head, two KV heads or more",
+       .caught_by = {kWritten, kMemory},
+       .bias = on_device({full_attention}, {states, hidden_state, several_groups, scaled_rows}),
+       .reshape = with_row_scales},
+      {.id = "scale-not-stored",
+       .site = kBackend,
+       .source = "this project",
+       .mechanism = "a token's row is quantised and its scale is not stored: what lay there before "
+                    "is what it is read with",
+       .exposed_by = "real numbers, int8_per_token_head",
+       .caught_by = {kWritten, kMemory},
+       .bias = on_device({full_attention}, {states, hidden_state, several_groups, scaled_rows}),
+       .reshape = with_row_scales},
       {.id = "conv-offset-ignored",
        .site = kBackend,
        .source = "this project",

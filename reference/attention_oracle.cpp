@@ -59,10 +59,11 @@ void decode_row(std::uint64_t key, DType dtype, std::span<double> row) {
 
 // A row of the layer as attention gets it from the cache.
 void decode_row(std::uint64_t key, const ModelLayer& layer, std::span<double> row) {
-  if (layer.stored == nullptr) return decode_row(key, layer.dtype, row);
+  const StoredNumbers* stored = shape_of_row(key, layer.words).stored;
+  if (stored == nullptr) return decode_row(key, layer.dtype, row);
   const WordShape source = word_shape(DType::bf16);
   for (std::size_t i = 0; i < row.size(); ++i)
-    row[i] = layer.stored->worth[bf16_index(row_word(key, i / 4, source) >> 16 * (i % 4))];
+    row[i] = stored->worth[bf16_index(row_word(key, i / 4, source) >> 16 * (i % 4))];
 }
 
 }  // namespace
@@ -75,14 +76,15 @@ double row_element(std::uint64_t key, std::int64_t i, DType dtype) {
 
 bool has_attention_oracle(const ModelLayer& layer) {
   return layer.layout.num_kv > 0 && layer.layout.kind != CacheKind::hidden_state &&
-         (layer.stored != nullptr || (layer.dtype != DType::int8 && layer.dtype != DType::uint8));
+         (layer.words.stored != nullptr || layer.words.by_largest != nullptr ||
+          (layer.dtype != DType::int8 && layer.dtype != DType::uint8));
 }
 
 std::vector<double> attention_output(const ModelLayer& layer, std::span<const ContentId> contents,
                                      ContentId query, std::int32_t queries_per_kv) {
   LS_CHECK(has_attention_oracle(layer) && !contents.empty(), "layer {}", layer.name);
   const LayerLayout& at = layer.layout;
-  const auto d = static_cast<std::size_t>(at.head_size);
+  const auto d = static_cast<std::size_t>(layer.head_size);
   std::vector<double> output;
   std::vector<double> q(d), row(d), mean(d), weights(contents.size());
   for (std::int64_t head = 0; head < at.num_kv_heads * queries_per_kv; ++head) {

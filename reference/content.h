@@ -7,10 +7,12 @@
 // (2) A row of n bytes is its words in order, little-endian, the last one cut short.
 #pragma once
 
+#include <algorithm>
 #include <bit>
 #include <cstdint>
 
 #include "reference/kv_cache_spec.h"
+#include "reference/numbers.h"
 #include "reference/token_run.h"
 
 namespace lockstep {
@@ -41,11 +43,15 @@ inline constexpr std::int64_t kPartQ = 2;
 inline constexpr std::int64_t kPartState = 16;
 
 // Keeps sign and mantissa of every element and sets its exponent, so that it is in +-[0.5, 1).
-// With `stored` (reference/numbers.h) a word is eight stored bytes, of as many bf16 elements.
+// With `stored` a word is eight stored bytes, of as many bf16 elements. With `by_largest` it is so
+// too, and shape_of_row() says which numbers; the row's scale lies at byte scale_at, behind as many
+// elements.
 struct WordShape {
   std::uint64_t keep = ~std::uint64_t{0};
   std::uint64_t set = 0;
-  const std::uint8_t* stored = nullptr;  // [256]
+  const StoredNumbers* stored = nullptr;
+  const StoredNumbers* by_largest = nullptr;   // [kMantissas]
+  std::uint64_t scale_at = ~std::uint64_t{0};  // a multiple of 4
   constexpr std::uint64_t operator()(std::uint64_t word) const { return (word & keep) | set; }
 };
 constexpr WordShape word_shape(DType dtype) {
@@ -74,6 +80,24 @@ constexpr std::uint64_t row_key(ContentId content, std::uint64_t coord) {
 // Of a bf16 element in +-[0.5, 1): its sign and mantissa, in 8 bits.
 constexpr std::size_t bf16_index(std::uint64_t bits) { return (bits >> 8 & 0x80) | (bits & 0x7F); }
 
+// `word` with only its first `count` bytes kept (all of them from 8 on).
+constexpr std::uint64_t first_bytes(std::uint64_t word, std::int64_t count) {
+  return count >= 8 ? word : word & ((std::uint64_t{1} << (8 * count)) - 1);
+}
+
+// The shape of one row of a layer. Where rows have scales of their own it follows from the largest
+// of the row's elements.
+constexpr WordShape shape_of_row(std::uint64_t key, WordShape shape) {
+  if (shape.by_largest == nullptr) return shape;
+  std::uint64_t largest = 0;
+  for (std::uint64_t i = 0; i < shape.scale_at / 4; ++i)
+    for (std::uint64_t four = mix(key + (i + 1) * kWordStep), e = 0; e < 4; ++e, four >>= 16)
+      largest = std::max(largest, four & 0x7F);
+  shape.stored = shape.by_largest + largest;
+  return shape;
+}
+
+// REQUIRES: a shape_of_row(key, ...).
 constexpr std::uint64_t row_word(std::uint64_t key, std::uint64_t i, WordShape shape) {
   if (shape.stored == nullptr) return shape(mix(key + (i + 1) * kWordStep));
   std::uint64_t word = 0;
@@ -81,9 +105,12 @@ constexpr std::uint64_t row_word(std::uint64_t key, std::uint64_t i, WordShape s
     const std::uint64_t source =
         mix(key + (2 * i + static_cast<std::uint64_t>(half) + 1) * kWordStep);
     for (int element = 3; element >= 0; --element)
-      word = word << 8 | shape.stored[bf16_index(source >> 16 * element)];
+      word = word << 8 | shape.stored->bytes[bf16_index(source >> 16 * element)];
   }
-  return word;
+  if (8 * i + 8 <= shape.scale_at) return word;
+  const std::uint64_t elements = shape.scale_at - 8 * i;  // of the word: 4 or none
+  const std::uint64_t scale = std::bit_cast<std::uint32_t>(shape.stored->scale);
+  return first_bytes(word, static_cast<std::int64_t>(elements)) | scale << 8 * elements;
 }
 
 // Word i of a state tensor after one token more, with step_key = content ^ coordinate.
@@ -146,11 +173,7 @@ constexpr std::uint64_t placed_digest(std::uint64_t row_digest, std::int64_t pos
                  static_cast<std::uint64_t>(part) << 15 | static_cast<std::uint64_t>(head)));
 }
 
-// The words of n bytes; the bytes that remain in the last of them.
+// The words of n bytes.
 constexpr std::int64_t num_words(std::int64_t size_bytes) { return (size_bytes + 7) / 8; }
-// `word` with only its first `count` bytes kept (all of them from 8 on).
-constexpr std::uint64_t first_bytes(std::uint64_t word, std::int64_t count) {
-  return count >= 8 ? word : word & ((std::uint64_t{1} << (8 * count)) - 1);
-}
 
 }  // namespace lockstep

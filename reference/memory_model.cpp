@@ -71,7 +71,6 @@ Result<MemoryModel> MemoryModel::create(const KVCacheConfig& plan, AttentionBack
   }
   if (auto added = model.add_layers(plan, *pool, shares); !added)
     return tl::unexpected(added.error());
-  for (ModelLayer& layer : model.layers_) set_words(layer, numbers);
   model.set_alignment();
   model.add_host_blocks(num_host_blocks);
   return model;
@@ -93,6 +92,9 @@ Result<void> MemoryModel::add_layers(const KVCacheConfig& plan, const PoolLayout
           index, static_cast<std::int32_t>(g), spec.layer_names[i], spec.layer_spec(i),
           pool.groups[g][i], shares.empty() ? LayerShare{.layer = index} : shares[layers_.size()]));
       ModelLayer& layer = layers_.back();
+      layer.words = row_words(numbers_, spec.layer_spec(i), layer.share.layer);
+      layer.head_size =
+          layer.words.by_largest != nullptr ? spec.layer_spec(i).head_size : layer.layout.head_size;
       if (auto added = add_states(spec.layer_spec(i), layer, group); !added) return added;
       Tensor& tensor = tensors_[static_cast<std::size_t>(layer.layout.tensor_index)];
       if (!tensor.layers.empty() &&
@@ -259,7 +261,6 @@ void MemoryModel::write_rows(const ModelLayer& layer, const BlockContent& block,
                              std::int64_t slot_offset, const SlotContent& old, ContentId now) {
   const LayerLayout& at = layer.layout;
   Tensor& tensor = tensors_[static_cast<std::size_t>(at.tensor_index)];
-  const WordShape shape = layer.words;
   for (std::int64_t kv = 0; kv < at.num_kv; ++kv) {
     for (std::int64_t head = 0; head < at.num_kv_heads; ++head) {
       const std::int64_t offset = byte_offset(at, id, kv, slot_offset, head, 0);
@@ -272,17 +273,19 @@ void MemoryModel::write_rows(const ModelLayer& layer, const BlockContent& block,
           layer.coords[static_cast<std::size_t>(kv * at.num_kv_heads + head)];
       const std::uint64_t old_key = row_key(old.content, coord);
       const std::uint64_t new_key = row_key(now, coord);
+      const WordShape old_shape = shape_of_row(old_key, layer.words);
+      const WordShape new_shape = shape_of_row(new_key, layer.words);
       const std::uint64_t poison = poison_key(block.base, at.tensor_index, page);
       const auto first = static_cast<std::uint64_t>((offset - page * tensor.page_size_bytes) / 8);
       const auto words = static_cast<std::uint64_t>(layer.row_size_bytes / 8);
       PageSum gone, added;
       for (std::uint64_t i = 0; i < words; ++i) {
-        const std::uint64_t before = old.writer != kNobody ? row_word(old_key, i, shape)
+        const std::uint64_t before = old.writer != kNobody ? row_word(old_key, i, old_shape)
                                      : block.zeroed        ? 0
                                                            : poison_word(poison, first + i);
         const WordKeys keys = word_keys_[first + i];
         gone += page_term(before, keys);
-        added += page_term(row_word(new_key, i, shape), keys);
+        added += page_term(row_word(new_key, i, new_shape), keys);
       }
       PageSum& sum = tensor.sums[static_cast<std::size_t>(page)];
       sum += added;

@@ -106,8 +106,9 @@ struct ModelLayer {
   std::int32_t group = 0;
   std::string name;
   DType dtype = DType::bf16;
-  const StoredNumbers* stored = nullptr;  // 8-bit numbers; null: rows lie there as they are made
-  WordShape words;                        // of rows
+  WordShape words;  // of rows
+  std::int64_t head_size =
+      0;  // elements of a row that attention reads; a scale may lie behind them
   LayerLayout layout;
   LayerShare share;  // where the layer and its heads stand in the whole model
   std::int64_t row_size_bytes = 0;

@@ -2,6 +2,7 @@
 
 #include <cmath>
 #include <limits>
+#include <vector>
 
 #include "reference/check.h"
 
@@ -49,13 +50,17 @@ int nearest_pattern(DType dtype, double x) {
   return best;
 }
 
-StoredNumbers stored_in(DType dtype, float scale) {
+// A bf16 number of [0.5, 1) by its mantissa.
+float magnitude_of(int mantissa) { return 0.5f + static_cast<float>(mantissa) / 256.0f; }
+
+// scaled(x): x in units of the scale, as fp32 has it.
+template <class Scaled>
+StoredNumbers stored_in(DType dtype, float scale, Scaled scaled) {
   StoredNumbers stored;
   stored.scale = scale;
   for (int i = 0; i < 256; ++i) {
-    const float magnitude = 0.5f + static_cast<float>(i % 128) / 256.0f;
-    const float quotient = (i < 128 ? magnitude : -magnitude) / scale;
-    const int pattern = nearest_pattern(dtype, quotient);
+    const float magnitude = magnitude_of(i % kMantissas);
+    const int pattern = nearest_pattern(dtype, scaled(i < kMantissas ? magnitude : -magnitude));
     stored.bytes[static_cast<std::size_t>(i)] = static_cast<std::uint8_t>(pattern);
     stored.worth[static_cast<std::size_t>(i)] = worth_of(dtype, pattern) * scale;
   }
@@ -66,8 +71,21 @@ using Tables = std::array<StoredNumbers, kScales.size()>;
 
 Tables tables_of(DType dtype) {
   Tables tables;
-  for (std::size_t i = 0; i < kScales.size(); ++i) tables[i] = stored_in(dtype, kScales[i]);
+  for (std::size_t i = 0; i < kScales.size(); ++i)
+    tables[i] = stored_in(dtype, kScales[i], [&](float x) { return x / kScales[i]; });
   return tables;
+}
+
+// One scale brings the row's largest element to the format's largest number; what is multiplied
+// with is its reciprocal.
+std::vector<StoredNumbers> rows_of(DType dtype, float largest_number) {
+  std::vector<StoredNumbers> rows;
+  for (int mantissa = 0; mantissa < kMantissas; ++mantissa) {
+    const float scale = magnitude_of(mantissa) / largest_number;
+    const float inverse = 1.0f / scale;
+    rows.push_back(stored_in(dtype, scale, [&](float x) { return x * inverse; }));
+  }
+  return rows;
 }
 
 }  // namespace
@@ -87,6 +105,19 @@ const StoredNumbers* stored_numbers(Numbers numbers, DType dtype, std::int64_t l
     default:
       return nullptr;
   }
+}
+
+const StoredNumbers* numbers_by_largest(Numbers numbers, KVQuantMode mode) {
+  if (numbers == Numbers::words) return nullptr;
+  if (mode == KVQuantMode::int8_per_token_head) {
+    static const std::vector<StoredNumbers> int8 = rows_of(DType::int8, 127.0f);
+    return int8.data();
+  }
+  if (mode == KVQuantMode::fp8_per_token_head) {
+    static const std::vector<StoredNumbers> e4m3 = rows_of(DType::fp8_e4m3, 448.0f);
+    return e4m3.data();
+  }
+  return nullptr;
 }
 
 }  // namespace lockstep

@@ -17,18 +17,17 @@ PageSum page_sum(std::span<const std::uint8_t> image) {
 void draw_row(ContentId content, std::uint64_t coord, WordShape shape,
               std::span<std::uint8_t> row) {
   const std::uint64_t key = row_key(content, coord);
+  shape = shape_of_row(key, shape);
   const std::size_t words = (row.size() + 7) / 8;
   for (std::size_t i = 0; i < words; ++i) store_word(row, i, row_word(key, i, shape));
 }
 
-WordShape row_words(Numbers numbers, DType dtype, std::int64_t layer) {
-  const StoredNumbers* stored = stored_numbers(numbers, dtype, layer);
-  return stored == nullptr ? word_shape(dtype) : WordShape{.stored = stored->bytes.data()};
-}
-
-void set_words(ModelLayer& layer, Numbers numbers) {
-  layer.stored = stored_numbers(numbers, layer.dtype, layer.share.layer);
-  layer.words = row_words(numbers, layer.dtype, layer.share.layer);
+WordShape row_words(Numbers numbers, const KVCacheSpec& spec, std::int64_t layer) {
+  if (const StoredNumbers* own = numbers_by_largest(numbers, spec.kv_quant_mode))
+    return {.by_largest = own, .scale_at = static_cast<std::uint64_t>(spec.head_size)};
+  if (const StoredNumbers* stored = stored_numbers(numbers, spec.dtype, layer))
+    return {.stored = stored};
+  return word_shape(spec.dtype);
 }
 
 // K regions of all blocks come first, then V regions, in a tensor that keeps them apart.

@@ -32,8 +32,6 @@ inline void store_word(std::span<std::uint8_t> bytes, std::size_t i, std::uint64
 void draw_row(ContentId content, std::uint64_t coord, WordShape shape, std::span<std::uint8_t> row);
 
 // What the words of rows are in a layer; `layer` as in rule (1).
-WordShape row_words(Numbers numbers, DType dtype, std::int64_t layer);
-struct ModelLayer;
-void set_words(ModelLayer& layer, Numbers numbers);
+WordShape row_words(Numbers numbers, const KVCacheSpec& spec, std::int64_t layer);
 
 }  // namespace lockstep

@@ -19,13 +19,13 @@ void PrefixContent::truncate(std::int64_t size) {
 
 std::uint64_t token_digest(const ModelLayer& layer, ContentId content, std::int64_t position) {
   const LayerLayout& at = layer.layout;
-  const WordShape shape = layer.words;
   const std::int64_t words = num_words(layer.row_size_bytes);
   std::uint64_t sum = 0;
   for (std::int64_t kv = 0; kv < at.num_kv; ++kv) {
     for (std::int64_t head = 0; head < at.num_kv_heads; ++head) {
       const std::uint64_t key =
           row_key(content, layer.coords[static_cast<std::size_t>(kv * at.num_kv_heads + head)]);
+      const WordShape shape = shape_of_row(key, layer.words);
       std::uint64_t row = 0;
       for (std::int64_t i = 0; i < words; ++i) {
         const auto index = static_cast<std::uint64_t>(i);

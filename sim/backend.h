@@ -75,9 +75,12 @@
 //     caches of fp8_e4m3, fp8_e5m2, int8 go rows that rule (1) makes in bf16, each element divided
 //     by the layer's scale in fp32, rounded to nearest, ties to even (int8: ties away from zero);
 //     the scale is 0.0081, 0.0085, 0.0089, 0.0093 for layer modulo 4 = 0, 1, 2, 3, `layer` as in
-//     rule (1) on every rank. Rule (5) takes stored elements times the scale, and its range is not
-//     told but follows from the kind of the layer and the position last - 1 of the query; `first`
-//     says the same.
+//     rule (1) on every rank. Where each token and head has a scale (int8_per_token_head,
+//     fp8_per_token_head), it is the largest |element| of the row divided by 127 (fp8: 448), and an
+//     element is stored as element * (1 / scale), each operation in fp32, then rounded likewise;
+//     behind the row's elements lies the scale, fp32. Rule (5) takes stored elements times scales,
+//     and its range is not told but follows from the kind of the layer and the position last - 1 of
+//     the query; `first` says the same.
 // (14) Tensor and pipeline parallelism. BackendConfig::plan is the whole model's, its num_blocks
 //     that of every rank; a backend cuts its rank's own plan out of it: the same groups and block
 //     sizes, but its own heads, states, layers, tensors and pages (reference/rank_plan.h says

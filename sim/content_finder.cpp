@@ -42,7 +42,6 @@ Match best_row(const MemoryModel& model, std::span<const std::uint64_t> words, b
   Match best;
   for (const ModelLayer& layer : model.layers()) {
     if (layer.layout.num_kv == 0) continue;
-    const WordShape shape = layer.words;
     const std::int64_t row_words = num_words(layer.row_size_bytes);
     for (std::int32_t b = 0; b < model.num_blocks(); ++b) {
       const BlockContent& block = model.block(static_cast<BlockId>(b));
@@ -51,6 +50,7 @@ Match best_row(const MemoryModel& model, std::span<const std::uint64_t> words, b
         if (block.slots[s].writer == kNobody) continue;
         for (std::size_t c = 0; c < layer.coords.size(); ++c) {
           const std::uint64_t key = row_key(block.slots[s].content, layer.coords[c]);
+          const WordShape shape = shape_of_row(key, layer.words);
           for (std::int64_t shift = 0; shift < (shifted ? row_words : 1); ++shift) {
             const std::size_t count = count_matches(words, key, row_words, shift, shape);
             if (count > best.words)

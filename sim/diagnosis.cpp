@@ -288,8 +288,7 @@ Divergence Diagnosis::output(const AttentionQuery& query, RequestId id, std::siz
   set_layer(found, query.layer);
   set_slot(found, request, query.last - 1);
   const ModelLayer& layer = model_.layers()[static_cast<std::size_t>(query.layer)];
-  found.head =
-      static_cast<std::int32_t>(static_cast<std::int64_t>(element) / layer.layout.head_size);
+  found.head = static_cast<std::int32_t>(static_cast<std::int64_t>(element) / layer.head_size);
   found.byte = static_cast<std::int64_t>(element) * 4;
   found.expected = fmt::format("{:.9g}", expected);
   found.found = fmt::format("{:.9g}", found_value);
@@ -299,8 +298,8 @@ Divergence Diagnosis::output(const AttentionQuery& query, RequestId id, std::siz
       "{}: "
       "should be {} and is {} (tolerance {:.3g})",
       request.name, query.last - 1, query.first, query.last, query.layer, found.layer_name,
-      found.head, static_cast<std::int64_t>(element) % layer.layout.head_size, found.expected,
-      found.found, tolerance);
+      found.head, static_cast<std::int64_t>(element) % layer.head_size, found.expected, found.found,
+      tolerance);
   return found;
 }
 

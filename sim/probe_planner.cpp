@@ -145,7 +145,7 @@ void ProbePlanner::add_queries(StepProgram& program, std::span<const RequestId> 
         {.request = requests[at.index],
          .output = attention_output(layer, contents_, query, layer.share.queries_per_kv),
          .tolerance = (real ? real_attention_tolerance : attention_tolerance)(
-             layer.layout.head_size, std::ssize(contents_))});
+             layer.head_size, std::ssize(contents_))});
     budget -= rows_of(layer, std::ssize(contents_));
   }
 }

@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "reference/check.h"
+#include "reference/layout.h"
 #include "reference/page_image.h"
 #include "reference/page_size.h"
 
@@ -144,7 +145,8 @@ std::int64_t RankUnion::row_size_bytes(std::size_t group, std::size_t layer) con
   for (const Rank& rank : ranks_)
     if (const ModelLayer* held = layer_named(*rank.model, of.layer_names[layer]))
       return held->row_size_bytes;
-  return of.layer_spec(layer).head_size * itemsize_bytes(of.layer_spec(layer).dtype);  // nobody's
+  const KVCacheSpec& spec = of.layer_spec(layer);  // nobody's
+  return row_elements(spec) * itemsize_bytes(spec.dtype);
 }
 
 RankUnion::Rows RankUnion::rows_of(BlockId block, std::size_t group, std::size_t layer,
@@ -152,7 +154,7 @@ RankUnion::Rows RankUnion::rows_of(BlockId block, std::size_t group, std::size_t
                                    std::multimap<std::string, std::size_t>& by_bytes) const {
   const KVCacheSpec& spec = device_.plan.groups[group].layer_spec(layer);
   const std::vector<UnshardedCache::Token>& tokens = whole_.tokens(block);
-  const WordShape shape = row_words(device_.numbers, spec.dtype, number);
+  const WordShape shape = row_words(device_.numbers, spec, number);
   std::vector<std::uint8_t> bytes(static_cast<std::size_t>(row_size_bytes(group, layer)));
   Rows rows;
   for (std::int64_t offset = 0; offset < std::ssize(tokens); ++offset) {

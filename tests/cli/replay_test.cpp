@@ -226,6 +226,19 @@ TEST(Replay, WithRealNumbersRunsTheKernelsOfAnEngine) {
   }
 }
 
+TEST(Replay, WithAScaleForEachTokenAndHeadRunsTheKernelThatMakesThem) {
+  for (const char* dtype : {"int8_per_token_head", "fp8_per_token_head"}) {
+    const Json real = replay_json({kSample, "--backend", "simt", "--limit", "20", "--numbers",
+                                   "real", "--dtype", dtype, "--graphs", "32"});
+    EXPECT_EQ(real.at("verdict"), "agreed");
+    EXPECT_GT(real.at("outputs_checked"), 10'000);
+    std::set<std::string> kernels;
+    for (const Json& kernel : real.at("kernels")) kernels.insert(kernel.at("kernel"));
+    EXPECT_TRUE(kernels.contains("quantise_rows"));
+    EXPECT_FALSE(kernels.contains("write_parts"));
+  }
+}
+
 TEST(Replay, CountsWhatEveryKernelDid) {
   const Json json = replay_json({kSample, "--backend", "simt", "--limit", "5", "--check", "check"});
   bool wrote_rows = false;

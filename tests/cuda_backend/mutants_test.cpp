@@ -123,6 +123,8 @@ TEST(Mutants, EveryListedOneIsExposedByATestAndHasItsOwnName) {
       "combine-unscaled",     // real numbers: there too
       "window-off-by-one",
       "scale-of-other-layer",
+      "scale-of-other-head",
+      "scale-not-stored",
       "conv-offset-ignored",  // states of real numbers: there too
       "state-targets-last",
       "chunk-carry-undecayed",

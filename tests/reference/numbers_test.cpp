@@ -4,7 +4,10 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
+#include <cstring>
+#include <vector>
 
 #include "reference/attention_oracle.h"
 #include "reference/content.h"
@@ -58,7 +61,7 @@ TEST(Numbers, AreMadeForQuantisedCachesAlone) {
 // Byte e of word i is the stored byte of element 8 i + e of the row in bf16.
 TEST(Numbers, FillAWordWithEightElementsInOrder) {
   const StoredNumbers& stored = *stored_numbers(Numbers::real, DType::int8, 3);
-  const WordShape shape{.stored = stored.bytes.data()};
+  const WordShape shape{.stored = &stored};
   const WordShape bf16 = word_shape(DType::bf16);
   for (std::uint64_t i = 0; i < 4; ++i)
     for (std::uint64_t e = 0; e < 8; ++e) {
@@ -68,6 +71,71 @@ TEST(Numbers, FillAWordWithEightElementsInOrder) {
       EXPECT_EQ(std::signbit(x), (bits & 0x8000) != 0);
       const auto byte = static_cast<std::uint8_t>(row_word(77, i, shape) >> 8 * e);
       EXPECT_EQ(static_cast<std::int8_t>(byte), std::round(static_cast<float>(x) / stored.scale));
+    }
+}
+
+// 0.75 is the largest element: 0.75 / 127 is the scale, 0.5 / scale = 84.7 and 0.75 is 127 itself.
+TEST(Numbers, OfARowWithAScaleOfItsOwnAreKnownByHand) {
+  const StoredNumbers& int8 =
+      numbers_by_largest(Numbers::real, KVQuantMode::int8_per_token_head)[64];
+  EXPECT_EQ(int8.scale, 0.75f / 127);
+  EXPECT_EQ(int8.bytes[0], 85);
+  EXPECT_EQ(int8.bytes[64], 127);
+  EXPECT_EQ(int8.bytes[64 + 128], 0x100 - 127);
+  // 0.75 * 448 / 0.75 = 448 (0x7E), 0.5 * 448 / 0.75 = 298.7: 288 in e4m3 (0x79: 1.125 * 2^8).
+  const StoredNumbers& e4m3 =
+      numbers_by_largest(Numbers::real, KVQuantMode::fp8_per_token_head)[64];
+  EXPECT_EQ(e4m3.scale, 0.75f / 448);
+  EXPECT_EQ(e4m3.bytes[64], 0x7E);
+  EXPECT_EQ(e4m3.bytes[0], 0x79);
+  EXPECT_NEAR(e4m3.worth[0], 288 * 0.75 / 448, 1e-7);
+}
+
+TEST(Numbers, OfARowWithAScaleOfItsOwnReachTheEndOfTheFormatAndNoFarther) {
+  for (const KVQuantMode mode :
+       {KVQuantMode::int8_per_token_head, KVQuantMode::fp8_per_token_head}) {
+    const StoredNumbers* rows = numbers_by_largest(Numbers::real, mode);
+    const bool int8 = mode == KVQuantMode::int8_per_token_head;
+    for (std::size_t largest = 0; largest < kMantissas; ++largest) {
+      const double top = 0.5 + static_cast<double>(largest) / 256;
+      EXPECT_EQ(rows[largest].bytes[largest], int8 ? 127 : 0x7E);
+      EXPECT_NEAR(rows[largest].worth[largest], top, top * 1e-6);
+      EXPECT_LE(rows[largest].worth[largest], kStoredMax);
+      const double step = int8 ? 1 : 32;  // between the format's largest numbers
+      for (std::size_t i = 0; i <= largest; ++i)
+        EXPECT_LE(std::abs(rows[largest].worth[i] - (0.5 + static_cast<double>(i) / 256)),
+                  step / 2 * rows[largest].scale * 1.000001);
+    }
+    EXPECT_EQ(numbers_by_largest(Numbers::words, mode), nullptr);
+  }
+  for (const KVQuantMode mode :
+       {KVQuantMode::none, KVQuantMode::fp8_per_tensor, KVQuantMode::nvfp4})
+    EXPECT_EQ(numbers_by_largest(Numbers::real, mode), nullptr);
+}
+
+// The scale is that of the largest element, and lies behind the last one, in either half of a word.
+TEST(Numbers, OfARowWithAScaleOfItsOwnHaveItBehindThem) {
+  for (const std::uint64_t elements : {4, 8, 20, 64})
+    for (std::uint64_t key = 1; key <= 20; ++key) {
+      const WordShape layer{
+          .by_largest = numbers_by_largest(Numbers::real, KVQuantMode::int8_per_token_head),
+          .scale_at = elements};
+      const WordShape shape = shape_of_row(key, layer);
+      float largest = 0;
+      std::vector<std::uint8_t> row(elements + 4);
+      for (std::uint64_t i = 0; i < row.size(); ++i)
+        row[i] = static_cast<std::uint8_t>(row_word(key, i / 8, shape) >> 8 * (i % 8));
+      for (std::uint64_t i = 0; i < elements; ++i) {
+        const double x = row_element(key, static_cast<std::int64_t>(i), DType::bf16);
+        largest = std::max(largest, static_cast<float>(std::abs(x)));
+      }
+      float scale = 0;
+      std::memcpy(&scale, row.data() + elements, sizeof scale);
+      EXPECT_EQ(scale, largest / 127);
+      for (std::uint64_t i = 0; i < elements; ++i) {
+        const double x = row_element(key, static_cast<std::int64_t>(i), DType::bf16);
+        EXPECT_NEAR(static_cast<std::int8_t>(row[i]) * scale, x, scale * 0.5001);
+      }
     }
 }
 

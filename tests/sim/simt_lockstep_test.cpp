@@ -1,7 +1,10 @@
 // The two sides meet: the memory model and the kernels on the SIMT executor, which share no
 // arithmetic, agree on every kind of cache in every layout and element type, with blocks split for
 // the kernel, padded pages, packed pages and rows that are no whole words.
+#include <fmt/format.h>
 #include <gtest/gtest.h>
+
+#include <span>
 
 #include "cuda_backend/simt_backend.h"
 #include "reference/page_size.h"
@@ -116,14 +119,30 @@ TEST(SimtLockstep, every_kind_of_cache_with_real_numbers) {
   expect_agreement_in_every_layout(Numbers::real);
 }
 
+struct Quantised {
+  DType dtype;
+  KVQuantMode mode = KVQuantMode::none;
+};
+constexpr Quantised kQuantised[] = {
+    {DType::fp8_e4m3},
+    {DType::fp8_e5m2},
+    {DType::int8},
+    {DType::int8, KVQuantMode::int8_per_token_head},
+    {DType::fp8_e4m3, KVQuantMode::fp8_per_token_head},
+};
+std::string title_of(const Quantised& quantised) {
+  return fmt::format("{} {}", name_of(quantised.dtype), name_of(quantised.mode));
+}
+
 // Watched, over streams, and from captured graphs: a page and an output are the same numbers.
 TEST(SimtLockstep, quantised_caches_with_every_access_watched) {
-  for (const DType dtype : {DType::fp8_e4m3, DType::fp8_e5m2, DType::int8})
+  for (const Quantised& quantised : kQuantised)
     for (const int num_streams : {1, 3}) {
-      KVCacheSpec window = sliding_spec(40);
-      window.dtype = dtype;
+      KVCacheSpec full = full_spec(16, quantised.dtype), window = sliding_spec(40);
+      window.dtype = quantised.dtype;
+      full.kv_quant_mode = window.kv_quant_mode = quantised.mode;
       LockstepConfig config =
-          make_world({make_group("a", 1, full_spec(16, dtype)), make_group("b", 3, window)}, 40);
+          make_world({make_group("a", 1, full), make_group("b", 3, window)}, 40);
       config.device =
           make_device_config(config.engine, config.device.plan, AttentionBackend::flash_attn);
       config.device.numbers = Numbers::real;
@@ -131,8 +150,26 @@ TEST(SimtLockstep, quantised_caches_with_every_access_watched) {
       config.device.num_streams = num_streams;
       config.device.delay_streams = num_streams > 1;
       config.device.max_cudagraph_capture_size = num_streams > 1 ? 32 : 0;
-      expect_agreement(config, std::string(name_of(dtype)));
+      expect_agreement(config, title_of(quantised));
     }
+}
+
+// A scale lies behind each row wherever rows lie: in two regions, in pages, token or head first.
+TEST(SimtLockstep, scales_of_each_token_and_head_in_every_layout) {
+  for (const Quantised& quantised : std::span(kQuantised).last(2))
+    for (const AttentionBackend attention : kBackends)
+      for (const CacheLayout layout : {CacheLayout::NHD, CacheLayout::HND})
+        for (const std::int64_t head_size : {8, 20}) {
+          KVCacheSpec spec = full_spec(96, quantised.dtype);
+          spec.kv_quant_mode = quantised.mode;
+          spec.head_size = head_size;
+          LockstepConfig config = make_world({make_group("a", 2, spec)}, 12);
+          config.device = make_device_config(config.engine, config.device.plan, attention);
+          config.device.layout = layout;
+          config.device.numbers = Numbers::real;
+          config.device.queries_per_kv = 2;
+          expect_agreement(config, title_of(quantised));
+        }
 }
 
 TEST(SimtLockstep, every_kind_of_cache_from_captured_graphs) {
