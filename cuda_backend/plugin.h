@@ -8,7 +8,7 @@
 // 2. Calls come from one thread, one after the other. Pointers that a call is given are good
 //    during that call; those inside a lockstep_plan until destroy().
 // 3. A call returns when what it returns is there. It may leave work on a device behind, which
-//    later calls see as done. 0 is success; anything else ends the run, and error_text() says why.
+//    later calls see as done. 0 is success; anything else ends the run; error_text() may say why.
 // 4. Sizes, offsets and strides are in bytes, positions and block sizes in tokens. Block ids are
 //    those of the manager; kernel block ids are for the plugin to derive.
 // 5. A function may be added at the end of lockstep_plugin with a new LOCKSTEP_PLUGIN_VERSION;
@@ -115,7 +115,7 @@ typedef struct lockstep_plugin {
   // Null refuses the plan, with one sentence in error (zero-terminated, error_bytes at most).
   lockstep_backend* (*create)(const lockstep_plan* plan, char* error, size_t error_bytes);
   void (*destroy)(lockstep_backend* backend);
-  // Why the last call failed; good until the next call.
+  // Optional: why the last call failed; good until the next call.
   const char* (*error_text)(lockstep_backend* backend);
 
   // Raw memory of a tensor. Poison (rules 6 to 8) and pages (rule 7) go this way.
@@ -125,7 +125,8 @@ typedef struct lockstep_plugin {
                     int64_t size_bytes);
 
   // Blocks to zero, and to copy, where the layers of `group` use them. Blocks are distinct, and no
-  // target of a call is a source of the same call.
+  // target of a call is a source of the same call. Only states are copied: copy_blocks may be null
+  // where read_state is.
   int (*zero_blocks)(lockstep_backend* backend, int32_t group, const int32_t* block_ids,
                      int32_t count);
   int (*copy_blocks)(lockstep_backend* backend, int32_t group, const int32_t* sources,

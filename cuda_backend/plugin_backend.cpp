@@ -67,7 +67,7 @@ class PluginBackend final : public Backend {
 
  private:
   tl::unexpected<Error> failed(const char* function) {
-    const char* why = plugin_.error_text(backend_);
+    const char* why = plugin_.error_text != nullptr ? plugin_.error_text(backend_) : nullptr;
     return tl::unexpected(Error{fmt::format("{}: {} failed: {}", path_, function,
                                             why != nullptr ? why : "(it does not say why)")});
   }

@@ -36,6 +36,7 @@ struct managed_memory {
 #define PLAIN_PLUGIN_AS_BASE
 #include <cstdio>
 #include <flashinfer/page.cuh>
+#include <string>
 
 #include "docs/examples/plain_plugin.cpp"
 
@@ -51,6 +52,7 @@ struct flashinfer_backend : lockstep_backend {
   page_ids positions, rows;            // of the tokens of the last map_slots()
   page_ids indices, indptr, last_len;  // kernel block ids of all rows of a group, row by row
   tensor_bytes keys, values;           // where the kernel can address them
+  std::string error;
 };
 
 flashinfer_backend* own(lockstep_backend* b) { return static_cast<flashinfer_backend*>(b); }
@@ -67,12 +69,14 @@ lockstep_backend* create_flashinfer(const lockstep_plan* plan, char* error, size
     return nullptr;
   }
   lockstep_backend* plain = create(plan, error, error_bytes);
-  auto* b = new flashinfer_backend{std::move(*plain), {}, {}, {}, {}, {}, {}, {}};
+  auto* b = new flashinfer_backend{std::move(*plain), {}, {}, {}, {}, {}, {}, {}, {}};
   destroy(plain);
   return b;
 }
 
 void destroy_flashinfer(lockstep_backend* b) { delete own(b); }
+
+const char* why_append_failed(lockstep_backend* b) { return own(b)->error.c_str(); }
 
 int map_slots_and_keep_tokens(lockstep_backend* b, const int32_t* positions, const int32_t* rows,
                               int32_t num_tokens, int32_t num_padded_tokens, int64_t* slots) {
@@ -171,6 +175,7 @@ lockstep_plugin with_append() {
   plugin.name = "FlashInfer's AppendPagedKVCache";
   plugin.create = create_flashinfer;
   plugin.destroy = destroy_flashinfer;
+  plugin.error_text = why_append_failed;
   plugin.map_slots = map_slots_and_keep_tokens;
   plugin.write_rows = append_rows;
   return plugin;

@@ -1,9 +1,9 @@
 // A plugin of plain loops over plain memory: the smallest thing that `lockstep replay --backend`
 // takes. docs/check_your_kernels.md explains it piece by piece. Build it as a shared library:
 //   c++ -std=c++20 -shared -fPIC -I LOCKSTEP docs/examples/plain_plugin.cpp -o plain_plugin.so
+#include <algorithm>
 #include <cstring>
 #include <memory>
-#include <string>
 #include <vector>
 
 #include "cuda_backend/plugin.h"
@@ -11,7 +11,6 @@
 #ifndef PLAIN_PLUGIN_BUG
 #define PLAIN_PLUGIN_BUG 0  // 1: slots are computed with the block size of the kernel
 #endif
-
 #ifndef PLAIN_PLUGIN_ALLOCATOR
 #define PLAIN_PLUGIN_ALLOCATOR std::allocator  // of memory that your kernels can address
 #endif
@@ -22,13 +21,12 @@ struct lockstep_backend {
   std::vector<tensor_bytes> tensors;
   std::vector<std::vector<std::vector<int32_t>>> tables;  // group, row, entry: manager block ids
   std::vector<std::vector<int64_t>> slots;                // group, token: of the last map_slots()
-  std::string error;
 };
 
 namespace {
 
 lockstep_backend* create(const lockstep_plan* plan, char*, size_t) {
-  auto* b = new lockstep_backend{plan, {}, {}, {}, {}};
+  auto* b = new lockstep_backend{plan, {}, {}, {}};
   for (int32_t t = 0; t < plan->num_tensors; ++t)
     b->tensors.emplace_back(static_cast<size_t>(plan->tensor_bytes[t]));
   b->tables.assign(plan->num_groups, std::vector<std::vector<int32_t>>(plan->num_rows));
@@ -37,8 +35,6 @@ lockstep_backend* create(const lockstep_plan* plan, char*, size_t) {
 }
 
 void destroy(lockstep_backend* b) { delete b; }
-
-const char* error_text(lockstep_backend* b) { return b->error.c_str(); }
 
 int write_bytes(lockstep_backend* b, int32_t tensor, int64_t offset, const void* bytes,
                 int64_t size_bytes) {
@@ -52,30 +48,14 @@ int read_bytes(lockstep_backend* b, int32_t tensor, int64_t offset, void* bytes,
   return 0;
 }
 
-// What a layer of the group uses of a block, wherever it uses it.
-template <class Visit>
-void for_each_region(lockstep_backend* b, int32_t group, Visit visit) {
-  for (int32_t r = 0; r < b->plan->num_regions; ++r)
-    if (b->plan->regions[r].group == group) visit(b->plan->regions[r]);
-}
-
+// A region is what one layer of a group uses of a block.
 int zero_blocks(lockstep_backend* b, int32_t group, const int32_t* block_ids, int32_t count) {
-  for_each_region(b, group, [&](const lockstep_region& region) {
-    unsigned char* first = &b->tensors[region.tensor][region.offset];
-    for (int32_t i = 0; i < count; ++i)
-      std::memset(first + block_ids[i] * region.block_stride, 0, region.size_bytes);
-  });
-  return 0;
-}
-
-int copy_blocks(lockstep_backend* b, int32_t group, const int32_t* sources, const int32_t* targets,
-                int32_t count) {
-  for_each_region(b, group, [&](const lockstep_region& region) {
-    unsigned char* first = &b->tensors[region.tensor][region.offset];
-    for (int32_t i = 0; i < count; ++i)
-      std::memcpy(first + targets[i] * region.block_stride,
-                  first + sources[i] * region.block_stride, region.size_bytes);
-  });
+  for (int32_t r = 0; r < b->plan->num_regions; ++r) {
+    const lockstep_region& region = b->plan->regions[r];
+    for (int32_t i = 0; i < count && region.group == group; ++i)
+      std::memset(&b->tensors[region.tensor][region.offset + block_ids[i] * region.block_stride], 0,
+                  region.size_bytes);
+  }
   return 0;
 }
 
@@ -161,18 +141,18 @@ const lockstep_plugin kPlugin = {
     .name = "plain loops",
     .create = create,
     .destroy = destroy,
-    .error_text = error_text,
+    .error_text = nullptr,  // nothing here can fail
     .write_bytes = write_bytes,
     .read_bytes = read_bytes,
     .zero_blocks = zero_blocks,
-    .copy_blocks = copy_blocks,
+    .copy_blocks = nullptr,  // only states are copied, and plans with states are refused
     .update_tables = update_tables,
     .read_table = read_table,
     .map_slots = map_slots,
     .write_rows = write_rows,
     .read_rows = read_rows,
-    .attend = nullptr,      // attention outputs are not checked
-    .read_state = nullptr,  // plans with states are refused
+    .attend = nullptr,  // attention outputs are not checked
+    .read_state = nullptr,
     .write_state = nullptr,
     .fingerprint_pages = nullptr,  // pages are read and summed by lockstep
 };
