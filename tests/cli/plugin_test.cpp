@@ -76,8 +76,10 @@ INSTANTIATE_TEST_SUITE_P(
                     Fault{"faulty_other_size", "set struct_bytes"},
                     Fault{"faulty_no_write_rows", "no function write_rows"},
                     Fault{"faulty_half_of_states", "no function write_state"},
+                    Fault{"faulty_no_copy_of_states", "no function copy_blocks"},
                     Fault{"faulty_refuses_plan", "refuses this plan: only 1 layers fit"},
-                    Fault{"faulty_fails_later", "map_slots failed: the slots are on holiday"}),
+                    Fault{"faulty_fails_later", "map_slots failed: the slots are on holiday"},
+                    Fault{"faulty_fails_silently", "map_slots failed: (it does not say why)"}),
     [](const auto& fault) { return std::string(fault.param.plugin); });
 
 TEST(Plugin, ThatIsNoSharedLibraryIsRefused) {

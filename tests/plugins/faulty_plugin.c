@@ -67,6 +67,9 @@ static int read_rows(lockstep_backend* b, int32_t layer, int32_t row, int32_t fi
 static int read_state(lockstep_backend* b, int32_t state, int32_t block_id, void* bytes) {
   return (void)b, (void)state, (void)block_id, (void)bytes, 0;
 }
+static int write_state(lockstep_backend* b, int32_t state, int32_t block_id, const void* bytes) {
+  return (void)b, (void)state, (void)block_id, (void)bytes, 0;
+}
 
 #ifndef NO_ENTRY
 const lockstep_plugin* lockstep_plugin_open(void) {
@@ -95,15 +98,24 @@ const lockstep_plugin* lockstep_plugin_open(void) {
 #ifdef NO_WRITE_ROWS
   plugin.write_rows = NULL;
 #endif
-#ifdef HALF_OF_STATES
+#if defined(HALF_OF_STATES) || defined(NO_COPY_OF_STATES)
   plugin.read_state = read_state;
 #else
   (void)read_state;
+#endif
+#ifdef NO_COPY_OF_STATES
+  plugin.write_state = write_state;
+  plugin.copy_blocks = NULL;
+#else
+  (void)write_state;
+#endif
+#ifdef FAILS_SILENTLY
+  plugin.error_text = NULL;
 #endif
   return &plugin;
 }
 #else
 void* faulty_plugin_functions[] = {create,      destroy,     error_text,    write_bytes, read_bytes,
                                    zero_blocks, copy_blocks, update_tables, read_table,  map_slots,
-                                   write_rows,  read_rows,   read_state};
+                                   write_rows,  read_rows,   read_state,    write_state};
 #endif
