@@ -1,4 +1,8 @@
-// A SIMT device for tests of single kernels: arrays go in, bytes come out, reports fail the test.
+// A device for tests of single kernels: arrays go in, bytes come out, reports fail the test. It is
+// the SIMT executor, or a GPU where the environment says LOCKSTEP_TEST_DEVICE=cuda; without a GPU
+// every test of such a run is skipped (kernel_device.cpp).
+//
+// 1. On a GPU there are no modes: bodies of in_every_mode() run once, and nothing is reported.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -11,44 +15,50 @@
 
 #include "cuda_backend/device.h"
 #include "cuda_backend/launch/engine_kernels.h"
-#include "cuda_backend/simt_device.h"
+#include "reference/check.h"
+#include "reference/result.h"
 #include "tests/cuda_backend/kernel_log.h"
 
 namespace lockstep::cuda {
 
+bool runs_on_gpu();
+inline constexpr const char* kNoChecker = "reports are the CPU executor's, and this is a GPU";
+Result<std::unique_ptr<Device>> make_kernel_device(CheckMode mode, std::uint64_t seed,
+                                                   std::int64_t pool_size_bytes);
+
 class KernelDevice {
  public:
   explicit KernelDevice(CheckMode mode = CheckMode::check, std::uint64_t seed = 1,
-                        std::int64_t pool_size_bytes = 0)
-      : mode_(mode) {
-    auto made = make_simt_device(mode, seed, pool_size_bytes);
-    EXPECT_TRUE(made) << made.error().message;
+                        std::int64_t pool_size_bytes = 0) {
+    auto made = make_kernel_device(mode, seed, pool_size_bytes);
+    LS_CHECK(made.has_value(), "{}", made.error().message);
     device_ = std::move(*made);
   }
+  KernelDevice(const KernelDevice&) = delete;
+  KernelDevice& operator=(const KernelDevice&) = delete;
   ~KernelDevice() {
     EXPECT_TRUE(device_->finish());
     log_kernels(device_->kernel_statistics());
+    for (std::byte* memory : memory_) device_->release(memory);
   }
 
   Device& operator*() { return *device_; }
   Device* operator->() { return device_.get(); }
   const KernelTable& kernels() { return device_->kernels(); }
-  const EngineKernels& engine() {
-    return mode_ == CheckMode::fast ? simt_fast::engine_kernels : simt_checked::engine_kernels;
-  }
+  const EngineKernels& engine() { return device_->engine_kernels(); }
 
   template <class T>
   T* put(const std::vector<T>& values, const std::string& name) {
     const auto size = static_cast<std::int64_t>(values.size() * sizeof(T));
-    T* memory = reinterpret_cast<T*>(device_->allocate(size, name));
+    T* memory = room<T>(static_cast<std::int64_t>(values.size()), name);
     device_->upload(memory, values.data(), size);
     return memory;
   }
   // Undefined memory.
   template <class T>
   T* room(std::int64_t count, const std::string& name) {
-    return reinterpret_cast<T*>(
-        device_->allocate(count * static_cast<std::int64_t>(sizeof(T)), name));
+    memory_.push_back(device_->allocate(count * static_cast<std::int64_t>(sizeof(T)), name));
+    return reinterpret_cast<T*>(memory_.back());
   }
   template <class T>
   std::vector<T> get(const T* memory, std::int64_t count) {
@@ -58,8 +68,16 @@ class KernelDevice {
     return values;
   }
 
-  // The launch shapes that results must not depend on: the device's own, a GPU's, and one thread.
+  // The launch shapes that results must not depend on: the device's own, a GPU's, and one thread;
+  // on a GPU its own, and CTAs of one warp with little and with much to do.
   std::vector<LaunchPlace> places() {
+    if (runs_on_gpu()) {
+      LaunchPlace little = device_->place(), much = device_->place();
+      little.cta_threads = much.cta_threads = 32;
+      little.items_per_thread = little.items_per_reducer = 1;
+      much.items_per_thread = much.items_per_reducer = 1 << 10;
+      return {device_->place(), little, much};
+    }
     LaunchPlace gpu = device_->place(), single = device_->place();
     gpu.cta_threads = 256;
     gpu.items_per_thread = 4;
@@ -80,8 +98,8 @@ class KernelDevice {
   }
 
  private:
-  CheckMode mode_;
   std::unique_ptr<Device> device_;
+  std::vector<std::byte*> memory_;  // to be given back: a GPU outlives its device
 };
 
 // Every way to run a kernel that its result must not depend on: the plain build, the checked one,
@@ -89,6 +107,7 @@ class KernelDevice {
 template <class Body>
 void in_every_mode(const Body& body, int hunts = 2) {
   body(CheckMode::fast, std::uint64_t{1});
+  if (runs_on_gpu()) return;
   body(CheckMode::check, std::uint64_t{1});
   for (int seed = 1; seed <= hunts; ++seed) body(CheckMode::hunt, std::uint64_t(seed));
 }

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # tests/gpu/check_on_gpu.sh [DIR]   everything that only a GPU can show, in one go (docs/gpu.md)
-# Builds with CUDA, replays on the GPU and on the CPU executor and wants the same chain of hashes,
-# replays under compute-sanitizer, times the kernels. Results lie in DIR (build/gpu by default).
+# Builds with CUDA, runs the tests of single kernels on the GPU, replays there and on the CPU executor
+# and wants the same chain of hashes, does both under compute-sanitizer, times the kernels. Results lie in DIR (build/gpu by default).
 # Exit status: 0 all of it held, 1 something did not, 2 it cannot be run here.
 set -euo pipefail
 root=$(dirname "$(dirname "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")")")
@@ -19,7 +19,8 @@ command -v compute-sanitizer >/dev/null || cannot "compute-sanitizer is not in P
 mkdir -p "$out"
 cd "$root"
 cmake --preset cuda >"$out/configure.log" || cannot "the build cannot be set up: $out/configure.log"
-cmake --build "$build" --target lockstep lockstep_gpu_benchmarks >"$out/build.log" ||
+cmake --build "$build" --target lockstep cuda_backend_tests lockstep_gpu_benchmarks \
+    >"$out/build.log" ||
     cannot "the build has failed: $out/build.log"
 
 hash_of() { sed -n 's/.*"state_hash": *"\([0-9a-f]*\)".*/\1/p' "$1"; }
@@ -45,6 +46,18 @@ replay_both() { # NAME OPTION...
     fi
 }
 
+kernel_tests() { # NAME, and what to run them under
+    local name=$1
+    shift
+    if "$@" ctest --test-dir "$build" -L device --no-tests=error --output-on-failure \
+        >"$out/kernels.$name.txt" 2>&1 && ! grep -q '(Skipped)' "$out/kernels.$name.txt"; then
+        printf 'ok      tests of single kernels, %s\n' "$name"
+    else
+        printf 'FAILED  tests of single kernels, %s: %s\n' "$name" "$out/kernels.$name.txt"
+        status=1
+    fi
+}
+
 sanitized() { # TOOL OPTION...
     local tool=$1
     shift
@@ -57,9 +70,12 @@ sanitized() { # TOOL OPTION...
     fi
 }
 
+kernel_tests plain
+kernel_tests memcheck compute-sanitizer --target-processes all --error-exitcode 3
 replay_both words
 replay_both real_numbers --numbers real
 replay_both int8 --numbers real --dtype int8
+replay_both int8_per_token_head --numbers real --dtype int8_per_token_head
 replay_both streams --streams 4
 replay_both graphs --graphs 64 --numbers real
 for tool in memcheck racecheck synccheck; do sanitized "$tool" --numbers real; done
