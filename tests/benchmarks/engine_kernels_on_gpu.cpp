@@ -1,12 +1,15 @@
 // The kernels of a cache on a GPU: one row for each workload, timed by events, with the bandwidth
 // of a plain copy of 1 GiB as the measure: large batches, batches of one and of sixteen requests,
-// and a pool that takes four fifths of the memory that is left. `lockstep_gpu_benchmarks` prints
-// the table; without a GPU it says so and exits with 2.
+// cache writes of 1 GiB, and a pool that takes four fifths of the memory that is left. Beside our
+// writes of bf16 stands FlashInfer's append, where its package was there when this was built.
+// `lockstep_gpu_benchmarks` prints the table; without a GPU it says so and exits with 2.
 #include <benchmark/benchmark.h>
 #include <fmt/core.h>
 
 #include "cuda_backend/gpu/gpu_device.h"
+#include "reference/check.h"
 #include "tests/benchmarks/engine_workloads.h"
+#include "tests/benchmarks/flashinfer_append.h"
 #include "tests/benchmarks/gpu_stopwatch.h"
 #include "tests/benchmarks/pool_workloads.h"
 
@@ -42,6 +45,18 @@ Workload plain_copy(Device& device) {
           }};
 }
 
+// Of as many tokens as the writes of engine_workloads.h.
+std::vector<Workload> other_appends([[maybe_unused]] Device& device,
+                                    [[maybe_unused]] std::int32_t num_tokens) {
+#ifdef LOCKSTEP_HAVE_FLASHINFER
+  std::vector<Workload> appends = {flashinfer_append(device, num_tokens)};
+  LS_CHECK(device.finish().has_value(), "an append of {} tokens does not fit", num_tokens);
+  return appends;
+#else
+  return {};
+#endif
+}
+
 int time_all(Device& device) {
   std::vector<Workload> workloads = {plain_copy(device)};
   const auto add = [&](std::vector<Workload> more, const std::string& suffix) {
@@ -51,13 +66,19 @@ int time_all(Device& device) {
     }
   };
   add(engine_workloads(device, simt_cuda::engine_kernels, kGpuSizes), "");
-  for (const std::int32_t requests : {1, 16})
+  add(other_appends(device, kGpuSizes.prefill_tokens), "");
+  constexpr std::int32_t kTokensOfGiB = 1 << 18;  // bf16 rows of K and V, 2 KiB each
+  add(write_workloads(device, simt_cuda::engine_kernels, kTokensOfGiB), "_of_1_GiB");
+  add(other_appends(device, kTokensOfGiB), "_of_1_GiB");
+  for (const std::int32_t requests : {1, 16}) {
+    add(other_appends(device, 64 * requests), fmt::format("_of_{}", requests));
     add(engine_workloads(device, simt_cuda::engine_kernels,
                          {.prefill_tokens = 64 * requests,
                           .decode_requests = requests,
                           .context_tokens = kGpuSizes.context_tokens,
                           .state_heads = kGpuSizes.state_heads}),
         fmt::format("_of_{}", requests));
+  }
   constexpr std::int64_t kPageBytes = 2 << 20;
   const std::int64_t pages = free_memory_bytes() / 5 * 4 / kPageBytes;
   add(pool_workloads(device, device.kernels(), {static_cast<std::int32_t>(pages), kPageBytes}),

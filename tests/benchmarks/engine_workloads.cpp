@@ -89,18 +89,6 @@ class Builder {
         sizes_.prefill_tokens, std::int64_t{sizes_.decode_requests} * sizes_.context_tokens);
     return static_cast<std::int32_t>(tokens / kBlockSize + 1);
   }
-  // The numbers 0 to count-1, scattered.
-  static std::vector<std::int64_t> scattered(std::int64_t count) {
-    std::vector<std::int64_t> numbers(static_cast<std::size_t>(count));
-    std::iota(numbers.begin(), numbers.end(), 0);
-    std::uint64_t state = 1;
-    for (std::size_t i = numbers.size(); i > 1; --i) {
-      state = state * 6364136223846793005u + 1442695040888963407u;
-      std::swap(numbers[i - 1], numbers[(state >> 33) % i]);
-    }
-    return numbers;
-  }
-
   PartLayout part(DType dtype, Scaling scaling, std::int32_t heads, std::int32_t head_size) {
     PartLayout layout;
     layout.block_size = make_divisor(kBlockSize);
@@ -163,6 +151,7 @@ class Builder {
                        cache.key.head_size * 2, DType::bf16};
     params.parts[1] = params.parts[0];
     params.parts[1].to = cache.value;
+    if (cache.num_parts == 2) params.parts[1].source = zeros<std::byte>(row * tokens, "value");
     std::vector<Slot> slots = scattered(std::int64_t{num_blocks()} * kBlockSize);
     slots.resize(static_cast<std::size_t>(tokens));
     params.slots = put(slots, "slots");
@@ -354,6 +343,24 @@ class Builder {
 };
 
 }  // namespace
+
+std::vector<std::int64_t> scattered(std::int64_t count) {
+  std::vector<std::int64_t> numbers(static_cast<std::size_t>(count));
+  std::iota(numbers.begin(), numbers.end(), 0);
+  std::uint64_t state = 1;
+  for (std::size_t i = numbers.size(); i > 1; --i) {
+    state = state * 6364136223846793005u + 1442695040888963407u;
+    std::swap(numbers[i - 1], numbers[(state >> 33) % i]);
+  }
+  return numbers;
+}
+
+std::vector<Workload> write_workloads(Device& device, const EngineKernels& kernels,
+                                      std::int32_t num_tokens) {
+  Builder builder(device, kernels, {num_tokens, 1, kBlockSize, 1});
+  builder.cache_writes();
+  return builder.take();
+}
 
 std::vector<Workload> engine_workloads(Device& device, const EngineKernels& kernels,
                                        const WorkloadSizes& sizes) {

@@ -33,5 +33,11 @@ inline constexpr WorkloadSizes kGpuSizes{8192, 256, 4096, 64};
 // Memory is taken from the device and stays there; all inputs are zero but slots, tables, scales.
 std::vector<Workload> engine_workloads(Device& device, const EngineKernels& kernels,
                                        const WorkloadSizes& sizes);
+// Those of them that write caches.
+std::vector<Workload> write_workloads(Device& device, const EngineKernels& kernels,
+                                      std::int32_t num_tokens);
+
+// The numbers 0 to count-1 in an order that is no order.
+std::vector<std::int64_t> scattered(std::int64_t count);
 
 }  // namespace lockstep::cuda
