@@ -1,0 +1,86 @@
+// What the documents point at is there: the files of their links, and the tests that they name as
+// the ones that would notice.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+#include <regex>
+#include <sstream>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace lockstep::tidy {
+namespace {
+
+namespace fs = std::filesystem;
+const fs::path kRoot = LOCKSTEP_SOURCE_DIR;
+
+std::string text_of(const fs::path& path) {
+  std::ostringstream text;
+  text << std::ifstream(path, std::ios::binary).rdbuf();
+  return text.str();
+}
+
+std::vector<fs::path> files_under(const fs::path& folder, std::string_view extension) {
+  std::vector<fs::path> files;
+  for (const auto& entry : fs::recursive_directory_iterator(folder))
+    if (entry.is_regular_file() && entry.path().extension() == extension)
+      files.push_back(entry.path());
+  std::sort(files.begin(), files.end());
+  return files;
+}
+
+std::vector<fs::path> documents() {
+  std::vector<fs::path> files = files_under(kRoot / "docs", ".md");
+  files.push_back(kRoot / "README.md");
+  return files;
+}
+
+// The groups of every match, joined by full stops.
+std::vector<std::string> matches(const std::string& text, const std::string& pattern) {
+  const std::regex regex(pattern);
+  std::vector<std::string> found;
+  for (std::sregex_iterator it(text.begin(), text.end(), regex), end; it != end; ++it)
+    found.push_back((*it)[1].str() + (it->size() > 2 ? "." + (*it)[2].str() : ""));
+  return found;
+}
+
+// "Suite.Name" of all tests.
+std::vector<std::string> tests() {
+  std::vector<std::string> names;
+  for (const fs::path& file : files_under(kRoot / "tests", ".cpp"))
+    for (std::string& name : matches(text_of(file), R"(\nTEST(?:_P|_F)?\((\w+),\s*(\w+)\))"))
+      names.push_back(std::move(name));
+  return names;
+}
+
+TEST(Documents, NameTestsThatAreThere) {
+  const std::vector<std::string> all = tests();
+  int named = 0;
+  for (const fs::path& document : documents())
+    for (const std::string& begin :
+         matches(text_of(document), R"(`([A-Z]\w+)\.([A-Z]\w+)(?:\.\.\.)?`)")) {
+      const auto starts = [&](const std::string& test) { return test.starts_with(begin); };
+      EXPECT_TRUE(std::any_of(all.begin(), all.end(), starts))
+          << document.filename() << ": no test is called " << begin;
+      ++named;
+    }
+  EXPECT_GE(named, 15);
+}
+
+TEST(Documents, LinkToFilesThatAreThere) {
+  int links = 0;
+  for (const fs::path& document : documents())
+    for (const std::string& link : matches(text_of(document), R"(\]\(([^)#\s]+)(?:#[^)]*)?\))")) {
+      if (link.find("://") != link.npos) continue;
+      EXPECT_TRUE(fs::exists(document.parent_path() / link))
+          << document.filename() << " links to " << link;
+      ++links;
+    }
+  EXPECT_GE(links, 40);
+}
+
+}  // namespace
+}  // namespace lockstep::tidy
