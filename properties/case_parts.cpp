@@ -147,6 +147,17 @@ SavedCase without_layer(const SavedCase& saved, std::size_t group, std::size_t l
   return smaller;
 }
 
+void drop_unused_tokens(Prompt& prompt) {
+  std::vector<std::int32_t> used;
+  for (TokenRun& run : prompt.runs) {
+    if (run.kind != TokenRun::Kind::literal) continue;
+    const auto begin = prompt.tokens.begin() + run.first;
+    run.first = static_cast<std::uint32_t>(used.size());
+    used.insert(used.end(), begin, begin + run.count);
+  }
+  prompt.tokens = std::move(used);
+}
+
 SavedCase without_group(const SavedCase& saved, std::size_t group) {
   SavedCase smaller = saved;
   while (!smaller.cache.groups[group].layer_names.empty())

@@ -31,6 +31,9 @@ std::vector<const RequestSpec*> requests_of(const SavedCase& saved);
 // The same of a trace alone, with outputs and aborts; empty for a recording.
 std::vector<TraceRequest*> trace_requests_of(SavedCase& saved);
 
+// Takes the tokens out of the prompt that no literal run points to, after runs were cut.
+void drop_unused_tokens(Prompt& prompt);
+
 SavedCase without_group(const SavedCase& saved, std::size_t group);
 SavedCase without_layer(const SavedCase& saved, std::size_t group, std::size_t layer);
 

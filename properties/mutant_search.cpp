@@ -13,6 +13,9 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
+constexpr std::int64_t kRequestsMax = 3;  // of a case that a person follows
+constexpr int kFurtherCases = 20;
+
 double seconds_since(Clock::time_point begin) {
   return std::chrono::duration<double>(Clock::now() - begin).count();
 }
@@ -30,16 +33,41 @@ class CaseSearch {
         judging_([&bench](const SavedCase& saved) { return judge(saved, bench.backend); }) {}
 
   MutantReport run() {
-    const auto begin = Clock::now();
     report_.mutant = &mutant_;
-    for (std::int64_t i = 0; i < options_.cases_max && !report_.caught; ++i)
-      try_seed(options_.first_seed + static_cast<std::uint64_t>(i));
-    report_.seconds = seconds_since(begin);
-    if (report_.caught) make_small();
+    search();
+    for (int i = 0; i < kFurtherCases && is_large(); ++i) search_smaller();
     return std::move(report_);
   }
 
  private:
+  // From the next seed on.
+  void search() {
+    const auto begin = Clock::now();
+    while (report_.cases < options_.cases_max && !report_.caught)
+      try_seed(options_.first_seed + static_cast<std::uint64_t>(report_.cases));
+    report_.seconds += seconds_since(begin);
+    if (report_.caught) make_small();
+  }
+
+  bool is_large() const {
+    return report_.caught && options_.shrink_evaluations_max > 0 &&
+           report_.size.requests > kRequestsMax;
+  }
+
+  // Nothing can be taken from the case, and still it is more than a person follows: another one may
+  // end smaller.
+  void search_smaller() {
+    MutantReport large = report_;
+    report_.caught = false;
+    search();
+    if (report_.caught && report_.size.requests < large.size.requests) return;
+    large.cases = report_.cases;
+    large.flawed = report_.flawed;
+    large.seconds = report_.seconds;
+    large.shrink_seconds = report_.shrink_seconds;
+    report_ = std::move(large);
+  }
+
   Failure judged(const SavedCase& saved) const {
     auto failure = judge_in_child(saved, judging_, options_.case_time_limit);
     if (failure) return std::move(*failure);
@@ -84,7 +112,7 @@ class CaseSearch {
       report_.is_minimal = result->is_minimal;
       report_.failure = judged(result->smallest);
     }
-    report_.shrink_seconds = seconds_since(begin);
+    report_.shrink_seconds += seconds_since(begin);
   }
 
   const Mutant& mutant_;

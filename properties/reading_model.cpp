@@ -114,7 +114,8 @@ void ReadingModel::while_running(std::vector<WorkloadEvent>& events) {
 }
 
 void ReadingModel::request_left(std::string_view name, std::uint64_t ticket) {
-  requests_.erase(std::string(name));
+  // A load under way brings what a request wanted, also when it has left.
+  if (inner_.connector() == nullptr) requests_.erase(std::string(name));
   inner_.request_left(name, ticket);
 }
 

@@ -33,7 +33,7 @@ void reset_options(ShrinkTrial& trial) {
   trial.attempt_with(
       [](SavedCase& saved) { saved.engine.mamba_cache_mode = MambaCacheMode::none; });
   for (const std::string& name : all_engine_options(defaults).given) {
-    if (is_limit(name) || name == "engine" || name == "mamba_cache_mode") continue;
+    if (name.starts_with("max_") || name == "engine" || name == "mamba_cache_mode") continue;
     trial.attempt_with([&](SavedCase& saved) {
       apply_engine_options({.config = defaults, .given = {name}}, saved.engine);
     });

@@ -16,18 +16,36 @@ void shrink_prompt(ShrinkTrial& trial, std::size_t request) {
     return requests_of(saved)[request]->prompt.runs;
   };
   const auto num_runs = [&] { return requests_of(trial.best())[request]->prompt.runs.size(); };
+  const auto drop_unused = [&](SavedCase& saved) {
+    drop_unused_tokens(requests_of(saved)[request]->prompt);
+  };
   for (std::size_t i = num_runs(); i-- > 0;)
     trial.attempt_with([&](SavedCase& saved) {
       runs(saved).erase(runs(saved).begin() + static_cast<std::ptrdiff_t>(i));
+      drop_unused(saved);
+    });
+  // What was written out token by token, by the first source that there is.
+  for (std::size_t i = num_runs(); i-- > 0;)
+    trial.attempt_with([&](SavedCase& saved) {
+      TokenRun& run = runs(saved)[i];
+      if (run.kind == TokenRun::Kind::literal) run = {.seed = 1, .count = run.count};
+      drop_unused(saved);
     });
   // Where the tokens are needed, but not their source: they come from the run before.
   for (std::size_t i = num_runs(); i-- > 1;)
     trial.attempt_with([&](SavedCase& saved) {
+      if (runs(saved)[i - 1].kind == TokenRun::Kind::literal) return;
       runs(saved)[i - 1].count += runs(saved)[i].count;
       runs(saved).erase(runs(saved).begin() + static_cast<std::ptrdiff_t>(i));
+      drop_unused(saved);
     });
   for (std::size_t i = num_runs(); i-- > 0;)
-    trial.lower(1, [&](SavedCase& saved) { return &runs(saved)[i].count; });
+    trial.lower_with(
+        1, [&](SavedCase& saved) { return std::int64_t{runs(saved)[i].count}; },
+        [&](SavedCase& saved, std::int64_t count) {
+          runs(saved)[i].count = static_cast<std::uint32_t>(count);
+          drop_unused(saved);
+        });
 }
 
 // The output ends after `length` tokens because nothing more is asked for.

@@ -27,8 +27,10 @@ void halve(SavedCase& saved) {
        {&engine.block_size, &engine.mamba_block_size, &engine.max_num_batched_tokens,
         &engine.max_model_len, &engine.long_prefill_token_threshold})
     *limit = half(*limit);
-  for (RequestSpec* request : requests_of(saved))
+  for (RequestSpec* request : requests_of(saved)) {
     for (TokenRun& run : request->prompt.runs) run.count = half(run.count);
+    drop_unused_tokens(request->prompt);
+  }
   for (TraceRequest* request : trace_requests_of(saved)) {
     request->output.length = half(request->output.length);
     if (!request->output.tokens.empty())

@@ -38,13 +38,15 @@ bool ShrinkTrial::could_be_smaller(const CaseRank& candidate) const {
   return at_best < rank_;
 }
 
-bool ShrinkTrial::attempt(const SavedCase& candidate) {
-  if (!could_be_smaller(rank_of(candidate, 0))) return false;
+bool ShrinkTrial::attempt(const SavedCase& changed) {
+  if (!could_be_smaller(rank_of(changed, 0))) return false;
+  const std::string text = saved_case_to_text(changed);
+  // As its file gives it back: a field that its kind of cache does not use is not in there, and
+  // runs that continue one another are one.
+  auto read = saved_case_from_text(changed.name, text);
+  if (!read || !could_be_smaller(rank_of(*read, 0))) return false;
+  SavedCase& candidate = *read;
   if ((broken_rules(candidate) & ~broken_rules_) != 0) return false;
-  const std::string text = saved_case_to_text(candidate);
-  // A field that its kind of cache does not use may differ and is not in the file.
-  const auto read = saved_case_from_text(candidate.name, text);
-  if (!read || *read != candidate) return false;
   const auto digest = digest_of(text);
   auto tried = tried_.find(digest);
   if (tried == tried_.end()) {
@@ -56,7 +58,7 @@ bool ShrinkTrial::attempt(const SavedCase& candidate) {
   if (!tried->second) return false;
   const CaseRank rank = rank_of(candidate, *tried->second);
   if (!(rank < rank_)) return false;
-  best_ = candidate;
+  best_ = std::move(candidate);
   steps_ = *tried->second;
   rank_ = rank;
   ++accepted_;

@@ -41,7 +41,7 @@ class ShrinkTrial {
   bool is_exhausted() const { return evaluations_ >= evaluations_max_; }
 
   // True: the candidate is the best now.
-  bool attempt(const SavedCase& candidate);
+  bool attempt(const SavedCase& changed);
   // The best case with a change.
   template <class Change>
   bool attempt_with(const Change& change) {

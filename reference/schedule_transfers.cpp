@@ -172,16 +172,20 @@ std::vector<RequestId> Scheduler::Impl::take_invalid_blocks(const KVConnectorOut
     cache.pool().evict_blocks(report.invalid_block_ids);
   if (!remote->fails_requests) {  // the blocks stay findable: they are filled in the next steps
     remote->failed.insert(late.begin(), late.end());
-    if (profile.withdraws_what_is_lost) {
-      cache.pool().evict_blocks(unpublished);
-      cache.pool().evict_blocks(tails);
-    }
+    if (profile.withdraws_what_is_lost) cache.pool().evict_blocks(unpublished);
     desert(late, voided, invalid);
     return voided;
   }
   cache.pool().evict_blocks(tails);
   voided.insert(voided.begin(), late.begin(), late.end());
   return voided;
+}
+
+// What a void step wrote behind a lost block is no more to be found than the block.
+void Scheduler::Impl::withdraw_from_lost(const Request& request, const std::set<BlockId>& invalid) {
+  const std::vector<BlockId>& blocks = request.groups[0].blocks;
+  const auto first = std::ranges::find_if(blocks, [&](BlockId b) { return invalid.contains(b); });
+  cache.pool().evict_blocks(std::span(first, blocks.end()));
 }
 
 // Where the profile says so, whoever shares a lost block starts again, but for the one that
@@ -208,9 +212,11 @@ void Scheduler::Impl::desert(const std::vector<RequestId>& late,
   for (const RequestId id : late)
     if ((profile.withdraws_what_is_lost && shares_lost(at(id))) || lacks_window(at(id)))
       at(id).num_computed_tokens = 0;
-  for (const RequestId id : voided)
+  for (const RequestId id : voided) {
+    if (profile.withdraws_what_is_lost) withdraw_from_lost(at(id), invalid);
     if ((profile.withdraws_what_is_lost && counts_on_lost(at(id))) || lacks_window(at(id)))
       remote->deserted.insert(id);
+  }
 }
 
 void Scheduler::Impl::preempt_deserted() {

@@ -60,6 +60,7 @@ struct Scheduler::Impl {
   bool stands_aside(const RequestQueue& queue) const;
   bool leaves_room(const Request& request);
   void preempt_deserted();
+  void withdraw_from_lost(const Request& request, const std::set<BlockId>& invalid);
   void desert(const std::vector<RequestId>& late, const std::vector<RequestId>& voided,
               const std::set<BlockId>& invalid);
   bool promote(RequestId id);

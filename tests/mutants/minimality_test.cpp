@@ -9,6 +9,7 @@
 #include "cli/mutant_bench.h"
 #include "properties/case_parts.h"
 #include "properties/case_rules.h"
+#include "properties/case_size.h"
 #include "properties/failure.h"
 #include "traces/engine_options.h"
 
@@ -24,8 +25,11 @@ template <class Change>
 void add(std::vector<Smaller>& all, const SavedCase& saved, std::string what, Change change) {
   SavedCase other = saved;
   change(other);
+  for (RequestSpec* request : requests_of(other)) drop_unused_tokens(request->prompt);
   const bool sound = (broken_rules(other) & ~broken_rules(saved)) == 0;
-  if (sound && other != saved) all.push_back({std::move(what), std::move(other)});
+  const bool is_smaller =
+      rank_of(other, 0) < rank_of(saved, 0);  // a block of 16 is not less than 2
+  if (sound && is_smaller) all.push_back({std::move(what), std::move(other)});
 }
 
 // One request or control, group, layer, run or last token of a prompt, option or setting fewer.

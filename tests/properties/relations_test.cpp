@@ -74,7 +74,8 @@ void expect_holds(const Relation& relation, std::uint64_t seeds) {
     if (relation.change(saved)) ++applied;
     const auto breach = check_relation(saved, relation);
     ASSERT_TRUE(breach) << "seed " << seed << ": " << breach.error().message;
-    ASSERT_FALSE(*breach) << "seed " << seed << ": " << (*breach)->what;
+    ASSERT_FALSE(*breach) << "seed " << seed << ": " << (*breach)->what << "\n"
+                          << saved_case_to_text(saved);
   }
   EXPECT_GT(applied, 5) << "a relation that is never applied says nothing";
 }

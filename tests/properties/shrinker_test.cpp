@@ -136,6 +136,46 @@ TEST(Shrinker, faults_go_one_by_one_and_what_is_left_of_them_is_small) {
   EXPECT_EQ(result->smallest.faults[0], (Fault{"pinch_pool", 2, {{"steps", 1}, {"blocks", 0}}}));
 }
 
+// A prompt whose tokens are written out: [seeded 3] [7 x 6] [seeded 2] [7 x 5].
+SavedCase with_tokens_written_out() {
+  SavedCase saved = large_case(2);
+  saved.engine.max_model_len = 64;
+  Prompt& prompt = requests_of(saved).front()->prompt;
+  prompt.tokens.assign(11, 7);
+  prompt.runs = {{.seed = 9, .count = 3},
+                 {.kind = TokenRun::Kind::literal, .first = 0, .count = 6},
+                 {.seed = 9, .first = 3, .count = 2},
+                 {.kind = TokenRun::Kind::literal, .first = 6, .count = 5}};
+  return saved;
+}
+
+std::int64_t tokens_written_out(const SavedCase& saved) {
+  std::int64_t count = 0;
+  for (const RequestSpec* request : requests_of(saved))
+    for (const TokenRun& run : request->prompt.runs)
+      if (run.kind == TokenRun::Kind::literal) count += run.count;
+  return count;
+}
+
+TEST(Shrinker, tokens_that_are_written_out_go_one_by_one) {
+  const auto result =
+      shrink(with_tokens_written_out(),
+             when([](const SavedCase& saved) { return tokens_written_out(saved) >= 4; }));
+  ASSERT_TRUE(result);
+  const Prompt& prompt = requests_of(result->smallest)[0]->prompt;
+  EXPECT_EQ(prompt.runs.size(), 1u) << saved_case_to_text(result->smallest);
+  EXPECT_EQ(prompt.tokens, std::vector<std::int32_t>(4, 7));
+}
+
+TEST(Shrinker, tokens_that_are_written_out_become_any_where_they_do_not_matter) {
+  const auto result =
+      shrink(with_tokens_written_out(),
+             when([](const SavedCase& saved) { return prompt_tokens(saved) >= 8; }));
+  ASSERT_TRUE(result);
+  EXPECT_EQ(prompt_tokens(result->smallest), 8);
+  EXPECT_EQ(tokens_written_out(result->smallest), 0) << saved_case_to_text(result->smallest);
+}
+
 TEST(Shrinker, steps_count_before_tokens) {
   const auto result = shrink(large_case(4), [](const SavedCase& saved) {
     const std::int64_t tokens = prompt_tokens(saved);
