@@ -48,8 +48,8 @@ std::int64_t tight_pool(const std::vector<KVCacheGroupSpec>& groups, const Engin
 }
 
 Result<KVCacheConfig> plan_model(const std::string& name, const ReplayOptions& replay,
-                                 std::optional<std::int64_t> num_blocks, EngineConfig& engine,
-                                 std::vector<std::string>& chosen) {
+                                 std::optional<std::int64_t> num_blocks, bool hybrid_groups,
+                                 EngineConfig& engine, std::vector<std::string>& chosen) {
   const Result<ModelSpec> model = find_model(name);
   if (!model) return tl::unexpected(model.error());
   PlanOptions options;
@@ -63,6 +63,7 @@ Result<KVCacheConfig> plan_model(const std::string& name, const ReplayOptions& r
   options.tp = replay.tp.value_or(1);
   options.dcp = engine.dcp;
   options.pcp = engine.pcp;
+  options.disable_hybrid_kv_cache_manager = !hybrid_groups;
   if (replay.block_size) options.block_size = *replay.block_size;
   Result<LayerSpecs> layers = layer_specs(*model, options);
   if (!layers) return tl::unexpected(layers.error());
@@ -80,6 +81,8 @@ Result<KVCacheConfig> plan_model(const std::string& name, const ReplayOptions& r
       num_blocks ? *num_blocks : tight_pool(plan->workers.front().groups, engine, chosen);
   plan = plan_memory(*layers, options);
   if (!plan) return tl::unexpected(plan.error());
+  if (!hybrid_groups)
+    chosen.push_back("one KV cache group for all layers, as without the hybrid KV cache manager");
 
   engine.block_size = static_cast<std::int32_t>(plan->aligned.block_size);
   engine.mamba_block_size = static_cast<std::int32_t>(plan->aligned.mamba_block_size.value_or(0));
@@ -94,7 +97,7 @@ Result<KVCacheConfig> plan_model(const std::string& name, const ReplayOptions& r
 }  // namespace
 
 Result<KVCacheConfig> plan_replay_cache(const ReplayOptions& options,
-                                        std::optional<std::int64_t> num_blocks,
+                                        std::optional<std::int64_t> num_blocks, bool hybrid_groups,
                                         EngineConfig& engine, std::vector<std::string>& chosen) {
   if (options.attention.value_or("full") == "mla" &&
       element_type_from_name(options.dtype.value_or("bf16"))->mode != KVQuantMode::none)
@@ -102,7 +105,8 @@ Result<KVCacheConfig> plan_replay_cache(const ReplayOptions& options,
         "--dtype: {} has a scale for each K and each V row, and mla keeps one row for both; "
         "choose int8 or fp8_e4m3",
         *options.dtype));
-  if (options.model) return plan_model(*options.model, options, num_blocks, engine, chosen);
+  if (options.model)
+    return plan_model(*options.model, options, num_blocks, hybrid_groups, engine, chosen);
   std::vector<KVCacheGroupSpec> groups = {group_of(options, engine)};
   if (!num_blocks) num_blocks = tight_pool(groups, engine, chosen);
   return plan_for_groups(std::move(groups), *num_blocks);

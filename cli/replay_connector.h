@@ -1,5 +1,7 @@
-// The KV connector of a replay, from its options: unknown peers, or a host tier.
+// The KV connectors of a replay, from its options: unknown peers, host tiers, or several of both.
 #pragma once
+
+#include <string>
 
 #include "cli/replay_options.h"
 #include "reference/result.h"
@@ -7,9 +9,19 @@
 
 namespace lockstep {
 
-// Refused: options that need a connector, or another one; a host tier without prefix caching, whose
-// block hashes are its keys. Without --host-blocks a tier is as large as the pool.
-Result<void> read_connector(const ReplayOptions& options, LockstepConfig& config);
+// Before there is a plan: the parts, and whether the engine may give them several KV cache groups.
+// Refused: parts that nobody knows, options that need a connector or another one, several groups
+// that the user insists on and a part does not take.
+struct ConnectorStart {
+  ConnectorConfig connector;
+  bool hybrid_groups = true;
+};
+Result<ConnectorStart> start_connector(const ReplayOptions& options);
+
+// With the plan: a host tier is as large as the pool unless --host-blocks says otherwise. Refused: a
+// tier without prefix caching, whose block hashes are its keys, and what check_connector() refuses.
+Result<void> finish_connector(const ReplayOptions& options, const ConnectorConfig& started,
+                              LockstepConfig& config);
 
 // One line for a person; empty without a connector.
 std::string connector_text(const ConnectorConfig& connector);

@@ -75,17 +75,24 @@ void declare_connector(CLI::App& command, ReplayOptions& o) {
   command
       .add_option("--connector", o.connector,
                   "peers: somebody knows prefixes of some prompts, loads take time and fail "
-                  "(default); host: full blocks are stored in host memory and loaded from there")
+                  "(default); host: full blocks are stored in host memory and loaded from there; "
+                  "one-group-peers: as peers, of one KV cache group; up to four of them in the "
+                  "order in which they are asked: peers+host")
       ->expected(0, 1)
       ->default_str("peers")
-      ->check(CLI::IsMember({"peers", "host"}))
+      ->type_name("PART[+PART...]")
       ->group(group);
+  add_switch(command, "--disable-hybrid-kv-cache-manager", o.disable_hybrid_kv_cache_manager, true,
+             "one KV cache group, whatever the layers (where a connector takes no more)", group);
+  add_switch(command, "--no-disable-hybrid-kv-cache-manager", o.disable_hybrid_kv_cache_manager,
+             false, "insist on several", group);
   add_choice(command, "--kv-load-failure-policy", o.load_failure_policy,
              "of requests whose load fails (recompute)", {"recompute", "fail"}, group);
-  add_count(command, "--host-blocks", o.host_blocks, "of the host tier (as many as the pool has)",
+  add_count(command, "--host-blocks", o.host_blocks, "of each host tier (as many as the pool has)",
             group, 1);
   add_count(command, "--load-failures", o.load_failures,
-            "percent of the loads from the host tier that fail (0)", group, 0, 100);
+            "percent of the loads that fail (10 of those from peers, none from a host tier)", group,
+            0, 100);
   add_count(command, "--transfer-delay", o.transfer_delay,
             "steps that a load or store of the host tier takes at most (3)", group, 0, 1000);
 }
@@ -247,6 +254,8 @@ std::string ReplayOptions::contradicts_recording() const {
       {reserve_full_isl.has_value(), "--reserve-full-isl"},
       {async_scheduling.has_value(), "--async-scheduling"},
       {connector.has_value(), "--connector"},
+      {disable_hybrid_kv_cache_manager == true, "--disable-hybrid-kv-cache-manager"},
+      {disable_hybrid_kv_cache_manager == false, "--no-disable-hybrid-kv-cache-manager"},
       {faults.has_value(), "--faults"},
       {load_failure_policy.has_value(), "--kv-load-failure-policy"},
       {host_blocks.has_value(), "--host-blocks"},

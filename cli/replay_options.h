@@ -25,7 +25,7 @@ struct ReplayOptions {
       long_prefill_token_threshold;
   std::optional<std::string> engine, policy, hash_algorithm;
   std::optional<bool> enable_prefix_caching, enable_chunked_prefill, reserve_full_isl,
-      async_scheduling;
+      async_scheduling, disable_hybrid_kv_cache_manager;
   std::optional<std::string> connector, load_failure_policy;
   std::optional<std::int64_t> host_blocks;
   std::optional<std::int32_t> load_failures, transfer_delay;

@@ -135,7 +135,9 @@ Result<void> prepare_trace(const ReplayOptions& options, PreparedReplay& prepare
                                           with_commas(engine.max_model_len)));
   }
   if (Result<void> sound = check_engine(engine); !sound) return sound;
-  auto plan = plan_replay_cache(options, num_blocks, engine, prepared.chosen);
+  const auto start = start_connector(options);
+  if (!start) return tl::unexpected(start.error());
+  auto plan = plan_replay_cache(options, num_blocks, start->hybrid_groups, engine, prepared.chosen);
   if (Result<void> done = finish(options, engine, std::move(plan), prepared); !done) return done;
 
   TraceWorkloadOptions& workload = prepared.workload_options;
@@ -143,7 +145,7 @@ Result<void> prepare_trace(const ReplayOptions& options, PreparedReplay& prepare
   auto second_pass = open_limited(options);
   if (!second_pass) return tl::unexpected(second_pass.error());
   LockstepConfig& config = prepared.config;
-  if (auto read = read_connector(options, config); !read) return read;
+  if (auto done = finish_connector(options, start->connector, config); !done) return done;
   prepared.workload =
       connect(make_trace_workload(std::move(*second_pass), workload), config.connector,
               config.device.plan, config.device.context.num_ranks, workload.seed);
@@ -261,10 +263,8 @@ Result<PreparedReplay> prepare_replay(const ReplayOptions& options) {
   if (auto sound = check_cache_events(options, config.engine); !sound)
     return tl::unexpected(sound.error());
   config.draw = !options.report_path.empty();
-  if (config.connector.defect != ConnectorDefect::none &&
-      config.connector.kind != ConnectorKind::host)
-    return fail(fmt::format("mutant: {} is planted in a host tier; add --connector host",
-                            name_of(config.connector.defect)));
+  if (auto sound = check_connector(config.connector, config.device.plan); !sound)
+    return tl::unexpected(sound.error());
   const KVTransfer transfer{prepared.workload->connector(), config.connector.load_failure_policy};
   config.device.num_host_blocks = transfer.connector == nullptr
                                       ? options.staging_blocks

@@ -234,7 +234,7 @@ std::string summary_json(const ReplayOptions& options, const PreparedReplay& pre
       {"ranks", prepared.engines.size() * prepared.engines.front().ranks.size()},
       {"mutant", mutant_of(prepared.config)},
       {"seed", prepared.workload_options.seed},
-      {"connector", name_of(prepared.config.connector.kind)},
+      {"connector", connector_parts_text(prepared.config.connector.parts)},
       {"num_host_blocks", device.num_host_blocks},
   };
   if (folder != nullptr)

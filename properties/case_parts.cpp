@@ -188,16 +188,15 @@ bool has_states(const SavedCase& saved) {
   });
 }
 
-bool has_connector(const SavedCase& saved) {
-  return config_of(saved).connector.kind != ConnectorKind::none;
-}
+bool has_connector(const SavedCase& saved) { return !config_of(saved).connector.parts.empty(); }
 
 bool may_lose_blocks(const SavedCase& saved) {
   const ConnectorConfig connector = config_of(saved).connector;
   // vLLM assigns lost blocks of several groups to no request: nobody reports them.
   if (saved.cache.groups.size() != 1) return false;
-  return connector.kind == ConnectorKind::peers ||
-         (connector.kind == ConnectorKind::host && connector.load_failed_percent > 0);
+  const bool has_peers =
+      connector.has(ConnectorKind::peers) || connector.has(ConnectorKind::one_group_peers);
+  return connector.load_failed_percent.value_or(has_peers ? 1 : 0) > 0 && !connector.parts.empty();
 }
 
 void change_specs(SavedCase& saved, std::size_t group,

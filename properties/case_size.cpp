@@ -8,6 +8,7 @@
 #include <string_view>
 
 #include "properties/case_parts.h"
+#include "sim/connectors/connector_config.h"
 #include "traces/engine_options.h"
 
 namespace lockstep {
@@ -45,7 +46,10 @@ std::int64_t further_ranks(const SavedCase& saved) {
 
 std::int64_t connector_numbers(const SavedCase& saved) {
   std::int64_t sum = 0;
-  for (const auto& [name, value] : saved.settings) sum += is_connector_number(name) ? value : 0;
+  for (const auto& [name, value] : saved.settings) {
+    sum += is_connector_number(name) ? value : 0;
+    if (name == "connector") sum += std::ssize(connector_parts_from_number(value));
+  }
   return sum;
 }
 

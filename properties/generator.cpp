@@ -65,6 +65,7 @@ constexpr FeatureInfo kFeatures[] = {
     {"host_tier", 45},
     {"failing_loads", 60},
     {"load_failure_fails", 40},
+    {"several_connectors", 25},
 };
 static_assert(std::size(kFeatures) == kNumFeatures);
 
@@ -164,8 +165,12 @@ SavedCase generate_case(ChoiceSource& choices, const GeneratorOptions& options) 
     draw_device_modes(draw, with_modes);
     if (is_accepted(with_modes)) saved = std::move(with_modes);
   }
-  draw_features(choices, options, kFirstOfConnectors, kNumFeatures, draw.features);
+  constexpr auto kFirstOfFurther = Feature::several_connectors;
+  draw_features(choices, options, kFirstOfConnectors, static_cast<std::size_t>(kFirstOfFurther),
+                draw.features);
   draw_connector(draw, saved);
+  draw_features(choices, options, kFirstOfFurther, kNumFeatures, draw.features);
+  draw_further_connectors(draw, saved);
   return saved;
 }
 

@@ -75,9 +75,10 @@ enum class Feature : std::uint8_t {
   host_tier,
   failing_loads,
   load_failure_fails,
+  several_connectors,
 };
 inline constexpr std::size_t kNumFeatures =
-    static_cast<std::size_t>(Feature::load_failure_fails) + 1;
+    static_cast<std::size_t>(Feature::several_connectors) + 1;
 std::string_view name_of(Feature feature);
 
 // The features of one case: what the swarm may use.

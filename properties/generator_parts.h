@@ -33,6 +33,8 @@ void draw_ranks(Draw& draw, SavedCase& saved);
 void draw_device_modes(Draw& draw, SavedCase& saved);
 // Peers or a host tier, as settings, where the engine takes a KV connector.
 void draw_connector(Draw& draw, SavedCase& saved);
+// Where there is one: more of them, before it or behind.
+void draw_further_connectors(Draw& draw, SavedCase& saved);
 void draw_traffic(Draw& draw, SavedCase& saved);
 void draw_fault_plan(Draw& draw, SavedCase& saved);
 

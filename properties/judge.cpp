@@ -336,6 +336,8 @@ Outcome judge(const SavedCase& saved, const JudgeOptions& options) {
         {fmt::format("mutants: {} of them; a case has one at most", saved.mutants.size())});
   const LockstepConfig config = config_of(saved);
   if (auto sound = check_ranks(config); !sound) return refusal(sound.error());
+  if (auto sound = check_connector(config.connector, config.device.plan); !sound)
+    return refusal(sound.error());
   return config.data_parallel.dp_size > 1 ? judge_data_parallel(saved, config, options)
                                           : judge_one_engine(saved, config, options);
 }

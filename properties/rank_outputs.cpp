@@ -78,7 +78,7 @@ Result<OutputsByQuery> outputs_of(const SavedCase& saved, const BackendFactory& 
   LockstepConfig config = config_of(saved);
   config.budget.query_rows = kEveryQuery;
   if (auto sound = check_ranks(config); !sound) return tl::unexpected(sound.error());
-  if (config.connector.kind != ConnectorKind::none)
+  if (!config.connector.parts.empty())
     return fail("a KV connector: what ranks read of it is not asked here");
   auto decisions =
       make_reference_decisions(saved.engine, saved.cache.groups, saved.cache.num_blocks, {},

@@ -115,12 +115,12 @@ Changed without_connector(const SavedCase& saved) {
 // A connector alike in all but where things lie and when they move. What is lost is computed again.
 Changed other_host_tier(const SavedCase& saved) {
   const ConnectorConfig tier = config_of(saved).connector;
-  if (tier.kind != ConnectorKind::host) return std::nullopt;
+  if (!tier.has(ConnectorKind::host)) return std::nullopt;
   return changed(saved, [&](SavedCase& other) {
     set_setting(other, "host_blocks", tier.num_host_blocks / 2 + 3);
     set_setting(other, "transfer_delay_steps", tier.delay_steps_max == 0 ? 5 : 0);
     if (other.cache.groups.size() == 1)
-      set_setting(other, "load_failed_percent", tier.load_failed_percent == 0 ? 40 : 0);
+      set_setting(other, "load_failed_percent", tier.load_failed_percent.value_or(0) == 0 ? 40 : 0);
   });
 }
 

@@ -3,6 +3,7 @@
 
 #include "properties/case_parts.h"
 #include "properties/shrink_passes.h"
+#include "sim/connectors/connector_config.h"
 #include "traces/engine_options.h"
 
 namespace lockstep {
@@ -70,7 +71,22 @@ void lower_degrees(ShrinkTrial& trial) {
   }
 }
 
+// One part less, as often as it goes.
+void drop_connector_parts(ShrinkTrial& trial) {
+  const auto parts = [](const SavedCase& saved) {
+    return connector_parts_from_number(setting_of(saved, "connector").value_or(0));
+  };
+  for (std::size_t i = parts(trial.best()).size(); i-- > 0;)
+    trial.attempt_with([&](SavedCase& saved) {
+      std::vector<ConnectorKind> fewer = parts(saved);
+      if (fewer.size() < 2) return;
+      fewer.erase(fewer.begin() + static_cast<std::ptrdiff_t>(i));
+      set_setting(saved, "connector", connector_parts_number(fewer));
+    });
+}
+
 void lower_connector(ShrinkTrial& trial) {
+  drop_connector_parts(trial);
   for (std::size_t i = 0; i < trial.best().settings.size(); ++i) {
     if (!is_connector_number(trial.best().settings[i].first)) continue;
     trial.lower_with(

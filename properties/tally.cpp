@@ -49,6 +49,7 @@ constexpr std::string_view kNames[] = {
     "host_tier",
     "load_failure_fails",
     "connector_hybrid",
+    "multi_connector",
     "step",
     "idle_step",
     "batch_of_several",
@@ -125,7 +126,7 @@ std::vector<Reached> classes_of_connectors() {
   for (std::size_t i = 0; i < kNumReached; ++i) {
     const auto reached = static_cast<Reached>(i);
     const bool is_configuration =
-        reached >= Reached::connector_peers && reached <= Reached::connector_hybrid;
+        reached >= Reached::connector_peers && reached <= Reached::multi_connector;
     const bool is_event = reached >= Reached::external_hit && reached <= Reached::host_eviction;
     if (is_configuration || is_event) classes.push_back(reached);
   }

@@ -58,6 +58,7 @@ enum class Reached : std::uint8_t {
   host_tier,
   load_failure_fails,
   connector_hybrid,
+  multi_connector,
   // Events.
   step,
   idle_step,

@@ -6,7 +6,7 @@
 
 #include "properties/case_parts.h"
 #include "reference/page_size.h"
-#include "sim/connectors/connect.h"
+#include "sim/connectors/connector_config.h"
 
 namespace lockstep {
 namespace {
@@ -90,9 +90,11 @@ void count_engine(const SavedCase& saved, Tally& tally) {
 }
 
 void count_connector(const SavedCase& saved, Tally& tally) {
-  const auto kind = static_cast<ConnectorKind>(setting_of(saved, "connector").value_or(0));
-  if (kind == ConnectorKind::none) return;
-  tally.count(kind == ConnectorKind::host ? Reached::host_tier : Reached::connector_peers);
+  const auto parts = connector_parts_from_number(setting_of(saved, "connector").value_or(0));
+  if (parts.empty()) return;
+  if (parts.size() > 1) tally.count(Reached::multi_connector);
+  for (const ConnectorKind kind : parts)
+    tally.count(kind == ConnectorKind::host ? Reached::host_tier : Reached::connector_peers);
   if (setting_of(saved, "load_failure_fails").value_or(0) != 0)
     tally.count(Reached::load_failure_fails);
   if (saved.cache.groups.size() > 1) tally.count(Reached::connector_hybrid);

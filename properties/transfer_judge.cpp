@@ -120,10 +120,8 @@ TransferOutcome judge_holds(const TransferCase& transfer, std::string_view defec
 }
 
 TransferOutcome judge_connectors(const MultiConnectorConfig& config, std::string_view defect) {
-  const MultiConnectorDefect planted = defect == "hma-any" ? MultiConnectorDefect::hma_any
-                                       : defect == "hma-before-config"
-                                           ? MultiConnectorDefect::hma_before_config
-                                           : MultiConnectorDefect::none;
+  const MultiConnectorDefect planted =
+      multi_connector_defect_from_name(defect).value_or(MultiConnectorDefect::none);
   const Result<MultiConnectorSetup> setup = set_up_connectors(config, planted);
   if (!setup) return {"connector.start", setup.error().message};
   for (const ConnectorClass& part : setup->connectors)

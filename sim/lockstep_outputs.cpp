@@ -94,6 +94,7 @@ void LockstepLoop::plan_transfers(const SchedulerOutput& decision) {
   if (workload_.transfers() == nullptr) return;
   transfers_.clear();
   for (const HeldRequest& held : decisions_.held()) transfers_.held.push_back(held.id);
+  transfers_.lost = connector_report_.invalid_block_ids;
   workload_.transfers()->plan({.decision = decision,
                                .decisions = decisions_,
                                .report = connector_report_,

@@ -40,9 +40,9 @@ struct Settings {
   std::int64_t enforce_eager = 0;
   std::int64_t cp_interleave = 1;
   std::int64_t draft_acceptance_percent = 60;
-  std::int64_t connector = 0;  // a ConnectorKind
+  std::int64_t connector = 0;  // its parts, a digit each
   std::int64_t host_blocks = 0;
-  std::int64_t load_failed_percent = 0;
+  std::int64_t load_failed_percent = -1;  // the connector's own
   std::int64_t transfer_delay_steps = 3;
   std::int64_t load_failure_fails = 0;
 
@@ -84,11 +84,12 @@ bool fails_requests(const ConnectorConfig& connector) {
 }
 
 ConnectorConfig connector_of(const Settings& settings) {
-  return {.kind = settings.connector == 2   ? ConnectorKind::host
-                  : settings.connector == 1 ? ConnectorKind::peers
-                                            : ConnectorKind::none,
+  std::optional<std::int32_t> failed;
+  if (settings.load_failed_percent >= 0)
+    failed = static_cast<std::int32_t>(settings.load_failed_percent);
+  return {.parts = connector_parts_from_number(settings.connector),
           .num_host_blocks = settings.host_blocks,
-          .load_failed_percent = static_cast<std::int32_t>(settings.load_failed_percent),
+          .load_failed_percent = failed,
           .delay_steps_max = static_cast<std::int32_t>(settings.transfer_delay_steps),
           .load_failure_policy = settings.load_failure_fails != 0 ? KVLoadFailurePolicy::fail
                                                                   : KVLoadFailurePolicy::recompute};
@@ -138,9 +139,9 @@ SavedCase save_case(std::string name, const LockstepConfig& config,
                     .enforce_eager = config.data_parallel.enforce_eager ? 1 : 0,
                     .cp_interleave = config.device.context.interleave,
                     .draft_acceptance_percent = options.draft_acceptance_percent,
-                    .connector = static_cast<std::int64_t>(config.connector.kind),
+                    .connector = connector_parts_number(config.connector.parts),
                     .host_blocks = config.connector.num_host_blocks,
-                    .load_failed_percent = config.connector.load_failed_percent,
+                    .load_failed_percent = config.connector.load_failed_percent.value_or(-1),
                     .transfer_delay_steps = config.connector.delay_steps_max,
                     .load_failure_fails = fails_requests(config.connector) ? 1 : 0};
   for (const auto& [key, value] : settings.by_name()) saved.settings.emplace_back(key, *value);
@@ -181,7 +182,7 @@ LockstepConfig config_of(const SavedCase& saved) {
   config.device.check = check_mode_of(saved.check);
   config.device.seed = saved.seed;
   config.connector = connector_of(settings);
-  const bool is_connected = config.connector.kind != ConnectorKind::none;
+  const bool is_connected = !config.connector.parts.empty();
   if (saved.recording && saved.recording->header.connector)
     config.connector.load_failure_policy =
         kv_transfer(saved.recording->header, nullptr).kv_load_failure_policy;
@@ -194,6 +195,8 @@ LockstepConfig config_of(const SavedCase& saved) {
 std::string mutant_of(const LockstepConfig& config) {
   if (config.connector.defect != ConnectorDefect::none)
     return std::string(name_of(config.connector.defect));
+  if (config.connector.setup_defect != MultiConnectorDefect::none)
+    return std::string(name_of(config.connector.setup_defect));
   if (config.scheduler_defect != SchedulerDefect::none)
     return std::string(name_of(config.scheduler_defect));
   if (config.data_parallel.defect != DataParallelDefect::none)
@@ -208,6 +211,8 @@ void plant(LockstepConfig& config, const std::string& mutant) {
     config.scheduler_defect = *defect;
   else if (const auto planted = connector_defect_from_name(mutant))
     config.connector.defect = *planted;
+  else if (const auto of_start = multi_connector_defect_from_name(mutant))
+    config.connector.setup_defect = *of_start;
   else if (const auto of_ranks = data_parallel_defect_from_name(mutant))
     config.data_parallel.defect = *of_ranks;
   else if (const auto of_files = hidden_state_defect_from_name(mutant))

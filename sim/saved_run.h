@@ -4,8 +4,9 @@
 // queries_per_kv, num_streams, delay_streams, tensor_parallel_size, pipeline_parallel_size,
 // data_parallel_size, enforce_eager (0 or 1), cp_kv_cache_interleave_size, step_base_ns,
 // step_token_ns, draft_acceptance_percent; block_order, the seed of free_order_of(); of a
-// connector: connector (0 none, 1 peers, 2 a host tier), host_blocks, load_failed_percent,
-// transfer_delay_steps, load_failure_fails. An absent one has its default.
+// connector: connector (0 none; a digit a part, in order: 1 peers, 2 a host tier, 3 peers of one
+// group), host_blocks, load_failed_percent (-1: as each part does by itself), transfer_delay_steps,
+// load_failure_fails. An absent one has its default.
 #pragma once
 
 #include <memory>
@@ -27,7 +28,8 @@ SavedCase save_case(std::string name, const LockstepConfig& config,
 void keep_records(Trace& trace, std::int64_t count);
 
 LockstepConfig config_of(const SavedCase& saved);
-// Plants the defect of that name where it belongs: in the scheduler, in the connector, in data
+// Plants the defect of that name where it belongs: in the scheduler, in a connector or its start, in
+// data
 // parallel ranks, in files of hidden states, or else in the backend, which refuses names that it
 // does not know.
 void plant(LockstepConfig& config, const std::string& mutant);

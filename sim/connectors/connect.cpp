@@ -1,22 +1,77 @@
 #include "sim/connectors/connect.h"
 
 #include <numeric>
+#include <optional>
 #include <utility>
+#include <vector>
 
 #include "reference/check.h"
+#include "reference/token_run.h"
+#include "sim/connectors/multi_transfers.h"
 #include "sim/connectors/peer_transfers.h"
 
 namespace lockstep {
 namespace {
 
-class ConnectedWorkload : public Workload {
+// A connector and what it moves.
+class Part {
  public:
-  ConnectedWorkload(std::unique_ptr<Workload> inner, WorkerConnector& connector)
-      : inner_(std::move(inner)), connector_(connector) {}
+  virtual ~Part() = default;
+  virtual TransferPart pointers() = 0;
+  // There are others, which load too.
+  virtual void join(const MultiTransfers&) {}
+};
+using Parts = std::vector<std::unique_ptr<Part>>;
 
+class PeerPart final : public Part {
+ public:
+  PeerPart(const SimulatedConnectorOptions& options, bool takes_several_groups,
+           std::int64_t num_host_blocks)
+      : workers_(options),
+        peers_(workers_, takes_several_groups),
+        num_host_blocks_(num_host_blocks) {}
+  TransferPart pointers() override { return {&peers_, &workers_, &peers_, num_host_blocks_}; }
+  void join(const MultiTransfers& all) override {
+    workers_.ask_about_loads([&all](RequestId request) { return all.is_loading(request); });
+  }
+
+ private:
+  SimulatedConnector workers_;
+  PeerTransfers peers_;
+  const std::int64_t num_host_blocks_;
+};
+
+class HostPart final : public Part {
+ public:
+  HostPart(const OffloadOptions& options, const KVCacheConfig& plan, std::int32_t num_ranks)
+      : tier_(options, plan, num_ranks), num_host_blocks_(options.num_host_blocks) {}
+  TransferPart pointers() override { return {&tier_, &tier_, &tier_, num_host_blocks_}; }
+
+ private:
+  OffloadConnector tier_;
+  const std::int64_t num_host_blocks_;
+};
+
+class ConnectedWorkload final : public Workload {
+ public:
+  // REQUIRES: at least one part.
+  ConnectedWorkload(std::unique_ptr<Workload> inner, Parts parts)
+      : inner_(std::move(inner)), parts_(std::move(parts)) {
+    LS_CHECK(!parts_.empty(), "{} parts of a connector", parts_.size());
+    used_ = parts_.front()->pointers();
+    if (parts_.size() == 1) return;
+    std::vector<TransferPart> pointers;
+    for (const auto& part : parts_) pointers.push_back(part->pointers());
+    MultiTransfers& all = all_.emplace(std::move(pointers));
+    for (const auto& part : parts_) part->join(all);
+    used_ = {&all, &all, &all, 0};
+  }
+
+  KVConnector* connector() override { return used_.connector; }
+  TransferPlanner* transfers() override { return used_.transfers; }
   Result<void> connector_report(KVConnectorOutput& report) override {
-    was_busy_ = connector_.is_busy();
-    report = connector_.report();
+    was_busy_ = used_.workers->is_busy();
+    report = used_.workers->report();
     return {};
   }
   Result<Turn> next_turn(const LoopState& state, std::vector<WorkloadEvent>& events) override {
@@ -45,85 +100,63 @@ class ConnectedWorkload : public Workload {
 
  private:
   std::unique_ptr<Workload> inner_;
-  WorkerConnector& connector_;
+  const Parts parts_;
+  std::optional<MultiTransfers> all_;  // of several parts
+  TransferPart used_;                  // the only part, or all of them
   bool was_busy_ = false;
 };
 
-class PeerWorkload final : public ConnectedWorkload {
- public:
-  PeerWorkload(std::unique_ptr<Workload> inner, const SimulatedConnectorOptions& options)
-      : ConnectedWorkload(std::move(inner), connector_), connector_(options), peers_(connector_) {}
-  KVConnector* connector() override { return &peers_; }
-  TransferPlanner* transfers() override { return &peers_; }
+SimulatedConnectorOptions peers_of(const ConnectorConfig& connector, const KVCacheConfig& plan,
+                                   std::int32_t num_ranks, std::uint64_t seed) {
+  SimulatedConnectorOptions options;
+  options.seed = seed;
+  if (connector.load_failed_percent) {
+    options.lossy_percent = *connector.load_failed_percent;
+    if (options.lossy_percent == 0) options.dead_percent = 0;
+  }
+  options.num_groups = static_cast<std::int32_t>(plan.groups.size());
+  options.block_size = 1;
+  for (const KVCacheGroupSpec& group : plan.groups)
+    options.block_size =
+        std::lcm(options.block_size, static_cast<std::int32_t>(group.spec.block_size) * num_ranks);
+  return options;
+}
 
- private:
-  SimulatedConnector connector_;
-  PeerTransfers peers_;
-};
-
-class HostWorkload final : public ConnectedWorkload {
- public:
-  HostWorkload(std::unique_ptr<Workload> inner, const OffloadOptions& options,
-               const KVCacheConfig& plan, std::int32_t num_ranks)
-      : ConnectedWorkload(std::move(inner), connector_), connector_(options, plan, num_ranks) {}
-  KVConnector* connector() override { return &connector_; }
-  TransferPlanner* transfers() override { return &connector_; }
-
- private:
-  OffloadConnector connector_;
-};
+std::unique_ptr<Part> make_part(ConnectorKind kind, const ConnectorConfig& connector,
+                                const KVCacheConfig& plan, std::int32_t num_ranks,
+                                std::uint64_t seed) {
+  if (kind == ConnectorKind::host)
+    return std::make_unique<HostPart>(
+        OffloadOptions{.seed = seed,
+                       .num_host_blocks = connector.num_host_blocks,
+                       .delay_steps_max = connector.delay_steps_max,
+                       .failed_percent = connector.load_failed_percent.value_or(0),
+                       .defect = connector.defect},
+        plan, num_ranks);
+  return std::make_unique<PeerPart>(peers_of(connector, plan, num_ranks, seed),
+                                    class_of(kind).supports_hybrid_groups,
+                                    num_host_blocks(kind, connector, plan));
+}
 
 }  // namespace
 
-std::string_view name_of(ConnectorKind kind) {
-  switch (kind) {
-    case ConnectorKind::none:
-      return "none";
-    case ConnectorKind::peers:
-      return "peers";
-    case ConnectorKind::host:
-      return "host";
-  }
-  LS_CHECK(false, "connector kind {}", static_cast<int>(kind));
-}
-
-std::int64_t num_host_blocks(const ConnectorConfig& connector, const KVCacheConfig& plan) {
-  return connector.kind == ConnectorKind::host ? connector.num_host_blocks : plan.num_blocks;
-}
-
 std::unique_ptr<Workload> connect_peers(std::unique_ptr<Workload> inner,
                                         const SimulatedConnectorOptions& options) {
-  return std::make_unique<PeerWorkload>(std::move(inner), options);
+  Parts parts;
+  parts.push_back(std::make_unique<PeerPart>(options, true, 0));
+  return std::make_unique<ConnectedWorkload>(std::move(inner), std::move(parts));
 }
 
 std::unique_ptr<Workload> connect(std::unique_ptr<Workload> inner, const ConnectorConfig& connector,
                                   const KVCacheConfig& plan, std::int32_t num_ranks,
                                   std::uint64_t seed) {
-  switch (connector.kind) {
-    case ConnectorKind::none:
-      return inner;
-    case ConnectorKind::host:
-      return std::make_unique<HostWorkload>(
-          std::move(inner),
-          OffloadOptions{.seed = seed,
-                         .num_host_blocks = connector.num_host_blocks,
-                         .delay_steps_max = connector.delay_steps_max,
-                         .failed_percent = connector.load_failed_percent,
-                         .defect = connector.defect},
-          plan, num_ranks);
-    case ConnectorKind::peers: {
-      SimulatedConnectorOptions options;
-      options.seed = seed;
-      if (connector.load_failed_percent > 0) options.lossy_percent = connector.load_failed_percent;
-      options.num_groups = static_cast<std::int32_t>(plan.groups.size());
-      options.block_size = 1;
-      for (const KVCacheGroupSpec& group : plan.groups)
-        options.block_size = std::lcm(options.block_size,
-                                      static_cast<std::int32_t>(group.spec.block_size) * num_ranks);
-      return connect_peers(std::move(inner), options);
-    }
-  }
-  LS_CHECK(false, "connector kind {}", static_cast<int>(connector.kind));
+  if (connector.parts.empty()) return inner;
+  Parts parts;
+  // Each draws from a seed of its own; the first, or only one, from that of the run.
+  for (const ConnectorKind kind : connector.parts)
+    parts.push_back(make_part(kind, connector, plan, num_ranks,
+                              parts.empty() ? seed : splitmix64(seed + parts.size())));
+  return std::make_unique<ConnectedWorkload>(std::move(inner), std::move(parts));
 }
 
 }  // namespace lockstep

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <utility>
 
 #include "reference/check.h"
 
@@ -15,6 +16,11 @@ const ConnectorClass& offloading_connector() {
   return offloading;
 }
 
+constexpr std::array kDefects = std::to_array<std::pair<MultiConnectorDefect, std::string_view>>({
+    {MultiConnectorDefect::hma_any, "hma-any"},
+    {MultiConnectorDefect::hma_before_config, "hma-before-config"},
+});
+
 // One that is known, and supports several groups if all of `connectors` do.
 Result<bool> all_support_hybrid_groups(const std::vector<ConnectorClass>& connectors,
                                        MultiConnectorDefect defect) {
@@ -25,6 +31,18 @@ Result<bool> all_support_hybrid_groups(const std::vector<ConnectorClass>& connec
 }
 
 }  // namespace
+
+std::optional<MultiConnectorDefect> multi_connector_defect_from_name(std::string_view name) {
+  for (const auto& [defect, known] : kDefects)
+    if (known == name) return defect;
+  return std::nullopt;
+}
+
+std::string_view name_of(MultiConnectorDefect defect) {
+  for (const auto& [known, name] : kDefects)
+    if (known == defect) return name;
+  return {};
+}
 
 std::span<const ConnectorClass> connector_classes() {
   static const std::array classes = std::to_array<ConnectorClass>({
@@ -79,7 +97,7 @@ ExternalHit MultiConnector::get_num_new_matched_tokens(const ExternalQuery& quer
     if (!hit.num_tokens) return hit;
     if (*chosen.num_tokens > 0 || *hit.num_tokens == 0) continue;
     chosen = hit;
-    loads_from_[query.request] = i;
+    loads_from_[query.request] = {i, hit.is_async};
   }
   return chosen;
 }
@@ -87,8 +105,12 @@ ExternalHit MultiConnector::get_num_new_matched_tokens(const ExternalQuery& quer
 void MultiConnector::update_state_after_alloc(RequestId request, std::span<const BlockId> blocks,
                                               std::int32_t num_external_tokens) {
   const auto loads_from = loads_from_.find(request);
+  if (num_external_tokens > 0) {
+    LS_CHECK(loads_from != loads_from_.end(), "request {} loads unasked", index_of(request));
+    (loads_from->second.is_async ? loading_ : loads_in_step_).insert(request);
+  }
   for (std::size_t i = 0; i < parts_.size(); ++i) {
-    if (loads_from != loads_from_.end() && loads_from->second == i)
+    if (loads_from != loads_from_.end() && loads_from->second.part == i)
       parts_[i]->update_state_after_alloc(request, blocks, num_external_tokens);
     else
       parts_[i]->update_state_after_alloc(request, {}, 0);
@@ -100,6 +122,7 @@ bool MultiConnector::request_finished(RequestId request, std::string_view name) 
   for (KVConnector* part : parts_) num_sends += part->request_finished(request, name) ? 1 : 0;
   if (num_sends > 1) sends_to_come_[request] = num_sends - 1;
   loads_from_.erase(request);
+  num_frees_delayed_ += num_sends > 0 ? 1 : 0;
   return num_sends > 0;
 }
 
@@ -107,9 +130,14 @@ KVConnectorOutput MultiConnector::merge(std::span<const KVConnectorOutput> repor
   LS_CHECK(reports.size() == parts_.size(), "{} reports of {} parts", reports.size(),
            parts_.size());
   KVConnectorOutput merged;
+  loaded_ = std::exchange(loads_in_step_, {});
   for (const KVConnectorOutput& report : reports) {
     merged.finished_recving.insert(merged.finished_recving.end(), report.finished_recving.begin(),
                                    report.finished_recving.end());
+    for (const RequestId request : report.finished_recving) {
+      loading_.erase(request);
+      loaded_.insert(request);
+    }
     merged.invalid_block_ids.insert(merged.invalid_block_ids.end(),
                                     report.invalid_block_ids.begin(),
                                     report.invalid_block_ids.end());

@@ -7,13 +7,17 @@
 // (2) Every part hears of every allocation; those that do not load hear of no tokens.
 // (3) Blocks are kept while any part sends them, and reported in finished_sending once, when the
 //     last part has.
-// (4) Several KV cache groups are handed to connectors only if every part supports them; that is
+// (4) While a load into the blocks of a request is under way, or one has ended with the last report,
+//     is_loading() says so: vLLM takes blocks back once, so that a part that would keep them for a
+//     sending has to know.
+// (5) Several KV cache groups are handed to connectors only if every part supports them; that is
 //     asked when all connectors are known, also the one that an offloading backend brings.
 #pragma once
 
 #include <cstdint>
 #include <map>
 #include <optional>
+#include <set>
 #include <span>
 #include <string>
 #include <string_view>
@@ -26,6 +30,8 @@ namespace lockstep {
 
 // Mistakes that can be planted here; docs/mutants.md tells their stories.
 enum class MultiConnectorDefect : std::uint8_t { none, hma_any, hma_before_config };
+std::optional<MultiConnectorDefect> multi_connector_defect_from_name(std::string_view name);
+std::string_view name_of(MultiConnectorDefect defect);  // none: empty
 
 struct ConnectorClass {
   std::string name;
@@ -65,10 +71,24 @@ class MultiConnector final : public KVConnector {
   // order.
   KVConnectorOutput merge(std::span<const KVConnectorOutput> reports);
 
+  bool is_loading(RequestId request) const {
+    return loading_.contains(request) || loaded_.contains(request);
+  }
+  std::int64_t num_frees_delayed() const { return num_frees_delayed_; }
+
  private:
+  struct Chosen {
+    std::size_t part = 0;  // that had tokens
+    bool is_async = false;
+  };
+
   const std::vector<KVConnector*> parts_;
-  std::map<RequestId, std::size_t> loads_from_;      // the part that had tokens
+  std::map<RequestId, Chosen> loads_from_;
+  std::set<RequestId> loading_;  // longer than a step
+  std::set<RequestId> loads_in_step_;
+  std::set<RequestId> loaded_;                       // with the last report
   std::map<RequestId, std::int32_t> sends_to_come_;  // beyond the first, of those several send
+  std::int64_t num_frees_delayed_ = 0;
 };
 
 }  // namespace lockstep

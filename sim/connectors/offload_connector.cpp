@@ -169,7 +169,6 @@ KVConnectorOutput OffloadConnector::report() {
 }
 
 void OffloadConnector::plan(const DecidedStep& step, StepTransfers& transfers) {
-  transfers.lost = step.report.invalid_block_ids;
   for (Load& load : loads_)
     if (!load.has_begun) begin(step, load, transfers);
   std::erase_if(loads_, [&](const Load& load) {

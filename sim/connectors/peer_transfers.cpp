@@ -53,9 +53,8 @@ bool PeerTransfers::request_finished(RequestId request, std::string_view name) {
 
 void PeerTransfers::plan(const DecidedStep& step, StepTransfers& transfers) {
   lost_.insert(step.report.invalid_block_ids.begin(), step.report.invalid_block_ids.end());
-  transfers.lost = step.report.invalid_block_ids;
   for (const Load& load : std::exchange(begun_, {})) {
-    const auto blocks = blocks_of(step, load.request, load.first, load.last);
+    const auto blocks = moved(blocks_of(step, load.request, load.first, load.last));
     transfers.begun.insert(transfers.begun.end(), blocks.begin(), blocks.end());
     if (load.is_async)
       loading_[load.request] = blocks;
@@ -67,6 +66,12 @@ void PeerTransfers::plan(const DecidedStep& step, StepTransfers& transfers) {
   if (loading_.empty()) lost_.clear();
   for (const RequestId request : step.report.finished_sending) send(step, request, transfers);
   transfers.num_frees_delayed = num_frees_delayed_;
+}
+
+std::vector<BlockTransfer> PeerTransfers::moved(std::vector<BlockTransfer> blocks) const {
+  if (!takes_several_groups_)
+    std::erase_if(blocks, [](const BlockTransfer& block) { return block.group != 0; });
+  return blocks;
 }
 
 void PeerTransfers::carry_out(const std::vector<BlockTransfer>& blocks, StepTransfers& transfers) {
@@ -83,7 +88,7 @@ void PeerTransfers::send(const DecidedStep& step, RequestId request, StepTransfe
   // Drafts may be counted as computed where a client has left while the step was in flight.
   const std::int64_t known =
       std::min(step.decisions.num_computed_tokens(request), step.decisions.num_tokens(request));
-  for (BlockTransfer block : blocks_of(step, request, 0, known)) {
+  for (BlockTransfer block : moved(blocks_of(step, request, 0, known))) {
     if (std::ranges::count(transfers.stores, block.block, &BlockTransfer::block) > 0) continue;
     block.host = HostBlockId{index_of(block.block)};
     transfers.stores.push_back(block);

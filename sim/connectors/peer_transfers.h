@@ -5,7 +5,8 @@
 //     that it is over. Blocks that are reported invalid are not loaded.
 // (2) What a request sends is stored in the step whose report says that it has been sent: the last
 //     one in which its blocks are its own.
-// (3) A block's place in the host tier has its own number, so the tier is as large as the pool.
+// (3) Peers that take one KV cache group move blocks of the first, whatever there is.
+// (4) A block's place in the host tier has its own number, so the tier is as large as the pool.
 #pragma once
 
 #include <map>
@@ -20,7 +21,8 @@ namespace lockstep {
 class PeerTransfers final : public KVConnector, public TransferPlanner {
  public:
   // `connector` outlives this.
-  explicit PeerTransfers(KVConnector& connector) : connector_(connector) {}
+  explicit PeerTransfers(KVConnector& connector, bool takes_several_groups = true)
+      : connector_(connector), takes_several_groups_(takes_several_groups) {}
 
   ExternalHit get_num_new_matched_tokens(const ExternalQuery& query) override;
   void update_state_after_alloc(RequestId request, std::span<const BlockId> blocks,
@@ -38,10 +40,12 @@ class PeerTransfers final : public KVConnector, public TransferPlanner {
     std::int64_t first = 0, last = 0;  // tokens
     bool is_async = false;
   };
+  std::vector<BlockTransfer> moved(std::vector<BlockTransfer> blocks) const;
   void carry_out(const std::vector<BlockTransfer>& blocks, StepTransfers& transfers);
   void send(const DecidedStep& step, RequestId request, StepTransfers& transfers);
 
   KVConnector& connector_;
+  const bool takes_several_groups_;
   std::map<RequestId, Load> asked_;  // the last question of each
   std::vector<Load> begun_;          // since the last plan
   std::map<RequestId, std::vector<BlockTransfer>> loading_;

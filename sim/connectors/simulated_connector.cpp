@@ -73,6 +73,7 @@ bool SimulatedConnector::request_finished(RequestId request, std::string_view na
   asked_.erase(request);
   // The engine fails requests before it takes note of loads that the same report says are over.
   const bool is_loading = std::ranges::find(reported_, request) != reported_.end() ||
+                          (loads_elsewhere_ && loads_elsewhere_(request)) ||
                           std::ranges::any_of(transfers_, [&](const Transfer& transfer) {
                             return transfer.request == request && transfer.is_load;
                           });

@@ -7,10 +7,11 @@
 // (3) Every load and every sending ends: a peer that is dead is noticed after `timeout_steps`, and
 //     none of what it should have sent has arrived.
 // (4) A request in whose blocks a load is under way when it finishes is not sent, nor is one whose
-//     load within the step has lost blocks.
+//     load within the step has lost blocks. Of loads by other connectors it has to be told.
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <span>
 #include <string>
@@ -38,6 +39,11 @@ struct SimulatedConnectorOptions {
 class SimulatedConnector final : public WorkerConnector {
  public:
   explicit SimulatedConnector(const SimulatedConnectorOptions& options) : options_(options) {}
+
+  // Asked of a request that finishes: another connector loads into its blocks.
+  void ask_about_loads(std::function<bool(RequestId)> loads_elsewhere) {
+    loads_elsewhere_ = std::move(loads_elsewhere);
+  }
 
   ExternalHit get_num_new_matched_tokens(const ExternalQuery& query) override;
   void update_state_after_alloc(RequestId request, std::span<const BlockId> blocks,
@@ -68,6 +74,7 @@ class SimulatedConnector final : public WorkerConnector {
   Knowledge& knowledge_of(const ExternalQuery& query);
 
   SimulatedConnectorOptions options_;
+  std::function<bool(RequestId)> loads_elsewhere_;  // null: there is no other connector
   std::int64_t step_ = 0;
   bool owes_answer_ = false;
   std::map<std::string, Knowledge, std::less<>> known_;

@@ -49,14 +49,14 @@ struct StepTransfers {
 struct DecidedStep {
   const SchedulerOutput& decision;
   const DecisionSource& decisions;
-  const KVConnectorOutput& report;
+  const KVConnectorOutput& report;             // of the planner's own workers
   std::span<const std::int64_t> block_tokens;  // per group, that an entry of a table stands for
 };
 
 class TransferPlanner {
  public:
   virtual ~TransferPlanner() = default;
-  // Appends to `transfers`, all but `held`.
+  // Appends to `transfers`, all but `held` and `lost`, which are there.
   virtual void plan(const DecidedStep& step, StepTransfers& transfers) = 0;
 };
 

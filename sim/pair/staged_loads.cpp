@@ -35,9 +35,8 @@ void StagedLoads::report(KVConnectorOutput& report) {
   }
 }
 
-void StagedLoads::plan(const DecidedStep& step, StepTransfers& transfers) {
+void StagedLoads::plan(const DecidedStep&, StepTransfers& transfers) {
   transfers.begun = std::exchange(begun_, {});
-  transfers.lost = step.report.invalid_block_ids;
   for (std::size_t host = 0; host < chosen_.size(); ++host) {
     auto& [block, bytes] = chosen_[host];
     block.host = HostBlockId{static_cast<std::int32_t>(host)};

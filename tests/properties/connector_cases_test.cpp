@@ -35,14 +35,18 @@ GeneratorOptions beside_any(std::string backend = "none") {
 
 TEST(ConnectorCases, have_peers_and_host_tiers_and_every_policy) {
   std::set<std::pair<ConnectorKind, KVLoadFailurePolicy>> seen;
+  std::set<std::size_t> num_parts;
   for (std::uint64_t seed = 1; seed <= 200; ++seed) {
     const SavedCase saved = generate_case(seed, beside_any());
     const ConnectorConfig connector = config_of(saved).connector;
-    ASSERT_NE(connector.kind, ConnectorKind::none) << seed;
-    seen.emplace(connector.kind, connector.load_failure_policy);
-    EXPECT_TRUE(connector.load_failed_percent == 0 || saved.cache.groups.size() == 1) << seed;
+    ASSERT_FALSE(connector.parts.empty()) << seed;
+    for (const ConnectorKind kind : connector.parts)
+      seen.emplace(kind, connector.load_failure_policy);
+    num_parts.insert(connector.parts.size());
+    EXPECT_TRUE(check_connector(connector, saved.cache)) << seed;
   }
-  EXPECT_EQ(seen.size(), 4u);
+  EXPECT_EQ(seen.size(), 6u);
+  EXPECT_EQ(num_parts, (std::set<std::size_t>{1, 2, 3}));
 }
 
 TEST(ConnectorCases, are_not_drawn_where_the_engine_takes_no_connector) {

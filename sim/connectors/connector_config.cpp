@@ -1,0 +1,144 @@
+#include "sim/connectors/connector_config.h"
+
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <array>
+#include <utility>
+
+#include "reference/check.h"
+
+namespace lockstep {
+namespace {
+
+constexpr std::array kKinds = std::to_array<std::pair<ConnectorKind, std::string_view>>({
+    {ConnectorKind::peers, "peers"},
+    {ConnectorKind::host, "host"},
+    {ConnectorKind::one_group_peers, "one-group-peers"},
+});
+
+bool is_kind(ConnectorKind kind) {
+  return std::ranges::any_of(kKinds, [=](const auto& known) { return known.first == kind; });
+}
+
+std::optional<ConnectorKind> kind_from_name(std::string_view name) {
+  for (const auto& [kind, known] : kKinds)
+    if (known == name) return kind;
+  return std::nullopt;
+}
+
+// One that says what it lacks.
+Result<void> check_defects(const ConnectorConfig& connector, const KVCacheConfig& plan) {
+  if (connector.defect != ConnectorDefect::none && !connector.has(ConnectorKind::host))
+    return fail(fmt::format("mutant: {} is planted in a host tier; add --connector host",
+                            name_of(connector.defect)));
+  if (connector.setup_defect == MultiConnectorDefect::none) return {};
+  const bool shows = connector.setup_defect == MultiConnectorDefect::hma_any &&
+                     connector.has(ConnectorKind::one_group_peers) && plan.groups.size() > 1;
+  if (shows) return {};
+  return fail(fmt::format(
+      "mutant: {} changes nothing here; it is planted in how an engine starts that has {}",
+      name_of(connector.setup_defect),
+      connector.setup_defect == MultiConnectorDefect::hma_any
+          ? "several KV cache groups (--model) and --connector one-group-peers+host"
+          : "--connector host alone"));
+}
+
+}  // namespace
+
+std::string_view name_of(ConnectorKind kind) {
+  for (const auto& [known, name] : kKinds)
+    if (known == kind) return name;
+  LS_CHECK(false, "connector kind {}", static_cast<int>(kind));
+}
+
+ConnectorClass class_of(ConnectorKind kind) {
+  return {.name = kind == ConnectorKind::host ? "OffloadingConnector" : std::string(name_of(kind)),
+          .supports_hybrid_groups = kind != ConnectorKind::one_group_peers};
+}
+
+bool ConnectorConfig::has(ConnectorKind kind) const {
+  return std::ranges::find(parts, kind) != parts.end();
+}
+
+std::optional<std::vector<ConnectorKind>> connector_parts_from_text(std::string_view text) {
+  std::vector<ConnectorKind> parts;
+  for (;;) {
+    const std::size_t end = std::min(text.find('+'), text.size());
+    const auto kind = kind_from_name(text.substr(0, end));
+    if (!kind || parts.size() == kConnectorPartsMax) return std::nullopt;
+    parts.push_back(*kind);
+    if (end == text.size()) return parts;
+    text.remove_prefix(end + 1);
+  }
+}
+
+std::string connector_parts_text(const std::vector<ConnectorKind>& parts) {
+  std::string text;
+  for (const ConnectorKind kind : parts)
+    text += fmt::format("{}{}", text.empty() ? "" : "+", name_of(kind));
+  return text.empty() ? "none" : text;
+}
+
+std::vector<ConnectorKind> connector_parts_from_number(std::int64_t number) {
+  std::vector<ConnectorKind> parts;
+  for (std::int64_t left = number; left != 0; left /= 10)
+    parts.push_back(static_cast<ConnectorKind>(left < 0 ? 0 : left % 10));
+  std::ranges::reverse(parts);
+  return parts;
+}
+
+std::int64_t connector_parts_number(const std::vector<ConnectorKind>& parts) {
+  std::int64_t number = 0;
+  for (const ConnectorKind kind : parts) number = 10 * number + static_cast<std::int64_t>(kind);
+  return number;
+}
+
+// A host tier alone is what the engine's own offloading sets up; nobody names its connector.
+Result<bool> hybrid_groups_of(const ConnectorConfig& connector, std::optional<bool> hybrid_groups) {
+  MultiConnectorConfig config{.connectors = {}, .offloads = false, .hybrid_groups = hybrid_groups};
+  if (connector.parts == std::vector{ConnectorKind::host})
+    config.offloads = true;
+  else
+    for (const ConnectorKind kind : connector.parts) config.connectors.push_back(class_of(kind));
+  const auto setup = set_up_connectors(config, connector.setup_defect);
+  if (!setup) return tl::unexpected(setup.error());
+  return setup->hybrid_groups && hybrid_groups.value_or(true);
+}
+
+Result<void> check_connector(const ConnectorConfig& connector, const KVCacheConfig& plan) {
+  if (connector.parts.size() > kConnectorPartsMax)
+    return fail(fmt::format("connector: {} parts; expected {} at most", connector.parts.size(),
+                            kConnectorPartsMax));
+  for (const ConnectorKind kind : connector.parts)
+    if (!is_kind(kind))
+      return fail(fmt::format(
+          "connector: there is no part {}; expected 1 (peers), 2 (host) or 3 (one-group-peers)",
+          static_cast<int>(kind)));
+  if (connector.load_failed_percent.value_or(0) > 0 && plan.groups.size() != 1)
+    return fail(
+        "--load-failures (load_failed_percent): vLLM assigns lost blocks of several KV cache "
+        "groups to no request; give "
+        "a cache of one group");
+  if (auto sound = check_defects(connector, plan); !sound) return sound;
+  if (connector.has(ConnectorKind::one_group_peers) && plan.groups.size() > 1 &&
+      connector.setup_defect != MultiConnectorDefect::hma_any)
+    return fail(fmt::format("connector: one-group-peers take one KV cache group, and there are {}",
+                            plan.groups.size()));
+  return {};
+}
+
+std::int64_t num_host_blocks(ConnectorKind kind, const ConnectorConfig& connector,
+                             const KVCacheConfig& plan) {
+  return kind == ConnectorKind::host ? connector.num_host_blocks : plan.num_blocks;
+}
+
+// A connector that is not of this configuration, a recorded one, has unknown peers.
+std::int64_t num_host_blocks(const ConnectorConfig& connector, const KVCacheConfig& plan) {
+  if (connector.parts.empty()) return plan.num_blocks;
+  std::int64_t sum = 0;
+  for (const ConnectorKind kind : connector.parts) sum += num_host_blocks(kind, connector, plan);
+  return sum;
+}
+
+}  // namespace lockstep

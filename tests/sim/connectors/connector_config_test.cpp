@@ -1,0 +1,95 @@
+// Which connectors an engine has: as text, as the number of a saved case, and what is refused.
+#include "sim/connectors/connector_config.h"
+
+#include <gtest/gtest.h>
+
+#include "tests/sim/world.h"
+
+namespace lockstep {
+namespace {
+
+using enum ConnectorKind;
+using Parts = std::vector<ConnectorKind>;
+
+const KVCacheConfig& one_group() {
+  static const KVCacheConfig plan = *plan_for_groups({make_group("a", 1, full_spec())}, 8);
+  return plan;
+}
+const KVCacheConfig& two_groups() {
+  static const KVCacheConfig plan =
+      *plan_for_groups({make_group("a", 1, full_spec()), make_group("w", 1, sliding_spec(40))}, 8);
+  return plan;
+}
+
+TEST(ConnectorConfig, parts_are_read_as_they_are_written) {
+  for (const Parts& parts :
+       {Parts{peers}, Parts{host, peers}, Parts{one_group_peers, host, host}}) {
+    EXPECT_EQ(connector_parts_from_text(connector_parts_text(parts)), parts);
+    EXPECT_EQ(connector_parts_from_number(connector_parts_number(parts)), parts);
+  }
+  EXPECT_EQ(connector_parts_number({host, peers}), 21);
+  EXPECT_EQ(connector_parts_text({}), "none");
+  for (const char* const text :
+       {"", "+", "peers+", "+host", "nfs", "peers,host", "host+host+host+host+host"})
+    EXPECT_FALSE(connector_parts_from_text(text)) << text;
+}
+
+TEST(ConnectorConfig, numbers_that_name_no_parts_are_refused) {
+  for (const std::int64_t number : {-1, 7, 102, 22'222}) {
+    ConnectorConfig config;
+    config.parts = connector_parts_from_number(number);
+    EXPECT_FALSE(check_connector(config, one_group())) << number;
+  }
+}
+
+TEST(ConnectorConfig, an_engine_asks_every_part_whether_it_takes_several_groups) {
+  const auto asked = [](Parts parts, std::optional<bool> wants,
+                        MultiConnectorDefect defect = MultiConnectorDefect::none) {
+    ConnectorConfig config;
+    config.parts = std::move(parts);
+    config.setup_defect = defect;
+    return hybrid_groups_of(config, wants);
+  };
+  EXPECT_TRUE(*asked({peers, host}, {}));
+  EXPECT_FALSE(*asked({peers, one_group_peers}, {}));
+  EXPECT_FALSE(*asked({peers, host}, false));
+  EXPECT_FALSE(*asked({}, false));
+  EXPECT_FALSE(asked({one_group_peers, host}, true));
+  EXPECT_TRUE(*asked({one_group_peers, host}, {}, MultiConnectorDefect::hma_any));
+  EXPECT_TRUE(*asked({host}, {}));
+  EXPECT_FALSE(asked({host}, {}, MultiConnectorDefect::hma_before_config));
+}
+
+TEST(ConnectorConfig, several_groups_are_for_parts_that_take_them_and_lose_nothing) {
+  ConnectorConfig config;
+  config.parts = {one_group_peers, host};
+  EXPECT_TRUE(check_connector(config, one_group()));
+  EXPECT_FALSE(check_connector(config, two_groups()));
+  config.parts = {peers, host};
+  EXPECT_TRUE(check_connector(config, two_groups()));
+  config.load_failed_percent = 5;
+  EXPECT_TRUE(check_connector(config, one_group()));
+  EXPECT_FALSE(check_connector(config, two_groups()));
+}
+
+TEST(ConnectorConfig, a_defect_that_would_change_nothing_is_refused) {
+  ConnectorConfig config;
+  config.parts = {peers};
+  config.defect = ConnectorDefect::free_send_in_flight;
+  EXPECT_FALSE(check_connector(config, one_group()));
+  config.parts = {peers, host};
+  EXPECT_TRUE(check_connector(config, one_group()));
+  config.setup_defect = MultiConnectorDefect::hma_any;
+  EXPECT_FALSE(check_connector(config, two_groups()));
+}
+
+TEST(ConnectorConfig, every_part_has_host_blocks_of_its_own) {
+  ConnectorConfig config;
+  config.num_host_blocks = 30;
+  EXPECT_EQ(num_host_blocks(config, one_group()), 8);
+  config.parts = {host, peers, host};
+  EXPECT_EQ(num_host_blocks(config, one_group()), 68);
+}
+
+}  // namespace
+}  // namespace lockstep

@@ -1,0 +1,99 @@
+// Several connectors beside a whole engine: each loads and stores, their host blocks are apart, and
+// every byte is what the model says.
+#include "sim/connectors/multi_transfers.h"
+
+#include <gtest/gtest.h>
+
+#include "cuda_backend/simt_backend.h"
+#include "sim/connectors/connect.h"
+#include "tests/sim/world.h"
+
+namespace lockstep {
+namespace {
+
+using Parts = std::vector<ConnectorKind>;
+
+LockstepConfig world_beside(Parts parts, std::vector<KVCacheGroupSpec> groups) {
+  LockstepConfig config = make_world(std::move(groups), 40);
+  config.engine.engine = "vllm-0.22.1";
+  config.connector.parts = std::move(parts);
+  config.connector.num_host_blocks = 24;
+  config.device.num_host_blocks = num_host_blocks(config.connector, config.device.plan);
+  return config;
+}
+
+RunSummary run_beside(LockstepConfig config, std::uint64_t seed, Backend* backend) {
+  config.device.seed = seed;
+  const auto workload = connect(
+      make_trace_workload(trace_reader_of(make_traffic(seed, 40)), {.step_time = {}, .seed = 7}),
+      config.connector, config.device.plan, 1, seed);
+  auto decisions = make_reference_decisions(
+      config.engine, config.device.plan.groups, config.device.plan.num_blocks,
+      {workload->connector(), config.connector.load_failure_policy});
+  EXPECT_TRUE(decisions) << decisions.error().message;
+  auto report = run_lockstep(config, **decisions, *workload, backend);
+  EXPECT_TRUE(report) << report.error().message;
+  return report ? report->summary : RunSummary{};
+}
+
+RunSummary run_plain(const LockstepConfig& config, std::uint64_t seed) {
+  PlainBackend backend(config.device);
+  RunSummary summary = run_beside(config, seed, &backend);
+  if (summary.divergence) ADD_FAILURE() << to_text(*summary.divergence);
+  return summary;
+}
+
+const auto kPeers = ConnectorKind::peers;
+const auto kHost = ConnectorKind::host;
+
+}  // namespace
+
+TEST(MultiTransfers, every_part_loads_and_stores_and_every_byte_is_right) {
+  for (const Parts& parts :
+       {Parts{kPeers, kHost}, Parts{kHost, kPeers}, Parts{kHost, kPeers, kHost}}) {
+    RunSummary sum;
+    std::int64_t loaded_alone = 0;
+    for (std::uint64_t seed = 0; seed < 4; ++seed) {
+      const auto groups = {make_group("a", 2, full_spec())};
+      const RunSummary run = run_plain(world_beside(parts, groups), seed);
+      sum.blocks_loaded += run.blocks_loaded;
+      sum.host_evictions += run.host_evictions;
+      sum.frees_delayed += run.frees_delayed;
+      sum.blocks_lost += run.blocks_lost;
+      loaded_alone += run_plain(world_beside({parts.front()}, groups), seed).blocks_loaded;
+    }
+    EXPECT_GT(sum.blocks_loaded, loaded_alone) << connector_parts_text(parts);
+    EXPECT_GT(sum.host_evictions, 0) << connector_parts_text(parts);
+    EXPECT_GT(sum.frees_delayed, 10) << connector_parts_text(parts);
+    EXPECT_GT(sum.blocks_lost, 0) << connector_parts_text(parts);
+  }
+}
+
+TEST(MultiTransfers, on_kernels_the_run_is_that_of_plain_loops) {
+  LockstepConfig config = world_beside(
+      {kPeers, kHost}, {make_group("a", 2, full_spec()), make_group("w", 1, sliding_spec(40))});
+  config.device.num_streams = 2;
+  const auto simt = make_simt_backend(config.device);
+  ASSERT_TRUE(simt) << simt.error().message;
+  const RunSummary on_kernels = run_beside(config, 1, simt->get());
+  const RunSummary plain = run_plain(config, 1);
+  EXPECT_FALSE(on_kernels.divergence) << to_text(*on_kernels.divergence);
+  EXPECT_GT(on_kernels.blocks_loaded, 0);
+  EXPECT_EQ(on_kernels.state_hash, plain.state_hash);
+  EXPECT_EQ(on_kernels.host_bytes_checked, plain.host_bytes_checked);
+}
+
+TEST(MultiTransfers, a_part_that_is_given_more_groups_than_it_takes_is_found_by_the_memory_model) {
+  const auto one_group = ConnectorKind::one_group_peers;
+  LockstepConfig config = world_beside(
+      {one_group, kHost}, {make_group("a", 2, full_spec()), make_group("w", 1, sliding_spec(40))});
+  EXPECT_FALSE(check_connector(config.connector, config.device.plan));
+  config.connector.setup_defect = MultiConnectorDefect::hma_any;
+  ASSERT_TRUE(check_connector(config.connector, config.device.plan));
+  PlainBackend backend(config.device);
+  const RunSummary run = run_beside(config, 1, &backend);
+  ASSERT_TRUE(run.divergence);
+  EXPECT_EQ(run.divergence->phase, Phase::decide);
+}
+
+}  // namespace lockstep
