@@ -4,8 +4,10 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdio>
+#include <deque>
 #include <filesystem>
 #include <memory>
+#include <optional>
 
 #include "cli/commands.h"
 #include "cli/exit_code.h"
@@ -27,35 +29,48 @@ namespace {
 
 constexpr std::size_t kStuckShown = 5;
 
-// Shows how far the run is, collects what the prefix cache did and leaves hidden states.
+// A file for each data parallel rank, named after it; of one engine, the file itself.
+std::string path_of_rank(const std::string& path, std::size_t dp_rank, std::size_t dp_size) {
+  if (dp_size == 1) return path;
+  const std::filesystem::path whole(path);
+  return (whole.parent_path() /
+          fmt::format("{}.dp{}{}", whole.stem().string(), dp_rank, whole.extension().string()))
+      .string();
+}
+
+// Looks on at one engine: shows how far the run is, collects what the prefix cache did and leaves
+// hidden states.
 class WatchSteps final : public StepObserver {
  public:
-  // `folder` may be null.
-  WatchSteps(const ReplayOptions& options, const PreparedReplay& prepared,
+  // `folder` may be null. `shows`: one of several engines shows how far all are.
+  WatchSteps(const ReplayOptions& options, const PreparedReplay& prepared, bool shows,
              HiddenStateFolder* folder)
       : workload_(*prepared.workload),
-        progress_("replaying", prepared.num_records),
         folder_(folder),
-        collects_(!options.cache_events_path.empty()) {}
+        collects_(!options.cache_events_path.empty()) {
+    if (shows) progress_.emplace("replaying", prepared.num_records);
+  }
 
-  bool is_needed() const { return progress_.shown() || collects_ || folder_ != nullptr; }
+  bool is_needed() const { return is_shown() || collects_ || folder_ != nullptr; }
   bool extracted(std::span<const HiddenStates> requests) override {
     if (folder_ != nullptr) written_ = folder_->write(requests);
     return written_.has_value();
   }
   const Result<void>& written() const { return written_; }
   bool finished(const StepView& view) override {
-    if (progress_.shown())
-      progress_.at(workload_.records_consumed(),
-                   fmt::format("step {}", with_commas(view.decision.step)));
+    if (is_shown())
+      progress_->at(workload_.records_consumed(),
+                    fmt::format("step {}", with_commas(view.decision.step)));
     if (collects_) cache_events_ += cache_events_line(view.decision.step, view.cache_events);
     return true;
   }
   const std::string& cache_events() const { return cache_events_; }
 
  private:
+  bool is_shown() const { return progress_ && progress_->shown(); }
+
   const Workload& workload_;
-  Progress progress_;
+  std::optional<Progress> progress_;
   HiddenStateFolder* const folder_;
   Result<void> written_;
   const bool collects_;
@@ -64,7 +79,7 @@ class WatchSteps final : public StepObserver {
 
 Result<RunReport> run_with_progress(const ReplayOptions& options, PreparedReplay& prepared,
                                     HiddenStateFolder* folder) {
-  WatchSteps steps(options, prepared, folder);
+  std::deque<WatchSteps> watches;
   std::vector<EngineParts> engines;
   for (const PreparedEngine& engine : prepared.engines) {
     EngineParts& parts = engines.emplace_back();
@@ -72,17 +87,22 @@ Result<RunReport> run_with_progress(const ReplayOptions& options, PreparedReplay
     parts.dealt = engine.dealt;
     parts.workload = engine.workload.get();
     for (const auto& rank : engine.ranks) parts.ranks.push_back(rank.get());
+    WatchSteps& watch = watches.emplace_back(options, prepared, watches.empty(), folder);
+    if (watch.is_needed()) parts.observer = &watch;
   }
-  if (steps.is_needed()) engines.front().observer = &steps;
   auto report = engines.size() > 1
                     ? run_data_parallel(prepared.config, engines, *prepared.workload)
                     : run_lockstep(prepared.config, *engines.front().decisions, *prepared.workload,
                                    std::span<Backend* const>(engines.front().ranks),
                                    engines.front().observer);
-  if (!steps.written()) return tl::unexpected(steps.written().error());
+  for (const WatchSteps& watch : watches)
+    if (!watch.written()) return tl::unexpected(watch.written().error());
   if (!report || options.cache_events_path.empty()) return report;
-  const auto written = write_file_atomically(options.cache_events_path, steps.cache_events());
-  if (!written) return tl::unexpected(written.error());
+  for (std::size_t rank = 0; rank < watches.size(); ++rank) {
+    const std::string path = path_of_rank(options.cache_events_path, rank, watches.size());
+    const auto written = write_file_atomically(path, watches[rank].cache_events());
+    if (!written) return tl::unexpected(written.error());
+  }
   return report;
 }
 
@@ -132,6 +152,22 @@ std::string reproduction_text(const ExpectedVerdict& expected, const RunSummary&
                             expected.step.value_or(-1));
 }
 
+// A page for each engine.
+Result<void> leave_reports(const ReplayOptions& options, const PreparedReplay& prepared,
+                           const RunReport& report) {
+  const std::size_t dp_size = prepared.engines.size();
+  for (std::size_t rank = 0; rank < dp_size; ++rank) {
+    ReportInfo info{std::filesystem::path(options.file).filename().string(),
+                    fmt::format("lockstep replay {}", options.file), configuration_text(prepared)};
+    if (dp_size > 1) info.title += fmt::format(", data parallel rank {} of {}", rank, dp_size);
+    const std::string path = path_of_rank(options.report_path, rank, dp_size);
+    const RunReport& of_rank = dp_size > 1 ? report.engines[rank] : report;
+    if (auto written = write_html_report(path, info, of_rank); !written) return written;
+    fmt::print("{}Report: {}\n", rank == 0 ? "\n" : "", path);
+  }
+  return {};
+}
+
 Result<void> leave_result(const ReplayOptions& options, const PreparedReplay& prepared,
                           const RunReport& report, const HiddenStateFolder* folder) {
   if (!options.json_path.empty()) {
@@ -139,15 +175,7 @@ Result<void> leave_result(const ReplayOptions& options, const PreparedReplay& pr
         options.json_path, summary_json(options, prepared, report.summary, folder));
     if (!written) return written;
   }
-  if (!options.report_path.empty()) {
-    const ReportInfo info{std::filesystem::path(options.file).filename().string(),
-                          fmt::format("lockstep replay {}", options.file),
-                          configuration_text(prepared)};
-    Result<void> written = write_html_report(options.report_path, info, report);
-    if (!written) return written;
-    fmt::print("\nReport: {}\n", options.report_path);
-  }
-  return {};
+  return options.report_path.empty() ? Result<void>() : leave_reports(options, prepared, report);
 }
 
 // The saved case made small, beside it.

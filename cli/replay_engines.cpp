@@ -7,6 +7,7 @@
 #include "cuda_backend/gpu_backend.h"
 #include "cuda_backend/plugin_backend.h"
 #include "cuda_backend/simt_backend.h"
+#include "sim/connectors/connect.h"
 
 namespace lockstep {
 namespace {
@@ -32,16 +33,37 @@ Result<std::unique_ptr<Backend>> make_backend(std::string_view name, const Backe
   return make_simt_backend(device);
 }
 
-// An engine with its scheduler, its pool and the ranks that it runs on.
-Result<void> add_engine(std::string_view backend_name, const KVTransfer& transfer,
-                        PreparedReplay& prepared) {
+// Of several engines: what is dealt out to one, beside a connector of its own.
+std::unique_ptr<Workload> deal_to(PreparedEngine& engine, std::int32_t dp_rank,
+                                  const PreparedReplay& prepared) {
   const LockstepConfig& config = prepared.config;
+  auto dealt = std::make_unique<DealtWorkload>(*prepared.workload);
+  engine.dealt = dealt.get();
+  return connect(std::move(dealt), config.connector, config.device.plan,
+                 config.device.context.num_ranks,
+                 connector_seed(prepared.workload_options.seed, dp_rank));
+}
+
+// An engine with its scheduler, its pool and the ranks that it runs on. `workload`: what it is
+// given; with faults, behind them.
+Result<void> add_engine(std::string_view backend_name, PreparedEngine& engine,
+                        std::unique_ptr<Workload>& workload, const PreparedReplay& prepared) {
+  const LockstepConfig& config = prepared.config;
+  FaultyWorkload* faulty = nullptr;
+  if (!prepared.faults.empty()) {
+    auto behind = make_faulty_workload(std::move(workload), prepared.faults);
+    if (!behind) return tl::unexpected(behind.error());
+    faulty = behind->get();
+    workload = std::move(*behind);
+  }
+  const KVTransfer transfer{workload->connector(), config.connector.load_failure_policy};
   auto decisions = make_reference_decisions(config.engine, config.device.plan.groups,
                                             config.device.plan.num_blocks, transfer,
                                             config.scheduler_defect, prepared.free_order);
   if (!decisions) return tl::unexpected(decisions.error());
-  PreparedEngine& engine = prepared.engines.emplace_back();
   engine.decisions = std::move(*decisions);
+  engine.faulty = faulty;
+  if (faulty != nullptr) faulty->watch(*engine.decisions);
   for (std::int32_t rank = 0; rank < num_ranks(config.device); ++rank) {
     auto backend = make_backend(backend_name, device_of_rank(config.device, rank));
     if (!backend) return tl::unexpected(backend.error());
@@ -52,33 +74,13 @@ Result<void> add_engine(std::string_view backend_name, const KVTransfer& transfe
 
 }  // namespace
 
-Result<void> add_engines(std::string_view backend, const KVTransfer& transfer,
-                         PreparedReplay& prepared) {
-  for (std::int32_t engine = 0; engine < prepared.config.data_parallel.dp_size; ++engine)
-    if (auto added = add_engine(backend, transfer, prepared); !added) return added;
-  return {};
-}
-
-Result<void> add_faults(PreparedReplay& prepared) {
-  if (prepared.faults.empty()) return {};
-  const bool is_dealt = prepared.engines.size() > 1;
-  for (PreparedEngine& engine : prepared.engines) {
-    std::unique_ptr<Workload> inner;
-    if (is_dealt) {
-      auto dealt = std::make_unique<DealtWorkload>(*prepared.workload);
-      engine.dealt = dealt.get();
-      inner = std::move(dealt);
-    } else {
-      inner = std::move(prepared.workload);
-    }
-    auto faulty = make_faulty_workload(std::move(inner), prepared.faults);
-    if (!faulty) return tl::unexpected(faulty.error());
-    (*faulty)->watch(*engine.decisions);
-    engine.faulty = faulty->get();
-    if (is_dealt)
-      engine.workload = std::move(*faulty);
-    else
-      prepared.workload = std::move(*faulty);
+Result<void> add_engines(std::string_view backend, PreparedReplay& prepared) {
+  const std::int32_t dp_size = prepared.config.data_parallel.dp_size;
+  for (std::int32_t dp_rank = 0; dp_rank < dp_size; ++dp_rank) {
+    PreparedEngine& engine = prepared.engines.emplace_back();
+    if (dp_size > 1) engine.workload = deal_to(engine, dp_rank, prepared);
+    std::unique_ptr<Workload>& workload = dp_size > 1 ? engine.workload : prepared.workload;
+    if (auto added = add_engine(backend, engine, workload, prepared); !added) return added;
   }
   return {};
 }

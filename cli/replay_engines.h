@@ -1,5 +1,5 @@
 // The engines of a replay that is otherwise prepared: one, or as many as there are data parallel
-// ranks, each with a scheduler, backends and faults of its own.
+// ranks, each with a scheduler, backends, a connector and faults of its own.
 #pragma once
 
 #include <string_view>
@@ -9,12 +9,9 @@
 
 namespace lockstep {
 
-// Errors: what the scheduler refuses, a backend that this machine does not have, or that cannot do
-// what the configuration asks for.
-Result<void> add_engines(std::string_view backend, const KVTransfer& transfer,
-                         PreparedReplay& prepared);
-
-// Every engine meets all of prepared.faults. Errors: faults that are none.
-Result<void> add_faults(PreparedReplay& prepared);
+// Each has a connector of its own, where there is one, and meets all of prepared.faults. Errors:
+// what the scheduler refuses, faults that are none, a backend that this machine does not have, or
+// that cannot do what the configuration asks for.
+Result<void> add_engines(std::string_view backend, PreparedReplay& prepared);
 
 }  // namespace lockstep

@@ -88,20 +88,13 @@ void apply_workload_flags(const ReplayOptions& options, TraceWorkloadOptions& wo
   override_with(options.seed, workload.seed);
 }
 
-Result<void> check_parallel(const ReplayOptions& options, const LockstepConfig& config,
-                            std::string_view backend) {
+Result<void> check_parallel(const LockstepConfig& config, std::string_view backend) {
   if (backend == "none" && !config.device.parallel.is_whole())
     return fail(
         "--tensor-parallel-size and --pipeline-parallel-size divide memory, and --backend none has "
         "none: decisions do not depend on them");
-  if (config.data_parallel.dp_size > 1) {
-    if (!options.report_path.empty() || !options.cache_events_path.empty())
-      return fail(
-          "--report and --cache-events with --data-parallel-size: they tell of one engine; leave "
-          "them out");
-  } else if (config.data_parallel.enforce_eager) {
+  if (config.data_parallel.dp_size == 1 && config.data_parallel.enforce_eager)
     return fail("--enforce-eager says how data parallel ranks pad; give --data-parallel-size too");
-  }
   return check_ranks(config);
 }
 

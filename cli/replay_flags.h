@@ -20,8 +20,7 @@ void apply_workload_flags(const ReplayOptions& options, TraceWorkloadOptions& wo
 // Combinations that the engine refuses to start with.
 Result<void> check_engine(const EngineConfig& engine);
 // What several ranks or engines cannot be asked. `backend`: the one that was chosen.
-Result<void> check_parallel(const ReplayOptions& options, const LockstepConfig& config,
-                            std::string_view backend);
+Result<void> check_parallel(const LockstepConfig& config, std::string_view backend);
 // Events are told in the engine's own hashes, which only a trace's run can be asked to make.
 Result<void> check_cache_events(const ReplayOptions& options, const EngineConfig& engine);
 

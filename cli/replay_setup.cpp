@@ -146,9 +146,10 @@ Result<void> prepare_trace(const ReplayOptions& options, PreparedReplay& prepare
   if (!second_pass) return tl::unexpected(second_pass.error());
   LockstepConfig& config = prepared.config;
   if (auto done = finish_connector(options, start->connector, config); !done) return done;
-  prepared.workload =
-      connect(make_trace_workload(std::move(*second_pass), workload), config.connector,
-              config.device.plan, config.device.context.num_ranks, workload.seed);
+  prepared.workload = make_trace_workload(std::move(*second_pass), workload);
+  if (config.data_parallel.dp_size == 1)
+    prepared.workload = connect(std::move(prepared.workload), config.connector, config.device.plan,
+                                config.device.context.num_ranks, workload.seed);
   return plan_faults(options, prepared);
 }
 
@@ -199,6 +200,8 @@ Result<void> prepare_saved_case(const ReplayOptions& options, PreparedReplay& pr
   Result<SavedCase> saved = read_saved_case(options.file);
   if (!saved) return tl::unexpected(saved.error());
   prepared.config = config_of(*saved);
+  if (saved->recording && prepared.config.data_parallel.dp_size > 1)
+    return fail(fmt::format("{}: data_parallel_size: a recording is one engine's", options.file));
   prepared.free_order = free_order_of(*saved);
   apply_device_flags(options, prepared.config);
   prepared.workload_options = workload_options_of(*saved);
@@ -265,16 +268,15 @@ Result<PreparedReplay> prepare_replay(const ReplayOptions& options) {
   config.draw = !options.report_path.empty();
   if (auto sound = check_connector(config.connector, config.device.plan); !sound)
     return tl::unexpected(sound.error());
-  const KVTransfer transfer{prepared.workload->connector(), config.connector.load_failure_policy};
-  config.device.num_host_blocks = transfer.connector == nullptr
-                                      ? options.staging_blocks
-                                      : num_host_blocks(config.connector, config.device.plan);
-  if (auto sound = check_parallel(options, config, backend_name); !sound)
+  const bool is_connected =
+      !config.connector.parts.empty() || prepared.workload->connector() != nullptr;
+  config.device.num_host_blocks =
+      is_connected ? num_host_blocks(config.connector, config.device.plan) : options.staging_blocks;
+  if (auto sound = check_parallel(config, backend_name); !sound)
     return tl::unexpected(sound.error());
-  if (auto added = add_engines(backend_name, transfer, prepared); !added)
-    return tl::unexpected(added.error());
-  if (auto added = add_faults(prepared); !added)
-    return fail(fmt::format("{}: {}", options.file, added.error().message));
+  if (auto added = add_engines(backend_name, prepared); !added)
+    return fail(fmt::format("{}{}", prepared.faults.empty() ? "" : options.file + ": ",
+                            added.error().message));
   return prepared;
 }
 

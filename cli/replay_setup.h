@@ -20,10 +20,10 @@
 namespace lockstep {
 
 struct PreparedEngine {
-  std::unique_ptr<DecisionSource> decisions;
-  // Of several, what is dealt out to it and the faults that it meets; else null.
-  std::unique_ptr<FaultyWorkload> workload;
+  // Of several: what is dealt out to it, with its connector and its faults in between; else null.
+  std::unique_ptr<Workload> workload;
   DealtWorkload* dealt = nullptr;
+  std::unique_ptr<DecisionSource> decisions;
   const FaultyWorkload* faulty = nullptr;  // when there are faults
   // One for each rank that has memory of its own; none: the model alone.
   std::vector<std::unique_ptr<Backend>> ranks;
@@ -34,8 +34,8 @@ struct PreparedReplay {
   LockstepConfig config;
   std::vector<PreparedEngine> engines;  // one for each data parallel rank
   std::vector<Fault> faults;
-  std::unique_ptr<Workload> workload;
-  std::vector<BlockId> free_order;  // of a saved case that says so; empty: the engine's
+  std::unique_ptr<Workload> workload;  // all that arrives; of one engine, as it is given to it
+  std::vector<BlockId> free_order;     // of a saved case that says so; empty: the engine's
   TraceWorkloadOptions workload_options;
   std::int64_t num_records = 0;           // of the trace or recording; 0: not known
   std::vector<std::string> chosen;        // what was chosen here because nobody said

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "cuda_backend/step_batch.h"
 #include "reference/check.h"
 
 namespace lockstep::cuda {
@@ -209,7 +210,7 @@ void BlockTables::map_slots(const StepProgram& program) {
       host_token_rows_[slice.first_token + i] = slice.row;
     }
   }
-  const std::int32_t size = device_.padded_batch(num_tokens);
+  const std::int32_t size = step_batch(device_, program);
   if (!device_.captures(size))
     return map_tokens(host_positions_, host_token_rows_, program.num_padded_tokens);
   reserve_slots(std::max({num_tokens, program.num_padded_tokens, size}));

@@ -18,6 +18,7 @@
 #include "cuda_backend/real_states.h"
 #include "cuda_backend/row_extractor.h"
 #include "cuda_backend/row_writer.h"
+#include "cuda_backend/step_batch.h"
 #include "cuda_backend/stream_device.h"
 #include "reference/check.h"
 
@@ -167,7 +168,7 @@ class CudaBackend final : public Backend {
   void upload_contents(const StepProgram& program) {
     host_contents_ = program.contents;
     const auto count = static_cast<std::int32_t>(program.contents.size());
-    host_contents_.resize(std::max(count, device_->padded_batch(count)));
+    host_contents_.resize(std::max(count, step_batch(*device_, program)));
     contents_.upload(host_contents_);
   }
   void take_reports(std::vector<MemoryReport>& reports) {

@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "cuda_backend/protocol.h"
+#include "cuda_backend/step_batch.h"
 #include "reference/check.h"
 
 namespace lockstep::cuda {
@@ -190,7 +191,7 @@ void RealStates::run_wave(const StepProgram& program, std::span<const Chain> cha
                           const DeviceArray<std::uint64_t>& contents) {
   const auto num_tokens = static_cast<std::int32_t>(program.contents.size());
   Shape shape{.tokens = num_tokens};
-  const std::int32_t size = device_.padded_batch(num_tokens);
+  const std::int32_t size = step_batch(device_, program);
   work_.assign(config_.plan.groups.size(), {});
   for (GroupWork& work : work_) work.targets.resize(static_cast<std::size_t>(num_tokens));
   for (const Chain& chain : chains) add_chain(program, chain);

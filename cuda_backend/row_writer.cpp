@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "cuda_backend/protocol.h"
+#include "cuda_backend/step_batch.h"
 
 namespace lockstep::cuda {
 
@@ -37,7 +38,7 @@ void RowWriter::write(const StepProgram& program, const DeviceArray<std::uint64_
                       const BlockTables& tables) {
   const auto num_tokens = static_cast<std::int32_t>(program.contents.size());
   if (num_tokens == 0 && program.num_padded_tokens == 0) return;
-  const std::int32_t size = device_.padded_batch(num_tokens);
+  const std::int32_t size = step_batch(device_, program);
   const bool captured = device_.captures(size);
   const std::int32_t num_padded = captured ? size : std::max(num_tokens, program.num_padded_tokens);
   const std::int32_t num_made = captured ? size : num_tokens;

@@ -11,11 +11,10 @@
 namespace lockstep {
 namespace {
 
-// What Scheduler::create() and a run of several engines take beside a connector.
+// What Scheduler::create() takes beside a connector.
 bool takes_connector(const SavedCase& saved) {
   return engine_profile(saved.engine.engine).models_connectors && !has_states(saved) &&
-         !saved.engine.async_scheduling && !setting_of(saved, "data_parallel_size") &&
-         !setting_of(saved, "real_numbers") && !setting_of(saved, "max_cudagraph_capture_size");
+         !saved.engine.async_scheduling;
 }
 
 void draw_host_tier(Draw& draw, SavedCase& saved) {

@@ -303,7 +303,9 @@ Outcome judge_data_parallel(const SavedCase& saved, const LockstepConfig& config
     auto dealt = std::make_unique<DealtWorkload>(*workload);
     EngineParts& part = parts.emplace_back();
     part.dealt = dealt.get();
-    auto engine = make_engine(saved, config, options, std::move(dealt), rank, outcome);
+    auto connected = connect(std::move(dealt), config.connector, config.device.plan,
+                             config.device.context.num_ranks, connector_seed(saved.seed, rank));
+    auto engine = make_engine(saved, config, options, std::move(connected), rank, outcome);
     if (!engine) return refusal(engine.error());
     part.decisions = engine->decisions.get();
     part.ranks = pointers(engine->ranks);
@@ -315,6 +317,8 @@ Outcome judge_data_parallel(const SavedCase& saved, const LockstepConfig& config
   const auto report = run_data_parallel(config, parts, *workload);
   if (!report) return refusal(report.error());
   outcome.tally.count(Reached::data_parallel);
+  if (!config.connector.parts.empty()) outcome.tally.count(Reached::dp_connector);
+  if (config.device.max_cudagraph_capture_size > 0) outcome.tally.count(Reached::dp_graphs);
   outcome.tally.count(Reached::idle_dp_rank, report->summary.idle_rank_steps);
   take_verdict(report->summary, outcome);
   if (outcome.kind == OutcomeKind::divergence && outcome.dp_rank >= 0)

@@ -109,6 +109,8 @@ constexpr std::string_view kNames[] = {
     "host_store",
     "host_eviction",
     "idle_dp_rank",
+    "dp_connector",
+    "dp_graphs",
     "page_checked",
 };
 static_assert(std::size(kNames) == kNumReached);
@@ -141,7 +143,8 @@ Tally& Tally::operator+=(const Tally& other) {
 std::vector<std::string_view> Tally::missing() const {
   const bool any_backend = (*this)[Reached::with_backend] > 0;
   const auto is_device_mode = [](Reached reached) {
-    return reached >= Reached::captured_graphs && reached <= Reached::real_states;
+    return reached == Reached::dp_graphs ||
+           (reached >= Reached::captured_graphs && reached <= Reached::real_states);
   };
   bool any_device_mode = false;
   for (std::size_t i = 0; i < kNumReached; ++i)
@@ -151,8 +154,8 @@ std::vector<std::string_view> Tally::missing() const {
     const auto reached = static_cast<Reached>(i);
     const bool of_ranks = reached >= Reached::tensor_parallel && reached <= Reached::data_parallel;
     const bool needs_backend =
-        of_ranks || reached == Reached::with_backend || reached == Reached::idle_dp_rank ||
-        reached == Reached::page_checked || reached == Reached::split_kernel_block;
+        of_ranks || (reached >= Reached::idle_dp_rank && reached <= Reached::page_checked) ||
+        reached == Reached::with_backend || reached == Reached::split_kernel_block;
     // Where nobody asks for them, none of the device's modes is drawn.
     const bool not_drawn = is_device_mode(reached) && !any_device_mode;
     if (counts_[i] == 0 && (any_backend || !needs_backend) && !not_drawn)

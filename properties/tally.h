@@ -119,6 +119,8 @@ enum class Reached : std::uint8_t {
   host_store,
   host_eviction,
   idle_dp_rank,
+  dp_connector,
+  dp_graphs,
   page_checked,
 };
 inline constexpr std::size_t kNumReached = static_cast<std::size_t>(Reached::page_checked) + 1;

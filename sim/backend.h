@@ -297,6 +297,9 @@ struct StepProgram {
   std::vector<RowSlice> rows;           // scheduled requests, in the engine's order
   std::vector<std::uint64_t> contents;  // one per scheduled token
   std::int32_t num_padded_tokens = 0;   // slot mappings are filled with PAD_SLOT_ID up to here
+  // Tokens that data parallel ranks have agreed to run, each of them; 0: there is one engine. A
+  // captured graph that is replayed takes as many.
+  std::int32_t num_agreed_tokens = 0;
   std::vector<StateUpdate> state_updates;
   std::vector<HostTransfer> stores;
   std::vector<AttentionProbe> probes;

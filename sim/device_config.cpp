@@ -101,14 +101,9 @@ Result<void> check_ranks(const LockstepConfig& config) {
   if (config.data_parallel.defect != DataParallelDefect::none && dp_size == 1)
     return fail(fmt::format("mutant: {} is planted in data parallel ranks, and there is one engine",
                             name_of(config.data_parallel.defect)));
-  if (dp_size > 1 && !config.connector.parts.empty())
-    return fail(
-        "data_parallel_size with a connector: a connector serves one engine; use one of them");
-  if (dp_size > 1 && config.device.max_cudagraph_capture_size > 0)
-    return fail(
-        "max_cudagraph_capture_size with data_parallel_size: ranks pad to one another, and "
-        "captured "
-        "graphs to their own sizes; use one of them");
+  if (dp_size > 1 && config.data_parallel.enforce_eager &&
+      config.device.max_cudagraph_capture_size > 0)
+    return fail("enforce_eager with max_cudagraph_capture_size: it says that no graphs run");
   return check_ranks(config.device);
 }
 

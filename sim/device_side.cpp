@@ -89,6 +89,7 @@ Result<std::optional<Divergence>> LockstepDevice::run_step(const SchedulerOutput
   Stopwatch watch;
   if (auto finding = builder_.build(decision, transfers, program_)) return finding;
   program_.num_padded_tokens = std::max(program_.num_padded_tokens, padded_tokens);
+  program_.num_agreed_tokens = padded_tokens;
   if (auto done = transfer_step_.begin(transfers, program_); !done)
     return tl::unexpected(done.error());
   if (auto finding = transfer_step_.check_loads(transfers, decision.step)) return finding;

@@ -51,6 +51,7 @@ class FaultyWorkload final : public Workload {
   void request_left(std::string_view name, std::uint64_t ticket) override;
   void request_refused(std::string_view name, std::uint64_t ticket, const Error& why) override;
   TransferPlanner* transfers() override { return inner_->transfers(); }
+  bool is_busy() const override { return inner_->is_busy(); }
   std::optional<std::int64_t> next_due_ns() const override { return inner_->next_due_ns(); }
   void advance_to(std::int64_t now_ns) override { inner_->advance_to(now_ns); }
   bool is_scripted() const override { return inner_->is_scripted(); }

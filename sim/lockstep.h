@@ -14,6 +14,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "reference/engine_config.h"
 #include "reference/result.h"
@@ -100,6 +101,8 @@ struct RunReport {
   RunSummary summary;
   Timeline timeline;  // empty unless LockstepConfig::draw
   std::int64_t records_consumed = 0;
+  // Each data parallel rank by itself, where LockstepConfig::draw asks for it; else none.
+  std::vector<RunReport> engines;
 };
 
 // A run that somebody else drives, step by step: two engines side by side. Whatever it was started

@@ -47,6 +47,7 @@ class RunRecorder final : public Workload, public StepObserver {
   KVConnector* connector() override { return connector_ ? &*connector_ : nullptr; }
   Result<void> connector_report(KVConnectorOutput& report) override;
   TransferPlanner* transfers() override { return inner_.transfers(); }
+  bool is_busy() const override { return inner_.is_busy(); }
   void while_running(std::vector<WorkloadEvent>& events) override;
   std::optional<bool> output_comes_in() const override { return inner_.output_comes_in(); }
   bool is_hindered(std::int64_t step) const override { return inner_.is_hindered(step); }

@@ -249,8 +249,10 @@ std::unique_ptr<TraceReader> trace_reader_of(Trace trace) {
 std::unique_ptr<Workload> workload_of(const SavedCase& saved) {
   if (saved.recording) return make_recording_workload(*saved.recording);
   const LockstepConfig config = config_of(saved);
-  return connect(make_trace_workload(trace_reader_of(saved.trace), workload_options_of(saved)),
-                 config.connector, config.device.plan, config.device.context.num_ranks, saved.seed);
+  auto clients = make_trace_workload(trace_reader_of(saved.trace), workload_options_of(saved));
+  if (config.data_parallel.dp_size > 1) return clients;
+  return connect(std::move(clients), config.connector, config.device.plan,
+                 config.device.context.num_ranks, saved.seed);
 }
 
 }  // namespace lockstep

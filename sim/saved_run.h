@@ -41,7 +41,8 @@ std::vector<BlockId> free_order_of(const SavedCase& saved);
 TraceWorkloadOptions workload_options_of(const SavedCase& saved);
 // The requests of a saved case as a source of records.
 std::unique_ptr<TraceReader> trace_reader_of(Trace trace);
-// Its trace by the clock, or its recording step by step when it has one.
+// Its trace by the clock, or its recording step by step when it has one; beside its connector, unless
+// there are data parallel ranks, each of which has its own.
 std::unique_ptr<Workload> workload_of(const SavedCase& saved);
 
 }  // namespace lockstep

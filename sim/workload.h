@@ -79,6 +79,9 @@ class Workload {
   virtual Result<void> connector_report(KVConnectorOutput&) { return {}; }
   // What the connector moves; null: nobody knows, and the decisions can only be run alone.
   virtual TransferPlanner* transfers() { return nullptr; }
+  // What the connector has under way may change something without anything running: that nothing
+  // does is no verdict yet.
+  virtual bool is_busy() const { return false; }
   // What happens while the model runs: after the decision, before an output comes in.
   virtual void while_running(std::vector<WorkloadEvent>&) {}
   // Whether the output of the oldest step in flight comes in now; nothing: when the engine's loop,

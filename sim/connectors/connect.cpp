@@ -69,6 +69,7 @@ class ConnectedWorkload final : public Workload {
 
   KVConnector* connector() override { return used_.connector; }
   TransferPlanner* transfers() override { return used_.transfers; }
+  bool is_busy() const override { return was_busy_; }
   Result<void> connector_report(KVConnectorOutput& report) override {
     was_busy_ = used_.workers->is_busy();
     report = used_.workers->report();
@@ -145,6 +146,10 @@ std::unique_ptr<Workload> connect_peers(std::unique_ptr<Workload> inner,
   Parts parts;
   parts.push_back(std::make_unique<PeerPart>(options, true, 0));
   return std::make_unique<ConnectedWorkload>(std::move(inner), std::move(parts));
+}
+
+std::uint64_t connector_seed(std::uint64_t seed, std::int32_t dp_rank) {
+  return dp_rank <= 0 ? seed : splitmix64(seed ^ (static_cast<std::uint64_t>(dp_rank) << 32));
 }
 
 std::unique_ptr<Workload> connect(std::unique_ptr<Workload> inner, const ConnectorConfig& connector,

@@ -16,6 +16,8 @@ namespace lockstep {
 std::unique_ptr<Workload> connect(std::unique_ptr<Workload> inner, const ConnectorConfig& connector,
                                   const KVCacheConfig& plan, std::int32_t num_ranks,
                                   std::uint64_t seed);
+// Of the connectors of a data parallel rank: each has its own. The first, or only one: the run's.
+std::uint64_t connector_seed(std::uint64_t seed, std::int32_t dp_rank);
 std::unique_ptr<Workload> connect_peers(std::unique_ptr<Workload> inner,
                                         const SimulatedConnectorOptions& options);
 

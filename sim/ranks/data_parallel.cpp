@@ -36,6 +36,7 @@ class DataParallelRun {
   Result<bool> decide();
   bool has_unfinished() const;
   bool is_hindered(std::int64_t step) const;
+  bool is_any_busy() const;
   void deal(std::vector<WorkloadEvent> events);
   bool say_stuck(Engine& engine);
   Result<bool> meet();
@@ -78,7 +79,12 @@ Result<void> DataParallelRun::begin(std::span<const EngineParts> engines) {
         start_lockstep(config_, *parts.decisions, *engine.workload, parts.ranks, parts.observer);
     if (!run) return tl::unexpected(run.error());
     engine.run = std::move(*run);
-    ranks_.emplace_back(options, rank, config_.device.parallel.tp_size, sync_rows, num_layers);
+    ranks_.emplace_back(options, rank,
+                        RankSizes{.tp_size = config_.device.parallel.tp_size,
+                                  .sync_rows = sync_rows,
+                                  .num_layers = num_layers,
+                                  .max_capture_size = config_.device.max_cudagraph_capture_size,
+                                  .max_tokens_per_step = config_.device.max_tokens_per_step});
   }
   return {};
 }
@@ -93,6 +99,11 @@ bool DataParallelRun::is_hindered(std::int64_t step) const {
       engines_, [step](const Engine& engine) { return engine.workload->is_hindered(step); });
 }
 
+bool DataParallelRun::is_any_busy() const {
+  return std::ranges::any_of(engines_,
+                             [](const Engine& engine) { return engine.workload->is_busy(); });
+}
+
 // Ends the run.
 bool DataParallelRun::say_stuck(Engine& engine) {
   engine.run->set_stuck();
@@ -102,7 +113,7 @@ bool DataParallelRun::say_stuck(Engine& engine) {
 Result<RunReport> DataParallelRun::run() {
   while (config_.steps_max == 0 || steps_ < config_.steps_max) {
     const bool idle =
-        !is_hindered(steps_) && !is_hindered(steps_ - 1) &&
+        !is_hindered(steps_) && !is_hindered(steps_ - 1) && !is_any_busy() &&
         std::ranges::all_of(engines_, [](const Engine& engine) { return engine.run->is_idle(); });
     std::vector<WorkloadEvent> events;
     // A wave goes on for a while after the last request: nobody knows yet that it was the last.
@@ -249,6 +260,13 @@ void add(const RunSummary& one, RunSummary& sum) {
                             &RunSummary::refused_allocations,
                             &RunSummary::pages_checked,
                             &RunSummary::bytes_checked,
+                            &RunSummary::host_blocks_checked,
+                            &RunSummary::host_bytes_checked,
+                            &RunSummary::blocks_loaded,
+                            &RunSummary::blocks_stored,
+                            &RunSummary::blocks_lost,
+                            &RunSummary::host_evictions,
+                            &RunSummary::frees_delayed,
                             &RunSummary::table_entries_checked,
                             &RunSummary::slots_checked,
                             &RunSummary::rows_read,
@@ -262,6 +280,9 @@ void add(const RunSummary& one, RunSummary& sum) {
   for (const auto member : {&PhaseSeconds::schedule, &PhaseSeconds::program, &PhaseSeconds::execute,
                             &PhaseSeconds::compare})
     sum.seconds.*member += one.seconds.*member;
+  for (const auto member :
+       {&GraphStatistics::captured, &GraphStatistics::replayed, &GraphStatistics::dropped})
+    sum.graphs.*member += one.graphs.*member;
   for (const KernelStatistics& kernel : one.kernels) add_kernel(kernel, sum.kernels);
   for (const std::string& sentence : one.not_checked)
     if (std::ranges::find(sum.not_checked, sentence) == sum.not_checked.end())
@@ -275,6 +296,7 @@ Result<RunReport> DataParallelRun::finish() {
   for (std::size_t r = 0; r < engines_.size(); ++r) {
     auto one = engines_[r].run->finish();
     if (!one) return tl::unexpected(one.error());
+    if (config_.draw) report.engines.push_back(*one);
     RunSummary& summary = one->summary;
     add(summary, all);
     all.state_hash.low = all.state_hash.low * 31 + summary.state_hash.low;
@@ -284,6 +306,7 @@ Result<RunReport> DataParallelRun::finish() {
     all.divergence = std::move(summary.divergence);
     if (all.divergence) all.divergence->dp_rank = static_cast<std::int32_t>(r);
     all.wait_cycle = std::move(summary.wait_cycle);
+    all.cycle_head_holds_blocks = summary.cycle_head_holds_blocks;
     all.stuck = std::move(summary.stuck);
     all.stuck_total = summary.stuck_total;
     if (all.stuck_total > 0) all.stuck_dp_rank = static_cast<std::int32_t>(r);

@@ -12,7 +12,11 @@
 //     runs. The first call that does not meet ends the run: a mismatch is a divergence, a rank that
 //     the others wait for is a matter of liveness. Both name the rank.
 // (5) Same configuration, workload and seed: same run; its state hash is made of all ranks'.
-// (6) What hinders one rank (faults) keeps the run from its end, as it does one engine's.
+// (6) What hinders one rank (faults), or what its connector has under way, keeps the run from its
+//     end, as it does one engine's.
+// (7) With captured graphs the ranks agree on the largest size that any of them would capture or
+//     replay, and all run that one; where a rank has more tokens than the largest graph takes, each
+//     keeps its own.
 //
 // Not modelled: who balances load from stale counts, and expert parallelism beyond its collectives.
 // Rules: vllm/v1/engine/core_client.py (DPLBAsyncMPClient), v1/engine/core.py (DPEngineCoreProc).
@@ -42,7 +46,8 @@ struct EngineParts {
   StepObserver* observer = nullptr;  // may be null; false from it ends the run of all
 };
 
-// REQUIRES: config.data_parallel.dp_size engines; a workload without a script or a connector.
+// REQUIRES: config.data_parallel.dp_size engines; a workload without a script, and without a
+// connector: each engine has its own, between what is dealt out to it and the engine.
 Result<RunReport> run_data_parallel(const LockstepConfig& config,
                                     std::span<const EngineParts> engines, Workload& workload);
 

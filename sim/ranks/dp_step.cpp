@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "reference/check.h"
+#include "sim/capture_sizes.h"
 
 namespace lockstep {
 namespace {
@@ -35,25 +36,36 @@ std::optional<DataParallelDefect> data_parallel_defect_from_name(std::string_vie
 std::span<const DataParallelDefect> data_parallel_defects() { return kAllDefects; }
 
 DataParallelRank::DataParallelRank(const DataParallelOptions& options, std::int32_t rank,
-                                   std::int32_t tp_size, std::int64_t sync_rows,
-                                   std::int64_t num_layers)
-    : options_(options),
-      rank_(rank),
-      tp_size_(tp_size),
-      sync_rows_(sync_rows),
-      num_layers_(num_layers) {}
+                                   const RankSizes& sizes)
+    : options_(options), rank_(rank), sizes_(sizes) {}
+
+std::int64_t DataParallelRank::graph_size(std::int64_t tokens) const {
+  if (sizes_.max_capture_size == 0) return 0;
+  const std::int64_t size =
+      captured_batch(tokens, sizes_.max_capture_size, sizes_.max_tokens_per_step);
+  return size % sizes_.tp_size == 0 ? size : 0;
+}
 
 std::int64_t DataParallelRank::own_tokens(std::int64_t scheduled) const {
   const bool idle = scheduled == 0;
   if (idle && options_.defect == DataParallelDefect::sp_padding) return 1;
   const std::int64_t tokens = idle ? 1 : scheduled;
-  return (tokens + tp_size_ - 1) / tp_size_ * tp_size_;
+  const std::int64_t padded = (tokens + sizes_.tp_size - 1) / sizes_.tp_size * sizes_.tp_size;
+  const std::int64_t size = graph_size(padded);
+  return size > 0 ? size : padded;
 }
 
 std::int64_t DataParallelRank::agreed_tokens(std::span<const std::int64_t> own_tokens) const {
   LS_CHECK(std::ssize(own_tokens) == options_.dp_size, "{} ranks", own_tokens.size());
-  if (options_.enforce_eager) return own_tokens[static_cast<std::size_t>(rank_)];
+  if (!pads_to_largest(own_tokens)) return own_tokens[static_cast<std::size_t>(rank_)];
   return std::ranges::max(own_tokens);
+}
+
+bool DataParallelRank::pads_to_largest(std::span<const std::int64_t> own_tokens) const {
+  if (options_.enforce_eager) return false;
+  if (sizes_.max_capture_size == 0) return true;
+  return std::ranges::all_of(own_tokens,
+                             [this](std::int64_t tokens) { return graph_size(tokens) == tokens; });
 }
 
 std::vector<Collective> DataParallelRank::calls(std::int64_t scheduled,
@@ -65,11 +77,11 @@ std::vector<Collective> DataParallelRank::calls(std::int64_t scheduled,
   std::vector<Collective> calls;
   calls.push_back({.kind = CollectiveKind::all_reduce,
                    .what = "what each rank is about to run",
-                   .shape = {other_tensor ? 2 : sync_rows_, options_.dp_size}});
+                   .shape = {other_tensor ? 2 : sizes_.sync_rows, options_.dp_size}});
   const std::int64_t tokens = agreed_tokens(own_tokens);
   std::vector<std::int64_t> of_all(own_tokens.begin(), own_tokens.end());
-  if (!options_.enforce_eager) std::ranges::fill(of_all, tokens);
-  for (std::int64_t layer = 0; layer < num_layers_; ++layer) {
+  if (pads_to_largest(own_tokens)) std::ranges::fill(of_all, tokens);
+  for (std::int64_t layer = 0; layer < sizes_.num_layers; ++layer) {
     calls.push_back({.kind = CollectiveKind::all_gather,
                      .what = "tokens to the experts",
                      .shape = of_all,
@@ -77,7 +89,7 @@ std::vector<Collective> DataParallelRank::calls(std::int64_t scheduled,
     calls.push_back({.kind = CollectiveKind::reduce_scatter,
                      .what = "rows of a layer, sequence parallel",
                      .shape = {tokens},
-                     .cut_over = tp_size_,
+                     .cut_over = sizes_.tp_size,
                      .is_own = true});
   }
   if (votes)

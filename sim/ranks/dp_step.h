@@ -5,7 +5,9 @@
 // (1) An idle rank runs one token that belongs to nobody: the others' experts need it.
 // (2) Token counts are padded for sequence parallelism (to a multiple of tp) before the ranks tell
 //     one another, and to the largest of all afterwards where graphs run (not enforce_eager).
-// (3) Every 32nd step of a wave the ranks ask one another whether anybody has requests left; when
+// (3) With captured graphs a rank first pads to the size of the graph that takes its tokens, where tp
+//     divides it; when a rank has none, nobody is padded to the largest.
+// (4) Every 32nd step of a wave the ranks ask one another whether anybody has requests left; when
 //     nobody has, they pause.
 //
 // Rules: vllm/v1/worker/dp_utils.py, vllm/forward_context.py (DPMetadata), vllm/v1/engine/core.py
@@ -41,11 +43,18 @@ struct DataParallelOptions {
 
 inline constexpr std::int64_t kStepsBetweenVotes = 32;
 
+struct RankSizes {
+  std::int32_t tp_size = 1;
+  std::int64_t sync_rows =
+      0;  // numbers that a rank tells the others: 4 in vllm-0.22.1, 7 in 0.33.0
+  std::int64_t num_layers = 0;
+  std::int64_t max_capture_size = 0;  // tokens; 0: no graphs are captured
+  std::int64_t max_tokens_per_step = 0;
+};
+
 class DataParallelRank {
  public:
-  // `sync_rows`: numbers that a rank tells the others of a step: 4 in vllm-0.22.1, 7 in 0.33.0.
-  DataParallelRank(const DataParallelOptions& options, std::int32_t rank, std::int32_t tp_size,
-                   std::int64_t sync_rows, std::int64_t num_layers);
+  DataParallelRank(const DataParallelOptions& options, std::int32_t rank, const RankSizes& sizes);
 
   // Before the ranks have told one another: what it would run by itself.
   std::int64_t own_tokens(std::int64_t scheduled) const;
@@ -56,11 +65,13 @@ class DataParallelRank {
                                 bool votes) const;
 
  private:
+  // Of the graph that takes so many tokens; 0: none does.
+  std::int64_t graph_size(std::int64_t tokens) const;
+  bool pads_to_largest(std::span<const std::int64_t> own_tokens) const;
+
   const DataParallelOptions options_;
   const std::int32_t rank_;
-  const std::int32_t tp_size_;
-  const std::int64_t sync_rows_;
-  const std::int64_t num_layers_;
+  const RankSizes sizes_;
 };
 
 }  // namespace lockstep

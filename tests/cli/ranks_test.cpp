@@ -69,6 +69,41 @@ TEST(ReplayOverEngines, MeetsFaultsInEveryEngineAndCountsThem) {
   EXPECT_EQ(json.at("stuck_dp_rank"), -1);
 }
 
+TEST(ReplayOverEngines, BesideConnectorsOfTheirOwnLoadsAndComparesInEach) {
+  const Arguments beside = {"--engine",    "vllm-0.22.1", "--data-parallel-size", "2",
+                            "--connector", "peers+host",  "--host-blocks",        "60"};
+  const Json json = replay_json(beside, 0);
+  EXPECT_EQ(json.at("verdict"), "agreed");
+  EXPECT_EQ(json.at("configuration").at("connector"), "peers+host");
+  EXPECT_GT(json.at("blocks_loaded"), 0);
+  EXPECT_GT(json.at("blocks_stored"), 0);
+  EXPECT_GT(json.at("host_blocks_checked"), 0);
+  Arguments planted = beside;
+  planted.insert(planted.end(), {"--mutant", "transfer-wrong-end"});
+  EXPECT_GE(replay_json(planted, 1).at("divergence").at("dp_rank"), 0);
+}
+
+TEST(ReplayOverEngines, FromCapturedGraphsAgreesOnTheirSize) {
+  const Json json = replay_json({"--data-parallel-size", "3", "--graphs", "64"}, 0);
+  EXPECT_EQ(json.at("verdict"), "agreed");
+  EXPECT_GT(json.at("graphs").at("replayed"), 0);
+  EXPECT_GT(json.at("idle_rank_steps"), 0);
+  replay_json({"--data-parallel-size", "3", "--graphs", "64", "--mutant", "graph-too-small"}, 1);
+}
+
+TEST(ReplayOverEngines, LeavesAReportAndCacheEventsForEach) {
+  const std::string report = temporary_path("engines.html");
+  const std::string events = temporary_path("engines.jsonl");
+  replay_json({"--data-parallel-size", "2", "--report", report, "--cache-events", events}, 0);
+  const std::string stem = report.substr(0, report.size() - 5);
+  for (const std::string rank : {"0", "1"}) {
+    EXPECT_NE(read_text(stem + ".dp" + rank + ".html").find("data parallel rank " + rank + " of 2"),
+              std::string::npos);
+    EXPECT_NE(read_text(stem + ".dp" + rank + ".jsonl").find("\"step\":"), std::string::npos);
+  }
+  EXPECT_NE(read_text(stem + ".dp0.jsonl"), read_text(stem + ".dp1.jsonl"));
+}
+
 TEST(ReplayOverRanks, IsSavedWithItsDegreesAndReproduced) {
   const std::string folder = temporary_path("ranks_cases");
   const Outcome saved =
@@ -129,9 +164,16 @@ INSTANTIATE_TEST_SUITE_P(
         Refusal{"FaultsOfSeveralEnginesThatAreNone",
                 {"--backend", "none", "--data-parallel-size", "2", "--faults", "explode@3"},
                 "explode"},
-        Refusal{"AReportOfSeveralEngines",
-                {"--backend", "none", "--data-parallel-size", "2", "--report", "r.html"},
-                "--report"}),
+        Refusal{
+            "GraphsOfEnginesThatRunNone",
+            {"--backend", "simt", "--data-parallel-size", "2", "--enforce-eager", "--graphs", "8"},
+            "enforce_eager"},
+        Refusal{"HiddenStatesOfSeveralEngines",
+                {"--backend", "simt", "--data-parallel-size", "2", "--hidden-states", "."},
+                "--hidden-states"},
+        Refusal{"AConnectorOfEnginesWithoutModelledOnes",
+                {"--backend", "none", "--data-parallel-size", "2", "--connector", "host"},
+                "vllm-0.33.0"}),
     [](const auto& refusal) { return std::string(refusal.param.name); });
 
 }  // namespace

@@ -110,6 +110,43 @@ TEST(Replay, BesideAHostTierComparesWhatIsStoredAndLoaded) {
   EXPECT_GT(json.at("host_blocks_checked"), json.at("blocks_stored"));
 }
 
+TEST(Replay, BesideSeveralConnectorsLoadsFromEachInTheirOrder) {
+  const auto beside = [](const char* parts) {
+    return replay_json({kSample, "--engine", "vllm-0.22.1", "--backend", "simt", "--connector",
+                        parts, "--load-failures", "0", "--limit", "60"});
+  };
+  const Json peers_first = beside("peers+host");
+  EXPECT_EQ(peers_first.at("verdict"), "agreed");
+  EXPECT_EQ(peers_first.at("configuration").at("connector"), "peers+host");
+  EXPECT_EQ(peers_first.at("configuration").at("num_host_blocks"), 256);
+  EXPECT_GT(peers_first.at("blocks_loaded"), 0);
+  EXPECT_EQ(peers_first.at("blocks_lost"), 0);
+  EXPECT_NE(peers_first.at("state_hash"), beside("host+peers").at("state_hash"));
+}
+
+TEST(Replay, BesideAConnectorOfOneGroupKeepsAllLayersAlike) {
+  const Json json =
+      replay_json({kSample, "--engine", "vllm-0.22.1", "--backend", "none", "--model",
+                   "gpt-oss-20b", "--connector", "one-group-peers+host", "--limit", "10"});
+  EXPECT_EQ(json.at("configuration").at("groups"), 1);
+  const Json several =
+      replay_json({kSample, "--engine", "vllm-0.22.1", "--backend", "none", "--model",
+                   "gpt-oss-20b", "--num-blocks", "400", "--max-model-len", "1024", "--connector",
+                   "peers+host", "--limit", "10"});
+  EXPECT_EQ(several.at("configuration").at("groups"), 2);
+}
+
+TEST(Replay, OfPeersThatLoseEveryOtherLoadCountsMoreBlocksLost) {
+  const auto lost = [](const char* percent) {
+    return replay_json({kSample, "--engine", "vllm-0.22.1-repaired", "--backend", "none",
+                        "--connector", "peers", "--load-failures", percent})
+        .at("blocks_lost")
+        .get<std::int64_t>();
+  };
+  EXPECT_EQ(lost("0"), 0);
+  EXPECT_GT(lost("50"), lost("5"));
+}
+
 TEST(Replay, BesideASimulatedConnectorIsTheSameTwiceAndAnotherWithAnotherSeed) {
   const std::vector<std::string> arguments = {kSample,     "--engine", "vllm-0.22.1",
                                               "--backend", "none",     "--connector"};

@@ -22,7 +22,7 @@ GeneratorOptions beside(FeatureSet always, std::string backend = "none") {
   GeneratorOptions options;
   options.engine = "vllm-0.22.1";
   options.always = always;
-  options.never = {Feature::states, Feature::async_scheduling, Feature::data_parallel};
+  options.never = {Feature::states, Feature::async_scheduling};
   options.backend = std::move(backend);
   options.check = "fast";
   return options;

@@ -23,7 +23,7 @@ struct Slice {
 std::set<std::string_view> beyond(std::string_view engine) {
   if (engine == "vllm-0.22.1") return {"engine_0_33_0", "placeholder_draft"};
   std::set<std::string_view> others = {"engine_0_22_1", "mamba_all", "hit_mamba_all",
-                                       "common_prefix"};
+                                       "common_prefix", "dp_connector"};
   for (const Reached reached : classes_of_connectors()) others.insert(name_of(reached));
   return others;
 }

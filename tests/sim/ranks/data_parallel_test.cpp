@@ -8,6 +8,7 @@
 #include <set>
 
 #include "cuda_backend/simt_backend.h"
+#include "sim/connectors/connect.h"
 #include "sim/faulty_workload.h"
 #include "sim/ranks/collectives.h"
 #include "sim/run_recorder.h"
@@ -188,6 +189,116 @@ TEST(DataParallel, a_rank_whose_output_is_late_holds_up_all) {
   EXPECT_GT(late->summary.simulated_ns, calm->summary.simulated_ns + 150'000'000);
   EXPECT_EQ(late->summary.finished_requests + late->summary.aborted_requests,
             calm->summary.requests);
+}
+
+// Each engine beside connectors of its own, on backends or without them.
+Result<RunReport> run_connected(const LockstepConfig& config, std::uint64_t seed,
+                                bool with_backends) {
+  const auto clients = make_trace_workload(trace_reader_of(make_traffic(seed, 40)),
+                                           {.step_time = {}, .seed = 7, .num_spec_tokens = 0});
+  std::vector<std::unique_ptr<Workload>> connected;
+  std::vector<std::unique_ptr<DecisionSource>> decisions;
+  std::vector<std::unique_ptr<Backend>> backends;
+  std::vector<EngineParts> engines;
+  for (std::int32_t rank = 0; rank < config.data_parallel.dp_size; ++rank) {
+    auto dealt = std::make_unique<DealtWorkload>(*clients);
+    EngineParts& parts = engines.emplace_back();
+    parts.dealt = dealt.get();
+    connected.push_back(connect(std::move(dealt), config.connector, config.device.plan, 1,
+                                connector_seed(seed, rank)));
+    parts.workload = connected.back().get();
+    auto decides = make_reference_decisions(
+        config.engine, config.device.plan.groups, config.device.plan.num_blocks,
+        {parts.workload->connector(), config.connector.load_failure_policy});
+    if (!decides) return tl::unexpected(decides.error());
+    parts.decisions = decides->get();
+    decisions.push_back(std::move(*decides));
+    if (!with_backends) continue;
+    auto backend = make_simt_backend(config.device);
+    if (!backend) return tl::unexpected(backend.error());
+    parts.ranks.push_back(backend->get());
+    backends.push_back(std::move(*backend));
+  }
+  return run_data_parallel(config, engines, *clients);
+}
+
+LockstepConfig make_connected(std::vector<ConnectorKind> parts) {
+  LockstepConfig config = make_parallel(2);
+  config.engine.engine = "vllm-0.22.1";
+  config.connector.parts = std::move(parts);
+  config.connector.num_host_blocks = 30;
+  config.device.num_host_blocks = num_host_blocks(config.connector, config.device.plan);
+  return config;
+}
+
+TEST(DataParallel, every_engine_loads_and_stores_beside_connectors_of_its_own) {
+  const LockstepConfig config = make_connected({ConnectorKind::peers, ConnectorKind::host});
+  const auto run = run_connected(config, 3, true);
+  ASSERT_TRUE(run) << run.error().message;
+  EXPECT_EQ(run->summary.verdict, Verdict::agreed) << what(*run);
+  EXPECT_GT(run->summary.blocks_loaded, 0);
+  EXPECT_GT(run->summary.blocks_stored, 0);
+  EXPECT_GT(run->summary.host_blocks_checked, run->summary.blocks_stored);
+  const auto alone = run_connected(config, 3, false);
+  ASSERT_TRUE(alone) << alone.error().message;
+  EXPECT_EQ(alone->summary.scheduled_tokens, run->summary.scheduled_tokens);
+  EXPECT_EQ(alone->summary.blocks_loaded, run->summary.blocks_loaded);
+}
+
+// Where nothing runs but a load is under way, the run is not at its end.
+TEST(DataParallel, engines_wait_for_loads_of_one_of_them) {
+  const LockstepConfig config = make_connected({ConnectorKind::peers});
+  for (std::uint64_t seed = 0; seed < 12; ++seed) {
+    const auto run = run_connected(config, seed, false);
+    ASSERT_TRUE(run) << run.error().message;
+    EXPECT_EQ(run->summary.verdict, Verdict::agreed) << what(*run);
+    EXPECT_EQ(run->summary.finished_requests + run->summary.aborted_requests,
+              run->summary.requests);
+  }
+}
+
+TEST(DataParallel, a_defect_of_one_engines_tier_is_found_and_names_it) {
+  LockstepConfig config = make_connected({ConnectorKind::host});
+  config.connector.delay_steps_max = 12;
+  config.connector.defect = ConnectorDefect::free_send_in_flight;
+  const auto run = run_connected(config, 3, true);
+  ASSERT_TRUE(run) << run.error().message;
+  ASSERT_EQ(run->summary.verdict, Verdict::divergence);
+  EXPECT_EQ(run->summary.divergence->phase, Phase::transfer) << what(*run);
+  EXPECT_GE(run->summary.divergence->dp_rank, 0);
+}
+
+TEST(DataParallel, ranks_with_graphs_run_the_largest_size_that_any_of_them_takes) {
+  for (const std::int32_t tp_size : {1, 2}) {
+    LockstepConfig config = make_parallel(3, tp_size);
+    config.device.max_cudagraph_capture_size = 32;
+    const auto run = run_engines(config);
+    ASSERT_TRUE(run) << run.error().message;
+    EXPECT_EQ(run->summary.verdict, Verdict::agreed) << what(*run);
+    EXPECT_GT(run->summary.graphs.replayed, 0);
+    EXPECT_GT(run->summary.idle_rank_steps, 0);
+  }
+  LockstepConfig config = make_parallel(3);
+  config.device.max_cudagraph_capture_size = 32;
+  config.device.mutant = "graph-too-small";
+  const auto run = run_engines(config);
+  ASSERT_TRUE(run) << run.error().message;
+  EXPECT_EQ(run->summary.verdict, Verdict::divergence);
+}
+
+TEST(DataParallelRank, pads_to_a_graph_and_then_to_the_largest_unless_one_has_none) {
+  const RankSizes sizes{.tp_size = 2,
+                        .sync_rows = 4,
+                        .num_layers = 1,
+                        .max_capture_size = 16,
+                        .max_tokens_per_step = 64};
+  const DataParallelRank rank({.dp_size = 2}, 0, sizes);
+  EXPECT_EQ(rank.own_tokens(0), 2);
+  EXPECT_EQ(rank.own_tokens(3), 4);
+  EXPECT_EQ(rank.own_tokens(5), 8);
+  EXPECT_EQ(rank.own_tokens(17), 18);
+  EXPECT_EQ(rank.agreed_tokens(std::vector<std::int64_t>{4, 16}), 16);
+  EXPECT_EQ(rank.agreed_tokens(std::vector<std::int64_t>{4, 18}), 4);
 }
 
 Collective reduce_of(std::vector<std::int64_t> shape) {
