@@ -24,7 +24,6 @@ constexpr const char* kEngine = "vllm-0.22.1";  // the profile that models conne
 // Options of a replay that mean nothing here.
 Result<void> check_options(const ReplayOptions& options) {
   const std::pair<bool, std::string_view> useless[] = {
-      {options.tp.has_value(), "--tensor-parallel-size"},
       {options.pp.has_value(), "--pipeline-parallel-size"},
       {options.dp.has_value(), "--data-parallel-size"},
       {options.faults.has_value(), "--faults"},
@@ -53,9 +52,10 @@ void plant(std::optional<std::string>& mutant, TransferDefect& defect) {
   mutant.reset();
 }
 
-Backend* backend_of(const PreparedReplay& prepared) {
-  const auto& ranks = prepared.engines.front().ranks;
-  return ranks.empty() ? nullptr : ranks.front().get();
+std::vector<Backend*> ranks_of(const PreparedReplay& prepared) {
+  std::vector<Backend*> ranks;
+  for (const auto& rank : prepared.engines.front().ranks) ranks.push_back(rank.get());
+  return ranks;
 }
 
 Result<PreparedPair> prepare(const PairCommandOptions& given) {
@@ -84,8 +84,8 @@ Result<PreparedPair> prepare(const PairCommandOptions& given) {
   prepared.prefill = std::move(*prefill);
   options.decode = prepared.decode.config;
   options.prefill = prepared.prefill.config;
-  options.decode_backend = backend_of(prepared.decode);
-  options.prefill_backend = backend_of(prepared.prefill);
+  options.decode_ranks = ranks_of(prepared.decode);
+  options.prefill_ranks = ranks_of(prepared.prefill);
   options.staging_blocks = given.staging_blocks;
   options.network = given.network;
   options.network.seed = given.replay.seed.value_or(0);

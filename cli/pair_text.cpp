@@ -16,6 +16,11 @@ std::string engine_row(const RunSummary& engine) {
                      with_commas(engine.preemptions));
 }
 
+std::string ranks_text(const PairOptions& options) {
+  const std::int32_t tp_size = options.decode.device.parallel.tp_size;
+  return tp_size == 1 ? std::string() : fmt::format(", {} ranks in each engine", tp_size);
+}
+
 std::string stuck_text(std::string_view who, const RunSummary& engine) {
   if (engine.verdict != Verdict::liveness) return {};
   std::string text = fmt::format(
@@ -87,8 +92,8 @@ std::string pair_configuration_text(const PairOptions& o) {
                       o.load_failure_policy == KVLoadFailurePolicy::fail ? "fail" : "recompute",
                       counted(o.attempts_max, "attempt"));
   text += fmt::format("  pages    {}, through staging buffers of {}\n",
-                      o.has_pages() ? fmt::format("on {} ({})", o.decode_backend->name(),
-                                                  o.decode_backend->device())
+                      o.has_pages() ? fmt::format("on {} ({}){}", o.decode_ranks.front()->name(),
+                                                  o.decode_ranks.front()->device(), ranks_text(o))
                                     : "none: content ids stand for them",
                       counted(o.staging_blocks, "block"));
   if (!o.decode.device.mutant.empty())
@@ -174,6 +179,7 @@ std::string pair_json(const std::string& file, const PairOptions& options,
       {"attempts_max", options.attempts_max},
       {"offer_percent", options.offer_percent},
       {"backend", report.decode.backend},
+      {"tensor_parallel_size", options.decode.device.parallel.tp_size},
       {"staging_blocks", options.staging_blocks},
       {"kv_load_failure_policy",
        options.load_failure_policy == KVLoadFailurePolicy::fail ? "fail" : "recompute"},

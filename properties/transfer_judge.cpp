@@ -93,8 +93,8 @@ TransferOutcome judge_pair(const TransferCase& transfer, TransferDefect defect,
   if (!prefill) return {"refused", prefill.error().message};
   const auto decode = backend_for(transfer, options.decode, backend);
   if (!decode) return {"refused", decode.error().message};
-  options.prefill_backend = prefill->get();
-  options.decode_backend = decode->get();
+  if (*prefill) options.prefill_ranks = {prefill->get()};
+  if (*decode) options.decode_ranks = {decode->get()};
   const auto client =
       make_trace_workload(trace_reader_of(transfer.trace), {.step_time = {}, .seed = 1});
   const auto report = run_pair(options, *client);

@@ -33,7 +33,7 @@ class LockstepDevice final {
         worker_(config_.device.num_rows, config_.device.context, model_),
         builder_(config_.engine, config_.device, model_, worker_),
         model_step_(model_, worker_),
-        transfer_step_(model_, worker_, backend_),
+        transfer_step_(model_, worker_, backend_, config_.device.parallel.tp_rank),
         planner_(config_.device, model_, worker_, config_.budget.probe_rows,
                  backend.answers_queries() ? config_.budget.query_rows : 0),
         comparer_(config_.device, model_, worker_, backend_, config_.budget.untouched_pages,

@@ -17,7 +17,7 @@ Result<void> TransferStep::begin(const StepTransfers& transfers, StepProgram& pr
     const std::vector<ContentId> contents = contents_of(block);
     const std::int64_t first = block.entry * model_.block_size(block.group);
     std::span<const std::uint8_t> bytes;
-    if (!transfers.payloads.empty()) bytes = transfers.payloads[i];
+    if (!transfers.payloads.empty()) bytes = own_part(block.group, transfers.payloads[i]);
     model_.fill_host_block(block.group, block.host, first, contents,
                            worker_.at(block.request).writer, bytes);
     if (bytes.empty())
@@ -30,6 +30,15 @@ Result<void> TransferStep::begin(const StepTransfers& transfers, StepProgram& pr
   for (const BlockTransfer& block : transfers.stores)
     if (keeps_any(block)) program.stores.push_back({block.group, block.block, block.host});
   return {};
+}
+
+std::span<const std::uint8_t> TransferStep::own_part(std::int32_t group,
+                                                     std::span<const std::uint8_t> payload) const {
+  const auto size = static_cast<std::size_t>(model_.host_bytes_of(group));
+  const std::size_t begin = static_cast<std::size_t>(tp_rank_) * size;
+  LS_CHECK(begin + size <= payload.size(), "bytes {} to {} of a payload of {}", begin, begin + size,
+           payload.size());
+  return payload.subspan(begin, size);
 }
 
 // Of a block that is not full a rank of context parallelism may keep nothing.

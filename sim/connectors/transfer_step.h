@@ -6,6 +6,9 @@
 // (2) A row that lies behind a block that should have been loaded and was not is void: the engine
 //     drops what it computed, and nobody may count on what it wrote.
 //
+// (3) What a peer of several tensor parallel ranks has sent holds the bytes of a block on each of its
+//     ranks, in their order; a rank takes its own.
+//
 // Not checked: states, which the connectors here do not move; that the bytes arrive (the comparer).
 #pragma once
 
@@ -23,8 +26,8 @@ namespace lockstep {
 
 class TransferStep {
  public:
-  TransferStep(MemoryModel& model, Worker& worker, Backend& backend)
-      : model_(model), worker_(worker), backend_(backend) {}
+  TransferStep(MemoryModel& model, Worker& worker, Backend& backend, std::int32_t tp_rank)
+      : model_(model), worker_(worker), backend_(backend), tp_rank_(tp_rank) {}
 
   // Loads and stores of the program, and the rows of what peers bring.
   Result<void> begin(const StepTransfers& transfers, StepProgram& program);
@@ -33,6 +36,8 @@ class TransferStep {
   std::optional<Divergence> check_stores(const StepTransfers& transfers, std::int64_t step) const;
 
  private:
+  std::span<const std::uint8_t> own_part(std::int32_t group,
+                                         std::span<const std::uint8_t> payload) const;
   bool keeps_any(const BlockTransfer& block) const;
   std::vector<ContentId> contents_of(const BlockTransfer& block) const;
   static Divergence gone(const BlockTransfer& block, std::string_view verb, std::int64_t step);
@@ -42,6 +47,7 @@ class TransferStep {
   MemoryModel& model_;
   Worker& worker_;
   Backend& backend_;
+  const std::int32_t tp_rank_;
 };
 
 // The content of a void row in place of that of its token.

@@ -4,6 +4,8 @@
 #include <memory>
 
 #include "reference/memory_model.h"
+#include "reference/rank_plan.h"
+#include "sim/lockstep.h"
 
 namespace lockstep {
 
@@ -21,20 +23,46 @@ HoldsContents content_id_payloads(std::span<const KVCacheGroupSpec> groups) {
   };
 }
 
-// A tier of one block, into which the rows are drawn over what was sent: nothing may change.
-Result<HoldsContents> page_payloads(const BackendConfig& device) {
-  auto created = MemoryModel::create(device.plan, device.attention_backend, device.layout,
-                                     device.layout_rule, 1, device.numbers);
-  if (!created) return tl::unexpected(created.error());
-  const auto model = std::make_shared<MemoryModel>(std::move(*created));
-  const WriterId writer = model->add_writer("peer");
-  return [model, writer](std::int32_t group, std::span<const ContentId> contents,
-                         std::span<const std::uint8_t> bytes) {
-    if (std::ssize(bytes) != model->host_bytes_of(group)) return false;
-    model->begin_step(0);
-    model->fill_host_block(group, HostBlockId{0}, 0, contents, writer, bytes);
-    const auto drawn = std::span(*model->host_block(HostBlockId{0}).bytes).first(bytes.size());
+namespace {
+
+// A rank's tier of one block, into which the rows are drawn over what was sent: nothing may change.
+struct DrawnRank {
+  MemoryModel model;
+  WriterId writer;
+
+  bool holds(std::int32_t group, std::span<const ContentId> contents,
+             std::span<const std::uint8_t> bytes) {
+    model.begin_step(0);
+    model.fill_host_block(group, HostBlockId{0}, 0, contents, writer, bytes);
+    const auto drawn = std::span(*model.host_block(HostBlockId{0}).bytes).first(bytes.size());
     return std::ranges::equal(drawn, bytes);
+  }
+};
+
+}  // namespace
+
+Result<HoldsContents> page_payloads(const BackendConfig& device) {
+  const auto ranks = std::make_shared<std::vector<DrawnRank>>();
+  for (std::int32_t rank = 0; rank < num_ranks(device); ++rank) {
+    auto plan =
+        rank_plan(device.plan, device_of_rank(device, rank).parallel, device.queries_per_kv);
+    if (!plan) return tl::unexpected(plan.error());
+    auto model = MemoryModel::create(plan->plan, device.attention_backend, device.layout,
+                                     device.layout_rule, 1, device.numbers, plan->layers);
+    if (!model) return tl::unexpected(model.error());
+    ranks->push_back({std::move(*model), {}});
+    ranks->back().writer = ranks->back().model.add_writer("peer");
+  }
+  return [ranks](std::int32_t group, std::span<const ContentId> contents,
+                 std::span<const std::uint8_t> bytes) {
+    std::size_t begin = 0;
+    for (DrawnRank& rank : *ranks) {
+      const auto size = static_cast<std::size_t>(rank.model.host_bytes_of(group));
+      if (begin + size > bytes.size() || !rank.holds(group, contents, bytes.subspan(begin, size)))
+        return false;
+      begin += size;
+    }
+    return begin == bytes.size();
   };
 }
 

@@ -94,17 +94,16 @@ Result<void> Pair::start() {
     return {};
   };
   const KVLoadFailurePolicy policy = options_.load_failure_policy;
-  if (auto started = start(options_.prefill,
-                           {.transfer = {&sender_, policy},
-                            .transfers = &sender_,
-                            .backend = options_.prefill_backend},
-                           "prefill", prefill_);
+  if (auto started = start(
+          options_.prefill,
+          {.transfer = {&sender_, policy}, .transfers = &sender_, .ranks = options_.prefill_ranks},
+          "prefill", prefill_);
       !started)
     return started;
   if (auto started = start(options_.decode,
                            {.transfer = {&watched_, policy},
                             .transfers = &receiver_.transfers(),
-                            .backend = options_.decode_backend},
+                            .ranks = options_.decode_ranks},
                            "decode", decode_);
       !started)
     return started;
@@ -219,10 +218,14 @@ void Pair::report(PairedEngine& engine, KVConnectorOutput& report) {
 
 Result<std::vector<std::uint8_t>> Pair::read_block(TransferId id, BlockPlace place,
                                                    const BlockTransfer& staged) {
-  Result<std::vector<std::uint8_t>> bytes =
-      options_.has_pages() ? options_.prefill_backend->read_host_block(staged.group, staged.host)
-                           : prefill_->memory().read_block(staged.group, staged.block);
-  if (bytes) ledger_.read(id, place, *bytes);
+  std::vector<std::uint8_t> bytes;
+  if (!options_.has_pages()) bytes = prefill_->memory().read_block(staged.group, staged.block);
+  for (Backend* rank : options_.prefill_ranks) {
+    const auto part = rank->read_host_block(staged.group, staged.host);
+    if (!part) return tl::unexpected(part.error());
+    bytes.insert(bytes.end(), part->begin(), part->end());
+  }
+  ledger_.read(id, place, bytes);
   return bytes;
 }
 

@@ -16,12 +16,16 @@ bool is_kind_known(CacheKind kind) {
 // Whether a block of one lies in a host block as a block of the other does.
 bool lay_out_alike(const BackendConfig& a, const BackendConfig& b) {
   return a.layout == b.layout && a.attention_backend == b.attention_backend &&
-         a.layout_rule == b.layout_rule && a.numbers == b.numbers;
+         a.layout_rule == b.layout_rule && a.numbers == b.numbers &&
+         a.parallel.tp_size == b.parallel.tp_size;
 }
 
 Result<void> check_pages(const PairOptions& options) {
-  LS_CHECK(options.prefill_backend != nullptr && options.decode_backend != nullptr,
-           "one of two engines has a backend");
+  LS_CHECK(std::ssize(options.prefill_ranks) == num_ranks(options.prefill.device) &&
+               std::ssize(options.decode_ranks) == num_ranks(options.decode.device),
+           "{} and {} backends for {} and {} ranks", options.prefill_ranks.size(),
+           options.decode_ranks.size(), num_ranks(options.prefill.device),
+           num_ranks(options.decode.device));
   if (!lay_out_alike(options.prefill.device, options.decode.device))
     return fail(
         "prefill and decode apart: both engines must lay their blocks out alike; what is sent are "
@@ -53,10 +57,11 @@ Result<void> check_pair(const PairOptions& options) {
   for (const LockstepConfig* config : {&options.prefill, &options.decode}) {
     if (config->engine.num_spec_tokens > 0)
       return fail("prefill and decode apart: draft tokens are not modelled");
-    if (num_ranks(config->device) > 1 || config->data_parallel.dp_size > 1)
+    if (num_ranks(config->device) != config->device.parallel.tp_size ||
+        config->device.context.num_ranks > 1 || config->data_parallel.dp_size > 1)
       return fail(
-          "prefill and decode apart: blocks of several ranks are not transferred; give each engine "
-          "one");
+          "prefill and decode apart: of several ranks, blocks of tensor parallel ones alone are "
+          "transferred");
   }
   if (options.staging_blocks < 1)
     return fail("prefill and decode apart: a staging buffer holds a block at least");

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 #include "sim/lockstep.h"
 #include "sim/pair/network.h"
@@ -14,10 +15,11 @@ struct PairOptions {
   // the size of each one's staging buffer.
   LockstepConfig prefill;
   LockstepConfig decode;
-  // Both or neither, made with the configurations' devices; they outlive the run. With them pages
+  // A backend for each tensor parallel rank of both, or of neither, made with the configurations'
+  // devices; they outlive the run. With them pages
   // are read, sent and compared, else content ids stand for them.
-  Backend* prefill_backend = nullptr;
-  Backend* decode_backend = nullptr;
+  std::vector<Backend*> prefill_ranks;
+  std::vector<Backend*> decode_ranks;
   std::int64_t staging_blocks = 64;  // that a step stores or loads at most
   NetworkOptions network;
   TransferTimes times;
@@ -30,11 +32,11 @@ struct PairOptions {
   bool is_apart = true;        // false: the decode engine does everything, nothing is transferred
   TransferDefect defect = TransferDefect::none;
 
-  bool has_pages() const { return decode_backend != nullptr; }
+  bool has_pages() const { return !decode_ranks.empty(); }
 };
 
-// Refused: blocks that are not transferred, engines that cannot read one another's blocks, several
-// ranks.
+// Refused: blocks that are not transferred, engines that cannot read one another's blocks, ranks of
+// other kinds than tensor parallel ones.
 Result<void> check_pair(const PairOptions& options);
 
 }  // namespace lockstep

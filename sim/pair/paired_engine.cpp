@@ -17,8 +17,7 @@ Result<std::unique_ptr<PairedEngine>> PairedEngine::create(const LockstepConfig&
                                             config.scheduler_defect);
   if (!decisions) return tl::unexpected(decisions.error());
   engine->decisions_ = std::move(*decisions);
-  const std::span<Backend* const> ranks(&parts.backend, parts.backend == nullptr ? 0 : 1);
-  auto run = start_lockstep(config, *engine->decisions_, *engine, ranks, engine.get());
+  auto run = start_lockstep(config, *engine->decisions_, *engine, parts.ranks, engine.get());
   if (!run) return tl::unexpected(run.error());
   engine->run_ = std::move(*run);
   return engine;

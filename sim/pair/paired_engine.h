@@ -36,7 +36,7 @@ class EngineOwner {
 struct PairedParts {
   KVTransfer transfer;                   // with a connector
   TransferPlanner* transfers = nullptr;  // that the connector's loads and stores come from
-  Backend* backend = nullptr;            // null: the decisions alone
+  std::vector<Backend*> ranks;           // none: the decisions alone
 };
 
 class PairedEngine final : public Workload, public StepObserver {

@@ -60,6 +60,18 @@ TEST(Pair, with_a_backend_real_pages_cross_the_network_and_every_one_is_compared
   EXPECT_EQ(outcome.out.find("content ids stand"), std::string::npos) << outcome.out;
 }
 
+TEST(Pair, of_tensor_parallel_ranks_sends_what_each_of_them_holds) {
+  const std::string path = temporary_path("pair_ranks.json");
+  const Outcome outcome = run_lockstep(lossy(
+      {"--backend", "simt", "--layers", "2", "--kv-heads", "2", "--head-size", "16",
+       "--tensor-parallel-size", "2", "--queries-per-kv", "2", "--limit", "10", "--json", path}));
+  EXPECT_EQ(outcome.status, 0) << outcome.out << outcome.err;
+  const auto json = nlohmann::json::parse(read_text(path));
+  EXPECT_EQ(json.at("verdict"), "kept");
+  EXPECT_EQ(json.at("configuration").at("tensor_parallel_size"), 2);
+  EXPECT_NE(outcome.out.find("2 ranks in each engine"), std::string::npos) << outcome.out;
+}
+
 TEST(Pair, without_a_backend_says_that_no_byte_of_a_page_was_checked) {
   const Outcome outcome = run_lockstep(lossy({"--steps", "50"}));
   EXPECT_NE(outcome.out.find("Not checked:\n  - the bytes of pages"), std::string::npos)

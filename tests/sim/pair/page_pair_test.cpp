@@ -2,6 +2,11 @@
 // and loaded, and the decode engine's memory model agrees with every byte of it.
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
+#include "reference/memory_model.h"
+#include "reference/rank_plan.h"
+#include "sim/pair/block_payload.h"
 #include "tests/sim/pair/pairs.h"
 
 namespace lockstep {
@@ -107,7 +112,54 @@ TEST(PagePair, latents_and_numbers_of_eight_bits_cross_as_any_bytes_do) {
   }
 }
 
-TEST(PagePair, refuses_engines_that_lay_their_blocks_out_in_two_ways_and_several_ranks) {
+// Heads that are cut, heads that both ranks hold, and latents, which all do.
+TEST(PagePair, every_tensor_parallel_rank_sends_and_takes_its_part_of_a_block) {
+  for (const std::int32_t num_kv_heads : {4, 1}) {
+    KVCacheSpec spec = full_spec();
+    spec.num_kv_heads = num_kv_heads;
+    PairOptions options = pair_of({make_group("a", 2, spec)}, 60, 60);
+    options.network = worst_network(5);
+    for (LockstepConfig* config : {&options.prefill, &options.decode}) {
+      config->device.parallel.tp_size = 2;
+      config->device.queries_per_kv = 2;
+    }
+    const PairReport report = run_with_pages(options, make_traffic(4, 15));
+    ASSERT_EQ(report.verdict, PairVerdict::kept) << what_of(report);
+    EXPECT_GT(report.decode.blocks_loaded, 10);
+    EXPECT_GT(report.decode.union_rows_checked, 0);
+    for (LockstepConfig* config : {&options.prefill, &options.decode})
+      config->device.mutant = num_kv_heads == 1 ? "tp-heads-not-replicated" : "tp-head-offset";
+    EXPECT_EQ(run_with_pages(options, make_traffic(4, 15)).verdict, PairVerdict::broken);
+  }
+}
+
+// The sender's ranks are both right by themselves: only who takes which part is wrong.
+TEST(PagePair, parts_in_the_order_of_other_ranks_are_not_what_was_to_be_sent) {
+  BackendConfig device = pair_of(one_group(), 60, 60).decode.device;
+  device.parallel.tp_size = 2;
+  device.queries_per_kv = 2;
+  const auto holds = page_payloads(device);
+  ASSERT_TRUE(holds) << holds.error().message;
+  const std::vector<ContentId> contents(16, ContentId{77});
+  std::vector<std::uint8_t> payload;
+  for (std::int32_t rank = 0; rank < 2; ++rank) {
+    const auto plan =
+        rank_plan(device.plan, device_of_rank(device, rank).parallel, device.queries_per_kv);
+    auto model = MemoryModel::create(plan->plan, device.attention_backend, device.layout,
+                                     device.layout_rule, 1, device.numbers, plan->layers);
+    ASSERT_TRUE(model) << model.error().message;
+    model->begin_step(0);
+    model->fill_host_block(0, HostBlockId{0}, 0, contents, model->add_writer("r"), {});
+    const auto& bytes = *model->host_block(HostBlockId{0}).bytes;
+    payload.insert(payload.end(), bytes.begin(), bytes.begin() + model->host_bytes_of(0));
+  }
+  EXPECT_TRUE((*holds)(0, contents, payload));
+  std::ranges::rotate(payload, payload.begin() + std::ssize(payload) / 2);
+  EXPECT_FALSE((*holds)(0, contents, payload));
+  EXPECT_FALSE((*holds)(0, contents, std::span(payload).first(payload.size() / 2)));
+}
+
+TEST(PagePair, refuses_engines_that_lay_their_blocks_out_in_two_ways_and_stages) {
   const auto refusal = [](const PairOptions& options) {
     const auto client = make_trace_workload(trace_reader_of(make_traffic(1, 1)), {});
     const auto report = run_pair(options, *client);
@@ -115,14 +167,14 @@ TEST(PagePair, refuses_engines_that_lay_their_blocks_out_in_two_ways_and_several
   };
   PairOptions options = pair_of(one_group(), 60, 60);
   PlainBackend prefill(options.prefill.device), decode(options.decode.device);
-  options.prefill_backend = &prefill;
-  options.decode_backend = &decode;
+  options.prefill_ranks = {&prefill};
+  options.decode_ranks = {&decode};
   EXPECT_NE(refusal(options).find("a host tier of 0 blocks for a staging buffer of 64"),
             std::string::npos);
   options.prefill.device.layout = CacheLayout::HND;
   EXPECT_NE(refusal(options).find("lay their blocks out alike"), std::string::npos);
   options.decode.device.parallel.pp_size = 2;
-  EXPECT_NE(refusal(options).find("several ranks"), std::string::npos);
+  EXPECT_NE(refusal(options).find("tensor parallel ones alone"), std::string::npos);
 }
 
 }  // namespace

@@ -46,11 +46,16 @@ PairReport run_to_end(const PairOptions& options, const Trace& trace) {
 PairReport run_with_pages(PairOptions options, const Trace& trace) {
   for (LockstepConfig* config : {&options.prefill, &options.decode})
     config->device.num_host_blocks = options.staging_blocks;
-  const auto prefill = make_simt_backend(options.prefill.device);
-  const auto decode = make_simt_backend(options.decode.device);
-  EXPECT_TRUE(prefill.has_value() && decode.has_value());
-  options.prefill_backend = prefill->get();
-  options.decode_backend = decode->get();
+  std::vector<std::unique_ptr<Backend>> backends;
+  const auto add = [&](const BackendConfig& device, std::vector<Backend*>& ranks) {
+    for (std::int32_t rank = 0; rank < num_ranks(device); ++rank) {
+      auto backend = make_simt_backend(device_of_rank(device, rank));
+      EXPECT_TRUE(backend.has_value());
+      ranks.push_back(backends.emplace_back(std::move(*backend)).get());
+    }
+  };
+  add(options.prefill.device, options.prefill_ranks);
+  add(options.decode.device, options.decode_ranks);
   return run_to_end(options, trace);
 }
 
