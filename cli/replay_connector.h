@@ -18,7 +18,7 @@ struct ConnectorStart {
 };
 Result<ConnectorStart> start_connector(const ReplayOptions& options);
 
-// With the plan: a host tier is as large as the pool unless --host-blocks says otherwise. Refused: a
+// With the plan: a host tier is as large as the pool unless --host-blocks says more. Refused: a
 // tier without prefix caching, whose block hashes are its keys, and what check_connector() refuses.
 Result<void> finish_connector(const ReplayOptions& options, const ConnectorConfig& started,
                               LockstepConfig& config);

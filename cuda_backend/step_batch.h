@@ -1,5 +1,5 @@
-// How many tokens the captured parts of a step run: of its own batch, or of what data parallel ranks
-// have agreed on.
+// How many tokens the captured parts of a step run: those of its batch, or as many as data parallel
+// ranks have agreed on.
 #pragma once
 
 #include <algorithm>

@@ -28,10 +28,10 @@ SavedCase save_case(std::string name, const LockstepConfig& config,
 void keep_records(Trace& trace, std::int64_t count);
 
 LockstepConfig config_of(const SavedCase& saved);
-// Plants the defect of that name where it belongs: in the scheduler, in a connector or its start, in
-// data
-// parallel ranks, in files of hidden states, or else in the backend, which refuses names that it
-// does not know.
+// Plants the defect of that name where it belongs: in the scheduler, in a connector, in how an
+// engine sets its connectors up, in data parallel ranks, in files of hidden states. Every other
+// name is taken for one of the backend's, which refuses those that it does not know when it is
+// made.
 void plant(LockstepConfig& config, const std::string& mutant);
 // The name of what is planted; empty: nothing.
 std::string mutant_of(const LockstepConfig& config);
@@ -41,7 +41,7 @@ std::vector<BlockId> free_order_of(const SavedCase& saved);
 TraceWorkloadOptions workload_options_of(const SavedCase& saved);
 // The requests of a saved case as a source of records.
 std::unique_ptr<TraceReader> trace_reader_of(Trace trace);
-// Its trace by the clock, or its recording step by step when it has one; beside its connector, unless
+// Its trace by the clock, or its recording step by step when it has one; with its connector, unless
 // there are data parallel ranks, each of which has its own.
 std::unique_ptr<Workload> workload_of(const SavedCase& saved);
 

@@ -7,7 +7,7 @@
 // (2) Every part hears of every allocation; those that do not load hear of no tokens.
 // (3) Blocks are kept while any part sends them, and reported in finished_sending once, when the
 //     last part has.
-// (4) While a load into the blocks of a request is under way, or one has ended with the last report,
+// (4) While a load into a request's blocks is under way, or one has ended with the last report,
 //     is_loading() says so: vLLM takes blocks back once, so that a part that would keep them for a
 //     sending has to know.
 // (5) Several KV cache groups are handed to connectors only if every part supports them; that is

@@ -6,7 +6,7 @@
 // (2) A row that lies behind a block that should have been loaded and was not is void: the engine
 //     drops what it computed, and nobody may count on what it wrote.
 //
-// (3) What a peer of several tensor parallel ranks has sent holds the bytes of a block on each of its
+// (3) What a peer of several tensor parallel ranks has sent holds a block's bytes on each of its
 //     ranks, in their order; a rank takes its own.
 //
 // Not checked: states, which the connectors here do not move; that the bytes arrive (the comparer).

@@ -15,14 +15,14 @@
 // (4) When nothing moves any more and requests are left, the verdict is liveness.
 // (5) With backends, whatever they are, the run is the one without: same decisions, same packets
 //     but for their bytes.
-// (6) Tensor parallel ranks of an engine each stage their part of a block; all of them travel as one
+// (6) Tensor parallel ranks of an engine each stage their part of a block; all parts travel as one
 //     payload, and every rank of the other engine takes its own.
 //
 // As vLLM truncates prompts for states, so a prompt is prefilled without its last token where a
 // group has a window: the decode engine computes that token, and looks one token further back than
 // the prefill engine keeps.
 //
-// Not simulated: states, ranks of other kinds, the sampled token of the prefill engine going anywhere.
+// Not simulated: states, other ranks, the sampled token of the prefill engine going anywhere.
 #pragma once
 
 #include <cstdint>

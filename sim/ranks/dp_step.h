@@ -5,7 +5,7 @@
 // (1) An idle rank runs one token that belongs to nobody: the others' experts need it.
 // (2) Token counts are padded for sequence parallelism (to a multiple of tp) before the ranks tell
 //     one another, and to the largest of all afterwards where graphs run (not enforce_eager).
-// (3) With captured graphs a rank first pads to the size of the graph that takes its tokens, where tp
+// (3) With captured graphs a rank first pads to the size of the graph that takes its tokens, if tp
 //     divides it; when a rank has none, nobody is padded to the largest.
 // (4) Every 32nd step of a wave the ranks ask one another whether anybody has requests left; when
 //     nobody has, they pause.

@@ -14,7 +14,8 @@ LockstepConfig tier_world(std::vector<KVCacheGroupSpec> groups, std::int64_t num
                           std::int64_t num_host_blocks) {
   LockstepConfig config = make_world(std::move(groups), num_blocks);
   config.engine.engine = "vllm-0.22.1";
-  config.connector = {.parts = {ConnectorKind::host}, .num_host_blocks = num_host_blocks};
+  config.connector.parts = {ConnectorKind::host};
+  config.connector.num_host_blocks = num_host_blocks;
   config.device.num_host_blocks = num_host_blocks;
   return config;
 }
