@@ -45,10 +45,7 @@ __global__ void gated_delta_kernel(GatedDeltaParams p) {
       });
       const float o = dot_with_row(state, q, columns) * (q_factor * p.scale);
       if (threadIdx.x % 32 == 0) p.o[at * p.states.rows + row] = o;
-      std::int32_t target = p.state_targets[token];
-      if constexpr (kDefect == RecurrenceDefect::every_target_last)
-        target = p.state_targets[item.first_token + item.num_tokens - 1];
-      store_state_row(p.states, target, head, row, state);
+      store_state_row(p.states, state_target<kDefect>(p.state_targets, item, n), head, row, state);
     }
   }
 }

@@ -35,10 +35,7 @@ __global__ void selective_state_kernel(SelectiveStateParams p) {
       if (threadIdx.x % 32 == 0)
         p.y[at * p.states.rows + row] =
             p.z == nullptr ? y : y * silu(p.z[at * p.states.rows + row]);
-      std::int32_t target = p.state_targets[token];
-      if constexpr (kDefect == RecurrenceDefect::every_target_last)
-        target = p.state_targets[item.first_token + item.num_tokens - 1];
-      store_state_row(p.states, target, head, row, state);
+      store_state_row(p.states, state_target<kDefect>(p.state_targets, item, n), head, row, state);
     }
   }
 }

@@ -62,6 +62,14 @@ __device__ __forceinline__ void store_state_row(const RecurrentStates& states, s
   });
 }
 
+// The block that the state goes to after token `n` of an item.
+template <RecurrenceDefect kDefect>
+__device__ __forceinline__ std::int32_t state_target(const std::int32_t* state_targets,
+                                                     const RecurrentItem& item, std::int32_t n) {
+  if constexpr (kDefect == RecurrenceDefect::every_target_last) n = item.num_tokens - 1;
+  return state_targets[item.first_token + n];
+}
+
 // Lane by lane product with a vector of columns, added up over the warp.
 __device__ __forceinline__ float dot_with_row(const StateRow& state, const float* vector,
                                               std::int32_t columns) {
