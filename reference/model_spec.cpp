@@ -111,7 +111,7 @@ std::optional<StateFamily> state_family_from_name(std::string_view name) {
 
 Result<LayerSpecs> layer_specs(const ModelSpec& model, const PlanOptions& options) {
   LayerSpecs layers;
-  for (const ModelLayer& layer : model.layers) {
+  for (const ModelSpec::Layer& layer : model.layers) {
     const LayerKind& kind = model.kinds[layer.kind];
     NamedSpec& named = layers.emplace_back();
     named.name = fmt::format("layers.{}.{}", layer.index, kind.name);

@@ -56,19 +56,18 @@ struct LayerKind {
   bool operator==(const LayerKind&) const = default;
 };
 
-struct ModelLayer {
-  std::int64_t index = 0;  // of the model's layer; several caches may belong to one
-  std::size_t kind = 0;
-  bool operator==(const ModelLayer&) const = default;
-};
-
 struct ModelSpec {
+  struct Layer {
+    std::int64_t index = 0;  // of the model's layer; several caches may belong to one
+    std::size_t kind = 0;
+    bool operator==(const Layer&) const = default;
+  };
   std::string name;
   DType dtype = DType::bf16;
   std::int64_t max_model_len = 32768;
   std::int64_t mamba_chunk_size = 256;
   std::vector<LayerKind> kinds;
-  std::vector<ModelLayer> layers;
+  std::vector<Layer> layers;
   bool operator==(const ModelSpec&) const = default;
 };
 

@@ -60,7 +60,7 @@ std::uint64_t Auditor::Impl::content_at(const AuditRow& row, std::int32_t count)
   return row.request->contents[static_cast<std::size_t>(count) - 1];
 }
 
-std::string Auditor::Impl::holds(const SlotContent& slot) const {
+std::string Auditor::Impl::holds(const LedgerSlot& slot) const {
   if (slot.content == 0) return "nothing that was written since the block was handed out";
   return fmt::format("token {} of request {}", slot.position,
                      names_[static_cast<std::size_t>(slot.writer)]);
@@ -84,7 +84,7 @@ void Auditor::Impl::write_tokens(const AuditRow& row, std::size_t group) {
              "a token is written to a block of another group");
       return;
     }
-    const SlotContent before = ledger_.read(block, p % size);
+    const LedgerSlot before = ledger_.read(block, p % size);
     const std::uint64_t content = row.contents[static_cast<std::size_t>(p - row.first)];
     if (before.content != content && before.content != 0 && before.writer != request.index) {
       for (const auto& [name, other] : requests_) {
@@ -113,7 +113,7 @@ void Auditor::Impl::read_tokens(const AuditRow& row, std::size_t group) {
       return report(
           AuditRule::attention_read, request, group, p, block,
           "attention reads a token that has no block: the table has the null block there");
-    const SlotContent slot = ledger_.read(block, p % size);
+    const LedgerSlot slot = ledger_.read(block, p % size);
     const bool right_group = ledger_.belongs_to(block, static_cast<std::int32_t>(group));
     if (slot.content == content_at(row, p + 1) && right_group) continue;
     return report(

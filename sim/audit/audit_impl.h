@@ -126,7 +126,7 @@ class Auditor::Impl {
   bool make_row(const RecordedStep& step, const RecordedScheduled& scheduled, AuditRow& row);
   void write_tokens(const AuditRow& row, std::size_t group);
   void read_tokens(const AuditRow& row, std::size_t group);
-  std::string holds(const SlotContent& slot) const;
+  std::string holds(const LedgerSlot& slot) const;
   bool state_block(const AuditRow& row, std::size_t group, std::int32_t entry, BlockId& block);
   void read_state(const AuditRow& row, std::size_t group, std::int32_t entry, std::int32_t count);
   void write_state(const AuditRow& row, std::size_t group, std::int32_t entry, std::int32_t count);

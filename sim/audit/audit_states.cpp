@@ -25,7 +25,7 @@ void Auditor::Impl::read_state(const AuditRow& row, std::size_t group, std::int3
   BlockId block{};
   if (row.request->wrong[group] || count == 0 || !state_block(row, group, entry, block)) return;
   ++reads_;
-  const StateContent& state = ledger_.state(block);
+  const LedgerState& state = ledger_.state(block);
   if (state.num_tokens == count && state.content == content_at(row, count) &&
       ledger_.belongs_to(block, static_cast<std::int32_t>(group)))
     return;

@@ -11,18 +11,18 @@ void MemoryLedger::hand_out(BlockId block, std::int32_t group, std::int32_t bloc
   b.state = {};
 }
 
-void MemoryLedger::write(BlockId block, std::int32_t offset, const SlotContent& content) {
+void MemoryLedger::write(BlockId block, std::int32_t offset, const LedgerSlot& content) {
   Block& b = at(block);
   LS_CHECK(static_cast<std::size_t>(offset) < b.slots.size(), "slot {} of {} in block {}", offset,
            b.slots.size(), index_of(block));
   b.slots[static_cast<std::size_t>(offset)] = content;
 }
 
-SlotContent MemoryLedger::read(BlockId block, std::int32_t offset) const {
+LedgerSlot MemoryLedger::read(BlockId block, std::int32_t offset) const {
   const Block& b = at(block);
   return static_cast<std::size_t>(offset) < b.slots.size()
              ? b.slots[static_cast<std::size_t>(offset)]
-             : SlotContent{};
+             : LedgerSlot{};
 }
 
 }  // namespace lockstep

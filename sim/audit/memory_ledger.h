@@ -13,13 +13,13 @@
 
 namespace lockstep {
 
-struct SlotContent {
+struct LedgerSlot {
   std::uint64_t content = 0;
   std::int32_t writer = -1;  // index of the request that wrote it
   std::int32_t position = -1;
 };
 
-struct StateContent {
+struct LedgerState {
   std::uint64_t content = 0;  // 0 with num_tokens = 0: the zero state; with -1: nothing written
   std::int32_t num_tokens = -1;
   std::int32_t writer = -1;
@@ -35,17 +35,17 @@ class MemoryLedger {
   bool belongs_to(BlockId block, std::int32_t group) const { return at(block).group == group; }
 
   // REQUIRES: offset below the block size it was handed out with.
-  void write(BlockId block, std::int32_t offset, const SlotContent& content);
-  SlotContent read(BlockId block, std::int32_t offset) const;
+  void write(BlockId block, std::int32_t offset, const LedgerSlot& content);
+  LedgerSlot read(BlockId block, std::int32_t offset) const;
 
-  void write_state(BlockId block, const StateContent& state) { at(block).state = state; }
-  const StateContent& state(BlockId block) const { return at(block).state; }
+  void write_state(BlockId block, const LedgerState& state) { at(block).state = state; }
+  const LedgerState& state(BlockId block) const { return at(block).state; }
 
  private:
   struct Block {
     std::int32_t group = -1;
-    std::vector<SlotContent> slots;
-    StateContent state;
+    std::vector<LedgerSlot> slots;
+    LedgerState state;
   };
   Block& at(BlockId block) { return blocks_[static_cast<std::size_t>(index_of(block))]; }
   const Block& at(BlockId block) const {

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cctype>
 #include <initializer_list>
+#include <map>
 #include <utility>
 
 namespace lockstep::tidy {
@@ -51,6 +52,20 @@ std::string_view folder_of(std::string_view path) { return path.substr(0, path.f
 
 bool in_folders(std::string_view path, Words folders) {
   return std::find(folders.begin(), folders.end(), folder_of(path)) != folders.end();
+}
+
+bool is_header(std::string_view path) { return path.ends_with(".h") || path.ends_with(".cuh"); }
+
+// The name of the type that a line at a namespace's scope begins to define; empty: none.
+std::string_view defined_type(std::string_view line) {
+  for (const std::string_view word : {"struct ", "class ", "enum class ", "union "}) {
+    if (!line.starts_with(word) || (line.find(';') != line.npos && line.find('{') == line.npos))
+      continue;
+    line.remove_prefix(word.size());
+    if (line.starts_with("alignas(")) line.remove_prefix(line.find(' ') + 1);
+    return line.substr(0, line.find_first_of(" {"));
+  }
+  return {};
 }
 
 Findings banned_words(const SourceFile& file, Words words, std::string_view why,
@@ -128,7 +143,7 @@ Findings check_shape(const SourceFile& file) {
   Findings findings;
   const auto lines = lines_of(file.text);
   if (lines.size() > 600) findings.push_back({file.path, 0, "more than 600 lines"});
-  if (file.path.ends_with(".h") || file.path.ends_with(".cuh")) {
+  if (is_header(file.path)) {
     if (std::find(lines.begin(), lines.end(), "#pragma once") == lines.end()) {
       findings.push_back({file.path, 0, "a header without #pragma once"});
     }
@@ -239,6 +254,28 @@ Findings check_terms(const SourceFile& file) {
   if (file.path.starts_with("cuda_backend/kernels/"))
     append(findings, banned_words(file, {"__restrict__", "memcpy", "memmove", "memset"},
                                   "simt::load_readonly and simt::copy16 say it and are checked"));
+  return findings;
+}
+
+Findings check_definitions(const std::vector<SourceFile>& files) {
+  Findings findings;
+  std::map<std::string, std::string> headers;  // by the name of a type
+  for (const SourceFile& file : files) {
+    // What nvcc reads in place of the executor's headers says some of it again.
+    if (!is_header(file.path) || file.path == "cuda_backend/simt/simt_gpu.h") continue;
+    std::string scope;
+    int number = 0;
+    for (std::string_view line : lines_of(file.text)) {
+      ++number;
+      if (line.starts_with("namespace ")) scope = line.substr(0, line.find(" {"));
+      const std::string_view type = defined_type(line);
+      if (type.empty()) continue;
+      const auto [at, is_first] = headers.emplace(scope + " " + std::string(type), file.path);
+      if (!is_first)
+        findings.push_back(
+            {file.path, number, std::string(type) + " is a type of " + at->second + " already"});
+    }
+  }
   return findings;
 }
 

@@ -39,5 +39,7 @@ Findings check_includes(const SourceFile& file);
 // `page_size` without a unit, kernels outside cuda_backend/kernels, and in them promises that the
 // executor cannot check (__restrict__) or moves that it does not see whole (memcpy).
 Findings check_terms(const SourceFile& file);
+// A type is defined in one header: of two in one namespace the linker takes one for both.
+Findings check_definitions(const std::vector<SourceFile>& files);
 
 }  // namespace lockstep::tidy

@@ -52,15 +52,18 @@ const std::vector<SourceFile>& project() {
   return files;
 }
 
+std::string text_of(const Findings& findings) {
+  std::string text;
+  for (const Finding& finding : findings)
+    text += fmt::format("{}:{}: {}\n", finding.path, finding.line, finding.what);
+  return text;
+}
+
 using Rule = Findings (*)(const SourceFile&);
 
 void expect_everywhere(Rule rule) {
   std::string broken;
-  for (const SourceFile& file : project()) {
-    for (const Finding& finding : rule(file)) {
-      broken += fmt::format("{}:{}: {}\n", finding.path, finding.line, finding.what);
-    }
-  }
+  for (const SourceFile& file : project()) broken += text_of(rule(file));
   EXPECT_TRUE(broken.empty()) << broken;
 }
 
@@ -71,6 +74,8 @@ TEST(Project, NothingDiffersFromRunToRun) { expect_everywhere(check_determinism)
 TEST(Project, LibrariesNeitherPrintNorExit) { expect_everywhere(check_library_manners); }
 TEST(Project, FoldersIncludeWhatTheyMay) { expect_everywhere(check_includes); }
 TEST(Project, TermsAreTheFieldsOwn) { expect_everywhere(check_terms); }
+
+TEST(Project, TypesAreDefinedOnce) { EXPECT_EQ(text_of(check_definitions(project())), ""); }
 
 TEST(Project, TheTopLevelHoldsOnlyWhatItShould) {
   std::string strangers;
@@ -91,6 +96,20 @@ TEST(Project, EveryPackageIsNamedOnce) {
     EXPECT_TRUE(seen.insert(name).second) << name << " stands there twice";
   }
   EXPECT_GE(seen.size(), 10u);
+}
+
+// Neither what is only declared again nor what stands in another namespace is a second type.
+TEST(Definitions, OfOneNameInTwoHeadersAreFound) {
+  const auto in = [](const char* scope, const char* line) {
+    return fmt::format("namespace {} {{\nclass A;\n{}\n", scope, line);
+  };
+  const SourceFile first = {"sim/a.h", in("lockstep", "class A {")};
+  EXPECT_EQ(text_of(check_definitions({first, {"sim/b.h", in("lockstep", "struct A {")}})),
+            "sim/b.h:3: A is a type of sim/a.h already\n");
+  EXPECT_EQ(text_of(check_definitions({first, {"sim/b.h", in("lockstep", "class A;")}})), "");
+  EXPECT_EQ(text_of(check_definitions({first, {"sim/b.h", in("lockstep", "class B {")}})), "");
+  EXPECT_EQ(text_of(check_definitions({first, {"sim/b.h", in("simt", "class A {")}})), "");
+  EXPECT_EQ(text_of(check_definitions({first, {"sim/b.cpp", in("lockstep", "class A {")}})), "");
 }
 
 struct Planted {
