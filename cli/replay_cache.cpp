@@ -8,6 +8,7 @@
 #include "cli/element_type.h"
 #include "cli/terminal.h"
 #include "reference/model_spec.h"
+#include "reference/page_size.h"
 #include "reference/planner.h"
 #include "reference/rank_plan.h"
 #include "reference/request_need.h"
@@ -31,6 +32,16 @@ KVCacheGroupSpec group_of(const ReplayOptions& options, const EngineConfig& engi
     group.layer_names.push_back(fmt::format("layers.{}", i));
   }
   return group;
+}
+
+// Scales of K and of V rows need both.
+Result<void> check_scales(const ReplayOptions& options, const KVCacheSpec& spec) {
+  const std::string name = options.dtype.value_or("bf16");
+  if (element_type_from_name(name)->mode == KVQuantMode::none || !has_single_rows(spec)) return {};
+  return fail(
+      fmt::format("--dtype: {} has a scale for each K and each V row, and mla keeps one row for "
+                  "both; choose int8 or fp8_e4m3",
+                  name));
 }
 
 // A pool for `groups` in which one request of max_model_len fits and two do not.
@@ -67,6 +78,8 @@ Result<KVCacheConfig> plan_model(const std::string& name, const ReplayOptions& r
   if (replay.block_size) options.block_size = *replay.block_size;
   Result<LayerSpecs> layers = layer_specs(*model, options);
   if (!layers) return tl::unexpected(layers.error());
+  for (const NamedSpec& layer : *layers)
+    if (auto taken = check_scales(replay, layer.spec); !taken) return tl::unexpected(taken.error());
   if (is_hybrid(*layers) && engine.enable_prefix_caching) {
     options.mamba_cache_mode = MambaCacheMode::align;
     chosen.push_back("states are kept in mode align, which prefix caching needs");
@@ -99,15 +112,11 @@ Result<KVCacheConfig> plan_model(const std::string& name, const ReplayOptions& r
 Result<KVCacheConfig> plan_replay_cache(const ReplayOptions& options,
                                         std::optional<std::int64_t> num_blocks, bool hybrid_groups,
                                         EngineConfig& engine, std::vector<std::string>& chosen) {
-  if (options.attention.value_or("full") == "mla" &&
-      element_type_from_name(options.dtype.value_or("bf16"))->mode != KVQuantMode::none)
-    return fail(fmt::format(
-        "--dtype: {} has a scale for each K and each V row, and mla keeps one row for both; "
-        "choose int8 or fp8_e4m3",
-        *options.dtype));
   if (options.model)
     return plan_model(*options.model, options, num_blocks, hybrid_groups, engine, chosen);
   std::vector<KVCacheGroupSpec> groups = {group_of(options, engine)};
+  if (auto taken = check_scales(options, groups.front().spec); !taken)
+    return tl::unexpected(taken.error());
   if (!num_blocks) num_blocks = tight_pool(groups, engine, chosen);
   return plan_for_groups(std::move(groups), *num_blocks);
 }
