@@ -19,6 +19,7 @@ struct Shape {
   int block_size = 16;
   int num_parts = 2;
   int queries_per_kv = 1;
+  bool head_major = false;  // a page is [part][head][token]
 };
 
 std::vector<Shape> shapes() {
@@ -40,6 +41,10 @@ std::vector<Shape> shapes() {
        .num_kv_heads = 2,
        .head_size = 6},
       {.name = "bf16, heads of 6, blocks of 3", .num_kv_heads = 2, .head_size = 6, .block_size = 3},
+      {.name = "bf16, heads before tokens",
+       .num_kv_heads = 3,
+       .queries_per_kv = 2,
+       .head_major = true},
       {.name = "MLA: one latent of 576, 16 queries",
        .head_size = 576,
        .num_parts = 1,
@@ -53,7 +58,7 @@ class AttentionTest : public ::testing::TestWithParam<Shape> {
   static constexpr int kLayer = 2;
 
   // A cache of rows that are the positions' contents, in blocks of scattered order; a page is
-  // [part][token][head].
+  // [part][token][head], or [part][head][token].
   void SetUp() override {
     const int blocks = (kPositions + shape.block_size - 1) / shape.block_size;
     for (int i = 0; i < blocks; ++i) table.push_back(1 + (i * 7 + 3) % blocks);
@@ -73,7 +78,9 @@ class AttentionTest : public ::testing::TestWithParam<Shape> {
   std::size_t place_of(int position, int part, int head) const {
     const int block = table[position / shape.block_size], offset = position % shape.block_size;
     return std::size_t(block) * shape.num_parts * part_bytes() + std::size_t(part) * part_bytes() +
-           std::size_t(offset * shape.num_kv_heads + head) * row_bytes();
+           std::size_t(shape.head_major ? head * shape.block_size + offset
+                                        : offset * shape.num_kv_heads + head) *
+               row_bytes();
   }
   oracle::Bytes row(int position, int part, int head) const {
     return oracle::row(contents[position], kLayer, part, head, shape.head_size, shape.dtype);
@@ -83,8 +90,8 @@ class AttentionTest : public ::testing::TestWithParam<Shape> {
     RowCache rows;
     rows.base = reinterpret_cast<std::byte*>(device.put(bytes, "cache"));
     rows.block_stride = std::int64_t{shape.num_parts} * part_bytes();
-    rows.token_stride = std::int64_t{shape.num_kv_heads} * row_bytes();
-    rows.head_stride = row_bytes();
+    rows.token_stride = std::int64_t{shape.head_major ? 1 : shape.num_kv_heads} * row_bytes();
+    rows.head_stride = std::int64_t{shape.head_major ? shape.block_size : 1} * row_bytes();
     rows.part_stride = part_bytes();
     rows.block_size = make_divisor(shape.block_size);
     rows.num_parts = shape.num_parts;
@@ -109,9 +116,11 @@ class AttentionTest : public ::testing::TestWithParam<Shape> {
   oracle::Bytes bytes;
 };
 
+// What a digest should be follows from the rows and their positions: blocks and layouts, of which
+// each shape has its own, have no part in it.
 TEST_P(AttentionTest, DigestsOfRangesAreTheSumOverTheirRows) {
-  for (CheckMode mode : {CheckMode::fast, CheckMode::check}) {
-    KernelDevice device(mode);
+  in_every_mode([&](CheckMode mode, std::uint64_t seed) {
+    KernelDevice device(mode, seed);
     const RowCache* layers = device.put(std::vector<RowCache>{cache(device)}, "layers");
     const std::vector<DigestPiece> pieces = {{0, 1, 0, 0, kPositions},
                                              {1, 1, 0, 17, 18},
@@ -134,7 +143,7 @@ TEST_P(AttentionTest, DigestsOfRangesAreTheSumOverTheirRows) {
     }
     EXPECT_EQ(expected[0], expected[2]) << "in one piece or in two";
     device.expect_no_reports();
-  }
+  });
 }
 
 TEST_P(AttentionTest, OutputsAreSoftmaxOfScaledScoresTimesValues) {
@@ -146,8 +155,8 @@ TEST_P(AttentionTest, OutputsAreSoftmaxOfScaledScoresTimesValues) {
                                         {number(17, 2), 2 * padded, 2 * floats, 1, 0, 10, 42},
                                         {number(17, 3), 3 * padded, 3 * floats, 1, 0, 10, 10}};
   std::vector<std::vector<float>> found;
-  for (CheckMode mode : {CheckMode::fast, CheckMode::check}) {
-    KernelDevice device(mode);
+  in_every_mode([&](CheckMode mode, std::uint64_t seed) {
+    KernelDevice device(mode, seed);
     const RowCache* layers = device.put(std::vector<RowCache>{cache(device)}, "layers");
     const AttentionParams params{layers,
                                  device.put(items, "items"),
@@ -160,8 +169,8 @@ TEST_P(AttentionTest, OutputsAreSoftmaxOfScaledScoresTimesValues) {
     device->launch(device.kernels().paged_attention, params);
     found.push_back(device.get(params.outputs, 4 * floats));
     device.expect_no_reports();
-  }
-  EXPECT_EQ(found[0], found[1]) << "bit for bit in both builds";
+  });
+  for (const std::vector<float>& one : found) EXPECT_EQ(one, found[0]) << "bit for bit";
 
   for (const QueryItem& item : items)
     for (int q = 0; q < num_heads; ++q) {

@@ -57,8 +57,8 @@ class RegionTest : public ::testing::TestWithParam<RegionShape> {
 INSTANTIATE_TEST_SUITE_P(Shapes, RegionTest, ::testing::ValuesIn(kRegionShapes));
 
 TEST_P(RegionTest, ZeroAndCopyTouchTheirRegionOfTheirBlocksAndNothingElse) {
-  for (CheckMode mode : {CheckMode::fast, CheckMode::check}) {
-    KernelDevice device(mode);
+  in_every_mode([&](CheckMode mode, std::uint64_t seed) {
+    KernelDevice device(mode, seed);
     oracle::Bytes expected = background(total());
     auto* tensor = reinterpret_cast<std::byte*>(device.put(expected, "tensor"));
     const auto* regions = device.put(std::vector<BlockRegion>{region(tensor)}, "regions");
@@ -77,12 +77,12 @@ TEST_P(RegionTest, ZeroAndCopyTouchTheirRegionOfTheirBlocksAndNothingElse) {
     }
     EXPECT_EQ(device.get(reinterpret_cast<std::uint8_t*>(tensor), expected.size()), expected);
     device.expect_no_reports();
-  }
+  });
 }
 
 TEST_P(RegionTest, PoisonIsThePatternOfThePageAndBlockThatItLiesIn) {
-  for (CheckMode mode : {CheckMode::fast, CheckMode::check}) {
-    KernelDevice device(mode);
+  in_every_mode([&](CheckMode mode, std::uint64_t seed) {
+    KernelDevice device(mode, seed);
     oracle::Bytes expected = background(total());
     auto* tensor = reinterpret_cast<std::byte*>(device.put(expected, "tensor"));
     const auto* sizes = device.put(std::vector<std::int64_t>{0, 0, shape.page_bytes}, "page sizes");
@@ -97,7 +97,7 @@ TEST_P(RegionTest, PoisonIsThePatternOfThePageAndBlockThatItLiesIn) {
             oracle::poison_byte(item.kind, 2, item.block, i);
     EXPECT_EQ(device.get(reinterpret_cast<std::uint8_t*>(tensor), expected.size()), expected);
     device.expect_no_reports();
-  }
+  });
 }
 
 TEST_P(RegionTest, EveryPageOfAFreshPoolIsPoisonedToItsLastByte) {
@@ -115,8 +115,8 @@ TEST_P(RegionTest, EveryPageOfAFreshPoolIsPoisonedToItsLastByte) {
 }
 
 TEST_P(RegionTest, FingerprintsOfPagesAreThoseOfTheirBytesInAnyLaunchShape) {
-  for (CheckMode mode : {CheckMode::fast, CheckMode::check}) {
-    KernelDevice device(mode);
+  in_every_mode([&](CheckMode mode, std::uint64_t seed) {
+    KernelDevice device(mode, seed);
     const oracle::Bytes bytes = background(total());
     auto* tensor = reinterpret_cast<std::byte*>(device.put(bytes, "tensor"));
     const auto* pages =
@@ -136,7 +136,7 @@ TEST_P(RegionTest, FingerprintsOfPagesAreThoseOfTheirBytesInAnyLaunchShape) {
       }
     }
     device.expect_no_reports();
-  }
+  });
 }
 
 TEST(Fingerprint, EveryFlippedBitAndEverySwapOfWordsChangesIt) {
@@ -156,8 +156,8 @@ TEST(Fingerprint, EveryFlippedBitAndEverySwapOfWordsChangesIt) {
 }
 
 TEST_P(RegionTest, StatesAdvanceTokenByTokenInPlaceAndFromZero) {
-  for (CheckMode mode : {CheckMode::fast, CheckMode::check}) {
-    KernelDevice device(mode);
+  in_every_mode([&](CheckMode mode, std::uint64_t seed) {
+    KernelDevice device(mode, seed);
     oracle::Bytes expected = background(total());
     auto* tensor = reinterpret_cast<std::byte*>(device.put(expected, "tensor"));
     const std::vector<std::uint64_t> contents = {number(1, 1), number(1, 2), number(1, 3)};
@@ -182,7 +182,7 @@ TEST_P(RegionTest, StatesAdvanceTokenByTokenInPlaceAndFromZero) {
     std::copy(after.begin(), after.end(), expected.begin() + shape.page_bytes + shape.offset);
     EXPECT_EQ(device.get(reinterpret_cast<std::uint8_t*>(tensor), expected.size()), expected);
     device.expect_no_reports();
-  }
+  });
 }
 
 using Waves = std::vector<std::pair<std::size_t, std::size_t>>;
