@@ -22,7 +22,13 @@ extern const EngineKernels engine_kernels;
 
 namespace {
 
-void time_on_gpu(benchmark::State& state, Device& device, const Workload& workload) {
+constexpr const char* kPlainCopy = "plain_copy_of_1_GiB";
+
+// `copy_rate`: bytes a second of the plain copy, which is the first row and sets it; `of_copy` is a
+// row's share of that.
+void time_on_gpu(benchmark::State& state, Device& device, const Workload& workload,
+                 double& copy_rate) {
+  double seconds = 0;
   for (auto _ : state) {
     int error = 0;
     const float milliseconds =
@@ -32,15 +38,20 @@ void time_on_gpu(benchmark::State& state, Device& device, const Workload& worklo
       return;
     }
     state.SetIterationTime(double{milliseconds} / 1e3);
+    seconds += double{milliseconds} / 1e3;
   }
-  state.SetBytesProcessed(state.iterations() * workload.bytes);
+  const std::int64_t bytes = state.iterations() * workload.bytes;
+  state.SetBytesProcessed(bytes);
   state.SetItemsProcessed(state.iterations() * workload.items);
+  const double rate = seconds > 0 ? static_cast<double>(bytes) / seconds : 0;
+  if (workload.name == kPlainCopy) copy_rate = rate;
+  if (copy_rate > 0) state.counters["of_copy"] = rate / copy_rate;
 }
 
 Workload plain_copy(Device& device) {
   constexpr std::int64_t kBytes = std::int64_t{1} << 30;
   auto* memory = device.allocate(2 * kBytes, "plain copy");
-  return {"plain_copy_of_1_GiB", 2 * kBytes, 1, [memory](const LaunchPlace& place) {
+  return {kPlainCopy, 2 * kBytes, 1, [memory](const LaunchPlace& place) {
             return copy_on_device(place.stream, memory, memory + kBytes, kBytes);
           }};
 }
@@ -83,10 +94,12 @@ int time_all(Device& device) {
   const std::int64_t pages = free_memory_bytes() / 5 * 4 / kPageBytes;
   add(pool_workloads(device, device.kernels(), {static_cast<std::int32_t>(pages), kPageBytes}),
       fmt::format("_of_{}_GiB", pages * kPageBytes >> 30));
+  double copy_rate = 0;
   for (const Workload& workload : workloads)
-    benchmark::RegisterBenchmark(
-        workload.name.c_str(),
-        [&device, workload](benchmark::State& state) { time_on_gpu(state, device, workload); })
+    benchmark::RegisterBenchmark(workload.name.c_str(),
+                                 [&device, &copy_rate, workload](benchmark::State& state) {
+                                   time_on_gpu(state, device, workload, copy_rate);
+                                 })
         ->UseManualTime()
         ->Unit(benchmark::kMicrosecond);
   benchmark::RunSpecifiedBenchmarks();
