@@ -13,8 +13,9 @@ namespace {
 
 using Parts = std::vector<ConnectorKind>;
 
-LockstepConfig world_beside(Parts parts, std::vector<KVCacheGroupSpec> groups) {
-  LockstepConfig config = make_world(std::move(groups), 40);
+LockstepConfig world_beside(Parts parts, const std::vector<KVCacheGroupSpec>& groups) {
+  // Blocks of one group leave a tight pool soon, and come back from the tier.
+  LockstepConfig config = make_world(groups, groups.size() == 1 ? 20 : 40);
   config.engine.engine = "vllm-0.22.1";
   config.connector.parts = std::move(parts);
   config.connector.num_host_blocks = 24;
