@@ -152,6 +152,7 @@ constexpr std::string_view kEvictedHit[] = {"audit.handed_out",
                                             "decide",
                                             "reuse"};
 
+// More blocks help with more than the finding that they are given for: those repairs come last.
 constexpr KnownFinding kFindings[] = {
     {1, "with EAGLE, a state hit is longer than the attention hit beside it", state_hit_is_longer,
      kWrongHit, with_the_rule_repaired<1>},
@@ -161,10 +162,6 @@ constexpr KnownFinding kFindings[] = {
      preempts_in_own_step, kNotComputed, with_the_rule_repaired<3>},
     {4, "a window is retired by a count that includes rejected drafts", frees_windows_by_drafts,
      kFreedInFlight, with_the_rule_repaired<4>},
-    {5, "with a step in flight a request holds more states than its pool is planned for",
-     plans_too_few_states, kLiveness, with_states_in_flight_planned},
-    {6, "a window's pool is planned without the slots of drafts", plans_windows_without_lookahead,
-     kLiveness, with_lookahead_planned},
     {7, "a loaded request stands behind one that does not fit", has_connector, kBehindLarge,
      with_the_rule_repaired<7>},
     {8, "two requests have loaded parts, and each needs what the other holds", has_connector,
@@ -177,6 +174,10 @@ constexpr KnownFinding kFindings[] = {
      kNoWindow, with_the_rule_repaired<13>},
     {14, "who goes back to a lost block has let go of the window before it",
      computes_lost_blocks_of_windows, kNoWindow, with_the_rule_repaired<14>},
+    {5, "with a step in flight a request holds more states than its pool is planned for",
+     plans_too_few_states, kLiveness, with_states_in_flight_planned},
+    {6, "a window's pool is planned without the slots of drafts", plans_windows_without_lookahead,
+     kLiveness, with_lookahead_planned},
     {11, "requests of one priority and arrival preempt each other for ever", has_equals, kLiveness,
      with_arrivals_apart},
 };

@@ -5,8 +5,8 @@
 // (2) A case that fails without the defect shows a defect of another kind: it is counted, and the
 //     search goes on.
 // (3) Cases are judged in a child process, so that a crash or a hang counts as a failure.
-// (4) Where the small case still has more than 3 requests, a few further ones are tried for one that
-//     has less.
+// (4) Where the small case still has more than 3 requests, a few further ones are tried for one
+//     that has less.
 //
 // Times are for people; nothing depends on them but when a single case counts as hanging.
 #pragma once

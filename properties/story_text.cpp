@@ -12,6 +12,7 @@
 #include "properties/story_pictures.h"
 #include "properties/story_transfers.h"
 #include "reference/page_size.h"
+#include "sim/saved_run.h"
 
 namespace lockstep {
 namespace {
@@ -44,6 +45,16 @@ std::string fault_text(const Fault& fault) {
   return text;
 }
 
+// "connector peers+host, 4 host blocks, 39 % of the loads fail"
+std::string connector_text(const ConnectorConfig& connector) {
+  std::string text = fmt::format("connector {}", connector_parts_text(connector.parts));
+  if (connector.has(ConnectorKind::host))
+    text += ", " + counted(connector.num_host_blocks, "host block");
+  if (connector.load_failed_percent)
+    text += fmt::format(", {} % of the loads fail", *connector.load_failed_percent);
+  return text;
+}
+
 std::string head_text(const SavedCase& saved) {
   const CaseSize size = size_of(saved);
   const EngineConfig& engine = saved.engine;
@@ -55,6 +66,8 @@ std::string head_text(const SavedCase& saved) {
                                 counted(engine.max_num_seqs, "request")));
   for (std::size_t g = 0; g < saved.cache.groups.size(); ++g)
     text += wrapped(fmt::format("  group {}  ", g), group_text(saved.cache.groups[g]));
+  if (has_connector(saved))
+    text += wrapped("  beside   ", connector_text(config_of(saved).connector));
   if (!saved.mutants.empty())
     text += wrapped("  planted  ", fmt::format("{}", fmt::join(saved.mutants, ", ")));
   for (const Fault& fault : saved.faults) text += wrapped("  fault    ", fault_text(fault));

@@ -11,20 +11,29 @@ namespace lockstep {
 
 // Requests that preempt each other for ever do run, but nothing is sampled and nobody leaves. Every
 // step schedules at least a token, so with all of them counted several times over, that is no
-// progress. Steps in which a fault hinders them do not count.
+// progress. Steps in which a fault hinders them do not count, nor those up to a report of a KV
+// connector; but of reports alone there may not be too many either: what is loaded and given back
+// in turns gets nobody further.
 class ProgressGuard {
  public:
   explicit ProgressGuard(const LockstepConfig& config) : config_(config) {}
-  void arrived() { steps_ = 0; }
-  void sampled() { steps_ = 0; }
-  void left() { steps_ = 0; }
-  void hindered() { steps_ = 0; }
+  void arrived() { got_further(); }
+  void sampled() { got_further(); }
+  void left() { got_further(); }
+  void hindered() { got_further(); }
+  void reported() {
+    if (++reports_ <= kReportsMax) steps_ = 0;
+  }
   // Once a step.
   bool is_stuck(const DecisionSource& decisions);
 
  private:
+  static constexpr std::int64_t kReportsMax = 256;
+  void got_further() { steps_ = reports_ = 0; }
+
   const LockstepConfig& config_;
   std::int64_t steps_ = 0;
+  std::int64_t reports_ = 0;  // of a connector since anybody got further
 };
 
 // Whether nothing runs, and whoever waits with blocks waits for somebody behind it.

@@ -112,7 +112,7 @@ void LockstepLoop::attach_connector_report() {
   if (connector_report_.empty()) return;
   if (in_flight_.empty()) in_flight_.push_back({.step = -1, .output = {}});
   in_flight_.back().output.kv_connector_output = std::move(connector_report_);
-  progress_.sampled();
+  progress_.reported();
 }
 
 }  // namespace lockstep

@@ -32,5 +32,11 @@ TEST(VariantsOfFindings, two_loaded_requests_wait_for_the_slots_of_their_drafts)
   expect_known("loads_without_room_for_drafts", "liveness.partial_load", 8);
 }
 
+// Seed 911317. Drafts of the one that runs take the last block; loaded, the other preempts it or is
+// preempted, loads again, and so on. Reports of loads are no progress: fuzzing did not end.
+TEST(VariantsOfFindings, two_requests_load_and_preempt_each_other_in_turn) {
+  expect_known("loads_and_preemptions_in_turn", "liveness", 8);
+}
+
 }  // namespace
 }  // namespace lockstep
