@@ -138,8 +138,10 @@ constexpr std::string_view kFreedInFlight[] = {"audit.handed_out", "audit.attent
 constexpr std::string_view kLiveness[] = {"liveness"};
 
 // How many blocks a request misses is an estimate where windows are: some circles are not seen.
-constexpr std::string_view kBehindLarge[] = {"liveness.head_of_line", "liveness"};
-constexpr std::string_view kHalfLoaded[] = {"liveness.partial_load", "liveness"};
+constexpr std::string_view kBehindLarge[] = {"liveness.head_of_line", "liveness.partial_load",
+                                             "liveness", "audit.standstill"};
+constexpr std::string_view kHalfLoaded[] = {"liveness.partial_load", "liveness",
+                                            "audit.standstill"};
 constexpr std::string_view kLostBlock[] = {"audit.attention_read", "decide"};
 constexpr std::string_view kNoWindow[] = {"audit.token_write", "audit.attention_read", "decide"};
 constexpr std::string_view kEvictedHit[] = {"audit.handed_out",

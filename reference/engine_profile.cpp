@@ -70,7 +70,7 @@ constexpr std::array kProfiles{
         .takes_hits_of_all_groups_first = false,
         .state_hits_drop_a_block = false,
         .withdraws_what_is_undone = false,
-        .withdraws_what_is_lost = false,
+        .publishes_loads_late = false,
         .keeps_window_of_last_token = false,
         .restarts_behind_windows = false,
         .models_connectors = true,
@@ -111,7 +111,7 @@ constexpr std::array kProfiles{
         .takes_hits_of_all_groups_first = true,
         .state_hits_drop_a_block = false,
         .withdraws_what_is_undone = false,
-        .withdraws_what_is_lost = false,
+        .publishes_loads_late = false,
         .keeps_window_of_last_token = false,
         .restarts_behind_windows = false,
         .models_connectors = false,
@@ -138,7 +138,7 @@ constexpr std::array kRepaired{
     repaired(kProfiles[0], 0, "vllm-0.22.1-repaired",
              [](EngineProfile& p) {
                p.state_hits_drop_a_block = p.cuts_every_full_group = true;
-               p.withdraws_what_is_undone = p.withdraws_what_is_lost = true;
+               p.withdraws_what_is_undone = p.publishes_loads_late = true;
                p.retire_basis = RetireBasis::processed;
                p.holders_come_first = p.loads_leave_room = true;
                p.takes_hits_of_all_groups_first = true;
@@ -157,7 +157,7 @@ constexpr std::array kRepaired{
     repaired(kProfiles[0], 8, "vllm-0.22.1-without-8",
              [](EngineProfile& p) { p.loads_leave_room = true; }),
     repaired(kProfiles[0], 9, "vllm-0.22.1-without-9",
-             [](EngineProfile& p) { p.withdraws_what_is_lost = true; }),
+             [](EngineProfile& p) { p.publishes_loads_late = true; }),
     repaired(kProfiles[0], 12, "vllm-0.22.1-without-12",
              [](EngineProfile& p) { p.takes_hits_of_all_groups_first = true; }),
     repaired(kProfiles[0], 13, "vllm-0.22.1-without-13",

@@ -146,7 +146,7 @@ struct EngineProfile {
   // What no release does: repairs of docs/findings.md, 1, 3, 9, 13 and 14 (profile_without()).
   bool state_hits_drop_a_block;     // with EAGLE, like those of attention
   bool withdraws_what_is_undone;    // what a victim published in the step that preempts it
-  bool withdraws_what_is_lost;      // blocks that a load did not fill; who shares them starts again
+  bool publishes_loads_late;        // what is loaded within a step is found when the step is over
   bool keeps_window_of_last_token;  // of a prompt that is loaded whole: it is computed here
   bool restarts_behind_windows;     // who goes back to a lost block and has no window before it
   // Not a policy: whether this model knows what follows from the answers and reports of a KV

@@ -202,7 +202,8 @@ bool KVCacheCoordinator::allocate_slots(Request& request, std::int32_t num_new_t
     first_new[g] = managers_[g]->allocate_new_blocks(request, demand);
   if (hit != nullptr && hit->loads_async) return true;
   // Drafts may be rejected: only tokens that stand are published.
-  if (config_.enable_prefix_caching)
+  const bool waits = num_external > 0 && profile_.publishes_loads_late;
+  if (config_.enable_prefix_caching && !waits)
     cache_blocks(request, std::min(main_model, request.num_tokens()));
   note_rest(request, left_behind);
   return true;

@@ -1,6 +1,7 @@
 // What follows from a KV connector's answers and its workers' reports. The rules are those of
 // vllm/v1/core/sched/scheduler.py, "KV Connector Related Methods", and of schedule() around them.
 #include <algorithm>
+#include <iterator>
 #include <utility>
 
 #include "reference/group_manager.h"
@@ -94,7 +95,9 @@ bool Scheduler::Impl::keeps_blocks(RequestId id) {
   const bool is_loading = remote->is_loading(id, request);  // a transfer writes into them
   remote->received.erase(id);
   remote->failed.erase(id);
-  cache.remove_skipped_blocks(request, request.num_computed_tokens);
+  // A load goes on writing, also into the window that its prompt's last token alone reads.
+  if (!is_loading || !profile.keeps_window_of_last_token)
+    cache.remove_skipped_blocks(request, request.num_computed_tokens);
   const bool is_sent = remote->connector.request_finished(id, request.name);
   if (!is_loading && !is_sent) return false;
   remote->held.insert({id, {.is_loading = is_loading, .is_reported = false}});
@@ -168,12 +171,9 @@ std::vector<RequestId> Scheduler::Impl::take_invalid_blocks(const KVConnectorOut
   std::vector<BlockId> tails;
   const std::vector<RequestId> late = cut_at_invalid_blocks(loading, invalid, rows, unpublished);
   std::vector<RequestId> voided = cut_at_invalid_blocks(running, invalid, rows, tails);
-  if (profile.withdraws_what_is_lost)  // also of a request that has left
-    cache.pool().evict_blocks(report.invalid_block_ids);
   if (!remote->fails_requests) {  // the blocks stay findable: they are filled in the next steps
     remote->failed.insert(late.begin(), late.end());
-    if (profile.withdraws_what_is_lost) cache.pool().evict_blocks(unpublished);
-    desert(late, voided, invalid);
+    if (profile.restarts_behind_windows) desert(late, voided);
     return voided;
   }
   cache.pool().evict_blocks(tails);
@@ -181,42 +181,16 @@ std::vector<RequestId> Scheduler::Impl::take_invalid_blocks(const KVConnectorOut
   return voided;
 }
 
-// What a void step wrote behind a lost block is no more to be found than the block.
-void Scheduler::Impl::withdraw_from_lost(const Request& request, const std::set<BlockId>& invalid) {
-  const std::vector<BlockId>& blocks = request.groups[0].blocks;
-  const auto first = std::ranges::find_if(blocks, [&](BlockId b) { return invalid.contains(b); });
-  cache.pool().evict_blocks(std::span(first, blocks.end()));
-}
-
-// Where the profile says so, whoever shares a lost block starts again, but for the one that
-// computes it; and so does who would have to compute it without the window before it.
+// Who would have to compute a lost block without the window before it starts again.
 void Scheduler::Impl::desert(const std::vector<RequestId>& late,
-                             const std::vector<RequestId>& voided,
-                             const std::set<BlockId>& invalid) {
-  const auto counts_on_lost = [&](const Request& request) {
-    const std::vector<BlockId>& blocks = request.groups[0].blocks;
-    const std::int64_t num_computed =
-        request.num_computed_tokens / block_sizes.scheduler_block_size;
-    const auto end = blocks.begin() + std::min<std::ptrdiff_t>(num_computed, std::ssize(blocks));
-    return std::any_of(blocks.begin(), end, [&](BlockId b) { return invalid.contains(b); });
-  };
-  const auto shares_lost = [&](const Request& request) {
-    return std::ranges::any_of(request.groups[0].blocks, [&](BlockId block) {
-      return invalid.contains(block) && cache.pool().ref_cnt(block) > 1;
-    });
-  };
-  const auto lacks_window = [&](const Request& request) {
-    return profile.restarts_behind_windows &&
-           cache.lacks_window(request, request.num_computed_tokens);
+                             const std::vector<RequestId>& voided) {
+  const auto lacks_window = [&](RequestId id) {
+    return cache.lacks_window(at(id), at(id).num_computed_tokens);
   };
   for (const RequestId id : late)
-    if ((profile.withdraws_what_is_lost && shares_lost(at(id))) || lacks_window(at(id)))
-      at(id).num_computed_tokens = 0;
-  for (const RequestId id : voided) {
-    if (profile.withdraws_what_is_lost) withdraw_from_lost(at(id), invalid);
-    if ((profile.withdraws_what_is_lost && counts_on_lost(at(id))) || lacks_window(at(id)))
-      remote->deserted.insert(id);
-  }
+    if (lacks_window(id)) at(id).num_computed_tokens = 0;
+  std::ranges::copy_if(voided, std::inserter(remote->deserted, remote->deserted.end()),
+                       lacks_window);
 }
 
 void Scheduler::Impl::preempt_deserted() {

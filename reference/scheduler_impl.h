@@ -60,9 +60,7 @@ struct Scheduler::Impl {
   bool stands_aside(const RequestQueue& queue) const;
   bool leaves_room(const Request& request);
   void preempt_deserted();
-  void withdraw_from_lost(const Request& request, const std::set<BlockId>& invalid);
-  void desert(const std::vector<RequestId>& late, const std::vector<RequestId>& voided,
-              const std::set<BlockId>& invalid);
+  void desert(const std::vector<RequestId>& late, const std::vector<RequestId>& voided);
   bool promote(RequestId id);
   bool find_computed_tokens(RequestId id);
   bool allocate_or_preempt(RequestId id, std::int32_t num_new, std::size_t& index);
