@@ -9,8 +9,8 @@
 // (3) A request in `failed` waits for remote KVs, and num_computed_tokens says what did arrive.
 // (4) A request in `held` has finished, and its blocks are not free: they are being sent, or a load
 //     into them is under way.
-// (5) A request in `deserted` runs, and has no window before the lost block that it went back to: it
-//     starts again with the next step. None, unless the profile restarts behind windows.
+// (5) A request in `deserted` runs, and has no window before the lost block that it went back to:
+//     it starts again with the next step. None, unless the profile restarts behind windows.
 #pragma once
 
 #include <cstdint>
