@@ -95,9 +95,7 @@ bool Scheduler::Impl::keeps_blocks(RequestId id) {
   const bool is_loading = remote->is_loading(id, request);  // a transfer writes into them
   remote->received.erase(id);
   remote->failed.erase(id);
-  // A load goes on writing, also into the window that its prompt's last token alone reads.
-  if (!is_loading || !profile.keeps_window_of_last_token)
-    cache.remove_skipped_blocks(request, request.num_computed_tokens);
+  cache.remove_skipped_blocks(request, request.num_computed_tokens);
   const bool is_sent = remote->connector.request_finished(id, request.name);
   if (!is_loading && !is_sent) return false;
   remote->held.insert({id, {.is_loading = is_loading, .is_reported = false}});

@@ -203,6 +203,26 @@ TEST(VllmConnectorFindings, a_prompt_that_is_loaded_whole_lacks_the_window_of_it
               "attention reads a token that has no block: the table has the null block there");
 }
 
+// The same finding behind a window: the block that `first` computes in the step is hit in the step,
+// and the lost one before it stands in nobody else's table.
+TEST(VllmConnectorFindings, who_hits_what_a_void_row_was_to_compute_keeps_its_answer) {
+  ScriptedConnector connector;
+  connector.answers["first"] = {{.num_tokens = 8, .is_async = false}};
+  connector.answers["second"] = {{.num_tokens = 0, .is_async = false}};
+  connector.invalid[0] = {BlockId{1}};
+  std::string recorded;
+  RunSummary summary;
+  ASSERT_NO_FATAL_FAILURE(run(connector,
+                              {{ScriptedWorkload::add("first", seeded_prompt(1, 13), 1),
+                                ScriptedWorkload::add("second", seeded_prompt(1, 13), 1)},
+                               {ScriptedWorkload::abort("first")}},
+                              recorded, summary, one_window(5), 8));
+  EXPECT_EQ(summary.verdict, Verdict::agreed);
+  expect_kept(recorded, "vllm_0_22_1_hit_of_void_row.jsonl", false,
+              "attention of tokens [12, 13) reads token 8 from slot 0 of block 2, which holds "
+              "nothing that was written since the block was handed out");
+}
+
 TEST(VllmConnectorFindings, who_goes_back_to_a_lost_block_has_let_go_of_the_window_before_it) {
   ScriptedConnector connector;
   connector.answers["loaded"] = {{.num_tokens = 8, .is_async = false}};

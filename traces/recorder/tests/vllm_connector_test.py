@@ -202,7 +202,7 @@ class VllmConnectorTest(unittest.TestCase):
     def test_vllm_decides_what_the_reference_decided_in_the_findings(self) -> None:
         for name in (
             "loaded_behind_large", "two_half_loaded", "lost_block_left_alone",
-            "load_evicts_hit", "window_of_last_token", "back_without_window",
+            "load_evicts_hit", "window_of_last_token", "back_without_window", "hit_of_void_row",
         ):  # fmt: skip
             with self.subTest(name=name):
                 self.repeats(finding(name))
