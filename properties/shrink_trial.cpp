@@ -40,13 +40,13 @@ bool ShrinkTrial::could_be_smaller(const CaseRank& candidate) const {
 
 bool ShrinkTrial::attempt(const SavedCase& changed) {
   if (!could_be_smaller(rank_of(changed, 0))) return false;
+  if ((broken_rules(changed) & ~broken_rules_) != 0) return false;
   const std::string text = saved_case_to_text(changed);
   // As its file gives it back: a field that its kind of cache does not use is not in there, and
   // runs that continue one another are one.
   auto read = saved_case_from_text(changed.name, text);
   if (!read || !could_be_smaller(rank_of(*read, 0))) return false;
   SavedCase& candidate = *read;
-  if ((broken_rules(candidate) & ~broken_rules_) != 0) return false;
   const auto digest = digest_of(text);
   auto tried = tried_.find(digest);
   if (tried == tried_.end()) {

@@ -25,15 +25,13 @@ std::map<std::string, std::int64_t> known_tokens(const StepView& view) {
 
 // Who loads, or has loaded and waits; who has finished and is being sent.
 void take_waiting_tables(const StepView& view, StoryStep& step) {
-  for (const SkippedRequest& request : view.decisions.skipped()) {
-    if (view.decisions.block_table(request.id, 0).empty()) continue;
-    step.waiting_tables.push_back(table_of(view, request.id));
-    step.loaded[step.waiting_tables.back().id] = view.decisions.num_computed_tokens(request.id);
-  }
-  for (const HeldRequest& request : view.decisions.held()) {
-    step.waiting_tables.push_back(table_of(view, request.id));
-    step.loaded[step.waiting_tables.back().id] = view.decisions.num_computed_tokens(request.id);
-  }
+  const auto take = [&](RequestId id) {
+    const RecordedTable& table = step.waiting_tables.emplace_back(table_of(view, id));
+    step.loaded[table.id] = view.decisions.num_computed_tokens(id);
+  };
+  for (const SkippedRequest& request : view.decisions.skipped())
+    if (!view.decisions.block_table(request.id, 0).empty()) take(request.id);
+  for (const HeldRequest& request : view.decisions.held()) take(request.id);
 }
 
 }  // namespace

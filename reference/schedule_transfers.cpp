@@ -123,10 +123,11 @@ void Scheduler::Impl::take_transfers(const KVConnectorOutput& report) {
 }
 
 // Cuts each of `candidates` back to before its first invalid block; returns those that have one. A
-// block that several share is computed by the first of them, and the others count on it.
+// block that several share is computed by the first of them, and the others count on it. `tails`,
+// unless null, receives the blocks that were cut off.
 std::vector<RequestId> Scheduler::Impl::cut_at_invalid_blocks(
     const std::vector<RequestId>& candidates, const std::set<BlockId>& invalid,
-    std::span<const InFlightRow> rows, std::vector<BlockId>& tails) {
+    std::span<const InFlightRow> rows, std::vector<BlockId>* tails) {
   const auto block_size = static_cast<std::int32_t>(block_sizes.scheduler_block_size);
   std::vector<RequestId> affected;
   std::set<BlockId> taken_care_of;
@@ -147,7 +148,7 @@ std::vector<RequestId> Scheduler::Impl::cut_at_invalid_blocks(
       if (!taken_care_of.insert(block).second || is_cut) continue;
       is_cut = true;
       request.num_computed_tokens = static_cast<std::int32_t>(i) * block_size;
-      tails.insert(tails.end(), blocks.begin() + i, blocks.end());
+      if (tails != nullptr) tails->insert(tails->end(), blocks.begin() + i, blocks.end());
     }
     if (!is_affected) continue;
     if (!is_cut) request.num_computed_tokens = num_computed;
@@ -165,10 +166,10 @@ std::vector<RequestId> Scheduler::Impl::take_invalid_blocks(const KVConnectorOut
   std::erase_if(loading, [&](RequestId id) {
     return at(id).status != RequestStatus::waiting_for_remote_kvs;
   });
-  std::vector<BlockId> unpublished;  // what a request loads is not in the prefix cache yet
+  // What a request still loads is not in the prefix cache yet.
+  const std::vector<RequestId> late = cut_at_invalid_blocks(loading, invalid, rows, nullptr);
   std::vector<BlockId> tails;
-  const std::vector<RequestId> late = cut_at_invalid_blocks(loading, invalid, rows, unpublished);
-  std::vector<RequestId> voided = cut_at_invalid_blocks(running, invalid, rows, tails);
+  std::vector<RequestId> voided = cut_at_invalid_blocks(running, invalid, rows, &tails);
   if (!remote->fails_requests) {  // the blocks stay findable: they are filled in the next steps
     remote->failed.insert(late.begin(), late.end());
     if (profile.restarts_behind_windows) desert(late, voided);

@@ -90,7 +90,7 @@ struct Scheduler::Impl {
   std::vector<RequestId> cut_at_invalid_blocks(const std::vector<RequestId>& candidates,
                                                const std::set<BlockId>& invalid,
                                                std::span<const InFlightRow> rows,
-                                               std::vector<BlockId>& tails);
+                                               std::vector<BlockId>* tails);
   std::vector<RequestId> take_invalid_blocks(const KVConnectorOutput& report,
                                              std::span<const InFlightRow> rows);
   void fail_requests(std::vector<RequestId> ids);

@@ -44,23 +44,25 @@ std::span<const std::uint8_t> TransferStep::own_part(std::int32_t group,
 // Of a block that is not full a rank of context parallelism may keep nothing.
 bool TransferStep::keeps_any(const BlockTransfer& block) const {
   const ContextRank& rank = worker_.context();
-  const std::int64_t tokens = model_.block_size(block.group) * rank.num_ranks;
-  const std::int64_t last = std::min(block.num_tokens, (block.entry + 1) * tokens);
-  for (std::int64_t p = block.entry * tokens; p < last; ++p)
-    if (keeps(rank, p)) return true;
-  return false;
+  const auto [first, last] = positions_of(block);
+  return num_kept(rank, last) > num_kept(rank, first);
+}
+
+std::pair<std::int64_t, std::int64_t> TransferStep::positions_of(const BlockTransfer& block) const {
+  const std::int64_t tokens = model_.block_size(block.group) * worker_.context().num_ranks;
+  const std::int64_t first = block.entry * tokens;
+  return {first, std::min(block.num_tokens, first + tokens)};
 }
 
 // The rows of the request that belong into the block, as far as this rank keeps them.
 std::vector<ContentId> TransferStep::contents_of(const BlockTransfer& block) const {
   const PrefixContent& prefix = worker_.know(block.request).prefix;
   const ContextRank& rank = worker_.context();
-  const std::int64_t tokens = model_.block_size(block.group) * rank.num_ranks;
-  const std::int64_t last = std::min(block.num_tokens, (block.entry + 1) * tokens);
+  const auto [first, last] = positions_of(block);
   LS_CHECK(last <= prefix.size(), "{} tokens of {}, which has {}", last,
            worker_.at(block.request).name, prefix.size());
   std::vector<ContentId> contents;
-  for (std::int64_t p = block.entry * tokens; p < last; ++p)
+  for (std::int64_t p = first; p < last; ++p)
     if (keeps(rank, p)) contents.push_back(prefix.content(p));
   return contents;
 }

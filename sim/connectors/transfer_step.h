@@ -14,6 +14,7 @@
 
 #include <optional>
 #include <span>
+#include <utility>
 
 #include "reference/memory_model.h"
 #include "reference/result.h"
@@ -38,6 +39,8 @@ class TransferStep {
  private:
   std::span<const std::uint8_t> own_part(std::int32_t group,
                                          std::span<const std::uint8_t> payload) const;
+  // Of the tokens in the block, whatever rank keeps them: [first, last).
+  std::pair<std::int64_t, std::int64_t> positions_of(const BlockTransfer& block) const;
   bool keeps_any(const BlockTransfer& block) const;
   std::vector<ContentId> contents_of(const BlockTransfer& block) const;
   static Divergence gone(const BlockTransfer& block, std::string_view verb, std::int64_t step);
