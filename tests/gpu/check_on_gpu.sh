@@ -1,7 +1,9 @@
 #!/usr/bin/env bash
 # tests/gpu/check_on_gpu.sh [DIR]   everything that only a GPU can show, in one go (docs/gpu.md)
-# Builds with CUDA, runs the tests of single kernels on the GPU, replays there and on the CPU executor
-# and wants the same chain of hashes, does both under compute-sanitizer, times the kernels. Results lie in DIR (build/gpu by default).
+# Builds with CUDA, runs the tests of single kernels on the GPU, replays there and on the CPU
+# executor and wants the same chain of hashes, does both under compute-sanitizer, times the kernels.
+# Results lie in DIR (build/gpu by default). LOCKSTEP_VLLM_PYTHON names an interpreter that has
+# vLLM, whose operators are then timed beside ours.
 # Exit status: 0 all of it held, 1 something did not, 2 it cannot be run here.
 set -euo pipefail
 root=$(dirname "$(dirname "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")")")
@@ -83,4 +85,7 @@ for tool in memcheck racecheck synccheck; do sanitized "$tool" --numbers real; d
     { printf 'FAILED  fuzz: %s\n' "$out/fuzz.txt" && status=1; }
 "$build/lockstep_gpu_benchmarks" --benchmark_repetitions=5 --benchmark_report_aggregates_only \
     --benchmark_out="$out/bandwidth.json" | tee "$out/bandwidth.txt"
+"${LOCKSTEP_VLLM_PYTHON:-python3}" tests/gpu/vllm_operators.py --ours "$out/bandwidth.json" \
+    --json "$out/vllm.json" >"$out/vllm.txt" 2>&1 && cat "$out/vllm.txt" ||
+    printf 'left out: vLLM beside it (%s)\n' "$(tail -n 1 "$out/vllm.txt")"
 exit "$status"
