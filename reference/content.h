@@ -119,8 +119,9 @@ constexpr std::uint64_t next_state_word(std::uint64_t word, std::uint64_t step_k
   return word * kStateStep + mix(step_key ^ i);
 }
 
-// What lies where nothing was written: never handed out, or handed out again.
-enum class Unwritten : std::uint8_t { fresh = 0, freed = 1, padding = 2 };
+// What lies where nothing was written: never handed out, handed out again, outside of every page,
+// or handed out again to be zeroed.
+enum class Unwritten : std::uint8_t { fresh = 0, freed = 1, padding = 2, zeroed = 3 };
 constexpr std::uint64_t poison_key(Unwritten kind, std::int64_t tensor, std::int64_t page) {
   return mix(0x706F69736F6E0000ull + static_cast<std::uint64_t>(kind)) ^
          mix(static_cast<std::uint64_t>(tensor) << 32 | static_cast<std::uint64_t>(page));

@@ -166,7 +166,9 @@ struct BackendConfig {
   std::string mutant;  // a planted defect to switch on; empty: none
 };
 
-enum class Poison : std::uint8_t { fresh = 0, freed = 1, padding = 2 };
+// Says how a byte came to be unwritten: never handed out, handed out again, outside of every page
+// (guard zones), handed out to be zeroed in the same step.
+enum class Poison : std::uint8_t { fresh = 0, freed = 1, padding = 2, zeroed = 3 };
 
 // The page of one block in one tensor of the plan.
 struct PageId {

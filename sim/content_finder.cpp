@@ -78,8 +78,8 @@ std::string describe(const MemoryModel& model, const Match& match) {
 
 std::string poison_name(const MemoryModel& model, std::uint64_t word) {
   constexpr std::string_view kinds[] = {"never handed out", "handed out and not written since",
-                                        "padding"};
-  for (int kind = 0; kind < 3; ++kind)
+                                        "padding", "handed out to be zeroed; no zeroing came here"};
+  for (int kind = 0; kind < std::ssize(kinds); ++kind)
     for (std::int32_t t = 0; t < model.num_tensors(); ++t)
       for (std::int32_t p = 0; p < model.num_blocks(); ++p) {
         const std::uint64_t i = word ^ poison_key(static_cast<Unwritten>(kind), t, p);

@@ -14,6 +14,7 @@ namespace {
 static_assert(static_cast<int>(Poison::fresh) == static_cast<int>(Unwritten::fresh));
 static_assert(static_cast<int>(Poison::freed) == static_cast<int>(Unwritten::freed));
 static_assert(static_cast<int>(Poison::padding) == static_cast<int>(Unwritten::padding));
+static_assert(static_cast<int>(Poison::zeroed) == static_cast<int>(Unwritten::zeroed));
 
 std::string whose(const MemoryModel& model, const SlotContent& slot) {
   return fmt::format("{}'s token {} of step {}", model.writer_name(slot.writer), slot.position,

@@ -61,6 +61,7 @@ ProgramBuilder::ProgramBuilder(const EngineConfig& engine, const BackendConfig& 
       model_(model),
       worker_(worker),
       group_of_block_(static_cast<std::size_t>(model.num_blocks()), -1),
+      to_be_zeroed_(static_cast<std::size_t>(model.num_blocks())),
       loaded_for_(static_cast<std::size_t>(model.num_blocks())) {}
 
 std::optional<std::string> ProgramBuilder::why_not_supported(const EngineConfig& engine,
@@ -70,8 +71,7 @@ std::optional<std::string> ProgramBuilder::why_not_supported(const EngineConfig&
   };
   if (engine.dcp * engine.pcp != 1 && !std::ranges::all_of(plan.groups, divides))
     return "context parallelism deals out the tokens of full attention and MLA; what the ranks "
-           "hold "
-           "of other kinds is not modelled";
+           "hold of other kinds is not modelled";
   if (engine.async_scheduling && engine.num_spec_tokens > 0)
     return "drafts with asynchronous scheduling are counted by the worker, not by the decision";
   for (const KVCacheGroupSpec& group : plan.groups)
@@ -88,6 +88,7 @@ std::optional<Divergence> ProgramBuilder::build(const SchedulerOutput& decision,
   std::swap(program.settled, settled_);
   row_requests_.clear();
   void_rows_.clear();
+  mark_to_be_zeroed(decision, true);
   leave(decision, transfers, program);
   begin_loads(transfers, program);
   std::size_t first_spec = 0;
@@ -104,6 +105,7 @@ std::optional<Divergence> ProgramBuilder::build(const SchedulerOutput& decision,
   for (const BlockId block : handed_)
     group_of_block_[static_cast<std::size_t>(index_of(block))] = -1;
   handed_.clear();
+  mark_to_be_zeroed(decision, false);
   hit_.clear();
   const std::int64_t captured =
       captured_batch(std::ssize(program.contents), device_.max_cudagraph_capture_size,
@@ -232,13 +234,20 @@ void ProgramBuilder::append_blocks(const SchedulerOutput& decision, std::size_t 
   }
 }
 
-// A block that held something is poisoned, so that nothing can be read before it is written.
+void ProgramBuilder::mark_to_be_zeroed(const SchedulerOutput& decision, bool mark) {
+  for (const BlockId block : decision.zero)
+    to_be_zeroed_[static_cast<std::size_t>(index_of(block))] = mark;
+}
+
+// A block that held something is poisoned, so that nothing can be read before it is written, and
+// that a zeroing which does not come has a name.
 void ProgramBuilder::hand_out(std::int32_t group, BlockId block, StepProgram& program) {
   if (block == kNullBlock) return;
   group_of_block_[static_cast<std::size_t>(index_of(block))] = group;
   handed_.push_back(block);
-  if (model_.block(block).group != -1)
-    program.poison.push_back({.block = block, .kind = Poison::freed});
+  const bool zeroed = to_be_zeroed_[static_cast<std::size_t>(index_of(block))];
+  if (zeroed || model_.block(block).group != -1)
+    program.poison.push_back({.block = block, .kind = zeroed ? Poison::zeroed : Poison::freed});
 }
 
 // The zero list names blocks of the attention groups. A block whose request was preempted in the

@@ -60,6 +60,7 @@ class ProgramBuilder {
   void begin_loads(const StepTransfers& transfers, StepProgram& program);
   bool counts_on_lost(const ScheduledRequest& scheduled, std::span<const BlockId> lost);
   void append_blocks(const SchedulerOutput& decision, std::size_t index, StepProgram& program);
+  void mark_to_be_zeroed(const SchedulerOutput& decision, bool mark);
   void hand_out(std::int32_t group, BlockId block, StepProgram& program);
   std::optional<Divergence> add_zeros(const SchedulerOutput& decision, StepProgram& program);
   std::optional<Divergence> add_tokens(const SchedulerOutput& decision, std::size_t index,
@@ -77,6 +78,7 @@ class ProgramBuilder {
   Worker& worker_;
   std::vector<RequestId> row_requests_;
   std::vector<std::int32_t> group_of_block_;  // blocks handed out in this step; -1: not
+  std::vector<bool> to_be_zeroed_;            // by block: in this step
   std::vector<BlockId> handed_;
   std::map<BlockId, RequestId> hit_;  // in this step, by whom
   std::vector<BlockCopy> settled_;    // for the next program

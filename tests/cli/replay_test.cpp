@@ -196,6 +196,14 @@ TEST(Replay, OfAMutantDivergesIsSavedAndTheCaseReproducesIt) {
   EXPECT_NE(again.out.find(text), std::string::npos) << "the divergence reads differently";
 }
 
+TEST(Replay, ToldOfAZeroingThatDoesNotComeNamesThePoisonThatWaitedForIt) {
+  const Json json = replay_json({kSample, "--backend", "simt", "--model", "qwen3.5-0.8b",
+                                 "--num-blocks", "8", "--limit", "1", "--mutant", "zero-lost"},
+                                1);
+  const std::string owner = json.at("divergence").at("owner");
+  EXPECT_NE(owner.find("handed out to be zeroed"), std::string::npos) << owner;
+}
+
 TEST(Replay, OverSeveralStreamsGivesTheSameStateHash) {
   const Json one = replay_json({kSample, "--backend", "simt", "--limit", "30"});
   const Json late = replay_json(
