@@ -155,7 +155,7 @@ class Device {
 // Launches with their parameters frozen, in order, and what the device has made of them.
 struct CapturedGraph {
   std::vector<Device::Launch> launches;
-  std::shared_ptr<void> instance;  // a device's own; null: not made yet
+  std::shared_ptr<void> instance;  // a device's own, gone before it; null: not made yet
 };
 
 inline int Device::launch_graph(CapturedGraph& graph, const LaunchPlace& place) {

@@ -2,6 +2,7 @@
 
 #include <cuda_runtime.h>
 
+#include <algorithm>
 #include <cstring>
 #include <utility>
 #include <vector>
@@ -9,7 +10,8 @@
 namespace lockstep::cuda {
 namespace {
 
-// Downloads wait here until finish(); a step of many rows fits without a wait in between.
+// Uploads and downloads lie here until finish(); a step of many rows fits without a wait in
+// between.
 constexpr std::int64_t kStagingBytes = std::int64_t{16} << 20;
 
 class GpuDevice final : public Device {
@@ -25,7 +27,9 @@ class GpuDevice final : public Device {
     place_.whole_warps = true;
   }
   ~GpuDevice() override {
-    // Whatever fails here has failed before, and finish() has told it.
+    // What was started may still use what goes now. If anything fails here nobody is left to be
+    // told.
+    wait_for_streams();
     for (cudaEvent_t event : events_) cudaEventDestroy(event);
     for (cudaStream_t stream : streams_) cudaStreamDestroy(stream);
     if (staging_ != nullptr) cudaFreeHost(staging_);
@@ -53,8 +57,12 @@ class GpuDevice final : public Device {
       check("cudaStreamSynchronize", cudaStreamSynchronize(stream_));
     return static_cast<std::byte*>(memory);
   }
+  // What was started may still use the memory: cudaFree "may perform implicit synchronization", and
+  // cudaFreeHost promises nothing.
   void release(std::byte* memory) override {
-    if (memory != nullptr) check("cudaFree", cudaFree(memory));
+    if (memory == nullptr) return;
+    wait_for_streams();
+    check("cudaFree", cudaFree(memory));
   }
 
   std::byte* allocate_host(std::int64_t size_bytes, std::string name) override {
@@ -65,31 +73,26 @@ class GpuDevice final : public Device {
     return static_cast<std::byte*>(memory);
   }
   void release_host(std::byte* memory) override {
-    if (memory != nullptr) check("cudaFreeHost", cudaFreeHost(memory));
+    if (memory == nullptr) return;
+    wait_for_streams();
+    check("cudaFreeHost", cudaFreeHost(memory));
   }
 
-  // From pageable memory the call returns when the bytes have been taken over.
+  // A copy from pageable memory "might be synchronous with respect to the host", or still read it
+  // when the call has returned: only what is staged has been taken over.
   void upload(void* target, const void* source, std::int64_t size_bytes) override {
-    if (failed() || size_bytes == 0) return;
-    check("upload", cudaMemcpyAsync(target, source, static_cast<std::size_t>(size_bytes),
-                                    cudaMemcpyDefault, stream_));
+    in_pieces(size_bytes, [&](std::int64_t begin, std::byte* place, std::size_t size) {
+      std::memcpy(place, static_cast<const std::byte*>(source) + begin, size);
+      check("upload", cudaMemcpyAsync(static_cast<std::byte*>(target) + begin, place, size,
+                                      cudaMemcpyDefault, stream_));
+    });
   }
   void download(void* target, const void* source, std::int64_t size_bytes) override {
-    auto* to = static_cast<std::byte*>(target);
-    const auto* from = static_cast<const std::byte*>(source);
-    while (size_bytes > 0 && !failed()) {
-      if (staged_bytes_ == kStagingBytes) deliver();
-      const std::int64_t piece =
-          size_bytes < kStagingBytes - staged_bytes_ ? size_bytes : kStagingBytes - staged_bytes_;
-      std::byte* place = static_cast<std::byte*>(staging_) + staged_bytes_;
-      check("download", cudaMemcpyAsync(place, from, static_cast<std::size_t>(piece),
+    in_pieces(size_bytes, [&](std::int64_t begin, std::byte* place, std::size_t size) {
+      check("download", cudaMemcpyAsync(place, static_cast<const std::byte*>(source) + begin, size,
                                         cudaMemcpyDefault, stream_));
-      pending_.push_back({to, place, static_cast<std::size_t>(piece)});
-      staged_bytes_ += piece;
-      to += piece;
-      from += piece;
-      size_bytes -= piece;
-    }
+      pending_.push_back({static_cast<std::byte*>(target) + begin, place, size});
+    });
   }
   void zero(void* target, std::int64_t size_bytes) override {
     if (failed() || size_bytes == 0) return;
@@ -104,6 +107,7 @@ class GpuDevice final : public Device {
   }
 
   void open_streams(int count) override {
+    wait_for_streams();  // what allocate() zeroes there is zero for the others too
     while (streams_.size() < static_cast<std::size_t>(count) && !failed()) {
       cudaStream_t stream = nullptr;
       check("cudaStreamCreate", cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
@@ -134,8 +138,8 @@ class GpuDevice final : public Device {
 
   // The second time that its launches run they are captured, and from then on the graph does.
   int launch_graph(CapturedGraph& graph, const LaunchPlace& place) override {
-    if (graph.instance == nullptr)
-      if (const cudaError_t error = capture(graph, place); error != cudaSuccess) return error;
+    if (graph.instance == nullptr) capture(graph, place);
+    if (failed()) return cudaSuccess;  // it has been told
     return cudaGraphLaunch(static_cast<cudaGraphExec_t>(graph.instance.get()),
                            static_cast<cudaStream_t>(place.stream));
   }
@@ -151,29 +155,49 @@ class GpuDevice final : public Device {
     std::size_t size_bytes;
   };
 
-  cudaError_t capture(CapturedGraph& graph, const LaunchPlace& place) {
+  // A capture that has begun is ended whatever happens, and what it made is owned or gone.
+  void capture(CapturedGraph& graph, const LaunchPlace& place) {
     const auto stream = static_cast<cudaStream_t>(place.stream);
-    cudaError_t error = cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal);
-    if (error != cudaSuccess) return error;
-    const int launched = Device::launch_graph(graph, place);
+    check("cudaStreamBeginCapture",
+          cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
+    if (failed()) return;
+    check("captured launch", static_cast<cudaError_t>(Device::launch_graph(graph, place)));
     cudaGraph_t captured = nullptr;
-    error = cudaStreamEndCapture(stream, &captured);  // also where a launch failed
-    if (launched != 0) error = static_cast<cudaError_t>(launched);
+    check("cudaStreamEndCapture", cudaStreamEndCapture(stream, &captured));
     cudaGraphExec_t instance = nullptr;
-    if (error == cudaSuccess) error = cudaGraphInstantiate(&instance, captured, 0);
-    if (captured != nullptr) cudaGraphDestroy(captured);
-    if (error == cudaSuccess)
-      graph.instance = std::shared_ptr<void>(
-          instance, [](void* made) { cudaGraphExecDestroy(static_cast<cudaGraphExec_t>(made)); });
-    return error;
+    if (!failed()) check("cudaGraphInstantiate", cudaGraphInstantiate(&instance, captured, 0));
+    if (captured != nullptr) check("cudaGraphDestroy", cudaGraphDestroy(captured));
+    if (instance != nullptr)
+      graph.instance = std::shared_ptr<void>(instance, [this](void* made) { drop(made); });
+  }
+  // Nothing is said about an instance that goes before its last launch is done.
+  void drop(void* instance) {
+    wait_for_streams();
+    check("cudaGraphExecDestroy", cudaGraphExecDestroy(static_cast<cudaGraphExec_t>(instance)));
   }
 
   void check(const std::string& what, cudaError_t error) {
     if (error != cudaSuccess) fail_with(what + ": " + cudaGetErrorString(error));
   }
-  void deliver() {
+  void wait_for_streams() {
     for (cudaStream_t stream : streams_)
       check("cudaStreamSynchronize", cudaStreamSynchronize(stream));
+  }
+  // move(begin, place, size): bytes [begin, begin + size) go through `place` in the staging buffer.
+  template <class Move>
+  void in_pieces(std::int64_t size_bytes, Move move) {
+    for (std::int64_t begin = 0; begin < size_bytes;) {
+      if (!failed() && staged_bytes_ == kStagingBytes) deliver();
+      if (failed()) return;
+      const std::int64_t size = std::min(size_bytes - begin, kStagingBytes - staged_bytes_);
+      std::byte* place = static_cast<std::byte*>(staging_) + staged_bytes_;
+      staged_bytes_ += size;
+      move(begin, place, static_cast<std::size_t>(size));
+      begin += size;
+    }
+  }
+  void deliver() {
+    wait_for_streams();
     if (failed()) return;
     for (const Pending& piece : pending_) std::memcpy(piece.target, piece.staged, piece.size_bytes);
     pending_.clear();

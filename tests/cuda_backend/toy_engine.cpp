@@ -369,15 +369,19 @@ std::vector<std::string> ToyEngine::compare_pages(Backend& backend) const {
 std::vector<std::string> toy_differences(const ToyPlan& plan, int steps) {
   auto backend = make_simt_backend(plan.config);
   if (!backend) return {"refused: " + backend.error().message};
+  return toy_differences(plan, **backend, steps);
+}
+
+std::vector<std::string> toy_differences(const ToyPlan& plan, Backend& backend, int steps) {
   ToyEngine engine(plan);
-  if (auto fresh = engine.compare_pages(**backend); !fresh.empty()) return fresh;
+  if (auto fresh = engine.compare_pages(backend); !fresh.empty()) return fresh;
   StepReadback readback;
   for (int step = 1; step <= steps; ++step) {
-    if (auto done = (*backend)->execute(engine.next_step(), readback); !done)
+    if (auto done = backend.execute(engine.next_step(), readback); !done)
       return {"error: " + done.error().message};
     auto found = engine.compare(readback);
     if (step % 3 == 0 || !found.empty())
-      for (std::string& line : engine.compare_pages(**backend)) found.push_back(std::move(line));
+      for (std::string& line : engine.compare_pages(backend)) found.push_back(std::move(line));
     if (!found.empty()) return found;
   }
   return {};

@@ -11,8 +11,8 @@
 #include <string>
 #include <vector>
 
-#include "tests/cuda_backend/protocol_oracle.h"
 #include "sim/backend.h"
+#include "tests/cuda_backend/protocol_oracle.h"
 
 namespace lockstep {
 
@@ -96,8 +96,10 @@ class ToyEngine {
   std::vector<double> outputs_;
 };
 
-// Runs a plan on the SIMT backend for some steps and gives the differences of the first step that
-// has any, a line each; every third step all pages are compared.
+// Runs a plan for some steps on a backend that was made for it, and gives the differences of the
+// first step that has any, a line each; every third step all pages are compared.
+std::vector<std::string> toy_differences(const ToyPlan& plan, Backend& backend, int steps);
+// The same on a SIMT backend.
 std::vector<std::string> toy_differences(const ToyPlan& plan, int steps);
 
 }  // namespace lockstep

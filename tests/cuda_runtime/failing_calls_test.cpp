@@ -1,0 +1,118 @@
+// Every call of CUDA fails once, in a run of its own: the run says so in one sentence, agrees with
+// nothing that it did not see, and gives back whatever it had taken.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <set>
+#include <string>
+
+#include "cuda_backend/cuda_backend.h"
+#include "cuda_backend/gpu/gpu_device.h"
+#include "tests/cuda_backend/toy_engine.h"
+#include "tests/cuda_runtime/simulated_cuda.h"
+
+namespace lockstep::cuda {
+namespace {
+
+constexpr int kSteps = 7;  // batches of one size come often enough to be captured and replayed
+
+struct Replay {
+  std::vector<std::string> found;
+  std::int64_t calls = 0;  // before anything was given back at its end
+};
+
+Replay run_on(SimulatedCuda& runtime, const ToyPlan& plan) {
+  auto device = make_gpu_device();
+  if (!device) return {{"refused: " + device.error().message}, runtime.num_calls()};
+  auto backend = make_backend(std::move(*device), plan.config);
+  if (!backend) return {{"refused: " + backend.error().message}, runtime.num_calls()};
+  Replay run;
+  run.found = toy_differences(plan, **backend, kSteps);
+  run.calls = runtime.num_calls();
+  return run;
+}
+
+ToyPlan plan_with_everything() {
+  const auto plans = toy_plans();
+  ToyPlan plan =
+      *std::ranges::find(plans, "full attention and two windows share tensors", &ToyPlan::name);
+  plan.length = 12;
+  plan.config.num_streams = 2;
+  plan.config.max_cudagraph_capture_size = 8;
+  plan.config.num_host_blocks = 2;
+  return plan;
+}
+
+// Every `stride`-th call, from `first` on; says which functions they were.
+std::set<std::string> fail_calls(const ToyPlan& plan, SimulatedCudaOptions options,
+                                 std::int64_t first, std::int64_t stride) {
+  std::set<std::string> failed;
+  std::int64_t calls = 0, calls_at_end = 0;
+  {
+    SimulatedCuda runtime;
+    const Replay run = run_on(runtime, plan);
+    EXPECT_TRUE(run.found.empty()) << run.found.front();
+    calls = run.calls;
+    calls_at_end = runtime.num_calls();
+  }
+  EXPECT_GT(calls, 100);
+  for (options.failing_call = first; options.failing_call < calls_at_end;
+       options.failing_call += stride) {
+    SimulatedCuda runtime(options);
+    const Replay run = run_on(runtime, plan);
+    SCOPED_TRACE("call " + std::to_string(options.failing_call) + ", " + runtime.failed_function());
+    failed.insert(runtime.failed_function());
+    EXPECT_EQ(runtime.live(), LiveObjects());
+    if (options.failing_call >= calls) {  // nobody is left to be told
+      EXPECT_TRUE(run.found.empty()) << run.found.front();
+      continue;
+    }
+    EXPECT_EQ(run.found.size(), 1u);
+    if (run.found.empty()) continue;
+    EXPECT_TRUE(run.found[0].ends_with(std::string(": ") + cudaGetErrorString(options.error)))
+        << run.found[0];
+    EXPECT_EQ(std::ranges::count(run.found[0], '\n'), 0);
+  }
+  return failed;
+}
+
+constexpr std::int64_t kSome = 7;
+constexpr SimulatedCudaOptions kOnce = {};
+constexpr SimulatedCudaOptions kForGood = {.error = cudaErrorIllegalAddress, .sticks = true};
+constexpr std::size_t kFunctions = 23;  // of toolkit/cuda_runtime.h that can fail, and launches
+
+TEST(FailingCuda, ACallThatFailsOnceIsTheRunsOneErrorAndNothingLeaks) {
+  EXPECT_GT(fail_calls(plan_with_everything(), kOnce, 0, kSome).size(), kFunctions / 3);
+}
+TEST(FailingCuda, AnErrorThatSticksIsToldOnceAndNothingLeaks) {
+  EXPECT_GT(fail_calls(plan_with_everything(), kForGood, 5, kSome).size(), kFunctions / 3);
+}
+TEST(FailingCudaSlow, EveryCallOfARunFailsOnce) {
+  EXPECT_EQ(fail_calls(plan_with_everything(), kOnce, 0, 1).size(), kFunctions);
+}
+TEST(FailingCudaSlow, EveryCallOfARunFailsForGood) {
+  EXPECT_EQ(fail_calls(plan_with_everything(), kForGood, 0, 1).size(), kFunctions);
+}
+
+TEST(FailingCuda, NoRoomAtAnyAllocationSaysForWhatAndGivesBackTheRest) {
+  const ToyPlan plan = plan_with_everything();
+  std::int64_t needed = 0;
+  int refused = 0;
+  for (std::int64_t room = 1 << 10; needed == 0; room += room / 4) {
+    SimulatedCuda runtime({.device_bytes = room});
+    const Replay run = run_on(runtime, plan);
+    EXPECT_EQ(runtime.live(), LiveObjects());
+    if (run.found.empty()) {
+      needed = room;
+      continue;
+    }
+    ++refused;
+    EXPECT_EQ(run.found.size(), 1u);
+    EXPECT_NE(run.found[0].find(": cudaMalloc of "), std::string::npos) << run.found[0];
+    EXPECT_TRUE(run.found[0].ends_with("bytes: out of memory")) << run.found[0];
+  }
+  EXPECT_GT(refused, 10);
+}
+
+}  // namespace
+}  // namespace lockstep::cuda
