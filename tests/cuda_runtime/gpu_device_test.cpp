@@ -109,9 +109,9 @@ TEST(SimulatedGpuDevice, MemoryThatIsGivenBackIsThereForWhatWasStartedBefore) {
     device->use_stream(1);
     run(*device, [=] { std::copy_n(memory, 64, host); });
     device->download(found.data(), memory, 64);
+    device->release(memory);
     run(*device, [=, &seen] { std::copy_n(reinterpret_cast<std::uint8_t*>(host), 64, &seen[0]); });
     device->release_host(host);
-    device->release(memory);
     EXPECT_TRUE(device->finish());
     EXPECT_EQ(found, numbered(64));
     EXPECT_EQ(seen, numbered(64));
