@@ -7,9 +7,9 @@
 #include <string>
 
 #include "cuda_backend/cuda_backend.h"
-#include "cuda_backend/gpu/gpu_device.h"
 #include "tests/cuda_backend/toy_engine.h"
 #include "tests/cuda_runtime/simulated_cuda.h"
+#include "tests/cuda_runtime/simulated_gpu_device.h"
 
 namespace lockstep::cuda {
 namespace {
@@ -22,7 +22,7 @@ struct Replay {
 };
 
 Replay run_on(SimulatedCuda& runtime, const ToyPlan& plan) {
-  auto device = make_gpu_device();
+  auto device = make_simulated_gpu_device();
   if (!device) return {{"refused: " + device.error().message}, runtime.num_calls()};
   auto backend = make_backend(std::move(*device), plan.config);
   if (!backend) return {{"refused: " + backend.error().message}, runtime.num_calls()};

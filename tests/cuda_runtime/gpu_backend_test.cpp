@@ -8,12 +8,12 @@
 #include <vector>
 
 #include "cuda_backend/cuda_backend.h"
-#include "cuda_backend/gpu/gpu_device.h"
 #include "cuda_backend/simt_backend.h"
 #include "properties/generator.h"
 #include "properties/judge.h"
 #include "tests/cuda_backend/toy_engine.h"
 #include "tests/cuda_runtime/simulated_cuda.h"
+#include "tests/cuda_runtime/simulated_gpu_device.h"
 
 namespace lockstep {
 namespace {
@@ -26,7 +26,7 @@ constexpr int kSteps = 24;
 
 Result<std::unique_ptr<Backend>> make_backend_on_gpu(BackendConfig config) {
   config.delay_streams = false;  // a GPU orders its streams itself
-  auto device = cuda::make_gpu_device();
+  auto device = cuda::make_simulated_gpu_device();
   if (!device) return tl::unexpected(device.error());
   return cuda::make_backend(std::move(*device), std::move(config));
 }

@@ -1,7 +1,5 @@
 // The device of a GPU by itself, on a runtime that keeps CUDA's promises and no others: each test
 // runs with many seeds, most of which would show a wait that is missing.
-#include "cuda_backend/gpu/gpu_device.h"
-
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -12,6 +10,7 @@
 
 #include "cuda_backend/graph_device.h"
 #include "tests/cuda_runtime/simulated_cuda.h"
+#include "tests/cuda_runtime/simulated_gpu_device.h"
 
 namespace lockstep::cuda {
 namespace {
@@ -20,7 +19,7 @@ constexpr std::uint64_t kSeeds = 20;
 constexpr std::int64_t kStagingBytes = std::int64_t{16} << 20;  // of GpuDevice
 
 std::unique_ptr<Device> make_device() {
-  auto device = make_gpu_device();
+  auto device = make_simulated_gpu_device();
   EXPECT_TRUE(device) << device.error().message;
   return device ? std::move(*device) : nullptr;
 }
@@ -323,24 +322,25 @@ TEST(SimulatedGpuDevice, NoPinnedMemoryIsAFailureTooAndLeavesNothingBehind) {
               "host tier: cudaHostAlloc of 1 bytes: out of memory");
   }
   SimulatedCuda cuda({.pinned_bytes = kStagingBytes - 1});
-  EXPECT_EQ(make_gpu_device().error().message, "cudaMallocHost: out of memory");
+  EXPECT_EQ(make_simulated_gpu_device().error().message, "cudaMallocHost: out of memory");
   EXPECT_EQ(cuda.live(), LiveObjects());
 }
 
 TEST(SimulatedGpuDevice, WithoutAGpuItSaysWhy) {
   {
     SimulatedCuda cuda({.device_count = 0});
-    EXPECT_EQ(why_no_gpu(), "no GPU: the CUDA driver lists none");
-    EXPECT_EQ(make_gpu_device().error().message, why_no_gpu());
+    EXPECT_EQ(why_no_simulated_gpu(), "no GPU: the CUDA driver lists none");
+    EXPECT_EQ(make_simulated_gpu_device().error().message, why_no_simulated_gpu());
   }
   {
     SimulatedCuda cuda({.failing_call = 0, .error = cudaErrorInsufficientDriver, .sticks = true});
-    EXPECT_EQ(why_no_gpu(), "no GPU: CUDA driver version is insufficient for CUDA runtime version");
-    EXPECT_EQ(make_gpu_device().error().message, why_no_gpu());
+    EXPECT_EQ(why_no_simulated_gpu(),
+              "no GPU: CUDA driver version is insufficient for CUDA runtime version");
+    EXPECT_EQ(make_simulated_gpu_device().error().message, why_no_simulated_gpu());
     EXPECT_EQ(cuda.live(), LiveObjects());
   }
   SimulatedCuda cuda;
-  EXPECT_EQ(why_no_gpu(), "");
+  EXPECT_EQ(why_no_simulated_gpu(), "");
 }
 
 }  // namespace

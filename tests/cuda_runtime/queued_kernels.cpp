@@ -3,7 +3,7 @@
 #include "reference/check.h"
 #include "tests/cuda_runtime/simulated_cuda.h"
 
-namespace lockstep::cuda::simt_cuda {
+namespace lockstep::cuda::simt_simulated {
 namespace {
 
 const KernelTable& table_with(auto KernelTable::*) { return simt_fast::kernel_table; }
@@ -58,4 +58,4 @@ extern const EngineKernels engine_kernels = {
     .batch_tables = queue<&EngineKernels::batch_tables>,
 };
 
-}  // namespace lockstep::cuda::simt_cuda
+}  // namespace lockstep::cuda::simt_simulated

@@ -6,9 +6,9 @@
 
 #include "cuda_backend/launch/engine_kernels.h"
 
-namespace lockstep::cuda::simt_cuda {
+namespace lockstep::cuda::simt_simulated {
 
 extern const KernelTable kernel_table;
 extern const EngineKernels engine_kernels;
 
-}  // namespace lockstep::cuda::simt_cuda
+}  // namespace lockstep::cuda::simt_simulated

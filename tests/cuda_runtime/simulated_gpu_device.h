@@ -1,0 +1,16 @@
+// The functions of cuda_backend/gpu/gpu_device.h over the simulated runtime (simulated_cuda.h):
+// gpu_device.cpp compiles their source under these names.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "cuda_backend/device.h"
+#include "reference/result.h"
+
+namespace lockstep::cuda {
+
+std::string why_no_simulated_gpu();
+Result<std::unique_ptr<Device>> make_simulated_gpu_device();
+
+}  // namespace lockstep::cuda
