@@ -21,6 +21,7 @@
 #include "cli/fuzz_summary.h"
 #include "cli/progress.h"
 #include "cli/terminal.h"
+#include "cuda_backend/gpu_backend.h"
 #include "cuda_backend/simt_backend.h"
 #include "properties/fuzz.h"
 #include "reference/engine_profile.h"
@@ -90,6 +91,14 @@ Result<FuzzOptions> options_of(const FuzzCommandOptions& options) {
   fuzzing.generator.backend = options.backend;
   fuzzing.generator.check = options.check;
   if (options.backend == "simt") fuzzing.backend = make_simt_backend;
+  if (options.backend == "cuda") {
+    if (!options.check.empty() && options.check != "fast")
+      return fail("--check: with --backend cuda there is mode fast alone; --backend simt has " +
+                  options.check);
+    if (std::string why; !gpu_available(&why)) return fail("--backend cuda: " + why);
+    fuzzing.generator.check = "fast";
+    fuzzing.backend = make_gpu_backend;
+  }
   if (Result<void> shard = parse_shard(options.shard, fuzzing); !shard)
     return tl::unexpected(shard.error());
   if (fuzzing.shards > 1 && options.seconds)
@@ -217,8 +226,9 @@ void add_options(CLI::App& command, FuzzCommandOptions& options) {
       ->capture_default_str();
   command
       .add_option("--backend", options.backend,
-                  "simt: kernels on the CPU executor; none: decisions, audit and invariants")
-      ->check(CLI::IsMember({"simt", "none"}))
+                  "simt: kernels on the CPU executor; cuda: on a GPU; none: decisions, audit and "
+                  "invariants")
+      ->check(CLI::IsMember({"simt", "cuda", "none"}))
       ->capture_default_str();
   command.add_option("--engine", options.engine, "an engine profile; by default any");
   command.add_option("--check", options.check, "fast, check or hunt; by default a mixture")

@@ -58,6 +58,9 @@ constexpr std::array kReasons = std::to_array<Reason>({
      "ever or exchange nonsense."},
     {"ranks_together",
      "All ranks together must hold every row of the whole model, each as often as the others."},
+    {"device",
+     "A device that fails in the middle of a run has been asked for what it cannot do: memory that "
+     "is not there, or a launch that it refuses."},
     {"page_final", "After the last step every page of the pool must hold what the model says."},
     {"liveness",
      "A request that was accepted must end: with nothing running and nothing still to arrive, "

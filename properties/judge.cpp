@@ -7,6 +7,7 @@
 
 #include "properties/invariants.h"
 #include "properties/tally_counter.h"
+#include "properties/watched_backend.h"
 #include "reference/check.h"
 #include "reference/page_size.h"
 #include "sim/audit/audit.h"
@@ -137,7 +138,7 @@ class Bench final : public StepObserver {
 };
 
 // One for each rank; none: decisions alone.
-using Ranks = std::vector<std::unique_ptr<Backend>>;
+using Ranks = std::vector<std::unique_ptr<WatchedBackend>>;
 
 std::vector<Backend*> pointers(const Ranks& ranks) {
   std::vector<Backend*> backends;
@@ -153,7 +154,7 @@ Result<Ranks> make_ranks(const SavedCase& saved, const LockstepConfig& config,
     for (std::int32_t rank = 0; rank < num_ranks(config.device); ++rank) {
       auto backend = options.backend(device_of_rank(config.device, rank));
       if (!backend) return tl::unexpected(backend.error());
-      ranks.push_back(std::move(*backend));
+      ranks.push_back(std::make_unique<WatchedBackend>(std::move(*backend)));
     }
     return ranks;
   }
@@ -270,6 +271,20 @@ Result<JudgedEngine> make_engine(const SavedCase& saved, const LockstepConfig& c
   return engine;
 }
 
+// A run that came to no end: its device failed, or the case was not to be run.
+Outcome broken_off(const std::vector<const Ranks*>& engines, const Error& error, Outcome outcome) {
+  for (const Ranks* ranks : engines)
+    for (const auto& rank : *ranks) {
+      if (!rank->has_failed()) continue;
+      outcome.kind = OutcomeKind::violation;
+      outcome.check = "device";
+      outcome.step = rank->last_step();
+      outcome.what = error.message;
+      return outcome;
+    }
+  return refusal(error);
+}
+
 Outcome judge_one_engine(const SavedCase& saved, const LockstepConfig& config,
                          const JudgeOptions& options) {
   Outcome outcome;
@@ -280,7 +295,7 @@ Outcome judge_one_engine(const SavedCase& saved, const LockstepConfig& config,
   if (!backends.empty()) count_ranks(config.device, outcome.tally);
   const auto report = run_lockstep(config, *engine->decisions, engine->bench->workload(),
                                    std::span<Backend* const>(backends), engine->bench.get());
-  if (!report) return refusal(report.error());
+  if (!report) return broken_off({&engine->ranks}, report.error(), std::move(outcome));
   take_verdict(report->summary, outcome);
   if (outcome.kind == OutcomeKind::divergence) engine->bench->keep_recorded();
   count_faults(*engine->workload, outcome.tally);
@@ -315,7 +330,11 @@ Outcome judge_data_parallel(const SavedCase& saved, const LockstepConfig& config
   }
   if (!engines.front().ranks.empty()) count_ranks(config.device, outcome.tally);
   const auto report = run_data_parallel(config, parts, *workload);
-  if (!report) return refusal(report.error());
+  if (!report) {
+    std::vector<const Ranks*> all;
+    for (const JudgedEngine& engine : engines) all.push_back(&engine.ranks);
+    return broken_off(all, report.error(), std::move(outcome));
+  }
   outcome.tally.count(Reached::data_parallel);
   if (!config.connector.parts.empty()) outcome.tally.count(Reached::dp_connector);
   if (config.device.max_cudagraph_capture_size > 0) outcome.tally.count(Reached::dp_graphs);

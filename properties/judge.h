@@ -5,7 +5,7 @@
 // (2) The first check that fails ends the run and names the outcome; what follows from it is not
 //     looked at.
 // (3) A case that the reader, the engine or the backend would not take is `refused`: neither agreed
-//     nor a failure.
+//     nor a failure. A device that fails in the middle of a run is a violation of check `device`.
 //
 // Not looked at: whether the case's `expected` verdict is what came out.
 #pragma once

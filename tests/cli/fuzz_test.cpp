@@ -38,6 +38,17 @@ TEST(Fuzz, ShardsMergeIntoTheWhole) {
   EXPECT_EQ(report_of(merge, "merged.json"), whole);
 }
 
+TEST(Fuzz, OnAGpuThereIsOneModeAndWithoutAGpuItSaysWhy) {
+  const Outcome mode = run_lockstep({"fuzz", "--backend", "cuda", "--check", "hunt"});
+  EXPECT_EQ(mode.status, 2);
+  EXPECT_NE(mode.err.find("--check: with --backend cuda there is mode fast alone"),
+            std::string::npos)
+      << mode.err;
+  const Outcome gpu = run_lockstep({"fuzz", "--backend", "cuda", "--runs", "1"});
+  EXPECT_TRUE(gpu.status == 0 || gpu.err.find("--backend cuda: no GPU: ") != std::string::npos)
+      << gpu.err;
+}
+
 // A defect that fuzzing does not see would make every green run worthless.
 TEST(Fuzz, ThePlantedDefectFailsAndItsCaseReplays) {
   const std::string folder = temporary_path("fuzzed-cases");

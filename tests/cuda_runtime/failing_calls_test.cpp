@@ -7,6 +7,8 @@
 #include <string>
 
 #include "cuda_backend/cuda_backend.h"
+#include "properties/generator.h"
+#include "properties/judge.h"
 #include "tests/cuda_backend/toy_engine.h"
 #include "tests/cuda_runtime/simulated_cuda.h"
 #include "tests/cuda_runtime/simulated_gpu_device.h"
@@ -92,6 +94,36 @@ TEST(FailingCudaSlow, EveryCallOfARunFailsOnce) {
 }
 TEST(FailingCudaSlow, EveryCallOfARunFailsForGood) {
   EXPECT_EQ(fail_calls(plan_with_everything(), kForGood, 0, 1).size(), kFunctions);
+}
+
+// To a judge it is neither the case's fault, as a refusal would be, nor agreement.
+TEST(FailingCuda, InTheMiddleOfAJudgedRunItIsAViolationAndBeforeItARefusal) {
+  const SavedCase saved = generate_case(std::uint64_t{2}, {.check = "fast"});
+  std::int64_t calls_of_start = 0;
+  const BackendFactory on_gpu =
+      [&](const BackendConfig& config) -> Result<std::unique_ptr<Backend>> {
+    auto device = make_simulated_gpu_device();
+    if (!device) return tl::unexpected(device.error());
+    auto backend = make_backend(std::move(*device), config);
+    calls_of_start = SimulatedCuda::current().num_calls();
+    return backend;
+  };
+  {
+    SimulatedCuda runtime;
+    ASSERT_EQ(judge(saved, on_gpu).kind, OutcomeKind::agreed);
+    ASSERT_GT(runtime.num_calls(), calls_of_start + 100);
+  }
+  for (const bool in_the_middle : {true, false}) {
+    SimulatedCuda runtime({.failing_call = calls_of_start + (in_the_middle ? 100 : -1),
+                           .error = cudaErrorLaunchFailure,
+                           .sticks = true});
+    const Outcome outcome = judge(saved, on_gpu);
+    EXPECT_EQ(outcome.kind, in_the_middle ? OutcomeKind::violation : OutcomeKind::refused);
+    EXPECT_EQ(outcome.check, in_the_middle ? "device" : "");
+    EXPECT_EQ(outcome.step >= 0, in_the_middle);
+    EXPECT_TRUE(outcome.what.ends_with(": unspecified launch failure")) << outcome.what;
+    EXPECT_EQ(runtime.live(), LiveObjects());
+  }
 }
 
 TEST(FailingCuda, NoRoomAtAnyAllocationSaysForWhatAndGivesBackTheRest) {
