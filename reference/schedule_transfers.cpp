@@ -95,7 +95,9 @@ bool Scheduler::Impl::keeps_blocks(RequestId id) {
   const bool is_loading = remote->is_loading(id, request);  // a transfer writes into them
   remote->received.erase(id);
   remote->failed.erase(id);
-  cache.remove_skipped_blocks(request, request.num_computed_tokens);
+  // A load goes on writing all that it was given: nothing that its tokens have left behind, but for
+  // the window of a prompt's last token, where the profile keeps that.
+  if (!is_loading) cache.remove_skipped_blocks(request, request.num_computed_tokens);
   const bool is_sent = remote->connector.request_finished(id, request.name);
   if (!is_loading && !is_sent) return false;
   remote->held.insert({id, {.is_loading = is_loading, .is_reported = false}});

@@ -76,6 +76,14 @@ void Auditor::Impl::add(const RecordedEvent& event) {
   requests_.insert_or_assign(event.request.name, std::move(request));
 }
 
+// The first entry of the table that is not left behind by a request that has come to `reached`. A
+// load writes all that its table names, and who waits with it lets go of nothing.
+std::size_t Auditor::Impl::first_needed(const AuditedRequest& request, std::size_t group,
+                                        std::int32_t reached) const {
+  if (request.transfer != Transfer::none) return 0;
+  return static_cast<std::size_t>(first_read(group, reached) / block_size(group));
+}
+
 // Who can still read the block, or has a transfer that does; null: nobody.
 const AuditedRequest* Auditor::Impl::reader_of(BlockId block) const {
   for (const auto& [name, other] : requests_) {
@@ -87,8 +95,7 @@ const AuditedRequest* Auditor::Impl::reader_of(BlockId block) const {
       // Who has left may have let go of what drafts in flight were past.
       const std::int32_t reached =
           other.has_left ? std::max(other.computed, other.scheduled_to) : other.computed;
-      const auto first =
-          std::min(static_cast<std::size_t>(first_read(g, reached) / block_size(g)), table.size());
+      const auto first = std::min(first_needed(other, g, reached), table.size());
       const auto last = std::min(
           static_cast<std::size_t>(ceil_div32(other.computed, block_size(g))), table.size());
       if (std::find(table.begin() + static_cast<std::ptrdiff_t>(first),

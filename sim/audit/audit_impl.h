@@ -120,6 +120,8 @@ class Auditor::Impl {
   void check_standstill(const RecordedStep& last);
   void take_tables(const RecordedStep& step, const RecordedScheduled& scheduled,
                    AuditedRequest& request);
+  std::size_t first_needed(const AuditedRequest& request, std::size_t group,
+                           std::int32_t reached) const;
   const AuditedRequest* reader_of(BlockId block) const;
   void hand_out(const AuditedRequest& request, std::size_t group, std::size_t index, BlockId block);
   std::int32_t first_read(std::size_t group, std::int32_t position) const;

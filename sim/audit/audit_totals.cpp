@@ -40,8 +40,8 @@ std::set<BlockId> Auditor::Impl::kept_by_transfers(bool counts_drafts) const {
     const std::int32_t end =
         counts_drafts ? std::max(request.scheduled_to, request.computed) : request.computed;
     for (std::size_t g = 0; g < groups_.size(); ++g) {
-      const auto first = static_cast<std::size_t>(first_read(g, end) / block_size(g));
-      for (std::size_t i = request.has_left ? first : 0; i < request.tables[g].size(); ++i)
+      const std::size_t first = request.has_left ? first_needed(request, g, end) : 0;
+      for (std::size_t i = first; i < request.tables[g].size(); ++i)
         if (request.tables[g][i] != kNullBlock) kept.insert(request.tables[g][i]);
     }
   }

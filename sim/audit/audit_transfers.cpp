@@ -94,6 +94,7 @@ void Auditor::Impl::leave(const RecordedStep& step, const std::string& name) {
   request.running = false;
   request.has_left = true;
   if (std::ranges::find(step.held, name) != step.held.end()) request.is_sent = true;
+  if (request.transfer == Transfer::loaded) request.transfer = Transfer::none;
   if (request.is_sent || request.transfer == Transfer::loading) return;
   requests_.erase(found);
 }
@@ -123,7 +124,7 @@ std::int32_t Auditor::Impl::first_invalid(const AuditedRequest& request, std::in
     const auto num_blocks = std::min(request.tables[g].size(),
                                      static_cast<std::size_t>(ceil_div32(computed, block_size(g))));
     // What the window has left behind is others' by now.
-    const auto begin = static_cast<std::size_t>(first_read(g, computed) / block_size(g));
+    const std::size_t begin = first_needed(request, g, computed);
     for (std::size_t i = begin; i < num_blocks; ++i)
       if (std::ranges::find(invalid, request.tables[g][i]) != invalid.end())
         first = std::min(first, static_cast<std::int32_t>(i) * block_size(g));

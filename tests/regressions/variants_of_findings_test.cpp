@@ -38,5 +38,12 @@ TEST(VariantsOfFindings, two_requests_load_and_preempt_each_other_in_turn) {
   expect_known("loads_and_preemptions_in_turn", "liveness", 8);
 }
 
+// Seed 7032034. Two who load whole prompts: the client of one leaves meanwhile, and the other runs
+// into the finding. Without it a load goes on writing the window of the last token too; the block
+// went back to the pool, was handed out and written by both, and the finding was called news.
+TEST(VariantsOfFindings, a_client_leaves_while_the_window_of_its_last_token_loads) {
+  expect_known("client_leaves_while_its_window_loads", "decide", 13);
+}
+
 }  // namespace
 }  // namespace lockstep

@@ -159,6 +159,33 @@ TEST(AuditTransfers, a_block_that_a_load_still_writes_is_handed_to_nobody) {
   expect_first(recording, 1, "while request a still reads it");
 }
 
+// A window of one token, and a prompt that is loaded whole: an engine that has a block for its last
+// token has nothing for the one after. The client leaves, and the load goes on writing.
+TEST(AuditTransfers, a_load_for_nobody_still_writes_behind_the_window) {
+  Recording recording = load_and_send();
+  KVCacheSpec& spec = recording.header.groups[0].spec;
+  spec.kind = CacheKind::sliding_window;
+  spec.sliding_window = 1;
+  recording.steps.resize(2);
+  RecordedStep& load = recording.steps[0];
+  load.before = {add("a", 7, 4)};
+  load.connector = {{{"a", 0, 4, true}}};
+  load.loading = {{{"a", {{BlockId{1}}}}}};
+  load.free_blocks = 4;
+  load.worker.reset();
+  RecordedStep& other = recording.steps[1] = RecordedStep();
+  other.step = 1;
+  other.before = {add("b", 8, 4)};
+  other.finished = {"a"};
+  other.skipped.emplace();
+  other.connector = {{{"b", 0, 0, false}}};
+  run_alone(other, scheduled("b", 0, 4, {2}), 22, 3);
+  recording.end = {.steps = 2, .unfinished = {"b"}};
+  EXPECT_TRUE(audit(recording).empty());
+  other.scheduled = {scheduled("b", 0, 4, {1})};
+  expect_first(recording, 1, "while request a still reads it");
+}
+
 TEST(AuditTransfers, blocks_of_a_load_count_as_held) {
   Recording recording = load_and_send();
   recording.steps[0].free_blocks = 5;
