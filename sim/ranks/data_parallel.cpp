@@ -164,7 +164,9 @@ Result<bool> DataParallelRun::take_turns() {
                                .unfinished = engine.decisions->has_unfinished_requests()});
     if (!turn) return tl::unexpected(turn.error());
     LS_CHECK(*turn == Turn::step, "a rank ends by itself");
-    if (engine.run->is_stuck()) return say_stuck(engine);
+    // Who has nothing to do gets nowhere while the others run.
+    const bool is_concerned = engine.decisions->has_unfinished_requests() || !has_unfinished();
+    if (engine.run->is_stuck() && is_concerned) return say_stuck(engine);
   }
   return true;
 }

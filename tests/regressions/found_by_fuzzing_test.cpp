@@ -192,6 +192,18 @@ TEST(FoundByFuzzing, what_a_victim_had_computed_may_be_found_from_the_step_that_
   EXPECT_GT(outcome.tally[Reached::preemption], 0);
 }
 
+// Seed 7044561. What gets nowhere for a thousand steps was called stuck; an engine without requests
+// beside one that runs got nowhere, either.
+TEST(FoundByFuzzing, an_engine_without_requests_is_not_stuck_beside_one_that_runs) {
+  SavedCase saved = case_of({group_of("a", CacheKind::full_attention, 16)}, 100);
+  saved.engine.max_model_len = 1200;
+  saved.settings = {{"data_parallel_size", 2}};
+  saved.trace.records = {request_of("r", 1, 10, 1100)};
+  const Outcome outcome = judge(saved);
+  EXPECT_EQ(outcome.kind, OutcomeKind::agreed) << outcome.what;
+  EXPECT_GT(outcome.tally[Reached::idle_dp_rank], 1024);
+}
+
 // Of this project, docs/findings.md, 1: the state hit is a block longer than the attention hit, and
 // the entry between them is filled with the block of `salted`, whose tokens are the same. The step
 // zeroes it; that was left out for blocks of a hit, and the run agreed.
