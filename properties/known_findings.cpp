@@ -142,7 +142,8 @@ constexpr std::string_view kBehindLarge[] = {"liveness.head_of_line", "liveness.
                                              "liveness", "audit.standstill"};
 constexpr std::string_view kHalfLoaded[] = {"liveness.partial_load", "liveness",
                                             "audit.standstill"};
-constexpr std::string_view kLostBlock[] = {"audit.attention_read", "decide"};
+// A row that is cut back to before a lost block writes it again, whoever else counts on it.
+constexpr std::string_view kLostBlock[] = {"audit.attention_read", "audit.handed_out", "decide"};
 constexpr std::string_view kNoWindow[] = {"audit.token_write", "audit.attention_read", "decide"};
 constexpr std::string_view kEvictedHit[] = {"audit.handed_out",
                                             "audit.attention_read",
@@ -189,6 +190,13 @@ bool gets_past(const Outcome& failure, const Outcome& without) {
   return without.failed() && failure.kind != OutcomeKind::stuck && without.step > failure.step;
 }
 
+// With every finding repaired that a rule repairs.
+bool is_past_all_rules(const SavedCase& saved, const Outcome& failure,
+                       const BackendFactory& backend) {
+  return !profile_without(saved.engine.engine, 0).empty() &&
+         gets_past(failure, judge(with_the_rule_repaired<0>(saved), backend));
+}
+
 // Whether the case gets past its failure once the finding is repaired; or at least fails otherwise,
 // and that is another finding's doing: past all rules that are repaired it is, or it is recognised
 // itself.
@@ -200,8 +208,7 @@ bool explains(const KnownFinding& finding, const SavedCase& saved, const Outcome
   if (!without.failed() || without.same_failure(failure)) return false;
   if (repaired.engine.engine == saved.engine.engine)
     return known_finding(repaired, without, backend) != nullptr;
-  return !profile_without(saved.engine.engine, 0).empty() &&
-         gets_past(failure, judge(with_the_rule_repaired<0>(saved), backend));
+  return is_past_all_rules(saved, failure, backend);
 }
 
 bool could_be(const KnownFinding& finding, const SavedCase& saved, const Outcome& outcome) {
@@ -228,11 +235,15 @@ const KnownFinding* known_finding(const SavedCase& saved, const Outcome& outcome
     decided = judge(saved);
     if (!decided->failed() || decided->step > outcome.step) decided.reset();
   }
-  for (const KnownFinding& finding : kFindings)
-    if ((could_be(finding, saved, outcome) || (decided && could_be(finding, saved, *decided))) &&
-        explains(finding, saved, outcome, backend))
-      return &finding;
-  return nullptr;
+  const KnownFinding* first = nullptr;
+  for (const KnownFinding& finding : kFindings) {
+    if (!could_be(finding, saved, outcome) && !(decided && could_be(finding, saved, *decided)))
+      continue;
+    if (explains(finding, saved, outcome, backend)) return &finding;
+    if (first == nullptr) first = &finding;
+  }
+  // Each of them alone may be repaired in vain.
+  return first != nullptr && is_past_all_rules(saved, outcome, backend) ? first : nullptr;
 }
 
 }  // namespace lockstep

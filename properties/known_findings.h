@@ -4,8 +4,10 @@
 // A finding is recognised by what happens without it. A case that could show it, by its
 // configuration and by the check that fails, is judged once more with that one defect repaired: by
 // the rule that the engine should have, or with the blocks that its plan leaves out. If the case
-// then gets past the step in which it failed, it was the finding; if it still fails, something else
-// is wrong as well, a planted defect for one, and that is news.
+// then gets past the step in which it failed, it was the finding. Where two of them lead to one
+// failure, each is repaired in vain; if the case gets past it with all rules repaired, it is the
+// first one's that it could be. If it still fails, something else is wrong as well, a planted
+// defect for one, and that is news.
 //
 // Kernels may stumble over what the engine decided: a divergence, too, may be a finding where the
 // decisions alone, followed by nobody but the audit, break its rule in that step or before.

@@ -71,6 +71,7 @@ constexpr std::array kProfiles{
         .state_hits_drop_a_block = false,
         .withdraws_what_is_undone = false,
         .publishes_loads_late = false,
+        .caps_windows_where_they_begin = false,
         .keeps_window_of_last_token = false,
         .restarts_behind_windows = false,
         .models_connectors = true,
@@ -112,6 +113,7 @@ constexpr std::array kProfiles{
         .state_hits_drop_a_block = false,
         .withdraws_what_is_undone = false,
         .publishes_loads_late = false,
+        .caps_windows_where_they_begin = false,
         .keeps_window_of_last_token = false,
         .restarts_behind_windows = false,
         .models_connectors = false,
@@ -141,6 +143,7 @@ constexpr std::array kRepaired{
                p.withdraws_what_is_undone = p.publishes_loads_late = true;
                p.retire_basis = RetireBasis::processed;
                p.holders_come_first = p.loads_leave_room = true;
+               p.caps_windows_where_they_begin = true;
                p.takes_hits_of_all_groups_first = true;
                p.keeps_window_of_last_token = p.restarts_behind_windows = true;
              }),
@@ -155,7 +158,7 @@ constexpr std::array kRepaired{
     repaired(kProfiles[0], 7, "vllm-0.22.1-without-7",
              [](EngineProfile& p) { p.holders_come_first = true; }),
     repaired(kProfiles[0], 8, "vllm-0.22.1-without-8",
-             [](EngineProfile& p) { p.loads_leave_room = true; }),
+             [](EngineProfile& p) { p.loads_leave_room = p.caps_windows_where_they_begin = true; }),
     repaired(kProfiles[0], 9, "vllm-0.22.1-without-9",
              [](EngineProfile& p) { p.publishes_loads_late = true; }),
     repaired(kProfiles[0], 12, "vllm-0.22.1-without-12",

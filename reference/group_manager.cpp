@@ -54,14 +54,15 @@ std::int64_t GroupManager::num_blocks_to_allocate(const Request& request,
   std::int64_t required = ceil_div(demand.num_tokens, block_size_);
   const bool capped =
       demand.apply_admission_cap && admission_cap_ && !planted(SchedulerDefect::admission_uncapped);
-  if (capped) required = std::min(required, *admission_cap_);
+  const std::int64_t num_skipped =
+      std::max(num_skipped_tokens(demand.total_computed_tokens), 0) / block_size_;
+  const std::int64_t first_held = profile_.caps_windows_where_they_begin ? num_skipped : 0;
+  if (capped) required = std::min(required, first_held + *admission_cap_);
   const auto num_held = static_cast<std::int64_t>(held.blocks.size());
   if (held.num_cached_blocks >= 0) {
     LS_CHECK(new_computed_blocks.empty(), "a running request cannot have a prefix hit");
     return std::max<std::int64_t>(required - num_held, 0);
   }
-  const std::int64_t num_skipped =
-      std::max(num_skipped_tokens(demand.total_computed_tokens), 0) / block_size_;
   const std::int64_t num_local = static_cast<std::int64_t>(new_computed_blocks.size()) + num_held;
   const std::int64_t num_new =
       std::max<std::int64_t>(required - std::max(num_skipped, num_local), 0);

@@ -38,6 +38,23 @@ TEST(VariantsOfFindings, two_requests_load_and_preempt_each_other_in_turn) {
   expect_known("loads_and_preemptions_in_turn", "liveness", 8);
 }
 
+// Seed 8087461. Both load up to a token behind their windows; what each needs for the next one was
+// reckoned as nothing, in the profile without the finding as well.
+TEST(VariantsOfFindings, two_loads_behind_windows_leave_no_room_for_a_token) {
+  expect_known("loads_behind_windows_without_room", "liveness.partial_load", 8);
+}
+
+// Seed 8025916. A request has hit a lost block while it loads, and computes it again where whoever
+// computed it first still keeps it to be sent.
+TEST(VariantsOfFindings, a_lost_block_that_is_sent_is_written_again) {
+  expect_known("lost_block_is_written_again", "audit.handed_out", 9);
+}
+
+// Seed 8177204. Without either of them the other one still gives the block away.
+TEST(VariantsOfFindings, two_findings_that_lead_to_one_failure_are_the_first_ones) {
+  expect_known("two_findings_at_once", "audit.handed_out", 2);
+}
+
 // Seed 7032034. Two who load whole prompts: the client of one leaves meanwhile, and the other runs
 // into the finding. Without it a load goes on writing the window of the last token too; the block
 // went back to the pool, was handed out and written by both, and the finding was called news.
