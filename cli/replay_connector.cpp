@@ -2,8 +2,6 @@
 
 #include <fmt/format.h>
 
-#include "cli/terminal.h"
-
 namespace lockstep {
 namespace {
 
@@ -16,15 +14,6 @@ Result<void> check_alone(const ReplayOptions& options) {
   if (options.load_failure_policy)
     return fail("--kv-load-failure-policy needs a connector whose loads may fail: --connector");
   return {};
-}
-
-std::string part_text(ConnectorKind kind, const ConnectorConfig& connector) {
-  if (kind == ConnectorKind::host)
-    return fmt::format("a host tier of {}, transfers up to {} late",
-                       counted(connector.num_host_blocks, "block"),
-                       counted(connector.delay_steps_max, "step"));
-  return kind == ConnectorKind::peers ? "peers that know prefixes of some prompts"
-                                      : "peers that know prefixes and take one KV cache group";
 }
 
 }  // namespace
@@ -76,16 +65,6 @@ Result<void> finish_connector(const ReplayOptions& options, const ConnectorConfi
     connector.num_host_blocks = options.host_blocks.value_or(config.device.plan.num_blocks);
   }
   return check_connector(connector, config.device.plan);
-}
-
-std::string connector_text(const ConnectorConfig& connector) {
-  if (connector.parts.empty()) return {};
-  std::string text;
-  for (const ConnectorKind kind : connector.parts)
-    text += (text.empty() ? "" : "; then ") + part_text(kind, connector);
-  if (connector.load_failed_percent)
-    text += fmt::format("; {} % of the loads fail", *connector.load_failed_percent);
-  return text;
 }
 
 }  // namespace lockstep

@@ -23,7 +23,4 @@ Result<ConnectorStart> start_connector(const ReplayOptions& options);
 Result<void> finish_connector(const ReplayOptions& options, const ConnectorConfig& started,
                               LockstepConfig& config);
 
-// One line for a person; empty without a connector.
-std::string connector_text(const ConnectorConfig& connector);
-
 }  // namespace lockstep

@@ -3,36 +3,12 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <functional>
-#include <numeric>
 
 #include "cuda_backend/views_shape.h"
 #include "reference/check.h"
 
 namespace lockstep::cuda {
 namespace {
-
-std::int64_t numel(std::span<const std::int64_t> dims) {
-  return std::accumulate(dims.begin(), dims.end(), std::int64_t{1}, std::multiplies<>());
-}
-
-// Strides of a dense array of this shape, last dimension innermost.
-Dims dense_strides(const Dims& shape) {
-  Dims strides(shape.size(), 1);
-  for (std::size_t i = shape.size(); i-- > 1;) strides[i - 1] = strides[i] * shape[i];
-  return strides;
-}
-
-// Strides of the logical dimensions when they lie in memory in the order `order`.
-Dims ordered_strides(const Dims& shape, const Order& order) {
-  Dims physical;
-  for (std::int32_t dim : order) physical.push_back(shape[static_cast<std::size_t>(dim)]);
-  const Dims dense = dense_strides(physical);
-  Dims strides(shape.size());
-  for (std::size_t i = 0; i < order.size(); ++i)
-    strides[static_cast<std::size_t>(order[i])] = dense[i];
-  return strides;
-}
 
 std::int64_t stored_tokens(const KVCacheSpec& spec) {
   return spec.block_size / spec.compress_ratio;

@@ -1,6 +1,8 @@
 #include "cuda_backend/views_shape.h"
 
 #include <algorithm>
+#include <functional>
+#include <numeric>
 
 namespace lockstep::cuda {
 namespace {
@@ -133,6 +135,26 @@ DimRoles dim_roles(AttentionBackend backend) {
     return at == shape.end() ? -1 : static_cast<std::int32_t>(at - shape.begin());
   };
   return {find(kBlocks), find(2), find(kTokens), find(kHeads)};
+}
+
+std::int64_t numel(std::span<const std::int64_t> dims) {
+  return std::accumulate(dims.begin(), dims.end(), std::int64_t{1}, std::multiplies<>());
+}
+
+Dims dense_strides(const Dims& shape) {
+  Dims strides(shape.size(), 1);
+  for (std::size_t i = shape.size(); i-- > 1;) strides[i - 1] = strides[i] * shape[i];
+  return strides;
+}
+
+Dims ordered_strides(const Dims& shape, const Order& order) {
+  Dims physical;
+  for (std::int32_t dim : order) physical.push_back(shape[static_cast<std::size_t>(dim)]);
+  const Dims dense = dense_strides(physical);
+  Dims strides(shape.size());
+  for (std::size_t i = 0; i < order.size(); ++i)
+    strides[static_cast<std::size_t>(order[i])] = dense[i];
+  return strides;
 }
 
 }  // namespace lockstep::cuda

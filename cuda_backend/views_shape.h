@@ -10,6 +10,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <vector>
 
 #include "reference/kv_cache_spec.h"
@@ -35,6 +36,12 @@ KernelSizes kernel_sizes(AttentionBackend backend, bool hybrid_fp32);
 Dims cache_shape(AttentionBackend backend, const KVCacheSpec& spec, std::int64_t num_blocks,
                  std::int64_t block_size);
 Order stride_order(AttentionBackend backend, CacheLayout layout, bool layers_dimension);
+
+std::int64_t numel(std::span<const std::int64_t> dims);
+// Strides of a dense array of this shape, last dimension innermost.
+Dims dense_strides(const Dims& shape);
+// Strides of the logical dimensions when they lie in memory in the order `order`.
+Dims ordered_strides(const Dims& shape, const Order& order);
 
 // Which logical dimension is what: cache_shape asked with telling numbers.
 struct DimRoles {

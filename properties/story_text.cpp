@@ -45,16 +45,6 @@ std::string fault_text(const Fault& fault) {
   return text;
 }
 
-// "connector peers+host, 4 host blocks, 39 % of the loads fail"
-std::string connector_text(const ConnectorConfig& connector) {
-  std::string text = fmt::format("connector {}", connector_parts_text(connector.parts));
-  if (connector.has(ConnectorKind::host))
-    text += ", " + counted(connector.num_host_blocks, "host block");
-  if (connector.load_failed_percent)
-    text += fmt::format(", {} % of the loads fail", *connector.load_failed_percent);
-  return text;
-}
-
 std::string head_text(const SavedCase& saved) {
   const CaseSize size = size_of(saved);
   const EngineConfig& engine = saved.engine;

@@ -6,7 +6,6 @@
 
 #include "reference/attention_oracle.h"
 #include "reference/check.h"
-#include "reference/rank_plan.h"
 #include "sim/comparer.h"
 #include "sim/connectors/transfer_step.h"
 #include "sim/hidden_states/hidden_state_extraction.h"
@@ -14,6 +13,7 @@
 #include "sim/model_step.h"
 #include "sim/probe_planner.h"
 #include "sim/program_builder.h"
+#include "sim/ranks/rank_model.h"
 #include "sim/ranks/rank_union.h"
 #include "sim/stopwatch.h"
 #include "sim/worker.h"
@@ -297,16 +297,10 @@ Result<std::unique_ptr<DeviceSide>> DeviceSide::create(const LockstepConfig& con
   auto all = std::make_unique<AllRanks>(config, summary);
   for (std::size_t rank = 0; rank < ranks.size(); ++rank) {
     LockstepConfig own = config;
-    own.device = device_of_rank(config.device, static_cast<std::int32_t>(rank));
-    auto plan = rank_plan(config.device.plan, own.device.parallel, config.device.queries_per_kv);
-    if (!plan) return tl::unexpected(plan.error());
-    own.device.plan = std::move(plan->plan);
-    auto model =
-        MemoryModel::create(own.device.plan, config.device.attention_backend, config.device.layout,
-                            config.device.layout_rule, config.device.num_host_blocks,
-                            config.device.numbers, plan->layers);
-    if (!model) return tl::unexpected(model.error());
-    all->add(std::make_unique<LockstepDevice>(own, std::move(*model), *ranks[rank], summary));
+    auto one = rank_model(config.device, static_cast<std::int32_t>(rank));
+    if (!one) return tl::unexpected(one.error());
+    own.device = std::move(one->device);
+    all->add(std::make_unique<LockstepDevice>(own, std::move(one->model), *ranks[rank], summary));
   }
   if (config.engine.dcp * config.engine.pcp != config.device.context.num_ranks)
     summary.not_checked.push_back(

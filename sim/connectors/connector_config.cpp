@@ -44,6 +44,15 @@ Result<void> check_defects(const ConnectorConfig& connector, const KVCacheConfig
           : "--connector host alone"));
 }
 
+std::string part_text(ConnectorKind kind, const ConnectorConfig& connector) {
+  if (kind == ConnectorKind::host)
+    return fmt::format("a host tier of {} block{}, transfers up to {} step{} late",
+                       connector.num_host_blocks, connector.num_host_blocks == 1 ? "" : "s",
+                       connector.delay_steps_max, connector.delay_steps_max == 1 ? "" : "s");
+  return kind == ConnectorKind::peers ? "peers that know prefixes of some prompts"
+                                      : "peers that know prefixes and take one KV cache group";
+}
+
 }  // namespace
 
 std::string_view name_of(ConnectorKind kind) {
@@ -78,6 +87,16 @@ std::string connector_parts_text(const std::vector<ConnectorKind>& parts) {
   for (const ConnectorKind kind : parts)
     text += fmt::format("{}{}", text.empty() ? "" : "+", name_of(kind));
   return text.empty() ? "none" : text;
+}
+
+std::string connector_text(const ConnectorConfig& connector) {
+  if (connector.parts.empty()) return {};
+  std::string text;
+  for (const ConnectorKind kind : connector.parts)
+    text += (text.empty() ? "" : "; then ") + part_text(kind, connector);
+  if (connector.load_failed_percent)
+    text += fmt::format("; {} % of the loads fail", *connector.load_failed_percent);
+  return text;
 }
 
 std::vector<ConnectorKind> connector_parts_from_number(std::int64_t number) {

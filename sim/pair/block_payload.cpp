@@ -4,8 +4,8 @@
 #include <memory>
 
 #include "reference/memory_model.h"
-#include "reference/rank_plan.h"
 #include "sim/lockstep.h"
+#include "sim/ranks/rank_model.h"
 
 namespace lockstep {
 
@@ -43,14 +43,12 @@ struct DrawnRank {
 
 Result<HoldsContents> page_payloads(const BackendConfig& device) {
   const auto ranks = std::make_shared<std::vector<DrawnRank>>();
+  BackendConfig of_one_block = device;
+  of_one_block.num_host_blocks = 1;
   for (std::int32_t rank = 0; rank < num_ranks(device); ++rank) {
-    auto plan =
-        rank_plan(device.plan, device_of_rank(device, rank).parallel, device.queries_per_kv);
-    if (!plan) return tl::unexpected(plan.error());
-    auto model = MemoryModel::create(plan->plan, device.attention_backend, device.layout,
-                                     device.layout_rule, 1, device.numbers, plan->layers);
-    if (!model) return tl::unexpected(model.error());
-    ranks->push_back({std::move(*model), {}});
+    auto one = rank_model(of_one_block, rank);
+    if (!one) return tl::unexpected(one.error());
+    ranks->push_back({std::move(one->model), {}});
     ranks->back().writer = ranks->back().model.add_writer("peer");
   }
   return [ranks](std::int32_t group, std::span<const ContentId> contents,
