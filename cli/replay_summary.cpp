@@ -155,7 +155,11 @@ std::string summary_text(const RunSummary& s) {
   }
   if (s.graphs.captured > 0)
     row("graphs", with_commas(s.graphs.captured),
-        fmt::format("captured; {} replayed in their stead", with_commas(s.graphs.replayed)));
+        fmt::format("captured; {} replayed in their stead{}", with_commas(s.graphs.replayed),
+                    s.eager_rank_steps == 0
+                        ? ""
+                        : fmt::format("; {} of ranks without them, for one had none",
+                                      counted(s.eager_rank_steps, "step"))));
   if (s.collectives_checked > 0)
     row("meetings", with_commas(s.collectives_checked),
         fmt::format("collective calls; {} of ranks without work",

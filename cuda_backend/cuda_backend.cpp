@@ -79,6 +79,7 @@ class CudaBackend final : public Backend {
 
   Result<void> execute(const StepProgram& program, StepReadback& readback) override {
     device_->begin_step(program.step);
+    device_->run_eagerly(program.agreed.is_eager);
     copy_states(program.settled);
     pool_->poison(program.poison);
     pool_->zero(program.zero);

@@ -116,6 +116,8 @@ class Device {
                             const std::function<void()>& issue) {
     issue();
   }
+  // What comes next is launched anew, and neither captured nor replayed; or not any more.
+  virtual void run_eagerly(bool /*eagerly*/) {}
   // Addresses that captured launches may hold have changed.
   virtual void forget_captured() {}
   // Launches all of a graph, as one piece of work where the platform can.

@@ -55,13 +55,17 @@ class GraphDevice final : public ForwardingDevice {
 
   // Planted: the largest size that is not above the batch is taken, and the rest of it is left out.
   std::int32_t padded_batch(std::int32_t count) const override {
-    if (count <= 0 || count > sizes_.back()) return count;
+    if (is_eager_ || count <= 0 || count > sizes_.back()) return count;
     const auto fits = std::ranges::lower_bound(sizes_, count);
     const bool too_small = defect() == Defect::graph_too_small;
     return too_small && *fits > count && fits != sizes_.begin() ? *std::prev(fits) : *fits;
   }
   bool captures(std::int32_t size) const override {
-    return std::ranges::binary_search(sizes_, size);
+    return !is_eager_ && std::ranges::binary_search(sizes_, size);
+  }
+  void run_eagerly(bool eagerly) override {
+    LS_CHECK(recording_ == nullptr, "a graph is being captured");
+    is_eager_ = eagerly;
   }
   void run_captured(std::string_view part, std::int32_t size,
                     const std::function<void()>& issue) override {
@@ -106,7 +110,8 @@ class GraphDevice final : public ForwardingDevice {
   const std::vector<std::int32_t> sizes_;
   std::map<Key, std::shared_ptr<CapturedGraph>> graphs_;
   CapturedGraph* recording_ = nullptr;  // launches run and are kept here
-  Operation* whole_ = nullptr;          // launches are dropped; what they touch is added here
+  bool is_eager_ = false;
+  Operation* whole_ = nullptr;  // launches are dropped; what they touch is added here
   GraphStatistics statistics_;
 };
 

@@ -8,6 +8,7 @@
 //    in this step.
 // 3. A graph lives until memory is released or forget_captured() is called: its pointers may be
 //    stale from then on.
+// 4. While it runs eagerly no batch has a graph.
 // Not checked here: rule 1's premise. A parameter that was frozen by mistake shows in the results.
 #pragma once
 

@@ -13,7 +13,7 @@ namespace lockstep::cuda {
 // The size of the graph that takes them all; where none does, the number of them.
 inline std::int32_t step_batch(const Device& device, const StepProgram& program) {
   const auto num_tokens = static_cast<std::int32_t>(program.contents.size());
-  const std::int32_t size = device.padded_batch(std::max(num_tokens, program.num_agreed_tokens));
+  const std::int32_t size = device.padded_batch(std::max(num_tokens, program.agreed.num_tokens));
   return device.captures(size) ? size : num_tokens;
 }
 

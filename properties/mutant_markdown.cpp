@@ -34,11 +34,11 @@ This page is written by `lockstep mutants --markdown docs/mutants.md`.
 
 constexpr std::string_view kTail = R"(
 ## Not here
-- `table-edit-lost`: a program can change single entries of a row (`TableEdit` in `sim/backend.h`),
-  and a backend that loses one is found by its own tests. No decision of a scheduler asks for it:
-  vLLM sends its worker the new blocks of a request and nothing about those that it has let go, so
-  that rows keep retired blocks in front, where no window reads any more. A table is whole again
-  only when its request comes back after a preemption.
+- `table-edit-lost`: a program can change single entries of a row (`TableEdit` in
+  `sim/step_program.h`), and a backend that loses one is found by its own tests. No decision of a
+  scheduler asks for it: vLLM sends its worker the new blocks of a request and nothing about those
+  that it has let go, so that rows keep retired blocks in front, where no window reads any more. A
+  table is whole again only when its request comes back after a preemption.
 - `state-shift-race` (vllm 50729): a state is shifted by as many tokens as were accepted, inside its
   own block, by copies that overlap. Here the state after each draft has a block of its own, so that
   nothing is shifted in a replay; the kernel that moves bytes is raced in its own tests, and

@@ -16,6 +16,13 @@ void eagerly_over_two(SavedCase& saved) {
     set_setting(saved, name, value);
 }
 
+// The smallest graphs: whoever has more than one chunk of a prompt in its step has none.
+void over_small_graphs(SavedCase& saved) {
+  for (const auto& [name, value] :
+       {std::pair{"enforce_eager", 0}, {"max_cudagraph_capture_size", 4}})
+    set_setting(saved, name, value);
+}
+
 }  // namespace
 
 std::vector<Mutant> mutants_of_ranks() {
@@ -73,6 +80,15 @@ std::vector<Mutant> mutants_of_ranks() {
        .exposed_by = "a data parallel rank without work beside one with",
        .caught_by = {"liveness"},
        .bias = on_device({full_attention, data_parallel})},
+      {.id = "dp-graph-alone",
+       .site = kBackend,
+       .source = "vllm v1/worker/dp_utils.py, _post_process_cudagraph_mode",
+       .mechanism = "a rank replays its graph, whose collectives are those of equal ranks, beside "
+                    "one that has none for its tokens",
+       .exposed_by = "a data parallel rank with more tokens than the largest graph takes",
+       .caught_by = {"collective"},
+       .bias = on_device({full_attention, data_parallel}),
+       .reshape = over_small_graphs},
   };
 }
 

@@ -101,6 +101,9 @@ Result<void> check_ranks(const LockstepConfig& config) {
   if (config.data_parallel.defect != DataParallelDefect::none && dp_size == 1)
     return fail(fmt::format("mutant: {} is planted in data parallel ranks, and there is one engine",
                             name_of(config.data_parallel.defect)));
+  if (config.data_parallel.defect == DataParallelDefect::dp_graph_alone &&
+      config.device.max_cudagraph_capture_size == 0)
+    return fail("mutant: dp-graph-alone is of captured graphs, and none are captured");
   if (dp_size > 1 && config.data_parallel.enforce_eager &&
       config.device.max_cudagraph_capture_size > 0)
     return fail("enforce_eager with max_cudagraph_capture_size: it says that no graphs run");

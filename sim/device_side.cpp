@@ -52,7 +52,7 @@ class LockstepDevice final {
 
   Result<std::optional<Divergence>> run_step(const SchedulerOutput& decision,
                                              const StepTransfers& transfers,
-                                             std::int32_t padded_tokens, StateHashChain& chain);
+                                             const AgreedBatch& agreed, StateHashChain& chain);
   Result<std::optional<Divergence>> extract(std::span<const StoppedRequest> stopped);
   std::span<const HiddenStates> extracted() const { return extracted_; }
   Result<std::optional<Divergence>> finish(bool agreed);
@@ -84,12 +84,12 @@ class LockstepDevice final {
 
 Result<std::optional<Divergence>> LockstepDevice::run_step(const SchedulerOutput& decision,
                                                            const StepTransfers& transfers,
-                                                           std::int32_t padded_tokens,
+                                                           const AgreedBatch& agreed,
                                                            StateHashChain& chain) {
   Stopwatch watch;
   if (auto finding = builder_.build(decision, transfers, program_)) return finding;
-  program_.num_padded_tokens = std::max(program_.num_padded_tokens, padded_tokens);
-  program_.num_agreed_tokens = padded_tokens;
+  program_.num_padded_tokens = std::max(program_.num_padded_tokens, agreed.num_tokens);
+  program_.agreed = agreed;
   if (auto done = transfer_step_.begin(transfers, program_); !done)
     return tl::unexpected(done.error());
   if (auto finding = transfer_step_.check_loads(transfers, decision.step)) return finding;
@@ -214,11 +214,10 @@ class AllRanks final : public DeviceSide {
   }
   Result<std::optional<Divergence>> run_step(const SchedulerOutput& decision,
                                              const StepTransfers& transfers,
-                                             std::int32_t padded_tokens,
+                                             const AgreedBatch& agreed,
                                              StateHashChain& chain) override {
-    auto found = first_found([&](LockstepDevice& rank) {
-      return rank.run_step(decision, transfers, padded_tokens, chain);
-    });
+    auto found = first_found(
+        [&](LockstepDevice& rank) { return rank.run_step(decision, transfers, agreed, chain); });
     if (!found || *found || ranks_.size() == 1) return found;
     together_.apply(ranks_.front()->program());
     return together_.check_next();

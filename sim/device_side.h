@@ -28,11 +28,11 @@ class DeviceSide {
   virtual ~DeviceSide() = default;
 
   virtual void add_request(RequestId id, const RequestSpec& spec) = 0;
-  // Program, model, backend, comparison; slot mappings are padded to at least `padded_tokens`. A
-  // divergence is a value.
+  // Program, model, backend, comparison; slot mappings are padded to what was agreed on, at least.
+  // A divergence is a value.
   virtual Result<std::optional<Divergence>> run_step(const SchedulerOutput& decision,
                                                      const StepTransfers& transfers,
-                                                     std::int32_t padded_tokens,
+                                                     const AgreedBatch& agreed,
                                                      StateHashChain& chain) = 0;
   virtual void append_sampled(RequestId id, std::span<const std::int32_t> tokens) = 0;
   // The engine has dropped what was sampled behind the request's first `num_tokens` tokens.

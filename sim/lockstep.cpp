@@ -39,7 +39,7 @@ Result<bool> LockstepLoop::advance() {
     return false;
   }
   const auto goes_on = decide();
-  return goes_on && *goes_on ? execute(0) : goes_on;
+  return goes_on && *goes_on ? execute({}) : goes_on;
 }
 
 Result<Turn> LockstepLoop::take_turn(const LoopState& state) {
@@ -69,12 +69,12 @@ Result<bool> LockstepLoop::decide() {
   return true;
 }
 
-Result<bool> LockstepLoop::execute(std::int32_t padded_tokens) {
+Result<bool> LockstepLoop::execute(const AgreedBatch& agreed) {
   const SchedulerOutput& decision = *decision_;
   if (auto taken = take_connector_report(); !taken) return tl::unexpected(taken.error());
   plan_transfers(decision);
   if (device_ != nullptr) {
-    auto found = device_->run_step(decision, transfers_, padded_tokens, chain_);
+    auto found = device_->run_step(decision, transfers_, agreed, chain_);
     if (!found) return tl::unexpected(found.error());
     if (*found) return diverged(std::move(**found));
   }

@@ -120,8 +120,7 @@ class LockstepRun {
   virtual Result<Turn> take_turn(const LoopState& state) = 0;
   virtual Result<bool> decide() = 0;
   virtual std::int64_t num_scheduled_tokens() const = 0;  // of the step decided
-  // The step's tokens padded to at least so many.
-  virtual Result<bool> execute(std::int32_t padded_tokens) = 0;
+  virtual Result<bool> execute(const AgreedBatch& agreed) = 0;
   // Requests run, or are preempted, and nothing comes of it.
   virtual bool is_stuck() = 0;
   // The verdict: nothing runs any more, and who waits for what.

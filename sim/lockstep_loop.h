@@ -60,7 +60,7 @@ class LockstepLoop final : public LockstepRun {
   std::int64_t num_scheduled_tokens() const override {
     return decision_->total_num_scheduled_tokens;
   }
-  Result<bool> execute(std::int32_t padded_tokens) override;
+  Result<bool> execute(const AgreedBatch& agreed) override;
   bool is_idle() const override { return idle_; }
   bool is_stuck() override { return !workload_.is_scripted() && progress_.is_stuck(decisions_); }
   void set_stuck() override { set_liveness_verdict(config_, decisions_, holding_, summary_); }

@@ -32,7 +32,7 @@ void reset(StepProgram& program, std::int64_t step) {
   program.rows.clear();
   program.contents.clear();
   program.num_padded_tokens = 0;
-  program.num_agreed_tokens = 0;
+  program.agreed = {};
   program.state_updates.clear();
   program.stores.clear();
   program.probes.clear();

@@ -63,6 +63,7 @@ nlohmann::ordered_json json_of(const RunSummary& summary) {
   json["hidden_files_seen"] = summary.hidden_files_seen;
   json["union_rows_checked"] = summary.union_rows_checked;
   json["idle_rank_steps"] = summary.idle_rank_steps;
+  json["eager_rank_steps"] = summary.eager_rank_steps;
   json["collectives_checked"] = summary.collectives_checked;
   json["kernels"] = nlohmann::ordered_json::array();
   for (const KernelStatistics& kernel : summary.kernels)

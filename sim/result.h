@@ -82,6 +82,7 @@ struct RunSummary {
   std::int64_t hidden_files_seen = 0;      // of those, on a simulated disk, whole
   std::int64_t union_rows_checked = 0;     // rows of all ranks together, found on the right number
   std::int64_t idle_rank_steps = 0;        // of data parallel ranks without work of their own
+  std::int64_t eager_rank_steps = 0;       // of data parallel ranks that agreed on no graph
   std::int64_t collectives_checked = 0;    // calls of data parallel ranks, put side by side
   std::vector<std::string> not_checked;    // one sentence each
 

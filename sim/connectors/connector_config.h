@@ -50,8 +50,8 @@ std::string connector_parts_text(const std::vector<ConnectorKind>& parts);  // n
 std::vector<ConnectorKind> connector_parts_from_number(std::int64_t number);
 std::int64_t connector_parts_number(const std::vector<ConnectorKind>& parts);
 
-// What there is, in words: "peers that know prefixes of some prompts; 20 % of the loads fail". Empty
-// without a connector.
+// In words: "peers that know prefixes of some prompts; 20 % of the loads fail". No connector:
+// empty.
 std::string connector_text(const ConnectorConfig& connector);
 
 // What the engine's start asks, in its order, before there is a plan: whether several KV cache

@@ -54,6 +54,7 @@ class DataParallelRun {
   std::int64_t steps_of_wave_ = 0;
   bool in_wave_ = false;
   std::int64_t idle_rank_steps_ = 0;
+  std::int64_t eager_rank_steps_ = 0;
   std::int64_t collectives_ = 0;
   RunSummary found_;  // the verdict of the ranks' meeting
   bool is_unmet_ = false;
@@ -231,9 +232,10 @@ bool DataParallelRun::say_unmet(const UnmetCollective& unmet) {
 Result<bool> DataParallelRun::execute() {
   std::int64_t most = 0;
   for (std::size_t r = 0; r < engines_.size(); ++r) {
-    const std::int64_t padded = in_wave_ ? ranks_[r].agreed_tokens(own_tokens_) : 0;
-    most = std::max(most, std::max(padded, scheduled_[r]));
-    const auto go_on = engines_[r].run->execute(static_cast<std::int32_t>(padded));
+    const AgreedBatch agreed = in_wave_ ? ranks_[r].agreed_batch(own_tokens_) : AgreedBatch();
+    most = std::max({most, std::int64_t{agreed.num_tokens}, scheduled_[r]});
+    if (agreed.is_eager) ++eager_rank_steps_;
+    const auto go_on = engines_[r].run->execute(agreed);
     if (!go_on || !*go_on) return go_on;
   }
   workload_.step_done(most);
@@ -323,6 +325,7 @@ Result<RunReport> DataParallelRun::finish() {
   all.steps = steps_;
   all.simulated_ns = workload_.now_ns();
   all.idle_rank_steps = idle_rank_steps_;
+  all.eager_rank_steps = eager_rank_steps_;
   all.collectives_checked = collectives_;
   all.seconds.wall = wall_.lap();
   report.records_consumed = workload_.records_consumed();

@@ -16,7 +16,7 @@
 //     end, as it does one engine's.
 // (7) With captured graphs the ranks agree on the largest size that any of them would capture or
 //     replay, and all run that one; where a rank has more tokens than the largest graph takes, each
-//     keeps its own.
+//     keeps its own, and nobody replays a graph.
 //
 // Not modelled: who balances load from stale counts, and expert parallelism beyond its collectives.
 // Rules: vllm/v1/engine/core_client.py (DPLBAsyncMPClient), v1/engine/core.py (DPEngineCoreProc).

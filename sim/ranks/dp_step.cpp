@@ -14,10 +14,11 @@ constexpr std::array kDefects = std::to_array<std::pair<DataParallelDefect, std:
     {DataParallelDefect::dp_sync_shape, "dp-sync-shape"},
     {DataParallelDefect::sp_padding, "sp-padding"},
     {DataParallelDefect::dp_idle_skips, "dp-idle-skips"},
+    {DataParallelDefect::dp_graph_alone, "dp-graph-alone"},
 });
-constexpr std::array kAllDefects = {DataParallelDefect::dp_sync_shape,
-                                    DataParallelDefect::sp_padding,
-                                    DataParallelDefect::dp_idle_skips};
+constexpr std::array kAllDefects = {
+    DataParallelDefect::dp_sync_shape, DataParallelDefect::sp_padding,
+    DataParallelDefect::dp_idle_skips, DataParallelDefect::dp_graph_alone};
 
 }  // namespace
 
@@ -55,17 +56,25 @@ std::int64_t DataParallelRank::own_tokens(std::int64_t scheduled) const {
   return size > 0 ? size : padded;
 }
 
-std::int64_t DataParallelRank::agreed_tokens(std::span<const std::int64_t> own_tokens) const {
+AgreedBatch DataParallelRank::agreed_batch(std::span<const std::int64_t> own_tokens) const {
   LS_CHECK(std::ssize(own_tokens) == options_.dp_size, "{} ranks", own_tokens.size());
-  if (!pads_to_largest(own_tokens)) return own_tokens[static_cast<std::size_t>(rank_)];
-  return std::ranges::max(own_tokens);
+  const bool pads = pads_to_largest(own_tokens);
+  const std::int64_t own = own_tokens[static_cast<std::size_t>(rank_)];
+  const std::int64_t tokens = pads ? std::ranges::max(own_tokens) : own;
+  return {.num_tokens = static_cast<std::int32_t>(tokens),
+          .is_eager = sizes_.max_capture_size > 0 && !pads && !replays_alone(own_tokens)};
+}
+
+// Planted: it does not ask what the others have.
+bool DataParallelRank::replays_alone(std::span<const std::int64_t> own_tokens) const {
+  return options_.defect == DataParallelDefect::dp_graph_alone && sizes_.max_capture_size > 0 &&
+         !pads_to_largest(own_tokens) && has_graph(own_tokens[static_cast<std::size_t>(rank_)]);
 }
 
 bool DataParallelRank::pads_to_largest(std::span<const std::int64_t> own_tokens) const {
   if (options_.enforce_eager) return false;
   if (sizes_.max_capture_size == 0) return true;
-  return std::ranges::all_of(own_tokens,
-                             [this](std::int64_t tokens) { return graph_size(tokens) == tokens; });
+  return std::ranges::all_of(own_tokens, [this](std::int64_t tokens) { return has_graph(tokens); });
 }
 
 std::vector<Collective> DataParallelRank::calls(std::int64_t scheduled,
@@ -78,9 +87,10 @@ std::vector<Collective> DataParallelRank::calls(std::int64_t scheduled,
   calls.push_back({.kind = CollectiveKind::all_reduce,
                    .what = "what each rank is about to run",
                    .shape = {other_tensor ? 2 : sizes_.sync_rows, options_.dp_size}});
-  const std::int64_t tokens = agreed_tokens(own_tokens);
+  const std::int64_t tokens = agreed_batch(own_tokens).num_tokens;
   std::vector<std::int64_t> of_all(own_tokens.begin(), own_tokens.end());
-  if (pads_to_largest(own_tokens)) std::ranges::fill(of_all, tokens);
+  // The calls of a graph are those of the ranks that it was captured with: all ran its size.
+  if (pads_to_largest(own_tokens) || replays_alone(own_tokens)) std::ranges::fill(of_all, tokens);
   for (std::int64_t layer = 0; layer < sizes_.num_layers; ++layer) {
     calls.push_back({.kind = CollectiveKind::all_gather,
                      .what = "tokens to the experts",

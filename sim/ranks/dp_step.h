@@ -6,7 +6,8 @@
 // (2) Token counts are padded for sequence parallelism (to a multiple of tp) before the ranks tell
 //     one another, and to the largest of all afterwards where graphs run (not enforce_eager).
 // (3) With captured graphs a rank first pads to the size of the graph that takes its tokens, if tp
-//     divides it; when a rank has none, nobody is padded to the largest.
+//     divides it. When a rank has none, nobody is padded to the largest and nobody replays a graph:
+//     the collectives of a graph are those of ranks that all run its size.
 // (4) Every 32nd step of a wave the ranks ask one another whether anybody has requests left; when
 //     nobody has, they pause.
 //
@@ -21,15 +22,17 @@
 #include <vector>
 
 #include "sim/ranks/collectives.h"
+#include "sim/step_program.h"
 
 namespace lockstep {
 
 // Planted in what a rank decides.
 enum class DataParallelDefect : std::uint8_t {
   none,
-  dp_sync_shape,  // an idle rank tells the others its tokens in a tensor of another shape
-  sp_padding,     // an idle rank's tokens are not padded to a multiple of tp
-  dp_idle_skips,  // an idle rank sits the step out
+  dp_sync_shape,   // an idle rank tells the others its tokens in a tensor of another shape
+  sp_padding,      // an idle rank's tokens are not padded to a multiple of tp
+  dp_idle_skips,   // an idle rank sits the step out
+  dp_graph_alone,  // a rank that has a graph replays it beside one that has none
 };
 std::string_view name_of(DataParallelDefect defect);
 std::optional<DataParallelDefect> data_parallel_defect_from_name(std::string_view name);
@@ -59,7 +62,7 @@ class DataParallelRank {
   // Before the ranks have told one another: what it would run by itself.
   std::int64_t own_tokens(std::int64_t scheduled) const;
   // What it runs after it has heard own_tokens() of all.
-  std::int64_t agreed_tokens(std::span<const std::int64_t> own_tokens) const;
+  AgreedBatch agreed_batch(std::span<const std::int64_t> own_tokens) const;
   // Its calls in a step of a wave; `votes`: whether the step asks who is unfinished.
   std::vector<Collective> calls(std::int64_t scheduled, std::span<const std::int64_t> own_tokens,
                                 bool votes) const;
@@ -67,6 +70,8 @@ class DataParallelRank {
  private:
   // Of the graph that takes so many tokens; 0: none does.
   std::int64_t graph_size(std::int64_t tokens) const;
+  bool has_graph(std::int64_t own_tokens) const { return graph_size(own_tokens) == own_tokens; }
+  bool replays_alone(std::span<const std::int64_t> own_tokens) const;
   bool pads_to_largest(std::span<const std::int64_t> own_tokens) const;
 
   const DataParallelOptions options_;

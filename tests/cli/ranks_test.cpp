@@ -57,6 +57,15 @@ TEST(ReplayOverEngines, ThatDoNotMeetEndsWithOneAndThatWaitWithThree) {
   EXPECT_EQ(mismatch.at("divergence").at("dp_rank"), 1);
   const Json hang = replay_json({"--data-parallel-size", "2", "--mutant", "dp-idle-skips"}, 3);
   EXPECT_EQ(hang.at("verdict"), "liveness");
+  const Json graph =
+      replay_json({"--data-parallel-size", "2", "--graphs", "4", "--mutant", "dp-graph-alone"}, 1);
+  EXPECT_EQ(graph.at("divergence").at("phase"), "collective");
+}
+
+TEST(ReplayOverEngines, ReplaysNoGraphsWhereOneOfThemHasNone) {
+  const Json json = replay_json({"--data-parallel-size", "2", "--graphs", "8"}, 0);
+  EXPECT_GT(json.at("graphs").at("replayed"), 0);
+  EXPECT_GT(json.at("eager_rank_steps"), 0);
 }
 
 TEST(ReplayOverEngines, MeetsFaultsInEveryEngineAndCountsThem) {
@@ -161,6 +170,9 @@ INSTANTIATE_TEST_SUITE_P(
         Refusal{"ADefectOfEnginesInOne",
                 {"--backend", "simt", "--mutant", "dp-sync-shape"},
                 "there is one engine"},
+        Refusal{"ADefectOfGraphsThatAreNone",
+                {"--backend", "simt", "--data-parallel-size", "2", "--mutant", "dp-graph-alone"},
+                "none are captured"},
         Refusal{"FaultsOfSeveralEnginesThatAreNone",
                 {"--backend", "none", "--data-parallel-size", "2", "--faults", "explode@3"},
                 "explode"},

@@ -54,6 +54,31 @@ TEST_P(BackendTest, AgreesWhereStepsAreReplayedFromCapturedGraphs) {
     }
 }
 
+// As where another data parallel rank has no graph: every second step is launched anew.
+TEST_P(BackendTest, ReplaysNoGraphInAStepThatRunsEagerly) {
+  ToyPlan plan = GetParam();
+  plan.config.max_cudagraph_capture_size = 8;
+  auto backend = make_simt_backend(plan.config);
+  ASSERT_TRUE(backend) << backend.error().message;
+  ToyEngine engine(plan);
+  StepReadback readback;
+  for (int step = 0; step < kSteps; ++step) {
+    StepProgram program = engine.next_step();
+    program.agreed.is_eager = step % 2 == 1;
+    const GraphStatistics before = (*backend)->graph_statistics();
+    const auto done = (*backend)->execute(program, readback);
+    ASSERT_TRUE(done) << done.error().message;
+    for (const std::string& line : engine.compare(readback)) ADD_FAILURE() << step << ": " << line;
+    const GraphStatistics after = (*backend)->graph_statistics();
+    if (program.agreed.is_eager) {
+      EXPECT_EQ(after.captured, before.captured) << "step " << step;
+      EXPECT_EQ(after.replayed, before.replayed) << "step " << step;
+    }
+  }
+  for (const std::string& line : engine.compare_pages(**backend)) ADD_FAILURE() << line;
+  EXPECT_GT((*backend)->graph_statistics().replayed, 0);
+}
+
 INSTANTIATE_TEST_SUITE_P(Plans, BackendTest, ::testing::ValuesIn(toy_plans()),
                          [](const auto& plan) {
                            std::string name = plan.param.name;

@@ -286,6 +286,23 @@ TEST(DataParallel, ranks_with_graphs_run_the_largest_size_that_any_of_them_takes
   EXPECT_EQ(run->summary.verdict, Verdict::divergence);
 }
 
+// Graphs of up to 4 tokens: chunks of prompts have none.
+TEST(DataParallel, beside_a_rank_without_a_graph_nobody_replays_one) {
+  LockstepConfig config = make_parallel(3);
+  config.device.max_cudagraph_capture_size = 4;
+  const auto run = run_engines(config);
+  ASSERT_TRUE(run) << run.error().message;
+  EXPECT_EQ(run->summary.verdict, Verdict::agreed) << what(*run);
+  EXPECT_GT(run->summary.graphs.replayed, 0);
+  EXPECT_GT(run->summary.eager_rank_steps, 0);
+  config.data_parallel.defect = DataParallelDefect::dp_graph_alone;
+  const auto alone = run_engines(config, false);
+  ASSERT_TRUE(alone) << alone.error().message;
+  ASSERT_EQ(alone->summary.verdict, Verdict::divergence);
+  EXPECT_EQ(alone->summary.divergence->phase, Phase::collective);
+  EXPECT_NE(what(*alone).find("tokens to the experts"), std::string::npos) << what(*alone);
+}
+
 TEST(DataParallelRank, pads_to_a_graph_and_then_to_the_largest_unless_one_has_none) {
   const RankSizes sizes{.tp_size = 2,
                         .sync_rows = 4,
@@ -297,8 +314,12 @@ TEST(DataParallelRank, pads_to_a_graph_and_then_to_the_largest_unless_one_has_no
   EXPECT_EQ(rank.own_tokens(3), 4);
   EXPECT_EQ(rank.own_tokens(5), 8);
   EXPECT_EQ(rank.own_tokens(17), 18);
-  EXPECT_EQ(rank.agreed_tokens(std::vector<std::int64_t>{4, 16}), 16);
-  EXPECT_EQ(rank.agreed_tokens(std::vector<std::int64_t>{4, 18}), 4);
+  const AgreedBatch with_graphs = rank.agreed_batch(std::vector<std::int64_t>{4, 16});
+  EXPECT_EQ(with_graphs.num_tokens, 16);
+  EXPECT_FALSE(with_graphs.is_eager);
+  const AgreedBatch without = rank.agreed_batch(std::vector<std::int64_t>{4, 18});
+  EXPECT_EQ(without.num_tokens, 4);
+  EXPECT_TRUE(without.is_eager);
 }
 
 Collective reduce_of(std::vector<std::int64_t> shape) {
