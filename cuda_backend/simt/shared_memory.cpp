@@ -24,7 +24,7 @@ void SharedMemory::begin_launch(std::size_t dynamic_bytes) {
   placed_.clear();
   top_ = 0;
   used_bytes_ = 0;
-  place_at_top(kDynamic, dynamic_bytes, 16, "dynamic shared memory");
+  place_at_top(kDynamic, dynamic_bytes, 16, "(dynamic)");
 }
 
 void SharedMemory::poison() { std::memset(range_.base(), 0xff, top_); }

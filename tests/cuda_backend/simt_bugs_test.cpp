@@ -169,6 +169,28 @@ TEST(SimtShared, AStoreIntoTheGapBehindASharedArrayIsReported) {
   EXPECT_EQ(report.byte_offset, 32);
 }
 
+TEST(SimtShared, DynamicSharedMemoryHasBoundsAndIsUndefinedAtFirst) {
+  for (const Mode mode : {Mode::fast, Mode::check}) {
+    const BugKernels& kernels =
+        mode == Mode::fast ? simt_fast::bug_kernels : simt_checked::bug_kernels;
+    TestDevice device(mode);
+    float* out = device.undefined<float>(8, "out");
+    ASSERT_EQ(kernels.dynamic_shared(device.stream(), out, 5), simt::success);
+    device.expect_clean();
+    EXPECT_EQ(device.read(out, 8), (std::vector<float>{1, 1, 1, 1, 1, 2, 1, 1}));
+  }
+  TestDevice device(Mode::check);
+  float* out = device.undefined<float>(8, "out");
+  ASSERT_EQ(bug_kernels.dynamic_shared(device.stream(), out, 8), simt::success);
+  const std::vector<simt::Report> reports = device.take_reports();
+  ASSERT_EQ(reports.size(), 2u);
+  EXPECT_EQ(reports[0].kind, ReportKind::out_of_bounds);
+  EXPECT_EQ(reports[0].byte_offset, 32);
+  EXPECT_EQ(reports[1].kind, ReportKind::uninitialised_read);
+  EXPECT_EQ(reports[1].byte_offset, 20);
+  for (const simt::Report& report : reports) EXPECT_EQ(report.allocation, "__shared__ (dynamic)");
+}
+
 TEST(SimtShared, MoreSharedMemoryThanACtaHasIsALimitInBothVariants) {
   for (const Mode mode : {Mode::fast, Mode::check}) {
     const BugKernels& kernels =
@@ -219,6 +241,17 @@ TEST(SimtMeeting, TheStacksOfThreadsThatWaitForEverAreUsedAgain) {
     ASSERT_EQ(bug_kernels.barrier_never_met(device.stream(), data), simt::success);
   EXPECT_LT(address_space_bytes() - before, std::size_t{64} << 20)
       << "200 * 32 stacks would be 400 MiB";
+}
+
+// A page that nobody may touch lies below each stack: no thread writes another one's.
+TEST(SimtStack, LocalsThatDoNotFitEndTheProcess) {
+  EXPECT_DEATH(
+      {
+        TestDevice device(Mode::fast);
+        int* out = device.undefined<int>(1, "out");
+        simt_fast::bug_kernels.deep_stack(device.stream(), out);
+      },
+      "");
 }
 
 TEST(SimtMeeting, ExitedLanesAreNotWaitedForAndHaveNoValue) {

@@ -178,5 +178,24 @@ TEST(SimtMoves, AsyncCopiesArriveAtTheWaitAndNotBefore) {
   EXPECT_NE(device.read(dst, 128), numbers);
 }
 
+TEST(SimtMoves, AsyncCopiesOfOneGroupArriveInAnOrderFromTheSeed) {
+  std::vector<std::uint32_t> numbers(8);
+  std::iota(numbers.begin(), numbers.end(), 0u);
+  int last[2] = {};
+  for (std::uint64_t seed = 1; seed <= 20; ++seed) {
+    TestDevice device(Mode::check, seed);
+    const auto* src = device.uploaded(numbers, "src");
+    auto* dst = device.undefined<std::uint32_t>(4, "dst");
+    ASSERT_EQ(move_kernels.two_async_to_one(device.stream(), dst, src), simt::success);
+    device.expect_clean();
+    const auto arrived = device.read(dst, 4);
+    for (std::uint32_t i = 0; i < 4; ++i) EXPECT_EQ(arrived[i], arrived[0] + i) << seed;
+    ASSERT_TRUE(arrived[0] == 0 || arrived[0] == 4) << arrived[0];
+    ++last[arrived[0] / 4];
+  }
+  EXPECT_GT(last[0], 0);
+  EXPECT_GT(last[1], 0);
+}
+
 }  // namespace
 }  // namespace lockstep

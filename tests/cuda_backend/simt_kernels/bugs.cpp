@@ -177,6 +177,20 @@ __global__ void shared_out_of_bounds_kernel(float* out, int index) {
   if (threadIdx.x == 1) out[0] = index < 0 ? tile[0] : behind[0];
 }
 
+__global__ void dynamic_shared_kernel(float* out, int index) {
+  SIMT_DYNAMIC_SHARED(float, tile);
+  if (threadIdx.x != 5) tile[threadIdx.x] = 1.0f;
+  if (threadIdx.x == 0) tile[index] = 2.0f;
+  __syncthreads();
+  out[threadIdx.x] = tile[threadIdx.x];
+}
+__global__ void deep_stack_kernel(int* out) {
+  constexpr int kInts = 100 << 10;
+  volatile int locals[kInts];
+  for (int i = kInts - 1; i >= 0; i -= 256) locals[i] = i;
+  *out = locals[kInts - 1];
+}
+
 #if !SIMT_ON_GPU
 __global__ void shared_too_large_kernel(float* out) {
   SIMT_SHARED_ARRAY(float, small, 32);
@@ -306,6 +320,12 @@ const BugKernels bug_kernels = {
           return simt::launch(ctas(s, 1, 32, "shared_out_of_bounds"), shared_out_of_bounds_kernel,
                               out, index);
         },
+    .dynamic_shared =
+        [](stream_t s, float* out, int index) {
+          simt::LaunchConfig config = ctas(s, 1, 8, "dynamic_shared");
+          config.smem = 8 * sizeof(float);
+          return simt::launch(config, dynamic_shared_kernel, out, index);
+        },
     .shared_too_large =
 #if SIMT_ON_GPU
         nullptr,
@@ -314,6 +334,10 @@ const BugKernels bug_kernels = {
           return simt::launch(ctas(s, 1, 32, "shared_too_large"), shared_too_large_kernel, out);
         },
 #endif
+    .deep_stack =
+        [](stream_t s, int* out) {
+          return simt::launch(ctas(s, 1, 1, "deep_stack"), deep_stack_kernel, out);
+        },
     .read_through =
         [](stream_t s, const float* const* pointer, float* out) {
           return simt::launch(ctas(s, 1, 1, "read_through"), read_through_kernel, pointer, out);

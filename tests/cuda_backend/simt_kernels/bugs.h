@@ -52,9 +52,14 @@ struct BugKernels {
   // Shared memory.
   error_t (*shared_uninitialised)(stream_t, float* out);
   error_t (*shared_out_of_bounds)(stream_t, float* out, int index);
+  // Eight floats of dynamic shared memory; nobody but this store writes the sixth.
+  error_t (*dynamic_shared)(stream_t, float* out, int index);
 
   error_t (*shared_too_large)(stream_t,
                               float* out);  // null under nvcc, which refuses to compile it
+
+  // One thread with 400 KiB of locals, written from the top down.
+  error_t (*deep_stack)(stream_t, int* out);
 
   // Addresses.
   error_t (*read_through)(stream_t, const float* const* pointer, float* out);

@@ -45,6 +45,14 @@ __global__ void rotate_async_kernel(void* dst, const void* src, bool wait) {
   __syncthreads();
   static_cast<simt::vec16*>(dst)[i] = tile[(i + 1) % 32];
 }
+__global__ void two_async_to_one_kernel(void* dst, const void* src) {
+  SIMT_SHARED_ARRAY(simt::vec16, tile, 1);
+  simt::async_copy16(&tile[0], src);
+  simt::async_copy16(&tile[0], static_cast<const simt::vec16*>(src) + 1);
+  simt::async_commit();
+  simt::async_wait<0>();
+  *static_cast<simt::vec16*>(dst) = tile[0];
+}
 
 simt::LaunchConfig warp(stream_t stream, unsigned threads, const char* name) {
   return {dim3(1), dim3(threads), 0, stream, name};
@@ -86,6 +94,10 @@ const MoveKernels move_kernels = {
     .rotate_async =
         [](stream_t s, void* dst, const void* src, bool wait) {
           return simt::launch(warp(s, 32, "rotate_async"), rotate_async_kernel, dst, src, wait);
+        },
+    .two_async_to_one =
+        [](stream_t s, void* dst, const void* src) {
+          return simt::launch(warp(s, 1, "two_async_to_one"), two_async_to_one_kernel, dst, src);
         },
 };
 
