@@ -80,7 +80,9 @@ class ReadingModel final : public Workload, public StepObserver, public Transfer
   TransferPlanner* transfers() override { return inner_.transfers() == nullptr ? nullptr : this; }
   void plan(const DecidedStep& step, StepTransfers& transfers) override;
   void while_running(std::vector<WorkloadEvent>& events) override;
-  std::optional<bool> output_comes_in() const override { return inner_.output_comes_in(); }
+  std::optional<bool> output_comes_in(std::int64_t step) const override {
+    return inner_.output_comes_in(step);
+  }
   void step_done(std::int64_t scheduled_tokens) override { inner_.step_done(scheduled_tokens); }
   void request_left(std::string_view name, std::uint64_t ticket) override;
   std::int64_t now_ns() const override { return inner_.now_ns(); }

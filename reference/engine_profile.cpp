@@ -8,7 +8,7 @@ namespace lockstep {
 namespace {
 
 constexpr std::array kNotModelled22 = std::to_array<std::string_view>({
-    "KV connectors with state layers or asynchronous scheduling; the connectors themselves",
+    "KV connectors with state layers; the connectors themselves",
     "encoder inputs, encoder-decoder models, pooling, diffusion",
     "LoRA, images and prompt embeddings in block hashes",
     "structured output, streaming sessions, pipeline parallelism",

@@ -305,7 +305,8 @@ void Scheduler::Impl::schedule_waiting() {
 }
 
 void Scheduler::Impl::finish_step() {
-  if (output.scheduled.empty()) return;  // nothing to wait for
+  // Nothing to wait for, unless a connector's workers have something to report.
+  if (output.scheduled.empty() && (remote == nullptr || !config.async_scheduling)) return;
   std::vector<InFlightRow> rows;
   if (!spare_rows.empty()) {
     rows = std::move(spare_rows.back());

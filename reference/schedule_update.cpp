@@ -9,7 +9,8 @@ namespace lockstep {
 void Scheduler::Impl::take_output(const ModelOutput& model) {
   const KVConnectorOutput& report = model.kv_connector_output;
   LS_CHECK(report.empty() || remote != nullptr, "a report of a connector, and there is none");
-  LS_CHECK(!in_flight.empty() || (remote != nullptr && model.token_ends.empty()),
+  LS_CHECK(!in_flight.empty() ||
+               (remote != nullptr && !config.async_scheduling && model.token_ends.empty()),
            "no step in flight");
   std::vector<InFlightRow> rows;
   if (!in_flight.empty()) {

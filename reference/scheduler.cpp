@@ -75,8 +75,6 @@ Result<void> check_connector(const EngineConfig& config,
         fmt::format("engine {}: decisions with a KV connector are modelled for vllm-0.22.1 "
                     "only",
                     config.engine));
-  if (config.async_scheduling)
-    return fail("a KV connector with async_scheduling is not modelled; expected it to be off");
   if (std::ranges::any_of(
           groups, [](const KVCacheGroupSpec& g) { return g.spec.kind == CacheKind::mamba; }))
     return fail("a KV connector with state layers: the engine loads no states");

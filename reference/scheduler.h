@@ -6,7 +6,7 @@
 // A step is schedule() followed by update_from_output(). With async_scheduling one step stays in
 // flight: schedule() n+1 comes before update_from_output() of step n; outputs are always processed
 // in order. A step that schedules nothing is never in flight and has no output, except what the
-// workers of a KV connector report with it.
+// workers of a KV connector report with it; with both, it is in flight like any other.
 //
 // Invariants
 // (1) Every live request is in exactly one place: waiting, skipped (with a connector), or running.
@@ -64,7 +64,8 @@ class Scheduler {
   const SchedulerOutput& schedule();
   // Hands the model's output of the oldest step in flight to the scheduler; returns the requests
   // that it ended, in order. Rows of `output` follow that step's SchedulerOutput::scheduled.
-  // REQUIRES: a step in flight; or a connector, no rows, and a step that scheduled nothing.
+  // REQUIRES: a step in flight; or a connector without async_scheduling, no rows, and a step that
+  // scheduled nothing.
   // Reported as received: requests that are loading or held; as sent: requests that are held;
   // invalid blocks: in an engine of one group.
   std::span<const StoppedRequest> update_from_output(const ModelOutput& output);

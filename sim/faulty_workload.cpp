@@ -67,8 +67,8 @@ void FaultyWorkload::while_running(std::vector<WorkloadEvent>& events) {
   if (looks_at_requests_) abort_due(true, events);
 }
 
-std::optional<bool> FaultyWorkload::output_comes_in() const {
-  const auto inner = inner_->output_comes_in();
+std::optional<bool> FaultyWorkload::output_comes_in(std::int64_t step) const {
+  const auto inner = inner_->output_comes_in(step);
   if (inner) return inner;
   if (!plan_.is_active(FaultKind::early_output, step_)) return std::nullopt;
   count(FaultKind::early_output);

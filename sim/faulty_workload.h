@@ -43,7 +43,7 @@ class FaultyWorkload final : public Workload {
     return inner_->connector_report(report);
   }
   void while_running(std::vector<WorkloadEvent>& events) override;
-  std::optional<bool> output_comes_in() const override;
+  std::optional<bool> output_comes_in(std::int64_t step) const override;
   bool is_hindered(std::int64_t step) const override {
     return hinders(step) || inner_->is_hindered(step);
   }

@@ -2,6 +2,7 @@
 
 #include <fmt/core.h>
 
+#include <algorithm>
 #include <utility>
 
 #include "sim/liveness.h"
@@ -86,10 +87,9 @@ Result<bool> LockstepLoop::execute(const AgreedBatch& agreed) {
     if (auto applied = apply_events(); !applied) return tl::unexpected(applied.error());
   }
   const bool scheduled = !decision.scheduled.empty();
-  std::int64_t output_of_step = -1;
-  const auto stopped = process_output(scheduled, output_of_step);
+  const OutputTaken output = process_output(scheduled);
   if (device_ != nullptr) {
-    auto found = device_->extract(stopped, workload_.now_ns());
+    auto found = device_->extract(stopped_, workload_.now_ns());
     if (!found) return tl::unexpected(found.error());
     if (*found) return diverged(std::move(**found));
     const auto extracted = device_->extracted();
@@ -97,22 +97,26 @@ Result<bool> LockstepLoop::execute(const AgreedBatch& agreed) {
       return false;
   }
   if (device_ != nullptr && workload_.transfers() != nullptr) device_->release(decisions_.held());
-  hash_stopped(stopped);
+  hash_stopped(stopped_);
   counters_ = decisions_.take_cache_counters();
   cache_events_ = decisions_.take_cache_events();
   summary_.stored += counters_.stored;
   summary_.evictions += counters_.evicted;
   summary_.refused_allocations += counters_.refused;
-  recorder_.finished(stopped, counters_, decisions_);
+  recorder_.finished(stopped_, counters_, decisions_);
   if (workload_.connector() != nullptr) holding_.step(decisions_, decision.step);
-  const bool go_on = observe(&StepObserver::finished, decision, stopped, output_of_step);
+  const bool is_async = config_.engine.async_scheduling;
+  const bool go_on =
+      observe(&StepObserver::finished, decision, stopped_, is_async ? output.step : -1);
   workload_.step_done(decision.total_num_scheduled_tokens);
   for (const RequestId id : left_)
     workload_.request_left(requests_[index_of(id)].name, requests_[index_of(id)].ticket);
   left_.clear();
   // An output that came in may have ended requests, and made room for those that wait.
-  const bool made_room = output_of_step >= 0 && decisions_.has_unfinished_requests();
-  idle_ = !scheduled && decision.preempted.empty() && in_flight_.empty() && !made_room;
+  const bool made_room =
+      output.step >= 0 && !output.is_empty && decisions_.has_unfinished_requests();
+  const bool waits_for_output = !std::ranges::all_of(in_flight_, &StepInFlight::is_empty);
+  idle_ = !scheduled && decision.preempted.empty() && !waits_for_output && !made_room;
   forget_finished(decision);
   return go_on;
 }

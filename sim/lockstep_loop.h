@@ -37,9 +37,16 @@ struct LiveRequest {
   bool live = false;
 };
 
+// With asynchronous scheduling and a KV connector also a step that scheduled nothing: what its
+// workers report comes in no earlier than what the step before it sampled.
 struct StepInFlight {
   std::int64_t step = 0;
   ModelOutput output;
+  std::vector<RequestId> rows{};  // with a KV connector: whose they are
+
+  bool is_empty() const { return output.token_ends.empty() && output.kv_connector_output.empty(); }
+  // Tokens of its output that are the request's.
+  std::int64_t num_sampled(RequestId id) const;
 };
 
 class LockstepLoop final : public LockstepRun {
@@ -72,13 +79,22 @@ class LockstepLoop final : public LockstepRun {
   Result<void> apply_events();
   Result<void> add_request(WorkloadEvent& event);
   void abort_again(std::string_view name);
+  bool empty_steps_are_in_flight() const {
+    return config_.engine.async_scheduling && workload_.connector() != nullptr;
+  }
+  ModelOutput& begin_output(const SchedulerOutput& decision);
   Result<void> sample(const SchedulerOutput& decision);
   Result<void> take_connector_report();
   void plan_transfers(const SchedulerOutput& decision);
   void attach_connector_report();
   void count_decision(const SchedulerOutput& decision);
-  std::span<const StoppedRequest> process_output(bool anything_scheduled,
-                                                 std::int64_t& output_of_step);
+  struct OutputTaken {
+    std::int64_t step = -1;  // of which step, the last one; -1: of none, or of none that ran
+    bool is_empty = true;
+  };
+  OutputTaken process_output(bool anything_scheduled);
+  std::int64_t take_output();
+  bool has_nothing_to_decide() const;
   void forget_voided_tokens();
   void hash_stopped(std::span<const StoppedRequest> stopped);
   void leave(RequestId id, std::string_view reason);
@@ -115,6 +131,7 @@ class LockstepLoop final : public LockstepRun {
   std::vector<std::int64_t> block_tokens_;  // per group, that an entry of a table stands for
   std::deque<StepInFlight> in_flight_;
   std::vector<ModelOutput> spare_outputs_;
+  std::vector<StoppedRequest> stopped_;  // by the outputs that came in with this step
   std::function<std::string_view(RequestId)> name_of_ = [this](RequestId id) {
     return std::string_view(requests_[index_of(id)].name);
   };

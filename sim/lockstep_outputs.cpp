@@ -1,5 +1,8 @@
 // The part of the loop that knows a step's outputs: what the model samples, what a connector's
 // workers move and report, and when the engine hears of it.
+#include <fmt/core.h>
+
+#include <algorithm>
 #include <utility>
 
 #include "reference/check.h"
@@ -8,9 +11,32 @@
 
 namespace lockstep {
 
+// A step is in flight from now on, with nothing in its output yet.
+ModelOutput& LockstepLoop::begin_output(const SchedulerOutput& decision) {
+  StepInFlight& flight = in_flight_.emplace_back();
+  flight.step = decision.step;
+  if (workload_.connector() != nullptr)
+    for (const ScheduledRequest& scheduled : decision.scheduled)
+      flight.rows.push_back(scheduled.id);
+  if (!spare_outputs_.empty()) {
+    flight.output = std::move(spare_outputs_.back());
+    spare_outputs_.pop_back();
+  }
+  ModelOutput& output = flight.output;
+  output.tokens.clear();
+  output.token_ends.clear();
+  output.draft_tokens.clear();
+  output.draft_ends.clear();
+  output.kv_connector_output.clear();
+  return output;
+}
+
 // The model's answer to the step; the worker knows it at once, the engine when it processes it.
 Result<void> LockstepLoop::sample(const SchedulerOutput& decision) {
-  if (decision.scheduled.empty()) return {};
+  if (decision.scheduled.empty()) {
+    if (empty_steps_are_in_flight()) begin_output(decision);
+    return {};
+  }
   rows_.clear();
   const std::int32_t* draft = decision.spec_tokens.data();
   for (const ScheduledRequest& scheduled : decision.scheduled) {
@@ -25,18 +51,7 @@ Result<void> LockstepLoop::sample(const SchedulerOutput& decision) {
                      .drafts = {draft, num_spec}});
     draft += num_spec;
   }
-  StepInFlight& flight = in_flight_.emplace_back();
-  flight.step = decision.step;
-  if (!spare_outputs_.empty()) {
-    flight.output = std::move(spare_outputs_.back());
-    spare_outputs_.pop_back();
-  }
-  ModelOutput& output = flight.output;
-  output.tokens.clear();
-  output.token_ends.clear();
-  output.draft_tokens.clear();
-  output.draft_ends.clear();
-  output.kv_connector_output.clear();
+  ModelOutput& output = begin_output(decision);
   if (auto done = workload_.sample(decision.step, rows_, output); !done) return done;
   LS_CHECK(output.token_ends.size() == decision.scheduled.size(), "{} rows sampled, {} scheduled",
            output.token_ends.size(), decision.scheduled.size());
@@ -55,37 +70,73 @@ Result<void> LockstepLoop::sample(const SchedulerOutput& decision) {
 }
 
 // With asynchronous scheduling a step stays in flight while the next one is decided.
-std::span<const StoppedRequest> LockstepLoop::process_output(bool anything_scheduled,
-                                                             std::int64_t& output_of_step) {
-  if (in_flight_.empty()) return {};
-  if (config_.engine.async_scheduling) {
-    const bool waits = !anything_scheduled || in_flight_.size() >= 2;
-    if (!workload_.output_comes_in().value_or(waits)) return {};
-  }
-  StepInFlight& flight = in_flight_.front();
-  output_of_step = flight.step;
+LockstepLoop::OutputTaken LockstepLoop::process_output(bool anything_scheduled) {
+  stopped_.clear();
+  OutputTaken taken;
+  if (in_flight_.empty()) return taken;
+  const bool waits = !anything_scheduled || in_flight_.size() >= 2;
+  if (config_.engine.async_scheduling &&
+      !workload_.output_comes_in(in_flight_.front().step).value_or(waits))
+    return taken;
+  taken.is_empty = in_flight_.front().is_empty();
+  taken.step = take_output();
+  // An engine that has nothing to decide waits for what is left, in which nothing happened.
+  while (!in_flight_.empty() && in_flight_.front().is_empty() &&
+         workload_.output_comes_in(in_flight_.front().step).value_or(has_nothing_to_decide()))
+    taken.step = take_output();
+  return taken;
+}
+
+// The oldest output in flight reaches the engine. Returns whose it is.
+std::int64_t LockstepLoop::take_output() {
+  StepInFlight flight = std::move(in_flight_.front());
+  in_flight_.pop_front();
   watch_.lap();
   const auto stopped = decisions_.update_from_output(flight.output);
   summary_.seconds.schedule += watch_.lap();
+  stopped_.insert(stopped_.end(), stopped.begin(), stopped.end());
   if (!flight.output.kv_connector_output.invalid_block_ids.empty()) forget_voided_tokens();
   spare_outputs_.push_back(std::move(flight.output));
-  in_flight_.pop_front();
-  return stopped;
+  return flight.step;
 }
 
-// What was sampled behind blocks that a load did not fill, the engine has dropped.
+// Nobody runs or waits, nobody's blocks are being moved, and all ends have been reported.
+bool LockstepLoop::has_nothing_to_decide() const {
+  return !decisions_.has_unfinished_requests() && decisions_.held().empty() &&
+         std::ranges::count(requests_, true, &LiveRequest::live) == std::ssize(decision_->finished);
+}
+
+// What was sampled behind blocks that a load did not fill, the engine has dropped; what is still on
+// its way, it has not.
 void LockstepLoop::forget_voided_tokens() {
   for (const RequestId id : decisions_.running()) {
+    std::int64_t num_known = decisions_.num_tokens(id);
+    for (const StepInFlight& flight : in_flight_) num_known += flight.num_sampled(id);
     LiveRequest& request = requests_[index_of(id)];
-    request.num_output_tokens = decisions_.num_tokens(id) - request.num_prompt_tokens;
-    if (device_ != nullptr) device_->drop_sampled(id, decisions_.num_tokens(id));
+    request.num_output_tokens = num_known - request.num_prompt_tokens;
+    if (device_ != nullptr) device_->drop_sampled(id, num_known);
   }
+}
+
+std::int64_t StepInFlight::num_sampled(RequestId id) const {
+  const auto row = std::ranges::find(rows, id);
+  if (row == rows.end()) return 0;
+  const auto i = static_cast<std::size_t>(row - rows.begin());
+  return output.token_ends[i] - (i == 0 ? 0 : output.token_ends[i - 1]);
 }
 
 // What the connector's workers will have done when the step is over.
 Result<void> LockstepLoop::take_connector_report() {
   auto report = connector_report(workload_, decisions_, config_.device.plan);
   if (!report) return tl::unexpected(report.error());
+  // The engine goes on behind a lost block before it knows of it (docs/findings.md, 15): what its
+  // worker then reads is nobody's content.
+  if (device_ != nullptr && config_.engine.async_scheduling && !report->invalid_block_ids.empty())
+    return fail(
+        fmt::format("step {}: blocks that a load did not fill, with asynchronous scheduling: on a "
+                    "backend this is not modelled; run the decisions alone (--backend none), or "
+                    "without such loads (--load-failures 0)",
+                    decision_->step));
   connector_report_ = std::move(*report);
   return {};
 }

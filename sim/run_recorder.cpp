@@ -137,8 +137,7 @@ Result<void> RunRecorder::connector_report(KVConnectorOutput& report) {
 bool RunRecorder::finished(const StepView& view) {
   if (connector_) step_.held = connector_->take_held();
   write_outcome(view, step_);
-  if (view.output_of_step >= 0 && view.output_of_step != step_.step)
-    step_.output_of_step = view.output_of_step;
+  if (view.output_of_step >= 0) step_.output_of_step = view.output_of_step;
   end_.steps = step_.step + 1;
   end_.unfinished = names_of(view, view.decisions.running());
   const auto waiting = names_of(view, view.decisions.waiting());

@@ -49,7 +49,9 @@ class RunRecorder final : public Workload, public StepObserver {
   TransferPlanner* transfers() override { return inner_.transfers(); }
   bool is_busy() const override { return inner_.is_busy(); }
   void while_running(std::vector<WorkloadEvent>& events) override;
-  std::optional<bool> output_comes_in() const override { return inner_.output_comes_in(); }
+  std::optional<bool> output_comes_in(std::int64_t step) const override {
+    return inner_.output_comes_in(step);
+  }
   bool is_hindered(std::int64_t step) const override { return inner_.is_hindered(step); }
   void step_done(std::int64_t scheduled_tokens) override { inner_.step_done(scheduled_tokens); }
   void request_left(std::string_view name, std::uint64_t ticket) override {

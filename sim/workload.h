@@ -84,9 +84,9 @@ class Workload {
   virtual bool is_busy() const { return false; }
   // What happens while the model runs: after the decision, before an output comes in.
   virtual void while_running(std::vector<WorkloadEvent>&) {}
-  // Whether the output of the oldest step in flight comes in now; nothing: when the engine's loop,
-  // left alone, would wait for it. REQUIRES: asynchronous scheduling.
-  virtual std::optional<bool> output_comes_in() const { return std::nullopt; }
+  // Whether the output of `step`, the oldest in flight, comes in now; nothing: when the engine's
+  // loop, left alone, would wait for it. REQUIRES: asynchronous scheduling.
+  virtual std::optional<bool> output_comes_in(std::int64_t /*step*/) const { return std::nullopt; }
   // A fault keeps the engine from getting on in that step: that nothing happens is no verdict yet.
   virtual bool is_hindered(std::int64_t /*step*/) const { return false; }
   // The step is over; it scheduled so many tokens. Moves the clock.

@@ -88,7 +88,9 @@ class RecordedWorkload final : public RecordingWorkload {
   }
 
   // How soon a model answers is not the scheduler's decision.
-  std::optional<bool> output_comes_in() const override { return step_.output_of_step.has_value(); }
+  std::optional<bool> output_comes_in(std::int64_t step) const override {
+    return step_.output_of_step && step <= *step_.output_of_step;
+  }
 
   void step_done(std::int64_t) override {}
   void request_left(std::string_view, std::uint64_t) override {}

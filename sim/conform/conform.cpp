@@ -19,9 +19,8 @@ namespace {
 class ConformObserver final : public StepObserver {
  public:
   // `connector` is null in a recording without one.
-  ConformObserver(const RecordingHeader& header, const RecordingWorkload& workload,
-                  ConnectorLog* connector)
-      : header_(header), workload_(workload), connector_(connector) {}
+  ConformObserver(const RecordingWorkload& workload, ConnectorLog* connector)
+      : workload_(workload), connector_(connector) {}
 
   bool decided(const StepView& view) override {
     transcript_.decided(workload_.current(), view, connector_);
@@ -29,7 +28,7 @@ class ConformObserver final : public StepObserver {
   }
 
   bool finished(const StepView& view) override {
-    transcript_.finished(view, header_.options.config.async_scheduling, connector_);
+    transcript_.finished(view, connector_);
     const RecordedStep& recorded = workload_.current();
     if (transcript_.step() == recorded) return true;
     const FieldDifference found =
@@ -58,7 +57,6 @@ class ConformObserver final : public StepObserver {
   }
 
  private:
-  const RecordingHeader& header_;
   const RecordingWorkload& workload_;
   ConnectorLog* connector_;
   StepTranscript transcript_;
@@ -121,7 +119,7 @@ Result<ConformFile> conform_recording(const std::string& path) {
     config.engine = header.options.config;
     config.device.plan.num_blocks = header.num_blocks;
     config.device.plan.groups = header.groups;
-    ConformObserver observer(header, *workload, log);
+    ConformObserver observer(*workload, log);
     const auto report = run_lockstep(config, **decisions, *workload, nullptr, &observer);
     if (!report) return tl::unexpected(with_path(path, report.error()));
     file.steps = report->summary.steps;

@@ -60,12 +60,11 @@ void StepTranscript::decided(const RecordedStep& recorded, const StepView& view,
   if (recorded.tables) step_.tables = tables_of(view);
 }
 
-void StepTranscript::finished(const StepView& view, bool async_scheduling,
-                              ConnectorLog* connector) {
+void StepTranscript::finished(const StepView& view, ConnectorLog* connector) {
   if (connector != nullptr) step_.held = connector->take_held();
   write_reset_results(view, step_.during);
   write_outcome(view, step_);
-  if (async_scheduling && view.output_of_step >= 0) step_.output_of_step = view.output_of_step;
+  if (view.output_of_step >= 0) step_.output_of_step = view.output_of_step;
 }
 
 FieldDifference first_difference(const std::string& recorded_line, const std::string& model_line) {

@@ -17,7 +17,7 @@ class StepTranscript {
  public:
   // `connector`: who answered the scheduler; null: nobody.
   void decided(const RecordedStep& recorded, const StepView& view, ConnectorLog* connector);
-  void finished(const StepView& view, bool async_scheduling, ConnectorLog* connector);
+  void finished(const StepView& view, ConnectorLog* connector);
   const RecordedStep& step() const { return step_; }
 
  private:

@@ -85,7 +85,9 @@ class ConnectedWorkload final : public Workload {
     return inner_->sample(step, rows, output);
   }
   void while_running(std::vector<WorkloadEvent>& events) override { inner_->while_running(events); }
-  std::optional<bool> output_comes_in() const override { return inner_->output_comes_in(); }
+  std::optional<bool> output_comes_in(std::int64_t step) const override {
+    return inner_->output_comes_in(step);
+  }
   void step_done(std::int64_t scheduled_tokens) override { inner_->step_done(scheduled_tokens); }
   void request_left(std::string_view name, std::uint64_t ticket) override {
     inner_->request_left(name, ticket);

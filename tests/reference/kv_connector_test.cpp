@@ -268,14 +268,53 @@ TEST_F(KVConnectors, blocks_before_the_window_are_let_go_before_the_rest_is_sent
   EXPECT_EQ(vllm.scheduler().num_free_blocks(), 14);  // of four blocks one is still in the window
 }
 
+// The step that begins the load schedules nothing, and is in flight all the same.
+TEST_F(KVConnectors, are_heard_in_order_with_asynchronous_scheduling) {
+  EngineConfig async = config();
+  async.async_scheduling = true;
+  connector.answers["b"] = {.num_tokens = 8, .is_async = true};
+  auto scheduler = Scheduler::create(async, {full(4)}, 16, {&connector});
+  ASSERT_TRUE(scheduler);
+  ASSERT_TRUE(scheduler->add_request({.name = "a", .prompt = prompt_of(1, 4), .max_tokens = 1}));
+  EXPECT_EQ(scheduler->schedule().scheduled.size(), 1u);
+  const auto b = scheduler->add_request({.name = "b", .prompt = prompt_of(2, 8)});
+  ASSERT_TRUE(b);
+  EXPECT_TRUE(scheduler->schedule().scheduled.empty());
+  EXPECT_EQ(scheduler->num_steps_in_flight(), 2);
+  ModelOutput of_first;
+  of_first.tokens = {7};
+  of_first.token_ends = {1};
+  EXPECT_EQ(scheduler->update_from_output(of_first).size(), 1u);
+  EXPECT_TRUE(scheduler->schedule().scheduled.empty());
+  ModelOutput of_second;
+  of_second.kv_connector_output = received(*b);
+  scheduler->update_from_output(of_second);
+  EXPECT_EQ(scheduler->num_steps_in_flight(), 1);
+  EXPECT_EQ(tokens_of(*scheduler, scheduler->schedule()),
+            (std::map<std::string, std::int32_t>{{"b", 1}}));
+}
+
+// vLLM goes on behind what was lost (docs/findings.md, 15).
+TEST_F(KVConnectors, a_void_row_leaves_its_placeholder_behind_with_asynchronous_scheduling) {
+  EngineConfig async = config();
+  async.async_scheduling = true;
+  connector.answers["a"] = {.num_tokens = 4, .is_async = false};
+  Engine vllm(async, {full(4)}, 16, {&connector});
+  const RequestId a = vllm.add("a", prompt_of(1, 5));
+  vllm.step(invalid(1));
+  vllm.step();  // the report comes in behind it
+  EXPECT_EQ(vllm.scheduler().num_tokens(a), 5);
+  EXPECT_EQ(vllm.scheduler().num_computed_tokens(a), 0);
+  EXPECT_EQ(tokens_of(vllm.scheduler(), vllm.step()),
+            (std::map<std::string, std::int32_t>{{"a", 7}}));
+  EXPECT_EQ(vllm.scheduler().num_tokens(a), 6);
+}
+
 TEST_F(KVConnectors, are_refused_where_they_are_not_modelled) {
   const KVTransfer transfer{&connector, KVLoadFailurePolicy::recompute};
   EngineConfig later = config();
   later.engine = "vllm-0.33.0";
   EXPECT_FALSE(Scheduler::create(later, {full(4)}, 16, transfer));
-  EngineConfig async = config();
-  async.async_scheduling = true;
-  EXPECT_FALSE(Scheduler::create(async, {full(4)}, 16, transfer));
   EXPECT_FALSE(
       Scheduler::create(config(), {full(4), states(4, MambaCacheMode::none)}, 16, transfer));
 }
