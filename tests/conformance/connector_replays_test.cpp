@@ -62,11 +62,31 @@ TEST(ConnectorReplays, one_of_every_bundled_family_agrees_on_the_kernels) {
   ASSERT_TRUE(samples.has_value());
   Tally tally;
   for (const std::string& path : recordings_under(*samples / "recordings/vllm-0.22.1/connectors"))
-    replay(path, tally);
+    if (path.find("connector_served_async") == std::string::npos) replay(path, tally);
   EXPECT_EQ(tally.replayed, 7);
   EXPECT_GT(tally.blocks_loaded, 0);
   EXPECT_GT(tally.blocks_stored, 0);
   EXPECT_GT(tally.blocks_lost, 0);
+}
+
+// What has drafts, or lost blocks behind which the engine goes on (docs/findings.md, 15), is
+// followed by the decisions alone.
+TEST(ConnectorReplays, with_asynchronous_scheduling_agree_or_say_why_they_are_refused) {
+  const auto samples = find_samples_dir();
+  ASSERT_TRUE(samples.has_value());
+  const auto folder = *samples / "recordings/vllm-0.22.1/connectors/connector_served_async";
+  Tally tally;
+  for (const char* name : {"0110.jsonl", "0131.jsonl", "0156.jsonl"})
+    replay((folder / name).string(), tally);
+  EXPECT_EQ(tally.replayed, 3);
+  EXPECT_GT(tally.blocks_loaded, 0);
+  const auto refusal = [&](const char* name) {
+    const auto summary = replay_on_simt((folder / name).string());
+    return summary ? std::string() : summary.error().message;
+  };
+  EXPECT_NE(refusal("0113.jsonl").find("drafts with asynchronous scheduling"), std::string::npos);
+  EXPECT_NE(refusal("0143.jsonl").find("step 4: blocks that a load did not fill"),
+            std::string::npos);
 }
 
 TEST(ConnectorReplaysSlow, all_168_agree_on_the_kernels) {

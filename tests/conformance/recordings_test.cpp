@@ -86,6 +86,16 @@ INSTANTIATE_TEST_SUITE_P(Family, RecordedWithConnector,
                                          "connector_sync"),
                          [](const auto& family) { return std::string(family.param); });
 
+// Of vLLM's own loop, by traces/recorder/tests/record_connectors.py.
+TEST(RecordedServingWithConnector, AsynchronousSamplesAgreeInEveryField) {
+  const auto samples = find_samples_dir();
+  ASSERT_TRUE(samples.has_value());
+  const auto paths = recordings_under(*samples / "recordings" / "vllm-0.22.1" / "connectors" /
+                                      "connector_served_async");
+  ASSERT_EQ(paths.size(), 6u);
+  expect_all_agree(paths);
+}
+
 constexpr const char* k0221[] = {"async_scheduling",
                                  "context_parallel",
                                  "different_block_sizes",

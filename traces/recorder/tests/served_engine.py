@@ -49,7 +49,8 @@ class _Executor:
             waiting: Future = Future()
             waiting.set_result(None)  # "call sample_tokens()"
             return waiting
-        return _Answer(ModelRunnerOutput([], {}), True, lambda: None)
+        output = ModelRunnerOutput([], {}, kv_connector_output=self._report())
+        return _Answer(output, True, lambda: None)
 
     def sample_tokens(self, grammar_output: Any, non_block: bool = False) -> Any:
         output = self._sample(self.scheduled)
@@ -57,6 +58,10 @@ class _Executor:
             self.while_running()
             return output
         return _Answer(output, self.workload.rng.random() < 0.1, self.while_running)
+
+    def _report(self) -> Any:
+        """What the workers of a connector report with the step; None without one."""
+        return self.scheduler.connector and self.scheduler.connector.report()
 
     def _sample(self, scheduled: Any) -> ModelRunnerOutput:
         names = list(scheduled.num_scheduled_tokens)
@@ -74,7 +79,8 @@ class _Executor:
             has_drafts = "num_spec_tokens" in self.workload.config and rows[-1]
             drafts.append(self.workload.drafts() if has_drafts else [])
         self.drafts = DraftTokenIds(names, drafts)
-        return ModelRunnerOutput(names, {name: i for i, name in enumerate(names)}, rows)
+        index = {name: i for i, name in enumerate(names)}
+        return ModelRunnerOutput(names, index, rows, kv_connector_output=self._report())
 
     def take_draft_token_ids(self) -> DraftTokenIds | None:
         return self.drafts
@@ -84,7 +90,9 @@ class ServedEngine:
     """Serves a workload to its end."""
 
     def __init__(self, header: dict[str, Any], scheduler_cls: type, workload: Workload) -> None:
-        self.engine = vllm_engine.make_engine(header, scheduler_cls)
+        self.engine = vllm_engine.make_engine(
+            header, scheduler_cls, "drawn_connector.DrawnConnector"
+        )
         self.scheduler = self.engine.scheduler
         self.workload = workload
         config = self.scheduler.vllm_config

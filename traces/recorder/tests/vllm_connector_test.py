@@ -11,7 +11,8 @@ from __future__ import annotations
 import os
 import sys
 import unittest
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from installed_vllm import REGRESSIONS, SAMPLES, Line, lines_of, vllm_engine
@@ -23,7 +24,7 @@ from lockstep_recorder.releases import release_of
 
 NULL_BLOCK = 0
 # Keys of a step that are given to vLLM; the others are what it decides.
-GIVEN = {"step", "before", "connector", "worker", "held", "sampled"}
+GIVEN = {"step", "before", "during", "connector", "worker", "held", "sampled", "output_of_step"}
 
 
 def finding(name: str) -> list[Line]:
@@ -42,16 +43,25 @@ class Driven:
         self.counter = CacheCounter(self.manager.block_pool, movers)
         self.handed: dict[str, list[list[int]]] = {}  # block tables as the worker was told
         self.loading: set[str] = set()  # until the worker says that it has received them
+        self.in_flight: deque[tuple[Line, Any]] = deque()  # steps and what was decided
 
     def begin(self, step: Line) -> Any:
         """What came before a step; then vLLM decides it."""
         self.scheduler.connector.expect(step.get("connector", ()), step.get("held", ()))
-        for event in step.get("before", ()):
+        self.happen(step.get("before", ()))
+        return self.scheduler.schedule()
+
+    def happen(self, events: Iterable[Line]) -> None:
+        """What clients and operators do."""
+        for event in events:
             if "add" in event:
                 self.engine.add(event)
-            else:
+            elif "abort" in event:
                 self.engine.abort([event["abort"]])
-        return self.scheduler.schedule()
+            else:
+                done = self.scheduler.reset_prefix_cache()
+                assert done == event["reset_prefix_cache"], event
+                self.counter.watch()
 
     def end(self, step: Line, output: Any) -> list[list[str]]:
         """What the worker returned; the requests that it stopped, and why."""
@@ -95,6 +105,8 @@ class Driven:
                 self.handed[name] = []
             if name in cached.resumed_req_ids:
                 row["resumed"] = True
+            if spec := output.scheduled_spec_decode_tokens.get(name):
+                row["spec"] = spec
             if groups:
                 before = self.handed[name] or [[] for _ in groups]
                 self.handed[name] = [a + b for a, b in zip(before, groups, strict=True)]
@@ -128,12 +140,30 @@ class Driven:
         }
         return line | {key: value for key, value in maybe_empty.items() if value}
 
+    def come_in(self, last: int) -> list[list[str]]:
+        """The outputs of the steps up to this one; the requests that they stopped, and why."""
+        stopped = []
+        while self.in_flight and self.in_flight[0][0]["step"] <= last:
+            stopped += self.end(*self.in_flight.popleft())
+        return stopped
+
     def repeat(self, steps: list[Line]) -> Iterator[Line]:
-        """The steps again, as vLLM decides them."""
+        """The steps again, as vLLM decides them. With asynchronous scheduling they say whose output
+        came in; otherwise it is their own."""
         for step in steps:
             output = self.begin(step)
             line = {key: step[key] for key in step if key in GIVEN} | self.decided(output)
-            if stopped := self.end(step, output):
+            if "tables" in step:
+                running = [request.request_id for request in self.scheduler.running]
+                line["tables"] = {name: list(self.manager.get_block_ids(name)) for name in running}
+            if "zero" in step:
+                line["zero"] = output.new_block_ids_to_zero
+            if any(event.get("reset_prefix_cache") for event in step.get("before", ())):
+                line["cleared"] = True
+            self.in_flight.append((step, output))
+            self.happen(step.get("during", ()))
+            last = step.get("output_of_step", -1) if self.engine.is_async else step["step"]
+            if stopped := self.come_in(last):
                 line["stopped"] = stopped
             for key, count in zip(("stored", "evicted"), self.counter.take(), strict=True):
                 if count:
@@ -203,6 +233,8 @@ class VllmConnectorTest(unittest.TestCase):
         for name in (
             "loaded_behind_large", "two_half_loaded", "lost_block_left_alone",
             "load_evicts_hit", "window_of_last_token", "back_without_window", "hit_of_void_row",
+            "in_flight_behind_lost_block", "preempted_before_loss_is_known",
+            "lost_block_left_behind",
         ):  # fmt: skip
             with self.subTest(name=name):
                 self.repeats(finding(name))
@@ -222,6 +254,21 @@ class VllmConnectorTest(unittest.TestCase):
         row, (table,) = self.handed_at_the_end(recorded[0], recorded[1:-1])
         self.assertEqual((row["id"], row["computed"], table), ("second", 8, [1, 2, 4]))
         self.assertEqual(recorded[1]["worker"]["invalid_blocks"], [2])
+
+    def test_what_is_in_flight_behind_a_lost_block_is_kept(self) -> None:
+        header, *steps, _ = finding("in_flight_behind_lost_block")
+        for step, token in zip(steps, (1000, 1001, 1002), strict=False):
+            step["sampled"] = {"loaded": [token]}
+        driven = Driven(header)
+        request, seen = None, []
+        for step in steps:
+            output = driven.begin(step)
+            request = request or driven.scheduler.requests["loaded"]
+            driven.in_flight.append((step, output))
+            driven.come_in(step.get("output_of_step", -1))
+            seen.append((list(request.output_token_ids), request.num_output_placeholders))
+        # 1000 is void. 1001 was sampled behind it, and one placeholder is never taken away.
+        self.assertEqual(seen, [([], 1), ([], 2), ([1001], 2), ([1001, 1002], 1)])
 
     def test_the_blocks_of_a_load_evict_what_another_group_has_hit_in_0_22_1(self) -> None:
         recorded = finding("load_evicts_hit")

@@ -115,13 +115,14 @@ def _speculative(config: dict[str, Any]) -> _Speculative | None:
     )
 
 
-def _connector(header: dict[str, Any]) -> KVTransferConfig | None:
-    """The connector of a header: one whose answers are given to it."""
+def _connector(header: dict[str, Any], path: str) -> KVTransferConfig | None:
+    """The connector of a header: `path` is its module and class."""
     if "connector" not in header:
         return None
+    module, name = path.split(".")
     return KVTransferConfig(
-        kv_connector="ScriptedConnector",
-        kv_connector_module_path="scripted_connector",
+        kv_connector=name,
+        kv_connector_module_path=module,
         kv_role="kv_both",
         kv_load_failure_policy=header["connector"]["kv_load_failure_policy"],
     )
@@ -133,8 +134,8 @@ class _VllmConfig(VllmConfig):
     use_v2_model_runner = False
 
 
-def make_config(header: dict[str, Any]) -> Any:
-    """The configuration of a recording's header."""
+def make_config(header: dict[str, Any], connector: str) -> Any:
+    """The configuration of a recording's header; `connector`: of a header that has one."""
     config = header["config"]
     max_model_len = config["max_model_len"]
     scheduler = SchedulerConfig(
@@ -193,7 +194,7 @@ def make_config(header: dict[str, Any]) -> Any:
         speculative_config=speculative,
         lora_config=None,
         kv_events_config=None,
-        kv_transfer_config=_connector(header),
+        kv_transfer_config=_connector(header, connector),
         ec_transfer_config=None,
         observability_config=off,
         aux_output_config=off,
@@ -289,9 +290,14 @@ class Engine:
             )
 
 
-def make_engine(header: dict[str, Any], scheduler_cls: type | None = None) -> Engine:
-    """An engine for the header of a recording; `scheduler_cls`: instead of vLLM's own."""
-    config = make_config(header)
+def make_engine(
+    header: dict[str, Any],
+    scheduler_cls: type | None = None,
+    connector: str = "scripted_connector.ScriptedConnector",
+) -> Engine:
+    """An engine for the header of a recording; `scheduler_cls`: instead of vLLM's own;
+    `connector`: of a header that has one, the one whose answers are given to it."""
+    config = make_config(header, connector)
     groups = make_groups(header)
     cache_config = kv.KVCacheConfig(
         num_blocks=header["num_blocks"], kv_cache_tensors=[], kv_cache_groups=groups

@@ -1,0 +1,101 @@
+"""Lets vLLM serve seeded scenarios beside a KV connector, and records them.
+
+    python record_connectors.py OUT_FOLDER [--seeds FIRST:LAST] [--requests N] [--steps N]
+
+Writes OUT_FOLDER/FAMILY/SEED.jsonl, for `lockstep conform`. Recordings of serving have no
+connector: what is written down of one here comes from a connector that is part of the scenario.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import sys
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE), str(HERE.parent)]
+
+import scenarios
+
+FAMILIES = ("connector_served", "connector_served_async")
+
+
+def make_header(family: str, seed: int) -> dict[str, Any]:
+    """The configuration of one scenario: one group whose loads may fail, or several."""
+    rng = random.Random(f"{family} {seed}")
+    block_size = rng.choice((4, 16))
+    full, window = scenarios.full(block_size), scenarios.sliding(block_size, rng.choice((8, 20)))
+    specs = rng.choice(([full], [full], [full], [window], [full, window]))
+    num_spec = rng.choice((0, 0, 0, 1, 3))
+    config = {
+        "max_num_seqs": rng.choice((2, 4, 8)),
+        "max_num_batched_tokens": rng.choice((16, 32, 64, 256)),
+        "max_model_len": rng.choice((32, 64, 128)),
+        "block_size": block_size,
+        "enable_prefix_caching": rng.random() < 0.9,
+        "scheduler_reserve_full_isl": rng.random() < 0.5,
+        "policy": rng.choice(("fcfs", "fcfs", "priority")),
+    }
+    if family.endswith("async"):
+        config["async_scheduling"] = True
+    if num_spec:
+        method = rng.choice(("eagle", "draft_model") if family.endswith("async") else ("ngram",))
+        config |= {"num_spec_tokens": num_spec, "spec_method": method}
+        config["max_num_batched_tokens"] = max(config["max_num_batched_tokens"], 64)
+    need = -(-config["max_model_len"] // block_size) + 4
+    return {
+        "family": family,
+        "seed": seed,
+        "config": config,
+        "groups": [{"layers": [f"layers.{i}"], "spec": spec} for i, spec in enumerate(specs)],
+        "num_blocks": 2 + int(len(specs) * need * rng.choice((1.0, 1.3, 2.0, 6.0))),
+        "connector": {
+            "kv_load_failure_policy": rng.choice(("recompute", "recompute", "fail")),
+            "supports_hybrid_groups": True,
+        },
+    }
+
+
+def record(family: str, seed: int, path: Path, requests: int, steps: int) -> int:
+    """Records one scenario to `path`. Returns the turns of the engine's loop."""
+    import connector_recording
+    import served_engine
+
+    header = make_header(family, seed)
+    workload = scenarios.Workload(header, requests)
+    scheduler_cls = connector_recording.scheduler_class(path, header)
+    engine = served_engine.ServedEngine(header, scheduler_cls, workload)
+    turns = engine.run(steps)
+    engine.scheduler.log.finish()
+    return turns
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--seeds", default="0:4", help="FIRST:LAST, LAST not included")
+    parser.add_argument("--families", nargs="*", default=FAMILIES)
+    parser.add_argument("--requests", type=int, default=24)
+    parser.add_argument("--steps", type=int, default=200, help="at most; a deadlock never ends")
+    arguments = parser.parse_args()
+    first, last = (int(text) for text in arguments.seeds.split(":"))
+    for family in arguments.families:
+        folder = arguments.out / family
+        folder.mkdir(parents=True, exist_ok=True)
+        turns = sum(
+            record(
+                family, seed, folder / f"{seed:04}.jsonl", arguments.requests, arguments.steps
+            )
+            for seed in range(first, last)
+        )
+        print(f"{family}: {last - first} recordings, {turns} turns", flush=True)
+
+
+if __name__ == "__main__":
+    if sys.flags.hash_randomization:  # vLLM frees blocks in the order of sets of names
+        os.environ["PYTHONHASHSEED"] = "0"
+        os.execv(sys.executable, [sys.executable, *sys.argv])
+    main()
