@@ -218,7 +218,7 @@ void Auditor::Impl::step(const RecordedStep& step) {
   }
   for (const RecordedEvent& event : step.during)
     if (event.kind == RecordedEvent::Kind::add) add(event);
-  take_report(step);
+  take_outputs(step);
   last_ = step;
 }
 

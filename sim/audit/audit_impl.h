@@ -44,6 +44,11 @@ struct AuditedRequest {
   std::int32_t first_loaded = 0;  // tokens before it were hit here
   std::vector<BlockId> invalid;   // that the load did not fill
   std::int64_t held_since = -1;   // step of the load
+  std::int64_t void_step = -1;    // the last one that computed behind a lost block
+  // From when on its tokens are past telling, and what is to be said once they are delivered.
+  std::int64_t adrift_since = -1;
+  std::string adrift;
+  bool is_adrift() const { return adrift_since >= 0; }
   // Nobody else may write its blocks.
   bool keeps_blocks() const { return running || is_sent || transfer != Transfer::none; }
   // States, mode align: entry of the running state, and the accepted tokens of its last step.
@@ -108,6 +113,10 @@ class Auditor::Impl {
   void leave(const RecordedStep& step, const std::string& name);
   void release_failed_loads(const RecordedStep& step);
   void begin_loads(const RecordedStep& step);
+  bool is_dropped(const RecordedStep& step, const RecordedScheduled& scheduled,
+                  AuditedRequest& request);
+  void give_up(const RecordedStep& step);
+  void take_outputs(const RecordedStep& step);
   void begin_load(const RecordedStep& step, const RecordedTable& loading);
   std::int32_t num_hit(const RecordedStep& step, const RecordedScheduled& scheduled,
                        const AuditedRequest& request) const;
@@ -116,7 +125,7 @@ class Auditor::Impl {
   std::int32_t first_invalid(const AuditedRequest& request, std::int32_t computed,
                              std::span<const BlockId> invalid) const;
   void void_rows(const RecordedStep& step, std::vector<AuditRow>& rows);
-  void take_report(const RecordedStep& step);
+  void take_report(const RecordedWorker& worker);
   void check_standstill(const RecordedStep& last);
   void take_tables(const RecordedStep& step, const RecordedScheduled& scheduled,
                    AuditedRequest& request);
@@ -152,6 +161,7 @@ class Auditor::Impl {
   std::vector<std::string> names_;  // by request index, those that left included
   std::int64_t step_ = -1;
   RecordedStep last_;
+  std::map<std::int64_t, RecordedWorker> reports_in_flight_;  // by step, not heard of yet
   std::int64_t reads_ = 0;
   std::vector<AuditFinding> findings_;
 };

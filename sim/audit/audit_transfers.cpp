@@ -112,6 +112,7 @@ void Auditor::Impl::void_rows(const RecordedStep& step, std::vector<AuditRow>& r
     request.computed = valid;
     if (row == rows.end()) continue;
     row->is_void = true;
+    request.void_step = step.step;
     std::ranges::fill(row->contents, 0);
   }
 }
@@ -132,17 +133,62 @@ std::int32_t Auditor::Impl::first_invalid(const AuditedRequest& request, std::in
   return first;
 }
 
-// After the step: what the workers report.
-void Auditor::Impl::take_report(const RecordedStep& step) {
+// A row that was decided before it was known that the step before it had read a lost block. It is
+// computed again; what it samples has to be dropped, or the request is adrift.
+bool Auditor::Impl::is_dropped(const RecordedStep& step, const RecordedScheduled& scheduled,
+                               AuditedRequest& request) {
+  if (!config_.async_scheduling) return false;
+  const std::int32_t last = scheduled.computed + scheduled.tokens;
+  const bool had_come_in = last_.output_of_step && *last_.output_of_step >= request.void_step;
+  const bool is_behind =
+      request.void_step >= 0 && request.void_step + 1 == step.step && !had_come_in;
+  if (is_behind && !request.is_adrift() && !sampled_of(step, request.name).empty()) {
+    request.adrift_since = step.step;
+    request.adrift = fmt::format(
+        "tokens [{}, {}) were scheduled before it was known that the step before them read a block "
+        "that a load did not fill, and what they sample is kept",
+        scheduled.computed, last);
+  }
+  if (request.is_adrift()) request.computed = request.scheduled_to = last;
+  return is_behind || request.is_adrift();
+}
+
+// Nobody is given what it samples: it fails, or its client leaves.
+void Auditor::Impl::give_up(const RecordedStep& step) {
+  const auto gives_up = [&](const std::string& name) {
+    if (const auto found = requests_.find(name); found != requests_.end())
+      found->second.adrift.clear();
+  };
+  for (const auto* events : {&step.before, &step.during})
+    for (const RecordedEvent& event : *events)
+      if (event.kind == RecordedEvent::Kind::abort) gives_up(event.name);
+  for (const RecordedStopped& stopped : step.stopped)
+    if (stopped.reason == "error") gives_up(stopped.id);
+}
+
+// After the step: what came in with outputs, once the engine hears of it.
+void Auditor::Impl::take_outputs(const RecordedStep& step) {
   for (const std::string& name : step.held)
     if (const auto found = requests_.find(name); found != requests_.end())
       found->second.is_sent = true;
-  if (!step.worker) return;
+  if (step.worker) reports_in_flight_.insert_or_assign(step.step, *step.worker);
+  const std::int64_t last = config_.async_scheduling ? step.output_of_step.value_or(-1) : step.step;
+  while (!reports_in_flight_.empty() && reports_in_flight_.begin()->first <= last) {
+    take_report(reports_in_flight_.begin()->second);
+    reports_in_flight_.erase(reports_in_flight_.begin());
+  }
+  give_up(step);
+  for (auto& [name, request] : requests_)
+    if (!request.adrift.empty() && request.adrift_since <= last)
+      report(AuditRule::attention_read, name, std::exchange(request.adrift, {}));
+}
+
+void Auditor::Impl::take_report(const RecordedWorker& worker) {
   for (auto& [name, request] : requests_)
     if (request.transfer == Transfer::loading)
-      request.invalid.insert(request.invalid.end(), step.worker->invalid_blocks.begin(),
-                             step.worker->invalid_blocks.end());
-  for (const std::string& name : step.worker->received) {
+      request.invalid.insert(request.invalid.end(), worker.invalid_blocks.begin(),
+                             worker.invalid_blocks.end());
+  for (const std::string& name : worker.received) {
     const auto found = requests_.find(name);
     if (found == requests_.end() || found->second.transfer != Transfer::loading) {
       report(AuditRule::transfer, name, "a load is reported complete that is not under way");
@@ -154,7 +200,7 @@ void Auditor::Impl::take_report(const RecordedStep& step) {
     request.transfer = Transfer::loaded;
     if (request.has_left) requests_.erase(found);
   }
-  for (const std::string& name : step.worker->sent) {
+  for (const std::string& name : worker.sent) {
     const auto found = requests_.find(name);
     if (found == requests_.end() || !found->second.is_sent)
       report(AuditRule::transfer, name, "blocks are reported sent that nobody keeps");

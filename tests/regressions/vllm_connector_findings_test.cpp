@@ -33,6 +33,12 @@ EngineConfig engine_config() {
   return engine;
 }
 
+EngineConfig asynchronous() {
+  EngineConfig engine = engine_config();
+  engine.async_scheduling = true;
+  return engine;
+}
+
 Groups full_attention() {
   Groups groups(1);
   groups[0].layer_names = {"layers.0"};
@@ -60,10 +66,9 @@ Groups one_window(std::int64_t sliding_window) {
 // Runs the script until nothing moves; the recording, and what became of it.
 void run(ScriptedConnector& connector, const std::vector<ScriptedWorkload::Turnful>& script,
          std::string& recorded, RunSummary& summary, const Groups& groups = full_attention(),
-         std::int64_t num_blocks = kNumBlocks) {
+         std::int64_t num_blocks = kNumBlocks, const EngineConfig& engine = engine_config()) {
   ScriptedWorkload workload(script);
   workload.use(connector);
-  const EngineConfig engine = engine_config();
   std::string lines;
   RunRecorder recorder(workload,
                        [&](const RecordedStep& step) { lines += recording_step_line(step); });
@@ -235,6 +240,57 @@ TEST(VllmConnectorFindings, who_goes_back_to_a_lost_block_has_let_go_of_the_wind
   EXPECT_EQ(summary.verdict, Verdict::agreed);
   expect_kept(recorded, "vllm_0_22_1_back_without_window.jsonl", false,
               "attention reads a token that has no block: the table has the null block there");
+}
+
+// Its second token is sampled from its first one, which is void, and behind a block that holds
+// nothing; and it is delivered as the first.
+TEST(VllmConnectorFindings, what_is_in_flight_behind_a_lost_block_is_kept) {
+  ScriptedConnector connector;
+  connector.answers["loaded"] = {{.num_tokens = 4, .is_async = false}};
+  connector.invalid[0] = {BlockId{1}};
+  std::string recorded;
+  RunSummary summary;
+  ASSERT_NO_FATAL_FAILURE(run(connector,
+                              {{ScriptedWorkload::add("loaded", seeded_prompt(1, 5), 2)}, {}},
+                              recorded, summary, full_attention(), kNumBlocks, asynchronous()));
+  EXPECT_EQ(summary.verdict, Verdict::agreed);
+  expect_kept(recorded, "vllm_0_22_1_in_flight_behind_lost_block.jsonl", false,
+              "tokens [5, 6) were scheduled before it was known that the step before them read a "
+              "block that a load did not fill, and what they sample is kept");
+}
+
+// The step in flight lets go of the lost block, which is then in no table.
+TEST(VllmConnectorFindings, who_has_left_a_lost_block_behind_keeps_its_answer) {
+  ScriptedConnector connector;
+  connector.answers["loaded"] = {{.num_tokens = 8, .is_async = false}};
+  connector.invalid[0] = {BlockId{1}};
+  std::string recorded;
+  RunSummary summary;
+  ASSERT_NO_FATAL_FAILURE(run(connector,
+                              {{ScriptedWorkload::add("loaded", seeded_prompt(1, 11), 2)}, {}},
+                              recorded, summary, one_window(4), kNumBlocks, asynchronous()));
+  EXPECT_EQ(summary.verdict, Verdict::agreed);
+  expect_kept(recorded, "vllm_0_22_1_lost_block_left_behind.jsonl", false,
+              "tokens [11, 12) were scheduled before it was known that the step before them read a "
+              "block that a load did not fill, and what they sample is kept");
+}
+
+// Whose block is lost is preempted before that is known: nobody finds it among those that run.
+TEST(VllmConnectorFindings, who_is_preempted_before_its_loss_is_known_keeps_its_answer) {
+  ScriptedConnector connector;
+  connector.answers["second"] = {{.num_tokens = 4, .is_async = false},
+                                 {.num_tokens = 0, .is_async = false}};
+  connector.invalid[0] = {BlockId{3}};
+  std::string recorded;
+  RunSummary summary;
+  ASSERT_NO_FATAL_FAILURE(run(connector,
+                              {{ScriptedWorkload::add("first", seeded_prompt(1, 8), 2),
+                                ScriptedWorkload::add("second", seeded_prompt(2, 5), 2)},
+                               {}},
+                              recorded, summary, full_attention(), 5, asynchronous()));
+  EXPECT_EQ(summary.verdict, Verdict::agreed);
+  expect_kept(recorded, "vllm_0_22_1_preempted_before_loss_is_known.jsonl", false,
+              "tokens [4, 6) are scheduled, but only 5 are known and 0 drafted");
 }
 
 }  // namespace
