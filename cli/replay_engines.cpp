@@ -39,7 +39,7 @@ std::unique_ptr<Workload> deal_to(PreparedEngine& engine, std::int32_t dp_rank,
   const LockstepConfig& config = prepared.config;
   auto dealt = std::make_unique<DealtWorkload>(*prepared.workload);
   engine.dealt = dealt.get();
-  return connect(std::move(dealt), config.connector, config.device.plan,
+  return connect(std::move(dealt), config.connector, config.engine, config.device.plan,
                  config.device.context.num_ranks,
                  connector_seed(prepared.workload_options.seed, dp_rank));
 }

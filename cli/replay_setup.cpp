@@ -148,8 +148,8 @@ Result<void> prepare_trace(const ReplayOptions& options, PreparedReplay& prepare
   if (auto done = finish_connector(options, start->connector, config); !done) return done;
   prepared.workload = make_trace_workload(std::move(*second_pass), workload);
   if (config.data_parallel.dp_size == 1)
-    prepared.workload = connect(std::move(prepared.workload), config.connector, config.device.plan,
-                                config.device.context.num_ranks, workload.seed);
+    prepared.workload = connect(std::move(prepared.workload), config.connector, config.engine,
+                                config.device.plan, config.device.context.num_ranks, workload.seed);
   return plan_faults(options, prepared);
 }
 

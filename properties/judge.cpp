@@ -318,7 +318,7 @@ Outcome judge_data_parallel(const SavedCase& saved, const LockstepConfig& config
     auto dealt = std::make_unique<DealtWorkload>(*workload);
     EngineParts& part = parts.emplace_back();
     part.dealt = dealt.get();
-    auto connected = connect(std::move(dealt), config.connector, config.device.plan,
+    auto connected = connect(std::move(dealt), config.connector, config.engine, config.device.plan,
                              config.device.context.num_ranks, connector_seed(saved.seed, rank));
     auto engine = make_engine(saved, config, options, std::move(connected), rank, outcome);
     if (!engine) return refusal(engine.error());

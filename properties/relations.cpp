@@ -112,14 +112,15 @@ Changed without_connector(const SavedCase& saved) {
   });
 }
 
-// A connector alike in all but where things lie and when they move. What is lost is computed again.
+// A connector alike in all but where things lie and when they move. What is lost is computed again,
+// but for finding 15.
 Changed other_host_tier(const SavedCase& saved) {
   const ConnectorConfig tier = config_of(saved).connector;
   if (!tier.has(ConnectorKind::host)) return std::nullopt;
   return changed(saved, [&](SavedCase& other) {
     set_setting(other, "host_blocks", tier.num_host_blocks / 2 + 3);
     set_setting(other, "transfer_delay_steps", tier.delay_steps_max == 0 ? 5 : 0);
-    if (other.cache.groups.size() == 1)
+    if (other.cache.groups.size() == 1 && !other.engine.async_scheduling)
       set_setting(other, "load_failed_percent", tier.load_failed_percent.value_or(0) == 0 ? 40 : 0);
   });
 }

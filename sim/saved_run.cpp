@@ -251,7 +251,7 @@ std::unique_ptr<Workload> workload_of(const SavedCase& saved) {
   const LockstepConfig config = config_of(saved);
   auto clients = make_trace_workload(trace_reader_of(saved.trace), workload_options_of(saved));
   if (config.data_parallel.dp_size > 1) return clients;
-  return connect(std::move(clients), config.connector, config.device.plan,
+  return connect(std::move(clients), config.connector, config.engine, config.device.plan,
                  config.device.context.num_ranks, saved.seed);
 }
 

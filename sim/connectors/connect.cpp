@@ -55,14 +55,14 @@ class HostPart final : public Part {
 class ConnectedWorkload final : public Workload {
  public:
   // REQUIRES: at least one part.
-  ConnectedWorkload(std::unique_ptr<Workload> inner, Parts parts)
+  ConnectedWorkload(std::unique_ptr<Workload> inner, Parts parts, bool async_scheduling)
       : inner_(std::move(inner)), parts_(std::move(parts)) {
     LS_CHECK(!parts_.empty(), "{} parts of a connector", parts_.size());
     used_ = parts_.front()->pointers();
     if (parts_.size() == 1) return;
     std::vector<TransferPart> pointers;
     for (const auto& part : parts_) pointers.push_back(part->pointers());
-    MultiTransfers& all = all_.emplace(std::move(pointers));
+    MultiTransfers& all = all_.emplace(std::move(pointers), async_scheduling);
     for (const auto& part : parts_) part->join(all);
     used_ = {&all, &all, &all, 0};
   }
@@ -109,9 +109,11 @@ class ConnectedWorkload final : public Workload {
   bool was_busy_ = false;
 };
 
-SimulatedConnectorOptions peers_of(const ConnectorConfig& connector, const KVCacheConfig& plan,
-                                   std::int32_t num_ranks, std::uint64_t seed) {
+SimulatedConnectorOptions peers_of(const ConnectorConfig& connector, const EngineConfig& engine,
+                                   const KVCacheConfig& plan, std::int32_t num_ranks,
+                                   std::uint64_t seed) {
   SimulatedConnectorOptions options;
+  options.async_scheduling = engine.async_scheduling;
   options.seed = seed;
   if (connector.load_failed_percent) {
     options.lossy_percent = *connector.load_failed_percent;
@@ -126,17 +128,18 @@ SimulatedConnectorOptions peers_of(const ConnectorConfig& connector, const KVCac
 }
 
 std::unique_ptr<Part> make_part(ConnectorKind kind, const ConnectorConfig& connector,
-                                const KVCacheConfig& plan, std::int32_t num_ranks,
-                                std::uint64_t seed) {
+                                const EngineConfig& engine, const KVCacheConfig& plan,
+                                std::int32_t num_ranks, std::uint64_t seed) {
   if (kind == ConnectorKind::host)
     return std::make_unique<HostPart>(
         OffloadOptions{.seed = seed,
                        .num_host_blocks = connector.num_host_blocks,
                        .delay_steps_max = connector.delay_steps_max,
                        .failed_percent = connector.load_failed_percent.value_or(0),
+                       .async_scheduling = engine.async_scheduling,
                        .defect = connector.defect},
         plan, num_ranks);
-  return std::make_unique<PeerPart>(peers_of(connector, plan, num_ranks, seed),
+  return std::make_unique<PeerPart>(peers_of(connector, engine, plan, num_ranks, seed),
                                     class_of(kind).supports_hybrid_groups,
                                     num_host_blocks(kind, connector, plan));
 }
@@ -147,7 +150,8 @@ std::unique_ptr<Workload> connect_peers(std::unique_ptr<Workload> inner,
                                         const SimulatedConnectorOptions& options) {
   Parts parts;
   parts.push_back(std::make_unique<PeerPart>(options, true, 0));
-  return std::make_unique<ConnectedWorkload>(std::move(inner), std::move(parts));
+  return std::make_unique<ConnectedWorkload>(std::move(inner), std::move(parts),
+                                             options.async_scheduling);
 }
 
 std::uint64_t connector_seed(std::uint64_t seed, std::int32_t dp_rank) {
@@ -155,15 +159,16 @@ std::uint64_t connector_seed(std::uint64_t seed, std::int32_t dp_rank) {
 }
 
 std::unique_ptr<Workload> connect(std::unique_ptr<Workload> inner, const ConnectorConfig& connector,
-                                  const KVCacheConfig& plan, std::int32_t num_ranks,
-                                  std::uint64_t seed) {
+                                  const EngineConfig& engine, const KVCacheConfig& plan,
+                                  std::int32_t num_ranks, std::uint64_t seed) {
   if (connector.parts.empty()) return inner;
   Parts parts;
   // Each draws from a seed of its own; the first, or only one, from that of the run.
   for (const ConnectorKind kind : connector.parts)
-    parts.push_back(make_part(kind, connector, plan, num_ranks,
+    parts.push_back(make_part(kind, connector, engine, plan, num_ranks,
                               parts.empty() ? seed : splitmix64(seed + parts.size())));
-  return std::make_unique<ConnectedWorkload>(std::move(inner), std::move(parts));
+  return std::make_unique<ConnectedWorkload>(std::move(inner), std::move(parts),
+                                             engine.async_scheduling);
 }
 
 }  // namespace lockstep

@@ -86,7 +86,8 @@ Result<MultiConnectorSetup> set_up_connectors(const MultiConnectorConfig& config
   return setup;
 }
 
-MultiConnector::MultiConnector(std::vector<KVConnector*> parts) : parts_(std::move(parts)) {
+MultiConnector::MultiConnector(std::vector<KVConnector*> parts, bool async_scheduling)
+    : parts_(std::move(parts)), unheard_(async_scheduling) {
   LS_CHECK(!parts_.empty(), "a MultiConnector of {} parts", parts_.size());
 }
 
@@ -130,13 +131,14 @@ KVConnectorOutput MultiConnector::merge(std::span<const KVConnectorOutput> repor
   LS_CHECK(reports.size() == parts_.size(), "{} reports of {} parts", reports.size(),
            parts_.size());
   KVConnectorOutput merged;
-  loaded_ = std::exchange(loads_in_step_, {});
+  std::vector<RequestId> over(loads_in_step_.begin(), loads_in_step_.end());
+  loads_in_step_.clear();
   for (const KVConnectorOutput& report : reports) {
     merged.finished_recving.insert(merged.finished_recving.end(), report.finished_recving.begin(),
                                    report.finished_recving.end());
     for (const RequestId request : report.finished_recving) {
       loading_.erase(request);
-      loaded_.insert(request);
+      over.push_back(request);
     }
     merged.invalid_block_ids.insert(merged.invalid_block_ids.end(),
                                     report.invalid_block_ids.begin(),
@@ -149,6 +151,7 @@ KVConnectorOutput MultiConnector::merge(std::span<const KVConnectorOutput> repor
         sends_to_come_.erase(to_come);
     }
   }
+  unheard_.report(std::move(over));
   return merged;
 }
 

@@ -25,6 +25,7 @@
 
 #include "reference/kv_connector.h"
 #include "reference/result.h"
+#include "sim/connectors/unheard_loads.h"
 
 namespace lockstep {
 
@@ -60,7 +61,7 @@ Result<MultiConnectorSetup> set_up_connectors(
 class MultiConnector final : public KVConnector {
  public:
   // The parts outlive it. REQUIRES: at least one.
-  explicit MultiConnector(std::vector<KVConnector*> parts);
+  explicit MultiConnector(std::vector<KVConnector*> parts, bool async_scheduling = false);
 
   ExternalHit get_num_new_matched_tokens(const ExternalQuery& query) override;
   void update_state_after_alloc(RequestId request, std::span<const BlockId> blocks,
@@ -72,7 +73,7 @@ class MultiConnector final : public KVConnector {
   KVConnectorOutput merge(std::span<const KVConnectorOutput> reports);
 
   bool is_loading(RequestId request) const {
-    return loading_.contains(request) || loaded_.contains(request);
+    return loading_.contains(request) || unheard_.contains(request);
   }
   std::int64_t num_frees_delayed() const { return num_frees_delayed_; }
 
@@ -86,7 +87,7 @@ class MultiConnector final : public KVConnector {
   std::map<RequestId, Chosen> loads_from_;
   std::set<RequestId> loading_;  // longer than a step
   std::set<RequestId> loads_in_step_;
-  std::set<RequestId> loaded_;                       // with the last report
+  UnheardLoads unheard_;
   std::map<RequestId, std::int32_t> sends_to_come_;  // beyond the first, of those several send
   std::int64_t num_frees_delayed_ = 0;
 };

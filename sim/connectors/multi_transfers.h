@@ -26,8 +26,8 @@ struct TransferPart {
 class MultiTransfers final : public WorkerConnector, public TransferPlanner {
  public:
   // The parts outlive it. REQUIRES: at least one.
-  explicit MultiTransfers(std::vector<TransferPart> parts)
-      : parts_(std::move(parts)), connector_(connectors_of(parts_)) {}
+  explicit MultiTransfers(std::vector<TransferPart> parts, bool async_scheduling = false)
+      : parts_(std::move(parts)), connector_(connectors_of(parts_), async_scheduling) {}
 
   ExternalHit get_num_new_matched_tokens(const ExternalQuery& query) override {
     return connector_.get_num_new_matched_tokens(query);

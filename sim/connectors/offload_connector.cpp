@@ -36,7 +36,7 @@ std::string_view name_of(ConnectorDefect defect) {
 
 OffloadConnector::OffloadConnector(const OffloadOptions& options, const KVCacheConfig& plan,
                                    std::int32_t num_ranks)
-    : options_(options), hosts_(options.num_host_blocks) {
+    : options_(options), hosts_(options.num_host_blocks), unheard_(options.async_scheduling) {
   for (const KVCacheGroupSpec& group : plan.groups) {
     specs_.push_back(group.spec);
     block_tokens_.push_back(group.spec.block_size * num_ranks);
@@ -138,6 +138,7 @@ bool OffloadConnector::request_finished(RequestId request, std::string_view) {
   num_seen_.erase(request);
   // A load under way keeps the blocks by itself.
   if (std::ranges::find(loads_, request, &Load::request) != loads_.end()) return false;
+  if (unheard_.contains(request)) return false;
   const auto is_its = [&](const Store& store) { return store.block.request == request; };
   if (std::ranges::none_of(stores_, is_its)) return false;
   if (options_.defect == ConnectorDefect::free_send_in_flight) {
@@ -165,6 +166,7 @@ KVConnectorOutput OffloadConnector::report() {
     report.finished_sending.push_back(request);
     return true;
   });
+  unheard_.report(report.finished_recving);
   return report;
 }
 

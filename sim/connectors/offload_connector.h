@@ -28,6 +28,7 @@
 #include "reference/kv_cache_spec.h"
 #include "sim/connectors/host_block_pool.h"
 #include "sim/connectors/step_transfers.h"
+#include "sim/connectors/unheard_loads.h"
 #include "sim/connectors/worker_connector.h"
 #include "sim/seeded_random.h"
 
@@ -48,6 +49,7 @@ struct OffloadOptions {
   std::int32_t delay_steps_max = 3;  // of a store, and of a load that takes longer than its step
   std::int32_t async_percent = 60;   // of the loads take longer
   std::int32_t failed_percent = 0;   // of the loads fail
+  bool async_scheduling = false;     // the engine hears of a report a step late
   ConnectorDefect defect = ConnectorDefect::none;
 };
 
@@ -110,6 +112,7 @@ class OffloadConnector final : public WorkerConnector, public TransferPlanner {
   std::vector<std::int64_t> block_tokens_;  // likewise, that a block stands for
   std::int64_t alignment_ = 1;              // tokens; hits end at multiples of it
   HostBlockPool hosts_;
+  UnheardLoads unheard_;
   std::int64_t step_ = 0;
   std::map<RequestId, SeededRandom> random_;  // of those that were asked about
   std::map<RequestId, Question> asked_;

@@ -72,7 +72,7 @@ bool SimulatedConnector::request_finished(RequestId request, std::string_view na
   known_.erase(known);
   asked_.erase(request);
   // The engine fails requests before it takes note of loads that the same report says are over.
-  const bool is_loading = std::ranges::find(reported_, request) != reported_.end() ||
+  const bool is_loading = unheard_.contains(request) ||
                           (loads_elsewhere_ && loads_elsewhere_(request)) ||
                           std::ranges::any_of(transfers_, [&](const Transfer& transfer) {
                             return transfer.request == request && transfer.is_load;
@@ -95,8 +95,9 @@ KVConnectorOutput SimulatedConnector::report() {
                                     transfer.lost.end());
     return true;
   });
-  reported_ = std::exchange(losing_, {});
-  reported_.insert(reported_.end(), report.finished_recving.begin(), report.finished_recving.end());
+  std::vector<RequestId> over = std::exchange(losing_, {});
+  over.insert(over.end(), report.finished_recving.begin(), report.finished_recving.end());
+  unheard_.report(std::move(over));
   ++step_;
   return report;
 }

@@ -17,6 +17,7 @@
 #include <string>
 #include <vector>
 
+#include "sim/connectors/unheard_loads.h"
 #include "sim/connectors/worker_connector.h"
 #include "sim/seeded_random.h"
 
@@ -34,11 +35,13 @@ struct SimulatedConnectorOptions {
   std::int32_t kept_percent = 25;          // of the finished requests are sent
   std::int32_t delay_steps_max = 6;        // of a load or a sending
   std::int32_t timeout_steps = 20;
+  bool async_scheduling = false;  // the engine hears of a report a step late
 };
 
 class SimulatedConnector final : public WorkerConnector {
  public:
-  explicit SimulatedConnector(const SimulatedConnectorOptions& options) : options_(options) {}
+  explicit SimulatedConnector(const SimulatedConnectorOptions& options)
+      : options_(options), unheard_(options.async_scheduling) {}
 
   // Asked of a request that finishes: another connector loads into its blocks.
   void ask_about_loads(std::function<bool(RequestId)> loads_elsewhere) {
@@ -82,7 +85,7 @@ class SimulatedConnector final : public WorkerConnector {
   std::vector<Transfer> transfers_;      // in the order begun
   std::vector<BlockId> invalid_;         // of loads within the step
   std::vector<RequestId> losing_;        // have lost them
-  std::vector<RequestId> reported_;      // loads that the last report said are over, or lost
+  UnheardLoads unheard_;                 // that are over, or lost
 };
 
 }  // namespace lockstep

@@ -27,7 +27,7 @@ RunSummary run_beside(LockstepConfig config, std::uint64_t seed, Backend* backen
   config.device.seed = seed;
   const auto workload = connect(
       make_trace_workload(trace_reader_of(make_traffic(seed, 40)), {.step_time = {}, .seed = 7}),
-      config.connector, config.device.plan, 1, seed);
+      config.connector, config.engine, config.device.plan, 1, seed);
   auto decisions = make_reference_decisions(
       config.engine, config.device.plan.groups, config.device.plan.num_blocks,
       {workload->connector(), config.connector.load_failure_policy});

@@ -24,7 +24,7 @@ Result<RunReport> run_connected(const LockstepConfig& config, const Trace& trace
                                 Backend* backend) {
   const auto workload =
       connect(make_trace_workload(trace_reader_of(trace), {.step_time = {}, .seed = 7}),
-              config.connector, config.device.plan, 1, config.device.seed);
+              config.connector, config.engine, config.device.plan, 1, config.device.seed);
   auto decisions = make_reference_decisions(
       config.engine, config.device.plan.groups, config.device.plan.num_blocks,
       {workload->connector(), config.connector.load_failure_policy});

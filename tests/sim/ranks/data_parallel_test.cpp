@@ -204,8 +204,8 @@ Result<RunReport> run_connected(const LockstepConfig& config, std::uint64_t seed
     auto dealt = std::make_unique<DealtWorkload>(*clients);
     EngineParts& parts = engines.emplace_back();
     parts.dealt = dealt.get();
-    connected.push_back(connect(std::move(dealt), config.connector, config.device.plan, 1,
-                                connector_seed(seed, rank)));
+    connected.push_back(connect(std::move(dealt), config.connector, config.engine,
+                                config.device.plan, 1, connector_seed(seed, rank)));
     parts.workload = connected.back().get();
     auto decides = make_reference_decisions(
         config.engine, config.device.plan.groups, config.device.plan.num_blocks,
