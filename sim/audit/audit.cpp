@@ -209,7 +209,7 @@ void Auditor::Impl::step(const RecordedStep& step) {
                                   ? row.num_spec - (static_cast<std::int32_t>(tokens.size()) - 1)
                                   : 0;
     request.computed = row.last - num_rejected;
-    request.scheduled_to = row.last;
+    request.scheduled_to = row.counted_to;
     for (const std::int32_t token : tokens) {
       request.tokens.push_back(token);
       request.contents.push_back(

@@ -32,6 +32,7 @@ bool Auditor::Impl::make_row(const RecordedStep& step, const RecordedScheduled& 
   // The engine counts drafts in flight as computed; the worker starts where the request stands.
   if (drafts_in_flight_ && !scheduled.is_new) row.first = std::min(row.first, request.computed);
   row.last = row.first + scheduled.tokens;
+  row.counted_to = scheduled.computed + scheduled.tokens;
   if (is_dropped(step, scheduled, request)) return false;
   row.num_spec = static_cast<std::int32_t>(scheduled.spec.size());
   const auto known = static_cast<std::int32_t>(request.tokens.size());

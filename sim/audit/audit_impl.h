@@ -61,6 +61,7 @@ struct AuditRow {
   AuditedRequest* request = nullptr;
   std::int32_t first = 0;  // positions [first, last)
   std::int32_t last = 0;
+  std::int32_t counted_to = 0;  // by the engine: drafts in flight that were rejected count
   std::int32_t num_spec = 0;
   std::vector<std::uint64_t> contents;  // of [first, last), drafts included
   bool is_void = false;                 // computed from a block that a load did not fill
@@ -145,7 +146,6 @@ class Auditor::Impl {
   void advance_states(const AuditRow& row, std::size_t group);
   void settle_states(AuditRow& row, std::int32_t num_sampled);
   std::set<BlockId> kept_by_transfers(bool counts_drafts) const;
-  void check_conservation(const RecordedStep& step, const std::set<BlockId>& kept);
   void check_conservation(const RecordedStep& step);
   void check_common_prefix(const RecordedStep& step);
   std::uint64_t content_at(const AuditRow& row, std::int32_t count) const;
