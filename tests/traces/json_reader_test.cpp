@@ -51,7 +51,8 @@ TEST(JsonReader, EveryKindOfValueIsRead) {
 
 TEST(JsonReader, ALongDecimalIsReadToItsLastDigit) {
   JsonReader json("f");
-  ASSERT_TRUE(json.parse("[0.25" + std::string(100, '0') + ",0." + std::string(100, '0') + "1]"));
+  const std::string text = "[0.25" + std::string(100, '0') + ",0." + std::string(100, '0') + "1]";
+  ASSERT_TRUE(json.parse(text));
   const JsonArray list = json.root().array();
   EXPECT_EQ(list[0].scaled_decimal(2), 25);
   EXPECT_TRUE(json.ok()) << json.error().message;

@@ -7,6 +7,7 @@ that says what it answered.
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -17,12 +18,28 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import RequestStatus
 
 from lockstep_recorder.cache_counter import CacheCounter
-from lockstep_recorder.recording_file import RecordingFile
+from lockstep_recorder.recording_file import RecordingFile, encode_json
 from lockstep_recorder.releases import release_of
 from lockstep_recorder.step_log import StepLog
 
 RELEASE = dataclasses.replace(release_of(vllm_engine.VERSION), waiting_queues=("waiting",))
 TABLES_EVERY = 8
+
+
+# The fields of a step as Lockstep writes them.
+FIELDS = """step before connector scheduled preempted finished common_prefix_blocks zero running
+waiting skipped free_blocks tables loading during worker sampled output_of_step stopped drafts held
+stored evicted cleared""".split()
+
+
+class _OrderedFile(RecordingFile):
+    """Takes a step's fields in any order."""
+
+    def write_line(self, line: bytes) -> None:
+        step = json.loads(line)
+        if "step" in step:
+            line = encode_json({key: step[key] for key in sorted(step, key=FIELDS.index)})
+        super().write_line(line)
 
 
 class _ConnectorStepLog(StepLog):
@@ -88,7 +105,7 @@ class _Recorded:
             "hash_block_size": kwargs["hash_block_size"],
         }
         counter = CacheCounter(self.kv_cache_manager.block_pool, RELEASE.hash_movers)
-        file = RecordingFile(str(self.path))
+        file = _OrderedFile(str(self.path))
         self.log = _ConnectorStepLog(file, first, RELEASE, counter, TABLES_EVERY)
         self.connector.on_report = self.log.reported
 
