@@ -9,13 +9,14 @@
 namespace lockstep {
 namespace {
 
-void expect_known(const std::string& name, std::string_view check, std::int32_t number) {
+void expect_known(const std::string& name, std::string_view check, std::int32_t number,
+                  const BackendFactory& backend = make_simt_backend) {
   const auto saved =
       read_saved_case(LOCKSTEP_SOURCE_DIR "/tests/regressions/" + name + ".case.jsonl");
   ASSERT_TRUE(saved) << saved.error().message;
-  const Outcome outcome = judge(*saved, make_simt_backend);
+  const Outcome outcome = judge(*saved, backend);
   EXPECT_EQ(outcome.check, check) << outcome.what;
-  const KnownFinding* finding = known_finding(*saved, outcome, make_simt_backend);
+  const KnownFinding* finding = known_finding(*saved, outcome, backend);
   ASSERT_NE(finding, nullptr) << outcome.what;
   EXPECT_EQ(finding->number, number) << finding->title;
 }
@@ -24,6 +25,12 @@ void expect_known(const std::string& name, std::string_view check, std::int32_t 
 // hash of its tokens over the state of fewer.
 TEST(VariantsOfFindings, with_eagle_a_state_hit_is_wrong_also_where_states_are_alone) {
   expect_known("eagle_beside_states_alone", "decide", 1);
+}
+
+// Seed 176197. The hit ends up with 0 tokens, after windows behind the state were searched up to
+// the state's own 8: the table of one begins with the null block, and 8 tokens are written to it.
+TEST(VariantsOfFindings, with_eagle_a_longer_state_hit_leaves_null_blocks_to_a_shorter_one) {
+  expect_known("state_hit_leaves_null_blocks", "audit.token_write", 1, {});
 }
 
 // Seed 929018. Both requests have loaded all that there is to load; the slots of their drafts do
