@@ -143,7 +143,8 @@ constexpr std::string_view kBehindLarge[] = {"liveness.head_of_line", "liveness.
 constexpr std::string_view kHalfLoaded[] = {"liveness.partial_load", "liveness",
                                             "audit.standstill"};
 // A row that is cut back to before a lost block writes it again, whoever else counts on it.
-constexpr std::string_view kLostBlock[] = {"audit.attention_read", "audit.handed_out", "decide"};
+constexpr std::string_view kLostBlock[] = {"audit.attention_read", "audit.handed_out",
+                                           "invariant.one_writer", "decide"};
 constexpr std::string_view kNoWindow[] = {"audit.token_write", "audit.attention_read", "decide"};
 constexpr std::string_view kEvictedHit[] = {"audit.handed_out",
                                             "audit.attention_read",

@@ -23,6 +23,13 @@ struct Passage {
 };
 }  // namespace
 
+Fiber::~Fiber() {
+#if defined(__SANITIZE_ADDRESS__)
+  // Or what is mapped here next would have this stack's red zones.
+  if (stack_) __asan_unpoison_memory_region(stack_.base() + kGuardBytes, kStackBytes);
+#endif
+}
+
 bool Fiber::map_stack(unsigned colour) {
   stack_ = VirtualRange::reserve(kGuardBytes + kStackBytes);
   if (!stack_) return false;

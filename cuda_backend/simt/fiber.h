@@ -18,6 +18,7 @@ class Fiber {
 
   Fiber() = default;  // the stack of the OS thread itself
   Fiber(Fiber&&) = delete;
+  ~Fiber();
 
   // Maps a stack, with an inaccessible page below it. False when the system refuses. Stacks of
   // different colours begin at different cache lines of a page: hundreds of them take turns.

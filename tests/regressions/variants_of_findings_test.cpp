@@ -57,6 +57,12 @@ TEST(VariantsOfFindings, a_lost_block_that_is_sent_is_written_again) {
   expect_known("lost_block_is_written_again", "audit.handed_out", 9);
 }
 
+// Seed 30662957. Who goes back to a lost block shares the block before it with another, and both
+// compute that one in one step.
+TEST(VariantsOfFindings, a_lost_block_is_written_by_two_in_one_step) {
+  expect_known("lost_block_is_written_by_two", "invariant.one_writer", 9, {});
+}
+
 // Seed 8177204. Without either of them the other one still gives the block away.
 TEST(VariantsOfFindings, two_findings_that_lead_to_one_failure_are_the_first_ones) {
   expect_known("two_findings_at_once", "audit.handed_out", 2);
