@@ -109,6 +109,18 @@ void expect_kept(const std::string& recorded, const std::string& file_name, bool
   EXPECT_EQ(audited->findings[0].what, what);
 }
 
+// The engine serves all of the script and notices nothing; the audit of it says `what`.
+template <class... Engine>
+void expect_wrong(ScriptedConnector& connector,
+                  const std::vector<ScriptedWorkload::Turnful>& script,
+                  const std::string& file_name, const std::string& what, const Engine&... engine) {
+  std::string recorded;
+  RunSummary summary;
+  ASSERT_NO_FATAL_FAILURE(run(connector, script, recorded, summary, engine...));
+  EXPECT_EQ(summary.verdict, Verdict::agreed);
+  expect_kept(recorded, file_name, false, what);
+}
+
 void expect_deadlock(ScriptedConnector& connector,
                      const std::vector<ScriptedWorkload::Turnful>& script,
                      const std::string& file_name, const std::string& circle) {
@@ -125,16 +137,12 @@ TEST(VllmConnectorFindings, who_counts_on_another_to_compute_a_lost_block_is_lef
   ScriptedConnector connector;
   connector.answers["first"] = {{.num_tokens = 8, .is_async = false}};
   connector.invalid[0] = {BlockId{2}};
-  std::string recorded;
-  RunSummary summary;
-  ASSERT_NO_FATAL_FAILURE(run(connector,
-                              {{ScriptedWorkload::add("first", seeded_prompt(1, 10), 2),
-                                ScriptedWorkload::add("second", seeded_prompt(1, 9), 1)},
-                               {ScriptedWorkload::abort("first")}},
-                              recorded, summary));
-  EXPECT_EQ(summary.verdict, Verdict::agreed);
-  expect_kept(
-      recorded, "vllm_0_22_1_lost_block_left_alone.jsonl", false,
+  expect_wrong(
+      connector,
+      {{ScriptedWorkload::add("first", seeded_prompt(1, 10), 2),
+        ScriptedWorkload::add("second", seeded_prompt(1, 9), 1)},
+       {ScriptedWorkload::abort("first")}},
+      "vllm_0_22_1_lost_block_left_alone.jsonl",
       "attention of tokens [8, 9) reads token 4 from slot 0 of block 2, which holds nothing "
       "that was written since the block was handed out");
 }
@@ -178,34 +186,27 @@ TEST(VllmConnectorFindings, the_blocks_of_a_load_evict_what_another_group_has_hi
   ScriptedConnector connector;
   connector.answers["reader"] = {{.num_tokens = 4, .is_async = true}};
   connector.received[3] = {"reader"};
-  std::string recorded;
-  RunSummary summary;
-  ASSERT_NO_FATAL_FAILURE(run(connector,
-                              {{ScriptedWorkload::add("writer", seeded_prompt(1, 8), 1)},
-                               {ScriptedWorkload::add("other", seeded_prompt(2, 4), 1)},
-                               {ScriptedWorkload::add("reader", seeded_prompt(1, 12), 1)},
-                               {},
-                               {}},
-                              recorded, summary, beside_a_window_of_three_blocks(), 7));
-  EXPECT_EQ(summary.verdict, Verdict::agreed);
-  expect_kept(
-      recorded, "vllm_0_22_1_load_evicts_hit.jsonl", false,
+  expect_wrong(
+      connector,
+      {{ScriptedWorkload::add("writer", seeded_prompt(1, 8), 1)},
+       {ScriptedWorkload::add("other", seeded_prompt(2, 4), 1)},
+       {ScriptedWorkload::add("reader", seeded_prompt(1, 12), 1)},
+       {},
+       {}},
+      "vllm_0_22_1_load_evicts_hit.jsonl",
       "attention of tokens [11, 12) reads token 4 from slot 0 of block 4, which holds token "
-      "8 of request reader; the block is not one of this group");
+      "8 of request reader; the block is not one of this group",
+      beside_a_window_of_three_blocks(), 7);
 }
 
 TEST(VllmConnectorFindings, a_prompt_that_is_loaded_whole_lacks_the_window_of_its_last_token) {
   ScriptedConnector connector;
   connector.answers["loaded"] = {{.num_tokens = 8, .is_async = true}};
   connector.received[0] = {"loaded"};
-  std::string recorded;
-  RunSummary summary;
-  ASSERT_NO_FATAL_FAILURE(run(connector,
-                              {{ScriptedWorkload::add("loaded", seeded_prompt(1, 8), 1)}, {}},
-                              recorded, summary, one_window(5)));
-  EXPECT_EQ(summary.verdict, Verdict::agreed);
-  expect_kept(recorded, "vllm_0_22_1_window_of_last_token.jsonl", false,
-              "attention reads a token that has no block: the table has the null block there");
+  expect_wrong(connector, {{ScriptedWorkload::add("loaded", seeded_prompt(1, 8), 1)}, {}},
+               "vllm_0_22_1_window_of_last_token.jsonl",
+               "attention reads a token that has no block: the table has the null block there",
+               one_window(5));
 }
 
 // The same finding behind a window: the block that `first` computes in the step is hit in the step,
@@ -215,31 +216,24 @@ TEST(VllmConnectorFindings, who_hits_what_a_void_row_was_to_compute_keeps_its_an
   connector.answers["first"] = {{.num_tokens = 8, .is_async = false}};
   connector.answers["second"] = {{.num_tokens = 0, .is_async = false}};
   connector.invalid[0] = {BlockId{1}};
-  std::string recorded;
-  RunSummary summary;
-  ASSERT_NO_FATAL_FAILURE(run(connector,
-                              {{ScriptedWorkload::add("first", seeded_prompt(1, 13), 1),
-                                ScriptedWorkload::add("second", seeded_prompt(1, 13), 1)},
-                               {ScriptedWorkload::abort("first")}},
-                              recorded, summary, one_window(5), 8));
-  EXPECT_EQ(summary.verdict, Verdict::agreed);
-  expect_kept(recorded, "vllm_0_22_1_hit_of_void_row.jsonl", false,
-              "attention of tokens [12, 13) reads token 8 from slot 0 of block 2, which holds "
-              "nothing that was written since the block was handed out");
+  expect_wrong(connector,
+               {{ScriptedWorkload::add("first", seeded_prompt(1, 13), 1),
+                 ScriptedWorkload::add("second", seeded_prompt(1, 13), 1)},
+                {ScriptedWorkload::abort("first")}},
+               "vllm_0_22_1_hit_of_void_row.jsonl",
+               "attention of tokens [12, 13) reads token 8 from slot 0 of block 2, which holds "
+               "nothing that was written since the block was handed out",
+               one_window(5), 8);
 }
 
 TEST(VllmConnectorFindings, who_goes_back_to_a_lost_block_has_let_go_of_the_window_before_it) {
   ScriptedConnector connector;
   connector.answers["loaded"] = {{.num_tokens = 8, .is_async = false}};
   connector.invalid[0] = {BlockId{1}};
-  std::string recorded;
-  RunSummary summary;
-  ASSERT_NO_FATAL_FAILURE(run(connector,
-                              {{ScriptedWorkload::add("loaded", seeded_prompt(1, 9), 1)}, {}},
-                              recorded, summary, one_window(5)));
-  EXPECT_EQ(summary.verdict, Verdict::agreed);
-  expect_kept(recorded, "vllm_0_22_1_back_without_window.jsonl", false,
-              "attention reads a token that has no block: the table has the null block there");
+  expect_wrong(connector, {{ScriptedWorkload::add("loaded", seeded_prompt(1, 9), 1)}, {}},
+               "vllm_0_22_1_back_without_window.jsonl",
+               "attention reads a token that has no block: the table has the null block there",
+               one_window(5));
 }
 
 // Its second token is sampled from its first one, which is void, and behind a block that holds
@@ -248,15 +242,11 @@ TEST(VllmConnectorFindings, what_is_in_flight_behind_a_lost_block_is_kept) {
   ScriptedConnector connector;
   connector.answers["loaded"] = {{.num_tokens = 4, .is_async = false}};
   connector.invalid[0] = {BlockId{1}};
-  std::string recorded;
-  RunSummary summary;
-  ASSERT_NO_FATAL_FAILURE(run(connector,
-                              {{ScriptedWorkload::add("loaded", seeded_prompt(1, 5), 2)}, {}},
-                              recorded, summary, full_attention(), kNumBlocks, asynchronous()));
-  EXPECT_EQ(summary.verdict, Verdict::agreed);
-  expect_kept(recorded, "vllm_0_22_1_in_flight_behind_lost_block.jsonl", false,
-              "tokens [5, 6) were scheduled before it was known that the step before them read a "
-              "block that a load did not fill, and what they sample is kept");
+  expect_wrong(connector, {{ScriptedWorkload::add("loaded", seeded_prompt(1, 5), 2)}, {}},
+               "vllm_0_22_1_in_flight_behind_lost_block.jsonl",
+               "tokens [5, 6) were scheduled before it was known that the step before them read a "
+               "block that a load did not fill, and what they sample is kept",
+               full_attention(), kNumBlocks, asynchronous());
 }
 
 // The step in flight lets go of the lost block, which is then in no table.
@@ -264,15 +254,12 @@ TEST(VllmConnectorFindings, who_has_left_a_lost_block_behind_keeps_its_answer) {
   ScriptedConnector connector;
   connector.answers["loaded"] = {{.num_tokens = 8, .is_async = false}};
   connector.invalid[0] = {BlockId{1}};
-  std::string recorded;
-  RunSummary summary;
-  ASSERT_NO_FATAL_FAILURE(run(connector,
-                              {{ScriptedWorkload::add("loaded", seeded_prompt(1, 11), 2)}, {}},
-                              recorded, summary, one_window(4), kNumBlocks, asynchronous()));
-  EXPECT_EQ(summary.verdict, Verdict::agreed);
-  expect_kept(recorded, "vllm_0_22_1_lost_block_left_behind.jsonl", false,
-              "tokens [11, 12) were scheduled before it was known that the step before them read a "
-              "block that a load did not fill, and what they sample is kept");
+  expect_wrong(
+      connector, {{ScriptedWorkload::add("loaded", seeded_prompt(1, 11), 2)}, {}},
+      "vllm_0_22_1_lost_block_left_behind.jsonl",
+      "tokens [11, 12) were scheduled before it was known that the step before them read a "
+      "block that a load did not fill, and what they sample is kept",
+      one_window(4), kNumBlocks, asynchronous());
 }
 
 // Whose block is lost is preempted before that is known: nobody finds it among those that run.
@@ -281,16 +268,13 @@ TEST(VllmConnectorFindings, who_is_preempted_before_its_loss_is_known_keeps_its_
   connector.answers["second"] = {{.num_tokens = 4, .is_async = false},
                                  {.num_tokens = 0, .is_async = false}};
   connector.invalid[0] = {BlockId{3}};
-  std::string recorded;
-  RunSummary summary;
-  ASSERT_NO_FATAL_FAILURE(run(connector,
-                              {{ScriptedWorkload::add("first", seeded_prompt(1, 8), 2),
-                                ScriptedWorkload::add("second", seeded_prompt(2, 5), 2)},
-                               {}},
-                              recorded, summary, full_attention(), 5, asynchronous()));
-  EXPECT_EQ(summary.verdict, Verdict::agreed);
-  expect_kept(recorded, "vllm_0_22_1_preempted_before_loss_is_known.jsonl", false,
-              "tokens [4, 6) are scheduled, but only 5 are known and 0 drafted");
+  expect_wrong(connector,
+               {{ScriptedWorkload::add("first", seeded_prompt(1, 8), 2),
+                 ScriptedWorkload::add("second", seeded_prompt(2, 5), 2)},
+                {}},
+               "vllm_0_22_1_preempted_before_loss_is_known.jsonl",
+               "tokens [4, 6) are scheduled, but only 5 are known and 0 drafted", full_attention(),
+               5, asynchronous());
 }
 
 }  // namespace
