@@ -8,7 +8,7 @@ connector: what is written down of one here comes from a connector that is part 
 
 from __future__ import annotations
 
-import argparse
+import functools
 import os
 import random
 import sys
@@ -18,6 +18,7 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent)]
 
+import record_scenarios
 import scenarios
 
 FAMILIES = ("connector_served", "connector_served_async")
@@ -74,24 +75,11 @@ def record(family: str, seed: int, path: Path, requests: int, steps: int) -> int
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("out", type=Path)
-    parser.add_argument("--seeds", default="0:4", help="FIRST:LAST, LAST not included")
-    parser.add_argument("--families", nargs="*", default=FAMILIES)
-    parser.add_argument("--requests", type=int, default=24)
+    parser = record_scenarios.parser_of(__doc__, FAMILIES)
     parser.add_argument("--steps", type=int, default=200, help="at most; a deadlock never ends")
     arguments = parser.parse_args()
-    first, last = (int(text) for text in arguments.seeds.split(":"))
-    for family in arguments.families:
-        folder = arguments.out / family
-        folder.mkdir(parents=True, exist_ok=True)
-        turns = sum(
-            record(
-                family, seed, folder / f"{seed:04}.jsonl", arguments.requests, arguments.steps
-            )
-            for seed in range(first, last)
-        )
-        print(f"{family}: {last - first} recordings, {turns} turns", flush=True)
+    record_one = functools.partial(record, requests=arguments.requests, steps=arguments.steps)
+    record_scenarios.record_families(arguments, record_one)
 
 
 if __name__ == "__main__":

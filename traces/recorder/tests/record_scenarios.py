@@ -8,8 +8,10 @@ Writes OUT_FOLDER/FAMILY/SEED.jsonl, for `lockstep conform` and `lockstep audit`
 from __future__ import annotations
 
 import argparse
+import functools
 import os
 import sys
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
@@ -41,24 +43,33 @@ def families_of(version: str) -> list[str]:
     return [name for name in scenarios.FAMILIES if name not in scenarios.REFUSED.get(version, ())]
 
 
-def main() -> None:
-    import vllm_engine
-
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+def parser_of(documentation: str, families: Iterable[str]) -> argparse.ArgumentParser:
+    """What every script that records families of scenarios is told."""
+    parser = argparse.ArgumentParser(description=documentation.split("\n")[0])
     parser.add_argument("out", type=Path)
     parser.add_argument("--seeds", default="0:4", help="FIRST:LAST, LAST not included")
-    parser.add_argument("--families", nargs="*", default=families_of(vllm_engine.VERSION))
+    parser.add_argument("--families", nargs="*", default=families)
     parser.add_argument("--requests", type=int, default=24)
-    arguments = parser.parse_args()
+    return parser
+
+
+def record_families(arguments: argparse.Namespace, record_one: Callable[..., int]) -> None:
+    """`record_one`: takes a family, a seed and a path, and returns the turns of the engine's loop."""
     first, last = (int(text) for text in arguments.seeds.split(":"))
     for family in arguments.families:
         folder = arguments.out / family
         folder.mkdir(parents=True, exist_ok=True)
         turns = sum(
-            record(family, seed, folder / f"{seed:04}.jsonl", arguments.requests)
-            for seed in range(first, last)
+            record_one(family, seed, folder / f"{seed:04}.jsonl") for seed in range(first, last)
         )
         print(f"{family}: {last - first} recordings, {turns} turns", flush=True)
+
+
+def main() -> None:
+    import vllm_engine
+
+    arguments = parser_of(__doc__, families_of(vllm_engine.VERSION)).parse_args()
+    record_families(arguments, functools.partial(record, requests=arguments.requests))
 
 
 if __name__ == "__main__":
