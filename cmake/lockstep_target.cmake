@@ -28,12 +28,13 @@ if(CMAKE_CXX_COMPILER_ID STREQUAL GNU AND CMAKE_CXX_COMPILER_VERSION VERSION_LES
   # GCC bug 105651: std::string's operator+ is warned about wherever it is inlined.
   target_compile_options(lockstep_flags INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-Wno-restrict>)
 endif()
+target_include_directories(lockstep_flags INTERFACE ${CMAKE_SOURCE_DIR})
+
 # For code whose own time is nothing beside what it calls, and which is long to compile: optimised
 # no further than -O1 in a release.
 add_library(lockstep_compiled_quickly INTERFACE)
 target_compile_options(lockstep_compiled_quickly INTERFACE
   $<$<AND:$<COMPILE_LANGUAGE:CXX>,$<CONFIG:Release>>:-O1>)
-target_include_directories(lockstep_flags INTERFACE ${CMAKE_SOURCE_DIR})
 
 # lockstep_library(NAME DEPENDENCIES...): the sources of this folder as one static library.
 function(lockstep_library name)
