@@ -14,21 +14,21 @@ cuda::ViewDefect view_defect(std::string_view name) {
   return name.empty() ? cuda::ViewDefect::none : *cuda::view_defect_from_name(name);
 }
 
-Result<PoolViews> views(const KVCacheConfig& plan, AttentionBackend backend, CacheLayout layout,
-                        std::string_view defect) {
+Result<PoolViews> planted_views(const KVCacheConfig& plan, AttentionBackend backend,
+                                CacheLayout layout, std::string_view defect) {
   return cuda::derive_views(plan, {.backend = backend,
                                    .layout = layout,
                                    .rule = LayoutRule::isolated,
                                    .defect = view_defect(defect)});
 }
 
-std::int64_t byte_offset(const TensorView& view, std::span<const std::int64_t> index,
-                         std::string_view defect) {
+std::int64_t planted_offset(const TensorView& view, std::span<const std::int64_t> index,
+                            std::string_view defect) {
   return cuda::view_byte_offset(view, index, view_defect(defect));
 }
 
-Result<PlanFigures> figures(const KVCacheConfig& plan, const PlanOptions& options,
-                            std::string_view defect) {
+Result<PlanFigures> planted_figures(const KVCacheConfig& plan, const PlanOptions& options,
+                                    std::string_view defect) {
   const cuda::RequestLimits limits{.max_model_len = options.max_model_len,
                                    .max_num_batched_tokens = options.max_num_batched_tokens,
                                    .context_ranks = options.dcp * options.pcp,
@@ -46,8 +46,9 @@ Result<PlanFigures> figures(const KVCacheConfig& plan, const PlanOptions& option
 }  // namespace
 
 MutantBench mutant_bench() {
-  return {.backend = make_simt_backend,
-          .plans = {.views = views, .byte_offset = byte_offset, .figures = figures}};
+  return {
+      .backend = make_simt_backend,
+      .plans = {.views = planted_views, .byte_offset = planted_offset, .figures = planted_figures}};
 }
 
 }  // namespace lockstep

@@ -10,6 +10,12 @@ if(LOCKSTEP_CCACHE)
   set(CMAKE_CXX_COMPILER_LAUNCHER ${LOCKSTEP_CCACHE})
 endif()
 
+# Sources of a target are compiled in batches: headers are read, and templates optimised, once a
+# batch. Anonymous namespaces of one target share their names. Off: one by one (preset debug).
+option(LOCKSTEP_UNITY "Compile the sources of a target in batches" ON)
+set(CMAKE_UNITY_BUILD ${LOCKSTEP_UNITY})
+set(CMAKE_UNITY_BUILD_BATCH_SIZE 12)
+
 find_package(fmt REQUIRED)
 find_package(Threads REQUIRED)
 

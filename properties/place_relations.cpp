@@ -72,7 +72,7 @@ Changed shuffled_blocks(const SavedCase& saved) {
   return changed(saved, [](SavedCase& other) { set_setting(other, "block_order", 1); });
 }
 
-constexpr std::array kRelations = std::to_array<Relation>({
+constexpr std::array kPlaceRelations = std::to_array<Relation>({
     {"other layout", "whether heads or tokens come first in a block is the device's business",
      other_layout, false, false, "layout-two-heads"},
     {"other backend", "and so is which attention backend's rules a page follows", other_backend,
@@ -91,6 +91,6 @@ constexpr std::array kRelations = std::to_array<Relation>({
 
 }  // namespace
 
-std::span<const Relation> place_relations() { return kRelations; }
+std::span<const Relation> place_relations() { return kPlaceRelations; }
 
 }  // namespace lockstep

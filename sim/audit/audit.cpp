@@ -69,7 +69,7 @@ void Auditor::Impl::add(const RecordedEvent& event) {
   request.tokens = event.request.prompt.materialize();
   std::uint64_t content = request.root = empty_prefix(event.request.cache_salt);
   for (const std::int32_t token : request.tokens)
-    request.contents.push_back(content = next_content(content, token));
+    request.contents.push_back(content = content_after(content, token));
   request.tables.resize(groups_.size());
   request.wrong.resize(groups_.size());
   names_.push_back(request.name);
@@ -213,7 +213,7 @@ void Auditor::Impl::step(const RecordedStep& step) {
     for (const std::int32_t token : tokens) {
       request.tokens.push_back(token);
       request.contents.push_back(
-          next_content(request.contents.empty() ? request.root : request.contents.back(), token));
+          content_after(request.contents.empty() ? request.root : request.contents.back(), token));
     }
   }
   for (const RecordedEvent& event : step.during)

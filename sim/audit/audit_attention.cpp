@@ -51,7 +51,7 @@ bool Auditor::Impl::make_row(const RecordedStep& step, const RecordedScheduled& 
         p < known ? request.tokens[static_cast<std::size_t>(p)] : scheduled.spec[draft];
     // A draft that the engine never saw: accepted ones came back as sampled tokens.
     if (p >= known && token < 0 && draft + 1 < sampled.size()) token = sampled[draft];
-    row.contents.push_back(content = next_content(content, token));
+    row.contents.push_back(content = content_after(content, token));
   }
   return true;
 }

@@ -67,13 +67,13 @@ struct AuditRow {
   bool is_void = false;                 // computed from a block that a load did not fill
 };
 
-inline std::uint64_t next_content(std::uint64_t before, std::int32_t token) {
+inline std::uint64_t content_after(std::uint64_t before, std::int32_t token) {
   return splitmix64(before * 0x9E3779B97F4A7C15ull + static_cast<std::uint64_t>(token) + 1);
 }
 // Requests of different salts must not read each other's content, though their tokens be equal.
 inline std::uint64_t empty_prefix(std::string_view cache_salt) {
   std::uint64_t content = 0x61756469740000ull;
-  for (const char c : cache_salt) content = next_content(content, static_cast<unsigned char>(c));
+  for (const char c : cache_salt) content = content_after(content, static_cast<unsigned char>(c));
   return content;
 }
 

@@ -14,7 +14,7 @@ namespace {
 
 constexpr std::int64_t kLookEveryNs = 50'000;
 constexpr std::int32_t kDiskFailsPercent = 10;
-constexpr std::size_t kBytesShown = 16;
+constexpr std::size_t kFileBytesShown = 16;
 
 }  // namespace
 
@@ -93,8 +93,8 @@ Divergence WatchedFiles::difference(const std::string& name, const Expected& exp
   found.byte = wrong;
   found.expected = hex_bytes(
       std::span<const std::uint8_t>(expected.bytes).subspan(static_cast<std::size_t>(wrong)),
-      kBytesShown);
-  found.found = hex_bytes(seen.subspan(static_cast<std::size_t>(wrong)), kBytesShown);
+      kFileBytesShown);
+  found.found = hex_bytes(seen.subspan(static_cast<std::size_t>(wrong)), kFileBytesShown);
   found.doing = fmt::format("a trainer looks for {}", name);
   found.message = fmt::format("{} with the hidden states of {} can be seen with {} of {} bytes: {}",
                               name, expected.request, seen.size(), expected.bytes.size(),

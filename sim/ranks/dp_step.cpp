@@ -10,12 +10,13 @@
 namespace lockstep {
 namespace {
 
-constexpr std::array kDefects = std::to_array<std::pair<DataParallelDefect, std::string_view>>({
-    {DataParallelDefect::dp_sync_shape, "dp-sync-shape"},
-    {DataParallelDefect::sp_padding, "sp-padding"},
-    {DataParallelDefect::dp_idle_skips, "dp-idle-skips"},
-    {DataParallelDefect::dp_graph_alone, "dp-graph-alone"},
-});
+constexpr std::array kDataParallelDefects =
+    std::to_array<std::pair<DataParallelDefect, std::string_view>>({
+        {DataParallelDefect::dp_sync_shape, "dp-sync-shape"},
+        {DataParallelDefect::sp_padding, "sp-padding"},
+        {DataParallelDefect::dp_idle_skips, "dp-idle-skips"},
+        {DataParallelDefect::dp_graph_alone, "dp-graph-alone"},
+    });
 constexpr std::array kAllDefects = {
     DataParallelDefect::dp_sync_shape, DataParallelDefect::sp_padding,
     DataParallelDefect::dp_idle_skips, DataParallelDefect::dp_graph_alone};
@@ -23,13 +24,13 @@ constexpr std::array kAllDefects = {
 }  // namespace
 
 std::string_view name_of(DataParallelDefect defect) {
-  for (const auto& [value, name] : kDefects)
+  for (const auto& [value, name] : kDataParallelDefects)
     if (value == defect) return name;
   return "";
 }
 
 std::optional<DataParallelDefect> data_parallel_defect_from_name(std::string_view name) {
-  for (const auto& [value, known] : kDefects)
+  for (const auto& [value, known] : kDataParallelDefects)
     if (known == name) return value;
   return std::nullopt;
 }
