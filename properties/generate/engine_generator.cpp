@@ -1,14 +1,17 @@
 // Options of the engine. Combinations that the engine refuses to start with are not drawn.
 #include <algorithm>
+#include <ranges>
 
 #include "properties/generate/generator_parts.h"
 #include "reference/plan/page_size.h"
+#include "reference/profiles/engine_profile.h"
 
 namespace lockstep {
 
 void draw_engine(Draw& draw, EngineConfig& engine) {
   ChoiceSource& choices = draw.choices;
-  engine.engine = choices.one_of({"vllm-0.33.0", "vllm-0.22.1"});
+  const auto newest_first = engine_profiles() | std::views::reverse;
+  engine.engine = newest_first[choices.below(std::ssize(newest_first))].name;
   if (!draw.options.engine.empty()) engine.engine = draw.options.engine;
   engine.block_size =
       static_cast<std::int32_t>(draw.runs_kernels() ? 16 : choices.one_of({4, 2, 4, 8, 16, 3}));
@@ -58,10 +61,11 @@ void fit_engine(Draw& draw, const std::vector<KVCacheGroupSpec>& groups, EngineC
         std::min<std::int64_t>(low + choices.below(16), engine.max_model_len));
   }
   draw_ranks(draw, groups, engine);
-  const bool is_newer = engine.engine == "vllm-0.33.0";
-  if (is_newer && engine.spec_method == SpecMethod::eagle)
+  const EngineProfile& profile = engine_profile(engine.engine);
+  if (profile.eagle_hits == EagleHits::lookahead_hash && engine.spec_method == SpecMethod::eagle)
     engine.num_hash_lookahead_tokens = choices.one_of({1, 1, 0});
-  if (is_newer && draw.has(Feature::sparse_retention) && engine.enable_prefix_caching)
+  if (profile.retains_sparsely && draw.has(Feature::sparse_retention) &&
+      engine.enable_prefix_caching)
     engine.prefix_cache_retention_interval =
         static_cast<std::int32_t>(choices.below(4) * scheduler_block);
 }

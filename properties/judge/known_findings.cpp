@@ -11,6 +11,10 @@
 namespace lockstep {
 namespace {
 
+const EngineProfile& profile_of(const SavedCase& saved) {
+  return engine_profile(saved.engine.engine);
+}
+
 template <class Predicate>
 auto count_groups(const SavedCase& saved, Predicate predicate) {
   return std::ranges::count_if(saved.cache.groups, [&](const KVCacheGroupSpec& group) {
@@ -18,21 +22,19 @@ auto count_groups(const SavedCase& saved, Predicate predicate) {
   });
 }
 
-bool is_cached_0_22_1(const SavedCase& saved) {
-  return saved.engine.engine == "vllm-0.22.1" && saved.engine.enable_prefix_caching;
-}
-
 bool state_hit_is_longer(const SavedCase& saved) {
-  return is_cached_0_22_1(saved) && saved.engine.spec_method == SpecMethod::eagle &&
+  const EngineProfile& profile = profile_of(saved);
+  return saved.engine.enable_prefix_caching && saved.engine.spec_method == SpecMethod::eagle &&
+         profile.eagle_hits == EagleHits::drop_last_block && !profile.state_hits_drop_a_block &&
          has_states(saved);
 }
 
 bool second_full_group_is_not_cut(const SavedCase& saved) {
-  return is_cached_0_22_1(saved) && count_groups(saved, [](CacheKind kind) {
-                                      return kind == CacheKind::full_attention ||
-                                             kind == CacheKind::mla ||
-                                             kind == CacheKind::hidden_state;
-                                    }) > 1;
+  return saved.engine.enable_prefix_caching && !profile_of(saved).cuts_every_full_group &&
+         count_groups(saved, [](CacheKind kind) {
+           return kind == CacheKind::full_attention || kind == CacheKind::mla ||
+                  kind == CacheKind::hidden_state;
+         }) > 1;
 }
 
 bool preempts_in_own_step(const SavedCase& saved) {
@@ -51,13 +53,14 @@ bool plans_windows_without_lookahead(const SavedCase& saved) {
 }
 
 bool frees_windows_by_drafts(const SavedCase& saved) {
-  return saved.engine.engine == "vllm-0.22.1" && saved.engine.async_scheduling &&
-         saved.engine.num_spec_tokens > 0 && has_windows(saved);
+  return profile_of(saved).retire_basis == RetireBasis::scheduled &&
+         saved.engine.async_scheduling && saved.engine.num_spec_tokens > 0 && has_windows(saved);
 }
 
 bool plans_too_few_states(const SavedCase& saved) {
-  return saved.engine.engine == "vllm-0.33.0" && saved.engine.async_scheduling &&
-         saved.engine.mamba_cache_mode == MambaCacheMode::align && has_states(saved);
+  return profile_of(saved).retire_basis == RetireBasis::processed &&
+         saved.engine.async_scheduling && saved.engine.mamba_cache_mode == MambaCacheMode::align &&
+         has_states(saved);
 }
 
 // A cache helps only where a hit brings back what was computed: not with states that are saved at
