@@ -6,6 +6,7 @@
 
 #include "properties/shrink/case_parts.h"
 #include "reference/plan/page_size.h"
+#include "reference/profiles/engine_profile.h"
 #include "sim/connectors/connector_config.h"
 
 namespace lockstep {
@@ -68,13 +69,17 @@ void count_cache(const SavedCase& saved, Tally& tally) {
   for (const Reached kind : kinds) tally.count(kind);
 }
 
+// In the order of engine_profiles().
+constexpr Reached kReleases[] = {Reached::engine_0_22_1, Reached::engine_0_33_0};
+
 void count_engine(const SavedCase& saved, Tally& tally) {
   const EngineConfig& engine = saved.engine;
   const auto count_if = [&](bool holds, Reached reached) {
     if (holds) tally.count(reached);
   };
-  count_if(engine.engine == "vllm-0.22.1", Reached::engine_0_22_1);
-  count_if(engine.engine == "vllm-0.33.0", Reached::engine_0_33_0);
+  const auto release = std::ranges::find(engine_profiles(), engine.engine, &EngineProfile::name);
+  if (release != engine_profiles().end())
+    tally.count(kReleases[release - engine_profiles().begin()]);
   count_if(saved.layout == CacheLayout::NHD, Reached::layout_nhd);
   count_if(saved.layout == CacheLayout::HND, Reached::layout_hnd);
   count_if(!engine.enable_prefix_caching, Reached::no_prefix_caching);
