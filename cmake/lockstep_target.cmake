@@ -42,11 +42,22 @@ add_library(lockstep_compiled_quickly INTERFACE)
 target_compile_options(lockstep_compiled_quickly INTERFACE
   $<$<AND:$<COMPILE_LANGUAGE:CXX>,$<CONFIG:Release>>:-O1>)
 
-# lockstep_library(NAME DEPENDENCIES...): the sources of this folder as one static library.
-function(lockstep_library name)
-  file(GLOB sources CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/*.cpp
-    ${CMAKE_CURRENT_SOURCE_DIR}/*.h)
+# lockstep_library(NAME FOLDER DEPENDENCIES...): the sources of a folder as one static library.
+function(lockstep_library name folder)
+  file(GLOB sources CONFIGURE_DEPENDS ${folder}/*.cpp ${folder}/*.h)
   add_library(${name} STATIC ${sources})
   set_target_properties(${name} PROPERTIES LINKER_LANGUAGE CXX)
   target_link_libraries(${name} PUBLIC lockstep_flags fmt::fmt ${ARGN})
+endfunction()
+
+# lockstep_room(PATH ROOMS...): the folder PATH, from the root, as library lockstep_PATH (slashes
+# become underscores), which may include the folders ROOMS and no others (tests/tidy).
+function(lockstep_room path)
+  set(libraries ${ARGN})
+  list(TRANSFORM libraries REPLACE "/" "_")
+  list(TRANSFORM libraries PREPEND lockstep_)
+  string(REPLACE "/" "_" name lockstep_${path})
+  lockstep_library(${name} ${CMAKE_SOURCE_DIR}/${path} ${libraries})
+  list(JOIN ARGN " " arrows)
+  set_property(GLOBAL APPEND PROPERTY LOCKSTEP_ROOMS "${path}: ${arrows}")
 endfunction()

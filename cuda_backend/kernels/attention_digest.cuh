@@ -1,4 +1,4 @@
-// What attention would read, as an exact number: rule (4) of sim/backend.h. Every K and V row of
+// What attention would read, as an exact number: rule (4) of sim/protocol/backend.h. Every K and V row of
 // the probed positions is read through the block table, and one changed bit anywhere changes the
 // digest.
 #pragma once

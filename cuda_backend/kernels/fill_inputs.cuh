@@ -1,4 +1,4 @@
-// The inputs of a layer, made from content ids by rule (1) of sim/backend.h. They stand for the
+// The inputs of a layer, made from content ids by rule (1) of sim/protocol/backend.h. They stand for the
 // model's projections: what a cache kernel gets is a contiguous row per token and head.
 #pragma once
 

@@ -1,4 +1,4 @@
-// The query rows of attention, made from content ids by rule (1) of sim/backend.h: fp32, whatever
+// The query rows of attention, made from content ids by rule (1) of sim/protocol/backend.h: fp32, whatever
 // the cache holds.
 #pragma once
 

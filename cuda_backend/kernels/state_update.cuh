@@ -1,5 +1,5 @@
 // Recurrent states (Mamba, linear attention) as words that every token advances: rule (2) of
-// sim/backend.h. A word depends on all tokens so far, so a state that saw one token too many, too
+// sim/protocol/backend.h. A word depends on all tokens so far, so a state that saw one token too many, too
 // few or another's is wrong in every word.
 //
 // 1. source and target may be the same block: each word is read and written by one thread.

@@ -1,4 +1,4 @@
-// What the kernels count in: 64-bit words of the protocol (sim/backend.h), accesses of 1 to 16
+// What the kernels count in: 64-bit words of the protocol (sim/protocol/backend.h), accesses of 1 to 16
 // bytes, and items of flat launches. Device code; every kernel file includes it.
 #pragma once
 
