@@ -12,7 +12,7 @@
 #include "cli/replay_engines.h"
 #include "cli/replay_flags.h"
 #include "cli/terminal.h"
-#include "properties/generate/fault_generator.h"
+#include "properties/generate/generator.h"
 #include "properties/invariants/planned_need.h"
 #include "reference/profiles/engine_profile.h"
 #include "sim/connectors/connect.h"

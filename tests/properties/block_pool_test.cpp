@@ -10,7 +10,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "properties/invariants/naive_block_pool.h"
+#include "properties/invariants/naive_cache.h"
 
 namespace lockstep {
 namespace {

@@ -1,6 +1,52 @@
-// The cache of one group in a page of code, kind by kind as its rule reads: which blocks a request
-// holds there, what a prefix hit is, what is let go. The managers of reference/ are held against
-// it, operation by operation.
+// The cache as its rules read: the block pool and the managers of one group, a page of code each.
+// Those of reference/ are held against them, operation by operation.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "base/ids.h"
+#include "reference/cache/block_hash.h"
+#include "reference/profiles/engine_profile.h"
+#include "reference/types/kv_cache_spec.h"
+
+namespace lockstep {
+
+// A list, a map and counts. Not modelled: content of a part of a block, events, speed.
+class NaiveBlockPool {
+ public:
+  NaiveBlockPool(std::int32_t num_blocks, FreedBlocks freed_blocks);
+
+  const std::deque<BlockId>& free_queue() const { return free_; }
+  std::int32_t ref_cnt(BlockId block) const { return ref_cnt_[at(block)]; }
+  bool is_cached(BlockId block) const;
+
+  std::vector<BlockId> get_new_blocks(std::int64_t count);
+  void touch(BlockId block);
+  void free_blocks(const std::vector<BlockId>& blocks);
+  void cache_block(BlockId block, const BlockKey& key, std::int32_t group);
+  BlockId find(const BlockKey& key, std::int32_t group) const;  // the null block: nowhere
+  bool reset_prefix_cache();
+
+ private:
+  struct Cached {
+    BlockId block;
+    BlockKey key;
+    std::int32_t group;
+  };
+  static std::size_t at(BlockId block) { return static_cast<std::size_t>(index_of(block)); }
+
+  FreedBlocks freed_blocks_;
+  std::vector<std::int32_t> ref_cnt_;
+  std::deque<BlockId> free_;
+  std::vector<Cached> cached_;  // in the order in which they were added
+};
+
+// The cache of one group, kind by kind: which blocks a request holds there, what a prefix hit is,
+// what is let go.
 //
 //   full attention  every block; a hit is the longest chain from the left
 //   sliding window  the blocks of the last window - 1 tokens and the new ones; a hit is the
@@ -13,18 +59,7 @@
 //   states, all     a state a block, of which the running one is kept; hits as in align
 //
 // Not modelled: several groups, blocks longer than a hash, EAGLE's dropped block, drafts, sparse
-// retention, the rules of vllm-0.22.1 for retiring states.
-#pragma once
-
-#include <cstdint>
-#include <span>
-#include <vector>
-
-#include "properties/invariants/naive_block_pool.h"
-#include "reference/types/kv_cache_spec.h"
-
-namespace lockstep {
-
+// retention, RetireBasis::scheduled for states.
 class NaiveGroup {
  public:
   NaiveGroup(const KVCacheSpec& spec, NaiveBlockPool& pool) : spec_(spec), pool_(pool) {}
