@@ -1,3 +1,5 @@
+#include "properties/invariants/naive_cache.h"
+
 #include <algorithm>
 
 #include "base/check.h"
@@ -137,7 +139,7 @@ void NaiveGroup::publish(Table& table, std::span<const BlockKey> keys, std::int6
   const std::int64_t full = std::min(num_tokens / spec_.block_size, std::ssize(keys));
   for (; table.num_published < full; ++table.num_published) {
     const auto i = static_cast<std::size_t>(table.num_published);
-    if (table.blocks[i] != kNullBlock) pool_.cache_block(table.blocks[i], keys[i], 0);
+    if (table.blocks[i] != kNullBlock) pool_.cache_block(table.blocks[i], keys[i], group_);
   }
 }
 

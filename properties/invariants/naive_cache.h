@@ -58,11 +58,13 @@ class NaiveBlockPool {
 //                   step however many it crosses; a hit is the right-most saved state
 //   states, all     a state a block, of which the running one is kept; hits as in align
 //
-// Not modelled: several groups, blocks longer than a hash, EAGLE's dropped block, drafts, sparse
+// Not modelled: blocks longer than a hash, EAGLE's dropped block, drafts, sparse
 // retention, RetireBasis::scheduled for states.
 class NaiveGroup {
  public:
-  NaiveGroup(const KVCacheSpec& spec, NaiveBlockPool& pool) : spec_(spec), pool_(pool) {}
+  // Both must outlive this.
+  NaiveGroup(const KVCacheSpec& spec, NaiveBlockPool& pool, std::int32_t group = 0)
+      : spec_(spec), pool_(pool), group_(group) {}
 
   struct Table {
     std::vector<BlockId> blocks;
@@ -81,12 +83,13 @@ class NaiveGroup {
   // Blocks at the head that nobody reads when num_computed tokens are computed.
   std::int64_t num_unread(std::int64_t num_computed) const;
   BlockId cached(std::span<const BlockKey> keys, std::int64_t index) const {
-    return pool_.find(keys[static_cast<std::size_t>(index)], 0);
+    return pool_.find(keys[static_cast<std::size_t>(index)], group_);
   }
   bool all_cached(std::span<const BlockKey> keys, std::int64_t first, std::int64_t last) const;
 
   const KVCacheSpec& spec_;
   NaiveBlockPool& pool_;
+  std::int32_t group_;
 };
 
 }  // namespace lockstep

@@ -15,6 +15,7 @@
 #include <type_traits>
 #include <utility>
 
+#include "properties/shrink/case_parts.h"
 #include "properties/shrink/case_size.h"
 #include "reference/memory/content.h"
 #include "traces/formats/saved_case.h"
