@@ -100,8 +100,23 @@ Result<void> check_retention(const EngineConfig& config, const EngineProfile& pr
   return {};
 }
 
+// A stated lookahead is the engine core's, which nothing but its own configuration decides.
+Result<void> check_hash_lookahead(const EngineConfig& config, const EngineProfile& profile) {
+  EngineConfig unstated = config;
+  unstated.num_hash_lookahead_tokens = kEngineHashLookahead;
+  const std::int32_t own = hash_lookahead_of(unstated, profile);
+  if (hash_lookahead_of(config, profile) == own) return {};
+  return fail(fmt::format(
+      "num_hash_lookahead_tokens: {}; expected {}: {}", config.num_hash_lookahead_tokens, own,
+      own == 0 ? fmt::format("{} hashes these blocks without the tokens after them", profile.name)
+               : fmt::format("{} with EAGLE that drops a block of a hit (0), or with several "
+                             "modules of MTP, is not modelled",
+                             profile.name)));
+}
+
 Result<void> check_prefix_caching(const EngineConfig& config, const EngineProfile& profile,
                                   std::span<const KVCacheGroupSpec> groups, BlockSizes sizes) {
+  if (Result<void> checked = check_hash_lookahead(config, profile); !checked) return checked;
   const bool one_spec = std::ranges::all_of(
       groups, [&](const KVCacheGroupSpec& group) { return group.spec == groups[0].spec; });
   if (groups.size() > 1 && one_spec && !profile.hybrids_of_one_spec)

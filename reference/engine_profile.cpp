@@ -195,6 +195,15 @@ const EngineProfile& engine_profile(std::string_view name) {
 
 std::span<const EngineProfile> engine_profiles() { return kProfiles; }
 
+std::int32_t hash_lookahead_of(const EngineConfig& config, const EngineProfile& profile) {
+  if (config.num_hash_lookahead_tokens != kEngineHashLookahead)
+    return config.num_hash_lookahead_tokens;
+  return profile.eagle_hits == EagleHits::lookahead_hash &&
+                 config.spec_method == SpecMethod::eagle && config.enable_prefix_caching
+             ? 1
+             : 0;
+}
+
 std::string engine_profile_names() {
   std::string names;
   for (const EngineProfile& profile : kProfiles) {

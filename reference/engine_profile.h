@@ -11,6 +11,8 @@
 #include <string>
 #include <string_view>
 
+#include "reference/engine_config.h"
+
 namespace lockstep {
 
 // Where a block goes when its last holder lets go of it (v1/core/block_pool.py, free_blocks).
@@ -22,7 +24,8 @@ enum class FreedBlocks : std::uint8_t {
 // How a hit leaves EAGLE's drafter the token after it (config/vllm.py, num_hash_lookahead_tokens).
 enum class EagleHits : std::uint8_t {
   drop_last_block,  // one block fewer is hit, and recomputed
-  lookahead_hash,   // a block's hash covers the token after the block too; no block is dropped
+  lookahead_hash,   // a block's hash covers the token after the block too and is there once that
+                    // token is known; no block is dropped
 };
 
 // Up to which token a request has surely left its past behind (v1/core/kv_cache_manager.py,
@@ -171,5 +174,10 @@ std::string_view profile_without(std::string_view name, int finding);
 std::span<const EngineProfile> engine_profiles();
 // "vllm-0.22.1, vllm-0.33.0", for messages.
 std::string engine_profile_names();
+
+// Tokens after a block that its hash covers too: as the configuration states, or what the engine
+// core takes that has no KV connector (with one it takes 0 and drops a block of every hit, and
+// such an engine is refused). Asked once, when a scheduler is made.
+std::int32_t hash_lookahead_of(const EngineConfig& config, const EngineProfile& profile);
 
 }  // namespace lockstep

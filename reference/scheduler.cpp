@@ -19,7 +19,7 @@ Scheduler::Impl::Impl(const EngineConfig& engine, const std::vector<KVCacheGroup
       waiting(engine.policy),
       first_new(groups.size()) {
   num_lookahead = num_lookahead_tokens(config);
-  hash_rule = {config.hash_algorithm, sizes.hash_block_size, config.num_hash_lookahead_tokens,
+  hash_rule = {config.hash_algorithm, sizes.hash_block_size, hash_lookahead_of(config, profile),
                profile.tags_extra_keys};
   token_budget = config.max_num_batched_tokens;
   if (config.spec_method ==
