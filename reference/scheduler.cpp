@@ -45,6 +45,7 @@ void Scheduler::Impl::plant(SchedulerDefect planted) {
   // The hash of one rank's tokens for a block of all ranks' tokens.
   if (planted == SchedulerDefect::hash_cp_granularity)
     hash_rule.hash_block_size /= config.dcp * config.pcp;
+  if (planted == SchedulerDefect::hash_next_token) hash_rule.num_lookahead_tokens = 0;
 }
 
 RequestId Scheduler::Impl::insert(RequestSpec spec) {
