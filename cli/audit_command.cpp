@@ -7,13 +7,13 @@
 #include <string>
 #include <vector>
 
+#include "base/atomic_file.h"
 #include "cli/commands.h"
 #include "cli/conform_inputs.h"
 #include "cli/exit_code.h"
 #include "cli/progress.h"
 #include "cli/terminal.h"
-#include "sim/audit/audit.h"
-#include "traces/atomic_file.h"
+#include "properties/audit/audit.h"
 
 namespace lockstep {
 namespace {

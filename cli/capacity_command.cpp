@@ -10,7 +10,7 @@
 #include "cli/layout_options.h"
 #include "cli/terminal.h"
 #include "sim/report/plan_report.h"
-#include "traces/model_file.h"
+#include "traces/models/model_file.h"
 
 namespace lockstep {
 namespace {

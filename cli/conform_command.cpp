@@ -8,16 +8,16 @@
 #include <thread>
 #include <vector>
 
+#include "base/atomic_file.h"
 #include "cli/commands.h"
 #include "cli/conform_inputs.h"
 #include "cli/conform_summary.h"
 #include "cli/exit_code.h"
 #include "cli/progress.h"
 #include "cli/terminal.h"
-#include "cuda_backend/views.h"
+#include "cuda_backend/views/views.h"
 #include "sim/conform/conform.h"
 #include "sim/conform/conform_layouts.h"
-#include "traces/atomic_file.h"
 
 namespace lockstep {
 namespace {

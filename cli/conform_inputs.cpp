@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <filesystem>
 
-#include "traces/open_trace.h"
+#include "traces/importers/open_trace.h"
 
 namespace lockstep {
 namespace {

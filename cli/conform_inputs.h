@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "reference/result.h"
+#include "base/result.h"
 
 namespace lockstep {
 

@@ -8,17 +8,17 @@
 #include <string>
 #include <utility>
 
+#include "base/atomic_file.h"
 #include "cli/commands.h"
 #include "cli/exit_code.h"
 #include "cli/replay_options.h"
 #include "cli/replay_setup.h"
 #include "cli/terminal.h"
-#include "reference/engine_profile.h"
+#include "reference/profiles/engine_profile.h"
 #include "sim/conform/engine_diff.h"
-#include "sim/saved_run.h"
-#include "traces/atomic_file.h"
-#include "traces/open_trace.h"
-#include "traces/recording_trace.h"
+#include "sim/engine/saved_run.h"
+#include "traces/formats/recording_trace.h"
+#include "traces/importers/open_trace.h"
 
 namespace lockstep {
 namespace {

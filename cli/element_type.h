@@ -5,7 +5,7 @@
 #include <optional>
 #include <string_view>
 
-#include "reference/kv_cache_spec.h"
+#include "reference/types/kv_cache_spec.h"
 
 namespace lockstep {
 

@@ -7,8 +7,8 @@
 
 #include "cli/commands.h"
 #include "cli/exit_code.h"
-#include "reference/engine_config.h"
-#include "reference/engine_profile_text.h"
+#include "reference/profiles/engine_profile_text.h"
+#include "reference/types/engine_config.h"
 
 namespace lockstep {
 namespace {

@@ -5,13 +5,13 @@
 #include <memory>
 #include <string>
 
+#include "base/atomic_file.h"
 #include "cli/commands.h"
 #include "cli/exit_code.h"
 #include "cli/failing_case.h"
 #include "cli/terminal.h"
-#include "properties/story.h"
-#include "properties/story_text.h"
-#include "traces/atomic_file.h"
+#include "properties/story/story.h"
+#include "properties/story/story_text.h"
 
 namespace lockstep {
 namespace {

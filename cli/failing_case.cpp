@@ -6,15 +6,15 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
+#include "base/stopwatch.h"
 #include "cli/exit_code.h"
 #include "cli/progress.h"
 #include "cli/terminal.h"
 #include "cuda_backend/gpu_backend.h"
 #include "cuda_backend/simt_backend.h"
-#include "properties/case_size.h"
-#include "properties/recorded_case.h"
-#include "sim/stopwatch.h"
-#include "traces/open_trace.h"
+#include "properties/shrink/case_size.h"
+#include "properties/shrink/recorded_case.h"
+#include "traces/importers/open_trace.h"
 
 namespace lockstep {
 namespace {

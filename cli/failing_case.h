@@ -7,11 +7,11 @@
 #include <cstdint>
 #include <string>
 
-#include "properties/failure.h"
-#include "properties/judge.h"
-#include "properties/shrinker.h"
-#include "reference/result.h"
-#include "traces/saved_case.h"
+#include "base/result.h"
+#include "properties/judge/failure.h"
+#include "properties/judge/judge.h"
+#include "properties/shrink/shrinker.h"
+#include "traces/formats/saved_case.h"
 
 namespace lockstep {
 

@@ -8,7 +8,7 @@
 
 #include "cli/failing_case.h"
 #include "cli/terminal.h"
-#include "properties/case_size.h"
+#include "properties/shrink/case_size.h"
 
 namespace lockstep {
 namespace {

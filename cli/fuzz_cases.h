@@ -8,9 +8,9 @@
 #include <string>
 #include <vector>
 
-#include "properties/judge.h"
-#include "reference/result.h"
-#include "traces/saved_case.h"
+#include "base/result.h"
+#include "properties/judge/judge.h"
+#include "traces/formats/saved_case.h"
 
 namespace lockstep {
 

@@ -14,6 +14,8 @@
 
 #include <unistd.h>
 
+#include "base/atomic_file.h"
+#include "base/stopwatch.h"
 #include "cli/commands.h"
 #include "cli/exit_code.h"
 #include "cli/fuzz_cases.h"
@@ -23,10 +25,8 @@
 #include "cli/terminal.h"
 #include "cuda_backend/gpu_backend.h"
 #include "cuda_backend/simt_backend.h"
-#include "properties/fuzz.h"
-#include "reference/engine_profile.h"
-#include "sim/stopwatch.h"
-#include "traces/atomic_file.h"
+#include "properties/fuzz/fuzz.h"
+#include "reference/profiles/engine_profile.h"
 
 namespace lockstep {
 namespace {

@@ -3,7 +3,7 @@
 
 #include <string>
 
-#include "properties/fuzz.h"
+#include "properties/fuzz/fuzz.h"
 
 namespace lockstep {
 

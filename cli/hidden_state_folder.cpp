@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <filesystem>
 
-#include "traces/atomic_file.h"
+#include "base/atomic_file.h"
 
 namespace lockstep {
 namespace {

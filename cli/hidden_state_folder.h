@@ -1,6 +1,6 @@
 // Where `replay --hidden-states DIR` leaves the hidden states of finished requests.
 //
-// (1) A file is there whole or not at all, whoever looks and whenever (traces/atomic_file.h).
+// (1) A file is there whole or not at all, whoever looks and whenever (base/atomic_file.h).
 // (2) Every finished request whose hidden states were read has one of its own.
 #pragma once
 
@@ -8,9 +8,9 @@
 #include <span>
 #include <string>
 
-#include "reference/result.h"
+#include "base/result.h"
+#include "sim/engine/lockstep.h"
 #include "sim/hidden_states/hidden_states.h"
-#include "sim/lockstep.h"
 
 namespace lockstep {
 

@@ -6,13 +6,13 @@
 #include <cstdio>
 #include <memory>
 
+#include "base/atomic_file.h"
 #include "cli/commands.h"
 #include "cli/exit_code.h"
 #include "cli/layout_options.h"
 #include "cli/terminal.h"
 #include "sim/report/plan_report.h"
-#include "traces/atomic_file.h"
-#include "traces/model_file.h"
+#include "traces/models/model_file.h"
 
 namespace lockstep {
 namespace {

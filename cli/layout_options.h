@@ -7,8 +7,8 @@
 #include <string_view>
 #include <vector>
 
-#include "reference/plan_options.h"
-#include "reference/result.h"
+#include "base/result.h"
+#include "reference/types/plan_options.h"
 
 namespace CLI {
 class App;

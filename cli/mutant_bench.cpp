@@ -3,8 +3,8 @@
 #include <fmt/format.h>
 
 #include "cuda_backend/simt_backend.h"
-#include "cuda_backend/views.h"
-#include "cuda_backend/views_capacity.h"
+#include "cuda_backend/views/views.h"
+#include "cuda_backend/views/views_capacity.h"
 
 namespace lockstep {
 namespace {

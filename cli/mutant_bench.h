@@ -2,7 +2,7 @@
 // figures of memory plans, each with the defect that a name plants.
 #pragma once
 
-#include "properties/mutant_search.h"
+#include "properties/mutants/mutant_search.h"
 
 namespace lockstep {
 

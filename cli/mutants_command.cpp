@@ -8,14 +8,14 @@
 #include <mutex>
 #include <thread>
 
+#include "base/atomic_file.h"
 #include "cli/commands.h"
 #include "cli/exit_code.h"
 #include "cli/mutant_bench.h"
 #include "cli/mutants_text.h"
 #include "cli/progress.h"
 #include "cli/terminal.h"
-#include "properties/mutant_markdown.h"
-#include "traces/atomic_file.h"
+#include "properties/mutants/mutant_markdown.h"
 
 namespace lockstep {
 namespace {

@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "properties/mutant_search.h"
+#include "properties/mutants/mutant_search.h"
 
 namespace lockstep {
 

@@ -5,6 +5,8 @@
 #include <memory>
 #include <utility>
 
+#include "base/atomic_file.h"
+#include "base/stopwatch.h"
 #include "cli/commands.h"
 #include "cli/exit_code.h"
 #include "cli/pair_options.h"
@@ -13,8 +15,6 @@
 #include "cli/replay_setup.h"
 #include "cli/terminal.h"
 #include "sim/pair/engine_pair.h"
-#include "sim/stopwatch.h"
-#include "traces/atomic_file.h"
 
 namespace lockstep {
 namespace {

@@ -6,17 +6,17 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 
+#include "base/atomic_file.h"
 #include "cli/commands.h"
 #include "cli/exit_code.h"
 #include "cli/progress.h"
 #include "cli/terminal.h"
 #include "cuda_backend/simt_backend.h"
-#include "properties/device_relations.h"
-#include "properties/generator.h"
-#include "properties/known_findings.h"
-#include "properties/shuffled_blocks.h"
-#include "reference/engine_profile.h"
-#include "traces/atomic_file.h"
+#include "properties/generate/generator.h"
+#include "properties/judge/known_findings.h"
+#include "properties/relations/device_relations.h"
+#include "properties/relations/shuffled_blocks.h"
+#include "reference/profiles/engine_profile.h"
 
 namespace lockstep {
 namespace {

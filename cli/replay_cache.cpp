@@ -7,13 +7,13 @@
 
 #include "cli/element_type.h"
 #include "cli/terminal.h"
-#include "reference/model_spec.h"
-#include "reference/page_size.h"
-#include "reference/planner.h"
-#include "reference/rank_plan.h"
-#include "reference/request_need.h"
-#include "sim/lockstep.h"
-#include "traces/model_file.h"
+#include "reference/plan/model_spec.h"
+#include "reference/plan/page_size.h"
+#include "reference/plan/planner.h"
+#include "reference/plan/rank_plan.h"
+#include "reference/plan/request_need.h"
+#include "sim/engine/lockstep.h"
+#include "traces/models/model_file.h"
 
 namespace lockstep {
 namespace {

@@ -7,10 +7,10 @@
 #include <string>
 #include <vector>
 
+#include "base/result.h"
 #include "cli/replay_options.h"
-#include "reference/engine_config.h"
-#include "reference/kv_cache_spec.h"
-#include "reference/result.h"
+#include "reference/types/engine_config.h"
+#include "reference/types/kv_cache_spec.h"
 
 namespace lockstep {
 

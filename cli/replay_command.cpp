@@ -9,6 +9,7 @@
 #include <memory>
 #include <optional>
 
+#include "base/atomic_file.h"
 #include "cli/commands.h"
 #include "cli/exit_code.h"
 #include "cli/failing_case.h"
@@ -18,11 +19,10 @@
 #include "cli/replay_setup.h"
 #include "cli/replay_summary.h"
 #include "cli/terminal.h"
-#include "sim/cache_event_text.h"
-#include "sim/lockstep.h"
+#include "sim/engine/lockstep.h"
 #include "sim/ranks/data_parallel.h"
+#include "sim/report/cache_event_text.h"
 #include "sim/report/report.h"
-#include "traces/atomic_file.h"
 
 namespace lockstep {
 namespace {

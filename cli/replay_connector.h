@@ -3,9 +3,9 @@
 
 #include <string>
 
+#include "base/result.h"
 #include "cli/replay_options.h"
-#include "reference/result.h"
-#include "sim/lockstep.h"
+#include "sim/engine/lockstep.h"
 
 namespace lockstep {
 

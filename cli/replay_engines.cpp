@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "cuda_backend/gpu_backend.h"
-#include "cuda_backend/plugin_backend.h"
+#include "cuda_backend/plugin/plugin_backend.h"
 #include "cuda_backend/simt_backend.h"
 #include "sim/connectors/connect.h"
 

@@ -4,8 +4,8 @@
 
 #include <string_view>
 
+#include "base/result.h"
 #include "cli/replay_setup.h"
-#include "reference/result.h"
 
 namespace lockstep {
 

@@ -6,10 +6,10 @@
 
 #include <string_view>
 
+#include "base/result.h"
 #include "cli/replay_options.h"
-#include "reference/result.h"
-#include "sim/lockstep.h"
-#include "sim/workload.h"
+#include "sim/engine/lockstep.h"
+#include "sim/engine/workload.h"
 
 namespace lockstep {
 

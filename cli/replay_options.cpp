@@ -4,7 +4,7 @@
 #include <limits>
 #include <utility>
 
-#include "reference/engine_config.h"
+#include "reference/types/engine_config.h"
 
 namespace lockstep {
 namespace {

@@ -12,12 +12,12 @@
 #include "cli/replay_engines.h"
 #include "cli/replay_flags.h"
 #include "cli/terminal.h"
-#include "properties/fault_generator.h"
-#include "properties/planned_need.h"
-#include "reference/engine_profile.h"
+#include "properties/generate/fault_generator.h"
+#include "properties/invariants/planned_need.h"
+#include "reference/profiles/engine_profile.h"
 #include "sim/connectors/connect.h"
 #include "sim/connectors/recorded_connector.h"
-#include "sim/saved_run.h"
+#include "sim/engine/saved_run.h"
 
 namespace lockstep {
 namespace {

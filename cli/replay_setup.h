@@ -8,14 +8,14 @@
 #include <string>
 #include <vector>
 
+#include "base/result.h"
 #include "cli/replay_options.h"
-#include "reference/result.h"
-#include "sim/faulty_workload.h"
-#include "sim/lockstep.h"
+#include "sim/engine/faulty_workload.h"
+#include "sim/engine/lockstep.h"
 #include "sim/ranks/dealt_workload.h"
-#include "traces/benchmark_file.h"
-#include "traces/open_trace.h"
-#include "traces/saved_case.h"
+#include "traces/formats/saved_case.h"
+#include "traces/importers/benchmark_file.h"
+#include "traces/importers/open_trace.h"
 
 namespace lockstep {
 

@@ -10,9 +10,9 @@
 #include "cli/element_type.h"
 #include "cli/replay_connector.h"
 #include "cli/terminal.h"
-#include "reference/kv_cache_spec.h"
-#include "reference/view_types.h"
-#include "sim/saved_run.h"
+#include "reference/types/kv_cache_spec.h"
+#include "reference/types/view_types.h"
+#include "sim/engine/saved_run.h"
 
 namespace lockstep {
 namespace {

@@ -5,11 +5,11 @@
 #include <memory>
 #include <string>
 
+#include "base/atomic_file.h"
 #include "cli/commands.h"
 #include "cli/exit_code.h"
 #include "cli/failing_case.h"
 #include "cli/terminal.h"
-#include "traces/atomic_file.h"
 
 namespace lockstep {
 namespace {

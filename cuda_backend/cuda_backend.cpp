@@ -6,21 +6,21 @@
 #include <utility>
 #include <vector>
 
-#include "cuda_backend/attention_reader.h"
-#include "cuda_backend/block_tables.h"
-#include "cuda_backend/cache_pool.h"
+#include "base/check.h"
 #include "cuda_backend/defect.h"
-#include "cuda_backend/graph_device.h"
-#include "cuda_backend/host_tier.h"
-#include "cuda_backend/rank_share.h"
-#include "cuda_backend/real_attention.h"
-#include "cuda_backend/real_caches.h"
-#include "cuda_backend/real_states.h"
-#include "cuda_backend/row_extractor.h"
-#include "cuda_backend/row_writer.h"
-#include "cuda_backend/step_batch.h"
-#include "cuda_backend/stream_device.h"
-#include "reference/check.h"
+#include "cuda_backend/pool/cache_pool.h"
+#include "cuda_backend/pool/host_tier.h"
+#include "cuda_backend/step/attention_reader.h"
+#include "cuda_backend/step/block_tables.h"
+#include "cuda_backend/step/real_attention.h"
+#include "cuda_backend/step/real_caches.h"
+#include "cuda_backend/step/real_states.h"
+#include "cuda_backend/step/row_extractor.h"
+#include "cuda_backend/step/row_writer.h"
+#include "cuda_backend/step/step_batch.h"
+#include "cuda_backend/streams/graph_device.h"
+#include "cuda_backend/streams/stream_device.h"
+#include "cuda_backend/views/rank_share.h"
 
 namespace lockstep::cuda {
 namespace {

@@ -1,13 +1,13 @@
 // The backend of the lockstep on any device: executes a StepProgram with block tables, slot
-// mappings, views and memory of its own. See sim/backend.h for the protocol and device.h for what
-// runs it.
+// mappings, views and memory of its own. See sim/protocol/backend.h for the protocol and device.h
+// for what runs it.
 #pragma once
 
 #include <memory>
 
+#include "base/result.h"
 #include "cuda_backend/device.h"
-#include "reference/result.h"
-#include "sim/backend.h"
+#include "sim/protocol/backend.h"
 
 namespace lockstep::cuda {
 

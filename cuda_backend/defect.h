@@ -7,8 +7,8 @@
 #include <cstdint>
 #include <string_view>
 
-#include "cuda_backend/view_defects.h"
-#include "reference/result.h"
+#include "base/result.h"
+#include "cuda_backend/views/view_defects.h"
 
 namespace lockstep::cuda {
 

@@ -23,11 +23,11 @@
 #include <utility>
 #include <vector>
 
+#include "base/result.h"
 #include "cuda_backend/launch/engine_kernels.h"
 #include "cuda_backend/launch/kernel_table.h"
-#include "cuda_backend/operation.h"
-#include "reference/result.h"
-#include "sim/backend.h"
+#include "cuda_backend/streams/operation.h"
+#include "sim/protocol/backend.h"
 
 namespace lockstep::cuda {
 

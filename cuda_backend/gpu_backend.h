@@ -4,8 +4,8 @@
 #include <memory>
 #include <string>
 
-#include "reference/result.h"
-#include "sim/backend.h"
+#include "base/result.h"
+#include "sim/protocol/backend.h"
 
 namespace lockstep {
 

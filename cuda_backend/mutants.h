@@ -1,5 +1,5 @@
 // Planted defects of the backend: BackendConfig::mutant names one of them. What each stands for,
-// and what exposes it, is in the catalogue (properties/mutant_catalogue.h).
+// and what exposes it, is in the catalogue (properties/mutants/mutant_catalogue.h).
 #pragma once
 
 #include <string_view>

@@ -4,7 +4,7 @@
 #include <bit>
 #include <cstring>
 
-#include "reference/check.h"
+#include "base/check.h"
 
 namespace lockstep::cuda {
 namespace {

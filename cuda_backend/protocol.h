@@ -1,12 +1,12 @@
-// The numbers of the protocol (sim/backend.h, rules 1 to 6) on the host, for backends whose kernels
-// are not ours. No address is worked out here.
+// The numbers of the protocol (sim/protocol/backend.h, rules 1 to 6) on the host, for backends
+// whose kernels are not ours. No address is worked out here.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 #include <span>
 
-#include "reference/kv_cache_spec.h"
+#include "reference/types/kv_cache_spec.h"
 
 namespace lockstep::cuda {
 

@@ -2,7 +2,7 @@
 
 #include "cuda_backend/cuda_backend.h"
 #include "cuda_backend/simt_device.h"
-#include "cuda_backend/stream_queues.h"
+#include "cuda_backend/streams/stream_queues.h"
 
 namespace lockstep {
 

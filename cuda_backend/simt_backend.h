@@ -6,8 +6,8 @@
 
 #include <memory>
 
-#include "reference/result.h"
-#include "sim/backend.h"
+#include "base/result.h"
+#include "sim/protocol/backend.h"
 
 namespace lockstep {
 

@@ -4,8 +4,8 @@
 
 #include <algorithm>
 
+#include "base/check.h"
 #include "cuda_backend/simt/executor.h"
-#include "reference/check.h"
 
 namespace lockstep::cuda {
 namespace {

@@ -4,9 +4,9 @@
 #include <cstdint>
 #include <memory>
 
+#include "base/result.h"
 #include "cuda_backend/device.h"
-#include "reference/result.h"
-#include "sim/backend.h"
+#include "sim/protocol/backend.h"
 
 namespace lockstep::cuda {
 

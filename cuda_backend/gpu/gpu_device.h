@@ -5,8 +5,8 @@
 #include <memory>
 #include <string>
 
+#include "base/result.h"
 #include "cuda_backend/device.h"
-#include "reference/result.h"
 
 namespace lockstep::cuda {
 

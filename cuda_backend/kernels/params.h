@@ -10,8 +10,8 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "reference/ids.h"
-#include "reference/kv_cache_spec.h"
+#include "base/ids.h"
+#include "reference/types/kv_cache_spec.h"
 
 namespace lockstep::cuda {
 

@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <limits>
 
-#include "reference/check.h"
+#include "base/check.h"
 
 namespace simt {
 namespace {

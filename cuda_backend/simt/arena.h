@@ -15,8 +15,8 @@
 #include <string>
 #include <vector>
 
+#include "base/result.h"
 #include "cuda_backend/simt/virtual_range.h"
-#include "reference/result.h"
 
 namespace simt {
 

@@ -5,8 +5,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/check.h"
 #include "cuda_backend/simt/thread_index.h"
-#include "reference/check.h"
 
 __thread uint3 simt_current_thread_idx;
 

@@ -19,8 +19,8 @@
 #include "cuda_backend/simt/fiber.h"
 #include "cuda_backend/simt/kernel_runtime.h"
 #include "cuda_backend/simt/random.h"
-#include "cuda_backend/simt/report.h"
-#include "cuda_backend/simt/stamp.h"
+#include "cuda_backend/simt/watch/report.h"
+#include "cuda_backend/simt/watch/stamp.h"
 
 namespace simt {
 

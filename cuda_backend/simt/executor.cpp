@@ -5,9 +5,9 @@
 #include <numeric>
 #include <utility>
 
+#include "base/check.h"
 #include "cuda_backend/simt/executor_impl.h"
 #include "cuda_backend/simt/thread_index.h"
-#include "reference/check.h"
 
 __thread uint3 simt_current_block_idx;
 __thread uint3 simt_current_block_dim;

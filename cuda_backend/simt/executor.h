@@ -20,10 +20,10 @@
 #include <string>
 #include <vector>
 
+#include "base/result.h"
 #include "cuda_backend/simt/cpu_types.h"
-#include "cuda_backend/simt/declared_ranges.h"
-#include "cuda_backend/simt/report.h"
-#include "reference/result.h"
+#include "cuda_backend/simt/watch/declared_ranges.h"
+#include "cuda_backend/simt/watch/report.h"
 
 namespace simt {
 

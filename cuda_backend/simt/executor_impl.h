@@ -6,13 +6,13 @@
 #include <string>
 
 #include "cuda_backend/simt/arena.h"
-#include "cuda_backend/simt/checker.h"
 #include "cuda_backend/simt/cta_scheduler.h"
 #include "cuda_backend/simt/executor.h"
 #include "cuda_backend/simt/kernel_runtime.h"
-#include "cuda_backend/simt/launch_log.h"
-#include "cuda_backend/simt/report_log.h"
 #include "cuda_backend/simt/shared_memory.h"
+#include "cuda_backend/simt/watch/checker.h"
+#include "cuda_backend/simt/watch/launch_log.h"
+#include "cuda_backend/simt/watch/report_log.h"
 
 namespace simt {
 

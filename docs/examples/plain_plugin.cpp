@@ -6,7 +6,7 @@
 #include <memory>
 #include <vector>
 
-#include "cuda_backend/plugin.h"
+#include "cuda_backend/plugin/plugin.h"
 
 #ifndef PLAIN_PLUGIN_BUG
 #define PLAIN_PLUGIN_BUG 0  // 1: slots are computed with the block size of the kernel

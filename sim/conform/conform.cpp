@@ -10,7 +10,7 @@
 #include "sim/conform/recording_compare.h"
 #include "sim/connectors/connector_log.h"
 #include "sim/connectors/recorded_connector.h"
-#include "sim/lockstep.h"
+#include "sim/engine/lockstep.h"
 
 namespace lockstep {
 namespace {

@@ -5,11 +5,11 @@
 #include <algorithm>
 #include <optional>
 
-#include "reference/capacity.h"
-#include "reference/layout.h"
-#include "reference/layout_views.h"
-#include "reference/page_size.h"
-#include "reference/planner.h"
+#include "reference/plan/capacity.h"
+#include "reference/plan/layout.h"
+#include "reference/plan/layout_views.h"
+#include "reference/plan/page_size.h"
+#include "reference/plan/planner.h"
 
 namespace lockstep {
 namespace {

@@ -11,10 +11,10 @@
 #include <string>
 #include <vector>
 
-#include "reference/result.h"
-#include "reference/view_types.h"
+#include "base/result.h"
+#include "reference/types/view_types.h"
 #include "sim/conform/conform.h"
-#include "traces/layout_recording.h"
+#include "traces/formats/layout_recording.h"
 
 namespace lockstep {
 

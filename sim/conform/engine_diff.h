@@ -13,8 +13,8 @@
 #include <string>
 #include <string_view>
 
-#include "reference/result.h"
-#include "sim/lockstep.h"
+#include "base/result.h"
+#include "sim/engine/lockstep.h"
 
 namespace lockstep {
 

@@ -5,7 +5,7 @@
 #include <string_view>
 #include <utility>
 
-#include "reference/check.h"
+#include "base/check.h"
 
 namespace lockstep {
 namespace {

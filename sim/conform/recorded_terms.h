@@ -7,8 +7,8 @@
 #include <string_view>
 #include <vector>
 
-#include "sim/lockstep.h"
-#include "traces/recording.h"
+#include "sim/engine/lockstep.h"
+#include "traces/formats/recording.h"
 
 namespace lockstep {
 

@@ -6,7 +6,7 @@
 #include <nlohmann/json.hpp>
 #include <vector>
 
-#include "reference/check.h"
+#include "base/check.h"
 #include "sim/conform/recorded_terms.h"
 
 namespace lockstep {

@@ -5,8 +5,8 @@
 #include <string>
 
 #include "sim/connectors/connector_log.h"
-#include "sim/lockstep.h"
-#include "traces/recording.h"
+#include "sim/engine/lockstep.h"
+#include "traces/formats/recording.h"
 
 namespace lockstep {
 

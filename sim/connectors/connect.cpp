@@ -5,8 +5,8 @@
 #include <utility>
 #include <vector>
 
-#include "reference/check.h"
-#include "reference/token_run.h"
+#include "base/check.h"
+#include "reference/types/token_run.h"
 #include "sim/connectors/multi_transfers.h"
 #include "sim/connectors/peer_transfers.h"
 

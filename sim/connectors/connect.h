@@ -5,11 +5,11 @@
 #include <cstdint>
 #include <memory>
 
-#include "reference/engine_config.h"
-#include "reference/kv_cache_spec.h"
+#include "reference/types/engine_config.h"
+#include "reference/types/kv_cache_spec.h"
 #include "sim/connectors/connector_config.h"
 #include "sim/connectors/simulated_connector.h"
-#include "sim/workload.h"
+#include "sim/engine/workload.h"
 
 namespace lockstep {
 

@@ -6,7 +6,7 @@
 #include <array>
 #include <utility>
 
-#include "reference/check.h"
+#include "base/check.h"
 
 namespace lockstep {
 namespace {

@@ -8,9 +8,9 @@
 #include <string_view>
 #include <vector>
 
-#include "reference/kv_cache_spec.h"
-#include "reference/kv_connector.h"
-#include "reference/result.h"
+#include "base/result.h"
+#include "reference/types/kv_cache_spec.h"
+#include "reference/types/kv_connector.h"
 #include "sim/connectors/multi_connector.h"
 #include "sim/connectors/offload_connector.h"
 

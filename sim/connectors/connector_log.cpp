@@ -1,6 +1,6 @@
 #include "sim/connectors/connector_log.h"
 
-#include "reference/check.h"
+#include "base/check.h"
 
 namespace lockstep {
 

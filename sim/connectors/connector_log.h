@@ -9,8 +9,8 @@
 #include <utility>
 #include <vector>
 
-#include "reference/kv_connector.h"
-#include "traces/recording.h"
+#include "reference/types/kv_connector.h"
+#include "traces/formats/recording.h"
 
 namespace lockstep {
 

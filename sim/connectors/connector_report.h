@@ -2,11 +2,11 @@
 // scheduler can follow it.
 #pragma once
 
-#include "reference/kv_cache_spec.h"
-#include "reference/kv_connector.h"
-#include "reference/result.h"
-#include "sim/decision_source.h"
-#include "sim/workload.h"
+#include "base/result.h"
+#include "reference/types/kv_cache_spec.h"
+#include "reference/types/kv_connector.h"
+#include "sim/engine/decision_source.h"
+#include "sim/engine/workload.h"
 
 namespace lockstep {
 

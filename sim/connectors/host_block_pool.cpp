@@ -1,6 +1,6 @@
 #include "sim/connectors/host_block_pool.h"
 
-#include "reference/check.h"
+#include "base/check.h"
 
 namespace lockstep {
 

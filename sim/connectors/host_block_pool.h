@@ -11,8 +11,8 @@
 #include <optional>
 #include <vector>
 
-#include "reference/block_hash.h"
-#include "reference/ids.h"
+#include "base/ids.h"
+#include "reference/cache/block_hash.h"
 
 namespace lockstep {
 

@@ -23,8 +23,8 @@
 #include <string_view>
 #include <vector>
 
-#include "reference/kv_connector.h"
-#include "reference/result.h"
+#include "base/result.h"
+#include "reference/types/kv_connector.h"
 #include "sim/connectors/unheard_loads.h"
 
 namespace lockstep {

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <iterator>
 
-#include "reference/check.h"
+#include "base/check.h"
 
 namespace lockstep {
 namespace {

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "sim/connectors/multi_connector.h"
-#include "sim/connectors/step_transfers.h"
+#include "sim/connectors/transfer_planner.h"
 #include "sim/connectors/worker_connector.h"
 
 namespace lockstep {

@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <numeric>
 
-#include "reference/check.h"
-#include "sim/model_step.h"
+#include "base/check.h"
+#include "sim/step/model_step.h"
 
 namespace lockstep {
 namespace {

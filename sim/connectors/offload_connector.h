@@ -25,12 +25,12 @@
 #include <string_view>
 #include <vector>
 
-#include "reference/kv_cache_spec.h"
+#include "base/seeded_random.h"
+#include "reference/types/kv_cache_spec.h"
 #include "sim/connectors/host_block_pool.h"
-#include "sim/connectors/step_transfers.h"
+#include "sim/connectors/transfer_planner.h"
 #include "sim/connectors/unheard_loads.h"
 #include "sim/connectors/worker_connector.h"
-#include "sim/seeded_random.h"
 
 namespace lockstep {
 

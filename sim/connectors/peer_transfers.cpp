@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "reference/check.h"
+#include "base/check.h"
 
 namespace lockstep {
 

@@ -13,8 +13,8 @@
 #include <set>
 #include <vector>
 
-#include "reference/kv_connector.h"
-#include "sim/connectors/step_transfers.h"
+#include "reference/types/kv_connector.h"
+#include "sim/connectors/transfer_planner.h"
 
 namespace lockstep {
 

@@ -11,9 +11,9 @@
 #include <string>
 #include <vector>
 
-#include "reference/kv_connector.h"
-#include "reference/result.h"
-#include "traces/recording.h"
+#include "base/result.h"
+#include "reference/types/kv_connector.h"
+#include "traces/formats/recording.h"
 
 namespace lockstep {
 

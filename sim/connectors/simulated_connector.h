@@ -17,9 +17,9 @@
 #include <string>
 #include <vector>
 
+#include "base/seeded_random.h"
 #include "sim/connectors/unheard_loads.h"
 #include "sim/connectors/worker_connector.h"
-#include "sim/seeded_random.h"
 
 namespace lockstep {
 

@@ -11,7 +11,7 @@
 #include <utility>
 #include <vector>
 
-#include "reference/ids.h"
+#include "base/ids.h"
 
 namespace lockstep {
 

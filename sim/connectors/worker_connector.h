@@ -1,7 +1,7 @@
 // A KV connector with its workers: what the scheduler asks, and what comes back with each step.
 #pragma once
 
-#include "reference/kv_connector.h"
+#include "reference/types/kv_connector.h"
 
 namespace lockstep {
 

@@ -18,7 +18,7 @@
 #include <string>
 #include <vector>
 
-#include "sim/seeded_random.h"
+#include "base/seeded_random.h"
 
 namespace lockstep {
 

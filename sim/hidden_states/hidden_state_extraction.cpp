@@ -4,8 +4,8 @@
 
 #include <algorithm>
 
-#include "reference/page_image.h"
-#include "sim/hex_text.h"
+#include "base/hex_text.h"
+#include "reference/memory/page_image.h"
 
 namespace lockstep {
 namespace {

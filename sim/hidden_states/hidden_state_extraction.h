@@ -15,12 +15,12 @@
 #include <span>
 #include <vector>
 
-#include "reference/memory_model.h"
-#include "reference/result.h"
-#include "sim/backend.h"
-#include "sim/divergence.h"
+#include "base/result.h"
+#include "reference/memory/memory_model.h"
 #include "sim/hidden_states/hidden_states.h"
-#include "sim/worker.h"
+#include "sim/protocol/backend.h"
+#include "sim/step/worker.h"
+#include "sim/verdict/divergence.h"
 
 namespace lockstep {
 

@@ -4,8 +4,8 @@
 
 #include <cctype>
 
-#include "reference/check.h"
-#include "traces/safetensors.h"
+#include "base/check.h"
+#include "traces/formats/safetensors.h"
 
 namespace lockstep {
 

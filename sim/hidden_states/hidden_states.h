@@ -8,8 +8,8 @@
 #include <string_view>
 #include <vector>
 
-#include "reference/content.h"
-#include "reference/kv_cache_spec.h"
+#include "reference/memory/content.h"
+#include "reference/types/kv_cache_spec.h"
 
 namespace lockstep {
 

@@ -5,9 +5,9 @@
 #include <algorithm>
 #include <limits>
 
-#include "reference/check.h"
-#include "sim/hex_text.h"
-#include "traces/safetensors.h"
+#include "base/check.h"
+#include "base/hex_text.h"
+#include "traces/formats/safetensors.h"
 
 namespace lockstep {
 namespace {

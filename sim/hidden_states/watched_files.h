@@ -15,11 +15,11 @@
 #include <string>
 #include <vector>
 
-#include "sim/divergence.h"
 #include "sim/hidden_states/disk.h"
 #include "sim/hidden_states/hidden_state_defect.h"
 #include "sim/hidden_states/hidden_states.h"
 #include "sim/hidden_states/whole_files.h"
+#include "sim/verdict/divergence.h"
 
 namespace lockstep {
 

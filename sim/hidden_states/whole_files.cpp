@@ -4,7 +4,7 @@
 
 #include <algorithm>
 
-#include "reference/check.h"
+#include "base/check.h"
 
 namespace lockstep {
 

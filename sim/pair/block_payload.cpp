@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <memory>
 
-#include "reference/memory_model.h"
-#include "sim/lockstep.h"
+#include "reference/memory/memory_model.h"
+#include "sim/engine/lockstep.h"
 #include "sim/ranks/rank_model.h"
 
 namespace lockstep {

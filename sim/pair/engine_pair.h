@@ -30,7 +30,7 @@
 #include <string>
 #include <vector>
 
-#include "sim/lockstep.h"
+#include "sim/engine/lockstep.h"
 #include "sim/pair/network.h"
 #include "sim/pair/pair_options.h"
 #include "sim/pair/transfer_ledger.h"

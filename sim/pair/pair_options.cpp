@@ -2,7 +2,7 @@
 
 #include <fmt/core.h>
 
-#include "reference/check.h"
+#include "base/check.h"
 #include "sim/pair/transfer_receiver.h"
 
 namespace lockstep {

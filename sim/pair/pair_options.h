@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "sim/lockstep.h"
+#include "sim/engine/lockstep.h"
 #include "sim/pair/network.h"
 #include "sim/pair/transfer_protocol.h"
 

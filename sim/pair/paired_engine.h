@@ -12,8 +12,8 @@
 #include <string>
 #include <vector>
 
-#include "sim/engine_memory.h"
-#include "sim/lockstep.h"
+#include "sim/engine/lockstep.h"
+#include "sim/pair/engine_memory.h"
 
 namespace lockstep {
 

@@ -12,8 +12,8 @@
 #include <deque>
 #include <vector>
 
-#include "reference/kv_connector.h"
-#include "sim/connectors/step_transfers.h"
+#include "reference/types/kv_connector.h"
+#include "sim/connectors/transfer_planner.h"
 #include "sim/pair/transfer_protocol.h"
 
 namespace lockstep {

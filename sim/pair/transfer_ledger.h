@@ -21,7 +21,7 @@
 #include <string>
 #include <vector>
 
-#include "reference/content.h"
+#include "reference/memory/content.h"
 #include "sim/pair/block_payload.h"
 #include "sim/pair/transfer_message.h"
 #include "sim/pair/transfer_protocol.h"

@@ -2,7 +2,7 @@
 
 #include <type_traits>
 
-#include "reference/content.h"
+#include "reference/memory/content.h"
 
 namespace lockstep {
 namespace {

@@ -9,9 +9,9 @@
 #include <string_view>
 #include <vector>
 
-#include "reference/ids.h"
-#include "reference/result.h"
-#include "sim/connectors/step_transfers.h"
+#include "base/ids.h"
+#include "base/result.h"
+#include "sim/connectors/transfer_planner.h"
 #include "sim/pair/network.h"
 #include "sim/pair/transfer_message.h"
 

@@ -2,9 +2,9 @@
 
 #include <algorithm>
 
-#include "reference/check.h"
-#include "reference/page_size.h"
-#include "sim/model_step.h"
+#include "base/check.h"
+#include "reference/plan/page_size.h"
+#include "sim/step/model_step.h"
 
 namespace lockstep {
 namespace {

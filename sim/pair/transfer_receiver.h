@@ -24,9 +24,9 @@
 #include <utility>
 #include <vector>
 
-#include "reference/kv_cache_spec.h"
-#include "reference/kv_connector.h"
-#include "sim/decision_source.h"
+#include "reference/types/kv_cache_spec.h"
+#include "reference/types/kv_connector.h"
+#include "sim/engine/decision_source.h"
 #include "sim/pair/staged_loads.h"
 #include "sim/pair/transfer_protocol.h"
 

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "reference/check.h"
+#include "base/check.h"
 
 namespace lockstep {
 

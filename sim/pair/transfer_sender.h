@@ -20,8 +20,8 @@
 #include <utility>
 #include <vector>
 
-#include "reference/kv_connector.h"
-#include "sim/decision_source.h"
+#include "reference/types/kv_connector.h"
+#include "sim/engine/decision_source.h"
 #include "sim/pair/transfer_protocol.h"
 
 namespace lockstep {

@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "sim/engine_memory.h"
+#include "sim/pair/engine_memory.h"
 
 namespace lockstep {
 namespace {

@@ -2,8 +2,8 @@
 
 #include <algorithm>
 
-#include "reference/check.h"
-#include "sim/model_step.h"
+#include "base/check.h"
+#include "sim/step/model_step.h"
 
 namespace lockstep {
 

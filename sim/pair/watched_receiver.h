@@ -8,8 +8,8 @@
 #include <string>
 #include <vector>
 
-#include "reference/kv_connector.h"
-#include "sim/decision_source.h"
+#include "reference/types/kv_connector.h"
+#include "sim/engine/decision_source.h"
 #include "sim/pair/transfer_ledger.h"
 #include "sim/pair/transfer_receiver.h"
 

@@ -5,7 +5,7 @@
 
 #include <algorithm>
 
-#include "reference/check.h"
+#include "base/check.h"
 
 namespace lockstep {
 namespace {

@@ -7,9 +7,9 @@
 #include <string>
 #include <utility>
 
-#include "reference/check.h"
+#include "base/check.h"
+#include "base/stopwatch.h"
 #include "sim/ranks/collectives.h"
-#include "sim/stopwatch.h"
 
 namespace lockstep {
 namespace {

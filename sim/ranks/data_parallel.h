@@ -26,12 +26,12 @@
 #include <span>
 #include <vector>
 
-#include "reference/result.h"
-#include "sim/backend.h"
-#include "sim/decision_source.h"
-#include "sim/lockstep.h"
+#include "base/result.h"
+#include "sim/engine/decision_source.h"
+#include "sim/engine/lockstep.h"
+#include "sim/engine/workload.h"
+#include "sim/protocol/backend.h"
 #include "sim/ranks/dealt_workload.h"
-#include "sim/workload.h"
 
 namespace lockstep {
 

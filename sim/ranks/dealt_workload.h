@@ -13,7 +13,7 @@
 #include <utility>
 #include <vector>
 
-#include "sim/workload.h"
+#include "sim/engine/workload.h"
 
 namespace lockstep {
 

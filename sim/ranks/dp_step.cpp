@@ -4,8 +4,8 @@
 #include <array>
 #include <utility>
 
-#include "reference/check.h"
-#include "sim/capture_sizes.h"
+#include "base/check.h"
+#include "sim/step/capture_sizes.h"
 
 namespace lockstep {
 namespace {

@@ -21,8 +21,8 @@
 #include <string_view>
 #include <vector>
 
+#include "sim/protocol/step_program.h"
 #include "sim/ranks/collectives.h"
-#include "sim/step_program.h"
 
 namespace lockstep {
 

@@ -2,8 +2,8 @@
 
 #include <utility>
 
-#include "reference/rank_plan.h"
-#include "sim/lockstep.h"
+#include "reference/plan/rank_plan.h"
+#include "sim/engine/lockstep.h"
 
 namespace lockstep {
 

@@ -7,9 +7,9 @@
 
 #include <cstdint>
 
-#include "reference/memory_model.h"
-#include "reference/result.h"
-#include "sim/backend.h"
+#include "base/result.h"
+#include "reference/memory/memory_model.h"
+#include "sim/protocol/backend.h"
 
 namespace lockstep {
 

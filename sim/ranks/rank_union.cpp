@@ -4,10 +4,10 @@
 
 #include <algorithm>
 
-#include "reference/check.h"
-#include "reference/layout.h"
-#include "reference/page_image.h"
-#include "reference/page_size.h"
+#include "base/check.h"
+#include "reference/memory/page_image.h"
+#include "reference/plan/layout.h"
+#include "reference/plan/page_size.h"
 
 namespace lockstep {
 namespace {

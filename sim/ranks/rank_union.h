@@ -19,12 +19,12 @@
 #include <string_view>
 #include <vector>
 
-#include "reference/content.h"
-#include "reference/ids.h"
-#include "reference/memory_model.h"
-#include "reference/result.h"
-#include "sim/backend.h"
-#include "sim/divergence.h"
+#include "base/ids.h"
+#include "base/result.h"
+#include "reference/memory/content.h"
+#include "reference/memory/memory_model.h"
+#include "sim/protocol/backend.h"
+#include "sim/verdict/divergence.h"
 
 namespace lockstep {
 

@@ -6,7 +6,7 @@
 #include <array>
 #include <functional>
 
-#include "reference/page_segments.h"
+#include "reference/plan/page_segments.h"
 #include "sim/report/plan_report.h"
 
 namespace lockstep {

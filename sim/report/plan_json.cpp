@@ -2,10 +2,10 @@
 
 #include <fmt/format.h>
 
-#include "reference/page_size.h"
+#include "base/json_writer.h"
+#include "reference/plan/page_size.h"
 #include "sim/report/plan_report.h"
-#include "traces/json_writer.h"
-#include "traces/spec_json.h"
+#include "traces/formats/spec_json.h"
 
 namespace lockstep {
 namespace {

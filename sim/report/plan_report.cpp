@@ -4,9 +4,9 @@
 
 #include <algorithm>
 
-#include "reference/attention_packing.h"
-#include "reference/layout_views.h"
-#include "reference/page_size.h"
+#include "reference/plan/attention_packing.h"
+#include "reference/plan/layout_views.h"
+#include "reference/plan/page_size.h"
 
 namespace lockstep {
 namespace {

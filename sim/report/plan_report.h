@@ -5,12 +5,12 @@
 #include <string>
 #include <vector>
 
-#include "reference/capacity.h"
-#include "reference/layout.h"
-#include "reference/model_spec.h"
-#include "reference/planner.h"
-#include "reference/result.h"
-#include "reference/view_types.h"
+#include "base/result.h"
+#include "reference/plan/capacity.h"
+#include "reference/plan/layout.h"
+#include "reference/plan/model_spec.h"
+#include "reference/plan/planner.h"
+#include "reference/types/view_types.h"
 
 namespace lockstep {
 

@@ -3,10 +3,10 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
-#include "reference/check.h"
-#include "sim/divergence_json.h"
+#include "base/atomic_file.h"
+#include "base/check.h"
 #include "sim/report/report_page.h"
-#include "traces/atomic_file.h"
+#include "sim/verdict/divergence_json.h"
 
 namespace lockstep {
 namespace {

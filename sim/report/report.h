@@ -5,8 +5,8 @@
 
 #include <string>
 
-#include "reference/result.h"
-#include "sim/lockstep.h"
+#include "base/result.h"
+#include "sim/engine/lockstep.h"
 
 namespace lockstep {
 

@@ -6,9 +6,9 @@
 #include <string_view>
 #include <vector>
 
-#include "reference/scheduler_types.h"
-#include "sim/decision_source.h"
-#include "sim/lockstep.h"
+#include "reference/types/scheduler_types.h"
+#include "sim/engine/decision_source.h"
+#include "sim/engine/lockstep.h"
 #include "sim/report/timeline.h"
 
 namespace lockstep {

@@ -4,8 +4,8 @@
 
 #include <memory>
 
+#include "base/check.h"
 #include "cuda_backend/simt_device.h"
-#include "reference/check.h"
 #include "tests/benchmarks/pool_workloads.h"
 
 namespace lockstep::cuda {

@@ -6,8 +6,8 @@
 #include <benchmark/benchmark.h>
 #include <fmt/core.h>
 
+#include "base/check.h"
 #include "cuda_backend/gpu/gpu_device.h"
-#include "reference/check.h"
 #include "tests/benchmarks/engine_workloads.h"
 #include "tests/benchmarks/flashinfer_append.h"
 #include "tests/benchmarks/gpu_stopwatch.h"

@@ -5,8 +5,8 @@
 
 #include <numeric>
 
+#include "base/check.h"
 #include "cuda_backend/simt_backend.h"
-#include "reference/check.h"
 
 namespace lockstep {
 namespace {

@@ -1,6 +1,6 @@
 #include "tests/benchmarks/pool_workloads.h"
 
-#include "reference/check.h"
+#include "base/check.h"
 
 namespace lockstep::cuda {
 namespace {

@@ -7,12 +7,12 @@
 #include <memory>
 #include <string>
 
-#include "sim/decision_source.h"
-#include "sim/lockstep.h"
-#include "sim/workload.h"
-#include "traces/benchmark_file.h"
-#include "traces/data_dir.h"
-#include "traces/open_trace.h"
+#include "sim/engine/decision_source.h"
+#include "sim/engine/lockstep.h"
+#include "sim/engine/workload.h"
+#include "traces/importers/benchmark_file.h"
+#include "traces/importers/open_trace.h"
+#include "traces/models/data_dir.h"
 
 namespace lockstep {
 namespace {

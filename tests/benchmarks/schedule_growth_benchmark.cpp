@@ -10,9 +10,9 @@
 #include <string>
 #include <vector>
 
-#include "reference/check.h"
-#include "reference/scheduler.h"
-#include "sim/stopwatch.h"
+#include "base/check.h"
+#include "base/stopwatch.h"
+#include "reference/schedule/scheduler.h"
 
 namespace lockstep {
 namespace {

@@ -5,9 +5,9 @@
 #include <memory>
 #include <vector>
 
+#include "base/check.h"
 #include "cuda_backend/simt/executor.h"
 #include "cuda_backend/simt/random.h"
-#include "reference/check.h"
 #include "tests/benchmarks/simt_benchmark_kernels.h"
 
 namespace lockstep {

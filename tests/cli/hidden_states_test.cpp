@@ -6,7 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "tests/cli/command.h"
-#include "traces/safetensors.h"
+#include "traces/formats/safetensors.h"
 
 namespace lockstep::tests {
 namespace {

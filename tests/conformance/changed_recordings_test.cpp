@@ -11,7 +11,7 @@
 #include <sstream>
 
 #include "sim/conform/conform.h"
-#include "traces/data_dir.h"
+#include "traces/models/data_dir.h"
 
 namespace lockstep {
 namespace {

@@ -8,9 +8,9 @@
 
 #include "cuda_backend/simt_backend.h"
 #include "sim/connectors/recorded_connector.h"
-#include "sim/lockstep.h"
+#include "sim/engine/lockstep.h"
 #include "tests/conformance/recording_files.h"
-#include "traces/data_dir.h"
+#include "traces/models/data_dir.h"
 
 namespace lockstep {
 namespace {

@@ -9,12 +9,12 @@
 #include <algorithm>
 #include <map>
 
-#include "cuda_backend/views.h"
-#include "reference/layout.h"
-#include "reference/planner.h"
-#include "sim/layout_prover.h"
-#include "traces/data_dir.h"
-#include "traces/model_file.h"
+#include "cuda_backend/views/views.h"
+#include "reference/plan/layout.h"
+#include "reference/plan/planner.h"
+#include "sim/check/layout_prover.h"
+#include "traces/models/data_dir.h"
+#include "traces/models/model_file.h"
 
 namespace lockstep {
 namespace {

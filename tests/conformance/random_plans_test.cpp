@@ -3,15 +3,15 @@
 // share one; what one side refuses to view, the other does too.
 #include <gtest/gtest.h>
 
-#include "cuda_backend/views.h"
-#include "reference/capacity.h"
-#include "reference/layout.h"
-#include "reference/layout_views.h"
-#include "reference/model_spec.h"
-#include "reference/planner.h"
-#include "reference/request_need.h"
-#include "reference/token_run.h"
-#include "sim/layout_prover.h"
+#include "cuda_backend/views/views.h"
+#include "reference/plan/capacity.h"
+#include "reference/plan/layout.h"
+#include "reference/plan/layout_views.h"
+#include "reference/plan/model_spec.h"
+#include "reference/plan/planner.h"
+#include "reference/plan/request_need.h"
+#include "reference/types/token_run.h"
+#include "sim/check/layout_prover.h"
 
 namespace lockstep {
 namespace {

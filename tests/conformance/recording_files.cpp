@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "traces/open_trace.h"
+#include "traces/importers/open_trace.h"
 
 namespace lockstep {
 

@@ -9,7 +9,7 @@
 
 #include "sim/conform/conform.h"
 #include "tests/conformance/recording_files.h"
-#include "traces/data_dir.h"
+#include "traces/models/data_dir.h"
 
 namespace lockstep {
 namespace {
@@ -86,7 +86,7 @@ INSTANTIATE_TEST_SUITE_P(Family, RecordedWithConnector,
                                          "connector_sync"),
                          [](const auto& family) { return std::string(family.param); });
 
-// Of vLLM's own loop, by traces/recorder/tests/record_connectors.py.
+// Of vLLM's own loop, by python/tests/record_connectors.py.
 TEST(RecordedServingWithConnector, AsynchronousSamplesAgreeInEveryField) {
   const auto samples = find_samples_dir();
   ASSERT_TRUE(samples.has_value());

@@ -10,10 +10,10 @@
 #include <vector>
 
 #include "cuda_backend/simt_backend.h"
-#include "sim/audit/audit.h"
-#include "sim/lockstep.h"
+#include "properties/audit/audit.h"
+#include "sim/engine/lockstep.h"
 #include "tests/conformance/recording_files.h"
-#include "traces/data_dir.h"
+#include "traces/models/data_dir.h"
 
 namespace lockstep {
 namespace {

@@ -3,14 +3,14 @@
 // is planted.
 #include <gtest/gtest.h>
 
-#include "cuda_backend/views.h"
-#include "cuda_backend/views_capacity.h"
-#include "reference/capacity.h"
-#include "reference/layout.h"
-#include "reference/planner.h"
-#include "sim/layout_prover.h"
-#include "sim/sparse_bytes.h"
-#include "traces/model_file.h"
+#include "base/sparse_bytes.h"
+#include "cuda_backend/views/views.h"
+#include "cuda_backend/views/views_capacity.h"
+#include "reference/plan/capacity.h"
+#include "reference/plan/layout.h"
+#include "reference/plan/planner.h"
+#include "sim/check/layout_prover.h"
+#include "traces/models/model_file.h"
 
 namespace lockstep {
 namespace {

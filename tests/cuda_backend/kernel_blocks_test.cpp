@@ -2,7 +2,7 @@
 // loops over bytes, on aligned and misaligned regions.
 #include <gtest/gtest.h>
 
-#include "cuda_backend/block_waves.h"
+#include "cuda_backend/pool/block_waves.h"
 #include "tests/cuda_backend/kernel_device.h"
 #include "tests/cuda_backend/protocol_oracle.h"
 

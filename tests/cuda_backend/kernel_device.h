@@ -13,10 +13,10 @@
 #include <string>
 #include <vector>
 
+#include "base/check.h"
+#include "base/result.h"
 #include "cuda_backend/device.h"
 #include "cuda_backend/launch/engine_kernels.h"
-#include "reference/check.h"
-#include "reference/result.h"
 #include "tests/cuda_backend/kernel_log.h"
 
 namespace lockstep::cuda {

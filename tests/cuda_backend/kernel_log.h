@@ -6,7 +6,7 @@
 #include <fstream>
 #include <vector>
 
-#include "sim/backend.h"
+#include "sim/protocol/backend.h"
 
 namespace lockstep {
 

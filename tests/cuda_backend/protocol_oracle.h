@@ -1,5 +1,5 @@
-// The protocol of sim/backend.h once more, in plain loops over bytes: what the kernels' results are
-// compared with. It shares no code and no arithmetic with cuda_backend/ or reference/.
+// The protocol of sim/protocol/backend.h once more, in plain loops over bytes: what the kernels'
+// results are compared with. It shares no code and no arithmetic with cuda_backend/ or reference/.
 #pragma once
 
 #include <cmath>
@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-#include "reference/kv_cache_spec.h"
+#include "reference/types/kv_cache_spec.h"
 
 namespace lockstep::oracle {
 

@@ -9,9 +9,9 @@
 #include <string>
 #include <vector>
 
+#include "base/check.h"
 #include "cuda_backend/simt/executor.h"
-#include "cuda_backend/simt/source_place.h"
-#include "reference/check.h"
+#include "cuda_backend/simt/watch/source_place.h"
 
 namespace lockstep {
 

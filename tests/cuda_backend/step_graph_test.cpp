@@ -1,11 +1,11 @@
 // The graph of a step's operations, where they are placed, and the check of what was issued: the
 // last knows nothing of the first two, and finds every edge that is left out.
-#include "cuda_backend/step_graph.h"
+#include "cuda_backend/streams/step_graph.h"
 
 #include <fmt/core.h>
 #include <gtest/gtest.h>
 
-#include "cuda_backend/stream_order.h"
+#include "cuda_backend/streams/stream_order.h"
 #include "tests/cuda_backend/kernel_device.h"
 
 namespace lockstep::cuda {

@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-#include "sim/backend.h"
+#include "sim/protocol/backend.h"
 #include "tests/cuda_backend/protocol_oracle.h"
 
 namespace lockstep {

@@ -7,8 +7,8 @@
 #include <string>
 
 #include "cuda_backend/cuda_backend.h"
-#include "properties/generator.h"
-#include "properties/judge.h"
+#include "properties/generate/generator.h"
+#include "properties/judge/judge.h"
 #include "tests/cuda_backend/toy_engine.h"
 #include "tests/cuda_runtime/simulated_cuda.h"
 #include "tests/cuda_runtime/simulated_gpu_device.h"

@@ -1,6 +1,6 @@
 #include "tests/cuda_runtime/queued_kernels.h"
 
-#include "reference/check.h"
+#include "base/check.h"
 #include "tests/cuda_runtime/simulated_cuda.h"
 
 namespace lockstep::cuda::simt_simulated {

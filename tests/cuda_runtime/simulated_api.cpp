@@ -5,7 +5,7 @@
 #include <cstring>
 #include <utility>
 
-#include "reference/check.h"
+#include "base/check.h"
 #include "tests/cuda_runtime/simulated_cuda.h"
 
 using lockstep::cuda::LateStreams;

@@ -4,7 +4,7 @@
 #include <cstring>
 #include <utility>
 
-#include "reference/check.h"
+#include "base/check.h"
 
 namespace lockstep::cuda {
 namespace {

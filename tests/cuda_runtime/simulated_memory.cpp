@@ -5,7 +5,7 @@
 #include <cstring>
 #include <functional>
 
-#include "reference/check.h"
+#include "base/check.h"
 
 namespace lockstep::cuda {
 namespace {

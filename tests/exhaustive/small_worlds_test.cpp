@@ -8,10 +8,10 @@
 #include <set>
 #include <string>
 
-#include "properties/reading_model.h"
-#include "sim/audit/audit.h"
-#include "sim/lockstep.h"
-#include "sim/run_recorder.h"
+#include "properties/audit/audit.h"
+#include "properties/relations/reading_model.h"
+#include "sim/engine/lockstep.h"
+#include "sim/engine/run_recorder.h"
 #include "tests/support/scripted_workload.h"
 
 namespace lockstep {

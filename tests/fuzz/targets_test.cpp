@@ -8,7 +8,7 @@
 #include <fstream>
 #include <sstream>
 
-#include "properties/choices.h"
+#include "properties/generate/choices.h"
 
 namespace lockstep {
 namespace {

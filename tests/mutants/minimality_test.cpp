@@ -7,11 +7,11 @@
 #include <vector>
 
 #include "cli/mutant_bench.h"
-#include "properties/case_parts.h"
-#include "properties/case_rules.h"
-#include "properties/case_size.h"
-#include "properties/failure.h"
-#include "traces/engine_options.h"
+#include "properties/judge/failure.h"
+#include "properties/shrink/case_parts.h"
+#include "properties/shrink/case_rules.h"
+#include "properties/shrink/case_size.h"
+#include "traces/formats/engine_options.h"
 
 namespace lockstep {
 namespace {

@@ -2,7 +2,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "cuda_backend/plugin.h"
+#include "cuda_backend/plugin/plugin.h"
 
 struct lockstep_backend {
   int nothing;

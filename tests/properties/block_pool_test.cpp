@@ -1,6 +1,6 @@
 // The block pool and the prefix cache do, over any sequence of operations, what a page of naive
 // code does.
-#include "reference/block_pool.h"
+#include "reference/cache/block_pool.h"
 
 #include <gtest/gtest.h>
 #include <rapidcheck.h>
@@ -10,7 +10,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "properties/naive_block_pool.h"
+#include "properties/invariants/naive_block_pool.h"
 
 namespace lockstep {
 namespace {

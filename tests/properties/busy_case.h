@@ -4,7 +4,7 @@
 
 #include <string_view>
 
-#include "traces/saved_case.h"
+#include "traces/formats/saved_case.h"
 
 namespace lockstep {
 

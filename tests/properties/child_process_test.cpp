@@ -1,5 +1,5 @@
 // A child process answers, crashes or hangs, and the parent can tell.
-#include "properties/child_process.h"
+#include "base/child_process.h"
 
 #include <gtest/gtest.h>
 #include <sys/wait.h>
@@ -10,7 +10,7 @@
 #include <csignal>
 #include <string>
 
-#include "reference/check.h"
+#include "base/check.h"
 
 namespace lockstep {
 namespace {

@@ -7,13 +7,13 @@
 #include <set>
 
 #include "cuda_backend/simt_backend.h"
-#include "properties/case_parts.h"
-#include "properties/case_size.h"
-#include "properties/fuzz.h"
-#include "properties/known_findings.h"
-#include "properties/shrinker.h"
-#include "reference/engine_profile.h"
-#include "sim/saved_run.h"
+#include "properties/fuzz/fuzz.h"
+#include "properties/judge/known_findings.h"
+#include "properties/shrink/case_parts.h"
+#include "properties/shrink/case_size.h"
+#include "properties/shrink/shrinker.h"
+#include "reference/profiles/engine_profile.h"
+#include "sim/engine/saved_run.h"
 
 namespace lockstep {
 namespace {

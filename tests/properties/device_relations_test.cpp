@@ -1,6 +1,6 @@
 // What attention reads on a device depends on a request's tokens alone: not on where they lie, nor
 // on what else was decided. No model is asked; two devices are held against each other.
-#include "properties/device_relations.h"
+#include "properties/relations/device_relations.h"
 
 #include <gtest/gtest.h>
 
@@ -8,9 +8,9 @@
 #include <string>
 
 #include "cuda_backend/simt_backend.h"
-#include "properties/case_parts.h"
-#include "properties/generator.h"
-#include "reference/engine_profile.h"
+#include "properties/generate/generator.h"
+#include "properties/shrink/case_parts.h"
+#include "reference/profiles/engine_profile.h"
 
 namespace lockstep {
 namespace {

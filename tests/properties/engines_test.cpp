@@ -4,10 +4,10 @@
 
 #include <string>
 
-#include "properties/generator.h"
-#include "properties/judge.h"
-#include "properties/story.h"
-#include "properties/story_text.h"
+#include "properties/generate/generator.h"
+#include "properties/judge/judge.h"
+#include "properties/story/story.h"
+#include "properties/story/story_text.h"
 #include "tests/properties/busy_case.h"
 
 namespace lockstep {

@@ -5,9 +5,9 @@
 #include <algorithm>
 
 #include "cuda_backend/simt_backend.h"
-#include "properties/fuzz.h"
-#include "properties/known_findings.h"
-#include "sim/fault_plan.h"
+#include "properties/fuzz/fuzz.h"
+#include "properties/judge/known_findings.h"
+#include "sim/engine/fault_plan.h"
 #include "tests/properties/busy_case.h"
 
 namespace lockstep {

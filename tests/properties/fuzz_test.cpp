@@ -1,6 +1,6 @@
 // Random cases agree, under both engines, with kernels and without; what they reach is counted; and
 // a report does not depend on how the work was divided.
-#include "properties/fuzz.h"
+#include "properties/fuzz/fuzz.h"
 
 #include <gtest/gtest.h>
 #include <rapidcheck.h>
@@ -9,9 +9,9 @@
 #include <algorithm>
 #include <filesystem>
 
+#include "base/atomic_file.h"
 #include "cuda_backend/simt_backend.h"
-#include "properties/known_findings.h"
-#include "traces/atomic_file.h"
+#include "properties/judge/known_findings.h"
 
 namespace lockstep {
 namespace {

@@ -7,9 +7,9 @@
 #include <fstream>
 
 #include "cuda_backend/simt_backend.h"
-#include "properties/generator.h"
-#include "properties/judge.h"
-#include "sim/saved_run.h"
+#include "properties/generate/generator.h"
+#include "properties/judge/judge.h"
+#include "sim/engine/saved_run.h"
 
 namespace lockstep {
 namespace {

@@ -1,6 +1,6 @@
 // The manager of each kind of cache does, over any sequence of admissions, steps and departures,
 // what a page of naive code does: the same tables, the same hits, the same free queue.
-#include "reference/group_manager.h"
+#include "reference/cache/group_manager.h"
 
 #include <gtest/gtest.h>
 #include <rapidcheck.h>
@@ -13,11 +13,11 @@
 #include <string>
 #include <vector>
 
-#include "properties/child_process.h"
-#include "properties/choices.h"
-#include "properties/naive_group.h"
-#include "reference/block_pool.h"
-#include "reference/scheduler_defect.h"
+#include "base/child_process.h"
+#include "properties/generate/choices.h"
+#include "properties/invariants/naive_group.h"
+#include "reference/cache/block_pool.h"
+#include "reference/types/scheduler_defect.h"
 
 namespace lockstep {
 namespace {

@@ -1,6 +1,6 @@
 // The judge: runs are repeatable to the last hash, a planted defect is seen, and what cannot be run
 // is refused.
-#include "properties/judge.h"
+#include "properties/judge/judge.h"
 
 #include <fmt/core.h>
 #include <gtest/gtest.h>
@@ -8,9 +8,9 @@
 #include <algorithm>
 
 #include "cuda_backend/simt_backend.h"
-#include "properties/generator.h"
-#include "properties/known_findings.h"
-#include "reference/engine_profile.h"
+#include "properties/generate/generator.h"
+#include "properties/judge/known_findings.h"
+#include "reference/profiles/engine_profile.h"
 
 namespace lockstep {
 namespace {

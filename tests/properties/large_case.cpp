@@ -2,11 +2,11 @@
 
 #include <fmt/format.h>
 
-#include "reference/check.h"
-#include "reference/token_run.h"
-#include "sim/lockstep.h"
-#include "sim/run_recorder.h"
-#include "sim/saved_run.h"
+#include "base/check.h"
+#include "reference/types/token_run.h"
+#include "sim/engine/lockstep.h"
+#include "sim/engine/run_recorder.h"
+#include "sim/engine/saved_run.h"
 
 namespace lockstep {
 namespace {

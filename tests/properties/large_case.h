@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <string>
 
-#include "traces/saved_case.h"
+#include "traces/formats/saved_case.h"
 
 namespace lockstep {
 

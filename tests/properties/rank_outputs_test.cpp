@@ -1,12 +1,12 @@
 // A request's answers do not depend on the ranks that work them out.
-#include "properties/rank_outputs.h"
+#include "properties/relations/rank_outputs.h"
 
 #include <gtest/gtest.h>
 
 #include <algorithm>
 
 #include "cuda_backend/simt_backend.h"
-#include "properties/generator.h"
+#include "properties/generate/generator.h"
 
 namespace lockstep {
 namespace {

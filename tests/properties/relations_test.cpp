@@ -1,6 +1,6 @@
 // Metamorphic relations hold over generated cases, and each of them breaks where a defect of the
 // scheduler makes it break.
-#include "properties/relations.h"
+#include "properties/relations/relations.h"
 
 #include <gtest/gtest.h>
 
@@ -11,13 +11,13 @@
 #include <sstream>
 #include <string>
 
-#include "properties/case_parts.h"
-#include "properties/child_process.h"
-#include "properties/generator.h"
-#include "properties/recorded_case.h"
-#include "properties/shuffled_blocks.h"
-#include "reference/engine_profile.h"
-#include "reference/scheduler_defect.h"
+#include "base/child_process.h"
+#include "properties/generate/generator.h"
+#include "properties/relations/shuffled_blocks.h"
+#include "properties/shrink/case_parts.h"
+#include "properties/shrink/recorded_case.h"
+#include "reference/profiles/engine_profile.h"
+#include "reference/types/scheduler_defect.h"
 
 namespace lockstep {
 namespace {

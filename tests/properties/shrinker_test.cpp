@@ -1,6 +1,6 @@
 // Shrinking against predicates in a line of code: what is left is exactly what the predicate asks
 // for, and nothing that it does not.
-#include "properties/shrinker.h"
+#include "properties/shrink/shrinker.h"
 
 #include <gtest/gtest.h>
 
@@ -8,8 +8,8 @@
 #include <set>
 #include <string>
 
-#include "properties/case_parts.h"
-#include "properties/case_size.h"
+#include "properties/shrink/case_parts.h"
+#include "properties/shrink/case_size.h"
 #include "tests/properties/large_case.h"
 
 namespace lockstep {

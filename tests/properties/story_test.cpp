@@ -1,6 +1,6 @@
 // Stories of cases that fail in known ways: who came, what was decided, where it went wrong and
 // why, in lines that a terminal holds.
-#include "properties/story.h"
+#include "properties/story/story.h"
 
 #include <gtest/gtest.h>
 
@@ -10,10 +10,10 @@
 #include <string>
 
 #include "cuda_backend/simt_backend.h"
-#include "properties/check_reasons.h"
-#include "properties/recorded_case.h"
-#include "properties/story_pictures.h"
-#include "properties/story_text.h"
+#include "properties/judge/check_reasons.h"
+#include "properties/shrink/recorded_case.h"
+#include "properties/story/story_pictures.h"
+#include "properties/story/story_text.h"
 #include "tests/properties/large_case.h"
 
 namespace lockstep {

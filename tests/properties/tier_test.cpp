@@ -7,7 +7,7 @@
 #include <set>
 
 #include "cuda_backend/simt_backend.h"
-#include "properties/fuzz.h"
+#include "properties/fuzz/fuzz.h"
 
 namespace lockstep {
 namespace {

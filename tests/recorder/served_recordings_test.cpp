@@ -1,4 +1,4 @@
-// Recordings that traces/recorder made while vLLM's own engine loop served: with clients that leave
+// Recordings that python made while vLLM's own engine loop served: with clients that leave
 // while the model runs, several stop tokens, prompts as tokens, drafts that only the worker knows.
 #include <gtest/gtest.h>
 
@@ -7,9 +7,9 @@
 #include <string>
 #include <vector>
 
-#include "sim/audit/audit.h"
+#include "properties/audit/audit.h"
 #include "sim/conform/conform.h"
-#include "traces/recording.h"
+#include "traces/formats/recording.h"
 
 namespace lockstep {
 namespace {

@@ -1,6 +1,6 @@
 // Block hashes are bit for bit what vLLM computes, and the model's own chain tells the same blocks
 // apart.
-#include "reference/block_hash.h"
+#include "reference/cache/block_hash.h"
 
 #include <gtest/gtest.h>
 

@@ -1,9 +1,9 @@
 // Cache events say what the prefix cache did, in order, with the engine's own hashes.
-#include "reference/cache_events.h"
+#include "reference/cache/cache_events.h"
 
 #include <gtest/gtest.h>
 
-#include "reference/scheduler.h"
+#include "reference/schedule/scheduler.h"
 
 namespace lockstep {
 namespace {

@@ -1,11 +1,11 @@
 // Capacity: what a pool holds, to the last bit, and the older figures that understated it. The
 // numbers of vLLM pull request 40384 as far as one formula leads to them.
-#include "reference/capacity.h"
+#include "reference/plan/capacity.h"
 
 #include <gtest/gtest.h>
 
-#include "reference/planner.h"
-#include "reference/request_need.h"
+#include "reference/plan/planner.h"
+#include "reference/plan/request_need.h"
 
 namespace lockstep {
 namespace {

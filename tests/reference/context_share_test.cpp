@@ -1,5 +1,5 @@
 // The ranks of context parallelism divide a request's tokens among them.
-#include "reference/context_share.h"
+#include "reference/plan/context_share.h"
 
 #include <gtest/gtest.h>
 

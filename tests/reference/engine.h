@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "reference/scheduler.h"
+#include "reference/schedule/scheduler.h"
 
 namespace lockstep {
 

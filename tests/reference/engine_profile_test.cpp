@@ -1,6 +1,6 @@
 // Profiles are found by name, and a scheduler refuses what its engine refuses, and what is not
 // modelled.
-#include "reference/engine_profile.h"
+#include "reference/profiles/engine_profile.h"
 
 #include <fmt/core.h>
 #include <gtest/gtest.h>
@@ -8,7 +8,7 @@
 #include <fstream>
 #include <sstream>
 
-#include "reference/engine_profile_text.h"
+#include "reference/profiles/engine_profile_text.h"
 #include "tests/reference/engine.h"
 
 namespace lockstep {

@@ -1,5 +1,5 @@
 // What single managers and the pool do, by hand: the places where the profiles part.
-#include "reference/group_manager.h"
+#include "reference/cache/group_manager.h"
 
 #include <gtest/gtest.h>
 

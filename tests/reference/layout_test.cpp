@@ -1,13 +1,13 @@
 // Where elements lie: strides of every order, padding, splits, packs; pages drawn without gaps.
-#include "reference/layout.h"
+#include "reference/plan/layout.h"
 
 #include <gtest/gtest.h>
 
-#include "reference/kernel_blocks.h"
-#include "reference/layout_views.h"
-#include "reference/page_segments.h"
-#include "reference/page_size.h"
-#include "reference/planner.h"
+#include "reference/plan/kernel_blocks.h"
+#include "reference/plan/layout_views.h"
+#include "reference/plan/page_segments.h"
+#include "reference/plan/page_size.h"
+#include "reference/plan/planner.h"
 
 namespace lockstep {
 namespace {

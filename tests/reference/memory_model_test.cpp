@@ -1,7 +1,7 @@
 // The memory model agrees with itself: the fingerprint that it keeps up row by row is the sum over
 // the image that it draws from scratch, on random traffic through every layout; and who is named as
 // a byte's owner is who was written there.
-#include "reference/memory_model.h"
+#include "reference/memory/memory_model.h"
 
 #include <gtest/gtest.h>
 
@@ -10,9 +10,9 @@
 #include <cstring>
 #include <map>
 
-#include "reference/attention_oracle.h"
-#include "reference/page_image.h"
-#include "reference/prefix_content.h"
+#include "reference/memory/attention_oracle.h"
+#include "reference/memory/page_image.h"
+#include "reference/memory/prefix_content.h"
 
 namespace lockstep {
 namespace {

@@ -1,6 +1,6 @@
 // What an 8-bit cache holds of a number: values known by hand, order, symmetry, and how far a
 // stored number may be from the one that it stands for.
-#include "reference/numbers.h"
+#include "reference/memory/numbers.h"
 
 #include <gtest/gtest.h>
 
@@ -9,8 +9,8 @@
 #include <cstring>
 #include <vector>
 
-#include "reference/attention_oracle.h"
-#include "reference/content.h"
+#include "reference/memory/attention_oracle.h"
+#include "reference/memory/content.h"
 
 namespace lockstep {
 namespace {

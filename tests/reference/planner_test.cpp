@@ -1,14 +1,14 @@
 // Plans from layers and memory: aligned sizes, groups, tensors, merged workers, admission; the
 // figures of the public discussions that the rules come from.
-#include "reference/planner.h"
+#include "reference/plan/planner.h"
 
 #include <gtest/gtest.h>
 
-#include "reference/capacity.h"
-#include "reference/grouping.h"
-#include "reference/model_spec.h"
-#include "reference/page_size.h"
-#include "reference/request_need.h"
+#include "reference/plan/capacity.h"
+#include "reference/plan/grouping.h"
+#include "reference/plan/model_spec.h"
+#include "reference/plan/page_size.h"
+#include "reference/plan/request_need.h"
 
 namespace lockstep {
 namespace {

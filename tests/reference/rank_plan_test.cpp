@@ -1,6 +1,6 @@
 // What a rank keeps is what the planner gives a worker of that rank, and the shares of all ranks
 // cover the model.
-#include "reference/rank_plan.h"
+#include "reference/plan/rank_plan.h"
 
 #include <gtest/gtest.h>
 
@@ -9,7 +9,7 @@
 #include <map>
 #include <set>
 
-#include "reference/page_size.h"
+#include "reference/plan/page_size.h"
 
 namespace lockstep {
 namespace {

@@ -1,7 +1,7 @@
 // The rules of the scheduler that differ between the profiles, each by itself: the same requests
 // under both. That everything else agrees with the engines is what the recordings show
 // (tests/conformance).
-#include "reference/scheduler.h"
+#include "reference/schedule/scheduler.h"
 
 #include <gtest/gtest.h>
 

@@ -4,8 +4,8 @@
 #include <cmath>
 #include <cstring>
 
-#include "reference/page_image.h"
-#include "reference/state_numbers.h"
+#include "reference/memory/page_image.h"
+#include "reference/memory/state_numbers.h"
 
 namespace lockstep {
 namespace {

@@ -1,8 +1,8 @@
 // A request at rest: allocate_slots would do nothing for it, so it is not asked.
 #include <gtest/gtest.h>
 
-#include "reference/check.h"
-#include "reference/kv_cache_coordinator.h"
+#include "base/check.h"
+#include "reference/cache/kv_cache_coordinator.h"
 #include "tests/reference/engine.h"
 
 namespace lockstep {

@@ -3,7 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "cuda_backend/simt_backend.h"
-#include "properties/judge.h"
+#include "properties/judge/judge.h"
 
 namespace lockstep {
 namespace {

@@ -3,8 +3,8 @@
 #include <gtest/gtest.h>
 
 #include "cuda_backend/simt_backend.h"
-#include "properties/judge.h"
-#include "properties/known_findings.h"
+#include "properties/judge/judge.h"
+#include "properties/judge/known_findings.h"
 
 namespace lockstep {
 namespace {

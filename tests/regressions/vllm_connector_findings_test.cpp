@@ -10,10 +10,10 @@
 #include <fstream>
 #include <sstream>
 
-#include "sim/audit/audit.h"
+#include "properties/audit/audit.h"
 #include "sim/conform/conform.h"
-#include "sim/lockstep.h"
-#include "sim/run_recorder.h"
+#include "sim/engine/lockstep.h"
+#include "sim/engine/run_recorder.h"
 #include "tests/support/scripted_workload.h"
 
 namespace lockstep {

@@ -5,10 +5,10 @@
 #include <string>
 
 #include "cuda_backend/simt_backend.h"
-#include "properties/case_parts.h"
-#include "properties/judge.h"
-#include "properties/known_findings.h"
-#include "properties/recorded_case.h"
+#include "properties/judge/judge.h"
+#include "properties/judge/known_findings.h"
+#include "properties/shrink/case_parts.h"
+#include "properties/shrink/recorded_case.h"
 #include "sim/conform/conform.h"
 
 namespace lockstep {

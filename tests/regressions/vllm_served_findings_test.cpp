@@ -5,7 +5,7 @@
 
 #include <string>
 
-#include "sim/audit/audit.h"
+#include "properties/audit/audit.h"
 #include "sim/conform/conform.h"
 
 namespace lockstep {

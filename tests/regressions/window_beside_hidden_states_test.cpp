@@ -7,10 +7,10 @@
 
 #include <numeric>
 
-#include "reference/layout_views.h"
-#include "reference/model_spec.h"
-#include "reference/planner.h"
-#include "sim/layout_prover.h"
+#include "reference/plan/layout_views.h"
+#include "reference/plan/model_spec.h"
+#include "reference/plan/planner.h"
+#include "sim/check/layout_prover.h"
 
 namespace lockstep {
 namespace {

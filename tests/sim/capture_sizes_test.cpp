@@ -1,13 +1,13 @@
 // Which captured graph takes a step: the model's rule against vLLM's list written out, and against
 // the list that the backend looks its sizes up in.
-#include "sim/capture_sizes.h"
+#include "sim/step/capture_sizes.h"
 
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <vector>
 
-#include "cuda_backend/graph_device.h"
+#include "cuda_backend/streams/graph_device.h"
 
 namespace lockstep {
 namespace {

@@ -1,4 +1,4 @@
-// The host tier of the plain backend: rule (12) of sim/backend.h, byte by byte.
+// The host tier of the plain backend: rule (12) of sim/protocol/backend.h, byte by byte.
 #include <algorithm>
 
 #include "tests/sim/plain_backend.h"

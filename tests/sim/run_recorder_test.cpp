@@ -1,15 +1,15 @@
 // What a run writes down conforms to the model that decided it, and its decisions do memory no
 // harm.
-#include "sim/run_recorder.h"
+#include "sim/engine/run_recorder.h"
 
 #include <gtest/gtest.h>
 
 #include <filesystem>
 #include <string>
 
-#include "sim/audit/audit.h"
+#include "properties/audit/audit.h"
 #include "sim/conform/conform.h"
-#include "traces/request_trace.h"
+#include "traces/formats/request_trace.h"
 
 namespace lockstep {
 namespace {

@@ -7,7 +7,7 @@
 #include <span>
 
 #include "cuda_backend/simt_backend.h"
-#include "reference/page_size.h"
+#include "reference/plan/page_size.h"
 #include "tests/sim/world.h"
 
 namespace lockstep {

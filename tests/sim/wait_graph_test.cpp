@@ -1,5 +1,5 @@
 // Which standstills are circles, and which end by themselves or never.
-#include "sim/wait_graph.h"
+#include "sim/engine/wait_graph.h"
 
 #include <gtest/gtest.h>
 

@@ -6,9 +6,9 @@
 #include <string>
 #include <vector>
 
+#include "sim/engine/lockstep.h"
+#include "sim/engine/saved_run.h"
 #include "tests/sim/plain_backend.h"
-#include "sim/lockstep.h"
-#include "sim/saved_run.h"
 
 namespace lockstep {
 

@@ -5,8 +5,8 @@
 #include <string>
 #include <vector>
 
-#include "reference/check.h"
-#include "reference/kv_connector.h"
+#include "base/check.h"
+#include "reference/types/kv_connector.h"
 
 namespace lockstep {
 

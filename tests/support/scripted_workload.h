@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "sim/workload.h"
+#include "sim/engine/workload.h"
 #include "tests/support/scripted_connector.h"
 
 namespace lockstep {

@@ -4,12 +4,12 @@
 #include <string>
 #include <vector>
 
-#include "reference/token_run.h"
+#include "reference/types/token_run.h"
+#include "tests/traces/sample_generator.h"
 #include "tests/traces/text_files.h"
-#include "traces/data_dir.h"
-#include "traces/open_trace.h"
-#include "traces/sample_generator.h"
-#include "traces/saved_case.h"
+#include "traces/formats/saved_case.h"
+#include "traces/importers/open_trace.h"
+#include "traces/models/data_dir.h"
 
 namespace lockstep {
 namespace {

@@ -5,14 +5,14 @@
 #include <cstdlib>
 #include <filesystem>
 
+#include "base/json_reader.h"
+#include "tests/traces/sample_generator.h"
 #include "tests/traces/text_files.h"
-#include "traces/azure.h"
-#include "traces/data_dir.h"
-#include "traces/json_reader.h"
-#include "traces/mooncake.h"
-#include "traces/open_trace.h"
-#include "traces/prompt_json.h"
-#include "traces/sample_generator.h"
+#include "traces/formats/prompt_json.h"
+#include "traces/importers/azure.h"
+#include "traces/importers/mooncake.h"
+#include "traces/importers/open_trace.h"
+#include "traces/models/data_dir.h"
 
 namespace lockstep {
 namespace {

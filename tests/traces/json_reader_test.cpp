@@ -1,14 +1,14 @@
 // Strict reading of JSON: whatever the bytes, the answer is a value or one sentence.
-#include "traces/json_reader.h"
+#include "base/json_reader.h"
 
 #include <gtest/gtest.h>
 
 #include <limits>
 #include <string>
 
-#include "reference/token_run.h"
-#include "traces/decimal.h"
-#include "traces/json_writer.h"
+#include "base/decimal.h"
+#include "base/json_writer.h"
+#include "reference/types/token_run.h"
 
 namespace lockstep {
 namespace {

@@ -1,10 +1,10 @@
 // Model files: what they say is what is planned; what they get wrong is one sentence; a config.json
 // of each family of architectures gives the layers that its engine would keep.
-#include "traces/model_file.h"
+#include "traces/models/model_file.h"
 
 #include <gtest/gtest.h>
 
-#include "reference/page_size.h"
+#include "reference/plan/page_size.h"
 
 namespace lockstep {
 namespace {

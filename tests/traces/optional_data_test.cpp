@@ -5,8 +5,8 @@
 #include <filesystem>
 
 #include "tests/traces/text_files.h"
-#include "traces/data_dir.h"
-#include "traces/open_trace.h"
+#include "traces/importers/open_trace.h"
+#include "traces/models/data_dir.h"
 
 namespace lockstep {
 namespace {

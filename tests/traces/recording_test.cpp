@@ -1,14 +1,14 @@
 // Recordings: what an engine decided is read in full, written back byte for byte, and nothing that
 // is not as documented goes through.
-#include "traces/recording.h"
+#include "traces/formats/recording.h"
 
 #include <gtest/gtest.h>
 
 #include <filesystem>
 
 #include "tests/traces/text_files.h"
-#include "traces/benchmark_file.h"
-#include "traces/data_dir.h"
+#include "traces/importers/benchmark_file.h"
+#include "traces/models/data_dir.h"
 
 namespace lockstep {
 namespace {

@@ -1,17 +1,17 @@
 // Request traces: written and read back unchanged, whatever a request may be, and strictly.
-#include "traces/request_trace.h"
+#include "traces/formats/request_trace.h"
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <sstream>
 
+#include "tests/traces/sample_generator.h"
 #include "tests/traces/text_files.h"
-#include "traces/data_dir.h"
-#include "traces/engine_options.h"
-#include "traces/open_trace.h"
-#include "traces/prompt_json.h"
-#include "traces/sample_generator.h"
+#include "traces/formats/engine_options.h"
+#include "traces/formats/prompt_json.h"
+#include "traces/importers/open_trace.h"
+#include "traces/models/data_dir.h"
 
 namespace lockstep {
 namespace {

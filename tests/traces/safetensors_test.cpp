@@ -1,6 +1,6 @@
 // Tensors in a file come back as they were written, and a file of which a part is missing, or that
 // says what does not fit, is refused.
-#include "traces/safetensors.h"
+#include "traces/formats/safetensors.h"
 
 #include <gtest/gtest.h>
 

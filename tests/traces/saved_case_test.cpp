@@ -1,15 +1,15 @@
 // Saved cases: everything a replay needs survives the file, and a file is whole or refused.
-#include "traces/saved_case.h"
+#include "traces/formats/saved_case.h"
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <filesystem>
 
+#include "base/atomic_file.h"
+#include "tests/traces/sample_generator.h"
 #include "tests/traces/text_files.h"
-#include "traces/atomic_file.h"
-#include "traces/data_dir.h"
-#include "traces/sample_generator.h"
+#include "traces/models/data_dir.h"
 
 namespace lockstep {
 namespace {

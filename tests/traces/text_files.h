@@ -7,7 +7,7 @@
 #include <string>
 #include <string_view>
 
-#include "reference/result.h"
+#include "base/result.h"
 
 namespace lockstep::testing_files {
 

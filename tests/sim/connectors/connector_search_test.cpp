@@ -4,11 +4,11 @@
 // they are computed again it finds the lost blocks of finding 9, and nothing else.
 #include <gtest/gtest.h>
 
-#include "reference/token_run.h"
-#include "sim/audit/audit.h"
+#include "properties/audit/audit.h"
+#include "reference/types/token_run.h"
 #include "sim/connectors/connect.h"
-#include "sim/lockstep.h"
-#include "sim/run_recorder.h"
+#include "sim/engine/lockstep.h"
+#include "sim/engine/run_recorder.h"
 #include "tests/support/scripted_workload.h"
 
 namespace lockstep {

@@ -6,8 +6,8 @@
 #include <algorithm>
 
 #include "cuda_backend/simt_backend.h"
-#include "reference/memory_model.h"
-#include "reference/token_run.h"
+#include "reference/memory/memory_model.h"
+#include "reference/types/token_run.h"
 #include "tests/sim/world.h"
 
 namespace lockstep {

@@ -3,7 +3,7 @@
 
 #include <gtest/gtest.h>
 
-#include "sim/lockstep.h"
+#include "sim/engine/lockstep.h"
 
 namespace lockstep {
 namespace {

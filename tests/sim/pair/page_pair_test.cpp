@@ -4,8 +4,8 @@
 
 #include <algorithm>
 
-#include "reference/memory_model.h"
-#include "reference/rank_plan.h"
+#include "reference/memory/memory_model.h"
+#include "reference/plan/rank_plan.h"
 #include "sim/pair/block_payload.h"
 #include "tests/sim/pair/pairs.h"
 

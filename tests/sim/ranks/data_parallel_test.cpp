@@ -9,9 +9,9 @@
 
 #include "cuda_backend/simt_backend.h"
 #include "sim/connectors/connect.h"
-#include "sim/faulty_workload.h"
+#include "sim/engine/faulty_workload.h"
+#include "sim/engine/run_recorder.h"
 #include "sim/ranks/collectives.h"
-#include "sim/run_recorder.h"
 #include "tests/sim/world.h"
 
 namespace lockstep {

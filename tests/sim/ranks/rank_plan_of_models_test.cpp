@@ -3,11 +3,11 @@
 #include <fmt/core.h>
 #include <gtest/gtest.h>
 
-#include "cuda_backend/rank_share.h"
-#include "reference/model_spec.h"
-#include "reference/planner.h"
-#include "reference/rank_plan.h"
-#include "traces/model_file.h"
+#include "cuda_backend/views/rank_share.h"
+#include "reference/plan/model_spec.h"
+#include "reference/plan/planner.h"
+#include "reference/plan/rank_plan.h"
+#include "traces/models/model_file.h"
 
 namespace lockstep {
 namespace {

@@ -4,7 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "cuda_backend/simt_backend.h"
-#include "reference/rank_plan.h"
+#include "reference/plan/rank_plan.h"
 #include "tests/sim/world.h"
 
 namespace lockstep {

@@ -6,8 +6,8 @@
 
 #include <algorithm>
 
-#include "traces/json_reader.h"
-#include "traces/model_file.h"
+#include "base/json_reader.h"
+#include "traces/models/model_file.h"
 
 namespace lockstep {
 namespace {

@@ -1,0 +1,29 @@
+// Work done in a child process, so that a crash or a hang of it is an answer and not the end.
+//
+// (1) Whatever the child does to its memory, nothing of it is seen here but the text it answers.
+// (2) After the call no child is left.
+//
+// REQUIRES: a caller without other threads that hold locks; the child is a fork of this process.
+#pragma once
+
+#include <chrono>
+#include <functional>
+#include <string>
+
+#include "base/result.h"
+
+namespace lockstep {
+
+struct ChildAnswer {
+  enum class End : std::uint8_t { answered, crashed, timed_out };
+  End end = End::answered;
+  std::string text;        // what the work returned
+  std::string last_words;  // of a child that crashed: the end of what it printed
+  std::string signal;      // of a child that crashed: "SIGABRT"; empty: it left by itself
+};
+
+// Errors: no process or pipe to be had.
+Result<ChildAnswer> run_in_child(const std::function<std::string()>& work,
+                                 std::chrono::milliseconds time_limit);
+
+}  // namespace lockstep

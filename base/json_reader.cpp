@@ -1,0 +1,280 @@
+#include "base/json_reader.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <charconv>
+
+#include "base/decimal.h"
+
+namespace lockstep {
+
+std::string printable_excerpt(std::string_view text, std::size_t bytes_max) {
+  std::string out;
+  for (std::size_t i = 0; i < text.size() && i < bytes_max; ++i) {
+    const char c = text[i];
+    if (c >= 0x20 && c < 0x7f) {
+      out.push_back(c);
+    } else {
+      out.append(fmt::format("\\x{:02x}", static_cast<unsigned char>(c)));
+    }
+  }
+  if (text.size() > bytes_max) out.append("...");
+  return out;
+}
+
+JsonReader::JsonReader(std::string file) : file_(std::move(file)) {}
+JsonReader::~JsonReader() = default;
+JsonReader::JsonReader(JsonReader&&) noexcept = default;
+JsonReader& JsonReader::operator=(JsonReader&&) noexcept = default;
+
+JsonValue JsonReader::root() {
+  LS_CHECK(failed_ || !nodes_.empty(), "root() without a document");
+  return nodes_.empty() ? JsonValue() : JsonValue(this, 0);
+}
+
+void JsonReader::fail_line(std::int64_t line, std::string_view reason) {
+  if (failed_) return;
+  failed_ = true;
+  error_.message = fmt::format("{}:{}: {}", file_, line, reason);
+}
+
+void JsonReader::fail_with(const Error& error) {
+  if (failed_) return;
+  failed_ = true;
+  error_ = error;
+}
+
+void JsonReader::fail_at(std::uint32_t node, std::string_view sentence) {
+  if (failed_) return;
+  // The offset of a number lies one past it, behind the newline that may end it.
+  const std::size_t offset = nodes_[node].offset;
+  const std::string_view before = text_.substr(0, offset == 0 ? 0 : offset - 1);
+  const auto line = line_ + std::count(before.begin(), before.end(), '\n');
+  const std::string path = path_of(node);
+  fail_line(line,
+            path.empty() ? std::string(sentence) : fmt::format("field `{}`: {}", path, sentence));
+}
+
+std::string JsonReader::path_of(std::uint32_t node) const {
+  std::string path;
+  while (node != 0) {
+    const std::uint32_t parent = nodes_[node].parent;
+    const char* dot = path.empty() || path.front() == '[' ? "" : ".";
+    if (nodes_[parent].kind == Kind::array) {
+      std::size_t position = 0;
+      for (auto i = nodes_[parent].first; i != node; i = nodes_[i].next) ++position;
+      path = fmt::format("[{}]{}{}", position, dot, path);
+    } else {
+      path = fmt::format("{}{}{}", printable_excerpt(nodes_[node].key), dot, path);
+    }
+    node = parent;
+  }
+  return path;
+}
+
+std::string JsonReader::number_text(std::uint32_t index) const {
+  const Node& node = nodes_[index];
+  if (node.kind == Kind::decimal) return std::string(node.text);
+  return fmt::format("{}{}", node.negative ? "-" : "", node.magnitude);
+}
+
+std::string JsonReader::found_text(std::uint32_t index) const {
+  const Node& node = nodes_[index];
+  switch (node.kind) {
+    case Kind::null:
+      return "null";
+    case Kind::boolean:
+      return node.magnitude != 0 ? "true" : "false";
+    case Kind::integer:
+      return fmt::format("{}{}", node.negative ? "-" : "", node.magnitude);
+    case Kind::decimal:
+      return printable_excerpt(node.text);
+    case Kind::string:
+      return fmt::format("\"{}\"", printable_excerpt(node.text));
+    case Kind::array:
+      return fmt::format("an array of {} element{}", node.count, node.count == 1 ? "" : "s");
+    case Kind::object:
+      return "an object";
+  }
+  return {};
+}
+
+bool JsonValue::is_null() const { return reader_ && reader_->is(index_, JsonReader::Kind::null); }
+bool JsonValue::is_object() const {
+  return reader_ && reader_->is(index_, JsonReader::Kind::object);
+}
+bool JsonValue::is_array() const { return reader_ && reader_->is(index_, JsonReader::Kind::array); }
+bool JsonValue::is_string() const {
+  return reader_ && reader_->is(index_, JsonReader::Kind::string);
+}
+bool JsonValue::is_number() const {
+  return reader_ && (reader_->is(index_, JsonReader::Kind::integer) ||
+                     reader_->is(index_, JsonReader::Kind::decimal));
+}
+
+void JsonValue::refuse(std::string_view expected) {
+  if (reader_ == nullptr) return;
+  reader_->fail_at(index_,
+                   fmt::format("found {}; expected {}", reader_->found_text(index_), expected));
+}
+
+void JsonValue::refuse_because(std::string_view reason) {
+  if (reader_ != nullptr) reader_->fail_at(index_, reason);
+}
+
+bool JsonValue::boolean() {
+  if (reader_ == nullptr) return false;
+  if (!reader_->is(index_, JsonReader::Kind::boolean)) refuse("true or false");
+  return reader_->ok() && reader_->nodes_[index_].magnitude != 0;
+}
+
+std::string_view JsonValue::string() {
+  if (reader_ == nullptr) return {};
+  if (!reader_->is(index_, JsonReader::Kind::string)) refuse("a string");
+  return reader_->ok() ? reader_->nodes_[index_].text : std::string_view{};
+}
+
+std::string_view JsonValue::nonempty_string() {
+  const std::string_view text = string();
+  if (reader_ != nullptr && reader_->ok() && text.empty()) refuse("a string that is not empty");
+  return text;
+}
+
+std::int64_t JsonValue::integer_between(std::int64_t min, std::int64_t max) {
+  if (reader_ == nullptr) return 0;
+  const JsonReader::Node& node = reader_->nodes_[index_];
+  if (node.kind == JsonReader::Kind::integer) {
+    const std::uint64_t magnitude_max =
+        static_cast<std::uint64_t>(std::numeric_limits<std::int64_t>::max()) +
+        (node.negative ? 1 : 0);
+    if (node.magnitude <= magnitude_max) {
+      const auto value =
+          static_cast<std::int64_t>(node.negative ? 0 - node.magnitude : node.magnitude);
+      if (value >= min && value <= max) return value;
+    }
+  }
+  refuse(min == max ? fmt::format("the integer {}", min)
+                    : fmt::format("an integer from {} to {}", min, max));
+  return 0;
+}
+
+std::uint64_t JsonValue::uint64() {
+  if (reader_ == nullptr) return 0;
+  const JsonReader::Node& node = reader_->nodes_[index_];
+  if (node.kind == JsonReader::Kind::integer && !node.negative) return node.magnitude;
+  refuse("an integer from 0 to 18446744073709551615");
+  return 0;
+}
+
+std::int64_t JsonValue::scaled_decimal(int digits) {
+  if (reader_ == nullptr) return 0;
+  const JsonReader::Node& node = reader_->nodes_[index_];
+  if (node.kind == JsonReader::Kind::integer || node.kind == JsonReader::Kind::decimal) {
+    const std::string text = reader_->number_text(index_);
+    if (const auto value = scaled_decimal_of(text, digits)) return *value;
+  }
+  refuse(
+      fmt::format("a number with at most {} digits behind the point, no exponent, and at most {} "
+                  "when multiplied by 10^{}",
+                  digits, std::numeric_limits<std::int64_t>::max(), digits));
+  return 0;
+}
+
+double JsonValue::binary64() {
+  if (reader_ == nullptr) return 0;
+  if (!is_number()) refuse("a number");
+  if (!reader_->ok()) return 0;
+  const std::string text = reader_->number_text(index_);
+  double value = 0;
+  const auto [end, status] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (status != std::errc{} || end != text.data() + text.size()) refuse("a number");
+  return value;
+}
+
+JsonArray JsonValue::array() {
+  JsonArray array;
+  if (reader_ == nullptr) return array;
+  if (!is_array()) refuse("an array");
+  if (!reader_->ok()) return array;
+  array.reader_ = reader_;
+  array.first_ = reader_->nodes_[index_].first;
+  array.size_ = reader_->nodes_[index_].count;
+  return array;
+}
+
+JsonObject JsonValue::object() {
+  JsonObject object;
+  if (reader_ == nullptr) return object;
+  if (!is_object()) refuse("an object");
+  if (!reader_->ok()) return object;
+  object.reader_ = reader_;
+  object.index_ = index_;
+  object.first_ = object.hint_ = reader_->nodes_[index_].first;
+  object.size_ = reader_->nodes_[index_].count;
+  return object;
+}
+
+JsonValue JsonArray::operator[](std::size_t i) const {
+  LS_CHECK(i < size_, "element {} of {}", i, size_);
+  std::uint32_t index = first_;
+  for (; i > 0; --i) index = reader_->nodes_[index].next;
+  return {reader_, index};
+}
+
+std::uint32_t JsonObject::find(std::string_view key) const {
+  if (first_ == 0) return 0;
+  // Two rounds: from where the last key was found to the end, then from the start to there.
+  for (std::uint32_t i = hint_; i != 0; i = reader_->nodes_[i].next) {
+    if (reader_->nodes_[i].key == key) return hint_ = i;
+  }
+  for (std::uint32_t i = first_; i != hint_; i = reader_->nodes_[i].next) {
+    if (reader_->nodes_[i].key == key) return hint_ = i;
+  }
+  return 0;
+}
+
+bool JsonObject::has(std::string_view key) const { return find(key) != 0; }
+
+JsonValue JsonObject::optional(std::string_view key) {
+  const std::uint32_t found = find(key);
+  if (found == 0) return {};
+  reader_->nodes_[found].asked_for = true;
+  return {reader_, found};
+}
+
+JsonValue JsonObject::required(std::string_view key) {
+  const JsonValue value = optional(key);
+  if (!value && reader_ != nullptr) {
+    refuse_because(fmt::format("found no key \"{}\"; expected it", key));
+  }
+  return value;
+}
+
+void JsonObject::finish() {
+  if (reader_ == nullptr) return;
+  for (std::uint32_t i = first_; i != 0; i = reader_->nodes_[i].next) {
+    const JsonReader::Node& node = reader_->nodes_[i];
+    if (!node.asked_for && !node.key.starts_with("x_")) {
+      reader_->fail_at(i,
+                       "found a key that this format does not have; expected a known key, or one "
+                       "that starts with x_");
+    }
+  }
+}
+
+std::vector<JsonEntry> JsonObject::entries() {
+  std::vector<JsonEntry> entries;
+  entries.reserve(size_);
+  for (std::uint32_t i = first_; i != 0; i = reader_->nodes_[i].next) {
+    reader_->nodes_[i].asked_for = true;
+    entries.push_back({reader_->nodes_[i].key, JsonValue(reader_, i)});
+  }
+  return entries;
+}
+
+void JsonObject::refuse_because(std::string_view reason) {
+  if (reader_ != nullptr) reader_->fail_at(index_, reason);
+}
+
+}  // namespace lockstep

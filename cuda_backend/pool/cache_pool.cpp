@@ -1,0 +1,363 @@
+#include "cuda_backend/pool/cache_pool.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "base/check.h"
+#include "cuda_backend/protocol.h"
+
+namespace lockstep::cuda {
+namespace {
+
+constexpr std::int64_t kGuardBytes = 4096;
+
+// What pads a batch of state updates.
+constexpr StateUpdateItem kNoUpdate{
+    .group = -1, .source = 0, .target = 0, .num_tokens = 0, .first_token = 0};
+
+std::int32_t longest(std::span<const RegionRange> ranges) {
+  std::int32_t most = 0;
+  for (const RegionRange& range : ranges) most = std::max(most, range.end - range.begin);
+  return most;
+}
+
+template <class Part>
+std::int64_t largest(std::span<const Part> parts) {
+  std::int64_t most = 0;
+  for (const Part& part : parts) most = std::max(most, part.size_bytes);
+  return most;
+}
+
+}  // namespace
+
+CachePool::CachePool(Device& device, const BackendConfig& config)
+    : device_(device),
+      config_(config),
+      waves_(config.plan.num_blocks),
+      regions_(device, "block regions"),
+      poison_regions_(device, "poison regions"),
+      pages_(device, "page regions"),
+      regions_of_group_(device, "regions of groups"),
+      states_of_group_(device, "states of groups"),
+      states_(device, "state caches"),
+      device_page_sizes_(device, "page sizes"),
+      poison_items_(device, "blocks to poison"),
+      zero_items_(device, "blocks to zero"),
+      copy_items_(device, "blocks to copy"),
+      state_items_(device, "state updates"),
+      fingerprint_items_(device, "pages to fingerprint"),
+      sums_(device, "fingerprints") {}
+
+CachePool::~CachePool() {
+  for (std::byte* tensor : tensors_)
+    if (tensor != nullptr) device_.release(tensor - guard_bytes_);
+}
+
+Result<std::unique_ptr<CachePool>> CachePool::create(Device& device, const BackendConfig& config,
+                                                     const Defects& defects,
+                                                     std::span<const LayerOfModel> places) {
+  std::unique_ptr<CachePool> pool(new CachePool(device, config));
+  if (auto allocated = pool->allocate(defects, places); !allocated)
+    return tl::unexpected(allocated.error());
+  pool->poison_all(Poison::fresh);
+  if (auto done = device.finish(); !done) return tl::unexpected(done.error());
+  return pool;
+}
+
+Result<void> CachePool::allocate(const Defects& defects, std::span<const LayerOfModel> places) {
+  guard_bytes_ = device_.watches_accesses() ? 0 : kGuardBytes;
+  for (std::size_t t = 0; t < config_.plan.tensors.size(); ++t) {
+    const std::int64_t size_bytes = config_.plan.tensors[t].size_bytes;
+    LS_CHECK(size_bytes % config_.plan.num_blocks == 0, "tensor {}: {} bytes for {} blocks", t,
+             size_bytes, config_.plan.num_blocks);
+    page_sizes_.push_back(size_bytes / config_.plan.num_blocks);
+    names_.push_back(fmt::format("KV cache tensor {}", t));
+    std::byte* memory = device_.allocate(size_bytes + 2 * guard_bytes_, names_.back());
+    tensors_.push_back(memory == nullptr ? nullptr : memory + guard_bytes_);
+  }
+  if (!device_.failed()) fill_guards();
+  if (auto done = device_.finish(); !done) return done;
+  auto layers = layer_caches(config_, defects, places, tensors_);
+  if (!layers) return tl::unexpected(layers.error());
+  layers_ = std::move(*layers);
+  max_regions_ = longest(layers_.regions_of_group);
+  max_states_ = longest(layers_.states_of_group);
+  max_region_bytes_ = largest<BlockRegion>(layers_.regions);
+  max_state_bytes_ = largest<StateCache>(layers_.states);
+  regions_.upload(layers_.regions);
+  poison_regions_.upload(layers_.poison_regions);
+  pages_.upload(layers_.pages);
+  regions_of_group_.upload(layers_.regions_of_group);
+  states_of_group_.upload(layers_.states_of_group);
+  states_.upload(layers_.states);
+  device_page_sizes_.upload(page_sizes_);
+  return device_.finish();
+}
+
+template <class Describe>
+void CachePool::launch_poison(const PoisonItem* items, std::int64_t count, Poison kind,
+                              Describe describe) {
+  device_.launch(device_.kernels().poison_blocks,
+                 PoisonBlocksParams{
+                     .regions = items != nullptr ? poison_regions_.data() : pages_.data(),
+                     .page_size_bytes = device_page_sizes_.data(),
+                     .items = items,
+                     .num_regions = static_cast<std::int32_t>(
+                         items != nullptr ? layers_.poison_regions.size() : layers_.pages.size()),
+                     .num_items = static_cast<std::int32_t>(count),
+                     .kind_of_all = static_cast<std::uint32_t>(kind),
+                     .max_region_bytes = largest<BlockRegion>(layers_.pages)},
+                 describe);
+}
+
+void CachePool::poison_all(Poison kind) {
+  launch_poison(nullptr, config_.plan.num_blocks, kind, [](Operation&) {});
+}
+
+void CachePool::poison(std::span<const PoisonBlock> blocks) {
+  if (blocks.empty()) return;
+  host_poison_.clear();
+  for (const PoisonBlock& item : blocks)
+    host_poison_.push_back({index_of(item.block), static_cast<std::uint32_t>(item.kind)});
+  const PoisonItem* items = poison_items_.upload(host_poison_);
+  waves_.for_each_write<PoisonItem>(host_poison_, [&](std::size_t first, std::size_t count) {
+    launch_poison(items + first, static_cast<std::int64_t>(count), Poison::fresh,
+                  [&](Operation& operation) {
+                    operation.named("poison_blocks")
+                        .read_all(poison_regions_, device_page_sizes_, poison_items_);
+                    for (const PoisonItem& item : std::span(host_poison_).subspan(first, count))
+                      for (std::size_t tensor = 0; tensor < tensors_.size(); ++tensor)
+                        add_block_ranges(layers_, static_cast<std::int32_t>(tensor), item.block,
+                                         operation.writes);
+                  });
+  });
+}
+
+void CachePool::zero(std::span<const GroupBlock> blocks) {
+  if (blocks.empty() || device_.defect() == Defect::zero_lost) return;
+  host_zero_.clear();
+  for (const GroupBlock& item : blocks) host_zero_.push_back({item.group, index_of(item.block)});
+  const GroupBlockItem* items = zero_items_.upload(host_zero_);
+  waves_.for_each_write<GroupBlockItem>(host_zero_, [&](std::size_t first, std::size_t count) {
+    device_.launch(
+        device_.kernels().zero_blocks,
+        ZeroBlocksParams{.regions = regions_.data(),
+                         .groups = regions_of_group_.data(),
+                         .items = items + first,
+                         .num_items = static_cast<std::int32_t>(count),
+                         .max_regions = max_regions_,
+                         .max_region_bytes = max_region_bytes_},
+        [&](Operation& operation) {
+          operation.named("zero_blocks").read_all(regions_, regions_of_group_, zero_items_);
+          for (const GroupBlockItem& item : std::span(host_zero_).subspan(first, count))
+            add_region_ranges(item.group, item.block, operation.writes);
+        });
+  });
+}
+
+void CachePool::copy(std::span<const BlockCopy> copies) {
+  if (copies.empty() || device_.defect() == Defect::state_copy_lost) return;
+  host_copies_.clear();
+  for (const BlockCopy& item : copies)
+    host_copies_.push_back({item.group, index_of(item.source), index_of(item.target)});
+  const BlockCopyItem* items = copy_items_.upload(host_copies_);
+  waves_.for_each_move<BlockCopyItem>(host_copies_, [&](std::size_t first, std::size_t count) {
+    device_.launch(
+        device_.kernels().copy_blocks,
+        CopyBlocksParams{.regions = regions_.data(),
+                         .groups = regions_of_group_.data(),
+                         .items = items + first,
+                         .num_items = static_cast<std::int32_t>(count),
+                         .max_regions = max_regions_,
+                         .max_region_bytes = max_region_bytes_},
+        [&](Operation& operation) {
+          operation.named("copy_blocks").read_all(regions_, regions_of_group_, copy_items_);
+          for (const BlockCopyItem& item : std::span(host_copies_).subspan(first, count)) {
+            add_region_ranges(item.group, item.source, operation.reads);
+            add_region_ranges(item.group, item.target, operation.writes);
+          }
+        });
+  });
+}
+
+void CachePool::add_region_ranges(std::int32_t group, std::int32_t block,
+                                  std::vector<MemoryRange>& ranges) const {
+  const RegionRange regions = layers_.regions_of_group[group];
+  for (std::int32_t i = regions.begin; i < regions.end; ++i)
+    ranges.push_back(range_in_block(layers_.regions[i], block));
+}
+
+// Where an update starts from. Planted: from the last draft of the row's step before, accepted or
+// not.
+BlockId CachePool::source_of(const StateUpdate& update) const {
+  if (device_.defect() != Defect::state_draft_reuse) return update.source;
+  BlockId last = update.source;
+  bool goes_on = false;
+  for (const StateUpdate& before : last_updates_) {
+    if (before.row != update.row || before.group != update.group) continue;
+    goes_on |= before.target == update.source;
+    last = before.target;
+  }
+  return goes_on ? last : update.source;
+}
+
+void CachePool::update_states(std::span<const StateUpdate> updates,
+                              const DeviceArray<std::uint64_t>& contents) {
+  if (updates.empty()) return;
+  host_updates_.clear();
+  for (std::size_t i = 0; i < updates.size(); ++i) {
+    const StateUpdate& item = updates[i];
+    const bool is_draft =
+        i > 0 && item.row == updates[i - 1].row && item.group == updates[i - 1].group;
+    const BlockId source = is_draft ? item.source : source_of(item);
+    host_updates_.push_back(
+        {item.group, index_of(source), index_of(item.target), item.num_tokens, item.first_token});
+  }
+  last_updates_.assign(updates.begin(), updates.end());
+  const auto count = static_cast<std::int32_t>(updates.size());
+  const std::int32_t size = device_.padded_batch(count);
+  host_updates_.resize(std::max(count, size), kNoUpdate);
+  state_items_.upload(host_updates_);
+  host_updates_.resize(updates.size());
+  // Where they run in waves, how they are cut differs from step to step.
+  bool one_wave = false;
+  waves_.for_each_move<StateUpdateItem>(
+      host_updates_, [&](std::size_t, std::size_t wave) { one_wave = wave == updates.size(); });
+  if (one_wave && device_.captures(size))
+    return device_.run_captured("state updates", size,
+                                [&] { launch_updates(0, updates.size(), size, contents); });
+  waves_.for_each_move<StateUpdateItem>(host_updates_, [&](std::size_t first, std::size_t wave) {
+    launch_updates(first, wave, static_cast<std::int32_t>(wave), contents);
+  });
+}
+
+void CachePool::launch_updates(std::size_t first, std::size_t count, std::int32_t num_padded,
+                               const DeviceArray<std::uint64_t>& contents) {
+  device_.launch(
+      device_.kernels().update_states,
+      StateUpdateParams{.states = states_.data(),
+                        .groups = states_of_group_.data(),
+                        .items = state_items_.data() + first,
+                        .contents = contents.data(),
+                        .num_items = num_padded,
+                        .max_states = max_states_,
+                        .max_state_bytes = max_state_bytes_},
+      [&](Operation& operation) {
+        operation.named("update_states")
+            .read_all(states_, states_of_group_, state_items_, contents);
+        for (const StateUpdateItem& item : std::span(host_updates_).subspan(first, count)) {
+          add_region_ranges(item.group, item.source, operation.reads);
+          add_region_ranges(item.group, item.target, operation.writes);
+        }
+      });
+}
+
+Result<void> CachePool::fingerprint_pages(std::span<const PageId> pages,
+                                          std::span<Fingerprint> fingerprints) {
+  LS_CHECK(pages.size() == fingerprints.size(), "{} pages, {} fingerprints", pages.size(),
+           fingerprints.size());
+  if (pages.empty()) return device_.finish();
+  host_fingerprints_.clear();
+  for (const PageId& page : pages) {
+    LS_CHECK(page.tensor >= 0 && static_cast<std::size_t>(page.tensor) < tensors_.size(),
+             "tensor {}", page.tensor);
+    LS_CHECK(index_of(page.block) >= 0 && index_of(page.block) < config_.plan.num_blocks,
+             "block {}", index_of(page.block));
+    host_fingerprints_.push_back({page.tensor, index_of(page.block)});
+  }
+  const auto num_sums = static_cast<std::int64_t>(2 * pages.size());
+  sums_.reserve(num_sums);
+  device_.zero(sums_.data(), num_sums * 8);
+  device_.launch(
+      device_.kernels().fingerprint_pages,
+      FingerprintParams{.tensors = pages_.data(),
+                        .items = fingerprint_items_.upload(host_fingerprints_),
+                        .sums = sums_.data(),
+                        .num_items = static_cast<std::int32_t>(pages.size()),
+                        .max_page_bytes = largest<BlockRegion>(layers_.pages)},
+      [&](Operation& operation) {
+        operation.named("fingerprint_pages").read_all(pages_, fingerprint_items_).write_all(sums_);
+        for (const FingerprintItem& item : host_fingerprints_)
+          operation.read(range_in_block(layers_.pages[item.tensor], item.block));
+      });
+  host_sums_.resize(2 * pages.size());
+  device_.download(host_sums_.data(), sums_.data(), num_sums * 8);
+  if (auto done = device_.finish(); !done) return done;
+  for (std::size_t i = 0; i < pages.size(); ++i)
+    fingerprints[i] = {host_sums_[2 * i], host_sums_[2 * i + 1]};
+  return {};
+}
+
+// Zone 2 * t lies in front of tensor t, zone 2 * t + 1 behind it.
+std::byte* CachePool::guard(std::size_t zone) const {
+  const std::size_t tensor = zone / 2;
+  return tensors_[tensor] +
+         (zone % 2 == 1 ? config_.plan.tensors[tensor].size_bytes : -guard_bytes_);
+}
+
+void CachePool::fill_guards() {
+  const auto size = static_cast<std::size_t>(guard_bytes_);
+  guards_.resize(2 * tensors_.size() * size);
+  for (std::size_t zone = 0; zone < 2 * tensors_.size() && size != 0; ++zone) {
+    const auto bytes = std::span(guards_).subspan(zone * size, size);
+    fill_poison(static_cast<std::uint64_t>(Poison::padding), static_cast<std::int32_t>(zone / 2),
+                zone % 2 == 1 ? config_.plan.num_blocks : -1, 0, bytes);
+    device_.upload(guard(zone), bytes.data(), guard_bytes_);
+  }
+  found_guards_ = guards_;
+}
+
+void CachePool::download_guards() {
+  for (std::size_t zone = 0; zone < 2 * tensors_.size() && guard_bytes_ != 0; ++zone)
+    device_.download(found_guards_.data() + static_cast<std::int64_t>(zone) * guard_bytes_,
+                     guard(zone), guard_bytes_);
+}
+
+void CachePool::check_guards(std::vector<MemoryReport>& reports) {
+  const auto differs = std::ranges::mismatch(guards_, found_guards_).in1;
+  if (differs == guards_.end()) return;
+  const std::int64_t at = differs - guards_.begin();
+  const auto zone = static_cast<std::size_t>(at / guard_bytes_);
+  const std::int64_t in_zone = at % guard_bytes_;
+  MemoryReport report;
+  report.kind = "guard zone";
+  report.message = zone % 2 == 1 ? fmt::format("guard zone: a write {} bytes past the end of {}",
+                                               in_zone, names_[zone / 2])
+                                 : fmt::format("guard zone: a write {} bytes in front of {}",
+                                               guard_bytes_ - in_zone, names_[zone / 2]);
+  reports.push_back(std::move(report));
+  fill_guards();
+}
+
+const std::byte* CachePool::address(PageId page, std::int64_t byte) const {
+  const std::int64_t size = page_size_bytes(page.tensor);
+  LS_CHECK(byte >= 0 && byte < size, "byte {} of a page of {}", byte, size);
+  return tensors_[page.tensor] + std::int64_t{index_of(page.block)} * size + byte;
+}
+
+Result<std::vector<std::uint8_t>> CachePool::read_page(PageId page) {
+  std::vector<std::uint8_t> bytes(static_cast<std::size_t>(page_size_bytes(page.tensor)));
+  device_.download(bytes.data(), address(page, 0), static_cast<std::int64_t>(bytes.size()));
+  if (auto done = device_.finish(); !done) return tl::unexpected(done.error());
+  return bytes;
+}
+
+MemoryReport CachePool::locate(DeviceReport report) const {
+  MemoryReport located;
+  located.kind = std::move(report.kind);
+  located.kernel = std::move(report.kernel);
+  located.message = std::move(report.message);
+  const auto name = std::ranges::find(names_, report.allocation);
+  if (name == names_.end()) return located;
+  const auto tensor = static_cast<std::int32_t>(name - names_.begin());
+  const std::int64_t size = page_size_bytes(tensor);
+  const std::int64_t offset = report.byte_offset - guard_bytes_;
+  const std::int64_t block = offset / size;
+  if (offset < 0 || block >= config_.plan.num_blocks) return located;
+  located.page = PageId{tensor, BlockId{static_cast<std::int32_t>(block)}};
+  located.byte_in_page = offset - block * size;
+  return located;
+}
+
+}  // namespace lockstep::cuda

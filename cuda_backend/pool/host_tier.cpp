@@ -1,0 +1,201 @@
+#include "cuda_backend/pool/host_tier.h"
+
+#include <algorithm>
+
+#include "base/check.h"
+#include "cuda_backend/protocol.h"
+
+namespace lockstep::cuda {
+namespace {
+
+constexpr auto kTierAsTensor = static_cast<std::int32_t>(0x80000000u);  // of rule (12)
+
+// The widest access that both ends of a copy allow.
+std::int32_t unit_of(const BlockRegion& region, std::int64_t offset, std::int64_t stride) {
+  const std::int64_t all = region.unit_bytes | offset | stride;
+  return static_cast<std::int32_t>(all & -all);
+}
+
+}  // namespace
+
+HostTier::Direction::Direction(Device& device, const char* operation, bool towards_host)
+    : name(operation),
+      to_host(towards_host),
+      regions(device, std::string(operation) + ": regions"),
+      pairs(device, std::string(operation) + ": blocks") {}
+
+HostTier::HostTier(Device& device, const BackendConfig& config, const LayerCaches& layers)
+    : device_(device),
+      layers_(layers),
+      num_blocks_(config.num_host_blocks),
+      loads_(device, "load_blocks", false),
+      stores_(device, "store_blocks", true),
+      pages_(device, "host tier as a region"),
+      fingerprint_items_(device, "host blocks to fingerprint"),
+      sums_(device, "fingerprints of host blocks") {}
+
+HostTier::~HostTier() {
+  if (memory_ != nullptr) device_.release_host(memory_);
+}
+
+Result<std::unique_ptr<HostTier>> HostTier::create(Device& device, const BackendConfig& config,
+                                                   const LayerCaches& layers) {
+  LS_CHECK(config.num_host_blocks >= 0, "{} host blocks", config.num_host_blocks);
+  if (config.num_host_blocks == 0) return std::unique_ptr<HostTier>();
+  std::unique_ptr<HostTier> tier(new HostTier(device, config, layers));
+  if (auto allocated = tier->allocate(); !allocated) return tl::unexpected(allocated.error());
+  return tier;
+}
+
+Result<void> HostTier::allocate() {
+  offsets_.resize(layers_.regions.size());
+  for (const RegionRange& group : layers_.regions_of_group) {
+    std::int64_t offset = 0;
+    for (std::int32_t i = group.begin; i < group.end; ++i) {
+      offsets_[i] = offset;
+      offset += layers_.regions[i].size_bytes;
+      max_region_bytes_ = std::max(max_region_bytes_, layers_.regions[i].size_bytes);
+    }
+    group_bytes_.push_back(offset);
+    block_bytes_ = std::max(block_bytes_, offset);
+  }
+  memory_ = device_.allocate_host(num_blocks_ * block_bytes_, "host tier");
+  if (device_.failed()) return device_.finish();
+  std::vector<std::byte> poison(static_cast<std::size_t>(num_blocks_ * block_bytes_));
+  for (std::int64_t block = 0; block < num_blocks_; ++block)
+    fill_poison(static_cast<std::uint64_t>(Poison::fresh), kTierAsTensor, block, 0,
+                std::span(poison).subspan(static_cast<std::size_t>(block * block_bytes_),
+                                          static_cast<std::size_t>(block_bytes_)));
+  device_.upload(memory_, poison.data(), num_blocks_ * block_bytes_);
+  upload_regions(loads_);
+  upload_regions(stores_);
+  const BlockRegion whole{.base = memory_,
+                          .block_stride = block_bytes_,
+                          .size_bytes = block_bytes_,
+                          .tensor_offset = 0,
+                          .tensor = 0,
+                          .unit_bytes = unit_of({.unit_bytes = 16}, 0, block_bytes_)};
+  pages_.upload(std::span(&whole, 1));
+  return device_.finish();
+}
+
+void HostTier::upload_regions(Direction& direction) {
+  std::vector<PageRegion> regions;
+  for (std::size_t i = 0; i < layers_.regions.size(); ++i) {
+    const BlockRegion& in_cache = layers_.regions[i];
+    std::byte* in_tier = memory_ + offsets_[i];
+    PageRegion& region = regions.emplace_back();
+    region.target = direction.to_host ? in_tier : in_cache.base;
+    region.source = direction.to_host ? in_cache.base : in_tier;
+    region.target_stride = direction.to_host ? block_bytes_ : in_cache.block_stride;
+    region.source_stride = direction.to_host ? in_cache.block_stride : block_bytes_;
+    region.size_bytes = in_cache.size_bytes;
+    region.unit_bytes = unit_of(in_cache, offsets_[i], block_bytes_);
+  }
+  direction.regions.upload(regions);
+}
+
+void HostTier::load(std::span<const HostTransfer> transfers) { move(loads_, transfers); }
+void HostTier::store(std::span<const HostTransfer> transfers) { move(stores_, transfers); }
+
+void HostTier::move(Direction& direction, std::span<const HostTransfer> transfers) {
+  if (transfers.empty()) return;
+  std::vector<HostTransfer> by_group(transfers.begin(), transfers.end());
+  std::ranges::stable_sort(by_group, {}, &HostTransfer::group);
+  direction.host_pairs.clear();
+  for (const HostTransfer& item : by_group) {
+    LS_CHECK(index_of(item.host) >= 0 && index_of(item.host) < num_blocks_, "host block {} of {}",
+             index_of(item.host), num_blocks_);
+    const std::int32_t block = index_of(item.block), host = index_of(item.host);
+    direction.host_pairs.push_back(direction.to_host ? BlockPair{block, host}
+                                                     : BlockPair{host, block});
+  }
+  direction.pairs.upload(direction.host_pairs);
+  for (std::size_t first = 0; first < by_group.size();) {
+    std::size_t end = first;
+    while (end < by_group.size() && by_group[end].group == by_group[first].group) ++end;
+    launch(direction, by_group[first].group, first, end - first);
+    first = end;
+  }
+}
+
+void HostTier::launch(Direction& direction, std::int32_t group, std::size_t first,
+                      std::size_t count) {
+  const RegionRange regions = layers_.regions_of_group[group];
+  device_.launch(device_.kernels().copy_pages,
+                 CopyPagesParams{.regions = direction.regions.data() + regions.begin,
+                                 .pairs = direction.pairs.data() + first,
+                                 .num_regions = regions.end - regions.begin,
+                                 .num_pairs = static_cast<std::int32_t>(count),
+                                 .max_region_bytes = max_region_bytes_},
+                 [&](Operation& operation) {
+                   describe(direction, group, std::span(direction.host_pairs).subspan(first, count),
+                            operation);
+                 });
+}
+
+void HostTier::describe(const Direction& direction, std::int32_t group,
+                        std::span<const BlockPair> pairs, Operation& operation) const {
+  operation.named(direction.name).read_all(direction.regions, direction.pairs);
+  const RegionRange regions = layers_.regions_of_group[group];
+  for (const BlockPair& pair : pairs) {
+    const std::int32_t host = direction.to_host ? pair.target : pair.source;
+    const std::int32_t block = direction.to_host ? pair.source : pair.target;
+    std::vector<MemoryRange>& cache = direction.to_host ? operation.reads : operation.writes;
+    for (std::int32_t i = regions.begin; i < regions.end; ++i)
+      cache.push_back(range_in_block(layers_.regions[i], block));
+    (direction.to_host ? operation.writes : operation.reads)
+        .push_back(range_of(at(HostBlockId{host}), group_bytes_[group]));
+  }
+}
+
+std::byte* HostTier::at(HostBlockId host) const {
+  LS_CHECK(index_of(host) >= 0 && index_of(host) < num_blocks_, "host block {} of {}",
+           index_of(host), num_blocks_);
+  return memory_ + index_of(host) * block_bytes_;
+}
+
+Result<void> HostTier::fingerprint(std::span<const HostBlockId> hosts,
+                                   std::span<Fingerprint> fingerprints) {
+  LS_CHECK(hosts.size() == fingerprints.size(), "{} host blocks, {} fingerprints", hosts.size(),
+           fingerprints.size());
+  if (hosts.empty()) return device_.finish();
+  std::vector<FingerprintItem> items;
+  for (const HostBlockId host : hosts) items.push_back({0, index_of(host)});
+  const auto num_sums = static_cast<std::int64_t>(2 * hosts.size());
+  sums_.reserve(num_sums);
+  device_.zero(sums_.data(), num_sums * 8);
+  device_.launch(
+      device_.kernels().fingerprint_pages,
+      FingerprintParams{.tensors = pages_.data(),
+                        .items = fingerprint_items_.upload(items),
+                        .sums = sums_.data(),
+                        .num_items = static_cast<std::int32_t>(items.size()),
+                        .max_page_bytes = block_bytes_},
+      [&](Operation& operation) {
+        operation.named("fingerprint_pages").read_all(pages_, fingerprint_items_).write_all(sums_);
+        for (const HostBlockId host : hosts) operation.read(range_of(at(host), block_bytes_));
+      });
+  std::vector<unsigned long long> sums(2 * hosts.size());
+  device_.download(sums.data(), sums_.data(), num_sums * 8);
+  if (auto done = device_.finish(); !done) return done;
+  for (std::size_t i = 0; i < hosts.size(); ++i) fingerprints[i] = {sums[2 * i], sums[2 * i + 1]};
+  return {};
+}
+
+Result<std::vector<std::uint8_t>> HostTier::read(std::int32_t group, HostBlockId host) {
+  std::vector<std::uint8_t> bytes(static_cast<std::size_t>(group_bytes_[group]));
+  device_.download(bytes.data(), at(host), group_bytes_[group]);
+  if (auto done = device_.finish(); !done) return tl::unexpected(done.error());
+  return bytes;
+}
+
+Result<void> HostTier::write(std::int32_t group, HostBlockId host,
+                             std::span<const std::uint8_t> bytes) {
+  LS_CHECK(std::ssize(bytes) == group_bytes_[group], "{} bytes for a block of {}", bytes.size(),
+           group_bytes_[group]);
+  device_.upload(at(host), bytes.data(), group_bytes_[group]);
+  return device_.finish();
+}
+
+}  // namespace lockstep::cuda

@@ -1,0 +1,279 @@
+#include "cuda_backend/simt/watch/checker.h"
+
+#include <fmt/format.h>
+
+#include <cstring>
+#include <vector>
+
+#include "cuda_backend/simt/thread_index.h"
+
+namespace simt {
+namespace {
+constexpr std::uintptr_t kNullBytes = 1 << 20;  // an address below it is an offset from null
+}
+
+Checker::Checker(Arena& arena, SharedMemory& shared, CtaScheduler& scheduler, LaunchLog& launches,
+                 ReportLog& reports)
+    : arena_(arena),
+      shared_(shared),
+      scheduler_(scheduler),
+      launches_(launches),
+      reports_(reports),
+      device_shadow_(reinterpret_cast<Cell*>(arena.shadow().base()),
+                     reinterpret_cast<Origin*>(arena.origins().base())),
+      shared_cells_(VirtualRange::reserve(SharedMemory::kRangeBytes)),
+      shared_origins_(VirtualRange::reserve(SharedMemory::kRangeBytes)) {
+  static_assert(sizeof(Cell) == kGranuleBytes && sizeof(Origin) == kGranuleBytes);
+  shared_shadow_ = Shadow(reinterpret_cast<Cell*>(shared_cells_.base()),
+                          reinterpret_cast<Origin*>(shared_origins_.base()));
+}
+
+void Checker::begin_launch(const Options& options, const void* args, std::size_t args_bytes,
+                           Random* random, LaunchStatistics* statistics) {
+  options_ = options;
+  args_begin_ = reinterpret_cast<std::uintptr_t>(args);
+  args_bytes_ = args_bytes;
+  random_ = random;
+  statistics_ = statistics;
+  releases_.begin_launch();
+  read_only_.clear();
+}
+
+void Checker::begin_cta() {
+  shared_.poison();
+  shared_shadow_.clear(0, shared_.used_extent_bytes());
+}
+
+Viewer Checker::viewer() const {
+  const Worker* me = scheduler_.current();
+  return {me->stamp, scheduler_.base_epoch(), me, &scheduler_, &releases_};
+}
+
+// ---------------------------------------------------------------- places
+
+Checker::Place Checker::locate(const Access& access, bool aligned) {
+  const bool misaligned = aligned && (access.address & (access.bytes - 1)) != 0;
+  if (arena_.contains(access.address)) [[likely]] {
+    begin_access();
+    const Allocation* allocation = arena_.find(access.address);
+    if (allocation == nullptr || !allocation->holds(access.address, access.bytes)) [[unlikely]]
+      reject(ReportKind::out_of_bounds, access);
+    if (!allocation->live) [[unlikely]]
+      reject(ReportKind::use_after_free, access);
+    if (misaligned) [[unlikely]]
+      reject(ReportKind::misaligned, access);
+    if (options_.declared != nullptr || !read_only_.empty()) check_promises(access);
+    return {&device_shadow_, access.address - arena_.memory().begin()};
+  }
+  if (shared_.contains(access.address)) {
+    begin_access();
+    if (shared_.find(access.address, access.bytes) == nullptr) [[unlikely]]
+      reject(ReportKind::out_of_bounds, access);
+    if (misaligned) [[unlikely]]
+      reject(ReportKind::misaligned, access);
+    return {&shared_shadow_, shared_.offset_of(access.address)};
+  }
+  return locate_elsewhere(access);
+}
+
+Checker::Place Checker::locate_elsewhere(const Access& access) {
+  if (scheduler_.current()->fiber.owns(access.address)) return {};
+  if (access.kind == AccessKind::read) {
+    if (access.address - args_begin_ < args_bytes_) return {};
+    if (is_thread_index(access.address)) return {};
+    if (image_.contains(access.address, access.bytes)) return {};
+  }
+  reject(ReportKind::wild_access, access);
+}
+
+// Counts, and lets others run first when that is its turn: never between a verdict and its access.
+void Checker::begin_access() {
+  ++statistics_->accesses;
+  Worker* me = scheduler_.current();
+  if (++me->accesses > options_.max_accesses_per_thread) [[unlikely]] {
+    if (reports_.admit(ReportKind::runaway, 0)) {
+      Report report;
+      report.kind = ReportKind::runaway;
+      report.by = launches_.party_of(me->stamp);
+      report.thread_index = me->thread_index;
+      report.detail = fmt::format("after {} accesses", options_.max_accesses_per_thread);
+      reports_.add(std::move(report));
+    }
+    scheduler_.abandon();
+  }
+  if (options_.preempt_one_in != 0 && random_->below(options_.preempt_one_in) == 0)
+    scheduler_.preempt();
+}
+
+bool Checker::may_be_undefined(const Place& place) const {
+  return !options_.definedness_known && place.shadow == &device_shadow_;
+}
+
+// ---------------------------------------------------------------- accesses
+
+void Checker::access(std::uintptr_t address, std::size_t bytes, AccessKind kind, bool aligned,
+                     std::uintptr_t pc) {
+  const Access access{address, bytes, kind, pc};
+  const Place place = locate(access, aligned);
+  if (place.shadow == nullptr) return;
+  const Viewer me = viewer();
+  if (kind == AccessKind::atomic) {
+    const Stamp before = place.shadow->writer(place.offset);
+    if (!may_be_undefined(place) && is_undefined(before))
+      judge({Verdict::Kind::undefined, before}, access);
+    // Its own release or acquire comes first: what it reads may be ordered by what it meets.
+    releases_.on_atomic(*scheduler_.current(), scheduler_, address);
+  }
+  const Verdict verdict =
+      kind == AccessKind::read
+          ? place.shadow->read(place.offset, bytes, me, may_be_undefined(place))
+          : place.shadow->write(place.offset, bytes, me, kind == AccessKind::atomic ? kAtomic : 0);
+  if (verdict.kind != Verdict::Kind::fine) [[unlikely]]
+    judge(verdict, access);
+}
+
+void Checker::load_any(std::uintptr_t address, std::size_t bytes, std::uintptr_t pc) {
+  const Access access{address, bytes, AccessKind::read, pc};
+  const Place place = locate(access, true);
+  if (place.shadow == nullptr) return;
+  judge(place.shadow->read(place.offset, bytes, viewer(), true), access);
+}
+
+void Checker::load_readonly(std::uintptr_t address, std::size_t bytes, std::uintptr_t pc) {
+  const Access access{address, bytes, AccessKind::read, pc};
+  const Place place = locate(access, true);
+  if (place.shadow == nullptr) return;
+  const Viewer me = viewer();
+  const Stamp before = place.shadow->writer(place.offset);
+  if (before != 0 && same_launch(before, me.stamp))
+    add(ReportKind::read_only_written, access, before, "the other one wrote before");
+  judge(place.shadow->read(place.offset, bytes, me, may_be_undefined(place)), access);
+  for (std::uintptr_t granule = address / kGranuleBytes;
+       granule <= (address + bytes - 1) / kGranuleBytes; ++granule)
+    read_only_.insert(granule);
+}
+
+// What was said of the launch, and what its loads said of their data.
+void Checker::check_promises(const Access& access) {
+  const bool writes = access.kind != AccessKind::read;
+  if (options_.declared != nullptr &&
+      !options_.declared->allows(access.address, access.bytes, writes))
+    add(ReportKind::undeclared_access, access, 0, {});
+  if (!writes) return;
+  const std::uintptr_t last = (access.address + access.bytes - 1) / kGranuleBytes;
+  for (std::uintptr_t granule = access.address / kGranuleBytes; granule <= last; ++granule)
+    if (read_only_.contains(granule))
+      add(ReportKind::read_only_written, access, 0, "it was read as read-only data before");
+}
+
+void Checker::misaligned(std::uintptr_t address, std::size_t alignment, AccessKind kind,
+                         std::string detail, std::uintptr_t pc) {
+  add(ReportKind::misaligned, {address, alignment, kind, pc}, 0, std::move(detail));
+  scheduler_.abandon();
+}
+
+void Checker::fence() { releases_.on_fence(*scheduler_.current(), scheduler_.base_epoch()); }
+
+// ---------------------------------------------------------------- copies
+
+void Checker::copy(std::uintptr_t dst, std::uintptr_t src, std::size_t bytes, bool aligned,
+                   std::uintptr_t pc) {
+  const Access read{src, bytes, AccessKind::read, pc};
+  const Access write{dst, bytes, AccessKind::write, pc};
+  const Place from = locate(read, aligned);
+  const Place to = locate(write, aligned);
+  const Viewer me = viewer();
+  if (from.shadow != nullptr)  // into a local it is a load
+    judge(from.shadow->read(from.offset, bytes, me, to.shadow != nullptr || may_be_undefined(from)),
+          read);
+  if (to.shadow != nullptr) judge(to.shadow->write(to.offset, bytes, me, 0), write);
+  if (from.shadow != nullptr && to.shadow != nullptr)
+    to.shadow->carry(to.offset, bytes, me.stamp, *from.shadow, from.offset);
+}
+
+void Checker::async_copy(std::uintptr_t dst, std::uintptr_t src, std::uintptr_t pc) {
+  const Access read{src, 16, AccessKind::read, pc};
+  const Access write{dst, 16, AccessKind::write, pc};
+  const Place from = locate(read, true);
+  const Place to = locate(write, true);
+  if (from.shadow != nullptr) judge(from.shadow->read(from.offset, 16, viewer(), true), read);
+  // Until the wait nobody may read the destination: it counts as undefined.
+  if (to.shadow != nullptr) judge(to.shadow->write(to.offset, 16, viewer(), kUndefined), write);
+  Worker* me = scheduler_.current();
+  me->copies_in_flight.push_back({dst, src, pc, me->copy_group});
+}
+
+void Checker::async_commit() { ++scheduler_.current()->copy_group; }
+
+void Checker::async_wait(std::uint64_t groups_in_flight) {
+  Worker* me = scheduler_.current();
+  std::vector<AsyncCopy> arriving;
+  std::erase_if(me->copies_in_flight, [&](const AsyncCopy& copy) {
+    if (copy.group + groups_in_flight >= me->copy_group) return false;
+    arriving.push_back(copy);
+    return true;
+  });
+  random_->shuffle(arriving);
+  for (const AsyncCopy& one : arriving) {
+    copy(one.dst, one.src, 16, true, one.pc);
+    std::memcpy(reinterpret_cast<void*>(one.dst), reinterpret_cast<const void*>(one.src), 16);
+  }
+}
+
+// ---------------------------------------------------------------- reports
+
+void Checker::judge(const Verdict& verdict, const Access& access) {
+  switch (verdict.kind) {
+    case Verdict::Kind::fine:
+      return;
+    case Verdict::Kind::undefined:
+      add(ReportKind::uninitialised_read, access, verdict.other,
+          verdict.other == 0 ? "nobody wrote it" : "only undefined bytes were copied there");
+      return;
+    case Verdict::Kind::race:
+      add(ReportKind::race, access, verdict.other,
+          verdict.other_reads ? "the other one read" : "the other one wrote");
+      return;
+  }
+}
+
+void Checker::reject(ReportKind kind, const Access& access) {
+  add(kind, access, 0, {});
+  scheduler_.abandon();
+}
+
+void Checker::add(ReportKind kind, const Access& access, Stamp other, std::string detail) {
+  const Worker* me = scheduler_.current();
+  if (!reports_.admit(kind, access.pc)) return;
+  Report report;
+  report.kind = kind;
+  report.by = launches_.party_of(me->stamp);
+  report.thread_index = me->thread_index;
+  report.access = access.kind;
+  report.size_bytes = access.bytes;
+  report.pc = access.pc;
+  report.detail = std::move(detail);
+  if (other != 0) report.other = launches_.party_of(without_flags(other));
+  name_place(report, access.address);
+  reports_.add(std::move(report));
+}
+
+void Checker::name_place(Report& report, std::uintptr_t address) const {
+  if (arena_.contains(address)) {
+    const Allocation* allocation = arena_.nearest(address);
+    if (allocation == nullptr) return;
+    report.allocation = allocation->name;
+    report.byte_offset = static_cast<std::int64_t>(address - allocation->begin);
+    report.detail +=
+        fmt::format("{}of {} bytes", report.detail.empty() ? "" : "; ", allocation->size_bytes);
+  } else if (shared_.contains(address)) {
+    const SharedMemory::Variable* variable = shared_.nearest(address);
+    if (variable == nullptr) return;
+    report.allocation = fmt::format("__shared__ {}", variable->name);
+    report.byte_offset = static_cast<std::int64_t>(address - variable->begin);
+  } else if (address < kNullBytes) {
+    report.detail = fmt::format("null pointer + {}", address);
+  }
+}
+
+}  // namespace simt

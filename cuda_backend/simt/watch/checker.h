@@ -1,0 +1,111 @@
+// Judges every access of the checked variant, before it happens.
+//
+//  1. An access that cannot be made (wild, out of bounds, freed, misaligned) is reported and its
+//     thread abandoned: the call does not return. After an undefined read or a race the thread
+//     goes on.
+//  2. A thread's own stack, its launch's arguments and the program's constants are free to read.
+//     The program's globals are not to be written.
+//  3. Copies carry definedness and origin instead of demanding definedness.
+// Accesses of host code (no simulated thread runs) are not judged.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <unordered_set>
+
+#include "cuda_backend/simt/arena.h"
+#include "cuda_backend/simt/cta_scheduler.h"
+#include "cuda_backend/simt/image.h"
+#include "cuda_backend/simt/shared_memory.h"
+#include "cuda_backend/simt/watch/declared_ranges.h"
+#include "cuda_backend/simt/watch/launch_log.h"
+#include "cuda_backend/simt/watch/release_clock.h"
+#include "cuda_backend/simt/watch/report.h"
+#include "cuda_backend/simt/watch/report_log.h"
+#include "cuda_backend/simt/watch/shadow.h"
+
+namespace simt {
+
+class Checker {
+ public:
+  struct Options {
+    std::uint32_t preempt_one_in = 0;  // 0: never
+    std::uint64_t max_accesses_per_thread = 0;
+    bool definedness_known = true;  // false: undefined device memory is read without a report
+    const DeclaredRanges* declared = nullptr;  // null: any device memory may be touched
+  };
+
+  Checker(Arena& arena, SharedMemory& shared, CtaScheduler& scheduler, LaunchLog& launches,
+          ReportLog& reports);
+
+  void begin_launch(const Options& options, const void* args, std::size_t args_bytes,
+                    Random* random, LaunchStatistics* statistics);
+  void begin_cta();
+
+  // bytes is what the instruction moves; aligned: it must lie at a multiple of that.
+  void access(std::uintptr_t address, std::size_t bytes, AccessKind kind, bool aligned,
+              std::uintptr_t pc);
+  // Found by the compiler's own test.
+  [[noreturn]] void misaligned(std::uintptr_t address, std::size_t alignment, AccessKind kind,
+                               std::string detail, std::uintptr_t pc);
+  // A load that promises that nobody writes the bytes during the launch.
+  void load_readonly(std::uintptr_t address, std::size_t bytes, std::uintptr_t pc);
+  void load_any(std::uintptr_t address, std::size_t bytes, std::uintptr_t pc);
+  void fence();
+  // Judges both ends of a copy and carries the shadow; the caller then moves the bytes.
+  void copy(std::uintptr_t dst, std::uintptr_t src, std::size_t bytes, bool aligned,
+            std::uintptr_t pc);
+  void async_copy(std::uintptr_t dst, std::uintptr_t src, std::uintptr_t pc);
+  void async_commit();
+  void async_wait(std::uint64_t groups_in_flight);
+
+  bool usable() const { return shared_cells_ && shared_origins_; }
+  Shadow& device_shadow() { return device_shadow_; }
+  const Shadow& device_shadow() const { return device_shadow_; }
+
+ private:
+  // Where an address lies, once it is known to be usable.
+  struct Place {
+    Shadow* shadow = nullptr;  // null: memory that nobody else can write
+    std::size_t offset = 0;
+  };
+  struct Access {
+    std::uintptr_t address;
+    std::size_t bytes;
+    AccessKind kind;
+    std::uintptr_t pc;
+  };
+
+  Place locate(const Access& access, bool aligned);
+  Place locate_elsewhere(const Access& access);
+  void begin_access();
+  bool may_be_undefined(const Place& place) const;
+  void check_promises(const Access& access);
+  void judge(const Verdict& verdict, const Access& access);
+  Viewer viewer() const;
+  [[noreturn]] void reject(ReportKind kind, const Access& access);
+  void add(ReportKind kind, const Access& access, Stamp other, std::string detail);
+  void name_place(Report& report, std::uintptr_t address) const;
+
+  Arena& arena_;
+  SharedMemory& shared_;
+  CtaScheduler& scheduler_;
+  LaunchLog& launches_;
+  ReportLog& reports_;
+  Image image_;
+  ReleaseClock releases_;
+  Shadow device_shadow_;
+  Shadow shared_shadow_;
+  VirtualRange shared_cells_;
+  VirtualRange shared_origins_;
+
+  Options options_;
+  Random* random_ = nullptr;
+  LaunchStatistics* statistics_ = nullptr;
+  std::unordered_set<std::uintptr_t> read_only_;  // granules that load_readonly() saw, of a launch
+  std::uintptr_t args_begin_ = 0;
+  std::size_t args_bytes_ = 0;
+};
+
+}  // namespace simt

@@ -1,0 +1,66 @@
+// The order between accesses of one launch, as far as the program guarantees it.
+//
+// An access happened before the viewer's when it is of another launch (a stream is in order), of
+// the same thread, of the same CTA before the last barrier, of the same warp before the viewer's
+// last __syncwarp, or released to it through an atomic (release_clock.h).
+//  1. Barriers are exact.
+//  2. __syncwarp with a partial mask counts for the whole warp: it may hide a race, never invent
+//     one.
+#pragma once
+
+#include "cuda_backend/simt/cta_scheduler.h"
+#include "cuda_backend/simt/watch/release_clock.h"
+#include "cuda_backend/simt/watch/stamp.h"
+
+namespace simt {
+
+struct Viewer {
+  Stamp stamp;  // no flags
+  std::uint32_t base_epoch;
+  const Worker* worker;
+  const CtaScheduler* scheduler;
+  const ReleaseClock* releases;
+
+  bool same_cta(Stamp other) const {
+    return tag_of(other) == tag_of(stamp) || scheduler->tag_is_of_this_cta(tag_of(other));
+  }
+  bool passed_barrier_since(Stamp other) const {
+    return same_cta(other) && (tag_of(other) != tag_of(stamp) || epoch_of(other) < base_epoch);
+  }
+  bool passed_warp_barrier_since(Stamp other) const {
+    return same_warp(other, stamp) && epoch_of(other) < epoch_of(stamp);
+  }
+
+  // The write, or the read of a thread that read alone.
+  bool follows(Stamp other) const {
+    return !same_launch(other, stamp) || same_thread(other, stamp) || passed_barrier_since(other) ||
+           passed_warp_barrier_since(other) || releases->covers(other, *worker);
+  }
+  // All the reads that a read stamp stands for.
+  bool follows_readers(Stamp readers) const {
+    if (!same_launch(readers, stamp)) return true;
+    switch (readers & kFlagMask) {
+      case kReaderAlone:
+        return follows(readers);
+      case kReadersInWarp:
+        return passed_barrier_since(readers) || passed_warp_barrier_since(readers);
+      case kReadersInCta:
+        return passed_barrier_since(readers);
+      default:
+        return false;
+    }
+  }
+  // The read stamp after the viewer has read, too.
+  Stamp join_readers(Stamp readers) const {
+    if (readers == 0 || !same_launch(readers, stamp)) return stamp;
+    const Stamp flag = readers & kFlagMask;
+    if (flag == kReadersInGrid || !same_cta(readers)) return stamp | kReadersInGrid;
+    if (passed_barrier_since(readers)) return stamp;
+    if (flag == kReaderAlone && same_thread(readers, stamp)) return stamp;
+    if (flag <= kReadersInWarp && same_warp(readers, stamp))
+      return epoch_of(readers) < epoch_of(stamp) ? stamp : stamp | kReadersInWarp;
+    return (epoch_of(readers) > epoch_of(stamp) ? without_flags(readers) : stamp) | kReadersInCta;
+  }
+};
+
+}  // namespace simt

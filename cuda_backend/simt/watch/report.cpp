@@ -1,0 +1,86 @@
+#include "cuda_backend/simt/watch/report.h"
+
+#include <fmt/format.h>
+
+#include <numeric>
+
+namespace simt {
+
+const char* name_of(ReportKind kind) {
+  switch (kind) {
+    case ReportKind::out_of_bounds:
+      return "out of bounds";
+    case ReportKind::use_after_free:
+      return "use after free";
+    case ReportKind::wild_access:
+      return "wild access";
+    case ReportKind::misaligned:
+      return "misaligned";
+    case ReportKind::uninitialised_read:
+      return "uninitialised read";
+    case ReportKind::race:
+      return "race";
+    case ReportKind::undeclared_access:
+      return "undeclared access";
+    case ReportKind::read_only_written:
+      return "read-only data written";
+    case ReportKind::barrier_divergence:
+      return "barrier divergence";
+    case ReportKind::warp_divergence:
+      return "warp divergence";
+    case ReportKind::runaway:
+      return "runaway";
+    case ReportKind::executor_limit:
+      return "executor limit";
+  }
+  return "?";
+}
+
+const char* name_of(AccessKind kind) {
+  switch (kind) {
+    case AccessKind::read:
+      return "read";
+    case AccessKind::write:
+      return "write";
+    case AccessKind::atomic:
+      return "atomic";
+  }
+  return "?";
+}
+
+const char* error_string(error_t error) {
+  switch (error) {
+    case error_t::success:
+      return "success";
+    case error_t::invalid_value:
+      return "invalid value";
+    case error_t::invalid_configuration:
+      return "invalid launch configuration";
+    case error_t::out_of_memory:
+      return "out of memory";
+  }
+  return "?";
+}
+
+std::string to_string(const Party& party) {
+  if (party.is_host) return fmt::format("the host's {} ({})", party.kernel, party.launch);
+  return fmt::format("{} (launch {}) cta {},{},{} thread {} epoch {}", party.kernel, party.launch,
+                     party.cta.x, party.cta.y, party.cta.z, party.thread, party.epoch);
+}
+
+std::string to_string(const Report& report) {
+  std::string text = fmt::format("{}: {}", name_of(report.kind), to_string(report.by));
+  if (report.size_bytes != 0)
+    text += fmt::format(", {} of {} bytes", name_of(report.access), report.size_bytes);
+  if (!report.allocation.empty())
+    text += fmt::format(" at '{}' + {}", report.allocation, report.byte_offset);
+  if (report.other) text += fmt::format(", against {}", to_string(*report.other));
+  if (!report.detail.empty()) text += fmt::format(": {}", report.detail);
+  return text;
+}
+
+std::uint64_t LaunchStatistics::reports_total() const {
+  return std::accumulate(reports.begin(), reports.end(), std::uint64_t{0});
+}
+
+}  // namespace simt

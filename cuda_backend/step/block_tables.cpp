@@ -1,0 +1,305 @@
+#include "cuda_backend/step/block_tables.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "base/check.h"
+#include "cuda_backend/step/step_batch.h"
+
+namespace lockstep::cuda {
+
+static_assert(sizeof(BlockId) == sizeof(std::int32_t));
+
+BlockTables::BlockTables(Device& device, const BackendConfig& config,
+                         std::span<const std::int64_t> blocks_per_kv_block)
+    : device_(device),
+      mirror_(config),
+      num_rows_(config.num_rows),
+      context_(config.context),
+      lengths_(device, "block table lengths"),
+      tables_(device, "block table descriptors"),
+      lookup_tables_(device, "block table descriptors for slots"),
+      clear_rows_(device, "rows to clear"),
+      appends_(device, "table appends"),
+      block_ids_(device, "appended block ids"),
+      edits_(device, "table edits"),
+      positions_(device, "positions"),
+      token_rows_(device, "token rows"),
+      num_live_tokens_(device, "number of tokens"),
+      slots_(device, "slot mappings") {
+  const std::size_t num_groups = config.plan.groups.size();
+  LS_CHECK(
+      config.max_blocks_per_row.size() == num_groups && blocks_per_kv_block.size() == num_groups,
+      "{} groups, {} widths, {} splits", num_groups, config.max_blocks_per_row.size(),
+      blocks_per_kv_block.size());
+  lengths_.reserve(static_cast<std::int64_t>(num_groups) * num_rows_);
+  device_.zero(lengths_.data(), static_cast<std::int64_t>(num_groups) * num_rows_ * 4);
+  for (std::size_t g = 0; g < num_groups; ++g) {
+    Group group;
+    GroupTable& table = group.table;
+    group.max_blocks_per_row = config.max_blocks_per_row[g];
+    table.width = group.max_blocks_per_row;
+    table.blocks_per_kv_block = static_cast<std::int32_t>(blocks_per_kv_block[g]);
+    table.kernel_block_size =
+        static_cast<std::int32_t>(config.plan.groups[g].spec.block_size / blocks_per_kv_block[g]);
+    table.slot_block_size = table.kernel_block_size;
+    const std::int64_t entries = std::int64_t{num_rows_} * table.width;
+    group.entries = std::make_unique<DeviceArray<std::int32_t>>(
+        device, fmt::format("block table of group {}", g));
+    table.entries = group.entries->reserve(entries);
+    table.kernel_entries = table.entries;
+    if (table.blocks_per_kv_block > 1) {
+      group.kernel_entries = std::make_unique<DeviceArray<std::int32_t>>(
+          device, fmt::format("kernel block table of group {}", g));
+      table.kernel_entries = group.kernel_entries->reserve(entries * table.blocks_per_kv_block);
+    }
+    if (device_.defect() == Defect::table_width)
+      table.width -= static_cast<std::int32_t>(config.plan.groups[g].spec.num_speculative_blocks);
+    table.lengths = lengths_.data() + static_cast<std::int64_t>(g) * num_rows_;
+    groups_.push_back(std::move(group));
+  }
+  if (device_.defect() == Defect::slot_wrong_block_size) plant_slot_block_size(config);
+  std::vector<GroupTable> tables;
+  for (const Group& group : groups_) tables.push_back(group.table);
+  tables_.upload(tables);
+  plant_lookup(config);
+  slots_stride_ = config.max_tokens_per_step;
+  slots_.reserve(slots_stride_ * static_cast<std::int64_t>(num_groups));
+}
+
+// The block size of another group, or the manager's instead of the kernel's; where all are equal,
+// half.
+void BlockTables::plant_slot_block_size(const BackendConfig& config) {
+  for (std::size_t g = 0; g < groups_.size(); ++g) {
+    GroupTable& table = groups_[g].table;
+    const GroupTable& other = groups_[(g + 1) % groups_.size()].table;
+    const auto manager = static_cast<std::int32_t>(config.plan.groups[g].spec.block_size);
+    if (other.kernel_block_size != table.kernel_block_size) {
+      table.slot_block_size = other.kernel_block_size;
+    } else if (manager != table.kernel_block_size) {
+      table.slot_block_size = manager;
+    } else {
+      table.slot_block_size =
+          std::max(2, table.kernel_block_size) / 2 + (table.kernel_block_size == 1 ? 1 : 0);
+    }
+  }
+}
+
+// What slots are looked up in: the tables, unless a defect of the lookup alone is planted.
+void BlockTables::plant_lookup(const BackendConfig& config) {
+  std::vector<GroupTable> tables;
+  for (const Group& group : groups_) tables.push_back(group.table);
+  const auto widest = std::ranges::max(tables, {}, &GroupTable::width);
+  for (std::size_t g = 0; g < tables.size(); ++g) {
+    const bool hidden = config.plan.groups[g].spec.kind == CacheKind::hidden_state;
+    if (device_.defect() == Defect::slot_past_row) tables[g].width = widest.width;
+    if (device_.defect() == Defect::hidden_slot_mapping && hidden) {
+      const GroupTable& other = groups_[(g + 1) % groups_.size()].table;
+      tables[g].entries = other.entries;
+      tables[g].kernel_entries = other.entries;
+      tables[g].width = other.width;
+    }
+  }
+  lookup_tables_.upload(tables);
+}
+
+const std::int32_t* BlockTables::kernel_table(std::int32_t group) const {
+  return groups_[group].table.kernel_entries;
+}
+std::int64_t BlockTables::kernel_table_width(std::int32_t group) const {
+  const GroupTable& table = groups_[group].table;
+  return std::int64_t{table.width} * table.blocks_per_kv_block;
+}
+
+MemoryRange BlockTables::table_range(std::int32_t group) const {
+  const Group& one = groups_[group];
+  return one.kernel_entries ? one.kernel_entries->range() : one.entries->range();
+}
+
+void BlockTables::write_tables(Operation& operation) const {
+  for (const Group& group : groups_) {
+    operation.write_all(*group.entries);
+    if (group.kernel_entries) operation.write_all(*group.kernel_entries);
+  }
+}
+
+void BlockTables::clear_rows(const StepProgram& program) {
+  if (device_.defect() == Defect::stale_table_entry) return;
+  device_.launch(device_.kernels().clear_rows,
+                 TableClearParams{.groups = tables_.data(),
+                                  .rows = clear_rows_.upload(program.clear_rows),
+                                  .num_groups = num_groups(),
+                                  .num_rows = static_cast<std::int32_t>(program.clear_rows.size())},
+                 [&](Operation& operation) {
+                   operation.named("clear_rows").read_all(tables_, clear_rows_).write_all(lengths_);
+                 });
+}
+
+void BlockTables::apply(const StepProgram& program) {
+  if (device_.wants_operations()) mirror_.apply(program);
+  const bool clears_late = device_.defect() == Defect::table_late_clear;
+  if (!clears_late) clear_rows(program);
+  append(program);
+  if (clears_late) clear_rows(program);
+  if (device_.defect() == Defect::table_edit_lost) return;
+  host_edits_.clear();
+  for (const TableEdit& edit : program.table_edits)
+    host_edits_.push_back({edit.row, edit.group, edit.index, index_of(edit.block)});
+  device_.launch(device_.kernels().edit_entries,
+                 TableEditParams{.groups = tables_.data(),
+                                 .edits = edits_.upload(host_edits_),
+                                 .num_edits = static_cast<std::int32_t>(host_edits_.size())},
+                 [&](Operation& operation) {
+                   operation.named("edit_entries").read_all(tables_, edits_);
+                   write_tables(operation);
+                 });
+}
+
+// The block ids of the step. Planted: those of the step before still lie where they are read.
+std::span<const std::int32_t> BlockTables::staged_ids(const StepProgram& program) {
+  const std::span<const std::int32_t> ids(
+      reinterpret_cast<const std::int32_t*>(program.table_block_ids.data()),
+      program.table_block_ids.size());
+  if (device_.defect() != Defect::table_async_upload) return ids;
+  std::vector<std::int32_t> now(ids.begin(), ids.end());
+  std::copy_n(host_ids_.begin(), std::min(host_ids_.size(), now.size()), now.begin());
+  host_ids_.assign(ids.begin(), ids.end());
+  late_ids_ = std::move(now);
+  return late_ids_;
+}
+
+void BlockTables::append(const StepProgram& program) {
+  host_appends_.clear();
+  for (const TableUpdate& update : program.table_updates) {
+    LS_CHECK(update.row >= 0 && update.row < num_rows_, "row {} of {}", update.row, num_rows_);
+    LS_CHECK(update.group >= 0 && update.group < num_groups(), "group {}", update.group);
+    LS_CHECK(update.first + std::int64_t{update.count} <= groups_[update.group].max_blocks_per_row,
+             "group {}: {} entries from {}, rows hold {}", update.group, update.count, update.first,
+             groups_[update.group].max_blocks_per_row);
+    host_appends_.push_back({update.row, update.group, update.first, update.begin, update.count});
+  }
+  device_.launch(device_.kernels().append_entries,
+                 TableAppendParams{.groups = tables_.data(),
+                                   .appends = appends_.upload(host_appends_),
+                                   .block_ids = block_ids_.upload(staged_ids(program)),
+                                   .num_appends = static_cast<std::int32_t>(host_appends_.size())},
+                 [&](Operation& operation) {
+                   operation.named("append_entries")
+                       .read_all(tables_, appends_, block_ids_, lengths_)
+                       .write_all(lengths_);
+                   write_tables(operation);
+                 });
+}
+
+void BlockTables::map_slots(const StepProgram& program) {
+  const auto num_tokens = static_cast<std::int32_t>(program.contents.size());
+  LS_CHECK(program.num_padded_tokens >= num_tokens, "{} tokens padded to {}", num_tokens,
+           program.num_padded_tokens);
+  std::size_t num_staged = program.contents.size();
+  // Planted: behind the step's tokens lie those of the step before, and are looked up as well.
+  if (device_.defect() == Defect::slot_stale_tail)
+    num_staged = std::max(
+        num_staged,
+        std::min(host_positions_.size(), static_cast<std::size_t>(program.num_padded_tokens)));
+  host_positions_.resize(num_staged);
+  host_token_rows_.resize(num_staged);
+  for (const RowSlice& slice : program.rows) {
+    for (std::int32_t i = 0; i < slice.num_tokens; ++i) {
+      host_positions_[slice.first_token + i] = slice.first_position + i;
+      host_token_rows_[slice.first_token + i] = slice.row;
+    }
+  }
+  const std::int32_t size = step_batch(device_, program);
+  if (!device_.captures(size))
+    return map_tokens(host_positions_, host_token_rows_, program.num_padded_tokens);
+  reserve_slots(std::max({num_tokens, program.num_padded_tokens, size}));
+  positions_.reserve(size);
+  positions_.upload(host_positions_);
+  token_rows_.reserve(size);
+  token_rows_.upload(host_token_rows_);
+  num_live_tokens_.upload({&num_tokens, 1});
+  const bool frozen = device_.defect() == Defect::graph_stale_param;
+  device_.run_captured("slot mapping", size, [&] {
+    launch_slots(num_tokens, frozen ? nullptr : num_live_tokens_.data(), size);
+  });
+}
+
+void BlockTables::map_tokens(std::span<const std::int32_t> positions,
+                             std::span<const std::int32_t> token_rows,
+                             std::int32_t num_padded_tokens) {
+  reserve_slots(num_padded_tokens);
+  positions_.upload(positions);
+  token_rows_.upload(token_rows);
+  launch_slots(static_cast<std::int32_t>(positions.size()), nullptr, num_padded_tokens);
+}
+
+// A wider stride moves the slots of all groups but the first.
+void BlockTables::reserve_slots(std::int32_t num_tokens) {
+  if (num_tokens <= slots_stride_) return;
+  slots_stride_ = num_tokens;
+  slots_.reserve(slots_stride_ * num_groups());
+  device_.forget_captured();
+}
+
+void BlockTables::launch_slots(std::int32_t num_tokens, const std::int32_t* num_live_tokens,
+                               std::int32_t num_padded_tokens) {
+  const bool pads_to_slot_0 = device_.defect() == Defect::slot_pad_rows ||
+                              (device_.defect() == Defect::dp_idle_writes && num_tokens == 0);
+  device_.launch(
+      device_.kernels().slot_mapping,
+      SlotMappingParams{
+          .groups = lookup_tables_.data(),
+          .positions = positions_.data(),
+          .token_rows = token_rows_.data(),
+          .slots = slots_.data(),
+          .slots_stride = slots_stride_,
+          .num_groups = num_groups(),
+          .num_tokens = num_tokens,
+          .num_live_tokens = num_live_tokens,
+          .num_padded_tokens = num_padded_tokens,
+          .pad_slot = pads_to_slot_0 ? 0 : PAD_SLOT_ID,
+          .context_ranks = context_.num_ranks,
+          .context_rank = context_.rank,
+          .interleave = device_.defect() == Defect::interleave_ignored ? 1 : context_.interleave},
+      [&](Operation& operation) {
+        operation.named("slot_mapping")
+            .read_all(lookup_tables_, positions_, token_rows_, num_live_tokens_)
+            .write_all(slots_);
+        for (std::int32_t group = 0; group < num_groups(); ++group)
+          operation.read(table_range(group));
+      });
+}
+
+Result<void> BlockTables::read_back(const StepProgram& program, StepReadback& readback) {
+  host_lengths_.resize(groups_.size() * num_rows_);
+  device_.download(host_lengths_.data(), lengths_.data(),
+                   static_cast<std::int64_t>(host_lengths_.size()) * 4);
+  if (auto done = device_.finish(); !done) return done;
+  readback.tables.resize(groups_.size());
+  readback.table_ends.resize(groups_.size());
+  readback.slot_mappings.resize(groups_.size());
+  for (std::size_t g = 0; g < groups_.size(); ++g) {
+    const GroupTable& table = groups_[g].table;
+    std::vector<std::uint32_t>& ends = readback.table_ends[g];
+    ends.clear();
+    std::uint32_t end = 0;
+    for (const RowSlice& slice : program.rows) {
+      const std::int32_t length = host_lengths_[g * num_rows_ + slice.row];
+      end += static_cast<std::uint32_t>(std::clamp(length, 0, table.width));
+      ends.push_back(end);
+    }
+    readback.tables[g].resize(end);
+    std::uint32_t begin = 0;
+    for (std::size_t i = 0; i < ends.size(); begin = ends[i], ++i)
+      device_.download(readback.tables[g].data() + begin,
+                       table.entries + std::int64_t{program.rows[i].row} * table.width,
+                       std::int64_t{ends[i] - begin} * 4);
+    readback.slot_mappings[g].resize(program.num_padded_tokens);
+    device_.download(readback.slot_mappings[g].data(), slots(static_cast<std::int32_t>(g)),
+                     std::int64_t{program.num_padded_tokens} * std::int64_t{sizeof(Slot)});
+  }
+  return device_.finish();
+}
+
+}  // namespace lockstep::cuda

@@ -1,0 +1,100 @@
+// The block tables of all groups in device memory, and the slot mappings looked up in them.
+//
+// 1. A row's entries change by clear, append and edit alone, as a StepProgram says; nothing is
+// uploaded
+//    whole. 2. Kernel block ids are derived on the device, where a group's kernel blocks are
+//    smaller.
+// Not checked here: whether block ids make sense; they are what the simulator sent.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "cuda_backend/device.h"
+#include "cuda_backend/pool/device_array.h"
+#include "cuda_backend/step/table_mirror.h"
+#include "sim/protocol/backend.h"
+
+namespace lockstep::cuda {
+
+class BlockTables {
+ public:
+  // blocks_per_kv_block: kernel blocks in a manager block, per group.
+  // REQUIRES: it and max_blocks_per_row have one entry a group.
+  BlockTables(Device& device, const BackendConfig& config,
+              std::span<const std::int64_t> blocks_per_kv_block);
+
+  // clear_rows, table_updates and table_edits of the program, in this order.
+  void apply(const StepProgram& program);
+
+  // Slots of the scheduled tokens in every group, padded to num_padded_tokens, or to the captured
+  // size that the backend chooses for them.
+  void map_slots(const StepProgram& program);
+  // Slots of any tokens, by position and row, in every group; they take the place of the step's.
+  void map_tokens(std::span<const std::int32_t> positions, std::span<const std::int32_t> token_rows,
+                  std::int32_t num_padded_tokens);
+  const Slot* slots(std::int32_t group) const { return slots_.data() + group * slots_stride_; }
+
+  // For operations that read slots, or blocks through the tables.
+  MemoryRange slots_range(std::int32_t group) const {
+    return range_of(slots(group), slots_stride_ * std::int64_t{sizeof(Slot)});
+  }
+  MemoryRange table_range(std::int32_t group) const;
+  // REQUIRES: the device wants operations; otherwise it is empty.
+  const TableMirror& mirror() const { return mirror_; }
+
+  // Kernel block ids, [num_rows, table_width(group)].
+  const std::int32_t* kernel_table(std::int32_t group) const;
+  std::int64_t kernel_table_width(std::int32_t group) const;
+
+  // Tables of the scheduled rows and slot mappings, as the device holds them. Calls finish().
+  Result<void> read_back(const StepProgram& program, StepReadback& readback);
+
+ private:
+  struct Group {
+    std::unique_ptr<DeviceArray<std::int32_t>> entries;
+    std::unique_ptr<DeviceArray<std::int32_t>> kernel_entries;  // null: the same as entries
+    GroupTable table;
+    std::int32_t max_blocks_per_row = 0;
+  };
+  std::int32_t num_groups() const { return static_cast<std::int32_t>(groups_.size()); }
+  // REQUIRES: positions_ and token_rows_ are uploaded.
+  void launch_slots(std::int32_t num_tokens, const std::int32_t* num_live_tokens,
+                    std::int32_t num_padded_tokens);
+  void reserve_slots(std::int32_t num_tokens);
+  void append(const StepProgram& program);
+  void clear_rows(const StepProgram& program);
+  std::span<const std::int32_t> staged_ids(const StepProgram& program);
+  void plant_slot_block_size(const BackendConfig& config);
+  void write_tables(Operation& operation) const;
+  void plant_lookup(const BackendConfig& config);
+
+  Device& device_;
+  TableMirror mirror_;
+  std::int32_t num_rows_;
+  ContextRank context_;
+  std::vector<Group> groups_;
+  DeviceArray<std::int32_t> lengths_;  // [num_groups, num_rows]
+  DeviceArray<GroupTable> tables_;
+  DeviceArray<GroupTable>
+      lookup_tables_;  // as slot mapping sees them: planted defects apart, equal
+  DeviceArray<std::int32_t> clear_rows_;
+  DeviceArray<TableAppend> appends_;
+  DeviceArray<std::int32_t> block_ids_;
+  DeviceArray<TableEntry> edits_;
+  DeviceArray<std::int32_t> positions_;
+  DeviceArray<std::int32_t> token_rows_;
+  DeviceArray<std::int32_t> num_live_tokens_;
+  DeviceArray<Slot> slots_;  // [num_groups, slots_stride_]
+  std::int64_t slots_stride_ = 0;
+  // Host staging, kept from step to step.
+  std::vector<TableAppend> host_appends_;
+  std::vector<TableEntry> host_edits_;
+  // Planted, table-async-upload: the ids of the step before, and what is read in the step's place.
+  std::vector<std::int32_t> host_ids_, late_ids_;
+  std::vector<std::int32_t> host_positions_, host_token_rows_, host_lengths_;
+};
+
+}  // namespace lockstep::cuda

@@ -1,0 +1,145 @@
+#include "cuda_backend/step/real_caches.h"
+
+#include <fmt/format.h>
+
+namespace lockstep::cuda {
+namespace {
+
+constexpr std::int32_t kMaxAttendedHeadSize = 576;  // of split_attention.cuh
+constexpr std::int32_t kScaleBytes = sizeof(float);
+
+// What an 8-bit cache of a layer is divided by; the numbers of rule (13).
+float scale_of_layer(std::int32_t layer) {
+  switch (layer % 4) {
+    case 0:
+      return 0.0081f;
+    case 1:
+      return 0.0085f;
+    case 2:
+      return 0.0089f;
+    default:
+      return 0.0093f;
+  }
+}
+
+bool is_scaled(DType dtype) {
+  return dtype == DType::fp8_e4m3 || dtype == DType::fp8_e5m2 || dtype == DType::int8;
+}
+
+bool has_row_scales(KVQuantMode mode) {
+  return mode == KVQuantMode::int8_per_token_head || mode == KVQuantMode::fp8_per_token_head;
+}
+
+// Of each layer, in the order of LayerCaches::rows.
+template <class Visit>
+void for_each_layer(const KVCacheConfig& plan, const LayerCaches& layers, Visit visit) {
+  std::size_t layer = 0;
+  for (const KVCacheGroupSpec& group : plan.groups)
+    for (std::size_t i = 0; i < group.layer_names.size(); ++i, ++layer)
+      visit(group.layer_names[i], group.layer_spec(i), layers.rows[layer]);
+}
+
+std::string why_not_layer(const std::string& name, KVQuantMode mode, const RowCache& rows) {
+  if (rows.row_bytes == 0) return {};
+  const std::int32_t head_size = rows.head_size - (has_row_scales(mode) ? kScaleBytes : 0);
+  if (head_size > kMaxAttendedHeadSize)
+    return fmt::format("numbers: {} has heads of {} elements, the kernel takes {}", name, head_size,
+                       kMaxAttendedHeadSize);
+  if (mode == KVQuantMode::none || mode == KVQuantMode::fp8_per_tensor) return {};
+  if (!has_row_scales(mode))
+    return fmt::format("numbers: {} is quantised by {}, which has no kernel here", name,
+                       name_of(mode));
+  if (rows.num_parts != 2 || itemsize_bytes(rows.dtype) != 1)
+    return fmt::format("numbers: {} is quantised by {}, which takes K and V rows of 8-bit elements",
+                       name, name_of(mode));
+  if (rows.unit_bytes % kScaleBytes != 0)
+    return fmt::format(
+        "numbers: rows of {} have {} elements with a scale behind them, which must lie on a "
+        "multiple of 4 bytes: give heads and pages a multiple of 4",
+        name, head_size);
+  return {};
+}
+
+}  // namespace
+
+RealCaches::RealCaches(Device& device, const BackendConfig& config, const LayerCaches& layers)
+    : layers_(layers), scales_(device, "scales of layers") {
+  std::vector<float> scales;
+  const bool planted = device.defect() == Defect::scale_of_other_layer;
+  for_each_layer(config.plan, layers,
+                 [&](const std::string&, const KVCacheSpec& spec, const RowCache& rows) {
+                   formats_.push_back(format_of(rows, spec.kv_quant_mode));
+                   scales.push_back(scale_of_layer(rows.layer + (planted ? 1 : 0)));
+                 });
+  scales_.upload(scales);
+}
+
+std::optional<std::string> RealCaches::why_not(const BackendConfig& config,
+                                               const LayerCaches& layers) {
+  std::string reason;
+  for_each_layer(config.plan, layers,
+                 [&](const std::string& name, const KVCacheSpec& spec, const RowCache& rows) {
+                   if (reason.empty()) reason = why_not_layer(name, spec.kv_quant_mode, rows);
+                 });
+  if (reason.empty()) return std::nullopt;
+  return reason;
+}
+
+RealCaches::RowFormat RealCaches::format_of(const RowCache& rows, KVQuantMode mode) {
+  if (has_row_scales(mode))
+    return {.dtype = mode == KVQuantMode::int8_per_token_head ? DType::int8 : DType::fp8_e4m3,
+            .scaling = Scaling::per_token_head,
+            .head_size = rows.head_size - kScaleBytes};
+  return {.dtype = rows.dtype,
+          .scaling = is_scaled(rows.dtype) ? Scaling::per_tensor : Scaling::none,
+          .head_size = rows.head_size};
+}
+
+DType RealCaches::source_dtype(std::size_t layer) const {
+  const RowFormat& format = formats_[layer];
+  return format.scaling == Scaling::none ? format.dtype : DType::bf16;
+}
+
+PartLayout RealCaches::part(std::size_t layer, std::int32_t index) const {
+  const RowCache& rows = layers_.rows[layer];
+  const RowFormat& format = formats_[layer];
+  PartLayout part{.base = rows.base + index * rows.part_stride,
+                  .block_stride = rows.block_stride,
+                  .token_stride = rows.token_stride,
+                  .head_stride = rows.head_stride,
+                  .piece_stride = 0,
+                  .block_size = rows.block_size,
+                  .num_heads = rows.num_kv_heads,
+                  .head_size = format.head_size,
+                  .piece_elements = format.head_size,
+                  .dtype = format.dtype,
+                  .scaling = format.scaling};
+  if (format.scaling == Scaling::per_tensor)
+    part.scales = reinterpret_cast<std::byte*>(scales_.data() + layer);
+  if (format.scaling == Scaling::per_token_head) {
+    part.scales = part.base + format.head_size;
+    part.scale_block_stride = rows.block_stride;
+    part.scale_token_stride = rows.token_stride;
+    part.scale_head_stride = rows.head_stride;
+  }
+  return part;
+}
+
+WritePartsParams RealCaches::write(std::size_t layer, const std::byte* key, const std::byte* value,
+                                   const Slot* slots, std::int32_t num_tokens) const {
+  const RowCache& rows = layers_.rows[layer];
+  const std::int64_t row_bytes = itemsize_bytes(source_dtype(layer)) * head_size(layer);
+  WritePartsParams params{};
+  for (std::int32_t i = 0; i < rows.num_parts; ++i)
+    params.parts[i] = {.to = part(layer, i),
+                       .source = i == 0 ? key : value,
+                       .source_token_stride = row_bytes * rows.num_kv_heads,
+                       .source_head_stride = row_bytes,
+                       .source_dtype = source_dtype(layer)};
+  params.slots = slots;
+  params.num_parts = rows.num_parts;
+  params.num_tokens = num_tokens;
+  return params;
+}
+
+}  // namespace lockstep::cuda

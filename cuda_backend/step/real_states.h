@@ -1,0 +1,106 @@
+// A step's state updates by the kernels of an engine: inputs made from content ids, convolutions
+// and recurrences over them, states between blocks. Rule (15) of sim/protocol/backend.h.
+//
+// 1. A request's updates in a group are one item of a launch: a recurrence writes a state after
+//    every token that has a block for one, a convolution keeps one sequence of inputs for all.
+// 2. Chunks go to the kernels that work in pieces, single tokens and drafts to those that go token
+//    by token. Layers run one after the other and share inputs and outputs.
+// 3. What an update gives out for its last token is gathered right behind each launch.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "cuda_backend/device.h"
+#include "cuda_backend/pool/block_waves.h"
+#include "cuda_backend/pool/device_array.h"
+#include "cuda_backend/step/state_rules.h"
+#include "sim/protocol/backend.h"
+
+namespace lockstep::cuda {
+
+class RealStates {
+ public:
+  RealStates(Device& device, const BackendConfig& config, const LayerCaches& layers);
+
+  void copy(std::span<const BlockCopy> copies);
+  void update(const StepProgram& program, const DeviceArray<std::uint64_t>& contents);
+  // After finish().
+  void read_back(const StepProgram& program, StepReadback& readback) const;
+
+ private:
+  // Updates [first, last) of the program.
+  struct Chain {
+    std::size_t first, last;
+  };
+  // A group's part in a wave of chains.
+  struct GroupWork {
+    std::vector<ConvItem> convolutions;
+    std::vector<RecurrentItem> steps, chunks;
+    std::vector<std::int32_t> targets;  // per token of the step
+    std::vector<std::size_t> updates;
+    std::vector<std::int32_t> last_tokens;  // of each update
+    std::vector<std::int32_t> blocks_read, blocks_written;
+  };
+  // What a wave is padded to, so that a captured one looks like any other of its size.
+  struct Shape {
+    std::int32_t tokens = 0;  // whose inputs are made
+    std::int32_t items = 0;   // of every list
+    bool captured = false;
+  };
+  struct Copy {
+    std::int32_t source, target;
+    std::size_t item;
+  };
+
+  void copy_wave(std::span<const BlockCopy> copies, std::span<const Copy> wave, bool inputs);
+  std::vector<std::vector<Chain>> waves_of(const StepProgram& program);
+  void run_wave(const StepProgram& program, std::span<const Chain> chains, bool alone,
+                const DeviceArray<std::uint64_t>& contents);
+  void add_chain(const StepProgram& program, const Chain& chain);
+  bool convolutions_in_one_wave();
+  void upload_work(const Shape& shape);
+  void reserve_buffers(const Shape& shape);
+  void launch_state(std::size_t state, const Shape& shape,
+                    const DeviceArray<std::uint64_t>& contents);
+  void make_inputs(const RealState& state, const Shape& shape,
+                   const DeviceArray<std::uint64_t>& contents);
+  void convolve(const RealState& state, std::size_t index, const Shape& shape);
+  void recur(const RealState& state, std::size_t index, const Shape& shape);
+  void gather_outputs(const RealState& state, std::size_t index, const Shape& shape);
+  void describe_states(const RealState& state, Operation& operation) const;
+  // Where input `j` of a recurrence begins, in floats.
+  std::int64_t input_at(const RealState& state, int j, std::int64_t tokens) const;
+  MemoryRange range_in(const RealState& state, std::int32_t block) const {
+    return range_of(state.cache.base + block * state.cache.page_stride, state.cache.size_bytes);
+  }
+
+  Device& device_;
+  const BackendConfig& config_;
+  BlockWaves waves_;
+  BlockMarks read_, written_;  // of the wave that is being put together
+  std::vector<RealState> states_;
+  std::vector<std::size_t> constants_at_;  // of each state
+  DeviceArray<float> constants_;           // weights; or A, D and dt_bias
+  DeviceArray<float> inputs_;
+  DeviceArray<std::byte> outputs_, gathered_;
+  DeviceArray<ConvItem> convolutions_;         // [num_groups, items]
+  DeviceArray<RecurrentItem> steps_, chunks_;  // likewise
+  DeviceArray<std::int32_t> targets_;          // [num_groups, tokens]
+  DeviceArray<ByteMove> moves_;                // [num_states, items]
+  DeviceArray<ByteMove> copies_;
+  // Of the wave.
+  std::vector<GroupWork> work_;
+  // Of the step: what came back of each wave, and where in it the output of a state and update is.
+  struct Gathered {
+    std::size_t wave = 0;
+    std::int64_t begin = 0;
+  };
+  std::vector<std::vector<std::byte>> host_gathered_;
+  std::vector<std::vector<Gathered>> gathered_at_;  // [states][updates]
+};
+
+}  // namespace lockstep::cuda

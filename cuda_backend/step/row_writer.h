@@ -1,0 +1,65 @@
+// The K/V (latent, hidden-state) rows of a step: for every layer that keeps rows, inputs made from
+// content ids, then written into the cache through the group's slot mapping.
+//
+// 1. Layers run one after the other and share the two input buffers, as the layers of a model do;
+//    over n streams there are n pairs of buffers, so that n layers may run at once.
+// 2. Padded tokens take part in the write and are skipped by their slot.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <vector>
+
+#include "cuda_backend/device.h"
+#include "cuda_backend/pool/device_array.h"
+#include "cuda_backend/step/block_tables.h"
+#include "cuda_backend/step/layer_caches.h"
+#include "cuda_backend/step/real_caches.h"
+#include "sim/protocol/backend.h"
+
+namespace lockstep::cuda {
+
+class RowWriter {
+ public:
+  // `real`: rows of numbers are written by an engine's kernel, quantised where the cache is; null:
+  // rows are moved.
+  RowWriter(Device& device, const LayerCaches& layers, const RealCaches* real,
+            std::int32_t max_tokens_per_step);
+
+  // contents: one for each scheduled token, in device memory.
+  void write(const StepProgram& program, const DeviceArray<std::uint64_t>& contents,
+             const BlockTables& tables);
+
+ private:
+  struct Inputs {
+    explicit Inputs(Device& device) : keys(device, "key inputs"), values(device, "value inputs") {}
+    DeviceArray<std::byte> keys, values;
+  };
+  struct TokenCounts {
+    std::int32_t filled, written;
+  };
+  // What the rows of a layer are made in.
+  DType source_dtype(std::size_t layer) const {
+    return real_ == nullptr ? layers_.rows[layer].dtype : real_->source_dtype(layer);
+  }
+  std::int64_t source_row_bytes(std::size_t layer) const {
+    const std::int64_t elements =
+        real_ == nullptr ? layers_.rows[layer].head_size : real_->head_size(layer);
+    return itemsize_bytes(source_dtype(layer)) * elements;
+  }
+  void reserve_inputs(std::int64_t num_tokens);
+  void write_layer(const StepProgram& program, std::size_t layer,
+                   const DeviceArray<std::uint64_t>& contents, const BlockTables& tables,
+                   TokenCounts counts);
+  // The blocks of a layer that the step's tokens go to.
+  void add_written(const StepProgram& program, std::size_t layer, const BlockTables& tables,
+                   std::vector<MemoryRange>& ranges) const;
+
+  Device& device_;
+  const LayerCaches& layers_;
+  const RealCaches* real_;
+  std::int64_t max_token_bytes_ = 0;  // of K (or V) of one token in any layer
+  std::deque<Inputs> inputs_;         // one entry a stream
+};
+
+}  // namespace lockstep::cuda

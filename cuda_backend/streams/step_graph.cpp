@@ -1,0 +1,125 @@
+#include "cuda_backend/streams/step_graph.h"
+
+#include <algorithm>
+#include <map>
+
+#include "base/check.h"
+
+namespace lockstep::cuda {
+namespace {
+
+// Who touched each byte last, in runs of bytes with the same answer.
+class LastTouches {
+ public:
+  // before(i) is called for every operation that a reader (writer) of the range comes after.
+  template <class Before>
+  void read(MemoryRange range, int reader, Before before) {
+    for_each_run(range, [&](Touch& touch) {
+      if (touch.writer >= 0) before(touch.writer);
+      if (touch.readers.empty() || touch.readers.back() != reader) touch.readers.push_back(reader);
+    });
+  }
+  template <class Before>
+  void write(MemoryRange range, int writer, Before before) {
+    for_each_run(range, [&](Touch& touch) {
+      if (touch.writer >= 0) before(touch.writer);
+      for (const int reader : touch.readers) before(reader);
+      touch = {writer, {}};
+    });
+  }
+  // From now on everything was written by this operation.
+  void all_written(int writer) {
+    runs_.clear();
+    runs_[0] = {writer, {}};
+  }
+
+ private:
+  struct Touch {
+    int writer = -1;           // -1: nobody
+    std::vector<int> readers;  // since
+  };
+  using Runs = std::map<std::uintptr_t, Touch>;  // by first byte, up to the next one
+
+  Runs::iterator run_from(std::uintptr_t begin) {
+    const auto after = runs_.upper_bound(begin);
+    const auto run = std::prev(after);
+    return run->first == begin ? run : runs_.emplace_hint(after, begin, run->second);
+  }
+  template <class Visit>
+  void for_each_run(MemoryRange range, Visit visit) {
+    const auto first = run_from(range.begin);
+    const auto end = run_from(range.end);
+    for (auto run = first; run != end; ++run) visit(run->second);
+  }
+
+  Runs runs_{{0, {}}};
+};
+
+bool brings_blocks(const Operation& operation) {
+  return operation.name == "copy_blocks" || operation.name == "load_blocks";
+}
+
+}  // namespace
+
+StepGraph step_graph(std::span<const Operation> operations, bool moves_unordered) {
+  StepGraph graph(operations.size());
+  LastTouches touches;
+  int everything = -1;  // the last operation that touches all there is
+  for (int i = 0; i < static_cast<int>(operations.size()); ++i) {
+    const Operation& operation = operations[i];
+    const auto after = [&](int before) {
+      const bool dropped = moves_unordered &&
+                           (operation.name == "store_blocks" || brings_blocks(operations[before]));
+      if (before != i && !dropped) boost::add_edge(before, i, graph);
+    };
+    if (operation.touches_everything) {
+      for (int before = std::max(everything, 0); before < i; ++before) after(before);
+      touches.all_written(everything = i);
+      continue;
+    }
+    for (const MemoryRange& range : operation.reads) touches.read(range, i, after);
+    for (const MemoryRange& range : operation.writes) touches.write(range, i, after);
+  }
+  return graph;
+}
+
+std::vector<Placement> place_on_streams(const StepGraph& graph, int num_streams) {
+  LS_CHECK(num_streams >= 1, "{} streams", num_streams);
+  const auto count = static_cast<int>(boost::num_vertices(graph));
+  std::vector<Placement> placements(count);
+  std::vector<int> last(num_streams, -1), load(num_streams, 0);
+  // seen[s][t]: the last operation of stream t that the last one of stream s comes after.
+  std::vector<std::vector<int>> seen(num_streams, std::vector<int>(num_streams, -1));
+  std::vector<std::vector<int>> seen_by(count);
+  for (int i = 0; i < count; ++i) {
+    Placement& placement = placements[i];
+    int newest = -1;
+    for (const auto edge : boost::make_iterator_range(boost::in_edges(i, graph))) {
+      const int before = static_cast<int>(boost::source(edge, graph));
+      if (last[placements[before].stream] == before) newest = std::max(newest, before);
+    }
+    placement.stream = newest >= 0
+                           ? placements[newest].stream
+                           : static_cast<int>(std::ranges::min_element(load) - load.begin());
+    std::vector<int>& known = seen[placement.stream];
+    // The latest first: what it has seen spares the wait for the others.
+    std::vector<int> needs;
+    for (const auto edge : boost::make_iterator_range(boost::in_edges(i, graph)))
+      needs.push_back(static_cast<int>(boost::source(edge, graph)));
+    std::ranges::sort(needs, std::ranges::greater());
+    for (const int before : needs) {
+      if (known[placements[before].stream] >= before) continue;
+      placement.waits.push_back(before);
+      placements[before].has_event = true;
+      for (int stream = 0; stream < num_streams; ++stream)
+        known[stream] = std::max(known[stream], seen_by[before][stream]);
+    }
+    known[placement.stream] = i;
+    seen_by[i] = known;
+    last[placement.stream] = i;
+    ++load[placement.stream];
+  }
+  return placements;
+}
+
+}  // namespace lockstep::cuda

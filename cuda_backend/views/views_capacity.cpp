@@ -1,0 +1,146 @@
+#include "cuda_backend/views/views_capacity.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "cuda_backend/views/views.h"
+
+namespace lockstep::cuda {
+namespace {
+
+std::int64_t blocks_for(std::int64_t tokens, std::int64_t block_size) {
+  return tokens / block_size + (tokens % block_size != 0 ? 1 : 0);
+}
+
+// Blocks that one request of max_model_len holds of a group at most.
+std::int64_t held_blocks(const KVCacheSpec& spec, const RequestLimits& limits) {
+  const std::int64_t length = limits.max_model_len;
+  const std::int64_t chunk = limits.max_num_batched_tokens;
+  if (spec.kind == CacheKind::mamba) {
+    const std::int64_t drafts = spec.num_speculative_blocks;
+    if (spec.mamba_cache_mode == MambaCacheMode::all)
+      return blocks_for(length, spec.block_size) + drafts;
+    return (spec.mamba_cache_mode == MambaCacheMode::align ? 2 : 1) + drafts;
+  }
+  if (spec.kind == CacheKind::sliding_window) {
+    const std::int64_t tokens = std::min(length, spec.sliding_window - 1 + chunk);
+    return blocks_for(tokens, spec.block_size) + 1;
+  }
+  if (spec.kind == CacheKind::chunked_local)
+    return blocks_for(std::min(length, spec.attention_chunk_size + chunk), spec.block_size);
+  return blocks_for(blocks_for(length, limits.context_ranks), spec.block_size);
+}
+
+// Pages of one block in all layers that the group's own plan counts: the layers' sum where each has
+// a page of its own, one layer's (or pack's) elsewhere.
+std::int64_t group_page_bytes(const KVCacheGroupSpec& group) {
+  constexpr auto kAnyBackend = AttentionBackend::flash_attn;
+  if (group.layer_specs.empty()) return page_bytes(group.spec, kAnyBackend) * group.layers_per_page;
+  std::int64_t bytes = 0;
+  for (const KVCacheSpec& spec : group.layer_specs) bytes += page_bytes(spec, kAnyBackend);
+  return bytes;
+}
+
+// The older figure: blocks shared out among groups, the smallest block size of them each.
+std::int64_t shared_out_tokens(const KVCacheConfig& plan, bool count_states) {
+  std::int64_t groups = 0;
+  std::int64_t smallest = 0;
+  for (const KVCacheGroupSpec& group : plan.groups) {
+    const bool bounded_state =
+        group.spec.kind == CacheKind::mamba && group.spec.mamba_cache_mode != MambaCacheMode::all;
+    if (bounded_state && !count_states) continue;
+    ++groups;
+    smallest = smallest == 0 ? group.spec.block_size : std::min(smallest, group.spec.block_size);
+  }
+  return groups == 0 ? 0 : plan.num_blocks / groups * smallest;
+}
+
+// The shortest run of tokens that fills a whole number of blocks in every group.
+std::int64_t hit_step(const KVCacheConfig& plan, const RequestLimits& limits,
+                      CapacityDefect defect) {
+  std::int64_t step = 1;
+  for (const KVCacheGroupSpec& group : plan.groups) {
+    std::int64_t tokens = group.spec.block_size;
+    if (group.spec.kind == CacheKind::mamba) {
+      if (group.spec.mamba_cache_mode == MambaCacheMode::none) return 0;
+    } else {
+      tokens *= limits.context_ranks;
+    }
+    if (defect == CapacityDefect::hit_rate_pack) tokens *= group.layers_per_page;
+    std::int64_t common = step;
+    while (common % tokens != 0) common += step;
+    step = common;
+  }
+  return step;
+}
+
+}  // namespace
+
+std::string_view name_of(CapacityDefect defect) {
+  switch (defect) {
+    case CapacityDefect::none:
+      return "none";
+    case CapacityDefect::capacity_all_groups:
+      return "capacity-all-groups";
+    case CapacityDefect::capacity_sliding:
+      return "capacity-sliding";
+    case CapacityDefect::routed_buffer:
+      return "routed-buffer";
+    case CapacityDefect::state_blocks_capped:
+      return "state-blocks-capped";
+    case CapacityDefect::cp_memory:
+      return "cp-memory";
+    case CapacityDefect::hit_rate_pack:
+      return "hit-rate-pack";
+  }
+  return "?";
+}
+
+std::optional<CapacityDefect> capacity_defect_from_name(std::string_view name) {
+  using enum CapacityDefect;
+  for (const CapacityDefect defect : {capacity_all_groups, capacity_sliding, routed_buffer,
+                                      state_blocks_capped, cp_memory, hit_rate_pack})
+    if (name_of(defect) == name) return defect;
+  return std::nullopt;
+}
+
+Result<EngineCapacity> engine_capacity(const KVCacheConfig& plan, const RequestLimits& told,
+                                       CapacityDefect defect) {
+  RequestLimits limits = told;
+  if (defect == CapacityDefect::cp_memory) limits.context_ranks = 1;
+  EngineCapacity capacity;
+  std::int64_t request_bytes = 0;
+  bool states = false;
+  for (const KVCacheGroupSpec& group : plan.groups) {
+    request_bytes += held_blocks(group.spec, limits) * group_page_bytes(group);
+    if (group.spec.kind == CacheKind::mamba)
+      states = true;
+    else
+      capacity.slot_buffer_rows =
+          std::max(capacity.slot_buffer_rows, plan.num_blocks * group.spec.block_size);
+  }
+  const std::int64_t blocks_per_request =
+      blocks_for(request_bytes, group_page_bytes(plan.groups.front()));
+  const double concurrency =
+      static_cast<double>(plan.num_blocks) / static_cast<double>(blocks_per_request);
+  capacity.capacity_tokens =
+      static_cast<std::int64_t>(concurrency * static_cast<double>(limits.max_model_len));
+  if (defect == CapacityDefect::capacity_all_groups)
+    capacity.capacity_tokens = shared_out_tokens(plan, true);
+  if (defect == CapacityDefect::capacity_sliding)
+    capacity.capacity_tokens = shared_out_tokens(plan, false);
+  if (defect == CapacityDefect::routed_buffer) capacity.slot_buffer_rows = capacity.capacity_tokens;
+
+  capacity.hit_step_tokens = hit_step(plan, limits, defect);
+  capacity.max_num_seqs = limits.max_num_seqs;
+  if (states && limits.max_num_seqs > plan.num_blocks) {
+    if (defect != CapacityDefect::state_blocks_capped)
+      return fail(fmt::format("{} requests at once need a state block each and there are {}",
+                              limits.max_num_seqs, plan.num_blocks));
+    capacity.max_num_seqs = plan.num_blocks;
+  }
+  return capacity;
+}
+
+}  // namespace lockstep::cuda

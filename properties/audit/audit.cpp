@@ -1,0 +1,284 @@
+#include "properties/audit/audit.h"
+
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <span>
+#include <utility>
+
+#include "base/check.h"
+#include "properties/audit/audit_impl.h"
+
+namespace lockstep {
+
+std::span<const std::int32_t> sampled_of(const RecordedStep& step, const std::string& name) {
+  const auto found = std::ranges::find(step.sampled, name, &RecordedTokens::id);
+  if (found == step.sampled.end()) return {};
+  return found->tokens;
+}
+
+std::string_view name_of(AuditRule rule) {
+  switch (rule) {
+    case AuditRule::attention_read:
+      return "attention_read";
+    case AuditRule::state_read:
+      return "state_read";
+    case AuditRule::handed_out:
+      return "handed_out";
+    case AuditRule::token_write:
+      return "token_write";
+    case AuditRule::scheduled_tokens:
+      return "scheduled_tokens";
+    case AuditRule::conservation:
+      return "conservation";
+    case AuditRule::common_prefix:
+      return "common_prefix";
+    case AuditRule::transfer:
+      return "transfer";
+    case AuditRule::standstill:
+      return "standstill";
+    case AuditRule::draft_read:
+      return "draft_read";
+    case AuditRule::recording:
+      return "recording";
+  }
+  LS_CHECK(false, "audit rule {}", static_cast<int>(rule));
+}
+
+void Auditor::Impl::report(AuditRule rule, const AuditedRequest& request, std::size_t group,
+                           std::int64_t token, BlockId block, std::string what) {
+  AuditedRequest& mine = requests_.at(request.name);
+  if (mine.wrong[group]) return;
+  mine.wrong[group] = true;
+  findings_.push_back({rule,
+                       {},
+                       step_,
+                       request.name,
+                       static_cast<std::int32_t>(group),
+                       token,
+                       index_of(block),
+                       std::move(what)});
+}
+
+void Auditor::Impl::report(AuditRule rule, const std::string& request, std::string what) {
+  findings_.push_back({rule, {}, step_, request, -1, -1, -1, std::move(what)});
+}
+
+void Auditor::Impl::add(const RecordedEvent& event) {
+  AuditedRequest request;
+  request.name = event.request.name;
+  request.index = static_cast<std::int32_t>(names_.size());
+  request.tokens = event.request.prompt.materialize();
+  std::uint64_t content = request.root = empty_prefix(event.request.cache_salt);
+  for (const std::int32_t token : request.tokens)
+    request.contents.push_back(content = content_after(content, token));
+  request.tables.resize(groups_.size());
+  request.wrong.resize(groups_.size());
+  names_.push_back(request.name);
+  requests_.insert_or_assign(event.request.name, std::move(request));
+}
+
+// The first entry of the table that is not left behind by a request that has come to `reached`. A
+// load writes all that its table names, and who waits with it lets go of nothing.
+std::size_t Auditor::Impl::first_needed(const AuditedRequest& request, std::size_t group,
+                                        std::int32_t reached) const {
+  if (request.transfer != Transfer::none) return 0;
+  return static_cast<std::size_t>(first_read(group, reached) / block_size(group));
+}
+
+// Who can still read the block, or has a transfer that does; null: nobody.
+const AuditedRequest* Auditor::Impl::reader_of(BlockId block) const {
+  for (const auto& [name, other] : requests_) {
+    if (!other.keeps_blocks()) continue;
+    for (std::size_t g = 0; g < groups_.size(); ++g) {
+      if (is_state(groups_[g].spec))
+        continue;  // a state that is needed is checked where it is read
+      const std::vector<BlockId>& table = other.tables[g];
+      // Who has left may have let go of what drafts in flight were past.
+      const std::int32_t reached =
+          other.has_left ? std::max(other.computed, other.scheduled_to) : other.computed;
+      const auto first = std::min(first_needed(other, g, reached), table.size());
+      const auto last = std::min(
+          static_cast<std::size_t>(ceil_div32(other.computed, block_size(g))), table.size());
+      if (std::find(table.begin() + static_cast<std::ptrdiff_t>(first),
+                    table.begin() + static_cast<std::ptrdiff_t>(std::max(first, last)),
+                    block) != table.begin() + static_cast<std::ptrdiff_t>(std::max(first, last)))
+        return &other;
+    }
+  }
+  return nullptr;
+}
+
+// A block becomes part of a table without being a hit: nobody else may need what it holds.
+void Auditor::Impl::hand_out(const AuditedRequest& request, std::size_t group, std::size_t index,
+                             BlockId block) {
+  if (const AuditedRequest* reader = reader_of(block); reader != nullptr && reader != &request) {
+    report(
+        AuditRule::handed_out, request, group, static_cast<std::int64_t>(index) * block_size(group),
+        block,
+        fmt::format(
+            "block {} becomes entry {} of the table, beyond the hit of {} tokens, while request {} "
+            "still reads it: it will be written while shared",
+            index_of(block), index, request.computed, reader->name));
+    return;
+  }
+  ledger_.hand_out(block, static_cast<std::int32_t>(group), block_size(group));
+}
+
+void Auditor::Impl::take_tables(const RecordedStep& step, const RecordedScheduled& scheduled,
+                                AuditedRequest& request) {
+  const std::int32_t hit = num_hit(step, scheduled, request);
+  request.transfer = Transfer::none;
+  if (scheduled.is_new) {
+    request.computed = scheduled.computed;
+    request.state_idx = -1;
+    request.num_accepted = 1;
+    for (auto& table : request.tables) table.clear();
+  }
+  request.running = true;
+  if (!scheduled.blocks) return;
+  if (scheduled.blocks->size() != groups_.size()) {
+    report(AuditRule::recording, request.name,
+           fmt::format("blocks of {} groups handed over; the engine has {}",
+                       scheduled.blocks->size(), groups_.size()));
+    return;
+  }
+  for (std::size_t g = 0; g < groups_.size(); ++g) {
+    std::vector<BlockId>& table = request.tables[g];
+    // Speculative state blocks move on to the new end of the table; they are handed over once more.
+    const std::size_t num_movable =
+        std::min(table.size(), static_cast<std::size_t>(groups_[g].spec.num_speculative_blocks));
+    const std::vector<BlockId> movable(table.end() - static_cast<std::ptrdiff_t>(num_movable),
+                                       table.end());
+    for (const BlockId block : (*scheduled.blocks)[g]) {
+      if (index_of(block) < 0 || index_of(block) >= ledger_.num_blocks()) {
+        report(AuditRule::recording, request, g, -1, block,
+               fmt::format("block {} is not in the pool", index_of(block)));
+        continue;
+      }
+      const std::size_t index = table.size();
+      const bool moved = std::ranges::find(movable, block) != movable.end();
+      table.push_back(block);
+      const bool is_hit =
+          scheduled.is_new && static_cast<std::int64_t>(index) * block_size(g) < hit;
+      if (block == kNullBlock || is_hit || moved) continue;
+      hand_out(request, g, index, block);
+    }
+  }
+  if (!scheduled.is_new || hit == scheduled.computed) return;
+  write_loaded(request, hit, scheduled.computed,
+               step.worker ? std::span<const BlockId>(step.worker->invalid_blocks)
+                           : std::span<const BlockId>());
+}
+
+void Auditor::Impl::step(const RecordedStep& step) {
+  step_ = step.step;
+  for (const RecordedEvent& event : step.before)
+    if (event.kind == RecordedEvent::Kind::add) add(event);
+  for (const std::string& name : step.preempted)
+    if (const auto it = requests_.find(name); it != requests_.end()) {
+      it->second.running = false;
+      for (auto& table : it->second.tables) table.clear();
+    }
+  for (const std::string& name : step.finished) leave(step, name);
+  release_failed_loads(step);
+
+  std::vector<AuditRow> rows;
+  for (const RecordedScheduled& scheduled : step.scheduled) {
+    AuditRow row;
+    if (make_row(step, scheduled, row)) rows.push_back(std::move(row));
+  }
+  begin_loads(step);
+  void_rows(step, rows);
+  for (AuditRow& row : rows) prepare_states(row);
+  for (std::size_t g = 0; g < groups_.size(); ++g) {
+    if (is_state(groups_[g].spec)) {
+      for (const AuditRow& row : rows) advance_states(row, g);
+    } else {  // a layer writes the keys of the whole batch before it attends
+      for (const AuditRow& row : rows) write_tokens(row, g);
+      for (const AuditRow& row : rows) read_tokens(row, g);
+    }
+  }
+  check_conservation(step);
+  check_common_prefix(step);
+
+  for (AuditRow& row : rows) {
+    if (row.is_void) continue;
+    AuditedRequest& request = *row.request;
+    const auto tokens = sampled_of(step, request.name);
+    settle_states(row, static_cast<std::int32_t>(tokens.size()));
+    const auto num_rejected = row.num_spec > 0 && !tokens.empty()
+                                  ? row.num_spec - (static_cast<std::int32_t>(tokens.size()) - 1)
+                                  : 0;
+    request.computed = row.last - num_rejected;
+    request.scheduled_to = row.counted_to;
+    for (const std::int32_t token : tokens) {
+      request.tokens.push_back(token);
+      request.contents.push_back(
+          content_after(request.contents.empty() ? request.root : request.contents.back(), token));
+    }
+  }
+  if (hashes_look_ahead_) {  // the drafter too writes the whole batch before it attends
+    for (const AuditRow& row : rows) finish_draft_rows(row);
+    for (const AuditRow& row : rows) read_draft_row(row);
+  }
+  for (const RecordedEvent& event : step.during)
+    if (event.kind == RecordedEvent::Kind::add) add(event);
+  take_outputs(step);
+  last_ = step;
+}
+
+void Auditor::Impl::end(const RecordingEnd& end) {
+  step_ = -1;
+  for (const std::string& name : end.unfinished)
+    if (!requests_.contains(name))
+      report(AuditRule::recording, name, "never finished by the end line, and not live");
+  check_standstill(last_);
+}
+
+Auditor::Auditor(const RecordingHeader& header) : impl_(std::make_unique<Impl>(header)) {}
+Auditor::~Auditor() = default;
+Auditor::Auditor(Auditor&&) noexcept = default;
+
+void Auditor::step(const RecordedStep& step) { impl_->step(step); }
+
+void Auditor::end(const RecordingEnd& end) { impl_->end(end); }
+
+std::vector<AuditFinding> Auditor::take_findings() { return impl_->take(); }
+
+std::int64_t Auditor::reads_checked() const { return impl_->reads_checked(); }
+
+std::string why_not_audited(const RecordingHeader& header) {
+  const EngineConfig& config = header.options.config;
+  const bool keeps_states = std::ranges::any_of(
+      header.groups, [](const KVCacheGroupSpec& group) { return is_state(group.spec); });
+  if (keeps_states && config.async_scheduling && config.num_spec_tokens > 0)
+    return "with drafts in flight the worker, and not the recording, says which entry of the table "
+           "holds a running state";
+  return {};
+}
+
+Result<AuditFile> audit_recording(const std::string& path) {
+  Result<RecordingReader> reader = RecordingReader::open(path);
+  if (!reader) return tl::unexpected(reader.error());
+  AuditFile file;
+  file.file = path;
+  file.skipped = why_not_audited(reader->header());
+  if (!file.skipped.empty()) return file;
+  Auditor auditor(reader->header());
+  RecordedStep step;
+  while (true) {
+    const Result<bool> more = reader->next(step);
+    if (!more) return tl::unexpected(more.error());
+    if (!*more) break;
+    auditor.step(step);
+    ++file.steps;
+  }
+  auditor.end(reader->end());
+  file.reads_checked = auditor.reads_checked();
+  file.findings = auditor.take_findings();
+  for (AuditFinding& finding : file.findings) finding.file = path;
+  return file;
+}
+
+}  // namespace lockstep

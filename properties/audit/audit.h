@@ -1,0 +1,92 @@
+// Audit: what recorded decisions do to memory, whoever made them. Nobody asks whether our scheduler
+// would have decided so; a ledger of every slot and every state page is kept from the decisions
+// alone, as a worker would execute them, and every read is checked against it.
+//
+// Found:
+// (1) an attention read of a slot that does not hold exactly that request's prefix up to that
+// token; (2) a state read at a token count, or of a prefix, that it does not stand for; (3) a block
+// handed out as new while a live request can still read it; (4) a write to the null block, to a
+// block that is shared, or beyond the table; (5) tokens scheduled that nobody knows, or for a
+// request that has left; (6) blocks lost: held and free do not add up to the pool, where a
+// recording shows its tables or nobody runs; (7) blocks said to be common to the batch that are
+// not; (8) a load or a send reported over that was not under way; (9) a recording that ends while
+// nothing runs and requests wait for each other in a circle; (10) where hashes look ahead, a hit
+// that ends with a token behind which another one stood than in this request: an EAGLE drafter's
+// row covers both.
+// With a KV connector, what it loads counts as written once the load is over, except in blocks that
+// are reported invalid, and blocks that it still writes or sends are in use. A request's first
+// wrong read in a group is reported, and not the consequences that follow from it.
+//
+// Not seen from a recording: whether kernels address the slots rightly (replay does that), layers
+// of a draft model but for (10), and whether a connector moves the right bytes.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/result.h"
+#include "traces/formats/recording.h"
+
+namespace lockstep {
+
+// What was broken, for whoever sorts findings; the sentence says the rest.
+enum class AuditRule : std::uint8_t {
+  attention_read,    // (1)
+  state_read,        // (2)
+  handed_out,        // (3)
+  token_write,       // (4)
+  scheduled_tokens,  // (5)
+  conservation,      // (6)
+  common_prefix,     // (7)
+  transfer,          // (8)
+  standstill,        // (9)
+  draft_read,        // (10)
+  recording,         // the decisions are not whole: a block outside the pool, a group left out
+};
+std::string_view name_of(AuditRule rule);
+
+struct AuditFinding {
+  AuditRule rule = AuditRule::recording;
+  std::string file;
+  std::int64_t step = -1;
+  std::string request;
+  std::int32_t group = -1;
+  std::int64_t token = -1;  // position in the request; -1: none
+  std::int32_t block = -1;
+  std::string what;  // one sentence
+};
+
+// One recording, fed step by step.
+class Auditor {
+ public:
+  explicit Auditor(const RecordingHeader& header);
+  ~Auditor();
+  Auditor(Auditor&&) noexcept;
+
+  void step(const RecordedStep& step);
+  void end(const RecordingEnd& end);
+  std::vector<AuditFinding> take_findings();  // file is left empty
+  std::int64_t reads_checked() const;         // slots and states
+
+ private:
+  class Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+// Why a recording cannot be audited (states with drafts in flight); empty: it can.
+std::string why_not_audited(const RecordingHeader& header);
+
+struct AuditFile {
+  std::string file;
+  std::int64_t steps = 0;
+  std::int64_t reads_checked = 0;
+  std::string skipped;  // why it was not audited
+  std::vector<AuditFinding> findings;
+};
+
+Result<AuditFile> audit_recording(const std::string& path);
+
+}  // namespace lockstep

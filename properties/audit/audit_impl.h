@@ -1,0 +1,178 @@
+// The auditor's inside: requests as a worker sees them, and the rules that are checked on them.
+// audit.cpp takes the decisions in, audit_attention.cpp and audit_states.cpp follow reads and
+// writes, audit_transfers.cpp what a KV connector moves, audit_totals.cpp checks what holds over
+// all requests of a step.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <set>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "properties/audit/audit.h"
+#include "properties/audit/memory_ledger.h"
+#include "reference/types/token_run.h"
+
+namespace lockstep {
+
+// What a KV connector does to a request that does not run.
+enum class Transfer : std::uint8_t {
+  none,
+  loading,  // it writes into the request's blocks
+  loaded,   // it has written them, and the request waits with them
+};
+
+// A live request as the worker sees it, or one that has left and whose blocks a transfer needs.
+struct AuditedRequest {
+  std::string name;
+  std::int32_t index = 0;
+  std::vector<std::int32_t> tokens;          // prompt and everything sampled, in order
+  std::uint64_t root = 0;                    // content id of the empty prefix, under its salt
+  std::vector<std::uint64_t> contents;       // content id of each token in `tokens`
+  std::vector<std::vector<BlockId>> tables;  // per group, as handed over
+  std::vector<bool> wrong;                   // per group: already reported
+  std::int32_t computed = 0;                 // after the last step it was scheduled in
+  std::int32_t scheduled_to = 0;             // in that step, drafts that were rejected included
+  bool running = false;
+  Transfer transfer = Transfer::none;
+  bool has_left = false;
+  bool is_sent = false;           // its blocks stay until they are sent
+  std::int32_t first_loaded = 0;  // tokens before it were hit here
+  std::vector<BlockId> invalid;   // that the load did not fill
+  std::int64_t held_since = -1;   // step of the load
+  std::int64_t void_step = -1;    // the last one that computed behind a lost block
+  // From when on its tokens are past telling, and what is to be said once they are delivered.
+  std::int64_t adrift_since = -1;
+  std::string adrift;
+  bool is_adrift() const { return adrift_since >= 0; }
+  // Nobody else may write its blocks.
+  bool keeps_blocks() const { return running || is_sent || transfer != Transfer::none; }
+  // States, mode align: entry of the running state, and the accepted tokens of its last step.
+  std::int32_t state_idx = -1;
+  std::int32_t num_accepted = 1;
+};
+
+// One scheduled request of the step at hand.
+struct AuditRow {
+  AuditedRequest* request = nullptr;
+  std::int32_t first = 0;  // positions [first, last)
+  std::int32_t last = 0;
+  std::int32_t counted_to = 0;  // by the engine: drafts in flight that were rejected count
+  std::int32_t num_spec = 0;
+  std::vector<std::uint64_t> contents;  // of [first, last), drafts included
+  bool is_void = false;                 // computed from a block that a load did not fill
+  std::int32_t num_hit = 0;             // tokens before `first`, when it has just come in
+};
+
+inline std::uint64_t content_after(std::uint64_t before, std::int32_t token) {
+  return splitmix64(before * 0x9E3779B97F4A7C15ull + static_cast<std::uint64_t>(token) + 1);
+}
+// Requests of different salts must not read each other's content, though their tokens be equal.
+inline std::uint64_t empty_prefix(std::string_view cache_salt) {
+  std::uint64_t content = 0x61756469740000ull;
+  for (const char c : cache_salt) content = content_after(content, static_cast<unsigned char>(c));
+  return content;
+}
+
+// What the model returned for a request of the step; nothing for a chunk of a prompt.
+std::span<const std::int32_t> sampled_of(const RecordedStep& step, const std::string& name);
+
+// Whether a hit of this engine is to prove the token after it: its block hashes cover that token.
+bool hashes_look_ahead(const RecordingHeader& header);
+
+inline bool is_state(const KVCacheSpec& spec) { return spec.kind == CacheKind::mamba; }
+
+inline std::int32_t ceil_div32(std::int32_t a, std::int32_t b) { return (a + b - 1) / b; }
+
+class Auditor::Impl {
+ public:
+  explicit Impl(const RecordingHeader& header)
+      : config_(header.options.config),
+        groups_(header.groups),
+        drafts_in_flight_(header.options.config.async_scheduling &&
+                          header.options.config.num_spec_tokens > 0),
+        hashes_look_ahead_(hashes_look_ahead(header)),
+        ledger_(header.num_blocks) {
+    for (const KVCacheGroupSpec& group : groups_)
+      block_sizes_.push_back(static_cast<std::int32_t>(group.spec.block_size));
+    // Context parallelism needs a single group, and the engine says how many tokens of all ranks a
+    // block of it covers: not every release shards it over the same ranks.
+    if (groups_.size() == 1 && !is_state(groups_[0].spec))
+      block_sizes_[0] = static_cast<std::int32_t>(header.scheduler_block_size);
+  }
+
+  void step(const RecordedStep& step);
+  void end(const RecordingEnd& end);
+  std::vector<AuditFinding> take() { return std::exchange(findings_, {}); }
+  std::int64_t reads_checked() const { return reads_; }
+
+ private:
+  std::int32_t block_size(std::size_t group) const { return block_sizes_[group]; }
+  void report(AuditRule rule, const AuditedRequest& request, std::size_t group, std::int64_t token,
+              BlockId block, std::string what);
+  void report(AuditRule rule, const std::string& request, std::string what);
+  void add(const RecordedEvent& event);
+  void leave(const RecordedStep& step, const std::string& name);
+  void release_failed_loads(const RecordedStep& step);
+  void begin_loads(const RecordedStep& step);
+  bool is_dropped(const RecordedStep& step, const RecordedScheduled& scheduled,
+                  AuditedRequest& request);
+  void give_up(const RecordedStep& step);
+  void take_outputs(const RecordedStep& step);
+  void begin_load(const RecordedStep& step, const RecordedTable& loading);
+  std::int32_t num_hit(const RecordedStep& step, const RecordedScheduled& scheduled,
+                       const AuditedRequest& request) const;
+  void write_loaded(const AuditedRequest& request, std::int32_t first, std::int32_t last,
+                    std::span<const BlockId> invalid);
+  std::int32_t first_invalid(const AuditedRequest& request, std::int32_t computed,
+                             std::span<const BlockId> invalid) const;
+  void void_rows(const RecordedStep& step, std::vector<AuditRow>& rows);
+  void take_report(const RecordedWorker& worker);
+  void check_standstill(const RecordedStep& last);
+  void take_tables(const RecordedStep& step, const RecordedScheduled& scheduled,
+                   AuditedRequest& request);
+  std::size_t first_needed(const AuditedRequest& request, std::size_t group,
+                           std::int32_t reached) const;
+  const AuditedRequest* reader_of(BlockId block) const;
+  void hand_out(const AuditedRequest& request, std::size_t group, std::size_t index, BlockId block);
+  std::int32_t first_read(std::size_t group, std::int32_t position) const;
+  bool make_row(const RecordedStep& step, const RecordedScheduled& scheduled, AuditRow& row);
+  void write_tokens(const AuditRow& row, std::size_t group);
+  void read_tokens(const AuditRow& row, std::size_t group);
+  BlockId block_of(const AuditedRequest& request, std::size_t group, std::int32_t position) const;
+  void finish_draft_rows(const AuditRow& row);
+  void read_draft_row(const AuditRow& row);
+  std::string holds(const LedgerSlot& slot) const;
+  bool state_block(const AuditRow& row, std::size_t group, std::int32_t entry, BlockId& block);
+  void read_state(const AuditRow& row, std::size_t group, std::int32_t entry, std::int32_t count);
+  void write_state(const AuditRow& row, std::size_t group, std::int32_t entry, std::int32_t count);
+  void prepare_states(AuditRow& row);
+  void advance_states(const AuditRow& row, std::size_t group);
+  void settle_states(AuditRow& row, std::int32_t num_sampled);
+  std::set<BlockId> kept_by_transfers(bool counts_drafts) const;
+  void check_conservation(const RecordedStep& step);
+  void check_common_prefix(const RecordedStep& step);
+  std::uint64_t content_at(const AuditRow& row, std::int32_t count) const;
+
+  EngineConfig config_;
+  std::vector<KVCacheGroupSpec> groups_;
+  // Asynchronous scheduling with drafts: a step is decided before it is known how many drafts of
+  // the one before were accepted.
+  bool drafts_in_flight_;
+  bool hashes_look_ahead_;
+  std::vector<std::int32_t> block_sizes_;  // tokens that one table entry covers
+  MemoryLedger ledger_;
+  std::map<std::string, AuditedRequest> requests_;
+  std::vector<std::string> names_;  // by request index, those that left included
+  std::int64_t step_ = -1;
+  RecordedStep last_;
+  std::map<std::int64_t, RecordedWorker> reports_in_flight_;  // by step, not heard of yet
+  std::int64_t reads_ = 0;
+  std::vector<AuditFinding> findings_;
+};
+
+}  // namespace lockstep

@@ -1,0 +1,249 @@
+// What a KV connector loads and sends: whose blocks a transfer writes, and who keeps them
+// meanwhile. A recording says when a load is over and which blocks it did not fill; what it filled
+// holds the request's own prefix from then on.
+#include <fmt/core.h>
+
+#include <algorithm>
+
+#include "properties/audit/audit_impl.h"
+#include "sim/engine/standstill.h"
+
+namespace lockstep {
+namespace {
+
+const RecordedConnectorAnswer* answer_of(const RecordedStep& step, const std::string& name) {
+  if (!step.connector) return nullptr;
+  const auto found = std::ranges::find(*step.connector, name, &RecordedConnectorAnswer::id);
+  return found == step.connector->end() ? nullptr : &*found;
+}
+
+}  // namespace
+
+// Tokens at the head of a request's table that were there before the step: a connector that loads
+// within the step fills those behind the local hit.
+std::int32_t Auditor::Impl::num_hit(const RecordedStep& step, const RecordedScheduled& scheduled,
+                                    const AuditedRequest& request) const {
+  const RecordedConnectorAnswer* const answer = answer_of(step, scheduled.id);
+  if (request.transfer == Transfer::loaded || answer == nullptr) return scheduled.computed;
+  return std::min(answer->local, scheduled.computed);
+}
+
+// A transfer fills positions [first, last) of the request, but not the blocks that are reported
+// invalid.
+void Auditor::Impl::write_loaded(const AuditedRequest& request, std::int32_t first,
+                                 std::int32_t last, std::span<const BlockId> invalid) {
+  for (std::size_t g = 0; g < groups_.size(); ++g) {
+    const std::int32_t size = block_size(g);
+    for (std::int32_t p = first; p < last; ++p) {
+      const auto index = static_cast<std::size_t>(p / size);
+      const BlockId block =
+          index < request.tables[g].size() ? request.tables[g][index] : kNullBlock;
+      if (block == kNullBlock || std::ranges::find(invalid, block) != invalid.end()) continue;
+      ledger_.write(block, p % size,
+                    {request.contents[static_cast<std::size_t>(p)], request.index, p});
+    }
+  }
+}
+
+// A load that takes longer than its step: the blocks are the request's from now on.
+void Auditor::Impl::begin_load(const RecordedStep& step, const RecordedTable& loading) {
+  const auto found = requests_.find(loading.id);
+  const RecordedConnectorAnswer* const answer = answer_of(step, loading.id);
+  if (found != requests_.end() && found->second.transfer == Transfer::loading) return;
+  if (found == requests_.end() || answer == nullptr || !answer->external) {
+    report(AuditRule::transfer, loading.id,
+           "a load is under way that nobody asked the connector for");
+    return;
+  }
+  AuditedRequest& request = found->second;
+  request.transfer = Transfer::loading;
+  request.held_since = step.step;
+  request.invalid.clear();
+  request.tables = loading.blocks;
+  request.first_loaded = answer->local;
+  request.computed = answer->local + *answer->external;
+  for (std::size_t g = 0; g < groups_.size(); ++g)
+    for (std::size_t i = 0; i < request.tables[g].size(); ++i)
+      if (request.tables[g][i] != kNullBlock &&
+          static_cast<std::int32_t>(i) * block_size(g) >= request.first_loaded)
+        hand_out(request, g, i, request.tables[g][i]);
+}
+
+// A request that is asked about again holds nothing: nothing of its load arrived.
+void Auditor::Impl::release_failed_loads(const RecordedStep& step) {
+  if (!step.connector) return;
+  for (const RecordedConnectorAnswer& answer : *step.connector) {
+    const auto found = requests_.find(answer.id);
+    if (found == requests_.end() || found->second.transfer != Transfer::loaded) continue;
+    found->second.transfer = Transfer::none;
+    for (auto& table : found->second.tables) table.clear();
+  }
+}
+
+// After those that run have their tables: what begins to load may have hit their blocks.
+void Auditor::Impl::begin_loads(const RecordedStep& step) {
+  if (!step.loading) return;
+  for (const RecordedTable& loading : *step.loading) begin_load(step, loading);
+}
+
+// A request has left; its blocks stay where a transfer needs them.
+void Auditor::Impl::leave(const RecordedStep& step, const std::string& name) {
+  const auto found = requests_.find(name);
+  if (found == requests_.end()) return;
+  AuditedRequest& request = found->second;
+  request.running = false;
+  request.has_left = true;
+  if (std::ranges::find(step.held, name) != step.held.end()) request.is_sent = true;
+  if (request.transfer == Transfer::loaded) request.transfer = Transfer::none;
+  if (request.is_sent || request.transfer == Transfer::loading) return;
+  requests_.erase(found);
+}
+
+// Rows whose attention read a block that was not filled: what they computed is void, and the engine
+// drops it.
+void Auditor::Impl::void_rows(const RecordedStep& step, std::vector<AuditRow>& rows) {
+  if (!step.worker || step.worker->invalid_blocks.empty()) return;
+  for (auto& [name, request] : requests_) {
+    if (!request.running) continue;
+    const auto row = std::ranges::find(rows, &request, &AuditRow::request);
+    const std::int32_t computed = row == rows.end() ? request.computed : row->first;
+    const std::int32_t valid = first_invalid(request, computed, step.worker->invalid_blocks);
+    if (valid == computed) continue;
+    request.computed = valid;
+    if (row == rows.end()) continue;
+    row->is_void = true;
+    request.void_step = step.step;
+    std::ranges::fill(row->contents, 0);
+  }
+}
+
+// The first of `computed` tokens that lies in one of the blocks; `computed` if none does.
+std::int32_t Auditor::Impl::first_invalid(const AuditedRequest& request, std::int32_t computed,
+                                          std::span<const BlockId> invalid) const {
+  std::int32_t first = computed;
+  for (std::size_t g = 0; g < groups_.size(); ++g) {
+    const auto num_blocks = std::min(request.tables[g].size(),
+                                     static_cast<std::size_t>(ceil_div32(computed, block_size(g))));
+    // What the window has left behind is others' by now.
+    const std::size_t begin = first_needed(request, g, computed);
+    for (std::size_t i = begin; i < num_blocks; ++i)
+      if (std::ranges::find(invalid, request.tables[g][i]) != invalid.end())
+        first = std::min(first, static_cast<std::int32_t>(i) * block_size(g));
+  }
+  return first;
+}
+
+// A row that was decided before it was known that the step before it had read a lost block. It is
+// computed again; what it samples has to be dropped, or the request is adrift.
+bool Auditor::Impl::is_dropped(const RecordedStep& step, const RecordedScheduled& scheduled,
+                               AuditedRequest& request) {
+  if (!config_.async_scheduling) return false;
+  const std::int32_t last = scheduled.computed + scheduled.tokens;
+  const bool had_come_in = last_.output_of_step && *last_.output_of_step >= request.void_step;
+  const bool is_behind =
+      request.void_step >= 0 && request.void_step + 1 == step.step && !had_come_in;
+  if (is_behind && !request.is_adrift() && !sampled_of(step, request.name).empty()) {
+    request.adrift_since = step.step;
+    request.adrift = fmt::format(
+        "tokens [{}, {}) were scheduled before it was known that the step before them read a block "
+        "that a load did not fill, and what they sample is kept",
+        scheduled.computed, last);
+  }
+  if (request.is_adrift()) request.computed = request.scheduled_to = last;
+  return is_behind || request.is_adrift();
+}
+
+// Nobody is given what it samples: it fails, or its client leaves.
+void Auditor::Impl::give_up(const RecordedStep& step) {
+  const auto gives_up = [&](const std::string& name) {
+    if (const auto found = requests_.find(name); found != requests_.end())
+      found->second.adrift.clear();
+  };
+  for (const auto* events : {&step.before, &step.during})
+    for (const RecordedEvent& event : *events)
+      if (event.kind == RecordedEvent::Kind::abort) gives_up(event.name);
+  for (const RecordedStopped& stopped : step.stopped)
+    if (stopped.reason == "error") gives_up(stopped.id);
+}
+
+// After the step: what came in with outputs, once the engine hears of it.
+void Auditor::Impl::take_outputs(const RecordedStep& step) {
+  for (const std::string& name : step.held)
+    if (const auto found = requests_.find(name); found != requests_.end())
+      found->second.is_sent = true;
+  if (step.worker) reports_in_flight_.insert_or_assign(step.step, *step.worker);
+  const std::int64_t last = config_.async_scheduling ? step.output_of_step.value_or(-1) : step.step;
+  while (!reports_in_flight_.empty() && reports_in_flight_.begin()->first <= last) {
+    take_report(reports_in_flight_.begin()->second);
+    reports_in_flight_.erase(reports_in_flight_.begin());
+  }
+  give_up(step);
+  for (auto& [name, request] : requests_)
+    if (!request.adrift.empty() && request.adrift_since <= last)
+      report(AuditRule::attention_read, name, std::exchange(request.adrift, {}));
+}
+
+void Auditor::Impl::take_report(const RecordedWorker& worker) {
+  for (auto& [name, request] : requests_)
+    if (request.transfer == Transfer::loading)
+      request.invalid.insert(request.invalid.end(), worker.invalid_blocks.begin(),
+                             worker.invalid_blocks.end());
+  for (const std::string& name : worker.received) {
+    const auto found = requests_.find(name);
+    if (found == requests_.end() || found->second.transfer != Transfer::loading) {
+      report(AuditRule::transfer, name, "a load is reported complete that is not under way");
+      continue;
+    }
+    AuditedRequest& request = found->second;
+    write_loaded(request, request.first_loaded, request.computed, request.invalid);
+    request.computed = first_invalid(request, request.computed, request.invalid);
+    request.transfer = Transfer::loaded;
+    if (request.has_left) requests_.erase(found);
+  }
+  for (const std::string& name : worker.sent) {
+    const auto found = requests_.find(name);
+    if (found == requests_.end() || !found->second.is_sent)
+      report(AuditRule::transfer, name, "blocks are reported sent that nobody keeps");
+    else
+      requests_.erase(found);
+  }
+}
+
+// A recording that ends while nothing runs and somebody waits in a circle: the engine never moves
+// again.
+void Auditor::Impl::check_standstill(const RecordedStep& last) {
+  if (!last.running.empty() || !last.skipped) return;
+  Standstill standstill;
+  standstill.free_blocks = last.free_blocks;
+  standstill.total_blocks = ledger_.num_blocks() - 1;
+  const auto num_blocks = [](const AuditedRequest& request) {
+    std::int64_t count = 0;
+    for (const auto& table : request.tables)
+      count += std::ranges::count_if(table, [](BlockId block) { return block != kNullBlock; });
+    return count;
+  };
+  const auto add = [&](const std::string& name) {
+    const auto found = requests_.find(name);
+    if (found == requests_.end()) return;
+    const AuditedRequest& request = found->second;
+    const bool keeps = request.transfer != Transfer::none;
+    const std::int64_t held = keeps ? num_blocks(request) : 0;
+    standstill.queue.push_back(
+        {.name = name,
+         .blocks_held = held,
+         .blocks_missing = num_blocks_missing(config_, groups_, std::ssize(request.tokens),
+                                              keeps ? request.computed : 0, held),
+         .held_since = keeps ? request.held_since : -1,
+         .is_loading = request.transfer == Transfer::loading});
+  };
+  for (const RecordedSkipped& skipped : *last.skipped) add(skipped.id);
+  for (const std::string& name : last.waiting) add(name);
+  for (const auto& [name, request] : requests_)
+    if (request.has_left) standstill.blocks_held_by_finished += num_blocks(request);
+  const auto cycle = find_wait_cycle(standstill);
+  if (!cycle) return;
+  step_ = last.step;
+  report(AuditRule::standstill, cycle->requests.front(), "nothing runs any more: " + cycle->text);
+}
+
+}  // namespace lockstep

@@ -1,0 +1,195 @@
+#include "properties/fuzz/fuzz.h"
+
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <atomic>
+#include <mutex>
+#include <optional>
+#include <thread>
+#include <utility>
+
+#include "base/check.h"
+#include "properties/judge/known_findings.h"
+#include "reference/memory/content.h"
+
+namespace lockstep {
+namespace {
+
+// So many cases see every class: the rarest, an abort while preempted, 40 times without a backend
+// and about 13 times with one.
+constexpr std::int64_t kCasesToSeeAll = 10'000;
+
+// What remains of a judged case.
+struct Judged {
+  Outcome outcome;
+  const KnownFinding* known = nullptr;
+  std::uint64_t seed = 0;
+};
+
+Judged judge_seed(const FuzzOptions& options, std::uint64_t seed) {
+  SavedCase saved = generate_case(seed, options.generator);
+  if (!options.mutant.empty()) saved.mutants = {options.mutant};
+  Judged judged{.outcome = judge(saved, options.backend), .known = nullptr, .seed = seed};
+  judged.known = known_finding(saved, judged.outcome, options.backend);
+  return judged;
+}
+
+// A sum: any order of cases gives the same hash.
+void add_hash(StateHash& sum, std::uint64_t seed, const StateHash& hash) {
+  sum.low += mix(hash.low ^ mix(seed));
+  sum.high += mix(hash.high ^ mix(~seed));
+}
+
+void add_case(const Judged& judged, FuzzReport& report) {
+  const Outcome& outcome = judged.outcome;
+  ++report.cases;
+  report.steps += outcome.steps;
+  report.bytes_checked += outcome.bytes_checked;
+  report.tally += outcome.tally;
+  add_hash(report.state_hash, judged.seed, outcome.state_hash);
+  if (outcome.kind == OutcomeKind::agreed) {
+    ++report.agreed;
+  } else if (outcome.kind == OutcomeKind::refused) {
+    if (++report.refused == 1) {
+      report.first_refused_seed = judged.seed;
+      report.first_refusal = outcome.what;
+    }
+  } else if (judged.known != nullptr) {
+    ++report.known[fmt::format("{}. {}", judged.known->number, judged.known->title)];
+  } else {
+    report.failures.push_back({.seed = judged.seed,
+                               .kind = outcome.kind,
+                               .check = outcome.check,
+                               .step = outcome.step,
+                               .request = outcome.request,
+                               .what = outcome.what});
+  }
+}
+
+// Hands out seeds to threads and takes their results in, in the order of the seeds.
+class Session {
+ public:
+  Session(const FuzzOptions& options, const FuzzCallbacks& callbacks)
+      : options_(options), callbacks_(callbacks) {}
+
+  FuzzReport run() {
+    report_.engine = options_.generator.engine;
+    report_.backend = options_.generator.backend;
+    report_.mutant = options_.mutant;
+    report_.first_seed = options_.first_seed;
+    report_.runs = options_.runs;
+    report_.shard = options_.shard;
+    report_.shards = options_.shards;
+    {
+      std::vector<std::jthread> threads;
+      for (int j = 1; j < options_.jobs; ++j) threads.emplace_back([this] { work(); });
+      work();
+    }
+    LS_CHECK(waiting_.empty(), "{} cases are judged and not counted", waiting_.size());
+    if (report_.shards == 1) report_.runs = report_.cases;
+    return std::move(report_);
+  }
+
+ private:
+  std::optional<std::int64_t> next() {
+    const std::lock_guard lock(mutex_);
+    const std::int64_t place = options_.shard + next_ * options_.shards;
+    if (place >= options_.runs || (callbacks_.go_on && !callbacks_.go_on())) return std::nullopt;
+    return next_++;
+  }
+
+  void work() {
+    while (const auto index = next()) {
+      const auto place = static_cast<std::uint64_t>(options_.shard + *index * options_.shards);
+      const std::uint64_t seed = options_.first_seed + place;
+      if (callbacks_.starting) callbacks_.starting(seed);
+      take(*index, judge_seed(options_, seed));
+    }
+  }
+
+  void take(std::int64_t index, Judged judged) {
+    const std::lock_guard lock(mutex_);
+    waiting_.emplace(index, std::move(judged));
+    while (!waiting_.empty() && waiting_.begin()->first == taken_) {
+      const Judged& first = waiting_.begin()->second;
+      const auto failures = report_.failures.size();
+      add_case(first, report_);
+      if (callbacks_.failed && report_.failures.size() > failures) {
+        SavedCase saved = generate_case(first.seed, options_.generator);
+        if (!options_.mutant.empty()) saved.mutants = {options_.mutant};
+        callbacks_.failed(saved, first.outcome);
+      }
+      waiting_.erase(waiting_.begin());
+      ++taken_;
+    }
+    if (callbacks_.progress) callbacks_.progress(report_.cases, std::ssize(report_.failures));
+  }
+
+  const FuzzOptions& options_;
+  const FuzzCallbacks& callbacks_;
+  std::mutex mutex_;
+  FuzzReport report_;
+  std::int64_t next_ = 0;
+  std::int64_t taken_ = 0;
+  std::map<std::int64_t, Judged> waiting_;  // judged before one with a smaller seed
+};
+
+}  // namespace
+
+std::vector<std::string_view> FuzzReport::missing_classes() const {
+  if (shards != 1 || cases < kCasesToSeeAll || !engine.empty() || !mutant.empty()) return {};
+  return tally.missing();
+}
+
+FuzzReport fuzz(const FuzzOptions& options, const FuzzCallbacks& callbacks) {
+  LS_CHECK(options.shards >= 1 && options.shard >= 0 && options.shard < options.shards,
+           "shard {} of {}", options.shard, options.shards);
+  LS_CHECK(options.jobs >= 1 && options.runs >= 0, "{} jobs, {} runs", options.jobs, options.runs);
+  LS_CHECK(options.shards == 1 || !callbacks.go_on, "a run that ends by the clock has no shards");
+  return Session(options, callbacks).run();
+}
+
+Result<FuzzReport> merge_fuzz_reports(std::span<const FuzzReport> parts) {
+  if (parts.empty()) return fail("no reports to merge");
+  const FuzzReport& first = parts.front();
+  std::vector<bool> seen(static_cast<std::size_t>(first.shards));
+  FuzzReport whole;
+  whole.engine = first.engine;
+  whole.backend = first.backend;
+  whole.mutant = first.mutant;
+  whole.first_seed = first.first_seed;
+  whole.runs = first.runs;
+  for (const FuzzReport& part : parts) {
+    if (part.engine != whole.engine || part.backend != whole.backend ||
+        part.mutant != whole.mutant || part.first_seed != whole.first_seed ||
+        part.runs != whole.runs || part.shards != std::ssize(seen))
+      return fail(
+          "the reports are of different runs: engine, backend, mutant, seeds and number "
+          "of shards must be equal");
+    if (seen[static_cast<std::size_t>(part.shard)])
+      return fail(fmt::format("shard {}/{} is there twice", part.shard, part.shards));
+    seen[static_cast<std::size_t>(part.shard)] = true;
+    whole.cases += part.cases;
+    whole.agreed += part.agreed;
+    whole.refused += part.refused;
+    whole.steps += part.steps;
+    whole.bytes_checked += part.bytes_checked;
+    whole.tally += part.tally;
+    for (const auto& [finding, cases] : part.known) whole.known[finding] += cases;
+    whole.failures.insert(whole.failures.end(), part.failures.begin(), part.failures.end());
+    whole.state_hash.low += part.state_hash.low;
+    whole.state_hash.high += part.state_hash.high;
+    if (part.refused > 0 &&
+        (whole.refused == part.refused || part.first_refused_seed < whole.first_refused_seed)) {
+      whole.first_refused_seed = part.first_refused_seed;
+      whole.first_refusal = part.first_refusal;
+    }
+  }
+  if (const auto missing = std::ranges::find(seen, false); missing != seen.end())
+    return fail(fmt::format("shard {}/{} is missing", missing - seen.begin(), seen.size()));
+  std::ranges::sort(whole.failures, {}, &FuzzFailure::seed);
+  return whole;
+}
+
+}  // namespace lockstep

@@ -1,0 +1,88 @@
+// Fuzzing: many generated cases, judged, and one report. Seed N is one case, wherever and with how
+// many others it runs.
+//
+// (1) The same options give the same report, byte for byte: times are not in it.
+// (2) Reports of all shards of a run merge into the report of the whole run, byte for byte.
+// (3) A failure that docs/findings.md tells of is counted there; every other one is listed.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "base/result.h"
+#include "properties/generate/generator.h"
+#include "properties/judge/judge.h"
+#include "properties/judge/tally.h"
+
+namespace lockstep {
+
+struct FuzzOptions {
+  GeneratorOptions generator = {.device_modes = true};
+  std::string mutant;  // planted in every case; empty: none
+  BackendFactory backend;
+  std::uint64_t first_seed = 1;
+  std::int64_t runs = 1;   // seeds first_seed .. first_seed + runs - 1
+  std::int64_t shard = 0;  // of `shards`: the seeds whose place leaves this rest
+  std::int64_t shards = 1;
+  int jobs = 1;
+};
+
+struct FuzzFailure {
+  std::uint64_t seed = 0;
+  OutcomeKind kind = OutcomeKind::violation;
+  std::string check;
+  std::int64_t step = -1;
+  std::string request;
+  std::string what;
+  bool operator==(const FuzzFailure&) const = default;
+};
+
+struct FuzzReport {
+  std::string engine;  // empty: any
+  std::string backend;
+  std::string mutant;
+  std::uint64_t first_seed = 1;
+  std::int64_t runs = 0;  // of the whole run, all shards together
+  std::int64_t shard = 0;
+  std::int64_t shards = 1;
+  std::int64_t cases = 0;
+  std::int64_t agreed = 0;
+  std::int64_t refused = 0;
+  std::uint64_t first_refused_seed = 0;  // with refused > 0
+  std::string first_refusal;
+  std::int64_t steps = 0;
+  std::int64_t bytes_checked = 0;
+  Tally tally;
+  std::map<std::string, std::int64_t> known;  // by finding, how many cases ran into it
+  std::vector<FuzzFailure> failures;          // by seed
+  StateHash state_hash;                       // of all cases, whatever their order
+  bool operator==(const FuzzReport&) const = default;
+
+  // Classes that so many cases should have seen; empty for shards and for narrowed runs.
+  std::vector<std::string_view> missing_classes() const;
+};
+
+struct FuzzCallbacks {
+  std::function<bool()> go_on;                       // asked before each case; absent: yes
+  std::function<void(std::uint64_t seed)> starting;  // in the thread that judges it
+  std::function<void(std::int64_t cases, std::int64_t failures)> progress;     // one at a time
+  std::function<void(const SavedCase& saved, const Outcome& outcome)> failed;  // in seed order
+};
+
+// Ends early when go_on says no; `runs` of the report is then what was run. REQUIRES: one shard
+// when go_on is given.
+FuzzReport fuzz(const FuzzOptions& options, const FuzzCallbacks& callbacks = {});
+
+// Refused: reports of different runs, a shard twice, a shard missing.
+Result<FuzzReport> merge_fuzz_reports(std::span<const FuzzReport> parts);
+
+std::string fuzz_report_to_json(const FuzzReport& report);  // one line
+Result<FuzzReport> read_fuzz_report(const std::string& path);
+// The same line from memory; `name` stands for the path in the message.
+Result<FuzzReport> fuzz_report_from_text(const std::string& name, std::string_view line);
+
+}  // namespace lockstep

@@ -1,0 +1,142 @@
+// The report of a fuzz run as one line of JSON, and back.
+#include <fmt/core.h>
+
+#include "base/json_reader.h"
+#include "base/json_writer.h"
+#include "base/line_reader.h"
+#include "properties/fuzz/fuzz.h"
+
+namespace lockstep {
+namespace {
+
+constexpr std::int64_t kReportVersion = 1;
+
+constexpr JsonWord<OutcomeKind> kKinds[] = {{"divergence", OutcomeKind::divergence},
+                                            {"violation", OutcomeKind::violation},
+                                            {"stuck", OutcomeKind::stuck}};
+
+void write_counts(JsonWriter& out, const FuzzReport& report) {
+  out.integer("cases", report.cases).integer("agreed", report.agreed);
+  out.integer("refused", report.refused);
+  out.key("first_refused_seed").uint64(report.first_refused_seed);
+  out.string("first_refusal", report.first_refusal);
+  out.integer("steps", report.steps).integer("bytes_checked", report.bytes_checked);
+  out.key("state_hash").begin_array();
+  out.uint64(report.state_hash.high).uint64(report.state_hash.low).end_array();
+  out.key("tally").begin_object();
+  for (std::size_t i = 0; i < kNumReached; ++i) {
+    const auto reached = static_cast<Reached>(i);
+    out.integer(name_of(reached), report.tally[reached]);
+  }
+  out.end_object();
+}
+
+void read_counts(JsonObject& object, FuzzReport& report) {
+  report.cases = object.required("cases").integer(0);
+  report.agreed = object.required("agreed").integer(0);
+  report.refused = object.required("refused").integer(0);
+  report.first_refused_seed = object.required("first_refused_seed").uint64();
+  report.first_refusal = object.required("first_refusal").string();
+  report.steps = object.required("steps").integer(0);
+  report.bytes_checked = object.required("bytes_checked").integer(0);
+  JsonValue hash = object.required("state_hash");
+  std::vector<std::uint64_t> words;
+  for (JsonValue word : hash.array()) words.push_back(word.uint64());
+  if (words.size() == 2)
+    report.state_hash = {.high = words[0], .low = words[1]};
+  else
+    hash.refuse("two numbers");
+  JsonObject tally = object.required("tally").object();
+  for (std::size_t i = 0; i < kNumReached; ++i) {
+    const auto reached = static_cast<Reached>(i);
+    report.tally.count(reached, tally.required(name_of(reached)).integer(0));
+  }
+  tally.finish();
+}
+
+void write_failure(JsonWriter& out, const FuzzFailure& failure) {
+  out.begin_object().key("seed").uint64(failure.seed);
+  out.string("kind", name_of(failure.kind)).string("check", failure.check);
+  out.integer("step", failure.step).string("request", failure.request);
+  out.string("what", failure.what).end_object();
+}
+
+FuzzFailure read_failure(JsonValue value) {
+  JsonObject object = value.object();
+  FuzzFailure failure;
+  failure.seed = object.required("seed").uint64();
+  failure.kind = object.required("kind").word<OutcomeKind>(kKinds);
+  failure.check = object.required("check").string();
+  failure.step = object.required("step").integer(-1);
+  failure.request = object.required("request").string();
+  failure.what = object.required("what").string();
+  object.finish();
+  return failure;
+}
+
+FuzzReport read_report(JsonValue value) {
+  JsonObject object = value.object();
+  FuzzReport report;
+  object.required("lockstep_fuzz").integer(kReportVersion, kReportVersion);
+  report.engine = object.required("engine").string();
+  report.backend = object.required("backend").string();
+  report.mutant = object.required("mutant").string();
+  report.first_seed = object.required("first_seed").uint64();
+  report.runs = object.required("runs").integer(0);
+  report.shards = object.required("shards").integer(1, 1 << 20);
+  report.shard = object.required("shard").integer(0, report.shards - 1);
+  read_counts(object, report);
+  for (auto& [finding, cases] : object.required("known").object().entries())
+    report.known[std::string(finding)] = cases.integer(1);
+  for (JsonValue failure : object.required("failures").array())
+    report.failures.push_back(read_failure(failure));
+  object.finish();
+  return report;
+}
+
+}  // namespace
+
+std::string fuzz_report_to_json(const FuzzReport& report) {
+  JsonWriter out;
+  out.begin_object().integer("lockstep_fuzz", kReportVersion);
+  out.string("engine", report.engine).string("backend", report.backend);
+  out.string("mutant", report.mutant).key("first_seed").uint64(report.first_seed);
+  out.integer("runs", report.runs).integer("shards", report.shards);
+  out.integer("shard", report.shard);
+  write_counts(out, report);
+  out.key("known").begin_object();
+  for (const auto& [finding, cases] : report.known) out.integer(finding, cases);
+  out.end_object().key("failures").begin_array();
+  for (const FuzzFailure& failure : report.failures) write_failure(out, failure);
+  out.end_array().end_object();
+  return out.take_line();
+}
+
+namespace {
+
+Result<FuzzReport> report_of(const std::string& name, std::string_view line, std::int64_t number,
+                             bool is_cut_off) {
+  JsonReader json(name);
+  FuzzReport report;
+  if (json.parse(line, number, is_cut_off)) report = read_report(json.root());
+  if (!json.ok()) return json.failure();
+  return report;
+}
+
+}  // namespace
+
+Result<FuzzReport> fuzz_report_from_text(const std::string& name, std::string_view line) {
+  return report_of(name, line.substr(0, line.find('\n')), 1, false);
+}
+
+Result<FuzzReport> read_fuzz_report(const std::string& path) {
+  auto lines = LineReader::open(path);
+  if (!lines) return tl::unexpected(lines.error());
+  std::string_view line;
+  const Result<bool> got = lines->next(line);
+  if (!got) return tl::unexpected(got.error());
+  if (!*got) return fail(fmt::format("{}: empty; expected the report of a fuzz run", path));
+  return report_of(path, line, lines->number(), lines->is_cut_off());
+}
+
+}  // namespace lockstep

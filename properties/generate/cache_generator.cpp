@@ -1,0 +1,216 @@
+// Caches of every kind and mixture, and the pool that they share.
+#include <fmt/core.h>
+
+#include <algorithm>
+
+#include "properties/generate/generator_parts.h"
+#include "properties/invariants/planned_need.h"
+#include "reference/plan/kernel_blocks.h"
+#include "reference/plan/page_size.h"
+#include "reference/plan/request_need.h"
+
+namespace lockstep {
+namespace {
+
+constexpr std::size_t kGroupsMax = 4;
+
+// Values of a byte or less, with their scales behind the row or elsewhere.
+void scale_rows(ChoiceSource& choices, KVCacheSpec& spec) {
+  spec.kv_quant_mode =
+      choices.one_of({KVQuantMode::int8_per_token_head, KVQuantMode::fp8_per_token_head,
+                      KVQuantMode::fp8_per_tensor, KVQuantMode::nvfp4});
+  spec.dtype = spec.kv_quant_mode == KVQuantMode::int8_per_token_head ? DType::int8
+               : spec.kv_quant_mode == KVQuantMode::nvfp4             ? DType::uint8
+                                                                      : DType::fp8_e4m3;
+  if (spec.kv_quant_mode == KVQuantMode::nvfp4) spec.head_size = 16;
+}
+
+KVCacheSpec draw_rows(Draw& draw, CacheKind kind, std::int64_t block_size) {
+  ChoiceSource& choices = draw.choices;
+  KVCacheSpec spec;
+  spec.kind = kind;
+  spec.block_size = block_size;
+  spec.num_kv_heads = choices.between(1, 2);
+  spec.head_size = choices.one_of<std::int64_t>({8, 4, 8, 16, 5});
+  spec.dtype = choices.one_of(
+      {DType::bf16, DType::bf16, DType::fp16, DType::fp32, DType::fp8_e4m3, DType::fp8_e5m2});
+  if (draw.has(Feature::scaled_rows) && kind != CacheKind::mla && kind != CacheKind::hidden_state)
+    scale_rows(choices, spec);
+  if (kind == CacheKind::mla) spec.num_kv_heads = 1;
+  if (kind == CacheKind::sliding_window) spec.sliding_window = choices.between(1, 3 * block_size);
+  if (kind == CacheKind::chunked_local)
+    spec.attention_chunk_size = block_size * choices.between(1, 3);
+  return spec;
+}
+
+KVCacheSpec draw_states(Draw& draw, const EngineConfig& engine, std::int64_t block_size) {
+  ChoiceSource& choices = draw.choices;
+  KVCacheSpec spec;
+  spec.kind = CacheKind::mamba;
+  spec.mamba_cache_mode = engine.mamba_cache_mode;
+  spec.block_size =
+      engine.mamba_cache_mode == MambaCacheMode::none ? engine.max_model_len : block_size;
+  spec.states = {{{choices.between(1, 3), 4}, choices.one_of({DType::fp32, DType::bf16})}};
+  if (choices.chance(50))
+    spec.states.push_back({{choices.between(1, 4), 4}, choices.one_of({DType::fp32, DType::bf16})});
+  spec.num_speculative_blocks = engine.num_spec_tokens;
+  return spec;
+}
+
+std::vector<CacheKind> draw_kinds(Draw& draw) {
+  const std::pair<Feature, CacheKind> all[] = {{Feature::full_attention, CacheKind::full_attention},
+                                               {Feature::mla, CacheKind::mla},
+                                               {Feature::sliding_window, CacheKind::sliding_window},
+                                               {Feature::chunked_local, CacheKind::chunked_local},
+                                               {Feature::states, CacheKind::mamba}};
+  std::vector<CacheKind> on;
+  for (const auto& [feature, kind] : all)
+    if (draw.has(feature)) on.push_back(kind);
+  if (!draw.has(Feature::several_groups) || draw.has(Feature::two_block_pool))
+    return {on[static_cast<std::size_t>(draw.choices.below(std::ssize(on)))]};
+  if (on.size() < kGroupsMax && draw.choices.chance(50))  // a kind twice: other windows, ...
+    on.push_back(on[static_cast<std::size_t>(draw.choices.below(std::ssize(on)))]);
+  while (on.size() > kGroupsMax) on.erase(on.begin() + draw.choices.below(std::ssize(on)));
+  if (draw.has(Feature::hidden_state)) on.push_back(CacheKind::hidden_state);
+  return on;
+}
+
+MambaCacheMode draw_mamba_mode(Draw& draw, const EngineConfig& engine) {
+  if (!engine.enable_prefix_caching) return MambaCacheMode::none;
+  // In mode `all` the states of drafts have no place of their own (sim/step/program_builder.cpp).
+  if (engine.engine != "vllm-0.22.1" || engine.num_spec_tokens > 0) return MambaCacheMode::align;
+  return draw.choices.one_of({MambaCacheMode::align, MambaCacheMode::align, MambaCacheMode::all});
+}
+
+// A tensor of its own for every layer of the one group there is.
+KVCacheConfig lay_out_uniform_type(std::vector<KVCacheGroupSpec> groups) {
+  KVCacheConfig plan;
+  const KVCacheGroupSpec& group = groups.front();
+  for (std::size_t i = 0; i < group.layer_names.size(); ++i)
+    plan.tensors.push_back({page_size_bytes(group.layer_specs[i]), {group.layer_names[i]}});
+  plan.groups = std::move(groups);
+  return plan;
+}
+
+// Layers that share a block table and differ in their rows. Such a model has no other group.
+void draw_uniform_type(Draw& draw, std::vector<KVCacheGroupSpec>& groups) {
+  KVCacheGroupSpec& group = groups.front();
+  if (!draw.has(Feature::uniform_type) || groups.size() > 1 || group.layers_per_page > 1 ||
+      group.spec.kind != CacheKind::full_attention)
+    return;
+  while (group.layer_names.size() < 2)
+    group.layer_names.push_back(fmt::format("g0.{}", group.layer_names.size()));
+  for (std::size_t i = 0; i < group.layer_names.size(); ++i) {
+    KVCacheSpec& spec = group.layer_specs.emplace_back(group.spec);
+    if (i > 0) spec.num_kv_heads = draw.choices.between(1, 4);
+  }
+}
+
+// Pages of equal size in every group, one tensor a place in the group.
+KVCacheConfig lay_out(std::vector<KVCacheGroupSpec> groups, std::int64_t extra_bytes) {
+  if (groups.front().is_uniform_type()) return lay_out_uniform_type(std::move(groups));
+  std::int64_t page = 0;
+  std::size_t places = 0;
+  for (const KVCacheGroupSpec& group : groups) {
+    page = std::max(page, pool_page_size_bytes(group));
+    places = std::max(places, static_cast<std::size_t>(
+                                  cdiv(std::ssize(group.layer_names), group.layers_per_page)));
+  }
+  page += extra_bytes;
+  KVCacheConfig plan;
+  plan.tensors.resize(places);
+  for (KVCacheGroupSpec& group : groups) {
+    if (group.layers_per_page == 1 && page_size_bytes(group.spec) != page)
+      group.spec.page_size_padded = page;
+    for (std::size_t i = 0; i < group.layer_names.size(); ++i)
+      plan.tensors[i / static_cast<std::size_t>(group.layers_per_page)].shared_by.push_back(
+          group.layer_names[i]);
+  }
+  for (KVCacheTensor& tensor : plan.tensors) tensor.size_bytes = page;
+  plan.groups = std::move(groups);
+  return plan;
+}
+
+// Two or three layers a page in the group with the largest pages, when it can be: full attention in
+// pages that nobody else fills.
+void draw_packing(Draw& draw, std::vector<KVCacheGroupSpec>& groups) {
+  KVCacheGroupSpec& first = groups.front();
+  if (!draw.has(Feature::packed_pages) || first.spec.kind != CacheKind::full_attention) return;
+  // No backend cuts a packed page into kernel blocks.
+  if (draw.runs_kernels() && first.spec.block_size != 16) return;
+  first.layers_per_page = draw.choices.between(2, 3);
+  while (std::ssize(first.layer_names) < first.layers_per_page)
+    first.layer_names.push_back(fmt::format("g0.{}", first.layer_names.size()));
+  for (const KVCacheGroupSpec& group : groups)
+    if (pool_page_size_bytes(group) > pool_page_size_bytes(first)) first.layers_per_page = 1;
+}
+
+// What the attention backend makes of the blocks; where it can take none, the layout is refused.
+std::vector<std::int64_t> kernel_blocks_of(const SavedCase& saved) {
+  if (saved.backend != "none")
+    if (auto sizes = kernel_block_sizes(saved.cache, saved.attention_backend)) return *sizes;
+  std::vector<std::int64_t> sizes;
+  for (const KVCacheGroupSpec& group : saved.cache.groups) sizes.push_back(group.spec.block_size);
+  return sizes;
+}
+
+}  // namespace
+
+std::vector<KVCacheGroupSpec> draw_groups(Draw& draw, EngineConfig& engine) {
+  ChoiceSource& choices = draw.choices;
+  const std::vector<CacheKind> kinds = draw_kinds(draw);
+  if (std::ranges::find(kinds, CacheKind::mamba) != kinds.end())
+    engine.mamba_cache_mode = draw_mamba_mode(draw, engine);
+  std::int64_t base = engine.block_size;
+  if (draw.has(Feature::kernel_blocks) && draw.runs_kernels() && !draw.has(Feature::two_block_pool))
+    base *= choices.one_of({3, 2, 5});
+  // The states of a step's drafts pass one boundary of blocks at most.
+  if (std::ranges::find(kinds, CacheKind::mamba) != kinds.end())
+    base = std::max<std::int64_t>(base, engine.num_spec_tokens + 1);
+  engine.block_size = static_cast<std::int32_t>(base);
+  std::vector<KVCacheGroupSpec> groups;
+  for (const CacheKind kind : kinds) {
+    const bool other = !groups.empty() && draw.has(Feature::different_block_sizes);
+    const std::int64_t block_size = other ? base * choices.one_of({1, 2, 1, 4}) : base;
+    const auto like = std::ranges::find(
+        groups, kind, [](const KVCacheGroupSpec& group) { return group.spec.kind; });
+    KVCacheGroupSpec group;
+    if (kind != CacheKind::mamba)
+      group.spec = draw_rows(draw, kind, block_size);
+    else  // the worker keeps one place a request for all states: their specs are equal
+      group.spec = like != groups.end() ? like->spec : draw_states(draw, engine, base);
+    const std::int64_t layers = kind == CacheKind::hidden_state ? 1 : choices.between(1, 2);
+    for (std::int64_t i = 0; i < layers; ++i)
+      group.layer_names.push_back(fmt::format("g{}.{}", groups.size(), i));
+    groups.push_back(std::move(group));
+  }
+  draw_packing(draw, groups);
+  draw_uniform_type(draw, groups);
+  return groups;
+}
+
+void draw_pool(Draw& draw, std::vector<KVCacheGroupSpec> groups, SavedCase& saved) {
+  ChoiceSource& choices = draw.choices;
+  saved.attention_backend = choices.one_of(
+      {AttentionBackend::triton_attn, AttentionBackend::flash_attn, AttentionBackend::flashinfer});
+  saved.layout = choices.one_of({CacheLayout::NHD, CacheLayout::HND});
+  const std::int64_t need = planned_blocks_of_request(saved.engine, groups);
+  const bool packed = groups.front().layers_per_page > 1;
+  // With HND the heads of a packed layer lie apart, which the backend does not address.
+  if (packed) saved.layout = CacheLayout::NHD;
+  const std::int64_t extra_bytes =
+      draw.has(Feature::padded_pages) && !packed && !groups.front().is_uniform_type()
+          ? 16 * choices.between(1, 4)
+          : 0;
+  saved.cache = lay_out(std::move(groups), extra_bytes);
+  std::int64_t spare = 0;
+  if (!draw.has(Feature::two_block_pool))
+    spare = draw.has(Feature::tight_pool) ? choices.below(need + 1) : need * choices.between(1, 4);
+  saved.cache.num_blocks = 1 + need + spare;
+  for (KVCacheTensor& tensor : saved.cache.tensors) tensor.size_bytes *= saved.cache.num_blocks;
+  saved.kernel_block_sizes = kernel_blocks_of(saved);
+  saved.settings = {{"queries_per_kv", choices.between(1, 2)},
+                    {"draft_acceptance_percent", choices.one_of({60, 0, 30, 90, 100})}};
+}
+
+}  // namespace lockstep

@@ -1,0 +1,68 @@
+// Where a generator's choices come from: a seed, a list of words (rapidcheck's), or a byte string
+// (libFuzzer's). The same choices give the same case, whatever they came from.
+//
+// A source that has run out answers 0 for ever: every generator makes 0 the plainest choice, so
+// that a short input is a small case.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <initializer_list>
+#include <span>
+
+#include "base/check.h"
+
+namespace lockstep {
+
+class ChoiceSource {
+ public:
+  virtual ~ChoiceSource() = default;
+
+  // A number of [0, n). REQUIRES: n >= 1.
+  std::int64_t below(std::int64_t n) {
+    LS_CHECK(n >= 1, "a choice of {}", n);
+    return n == 1 ? 0 : draw(n);
+  }
+  // A number of [low, high].
+  std::int64_t between(std::int64_t low, std::int64_t high) { return low + below(high - low + 1); }
+  // True in `percent` of all cases; 0, the plainest choice, is false.
+  bool chance(std::int64_t percent) { return below(100) >= 100 - percent; }
+  // One of the values, the first being the plainest. Repeat one to make it likelier.
+  template <class T>
+  T one_of(std::initializer_list<T> values) {
+    return values.begin()[below(static_cast<std::int64_t>(values.size()))];
+  }
+
+ protected:
+  virtual std::int64_t draw(std::int64_t n) = 0;
+};
+
+class SeededChoices final : public ChoiceSource {
+ public:
+  explicit SeededChoices(std::uint64_t seed) : state_(seed) {}
+
+ private:
+  std::int64_t draw(std::int64_t n) override;
+  std::uint64_t state_;
+};
+
+class WordChoices final : public ChoiceSource {
+ public:
+  explicit WordChoices(std::span<const std::uint64_t> words) : words_(words) {}
+
+ private:
+  std::int64_t draw(std::int64_t n) override;
+  std::span<const std::uint64_t> words_;
+};
+
+// As many bytes a choice as its range needs.
+class ByteChoices final : public ChoiceSource {
+ public:
+  explicit ByteChoices(std::span<const std::uint8_t> bytes) : bytes_(bytes) {}
+
+ private:
+  std::int64_t draw(std::int64_t n) override;
+  std::span<const std::uint8_t> bytes_;
+};
+
+}  // namespace lockstep

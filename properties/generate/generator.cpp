@@ -1,0 +1,184 @@
+#include "properties/generate/generator.h"
+
+#include <fmt/core.h>
+
+#include "base/check.h"
+#include "properties/generate/generator_parts.h"
+#include "reference/plan/block_sizes.h"
+#include "reference/plan/layout_views.h"
+#include "reference/plan/rank_plan.h"
+#include "sim/engine/saved_run.h"
+
+namespace lockstep {
+namespace {
+
+constexpr int kAttempts = 8;
+
+struct FeatureInfo {
+  std::string_view name;
+  std::int64_t percent;  // of the cases have it
+};
+
+constexpr FeatureInfo kFeatures[] = {
+    {"several_groups", 60},
+    {"full_attention", 75},
+    {"mla", 25},
+    {"sliding_window", 40},
+    {"chunked_local", 25},
+    {"states", 40},
+    {"hidden_state", 25},
+    {"different_block_sizes", 30},
+    {"padded_pages", 25},
+    {"packed_pages", 20},
+    {"kernel_blocks", 30},
+    {"scaled_rows", 20},
+    {"uniform_type", 20},
+    {"two_block_pool", 4},
+    {"tight_pool", 70},
+    {"prefix_caching", 80},
+    {"priority_policy", 25},
+    {"async_scheduling", 30},
+    {"drafts", 40},
+    {"no_chunked_prefill", 15},
+    {"long_prefill_threshold", 25},
+    {"no_full_isl_reserve", 50},
+    {"sparse_retention", 15},
+    {"context_parallel", 20},
+    {"shared_prefixes", 75},
+    {"bursts", 50},
+    {"same_instant", 25},
+    {"aborts", 40},
+    {"priorities", 60},
+    {"salts", 20},
+    {"sessions", 30},
+    {"resets", 25},
+    {"stop_tokens", 25},
+    {"long_prompts", 40},
+    {"faults", 35},
+    {"tensor_parallel", 10},
+    {"replicated_heads", 40},
+    {"pipeline_parallel", 10},
+    {"data_parallel", 8},
+    {"captured_graphs", 15},
+    {"real_numbers", 25},
+    {"connector_peers", 40},
+    {"host_tier", 45},
+    {"failing_loads", 60},
+    {"load_failure_fails", 40},
+    {"several_connectors", 25},
+};
+static_assert(std::size(kFeatures) == kNumFeatures);
+
+// Those of `first` up to `end`, added to `features`.
+void draw_features(ChoiceSource& choices, const GeneratorOptions& options, Feature first,
+                   std::size_t end, FeatureSet& features) {
+  for (auto i = static_cast<std::size_t>(first); i < end; ++i) {
+    const auto feature = static_cast<Feature>(i);
+    const bool drawn = choices.chance(kFeatures[i].percent);
+    if ((drawn || options.always.has(feature)) && !options.never.has(feature))
+      features.add(feature);
+  }
+}
+
+// Without any kind of cache there is full attention, and a hidden state is beside something.
+void settle_kinds(FeatureSet& features) {
+  bool any = false;
+  for (const Feature kind : {Feature::full_attention, Feature::mla, Feature::sliding_window,
+                             Feature::chunked_local, Feature::states})
+    any |= features.has(kind);
+  if (!any) features.add(Feature::full_attention);
+}
+
+// Whether every rank's plan can be cut out and laid out.
+bool ranks_are_accepted(const SavedCase& saved) {
+  const LockstepConfig config = config_of(saved);
+  if (!check_ranks(config)) return false;
+  for (std::int32_t rank = 0; rank < num_ranks(config.device); ++rank) {
+    const auto plan = rank_plan(saved.cache, device_of_rank(config.device, rank).parallel,
+                                config.device.queries_per_kv);
+    if (!plan || !pool_views(plan->plan, saved.attention_backend, saved.layout, saved.layout_rule))
+      return false;
+  }
+  return true;
+}
+
+bool is_accepted(const SavedCase& saved) {
+  if (!resolve_block_sizes(saved.engine, saved.cache.groups)) return false;
+  return saved.backend == "none" || ranks_are_accepted(saved);
+}
+
+// A cache, an engine and a pool; false: the engine or the layout refuses them.
+bool draw_configuration(ChoiceSource& choices, const GeneratorOptions& options,
+                        const FeatureSet& features, SavedCase& saved) {
+  Draw draw{choices, options, features};
+  saved.engine = {};
+  draw_engine(draw, saved.engine);
+  std::vector<KVCacheGroupSpec> groups = draw_groups(draw, saved.engine);
+  fit_engine(draw, groups, saved.engine);
+  draw_pool(draw, std::move(groups), saved);
+  return is_accepted(saved);
+}
+
+}  // namespace
+
+std::string_view name_of(Feature feature) {
+  return kFeatures[static_cast<std::size_t>(feature)].name;
+}
+
+SavedCase generate_case(ChoiceSource& choices, const GeneratorOptions& options) {
+  SavedCase saved;
+  saved.name = "generated";
+  saved.backend = options.backend;
+  saved.check = !options.check.empty() ? options.check
+                                       : choices.one_of({"fast", "fast", "fast", "fast", "fast",
+                                                         "fast", "fast", "check", "check", "hunt"});
+  saved.seed = static_cast<std::uint64_t>(choices.below(1 << 16));
+  constexpr auto kFirstOfRanks = Feature::tensor_parallel;
+  constexpr auto kFirstOfConnectors = Feature::connector_peers;
+  FeatureSet features;
+  draw_features(choices, options, Feature::several_groups, static_cast<std::size_t>(kFirstOfRanks),
+                features);
+  settle_kinds(features);
+  bool accepted = false;
+  for (int attempt = 0; attempt < kAttempts && !accepted; ++attempt)
+    accepted = draw_configuration(choices, options, features, saved);
+  if (!accepted) {
+    features = {Feature::full_attention, Feature::prefix_caching};
+    accepted = draw_configuration(choices, options, features, saved);
+    LS_CHECK(accepted, "full attention alone is refused");
+  }
+  Draw draw{choices, options, features};
+  draw_traffic(draw, saved);
+  draw_fault_plan(draw, saved);
+  // Ranks, modes of the device and connectors come last: a case that has none of them is the same
+  // with and without these lines.
+  constexpr auto kFirstOfDevice = Feature::captured_graphs;
+  draw_features(choices, options, kFirstOfRanks, static_cast<std::size_t>(kFirstOfDevice),
+                draw.features);
+  SavedCase with_ranks = saved;
+  draw_ranks(draw, with_ranks);
+  if (is_accepted(with_ranks)) saved = std::move(with_ranks);
+  if (options.device_modes && draw.runs_kernels()) {
+    draw_features(choices, options, kFirstOfDevice, static_cast<std::size_t>(kFirstOfConnectors),
+                  draw.features);
+    SavedCase with_modes = saved;
+    draw_device_modes(draw, with_modes);
+    if (is_accepted(with_modes)) saved = std::move(with_modes);
+  }
+  constexpr auto kFirstOfFurther = Feature::several_connectors;
+  draw_features(choices, options, kFirstOfConnectors, static_cast<std::size_t>(kFirstOfFurther),
+                draw.features);
+  draw_connector(draw, saved);
+  draw_features(choices, options, kFirstOfFurther, kNumFeatures, draw.features);
+  draw_further_connectors(draw, saved);
+  return saved;
+}
+
+SavedCase generate_case(std::uint64_t seed, const GeneratorOptions& options) {
+  SeededChoices choices(seed);
+  SavedCase saved = generate_case(choices, options);
+  saved.name = fmt::format("seed-{}", seed);
+  return saved;
+}
+
+}  // namespace lockstep

@@ -1,0 +1,124 @@
+// Whole cases out of choices: a cache, an engine, a pool and traffic, small enough that thousands
+// run in a second without a backend.
+//
+// (1) Same choices and options, same case.
+// (2) What is generated is what a reader, the engine and the memory layout accept; an engine that
+//     refuses a drawn configuration has it drawn again, and after a few times a plain one is taken.
+// (3) A pool holds at least one request of max_model_len, as the engine asks for at start: nobody
+//     needs to wait for ever.
+// (4) Swarm: every case switches each kind of event and option on or off as a whole, since what is
+//     always a little present hides what happens without it (Groce et al., Swarm Testing, 2012).
+//
+// Not generated: cross attention, several groups of uniform type or under context parallelism.
+#pragma once
+
+#include <cstdint>
+#include <initializer_list>
+#include <string>
+#include <string_view>
+
+#include "properties/generate/choices.h"
+#include "traces/formats/saved_case.h"
+
+namespace lockstep {
+
+enum class Feature : std::uint8_t {
+  // Caches.
+  several_groups,
+  full_attention,
+  mla,
+  sliding_window,
+  chunked_local,
+  states,
+  hidden_state,
+  different_block_sizes,
+  padded_pages,
+  packed_pages,
+  kernel_blocks,
+  scaled_rows,
+  uniform_type,
+  two_block_pool,
+  tight_pool,
+  // Engines.
+  prefix_caching,
+  priority_policy,
+  async_scheduling,
+  drafts,
+  no_chunked_prefill,
+  long_prefill_threshold,
+  no_full_isl_reserve,
+  sparse_retention,
+  context_parallel,
+  // Traffic.
+  shared_prefixes,
+  bursts,
+  same_instant,
+  aborts,
+  priorities,
+  salts,
+  sessions,
+  resets,
+  stop_tokens,
+  long_prompts,
+  // What goes wrong.
+  faults,
+  // Ranks.
+  tensor_parallel,
+  replicated_heads,
+  pipeline_parallel,
+  data_parallel,
+  // How the device works; where GeneratorOptions::device_modes asks for it.
+  captured_graphs,
+  real_numbers,
+  // KV connectors.
+  connector_peers,
+  host_tier,
+  failing_loads,
+  load_failure_fails,
+  several_connectors,
+};
+inline constexpr std::size_t kNumFeatures =
+    static_cast<std::size_t>(Feature::several_connectors) + 1;
+std::string_view name_of(Feature feature);
+
+// The features of one case: what the swarm may use.
+class FeatureSet {
+ public:
+  constexpr FeatureSet() = default;
+  constexpr FeatureSet(std::initializer_list<Feature> features) {
+    for (const Feature feature : features) add(feature);
+  }
+  constexpr void add(Feature feature) { bits_ |= bit(feature); }
+  constexpr void add(FeatureSet features) { bits_ |= features.bits_; }
+  constexpr void remove(Feature feature) { bits_ &= ~bit(feature); }
+  constexpr void remove(FeatureSet features) { bits_ &= ~features.bits_; }
+  constexpr bool has(Feature feature) const { return (bits_ & bit(feature)) != 0; }
+  bool operator==(const FeatureSet&) const = default;
+
+ private:
+  static constexpr std::uint64_t bit(Feature feature) {
+    return std::uint64_t{1} << static_cast<std::uint8_t>(feature);
+  }
+  std::uint64_t bits_ = 0;
+};
+
+// Those that divide a case among several devices or engines.
+inline constexpr FeatureSet kRankFeatures = {Feature::context_parallel, Feature::tensor_parallel,
+                                             Feature::pipeline_parallel, Feature::data_parallel};
+
+// What a search wants of its cases. An open question is left to the choices.
+struct GeneratorOptions {
+  std::string engine = {};       // a profile's name; empty: any
+  FeatureSet always = {};        // switched on in every case
+  FeatureSet never = {};         // switched off; wins over `always`
+  std::string backend = "simt";  // SavedCase::backend
+  std::string check = {};  // SavedCase::check; empty: fast, and every few cases a stricter one
+  std::int64_t requests_max = 10;
+  bool device_modes = false;  // captured graphs and real numbers too
+};
+
+SavedCase generate_case(ChoiceSource& choices, const GeneratorOptions& options = {});
+// The case of a seed, called "seed-17".
+SavedCase generate_case(std::uint64_t seed, const GeneratorOptions& options = {});
+
+}  // namespace lockstep

@@ -1,0 +1,41 @@
+// The parts of the generator by file: cache_generator.cpp draws groups and their pool,
+// engine_generator.cpp the options, traffic_generator.cpp who arrives and how they leave,
+// fault_generator.cpp what goes wrong, rank_generator.cpp over how many ranks all of it runs,
+// device_generator.cpp how the device does its work, connector_generator.cpp who keeps caches
+// elsewhere.
+#pragma once
+
+#include "properties/generate/generator.h"
+
+namespace lockstep {
+
+struct Draw {
+  ChoiceSource& choices;
+  const GeneratorOptions& options;
+  FeatureSet features;
+
+  // Kernels take blocks of multiples of 16 tokens; decisions alone may have shorter ones.
+  bool runs_kernels() const { return options.backend != "none"; }
+  bool has(Feature feature) const { return features.has(feature); }
+};
+
+// Lengths and drafts, which the groups depend on.
+void draw_engine(Draw& draw, EngineConfig& engine);
+// Groups, and what of the engine follows from them (block sizes, cache modes).
+std::vector<KVCacheGroupSpec> draw_groups(Draw& draw, EngineConfig& engine);
+// Options that must fit the groups.
+void fit_engine(Draw& draw, const std::vector<KVCacheGroupSpec>& groups, EngineConfig& engine);
+// The pool and the plan; attention backend, layout and kernel blocks.
+void draw_pool(Draw& draw, std::vector<KVCacheGroupSpec> groups, SavedCase& saved);
+// How many ranks of which kind, as settings; heads and states that they can be cut into.
+void draw_ranks(Draw& draw, SavedCase& saved);
+// Captured graphs, and real numbers where the kernels of an engine take the cache, as settings.
+void draw_device_modes(Draw& draw, SavedCase& saved);
+// Peers or a host tier, as settings, where the engine takes a KV connector.
+void draw_connector(Draw& draw, SavedCase& saved);
+// Where there is one: more of them, before it or behind.
+void draw_further_connectors(Draw& draw, SavedCase& saved);
+void draw_traffic(Draw& draw, SavedCase& saved);
+void draw_fault_plan(Draw& draw, SavedCase& saved);
+
+}  // namespace lockstep

@@ -1,0 +1,140 @@
+// Who arrives when, with which prompt, and how they leave.
+#include <fmt/core.h>
+
+#include <algorithm>
+
+#include "properties/generate/generator_parts.h"
+
+namespace lockstep {
+namespace {
+
+constexpr std::int64_t kStepNs = 10'000'000;  // about what a step takes of virtual time
+constexpr std::int32_t kFill = 7;             // the token of outputs that come back in prompts
+
+class Traffic {
+ public:
+  Traffic(Draw& draw, SavedCase& saved) : draw_(draw), saved_(saved) {}
+
+  void add(std::int64_t index);
+
+ private:
+  ChoiceSource& choices() { return draw_.choices; }
+  std::uint32_t shared_part(std::int64_t limit);
+  Prompt new_prompt(std::int64_t index);
+  Prompt continued_prompt(const TraceRequest& before, std::int64_t index);
+  void draw_output(TraceRequest& request);
+  void draw_end(TraceRequest& request);
+
+  std::int64_t longest() const { return saved_.engine.max_model_len - 1; }
+
+  Draw& draw_;
+  SavedCase& saved_;
+  std::int64_t t_ns_ = 0;
+};
+
+// A length that often ends at a block's border or beside it.
+std::uint32_t Traffic::shared_part(std::int64_t limit) {
+  const std::int64_t block = saved_.engine.block_size;
+  std::int64_t length = choices().between(1, limit);
+  if (choices().chance(60)) length = length / block * block + choices().one_of({0, 0, 1, -1});
+  return static_cast<std::uint32_t>(std::clamp<std::int64_t>(length, 1, limit));
+}
+
+Prompt Traffic::new_prompt(std::int64_t index) {
+  Prompt prompt;
+  const std::int64_t limit = std::max<std::int64_t>(1, longest());
+  std::uint32_t length = 0;
+  if (draw_.has(Feature::shared_prefixes) && choices().chance(75)) {
+    length = shared_part(limit);
+    const auto seed = static_cast<std::uint64_t>(choices().between(1, 2));
+    prompt.append({TokenRun::Kind::seeded, seed, 0, length});
+  }
+  const std::int64_t room = limit - length;
+  if (length > 0 && (room == 0 || choices().chance(25))) return prompt;
+  const auto own = static_cast<std::uint32_t>(1 + choices().below(std::max<std::int64_t>(room, 1)));
+  const TokenRun::Kind kind = choices().one_of({TokenRun::Kind::seeded, TokenRun::Kind::symbolic});
+  prompt.append({kind, 100 + static_cast<std::uint64_t>(index), 0, own});
+  return prompt;
+}
+
+// The whole conversation so far, and a new turn. Requires an output of kFill tokens.
+Prompt Traffic::continued_prompt(const TraceRequest& before, std::int64_t index) {
+  Prompt prompt = before.spec.prompt;
+  const auto first = static_cast<std::uint32_t>(prompt.tokens.size());
+  const auto count = static_cast<std::uint32_t>(before.output.length);
+  prompt.tokens.insert(prompt.tokens.end(), count, kFill);
+  prompt.runs.push_back({TokenRun::Kind::literal, 0, first, count});
+  prompt.append({TokenRun::Kind::seeded, 100 + static_cast<std::uint64_t>(index), 0,
+                 static_cast<std::uint32_t>(1 + choices().below(4))});
+  return prompt;
+}
+
+void Traffic::draw_output(TraceRequest& request) {
+  request.output.length = static_cast<std::int32_t>(1 + choices().below(12));
+  request.spec.max_tokens = request.output.length;
+  if (draw_.has(Feature::sessions)) {
+    request.output.fill = kFill;
+  } else if (draw_.has(Feature::stop_tokens) && choices().chance(50)) {
+    request.spec.max_tokens += static_cast<std::int32_t>(choices().between(1, 8));
+    request.spec.eos_token = 2;
+  }
+}
+
+void Traffic::draw_end(TraceRequest& request) {
+  if (!draw_.has(Feature::aborts) || !choices().chance(35)) return;
+  if (choices().chance(40))
+    request.abort = AbortPlan{
+        .t_ns = {},
+        .after_tokens = static_cast<std::int32_t>(choices().between(1, request.output.length))};
+  else
+    request.abort =
+        AbortPlan{.t_ns = t_ns_ + choices().below(12) * kStepNs / 2, .after_tokens = {}};
+}
+
+void Traffic::add(std::int64_t index) {
+  std::vector<TraceRecord>& records = saved_.trace.records;
+  const bool burst = draw_.has(Feature::bursts) && choices().chance(60);
+  // Two samples of one request share its arrival; else the engine's clock tells them apart.
+  const bool same = draw_.has(Feature::same_instant) && choices().chance(40);
+  if (!same) t_ns_ += burst ? 1 : 1 + choices().below(6) * kStepNs / 2;
+  if (draw_.has(Feature::resets) && choices().chance(15))
+    records.emplace_back(
+        TraceControl{.kind = TraceControl::Kind::reset_prefix_cache, .t_ns = t_ns_});
+  TraceRequest request;
+  request.spec.name = fmt::format("r{}", index);
+  const TraceRequest* before = nullptr;
+  if (draw_.has(Feature::sessions) && index > 0 && choices().chance(50))
+    before = std::get_if<TraceRequest>(&records.back());
+  if (before != nullptr && before->abort) before = nullptr;
+  if (before != nullptr) request.spec.prompt = continued_prompt(*before, index);
+  // A prompt of max_model_len leaves no room for an answer: the engine's front end refuses it. A
+  // longer one is refused by the scheduler too, and a few are worth having.
+  const std::int64_t size = request.spec.prompt.size();
+  if (before != nullptr && (size == longest() + 1 || (size > longest() && !choices().chance(10))))
+    before = nullptr;
+  if (before == nullptr) request.spec.prompt = new_prompt(index);
+  request.spec.arrival_ns = t_ns_;
+  if (before != nullptr) {
+    request.after = {before->spec.name};
+    request.delay_ns = choices().below(4) * kStepNs;
+    request.spec.arrival_ns = 0;
+  }
+  draw_output(request);
+  if (before == nullptr) draw_end(request);
+  if (draw_.has(Feature::priorities))
+    request.spec.priority = static_cast<std::int32_t>(choices().below(3));
+  if (draw_.has(Feature::salts) && choices().chance(40))
+    request.spec.cache_salt = choices().one_of({"a", "b"});
+  records.emplace_back(std::move(request));
+}
+
+}  // namespace
+
+void draw_traffic(Draw& draw, SavedCase& saved) {
+  saved.trace.header.source = {.kind = "generated", .name = "lockstep fuzz", .seed = {}};
+  Traffic traffic(draw, saved);
+  const std::int64_t count = draw.choices.between(1, draw.options.requests_max);
+  for (std::int64_t i = 0; i < count; ++i) traffic.add(i);
+}
+
+}  // namespace lockstep

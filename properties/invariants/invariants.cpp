@@ -1,0 +1,374 @@
+#include "properties/invariants/invariants.h"
+
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "reference/plan/page_size.h"
+
+namespace lockstep {
+namespace {
+
+std::span<const BlockId> behind(std::span<const BlockId> table, std::int64_t entry) {
+  return table.subspan(std::min(static_cast<std::size_t>(entry), table.size()));
+}
+
+}  // namespace
+
+Invariants::Invariants(const EngineConfig& engine, const KVCacheConfig& plan)
+    : engine_(engine),
+      plan_(plan),
+      profile_(engine_profile(engine.engine)),
+      holders_(static_cast<std::size_t>(plan.num_blocks)),
+      writers_(static_cast<std::size_t>(plan.num_blocks)),
+      cached_(static_cast<std::size_t>(plan.num_blocks)) {
+  for (std::int32_t block = 1; block < plan.num_blocks; ++block) queue_.push_back(BlockId{block});
+}
+
+void Invariants::fail(std::string_view name, std::string request, std::string what) {
+  if (violation_) return;
+  violation_ = {name, step_, std::move(request), std::move(what)};
+}
+
+// Tokens that one table entry covers.
+std::int64_t Invariants::block_size(std::size_t group) const {
+  const KVCacheSpec& spec = plan_.groups[group].spec;
+  return plan_.groups.size() == 1 && !is_state_kind(spec.kind) ? scheduler_block_size_
+                                                               : spec.block_size;
+}
+
+void Invariants::count_holders(const StepView& view) {
+  std::ranges::fill(holders_, Holders{});
+  for (const RequestId id : holding(view)) {
+    for (std::int32_t g = 0; g < std::ssize(plan_.groups); ++g) {
+      for (const BlockId block : view.decisions.block_table(id, g)) {
+        if (block == kNullBlock) continue;
+        Holders& holders = holders_[static_cast<std::size_t>(index_of(block))];
+        if (holders.count++ > 0 && holders.group != g)
+          fail("one_group", std::string(view.decisions.name(id)),
+               fmt::format("block {} is in a table of group {} and in one of group {}",
+                           index_of(block), holders.group, g));
+        holders.group = g;
+      }
+    }
+  }
+}
+
+void Invariants::check_pool(const StepView& view) {
+  const DecisionSource& engine = view.decisions;
+  std::vector<bool> is_free(holders_.size());
+  const std::vector<BlockId> queue = engine.free_queue();
+  for (const BlockId block : queue) {
+    if (block == kNullBlock) return fail("null_block", {}, "the null block is in the free queue");
+    if (is_free[static_cast<std::size_t>(index_of(block))])
+      return fail("conservation", {}, fmt::format("block {} is free twice", index_of(block)));
+    is_free[static_cast<std::size_t>(index_of(block))] = true;
+  }
+  if (std::ssize(queue) != engine.num_free_blocks())
+    return fail("conservation", {},
+                fmt::format("{} blocks are in the free queue, which says it has {}", queue.size(),
+                            engine.num_free_blocks()));
+  for (std::int32_t block = 1; block < plan_.num_blocks; ++block) {
+    const auto at = static_cast<std::size_t>(block);
+    if (engine.ref_cnt(BlockId{block}) != holders_[at].count)
+      return fail("ref_cnt", {},
+                  fmt::format("block {} has a reference count of {} and stands in {} table entries",
+                              block, engine.ref_cnt(BlockId{block}), holders_[at].count));
+    if (is_free[at] != (holders_[at].count == 0))
+      return fail("conservation", {},
+                  fmt::format("block {} stands in {} table entries and is {}", block,
+                              holders_[at].count, is_free[at] ? "free" : "not free"));
+  }
+}
+
+void Invariants::check_cache(const StepView& view) {
+  const DecisionSource& engine = view.decisions;
+  if (engine.cached_as(kNullBlock)) return fail("null_block", {}, "the null block is cached");
+  if (std::ranges::find(view.decision.zero, kNullBlock) != view.decision.zero.end())
+    return fail("null_block", {}, "the null block is to be zeroed");
+  for (std::int32_t block = 1; block < plan_.num_blocks; ++block) {
+    const auto content = engine.cached_as(BlockId{block});
+    if (!content) continue;
+    const BlockId found = engine.find_cached(*content);
+    if (found == kNullBlock || engine.cached_as(found) != content)
+      return fail("hash_to_block", {},
+                  fmt::format("block {} is cached, and a lookup of its content finds {}", block,
+                              found == kNullBlock ? std::string("nothing")
+                                                  : fmt::format("block {}", index_of(found))));
+    const Holders& holders = holders_[static_cast<std::size_t>(block)];
+    if (holders.count > 0 && holders.group != content->group)
+      return fail("hash_to_block", {},
+                  fmt::format("block {} is cached for group {} and held in group {}", block,
+                              content->group, holders.group));
+  }
+}
+
+void Invariants::check_limits(const StepView& view) {
+  const SchedulerOutput& decision = view.decision;
+  if (decision.total_num_scheduled_tokens > engine_.max_num_batched_tokens)
+    return fail("limits", {},
+                fmt::format("{} tokens are scheduled; a step has {}",
+                            decision.total_num_scheduled_tokens, engine_.max_num_batched_tokens));
+  const auto running = view.decisions.running();
+  if (std::ssize(running) > engine_.max_num_seqs)
+    return fail("limits", {},
+                fmt::format("{} requests run; {} may", running.size(), engine_.max_num_seqs));
+  const std::vector<RequestId> waiting = view.decisions.waiting();
+  const std::vector<SkippedRequest> skipped = view.decisions.skipped();
+  const std::vector<HeldRequest> held = view.decisions.held();
+  for (const RequestId id : running)
+    if (std::ranges::count(running, id) != 1 || std::ranges::count(waiting, id) != 0 ||
+        std::ranges::count(skipped, id, &SkippedRequest::id) != 0 ||
+        std::ranges::count(held, id, &HeldRequest::id) != 0)
+      return fail("limits", std::string(view.name(id)),
+                  "it runs twice, or runs and waits or has finished");
+  for (const ScheduledRequest& scheduled : decision.scheduled) {
+    const std::string name(view.name(scheduled.id));
+    if (scheduled.num_tokens < 1)
+      return fail("limits", name, fmt::format("{} tokens are scheduled", scheduled.num_tokens));
+    if (std::ranges::count(running, scheduled.id) != 1)
+      return fail("limits", name, "it is scheduled and does not run");
+    if (std::ranges::count(decision.scheduled, scheduled.id, &ScheduledRequest::id) != 1)
+      return fail("limits", name, "it is scheduled twice in one step");
+  }
+}
+
+// Whole blocks of a prefix that was found here are cached as this request's own, by a hash that
+// may cover more than their tokens.
+void Invariants::check_hit(const StepView& view, RequestId id, std::int64_t num_tokens) {
+  const std::span<const BlockKey> keys = view.decisions.block_keys(id);
+  const std::int64_t hash_size = view.decisions.hash_block_size();
+  for (std::size_t g = 0; g < plan_.groups.size(); ++g) {
+    const auto table = view.decisions.block_table(id, static_cast<std::int32_t>(g));
+    const std::int64_t size = block_size(g);
+    const std::int64_t end = std::min<std::int64_t>(num_tokens / size, std::ssize(table));
+    for (std::int64_t i = 0; i < end; ++i) {
+      const BlockId block = table[static_cast<std::size_t>(i)];
+      if (block == kNullBlock) continue;
+      const auto content = view.decisions.cached_as(block);
+      const auto last_hash = static_cast<std::size_t>((i + 1) * size / hash_size - 1);
+      if (!content || last_hash >= keys.size() || content->key != keys[last_hash])
+        fail("hit", std::string(view.decisions.name(id)),
+             fmt::format("a hit of {} tokens lies on block {} of group {}, which is {}", num_tokens,
+                         index_of(block), g, content ? "cached as something else" : "not cached"));
+    }
+  }
+}
+
+// A scheduled request's hit, and the blocks that it, or its load, is about to write.
+void Invariants::check_request(const StepView& view, std::size_t index) {
+  const ScheduledRequest& scheduled = view.decision.scheduled[index];
+  const std::string name(view.name(scheduled.id));
+  const std::int64_t first = scheduled.computed;
+  const std::int64_t last = first + scheduled.num_tokens;
+  if (scheduled.is_new && first >= view.decisions.num_tokens(scheduled.id))
+    fail("hit", name,
+         fmt::format("a hit of {} of {} tokens: none is left to compute", first,
+                     view.decisions.num_tokens(scheduled.id)));
+  const std::int64_t found = num_found_here(view, scheduled);
+  if (scheduled.is_new) check_hit(view, scheduled.id, found);
+  const std::int64_t written_from =
+      scheduled.is_new && is_asked(view, scheduled.id) ? found : first;
+  for (std::size_t g = 0; g < plan_.groups.size(); ++g) {
+    const auto table = view.decisions.block_table(scheduled.id, static_cast<std::int32_t>(g));
+    const std::int64_t size = block_size(g);
+    const bool one_state = is_state_kind(plan_.groups[g].spec.kind) &&
+                           plan_.groups[g].spec.mamba_cache_mode == MambaCacheMode::none;
+    if (!one_state && std::ssize(table) * size < last)
+      fail("table_covers", name,
+           fmt::format("tokens [{}, {}) are scheduled, and its table of group {} ends at {}", first,
+                       last, g, std::ssize(table) * size));
+    const std::int64_t end = std::min<std::int64_t>(cdiv(last, size), std::ssize(table));
+    for (std::int64_t i = 0; i < end; ++i) {
+      const BlockId block = table[static_cast<std::size_t>(i)];
+      if (block == kNullBlock) continue;
+      if (i >= written_from / size && writers_[static_cast<std::size_t>(index_of(block))]++ > 0)
+        fail("one_writer", name,
+             fmt::format("tokens [{}, {}) write block {} of group {}, which another request of the "
+                         "step writes too",
+                         written_from, last, index_of(block), g));
+    }
+  }
+}
+
+// By a request that this step has preempted: it may have been about to publish what it had computed
+// before.
+bool Invariants::was_computed(const StepView& view, std::int32_t group, BlockId block) const {
+  for (const RequestId id : view.decision.preempted) {
+    const auto held = tables_.find(id);
+    const auto computed = computed_.find(id);
+    if (held == tables_.end() || computed == computed_.end()) continue;
+    const auto& table = held->second[static_cast<std::size_t>(group)];
+    const auto entry = std::ranges::find(table, block);
+    const std::int64_t end =
+        (entry - table.begin() + 1) * block_size(static_cast<std::size_t>(group));
+    if (entry != table.end() && end <= computed->second) return true;
+  }
+  return false;
+}
+
+// Content that has become findable with this decision is content that this step computes.
+void Invariants::check_published(const StepView& view) {
+  for (std::int32_t block = 1; block < plan_.num_blocks; ++block) {
+    const auto content = view.decisions.cached_as(BlockId{block});
+    if (!content || content == cached_[static_cast<std::size_t>(block)]) continue;
+    const auto group = static_cast<std::size_t>(content->group);
+    bool computed = was_computed(view, content->group, BlockId{block}) ||
+                    was_loaded(view, content->group, BlockId{block});
+    for (const ScheduledRequest& scheduled : view.decision.scheduled) {
+      const auto table = view.decisions.block_table(scheduled.id, content->group);
+      const auto entry = std::ranges::find(table, BlockId{block});
+      const std::int64_t end = (entry - table.begin() + 1) * block_size(group);
+      computed |= entry != table.end() && end <= scheduled.computed + scheduled.num_tokens;
+    }
+    if (!computed)
+      return fail("published", {},
+                  fmt::format("block {} of group {} can be hit from now on, and no request of the "
+                              "step computes all of its tokens",
+                              block, group));
+  }
+}
+
+// Of the blocks that were free before the step, those that are handed out as new stand before all
+// that stay. A preemption frees and hands out within the step: nothing is said of such steps.
+void Invariants::check_queue_front(const StepView& view) {
+  const SchedulerOutput& decision = view.decision;
+  if (!decision.preempted.empty()) return;
+  const auto first_to_stay = std::ranges::find_if(
+      queue_, [&](BlockId block) { return view.decisions.ref_cnt(block) == 0; });
+  const std::span<const BlockId> staying(first_to_stay, queue_.end());
+  for (std::size_t i = 0; i < decision.scheduled.size(); ++i) {
+    const ScheduledRequest& scheduled = decision.scheduled[i];
+    for (std::int32_t g = 0; g < std::ssize(plan_.groups); ++g) {
+      const auto handed = decision.blocks(i, g);
+      const std::int64_t hit = scheduled.is_new ? cdiv(num_found_here(view, scheduled),
+                                                       block_size(static_cast<std::size_t>(g)))
+                                                : 0;
+      check_new_blocks(view, scheduled.id, behind(handed, hit), staying);
+    }
+  }
+  for (const SkippedRequest& request : view.decisions.skipped()) {
+    const auto from = loads_from_.find(request.id);
+    if (from == loads_from_.end() || !is_asked(view, request.id)) continue;
+    for (std::int32_t g = 0; g < std::ssize(plan_.groups); ++g) {
+      const auto table = view.decisions.block_table(request.id, g);
+      const std::int64_t hit = cdiv(from->second, block_size(static_cast<std::size_t>(g)));
+      check_new_blocks(view, request.id, behind(table, hit), staying);
+    }
+  }
+}
+
+void Invariants::check_new_blocks(const StepView& view, RequestId id,
+                                  std::span<const BlockId> blocks,
+                                  std::span<const BlockId> staying) {
+  for (const BlockId block : blocks)
+    if (std::ranges::find(staying, block) != staying.end())
+      return fail("queue_front", std::string(view.decisions.name(id)),
+                  fmt::format("block {} is handed out as new, and block {} has been free for "
+                              "longer",
+                              index_of(block), index_of(staying.front())));
+}
+
+// A naive model of the queue: each group of a request that ends gives its blocks back from the last
+// to the first; those that nobody else holds go behind all that are free, or, where the release
+// says so and they cache nothing, before them.
+void Invariants::check_free_order(const StepView& view) {
+  if (has_connector_) return check_free_order_beside_transfers(view);
+  const auto running = view.decisions.running();
+  for (const auto& [id, tables] : tables_) {
+    const bool ended =
+        std::ranges::find(view.stopped, id, &StoppedRequest::id) != view.stopped.end();
+    if (!ended && std::ranges::find(running, id) == running.end()) return;  // aborted meanwhile
+  }
+  const std::vector<BlockId> actual = view.decisions.free_queue();
+  // Where the ends of prompts are registered too, a block may have a hash that is not shown: it
+  // counts as hashed if it has been put behind.
+  const auto behind = queue_.empty() ? actual.begin() : std::ranges::find(actual, queue_.back());
+  const auto is_hashed = [&](BlockId block) {
+    return view.decisions.is_cached(block) ||
+           (profile_.caches_prompt_tails && std::find(behind, actual.end(), block) != actual.end());
+  };
+  std::vector<BlockId> expected = queue_;
+  for (const StoppedRequest& stopped : view.stopped) {
+    const auto held = tables_.find(stopped.id);
+    if (held == tables_.end()) continue;
+    for (const std::vector<BlockId>& table : held->second) {
+      std::int64_t front = 0;
+      for (auto block = table.rbegin(); block != table.rend(); ++block) {
+        if (*block == kNullBlock) continue;
+        if (--holders_[static_cast<std::size_t>(index_of(*block))].count > 0) continue;
+        const bool first =
+            profile_.freed_blocks == FreedBlocks::unhashed_first && !is_hashed(*block);
+        expected.insert(first ? expected.begin() + front++ : expected.end(), *block);
+      }
+    }
+  }
+  const bool tails_unknown = profile_.caches_prompt_tails && queue_.empty();
+  if (actual == expected || tails_unknown) return;
+  const auto [at, place] = std::ranges::mismatch(actual, expected);
+  fail("free_order", {},
+       fmt::format(
+           "place {} of the free queue holds {}, and {} was to be there", at - actual.begin(),
+           at == actual.end() ? "nothing" : fmt::format("block {}", index_of(*at)),
+           place == expected.end() ? "nothing" : fmt::format("block {}", index_of(*place))));
+}
+
+void Invariants::remember(const StepView& view) {
+  queue_ = view.decisions.free_queue();
+  for (std::int32_t block = 1; block < plan_.num_blocks; ++block)
+    cached_[static_cast<std::size_t>(block)] = view.decisions.cached_as(BlockId{block});
+}
+
+void Invariants::decided(const StepView& view, std::span<const RecordedConnectorAnswer> answers) {
+  if (violation_) return;
+  step_ = view.decision.step;
+  answers_ = answers;
+  has_connector_ |= !answers.empty();
+  scheduler_block_size_ = view.decisions.scheduler_block_size();
+  count_holders(view);
+  check_pool(view);
+  check_cache(view);
+  check_limits(view);
+  std::ranges::fill(writers_, 0);
+  for (std::size_t i = 0; i < view.decision.scheduled.size() && !violation_; ++i)
+    check_request(view, i);
+  check_loads(view);
+  if (engine_.enable_prefix_caching) check_published(view);
+  check_queue_front(view);
+  check_planned(view);
+  remember(view);
+  tables_.clear();
+  for (const RequestId id : holding(view))
+    for (std::int32_t g = 0; g < std::ssize(plan_.groups); ++g) {
+      const auto table = view.decisions.block_table(id, g);
+      tables_[id].emplace_back(table.begin(), table.end());
+    }
+}
+
+void Invariants::finished(const StepView& view) {
+  if (violation_) return;
+  check_free_order(view);
+  // Drafts in flight are counted, and not known to stand.
+  computed_.clear();
+  for (const RequestId id : view.decisions.running())
+    computed_[id] = std::min(view.decisions.num_computed_tokens(id), view.decisions.num_tokens(id));
+  remember(view);
+}
+
+void Invariants::end(const DecisionSource& decisions) {
+  if (decisions.has_unfinished_requests()) return;
+  step_ = -1;
+  std::vector<bool> is_held(holders_.size());
+  for (const HeldRequest& request : decisions.held())
+    for (std::int32_t g = 0; g < std::ssize(plan_.groups); ++g)
+      for (const BlockId block : decisions.block_table(request.id, g))
+        is_held[static_cast<std::size_t>(index_of(block))] = block != kNullBlock;
+  const std::int64_t held = std::ranges::count(is_held, true);
+  if (decisions.num_free_blocks() + held != plan_.num_blocks - 1)
+    fail("leak", {},
+         fmt::format("nobody lives, {} of {} blocks are free, and {} are still being sent",
+                     decisions.num_free_blocks(), plan_.num_blocks - 1, held));
+}
+
+}  // namespace lockstep

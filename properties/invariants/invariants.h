@@ -1,0 +1,117 @@
+// What must hold of a scheduler and its pool after every step, whatever it decides and however: the
+// pool's books agree with the block tables, and the tables with the decision. Asked of public state
+// alone; how the scheduler came to it is not looked at.
+//
+// After a decision (before anything of it has run):
+//   conservation    held and free blocks and the null block are the whole pool, each once
+//   ref_cnt         a block's count is the number of table entries that name it: those of requests
+//                   that run, that wait with blocks that were or are being loaded, and that have
+//                   finished and whose blocks are being sent or loaded into
+//   one_group       a block stands in the tables of one group
+//   null_block      block 0 is never free, cached, or zeroed
+//   hash_to_block   a cached block is found by what it is cached as, or another of equal content is
+//   one_writer      a block that the step or a load writes has one request that writes it; what a
+//                   load under way writes is in no other table
+//   table_covers    the table of a scheduled request reaches its last token in every group
+//   hit             a hit leaves a token to compute, and lies on blocks that are cached by the
+//                   request's own hashes
+//   published       what has newly become findable is computed by a request of this very step, or
+//                   was by one that the step has preempted, or was loaded for one that waits
+//   queue_front     new blocks come from the front of the free queue
+//   planned_blocks  nobody holds more blocks of a group than the pool is planned for
+//   limits          budgets, and nobody scheduled twice or while waiting
+// After its output:
+//   free_order      blocks of ended requests join the queue tail first, as a naive model says;
+//                   with a connector, who of several comes first is not looked at
+// At the end:
+//   leak            with nobody left, all blocks are free but those that are still being sent
+// Not checked: content of blocks (the audit and the backend do that), and liveness.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "reference/profiles/engine_profile.h"
+#include "reference/types/engine_config.h"
+#include "reference/types/kv_cache_spec.h"
+#include "sim/engine/lockstep.h"
+#include "traces/formats/recording.h"
+
+namespace lockstep {
+
+struct Violation {
+  std::string_view name;
+  std::int64_t step = -1;
+  std::string request;
+  std::string what;
+};
+
+class Invariants {
+ public:
+  // REQUIRES: engine.engine names a profile. Both must outlive this.
+  Invariants(const EngineConfig& engine, const KVCacheConfig& plan);
+
+  // `answers`: what a KV connector was asked in the step.
+  void decided(const StepView& view, std::span<const RecordedConnectorAnswer> answers = {});
+  void finished(const StepView& view);
+  // REQUIRES: nobody lives any more, unless the run was cut short.
+  void end(const DecisionSource& decisions);
+
+  // The first one; later calls look at nothing once there is one.
+  const std::optional<Violation>& violation() const { return violation_; }
+
+ private:
+  // What the tables say about a block.
+  struct Holders {
+    std::int32_t count = 0;  // table entries that name it
+    std::int32_t group = -1;
+  };
+
+  void fail(std::string_view name, std::string request, std::string what);
+  std::int64_t block_size(std::size_t group) const;
+  std::vector<RequestId> holding(const StepView& view) const;
+  bool is_asked(const StepView& view, RequestId id) const;
+  std::int64_t num_found_here(const StepView& view, const ScheduledRequest& scheduled) const;
+  void count_holders(const StepView& view);
+  void check_pool(const StepView& view);
+  void check_cache(const StepView& view);
+  void check_limits(const StepView& view);
+  void check_request(const StepView& view, std::size_t index);
+  void check_hit(const StepView& view, RequestId id, std::int64_t num_tokens);
+  void check_loads(const StepView& view);
+  void check_load(const StepView& view, RequestId id, std::int64_t num_tokens);
+  void check_published(const StepView& view);
+  bool was_computed(const StepView& view, std::int32_t group, BlockId block) const;
+  bool was_loaded(const StepView& view, std::int32_t group, BlockId block) const;
+  void check_queue_front(const StepView& view);
+  void check_new_blocks(const StepView& view, RequestId id, std::span<const BlockId> blocks,
+                        std::span<const BlockId> staying);
+  void check_planned(const StepView& view);
+  void check_free_order(const StepView& view);
+  void check_free_order_beside_transfers(const StepView& view);
+  void remember(const StepView& view);
+
+  const EngineConfig& engine_;
+  const KVCacheConfig& plan_;
+  const EngineProfile& profile_;
+  std::int64_t scheduler_block_size_ = 0;
+  std::int64_t step_ = -1;
+  std::int32_t in_flight_max_ = 1;
+  std::vector<Holders> holders_;                      // by block
+  std::vector<std::int32_t> writers_;                 // requests of the step that write a block
+  std::span<const RecordedConnectorAnswer> answers_;  // of the step at hand
+  bool has_connector_ = false;                        // one has been asked
+  std::map<RequestId, std::int64_t> loads_from_;  // loads under way: tokens before them, found here
+  std::map<RequestId, std::vector<std::vector<BlockId>>> tables_;  // of holders, after the decision
+  std::map<RequestId, std::int64_t> computed_;                     // their tokens, after it
+  std::vector<BlockId> queue_;                                     // as last seen
+  std::vector<std::optional<CachedBlock>> cached_;                 // as last seen, by block
+  std::optional<Violation> violation_;
+};
+
+}  // namespace lockstep

@@ -1,0 +1,97 @@
+#include "properties/invariants/naive_group.h"
+
+#include <algorithm>
+
+namespace lockstep {
+
+bool NaiveGroup::all_cached(std::span<const BlockKey> keys, std::int64_t first,
+                            std::int64_t last) const {
+  for (std::int64_t i = first; i < last; ++i)
+    if (cached(keys, i) == kNullBlock) return false;
+  return true;
+}
+
+std::vector<BlockId> NaiveGroup::hit(std::span<const BlockKey> keys,
+                                     std::int64_t max_length) const {
+  const std::int64_t most = max_length / spec_.block_size;
+  std::int64_t first = 0;  // blocks [first, end) are hit, those before count as read
+  std::int64_t end = 0;
+  switch (spec_.kind) {
+    case CacheKind::sliding_window: {
+      const std::int64_t needed = std::max<std::int64_t>(
+          1, (spec_.sliding_window - 1 + spec_.block_size - 1) / spec_.block_size);
+      end = most;
+      while (!all_cached(keys, std::max<std::int64_t>(0, end - needed), end)) --end;
+      first = std::max<std::int64_t>(0, end - needed);
+      break;
+    }
+    case CacheKind::chunked_local:
+      first =
+          max_length / spec_.attention_chunk_size * spec_.attention_chunk_size / spec_.block_size;
+      for (end = first; end < most && cached(keys, end) != kNullBlock;) ++end;
+      break;
+    case CacheKind::mamba:
+      for (end = most; end > 0 && cached(keys, end - 1) == kNullBlock;) --end;
+      first = std::max<std::int64_t>(0, end - 1);
+      break;
+    default:
+      while (end < most && cached(keys, end) != kNullBlock) ++end;
+  }
+  std::vector<BlockId> blocks(static_cast<std::size_t>(first), kNullBlock);
+  for (std::int64_t i = first; i < end; ++i) blocks.push_back(cached(keys, i));
+  return blocks;
+}
+
+std::int64_t NaiveGroup::num_unread(std::int64_t num_computed) const {
+  std::int64_t tokens = 0;
+  if (spec_.kind == CacheKind::sliding_window) tokens = num_computed - spec_.sliding_window + 1;
+  if (spec_.kind == CacheKind::chunked_local)
+    tokens = num_computed / spec_.attention_chunk_size * spec_.attention_chunk_size;
+  if (spec_.kind == CacheKind::mamba) tokens = num_computed - 1;
+  return std::max<std::int64_t>(0, tokens) / spec_.block_size;
+}
+
+void NaiveGroup::take_hit(Table& table, const std::vector<BlockId>& hit, std::int64_t num_tokens) {
+  table.blocks = hit;
+  const auto unread = std::min(num_unread(num_tokens), std::ssize(hit));
+  std::fill_n(table.blocks.begin(), unread, kNullBlock);
+  for (const BlockId block : table.blocks)
+    if (block != kNullBlock) pool_.touch(block);
+  table.num_published = std::ssize(table.blocks);
+}
+
+void NaiveGroup::retire(Table& table, std::int64_t num_computed) {
+  std::vector<BlockId> gone;  // the right-most first
+  for (std::int64_t i = std::min(num_unread(num_computed), std::ssize(table.blocks)) - 1; i >= 0;
+       --i) {
+    BlockId& block = table.blocks[static_cast<std::size_t>(i)];
+    if (block != kNullBlock) gone.push_back(block);
+    block = kNullBlock;
+  }
+  pool_.free_blocks(gone);
+}
+
+void NaiveGroup::grow(Table& table, std::int64_t num_tokens) {
+  const std::int64_t size = (num_tokens + spec_.block_size - 1) / spec_.block_size;
+  const bool one_state =
+      spec_.kind == CacheKind::mamba && spec_.mamba_cache_mode == MambaCacheMode::align;
+  while (std::ssize(table.blocks) < size) {
+    const bool passed_over = one_state && std::ssize(table.blocks) + 1 < size;
+    table.blocks.push_back(passed_over ? kNullBlock : pool_.get_new_blocks(1).front());
+  }
+}
+
+void NaiveGroup::publish(Table& table, std::span<const BlockKey> keys, std::int64_t num_tokens) {
+  const std::int64_t full = std::min(num_tokens / spec_.block_size, std::ssize(keys));
+  for (; table.num_published < full; ++table.num_published) {
+    const auto i = static_cast<std::size_t>(table.num_published);
+    if (table.blocks[i] != kNullBlock) pool_.cache_block(table.blocks[i], keys[i], 0);
+  }
+}
+
+void NaiveGroup::free(Table& table) {
+  pool_.free_blocks({table.blocks.rbegin(), table.blocks.rend()});
+  table = {};
+}
+
+}  // namespace lockstep

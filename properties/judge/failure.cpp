@@ -1,0 +1,82 @@
+#include "properties/judge/failure.h"
+
+#include <fmt/format.h>
+
+#include <nlohmann/json.hpp>
+#include <utility>
+
+#include "base/child_process.h"
+
+namespace lockstep {
+namespace {
+
+using Json = nlohmann::json;
+
+std::string to_line(const Outcome& outcome) {
+  const Json json = {{"kind", name_of(outcome.kind)}, {"check", outcome.check},
+                     {"step", outcome.step},          {"steps", outcome.steps},
+                     {"request", outcome.request},    {"what", outcome.what}};
+  return json.dump(-1, ' ', false, Json::error_handler_t::replace);
+}
+
+Failure from_line(const std::string& line) {
+  const Json json = Json::parse(line);
+  return {.kind = json["kind"],
+          .check = json["check"],
+          .step = json["step"],
+          .steps = json["steps"],
+          .request = json["request"],
+          .what = json["what"]};
+}
+
+// "FILE:LINE" in front of ": check failed", with the folder of the project.
+std::string failed_check(const std::string& words) {
+  const std::size_t end = words.rfind(": check failed");
+  if (end == std::string::npos) return {};
+  std::size_t begin = words.rfind('\n', end);
+  begin = begin == std::string::npos ? 0 : begin + 1;
+  const std::string place = words.substr(begin, end - begin);
+  const std::size_t file = place.rfind('/');
+  const std::size_t folder = file == std::string::npos ? file : place.rfind('/', file - 1);
+  return folder == std::string::npos ? place : place.substr(folder + 1);
+}
+
+Failure crash_of(const ChildAnswer& answer) {
+  Failure failure{
+      .kind = "crash", .check = failed_check(answer.last_words), .request = {}, .what = {}};
+  if (failure.check.empty())
+    failure.check = answer.signal.empty() ? "exit without an answer" : answer.signal;
+  failure.what = answer.last_words.substr(0, answer.last_words.find_last_not_of('\n') + 1);
+  return failure;
+}
+
+}  // namespace
+
+Result<Failure> judge_in_child(const SavedCase& saved, const Judging& judging,
+                               std::chrono::milliseconds time_limit) {
+  const auto answer = run_in_child([&] { return to_line(judging(saved)); }, time_limit);
+  if (!answer) return tl::unexpected(answer.error());
+  switch (answer->end) {
+    case ChildAnswer::End::answered:
+      return from_line(answer->text);
+    case ChildAnswer::End::crashed:
+      return crash_of(*answer);
+    case ChildAnswer::End::timed_out:
+      break;
+  }
+  return Failure{.kind = "hang",
+                 .check = "time limit",
+                 .request = {},
+                 .what = fmt::format("no end after {} ms", time_limit.count())};
+}
+
+StillFails fails_like(const Failure& first, Judging judging, std::chrono::milliseconds time_limit) {
+  return [first, judging = std::move(judging),
+          time_limit](const SavedCase& saved) -> std::optional<std::int64_t> {
+    const auto failure = judge_in_child(saved, judging, time_limit);
+    if (!failure || !failure->same_as(first)) return std::nullopt;
+    return failure->steps;
+  };
+}
+
+}  // namespace lockstep

@@ -1,0 +1,40 @@
+// What became of a case that was judged in a child process: the outcome, or that it crashed or
+// hung.
+//
+// (1) Two failures are the same when their kind and the name of the check are; where, when and of
+//     whom may differ.
+// (2) A crash is named by the check of the program that failed, or by its signal.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <string>
+
+#include "base/result.h"
+#include "properties/judge/judge.h"
+#include "properties/shrink/shrink_trial.h"
+
+namespace lockstep {
+
+struct Failure {
+  std::string kind;   // of the outcome ("divergence", ...), or "crash" or "hang"
+  std::string check;  // "page_written"; of a crash "reference/cache/block_pool.cpp:42" or "SIGSEGV"
+  std::int64_t step = -1;  // -1: not known
+  std::int64_t steps = 0;  // that were run
+  std::string request;
+  std::string what;
+
+  bool failed() const { return kind != "agreed" && kind != "refused"; }
+  bool same_as(const Failure& other) const { return kind == other.kind && check == other.check; }
+};
+
+using Judging = std::function<Outcome(const SavedCase&)>;
+
+Result<Failure> judge_in_child(const SavedCase& saved, const Judging& judging,
+                               std::chrono::milliseconds time_limit);
+
+// The predicate of a shrink that keeps `first`. A case that no child can be had for does not fail.
+StillFails fails_like(const Failure& first, Judging judging, std::chrono::milliseconds time_limit);
+
+}  // namespace lockstep

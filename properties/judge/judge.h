@@ -1,0 +1,79 @@
+// The judge: runs one saved case and says what became of it. Everything that can find fault looks
+// on: the comparison with a backend, the audit, the invariants, and whether anybody waits for ever.
+//
+// (1) The same case and the same kind of backend give the same outcome, state hash included.
+// (2) The first check that fails ends the run and names the outcome; what follows from it is not
+//     looked at.
+// (3) A case that the reader, the engine or the backend would not take is `refused`: neither agreed
+//     nor a failure. A device that fails in the middle of a run is a violation of check `device`.
+//
+// Not looked at: whether the case's `expected` verdict is what came out.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/result.h"
+#include "properties/audit/audit.h"
+#include "properties/judge/tally.h"
+#include "sim/engine/lockstep.h"
+#include "sim/protocol/backend.h"
+#include "sim/verdict/run_summary.h"
+#include "traces/formats/recording.h"
+#include "traces/formats/saved_case.h"
+
+namespace lockstep {
+
+enum class OutcomeKind : std::uint8_t { agreed, divergence, violation, stuck, refused };
+std::string_view name_of(OutcomeKind kind);
+
+struct Outcome {
+  OutcomeKind kind = OutcomeKind::agreed;
+  // The check that failed: a phase of sim/verdict/divergence.h ("page_written"), "audit." and a
+  // rule of properties/audit/audit.h, "invariant." and a name of
+  // properties/invariants/invariants.h, or "liveness"; where requests wait in a circle
+  // "liveness.head_of_line" or, if the first of them holds blocks, "liveness.partial_load".
+  // Empty: agreed or refused.
+  std::string check;
+  std::int64_t step = -1;
+  std::int32_t dp_rank =
+      -1;  // the data parallel rank it fails in; -1: one engine, or their meeting
+  std::string request;
+  std::string what;
+  Tally tally;
+  StateHash state_hash;
+  std::int64_t steps = 0;
+  std::int64_t bytes_checked = 0;
+
+  bool failed() const { return kind != OutcomeKind::agreed && kind != OutcomeKind::refused; }
+  bool same_failure(const Outcome& other) const {
+    return kind == other.kind && check == other.check;
+  }
+  bool operator==(const Outcome&) const = default;
+};
+
+// Absent: decisions, audit and invariants alone. Errors: a plan or mutant that it does not take.
+using BackendFactory = std::function<Result<std::unique_ptr<Backend>>(const BackendConfig& config)>;
+
+struct JudgeOptions {
+  BackendFactory backend;
+  StepObserver* observer = nullptr;               // sees every step, the one that fails included
+  std::int32_t observed_dp_rank = 0;              // ... of this engine, where there are several
+  std::vector<StateHash>* hashes = nullptr;       // receives the chain, one hash a step and engine
+  RunSummary* summary = nullptr;                  // receives what the run came to
+  std::vector<AuditFinding>* findings = nullptr;  // receives those of the step that fails
+  // Receives the observed engine's steps as a recording tells them; the one in which the run ends,
+  // as far as it came.
+  std::vector<RecordedStep>* recorded = nullptr;
+};
+
+// The backend runs when options give one, the case's `backend` is not "none", and the program of a
+// step can say what the case does (drafts in flight, for one, it cannot).
+Outcome judge(const SavedCase& saved, const JudgeOptions& options);
+Outcome judge(const SavedCase& saved, const BackendFactory& backend = {});
+
+}  // namespace lockstep

@@ -1,0 +1,250 @@
+#include "properties/judge/known_findings.h"
+
+#include <algorithm>
+#include <optional>
+
+#include "base/check.h"
+#include "properties/shrink/case_parts.h"
+#include "reference/plan/page_size.h"
+#include "reference/profiles/engine_profile.h"
+
+namespace lockstep {
+namespace {
+
+template <class Predicate>
+auto count_groups(const SavedCase& saved, Predicate predicate) {
+  return std::ranges::count_if(saved.cache.groups, [&](const KVCacheGroupSpec& group) {
+    return predicate(group.spec.kind);
+  });
+}
+
+bool is_cached_0_22_1(const SavedCase& saved) {
+  return saved.engine.engine == "vllm-0.22.1" && saved.engine.enable_prefix_caching;
+}
+
+bool state_hit_is_longer(const SavedCase& saved) {
+  return is_cached_0_22_1(saved) && saved.engine.spec_method == SpecMethod::eagle &&
+         has_states(saved);
+}
+
+bool second_full_group_is_not_cut(const SavedCase& saved) {
+  return is_cached_0_22_1(saved) && count_groups(saved, [](CacheKind kind) {
+                                      return kind == CacheKind::full_attention ||
+                                             kind == CacheKind::mla ||
+                                             kind == CacheKind::hidden_state;
+                                    }) > 1;
+}
+
+bool preempts_in_own_step(const SavedCase& saved) {
+  return saved.engine.policy == SchedulingPolicy::priority && saved.engine.enable_prefix_caching &&
+         !profile_without(saved.engine.engine, 3).empty();
+}
+
+bool is_window(CacheKind kind) {
+  return kind == CacheKind::sliding_window || kind == CacheKind::chunked_local;
+}
+
+bool has_windows(const SavedCase& saved) { return count_groups(saved, is_window) > 0; }
+
+bool plans_windows_without_lookahead(const SavedCase& saved) {
+  return num_lookahead_tokens(saved.engine) > 0 && has_windows(saved);
+}
+
+bool frees_windows_by_drafts(const SavedCase& saved) {
+  return saved.engine.engine == "vllm-0.22.1" && saved.engine.async_scheduling &&
+         saved.engine.num_spec_tokens > 0 && has_windows(saved);
+}
+
+bool plans_too_few_states(const SavedCase& saved) {
+  return saved.engine.engine == "vllm-0.33.0" && saved.engine.async_scheduling &&
+         saved.engine.mamba_cache_mode == MambaCacheMode::align && has_states(saved);
+}
+
+// A cache helps only where a hit brings back what was computed: not with states that are saved at
+// boundaries alone, for one.
+bool has_equals(const SavedCase& saved) {
+  if (saved.engine.policy != SchedulingPolicy::priority) return false;
+  const auto requests = requests_of(saved);
+  for (std::size_t i = 0; i < requests.size(); ++i)
+    for (std::size_t j = i + 1; j < requests.size(); ++j)
+      if (requests[i]->priority == requests[j]->priority &&
+          requests[i]->arrival_ns == requests[j]->arrival_ns)
+        return true;
+  return false;
+}
+
+bool loads_into_windows(const SavedCase& saved) {
+  return has_connector(saved) && has_windows(saved);
+}
+
+bool computes_lost_blocks_of_windows(const SavedCase& saved) {
+  return may_lose_blocks(saved) && has_windows(saved) &&
+         setting_of(saved, "load_failure_fails").value_or(0) == 0;
+}
+
+bool loads_beside_hits(const SavedCase& saved) {
+  return has_connector(saved) && saved.cache.groups.size() > 1 &&
+         saved.engine.enable_prefix_caching;
+}
+
+// An engine that has no profile without the finding stays as it is: it has been repaired already.
+template <int finding>
+SavedCase with_the_rule_repaired(const SavedCase& saved) {
+  SavedCase repaired = saved;
+  const std::string_view without = profile_without(saved.engine.engine, finding);
+  if (!without.empty()) repaired.engine.engine = without;
+  return repaired;
+}
+
+SavedCase with_more_blocks(const SavedCase& saved, std::int64_t num_blocks) {
+  SavedCase larger = saved;
+  LS_CHECK(set_num_blocks(larger, saved.cache.num_blocks + num_blocks), "a plan of broken pages");
+  return larger;
+}
+
+// A state more of each kind.
+SavedCase with_states_in_flight_planned(const SavedCase& saved) {
+  return with_more_blocks(saved, count_groups(saved, is_state_kind));
+}
+
+// The slots of the drafts in each window; they may begin inside a block.
+SavedCase with_lookahead_planned(const SavedCase& saved) {
+  std::int64_t num_blocks = 0;
+  for (const KVCacheGroupSpec& group : saved.cache.groups)
+    if (is_window(group.spec.kind))
+      num_blocks += 1 + cdiv(saved.engine.num_spec_tokens, group.spec.block_size);
+  return with_more_blocks(saved, num_blocks);
+}
+
+// Nobody arrives in the same instant as somebody else.
+SavedCase with_arrivals_apart(const SavedCase& saved) {
+  SavedCase apart = saved;
+  std::int64_t last_ns = -1;
+  for (RequestSpec* request : requests_of(apart)) {
+    if (request->arrival_ns <= last_ns) request->arrival_ns = last_ns + 1;
+    last_ns = request->arrival_ns;
+  }
+  return apart;
+}
+
+constexpr std::string_view kWrongHit[] = {"audit.attention_read", "audit.state_read",
+                                          "audit.token_write", "invariant.one_writer", "decide"};
+constexpr std::string_view kSharedBeyondHit[] = {
+    "audit.handed_out",     "audit.attention_read",  "audit.state_read", "audit.token_write",
+    "invariant.one_writer", "invariant.queue_front", "decide",           "reuse"};
+constexpr std::string_view kNotComputed[] = {"invariant.published"};
+constexpr std::string_view kFreedInFlight[] = {"audit.handed_out", "audit.attention_read",
+                                               "audit.token_write"};
+constexpr std::string_view kLiveness[] = {"liveness"};
+
+// How many blocks a request misses is an estimate where windows are: some circles are not seen.
+constexpr std::string_view kBehindLarge[] = {"liveness.head_of_line", "liveness.partial_load",
+                                             "liveness", "audit.standstill"};
+constexpr std::string_view kHalfLoaded[] = {"liveness.partial_load", "liveness",
+                                            "audit.standstill"};
+// A row that is cut back to before a lost block writes it again, whoever else counts on it.
+constexpr std::string_view kLostBlock[] = {"audit.attention_read", "audit.handed_out",
+                                           "invariant.one_writer", "decide"};
+constexpr std::string_view kNoWindow[] = {"audit.token_write", "audit.attention_read", "decide"};
+constexpr std::string_view kEvictedHit[] = {"audit.handed_out",
+                                            "audit.attention_read",
+                                            "audit.token_write",
+                                            "invariant.one_group",
+                                            "invariant.hash_to_block",
+                                            "invariant.hit",
+                                            "invariant.one_writer",
+                                            "decide",
+                                            "reuse"};
+
+// More blocks help with more than the finding that they are given for: those repairs come last.
+constexpr KnownFinding kFindings[] = {
+    {1, "with EAGLE, a state hit is longer than the attention hit beside it", state_hit_is_longer,
+     kWrongHit, with_the_rule_repaired<1>},
+    {2, "a second full-attention group keeps blocks beyond the common hit",
+     second_full_group_is_not_cut, kSharedBeyondHit, with_the_rule_repaired<2>},
+    {3, "a request preempted in its own step leaves blocks that nobody computed",
+     preempts_in_own_step, kNotComputed, with_the_rule_repaired<3>},
+    {4, "a window is retired by a count that includes rejected drafts", frees_windows_by_drafts,
+     kFreedInFlight, with_the_rule_repaired<4>},
+    {7, "a loaded request stands behind one that does not fit", has_connector, kBehindLarge,
+     with_the_rule_repaired<7>},
+    {8, "two requests have loaded parts, and each needs what the other holds", has_connector,
+     kHalfLoaded, with_the_rule_repaired<8>},
+    {9, "who counts on another to compute a lost block is left alone with it", may_lose_blocks,
+     kLostBlock, with_the_rule_repaired<9>},
+    {12, "the blocks of a load evict what another group has hit", loads_beside_hits, kEvictedHit,
+     with_the_rule_repaired<12>},
+    {13, "a prompt that is loaded whole lacks the window of its last token", loads_into_windows,
+     kNoWindow, with_the_rule_repaired<13>},
+    {14, "who goes back to a lost block has let go of the window before it",
+     computes_lost_blocks_of_windows, kNoWindow, with_the_rule_repaired<14>},
+    {5, "with a step in flight a request holds more states than its pool is planned for",
+     plans_too_few_states, kLiveness, with_states_in_flight_planned},
+    {6, "a window's pool is planned without the slots of drafts", plans_windows_without_lookahead,
+     kLiveness, with_lookahead_planned},
+    {11, "requests of one priority and arrival preempt each other for ever", has_equals, kLiveness,
+     with_arrivals_apart},
+};
+
+bool gets_past(const Outcome& failure, const Outcome& without) {
+  if (without.kind == OutcomeKind::agreed) return true;
+  return without.failed() && failure.kind != OutcomeKind::stuck && without.step > failure.step;
+}
+
+// With every finding repaired that a rule repairs.
+bool is_past_all_rules(const SavedCase& saved, const Outcome& failure,
+                       const BackendFactory& backend) {
+  return !profile_without(saved.engine.engine, 0).empty() &&
+         gets_past(failure, judge(with_the_rule_repaired<0>(saved), backend));
+}
+
+// Whether the case gets past its failure once the finding is repaired; or at least fails otherwise,
+// and that is another finding's doing: past all rules that are repaired it is, or it is recognised
+// itself.
+bool explains(const KnownFinding& finding, const SavedCase& saved, const Outcome& failure,
+              const BackendFactory& backend) {
+  const SavedCase repaired = finding.repaired(saved);
+  const Outcome without = judge(repaired, backend);
+  if (gets_past(failure, without)) return true;
+  if (!without.failed() || without.same_failure(failure)) return false;
+  if (repaired.engine.engine == saved.engine.engine)
+    return known_finding(repaired, without, backend) != nullptr;
+  return is_past_all_rules(saved, failure, backend);
+}
+
+bool could_be(const KnownFinding& finding, const SavedCase& saved, const Outcome& outcome) {
+  return std::ranges::find(finding.checks, outcome.check) != finding.checks.end() &&
+         finding.can_happen(saved);
+}
+
+}  // namespace
+
+std::span<const KnownFinding> known_findings() { return kFindings; }
+
+const KnownFinding* known_finding(const SavedCase& saved, const Outcome& outcome,
+                                  const BackendFactory& backend) {
+  if (!outcome.failed()) return nullptr;
+  if (!saved.mutants.empty()) {
+    SavedCase unplanted = saved;
+    unplanted.mutants.clear();
+    const Outcome without = judge(unplanted, backend);
+    const bool is_same = without.same_failure(outcome) && without.step == outcome.step;
+    return is_same ? known_finding(unplanted, without, backend) : nullptr;
+  }
+  std::optional<Outcome> decided;
+  if (outcome.kind == OutcomeKind::divergence) {
+    decided = judge(saved);
+    if (!decided->failed() || decided->step > outcome.step) decided.reset();
+  }
+  const KnownFinding* first = nullptr;
+  for (const KnownFinding& finding : kFindings) {
+    if (!could_be(finding, saved, outcome) && !(decided && could_be(finding, saved, *decided)))
+      continue;
+    if (explains(finding, saved, outcome, backend)) return &finding;
+    if (first == nullptr) first = &finding;
+  }
+  // Each of them alone may be repaired in vain.
+  return first != nullptr && is_past_all_rules(saved, outcome, backend) ? first : nullptr;
+}
+
+}  // namespace lockstep

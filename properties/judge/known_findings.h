@@ -1,0 +1,43 @@
+// Defects of the engines themselves that docs/findings.md tells of. The model decides as the engine
+// does, so generated cases run into them: such a failure is counted by its finding, not as news.
+//
+// A finding is recognised by what happens without it. A case that could show it, by its
+// configuration and by the check that fails, is judged once more with that one defect repaired: by
+// the rule that the engine should have, or with the blocks that its plan leaves out. If the case
+// then gets past the step in which it failed, it was the finding. Where two of them lead to one
+// failure, each is repaired in vain; if the case gets past it with all rules repaired, it is the
+// first one's that it could be. If it still fails, something else is wrong as well, a planted
+// defect for one, and that is news.
+//
+// Kernels may stumble over what the engine decided: a divergence, too, may be a finding where the
+// decisions alone, followed by nobody but the audit, break its rule in that step or before.
+//
+// With a defect planted in the case, what does not happen without it is no finding, even where the
+// planted defect only brings the engine's own about.
+//
+// Not told apart: a second defect that only shows after what the first one did.
+#pragma once
+
+#include <span>
+#include <string_view>
+
+#include "properties/judge/judge.h"
+#include "traces/formats/saved_case.h"
+
+namespace lockstep {
+
+struct KnownFinding {
+  int number = 0;  // in docs/findings.md
+  std::string_view title;
+  bool (*can_happen)(const SavedCase& saved) = nullptr;
+  std::span<const std::string_view> checks;
+  // The case without the defect. REQUIRES: can_happen(saved).
+  SavedCase (*repaired)(const SavedCase& saved) = nullptr;
+};
+
+std::span<const KnownFinding> known_findings();
+// Null: the outcome is no failure, or is news. `backend` is what the outcome was judged with.
+const KnownFinding* known_finding(const SavedCase& saved, const Outcome& outcome,
+                                  const BackendFactory& backend = {});
+
+}  // namespace lockstep

@@ -1,0 +1,68 @@
+// Every defect that can be planted, with the real one that it stands for, and where to look for it.
+// A harness that finds nothing is only as good as the defects that it has been shown to find.
+//
+// 1. An id is the name that SavedCase::mutants, `--mutant` and docs/mutants.md use; it is unique.
+// 2. A bias narrows the search to configurations in which the defect can show; what then happens
+//    is left to seeds. No entry knows a failing case.
+// 3. `caught_by` are the checks that may find it first; another one would be a surprise, and is
+//    told as one.
+//
+// Not here: the switches (reference/types/scheduler_defect.h, sim/ranks/dp_step.h,
+// sim/hidden_states/hidden_state_defect.h, cuda_backend/defect.h,
+// view_defects.h, views_capacity.h, sim/pair/transfer_protocol.h, multi_connector.h,
+// offload_connector.h), which the catalogue knows by name.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string_view>
+#include <vector>
+
+#include "properties/generate/generator.h"
+#include "properties/generate/plan_bias.h"
+#include "properties/generate/transfer_bias.h"
+
+namespace lockstep {
+
+enum class MutantSite : std::uint8_t {
+  scheduler,  // decisions: hashes, hits, frees, states, admission
+  backend,    // tables, slots, kernels and views at work, on a device
+  views,      // views and addresses of a memory plan, proved by bytes
+  planner,    // figures about a plan: capacity, rows of buffers, requests at once
+  transfer,   // two engines with a network in between, and connectors as they are set up
+};
+std::string_view name_of(MutantSite site);
+
+struct Mutant {
+  std::string_view id;
+  MutantSite site = MutantSite::scheduler;
+  std::string_view source;      // "vllm 37236"; where the real defect is told
+  std::string_view mechanism;   // one sentence
+  std::string_view exposed_by;  // the configuration or event without which it cannot show
+  std::vector<std::string_view> caught_by = {};
+
+  // Sites scheduler and backend: what the cases of the search are made of.
+  GeneratorOptions bias = {};
+  // Changes a generated case where the generator has no feature for it; may be null.
+  void (*reshape)(SavedCase& saved) = nullptr;
+  // Sites views and planner.
+  PlanBias plan = {};
+  // Site transfer.
+  TransferBias transfer = {};
+};
+
+// By site, in the order of the sites.
+std::span<const Mutant> mutant_catalogue();
+// Null: there is none of this name.
+const Mutant* find_mutant(std::string_view id);
+
+// The parts of the catalogue by file.
+std::vector<Mutant> mutants_of_scheduler();
+std::vector<Mutant> mutants_of_backend();
+std::vector<Mutant> mutants_of_host_tier();
+std::vector<Mutant> mutants_of_ranks();
+std::vector<Mutant> mutants_of_plans();
+std::vector<Mutant> mutants_of_transfers();
+
+}  // namespace lockstep

@@ -1,0 +1,209 @@
+#include "properties/mutants/mutant_search.h"
+
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "properties/judge/transfer_judge.h"
+#include "properties/shrink/shrinker.h"
+
+namespace lockstep {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr std::int64_t kRequestsMax = 3;  // of a case that a person follows
+constexpr int kFurtherCases = 20;
+
+double seconds_since(Clock::time_point begin) {
+  return std::chrono::duration<double>(Clock::now() - begin).count();
+}
+
+SavedCase without_defect(SavedCase saved) {
+  saved.mutants.clear();
+  return saved;
+}
+
+class CaseSearch {
+ public:
+  CaseSearch(const Mutant& mutant, const MutantBench& bench, const MutantSearchOptions& options)
+      : mutant_(mutant),
+        options_(options),
+        judging_([&bench](const SavedCase& saved) { return judge(saved, bench.backend); }) {}
+
+  MutantReport run() {
+    report_.mutant = &mutant_;
+    search();
+    for (int i = 0; i < kFurtherCases && is_large(); ++i) search_smaller();
+    return std::move(report_);
+  }
+
+ private:
+  // From the next seed on.
+  void search() {
+    const auto begin = Clock::now();
+    while (report_.cases < options_.cases_max && !report_.caught)
+      try_seed(options_.first_seed + static_cast<std::uint64_t>(report_.cases));
+    report_.seconds += seconds_since(begin);
+    if (report_.caught) make_small();
+  }
+
+  bool is_large() const {
+    return report_.caught && options_.shrink_evaluations_max > 0 &&
+           report_.size.requests > kRequestsMax;
+  }
+
+  // Nothing can be taken from the case, and still it is more than a person follows: another one may
+  // end smaller.
+  void search_smaller() {
+    MutantReport large = report_;
+    report_.caught = false;
+    search();
+    if (report_.caught && report_.size.requests < large.size.requests) return;
+    large.cases = report_.cases;
+    large.flawed = report_.flawed;
+    large.seconds = report_.seconds;
+    large.shrink_seconds = report_.shrink_seconds;
+    report_ = std::move(large);
+  }
+
+  Failure judged(const SavedCase& saved) const {
+    auto failure = judge_in_child(saved, judging_, options_.case_time_limit);
+    if (failure) return std::move(*failure);
+    return {.kind = "refused", .check = {}, .request = {}, .what = failure.error().message};
+  }
+
+  void try_seed(std::uint64_t seed) {
+    SavedCase saved = mutant_case(mutant_, seed);
+    ++report_.cases;
+    Failure failure = judged(saved);
+    if (!failure.failed()) return;
+    if (judged(without_defect(saved)).kind != "agreed") {
+      ++report_.flawed;
+      return;
+    }
+    report_.caught = true;
+    report_.seed = seed;
+    report_.failure = std::move(failure);
+    report_.steps = report_.failure.steps;
+    report_.size = size_of(saved);
+    report_.smallest = std::move(saved);
+  }
+
+  // Smaller cases count only while the defect alone makes them fail.
+  void make_small() {
+    if (options_.shrink_evaluations_max == 0) return;
+    const auto begin = Clock::now();
+    const StillFails planted = fails_like(report_.failure, judging_, options_.case_time_limit);
+    const StillFails by_the_defect = [&](const SavedCase& saved) -> std::optional<std::int64_t> {
+      if (saved.mutants.empty()) return std::nullopt;
+      const auto steps = planted(saved);
+      if (!steps || judged(without_defect(saved)).kind != "agreed") return std::nullopt;
+      return steps;
+    };
+    const auto result =
+        shrink(*report_.smallest, by_the_defect,
+               {.evaluations_max = options_.shrink_evaluations_max, .progress = {}});
+    if (result) {
+      report_.smallest = result->smallest;
+      report_.steps = result->steps;
+      report_.size = size_of(result->smallest);
+      report_.is_minimal = result->is_minimal;
+      report_.failure = judged(result->smallest);
+    }
+    report_.shrink_seconds += seconds_since(begin);
+  }
+
+  const Mutant& mutant_;
+  const MutantSearchOptions& options_;
+  const Judging judging_;
+  MutantReport report_;
+};
+
+PlanOutcome judge_plan(const Mutant& mutant, const PlanCase& plan, const PlanSuspect& suspect,
+                       std::string_view defect) {
+  return mutant.site == MutantSite::views ? judge_views(plan, suspect, defect)
+                                          : judge_figures(plan, suspect, defect);
+}
+
+MutantReport search_plans(const Mutant& mutant, const PlanSuspect& suspect,
+                          const MutantSearchOptions& options) {
+  MutantReport report{.mutant = &mutant};
+  const auto begin = Clock::now();
+  for (std::int64_t i = 0; i < options.cases_max && !report.caught; ++i) {
+    SeededChoices choices(options.first_seed + static_cast<std::uint64_t>(i));
+    const PlanCase plan = generate_plan(choices, mutant.plan);
+    ++report.cases;
+    const PlanOutcome outcome = judge_plan(mutant, plan, suspect, mutant.id);
+    if (!outcome.failed()) continue;
+    if (judge_plan(mutant, plan, suspect, {}).failed()) {
+      ++report.flawed;
+      continue;
+    }
+    report.caught = true;
+    report.seed = options.first_seed + static_cast<std::uint64_t>(i);
+    report.failure = {
+        .kind = "violation", .check = outcome.check, .request = {}, .what = outcome.what};
+    report.plan = describe(plan);
+  }
+  report.seconds = seconds_since(begin);
+  return report;
+}
+
+MutantReport search_transfers(const Mutant& mutant, const MutantBench& bench,
+                              const MutantSearchOptions& options) {
+  MutantReport report{.mutant = &mutant};
+  const auto begin = Clock::now();
+  for (std::int64_t i = 0; i < options.cases_max && !report.caught; ++i) {
+    const std::uint64_t seed = options.first_seed + static_cast<std::uint64_t>(i);
+    SeededChoices choices(seed);
+    const TransferCase transfer = generate_transfer(choices, mutant.transfer);
+    ++report.cases;
+    const TransferOutcome outcome = judge_transfer(transfer, mutant.id, bench.backend);
+    if (!outcome.failed()) continue;
+    if (judge_transfer(transfer, {}, bench.backend).failed()) {
+      ++report.flawed;
+      continue;
+    }
+    report.caught = true;
+    report.seed = seed;
+    report.seconds = seconds_since(begin);
+    report.failure = {
+        .kind = "violation", .check = outcome.check, .request = {}, .what = outcome.what};
+    report.plan = describe(shortest_failing(transfer, mutant.id, outcome.check, bench.backend));
+    report.shrink_seconds = seconds_since(begin) - report.seconds;
+  }
+  if (!report.caught) report.seconds = seconds_since(begin);
+  return report;
+}
+
+}  // namespace
+
+bool MutantReport::as_expected() const {
+  const std::string check = failure.kind == "crash" ? "crash" : failure.check;
+  return caught && std::ranges::find(mutant->caught_by, check) != mutant->caught_by.end();
+}
+
+SavedCase mutant_case(const Mutant& mutant, std::uint64_t seed) {
+  GeneratorOptions bias = mutant.bias;
+  // Nothing beside a defect but what it needs to show.
+  bias.never.add(kRankFeatures);
+  bias.never.add({Feature::faults, Feature::same_instant, Feature::scaled_rows,
+                  Feature::uniform_type, Feature::connector_peers, Feature::host_tier});
+  bias.never.remove(bias.always);
+  SavedCase saved = generate_case(seed, bias);
+  if (mutant.reshape != nullptr) mutant.reshape(saved);
+  saved.mutants = {std::string(mutant.id)};
+  return saved;
+}
+
+MutantReport search_mutant(const Mutant& mutant, const MutantBench& bench,
+                           const MutantSearchOptions& options) {
+  if (mutant.site == MutantSite::views || mutant.site == MutantSite::planner)
+    return search_plans(mutant, bench.plans, options);
+  if (mutant.site == MutantSite::transfer) return search_transfers(mutant, bench, options);
+  return CaseSearch(mutant, bench, options).run();
+}
+
+}  // namespace lockstep

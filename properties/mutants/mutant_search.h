@@ -1,0 +1,65 @@
+// The search for a planted defect: cases are generated, biased as the catalogue says, until one of
+// them fails with the defect and agrees without it. Then the case is made small.
+//
+// (1) Seeds count up from the first: the same limits find the same case, whatever the machine.
+// (2) A case that fails without the defect shows a defect of another kind: it is counted, and the
+//     search goes on.
+// (3) Cases are judged in a child process, so that a crash or a hang counts as a failure.
+// (4) Where the small case still has more than 3 requests, a few further ones are tried for one
+//     that has less.
+//
+// Times are for people; nothing depends on them but when a single case counts as hanging.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "properties/judge/failure.h"
+#include "properties/judge/judge.h"
+#include "properties/judge/plan_judge.h"
+#include "properties/mutants/mutant_catalogue.h"
+#include "properties/shrink/case_size.h"
+
+namespace lockstep {
+
+// What is put to the test, handed in by who links it.
+struct MutantBench {
+  BackendFactory backend;
+  PlanSuspect plans;
+};
+
+struct MutantSearchOptions {
+  std::uint64_t first_seed = 1;
+  std::int64_t cases_max = 5'000;
+  std::int64_t shrink_evaluations_max = 3'000;  // 0: the case stays as it was found
+  std::chrono::milliseconds case_time_limit{10'000};
+};
+
+struct MutantReport {
+  const Mutant* mutant = nullptr;
+  bool caught = false;
+  std::uint64_t seed = 0;   // of the case that caught it
+  std::int64_t cases = 0;   // that were judged, that one included
+  std::int64_t flawed = 0;  // of these, cases that failed without the defect too
+  Failure failure = {};
+  double seconds = 0;         // until it was caught
+  double shrink_seconds = 0;  // and made small
+  // Sites scheduler and backend: the case that was found, made small, and its steps.
+  std::optional<SavedCase> smallest = {};
+  CaseSize size = {};
+  std::int64_t steps = 0;
+  bool is_minimal = false;
+  std::string plan = {};  // sites views, planner and transfer: the case in words
+
+  // By a check that the catalogue expects.
+  bool as_expected() const;
+};
+
+MutantReport search_mutant(const Mutant& mutant, const MutantBench& bench,
+                           const MutantSearchOptions& options);
+// The case of a seed, as the search makes it, with the defect planted.
+SavedCase mutant_case(const Mutant& mutant, std::uint64_t seed);
+
+}  // namespace lockstep

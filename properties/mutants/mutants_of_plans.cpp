@@ -1,0 +1,124 @@
+// The catalogue's defects of memory plans: views and addresses, and figures that engines tell of
+// a plan. Their switches are in cuda_backend/views/view_defects.h and views_capacity.h.
+#include "properties/mutants/mutant_catalogue.h"
+
+namespace lockstep {
+namespace {
+
+constexpr auto kViews = MutantSite::views;
+constexpr auto kPlanner = MutantSite::planner;
+
+std::vector<Mutant> address_mutants() {
+  return {
+      {.id = "layout-two-blocks",
+       .site = kViews,
+       .source = "vllm 37236",
+       .mechanism = "the block dimension is guessed from shape[0] == 2",
+       .exposed_by = "a pool of two blocks, in a model with attention and states",
+       .caught_by = {"layout.bytes"},
+       .plan = {.states = true, .num_blocks = 2}},
+      {.id = "layout-restride-hidden",
+       .site = kViews,
+       .source = "vLLM 0.22.1, second model runner",
+       .mechanism =
+           "the re-stride of attention pages is applied to every cache that looks like one",
+       .exposed_by = "hidden states in a pool of two blocks",
+       .caught_by = {"layout.bytes"},
+       .plan = {.states = true, .split_blocks = true, .hidden_states = true, .num_blocks = 2}},
+      {.id = "ambiguous-refused",
+       .site = kViews,
+       .source = "vLLM 0.22.1, second model runner",
+       .mechanism = "a cache of shape (2, 2, ...) is refused because its dimensions cannot be "
+                    "told apart by size",
+       .exposed_by = "attention beside states in a pool of two blocks",
+       .caught_by = {"layout.refused"},
+       .plan = {.states = true, .num_blocks = 2}},
+      {.id = "state-spec-unhandled",
+       .site = kViews,
+       .source = "vllm 38041",
+       .mechanism = "layers with states get no view at all",
+       .exposed_by = "any model with states",
+       .caught_by = {"layout.refused"},
+       .plan = {.states = true}},
+      {.id = "kernel-block-num-blocks",
+       .site = kViews,
+       .source = "vllm 38081",
+       .mechanism = "num_blocks is not multiplied by the kernel blocks in a block: the view is "
+                    "too short for the last of them",
+       .exposed_by = "kernel blocks shorter than the manager's",
+       .caught_by = {"layout.bytes"},
+       .plan = {.states = true, .split_blocks = true}},
+      {.id = "pack-num-blocks",
+       .site = kViews,
+       .source = "vllm 35703",
+       .mechanism = "the page of a pack is counted once: the view and the tensor disagree",
+       .exposed_by = "packed attention",
+       .caught_by = {"layout.bytes"},
+       .plan = {.states = true, .packed = true}},
+      {.id = "offset-int32",
+       .site = kViews,
+       .source = "vllm 1486, 1514, 50427",
+       .mechanism = "block id times block stride in 32 bits",
+       .exposed_by = "a tensor of more than 2 GiB",
+       .caught_by = {"layout.bytes"},
+       .plan = {.states = true, .num_blocks = 3'000'000}},
+  };
+}
+
+std::vector<Mutant> figure_mutants() {
+  return {
+      {.id = "capacity-all-groups",
+       .site = kPlanner,
+       .source = "vllm 40384",
+       .mechanism = "groups whose cost does not grow with length divide the capacity",
+       .exposed_by = "attention beside states",
+       .caught_by = {"capacity.tokens"},
+       .plan = {.states = true}},
+      {.id = "capacity-sliding",
+       .site = kPlanner,
+       .source = "vllm 40417",
+       .mechanism = "windows divide the capacity",
+       .exposed_by = "attention beside sliding windows",
+       .caught_by = {"capacity.tokens"},
+       .plan = {.windows = true}},
+      {.id = "routed-buffer",
+       .site = kPlanner,
+       .source = "vllm 37118",
+       .mechanism = "a buffer indexed by slots is sized by the capacity: writes out of bounds",
+       .exposed_by = "a hybrid, whose slots outnumber its tokens",
+       .caught_by = {"capacity.slot_rows"},
+       .plan = {.states = true}},
+      {.id = "state-blocks-capped",
+       .site = kPlanner,
+       .source = "vllm 38270",
+       .mechanism = "requests beyond the state blocks are capped silently, and starve later",
+       .exposed_by = "max_num_seqs beyond the state blocks of the pool",
+       .caught_by = {"capacity.refusal"},
+       .plan = {.states = true, .many_requests = true}},
+      {.id = "cp-memory",
+       .site = kPlanner,
+       .source = "vllm 39949 review",
+       .mechanism = "the context parallel ranks are left out of a memory estimate",
+       .exposed_by = "context parallelism",
+       .caught_by = {"capacity.tokens"},
+       .plan = {.ranks = true}},
+      {.id = "hit-rate-pack",
+       .site = kPlanner,
+       .source = "vllm 35703",
+       .mechanism = "the layers of a pack count as a longer block: a hit must fill it, and most "
+                    "prompts are shorter",
+       .exposed_by = "packed attention beside states that are kept for hits",
+       .caught_by = {"capacity.hit_step"},
+       .plan = {.states = true, .packed = true, .aligned_states = true}},
+  };
+}
+
+}  // namespace
+
+std::vector<Mutant> mutants_of_plans() {
+  std::vector<Mutant> all = address_mutants();
+  for (const Mutant& mutant : figure_mutants()) all.push_back(mutant);
+  return all;
+}
+
+}  // namespace lockstep

@@ -1,0 +1,318 @@
+// The catalogue's defects of decisions. Their switches are in reference/types/scheduler_defect.h.
+#include "properties/mutants/mutant_catalogue.h"
+
+namespace lockstep {
+namespace {
+
+using enum Feature;
+constexpr auto kScheduler = MutantSite::scheduler;
+
+// Cases of decisions alone: thousands a second.
+GeneratorOptions decisions(FeatureSet always, FeatureSet never = {},
+                           std::string engine = "vllm-0.33.0") {
+  always.add(prefix_caching);
+  return {.engine = std::move(engine),
+          .always = always,
+          .never = never,
+          .backend = "none",
+          .check = "fast"};
+}
+
+// Two ranks that share a context. Context parallelism wants one group.
+void share_context(SavedCase& saved) { saved.engine.dcp = 2; }
+
+void draft_with_eagle(SavedCase& saved) { saved.engine.spec_method = SpecMethod::eagle; }
+
+std::vector<Mutant> hash_mutants() {
+  return {
+      {.id = "hash-extra-keys",
+       .site = kScheduler,
+       .source = "vllm 44701, 30931, 36708",
+       .mechanism = "the cache salt is left out of the block hash, so requests that must not "
+                    "share find each other's blocks",
+       .exposed_by = "equal prompts with different salts",
+       .caught_by = {"audit.attention_read", "audit.state_read"},
+       .bias = decisions({salts, shared_prefixes})},
+      {.id = "hash-cp-granularity",
+       .site = kScheduler,
+       .source = "vllm 26296",
+       .mechanism = "the hash block is not multiplied by the context parallel ranks: a block is "
+                    "found by the hash of a part of its tokens",
+       .exposed_by = "context parallelism and prompts that diverge inside a block",
+       .caught_by = {"audit.attention_read"},
+       .bias = decisions(
+           {full_attention, shared_prefixes, long_prompts},
+           {several_groups, states, sliding_window, chunked_local, mla, drafts, two_block_pool}),
+       .reshape = share_context},
+      {.id = "hash-next-token",
+       .site = kScheduler,
+       .source = "vLLM 0.33.0 design",
+       .mechanism =
+           "a block's hash leaves out the token behind it, which EAGLE's drafter has read, "
+           "and no block of a hit is dropped for it",
+       .exposed_by = "EAGLE's drafts and prompts that part right behind a block",
+       .caught_by = {"audit.draft_read"},
+       .bias = decisions({full_attention, drafts, shared_prefixes}),
+       .reshape = draft_with_eagle},
+      {.id = "hash-stale",
+       .site = kScheduler,
+       .source = "kvcached 363",
+       .mechanism = "a reused block keeps its old hash until its new content is published",
+       .exposed_by = "a resend of a prompt while its blocks are being overwritten",
+       .caught_by = {"invariant.published", "invariant.hit", "invariant.hash_to_block",
+                     "audit.attention_read", "audit.token_write", "audit.handed_out"},
+       .bias = decisions({tight_pool, shared_prefixes})},
+  };
+}
+
+std::vector<Mutant> hit_mutants() {
+  return {
+      {.id = "hit-same-step",
+       .site = kScheduler,
+       .source = "vllm 38715",
+       .mechanism = "a request hits a state that another request of the same step has yet to write",
+       .exposed_by = "two requests of one prompt in one step, and states in mode align",
+       .caught_by = {"audit.state_read"},
+       .bias = decisions({states, full_attention, several_groups, shared_prefixes, bursts},
+                         {two_block_pool})},
+      {.id = "hit-untouched-evicted",
+       .site = kScheduler,
+       .source = "vllm 44409",
+       .mechanism = "one group's new blocks evict another group's hit before it is taken: one "
+                    "block, two owners",
+       .exposed_by = "a hit in several groups while the free queue is nearly empty",
+       .caught_by = {"invariant.ref_cnt", "invariant.one_group", "invariant.conservation",
+                     "invariant.hit"},
+       .bias = decisions({several_groups, full_attention, tight_pool, shared_prefixes},
+                         {two_block_pool})},
+      {.id = "hit-one-group-truncated",
+       .site = kScheduler,
+       .source = "vllm-ascend 14810",
+       .mechanism =
+           "only the first group's hit is cut to the common length; the others keep blocks "
+           "beyond it",
+       .exposed_by = "two groups of full attention beside one that shortens the hit",
+       .caught_by = {"invariant.one_writer", "invariant.queue_front", "audit.handed_out",
+                     "audit.token_write"},
+       .bias = decisions({several_groups, full_attention, hidden_state, states, shared_prefixes},
+                         {two_block_pool})},
+      {.id = "hit-longest-group",
+       .site = kScheduler,
+       .source = "TensorRT-LLM 10875",
+       .mechanism = "the hit is as long as the longest group's, not as the one common to all "
+                    "groups",
+       .exposed_by = "a group that has kept less of the prefix than another",
+       .caught_by = {"invariant.table_covers", "invariant.hit", "audit.attention_read",
+                     "audit.state_read"},
+       .bias =
+           decisions({several_groups, full_attention, states, shared_prefixes}, {two_block_pool})},
+      {.id = "hit-whole-prompt",
+       .site = kScheduler,
+       .source = "vLLM V1 design",
+       .mechanism = "a hit may cover the last token too, which leaves nothing to compute logits "
+                    "from",
+       .exposed_by = "a resend of a prompt of whole blocks",
+       .caught_by = {"liveness", "invariant.hit"},
+       .bias = decisions({full_attention, shared_prefixes}, {drafts})},
+      {.id = "hit-window-short",
+       .site = kScheduler,
+       .source = "TensorRT-LLM 2983",
+       .mechanism = "a window's hit is one block shorter than the window reaches back",
+       .exposed_by = "a window that is not a whole number of blocks, some of it evicted",
+       .caught_by = {"audit.attention_read", "invariant.hit"},
+       .bias = decisions({sliding_window, tight_pool, shared_prefixes, long_prompts},
+                         {two_block_pool})},
+  };
+}
+
+std::vector<Mutant> free_mutants() {
+  return {
+      {.id = "free-optimistic",
+       .site = kScheduler,
+       .source = "vllm 47728",
+       .mechanism = "a window is retired by a token count that includes drafts",
+       .exposed_by =
+           "rejected drafts, a window, and a pool in which freed blocks are reused at once",
+       .caught_by = {"audit.token_write", "audit.handed_out", "audit.attention_read"},
+       .bias = decisions({drafts, sliding_window, tight_pool, bursts}, {two_block_pool})},
+      {.id = "free-in-flight",
+       .site = kScheduler,
+       .source = "vllm 45357",
+       .mechanism = "a preempted request stays in the step being decided, on blocks that are free "
+                    "or another request's",
+       .exposed_by = "a victim that has already been scheduled: policy priority",
+       .caught_by = {"invariant.limits", "audit.token_write", "invariant.table_covers"},
+       .bias = decisions(
+           {priority_policy, priorities, no_full_isl_reserve, tight_pool, bursts, full_attention},
+           {two_block_pool})},
+      {.id = "free-twice",
+       .site = kScheduler,
+       .source = "vllm 42571, 3347",
+       .mechanism = "a block that requests share is in one batch of frees twice",
+       .exposed_by = "a request that ends while another shares its prefix",
+       .caught_by = {"crash", "invariant.ref_cnt", "invariant.conservation",
+                     "invariant.free_order"},
+       .bias = decisions({shared_prefixes, bursts})},
+      {.id = "free-forward-order",
+       .site = kScheduler,
+       .source = "vLLM V1 design",
+       .mechanism =
+           "a request's blocks are freed head first: the prefix is evicted before its tail",
+       .exposed_by = "a request that ends with two blocks or more",
+       .caught_by = {"invariant.free_order"},
+       .bias = decisions({full_attention, long_prompts})},
+      {.id = "free-by-id",
+       .site = kScheduler,
+       .source = "this project",
+       .mechanism = "a request's blocks are freed in the order of their ids, as into a sorted "
+                    "free list: which is evicted first depends on numbers",
+       .exposed_by = "a request that ends with blocks in no rising order of ids",
+       .caught_by = {"invariant.free_order"},
+       .bias = decisions({full_attention, long_prompts, tight_pool})},
+      {.id = "free-window-early",
+       .site = kScheduler,
+       .source = "this project",
+       .mechanism = "a window is counted one token short, and its first block is given away",
+       .exposed_by = "a window that begins with the last token of a block",
+       .caught_by = {"audit.attention_read", "audit.handed_out"},
+       .bias = decisions({sliding_window, tight_pool, long_prompts, bursts}, {two_block_pool})},
+      {.id = "free-preempted-lost",
+       .site = kScheduler,
+       .source = "this project",
+       .mechanism = "the blocks of a preempted request are never given back",
+       .exposed_by = "a preemption",
+       .caught_by = {"invariant.conservation", "invariant.ref_cnt"},
+       .bias =
+           decisions({no_full_isl_reserve, tight_pool, bursts, full_attention}, {two_block_pool})},
+  };
+}
+
+std::vector<Mutant> state_mutants() {
+  const FeatureSet hybrid{states, full_attention, several_groups, shared_prefixes};
+  return {
+      {.id = "state-wrong-boundary",
+       .site = kScheduler,
+       .source = "vllm 51113, 45477",
+       .mechanism = "chunks are not cut at block boundaries: a state taken at one token count is "
+                    "published under the hash of another",
+       .exposed_by = "mode align and prompts in chunks",
+       .caught_by = {"audit.state_read"},
+       .bias = decisions(hybrid, {two_block_pool})},
+      {.id = "state-partial-block",
+       .site = kScheduler,
+       .source = "vllm 34587",
+       .mechanism = "mode all publishes the state of a block that is not full",
+       .exposed_by = "mode all, a chunk that ends inside a block, and a hit on that block",
+       .caught_by = {"audit.state_read", "invariant.published"},
+       .bias = decisions({states, shared_prefixes, bursts, long_prompts},
+                         {several_groups, full_attention, mla, sliding_window, chunked_local,
+                          drafts, two_block_pool},
+                         "vllm-0.22.1")},
+      {.id = "state-leak-null-gap",
+       .site = kScheduler,
+       .source = "vllm 55450",
+       .mechanism =
+           "retirement stops at a null entry, and older states stay until the request ends",
+       .exposed_by = "a prompt in chunks of several blocks in mode align, a step in flight",
+       .caught_by = {"invariant.planned_blocks"},
+       .bias = decisions({states, full_attention, several_groups, long_prompts, async_scheduling},
+                         {two_block_pool, drafts})},
+      {.id = "state-spec-blocks",
+       .site = kScheduler,
+       .source = "vllm 41233",
+       .mechanism = "the blocks for the states of drafts are not counted, so these states have no "
+                    "place",
+       .exposed_by = "drafts in a model with states",
+       .caught_by = {"audit.state_read", "invariant.table_covers"},
+       .bias = decisions({states, drafts}, {async_scheduling, two_block_pool})},
+      {.id = "state-freed-early",
+       .site = kScheduler,
+       .source = "vllm 51766",
+       .mechanism = "the state that a new block continues is given back before it has been copied",
+       .exposed_by = "a hit or a chunk that ends at a block boundary in mode align",
+       .caught_by = {"audit.state_read", "audit.handed_out"},
+       .bias = decisions({states, full_attention, several_groups, long_prompts, tight_pool},
+                         {two_block_pool})},
+  };
+}
+
+std::vector<Mutant> schedule_mutants() {
+  return {
+      {.id = "admission-uncapped",
+       .site = kScheduler,
+       .source = "this project",
+       .mechanism = "a request needs room for all of its tokens even in a group that keeps few of "
+                    "them, and waits forever",
+       .exposed_by = "a prompt longer than the pool holds, in a window",
+       .caught_by = {"liveness"},
+       .bias = decisions({sliding_window, long_prompts, tight_pool},
+                         {no_full_isl_reserve, full_attention, mla, two_block_pool})},
+      {.id = "drafts-kept",
+       .site = kScheduler,
+       .source = "vLLM V1 design",
+       .mechanism = "rejected drafts stay counted as computed",
+       .exposed_by = "a rejected draft",
+       .caught_by = {"liveness", "audit.scheduled_tokens", "invariant.limits"},
+       .bias = decisions({drafts}, {async_scheduling})},
+      {.id = "resume-appended",
+       .site = kScheduler,
+       .source = "vLLM V1 design",
+       .mechanism = "a resumed request is handed only its new blocks, like a running one",
+       .exposed_by = "a preempted request that comes back with a hit",
+       .caught_by = {"audit.state_read", "audit.token_write", "audit.attention_read",
+                     "invariant.table_covers"},
+       .bias = decisions({no_full_isl_reserve, tight_pool, bursts, full_attention, long_prompts},
+                         {two_block_pool})},
+      {.id = "common-prefix-overcount",
+       .site = kScheduler,
+       .source = "this project",
+       .mechanism = "blocks that two requests share count as common to the whole batch",
+       .exposed_by = "three running requests, two of which share a prefix (0.22.1: cascade "
+                     "attention)",
+       .caught_by = {"audit.common_prefix"},
+       .bias =
+           decisions({full_attention, shared_prefixes, bursts}, {two_block_pool}, "vllm-0.22.1")},
+  };
+}
+
+// What becomes of a request that is refused, or leaves at a bad moment.
+std::vector<Mutant> fault_mutants() {
+  return {
+      {.id = "refused-hit-kept",
+       .site = kScheduler,
+       .source = "this project",
+       .mechanism = "a request that hits a prefix but is refused the rest of its blocks keeps its "
+                    "references to the hit",
+       .exposed_by = "a hit while the pool is full or gives nothing",
+       .caught_by = {"invariant.ref_cnt", "invariant.conservation"},
+       .bias = decisions({faults, shared_prefixes, full_attention, tight_pool}, {two_block_pool})},
+      {.id = "abort-twice",
+       .site = kScheduler,
+       .source = "this project",
+       .mechanism = "an abort of a request that has just left retires it a second time",
+       .exposed_by = "a client that gives up while the last token is on its way",
+       .caught_by = {"crash"},
+       .bias = decisions({faults, full_attention})},
+      {.id = "abort-in-flight-kept",
+       .site = kScheduler,
+       .source = "this project",
+       .mechanism = "the blocks of a request aborted with a step in flight wait for an output "
+                    "that never reaches it",
+       .exposed_by = "an abort between a decision and its output",
+       .caught_by = {"invariant.conservation", "invariant.ref_cnt", "invariant.leak",
+                     "audit.conservation"},
+       .bias = decisions({faults, aborts, full_attention})},
+  };
+}
+
+}  // namespace
+
+std::vector<Mutant> mutants_of_scheduler() {
+  std::vector<Mutant> all;
+  for (const auto& part : {hash_mutants(), hit_mutants(), free_mutants(), state_mutants(),
+                           schedule_mutants(), fault_mutants()})
+    all.insert(all.end(), part.begin(), part.end());
+  return all;
+}
+
+}  // namespace lockstep

@@ -1,0 +1,116 @@
+// The catalogue's defects between two engines and among connectors. Their switches are in
+// sim/pair/transfer_protocol.h and sim/connectors/multi_connector.h; two need none: vllm-0.22.1
+// has them.
+#include "properties/mutants/mutant_catalogue.h"
+
+namespace lockstep {
+namespace {
+
+constexpr auto kTransfer = MutantSite::transfer;
+
+std::vector<Mutant> protocol_mutants() {
+  return {
+      {.id = "send-freed-early",
+       .site = kTransfer,
+       .source = "this project",
+       .mechanism = "the prefill engine frees its blocks when it has sent the last of them, not "
+                    "when they are known to have arrived",
+       .exposed_by = "any load; a lost block makes it wrong data",
+       .caught_by = {"transfer.freed_early"}},
+      {.id = "delivery-twice",
+       .site = kTransfer,
+       .source = "this project",
+       .mechanism = "a block that arrives twice is written and counted twice: the load counts as "
+                    "complete with a block missing",
+       .exposed_by = "a network that repeats packets, or a repeated read",
+       .caught_by = {"transfer.delivered_twice"}},
+      {.id = "recv-failed-marked-ok",
+       .site = kTransfer,
+       .source = "dynamo 15079; vLLM 0.22.1's NIXL worker with several groups",
+       .mechanism = "a failed load is reported as received, and none of its blocks as invalid",
+       .exposed_by = "blocks lost for good",
+       .caught_by = {"transfer.incomplete"}},
+      {.id = "completion-stale",
+       .site = kTransfer,
+       .source = "this project",
+       .mechanism = "the release of an earlier attempt is taken for one of the current attempt: "
+                    "its blocks are free before they are read",
+       .exposed_by = "a failed load, prefilled again, and a release that comes late",
+       .caught_by = {"transfer.freed_early"},
+       .transfer = {.fails_requests = true}},
+  };
+}
+
+// Content ids alone would not show these: they are about the bytes on their way.
+std::vector<Mutant> staging_mutants() {
+  return {
+      {.id = "stage-read-early",
+       .site = kTransfer,
+       .source = "vllm 46278, sglang 36738: the same race",
+       .mechanism = "the bytes to send are read from the staging buffer before the step that "
+                    "stores the blocks there has run",
+       .exposed_by = "any load, and pages",
+       .caught_by = {"transfer.read_content"},
+       .transfer = {.has_pages = true}},
+      {.id = "load-before-arrival",
+       .site = kTransfer,
+       .source = "vllm 46278, sglang 36738: the same race",
+       .mechanism = "blocks are loaded into pages before their bytes have arrived in the staging "
+                    "buffer: pages receive its old content",
+       .exposed_by = "any load, and pages",
+       .caught_by = {"memory.divergence"},
+       .transfer = {.has_pages = true}},
+  };
+}
+
+std::vector<Mutant> holding_mutants() {
+  return {
+      {.id = "hold-head-of-line",
+       .site = kTransfer,
+       .source = "vLLM 0.22.1 (connectors/connector_async/0014)",
+       .mechanism = "a request that holds nothing and does not fit stands before fully loaded "
+                    "ones: nothing runs again",
+       .exposed_by = "a tight pool, and a load that received nothing",
+       .caught_by = {"liveness.head_of_line"},
+       .transfer = {.subject = TransferSubject::holds, .tight = true}},
+      {.id = "hold-partial-deadlock",
+       .site = kTransfer,
+       .source = "vLLM 0.22.1 (connectors/connector_failures_fail/0000)",
+       .mechanism = "partly loaded requests each hold what the other needs to go on",
+       .exposed_by = "a tight pool",
+       .caught_by = {"liveness.partial_load"},
+       .transfer = {.subject = TransferSubject::holds, .tight = true}},
+  };
+}
+
+std::vector<Mutant> connector_mutants() {
+  return {
+      {.id = "hma-any",
+       .site = kTransfer,
+       .source = "vllm 39949",
+       .mechanism = "a MultiConnector is said to support several groups when any part does",
+       .exposed_by = "parts that differ in this",
+       .caught_by = {"connector.hybrid_groups"},
+       .transfer = {.subject = TransferSubject::connectors}},
+      {.id = "hma-before-config",
+       .site = kTransfer,
+       .source = "vllm 39949",
+       .mechanism = "support for several groups is asked before the offloading backend has set "
+                    "its connector: the engine does not start",
+       .exposed_by = "offloading, and no other connector",
+       .caught_by = {"connector.start"},
+       .transfer = {.subject = TransferSubject::connectors}},
+  };
+}
+
+}  // namespace
+
+std::vector<Mutant> mutants_of_transfers() {
+  std::vector<Mutant> all = protocol_mutants();
+  for (const Mutant& mutant : staging_mutants()) all.push_back(mutant);
+  for (const Mutant& mutant : holding_mutants()) all.push_back(mutant);
+  for (const Mutant& mutant : connector_mutants()) all.push_back(mutant);
+  return all;
+}
+
+}  // namespace lockstep

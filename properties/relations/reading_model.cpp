@@ -1,0 +1,300 @@
+#include "properties/relations/reading_model.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "base/check.h"
+#include "reference/memory/content.h"
+#include "reference/plan/context_share.h"
+#include "sim/engine/saved_run.h"
+
+namespace lockstep {
+namespace {
+
+constexpr std::int32_t kVocabulary = 40'000;
+constexpr std::int32_t kFirstToken = 60'000;  // above every token that a prompt or an eos may be
+
+bool has_rows(const KVCacheSpec& spec) { return spec.kind != CacheKind::mamba; }
+
+// The first position that attention at `position` reads.
+std::int64_t lowest_read(const KVCacheSpec& spec, std::int64_t position) {
+  if (spec.kind == CacheKind::sliding_window)
+    return std::max<std::int64_t>(0, position - spec.sliding_window + 1);
+  if (spec.kind == CacheKind::chunked_local)
+    return position / spec.attention_chunk_size * spec.attention_chunk_size;
+  return 0;
+}
+
+std::uint64_t attended(std::uint64_t row, std::int64_t position) {
+  return mix(row ^ mix(static_cast<std::uint64_t>(position)));
+}
+
+// The row of `token` at `position`; `rows(q)` reads the row at q. Also what attention sums up to.
+template <class Rows>
+std::uint64_t row_of(const KVCacheSpec& spec, std::size_t group, std::int64_t position,
+                     std::int32_t token, const Rows& rows) {
+  std::uint64_t sum = mix(static_cast<std::uint64_t>(group) + 1);
+  for (std::int64_t q = lowest_read(spec, position); q < position; ++q) sum += attended(rows(q), q);
+  return mix(sum ^
+             mix(static_cast<std::uint64_t>(position) << 32 | static_cast<std::uint32_t>(token)));
+}
+
+std::int32_t token_of(std::uint64_t hash) {
+  return kFirstToken + static_cast<std::int32_t>(hash % kVocabulary);
+}
+
+}  // namespace
+
+std::int32_t UndisturbedRequest::next_token(std::int64_t count) {
+  LS_CHECK(count >= 1 && count <= std::ssize(tokens_), "{} of {} tokens", count, tokens_.size());
+  std::uint64_t hash = 0;
+  for (std::size_t g = 0; g < groups_.size(); ++g) {
+    const KVCacheSpec& spec = groups_[g].spec;
+    if (!has_rows(spec)) continue;
+    for (std::int64_t p = std::ssize(rows_[g]); p < count; ++p)
+      rows_[g].push_back(
+          row_of(spec, g, p, tokens_[static_cast<std::size_t>(p)],
+                 [&](std::int64_t q) { return rows_[g][static_cast<std::size_t>(q)]; }));
+    hash = mix(hash ^ rows_[g][static_cast<std::size_t>(count - 1)]);
+  }
+  return token_of(hash);
+}
+
+std::uint64_t UndisturbedRequest::row(std::size_t group, std::int64_t position) {
+  next_token(position + 1);
+  return rows_[group][static_cast<std::size_t>(position)];
+}
+
+void UndisturbedRequest::truncate(std::int64_t count) {
+  const auto size = static_cast<std::size_t>(count);
+  if (size >= tokens_.size()) return;
+  tokens_.resize(size);
+  for (std::vector<std::uint64_t>& rows : rows_) rows.resize(std::min(rows.size(), size));
+}
+
+// A live request: what the worker knows of it.
+struct ReadingModel::Request {
+  explicit Request(UndisturbedRequest request) : alone(std::move(request)) {}
+  UndisturbedRequest alone;  // over the tokens that were really sampled: what a perfect draft says
+};
+
+// A scheduled request of the step, with the tables of that moment.
+struct ReadingModel::Row {
+  std::int64_t computed = 0;
+  std::int64_t num_tokens = 0;
+  std::vector<std::vector<BlockId>> tables;
+};
+
+ReadingModel::ReadingModel(Workload& inner, const SavedCase& saved) : inner_(inner), saved_(saved) {
+  for (const KVCacheGroupSpec& group : saved.cache.groups) {
+    tokens_in_block_.push_back(group.spec.block_size * num_context_ranks(saved.engine, group.spec));
+    slots_.emplace_back(has_rows(group.spec) ? static_cast<std::size_t>(saved.cache.num_blocks *
+                                                                        tokens_in_block_.back())
+                                             : 0);
+  }
+}
+ReadingModel::~ReadingModel() = default;
+
+void ReadingModel::take(const std::vector<WorkloadEvent>& events) {
+  for (const WorkloadEvent& event : events)
+    if (event.kind == WorkloadEvent::Kind::add)
+      requests_[event.request.name] = std::make_unique<Request>(
+          UndisturbedRequest(saved_.cache.groups, event.request.prompt.materialize()));
+}
+
+Result<Turn> ReadingModel::next_turn(const LoopState& state, std::vector<WorkloadEvent>& events) {
+  Result<Turn> turn = inner_.next_turn(state, events);
+  take(events);
+  return turn;
+}
+
+void ReadingModel::while_running(std::vector<WorkloadEvent>& events) {
+  inner_.while_running(events);
+  take(events);
+}
+
+void ReadingModel::request_left(std::string_view name, std::uint64_t ticket) {
+  // A load under way brings what a request wanted, also when it has left.
+  if (inner_.connector() == nullptr) requests_.erase(std::string(name));
+  inner_.request_left(name, ticket);
+}
+
+bool ReadingModel::decided(const StepView& view) {
+  rows_.clear();
+  for (const ScheduledRequest& scheduled : view.decision.scheduled) {
+    Row& row = rows_.emplace_back();
+    row.computed = scheduled.computed;
+    row.num_tokens = scheduled.num_tokens;
+    for (std::int32_t g = 0; g < view.decision.num_groups; ++g) {
+      const auto table = view.decisions.block_table(scheduled.id, g);
+      row.tables.emplace_back(table.begin(), table.end());
+    }
+  }
+  return true;
+}
+
+std::uint64_t ReadingModel::read(const Row& row, std::size_t group, std::int64_t position) const {
+  const std::int64_t size = tokens_in_block_[group];
+  const auto entry = static_cast<std::size_t>(position / size);
+  if (entry >= row.tables[group].size()) return 0;
+  const auto slot = index_of(row.tables[group][entry]) * size + position % size;
+  return slots_[group][static_cast<std::size_t>(slot)];
+}
+
+// Writes the rows of a token in every group; the token that follows it.
+std::int32_t ReadingModel::compute(const Row& row, std::int64_t position, std::int32_t token) {
+  std::uint64_t hash = 0;
+  for (std::size_t g = 0; g < slots_.size(); ++g) {
+    const KVCacheSpec& spec = saved_.cache.groups[g].spec;
+    if (!has_rows(spec)) continue;
+    const std::uint64_t value =
+        row_of(spec, g, position, token, [&](std::int64_t q) { return read(row, g, q); });
+    const std::int64_t size = tokens_in_block_[g];
+    const auto entry = static_cast<std::size_t>(position / size);
+    if (entry < row.tables[g].size() && row.tables[g][entry] != kNullBlock)
+      slots_[g][static_cast<std::size_t>(index_of(row.tables[g][entry]) * size + position % size)] =
+          value;
+    hash = mix(hash ^ value);
+  }
+  return token_of(hash);
+}
+
+// Samples a row of the step: the token behind the last known one, and behind drafts for as long as
+// they are right.
+void ReadingModel::sample_row(const Row& row, const SampledRow& sampled, Request& request,
+                              std::vector<std::int32_t>& tokens) {
+  const std::vector<std::int32_t>& known_tokens = request.alone.tokens();
+  const std::int64_t known = std::ssize(known_tokens);
+  std::int64_t accepted = 0;
+  for (std::int64_t p = row.computed; p < row.computed + row.num_tokens; ++p) {
+    const std::int64_t draft = p - known;
+    if (draft >= std::ssize(sampled.drafts)) break;  // a slot for a token that is not known yet
+    const std::int32_t token = draft < 0 ? known_tokens[static_cast<std::size_t>(p)]
+                                         : sampled.drafts[static_cast<std::size_t>(draft)];
+    const std::int32_t next = compute(row, p, token);
+    if (draft + 1 != accepted) continue;
+    tokens.push_back(next);
+    if (accepted < std::ssize(sampled.drafts) &&
+        sampled.drafts[static_cast<std::size_t>(accepted)] == next)
+      ++accepted;
+  }
+}
+
+// Drafts for what comes next: what the request would be answered alone, or a token beside it.
+void ReadingModel::propose(const Request& request, ModelOutput& output) const {
+  UndisturbedRequest ahead = request.alone;
+  const std::int64_t percent = workload_options_of(saved_).draft_acceptance_percent;
+  for (std::int32_t i = 0; i < saved_.engine.num_spec_tokens; ++i) {
+    const std::int64_t count = std::ssize(ahead.tokens());
+    const std::int32_t right = ahead.next_token(count);
+    const std::uint64_t coin = mix(saved_.seed ^ mix(static_cast<std::uint64_t>(right) << 32 ^
+                                                     static_cast<std::uint64_t>(count)));
+    const bool accepted = static_cast<std::int64_t>(coin % 100) < percent;
+    output.draft_tokens.push_back(accepted ? right : right + 1);
+    ahead.append(right);
+  }
+}
+
+Result<void> ReadingModel::sample(std::int64_t step, std::span<const SampledRow> rows,
+                                  ModelOutput& output) {
+  LS_CHECK(rows.size() == rows_.size(), "{} rows, {} decided", rows.size(), rows_.size());
+  // Who leaves after so many tokens is the trace's to say; what it would sample is not used.
+  ModelOutput planned;
+  if (auto done = inner_.sample(step, rows, planned); !done) return done;
+  for (std::size_t i = 0; i < rows.size(); ++i) {
+    Request& request = *requests_.at(std::string(rows[i].name));
+    std::vector<std::int32_t> tokens;
+    sample_row(rows_[i], rows[i], request, tokens);
+    for (const std::int32_t token : tokens) {
+      request.alone.append(token);
+      answers_.tokens[std::string(rows[i].name)].push_back(token);
+    }
+    output.tokens.insert(output.tokens.end(), tokens.begin(), tokens.end());
+    output.token_ends.push_back(static_cast<std::uint32_t>(output.tokens.size()));
+    if (saved_.engine.num_spec_tokens == 0) continue;
+    if (rows[i].samples) propose(request, output);
+    output.draft_ends.push_back(static_cast<std::uint32_t>(output.draft_tokens.size()));
+  }
+  return {};
+}
+
+std::span<std::uint64_t> ReadingModel::rows_of(const BlockTransfer& block) {
+  const auto group = static_cast<std::size_t>(block.group);
+  const auto size = static_cast<std::size_t>(tokens_in_block_[group]);
+  return std::span(slots_[group])
+      .subspan(static_cast<std::size_t>(index_of(block.block)) * size, size);
+}
+
+// Loads come before what the step computes, stores behind it.
+void ReadingModel::plan(const DecidedStep& step, StepTransfers& transfers) {
+  inner_.transfers()->plan(step, transfers);
+  for (const BlockTransfer& block : transfers.brought) {
+    const auto group = static_cast<std::size_t>(block.group);
+    const std::int64_t size = tokens_in_block_[group];
+    std::vector<std::uint64_t>& rows = host_rows_[block.host];
+    rows.assign(static_cast<std::size_t>(size), 0);
+    UndisturbedRequest& alone =
+        requests_.at(std::string(step.decisions.name(block.request)))->alone;
+    const std::int64_t last = std::min(block.num_tokens, (block.entry + 1) * size);
+    for (std::int64_t p = block.entry * size; p < last; ++p)
+      rows[static_cast<std::size_t>(p % size)] = alone.row(group, p);
+  }
+  for (const BlockTransfer& block : transfers.loads)
+    std::ranges::copy(host_rows_.at(block.host), rows_of(block).begin());
+  stores_ = transfers.stores;
+}
+
+void ReadingModel::drop_void_tokens(const StepView& view, RequestId id) {
+  const std::string name(view.name(id));
+  const auto request = requests_.find(name);
+  if (request == requests_.end()) return;
+  UndisturbedRequest& alone = request->second->alone;
+  const std::int64_t num_void = std::ssize(alone.tokens()) - view.decisions.num_tokens(id);
+  if (num_void <= 0) return;
+  alone.truncate(view.decisions.num_tokens(id));
+  std::vector<std::int32_t>& tokens = answers_.tokens[name];
+  tokens.resize(tokens.size() - static_cast<std::size_t>(num_void));
+}
+
+bool ReadingModel::finished(const StepView& view) {
+  for (const BlockTransfer& block : std::exchange(stores_, {})) {
+    const std::span<const std::uint64_t> rows = rows_of(block);
+    host_rows_[block.host].assign(rows.begin(), rows.end());
+  }
+  for (const StoppedRequest& stopped : view.stopped)
+    answers_.ended_in[std::string(view.name(stopped.id))] = view.decision.step;
+  if (connector() == nullptr) return true;
+  for (const RequestId id : view.decisions.running()) drop_void_tokens(view, id);
+  for (const StoppedRequest& stopped : view.stopped)
+    if (stopped.reason == FinishReason::error) drop_void_tokens(view, stopped.id);
+  return true;
+}
+
+std::string why_not_answered(const SavedCase& saved) {
+  if (saved.recording) return "a recording says itself what was sampled";
+  if (saved.engine.async_scheduling && saved.engine.num_spec_tokens > 0)
+    return "drafts in flight are not in the decisions";
+  const bool any = std::ranges::any_of(
+      saved.cache.groups, [](const KVCacheGroupSpec& group) { return has_rows(group.spec); });
+  return any ? "" : "no group keeps rows of tokens";
+}
+
+Result<Answers> answers_of(const SavedCase& saved) {
+  LS_CHECK(why_not_answered(saved).empty(), "{}", why_not_answered(saved));
+  const LockstepConfig config = config_of(saved);
+  const std::unique_ptr<Workload> workload = workload_of(saved);
+  ReadingModel model(*workload, saved);
+  auto decisions =
+      make_reference_decisions(saved.engine, saved.cache.groups, saved.cache.num_blocks,
+                               {model.connector(), config.connector.load_failure_policy},
+                               config.scheduler_defect, free_order_of(saved));
+  if (!decisions) return tl::unexpected(decisions.error());
+  const auto report = run_lockstep(config, **decisions, model, nullptr, &model);
+  if (!report) return tl::unexpected(report.error());
+  Answers answers = model.answers();
+  answers.steps = report->summary.steps;
+  answers.verdict = report->summary.verdict;
+  return answers;
+}
+
+}  // namespace lockstep

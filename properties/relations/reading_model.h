@@ -1,0 +1,122 @@
+// A language model in a page: every answer is a hash of all that attention reads from the cache.
+// Its cache is driven by the decisions alone, so whatever a scheduler gets wrong about blocks comes
+// out as another token, and what does not matter to a request cannot change its tokens.
+//
+// (1) The row of a token depends on the token, its position and every row that attention reads
+//     before it; the next token depends on the rows of all groups. A wrong row is never forgotten.
+// (2) A slot keeps its row until another is written there; nothing is cleared when a block changes
+//     hands, as on a device.
+// (3) Alone, with a cache of its own that is never cut, a request is answered as
+//     UndisturbedRequest says.
+// (4) What a KV connector loads are the rows that it was given to store, or, from peers, the rows
+//     that the request would have computed alone. What is sampled behind rows that did not come
+//     the engine drops, and so does this.
+// (5) Ranks of context parallelism hold their shares of a block side by side, as one memory.
+//
+// Left out: groups of states, whose blocks the worker moves (the audit follows them); drafts in
+// flight, which the recording of decisions does not show.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "reference/types/kv_cache_spec.h"
+#include "sim/connectors/transfer_planner.h"
+#include "sim/engine/lockstep.h"
+#include "sim/engine/workload.h"
+#include "traces/formats/saved_case.h"
+
+namespace lockstep {
+
+// Rows and tokens of one request that nobody disturbs.
+class UndisturbedRequest {
+ public:
+  UndisturbedRequest(const std::vector<KVCacheGroupSpec>& groups, std::vector<std::int32_t> tokens)
+      : groups_(groups), tokens_(std::move(tokens)), rows_(groups.size()) {}
+  void append(std::int32_t token) { tokens_.push_back(token); }
+  // The token behind the first `count`. REQUIRES: count >= 1, and no more than there are.
+  std::int32_t next_token(std::int64_t count);
+  // REQUIRES: position below the number of tokens.
+  std::uint64_t row(std::size_t group, std::int64_t position);
+  void truncate(std::int64_t count);
+  const std::vector<std::int32_t>& tokens() const { return tokens_; }
+
+ private:
+  const std::vector<KVCacheGroupSpec>& groups_;
+  std::vector<std::int32_t> tokens_;
+  std::vector<std::vector<std::uint64_t>> rows_;  // per group, by position
+};
+
+struct Answers {
+  std::map<std::string, std::vector<std::int32_t>> tokens;  // of everybody who was answered
+  std::map<std::string, std::int64_t> ended_in;             // step, of those that ended by length
+  std::int64_t steps = 0;
+  Verdict verdict = Verdict::agreed;
+};
+
+// Stands between the loop and a workload: events and times are the workload's, the tokens are the
+// model's. As observer it takes the block tables of every step.
+class ReadingModel final : public Workload, public StepObserver, public TransferPlanner {
+ public:
+  // `inner` and `saved` must outlive it.
+  ReadingModel(Workload& inner, const SavedCase& saved);
+  ~ReadingModel() override;
+
+  // Tokens and ends; the rest of it is the run's to say.
+  const Answers& answers() const { return answers_; }
+
+  Result<Turn> next_turn(const LoopState& state, std::vector<WorkloadEvent>& events) override;
+  Result<void> sample(std::int64_t step, std::span<const SampledRow> rows,
+                      ModelOutput& output) override;
+  KVConnector* connector() override { return inner_.connector(); }
+  Result<void> connector_report(KVConnectorOutput& report) override {
+    return inner_.connector_report(report);
+  }
+  TransferPlanner* transfers() override { return inner_.transfers() == nullptr ? nullptr : this; }
+  void plan(const DecidedStep& step, StepTransfers& transfers) override;
+  void while_running(std::vector<WorkloadEvent>& events) override;
+  std::optional<bool> output_comes_in(std::int64_t step) const override {
+    return inner_.output_comes_in(step);
+  }
+  void step_done(std::int64_t scheduled_tokens) override { inner_.step_done(scheduled_tokens); }
+  void request_left(std::string_view name, std::uint64_t ticket) override;
+  std::int64_t now_ns() const override { return inner_.now_ns(); }
+  std::int64_t records_consumed() const override { return inner_.records_consumed(); }
+  bool decided(const StepView& view) override;
+  bool finished(const StepView& view) override;
+
+ private:
+  struct Row;
+  struct Request;
+  void take(const std::vector<WorkloadEvent>& events);
+  std::uint64_t read(const Row& row, std::size_t group, std::int64_t position) const;
+  std::int32_t compute(const Row& row, std::int64_t position, std::int32_t token);
+  void sample_row(const Row& row, const SampledRow& sampled, Request& request,
+                  std::vector<std::int32_t>& tokens);
+  void drop_void_tokens(const StepView& view, RequestId id);
+  std::span<std::uint64_t> rows_of(const BlockTransfer& block);
+  void propose(const Request& request, ModelOutput& output) const;
+
+  Workload& inner_;
+  const SavedCase& saved_;
+  std::vector<std::int64_t> tokens_in_block_;      // per group, of all ranks together
+  std::vector<std::vector<std::uint64_t>> slots_;  // per group: [num_blocks * tokens_in_block]
+  std::map<std::string, std::unique_ptr<Request>> requests_;
+  std::vector<Row> rows_;  // of the step at hand, as scheduled
+  std::map<HostBlockId, std::vector<std::uint64_t>> host_rows_;
+  std::vector<BlockTransfer> stores_;  // of the step at hand
+  Answers answers_;
+};
+
+// Why the model cannot answer for a case; empty: it can.
+std::string why_not_answered(const SavedCase& saved);
+
+// Errors: what engine or reader refuse. REQUIRES: why_not_answered(saved) is empty.
+Result<Answers> answers_of(const SavedCase& saved);
+
+}  // namespace lockstep

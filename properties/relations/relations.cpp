@@ -1,0 +1,225 @@
+#include "properties/relations/relations.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <utility>
+
+#include "properties/relations/relation_change.h"
+#include "properties/shrink/case_parts.h"
+#include "reference/plan/page_size.h"
+#include "sim/engine/saved_run.h"
+
+namespace lockstep {
+namespace {
+
+Changed longer_chunks(const SavedCase& saved) {
+  return changed(saved, [](SavedCase& other) {
+    other.engine.max_num_batched_tokens = other.engine.max_num_batched_tokens * 2 + 7;
+    other.engine.long_prefill_token_threshold = 0;
+  });
+}
+
+Changed shorter_chunks(const SavedCase& saved) {
+  if (!saved.engine.enable_chunked_prefill) return std::nullopt;
+  return changed(saved, [](SavedCase& other) {
+    std::int64_t least = 1;
+    for (const KVCacheGroupSpec& group : other.cache.groups)
+      if (group.spec.kind == CacheKind::mamba) least = std::max(least, group.spec.block_size);
+    other.engine.long_prefill_token_threshold =
+        static_cast<std::int32_t>(std::min<std::int64_t>(least + 2, other.engine.max_model_len));
+  });
+}
+
+Changed without_batch_mates(const SavedCase& saved) {
+  if (num_records(saved) < 2) return std::nullopt;
+  std::vector<bool> keep(num_records(saved));
+  for (std::size_t i = 0; i < keep.size(); i += 2) keep[i] = true;
+  return with_records(saved, keep);
+}
+
+Changed larger_pool(const SavedCase& saved) {
+  return changed(saved,
+                 [](SavedCase& other) { set_num_blocks(other, other.cache.num_blocks * 3 + 1); });
+}
+
+Changed without_prefix_caching(const SavedCase& saved) {
+  if (has_states(saved)) return std::nullopt;  // their mode would change with it
+  return changed(saved, [](SavedCase& other) { other.engine.enable_prefix_caching = false; });
+}
+
+Changed without_drafts(const SavedCase& saved) {
+  return changed(saved, [](SavedCase& other) {
+    other.engine.num_spec_tokens = 0;
+    other.engine.spec_method = SpecMethod::none;
+    other.engine.num_hash_lookahead_tokens = kEngineHashLookahead;
+    for (std::size_t g = 0; g < other.cache.groups.size(); ++g)
+      change_specs(other, g, [](KVCacheSpec& spec) { spec.num_speculative_blocks = 0; });
+  });
+}
+
+Changed with_right_drafts(const SavedCase& saved) {
+  if (saved.engine.num_spec_tokens == 0) return std::nullopt;
+  return changed(saved,
+                 [](SavedCase& other) { set_setting(other, "draft_acceptance_percent", 100); });
+}
+
+Changed synchronous(const SavedCase& saved) {
+  return changed(saved, [](SavedCase& other) { other.engine.async_scheduling = false; });
+}
+
+Changed longer_blocks(const SavedCase& saved) {
+  const bool plain = std::ranges::all_of(saved.cache.groups, [](const KVCacheGroupSpec& group) {
+    return group.spec.kind != CacheKind::mamba && group.layers_per_page == 1;
+  });
+  if (!plain) return std::nullopt;
+  return changed(saved, [](SavedCase& other) {
+    other.engine.block_size *= 2;
+    if (other.engine.prefix_cache_retention_interval > 0)
+      other.engine.prefix_cache_retention_interval *= 2;
+    for (std::size_t g = 0; g < other.cache.groups.size(); ++g) {
+      change_specs(other, g, [](KVCacheSpec& spec) { spec.block_size *= 2; });
+      other.kernel_block_sizes[g] *= 2;
+    }
+    plan_again(other);
+  });
+}
+
+Changed other_admission(const SavedCase& saved) {
+  return changed(saved, [](SavedCase& other) {
+    other.engine.scheduler_reserve_full_isl = !other.engine.scheduler_reserve_full_isl;
+  });
+}
+
+Changed over_ranks(const SavedCase& saved) {
+  const auto is_dealt_out = [](const KVCacheGroupSpec& group) {
+    return group.spec.kind == CacheKind::full_attention || group.spec.kind == CacheKind::mla;
+  };
+  // vLLM deals out the tokens of a model with one group, and counts drafts with it once.
+  if (saved.cache.groups.size() != 1 || !is_dealt_out(saved.cache.groups.front()))
+    return std::nullopt;
+  if (saved.engine.dcp * saved.engine.pcp != 1) return std::nullopt;
+  return changed(saved, [](SavedCase& other) {
+    other.engine.dcp = 2;
+    if (other.cache.groups.front().spec.block_size % 4 == 0)
+      set_setting(other, "cp_kv_cache_interleave_size", 4);
+  });
+}
+
+Changed without_connector(const SavedCase& saved) {
+  return changed(saved, [](SavedCase& other) {
+    std::erase_if(other.settings, [](const auto& setting) { return setting.first == "connector"; });
+  });
+}
+
+// A connector alike in all but where things lie and when they move. What is lost is computed again,
+// but for finding 15.
+Changed other_host_tier(const SavedCase& saved) {
+  const ConnectorConfig tier = config_of(saved).connector;
+  if (!tier.has(ConnectorKind::host)) return std::nullopt;
+  return changed(saved, [&](SavedCase& other) {
+    set_setting(other, "host_blocks", tier.num_host_blocks / 2 + 3);
+    set_setting(other, "transfer_delay_steps", tier.delay_steps_max == 0 ? 5 : 0);
+    if (other.cache.groups.size() == 1 && !other.engine.async_scheduling)
+      set_setting(other, "load_failed_percent", tier.load_failed_percent.value_or(0) == 0 ? 40 : 0);
+  });
+}
+
+constexpr std::array kRelations = std::to_array<Relation>({
+    {"longer chunks", "how many tokens a step may have is none of a request's business",
+     longer_chunks},
+    {"shorter chunks", "how a prompt is cut is none of its request's business", shorter_chunks},
+    {"batch mates", "who else is served is none of a request's business", without_batch_mates},
+    {"larger pool", "neither is how much memory there is, nor who was preempted for the lack of it",
+     larger_pool},
+    {"no prefix caching", "a hit finds what would have been computed", without_prefix_caching},
+    {"no drafts", "drafts make answers sooner, not different", without_drafts},
+    {"right drafts", "so does their being right", with_right_drafts},
+    {"synchronous", "when a step is decided is none of a request's business", synchronous},
+    {"longer blocks", "how tokens are parcelled into blocks is none of a request's business",
+     longer_blocks},
+    {"other admission", "when a request is admitted is none of its business", other_admission},
+    {"no connector", "where a prefix is loaded from is none of a request's business",
+     without_connector, false, true},
+    {"other host tier", "nor how much the host keeps, how late it comes, and what of it is lost",
+     other_host_tier, false, true},
+    {"context ranks", "nor is over how many ranks its tokens are dealt out", over_ranks},
+});
+
+std::int64_t ended_by(const Answers& answers, std::int64_t step) {
+  return std::ranges::count_if(answers.ended_in,
+                               [&](const auto& ended) { return ended.second <= step; });
+}
+
+}  // namespace
+
+std::span<const Relation> relations() { return kRelations; }
+
+std::optional<Breach> first_breach(const SavedCase& saved, const Answers& one,
+                                   const Answers& other) {
+  for (const RequestSpec* request : requests_of(saved)) {
+    const auto a = one.tokens.find(request->name);
+    const auto b = other.tokens.find(request->name);
+    if (a == one.tokens.end() || b == other.tokens.end()) continue;
+    const std::size_t count = std::min(
+        {a->second.size(), b->second.size(), static_cast<std::size_t>(request->max_tokens)});
+    for (std::size_t i = 0; i < count; ++i) {
+      if (a->second[i] == b->second[i]) continue;
+      return Breach{
+          .request = request->name,
+          .index = static_cast<std::int64_t>(i),
+          .what = fmt::format("output token {} of {} is {} in one run and {} in the other", i,
+                              request->name, a->second[i], b->second[i])};
+    }
+  }
+  return std::nullopt;
+}
+
+Result<std::optional<Breach>> check_relation(const SavedCase& saved, const Relation& relation) {
+  const Changed other = relation.change(saved);
+  if (!other || !why_not_answered(*other).empty()) return std::optional<Breach>();
+  const Result<Answers> one = answers_of(saved);
+  if (!one) return tl::unexpected(one.error());
+  const Result<Answers> two = answers_of(*other);
+  if (!two) return tl::unexpected(two.error());
+  std::optional<Breach> breach = first_breach(saved, *one, *two);
+  if (breach) breach->what += fmt::format(" ({}: {})", relation.name, relation.says);
+  return breach;
+}
+
+SavedCase with_memory_for_all(const SavedCase& saved) {
+  SavedCase other = saved;
+  std::int64_t blocks = 1;
+  for (const RequestSpec* request : requests_of(saved))
+    for (const KVCacheGroupSpec& group : saved.cache.groups)
+      blocks += cdiv(request->prompt.size() + request->max_tokens + saved.engine.num_spec_tokens,
+                     group.spec.block_size) +
+                2 + group.spec.num_speculative_blocks;
+  set_num_blocks(other, std::max(blocks, saved.cache.num_blocks));
+  return other;
+}
+
+Result<std::optional<LaterWithMore>> more_memory_finishes_later(const SavedCase& saved,
+                                                                std::int64_t more) {
+  SavedCase larger = saved;
+  set_num_blocks(larger, saved.cache.num_blocks + more);
+  const Result<Answers> less = answers_of(saved);
+  if (!less) return tl::unexpected(less.error());
+  const Result<Answers> with_more = answers_of(larger);
+  if (!with_more) return tl::unexpected(with_more.error());
+  for (const auto& [name, step] : less->ended_in) {
+    const std::int64_t finished = ended_by(*less, step);
+    const std::int64_t finished_more = ended_by(*with_more, step);
+    if (finished_more >= finished) continue;
+    const auto later = with_more->ended_in.find(name);
+    return LaterWithMore{.request = name,
+                         .step = step,
+                         .step_more = later == with_more->ended_in.end() ? -1 : later->second,
+                         .finished = finished,
+                         .finished_more = finished_more};
+  }
+  return std::optional<LaterWithMore>();
+}
+
+}  // namespace lockstep

@@ -1,0 +1,78 @@
+// Metamorphic relations: two cases that differ in something that is none of a request's business
+// answer it with the same tokens. Nobody says which tokens are right; that the two agree is enough.
+//
+// (1) Answers are those of a model whose every token is a hash of what it read (reading_model.h),
+//     so a wrong block anywhere before a token changes it.
+// (2) Where a request ends early in one of the two (its client leaves after a while, the run ends),
+//     the tokens that both have are compared.
+//
+// Not related: what states hold. That adding memory makes nobody finish later is NOT true of the
+// engine; `more_memory_finishes_later` says where, and `unneeded memory` what does hold.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "base/result.h"
+#include "properties/generate/generator.h"
+#include "properties/relations/reading_model.h"
+#include "traces/formats/saved_case.h"
+
+namespace lockstep {
+
+struct Relation {
+  std::string_view name;
+  std::string_view says;
+  // The other case; nothing: the change is none here, or the engine would not take it.
+  std::optional<SavedCase> (*change)(const SavedCase& saved);
+  bool moves_nothing = false;    // every byte of the cache is where it was
+  bool of_connectors = false;    // applies to cases with a KV connector only
+  std::string_view mutant = {};  // of a backend, under which it breaks
+};
+// Of what a scheduler decides.
+std::span<const Relation> relations();
+// Of where a device keeps it: layouts, pages, kernel blocks, streams.
+std::span<const Relation> place_relations();
+
+// What generated cases are held to relations without: priorities, since what such a request hits
+// may never have been computed (finding 3 of docs/findings.md); faults; and ranks, which relations
+// bring themselves.
+constexpr FeatureSet unrelated_features() {
+  FeatureSet features = kRankFeatures;
+  features.add({Feature::priority_policy, Feature::faults});
+  return features;
+}
+
+struct Breach {
+  std::string request;
+  std::int64_t index = 0;  // of the first output token that differs
+  std::string what;        // one sentence
+};
+
+// Nothing: it holds, or it does not apply. Errors: a case that the engine refuses.
+// REQUIRES: why_not_answered(saved) is empty.
+Result<std::optional<Breach>> check_relation(const SavedCase& saved, const Relation& relation);
+// The first token that two runs answer differently.
+std::optional<Breach> first_breach(const SavedCase& saved, const Answers& one,
+                                   const Answers& other);
+
+// The case with as many blocks as all of its requests could ever take together: from here on more
+// memory changes no decision.
+SavedCase with_memory_for_all(const SavedCase& saved);
+
+// A request that ends in a later step, or not at all, when the pool has `more` blocks more.
+struct LaterWithMore {
+  std::string request;
+  std::int64_t step = 0;           // with the pool as it is
+  std::int64_t step_more = 0;      // with more; -1: never
+  std::int64_t finished = 0;       // requests that ended by `step`
+  std::int64_t finished_more = 0;  // fewer of them by then
+};
+// Whether fewer requests have ended by some step when there is more memory.
+Result<std::optional<LaterWithMore>> more_memory_finishes_later(const SavedCase& saved,
+                                                                std::int64_t more);
+
+}  // namespace lockstep

@@ -1,0 +1,230 @@
+#include "properties/shrink/case_parts.h"
+
+#include <algorithm>
+#include <set>
+#include <utility>
+
+#include "base/check.h"
+#include "reference/plan/layout.h"
+#include "reference/plan/page_size.h"
+#include "sim/engine/lockstep.h"
+#include "sim/engine/saved_run.h"
+
+namespace lockstep {
+namespace {
+
+using Names = std::set<std::string>;
+using NamedSetting = std::pair<std::string, std::int64_t>;
+
+Trace trace_with(const Trace& trace, const std::vector<bool>& keep) {
+  Trace kept{.header = trace.header, .records = {}};
+  Names there;
+  std::int64_t t_ns = 0;
+  for (std::size_t i = 0; i < trace.records.size(); ++i) {
+    if (!keep[i]) continue;
+    TraceRecord record = trace.records[i];
+    if (auto* request = std::get_if<TraceRequest>(&record)) {
+      const bool waited = !request->after.empty();
+      std::erase_if(request->after, [&](const auto& name) { return !there.contains(name); });
+      if (waited && request->after.empty()) {
+        request->spec.arrival_ns = t_ns;
+        request->delay_ns = 0;
+        if (request->abort && request->abort->t_ns)
+          request->abort->t_ns = std::max(*request->abort->t_ns, t_ns);
+      }
+      if (request->after.empty()) t_ns = request->spec.arrival_ns;
+      there.insert(request->spec.name);
+    } else {
+      t_ns = std::get<TraceControl>(record).t_ns;
+    }
+    kept.records.push_back(std::move(record));
+  }
+  return kept;
+}
+
+bool is_record(const RecordedEvent& event) { return event.kind != RecordedEvent::Kind::abort; }
+
+// Everything that a step says about the removed requests, and the events for which `drop` says so.
+template <class Drop>
+void cut_step(RecordedStep& step, const Names& gone, const Drop& drop) {
+  std::erase_if(step.before, drop);
+  std::erase_if(step.during, drop);
+  const auto is_gone = [&](const std::string& name) { return gone.contains(name); };
+  const auto names_gone = [&](const auto& entry) { return gone.contains(entry.id); };
+  std::erase_if(step.scheduled, names_gone);
+  std::erase_if(step.sampled, names_gone);
+  std::erase_if(step.stopped, names_gone);
+  if (step.drafts) std::erase_if(*step.drafts, names_gone);
+  if (step.tables) std::erase_if(*step.tables, names_gone);
+  for (auto* names : {&step.preempted, &step.finished, &step.running, &step.waiting, &step.held})
+    std::erase_if(*names, is_gone);
+}
+
+Recording recording_with(const Recording& recording, const std::vector<bool>& keep) {
+  Recording kept = recording;
+  Names gone;
+  std::size_t at = 0;
+  for (RecordedStep& step : kept.steps) {
+    std::vector<bool> drops;
+    for (const auto* events : {&step.before, &step.during})
+      for (const RecordedEvent& event : *events) {
+        const bool drop = is_record(event) ? !keep[at++] : gone.contains(event.name);
+        if (drop && event.kind == RecordedEvent::Kind::add) gone.insert(event.request.name);
+        drops.push_back(drop);
+      }
+    std::size_t seen = 0;
+    cut_step(step, gone, [&](const RecordedEvent&) { return drops[seen++]; });
+  }
+  std::erase_if(kept.end.unfinished, [&](const auto& name) { return gone.contains(name); });
+  return kept;
+}
+
+template <class Request, class Case>
+std::vector<Request> collect_requests(Case& saved) {
+  std::vector<Request> requests;
+  if (!saved.recording) {
+    for (auto& record : saved.trace.records)
+      if (auto* request = std::get_if<TraceRequest>(&record)) requests.push_back(&request->spec);
+    return requests;
+  }
+  for (auto& step : saved.recording->steps)
+    for (auto* events : {&step.before, &step.during})
+      for (auto& event : *events)
+        if (event.kind == RecordedEvent::Kind::add) requests.push_back(&event.request);
+  return requests;
+}
+
+}  // namespace
+
+std::size_t num_records(const SavedCase& saved) {
+  if (!saved.recording) return saved.trace.records.size();
+  std::int64_t count = 0;
+  for (const RecordedStep& step : saved.recording->steps)
+    count += std::ranges::count_if(step.before, is_record) +
+             std::ranges::count_if(step.during, is_record);
+  return static_cast<std::size_t>(count);
+}
+
+SavedCase with_records(const SavedCase& saved, const std::vector<bool>& keep) {
+  LS_CHECK(keep.size() == num_records(saved), "{} of {} records", keep.size(), num_records(saved));
+  SavedCase kept = saved;
+  if (saved.recording)
+    kept.recording = recording_with(*saved.recording, keep);
+  else
+    kept.trace = trace_with(saved.trace, keep);
+  return kept;
+}
+
+std::vector<RequestSpec*> requests_of(SavedCase& saved) {
+  return collect_requests<RequestSpec*>(saved);
+}
+std::vector<const RequestSpec*> requests_of(const SavedCase& saved) {
+  return collect_requests<const RequestSpec*>(saved);
+}
+
+std::vector<TraceRequest*> trace_requests_of(SavedCase& saved) {
+  std::vector<TraceRequest*> requests;
+  if (saved.recording) return requests;
+  for (TraceRecord& record : saved.trace.records)
+    if (auto* request = std::get_if<TraceRequest>(&record)) requests.push_back(request);
+  return requests;
+}
+
+SavedCase without_layer(const SavedCase& saved, std::size_t group, std::size_t layer) {
+  SavedCase smaller = saved;
+  KVCacheGroupSpec& of = smaller.cache.groups[group];
+  LS_CHECK(layer < of.layer_names.size(), "layer {} of {}", layer, of.layer_names.size());
+  const std::string name = of.layer_names[layer];
+  const auto place = static_cast<std::ptrdiff_t>(layer);
+  of.layer_names.erase(of.layer_names.begin() + place);
+  if (of.is_uniform_type()) {
+    of.layer_specs.erase(of.layer_specs.begin() + place);
+    if (!of.layer_specs.empty()) of.spec = of.layer_specs.front();
+  }
+  for (KVCacheTensor& tensor : smaller.cache.tensors) std::erase(tensor.shared_by, name);
+  std::erase_if(smaller.cache.tensors,
+                [](const KVCacheTensor& tensor) { return tensor.shared_by.empty(); });
+  return smaller;
+}
+
+void drop_unused_tokens(Prompt& prompt) {
+  std::vector<std::int32_t> used;
+  for (TokenRun& run : prompt.runs) {
+    if (run.kind != TokenRun::Kind::literal) continue;
+    const auto begin = prompt.tokens.begin() + run.first;
+    run.first = static_cast<std::uint32_t>(used.size());
+    used.insert(used.end(), begin, begin + run.count);
+  }
+  prompt.tokens = std::move(used);
+}
+
+SavedCase without_group(const SavedCase& saved, std::size_t group) {
+  SavedCase smaller = saved;
+  while (!smaller.cache.groups[group].layer_names.empty())
+    smaller = without_layer(smaller, group, smaller.cache.groups[group].layer_names.size() - 1);
+  const auto place = static_cast<std::ptrdiff_t>(group);
+  smaller.cache.groups.erase(smaller.cache.groups.begin() + place);
+  smaller.kernel_block_sizes.erase(smaller.kernel_block_sizes.begin() + place);
+  return smaller;
+}
+
+void set_setting(SavedCase& saved, std::string_view name, std::int64_t value) {
+  const auto same = std::ranges::find(saved.settings, name, &NamedSetting::first);
+  if (same == saved.settings.end())
+    saved.settings.emplace_back(name, value);
+  else
+    same->second = value;
+}
+
+std::optional<std::int64_t> setting_of(const SavedCase& saved, std::string_view name) {
+  const auto set = std::ranges::find(saved.settings, name, &NamedSetting::first);
+  if (set == saved.settings.end()) return std::nullopt;
+  return set->second;
+}
+
+bool has_states(const SavedCase& saved) {
+  return std::ranges::any_of(saved.cache.groups, [](const KVCacheGroupSpec& group) {
+    return is_state_kind(group.spec.kind);
+  });
+}
+
+bool has_connector(const SavedCase& saved) { return !config_of(saved).connector.parts.empty(); }
+
+bool may_lose_blocks(const SavedCase& saved) {
+  const ConnectorConfig connector = config_of(saved).connector;
+  // vLLM assigns lost blocks of several groups to no request: nobody reports them.
+  if (saved.cache.groups.size() != 1) return false;
+  const bool has_peers =
+      connector.has(ConnectorKind::peers) || connector.has(ConnectorKind::one_group_peers);
+  return connector.load_failed_percent.value_or(has_peers ? 1 : 0) > 0 && !connector.parts.empty();
+}
+
+void change_specs(SavedCase& saved, std::size_t group,
+                  const std::function<void(KVCacheSpec&)>& change) {
+  KVCacheGroupSpec& of = saved.cache.groups[group];
+  change(of.spec);
+  for (KVCacheSpec& spec : of.layer_specs) change(spec);
+}
+
+bool plan_again(SavedCase& saved) {
+  std::vector<KVCacheGroupSpec> groups = saved.cache.groups;
+  for (KVCacheGroupSpec& group : groups) {
+    group.spec.page_size_padded.reset();
+    for (KVCacheSpec& spec : group.layer_specs) spec.page_size_padded.reset();
+  }
+  Result<KVCacheConfig> plan = plan_for_groups(std::move(groups), saved.cache.num_blocks);
+  if (!plan) return false;
+  saved.cache = std::move(*plan);
+  return true;
+}
+
+bool set_num_blocks(SavedCase& saved, std::int64_t num_blocks) {
+  const std::int64_t before = saved.cache.num_blocks;
+  if (before < 1 || num_blocks < 1) return false;
+  for (const KVCacheTensor& tensor : saved.cache.tensors)
+    if (tensor.size_bytes % before != 0) return false;
+  saved.cache = with_num_blocks(saved.cache, num_blocks);
+  return true;
+}
+
+}  // namespace lockstep

@@ -1,0 +1,75 @@
+// What happened in a case, step by step, up to where it ends or fails: who came, what was decided,
+// who holds which block. Gathered from public state while the judge runs the case.
+//
+// (1) The last step is the one that failed, or the last one of the run.
+// (2) Names, tokens and blocks are those of the run; nothing is worked out anew from the case.
+// (3) Of several engines, the one that fails is told of, or else the first.
+//
+// Not told: what lies in the cache. A divergence brings its page (sim/verdict/divergence.h).
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "properties/audit/audit.h"
+#include "properties/judge/judge.h"
+#include "sim/engine/lockstep.h"
+#include "traces/formats/recording.h"
+#include "traces/formats/saved_case.h"
+
+namespace lockstep {
+
+// What a block is when a step has been decided.
+struct BlockState {
+  enum class Kind : std::uint8_t { null_block, held, cached, free };
+  Kind kind = Kind::free;
+  std::vector<std::string> holders;  // requests, in queue order
+  bool operator==(const BlockState&) const = default;
+};
+
+struct StoryStep {
+  RecordedStep recorded;                        // as a recording tells it, as far as the step came
+  std::vector<std::string> arrived;             // first seen in this step
+  std::vector<std::string> gone;                // seen in the step before, and not told as finished
+  std::map<std::string, std::int64_t> known;    // prompt and sampled tokens of the live
+  std::vector<RecordedTable> tables;            // of everybody who runs
+  std::vector<RecordedTable> waiting_tables;    // of those who hold blocks and do not
+  std::map<std::string, std::int64_t> loaded;   // tokens computed, or loading, of those
+  std::vector<BlockState> pool;                 // by block
+  std::map<std::string, std::int64_t> sampled;  // tokens that the step's output added
+  std::int64_t resets = 0;
+};
+
+struct Story {
+  std::vector<StoryStep> steps;
+  std::int32_t dp_size = 1;
+  std::int32_t dp_rank = 0;  // whose steps they are
+  Outcome outcome;
+  std::optional<Divergence> divergence;  // of an outcome `divergence`
+  std::vector<AuditFinding> findings;    // of a violation that the audit found
+  std::vector<StuckRequest> stuck;       // of an outcome `stuck`
+};
+
+class StoryKeeper final : public StepObserver {
+ public:
+  explicit StoryKeeper(std::int64_t num_blocks) : num_blocks_(num_blocks) {}
+  bool decided(const StepView& view) override;
+  bool finished(const StepView& view) override;
+  std::vector<StoryStep> take() { return std::move(steps_); }
+
+ private:
+  std::vector<BlockState> pool_of(const StepView& view, const StoryStep& step);
+
+  std::int64_t num_blocks_;
+  std::map<std::string, std::int64_t> live_;  // known tokens after the last step
+  std::vector<StoryStep> steps_;
+};
+
+// Judges the case with someone who writes the story down. REQUIRES: a case that does not crash.
+Story tell(const SavedCase& saved, const BackendFactory& backend);
+
+}  // namespace lockstep

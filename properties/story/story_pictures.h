@@ -1,0 +1,31 @@
+// Block tables, the pool and a page, drawn in characters for a terminal of 100 columns.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "properties/story/story.h"
+#include "reference/types/kv_cache_spec.h"
+#include "sim/verdict/divergence.h"
+
+namespace lockstep {
+
+inline constexpr std::size_t kStoryColumns = 98;
+
+// Words on lines of kStoryColumns, the first behind `label`, the others indented as far.
+std::string wrapped(const std::string& label, const std::string& text);
+
+// "[4: 0-3] [5*: 4-5] [-: 8-11]": a cell a block with the tokens that lie in it, * when it is
+// handed out in the step. Of more than a few the ones in the middle are left out.
+std::string table_picture(const std::vector<BlockId>& table, const KVCacheSpec& spec,
+                          std::int64_t tokens, const std::vector<BlockId>& handed_out);
+
+// Who holds which block of a small pool, "1-3: r0, 4: r0 and r1, 5-9: free"; of a large one how
+// many are what.
+std::string pool_picture(const std::vector<BlockState>& pool);
+
+// The rows of a divergence's page: what belongs there and whether it does. Empty: no page in it.
+std::string page_picture(const Divergence& divergence);
+
+}  // namespace lockstep

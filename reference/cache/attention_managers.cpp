@@ -1,0 +1,171 @@
+#include "reference/cache/attention_managers.h"
+
+#include <algorithm>
+
+namespace lockstep {
+namespace {
+
+void resize_all(std::span<std::vector<BlockId>* const> hits, std::size_t size) {
+  for (std::vector<BlockId>* hit : hits) hit->resize(size, kNullBlock);
+}
+
+void pop_all(std::span<std::vector<BlockId>* const> hits) {
+  for (std::vector<BlockId>* hit : hits) hit->pop_back();
+}
+
+// Tokens that one request can have in flight at once.
+std::int32_t max_in_flight_tokens(const EngineConfig& config) {
+  const bool counts_batches = engine_profile(config.engine).admission_counts_batches_in_flight;
+  const std::int64_t num_batches = counts_batches && config.async_scheduling ? 2 : 1;
+  return static_cast<std::int32_t>(
+      std::min<std::int64_t>(num_batches * config.max_num_batched_tokens, config.max_model_len));
+}
+
+// Shortens the hits until they are a multiple of the alignment.
+void align_all(std::span<std::vector<BlockId>* const> hits, std::int64_t block_size,
+               std::int64_t alignment) {
+  if (block_size == alignment) return;
+  while (std::ssize(*hits[0]) * block_size % alignment != 0) pop_all(hits);
+}
+
+}  // namespace
+
+FullAttentionManager::FullAttentionManager(const KVCacheSpec& spec, std::int32_t group,
+                                           const EngineConfig& config, BlockSizes sizes,
+                                           BlockPool& pool)
+    : GroupManager(spec, group, config, sizes, pool) {
+  caches_prompt_tails_ = profile_.caches_prompt_tails;
+}
+
+void FullAttentionManager::find_longest_cache_hit(
+    const HitQuery& query, std::span<const std::int32_t> groups,
+    std::span<std::vector<BlockId>* const> hits) const {
+  resize_all(hits, 0);
+  std::vector<BlockId> found;
+  const std::int64_t max_num_blocks = query.max_length / block_size_;
+  for (std::int64_t i = 0; i < max_num_blocks && find_block(query, groups, i, found); ++i)
+    for (std::size_t g = 0; g < hits.size(); ++g) hits[g]->push_back(found[g]);
+  if (query.drop_last_block && !hits[0]->empty()) pop_all(hits);
+  align_all(hits, block_size_, sizes_.scheduler_block_size);
+}
+
+std::int32_t FullAttentionManager::num_common_prefix_blocks(const Request& request,
+                                                            std::int32_t num_requests) const {
+  const std::vector<BlockId>& blocks = of(request).blocks;
+  if (planted(SchedulerDefect::common_prefix_overcount)) num_requests = std::min(num_requests, 2);
+  const auto end = std::ranges::find_if(
+      blocks, [&](BlockId block) { return pool_.ref_cnt(block) != num_requests; });
+  return static_cast<std::int32_t>(end - blocks.begin());
+}
+
+SlidingWindowManager::SlidingWindowManager(const KVCacheSpec& spec, std::int32_t group,
+                                           const EngineConfig& config, BlockSizes sizes,
+                                           BlockPool& pool)
+    : GroupManager(spec, group, config, sizes, pool),
+      window_(static_cast<std::int32_t>(spec.sliding_window)) {
+  publishes_sparsely_ = profile_.masks_windows_at_block_alignment ||
+                        sizes.scheduler_block_size > block_size_ ||
+                        retention_interval_ != kDenseRetention;
+  const std::int32_t num_tokens =
+      std::min(window_ - 1 + max_in_flight_tokens(config), config.max_model_len);
+  // One more: the window need not begin at the begin of a block.
+  admission_cap_ = ceil_div(num_tokens, block_size_) + 1;
+}
+
+std::int32_t SlidingWindowManager::num_skipped_tokens(std::int32_t num_computed_tokens) const {
+  return std::max(0, num_computed_tokens - num_kept());
+}
+
+std::int32_t SlidingWindowManager::retires_at(std::int32_t num_left_behind) const {
+  return num_kept() + (num_skipped_tokens(num_left_behind) / block_size_ + 1) * block_size_;
+}
+
+// A hit needs the last window - 1 tokens before the place where it ends.
+bool SlidingWindowManager::is_reachable(const Request& request, std::int32_t index) const {
+  const std::int32_t tail = ceil_div(window_ - 1, block_size_);
+  const bool dense = retention_interval_ == kDenseRetention;
+  const std::int32_t segment = dense ? sizes_.scheduler_block_size : retention_interval_;
+  if (segment > 0) {
+    const std::int32_t per_segment = segment / block_size_;
+    if (tail >= per_segment || index % per_segment >= per_segment - tail) return true;
+  }
+  if (dense) return false;
+  for (const std::int32_t boundary : replay_boundaries(request)) {
+    const std::int32_t end = boundary / block_size_;
+    if (index >= end - tail && index < end) return true;
+  }
+  return false;
+}
+
+void SlidingWindowManager::find_longest_cache_hit(
+    const HitQuery& query, std::span<const std::int32_t> groups,
+    std::span<std::vector<BlockId>* const> hits) const {
+  // To drop a last block, one more is matched.
+  const bool rounds_down = planted(SchedulerDefect::hit_window_short);
+  const std::int32_t num_in_window =
+      rounds_down ? std::max(1, (window_ - 1) / block_size_) : ceil_div(window_ - 1, block_size_);
+  const std::int64_t num_wanted = num_in_window + (query.drop_last_block ? 1 : 0);
+  const std::int64_t max_num_blocks = query.max_length / block_size_;
+  for (std::vector<BlockId>* hit : hits)
+    hit->assign(static_cast<std::size_t>(max_num_blocks), kNullBlock);
+  std::vector<BlockId> found;
+  std::int64_t num_contiguous = 0;
+  bool matched = false;
+  for (std::int64_t i = max_num_blocks - 1; i >= 0 && !matched; --i) {
+    if (!find_block(query, groups, i, found)) {
+      num_contiguous = 0;
+      continue;
+    }
+    const std::int64_t end = query.drop_last_block ? i : i + 1;
+    if (num_contiguous == 0 && block_size_ != sizes_.scheduler_block_size &&
+        end * block_size_ % sizes_.scheduler_block_size != 0)
+      continue;
+    for (std::size_t g = 0; g < hits.size(); ++g)
+      (*hits[g])[static_cast<std::size_t>(i)] = found[g];
+    if (++num_contiguous < num_wanted) continue;
+    resize_all(hits, static_cast<std::size_t>(i + num_contiguous));
+    matched = true;
+  }
+  if (!matched) {
+    // A run from the very left is a hit however short it is.
+    resize_all(hits, static_cast<std::size_t>(num_contiguous));
+    align_all(hits, block_size_, sizes_.scheduler_block_size);
+  }
+  if (query.drop_last_block && !hits[0]->empty()) {
+    pop_all(hits);
+    align_all(hits, block_size_, sizes_.scheduler_block_size);
+  }
+}
+
+ChunkedLocalManager::ChunkedLocalManager(const KVCacheSpec& spec, std::int32_t group,
+                                         const EngineConfig& config, BlockSizes sizes,
+                                         BlockPool& pool)
+    : GroupManager(spec, group, config, sizes, pool),
+      chunk_(static_cast<std::int32_t>(spec.attention_chunk_size)) {
+  const std::int32_t num_tokens =
+      std::min(chunk_ + max_in_flight_tokens(config), config.max_model_len);
+  admission_cap_ = ceil_div(num_tokens, block_size_);
+}
+
+std::int32_t ChunkedLocalManager::num_skipped_tokens(std::int32_t num_computed_tokens) const {
+  return num_computed_tokens / chunk_ * chunk_;
+}
+
+std::int32_t ChunkedLocalManager::retires_at(std::int32_t num_left_behind) const {
+  return (num_left_behind / chunk_ + 1) * chunk_;
+}
+
+void ChunkedLocalManager::find_longest_cache_hit(
+    const HitQuery& query, std::span<const std::int32_t> groups,
+    std::span<std::vector<BlockId>* const> hits) const {
+  const std::int64_t max_num_blocks = query.max_length / block_size_;
+  const std::int64_t first_in_chunk = query.max_length / chunk_ * chunk_ / block_size_;
+  for (std::vector<BlockId>* hit : hits)
+    hit->assign(static_cast<std::size_t>(first_in_chunk), kNullBlock);
+  std::vector<BlockId> found;
+  for (std::int64_t i = first_in_chunk; i < max_num_blocks && find_block(query, groups, i, found);
+       ++i)
+    for (std::size_t g = 0; g < hits.size(); ++g) hits[g]->push_back(found[g]);
+}
+
+}  // namespace lockstep

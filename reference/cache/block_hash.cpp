@@ -1,0 +1,242 @@
+#include "reference/cache/block_hash.h"
+
+#include <openssl/evp.h>
+#include <xxhash.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "base/check.h"
+
+namespace lockstep {
+namespace {
+
+// CBOR (RFC 8949) of exactly what a block hash is made of: integers, byte strings, text strings,
+// arrays and null, each in its shortest form.
+class CborWriter {
+ public:
+  void integer(std::int64_t value) {
+    if (value >= 0)
+      head(0, static_cast<std::uint64_t>(value));
+    else
+      head(1, static_cast<std::uint64_t>(-1 - value));
+  }
+  void bytes(std::span<const std::uint8_t> value) {
+    head(2, value.size());
+    out_.insert(out_.end(), value.begin(), value.end());
+  }
+  void text(std::string_view value) {
+    head(3, value.size());
+    out_.insert(out_.end(), value.begin(), value.end());
+  }
+  void array(std::uint64_t size) { head(4, size); }
+  void null() { out_.push_back(0xF6); }
+  std::span<const std::uint8_t> view() const { return out_; }
+
+ private:
+  void head(std::uint8_t major, std::uint64_t value) {
+    const auto type = static_cast<std::uint8_t>(major << 5);
+    if (value < 24) {
+      out_.push_back(static_cast<std::uint8_t>(type | value));
+      return;
+    }
+    const int width = value <= 0xFF ? 0 : value <= 0xFFFF ? 1 : value <= 0xFFFFFFFF ? 2 : 3;
+    out_.push_back(static_cast<std::uint8_t>(type | (24 + width)));
+    for (int byte = (1 << width) - 1; byte >= 0; --byte)
+      out_.push_back(static_cast<std::uint8_t>(value >> (8 * byte)));
+  }
+
+  std::vector<std::uint8_t> out_;
+};
+
+ExternalBlockHash digest(HashAlgorithm algorithm, std::span<const std::uint8_t> data) {
+  if (algorithm == HashAlgorithm::sha256_cbor) {
+    ExternalBlockHash out(32);
+    unsigned int size = 0;
+    const int ok = EVP_Digest(data.data(), data.size(), out.data(), &size, EVP_sha256(), nullptr);
+    LS_CHECK(ok == 1 && size == 32, "sha256 gave {} bytes", size);
+    return out;
+  }
+  LS_CHECK(algorithm == HashAlgorithm::xxhash_cbor, "the content chain has no external hash");
+  XXH128_canonical_t canonical;
+  XXH128_canonicalFromHash(&canonical, XXH3_128bits(data.data(), data.size()));
+  return {canonical.digest, canonical.digest + sizeof canonical.digest};
+}
+
+BlockKey key_of(const ExternalBlockHash& hash) {
+  BlockKey key;
+  std::memcpy(&key.low, hash.data(), 8);
+  std::memcpy(&key.high, hash.data() + 8, 8);
+  return key;
+}
+
+BlockKey xxh3(const void* data, std::size_t size) {
+  const XXH128_hash_t hash = XXH3_128bits(data, size);
+  return {hash.low64, hash.high64};
+}
+
+// What stands before the first block: the salt, told apart from "no salt".
+BlockKey content_root(std::string_view cache_salt) {
+  if (cache_salt.empty()) return {0x6C6F636B73746570ull, 0};
+  BlockKey key = xxh3(cache_salt.data(), cache_salt.size());
+  key.low ^= 0x73616C74ull;
+  return key;
+}
+
+}  // namespace
+
+ExternalBlockHash none_hash(HashAlgorithm algorithm) {
+  CborWriter seed;
+  seed.text("0");
+  return digest(algorithm, seed.view());
+}
+
+ExternalBlockHash hash_block_tokens(HashAlgorithm algorithm, const ExternalBlockHash& parent,
+                                    std::span<const std::int32_t> tokens,
+                                    std::span<const ExtraKey> extra_keys,
+                                    std::span<const std::int32_t> lookahead) {
+  CborWriter cbor;
+  cbor.array(3);
+  cbor.bytes(parent);
+  cbor.array(tokens.size());
+  for (const std::int32_t token : tokens) cbor.integer(token);
+  if (!lookahead.empty()) cbor.array(1 + lookahead.size());  // [extra keys, tokens...]
+  if (extra_keys.empty()) {
+    cbor.null();
+  } else {
+    cbor.array(extra_keys.size());
+    for (const ExtraKey& key : extra_keys) {
+      if (!key.tag.empty()) {
+        cbor.array(2);
+        cbor.text(key.tag);
+      }
+      cbor.text(key.value);
+    }
+  }
+  for (const std::int32_t token : lookahead) cbor.integer(token);
+  return digest(algorithm, cbor.view());
+}
+
+TokenSequence::TokenSequence(Prompt prompt) : prompt_(std::move(prompt)) {
+  run_begins_.reserve(prompt_.runs.size());
+  for (const TokenRun& run : prompt_.runs) {
+    run_begins_.push_back(prompt_size_);
+    prompt_size_ += run.count;
+    any_symbolic_ |= run.kind == TokenRun::Kind::symbolic;
+  }
+}
+
+std::size_t TokenSequence::run_at(std::int64_t position) const {
+  const auto next = std::upper_bound(run_begins_.begin(), run_begins_.end(), position);
+  return static_cast<std::size_t>(next - run_begins_.begin()) - 1;
+}
+
+std::int32_t TokenSequence::operator[](std::int64_t position) const {
+  LS_CHECK(position >= 0 && position < size(), "token {} of {}", position, size());
+  std::int32_t token = 0;
+  copy(position, 1, &token);
+  return token;
+}
+
+void TokenSequence::copy(std::int64_t first, std::int64_t count, std::int32_t* tokens) const {
+  LS_CHECK(first + count <= size(), "tokens [{}, {}) of {}", first, first + count, size());
+  if (first < prompt_size_) {
+    for (std::size_t r = run_at(first); count > 0 && r < prompt_.runs.size(); ++r) {
+      const TokenRun& run = prompt_.runs[r];
+      const auto skip = static_cast<std::uint32_t>(first - run_begins_[r]);
+      const auto n = static_cast<std::uint32_t>(std::min<std::int64_t>(count, run.count - skip));
+      if (run.kind == TokenRun::Kind::literal) {
+        std::copy_n(prompt_.tokens.begin() + run.first + skip, n, tokens);
+      } else {
+        for (std::uint32_t i = 0; i < n; ++i)
+          tokens[i] = seeded_token(run.seed, run.first + skip + i);
+      }
+      tokens += n;
+      first += n;
+      count -= n;
+    }
+  }
+  if (count > 0) std::copy_n(output_.begin() + (first - prompt_size_), count, tokens);
+}
+
+bool TokenSequence::symbolic_pieces(std::int64_t first, std::int64_t count,
+                                    std::vector<std::uint64_t>& pieces) const {
+  if (!any_symbolic_ || first + count > prompt_size_) return false;
+  pieces.clear();
+  for (std::size_t r = run_at(first); count > 0; ++r) {
+    const TokenRun& run = prompt_.runs[r];
+    if (run.kind != TokenRun::Kind::symbolic) return false;
+    const std::int64_t skip = first - run_begins_[r];
+    const std::int64_t n = std::min<std::int64_t>(count, run.count - skip);
+    pieces.push_back(run.seed);
+    pieces.push_back((static_cast<std::uint64_t>(run.first + skip) << 32) |
+                     static_cast<std::uint64_t>(n));
+    first += n;
+    count -= n;
+  }
+  return true;
+}
+
+void BlockHashChain::extend_to(std::int64_t num_tokens, const HashRule& rule,
+                               const TokenSequence& tokens, std::string_view cache_salt) {
+  const std::int64_t num_sure = std::max<std::int64_t>(num_tokens - rule.num_lookahead_tokens, 0);
+  const auto num_full = static_cast<std::size_t>(num_sure / rule.hash_block_size);
+  next_size_ =
+      static_cast<std::int64_t>(num_full + 1) * rule.hash_block_size + rule.num_lookahead_tokens;
+  if (num_full <= keys_.size()) return;
+  // Doubled: a decode adds one key every block, and an exact reserve would copy all of them.
+  if (num_full > keys_.capacity()) keys_.reserve(std::max(num_full, 2 * keys_.capacity()));
+  if (rule.algorithm == HashAlgorithm::content)
+    extend_content(num_full, rule, tokens, cache_salt);
+  else
+    extend_external(num_full, rule, tokens, cache_salt);
+}
+
+void BlockHashChain::extend_external(std::size_t num_full, const HashRule& rule,
+                                     const TokenSequence& tokens, std::string_view cache_salt) {
+  std::vector<std::int32_t> block(
+      static_cast<std::size_t>(rule.hash_block_size + rule.num_lookahead_tokens));
+  const auto hash_block_size = static_cast<std::size_t>(rule.hash_block_size);
+  while (keys_.size() < num_full) {
+    const auto first = static_cast<std::int64_t>(keys_.size() * hash_block_size);
+    tokens.copy(first, std::ssize(block), block.data());
+    std::vector<ExtraKey> extra_keys;
+    if (first == 0 && !cache_salt.empty())
+      extra_keys.push_back({rule.tags_extra_keys ? "cache_salt" : "", std::string(cache_salt)});
+    const ExternalBlockHash parent =
+        external_.empty() ? none_hash(rule.algorithm) : external_.back();
+    const std::span<const std::int32_t> all(block);
+    external_.push_back(hash_block_tokens(rule.algorithm, parent, all.first(hash_block_size),
+                                          extra_keys, all.subspan(hash_block_size)));
+    keys_.push_back(key_of(external_.back()));
+  }
+}
+
+// [parent key, kind, content]: one XXH3 a block. Kind keeps symbolic content apart from token ids.
+void BlockHashChain::extend_content(std::size_t num_full, const HashRule& rule,
+                                    const TokenSequence& tokens, std::string_view cache_salt) {
+  const std::int64_t num_covered = rule.hash_block_size + rule.num_lookahead_tokens;
+  std::vector<std::uint64_t> pieces;
+  std::vector<std::uint64_t> words(3 + (static_cast<std::size_t>(num_covered) + 1) / 2);
+  BlockKey parent = keys_.empty() ? content_root(cache_salt) : keys_.back();
+  while (keys_.size() < num_full) {
+    const auto first = static_cast<std::int64_t>(keys_.size()) * rule.hash_block_size;
+    std::size_t size_bytes = 0;
+    if (tokens.symbolic_pieces(first, num_covered, pieces)) {
+      words.resize(std::max(words.size(), 3 + pieces.size()));
+      words[2] = 1;
+      std::copy(pieces.begin(), pieces.end(), words.begin() + 3);
+      size_bytes = 8 * (3 + pieces.size());
+    } else {
+      words[2] = 0;
+      tokens.copy(first, num_covered, reinterpret_cast<std::int32_t*>(words.data() + 3));
+      size_bytes = 24 + 4 * static_cast<std::size_t>(num_covered);
+    }
+    words[0] = parent.low;
+    words[1] = parent.high;
+    parent = xxh3(words.data(), size_bytes);
+    keys_.push_back(parent);
+  }
+}
+
+}  // namespace lockstep

@@ -1,0 +1,132 @@
+#include "reference/cache/block_pool.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "base/check.h"
+
+namespace lockstep {
+
+BlockPool::BlockPool(std::int64_t num_blocks, bool enable_caching, FreedBlocks freed_blocks)
+    : ref_cnts_(static_cast<std::size_t>(num_blocks)),
+      free_(num_blocks),
+      enable_caching_(enable_caching),
+      unhashed_first_(freed_blocks == FreedBlocks::unhashed_first),
+      cache_(enable_caching ? num_blocks : 1) {
+  LS_CHECK(num_blocks >= 1, "a pool of {} blocks", num_blocks);
+}
+
+// Takes away every key of the block.
+void BlockPool::evict(BlockId block) {
+  if (events_ != nullptr) events_->removed(block);
+  if (cache_.remove(block)) ++counters_.evicted;
+  evict_parts(block);
+}
+
+void BlockPool::evict_parts(BlockId block) {
+  if (keys_of_parts_.empty()) return;
+  const auto parts = keys_of_parts_.find(block);
+  if (parts == keys_of_parts_.end()) return;
+  if (events_ != nullptr) events_->removed(block);
+  counters_.evicted += std::ssize(parts->second);
+  keys_of_parts_.erase(parts);
+}
+
+bool BlockPool::can_give(std::int64_t count) {
+  if (count > num_free_blocks()) return false;
+  const std::int64_t in_use = num_blocks() - 1 - num_free_blocks();
+  if (count == 0 || in_use + count <= in_use_max_) return true;
+  ++counters_.refused;
+  return false;
+}
+
+void BlockPool::get_new_blocks(std::int64_t count, std::vector<BlockId>& out) {
+  LS_CHECK(count <= num_free_blocks(), "{} blocks wanted, {} free", count, num_free_blocks());
+  for (; count > 0; --count) {
+    const BlockId block = free_.pop_front();
+    LS_CHECK(ref_cnt(block) == 0, "block {} is free with {} holders", index_of(block),
+             ref_cnt(block));
+    ref_cnts_[at(block)] = 1;
+    if (enable_caching_) {
+      prefetch_evictions();
+      if (!evicts_late_) evict(block);
+    }
+    out.push_back(block);
+  }
+}
+
+// The tables of a large pool are larger than the processor's caches. An eviction reads a block's
+// entry, and from it where its bucket is, so they are fetched one after the other.
+void BlockPool::prefetch_evictions() const {
+  constexpr std::uint32_t kEntry = 12, kBucket = 6;  // pops ahead
+  const BlockId soon = free_.upcoming(kEntry);
+  cache_.prefetch_entry(soon);
+  __builtin_prefetch(&ref_cnts_[at(soon)]);
+  cache_.prefetch_bucket(free_.upcoming(kBucket));
+}
+
+void BlockPool::evict_blocks(std::span<const BlockId> blocks) {
+  if (!enable_caching_) return;
+  for (const BlockId block : blocks) evict(block);
+}
+
+void BlockPool::touch(std::span<const BlockId> blocks) {
+  for (const BlockId block : blocks) {
+    if (is_evictable(block)) free_.remove(block);
+    ++ref_cnts_[at(block)];
+  }
+}
+
+template <typename Iterator>
+void BlockPool::release(Iterator begin, Iterator end) {
+  unhashed_.clear();
+  for (; begin != end; ++begin) {
+    const BlockId block = *begin;
+    if (block == kNullBlock) continue;
+    std::int32_t& ref_cnt = ref_cnts_[at(block)];
+    LS_CHECK(ref_cnt > 0, "block {} freed once too often", index_of(block));
+    if (--ref_cnt > 0) continue;
+    if (unhashed_first_ && !is_hashed(block))
+      unhashed_.push_back(block);
+    else
+      free_.push_back(block);
+  }
+  for (auto block = unhashed_.rbegin(); block != unhashed_.rend(); ++block)
+    free_.push_front(*block);
+}
+
+void BlockPool::free_blocks(std::span<const BlockId> blocks) {
+  release(blocks.begin(), blocks.end());
+}
+
+void BlockPool::free_blocks_reversed(std::span<const BlockId> blocks) {
+  release(blocks.rbegin(), blocks.rend());
+}
+
+void BlockPool::cache_block(BlockId block, const BlockKey& key, std::int32_t group) {
+  if (evicts_late_) evict(block);
+  evict_parts(block);  // the whole block stands for them now
+  cache_.add(block, key, group);
+  ++counters_.stored;
+}
+
+bool BlockPool::cache_part_of_block(BlockId block, const BlockKey& key) {
+  std::vector<BlockKey>& parts = keys_of_parts_[block];
+  if (std::ranges::find(parts, key) != parts.end()) return false;
+  parts.push_back(key);
+  ++counters_.stored;
+  return true;
+}
+
+bool BlockPool::reset_prefix_cache() {
+  if (num_free_blocks() != num_blocks() - 1) return false;
+  cache_.clear();
+  keys_of_parts_.clear();
+  counters_.cleared = true;
+  if (events_ != nullptr) events_->cleared();
+  return true;
+}
+
+CacheCounters BlockPool::take_counters() { return std::exchange(counters_, {}); }
+
+}  // namespace lockstep

@@ -1,0 +1,106 @@
+// The pool of blocks: who may be handed out next, who is shared by how many, what can still be hit.
+//
+// Invariants
+// (1) Block 0 is the null block: never in the free queue, never cached; its reference count means
+//     nothing.
+// (2) Every other block with ref_cnt 0 is in the free queue exactly once, and no block with
+//     ref_cnt > 0 is.
+// (3) Blocks leave the queue at its front. A freed block joins at its back, and keeps its cached
+//     content until it is handed out again; with FreedBlocks::unhashed_first those of one call that
+//     cache nothing go to the front instead. The order given is kept at both ends.
+//
+// Not checked here: who holds a block; that is the managers' book.
+#pragma once
+
+#include <cstdint>
+#include <limits>
+#include <map>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "base/ids.h"
+#include "reference/cache/cache_events.h"
+#include "reference/cache/free_queue.h"
+#include "reference/cache/prefix_cache.h"
+#include "reference/profiles/engine_profile.h"
+#include "reference/types/scheduler_defect.h"
+#include "reference/types/scheduler_types.h"
+
+namespace lockstep {
+
+class BlockPool {
+ public:
+  // REQUIRES: num_blocks >= 1.
+  BlockPool(std::int64_t num_blocks, bool enable_caching, FreedBlocks freed_blocks);
+
+  void plant(SchedulerDefect defect) { evicts_late_ = defect == SchedulerDefect::hash_stale; }
+
+  std::int64_t num_blocks() const { return std::ssize(ref_cnts_); }
+  std::int64_t num_free_blocks() const { return free_.size(); }
+  std::int32_t ref_cnt(BlockId block) const { return ref_cnts_[at(block)]; }
+  // In the free queue, and not the null block.
+  bool is_evictable(BlockId block) const { return block != kNullBlock && ref_cnt(block) == 0; }
+
+  std::vector<BlockId> free_queue() const { return free_.in_order(); }  // front first
+
+  // From now on at most so many blocks are in use at once, however many there are: a pool that
+  // somebody else has taken a part of. More that are in use already stay with their holders.
+  void limit_blocks_in_use(std::int64_t num_blocks) { in_use_max_ = num_blocks; }
+  // Whether `count` blocks more may be in use now. Counts what the limit alone refuses.
+  bool can_give(std::int64_t count);
+
+  // Appends `count` blocks from the front of the queue to `out`; what they had cached is evicted.
+  // REQUIRES: count <= num_free_blocks().
+  void get_new_blocks(std::int64_t count, std::vector<BlockId>& out);
+  // A prefix hit: one more holder of each block. Null blocks are passed over.
+  void touch(std::span<const BlockId> blocks);
+  // One holder fewer of each; those without any join the queue. Null blocks are passed over.
+  void free_blocks(std::span<const BlockId> blocks);
+  void free_blocks_reversed(std::span<const BlockId> blocks);
+
+  // Makes a full block's content findable.
+  void cache_block(BlockId block, const BlockKey& key, std::int32_t group);
+  // Registers the content of a block's first part under a key of its own, once. Hits are whole
+  // blocks, so no lookup finds it; it is counted, and goes with the block's other keys.
+  // False: it was there.
+  bool cache_part_of_block(BlockId block, const BlockKey& key);
+  // What the blocks hold is not what their keys say: nothing can hit them any more.
+  void evict_blocks(std::span<const BlockId> blocks);
+  const PrefixCache& cache() const { return cache_; }
+  void begin_step() { cache_.begin_step(); }
+  // False, and nothing changed, while any block is in use.
+  bool reset_prefix_cache();
+
+  CacheCounters take_counters();
+
+  // From now on events are kept. Null before: nobody listens.
+  void keep_events() { events_ = std::make_unique<CacheEventLog>(); }
+  CacheEventLog* events() { return events_.get(); }
+
+ private:
+  bool is_hashed(BlockId block) const {
+    return enable_caching_ &&
+           (cache_.contains(block) || (!keys_of_parts_.empty() && keys_of_parts_.contains(block)));
+  }
+  static std::size_t at(BlockId block) { return static_cast<std::size_t>(index_of(block)); }
+  template <typename Iterator>
+  void release(Iterator begin, Iterator end);
+  void evict(BlockId block);
+  void evict_parts(BlockId block);
+  void prefetch_evictions() const;
+
+  std::vector<std::int32_t> ref_cnts_;  // by block
+  FreeQueue free_;
+  std::vector<BlockId> unhashed_;  // of one call of release()
+  std::int64_t in_use_max_ = std::numeric_limits<std::int64_t>::max();
+  bool enable_caching_;
+  bool unhashed_first_;
+  bool evicts_late_ = false;  // planted: content is findable until other content is
+  PrefixCache cache_;
+  std::map<BlockId, std::vector<BlockKey>> keys_of_parts_;
+  CacheCounters counters_;
+  std::unique_ptr<CacheEventLog> events_;
+};
+
+}  // namespace lockstep

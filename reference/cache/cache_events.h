@@ -1,0 +1,53 @@
+// What happens to the prefix cache, as an engine streams it to those who route by it: blocks
+// stored, blocks removed, everything cleared (vllm/distributed/kv_events.py). Events carry the
+// engine's own hashes, so they are kept only when EngineConfig::hash_algorithm is one of vLLM's.
+//
+// Order is that of the decisions: a block that is handed out again is removed before what is stored
+// in it.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "base/ids.h"
+#include "reference/cache/block_hash.h"
+
+namespace lockstep {
+
+struct CacheEvent {
+  enum class Kind : std::uint8_t { stored, removed, cleared };
+  Kind kind = Kind::stored;
+  std::int32_t group = 0;
+  // stored: of the blocks in table order, those that cannot be hit left out; removed: one. The hash
+  // of a block longer than the hash block is the hashes of its parts, one after the other.
+  std::vector<ExternalBlockHash> block_hashes;
+  std::optional<ExternalBlockHash> parent;  // stored: of the block before; absent at the beginning
+  std::vector<std::int32_t> token_ids;      // stored: of the whole range, left-out blocks included
+  std::int32_t block_size = 0;              // stored: tokens of one block
+  std::vector<std::optional<std::string>>
+      extra_keys;  // stored: per hash; the cache salt of block 0
+  bool operator==(const CacheEvent&) const = default;
+};
+
+// The pool's book of events: which hashes a block is known by to the outside.
+class CacheEventLog {
+ public:
+  void stored(CacheEvent event) { events_.push_back(std::move(event)); }
+  void names(BlockId block, std::int32_t group, ExternalBlockHash hash) {
+    names_[block].emplace_back(group, std::move(hash));
+  }
+  // Nothing can hit the block any more, under any of its hashes.
+  void removed(BlockId block);
+  void cleared();
+  std::vector<CacheEvent> take() { return std::exchange(events_, {}); }
+
+ private:
+  std::map<BlockId, std::vector<std::pair<std::int32_t, ExternalBlockHash>>> names_;
+  std::vector<CacheEvent> events_;
+};
+
+}  // namespace lockstep

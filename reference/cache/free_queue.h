@@ -1,0 +1,55 @@
+// The queue of free blocks: they join at either end, leave at the front, and may leave from within.
+//
+// A ring of places instead of vLLM's linked list: who will leave next stands side by side in
+// memory, so that what their eviction touches can be fetched ahead (upcoming()).
+//
+// Invariants
+// (1) ring_[place_[b]] is b for every block in the queue; a place that a block has left from within
+//     holds the null block until the front or compact() passes it.
+// (2) The ring has room for twice the pool, so that compact() drops a pool's worth of empty places
+//     each time: joining is O(1), spread over the calls.
+//
+// Not checked here: that a block joins once; ref_cnt is the pool's.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "base/ids.h"
+
+namespace lockstep {
+
+class FreeQueue {
+ public:
+  // Blocks 1 .. num_blocks - 1 in this order.
+  explicit FreeQueue(std::int64_t num_blocks);
+
+  std::int64_t size() const { return size_; }
+  BlockId pop_front();  // REQUIRES: size() > 0
+  void push_back(BlockId block);
+  void push_front(BlockId block);
+  void remove(BlockId block);  // REQUIRES: it is in the queue
+
+  // A block about `distance` pops away, or any other block: a hint.
+  BlockId upcoming(std::uint32_t distance) const { return ring_[(front_ + distance) & mask_]; }
+  std::vector<BlockId> in_order() const;  // front first
+
+ private:
+  static std::size_t at(BlockId block) { return static_cast<std::size_t>(index_of(block)); }
+  void put(std::uint32_t place, BlockId block) {
+    ring_[place & mask_] = block;
+    place_[at(block)] = place;
+  }
+  bool is_full() const { return end_ - front_ == ring_.size(); }
+  void compact();
+
+  std::vector<BlockId> ring_;
+  std::vector<std::uint32_t> place_;  // by block
+  std::uint32_t mask_;
+  // Places count on and wrap around at 2^32, which the ring's length divides.
+  std::uint32_t front_ = 0;
+  std::uint32_t end_ = 0;
+  std::int64_t size_ = 0;
+};
+
+}  // namespace lockstep

@@ -1,0 +1,283 @@
+#include "reference/cache/group_manager.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "base/check.h"
+#include "reference/cache/attention_managers.h"
+#include "reference/cache/mamba_manager.h"
+#include "reference/plan/context_share.h"
+
+namespace lockstep {
+
+GroupManager::GroupManager(const KVCacheSpec& spec, std::int32_t group, const EngineConfig& config,
+                           BlockSizes sizes, BlockPool& pool)
+    : profile_(engine_profile(config.engine)),
+      spec_(spec),
+      group_(group),
+      block_size_(static_cast<std::int32_t>(spec.block_size) * num_context_ranks(config, spec)),
+      sizes_(sizes),
+      retention_interval_(config.prefix_cache_retention_interval),
+      pool_(pool) {
+  LS_CHECK(block_size_ > 0, "group {} has blocks of {} tokens", group, block_size_);
+}
+
+std::unique_ptr<GroupManager> GroupManager::create(const KVCacheSpec& spec, std::int32_t group,
+                                                   const EngineConfig& config, BlockSizes sizes,
+                                                   BlockPool& pool) {
+  switch (spec.kind) {
+    case CacheKind::sliding_window:
+      return std::make_unique<SlidingWindowManager>(spec, group, config, sizes, pool);
+    case CacheKind::chunked_local:
+      return std::make_unique<ChunkedLocalManager>(spec, group, config, sizes, pool);
+    case CacheKind::mamba:
+      return std::make_unique<MambaManager>(spec, group, config, sizes, pool);
+    case CacheKind::full_attention:
+    case CacheKind::mla:
+    case CacheKind::hidden_state:
+      return std::make_unique<FullAttentionManager>(spec, group, config, sizes, pool);
+    case CacheKind::cross_attention:
+    case CacheKind::encoder_only:
+      break;
+  }
+  LS_CHECK(false, "no manager for {} groups", name_of(spec.kind));
+}
+
+std::int64_t GroupManager::num_evictable(std::span<const BlockId> blocks) const {
+  return std::ranges::count_if(blocks, [&](BlockId block) { return pool_.is_evictable(block); });
+}
+
+std::int64_t GroupManager::num_blocks_to_allocate(const Request& request,
+                                                  std::span<const BlockId> new_computed_blocks,
+                                                  const SlotDemand& demand) const {
+  const GroupBlocks& held = of(request);
+  std::int64_t required = ceil_div(demand.num_tokens, block_size_);
+  const bool capped =
+      demand.apply_admission_cap && admission_cap_ && !planted(SchedulerDefect::admission_uncapped);
+  const std::int64_t num_skipped =
+      std::max(num_skipped_tokens(demand.total_computed_tokens), 0) / block_size_;
+  const std::int64_t first_held = profile_.caps_windows_where_they_begin ? num_skipped : 0;
+  if (capped) required = std::min(required, first_held + *admission_cap_);
+  const auto num_held = static_cast<std::int64_t>(held.blocks.size());
+  if (held.num_cached_blocks >= 0) {
+    LS_CHECK(new_computed_blocks.empty(), "a running request cannot have a prefix hit");
+    return std::max<std::int64_t>(required - num_held, 0);
+  }
+  const std::int64_t num_local = static_cast<std::int64_t>(new_computed_blocks.size()) + num_held;
+  const std::int64_t num_new =
+      std::max<std::int64_t>(required - std::max(num_skipped, num_local), 0);
+  // Hits that lie in the free queue leave it when they are touched, so they cost a free block as
+  // well.
+  const std::int64_t num_skipped_hits =
+      std::clamp<std::int64_t>(num_skipped - num_held, 0, std::ssize(new_computed_blocks));
+  return num_new +
+         num_evictable(new_computed_blocks.subspan(static_cast<std::size_t>(num_skipped_hits)));
+}
+
+void GroupManager::take_computed_blocks(Request& request,
+                                        std::span<const BlockId> new_computed_blocks,
+                                        std::int32_t num_computed_tokens) {
+  GroupBlocks& held = of(request);
+  if (held.num_cached_blocks >= 0) {
+    LS_CHECK(new_computed_blocks.empty(), "a running request cannot have a prefix hit");
+    return;
+  }
+  LS_CHECK(held.blocks.empty(), "request {} holds blocks before its hit", request.name);
+  const auto num_skipped =
+      static_cast<std::size_t>(std::max(num_skipped_tokens(num_computed_tokens), 0) / block_size_);
+  new_computed_blocks =
+      new_computed_blocks.subspan(std::min(num_skipped, new_computed_blocks.size()));
+  pool_.touch(new_computed_blocks);
+  held.blocks.assign(num_skipped, kNullBlock);
+  held.blocks.insert(held.blocks.end(), new_computed_blocks.begin(), new_computed_blocks.end());
+  held.num_cached_blocks = static_cast<std::int32_t>(held.blocks.size());
+}
+
+bool GroupManager::lacks_window(const Request& request, std::int32_t num_computed_tokens) const {
+  const std::vector<BlockId>& blocks = of(request).blocks;
+  const auto begin = std::max(num_skipped_tokens(num_computed_tokens), 0) / block_size_;
+  const auto end = std::min<std::ptrdiff_t>(num_computed_tokens / block_size_, std::ssize(blocks));
+  return begin < end && std::find(blocks.begin() + begin, blocks.begin() + end, kNullBlock) !=
+                            blocks.begin() + end;
+}
+
+void GroupManager::allocate_loaded_blocks(Request& request, std::int32_t num_computed_tokens) {
+  grow(of(request).blocks, static_cast<std::size_t>(ceil_div(num_computed_tokens, block_size_)));
+}
+
+void GroupManager::grow(std::vector<BlockId>& table, std::size_t num_blocks) {
+  const std::size_t first_new = table.size();
+  if (num_blocks <= first_new) return;
+  pool_.get_new_blocks(static_cast<std::int64_t>(num_blocks - first_new), table);
+  if (records_new_blocks_)
+    new_block_ids_.insert(new_block_ids_.end(),
+                          table.begin() + static_cast<std::ptrdiff_t>(first_new), table.end());
+}
+
+std::size_t GroupManager::allocate_new_blocks(Request& request, const SlotDemand& demand) {
+  std::vector<BlockId>& blocks = of(request).blocks;
+  const std::size_t first_new = blocks.size();
+  grow(blocks, static_cast<std::size_t>(ceil_div(demand.num_tokens, block_size_)));
+  return first_new;
+}
+
+void GroupManager::remove_skipped_blocks(Request& request, std::int32_t num_computed_tokens) {
+  const std::int32_t num_tokens = num_skipped_tokens(num_computed_tokens);
+  if (num_tokens <= 0) return;
+  GroupBlocks& held = of(request);
+  free_head(held, std::min<std::int64_t>(num_tokens / block_size_, std::ssize(held.blocks)));
+}
+
+// The first null entry met was retired by an earlier call, and all before it.
+void GroupManager::free_head(GroupBlocks& held, std::int64_t end) {
+  freed_.clear();
+  for (std::int64_t i = end - 1; i >= 0; --i) {
+    BlockId& entry = held.blocks[static_cast<std::size_t>(i)];
+    if (entry == kNullBlock) break;
+    freed_.push_back(std::exchange(entry, kNullBlock));
+  }
+  if (!freed_.empty()) pool_.free_blocks(freed_);  // most steps retire nothing
+}
+
+void GroupManager::cache_blocks(Request& request, std::int32_t num_tokens) {
+  const std::int32_t scale = block_size_ / sizes_.hash_block_size;
+  if (planted(SchedulerDefect::state_partial_block) && spec_.kind == CacheKind::mamba)
+    num_tokens += block_size_ - 1;
+  // A block whose hash looks ahead is published once the tokens after it are known.
+  const std::int32_t num_full =
+      std::min(num_tokens / block_size_, static_cast<std::int32_t>(request.hashes.size()) / scale);
+  if (std::max(of(request).num_cached_blocks, 0) < num_full) cache_full_blocks(request, num_full);
+  if (caches_prompt_tails_ && scale > 1) cache_prompt_tail(request, num_tokens);
+}
+
+void GroupManager::cache_full_blocks(Request& request, std::int32_t num_full) {
+  GroupBlocks& held = of(request);
+  const std::int32_t first = std::max(held.num_cached_blocks, 0);
+  const std::int32_t scale = block_size_ / sizes_.hash_block_size;
+  const auto key_at = [&](std::int32_t i) -> const BlockKey& {
+    return request.hashes[static_cast<std::size_t>((i + 1) * scale - 1)];
+  };
+  constexpr std::int32_t kAhead =
+      4;  // a prompt adds hundreds of keys to a table larger than the caches
+  for (std::int32_t i = first; i < num_full; ++i) {
+    if (i + kAhead < num_full) pool_.cache().prefetch(key_at(i + kAhead), group_);
+    const BlockId block = held.blocks[static_cast<std::size_t>(i)];
+    if (block == kNullBlock) continue;
+    if (publishes_sparsely_ && !is_reachable(request, i)) continue;
+    pool_.cache_block(block, key_at(i), group_);
+  }
+  held.num_cached_blocks = num_full;
+  if (pool_.events() != nullptr) announce_stored(request, first, num_full);
+}
+
+// Tells those who listen about the blocks [first, num_full) that have just been cached.
+void GroupManager::announce_stored(const Request& request, std::int32_t first,
+                                   std::int32_t num_full) {
+  const std::vector<ExternalBlockHash>& hashes = request.hashes.external();
+  const std::int32_t scale = block_size_ / sizes_.hash_block_size;
+  const auto hash_of = [&](std::int32_t i) {
+    ExternalBlockHash hash;
+    const std::int32_t begin =
+        profile_.joins_hashes_of_long_blocks ? i * scale : (i + 1) * scale - 1;
+    for (std::int32_t part = begin; part < (i + 1) * scale; ++part)
+      hash.insert(hash.end(), hashes[static_cast<std::size_t>(part)].begin(),
+                  hashes[static_cast<std::size_t>(part)].end());
+    return hash;
+  };
+  CacheEvent event;
+  event.group = group_;
+  event.block_size = block_size_;
+  if (first > 0) event.parent = hash_of(first - 1);
+  event.token_ids.resize(static_cast<std::size_t>((num_full - first) * block_size_));
+  request.tokens.copy(std::int64_t{first} * block_size_, std::ssize(event.token_ids),
+                      event.token_ids.data());
+  for (std::int32_t i = first; i < num_full; ++i) {
+    const BlockId block = of(request).blocks[static_cast<std::size_t>(i)];
+    if (block == kNullBlock || !pool_.cache().contains(block)) continue;
+    event.block_hashes.push_back(hash_of(i));
+    const bool salted = i == 0 && !request.cache_salt.empty();
+    event.extra_keys.push_back(salted ? std::optional(request.cache_salt) : std::nullopt);
+    pool_.events()->names(block, group_, event.block_hashes.back());
+  }
+  pool_.events()->stored(std::move(event));
+}
+
+// The last hashed boundary that a resend of the prompt could hit, where it lies inside a block.
+void GroupManager::cache_prompt_tail(const Request& request, std::int32_t num_tokens) {
+  const std::int32_t hash_block_size = sizes_.hash_block_size;
+  const std::int32_t num_hashes = std::min((request.num_prompt_tokens() - 1) / hash_block_size,
+                                           static_cast<std::int32_t>(request.hashes.size()));
+  const std::int32_t boundary = num_hashes * hash_block_size;
+  if (boundary == 0 || boundary > num_tokens || boundary % block_size_ == 0) return;
+  const std::vector<BlockId>& blocks = of(request).blocks;
+  const auto i = static_cast<std::size_t>(boundary / block_size_);
+  if (i >= blocks.size()) return;
+  const auto last = static_cast<std::size_t>(num_hashes - 1);
+  if (!pool_.cache_part_of_block(blocks[i], request.hashes[last]) || pool_.events() == nullptr)
+    return;
+  const std::vector<ExternalBlockHash>& hashes = request.hashes.external();
+  CacheEvent event;
+  event.group = group_;
+  event.block_size = hash_block_size;
+  event.block_hashes.push_back(hashes[last]);
+  if (last > 0) event.parent = hashes[last - 1];
+  event.token_ids.resize(static_cast<std::size_t>(hash_block_size));
+  request.tokens.copy(boundary - hash_block_size, hash_block_size, event.token_ids.data());
+  event.extra_keys.push_back(
+      last == 0 && !request.cache_salt.empty() ? std::optional(request.cache_salt) : std::nullopt);
+  pool_.events()->names(blocks[i], group_, hashes[last]);
+  pool_.events()->stored(std::move(event));
+}
+
+std::array<std::int32_t, 2> GroupManager::replay_boundaries(const Request& request) const {
+  const std::int32_t alignment = sizes_.scheduler_block_size;
+  return {(request.num_prompt_tokens() - 1) / alignment * alignment,
+          request.shared_prefix_boundary / alignment * alignment};
+}
+
+void GroupManager::narrow(const Request& request, std::int32_t num_left_behind,
+                          TableRest& rest) const {
+  const GroupBlocks& held = of(request);
+  const auto num_held = static_cast<std::int32_t>(held.blocks.size());
+  rest.num_tokens = std::min(rest.num_tokens, num_held * block_size_);
+  rest.retires_at = std::min(rest.retires_at, retires_at(num_left_behind));
+  // A prompt's tail may be published at any time, and again.
+  const bool has_tail = caches_prompt_tails_ && block_size_ > sizes_.hash_block_size;
+  const std::int32_t next = (std::max(held.num_cached_blocks, 0) + 1) * block_size_;
+  rest.publishes_at = std::min(rest.publishes_at, has_tail ? 0 : next);
+}
+
+void GroupManager::free(Request& request) {
+  GroupBlocks& held = of(request);
+  if (planted(SchedulerDefect::free_by_id)) std::ranges::sort(held.blocks);
+  // The tail first: it is evicted before the prefix that more requests can share.
+  if (planted(SchedulerDefect::free_forward_order))
+    pool_.free_blocks(held.blocks);
+  else
+    pool_.free_blocks_reversed(held.blocks);
+  if (planted(SchedulerDefect::free_twice)) {
+    std::erase_if(held.blocks, [&](BlockId block) { return pool_.ref_cnt(block) == 0; });
+    pool_.free_blocks(held.blocks);  // those that others share, once more
+  }
+  held.clear();
+}
+
+bool GroupManager::find_block(const HitQuery& query, std::span<const std::int32_t> groups,
+                              std::int64_t index, std::vector<BlockId>& found) const {
+  const std::int64_t scale = block_size_ / sizes_.hash_block_size;
+  const BlockKey& key = query.hashes[static_cast<std::size_t>((index + 1) * scale - 1)];
+  found.clear();
+  for (const std::int32_t group : groups) {
+    const BlockId block = pool_.cache().find(key, group);
+    if (block == kNullBlock) return false;
+    found.push_back(block);
+  }
+  return true;
+}
+
+void GroupManager::take_new_block_ids(std::vector<BlockId>& out) {
+  out.insert(out.end(), new_block_ids_.begin(), new_block_ids_.end());
+  new_block_ids_.clear();
+}
+
+}  // namespace lockstep

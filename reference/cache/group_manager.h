@@ -1,0 +1,150 @@
+// One manager for each KV cache group: how many blocks a request needs there, which of them it may
+// let go, and how much of a prompt the prefix cache already holds. The kinds of cache differ in
+// exactly these. Source of the rules: vllm/v1/core/single_type_kv_cache_manager.py.
+//
+// Invariants
+// (1) A request's blocks are in table order; entry i covers tokens
+//     [i * block_size, (i + 1) * block_size) of it, or is the null block.
+// (2) Every non-null entry is one reference held in the pool.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <limits>
+#include <memory>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "reference/cache/block_pool.h"
+#include "reference/cache/request.h"
+#include "reference/plan/block_sizes.h"
+#include "reference/profiles/engine_profile.h"
+#include "reference/types/engine_config.h"
+#include "reference/types/kv_cache_spec.h"
+#include "reference/types/scheduler_defect.h"
+
+namespace lockstep {
+
+// What one allocation asks for.
+struct SlotDemand {
+  std::int32_t num_tokens = 0;             // tokens that need a slot in the end, lookahead included
+  std::int32_t num_tokens_main_model = 0;  // the same without lookahead
+  std::int32_t total_computed_tokens = 0;  // computed before, prefix hits included
+  bool apply_admission_cap = false;        // the question is about the whole prompt
+};
+
+// One search of the prefix cache for groups of equal specs.
+struct HitQuery {
+  const BlockHashChain& hashes;
+  std::int32_t max_length;  // tokens
+  bool drop_last_block;     // EAGLE recomputes the last block of a hit
+};
+
+class GroupManager {
+ public:
+  // REQUIRES: config.engine names a profile.
+  GroupManager(const KVCacheSpec& spec, std::int32_t group, const EngineConfig& config,
+               BlockSizes sizes, BlockPool& pool);
+  virtual ~GroupManager() = default;
+  static std::unique_ptr<GroupManager> create(const KVCacheSpec& spec, std::int32_t group,
+                                              const EngineConfig& config, BlockSizes sizes,
+                                              BlockPool& pool);
+
+  void plant(SchedulerDefect defect) { defect_ = defect; }
+
+  const KVCacheSpec& spec() const { return spec_; }
+  // Tokens that one entry of the block table covers, over all context-parallel ranks.
+  std::int32_t block_size() const { return block_size_; }
+
+  // Blocks that the pool must have free; more than it owns when the request cannot be served in
+  // this step.
+  virtual std::int64_t num_blocks_to_allocate(const Request& request,
+                                              std::span<const BlockId> new_computed_blocks,
+                                              const SlotDemand& demand) const;
+  // Takes a prefix hit into the request's table, and nothing that attention after
+  // `num_computed_tokens`, those that are loaded included, does not read.
+  virtual void take_computed_blocks(Request& request, std::span<const BlockId> new_computed_blocks,
+                                    std::int32_t num_computed_tokens);
+  // Whether attention from `num_computed_tokens` on reads blocks that have been let go.
+  bool lacks_window(const Request& request, std::int32_t num_computed_tokens) const;
+  // New blocks behind the hit, for what a connector loads.
+  void allocate_loaded_blocks(Request& request, std::int32_t num_computed_tokens);
+  // Grows the table to the demand. Returns the place of the first entry that is new to the worker.
+  virtual std::size_t allocate_new_blocks(Request& request, const SlotDemand& demand);
+  // Lets go of what attention after `num_computed_tokens` no longer reads.
+  virtual void remove_skipped_blocks(Request& request, std::int32_t num_computed_tokens);
+  // Publishes full blocks up to num_tokens.
+  void cache_blocks(Request& request, std::int32_t num_tokens);
+  void free(Request& request);
+
+  // Longest hit of all `groups` together (equal specs, this manager's among them); hits[i] receives
+  // the table of groups[i], all of one length.
+  virtual void find_longest_cache_hit(const HitQuery& query, std::span<const std::int32_t> groups,
+                                      std::span<std::vector<BlockId>* const> hits) const = 0;
+
+  // Narrows `rest` to where nothing happens to the request in this group, after all has been done
+  // for it with `num_left_behind`.
+  void narrow(const Request& request, std::int32_t num_left_behind, TableRest& rest) const;
+
+  virtual std::int32_t num_common_prefix_blocks(const Request&, std::int32_t) const { return 0; }
+
+  // From now on new blocks are to be zeroed by the worker.
+  void record_new_blocks() { records_new_blocks_ = true; }
+  // Blocks to be zeroed since the last call, in order; appended to `out`.
+  void take_new_block_ids(std::vector<BlockId>& out);
+
+ protected:
+  // Tokens at the head of a request that attention no longer reads.
+  virtual std::int32_t num_skipped_tokens(std::int32_t) const { return 0; }
+  // The number of tokens left behind, above `num_left_behind`, before which no further block is
+  // let go. State groups are never asked.
+  virtual std::int32_t retires_at(std::int32_t) const { return kNever; }
+  // Whether full block `index` is worth publishing: a hit that some later request may have needs
+  // it.
+  virtual bool is_reachable(const Request&, std::int32_t) const { return true; }
+  static constexpr std::int32_t kNever = std::numeric_limits<std::int32_t>::max();
+  void cache_full_blocks(Request& request, std::int32_t num_full);
+  void announce_stored(const Request& request, std::int32_t first, std::int32_t num_full);
+  void cache_prompt_tail(const Request& request, std::int32_t num_tokens);
+  // Where a later request can resume beside the regular places: before the last token of this
+  // prompt, and where a prefix ends that it shares with others.
+  std::array<std::int32_t, 2> replay_boundaries(const Request& request) const;
+  // Frees table entries from the right, from place `end` - 1 on, up to the first null one.
+  void free_head(GroupBlocks& held, std::int64_t end);
+
+  // Appends new blocks until the table has num_blocks entries.
+  void grow(std::vector<BlockId>& table, std::size_t num_blocks);
+
+  bool planted(SchedulerDefect defect) const { return defect_ == defect; }
+  GroupBlocks& of(Request& request) const {
+    return request.groups[static_cast<std::size_t>(group_)];
+  }
+  const GroupBlocks& of(const Request& request) const {
+    return request.groups[static_cast<std::size_t>(group_)];
+  }
+  // The cached block of every group for block `index`; false: some group misses.
+  bool find_block(const HitQuery& query, std::span<const std::int32_t> groups, std::int64_t index,
+                  std::vector<BlockId>& found) const;
+  std::int64_t num_evictable(std::span<const BlockId> blocks) const;
+
+  const EngineProfile& profile_;
+  KVCacheSpec spec_;
+  std::int32_t group_;
+  std::int32_t block_size_;
+  BlockSizes sizes_;
+  std::int32_t retention_interval_;
+  BlockPool& pool_;
+  // Blocks one request can hold at once, when that is bounded.
+  std::optional<std::int64_t> admission_cap_;
+  bool publishes_sparsely_ = false;  // is_reachable() may say no
+  bool caches_prompt_tails_ = false;
+  bool records_new_blocks_ = false;
+  SchedulerDefect defect_ = SchedulerDefect::none;
+  std::vector<BlockId> new_block_ids_;
+  std::vector<BlockId> freed_;  // of one call
+};
+
+constexpr std::int32_t ceil_div(std::int32_t a, std::int32_t b) { return (a + b - 1) / b; }
+
+}  // namespace lockstep

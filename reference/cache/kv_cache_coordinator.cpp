@@ -1,0 +1,323 @@
+#include "reference/cache/kv_cache_coordinator.h"
+
+#include <algorithm>
+#include <functional>
+#include <limits>
+#include <utility>
+
+#include "base/check.h"
+
+namespace lockstep {
+namespace {
+
+// vLLM's FullAttentionSpec and what derives from it.
+bool is_full_attention(CacheKind kind) {
+  return kind == CacheKind::full_attention || kind == CacheKind::mla ||
+         kind == CacheKind::hidden_state;
+}
+
+// Whether the worker has to zero new blocks of a group of this kind.
+bool zeroes(const EngineProfile& profile, std::span<const KVCacheGroupSpec> groups,
+            CacheKind kind) {
+  const bool has_mamba = std::ranges::any_of(
+      groups, [](const KVCacheGroupSpec& g) { return g.spec.kind == CacheKind::mamba; });
+  if (profile.zeroed_blocks == ZeroedBlocks::full_attention)
+    return has_mamba && kind == CacheKind::full_attention;
+  std::vector<std::pair<DType, KVQuantMode>> precisions;
+  for (const KVCacheGroupSpec& group : groups)
+    for (std::size_t layer = 0; layer < std::max<std::size_t>(group.layer_specs.size(), 1);
+         ++layer) {
+      const KVCacheSpec& spec = group.layer_spec(layer);
+      if (spec.kind != CacheKind::mamba) precisions.emplace_back(spec.dtype, spec.kv_quant_mode);
+    }
+  const bool mixed =
+      std::ranges::adjacent_find(precisions, std::not_equal_to{}) != precisions.end();
+  return (has_mamba || mixed) && kind != CacheKind::mamba;
+}
+
+}  // namespace
+
+bool PrefixHit::any_blocks() const {
+  return std::ranges::any_of(blocks, [](const auto& table) { return !table.empty(); });
+}
+
+void PrefixHit::clear(std::size_t num_groups) {
+  blocks.resize(num_groups);
+  for (auto& table : blocks) table.clear();
+  num_tokens = 0;
+  num_external_tokens = 0;
+  loads_async = false;
+  shared_prefix_boundary = 0;
+}
+
+KVCacheCoordinator::KVCacheCoordinator(const EngineConfig& config,
+                                       std::span<const KVCacheGroupSpec> groups,
+                                       BlockSizes block_sizes, std::int64_t num_blocks)
+    : config_(config),
+      profile_(engine_profile(config.engine)),
+      block_sizes_(block_sizes),
+      pool_(std::make_unique<BlockPool>(num_blocks, config.enable_prefix_caching,
+                                        profile_.freed_blocks)),
+      drops_last_block_(config.spec_method == SpecMethod::eagle &&
+                        profile_.eagle_hits == EagleHits::drop_last_block) {
+  if (config.enable_prefix_caching && config.hash_algorithm != HashAlgorithm::content)
+    pool_->keep_events();
+  for (std::size_t g = 0; g < groups.size(); ++g) {
+    const auto group = static_cast<std::int32_t>(g);
+    managers_.push_back(GroupManager::create(groups[g].spec, group, config, block_sizes, *pool_));
+    has_states_ |= groups[g].spec.kind == CacheKind::mamba;
+    if (zeroes(profile_, groups, groups[g].spec.kind)) managers_.back()->record_new_blocks();
+    const auto same = std::ranges::find_if(attention_groups_, [&](const AttentionGroup& a) {
+      return groups[static_cast<std::size_t>(a.groups[0])].spec == groups[g].spec;
+    });
+    if (same != attention_groups_.end())
+      same->groups.push_back(group);
+    else
+      attention_groups_.push_back({{group}, is_full_attention(groups[g].spec.kind)});
+  }
+  // Full attention gives the tightest first bound.
+  std::stable_partition(attention_groups_.begin(), attention_groups_.end(),
+                        [](const AttentionGroup& a) { return a.is_full; });
+}
+
+void KVCacheCoordinator::plant(SchedulerDefect defect) {
+  defect_ = defect;
+  pool_->plant(defect);
+  for (const auto& manager : managers_) manager->plant(defect);
+}
+
+void KVCacheCoordinator::find_longest_cache_hit(const Request& request, PrefixHit& hit) const {
+  hit.clear(managers_.size());
+  if (!config_.enable_prefix_caching) return;
+  const bool whole_prompt = defect_ == SchedulerDefect::hit_whole_prompt;
+  const std::int32_t max_length = request.num_tokens() - (whole_prompt ? 0 : 1);
+  if (managers_.size() > 1) return find_hybrid(request, max_length, hit);
+  const GroupManager& manager = *managers_[0];
+  const std::int32_t group = 0;
+  std::vector<BlockId>* table = &hit.blocks[0];
+  manager.find_longest_cache_hit({request.hashes, max_length, drops_last_block_}, {&group, 1},
+                                 {&table, 1});
+  hit.num_tokens = static_cast<std::int32_t>(table->size()) * manager.block_size();
+}
+
+// Every attention group accepts the candidate length or shortens it, until none does. Full
+// attention is looked up once (what holds for a prefix holds for a shorter one) and only cut
+// afterwards.
+void KVCacheCoordinator::find_hybrid(const Request& request, std::int32_t max_length,
+                                     PrefixHit& hit) const {
+  const bool one_pass = attention_groups_.size() == 2 && attention_groups_[0].is_full;
+  std::vector<bool> looked_up(attention_groups_.size(), false);
+  std::vector<bool> dropped(attention_groups_.size(),
+                            false);  // EAGLE's drop, once a candidate length
+  std::vector<std::vector<BlockId>*> tables;
+  std::int32_t length = max_length;
+  std::int32_t longest = 0;
+  while (true) {
+    std::int32_t current = length;
+    for (std::size_t a = 0; a < attention_groups_.size(); ++a) {
+      const AttentionGroup& attention = attention_groups_[a];
+      const GroupManager& manager = *managers_[static_cast<std::size_t>(attention.groups[0])];
+      const std::int32_t block_size = manager.block_size();
+      if (attention.is_full && looked_up[a]) {
+        current = current / block_size * block_size;
+        continue;
+      }
+      const bool drop = drops_last_block_ && !dropped[a];
+      const std::int32_t limit = drop ? std::min(current + block_size, max_length) : current;
+      tables.clear();
+      for (const std::int32_t group : attention.groups)
+        tables.push_back(&hit.blocks[static_cast<std::size_t>(group)]);
+      manager.find_longest_cache_hit({request.hashes, limit, drop}, attention.groups, tables);
+      looked_up[a] = true;
+      const std::int32_t found = static_cast<std::int32_t>(tables[0]->size()) * block_size;
+      if (drop)
+        dropped[a] = true;
+      else if (found < current)
+        dropped.assign(dropped.size(), false);
+      current = found;
+      longest = std::max(longest, found);
+    }
+    if (current >= length) break;
+    length = current;
+    if (one_pass) break;
+  }
+  hit.num_tokens = defect_ == SchedulerDefect::hit_longest_group ? longest : length;
+  if (longest > length) hit.shared_prefix_boundary = longest;
+  cut_full_groups(hit);
+}
+
+// Full attention was looked up before the others shortened the length; these were searched within
+// it.
+void KVCacheCoordinator::cut_full_groups(PrefixHit& hit) const {
+  for (const AttentionGroup& attention : attention_groups_) {
+    if (!attention.is_full) break;  // full attention comes first
+    for (const std::int32_t group : attention.groups) {
+      const std::int32_t block_size = managers_[static_cast<std::size_t>(group)]->block_size();
+      std::vector<BlockId>& table = hit.blocks[static_cast<std::size_t>(group)];
+      table.resize(std::min(table.size(), static_cast<std::size_t>(hit.num_tokens / block_size)));
+      if (defect_ == SchedulerDefect::hit_one_group_truncated) return;
+    }
+    if (!profile_.cuts_every_full_group) break;
+  }
+}
+
+std::int64_t KVCacheCoordinator::num_blocks_to_allocate(const Request& request,
+                                                        const PrefixHit* hit,
+                                                        const SlotDemand& demand) const {
+  std::int64_t total = 0;
+  for (std::size_t g = 0; g < managers_.size(); ++g) {
+    const std::span<const BlockId> hits =
+        hit == nullptr ? std::span<const BlockId>{} : std::span<const BlockId>{hit->blocks[g]};
+    total += managers_[g]->num_blocks_to_allocate(request, hits, demand);
+  }
+  return total;
+}
+
+bool KVCacheCoordinator::allocate_slots(Request& request, std::int32_t num_new_tokens,
+                                        std::int32_t num_lookahead_tokens, const PrefixHit* hit,
+                                        bool full_sequence_must_fit,
+                                        std::span<std::size_t> first_new) {
+  const std::int32_t num_external = hit == nullptr ? 0 : hit->num_external_tokens;
+  LS_CHECK(num_new_tokens > 0 || num_external > 0, "request {} is given {} tokens", request.name,
+           num_new_tokens);
+  const std::int32_t computed =
+      request.num_computed_tokens + (hit == nullptr ? 0 : hit->num_tokens) + num_external;
+  const std::int32_t total_computed = std::min(computed, config_.max_model_len);
+  if (full_sequence_must_fit && !pool_->can_give(num_blocks_to_finish(request, hit, 0)))
+    return false;
+  const std::int32_t main_model = total_computed + num_new_tokens;
+  const SlotDemand demand{std::min(main_model + num_lookahead_tokens, config_.max_model_len),
+                          main_model,
+                          hit == nullptr ? computed : num_not_computed(request, computed), false};
+  // Also when the request cannot be served: what attention no longer reads is of no use to it.
+  const std::int32_t left_behind = num_left_behind(request, total_computed);
+  remove_skipped_blocks(request, left_behind);
+  if (!pool_->can_give(num_blocks_to_allocate(request, hit, demand))) {
+    if (defect_ == SchedulerDefect::refused_hit_kept && hit != nullptr)
+      for (const std::vector<BlockId>& blocks : hit->blocks) pool_->touch(blocks);
+    return false;
+  }
+  if (hit != nullptr && hit->fills_tables()) take_hit(request, *hit, demand);
+  for (std::size_t g = 0; g < managers_.size(); ++g)
+    first_new[g] = managers_[g]->allocate_new_blocks(request, demand);
+  if (hit != nullptr && hit->loads_async) return true;
+  // Drafts may be rejected: only tokens that stand are published.
+  const bool waits = num_external > 0 && profile_.publishes_loads_late;
+  if (config_.enable_prefix_caching && !waits)
+    cache_blocks(request, std::min(main_model, request.num_tokens()));
+  note_rest(request, left_behind);
+  return true;
+}
+
+void KVCacheCoordinator::take_hit(Request& request, const PrefixHit& hit,
+                                  const SlotDemand& demand) {
+  const std::int32_t computed = hit.num_tokens + hit.num_external_tokens;
+  for (std::size_t g = 0; g < managers_.size(); ++g) {
+    managers_[g]->take_computed_blocks(request, hit.blocks[g], num_not_computed(request, computed));
+    // Before the next group has taken its hit, which may be evicted by this.
+    if (hit.num_external_tokens > 0 && !profile_.takes_hits_of_all_groups_first)
+      managers_[g]->allocate_loaded_blocks(request, computed);
+    if (defect_ == SchedulerDefect::hit_untouched_evicted)
+      managers_[g]->allocate_new_blocks(request, demand);
+  }
+  if (hit.num_external_tokens > 0 && profile_.takes_hits_of_all_groups_first)
+    for (const auto& manager : managers_) manager->allocate_loaded_blocks(request, computed);
+}
+
+std::int32_t KVCacheCoordinator::num_not_computed(const Request& request,
+                                                  std::int32_t num_computed_tokens) const {
+  return profile_.keeps_window_of_last_token
+             ? std::min(num_computed_tokens, request.num_tokens() - 1)
+             : num_computed_tokens;
+}
+
+std::int64_t KVCacheCoordinator::num_blocks_to_finish(const Request& request, const PrefixHit* hit,
+                                                      std::int32_t num_lookahead_tokens) const {
+  const std::int32_t full = std::min(request.num_tokens(), config_.max_model_len);
+  std::int32_t computed = request.num_computed_tokens;
+  if (hit != nullptr) computed += hit->num_tokens + hit->num_external_tokens;
+  computed = num_not_computed(request, std::min(computed, config_.max_model_len));
+  // What a window lets go of meanwhile counts for those alone that have not been let in.
+  const std::int32_t slots = std::min(full + num_lookahead_tokens, config_.max_model_len);
+  return num_blocks_to_allocate(request, hit, {slots, full, computed, hit != nullptr});
+}
+
+std::int32_t KVCacheCoordinator::num_left_behind(const Request& request,
+                                                 std::int32_t num_computed_tokens) const {
+  if (defect_ == SchedulerDefect::free_optimistic)
+    return num_computed_tokens + static_cast<std::int32_t>(request.spec_tokens.size());
+  if (profile_.retire_basis == RetireBasis::processed)
+    return std::max(0, num_computed_tokens - request.num_in_flight_tokens);
+  return num_computed_tokens;
+}
+
+void KVCacheCoordinator::note_rest(Request& request, std::int32_t num_left_behind) const {
+  if (has_states_) return;
+  constexpr std::int32_t kNever = std::numeric_limits<std::int32_t>::max();
+  request.rest = {kNever, kNever, kNever};
+  for (const auto& manager : managers_) manager->narrow(request, num_left_behind, request.rest);
+  if (!config_.enable_prefix_caching) request.rest.publishes_at = kNever;
+}
+
+bool KVCacheCoordinator::is_at_rest(const Request& request, std::int32_t num_new_tokens,
+                                    std::int32_t num_lookahead_tokens) const {
+  const TableRest& rest = request.rest;
+  const std::int32_t computed = std::min(request.num_computed_tokens, config_.max_model_len);
+  const std::int32_t end = computed + num_new_tokens;
+  return std::min(end + num_lookahead_tokens, config_.max_model_len) <= rest.num_tokens &&
+         num_left_behind(request, computed) < rest.retires_at &&
+         std::min(end, request.num_tokens()) < rest.publishes_at;
+}
+
+void KVCacheCoordinator::cache_blocks(Request& request, std::int32_t num_computed_tokens) {
+  if (!config_.enable_prefix_caching || num_computed_tokens < request.rest.publishes_at) return;
+  const std::int32_t alignment = block_sizes_.scheduler_block_size;
+  // Hits end at multiples of the common block size, so nothing beyond the last one can be hit.
+  if (managers_.size() > 1) num_computed_tokens = num_computed_tokens / alignment * alignment;
+  for (const auto& manager : managers_) manager->cache_blocks(request, num_computed_tokens);
+}
+
+void KVCacheCoordinator::remove_skipped_blocks(Request& request, std::int32_t num_computed_tokens) {
+  for (const auto& manager : managers_)
+    manager->remove_skipped_blocks(request, num_computed_tokens);
+}
+
+void KVCacheCoordinator::free(Request& request) {
+  for (const auto& manager : managers_) manager->free(request);
+  request.rest = {};
+}
+
+bool KVCacheCoordinator::lacks_window(const Request& request,
+                                      std::int32_t num_computed_tokens) const {
+  return std::ranges::any_of(managers_, [&](const auto& manager) {
+    return manager->lacks_window(request, num_computed_tokens);
+  });
+}
+
+void KVCacheCoordinator::withdraw(const Request& request, std::int32_t num_computed_tokens) {
+  for (std::size_t g = 0; g < managers_.size(); ++g) {
+    const std::vector<BlockId>& blocks = request.groups[g].blocks;
+    const auto first = static_cast<std::size_t>(num_computed_tokens / managers_[g]->block_size());
+    for (std::size_t i = first; i < blocks.size(); ++i)
+      if (blocks[i] != kNullBlock) pool_->evict_blocks({&blocks[i], 1});
+  }
+}
+
+void KVCacheCoordinator::forget(Request& request) {
+  for (GroupBlocks& held : request.groups) held.clear();
+  request.rest = {};
+}
+
+void KVCacheCoordinator::num_common_prefix_blocks(const Request& request, std::int32_t num_requests,
+                                                  std::vector<std::int32_t>& out) const {
+  out.assign(managers_.size(), 0);
+  if (!config_.enable_prefix_caching) return;
+  for (std::size_t g = 0; g < managers_.size(); ++g)
+    out[g] = managers_[g]->num_common_prefix_blocks(request, num_requests);
+}
+
+void KVCacheCoordinator::take_new_block_ids(std::vector<BlockId>& out) {
+  for (const auto& manager : managers_) manager->take_new_block_ids(out);
+}
+
+}  // namespace lockstep

@@ -1,0 +1,118 @@
+// All KV cache groups of one engine together: how much of a request the prefix cache holds in every
+// group at once, and whether the pool can give what a step needs. Source of the rules:
+// vllm/v1/core/kv_cache_coordinator.py and kv_cache_manager.py.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "reference/cache/block_pool.h"
+#include "reference/cache/group_manager.h"
+#include "reference/cache/request.h"
+#include "reference/plan/block_sizes.h"
+#include "reference/profiles/engine_profile.h"
+#include "reference/types/engine_config.h"
+#include "reference/types/kv_cache_spec.h"
+#include "reference/types/scheduler_defect.h"
+
+namespace lockstep {
+
+// A prefix hit: the table of every group, and how many tokens it covers.
+struct PrefixHit {
+  std::vector<std::vector<BlockId>> blocks;  // per group
+  std::int32_t num_tokens = 0;
+  // Beyond them, what a KV connector loads: into new blocks, and published only once it is there
+  // when the load takes longer than the step.
+  std::int32_t num_external_tokens = 0;
+  bool loads_async = false;
+  // Where a longer prefix ends that some groups hold and others do not; 0: nowhere.
+  std::int32_t shared_prefix_boundary = 0;
+
+  bool any_blocks() const;
+  bool fills_tables() const { return num_external_tokens > 0 || any_blocks(); }
+  void clear(std::size_t num_groups);
+};
+
+class KVCacheCoordinator {
+ public:
+  KVCacheCoordinator(const EngineConfig& config, std::span<const KVCacheGroupSpec> groups,
+                     BlockSizes block_sizes, std::int64_t num_blocks);
+
+  void plant(SchedulerDefect defect);
+
+  BlockPool& pool() { return *pool_; }
+  const BlockPool& pool() const { return *pool_; }
+  std::int32_t num_groups() const { return static_cast<std::int32_t>(managers_.size()); }
+
+  // What the prefix cache holds of the request, at most all tokens but the last (its logits are
+  // needed). `hit` keeps its memory from call to call.
+  void find_longest_cache_hit(const Request& request, PrefixHit& hit) const;
+
+  // Gives the request slots for num_new_tokens more, and lookahead; takes `hit` (null: a running
+  // request) into its tables. False: the pool cannot serve it, and nothing was taken. first_new[g]
+  // is the place of the first table entry that is new to the worker.
+  bool allocate_slots(Request& request, std::int32_t num_new_tokens,
+                      std::int32_t num_lookahead_tokens, const PrefixHit* hit,
+                      bool full_sequence_must_fit, std::span<std::size_t> first_new);
+
+  // Blocks that the request has yet to be given for all its tokens and the slots behind them, with
+  // `hit` (null: none) taken.
+  std::int64_t num_blocks_to_finish(const Request& request, const PrefixHit* hit,
+                                    std::int32_t num_lookahead_tokens) const;
+
+  // Whether allocate_slots for a running request would do nothing at all: it has the slots, and no
+  // block of any group goes or becomes full. So are most decode steps (14 of 16 with blocks of 16
+  // tokens and a sliding window), and they cost three comparisons instead of four calls a group.
+  bool is_at_rest(const Request& request, std::int32_t num_new_tokens,
+                  std::int32_t num_lookahead_tokens) const;
+
+  // Publishes what is computed up to num_computed_tokens.
+  void cache_blocks(Request& request, std::int32_t num_computed_tokens);
+  // Lets go of what attention after num_computed_tokens no longer reads.
+  void remove_skipped_blocks(Request& request, std::int32_t num_computed_tokens);
+  void free(Request& request);
+  // Whether some group has let go of what attention from num_computed_tokens on reads.
+  bool lacks_window(const Request& request, std::int32_t num_computed_tokens) const;
+  // Nobody finds the request's blocks of tokens from num_computed_tokens on any more.
+  void withdraw(const Request& request, std::int32_t num_computed_tokens);
+  // Drops the request's tables and keeps its blocks from everybody: a planted defect.
+  void forget(Request& request);
+
+  // Blocks that all `num_requests` requests with blocks share, per group, seen from one of them.
+  void num_common_prefix_blocks(const Request& request, std::int32_t num_requests,
+                                std::vector<std::int32_t>& out) const;
+  void take_new_block_ids(std::vector<BlockId>& out);
+
+ private:
+  // Groups of equal specs are looked up together.
+  struct AttentionGroup {
+    std::vector<std::int32_t> groups;
+    bool is_full = false;
+  };
+  // Tokens of a request that enters that its first step does not compute.
+  std::int32_t num_not_computed(const Request& request, std::int32_t num_computed_tokens) const;
+  // Tokens that retirement may count on.
+  std::int32_t num_left_behind(const Request& request, std::int32_t num_computed_tokens) const;
+  // Where a group keeps states there is no rest: they are also let go because of where the last
+  // allocation put them.
+  void note_rest(Request& request, std::int32_t num_left_behind) const;
+  void cut_full_groups(PrefixHit& hit) const;
+  void take_hit(Request& request, const PrefixHit& hit, const SlotDemand& demand);
+  void find_hybrid(const Request& request, std::int32_t max_length, PrefixHit& hit) const;
+  std::int64_t num_blocks_to_allocate(const Request& request, const PrefixHit* hit,
+                                      const SlotDemand& demand) const;
+
+  EngineConfig config_;
+  const EngineProfile& profile_;
+  BlockSizes block_sizes_;
+  std::unique_ptr<BlockPool> pool_;
+  std::vector<std::unique_ptr<GroupManager>> managers_;
+  std::vector<AttentionGroup> attention_groups_;  // full attention first
+  bool has_states_ = false;
+  bool drops_last_block_ = false;  // EAGLE, without lookahead hashes
+  SchedulerDefect defect_ = SchedulerDefect::none;
+};
+
+}  // namespace lockstep

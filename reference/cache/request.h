@@ -1,0 +1,88 @@
+// A live request as the scheduler and the cache managers keep it.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <limits>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/ids.h"
+#include "reference/cache/block_hash.h"
+#include "reference/types/scheduler_types.h"
+
+namespace lockstep {
+
+// What one request holds in one KV cache group.
+struct GroupBlocks {
+  std::vector<BlockId> blocks;  // the block table; null where nothing is kept any more
+  // Blocks whose content was offered to the prefix cache; -1: the manager does not track the
+  // request yet.
+  std::int32_t num_cached_blocks = -1;
+  // Mamba, mode `align`: place of the block whose state was the running one two allocations ago;
+  // whether the request has its running and speculative blocks.
+  std::int32_t last_state_block_idx = -1;
+  std::int32_t num_retired_blocks = 0;  // entries at the head that hold no state any more
+  bool has_state_blocks = false;
+
+  void clear() {
+    blocks.clear();
+    num_cached_blocks = -1;
+    last_state_block_idx = -1;
+    num_retired_blocks = 0;
+    has_state_blocks = false;
+  }
+};
+
+// Up to where nothing happens to the block tables of a request, in any group: it has slots for
+// `num_tokens`, no block goes before `retires_at` tokens are left behind, and none is full before
+// `publishes_at` are computed. Most decode steps end here.
+struct TableRest {
+  std::int32_t num_tokens = 0;
+  std::int32_t retires_at = 0;
+  std::int32_t publishes_at = 0;
+};
+
+inline constexpr std::int32_t kNoToken = std::numeric_limits<std::int32_t>::min();
+
+struct alignas(64) Request {
+  Request(RequestSpec spec, std::int32_t num_groups);
+
+  std::int32_t num_tokens() const { return static_cast<std::int32_t>(tokens.size()); }
+  std::int32_t num_prompt_tokens() const { return static_cast<std::int32_t>(tokens.prompt_size()); }
+  std::int32_t num_output_tokens() const { return num_tokens() - num_prompt_tokens(); }
+
+  // A sampled `token` ends it, whatever its length.
+  bool ends_with(std::int32_t token) const {
+    return token == eos_token || std::ranges::find(stop_token_ids, token) != stop_token_ids.end();
+  }
+
+  // The order of the priority queue: smaller first, then earlier, then by name.
+  bool before(const Request& other) const;
+
+  // What every step of it asks comes first, in as few cache lines as it takes: hundreds of requests
+  // run at once, and together they are larger than the processor's first cache.
+  RequestStatus status = RequestStatus::waiting;
+  bool is_prefill_chunk = false;  // its last step was a prefill chunk that is not the final one
+  std::int32_t num_computed_tokens = 0;
+  std::int32_t num_output_placeholders = 0;  // async scheduling: output tokens in flight
+  std::int32_t num_in_flight_tokens = 0;     // scheduled, and the output has not come back
+  std::int32_t num_stale_tokens = 0;         // of these, scheduled before the last preemption
+  std::int32_t max_tokens;
+  std::int32_t eos_token;  // kNoToken: none; -1 is a placeholder draft, which a model may accept
+  TableRest rest;          // KVCacheCoordinator's; all zero where nobody has looked
+  std::vector<std::int32_t> spec_tokens;  // drafts for the next step
+  std::vector<std::int32_t> stop_token_ids;
+  TokenSequence tokens;
+  BlockHashChain hashes;
+  std::vector<GroupBlocks> groups;
+  std::string name;
+  std::string cache_salt;
+  std::int64_t arrival_ns;
+  std::int32_t priority;
+  std::int32_t num_preemptions = 0;
+  std::int32_t shared_prefix_boundary = 0;  // PrefixHit's, of the last lookup
+};
+
+}  // namespace lockstep

@@ -1,0 +1,180 @@
+// What the bytes of a cache stand for: the rules of sim/protocol/backend.h as the model works them
+// out, word by word. Content ids are functions of the token prefix alone (salts and extra keys
+// change which blocks may be shared, never what a layer computes), so equal prefixes give equal
+// bytes wherever they lie.
+//
+// (1) Every function is pure and exact in 64 bits; signed arithmetic never wraps.
+// (2) A row of n bytes is its words in order, little-endian, the last one cut short.
+#pragma once
+
+#include <algorithm>
+#include <bit>
+#include <cstdint>
+
+#include "reference/memory/numbers.h"
+#include "reference/types/kv_cache_spec.h"
+#include "reference/types/token_run.h"
+
+namespace lockstep {
+
+using ContentId = std::uint64_t;
+
+inline constexpr std::uint64_t kWordStep = 0x9E3779B97F4A7C15ull;
+inline constexpr std::uint64_t kStateStep = 0xD1342543DE82EF95ull;
+
+constexpr std::uint64_t mix(std::uint64_t x) { return splitmix64(x); }
+
+// The content of the empty prefix, and of a prefix with one token more.
+inline constexpr ContentId kEmptyPrefix = 0x4C6F636B73746570ull;
+constexpr ContentId next_content(ContentId prefix, std::int32_t token) {
+  return mix(std::rotl(prefix, 23) ^ mix(static_cast<std::uint32_t>(token)));
+}
+
+// Which row of a token: part 0 = K (the only one of MLA and hidden states), 1 = V, 2 = Q; state
+// tensor s is part 16 + s of head 0, or of the rank's number where tensor parallelism cuts it.
+// `layer` counts the layers of the whole plan group by group, `head` those of the whole model.
+constexpr std::uint64_t coordinate(std::int64_t layer, std::int64_t part, std::int64_t head) {
+  return mix(static_cast<std::uint64_t>(layer) << 32 | static_cast<std::uint64_t>(part) << 16 |
+             static_cast<std::uint64_t>(head));
+}
+inline constexpr std::int64_t kPartK = 0;
+inline constexpr std::int64_t kPartV = 1;
+inline constexpr std::int64_t kPartQ = 2;
+inline constexpr std::int64_t kPartState = 16;
+
+// Keeps sign and mantissa of every element and sets its exponent, so that it is in +-[0.5, 1).
+// With `stored` a word is eight stored bytes, of as many bf16 elements. With `by_largest` it is so
+// too, and shape_of_row() says which numbers; the row's scale lies at byte scale_at, behind as many
+// elements.
+struct WordShape {
+  std::uint64_t keep = ~std::uint64_t{0};
+  std::uint64_t set = 0;
+  const StoredNumbers* stored = nullptr;
+  const StoredNumbers* by_largest = nullptr;   // [kMantissas]
+  std::uint64_t scale_at = ~std::uint64_t{0};  // a multiple of 4
+  constexpr std::uint64_t operator()(std::uint64_t word) const { return (word & keep) | set; }
+};
+constexpr WordShape word_shape(DType dtype) {
+  constexpr std::uint64_t every_2 = 0x0001000100010001ull;
+  constexpr std::uint64_t every_4 = 0x0000000100000001ull;
+  constexpr std::uint64_t every_1 = 0x0101010101010101ull;
+  switch (dtype) {
+    case DType::bf16:
+      return {0x807F * every_2, 0x3F00 * every_2};
+    case DType::fp16:
+      return {0x83FF * every_2, 0x3800 * every_2};
+    case DType::fp32:
+      return {0x807FFFFF * every_4, 0x3F000000 * every_4};
+    case DType::fp8_e4m3:
+      return {0x87 * every_1, 0x30 * every_1};
+    case DType::fp8_e5m2:
+      return {0x83 * every_1, 0x38 * every_1};
+    default:
+      return {};
+  }
+}
+
+constexpr std::uint64_t row_key(ContentId content, std::uint64_t coord) {
+  return mix(content ^ coord);
+}
+// Of a bf16 element in +-[0.5, 1): its sign and mantissa, in 8 bits.
+constexpr std::size_t bf16_index(std::uint64_t bits) { return (bits >> 8 & 0x80) | (bits & 0x7F); }
+
+// `word` with only its first `count` bytes kept (all of them from 8 on).
+constexpr std::uint64_t first_bytes(std::uint64_t word, std::int64_t count) {
+  return count >= 8 ? word : word & ((std::uint64_t{1} << (8 * count)) - 1);
+}
+
+// The shape of one row of a layer. Where rows have scales of their own it follows from the largest
+// of the row's elements.
+constexpr WordShape shape_of_row(std::uint64_t key, WordShape shape) {
+  if (shape.by_largest == nullptr) return shape;
+  std::uint64_t largest = 0;
+  for (std::uint64_t i = 0; i < shape.scale_at / 4; ++i)
+    for (std::uint64_t four = mix(key + (i + 1) * kWordStep), e = 0; e < 4; ++e, four >>= 16)
+      largest = std::max(largest, four & 0x7F);
+  shape.stored = shape.by_largest + largest;
+  return shape;
+}
+
+// REQUIRES: a shape_of_row(key, ...).
+constexpr std::uint64_t row_word(std::uint64_t key, std::uint64_t i, WordShape shape) {
+  if (shape.stored == nullptr) return shape(mix(key + (i + 1) * kWordStep));
+  std::uint64_t word = 0;
+  for (int half = 1; half >= 0; --half) {
+    const std::uint64_t source =
+        mix(key + (2 * i + static_cast<std::uint64_t>(half) + 1) * kWordStep);
+    for (int element = 3; element >= 0; --element)
+      word = word << 8 | shape.stored->bytes[bf16_index(source >> 16 * element)];
+  }
+  if (8 * i + 8 <= shape.scale_at) return word;
+  const std::uint64_t elements = shape.scale_at - 8 * i;  // of the word: 4 or none
+  const std::uint64_t scale = std::bit_cast<std::uint32_t>(shape.stored->scale);
+  return first_bytes(word, static_cast<std::int64_t>(elements)) | scale << 8 * elements;
+}
+
+// Word i of a state tensor after one token more, with step_key = content ^ coordinate.
+constexpr std::uint64_t next_state_word(std::uint64_t word, std::uint64_t step_key,
+                                        std::uint64_t i) {
+  return word * kStateStep + mix(step_key ^ i);
+}
+
+// What lies where nothing was written: never handed out, handed out again, outside of every page,
+// or handed out again to be zeroed.
+enum class Unwritten : std::uint8_t { fresh = 0, freed = 1, padding = 2, zeroed = 3 };
+constexpr std::uint64_t poison_key(Unwritten kind, std::int64_t tensor, std::int64_t page) {
+  return mix(0x706F69736F6E0000ull + static_cast<std::uint64_t>(kind)) ^
+         mix(static_cast<std::uint64_t>(tensor) << 32 | static_cast<std::uint64_t>(page));
+}
+constexpr std::uint64_t poison_word(std::uint64_t key, std::uint64_t i) { return key ^ i; }
+
+// A 128-bit sum over the words of a page: any order, any split.
+struct PageSum {
+  std::uint64_t a = 0;
+  std::uint64_t b = 0;
+  constexpr PageSum& operator+=(const PageSum& other) {
+    a += other.a;
+    b += other.b;
+    return *this;
+  }
+  constexpr PageSum& operator-=(const PageSum& other) {
+    a -= other.a;
+    b -= other.b;
+    return *this;
+  }
+  bool operator==(const PageSum&) const = default;
+};
+
+// The keys of word i of a page; pages of all tensors share them.
+struct WordKeys {
+  std::uint64_t k = 0;
+  std::uint64_t m = 0;
+};
+constexpr WordKeys word_keys(std::uint64_t i) { return {mix(2 * i), mix(2 * i + 1)}; }
+
+constexpr PageSum page_term(std::uint64_t word, WordKeys keys) {
+  const auto low = static_cast<std::uint32_t>(word);
+  const auto high = static_cast<std::uint32_t>(word >> 32);
+  const auto product = [&](std::uint64_t key) {
+    const std::uint32_t x = low + static_cast<std::uint32_t>(key);
+    const std::uint32_t y = high + static_cast<std::uint32_t>(key >> 32);
+    return static_cast<std::uint64_t>(x) * y;
+  };
+  return {product(keys.k) + word, product(keys.m) + std::rotl(word, 32)};
+}
+
+// Attention digests: a row's own digest, and how it counts at its place in the sequence.
+constexpr std::uint64_t row_digest_term(std::uint64_t word, std::uint64_t i) {
+  return mix(word ^ (i + 1) * kWordStep);
+}
+constexpr std::uint64_t placed_digest(std::uint64_t row_digest, std::int64_t position,
+                                      std::int64_t part, std::int64_t head) {
+  return mix(row_digest ^
+             mix(static_cast<std::uint64_t>(position) << 16 |
+                 static_cast<std::uint64_t>(part) << 15 | static_cast<std::uint64_t>(head)));
+}
+
+// The words of n bytes.
+constexpr std::int64_t num_words(std::int64_t size_bytes) { return (size_bytes + 7) / 8; }
+
+}  // namespace lockstep

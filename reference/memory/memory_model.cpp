@@ -1,0 +1,339 @@
+#include "reference/memory/memory_model.h"
+
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "base/check.h"
+#include "reference/memory/page_image.h"
+#include "reference/plan/page_size.h"
+
+namespace lockstep {
+namespace {
+
+std::optional<std::string> why_not_modelled(const KVCacheGroupSpec& group) {
+  const KVCacheSpec& spec = group.spec;
+  if (spec.kind == CacheKind::cross_attention || spec.kind == CacheKind::encoder_only)
+    return fmt::format("a cache of kind {} is not a cache of the request's own tokens",
+                       name_of(spec.kind));
+  for (std::size_t i = 0; i < group.layer_names.size(); ++i)
+    if (group.layer_spec(i).compress_ratio != 1)
+      return fmt::format("{}: {} tokens share one stored row", group.layer_names[i],
+                         group.layer_spec(i).compress_ratio);
+  return std::nullopt;
+}
+
+ModelLayer make_layer(std::int32_t index, std::int32_t group, const std::string& name,
+                      const KVCacheSpec& spec, const LayerLayout& layout, const LayerShare& share) {
+  ModelLayer layer;
+  layer.share = share;
+  layer.index = index;
+  layer.group = group;
+  layer.name = name;
+  layer.dtype = spec.dtype;
+  layer.layout = layout;
+  layer.row_size_bytes = layout.head_size * layout.element_size_bytes;
+  for (std::int64_t kv = 0; kv < layout.num_kv; ++kv)
+    for (std::int64_t head = 0; head < layout.num_kv_heads; ++head)
+      layer.coords.push_back(coordinate(share.layer, kv, share.first_head + head));
+  return layer;
+}
+
+bool is_split(const ModelLayer& layer) {
+  return layer.layout.pair_order == PairOrder::kv_outermost;
+}
+
+}  // namespace
+
+Result<MemoryModel> MemoryModel::create(const KVCacheConfig& plan, AttentionBackend backend,
+                                        CacheLayout layout, LayoutRule rule,
+                                        std::int64_t num_host_blocks, Numbers numbers,
+                                        std::span<const LayerShare> shares) {
+  for (const KVCacheGroupSpec& group : plan.groups)
+    if (const auto reason = why_not_modelled(group))
+      return fail(fmt::format("memory model: {}; replay it with `--backend none`", *reason));
+  auto pool = pool_layout(plan, backend, layout, rule);
+  if (!pool) return tl::unexpected(pool.error());
+  MemoryModel model;
+  model.num_blocks_ = plan.num_blocks;
+  model.numbers_ = numbers;
+  model.writers_.resize(1);
+  model.blocks_.resize(static_cast<std::size_t>(plan.num_blocks));
+  for (const std::int64_t size_bytes : pool->tensor_size_bytes) {
+    LS_CHECK(size_bytes % plan.num_blocks == 0, "tensor of {} bytes, {} blocks", size_bytes,
+             plan.num_blocks);
+    Tensor& tensor = model.tensors_.emplace_back();
+    tensor.page_size_bytes = size_bytes / plan.num_blocks;
+    tensor.sums.resize(static_cast<std::size_t>(plan.num_blocks));
+    tensor.known.resize(static_cast<std::size_t>(plan.num_blocks));
+    tensor.written_in.resize(static_cast<std::size_t>(plan.num_blocks));
+  }
+  if (auto added = model.add_layers(plan, *pool, shares); !added)
+    return tl::unexpected(added.error());
+  model.set_alignment();
+  model.add_host_blocks(num_host_blocks);
+  return model;
+}
+
+Result<void> MemoryModel::add_layers(const KVCacheConfig& plan, const PoolLayout& pool,
+                                     std::span<const LayerShare> shares) {
+  for (std::size_t g = 0; g < plan.groups.size(); ++g) {
+    const KVCacheGroupSpec& spec = plan.groups[g];
+    Group& group = groups_.emplace_back();
+    group.states = is_state_kind(spec.spec.kind);
+    group.block_size = spec.spec.block_size;
+    group.first_layer = static_cast<std::int32_t>(layers_.size());
+    group.num_layers = static_cast<std::int32_t>(spec.layer_names.size());
+    for (std::size_t i = 0; i < spec.layer_names.size(); ++i) {
+      const auto index = static_cast<std::int32_t>(layers_.size());
+      LS_CHECK(shares.empty() || layers_.size() < shares.size(), "{} shares", shares.size());
+      layers_.push_back(make_layer(
+          index, static_cast<std::int32_t>(g), spec.layer_names[i], spec.layer_spec(i),
+          pool.groups[g][i], shares.empty() ? LayerShare{.layer = index} : shares[layers_.size()]));
+      ModelLayer& layer = layers_.back();
+      layer.words = row_words(numbers_, spec.layer_spec(i), layer.share.layer);
+      layer.head_size =
+          layer.words.by_largest != nullptr ? spec.layer_spec(i).head_size : layer.layout.head_size;
+      if (auto added = add_states(spec.layer_spec(i), layer, group); !added) return added;
+      Tensor& tensor = tensors_[static_cast<std::size_t>(layer.layout.tensor_index)];
+      if (!tensor.layers.empty() &&
+          is_split(layers_[static_cast<std::size_t>(tensor.layers.front())]) != is_split(layer))
+        return fail(fmt::format(
+            "memory model: {} and {} share a tensor, but one keeps K and V apart and the other in "
+            "its page, so a block of one reaches into pages of the other",
+            layers_[static_cast<std::size_t>(tensor.layers.front())].name, layer.name));
+      if (is_split(layer)) tensor.regions_per_page = 2;
+      tensor.layers.push_back(index);
+    }
+  }
+  return {};
+}
+
+// Rows that begin and end on words of their page can be exchanged in its sum one by one.
+void MemoryModel::set_alignment() {
+  std::int64_t words = 0;
+  for (const Tensor& tensor : tensors_) {
+    words = std::max(words, num_words(tensor.page_size_bytes));
+    for (const std::int32_t index : tensor.layers) {
+      ModelLayer& layer = layers_[static_cast<std::size_t>(index)];
+      const LayerLayout& at = layer.layout;
+      const auto strides = {tensor.page_size_bytes,       layer.row_size_bytes,
+                            at.base_offset_bytes,         at.block_stride_bytes,
+                            at.kernel_block_stride_bytes, at.kv_stride_bytes,
+                            at.token_stride_bytes,        at.head_stride_bytes};
+      layer.words_aligned = std::ranges::all_of(strides, [](auto bytes) { return bytes % 8 == 0; });
+    }
+  }
+  for (std::int64_t i = 0; i < words; ++i)
+    word_keys_.push_back(word_keys(static_cast<std::uint64_t>(i)));
+}
+
+void MemoryModel::begin_step(std::int64_t step) {
+  step_ = step;
+  written_.clear();
+  written_hosts_.clear();
+  written_sorted_ = true;
+  if (++epoch_ != 0) return;
+  for (Tensor& tensor : tensors_) std::ranges::fill(tensor.written_in, 0u);
+  epoch_ = 1;
+}
+
+WriterId MemoryModel::add_writer(std::string_view name) {
+  WriterId id = static_cast<WriterId>(writers_.size());
+  if (free_writers_.empty()) {
+    writers_.emplace_back();
+  } else {
+    id = free_writers_.back();
+    free_writers_.pop_back();
+  }
+  writers_[id] = {.name = std::string(name), .uses = 1, .live = true};
+  return id;
+}
+
+void MemoryModel::retire_writer(WriterId writer) {
+  LS_CHECK(writers_[writer].live, "writer {}", writer);
+  writers_[writer].live = false;
+  release(writer);
+}
+
+void MemoryModel::release(WriterId writer) {
+  if (writer == kNobody) return;
+  LS_CHECK(writers_[writer].uses > 0, "writer {}", writer);
+  if (--writers_[writer].uses == 0) free_writers_.push_back(writer);
+}
+
+std::string_view MemoryModel::writer_name(WriterId writer) const {
+  return writer == kNobody ? std::string_view("nobody") : writers_[writer].name;
+}
+
+void MemoryModel::touch(std::int32_t tensor, std::int64_t page) {
+  std::uint32_t& epoch =
+      tensors_[static_cast<std::size_t>(tensor)].written_in[static_cast<std::size_t>(page)];
+  if (epoch == epoch_) return;
+  epoch = epoch_;
+  written_.push_back({tensor, static_cast<std::int32_t>(page)});
+  written_sorted_ = false;
+}
+
+std::span<const ModelPage> MemoryModel::written_pages() {
+  if (!written_sorted_) std::ranges::sort(written_);
+  written_sorted_ = true;
+  return written_;
+}
+
+void MemoryModel::pages_of(BlockId block, std::vector<ModelPage>& pages) const {
+  for (std::int32_t t = 0; t < num_tensors(); ++t) {
+    const bool split = tensors_[static_cast<std::size_t>(t)].regions_per_page == 2;
+    if (!split) {
+      pages.push_back({t, index_of(block)});
+      continue;
+    }
+    const std::int64_t first = index_of(block) / 2;
+    const std::int64_t second = (num_blocks_ + index_of(block)) / 2;
+    pages.push_back({t, static_cast<std::int32_t>(first)});
+    if (second != first) pages.push_back({t, static_cast<std::int32_t>(second)});
+  }
+}
+
+// Every page with bytes of the block was written as a whole: its sum is worked out when asked for.
+void MemoryModel::invalidate(BlockId block) {
+  std::vector<ModelPage> pages;
+  pages_of(block, pages);
+  for (const ModelPage& page : pages) {
+    tensors_[static_cast<std::size_t>(page.tensor)].known[static_cast<std::size_t>(page.index)] = 0;
+    touch(page.tensor, page.index);
+  }
+}
+
+void MemoryModel::forget_content(BlockContent& block) {
+  for (SlotContent& slot : block.slots) {
+    release(slot.writer);
+    slot = {};
+  }
+  release(block.state.writer);
+  block.state = {};
+  block.loaded.reset();
+}
+
+void MemoryModel::poison(BlockId id, Unwritten kind) {
+  BlockContent& block = blocks_[static_cast<std::size_t>(index_of(id))];
+  forget_content(block);
+  block.group = -1;
+  block.base = kind;
+  block.zeroed = false;
+  block.slots.clear();
+  invalidate(id);
+}
+
+void MemoryModel::zero(std::int32_t group, BlockId id) {
+  BlockContent& block = blocks_[static_cast<std::size_t>(index_of(id))];
+  LS_CHECK(block.group == -1 || block.group == group, "block {} of group {} zeroed for group {}",
+           index_of(id), block.group, group);
+  forget_content(block);
+  block.group = group;
+  block.zeroed = true;
+  touch_layers(group, id);
+}
+
+void MemoryModel::write_token(std::int32_t group, BlockId id, std::int64_t slot_offset,
+                              ContentId content, WriterId writer, std::int64_t position) {
+  const Group& of = groups_[static_cast<std::size_t>(group)];
+  LS_CHECK(!of.states && id != kNullBlock && slot_offset >= 0 && slot_offset < of.block_size,
+           "group {} block {} offset {}", group, index_of(id), slot_offset);
+  BlockContent& block = blocks_[static_cast<std::size_t>(index_of(id))];
+  LS_CHECK(block.group == -1 || block.group == group, "block {} of group {} written for group {}",
+           index_of(id), block.group, group);
+  block.group = group;
+  if (block.slots.empty()) block.slots.resize(static_cast<std::size_t>(of.block_size));
+  SlotContent& slot = block.slots[static_cast<std::size_t>(slot_offset)];
+  for (const ModelLayer& layer : layers_of(group))
+    write_rows(layer, block, id, slot_offset, slot, content);
+  use(writer);
+  release(slot.writer);
+  slot = {.content = content,
+          .writer = writer,
+          .position = static_cast<std::int32_t>(position),
+          .step = step_};
+}
+
+void MemoryModel::write_rows(const ModelLayer& layer, const BlockContent& block, BlockId id,
+                             std::int64_t slot_offset, const SlotContent& old, ContentId now) {
+  const LayerLayout& at = layer.layout;
+  Tensor& tensor = tensors_[static_cast<std::size_t>(at.tensor_index)];
+  for (std::int64_t kv = 0; kv < at.num_kv; ++kv) {
+    for (std::int64_t head = 0; head < at.num_kv_heads; ++head) {
+      const std::int64_t offset = byte_offset(at, id, kv, slot_offset, head, 0);
+      const std::int64_t page = offset / tensor.page_size_bytes;
+      touch(at.tensor_index, page);
+      if (!layer.words_aligned || block.loaded != nullptr)
+        tensor.known[static_cast<std::size_t>(page)] = 0;
+      if (!tensor.known[static_cast<std::size_t>(page)]) continue;
+      const std::uint64_t coord =
+          layer.coords[static_cast<std::size_t>(kv * at.num_kv_heads + head)];
+      const std::uint64_t old_key = row_key(old.content, coord);
+      const std::uint64_t new_key = row_key(now, coord);
+      const WordShape old_shape = shape_of_row(old_key, layer.words);
+      const WordShape new_shape = shape_of_row(new_key, layer.words);
+      const std::uint64_t poison = poison_key(block.base, at.tensor_index, page);
+      const auto first = static_cast<std::uint64_t>((offset - page * tensor.page_size_bytes) / 8);
+      const auto words = static_cast<std::uint64_t>(layer.row_size_bytes / 8);
+      PageSum gone, added;
+      for (std::uint64_t i = 0; i < words; ++i) {
+        const std::uint64_t before = old.writer != kNobody ? row_word(old_key, i, old_shape)
+                                     : block.zeroed        ? 0
+                                                           : poison_word(poison, first + i);
+        const WordKeys keys = word_keys_[first + i];
+        gone += page_term(before, keys);
+        added += page_term(row_word(new_key, i, new_shape), keys);
+      }
+      PageSum& sum = tensor.sums[static_cast<std::size_t>(page)];
+      sum += added;
+      sum -= gone;
+    }
+  }
+}
+
+PageSum MemoryModel::fingerprint(ModelPage page) {
+  Tensor& tensor = tensors_[static_cast<std::size_t>(page.tensor)];
+  const auto index = static_cast<std::size_t>(page.index);
+  if (!tensor.known[index]) {
+    const std::vector<std::uint8_t> image = page_image(page);
+    tensor.sums[index] = page_sum(image);
+    tensor.known[index] = 1;
+  }
+  return tensor.sums[index];
+}
+
+const BlockContent& MemoryModel::block(BlockId id) const {
+  LS_CHECK(index_of(id) >= 0 && index_of(id) < num_blocks_, "block {}", index_of(id));
+  return blocks_[static_cast<std::size_t>(index_of(id))];
+}
+
+const SlotContent* MemoryModel::slot_content(std::int32_t group, BlockId id,
+                                             std::int64_t offset) const {
+  const BlockContent& content = block(id);
+  if (content.group != group || content.slots.empty()) return nullptr;
+  const SlotContent& slot = content.slots[static_cast<std::size_t>(offset)];
+  return slot.writer == kNobody ? nullptr : &slot;
+}
+
+std::int64_t MemoryModel::page_size_bytes(std::int32_t tensor) const {
+  return tensors_[static_cast<std::size_t>(tensor)].page_size_bytes;
+}
+
+std::int64_t MemoryModel::block_size(std::int32_t group) const {
+  return groups_[static_cast<std::size_t>(group)].block_size;
+}
+
+bool MemoryModel::is_state_group(std::int32_t group) const {
+  return groups_[static_cast<std::size_t>(group)].states;
+}
+
+std::span<const ModelLayer> MemoryModel::layers_of(std::int32_t group) const {
+  const Group& of = groups_[static_cast<std::size_t>(group)];
+  return std::span(layers_).subspan(static_cast<std::size_t>(of.first_layer),
+                                    static_cast<std::size_t>(of.num_layers));
+}
+
+}  // namespace lockstep

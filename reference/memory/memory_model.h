@@ -1,0 +1,297 @@
+// What every byte of the cache should hold, without storing pages: per block the group that owns
+// it, per slot the content id of the token last written there, per state page the words of its
+// state. From that the image of any page follows on demand, and the fingerprint of every page is
+// kept up to date at the cost of the rows written.
+//
+// (1) A block's bytes are what the last of poison, zeroing, row writes, state updates left there.
+// (2) fingerprint(page) equals the sum over page_image(page), always.
+// (3) Memory is a function of the plan (num_blocks, block sizes), of live states and of the host
+//     tier, never of how many steps were run.
+// (4) States of real numbers are known to the bit once the device has shown them: settle_state()
+//     takes them over when somebody has found them near enough (sim/check/state_checker.h). Until
+//     then their pages have no image.
+// (5) A host block holds the bytes of the block that was stored there last, as they were then, and
+//     behind them those of what was there before. It is the one place that keeps bytes.
+//
+// Not checked here: whether the writes make sense (sim/step/program_builder.h) and whether device
+// memory agrees (sim/check/comparer.h).
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/ids.h"
+#include "base/result.h"
+#include "reference/memory/content.h"
+#include "reference/memory/numbers.h"
+#include "reference/memory/state_numbers.h"
+#include "reference/plan/layout.h"
+#include "reference/plan/rank_plan.h"
+#include "reference/types/kv_cache_spec.h"
+#include "reference/types/view_types.h"
+
+namespace lockstep {
+
+// A page of a tensor: bytes [index * page_size, (index + 1) * page_size) of its raw buffer.
+struct ModelPage {
+  std::int32_t tensor = 0;
+  std::int32_t index = 0;
+  auto operator<=>(const ModelPage&) const = default;
+};
+
+// Who wrote a row or state. Requests are named by writers, which live while anything of theirs lies
+// in the cache.
+using WriterId = std::uint32_t;
+inline constexpr WriterId kNobody = 0;
+
+struct SlotContent {
+  ContentId content = 0;
+  WriterId writer = kNobody;  // kNobody: not written since the block's base
+  std::int32_t position = 0;  // of the token in its request
+  std::int64_t step = 0;
+};
+
+using StateWords = std::shared_ptr<const std::vector<std::uint64_t>>;
+
+// One state page per layer of a group stands for the same prefix.
+struct StateContent {
+  ContentId content = 0;  // of the prefix of num_tokens tokens
+  std::int64_t num_tokens = 0;
+  WriterId writer = kNobody;  // kNobody: no state here
+  std::int64_t step = 0;
+  // The words of all layers' state tensors, one after the other; null: to be settled.
+  StateWords words;
+};
+
+struct BlockContent {
+  std::int32_t group = -1;  // whose rows or state; -1: nobody's since the last poison
+  Unwritten base = Unwritten::fresh;
+  bool zeroed = false;  // the bytes that the group uses were zeroed before any row was written
+  std::vector<SlotContent> slots;  // token groups: [block_size]; empty: none written
+  StateContent state;              // state groups
+  // What a load brought when it was not all rows or a state: in place of `base` where the group has
+  // its bytes. In the order of a host block.
+  std::shared_ptr<const std::vector<std::uint8_t>> loaded;
+};
+
+struct HostContent {
+  std::int32_t group = -1;         // whose block lies here; -1: nobody's since the start
+  std::vector<SlotContent> slots;  // as in the block that was stored
+  StateContent state;
+  std::shared_ptr<const std::vector<std::uint8_t>> bytes;  // of the whole host block
+  PageSum sum;                                             // of `bytes`
+};
+
+// What belongs at one byte of a page.
+struct ByteOwner {
+  enum class What : std::uint8_t { row, state, unused };
+  What what = What::unused;
+  BlockId block{};
+  std::int32_t group = -1;
+  std::int32_t layer = -1;        // of the plan, group by group
+  std::int64_t slot_offset = -1;  // inside the block
+  std::int64_t part = -1;         // kPartK, kPartV, kPartState + s
+  std::int64_t head = -1;
+  std::int64_t byte_in_row = -1;  // or in the state tensor
+};
+
+// One layer of the plan, with what its rows need.
+struct ModelLayer {
+  std::int32_t index = 0;  // of the plan, group by group
+  std::int32_t group = 0;
+  std::string name;
+  DType dtype = DType::bf16;
+  WordShape words;  // of rows
+  std::int64_t head_size =
+      0;  // elements of a row that attention reads; a scale may lie behind them
+  LayerLayout layout;
+  LayerShare share;  // where the layer and its heads stand in the whole model
+  std::int64_t row_size_bytes = 0;
+  bool words_aligned = false;                  // every row starts and ends on a word of its page
+  std::vector<std::uint64_t> coords;           // [num_kv][num_kv_heads]
+  std::vector<std::int64_t> state_first_word;  // of each state tensor in StateContent::words
+  std::vector<StateNumbers> state_numbers;     // of each; empty: states are words
+};
+
+// The bytes of one of a layer's states within the words of its group.
+std::span<const std::uint8_t> bytes_of_state(const std::vector<std::uint64_t>& words,
+                                             const ModelLayer& layer, std::size_t state);
+std::span<std::uint8_t> bytes_of_state(std::vector<std::uint64_t>& words, const ModelLayer& layer,
+                                       std::size_t state);
+
+class MemoryModel {
+ public:
+  // Refused: plans that pool_layout() refuses, and caches whose rows are not one per token and slot
+  // (cross attention, compressed rows). `shares`: of the layers, where the plan is a rank's (see
+  // rank_plan.h); none: the plan is the whole model's.
+  static Result<MemoryModel> create(const KVCacheConfig& plan, AttentionBackend backend,
+                                    CacheLayout layout, LayoutRule rule,
+                                    std::int64_t num_host_blocks = 0,
+                                    Numbers numbers = Numbers::words,
+                                    std::span<const LayerShare> shares = {});
+
+  // Forgets which pages were written; `step` is written into everything from now on.
+  void begin_step(std::int64_t step);
+
+  // A name for whoever writes; stays valid until retire_writer() and nothing of it is in the cache.
+  WriterId add_writer(std::string_view name);
+  void retire_writer(WriterId writer);
+  std::string_view writer_name(WriterId writer) const;
+
+  void poison(BlockId block, Unwritten kind);
+  void zero(std::int32_t group, BlockId block);
+  // The state of `source` now also lies in `target`. A sentence when there is none to copy.
+  // Of real numbers: convolutions' inputs come from rows [conv_offset, ...) of `conv_source`.
+  std::optional<std::string> copy_state(std::int32_t group, BlockId source, BlockId target,
+                                        BlockId conv_source, std::int64_t conv_offset);
+  // The rows of one token in every layer of the group.
+  // REQUIRES: the block is not the null block and belongs to the group or to nobody.
+  void write_token(std::int32_t group, BlockId block, std::int64_t slot_offset, ContentId content,
+                   WriterId writer, std::int64_t position);
+  // The state after first_position tokens (content `before`), read from `source` (the null block:
+  // the zero state), advanced by `contents` and left in `target`. A sentence when `source` holds
+  // anything else.
+  std::optional<std::string> advance_state(std::int32_t group, BlockId source, BlockId target,
+                                           std::int64_t first_position, ContentId before,
+                                           std::span<const ContentId> contents, WriterId writer);
+  // What lies where the states of the group's layers are in a block, whatever that is.
+  std::vector<std::uint64_t> state_words(std::int32_t group, BlockId block) const;
+  // The words of a state that advance_state() has left to be settled.
+  void settle_state(std::int32_t group, BlockId block, StateWords words);
+
+  // The host tier. A sentence when the block or host block is not the group's: nothing is done.
+  std::optional<std::string> load(std::int32_t group, BlockId block, HostBlockId host);
+  std::optional<std::string> store(std::int32_t group, BlockId block, HostBlockId host);
+  // After settle_state(): the bytes of a state that was stored before it was settled.
+  void settle_store(std::int32_t group, BlockId block, HostBlockId host);
+  // What somebody else brought there: the rows of tokens [first_position, ...), and of other bytes
+  // of the group what `sent` has, or what was there where nothing is sent.
+  // REQUIRES: a group with rows, a block's worth of contents at most; nothing or a block is sent.
+  void fill_host_block(std::int32_t group, HostBlockId host, std::int64_t first_position,
+                       std::span<const ContentId> contents, WriterId writer,
+                       std::span<const std::uint8_t> sent = {});
+  const HostContent& host_block(HostBlockId host) const;
+  std::int64_t num_host_blocks() const { return std::ssize(host_blocks_); }
+  std::int64_t host_block_bytes() const { return host_block_bytes_; }
+  std::int64_t host_bytes_of(std::int32_t group) const;  // that a block of the group takes
+  // The layer of the plan whose byte this is in a host block. REQUIRES: below host_bytes_of(group).
+  std::int32_t host_layer_at(std::int32_t group, std::int64_t byte) const;
+  // Written since begin_step(), in the order of the writes.
+  std::span<const HostBlockId> written_hosts() const { return written_hosts_; }
+
+  // Pages that a byte was written to since begin_step(), ascending.
+  std::span<const ModelPage> written_pages();
+  // The pages that hold a block's bytes, appended to `pages`.
+  void pages_of(BlockId block, std::vector<ModelPage>& pages) const;
+
+  PageSum fingerprint(ModelPage page);
+  std::vector<std::uint8_t> page_image(ModelPage page) const;
+  ByteOwner owner_of(ModelPage page, std::int64_t byte) const;
+  // The block that holds the page's byte (another than the page's index where K and V are apart).
+  BlockId block_at(ModelPage page, std::int64_t byte) const;
+
+  const BlockContent& block(BlockId id) const;
+  // The slot's content, or null when it was not written since the block's base.
+  const SlotContent* slot_content(std::int32_t group, BlockId block, std::int64_t offset) const;
+
+  std::int64_t num_blocks() const { return num_blocks_; }
+  std::int32_t num_tensors() const { return static_cast<std::int32_t>(tensors_.size()); }
+  std::int64_t page_size_bytes(std::int32_t tensor) const;
+  std::int32_t num_groups() const { return static_cast<std::int32_t>(groups_.size()); }
+  // Rows in a block of the group.
+  std::int64_t block_size(std::int32_t group) const;
+  bool is_state_group(std::int32_t group) const;
+  bool has_real_states() const { return numbers_ == Numbers::real; }
+  std::span<const ModelLayer> layers() const { return layers_; }
+  std::span<const ModelLayer> layers_of(std::int32_t group) const;
+
+ private:
+  // Where K and V of a tensor are kept apart a page is two regions of two blocks, otherwise one.
+  struct Tensor {
+    std::int64_t page_size_bytes = 0;
+    std::int64_t regions_per_page = 1;
+    std::vector<std::int32_t> layers;       // that lie in it
+    std::vector<PageSum> sums;              // [num_blocks]
+    std::vector<std::uint8_t> known;        // whether the sum is up to date
+    std::vector<std::uint32_t> written_in;  // epoch of the last write
+  };
+  // Bytes of a block of a group that lie in one piece, for block 0 and in a host block.
+  struct HostRun {
+    std::int32_t layer = 0;  // of the group
+    ByteExtent in_tensor;
+    std::int64_t offset = 0;
+  };
+  struct Group {
+    bool states = false;
+    std::int64_t block_size = 0;
+    std::int32_t first_layer = 0;
+    std::int32_t num_layers = 0;
+    std::int64_t state_words = 0;    // of all layers
+    std::vector<HostRun> host_runs;  // in the order of the offsets
+    std::int64_t host_bytes = 0;
+  };
+  struct Writer {
+    std::string name;
+    std::int64_t uses = 0;
+    bool live = false;
+  };
+
+  MemoryModel() = default;
+  Result<void> add_layers(const KVCacheConfig& plan, const PoolLayout& pool,
+                          std::span<const LayerShare> shares);
+  Result<void> add_states(const KVCacheSpec& spec, ModelLayer& layer, Group& group) const;
+  void set_alignment();
+  void touch(std::int32_t tensor, std::int64_t page);
+  void invalidate(BlockId block);
+  void touch_layers(std::int32_t group, BlockId block);
+  void forget_content(BlockContent& block);
+  void use(WriterId writer) { ++writers_[writer].uses; }
+  void release(WriterId writer);
+  void write_rows(const ModelLayer& layer, const BlockContent& content, BlockId block,
+                  std::int64_t slot_offset, const SlotContent& old, ContentId now);
+  void set_state(std::int32_t group, BlockId block, StateContent state);
+  void advance_words(std::int32_t group, std::span<const ContentId> contents,
+                     std::vector<std::uint64_t>& words) const;
+
+  void add_host_runs(Group& group);
+  void add_host_blocks(std::int64_t count);
+  HostContent& begin_host_write(std::int32_t group, HostBlockId host);
+  static void set_host_bytes(HostContent& host, std::vector<std::uint8_t> bytes);
+  std::vector<std::uint8_t> block_bytes(std::int32_t group, BlockId block) const;
+  void draw_rows(const Group& group, const HostRun& run, std::span<const ContentId> contents,
+                 std::span<std::uint8_t> bytes) const;
+  void draw_loaded(ModelPage page, const ModelLayer& layer, BlockId block,
+                   std::span<const std::uint8_t> loaded, std::span<std::uint8_t> image) const;
+
+  std::int64_t region_block(const Tensor& tensor, std::int64_t region) const;
+  void fill_base(ModelPage page, std::int64_t region_in_page, const BlockContent& content,
+                 std::span<std::uint8_t> image) const;
+  void draw_layer(ModelPage page, const ModelLayer& layer, BlockId block,
+                  const BlockContent& content, std::span<std::uint8_t> image) const;
+  void draw_state(const ModelLayer& layer, const BlockContent& content,
+                  std::span<std::uint8_t> image) const;
+
+  std::int64_t num_blocks_ = 0;
+  Numbers numbers_ = Numbers::words;
+  std::int64_t step_ = 0;
+  std::uint32_t epoch_ = 1;
+  std::vector<Tensor> tensors_;
+  std::vector<Group> groups_;
+  std::vector<ModelLayer> layers_;
+  std::vector<BlockContent> blocks_;
+  std::vector<Writer> writers_;  // [0] is nobody
+  std::vector<WriterId> free_writers_;
+  std::vector<ModelPage> written_;
+  bool written_sorted_ = true;
+  std::vector<WordKeys> word_keys_;  // of the longest page
+  std::vector<HostContent> host_blocks_;
+  std::vector<HostBlockId> written_hosts_;
+  std::int64_t host_block_bytes_ = 0;
+};
+
+}  // namespace lockstep

@@ -1,0 +1,237 @@
+// The host tier of the memory model: rule (12) of sim/protocol/backend.h.
+#include <fmt/core.h>
+
+#include <algorithm>
+
+#include "base/check.h"
+#include "reference/memory/memory_model.h"
+#include "reference/memory/page_image.h"
+
+namespace lockstep {
+namespace {
+
+constexpr std::int64_t kTierAsTensor = std::int64_t{1} << 31;
+
+}  // namespace
+
+// Where the bytes of a group's block lie, as they follow each other in a host block.
+void MemoryModel::add_host_runs(Group& group) {
+  for (std::int32_t i = 0; i < group.num_layers; ++i) {
+    const ModelLayer& layer = layers_[static_cast<std::size_t>(group.first_layer + i)];
+    const LayerLayout& at = layer.layout;
+    std::vector<ByteExtent> parts;
+    for (const StateLayout& state : at.states)
+      parts.push_back(
+          {state.offset_bytes, state.offset_bytes + state.num_elements * state.itemsize_bytes});
+    for (std::int64_t kv = 0; kv < at.num_kv; ++kv)
+      for (std::int64_t slot = 0; slot < at.block_size; ++slot)
+        for (std::int64_t head = 0; head < at.num_kv_heads; ++head) {
+          const std::int64_t begin = byte_offset(at, kNullBlock, kv, slot, head, 0);
+          parts.push_back({begin, begin + layer.row_size_bytes});
+        }
+    std::ranges::sort(parts, {}, &ByteExtent::begin);
+    for (const ByteExtent& part : parts) {
+      const bool goes_on = !group.host_runs.empty() && group.host_runs.back().layer == i &&
+                           group.host_runs.back().in_tensor.end == part.begin;
+      if (goes_on)
+        group.host_runs.back().in_tensor.end = part.end;
+      else
+        group.host_runs.push_back({.layer = i, .in_tensor = part, .offset = group.host_bytes});
+      group.host_bytes += part.end - part.begin;
+    }
+  }
+}
+
+void MemoryModel::add_host_blocks(std::int64_t count) {
+  if (count == 0) return;
+  for (Group& group : groups_) {
+    add_host_runs(group);
+    host_block_bytes_ = std::max(host_block_bytes_, group.host_bytes);
+  }
+  for (std::int64_t block = 0; block < count; ++block) {
+    std::vector<std::uint8_t> bytes(static_cast<std::size_t>(host_block_bytes_));
+    const std::uint64_t key = poison_key(Unwritten::fresh, kTierAsTensor, block);
+    for (std::int64_t i = 0; i < num_words(host_block_bytes_); ++i)
+      store_word(bytes, static_cast<std::size_t>(i),
+                 poison_word(key, static_cast<std::uint64_t>(i)));
+    set_host_bytes(host_blocks_.emplace_back(), std::move(bytes));
+  }
+}
+
+void MemoryModel::set_host_bytes(HostContent& host, std::vector<std::uint8_t> bytes) {
+  host.sum = page_sum(bytes);
+  host.bytes = std::make_shared<const std::vector<std::uint8_t>>(std::move(bytes));
+}
+
+const HostContent& MemoryModel::host_block(HostBlockId host) const {
+  LS_CHECK(index_of(host) >= 0 && index_of(host) < num_host_blocks(), "host block {} of {}",
+           index_of(host), num_host_blocks());
+  return host_blocks_[static_cast<std::size_t>(index_of(host))];
+}
+
+std::int64_t MemoryModel::host_bytes_of(std::int32_t group) const {
+  return groups_[static_cast<std::size_t>(group)].host_bytes;
+}
+
+std::int32_t MemoryModel::host_layer_at(std::int32_t group, std::int64_t byte) const {
+  const Group& of = groups_[static_cast<std::size_t>(group)];
+  LS_CHECK(byte >= 0 && byte < of.host_bytes, "byte {} of {}", byte, of.host_bytes);
+  const auto after = std::ranges::upper_bound(of.host_runs, byte, {}, &HostRun::offset);
+  return of.first_layer + std::prev(after)->layer;
+}
+
+// Everything that the group's layers use in the block was written.
+void MemoryModel::touch_layers(std::int32_t group, BlockId id) {
+  for (const ModelLayer& layer : layers_of(group))
+    for (const ByteExtent& extent : block_extents(layer.layout, id)) {
+      const std::int64_t page = extent.begin / page_size_bytes(layer.layout.tensor_index);
+      tensors_[static_cast<std::size_t>(layer.layout.tensor_index)]
+          .known[static_cast<std::size_t>(page)] = 0;
+      touch(layer.layout.tensor_index, page);
+    }
+}
+
+// What stands for something else from now on. Bytes that the new content does not reach stay.
+HostContent& MemoryModel::begin_host_write(std::int32_t group, HostBlockId host) {
+  LS_CHECK(index_of(host) >= 0 && index_of(host) < num_host_blocks(), "host block {} of {}",
+           index_of(host), num_host_blocks());
+  HostContent& target = host_blocks_[static_cast<std::size_t>(index_of(host))];
+  for (const SlotContent& slot : target.slots) release(slot.writer);
+  release(target.state.writer);
+  target.slots.clear();
+  target.state = {};
+  target.group = group;
+  written_hosts_.push_back(host);
+  return target;
+}
+
+std::vector<std::uint8_t> MemoryModel::block_bytes(std::int32_t group, BlockId block) const {
+  const Group& of = groups_[static_cast<std::size_t>(group)];
+  std::vector<std::uint8_t> bytes;
+  bytes.reserve(static_cast<std::size_t>(of.host_bytes));
+  ModelPage drawn{-1, -1};
+  std::vector<std::uint8_t> image;
+  for (const HostRun& run : of.host_runs) {
+    const LayerLayout& at = layers_[static_cast<std::size_t>(of.first_layer + run.layer)].layout;
+    const std::int64_t page_bytes = page_size_bytes(at.tensor_index);
+    const std::int64_t begin = run.in_tensor.begin + index_of(block) * at.block_stride_bytes;
+    const ModelPage page{at.tensor_index, static_cast<std::int32_t>(begin / page_bytes)};
+    if (page != drawn) image = page_image(page);
+    drawn = page;
+    const auto first = image.begin() + (begin - page.index * page_bytes);
+    bytes.insert(bytes.end(), first, first + (run.in_tensor.end - run.in_tensor.begin));
+  }
+  return bytes;
+}
+
+std::optional<std::string> MemoryModel::store(std::int32_t group, BlockId id, HostBlockId host) {
+  const BlockContent& source = block(id);
+  if (source.group != group)
+    return fmt::format("block {} is stored for group {}, but holds {}", index_of(id), group,
+                       source.group < 0 ? "nothing" : fmt::format("group {}'s", source.group));
+  HostContent& target = begin_host_write(group, host);
+  target.slots = source.slots;
+  target.state = source.state;
+  for (const SlotContent& slot : target.slots) use(slot.writer);
+  use(target.state.writer);
+  const bool to_be_settled = source.state.writer != kNobody && source.state.words == nullptr;
+  if (!to_be_settled) settle_store(group, id, host);
+  return std::nullopt;
+}
+
+void MemoryModel::settle_store(std::int32_t group, BlockId id, HostBlockId host) {
+  HostContent& target = host_blocks_[static_cast<std::size_t>(index_of(host))];
+  const std::vector<std::uint8_t> own = block_bytes(group, id);
+  std::vector<std::uint8_t> bytes = *target.bytes;
+  std::ranges::copy(own, bytes.begin());
+  target.state.words = block(id).state.words;
+  set_host_bytes(target, std::move(bytes));
+}
+
+std::optional<std::string> MemoryModel::load(std::int32_t group, BlockId id, HostBlockId host) {
+  const HostContent& source = host_block(host);
+  if (id == kNullBlock) return "a load writes to the null block";
+  if (source.group != group)
+    return fmt::format("host block {} is loaded for group {}, but holds {}", index_of(host), group,
+                       source.group < 0 ? "nothing" : fmt::format("group {}'s", source.group));
+  BlockContent& target = blocks_[static_cast<std::size_t>(index_of(id))];
+  if (target.group != -1 && target.group != group)
+    return fmt::format("block {} is loaded for group {} while it belongs to group {}", index_of(id),
+                       group, target.group);
+  for (const SlotContent& slot : source.slots) use(slot.writer);
+  use(source.state.writer);
+  forget_content(target);
+  target.group = group;
+  target.zeroed = false;
+  target.slots = source.slots;
+  target.state = source.state;
+  const bool whole = is_state_group(group)
+                         ? source.state.writer != kNobody
+                         : !source.slots.empty() &&
+                               std::ranges::count(source.slots, kNobody, &SlotContent::writer) == 0;
+  if (!whole) target.loaded = source.bytes;
+  touch_layers(group, id);
+  return std::nullopt;
+}
+
+void MemoryModel::fill_host_block(std::int32_t group, HostBlockId host, std::int64_t first_position,
+                                  std::span<const ContentId> contents, WriterId writer,
+                                  std::span<const std::uint8_t> sent) {
+  const Group& of = groups_[static_cast<std::size_t>(group)];
+  LS_CHECK(!of.states && std::ssize(contents) <= of.block_size, "{} rows for a block of {}",
+           contents.size(), of.block_size);
+  LS_CHECK(sent.empty() || std::ssize(sent) == of.host_bytes, "{} bytes are sent, a block has {}",
+           sent.size(), of.host_bytes);
+  std::vector<std::uint8_t> bytes = *host_block(host).bytes;
+  std::ranges::copy(sent, bytes.begin());
+  for (const HostRun& run : of.host_runs) draw_rows(of, run, contents, bytes);
+  HostContent& target = begin_host_write(group, host);
+  target.slots.resize(static_cast<std::size_t>(of.block_size));
+  for (std::size_t i = 0; i < contents.size(); ++i) {
+    use(writer);
+    target.slots[i] = {
+        .content = contents[i],
+        .writer = writer,
+        .position = static_cast<std::int32_t>(first_position) + static_cast<std::int32_t>(i),
+        .step = step_};
+  }
+  set_host_bytes(target, std::move(bytes));
+}
+
+// The rows of a run, which holds whole rows of one layer.
+void MemoryModel::draw_rows(const Group& group, const HostRun& run,
+                            std::span<const ContentId> contents,
+                            std::span<std::uint8_t> bytes) const {
+  const ModelLayer& layer = layers_[static_cast<std::size_t>(group.first_layer + run.layer)];
+  const LayerLayout& at = layer.layout;
+  for (std::int64_t kv = 0; kv < at.num_kv; ++kv)
+    for (std::size_t slot = 0; slot < contents.size(); ++slot)
+      for (std::int64_t head = 0; head < at.num_kv_heads; ++head) {
+        const std::int64_t begin =
+            byte_offset(at, kNullBlock, kv, static_cast<std::int64_t>(slot), head, 0);
+        if (begin < run.in_tensor.begin || begin >= run.in_tensor.end) continue;
+        draw_row(contents[slot],
+                 layer.coords[static_cast<std::size_t>(kv * at.num_kv_heads + head)], layer.words,
+                 bytes.subspan(static_cast<std::size_t>(run.offset + begin - run.in_tensor.begin),
+                               static_cast<std::size_t>(layer.row_size_bytes)));
+      }
+}
+
+// Bytes of a block that a load brought and nothing has written since.
+void MemoryModel::draw_loaded(ModelPage page, const ModelLayer& layer, BlockId block,
+                              std::span<const std::uint8_t> loaded,
+                              std::span<std::uint8_t> image) const {
+  const Group& group = groups_[static_cast<std::size_t>(layer.group)];
+  const std::int64_t page_begin = page.index * page_size_bytes(page.tensor);
+  for (const HostRun& run : group.host_runs) {
+    if (group.first_layer + run.layer != layer.index) continue;
+    const std::int64_t begin =
+        run.in_tensor.begin + index_of(block) * layer.layout.block_stride_bytes - page_begin;
+    if (begin < 0 || begin >= std::ssize(image)) continue;
+    const auto size = static_cast<std::size_t>(run.in_tensor.end - run.in_tensor.begin);
+    std::ranges::copy(loaded.subspan(static_cast<std::size_t>(run.offset), size),
+                      image.begin() + begin);
+  }
+}
+
+}  // namespace lockstep

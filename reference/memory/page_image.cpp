@@ -1,0 +1,164 @@
+#include "reference/memory/page_image.h"
+
+#include <array>
+
+#include "base/check.h"
+#include "reference/memory/memory_model.h"
+
+namespace lockstep {
+
+PageSum page_sum(std::span<const std::uint8_t> image) {
+  PageSum sum;
+  const std::size_t words = (image.size() + 7) / 8;
+  for (std::size_t i = 0; i < words; ++i) sum += page_term(load_word(image, i), word_keys(i));
+  return sum;
+}
+
+void draw_row(ContentId content, std::uint64_t coord, WordShape shape,
+              std::span<std::uint8_t> row) {
+  const std::uint64_t key = row_key(content, coord);
+  shape = shape_of_row(key, shape);
+  const std::size_t words = (row.size() + 7) / 8;
+  for (std::size_t i = 0; i < words; ++i) store_word(row, i, row_word(key, i, shape));
+}
+
+WordShape row_words(Numbers numbers, const KVCacheSpec& spec, std::int64_t layer) {
+  if (const StoredNumbers* own = numbers_by_largest(numbers, spec.kv_quant_mode))
+    return {.by_largest = own, .scale_at = static_cast<std::uint64_t>(spec.head_size)};
+  if (const StoredNumbers* stored = stored_numbers(numbers, spec.dtype, layer))
+    return {.stored = stored};
+  return word_shape(spec.dtype);
+}
+
+// K regions of all blocks come first, then V regions, in a tensor that keeps them apart.
+std::int64_t MemoryModel::region_block(const Tensor& tensor, std::int64_t region) const {
+  return tensor.regions_per_page == 1 || region < num_blocks_ ? region : region - num_blocks_;
+}
+
+BlockId MemoryModel::block_at(ModelPage page, std::int64_t byte) const {
+  const Tensor& tensor = tensors_[static_cast<std::size_t>(page.tensor)];
+  const std::int64_t region = page.index * tensor.regions_per_page +
+                              byte / (tensor.page_size_bytes / tensor.regions_per_page);
+  return static_cast<BlockId>(region_block(tensor, region));
+}
+
+std::vector<std::uint8_t> MemoryModel::page_image(ModelPage page) const {
+  const Tensor& tensor = tensors_[static_cast<std::size_t>(page.tensor)];
+  std::vector<std::uint8_t> image(static_cast<std::size_t>(tensor.page_size_bytes));
+  for (std::int64_t r = 0; r < tensor.regions_per_page; ++r) {
+    const std::int64_t region = page.index * tensor.regions_per_page + r;
+    const auto id = static_cast<BlockId>(region_block(tensor, region));
+    const BlockContent& content = block(id);
+    fill_base(page, r, content, image);
+    for (const std::int32_t index : tensor.layers) {
+      const ModelLayer& layer = layers_[static_cast<std::size_t>(index)];
+      if (layer.group != content.group) continue;
+      if (content.loaded != nullptr) draw_loaded(page, layer, id, *content.loaded, image);
+      if (is_state_group(layer.group))
+        draw_state(layer, content, image);
+      else
+        draw_layer(page, layer, id, content, image);
+    }
+  }
+  return image;
+}
+
+void MemoryModel::fill_base(ModelPage page, std::int64_t region_in_page,
+                            const BlockContent& content, std::span<std::uint8_t> image) const {
+  const Tensor& tensor = tensors_[static_cast<std::size_t>(page.tensor)];
+  const std::int64_t size = tensor.page_size_bytes / tensor.regions_per_page;
+  const std::uint64_t key = poison_key(content.base, page.tensor, page.index);
+  const std::int64_t begin = region_in_page * size;
+  for (std::int64_t byte = begin; byte < begin + size;) {
+    const std::uint64_t word = poison_word(key, static_cast<std::uint64_t>(byte / 8));
+    std::int64_t in_word = byte % 8;
+    for (; in_word < 8 && byte < begin + size; ++in_word, ++byte)
+      image[static_cast<std::size_t>(byte)] = static_cast<std::uint8_t>(word >> (8 * in_word));
+  }
+}
+
+void MemoryModel::draw_layer(ModelPage page, const ModelLayer& layer, BlockId id,
+                             const BlockContent& content, std::span<std::uint8_t> image) const {
+  if (content.slots.empty() && !content.zeroed) return;
+  const LayerLayout& at = layer.layout;
+  const std::int64_t page_begin = page.index * page_size_bytes(page.tensor);
+  const WordShape shape = layer.words;
+  for (std::int64_t kv = 0; kv < at.num_kv; ++kv) {
+    const std::int64_t first = byte_offset(at, id, kv, 0, 0, 0) - page_begin;
+    if (first < 0 || first >= static_cast<std::int64_t>(image.size())) continue;
+    for (std::int64_t slot = 0; slot < at.block_size; ++slot) {
+      const SlotContent* row = slot_content(layer.group, id, slot);
+      if (row == nullptr && !content.zeroed) continue;
+      for (std::int64_t head = 0; head < at.num_kv_heads; ++head) {
+        const std::int64_t begin = byte_offset(at, id, kv, slot, head, 0) - page_begin;
+        const auto bytes = image.subspan(static_cast<std::size_t>(begin),
+                                         static_cast<std::size_t>(layer.row_size_bytes));
+        if (row == nullptr) {
+          std::memset(bytes.data(), 0, bytes.size());
+        } else {
+          const auto coord = static_cast<std::size_t>(kv * at.num_kv_heads + head);
+          draw_row(row->content, layer.coords[coord], shape, bytes);
+        }
+      }
+    }
+  }
+}
+
+void MemoryModel::draw_state(const ModelLayer& layer, const BlockContent& content,
+                             std::span<std::uint8_t> image) const {
+  for (std::size_t s = 0; s < layer.layout.states.size(); ++s) {
+    const StateLayout& state = layer.layout.states[s];
+    const std::int64_t size = state.num_elements * state.itemsize_bytes;
+    const auto bytes =
+        image.subspan(static_cast<std::size_t>(state.offset_bytes), static_cast<std::size_t>(size));
+    if (content.state.writer == kNobody) {
+      if (content.zeroed) std::memset(bytes.data(), 0, bytes.size());
+      continue;
+    }
+    LS_CHECK(content.state.words != nullptr, "a state of {} is drawn before it is settled",
+             layer.name);
+    const std::uint64_t* words = content.state.words->data() + layer.state_first_word[s];
+    for (std::int64_t i = 0; i < num_words(size); ++i)
+      store_word(bytes, static_cast<std::size_t>(i), words[i]);
+  }
+}
+
+ByteOwner MemoryModel::owner_of(ModelPage page, std::int64_t byte) const {
+  const Tensor& tensor = tensors_[static_cast<std::size_t>(page.tensor)];
+  LS_CHECK(byte >= 0 && byte < tensor.page_size_bytes, "byte {} of a page of {}", byte,
+           tensor.page_size_bytes);
+  ByteOwner owner{.block = block_at(page, byte)};
+  owner.group = block(owner.block).group;
+  const std::int64_t target = page.index * tensor.page_size_bytes + byte;
+  for (const std::int32_t index : tensor.layers) {
+    const ModelLayer& layer = layers_[static_cast<std::size_t>(index)];
+    const LayerLayout& at = layer.layout;
+    if (layer.group != owner.group) continue;
+    for (std::size_t s = 0; s < at.states.size(); ++s) {
+      const std::int64_t in_state = byte - at.states[s].offset_bytes;
+      if (in_state < 0 || in_state >= at.states[s].num_elements * at.states[s].itemsize_bytes)
+        continue;
+      owner.what = ByteOwner::What::state;
+      owner.layer = index;
+      owner.part = kPartState + static_cast<std::int64_t>(s);
+      owner.byte_in_row = in_state;
+      return owner;
+    }
+    for (std::int64_t kv = 0; kv < at.num_kv; ++kv)
+      for (std::int64_t slot = 0; slot < at.block_size; ++slot)
+        for (std::int64_t head = 0; head < at.num_kv_heads; ++head) {
+          const std::int64_t in_row = target - byte_offset(at, owner.block, kv, slot, head, 0);
+          if (in_row < 0 || in_row >= layer.row_size_bytes) continue;
+          owner.what = ByteOwner::What::row;
+          owner.layer = index;
+          owner.slot_offset = slot;
+          owner.part = kv;
+          owner.head = head;
+          owner.byte_in_row = in_row;
+          return owner;
+        }
+  }
+  return owner;
+}
+
+}  // namespace lockstep

@@ -1,0 +1,178 @@
+#include "reference/plan/block_sizes.h"
+
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <numeric>
+
+#include "reference/plan/context_share.h"
+#include "reference/profiles/engine_profile.h"
+
+namespace lockstep {
+namespace {
+
+Result<BlockSizes> single_group_sizes(const EngineConfig& config, const EngineProfile& profile,
+                                      const KVCacheSpec& spec) {
+  const std::int32_t num_ranks = num_context_ranks(config, spec);
+  const std::int32_t size = config.block_size * num_ranks;
+  const auto own = static_cast<std::int32_t>(spec.block_size) * num_ranks;
+  if (config.enable_prefix_caching && own != size)
+    return fail(
+        fmt::format("block_size: the group has blocks of {} tokens and the configuration of {}; "
+                    "with prefix caching they must be equal",
+                    own, size));
+  if (profile.group_blocks_divide_scheduler_block && size % spec.block_size != 0)
+    return fail(fmt::format("block_size: {} of the configuration is no multiple of the group's {}",
+                            size, spec.block_size));
+  return BlockSizes{size, size};
+}
+
+// What the block size of a group spans when decode context parallelism divides it.
+std::int64_t num_tokens_in_block(const EngineConfig& config, const KVCacheSpec& spec) {
+  return spec.kind == CacheKind::mamba ? spec.block_size : spec.block_size * config.dcp;
+}
+
+Result<BlockSizes> hybrid_sizes(const EngineConfig& config, const EngineProfile& profile,
+                                std::span<const KVCacheGroupSpec> groups) {
+  const bool parallel = config.dcp != 1 || (profile.shards_by_pcp && config.pcp != 1);
+  if (parallel && !profile.context_parallel_hybrids)
+    return fail(
+        fmt::format("dcp, pcp: {} and {} with {} KV cache groups; context parallelism needs a "
+                    "single group",
+                    config.dcp, config.pcp, groups.size()));
+  std::int64_t lcm = 1;
+  std::int64_t gcd = 0;
+  bool one_hash_per_hit = false;
+  for (const KVCacheGroupSpec& group : groups) {
+    const std::int64_t block_size = num_tokens_in_block(config, group.spec);
+    lcm = std::lcm(lcm, block_size);
+    gcd = std::gcd(gcd, block_size);
+    if (group.spec.kind == CacheKind::mamba)
+      one_hash_per_hit |= profile.state_hashing == StateHashing::of_equal_blocks
+                              ? group.spec.block_size != config.block_size
+                              : group.spec.mamba_cache_mode != MambaCacheMode::align;
+  }
+  const auto scheduler = static_cast<std::int32_t>(lcm);
+  if (!config.enable_prefix_caching) return BlockSizes{scheduler, scheduler};
+  const BlockSizes sizes{scheduler, one_hash_per_hit ? scheduler : static_cast<std::int32_t>(gcd)};
+  for (const KVCacheGroupSpec& group : groups)
+    if (num_tokens_in_block(config, group.spec) % sizes.hash_block_size != 0)
+      return fail(
+          fmt::format("groups: a block of {} tokens is no multiple of the hash block of {}; turn "
+                      "prefix caching off or make the block sizes equal",
+                      group.spec.block_size, sizes.hash_block_size));
+  return sizes;
+}
+
+// Whether a hit may end inside a block (partial_hash_hits_enabled).
+bool has_partial_hits(const EngineConfig& config, std::span<const KVCacheGroupSpec> groups,
+                      std::int32_t hash_block_size) {
+  const bool fine_states = std::ranges::any_of(groups, [&](const KVCacheGroupSpec& group) {
+    const std::int64_t size = group.spec.block_size;
+    return group.spec.kind == CacheKind::mamba &&
+           group.spec.mamba_cache_mode == MambaCacheMode::align &&
+           (config.dcp > 1 ? size >= hash_block_size : size > hash_block_size);
+  });
+  return fine_states && std::ranges::all_of(groups, [&](const KVCacheGroupSpec& group) {
+           const bool looks_up_whole_blocks = group.spec.kind == CacheKind::sliding_window ||
+                                              group.spec.kind == CacheKind::chunked_local;
+           return !looks_up_whole_blocks ||
+                  num_tokens_in_block(config, group.spec) == hash_block_size;
+         });
+}
+
+Result<void> check_retention(const EngineConfig& config, const EngineProfile& profile,
+                             std::span<const KVCacheGroupSpec> groups, BlockSizes sizes) {
+  const std::int32_t interval = config.prefix_cache_retention_interval;
+  if (interval == kDenseRetention) return {};
+  if (!profile.retains_sparsely)
+    return fail(fmt::format("prefix_cache_retention_interval: {}; {} keeps every state and window",
+                            interval, profile.name));
+  const bool any_sparse = std::ranges::any_of(groups, [](const KVCacheGroupSpec& group) {
+    return group.spec.kind == CacheKind::mamba || group.spec.kind == CacheKind::sliding_window;
+  });
+  if (interval < 0 || interval % sizes.scheduler_block_size != 0)
+    return fail(
+        fmt::format("prefix_cache_retention_interval: {}; expected a multiple of the block size {}",
+                    interval, sizes.scheduler_block_size));
+  if (interval > 0 && !any_sparse)
+    return fail("prefix_cache_retention_interval: no group keeps states or windows; expected 0");
+  return {};
+}
+
+// A stated lookahead is the engine core's, which nothing but its own configuration decides.
+Result<void> check_hash_lookahead(const EngineConfig& config, const EngineProfile& profile) {
+  EngineConfig unstated = config;
+  unstated.num_hash_lookahead_tokens = kEngineHashLookahead;
+  const std::int32_t own = hash_lookahead_of(unstated, profile);
+  if (hash_lookahead_of(config, profile) == own) return {};
+  return fail(fmt::format(
+      "num_hash_lookahead_tokens: {}; expected {}: {}", config.num_hash_lookahead_tokens, own,
+      own == 0 ? fmt::format("{} hashes these blocks without the tokens after them", profile.name)
+               : fmt::format("{} with EAGLE that drops a block of a hit (0), or with several "
+                             "modules of MTP, is not modelled",
+                             profile.name)));
+}
+
+Result<void> check_prefix_caching(const EngineConfig& config, const EngineProfile& profile,
+                                  std::span<const KVCacheGroupSpec> groups, BlockSizes sizes) {
+  if (Result<void> checked = check_hash_lookahead(config, profile); !checked) return checked;
+  const bool one_spec = std::ranges::all_of(
+      groups, [&](const KVCacheGroupSpec& group) { return group.spec == groups[0].spec; });
+  if (groups.size() > 1 && one_spec && !profile.hybrids_of_one_spec)
+    return fail(
+        fmt::format("groups: {} of one spec; {} caches prefixes of several groups only when their "
+                    "specs differ",
+                    groups.size(), profile.name));
+  for (const KVCacheGroupSpec& group : groups) {
+    const KVCacheSpec& spec = group.spec;
+    if (spec.kind == CacheKind::mamba && spec.mamba_cache_mode != MambaCacheMode::align &&
+        !profile.caches_states_in_mode_all)
+      return fail(fmt::format(
+          "mamba_cache_mode: {} with prefix caching; {} caches states in mode align only",
+          name_of(spec.mamba_cache_mode), profile.name));
+    const bool windowed =
+        spec.kind == CacheKind::sliding_window || spec.kind == CacheKind::chunked_local;
+    if (windowed && config.dcp > 1)
+      return fail(fmt::format("dcp: {} with a {} group; context parallelism cannot divide windows",
+                              config.dcp, name_of(spec.kind)));
+    if (spec.kind == CacheKind::chunked_local && config.spec_method == SpecMethod::eagle &&
+        profile.eagle_hits == EagleHits::drop_last_block)
+      return fail(
+          fmt::format("spec_method: eagle with a chunked_local group; {} cannot drop the last "
+                      "block of its hits",
+                      profile.name));
+    if (spec.kind == CacheKind::chunked_local && spec.block_size != sizes.scheduler_block_size)
+      return fail(fmt::format(
+          "groups: chunked_local has blocks of {} tokens; with prefix caching expected {} "
+          "in every group",
+          spec.block_size, sizes.scheduler_block_size));
+  }
+  if (groups.size() > 1 && profile.hits_parts_of_blocks &&
+      has_partial_hits(config, groups, sizes.hash_block_size))
+    return fail(fmt::format(
+        "groups: a hash block of {} tokens is finer than the state blocks; {} then hits "
+        "parts of blocks, which is not modelled",
+        sizes.hash_block_size, profile.name));
+  return {};
+}
+
+}  // namespace
+
+Result<BlockSizes> resolve_block_sizes(const EngineConfig& config,
+                                       std::span<const KVCacheGroupSpec> groups) {
+  if (groups.empty()) return fail("groups: none given; expected at least one KV cache group");
+  const EngineProfile& profile = engine_profile(config.engine);
+  Result<BlockSizes> sizes = groups.size() == 1
+                                 ? single_group_sizes(config, profile, groups[0].spec)
+                                 : hybrid_sizes(config, profile, groups);
+  if (!sizes) return sizes;
+  if (Result<void> checked = check_retention(config, profile, groups, *sizes); !checked)
+    return tl::unexpected(checked.error());
+  if (!config.enable_prefix_caching) return sizes;
+  if (Result<void> checked = check_prefix_caching(config, profile, groups, *sizes); !checked)
+    return tl::unexpected(checked.error());
+  return sizes;
+}
+
+}  // namespace lockstep

@@ -1,0 +1,67 @@
+// What a plan can hold: tokens, requests, bytes per token, waste; each figure with its formula, and
+// the older formulas beside it where they were wrong.
+//
+// 1. max_concurrency is one IEEE division, num_blocks / blocks_per_request; capacity_tokens is that
+//    times max_model_len, cut to an integer: to the last bit what vLLM 0.22.1 reports.
+// 2. A group whose cost does not grow with length never divides the capacity (vLLM 40384, 40417).
+// 3. A buffer indexed by slots needs slot_address_space rows, not capacity_tokens (37118): a slot
+//    is a place in the pool, whoever holds it. Rules: vllm/v1/core/kv_cache_utils.py
+//    (get_max_concurrency_for_kv_cache_config).
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "reference/types/plan_options.h"
+
+namespace lockstep {
+
+struct GroupCapacity {
+  CacheKind kind{};
+  std::int64_t block_size = 0;
+  std::int64_t blocks_per_request = 0;
+  bool grows = false;
+  // One block of the pool in the hands of this group, over all tensors:
+  std::int64_t used_bytes = 0;
+  std::int64_t padding_bytes = 0;       // of pages longer than their content
+  std::int64_t pack_waste_bytes = 0;    // places of the last pack that no layer fills
+  std::int64_t absent_layer_bytes = 0;  // tensors where the group has no layer
+  std::int64_t slot_address_space = 0;  // slots 0 .. num_blocks * block_size - 1; 0 for states
+};
+
+struct Formula {
+  std::string figure;   // "capacity_tokens"
+  std::string formula;  // with the numbers put in
+};
+
+struct Capacity {
+  std::int64_t num_blocks = 0;
+  std::int64_t usable_blocks = 0;  // without the null block
+  std::int64_t blocks_per_request = 0;
+  double max_concurrency = 0;
+  std::int64_t capacity_tokens = 0;
+  std::int64_t growing_groups_tokens = 0;  // by the formula of 40384
+  std::int64_t all_groups_tokens = 0;      // before it: divided by every group
+  double bytes_per_token = 0;              // that a longer request takes more
+  std::int64_t fixed_bytes_per_request = 0;
+  std::int64_t pool_bytes = 0;
+  std::int64_t slot_address_space = 0;  // of the group with most slots
+  std::int64_t hit_step_tokens = 0;     // a prefix hit is a multiple of so many; 0: nothing hits
+  std::vector<GroupCapacity> groups;
+  std::vector<Formula> formulas;
+};
+
+// Requires a plan with groups.
+Capacity capacity_of(const KVCacheConfig& config, const PlanOptions& options);
+
+// Of a prompt that was computed before, the tokens that a resend finds: whole steps, and never the
+// last token. A step longer than the prompts makes prefix caching useless (35703: 1 % of tokens).
+std::int64_t resend_hit_tokens(const Capacity& capacity, std::int64_t prompt_tokens);
+
+// num_blocks // growing groups * smallest growing block size; every group counts where none grows.
+std::int64_t growing_groups_tokens(const KVCacheConfig& config, const PlanOptions& options);
+// num_blocks // groups * smallest block size: the formula until 40384.
+std::int64_t all_groups_tokens(const KVCacheConfig& config, const PlanOptions& options);
+
+}  // namespace lockstep

@@ -1,0 +1,274 @@
+#include "reference/plan/grouping.h"
+
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <numeric>
+
+#include "base/check.h"
+#include "reference/plan/attention_packing.h"
+#include "reference/plan/page_size.h"
+
+namespace lockstep {
+namespace {
+
+// FullAttentionSpec and what derives from it: every token kept.
+bool is_full(const KVCacheSpec& spec) {
+  return spec.kind == CacheKind::full_attention || spec.kind == CacheKind::mla ||
+         spec.kind == CacheKind::hidden_state;
+}
+bool is_mla(const KVCacheSpec& spec) {
+  return spec.kind == CacheKind::mla || spec.kind == CacheKind::hidden_state;
+}
+
+bool same_row_format(const KVCacheSpec& a, const KVCacheSpec& b) {
+  return a.cache_dtype_str == b.cache_dtype_str && a.compress_ratio == b.compress_ratio &&
+         a.model_version == b.model_version;
+}
+
+// A window that only some of the layers name is the group's; two different ones cannot be merged.
+Result<std::int64_t> merged_window(const LayerSpecs& layers, std::int64_t KVCacheSpec::*window) {
+  std::int64_t merged = 0;
+  for (const NamedSpec& layer : layers) {
+    const std::int64_t value = layer.spec.*window;
+    if (value == 0 || value == merged) continue;
+    if (merged != 0)
+      return fail(fmt::format("{}: a window of {} tokens in one group with a window of {}",
+                              layer.name, value, merged));
+    merged = value;
+  }
+  return merged;
+}
+
+// The one spec that stands for all layers, or nothing when they differ. MLA layers are compared by
+// row format alone, as in vLLM: a hidden-state cache merges with them whatever its rows (see plan
+// warnings).
+Result<std::optional<KVCacheSpec>> merged_spec(const LayerSpecs& layers) {
+  const KVCacheSpec& first = layers.front().spec;
+  const auto all = [&](auto&& matches) {
+    return std::ranges::all_of(layers, [&](const NamedSpec& l) { return matches(l.spec); });
+  };
+  if (is_mla(first)) {
+    if (!all([&](const KVCacheSpec& s) { return is_mla(s) && same_row_format(s, first); }))
+      return std::nullopt;
+    KVCacheSpec merged = first;
+    merged.alignment = 0;  // its padding stays, the wish for it does not
+    return merged;
+  }
+  if (first.kind == CacheKind::full_attention) {
+    const bool same = all([&](const KVCacheSpec& s) {
+      return s.kind == CacheKind::full_attention && s.block_size == first.block_size &&
+             s.num_kv_heads == first.num_kv_heads && s.head_size == first.head_size &&
+             s.dtype == first.dtype && s.kv_quant_mode == first.kv_quant_mode &&
+             s.page_size_padded == first.page_size_padded;
+    });
+    KVCacheSpec merged = first;
+    if (!all(is_full)) return std::nullopt;
+    const auto window = merged_window(layers, &KVCacheSpec::sliding_window);
+    const auto chunk = merged_window(layers, &KVCacheSpec::attention_chunk_size);
+    if (!window) return tl::unexpected(window.error());
+    if (!chunk) return tl::unexpected(chunk.error());
+    if (!same || (*window != 0 && *chunk != 0)) return std::nullopt;
+    merged.sliding_window = *window;
+    merged.attention_chunk_size = *chunk;
+    return merged;
+  }
+  if (first.kind == CacheKind::sliding_window && first.mla_rows) {
+    const bool same = all([&](const KVCacheSpec& s) {
+      return s.kind == CacheKind::sliding_window && s.mla_rows && same_row_format(s, first) &&
+             s.sliding_window == first.sliding_window;
+    });
+    if (!same) return std::nullopt;
+    KVCacheSpec merged = first;
+    merged.alignment = 0;
+    return merged;
+  }
+  if (!all([&](const KVCacheSpec& s) { return s == first; })) return std::nullopt;
+  return first;
+}
+
+// Windows and chunks treated as full attention when the manager of hybrid caches is switched off.
+Result<LayerSpecs> without_hybrid_manager(LayerSpecs layers) {
+  const auto one = merged_spec(layers);
+  if (!one) return tl::unexpected(one.error());
+  if (one->has_value() || is_uniform_type(layers)) return layers;
+  const auto full = std::ranges::find_if(layers, [](const auto& l) { return is_full(l.spec); });
+  const std::int64_t full_block_size = full == layers.end() ? 0 : full->spec.block_size;
+  for (NamedSpec& layer : layers) {
+    KVCacheSpec& spec = layer.spec;
+    if (full_block_size == 0) break;
+    if (spec.kind == CacheKind::sliding_window && spec.mla_rows) {
+      spec.kind = CacheKind::mla;
+      spec.mla_rows = false;
+      spec.sliding_window = 0;
+      spec.block_size = full_block_size;
+      spec = with_alignment_padding(spec);
+    } else if (spec.kind == CacheKind::sliding_window || spec.kind == CacheKind::chunked_local) {
+      spec.kind = CacheKind::full_attention;
+    }
+  }
+  const auto converted = merged_spec(layers);
+  if (!converted) return tl::unexpected(converted.error());
+  if (!converted->has_value() && !is_uniform_type(layers))
+    return fail(
+        "the hybrid KV cache manager is switched off and the layers cannot be turned into "
+        "one kind of cache; switch it on");
+  return layers;
+}
+
+// Layers of equal spec, in order of first appearance.
+std::vector<LayerSpecs> by_equal_spec(const LayerSpecs& layers) {
+  std::vector<LayerSpecs> kinds;
+  for (const NamedSpec& layer : layers) {
+    const auto kind = std::ranges::find_if(
+        kinds, [&](const LayerSpecs& k) { return k.front().spec == layer.spec; });
+    if (kind == kinds.end())
+      kinds.push_back({layer});
+    else
+      kind->push_back(layer);
+  }
+  return kinds;
+}
+
+std::vector<KVCacheGroupSpec> deal_out(const std::vector<LayerSpecs>& kinds,
+                                       const PlanOptions& options) {
+  std::vector<std::int64_t> units;
+  for (const LayerSpecs& kind : kinds) units.push_back(num_units(kind, options.attn_pack));
+  const std::int64_t group_size = layers_per_group(units);
+  std::vector<KVCacheGroupSpec> groups;
+  for (std::size_t k = 0; k < kinds.size(); ++k) {
+    const std::int64_t num_groups = cdiv(units[k], group_size);
+    for (std::int64_t i = 0; i < num_groups; ++i) {
+      KVCacheGroupSpec& group = groups.emplace_back();
+      group.spec = kinds[k].front().spec;
+      group.layers_per_page = layers_per_page(group.spec, options.attn_pack);
+      for (std::int64_t unit = i; unit < units[k]; unit += num_groups)
+        append_unit(kinds[k], unit, group);
+    }
+  }
+  return groups;
+}
+
+Result<std::vector<KVCacheGroupSpec>> equal_page_groups(const LayerSpecs& layers,
+                                                        const PlanOptions& options) {
+  LayerSpecs hidden;
+  LayerSpecs others;
+  for (const NamedSpec& layer : layers)
+    (layer.spec.kind == CacheKind::hidden_state ? hidden : others).push_back(layer);
+  if (others.empty())
+    return fail("hidden-state layers of different shapes need a model beside them");
+  auto equal = options.attn_pack > 1 ? with_packed_pages(others, options.attn_pack)
+                                     : with_equal_pages(others);
+  if (!equal) return tl::unexpected(equal.error());
+  std::vector<KVCacheGroupSpec> groups = deal_out(by_equal_spec(*equal), options);
+  const std::int64_t common_page = pool_page_size_bytes(groups.front());
+  for (const NamedSpec& layer : hidden) {
+    const KVCacheSpec& spec = layer.spec;
+    const std::int64_t bytes_per_token =
+        spec.num_kv_heads * spec.head_size * itemsize_bytes(spec.dtype);
+    if (bytes_per_token > common_page)
+      return fail(
+          fmt::format("{}: one token takes {} bytes and the common page has {}; extract "
+                      "fewer layers at a time, or use longer blocks",
+                      layer.name, bytes_per_token, common_page));
+    KVCacheGroupSpec& group = groups.emplace_back();
+    group.layer_names = {layer.name};
+    group.spec = spec;
+    group.spec.block_size = std::max<std::int64_t>(common_page / bytes_per_token, 1);
+    group.spec.page_size_padded = common_page;
+  }
+  return groups;
+}
+
+}  // namespace
+
+KVCacheGroupSpec uniform_type_group(const LayerSpecs& layers) {
+  KVCacheGroupSpec group;
+  group.spec = layers.front().spec;
+  for (const NamedSpec& layer : layers) {
+    group.layer_names.push_back(layer.name);
+    group.layer_specs.push_back(layer.spec);
+  }
+  return group;
+}
+
+std::int64_t layers_per_group(std::span<const std::int64_t> layers_of_kind) {
+  const auto [least, most] = std::ranges::minmax(layers_of_kind);
+  return 2 * most < 3 * least ? most : least;
+}
+
+bool is_uniform_type(const LayerSpecs& layers) {
+  const KVCacheSpec& first = layers.front().spec;
+  const auto same_slots = [&](const KVCacheSpec& spec) {
+    if (spec.block_size != first.block_size) return false;
+    if (is_full(first)) return is_full(spec);
+    if (spec.kind != first.kind) return false;
+    switch (first.kind) {
+      case CacheKind::sliding_window:
+        return spec.sliding_window == first.sliding_window && (spec.mla_rows || !first.mla_rows);
+      case CacheKind::chunked_local:
+        return spec.attention_chunk_size == first.attention_chunk_size;
+      case CacheKind::mamba:
+        return spec.num_speculative_blocks == first.num_speculative_blocks;
+      default:
+        return true;
+    }
+  };
+  return std::ranges::all_of(layers, [&](const NamedSpec& l) { return same_slots(l.spec); });
+}
+
+Result<LayerSpecs> with_equal_pages(LayerSpecs layers) {
+  std::int64_t largest = 0;
+  for (const NamedSpec& layer : layers) largest = std::max(largest, page_size_bytes(layer.spec));
+  for (NamedSpec& layer : layers) {
+    const std::int64_t page = page_size_bytes(layer.spec);
+    if (page == largest) continue;
+    if (is_state_kind(layer.spec.kind) || layer.spec.page_size_padded)
+      return fail(
+          fmt::format("{}: its page of {} bytes cannot grow to {} bytes by holding more "
+                      "tokens; pad it to that",
+                      layer.name, page, largest));
+    if (largest % page != 0) {
+      std::int64_t ratio = largest / page;
+      while (largest % ratio != 0) --ratio;
+      return fail(
+          fmt::format("{}: its page of {} bytes does not divide the largest page, {} bytes; "
+                      "the next page that does has {} bytes",
+                      layer.name, page, largest, largest / ratio));
+    }
+    layer.spec.block_size *= largest / page;
+  }
+  return layers;
+}
+
+Result<std::vector<KVCacheGroupSpec>> kv_cache_groups(const LayerSpecs& all_layers,
+                                                      const PlanOptions& options) {
+  LayerSpecs layers;
+  for (const NamedSpec& layer : all_layers)
+    if (layer.spec.kind != CacheKind::encoder_only) layers.push_back(layer);
+  if (layers.empty()) return std::vector<KVCacheGroupSpec>{};
+  for (const NamedSpec& layer : layers)
+    LS_CHECK(layer.spec.block_size > 0, "{}: block_size {}", layer.name, layer.spec.block_size);
+  if (options.attn_pack > 1)
+    if (auto packable = check_packable(layers, options.attn_pack); !packable)
+      return tl::unexpected(packable.error());
+
+  if (options.disable_hybrid_kv_cache_manager) {
+    auto converted = without_hybrid_manager(std::move(layers));
+    if (!converted) return tl::unexpected(converted.error());
+    layers = std::move(*converted);
+  }
+  const auto one = merged_spec(layers);
+  if (!one) return tl::unexpected(one.error());
+  if (one->has_value()) {
+    KVCacheGroupSpec group;
+    for (const NamedSpec& layer : layers) group.layer_names.push_back(layer.name);
+    group.spec = **one;
+    return std::vector{std::move(group)};
+  }
+  if (is_uniform_type(layers)) return std::vector{uniform_type_group(layers)};
+  if (has_mla_windows(layers)) return mla_window_groups(layers);
+  return equal_page_groups(layers, options);
+}
+
+}  // namespace lockstep

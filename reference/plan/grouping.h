@@ -1,0 +1,48 @@
+// Which layers share a block table. A block is one size for all groups, so groups are made of
+// layers whose pages can be made equal, and are equally many.
+//
+// 1. Every layer is in exactly one group; the groups keep the order in which kinds first appear.
+// 2. All layers of a group have equal specs, or (uniform type) need the same token slots.
+// 3. Unless the groups are of uniform type, every group's page is equally large.
+// 4. A kind with more layers than the group size is dealt out round robin, layers[i::n], so that
+//    each pipeline stage has its share of every group.
+// 5. Hidden-state layers are taken out first and added back one by one, padded to the common page.
+// Rules: vllm/v1/core/kv_cache_utils.py (get_kv_cache_groups).
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "base/result.h"
+#include "reference/types/plan_options.h"
+
+namespace lockstep {
+
+// Requires every block_size to be set. No layers: no groups (a model that keeps no cache).
+Result<std::vector<KVCacheGroupSpec>> kv_cache_groups(const LayerSpecs& layers,
+                                                      const PlanOptions& options);
+
+// Whether all layers need the same token slots, and so can share one group with pages of their own.
+bool is_uniform_type(const LayerSpecs& layers);
+
+// One group of all these layers, each with a page of its own. REQUIRES: is_uniform_type(layers).
+KVCacheGroupSpec uniform_type_group(const LayerSpecs& layers);
+
+// Layers per group when kinds have these many: the smallest, unless the largest is under 1.5 times
+// it.
+std::int64_t layers_per_group(std::span<const std::int64_t> layers_of_kind);
+
+// Specs raised to one page size by growing the block size of the smaller ones.
+Result<LayerSpecs> with_equal_pages(LayerSpecs layers);
+
+// DeepSeek-V4: full MLA layers of several page sizes beside sliding-window MLA layers; groups of
+// uniform type whose layers fit the same set of pages. Requires a layer of the second kind.
+Result<std::vector<KVCacheGroupSpec>> mla_window_groups(const LayerSpecs& layers);
+bool has_mla_windows(const LayerSpecs& layers);
+
+// The chunk size in [lower_bound, max] that rounding `values` up to it pads least; ties take the
+// larger.
+std::int64_t approximate_gcd(std::span<const std::int64_t> values, std::int64_t lower_bound);
+
+}  // namespace lockstep

@@ -1,0 +1,82 @@
+// A model as far as its cache is concerned: kinds of layers with the figures of the whole model,
+// and the order in which the layers come. What one tensor-parallel rank keeps follows from it.
+//
+// 1. A rank holds num_kv_heads / tp heads; where tp is larger, heads are replicated, at least one
+//    each. MLA rows, hidden states and windows of MLA rows are whole on every rank.
+// 2. State tensors are cut along their heads or channels; every cut must be even.
+// Rules: vllm/model_executor/layers/mamba/mamba_utils.py, vllm/config/model.py.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/result.h"
+#include "reference/types/plan_options.h"
+
+namespace lockstep {
+
+// Which states a recurrent layer keeps.
+enum class StateFamily : std::uint8_t {
+  gated_delta_net,   // conv [kernel - 1 + drafts, k + k + v channels], ssm [v heads, v dim, k dim]
+  kda,               // three convs (q, k, v), recurrent [heads, dim, dim] in fp32
+  mamba2,            // conv [kernel - 1 + drafts, channels], ssm [heads, head dim, state size]
+  mamba1,            // conv [kernel - 1, channels], ssm [channels, state size]
+  linear_attention,  // one [heads, dim, dim]
+  short_conv,        // one conv [kernel - 1, channels]
+};
+std::string_view name_of(StateFamily family);
+std::optional<StateFamily> state_family_from_name(std::string_view name);
+
+// Figures of the whole model; those that a family does not use stay 0.
+struct StateFigures {
+  StateFamily family = StateFamily::gated_delta_net;
+  std::int64_t num_heads = 0;  // value heads, where keys have heads of their own
+  std::int64_t head_dim = 0;   // of a value head
+  std::int64_t num_k_heads = 0;
+  std::int64_t head_k_dim = 0;
+  std::int64_t intermediate_size = 0;  // channels of mamba1, mamba2 and short_conv
+  std::int64_t n_groups = 0;           // mamba2
+  std::int64_t state_size = 0;         // mamba1, mamba2
+  std::int64_t conv_kernel = 0;
+  bool operator==(const StateFigures&) const = default;
+};
+
+struct LayerKind {
+  std::string name;  // "attn": layer 3 of this kind is "layers.3.attn"
+  // Token caches: num_kv_heads of the whole model; block_size 0 unless the model fixes it; states
+  // are worked out from `states` below.
+  KVCacheSpec spec;
+  bool has_own_dtype = false;  // spec.dtype stands; otherwise the option kv_dtype does
+  StateFigures states;
+  std::optional<DType> conv_dtype;  // absent: the model's
+  std::optional<DType> ssm_dtype;   // absent: the model's
+  bool operator==(const LayerKind&) const = default;
+};
+
+struct ModelSpec {
+  struct Layer {
+    std::int64_t index = 0;  // of the model's layer; several caches may belong to one
+    std::size_t kind = 0;
+    bool operator==(const Layer&) const = default;
+  };
+  std::string name;
+  DType dtype = DType::bf16;
+  std::int64_t max_model_len = 32768;
+  std::int64_t mamba_chunk_size = 256;
+  std::vector<LayerKind> kinds;
+  std::vector<Layer> layers;
+  bool operator==(const ModelSpec&) const = default;
+};
+
+// What each layer keeps on one rank, block sizes open. Refused: heads or channels that tp does not
+// divide.
+Result<LayerSpecs> layer_specs(const ModelSpec& model, const PlanOptions& options);
+
+// A cache of hidden states beside the model's own, for the extraction of `num_layers` layers'
+// states.
+NamedSpec hidden_state_layer(std::int64_t num_layers, std::int64_t hidden_size, DType dtype);
+
+}  // namespace lockstep

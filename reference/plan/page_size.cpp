@@ -1,0 +1,111 @@
+#include "reference/plan/page_size.h"
+
+#include <functional>
+#include <numeric>
+
+#include "base/check.h"
+
+namespace lockstep {
+namespace {
+
+// Bytes of one stored token in the two MLA layouts that are defined in bytes.
+// V3.2: 512 fp8 values, 4 fp32 scales, 64 bf16 rope values. V4: 448 fp8, 64 bf16, 8 scale bytes.
+constexpr std::int64_t kDeepseekV32TokenBytes = 656;
+constexpr std::int64_t kDeepseekV4TokenBytes = 584;
+constexpr std::int64_t kScaleBytes = 4;  // fp32
+
+// Packed fp4: two values a byte, and one fp8 scale for 16 values.
+constexpr std::int64_t nvfp4_full_dim(std::int64_t head_size) {
+  return head_size / 2 + head_size / 16;
+}
+
+bool is_per_token_head(KVQuantMode mode) {
+  return mode == KVQuantMode::int8_per_token_head || mode == KVQuantMode::fp8_per_token_head;
+}
+
+std::int64_t mla_page_size_bytes(const KVCacheSpec& spec) {
+  if (spec.model_version == "deepseek_v4" &&
+      (spec.kind == CacheKind::sliding_window || spec.cache_dtype_str == "fp8_ds_mla"))
+    return storage_block_size(spec) * kDeepseekV4TokenBytes;
+  if (spec.kind != CacheKind::sliding_window && spec.cache_dtype_str == "fp8_ds_mla")
+    return spec.block_size * kDeepseekV32TokenBytes;
+  return storage_block_size(spec) * spec.num_kv_heads * spec.head_size * itemsize_bytes(spec.dtype);
+}
+
+std::int64_t pair_page_size_bytes(const KVCacheSpec& spec) {
+  const std::int64_t k = spec.head_size;
+  const std::int64_t v = head_size_v(spec);
+  const std::int64_t row_pair =
+      spec.kv_quant_mode == KVQuantMode::nvfp4 ? nvfp4_full_dim(k) + nvfp4_full_dim(v) : k + v;
+  return spec.block_size * spec.num_kv_heads * row_pair * itemsize_bytes(spec.dtype);
+}
+
+}  // namespace
+
+bool has_single_rows(const KVCacheSpec& spec) {
+  return spec.kind == CacheKind::mla || spec.kind == CacheKind::hidden_state ||
+         (spec.kind == CacheKind::sliding_window && spec.mla_rows);
+}
+
+std::int64_t storage_block_size(const KVCacheSpec& spec) {
+  return has_single_rows(spec) ? spec.block_size / spec.compress_ratio : spec.block_size;
+}
+
+std::int64_t head_size_v(const KVCacheSpec& spec) {
+  return spec.head_size_v == 0 ? spec.head_size : spec.head_size_v;
+}
+
+std::int64_t num_elements(const StateTensorSpec& state) {
+  return std::accumulate(state.dims.begin(), state.dims.end(), std::int64_t{1},
+                         std::multiplies<>());
+}
+
+std::int64_t size_bytes(const StateTensorSpec& state) {
+  return num_elements(state) * itemsize_bytes(state.dtype);
+}
+
+std::int64_t real_page_size_bytes(const KVCacheSpec& spec) {
+  if (is_state_kind(spec.kind)) {
+    std::int64_t bytes = 0;
+    for (const StateTensorSpec& state : spec.states) bytes += size_bytes(state);
+    return bytes;
+  }
+  return has_single_rows(spec) ? mla_page_size_bytes(spec) : pair_page_size_bytes(spec);
+}
+
+std::int64_t unpadded_page_size_bytes(const KVCacheSpec& spec) {
+  const std::int64_t real = real_page_size_bytes(spec);
+  if (is_state_kind(spec.kind) || !is_per_token_head(spec.kv_quant_mode)) return real;
+  return real + 2 * spec.block_size * spec.num_kv_heads * kScaleBytes;
+}
+
+std::int64_t page_size_bytes(const KVCacheSpec& spec) {
+  const std::int64_t unpadded = unpadded_page_size_bytes(spec);
+  if (!spec.page_size_padded) return unpadded;
+  LS_CHECK(*spec.page_size_padded >= unpadded, "page_size_padded {} < {} bytes",
+           *spec.page_size_padded, unpadded);
+  return *spec.page_size_padded;
+}
+
+std::int64_t page_size_bytes(const KVCacheGroupSpec& group) {
+  if (!group.is_uniform_type()) return page_size_bytes(group.spec);
+  LS_CHECK(group.layer_specs.size() == group.layer_names.size(), "{} specs, {} layers",
+           group.layer_specs.size(), group.layer_names.size());
+  std::int64_t bytes = 0;
+  for (const KVCacheSpec& spec : group.layer_specs) bytes += page_size_bytes(spec);
+  return bytes;
+}
+
+std::int64_t pool_page_size_bytes(const KVCacheGroupSpec& group) {
+  return page_size_bytes(group) * group.layers_per_page;
+}
+
+KVCacheSpec with_alignment_padding(KVCacheSpec spec) {
+  if (spec.alignment == 0) return spec;
+  const std::int64_t real = real_page_size_bytes(spec);
+  const std::int64_t padded = round_up(real, spec.alignment);
+  if (padded != real) spec.page_size_padded = padded;
+  return spec;
+}
+
+}  // namespace lockstep

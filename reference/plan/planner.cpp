@@ -1,0 +1,313 @@
+#include "reference/plan/planner.h"
+
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <limits>
+#include <map>
+
+#include "base/check.h"
+#include "reference/plan/attention_packing.h"
+#include "reference/plan/grouping.h"
+#include "reference/plan/page_size.h"
+#include "reference/plan/request_need.h"
+
+namespace lockstep {
+namespace {
+
+using Groups = std::vector<KVCacheGroupSpec>;
+
+std::string gib_text(std::int64_t bytes) {
+  return fmt::format("{:.2f} GiB", static_cast<double>(bytes) / (1 << 30));
+}
+
+// Far above any machine; below it no product of sizes leaves 63 bits.
+constexpr std::int64_t kPageBytesMax = std::int64_t{1} << 44;
+
+// Bytes of one block of the layer, its block size taken as one token where it is still open.
+std::int64_t saturating_page_bytes(const KVCacheSpec& spec) {
+  std::int64_t bytes = 0;
+  for (const StateTensorSpec& state : spec.states) {
+    std::int64_t state_bytes = itemsize_bytes(state.dtype);
+    for (std::int64_t dim : state.dims) state_bytes = saturating_product(state_bytes, dim);
+    if (state_bytes > kPageBytesMax || bytes > kPageBytesMax) return INT64_MAX;
+    bytes += state_bytes;
+  }
+  if (is_state_kind(spec.kind)) return bytes;
+  // A row of either kind takes at most head_size and 1,024 bytes more (scales, fixed layouts).
+  const std::int64_t row =
+      std::max(spec.head_size, head_size_v(spec)) * itemsize_bytes(spec.dtype) + 1024;
+  return saturating_product(saturating_product(2 * row, spec.num_kv_heads),
+                            std::max<std::int64_t>(spec.block_size, 1));
+}
+
+Result<void> check_sizes(const LayerSpecs& layers) {
+  for (const NamedSpec& layer : layers) {
+    const std::int64_t bytes = saturating_page_bytes(layer.spec);
+    const bool whole_rows =
+        layer.spec.compress_ratio > 0 && layer.spec.block_size % layer.spec.compress_ratio == 0;
+    if (!whole_rows)
+      return fail(fmt::format("{}: a block of {} tokens does not hold whole rows of {} tokens",
+                              layer.name, layer.spec.block_size, layer.spec.compress_ratio));
+    if (bytes > kPageBytesMax || layer.spec.page_size_padded.value_or(0) > kPageBytesMax)
+      return fail(fmt::format("{}: a page of more than {} is not for this machine or any other",
+                              layer.name, gib_text(kPageBytesMax)));
+    if (layer.spec.page_size_padded &&
+        unpadded_page_size_bytes(layer.spec) > *layer.spec.page_size_padded)
+      return fail(fmt::format("{}: its content of {} bytes is larger than its page of {}",
+                              layer.name, unpadded_page_size_bytes(layer.spec),
+                              *layer.spec.page_size_padded));
+  }
+  return {};
+}
+
+// Layers of every worker, in order; a layer that two workers hold (tensor parallel ranks) counts
+// once.
+Result<LayerSpecs> merged_layers(const std::vector<LayerSpecs>& workers) {
+  LayerSpecs merged;
+  std::map<std::string_view, const KVCacheSpec*> seen;
+  for (const LayerSpecs& worker : workers) {
+    for (const NamedSpec& layer : worker) {
+      const auto [entry, added] = seen.try_emplace(layer.name, &layer.spec);
+      if (added)
+        merged.push_back(layer);
+      else if (*entry->second != layer.spec)
+        return fail(fmt::format("{}: two workers keep different caches for it", layer.name));
+    }
+  }
+  return merged;
+}
+
+// The groups of the whole model with only the layers of one worker in them; a group may come out
+// empty.
+Groups projected_groups(const Groups& groups, const LayerSpecs& worker) {
+  Groups projected;
+  for (const KVCacheGroupSpec& group : groups) {
+    KVCacheGroupSpec& own = projected.emplace_back(group);
+    own.layer_names.clear();
+    own.layer_specs.clear();
+    for (std::size_t i = 0; i < group.layer_names.size(); ++i) {
+      if (std::ranges::find(worker, group.layer_names[i], &NamedSpec::name) == worker.end())
+        continue;
+      own.layer_names.push_back(group.layer_names[i]);
+      if (group.is_uniform_type()) own.layer_specs.push_back(group.layer_specs[i]);
+    }
+    if (!own.layer_specs.empty()) own.spec = own.layer_specs.front();
+  }
+  return projected;
+}
+
+Result<void> check_memory(const Groups& groups, std::int64_t memory_bytes,
+                          const PlanOptions& options) {
+  if (memory_bytes <= 0)
+    return fail(fmt::format("no memory for the cache: {} bytes; one block takes {} bytes",
+                            memory_bytes, pool_bytes_per_block(groups)));
+  if (memory_bytes < pool_bytes_per_block(groups))
+    return fail(fmt::format("the cache has {} bytes and one block takes {}: room for no block",
+                            memory_bytes, pool_bytes_per_block(groups)));
+  const std::int64_t needed = request_bytes(groups, options);
+  if (needed <= memory_bytes) return {};
+  const std::int64_t longest = largest_model_len(groups, options, memory_bytes);
+  const std::string remedy =
+      longest > 0 ? fmt::format("a max_model_len of at most {} does, or {} of memory", longest,
+                                gib_text(needed))
+                  : fmt::format("not even one token does; {} of memory would", gib_text(needed));
+  return fail(
+      fmt::format("one request of max_model_len {} needs {} and the cache has {}: it does not "
+                  "fit; {}",
+                  options.max_model_len, gib_text(needed), gib_text(memory_bytes), remedy));
+}
+
+Result<void> check_states(const Groups& groups, std::int64_t num_blocks,
+                          const PlanOptions& options) {
+  const bool states =
+      std::ranges::any_of(groups, [](const auto& g) { return is_state_kind(g.spec.kind); });
+  if (!states || !options.max_num_seqs || *options.max_num_seqs <= num_blocks) return {};
+  return fail(
+      fmt::format("max_num_seqs {}: each running request needs a state block and the pool has "
+                  "{}; use at most {}, or more memory",
+                  *options.max_num_seqs, num_blocks, num_blocks));
+}
+
+std::vector<KVCacheTensor> uniform_type_tensors(const Groups& groups, std::int64_t num_blocks) {
+  std::vector<KVCacheTensor> tensors;
+  if (groups.size() == 1) {
+    for (std::size_t i = 0; i < groups.front().layer_names.size(); ++i)
+      tensors.push_back({page_size_bytes(groups.front().layer_specs[i]) * num_blocks,
+                         {groups.front().layer_names[i]}});
+    return tensors;
+  }
+  // One tensor per tuple and page size; each group gives its t-th layer of that size.
+  const std::int64_t tuples = tensors_per_pool(groups);
+  for (std::int64_t t = 0; t < tuples; ++t) {
+    for (std::int64_t page : page_sizes(groups.front())) {
+      KVCacheTensor& tensor = tensors.emplace_back();
+      tensor.size_bytes = page * num_blocks;
+      for (const KVCacheGroupSpec& group : groups) {
+        std::int64_t place = 0;
+        for (std::size_t i = 0; i < group.layer_names.size(); ++i)
+          if (page_size_bytes(group.layer_specs[i]) == page && place++ == t)
+            tensor.shared_by.push_back(group.layer_names[i]);
+      }
+    }
+  }
+  return tensors;
+}
+
+std::vector<KVCacheTensor> shared_tensors(const Groups& groups, std::int64_t num_blocks) {
+  std::vector<KVCacheTensor> tensors(static_cast<std::size_t>(tensors_per_pool(groups)));
+  for (KVCacheTensor& tensor : tensors)
+    tensor.size_bytes = pool_page_size_bytes(groups.front()) * num_blocks;
+  for (const KVCacheGroupSpec& group : groups)
+    for (std::size_t i = 0; i < group.layer_names.size(); ++i)
+      tensors[i / static_cast<std::size_t>(group.layers_per_page)].shared_by.push_back(
+          group.layer_names[i]);
+  return tensors;
+}
+
+void add_warnings(const LayerSpecs& layers, const Groups& groups, const PlanOptions& options,
+                  std::int64_t num_blocks, std::vector<std::string>& warnings) {
+  std::int64_t state_blocks = 0;
+  std::int64_t request_blocks = 0;
+  for (const KVCacheGroupSpec& group : groups) {
+    request_blocks += max_blocks_per_request(group, options);
+    if (is_state_kind(group.spec.kind) && !grows_with_length(group.spec))
+      state_blocks += max_blocks_per_request(group, options);
+    for (std::size_t i = 0; i < group.layer_names.size(); ++i) {
+      const auto layer = std::ranges::find(layers, group.layer_names[i], &NamedSpec::name);
+      const std::int64_t page = page_size_bytes(group.layer_spec(i));
+      KVCacheSpec own = layer->spec;
+      own.block_size = group.spec.block_size;
+      own.page_size_padded.reset();
+      if (unpadded_page_size_bytes(own) > page)
+        warnings.push_back(fmt::format(
+            "{}: {} tokens take {} bytes and its page has {}: it was merged with layers of shorter "
+            "rows",
+            layer->name, own.block_size, unpadded_page_size_bytes(own), page));
+    }
+  }
+  for (const KVCacheGroupSpec& group : groups) {
+    if (!is_state_kind(group.spec.kind) || options.mamba_cache_mode != MambaCacheMode::align ||
+        group.spec.block_size <= options.max_num_batched_tokens)
+      continue;
+    warnings.push_back(
+        fmt::format("mode align: a block has {} tokens and a step at most {}: no state "
+                    "reaches a block boundary in one step",
+                    group.spec.block_size, options.max_num_batched_tokens));
+    break;
+  }
+  if (request_blocks > num_blocks - 1)
+    warnings.push_back(fmt::format(
+        "one request of max_model_len takes {} blocks and {} are left beside the null block: a "
+        "request that long never runs",
+        request_blocks, num_blocks - 1));
+  if (options.max_num_seqs && state_blocks * *options.max_num_seqs > num_blocks - 1)
+    warnings.push_back(
+        fmt::format("max_num_seqs {} takes {} blocks for states alone; {} requests have room for "
+                    "theirs at once",
+                    *options.max_num_seqs, state_blocks * *options.max_num_seqs,
+                    (num_blocks - 1) / state_blocks));
+}
+
+Result<void> check_context_parallel(const Groups& groups, const PlanOptions& options) {
+  if (options.dcp * options.pcp == 1) return {};
+  for (const KVCacheGroupSpec& group : groups)
+    if (group.spec.kind == CacheKind::sliding_window)
+      return fail(
+          fmt::format("dcp {} and pcp {}: sliding-window layers cannot be split over ranks; "
+                      "use 1 and 1",
+                      options.dcp, options.pcp));
+  if (groups.size() > 1)
+    return fail(
+        fmt::format("dcp {} and pcp {}: a model with {} groups cannot be split over ranks; "
+                    "use 1 and 1",
+                    options.dcp, options.pcp, groups.size()));
+  return {};
+}
+
+}  // namespace
+
+KVCacheConfig kv_cache_config(Groups groups, std::int64_t memory_bytes,
+                              const PlanOptions& options) {
+  KVCacheConfig config;
+  if (groups.empty()) {
+    config.num_blocks = 1;  // the null block
+    return config;
+  }
+  config.num_blocks =
+      options.num_gpu_blocks_override.value_or(memory_bytes / pool_bytes_per_block(groups));
+  config.tensors = all_uniform_type(groups) ? uniform_type_tensors(groups, config.num_blocks)
+                                            : shared_tensors(groups, config.num_blocks);
+  config.groups = std::move(groups);
+  return config;
+}
+
+std::vector<LayerSpecs> pipeline_stages(const LayerSpecs& layers, std::int64_t pp) {
+  LS_CHECK(pp >= 1, "pp {}", pp);
+  const auto count = static_cast<std::int64_t>(layers.size());
+  std::vector<LayerSpecs> stages;
+  auto next = layers.begin();
+  for (std::int64_t stage = 0; stage < pp; ++stage) {
+    // The stages before the last take the remainder, the latest first.
+    const bool longer = stage < pp - 1 && stage >= pp - 1 - count % pp;
+    const std::int64_t length = count / pp + (longer ? 1 : 0);
+    stages.emplace_back(next, next + length);
+    next += length;
+  }
+  return stages;
+}
+
+Result<MemoryPlan> plan_memory(const std::vector<LayerSpecs>& workers,
+                               const std::vector<std::int64_t>& memory_bytes,
+                               const PlanOptions& options) {
+  LS_CHECK(workers.size() == memory_bytes.size() && !workers.empty(), "{} workers, {} memories",
+           workers.size(), memory_bytes.size());
+  MemoryPlan plan;
+  auto merged = merged_layers(workers);
+  if (!merged) return tl::unexpected(merged.error());
+  if (auto sizes = check_sizes(*merged); !sizes) return tl::unexpected(sizes.error());
+  auto aligned = aligned_sizes(*merged, options);
+  if (!aligned) return tl::unexpected(aligned.error());
+  plan.aligned = *aligned;
+  plan.layers = with_aligned_sizes(std::move(*merged), *aligned, options);
+  if (auto sizes = check_sizes(plan.layers); !sizes) return tl::unexpected(sizes.error());
+  auto groups = kv_cache_groups(plan.layers, options);
+  if (!groups) return tl::unexpected(groups.error());
+  if (auto parallel = check_context_parallel(*groups, options); !parallel)
+    return tl::unexpected(parallel.error());
+
+  std::int64_t num_blocks = std::numeric_limits<std::int64_t>::max();
+  for (std::size_t w = 0; w < workers.size(); ++w) {
+    Groups own = projected_groups(*groups, workers[w]);
+    const bool empty =
+        std::ranges::all_of(own, [](const auto& group) { return group.layer_names.empty(); });
+    std::int64_t memory = memory_bytes[w];
+    if (!empty) {
+      if (options.num_gpu_blocks_override)
+        memory = saturating_product(*options.num_gpu_blocks_override, pool_bytes_per_block(own));
+      if (auto enough = check_memory(own, memory, options); !enough)
+        return tl::unexpected(enough.error());
+    }
+    plan.workers.push_back(kv_cache_config(empty ? Groups{} : std::move(own), memory, options));
+    if (!empty) num_blocks = std::min(num_blocks, plan.workers.back().num_blocks);
+  }
+  for (KVCacheConfig& worker : plan.workers) {
+    if (worker.groups.empty()) continue;
+    for (KVCacheTensor& tensor : worker.tensors)
+      tensor.size_bytes = tensor.size_bytes / worker.num_blocks * num_blocks;
+    worker.num_blocks = num_blocks;
+  }
+  if (groups->empty()) return plan;
+  if (auto states = check_states(*groups, num_blocks, options); !states)
+    return tl::unexpected(states.error());
+  add_warnings(plan.layers, *groups, options, num_blocks, plan.warnings);
+  return plan;
+}
+
+Result<MemoryPlan> plan_memory(const LayerSpecs& layers, const PlanOptions& options) {
+  const std::vector<LayerSpecs> workers = pipeline_stages(layers, options.pp);
+  return plan_memory(workers, std::vector<std::int64_t>(workers.size(), options.memory_bytes),
+                     options);
+}
+
+}  // namespace lockstep

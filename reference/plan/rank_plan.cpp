@@ -1,0 +1,269 @@
+#include "reference/plan/rank_plan.h"
+
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <charconv>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "base/check.h"
+#include "reference/plan/page_size.h"
+#include "reference/plan/planner.h"
+#include "reference/plan/request_need.h"
+
+namespace lockstep {
+namespace {
+
+// The dimension of a state tensor that tensor parallelism cuts.
+std::size_t cut_dimension(const std::vector<StateTensorSpec>& states, std::size_t index) {
+  const std::size_t dims = states[index].dims.size();
+  const bool last_of_several = states.size() > 1 && index + 1 == states.size();
+  return dims >= 3 || last_of_several ? 0 : dims - 1;
+}
+
+Result<void> cut_states(const std::string& layer, std::int64_t tp,
+                        std::vector<StateTensorSpec>& states) {
+  for (std::size_t s = 0; s < states.size(); ++s) {
+    std::int64_t& count = states[s].dims[cut_dimension(states, s)];
+    if (count % tp != 0)
+      return fail(
+          fmt::format("{}: {} channels or heads of state {} cannot be cut over "
+                      "tensor_parallel_size {}; use a divisor of it",
+                      layer, count, s, tp));
+    count /= tp;
+  }
+  return {};
+}
+
+Result<void> cut_heads(const std::string& layer, std::int64_t tp, KVCacheSpec& spec) {
+  const std::int64_t heads = spec.num_kv_heads;
+  if (tp > heads ? tp % heads != 0 : heads % tp != 0)
+    return fail(
+        fmt::format("{}: {} KV heads can neither be cut nor be replicated evenly over "
+                    "tensor_parallel_size {}; use a divisor or a multiple of them",
+                    layer, heads, tp));
+  spec.num_kv_heads = std::max<std::int64_t>(1, heads / tp);
+  return {};
+}
+
+// The number in a layer's name that says which layer of the model it belongs to: "layers.3.attn".
+std::optional<std::int64_t> number_in(std::string_view name) {
+  for (std::size_t begin = 0; begin < name.size();) {
+    const std::size_t end = std::min(name.find('.', begin), name.size());
+    std::int64_t number = 0;
+    const auto read = std::from_chars(name.data() + begin, name.data() + end, number);
+    if (read.ec == std::errc() && read.ptr == name.data() + end && number >= 0) return number;
+    begin = end + 1;
+  }
+  return std::nullopt;
+}
+
+// The numbers [first, last) of a stage.
+struct Stage {
+  std::int64_t first = 0;
+  std::int64_t last = 0;
+};
+
+Result<Stage> stage_of(const KVCacheConfig& whole, const ParallelRank& rank) {
+  std::int64_t count = 0;
+  for (const KVCacheGroupSpec& group : whole.groups)
+    for (const std::string& name : group.layer_names) {
+      const auto number = number_in(name);
+      if (!number)
+        return fail(
+            fmt::format("{}: a layer without a number in its name belongs to no stage of "
+                        "pipeline_parallel_size {}",
+                        name, rank.pp_size));
+      count = std::max(count, *number + 1);
+    }
+  if (count < rank.pp_size)
+    return fail(fmt::format("pipeline_parallel_size {}: the model has {} layers; use at most that",
+                            rank.pp_size, count));
+  const std::int64_t length = count / rank.pp_size;
+  const std::int64_t rest = count % rank.pp_size;
+  // Of the stages before the last one, the latest `rest` have one layer more.
+  const std::int64_t first_longer = rank.pp_size - 1 - rest;
+  const auto begin_of = [&](std::int64_t stage) {
+    return stage * length + std::clamp<std::int64_t>(stage - first_longer, 0, rest);
+  };
+  return Stage{begin_of(rank.pp_rank), begin_of(rank.pp_rank + 1)};
+}
+
+// The heads of a layer of the rank, of KV and of queries.
+Result<LayerShare> share_of(const std::string& name, const KVCacheSpec& whole,
+                            const KVCacheSpec& own, const ParallelRank& rank,
+                            std::int64_t queries_per_kv) {
+  LayerShare share{.queries_per_kv = static_cast<std::int32_t>(queries_per_kv)};
+  if (rank.tp_size == 1) return share;
+  if (is_state_kind(whole.kind)) {
+    share.first_head = rank.tp_rank;
+    return share;
+  }
+  if (whole.kind == CacheKind::hidden_state) return share;
+  const std::int64_t copies = has_single_rows(whole)
+                                  ? rank.tp_size
+                                  : std::max<std::int64_t>(1, rank.tp_size / whole.num_kv_heads);
+  if (!has_single_rows(whole))
+    share.first_head = static_cast<std::int32_t>(rank.tp_rank / copies * own.num_kv_heads);
+  if (copies % rank.dcp_size != 0)
+    return fail(fmt::format(
+        "{}: decode_context_parallel_size {} deals out the tokens of ranks that hold the same KV "
+        "heads, and {} do; use a divisor of it",
+        name, rank.dcp_size, copies));
+  const std::int64_t query_heads = whole.num_kv_heads * queries_per_kv;
+  if (query_heads % rank.tp_size != 0)
+    return fail(
+        fmt::format("{}: {} query heads ({} a KV head) cannot be cut over tensor_parallel_size {}; "
+                    "give more queries per KV head, or a divisor of them",
+                    name, query_heads, queries_per_kv, rank.tp_size));
+  const std::int64_t of_rank = query_heads / rank.tp_size;
+  share.queries_per_kv = static_cast<std::int32_t>(of_rank * rank.dcp_size / own.num_kv_heads);
+  share.first_query_head =
+      static_cast<std::int32_t>(rank.tp_rank / rank.dcp_size * rank.dcp_size * of_rank);
+  return share;
+}
+
+std::int64_t own_page(const KVCacheGroupSpec& group) {
+  return unpadded_page_size_bytes(group.spec) * group.layers_per_page;
+}
+std::int64_t largest_page(const std::vector<KVCacheGroupSpec>& groups) {
+  std::int64_t largest = 0;
+  for (const KVCacheGroupSpec& group : groups) largest = std::max(largest, own_page(group));
+  return largest;
+}
+void pad_to(std::int64_t page, std::vector<KVCacheGroupSpec>& groups) {
+  for (KVCacheGroupSpec& group : groups)
+    if (own_page(group) != page) group.spec.page_size_padded = page;
+}
+
+// Pages of all groups made equal again, whatever the cut has left of each.
+Result<void> equalize_pages(const KVCacheConfig& whole, std::vector<KVCacheGroupSpec>& groups) {
+  const std::int64_t beyond =
+      pool_page_size_bytes(whole.groups.front()) - largest_page(whole.groups);
+  const std::int64_t page = largest_page(groups) + std::max<std::int64_t>(0, beyond);
+  for (const KVCacheGroupSpec& group : groups)
+    if (group.layers_per_page > 1 && own_page(group) != page)
+      return fail(
+          fmt::format("{}: {} layers share a page of {} bytes, and a rank's pages have {}; packed "
+                      "layers must stay the largest",
+                      group.layer_names.empty() ? "a group" : group.layer_names.front(),
+                      group.layers_per_page, own_page(group), page));
+  pad_to(page, groups);
+  return {};
+}
+
+class Cutter {
+ public:
+  Cutter(const KVCacheConfig& whole, const ParallelRank& rank, std::int64_t queries_per_kv)
+      : whole_(whole), rank_(rank), queries_per_kv_(queries_per_kv) {}
+
+  Result<RankPlan> cut() {
+    if (rank_.pp_size > 1) {
+      auto stage = stage_of(whole_, rank_);
+      if (!stage) return tl::unexpected(stage.error());
+      stage_ = *stage;
+    }
+    for (const KVCacheGroupSpec& group : whole_.groups)
+      if (auto added = add_group(group); !added) return tl::unexpected(added.error());
+    if (rank_.is_whole()) {
+      cut_.plan = whole_;
+      return std::move(cut_);
+    }
+    if (cut_.layers.empty())
+      return fail(fmt::format("pipeline_parallel_size {}: stage {} has no layer with a cache",
+                              rank_.pp_size, rank_.pp_rank));
+    if (!all_uniform_type(groups_))
+      if (auto equal = equalize_pages(whole_, groups_); !equal)
+        return tl::unexpected(equal.error());
+    PlanOptions options;
+    options.num_gpu_blocks_override = whole_.num_blocks;
+    cut_.plan = kv_cache_config(std::move(groups_), 0, options);
+    return std::move(cut_);
+  }
+
+ private:
+  Result<void> add_group(const KVCacheGroupSpec& whole) {
+    KVCacheGroupSpec& own = groups_.emplace_back(whole);
+    own.layer_names.clear();
+    own.layer_specs.clear();
+    if (auto cut =
+            cut_spec(whole.layer_names.empty() ? "a group" : whole.layer_names.front(), own.spec);
+        !cut)
+      return cut;
+    for (std::size_t i = 0; i < whole.layer_names.size(); ++i, ++number_) {
+      const std::string& name = whole.layer_names[i];
+      KVCacheSpec spec = whole.layer_spec(i);
+      if (auto cut = cut_spec(name, spec); !cut) return cut;
+      auto share = share_of(name, whole.layer_spec(i), spec, rank_, queries_per_kv_);
+      if (!share) return tl::unexpected(share.error());
+      if (stage_ && !holds(*number_in(name))) continue;
+      share->layer = number_;
+      cut_.layers.push_back(*share);
+      own.layer_names.push_back(name);
+      if (whole.is_uniform_type())
+        own.layer_specs.push_back(rank_.is_whole() ? spec : with_alignment_padding(spec));
+    }
+    if (!own.layer_specs.empty()) own.spec = own.layer_specs.front();
+    return {};
+  }
+
+  bool holds(std::int64_t number) const { return number >= stage_->first && number < stage_->last; }
+
+  Result<void> cut_spec(const std::string& name, KVCacheSpec& spec) const {
+    if (rank_.is_whole()) return {};
+    spec.page_size_padded.reset();
+    Result<void> cut;
+    if (is_state_kind(spec.kind))
+      cut = cut_states(name, rank_.tp_size, spec.states);
+    else if (!has_single_rows(spec))
+      cut = cut_heads(name, rank_.tp_size, spec);
+    return cut;
+  }
+
+  const KVCacheConfig& whole_;
+  const ParallelRank& rank_;
+  const std::int64_t queries_per_kv_;
+  std::optional<Stage> stage_;
+  std::vector<KVCacheGroupSpec> groups_;
+  RankPlan cut_;
+  std::int32_t number_ = 0;  // of the next layer of the whole
+};
+
+}  // namespace
+
+Result<RankPlan> rank_plan(const KVCacheConfig& whole, const ParallelRank& rank,
+                           std::int64_t queries_per_kv) {
+  return Cutter(whole, rank, queries_per_kv).cut();
+}
+
+KVCacheConfig whole_plan(const KVCacheConfig& rank, const LayerSpecs& layers,
+                         std::int32_t tp_size) {
+  if (tp_size == 1) return rank;
+  const auto whole = [&](const std::string& name, KVCacheSpec& spec) {
+    const auto layer = std::ranges::find(layers, name, &NamedSpec::name);
+    LS_CHECK(layer != layers.end(), "{} is no layer of the model", name);
+    if (!has_single_rows(spec)) spec.num_kv_heads = layer->spec.num_kv_heads;
+    for (std::size_t s = 0; s < spec.states.size(); ++s)
+      spec.states[s].dims[cut_dimension(spec.states, s)] *= tp_size;
+    spec.page_size_padded.reset();
+  };
+  std::vector<KVCacheGroupSpec> groups = rank.groups;
+  for (KVCacheGroupSpec& group : groups) {
+    for (std::size_t i = 0; i < group.layer_specs.size(); ++i) {
+      whole(group.layer_names[i], group.layer_specs[i]);
+      group.layer_specs[i] = with_alignment_padding(group.layer_specs[i]);
+    }
+    if (group.is_uniform_type())
+      group.spec = group.layer_specs.front();
+    else
+      whole(group.layer_names.front(), group.spec);
+  }
+  if (!all_uniform_type(groups)) pad_to(largest_page(groups), groups);
+  PlanOptions options;
+  options.num_gpu_blocks_override = rank.num_blocks;
+  return kv_cache_config(std::move(groups), 0, options);
+}
+
+}  // namespace lockstep

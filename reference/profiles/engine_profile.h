@@ -1,0 +1,183 @@
+// What differs between the releases of vLLM that the model decides as: named policy, one profile a
+// release. What is common stands once, in the scheduler and the managers; nothing else asks which
+// release it is.
+//
+// Each field names the file of vLLM that says so (paths below vllm/; values in the order of the
+// releases). docs/engines.md lists the same differences with the recordings that show them.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "reference/types/engine_config.h"
+
+namespace lockstep {
+
+// Where a block goes when its last holder lets go of it (v1/core/block_pool.py, free_blocks).
+enum class FreedBlocks : std::uint8_t {
+  append,          // to the back of the queue, in the order freed
+  unhashed_first,  // without cached content to the front, to be reused at once; with it to the back
+};
+
+// How a hit leaves EAGLE's drafter the token after it (config/vllm.py, num_hash_lookahead_tokens).
+enum class EagleHits : std::uint8_t {
+  drop_last_block,  // one block fewer is hit, and recomputed
+  lookahead_hash,   // a block's hash covers the token after the block too and is there once that
+                    // token is known; no block is dropped
+};
+
+// Up to which token a request has surely left its past behind (v1/core/kv_cache_manager.py,
+// allocate_slots).
+enum class RetireBasis : std::uint8_t {
+  scheduled,  // all tokens handed to the worker; state layers take off the drafts that may be
+              // rejected
+  processed,  // those whose output has come back
+};
+
+// Which new blocks the worker zeroes (v1/kv_cache_interface.py, needs_kv_cache_zeroing).
+enum class ZeroedBlocks : std::uint8_t {
+  full_attention,  // of full attention without a latent head, in models with state layers
+  attention,  // of every attention-like group, in models with state layers or caches of several
+              // dtypes
+};
+
+// Where a prefill chunk of a model with states ends (v1/core/sched/scheduler.py,
+// _mamba_block_aligned_split).
+enum class StateChunks : std::uint8_t {
+  whole_blocks,    // a multiple of the block size long, and at the last state that can be hit
+  block_boundary,  // at a block boundary wherever it began, at the last state that can be hit, and
+                   // at the end of a prefix that other requests share
+};
+
+// How tokens whose output is still in flight are counted (v1/core/sched/scheduler.py,
+// update_from_output).
+enum class InFlightAccounting : std::uint8_t {
+  placeholders,  // by output placeholders, which outlive a preemption
+  tokens,  // by scheduled tokens; a preemption makes their output stale: delivered, but not counted
+};
+
+// The slots that a draft model needs beside the scheduled tokens (config/vllm.py,
+// _set_max_num_scheduled_tokens).
+enum class DraftSlots : std::uint8_t {
+  of_max_num_seqs,        // taken off the token budget of every step
+  of_scheduled_requests,  // taken off as requests are scheduled
+};
+
+// When block hashes are finer than a hit's alignment in models with states
+// (v1/core/kv_cache_utils.py, resolve_kv_cache_block_sizes).
+enum class StateHashing : std::uint8_t {
+  of_equal_blocks,  // when state blocks are as long as the configuration's
+  of_aligned_mode,  // in mode `align`
+};
+
+struct EngineProfile {
+  std::string_view name;
+
+  // Blocks.
+  FreedBlocks freed_blocks;
+  RetireBasis retire_basis;
+  ZeroedBlocks zeroed_blocks;
+  // Retired states are looked for beyond a null entry (v1/core/single_type_kv_cache_manager.py,
+  // MambaManager._remove_blocks_in_range). Otherwise an older state stays until the request ends.
+  bool retires_beyond_null_gaps;
+  // A request may hold blocks of as many batches as are in flight at once (config/vllm.py,
+  // max_in_flight_tokens); otherwise of one.
+  bool admission_counts_batches_in_flight;
+
+  // Prefix cache.
+  EagleHits eagle_hits;
+  // A hit is cut to the common length in every full-attention group
+  // (v1/core/kv_cache_coordinator.py, find_longest_cache_hit); otherwise in those of the first spec
+  // only.
+  bool cuts_every_full_group;
+  // In events, the name of a block of several hashes is all of them, not the last
+  // (v1/core/kv_cache_utils.py, BlockHashListWithBlockSize).
+  bool joins_hashes_of_long_blocks;
+  bool tags_extra_keys;  // a salt is hashed as (cache_salt, value) (generate_block_hash_extra_keys)
+  // Blocks of a window are left out of the cache also when hits may end at any of its blocks
+  // (v1/core/single_type_kv_cache_manager.py, SlidingWindowManager.reachable_block_mask).
+  bool masks_windows_at_block_alignment;
+  StateHashing state_hashing;
+  // A hit may end inside a block of a longer chain, whose tail is then copied
+  // (partial_hash_hits_enabled).
+  bool hits_parts_of_blocks;
+  // A prompt that ends inside a full-attention block is registered there too, found or not
+  // (FullAttentionManager._cache_partial_tail_block).
+  bool caches_prompt_tails;
+  // States and windows may be kept at intervals only (config/cache.py,
+  // prefix_cache_retention_interval).
+  bool retains_sparsely;
+  // States can be cached in mode `all` (MambaManager.__init__ asserts against it).
+  bool caches_states_in_mode_all;
+  // The block of a single group divides the scheduler's (KVCacheCoordinator.__init__ asserts it).
+  bool group_blocks_divide_scheduler_block;
+  // Several groups may all be of one spec
+  // (HybridKVCacheCoordinator.verify_and_split_kv_cache_groups).
+  bool hybrids_of_one_spec;
+
+  // Context parallelism (v1/core/kv_cache_utils.py, resolve_kv_cache_block_sizes).
+  bool shards_by_pcp;  // a block covers dcp * pcp * block_size tokens, not dcp * block_size
+  bool context_parallel_hybrids;  // decode context parallelism with several groups
+
+  // Scheduler (v1/core/sched/scheduler.py).
+  StateChunks state_chunks;
+  InFlightAccounting in_flight_accounting;
+  DraftSlots draft_slots;
+  bool lookahead_in_first_step;       // lookahead slots also for a request without computed tokens
+  bool long_prefill_only_in_company;  // the threshold does not bind a request that is alone
+  bool pads_new_decodes;  // a request that enters with one token left gets placeholder drafts
+  // A victim that was passed over in this step moves the scan back by one, as one that was
+  // scheduled does.
+  bool scan_follows_every_victim;
+  // The scan goes on after the request at hand had to preempt itself (policy `priority`).
+  bool scan_survives_self_preemption;
+  bool reports_common_prefix_blocks;  // cascade attention
+
+  // With a KV connector.
+  // Requests that wait with blocks have a queue of their own, which comes first, and whoever of
+  // them has no room stands in the way of nobody else there.
+  bool holders_come_first;
+  // A load that takes longer is begun only if what it and the prefills that are under way have yet
+  // to be given stays free (_inflight_prefill_reserved_blocks).
+  bool loads_leave_room;
+  // The hits of all groups are taken before blocks are given to what is loaded
+  // (v1/core/kv_cache_coordinator.py, allocate_new_computed_blocks).
+  bool takes_hits_of_all_groups_first;
+
+  // What no release does: repairs of docs/findings.md, 1, 3, 8, 9, 13 and 14 (profile_without()).
+  bool state_hits_drop_a_block;   // with EAGLE, like those of attention
+  bool withdraws_what_is_undone;  // what a victim published in the step that preempts it
+  bool publishes_loads_late;      // what is loaded within a step is found when the step is over
+  // What a window may hold at once counts from its first block on, not from the head of the table:
+  // otherwise what is loaded behind a window seems to need no blocks.
+  bool caps_windows_where_they_begin;
+  bool keeps_window_of_last_token;  // of a prompt that is loaded whole: it is computed here
+  bool restarts_behind_windows;     // who goes back to a lost block and has no window before it
+  // Not a policy: whether this model knows what follows from the answers and reports of a KV
+  // connector. Otherwise one is refused.
+  bool models_connectors;
+
+  // What the release does and this model of it does not: one line each.
+  std::span<const std::string_view> not_modelled;
+};
+
+// Null: no profile has this name.
+const EngineProfile* find_engine_profile(std::string_view name);
+// REQUIRES: find_engine_profile(name) != nullptr.
+const EngineProfile& engine_profile(std::string_view name);
+// The name of a profile in which the defect of docs/findings.md with that number is repaired, and
+// all else is as in the release; 0: all of them. Empty: there is none, or no rule repairs it.
+std::string_view profile_without(std::string_view name, int finding);
+// Of the releases. Oldest first.
+std::span<const EngineProfile> engine_profiles();
+// "vllm-0.22.1, vllm-0.33.0", for messages.
+std::string engine_profile_names();
+
+// Tokens after a block that its hash covers too: as the configuration states, or what the engine
+// core takes that has no KV connector (with one it takes 0 and drops a block of every hit, and
+// such an engine is refused). Asked once, when a scheduler is made.
+std::int32_t hash_lookahead_of(const EngineConfig& config, const EngineProfile& profile);
+
+}  // namespace lockstep

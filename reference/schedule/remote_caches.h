@@ -1,0 +1,65 @@
+// What the scheduler remembers because of a KV connector: who waits for a load, whose load failed,
+// and who has finished and keeps its blocks.
+//
+// (1) A request in `skipped` waits. It holds blocks only while it loads, or when it has loaded and
+//     found no room to go on. Where the release keeps those that hold blocks apart, they are in
+//     `holding`.
+// (2) A request in `received` waits for remote KVs, and its load is over; it is looked at when the
+//     queue reaches it, and not before.
+// (3) A request in `failed` waits for remote KVs, and num_computed_tokens says what did arrive.
+// (4) A request in `held` has finished, and its blocks are not free: they are being sent, or a load
+//     into them is under way.
+// (5) A request in `deserted` runs, and has no window before the lost block that it went back to:
+//     it starts again with the next step. None, unless the profile restarts behind windows.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <set>
+#include <vector>
+
+#include "base/ids.h"
+#include "reference/schedule/request_queue.h"
+#include "reference/types/kv_connector.h"
+
+namespace lockstep {
+
+struct RemoteCaches {
+  RemoteCaches(const KVTransfer& transfer, SchedulingPolicy policy)
+      : connector(*transfer.connector),
+        fails_requests(transfer.kv_load_failure_policy == KVLoadFailurePolicy::fail),
+        skipped(policy),
+        holding(policy) {}
+
+  bool is_loading(RequestId id, const Request& request) const {
+    return request.status == RequestStatus::waiting_for_remote_kvs && !received.contains(id);
+  }
+
+  bool any_passed_over() const { return !holding.empty() || !skipped.empty(); }
+  // Both queues, in the order in which the scheduler looks at them.
+  std::vector<RequestId> passed_over() const {
+    std::vector<RequestId> ids = holding.in_order();
+    const std::vector<RequestId> others = skipped.in_order();
+    ids.insert(ids.end(), others.begin(), others.end());
+    return ids;
+  }
+  void remove(RequestId id, const Request& request) {
+    holding.remove(id, request);
+    skipped.remove(id, request);
+  }
+
+  KVConnector& connector;
+  bool fails_requests;  // on a failed load; otherwise they compute what is missing
+  RequestQueue skipped;
+  RequestQueue holding;
+  std::set<RequestId> received;
+  std::set<RequestId> failed;
+  std::set<RequestId> deserted;
+  struct Held {
+    bool is_loading = false;   // otherwise its blocks are being sent
+    bool is_reported = false;  // its end is known; only its blocks are left
+  };
+  std::map<RequestId, Held> held;
+};
+
+}  // namespace lockstep

@@ -1,0 +1,333 @@
+// The rules are those of vllm/v1/core/sched/scheduler.py, schedule(), and async_scheduler.py.
+#include <algorithm>
+#include <utility>
+
+#include "reference/schedule/scheduler_impl.h"
+
+namespace lockstep {
+
+std::int32_t Scheduler::Impl::num_tokens_of_running(const Request& request) const {
+  // Nothing more to do once the tokens in flight reach max_tokens, even if all their drafts are
+  // rejected.
+  if (request.num_output_placeholders > 0 &&
+      request.num_computed_tokens + 2 - request.num_output_placeholders >=
+          request.num_prompt_tokens() + request.max_tokens)
+    return 0;
+  std::int32_t num_new = request.num_tokens() +
+                         static_cast<std::int32_t>(request.spec_tokens.size()) +
+                         request.num_output_placeholders - request.num_computed_tokens;
+  if (long_prefill_threshold > 0) num_new = std::min(num_new, long_prefill_threshold);
+  num_new = std::min(num_new, num_available_tokens());
+  num_new = std::min(num_new, config.max_model_len - 1 - request.num_computed_tokens);
+  if (splits_at_state_blocks) num_new = state_chunks.clip(request, num_new, 0);
+  return num_new;
+}
+
+RequestId Scheduler::Impl::pick_victim() const {
+  if (config.policy == SchedulingPolicy::fcfs) return running.back();
+  // The first of those with the largest (priority, arrival).
+  return *std::ranges::max_element(running, [&](RequestId a, RequestId b) {
+    return std::pair(at(a).priority, at(a).arrival_ns) <
+           std::pair(at(b).priority, at(b).arrival_ns);
+  });
+}
+
+// Takes a request out of the step under construction.
+void Scheduler::Impl::drop_from_output(RequestId id) {
+  const auto row = std::ranges::find(output.scheduled, id, &ScheduledRequest::id);
+  const auto i = static_cast<std::size_t>(row - output.scheduled.begin());
+  const std::size_t num_groups = first_new.size();
+  const std::uint32_t begin = row->first_block == 0 ? 0 : output.block_ends[row->first_block - 1];
+  const std::uint32_t end = output.block_ends[row->first_block + num_groups - 1];
+  output.block_ids.erase(output.block_ids.begin() + begin, output.block_ids.begin() + end);
+  const auto ends = output.block_ends.begin() + row->first_block;
+  output.block_ends.erase(ends, ends + static_cast<std::ptrdiff_t>(num_groups));
+  for (std::size_t j = i * num_groups; j < output.block_ends.size(); ++j)
+    output.block_ends[j] -= end - begin;
+  std::int32_t first_spec = 0;
+  for (auto before = output.scheduled.begin(); before != row; ++before)
+    first_spec += before->num_spec;
+  const auto spec = output.spec_tokens.begin() + first_spec;
+  output.spec_tokens.erase(spec, spec + row->num_spec);
+  output.total_num_scheduled_tokens -= row->num_tokens;
+  budget += row->num_tokens;
+  input_budget += row->num_tokens + draft_slots;
+  output.scheduled.erase(row);
+  for (std::size_t j = i; j < output.scheduled.size(); ++j)
+    output.scheduled[j].first_block -= static_cast<std::uint32_t>(num_groups);
+}
+
+void Scheduler::Impl::preempt(RequestId victim, std::size_t& index) {
+  const auto place = std::ranges::find(running, victim);
+  const bool passed = static_cast<std::size_t>(place - running.begin()) < index;
+  running.erase(place);
+  const bool scheduled =
+      std::ranges::find(output.scheduled, victim, &ScheduledRequest::id) != output.scheduled.end();
+  if (scheduled && defect != SchedulerDefect::free_in_flight) drop_from_output(victim);
+  if (profile.scan_follows_every_victim ? passed : scheduled) --index;
+  Request& request = at(victim);
+  if (scheduled && profile.withdraws_what_is_undone)
+    cache.withdraw(request, request.num_computed_tokens);
+  LS_CHECK(request.status == RequestStatus::running, "{} is preempted but does not run",
+           request.name);
+  if (defect == SchedulerDefect::free_preempted_lost)
+    cache.forget(request);
+  else
+    cache.free(request);
+  request.status = RequestStatus::preempted;
+  request.num_computed_tokens = 0;
+  ++request.num_preemptions;
+  request.spec_tokens.clear();
+  if (profile.in_flight_accounting == InFlightAccounting::tokens) {
+    request.num_stale_tokens = request.num_in_flight_tokens;
+    request.num_output_placeholders = 0;
+  }
+  waiting.prepend(victim, request);
+  output.preempted.push_back(victim);
+}
+
+// Slots for a running request, at the expense of the lowest-priority ones. False: it lost its own
+// place.
+bool Scheduler::Impl::allocate_or_preempt(RequestId id, std::int32_t num_new, std::size_t& index) {
+  Request& request = at(id);
+  if (cache.is_at_rest(request, num_new, num_lookahead)) {
+    emit(id, num_new, Handed::none);
+    return true;
+  }
+  while (!cache.allocate_slots(request, num_new, num_lookahead, nullptr, false, first_new)) {
+    const RequestId victim = pick_victim();
+    preempt(victim, index);
+    if (victim == id) return false;
+  }
+  emit(id, num_new, Handed::added);
+  return true;
+}
+
+void Scheduler::Impl::hand_over(const Request& request, bool whole_table) {
+  for (std::size_t g = 0; g < first_new.size(); ++g) {
+    const std::vector<BlockId>& blocks = request.groups[g].blocks;
+    const std::size_t first = whole_table ? 0 : first_new[g];
+    output.block_ids.insert(output.block_ids.end(),
+                            blocks.begin() + static_cast<std::ptrdiff_t>(first), blocks.end());
+    output.block_ends.push_back(static_cast<std::uint32_t>(output.block_ids.size()));
+  }
+}
+
+// Writes a scheduled request into the output; added are its blocks from first_new on.
+void Scheduler::Impl::emit(RequestId id, std::int32_t num_tokens, Handed handed) {
+  Request& request = at(id);
+  ScheduledRequest row;
+  row.id = id;
+  row.num_tokens = num_tokens;
+  row.computed = request.num_computed_tokens;
+  row.first_block = static_cast<std::uint32_t>(output.block_ends.size());
+  if (handed == Handed::none) {
+    const auto end = static_cast<std::uint32_t>(output.block_ids.size());
+    output.block_ends.insert(output.block_ends.end(), first_new.size(), end);
+  } else {
+    hand_over(request, handed == Handed::whole_table);
+  }
+  if (!request.spec_tokens.empty()) take_drafts(request, row);
+  output.scheduled.push_back(row);
+  output.total_num_scheduled_tokens += num_tokens;
+  budget -= num_tokens;
+  input_budget -= num_tokens + draft_slots;
+}
+
+// The drafts that fit into the scheduled tokens; the others are dropped.
+void Scheduler::Impl::take_drafts(Request& request, ScheduledRequest& row) {
+  const std::int32_t num_spec = std::min(row.num_tokens + request.num_computed_tokens -
+                                             request.num_tokens() - request.num_output_placeholders,
+                                         static_cast<std::int32_t>(request.spec_tokens.size()));
+  if (num_spec > 0) {
+    row.num_spec = num_spec;
+    output.spec_tokens.insert(output.spec_tokens.end(), request.spec_tokens.begin(),
+                              request.spec_tokens.begin() + num_spec);
+  }
+  request.spec_tokens.clear();
+}
+
+void Scheduler::Impl::schedule() {
+  begin_step();
+  schedule_running();
+  if (output.preempted.empty()) schedule_waiting();
+  if (profile.reports_common_prefix_blocks) count_common_prefix();
+  cache.take_new_block_ids(output.zero);
+  finish_step();
+}
+
+void Scheduler::Impl::begin_step() {
+  for (const RequestId id : output.finished) forget(id);
+  ++output.step;
+  output.scheduled.clear();
+  output.block_ends.clear();
+  output.block_ids.clear();
+  output.spec_tokens.clear();
+  output.preempted.clear();
+  output.zero.clear();
+  output.total_num_scheduled_tokens = 0;
+  output.finished.clear();
+  std::swap(output.finished, finished);
+
+  budget = token_budget;
+  input_budget = config.max_num_batched_tokens;
+  // A request that is alone starves nobody.
+  const bool binds = !profile.long_prefill_only_in_company || running.size() + waiting.size() > 1;
+  long_prefill_threshold = binds ? config.long_prefill_token_threshold : 0;
+  continues_prefill = false;
+  cache.pool().begin_step();
+  if (remote != nullptr) preempt_deserted();
+}
+
+std::int32_t Scheduler::Impl::num_requests_with_blocks() const {
+  auto count = static_cast<std::int32_t>(running.size());
+  if (remote == nullptr) return count;
+  for (const RequestId id : remote->passed_over()) count += holds_blocks(id) ? 1 : 0;
+  for (const auto& [id, how] : remote->held) count += holds_blocks(id) ? 1 : 0;
+  return count;
+}
+
+void Scheduler::Impl::count_common_prefix() {
+  if (running.empty())
+    output.common_prefix_blocks.assign(first_new.size(), 0);
+  else
+    cache.num_common_prefix_blocks(at(running[0]), num_requests_with_blocks(),
+                                   output.common_prefix_blocks);
+}
+
+void Scheduler::Impl::schedule_running() {
+  std::size_t index = 0;
+  while (index < running.size() && num_available_tokens() > 0) {
+    const RequestId id = running[index];
+    const std::int32_t num_new = num_tokens_of_running(at(id));
+    if (num_new <= 0) {
+      ++index;  // the ones behind it may still run
+      continue;
+    }
+    if (!allocate_or_preempt(id, num_new, index)) {
+      // Those behind it have a higher priority, and its blocks are free now.
+      if (config.policy == SchedulingPolicy::priority && profile.scan_survives_self_preemption)
+        continue;
+      break;
+    }
+    continues_prefill |= at(id).is_prefill_chunk;
+    ++index;
+  }
+}
+
+// A request that enters with a single token left joins the others as a decode: its drafts are
+// placeholders, so that every request of the step has the same number of tokens.
+bool Scheduler::Impl::enters_as_decode(std::int32_t num_new, bool any_running) const {
+  return profile.pads_new_decodes && config.num_spec_tokens > 0 && num_new == 1 &&
+         !continues_prefill && (any_running || hit.num_tokens > 0) &&
+         hit.num_tokens + 1 + config.num_spec_tokens + 1 <= config.max_model_len;
+}
+
+// Tokens of a request that has just looked its prefix up; 0: it has to wait, and so have those
+// behind it.
+std::int32_t Scheduler::Impl::num_tokens_of_waiting(const Request& request, bool any_running,
+                                                    bool& padded) const {
+  std::int32_t num_new =
+      request.num_tokens() - request.num_computed_tokens - hit.num_tokens - hit.num_external_tokens;
+  const std::int32_t num_padded = 1 + config.num_spec_tokens;
+  padded = enters_as_decode(num_new, any_running);
+  if (padded) {
+    if (num_padded > num_available_tokens()) return 0;
+    num_new = num_padded;
+  }
+  if (long_prefill_threshold > 0) num_new = std::min(num_new, long_prefill_threshold);
+  if (!config.enable_chunked_prefill && num_new > num_available_tokens()) return 0;
+  num_new = std::min(num_new, num_available_tokens());
+  if (!splits_at_state_blocks) return num_new;
+  num_new = state_chunks.clip(request, num_new, hit.num_tokens);
+  if (padded && num_new > 0 && num_new != num_padded) {
+    padded = false;
+    return 1;
+  }
+  return num_new;
+}
+
+// The head of `queue` runs, or begins to load. False: it has to wait, and so have those behind it.
+bool Scheduler::Impl::enter(RequestId id, RequestQueue& queue, bool any_running) {
+  Request& request = at(id);
+  bool padded = false;
+  const std::int32_t num_new =
+      hit.loads_async ? 0 : num_tokens_of_waiting(request, any_running, padded);
+  if (num_new == 0 && !hit.loads_async) return false;
+  if (hit.loads_async && profile.loads_leave_room && !leaves_room(request)) return false;
+  const bool looks_ahead = profile.lookahead_in_first_step || request.num_computed_tokens > 0;
+  if (!cache.allocate_slots(request, num_new, looks_ahead ? num_lookahead : 0, &hit,
+                            config.scheduler_reserve_full_isl, first_new))
+    return false;
+  if (remote != nullptr)
+    remote->connector.update_state_after_alloc(id, request.groups[0].blocks,
+                                               hit.num_external_tokens);
+  queue.pop();
+  request.num_computed_tokens += hit.num_tokens + hit.num_external_tokens;
+  if (hit.loads_async) {  // counted as computed from now on, and looked at when it is there
+    request.status = RequestStatus::waiting_for_remote_kvs;
+    skipped.push_back(id);
+    return true;
+  }
+  running.push_back(id);
+  const bool resumed = request.status == RequestStatus::preempted;
+  request.status = RequestStatus::running;
+  if (padded) request.spec_tokens.assign(static_cast<std::size_t>(config.num_spec_tokens), -1);
+  const bool appended = resumed && defect == SchedulerDefect::resume_appended;
+  emit(id, num_new, appended ? Handed::added : Handed::whole_table);
+  output.scheduled.back().is_new = true;
+  output.scheduled.back().is_resumed = resumed;
+  return true;
+}
+
+void Scheduler::Impl::schedule_waiting() {
+  const bool any_running = !output.scheduled.empty();
+  bool has_obstacle = false;  // somebody who holds blocks has no room to go on
+  skipped.clear();
+  while (num_available_tokens() > 0 &&
+         static_cast<std::int32_t>(running.size()) < config.max_num_seqs) {
+    RequestQueue* const queue = next_queue();
+    if (queue == nullptr || (has_obstacle && !stands_aside(*queue))) break;
+    const RequestId id = queue->peek();
+    // Output that is still on the way: sampling the same place again would deliver it twice.
+    if (at(id).num_stale_tokens > 0 || !promote(id) || !find_computed_tokens(id)) {
+      queue->pop();
+      skipped.push_back(id);
+    } else if (!enter(id, *queue, any_running)) {
+      if (!stands_aside(*queue)) break;
+      queue->pop();
+      skipped.push_back(id);
+      has_obstacle = true;
+    }
+  }
+  for (auto id = skipped.rbegin(); id != skipped.rend(); ++id)
+    queue_of_skipped(*id).prepend(*id, at(*id));
+}
+
+void Scheduler::Impl::finish_step() {
+  // Nothing to wait for, unless a connector's workers have something to report.
+  if (output.scheduled.empty() && (remote == nullptr || !config.async_scheduling)) return;
+  std::vector<InFlightRow> rows;
+  if (!spare_rows.empty()) {
+    rows = std::move(spare_rows.back());
+    spare_rows.pop_back();
+    rows.clear();
+  }
+  for (const ScheduledRequest& row : output.scheduled) {
+    Request& request = at(row.id);
+    rows.push_back({row.id, generations[index_of(row.id)], row.num_tokens, row.num_spec});
+    request.num_computed_tokens += row.num_tokens;
+    request.num_in_flight_tokens += row.num_tokens;
+    request.is_prefill_chunk =
+        request.num_computed_tokens < request.num_tokens() + request.num_output_placeholders;
+    if (config.async_scheduling && !request.is_prefill_chunk) {
+      // The next step is decided before this one's tokens are known: they are counted as
+      // placeholders.
+      request.num_output_placeholders += 1 + row.num_spec;
+      request.spec_tokens.assign(static_cast<std::size_t>(config.num_spec_tokens), -1);
+    }
+  }
+  in_flight.push_back(std::move(rows));
+}
+
+}  // namespace lockstep

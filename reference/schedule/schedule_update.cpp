@@ -1,0 +1,144 @@
+// The rules are those of vllm/v1/core/sched/scheduler.py, update_from_output().
+#include <algorithm>
+#include <utility>
+
+#include "reference/schedule/scheduler_impl.h"
+
+namespace lockstep {
+
+void Scheduler::Impl::take_output(const ModelOutput& model) {
+  const KVConnectorOutput& report = model.kv_connector_output;
+  LS_CHECK(report.empty() || remote != nullptr, "a report of a connector, and there is none");
+  LS_CHECK(!in_flight.empty() ||
+               (remote != nullptr && !config.async_scheduling && model.token_ends.empty()),
+           "no step in flight");
+  std::vector<InFlightRow> rows;
+  if (!in_flight.empty()) {
+    rows = std::move(in_flight.front());
+    in_flight.pop_front();
+  }
+  LS_CHECK(model.token_ends.size() == rows.size(), "{} rows of tokens for {} scheduled requests",
+           model.token_ends.size(), rows.size());
+  stopped.clear();
+  std::vector<RequestId> voided;
+  if (!report.invalid_block_ids.empty()) voided = take_invalid_blocks(report, rows);
+  std::uint32_t begin = 0;
+  for (std::size_t i = 0; i < rows.size(); ++i) {
+    const bool is_void = !voided.empty() && std::ranges::find(voided, rows[i].id) != voided.end();
+    const std::uint32_t size = is_void ? 0 : model.token_ends[i] - begin;
+    update_row(rows[i], std::span(model.tokens).subspan(begin, size));
+    begin = model.token_ends[i];
+  }
+  if (!stopped.empty())
+    std::erase_if(running, [&](RequestId id) { return at(id).status == RequestStatus::finished; });
+  if (!voided.empty() && remote->fails_requests) fail_requests(std::move(voided));
+  if (!report.empty()) take_transfers(report);
+  update_drafts(model, rows);
+  spare_rows.push_back(std::move(rows));
+}
+
+// Appends tokens until one of them ends the request.
+bool Scheduler::Impl::append_tokens(Request& request, std::span<const std::int32_t> tokens,
+                                    FinishReason& reason, std::size_t& num_kept) {
+  bool stops = false;
+  num_kept = 0;
+  for (const std::int32_t token : tokens) {
+    request.tokens.append(token);
+    ++num_kept;
+    if (request.ends_with(token)) {
+      reason = FinishReason::stop;
+      stops = true;
+    } else if (request.num_tokens() >= config.max_model_len ||
+               request.num_output_tokens() >= request.max_tokens) {
+      reason = FinishReason::length;
+      stops = true;
+    }
+    if (stops) break;
+  }
+  if (config.enable_prefix_caching)
+    request.hashes.extend(hash_rule, request.tokens, request.cache_salt);
+  return stops;
+}
+
+void Scheduler::Impl::update_row(const InFlightRow& row, std::span<const std::int32_t> tokens) {
+  if (generations[index_of(row.id)] != row.generation) return;  // it has left in the meantime
+  Request& request = at(row.id);
+  request.num_in_flight_tokens -= row.num_tokens;
+  const bool stale = request.num_stale_tokens > 0;
+  if (stale) request.num_stale_tokens -= row.num_tokens;
+  if (tokens.empty()) return;
+  const auto num_sampled = static_cast<std::int32_t>(tokens.size());
+  if (row.num_spec > 0 && !stale && defect != SchedulerDefect::drafts_kept) {
+    const std::int32_t num_rejected = row.num_spec - (num_sampled - 1);
+    if (request.num_computed_tokens > 0) request.num_computed_tokens -= num_rejected;
+    if (request.num_output_placeholders > 0) request.num_output_placeholders -= num_rejected;
+  }
+  const bool was_running = request.status == RequestStatus::running;
+  FinishReason reason{};
+  std::size_t num_kept = 0;
+  const bool stops = append_tokens(request, tokens, reason, num_kept);
+  if (!stale) count_output(request, num_sampled, static_cast<std::int32_t>(num_kept), was_running);
+  if (!stops) return;
+  stopped.push_back({row.id, reason});
+  if (!was_running) waiting.remove(row.id, request);
+  retire(row.id);
+}
+
+// Takes sampled tokens off what is in flight, and publishes the blocks that they make sure.
+void Scheduler::Impl::count_output(Request& request, std::int32_t num_sampled,
+                                   std::int32_t num_kept, bool was_running) {
+  if (profile.in_flight_accounting == InFlightAccounting::placeholders) {
+    if (!config.async_scheduling) return;
+    request.num_output_placeholders -= num_kept;
+    LS_CHECK(request.num_output_placeholders >= 0, "request {} has {} placeholders", request.name,
+             request.num_output_placeholders);
+    if (was_running)
+      cache.cache_blocks(request, request.num_computed_tokens - request.num_output_placeholders);
+    return;
+  }
+  const bool had_placeholders = request.num_output_placeholders > 0;
+  request.num_computed_tokens -=
+      num_sampled - num_kept;  // what a stop cut off was never computed for good
+  if (had_placeholders) request.num_output_placeholders -= num_sampled;
+  LS_CHECK(request.num_output_placeholders >= 0, "request {} has {} placeholders", request.name,
+           request.num_output_placeholders);
+  if (was_running && (had_placeholders || config.num_spec_tokens > 0))
+    cache.cache_blocks(request, request.num_computed_tokens - request.num_in_flight_tokens);
+}
+
+void Scheduler::Impl::update_drafts(const ModelOutput& model, std::span<const InFlightRow> rows) {
+  if (model.draft_ends.empty()) return;
+  for (std::size_t i = 0; i < rows.size(); ++i) {
+    if (generations[index_of(rows[i].id)] != rows[i].generation) continue;
+    Request& request = at(rows[i].id);
+    const std::uint32_t begin = i == 0 ? 0 : model.draft_ends[i - 1];
+    request.spec_tokens.clear();
+    if (!request.is_prefill_chunk)
+      request.spec_tokens.assign(model.draft_tokens.begin() + begin,
+                                 model.draft_tokens.begin() + model.draft_ends[i]);
+  }
+}
+
+// A request leaves: its blocks go back, and the next step reports it.
+void Scheduler::Impl::retire(RequestId id) {
+  Request& request = at(id);
+  if (!keeps_blocks(id)) cache.free(request);
+  request.status = RequestStatus::finished;
+  ++generations[index_of(id)];
+  finished.push_back(id);
+}
+
+// Its end has been reported; unless a connector keeps its blocks, the id is free for others.
+void Scheduler::Impl::forget(RequestId id) {
+  if (remote != nullptr) {
+    const auto held = remote->held.find(id);
+    if (held != remote->held.end()) {
+      held->second.is_reported = true;
+      return;
+    }
+  }
+  requests[index_of(id)].reset();
+  free_ids.push_back(id);
+}
+
+}  // namespace lockstep

@@ -1,0 +1,239 @@
+#include "reference/schedule/scheduler.h"
+
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "reference/schedule/scheduler_impl.h"
+
+namespace lockstep {
+
+Scheduler::Impl::Impl(const EngineConfig& engine, const std::vector<KVCacheGroupSpec>& groups,
+                      BlockSizes sizes, std::int64_t num_blocks, const KVTransfer& transfer)
+    : config(engine),
+      profile(engine_profile(engine.engine)),
+      block_sizes(sizes),
+      state_chunks(engine, profile),
+      cache(engine, groups, sizes, num_blocks),
+      waiting(engine.policy),
+      first_new(groups.size()) {
+  num_lookahead = num_lookahead_tokens(config);
+  hash_rule = {config.hash_algorithm, sizes.hash_block_size, hash_lookahead_of(config, profile),
+               profile.tags_extra_keys};
+  token_budget = config.max_num_batched_tokens;
+  if (config.spec_method ==
+      SpecMethod::draft_model) {  // its input holds one token more than is scheduled
+    if (profile.draft_slots == DraftSlots::of_max_num_seqs)
+      token_budget -= config.max_num_seqs;
+    else
+      draft_slots = 1;
+  }
+  const bool has_mamba = std::ranges::any_of(
+      groups, [](const KVCacheGroupSpec& g) { return g.spec.kind == CacheKind::mamba; });
+  splits_at_state_blocks = has_mamba && config.mamba_cache_mode == MambaCacheMode::align;
+  if (transfer.connector != nullptr)
+    remote = std::make_unique<RemoteCaches>(transfer, config.policy);
+  output.num_groups = static_cast<std::int32_t>(groups.size());
+  output.step = -1;
+}
+
+void Scheduler::Impl::plant(SchedulerDefect planted) {
+  defect = planted;
+  cache.plant(planted);
+  if (planted == SchedulerDefect::state_wrong_boundary) splits_at_state_blocks = false;
+  // The hash of one rank's tokens for a block of all ranks' tokens.
+  if (planted == SchedulerDefect::hash_cp_granularity)
+    hash_rule.hash_block_size /= config.dcp * config.pcp;
+  if (planted == SchedulerDefect::hash_next_token) hash_rule.num_lookahead_tokens = 0;
+}
+
+RequestId Scheduler::Impl::insert(RequestSpec spec) {
+  RequestId id{static_cast<std::uint32_t>(requests.size())};
+  if (free_ids.empty()) {
+    requests.emplace_back();
+    generations.push_back(0);
+  } else {
+    id = free_ids.back();
+    free_ids.pop_back();
+  }
+  requests[index_of(id)] = std::make_unique<Request>(std::move(spec), cache.num_groups());
+  Request& request = at(id);
+  if (defect == SchedulerDefect::hash_extra_keys) request.cache_salt.clear();
+  if (config.enable_prefix_caching)
+    request.hashes.extend(hash_rule, request.tokens, request.cache_salt);
+  waiting.add(id, request);
+  return id;
+}
+
+namespace {
+
+// What this model knows to decide with a connector; the recordings show no more.
+Result<void> check_connector(const EngineConfig& config,
+                             const std::vector<KVCacheGroupSpec>& groups) {
+  if (!engine_profile(config.engine).models_connectors)
+    return fail(
+        fmt::format("engine {}: decisions with a KV connector are modelled for vllm-0.22.1 "
+                    "only",
+                    config.engine));
+  if (std::ranges::any_of(
+          groups, [](const KVCacheGroupSpec& g) { return g.spec.kind == CacheKind::mamba; }))
+    return fail("a KV connector with state layers: the engine loads no states");
+  return {};
+}
+
+}  // namespace
+
+Scheduler::Scheduler(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+Scheduler::Scheduler(Scheduler&&) noexcept = default;
+Scheduler& Scheduler::operator=(Scheduler&&) noexcept = default;
+Scheduler::~Scheduler() = default;
+
+Result<Scheduler> Scheduler::create(const EngineConfig& config,
+                                    const std::vector<KVCacheGroupSpec>& groups,
+                                    std::int64_t num_blocks, const KVTransfer& transfer,
+                                    SchedulerDefect defect) {
+  if (num_blocks < 2)
+    return fail(fmt::format("num_blocks: {}; the null block takes one, so expected at least 2",
+                            num_blocks));
+  if (config.max_num_seqs < 1 || config.max_num_batched_tokens < 1 || config.max_model_len < 1)
+    return fail("max_num_seqs, max_num_batched_tokens and max_model_len must be at least 1");
+  if (find_engine_profile(config.engine) == nullptr)
+    return fail(fmt::format("engine: {} is not known; expected one of {}", config.engine,
+                            engine_profile_names()));
+  Result<BlockSizes> sizes = resolve_block_sizes(config, groups);
+  if (!sizes) return tl::unexpected(sizes.error());
+  if (transfer.connector != nullptr) {
+    if (auto sound = check_connector(config, groups); !sound) return tl::unexpected(sound.error());
+  }
+  auto impl = std::make_unique<Impl>(config, groups, *sizes, num_blocks, transfer);
+  if (defect != SchedulerDefect::none) impl->plant(defect);
+  return Scheduler(std::move(impl));
+}
+
+void Scheduler::order_free_blocks(std::span<const BlockId> order) {
+  BlockPool& pool = impl_->cache.pool();
+  const auto size = std::ssize(order);
+  LS_CHECK(size == pool.num_free_blocks() && size + 1 == pool.num_blocks(),
+           "an order of {} blocks, {} are free", order.size(), pool.num_free_blocks());
+  std::vector<BlockId> taken;
+  pool.get_new_blocks(std::ssize(order), taken);
+  pool.free_blocks(order);
+}
+
+Result<RequestId> Scheduler::add_request(RequestSpec request) {
+  const std::int64_t size = request.prompt.size();
+  if (size < 1 || size > impl_->config.max_model_len)
+    return fail(fmt::format("request {}: a prompt of {} tokens; expected 1 to max_model_len = {}",
+                            request.name, size, impl_->config.max_model_len));
+  if (request.max_tokens < 1)
+    return fail(fmt::format("request {}: max_tokens = {}; expected at least 1", request.name,
+                            request.max_tokens));
+  return impl_->insert(std::move(request));
+}
+
+void Scheduler::abort_request(RequestId id) {
+  Impl& s = *impl_;
+  if (index_of(id) >= s.requests.size() || s.requests[index_of(id)] == nullptr) return;
+  Request& request = s.at(id);
+  if (request.status == RequestStatus::finished && s.defect != SchedulerDefect::abort_twice) return;
+  if (request.status == RequestStatus::running) {
+    std::erase(s.running, id);
+  } else {
+    s.waiting.remove(id, request);
+    if (s.remote != nullptr) s.remote->remove(id, request);
+  }
+  if (s.defect == SchedulerDefect::abort_in_flight_kept && request.num_in_flight_tokens > 0)
+    s.cache.forget(request);
+  s.retire(id);
+}
+
+void Scheduler::limit_blocks_in_use(std::int64_t num_blocks) {
+  impl_->cache.pool().limit_blocks_in_use(num_blocks);
+}
+
+bool Scheduler::reset_prefix_cache() { return impl_->cache.pool().reset_prefix_cache(); }
+
+const SchedulerOutput& Scheduler::schedule() {
+  impl_->schedule();
+  return impl_->output;
+}
+
+std::span<const StoppedRequest> Scheduler::update_from_output(const ModelOutput& output) {
+  impl_->take_output(output);
+  return impl_->stopped;
+}
+
+bool Scheduler::has_unfinished_requests() const {
+  return !impl_->running.empty() || !impl_->waiting.empty() ||
+         (impl_->remote != nullptr && impl_->remote->any_passed_over());
+}
+std::int32_t Scheduler::num_steps_in_flight() const {
+  return static_cast<std::int32_t>(impl_->in_flight.size());
+}
+std::span<const RequestId> Scheduler::running() const { return impl_->running; }
+std::vector<RequestId> Scheduler::waiting() const { return impl_->waiting.in_order(); }
+std::vector<SkippedRequest> Scheduler::skipped() const {
+  std::vector<SkippedRequest> skipped;
+  if (impl_->remote == nullptr) return skipped;
+  for (const RequestId id : impl_->remote->passed_over()) {
+    const Request& request = std::as_const(*impl_).at(id);
+    skipped.push_back({id, request.status, impl_->remote->is_loading(id, request)});
+  }
+  return skipped;
+}
+std::vector<HeldRequest> Scheduler::held() const {
+  std::vector<HeldRequest> held;
+  if (impl_->remote == nullptr) return held;
+  for (const auto& [id, how] : impl_->remote->held) held.push_back({id, how.is_loading});
+  return held;
+}
+std::int64_t Scheduler::num_free_blocks() const { return impl_->cache.pool().num_free_blocks(); }
+bool Scheduler::is_cached(BlockId block) const {
+  return impl_->config.enable_prefix_caching && impl_->cache.pool().cache().contains(block);
+}
+std::int32_t Scheduler::ref_cnt(BlockId block) const { return impl_->cache.pool().ref_cnt(block); }
+std::vector<BlockId> Scheduler::free_queue() const { return impl_->cache.pool().free_queue(); }
+std::optional<CachedBlock> Scheduler::cached_as(BlockId block) const {
+  if (!is_cached(block)) return std::nullopt;
+  const PrefixCache& cache = impl_->cache.pool().cache();
+  return CachedBlock{cache.key_of(block), cache.group_of(block)};
+}
+BlockId Scheduler::find_cached(const CachedBlock& content) const {
+  return impl_->cache.pool().cache().find(content.key, content.group);
+}
+std::span<const BlockId> Scheduler::block_table(RequestId request, std::int32_t group) const {
+  return std::as_const(*impl_).at(request).groups[static_cast<std::size_t>(group)].blocks;
+}
+std::span<const BlockKey> Scheduler::block_keys(RequestId request) const {
+  return std::as_const(*impl_).at(request).hashes.keys();
+}
+std::vector<CacheEvent> Scheduler::take_cache_events() {
+  CacheEventLog* events = impl_->cache.pool().events();
+  return events == nullptr ? std::vector<CacheEvent>{} : events->take();
+}
+CacheCounters Scheduler::take_cache_counters() { return impl_->cache.pool().take_counters(); }
+std::string_view Scheduler::name(RequestId request) const {
+  return std::as_const(*impl_).at(request).name;
+}
+RequestStatus Scheduler::status(RequestId request) const {
+  return std::as_const(*impl_).at(request).status;
+}
+std::int64_t Scheduler::num_prompt_tokens(RequestId request) const {
+  return std::as_const(*impl_).at(request).num_prompt_tokens();
+}
+std::int64_t Scheduler::num_tokens(RequestId request) const {
+  return std::as_const(*impl_).at(request).num_tokens();
+}
+std::int64_t Scheduler::num_computed_tokens(RequestId request) const {
+  return std::as_const(*impl_).at(request).num_computed_tokens;
+}
+std::int32_t Scheduler::token(RequestId request, std::int64_t position) const {
+  return std::as_const(*impl_).at(request).tokens[position];
+}
+std::int64_t Scheduler::scheduler_block_size() const {
+  return impl_->block_sizes.scheduler_block_size;
+}
+std::int64_t Scheduler::hash_block_size() const { return impl_->block_sizes.hash_block_size; }
+
+}  // namespace lockstep

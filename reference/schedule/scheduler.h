@@ -1,0 +1,113 @@
+// The scheduler of one engine: who runs in a step, with how many tokens, on which blocks.
+//
+// It decides as the engine of EngineConfig::engine decides, in every field that a recording shows;
+// what it leaves out: encoder inputs, LoRA limits, structured output.
+//
+// A step is schedule() followed by update_from_output(). With async_scheduling one step stays in
+// flight: schedule() n+1 comes before update_from_output() of step n; outputs are always processed
+// in order. A step that schedules nothing is never in flight and has no output, except what the
+// workers of a KV connector report with it; with both, it is in flight like any other.
+//
+// Invariants
+// (1) Every live request is in exactly one place: waiting, skipped (with a connector), or running.
+// (2) Only running requests hold blocks; with a connector, remote_caches.h says who else.
+// (3) The same calls with the same arguments give the same decisions: no clock, no randomness, no
+//     order of addresses.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string_view>
+#include <vector>
+
+#include "base/result.h"
+#include "reference/cache/cache_events.h"
+#include "reference/cache/prefix_cache.h"
+#include "reference/types/engine_config.h"
+#include "reference/types/kv_cache_spec.h"
+#include "reference/types/kv_connector.h"
+#include "reference/types/scheduler_defect.h"
+#include "reference/types/scheduler_types.h"
+
+namespace lockstep {
+
+class Scheduler {
+ public:
+  // Refuses configurations that the engine refuses (a pool of one block, block sizes that do not
+  // divide), and connectors where they are not modelled. `defect` is planted for tests of the
+  // harness.
+  static Result<Scheduler> create(const EngineConfig& config,
+                                  const std::vector<KVCacheGroupSpec>& groups,
+                                  std::int64_t num_blocks, const KVTransfer& transfer = {},
+                                  SchedulerDefect defect = SchedulerDefect::none);
+  Scheduler(Scheduler&&) noexcept;
+  Scheduler& operator=(Scheduler&&) noexcept;
+  ~Scheduler();
+
+  // Blocks are handed out in this order from now on, where an engine starts with 1, 2, 3, ...: what
+  // else is decided must not depend on it. REQUIRES: nothing was decided yet; all blocks but the
+  // null block, once each.
+  void order_free_blocks(std::span<const BlockId> order);
+
+  // Refuses a prompt that is empty or longer than max_model_len allows.
+  Result<RequestId> add_request(RequestSpec request);
+  // A request that is not live is ignored, as the engine does.
+  void abort_request(RequestId request);
+  // From now on at most so many blocks of the pool are in use at once; 0: nothing new is given out.
+  void limit_blocks_in_use(std::int64_t num_blocks);
+  // False: some blocks are in use, nothing was reset.
+  bool reset_prefix_cache();
+
+  // The next step's decision. The reference stays valid until the next call.
+  const SchedulerOutput& schedule();
+  // Hands the model's output of the oldest step in flight to the scheduler; returns the requests
+  // that it ended, in order. Rows of `output` follow that step's SchedulerOutput::scheduled.
+  // REQUIRES: a step in flight; or a connector without async_scheduling, no rows, and a step that
+  // scheduled nothing.
+  // Reported as received: requests that are loading or held; as sent: requests that are held;
+  // invalid blocks: in an engine of one group.
+  std::span<const StoppedRequest> update_from_output(const ModelOutput& output);
+
+  bool has_unfinished_requests() const;
+  std::int32_t num_steps_in_flight() const;
+
+  // What a recording shows of the state, in the engine's order.
+  std::span<const RequestId> running() const;
+  std::vector<RequestId> waiting() const;
+  std::vector<SkippedRequest> skipped() const;  // come before `waiting`; none without a connector
+  std::vector<HeldRequest> held() const;
+  std::int64_t num_free_blocks() const;
+  bool is_cached(BlockId block) const;  // a prefix hit may find it
+  std::int32_t ref_cnt(BlockId block) const;
+  std::vector<BlockId> free_queue() const;  // next to be handed out first
+  // What a block is cached as, and the block that a lookup of it finds; the null block: none.
+  std::optional<CachedBlock> cached_as(BlockId block) const;
+  BlockId find_cached(const CachedBlock& content) const;
+  std::span<const BlockId> block_table(RequestId request, std::int32_t group) const;
+  std::span<const BlockKey> block_keys(RequestId request) const;  // of its full hash blocks
+  // Counts since the last call, then starts anew.
+  CacheCounters take_cache_counters();
+  // Cache events since the last call; none unless EngineConfig::hash_algorithm is an engine's own.
+  std::vector<CacheEvent> take_cache_events();
+
+  // One live request.
+  std::string_view name(RequestId request) const;
+  RequestStatus status(RequestId request) const;
+  std::int64_t num_prompt_tokens(RequestId request) const;
+  std::int64_t num_tokens(RequestId request) const;  // prompt and accepted output
+  std::int64_t num_computed_tokens(RequestId request) const;
+  std::int32_t token(RequestId request, std::int64_t position) const;
+
+  // What the engine derives from groups and configuration.
+  std::int64_t scheduler_block_size() const;  // tokens
+  std::int64_t hash_block_size() const;       // tokens
+
+ private:
+  struct Impl;
+  explicit Scheduler(std::unique_ptr<Impl> impl);
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace lockstep

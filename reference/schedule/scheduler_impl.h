@@ -1,0 +1,132 @@
+// The scheduler's state, and its parts by file: schedule_step.cpp decides a step,
+// schedule_update.cpp takes a step's output in, schedule_transfers.cpp what a KV connector says,
+// scheduler.cpp is what others see.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <set>
+#include <span>
+#include <vector>
+
+#include "base/check.h"
+#include "reference/cache/kv_cache_coordinator.h"
+#include "reference/cache/request.h"
+#include "reference/profiles/engine_profile.h"
+#include "reference/schedule/remote_caches.h"
+#include "reference/schedule/request_queue.h"
+#include "reference/schedule/scheduler.h"
+#include "reference/schedule/state_chunks.h"
+
+namespace lockstep {
+
+// A scheduled request whose output has not come back yet. The generation tells a request that has
+// left from a later one with the same id.
+struct InFlightRow {
+  RequestId id{};
+  std::uint32_t generation = 0;
+  std::int32_t num_tokens = 0;
+  std::int32_t num_spec = 0;
+};
+
+// Which of a scheduled request's blocks its worker is told of.
+enum class Handed : std::uint8_t { none, added, whole_table };
+
+struct Scheduler::Impl {
+  Impl(const EngineConfig& engine, const std::vector<KVCacheGroupSpec>& groups, BlockSizes sizes,
+       std::int64_t num_blocks, const KVTransfer& transfer);
+
+  Request& at(RequestId id) { return *requests[index_of(id)]; }
+  const Request& at(RequestId id) const {
+    LS_CHECK(index_of(id) < requests.size() && requests[index_of(id)] != nullptr,
+             "request {} does not exist", index_of(id));
+    return *requests[index_of(id)];
+  }
+  // A request has blocks in all groups or in none.
+  bool holds_blocks(RequestId id) const { return !at(id).groups[0].blocks.empty(); }
+
+  void plant(SchedulerDefect planted);
+  RequestId insert(RequestSpec spec);
+  void schedule();
+  void begin_step();
+  std::int32_t num_requests_with_blocks() const;
+  void count_common_prefix();
+  void schedule_running();
+  void schedule_waiting();
+  bool enter(RequestId id, RequestQueue& queue, bool any_running);
+  RequestQueue* next_queue();
+  RequestQueue& queue_of_skipped(RequestId id);
+  bool stands_aside(const RequestQueue& queue) const;
+  bool leaves_room(const Request& request);
+  void preempt_deserted();
+  void desert(const std::vector<RequestId>& late, const std::vector<RequestId>& voided);
+  bool promote(RequestId id);
+  bool find_computed_tokens(RequestId id);
+  bool allocate_or_preempt(RequestId id, std::int32_t num_new, std::size_t& index);
+  RequestId pick_victim() const;
+  void preempt(RequestId victim, std::size_t& index);
+  void drop_from_output(RequestId id);
+  std::int32_t num_tokens_of_running(const Request& request) const;
+  std::int32_t num_available_tokens() const { return std::min(budget, input_budget - draft_slots); }
+  bool enters_as_decode(std::int32_t num_new, bool any_running) const;
+  std::int32_t num_tokens_of_waiting(const Request& request, bool any_running, bool& padded) const;
+  void hand_over(const Request& request, bool whole_table);
+  void emit(RequestId id, std::int32_t num_tokens, Handed handed);
+  void take_drafts(Request& request, ScheduledRequest& row);
+  void finish_step();
+  bool append_tokens(Request& request, std::span<const std::int32_t> tokens, FinishReason& reason,
+                     std::size_t& num_kept);
+  void take_output(const ModelOutput& model);
+  void count_output(Request& request, std::int32_t num_sampled, std::int32_t num_kept,
+                    bool was_running);
+  void update_row(const InFlightRow& row, std::span<const std::int32_t> tokens);
+  void update_drafts(const ModelOutput& output, std::span<const InFlightRow> rows);
+  void retire(RequestId id);
+  void forget(RequestId id);
+  bool keeps_blocks(RequestId id);
+  void release(RequestId id);
+  void take_transfers(const KVConnectorOutput& report);
+  std::vector<RequestId> cut_at_invalid_blocks(const std::vector<RequestId>& candidates,
+                                               const std::set<BlockId>& invalid,
+                                               std::span<const InFlightRow> rows,
+                                               std::vector<BlockId>* tails);
+  std::vector<RequestId> take_invalid_blocks(const KVConnectorOutput& report,
+                                             std::span<const InFlightRow> rows);
+  void fail_requests(std::vector<RequestId> ids);
+
+  EngineConfig config;
+  const EngineProfile& profile;
+  BlockSizes block_sizes;
+  HashRule hash_rule;
+  StateChunkRule state_chunks;
+  std::int32_t num_lookahead = 0;
+  bool splits_at_state_blocks = false;
+  KVCacheCoordinator cache;
+  SchedulerDefect defect = SchedulerDefect::none;
+
+  std::vector<std::unique_ptr<Request>> requests;
+  std::vector<std::uint32_t> generations;
+  std::vector<RequestId> free_ids;
+  std::vector<RequestId> running;
+  RequestQueue waiting;
+  std::unique_ptr<RemoteCaches> remote;  // null: no connector
+  std::vector<RequestId> finished;       // since the last schedule()
+
+  SchedulerOutput output;
+  std::int32_t token_budget = 0;  // of a step
+  std::int32_t draft_slots = 0;   // that each scheduled request takes of the input budget
+  // What is left of both in the step under construction. They part only while drafts take slots.
+  std::int32_t budget = 0;
+  std::int32_t input_budget = 0;
+  std::int32_t long_prefill_threshold = 0;  // in this step; 0: none
+  bool continues_prefill = false;           // this step holds a chunk of a prompt begun earlier
+  std::vector<RequestId> skipped;           // waiting requests passed over in this step
+  std::vector<std::size_t> first_new;       // per group, of the last allocation
+  PrefixHit hit;
+  std::deque<std::vector<InFlightRow>> in_flight;
+  std::vector<std::vector<InFlightRow>> spare_rows;
+  std::vector<StoppedRequest> stopped;
+};
+
+}  // namespace lockstep

@@ -1,0 +1,36 @@
+// Where a prefill chunk of a model with states in mode `align` ends, so that states worth keeping
+// are saved. A state is saved at the end of a chunk, under the hash of the block that the chunk
+// fills: a chunk that ends anywhere else saves nothing, or another state than the hash says. Source
+// of the rules: vllm/v1/core/sched/scheduler.py, _mamba_block_aligned_split.
+#pragma once
+
+#include <cstdint>
+
+#include "reference/cache/request.h"
+#include "reference/profiles/engine_profile.h"
+#include "reference/types/engine_config.h"
+
+namespace lockstep {
+
+class StateChunkRule {
+ public:
+  StateChunkRule(const EngineConfig& config, const EngineProfile& profile);
+
+  // At most num_new tokens of the request, num_hit of whose tokens a prefix hit has just found; 0:
+  // the budget is too small for a chunk that ends well.
+  std::int32_t clip(const Request& request, std::int32_t num_new, std::int32_t num_hit) const;
+
+ private:
+  std::int32_t clip_to_whole_blocks(const Request& request, std::int32_t num_new,
+                                    std::int32_t computed) const;
+  std::int32_t clip_at_block_boundary(const Request& request, std::int32_t num_new,
+                                      std::int32_t computed) const;
+
+  StateChunks rule_;
+  std::int32_t block_size_;
+  std::int32_t max_chunk_;     // tokens
+  bool drops_last_block_;      // of a hit: EAGLE
+  std::int32_t num_unhashed_;  // tokens at the end of a request that no hit can cover
+};
+
+}  // namespace lockstep

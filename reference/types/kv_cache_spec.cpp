@@ -1,0 +1,79 @@
+#include "reference/types/kv_cache_spec.h"
+
+#include <array>
+#include <utility>
+
+namespace lockstep {
+namespace {
+
+template <class E>
+struct Name {
+  E value;
+  std::string_view name;
+};
+
+constexpr std::array kKinds = std::to_array<Name<CacheKind>>({
+    {CacheKind::full_attention, "full"},
+    {CacheKind::mla, "mla"},
+    {CacheKind::sliding_window, "sliding_window"},
+    {CacheKind::chunked_local, "chunked_local"},
+    {CacheKind::mamba, "mamba"},
+    {CacheKind::hidden_state, "hidden_state"},
+    {CacheKind::cross_attention, "cross_attention"},
+    {CacheKind::encoder_only, "encoder_only"},
+});
+constexpr std::array kDTypes = std::to_array<Name<DType>>({
+    {DType::bf16, "bf16"},
+    {DType::fp16, "fp16"},
+    {DType::fp32, "fp32"},
+    {DType::fp8_e4m3, "fp8"},
+    {DType::fp8_e4m3, "fp8_e4m3"},  // read, never written
+    {DType::fp8_e5m2, "fp8_e5m2"},
+    {DType::int8, "int8"},
+    {DType::uint8, "uint8"},
+});
+constexpr std::array kQuantModes = std::to_array<Name<KVQuantMode>>({
+    {KVQuantMode::none, "none"},
+    {KVQuantMode::fp8_per_tensor, "fp8_per_tensor"},
+    {KVQuantMode::int8_per_token_head, "int8_per_token_head"},
+    {KVQuantMode::fp8_per_token_head, "fp8_per_token_head"},
+    {KVQuantMode::nvfp4, "nvfp4"},
+});
+constexpr std::array kModes = std::to_array<Name<MambaCacheMode>>({
+    {MambaCacheMode::none, "none"},
+    {MambaCacheMode::align, "align"},
+    {MambaCacheMode::all, "all"},
+});
+
+template <class E, std::size_t N>
+std::string_view find_name(const std::array<Name<E>, N>& table, E value) {
+  for (const auto& row : table)
+    if (row.value == value) return row.name;
+  return "?";
+}
+
+template <class E, std::size_t N>
+std::optional<E> find_value(const std::array<Name<E>, N>& table, std::string_view name) {
+  for (const auto& row : table)
+    if (row.name == name) return row.value;
+  return std::nullopt;
+}
+
+}  // namespace
+
+std::string_view name_of(CacheKind kind) { return find_name(kKinds, kind); }
+std::string_view name_of(DType dtype) { return find_name(kDTypes, dtype); }
+std::string_view name_of(MambaCacheMode mode) { return find_name(kModes, mode); }
+std::string_view name_of(KVQuantMode mode) { return find_name(kQuantModes, mode); }
+std::optional<CacheKind> cache_kind_from_name(std::string_view name) {
+  return find_value(kKinds, name);
+}
+std::optional<DType> dtype_from_name(std::string_view name) { return find_value(kDTypes, name); }
+std::optional<MambaCacheMode> mamba_cache_mode_from_name(std::string_view name) {
+  return find_value(kModes, name);
+}
+std::optional<KVQuantMode> kv_quant_mode_from_name(std::string_view name) {
+  return find_value(kQuantModes, name);
+}
+
+}  // namespace lockstep

@@ -1,0 +1,125 @@
+// What one layer keeps in the cache, and the plan that says where: plain types, no arithmetic.
+// The names are vLLM's (vllm/v1/kv_cache_interface.py); sizes are worked out in page_size.h by the
+// reference and, independently, by the backend.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace lockstep {
+
+enum class DType : std::uint8_t { bf16, fp16, fp32, fp8_e4m3, fp8_e5m2, int8, uint8 };
+constexpr std::int64_t itemsize_bytes(DType dtype) {
+  switch (dtype) {
+    case DType::fp32:
+      return 4;
+    case DType::bf16:
+    case DType::fp16:
+      return 2;
+    default:
+      return 1;
+  }
+}
+
+enum class CacheKind : std::uint8_t {
+  full_attention,
+  mla,  // one latent head per token, K and V in one row: num_kv_heads = 1
+  sliding_window,
+  chunked_local,
+  mamba,         // Mamba1/2 and linear attention (GatedDeltaNet, KDA): states, not tokens
+  hidden_state,  // rows of num_kv_heads * head_size elements, one row per token, no K/V pair
+  cross_attention,
+  encoder_only,
+};
+
+enum class MambaCacheMode : std::uint8_t { none, align, all };
+
+// What a quantized cache stores beside the values: nothing, one scale per tensor (kept elsewhere),
+// one fp32 scale per token and head (inline, behind the row), or packed fp4 with its block scales.
+enum class KVQuantMode : std::uint8_t {
+  none,
+  fp8_per_tensor,
+  int8_per_token_head,
+  fp8_per_token_head,
+  nvfp4
+};
+
+// One tensor of a state page (conv, then ssm): [dims...] elements of dtype, C order.
+struct StateTensorSpec {
+  std::vector<std::int64_t> dims;
+  DType dtype = DType::bf16;
+  bool operator==(const StateTensorSpec&) const = default;
+};
+
+// The cache of one layer. Fields that a kind does not use keep their default.
+struct KVCacheSpec {
+  CacheKind kind = CacheKind::full_attention;
+  std::int64_t block_size = 16;  // tokens in one block
+  std::int64_t num_kv_heads = 1;
+  std::int64_t head_size = 64;  // elements
+  DType dtype = DType::bf16;
+  std::int64_t sliding_window = 0;        // tokens; sliding_window only
+  std::int64_t attention_chunk_size = 0;  // tokens; chunked_local only
+  std::vector<StateTensorSpec> states;    // mamba only, in page order
+  MambaCacheMode mamba_cache_mode = MambaCacheMode::none;
+  std::int64_t num_speculative_blocks = 0;       // mamba only
+  std::optional<std::int64_t> page_size_padded;  // bytes; absent: no padding
+  std::int64_t head_size_v = 0;                  // elements of a V row; 0: as head_size
+  KVQuantMode kv_quant_mode = KVQuantMode::none;
+  // MLA rows (kind mla, hidden_state, or sliding_window with mla_rows = SlidingWindowMLASpec).
+  bool mla_rows = false;
+  // "fp8_ds_mla": a layout in bytes of its own; empty: dtype rules
+  std::string cache_dtype_str;
+  std::string model_version;        // "deepseek_v4" or empty
+  std::int64_t compress_ratio = 1;  // tokens that share one stored row
+  std::int64_t alignment = 0;       // bytes the page is rounded up to; 0: none
+  bool operator==(const KVCacheSpec&) const = default;
+};
+
+// Layers that share a block table. Each has the spec `spec`, unless the group is of uniform type
+// (vLLM's UniformTypeKVCacheSpecs: the same token slots, different page sizes): then `layer_specs`
+// has one entry a layer and `spec` is the first of them.
+struct KVCacheGroupSpec {
+  std::vector<std::string> layer_names;
+  KVCacheSpec spec;
+  std::vector<KVCacheSpec> layer_specs;
+  // Attention packing: this many layers of the group lie side by side in one page of one tensor.
+  std::int64_t layers_per_page = 1;
+
+  bool is_uniform_type() const { return !layer_specs.empty(); }
+  const KVCacheSpec& layer_spec(std::size_t layer) const {
+    return layer_specs.empty() ? spec : layer_specs[layer];
+  }
+  bool operator==(const KVCacheGroupSpec&) const = default;
+};
+
+// One raw buffer, shared by the named layers (one of each group, or layers_per_page of a packed
+// one); a block belongs to one group at a time, so they never collide.
+struct KVCacheTensor {
+  std::int64_t size_bytes = 0;
+  std::vector<std::string> shared_by;
+  bool operator==(const KVCacheTensor&) const = default;
+};
+
+// The whole plan of one worker.
+struct KVCacheConfig {
+  std::int64_t num_blocks = 0;  // the null block included
+  std::vector<KVCacheTensor> tensors;
+  std::vector<KVCacheGroupSpec> groups;
+  bool operator==(const KVCacheConfig&) const = default;
+};
+
+// The words that recordings and model files use: "full", "mla", "sliding_window", ...; "bf16", ...
+std::string_view name_of(CacheKind kind);
+std::string_view name_of(DType dtype);
+std::string_view name_of(MambaCacheMode mode);
+std::string_view name_of(KVQuantMode mode);
+std::optional<CacheKind> cache_kind_from_name(std::string_view name);
+std::optional<DType> dtype_from_name(std::string_view name);
+std::optional<MambaCacheMode> mamba_cache_mode_from_name(std::string_view name);
+std::optional<KVQuantMode> kv_quant_mode_from_name(std::string_view name);
+
+}  // namespace lockstep

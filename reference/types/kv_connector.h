@@ -1,0 +1,82 @@
+// A KV connector as the scheduler sees it: somebody who knows of caches elsewhere, loads them into
+// blocks of this pool and sends blocks away. What it answers and what its workers report are
+// inputs; the scheduler decides what follows from them.
+// Source of the interface: vllm/distributed/kv_transfer/kv_connector/v1/base.py.
+//
+// (1) A load in the same step (is_async false) has written its tokens when attention reads them, or
+//     its blocks are reported invalid with that step's output.
+// (2) A load that takes longer is over when its request is reported in finished_recving, once.
+// (3) A request that the connector keeps (request_finished() said true) is reported in
+//     finished_sending, once.
+//
+// Not modelled: what a connector does with the blocks, the metadata handed to its workers, events.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string_view>
+#include <vector>
+
+#include "base/ids.h"
+#include "reference/types/block_key.h"
+
+namespace lockstep {
+
+// Tokens beyond the local prefix hit that the connector can load. Absent: it does not know yet and
+// is to be asked again.
+struct ExternalHit {
+  std::optional<std::int32_t> num_tokens = 0;
+  bool is_async = false;  // the load takes longer than the step. REQUIRES: num_tokens > 0
+};
+
+struct ExternalQuery {
+  RequestId request{};
+  std::string_view name;
+  std::int32_t num_tokens = 0;        // of the request; a hit within the step leaves at least one
+  std::int32_t num_local_tokens = 0;  // that the prefix cache holds
+  std::span<const BlockKey> block_keys{};  // of its hash blocks; none without prefix caching
+  std::int32_t hash_block_size = 1;        // tokens
+};
+
+class KVConnector {
+ public:
+  virtual ~KVConnector() = default;
+  // Asked whenever a request without computed tokens is considered, so more than once for many.
+  virtual ExternalHit get_num_new_matched_tokens(const ExternalQuery& query) = 0;
+  // The request has been given `blocks` (of the first group), also those that num_external_tokens
+  // are to be loaded into.
+  virtual void update_state_after_alloc(RequestId, std::span<const BlockId> /*blocks*/,
+                                        std::int32_t /*num_external_tokens*/) {}
+  // The request has finished. True: its blocks are kept until finished_sending.
+  virtual bool request_finished(RequestId request, std::string_view name) = 0;
+  // Requests that one report fails are ended in the order of a Python set, an accident of hashed
+  // names that decides which blocks are free first. Given in the order of the queues.
+  virtual void order_failed_requests(std::vector<RequestId>&) {}
+};
+
+// What the connector's workers report with a step's output.
+struct KVConnectorOutput {
+  std::vector<RequestId> finished_recving;
+  std::vector<RequestId> finished_sending;
+  std::vector<BlockId> invalid_block_ids;  // tokens to be loaded there did not arrive
+
+  bool empty() const {
+    return finished_recving.empty() && finished_sending.empty() && invalid_block_ids.empty();
+  }
+  void clear() {
+    finished_recving.clear();
+    finished_sending.clear();
+    invalid_block_ids.clear();
+  }
+};
+
+enum class KVLoadFailurePolicy : std::uint8_t { recompute, fail };
+
+// vLLM's kv_transfer_config, as far as the scheduler reads it.
+struct KVTransfer {
+  KVConnector* connector = nullptr;  // null: none. Outlives the scheduler
+  KVLoadFailurePolicy kv_load_failure_policy = KVLoadFailurePolicy::recompute;
+};
+
+}  // namespace lockstep

@@ -1,0 +1,23 @@
+// One rank of tensor and pipeline parallelism: plain numbers. What it keeps of the model's cache is
+// worked out by the reference (reference/plan/rank_plan.h) and by a backend, each for itself.
+#pragma once
+
+#include <cstdint>
+
+namespace lockstep {
+
+struct ParallelRank {
+  std::int32_t tp_size = 1;  // tensor_parallel_size: ranks that share the heads of a layer
+  std::int32_t tp_rank = 0;
+  std::int32_t pp_size = 1;  // pipeline_parallel_size: stages that share the layers
+  std::int32_t pp_rank = 0;
+  // decode_context_parallel_size, where tensor parallel ranks deal out tokens among one another:
+  // so many of them answer for the same query heads. REQUIRES: it divides tp_size.
+  std::int32_t dcp_size = 1;
+
+  // Whether the rank holds every head of every layer.
+  bool is_whole() const { return tp_size == 1 && pp_size == 1; }
+  bool operator==(const ParallelRank&) const = default;
+};
+
+}  // namespace lockstep

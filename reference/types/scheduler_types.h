@@ -1,0 +1,113 @@
+// What goes into the scheduler and what comes out of it, step by step. Plain types.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "base/ids.h"
+#include "reference/types/kv_connector.h"
+#include "reference/types/token_run.h"
+
+namespace lockstep {
+
+// One request as it reaches the engine.
+struct RequestSpec {
+  std::string name;  // unique among live requests; ties of the priority queue are broken by it
+  Prompt prompt;
+  std::int32_t max_tokens = 16;
+  std::int64_t arrival_ns = 0;
+  std::int32_t priority = 0;                 // smaller runs first; policy `priority` only
+  std::optional<std::int32_t> eos_token;     // a sampled token that ends the request
+  std::vector<std::int32_t> stop_token_ids;  // further ones
+  std::string cache_salt;                    // empty: none
+  bool operator==(const RequestSpec&) const = default;
+};
+
+enum class RequestStatus : std::uint8_t {
+  waiting,
+  waiting_for_remote_kvs,  // holds the blocks that a connector loads
+  running,
+  preempted,
+  finished,
+};
+
+enum class FinishReason : std::uint8_t { stop, length, abort, error };
+
+// A request in the queue of those that were passed over: its load is under way, or the connector
+// did not know yet, or it has had its turn and stands before those that arrive.
+struct SkippedRequest {
+  RequestId id{};
+  RequestStatus status{};
+  bool is_loading = false;  // waits for a load that has not been reported complete
+};
+
+// A request that has finished and keeps its blocks: they are being sent, or a load into them is
+// under way.
+struct HeldRequest {
+  RequestId id{};
+  bool is_loading = false;
+};
+
+// One request of a step. `computed` counts the tokens whose cache existed before the step; the step
+// computes `num_tokens` more, the last `num_spec` of them unverified drafts.
+struct ScheduledRequest {
+  RequestId id{};
+  std::int32_t num_tokens = 0;
+  std::int32_t computed = 0;
+  std::int32_t num_spec = 0;
+  bool is_new = false;      // from the waiting queue: all its blocks are handed over
+  bool is_resumed = false;  // new, and back after a preemption: its block table is replaced
+  // Block ids handed to the worker: blocks[new_blocks_begin(g) .. ) of the output, per group; all
+  // of the request's blocks when new or resumed, the newly added ones otherwise.
+  std::uint32_t first_block = 0;  // index into SchedulerOutput::block_ends
+};
+
+// One decision of the scheduler. Owned by it and overwritten by the next call of schedule().
+struct SchedulerOutput {
+  std::int64_t step = 0;
+  std::int32_t num_groups = 0;
+  std::vector<ScheduledRequest> scheduled;  // in the engine's order
+  std::vector<std::uint32_t>
+      block_ends;                  // per scheduled request and group, end offset in block_ids
+  std::vector<BlockId> block_ids;  // all handed blocks, request by request, group by group
+  std::vector<std::int32_t> spec_tokens;  // drafts to verify, request by request (num_spec each)
+  std::vector<RequestId> preempted;       // in order of preemption
+  std::vector<RequestId> finished;        // since the step before
+  std::vector<std::int32_t> common_prefix_blocks;  // per group
+  std::vector<BlockId> zero;  // blocks that the worker zeroes before use, in order
+  std::int64_t total_num_scheduled_tokens = 0;
+
+  // Blocks handed to scheduled request `i` for group `g`.
+  std::span<const BlockId> blocks(std::size_t i, std::int32_t g) const {
+    const std::uint32_t at = scheduled[i].first_block + static_cast<std::uint32_t>(g);
+    const std::uint32_t begin = at == 0 ? 0 : block_ends[at - 1];
+    return {block_ids.data() + begin, block_ends[at] - begin};
+  }
+};
+
+// What the model returned for a step: rows in the order of SchedulerOutput::scheduled.
+struct ModelOutput {
+  std::vector<std::int32_t> tokens;         // sampled tokens of all rows, one after the other
+  std::vector<std::uint32_t> token_ends;    // per row, end offset in `tokens`; a row may be empty
+  std::vector<std::int32_t> draft_tokens;   // drafts proposed for the next step, likewise
+  std::vector<std::uint32_t> draft_ends;    // empty: no drafts at all
+  KVConnectorOutput kv_connector_output{};  // what a connector's workers report with it
+};
+
+struct StoppedRequest {
+  RequestId id{};
+  FinishReason reason{};
+};
+
+// What happened to the pool and the prefix cache since the counters were last taken.
+struct CacheCounters {
+  std::int64_t stored = 0;   // block hashes added
+  std::int64_t evicted = 0;  // block hashes removed, by reuse of their block
+  std::int64_t refused = 0;  // requests for blocks that a limit on the pool alone refused
+  bool cleared = false;
+};
+
+}  // namespace lockstep

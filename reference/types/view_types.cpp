@@ -1,0 +1,39 @@
+#include "reference/types/view_types.h"
+
+#include <array>
+#include <utility>
+
+namespace lockstep {
+namespace {
+
+constexpr std::array kBackends = std::to_array<std::pair<AttentionBackend, std::string_view>>({
+    {AttentionBackend::flash_attn, "flash_attn"},
+    {AttentionBackend::flashinfer, "flashinfer"},
+    {AttentionBackend::triton_attn, "triton_attn"},
+    {AttentionBackend::triton_mla, "triton_mla"},
+    {AttentionBackend::flashmla, "flashmla"},
+    {AttentionBackend::cache_only, "cache_only"},
+    {AttentionBackend::any_size, "any_size"},
+});
+
+}  // namespace
+
+std::string_view name_of(AttentionBackend backend) {
+  for (const auto& [value, name] : kBackends)
+    if (value == backend) return name;
+  return "?";
+}
+std::string_view name_of(CacheLayout layout) { return layout == CacheLayout::NHD ? "NHD" : "HND"; }
+
+std::optional<AttentionBackend> attention_backend_from_name(std::string_view name) {
+  for (const auto& [value, known] : kBackends)
+    if (known == name) return value;
+  return std::nullopt;
+}
+std::optional<CacheLayout> cache_layout_from_name(std::string_view name) {
+  if (name == "NHD") return CacheLayout::NHD;
+  if (name == "HND") return CacheLayout::HND;
+  return std::nullopt;
+}
+
+}  // namespace lockstep

@@ -1,0 +1,79 @@
+// Where the elements of a layer's tensors lie inside their raw buffer: plain types. The reference
+// fills them in closed form, the backend by the engine's own steps; the two derivations share
+// nothing else.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "reference/types/kv_cache_spec.h"
+
+namespace lockstep {
+
+enum class CacheLayout : std::uint8_t { NHD, HND };
+// Rows of words, whatever the format of their elements, or of real numbers: rules (1) and (13) of
+// sim/protocol/backend.h.
+enum class Numbers : std::uint8_t { words, real };
+// The attention backend that reads a layer's cache. flashmla takes MLA rows in blocks of 64 tokens;
+// cache_only writes rows and reads nothing back (hidden states). any_size takes blocks of every
+// size, as the base class of vLLM's backends says and none of its attention kernels does
+// (v1/attention/backend.py, get_supported_kernel_block_sizes); its layout is triton_attn's.
+enum class AttentionBackend : std::uint8_t {
+  flash_attn,
+  flashinfer,
+  triton_attn,
+  triton_mla,
+  flashmla,
+  cache_only,
+  any_size,
+};
+std::string_view name_of(AttentionBackend backend);
+std::string_view name_of(CacheLayout layout);
+std::optional<AttentionBackend> attention_backend_from_name(std::string_view name);
+std::optional<CacheLayout> cache_layout_from_name(std::string_view name);
+
+// Where K and V of one block lie when a backend's own shape puts the pair first, (2, num_blocks,
+// ...). vllm_0_22_1: together in the page only when attention and state layers are in one model.
+// isolated:    together in the page whenever a tensor is shared with a cache of whole pages
+// (states,
+//              hidden states, MLA rows): what isolation of blocks needs. Where the two differ,
+//              0.22.1
+//              lets a K write reach another block's page (sliding window + hidden states).
+enum class LayoutRule : std::uint8_t { isolated, vllm_0_22_1 };
+
+// A strided view. shape and stride in elements, one entry a dimension; storage_offset in elements.
+struct TensorView {
+  DType dtype = DType::bf16;
+  std::vector<std::int64_t> shape;
+  std::vector<std::int64_t> stride;
+  std::int64_t storage_offset = 0;
+  bool operator==(const TensorView&) const = default;
+};
+
+// The views of one layer as a backend made them, and which dimension means what. A token cache has
+// one view: [kernel blocks, tokens of a kernel block, ...] with the pair and the heads where the
+// backend puts them; -1 where it has none. A state cache has one view a state tensor: [num_blocks,
+// dims...].
+struct LayerViews {
+  std::vector<TensorView> tensors;
+  std::int32_t block_dim = 0;
+  std::int32_t kv_dim = -1;
+  std::int32_t token_dim = -1;
+  std::int32_t head_dim = -1;
+  std::int64_t kernel_block_size = 0;  // tokens stored in one kernel block; 0: states
+  std::int64_t blocks_per_kv_block = 1;
+  bool operator==(const LayerViews&) const = default;
+};
+
+// Every layer of a plan, and the raw buffers as the backend allocated them.
+struct PoolViews {
+  std::vector<std::int64_t> tensor_size_bytes;
+  std::vector<std::int64_t>
+      kernel_block_sizes;  // per group with a cache, as the engine reports them
+  std::vector<std::vector<LayerViews>> groups;  // [group][layer of the group]
+};
+
+}  // namespace lockstep

@@ -1,0 +1,245 @@
+#include "sim/check/comparer.h"
+
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "base/check.h"
+
+namespace lockstep {
+namespace {
+
+constexpr std::size_t kPagesAtATime = 4096;
+
+// A readback that lacks what was asked for is the backend's programming error, not a divergence.
+Result<void> check_sizes(const StepProgram& program, const StepReadback& readback,
+                         std::size_t num_groups) {
+  const bool sound = readback.tables.size() == num_groups &&
+                     readback.table_ends.size() == num_groups &&
+                     readback.slot_mappings.size() == num_groups &&
+                     readback.digests.size() == program.probes.size();
+  if (!sound)
+    return fail(fmt::format(
+        "the backend read back {} tables, {} slot mappings and {} digests; expected {}, {} and {}",
+        readback.tables.size(), readback.slot_mappings.size(), readback.digests.size(), num_groups,
+        num_groups, program.probes.size()));
+  return {};
+}
+
+}  // namespace
+
+Comparer::Comparer(const BackendConfig& device, MemoryModel& model, Worker& worker,
+                   Backend& backend, std::int64_t untouched_pages, RunSummary& counts)
+    : model_(model),
+      worker_(worker),
+      backend_(backend),
+      diagnosis_(device, model, worker, backend),
+      states_(model, backend, diagnosis_, counts),
+      untouched_pages_(untouched_pages),
+      counts_(counts) {}
+
+Result<std::optional<Divergence>> Comparer::check_reused(const StepProgram& program,
+                                                         std::span<const RequestId> requests) {
+  diagnosis_.begin_step(program, requests);
+  pages_.clear();
+  for (const PoisonBlock& poison : program.poison) model_.pages_of(poison.block, pages_);
+  std::ranges::sort(pages_);
+  pages_.erase(std::unique(pages_.begin(), pages_.end()), pages_.end());
+  return check_pages(Phase::reuse, pages_, nullptr);
+}
+
+Result<std::optional<Divergence>> Comparer::check_step(const StepProgram& program,
+                                                       std::span<const RequestId> requests,
+                                                       const StepExpectation& expected,
+                                                       const ProbePlanner& planner,
+                                                       const StepReadback& readback,
+                                                       StateHashChain& chain) {
+  diagnosis_.begin_step(program, requests);
+  const auto num_groups = static_cast<std::size_t>(model_.num_groups());
+  if (auto sound = check_sizes(program, readback, num_groups); !sound)
+    return tl::unexpected(sound.error());
+  if (!readback.reports.empty()) return diagnosis_.report(readback.reports.front());
+  if (auto found = check_tables(program, requests, readback)) return found;
+  if (auto found = check_slots(expected, readback, chain)) return found;
+  Result<std::optional<Divergence>> found = std::optional<Divergence>();
+  if (model_.has_real_states()) found = states_.check(program, expected, readback);
+  if (!found || *found) return found;
+  const auto written = model_.written_pages();
+  found = check_pages(Phase::page_written, written, &chain);
+  if (!found || *found) return found;
+  found = check_host_tier(chain);
+  if (!found || *found) return found;
+  found = check_digests(program, planner, readback);
+  if (!found || *found) return found;
+  if (auto wrong = check_outputs(program, planner, readback)) return wrong;
+  return check_pages(Phase::page_untouched, next_untouched(), nullptr);
+}
+
+std::optional<Divergence> Comparer::check_tables(const StepProgram& program,
+                                                 std::span<const RequestId> requests,
+                                                 const StepReadback& readback) {
+  for (std::int32_t g = 0; g < model_.num_groups(); ++g) {
+    const auto group = static_cast<std::size_t>(g);
+    const std::span<const std::int32_t> entries(readback.tables[group]);
+    LS_CHECK(readback.table_ends[group].size() == program.rows.size(), "{} rows read, {} scheduled",
+             readback.table_ends[group].size(), program.rows.size());
+    std::size_t begin = 0;
+    for (std::size_t row = 0; row < program.rows.size(); ++row) {
+      const std::size_t end = readback.table_ends[group][row];
+      const auto found = entries.subspan(begin, end - begin);
+      begin = end;
+      const std::vector<BlockId>& table = worker_.at(requests[row]).tables[group];
+      counts_.table_entries_checked += static_cast<std::int64_t>(table.size());
+      const auto same = [](BlockId a, std::int32_t b) { return index_of(a) == b; };
+      if (!std::ranges::equal(table, found, same)) return diagnosis_.table(row, g, found);
+    }
+  }
+  return std::nullopt;
+}
+
+std::optional<Divergence> Comparer::check_slots(const StepExpectation& expected,
+                                                const StepReadback& readback,
+                                                StateHashChain& chain) {
+  for (std::int32_t g = 0; g < model_.num_groups(); ++g) {
+    if (model_.is_state_group(g)) continue;
+    const std::vector<Slot>& slots = expected.slot_mappings[static_cast<std::size_t>(g)];
+    const std::vector<Slot>& found = readback.slot_mappings[static_cast<std::size_t>(g)];
+    LS_CHECK(slots.size() == found.size(), "{} slots read, {} expected", found.size(),
+             slots.size());
+    counts_.slots_checked += static_cast<std::int64_t>(slots.size());
+    for (std::size_t i = 0; i < slots.size(); ++i) {
+      if (slots[i] != found[i]) return diagnosis_.slot(g, i, slots[i], found[i]);
+      chain.add(static_cast<std::uint64_t>(slots[i]));
+    }
+  }
+  return std::nullopt;
+}
+
+Result<std::optional<Divergence>> Comparer::check_digests(const StepProgram& program,
+                                                          const ProbePlanner& planner,
+                                                          const StepReadback& readback) {
+  for (std::size_t i = 0; i < program.probes.size(); ++i) {
+    const ProbeExpectation& expected = planner.probes()[i];
+    if (expected.digest == readback.digests[i]) continue;
+    auto found = diagnosis_.digest(program.probes[i], expected.request, expected.digest,
+                                   readback.digests[i]);
+    if (!found) return tl::unexpected(found.error());
+    return std::optional(std::move(*found));
+  }
+  return std::nullopt;
+}
+
+std::optional<Divergence> Comparer::check_outputs(const StepProgram& program,
+                                                  const ProbePlanner& planner,
+                                                  const StepReadback& readback) {
+  std::size_t at = 0;
+  for (std::size_t i = 0; i < program.queries.size(); ++i) {
+    const QueryExpectation& expected = planner.queries()[i];
+    LS_CHECK(at + expected.output.size() <= readback.outputs.size(), "{} floats read",
+             readback.outputs.size());
+    for (std::size_t e = 0; e < expected.output.size(); ++e, ++at) {
+      const double found = readback.outputs[at];
+      if (std::isfinite(found) && std::abs(found - expected.output[e]) <= expected.tolerance)
+        continue;
+      return diagnosis_.output(program.queries[i], expected.request, e, expected.output[e], found,
+                               expected.tolerance);
+    }
+    counts_.outputs_checked += static_cast<std::int64_t>(expected.output.size());
+  }
+  LS_CHECK(at == readback.outputs.size(), "{} floats read, {} expected", readback.outputs.size(),
+           at);
+  return std::nullopt;
+}
+
+Result<std::optional<Divergence>> Comparer::check_pages(Phase phase,
+                                                        std::span<const ModelPage> pages,
+                                                        StateHashChain* chain) {
+  for (std::size_t first = 0; first < pages.size(); first += kPagesAtATime) {
+    const auto part = pages.subspan(first, std::min(kPagesAtATime, pages.size() - first));
+    page_ids_.clear();
+    for (const ModelPage& page : part)
+      page_ids_.push_back({.tensor = page.tensor, .block = static_cast<BlockId>(page.index)});
+    fingerprints_.assign(part.size(), {});
+    if (auto done = backend_.fingerprint_pages(page_ids_, fingerprints_); !done)
+      return tl::unexpected(done.error());
+    for (std::size_t i = 0; i < part.size(); ++i) {
+      const PageSum expected = model_.fingerprint(part[i]);
+      if (expected.a != fingerprints_[i].a || expected.b != fingerprints_[i].b) {
+        auto found = diagnosis_.page(phase, part[i]);
+        if (!found) return tl::unexpected(found.error());
+        return std::optional(std::move(*found));
+      }
+      if (chain != nullptr) {
+        chain->add(expected.a);
+        chain->add(expected.b);
+      }
+      ++counts_.pages_checked;
+      counts_.bytes_checked += model_.page_size_bytes(part[i].tensor);
+    }
+  }
+  return std::nullopt;
+}
+
+// The next pages in the order of tensors and blocks, without those that the step wrote.
+std::span<const ModelPage> Comparer::next_untouched() {
+  pages_.clear();
+  const std::int64_t total = model_.num_tensors() * model_.num_blocks();
+  const auto written = model_.written_pages();
+  const std::int64_t count = std::min(untouched_pages_, total);
+  for (std::int64_t i = 0; i < count; ++i, rotation_ = (rotation_ + 1) % total) {
+    const ModelPage page{static_cast<std::int32_t>(rotation_ / model_.num_blocks()),
+                         static_cast<std::int32_t>(rotation_ % model_.num_blocks())};
+    if (!std::ranges::binary_search(written, page)) pages_.push_back(page);
+  }
+  return pages_;
+}
+
+Result<std::optional<Divergence>> Comparer::check_all_pages() {
+  pages_.clear();
+  for (std::int32_t t = 0; t < model_.num_tensors(); ++t)
+    for (std::int32_t p = 0; p < model_.num_blocks(); ++p) pages_.push_back({t, p});
+  auto found = check_pages(Phase::page_final, pages_, nullptr);
+  if (!found || *found) return found;
+  std::vector<HostBlockId> hosts;
+  for (std::int32_t h = 0; h < model_.num_host_blocks(); ++h) hosts.push_back(HostBlockId{h});
+  return check_hosts(hosts, nullptr);
+}
+
+// What the step stored, and the next few of the others.
+Result<std::optional<Divergence>> Comparer::check_host_tier(StateHashChain& chain) {
+  auto found = check_hosts(model_.written_hosts(), &chain);
+  if (!found || *found) return found;
+  std::vector<HostBlockId> next;
+  const std::int64_t total = model_.num_host_blocks();
+  for (std::int64_t i = 0; i < std::min(untouched_pages_, total); ++i) {
+    next.push_back(static_cast<HostBlockId>(host_rotation_));
+    host_rotation_ = (host_rotation_ + 1) % total;
+  }
+  return check_hosts(next, nullptr);
+}
+
+Result<std::optional<Divergence>> Comparer::check_hosts(std::span<const HostBlockId> hosts,
+                                                        StateHashChain* chain) {
+  if (hosts.empty()) return std::optional<Divergence>();
+  fingerprints_.assign(hosts.size(), {});
+  if (auto done = backend_.fingerprint_host_blocks(hosts, fingerprints_); !done)
+    return tl::unexpected(done.error());
+  for (std::size_t i = 0; i < hosts.size(); ++i) {
+    const PageSum& expected = model_.host_block(hosts[i]).sum;
+    if (expected.a != fingerprints_[i].a || expected.b != fingerprints_[i].b) {
+      auto found = diagnosis_.host_block(hosts[i]);
+      if (!found) return tl::unexpected(found.error());
+      return std::optional(std::move(*found));
+    }
+    if (chain != nullptr) {
+      chain->add(expected.a);
+      chain->add(expected.b);
+    }
+    ++counts_.host_blocks_checked;
+    counts_.host_bytes_checked += model_.host_block_bytes();
+  }
+  return std::optional<Divergence>();
+}
+
+}  // namespace lockstep

@@ -1,0 +1,78 @@
+// Device against model, after every step: block tables and slot mappings in full, states of real
+// numbers (state_checker.h), the pages that
+// the step wrote, the host blocks that it stored to, what its probes and queries read, the
+// backend's own reports, and untouched pages and host blocks in rotation; before a block is handed
+// out again, its pages; at the end, all pages and host blocks.
+//
+// (1) The first difference wins, in the order of Phase.
+// (2) What was compared is counted; nothing is compared with itself.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "base/result.h"
+#include "reference/memory/memory_model.h"
+#include "sim/check/diagnosis.h"
+#include "sim/check/state_checker.h"
+#include "sim/protocol/backend.h"
+#include "sim/step/model_step.h"
+#include "sim/step/probe_planner.h"
+#include "sim/verdict/divergence.h"
+#include "sim/verdict/run_summary.h"
+#include "sim/verdict/state_hash.h"
+
+namespace lockstep {
+
+class Comparer {
+ public:
+  Comparer(const BackendConfig& device, MemoryModel& model, Worker& worker, Backend& backend,
+           std::int64_t untouched_pages, RunSummary& counts);
+
+  // Before the program runs: blocks that it poisons still hold what they should.
+  // REQUIRES: the model has not applied the program yet.
+  Result<std::optional<Divergence>> check_reused(const StepProgram& program,
+                                                 std::span<const RequestId> requests);
+  // After it has run on both sides.
+  Result<std::optional<Divergence>> check_step(const StepProgram& program,
+                                               std::span<const RequestId> requests,
+                                               const StepExpectation& expected,
+                                               const ProbePlanner& planner,
+                                               const StepReadback& readback, StateHashChain& chain);
+  Result<std::optional<Divergence>> check_all_pages();
+
+ private:
+  std::optional<Divergence> check_tables(const StepProgram& program,
+                                         std::span<const RequestId> requests,
+                                         const StepReadback& readback);
+  std::optional<Divergence> check_slots(const StepExpectation& expected,
+                                        const StepReadback& readback, StateHashChain& chain);
+  Result<std::optional<Divergence>> check_digests(const StepProgram& program,
+                                                  const ProbePlanner& planner,
+                                                  const StepReadback& readback);
+  std::optional<Divergence> check_outputs(const StepProgram& program, const ProbePlanner& planner,
+                                          const StepReadback& readback);
+  Result<std::optional<Divergence>> check_hosts(std::span<const HostBlockId> hosts,
+                                                StateHashChain* chain);
+  Result<std::optional<Divergence>> check_host_tier(StateHashChain& chain);
+  Result<std::optional<Divergence>> check_pages(Phase phase, std::span<const ModelPage> pages,
+                                                StateHashChain* chain);
+  std::span<const ModelPage> next_untouched();
+
+  MemoryModel& model_;
+  Worker& worker_;
+  Backend& backend_;
+  Diagnosis diagnosis_;
+  StateChecker states_;
+  const std::int64_t untouched_pages_;
+  RunSummary& counts_;
+  std::int64_t rotation_ = 0;       // over all pages of all tensors
+  std::int64_t host_rotation_ = 0;  // over all blocks of the host tier
+  std::vector<ModelPage> pages_;
+  std::vector<PageId> page_ids_;
+  std::vector<Fingerprint> fingerprints_;
+};
+
+}  // namespace lockstep

@@ -1,0 +1,363 @@
+#include "sim/check/diagnosis.h"
+
+#include <fmt/core.h>
+
+#include <algorithm>
+
+#include "base/check.h"
+#include "base/hex_text.h"
+#include "reference/plan/context_share.h"
+#include "sim/check/content_finder.h"
+
+namespace lockstep {
+namespace {
+
+std::string what_runs(const StepProgram& program, const WorkerRequest& request,
+                      const RowSlice& slice) {
+  const std::int64_t last = std::int64_t{slice.first_position} + slice.num_tokens;
+  const bool decode = slice.num_tokens == 1 && last == request.num_known;
+  return fmt::format("{} {} tokens [{}, {}) in row {}; {} requests and {} tokens in the step",
+                     decode ? "decode of" : "prefill or verification of", request.name,
+                     slice.first_position, last, slice.row, program.rows.size(),
+                     program.contents.size());
+}
+
+}  // namespace
+
+void Diagnosis::begin_step(const StepProgram& program, std::span<const RequestId> requests) {
+  program_ = &program;
+  requests_.assign(requests.begin(), requests.end());
+}
+
+Divergence Diagnosis::about(Phase phase) const {
+  LS_CHECK(program_ != nullptr, "no step");
+  Divergence found;
+  found.phase = phase;
+  found.step = program_->step;
+  found.doing =
+      fmt::format("{} requests, {} tokens", program_->rows.size(), program_->contents.size());
+  return found;
+}
+
+void Diagnosis::set_layer(Divergence& found, std::int32_t layer) const {
+  const ModelLayer& of = model_.layers()[static_cast<std::size_t>(layer)];
+  found.layer = layer;
+  found.layer_name = of.name;
+  found.group = of.group;
+  found.tensor = of.layout.tensor_index;
+}
+
+// What the step did for the request that the divergence is about, when it did anything.
+void Diagnosis::set_doing(Divergence& found) const {
+  for (std::size_t i = 0; i < requests_.size(); ++i) {
+    const WorkerRequest& request = worker_.at(requests_[i]);
+    if (request.name == found.request)
+      found.doing = what_runs(*program_, request, program_->rows[i]);
+  }
+}
+
+// The expected owner of a byte: request, layer, slot, token.
+void Diagnosis::set_owner(Divergence& found, ModelPage page, std::int64_t byte) const {
+  const ByteOwner owner = model_.owner_of(page, byte);
+  found.tensor = page.tensor;
+  found.block = index_of(owner.block);
+  found.group = owner.group;
+  found.byte = byte;
+  const BlockContent& block = model_.block(owner.block);
+  if (owner.layer < 0) {
+    found.part = owner.group < 0 ? "free" : "padding or unused room";
+    return;
+  }
+  const ModelLayer& layer = model_.layers()[static_cast<std::size_t>(owner.layer)];
+  set_layer(found, owner.layer);
+  found.part = part_name(layer, owner.part);
+  found.head = static_cast<std::int32_t>(owner.head);
+  if (owner.what == ByteOwner::What::state) {
+    if (block.state.writer == kNobody) return;
+    found.request = model_.writer_name(block.state.writer);
+    found.token = block.state.num_tokens;
+    return;
+  }
+  found.slot = index_of(owner.block) * model_.block_size(owner.group) + owner.slot_offset;
+  if (const SlotContent* slot = model_.slot_content(owner.group, owner.block, owner.slot_offset)) {
+    found.request = model_.writer_name(slot->writer);
+    found.token = slot->position;
+  }
+}
+
+void Diagnosis::set_journal(Divergence& found, ModelPage page, std::int64_t byte) const {
+  const ByteOwner owner = model_.owner_of(page, byte);
+  const BlockContent& block = model_.block(owner.block);
+  found.writer = "the model: nobody";
+  if (owner.what == ByteOwner::What::row) {
+    if (const SlotContent* slot = model_.slot_content(owner.group, owner.block, owner.slot_offset))
+      found.writer = fmt::format("the model: {}'s token {} in step {}",
+                                 model_.writer_name(slot->writer), slot->position, slot->step);
+  } else if (owner.what == ByteOwner::What::state && block.state.writer != kNobody) {
+    found.writer = fmt::format("the model: {}'s state after {} tokens in step {}",
+                               model_.writer_name(block.state.writer), block.state.num_tokens,
+                               block.state.step);
+  }
+  const auto writer =
+      backend_.who_wrote({.tensor = page.tensor, .block = static_cast<BlockId>(page.index)}, byte);
+  if (writer)
+    found.writer += fmt::format("; the device: kernel {}, step {}, {}", writer->kernel,
+                                writer->step, writer->thread);
+}
+
+Result<Divergence> Diagnosis::page(Phase phase, ModelPage page) {
+  Divergence found = about(phase);
+  auto bytes =
+      backend_.read_page({.tensor = page.tensor, .block = static_cast<BlockId>(page.index)});
+  if (!bytes) return tl::unexpected(bytes.error());
+  found.found_page = std::move(*bytes);
+  found.expected_page = model_.page_image(page);
+  found.spans = page_spans(model_, page);
+  LS_CHECK(found.found_page.size() == found.expected_page.size(), "{} bytes read, {} in a page",
+           found.found_page.size(), found.expected_page.size());
+  std::int64_t first = -1;
+  for (std::size_t i = 0; i < found.found_page.size(); ++i) {
+    if (found.found_page[i] == found.expected_page[i]) continue;
+    if (first < 0) first = static_cast<std::int64_t>(i);
+    ++found.wrong_bytes;
+  }
+  if (first < 0) {
+    found.tensor = page.tensor;
+    found.block = page.index;
+    found.message = fmt::format(
+        "page {} of tensor {}: its bytes are right when they are read, its fingerprint is not: the "
+        "device's fingerprint is wrong, or something changed the page in between",
+        page.index, page.tensor);
+    return found;
+  }
+  set_owner(found, page, first);
+  set_journal(found, page, first);
+  set_doing(found);
+  const ByteOwner owner = model_.owner_of(page, first);
+  const auto at = static_cast<std::size_t>(first);
+  found.expected = hex_bytes(std::span(found.expected_page).subspan(at));
+  found.found = hex_bytes(std::span(found.found_page).subspan(at));
+  // A row is looked up whole, anything else from its word on.
+  const bool row = owner.what == ByteOwner::What::row;
+  const std::int64_t begin = row ? first - owner.byte_in_row : first / 8 * 8;
+  const std::int64_t size =
+      row ? model_.layers()[static_cast<std::size_t>(owner.layer)].row_size_bytes : 64;
+  const auto tail =
+      std::span<const std::uint8_t>(found.found_page).subspan(static_cast<std::size_t>(begin));
+  found.owner = whose_content(model_, owner, begin,
+                              tail.first(std::min(tail.size(), static_cast<std::size_t>(size))));
+  const std::string where = found.layer < 0 ? found.part
+                                            : fmt::format("{} of layer {} ({})", found.part,
+                                                          found.layer, found.layer_name);
+  found.message = fmt::format(
+      "page {} of tensor {} differs in {} of {} bytes, first at byte {}: {} of block {}{}{}: {}",
+      page.index, page.tensor, found.wrong_bytes, found.found_page.size(), first, where,
+      found.block, found.slot < 0 ? "" : fmt::format(", slot {}", found.slot),
+      !found.request.empty() ? fmt::format(", {}'s token {}", found.request, found.token)
+      : found.slot >= 0      ? ", which nobody has written"
+                             : "",
+      found.owner.empty() ? "nobody's content lies there" : "there lies " + found.owner);
+  return found;
+}
+
+Divergence Diagnosis::table(std::size_t row, std::int32_t group,
+                            std::span<const std::int32_t> found_row) {
+  Divergence found = about(Phase::block_table);
+  const WorkerRequest& request = worker_.at(requests_[row]);
+  const std::vector<BlockId>& expected = request.tables[static_cast<std::size_t>(group)];
+  std::size_t entry = 0;
+  while (entry < expected.size() && entry < found_row.size() &&
+         index_of(expected[entry]) == found_row[entry])
+    ++entry;
+  found.request = request.name;
+  found.group = group;
+  found.token = static_cast<std::int64_t>(entry) * model_.block_size(group);
+  found.byte = static_cast<std::int64_t>(entry) * 4;
+  found.expected =
+      entry < expected.size() ? fmt::format("{}", index_of(expected[entry])) : "no entry";
+  found.found = entry < found_row.size() ? fmt::format("{}", found_row[entry]) : "no entry";
+  if (entry < expected.size()) found.block = index_of(expected[entry]);
+  found.doing = what_runs(*program_, request, program_->rows[row]);
+  found.message = fmt::format(
+      "block table of {} in group {}: entry {} should be {} and is {} ({} entries expected, {} "
+      "found)",
+      request.name, group, entry, found.expected, found.found, expected.size(), found_row.size());
+  return found;
+}
+
+Divergence Diagnosis::slot(std::int32_t group, std::size_t token, Slot expected, Slot found_slot) {
+  Divergence found = about(Phase::slot_mapping);
+  found.group = group;
+  found.slot = expected;
+  found.expected = fmt::format("{}", expected);
+  found.found = fmt::format("{}", found_slot);
+  std::string whose = "a padded token, which writes nothing";
+  for (std::size_t i = 0; i < program_->rows.size(); ++i) {
+    const RowSlice& slice = program_->rows[i];
+    const auto offset = static_cast<std::int64_t>(token) - slice.first_token;
+    if (offset < 0 || offset >= slice.num_tokens) continue;
+    const WorkerRequest& request = worker_.at(requests_[i]);
+    found.request = request.name;
+    found.token = slice.first_position + offset;
+    found.doing = what_runs(*program_, request, slice);
+    whose = fmt::format("{}'s token {}", request.name, found.token);
+  }
+  if (expected >= 0) found.block = static_cast<std::int32_t>(expected / model_.block_size(group));
+  found.byte = static_cast<std::int64_t>(token) * 8;
+  found.message = fmt::format("slot mapping of group {}, entry {} ({}): should be {} and is {}",
+                              group, token, whose, expected, found_slot);
+  return found;
+}
+
+void Diagnosis::set_slot(Divergence& found, const WorkerRequest& request,
+                         std::int64_t position) const {
+  const std::int64_t size = model_.block_size(found.group);
+  const std::int64_t row = num_kept(worker_.context(), position);
+  const BlockId block =
+      request.tables[static_cast<std::size_t>(found.group)][static_cast<std::size_t>(row / size)];
+  found.token = position;
+  found.block = index_of(block);
+  found.slot = index_of(block) * size + row % size;
+}
+
+Result<bool> Diagnosis::reads_wrong(const AttentionProbe& probe, WorkerRequest& request) {
+  StepProgram program;
+  program.step = program_->step;
+  program.probes.push_back(probe);
+  StepReadback readback;
+  if (auto done = backend_.execute(program, readback); !done) return tl::unexpected(done.error());
+  const ModelLayer& layer = model_.layers()[static_cast<std::size_t>(probe.layer)];
+  return readback.digests.at(0) != request.prefix.attention_digest(layer, probe.first, probe.last);
+}
+
+Result<Divergence> Diagnosis::digest(const AttentionProbe& probe, RequestId id,
+                                     std::uint64_t expected, std::uint64_t found_digest) {
+  Divergence found = about(Phase::attention_digest);
+  WorkerRequest& request = worker_.at(id);
+  found.request = request.name;
+  set_layer(found, probe.layer);
+  found.expected = fmt::format("{:016x}", expected);
+  found.found = fmt::format("{:016x}", found_digest);
+  set_doing(found);
+  const std::string range = fmt::format("layer {} ({}) over {}'s tokens [{}, {})", found.layer,
+                                        found.layer_name, request.name, probe.first, probe.last);
+  AttentionProbe part = probe;
+  auto wrong = reads_wrong(part, request);
+  if (!wrong) return tl::unexpected(wrong.error());
+  if (!*wrong) {
+    set_slot(found, request, probe.first);
+    found.message = fmt::format(
+        "attention digest of {} is wrong, and right when it is read a second time", range);
+    return found;
+  }
+  while (part.last - part.first > 1) {  // the first half that reads wrong
+    AttentionProbe half = part;
+    half.last = part.first + (part.last - part.first) / 2;
+    wrong = reads_wrong(half, request);
+    if (!wrong) return tl::unexpected(wrong.error());
+    if (*wrong)
+      part.last = half.last;
+    else
+      part.first = half.last;
+  }
+  set_slot(found, request, part.first);
+  const ModelLayer& layer = model_.layers()[static_cast<std::size_t>(probe.layer)];
+  const std::int64_t offset = found.slot % model_.block_size(found.group);
+  const std::int64_t at =
+      byte_offset(layer.layout, static_cast<BlockId>(found.block), 0, offset, 0, 0);
+  const ModelPage page{found.tensor,
+                       static_cast<std::int32_t>(at / model_.page_size_bytes(found.tensor))};
+  found.byte = at % model_.page_size_bytes(found.tensor);
+  set_journal(found, page, found.byte);
+  if (const SlotContent* slot =
+          model_.slot_content(found.group, static_cast<BlockId>(found.block), offset))
+    found.owner = fmt::format("{}'s token {} of step {}, as the model knows",
+                              model_.writer_name(slot->writer), slot->position, slot->step);
+  found.message = fmt::format(
+      "attention digest of {} is wrong; the first token that reads wrong is {}, in slot {} of "
+      "block {}",
+      range, part.first, offset, found.block);
+  return found;
+}
+
+Divergence Diagnosis::output(const AttentionQuery& query, RequestId id, std::size_t element,
+                             double expected, double found_value, double tolerance) {
+  Divergence found = about(Phase::attention_output);
+  const WorkerRequest& request = worker_.at(id);
+  found.request = request.name;
+  set_layer(found, query.layer);
+  set_slot(found, request, query.last - 1);
+  const ModelLayer& layer = model_.layers()[static_cast<std::size_t>(query.layer)];
+  found.head = static_cast<std::int32_t>(static_cast<std::int64_t>(element) / layer.head_size);
+  found.byte = static_cast<std::int64_t>(element) * 4;
+  found.expected = fmt::format("{:.9g}", expected);
+  found.found = fmt::format("{:.9g}", found_value);
+  set_doing(found);
+  found.message = fmt::format(
+      "attention of {}'s token {} over tokens [{}, {}) in layer {} ({}), query head {}, element "
+      "{}: "
+      "should be {} and is {} (tolerance {:.3g})",
+      request.name, query.last - 1, query.first, query.last, query.layer, found.layer_name,
+      found.head, static_cast<std::int64_t>(element) % layer.head_size, found.expected, found.found,
+      tolerance);
+  return found;
+}
+
+Divergence Diagnosis::report(const MemoryReport& report) {
+  Divergence found = about(Phase::memory_check);
+  found.message =
+      report.message.starts_with(report.kind)
+          ? report.message
+          : fmt::format("{} in kernel {}: {}", report.kind, report.kernel, report.message);
+  found.doing = fmt::format("kernel {}; {}", report.kernel, found.doing);
+  if (!report.page) return found;
+  const ModelPage page{report.page->tensor, index_of(report.page->block)};
+  const bool inside = page.tensor >= 0 && page.tensor < model_.num_tensors() && page.index >= 0 &&
+                      page.index < model_.num_blocks() && report.byte_in_page >= 0 &&
+                      report.byte_in_page < model_.page_size_bytes(page.tensor);
+  if (!inside) return found;
+  set_owner(found, page, report.byte_in_page);
+  set_journal(found, page, report.byte_in_page);
+  return found;
+}
+
+std::vector<PageSpan> page_spans(const MemoryModel& model, ModelPage page) {
+  std::vector<PageSpan> spans;
+  const std::int64_t size = model.page_size_bytes(page.tensor);
+  for (std::int64_t byte = 0; byte < size;) {
+    const ByteOwner owner = model.owner_of(page, byte);
+    PageSpan span{.first_byte = byte, .size_bytes = 1, .what = "unused"};
+    if (owner.layer >= 0) {
+      const ModelLayer& layer = model.layers()[static_cast<std::size_t>(owner.layer)];
+      const BlockContent& block = model.block(owner.block);
+      std::string whose = block.zeroed ? "zeroed" : "not written";
+      if (owner.what == ByteOwner::What::row) {
+        span.size_bytes = layer.row_size_bytes - owner.byte_in_row;
+        if (const SlotContent* slot =
+                model.slot_content(owner.group, owner.block, owner.slot_offset))
+          whose = fmt::format("{} token {}", model.writer_name(slot->writer), slot->position);
+        span.what = fmt::format("slot {}: {} of head {}, layer {} ({})", owner.slot_offset,
+                                part_name(layer, owner.part), owner.head, owner.layer, whose);
+      } else {
+        const StateLayout& state =
+            layer.layout.states[static_cast<std::size_t>(owner.part - kPartState)];
+        span.size_bytes = state.num_elements * state.itemsize_bytes - owner.byte_in_row;
+        if (block.state.writer != kNobody)
+          whose = fmt::format("{} after {} tokens", model.writer_name(block.state.writer),
+                              block.state.num_tokens);
+        span.what =
+            fmt::format("{}, layer {} ({})", part_name(layer, owner.part), owner.layer, whose);
+      }
+    } else {
+      while (byte + span.size_bytes < size &&
+             model.owner_of(page, byte + span.size_bytes).layer < 0)
+        ++span.size_bytes;
+      span.what = owner.group < 0 ? "free" : "padding or unused room";
+    }
+    byte += span.size_bytes;
+    spans.push_back(std::move(span));
+  }
+  return spans;
+}
+
+}  // namespace lockstep

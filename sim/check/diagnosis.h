@@ -1,0 +1,68 @@
+// From "these two numbers differ" to a Divergence that says where to the byte, what lies there and
+// who put it there. Reads the device again where that tells more; changes nothing on it.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "base/result.h"
+#include "reference/memory/memory_model.h"
+#include "sim/protocol/backend.h"
+#include "sim/step/worker.h"
+#include "sim/verdict/divergence.h"
+
+namespace lockstep {
+
+class Diagnosis {
+ public:
+  Diagnosis(const BackendConfig& device, MemoryModel& model, Worker& worker, Backend& backend)
+      : device_(device), model_(model), worker_(worker), backend_(backend) {}
+
+  // What every divergence of the step says about it. REQUIRES: before the others.
+  void begin_step(const StepProgram& program, std::span<const RequestId> requests);
+
+  // A page whose fingerprint is not the expected one.
+  Result<Divergence> page(Phase phase, ModelPage page);
+  // Entry `entry` of a row's block table; an absent one is told as such.
+  Divergence table(std::size_t row, std::int32_t group, std::span<const std::int32_t> found);
+  Divergence slot(std::int32_t group, std::size_t token, Slot expected, Slot found);
+  // Probes again and again until the first position is found whose rows read wrong.
+  Result<Divergence> digest(const AttentionProbe& probe, RequestId request, std::uint64_t expected,
+                            std::uint64_t found);
+  Divergence output(const AttentionQuery& query, RequestId request, std::size_t element,
+                    double expected, double found, double tolerance);
+  // A number of a state, after an update, and what an update gave out for its last token.
+  Divergence state(const StateUpdate& update, const ModelLayer& layer, std::size_t state,
+                   std::int64_t element, double expected, double found, double tolerance) const;
+  Divergence state_output(const StateUpdate& update, const ModelLayer& layer, std::size_t state,
+                          std::int64_t element, double expected, double found,
+                          double tolerance) const;
+  Divergence report(const MemoryReport& report);
+  // A host block whose fingerprint is not the expected one.
+  Result<Divergence> host_block(HostBlockId host);
+
+ private:
+  Divergence about(Phase phase) const;
+  Divergence about_state(Phase phase, const StateUpdate& update, const ModelLayer& layer,
+                         std::size_t state) const;
+  void set_doing(Divergence& found) const;
+  void set_owner(Divergence& found, ModelPage page, std::int64_t byte) const;
+  void set_layer(Divergence& found, std::int32_t layer) const;
+  void set_journal(Divergence& found, ModelPage page, std::int64_t byte) const;
+  void set_slot(Divergence& found, const WorkerRequest& request, std::int64_t position) const;
+  Result<bool> reads_wrong(const AttentionProbe& probe, WorkerRequest& request);
+
+  const BackendConfig& device_;
+  MemoryModel& model_;
+  Worker& worker_;
+  Backend& backend_;
+  const StepProgram* program_ = nullptr;
+  std::vector<RequestId> requests_;
+};
+
+// Every byte of the page in runs: rows, states, what is unused.
+std::vector<PageSpan> page_spans(const MemoryModel& model, ModelPage page);
+
+}  // namespace lockstep

@@ -1,0 +1,92 @@
+// A workload, and a fault plan that interferes with it: clients that give up, outputs that come in
+// early or late, a pool that does not give what it has.
+//
+// (1) With an empty plan it is the workload that it was given.
+// (2) While a fault hinders the engine, and in the step after it, standing still is no end: time
+//     goes on, and so does the run.
+// (3) However late an output is, no more steps are in flight than the engine keeps by itself
+//     (vLLM's batch queue, of two with asynchronous scheduling): it waits, and others arrive.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "sim/engine/decision_source.h"
+#include "sim/engine/fault_plan.h"
+#include "sim/engine/workload.h"
+
+namespace lockstep {
+
+class FaultyWorkload final : public Workload {
+ public:
+  // REQUIRES: an inner workload that is not scripted, or an empty plan.
+  FaultyWorkload(std::unique_ptr<Workload> inner, FaultPlan plan);
+
+  // What the loop runs, looked at to know who is in which phase. REQUIRES: called before the first
+  // turn, unless the plan is empty. It must outlive this.
+  void watch(DecisionSource& decisions) { decisions_ = &decisions; }
+  // How often the faults of a kind took effect: aborts, or steps that one of the others was there.
+  std::int64_t num_effects(FaultKind kind) const {
+    return effects_[static_cast<std::size_t>(kind)];
+  }
+  const FaultPlan& plan() const { return plan_; }
+
+  Result<Turn> next_turn(const LoopState& state, std::vector<WorkloadEvent>& events) override;
+  Result<void> sample(std::int64_t step, std::span<const SampledRow> rows,
+                      ModelOutput& output) override;
+  KVConnector* connector() override { return inner_->connector(); }
+  Result<void> connector_report(KVConnectorOutput& report) override {
+    return inner_->connector_report(report);
+  }
+  void while_running(std::vector<WorkloadEvent>& events) override;
+  std::optional<bool> output_comes_in(std::int64_t step) const override;
+  bool is_hindered(std::int64_t step) const override {
+    return hinders(step) || inner_->is_hindered(step);
+  }
+  void step_done(std::int64_t scheduled_tokens) override;
+  void request_left(std::string_view name, std::uint64_t ticket) override;
+  void request_refused(std::string_view name, std::uint64_t ticket, const Error& why) override;
+  TransferPlanner* transfers() override { return inner_->transfers(); }
+  bool is_busy() const override { return inner_->is_busy(); }
+  std::optional<std::int64_t> next_due_ns() const override { return inner_->next_due_ns(); }
+  void advance_to(std::int64_t now_ns) override { inner_->advance_to(now_ns); }
+  bool is_scripted() const override { return inner_->is_scripted(); }
+  std::int64_t now_ns() const override { return inner_->now_ns(); }
+  std::int64_t records_consumed() const override { return inner_->records_consumed(); }
+
+ private:
+  // What is known of a request that has not left.
+  struct Progress {
+    std::int64_t num_prompt_tokens = 0;
+    std::int64_t num_steps = 0;  // scheduled since it was let in
+  };
+
+  bool hinders(std::int64_t step) const;
+  void count(FaultKind kind) const { ++effects_[static_cast<std::size_t>(kind)]; }
+  bool is_in_phase(RequestId id, FaultKind kind) const;
+  std::vector<std::string> in_phase(FaultKind kind) const;
+  void abort_due(bool in_flight, std::vector<WorkloadEvent>& events);
+
+  std::unique_ptr<Workload> inner_;
+  FaultPlan plan_;
+  DecisionSource* decisions_ = nullptr;
+  bool looks_at_requests_ = false;  // some fault aborts
+  bool limits_pool_ = false;
+  std::vector<PlannedFault> aborts_;  // that have not happened
+  std::map<std::string, Progress, std::less<>> requests_;
+  std::vector<std::string> in_step_;      // scheduled in the step at hand
+  std::vector<std::string> left_before_;  // in the step before
+  std::vector<std::string> left_;         // in the step at hand
+  std::int64_t step_ = -1;
+  mutable std::array<std::int64_t, kNumFaultKinds> effects_{};  // output_comes_in() counts too
+};
+
+// Refused: faults that fault_plan_of() refuses, and any beside decisions that are recorded.
+Result<std::unique_ptr<FaultyWorkload>> make_faulty_workload(std::unique_ptr<Workload> inner,
+                                                             std::span<const Fault> faults);
+
+}  // namespace lockstep

@@ -1,0 +1,131 @@
+// What reaches the engine and what the model answers: the two inputs of a run that nobody decides.
+//
+// Two of them: a request trace, driven by a virtual clock in integer nanoseconds; and a recording,
+// which says step by step what happened before it and what was sampled.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/result.h"
+#include "reference/types/scheduler_types.h"
+#include "sim/connectors/transfer_planner.h"
+#include "traces/formats/recording.h"
+#include "traces/formats/request_trace.h"
+
+namespace lockstep {
+
+// A named linear model of how long a step takes. Virtual time only orders events; no answer of
+// Lockstep claims to be a prediction of a real machine.
+struct StepTimeModel {
+  std::string name = "linear";
+  std::int64_t base_ns = 10'000'000;  // of every step that runs something
+  std::int64_t per_token_ns = 20'000;
+  std::int64_t step_ns(std::int64_t tokens) const { return base_ns + per_token_ns * tokens; }
+};
+
+// One thing that happens between two steps.
+struct WorkloadEvent {
+  enum class Kind : std::uint8_t { add, abort, reset_prefix_cache };
+  Kind kind = Kind::add;
+  RequestSpec request;                 // add
+  std::uint64_t ticket = 0;            // add: comes back in every SampledRow of the request
+  std::string name;                    // abort
+  std::optional<bool> recorded_reset;  // reset_prefix_cache: what the recording says it returned
+};
+
+// What the loop tells about the step before, so that the workload knows the time and who waits for
+// it.
+struct LoopState {
+  std::int64_t step = 0;    // the step about to be decided
+  bool idle = true;         // the step before did nothing and nothing is in flight
+  bool unfinished = false;  // requests are live
+};
+
+// What comes next.
+enum class Turn : std::uint8_t {
+  step,   // apply the events and run a step
+  end,    // nothing will arrive any more and nothing is live
+  stuck,  // nothing will arrive any more; live requests wait for ever
+};
+
+// One scheduled request as the sampler sees it.
+struct SampledRow {
+  std::uint64_t ticket = 0;
+  std::string_view name;
+  std::int64_t num_prompt_tokens = 0;
+  std::int64_t num_output_tokens = 0;  // so far
+  bool samples = false;                // false: a chunk of a prompt that ends before its last token
+  std::span<const std::int32_t> drafts;
+};
+
+class Workload {
+ public:
+  virtual ~Workload() = default;
+
+  // What happens before the next step, appended to `events`.
+  virtual Result<Turn> next_turn(const LoopState& state, std::vector<WorkloadEvent>& events) = 0;
+  // The model's output of the step just decided: rows as scheduled.
+  virtual Result<void> sample(std::int64_t step, std::span<const SampledRow> rows,
+                              ModelOutput& output) = 0;
+  // Who knows of caches elsewhere; null: nobody.
+  virtual KVConnector* connector() { return nullptr; }
+  // What the connector's workers report with the output of the step just decided, appended.
+  virtual Result<void> connector_report(KVConnectorOutput&) { return {}; }
+  // What the connector moves; null: nobody knows, and the decisions can only be run alone.
+  virtual TransferPlanner* transfers() { return nullptr; }
+  // What the connector has under way may change something without anything running: that nothing
+  // does is no verdict yet.
+  virtual bool is_busy() const { return false; }
+  // What happens while the model runs: after the decision, before an output comes in.
+  virtual void while_running(std::vector<WorkloadEvent>&) {}
+  // Whether the output of `step`, the oldest in flight, comes in now; nothing: when the engine's
+  // loop, left alone, would wait for it. REQUIRES: asynchronous scheduling.
+  virtual std::optional<bool> output_comes_in(std::int64_t /*step*/) const { return std::nullopt; }
+  // A fault keeps the engine from getting on in that step: that nothing happens is no verdict yet.
+  virtual bool is_hindered(std::int64_t /*step*/) const { return false; }
+  // The step is over; it scheduled so many tokens. Moves the clock.
+  virtual void step_done(std::int64_t scheduled_tokens) = 0;
+  // A request left the engine in the step that is over, or was refused.
+  virtual void request_left(std::string_view name, std::uint64_t ticket) = 0;
+  // The engine does not take it.
+  virtual void request_refused(std::string_view name, std::uint64_t ticket, const Error&) {
+    request_left(name, ticket);
+  }
+
+  // Every step is given, idle ones too, and the run ends where they end: waiting for ever is no
+  // verdict.
+  virtual bool is_scripted() const { return false; }
+  virtual std::int64_t now_ns() const = 0;
+  // When something arrives next (nothing: no more), and that it is this late: for whoever keeps the
+  // time of several engines, in place of step_done(), or makes a step last.
+  virtual std::optional<std::int64_t> next_due_ns() const { return std::nullopt; }
+  virtual void advance_to(std::int64_t /*now_ns*/) {}
+  virtual std::int64_t records_consumed() const = 0;  // of the trace, or steps of the recording
+};
+
+struct TraceWorkloadOptions {
+  StepTimeModel step_time;
+  std::uint64_t seed = 0;  // of sampled tokens that the trace does not give
+  std::int32_t num_spec_tokens = 0;
+  std::int32_t draft_acceptance_percent = 60;  // with num_spec_tokens
+};
+
+std::unique_ptr<Workload> make_trace_workload(std::unique_ptr<TraceReader> reader,
+                                              const TraceWorkloadOptions& options);
+// `current` shows the step that the loop is in (for conform).
+class RecordingWorkload : public Workload {
+ public:
+  bool is_scripted() const override { return true; }
+  virtual const RecordedStep& current() const = 0;
+  virtual const RecordingEnd& end() const = 0;  // REQUIRES: next_turn() said Turn::end
+};
+std::unique_ptr<RecordingWorkload> make_recording_workload(RecordingReader reader);
+std::unique_ptr<RecordingWorkload> make_recording_workload(Recording recording);
+
+}  // namespace lockstep

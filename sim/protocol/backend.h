@@ -1,0 +1,280 @@
+// What a backend is: the device side of the lockstep. The simulator decides a step, writes it down
+// as a StepProgram (ids, counts and contents, never addresses), and the backend executes it with
+// its own address arithmetic on its own memory. Afterwards the simulator reads back tables, slot
+// mappings, fingerprints of pages and attention results, and compares them with what the memory
+// model expects.
+//
+// The protocol that both sides implement, each for itself:
+//
+// (1) Words. K/V rows are made of 64-bit little-endian words; a row whose size is not a multiple of
+//     8 bytes is cut short. mix(x) is splitmix64 (reference/types/token_run.h says which).
+//       coordinate(layer, part, head) = mix((layer << 32) | (part << 16) | head)
+//       row_key = mix(content ^ coordinate)
+//       word(i) = shape(mix(row_key + (i + 1) * 0x9E3779B97F4A7C15))
+//     `content` is the token's 64-bit content id, a function of the whole prefix up to and
+//     including it. part: 0 = K (also the MLA latent and hidden-state rows), 1 = V, 2 = Q.
+//     layer: position of the layer in the plan's order, group by group.
+//     shape() keeps sign and mantissa and sets the exponent, so that every element is a number in
+//     +-[0.5, 1): and-mask / or-mask per element: bf16 0x807F/0x3F00, fp16 0x83FF/0x3800,
+//     fp32 0x807FFFFF/0x3F000000, fp8_e4m3 0x87/0x30, fp8_e5m2 0x83/0x38; int8 and uint8 keep all
+//     bits. Q elements are always fp32.
+// (2) States (mamba). State tensor s of a layer holds words too, element by element from its first
+//     byte:
+//       word_n(i) = word_{n-1}(i) * 0xD1342543DE82EF95
+//                   + mix(content_n ^ coordinate(layer, 16 + s, 0) ^ i)
+//     modulo 2^64 with word_0(i) = 0, where content_n is that of the n-th token: the state after n
+//     tokens.
+// (3) Fingerprint of a page: with w the i-th word of the page (padding included; a last word is
+//     filled with zero bytes), k = mix(2 * i), m = mix(2 * i + 1), lo/hi the 32-bit halves, sums of
+//     halves modulo 2^32, everything else modulo 2^64:
+//       a += (lo(w) + lo(k)) * (hi(w) + hi(k)) + w
+//       b += (lo(w) + lo(m)) * (hi(w) + hi(m)) + rotl(w, 32)
+//     A sum: any order, any split gives the same 128 bits.
+// (4) Attention digest over positions [first, last) of a request in a layer: the sum over positions
+//     p, parts (K and V; K alone for MLA and hidden states) and KV heads h of
+//       mix(r ^ mix((p << 16) | (part << 15) | h)),  r = sum over the row's words w_i of mix(w_i ^
+//       (i + 1) * C)
+//     with C = 0x9E3779B97F4A7C15, every row read from the cache through the block table.
+// (5) Attention output: softmax over positions [first, last) of q.k / sqrt(head_size), times V, in
+//     fp32; query head h reads KV head h / (num_query_heads / num_kv_heads). MLA uses the latent
+//     row as K and V.
+// (6) Poison. A page's unused bytes hold a pattern that no content has: the i-th word of the page
+//     is
+//       mix(0x706F69736F6E0000 + kind) ^ mix(tensor << 32 | block) ^ i      (kind: Poison)
+// (7) A page is bytes [block * page_size, (block + 1) * page_size) of its tensor's raw buffer, with
+//     page_size = tensor.size_bytes / num_blocks, whatever the layout: where a layout keeps K of
+//     all blocks before V of all blocks, a block's own bytes lie in two pages. Page numbers in
+//     rules (3) and (6) count so; a word of (6) that a region cuts is cut byte by byte.
+// (8) At start every byte of every tensor holds Poison::fresh. A PoisonBlock poisons all bytes that
+//     belong to the block, in every tensor: the whole page, padding and unused room included (the K
+//     and the V region of a layout that splits them). Zeroing and copying touch the bytes that the
+//     group's layers really use in that block, never padding, never a tensor where the group has no
+//     layer.
+// (9) Order within a step: as the members of StepProgram say; K/V rows of all layers with slots
+//     (every kind but mamba) are written after the tables are up to date and before any probe or
+//     query. Slot mappings are compared for groups with slots only. r in (4) fills a last word that
+//     is cut short with zero bytes.
+//
+// (10) Context parallelism. Of R ranks, rank r keeps the tokens at positions p with
+//     (p / interleave) mod R == r and nothing of the others, whose slot is PAD_SLOT_ID on it. The
+//     n-th token that it keeps lies at offset n mod block_size of entry n / block_size of the block
+//     table. Probes and queries name positions of the whole request; the rank reads those that it
+//     keeps, and p in rule (4) is then n.
+// (11) An extraction reads rows of K (hidden states have no others): all tokens from 0 on, each
+//     once, padding left out.
+// (12) Host tier: num_host_blocks blocks of pinned host memory, each as large as the largest group
+//     needs. A block of a group lies in the first bytes of a host block: what rule (8) says that
+//     zeroing touches, layer after layer in the plan's order, within a layer in the order of the
+//     addresses in its tensor, nothing in between. The bytes behind it stay what they were. At
+//     start host block h is filled as page h of a tensor 2^31 by rule (6), kind fresh; its
+//     fingerprint is rule (3) over all its bytes. Loads come after poison and zero, before copies
+//     and everything that reads; stores after every write of the step. Targets of the loads of a
+//     step are distinct, and so are those of its stores. A load from a host block that a store of
+//     the same step fills brings what lay there before.
+// (13) Real numbers (BackendConfig::numbers). Rows of bf16, fp16, fp32 are those of rule (1). Into
+//     caches of fp8_e4m3, fp8_e5m2, int8 go rows that rule (1) makes in bf16, each element divided
+//     by the layer's scale in fp32, rounded to nearest, ties to even (int8: ties away from zero);
+//     the scale is 0.0081, 0.0085, 0.0089, 0.0093 for layer modulo 4 = 0, 1, 2, 3, `layer` as in
+//     rule (1) on every rank. Where each token and head has a scale (int8_per_token_head,
+//     fp8_per_token_head), it is the largest |element| of the row divided by 127 (fp8: 448), and an
+//     element is stored as element * (1 / scale), each operation in fp32, then rounded likewise;
+//     behind the row's elements lies the scale, fp32. Rule (5) takes stored elements times scales,
+//     and its range is not told but follows from the kind of the layer and the position last - 1 of
+//     the query; `first` says the same.
+// (14) Tensor and pipeline parallelism. BackendConfig::plan is the whole model's, its num_blocks
+//     that of every rank; a backend cuts its rank's own plan out of it: the same groups and block
+//     sizes, but its own heads, states, layers, tensors and pages (reference/plan/rank_plan.h says
+//     which, in words). In rule (1) `layer` is the layer's position in the whole plan and `head`
+//     the head's number in the whole model; a query head counts over the whole model too. In rule
+//     (2) a rank's part of a state is made with its tp_rank in the place of head 0. Everything else
+//     (layers of probes, queries and extractions; tensors of pages; h in rule (4)) counts in the
+//     rank's own plan, and rule (5) answers for the rank's own query heads.
+//
+// (15) States of real numbers, in place of rule (2). A state tensor [n, channels] with
+//     2 <= w <= 4 for w = n + 1 - num_speculative_blocks keeps inputs of a causal convolution of
+//     width w, row after row. Any other is that of a recurrence, [heads, rows, columns], where
+//     dimensions that are missing in front are 1: Mamba2's selective update where `layer` is even,
+//     the gated delta rule where it is odd.
+//     Inputs of a token are made by rule (1) with part 64 + 8 s + j for state tensor s and head t =
+//     tp_rank, or t * heads + i for head i:
+//       convolution, in its own dtype: j 0 inputs [channels]. Weights [channels, w] are fp32, j 1,
+//         of content 0; there is no bias, and silu follows.
+//       selective, in fp32: j 0 x [heads, rows] by head, 1 B, 2 C [columns], 3 dt [heads];
+//         A = -(1 + head mod 4) / 4, D = 1/2, dt_bias = -1, no gate.
+//       gated delta, in fp32: j 0 q, 1 k [columns], 2 v [heads, rows] by head, 3 g and 4 beta
+//         [heads], with the masks 0x007FFFFF/0xBE000000 and 0x007FFFFF/0x3F000000; q and k are
+//         normalised, scale is 1/8.
+//     A convolution keeps one sequence of inputs for all states of a chain of updates: a step's
+//     tokens are read behind rows [conv_offset, conv_offset + w - 1) of conv_source, and of both,
+//     those from input num_tokens on go to rows 0, 1, ... of the target. Updates of drafts leave
+//     inputs alone. A copy moves rows [conv_offset, n) of conv_source to rows 0, 1, ...
+//     What a convolution or recurrence gives out is read back for the last token of each update.
+//
+// Not said here: how a backend lays anything out; that is what is being checked.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/ids.h"
+#include "base/result.h"
+#include "reference/types/context_rank.h"
+#include "reference/types/kv_cache_spec.h"
+#include "reference/types/parallel_rank.h"
+#include "reference/types/view_types.h"
+#include "sim/protocol/step_program.h"
+
+namespace lockstep {
+
+enum class CheckMode : std::uint8_t {
+  fast,   // the kernels alone
+  check,  // every access of every simulated thread: bounds, alignment, uninitialised reads, races
+  hunt,   // check, with seeded preemption between accesses
+};
+
+struct BackendConfig {
+  KVCacheConfig plan;  // of the whole model
+  CacheLayout layout = CacheLayout::NHD;
+  AttentionBackend attention_backend = AttentionBackend::flash_attn;
+  LayoutRule layout_rule = LayoutRule::isolated;
+  // tokens, per group; divides the group's block_size
+  std::vector<std::int64_t> kernel_block_sizes;
+  std::int32_t num_rows = 0;                     // rows of the block tables: max_num_seqs
+  std::vector<std::int32_t> max_blocks_per_row;  // manager blocks, per group
+  std::int32_t max_tokens_per_step = 0;
+  std::int32_t queries_per_kv = 1;  // query heads per KV head of the whole model
+  ContextRank context;              // which of the ranks this backend is, by tokens
+  ParallelRank parallel;            // ... and by heads and layers
+  CheckMode check = CheckMode::fast;
+  std::uint64_t seed = 0;
+  // Streams that a step's operations are spread over; each is ordered after those that it depends
+  // on, and after no other.
+  std::int32_t num_streams = 1;
+  // On the CPU: operations run as late as their stream and events allow, in an order drawn from the
+  // seed. Mode hunt does so too.
+  bool delay_streams = false;
+  std::int64_t num_host_blocks = 0;  // of the host tier, rule (12); 0: there is none
+  // Parts of steps of up to so many tokens are captured once for each size that vLLM captures, and
+  // replayed, the batch padded to that size; 0: every launch is issued anew.
+  std::int32_t max_cudagraph_capture_size = 0;
+  // real: rows are written and attended to by the kernels of an engine, rule (13).
+  Numbers numbers = Numbers::words;
+  std::string mutant;  // a planted defect to switch on; empty: none
+};
+
+// The page of one block in one tensor of the plan.
+struct PageId {
+  std::int32_t tensor = 0;
+  BlockId block{};
+  auto operator<=>(const PageId&) const = default;
+};
+
+struct Fingerprint {
+  std::uint64_t a = 0;
+  std::uint64_t b = 0;
+  bool operator==(const Fingerprint&) const = default;
+};
+
+// A finding of the backend's own memory checker (SIMT check and hunt modes,
+// compute-sanitizer-like).
+struct MemoryReport {
+  std::string kind;  // "out of bounds", "race", "uninitialised read", ...
+  std::string kernel;
+  std::string message;         // one sentence with launch, cta, thread and the other party
+  std::optional<PageId> page;  // where it lies in the cache, if it does
+  std::int64_t byte_in_page = 0;
+};
+
+struct StepReadback {
+  // Per group, the rows of StepProgram::rows in order: manager block ids as the device holds them,
+  // row after row; table_ends[g][i] is the end of row i.
+  std::vector<std::vector<std::int32_t>> tables;
+  std::vector<std::vector<std::uint32_t>> table_ends;
+  std::vector<std::vector<Slot>> slot_mappings;  // per group, num_padded_tokens entries
+  std::vector<std::uint64_t> digests;            // per probe
+  std::vector<float> outputs;                    // per query: num_query_heads * head_size floats
+  // Rule (15): per state update, layer of its group and state tensor, in this order: [channels] or
+  // [heads, rows].
+  std::vector<float> state_outputs;
+  // Per extraction [num_tokens, num_kv_heads, row bytes], one after the other.
+  std::vector<std::uint8_t> extracted;
+  std::vector<MemoryReport> reports;
+};
+
+// Who wrote a byte last, as far as the backend knows.
+struct Writer {
+  std::string kernel;
+  std::int64_t step = -1;
+  std::string thread;  // "cta 3 thread 17"
+};
+
+// What the launches of one kernel came to, from the backend's creation on.
+struct KernelStatistics {
+  std::string kernel;
+  std::int64_t launches = 0;
+  std::int64_t ctas = 0;
+  std::int64_t threads = 0;
+  std::int64_t accesses = 0;  // to device and shared memory; 0 in mode fast
+  std::int64_t switches = 0;  // from one simulated thread to another
+  std::int64_t barriers = 0;
+  bool operator==(const KernelStatistics&) const = default;
+};
+
+// What became of the parts of steps that could be captured.
+struct GraphStatistics {
+  std::int64_t captured = 0;  // graphs
+  std::int64_t replayed = 0;  // times that one of them ran in place of its launches
+  std::int64_t dropped = 0;   // graphs that held addresses of memory that was moved
+  bool operator==(const GraphStatistics&) const = default;
+};
+
+class Backend {
+ public:
+  virtual ~Backend() = default;
+  virtual std::string_view name() const = 0;  // "simt", "cuda"
+  // for a person: "CPU executor, check mode" or the GPU's name
+  virtual std::string device() const = 0;
+
+  // Executes `program` and fills `readback` (whose vectors are reused from step to step). An Error
+  // is a failure of the device itself, not a finding.
+  virtual Result<void> execute(const StepProgram& program, StepReadback& readback) = 0;
+
+  // fingerprints[i] = rule (3) of pages[i]. REQUIRES: equal sizes, pages of the plan.
+  virtual Result<void> fingerprint_pages(std::span<const PageId> pages,
+                                         std::span<Fingerprint> fingerprints) = 0;
+
+  // The bytes of one page, padding included.
+  virtual Result<std::vector<std::uint8_t>> read_page(PageId page) = 0;
+
+  virtual std::optional<Writer> who_wrote(PageId page, std::int64_t byte) = 0;
+
+  // The host tier. fingerprints[i] = rule (3) of all bytes of hosts[i]; read, write: the bytes
+  // that a block of `group` has there. REQUIRES: a host tier; to write, as many bytes as are read.
+  virtual Result<void> fingerprint_host_blocks(std::span<const HostBlockId> /*hosts*/,
+                                               std::span<Fingerprint> /*fingerprints*/) {
+    return fail("this backend has no host tier");
+  }
+  virtual Result<std::vector<std::uint8_t>> read_host_block(std::int32_t /*group*/,
+                                                            HostBlockId /*host*/) {
+    return fail("this backend has no host tier");
+  }
+  virtual Result<void> write_host_block(std::int32_t /*group*/, HostBlockId /*host*/,
+                                        std::span<const std::uint8_t> /*bytes*/) {
+    return fail("this backend has no host tier");
+  }
+
+  // By name of the kernel; empty where nobody counts (a GPU, a backend of loops).
+  virtual std::vector<KernelStatistics> kernel_statistics() const { return {}; }
+  virtual GraphStatistics graph_statistics() const { return {}; }
+  // False: programs must have no queries.
+  virtual bool answers_queries() const { return true; }
+  // What this backend cannot be asked, one sentence each.
+  virtual std::vector<std::string> not_checked() const { return {}; }
+};
+
+}  // namespace lockstep

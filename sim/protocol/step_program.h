@@ -1,0 +1,152 @@
+// A step, written down: what the simulator has decided, in ids, counts and contents, for a backend
+// to execute. The rules that its parts name are those of sim/protocol/backend.h.
+//
+// 1. No address is in it, and nothing that says where in a page anything lies.
+// 2. Its parts run in the order of the members of StepProgram.
+// Not checked here: whether blocks are whose they should be (the builder of the program does that).
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "base/ids.h"
+
+namespace lockstep {
+
+// Says how a byte came to be unwritten: never handed out, handed out again, outside of every page
+// (guard zones), handed out to be zeroed in the same step.
+enum class Poison : std::uint8_t { fresh = 0, freed = 1, padding = 2, zeroed = 3 };
+
+// Sets entries [first, first + count) of a row's block table to block_ids[begin ..) and its length
+// to first + count. Entries before `first` stay.
+struct TableUpdate {
+  std::int32_t row = 0;
+  std::int32_t group = 0;
+  std::int32_t first = 0;
+  std::uint32_t begin = 0;
+  std::uint32_t count = 0;
+};
+
+// One entry of a row's block table becomes another block (a retired window block becomes the null
+// block).
+struct TableEdit {
+  std::int32_t row = 0;
+  std::int32_t group = 0;
+  std::int32_t index = 0;
+  BlockId block{};
+};
+
+// The scheduled tokens of one request: positions [first_position, first_position + num_tokens),
+// whose contents are contents[first_token ..).
+struct RowSlice {
+  std::int32_t row = 0;
+  std::int32_t first_position = 0;
+  std::int32_t num_tokens = 0;
+  std::int32_t first_token = 0;
+};
+
+struct BlockCopy {
+  std::int32_t group = 0;
+  BlockId source{};
+  BlockId target{};
+  // Rule (15): where the inputs that convolutions have kept lie, behind accepted drafts.
+  BlockId conv_source{};
+  std::int32_t conv_offset = 0;
+};
+
+struct GroupBlock {
+  std::int32_t group = 0;
+  BlockId block{};
+};
+
+// A group's block and its place in the host tier; loads go to the block, stores to the host.
+struct HostTransfer {
+  std::int32_t group = 0;
+  BlockId block{};
+  HostBlockId host{};
+};
+
+struct PoisonBlock {
+  BlockId block{};
+  Poison kind{};
+};
+
+// Advances the states of a row's request in one group: reads the state after `first_position`
+// tokens from `source` (absent: the zero state) and leaves the state after first_position +
+// num_tokens in `target`; checkpoints name further blocks that receive the state after their token
+// count (mode `all`, drafts).
+struct StateUpdate {
+  std::int32_t row = 0;
+  std::int32_t group = 0;
+  BlockId source{};  // the null block: start from the zero state
+  BlockId target{};
+  std::int32_t first_position = 0;
+  std::int32_t num_tokens = 0;
+  std::int32_t first_token = 0;
+  // Rule (15): as in BlockCopy. The updates of num_drafts drafts follow, one each.
+  BlockId conv_source{};
+  std::int32_t conv_offset = 0;
+  std::int32_t num_drafts = 0;
+  bool is_draft = false;
+};
+
+// Digest of everything read through the block table of `row` for `layer`: rule (4).
+struct AttentionProbe {
+  std::int32_t row = 0;
+  std::int32_t layer = 0;
+  std::int32_t first = 0;  // positions [first, last)
+  std::int32_t last = 0;
+};
+
+// Rule (5), for all query heads of one query token with content `content`.
+struct AttentionQuery {
+  std::int32_t row = 0;
+  std::int32_t layer = 0;
+  std::int32_t first = 0;
+  std::int32_t last = 0;
+  std::uint64_t content = 0;
+};
+
+// The rows of a request's first num_tokens tokens in a layer, read through that layer's group into
+// contiguous memory: how an engine hands the hidden states of a finished request to a trainer.
+struct RowExtraction {
+  std::int32_t row = 0;
+  std::int32_t layer = 0;
+  std::int32_t num_tokens = 0;
+};
+
+// What data parallel ranks have agreed to run in a step.
+struct AgreedBatch {
+  std::int32_t num_tokens = 0;  // of this rank; 0: there is one engine
+  // One of them has no graph for its tokens: nobody replays one. Otherwise a graph that is replayed
+  // takes num_tokens.
+  bool is_eager = false;
+};
+
+// One step, in the order in which its parts run.
+struct StepProgram {
+  std::int64_t step = 0;
+  // States that drafts of the step before carried past the end of a block, into that block: what
+  // was sampled says which. Before anything else, since their blocks may be handed out again here.
+  std::vector<BlockCopy> settled;
+  std::vector<std::int32_t> clear_rows;  // requests that left: their rows have length 0
+  // blocks whose content died or that are newly handed out
+  std::vector<PoisonBlock> poison;
+  std::vector<GroupBlock> zero;  // the engine's zero list
+  std::vector<HostTransfer> loads;
+  std::vector<BlockCopy> copies;  // states from block to block
+  std::vector<TableUpdate> table_updates;
+  std::vector<BlockId> table_block_ids;
+  std::vector<TableEdit> table_edits;
+  std::vector<RowSlice> rows;           // scheduled requests, in the engine's order
+  std::vector<std::uint64_t> contents;  // one per scheduled token
+  std::int32_t num_padded_tokens = 0;   // slot mappings are filled with PAD_SLOT_ID up to here
+  AgreedBatch agreed;
+  std::vector<StateUpdate> state_updates;
+  std::vector<HostTransfer> stores;
+  std::vector<AttentionProbe> probes;
+  std::vector<AttentionQuery> queries;
+  std::vector<RowExtraction> extractions;
+};
+
+}  // namespace lockstep

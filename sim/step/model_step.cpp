@@ -1,0 +1,183 @@
+#include "sim/step/model_step.h"
+
+#include <fmt/core.h>
+
+#include <algorithm>
+
+#include "base/check.h"
+#include "reference/plan/context_share.h"
+#include "sim/step/program_builder.h"
+
+namespace lockstep {
+namespace {
+
+static_assert(static_cast<int>(Poison::fresh) == static_cast<int>(Unwritten::fresh));
+static_assert(static_cast<int>(Poison::freed) == static_cast<int>(Unwritten::freed));
+static_assert(static_cast<int>(Poison::padding) == static_cast<int>(Unwritten::padding));
+static_assert(static_cast<int>(Poison::zeroed) == static_cast<int>(Unwritten::zeroed));
+
+std::string whose(const MemoryModel& model, const SlotContent& slot) {
+  return fmt::format("{}'s token {} of step {}", model.writer_name(slot.writer), slot.position,
+                     slot.step);
+}
+
+}  // namespace
+
+std::int64_t first_attended(const KVCacheSpec& spec, std::int64_t first) {
+  if (spec.kind == CacheKind::sliding_window)
+    return std::max<std::int64_t>(0, first - spec.sliding_window + 1);
+  if (spec.kind == CacheKind::chunked_local)
+    return first / spec.attention_chunk_size * spec.attention_chunk_size;
+  return 0;
+}
+
+std::optional<Divergence> ModelStep::apply(const StepProgram& program,
+                                           std::span<const RequestId> requests,
+                                           StepExpectation& expected) {
+  LS_CHECK(program.rows.size() == requests.size(), "{} rows, {} requests", program.rows.size(),
+           requests.size());
+  model_.begin_step(program.step);
+  if (auto finding = apply_blocks(program)) return finding;
+  expected.slot_mappings.resize(static_cast<std::size_t>(model_.num_groups()));
+  for (std::int32_t g = 0; g < model_.num_groups(); ++g) {
+    std::vector<Slot>& slots = expected.slot_mappings[static_cast<std::size_t>(g)];
+    slots.clear();
+    if (model_.is_state_group(g)) continue;
+    slots.assign(static_cast<std::size_t>(program.num_padded_tokens), PAD_SLOT_ID);
+    for (std::size_t i = 0; i < program.rows.size(); ++i)
+      if (auto finding = write_tokens(program, program.rows[i], requests[i], g, slots))
+        return finding;
+  }
+  if (auto finding = advance_states(program, requests, expected)) return finding;
+  for (const HostTransfer& store : program.stores)
+    if (auto wrong = model_.store(store.group, store.block, store.host))
+      return decision_finding(program.step, "", store.group, *wrong);
+  return std::nullopt;
+}
+
+std::optional<Divergence> ModelStep::apply_blocks(const StepProgram& program) {
+  for (const BlockCopy& copy : program.settled)
+    if (auto wrong = model_.copy_state(copy.group, copy.source, copy.target, copy.conv_source,
+                                       copy.conv_offset))
+      return decision_finding(program.step, "", copy.group, *wrong);
+  for (const PoisonBlock& poison : program.poison)
+    model_.poison(poison.block, static_cast<Unwritten>(poison.kind));
+  for (const GroupBlock& zero : program.zero) model_.zero(zero.group, zero.block);
+  for (const HostTransfer& load : program.loads)
+    if (auto wrong = model_.load(load.group, load.block, load.host))
+      return decision_finding(program.step, "", load.group, *wrong);
+  for (const BlockCopy& copy : program.copies)
+    if (auto wrong = model_.copy_state(copy.group, copy.source, copy.target, copy.conv_source,
+                                       copy.conv_offset))
+      return decision_finding(program.step, "", copy.group, *wrong);
+  return std::nullopt;
+}
+
+std::optional<Divergence> ModelStep::write_tokens(const StepProgram& program, const RowSlice& slice,
+                                                  RequestId id, std::int32_t group,
+                                                  std::vector<Slot>& slots) {
+  const WorkerRequest& request = worker_.at(id);
+  for (std::int32_t t = 0; t < slice.num_tokens; ++t) {
+    if (!keeps(worker_.context(), slice.first_position + t)) continue;
+    const auto token = static_cast<std::size_t>(slice.first_token + t);
+    if (auto finding = write_token(program, request, group, slice.first_position + t,
+                                   program.contents[token], slots[token]))
+      return finding;
+  }
+  return std::nullopt;
+}
+
+std::optional<Divergence> ModelStep::write_token(const StepProgram& program,
+                                                 const WorkerRequest& request, std::int32_t group,
+                                                 std::int64_t position, ContentId now, Slot& slot) {
+  const std::vector<BlockId>& table = request.tables[static_cast<std::size_t>(group)];
+  const std::int64_t block_size = model_.block_size(group);
+  const std::int64_t row = num_kept(worker_.context(), position);
+  const std::int64_t entry = row / block_size;
+  const auto finding = [&](std::string message) {
+    Divergence found = decision_finding(program.step, request.name, group, std::move(message));
+    found.token = position;
+    return found;
+  };
+  if (entry >= static_cast<std::int64_t>(table.size()))
+    return finding(fmt::format("token {} needs entry {} of a block table of {}", position, entry,
+                               table.size()));
+  const BlockId block = table[static_cast<std::size_t>(entry)];
+  slot = index_of(block) * block_size + row % block_size;
+  if (block == kNullBlock)
+    return finding(fmt::format("token {} would be written to the null block", position));
+  const BlockContent& content = model_.block(block);
+  if (content.group != -1 && content.group != group)
+    return finding(fmt::format("block {} is written for group {} while it belongs to group {}",
+                               index_of(block), group, content.group));
+  const SlotContent* old = model_.slot_content(group, block, row % block_size);
+  if (old != nullptr && old->writer != request.writer && old->content != now)
+    return finding(fmt::format("token {} overwrites slot {}, which holds {}", position, slot,
+                               whose(model_, *old)));
+  model_.write_token(group, block, row % block_size, now, request.writer, position);
+  return std::nullopt;
+}
+
+StateBefore ModelStep::state_before(const StateUpdate& update) const {
+  const auto words = [&](BlockId block) {
+    return block == kNullBlock ? nullptr : model_.block(block).state.words;
+  };
+  return {.source = words(update.source),
+          .conv_source = words(update.conv_source),
+          .target = model_.state_words(update.group, update.target)};
+}
+
+std::optional<Divergence> ModelStep::advance_states(const StepProgram& program,
+                                                    std::span<const RequestId> requests,
+                                                    StepExpectation& expected) {
+  expected.states_before.clear();
+  std::size_t row = 0;
+  for (const StateUpdate& update : program.state_updates) {
+    while (program.rows[row].row != update.row) ++row;
+    const WorkerRequest& request = worker_.at(requests[row]);
+    const auto contents = std::span(program.contents)
+                              .subspan(static_cast<std::size_t>(update.first_token),
+                                       static_cast<std::size_t>(update.num_tokens));
+    if (model_.has_real_states() && update.target != kNullBlock)
+      expected.states_before.push_back(state_before(update));
+    const auto wrong = model_.advance_state(
+        update.group, update.source, update.target, update.first_position,
+        request.prefix.content(update.first_position - 1), contents, request.writer);
+    if (!wrong) continue;
+    Divergence finding = decision_finding(program.step, request.name, update.group, *wrong);
+    finding.block = index_of(update.source);
+    finding.token = update.first_position;
+    return finding;
+  }
+  return std::nullopt;
+}
+
+std::optional<Divergence> check_hit(const MemoryModel& model, const ContextRank& context,
+                                    const WorkerRequest& request, const KVCacheConfig& plan,
+                                    std::int64_t step, std::int64_t first) {
+  for (std::int32_t g = 0; g < model.num_groups(); ++g) {
+    if (model.is_state_group(g)) continue;
+    const std::vector<BlockId>& table = request.tables[static_cast<std::size_t>(g)];
+    const std::int64_t size = model.block_size(g);
+    const KVCacheSpec& spec = plan.groups[static_cast<std::size_t>(g)].spec;
+    for (std::int64_t p = first_attended(spec, first); p < first; ++p) {
+      if (!keeps(context, p)) continue;
+      const std::int64_t row = num_kept(context, p);
+      const BlockId block = table[static_cast<std::size_t>(row / size)];
+      const SlotContent* slot = model.slot_content(g, block, row % size);
+      if (slot != nullptr && slot->content == request.prefix.content(p)) continue;
+      Divergence finding =
+          decision_finding(step, request.name, g,
+                           fmt::format("token {} counts as computed, but slot {} holds {}", p,
+                                       index_of(block) * size + row % size,
+                                       slot == nullptr ? "nothing" : whose(model, *slot)));
+      finding.block = index_of(block);
+      finding.slot = index_of(block) * size + row % size;
+      finding.token = p;
+      return finding;
+    }
+  }
+  return std::nullopt;
+}
+
+}  // namespace lockstep

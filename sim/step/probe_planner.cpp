@@ -1,0 +1,153 @@
+#include "sim/step/probe_planner.h"
+
+#include <algorithm>
+
+#include "reference/memory/attention_oracle.h"
+#include "reference/plan/context_share.h"
+#include "sim/step/model_step.h"
+
+namespace lockstep {
+namespace {
+
+constexpr std::int64_t kProbePositionsMax = 1024;  // of one probe before what was just written
+
+}  // namespace
+
+ProbePlanner::ProbePlanner(const BackendConfig& device, const MemoryModel& model, Worker& worker,
+                           std::int64_t probe_rows, std::int64_t query_rows)
+    : device_(device),
+      model_(model),
+      worker_(worker),
+      probe_rows_(probe_rows),
+      query_rows_(query_rows) {}
+
+std::int64_t ProbePlanner::rows_of(const ModelLayer& layer, std::int64_t positions) const {
+  return positions * layer.layout.num_kv * layer.layout.num_kv_heads;
+}
+
+std::int64_t ProbePlanner::rows_kept(const ModelLayer& layer, std::int64_t first,
+                                     std::int64_t last) const {
+  const ContextRank& rank = device_.context;
+  return rows_of(layer, num_kept(rank, last) - num_kept(rank, first));
+}
+
+void ProbePlanner::plan(StepProgram& program, std::span<const RequestId> requests,
+                        const std::function<bool(std::size_t)>& is_void) {
+  probes_.clear();
+  queries_.clear();
+  candidates_.clear();
+  budget_ = probe_rows_;
+  for (std::size_t i = 0; i < program.rows.size(); ++i) {
+    if (is_void(i)) continue;
+    for (const ModelLayer& layer : model_.layers()) {
+      if (layer.layout.num_kv == 0) continue;
+      const KVCacheSpec& spec = device_.plan.groups[static_cast<std::size_t>(layer.group)].spec;
+      const std::int64_t lowest = first_attended(spec, program.rows[i].first_position);
+      candidates_.push_back({.index = i, .layer = layer.index, .lowest = lowest});
+      const std::int64_t last = program.rows[i].first_position + program.rows[i].num_tokens;
+      rows_left_out_ += rows_kept(layer, lowest, last);
+    }
+  }
+  if (candidates_.empty()) return;
+  probe_written(program, requests);
+  probe_before(program, requests);
+  add_queries(program, requests);
+}
+
+void ProbePlanner::probe(StepProgram& program, std::span<const RequestId> requests,
+                         const Candidate& at, std::int64_t first, std::int64_t last) {
+  if (first >= last) return;
+  const ModelLayer& layer = model_.layers()[static_cast<std::size_t>(at.layer)];
+  WorkerRequest& request = worker_.at(requests[at.index]);
+  const std::int64_t rows = rows_kept(layer, first, last);
+  if (rows == 0) return;
+  budget_ -= rows;
+  rows_read_ += rows;
+  rows_left_out_ -= rows;
+  program.probes.push_back({.row = program.rows[at.index].row,
+                            .layer = at.layer,
+                            .first = static_cast<std::int32_t>(first),
+                            .last = static_cast<std::int32_t>(last)});
+  probes_.push_back({.request = requests[at.index],
+                     .digest = request.prefix.attention_digest(layer, first, last)});
+}
+
+void ProbePlanner::probe_written(StepProgram& program, std::span<const RequestId> requests) {
+  const std::size_t count = candidates_.size();
+  for (std::size_t i = 0; i < count && budget_ > 0; ++i) {
+    const Candidate& at = candidates_[(turn_ + i) % count];
+    const RowSlice& slice = program.rows[at.index];
+    const ModelLayer& layer = model_.layers()[static_cast<std::size_t>(at.layer)];
+    const std::int64_t affordable = std::max<std::int64_t>(1, budget_ / rows_of(layer, 1));
+    const std::int64_t last = slice.first_position + slice.num_tokens;
+    probe(program, requests, at, std::max<std::int64_t>(slice.first_position, last - affordable),
+          last);
+  }
+}
+
+// In turns, a piece of each, until all of it is read or the budget is used up. The next step goes
+// on with the request and layer that this one came to, and in each of them with the position.
+void ProbePlanner::probe_before(StepProgram& program, std::span<const RequestId> requests) {
+  const std::size_t count = candidates_.size();
+  std::size_t unread = 0;
+  for (Candidate& at : candidates_) {
+    at.unread = program.rows[at.index].first_position - at.lowest;
+    if (at.unread > 0) ++unread;
+  }
+  for (std::size_t i = turn_ % count; unread > 0 && budget_ > 0; i = (i + 1) % count) {
+    turn_ = i + 1;
+    Candidate& at = candidates_[i];
+    if (at.unread <= 0) continue;
+    const ModelLayer& layer = model_.layers()[static_cast<std::size_t>(at.layer)];
+    WorkerRequest& request = worker_.at(requests[at.index]);
+    request.next_probe.resize(model_.layers().size());
+    std::int64_t& next = request.next_probe[static_cast<std::size_t>(at.layer)];
+    const std::int64_t end = program.rows[at.index].first_position;
+    if (next < at.lowest || next >= end) next = at.lowest;
+    const std::int64_t affordable =
+        std::clamp<std::int64_t>(budget_ / rows_of(layer, 1), 1, kProbePositionsMax);
+    const std::int64_t last = std::min({end, next + affordable, next + at.unread});
+    probe(program, requests, at, next, last);
+    at.unread -= last - next;
+    if (at.unread == 0) --unread;
+    next = last;
+  }
+}
+
+// One query after the other, each by the last token of a request, over as much as the budget
+// allows.
+void ProbePlanner::add_queries(StepProgram& program, std::span<const RequestId> requests) {
+  const auto count = static_cast<std::int64_t>(candidates_.size());
+  std::int64_t budget = query_rows_;
+  for (std::int64_t tried = 0; tried < count && budget > 0; ++tried, ++query_turn_) {
+    const Candidate& at = candidates_[static_cast<std::size_t>(query_turn_ % count)];
+    const ModelLayer& layer = model_.layers()[static_cast<std::size_t>(at.layer)];
+    if (!has_attention_oracle(layer)) continue;
+    const RowSlice& slice = program.rows[at.index];
+    WorkerRequest& request = worker_.at(requests[at.index]);
+    const KVCacheSpec& spec = device_.plan.groups[static_cast<std::size_t>(layer.group)].spec;
+    const std::int64_t last = slice.first_position + slice.num_tokens;
+    const std::int64_t affordable = std::max<std::int64_t>(1, budget / rows_of(layer, 1));
+    const bool real = device_.numbers == Numbers::real;  // the kernel sees all that it may
+    const std::int64_t lowest = first_attended(spec, last - 1);
+    const std::int64_t first = real ? lowest : std::max(lowest, last - affordable);
+    const ContentId query = request.prefix.content(last - 1);
+    contents_.clear();
+    for (std::int64_t p = first; p < last; ++p)
+      if (keeps(device_.context, p)) contents_.push_back(request.prefix.content(p));
+    if (contents_.empty()) continue;
+    program.queries.push_back({.row = slice.row,
+                               .layer = at.layer,
+                               .first = static_cast<std::int32_t>(first),
+                               .last = static_cast<std::int32_t>(last),
+                               .content = query});
+    queries_.push_back(
+        {.request = requests[at.index],
+         .output = attention_output(layer, contents_, query, layer.share.queries_per_kv),
+         .tolerance = (real ? real_attention_tolerance : attention_tolerance)(
+             layer.head_size, std::ssize(contents_))});
+    budget -= rows_of(layer, std::ssize(contents_));
+  }
+}
+
+}  // namespace lockstep

@@ -1,0 +1,81 @@
+// What a step reads back through its block tables, within a budget of cache rows (one row: one
+// token, one layer, one of K and V, one KV head).
+//
+// (1) The tokens just written come first, in every layer; then what lies before them, in turns over
+//     requests, layers and positions, so that everything that stays readable is read over time.
+// (2) Only positions that the layer's kind may attend to are read: a window, a chunk, or
+//     everything.
+// (3) What the budget leaves out is counted.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <span>
+#include <vector>
+
+#include "reference/memory/memory_model.h"
+#include "sim/protocol/backend.h"
+#include "sim/step/worker.h"
+
+namespace lockstep {
+
+// What a probe or query stands for, in the order of the program's.
+struct ProbeExpectation {
+  RequestId request{};
+  std::uint64_t digest = 0;
+};
+struct QueryExpectation {
+  RequestId request{};
+  std::vector<double> output;
+  double tolerance = 0;
+};
+
+class ProbePlanner {
+ public:
+  ProbePlanner(const BackendConfig& device, const MemoryModel& model, Worker& worker,
+               std::int64_t probe_rows, std::int64_t query_rows);
+
+  // Appends probes and queries to a built program; rows that is_void(index) says are not read.
+  void plan(StepProgram& program, std::span<const RequestId> requests,
+            const std::function<bool(std::size_t)>& is_void);
+
+  std::span<const ProbeExpectation> probes() const { return probes_; }
+  std::span<const QueryExpectation> queries() const { return queries_; }
+  std::int64_t rows_read() const { return rows_read_; }          // since the start
+  std::int64_t rows_left_out() const { return rows_left_out_; }  // that could have been read
+
+ private:
+  // A row of the program in a layer, with the positions that may be read.
+  struct Candidate {
+    std::size_t index = 0;  // of program.rows
+    std::int32_t layer = 0;
+    std::int64_t lowest = 0;
+    std::int64_t unread = 0;  // positions before those just written
+  };
+
+  std::int64_t rows_of(const ModelLayer& layer, std::int64_t positions) const;
+  // Of positions [first, last), those that the rank keeps.
+  std::int64_t rows_kept(const ModelLayer& layer, std::int64_t first, std::int64_t last) const;
+  void probe(StepProgram& program, std::span<const RequestId> requests, const Candidate& at,
+             std::int64_t first, std::int64_t last);
+  void probe_written(StepProgram& program, std::span<const RequestId> requests);
+  void probe_before(StepProgram& program, std::span<const RequestId> requests);
+  void add_queries(StepProgram& program, std::span<const RequestId> requests);
+
+  const BackendConfig& device_;
+  const MemoryModel& model_;
+  Worker& worker_;
+  const std::int64_t probe_rows_;
+  const std::int64_t query_rows_;
+  std::vector<Candidate> candidates_;
+  std::vector<ProbeExpectation> probes_;
+  std::vector<QueryExpectation> queries_;
+  std::vector<ContentId> contents_;  // that a query reads
+  std::int64_t budget_ = 0;
+  std::size_t turn_ = 0;  // rotates over candidates from step to step
+  std::int64_t query_turn_ = 0;
+  std::int64_t rows_read_ = 0;
+  std::int64_t rows_left_out_ = 0;
+};
+
+}  // namespace lockstep

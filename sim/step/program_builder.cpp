@@ -1,0 +1,303 @@
+#include "sim/step/program_builder.h"
+
+#include <fmt/core.h>
+
+#include <algorithm>
+
+#include "base/check.h"
+#include "reference/plan/page_size.h"
+#include "sim/step/capture_sizes.h"
+#include "sim/step/model_step.h"
+#include "sim/step/transfer_step.h"
+
+namespace lockstep {
+namespace {
+
+std::int32_t round_up_to(std::int64_t tokens, std::int64_t multiple, std::int64_t max) {
+  return static_cast<std::int32_t>(
+      std::max(tokens, std::min((tokens + multiple - 1) / multiple * multiple, max)));
+}
+
+void reset(StepProgram& program, std::int64_t step) {
+  program.step = step;
+  program.settled.clear();
+  program.clear_rows.clear();
+  program.poison.clear();
+  program.zero.clear();
+  program.loads.clear();
+  program.copies.clear();
+  program.table_updates.clear();
+  program.table_block_ids.clear();
+  program.table_edits.clear();
+  program.rows.clear();
+  program.contents.clear();
+  program.num_padded_tokens = 0;
+  program.agreed = {};
+  program.state_updates.clear();
+  program.stores.clear();
+  program.probes.clear();
+  program.queries.clear();
+  program.extractions.clear();
+}
+
+}  // namespace
+
+Divergence decision_finding(std::int64_t step, std::string request, std::int32_t group,
+                            std::string message) {
+  Divergence finding;
+  finding.phase = Phase::decide;
+  finding.step = step;
+  finding.request = std::move(request);
+  finding.group = group;
+  finding.doing = "turning the decision into work";
+  finding.message = std::move(message);
+  return finding;
+}
+
+ProgramBuilder::ProgramBuilder(const EngineConfig& engine, const BackendConfig& device,
+                               const MemoryModel& model, Worker& worker)
+    : engine_(engine),
+      device_(device),
+      model_(model),
+      worker_(worker),
+      group_of_block_(static_cast<std::size_t>(model.num_blocks()), -1),
+      to_be_zeroed_(static_cast<std::size_t>(model.num_blocks())),
+      loaded_for_(static_cast<std::size_t>(model.num_blocks())) {}
+
+std::optional<std::string> ProgramBuilder::why_not_supported(const EngineConfig& engine,
+                                                             const KVCacheConfig& plan) {
+  const auto divides = [&](const KVCacheGroupSpec& group) {
+    return group.spec.kind == CacheKind::full_attention || group.spec.kind == CacheKind::mla;
+  };
+  if (engine.dcp * engine.pcp != 1 && !std::ranges::all_of(plan.groups, divides))
+    return "context parallelism deals out the tokens of full attention and MLA; what the ranks "
+           "hold of other kinds is not modelled";
+  if (engine.async_scheduling && engine.num_spec_tokens > 0)
+    return "drafts with asynchronous scheduling are counted by the worker, not by the decision";
+  for (const KVCacheGroupSpec& group : plan.groups)
+    if (group.spec.kind == CacheKind::mamba && engine.num_spec_tokens > 0 &&
+        group.spec.mamba_cache_mode == MambaCacheMode::all)
+      return "states of drafts have no place of their own in cache mode all";
+  return std::nullopt;
+}
+
+std::optional<Divergence> ProgramBuilder::build(const SchedulerOutput& decision,
+                                                const StepTransfers& transfers,
+                                                StepProgram& program) {
+  reset(program, decision.step);
+  std::swap(program.settled, settled_);
+  row_requests_.clear();
+  void_rows_.clear();
+  mark_to_be_zeroed(decision, true);
+  leave(decision, transfers, program);
+  begin_loads(transfers, program);
+  std::size_t first_spec = 0;
+  for (std::size_t i = 0; i < decision.scheduled.size(); ++i) {
+    const ScheduledRequest& scheduled = decision.scheduled[i];
+    if (auto finding = enter(decision, i, program)) return finding;
+    append_blocks(decision, i, program);
+    void_rows_.push_back(counts_on_lost(scheduled, transfers.lost));
+    if (auto finding = add_tokens(decision, i, first_spec, program)) return finding;
+    if (auto finding = add_state_updates(scheduled, program.rows.back(), program)) return finding;
+    first_spec += static_cast<std::size_t>(scheduled.num_spec);
+  }
+  if (auto finding = add_zeros(decision, program)) return finding;
+  for (const BlockId block : handed_)
+    group_of_block_[static_cast<std::size_t>(index_of(block))] = -1;
+  handed_.clear();
+  mark_to_be_zeroed(decision, false);
+  hit_.clear();
+  const std::int64_t captured =
+      captured_batch(std::ssize(program.contents), device_.max_cudagraph_capture_size,
+                     device_.max_tokens_per_step);
+  program.num_padded_tokens =
+      captured > 0 ? static_cast<std::int32_t>(captured)
+                   : round_up_to(std::ssize(program.contents), 8, device_.max_tokens_per_step);
+  return std::nullopt;
+}
+
+// Who has finished leaves the batch; what a connector keeps of it is still its own.
+void ProgramBuilder::leave(const SchedulerOutput& decision, const StepTransfers& transfers,
+                           StepProgram& program) {
+  for (const RequestId id : decision.finished) {
+    if (!worker_.is_known(id)) continue;
+    if (const std::int32_t row = worker_.leave_row(id); row >= 0) program.clear_rows.push_back(row);
+    if (std::ranges::find(transfers.held, id) == transfers.held.end())
+      forget(id);
+    else
+      held_.push_back(id);
+  }
+  for (const RequestId id : decision.preempted)
+    if (const std::int32_t row = worker_.leave_row(id); row >= 0) program.clear_rows.push_back(row);
+}
+
+void ProgramBuilder::release(std::span<const HeldRequest> held) {
+  std::erase_if(held_, [&](RequestId id) {
+    if (std::ranges::find(held, id, &HeldRequest::id) != held.end()) return false;
+    forget(id);
+    return true;
+  });
+}
+
+// Its id may be another's from now on, and what it began to load is nobody's.
+void ProgramBuilder::forget(RequestId id) {
+  worker_.forget(id);
+  for (std::optional<RequestId>& mark : loaded_for_)
+    if (mark == id) mark.reset();
+}
+
+void ProgramBuilder::begin_loads(const StepTransfers& transfers, StepProgram& program) {
+  for (const BlockTransfer& load : transfers.begun) {
+    worker_.know(load.request);
+    hand_out(load.group, load.block, program);
+    loaded_for_[static_cast<std::size_t>(index_of(load.block))] = load.request;
+  }
+}
+
+// Whether the row reads a lost block. What a window has left behind stands in the worker's table
+// still, and may be another's by now.
+bool ProgramBuilder::counts_on_lost(const ScheduledRequest& scheduled,
+                                    std::span<const BlockId> lost) {
+  if (lost.empty()) return false;
+  const WorkerRequest& request = worker_.at(scheduled.id);
+  for (std::size_t g = 0; g < request.tables.size(); ++g) {
+    const KVCacheSpec& spec = spec_of(static_cast<std::int32_t>(g));
+    const std::int64_t tokens = spec.block_size * device_.context.num_ranks;
+    const auto end =
+        std::min<std::int64_t>(cdiv(scheduled.computed, tokens), std::ssize(request.tables[g]));
+    for (std::int64_t entry = first_attended(spec, scheduled.computed) / tokens; entry < end;
+         ++entry)
+      if (std::ranges::find(lost, request.tables[g][static_cast<std::size_t>(entry)]) != lost.end())
+        return true;
+  }
+  return false;
+}
+
+// A new or resumed request takes a row; any other must have one.
+std::optional<Divergence> ProgramBuilder::enter(const SchedulerOutput& decision, std::size_t index,
+                                                StepProgram& program) {
+  const ScheduledRequest& scheduled = decision.scheduled[index];
+  if (!worker_.is_known(scheduled.id))
+    return decision_finding(
+        decision.step, "", -1,
+        fmt::format("request id {} is scheduled but not live", index_of(scheduled.id)));
+  WorkerRequest& request = worker_.at(scheduled.id);
+  if (!scheduled.is_new && !scheduled.is_resumed) {
+    if (request.row >= 0) return std::nullopt;
+    return decision_finding(decision.step, request.name, -1,
+                            "it is scheduled as running, but was preempted or never started");
+  }
+  if (const std::int32_t row = worker_.leave_row(scheduled.id); row >= 0)
+    program.clear_rows.push_back(row);
+  if (worker_.enter_row(scheduled.id)) return std::nullopt;
+  return decision_finding(decision.step, request.name, -1,
+                          fmt::format("the batch has {} rows and all are taken", device_.num_rows));
+}
+
+void ProgramBuilder::append_blocks(const SchedulerOutput& decision, std::size_t index,
+                                   StepProgram& program) {
+  const ScheduledRequest& scheduled = decision.scheduled[index];
+  WorkerRequest& request = worker_.at(scheduled.id);
+  const bool whole_table = scheduled.is_new || scheduled.is_resumed;
+  for (std::int32_t g = 0; g < decision.num_groups; ++g) {
+    const std::span<const BlockId> blocks = decision.blocks(index, g);
+    std::vector<BlockId>& table = request.tables[static_cast<std::size_t>(g)];
+    if (blocks.empty() && !whole_table) continue;
+    // What a hit found is somebody's content; everything behind it is handed out to be filled.
+    const std::int64_t tokens_in_block = spec_of(g).block_size * device_.context.num_ranks;
+    const std::size_t hit =
+        whole_table ? static_cast<std::size_t>(scheduled.computed / tokens_in_block) : 0;
+    // Drafts' state blocks move to the end of their own table and keep what they hold. (Any other
+    // entry may be stale: retired long since, and somebody else's in the meantime.)
+    const auto moving =
+        std::min(static_cast<std::size_t>(spec_of(g).num_speculative_blocks), table.size());
+    const std::vector<BlockId> kept(table.end() - static_cast<std::ptrdiff_t>(moving), table.end());
+    for (std::size_t b = 0; b < blocks.size(); ++b) {
+      // A mark counts when the request comes in, and never again: the block may be given back.
+      auto& mark = loaded_for_[static_cast<std::size_t>(index_of(blocks[b]))];
+      const bool was_loaded = whole_table && mark == scheduled.id;
+      mark.reset();
+      if (was_loaded || std::ranges::find(kept, blocks[b]) != kept.end()) continue;
+      if (b < hit)
+        hit_.emplace(blocks[b], scheduled.id);
+      else
+        hand_out(g, blocks[b], program);
+    }
+    program.table_updates.push_back(
+        {.row = request.row,
+         .group = g,
+         .first = static_cast<std::int32_t>(table.size()),
+         .begin = static_cast<std::uint32_t>(program.table_block_ids.size()),
+         .count = static_cast<std::uint32_t>(blocks.size())});
+    program.table_block_ids.insert(program.table_block_ids.end(), blocks.begin(), blocks.end());
+    table.insert(table.end(), blocks.begin(), blocks.end());
+  }
+}
+
+void ProgramBuilder::mark_to_be_zeroed(const SchedulerOutput& decision, bool mark) {
+  for (const BlockId block : decision.zero)
+    to_be_zeroed_[static_cast<std::size_t>(index_of(block))] = mark;
+}
+
+// A block that held something is poisoned, so that nothing can be read before it is written, and
+// that a zeroing which does not come has a name.
+void ProgramBuilder::hand_out(std::int32_t group, BlockId block, StepProgram& program) {
+  if (block == kNullBlock) return;
+  group_of_block_[static_cast<std::size_t>(index_of(block))] = group;
+  handed_.push_back(block);
+  const bool zeroed = to_be_zeroed_[static_cast<std::size_t>(index_of(block))];
+  if (zeroed || model_.block(block).group != -1)
+    program.poison.push_back({.block = block, .kind = zeroed ? Poison::zeroed : Poison::freed});
+}
+
+// The zero list names blocks of the attention groups. A block whose request was preempted in the
+// same step belongs to nobody: there is no group whose bytes could be meant. But if it is part of a
+// hit, whoever hit it reads zeros.
+std::optional<Divergence> ProgramBuilder::add_zeros(const SchedulerOutput& decision,
+                                                    StepProgram& program) {
+  for (const BlockId block : decision.zero) {
+    const std::int32_t group = group_of_block_[static_cast<std::size_t>(index_of(block))];
+    if (group >= 0) {
+      program.zero.push_back({.group = group, .block = block});
+      continue;
+    }
+    ++ignored_zeros_;
+    if (const auto hit = hit_.find(block); hit != hit_.end())
+      return decision_finding(
+          decision.step, worker_.at(hit->second).name, -1,
+          fmt::format("block {} counts as computed, but the step zeroes it", index_of(block)));
+  }
+  return std::nullopt;
+}
+
+std::optional<Divergence> ProgramBuilder::add_tokens(const SchedulerOutput& decision,
+                                                     std::size_t index, std::size_t first_spec,
+                                                     StepProgram& program) {
+  const ScheduledRequest& scheduled = decision.scheduled[index];
+  WorkerRequest& request = worker_.at(scheduled.id);
+  request.prefix.truncate(request.num_known);
+  for (std::int32_t s = 0; s < scheduled.num_spec; ++s)
+    request.prefix.append(decision.spec_tokens[first_spec + static_cast<std::size_t>(s)]);
+  const std::int64_t last = std::int64_t{scheduled.computed} + scheduled.num_tokens;
+  if (scheduled.num_tokens <= 0 || last > request.prefix.size())
+    return decision_finding(
+        decision.step, request.name, -1,
+        fmt::format(
+            "{} tokens are scheduled behind {} computed ones, but it has {} tokens and {} drafts",
+            scheduled.num_tokens, scheduled.computed, request.num_known, scheduled.num_spec));
+  program.rows.push_back({.row = request.row,
+                          .first_position = scheduled.computed,
+                          .num_tokens = scheduled.num_tokens,
+                          .first_token = static_cast<std::int32_t>(program.contents.size())});
+  const auto contents = request.prefix.contents();
+  program.contents.insert(program.contents.end(), contents.begin() + scheduled.computed,
+                          contents.begin() + static_cast<std::ptrdiff_t>(last));
+  if (void_rows_.back())
+    for (ContentId& content :
+         std::span(program.contents).last(static_cast<std::size_t>(scheduled.num_tokens)))
+      content = void_content(content);
+  row_requests_.push_back(scheduled.id);
+  return std::nullopt;
+}
+
+}  // namespace lockstep

@@ -1,0 +1,96 @@
+// From a decision to a step's program: rows, tables, poison, zeroing, state copies, contents. What
+// a worker does with what the scheduler sends it (vllm/v1/worker/gpu_model_runner.py,
+// mamba_utils.py).
+//
+// (1) build() changes the worker's rows and tables, never the memory model.
+// (2) A decision that cannot be executed (a token without a block, no row left) is a finding, told
+//     as a Divergence of Phase::decide.
+//
+// Left out here: what the step reads back (probe_planner.h).
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "reference/memory/memory_model.h"
+#include "reference/types/engine_config.h"
+#include "reference/types/scheduler_types.h"
+#include "sim/protocol/backend.h"
+#include "sim/step/step_transfers.h"
+#include "sim/step/worker.h"
+#include "sim/verdict/divergence.h"
+
+namespace lockstep {
+
+class ProgramBuilder {
+ public:
+  ProgramBuilder(const EngineConfig& engine, const BackendConfig& device, const MemoryModel& model,
+                 Worker& worker);
+
+  // What the builder cannot write down: configurations that need a worker of another kind.
+  static std::optional<std::string> why_not_supported(const EngineConfig& engine,
+                                                      const KVCacheConfig& plan);
+
+  // The model has sampled so many tokens for a request of the last program.
+  void settle_states(RequestId id, std::int64_t num_sampled);
+
+  std::optional<Divergence> build(const SchedulerOutput& decision, const StepTransfers& transfers,
+                                  StepProgram& program);
+  // Those that have finished and are not in the list give their blocks back now.
+  void release(std::span<const HeldRequest> held);
+
+  // The request of each entry of StepProgram::rows of the last program.
+  std::span<const RequestId> row_requests() const { return row_requests_; }
+  // Row `index` of the program computes behind a block that was not loaded: transfer_step.h, (2).
+  bool is_void(std::size_t index) const { return void_rows_[index]; }
+  // Zero-list entries of blocks that nobody was given in that step.
+  std::int64_t ignored_zeros() const { return ignored_zeros_; }
+
+ private:
+  const KVCacheSpec& spec_of(std::int32_t group) const {
+    return device_.plan.groups[static_cast<std::size_t>(group)].spec;
+  }
+  std::optional<Divergence> enter(const SchedulerOutput& decision, std::size_t index,
+                                  StepProgram& program);
+  void leave(const SchedulerOutput& decision, const StepTransfers& transfers, StepProgram& program);
+  void forget(RequestId id);
+  void begin_loads(const StepTransfers& transfers, StepProgram& program);
+  bool counts_on_lost(const ScheduledRequest& scheduled, std::span<const BlockId> lost);
+  void append_blocks(const SchedulerOutput& decision, std::size_t index, StepProgram& program);
+  void mark_to_be_zeroed(const SchedulerOutput& decision, bool mark);
+  void hand_out(std::int32_t group, BlockId block, StepProgram& program);
+  std::optional<Divergence> add_zeros(const SchedulerOutput& decision, StepProgram& program);
+  std::optional<Divergence> add_tokens(const SchedulerOutput& decision, std::size_t index,
+                                       std::size_t first_spec, StepProgram& program);
+  std::optional<Divergence> add_state_updates(const ScheduledRequest& scheduled,
+                                              const RowSlice& slice, StepProgram& program);
+  std::optional<Divergence> advance_state(std::int32_t group, const ScheduledRequest& scheduled,
+                                          const RowSlice& slice, StepProgram& program);
+  void advance_every_block(std::int32_t group, const RowSlice& slice,
+                           const std::vector<BlockId>& table, StepProgram& program) const;
+
+  const EngineConfig engine_;
+  const BackendConfig device_;
+  const MemoryModel& model_;
+  Worker& worker_;
+  std::vector<RequestId> row_requests_;
+  std::vector<std::int32_t> group_of_block_;  // blocks handed out in this step; -1: not
+  std::vector<bool> to_be_zeroed_;            // by block: in this step
+  std::vector<BlockId> handed_;
+  std::map<BlockId, RequestId> hit_;  // in this step, by whom
+  std::vector<BlockCopy> settled_;    // for the next program
+  // By block: whose load it was given to, and the request has not run since. None: no load.
+  std::vector<std::optional<RequestId>> loaded_for_;
+  std::vector<RequestId> held_;  // have left, and keep their blocks
+  std::vector<bool> void_rows_;  // of the last program
+  std::int64_t ignored_zeros_ = 0;
+};
+
+// A finding about a decision, for a request and a group (-1: none).
+Divergence decision_finding(std::int64_t step, std::string request, std::int32_t group,
+                            std::string message);
+
+}  // namespace lockstep

@@ -1,0 +1,99 @@
+#include "sim/step/worker.h"
+
+#include <algorithm>
+
+#include "base/check.h"
+
+namespace lockstep {
+
+Worker::Worker(std::int32_t num_rows, const ContextRank& context, MemoryModel& model)
+    : model_(model),
+      context_(context),
+      num_groups_(model.num_groups()),
+      row_taken_(static_cast<std::size_t>(num_rows)) {}
+
+void Worker::add_request(RequestId id, const RequestSpec& spec) {
+  if (index_of(id) >= requests_.size()) requests_.resize(index_of(id) + 1);
+  LS_CHECK(requests_[index_of(id)] == nullptr, "request id {} is taken by {}", index_of(id),
+           requests_[index_of(id)]->name);
+  auto request = std::make_unique<WorkerRequest>();
+  request->name = spec.name;
+  request->prompt = spec.prompt;
+  request->num_known = spec.prompt.size();
+  request->prefix = PrefixContent(context_);
+  requests_[index_of(id)] = std::move(request);
+}
+
+bool Worker::is_known(RequestId id) const {
+  return index_of(id) < requests_.size() && requests_[index_of(id)] != nullptr;
+}
+
+WorkerRequest& Worker::at(RequestId id) {
+  LS_CHECK(is_known(id), "request id {}", index_of(id));
+  return *requests_[index_of(id)];
+}
+
+void Worker::append_sampled(RequestId id, std::span<const std::int32_t> tokens) {
+  WorkerRequest& request = at(id);
+  LS_CHECK(request.writer != kNobody, "{} was never scheduled", request.name);
+  request.prefix.truncate(request.num_known);
+  for (const std::int32_t token : tokens) request.prefix.append(token);
+  request.num_known += static_cast<std::int64_t>(tokens.size());
+  // The running state is the one behind the last accepted draft.
+  for (std::int64_t& entry : request.state_entry)
+    if (entry >= 0) entry += static_cast<std::int64_t>(tokens.size()) - 1;
+  for (ConvPlace& place : request.conv_places)
+    if (place.entry >= 0) place.offset += static_cast<std::int64_t>(tokens.size()) - 1;
+}
+
+std::int32_t Worker::leave_row(RequestId id) {
+  WorkerRequest& request = at(id);
+  const std::int32_t row = request.row;
+  if (row < 0) return row;
+  row_taken_[static_cast<std::size_t>(row)] = 0;
+  request.row = -1;
+  request.tables.clear();
+  request.state_entry.clear();
+  request.conv_places.clear();
+  return row;
+}
+
+void Worker::forget(RequestId id) {
+  WorkerRequest& request = at(id);
+  LS_CHECK(request.row < 0, "{} is in row {}", request.name, request.row);
+  if (request.writer != kNobody) model_.retire_writer(request.writer);
+  requests_[index_of(id)].reset();
+}
+
+bool Worker::enter_row(RequestId id) {
+  WorkerRequest& request = at(id);
+  LS_CHECK(request.row < 0, "{} is in row {}", request.name, request.row);
+  const auto free = std::ranges::find(row_taken_, std::uint8_t{0});
+  if (free == row_taken_.end()) return false;
+  *free = 1;
+  request.row = static_cast<std::int32_t>(free - row_taken_.begin());
+  request.tables.assign(static_cast<std::size_t>(num_groups_), {});
+  request.state_entry.assign(static_cast<std::size_t>(num_groups_), -1);
+  request.conv_places.assign(static_cast<std::size_t>(num_groups_), {});
+  know(id);
+  return true;
+}
+
+WorkerRequest& Worker::know(RequestId id) {
+  WorkerRequest& request = at(id);
+  if (request.writer != kNobody) return request;
+  request.writer = model_.add_writer(request.name);
+  for (const std::int32_t token : request.prompt.materialize()) request.prefix.append(token);
+  request.prompt = {};
+  return request;
+}
+
+void Worker::drop_sampled(RequestId id, std::int64_t num_tokens) {
+  WorkerRequest& request = at(id);
+  LS_CHECK(num_tokens <= request.num_known, "{} tokens of {} are {}", num_tokens, request.name,
+           request.num_known);
+  request.num_known = num_tokens;
+  if (request.writer != kNobody) request.prefix.truncate(num_tokens);
+}
+
+}  // namespace lockstep

@@ -1,0 +1,146 @@
+#include "sim/verdict/divergence.h"
+
+#include <fmt/core.h>
+
+#include <utility>
+
+#include "base/check.h"
+#include "base/hex_text.h"
+#include "sim/verdict/divergence_json.h"
+
+namespace lockstep {
+namespace {
+
+void add_line(std::string& text, std::string_view label, const std::string& value) {
+  if (!value.empty()) text += fmt::format("  {:<9} {}\n", label, value);
+}
+
+std::string number_or_nothing(std::int64_t number) {
+  return number < 0 ? std::string() : fmt::format("{}", number);
+}
+
+// "3 (tp 1, pp 1)"
+std::string rank_of(const Divergence& found) {
+  std::string place;
+  for (const auto& [name, number] : {std::pair{"tp", found.tp_rank},
+                                     {"pp", found.pp_rank},
+                                     {"cp", found.cp_rank},
+                                     {"dp", found.dp_rank}})
+    if (number >= 0) place += fmt::format("{}{} {}", place.empty() ? "" : ", ", name, number);
+  if (place.empty()) return number_or_nothing(found.rank);
+  return found.rank < 0 ? place : fmt::format("{} ({})", found.rank, place);
+}
+
+// "request r17, group 0, layer 3 (layers.3), tensor 1, block 812, slot 12997, token 305, byte 640"
+std::string place_of(const Divergence& found) {
+  std::string text;
+  const auto add = [&](std::string_view what, const std::string& value) {
+    if (!value.empty()) text += fmt::format("{}{} {}", text.empty() ? "" : ", ", what, value);
+  };
+  add("rank", rank_of(found));
+  add("request", found.request);
+  add("token", number_or_nothing(found.token));
+  add("group", number_or_nothing(found.group));
+  add("layer", found.layer < 0 ? "" : fmt::format("{} ({})", found.layer, found.layer_name));
+  add("head", number_or_nothing(found.head));
+  add("tensor", number_or_nothing(found.tensor));
+  add("block", number_or_nothing(found.block));
+  add("host block", number_or_nothing(found.host_block));
+  add("slot", number_or_nothing(found.slot));
+  add("byte", number_or_nothing(found.byte));
+  return text;
+}
+
+}  // namespace
+
+std::string_view name_of(Phase phase) {
+  switch (phase) {
+    case Phase::decide:
+      return "decide";
+    case Phase::transfer:
+      return "transfer";
+    case Phase::reuse:
+      return "reuse";
+    case Phase::memory_check:
+      return "memory_check";
+    case Phase::block_table:
+      return "block_table";
+    case Phase::slot_mapping:
+      return "slot_mapping";
+    case Phase::page_written:
+      return "page_written";
+    case Phase::host_block:
+      return "host_block";
+    case Phase::attention_digest:
+      return "attention_digest";
+    case Phase::attention_output:
+      return "attention_output";
+    case Phase::state_output:
+      return "state_output";
+    case Phase::extraction:
+      return "extraction";
+    case Phase::hidden_file:
+      return "hidden_file";
+    case Phase::page_untouched:
+      return "page_untouched";
+    case Phase::page_final:
+      return "page_final";
+    case Phase::collective:
+      return "collective";
+    case Phase::ranks_together:
+      return "ranks_together";
+  }
+  LS_CHECK(false, "phase {}", static_cast<int>(phase));
+}
+
+std::string to_text(const Divergence& found) {
+  std::string text = fmt::format("divergence in step {}, {}\n", found.step, name_of(found.phase));
+  add_line(text, "what", found.message);
+  add_line(text, "where", place_of(found));
+  add_line(text, "expected", found.expected);
+  add_line(text, "found", found.found);
+  add_line(text, "whose", found.owner);
+  add_line(text, "writer", found.writer);
+  add_line(text, "doing", found.doing);
+  return text;
+}
+
+nlohmann::ordered_json json_of(const Divergence& found) {
+  nlohmann::ordered_json json;
+  json["phase"] = name_of(found.phase);
+  json["step"] = found.step;
+  json["rank"] = found.rank;
+  json["tp_rank"] = found.tp_rank;
+  json["pp_rank"] = found.pp_rank;
+  json["cp_rank"] = found.cp_rank;
+  json["dp_rank"] = found.dp_rank;
+  json["request"] = found.request;
+  json["layer"] = found.layer;
+  json["layer_name"] = found.layer_name;
+  json["group"] = found.group;
+  json["tensor"] = found.tensor;
+  json["block"] = found.block;
+  if (found.host_block >= 0) json["host_block"] = found.host_block;
+  json["slot"] = found.slot;
+  json["head"] = found.head;
+  json["part"] = found.part;
+  json["token"] = found.token;
+  json["byte"] = found.byte;
+  json["wrong_bytes"] = found.wrong_bytes;
+  json["expected"] = found.expected;
+  json["found"] = found.found;
+  json["owner"] = found.owner;
+  json["writer"] = found.writer;
+  json["doing"] = found.doing;
+  json["message"] = found.message;
+  if (found.found_page.empty()) return json;
+  json["expected_page"] = hex_digits(found.expected_page);
+  json["found_page"] = hex_digits(found.found_page);
+  for (const PageSpan& span : found.spans)
+    json["spans"].push_back({span.first_byte, span.size_bytes, span.what});
+  return json;
+}
+
+std::string to_json(const Divergence& divergence) { return json_of(divergence).dump(2) + "\n"; }
+
+}  // namespace lockstep

@@ -1,0 +1,110 @@
+// What a run came to: the counts, the verdict, the time it took, and what was not checked.
+//
+// state_hash and all counts are functions of configuration, workload and seed alone. The times are
+// not.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/result.h"
+#include "sim/protocol/backend.h"
+#include "sim/verdict/divergence.h"
+
+namespace lockstep {
+
+enum class Verdict : std::uint8_t {
+  agreed,      // every step compared equal
+  divergence,  // see RunSummary::divergence
+  liveness,    // requests wait, nothing runs and nothing will arrive
+};
+std::string_view name_of(Verdict verdict);
+
+// 128 bits, printed as 32 hexadecimal digits.
+struct StateHash {
+  std::uint64_t high = 0;
+  std::uint64_t low = 0;
+  bool operator==(const StateHash&) const = default;
+};
+std::string to_hex(StateHash hash);
+
+// One request that waits for ever.
+struct StuckRequest {
+  std::string name;
+  std::string why;  // "needs 12 blocks more; 3 of 40 are free, nobody runs who would free any"
+};
+
+struct PhaseSeconds {
+  double schedule = 0;  // the model's decisions alone: schedule and update_from_output
+  double program = 0;   // deriving the program and the memory model's step
+  double execute = 0;   // the backend
+  double compare = 0;   // reading back and comparing
+  double wall = 0;      // the whole run
+};
+
+struct RunSummary {
+  std::int64_t requests = 0;  // that arrived
+  std::int64_t finished_requests = 0;
+  std::int64_t aborted_requests = 0;
+  std::int64_t refused_requests = 0;  // longer than max_model_len allows
+  std::int64_t steps = 0;
+  std::int64_t request_steps = 0;  // requests scheduled, summed over steps
+  std::int64_t scheduled_tokens = 0;
+  std::int64_t output_tokens = 0;
+  std::int64_t prompt_tokens = 0;  // of the requests that were scheduled for the first time
+  std::int64_t cached_tokens = 0;  // of the prompts, found in the prefix cache at first scheduling
+  std::int64_t hits = 0;           // requests with cached tokens at first scheduling
+  std::int64_t preemptions = 0;
+  std::int64_t stored = 0;               // block hashes added to the prefix cache
+  std::int64_t evictions = 0;            // block hashes removed by reuse of their block
+  std::int64_t refused_allocations = 0;  // by a fault: the pool had the blocks
+  std::int64_t simulated_ns = 0;         // virtual time at the end
+
+  std::int64_t pages_checked = 0;        // fingerprints compared
+  std::int64_t bytes_checked = 0;        // of those pages
+  std::int64_t host_blocks_checked = 0;  // of the host tier, fingerprints compared
+  std::int64_t host_bytes_checked = 0;   // of those blocks
+  std::int64_t blocks_loaded = 0;        // from the host tier
+  std::int64_t blocks_stored = 0;        // to it
+  std::int64_t blocks_lost = 0;          // were to be loaded and were not
+  std::int64_t host_evictions = 0;       // blocks of the host tier given to another content
+  std::int64_t frees_delayed = 0;  // requests that kept their blocks after their end, to be sent
+  std::int64_t table_entries_checked = 0;
+  std::int64_t slots_checked = 0;
+  std::int64_t rows_read = 0;              // cache rows under compared attention digests
+  std::int64_t outputs_checked = 0;        // floats of attention outputs
+  std::int64_t state_numbers_checked = 0;  // of states of real numbers, after updates
+  std::int64_t state_outputs_checked = 0;  // floats that convolutions and recurrences gave out
+  std::int64_t rows_extracted = 0;         // hidden states of finished requests, compared
+  std::int64_t hidden_files_seen = 0;      // of those, on a simulated disk, whole
+  std::int64_t union_rows_checked = 0;     // rows of all ranks together, found on the right number
+  std::int64_t idle_rank_steps = 0;        // of data parallel ranks without work of their own
+  std::int64_t eager_rank_steps = 0;       // of data parallel ranks that agreed on no graph
+  std::int64_t collectives_checked = 0;    // calls of data parallel ranks, put side by side
+  std::vector<std::string> not_checked;    // one sentence each
+
+  std::vector<KernelStatistics> kernels;  // what the backend launched
+  GraphStatistics graphs;                 // and what it captured and replayed
+
+  std::string backend;  // name and device; "none"
+  StateHash state_hash;
+  Verdict verdict = Verdict::agreed;
+  std::optional<Divergence> divergence;
+  std::string wait_cycle;                // liveness: who waits for whom in a circle; empty: nobody
+  bool cycle_head_holds_blocks = false;  // the first of that circle has loaded a part
+  std::vector<StuckRequest> stuck;       // liveness
+  std::int64_t stuck_total = 0;          // all of them; `stuck` holds the first few
+  std::int32_t stuck_dp_rank = -1;       // the data parallel rank whose they are; -1: there is one
+  PhaseSeconds seconds;
+};
+
+// Adds what a kernel came to to those of other ranks.
+void add_kernel(const KernelStatistics& kernel, std::vector<KernelStatistics>& kernels);
+
+std::string result_to_json(const RunSummary& summary);
+Result<void> write_result_json(const std::string& path, const RunSummary& summary);
+
+}  // namespace lockstep

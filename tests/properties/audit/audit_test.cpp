@@ -1,0 +1,212 @@
+// The audit finds nothing in right decisions and every kind of wrong one.
+#include "properties/audit/audit.h"
+
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <string>
+
+#include "traces/formats/recording.h"
+
+namespace lockstep {
+namespace {
+
+std::string sample(const std::string& path) {
+  return std::string(LOCKSTEP_SOURCE_DIR) + "/traces/samples/recordings/" + path;
+}
+
+std::vector<AuditFinding> audit(const Recording& recording) {
+  Auditor auditor(recording.header);
+  for (const RecordedStep& step : recording.steps) auditor.step(step);
+  auditor.end(recording.end);
+  return auditor.take_findings();
+}
+
+// Two requests of one full-attention group with blocks of 4 tokens; the second hits the first's
+// block 1.
+Recording shared_prefix() {
+  Recording recording;
+  recording.header.engine = {"vllm", "0.22.1"};
+  recording.header.groups.resize(1);
+  recording.header.groups[0].spec.block_size = 4;
+  recording.header.num_blocks = 6;
+  recording.header.scheduler_block_size = 4;
+  recording.header.hash_block_size = 4;
+  const auto add = [](const std::string& name, std::uint32_t size) {
+    RecordedEvent event;
+    event.request.name = name;
+    event.request.prompt.append({TokenRun::Kind::seeded, 7, 0, size});
+    event.request.max_tokens = 4;
+    return event;
+  };
+  const auto scheduled = [](const std::string& id, std::int32_t computed, std::int32_t tokens,
+                            std::optional<BlocksPerGroup> blocks) {
+    RecordedScheduled row;
+    row.id = id;
+    row.tokens = tokens;
+    row.computed = computed;
+    row.is_new = blocks.has_value();
+    row.blocks = std::move(blocks);
+    return row;
+  };
+  RecordedStep first;
+  first.before = {add("a", 6), add("b", 5)};
+  first.scheduled = {scheduled("a", 0, 6, {{{BlockId{1}, BlockId{2}}}}),
+                     scheduled("b", 4, 1, {{{BlockId{1}, BlockId{3}}}})};
+  first.common_prefix_blocks = {{1}};
+  first.running = {"a", "b"};
+  first.free_blocks = 2;
+  first.tables = {{{"a", {{BlockId{1}, BlockId{2}}}}, {"b", {{BlockId{1}, BlockId{3}}}}}};
+  first.sampled = {{"a", {21}}, {"b", {22}}};
+  RecordedStep second;
+  second.step = 1;
+  second.scheduled = {scheduled("a", 6, 1, {}), scheduled("b", 5, 1, {})};
+  second.running = {"a", "b"};
+  second.free_blocks = 2;
+  second.sampled = {{"a", {23}}, {"b", {24}}};
+  RecordedStep third;
+  third.step = 2;
+  third.finished = {"a", "b"};
+  third.free_blocks = 5;
+  recording.steps = {first, second, third};
+  recording.end.steps = 3;
+  return recording;
+}
+
+// The only finding, about `request` in `step`, and its sentence holds `what`.
+void expect_one(const Recording& recording, std::int64_t step, const std::string& request,
+                const std::string& what) {
+  const std::vector<AuditFinding> findings = audit(recording);
+  ASSERT_FALSE(findings.empty()) << "expected: " << what;
+  EXPECT_EQ(findings[0].step, step) << findings[0].what;
+  EXPECT_EQ(findings[0].request, request) << findings[0].what;
+  EXPECT_NE(findings[0].what.find(what), std::string::npos) << findings[0].what;
+}
+
+TEST(Audit, right_decisions_are_clean) { EXPECT_TRUE(audit(shared_prefix()).empty()); }
+
+TEST(Audit, a_hit_on_a_block_that_holds_another_prefix_is_found) {
+  Recording recording = shared_prefix();
+  (*recording.steps[0].scheduled[1].blocks)[0][0] = BlockId{2};
+  recording.steps[0].common_prefix_blocks.reset();
+  recording.steps[0].tables.reset();
+  expect_one(recording, 0, "b",
+             "reads token 0 from slot 0 of block 2, which holds token 4 of request a");
+}
+
+// "b" shares the four tokens of block 1 with "a", and goes on with another one.
+TEST(Audit, a_hit_whose_next_token_another_request_drafted_from_is_found_where_hashes_look_ahead) {
+  Recording recording = shared_prefix();
+  recording.header.engine.version = "0.33.0";
+  EngineConfig& config = recording.header.options.config;
+  config.spec_method = SpecMethod::eagle;
+  config.num_spec_tokens = 1;
+  EXPECT_TRUE(audit(recording).empty());  // it goes on as "a" does
+  Prompt& prompt = recording.steps[0].before[1].request.prompt;
+  prompt = {};
+  prompt.append({TokenRun::Kind::seeded, 7, 0, 4});
+  prompt.append({TokenRun::Kind::seeded, 8, 0, 1});
+  expect_one(recording, 0, "b",
+             "ends with token 3 in slot 3 of block 1, which holds token 3 of request a and was "
+             "drafted from with another token behind it");
+  EXPECT_EQ(audit(recording)[0].rule, AuditRule::draft_read);
+
+  config.num_hash_lookahead_tokens = 0;  // stated: such an engine drops a block, or takes the loss
+  EXPECT_TRUE(audit(recording).empty());
+  config.num_hash_lookahead_tokens = 1;  // stated by an engine that nobody has a profile of
+  recording.header.engine.version = "9.9.9";
+  EXPECT_EQ(audit(recording).size(), 1u);
+  recording.header.engine.version = "0.22.1";
+  config.num_hash_lookahead_tokens = kEngineHashLookahead;
+  EXPECT_TRUE(audit(recording).empty());
+}
+
+TEST(Audit, a_hit_on_a_block_that_was_never_written_is_found) {
+  Recording recording = shared_prefix();
+  (*recording.steps[0].scheduled[1].blocks)[0][0] = BlockId{5};
+  recording.steps[0].common_prefix_blocks.reset();
+  recording.steps[0].tables.reset();
+  expect_one(recording, 0, "b", "the block is not one of this group");
+}
+
+TEST(Audit, a_block_with_two_owners_is_found) {
+  Recording recording = shared_prefix();
+  recording.steps[1].scheduled[1].blocks = {{{BlockId{2}}}};
+  expect_one(recording, 1, "b", "block 2 becomes entry 2 of the table");
+}
+
+TEST(Audit, a_token_without_a_block_is_found) {
+  Recording recording = shared_prefix();
+  recording.steps[1].scheduled[0].computed = 6;
+  recording.steps[0].scheduled[0].blocks = {{{BlockId{1}}}};
+  recording.steps[0].tables.reset();
+  expect_one(recording, 0, "a", "beyond the block table");
+}
+
+TEST(Audit, tokens_that_nobody_knows_are_found) {
+  Recording recording = shared_prefix();
+  recording.steps[1].scheduled[0].tokens = 2;
+  expect_one(recording, 1, "a", "only 7 are known");
+}
+
+TEST(Audit, a_request_that_has_left_is_found) {
+  Recording recording = shared_prefix();
+  recording.steps[1].finished = {"a"};
+  expect_one(recording, 1, "a", "has left");
+}
+
+TEST(Audit, lost_blocks_are_found_where_tables_are_shown_and_where_nobody_runs) {
+  Recording recording = shared_prefix();
+  recording.steps[0].free_blocks = 1;
+  expect_one(recording, 0, "", "3 blocks are held and 1 free");
+  recording = shared_prefix();
+  recording.steps[2].free_blocks = 4;
+  expect_one(recording, 2, "", "nobody runs, and 4 of 5 blocks are free");
+}
+
+TEST(Audit, a_common_prefix_that_is_not_common_is_found) {
+  Recording recording = shared_prefix();
+  recording.steps[0].common_prefix_blocks = {{2}};
+  expect_one(recording, 0, "b", "2 blocks are said to be common");
+}
+
+TEST(Audit, a_state_at_the_wrong_boundary_is_found) {
+  Result<Recording> recording = read_recording(
+      std::filesystem::directory_iterator(sample("vllm-0.22.1/mamba_align"))->path().string());
+  ASSERT_TRUE(recording) << recording.error().message;
+  ASSERT_TRUE(audit(*recording).empty());
+  // The running state of a request is swapped for a block that holds none of it.
+  int num_found = 0;
+  for (std::size_t s = 0; s < recording->steps.size() && num_found == 0; ++s) {
+    for (std::size_t i = 0; i < recording->steps[s].scheduled.size(); ++i) {
+      const RecordedScheduled& row = recording->steps[s].scheduled[i];
+      if (!row.is_new || row.computed == 0 || !row.blocks) continue;
+      Recording changed = *recording;
+      std::vector<BlockId>& table = (*changed.steps[s].scheduled[i].blocks)[1];
+      const auto hit = static_cast<std::size_t>((row.computed - 1) /
+                                                recording->header.groups[1].spec.block_size);
+      table[hit] = (*row.blocks)[0][0];  // a block of attention
+      for (const AuditFinding& finding : audit(changed))
+        num_found +=
+            finding.group == 1 && finding.what.find("the state after") != std::string::npos;
+    }
+  }
+  EXPECT_GT(num_found, 0);
+}
+
+TEST(Audit, every_bundled_recording_of_vllm_0_33_is_clean) {
+  int num_files = 0;
+  for (const auto& entry : std::filesystem::recursive_directory_iterator(sample("vllm-0.33.0"))) {
+    if (entry.path().extension() != ".jsonl" ||
+        entry.path().string().find("benchmarks") != std::string::npos)
+      continue;
+    const Result<AuditFile> file = audit_recording(entry.path().string());
+    ASSERT_TRUE(file) << file.error().message;
+    EXPECT_TRUE(file->findings.empty()) << file->file << ": " << file->findings[0].what;
+    ++num_files;
+  }
+  EXPECT_GE(num_files, 20);
+}
+
+}  // namespace
+}  // namespace lockstep

@@ -1,0 +1,23 @@
+// The options of an engine as JSON objects: recordings, trace hints, saved cases.
+#pragma once
+
+#include "base/json_reader.h"
+#include "base/json_writer.h"
+#include "traces/formats/recording.h"
+
+namespace lockstep {
+
+// An object whose keys are options of EngineConfig, any of them.
+EngineOptions read_engine_options(JsonValue value);
+// The options given, in their order.
+void write_engine_options(JsonWriter& out, const EngineOptions& options);
+// Every option of `config`.
+EngineOptions all_engine_options(const EngineConfig& config);
+// Overwrites in `config` what `options` gives.
+void apply_engine_options(const EngineOptions& options, EngineConfig& config);
+
+// {"name":..,"version":..}
+RecordedEngine read_recorded_engine(JsonValue value);
+void write_recorded_engine(JsonWriter& out, const RecordedEngine& engine);
+
+}  // namespace lockstep

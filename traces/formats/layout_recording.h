@@ -1,0 +1,56 @@
+// Recorded memory plans of an engine (layouts.jsonl): one line a plan, inputs and what the engine
+// made of them. The format is described beside the recordings.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "base/result.h"
+#include "reference/plan/alignment.h"
+#include "reference/types/plan_options.h"
+#include "reference/types/view_types.h"
+
+namespace lockstep {
+
+using NamedViews = std::vector<std::pair<std::string, std::vector<TensorView>>>;
+
+// The views of one layout and one pool, of the first layer of each set of equal layers of a group.
+struct RecordedViews {
+  std::string name;  // "NHD/2"
+  CacheLayout layout = CacheLayout::NHD;
+  std::int64_t num_blocks = 0;
+  std::vector<std::int64_t> kernel_block_sizes;
+  NamedViews views;
+  // The engine's second runner: the same views (neither is set), others, or a refusal.
+  std::optional<NamedViews> second_runner;
+  std::string second_runner_refused;
+};
+
+// A group as recorded: its spec, or the specs of its layers (uniform type).
+struct RecordedGroup {
+  KVCacheGroupSpec group;
+  std::int64_t page_size_bytes = 0;
+};
+
+struct LayoutRecording {
+  std::int64_t line = 0;
+  std::string model;
+  PlanOptions options;
+  LayerSpecs layers;  // block sizes already aligned by the engine
+  AlignedSizes aligned;
+  std::string refused;  // why; empty: planned
+  std::int64_t num_blocks = 0;
+  std::vector<RecordedGroup> groups;
+  std::vector<KVCacheTensor> tensors;
+  double max_concurrency = 0;
+  std::int64_t capacity_tokens = 0;
+  std::vector<RecordedViews> views;
+};
+
+// "FILE:LINE: ..." where a line is not a plan.
+Result<std::vector<LayoutRecording>> read_layout_recordings(const std::string& path);
+
+}  // namespace lockstep

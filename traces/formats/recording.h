@@ -1,0 +1,211 @@
+// An engine recording: what a scheduler decided, step by step, with the inputs that led it there.
+// docs/formats.md, "Engine recording", documents every key; the structs follow it letter for
+// letter.
+//
+// 1. Absent and present are kept apart where an engine means something by it (std::optional); a
+//    list that an engine leaves out when it is empty (`before`, `preempted`, `zero`, ...) is just
+//    empty.
+// 2. Order is the file's: of events, of scheduled requests, of blocks, of queues.
+// 3. Writing what was read gives the same bytes.
+//
+// Not checked here: whether the decisions make sense. That is what conform and audit do.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/ids.h"
+#include "base/result.h"
+#include "reference/types/engine_config.h"
+#include "reference/types/kv_cache_spec.h"
+#include "reference/types/scheduler_types.h"
+
+namespace lockstep {
+
+// Options as a file gives them: the values, and which of them were written down (in their order).
+// The others keep the defaults of EngineConfig.
+struct EngineOptions {
+  EngineConfig config;
+  std::vector<std::string> given;
+  bool operator==(const EngineOptions&) const = default;
+};
+
+struct RecordedEngine {
+  std::string name;     // "vllm"
+  std::string version;  // "0.22.1"
+  std::string profile() const { return name + "-" + version; }
+  bool operator==(const RecordedEngine&) const = default;
+};
+
+struct RecordedConnectorConfig {
+  bool fail_on_load_error = false;  // kv_load_failure_policy: "fail" or "recompute"
+  bool supports_hybrid_groups = false;
+  bool operator==(const RecordedConnectorConfig&) const = default;
+};
+
+struct RecordingHeader {
+  RecordedEngine engine;
+  std::string family;
+  std::int64_t seed = 0;
+  EngineOptions options;  // config.engine is set from `engine`
+  std::vector<KVCacheGroupSpec> groups;
+  std::int64_t num_blocks = 0;
+  std::optional<RecordedConnectorConfig> connector;
+  std::int64_t scheduler_block_size = 0;
+  std::int64_t hash_block_size = 0;
+  bool operator==(const RecordingHeader&) const = default;
+};
+
+// One entry of `before` or `during`: what clients did.
+struct RecordedEvent {
+  enum class Kind : std::uint8_t { add, abort, reset_prefix_cache };
+  Kind kind = Kind::add;
+  RequestSpec request;           // add; arrival_ns is the recorded arrival taken as seconds
+  bool priority_given = false;   // add: the key was there (0 is a priority too)
+  std::string name;              // abort
+  bool reset_succeeded = false;  // reset_prefix_cache: what the engine returned
+  bool operator==(const RecordedEvent&) const = default;
+};
+
+using BlocksPerGroup = std::vector<std::vector<BlockId>>;
+
+struct RecordedScheduled {
+  std::string id;
+  std::int32_t tokens = 0;
+  bool is_new = false;
+  bool resumed = false;
+  std::int32_t computed = 0;
+  std::optional<BlocksPerGroup> blocks;  // absent: the recording says null, none were handed over
+  std::vector<std::int32_t> spec;        // draft tokens to verify; -1 is a placeholder
+  bool operator==(const RecordedScheduled&) const = default;
+};
+
+struct RecordedTable {
+  std::string id;
+  BlocksPerGroup blocks;
+  bool operator==(const RecordedTable&) const = default;
+};
+
+struct RecordedTokens {
+  std::string id;
+  std::vector<std::int32_t> tokens;
+  bool operator==(const RecordedTokens&) const = default;
+};
+
+struct RecordedConnectorAnswer {
+  std::string id;
+  std::int32_t local = 0;
+  std::optional<std::int32_t> external;  // absent: null, "ask again"
+  bool async = false;
+  bool operator==(const RecordedConnectorAnswer&) const = default;
+};
+
+struct RecordedWorker {
+  std::vector<std::string> received;
+  std::vector<std::string> sent;
+  std::vector<BlockId> invalid_blocks;
+  bool operator==(const RecordedWorker&) const = default;
+};
+
+struct RecordedStopped {
+  std::string id;
+  std::string reason;  // "stop", "length", "abort", "error"
+  bool operator==(const RecordedStopped&) const = default;
+};
+
+struct RecordedSkipped {
+  std::string id;
+  std::string status;  // "WAITING", "WAITING_FOR_REMOTE_KVS", "PREEMPTED"
+  bool operator==(const RecordedSkipped&) const = default;
+};
+
+struct RecordedStep {
+  std::int64_t step = 0;
+  std::vector<RecordedEvent> before;
+  std::optional<std::vector<RecordedConnectorAnswer>> connector;
+  std::vector<RecordedScheduled> scheduled;
+  std::vector<std::string> preempted;
+  std::vector<std::string> finished;
+  std::optional<std::vector<std::int32_t>> common_prefix_blocks;  // per group; gone in 0.33
+  std::vector<BlockId> zero;
+  std::vector<std::string> running;
+  std::vector<std::string> waiting;
+  std::optional<std::vector<RecordedSkipped>> skipped;
+  std::int64_t free_blocks = 0;
+  std::optional<std::vector<RecordedTable>> tables;
+  std::optional<std::vector<RecordedTable>> loading;
+  std::vector<RecordedEvent> during;  // after the decision, before `output_of_step` came in
+  std::optional<RecordedWorker> worker;
+  std::vector<RecordedTokens> sampled;
+  std::optional<std::int64_t> output_of_step;
+  std::vector<RecordedStopped> stopped;
+  std::optional<std::vector<RecordedTokens>> drafts;
+  std::vector<std::string> held;
+  std::int64_t stored = 0;
+  std::int64_t evicted = 0;
+  bool cleared = false;
+  bool operator==(const RecordedStep&) const = default;
+};
+
+struct RecordingEnd {
+  std::int64_t steps = 0;
+  std::vector<std::string> unfinished;
+  bool operator==(const RecordingEnd&) const = default;
+};
+
+struct Recording {
+  RecordingHeader header;
+  std::vector<RecordedStep> steps;
+  RecordingEnd end;
+  bool operator==(const Recording&) const = default;
+};
+
+// Reads a recording step by step, so that memory does not grow with its length.
+class RecordingReader {
+ public:
+  static Result<RecordingReader> open(const std::string& path);
+  RecordingReader(RecordingReader&&) noexcept;
+  RecordingReader& operator=(RecordingReader&&) noexcept;
+  ~RecordingReader();
+
+  const RecordingHeader& header() const;
+  // The next step into `step`: true; or false after the last one, when end() is set. Anything else
+  // (a file cut off before its end line, steps out of order, lines behind the end) is an Error.
+  Result<bool> next(RecordedStep& step);
+  // Requires: next() has returned false.
+  const RecordingEnd& end() const;
+
+ private:
+  struct State;
+  explicit RecordingReader(std::unique_ptr<State> state);
+  std::unique_ptr<State> state_;
+};
+
+Result<Recording> read_recording(const std::string& path);
+
+// The lines of a recording, each with its newline, keys in the format's order.
+std::string recording_header_line(const RecordingHeader& header);
+std::string recording_step_line(const RecordedStep& step);
+std::string recording_end_line(const RecordingEnd& end);
+
+// Writes a recording line by line to PATH.partial; close() makes it durable and gives it its name,
+// so that PATH is never half a recording. Destroyed without close(), it leaves no file behind.
+class RecordingWriter {
+ public:
+  static Result<RecordingWriter> create(const std::string& path, const RecordingHeader& header);
+  RecordingWriter(RecordingWriter&&) noexcept;
+  RecordingWriter& operator=(RecordingWriter&&) noexcept;
+  ~RecordingWriter();
+  Result<void> write(const RecordedStep& step);
+  Result<void> close(const RecordingEnd& end);
+
+ private:
+  struct State;
+  explicit RecordingWriter(std::unique_ptr<State> state);
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace lockstep

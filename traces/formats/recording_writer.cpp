@@ -1,0 +1,231 @@
+#include "base/atomic_file.h"
+#include "base/decimal.h"
+#include "traces/formats/engine_options.h"
+#include "traces/formats/prompt_json.h"
+#include "traces/formats/recording.h"
+#include "traces/formats/spec_json.h"
+
+namespace lockstep {
+namespace {
+
+void write_blocks(JsonWriter& out, const std::vector<BlockId>& blocks) {
+  out.begin_array();
+  for (const BlockId block : blocks) out.integer(index_of(block));
+  out.end_array();
+}
+
+void write_blocks_per_group(JsonWriter& out, const BlocksPerGroup& groups) {
+  out.begin_array();
+  for (const auto& blocks : groups) write_blocks(out, blocks);
+  out.end_array();
+}
+
+void write_tables(JsonWriter& out, const std::vector<RecordedTable>& tables) {
+  out.begin_object();
+  for (const RecordedTable& table : tables) write_blocks_per_group(out.key(table.id), table.blocks);
+  out.end_object();
+}
+
+void write_tokens_by_request(JsonWriter& out, const std::vector<RecordedTokens>& rows) {
+  out.begin_object();
+  for (const RecordedTokens& row : rows) out.key(row.id).integers(row.tokens);
+  out.end_object();
+}
+
+void write_names(JsonWriter& out, std::string_view key, const std::vector<std::string>& names) {
+  if (!names.empty()) out.key(key).strings(names);
+}
+
+void write_event(JsonWriter& out, const RecordedEvent& event) {
+  out.begin_object();
+  switch (event.kind) {
+    case RecordedEvent::Kind::add: {
+      const RequestSpec& request = event.request;
+      out.string("add", request.name);
+      write_recorded_prompt(out.key("prompt"), request.prompt);
+      out.integer("max_tokens", request.max_tokens);
+      out.key("arrival").raw(decimal_text_of(request.arrival_ns, 9));
+      if (event.priority_given) out.integer("priority", request.priority);
+      if (!request.cache_salt.empty()) out.string("cache_salt", request.cache_salt);
+      if (request.eos_token) out.integer("eos", *request.eos_token);
+      if (!request.stop_token_ids.empty()) {
+        out.key("stop_token_ids").integers(request.stop_token_ids);
+      }
+      break;
+    }
+    case RecordedEvent::Kind::abort:
+      out.string("abort", event.name);
+      break;
+    case RecordedEvent::Kind::reset_prefix_cache:
+      out.boolean("reset_prefix_cache", event.reset_succeeded);
+      break;
+  }
+  out.end_object();
+}
+
+void write_events(JsonWriter& out, std::string_view key, const std::vector<RecordedEvent>& events) {
+  if (events.empty()) return;
+  out.key(key).begin_array();
+  for (const RecordedEvent& event : events) write_event(out, event);
+  out.end_array();
+}
+
+void write_scheduled(JsonWriter& out, const RecordedScheduled& row) {
+  out.begin_object().string("id", row.id).integer("tokens", row.tokens);
+  if (row.is_new) out.boolean("new", true);
+  if (row.resumed) out.boolean("resumed", true);
+  out.integer("computed", row.computed).key("blocks");
+  if (row.blocks) {
+    write_blocks_per_group(out, *row.blocks);
+  } else {
+    out.null();
+  }
+  if (!row.spec.empty()) out.key("spec").integers(row.spec);
+  out.end_object();
+}
+
+void write_connector_answers(JsonWriter& out, const std::vector<RecordedConnectorAnswer>& answers) {
+  out.key("connector").begin_array();
+  for (const RecordedConnectorAnswer& answer : answers) {
+    out.begin_object().string("id", answer.id).integer("local", answer.local).key("external");
+    if (answer.external) {
+      out.integer(*answer.external);
+    } else {
+      out.null();
+    }
+    out.boolean("async", answer.async).end_object();
+  }
+  out.end_array();
+}
+
+// From the inputs of the step to the lists of its decision.
+void write_decision_keys(JsonWriter& out, const RecordedStep& step) {
+  write_events(out, "before", step.before);
+  if (step.connector) write_connector_answers(out, *step.connector);
+  out.key("scheduled").begin_array();
+  for (const RecordedScheduled& row : step.scheduled) write_scheduled(out, row);
+  out.end_array();
+  write_names(out, "preempted", step.preempted);
+  write_names(out, "finished", step.finished);
+  if (step.common_prefix_blocks)
+    out.key("common_prefix_blocks").integers(*step.common_prefix_blocks);
+  if (!step.zero.empty()) write_blocks(out.key("zero"), step.zero);
+}
+
+// The state behind the decision.
+void write_state_keys(JsonWriter& out, const RecordedStep& step) {
+  out.key("running").strings(step.running).key("waiting").strings(step.waiting);
+  if (step.skipped) {
+    out.key("skipped").begin_array();
+    for (const RecordedSkipped& row : step.skipped.value()) {
+      out.begin_array().string(row.id).string(row.status).end_array();
+    }
+    out.end_array();
+  }
+  out.integer("free_blocks", step.free_blocks);
+  if (step.tables) write_tables(out.key("tables"), *step.tables);
+  if (step.loading) write_tables(out.key("loading"), *step.loading);
+  write_events(out, "during", step.during);
+}
+
+// What the worker and the model brought, and what it did.
+void write_output_keys(JsonWriter& out, const RecordedStep& step) {
+  if (step.worker) {
+    out.key("worker").begin_object().key("received").strings(step.worker->received);
+    out.key("sent").strings(step.worker->sent);
+    write_blocks(out.key("invalid_blocks"), step.worker->invalid_blocks);
+    out.end_object();
+  }
+  write_tokens_by_request(out.key("sampled"), step.sampled);
+  if (step.output_of_step) out.integer("output_of_step", *step.output_of_step);
+  if (!step.stopped.empty()) {
+    out.key("stopped").begin_array();
+    for (const RecordedStopped& row : step.stopped) {
+      out.begin_array().string(row.id).string(row.reason).end_array();
+    }
+    out.end_array();
+  }
+  if (step.drafts) write_tokens_by_request(out.key("drafts"), *step.drafts);
+  write_names(out, "held", step.held);
+  if (step.stored != 0) out.integer("stored", step.stored);
+  if (step.evicted != 0) out.integer("evicted", step.evicted);
+  if (step.cleared) out.boolean("cleared", true);
+}
+
+}  // namespace
+
+std::string recording_header_line(const RecordingHeader& header) {
+  JsonWriter out;
+  out.begin_object().integer("schedule_recording", 1);
+  write_recorded_engine(out.key("engine"), header.engine);
+  out.string("family", header.family).integer("seed", header.seed);
+  write_engine_options(out.key("config"), header.options);
+  write_kv_cache_groups(out.key("groups"), header.groups);
+  out.integer("num_blocks", header.num_blocks);
+  if (header.connector) {
+    out.key("connector").begin_object();
+    out.string("kv_load_failure_policy",
+               header.connector->fail_on_load_error ? "fail" : "recompute");
+    out.boolean("supports_hybrid_groups", header.connector->supports_hybrid_groups).end_object();
+  }
+  out.integer("scheduler_block_size", header.scheduler_block_size);
+  out.integer("hash_block_size", header.hash_block_size).end_object();
+  return out.take_line();
+}
+
+std::string recording_step_line(const RecordedStep& step) {
+  JsonWriter out;
+  out.begin_object().integer("step", step.step);
+  write_decision_keys(out, step);
+  write_state_keys(out, step);
+  write_output_keys(out, step);
+  out.end_object();
+  return out.take_line();
+}
+
+std::string recording_end_line(const RecordingEnd& end) {
+  JsonWriter out;
+  out.begin_object().boolean("end", true).integer("steps", end.steps);
+  out.key("unfinished").strings(end.unfinished).end_object();
+  return out.take_line();
+}
+
+struct RecordingWriter::State {
+  AtomicFile file;
+  std::string buffer;
+  Result<void> append(const std::string& line) {
+    buffer += line;
+    if (buffer.size() < (std::size_t{1} << 16)) return {};
+    return flush();
+  }
+  Result<void> flush() {
+    const auto written = file.write(buffer);
+    buffer.clear();
+    return written;
+  }
+};
+
+RecordingWriter::RecordingWriter(std::unique_ptr<State> state) : state_(std::move(state)) {}
+RecordingWriter::RecordingWriter(RecordingWriter&&) noexcept = default;
+RecordingWriter& RecordingWriter::operator=(RecordingWriter&&) noexcept = default;
+RecordingWriter::~RecordingWriter() = default;
+
+Result<RecordingWriter> RecordingWriter::create(const std::string& path,
+                                                const RecordingHeader& header) {
+  auto file = AtomicFile::create(path);
+  if (!file) return tl::unexpected(file.error());
+  return RecordingWriter(
+      std::make_unique<State>(State{std::move(*file), recording_header_line(header)}));
+}
+
+Result<void> RecordingWriter::write(const RecordedStep& step) {
+  return state_->append(recording_step_line(step));
+}
+
+Result<void> RecordingWriter::close(const RecordingEnd& end) {
+  state_->buffer += recording_end_line(end);
+  if (const auto flushed = state_->flush(); !flushed) return flushed;
+  return state_->file.commit();
+}
+
+}  // namespace lockstep

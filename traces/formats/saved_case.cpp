@@ -1,0 +1,218 @@
+#include "traces/formats/saved_case.h"
+
+#include <fmt/format.h>
+
+#include "base/atomic_file.h"
+#include "base/line_reader.h"
+#include "traces/formats/engine_options.h"
+#include "traces/formats/recording_json.h"
+#include "traces/formats/spec_json.h"
+#include "traces/formats/trace_json.h"
+
+namespace lockstep {
+namespace {
+
+constexpr std::int64_t kCaseVersion = 1;
+constexpr JsonWord<CacheLayout> kLayouts[] = {{"NHD", CacheLayout::NHD}, {"HND", CacheLayout::HND}};
+
+constexpr JsonWord<LayoutRule> kLayoutRules[] = {{"isolated", LayoutRule::isolated},
+                                                 {"vllm_0_22_1", LayoutRule::vllm_0_22_1}};
+
+using NamedNumbers = std::vector<std::pair<std::string, std::int64_t>>;
+
+NamedNumbers read_named_numbers(JsonValue value) {
+  NamedNumbers numbers;
+  for (auto& [name, number] : value.object().entries()) {
+    numbers.emplace_back(name, number.integer());
+  }
+  return numbers;
+}
+
+void write_named_numbers(JsonWriter& out, const NamedNumbers& numbers) {
+  out.begin_object();
+  for (const auto& [name, number] : numbers) out.integer(name, number);
+  out.end_object();
+}
+
+Fault read_fault(JsonValue value) {
+  JsonObject object = value.object();
+  Fault fault;
+  fault.kind = object.required("kind").nonempty_string();
+  fault.step = object.required("step").integer(0);
+  fault.arguments = read_named_numbers(object.required("arguments"));
+  object.finish();
+  return fault;
+}
+
+ExpectedVerdict read_verdict(JsonValue value) {
+  JsonObject object = value.object();
+  ExpectedVerdict verdict;
+  verdict.kind = object.required("kind").nonempty_string();
+  if (auto step = object.optional("step")) verdict.step = step.integer(0);
+  object.finish();
+  return verdict;
+}
+
+AttentionBackend read_attention_backend(JsonValue value) {
+  const auto backend = attention_backend_from_name(value.string());
+  if (!backend) value.refuse("an attention backend (flash_attn, flashinfer, triton_attn, ...)");
+  return backend.value_or(AttentionBackend::flash_attn);
+}
+
+// The first line. `has_recording`: whether a recording follows the trace.
+SavedCase read_header(JsonValue value, bool& has_recording) {
+  JsonObject object = value.object();
+  SavedCase saved;
+  object.required("lockstep_case").integer(kCaseVersion, kCaseVersion);
+  saved.name = object.required("name").string();
+  saved.engine = read_engine_options(object.required("engine")).config;
+  saved.cache = read_kv_cache_config(object.required("cache"));
+  saved.layout = object.required("layout").word<CacheLayout>(kLayouts);
+  saved.attention_backend = read_attention_backend(object.required("attention_backend"));
+  JsonValue sizes = object.required("kernel_block_sizes");
+  for (JsonValue size : sizes.array()) {
+    saved.kernel_block_sizes.push_back(size.integer(1, kBlocksMax));
+  }
+  if (saved.kernel_block_sizes.size() != saved.cache.groups.size()) {
+    sizes.refuse(fmt::format("one size for each of the {} groups", saved.cache.groups.size()));
+  }
+  saved.backend = object.required("backend").nonempty_string();
+  saved.check = object.required("check").nonempty_string();
+  saved.mutants = read_names(object.required("mutants"));
+  saved.seed = object.required("seed").uint64();
+  saved.layout_rule = object.required("layout_rule").word<LayoutRule>(kLayoutRules);
+  saved.settings = read_named_numbers(object.required("settings"));
+  for (JsonValue fault : object.required("faults").array()) {
+    saved.faults.push_back(read_fault(fault));
+  }
+  if (auto expected = object.optional("expected")) saved.expected = read_verdict(expected);
+  has_recording = object.required("recorded").boolean();
+  object.finish();
+  return saved;
+}
+
+std::string header_line(const SavedCase& saved) {
+  JsonWriter out;
+  out.begin_object().integer("lockstep_case", kCaseVersion).string("name", saved.name);
+  write_engine_options(out.key("engine"), all_engine_options(saved.engine));
+  write_kv_cache_config(out.key("cache"), saved.cache);
+  out.string("layout", name_of(saved.layout));
+  out.string("attention_backend", name_of(saved.attention_backend));
+  out.key("kernel_block_sizes").integers(saved.kernel_block_sizes);
+  out.string("backend", saved.backend).string("check", saved.check);
+  out.key("mutants").strings(saved.mutants).key("seed").uint64(saved.seed);
+  out.string("layout_rule", kLayoutRules[static_cast<std::size_t>(saved.layout_rule)].first);
+  write_named_numbers(out.key("settings"), saved.settings);
+  out.key("faults").begin_array();
+  for (const Fault& fault : saved.faults) {
+    out.begin_object().string("kind", fault.kind).integer("step", fault.step);
+    write_named_numbers(out.key("arguments"), fault.arguments);
+    out.end_object();
+  }
+  out.end_array();
+  if (saved.expected) {
+    out.key("expected").begin_object().string("kind", saved.expected->kind);
+    if (saved.expected->step) out.integer("step", *saved.expected->step);
+    out.end_object();
+  }
+  out.boolean("recorded", saved.recording.has_value()).end_object();
+  return out.take_line();
+}
+
+// Reads the lines of a case one after the other; the JSON reader keeps the first error.
+class CaseReader {
+ public:
+  explicit CaseReader(LineReader&& lines) : lines_(std::move(lines)), json_(lines_.path()) {}
+
+  Result<SavedCase> read() {
+    bool has_recording = false;
+    SavedCase saved;
+    if (next("the case's configuration")) saved = read_header(json_.root(), has_recording);
+    read_trace(saved.trace);
+    if (has_recording) read_recording(saved.recording.emplace());
+    std::string_view line;
+    if (const auto behind = json_.ok() ? lines_.next(line) : Result<bool>(false); !behind) {
+      return tl::unexpected(behind.error());
+    } else if (*behind) {
+      json_.fail_line(lines_.number(), "found a line behind the end of the case; expected none");
+    }
+    if (!json_.ok()) return json_.failure();
+    return saved;
+  }
+
+ private:
+  // Parses the next line; false when there is none or it is not JSON.
+  bool next(std::string_view expected) {
+    if (!json_.ok()) return false;
+    std::string_view line;
+    const auto got = lines_.next(line);
+    if (!got) {
+      json_.fail_with(got.error());
+    } else if (!*got) {
+      json_.fail_line(lines_.number(),
+                      fmt::format("found the end of the file; expected {}", expected));
+    }
+    return json_.ok() && json_.parse(line, lines_.number(), lines_.is_cut_off());
+  }
+
+  bool at_end_line() {
+    const JsonValue root = json_.root();
+    return root.is_object() && JsonValue(root).object().has("end");
+  }
+
+  void read_trace(Trace& trace) {
+    if (!next("the header of the case's trace")) return;
+    trace.header = read_trace_header(json_.root());
+    TraceRecordReader records(trace.header);
+    while (next("a record, or the end line of the case's trace")) {
+      if (at_end_line()) return read_trace_end(json_.root(), trace.records.size());
+      trace.records.push_back(records.read(json_.root()));
+    }
+  }
+
+  void read_recording(Recording& recording) {
+    if (!next("the header of the case's recording")) return;
+    recording.header = read_recording_header(json_.root());
+    while (next("a step, or the end line of the case's recording")) {
+      const auto steps = static_cast<std::int64_t>(recording.steps.size());
+      if (at_end_line()) {
+        recording.end = read_recording_end(json_.root(), steps);
+        return;
+      }
+      recording.steps.push_back(read_recorded_step(json_.root(), recording.header, steps));
+    }
+  }
+
+  LineReader lines_;
+  JsonReader json_;
+};
+
+}  // namespace
+
+Result<SavedCase> read_saved_case(const std::string& path) {
+  auto lines = LineReader::open(path);
+  if (!lines) return tl::unexpected(lines.error());
+  return CaseReader(std::move(*lines)).read();
+}
+
+Result<SavedCase> saved_case_from_text(std::string name, std::string text) {
+  auto lines = LineReader::of_text(std::move(name), std::move(text));
+  if (!lines) return tl::unexpected(lines.error());
+  return CaseReader(std::move(*lines)).read();
+}
+
+std::string saved_case_to_text(const SavedCase& saved) {
+  std::string text = header_line(saved) + trace_to_text(saved.trace);
+  if (saved.recording) {
+    text += recording_header_line(saved.recording->header);
+    for (const RecordedStep& step : saved.recording->steps) text += recording_step_line(step);
+    text += recording_end_line(saved.recording->end);
+  }
+  return text;
+}
+
+Result<void> write_saved_case(const std::string& path, const SavedCase& saved) {
+  return write_file_atomically(path, saved_case_to_text(saved));
+}
+
+}  // namespace lockstep

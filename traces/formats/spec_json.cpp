@@ -1,0 +1,199 @@
+#include "traces/formats/spec_json.h"
+
+#include <fmt/format.h>
+
+namespace lockstep {
+namespace {
+
+constexpr std::int64_t kSizeMax = std::int64_t{1} << 40;  // bytes, elements, tokens of one layer
+
+// A word that `from_name` knows.
+template <class T>
+T read_name(JsonValue value, std::optional<T> (*from_name)(std::string_view),
+            std::string_view expected) {
+  const auto found = from_name(value.string());
+  if (!found) value.refuse(expected);
+  return found.value_or(T{});
+}
+
+DType read_dtype(JsonValue value) {
+  return read_name<DType>(value, dtype_from_name, "an element type (bf16, fp16, fp32, fp8, ...)");
+}
+
+void read_states(JsonObject& object, KVCacheSpec& spec) {
+  JsonValue shapes = object.required("shapes");
+  JsonValue dtypes = object.required("dtypes");
+  for (JsonValue shape : shapes.array()) {
+    StateTensorSpec& state = spec.states.emplace_back();
+    for (JsonValue dim : shape.array()) state.dims.push_back(dim.integer(1, kSizeMax));
+  }
+  const JsonArray types = dtypes.array();
+  if (types.size() != spec.states.size()) {
+    dtypes.refuse(fmt::format("one element type for each of the {} shapes", spec.states.size()));
+    return;
+  }
+  std::size_t i = 0;
+  for (JsonValue dtype : types) spec.states[i++].dtype = read_dtype(dtype);
+}
+
+// Keys that any kind may have.
+void read_rare_keys(JsonObject& object, KVCacheSpec& spec) {
+  if (auto value = object.optional("page_size_padded")) {
+    spec.page_size_padded = value.integer(1, kSizeMax);
+  }
+  if (auto value = object.optional("head_size_v")) spec.head_size_v = value.integer(1, kSizeMax);
+  if (auto value = object.optional("kv_quant_mode")) {
+    spec.kv_quant_mode = read_name<KVQuantMode>(value, kv_quant_mode_from_name, "a quantization");
+  }
+  if (auto value = object.optional("mla_rows")) spec.mla_rows = value.boolean();
+  if (auto value = object.optional("cache_dtype_str")) spec.cache_dtype_str = value.string();
+  if (auto value = object.optional("model_version")) spec.model_version = value.string();
+  if (auto value = object.optional("compress_ratio")) {
+    spec.compress_ratio = value.integer(1, kSizeMax);
+  }
+  if (auto value = object.optional("alignment")) spec.alignment = value.integer(1, kSizeMax);
+}
+
+void write_rare_keys(JsonWriter& out, const KVCacheSpec& spec) {
+  const KVCacheSpec defaults;
+  if (spec.page_size_padded) out.integer("page_size_padded", *spec.page_size_padded);
+  if (spec.head_size_v != defaults.head_size_v) out.integer("head_size_v", spec.head_size_v);
+  if (spec.kv_quant_mode != defaults.kv_quant_mode) {
+    out.string("kv_quant_mode", name_of(spec.kv_quant_mode));
+  }
+  if (spec.mla_rows) out.boolean("mla_rows", true);
+  if (!spec.cache_dtype_str.empty()) out.string("cache_dtype_str", spec.cache_dtype_str);
+  if (!spec.model_version.empty()) out.string("model_version", spec.model_version);
+  if (spec.compress_ratio != defaults.compress_ratio) {
+    out.integer("compress_ratio", spec.compress_ratio);
+  }
+  if (spec.alignment != defaults.alignment) out.integer("alignment", spec.alignment);
+}
+
+}  // namespace
+
+KVCacheSpec read_kv_cache_spec(JsonValue value) {
+  JsonObject object = value.object();
+  KVCacheSpec spec;
+  spec.kind = read_name<CacheKind>(object.required("type"), cache_kind_from_name,
+                                   "a kind of cache (full, mla, sliding_window, chunked_local, "
+                                   "mamba, hidden_state, cross_attention, encoder_only)");
+  if (auto size = object.optional("block_size")) spec.block_size = size.integer(1, kBlocksMax);
+  if (spec.kind == CacheKind::mamba) {
+    read_states(object, spec);
+    spec.mamba_cache_mode = read_name<MambaCacheMode>(
+        object.required("mamba_cache_mode"), mamba_cache_mode_from_name, "none, align or all");
+    spec.num_speculative_blocks = object.required("num_speculative_blocks").integer(0, kBlocksMax);
+  } else {
+    spec.num_kv_heads = object.required("num_kv_heads").integer(1, kSizeMax);
+    spec.head_size = object.required("head_size").integer(1, kSizeMax);
+    spec.dtype = read_dtype(object.required("dtype"));
+  }
+  // Full attention may carry a window or a chunk too: an engine without hybrid groups keeps all
+  // blocks of such a layer.
+  const auto extent = [&](CacheKind kind, const char* key, std::int64_t& field) {
+    const auto found = spec.kind == kind ? object.required(key) : object.optional(key);
+    if (auto tokens = found) field = tokens.integer(1, kSizeMax);
+  };
+  extent(CacheKind::sliding_window, "sliding_window", spec.sliding_window);
+  extent(CacheKind::chunked_local, "attention_chunk_size", spec.attention_chunk_size);
+  read_rare_keys(object, spec);
+  object.finish();
+  return spec;
+}
+
+void write_kv_cache_spec(JsonWriter& out, const KVCacheSpec& spec) {
+  out.begin_object().string("type", name_of(spec.kind)).integer("block_size", spec.block_size);
+  if (spec.kind == CacheKind::mamba) {
+    out.key("shapes").begin_array();
+    for (const StateTensorSpec& state : spec.states) out.integers(state.dims);
+    out.end_array().key("dtypes").begin_array();
+    for (const StateTensorSpec& state : spec.states) out.string(name_of(state.dtype));
+    out.end_array().string("mamba_cache_mode", name_of(spec.mamba_cache_mode));
+    out.integer("num_speculative_blocks", spec.num_speculative_blocks);
+  } else {
+    out.integer("num_kv_heads", spec.num_kv_heads).integer("head_size", spec.head_size);
+    out.string("dtype", name_of(spec.dtype));
+  }
+  if (spec.sliding_window != 0) out.integer("sliding_window", spec.sliding_window);
+  if (spec.attention_chunk_size != 0) {
+    out.integer("attention_chunk_size", spec.attention_chunk_size);
+  }
+  write_rare_keys(out, spec);
+  out.end_object();
+}
+
+std::vector<std::string> read_names(JsonValue value) {
+  std::vector<std::string> names;
+  for (JsonValue name : value.array()) names.emplace_back(name.nonempty_string());
+  return names;
+}
+
+std::vector<KVCacheGroupSpec> read_kv_cache_groups(JsonValue value) {
+  std::vector<KVCacheGroupSpec> groups;
+  for (JsonValue element : value.array()) {
+    JsonObject object = element.object();
+    KVCacheGroupSpec& group = groups.emplace_back();
+    JsonValue layers = object.required("layers");
+    group.layer_names = read_names(layers);
+    if (group.layer_names.empty()) layers.refuse("at least one layer");
+    group.spec = read_kv_cache_spec(object.required("spec"));
+    if (auto specs = object.optional("layer_specs")) {
+      for (JsonValue spec : specs.array()) group.layer_specs.push_back(read_kv_cache_spec(spec));
+      if (group.layer_specs.size() != group.layer_names.size()) {
+        specs.refuse(fmt::format("one spec for each of the {} layers", group.layer_names.size()));
+      }
+    }
+    if (auto packed = object.optional("layers_per_page")) {
+      group.layers_per_page = packed.integer(1, kBlocksMax);
+    }
+    object.finish();
+  }
+  if (groups.empty()) value.refuse("at least one group");
+  return groups;
+}
+
+void write_kv_cache_groups(JsonWriter& out, const std::vector<KVCacheGroupSpec>& groups) {
+  out.begin_array();
+  for (const KVCacheGroupSpec& group : groups) {
+    out.begin_object().key("layers").strings(group.layer_names);
+    write_kv_cache_spec(out.key("spec"), group.spec);
+    if (group.is_uniform_type()) {
+      out.key("layer_specs").begin_array();
+      for (const KVCacheSpec& spec : group.layer_specs) write_kv_cache_spec(out, spec);
+      out.end_array();
+    }
+    if (group.layers_per_page != 1) out.integer("layers_per_page", group.layers_per_page);
+    out.end_object();
+  }
+  out.end_array();
+}
+
+KVCacheConfig read_kv_cache_config(JsonValue value) {
+  JsonObject object = value.object();
+  KVCacheConfig config;
+  config.num_blocks = object.required("num_blocks").integer(1, kBlocksMax);
+  config.groups = read_kv_cache_groups(object.required("groups"));
+  for (JsonValue element : object.required("tensors").array()) {
+    JsonObject tensor = element.object();
+    KVCacheTensor& read = config.tensors.emplace_back();
+    read.size_bytes = tensor.required("size").integer(1, std::int64_t{1} << 50);
+    read.shared_by = read_names(tensor.required("shared_by"));
+    tensor.finish();
+  }
+  object.finish();
+  return config;
+}
+
+void write_kv_cache_config(JsonWriter& out, const KVCacheConfig& config) {
+  out.begin_object().integer("num_blocks", config.num_blocks);
+  write_kv_cache_groups(out.key("groups"), config.groups);
+  out.key("tensors").begin_array();
+  for (const KVCacheTensor& tensor : config.tensors) {
+    out.begin_object().integer("size", tensor.size_bytes);
+    out.key("shared_by").strings(tensor.shared_by).end_object();
+  }
+  out.end_array().end_object();
+}
+
+}  // namespace lockstep

@@ -1,0 +1,186 @@
+#include "traces/importers/azure.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <charconv>
+#include <vector>
+
+#include "base/decimal.h"
+#include "base/json_reader.h"
+#include "base/line_reader.h"
+#include "traces/formats/prompt_json.h"
+#include "traces/importers/import_row.h"
+
+namespace lockstep {
+namespace {
+
+constexpr std::array<std::string_view, 3> kColumns = {"TIMESTAMP", "ContextTokens",
+                                                      "GeneratedTokens"};
+enum Column : std::size_t { kTimestamp, kContextTokens, kGeneratedTokens };
+
+std::vector<std::string_view> split(std::string_view line) {
+  std::vector<std::string_view> cells;
+  while (true) {
+    const std::size_t comma = line.find(',');
+    cells.push_back(line.substr(0, comma));
+    if (comma == line.npos) return cells;
+    line.remove_prefix(comma + 1);
+  }
+}
+
+// The digits of `text` as a number from min to max.
+std::optional<std::int64_t> digits_of(std::string_view text, std::int64_t min, std::int64_t max) {
+  if (text.empty() ||
+      !std::all_of(text.begin(), text.end(), [](char c) { return c >= '0' && c <= '9'; })) {
+    return std::nullopt;
+  }
+  std::int64_t value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error != std::errc{} || end != text.data() + text.size()) return std::nullopt;
+  return value >= min && value <= max ? std::optional(value) : std::nullopt;
+}
+
+constexpr bool is_leap(std::int64_t year) {
+  return year % 4 == 0 && (year % 100 != 0 || year % 400 == 0);
+}
+
+constexpr std::int64_t days_in(std::int64_t year, std::int64_t month) {
+  constexpr std::array<std::int64_t, 12> kDays = {31, 28, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31};
+  return kDays[static_cast<std::size_t>(month - 1)] + (month == 2 && is_leap(year) ? 1 : 0);
+}
+
+// Takes "Z" or "+HH:MM" or "-HH:MM" off the end of a time: minutes that its clock is ahead of UTC.
+std::optional<std::int64_t> take_offset_minutes(std::string_view& time) {
+  if (time.ends_with('Z')) {
+    time.remove_suffix(1);
+    return 0;
+  }
+  const std::size_t sign = time.find_first_of("+-");
+  if (sign == time.npos) return 0;
+  const std::string_view offset = time.substr(sign + 1);
+  if (offset.size() != 5 || offset[2] != ':') return std::nullopt;
+  const auto hours = digits_of(offset.substr(0, 2), 0, 14);
+  const auto minutes = digits_of(offset.substr(3), 0, 59);
+  if (!hours || !minutes) return std::nullopt;
+  const std::int64_t ahead = *hours * 60 + *minutes;
+  const bool behind = time[sign] == '-';
+  time = time.substr(0, sign);
+  return behind ? -ahead : ahead;
+}
+
+class AzureReader final : public ImportReader {
+ public:
+  AzureReader(LineReader&& lines, const ImportOptions& options)
+      : ImportReader(std::move(lines), options, "azure") {}
+
+  Result<void> read_header() {
+    std::string_view line;
+    if (const auto got = lines_.next(line); !got) return tl::unexpected(got.error());
+    const auto names = split(line);
+    for (std::size_t column = 0; column < kColumns.size(); ++column) {
+      const auto found = std::find(names.begin(), names.end(), kColumns[column]);
+      if (found == names.end())
+        return refuse("header", line, fmt::format("a column {}", kColumns[column]));
+      places_[column] = static_cast<std::size_t>(found - names.begin());
+    }
+    if (names.size() != kColumns.size()) {
+      return refuse("header", line,
+                    "the columns TIMESTAMP, ContextTokens, GeneratedTokens and no other");
+    }
+    return {};
+  }
+
+ private:
+  tl::unexpected<Error> refuse(std::string_view field, std::string_view found,
+                               std::string_view expected) const {
+    return fail(fmt::format("{}:{}: field `{}`: found \"{}\"; expected {}", lines_.path(),
+                            lines_.number(), field, printable_excerpt(found), expected));
+  }
+
+  Result<ImportedRow> read_row(std::string_view line) override {
+    const auto cells = split(line);
+    if (cells.size() != kColumns.size()) {
+      return refuse("row", line, fmt::format("{} cells", kColumns.size()));
+    }
+    const auto cell = [&](Column column) { return cells[places_[column]]; };
+    const auto time = utc_ns_of(cell(kTimestamp));
+    if (!time) {
+      return refuse(kColumns[kTimestamp], cell(kTimestamp),
+                    "a time like 2023-11-16 18:17:03.9799600");
+    }
+    if (ordinal_ == 0) first_ns_ = last_ns_ = *time;
+    if (*time < last_ns_) {
+      return refuse(kColumns[kTimestamp], cell(kTimestamp),
+                    "a time not before that of the row above");
+    }
+    last_ns_ = *time;
+    const auto context = digits_of(cell(kContextTokens), 1, kPromptTokensMax);
+    if (!context) {
+      return refuse(kColumns[kContextTokens], cell(kContextTokens),
+                    fmt::format("an integer from 1 to {}", kPromptTokensMax));
+    }
+    const std::int64_t least = options_.zero_output == ZeroOutput::refuse ? 1 : 0;
+    const auto generated = digits_of(cell(kGeneratedTokens), least, kPromptTokensMax);
+    if (!generated) {
+      return refuse(kColumns[kGeneratedTokens], cell(kGeneratedTokens),
+                    fmt::format("an integer from {} to {}", least, kPromptTokensMax));
+    }
+    return ImportedRow{.t_ns = *time - first_ns_,
+                       .prompt = private_prompt(*context, ordinal_),
+                       .output_length = static_cast<std::int32_t>(*generated)};
+  }
+
+  std::array<std::size_t, kColumns.size()> places_ = {};  // of kColumns in a row
+  std::int64_t first_ns_ = 0;
+  std::int64_t last_ns_ = 0;
+};
+
+}  // namespace
+
+std::optional<std::int64_t> utc_ns_of(std::string_view timestamp) {
+  // "YYYY-MM-DD" and one of " T" and "HH:MM:SS"
+  constexpr std::size_t kWholeSeconds = 19;
+  if (timestamp.size() < kWholeSeconds || timestamp[4] != '-' || timestamp[7] != '-' ||
+      (timestamp[10] != ' ' && timestamp[10] != 'T') || timestamp[13] != ':' ||
+      timestamp[16] != ':') {
+    return std::nullopt;
+  }
+  const auto year = digits_of(timestamp.substr(0, 4), 1970, 2199);
+  const auto month = digits_of(timestamp.substr(5, 2), 1, 12);
+  const auto hour = digits_of(timestamp.substr(11, 2), 0, 23);
+  const auto minute = digits_of(timestamp.substr(14, 2), 0, 59);
+  std::string_view rest = timestamp.substr(17);
+  const auto ahead_minutes = take_offset_minutes(rest);
+  if (!year || !month || !hour || !minute || !ahead_minutes || rest.size() < 2) return std::nullopt;
+  if (!digits_of(rest.substr(0, 2), 0, 59) || (rest.size() > 2 && rest[2] != '.'))
+    return std::nullopt;
+  const auto day = digits_of(timestamp.substr(8, 2), 1, days_in(*year, *month));
+  const auto second_ns = scaled_decimal_of(rest, 9);
+  if (!day || !second_ns) return std::nullopt;
+
+  std::int64_t days = *day - 1;
+  for (std::int64_t y = 1970; y < *year; ++y) days += is_leap(y) ? 366 : 365;
+  for (std::int64_t m = 1; m < *month; ++m) days += days_in(*year, m);
+  const std::int64_t minutes = (days * 24 + *hour) * 60 + *minute - *ahead_minutes;
+  return minutes * 60'000'000'000 + *second_ns;
+}
+
+bool is_azure_header(std::string_view line) {
+  const auto names = split(line);
+  return std::all_of(kColumns.begin(), kColumns.end(), [&](std::string_view column) {
+    return std::find(names.begin(), names.end(), column) != names.end();
+  });
+}
+
+Result<std::unique_ptr<TraceReader>> open_azure(const std::string& path,
+                                                const ImportOptions& options) {
+  auto lines = LineReader::open(path);
+  if (!lines) return tl::unexpected(lines.error());
+  auto reader = std::make_unique<AzureReader>(std::move(*lines), options);
+  if (const auto header = reader->read_header(); !header) return tl::unexpected(header.error());
+  return reader;
+}
+
+}  // namespace lockstep

@@ -1,0 +1,257 @@
+#include "traces/models/model_file.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <filesystem>
+
+#include "base/json_reader.h"
+#include "base/json_writer.h"
+#include "base/line_reader.h"
+#include "reference/plan/page_size.h"
+#include "traces/models/data_dir.h"
+
+namespace lockstep {
+namespace {
+
+// Far above any model; small enough that the bytes of all its layers together fit in 63 bits.
+constexpr std::int64_t kHeadsMax = 1 << 14;
+constexpr std::int64_t kStateDimMax = 1 << 14;
+constexpr std::int64_t kHeadSizeMax = 1 << 16;
+constexpr std::int64_t kChannelsMax = 1 << 20;
+constexpr std::int64_t kBlockSizeMax = 1 << 20;
+constexpr std::int64_t kTokensMax = std::int64_t{1} << 31;
+constexpr std::int64_t kLayersMax = 100'000;
+constexpr std::size_t kModelBytesMax = std::size_t{4} << 20;
+
+void read_figure(JsonObject& object, std::string_view key, std::int64_t max, std::int64_t& figure) {
+  if (JsonValue value = object.optional(key)) figure = value.integer(1, max);
+}
+
+void read_dtype(JsonObject& object, std::string_view key, std::optional<DType>& dtype) {
+  if (JsonValue value = object.optional(key))
+    dtype = read_word<DType>(value, dtype_from_name, "an element type (bf16, fp32, fp8, ...)");
+}
+
+// The figures that each family needs; a key of another family is refused as unknown.
+void read_states(JsonObject& object, LayerKind& kind) {
+  StateFigures& figures = kind.states;
+  figures.family = read_word<StateFamily>(
+      object.required("states"), state_family_from_name,
+      "gated_delta_net, kda, mamba2, mamba1, linear_attention or short_conv");
+  const auto need = [&](std::string_view key, std::int64_t max, std::int64_t& figure) {
+    figure = object.required(key).integer(1, max);
+  };
+  const StateFamily family = figures.family;
+  const bool delta = family == StateFamily::gated_delta_net || family == StateFamily::kda;
+  const bool mamba = family == StateFamily::mamba1 || family == StateFamily::mamba2;
+  if (family != StateFamily::mamba1 && family != StateFamily::short_conv) {
+    need("num_heads", kHeadsMax, figures.num_heads);
+    need("head_dim", kStateDimMax, figures.head_dim);
+  }
+  if (delta) {
+    need("num_k_heads", kHeadsMax, figures.num_k_heads);
+    need("head_k_dim", kStateDimMax, figures.head_k_dim);
+  }
+  if (mamba || family == StateFamily::short_conv)
+    need("intermediate_size", kChannelsMax, figures.intermediate_size);
+  if (mamba) need("state_size", kStateDimMax, figures.state_size);
+  if (family == StateFamily::mamba2) need("n_groups", kHeadsMax, figures.n_groups);
+  if (family != StateFamily::linear_attention)
+    need("conv_kernel", kStateDimMax, figures.conv_kernel);
+  read_dtype(object, "conv_dtype", kind.conv_dtype);
+  read_dtype(object, "ssm_dtype", kind.ssm_dtype);
+}
+
+void read_rows(JsonObject& object, LayerKind& kind) {
+  KVCacheSpec& spec = kind.spec;
+  spec.num_kv_heads = 1;
+  JsonValue heads = spec.kind == CacheKind::mla ? object.optional("num_kv_heads")
+                                                : object.required("num_kv_heads");
+  if (heads) spec.num_kv_heads = heads.integer(1, kHeadsMax);
+  spec.head_size = object.required("head_size").integer(1, kHeadSizeMax);
+  read_figure(object, "head_size_v", kHeadSizeMax, spec.head_size_v);
+  const auto extent = [&](CacheKind needing, const char* key, std::int64_t& tokens) {
+    JsonValue value = spec.kind == needing ? object.required(key) : object.optional(key);
+    if (value) tokens = value.integer(1, kTokensMax);
+  };
+  extent(CacheKind::sliding_window, "sliding_window", spec.sliding_window);
+  extent(CacheKind::chunked_local, "attention_chunk_size", spec.attention_chunk_size);
+  spec.block_size = 0;
+  read_figure(object, "block_size", kBlockSizeMax, spec.block_size);
+  read_figure(object, "compress_ratio", kBlockSizeMax, spec.compress_ratio);
+  read_figure(object, "alignment", kBlockSizeMax, spec.alignment);
+  if (JsonValue value = object.optional("mla_rows")) spec.mla_rows = value.boolean();
+  if (JsonValue value = object.optional("cache_dtype_str")) spec.cache_dtype_str = value.string();
+  if (JsonValue value = object.optional("model_version")) spec.model_version = value.string();
+  std::optional<DType> dtype;
+  read_dtype(object, "dtype", dtype);
+  kind.has_own_dtype = dtype.has_value();
+  spec.dtype = dtype.value_or(DType::bf16);
+  if (spec.block_size != 0 && spec.block_size % spec.compress_ratio != 0)
+    object.refuse_because(fmt::format("a block of {} tokens does not hold whole rows of {} tokens",
+                                      spec.block_size, spec.compress_ratio));
+}
+
+LayerKind read_kind(const JsonEntry& entry) {
+  LayerKind kind;
+  kind.name = entry.key;
+  JsonValue value = entry.value;
+  JsonObject object = value.object();
+  kind.spec.kind = read_word<CacheKind>(object.required("kind"), cache_kind_from_name,
+                                        "a kind of cache (full, mla, sliding_window, ...)");
+  if (is_state_kind(kind.spec.kind))
+    read_states(object, kind);
+  else
+    read_rows(object, kind);
+  object.finish();
+  return kind;
+}
+
+void add_layer(ModelSpec& model, std::int64_t index, JsonValue name) {
+  const auto kind = std::ranges::find(model.kinds, name.string(), &LayerKind::name);
+  if (kind == model.kinds.end())
+    name.refuse("the name of one of the layer_kinds");
+  else
+    model.layers.push_back({index, static_cast<std::size_t>(kind - model.kinds.begin())});
+}
+
+// "attn": a layer; ["attn", "indexer"]: a layer with several caches; {"repeat": N, "of": [...]}.
+void read_layers(JsonValue value, ModelSpec& model, std::int64_t& next) {
+  for (JsonValue element : value.array()) {
+    if (next > kLayersMax) return element.refuse(fmt::format("at most {} layers", kLayersMax));
+    if (element.is_string()) {
+      add_layer(model, next++, element);
+    } else if (element.is_array()) {
+      for (JsonValue name : element.array()) add_layer(model, next, name);
+      ++next;
+    } else {
+      JsonObject run = element.object();
+      const auto times = run.required("repeat").integer(1, kLayersMax);
+      JsonValue of = run.required("of");
+      if (of.array().size() == 0) return of.refuse("at least one layer");
+      for (std::int64_t i = 0; i < times && next <= kLayersMax; ++i) read_layers(of, model, next);
+      run.finish();
+    }
+  }
+}
+
+ModelSpec read_model(JsonValue root) {
+  ModelSpec model;
+  JsonObject object = root.object();
+  object.required("model_file").integer(1, 1);
+  model.name = object.required("name").nonempty_string();
+  std::optional<DType> dtype;
+  read_dtype(object, "dtype", dtype);
+  model.dtype = dtype.value_or(DType::bf16);
+  read_figure(object, "max_model_len", kTokensMax, model.max_model_len);
+  read_figure(object, "mamba_chunk_size", kBlockSizeMax, model.mamba_chunk_size);
+  for (const JsonEntry& entry : object.required("layer_kinds").object().entries())
+    model.kinds.push_back(read_kind(entry));
+  std::int64_t next = 0;
+  read_layers(object.required("layers"), model, next);
+  object.finish();
+  return model;
+}
+
+void write_kind(JsonWriter& out, const LayerKind& kind) {
+  const auto figure = [&](std::string_view key, std::int64_t value) {
+    if (value != 0) out.integer(key, value);
+  };
+  out.key(kind.name).begin_object().string("kind", name_of(kind.spec.kind));
+  if (is_state_kind(kind.spec.kind)) {
+    const StateFigures& figures = kind.states;
+    out.string("states", name_of(figures.family));
+    figure("num_heads", figures.num_heads);
+    figure("head_dim", figures.head_dim);
+    figure("num_k_heads", figures.num_k_heads);
+    figure("head_k_dim", figures.head_k_dim);
+    figure("intermediate_size", figures.intermediate_size);
+    figure("state_size", figures.state_size);
+    figure("n_groups", figures.n_groups);
+    figure("conv_kernel", figures.conv_kernel);
+    if (kind.conv_dtype) out.string("conv_dtype", name_of(*kind.conv_dtype));
+    if (kind.ssm_dtype) out.string("ssm_dtype", name_of(*kind.ssm_dtype));
+  } else {
+    const KVCacheSpec& spec = kind.spec;
+    out.integer("num_kv_heads", spec.num_kv_heads).integer("head_size", spec.head_size);
+    figure("head_size_v", spec.head_size_v);
+    figure("sliding_window", spec.sliding_window);
+    figure("attention_chunk_size", spec.attention_chunk_size);
+    figure("block_size", spec.block_size);
+    if (spec.compress_ratio != 1) out.integer("compress_ratio", spec.compress_ratio);
+    figure("alignment", spec.alignment);
+    if (spec.mla_rows) out.boolean("mla_rows", true);
+    if (!spec.cache_dtype_str.empty()) out.string("cache_dtype_str", spec.cache_dtype_str);
+    if (!spec.model_version.empty()) out.string("model_version", spec.model_version);
+    if (kind.has_own_dtype) out.string("dtype", name_of(spec.dtype));
+  }
+  out.end_object();
+}
+
+std::filesystem::path catalogue() {
+  const auto samples = find_samples_dir();
+  return samples ? samples->parent_path() / "models" : std::filesystem::path{};
+}
+
+}  // namespace
+
+Result<ModelSpec> model_from_text(std::string_view text, const std::string& file) {
+  JsonReader reader(file);
+  if (!reader.parse(text)) return reader.failure();
+  ModelSpec model = read_model(reader.root());
+  if (!reader.ok()) return reader.failure();
+  if (model.layers.empty())
+    return fail(fmt::format("{}: field `layers`: no layer with a cache", file));
+  return model;
+}
+
+Result<ModelSpec> read_model_file(const std::string& path) {
+  const auto text = read_text_file(path, kModelBytesMax);
+  if (!text) return tl::unexpected(text.error());
+  JsonReader reader(path);
+  if (!reader.parse(*text)) return reader.failure();
+  if (reader.root().is_object() && !reader.root().object().has("model_file"))
+    return model_from_hf_config(*text, path);
+  return model_from_text(*text, path);
+}
+
+std::vector<std::string> model_names() {
+  std::vector<std::string> names;
+  std::error_code status;
+  for (const auto& entry : std::filesystem::directory_iterator(catalogue(), status))
+    if (entry.path().extension() == ".json") names.push_back(entry.path().stem().string());
+  std::ranges::sort(names);
+  return names;
+}
+
+Result<ModelSpec> find_model(const std::string& name_or_path) {
+  const std::vector<std::string> names = model_names();
+  if (std::ranges::find(names, name_or_path) != names.end())
+    return read_model_file((catalogue() / (name_or_path + ".json")).string());
+  std::error_code status;
+  if (std::filesystem::exists(name_or_path, status)) return read_model_file(name_or_path);
+  return fail(fmt::format("model '{}': neither a file nor in the catalogue: {}", name_or_path,
+                          fmt::join(names, ", ")));
+}
+
+std::string model_to_json(const ModelSpec& model) {
+  JsonWriter out;
+  out.begin_object().integer("model_file", 1).string("name", model.name);
+  out.string("dtype", name_of(model.dtype)).integer("max_model_len", model.max_model_len);
+  out.integer("mamba_chunk_size", model.mamba_chunk_size);
+  out.key("layer_kinds").begin_object();
+  for (const LayerKind& kind : model.kinds) write_kind(out, kind);
+  out.end_object().key("layers").begin_array();
+  std::int64_t index = 0;  // layers that keep nothing are written as empty
+  for (std::size_t i = 0; i < model.layers.size(); ++index) {
+    out.begin_array();
+    for (; i < model.layers.size() && model.layers[i].index == index; ++i)
+      out.string(model.kinds[model.layers[i].kind].name);
+    out.end_array();
+  }
+  out.end_array().end_object();
+  return out.take_line();
+}
+
+}  // namespace lockstep

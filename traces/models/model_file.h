@@ -1,0 +1,33 @@
+// Model files: what a model's layers keep, in a few lines of JSON (docs/model_files.md); the
+// catalogue of them that comes with the project; and a Hugging Face config.json read as one.
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/result.h"
+#include "reference/plan/model_spec.h"
+
+namespace lockstep {
+
+// A model file or a config.json, told apart by the key `model_file`. Errors: "FILE:LINE: field
+// ...".
+Result<ModelSpec> read_model_file(const std::string& path);
+// The text of a model file; `file` names it in errors.
+Result<ModelSpec> model_from_text(std::string_view text, const std::string& file);
+
+// The text of a config.json; `file` names it in errors. Refused: an architecture that is not known,
+// or whose keys do not say what its cache is.
+Result<ModelSpec> model_from_hf_config(std::string_view text, const std::string& file);
+
+// A name of the catalogue, or a path. An unknown name is an Error that lists the catalogue.
+Result<ModelSpec> find_model(const std::string& name_or_path);
+
+// Names of the catalogue, sorted.
+std::vector<std::string> model_names();
+
+// A model file that says the same; read_model_file gives the same model back.
+std::string model_to_json(const ModelSpec& model);
+
+}  // namespace lockstep
