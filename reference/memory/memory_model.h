@@ -25,6 +25,7 @@
 #include <string_view>
 #include <vector>
 
+#include "base/id_vector.h"
 #include "base/ids.h"
 #include "base/result.h"
 #include "reference/memory/content.h"
@@ -283,13 +284,13 @@ class MemoryModel {
   std::vector<Tensor> tensors_;
   std::vector<Group> groups_;
   std::vector<ModelLayer> layers_;
-  std::vector<BlockContent> blocks_;
+  IdVector<BlockId, BlockContent> blocks_;
   std::vector<Writer> writers_;  // [0] is nobody
   std::vector<WriterId> free_writers_;
   std::vector<ModelPage> written_;
   bool written_sorted_ = true;
   std::vector<WordKeys> word_keys_;  // of the longest page
-  std::vector<HostContent> host_blocks_;
+  IdVector<HostBlockId, HostContent> host_blocks_;
   std::vector<HostBlockId> written_hosts_;
   std::int64_t host_block_bytes_ = 0;
 };

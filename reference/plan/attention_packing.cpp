@@ -22,7 +22,7 @@ void append_unit(const LayerSpecs& layers_of_kind, std::int64_t unit, KVCacheGro
   const auto count = static_cast<std::int64_t>(layers_of_kind.size());
   const std::int64_t begin = unit * group.layers_per_page;
   for (std::int64_t i = begin; i < std::min(begin + group.layers_per_page, count); ++i)
-    group.layer_names.push_back(layers_of_kind[static_cast<std::size_t>(i)].name);
+    group.layer_names.push_back(layers_of_kind[i].name);
 }
 
 std::int64_t empty_places(const KVCacheGroupSpec& group) {

@@ -131,7 +131,7 @@ Result<LayerLayout> layer_layout(const KVCacheConfig& config, const KVCacheGroup
   const KVCacheSpec& spec = group.layer_spec(index);
   LayerLayout layer;
   layer.tensor_index = place.tensor_index;
-  layer.tensor_size_bytes = config.tensors[static_cast<std::size_t>(place.tensor_index)].size_bytes;
+  layer.tensor_size_bytes = config.tensors[place.tensor_index].size_bytes;
   layer.kind = spec.kind;
   layer.num_blocks = config.num_blocks;
   layer.page_size_bytes = page_size_bytes(spec) * group.layers_per_page;

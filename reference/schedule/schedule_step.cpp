@@ -272,7 +272,7 @@ bool Scheduler::Impl::enter(RequestId id, RequestQueue& queue, bool any_running)
   running.push_back(id);
   const bool resumed = request.status == RequestStatus::preempted;
   request.status = RequestStatus::running;
-  if (padded) request.spec_tokens.assign(static_cast<std::size_t>(config.num_spec_tokens), -1);
+  if (padded) request.spec_tokens.assign(config.num_spec_tokens, -1);
   const bool appended = resumed && defect == SchedulerDefect::resume_appended;
   emit(id, num_new, appended ? Handed::added : Handed::whole_table);
   output.scheduled.back().is_new = true;
@@ -324,7 +324,7 @@ void Scheduler::Impl::finish_step() {
       // The next step is decided before this one's tokens are known: they are counted as
       // placeholders.
       request.num_output_placeholders += 1 + row.num_spec;
-      request.spec_tokens.assign(static_cast<std::size_t>(config.num_spec_tokens), -1);
+      request.spec_tokens.assign(config.num_spec_tokens, -1);
     }
   }
   in_flight.push_back(std::move(rows));

@@ -144,7 +144,7 @@ std::vector<RequestId> Scheduler::Impl::cut_at_invalid_blocks(
     bool is_affected = false;
     bool is_cut = false;
     for (std::ptrdiff_t i = 0; i < num_blocks; ++i) {
-      const BlockId block = blocks[static_cast<std::size_t>(i)];
+      const BlockId block = blocks[i];
       if (!invalid.contains(block)) continue;
       is_affected = true;
       if (!taken_care_of.insert(block).second || is_cut) continue;

@@ -202,7 +202,7 @@ BlockId Scheduler::find_cached(const CachedBlock& content) const {
   return impl_->cache.pool().cache().find(content.key, content.group);
 }
 std::span<const BlockId> Scheduler::block_table(RequestId request, std::int32_t group) const {
-  return std::as_const(*impl_).at(request).groups[static_cast<std::size_t>(group)].blocks;
+  return std::as_const(*impl_).at(request).groups[group].blocks;
 }
 std::span<const BlockKey> Scheduler::block_keys(RequestId request) const {
   return std::as_const(*impl_).at(request).hashes.keys();
