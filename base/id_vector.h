@@ -13,9 +13,10 @@ class IdVector : private std::vector<T> {
   using Base = std::vector<T>;
 
  public:
-  using Base::Base;
   using Base::assign;
+  using Base::Base;
   using Base::begin;
+  using Base::emplace_back;
   using Base::empty;
   using Base::end;
   using Base::push_back;

@@ -53,14 +53,13 @@ Result<MemoryModel> MemoryModel::create(const KVCacheConfig& plan, AttentionBack
   for (const KVCacheGroupSpec& group : plan.groups)
     if (const auto reason = why_not_modelled(group))
       return fail(fmt::format("memory model: {}; replay it with `--backend none`", *reason));
-  auto pool = pool_layout(plan, backend, layout, rule);
-  if (!pool) return tl::unexpected(pool.error());
+  LS_ASSIGN_OR_RETURN(auto pool, pool_layout(plan, backend, layout, rule));
   MemoryModel model;
   model.num_blocks_ = plan.num_blocks;
   model.numbers_ = numbers;
   model.writers_.resize(1);
   model.blocks_.resize(plan.num_blocks);
-  for (const std::int64_t size_bytes : pool->tensor_size_bytes) {
+  for (const std::int64_t size_bytes : pool.tensor_size_bytes) {
     LS_CHECK(size_bytes % plan.num_blocks == 0, "tensor of {} bytes, {} blocks", size_bytes,
              plan.num_blocks);
     Tensor& tensor = model.tensors_.emplace_back();
@@ -69,8 +68,7 @@ Result<MemoryModel> MemoryModel::create(const KVCacheConfig& plan, AttentionBack
     tensor.known.resize(plan.num_blocks);
     tensor.written_in.resize(plan.num_blocks);
   }
-  if (auto added = model.add_layers(plan, *pool, shares); !added)
-    return tl::unexpected(added.error());
+  LS_RETURN_IF_ERROR(model.add_layers(plan, pool, shares));
   model.set_alignment();
   model.add_host_blocks(num_host_blocks);
   return model;

@@ -11,7 +11,7 @@
 
 #include "reference/memory/content.h"
 #include "reference/memory/memory_model.h"
-#include "reference/types/context_rank.h"
+#include "reference/types/ranks.h"
 
 namespace lockstep {
 

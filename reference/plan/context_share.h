@@ -10,9 +10,9 @@
 
 #include <cstdint>
 
-#include "reference/types/context_rank.h"
 #include "reference/types/engine_config.h"
 #include "reference/types/kv_cache_spec.h"
+#include "reference/types/ranks.h"
 
 namespace lockstep {
 

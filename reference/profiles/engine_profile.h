@@ -10,6 +10,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <vector>
 
 namespace lockstep {
 
@@ -171,5 +172,18 @@ std::string_view profile_without(std::string_view name, int finding);
 std::span<const EngineProfile> engine_profiles();
 // "vllm-0.22.1, vllm-0.33.0", for messages.
 std::string engine_profile_names();
+
+// Engine profiles in words, for `lockstep engines` and the documentation's test.
+
+// One policy of a profile: the name of its field, and what the profile says.
+struct PolicyText {
+  std::string_view name;
+  std::string value;
+};
+// In the order of the fields.
+std::vector<PolicyText> policies_of(const EngineProfile& profile);
+
+// What is decided as the engine decides it, under every profile: one line each.
+std::span<const std::string_view> modelled();
 
 }  // namespace lockstep

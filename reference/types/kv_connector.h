@@ -19,7 +19,6 @@
 #include <vector>
 
 #include "base/ids.h"
-#include "reference/types/block_key.h"
 
 namespace lockstep {
 

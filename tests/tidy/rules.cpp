@@ -102,8 +102,8 @@ std::vector<std::string_view> allowed_includes(std::string_view folder) {
             "reference/types/kv_cache_spec.h",
             "reference/types/view_types.h",
             "reference/types/scheduler_types.h",
-            "reference/types/context_rank.h",
-            "reference/types/parallel_rank.h"};
+            "reference/types/ranks.h",
+            "reference/types/ranks.h"};
   }
   if (folder == "properties")
     return {"properties/", "sim/", "traces/", "reference/", "cuda_backend/"};
