@@ -45,8 +45,8 @@ class BlockPool {
 
   std::vector<BlockId> free_queue() const { return free_.in_order(); }  // front first
 
-  // From now on at most so many blocks are in use at once, however many there are: a pool that
-  // somebody else has taken a part of. More that are in use already stay with their holders.
+  // From now on at most so many blocks are in use at once, however many there are: a pool
+  // that has lost a part of its blocks. Blocks already in use beyond that stay with their holders.
   void limit_blocks_in_use(std::int64_t num_blocks) { in_use_max_ = num_blocks; }
   // Whether `count` blocks more may be in use now. Counts what the limit alone refuses.
   bool can_give(std::int64_t count);
@@ -75,7 +75,7 @@ class BlockPool {
 
   CacheCounters take_counters();
 
-  // From now on events are kept. Null before: nobody listens.
+  // From now on events are kept; events() is null before.
   void keep_events() { events_ = std::make_unique<CacheEventLog>(); }
   CacheEventLog* events() { return events_.get(); }
 

@@ -85,7 +85,7 @@ struct alignas(64) Request {
   std::int32_t num_stale_tokens = 0;         // of these, scheduled before the last preemption
   std::int32_t max_tokens;
   std::int32_t eos_token;  // kNoToken: none; -1 is a placeholder draft, which a model may accept
-  TableRest rest;          // KVCacheCoordinator's; all zero where nobody has looked
+  TableRest rest;          // KVCacheCoordinator's; all zero before the first look
   std::vector<std::int32_t> spec_tokens;  // drafts for the next step
   std::vector<std::int32_t> stop_token_ids;
   TokenSequence tokens;

@@ -134,8 +134,8 @@ struct EngineProfile {
   bool reports_common_prefix_blocks;  // cascade attention
 
   // With a KV connector.
-  // Requests that wait with blocks have a queue of their own, which comes first, and whoever of
-  // them has no room stands in the way of nobody else there.
+  // Waiting requests that hold blocks have a queue of their own, served first; one without room
+  // does not block the others in it.
   bool holders_come_first;
   // A load that takes longer is begun only if what it and the prefills that are under way have yet
   // to be given stays free (_inflight_prefill_reserved_blocks).

@@ -171,7 +171,7 @@ void Scheduler::Impl::begin_step() {
 
   budget = token_budget;
   input_budget = config.max_num_batched_tokens;
-  // A request that is alone starves nobody.
+  // A request that runs alone delays no other.
   const bool binds = !profile.long_prefill_only_in_company || running.size() + waiting.size() > 1;
   long_prefill_threshold = binds ? config.long_prefill_token_threshold : 0;
   continues_prefill = false;
@@ -282,7 +282,7 @@ bool Scheduler::Impl::enter(RequestId id, RequestQueue& queue, bool any_running)
 
 void Scheduler::Impl::schedule_waiting() {
   const bool any_running = !output.scheduled.empty();
-  bool has_obstacle = false;  // somebody who holds blocks has no room to go on
+  bool has_obstacle = false;  // a request that holds blocks has no room to go on
   skipped.clear();
   while (num_available_tokens() > 0 &&
          static_cast<std::int32_t>(running.size()) < config.max_num_seqs) {

@@ -57,7 +57,7 @@ bool Scheduler::Impl::promote(RequestId id) {
     cache.free(request);  // nothing arrived; it may hit something by now
   else
     cache.cache_blocks(request, request.num_computed_tokens);
-  // Its last token is computed here whatever was loaded: somebody has to sample.
+  // Its last token is computed here even if it was loaded: sampling needs its logits.
   if (!failed && request.num_computed_tokens == request.num_tokens()) --request.num_computed_tokens;
   request.status = request.num_preemptions > 0 ? RequestStatus::preempted : RequestStatus::waiting;
   return true;
