@@ -167,11 +167,9 @@ Result<BlockSizes> resolve_block_sizes(const EngineConfig& config,
                                  ? single_group_sizes(config, profile, groups[0].spec)
                                  : hybrid_sizes(config, profile, groups);
   if (!sizes) return sizes;
-  if (Result<void> checked = check_retention(config, profile, groups, *sizes); !checked)
-    return tl::unexpected(checked.error());
+  LS_RETURN_IF_ERROR(check_retention(config, profile, groups, *sizes));
   if (!config.enable_prefix_caching) return sizes;
-  if (Result<void> checked = check_prefix_caching(config, profile, groups, *sizes); !checked)
-    return tl::unexpected(checked.error());
+  LS_RETURN_IF_ERROR(check_prefix_caching(config, profile, groups, *sizes));
   return sizes;
 }
 

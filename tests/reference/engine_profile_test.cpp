@@ -8,7 +8,6 @@
 #include <fstream>
 #include <sstream>
 
-#include "reference/profiles/engine_profile_text.h"
 #include "tests/reference/engine.h"
 
 namespace lockstep {
