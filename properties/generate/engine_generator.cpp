@@ -65,10 +65,7 @@ void fit_engine(Draw& draw, const std::vector<KVCacheGroupSpec>& groups, EngineC
         std::min<std::int64_t>(low + choices.below(16), engine.max_model_len));
   }
   draw_ranks(draw, groups, engine);
-  const EngineProfile& profile = engine_profile(engine.engine);
-  if (profile.eagle_hits == EagleHits::lookahead_hash && engine.spec_method == SpecMethod::eagle)
-    engine.num_hash_lookahead_tokens = choices.one_of({1, 1, 0});
-  if (profile.retains_sparsely && draw.has(Feature::sparse_retention) &&
+  if (engine_profile(engine.engine).retains_sparsely && draw.has(Feature::sparse_retention) &&
       engine.enable_prefix_caching)
     engine.prefix_cache_retention_interval =
         static_cast<std::int32_t>(choices.below(4) * scheduler_block);
