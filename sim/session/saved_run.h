@@ -16,6 +16,7 @@
 #include "base/result.h"
 #include "sim/engine/lockstep.h"
 #include "sim/engine/workload.h"
+#include "sim/session/session.h"
 #include "traces/formats/saved_case.h"
 
 namespace lockstep {
@@ -41,8 +42,14 @@ std::vector<BlockId> free_order_of(const SavedCase& saved);
 TraceWorkloadOptions workload_options_of(const SavedCase& saved);
 // The requests of a saved case as a source of records.
 std::unique_ptr<TraceReader> trace_reader_of(Trace trace);
-// Its trace by the clock, or its recording step by step when it has one; with its connector, unless
-// there are data parallel ranks, each of which has its own.
+// Its trace by the clock, or its recording step by step when it has one; without a connector of the
+// configuration.
 std::unique_ptr<Workload> workload_of(const SavedCase& saved);
+// What Session::open() is given for it, less a backend and who looks on.
+SessionParts parts_of(const SavedCase& saved);
+// Its requests on one engine that nothing disturbs: no faults, no data parallel ranks, no
+// connectors of theirs.
+Result<std::unique_ptr<Session>> open_undisturbed(const SavedCase& saved, LockstepConfig config,
+                                                  BackendFactory backend, Attach attach);
 
 }  // namespace lockstep

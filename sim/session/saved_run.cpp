@@ -1,9 +1,9 @@
-#include "sim/engine/saved_run.h"
-
-#include "sim/connectors/recorded_connector.h"
+#include "sim/session/saved_run.h"
 
 #include <algorithm>
 #include <utility>
+
+#include "sim/connectors/recorded_connector.h"
 
 namespace lockstep {
 namespace {
@@ -248,11 +248,27 @@ std::unique_ptr<TraceReader> trace_reader_of(Trace trace) {
 
 std::unique_ptr<Workload> workload_of(const SavedCase& saved) {
   if (saved.recording) return make_recording_workload(*saved.recording);
-  const LockstepConfig config = config_of(saved);
-  auto clients = make_trace_workload(trace_reader_of(saved.trace), workload_options_of(saved));
-  if (config.data_parallel.dp_size > 1) return clients;
-  return connect(std::move(clients), config.connector, config.engine, config.device.plan,
-                 config.device.context.num_ranks, saved.seed);
+  return make_trace_workload(trace_reader_of(saved.trace), workload_options_of(saved));
+}
+
+SessionParts parts_of(const SavedCase& saved) {
+  SessionParts parts;
+  parts.clients = workload_of(saved);
+  parts.connector_seed = saved.seed;
+  parts.faults = saved.faults;
+  parts.free_order = free_order_of(saved);
+  return parts;
+}
+
+Result<std::unique_ptr<Session>> open_undisturbed(const SavedCase& saved, LockstepConfig config,
+                                                  BackendFactory backend, Attach attach) {
+  if (config.data_parallel.dp_size > 1) config.connector.parts.clear();
+  config.data_parallel.dp_size = 1;
+  SessionParts parts = parts_of(saved);
+  parts.faults.clear();
+  parts.backend = std::move(backend);
+  parts.attach = std::move(attach);
+  return Session::open(config, std::move(parts));
 }
 
 }  // namespace lockstep
