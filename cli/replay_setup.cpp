@@ -7,9 +7,9 @@
 #include <filesystem>
 #include <utility>
 
+#include "cli/replay_backend.h"
 #include "cli/replay_cache.h"
 #include "cli/replay_connector.h"
-#include "cli/replay_backend.h"
 #include "cli/replay_flags.h"
 #include "cli/terminal.h"
 #include "properties/generate/fault_generator.h"
@@ -80,7 +80,7 @@ Result<void> finish(const ReplayOptions& options, const EngineConfig& engine,
     attention = *attention_backend_from_name(*options.attention_backend);
   else if (attention == AttentionBackend::any_size)
     prepared.chosen.push_back("attention backend any_size: no shipped one takes blocks this small");
-  prepared.config.device = make_device_config(engine, std::move(*plan), attention);
+  prepared.config.device = make_backend_config(engine, std::move(*plan), attention);
   apply_device_flags(options, prepared.config);
   return {};
 }

@@ -6,7 +6,7 @@
 #include "properties/shrink/case_parts.h"
 #include "reference/profiles/engine_profile.h"
 #include "sim/connectors/connector_config.h"
-#include "sim/engine/fault_plan.h"
+#include "sim/engine/faults.h"
 
 namespace lockstep {
 namespace {

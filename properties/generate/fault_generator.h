@@ -8,7 +8,7 @@
 #include <cstdint>
 
 #include "properties/generate/choices.h"
-#include "sim/engine/fault_plan.h"
+#include "sim/engine/faults.h"
 
 namespace lockstep {
 

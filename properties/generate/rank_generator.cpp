@@ -4,7 +4,7 @@
 #include "properties/generate/generator_parts.h"
 #include "properties/shrink/case_parts.h"
 #include "reference/plan/page_size.h"
-#include "sim/engine/lockstep.h"
+#include "sim/session/session.h"
 
 namespace lockstep {
 namespace {

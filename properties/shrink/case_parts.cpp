@@ -7,8 +7,8 @@
 #include "base/check.h"
 #include "reference/plan/layout.h"
 #include "reference/plan/page_size.h"
-#include "sim/engine/lockstep.h"
 #include "sim/session/saved_run.h"
+#include "sim/session/session.h"
 
 namespace lockstep {
 namespace {

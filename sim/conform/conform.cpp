@@ -7,9 +7,9 @@
 #include <mutex>
 #include <thread>
 
-#include "sim/conform/recording_compare.h"
-#include "sim/connectors/connector_log.h"
 #include "sim/connectors/recorded_connector.h"
+#include "sim/recording/recorded_terms.h"
+#include "sim/recording/recording_workload.h"
 #include "sim/session/session.h"
 
 namespace lockstep {
@@ -72,12 +72,12 @@ ConformMismatch header_mismatch(std::string what, std::int64_t recorded, std::in
 }
 
 std::optional<ConformMismatch> compare_header(const RecordingHeader& header,
-                                              const DecisionSource& decisions) {
-  if (header.scheduler_block_size != decisions.scheduler_block_size())
+                                              const Scheduler& scheduler) {
+  if (header.scheduler_block_size != scheduler.scheduler_block_size())
     return header_mismatch("scheduler_block_size", header.scheduler_block_size,
-                           decisions.scheduler_block_size());
-  if (header.hash_block_size != decisions.hash_block_size())
-    return header_mismatch("hash_block_size", header.hash_block_size, decisions.hash_block_size());
+                           scheduler.scheduler_block_size());
+  if (header.hash_block_size != scheduler.hash_block_size())
+    return header_mismatch("hash_block_size", header.hash_block_size, scheduler.hash_block_size());
   return std::nullopt;
 }
 
@@ -124,7 +124,7 @@ Result<ConformFile> conform_recording(const std::string& path) {
   };
   const auto session = Session::open(config, std::move(parts));
   if (!session) return fail(fmt::format("{}: {}", path, session.error().message));
-  file.mismatch = compare_header(header, (*session)->decisions());
+  file.mismatch = compare_header(header, (*session)->scheduler());
   if (!file.mismatch) {
     const auto report = (*session)->run();
     if (!report) return tl::unexpected(with_path(path, report.error()));

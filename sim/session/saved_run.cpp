@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "sim/connectors/recorded_connector.h"
+#include "sim/recording/recording_workload.h"
 
 namespace lockstep {
 namespace {
@@ -163,7 +164,7 @@ LockstepConfig config_of(const SavedCase& saved) {
   LockstepConfig config;
   config.engine = saved.engine;
   config.budget = settings.budget;
-  config.device = make_device_config(saved.engine, saved.cache, saved.attention_backend);
+  config.device = make_backend_config(saved.engine, saved.cache, saved.attention_backend);
   if (!saved.kernel_block_sizes.empty())
     config.device.kernel_block_sizes = saved.kernel_block_sizes;
   config.device.layout = saved.layout;
