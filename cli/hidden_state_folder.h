@@ -9,8 +9,8 @@
 #include <string>
 
 #include "base/result.h"
-#include "sim/engine/lockstep.h"
 #include "sim/hidden_states/hidden_states.h"
+#include "sim/session/session.h"
 
 namespace lockstep {
 

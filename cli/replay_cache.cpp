@@ -12,7 +12,7 @@
 #include "reference/plan/planner.h"
 #include "reference/plan/rank_plan.h"
 #include "reference/plan/request_need.h"
-#include "sim/engine/lockstep.h"
+#include "sim/session/session.h"
 #include "traces/models/model_file.h"
 
 namespace lockstep {

@@ -19,9 +19,6 @@
 #include "cli/replay_setup.h"
 #include "cli/replay_summary.h"
 #include "cli/terminal.h"
-#include "sim/engine/lockstep.h"
-#include "sim/ranks/data_parallel.h"
-#include "sim/report/cache_event_text.h"
 #include "sim/report/report.h"
 
 namespace lockstep {
@@ -38,28 +35,19 @@ std::string path_of_rank(const std::string& path, std::size_t dp_rank, std::size
       .string();
 }
 
-// Looks on at one engine: shows how far the run is, collects what the prefix cache did and leaves
-// hidden states.
+// Looks on at one engine: shows how far the run is, and collects what the prefix cache did.
 class WatchSteps final : public StepObserver {
  public:
-  // `folder` may be null. `shows`: one of several engines shows how far all are.
-  WatchSteps(const ReplayOptions& options, const PreparedReplay& prepared, bool shows,
-             HiddenStateFolder* folder)
-      : workload_(*prepared.workload),
-        folder_(folder),
-        collects_(!options.cache_events_path.empty()) {
+  // `shows`: one of several engines shows how far all are.
+  WatchSteps(const ReplayOptions& options, const PreparedReplay& prepared, bool shows)
+      : clients_(prepared.session->clients()), collects_(!options.cache_events_path.empty()) {
     if (shows) progress_.emplace("replaying", prepared.num_records);
   }
 
-  bool is_needed() const { return is_shown() || collects_ || folder_ != nullptr; }
-  bool extracted(std::span<const HiddenStates> requests) override {
-    if (folder_ != nullptr) written_ = folder_->write(requests);
-    return written_.has_value();
-  }
-  const Result<void>& written() const { return written_; }
+  bool is_needed() const { return is_shown() || collects_; }
   bool finished(const StepView& view) override {
     if (is_shown())
-      progress_->at(workload_.records_consumed(),
+      progress_->at(clients_.records_consumed(),
                     fmt::format("step {}", with_commas(view.decision.step)));
     if (collects_) cache_events_ += cache_events_line(view.decision.step, view.cache_events);
     return true;
@@ -69,10 +57,8 @@ class WatchSteps final : public StepObserver {
  private:
   bool is_shown() const { return progress_ && progress_->shown(); }
 
-  const Workload& workload_;
+  const Workload& clients_;
   std::optional<Progress> progress_;
-  HiddenStateFolder* const folder_;
-  Result<void> written_;
   const bool collects_;
   std::string cache_events_;
 };
@@ -80,23 +66,15 @@ class WatchSteps final : public StepObserver {
 Result<RunReport> run_with_progress(const ReplayOptions& options, PreparedReplay& prepared,
                                     HiddenStateFolder* folder) {
   std::deque<WatchSteps> watches;
-  std::vector<EngineParts> engines;
-  for (const PreparedEngine& engine : prepared.engines) {
-    EngineParts& parts = engines.emplace_back();
-    parts.decisions = engine.decisions.get();
-    parts.dealt = engine.dealt;
-    parts.workload = engine.workload.get();
-    for (const auto& rank : engine.ranks) parts.ranks.push_back(rank.get());
-    WatchSteps& watch = watches.emplace_back(options, prepared, watches.empty(), folder);
-    if (watch.is_needed()) parts.observer = &watch;
+  const auto dp_size = static_cast<std::int32_t>(prepared.session->engines().size());
+  for (std::int32_t dp_rank = 0; dp_rank < dp_size; ++dp_rank) {
+    WatchSteps& watch = watches.emplace_back(options, prepared, dp_rank == 0);
+    if (watch.is_needed()) prepared.session->observe(dp_rank, watch);
   }
-  auto report = engines.size() > 1
-                    ? run_data_parallel(prepared.config, engines, *prepared.workload)
-                    : run_lockstep(prepared.config, *engines.front().decisions, *prepared.workload,
-                                   std::span<Backend* const>(engines.front().ranks),
-                                   engines.front().observer);
-  for (const WatchSteps& watch : watches)
-    if (!watch.written()) return tl::unexpected(watch.written().error());
+  if (folder != nullptr)
+    prepared.session->give_hidden_states(
+        [folder](std::span<const HiddenStates> requests) { return folder->write(requests); });
+  auto report = prepared.session->run();
   if (!report || options.cache_events_path.empty()) return report;
   for (std::size_t rank = 0; rank < watches.size(); ++rank) {
     const std::string path = path_of_rank(options.cache_events_path, rank, watches.size());
@@ -155,14 +133,15 @@ std::string reproduction_text(const ExpectedVerdict& expected, const RunSummary&
 // A page for each engine.
 Result<void> leave_reports(const ReplayOptions& options, const PreparedReplay& prepared,
                            const RunReport& report) {
-  const std::size_t dp_size = prepared.engines.size();
+  const std::size_t dp_size = prepared.session->engines().size();
   for (std::size_t rank = 0; rank < dp_size; ++rank) {
     ReportInfo info{std::filesystem::path(options.file).filename().string(),
                     fmt::format("lockstep replay {}", options.file), configuration_text(prepared)};
     if (dp_size > 1) info.title += fmt::format(", data parallel rank {} of {}", rank, dp_size);
     const std::string path = path_of_rank(options.report_path, rank, dp_size);
-    const RunReport& of_rank = dp_size > 1 ? report.engines[rank] : report;
-    if (auto written = write_html_report(path, info, of_rank); !written) return written;
+    const RunSummary& summary = dp_size > 1 ? report.engines[rank] : report.summary;
+    const Timeline timeline = prepared.session->take_timeline(static_cast<std::int32_t>(rank));
+    if (auto written = write_html_report(path, info, summary, timeline); !written) return written;
     fmt::print("{}Report: {}\n", rank == 0 ? "\n" : "", path);
   }
   return {};
@@ -222,10 +201,12 @@ int replay(const ReplayOptions& options) {
   if (Result<void> sound = check_outputs(options); !sound) return refuse(sound.error().message);
   Result<PreparedReplay> prepared = prepare_replay(options);
   if (!prepared) return refuse(prepared.error().message);
+  if (auto opened = open_session(options, *prepared); !opened)
+    return refuse(opened.error().message);
   std::optional<HiddenStateFolder> folder;
   if (!options.hidden_states_dir.empty()) {
     folder.emplace(options.hidden_states_dir);
-    const bool has_backend = !prepared->engines.front().ranks.empty();
+    const bool has_backend = !prepared->session->engines().front().ranks.empty();
     if (auto sound = folder->check(prepared->config, has_backend); !sound)
       return refuse(sound.error().message);
   }

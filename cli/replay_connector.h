@@ -5,7 +5,7 @@
 
 #include "base/result.h"
 #include "cli/replay_options.h"
-#include "sim/engine/lockstep.h"
+#include "sim/session/session.h"
 
 namespace lockstep {
 

@@ -4,7 +4,7 @@
 
 #include <optional>
 
-#include "sim/engine/saved_run.h"
+#include "sim/session/saved_run.h"
 
 namespace lockstep {
 namespace {

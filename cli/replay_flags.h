@@ -8,8 +8,8 @@
 
 #include "base/result.h"
 #include "cli/replay_options.h"
-#include "sim/engine/lockstep.h"
 #include "sim/engine/workload.h"
+#include "sim/session/session.h"
 
 namespace lockstep {
 

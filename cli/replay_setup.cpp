@@ -7,17 +7,16 @@
 #include <filesystem>
 #include <utility>
 
+#include "cli/replay_backend.h"
 #include "cli/replay_cache.h"
 #include "cli/replay_connector.h"
-#include "cli/replay_engines.h"
 #include "cli/replay_flags.h"
 #include "cli/terminal.h"
 #include "properties/generate/generator.h"
 #include "properties/invariants/planned_need.h"
 #include "reference/profiles/engine_profile.h"
-#include "sim/connectors/connect.h"
 #include "sim/connectors/recorded_connector.h"
-#include "sim/engine/saved_run.h"
+#include "sim/session/saved_run.h"
 
 namespace lockstep {
 namespace {
@@ -81,7 +80,7 @@ Result<void> finish(const ReplayOptions& options, const EngineConfig& engine,
     attention = *attention_backend_from_name(*options.attention_backend);
   else if (attention == AttentionBackend::any_size)
     prepared.chosen.push_back("attention backend any_size: no shipped one takes blocks this small");
-  prepared.config.device = make_device_config(engine, std::move(*plan), attention);
+  prepared.config.device = make_backend_config(engine, std::move(*plan), attention);
   apply_device_flags(options, prepared.config);
   return {};
 }
@@ -146,10 +145,7 @@ Result<void> prepare_trace(const ReplayOptions& options, PreparedReplay& prepare
   if (!second_pass) return tl::unexpected(second_pass.error());
   LockstepConfig& config = prepared.config;
   if (auto done = finish_connector(options, start->connector, config); !done) return done;
-  prepared.workload = make_trace_workload(std::move(*second_pass), workload);
-  if (config.data_parallel.dp_size == 1)
-    prepared.workload = connect(std::move(prepared.workload), config.connector, config.engine,
-                                config.device.plan, config.device.context.num_ranks, workload.seed);
+  prepared.parts.clients = make_trace_workload(std::move(*second_pass), workload);
   return plan_faults(options, prepared);
 }
 
@@ -168,7 +164,7 @@ Result<void> prepare_benchmark(const ReplayOptions& options, PreparedReplay& pre
   if (Result<void> done = finish(options, engine, std::move(plan), prepared); !done) return done;
   auto reader = open_trace(options.file);
   if (!reader) return tl::unexpected(reader.error());
-  prepared.workload = make_trace_workload(std::move(*reader), prepared.workload_options);
+  prepared.parts.clients = make_trace_workload(std::move(*reader), prepared.workload_options);
   return {};
 }
 
@@ -186,7 +182,7 @@ Result<void> prepare_recording(const ReplayOptions& options, PreparedReplay& pre
   auto plan = plan_for_groups(header.groups, header.num_blocks);
   if (Result<void> done = finish(options, engine, std::move(plan), prepared); !done) return done;
   prepared.config.connector.load_failure_policy = policy;
-  prepared.workload = make_recording_workload(std::move(*reader));
+  prepared.parts.clients = make_recording_workload(std::move(*reader));
   return {};
 }
 
@@ -202,14 +198,13 @@ Result<void> prepare_saved_case(const ReplayOptions& options, PreparedReplay& pr
   prepared.config = config_of(*saved);
   if (saved->recording && prepared.config.data_parallel.dp_size > 1)
     return fail(fmt::format("{}: data_parallel_size: a recording is one engine's", options.file));
-  prepared.free_order = free_order_of(*saved);
   apply_device_flags(options, prepared.config);
   prepared.workload_options = workload_options_of(*saved);
   prepared.expected = saved->expected;
   prepared.num_records = static_cast<std::int64_t>(saved->recording ? saved->recording->steps.size()
                                                                     : saved->trace.records.size());
   if (backend == "auto") backend = saved->backend;
-  prepared.workload = workload_of(*saved);
+  prepared.parts = parts_of(*saved);
   prepared.faults = saved->faults;
   return {};
 }
@@ -269,15 +264,27 @@ Result<PreparedReplay> prepare_replay(const ReplayOptions& options) {
   if (auto sound = check_connector(config.connector, config.device.plan); !sound)
     return tl::unexpected(sound.error());
   const bool is_connected =
-      !config.connector.parts.empty() || prepared.workload->connector() != nullptr;
+      !config.connector.parts.empty() || prepared.parts.clients->connector() != nullptr;
   config.device.num_host_blocks =
       is_connected ? num_host_blocks(config.connector, config.device.plan) : options.staging_blocks;
   if (auto sound = check_parallel(config, backend_name); !sound)
     return tl::unexpected(sound.error());
-  if (auto added = add_engines(backend_name, prepared); !added)
-    return fail(fmt::format("{}{}", prepared.faults.empty() ? "" : options.file + ": ",
-                            added.error().message));
+  prepared.parts.connector_seed = prepared.workload_options.seed;
+  prepared.parts.faults = prepared.faults;
+  prepared.parts.backend = [backend_name](const BackendConfig& own) {
+    return make_backend(backend_name, own);
+  };
   return prepared;
+}
+
+Result<void> open_session(const ReplayOptions& options, PreparedReplay& prepared) {
+  auto session = Session::open(prepared.config, std::move(prepared.parts));
+  if (session) {
+    prepared.session = std::move(*session);
+    return {};
+  }
+  return fail(fmt::format("{}{}", prepared.faults.empty() ? "" : options.file + ": ",
+                          session.error().message));
 }
 
 Result<std::string> save_replay(const ReplayOptions& options, const PreparedReplay& prepared,

@@ -12,8 +12,8 @@
 #include "cli/terminal.h"
 #include "reference/types/kv_cache_spec.h"
 #include "reference/types/view_types.h"
-#include "sim/engine/saved_run.h"
 #include "sim/verdict/divergence_json.h"
+#include "sim/session/saved_run.h"
 
 namespace lockstep {
 namespace {
@@ -54,14 +54,14 @@ std::string group_text(const KVCacheGroupSpec& group) {
 std::span<const PlannedFault> faults_in(const PreparedReplay& prepared) {
   constexpr std::size_t kShown = 20;
   if (prepared.faults.empty()) return {};
-  const auto faults = prepared.engines.front().faulty->plan().faults();
+  const auto faults = prepared.session->engines().front().faulty->plan().faults();
   return faults.first(std::min(faults.size(), kShown));
 }
 
 // In all engines together.
 std::int64_t num_effects(const PreparedReplay& prepared, FaultKind kind) {
   std::int64_t times = 0;
-  for (const PreparedEngine& engine : prepared.engines) times += engine.faulty->num_effects(kind);
+  for (const SessionEngine& engine : prepared.session->engines()) times += engine.faulty->num_effects(kind);
   return times;
 }
 
@@ -91,16 +91,16 @@ std::string configuration_text(const PreparedReplay& prepared) {
                       name_of(prepared.config.device.layout));
   if (const std::string connector = connector_text(prepared.config.connector); !connector.empty())
     text += fmt::format("  beside  {}\n", connector);
-  const auto& ranks = prepared.engines.front().ranks;
+  const auto& ranks = prepared.session->engines().front().ranks;
   text += fmt::format("  device  {}\n", ranks.empty() ? "none: the model alone"
                                                       : fmt::format("{}: {}", ranks.front()->name(),
                                                                     ranks.front()->device()));
   if (ranks.size() > 1)
     text += fmt::format("  ranks   {}: {}, each with its own device\n", ranks.size(),
                         ranks_text(prepared.config.device));
-  if (prepared.engines.size() > 1)
+  if (prepared.session->engines().size() > 1)
     text += fmt::format("  engines {} data parallel ranks{}, each with its own pool\n",
-                        prepared.engines.size(), ranks.size() > 1 ? " of so many ranks each" : "");
+                        prepared.session->engines().size(), ranks.size() > 1 ? " of so many ranks each" : "");
   if (const std::string mutant = mutant_of(prepared.config); !mutant.empty()) {
     text += fmt::format("  mutant  {}\n", mutant);
   }
@@ -189,7 +189,7 @@ std::string faults_text(const PreparedReplay& prepared, const RunSummary& summar
       effects.push_back(fmt::format("{} {}", name_of(kind), with_commas(times)));
   }
   std::string text =
-      row_text("faults", with_commas(std::ssize(prepared.engines.front().faulty->plan().faults())),
+      row_text("faults", with_commas(std::ssize(prepared.session->engines().front().faulty->plan().faults())),
                effects.empty() ? "none took effect"
                                : fmt::format("took effect: {}", fmt::join(effects, ", ")));
   return text + row_text("refused", with_commas(summary.refused_allocations),
@@ -236,9 +236,9 @@ std::string summary_json(const ReplayOptions& options, const PreparedReplay& pre
       {"decode_context_parallel_size", engine.dcp},
       {"prefill_context_parallel_size", engine.pcp},
       {"cp_kv_cache_interleave_size", device.context.interleave},
-      {"data_parallel_size", prepared.engines.size()},
+      {"data_parallel_size", prepared.session->engines().size()},
       {"enforce_eager", prepared.config.data_parallel.enforce_eager},
-      {"ranks", prepared.engines.size() * prepared.engines.front().ranks.size()},
+      {"ranks", prepared.session->engines().size() * prepared.session->engines().front().ranks.size()},
       {"mutant", mutant_of(prepared.config)},
       {"seed", prepared.workload_options.seed},
       {"connector", connector_parts_text(prepared.config.connector.parts)},
@@ -256,7 +256,7 @@ std::string summary_json(const ReplayOptions& options, const PreparedReplay& pre
   }
   if (!prepared.faults.empty()) {
     json["faults"] = Json::array();
-    for (const PlannedFault& fault : prepared.engines.front().faulty->plan().faults())
+    for (const PlannedFault& fault : prepared.session->engines().front().faulty->plan().faults())
       json["faults"].push_back(to_text(fault));
     for (std::size_t i = 0; i < kNumFaultKinds; ++i)
       json["fault_effects"][std::string(name_of(static_cast<FaultKind>(i)))] =

@@ -6,7 +6,7 @@
 #include "cli/hidden_state_folder.h"
 #include "cli/replay_options.h"
 #include "cli/replay_setup.h"
-#include "sim/engine/lockstep.h"
+#include "sim/engine/step_observer.h"
 
 namespace lockstep {
 

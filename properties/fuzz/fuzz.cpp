@@ -66,9 +66,9 @@ void add_case(const Judged& judged, FuzzReport& report) {
 }
 
 // Takes the results of judged cases in, in the order of their seeds.
-class Session {
+class FuzzSession {
  public:
-  Session(const FuzzOptions& options, const FuzzCallbacks& callbacks)
+  FuzzSession(const FuzzOptions& options, const FuzzCallbacks& callbacks)
       : options_(options), callbacks_(callbacks) {}
 
   FuzzReport run() {
@@ -134,7 +134,7 @@ FuzzReport fuzz(const FuzzOptions& options, const FuzzCallbacks& callbacks) {
            "shard {} of {}", options.shard, options.shards);
   LS_CHECK(options.jobs >= 1 && options.runs >= 0, "{} jobs, {} runs", options.jobs, options.runs);
   LS_CHECK(options.shards == 1 || !callbacks.go_on, "a run that ends by the clock has no shards");
-  return Session(options, callbacks).run();
+  return FuzzSession(options, callbacks).run();
 }
 
 Result<FuzzReport> merge_fuzz_reports(std::span<const FuzzReport> parts) {

@@ -7,8 +7,8 @@
 #include "reference/plan/page_size.h"
 #include "reference/profiles/engine_profile.h"
 #include "sim/connectors/connector_config.h"
-#include "sim/engine/fault_plan.h"
-#include "sim/engine/lockstep.h"
+#include "sim/engine/faults.h"
+#include "sim/session/session.h"
 
 namespace lockstep {
 

@@ -18,7 +18,7 @@
 #include <string_view>
 
 #include "properties/generate/choices.h"
-#include "sim/engine/fault_plan.h"
+#include "sim/engine/faults.h"
 #include "traces/formats/saved_case.h"
 
 namespace lockstep {

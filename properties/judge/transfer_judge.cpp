@@ -7,7 +7,7 @@
 
 #include "base/check.h"
 #include "reference/profiles/engine_profile.h"
-#include "sim/engine/saved_run.h"
+#include "sim/session/saved_run.h"
 
 namespace lockstep {
 namespace {
@@ -31,7 +31,7 @@ LockstepConfig engine_of(std::int64_t num_blocks) {
   group.spec.head_size = 16;
   auto plan = plan_for_groups({group}, num_blocks);
   LS_CHECK(plan.has_value(), "a pool of {} blocks: {}", num_blocks, plan.error().message);
-  config.device = make_device_config(config.engine, std::move(*plan), AttentionBackend::any_size);
+  config.device = make_backend_config(config.engine, std::move(*plan), AttentionBackend::any_size);
   return config;
 }
 

@@ -6,7 +6,7 @@
 #include "base/check.h"
 #include "reference/memory/content.h"
 #include "reference/plan/context_share.h"
-#include "sim/engine/saved_run.h"
+#include "sim/session/saved_run.h"
 
 namespace lockstep {
 namespace {
@@ -126,7 +126,7 @@ bool ReadingModel::decided(const StepView& view) {
     row.computed = scheduled.computed;
     row.num_tokens = scheduled.num_tokens;
     for (std::int32_t g = 0; g < view.decision.num_groups; ++g) {
-      const auto table = view.decisions.block_table(scheduled.id, g);
+      const auto table = view.model().block_table(scheduled.id, g);
       row.tables.emplace_back(table.begin(), table.end());
     }
   }
@@ -234,7 +234,7 @@ void ReadingModel::plan(const DecidedStep& step, StepTransfers& transfers) {
     std::vector<std::uint64_t>& rows = host_rows_[block.host];
     rows.assign(static_cast<std::size_t>(size), 0);
     UndisturbedRequest& alone =
-        requests_.at(std::string(step.decisions.name(block.request)))->alone;
+        requests_.at(std::string(step.scheduler.name(block.request)))->alone;
     const std::int64_t last = std::min(block.num_tokens, (block.entry + 1) * size);
     for (std::int64_t p = block.entry * size; p < last; ++p)
       rows[static_cast<std::size_t>(p % size)] = alone.row(group, p);
@@ -281,17 +281,16 @@ std::string why_not_answered(const SavedCase& saved) {
 
 Result<Answers> answers_of(const SavedCase& saved) {
   LS_CHECK(why_not_answered(saved).empty(), "{}", why_not_answered(saved));
-  const LockstepConfig config = config_of(saved);
-  const std::unique_ptr<Workload> workload = workload_of(saved);
-  ReadingModel model(*workload, saved);
-  auto decisions =
-      make_reference_decisions(saved.engine, saved.cache.groups, saved.cache.num_blocks,
-                               {model.connector(), config.connector.load_failure_policy},
-                               config.scheduler_defect, free_order_of(saved));
-  if (!decisions) return tl::unexpected(decisions.error());
-  const auto report = run_lockstep(config, **decisions, model, nullptr, &model);
+  std::optional<ReadingModel> model;
+  const auto attach = [&](std::int32_t, Workload* workload) {
+    model.emplace(*workload, saved);
+    return Onlooker{.workload = &*model, .observer = &*model};
+  };
+  const auto session = open_undisturbed(saved, config_of(saved), {}, attach);
+  if (!session) return tl::unexpected(session.error());
+  const auto report = (*session)->run();
   if (!report) return tl::unexpected(report.error());
-  Answers answers = model.answers();
+  Answers answers = model->answers();
   answers.steps = report->summary.steps;
   answers.verdict = report->summary.verdict;
   return answers;

@@ -9,9 +9,9 @@
 #include "base/check.h"
 #include "properties/judge/known_findings.h"
 #include "properties/shrink/case_size.h"
-#include "sim/conform/recorded_terms.h"
-#include "sim/engine/saved_run.h"
 #include "sim/verdict/divergence_json.h"
+#include "sim/recording/recorded_terms.h"
+#include "sim/session/saved_run.h"
 
 namespace lockstep {
 namespace {
@@ -32,10 +32,10 @@ std::map<std::string, std::int64_t> known_tokens(const StepView& view) {
 void take_waiting_tables(const StepView& view, StoryStep& step) {
   const auto take = [&](RequestId id) {
     const RecordedTable& table = step.waiting_tables.emplace_back(table_of(view, id));
-    step.loaded[table.id] = view.decisions.num_computed_tokens(id);
+    step.loaded[table.id] = view.model().num_computed_tokens(id);
   };
   for (const SkippedRequest& request : view.decisions.skipped())
-    if (!view.decisions.block_table(request.id, 0).empty()) take(request.id);
+    if (!view.model().block_table(request.id, 0).empty()) take(request.id);
   for (const HeldRequest& request : view.decisions.held()) take(request.id);
 }
 
@@ -45,7 +45,7 @@ std::vector<BlockState> StoryKeeper::pool_of(const StepView& view, const StorySt
   std::vector<BlockState> pool(static_cast<std::size_t>(num_blocks_));
   pool[0].kind = BlockState::Kind::null_block;
   for (std::int32_t i = 1; i < num_blocks_; ++i)
-    if (view.decisions.is_cached(BlockId{i}))
+    if (view.model().is_cached(BlockId{i}))
       pool[static_cast<std::size_t>(i)].kind = BlockState::Kind::cached;
   const auto hold = [&](const RecordedTable& table) {
     for (const std::vector<BlockId>& blocks : table.blocks)

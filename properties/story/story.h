@@ -17,7 +17,7 @@
 
 #include "properties/audit/audit.h"
 #include "properties/judge/judge.h"
-#include "sim/engine/lockstep.h"
+#include "sim/engine/step_observer.h"
 #include "traces/formats/recording.h"
 #include "traces/formats/saved_case.h"
 

@@ -36,7 +36,7 @@ LockstepConfig make_states(const Setting& setting) {
     config.engine.spec_method = SpecMethod::eagle;
   }
   config.device =
-      make_device_config(config.engine, config.device.plan, AttentionBackend::flash_attn);
+      make_backend_config(config.engine, config.device.plan, AttentionBackend::flash_attn);
   config.device.numbers = Numbers::real;
   return config;
 }

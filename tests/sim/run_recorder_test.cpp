@@ -1,6 +1,6 @@
 // What a run writes down conforms to the model that decided it, and its decisions do memory no
 // harm.
-#include "sim/engine/run_recorder.h"
+#include "sim/recording/run_recorder.h"
 
 #include <gtest/gtest.h>
 
@@ -72,19 +72,19 @@ TEST_P(RunRecorderTest, a_recorded_run_conforms_and_its_audit_is_clean) {
     groups.back().layer_names = {"layers." + std::to_string(groups.size() - 1)};
     groups.back().spec = spec;
   }
-  auto decisions = make_reference_decisions(scenario.engine, groups, scenario.num_blocks);
+  auto decisions = Scheduler::create(scenario.engine, groups, scenario.num_blocks);
   ASSERT_TRUE(decisions) << decisions.error().message;
   auto plan = plan_for_groups(groups, scenario.num_blocks);
   ASSERT_TRUE(plan) << plan.error().message;
   LockstepConfig config;
   config.engine = scenario.engine;
-  config.device = make_device_config(scenario.engine, *plan);
+  config.device = make_backend_config(scenario.engine, *plan);
   auto trace = open_request_trace(std::string(LOCKSTEP_SOURCE_DIR) +
                                   "/traces/samples/shared_prefixes.jsonl");
   ASSERT_TRUE(trace) << trace.error().message;
   const std::string path = tests::temporary_path(scenario.name + ".jsonl");
   auto writer = RecordingWriter::create(
-      path, recording_header(scenario.engine, groups, scenario.num_blocks, **decisions));
+      path, recording_header(scenario.engine, groups, scenario.num_blocks, *decisions));
   ASSERT_TRUE(writer) << writer.error().message;
   TraceWorkloadOptions options;
   options.num_spec_tokens = scenario.engine.num_spec_tokens;
@@ -94,7 +94,7 @@ TEST_P(RunRecorderTest, a_recorded_run_conforms_and_its_audit_is_clean) {
     num_preempted += std::ssize(step.preempted);
     ASSERT_TRUE(writer->write(step));
   });
-  const auto report = run_lockstep(config, **decisions, recorder, nullptr, &recorder);
+  const auto report = run_lockstep(config, {*decisions, recorder, {}, &recorder});
   ASSERT_TRUE(report) << report.error().message;
   ASSERT_TRUE(writer->close(recorder.end()));
   EXPECT_EQ(report->summary.verdict, Verdict::agreed);
