@@ -16,6 +16,7 @@
 #include "properties/invariants/planned_need.h"
 #include "reference/profiles/engine_profile.h"
 #include "sim/connectors/recorded_connector.h"
+#include "sim/recording/recording_workload.h"
 #include "sim/session/saved_run.h"
 
 namespace lockstep {

@@ -380,7 +380,7 @@ void Invariants::end(const Scheduler& decisions) {
 void Invariants::check_planned(const StepView& view) {
   const PlanOptions options = plan_options_of(engine_);
   // Beside the step that has just been decided. What one of them kept stays until the next one.
-  in_flight_max_ = std::max(in_flight_max_, view.decisions.num_steps_in_flight() - 1);
+  in_flight_max_ = std::max(in_flight_max_, view.model().num_steps_in_flight() - 1);
   for (std::int32_t g = 0; g < std::ssize(plan_.groups); ++g) {
     const KVCacheGroupSpec& group = plan_.groups[static_cast<std::size_t>(g)];
     std::int64_t most = max_blocks_per_request(group, options);
@@ -393,10 +393,10 @@ void Invariants::check_planned(const StepView& view) {
     if (!is_state_kind(group.spec.kind) || profile_.retire_basis == RetireBasis::scheduled)
       most += cdiv(engine_.num_spec_tokens, group.spec.block_size);
     for (const RequestId id : holding(view)) {
-      const auto table = view.decisions.block_table(id, g);
+      const auto table = view.model().block_table(id, g);
       const auto held = std::ssize(table) - std::ranges::count(table, kNullBlock);
       if (held > most)
-        return fail("planned_blocks", std::string(view.decisions.name(id)),
+        return fail("planned_blocks", std::string(view.model().name(id)),
                     fmt::format("{} blocks of group {} are held, and the pool is planned for {} a "
                                 "request",
                                 held, g, most));
