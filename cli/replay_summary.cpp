@@ -12,8 +12,8 @@
 #include "cli/terminal.h"
 #include "reference/types/kv_cache_spec.h"
 #include "reference/types/view_types.h"
-#include "sim/verdict/divergence_json.h"
 #include "sim/session/saved_run.h"
+#include "sim/verdict/divergence_json.h"
 
 namespace lockstep {
 namespace {
@@ -61,7 +61,8 @@ std::span<const PlannedFault> faults_in(const PreparedReplay& prepared) {
 // In all engines together.
 std::int64_t num_effects(const PreparedReplay& prepared, FaultKind kind) {
   std::int64_t times = 0;
-  for (const SessionEngine& engine : prepared.session->engines()) times += engine.faulty->num_effects(kind);
+  for (const SessionEngine& engine : prepared.session->engines())
+    times += engine.faulty->num_effects(kind);
   return times;
 }
 
@@ -100,7 +101,8 @@ std::string configuration_text(const PreparedReplay& prepared) {
                         ranks_text(prepared.config.device));
   if (prepared.session->engines().size() > 1)
     text += fmt::format("  engines {} data parallel ranks{}, each with its own pool\n",
-                        prepared.session->engines().size(), ranks.size() > 1 ? " of so many ranks each" : "");
+                        prepared.session->engines().size(),
+                        ranks.size() > 1 ? " of so many ranks each" : "");
   if (const std::string mutant = mutant_of(prepared.config); !mutant.empty()) {
     text += fmt::format("  mutant  {}\n", mutant);
   }
@@ -189,7 +191,8 @@ std::string faults_text(const PreparedReplay& prepared, const RunSummary& summar
       effects.push_back(fmt::format("{} {}", name_of(kind), with_commas(times)));
   }
   std::string text =
-      row_text("faults", with_commas(std::ssize(prepared.session->engines().front().faulty->plan().faults())),
+      row_text("faults",
+               with_commas(std::ssize(prepared.session->engines().front().faulty->plan().faults())),
                effects.empty() ? "none took effect"
                                : fmt::format("took effect: {}", fmt::join(effects, ", ")));
   return text + row_text("refused", with_commas(summary.refused_allocations),
@@ -238,7 +241,8 @@ std::string summary_json(const ReplayOptions& options, const PreparedReplay& pre
       {"cp_kv_cache_interleave_size", device.context.interleave},
       {"data_parallel_size", prepared.session->engines().size()},
       {"enforce_eager", prepared.config.data_parallel.enforce_eager},
-      {"ranks", prepared.session->engines().size() * prepared.session->engines().front().ranks.size()},
+      {"ranks",
+       prepared.session->engines().size() * prepared.session->engines().front().ranks.size()},
       {"mutant", mutant_of(prepared.config)},
       {"seed", prepared.workload_options.seed},
       {"connector", connector_parts_text(prepared.config.connector.parts)},
