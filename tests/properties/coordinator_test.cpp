@@ -7,12 +7,14 @@
 #include <rapidcheck/state.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <ostream>
 #include <string>
 #include <vector>
 
+#include "base/child_process.h"
 #include "properties/invariants/naive_cache.h"
 
 namespace lockstep {
@@ -53,7 +55,8 @@ World draw_world(std::string engine) {
     spec.kind = *rc::gen::element(CacheKind::full_attention, CacheKind::sliding_window,
                                   CacheKind::chunked_local);
     if (spec.kind == CacheKind::sliding_window) spec.sliding_window = *rc::gen::inRange(2, 13);
-    if (spec.kind == CacheKind::chunked_local) spec.attention_chunk_size = *rc::gen::inRange(1, 13);
+    if (spec.kind == CacheKind::chunked_local)
+      spec.attention_chunk_size = world.block_size * *rc::gen::inRange(1, 5);
     world.groups.push_back({.layer_names = {}, .spec = spec, .layer_specs = {}});
   }
   return world;
@@ -299,18 +302,16 @@ class ResetCache final : public CoordinatorCommand {
   }
 };
 
-class CoordinatorProperty : public testing::TestWithParam<std::string> {};
-
-TEST_P(CoordinatorProperty, does_what_naive_groups_over_one_pool_do) {
-  Seen seen;
-  const bool holds = rc::check("coordinator and naive groups agree after every command", [&] {
-    const auto world = std::make_shared<const World>(draw_world(GetParam()));
+bool agree(const std::string& engine, SchedulerDefect defect, Seen& seen) {
+  return rc::check("coordinator and naive groups agree after every command", [&] {
+    const auto world = std::make_shared<const World>(draw_world(engine));
     RC_CLASSIFY(world->num_blocks == 2, "two-block pool");
     RC_CLASSIFY(world->groups.size() > 1, "several groups");
     seen.two_block_pools += world->num_blocks == 2 ? 1 : 0;
     const BlockSizes sizes{world->block_size, world->block_size};
     Coordinated real{
         KVCacheCoordinator(world->engine, world->groups, sizes, world->num_blocks), {}, seen};
+    real.coordinator.plant(defect);
     const CoordinatorModel model(world);
     const auto commands = *rc::gen::resize(
         kCommandsMax,
@@ -322,7 +323,13 @@ TEST_P(CoordinatorProperty, does_what_naive_groups_over_one_pool_do) {
     RC_CLASSIFY(seen.evictions > before.evictions, "eviction");
     RC_CLASSIFY(seen.hits > before.hits, "hit");
   });
-  EXPECT_TRUE(holds);
+}
+
+class CoordinatorProperty : public testing::TestWithParam<std::string> {};
+
+TEST_P(CoordinatorProperty, does_what_naive_groups_over_one_pool_do) {
+  Seen seen;
+  EXPECT_TRUE(agree(GetParam(), SchedulerDefect::none, seen));
   EXPECT_GT(seen.hits, 0);
   EXPECT_GT(seen.shortened_hits, 0);
   EXPECT_GT(seen.hits_on_free_blocks, 0);
@@ -337,6 +344,27 @@ INSTANTIATE_TEST_SUITE_P(Engines, CoordinatorProperty,
                          testing::Values("vllm-0.22.1", "vllm-0.33.0"), [](const auto& engine) {
                            return engine.param == "vllm-0.22.1" ? "v0_22_1" : "v0_33_0";
                          });
+
+// Whether the planted defect is seen, or runs into a check of the scheduler's own. In a child,
+// because of the latter.
+TEST(CoordinatorDefects, are_seen) {
+  for (const SchedulerDefect defect :
+       {SchedulerDefect::hit_longest_group, SchedulerDefect::hit_whole_prompt,
+        SchedulerDefect::hit_window_short, SchedulerDefect::free_window_early,
+        SchedulerDefect::free_forward_order, SchedulerDefect::free_twice,
+        SchedulerDefect::refused_hit_kept, SchedulerDefect::hash_stale,
+        SchedulerDefect::hit_untouched_evicted}) {
+    const auto answer = run_in_child(
+        [&] {
+          Seen seen;
+          return std::string(agree("vllm-0.33.0", defect, seen) ? "" : "seen");
+        },
+        std::chrono::seconds(60));
+    ASSERT_TRUE(answer) << answer.error().message;
+    EXPECT_TRUE(answer->end == ChildAnswer::End::crashed || answer->text == "seen")
+        << name_of(defect);
+  }
+}
 
 }  // namespace
 }  // namespace lockstep

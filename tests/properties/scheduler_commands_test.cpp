@@ -5,21 +5,24 @@
 #include <rapidcheck/state.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstdint>
 #include <deque>
 #include <map>
 #include <memory>
 #include <ostream>
+#include <ranges>
 #include <set>
 #include <string>
 #include <vector>
 
+#include "base/child_process.h"
 #include "reference/schedule/scheduler.h"
 
 namespace lockstep {
 namespace {
 
-constexpr int kCommandsMax = 150;  // of a sequence
+constexpr int kCommandsMax = 600;  // of a sequence
 
 // What was generated is counted: a run that never met these would prove little.
 struct Seen {
@@ -27,15 +30,15 @@ struct Seen {
   void operator()(const std::string& what, bool holds = true) { times[what] += holds ? 1 : 0; }
 };
 
-struct Setup {
+struct DrawnEngine {
   EngineConfig engine;
   std::vector<KVCacheGroupSpec> groups;
   std::int64_t num_blocks = 0;
 };
 
 // A request of max_model_len just fits into the pool, as the engine asks for at start.
-Setup draw_setup(const std::string& engine) {
-  Setup setup;
+DrawnEngine draw_engine_and_pool(const std::string& engine) {
+  DrawnEngine setup;
   const auto block_size = *rc::gen::inRange(2, 5);
   const auto num_groups = *rc::gen::inRange(1, 3);
   const auto blocks_of_request = *rc::gen::inRange(1, 6);
@@ -67,23 +70,25 @@ struct Asked {
 
 class Driven {
  public:
-  Driven(const Setup& setup, Seen& seen)
+  Driven(const DrawnEngine& setup, SchedulerDefect defect, Seen& seen)
       : setup_(setup),
         seen_(seen),
-        scheduler_(Scheduler::create(setup.engine, setup.groups, setup.num_blocks).value()) {}
+        scheduler_(
+            Scheduler::create(setup.engine, setup.groups, setup.num_blocks, {}, defect).value()) {}
 
   void add(RequestSpec spec) {
     spec.name = "r" + std::to_string(num_added_);
     spec.arrival_ns = num_added_++;
+    const std::int64_t num_tokens = spec.prompt.size();
     const auto id = scheduler_.add_request(std::move(spec));
     RC_ASSERT(id.has_value());
-    RC_ASSERT(live_.insert(*id).second);
+    RC_ASSERT(live_.emplace(*id, num_tokens).second);
   }
 
   void abort(std::size_t pick) {
     if (live_.empty()) return;
     const RequestId id =
-        *std::next(live_.begin(), static_cast<std::ptrdiff_t>(pick % live_.size()));
+        std::next(live_.begin(), static_cast<std::ptrdiff_t>(pick % live_.size()))->first;
     const RequestStatus status = scheduler_.status(id);
     seen_("abort of one that waits", status == RequestStatus::waiting);
     seen_("abort of one that runs", status == RequestStatus::running);
@@ -129,12 +134,16 @@ class Driven {
  private:
   std::int32_t num_groups() const { return static_cast<std::int32_t>(setup_.groups.size()); }
 
-  // One token for each row that reaches the end of what is known of its request.
-  ModelOutput answer(const SchedulerOutput& decision) const {
+  // One token for each row that reaches the end of its request, as the worker knows it: with the
+  // tokens that are in flight.
+  ModelOutput answer(const SchedulerOutput& decision) {
     ModelOutput answer;
     for (const ScheduledRequest& row : decision.scheduled) {
-      if (row.computed + row.num_tokens >= scheduler_.num_tokens(row.id))
+      std::int64_t& num_tokens = live_.at(row.id);
+      if (row.computed + row.num_tokens >= num_tokens) {
         answer.tokens.push_back(7);
+        ++num_tokens;
+      }
       answer.token_ends.push_back(static_cast<std::uint32_t>(answer.tokens.size()));
     }
     return answer;
@@ -148,7 +157,7 @@ class Driven {
       for (std::int32_t g = 0; g < num_groups(); ++g)
         RC_ASSERT(scheduler_.block_table(id, g).empty());
     }
-    RC_ASSERT(std::ranges::equal(places, live_));
+    RC_ASSERT(std::ranges::equal(places, live_ | std::views::keys));
     RC_ASSERT(std::ssize(scheduler_.running()) <= setup_.engine.max_num_seqs);
   }
 
@@ -210,11 +219,11 @@ class Driven {
     for (const RequestId id : decision.preempted) RC_ASSERT(!scheduled.contains(id));
   }
 
-  const Setup& setup_;
+  const DrawnEngine& setup_;
   Seen& seen_;
   Scheduler scheduler_;
   std::int64_t num_added_ = 0;
-  std::set<RequestId> live_;
+  std::map<RequestId, std::int64_t> live_;  // and their tokens, those in flight included
   std::deque<ModelOutput> in_flight_;
 };
 
@@ -291,16 +300,13 @@ class ResetPrefixCache final : public SchedulerCommand {
   void ask(Driven& driven) const override { driven.reset(); }
 };
 
-class SchedulerCommands : public testing::TestWithParam<std::string> {};
-
-TEST_P(SchedulerCommands, in_any_order_leave_its_books_in_order) {
-  Seen seen;
-  const bool holds = rc::check("the scheduler's books are in order after every command", [&] {
-    const Setup setup = draw_setup(GetParam());
+bool in_order(const std::string& engine, SchedulerDefect defect, Seen& seen) {
+  return rc::check("the scheduler's books are in order after every command", [&] {
+    const DrawnEngine setup = draw_engine_and_pool(engine);
     seen("two-block pool", setup.num_blocks == 2);
     RC_CLASSIFY(setup.num_blocks == 2, "two-block pool");
     RC_CLASSIFY(setup.engine.async_scheduling, "asynchronous");
-    Driven driven(setup, seen);
+    Driven driven(setup, defect, seen);
     const auto any = [&](const Asked&) {
       using rc::gen::exec;
       const auto make = [](auto command) {
@@ -321,7 +327,13 @@ TEST_P(SchedulerCommands, in_any_order_leave_its_books_in_order) {
     for (const char* what : {"preemption", "eviction", "prefix hit"})
       if (seen.times[what] > before.times[what]) RC_TAG(std::string(what));
   });
-  EXPECT_TRUE(holds);
+}
+
+class SchedulerCommands : public testing::TestWithParam<std::string> {};
+
+TEST_P(SchedulerCommands, in_any_order_leave_its_books_in_order) {
+  Seen seen;
+  EXPECT_TRUE(in_order(GetParam(), SchedulerDefect::none, seen));
   for (const char* what :
        {"preemption", "resumption", "eviction", "prefix hit", "two-block pool", "end", "reset",
         "refused reset", "abort of one that waits", "abort of one that runs",
@@ -333,6 +345,25 @@ INSTANTIATE_TEST_SUITE_P(Engines, SchedulerCommands, testing::Values("vllm-0.22.
                          [](const auto& engine) {
                            return engine.param == "vllm-0.22.1" ? "v0_22_1" : "v0_33_0";
                          });
+
+// Whether the planted defect is seen, or runs into a check of the scheduler's own. In a child,
+// because of the latter.
+TEST(SchedulerDefects, are_seen) {
+  for (const SchedulerDefect defect :
+       {SchedulerDefect::free_twice, SchedulerDefect::free_preempted_lost,
+        SchedulerDefect::abort_in_flight_kept, SchedulerDefect::refused_hit_kept,
+        SchedulerDefect::hash_stale, SchedulerDefect::hit_untouched_evicted}) {
+    const auto answer = run_in_child(
+        [&] {
+          Seen seen;
+          return std::string(in_order("vllm-0.33.0", defect, seen) ? "" : "seen");
+        },
+        std::chrono::seconds(60));
+    ASSERT_TRUE(answer) << answer.error().message;
+    EXPECT_TRUE(answer->end == ChildAnswer::End::crashed || answer->text == "seen")
+        << name_of(defect);
+  }
+}
 
 }  // namespace
 }  // namespace lockstep
