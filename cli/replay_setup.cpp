@@ -180,13 +180,18 @@ Result<void> prepare_recording(const ReplayOptions& options, PreparedReplay& pre
   }
   Result<RecordingReader> reader = RecordingReader::open(options.file);
   if (!reader) return tl::unexpected(reader.error());
-  const RecordingHeader& header = reader->header();
+  const RecordingHeader header = reader->header();
   const auto policy = kv_transfer(header, nullptr).kv_load_failure_policy;
   const EngineConfig& engine = header.options.config;
-  auto plan = plan_for_groups(header.groups, header.num_blocks);
-  if (Result<void> done = finish(options, engine, std::move(plan), prepared); !done) return done;
-  prepared.config.connector.load_failure_policy = policy;
   prepared.workload = make_recording_workload(std::move(*reader));
+  // Before a plan is made of what may be out of all bounds, and with the file's name.
+  const auto decisions = make_reference_decisions(engine, header.groups, header.num_blocks,
+                                                  {prepared.workload->connector(), policy});
+  if (!decisions) return fail(fmt::format("{}:1: {}", options.file, decisions.error().message));
+  auto plan = plan_for_groups(header.groups, header.num_blocks);
+  if (Result<void> done = finish(options, engine, std::move(plan), prepared); !done)
+    return fail(fmt::format("{}:1: {}", options.file, done.error().message));
+  prepared.config.connector.load_failure_policy = policy;
   return {};
 }
 

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "reference/limits.h"
 #include "reference/scheduler_impl.h"
 
 namespace lockstep {
@@ -67,6 +68,16 @@ RequestId Scheduler::Impl::insert(RequestSpec spec) {
 
 namespace {
 
+// Kinds of groups whose blocks this model knows to hand out.
+Result<void> check_kinds(const std::vector<KVCacheGroupSpec>& groups) {
+  for (const KVCacheGroupSpec& group : groups) {
+    const CacheKind kind = group.spec.kind;
+    if (kind == CacheKind::cross_attention || kind == CacheKind::encoder_only)
+      return fail(fmt::format("groups: decisions with {} groups are not modelled", name_of(kind)));
+  }
+  return {};
+}
+
 // What this model knows to decide with a connector; the recordings show no more.
 Result<void> check_connector(const EngineConfig& config,
                              const std::vector<KVCacheGroupSpec>& groups) {
@@ -100,6 +111,9 @@ Result<Scheduler> Scheduler::create(const EngineConfig& config,
   if (find_engine_profile(config.engine) == nullptr)
     return fail(fmt::format("engine: {} is not known; expected one of {}", config.engine,
                             engine_profile_names()));
+  if (auto sound = check_limits(config, groups, num_blocks); !sound)
+    return tl::unexpected(sound.error());
+  if (auto sound = check_kinds(groups); !sound) return tl::unexpected(sound.error());
   Result<BlockSizes> sizes = resolve_block_sizes(config, groups);
   if (!sizes) return tl::unexpected(sizes.error());
   if (transfer.connector != nullptr) {
@@ -161,6 +175,12 @@ const SchedulerOutput& Scheduler::schedule() {
 std::span<const StoppedRequest> Scheduler::update_from_output(const ModelOutput& output) {
   impl_->take_output(output);
   return impl_->stopped;
+}
+
+std::int32_t Scheduler::num_sampled_max(std::size_t row) const {
+  const auto& rows = impl_->in_flight.back();
+  LS_CHECK(row < rows.size(), "row {} of {} in flight", row, rows.size());
+  return rows[row].samples ? 1 + rows[row].num_spec : 0;
 }
 
 bool Scheduler::has_unfinished_requests() const {

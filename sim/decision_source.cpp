@@ -23,6 +23,9 @@ class ReferenceDecisions final : public DecisionSource {
   std::span<const StoppedRequest> update_from_output(const ModelOutput& output) override {
     return scheduler_.update_from_output(output);
   }
+  std::int32_t num_sampled_max(std::size_t row) const override {
+    return scheduler_.num_sampled_max(row);
+  }
   bool has_unfinished_requests() const override { return scheduler_.has_unfinished_requests(); }
   std::int32_t num_steps_in_flight() const override { return scheduler_.num_steps_in_flight(); }
   std::span<const RequestId> running() const override { return scheduler_.running(); }

@@ -36,6 +36,8 @@ class DecisionSource {
   virtual const SchedulerOutput& schedule() = 0;
   virtual std::span<const StoppedRequest> update_from_output(const ModelOutput& output) = 0;
 
+  virtual std::int32_t num_sampled_max(std::size_t row) const = 0;
+
   virtual bool has_unfinished_requests() const = 0;
   virtual std::int32_t num_steps_in_flight() const = 0;
   virtual std::span<const RequestId> running() const = 0;

@@ -183,6 +183,17 @@ Result<std::unique_ptr<LockstepRun>> start_lockstep(const LockstepConfig& config
   return run;
 }
 
+namespace {
+
+// Errors of a reader begin with the file and the line; the others are given both here.
+Error with_place(const std::string& place, const Error& error) {
+  const std::string file = place.substr(0, place.rfind(':') + 1);
+  if (place.empty() || error.message.starts_with(file)) return error;
+  return {fmt::format("{}: {}", place, error.message)};
+}
+
+}  // namespace
+
 Result<RunReport> run_lockstep(const LockstepConfig& config, DecisionSource& decisions,
                                Workload& workload, std::span<Backend* const> ranks,
                                StepObserver* observer) {
@@ -190,7 +201,7 @@ Result<RunReport> run_lockstep(const LockstepConfig& config, DecisionSource& dec
   if (!run) return tl::unexpected(run.error());
   for (;;) {
     const auto goes_on = (*run)->advance();
-    if (!goes_on) return tl::unexpected(goes_on.error());
+    if (!goes_on) return tl::unexpected(with_place(workload.place(), goes_on.error()));
     if (!*goes_on) return (*run)->finish();
   }
 }

@@ -84,6 +84,7 @@ class LockstepLoop final : public LockstepRun {
   }
   ModelOutput& begin_output(const SchedulerOutput& decision);
   Result<void> sample(const SchedulerOutput& decision);
+  Result<void> check_output(const SchedulerOutput& decision, const ModelOutput& output) const;
   Result<void> take_connector_report();
   void plan_transfers(const SchedulerOutput& decision);
   void attach_connector_report();

@@ -55,6 +55,9 @@ Result<void> LockstepLoop::sample(const SchedulerOutput& decision) {
   if (auto done = workload_.sample(decision.step, rows_, output); !done) return done;
   LS_CHECK(output.token_ends.size() == decision.scheduled.size(), "{} rows sampled, {} scheduled",
            output.token_ends.size(), decision.scheduled.size());
+  if (workload_.is_scripted()) {
+    if (auto sound = check_output(decision, output); !sound) return sound;
+  }
   std::uint32_t begin = 0;
   for (std::size_t i = 0; i < decision.scheduled.size(); ++i) {
     const std::uint32_t end = output.token_ends[i];
@@ -65,6 +68,29 @@ Result<void> LockstepLoop::sample(const SchedulerOutput& decision) {
       device_->append_sampled(decision.scheduled[i].id,
                               std::span(output.tokens).subspan(begin, end - begin));
     begin = end;
+  }
+  return {};
+}
+
+// What no model could have returned for the step: a recording may say anything.
+Result<void> LockstepLoop::check_output(const SchedulerOutput& decision,
+                                        const ModelOutput& output) const {
+  const auto refuse = [&](std::size_t row, std::string_view key, std::int64_t found,
+                          std::int64_t expected) {
+    return fail(fmt::format("step {}: {}: {} tokens of request {}; expected at most {}",
+                            decision.step, key, found,
+                            requests_[index_of(decision.scheduled[row].id)].name, expected));
+  };
+  const auto size = [](const std::vector<std::uint32_t>& ends, std::size_t row) {
+    return ends[row] - (row == 0 ? 0 : ends[row - 1]);
+  };
+  for (std::size_t i = 0; i < decision.scheduled.size(); ++i) {
+    const std::int64_t num_sampled = size(output.token_ends, i);
+    if (num_sampled > decisions_.num_sampled_max(i))
+      return refuse(i, "sampled", num_sampled, decisions_.num_sampled_max(i));
+    const std::int64_t num_drafts = output.draft_ends.empty() ? 0 : size(output.draft_ends, i);
+    if (num_drafts > config_.engine.num_spec_tokens)
+      return refuse(i, "drafts", num_drafts, config_.engine.num_spec_tokens);
   }
   return {};
 }

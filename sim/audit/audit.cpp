@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "reference/check.h"
+#include "reference/limits.h"
 #include "sim/audit/audit_impl.h"
 
 namespace lockstep {
@@ -63,6 +64,13 @@ void Auditor::Impl::report(AuditRule rule, const std::string& request, std::stri
 }
 
 void Auditor::Impl::add(const RecordedEvent& event) {
+  if (event.request.prompt.size() > config_.max_model_len)
+    return report(AuditRule::recording, event.request.name,
+                  fmt::format("a prompt of {} tokens, and the engine takes at most {}",
+                              event.request.prompt.size(), config_.max_model_len));
+  const auto same = requests_.find(event.request.name);
+  if (same != requests_.end() && !same->second.has_left)
+    report(AuditRule::recording, event.request.name, "two live requests are called so");
   AuditedRequest request;
   request.name = event.request.name;
   request.index = static_cast<std::int32_t>(names_.size());
@@ -257,9 +265,12 @@ Result<AuditFile> audit_recording(const std::string& path) {
   if (!reader) return tl::unexpected(reader.error());
   AuditFile file;
   file.file = path;
-  file.skipped = why_not_audited(reader->header());
+  const RecordingHeader& header = reader->header();
+  if (auto sound = check_limits(header.options.config, header.groups, header.num_blocks); !sound)
+    return fail(fmt::format("{}:1: {}", path, sound.error().message));
+  file.skipped = why_not_audited(header);
   if (!file.skipped.empty()) return file;
-  Auditor auditor(reader->header());
+  Auditor auditor(header);
   RecordedStep step;
   while (true) {
     const Result<bool> more = reader->next(step);

@@ -27,9 +27,10 @@ struct LedgerState {
 
 class MemoryLedger {
  public:
-  explicit MemoryLedger(std::int64_t num_blocks) : blocks_(static_cast<std::size_t>(num_blocks)) {}
+  // Memory is taken for what is written alone: a header may speak of any pool.
+  explicit MemoryLedger(std::int64_t num_blocks) : num_blocks_(num_blocks) {}
 
-  std::int64_t num_blocks() const { return static_cast<std::int64_t>(blocks_.size()); }
+  std::int64_t num_blocks() const { return num_blocks_; }
   // The block now belongs to `group`, with `block_size` slots of nothing.
   void hand_out(BlockId block, std::int32_t group, std::int32_t block_size);
   bool belongs_to(BlockId block, std::int32_t group) const { return at(block).group == group; }
@@ -43,16 +44,16 @@ class MemoryLedger {
 
  private:
   struct Block {
-    std::int32_t group = -1;
-    std::vector<LedgerSlot> slots;
+    std::int32_t group = -1;  // -1: never handed out
+    std::int32_t num_slots = 0;
+    std::vector<LedgerSlot> slots;  // up to the last that was written; nothing is in the others
     LedgerState state;
   };
-  Block& at(BlockId block) { return blocks_[static_cast<std::size_t>(index_of(block))]; }
-  const Block& at(BlockId block) const {
-    return blocks_[static_cast<std::size_t>(index_of(block))];
-  }
+  Block& at(BlockId block);
+  const Block& at(BlockId block) const;
 
-  std::vector<Block> blocks_;
+  std::int64_t num_blocks_;
+  std::vector<Block> blocks_;  // up to the last that was touched
 };
 
 }  // namespace lockstep
