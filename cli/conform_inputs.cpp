@@ -32,7 +32,8 @@ void add_file(const std::string& path, ConformInputs& inputs) {
     inputs.refused.push_back({path, format.error().message});
   else if (!add(path, *format, inputs))
     inputs.refused.push_back(
-        {path, fmt::format("{}:1: a {}; expected a recording", path, name_of(*format))});
+        {path, fmt::format("{}:1: a {}; conform takes recordings, and so does audit", path,
+                           name_of(*format))});
 }
 
 Result<void> add_folder(const std::string& folder, ConformInputs& inputs) {

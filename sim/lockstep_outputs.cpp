@@ -163,6 +163,17 @@ Result<void> LockstepLoop::take_connector_report() {
                     "backend this is not modelled; run the decisions alone (--backend none), or "
                     "without such loads (--load-failures 0)",
                     decision_->step));
+  // A transfer ends once; what is on its way to the engine has not ended it there yet.
+  for (const auto ids :
+       {&KVConnectorOutput::finished_recving, &KVConnectorOutput::finished_sending})
+    for (const RequestId id : (*report).*ids)
+      for (const StepInFlight& flight : in_flight_)
+        if (std::ranges::find(flight.output.kv_connector_output.*ids, id) !=
+            (flight.output.kv_connector_output.*ids).end())
+          return fail(
+              fmt::format("step {}: worker: a transfer of request {} is over, and was so in "
+                          "step {}",
+                          decision_->step, decisions_.name(id), flight.step));
   connector_report_ = std::move(*report);
   return {};
 }
