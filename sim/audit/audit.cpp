@@ -64,10 +64,8 @@ void Auditor::Impl::report(AuditRule rule, const std::string& request, std::stri
 }
 
 void Auditor::Impl::add(const RecordedEvent& event) {
-  if (event.request.prompt.size() > config_.max_model_len)
-    return report(AuditRule::recording, event.request.name,
-                  fmt::format("a prompt of {} tokens, and the engine takes at most {}",
-                              event.request.prompt.size(), config_.max_model_len));
+  // The engine refuses it, and nothing of it is ever scheduled.
+  if (event.request.prompt.size() > config_.max_model_len) return;
   const auto same = requests_.find(event.request.name);
   if (same != requests_.end() && !same->second.has_left)
     report(AuditRule::recording, event.request.name, "two live requests are called so");

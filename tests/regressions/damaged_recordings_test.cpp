@@ -40,7 +40,7 @@ const Damaged kDamaged[] = {
     {"two_of_one_name", "FILE:2: two live requests are called r0",
      "step 0: two live requests are called so", "FILE:2: two live requests are called r0"},
     {"prompt_beyond_the_model", "step 0: waiting: [\"r0\"] and not []",
-     "step 0: a prompt of 2147483647 tokens, and the engine takes at most 32", ""},
+     "step -1: never finished by the end line, and not live", ""},
     {"group_of_cross_attention", kNotModelled, "", kNotModelled},
     {"group_of_encoder_only", kNotModelled, "", kNotModelled},
     {"blocks_beyond_any_pool", "FILE:1: num_blocks: 2147483647", "FILE:1: num_blocks: 2147483647",
