@@ -35,24 +35,27 @@ Result<PoolViews> backend_views(const KVCacheConfig& plan, AttentionBackend back
       plan, {.backend = backend, .layout = layout, .rule = LayoutRule::vllm_0_22_1});
 }
 
-Result<ConformTotals> compare(ConformInputs inputs, int jobs) {
+ConformTotals compare(ConformInputs inputs, int jobs) {
   ConformTotals totals;
+  totals.refused = std::move(inputs.refused);
   if (inputs.others > 0) {
     totals.not_looked_at.push_back(counted(inputs.others, "file") + " that conform does not take");
   }
   Progress progress("conforming", static_cast<std::int64_t>(inputs.schedules.size()));
   std::int64_t done = 0;
   if (!inputs.schedules.empty()) {
-    auto schedules =
+    totals.schedules =
         conform_recordings(std::move(inputs.schedules), jobs,
-                           [&](const ConformFile& file) { progress.at(++done, file.file); });
-    if (!schedules) return tl::unexpected(schedules.error());
-    totals.schedules = std::move(*schedules);
+                           [&](const std::string& file) { progress.at(++done, file); });
+    const auto& refused = totals.schedules.refused;
+    totals.refused.insert(totals.refused.end(), refused.begin(), refused.end());
   }
   for (const std::string& path : inputs.layouts) {
     auto layouts = conform_layouts(path, backend_views);
-    if (!layouts) return tl::unexpected(layouts.error());
-    totals.layouts.push_back(std::move(*layouts));
+    if (layouts)
+      totals.layouts.push_back(std::move(*layouts));
+    else
+      totals.refused.push_back({path, layouts.error().message});
   }
   return totals;
 }
@@ -60,14 +63,13 @@ Result<ConformTotals> compare(ConformInputs inputs, int jobs) {
 int conform(const ConformOptions& options) {
   Result<ConformInputs> inputs = find_conform_inputs(options.paths);
   if (!inputs) return refuse(inputs.error().message);
-  const Result<ConformTotals> totals = compare(std::move(*inputs), options.jobs);
-  if (!totals) return refuse(totals.error().message);
-  fmt::print("{}", summary_text(*totals));
+  const ConformTotals totals = compare(std::move(*inputs), options.jobs);
+  if (totals.files() > 0) fmt::print("{}", summary_text(totals));
   if (!options.json_path.empty()) {
-    const Result<void> written = write_file_atomically(options.json_path, summary_json(*totals));
+    const Result<void> written = write_file_atomically(options.json_path, summary_json(totals));
     if (!written) return refuse(written.error().message);
   }
-  return totals->mismatches().empty() ? kExitAgreed : kExitDisagreed;
+  return judged_exit_code(totals.refused, totals.files(), !totals.mismatches().empty());
 }
 
 }  // namespace
@@ -77,6 +79,9 @@ void add_conform_command(CLI::App& app, int& exit_code) {
   options->jobs = static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
   CLI::App* command = app.add_subcommand(
       "conform", "Compare the model's decisions with what an engine recorded, field by field");
+  command->footer(
+      "A file that cannot be judged is refused with its reason, and the others are judged.\n"
+      "Exit status: 0 all agree; 1 some do not; 2 some were refused, whatever the others came to.");
   command->add_option("PATH", options->paths, "recordings, and folders of them")->required();
   command->add_option("--json", options->json_path, "the result as JSON");
   command->add_option("--jobs", options->jobs, "files at a time")

@@ -7,6 +7,7 @@
 #include <map>
 #include <nlohmann/json.hpp>
 
+#include "cli/conform_inputs.h"
 #include "cli/terminal.h"
 
 namespace lockstep {
@@ -98,7 +99,7 @@ std::string summary_text(const ConformTotals& totals) {
     text +=
         fmt::format("\n... and {} more (--json FILE holds them all)\n", mismatches.size() - shown);
   }
-  text += "\n";
+  text += refused_text(totals.refused) + "\n";
   if (!totals.schedules.files.empty()) {
     text +=
         fmt::format("{} of {} agree in every field of {}.\n", with_commas(totals.schedules.agreed),
@@ -138,7 +139,9 @@ std::string summary_json(const ConformTotals& totals) {
                      {"steps", totals.schedules.steps},
                      {"stuck", totals.schedules.stuck},
                      {"not_looked_at", totals.not_looked_at},
-                     {"mismatches", std::move(mismatches)}};
+                     {"mismatches", std::move(mismatches)},
+                     {"refused", totals.refused.size()},
+                     {"refusals", refused_json(totals.refused)}};
   return json.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";
 }
 

@@ -14,6 +14,7 @@
 #include "cli/terminal.h"
 #include "properties/generate/generator.h"
 #include "properties/invariants/planned_need.h"
+#include "reference/plan/limits.h"
 #include "reference/profiles/engine_profile.h"
 #include "sim/connectors/recorded_connector.h"
 #include "sim/recording/recording_workload.h"
@@ -177,11 +178,14 @@ Result<void> prepare_recording(const ReplayOptions& options, PreparedReplay& pre
   }
   Result<RecordingReader> reader = RecordingReader::open(options.file);
   if (!reader) return tl::unexpected(reader.error());
-  const RecordingHeader& header = reader->header();
+  const RecordingHeader header = reader->header();
   const auto policy = kv_transfer(header, nullptr).kv_load_failure_policy;
   const EngineConfig& engine = header.options.config;
+  const auto sound = check_limits(engine, header.groups, header.num_blocks);
+  if (!sound) return fail(fmt::format("{}:1: {}", options.file, sound.error().message));
   auto plan = plan_for_groups(header.groups, header.num_blocks);
-  if (Result<void> done = finish(options, engine, std::move(plan), prepared); !done) return done;
+  if (Result<void> done = finish(options, engine, std::move(plan), prepared); !done)
+    return fail(fmt::format("{}:1: {}", options.file, done.error().message));
   prepared.config.connector.load_failure_policy = policy;
   prepared.parts.clients = make_recording_workload(std::move(*reader));
   return {};

@@ -101,6 +101,8 @@ class Workload {
   // Every step is given, idle ones too, and the run ends where they end: waiting for ever is no
   // verdict.
   virtual bool is_scripted() const { return false; }
+  // "FILE:LINE" of what it gave last, for whoever cannot go on with it; empty: it is in no file.
+  virtual std::string place() const { return {}; }
   virtual std::int64_t now_ns() const = 0;
   // When something arrives next (nothing: no more), and that it is this late: for whoever keeps the
   // time of several engines, in place of step_done(), or makes a step last.
