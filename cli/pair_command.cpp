@@ -14,12 +14,11 @@
 #include "cli/progress.h"
 #include "cli/replay_setup.h"
 #include "cli/terminal.h"
+#include "reference/profiles/engine_profile.h"
 #include "sim/pair/engine_pair.h"
 
 namespace lockstep {
 namespace {
-
-constexpr const char* kEngine = "vllm-0.22.1";  // the profile that models connectors
 
 // Options of a replay that mean nothing here.
 Result<void> check_options(const ReplayOptions& options) {
@@ -67,7 +66,7 @@ Result<PreparedPair> prepare(const PairCommandOptions& given) {
   PreparedPair prepared;
   PairOptions& options = prepared.options;
   ReplayOptions replay = given.replay;
-  if (!replay.engine) replay.engine = kEngine;
+  if (!replay.engine) replay.engine = connector_profile().name;
   replay.load_failure_policy.reset();
   replay.staging_blocks = given.staging_blocks;
   plant(replay.mutant, options.defect);

@@ -12,10 +12,11 @@
 #include "cli/replay_connector.h"
 #include "cli/replay_flags.h"
 #include "cli/terminal.h"
-#include "properties/generate/fault_generator.h"
+#include "properties/generate/generator.h"
 #include "properties/invariants/planned_need.h"
 #include "reference/profiles/engine_profile.h"
 #include "sim/connectors/recorded_connector.h"
+#include "sim/recording/recording_workload.h"
 #include "sim/session/saved_run.h"
 
 namespace lockstep {

@@ -13,6 +13,7 @@
 #include "reference/types/kv_cache_spec.h"
 #include "reference/types/view_types.h"
 #include "sim/session/saved_run.h"
+#include "sim/verdict/divergence_json.h"
 
 namespace lockstep {
 namespace {
@@ -60,7 +61,8 @@ std::span<const PlannedFault> faults_in(const PreparedReplay& prepared) {
 // In all engines together.
 std::int64_t num_effects(const PreparedReplay& prepared, FaultKind kind) {
   std::int64_t times = 0;
-  for (const SessionEngine& engine : prepared.session->engines()) times += engine.faulty->num_effects(kind);
+  for (const SessionEngine& engine : prepared.session->engines())
+    times += engine.faulty->num_effects(kind);
   return times;
 }
 
@@ -99,7 +101,8 @@ std::string configuration_text(const PreparedReplay& prepared) {
                         ranks_text(prepared.config.device));
   if (prepared.session->engines().size() > 1)
     text += fmt::format("  engines {} data parallel ranks{}, each with its own pool\n",
-                        prepared.session->engines().size(), ranks.size() > 1 ? " of so many ranks each" : "");
+                        prepared.session->engines().size(),
+                        ranks.size() > 1 ? " of so many ranks each" : "");
   if (const std::string mutant = mutant_of(prepared.config); !mutant.empty()) {
     text += fmt::format("  mutant  {}\n", mutant);
   }
@@ -113,6 +116,10 @@ std::string summary_text(const RunSummary& s) {
   std::string text;
   const auto row = [&text](std::string_view name, std::string figure, std::string_view more = {}) {
     text += row_text(name, figure, more);
+  };
+  const auto count_row = [&](std::int64_t RunCounts::*count) {
+    const auto counter = std::ranges::find(kRunCounters, count, &RunCounter::count);
+    row("", with_commas(s.*count), counter->text);
   };
   row("requests", with_commas(s.requests),
       fmt::format("{} finished, {} aborted, {} refused", with_commas(s.finished_requests),
@@ -135,10 +142,9 @@ std::string summary_text(const RunSummary& s) {
   }
   if (s.backend != "none") {
     row("checked", with_commas(s.pages_checked), pages_text(s));
-    row("", with_commas(s.table_entries_checked), "block table entries");
-    row("", with_commas(s.slots_checked), "slots");
-    row("", with_commas(s.rows_read), "cache rows read back by attention");
-    row("", with_commas(s.outputs_checked), "attention outputs");
+    for (const auto count : {&RunCounts::table_entries_checked, &RunCounts::slots_checked,
+                             &RunCounts::rows_read, &RunCounts::outputs_checked})
+      count_row(count);
     if (s.state_numbers_checked > 0)
       row("", with_commas(s.state_numbers_checked),
           fmt::format("numbers of states; {} that came out of them",
@@ -150,8 +156,7 @@ std::string summary_text(const RunSummary& s) {
       row("", with_commas(s.rows_extracted),
           fmt::format("hidden states of finished requests, in {} that a trainer saw whole",
                       counted(s.hidden_files_seen, "file")));
-    if (s.union_rows_checked > 0)
-      row("", with_commas(s.union_rows_checked), "rows of the whole model found among the ranks");
+    if (s.union_rows_checked > 0) count_row(&RunCounts::union_rows_checked);
   }
   if (s.graphs.captured > 0)
     row("graphs", with_commas(s.graphs.captured),
@@ -186,7 +191,8 @@ std::string faults_text(const PreparedReplay& prepared, const RunSummary& summar
       effects.push_back(fmt::format("{} {}", name_of(kind), with_commas(times)));
   }
   std::string text =
-      row_text("faults", with_commas(std::ssize(prepared.session->engines().front().faulty->plan().faults())),
+      row_text("faults",
+               with_commas(std::ssize(prepared.session->engines().front().faulty->plan().faults())),
                effects.empty() ? "none took effect"
                                : fmt::format("took effect: {}", fmt::join(effects, ", ")));
   return text + row_text("refused", with_commas(summary.refused_allocations),
@@ -235,7 +241,8 @@ std::string summary_json(const ReplayOptions& options, const PreparedReplay& pre
       {"cp_kv_cache_interleave_size", device.context.interleave},
       {"data_parallel_size", prepared.session->engines().size()},
       {"enforce_eager", prepared.config.data_parallel.enforce_eager},
-      {"ranks", prepared.session->engines().size() * prepared.session->engines().front().ranks.size()},
+      {"ranks",
+       prepared.session->engines().size() * prepared.session->engines().front().ranks.size()},
       {"mutant", mutant_of(prepared.config)},
       {"seed", prepared.workload_options.seed},
       {"connector", connector_parts_text(prepared.config.connector.parts)},
@@ -259,7 +266,7 @@ std::string summary_json(const ReplayOptions& options, const PreparedReplay& pre
       json["fault_effects"][std::string(name_of(static_cast<FaultKind>(i)))] =
           num_effects(prepared, static_cast<FaultKind>(i));
   }
-  json.update(Json::parse(result_to_json(summary)));
+  json.update(json_of(summary));
   return json.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";
 }
 

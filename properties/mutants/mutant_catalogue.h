@@ -20,8 +20,6 @@
 #include <vector>
 
 #include "properties/generate/generator.h"
-#include "properties/generate/plan_bias.h"
-#include "properties/generate/transfer_bias.h"
 
 namespace lockstep {
 

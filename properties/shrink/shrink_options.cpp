@@ -2,7 +2,7 @@
 #include <string>
 
 #include "properties/shrink/case_parts.h"
-#include "properties/shrink/shrink_passes.h"
+#include "properties/shrink/shrink_trial.h"
 #include "sim/connectors/connector_config.h"
 #include "traces/formats/engine_options.h"
 

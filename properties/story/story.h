@@ -69,6 +69,9 @@ class StoryKeeper final : public StepObserver {
   std::vector<StoryStep> steps_;
 };
 
+// The story as one JSON object.
+std::string to_json(const SavedCase& saved, const Story& story);
+
 // Judges the case with someone who writes the story down. REQUIRES: a case that does not crash.
 Story tell(const SavedCase& saved, const BackendFactory& backend);
 

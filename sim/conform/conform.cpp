@@ -3,10 +3,9 @@
 #include <fmt/core.h>
 
 #include <algorithm>
-#include <atomic>
 #include <mutex>
-#include <thread>
 
+#include "base/parallel.h"
 #include "sim/connectors/recorded_connector.h"
 #include "sim/recording/recorded_terms.h"
 #include "sim/recording/recording_workload.h"
@@ -143,21 +142,13 @@ Result<ConformSummary> conform_recordings(std::vector<std::string> paths, int jo
                                           const std::function<void(const ConformFile&)>& done) {
   std::ranges::sort(paths);
   std::vector<Result<ConformFile>> results(paths.size(), ConformFile{});
-  std::atomic<std::size_t> next = 0;
   std::mutex report;
-  const auto work = [&] {
-    for (std::size_t i = next++; i < paths.size(); i = next++) {
-      results[i] = conform_recording(paths[i]);
-      const std::scoped_lock lock(report);
-      if (done && results[i]) done(*results[i]);
-    }
-  };
-  {
-    std::vector<std::jthread> threads;
-    for (int j = 1; j < std::min<int>(jobs, static_cast<int>(paths.size())); ++j)
-      threads.emplace_back(work);
-    work();
-  }
+  for_each_in_parallel(std::ssize(paths), jobs, [&](std::int64_t index) {
+    const auto i = static_cast<std::size_t>(index);
+    results[i] = conform_recording(paths[i]);
+    const std::scoped_lock lock(report);
+    if (done && results[i]) done(*results[i]);
+  });
   ConformSummary summary;
   for (Result<ConformFile>& file : results) {
     if (!file) return tl::unexpected(file.error());

@@ -9,6 +9,7 @@
 
 #include "base/check.h"
 #include "base/stopwatch.h"
+#include "reference/profiles/engine_profile.h"
 #include "sim/ranks/dp_step.h"
 
 namespace lockstep {
@@ -68,7 +69,7 @@ Result<void> DataParallelRun::begin(std::span<const EngineParts> engines) {
   std::int64_t num_layers = 0;
   for (const KVCacheGroupSpec& group : config_.device.plan.groups)
     num_layers += std::ssize(group.layer_names);
-  const std::int64_t sync_rows = config_.engine.engine == "vllm-0.22.1" ? 4 : 7;
+  const std::int64_t sync_rows = engine_profile(config_.engine.engine).dp_sync_rows;
   for (const EngineParts& parts : engines) {
     auto run = LockstepRun::start(config_, parts.run);
     if (!run) return tl::unexpected(run.error());
@@ -240,52 +241,6 @@ Result<bool> DataParallelRun::execute() {
   return true;
 }
 
-void add(const RunSummary& one, RunSummary& sum) {
-  for (const auto member : {&RunSummary::requests,
-                            &RunSummary::finished_requests,
-                            &RunSummary::aborted_requests,
-                            &RunSummary::refused_requests,
-                            &RunSummary::request_steps,
-                            &RunSummary::scheduled_tokens,
-                            &RunSummary::output_tokens,
-                            &RunSummary::prompt_tokens,
-                            &RunSummary::cached_tokens,
-                            &RunSummary::hits,
-                            &RunSummary::preemptions,
-                            &RunSummary::stored,
-                            &RunSummary::evictions,
-                            &RunSummary::refused_allocations,
-                            &RunSummary::pages_checked,
-                            &RunSummary::bytes_checked,
-                            &RunSummary::host_blocks_checked,
-                            &RunSummary::host_bytes_checked,
-                            &RunSummary::blocks_loaded,
-                            &RunSummary::blocks_stored,
-                            &RunSummary::blocks_lost,
-                            &RunSummary::host_evictions,
-                            &RunSummary::frees_delayed,
-                            &RunSummary::table_entries_checked,
-                            &RunSummary::slots_checked,
-                            &RunSummary::rows_read,
-                            &RunSummary::outputs_checked,
-                            &RunSummary::state_numbers_checked,
-                            &RunSummary::state_outputs_checked,
-                            &RunSummary::rows_extracted,
-                            &RunSummary::hidden_files_seen,
-                            &RunSummary::union_rows_checked})
-    sum.*member += one.*member;
-  for (const auto member : {&PhaseSeconds::schedule, &PhaseSeconds::program, &PhaseSeconds::execute,
-                            &PhaseSeconds::compare})
-    sum.seconds.*member += one.seconds.*member;
-  for (const auto member :
-       {&GraphStatistics::captured, &GraphStatistics::replayed, &GraphStatistics::dropped})
-    sum.graphs.*member += one.graphs.*member;
-  for (const KernelStatistics& kernel : one.kernels) add_kernel(kernel, sum.kernels);
-  for (const std::string& sentence : one.not_checked)
-    if (std::ranges::find(sum.not_checked, sentence) == sum.not_checked.end())
-      sum.not_checked.push_back(sentence);
-}
-
 Result<RunReport> DataParallelRun::finish() {
   RunReport report;
   RunSummary& all = report.summary;
@@ -294,7 +249,7 @@ Result<RunReport> DataParallelRun::finish() {
     auto one = engines_[r].run->finish();
     if (!one) return tl::unexpected(one.error());
     const RunSummary& summary = report.engines.emplace_back(std::move(one->summary));
-    add(summary, all);
+    add_counts(summary, all);
     all.state_hash.low = all.state_hash.low * 31 + summary.state_hash.low;
     all.state_hash.high = all.state_hash.high * 31 + summary.state_hash.high;
     if (all.verdict != Verdict::agreed || summary.verdict == Verdict::agreed) continue;

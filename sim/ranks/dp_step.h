@@ -48,8 +48,7 @@ inline constexpr std::int64_t kStepsBetweenVotes = 32;
 
 struct RankSizes {
   std::int32_t tp_size = 1;
-  std::int64_t sync_rows =
-      0;  // numbers that a rank tells the others: 4 in vllm-0.22.1, 7 in 0.33.0
+  std::int64_t sync_rows = 0;  // numbers that a rank tells the others (EngineProfile::dp_sync_rows)
   std::int64_t num_layers = 0;
   std::int64_t max_capture_size = 0;  // tokens; 0: no graphs are captured
   std::int64_t max_tokens_per_step = 0;

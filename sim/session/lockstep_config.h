@@ -1,5 +1,4 @@
-// The configuration of a run: of its engines' loops, of what stands beside them, and what is planted
-// where.
+// The configuration of a run: its engines' loops, what stands beside them, and planted defects.
 #pragma once
 
 #include "base/result.h"

@@ -1,4 +1,4 @@
-// Configurations of backends: for an engine and a plan, for one of its ranks, and what that rank has
+// Configurations of backends: for an engine and a plan, for one of its ranks, and that rank's part
 // of the cache.
 //
 // (1) Every rank of a plan is made here, whoever asks: the ranks of a run and those that look at
