@@ -51,7 +51,7 @@ Result<Prepared> prepare_recording(const ReplayOptions& options, LockstepConfig 
 }
 
 Result<Prepared> prepare(ReplayOptions options) {
-  options.backend = "none";
+  options.run.set_text("backend", "none");
   const Result<FileFormat> format = detect_format(options.file);
   if (!format) return tl::unexpected(format.error());
   if (*format == FileFormat::saved_case)
@@ -122,8 +122,8 @@ std::string to_json(const EngineDiff& diff) {
 // Options of a replay that mean nothing here.
 Result<void> check_options(const ReplayOptions& options) {
   const std::pair<bool, std::string_view> useless[] = {
-      {options.engine.has_value(), "--engine"},   {options.backend != "auto", "--backend"},
-      {options.check.has_value(), "--check"},     {options.mutant.has_value(), "--mutant"},
+      {options.run.has("engine"), "--engine"},    {options.run.has("backend"), "--backend"},
+      {options.run.has("check"), "--check"},      {options.run.has("mutants"), "--mutant"},
       {!options.report_path.empty(), "--report"}, {!options.save_dir.empty(), "--save"}};
   for (const auto& [given, name] : useless)
     if (given)

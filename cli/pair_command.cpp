@@ -23,12 +23,13 @@ constexpr const char* kEngine = "vllm-0.22.1";  // the profile that models conne
 
 // Options of a replay that mean nothing here.
 Result<void> check_options(const ReplayOptions& options) {
+  const GivenRun& run = options.run;
   const std::pair<bool, std::string_view> useless[] = {
-      {options.pp.has_value(), "--pipeline-parallel-size"},
-      {options.dp.has_value(), "--data-parallel-size"},
-      {options.faults.has_value(), "--faults"},
-      {options.connector.has_value(), "--connector"},
-      {options.async_scheduling.has_value(), "--async-scheduling"},
+      {run.has("pipeline_parallel_size"), "--pipeline-parallel-size"},
+      {run.has("data_parallel_size"), "--data-parallel-size"},
+      {run.has("faults"), "--faults"},
+      {run.has("connector"), "--connector"},
+      {run.has("async_scheduling"), "--async-scheduling"},
       {!options.report_path.empty(), "--report"},
       {!options.save_dir.empty(), "--save"},
       {!options.cache_events_path.empty(), "--cache-events"},
@@ -45,11 +46,12 @@ struct PreparedPair {
 };
 
 // A defect of the transfer is planted here; any other is the replay's.
-void plant(std::optional<std::string>& mutant, TransferDefect& defect) {
-  const auto planted = mutant ? transfer_defect_from_name(*mutant) : std::nullopt;
+void plant(GivenRun& run, TransferDefect& defect) {
+  if (!run.has("mutants")) return;
+  const auto planted = transfer_defect_from_name(run.spec.mutants.front());
   if (!planted) return;
   defect = *planted;
-  mutant.reset();
+  run.forget("mutants");
 }
 
 std::vector<Backend*> ranks_of(const PreparedReplay& prepared) {
@@ -63,22 +65,26 @@ Result<PreparedPair> prepare(const PairCommandOptions& given) {
   PreparedPair prepared;
   PairOptions& options = prepared.options;
   ReplayOptions replay = given.replay;
-  if (!replay.engine) replay.engine = kEngine;
-  replay.load_failure_policy.reset();
+  GivenRun& run = replay.run;
+  if (!run.has("engine")) run.set_text("engine", kEngine);
+  run.forget("kv_load_failure_policy");
   replay.staging_blocks = given.staging_blocks;
-  plant(replay.mutant, options.defect);
-  if (replay.mutant && replay.backend == "none")
+  plant(run, options.defect);
+  if (run.has("mutants") && run.spec.backend == "none")
     return fail(
         fmt::format("--mutant {}: no defect of the transfer between two engines, and those of a "
                     "backend need --backend; `lockstep mutants --list` lists them",
-                    *replay.mutant));
+                    run.spec.mutants.front()));
   auto decode = prepare_replay(replay);
   if (!decode) return tl::unexpected(decode.error());
   if (decode->format == FileFormat::recording || decode->format == FileFormat::saved_case)
     return fail(fmt::format("{}: {} is what one engine did; give a trace of requests", replay.file,
                             name_of(decode->format)));
   prepared.decode = std::move(*decode);
-  if (given.prefill_blocks) replay.num_blocks = given.prefill_blocks;
+  if (given.prefill_blocks) {
+    run.spec.cache.num_blocks = *given.prefill_blocks;
+    run.add(run_field("num_blocks"));
+  }
   auto prefill = prepare_replay(replay);
   if (!prefill) return fail("--prefill-blocks: " + prefill.error().message);
   prepared.prefill = std::move(*prefill);
@@ -88,14 +94,13 @@ Result<PreparedPair> prepare(const PairCommandOptions& given) {
   options.prefill_ranks = ranks_of(prepared.prefill);
   options.staging_blocks = given.staging_blocks;
   options.network = given.network;
-  options.network.seed = given.replay.seed.value_or(0);
+  options.network.seed = given.replay.run.spec.seed;
   options.times = given.times;
   options.attempts_max = given.attempts_max;
   options.offer_percent = given.offer_percent;
   options.steps_max = given.steps_max;
   options.step_time = prepared.decode.workload_options.step_time;
-  if (given.replay.load_failure_policy == "fail")
-    options.load_failure_policy = KVLoadFailurePolicy::fail;
+  options.load_failure_policy = given.replay.run.spec.connector.load_failure_policy;
   return prepared;
 }
 
@@ -129,7 +134,7 @@ int pair(const PairCommandOptions& given) {
 
 void add_pair_command(CLI::App& app, int& exit_code) {
   auto options = std::make_shared<PairCommandOptions>();
-  options->replay.backend = "none";
+  options->replay.run.set_text("backend", "none");
   CLI::App* command = app.add_subcommand(
       "pair", "Run a trace through a prefill and a decode engine with a lossy network in between");
   declare_pair_options(*command, *options);

@@ -18,30 +18,28 @@
 namespace lockstep {
 namespace {
 
-KVCacheGroupSpec group_of(const ReplayOptions& options, const EngineConfig& engine) {
+KVCacheGroupSpec group_of(const RunSpec& run) {
+  const RunRecipe& recipe = run.recipe;
   KVCacheGroupSpec group;
-  const bool mla = options.attention.value_or("full") == "mla";
+  const bool mla = recipe.attention == "mla";
   group.spec.kind = mla ? CacheKind::mla : CacheKind::full_attention;
-  group.spec.block_size = engine.block_size;
-  group.spec.num_kv_heads = options.kv_heads.value_or(mla ? 1 : 2);
-  group.spec.head_size = options.head_size.value_or(64);
-  const ElementType type = *element_type_from_name(options.dtype.value_or("bf16"));
+  group.spec.block_size = run.engine.block_size;
+  group.spec.num_kv_heads = recipe.kv_heads != 0 ? recipe.kv_heads : (mla ? 1 : 2);
+  group.spec.head_size = recipe.head_size;
+  const ElementType type = *element_type_from_name(recipe.dtype);
   group.spec.dtype = type.dtype;
   group.spec.kv_quant_mode = type.mode;
-  for (int i = 0; i < options.layers.value_or(2); ++i) {
-    group.layer_names.push_back(fmt::format("layers.{}", i));
-  }
+  for (int i = 0; i < recipe.layers; ++i) group.layer_names.push_back(fmt::format("layers.{}", i));
   return group;
 }
 
 // Scales of K and of V rows need both.
-Result<void> check_scales(const ReplayOptions& options, const KVCacheSpec& spec) {
-  const std::string name = options.dtype.value_or("bf16");
-  if (element_type_from_name(name)->mode == KVQuantMode::none || !has_single_rows(spec)) return {};
+Result<void> check_scales(const std::string& dtype, const KVCacheSpec& spec) {
+  if (element_type_from_name(dtype)->mode == KVQuantMode::none || !has_single_rows(spec)) return {};
   return fail(
       fmt::format("--dtype: {} has a scale for each K and each V row, and mla keeps one row for "
                   "both; choose int8 or fp8_e4m3",
-                  name));
+                  dtype));
 }
 
 // A pool for `groups` in which one request of max_model_len fits and two do not.
@@ -58,28 +56,29 @@ std::int64_t tight_pool(const std::vector<KVCacheGroupSpec>& groups, const Engin
   return num_blocks;
 }
 
-Result<KVCacheConfig> plan_model(const std::string& name, const ReplayOptions& replay,
-                                 std::optional<std::int64_t> num_blocks, bool hybrid_groups,
-                                 EngineConfig& engine, std::vector<std::string>& chosen) {
-  const Result<ModelSpec> model = find_model(name);
+Result<KVCacheConfig> plan_model(RunSpec& run, const CacheWishes& wishes,
+                                 std::vector<std::string>& chosen) {
+  EngineConfig& engine = run.engine;
+  const Result<ModelSpec> model = find_model(run.recipe.model);
   if (!model) return tl::unexpected(model.error());
   PlanOptions options;
-  options.backend = *attention_backend_from_name(replay.attention_backend.value_or("flash_attn"));
-  const ElementType type = *element_type_from_name(replay.dtype.value_or("bf16"));
+  options.backend = run.attention_backend;
+  const ElementType type = *element_type_from_name(run.recipe.dtype);
   options.kv_dtype = type.dtype;
   options.kv_quant_mode = type.mode;
   options.max_model_len = engine.max_model_len;
   options.max_num_batched_tokens = engine.max_num_batched_tokens;
   options.mamba_chunk_size = model->mamba_chunk_size;
-  options.tp = replay.tp.value_or(1);
+  options.tp = run.tensor_parallel_size;
   options.dcp = engine.dcp;
   options.pcp = engine.pcp;
-  options.disable_hybrid_kv_cache_manager = !hybrid_groups;
-  if (replay.block_size) options.block_size = *replay.block_size;
+  options.disable_hybrid_kv_cache_manager = !wishes.hybrid_groups;
+  if (wishes.says_block_size) options.block_size = engine.block_size;
   Result<LayerSpecs> layers = layer_specs(*model, options);
   if (!layers) return tl::unexpected(layers.error());
   for (const NamedSpec& layer : *layers)
-    if (auto taken = check_scales(replay, layer.spec); !taken) return tl::unexpected(taken.error());
+    if (auto taken = check_scales(run.recipe.dtype, layer.spec); !taken)
+      return tl::unexpected(taken.error());
   if (is_hybrid(*layers) && engine.enable_prefix_caching) {
     options.mamba_cache_mode = MambaCacheMode::align;
     chosen.push_back("states are kept in mode align, which prefix caching needs");
@@ -90,11 +89,12 @@ Result<KVCacheConfig> plan_model(const std::string& name, const ReplayOptions& r
   options.num_gpu_blocks_override = std::int64_t{1} << 30;
   Result<MemoryPlan> plan = plan_memory(*layers, options);
   if (!plan) return tl::unexpected(plan.error());
-  options.num_gpu_blocks_override =
-      num_blocks ? *num_blocks : tight_pool(plan->workers.front().groups, engine, chosen);
+  options.num_gpu_blocks_override = wishes.num_blocks
+                                        ? *wishes.num_blocks
+                                        : tight_pool(plan->workers.front().groups, engine, chosen);
   plan = plan_memory(*layers, options);
   if (!plan) return tl::unexpected(plan.error());
-  if (!hybrid_groups)
+  if (!wishes.hybrid_groups)
     chosen.push_back("one KV cache group for all layers, as without the hybrid KV cache manager");
 
   engine.block_size = static_cast<std::int32_t>(plan->aligned.block_size);
@@ -109,16 +109,15 @@ Result<KVCacheConfig> plan_model(const std::string& name, const ReplayOptions& r
 
 }  // namespace
 
-Result<KVCacheConfig> plan_replay_cache(const ReplayOptions& options,
-                                        std::optional<std::int64_t> num_blocks, bool hybrid_groups,
-                                        EngineConfig& engine, std::vector<std::string>& chosen) {
-  if (options.model)
-    return plan_model(*options.model, options, num_blocks, hybrid_groups, engine, chosen);
-  std::vector<KVCacheGroupSpec> groups = {group_of(options, engine)};
-  if (auto taken = check_scales(options, groups.front().spec); !taken)
+Result<KVCacheConfig> plan_replay_cache(RunSpec& run, const CacheWishes& wishes,
+                                        std::vector<std::string>& chosen) {
+  if (!run.recipe.model.empty()) return plan_model(run, wishes, chosen);
+  std::vector<KVCacheGroupSpec> groups = {group_of(run)};
+  if (auto taken = check_scales(run.recipe.dtype, groups.front().spec); !taken)
     return tl::unexpected(taken.error());
-  if (!num_blocks) num_blocks = tight_pool(groups, engine, chosen);
-  return plan_for_groups(std::move(groups), *num_blocks);
+  const std::int64_t num_blocks =
+      wishes.num_blocks ? *wishes.num_blocks : tight_pool(groups, run.engine, chosen);
+  return plan_for_groups(std::move(groups), num_blocks);
 }
 
 }  // namespace lockstep

@@ -8,18 +8,22 @@
 #include <vector>
 
 #include "base/result.h"
-#include "cli/replay_options.h"
-#include "reference/types/engine_config.h"
 #include "reference/types/kv_cache_spec.h"
+#include "traces/formats/run_spec.h"
 
 namespace lockstep {
 
-// `num_blocks` absent: one and a half times what the longest request holds, and a sentence about it
-// in `chosen`. Without `hybrid_groups` all layers of a model are kept alike, in one group. What the
-// plan decides for the engine (block sizes, the mode of states) is put into `engine`. Errors: an
-// unknown model, a pool too small for one request of max_model_len.
-Result<KVCacheConfig> plan_replay_cache(const ReplayOptions& options,
-                                        std::optional<std::int64_t> num_blocks, bool hybrid_groups,
-                                        EngineConfig& engine, std::vector<std::string>& chosen);
+struct CacheWishes {
+  // Absent: one and a half times what the longest request holds.
+  std::optional<std::int64_t> num_blocks;
+  bool says_block_size = false;  // the engine's is not the default, but asked for
+  bool hybrid_groups = true;     // false: all layers of a model are kept alike, in one group
+};
+
+// The plan of run.recipe. What it decides for the engine (block sizes, the mode of states) is put
+// into run.engine, and a sentence about each choice into `chosen`. Errors: an unknown model, a pool
+// too small for one request of max_model_len.
+Result<KVCacheConfig> plan_replay_cache(RunSpec& run, const CacheWishes& wishes,
+                                        std::vector<std::string>& chosen);
 
 }  // namespace lockstep

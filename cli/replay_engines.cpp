@@ -50,8 +50,8 @@ Result<void> add_engine(std::string_view backend_name, PreparedEngine& engine,
                         std::unique_ptr<Workload>& workload, const PreparedReplay& prepared) {
   const LockstepConfig& config = prepared.config;
   FaultyWorkload* faulty = nullptr;
-  if (!prepared.faults.empty()) {
-    auto behind = make_faulty_workload(std::move(workload), prepared.faults);
+  if (!prepared.run.faults.empty()) {
+    auto behind = make_faulty_workload(std::move(workload), prepared.run.faults);
     if (!behind) return tl::unexpected(behind.error());
     faulty = behind->get();
     workload = std::move(*behind);

@@ -31,11 +31,11 @@ struct PreparedEngine {
 
 struct PreparedReplay {
   FileFormat format = FileFormat::request_trace;
-  LockstepConfig config;
+  RunSpec run;
+  LockstepConfig config;                // of `run`
   std::vector<PreparedEngine> engines;  // one for each data parallel rank
-  std::vector<Fault> faults;
-  std::unique_ptr<Workload> workload;  // all that arrives; of one engine, as it is given to it
-  std::vector<BlockId> free_order;     // of a saved case that says so; empty: the engine's
+  std::unique_ptr<Workload> workload;   // all that arrives; of one engine, as it is given to it
+  std::vector<BlockId> free_order;      // of a saved case that says so; empty: the engine's
   TraceWorkloadOptions workload_options;
   std::int64_t num_records = 0;           // of the trace or recording; 0: not known
   std::vector<std::string> chosen;        // what was chosen here because nobody said

@@ -52,7 +52,7 @@ std::string group_text(const KVCacheGroupSpec& group) {
 // The first few; what becomes of all of them is counted at the end.
 std::span<const PlannedFault> faults_in(const PreparedReplay& prepared) {
   constexpr std::size_t kShown = 20;
-  if (prepared.faults.empty()) return {};
+  if (prepared.run.faults.empty()) return {};
   const auto faults = prepared.engines.front().faulty->plan().faults();
   return faults.first(std::min(faults.size(), kShown));
 }
@@ -178,7 +178,7 @@ std::string summary_text(const RunSummary& s) {
 }
 
 std::string faults_text(const PreparedReplay& prepared, const RunSummary& summary) {
-  if (prepared.faults.empty()) return {};
+  if (prepared.run.faults.empty()) return {};
   std::vector<std::string> effects;
   for (std::size_t i = 0; i < kNumFaultKinds; ++i) {
     const auto kind = static_cast<FaultKind>(i);
@@ -251,7 +251,7 @@ std::string summary_json(const ReplayOptions& options, const PreparedReplay& pre
                                {"request_steps", prepared.totals->request_steps},
                                {"met", missed_totals(prepared, summary).empty()}};
   }
-  if (!prepared.faults.empty()) {
+  if (!prepared.run.faults.empty()) {
     json["faults"] = Json::array();
     for (const PlannedFault& fault : prepared.engines.front().faulty->plan().faults())
       json["faults"].push_back(to_text(fault));

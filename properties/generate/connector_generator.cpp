@@ -18,14 +18,9 @@ bool takes_connector(const SavedCase& saved) {
 }
 
 void draw_host_tier(Draw& draw, SavedCase& saved) {
-  set_setting(saved, "host_blocks",
-              draw.choices.one_of<std::int64_t>({saved.cache.num_blocks, draw.choices.between(1, 8),
-                                                 4 * saved.cache.num_blocks}));
-  set_setting(saved, "transfer_delay_steps", draw.choices.one_of<std::int64_t>({3, 0, 1, 8}));
-}
-
-void set_parts(SavedCase& saved, const std::vector<ConnectorKind>& parts) {
-  set_setting(saved, "connector", connector_parts_number(parts));
+  saved.connector.num_host_blocks = draw.choices.one_of<std::int64_t>(
+      {saved.cache.num_blocks, draw.choices.between(1, 8), 4 * saved.cache.num_blocks});
+  saved.connector.delay_steps_max = draw.choices.one_of({3, 0, 1, 8});
 }
 
 }  // namespace
@@ -35,13 +30,14 @@ void draw_connector(Draw& draw, SavedCase& saved) {
   // A host tier finds blocks by their hashes.
   const bool is_host = draw.has(Feature::host_tier) && saved.engine.enable_prefix_caching;
   if (!is_host && !draw.has(Feature::connector_peers)) return;
-  set_parts(saved, {is_host ? ConnectorKind::host : ConnectorKind::peers});
+  saved.connector.parts = {is_host ? ConnectorKind::host : ConnectorKind::peers};
   if (is_host) draw_host_tier(draw, saved);
   // vLLM assigns lost blocks of several groups to no request. Some loads come through: a request
   // whose every load fails would ask for ever.
   if (draw.has(Feature::failing_loads) && saved.cache.groups.size() == 1)
-    set_setting(saved, "load_failed_percent", draw.choices.one_of<std::int64_t>({20, 50, 80}));
-  if (draw.has(Feature::load_failure_fails)) set_setting(saved, "load_failure_fails", 1);
+    saved.connector.load_failed_percent = draw.choices.one_of({20, 50, 80});
+  if (draw.has(Feature::load_failure_fails))
+    saved.connector.load_failure_policy = KVLoadFailurePolicy::fail;
   if (draw.has(Feature::faults) && draw.choices.chance(50))
     saved.faults.push_back(
         faults_of(FaultPlan({{.kind = FaultKind::abort_loading, .step = draw.choices.below(8)}}))
@@ -49,7 +45,7 @@ void draw_connector(Draw& draw, SavedCase& saved) {
 }
 
 void draw_further_connectors(Draw& draw, SavedCase& saved) {
-  auto parts = connector_parts_from_number(setting_of(saved, "connector").value_or(0));
+  std::vector<ConnectorKind>& parts = saved.connector.parts;
   if (parts.empty() || !draw.has(Feature::several_connectors)) return;
   const bool takes_one_group = saved.cache.groups.size() == 1;
   for (std::int64_t more = draw.choices.between(1, 2); more > 0; --more) {
@@ -62,7 +58,6 @@ void draw_further_connectors(Draw& draw, SavedCase& saved) {
     if (kind == ConnectorKind::host && !had_host) draw_host_tier(draw, saved);
     parts.insert(parts.begin() + draw.choices.below(std::ssize(parts) + 1), kind);
   }
-  set_parts(saved, parts);
 }
 
 }  // namespace lockstep

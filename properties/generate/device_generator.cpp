@@ -3,7 +3,6 @@
 #include <algorithm>
 
 #include "properties/generate/generator_parts.h"
-#include "properties/shrink/case_parts.h"
 
 namespace lockstep {
 namespace {
@@ -28,10 +27,10 @@ bool has_no_real_rows(const SavedCase& saved, const KVCacheGroupSpec& group) {
 
 void draw_device_modes(Draw& draw, SavedCase& saved) {
   if (draw.has(Feature::captured_graphs))
-    set_setting(saved, "max_cudagraph_capture_size", draw.choices.one_of({8, 16, 64}));
+    saved.max_cudagraph_capture_size = draw.choices.one_of({8, 16, 64});
   const auto cannot = [&](const KVCacheGroupSpec& group) { return has_no_real_rows(saved, group); };
   if (!draw.has(Feature::real_numbers) || std::ranges::any_of(saved.cache.groups, cannot)) return;
-  set_setting(saved, "real_numbers", 1);
+  saved.numbers = Numbers::real;
 }
 
 }  // namespace lockstep

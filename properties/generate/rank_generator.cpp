@@ -2,7 +2,6 @@
 #include <algorithm>
 
 #include "properties/generate/generator_parts.h"
-#include "properties/shrink/case_parts.h"
 #include "reference/plan/page_size.h"
 #include "sim/engine/lockstep.h"
 
@@ -26,20 +25,20 @@ bool is_special(const KVCacheGroupSpec& group) {
 
 // Cut: heads and channels are multiples of tp. Replicated: fewer heads than ranks.
 void draw_tensor_parallel(Draw& draw, SavedCase& saved) {
-  const std::int64_t tp = draw.choices.one_of<std::int64_t>({2, 2, 4});
+  const std::int32_t tp = draw.choices.one_of({2, 2, 4});
   const bool replicated = draw.has(Feature::replicated_heads);
   std::vector<KVCacheGroupSpec> groups = saved.cache.groups;
   for (KVCacheGroupSpec& group : groups) {
     KVCacheSpec& spec = group.spec;
     if (!is_state_kind(spec.kind) && !has_single_rows(spec))
-      spec.num_kv_heads = replicated ? draw.choices.one_of<std::int64_t>({1, tp / 2})
-                                     : tp * draw.choices.between(1, 2);
+      spec.num_kv_heads =
+          replicated ? draw.choices.one_of({1, tp / 2}) : tp * draw.choices.between(1, 2);
     for (StateTensorSpec& state : spec.states)
       for (std::int64_t& dim : state.dims) dim = round_up(dim, tp);
   }
   if (!plan_with(saved, std::move(groups))) return;
-  set_setting(saved, "tensor_parallel_size", tp);
-  set_setting(saved, "queries_per_kv", tp * draw.choices.between(1, 2));
+  saved.tensor_parallel_size = tp;
+  saved.queries_per_kv = tp * static_cast<std::int32_t>(draw.choices.between(1, 2));
 }
 
 }  // namespace
@@ -47,11 +46,11 @@ void draw_tensor_parallel(Draw& draw, SavedCase& saved) {
 void draw_ranks(Draw& draw, SavedCase& saved) {
   if (draw.runs_kernels() && std::ranges::none_of(saved.cache.groups, is_special)) {
     if (draw.has(Feature::tensor_parallel)) draw_tensor_parallel(draw, saved);
-    if (draw.has(Feature::pipeline_parallel)) set_setting(saved, "pipeline_parallel_size", 2);
+    if (draw.has(Feature::pipeline_parallel)) saved.pipeline_parallel_size = 2;
   }
   if (!draw.has(Feature::data_parallel)) return;
-  set_setting(saved, "data_parallel_size", draw.choices.between(2, 3));
-  set_setting(saved, "enforce_eager", draw.choices.below(2));
+  saved.data_parallel_size = static_cast<std::int32_t>(draw.choices.between(2, 3));
+  saved.enforce_eager = draw.choices.below(2) != 0;
 }
 
 }  // namespace lockstep
