@@ -1,6 +1,6 @@
 // The backend of the lockstep on any device: executes a StepProgram with block tables, slot
-// mappings, views and memory of its own. See sim/protocol/backend.h for the protocol and device.h for what
-// runs it.
+// mappings, views and memory of its own. See sim/protocol/backend.h for the protocol and device.h
+// for what runs it.
 #pragma once
 
 #include <memory>

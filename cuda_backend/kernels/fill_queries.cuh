@@ -1,5 +1,5 @@
-// The query rows of attention, made from content ids by rule (1) of sim/protocol/backend.h: fp32, whatever
-// the cache holds.
+// The query rows of attention, made from content ids by rule (1) of sim/protocol/backend.h: fp32,
+// whatever the cache holds.
 #pragma once
 
 #include "cuda_backend/kernels/words.cuh"

@@ -1,8 +1,8 @@
 // Launchers of the kernels that a serving engine runs on real numbers: cache writes with
 // quantisation, split attention, convolutions, recurrences, state and page moves, slots and block
 // tables of a batch. A table of each build, beside the kernel_table whose kernels follow the
-// protocol of sim/protocol/backend.h; the same promises hold (kernel_table.h). docs/kernels.md lists shapes,
-// oracles and tolerances.
+// protocol of sim/protocol/backend.h; the same promises hold (kernel_table.h). docs/kernels.md
+// lists shapes, oracles and tolerances.
 #pragma once
 
 #include "cuda_backend/kernels/engine_params.h"

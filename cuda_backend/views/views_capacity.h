@@ -1,6 +1,6 @@
 // What an engine tells its users and its kernels about a plan: how many tokens it holds, how many
 // rows a buffer indexed by slots has, how many requests run at once. Worked out on its own, with
-// the mistakes that engines made as switches; the reference's figures are in reference/plan/capacity.h.
+// the mistakes that engines made as switches; the model's figures are in reference/plan/capacity.h.
 #pragma once
 
 #include <cstdint>

@@ -46,7 +46,7 @@ std::vector<Mutant> row_mutants() {
       {.id = "race",
        .site = kBackend,
        .source = "this project",
-       .mechanism = "a second CTA writes the first token's row, with the last token's content",
+       .mechanism = "a second CTA writes the first token's row with the last token's content",
        .exposed_by = "any step in check mode; two tokens or more in fast mode",
        .caught_by = {kMemory},
        .bias = on_device(attention, {states}, "check")},
@@ -60,9 +60,8 @@ std::vector<Mutant> row_mutants() {
       {.id = "stale-nan",
        .site = kBackend,
        .source = "vllm 35219, 43990",
-       .mechanism =
-           "attention reads its last block to the end: recycled bytes come in as numbers, or "
-           "as NaN",
+       .mechanism = "attention reads its last block to the end: recycled bytes are read as "
+                    "numbers, or as NaN",
        .exposed_by = "a query that ends inside a block",
        .caught_by = {kOutput},
        .bias = on_device(attention, {states})},
@@ -85,10 +84,9 @@ std::vector<Mutant> row_mutants() {
       {.id = "hidden-save-race",
        .site = kBackend,
        .source = "vllm 37374",
-       .mechanism =
-           "the file of a request's hidden states is written under the name that a trainer "
-           "looks for: it can be seen before it is whole",
-       .exposed_by = "a request with hidden states that ends, and a trainer that looks meanwhile",
+       .mechanism = "the file of a request's hidden states is written under its final name, so a "
+                    "trainer can see it before it is whole",
+       .exposed_by = "a request with hidden states that ends, and a trainer that polls",
        .caught_by = {"hidden_file"},
        .bias = on_device({full_attention, hidden_state, several_groups}, {two_block_pool})},
   };
@@ -109,8 +107,8 @@ std::vector<Mutant> device_state_mutants() {
       {.id = "copy-unordered",
        .site = kBackend,
        .source = "vllm 46278, sglang 36738",
-       .mechanism = "what reads a copied or loaded block does not wait for it, and a store does "
-                    "not wait for what it stores",
+       .mechanism = "readers of a copied or loaded block do not wait for it, and a store does not "
+                    "wait for what it stores",
        .exposed_by = "several streams, and copies of states from block to block",
        .caught_by = {kMemory, kWritten},
        .bias = on_device(
@@ -127,7 +125,7 @@ std::vector<Mutant> device_state_mutants() {
       {.id = "state-draft-reuse",
        .site = kBackend,
        .source = "vllm 57128",
-       .mechanism = "a step goes on from a state that has seen rejected drafts",
+       .mechanism = "a step continues from a state that has seen rejected drafts",
        .exposed_by = "states with drafts, one of them rejected",
        .caught_by = {kWritten},
        .bias = on_device({states, drafts}, {two_block_pool})},
@@ -142,9 +140,8 @@ std::vector<Mutant> device_state_mutants() {
       {.id = "state-stride-unpadded",
        .site = kBackend,
        .source = "vllm 38081 review",
-       .mechanism =
-           "states are strided by the real page and not by the padded page: block b drifts "
-           "into b-1",
+       .mechanism = "states are strided by the real page instead of the padded page: block b "
+                    "drifts into b-1",
        .exposed_by = "states in padded pages",
        .caught_by = {kWritten},
        .bias = on_device({full_attention, states, several_groups, padded_pages}, {two_block_pool})},

@@ -50,7 +50,7 @@ std::vector<Mutant> mutants_of_host_tier() {
       {.id = "transfer-wrong-end",
        .site = kBackend,
        .source = "dynamo 8419, vllm 43996",
-       .mechanism = "of the blocks that a transfer moves, the last are taken for the first",
+       .mechanism = "the last blocks of a transfer are moved in place of the first",
        .exposed_by = "a host tier, and two blocks of a group moved in one step",
        .caught_by = {kHost, kWritten},
        .bias = beside_host_tier({long_prompts}),
@@ -58,8 +58,8 @@ std::vector<Mutant> mutants_of_host_tier() {
       {.id = "transfer-flatten",
        .site = kBackend,
        .source = "vllm 39949",
-       .mechanism = "a transfer takes a cache for one long array: its blocks lie as far apart as "
-                    "they are long, padding or other layers between them or not",
+       .mechanism = "a transfer treats a cache as one long array and ignores padding and other "
+                    "layers between its blocks",
        .exposed_by = "a host tier, and padded pages or several layers in a host block",
        .caught_by = {kHost, kWritten},
        .bias = beside_host_tier({several_groups, padded_pages}),
@@ -67,7 +67,7 @@ std::vector<Mutant> mutants_of_host_tier() {
       {.id = "transfer-failed-marked-ok",
        .site = kBackend,
        .source = "dynamo 15079",
-       .mechanism = "a load from the host tier that failed is not reported: its blocks count as "
+       .mechanism = "a failed load from the host tier is not reported: its blocks count as "
                     "computed",
        .exposed_by = "a host tier, and loads that fail",
        .caught_by = {"decide", "transfer"},
@@ -76,8 +76,8 @@ std::vector<Mutant> mutants_of_host_tier() {
       {.id = "free-send-in-flight",
        .site = kBackend,
        .source = "vllm 45357",
-       .mechanism = "a request that has finished gives its blocks back while stores of them wait",
-       .exposed_by = "a host tier, and stores that come later than the end of their request",
+       .mechanism = "a finished request gives its blocks back while stores of them are pending",
+       .exposed_by = "a host tier, and stores that outlive their request",
        .caught_by = {"transfer"},
        .bias = beside_host_tier({}),
        .reshape = with_late_stores},

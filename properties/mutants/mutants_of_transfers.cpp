@@ -13,27 +13,27 @@ std::vector<Mutant> protocol_mutants() {
       {.id = "send-freed-early",
        .site = kTransfer,
        .source = "this project",
-       .mechanism = "the prefill engine gives its blocks back when it has sent the last of them, "
-                    "not when they are known to have arrived",
+       .mechanism = "the prefill engine frees its blocks when it has sent the last of them, not "
+                    "when they are known to have arrived",
        .exposed_by = "any load; a lost block makes it wrong data",
        .caught_by = {"transfer.freed_early"}},
       {.id = "delivery-twice",
        .site = kTransfer,
        .source = "this project",
-       .mechanism = "a block that arrives a second time is written and counted again: the load "
-                    "counts as complete with a block missing",
-       .exposed_by = "a network that repeats packets, or a read that was said again",
+       .mechanism = "a block that arrives twice is written and counted twice: the load counts as "
+                    "complete with a block missing",
+       .exposed_by = "a network that repeats packets, or a repeated read",
        .caught_by = {"transfer.delivered_twice"}},
       {.id = "recv-failed-marked-ok",
        .site = kTransfer,
        .source = "dynamo 15079; vLLM 0.22.1's NIXL worker with several groups",
-       .mechanism = "a load that failed is reported as received, and none of its blocks as invalid",
+       .mechanism = "a failed load is reported as received, and none of its blocks as invalid",
        .exposed_by = "blocks lost for good",
        .caught_by = {"transfer.incomplete"}},
       {.id = "completion-stale",
        .site = kTransfer,
        .source = "this project",
-       .mechanism = "the release of an earlier attempt is taken for one of the attempt under way: "
+       .mechanism = "the release of an earlier attempt is taken for one of the current attempt: "
                     "its blocks are free before they are read",
        .exposed_by = "a failed load, prefilled again, and a release that comes late",
        .caught_by = {"transfer.freed_early"},
@@ -47,7 +47,7 @@ std::vector<Mutant> staging_mutants() {
       {.id = "stage-read-early",
        .site = kTransfer,
        .source = "vllm 46278, sglang 36738: the same race",
-       .mechanism = "the bytes to be sent are taken out of the staging buffer before the step that "
+       .mechanism = "the bytes to send are read from the staging buffer before the step that "
                     "stores the blocks there has run",
        .exposed_by = "any load, and pages",
        .caught_by = {"transfer.read_content"},
@@ -55,8 +55,8 @@ std::vector<Mutant> staging_mutants() {
       {.id = "load-before-arrival",
        .site = kTransfer,
        .source = "vllm 46278, sglang 36738: the same race",
-       .mechanism = "blocks are loaded into pages before the bytes that came for them lie in the "
-                    "staging buffer: pages receive what was there before",
+       .mechanism = "blocks are loaded into pages before their bytes have arrived in the staging "
+                    "buffer: pages receive its old content",
        .exposed_by = "any load, and pages",
        .caught_by = {"memory.divergence"},
        .transfer = {.has_pages = true}},
@@ -68,16 +68,15 @@ std::vector<Mutant> holding_mutants() {
       {.id = "hold-head-of-line",
        .site = kTransfer,
        .source = "vLLM 0.22.1 (connectors/connector_async/0014)",
-       .mechanism =
-           "a request that holds nothing and does not fit stands before those whose load is "
-           "complete: nothing runs again",
-       .exposed_by = "a tight pool, and a load of which nothing came",
+       .mechanism = "a request that holds nothing and does not fit stands before fully loaded "
+                    "ones: nothing runs again",
+       .exposed_by = "a tight pool, and a load that received nothing",
        .caught_by = {"liveness.head_of_line"},
        .transfer = {.subject = TransferSubject::holds, .tight = true}},
       {.id = "hold-partial-deadlock",
        .site = kTransfer,
        .source = "vLLM 0.22.1 (connectors/connector_failures_fail/0000)",
-       .mechanism = "requests that have loaded a part each hold what the other needs to go on",
+       .mechanism = "partly loaded requests each hold what the other needs to go on",
        .exposed_by = "a tight pool",
        .caught_by = {"liveness.partial_load"},
        .transfer = {.subject = TransferSubject::holds, .tight = true}},
@@ -90,15 +89,14 @@ std::vector<Mutant> connector_mutants() {
        .site = kTransfer,
        .source = "vllm 39949",
        .mechanism = "a MultiConnector is said to support several groups when any part does",
-       .exposed_by = "parts that differ in it",
+       .exposed_by = "parts that differ in this",
        .caught_by = {"connector.hybrid_groups"},
        .transfer = {.subject = TransferSubject::connectors}},
       {.id = "hma-before-config",
        .site = kTransfer,
        .source = "vllm 39949",
-       .mechanism =
-           "the question is asked before the offloading backend has set its connector: the "
-           "engine does not start",
+       .mechanism = "support for several groups is asked before the offloading backend has set "
+                    "its connector: the engine does not start",
        .exposed_by = "offloading, and no other connector",
        .caught_by = {"connector.start"},
        .transfer = {.subject = TransferSubject::connectors}},

@@ -8,13 +8,13 @@
 // (3) Memory is a function of the plan (num_blocks, block sizes), of live states and of the host
 //     tier, never of how many steps were run.
 // (4) States of real numbers are known to the bit once the device has shown them: settle_state()
-//     takes them over when somebody has found them near enough (sim/check/state_checker.h). Until then
-//     their pages have no image.
+//     takes them over when somebody has found them near enough (sim/check/state_checker.h). Until
+//     then their pages have no image.
 // (5) A host block holds the bytes of the block that was stored there last, as they were then, and
 //     behind them those of what was there before. It is the one place that keeps bytes.
 //
-// Not checked here: whether the writes make sense (sim/step/program_builder.h) and whether device memory
-// agrees (sim/check/comparer.h).
+// Not checked here: whether the writes make sense (sim/step/program_builder.h) and whether device
+// memory agrees (sim/check/comparer.h).
 #pragma once
 
 #include <cstdint>

@@ -6,7 +6,7 @@
 //    different groups; a block belongs to one group at a time (layout_prover.h proves it).
 // 3. A block owns block_extents(): one page, or two half pages when K and V are kept apart.
 // 4. Padding and the room of absent pack members belong to the block and are never addressed.
-// Not checked here: whether a backend's view agrees (cuda_backend/views/views.h derives it on its own).
+// Not checked here: whether a backend's view agrees (cuda_backend/views/views.h has its own rules).
 #pragma once
 
 #include <cstdint>
