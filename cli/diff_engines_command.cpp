@@ -16,7 +16,7 @@
 #include "cli/terminal.h"
 #include "reference/profiles/engine_profile.h"
 #include "sim/conform/engine_diff.h"
-#include "sim/engine/saved_run.h"
+#include "sim/session/saved_run.h"
 #include "traces/formats/recording_trace.h"
 #include "traces/importers/open_trace.h"
 
@@ -64,7 +64,7 @@ Result<Prepared> prepare(ReplayOptions options) {
   return Prepared{std::move(replay->config), [options]() -> Result<std::unique_ptr<Workload>> {
                     Result<PreparedReplay> again = prepare_replay(options);
                     if (!again) return tl::unexpected(again.error());
-                    return std::move(again->workload);
+                    return std::move(again->parts.clients);
                   }};
 }
 

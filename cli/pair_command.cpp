@@ -40,9 +40,13 @@ Result<void> check_options(const ReplayOptions& options) {
   return {};
 }
 
+using Backends = std::vector<std::unique_ptr<Backend>>;
+
 struct PreparedPair {
   PairOptions options;
-  PreparedReplay prefill, decode;  // whose workload is the client
+  std::unique_ptr<Workload> client;
+  std::int64_t num_records = 0;
+  Backends prefill, decode;
 };
 
 // A defect of the transfer is planted here; any other is the replay's.
@@ -54,9 +58,9 @@ void plant(GivenRun& run, TransferDefect& defect) {
   run.forget("mutants");
 }
 
-std::vector<Backend*> ranks_of(const PreparedReplay& prepared) {
+std::vector<Backend*> ranks_of(const Backends& backends) {
   std::vector<Backend*> ranks;
-  for (const auto& rank : prepared.engines.front().ranks) ranks.push_back(rank.get());
+  for (const auto& rank : backends) ranks.push_back(rank.get());
   return ranks;
 }
 
@@ -80,16 +84,20 @@ Result<PreparedPair> prepare(const PairCommandOptions& given) {
   if (decode->format == FileFormat::recording || decode->format == FileFormat::saved_case)
     return fail(fmt::format("{}: {} is what one engine did; give a trace of requests", replay.file,
                             name_of(decode->format)));
-  prepared.decode = std::move(*decode);
+  auto backends = open_backends(decode->config.device, decode->parts.backend);
+  if (!backends) return tl::unexpected(backends.error());
+  prepared.decode = std::move(*backends);
   if (given.prefill_blocks) {
     run.spec.cache.num_blocks = *given.prefill_blocks;
     run.add(run_field("num_blocks"));
   }
   auto prefill = prepare_replay(replay);
   if (!prefill) return fail("--prefill-blocks: " + prefill.error().message);
-  prepared.prefill = std::move(*prefill);
-  options.decode = prepared.decode.config;
-  options.prefill = prepared.prefill.config;
+  backends = open_backends(prefill->config.device, prefill->parts.backend);
+  if (!backends) return fail("--prefill-blocks: " + backends.error().message);
+  prepared.prefill = std::move(*backends);
+  options.decode = decode->config;
+  options.prefill = prefill->config;
   options.decode_ranks = ranks_of(prepared.decode);
   options.prefill_ranks = ranks_of(prepared.prefill);
   options.staging_blocks = given.staging_blocks;
@@ -99,8 +107,10 @@ Result<PreparedPair> prepare(const PairCommandOptions& given) {
   options.attempts_max = given.attempts_max;
   options.offer_percent = given.offer_percent;
   options.steps_max = given.steps_max;
-  options.step_time = prepared.decode.workload_options.step_time;
+  options.step_time = decode->run.step_time;
   options.load_failure_policy = given.replay.run.spec.connector.load_failure_policy;
+  prepared.client = std::move(decode->parts.clients);
+  prepared.num_records = decode->num_records;
   return prepared;
 }
 
@@ -115,8 +125,8 @@ int pair(const PairCommandOptions& given) {
   fmt::print("{}\n{}\n", given.replay.file, pair_configuration_text(prepared->options));
   Stopwatch watch;
   Result<PairReport> report = [&] {
-    Progress progress("requests", prepared->decode.num_records);
-    return run_pair(prepared->options, *prepared->decode.workload, [&](const PairProgress& so_far) {
+    Progress progress("requests", prepared->num_records);
+    return run_pair(prepared->options, *prepared->client, [&](const PairProgress& so_far) {
       if (progress.shown()) progress.at(so_far.requests_ended, counted(so_far.steps, "step"));
     });
   }();

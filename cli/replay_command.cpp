@@ -19,8 +19,6 @@
 #include "cli/replay_setup.h"
 #include "cli/replay_summary.h"
 #include "cli/terminal.h"
-#include "sim/engine/lockstep.h"
-#include "sim/ranks/data_parallel.h"
 #include "sim/report/cache_event_text.h"
 #include "sim/report/report.h"
 
@@ -45,7 +43,7 @@ class WatchSteps final : public StepObserver {
   // `folder` may be null. `shows`: one of several engines shows how far all are.
   WatchSteps(const ReplayOptions& options, const PreparedReplay& prepared, bool shows,
              HiddenStateFolder* folder)
-      : workload_(*prepared.workload),
+      : clients_(prepared.session->clients()),
         folder_(folder),
         collects_(!options.cache_events_path.empty()) {
     if (shows) progress_.emplace("replaying", prepared.num_records);
@@ -59,7 +57,7 @@ class WatchSteps final : public StepObserver {
   const Result<void>& written() const { return written_; }
   bool finished(const StepView& view) override {
     if (is_shown())
-      progress_->at(workload_.records_consumed(),
+      progress_->at(clients_.records_consumed(),
                     fmt::format("step {}", with_commas(view.decision.step)));
     if (collects_) cache_events_ += cache_events_line(view.decision.step, view.cache_events);
     return true;
@@ -69,7 +67,7 @@ class WatchSteps final : public StepObserver {
  private:
   bool is_shown() const { return progress_ && progress_->shown(); }
 
-  const Workload& workload_;
+  const Workload& clients_;
   std::optional<Progress> progress_;
   HiddenStateFolder* const folder_;
   Result<void> written_;
@@ -80,21 +78,12 @@ class WatchSteps final : public StepObserver {
 Result<RunReport> run_with_progress(const ReplayOptions& options, PreparedReplay& prepared,
                                     HiddenStateFolder* folder) {
   std::deque<WatchSteps> watches;
-  std::vector<EngineParts> engines;
-  for (const PreparedEngine& engine : prepared.engines) {
-    EngineParts& parts = engines.emplace_back();
-    parts.decisions = engine.decisions.get();
-    parts.dealt = engine.dealt;
-    parts.workload = engine.workload.get();
-    for (const auto& rank : engine.ranks) parts.ranks.push_back(rank.get());
-    WatchSteps& watch = watches.emplace_back(options, prepared, watches.empty(), folder);
-    if (watch.is_needed()) parts.observer = &watch;
+  const auto dp_size = static_cast<std::int32_t>(prepared.session->engines().size());
+  for (std::int32_t dp_rank = 0; dp_rank < dp_size; ++dp_rank) {
+    WatchSteps& watch = watches.emplace_back(options, prepared, dp_rank == 0, folder);
+    if (watch.is_needed()) prepared.session->observe(dp_rank, watch);
   }
-  auto report = engines.size() > 1
-                    ? run_data_parallel(prepared.config, engines, *prepared.workload)
-                    : run_lockstep(prepared.config, *engines.front().decisions, *prepared.workload,
-                                   std::span<Backend* const>(engines.front().ranks),
-                                   engines.front().observer);
+  auto report = prepared.session->run();
   for (const WatchSteps& watch : watches)
     if (!watch.written()) return tl::unexpected(watch.written().error());
   if (!report || options.cache_events_path.empty()) return report;
@@ -155,7 +144,7 @@ std::string reproduction_text(const ExpectedVerdict& expected, const RunSummary&
 // A page for each engine.
 Result<void> leave_reports(const ReplayOptions& options, const PreparedReplay& prepared,
                            const RunReport& report) {
-  const std::size_t dp_size = prepared.engines.size();
+  const std::size_t dp_size = prepared.session->engines().size();
   for (std::size_t rank = 0; rank < dp_size; ++rank) {
     ReportInfo info{std::filesystem::path(options.file).filename().string(),
                     fmt::format("lockstep replay {}", options.file), configuration_text(prepared)};
@@ -222,10 +211,12 @@ int replay(const ReplayOptions& options) {
   if (Result<void> sound = check_outputs(options); !sound) return refuse(sound.error().message);
   Result<PreparedReplay> prepared = prepare_replay(options);
   if (!prepared) return refuse(prepared.error().message);
+  if (auto opened = open_session(options, *prepared); !opened)
+    return refuse(opened.error().message);
   std::optional<HiddenStateFolder> folder;
   if (!options.hidden_states_dir.empty()) {
     folder.emplace(options.hidden_states_dir);
-    const bool has_backend = !prepared->engines.front().ranks.empty();
+    const bool has_backend = !prepared->session->engines().front().ranks.empty();
     if (auto sound = folder->check(prepared->config, has_backend); !sound)
       return refuse(sound.error().message);
   }

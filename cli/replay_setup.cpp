@@ -7,16 +7,15 @@
 #include <filesystem>
 #include <utility>
 
+#include "cli/replay_backend.h"
 #include "cli/replay_cache.h"
 #include "cli/replay_connector.h"
-#include "cli/replay_engines.h"
 #include "cli/terminal.h"
 #include "properties/generate/fault_generator.h"
 #include "properties/invariants/planned_need.h"
 #include "reference/profiles/engine_profile.h"
-#include "sim/connectors/connect.h"
 #include "sim/connectors/recorded_connector.h"
-#include "sim/engine/saved_run.h"
+#include "sim/session/saved_run.h"
 
 namespace lockstep {
 namespace {
@@ -84,7 +83,6 @@ Result<void> finish(const ReplayOptions& options, Result<KVCacheConfig> plan,
   }
   if (auto sound = size_host_tier(options.run, run); !sound) return sound;
   prepared.config = config_of(run);
-  prepared.workload_options = workload_options_of(run);
   return {};
 }
 
@@ -196,10 +194,7 @@ Result<void> prepare_trace(const ReplayOptions& options, PreparedReplay& prepare
 
   auto second_pass = open_limited(options);
   if (!second_pass) return tl::unexpected(second_pass.error());
-  prepared.workload = make_trace_workload(std::move(*second_pass), prepared.workload_options);
-  if (config.data_parallel.dp_size == 1)
-    prepared.workload = connect(std::move(prepared.workload), config.connector, config.engine,
-                                config.device.plan, config.device.context.num_ranks, run.seed);
+  prepared.parts.clients = make_trace_workload(std::move(*second_pass), workload_options_of(run));
   return plan_faults(prepared);
 }
 
@@ -218,7 +213,8 @@ Result<void> prepare_benchmark(const ReplayOptions& options, PreparedReplay& pre
   if (Result<void> done = finish(options, std::move(plan), prepared); !done) return done;
   auto reader = open_trace(options.file);
   if (!reader) return tl::unexpected(reader.error());
-  prepared.workload = make_trace_workload(std::move(*reader), prepared.workload_options);
+  prepared.parts.clients =
+      make_trace_workload(std::move(*reader), workload_options_of(prepared.run));
   return {};
 }
 
@@ -235,7 +231,7 @@ Result<void> prepare_recording(const ReplayOptions& options, PreparedReplay& pre
   prepared.run.connector.load_failure_policy = kv_transfer(header, nullptr).kv_load_failure_policy;
   auto plan = plan_for_groups(header.groups, header.num_blocks);
   if (Result<void> done = finish(options, std::move(plan), prepared); !done) return done;
-  prepared.workload = make_recording_workload(std::move(*reader));
+  prepared.parts.clients = make_recording_workload(std::move(*reader));
   return {};
 }
 
@@ -254,12 +250,10 @@ Result<void> prepare_saved_case(const ReplayOptions& options, PreparedReplay& pr
   prepared.config = config_of(*saved);
   if (saved->recording && prepared.config.data_parallel.dp_size > 1)
     return fail(fmt::format("{}: data_parallel_size: a recording is one engine's", options.file));
-  prepared.free_order = free_order_of(*saved);
-  prepared.workload_options = workload_options_of(*saved);
   prepared.expected = saved->expected;
   prepared.num_records = static_cast<std::int64_t>(saved->recording ? saved->recording->steps.size()
                                                                     : saved->trace.records.size());
-  prepared.workload = workload_of(*saved);
+  prepared.parts = parts_of(*saved);
   return {};
 }
 
@@ -318,15 +312,27 @@ Result<PreparedReplay> prepare_replay(const ReplayOptions& options) {
   if (auto sound = check_connector(config.connector, config.device.plan); !sound)
     return tl::unexpected(sound.error());
   const bool is_connected =
-      !config.connector.parts.empty() || prepared.workload->connector() != nullptr;
+      !config.connector.parts.empty() || prepared.parts.clients->connector() != nullptr;
   config.device.num_host_blocks =
       is_connected ? num_host_blocks(config.connector, config.device.plan) : options.staging_blocks;
   if (auto sound = check_parallel(config, prepared.run.backend); !sound)
     return tl::unexpected(sound.error());
-  if (auto added = add_engines(prepared.run.backend, prepared); !added)
-    return fail(fmt::format("{}{}", prepared.run.faults.empty() ? "" : options.file + ": ",
-                            added.error().message));
+  prepared.parts.connector_seed = prepared.run.seed;
+  prepared.parts.faults = prepared.run.faults;
+  prepared.parts.backend = [name = prepared.run.backend](const BackendConfig& own) {
+    return make_backend(name, own);
+  };
   return prepared;
+}
+
+Result<void> open_session(const ReplayOptions& options, PreparedReplay& prepared) {
+  auto session = Session::open(prepared.config, std::move(prepared.parts));
+  if (session) {
+    prepared.session = std::move(*session);
+    return {};
+  }
+  return fail(fmt::format("{}{}", prepared.run.faults.empty() ? "" : options.file + ": ",
+                          session.error().message));
 }
 
 Result<std::string> save_replay(const ReplayOptions& options, const PreparedReplay& prepared,

@@ -8,29 +8,24 @@
 #include <vector>
 
 #include "cli/element_type.h"
-#include "cli/replay_connector.h"
 #include "cli/terminal.h"
 #include "reference/types/kv_cache_spec.h"
 #include "reference/types/view_types.h"
-#include "sim/engine/saved_run.h"
+#include "traces/formats/run_fields.h"
 
 namespace lockstep {
 namespace {
 
-std::string engine_text(const EngineConfig& engine) {
+std::string engine_text(const RunSpec& run) {
+  const EngineConfig& engine = run.engine;
   std::string text = fmt::format("{}, {}, {} and {} a step, {} a request", engine.engine,
                                  engine.policy == SchedulingPolicy::priority ? "priority" : "fcfs",
                                  counted(engine.max_num_seqs, "request"),
                                  counted(engine.max_num_batched_tokens, "token"),
                                  with_commas(engine.max_model_len));
-  if (!engine.enable_prefix_caching) text += ", no prefix caching";
-  if (!engine.enable_chunked_prefill) text += ", no chunked prefill";
-  if (!engine.scheduler_reserve_full_isl) text += ", no full-length reservation";
-  if (engine.async_scheduling) text += ", async scheduling";
-  if (engine.long_prefill_token_threshold > 0) {
-    text += fmt::format(", prompts in chunks of {}", engine.long_prefill_token_threshold);
-  }
-  if (engine.num_spec_tokens > 0) text += fmt::format(", {} drafts", engine.num_spec_tokens);
+  for (const RunField& field : run_fields())
+    if (!field.phrase.empty() && !field.is_default(run))
+      text += fmt::format(fmt::runtime(field.phrase), value_text(field, run));
   if (engine.dcp > 1 || engine.pcp > 1)
     text += fmt::format(", dcp {} pcp {}", engine.dcp, engine.pcp);
   return text;
@@ -53,14 +48,15 @@ std::string group_text(const KVCacheGroupSpec& group) {
 std::span<const PlannedFault> faults_in(const PreparedReplay& prepared) {
   constexpr std::size_t kShown = 20;
   if (prepared.run.faults.empty()) return {};
-  const auto faults = prepared.engines.front().faulty->plan().faults();
+  const auto faults = prepared.session->engines().front().faulty->plan().faults();
   return faults.first(std::min(faults.size(), kShown));
 }
 
 // In all engines together.
 std::int64_t num_effects(const PreparedReplay& prepared, FaultKind kind) {
   std::int64_t times = 0;
-  for (const PreparedEngine& engine : prepared.engines) times += engine.faulty->num_effects(kind);
+  for (const SessionEngine& engine : prepared.session->engines())
+    times += engine.faulty->num_effects(kind);
   return times;
 }
 
@@ -82,7 +78,7 @@ std::string pages_text(const RunSummary& s) {
 
 std::string configuration_text(const PreparedReplay& prepared) {
   const KVCacheConfig& plan = prepared.config.device.plan;
-  std::string text = fmt::format("  engine  {}\n", engine_text(prepared.config.engine));
+  std::string text = fmt::format("  engine  {}\n", engine_text(prepared.run));
   for (const KVCacheGroupSpec& group : plan.groups) {
     text += fmt::format("  cache   {}\n", group_text(group));
   }
@@ -90,19 +86,19 @@ std::string configuration_text(const PreparedReplay& prepared) {
                       name_of(prepared.config.device.layout));
   if (const std::string connector = connector_text(prepared.config.connector); !connector.empty())
     text += fmt::format("  beside  {}\n", connector);
-  const auto& ranks = prepared.engines.front().ranks;
+  const auto& ranks = prepared.session->engines().front().ranks;
   text += fmt::format("  device  {}\n", ranks.empty() ? "none: the model alone"
                                                       : fmt::format("{}: {}", ranks.front()->name(),
                                                                     ranks.front()->device()));
   if (ranks.size() > 1)
     text += fmt::format("  ranks   {}: {}, each with its own device\n", ranks.size(),
                         ranks_text(prepared.config.device));
-  if (prepared.engines.size() > 1)
+  if (prepared.session->engines().size() > 1)
     text += fmt::format("  engines {} data parallel ranks{}, each with its own pool\n",
-                        prepared.engines.size(), ranks.size() > 1 ? " of so many ranks each" : "");
-  if (const std::string mutant = mutant_of(prepared.config); !mutant.empty()) {
+                        prepared.session->engines().size(),
+                        ranks.size() > 1 ? " of so many ranks each" : "");
+  for (const std::string& mutant : prepared.run.mutants)
     text += fmt::format("  mutant  {}\n", mutant);
-  }
   for (const PlannedFault& fault : faults_in(prepared))
     text += fmt::format("  fault   {}\n", to_text(fault));
   for (const std::string& choice : prepared.chosen) text += fmt::format("  chosen  {}\n", choice);
@@ -186,7 +182,8 @@ std::string faults_text(const PreparedReplay& prepared, const RunSummary& summar
       effects.push_back(fmt::format("{} {}", name_of(kind), with_commas(times)));
   }
   std::string text =
-      row_text("faults", with_commas(std::ssize(prepared.engines.front().faulty->plan().faults())),
+      row_text("faults",
+               with_commas(std::ssize(prepared.session->engines().front().faulty->plan().faults())),
                effects.empty() ? "none took effect"
                                : fmt::format("took effect: {}", fmt::join(effects, ", ")));
   return text + row_text("refused", with_commas(summary.refused_allocations),
@@ -208,39 +205,37 @@ std::string missed_totals(const PreparedReplay& prepared, const RunSummary& summ
   return text;
 }
 
+namespace {
+
+// Every option of the run, and what follows from them.
+nlohmann::ordered_json configuration_json(const PreparedReplay& prepared) {
+  nlohmann::ordered_json json;
+  const RunSpec& run = prepared.run;
+  for (const RunField& field : run_fields()) {
+    if (field.saved_in == SavedIn::nowhere || field.name == "mutants") continue;
+    JsonWriter value;
+    field.write(value, run);
+    json[std::string(field.name)] = nlohmann::ordered_json::parse(value.take_line());
+  }
+  const auto engines = prepared.session->engines();
+  json["num_blocks"] = run.cache.num_blocks;
+  json["groups"] = run.cache.groups.size();
+  json["num_host_blocks"] = prepared.config.device.num_host_blocks;
+  json["decode_context_parallel_size"] = run.engine.dcp;
+  json["prefill_context_parallel_size"] = run.engine.pcp;
+  json["ranks"] = engines.size() * engines.front().ranks.size();
+  json["mutant"] = run.mutants.empty() ? "" : run.mutants.front();
+  return json;
+}
+
+}  // namespace
+
 std::string summary_json(const ReplayOptions& options, const PreparedReplay& prepared,
                          const RunSummary& summary, const HiddenStateFolder* folder) {
   using Json = nlohmann::ordered_json;
-  const EngineConfig& engine = prepared.config.engine;
-  const BackendConfig& device = prepared.config.device;
   Json json;
   json["file"] = options.file;
-  json["configuration"] = {
-      {"engine", engine.engine},
-      {"policy", engine.policy == SchedulingPolicy::priority ? "priority" : "fcfs"},
-      {"num_blocks", device.plan.num_blocks},
-      {"block_size", engine.block_size},
-      {"max_num_seqs", engine.max_num_seqs},
-      {"max_num_batched_tokens", engine.max_num_batched_tokens},
-      {"max_model_len", engine.max_model_len},
-      {"groups", device.plan.groups.size()},
-      {"layout", name_of(device.layout)},
-      {"num_streams", device.num_streams},
-      {"max_cudagraph_capture_size", device.max_cudagraph_capture_size},
-      {"numbers", device.numbers == Numbers::real ? "real" : "words"},
-      {"tensor_parallel_size", device.parallel.tp_size},
-      {"pipeline_parallel_size", device.parallel.pp_size},
-      {"decode_context_parallel_size", engine.dcp},
-      {"prefill_context_parallel_size", engine.pcp},
-      {"cp_kv_cache_interleave_size", device.context.interleave},
-      {"data_parallel_size", prepared.engines.size()},
-      {"enforce_eager", prepared.config.data_parallel.enforce_eager},
-      {"ranks", prepared.engines.size() * prepared.engines.front().ranks.size()},
-      {"mutant", mutant_of(prepared.config)},
-      {"seed", prepared.workload_options.seed},
-      {"connector", connector_parts_text(prepared.config.connector.parts)},
-      {"num_host_blocks", device.num_host_blocks},
-  };
+  json["configuration"] = configuration_json(prepared);
   if (folder != nullptr)
     json["hidden_states"] = {{"folder", options.hidden_states_dir},
                              {"files", folder->num_files()},
@@ -253,7 +248,7 @@ std::string summary_json(const ReplayOptions& options, const PreparedReplay& pre
   }
   if (!prepared.run.faults.empty()) {
     json["faults"] = Json::array();
-    for (const PlannedFault& fault : prepared.engines.front().faulty->plan().faults())
+    for (const PlannedFault& fault : prepared.session->engines().front().faulty->plan().faults())
       json["faults"].push_back(to_text(fault));
     for (std::size_t i = 0; i < kNumFaultKinds; ++i)
       json["fault_effects"][std::string(name_of(static_cast<FaultKind>(i)))] =

@@ -7,7 +7,7 @@
 #include "reference/plan/block_sizes.h"
 #include "reference/plan/layout_views.h"
 #include "reference/plan/rank_plan.h"
-#include "sim/engine/saved_run.h"
+#include "sim/session/saved_run.h"
 #include "traces/formats/run_fields.h"
 
 namespace lockstep {

@@ -3,6 +3,7 @@
 #include <fmt/core.h>
 
 #include <algorithm>
+#include <deque>
 #include <utility>
 
 #include "base/check.h"
@@ -11,10 +12,8 @@
 #include "properties/judge/tally_counter.h"
 #include "properties/judge/watched_backend.h"
 #include "reference/plan/page_size.h"
-#include "sim/engine/faulty_workload.h"
 #include "sim/engine/run_recorder.h"
-#include "sim/engine/saved_run.h"
-#include "sim/ranks/data_parallel.h"
+#include "sim/session/saved_run.h"
 #include "sim/step/program_builder.h"
 
 namespace lockstep {
@@ -137,30 +136,25 @@ class Bench final : public StepObserver {
   std::unique_ptr<Auditor> auditor_;
 };
 
-// One for each rank; none: decisions alone.
-using Ranks = std::vector<std::unique_ptr<WatchedBackend>>;
+// The device that fails, if one does: of a session's engines, in order.
+using Watched = std::vector<const WatchedBackend*>;
 
-std::vector<Backend*> pointers(const Ranks& ranks) {
-  std::vector<Backend*> backends;
-  for (const auto& rank : ranks) backends.push_back(rank.get());
-  return backends;
-}
-
-Result<Ranks> make_ranks(const SavedCase& saved, const LockstepConfig& config,
-                         const JudgeOptions& options) {
-  Ranks ranks;
+// Backends that are watched, where the case runs on any.
+BackendFactory watched_backends(const SavedCase& saved, const LockstepConfig& config,
+                                const JudgeOptions& options, Watched& watched) {
   const auto why_not = ProgramBuilder::why_not_supported(config.engine, config.device.plan);
-  if (options.backend && saved.backend != "none" && !why_not) {
-    for (std::int32_t rank = 0; rank < num_ranks(config.device); ++rank) {
-      auto backend = options.backend(device_of_rank(config.device, rank));
-      if (!backend) return tl::unexpected(backend.error());
-      ranks.push_back(std::make_unique<WatchedBackend>(std::move(*backend)));
-    }
-    return ranks;
-  }
-  if (config.device.mutant.empty()) return ranks;
-  return fail(fmt::format("mutant {} is planted in a backend, and the case runs without one: {}",
-                          config.device.mutant, why_not.value_or("none was given")));
+  const bool runs = options.backend && saved.backend != "none" && !why_not;
+  return [=, &options, &watched](const BackendConfig& own) -> Result<std::unique_ptr<Backend>> {
+    if (!runs && own.mutant.empty()) return std::unique_ptr<Backend>();
+    if (!runs)
+      return fail(fmt::format("mutant {} is planted in a backend, and the case runs without one: {}",
+                              own.mutant, why_not.value_or("none was given")));
+    auto backend = options.backend(own);
+    if (!backend) return backend;
+    auto watching = std::make_unique<WatchedBackend>(std::move(*backend));
+    watched.push_back(watching.get());
+    return watching;
+  };
 }
 
 void count_ranks(const BackendConfig& device, Tally& tally) {
@@ -214,10 +208,11 @@ void take_verdict(const RunSummary& summary, Outcome& outcome) {
 }
 
 // Those that do not show in the steps as they are recorded.
-void count_faults(const FaultyWorkload& workload, Tally& tally) {
-  tally.count(Reached::early_output, workload.num_effects(FaultKind::early_output));
-  tally.count(Reached::late_output, workload.num_effects(FaultKind::late_output));
-  tally.count(Reached::abort_again, workload.num_effects(FaultKind::abort_again));
+void count_faults(const FaultyWorkload* workload, Tally& tally) {
+  if (workload == nullptr) return;
+  tally.count(Reached::early_output, workload->num_effects(FaultKind::early_output));
+  tally.count(Reached::late_output, workload->num_effects(FaultKind::late_output));
+  tally.count(Reached::abort_again, workload->num_effects(FaultKind::abort_again));
 }
 
 }  // namespace
@@ -240,113 +235,61 @@ std::string_view name_of(OutcomeKind kind) {
 
 namespace {
 
-// An engine of a case: the faults that it meets, who decides, its ranks, and who looks on.
-struct JudgedEngine {
-  std::unique_ptr<FaultyWorkload> workload;
-  std::unique_ptr<Bench> bench;
-  std::unique_ptr<DecisionSource> decisions;
-  Ranks ranks;
-};
-
-Result<JudgedEngine> make_engine(const SavedCase& saved, const LockstepConfig& config,
-                                 const JudgeOptions& options, std::unique_ptr<Workload> workload,
-                                 std::int32_t dp_rank, Outcome& outcome) {
-  JudgedEngine engine;
-  auto faulty = make_faulty_workload(std::move(workload), saved.faults);
-  if (!faulty) return tl::unexpected(faulty.error());
-  engine.workload = std::move(*faulty);
-  engine.bench = std::make_unique<Bench>(saved, dp_rank, *engine.workload, options, outcome);
-  const KVTransfer transfer{engine.bench->workload().connector(),
-                            config.connector.load_failure_policy};
-  auto decisions =
-      make_reference_decisions(saved.engine, saved.cache.groups, saved.cache.num_blocks, transfer,
-                               config.scheduler_defect, free_order_of(saved));
-  if (!decisions) return tl::unexpected(decisions.error());
-  engine.decisions = std::move(*decisions);
-  engine.bench->begin(saved, config, *engine.decisions);
-  engine.workload->watch(*engine.decisions);
-  auto ranks = make_ranks(saved, config, options);
-  if (!ranks) return tl::unexpected(ranks.error());
-  engine.ranks = std::move(*ranks);
-  return engine;
-}
-
 // A run that came to no end: its device failed, or the case was not to be run.
-Outcome broken_off(const std::vector<const Ranks*>& engines, const Error& error, Outcome outcome) {
-  for (const Ranks* ranks : engines)
-    for (const auto& rank : *ranks) {
-      if (!rank->has_failed()) continue;
-      outcome.kind = OutcomeKind::violation;
-      outcome.check = "device";
-      outcome.step = rank->last_step();
-      outcome.what = error.message;
-      return outcome;
-    }
+Outcome broken_off(const Watched& watched, const Error& error, Outcome outcome) {
+  for (const WatchedBackend* rank : watched) {
+    if (!rank->has_failed()) continue;
+    outcome.kind = OutcomeKind::violation;
+    outcome.check = "device";
+    outcome.step = rank->last_step();
+    outcome.what = error.message;
+    return outcome;
+  }
   return refusal(error);
 }
 
-Outcome judge_one_engine(const SavedCase& saved, const LockstepConfig& config,
-                         const JudgeOptions& options) {
-  Outcome outcome;
-  count_case(saved, outcome.tally);
-  const auto engine = make_engine(saved, config, options, workload_of(saved), -1, outcome);
-  if (!engine) return refusal(engine.error());
-  const std::vector<Backend*> backends = pointers(engine->ranks);
-  if (!backends.empty()) count_ranks(config.device, outcome.tally);
-  const auto report = run_lockstep(config, *engine->decisions, engine->bench->workload(),
-                                   std::span<Backend* const>(backends), engine->bench.get());
-  if (!report) return broken_off({&engine->ranks}, report.error(), std::move(outcome));
-  take_verdict(report->summary, outcome);
-  if (outcome.kind == OutcomeKind::divergence) engine->bench->keep_recorded();
-  count_faults(*engine->workload, outcome.tally);
-  if (options.summary != nullptr) *options.summary = report->summary;
-  if (outcome.kind == OutcomeKind::agreed) engine->bench->end(*engine->decisions);
-  return outcome;
+// Where several engines run, their meetings are looked at too.
+void count_data_parallel(const LockstepConfig& config, const RunSummary& summary, Tally& tally) {
+  tally.count(Reached::data_parallel);
+  if (!config.connector.parts.empty()) tally.count(Reached::dp_connector);
+  if (config.device.max_cudagraph_capture_size > 0) tally.count(Reached::dp_graphs);
+  tally.count(Reached::idle_dp_rank, summary.idle_rank_steps);
 }
 
-// Several engines side by side, each with faults, a bench and ranks of its own; their meetings too
-// are looked at.
-Outcome judge_data_parallel(const SavedCase& saved, const LockstepConfig& config,
-                            const JudgeOptions& options) {
-  if (saved.recording) return refusal({"data_parallel_size: a recording is one engine's"});
+// Each engine has a bench of its own.
+Outcome judge_session(const SavedCase& saved, const LockstepConfig& config,
+                      const JudgeOptions& options) {
+  const bool is_parallel = config.data_parallel.dp_size > 1;
+  if (is_parallel && saved.recording)
+    return refusal({"data_parallel_size: a recording is one engine's"});
   Outcome outcome;
   count_case(saved, outcome.tally);
-  const std::unique_ptr<Workload> workload = workload_of(saved);
-  std::vector<JudgedEngine> engines;
-  std::vector<EngineParts> parts;
-  for (std::int32_t rank = 0; rank < config.data_parallel.dp_size; ++rank) {
-    auto dealt = std::make_unique<DealtWorkload>(*workload);
-    EngineParts& part = parts.emplace_back();
-    part.dealt = dealt.get();
-    auto connected = connect(std::move(dealt), config.connector, config.engine, config.device.plan,
-                             config.device.context.num_ranks, connector_seed(saved.seed, rank));
-    auto engine = make_engine(saved, config, options, std::move(connected), rank, outcome);
-    if (!engine) return refusal(engine.error());
-    part.decisions = engine->decisions.get();
-    part.ranks = pointers(engine->ranks);
-    part.workload = &engine->bench->workload();
-    part.observer = engine->bench.get();
-    engines.push_back(std::move(*engine));
-  }
-  if (!engines.front().ranks.empty()) count_ranks(config.device, outcome.tally);
-  const auto report = run_data_parallel(config, parts, *workload);
-  if (!report) {
-    std::vector<const Ranks*> all;
-    for (const JudgedEngine& engine : engines) all.push_back(&engine.ranks);
-    return broken_off(all, report.error(), std::move(outcome));
-  }
-  outcome.tally.count(Reached::data_parallel);
-  if (!config.connector.parts.empty()) outcome.tally.count(Reached::dp_connector);
-  if (config.device.max_cudagraph_capture_size > 0) outcome.tally.count(Reached::dp_graphs);
-  outcome.tally.count(Reached::idle_dp_rank, report->summary.idle_rank_steps);
+  std::deque<Bench> benches;
+  Watched watched;
+  SessionParts parts = parts_of(saved);
+  parts.backend = watched_backends(saved, config, options, watched);
+  parts.attach = [&](std::int32_t dp_rank, Workload* workload) {
+    Bench& bench =
+        benches.emplace_back(saved, is_parallel ? dp_rank : -1, *workload, options, outcome);
+    return Onlooker{.workload = &bench.workload(), .observer = &bench};
+  };
+  const auto session = Session::open(config, std::move(parts));
+  if (!session) return refusal(session.error());
+  const auto engines = (*session)->engines();
+  for (std::size_t i = 0; i < engines.size(); ++i)
+    benches[i].begin(saved, config, *engines[i].decisions);
+  if (!watched.empty()) count_ranks(config.device, outcome.tally);
+  const auto report = (*session)->run();
+  if (!report) return broken_off(watched, report.error(), std::move(outcome));
+  if (is_parallel) count_data_parallel(config, report->summary, outcome.tally);
   take_verdict(report->summary, outcome);
-  if (outcome.kind == OutcomeKind::divergence && outcome.dp_rank >= 0)
-    engines[static_cast<std::size_t>(outcome.dp_rank)].bench->keep_recorded();
-  for (const JudgedEngine& engine : engines) count_faults(*engine.workload, outcome.tally);
+  if (outcome.kind == OutcomeKind::divergence && (!is_parallel || outcome.dp_rank >= 0))
+    benches[is_parallel ? static_cast<std::size_t>(outcome.dp_rank) : 0].keep_recorded();
+  for (const SessionEngine& engine : engines) count_faults(engine.faulty, outcome.tally);
   if (options.summary != nullptr) *options.summary = report->summary;
-  for (const JudgedEngine& engine : engines)
-    if (outcome.kind == OutcomeKind::agreed) engine.bench->end(*engine.decisions);
-  if (outcome.failed() && outcome.dp_rank >= 0)
+  for (std::size_t i = 0; i < engines.size(); ++i)
+    if (outcome.kind == OutcomeKind::agreed) benches[i].end(*engines[i].decisions);
+  if (is_parallel && outcome.failed() && outcome.dp_rank >= 0)
     outcome.what = fmt::format("data parallel rank {}: {}", outcome.dp_rank, outcome.what);
   return outcome;
 }
@@ -361,8 +304,7 @@ Outcome judge(const SavedCase& saved, const JudgeOptions& options) {
   if (auto sound = check_ranks(config); !sound) return refusal(sound.error());
   if (auto sound = check_connector(config.connector, config.device.plan); !sound)
     return refusal(sound.error());
-  return config.data_parallel.dp_size > 1 ? judge_data_parallel(saved, config, options)
-                                          : judge_one_engine(saved, config, options);
+  return judge_session(saved, config, options);
 }
 
 Outcome judge(const SavedCase& saved, const BackendFactory& backend) {

@@ -20,8 +20,7 @@
 #include "base/result.h"
 #include "properties/audit/audit.h"
 #include "properties/judge/tally.h"
-#include "sim/engine/lockstep.h"
-#include "sim/protocol/backend.h"
+#include "sim/session/session.h"
 #include "sim/verdict/run_summary.h"
 #include "traces/formats/recording.h"
 #include "traces/formats/saved_case.h"
@@ -56,11 +55,8 @@ struct Outcome {
   bool operator==(const Outcome&) const = default;
 };
 
-// Absent: decisions, audit and invariants alone. Errors: a plan or mutant that it does not take.
-using BackendFactory = std::function<Result<std::unique_ptr<Backend>>(const BackendConfig& config)>;
-
 struct JudgeOptions {
-  BackendFactory backend;
+  BackendFactory backend;  // absent: decisions, audit and invariants alone
   StepObserver* observer = nullptr;               // sees every step, the one that fails included
   std::int32_t observed_dp_rank = 0;              // ... of this engine, where there are several
   std::vector<StateHash>* hashes = nullptr;       // receives the chain, one hash a step and engine

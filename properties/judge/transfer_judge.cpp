@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "base/check.h"
-#include "sim/engine/saved_run.h"
+#include "sim/session/saved_run.h"
 
 namespace lockstep {
 namespace {

@@ -8,7 +8,7 @@
 #include "properties/shrink/case_parts.h"
 #include "reference/memory/content.h"
 #include "reference/plan/context_share.h"
-#include "sim/engine/saved_run.h"
+#include "sim/session/saved_run.h"
 #include "sim/step/model_step.h"
 #include "sim/step/program_builder.h"
 
@@ -170,27 +170,17 @@ std::string why_not_read(const SavedCase& saved) {
 
 Result<DeviceReading> read_on_device(const SavedCase& saved, const BackendFactory& make_backend,
                                      bool with_pages) {
-  const LockstepConfig config = config_of(saved);
-  const std::unique_ptr<Workload> workload = workload_of(saved);
-  auto decisions =
-      make_reference_decisions(saved.engine, saved.cache.groups, saved.cache.num_blocks,
-                               {workload->connector(), config.connector.load_failure_policy},
-                               config.scheduler_defect, free_order_of(saved));
-  if (!decisions) return tl::unexpected(decisions.error());
   DeviceReading reading;
   Rows rows;
-  std::vector<std::unique_ptr<Backend>> owned;
-  std::vector<Backend*> ranks;
-  for (std::int32_t rank = 0; rank < config.device.context.num_ranks; ++rank) {
-    const BackendConfig device = device_of_rank(config.device, rank);
+  const auto reads = [&](const BackendConfig& device) -> Result<std::unique_ptr<Backend>> {
     auto backend = make_backend(device);
-    if (!backend) return tl::unexpected(backend.error());
-    owned.push_back(
-        std::make_unique<ReadingBackend>(std::move(*backend), device, rows, with_pages, reading));
-    ranks.push_back(owned.back().get());
-  }
-  const auto report =
-      run_lockstep(config, **decisions, *workload, std::span<Backend* const>(ranks), &rows);
+    if (!backend) return backend;
+    return std::make_unique<ReadingBackend>(std::move(*backend), device, rows, with_pages, reading);
+  };
+  const auto attach = [&](std::int32_t, Workload*) { return Onlooker{.observer = &rows}; };
+  const auto session = open_undisturbed(saved, config_of(saved), reads, attach);
+  if (!session) return tl::unexpected(session.error());
+  const auto report = (*session)->run();
   if (!report) return tl::unexpected(report.error());
   reading.diverged = report->summary.verdict == Verdict::divergence;
   return reading;

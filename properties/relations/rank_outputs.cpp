@@ -7,7 +7,7 @@
 
 #include "properties/judge/forwarding_backend.h"
 #include "reference/plan/rank_plan.h"
-#include "sim/engine/saved_run.h"
+#include "sim/session/saved_run.h"
 
 namespace lockstep {
 namespace {
@@ -79,26 +79,17 @@ Result<OutputsByQuery> outputs_of(const SavedCase& saved, const BackendFactory& 
   if (auto sound = check_ranks(config); !sound) return tl::unexpected(sound.error());
   if (!config.connector.parts.empty())
     return fail("a KV connector: what ranks read of it is not asked here");
-  auto decisions =
-      make_reference_decisions(saved.engine, saved.cache.groups, saved.cache.num_blocks, {},
-                               config.scheduler_defect, free_order_of(saved));
-  if (!decisions) return tl::unexpected(decisions.error());
   OutputsByQuery outputs;
-  std::vector<std::unique_ptr<Backend>> ranks;
-  std::vector<Backend*> backends;
-  for (std::int32_t rank = 0; rank < num_ranks(config.device); ++rank) {
-    const BackendConfig own = device_of_rank(config.device, rank);
+  const auto keeping = [&](const BackendConfig& own) -> Result<std::unique_ptr<Backend>> {
     const auto plan = rank_plan(own.plan, own.parallel, own.queries_per_kv);
     if (!plan) return tl::unexpected(plan.error());
     auto inner = backend(own);
-    if (!inner) return tl::unexpected(inner.error());
-    ranks.push_back(
-        std::make_unique<KeepingBackend>(std::move(*inner), asked_layers(*plan), outputs));
-    backends.push_back(ranks.back().get());
-  }
-  const std::unique_ptr<Workload> workload = workload_of(saved);
-  const auto report =
-      run_lockstep(config, **decisions, *workload, std::span<Backend* const>(backends));
+    if (!inner) return inner;
+    return std::make_unique<KeepingBackend>(std::move(*inner), asked_layers(*plan), outputs);
+  };
+  const auto session = open_undisturbed(saved, config, keeping, {});
+  if (!session) return tl::unexpected(session.error());
+  const auto report = (*session)->run();
   if (!report) return tl::unexpected(report.error());
   if (report->summary.divergence) return fail(to_text(*report->summary.divergence));
   return outputs;

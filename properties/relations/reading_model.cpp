@@ -6,7 +6,7 @@
 #include "base/check.h"
 #include "reference/memory/content.h"
 #include "reference/plan/context_share.h"
-#include "sim/engine/saved_run.h"
+#include "sim/session/saved_run.h"
 
 namespace lockstep {
 namespace {
@@ -281,17 +281,16 @@ std::string why_not_answered(const SavedCase& saved) {
 
 Result<Answers> answers_of(const SavedCase& saved) {
   LS_CHECK(why_not_answered(saved).empty(), "{}", why_not_answered(saved));
-  const LockstepConfig config = config_of(saved);
-  const std::unique_ptr<Workload> workload = workload_of(saved);
-  ReadingModel model(*workload, saved);
-  auto decisions =
-      make_reference_decisions(saved.engine, saved.cache.groups, saved.cache.num_blocks,
-                               {model.connector(), config.connector.load_failure_policy},
-                               config.scheduler_defect, free_order_of(saved));
-  if (!decisions) return tl::unexpected(decisions.error());
-  const auto report = run_lockstep(config, **decisions, model, nullptr, &model);
+  std::optional<ReadingModel> model;
+  const auto attach = [&](std::int32_t, Workload* workload) {
+    model.emplace(*workload, saved);
+    return Onlooker{.workload = &*model, .observer = &*model};
+  };
+  const auto session = open_undisturbed(saved, config_of(saved), {}, attach);
+  if (!session) return tl::unexpected(session.error());
+  const auto report = (*session)->run();
   if (!report) return tl::unexpected(report.error());
-  Answers answers = model.answers();
+  Answers answers = model->answers();
   answers.steps = report->summary.steps;
   answers.verdict = report->summary.verdict;
   return answers;

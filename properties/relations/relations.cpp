@@ -9,7 +9,7 @@
 #include "properties/relations/relation_change.h"
 #include "properties/shrink/case_parts.h"
 #include "reference/plan/page_size.h"
-#include "sim/engine/saved_run.h"
+#include "sim/session/saved_run.h"
 
 namespace lockstep {
 namespace {

@@ -6,22 +6,21 @@
 
 #include "properties/shrink/case_parts.h"
 #include "sim/engine/run_recorder.h"
-#include "sim/engine/saved_run.h"
+#include "sim/session/saved_run.h"
 
 namespace lockstep {
 namespace {
 
 Result<std::vector<RecordedStep>> decided(const SavedCase& saved) {
-  const LockstepConfig config = config_of(saved);
   std::vector<RecordedStep> steps;
-  const std::unique_ptr<Workload> workload = workload_of(saved);
-  RunRecorder recorder(*workload, [&](const RecordedStep& step) { steps.push_back(step); });
-  auto decisions =
-      make_reference_decisions(saved.engine, saved.cache.groups, saved.cache.num_blocks,
-                               {recorder.connector(), config.connector.load_failure_policy},
-                               config.scheduler_defect, free_order_of(saved));
-  if (!decisions) return tl::unexpected(decisions.error());
-  const auto report = run_lockstep(config, **decisions, recorder, nullptr, &recorder);
+  std::optional<RunRecorder> recorder;
+  const auto attach = [&](std::int32_t, Workload* workload) {
+    recorder.emplace(*workload, [&](const RecordedStep& step) { steps.push_back(step); });
+    return Onlooker{.workload = &*recorder, .observer = &*recorder};
+  };
+  const auto session = open_undisturbed(saved, config_of(saved), {}, attach);
+  if (!session) return tl::unexpected(session.error());
+  const auto report = (*session)->run();
   if (!report) return tl::unexpected(report.error());
   return steps;
 }

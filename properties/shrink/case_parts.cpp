@@ -8,7 +8,7 @@
 #include "reference/plan/layout.h"
 #include "reference/plan/page_size.h"
 #include "sim/engine/lockstep.h"
-#include "sim/engine/saved_run.h"
+#include "sim/session/saved_run.h"
 
 namespace lockstep {
 namespace {

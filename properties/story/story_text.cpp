@@ -12,7 +12,7 @@
 #include "properties/story/story_pictures.h"
 #include "properties/story/story_transfers.h"
 #include "reference/plan/page_size.h"
-#include "sim/engine/saved_run.h"
+#include "sim/session/saved_run.h"
 
 namespace lockstep {
 namespace {

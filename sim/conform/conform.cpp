@@ -10,7 +10,7 @@
 #include "sim/conform/recording_compare.h"
 #include "sim/connectors/connector_log.h"
 #include "sim/connectors/recorded_connector.h"
-#include "sim/engine/lockstep.h"
+#include "sim/session/session.h"
 
 namespace lockstep {
 namespace {
@@ -106,28 +106,34 @@ Result<ConformFile> conform_recording(const std::string& path) {
   if (!reader) return tl::unexpected(reader.error());
   const RecordingHeader header = reader->header();
   ConformFile file{.file = path, .steps = 0, .mismatch = {}};
-  const auto workload = make_recording_workload(std::move(*reader));
+  auto recorded = make_recording_workload(std::move(*reader));
+  const RecordingWorkload& workload = *recorded;
   std::optional<ConnectorLog> connector;
-  if (workload->connector() != nullptr) connector.emplace(*workload->connector());
+  if (recorded->connector() != nullptr) connector.emplace(*recorded->connector());
   ConnectorLog* const log = connector ? &*connector : nullptr;
-  auto decisions = make_reference_decisions(header.options.config, header.groups, header.num_blocks,
-                                            kv_transfer(header, log));
-  if (!decisions) return fail(fmt::format("{}: {}", path, decisions.error().message));
-  file.mismatch = compare_header(header, **decisions);
+  ConformObserver observer(workload, log);
+  LockstepConfig config;
+  config.engine = header.options.config;
+  config.device.plan.num_blocks = header.num_blocks;
+  config.device.plan.groups = header.groups;
+  config.connector.load_failure_policy = kv_transfer(header, log).kv_load_failure_policy;
+  SessionParts parts;
+  parts.clients = std::move(recorded);
+  parts.attach = [&](std::int32_t, Workload*) {
+    return Onlooker{.connector = log, .observer = &observer};
+  };
+  const auto session = Session::open(config, std::move(parts));
+  if (!session) return fail(fmt::format("{}: {}", path, session.error().message));
+  file.mismatch = compare_header(header, (*session)->decisions());
   if (!file.mismatch) {
-    LockstepConfig config;
-    config.engine = header.options.config;
-    config.device.plan.num_blocks = header.num_blocks;
-    config.device.plan.groups = header.groups;
-    ConformObserver observer(*workload, log);
-    const auto report = run_lockstep(config, **decisions, *workload, nullptr, &observer);
+    const auto report = (*session)->run();
     if (!report) return tl::unexpected(with_path(path, report.error()));
     file.steps = report->summary.steps;
     file.is_stuck = report->summary.verdict == Verdict::liveness;
     file.mismatch = observer.mismatch();
     if (!file.mismatch)
       file.mismatch =
-          compare_end(workload->end(), {.steps = file.steps, .unfinished = observer.unfinished()});
+          compare_end(workload.end(), {.steps = file.steps, .unfinished = observer.unfinished()});
   }
   if (file.mismatch) file.mismatch->file = path;
   return file;

@@ -109,13 +109,14 @@ class DescribeStep final : public StepObserver {
 
 Result<RunSummary> run(const LockstepConfig& config, const MakeWorkload& make_workload,
                        StepObserver& observer) {
-  auto decisions = make_reference_decisions(config.engine, config.device.plan.groups,
-                                            config.device.plan.num_blocks);
-  if (!decisions)
-    return fail(fmt::format("{}: {}", config.engine.engine, decisions.error().message));
   auto workload = make_workload();
   if (!workload) return tl::unexpected(workload.error());
-  Result<RunReport> report = run_lockstep(config, **decisions, **workload, nullptr, &observer);
+  SessionParts parts;
+  parts.clients = std::move(*workload);
+  parts.attach = [&](std::int32_t, Workload*) { return Onlooker{.observer = &observer}; };
+  const auto session = Session::open(config, std::move(parts));
+  if (!session) return fail(fmt::format("{}: {}", config.engine.engine, session.error().message));
+  Result<RunReport> report = (*session)->run();
   if (!report) return tl::unexpected(report.error());
   return std::move(report->summary);
 }
@@ -150,6 +151,9 @@ std::optional<std::int64_t> EngineDiff::first_step() const {
 
 Result<EngineDiff> diff_engines(LockstepConfig config, std::array<std::string, 2> engines,
                                 const MakeWorkload& make_workload) {
+  config.data_parallel = {};
+  config.connector = {};
+  config.scheduler_defect = SchedulerDefect::none;
   EngineDiff diff;
   std::array<DigestSteps, 2> digests;
   for (std::size_t side = 0; side < 2; ++side) {

@@ -14,7 +14,7 @@
 #include <string_view>
 
 #include "base/result.h"
-#include "sim/engine/lockstep.h"
+#include "sim/session/session.h"
 
 namespace lockstep {
 
@@ -48,7 +48,7 @@ struct EngineDiff {
 // A workload from its beginning, each time anew.
 using MakeWorkload = std::function<Result<std::unique_ptr<Workload>>()>;
 
-// `config` holds for both but for its engine's name. Errors: a configuration that one of them
+// `config` holds for both but for its engine's name; of it, one engine without connectors. Errors: a configuration that one of them
 // refuses, a workload that cannot be read.
 Result<EngineDiff> diff_engines(LockstepConfig config, std::array<std::string, 2> engines,
                                 const MakeWorkload& make_workload);

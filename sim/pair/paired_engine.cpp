@@ -12,12 +12,17 @@ Result<std::unique_ptr<PairedEngine>> PairedEngine::create(const LockstepConfig&
                                                            EngineOwner& owner) {
   std::unique_ptr<PairedEngine> engine(
       new PairedEngine(config, parts, std::move(step_time), owner));
-  auto decisions = make_reference_decisions(config.engine, config.device.plan.groups,
-                                            config.device.plan.num_blocks, parts.transfer,
-                                            config.scheduler_defect);
-  if (!decisions) return tl::unexpected(decisions.error());
-  engine->decisions_ = std::move(*decisions);
-  auto run = start_lockstep(config, *engine->decisions_, *engine, parts.ranks, engine.get());
+  LockstepConfig alone = config;
+  alone.connector.load_failure_policy = parts.transfer.kv_load_failure_policy;
+  SessionParts session;
+  session.borrowed = parts.ranks;
+  session.attach = [&engine](std::int32_t, Workload*) {
+    return Onlooker{.workload = engine.get(), .observer = engine.get()};
+  };
+  auto opened = Session::open(alone, std::move(session));
+  if (!opened) return tl::unexpected(opened.error());
+  engine->session_ = std::move(*opened);
+  auto run = engine->session_->start();
   if (!run) return tl::unexpected(run.error());
   engine->run_ = std::move(*run);
   return engine;
@@ -75,7 +80,7 @@ bool PairedEngine::decided(const StepView& view) {
     memory_.add_request(row.id, prompt->second);
     prompts_.erase(prompt);
   }
-  auto wrong = memory_.step(view.decision, *decisions_);
+  auto wrong = memory_.step(view.decision, view.decisions);
   if (wrong) owner_.misread(*this, std::move(*wrong));
   return true;
 }

@@ -14,6 +14,7 @@
 
 #include "sim/engine/lockstep.h"
 #include "sim/pair/engine_memory.h"
+#include "sim/session/session.h"
 
 namespace lockstep {
 
@@ -41,7 +42,7 @@ struct PairedParts {
 
 class PairedEngine final : public Workload, public StepObserver {
  public:
-  // `config` outlives it. Errors: what the engine refuses to start with.
+  // Errors: what the engine refuses to start with.
   static Result<std::unique_ptr<PairedEngine>> create(const LockstepConfig& config,
                                                       const PairedParts& parts,
                                                       StepTimeModel step_time, EngineOwner& owner);
@@ -59,7 +60,7 @@ class PairedEngine final : public Workload, public StepObserver {
   Result<void> close();
   Result<RunReport> finish() { return run_->finish(); }
 
-  const DecisionSource& decisions() const { return *decisions_; }
+  const DecisionSource& decisions() const { return session_->decisions(); }
   const RunSummary& summary() const { return run_->summary(); }
   EngineMemory& memory() { return memory_; }
 
@@ -87,7 +88,7 @@ class PairedEngine final : public Workload, public StepObserver {
   const StepTimeModel step_time_;
   EngineOwner& owner_;
   EngineMemory memory_;
-  std::unique_ptr<DecisionSource> decisions_;
+  std::unique_ptr<Session> session_;
   std::unique_ptr<LockstepRun> run_;
 
   std::vector<WorkloadEvent> inbox_;

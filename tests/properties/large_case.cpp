@@ -6,7 +6,7 @@
 #include "reference/types/token_run.h"
 #include "sim/engine/lockstep.h"
 #include "sim/engine/run_recorder.h"
-#include "sim/engine/saved_run.h"
+#include "sim/session/saved_run.h"
 
 namespace lockstep {
 namespace {

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "sim/engine/lockstep.h"
-#include "sim/engine/saved_run.h"
+#include "sim/session/saved_run.h"
 #include "tests/sim/plain_backend.h"
 
 namespace lockstep {

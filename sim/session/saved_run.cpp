@@ -1,4 +1,4 @@
-#include "sim/engine/saved_run.h"
+#include "sim/session/saved_run.h"
 
 #include <utility>
 
@@ -21,6 +21,25 @@ class MemoryTraceReader final : public TraceReader {
   Trace trace_;
   std::size_t at_ = 0;
 };
+
+// Plants the defect of that name where it belongs: in the scheduler, in a connector, in how an
+// engine sets its connectors up, in data parallel ranks, in files of hidden states. Every other
+// name is taken for one of the backend's, which refuses those that it does not know when it is
+// made.
+void plant(LockstepConfig& config, const std::string& mutant) {
+  if (const auto defect = scheduler_defect_from_name(mutant))
+    config.scheduler_defect = *defect;
+  else if (const auto planted = connector_defect_from_name(mutant))
+    config.connector.defect = *planted;
+  else if (const auto of_start = multi_connector_defect_from_name(mutant))
+    config.connector.setup_defect = *of_start;
+  else if (const auto of_ranks = data_parallel_defect_from_name(mutant))
+    config.data_parallel.defect = *of_ranks;
+  else if (const auto of_files = hidden_state_defect_from_name(mutant))
+    config.hidden_state_defect = *of_files;
+  else
+    config.device.mutant = mutant;
+}
 
 }  // namespace
 
@@ -82,35 +101,6 @@ LockstepConfig config_of(const SavedCase& saved) {
   return config;
 }
 
-std::string mutant_of(const LockstepConfig& config) {
-  if (config.connector.defect != ConnectorDefect::none)
-    return std::string(name_of(config.connector.defect));
-  if (config.connector.setup_defect != MultiConnectorDefect::none)
-    return std::string(name_of(config.connector.setup_defect));
-  if (config.scheduler_defect != SchedulerDefect::none)
-    return std::string(name_of(config.scheduler_defect));
-  if (config.data_parallel.defect != DataParallelDefect::none)
-    return std::string(name_of(config.data_parallel.defect));
-  if (config.hidden_state_defect != HiddenStateDefect::none)
-    return std::string(name_of(config.hidden_state_defect));
-  return config.device.mutant;
-}
-
-void plant(LockstepConfig& config, const std::string& mutant) {
-  if (const auto defect = scheduler_defect_from_name(mutant))
-    config.scheduler_defect = *defect;
-  else if (const auto planted = connector_defect_from_name(mutant))
-    config.connector.defect = *planted;
-  else if (const auto of_start = multi_connector_defect_from_name(mutant))
-    config.connector.setup_defect = *of_start;
-  else if (const auto of_ranks = data_parallel_defect_from_name(mutant))
-    config.data_parallel.defect = *of_ranks;
-  else if (const auto of_files = hidden_state_defect_from_name(mutant))
-    config.hidden_state_defect = *of_files;
-  else
-    config.device.mutant = mutant;
-}
-
 std::vector<BlockId> free_order_of(const RunSpec& run) {
   if (run.block_order == 0) return {};
   std::vector<BlockId> order;
@@ -134,11 +124,27 @@ std::unique_ptr<TraceReader> trace_reader_of(Trace trace) {
 
 std::unique_ptr<Workload> workload_of(const SavedCase& saved) {
   if (saved.recording) return make_recording_workload(*saved.recording);
-  const LockstepConfig config = config_of(saved);
-  auto clients = make_trace_workload(trace_reader_of(saved.trace), workload_options_of(saved));
-  if (config.data_parallel.dp_size > 1) return clients;
-  return connect(std::move(clients), config.connector, config.engine, config.device.plan,
-                 config.device.context.num_ranks, saved.seed);
+  return make_trace_workload(trace_reader_of(saved.trace), workload_options_of(saved));
+}
+
+SessionParts parts_of(const SavedCase& saved) {
+  SessionParts parts;
+  parts.clients = workload_of(saved);
+  parts.connector_seed = saved.seed;
+  parts.faults = saved.faults;
+  parts.free_order = free_order_of(saved);
+  return parts;
+}
+
+Result<std::unique_ptr<Session>> open_undisturbed(const SavedCase& saved, LockstepConfig config,
+                                                  BackendFactory backend, Attach attach) {
+  if (config.data_parallel.dp_size > 1) config.connector.parts.clear();
+  config.data_parallel.dp_size = 1;
+  SessionParts parts = parts_of(saved);
+  parts.faults.clear();
+  parts.backend = std::move(backend);
+  parts.attach = std::move(attach);
+  return Session::open(config, std::move(parts));
 }
 
 }  // namespace lockstep

@@ -9,6 +9,7 @@
 #include "base/result.h"
 #include "sim/engine/lockstep.h"
 #include "sim/engine/workload.h"
+#include "sim/session/session.h"
 #include "traces/formats/saved_case.h"
 
 namespace lockstep {
@@ -19,24 +20,25 @@ SavedCase case_of(std::string name, const RunSpec& run, const RunSummary& summar
 // header.
 void keep_records(Trace& trace, std::int64_t count);
 
+// A mutant that is none of the engine's is taken for one of the backend's, which refuses those that
+// it does not know when it is made.
 LockstepConfig config_of(const RunSpec& run);
 // A recording says itself what becomes of requests whose load fails.
 LockstepConfig config_of(const SavedCase& saved);
-// Plants the defect of that name where it belongs: in the scheduler, in a connector, in how an
-// engine sets its connectors up, in data parallel ranks, in files of hidden states. Every other
-// name is taken for one of the backend's, which refuses those that it does not know when it is
-// made.
-void plant(LockstepConfig& config, const std::string& mutant);
-// The name of what is planted; empty: nothing.
-std::string mutant_of(const LockstepConfig& config);
 // The order in which the pool first hands out its blocks, shuffled by block_order; empty: as an
 // engine does.
 std::vector<BlockId> free_order_of(const RunSpec& run);
 TraceWorkloadOptions workload_options_of(const RunSpec& run);
 // The requests of a saved case as a source of records.
 std::unique_ptr<TraceReader> trace_reader_of(Trace trace);
-// Its trace by the clock, or its recording step by step when it has one; with its connector, unless
-// there are data parallel ranks, each of which has its own.
+// Its trace by the clock, or its recording step by step when it has one; without a connector of the
+// configuration.
 std::unique_ptr<Workload> workload_of(const SavedCase& saved);
+// What Session::open() is given for it, less a backend and who looks on.
+SessionParts parts_of(const SavedCase& saved);
+// Its requests on one engine that nothing disturbs: no faults, no data parallel ranks, no
+// connectors of theirs.
+Result<std::unique_ptr<Session>> open_undisturbed(const SavedCase& saved, LockstepConfig config,
+                                                  BackendFactory backend, Attach attach);
 
 }  // namespace lockstep

@@ -1,0 +1,109 @@
+// A run, put together from its description: what arrives, connectors, faults, who decides, backends
+// and who looks on. One engine, or one for each data parallel rank.
+//
+// From the clients to the loop, each asks the one before:
+//   clients -> (dealt out to a data parallel rank) -> connectors -> faults -> Onlooker -> the loop
+//
+// (1) A session owns all that it runs; its description may go once it is open.
+// (2) Same description, same run.
+// (3) Opening refuses what faults, scheduler or backends refuse, in this order, engine by engine;
+//     what the loop itself refuses, run() and start() do.
+// REQUIRES: check_ranks() and check_connector() have passed.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "base/result.h"
+#include "sim/engine/faulty_workload.h"
+#include "sim/engine/lockstep.h"
+#include "sim/engine/workload.h"
+#include "sim/protocol/backend.h"
+#include "sim/ranks/dealt_workload.h"
+#include "traces/formats/saved_case.h"
+
+namespace lockstep {
+
+// Errors: a plan, a device or a mutant that it does not take.
+using BackendFactory = std::function<Result<std::unique_ptr<Backend>>(const BackendConfig& config)>;
+
+// What stands between an engine and its workload, or looks on. It outlives the session; null:
+// nothing.
+struct Onlooker {
+  Workload* workload = nullptr;      // the engine asks it, and not the workload that it was shown
+  KVConnector* connector = nullptr;  // the scheduler asks it, and not that of the workload
+  StepObserver* observer = nullptr;
+};
+// `workload`: of the engine, as far as it is put together; null where the clients are.
+using Attach = std::function<Onlooker(std::int32_t dp_rank, Workload* workload)>;
+
+struct SessionParts {
+  // All that arrives, without connectors of the configuration. Null: `attach` brings the workload.
+  std::unique_ptr<Workload> clients;
+  std::uint64_t connector_seed = 0;
+  std::vector<Fault> faults;        // every engine meets all of them
+  std::vector<BlockId> free_order;  // Scheduler::order_free_blocks; empty: the engine's own
+  // Called for each rank of each engine. Absent, or null from it: the decisions alone.
+  BackendFactory backend;
+  std::vector<Backend*> borrowed;  // in place of `backend`: of one engine, they outlive the session
+  Attach attach;
+};
+
+// Passes on to all that look on; false from any of them ends the run.
+class ObserverList final : public StepObserver {
+ public:
+  void add(StepObserver& observer) { observers_.push_back(&observer); }
+  bool decided(const StepView& view) override;
+  bool finished(const StepView& view) override;
+  bool extracted(std::span<const HiddenStates> requests) override;
+
+ private:
+  std::vector<StepObserver*> observers_;
+};
+
+struct SessionEngine {
+  std::unique_ptr<Workload> owned;           // what arrives, with its connectors and faults
+  Workload* workload = nullptr;              // what the loop asks
+  DealtWorkload* dealt = nullptr;            // of several engines
+  const FaultyWorkload* faulty = nullptr;    // null: there are no faults
+  std::unique_ptr<DecisionSource> decisions;
+  std::vector<std::unique_ptr<Backend>> backends;
+  std::vector<Backend*> ranks;               // those, or the borrowed ones
+  ObserverList observers;
+};
+
+// A backend for each rank of memory, in order. None where the factory gives null.
+Result<std::vector<std::unique_ptr<Backend>>> open_backends(const BackendConfig& config,
+                                                            const BackendFactory& factory);
+
+class Session {
+ public:
+  static Result<std::unique_ptr<Session>> open(const LockstepConfig& config, SessionParts parts);
+
+  // Before the run. `observer` outlives the session.
+  void observe(std::int32_t dp_rank, StepObserver& observer);
+  // The run, to its end. Once.
+  Result<RunReport> run();
+  // ... or step by step, by the caller. REQUIRES: one engine.
+  Result<std::unique_ptr<LockstepRun>> start();
+
+  const LockstepConfig& config() const { return config_; }
+  std::span<const SessionEngine> engines() const { return engines_; }
+  // REQUIRES: one engine.
+  const DecisionSource& decisions() const { return *engines_.front().decisions; }
+  // All that arrives.
+  const Workload& clients() const { return clients_ ? *clients_ : *engines_.front().workload; }
+
+ private:
+  explicit Session(const LockstepConfig& config) : config_(config) {}
+  Result<void> add_engine(std::int32_t dp_rank, SessionParts& parts);
+
+  const LockstepConfig config_;
+  std::unique_ptr<Workload> clients_;  // of several engines
+  std::vector<SessionEngine> engines_;
+};
+
+}  // namespace lockstep
