@@ -10,13 +10,12 @@
 
 #include "base/atomic_file.h"
 #include "cli/commands.h"
-#include "cli/exit_code.h"
 #include "cli/replay_options.h"
-#include "cli/replay_setup.h"
 #include "cli/terminal.h"
 #include "reference/profiles/engine_profile.h"
 #include "sim/conform/engine_diff.h"
 #include "sim/session/saved_run.h"
+#include "sim/setup/replay_setup.h"
 #include "traces/formats/recording_trace.h"
 #include "traces/importers/open_trace.h"
 
@@ -57,12 +56,12 @@ Result<Prepared> prepare(ReplayOptions options) {
   if (*format == FileFormat::saved_case)
     return fail(
         fmt::format("{}: a saved case is one run; `lockstep replay` takes it", options.file));
-  Result<PreparedReplay> replay = prepare_replay(options);
+  Result<PreparedReplay> replay = prepare_replay(request_of(options));
   if (!replay) return tl::unexpected(replay.error());
   if (*format == FileFormat::recording)
     return prepare_recording(options, std::move(replay->config));
   return Prepared{std::move(replay->config), [options]() -> Result<std::unique_ptr<Workload>> {
-                    Result<PreparedReplay> again = prepare_replay(options);
+                    Result<PreparedReplay> again = prepare_replay(request_of(options));
                     if (!again) return tl::unexpected(again.error());
                     return std::move(again->parts.clients);
                   }};

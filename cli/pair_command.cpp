@@ -2,22 +2,98 @@
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
+#include <cstdint>
+#include <limits>
 #include <memory>
+#include <optional>
+#include <string>
 #include <utility>
 
 #include "base/atomic_file.h"
 #include "base/stopwatch.h"
 #include "cli/commands.h"
-#include "cli/exit_code.h"
-#include "cli/pair_options.h"
 #include "cli/pair_text.h"
-#include "cli/progress.h"
-#include "cli/replay_setup.h"
+#include "cli/replay_backend.h"
+#include "cli/replay_options.h"
 #include "cli/terminal.h"
 #include "sim/pair/engine_pair.h"
+#include "sim/pair/network.h"
+#include "sim/pair/transfer_protocol.h"
+#include "sim/setup/replay_setup.h"
 
 namespace lockstep {
 namespace {
+
+// What `lockstep pair` can be told: a replay's options for both engines, and those of the network
+// between them.
+struct PairCommandOptions {
+  ReplayOptions replay;  // the decode engine's; the prefill engine's too but for its pool
+  std::optional<std::int64_t> prefill_blocks;
+  std::int64_t steps_max = 0;
+  std::int64_t staging_blocks = 64;
+  std::int32_t attempts_max = 3;
+  std::int32_t offer_percent = 100;
+  NetworkOptions network;
+  TransferTimes times;
+};
+
+constexpr const char* kNetwork = "Network";
+
+void add_percent(CLI::App& command, const std::string& name, std::int32_t& value,
+                 const std::string& help) {
+  CLI::Range range(0, 100);
+  range.description("");
+  command.add_option(name, value, help)->check(range)->type_name("PERCENT")->group(kNetwork);
+}
+
+template <class T>
+void add_number(CLI::App& command, const std::string& name, T& value, const std::string& help,
+                std::int64_t at_least, std::int64_t at_most) {
+  CLI::Range range(at_least, at_most);
+  range.description("");
+  command.add_option(name, value, help)
+      ->check(range)
+      ->type_name("N")
+      ->capture_default_str()
+      ->group(kNetwork);
+}
+
+void declare_pair_options(CLI::App& command, PairCommandOptions& o) {
+  declare_replay_options(command, o.replay);
+  constexpr std::int64_t kHour = 3'600'000'000'000;
+  command
+      .add_option("--prefill-blocks", o.prefill_blocks,
+                  "blocks of the prefill engine's pool (as many as the decode engine's)")
+      ->check(CLI::Range(std::int64_t{2}, std::int64_t{std::numeric_limits<std::int32_t>::max()}))
+      ->type_name("N")
+      ->group("Cache");
+  command
+      .add_option("--steps", o.steps_max, "end after so many steps of both engines; 0: no limit")
+      ->check(CLI::NonNegativeNumber)
+      ->type_name("N")
+      ->group("Run");
+  add_percent(command, "--loss", o.network.loss_percent, "of the packets are lost");
+  add_percent(command, "--duplicate", o.network.duplicate_percent, "... arrive twice");
+  add_percent(command, "--damage", o.network.damage_percent, "... arrive with a bit turned over");
+  add_percent(command, "--straggle", o.network.straggler_percent, "... are overtaken by others");
+  add_percent(command, "--slow", o.network.slow_percent, "of the time an engine is slow to reach");
+  add_percent(command, "--dead", o.network.dead_percent, "... cannot be reached at all");
+  add_percent(command, "--offer", o.offer_percent,
+              "of a prompt's blocks that the prefill engine offers (100)");
+  add_number(command, "--delay-ns", o.network.delay_ns_max, "of a packet at most", 100'000, kHour);
+  add_number(command, "--period-ns", o.network.period_ns, "that an engine stays slow or dead", 1,
+             kHour);
+  add_number(command, "--retry-ns", o.times.retry_ns, "until what has no answer is said again", 1,
+             kHour);
+  add_number(command, "--retries", o.times.retries_max, "in a row without anything new", 0, 1'000);
+  add_number(command, "--lease-ns", o.times.lease_ns,
+             "that blocks are kept for a decode engine not heard of", 1, kHour);
+  add_number(command, "--staging-blocks", o.staging_blocks,
+             "of each engine's buffer in host memory, through which its blocks come and go", 1,
+             std::numeric_limits<std::int32_t>::max());
+  add_number(command, "--attempts", o.attempts_max,
+             "prefills of a request whose blocks do not come, before it is refused", 1, 1'000);
+}
 
 constexpr const char* kEngine = "vllm-0.22.1";  // the profile that models connectors
 
@@ -68,7 +144,7 @@ Result<PreparedPair> prepare(const PairCommandOptions& given) {
   if (auto sound = check_options(given.replay); !sound) return tl::unexpected(sound.error());
   PreparedPair prepared;
   PairOptions& options = prepared.options;
-  ReplayOptions replay = given.replay;
+  ReplayRequest replay = request_of(given.replay);
   GivenRun& run = replay.run;
   if (!run.has("engine")) run.set_text("engine", kEngine);
   run.forget("kv_load_failure_policy");
@@ -84,7 +160,7 @@ Result<PreparedPair> prepare(const PairCommandOptions& given) {
   if (decode->format == FileFormat::recording || decode->format == FileFormat::saved_case)
     return fail(fmt::format("{}: {} is what one engine did; give a trace of requests", replay.file,
                             name_of(decode->format)));
-  auto backends = open_backends(decode->config.device, decode->parts.backend);
+  auto backends = open_backends(decode->config.device, replay_backend(decode->run.backend));
   if (!backends) return tl::unexpected(backends.error());
   prepared.decode = std::move(*backends);
   if (given.prefill_blocks) {
@@ -93,7 +169,7 @@ Result<PreparedPair> prepare(const PairCommandOptions& given) {
   }
   auto prefill = prepare_replay(replay);
   if (!prefill) return fail("--prefill-blocks: " + prefill.error().message);
-  backends = open_backends(prefill->config.device, prefill->parts.backend);
+  backends = open_backends(prefill->config.device, replay_backend(prefill->run.backend));
   if (!backends) return fail("--prefill-blocks: " + backends.error().message);
   prepared.prefill = std::move(*backends);
   options.decode = decode->config;

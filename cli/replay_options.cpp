@@ -80,6 +80,14 @@ void declare_field(CLI::App& command, const RunField& field, GivenRun& out) {
 
 }  // namespace
 
+ReplayRequest request_of(const ReplayOptions& options) {
+  return {.file = options.file,
+          .run = options.run,
+          .tells_cache_events = !options.cache_events_path.empty(),
+          .draws = !options.report_path.empty(),
+          .saves = !options.save_dir.empty()};
+}
+
 void declare_replay_options(CLI::App& command, ReplayOptions& o) {
   command
       .add_option("FILE", o.file,

@@ -2,10 +2,9 @@
 // it takes and what it leaves behind.
 #pragma once
 
-#include <cstdint>
 #include <string>
 
-#include "traces/formats/run_fields.h"
+#include "sim/setup/replay_setup.h"
 
 namespace CLI {
 class App;
@@ -15,15 +14,14 @@ namespace lockstep {
 
 struct ReplayOptions {
   std::string file;
-  // What is not given is chosen from the file (a trace's hints, a recording's header, a saved case)
-  // or from the trace's own needs.
   GivenRun run;
-  std::int64_t staging_blocks = 0;  // of a buffer that another engine's blocks go through
 
   // What it leaves behind; empty: nothing.
   std::string report_path, json_path, save_dir, cache_events_path, hidden_states_dir;
   bool shrink = false;  // what is saved, beside it
 };
+
+ReplayRequest request_of(const ReplayOptions& options);
 
 // Declares the options on `command`; `options` must outlive it.
 void declare_replay_options(CLI::App& command, ReplayOptions& options);

@@ -3,17 +3,59 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <filesystem>
 #include <iterator>
 #include <nlohmann/json.hpp>
 #include <vector>
 
-#include "cli/element_type.h"
+#include "base/atomic_file.h"
 #include "cli/terminal.h"
 #include "reference/types/kv_cache_spec.h"
 #include "reference/types/view_types.h"
 #include "traces/formats/run_fields.h"
+#include "traces/formats/run_spec.h"
 
 namespace lockstep {
+namespace {
+
+// In a group of its own, or beside attention of equal rows.
+bool keeps_hidden_states(const KVCacheGroupSpec& group) {
+  for (std::size_t layer = 0; layer < group.layer_names.size(); ++layer)
+    if (group.layer_spec(layer).kind == CacheKind::hidden_state) return true;
+  return false;
+}
+
+}  // namespace
+
+Result<void> HiddenStateFolder::check(const LockstepConfig& config, bool has_backend) const {
+  if (std::ranges::none_of(config.device.plan.groups, keeps_hidden_states))
+    return fail(
+        "--hidden-states: the model keeps none; give a --model with a layer of kind hidden_state "
+        "(docs/model_files.md)");
+  if (!has_backend)
+    return fail("--hidden-states are read out of a cache, and --backend none has none");
+  if (num_ranks(config.device) > 1 || config.data_parallel.dp_size > 1)
+    return fail(
+        "--hidden-states with several ranks: each would hold a part; give them to a run of one");
+  if (!std::filesystem::is_directory(path_))
+    return fail(fmt::format("--hidden-states {}: there is no such folder", path_));
+  const auto probe = AtomicFile::create(std::filesystem::path(path_) / "probe");
+  if (!probe) return fail(fmt::format("--hidden-states: {}", probe.error().message));
+  return {};
+}
+
+Result<void> HiddenStateFolder::write(std::span<const HiddenStates> requests) {
+  for (const HiddenStates& states : requests) {
+    const std::vector<std::uint8_t> bytes = hidden_state_file(states);
+    const auto path = std::filesystem::path(path_) / names_.next(states.request);
+    const std::string_view text(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+    if (auto written = write_file_atomically(path, text); !written) return written;
+    ++num_files_;
+    num_bytes_ += std::ssize(bytes);
+  }
+  return {};
+}
+
 namespace {
 
 std::string engine_text(const RunSpec& run) {
@@ -45,7 +87,7 @@ std::string group_text(const KVCacheGroupSpec& group) {
 }
 
 // The first few; what becomes of all of them is counted at the end.
-std::span<const PlannedFault> faults_in(const PreparedReplay& prepared) {
+std::span<const PlannedFault> faults_in(const OpenReplay& prepared) {
   constexpr std::size_t kShown = 20;
   if (prepared.run.faults.empty()) return {};
   const auto faults = prepared.session->engines().front().faulty->plan().faults();
@@ -53,7 +95,7 @@ std::span<const PlannedFault> faults_in(const PreparedReplay& prepared) {
 }
 
 // In all engines together.
-std::int64_t num_effects(const PreparedReplay& prepared, FaultKind kind) {
+std::int64_t num_effects(const OpenReplay& prepared, FaultKind kind) {
   std::int64_t times = 0;
   for (const SessionEngine& engine : prepared.session->engines())
     times += engine.faulty->num_effects(kind);
@@ -76,7 +118,7 @@ std::string pages_text(const RunSummary& s) {
 
 }  // namespace
 
-std::string configuration_text(const PreparedReplay& prepared) {
+std::string configuration_text(const OpenReplay& prepared) {
   const KVCacheConfig& plan = prepared.config.device.plan;
   std::string text = fmt::format("  engine  {}\n", engine_text(prepared.run));
   for (const KVCacheGroupSpec& group : plan.groups) {
@@ -173,7 +215,7 @@ std::string summary_text(const RunSummary& s) {
   return text;
 }
 
-std::string faults_text(const PreparedReplay& prepared, const RunSummary& summary) {
+std::string faults_text(const OpenReplay& prepared, const RunSummary& summary) {
   if (prepared.run.faults.empty()) return {};
   std::vector<std::string> effects;
   for (std::size_t i = 0; i < kNumFaultKinds; ++i) {
@@ -190,7 +232,7 @@ std::string faults_text(const PreparedReplay& prepared, const RunSummary& summar
                          "allocations that the pool had the blocks for");
 }
 
-std::string missed_totals(const PreparedReplay& prepared, const RunSummary& summary) {
+std::string missed_totals(const OpenReplay& prepared, const RunSummary& summary) {
   if (!prepared.totals) return {};
   const BenchmarkTotals& totals = *prepared.totals;
   std::string text;
@@ -208,7 +250,7 @@ std::string missed_totals(const PreparedReplay& prepared, const RunSummary& summ
 namespace {
 
 // Every option of the run, and what follows from them.
-nlohmann::ordered_json configuration_json(const PreparedReplay& prepared) {
+nlohmann::ordered_json configuration_json(const OpenReplay& prepared) {
   nlohmann::ordered_json json;
   const RunSpec& run = prepared.run;
   for (const RunField& field : run_fields()) {
@@ -230,7 +272,7 @@ nlohmann::ordered_json configuration_json(const PreparedReplay& prepared) {
 
 }  // namespace
 
-std::string summary_json(const ReplayOptions& options, const PreparedReplay& prepared,
+std::string summary_json(const ReplayOptions& options, const OpenReplay& prepared,
                          const RunSummary& summary, const HiddenStateFolder* folder) {
   using Json = nlohmann::ordered_json;
   Json json;

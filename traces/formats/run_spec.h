@@ -24,6 +24,16 @@
 
 namespace lockstep {
 
+// What the elements of a K/V cache are called on the command line: a dtype, or how the cache is
+// quantised where that says more than one.
+struct ElementType {
+  DType dtype = DType::bf16;
+  KVQuantMode mode = KVQuantMode::none;  // of K/V pairs
+};
+
+std::optional<ElementType> element_type_from_name(std::string_view name);
+std::string_view name_of(const ElementType& type);
+
 // What is read back in one step beyond tables, slots and written pages, which are always compared.
 struct CheckBudget {
   std::int64_t probe_rows = 16'384;  // cache rows (token, part, head) under attention digests

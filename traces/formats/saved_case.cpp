@@ -7,10 +7,9 @@
 #include "base/atomic_file.h"
 #include "base/line_reader.h"
 #include "traces/formats/engine_options.h"
-#include "traces/formats/recording_json.h"
+#include "traces/formats/lines_json.h"
 #include "traces/formats/run_fields.h"
 #include "traces/formats/spec_json.h"
-#include "traces/formats/trace_json.h"
 
 namespace lockstep {
 namespace {
