@@ -26,7 +26,8 @@ void declare_switch(CLI::App& command, const RunField& field, GivenRun& out) {
 }
 
 CLI::Option* declare_value(CLI::App& command, const RunField& field, GivenRun& out) {
-  const std::string flag(field.flag), help(field.help);
+  const std::string flag(field.flag);
+  const std::string help = fmt::format(fmt::runtime(field.help), value_text(field, RunSpec{}));
   switch (field.kind) {
     case FieldKind::number: {
       CLI::Range range(field.at_least, field.at_most);

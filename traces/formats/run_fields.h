@@ -43,6 +43,7 @@ struct RunField {
   std::string_view name{};      // in files and results
   std::string_view old_name{};  // of the same setting in older saved cases
   // The command line; no flag: it cannot say it. Of a switch, `flag` sets it, `no_flag` resets it.
+  // {} in `help`: the default.
   std::string_view group{}, flag{}, help{}, no_flag{}, no_help{};
   std::string_view value_name{};                   // in the help; empty: as the kind has it
   std::string_view default_text{};                 // shown in the help
