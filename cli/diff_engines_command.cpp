@@ -16,6 +16,7 @@
 #include "sim/conform/engine_diff.h"
 #include "sim/session/saved_run.h"
 #include "sim/setup/replay_setup.h"
+#include "sim/verdict/divergence_json.h"
 #include "traces/formats/recording_trace.h"
 #include "traces/importers/open_trace.h"
 
@@ -108,8 +109,7 @@ void print_partings(const EngineDiff& diff) {
 std::string to_json(const EngineDiff& diff) {
   using Json = nlohmann::ordered_json;
   Json json;
-  for (const EngineSide& side : diff.sides)
-    json["engines"][side.engine] = Json::parse(result_to_json(side.summary));
+  for (const EngineSide& side : diff.sides) json["engines"][side.engine] = json_of(side.summary);
   for (std::size_t f = 0; f < kNumDecisionFields; ++f) {
     const auto& step = diff.first_difference[f];
     json["first_difference"][std::string(name_of(static_cast<DecisionField>(f)))] =

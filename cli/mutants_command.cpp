@@ -3,14 +3,13 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
-#include <atomic>
 #include <filesystem>
 #include <memory>
 #include <mutex>
 #include <nlohmann/json.hpp>
-#include <thread>
 
 #include "base/atomic_file.h"
+#include "base/parallel.h"
 #include "cli/commands.h"
 #include "cli/mutant_bench.h"
 #include "cli/terminal.h"
@@ -142,20 +141,14 @@ std::vector<MutantReport> search_all(const std::vector<const Mutant*>& mutants,
   const MutantBench bench = mutant_bench();
   Progress progress("searching", static_cast<std::int64_t>(mutants.size()));
   std::vector<MutantReport> reports(mutants.size());
-  std::atomic<std::size_t> next = 0;
   std::int64_t done = 0;
   std::mutex line;
-  const auto work = [&] {
-    for (std::size_t i = next++; i < mutants.size(); i = next++) {
-      reports[i] = search_mutant(*mutants[i], bench, options.search);
-      const std::scoped_lock held(line);
-      progress.at(++done, mutants[i]->id);
-    }
-  };
-  std::vector<std::jthread> others;
-  for (int job = 1; job < options.jobs; ++job) others.emplace_back(work);
-  work();
-  others.clear();
+  for_each_in_parallel(std::ssize(mutants), options.jobs, [&](std::int64_t index) {
+    const auto i = static_cast<std::size_t>(index);
+    reports[i] = search_mutant(*mutants[i], bench, options.search);
+    const std::scoped_lock held(line);
+    progress.at(++done, mutants[i]->id);
+  });
   return reports;
 }
 

@@ -16,6 +16,7 @@
 #include "cli/replay_backend.h"
 #include "cli/replay_options.h"
 #include "cli/terminal.h"
+#include "reference/profiles/engine_profile.h"
 #include "sim/pair/engine_pair.h"
 #include "sim/pair/network.h"
 #include "sim/pair/transfer_protocol.h"
@@ -95,8 +96,6 @@ void declare_pair_options(CLI::App& command, PairCommandOptions& o) {
              "prefills of a request whose blocks do not come, before it is refused", 1, 1'000);
 }
 
-constexpr const char* kEngine = "vllm-0.22.1";  // the profile that models connectors
-
 // Options of a replay that mean nothing here.
 Result<void> check_options(const ReplayOptions& options) {
   const GivenRun& run = options.run;
@@ -146,7 +145,7 @@ Result<PreparedPair> prepare(const PairCommandOptions& given) {
   PairOptions& options = prepared.options;
   ReplayRequest replay = request_of(given.replay);
   GivenRun& run = replay.run;
-  if (!run.has("engine")) run.set_text("engine", kEngine);
+  if (!run.has("engine")) run.set_text("engine", connector_profile().name);
   run.forget("kv_load_failure_policy");
   replay.staging_blocks = given.staging_blocks;
   plant(run, options.defect);

@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "cli/terminal.h"
+#include "sim/verdict/divergence_json.h"
 
 namespace lockstep {
 namespace {
@@ -205,8 +206,8 @@ std::string pair_json(const std::string& file, const PairOptions& options,
   json["blocks_checked"] = report.blocks_checked;
   json["network"] = network_json(report.network);
   json["transfers"] = transfers_json(report.transfers);
-  json["prefill"] = Json::parse(result_to_json(report.prefill));
-  json["decode"] = Json::parse(result_to_json(report.decode));
+  json["prefill"] = json_of(report.prefill);
+  json["decode"] = json_of(report.decode);
   return json.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";
 }
 

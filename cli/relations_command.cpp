@@ -23,7 +23,7 @@ struct RelationsOptions {
   std::vector<std::string> names;
   bool list = false;
   std::string json_path;
-  std::string engine = "vllm-0.33.0";
+  std::string engine = EngineConfig{}.engine;
   std::string backend = "simt";
   std::uint64_t first_seed = 1;
   std::int64_t runs = 50;

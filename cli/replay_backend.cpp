@@ -9,7 +9,7 @@
 #include "cuda_backend/gpu_backend.h"
 #include "cuda_backend/plugin/plugin_backend.h"
 #include "cuda_backend/simt_backend.h"
-#include "properties/generate/fault_generator.h"
+#include "properties/generate/generator.h"
 #include "properties/invariants/planned_need.h"
 
 namespace lockstep {

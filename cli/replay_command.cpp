@@ -16,7 +16,6 @@
 #include "cli/replay_options.h"
 #include "cli/replay_summary.h"
 #include "cli/terminal.h"
-#include "sim/report/cache_event_text.h"
 #include "sim/report/report.h"
 
 namespace lockstep {
@@ -33,25 +32,16 @@ std::string path_of_rank(const std::string& path, std::size_t dp_rank, std::size
       .string();
 }
 
-// Looks on at one engine: shows how far the run is, collects what the prefix cache did and leaves
-// hidden states.
+// Looks on at one engine: shows how far the run is, and collects what the prefix cache did.
 class WatchSteps final : public StepObserver {
  public:
-  // `folder` may be null. `shows`: one of several engines shows how far all are.
-  WatchSteps(const ReplayOptions& options, const OpenReplay& prepared, bool shows,
-             HiddenStateFolder* folder)
-      : clients_(prepared.session->clients()),
-        folder_(folder),
-        collects_(!options.cache_events_path.empty()) {
+  // `shows`: one of several engines shows how far all are.
+  WatchSteps(const ReplayOptions& options, const OpenReplay& prepared, bool shows)
+      : clients_(prepared.session->clients()), collects_(!options.cache_events_path.empty()) {
     if (shows) progress_.emplace("replaying", prepared.num_records);
   }
 
-  bool is_needed() const { return is_shown() || collects_ || folder_ != nullptr; }
-  bool extracted(std::span<const HiddenStates> requests) override {
-    if (folder_ != nullptr) written_ = folder_->write(requests);
-    return written_.has_value();
-  }
-  const Result<void>& written() const { return written_; }
+  bool is_needed() const { return is_shown() || collects_; }
   bool finished(const StepView& view) override {
     if (is_shown())
       progress_->at(clients_.records_consumed(),
@@ -66,8 +56,6 @@ class WatchSteps final : public StepObserver {
 
   const Workload& clients_;
   std::optional<Progress> progress_;
-  HiddenStateFolder* const folder_;
-  Result<void> written_;
   const bool collects_;
   std::string cache_events_;
 };
@@ -77,12 +65,13 @@ Result<RunReport> run_with_progress(const ReplayOptions& options, OpenReplay& pr
   std::deque<WatchSteps> watches;
   const auto dp_size = static_cast<std::int32_t>(prepared.session->engines().size());
   for (std::int32_t dp_rank = 0; dp_rank < dp_size; ++dp_rank) {
-    WatchSteps& watch = watches.emplace_back(options, prepared, dp_rank == 0, folder);
+    WatchSteps& watch = watches.emplace_back(options, prepared, dp_rank == 0);
     if (watch.is_needed()) prepared.session->observe(dp_rank, watch);
   }
+  if (folder != nullptr)
+    prepared.session->give_hidden_states(
+        [folder](std::span<const HiddenStates> requests) { return folder->write(requests); });
   auto report = prepared.session->run();
-  for (const WatchSteps& watch : watches)
-    if (!watch.written()) return tl::unexpected(watch.written().error());
   if (!report || options.cache_events_path.empty()) return report;
   for (std::size_t rank = 0; rank < watches.size(); ++rank) {
     const std::string path = path_of_rank(options.cache_events_path, rank, watches.size());
@@ -147,8 +136,9 @@ Result<void> leave_reports(const ReplayOptions& options, const OpenReplay& prepa
                     fmt::format("lockstep replay {}", options.file), configuration_text(prepared)};
     if (dp_size > 1) info.title += fmt::format(", data parallel rank {} of {}", rank, dp_size);
     const std::string path = path_of_rank(options.report_path, rank, dp_size);
-    const RunReport& of_rank = dp_size > 1 ? report.engines[rank] : report;
-    if (auto written = write_html_report(path, info, of_rank); !written) return written;
+    const RunSummary& summary = dp_size > 1 ? report.engines[rank] : report.summary;
+    const Timeline timeline = prepared.session->take_timeline(static_cast<std::int32_t>(rank));
+    if (auto written = write_html_report(path, info, summary, timeline); !written) return written;
     fmt::print("{}Report: {}\n", rank == 0 ? "\n" : "", path);
   }
   return {};

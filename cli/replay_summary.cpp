@@ -12,6 +12,7 @@
 #include "cli/terminal.h"
 #include "reference/types/kv_cache_spec.h"
 #include "reference/types/view_types.h"
+#include "sim/verdict/divergence_json.h"
 #include "traces/formats/run_fields.h"
 #include "traces/formats/run_spec.h"
 
@@ -152,6 +153,10 @@ std::string summary_text(const RunSummary& s) {
   const auto row = [&text](std::string_view name, std::string figure, std::string_view more = {}) {
     text += row_text(name, figure, more);
   };
+  const auto count_row = [&](std::int64_t RunCounts::*count) {
+    const auto counter = std::ranges::find(kRunCounters, count, &RunCounter::count);
+    row("", with_commas(s.*count), counter->text);
+  };
   row("requests", with_commas(s.requests),
       fmt::format("{} finished, {} aborted, {} refused", with_commas(s.finished_requests),
                   with_commas(s.aborted_requests), with_commas(s.refused_requests)));
@@ -173,10 +178,9 @@ std::string summary_text(const RunSummary& s) {
   }
   if (s.backend != "none") {
     row("checked", with_commas(s.pages_checked), pages_text(s));
-    row("", with_commas(s.table_entries_checked), "block table entries");
-    row("", with_commas(s.slots_checked), "slots");
-    row("", with_commas(s.rows_read), "cache rows read back by attention");
-    row("", with_commas(s.outputs_checked), "attention outputs");
+    for (const auto count : {&RunCounts::table_entries_checked, &RunCounts::slots_checked,
+                             &RunCounts::rows_read, &RunCounts::outputs_checked})
+      count_row(count);
     if (s.state_numbers_checked > 0)
       row("", with_commas(s.state_numbers_checked),
           fmt::format("numbers of states; {} that came out of them",
@@ -188,8 +192,7 @@ std::string summary_text(const RunSummary& s) {
       row("", with_commas(s.rows_extracted),
           fmt::format("hidden states of finished requests, in {} that a trainer saw whole",
                       counted(s.hidden_files_seen, "file")));
-    if (s.union_rows_checked > 0)
-      row("", with_commas(s.union_rows_checked), "rows of the whole model found among the ranks");
+    if (s.union_rows_checked > 0) count_row(&RunCounts::union_rows_checked);
   }
   if (s.graphs.captured > 0)
     row("graphs", with_commas(s.graphs.captured),
@@ -296,7 +299,7 @@ std::string summary_json(const ReplayOptions& options, const OpenReplay& prepare
       json["fault_effects"][std::string(name_of(static_cast<FaultKind>(i)))] =
           num_effects(prepared, static_cast<FaultKind>(i));
   }
-  json.update(Json::parse(result_to_json(summary)));
+  json.update(json_of(summary));
   return json.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";
 }
 

@@ -8,8 +8,8 @@
 #include "base/result.h"
 #include "cli/replay_backend.h"
 #include "cli/replay_options.h"
-#include "sim/engine/lockstep.h"
 #include "sim/hidden_states/hidden_states.h"
+#include "sim/session/session.h"
 
 namespace lockstep {
 

@@ -1,7 +1,7 @@
 // The auditor's inside: requests as a worker sees them, and the rules that are checked on them.
-// audit.cpp takes the decisions in, audit_attention.cpp and audit_states.cpp follow reads and
-// writes, audit_transfers.cpp what a KV connector moves, audit_totals.cpp checks what holds over
-// all requests of a step.
+// audit.cpp takes the decisions in and checks what holds over all requests of a step,
+// audit_reads.cpp follows reads and writes of attention and states, audit_transfers.cpp what a KV
+// connector moves.
 #pragma once
 
 #include <cstdint>

@@ -6,7 +6,7 @@
 #include <algorithm>
 
 #include "properties/audit/audit_impl.h"
-#include "sim/engine/standstill.h"
+#include "sim/engine/wait_graph.h"
 
 namespace lockstep {
 namespace {

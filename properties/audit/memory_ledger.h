@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "base/check.h"
 #include "base/ids.h"
 
 namespace lockstep {
@@ -32,12 +33,27 @@ class MemoryLedger {
 
   std::int64_t num_blocks() const { return static_cast<std::int64_t>(blocks_.size()); }
   // The block now belongs to `group`, with `block_size` slots of nothing.
-  void hand_out(BlockId block, std::int32_t group, std::int32_t block_size);
+  void hand_out(BlockId block, std::int32_t group, std::int32_t block_size) {
+    Block& b = at(block);
+    b.group = group;
+    b.slots.assign(static_cast<std::size_t>(block_size), {});
+    b.state = {};
+  }
   bool belongs_to(BlockId block, std::int32_t group) const { return at(block).group == group; }
 
   // REQUIRES: offset below the block size it was handed out with.
-  void write(BlockId block, std::int32_t offset, const LedgerSlot& content);
-  LedgerSlot read(BlockId block, std::int32_t offset) const;
+  void write(BlockId block, std::int32_t offset, const LedgerSlot& content) {
+    Block& b = at(block);
+    LS_CHECK(static_cast<std::size_t>(offset) < b.slots.size(), "slot {} of {} in block {}", offset,
+             b.slots.size(), index_of(block));
+    b.slots[static_cast<std::size_t>(offset)] = content;
+  }
+  LedgerSlot read(BlockId block, std::int32_t offset) const {
+    const Block& b = at(block);
+    return static_cast<std::size_t>(offset) < b.slots.size()
+               ? b.slots[static_cast<std::size_t>(offset)]
+               : LedgerSlot{};
+  }
 
   void write_state(BlockId block, const LedgerState& state) { at(block).state = state; }
   const LedgerState& state(BlockId block) const { return at(block).state; }

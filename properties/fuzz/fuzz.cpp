@@ -3,13 +3,11 @@
 #include <fmt/core.h>
 
 #include <algorithm>
-#include <atomic>
 #include <mutex>
-#include <optional>
-#include <thread>
 #include <utility>
 
 #include "base/check.h"
+#include "base/parallel.h"
 #include "properties/judge/known_findings.h"
 #include "reference/memory/content.h"
 
@@ -67,10 +65,10 @@ void add_case(const Judged& judged, FuzzReport& report) {
   }
 }
 
-// Hands out seeds to threads and takes their results in, in the order of the seeds.
-class Session {
+// Takes the results of judged cases in, in the order of their seeds.
+class FuzzSession {
  public:
-  Session(const FuzzOptions& options, const FuzzCallbacks& callbacks)
+  FuzzSession(const FuzzOptions& options, const FuzzCallbacks& callbacks)
       : options_(options), callbacks_(callbacks) {}
 
   FuzzReport run() {
@@ -81,31 +79,21 @@ class Session {
     report_.runs = options_.runs;
     report_.shard = options_.shard;
     report_.shards = options_.shards;
-    {
-      std::vector<std::jthread> threads;
-      for (int j = 1; j < options_.jobs; ++j) threads.emplace_back([this] { work(); });
-      work();
-    }
+    const std::int64_t others = options_.shards - 1 - options_.shard;
+    const std::int64_t cases = (options_.runs + others) / options_.shards;
+    for_each_in_parallel(
+        cases, options_.jobs, [this](std::int64_t index) { judge_case(index); }, callbacks_.go_on);
     LS_CHECK(waiting_.empty(), "{} cases are judged and not counted", waiting_.size());
     if (report_.shards == 1) report_.runs = report_.cases;
     return std::move(report_);
   }
 
  private:
-  std::optional<std::int64_t> next() {
-    const std::lock_guard lock(mutex_);
-    const std::int64_t place = options_.shard + next_ * options_.shards;
-    if (place >= options_.runs || (callbacks_.go_on && !callbacks_.go_on())) return std::nullopt;
-    return next_++;
-  }
-
-  void work() {
-    while (const auto index = next()) {
-      const auto place = static_cast<std::uint64_t>(options_.shard + *index * options_.shards);
-      const std::uint64_t seed = options_.first_seed + place;
-      if (callbacks_.starting) callbacks_.starting(seed);
-      take(*index, judge_seed(options_, seed));
-    }
+  void judge_case(std::int64_t index) {
+    const auto place = static_cast<std::uint64_t>(options_.shard + index * options_.shards);
+    const std::uint64_t seed = options_.first_seed + place;
+    if (callbacks_.starting) callbacks_.starting(seed);
+    take(index, judge_seed(options_, seed));
   }
 
   void take(std::int64_t index, Judged judged) {
@@ -130,7 +118,6 @@ class Session {
   const FuzzCallbacks& callbacks_;
   std::mutex mutex_;
   FuzzReport report_;
-  std::int64_t next_ = 0;
   std::int64_t taken_ = 0;
   std::map<std::int64_t, Judged> waiting_;  // judged before one with a smaller seed
 };
@@ -147,7 +134,7 @@ FuzzReport fuzz(const FuzzOptions& options, const FuzzCallbacks& callbacks) {
            "shard {} of {}", options.shard, options.shards);
   LS_CHECK(options.jobs >= 1 && options.runs >= 0, "{} jobs, {} runs", options.jobs, options.runs);
   LS_CHECK(options.shards == 1 || !callbacks.go_on, "a run that ends by the clock has no shards");
-  return Session(options, callbacks).run();
+  return FuzzSession(options, callbacks).run();
 }
 
 Result<FuzzReport> merge_fuzz_reports(std::span<const FuzzReport> parts) {
@@ -170,11 +157,7 @@ Result<FuzzReport> merge_fuzz_reports(std::span<const FuzzReport> parts) {
     if (seen[static_cast<std::size_t>(part.shard)])
       return fail(fmt::format("shard {}/{} is there twice", part.shard, part.shards));
     seen[static_cast<std::size_t>(part.shard)] = true;
-    whole.cases += part.cases;
-    whole.agreed += part.agreed;
-    whole.refused += part.refused;
-    whole.steps += part.steps;
-    whole.bytes_checked += part.bytes_checked;
+    for (const auto& [name, count] : kFuzzCounts) whole.*count += part.*count;
     whole.tally += part.tally;
     for (const auto& [finding, cases] : part.known) whole.known[finding] += cases;
     whole.failures.insert(whole.failures.end(), part.failures.begin(), part.failures.end());

@@ -11,6 +11,8 @@
 #include <map>
 #include <span>
 #include <string>
+#include <string_view>
+#include <utility>
 #include <vector>
 
 #include "base/result.h"
@@ -65,6 +67,14 @@ struct FuzzReport {
   // Classes that so many cases should have seen; empty for shards and for narrowed runs.
   std::vector<std::string_view> missing_classes() const;
 };
+
+// Its counts by their keys in JSON, in the order of the file.
+inline constexpr std::pair<std::string_view, std::int64_t FuzzReport::*> kFuzzCounts[] = {
+    {"cases", &FuzzReport::cases},
+    {"agreed", &FuzzReport::agreed},
+    {"refused", &FuzzReport::refused},
+    {"steps", &FuzzReport::steps},
+    {"bytes_checked", &FuzzReport::bytes_checked}};
 
 struct FuzzCallbacks {
   std::function<bool()> go_on;                       // asked before each case; absent: yes

@@ -16,11 +16,12 @@ constexpr JsonWord<OutcomeKind> kKinds[] = {{"divergence", OutcomeKind::divergen
                                             {"stuck", OutcomeKind::stuck}};
 
 void write_counts(JsonWriter& out, const FuzzReport& report) {
-  out.integer("cases", report.cases).integer("agreed", report.agreed);
-  out.integer("refused", report.refused);
-  out.key("first_refused_seed").uint64(report.first_refused_seed);
-  out.string("first_refusal", report.first_refusal);
-  out.integer("steps", report.steps).integer("bytes_checked", report.bytes_checked);
+  for (const auto& [name, count] : kFuzzCounts) {
+    out.integer(name, report.*count);
+    if (count != &FuzzReport::refused) continue;
+    out.key("first_refused_seed").uint64(report.first_refused_seed);
+    out.string("first_refusal", report.first_refusal);
+  }
   out.key("state_hash").begin_array();
   out.uint64(report.state_hash.high).uint64(report.state_hash.low).end_array();
   out.key("tally").begin_object();
@@ -32,13 +33,9 @@ void write_counts(JsonWriter& out, const FuzzReport& report) {
 }
 
 void read_counts(JsonObject& object, FuzzReport& report) {
-  report.cases = object.required("cases").integer(0);
-  report.agreed = object.required("agreed").integer(0);
-  report.refused = object.required("refused").integer(0);
+  for (const auto& [name, count] : kFuzzCounts) report.*count = object.required(name).integer(0);
   report.first_refused_seed = object.required("first_refused_seed").uint64();
   report.first_refusal = object.required("first_refusal").string();
-  report.steps = object.required("steps").integer(0);
-  report.bytes_checked = object.required("bytes_checked").integer(0);
   JsonValue hash = object.required("state_hash");
   std::vector<std::uint64_t> words;
   for (JsonValue word : hash.array()) words.push_back(word.uint64());

@@ -8,6 +8,7 @@
 #include "reference/plan/kernel_blocks.h"
 #include "reference/plan/page_size.h"
 #include "reference/plan/request_need.h"
+#include "reference/profiles/engine_profile.h"
 
 namespace lockstep {
 namespace {
@@ -78,7 +79,8 @@ std::vector<CacheKind> draw_kinds(Draw& draw) {
 MambaCacheMode draw_mamba_mode(Draw& draw, const EngineConfig& engine) {
   if (!engine.enable_prefix_caching) return MambaCacheMode::none;
   // In mode `all` the states of drafts have no place of their own (sim/step/program_builder.cpp).
-  if (engine.engine != "vllm-0.22.1" || engine.num_spec_tokens > 0) return MambaCacheMode::align;
+  if (!engine_profile(engine.engine).caches_states_in_mode_all || engine.num_spec_tokens > 0)
+    return MambaCacheMode::align;
   return draw.choices.one_of({MambaCacheMode::align, MambaCacheMode::align, MambaCacheMode::all});
 }
 

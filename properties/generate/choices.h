@@ -11,6 +11,7 @@
 #include <span>
 
 #include "base/check.h"
+#include "base/splitmix64.h"
 
 namespace lockstep {
 
@@ -42,7 +43,10 @@ class SeededChoices final : public ChoiceSource {
   explicit SeededChoices(std::uint64_t seed) : state_(seed) {}
 
  private:
-  std::int64_t draw(std::int64_t n) override;
+  std::int64_t draw(std::int64_t n) override {
+    state_ += 0x9E3779B97F4A7C15ull;
+    return static_cast<std::int64_t>(splitmix64(state_) % static_cast<std::uint64_t>(n));
+  }
   std::uint64_t state_;
 };
 
@@ -51,7 +55,12 @@ class WordChoices final : public ChoiceSource {
   explicit WordChoices(std::span<const std::uint64_t> words) : words_(words) {}
 
  private:
-  std::int64_t draw(std::int64_t n) override;
+  std::int64_t draw(std::int64_t n) override {
+    if (words_.empty()) return 0;
+    const std::uint64_t word = words_.front();
+    words_ = words_.subspan(1);
+    return static_cast<std::int64_t>(word % static_cast<std::uint64_t>(n));
+  }
   std::span<const std::uint64_t> words_;
 };
 
@@ -61,7 +70,15 @@ class ByteChoices final : public ChoiceSource {
   explicit ByteChoices(std::span<const std::uint8_t> bytes) : bytes_(bytes) {}
 
  private:
-  std::int64_t draw(std::int64_t n) override;
+  std::int64_t draw(std::int64_t n) override {
+    std::uint64_t word = 0;
+    for (std::uint64_t range = 1; range < static_cast<std::uint64_t>(n); range <<= 8) {
+      const std::uint64_t byte = bytes_.empty() ? 0 : bytes_.front();
+      if (!bytes_.empty()) bytes_ = bytes_.subspan(1);
+      word = word << 8 | byte;
+    }
+    return static_cast<std::int64_t>(word % static_cast<std::uint64_t>(n));
+  }
   std::span<const std::uint8_t> bytes_;
 };
 

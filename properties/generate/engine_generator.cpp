@@ -1,14 +1,21 @@
 // Options of the engine. Combinations that the engine refuses to start with are not drawn.
 #include <algorithm>
+#include <ranges>
 
 #include "properties/generate/generator_parts.h"
+#include "properties/shrink/case_parts.h"
 #include "reference/plan/page_size.h"
+#include "reference/profiles/engine_profile.h"
+#include "sim/connectors/connector_config.h"
+#include "sim/engine/faults.h"
+#include "sim/session/session.h"
 
 namespace lockstep {
 
 void draw_engine(Draw& draw, EngineConfig& engine) {
   ChoiceSource& choices = draw.choices;
-  engine.engine = choices.one_of({"vllm-0.33.0", "vllm-0.22.1"});
+  const auto newest_first = engine_profiles() | std::views::reverse;
+  engine.engine = newest_first[choices.below(std::ssize(newest_first))].name;
   if (!draw.options.engine.empty()) engine.engine = draw.options.engine;
   engine.block_size =
       static_cast<std::int32_t>(draw.runs_kernels() ? 16 : choices.one_of({4, 2, 4, 8, 16, 3}));
@@ -58,10 +65,144 @@ void fit_engine(Draw& draw, const std::vector<KVCacheGroupSpec>& groups, EngineC
         std::min<std::int64_t>(low + choices.below(16), engine.max_model_len));
   }
   draw_ranks(draw, groups, engine);
-  const bool is_newer = engine.engine == "vllm-0.33.0";
-  if (is_newer && draw.has(Feature::sparse_retention) && engine.enable_prefix_caching)
+  if (engine_profile(engine.engine).retains_sparsely && draw.has(Feature::sparse_retention) &&
+      engine.enable_prefix_caching)
     engine.prefix_cache_retention_interval =
         static_cast<std::int32_t>(choices.below(4) * scheduler_block);
+}
+
+// Ranks of every kind, few of each: what grows with their number is the time alone.
+
+namespace {
+
+// The plan again, with other heads and states: pages of all groups as large as the largest.
+bool plan_with(SavedCase& saved, std::vector<KVCacheGroupSpec> groups) {
+  for (KVCacheGroupSpec& group : groups) group.spec.page_size_padded.reset();
+  auto plan = plan_for_groups(std::move(groups), saved.cache.num_blocks);
+  if (!plan) return false;
+  saved.cache = std::move(*plan);
+  return true;
+}
+
+// Groups whose pages follow from more than their heads and states.
+bool is_special(const KVCacheGroupSpec& group) {
+  return group.layers_per_page > 1 || group.is_uniform_type() ||
+         group.spec.kv_quant_mode != KVQuantMode::none;
+}
+
+// Cut: heads and channels are multiples of tp. Replicated: fewer heads than ranks.
+void draw_tensor_parallel(Draw& draw, SavedCase& saved) {
+  const std::int32_t tp = draw.choices.one_of({2, 2, 4});
+  const bool replicated = draw.has(Feature::replicated_heads);
+  std::vector<KVCacheGroupSpec> groups = saved.cache.groups;
+  for (KVCacheGroupSpec& group : groups) {
+    KVCacheSpec& spec = group.spec;
+    if (!is_state_kind(spec.kind) && !has_single_rows(spec))
+      spec.num_kv_heads =
+          replicated ? draw.choices.one_of({1, tp / 2}) : tp * draw.choices.between(1, 2);
+    for (StateTensorSpec& state : spec.states)
+      for (std::int64_t& dim : state.dims) dim = round_up(dim, tp);
+  }
+  if (!plan_with(saved, std::move(groups))) return;
+  saved.tensor_parallel_size = tp;
+  saved.queries_per_kv = tp * static_cast<std::int32_t>(draw.choices.between(1, 2));
+}
+
+}  // namespace
+
+void draw_ranks(Draw& draw, SavedCase& saved) {
+  if (draw.runs_kernels() && std::ranges::none_of(saved.cache.groups, is_special)) {
+    if (draw.has(Feature::tensor_parallel)) draw_tensor_parallel(draw, saved);
+    if (draw.has(Feature::pipeline_parallel)) saved.pipeline_parallel_size = 2;
+  }
+  if (!draw.has(Feature::data_parallel)) return;
+  saved.data_parallel_size = static_cast<std::int32_t>(draw.choices.between(2, 3));
+  saved.enforce_eager = draw.choices.below(2) != 0;
+}
+
+// How the device does its work: from captured graphs, and with real numbers. Nothing of it changes
+// a decision.
+
+namespace {
+
+// fp4 has no kernel, and the scales behind rows must lie on multiples of 4 bytes in every page.
+bool has_no_real_rows(const SavedCase& saved, const KVCacheGroupSpec& group) {
+  switch (group.spec.kv_quant_mode) {
+    case KVQuantMode::none:
+    case KVQuantMode::fp8_per_tensor:
+      return false;
+    case KVQuantMode::nvfp4:
+      return true;
+    default:
+      return group.spec.head_size % 4 != 0 ||
+             std::ranges::any_of(saved.cache.tensors, [&](const KVCacheTensor& tensor) {
+               return tensor.size_bytes / saved.cache.num_blocks % 4 != 0;
+             });
+  }
+}
+
+}  // namespace
+
+void draw_device_modes(Draw& draw, SavedCase& saved) {
+  if (draw.has(Feature::captured_graphs))
+    saved.max_cudagraph_capture_size = draw.choices.one_of({8, 16, 64});
+  const auto cannot = [&](const KVCacheGroupSpec& group) { return has_no_real_rows(saved, group); };
+  if (!draw.has(Feature::real_numbers) || std::ranges::any_of(saved.cache.groups, cannot)) return;
+  saved.numbers = Numbers::real;
+}
+
+// KV connectors of generated cases: peers that know prefixes of some prompts, or a host tier with a
+// few blocks or many, quick or late transfers, and loads that fail; and several of them behind one.
+
+namespace {
+
+// What Scheduler::create() takes beside a connector.
+bool takes_connector(const SavedCase& saved) {
+  return engine_profile(saved.engine.engine).models_connectors && !has_states(saved) &&
+         !saved.engine.async_scheduling;
+}
+
+void draw_host_tier(Draw& draw, SavedCase& saved) {
+  saved.connector.num_host_blocks = draw.choices.one_of<std::int64_t>(
+      {saved.cache.num_blocks, draw.choices.between(1, 8), 4 * saved.cache.num_blocks});
+  saved.connector.delay_steps_max = draw.choices.one_of({3, 0, 1, 8});
+}
+
+}  // namespace
+
+void draw_connector(Draw& draw, SavedCase& saved) {
+  if (!takes_connector(saved)) return;
+  // A host tier finds blocks by their hashes.
+  const bool is_host = draw.has(Feature::host_tier) && saved.engine.enable_prefix_caching;
+  if (!is_host && !draw.has(Feature::connector_peers)) return;
+  saved.connector.parts = {is_host ? ConnectorKind::host : ConnectorKind::peers};
+  if (is_host) draw_host_tier(draw, saved);
+  // vLLM assigns lost blocks of several groups to no request. Some loads come through: a request
+  // whose every load fails would ask for ever.
+  if (draw.has(Feature::failing_loads) && saved.cache.groups.size() == 1)
+    saved.connector.load_failed_percent = draw.choices.one_of({20, 50, 80});
+  if (draw.has(Feature::load_failure_fails))
+    saved.connector.load_failure_policy = KVLoadFailurePolicy::fail;
+  if (draw.has(Feature::faults) && draw.choices.chance(50))
+    saved.faults.push_back(
+        faults_of(FaultPlan({{.kind = FaultKind::abort_loading, .step = draw.choices.below(8)}}))
+            .front());
+}
+
+void draw_further_connectors(Draw& draw, SavedCase& saved) {
+  std::vector<ConnectorKind>& parts = saved.connector.parts;
+  if (parts.empty() || !draw.has(Feature::several_connectors)) return;
+  const bool takes_one_group = saved.cache.groups.size() == 1;
+  for (std::int64_t more = draw.choices.between(1, 2); more > 0; --more) {
+    const bool had_host = std::ranges::count(parts, ConnectorKind::host) > 0;
+    ConnectorKind kind = ConnectorKind::peers;
+    if (saved.engine.enable_prefix_caching && draw.choices.chance(60))
+      kind = ConnectorKind::host;
+    else if (takes_one_group && draw.choices.chance(30))
+      kind = ConnectorKind::one_group_peers;
+    if (kind == ConnectorKind::host && !had_host) draw_host_tier(draw, saved);
+    parts.insert(parts.begin() + draw.choices.below(std::ssize(parts) + 1), kind);
+  }
 }
 
 }  // namespace lockstep

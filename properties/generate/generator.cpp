@@ -95,7 +95,7 @@ bool ranks_are_accepted(const SavedCase& saved) {
   const LockstepConfig config = config_of(saved);
   if (!check_ranks(config)) return false;
   for (std::int32_t rank = 0; rank < num_ranks(config.device); ++rank) {
-    const auto plan = rank_plan(saved.cache, device_of_rank(config.device, rank).parallel,
+    const auto plan = rank_plan(saved.cache, config_of_rank(config.device, rank).parallel,
                                 config.device.queries_per_kv);
     if (!plan || !pool_views(plan->plan, saved.attention_backend, saved.layout, saved.layout_rule))
       return false;

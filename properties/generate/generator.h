@@ -18,6 +18,7 @@
 #include <string_view>
 
 #include "properties/generate/choices.h"
+#include "sim/engine/faults.h"
 #include "traces/formats/saved_case.h"
 
 namespace lockstep {
@@ -120,5 +121,40 @@ struct GeneratorOptions {
 SavedCase generate_case(ChoiceSource& choices, const GeneratorOptions& options = {});
 // The case of a seed, called "seed-17".
 SavedCase generate_case(std::uint64_t seed, const GeneratorOptions& options = {});
+
+// What a search for a defect of memory plans wants of the models that it draws.
+
+struct PlanBias {
+  bool states = false;          // Mamba layers beside attention
+  bool split_blocks = false;    // states so large that a block is several kernel blocks
+  bool hidden_states = false;   // a layer of hidden states
+  bool windows = false;         // sliding windows beside full attention
+  bool equal_pages = false;     // two kinds of layers, equal pages, other block sizes
+  bool packed = false;          // several attention layers a page
+  bool ranks = false;           // context parallelism
+  bool aligned_states = false;  // kept for prefix hits: mode align
+  bool many_requests = false;   // more requests at once than a small pool has state blocks
+  std::int64_t num_blocks = 0;  // 0: two to four
+};
+
+// What the cases are like in which a mutant of a transfer is searched for.
+
+enum class TransferSubject : std::uint8_t { pair, holds, connectors };
+
+struct TransferBias {
+  TransferSubject subject = TransferSubject::pair;
+  bool fails_requests = false;  // a load that fails ends its request, which is prefilled again
+  bool tight = false;           // the decode engine's pool holds one long request and a bit
+  bool has_pages = false;       // both engines have backends: real pages are sent
+};
+
+struct FaultRoom {
+  std::int64_t steps = 32;  // faults begin before this one
+  std::int64_t faults_max = 6;
+  std::int64_t blocks_of_request = 1;  // of the largest one: a pool pinched to them holds it alone
+};
+// A few faults, early enough that most of them meet somebody. Every kind is drawn; which of them
+// take effect depends on the traffic.
+FaultPlan draw_faults(ChoiceSource& choices, const FaultRoom& room);
 
 }  // namespace lockstep

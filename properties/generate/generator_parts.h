@@ -1,8 +1,6 @@
 // The parts of the generator by file: cache_generator.cpp draws groups and their pool,
-// engine_generator.cpp the options, traffic_generator.cpp who arrives and how they leave,
-// fault_generator.cpp what goes wrong, rank_generator.cpp over how many ranks all of it runs,
-// device_generator.cpp how the device does its work, connector_generator.cpp who keeps caches
-// elsewhere.
+// engine_generator.cpp the options: of the engine, of its ranks, of the device's work and of KV
+// connectors; traffic_generator.cpp who arrives, how they leave, and what goes wrong.
 #pragma once
 
 #include "properties/generate/generator.h"

@@ -5,7 +5,9 @@
 #include <algorithm>
 #include <utility>
 
+#include "properties/invariants/planned_need.h"
 #include "reference/plan/page_size.h"
+#include "reference/plan/request_need.h"
 
 namespace lockstep {
 namespace {
@@ -42,11 +44,11 @@ void Invariants::count_holders(const StepView& view) {
   std::ranges::fill(holders_, Holders{});
   for (const RequestId id : holding(view)) {
     for (std::int32_t g = 0; g < std::ssize(plan_.groups); ++g) {
-      for (const BlockId block : view.decisions.block_table(id, g)) {
+      for (const BlockId block : view.model().block_table(id, g)) {
         if (block == kNullBlock) continue;
         Holders& holders = holders_[static_cast<std::size_t>(index_of(block))];
         if (holders.count++ > 0 && holders.group != g)
-          fail("one_group", std::string(view.decisions.name(id)),
+          fail("one_group", std::string(view.model().name(id)),
                fmt::format("block {} is in a table of group {} and in one of group {}",
                            index_of(block), holders.group, g));
         holders.group = g;
@@ -56,7 +58,7 @@ void Invariants::count_holders(const StepView& view) {
 }
 
 void Invariants::check_pool(const StepView& view) {
-  const DecisionSource& engine = view.decisions;
+  const Scheduler& engine = view.model();
   std::vector<bool> is_free(holders_.size());
   const std::vector<BlockId> queue = engine.free_queue();
   for (const BlockId block : queue) {
@@ -83,7 +85,7 @@ void Invariants::check_pool(const StepView& view) {
 }
 
 void Invariants::check_cache(const StepView& view) {
-  const DecisionSource& engine = view.decisions;
+  const Scheduler& engine = view.model();
   if (engine.cached_as(kNullBlock)) return fail("null_block", {}, "the null block is cached");
   if (std::ranges::find(view.decision.zero, kNullBlock) != view.decision.zero.end())
     return fail("null_block", {}, "the null block is to be zeroed");
@@ -137,19 +139,19 @@ void Invariants::check_limits(const StepView& view) {
 // Whole blocks of a prefix that was found here are cached as this request's own, by a hash that
 // may cover more than their tokens.
 void Invariants::check_hit(const StepView& view, RequestId id, std::int64_t num_tokens) {
-  const std::span<const BlockKey> keys = view.decisions.block_keys(id);
-  const std::int64_t hash_size = view.decisions.hash_block_size();
+  const std::span<const BlockKey> keys = view.model().block_keys(id);
+  const std::int64_t hash_size = view.model().hash_block_size();
   for (std::size_t g = 0; g < plan_.groups.size(); ++g) {
-    const auto table = view.decisions.block_table(id, static_cast<std::int32_t>(g));
+    const auto table = view.model().block_table(id, static_cast<std::int32_t>(g));
     const std::int64_t size = block_size(g);
     const std::int64_t end = std::min<std::int64_t>(num_tokens / size, std::ssize(table));
     for (std::int64_t i = 0; i < end; ++i) {
       const BlockId block = table[static_cast<std::size_t>(i)];
       if (block == kNullBlock) continue;
-      const auto content = view.decisions.cached_as(block);
+      const auto content = view.model().cached_as(block);
       const auto last_hash = static_cast<std::size_t>((i + 1) * size / hash_size - 1);
       if (!content || last_hash >= keys.size() || content->key != keys[last_hash])
-        fail("hit", std::string(view.decisions.name(id)),
+        fail("hit", std::string(view.model().name(id)),
              fmt::format("a hit of {} tokens lies on block {} of group {}, which is {}", num_tokens,
                          index_of(block), g, content ? "cached as something else" : "not cached"));
     }
@@ -171,7 +173,7 @@ void Invariants::check_request(const StepView& view, std::size_t index) {
   const std::int64_t written_from =
       scheduled.is_new && is_asked(view, scheduled.id) ? found : first;
   for (std::size_t g = 0; g < plan_.groups.size(); ++g) {
-    const auto table = view.decisions.block_table(scheduled.id, static_cast<std::int32_t>(g));
+    const auto table = view.model().block_table(scheduled.id, static_cast<std::int32_t>(g));
     const std::int64_t size = block_size(g);
     const bool one_state = is_state_kind(plan_.groups[g].spec.kind) &&
                            plan_.groups[g].spec.mamba_cache_mode == MambaCacheMode::none;
@@ -211,13 +213,13 @@ bool Invariants::was_computed(const StepView& view, std::int32_t group, BlockId 
 // Content that has become findable with this decision is content that this step computes.
 void Invariants::check_published(const StepView& view) {
   for (std::int32_t block = 1; block < plan_.num_blocks; ++block) {
-    const auto content = view.decisions.cached_as(BlockId{block});
+    const auto content = view.model().cached_as(BlockId{block});
     if (!content || content == cached_[static_cast<std::size_t>(block)]) continue;
     const auto group = static_cast<std::size_t>(content->group);
     bool computed = was_computed(view, content->group, BlockId{block}) ||
                     was_loaded(view, content->group, BlockId{block});
     for (const ScheduledRequest& scheduled : view.decision.scheduled) {
-      const auto table = view.decisions.block_table(scheduled.id, content->group);
+      const auto table = view.model().block_table(scheduled.id, content->group);
       const auto entry = std::ranges::find(table, BlockId{block});
       const std::int64_t end = (entry - table.begin() + 1) * block_size(group);
       computed |= entry != table.end() && end <= scheduled.computed + scheduled.num_tokens;
@@ -235,8 +237,8 @@ void Invariants::check_published(const StepView& view) {
 void Invariants::check_queue_front(const StepView& view) {
   const SchedulerOutput& decision = view.decision;
   if (!decision.preempted.empty()) return;
-  const auto first_to_stay = std::ranges::find_if(
-      queue_, [&](BlockId block) { return view.decisions.ref_cnt(block) == 0; });
+  const auto first_to_stay =
+      std::ranges::find_if(queue_, [&](BlockId block) { return view.model().ref_cnt(block) == 0; });
   const std::span<const BlockId> staying(first_to_stay, queue_.end());
   for (std::size_t i = 0; i < decision.scheduled.size(); ++i) {
     const ScheduledRequest& scheduled = decision.scheduled[i];
@@ -252,7 +254,7 @@ void Invariants::check_queue_front(const StepView& view) {
     const auto from = loads_from_.find(request.id);
     if (from == loads_from_.end() || !is_asked(view, request.id)) continue;
     for (std::int32_t g = 0; g < std::ssize(plan_.groups); ++g) {
-      const auto table = view.decisions.block_table(request.id, g);
+      const auto table = view.model().block_table(request.id, g);
       const std::int64_t hit = cdiv(from->second, block_size(static_cast<std::size_t>(g)));
       check_new_blocks(view, request.id, behind(table, hit), staying);
     }
@@ -264,7 +266,7 @@ void Invariants::check_new_blocks(const StepView& view, RequestId id,
                                   std::span<const BlockId> staying) {
   for (const BlockId block : blocks)
     if (std::ranges::find(staying, block) != staying.end())
-      return fail("queue_front", std::string(view.decisions.name(id)),
+      return fail("queue_front", std::string(view.model().name(id)),
                   fmt::format("block {} is handed out as new, and block {} has been free for "
                               "longer",
                               index_of(block), index_of(staying.front())));
@@ -281,12 +283,12 @@ void Invariants::check_free_order(const StepView& view) {
         std::ranges::find(view.stopped, id, &StoppedRequest::id) != view.stopped.end();
     if (!ended && std::ranges::find(running, id) == running.end()) return;  // aborted meanwhile
   }
-  const std::vector<BlockId> actual = view.decisions.free_queue();
+  const std::vector<BlockId> actual = view.model().free_queue();
   // Where the ends of prompts are registered too, a block may have a hash that is not shown: it
   // counts as hashed if it has been put behind.
   const auto behind = queue_.empty() ? actual.begin() : std::ranges::find(actual, queue_.back());
   const auto is_hashed = [&](BlockId block) {
-    return view.decisions.is_cached(block) ||
+    return view.model().is_cached(block) ||
            (profile_.caches_prompt_tails && std::find(behind, actual.end(), block) != actual.end());
   };
   std::vector<BlockId> expected = queue_;
@@ -315,9 +317,9 @@ void Invariants::check_free_order(const StepView& view) {
 }
 
 void Invariants::remember(const StepView& view) {
-  queue_ = view.decisions.free_queue();
+  queue_ = view.model().free_queue();
   for (std::int32_t block = 1; block < plan_.num_blocks; ++block)
-    cached_[static_cast<std::size_t>(block)] = view.decisions.cached_as(BlockId{block});
+    cached_[static_cast<std::size_t>(block)] = view.model().cached_as(BlockId{block});
 }
 
 void Invariants::decided(const StepView& view, std::span<const RecordedConnectorAnswer> answers) {
@@ -325,7 +327,7 @@ void Invariants::decided(const StepView& view, std::span<const RecordedConnector
   step_ = view.decision.step;
   answers_ = answers;
   has_connector_ |= !answers.empty();
-  scheduler_block_size_ = view.decisions.scheduler_block_size();
+  scheduler_block_size_ = view.model().scheduler_block_size();
   count_holders(view);
   check_pool(view);
   check_cache(view);
@@ -341,7 +343,7 @@ void Invariants::decided(const StepView& view, std::span<const RecordedConnector
   tables_.clear();
   for (const RequestId id : holding(view))
     for (std::int32_t g = 0; g < std::ssize(plan_.groups); ++g) {
-      const auto table = view.decisions.block_table(id, g);
+      const auto table = view.model().block_table(id, g);
       tables_[id].emplace_back(table.begin(), table.end());
     }
 }
@@ -352,11 +354,11 @@ void Invariants::finished(const StepView& view) {
   // Drafts in flight are counted, and not known to stand.
   computed_.clear();
   for (const RequestId id : view.decisions.running())
-    computed_[id] = std::min(view.decisions.num_computed_tokens(id), view.decisions.num_tokens(id));
+    computed_[id] = std::min(view.model().num_computed_tokens(id), view.decisions.num_tokens(id));
   remember(view);
 }
 
-void Invariants::end(const DecisionSource& decisions) {
+void Invariants::end(const Scheduler& decisions) {
   if (decisions.has_unfinished_requests()) return;
   step_ = -1;
   std::vector<bool> is_held(holders_.size());
@@ -369,6 +371,37 @@ void Invariants::end(const DecisionSource& decisions) {
     fail("leak", {},
          fmt::format("nobody lives, {} of {} blocks are free, and {} are still being sent",
                      decisions.num_free_blocks(), plan_.num_blocks - 1, held));
+}
+
+// Whether pools are planned for what requests hold.
+
+// Pools are planned without what a step takes while another is in flight, and without the slots of
+// drafts (docs/findings.md, 5 and 6): as much is let pass here, and liveness says what comes of it.
+void Invariants::check_planned(const StepView& view) {
+  const PlanOptions options = plan_options_of(engine_);
+  // Beside the step that has just been decided. What one of them kept stays until the next one.
+  in_flight_max_ = std::max(in_flight_max_, view.model().num_steps_in_flight() - 1);
+  for (std::int32_t g = 0; g < std::ssize(plan_.groups); ++g) {
+    const KVCacheGroupSpec& group = plan_.groups[static_cast<std::size_t>(g)];
+    std::int64_t most = max_blocks_per_request(group, options);
+    if (engine_.async_scheduling)
+      most += in_flight_max_ * (is_state_kind(group.spec.kind)
+                                    ? 1
+                                    : cdiv(engine_.max_num_batched_tokens, group.spec.block_size));
+    // States are planned with a block for each draft; where the release retires by scheduled tokens
+    // it keeps as many again, in case drafts are rejected.
+    if (!is_state_kind(group.spec.kind) || profile_.retire_basis == RetireBasis::scheduled)
+      most += cdiv(engine_.num_spec_tokens, group.spec.block_size);
+    for (const RequestId id : holding(view)) {
+      const auto table = view.model().block_table(id, g);
+      const auto held = std::ssize(table) - std::ranges::count(table, kNullBlock);
+      if (held > most)
+        return fail("planned_blocks", std::string(view.model().name(id)),
+                    fmt::format("{} blocks of group {} are held, and the pool is planned for {} a "
+                                "request",
+                                held, g, most));
+    }
+  }
 }
 
 }  // namespace lockstep

@@ -39,7 +39,7 @@
 #include "reference/profiles/engine_profile.h"
 #include "reference/types/engine_config.h"
 #include "reference/types/kv_cache_spec.h"
-#include "sim/engine/lockstep.h"
+#include "sim/engine/step_observer.h"
 #include "traces/formats/recording.h"
 
 namespace lockstep {
@@ -60,7 +60,7 @@ class Invariants {
   void decided(const StepView& view, std::span<const RecordedConnectorAnswer> answers = {});
   void finished(const StepView& view);
   // REQUIRES: nobody lives any more, unless the run was cut short.
-  void end(const DecisionSource& decisions);
+  void end(const Scheduler& decisions);
 
   // The first one; later calls look at nothing once there is one.
   const std::optional<Violation>& violation() const { return violation_; }

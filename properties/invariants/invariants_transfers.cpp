@@ -29,7 +29,7 @@ std::vector<RequestId> Invariants::holding(const StepView& view) const {
 }
 
 bool Invariants::is_asked(const StepView& view, RequestId id) const {
-  return std::ranges::find(answers_, view.decisions.name(id), &RecordedConnectorAnswer::id) !=
+  return std::ranges::find(answers_, view.model().name(id), &RecordedConnectorAnswer::id) !=
          answers_.end();
 }
 
@@ -40,7 +40,7 @@ std::int64_t Invariants::num_found_here(const StepView& view,
   const std::int64_t computed = scheduled.computed;
   if (!has_connector_) return computed;
   const auto answer =
-      std::ranges::find(answers_, view.decisions.name(scheduled.id), &RecordedConnectorAnswer::id);
+      std::ranges::find(answers_, view.model().name(scheduled.id), &RecordedConnectorAnswer::id);
   return answer == answers_.end() ? 0 : std::min<std::int64_t>(answer->local, computed);
 }
 
@@ -50,9 +50,9 @@ void Invariants::check_loads(const StepView& view) {
     if (!request.is_loading) continue;
     const auto before = loads_from_.find(request.id);
     const auto answer =
-        std::ranges::find(answers_, view.decisions.name(request.id), &RecordedConnectorAnswer::id);
+        std::ranges::find(answers_, view.model().name(request.id), &RecordedConnectorAnswer::id);
     if (answer == answers_.end() && before == loads_from_.end())
-      return fail("limits", std::string(view.decisions.name(request.id)),
+      return fail("limits", std::string(view.model().name(request.id)),
                   "it waits for a load that the connector was not asked for");
     const std::int64_t from = answer == answers_.end() ? before->second : answer->local;
     under_way[request.id] = from;
@@ -65,13 +65,13 @@ void Invariants::check_loads(const StepView& view) {
 // What a load under way writes: blocks that nobody else has.
 void Invariants::check_load(const StepView& view, RequestId id, std::int64_t num_tokens) {
   for (std::size_t g = 0; g < plan_.groups.size(); ++g) {
-    const auto table = view.decisions.block_table(id, static_cast<std::int32_t>(g));
+    const auto table = view.model().block_table(id, static_cast<std::int32_t>(g));
     for (std::int64_t i = num_tokens / block_size(g); i < std::ssize(table); ++i) {
       const BlockId block = table[static_cast<std::size_t>(i)];
       if (block == kNullBlock) continue;
       const auto at = static_cast<std::size_t>(index_of(block));
       if (holders_[at].count != 1 || writers_[at]++ > 0)
-        return fail("one_writer", std::string(view.decisions.name(id)),
+        return fail("one_writer", std::string(view.model().name(id)),
                     fmt::format("a load writes block {} of group {}, which stands in {} table "
                                 "entries",
                                 index_of(block), g, holders_[at].count));
@@ -83,12 +83,12 @@ void Invariants::check_load(const StepView& view, RequestId id, std::int64_t num
 bool Invariants::was_loaded(const StepView& view, std::int32_t group, BlockId block) const {
   for (const SkippedRequest& request : view.decisions.skipped()) {
     if (request.status == RequestStatus::waiting_for_remote_kvs) continue;
-    const auto table = view.decisions.block_table(request.id, group);
+    const auto table = view.model().block_table(request.id, group);
     const auto entry = std::ranges::find(table, block);
     const std::int64_t end =
         (entry - table.begin() + 1) * block_size(static_cast<std::size_t>(group));
     // The last token of a request is computed here, loaded or not.
-    const std::int64_t computed = view.decisions.num_computed_tokens(request.id);
+    const std::int64_t computed = view.model().num_computed_tokens(request.id);
     const std::int64_t loaded =
         computed + 1 == view.decisions.num_tokens(request.id) ? computed + 1 : computed;
     if (entry != table.end() && end <= loaded) return true;
@@ -100,7 +100,7 @@ bool Invariants::was_loaded(const StepView& view, std::int32_t group, BlockId bl
 // behind those that were free, and of what one table alone has the tail goes before the head; a
 // window's head may have gone before.
 void Invariants::check_free_order_beside_transfers(const StepView& view) {
-  const std::vector<BlockId> actual = view.decisions.free_queue();
+  const std::vector<BlockId> actual = view.model().free_queue();
   if (profile_.freed_blocks == FreedBlocks::append) {
     const auto [at, place] = std::ranges::mismatch(actual, queue_);
     if (place != queue_.end())

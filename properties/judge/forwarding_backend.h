@@ -2,6 +2,7 @@
 // for more or to keep what was answered, overrides execute() and nothing else.
 #pragma once
 
+#include <cstdint>
 #include <memory>
 #include <optional>
 #include <span>
@@ -53,6 +54,50 @@ class ForwardingBackend : public Backend {
 
  protected:
   const std::unique_ptr<Backend> inner_;
+};
+
+// A backend that remembers where its device failed: a case that it could not go on with is neither
+// refused nor agreed.
+
+class WatchedBackend final : public ForwardingBackend {
+ public:
+  using ForwardingBackend::ForwardingBackend;
+
+  bool has_failed() const { return has_failed_; }
+  std::int64_t last_step() const { return last_step_; }  // -1: none yet
+
+  Result<void> execute(const StepProgram& program, StepReadback& readback) override {
+    last_step_ = program.step;
+    return noted(inner_->execute(program, readback));
+  }
+  Result<void> fingerprint_pages(std::span<const PageId> pages,
+                                 std::span<Fingerprint> fingerprints) override {
+    return noted(inner_->fingerprint_pages(pages, fingerprints));
+  }
+  Result<std::vector<std::uint8_t>> read_page(PageId page) override {
+    return noted(inner_->read_page(page));
+  }
+  Result<void> fingerprint_host_blocks(std::span<const HostBlockId> hosts,
+                                       std::span<Fingerprint> fingerprints) override {
+    return noted(inner_->fingerprint_host_blocks(hosts, fingerprints));
+  }
+  Result<std::vector<std::uint8_t>> read_host_block(std::int32_t group, HostBlockId host) override {
+    return noted(inner_->read_host_block(group, host));
+  }
+  Result<void> write_host_block(std::int32_t group, HostBlockId host,
+                                std::span<const std::uint8_t> bytes) override {
+    return noted(inner_->write_host_block(group, host, bytes));
+  }
+
+ private:
+  template <class T>
+  Result<T> noted(Result<T> result) {
+    has_failed_ |= !result.has_value();
+    return result;
+  }
+
+  bool has_failed_ = false;
+  std::int64_t last_step_ = -1;
 };
 
 }  // namespace lockstep

@@ -9,10 +9,10 @@
 #include "base/check.h"
 #include "properties/audit/audit.h"
 #include "properties/invariants/invariants.h"
-#include "properties/judge/tally_counter.h"
-#include "properties/judge/watched_backend.h"
+#include "properties/judge/forwarding_backend.h"
+#include "properties/judge/tally.h"
 #include "reference/plan/page_size.h"
-#include "sim/engine/run_recorder.h"
+#include "sim/recording/run_recorder.h"
 #include "sim/session/saved_run.h"
 #include "sim/step/program_builder.h"
 
@@ -40,10 +40,9 @@ class Bench final : public StepObserver {
         tally_(saved, outcome.tally),
         recorder_(workload, [this](const RecordedStep& step) { take(step); }) {}
 
-  void begin(const SavedCase& saved, const LockstepConfig& config,
-             const DecisionSource& decisions) {
+  void begin(const SavedCase& saved, const LockstepConfig& config, const Scheduler& scheduler) {
     RecordingHeader header =
-        recording_header(saved.engine, saved.cache.groups, saved.cache.num_blocks, decisions);
+        recording_header(saved.engine, saved.cache.groups, saved.cache.num_blocks, scheduler);
     if (recorder_.connector() != nullptr)
       header.connector.emplace().fail_on_load_error =
           config.connector.load_failure_policy == KVLoadFailurePolicy::fail;
@@ -78,8 +77,8 @@ class Bench final : public StepObserver {
   }
 
   // After the last step of a run in which nothing else failed.
-  void end(const DecisionSource& decisions) {
-    invariants_.end(decisions);
+  void end(const Scheduler& scheduler) {
+    invariants_.end(scheduler);
     if (auditor_ != nullptr && settle()) {
       auditor_->end(recorder_.end());
       take_findings();
@@ -147,8 +146,9 @@ BackendFactory watched_backends(const SavedCase& saved, const LockstepConfig& co
   return [=, &options, &watched](const BackendConfig& own) -> Result<std::unique_ptr<Backend>> {
     if (!runs && own.mutant.empty()) return std::unique_ptr<Backend>();
     if (!runs)
-      return fail(fmt::format("mutant {} is planted in a backend, and the case runs without one: {}",
-                              own.mutant, why_not.value_or("none was given")));
+      return fail(
+          fmt::format("mutant {} is planted in a backend, and the case runs without one: {}",
+                      own.mutant, why_not.value_or("none was given")));
     auto backend = options.backend(own);
     if (!backend) return backend;
     auto watching = std::make_unique<WatchedBackend>(std::move(*backend));
@@ -277,7 +277,7 @@ Outcome judge_session(const SavedCase& saved, const LockstepConfig& config,
   if (!session) return refusal(session.error());
   const auto engines = (*session)->engines();
   for (std::size_t i = 0; i < engines.size(); ++i)
-    benches[i].begin(saved, config, *engines[i].decisions);
+    benches[i].begin(saved, config, *engines[i].scheduler);
   if (!watched.empty()) count_ranks(config.device, outcome.tally);
   const auto report = (*session)->run();
   if (!report) return broken_off(watched, report.error(), std::move(outcome));
@@ -288,7 +288,7 @@ Outcome judge_session(const SavedCase& saved, const LockstepConfig& config,
   for (const SessionEngine& engine : engines) count_faults(engine.faulty, outcome.tally);
   if (options.summary != nullptr) *options.summary = report->summary;
   for (std::size_t i = 0; i < engines.size(); ++i)
-    if (outcome.kind == OutcomeKind::agreed) benches[i].end(*engines[i].decisions);
+    if (outcome.kind == OutcomeKind::agreed) benches[i].end(*engines[i].scheduler);
   if (is_parallel && outcome.failed() && outcome.dp_rank >= 0)
     outcome.what = fmt::format("data parallel rank {}: {}", outcome.dp_rank, outcome.what);
   return outcome;

@@ -56,7 +56,7 @@ struct Outcome {
 };
 
 struct JudgeOptions {
-  BackendFactory backend;  // absent: decisions, audit and invariants alone
+  BackendFactory backend;                         // absent: decisions, audit and invariants alone
   StepObserver* observer = nullptr;               // sees every step, the one that fails included
   std::int32_t observed_dp_rank = 0;              // ... of this engine, where there are several
   std::vector<StateHash>* hashes = nullptr;       // receives the chain, one hash a step and engine

@@ -1,6 +1,7 @@
 #include "properties/judge/known_findings.h"
 
 #include <algorithm>
+#include <array>
 #include <optional>
 
 #include "base/check.h"
@@ -11,6 +12,10 @@
 namespace lockstep {
 namespace {
 
+const EngineProfile& profile_of(const SavedCase& saved) {
+  return engine_profile(saved.engine.engine);
+}
+
 template <class Predicate>
 auto count_groups(const SavedCase& saved, Predicate predicate) {
   return std::ranges::count_if(saved.cache.groups, [&](const KVCacheGroupSpec& group) {
@@ -18,21 +23,19 @@ auto count_groups(const SavedCase& saved, Predicate predicate) {
   });
 }
 
-bool is_cached_0_22_1(const SavedCase& saved) {
-  return saved.engine.engine == "vllm-0.22.1" && saved.engine.enable_prefix_caching;
-}
-
 bool state_hit_is_longer(const SavedCase& saved) {
-  return is_cached_0_22_1(saved) && saved.engine.spec_method == SpecMethod::eagle &&
+  const EngineProfile& profile = profile_of(saved);
+  return saved.engine.enable_prefix_caching && saved.engine.spec_method == SpecMethod::eagle &&
+         profile.eagle_hits == EagleHits::drop_last_block && !profile.state_hits_drop_a_block &&
          has_states(saved);
 }
 
 bool second_full_group_is_not_cut(const SavedCase& saved) {
-  return is_cached_0_22_1(saved) && count_groups(saved, [](CacheKind kind) {
-                                      return kind == CacheKind::full_attention ||
-                                             kind == CacheKind::mla ||
-                                             kind == CacheKind::hidden_state;
-                                    }) > 1;
+  return saved.engine.enable_prefix_caching && !profile_of(saved).cuts_every_full_group &&
+         count_groups(saved, [](CacheKind kind) {
+           return kind == CacheKind::full_attention || kind == CacheKind::mla ||
+                  kind == CacheKind::hidden_state;
+         }) > 1;
 }
 
 bool preempts_in_own_step(const SavedCase& saved) {
@@ -51,13 +54,14 @@ bool plans_windows_without_lookahead(const SavedCase& saved) {
 }
 
 bool frees_windows_by_drafts(const SavedCase& saved) {
-  return saved.engine.engine == "vllm-0.22.1" && saved.engine.async_scheduling &&
-         saved.engine.num_spec_tokens > 0 && has_windows(saved);
+  return profile_of(saved).retire_basis == RetireBasis::scheduled &&
+         saved.engine.async_scheduling && saved.engine.num_spec_tokens > 0 && has_windows(saved);
 }
 
 bool plans_too_few_states(const SavedCase& saved) {
-  return saved.engine.engine == "vllm-0.33.0" && saved.engine.async_scheduling &&
-         saved.engine.mamba_cache_mode == MambaCacheMode::align && has_states(saved);
+  return profile_of(saved).retire_basis == RetireBasis::processed &&
+         saved.engine.async_scheduling && saved.engine.mamba_cache_mode == MambaCacheMode::align &&
+         has_states(saved);
 }
 
 // A cache helps only where a hit brings back what was computed: not with states that are saved at
@@ -245,6 +249,136 @@ const KnownFinding* known_finding(const SavedCase& saved, const Outcome& outcome
   }
   // Each of them alone may be repaired in vain.
   return first != nullptr && is_past_all_rules(saved, outcome, backend) ? first : nullptr;
+}
+
+namespace {
+
+struct Reason {
+  std::string_view check;
+  std::string_view text;
+};
+
+constexpr std::array kReasons = std::to_array<Reason>({
+    {"decide",
+     "A decision must be executable: every scheduled token needs a slot in a block of its request, "
+     "in every group, and what it reads must have been computed."},
+    {"reuse",
+     "A block that is handed out again must still hold what its last owner left there; otherwise "
+     "somebody wrote to a block that was not theirs."},
+    {"memory_check",
+     "A kernel may touch only memory that is its to touch, and no two threads may race for a "
+     "byte."},
+    {"block_table",
+     "The device's block table must name the blocks that the scheduler handed out: attention and "
+     "writes find their slots through it."},
+    {"slot_mapping",
+     "A token's slot is block_id * block_size + offset; a wrong slot puts its keys and values into "
+     "another token's place, or nowhere."},
+    {"page_written",
+     "After a step every page that it wrote must hold, byte by byte, the rows of exactly the "
+     "tokens "
+     "that were scheduled; later tokens will read them."},
+    {"host_block",
+     "A host block must hold, byte by byte, the block that was stored there last; later requests "
+     "load it."},
+    {"transfer",
+     "What a connector loads into a request's blocks, or stores of them, must be the rows of that "
+     "request's own tokens, and the blocks must still be its own."},
+    {"attention_digest",
+     "Attention must read exactly the rows of the request's own tokens through the block table."},
+    {"attention_output",
+     "The output of attention over the right rows follows from them; a wrong one gives a wrong "
+     "answer, silently."},
+    {"state_output",
+     "What a convolution or recurrence gives out follows from the state that it read and the "
+     "step's tokens; another state gives a wrong answer, silently."},
+    {"extraction",
+     "Hidden states that are read out of the cache must be those of the request's own tokens, all "
+     "of them and nothing else."},
+    {"hidden_file",
+     "A trainer that can see the file of a request's hidden states must find all of them in it, "
+     "whenever it looks."},
+    {"page_untouched",
+     "A page that no step wrote must stay as it was: whatever changed it wrote out of its place."},
+    {"collective",
+     "Ranks that meet in a collective must all call it, with one shape; otherwise they wait for "
+     "ever or exchange nonsense."},
+    {"ranks_together",
+     "All ranks together must hold every row of the whole model, each as often as the others."},
+    {"device",
+     "A device that fails in the middle of a run has been asked for what it cannot do: memory that "
+     "is not there, or a launch that it refuses."},
+    {"page_final", "After the last step every page of the pool must hold what the model says."},
+    {"liveness",
+     "A request that was accepted must end: with nothing running and nothing still to arrive, "
+     "those "
+     "who wait would wait for ever."},
+    {"liveness.head_of_line",
+     "A request that has loaded its blocks must be able to go on: behind one that waits for these "
+     "very blocks it waits for ever, and so does the other."},
+    {"liveness.partial_load",
+     "Requests that have loaded a part must not each need what the others hold: none of them can "
+     "go on, and none gives anything back."},
+    {"audit.attention_read",
+     "Attention may read only slots that hold exactly this request's prefix up to that token; "
+     "anything else is another request's keys and values, or nobody's."},
+    {"audit.state_read",
+     "A state stands for one prefix at one token count; a step that starts from any other state "
+     "computes nonsense from there on."},
+    {"audit.handed_out",
+     "A block may be handed out as new only when no live request can still read it."},
+    {"audit.token_write",
+     "A step may write only to blocks that are its request's alone, inside its table, and never to "
+     "the null block."},
+    {"audit.scheduled_tokens",
+     "Only live requests may be scheduled, and only tokens that are known or drafted."},
+    {"audit.conservation",
+     "Blocks held and blocks free must add up to the pool; a lost block never comes back."},
+    {"audit.common_prefix",
+     "Blocks said to be common to the batch are read once for all of it, so they must stand in "
+     "every table."},
+    {"audit.transfer", "Only a load or a send that is under way can be over."},
+    {"audit.standstill",
+     "Requests that wait for each other's blocks in a circle wait for ever; what is held has to "
+     "come "
+     "free without what is waited for."},
+    {"audit.draft_read",
+     "An EAGLE drafter's row of a token is made of the token behind it too, so a hit without a "
+     "block to compute again must agree in that one."},
+    {"audit.recording", "A decision must be whole: known blocks, for every group."},
+    {"invariant.conservation",
+     "Held blocks, free blocks and the null block are the whole pool, each of them once."},
+    {"invariant.ref_cnt",
+     "A block's reference count is the number of table entries that name it: one too few frees it "
+     "under a reader, one too many leaks it."},
+    {"invariant.one_group", "A block belongs to one group at a time; its page is laid out for it."},
+    {"invariant.null_block",
+     "Block 0 stands for \"nothing kept here\": it is never free, cached or zeroed."},
+    {"invariant.hash_to_block",
+     "A cached block must be found by the hash that it is cached under."},
+    {"invariant.one_writer",
+     "A block that the step writes has one request that writes it, or two requests share a slot."},
+    {"invariant.table_covers",
+     "The table of a scheduled request must reach its last token in every group."},
+    {"invariant.hit",
+     "A prefix hit leaves at least a token to compute and lies on blocks that are cached."},
+    {"invariant.published",
+     "Only content that a request of this very step computes, or has computed, may become "
+     "findable."},
+    {"invariant.queue_front", "New blocks come from the front of the free queue."},
+    {"invariant.limits",
+     "A step keeps the engine's budgets and schedules nobody twice, and nobody who waits."},
+    {"invariant.free_order",
+     "Blocks of a request join the free queue tail first, so that its prefix is evicted last."},
+    {"invariant.leak", "With nobody left, every block is free again."},
+    {"hang", "A run must end."},
+});
+
+}  // namespace
+
+std::string_view reason_of_check(std::string_view check) {
+  const auto found = std::ranges::find(kReasons, check, &Reason::check);
+  return found == kReasons.end() ? std::string_view() : found->text;
 }
 
 }  // namespace lockstep

@@ -40,4 +40,9 @@ std::span<const KnownFinding> known_findings();
 const KnownFinding* known_finding(const SavedCase& saved, const Outcome& outcome,
                                   const BackendFactory& backend = {});
 
+// What each check demands and why, as a sentence for somebody who has never seen it fail.
+
+// `check` as in Outcome::check. Empty: a check that nobody has explained here.
+std::string_view reason_of_check(std::string_view check);
+
 }  // namespace lockstep

@@ -13,7 +13,7 @@
 
 #include "base/result.h"
 #include "properties/generate/choices.h"
-#include "properties/generate/plan_bias.h"
+#include "properties/generate/generator.h"
 #include "reference/types/kv_cache_spec.h"
 #include "reference/types/plan_options.h"
 #include "reference/types/view_types.h"

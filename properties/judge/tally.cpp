@@ -1,137 +1,21 @@
 #include "properties/judge/tally.h"
 
-#include "base/check.h"
+#include <algorithm>
+#include <set>
+#include <utility>
+
+#include "properties/shrink/case_parts.h"
+#include "reference/plan/page_size.h"
+#include "reference/profiles/engine_profile.h"
+#include "sim/connectors/connector_config.h"
 
 namespace lockstep {
-namespace {
-
-constexpr std::string_view kNames[] = {
-    "engine_0_22_1",
-    "engine_0_33_0",
-    "two_block_pool",
-    "padded_page",
-    "packed_page",
-    "several_groups",
-    "different_block_sizes",
-    "split_kernel_block",
-    "scaled_rows",
-    "uniform_type",
-    "full_attention",
-    "mla",
-    "sliding_window",
-    "chunked_local",
-    "mamba_none",
-    "mamba_align",
-    "mamba_all",
-    "hidden_state",
-    "layout_nhd",
-    "layout_hnd",
-    "no_prefix_caching",
-    "no_chunked_prefill",
-    "no_full_isl_reserve",
-    "async_scheduling",
-    "async_drafts",
-    "priority_policy",
-    "ngram_drafts",
-    "draft_model_drafts",
-    "eagle_drafts",
-    "context_parallel",
-    "with_backend",
-    "with_faults",
-    "tensor_parallel",
-    "replicated_heads",
-    "pipeline_parallel",
-    "data_parallel",
-    "captured_graphs",
-    "real_numbers",
-    "real_states",
-    "connector_peers",
-    "host_tier",
-    "load_failure_fails",
-    "connector_hybrid",
-    "multi_connector",
-    "step",
-    "idle_step",
-    "batch_of_several",
-    "chunked_prefill",
-    "partial_block",
-    "prefix_hit",
-    "hit_full_attention",
-    "hit_mla",
-    "hit_sliding_window",
-    "hit_chunked_local",
-    "hit_mamba_align",
-    "hit_mamba_all",
-    "hit_hidden_state",
-    "retired_block",
-    "stored_block",
-    "eviction",
-    "full_pool",
-    "preemption",
-    "resume",
-    "resume_with_hit",
-    "accepted_draft",
-    "rejected_draft",
-    "placeholder_draft",
-    "common_prefix",
-    "zeroed_block",
-    "abort_running",
-    "abort_waiting",
-    "abort_preempted",
-    "abort_with_step_in_flight",
-    "abort_first_chunk",
-    "abort_mid_prefill",
-    "abort_decode",
-    "abort_again",
-    "refused_allocation",
-    "preemption_storm",
-    "early_output",
-    "late_output",
-    "reset_done",
-    "reset_refused",
-    "salted_request",
-    "same_instant",
-    "session_resumed",
-    "refused_request",
-    "stop_token",
-    "length_end",
-    "external_hit",
-    "partial_external_hit",
-    "longer_load",
-    "undetermined_answer",
-    "lost_blocks",
-    "recomputed_load",
-    "load_failure_end",
-    "held_without_room",
-    "abort_loading",
-    "delayed_free",
-    "host_load",
-    "host_store",
-    "host_eviction",
-    "idle_dp_rank",
-    "dp_connector",
-    "dp_graphs",
-    "page_checked",
-};
-static_assert(std::size(kNames) == kNumReached);
-
-}  // namespace
-
-std::string_view name_of(Reached reached) {
-  const auto index = static_cast<std::size_t>(reached);
-  LS_CHECK(index < kNumReached, "class {} of {}", index, kNumReached);
-  return kNames[index];
-}
 
 std::vector<Reached> classes_of_connectors() {
   std::vector<Reached> classes;
-  for (std::size_t i = 0; i < kNumReached; ++i) {
-    const auto reached = static_cast<Reached>(i);
-    const bool is_configuration =
-        reached >= Reached::connector_peers && reached <= Reached::multi_connector;
-    const bool is_event = reached >= Reached::external_hit && reached <= Reached::host_eviction;
-    if (is_configuration || is_event) classes.push_back(reached);
-  }
+  for (std::size_t i = 0; i < kNumReached; ++i)
+    if (kReachedClasses[i].seen_with == SeenWith::connector)
+      classes.push_back(static_cast<Reached>(i));
   return classes;
 }
 
@@ -142,26 +26,323 @@ Tally& Tally::operator+=(const Tally& other) {
 
 std::vector<std::string_view> Tally::missing() const {
   const bool any_backend = (*this)[Reached::with_backend] > 0;
-  const auto is_device_mode = [](Reached reached) {
-    return reached == Reached::dp_graphs ||
-           (reached >= Reached::captured_graphs && reached <= Reached::real_states);
-  };
   bool any_device_mode = false;
   for (std::size_t i = 0; i < kNumReached; ++i)
-    any_device_mode |= counts_[i] > 0 && is_device_mode(static_cast<Reached>(i));
+    any_device_mode |= counts_[i] > 0 && kReachedClasses[i].seen_with == SeenWith::device_mode;
   std::vector<std::string_view> names;
   for (std::size_t i = 0; i < kNumReached; ++i) {
-    const auto reached = static_cast<Reached>(i);
-    const bool of_ranks = reached >= Reached::tensor_parallel && reached <= Reached::data_parallel;
-    const bool needs_backend =
-        of_ranks || (reached >= Reached::idle_dp_rank && reached <= Reached::page_checked) ||
-        reached == Reached::with_backend || reached == Reached::split_kernel_block;
-    // Where nobody asks for them, none of the device's modes is drawn.
-    const bool not_drawn = is_device_mode(reached) && !any_device_mode;
-    if (counts_[i] == 0 && (any_backend || !needs_backend) && !not_drawn)
-      names.push_back(kNames[i]);
+    const auto [name, seen_with] = kReachedClasses[i];
+    const bool can_be_seen = seen_with == SeenWith::backend       ? any_backend
+                             : seen_with == SeenWith::device_mode ? any_device_mode
+                                                                  : true;
+    if (counts_[i] == 0 && can_be_seen) names.push_back(name);
   }
   return names;
+}
+
+namespace {
+
+Reached class_of(const KVCacheSpec& spec) {
+  switch (spec.kind) {
+    case CacheKind::mla:
+      return Reached::mla;
+    case CacheKind::sliding_window:
+      return Reached::sliding_window;
+    case CacheKind::chunked_local:
+      return Reached::chunked_local;
+    case CacheKind::hidden_state:
+      return Reached::hidden_state;
+    case CacheKind::mamba:
+      return spec.mamba_cache_mode == MambaCacheMode::none    ? Reached::mamba_none
+             : spec.mamba_cache_mode == MambaCacheMode::align ? Reached::mamba_align
+                                                              : Reached::mamba_all;
+    default:
+      return Reached::full_attention;
+  }
+}
+
+Reached hit_in(const KVCacheSpec& spec) {
+  switch (spec.kind) {
+    case CacheKind::mla:
+      return Reached::hit_mla;
+    case CacheKind::sliding_window:
+      return Reached::hit_sliding_window;
+    case CacheKind::chunked_local:
+      return Reached::hit_chunked_local;
+    case CacheKind::hidden_state:
+      return Reached::hit_hidden_state;
+    case CacheKind::mamba:
+      return spec.mamba_cache_mode == MambaCacheMode::align ? Reached::hit_mamba_align
+                                                            : Reached::hit_mamba_all;
+    default:
+      return Reached::hit_full_attention;
+  }
+}
+
+void count_cache(const SavedCase& saved, Tally& tally) {
+  std::set<Reached> kinds;
+  const auto& groups = saved.cache.groups;
+  for (std::size_t g = 0; g < groups.size(); ++g) {
+    const KVCacheSpec& spec = groups[g].spec;
+    kinds.insert(class_of(spec));
+    if (page_size_bytes(spec) > unpadded_page_size_bytes(spec)) kinds.insert(Reached::padded_page);
+    if (groups[g].layers_per_page > 1) kinds.insert(Reached::packed_page);
+    if (spec.kv_quant_mode != KVQuantMode::none) kinds.insert(Reached::scaled_rows);
+    if (groups[g].is_uniform_type()) kinds.insert(Reached::uniform_type);
+    if (spec.block_size != groups[0].spec.block_size) kinds.insert(Reached::different_block_sizes);
+    if (g < saved.kernel_block_sizes.size() && !is_state_kind(spec.kind) &&
+        saved.kernel_block_sizes[g] < spec.block_size)
+      kinds.insert(Reached::split_kernel_block);
+  }
+  if (saved.cache.num_blocks == 2) kinds.insert(Reached::two_block_pool);
+  if (groups.size() > 1) kinds.insert(Reached::several_groups);
+  for (const Reached kind : kinds) tally.count(kind);
+}
+
+// In the order of engine_profiles().
+constexpr Reached kReleases[] = {Reached::engine_0_22_1, Reached::engine_0_33_0};
+
+void count_engine(const SavedCase& saved, Tally& tally) {
+  const EngineConfig& engine = saved.engine;
+  const auto count_if = [&](bool holds, Reached reached) {
+    if (holds) tally.count(reached);
+  };
+  const auto release = std::ranges::find(engine_profiles(), engine.engine, &EngineProfile::name);
+  if (release != engine_profiles().end())
+    tally.count(kReleases[release - engine_profiles().begin()]);
+  count_if(saved.layout == CacheLayout::NHD, Reached::layout_nhd);
+  count_if(saved.layout == CacheLayout::HND, Reached::layout_hnd);
+  count_if(!engine.enable_prefix_caching, Reached::no_prefix_caching);
+  count_if(!engine.enable_chunked_prefill, Reached::no_chunked_prefill);
+  count_if(!engine.scheduler_reserve_full_isl, Reached::no_full_isl_reserve);
+  count_if(engine.async_scheduling, Reached::async_scheduling);
+  count_if(engine.async_scheduling && engine.num_spec_tokens > 0, Reached::async_drafts);
+  count_if(engine.policy == SchedulingPolicy::priority, Reached::priority_policy);
+  count_if(engine.spec_method == SpecMethod::ngram, Reached::ngram_drafts);
+  count_if(engine.spec_method == SpecMethod::draft_model, Reached::draft_model_drafts);
+  count_if(engine.spec_method == SpecMethod::eagle, Reached::eagle_drafts);
+  count_if(engine.dcp * engine.pcp > 1, Reached::context_parallel);
+}
+
+void count_connector(const SavedCase& saved, Tally& tally) {
+  const std::vector<ConnectorKind>& parts = saved.connector.parts;
+  if (parts.empty()) return;
+  if (parts.size() > 1) tally.count(Reached::multi_connector);
+  for (const ConnectorKind kind : parts)
+    tally.count(kind == ConnectorKind::host ? Reached::host_tier : Reached::connector_peers);
+  if (saved.connector.load_failure_policy == KVLoadFailurePolicy::fail)
+    tally.count(Reached::load_failure_fails);
+  if (saved.cache.groups.size() > 1) tally.count(Reached::connector_hybrid);
+}
+
+void count_arrivals(const SavedCase& saved, Tally& tally) {
+  std::int64_t last_ns = -1;
+  for (const TraceRecord& record : saved.trace.records) {
+    const auto* request = std::get_if<TraceRequest>(&record);
+    if (request == nullptr) continue;
+    if (!request->after.empty()) {
+      tally.count(Reached::session_resumed);
+      continue;
+    }
+    if (request->spec.arrival_ns == last_ns) tally.count(Reached::same_instant);
+    last_ns = request->spec.arrival_ns;
+  }
+}
+
+}  // namespace
+
+void count_case(const SavedCase& saved, Tally& tally) {
+  if (!saved.faults.empty()) tally.count(Reached::with_faults);
+  count_cache(saved, tally);
+  count_engine(saved, tally);
+  count_connector(saved, tally);
+  count_arrivals(saved, tally);
+}
+
+void TallyCounter::count_abort(const std::string& name) {
+  const auto request = requests_.find(name);
+  if (request == requests_.end()) return;
+  switch (request->second.place) {
+    case Place::waiting:
+      tally_.count(Reached::abort_waiting);
+      break;
+    case Place::loading:
+      tally_.count(Reached::abort_loading);
+      break;
+    case Place::running:
+      count_abort_of_running(request->second);
+      break;
+    case Place::preempted:
+      tally_.count(Reached::abort_preempted);
+      break;
+  }
+  requests_.erase(request);
+}
+
+void TallyCounter::count_abort_of_running(const Request& request) {
+  tally_.count(Reached::abort_running);
+  if (steps_in_flight_ > 0) tally_.count(Reached::abort_with_step_in_flight);
+  if (request.num_computed_tokens >= request.num_prompt_tokens)
+    tally_.count(Reached::abort_decode);
+  else
+    tally_.count(request.num_steps > 1 ? Reached::abort_mid_prefill : Reached::abort_first_chunk);
+}
+
+void TallyCounter::count_events(const RecordedStep& step) {
+  for (const RecordedEvent& event : step.before) {
+    switch (event.kind) {
+      case RecordedEvent::Kind::add:
+        requests_[event.request.name] = {.num_prompt_tokens = event.request.prompt.size()};
+        if (!event.request.cache_salt.empty()) tally_.count(Reached::salted_request);
+        break;
+      case RecordedEvent::Kind::abort:
+        count_abort(event.name);
+        break;
+      case RecordedEvent::Kind::reset_prefix_cache:
+        tally_.count(event.reset_succeeded ? Reached::reset_done : Reached::reset_refused);
+        break;
+    }
+  }
+}
+
+// Behind blocks that a load did not fill: a request that runs goes back, one that waited for its
+// load begins before what was to be loaded.
+bool TallyCounter::is_computed_again(const RecordedScheduled& scheduled,
+                                     const Request& request) const {
+  if (!scheduled.is_new) return scheduled.computed <= request.first_computed;
+  return scheduled.computed + 1 < request.num_loaded_tokens;
+}
+
+void TallyCounter::count_answers(const RecordedStep& step) {
+  if (!step.connector) return;
+  for (const RecordedConnectorAnswer& answer : *step.connector) {
+    Request& request = requests_[answer.id];
+    if (request.num_loaded_tokens > 0) {  // nothing of it came
+      tally_.count(Reached::recomputed_load);
+      request.num_loaded_tokens = 0;
+      request.place = Place::waiting;
+    }
+    if (!answer.external) tally_.count(Reached::undetermined_answer);
+  }
+  // What was asked for is loaded if there is room.
+  const auto is_entered = [&](const RecordedConnectorAnswer& answer) {
+    return std::ranges::find(step.scheduled, answer.id, &RecordedScheduled::id) !=
+           step.scheduled.end();
+  };
+  const auto is_loading = [&](const RecordedConnectorAnswer& answer) {
+    return step.loading &&
+           std::ranges::find(*step.loading, answer.id, &RecordedTable::id) != step.loading->end();
+  };
+  for (const RecordedConnectorAnswer& answer : *step.connector) {
+    if (answer.external.value_or(0) == 0 || (!is_entered(answer) && !is_loading(answer))) continue;
+    tally_.count(Reached::external_hit);
+    if (answer.local > 0) tally_.count(Reached::partial_external_hit);
+    if (!is_loading(answer)) continue;
+    tally_.count(Reached::longer_load);
+    requests_[answer.id].place = Place::loading;
+    requests_[answer.id].num_loaded_tokens = answer.local + *answer.external;
+  }
+}
+
+void TallyCounter::count_transfers(const RecordedStep& step) {
+  if (step.worker) tally_.count(Reached::lost_blocks, std::ssize(step.worker->invalid_blocks));
+  tally_.count(Reached::delayed_free, std::ssize(step.held));
+  if (!step.skipped) return;
+  for (const RecordedSkipped& skipped : *step.skipped) {
+    const auto request = requests_.find(skipped.id);
+    if (request != requests_.end() && request->second.num_loaded_tokens > 0 &&
+        skipped.status != "WAITING_FOR_REMOTE_KVS")
+      tally_.count(Reached::held_without_room);
+  }
+}
+
+// A hit in every group whose table begins with blocks of others.
+void TallyCounter::count_hit(const RecordedStep& step, const RecordedScheduled& scheduled) {
+  std::int64_t found = scheduled.computed;
+  if (step.connector) {
+    const auto answer =
+        std::ranges::find(*step.connector, scheduled.id, &RecordedConnectorAnswer::id);
+    if (answer != step.connector->end()) found = std::min<std::int64_t>(found, answer->local);
+  }
+  if (found == 0) return;
+  tally_.count(Reached::prefix_hit);
+  if (scheduled.resumed) tally_.count(Reached::resume_with_hit);
+  if (!scheduled.blocks) return;
+  for (std::size_t g = 0; g < saved_.cache.groups.size(); ++g) {
+    const KVCacheSpec& spec = saved_.cache.groups[g].spec;
+    const auto& table = (*scheduled.blocks)[g];
+    const auto covered = std::min<std::int64_t>(found / spec.block_size, std::ssize(table));
+    if (std::any_of(table.begin(), table.begin() + covered,
+                    [](BlockId block) { return block != kNullBlock; }))
+      tally_.count(hit_in(spec));
+  }
+}
+
+void TallyCounter::count_scheduled(const RecordedStep& step) {
+  if (step.scheduled.size() > 1) tally_.count(Reached::batch_of_several);
+  for (const RecordedScheduled& scheduled : step.scheduled) {
+    Request& request = requests_[scheduled.id];
+    if (is_computed_again(scheduled, request)) tally_.count(Reached::recomputed_load);
+    const bool was_loaded = std::exchange(request.num_loaded_tokens, 0) > 0;
+    request.place = Place::running;
+    request.first_computed = scheduled.computed;
+    request.num_computed_tokens = scheduled.computed + scheduled.tokens;
+    request.num_steps = scheduled.is_new ? 1 : request.num_steps + 1;
+    if (scheduled.is_new && scheduled.resumed) tally_.count(Reached::resume);
+    if (scheduled.is_new && !was_loaded) count_hit(step, scheduled);
+    if ((scheduled.computed + scheduled.tokens) % saved_.engine.block_size != 0)
+      tally_.count(Reached::partial_block);
+    if (scheduled.blocks && !scheduled.is_new)
+      tally_.count(Reached::retired_block,
+                   std::ranges::count(scheduled.blocks->front(), kNullBlock));
+    if (std::ranges::find(scheduled.spec, -1) != scheduled.spec.end())
+      tally_.count(Reached::placeholder_draft);
+    const auto sampled = std::ranges::find(step.sampled, scheduled.id, &RecordedTokens::id);
+    if (sampled == step.sampled.end()) {
+      tally_.count(Reached::chunked_prefill);
+      continue;
+    }
+    const auto num_accepted = std::ssize(sampled->tokens) - 1;
+    tally_.count(Reached::accepted_draft, num_accepted);
+    tally_.count(Reached::rejected_draft, std::ssize(scheduled.spec) - num_accepted);
+  }
+}
+
+void TallyCounter::count_preempted(const RecordedStep& step) {
+  tally_.count(Reached::preemption, std::ssize(step.preempted));
+  if (step.preempted.size() > 1 && step.running.size() <= 1)
+    tally_.count(Reached::preemption_storm);
+  for (const std::string& name : step.preempted) requests_[name].place = Place::preempted;
+}
+
+void TallyCounter::count_outcome(const RecordedStep& step) {
+  tally_.count(Reached::stored_block, step.stored);
+  tally_.count(Reached::eviction, step.evicted);
+  tally_.count(Reached::zeroed_block, std::ssize(step.zero));
+  if (step.free_blocks == 0) tally_.count(Reached::full_pool);
+  if (step.common_prefix_blocks &&
+      std::ranges::any_of(*step.common_prefix_blocks, [](std::int32_t n) { return n > 0; }))
+    tally_.count(Reached::common_prefix);
+  for (const RecordedStopped& stopped : step.stopped) {
+    tally_.count(stopped.reason == "stop"    ? Reached::stop_token
+                 : stopped.reason == "error" ? Reached::load_failure_end
+                                             : Reached::length_end);
+    requests_.erase(stopped.id);
+  }
+}
+
+void TallyCounter::step(const RecordedStep& step) {
+  tally_.count(Reached::step);
+  if (step.scheduled.empty()) tally_.count(Reached::idle_step);
+  count_events(step);
+  count_preempted(step);
+  count_answers(step);
+  count_scheduled(step);
+  count_transfers(step);
+  count_outcome(step);
+  if (!step.scheduled.empty()) ++steps_in_flight_;
+  const bool comes_in = step.output_of_step || !saved_.engine.async_scheduling;
+  if (comes_in && steps_in_flight_ > 0) --steps_in_flight_;
 }
 
 }  // namespace lockstep

@@ -8,124 +8,156 @@
 
 #include <array>
 #include <cstdint>
+#include <iterator>
+#include <map>
+#include <string>
 #include <string_view>
 #include <vector>
 
+#include "traces/formats/recording.h"
+#include "traces/formats/saved_case.h"
+
 namespace lockstep {
 
-enum class Reached : std::uint8_t {
-  // Configurations, once a case.
-  engine_0_22_1,
-  engine_0_33_0,
-  two_block_pool,
-  padded_page,
-  packed_page,
-  several_groups,
-  different_block_sizes,
-  split_kernel_block,
-  scaled_rows,
-  uniform_type,
-  full_attention,
-  mla,
-  sliding_window,
-  chunked_local,
-  mamba_none,
-  mamba_align,
-  mamba_all,
-  hidden_state,
-  layout_nhd,
-  layout_hnd,
-  no_prefix_caching,
-  no_chunked_prefill,
-  no_full_isl_reserve,
-  async_scheduling,
-  async_drafts,
-  priority_policy,
-  ngram_drafts,
-  draft_model_drafts,
-  eagle_drafts,
-  context_parallel,
-  with_backend,
-  with_faults,
-  tensor_parallel,
-  replicated_heads,
-  pipeline_parallel,
-  data_parallel,
-  captured_graphs,
-  real_numbers,
-  real_states,
-  connector_peers,
-  host_tier,
-  load_failure_fails,
-  connector_hybrid,
-  multi_connector,
-  // Events.
-  step,
-  idle_step,
-  batch_of_several,
-  chunked_prefill,
-  partial_block,
-  prefix_hit,
-  hit_full_attention,
-  hit_mla,
-  hit_sliding_window,
-  hit_chunked_local,
-  hit_mamba_align,
-  hit_mamba_all,
-  hit_hidden_state,
-  retired_block,
-  stored_block,
-  eviction,
-  full_pool,
-  preemption,
-  resume,
-  resume_with_hit,
-  accepted_draft,
-  rejected_draft,
-  placeholder_draft,
-  common_prefix,
-  zeroed_block,
-  abort_running,
-  abort_waiting,
-  abort_preempted,
-  abort_with_step_in_flight,
-  abort_first_chunk,
-  abort_mid_prefill,
-  abort_decode,
-  abort_again,
-  refused_allocation,
-  preemption_storm,
-  early_output,
-  late_output,
-  reset_done,
-  reset_refused,
-  salted_request,
-  same_instant,
-  session_resumed,
-  refused_request,
-  stop_token,
-  length_end,
-  external_hit,
-  partial_external_hit,
-  longer_load,
-  undetermined_answer,
-  lost_blocks,
-  recomputed_load,
-  load_failure_end,
-  held_without_room,
-  abort_loading,
-  delayed_free,
-  host_load,
-  host_store,
-  host_eviction,
-  idle_dp_rank,
-  dp_connector,
-  dp_graphs,
-  page_checked,
-};
-inline constexpr std::size_t kNumReached = static_cast<std::size_t>(Reached::page_checked) + 1;
+// X(class, the kind of case that can see it)
+#define LOCKSTEP_REACHED(X)              \
+  /* Configurations, once a case. */     \
+  X(engine_0_22_1, anything)             \
+  X(engine_0_33_0, anything)             \
+  X(two_block_pool, anything)            \
+  X(padded_page, anything)               \
+  X(packed_page, anything)               \
+  X(several_groups, anything)            \
+  X(different_block_sizes, anything)     \
+  X(split_kernel_block, backend)         \
+  X(scaled_rows, anything)               \
+  X(uniform_type, anything)              \
+  X(full_attention, anything)            \
+  X(mla, anything)                       \
+  X(sliding_window, anything)            \
+  X(chunked_local, anything)             \
+  X(mamba_none, anything)                \
+  X(mamba_align, anything)               \
+  X(mamba_all, anything)                 \
+  X(hidden_state, anything)              \
+  X(layout_nhd, anything)                \
+  X(layout_hnd, anything)                \
+  X(no_prefix_caching, anything)         \
+  X(no_chunked_prefill, anything)        \
+  X(no_full_isl_reserve, anything)       \
+  X(async_scheduling, anything)          \
+  X(async_drafts, anything)              \
+  X(priority_policy, anything)           \
+  X(ngram_drafts, anything)              \
+  X(draft_model_drafts, anything)        \
+  X(eagle_drafts, anything)              \
+  X(context_parallel, anything)          \
+  X(with_backend, backend)               \
+  X(with_faults, anything)               \
+  X(tensor_parallel, backend)            \
+  X(replicated_heads, backend)           \
+  X(pipeline_parallel, backend)          \
+  X(data_parallel, backend)              \
+  X(captured_graphs, device_mode)        \
+  X(real_numbers, device_mode)           \
+  X(real_states, device_mode)            \
+  X(connector_peers, connector)          \
+  X(host_tier, connector)                \
+  X(load_failure_fails, connector)       \
+  X(connector_hybrid, connector)         \
+  X(multi_connector, connector)          \
+  /* Events. */                          \
+  X(step, anything)                      \
+  X(idle_step, anything)                 \
+  X(batch_of_several, anything)          \
+  X(chunked_prefill, anything)           \
+  X(partial_block, anything)             \
+  X(prefix_hit, anything)                \
+  X(hit_full_attention, anything)        \
+  X(hit_mla, anything)                   \
+  X(hit_sliding_window, anything)        \
+  X(hit_chunked_local, anything)         \
+  X(hit_mamba_align, anything)           \
+  X(hit_mamba_all, anything)             \
+  X(hit_hidden_state, anything)          \
+  X(retired_block, anything)             \
+  X(stored_block, anything)              \
+  X(eviction, anything)                  \
+  X(full_pool, anything)                 \
+  X(preemption, anything)                \
+  X(resume, anything)                    \
+  X(resume_with_hit, anything)           \
+  X(accepted_draft, anything)            \
+  X(rejected_draft, anything)            \
+  X(placeholder_draft, anything)         \
+  X(common_prefix, anything)             \
+  X(zeroed_block, anything)              \
+  X(abort_running, anything)             \
+  X(abort_waiting, anything)             \
+  X(abort_preempted, anything)           \
+  X(abort_with_step_in_flight, anything) \
+  X(abort_first_chunk, anything)         \
+  X(abort_mid_prefill, anything)         \
+  X(abort_decode, anything)              \
+  X(abort_again, anything)               \
+  X(refused_allocation, anything)        \
+  X(preemption_storm, anything)          \
+  X(early_output, anything)              \
+  X(late_output, anything)               \
+  X(reset_done, anything)                \
+  X(reset_refused, anything)             \
+  X(salted_request, anything)            \
+  X(same_instant, anything)              \
+  X(session_resumed, anything)           \
+  X(refused_request, anything)           \
+  X(stop_token, anything)                \
+  X(length_end, anything)                \
+  X(external_hit, connector)             \
+  X(partial_external_hit, connector)     \
+  X(longer_load, connector)              \
+  X(undetermined_answer, connector)      \
+  X(lost_blocks, connector)              \
+  X(recomputed_load, connector)          \
+  X(load_failure_end, connector)         \
+  X(held_without_room, connector)        \
+  X(abort_loading, connector)            \
+  X(delayed_free, connector)             \
+  X(host_load, connector)                \
+  X(host_store, connector)               \
+  X(host_eviction, connector)            \
+  X(idle_dp_rank, backend)               \
+  X(dp_connector, backend)               \
+  X(dp_graphs, device_mode)              \
+  X(page_checked, backend)
 
-std::string_view name_of(Reached reached);
+// Which cases can see a class.
+enum class SeenWith : std::uint8_t {
+  anything,
+  backend,
+  device_mode,  // with a backend; where nobody asks for them, none of the device's modes is drawn
+  connector,    // a KV connector
+};
+
+enum class Reached : std::uint8_t {
+#define LOCKSTEP_REACHED_NAME(name, seen_with) name,
+  LOCKSTEP_REACHED(LOCKSTEP_REACHED_NAME)
+#undef LOCKSTEP_REACHED_NAME
+};
+
+struct ReachedClass {
+  std::string_view name;
+  SeenWith seen_with;
+};
+inline constexpr ReachedClass kReachedClasses[] = {
+#define LOCKSTEP_REACHED_ROW(name, seen_with) {#name, SeenWith::seen_with},
+    LOCKSTEP_REACHED(LOCKSTEP_REACHED_ROW)
+#undef LOCKSTEP_REACHED_ROW
+};
+inline constexpr std::size_t kNumReached = std::size(kReachedClasses);
+
+constexpr std::string_view name_of(Reached reached) {
+  return kReachedClasses[static_cast<std::size_t>(reached)].name;
+}
 // Those that only cases with a KV connector reach.
 std::vector<Reached> classes_of_connectors();
 
@@ -146,6 +178,45 @@ class Tally {
 
  private:
   std::array<std::int64_t, kNumReached> counts_{};
+};
+
+// Counts what a case is made of.
+void count_case(const SavedCase& saved, Tally& tally);
+
+// Counts what an engine reaches, from its steps as a recorder writes them.
+class TallyCounter {
+ public:
+  // Both must outlive the counter.
+  TallyCounter(const SavedCase& saved, Tally& tally) : saved_(saved), tally_(tally) {}
+
+  void step(const RecordedStep& step);
+
+ private:
+  enum class Place : std::uint8_t { waiting, loading, running, preempted };
+  struct Request {
+    Place place = Place::waiting;
+    std::int64_t num_prompt_tokens = 0;
+    std::int64_t num_computed_tokens = 0;  // after the last step in which it was scheduled
+    std::int64_t num_steps = 0;            // scheduled since it was let in
+    std::int64_t first_computed = 0;       // before that step
+    std::int64_t num_loaded_tokens = 0;    // that a longer load is to bring it up to
+  };
+
+  void count_events(const RecordedStep& step);
+  void count_abort(const std::string& name);
+  void count_abort_of_running(const Request& request);
+  void count_scheduled(const RecordedStep& step);
+  void count_hit(const RecordedStep& step, const RecordedScheduled& scheduled);
+  void count_preempted(const RecordedStep& step);
+  void count_outcome(const RecordedStep& step);
+  void count_answers(const RecordedStep& step);
+  void count_transfers(const RecordedStep& step);
+  bool is_computed_again(const RecordedScheduled& scheduled, const Request& request) const;
+
+  const SavedCase& saved_;
+  Tally& tally_;
+  std::map<std::string, Request> requests_;  // live ones
+  std::int64_t steps_in_flight_ = 0;
 };
 
 }  // namespace lockstep

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "base/check.h"
+#include "reference/profiles/engine_profile.h"
 #include "sim/session/saved_run.h"
 
 namespace lockstep {
@@ -18,7 +19,7 @@ constexpr std::int32_t kLongest = kPromptMax + kOutputMax;
 
 LockstepConfig engine_of(std::int64_t num_blocks) {
   LockstepConfig config;
-  config.engine.engine = "vllm-0.22.1";
+  config.engine.engine = connector_profile().name;
   config.engine.block_size = kBlockSize;
   config.engine.max_num_seqs = 4;
   config.engine.max_num_batched_tokens = 32;
@@ -30,7 +31,7 @@ LockstepConfig engine_of(std::int64_t num_blocks) {
   group.spec.head_size = 16;
   auto plan = plan_for_groups({group}, num_blocks);
   LS_CHECK(plan.has_value(), "a pool of {} blocks: {}", num_blocks, plan.error().message);
-  config.device = make_device_config(config.engine, std::move(*plan), AttentionBackend::any_size);
+  config.device = make_backend_config(config.engine, std::move(*plan), AttentionBackend::any_size);
   return config;
 }
 

@@ -13,7 +13,7 @@
 #include <string_view>
 
 #include "properties/generate/choices.h"
-#include "properties/generate/transfer_bias.h"
+#include "properties/generate/generator.h"
 #include "properties/judge/judge.h"
 #include "sim/connectors/multi_connector.h"
 #include "sim/pair/engine_pair.h"

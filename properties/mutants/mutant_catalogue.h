@@ -8,7 +8,7 @@
 //    told as one.
 //
 // Not here: the switches (reference/types/scheduler_defect.h, sim/ranks/dp_step.h,
-// sim/hidden_states/hidden_state_defect.h, cuda_backend/defect.h,
+// sim/hidden_states/watched_files.h, cuda_backend/defect.h,
 // view_defects.h, views_capacity.h, sim/pair/transfer_protocol.h, multi_connector.h,
 // offload_connector.h), which the catalogue knows by name.
 #pragma once
@@ -20,8 +20,6 @@
 #include <vector>
 
 #include "properties/generate/generator.h"
-#include "properties/generate/plan_bias.h"
-#include "properties/generate/transfer_bias.h"
 
 namespace lockstep {
 

@@ -4,7 +4,6 @@
 #include <array>
 #include <utility>
 
-#include "properties/relations/relation_change.h"
 #include "properties/relations/relations.h"
 #include "properties/shrink/case_parts.h"
 #include "reference/plan/kernel_blocks.h"

@@ -126,7 +126,7 @@ bool ReadingModel::decided(const StepView& view) {
     row.computed = scheduled.computed;
     row.num_tokens = scheduled.num_tokens;
     for (std::int32_t g = 0; g < view.decision.num_groups; ++g) {
-      const auto table = view.decisions.block_table(scheduled.id, g);
+      const auto table = view.model().block_table(scheduled.id, g);
       row.tables.emplace_back(table.begin(), table.end());
     }
   }
@@ -234,7 +234,7 @@ void ReadingModel::plan(const DecidedStep& step, StepTransfers& transfers) {
     std::vector<std::uint64_t>& rows = host_rows_[block.host];
     rows.assign(static_cast<std::size_t>(size), 0);
     UndisturbedRequest& alone =
-        requests_.at(std::string(step.decisions.name(block.request)))->alone;
+        requests_.at(std::string(step.scheduler.name(block.request)))->alone;
     const std::int64_t last = std::min(block.num_tokens, (block.entry + 1) * size);
     for (std::int64_t p = block.entry * size; p < last; ++p)
       rows[static_cast<std::size_t>(p % size)] = alone.row(group, p);

@@ -26,8 +26,8 @@
 #include <vector>
 
 #include "reference/types/kv_cache_spec.h"
-#include "sim/connectors/transfer_planner.h"
-#include "sim/engine/lockstep.h"
+#include "sim/engine/step_observer.h"
+#include "sim/engine/transfer_planner.h"
 #include "sim/engine/workload.h"
 #include "traces/formats/saved_case.h"
 

@@ -6,7 +6,6 @@
 #include <array>
 #include <utility>
 
-#include "properties/relations/relation_change.h"
 #include "properties/shrink/case_parts.h"
 #include "reference/plan/page_size.h"
 #include "sim/session/saved_run.h"

@@ -15,10 +15,12 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 
 #include "base/result.h"
 #include "properties/generate/generator.h"
 #include "properties/relations/reading_model.h"
+#include "properties/shrink/case_parts.h"
 #include "traces/formats/saved_case.h"
 
 namespace lockstep {
@@ -74,5 +76,17 @@ struct LaterWithMore {
 // Whether fewer requests have ended by some step when there is more memory.
 Result<std::optional<LaterWithMore>> more_memory_finishes_later(const SavedCase& saved,
                                                                 std::int64_t more);
+
+// Nothing: the change is none here, or the engine would not take it.
+using Changed = std::optional<SavedCase>;
+
+// The case with a change, if it is one and breaks no rule of the engine that held before.
+template <class Change>
+Changed changed(const SavedCase& saved, const Change& change) {
+  SavedCase other = saved;
+  change(other);
+  const bool sound = (broken_rules(other) & ~broken_rules(saved)) == 0;
+  return other == saved || !sound ? std::nullopt : Changed(std::move(other));
+}
 
 }  // namespace lockstep

@@ -5,7 +5,7 @@
 #include <algorithm>
 
 #include "properties/shrink/case_parts.h"
-#include "sim/engine/run_recorder.h"
+#include "sim/recording/run_recorder.h"
 #include "sim/session/saved_run.h"
 
 namespace lockstep {

@@ -2,7 +2,7 @@
 
 #include <utility>
 
-#include "sim/engine/lockstep.h"
+#include "sim/session/session.h"
 #include "traces/formats/recording_trace.h"
 
 namespace lockstep {
@@ -15,7 +15,7 @@ Result<SavedCase> case_of(std::string name, Recording recording) {
   SavedCase saved;
   saved.name = std::move(name);
   saved.engine = recording.header.options.config;
-  saved.kernel_block_sizes = make_device_config(saved.engine, *plan).kernel_block_sizes;
+  saved.kernel_block_sizes = make_backend_config(saved.engine, *plan).kernel_block_sizes;
   saved.cache = std::move(*plan);
   saved.backend = "none";
   saved.check = CheckMode::fast;

@@ -2,7 +2,7 @@
 #include <string>
 
 #include "properties/shrink/case_parts.h"
-#include "properties/shrink/shrink_passes.h"
+#include "properties/shrink/shrink_trial.h"
 
 namespace lockstep {
 namespace {

@@ -6,7 +6,8 @@
 #include <vector>
 
 #include "properties/shrink/case_parts.h"
-#include "properties/shrink/shrink_passes.h"
+#include "properties/shrink/recorded_case.h"
+#include "properties/shrink/shrink_trial.h"
 
 namespace lockstep {
 namespace {
@@ -122,6 +123,158 @@ void shrink_requests(ShrinkTrial& trial) {
           [&](SavedCase& saved) { requests_of(saved)[i]->prompt.runs[run].first = 0; });
   trial.attempt_with(tidy_prompts);
   if (!trial.best().recording) trial.attempt_with(tidy_names);
+}
+
+namespace {
+
+// The time that a record has of its own; null: it waits for others.
+std::int64_t* time_of(TraceRecord& record) {
+  if (auto* control = std::get_if<TraceControl>(&record)) return &control->t_ns;
+  auto& request = std::get<TraceRequest>(record);
+  return request.after.empty() ? &request.spec.arrival_ns : nullptr;
+}
+
+// Record `index` and all behind it come `by` earlier, but none before the record in front of it.
+void move_up(SavedCase& saved, std::size_t index, std::int64_t by) {
+  std::int64_t at_least = 0;
+  for (std::size_t i = 0; i < saved.trace.records.size(); ++i) {
+    TraceRecord& record = saved.trace.records[i];
+    if (std::int64_t* t_ns = time_of(record)) {
+      if (i >= index) *t_ns = std::max(at_least, *t_ns - by);
+      at_least = *t_ns;
+    }
+    auto* request = std::get_if<TraceRequest>(&record);
+    if (request == nullptr || !request->abort || !request->abort->t_ns || i < index) continue;
+    *request->abort->t_ns = std::max(at_least, *request->abort->t_ns - by);
+  }
+}
+
+// Time between record `index` and the one before that has a time.
+std::int64_t gap_before(SavedCase& saved, std::size_t index) {
+  std::int64_t before = 0;
+  for (std::size_t i = 0; i < index; ++i)
+    if (const std::int64_t* t_ns = time_of(saved.trace.records[i])) before = *t_ns;
+  const std::int64_t* t_ns = time_of(saved.trace.records[index]);
+  return t_ns == nullptr ? 0 : *t_ns - before;
+}
+
+// Waits for nobody any more and comes with the record in front of it.
+void stop_waiting(SavedCase& saved, std::size_t index) {
+  std::int64_t before = 0;
+  for (std::size_t i = 0; i < index; ++i)
+    if (const std::int64_t* t_ns = time_of(saved.trace.records[i])) before = *t_ns;
+  auto* request = std::get_if<TraceRequest>(&saved.trace.records[index]);
+  if (request == nullptr || request->after.empty()) return;
+  request->after.clear();
+  request->delay_ns = 0;
+  request->spec.arrival_ns = before;
+}
+
+}  // namespace
+
+void shrink_arrivals(ShrinkTrial& trial) {
+  if (trial.best().recording) return;
+  trial.attempt_with([](SavedCase& saved) { move_up(saved, 0, std::int64_t{1} << 62); });
+  for (std::size_t i = trial.best().trace.records.size(); i-- > 0;) {
+    trial.attempt_with([i](SavedCase& saved) { stop_waiting(saved, i); });
+    trial.lower_with(
+        0, [i](SavedCase& saved) { return gap_before(saved, i); },
+        [i](SavedCase& saved, std::int64_t gap) { move_up(saved, i, gap_before(saved, i) - gap); });
+    auto& records = trial.best().trace.records;
+    const auto* request = std::get_if<TraceRequest>(&records[i]);
+    if (request == nullptr) continue;
+    const auto at = [i](SavedCase& saved) -> TraceRequest& {
+      return std::get<TraceRequest>(saved.trace.records[i]);
+    };
+    if (!request->after.empty())
+      trial.lower(0, [&](SavedCase& saved) { return &at(saved).delay_ns; });
+    if (request->abort && request->abort->t_ns)
+      trial.lower(request->spec.arrival_ns,
+                  [&](SavedCase& saved) { return &*at(saved).abort->t_ns; });
+    if (request->abort && request->abort->after_tokens)
+      trial.lower(1, [&](SavedCase& saved) { return &*at(saved).abort->after_tokens; });
+  }
+}
+
+namespace {
+
+// Delta debugging over removals: chunks of half of what there is, then of a quarter, and so on
+// down to single things. `attempt` is asked to do without [first, last) of the `size()` things
+// that are there.
+template <class Size, class Attempt>
+void remove_chunks(const Size& size, const Attempt& attempt) {
+  for (std::size_t chunk = size(); chunk > 0; chunk /= 2)
+    for (std::size_t end = size(); end > 0;) {
+      const std::size_t first = end > chunk ? end - chunk : 0;
+      attempt(first, end);
+      end = std::min(first, size());
+    }
+}
+
+void drop_steps(ShrinkTrial& trial, std::size_t first, std::size_t last) {
+  trial.attempt_with([&](SavedCase& saved) {
+    auto& steps = saved.recording->steps;
+    steps.erase(steps.begin() + static_cast<std::ptrdiff_t>(first),
+                steps.begin() + static_cast<std::ptrdiff_t>(last));
+    std::int64_t number = 0;
+    for (RecordedStep& step : steps) step.step = number++;
+    saved.recording->end = {.steps = number, .unfinished = {}};
+  });
+}
+
+// A replay takes events, samples and drafts from a recording; what was decided it finds anew.
+void drop_decisions(ShrinkTrial& trial) {
+  trial.attempt_with([](SavedCase& saved) {
+    for (RecordedStep& step : saved.recording->steps) {
+      RecordedStep inputs;
+      inputs.step = step.step;
+      inputs.before = std::move(step.before);
+      inputs.during = std::move(step.during);
+      inputs.sampled = std::move(step.sampled);
+      inputs.drafts = std::move(step.drafts);
+      inputs.output_of_step = step.output_of_step;
+      step = std::move(inputs);
+    }
+    saved.recording->end.unfinished.clear();
+  });
+}
+
+template <class Things>
+void remove_each(ShrinkTrial& trial, Things RunSpec::*things) {
+  for (std::size_t i = (trial.best().*things).size(); i-- > 0;)
+    trial.attempt_with([&](SavedCase& saved) {
+      (saved.*things).erase((saved.*things).begin() + static_cast<std::ptrdiff_t>(i));
+    });
+}
+
+// Earlier, shorter, and with smaller numbers. What a fault does not take is refused, and not tried.
+void shrink_fault(ShrinkTrial& trial, std::size_t i) {
+  trial.lower(0, [i](SavedCase& saved) { return &saved.faults[i].step; });
+  for (std::size_t a = 0; a < trial.best().faults[i].arguments.size(); ++a) {
+    const std::int64_t least = trial.best().faults[i].arguments[a].first == "steps" ? 1 : 0;
+    trial.lower(least, [i, a](SavedCase& saved) { return &saved.faults[i].arguments[a].second; });
+  }
+}
+
+}  // namespace
+
+void shrink_records(ShrinkTrial& trial) {
+  if (trial.best().recording)
+    if (const auto timed = on_a_clock(trial.best())) trial.attempt(*timed);
+  if (trial.best().recording) drop_decisions(trial);
+  if (trial.best().recording)
+    remove_chunks([&] { return trial.best().recording->steps.size(); },
+                  [&](std::size_t first, std::size_t last) { drop_steps(trial, first, last); });
+  remove_chunks([&] { return num_records(trial.best()); },
+                [&](std::size_t first, std::size_t last) {
+                  std::vector<bool> keep(num_records(trial.best()), true);
+                  std::fill(keep.begin() + static_cast<std::ptrdiff_t>(first),
+                            keep.begin() + static_cast<std::ptrdiff_t>(last), false);
+                  trial.attempt(with_records(trial.best(), keep));
+                });
+  remove_each(trial, &SavedCase::faults);
+  remove_each(trial, &SavedCase::mutants);
+  for (std::size_t i = 0; i < trial.best().faults.size(); ++i) shrink_fault(trial, i);
 }
 
 }  // namespace lockstep

@@ -15,7 +15,7 @@
 #include <type_traits>
 #include <utility>
 
-#include "properties/shrink/case_rules.h"
+#include "properties/shrink/case_parts.h"
 #include "properties/shrink/case_size.h"
 #include "reference/memory/content.h"
 #include "traces/formats/saved_case.h"
@@ -77,5 +77,22 @@ class ShrinkTrial {
   std::int64_t accepted_ = 0;
   std::map<std::pair<std::uint64_t, std::uint64_t>, std::optional<std::int64_t>> tried_;
 };
+
+// The passes: the ways in which a case is made smaller. A pass tries what it knows once through and
+// leaves the best case behind; shrink() goes round them until none gets anywhere.
+
+// Whole parts of the input: records by delta debugging, recorded steps, faults, mutants; a
+// recording as the trace of its requests.
+void shrink_records(ShrinkTrial& trial);
+// Prompts run by run and token by token, outputs, and everything else that is said of a request.
+void shrink_requests(ShrinkTrial& trial);
+// When things arrive: together, and at the start.
+void shrink_arrivals(ShrinkTrial& trial);
+// Groups, layers, heads, elements, states, blocks and their sizes, windows, the pool.
+void shrink_plan(ShrinkTrial& trial);
+// Options to their defaults one by one, limits down.
+void shrink_options(ShrinkTrial& trial);
+// All counts of tokens at once, by half: prompts, outputs, blocks, windows, limits.
+void shrink_scale(ShrinkTrial& trial);
 
 }  // namespace lockstep

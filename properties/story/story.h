@@ -17,7 +17,7 @@
 
 #include "properties/audit/audit.h"
 #include "properties/judge/judge.h"
-#include "sim/engine/lockstep.h"
+#include "sim/engine/step_observer.h"
 #include "traces/formats/recording.h"
 #include "traces/formats/saved_case.h"
 
@@ -68,6 +68,9 @@ class StoryKeeper final : public StepObserver {
   std::map<std::string, std::int64_t> live_;  // known tokens after the last step
   std::vector<StoryStep> steps_;
 };
+
+// The story as one JSON object.
+std::string to_json(const SavedCase& saved, const Story& story);
 
 // Judges the case with someone who writes the story down. REQUIRES: a case that does not crash.
 Story tell(const SavedCase& saved, const BackendFactory& backend);

@@ -1,4 +1,4 @@
-#include "properties/story/story_pictures.h"
+#include "properties/story/story_text.h"
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>

@@ -1,10 +1,15 @@
-// A story as text for a terminal: the case, its steps, and at the end what went wrong, where, what
-// was expected there and why.
+// A story as text for a terminal of 100 columns: the case, its steps, and at the end what went
+// wrong, where, what was expected there and why. Block tables, the pool and a page are drawn in
+// characters (story_pictures.cpp).
 #pragma once
 
+#include <cstdint>
 #include <string>
+#include <vector>
 
 #include "properties/story/story.h"
+#include "reference/types/kv_cache_spec.h"
+#include "sim/verdict/divergence.h"
 #include "traces/formats/saved_case.h"
 
 namespace lockstep {
@@ -16,7 +21,22 @@ struct StoryTextOptions {
 // Ends with the sentence of the check that failed.
 std::string to_text(const SavedCase& saved, const Story& story,
                     const StoryTextOptions& options = {});
-// The same as one JSON object.
-std::string to_json(const SavedCase& saved, const Story& story);
+
+inline constexpr std::size_t kStoryColumns = 98;
+
+// Words on lines of kStoryColumns, the first behind `label`, the others indented as far.
+std::string wrapped(const std::string& label, const std::string& text);
+
+// "[4: 0-3] [5*: 4-5] [-: 8-11]": a cell a block with the tokens that lie in it, * when it is
+// handed out in the step. Of more than a few the ones in the middle are left out.
+std::string table_picture(const std::vector<BlockId>& table, const KVCacheSpec& spec,
+                          std::int64_t tokens, const std::vector<BlockId>& handed_out);
+
+// Who holds which block of a small pool, "1-3: r0, 4: r0 and r1, 5-9: free"; of a large one how
+// many are what.
+std::string pool_picture(const std::vector<BlockState>& pool);
+
+// The rows of a divergence's page: what belongs there and whether it does. Empty: no page in it.
+std::string page_picture(const Divergence& divergence);
 
 }  // namespace lockstep

@@ -1,5 +1,6 @@
 #include "reference/profiles/engine_profile.h"
 
+#include <algorithm>
 #include <array>
 
 #include "base/check.h"
@@ -75,6 +76,7 @@ constexpr std::array kProfiles{
         .caps_windows_where_they_begin = false,
         .keeps_window_of_last_token = false,
         .restarts_behind_windows = false,
+        .dp_sync_rows = 4,
         .models_connectors = true,
         .not_modelled = kNotModelled22,
     },
@@ -117,6 +119,7 @@ constexpr std::array kProfiles{
         .caps_windows_where_they_begin = false,
         .keeps_window_of_last_token = false,
         .restarts_behind_windows = false,
+        .dp_sync_rows = 7,
         .models_connectors = false,
         .not_modelled = kNotModelled33,
     },
@@ -195,6 +198,14 @@ const EngineProfile& engine_profile(std::string_view name) {
 }
 
 std::span<const EngineProfile> engine_profiles() { return kProfiles; }
+
+const EngineProfile& connector_profile() {
+  const auto newest =
+      std::find_if(kProfiles.rbegin(), kProfiles.rend(),
+                   [](const EngineProfile& profile) { return profile.models_connectors; });
+  LS_CHECK(newest != kProfiles.rend(), "no profile of {} models connectors", kProfiles.size());
+  return *newest;
+}
 
 std::int32_t hash_lookahead_of(const EngineConfig& config, const EngineProfile& profile) {
   if (config.num_hash_lookahead_tokens != kEngineHashLookahead)

@@ -156,6 +156,8 @@ struct EngineProfile {
   bool caps_windows_where_they_begin;
   bool keeps_window_of_last_token;  // of a prompt that is loaded whole: it is computed here
   bool restarts_behind_windows;     // who goes back to a lost block and has no window before it
+  // What data parallel ranks tell one another before a step, in numbers (v1/worker/dp_utils.py).
+  std::int64_t dp_sync_rows;
   // Not a policy: whether this model knows what follows from the answers and reports of a KV
   // connector. Otherwise one is refused.
   bool models_connectors;
@@ -173,6 +175,8 @@ const EngineProfile& engine_profile(std::string_view name);
 std::string_view profile_without(std::string_view name, int finding);
 // Of the releases. Oldest first.
 std::span<const EngineProfile> engine_profiles();
+// The newest release that is modelled with KV connectors.
+const EngineProfile& connector_profile();
 // "vllm-0.22.1, vllm-0.33.0", for messages.
 std::string engine_profile_names();
 

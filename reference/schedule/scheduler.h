@@ -25,6 +25,7 @@
 #include "base/result.h"
 #include "reference/cache/cache_events.h"
 #include "reference/cache/prefix_cache.h"
+#include "reference/schedule/decision_source.h"
 #include "reference/types/engine_config.h"
 #include "reference/types/kv_cache_spec.h"
 #include "reference/types/kv_connector.h"
@@ -33,7 +34,7 @@
 
 namespace lockstep {
 
-class Scheduler {
+class Scheduler final : public DecisionSource {
  public:
   // Refuses configurations that the engine refuses (a pool of one block, block sizes that do not
   // divide), and connectors where they are not modelled. `defect` is planted for tests of the
@@ -44,7 +45,7 @@ class Scheduler {
                                   SchedulerDefect defect = SchedulerDefect::none);
   Scheduler(Scheduler&&) noexcept;
   Scheduler& operator=(Scheduler&&) noexcept;
-  ~Scheduler();
+  ~Scheduler() override;
 
   // Blocks are handed out in this order from now on, where an engine starts with 1, 2, 3, ...: what
   // else is decided must not depend on it. REQUIRES: nothing was decided yet; all blocks but the
@@ -52,33 +53,34 @@ class Scheduler {
   void order_free_blocks(std::span<const BlockId> order);
 
   // Refuses a prompt that is empty or longer than max_model_len allows.
-  Result<RequestId> add_request(RequestSpec request);
+  Result<RequestId> add_request(RequestSpec request) override;
   // A request that is not live is ignored, as the engine does.
-  void abort_request(RequestId request);
+  void abort_request(RequestId request) override;
   // From now on at most so many blocks of the pool are in use at once; 0: nothing new is given out.
   void limit_blocks_in_use(std::int64_t num_blocks);
   // False: some blocks are in use, nothing was reset.
-  bool reset_prefix_cache();
+  bool reset_prefix_cache() override;
 
   // The next step's decision. The reference stays valid until the next call.
-  const SchedulerOutput& schedule();
+  const SchedulerOutput& schedule() override;
   // Hands the model's output of the oldest step in flight to the scheduler; returns the requests
   // that it ended, in order. Rows of `output` follow that step's SchedulerOutput::scheduled.
   // REQUIRES: a step in flight; or a connector without async_scheduling, no rows, and a step that
   // scheduled nothing.
   // Reported as received: requests that are loading or held; as sent: requests that are held;
   // invalid blocks: in an engine of one group.
-  std::span<const StoppedRequest> update_from_output(const ModelOutput& output);
+  std::span<const StoppedRequest> update_from_output(const ModelOutput& output) override;
 
-  bool has_unfinished_requests() const;
+  bool has_unfinished_requests() const override;
   std::int32_t num_steps_in_flight() const;
 
   // What a recording shows of the state, in the engine's order.
-  std::span<const RequestId> running() const;
-  std::vector<RequestId> waiting() const;
-  std::vector<SkippedRequest> skipped() const;  // come before `waiting`; none without a connector
-  std::vector<HeldRequest> held() const;
-  std::int64_t num_free_blocks() const;
+  std::span<const RequestId> running() const override;
+  std::vector<RequestId> waiting() const override;
+  std::vector<SkippedRequest> skipped()
+      const override;  // come before `waiting`; none without a connector
+  std::vector<HeldRequest> held() const override;
+  std::int64_t num_free_blocks() const override;
   bool is_cached(BlockId block) const;  // a prefix hit may find it
   std::int32_t ref_cnt(BlockId block) const;
   std::vector<BlockId> free_queue() const;  // next to be handed out first
@@ -88,17 +90,19 @@ class Scheduler {
   std::span<const BlockId> block_table(RequestId request, std::int32_t group) const;
   std::span<const BlockKey> block_keys(RequestId request) const;  // of its full hash blocks
   // Counts since the last call, then starts anew.
-  CacheCounters take_cache_counters();
+  CacheCounters take_cache_counters() override;
   // Cache events since the last call; none unless EngineConfig::hash_algorithm is an engine's own.
-  std::vector<CacheEvent> take_cache_events();
+  std::vector<CacheEvent> take_cache_events() override;
 
   // One live request.
   std::string_view name(RequestId request) const;
   RequestStatus status(RequestId request) const;
   std::int64_t num_prompt_tokens(RequestId request) const;
-  std::int64_t num_tokens(RequestId request) const;  // prompt and accepted output
+  std::int64_t num_tokens(RequestId request) const override;  // prompt and accepted output
   std::int64_t num_computed_tokens(RequestId request) const;
   std::int32_t token(RequestId request, std::int64_t position) const;
+
+  const Scheduler* model() const override { return this; }
 
   // What the engine derives from groups and configuration.
   std::int64_t scheduler_block_size() const;  // tokens

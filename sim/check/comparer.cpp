@@ -39,8 +39,7 @@ Comparer::Comparer(const BackendConfig& device, MemoryModel& model, Worker& work
       untouched_pages_(untouched_pages),
       counts_(counts) {}
 
-Result<std::optional<Divergence>> Comparer::check_reused(const StepProgram& program,
-                                                         std::span<const RequestId> requests) {
+Checked Comparer::check_reused(const StepProgram& program, std::span<const RequestId> requests) {
   diagnosis_.begin_step(program, requests);
   pages_.clear();
   for (const PoisonBlock& poison : program.poison) model_.pages_of(poison.block, pages_);
@@ -49,36 +48,32 @@ Result<std::optional<Divergence>> Comparer::check_reused(const StepProgram& prog
   return check_pages(Phase::reuse, pages_, nullptr);
 }
 
-Result<std::optional<Divergence>> Comparer::check_step(const StepProgram& program,
-                                                       std::span<const RequestId> requests,
-                                                       const StepExpectation& expected,
-                                                       const ProbePlanner& planner,
-                                                       const StepReadback& readback,
-                                                       StateHashChain& chain) {
+Checked Comparer::check_step(const StepProgram& program, std::span<const RequestId> requests,
+                             const StepExpectation& expected, const ProbePlanner& planner,
+                             const StepReadback& readback, StateHashChain& chain) {
   diagnosis_.begin_step(program, requests);
   const auto num_groups = static_cast<std::size_t>(model_.num_groups());
   if (auto sound = check_sizes(program, readback, num_groups); !sound)
     return tl::unexpected(sound.error());
   if (!readback.reports.empty()) return diagnosis_.report(readback.reports.front());
-  if (auto found = check_tables(program, requests, readback)) return found;
-  if (auto found = check_slots(expected, readback, chain)) return found;
-  Result<std::optional<Divergence>> found = std::optional<Divergence>();
+  if (auto found = check_tables(program, requests, readback); !found) return found;
+  if (auto found = check_slots(expected, readback, chain); !found) return found;
+  Checked found;
   if (model_.has_real_states()) found = states_.check(program, expected, readback);
-  if (!found || *found) return found;
+  if (!found) return found;
   const auto written = model_.written_pages();
   found = check_pages(Phase::page_written, written, &chain);
-  if (!found || *found) return found;
+  if (!found) return found;
   found = check_host_tier(chain);
-  if (!found || *found) return found;
+  if (!found) return found;
   found = check_digests(program, planner, readback);
-  if (!found || *found) return found;
-  if (auto wrong = check_outputs(program, planner, readback)) return wrong;
+  if (!found) return found;
+  if (auto wrong = check_outputs(program, planner, readback); !wrong) return wrong;
   return check_pages(Phase::page_untouched, next_untouched(), nullptr);
 }
 
-std::optional<Divergence> Comparer::check_tables(const StepProgram& program,
-                                                 std::span<const RequestId> requests,
-                                                 const StepReadback& readback) {
+Checked Comparer::check_tables(const StepProgram& program, std::span<const RequestId> requests,
+                               const StepReadback& readback) {
   for (std::int32_t g = 0; g < model_.num_groups(); ++g) {
     const auto group = static_cast<std::size_t>(g);
     const std::span<const std::int32_t> entries(readback.tables[group]);
@@ -95,12 +90,11 @@ std::optional<Divergence> Comparer::check_tables(const StepProgram& program,
       if (!std::ranges::equal(table, found, same)) return diagnosis_.table(row, g, found);
     }
   }
-  return std::nullopt;
+  return {};
 }
 
-std::optional<Divergence> Comparer::check_slots(const StepExpectation& expected,
-                                                const StepReadback& readback,
-                                                StateHashChain& chain) {
+Checked Comparer::check_slots(const StepExpectation& expected, const StepReadback& readback,
+                              StateHashChain& chain) {
   for (std::int32_t g = 0; g < model_.num_groups(); ++g) {
     if (model_.is_state_group(g)) continue;
     const std::vector<Slot>& slots = expected.slot_mappings[static_cast<std::size_t>(g)];
@@ -113,26 +107,22 @@ std::optional<Divergence> Comparer::check_slots(const StepExpectation& expected,
       chain.add(static_cast<std::uint64_t>(slots[i]));
     }
   }
-  return std::nullopt;
+  return {};
 }
 
-Result<std::optional<Divergence>> Comparer::check_digests(const StepProgram& program,
-                                                          const ProbePlanner& planner,
-                                                          const StepReadback& readback) {
+Checked Comparer::check_digests(const StepProgram& program, const ProbePlanner& planner,
+                                const StepReadback& readback) {
   for (std::size_t i = 0; i < program.probes.size(); ++i) {
     const ProbeExpectation& expected = planner.probes()[i];
     if (expected.digest == readback.digests[i]) continue;
-    auto found = diagnosis_.digest(program.probes[i], expected.request, expected.digest,
-                                   readback.digests[i]);
-    if (!found) return tl::unexpected(found.error());
-    return std::optional(std::move(*found));
+    return diagnosis_.digest(program.probes[i], expected.request, expected.digest,
+                             readback.digests[i]);
   }
-  return std::nullopt;
+  return {};
 }
 
-std::optional<Divergence> Comparer::check_outputs(const StepProgram& program,
-                                                  const ProbePlanner& planner,
-                                                  const StepReadback& readback) {
+Checked Comparer::check_outputs(const StepProgram& program, const ProbePlanner& planner,
+                                const StepReadback& readback) {
   std::size_t at = 0;
   for (std::size_t i = 0; i < program.queries.size(); ++i) {
     const QueryExpectation& expected = planner.queries()[i];
@@ -149,12 +139,11 @@ std::optional<Divergence> Comparer::check_outputs(const StepProgram& program,
   }
   LS_CHECK(at == readback.outputs.size(), "{} floats read, {} expected", readback.outputs.size(),
            at);
-  return std::nullopt;
+  return {};
 }
 
-Result<std::optional<Divergence>> Comparer::check_pages(Phase phase,
-                                                        std::span<const ModelPage> pages,
-                                                        StateHashChain* chain) {
+Checked Comparer::check_pages(Phase phase, std::span<const ModelPage> pages,
+                              StateHashChain* chain) {
   for (std::size_t first = 0; first < pages.size(); first += kPagesAtATime) {
     const auto part = pages.subspan(first, std::min(kPagesAtATime, pages.size() - first));
     page_ids_.clear();
@@ -166,9 +155,7 @@ Result<std::optional<Divergence>> Comparer::check_pages(Phase phase,
     for (std::size_t i = 0; i < part.size(); ++i) {
       const PageSum expected = model_.fingerprint(part[i]);
       if (expected.a != fingerprints_[i].a || expected.b != fingerprints_[i].b) {
-        auto found = diagnosis_.page(phase, part[i]);
-        if (!found) return tl::unexpected(found.error());
-        return std::optional(std::move(*found));
+        return diagnosis_.page(phase, part[i]);
       }
       if (chain != nullptr) {
         chain->add(expected.a);
@@ -178,7 +165,7 @@ Result<std::optional<Divergence>> Comparer::check_pages(Phase phase,
       counts_.bytes_checked += model_.page_size_bytes(part[i].tensor);
     }
   }
-  return std::nullopt;
+  return {};
 }
 
 // The next pages in the order of tensors and blocks, without those that the step wrote.
@@ -195,21 +182,21 @@ std::span<const ModelPage> Comparer::next_untouched() {
   return pages_;
 }
 
-Result<std::optional<Divergence>> Comparer::check_all_pages() {
+Checked Comparer::check_all_pages() {
   pages_.clear();
   for (std::int32_t t = 0; t < model_.num_tensors(); ++t)
     for (std::int32_t p = 0; p < model_.num_blocks(); ++p) pages_.push_back({t, p});
   auto found = check_pages(Phase::page_final, pages_, nullptr);
-  if (!found || *found) return found;
+  if (!found) return found;
   std::vector<HostBlockId> hosts;
   for (std::int32_t h = 0; h < model_.num_host_blocks(); ++h) hosts.push_back(HostBlockId{h});
   return check_hosts(hosts, nullptr);
 }
 
 // What the step stored, and the next few of the others.
-Result<std::optional<Divergence>> Comparer::check_host_tier(StateHashChain& chain) {
+Checked Comparer::check_host_tier(StateHashChain& chain) {
   auto found = check_hosts(model_.written_hosts(), &chain);
-  if (!found || *found) return found;
+  if (!found) return found;
   std::vector<HostBlockId> next;
   const std::int64_t total = model_.num_host_blocks();
   for (std::int64_t i = 0; i < std::min(untouched_pages_, total); ++i) {
@@ -219,18 +206,15 @@ Result<std::optional<Divergence>> Comparer::check_host_tier(StateHashChain& chai
   return check_hosts(next, nullptr);
 }
 
-Result<std::optional<Divergence>> Comparer::check_hosts(std::span<const HostBlockId> hosts,
-                                                        StateHashChain* chain) {
-  if (hosts.empty()) return std::optional<Divergence>();
+Checked Comparer::check_hosts(std::span<const HostBlockId> hosts, StateHashChain* chain) {
+  if (hosts.empty()) return {};
   fingerprints_.assign(hosts.size(), {});
   if (auto done = backend_.fingerprint_host_blocks(hosts, fingerprints_); !done)
     return tl::unexpected(done.error());
   for (std::size_t i = 0; i < hosts.size(); ++i) {
     const PageSum& expected = model_.host_block(hosts[i]).sum;
     if (expected.a != fingerprints_[i].a || expected.b != fingerprints_[i].b) {
-      auto found = diagnosis_.host_block(hosts[i]);
-      if (!found) return tl::unexpected(found.error());
-      return std::optional(std::move(*found));
+      return diagnosis_.host_block(hosts[i]);
     }
     if (chain != nullptr) {
       chain->add(expected.a);
@@ -239,7 +223,7 @@ Result<std::optional<Divergence>> Comparer::check_hosts(std::span<const HostBloc
     ++counts_.host_blocks_checked;
     counts_.host_bytes_checked += model_.host_block_bytes();
   }
-  return std::optional<Divergence>();
+  return {};
 }
 
 }  // namespace lockstep

@@ -20,9 +20,8 @@
 #include "sim/protocol/backend.h"
 #include "sim/step/model_step.h"
 #include "sim/step/probe_planner.h"
-#include "sim/verdict/divergence.h"
+#include "sim/verdict/checked.h"
 #include "sim/verdict/run_summary.h"
-#include "sim/verdict/state_hash.h"
 
 namespace lockstep {
 
@@ -33,32 +32,25 @@ class Comparer {
 
   // Before the program runs: blocks that it poisons still hold what they should.
   // REQUIRES: the model has not applied the program yet.
-  Result<std::optional<Divergence>> check_reused(const StepProgram& program,
-                                                 std::span<const RequestId> requests);
+  Checked check_reused(const StepProgram& program, std::span<const RequestId> requests);
   // After it has run on both sides.
-  Result<std::optional<Divergence>> check_step(const StepProgram& program,
-                                               std::span<const RequestId> requests,
-                                               const StepExpectation& expected,
-                                               const ProbePlanner& planner,
-                                               const StepReadback& readback, StateHashChain& chain);
-  Result<std::optional<Divergence>> check_all_pages();
+  Checked check_step(const StepProgram& program, std::span<const RequestId> requests,
+                     const StepExpectation& expected, const ProbePlanner& planner,
+                     const StepReadback& readback, StateHashChain& chain);
+  Checked check_all_pages();
 
  private:
-  std::optional<Divergence> check_tables(const StepProgram& program,
-                                         std::span<const RequestId> requests,
-                                         const StepReadback& readback);
-  std::optional<Divergence> check_slots(const StepExpectation& expected,
-                                        const StepReadback& readback, StateHashChain& chain);
-  Result<std::optional<Divergence>> check_digests(const StepProgram& program,
-                                                  const ProbePlanner& planner,
-                                                  const StepReadback& readback);
-  std::optional<Divergence> check_outputs(const StepProgram& program, const ProbePlanner& planner,
-                                          const StepReadback& readback);
-  Result<std::optional<Divergence>> check_hosts(std::span<const HostBlockId> hosts,
-                                                StateHashChain* chain);
-  Result<std::optional<Divergence>> check_host_tier(StateHashChain& chain);
-  Result<std::optional<Divergence>> check_pages(Phase phase, std::span<const ModelPage> pages,
-                                                StateHashChain* chain);
+  Checked check_tables(const StepProgram& program, std::span<const RequestId> requests,
+                       const StepReadback& readback);
+  Checked check_slots(const StepExpectation& expected, const StepReadback& readback,
+                      StateHashChain& chain);
+  Checked check_digests(const StepProgram& program, const ProbePlanner& planner,
+                        const StepReadback& readback);
+  Checked check_outputs(const StepProgram& program, const ProbePlanner& planner,
+                        const StepReadback& readback);
+  Checked check_hosts(std::span<const HostBlockId> hosts, StateHashChain* chain);
+  Checked check_host_tier(StateHashChain& chain);
+  Checked check_pages(Phase phase, std::span<const ModelPage> pages, StateHashChain* chain);
   std::span<const ModelPage> next_untouched();
 
   MemoryModel& model_;

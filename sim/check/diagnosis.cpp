@@ -3,13 +3,138 @@
 #include <fmt/core.h>
 
 #include <algorithm>
+#include <vector>
 
 #include "base/check.h"
 #include "base/hex_text.h"
+#include "reference/memory/page_image.h"
 #include "reference/plan/context_share.h"
-#include "sim/check/content_finder.h"
 
 namespace lockstep {
+
+namespace {
+
+struct RowPlace {
+  std::int32_t block = 0;
+  std::int64_t slot_offset = 0;
+  const SlotContent* slot = nullptr;
+};
+
+struct Match {
+  std::size_t words = 0;   // that agree
+  std::int64_t shift = 0;  // of the row's words against the bytes, in words
+  const ModelLayer* layer = nullptr;
+  std::size_t coord = 0;
+  RowPlace place;
+};
+
+// How many of the words are those of the row, from its word `shift` on.
+std::size_t count_matches(std::span<const std::uint64_t> words, std::uint64_t key,
+                          std::int64_t row_words, std::int64_t shift, WordShape shape) {
+  std::size_t matches = 0;
+  for (std::size_t i = 0; i < words.size(); ++i) {
+    const std::int64_t at = static_cast<std::int64_t>(i) + shift;
+    if (at < row_words && words[i] == row_word(key, static_cast<std::uint64_t>(at), shape))
+      ++matches;
+  }
+  return matches;
+}
+
+// The row that shares most words with `words`. A word of a row is 64 bits of hash but for its
+// exponents (at least 32 random bits), so one equal word is no accident.
+Match best_row(const MemoryModel& model, std::span<const std::uint64_t> words, bool shifted) {
+  Match best;
+  for (const ModelLayer& layer : model.layers()) {
+    if (layer.layout.num_kv == 0) continue;
+    const std::int64_t row_words = num_words(layer.row_size_bytes);
+    for (std::int32_t b = 0; b < model.num_blocks(); ++b) {
+      const BlockContent& block = model.block(static_cast<BlockId>(b));
+      if (block.group != layer.group) continue;
+      for (std::size_t s = 0; s < block.slots.size(); ++s) {
+        if (block.slots[s].writer == kNobody) continue;
+        for (std::size_t c = 0; c < layer.coords.size(); ++c) {
+          const std::uint64_t key = row_key(block.slots[s].content, layer.coords[c]);
+          const WordShape shape = shape_of_row(key, layer.words);
+          for (std::int64_t shift = 0; shift < (shifted ? row_words : 1); ++shift) {
+            const std::size_t count = count_matches(words, key, row_words, shift, shape);
+            if (count > best.words)
+              best = {count, shift, &layer, c, {b, static_cast<std::int64_t>(s), &block.slots[s]}};
+          }
+        }
+      }
+    }
+  }
+  return best;
+}
+
+std::string describe(const MemoryModel& model, const Match& match) {
+  const ModelLayer& layer = *match.layer;
+  const std::int64_t heads = layer.layout.num_kv_heads;
+  const auto coord = static_cast<std::int64_t>(match.coord);
+  std::string text =
+      fmt::format("{} of head {} of layer {} of {}'s token {}, which lies in slot {} of block {}",
+                  part_name(layer, coord / heads), coord % heads, layer.index,
+                  model.writer_name(match.place.slot->writer), match.place.slot->position,
+                  match.place.slot_offset, match.place.block);
+  if (match.shift != 0) text += fmt::format(", from byte {} of the row on", 8 * match.shift);
+  return text;
+}
+
+std::string poison_name(const MemoryModel& model, std::uint64_t word) {
+  constexpr std::string_view kinds[] = {"never handed out", "handed out and not written since",
+                                        "padding", "handed out to be zeroed; no zeroing came here"};
+  for (int kind = 0; kind < std::ssize(kinds); ++kind)
+    for (std::int32_t t = 0; t < model.num_tensors(); ++t)
+      for (std::int32_t p = 0; p < model.num_blocks(); ++p) {
+        const std::uint64_t i = word ^ poison_key(static_cast<Unwritten>(kind), t, p);
+        if (static_cast<std::int64_t>(i) < num_words(model.page_size_bytes(t)) && (i >> 32) == 0)
+          return fmt::format("the poison of page {} of tensor {}, byte {} ({})", p, t, 8 * i,
+                             kinds[kind]);
+      }
+  return {};
+}
+
+std::string state_name(const MemoryModel& model, std::uint64_t word) {
+  for (std::int32_t b = 0; b < model.num_blocks(); ++b) {
+    const BlockContent& block = model.block(static_cast<BlockId>(b));
+    if (block.state.writer == kNobody || block.state.words == nullptr) continue;
+    const std::vector<std::uint64_t>& words = *block.state.words;
+    const auto at = std::ranges::find(words, word);
+    if (at == words.end()) continue;
+    return fmt::format("the state of {} after {} tokens, which lies in block {}",
+                       model.writer_name(block.state.writer), block.state.num_tokens, b);
+  }
+  return {};
+}
+
+}  // namespace
+
+std::string part_name(const ModelLayer& layer, std::int64_t part) {
+  if (part >= kPartState) return fmt::format("state {}", part - kPartState);
+  if (layer.layout.kind == CacheKind::hidden_state) return "hidden state";
+  if (layer.layout.num_kv == 1) return "latent row";
+  return part == kPartK ? "K" : "V";
+}
+
+std::string whose_content(const MemoryModel& model, const ByteOwner& owner, std::int64_t first_byte,
+                          std::span<const std::uint8_t> found) {
+  if (std::ranges::all_of(found, [](std::uint8_t byte) { return byte == 0; })) return "zeros";
+  std::vector<std::uint64_t> words;
+  for (std::size_t i = 0; i < found.size() / 8; ++i) words.push_back(load_word(found, i));
+  if (words.empty()) return {};
+  if (owner.what == ByteOwner::What::row)
+    if (const Match match = best_row(model, words, false); match.words > 0)
+      return describe(model, match);
+  if (first_byte % 8 == 0)
+    for (const std::uint64_t word : words)
+      if (std::string poison = poison_name(model, word); !poison.empty()) return poison;
+  for (const std::uint64_t word : words)
+    if (std::string state = state_name(model, word); !state.empty()) return state;
+  if (const Match match = best_row(model, words, true); match.words > 0)
+    return describe(model, match);
+  return {};
+}
+
 namespace {
 
 std::string what_runs(const StepProgram& program, const WorkerRequest& request,
@@ -358,6 +483,121 @@ std::vector<PageSpan> page_spans(const MemoryModel& model, ModelPage page) {
     spans.push_back(std::move(span));
   }
   return spans;
+}
+
+// The part of Diagnosis that tells of the host tier.
+
+namespace {
+
+// The group whose blocks fill a host block to its end.
+std::int32_t largest_group(const MemoryModel& model) {
+  std::int32_t largest = 0;
+  for (std::int32_t g = 0; g < model.num_groups(); ++g)
+    if (model.host_bytes_of(g) > model.host_bytes_of(largest)) largest = g;
+  return largest;
+}
+
+// "group 0's tokens 16 to 31 of r3", as far as the model knows.
+std::string stored_there(const MemoryModel& model, const HostContent& host) {
+  if (host.group < 0) return "nothing was stored there";
+  std::string what = fmt::format("group {}'s block", host.group);
+  if (host.state.writer != kNobody)
+    return fmt::format("{}, {}'s state after {} tokens", what, model.writer_name(host.state.writer),
+                       host.state.num_tokens);
+  const auto first = std::ranges::find_if(
+      host.slots, [](const SlotContent& slot) { return slot.writer != kNobody; });
+  if (first == host.slots.end()) return what + ", without a row";
+  return fmt::format("{}, {}'s tokens from {} on", what, model.writer_name(first->writer),
+                     first->position);
+}
+
+}  // namespace
+
+Result<Divergence> Diagnosis::host_block(HostBlockId host) {
+  Divergence found = about(Phase::host_block);
+  const HostContent& content = model_.host_block(host);
+  auto bytes = backend_.read_host_block(largest_group(model_), host);
+  if (!bytes) return tl::unexpected(bytes.error());
+  found.host_block = index_of(host);
+  found.group = content.group;
+  found.owner = stored_there(model_, content);
+  found.expected_page = *content.bytes;
+  found.found_page = std::move(*bytes);
+  LS_CHECK(found.found_page.size() == found.expected_page.size(), "{} bytes read, {} in a block",
+           found.found_page.size(), found.expected_page.size());
+  found.spans.push_back(
+      {.first_byte = 0, .size_bytes = std::ssize(found.expected_page), .what = found.owner});
+  for (std::size_t i = 0; i < found.found_page.size(); ++i) {
+    if (found.found_page[i] == found.expected_page[i]) continue;
+    if (found.byte < 0) found.byte = static_cast<std::int64_t>(i);
+    ++found.wrong_bytes;
+  }
+  if (found.byte < 0) {
+    found.message = fmt::format(
+        "host block {}: its bytes are right when they are read, its fingerprint is not: the "
+        "device's fingerprint is wrong, or something changed the block in between",
+        index_of(host));
+    return found;
+  }
+  const auto at = static_cast<std::size_t>(found.byte);
+  found.expected = hex_bytes(std::span(found.expected_page).subspan(at));
+  found.found = hex_bytes(std::span(found.found_page).subspan(at));
+  const bool behind = content.group < 0 || found.byte >= model_.host_bytes_of(content.group);
+  if (!behind) set_layer(found, model_.host_layer_at(content.group, found.byte));
+  found.message = fmt::format(
+      "host block {} ({}) differs in {} of {} bytes, first at byte {}, {}", index_of(host),
+      found.owner, found.wrong_bytes, found.found_page.size(), found.byte,
+      behind ? "behind what was stored"
+             : fmt::format("of layer {} ({})", found.layer, found.layer_name));
+  return found;
+}
+
+// States of real numbers that are too far off, and what came out of them.
+
+Divergence Diagnosis::about_state(Phase phase, const StateUpdate& update, const ModelLayer& layer,
+                                  std::size_t state) const {
+  Divergence found = about(phase);
+  set_layer(found, layer.index);
+  for (std::size_t i = 0; i < requests_.size(); ++i)
+    if (program_->rows[i].row == update.row) found.request = worker_.at(requests_[i]).name;
+  set_doing(found);
+  found.block = index_of(update.target);
+  found.part = fmt::format("state {}", state);
+  found.token = std::int64_t{update.first_position} + update.num_tokens;
+  return found;
+}
+
+Divergence Diagnosis::state(const StateUpdate& update, const ModelLayer& layer, std::size_t state,
+                            std::int64_t element, double expected, double found_value,
+                            double tolerance) const {
+  Divergence found = about_state(Phase::page_written, update, layer, state);
+  const StateLayout& at = layer.layout.states[state];
+  found.byte = at.offset_bytes + element * at.itemsize_bytes;
+  set_journal(found, {layer.layout.tensor_index, found.block}, found.byte);
+  found.expected = fmt::format("{:.9g}", expected);
+  found.found = fmt::format("{:.9g}", found_value);
+  found.message = fmt::format(
+      "state {} of layer {} ({}) in block {}, {}'s after {} tokens: element {} should be {} and is "
+      "{} (tolerance {:.3g})",
+      state, layer.index, layer.name, found.block, found.request, found.token, element,
+      found.expected, found.found, tolerance);
+  return found;
+}
+
+Divergence Diagnosis::state_output(const StateUpdate& update, const ModelLayer& layer,
+                                   std::size_t state, std::int64_t element, double expected,
+                                   double found_value, double tolerance) const {
+  Divergence found = about_state(Phase::state_output, update, layer, state);
+  --found.token;
+  found.byte = element * 4;
+  found.expected = fmt::format("{:.9g}", expected);
+  found.found = fmt::format("{:.9g}", found_value);
+  found.message = fmt::format(
+      "what state {} of layer {} ({}) gives out for {}'s token {}: element {} should be {} and is "
+      "{} (tolerance {:.3g})",
+      state, layer.index, layer.name, found.request, found.token, element, found.expected,
+      found.found, tolerance);
+  return found;
 }
 
 }  // namespace lockstep

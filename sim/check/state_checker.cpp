@@ -20,9 +20,8 @@ std::span<const std::uint8_t> bytes_in_page(std::span<const std::uint8_t> page,
 
 }  // namespace
 
-Result<std::optional<Divergence>> StateChecker::check(const StepProgram& program,
-                                                      const StepExpectation& expected,
-                                                      const StepReadback& readback) {
+Checked StateChecker::check(const StepProgram& program, const StepExpectation& expected,
+                            const StepReadback& readback) {
   LS_CHECK(expected.states_before.size() == program.state_updates.size(), "{} of {} updates",
            expected.states_before.size(), program.state_updates.size());
   readback_ = &readback;
@@ -51,16 +50,16 @@ Result<std::optional<Divergence>> StateChecker::check(const StepProgram& program
     };
     while (last < updates_.size() && goes_on(*updates_[last].of)) ++last;
     auto found = check_chain(Chain(updates_).subspan(first, last - first));
-    if (!found || *found) return found;
+    if (!found) return found;
     first = last;
   }
   for (const HostTransfer& store : program.stores)
     if (model_.is_state_group(store.group))
       model_.settle_store(store.group, store.block, store.host);
-  return std::optional<Divergence>();
+  return {};
 }
 
-Result<std::optional<Divergence>> StateChecker::check_chain(Chain chain) {
+Checked StateChecker::check_chain(Chain chain) {
   const std::int32_t group = chain.front().of->group;
   std::size_t output = 0;  // behind an update's first one
   for (const ModelLayer& layer : model_.layers_of(group)) {
@@ -76,7 +75,7 @@ Result<std::optional<Divergence>> StateChecker::check_chain(Chain chain) {
       auto found = of.rule == StateRule::convolution
                        ? check_inputs(chain, layer, state, pages, output)
                        : check_recurrence(chain, layer, state, pages, output);
-      if (found) return found;
+      if (!found) return found;
       output += static_cast<std::size_t>(of.num_outputs());
     }
   }
@@ -84,7 +83,7 @@ Result<std::optional<Divergence>> StateChecker::check_chain(Chain chain) {
     model_.settle_state(
         group, update.of->target,
         std::make_shared<const std::vector<std::uint64_t>>(std::move(update.words)));
-  return std::optional<Divergence>();
+  return {};
 }
 
 // What another chain of the step has left is known by now.
@@ -97,9 +96,9 @@ std::span<const std::uint8_t> StateChecker::bytes_before(const StateWords& befor
   return bytes_of_state(*settled, layer, state);
 }
 
-std::optional<Divergence> StateChecker::check_inputs(
-    Chain chain, const ModelLayer& layer, std::size_t state,
-    std::span<const std::vector<std::uint8_t>> pages, std::size_t output) {
+Checked StateChecker::check_inputs(Chain chain, const ModelLayer& layer, std::size_t state,
+                                   std::span<const std::vector<std::uint8_t>> pages,
+                                   std::size_t output) {
   const StateNumbers& of = layer.state_numbers[state];
   KeptInputs kept;
   std::size_t head = 0;  // the update that the drafts behind it belong to
@@ -129,15 +128,16 @@ std::optional<Divergence> StateChecker::check_inputs(
     const auto first =
         static_cast<std::size_t>(update.of->first_token - chain[head].of->first_token);
     const auto contents = chain[head].contents.first(first + num_tokens);
-    if (auto wrong = check_outputs(update, layer, state, convolve_last(of, kept, contents), output))
+    if (auto wrong = check_outputs(update, layer, state, convolve_last(of, kept, contents), output);
+        !wrong)
       return wrong;
   }
-  return std::nullopt;
+  return {};
 }
 
-std::optional<Divergence> StateChecker::check_recurrence(
-    Chain chain, const ModelLayer& layer, std::size_t state,
-    std::span<const std::vector<std::uint8_t>> pages, std::size_t output) {
+Checked StateChecker::check_recurrence(Chain chain, const ModelLayer& layer, std::size_t state,
+                                       std::span<const std::vector<std::uint8_t>> pages,
+                                       std::size_t output) {
   const StateNumbers& of = layer.state_numbers[state];
   const std::int64_t item = itemsize_bytes(of.dtype);
   const Update& start = chain.front();
@@ -160,15 +160,15 @@ std::optional<Divergence> StateChecker::check_recurrence(
     }
     std::ranges::copy(is, bytes_of_state(update.words, layer, state).begin());
     counts_.state_numbers_checked += layer.layout.states[state].num_elements;
-    if (auto wrong = check_outputs(update, layer, state, recurrence.outputs(), output))
+    if (auto wrong = check_outputs(update, layer, state, recurrence.outputs(), output); !wrong)
       return wrong;
   }
-  return std::nullopt;
+  return {};
 }
 
-std::optional<Divergence> StateChecker::check_outputs(const Update& update, const ModelLayer& layer,
-                                                      std::size_t state, const Bounded& expected,
-                                                      std::size_t output) {
+Checked StateChecker::check_outputs(const Update& update, const ModelLayer& layer,
+                                    std::size_t state, const Bounded& expected,
+                                    std::size_t output) {
   for (std::size_t e = 0; e < expected.values.size(); ++e) {
     const double found = readback_->state_outputs[update.first_output + output + e];
     if (std::abs(found - expected.values[e]) <= expected.bounds[e]) continue;
@@ -176,7 +176,7 @@ std::optional<Divergence> StateChecker::check_outputs(const Update& update, cons
                                    expected.values[e], found, expected.bounds[e]);
   }
   counts_.state_outputs_checked += static_cast<std::int64_t>(expected.values.size());
-  return std::nullopt;
+  return {};
 }
 
 }  // namespace lockstep

@@ -20,7 +20,7 @@
 #include "sim/check/diagnosis.h"
 #include "sim/protocol/backend.h"
 #include "sim/step/model_step.h"
-#include "sim/verdict/divergence.h"
+#include "sim/verdict/checked.h"
 #include "sim/verdict/run_summary.h"
 
 namespace lockstep {
@@ -31,9 +31,8 @@ class StateChecker {
       : model_(model), backend_(backend), diagnosis_(diagnosis), counts_(counts) {}
 
   // REQUIRES: states are real numbers; the model has applied the program, the backend has run it.
-  Result<std::optional<Divergence>> check(const StepProgram& program,
-                                          const StepExpectation& expected,
-                                          const StepReadback& readback);
+  Checked check(const StepProgram& program, const StepExpectation& expected,
+                const StepReadback& readback);
 
  private:
   // One update on its way: what its block should hold, or held where numbers are near enough.
@@ -47,17 +46,13 @@ class StateChecker {
   // Updates that go on from one another: one request's, in one group.
   using Chain = std::span<Update>;
 
-  Result<std::optional<Divergence>> check_chain(Chain chain);
-  std::optional<Divergence> check_inputs(Chain chain, const ModelLayer& layer, std::size_t state,
-                                         std::span<const std::vector<std::uint8_t>> pages,
-                                         std::size_t output);
-  std::optional<Divergence> check_recurrence(Chain chain, const ModelLayer& layer,
-                                             std::size_t state,
-                                             std::span<const std::vector<std::uint8_t>> pages,
-                                             std::size_t output);
-  std::optional<Divergence> check_outputs(const Update& update, const ModelLayer& layer,
-                                          std::size_t state, const Bounded& expected,
-                                          std::size_t output);
+  Checked check_chain(Chain chain);
+  Checked check_inputs(Chain chain, const ModelLayer& layer, std::size_t state,
+                       std::span<const std::vector<std::uint8_t>> pages, std::size_t output);
+  Checked check_recurrence(Chain chain, const ModelLayer& layer, std::size_t state,
+                           std::span<const std::vector<std::uint8_t>> pages, std::size_t output);
+  Checked check_outputs(const Update& update, const ModelLayer& layer, std::size_t state,
+                        const Bounded& expected, std::size_t output);
   // What an update starts from, of one state tensor; empty: zeros.
   std::span<const std::uint8_t> bytes_before(const StateWords& before, BlockId block,
                                              const ModelLayer& layer, std::size_t state) const;

@@ -3,13 +3,12 @@
 #include <fmt/core.h>
 
 #include <algorithm>
-#include <atomic>
 #include <mutex>
-#include <thread>
 
-#include "sim/conform/recording_compare.h"
-#include "sim/connectors/connector_log.h"
+#include "base/parallel.h"
 #include "sim/connectors/recorded_connector.h"
+#include "sim/recording/recorded_terms.h"
+#include "sim/recording/recording_workload.h"
 #include "sim/session/session.h"
 
 namespace lockstep {
@@ -72,12 +71,12 @@ ConformMismatch header_mismatch(std::string what, std::int64_t recorded, std::in
 }
 
 std::optional<ConformMismatch> compare_header(const RecordingHeader& header,
-                                              const DecisionSource& decisions) {
-  if (header.scheduler_block_size != decisions.scheduler_block_size())
+                                              const Scheduler& scheduler) {
+  if (header.scheduler_block_size != scheduler.scheduler_block_size())
     return header_mismatch("scheduler_block_size", header.scheduler_block_size,
-                           decisions.scheduler_block_size());
-  if (header.hash_block_size != decisions.hash_block_size())
-    return header_mismatch("hash_block_size", header.hash_block_size, decisions.hash_block_size());
+                           scheduler.scheduler_block_size());
+  if (header.hash_block_size != scheduler.hash_block_size())
+    return header_mismatch("hash_block_size", header.hash_block_size, scheduler.hash_block_size());
   return std::nullopt;
 }
 
@@ -124,7 +123,7 @@ Result<ConformFile> conform_recording(const std::string& path) {
   };
   const auto session = Session::open(config, std::move(parts));
   if (!session) return fail(fmt::format("{}: {}", path, session.error().message));
-  file.mismatch = compare_header(header, (*session)->decisions());
+  file.mismatch = compare_header(header, (*session)->scheduler());
   if (!file.mismatch) {
     const auto report = (*session)->run();
     if (!report) return tl::unexpected(with_path(path, report.error()));
@@ -143,21 +142,13 @@ Result<ConformSummary> conform_recordings(std::vector<std::string> paths, int jo
                                           const std::function<void(const ConformFile&)>& done) {
   std::ranges::sort(paths);
   std::vector<Result<ConformFile>> results(paths.size(), ConformFile{});
-  std::atomic<std::size_t> next = 0;
   std::mutex report;
-  const auto work = [&] {
-    for (std::size_t i = next++; i < paths.size(); i = next++) {
-      results[i] = conform_recording(paths[i]);
-      const std::scoped_lock lock(report);
-      if (done && results[i]) done(*results[i]);
-    }
-  };
-  {
-    std::vector<std::jthread> threads;
-    for (int j = 1; j < std::min<int>(jobs, static_cast<int>(paths.size())); ++j)
-      threads.emplace_back(work);
-    work();
-  }
+  for_each_in_parallel(std::ssize(paths), jobs, [&](std::int64_t index) {
+    const auto i = static_cast<std::size_t>(index);
+    results[i] = conform_recording(paths[i]);
+    const std::scoped_lock lock(report);
+    if (done && results[i]) done(*results[i]);
+  });
   ConformSummary summary;
   for (Result<ConformFile>& file : results) {
     if (!file) return tl::unexpected(file.error());

@@ -48,9 +48,9 @@ struct EngineDiff {
 // A workload from its beginning, each time anew.
 using MakeWorkload = std::function<Result<std::unique_ptr<Workload>>()>;
 
-// `config` holds for both but for its engine's name and a stated num_hash_lookahead_tokens; of it,
-// one engine without connectors. Errors: a configuration that one of them refuses, a workload that
-// cannot be read.
+// `config` holds for both but for its engine's name and a stated num_hash_lookahead_tokens, without
+// connectors and data parallel ranks. Errors: a configuration that one of them refuses, a workload
+// that cannot be read.
 Result<EngineDiff> diff_engines(LockstepConfig config, std::array<std::string, 2> engines,
                                 const MakeWorkload& make_workload);
 

@@ -7,7 +7,7 @@
 
 #include "base/check.h"
 #include "reference/types/token_run.h"
-#include "sim/connectors/multi_transfers.h"
+#include "sim/connectors/multi_connector.h"
 #include "sim/connectors/peer_transfers.h"
 
 namespace lockstep {

@@ -13,7 +13,7 @@ std::vector<BlockTransfer> blocks_of(const DecidedStep& step, RequestId request,
   for (std::size_t g = 0; g < step.block_tokens.size(); ++g) {
     const auto group = static_cast<std::int32_t>(g);
     const std::int64_t tokens = step.block_tokens[g];
-    const std::span<const BlockId> table = step.decisions.block_table(request, group);
+    const std::span<const BlockId> table = step.scheduler.block_table(request, group);
     const std::int64_t end =
         std::min<std::int64_t>(std::ssize(table), (last + tokens - 1) / tokens);
     for (std::int64_t entry = first / tokens; entry < end; ++entry) {
@@ -87,7 +87,7 @@ void PeerTransfers::carry_out(const std::vector<BlockTransfer>& blocks, StepTran
 void PeerTransfers::send(const DecidedStep& step, RequestId request, StepTransfers& transfers) {
   // Drafts may be counted as computed where a client has left while the step was in flight.
   const std::int64_t known =
-      std::min(step.decisions.num_computed_tokens(request), step.decisions.num_tokens(request));
+      std::min(step.scheduler.num_computed_tokens(request), step.scheduler.num_tokens(request));
   for (BlockTransfer block : moved(blocks_of(step, request, 0, known))) {
     if (std::ranges::count(transfers.stores, block.block, &BlockTransfer::block) > 0) continue;
     block.host = HostBlockId{index_of(block.block)};

@@ -14,9 +14,14 @@
 #include <vector>
 
 #include "reference/types/kv_connector.h"
-#include "sim/connectors/transfer_planner.h"
+#include "sim/engine/transfer_planner.h"
 
 namespace lockstep {
+
+// The blocks in which positions [first, last) of a request lie, in every group; null ones left out.
+// Host blocks are for the caller to choose.
+std::vector<BlockTransfer> blocks_of(const DecidedStep& step, RequestId request, std::int64_t first,
+                                     std::int64_t last);
 
 class PeerTransfers final : public KVConnector, public TransferPlanner {
  public:

@@ -3,10 +3,114 @@
 #include <fmt/core.h>
 
 #include <algorithm>
-
-#include "sim/connectors/python_set_order.h"
+#include <bit>
+#include <utility>
 
 namespace lockstep {
+
+namespace {
+
+struct SipState {
+  std::uint64_t v0 = 0x736f6d6570736575ull;
+  std::uint64_t v1 = 0x646f72616e646f6dull;
+  std::uint64_t v2 = 0x6c7967656e657261ull;
+  std::uint64_t v3 = 0x7465646279746573ull;
+
+  void round() {
+    v0 += v1;
+    v2 += v3;
+    v1 = std::rotl(v1, 13) ^ v0;
+    v3 = std::rotl(v3, 16) ^ v2;
+    v0 = std::rotl(v0, 32);
+    v2 += v1;
+    v0 += v3;
+    v1 = std::rotl(v1, 17) ^ v2;
+    v3 = std::rotl(v3, 21) ^ v0;
+    v2 = std::rotl(v2, 32);
+  }
+};
+
+// Open addressing as CPython's sets do it.
+class NameTable {
+ public:
+  void insert(std::string name) {
+    const std::uint64_t hash = python_hash(name);
+    Place& place = free_place(hash, name);
+    if (place.is_used) return;  // it is in the set
+    place = {std::move(name), hash, true};
+    ++used_;
+    if (used_ * 5 >= (places_.size() - 1) * 3) grow();
+  }
+  std::vector<std::string> names() const {
+    std::vector<std::string> names;
+    for (const Place& place : places_)
+      if (place.is_used) names.push_back(place.name);
+    return names;
+  }
+
+ private:
+  struct Place {
+    std::string name;
+    std::uint64_t hash = 0;
+    bool is_used = false;
+  };
+  static constexpr std::size_t kLinearProbes = 9;
+  static constexpr int kPerturbShift = 5;
+
+  // Where `name` lies or would lie.
+  Place& free_place(std::uint64_t hash, std::string_view name) {
+    const std::size_t mask = places_.size() - 1;
+    std::uint64_t perturb = hash;
+    std::size_t i = hash & mask;
+    while (true) {
+      const std::size_t last = i + kLinearProbes <= mask ? i + kLinearProbes : i;
+      for (std::size_t at = i; at <= last; ++at)
+        if (!places_[at].is_used || places_[at].name == name) return places_[at];
+      perturb >>= kPerturbShift;
+      i = (i * 5 + 1 + perturb) & mask;
+    }
+  }
+
+  void grow() {
+    std::vector<Place> old = std::exchange(places_, {});
+    places_.resize(std::bit_ceil(used_ * 4 + 1));
+    for (Place& place : old)
+      if (place.is_used) free_place(place.hash, place.name) = std::move(place);
+  }
+
+  std::vector<Place> places_ = std::vector<Place>(8);
+  std::size_t used_ = 0;
+};
+
+}  // namespace
+
+std::uint64_t python_hash(std::string_view name) {
+  if (name.empty()) return 0;
+  SipState state;
+  std::uint64_t word = 0;
+  for (std::size_t i = 0; i < name.size(); ++i) {
+    word |= static_cast<std::uint64_t>(static_cast<unsigned char>(name[i])) << (i % 8 * 8);
+    if (i % 8 != 7) continue;
+    state.v3 ^= word;
+    state.round();
+    state.v0 ^= word;
+    word = 0;
+  }
+  word |= static_cast<std::uint64_t>(name.size()) << 56;
+  state.v3 ^= word;
+  state.round();
+  state.v0 ^= word;
+  state.v2 ^= 0xff;
+  for (int i = 0; i < 3; ++i) state.round();
+  const std::uint64_t hash = state.v0 ^ state.v1 ^ state.v2 ^ state.v3;
+  return hash == ~0ull ? ~1ull : hash;  // -1 means an error there
+}
+
+std::vector<std::string> in_python_set_order(const std::vector<std::string>& names) {
+  NameTable table;
+  for (const std::string& name : names) table.insert(name);
+  return table.names();
+}
 
 KVTransfer kv_transfer(const RecordingHeader& header, KVConnector* connector) {
   const bool fails = header.connector && header.connector->fail_on_load_error;

@@ -6,9 +6,11 @@
 // Error at the end of the step.
 #pragma once
 
+#include <cstdint>
 #include <map>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "base/result.h"
@@ -16,6 +18,20 @@
 #include "traces/formats/recording.h"
 
 namespace lockstep {
+
+// The order in which CPython (3.11 and later, PYTHONHASHSEED=0) goes through a set of names.
+//
+// vLLM frees the blocks of requests that were sent in the order of a set, and the order decides
+// which blocks are handed out first. A recording holds such names sorted, so the order is worked
+// out as the interpreter of the recordings does: SipHash-1-3 with a zero key, open addressing in a
+// table of 8 places and more (CPython: Python/pyhash.c, Objects/setobject.c).
+//
+// Not followed: sets that names were removed from, names beyond ASCII.
+
+std::uint64_t python_hash(std::string_view name);
+
+// `names`, inserted one after the other into an empty set, in the set's order.
+std::vector<std::string> in_python_set_order(const std::vector<std::string>& names);
 
 // How the engine of a recording was told to treat `connector`; null: it has none.
 KVTransfer kv_transfer(const RecordingHeader& header, KVConnector* connector);

@@ -18,7 +18,6 @@
 #include <vector>
 
 #include "base/seeded_random.h"
-#include "sim/connectors/unheard_loads.h"
 #include "sim/connectors/worker_connector.h"
 
 namespace lockstep {

@@ -6,7 +6,7 @@
 #include <optional>
 #include <utility>
 
-#include "sim/engine/standstill.h"
+#include "sim/engine/wait_graph.h"
 
 namespace lockstep {
 namespace {
@@ -15,7 +15,7 @@ constexpr std::int64_t kCheckEvery = 1024;
 constexpr std::int64_t kRoundsOfPreemption = 4;
 constexpr std::int64_t kStuckNamed = 20;
 
-std::string why_stuck(const DecisionSource& decisions, const LockstepConfig& config, RequestId id) {
+std::string why_stuck(const DecisionSource& decisions, const RunConfig& config, RequestId id) {
   const KVCacheConfig& plan = config.device.plan;
   const std::int64_t tokens = decisions.num_tokens(id);
   const std::int64_t needed = num_blocks_missing(config.engine, plan.groups, tokens, tokens, 0);
@@ -28,10 +28,11 @@ std::string why_stuck(const DecisionSource& decisions, const LockstepConfig& con
   return why + ": they would do, yet those before it in the queue do not fit";
 }
 
-std::optional<WaitCycle> wait_cycle(const LockstepConfig& config, const DecisionSource& decisions,
+std::optional<WaitCycle> wait_cycle(const RunConfig& config, const DecisionSource& decisions,
                                     const HoldingWatch& holding) {
-  if (!decisions.running().empty()) return std::nullopt;
-  Standstill standstill = standstill_of(decisions, config.engine, config.device.plan, holding);
+  if (decisions.model() == nullptr || !decisions.running().empty()) return std::nullopt;
+  Standstill standstill =
+      standstill_of(*decisions.model(), config.engine, config.device.plan, holding);
   auto cycle = find_wait_cycle(standstill);
   if (cycle || config.engine.policy == SchedulingPolicy::fcfs) return cycle;
   // By priority the better head of the two queues comes first. Somebody of those that were passed
@@ -53,12 +54,13 @@ bool ProgressGuard::is_stuck(const DecisionSource& decisions) {
   return steps_ > kRoundsOfPreemption * per_step * tokens;
 }
 
-bool has_wait_cycle(const LockstepConfig& config, const DecisionSource& decisions,
+bool has_wait_cycle(const RunConfig& config, const DecisionSource& decisions,
                     const HoldingWatch& holding) {
   return wait_cycle(config, decisions, holding).has_value();
 }
 
-void set_liveness_verdict(const LockstepConfig& config, const DecisionSource& decisions,
+void set_liveness_verdict(const RunConfig& config, const DecisionSource& decisions,
+                          const std::function<std::string_view(RequestId)>& name,
                           const HoldingWatch& holding, RunSummary& summary) {
   summary.verdict = Verdict::liveness;
   if (auto cycle = wait_cycle(config, decisions, holding)) {
@@ -68,13 +70,13 @@ void set_liveness_verdict(const LockstepConfig& config, const DecisionSource& de
   const auto waits = [&](RequestId id) {
     if (++summary.stuck_total > kStuckNamed) return;
     summary.stuck.push_back(
-        {.name = std::string(decisions.name(id)), .why = why_stuck(decisions, config, id)});
+        {.name = std::string(name(id)), .why = why_stuck(decisions, config, id)});
   };
   for (const SkippedRequest& request : decisions.skipped()) waits(request.id);
   for (const RequestId id : decisions.waiting()) waits(id);
   for (const RequestId id : decisions.running()) {
     if (++summary.stuck_total > kStuckNamed) continue;
-    summary.stuck.push_back({.name = std::string(decisions.name(id)),
+    summary.stuck.push_back({.name = std::string(name(id)),
                              .why = "it runs, but is preempted before it gets anywhere"});
   }
 }

@@ -2,10 +2,13 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
+#include <string_view>
 
-#include "sim/engine/decision_source.h"
-#include "sim/engine/lockstep.h"
-#include "sim/engine/standstill.h"
+#include "reference/schedule/decision_source.h"
+#include "sim/engine/run_config.h"
+#include "sim/engine/wait_graph.h"
+#include "sim/verdict/run_summary.h"
 
 namespace lockstep {
 
@@ -16,7 +19,7 @@ namespace lockstep {
 // in turns gets nobody further.
 class ProgressGuard {
  public:
-  explicit ProgressGuard(const LockstepConfig& config) : config_(config) {}
+  explicit ProgressGuard(const RunConfig& config) : config_(config) {}
   void arrived() { got_further(); }
   void sampled() { got_further(); }
   void left() { got_further(); }
@@ -31,17 +34,19 @@ class ProgressGuard {
   static constexpr std::int64_t kReportsMax = 256;
   void got_further() { steps_ = reports_ = 0; }
 
-  const LockstepConfig& config_;
+  const RunConfig& config_;
   std::int64_t steps_ = 0;
   std::int64_t reports_ = 0;  // of a connector since anybody got further
 };
 
-// Whether nothing runs, and whoever waits with blocks waits for somebody behind it.
-bool has_wait_cycle(const LockstepConfig& config, const DecisionSource& decisions,
+// Whether nothing runs, and whoever waits with blocks waits for somebody behind it: the model's
+// scheduler can tell, nobody else.
+bool has_wait_cycle(const RunConfig& config, const DecisionSource& decisions,
                     const HoldingWatch& holding);
 // The verdict, who is stuck, and why: "needs about 12 blocks for its 190 tokens; 3 of 40 are free,
 // and nobody runs who would free any".
-void set_liveness_verdict(const LockstepConfig& config, const DecisionSource& decisions,
+void set_liveness_verdict(const RunConfig& config, const DecisionSource& decisions,
+                          const std::function<std::string_view(RequestId)>& name,
                           const HoldingWatch& holding, RunSummary& summary);
 
 }  // namespace lockstep

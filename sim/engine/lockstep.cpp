@@ -5,34 +5,56 @@
 #include <algorithm>
 #include <utility>
 
-#include "sim/engine/liveness.h"
-#include "sim/engine/lockstep_loop.h"
+#include "base/check.h"
 
 namespace lockstep {
+namespace {
 
-Result<void> LockstepLoop::start(std::span<Backend* const> ranks) {
+StepObserver& observer_of(const RunParts& parts) {
+  static StepObserver nobody;  // it has no state
+  return parts.observer == nullptr ? nobody : *parts.observer;
+}
+
+}  // namespace
+
+LockstepRun::LockstepRun(const RunConfig& config, const RunParts& parts)
+    : config_(config),
+      decisions_(parts.decisions),
+      workload_(parts.workload),
+      observer_(observer_of(parts)),
+      connector_(config, decisions_, workload_),
+      progress_(config) {}
+
+Result<std::unique_ptr<LockstepRun>> LockstepRun::start(const RunConfig& config,
+                                                        const RunParts& parts) {
+  std::unique_ptr<LockstepRun> run(new LockstepRun(config, parts));
+  if (auto opened = run->open(parts); !opened) return tl::unexpected(opened.error());
+  return run;
+}
+
+Result<void> LockstepRun::open(const RunParts& parts) {
   wall_.lap();
   summary_.backend = "none";
-  for (const KVCacheGroupSpec& group : config_.device.plan.groups)
-    block_tokens_.push_back(group.spec.block_size * config_.device.context.num_ranks);
-  if (ranks.empty()) return {};
-  summary_.backend = fmt::format("{} ({})", ranks.front()->name(), ranks.front()->device());
-  auto device = DeviceSide::create(config_, ranks, summary_);
-  if (!device) return tl::unexpected(device.error());
-  device_ = std::move(*device);
-  if (workload_.connector() != nullptr && workload_.transfers() == nullptr)
+  if (connector_.is_there() && decisions_.model() == nullptr)
+    return fail("a KV connector of the workload is asked by the model's own scheduler alone");
+  if (parts.ranks.empty()) return {};
+  const Backend& first = *parts.ranks.front();
+  summary_.backend = fmt::format("{} ({})", first.name(), first.device());
+  auto memory = RunMemory::create(config_, parts.ranks, parts.checks, summary_);
+  if (!memory) return tl::unexpected(memory.error());
+  memory_ = std::move(*memory);
+  if (connector_.is_there() && workload_.transfers() == nullptr)
     return fail("what this KV connector loads is known to nobody; run the decisions alone");
   return {};
 }
 
-Result<bool> LockstepLoop::advance() {
+Result<bool> LockstepRun::advance() {
   if (config_.steps_max != 0 && summary_.steps >= config_.steps_max) return false;
   const auto turn = take_turn(
       {.step = summary_.steps, .idle = idle_, .unfinished = decisions_.has_unfinished_requests()});
   if (!turn) return tl::unexpected(turn.error());
   if (*turn == Turn::end) {
-    if (has_wait_cycle(config_, decisions_, holding_))
-      set_liveness_verdict(config_, decisions_, holding_, summary_);
+    if (has_wait_cycle(config_, decisions_, holding_)) set_stuck();
     return false;
   }
   if (*turn == Turn::stuck || is_stuck()) {
@@ -43,20 +65,19 @@ Result<bool> LockstepLoop::advance() {
   return goes_on && *goes_on ? execute({}) : goes_on;
 }
 
-Result<Turn> LockstepLoop::take_turn(const LoopState& state) {
+Result<Turn> LockstepRun::take_turn(const LoopState& state) {
   events_.clear();
   auto turn = workload_.next_turn(state, events_);
   if (workload_.is_hindered(state.step)) progress_.hindered();
   return turn;
 }
 
-Result<RunReport> LockstepLoop::finish() {
-  if (auto done = close(); !done) return tl::unexpected(done.error());
-  summary_.seconds.wall = wall_.lap();
-  return std::move(report_);
+void LockstepRun::set_stuck() {
+  set_liveness_verdict(config_, decisions_, name_of_, holding_, summary_);
 }
 
-Result<bool> LockstepLoop::decide() {
+Result<bool> LockstepRun::decide() {
+  resets_.clear();
   if (auto applied = apply_events(); !applied) return tl::unexpected(applied.error());
   watch_.lap();
   const SchedulerOutput& decision = decisions_.schedule();
@@ -65,140 +86,282 @@ Result<bool> LockstepLoop::decide() {
   count_decision(decision);
   chain_.add(decision);
   chain_.add(static_cast<std::uint64_t>(decisions_.num_free_blocks()));
-  if (!observe(&StepObserver::decided, decision, {}, -1)) return false;
-  recorder_.decided(decision, decisions_, workload_.now_ns());
-  return true;
+  return observe(&StepObserver::decided, {}, -1);
 }
 
-Result<bool> LockstepLoop::execute(const AgreedBatch& agreed) {
+Result<bool> LockstepRun::execute(const AgreedBatch& agreed) {
   const SchedulerOutput& decision = *decision_;
-  if (auto taken = take_connector_report(); !taken) return tl::unexpected(taken.error());
-  plan_transfers(decision);
-  if (device_ != nullptr) {
-    auto found = device_->run_step(decision, transfers_, agreed, chain_);
-    if (!found) return tl::unexpected(found.error());
-    if (*found) return diverged(std::move(**found));
-  }
+  if (auto taken = connector_.take_report(decision.step, memory_ != nullptr); !taken)
+    return tl::unexpected(taken.error());
+  connector_.plan(decision, summary_);
+  if (memory_ != nullptr)
+    if (auto ran = memory_->run_step(decision, connector_.transfers(), agreed, chain_); !ran)
+      return ended_by(std::move(ran));
   if (auto sampled = sample(decision); !sampled) return tl::unexpected(sampled.error());
-  attach_connector_report();
+  if (!connector_.report().empty()) {
+    outputs_.attach(std::move(connector_.report()));
+    progress_.reported();
+  }
   events_.clear();
   workload_.while_running(events_);
   if (!events_.empty()) {
+    resets_.clear();
     if (auto applied = apply_events(); !applied) return tl::unexpected(applied.error());
   }
-  const bool scheduled = !decision.scheduled.empty();
-  const OutputTaken output = process_output(scheduled);
-  if (device_ != nullptr) {
-    auto found = device_->extract(stopped_, workload_.now_ns());
-    if (!found) return tl::unexpected(found.error());
-    if (*found) return diverged(std::move(**found));
-    const auto extracted = device_->extracted();
-    if (observer_ != nullptr && !extracted.empty() && !observer_->extracted(extracted))
-      return false;
+  return end_step(process_output(!decision.scheduled.empty()));
+}
+
+// The output is processed: everybody hears what has come of the step.
+Result<bool> LockstepRun::end_step(const OutputTaken& output) {
+  const SchedulerOutput& decision = *decision_;
+  if (memory_ != nullptr) {
+    if (auto taken = memory_->output_taken(stopped_, workload_.now_ns()); !taken)
+      return ended_by(std::move(taken));
+    if (workload_.transfers() != nullptr) memory_->release(decisions_.held());
   }
-  if (device_ != nullptr && workload_.transfers() != nullptr) device_->release(decisions_.held());
-  hash_stopped(stopped_);
+  chain_.add(stopped_.size());
+  for (const StoppedRequest& request : stopped_) {
+    chain_.add(static_cast<std::uint64_t>(index_of(request.id)) << 8 |
+               static_cast<std::uint64_t>(request.reason));
+    ++summary_.finished_requests;
+    leave(request.id, request.reason);
+  }
   counters_ = decisions_.take_cache_counters();
   cache_events_ = decisions_.take_cache_events();
   summary_.stored += counters_.stored;
   summary_.evictions += counters_.evicted;
   summary_.refused_allocations += counters_.refused;
-  recorder_.finished(stopped_, counters_, decisions_);
-  if (workload_.connector() != nullptr) holding_.step(decisions_, decision.step);
+  if (connector_.is_there()) holding_.step(*decisions_.model(), decision.step);
   const bool is_async = config_.engine.async_scheduling;
-  const bool go_on =
-      observe(&StepObserver::finished, decision, stopped_, is_async ? output.step : -1);
+  const bool go_on = observe(&StepObserver::finished, stopped_, is_async ? output.step : -1);
   workload_.step_done(decision.total_num_scheduled_tokens);
-  for (const RequestId id : left_)
-    workload_.request_left(requests_[index_of(id)].name, requests_[index_of(id)].ticket);
-  left_.clear();
+  for (const RequestId id : requests_.take_left())
+    workload_.request_left(requests_.at(id).name, requests_.at(id).ticket);
   // An output that came in may have ended requests, and made room for those that wait.
   const bool made_room =
       output.step >= 0 && !output.is_empty && decisions_.has_unfinished_requests();
-  const bool waits_for_output = !std::ranges::all_of(in_flight_, &StepInFlight::is_empty);
-  idle_ = !scheduled && decision.preempted.empty() && !waits_for_output && !made_room;
-  forget_finished(decision);
+  idle_ = decision.scheduled.empty() && decision.preempted.empty() && outputs_.hold_nothing() &&
+          !made_room;
+  requests_.forget(decision.finished);
   return go_on;
 }
 
-// Ends the run.
-bool LockstepLoop::diverged(Divergence found) {
+// A divergence is the verdict; an error is handed on.
+Result<bool> LockstepRun::ended_by(Checked checked) {
+  if (!checked.has_diverged()) return tl::unexpected(checked.error());
   summary_.verdict = Verdict::divergence;
-  summary_.divergence = std::move(found);
+  summary_.divergence = std::move(checked.divergence());
   return false;
 }
 
-void LockstepLoop::count_decision(const SchedulerOutput& decision) {
-  ++summary_.steps;
-  summary_.request_steps += static_cast<std::int64_t>(decision.scheduled.size());
-  summary_.scheduled_tokens += decision.total_num_scheduled_tokens;
-  summary_.preemptions += static_cast<std::int64_t>(decision.preempted.size());
-  for (const ScheduledRequest& scheduled : decision.scheduled) {
-    if (!scheduled.is_new || scheduled.is_resumed) continue;
-    summary_.prompt_tokens += requests_[index_of(scheduled.id)].num_prompt_tokens;
-    summary_.cached_tokens += scheduled.computed;
-    summary_.hits += scheduled.computed > 0 ? 1 : 0;
-  }
+bool LockstepRun::observe(bool (StepObserver::*hook)(const StepView&),
+                          std::span<const StoppedRequest> stopped, std::int64_t output_of_step) {
+  return (observer_.*hook)({.decision = *decision_,
+                            .stopped = stopped,
+                            .counters = counters_,
+                            .decisions = decisions_,
+                            .state_hash = chain_.value(),
+                            .output_of_step = output_of_step,
+                            .now_ns = workload_.now_ns(),
+                            .cache_events = cache_events_,
+                            .resets = resets_,
+                            .name = name_of_});
 }
 
-bool LockstepLoop::observe(bool (StepObserver::*hook)(const StepView&),
-                           const SchedulerOutput& decision, std::span<const StoppedRequest> stopped,
-                           std::int64_t output_of_step) {
-  if (observer_ == nullptr) return true;
-  return (observer_->*hook)({.decision = decision,
-                             .stopped = stopped,
-                             .counters = counters_,
-                             .decisions = decisions_,
-                             .state_hash = chain_.value(),
-                             .output_of_step = output_of_step,
-                             .cache_events = cache_events_,
-                             .resets = resets_,
-                             .name = name_of_});
-}
-
-Result<void> LockstepLoop::close() {
-  if (device_ != nullptr) {
-    auto found = device_->finish(summary_.verdict != Verdict::divergence);
-    if (!found) return tl::unexpected(found.error());
-    if (*found) {
-      summary_.verdict = Verdict::divergence;
-      summary_.divergence = std::move(**found);
-    }
+Result<RunReport> LockstepRun::finish() {
+  if (memory_ != nullptr) {
+    if (auto checked = memory_->finish(summary_.verdict != Verdict::divergence); !checked)
+      if (auto ended = ended_by(std::move(checked)); !ended) return tl::unexpected(ended.error());
   } else {
     summary_.not_checked.push_back("memory: no backend, the model's decisions alone");
   }
   summary_.simulated_ns = workload_.now_ns();
   summary_.state_hash = chain_.value();
+  summary_.seconds.wall = wall_.lap();
   report_.records_consumed = workload_.records_consumed();
-  report_.timeline = recorder_.take();
+  return std::move(report_);
+}
+
+// Requests: who comes, who leaves.
+
+Result<void> LockstepRun::apply_events() {
+  for (WorkloadEvent& event : events_) {
+    switch (event.kind) {
+      case WorkloadEvent::Kind::add:
+        if (auto added = add_request(event); !added) return added;
+        break;
+      case WorkloadEvent::Kind::abort:
+        abort_request(event.name);
+        break;
+      case WorkloadEvent::Kind::reset_prefix_cache:
+        resets_.push_back(decisions_.reset_prefix_cache() ? 1 : 0);
+        chain_.add(resets_.back());
+        break;
+    }
+  }
   return {};
 }
 
-Result<std::unique_ptr<LockstepRun>> start_lockstep(const LockstepConfig& config,
-                                                    DecisionSource& decisions, Workload& workload,
-                                                    std::span<Backend* const> ranks,
-                                                    StepObserver* observer) {
-  auto run = std::make_unique<LockstepLoop>(config, decisions, workload, observer);
-  if (auto started = run->start(ranks); !started) return tl::unexpected(started.error());
-  return run;
+void LockstepRun::abort_request(const std::string& name) {
+  if (const RequestId* id = requests_.find(name)) {
+    decisions_.abort_request(*id);
+    ++summary_.aborted_requests;
+    leave(*id, FinishReason::abort);
+    return;
+  }
+  // It has left; as long as the engine has not reported that, it hears of the abort all the same.
+  for (const RequestId id : requests_.all_called(name)) decisions_.abort_request(id);
 }
 
-Result<RunReport> run_lockstep(const LockstepConfig& config, DecisionSource& decisions,
-                               Workload& workload, std::span<Backend* const> ranks,
-                               StepObserver* observer) {
-  const auto run = start_lockstep(config, decisions, workload, ranks, observer);
+Result<void> LockstepRun::add_request(WorkloadEvent& event) {
+  ++summary_.requests;
+  std::string name = event.request.name;
+  const std::int64_t prompt = event.request.prompt.size();
+  RequestSpec spec;  // the worker's copy
+  if (memory_ != nullptr) spec = event.request;
+  const auto id = decisions_.add_request(std::move(event.request));
+  if (!id) {
+    if (++summary_.refused_requests == 1)
+      summary_.not_checked.push_back(
+          fmt::format("refused requests, the first: {}", id.error().message));
+    workload_.request_refused(name, event.ticket, id.error());
+    return {};
+  }
+  if (!requests_.add(*id, {.name = name,
+                           .ticket = event.ticket,
+                           .num_prompt_tokens = prompt,
+                           .num_output_tokens = 0,
+                           .live = true}))
+    return fail(fmt::format("two live requests are called {}", name));
+  chain_.add(name);
+  observer_.arrived({.id = *id, .name = name, .num_prompt_tokens = prompt, .step = summary_.steps});
+  if (memory_ != nullptr) memory_->add_request(*id, spec);
+  progress_.arrived();
+  return {};
+}
+
+// It leaves the engine in this step; its id lives on until a decision reports it finished.
+void LockstepRun::leave(RequestId id, FinishReason reason) {
+  summary_.output_tokens += decisions_.num_tokens(id) - requests_.at(id).num_prompt_tokens;
+  requests_.leave(id);
+  observer_.left(id, reason);
+  progress_.left();
+}
+
+// A step's decision and its output.
+
+void LockstepRun::count_decision(const SchedulerOutput& decision) {
+  ++summary_.steps;
+  summary_.request_steps += std::ssize(decision.scheduled);
+  summary_.scheduled_tokens += decision.total_num_scheduled_tokens;
+  summary_.preemptions += std::ssize(decision.preempted);
+  for (const ScheduledRequest& scheduled : decision.scheduled) {
+    if (!scheduled.is_new || scheduled.is_resumed) continue;
+    summary_.prompt_tokens += requests_.at(scheduled.id).num_prompt_tokens;
+    summary_.cached_tokens += scheduled.computed;
+    summary_.hits += scheduled.computed > 0 ? 1 : 0;
+  }
+}
+
+ModelOutput& LockstepRun::begin_output(const SchedulerOutput& decision) {
+  std::vector<RequestId> rows;
+  if (connector_.is_there())
+    for (const ScheduledRequest& scheduled : decision.scheduled) rows.push_back(scheduled.id);
+  return outputs_.begin(decision.step, std::move(rows));
+}
+
+// The model's answer to the step; the worker knows it at once, the engine when it processes it.
+Result<void> LockstepRun::sample(const SchedulerOutput& decision) {
+  if (decision.scheduled.empty()) {
+    if (config_.engine.async_scheduling && connector_.is_there()) begin_output(decision);
+    return {};
+  }
+  rows_.clear();
+  const std::int32_t* draft = decision.spec_tokens.data();
+  for (const ScheduledRequest& scheduled : decision.scheduled) {
+    const LiveRequest& request = requests_.at(scheduled.id);
+    const auto num_spec = static_cast<std::size_t>(scheduled.num_spec);
+    const std::int64_t known = request.num_prompt_tokens + request.num_output_tokens;
+    rows_.push_back({.ticket = request.ticket,
+                     .name = request.name,
+                     .num_prompt_tokens = request.num_prompt_tokens,
+                     .num_output_tokens = request.num_output_tokens,
+                     .samples = scheduled.computed + scheduled.num_tokens >= known,
+                     .drafts = {draft, num_spec}});
+    draft += num_spec;
+  }
+  ModelOutput& output = begin_output(decision);
+  if (auto done = workload_.sample(decision.step, rows_, output); !done) return done;
+  LS_CHECK(output.token_ends.size() == decision.scheduled.size(), "{} rows sampled, {} scheduled",
+           output.token_ends.size(), decision.scheduled.size());
+  std::uint32_t begin = 0;
+  for (std::size_t i = 0; i < decision.scheduled.size(); ++i) {
+    const RequestId id = decision.scheduled[i].id;
+    const std::uint32_t end = output.token_ends[i];
+    requests_.at(id).num_output_tokens += end - begin;
+    if (end != begin) progress_.sampled();
+    if (memory_ != nullptr)
+      memory_->append_sampled(id, std::span(output.tokens).subspan(begin, end - begin));
+    begin = end;
+  }
+  return {};
+}
+
+// With asynchronous scheduling a step stays in flight while the next one is decided.
+LockstepRun::OutputTaken LockstepRun::process_output(bool anything_scheduled) {
+  stopped_.clear();
+  OutputTaken taken;
+  if (outputs_.empty()) return taken;
+  const bool waits = !anything_scheduled || outputs_.size() >= 2;
+  if (config_.engine.async_scheduling &&
+      !workload_.output_comes_in(outputs_.oldest().step).value_or(waits))
+    return taken;
+  taken.is_empty = outputs_.oldest().is_empty();
+  taken.step = take_output();
+  // An engine that has nothing to decide waits for what is left, in which nothing happened.
+  while (!outputs_.empty() && outputs_.oldest().is_empty() &&
+         workload_.output_comes_in(outputs_.oldest().step).value_or(has_nothing_to_decide()))
+    taken.step = take_output();
+  return taken;
+}
+
+// The oldest output in flight reaches the engine. Returns whose it is.
+std::int64_t LockstepRun::take_output() {
+  StepInFlight flight = outputs_.take_oldest();
+  watch_.lap();
+  const auto stopped = decisions_.update_from_output(flight.output);
+  summary_.seconds.schedule += watch_.lap();
+  stopped_.insert(stopped_.end(), stopped.begin(), stopped.end());
+  if (!flight.output.kv_connector_output.invalid_block_ids.empty()) forget_voided_tokens();
+  outputs_.give_back(std::move(flight.output));
+  return flight.step;
+}
+
+// Nobody runs or waits, nobody's blocks are being moved, and all ends have been reported.
+bool LockstepRun::has_nothing_to_decide() const {
+  return !decisions_.has_unfinished_requests() && decisions_.held().empty() &&
+         requests_.num_live() == std::ssize(decision_->finished);
+}
+
+// What was sampled behind blocks that a load did not fill, the engine has dropped; what is still on
+// its way, it has not.
+void LockstepRun::forget_voided_tokens() {
+  for (const RequestId id : decisions_.running()) {
+    const std::int64_t num_known = decisions_.num_tokens(id) + outputs_.num_sampled(id);
+    LiveRequest& request = requests_.at(id);
+    request.num_output_tokens = num_known - request.num_prompt_tokens;
+    if (memory_ != nullptr) memory_->drop_sampled(id, num_known);
+  }
+}
+
+Result<RunReport> run_lockstep(const RunConfig& config, const RunParts& parts) {
+  const auto run = LockstepRun::start(config, parts);
   if (!run) return tl::unexpected(run.error());
   for (;;) {
     const auto goes_on = (*run)->advance();
     if (!goes_on) return tl::unexpected(goes_on.error());
     if (!*goes_on) return (*run)->finish();
   }
-}
-
-Result<RunReport> run_lockstep(const LockstepConfig& config, DecisionSource& decisions,
-                               Workload& workload, Backend* backend, StepObserver* observer) {
-  const std::span<Backend* const> ranks(&backend, backend == nullptr ? 0 : 1);
-  return run_lockstep(config, decisions, workload, ranks, observer);
 }
 
 }  // namespace lockstep

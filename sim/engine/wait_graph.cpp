@@ -1,12 +1,17 @@
 #include "sim/engine/wait_graph.h"
 
 #include <fmt/format.h>
-
-#include <algorithm>
 #include <boost/graph/adjacency_list.hpp>
 #include <boost/graph/strong_components.hpp>
 
+#include <algorithm>
+
+#include "base/check.h"
+#include "reference/plan/context_share.h"
+#include "reference/plan/page_size.h"
+
 namespace lockstep {
+
 namespace {
 
 using Graph = boost::adjacency_list<boost::vecS, boost::vecS, boost::directedS>;
@@ -80,6 +85,88 @@ std::optional<WaitCycle> find_wait_cycle(const Standstill& standstill) {
     return cycle;
   }
   return std::nullopt;
+}
+
+namespace {
+
+// Blocks that a request's tokens take in a group.
+std::int64_t num_blocks_for(const KVCacheSpec& spec, std::int64_t tokens) {
+  if (spec.kind == CacheKind::mamba && spec.mamba_cache_mode != MambaCacheMode::all)
+    return 1 + spec.num_speculative_blocks;
+  std::int64_t kept = tokens;
+  if (spec.kind == CacheKind::sliding_window)
+    kept = std::min(tokens, spec.sliding_window + spec.block_size);
+  if (spec.kind == CacheKind::chunked_local)
+    kept = std::min(tokens, spec.attention_chunk_size + spec.block_size);
+  return cdiv(kept, spec.block_size);
+}
+
+}  // namespace
+
+std::int64_t num_blocks_for(std::span<const KVCacheGroupSpec> groups, std::int64_t tokens) {
+  std::int64_t count = 0;
+  for (const KVCacheGroupSpec& group : groups) count += num_blocks_for(group.spec, tokens);
+  return count;
+}
+
+std::int64_t num_blocks_missing(const EngineConfig& engine,
+                                std::span<const KVCacheGroupSpec> groups, std::int64_t num_tokens,
+                                std::int64_t num_computed_tokens, std::int64_t blocks_held) {
+  std::int64_t tokens = num_tokens;
+  if (num_computed_tokens > 0)
+    tokens = std::min<std::int64_t>(tokens + num_lookahead_tokens(engine), engine.max_model_len);
+  if (!engine.scheduler_reserve_full_isl)
+    tokens = std::min(tokens, num_computed_tokens + engine.max_num_batched_tokens);
+  const std::int64_t num_ranks = num_context_ranks(engine, groups.front().spec);
+  return std::max<std::int64_t>(num_blocks_for(groups, cdiv(tokens, num_ranks)) - blocks_held, 0);
+}
+
+std::int64_t num_blocks_held(const Scheduler& scheduler, RequestId request,
+                             std::size_t num_groups) {
+  std::int64_t count = 0;
+  for (std::size_t g = 0; g < num_groups; ++g)
+    count += std::ranges::count_if(scheduler.block_table(request, static_cast<std::int32_t>(g)),
+                                   [](BlockId block) { return block != kNullBlock; });
+  return count;
+}
+
+void HoldingWatch::step(const Scheduler& scheduler, std::int64_t step) {
+  std::map<RequestId, std::int64_t> now;
+  for (const SkippedRequest& request : scheduler.skipped()) {
+    if (scheduler.block_table(request.id, 0).empty()) continue;
+    const auto before = since_.find(request.id);
+    now.insert({request.id, before == since_.end() ? step : before->second});
+  }
+  since_ = std::move(now);
+}
+
+std::int64_t HoldingWatch::since(RequestId request) const {
+  const auto found = since_.find(request);
+  return found == since_.end() ? -1 : found->second;
+}
+
+Standstill standstill_of(const Scheduler& scheduler, const EngineConfig& engine,
+                         const KVCacheConfig& plan, const HoldingWatch& watch) {
+  LS_CHECK(scheduler.running().empty(), "{} requests run", scheduler.running().size());
+  Standstill standstill;
+  standstill.free_blocks = scheduler.num_free_blocks();
+  standstill.total_blocks = plan.num_blocks - 1;
+  const auto add = [&](RequestId id, bool is_loading) {
+    const std::int64_t held = num_blocks_held(scheduler, id, plan.groups.size());
+    standstill.queue.push_back(
+        {.name = std::string(scheduler.name(id)),
+         .blocks_held = held,
+         .blocks_missing = num_blocks_missing(engine, plan.groups, scheduler.num_tokens(id),
+                                              scheduler.num_computed_tokens(id), held),
+         .held_since = watch.since(id),
+         .is_loading = is_loading});
+  };
+  for (const SkippedRequest& request : scheduler.skipped()) add(request.id, request.is_loading);
+  for (const RequestId id : scheduler.waiting()) add(id, false);
+  for (const HeldRequest& request : scheduler.held())
+    standstill.blocks_held_by_finished +=
+        num_blocks_held(scheduler, request.id, plan.groups.size());
+  return standstill;
 }
 
 }  // namespace lockstep

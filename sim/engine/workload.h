@@ -1,7 +1,8 @@
 // What reaches the engine and what the model answers: the two inputs of a run that nobody decides.
 //
 // Two of them: a request trace, driven by a virtual clock in integer nanoseconds; and a recording,
-// which says step by step what happened before it and what was sampled.
+// which says step by step what happened before it and what was sampled
+// (sim/recording/recording_workload.h).
 #pragma once
 
 #include <cstdint>
@@ -14,8 +15,7 @@
 
 #include "base/result.h"
 #include "reference/types/scheduler_types.h"
-#include "sim/connectors/transfer_planner.h"
-#include "traces/formats/recording.h"
+#include "sim/engine/transfer_planner.h"
 #include "traces/formats/request_trace.h"
 #include "traces/formats/run_spec.h"
 
@@ -110,14 +110,5 @@ struct TraceWorkloadOptions {
 
 std::unique_ptr<Workload> make_trace_workload(std::unique_ptr<TraceReader> reader,
                                               const TraceWorkloadOptions& options);
-// `current` shows the step that the loop is in (for conform).
-class RecordingWorkload : public Workload {
- public:
-  bool is_scripted() const override { return true; }
-  virtual const RecordedStep& current() const = 0;
-  virtual const RecordingEnd& end() const = 0;  // REQUIRES: next_turn() said Turn::end
-};
-std::unique_ptr<RecordingWorkload> make_recording_workload(RecordingReader reader);
-std::unique_ptr<RecordingWorkload> make_recording_workload(Recording recording);
 
 }  // namespace lockstep

@@ -3,13 +3,20 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <set>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "base/result.h"
 #include "reference/memory/content.h"
+#include "reference/memory/memory_model.h"
 #include "reference/types/kv_cache_spec.h"
+#include "sim/protocol/backend.h"
+#include "sim/step/worker.h"
+#include "sim/verdict/checked.h"
 
 namespace lockstep {
 
@@ -40,6 +47,47 @@ class HiddenStateFileNames {
 
  private:
   std::set<std::string> used_;
+};
+
+// The hidden states of finished requests, read out of the cache whole and held against what the
+// model knows of their tokens. How training data for draft models is taken from an engine
+// (vllm/distributed/kv_transfer/kv_connector/v1/example_hidden_states_connector.py).
+//
+// (1) Of every request that ends by its own output, all tokens that were computed: once, in order,
+//     from 0 to the one before the last sampled.
+// (2) It is read after the step that ends it, when its blocks are free and nobody has them yet.
+//
+// Not here: aborted requests, whose hidden states nobody asks for; the way to a file
+// (watched_files.h).
+
+class HiddenStateExtraction {
+ public:
+  HiddenStateExtraction(const MemoryModel& model, Worker& worker);
+
+  void begin(std::int64_t step);
+  void add(RequestId id);
+  const StepProgram& program() const { return program_; }
+  // Of the program's readback.
+  Checked compare(const StepReadback& readback);
+  // What was read, request by request. REQUIRES: it has compared equal.
+  std::vector<HiddenStates> states(const StepReadback& readback);
+
+  std::int64_t rows_compared() const { return rows_compared_; }
+  // Requests whose end came with the output of a step before the one that preempted them.
+  std::int64_t requests_without_a_row() const { return requests_without_a_row_; }
+
+ private:
+  Divergence difference(const RowExtraction& extraction, RequestId id, std::int64_t token,
+                        std::span<const std::uint8_t> expected,
+                        std::span<const std::uint8_t> found_row) const;
+
+  const MemoryModel& model_;
+  Worker& worker_;
+  std::vector<std::int32_t> layers_;  // of hidden states
+  StepProgram program_;
+  std::vector<RequestId> requests_;  // of the program's extractions
+  std::int64_t rows_compared_ = 0;
+  std::int64_t requests_without_a_row_ = 0;
 };
 
 }  // namespace lockstep

@@ -43,26 +43,26 @@ void WatchedFiles::save(std::int64_t now_ns, std::int64_t step, const HiddenStat
   files_.put(now_ns, name, expected->second.bytes);
 }
 
-std::optional<Divergence> WatchedFiles::look(std::int64_t now_ns) {
+Checked WatchedFiles::look(std::int64_t now_ns) {
   while (!expected_.empty() && now_ns_ < now_ns) {
     now_ns_ = std::min(now_ns, now_ns_ + kLookEveryNs);
-    if (auto found = look_for_all()) return found;
+    if (auto found = look_for_all(); !found) return found;
   }
   now_ns_ = std::max(now_ns_, now_ns);
-  return std::nullopt;
+  return {};
 }
 
-std::optional<Divergence> WatchedFiles::finish() {
+Checked WatchedFiles::finish() {
   while (!expected_.empty()) {
     LS_CHECK(disk_.next_due_ns().has_value(), "{} is neither written nor seen",
              expected_.begin()->first);
     now_ns_ += kLookEveryNs;
-    if (auto found = look_for_all()) return found;
+    if (auto found = look_for_all(); !found) return found;
   }
-  return std::nullopt;
+  return {};
 }
 
-std::optional<Divergence> WatchedFiles::look_for_all() {
+Checked WatchedFiles::look_for_all() {
   for (const WholeFiles::Outcome& outcome : files_.take_outcomes(now_ns_))
     LS_CHECK(outcome.is_done, "{} was given up", outcome.name);
   for (auto file = expected_.begin(); file != expected_.end();) {
@@ -76,7 +76,7 @@ std::optional<Divergence> WatchedFiles::look_for_all() {
     disk_.remove(file->first);
     file = expected_.erase(file);
   }
-  return std::nullopt;
+  return {};
 }
 
 Divergence WatchedFiles::difference(const std::string& name, const Expected& expected,

@@ -16,12 +16,18 @@
 #include <vector>
 
 #include "sim/hidden_states/disk.h"
-#include "sim/hidden_states/hidden_state_defect.h"
 #include "sim/hidden_states/hidden_states.h"
-#include "sim/hidden_states/whole_files.h"
-#include "sim/verdict/divergence.h"
+#include "sim/verdict/checked.h"
 
 namespace lockstep {
+
+// Mistakes that can be planted in how hidden states are handed over; docs/mutants.md tells them.
+enum class HiddenStateDefect : std::uint8_t {
+  none,
+  save_race,  // a file is written under the name that it is looked for
+};
+std::optional<HiddenStateDefect> hidden_state_defect_from_name(std::string_view name);
+std::string_view name_of(HiddenStateDefect defect);  // none: empty
 
 class WatchedFiles {
  public:
@@ -30,9 +36,9 @@ class WatchedFiles {
   // What a step has ended. Time never goes back, over all calls.
   void save(std::int64_t now_ns, std::int64_t step, const HiddenStates& states);
   // What the trainer has seen since the last call, up to this time.
-  std::optional<Divergence> look(std::int64_t now_ns);
+  Checked look(std::int64_t now_ns);
   // Until every file has been seen.
-  std::optional<Divergence> finish();
+  Checked finish();
 
   std::int64_t num_seen() const { return num_seen_; }
 
@@ -42,7 +48,7 @@ class WatchedFiles {
     std::int64_t step = 0;
     std::vector<std::uint8_t> bytes;
   };
-  std::optional<Divergence> look_for_all();
+  Checked look_for_all();
   static Divergence difference(const std::string& name, const Expected& expected,
                                std::span<const std::uint8_t> seen);
 

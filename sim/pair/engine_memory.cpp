@@ -52,10 +52,10 @@ const ContentId* EngineMemory::find(std::int32_t group, BlockId block) const {
 }
 
 std::optional<std::string> EngineMemory::step(const SchedulerOutput& decision,
-                                              const DecisionSource& decisions) {
+                                              const Scheduler& scheduler) {
   for (std::int32_t g = 0; g < decision.num_groups; ++g) {
     for (const ScheduledRequest& row : decision.scheduled) {
-      const auto table = decisions.block_table(row.id, g);
+      const auto table = scheduler.block_table(row.id, g);
       const std::vector<ContentId>& contents = contents_.at(row.id);
       for (std::int64_t p = row.computed; p < row.computed + row.num_tokens; ++p)
         slots_of(g, table[static_cast<std::size_t>(p / block_size(g))])[p % block_size(g)] =
@@ -64,18 +64,18 @@ std::optional<std::string> EngineMemory::step(const SchedulerOutput& decision,
   }
   for (const ScheduledRequest& row : decision.scheduled) {
     if (!row.is_new || row.computed == 0) continue;
-    if (auto wrong = check_computed(row.id, row.computed, decisions)) return wrong;
+    if (auto wrong = check_computed(row.id, row.computed, scheduler)) return wrong;
   }
   return std::nullopt;
 }
 
 std::optional<std::string> EngineMemory::check_computed(RequestId request,
                                                         std::int64_t num_computed,
-                                                        const DecisionSource& decisions) const {
+                                                        const Scheduler& scheduler) const {
   const std::vector<ContentId>& contents = contents_.at(request);
   for (std::size_t g = 0; g < groups_.size(); ++g) {
     const auto group = static_cast<std::int32_t>(g);
-    const auto table = decisions.block_table(request, group);
+    const auto table = scheduler.block_table(request, group);
     for (std::int64_t p = first_attended(groups_[g].spec, num_computed); p < num_computed; ++p) {
       const BlockId block = table[static_cast<std::size_t>(p / block_size(group))];
       const ContentId* slots = find(group, block);
@@ -83,7 +83,7 @@ std::optional<std::string> EngineMemory::check_computed(RequestId request,
         continue;
       return fmt::format(
           "token {} of {} counts as computed, and its slot in block {} of group {} holds {}", p,
-          decisions.name(request), index_of(block), g,
+          scheduler.name(request), index_of(block), g,
           slots == nullptr ? "nothing of that group" : "something else");
     }
   }

@@ -18,8 +18,8 @@
 #include <vector>
 
 #include "reference/memory/content.h"
+#include "reference/schedule/scheduler.h"
 #include "reference/types/kv_cache_spec.h"
-#include "sim/engine/decision_source.h"
 
 namespace lockstep {
 
@@ -32,10 +32,10 @@ class EngineMemory {
   void forget(RequestId request) { contents_.erase(request); }
 
   // A step that was just decided. A sentence when rule (2) is broken.
-  std::optional<std::string> step(const SchedulerOutput& decision, const DecisionSource& decisions);
+  std::optional<std::string> step(const SchedulerOutput& decision, const Scheduler& scheduler);
   // Rule (2) of a request that has ended. REQUIRES: its table is still there.
   std::optional<std::string> check_computed(RequestId request, std::int64_t num_computed,
-                                            const DecisionSource& decisions) const;
+                                            const Scheduler& scheduler) const;
 
   // One block's content ids, little-endian, slot after slot: what is sent where no backend has the
   // bytes.

@@ -6,8 +6,8 @@
 #include <memory>
 #include <utility>
 
-#include "sim/pair/block_payload.h"
 #include "sim/pair/paired_engine.h"
+#include "sim/pair/transfer_ledger.h"
 #include "sim/pair/transfer_receiver.h"
 #include "sim/pair/transfer_sender.h"
 #include "sim/pair/watched_receiver.h"
@@ -107,9 +107,9 @@ Result<void> Pair::start() {
                            "decode", decode_);
       !started)
     return started;
-  sender_.attach(prefill_->decisions());
-  receiver_.attach(decode_->decisions());
-  watched_.attach(decode_->decisions());
+  sender_.attach(prefill_->scheduler());
+  receiver_.attach(decode_->scheduler());
+  watched_.attach(decode_->scheduler());
   travellers_.attach(*prefill_, *decode_);
   return take_arrivals();
 }

@@ -30,12 +30,12 @@
 #include <string>
 #include <vector>
 
-#include "sim/engine/lockstep.h"
 #include "sim/pair/network.h"
-#include "sim/pair/pair_options.h"
+#include "sim/pair/pair_config.h"
 #include "sim/pair/transfer_ledger.h"
 #include "sim/pair/transfer_protocol.h"
 #include "sim/pair/travellers.h"
+#include "sim/session/session.h"
 
 namespace lockstep {
 

@@ -80,7 +80,7 @@ bool PairedEngine::decided(const StepView& view) {
     memory_.add_request(row.id, prompt->second);
     prompts_.erase(prompt);
   }
-  auto wrong = memory_.step(view.decision, view.decisions);
+  auto wrong = memory_.step(view.decision, view.model());
   if (wrong) owner_.misread(*this, std::move(*wrong));
   return true;
 }

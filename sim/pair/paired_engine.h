@@ -12,7 +12,6 @@
 #include <string>
 #include <vector>
 
-#include "sim/engine/lockstep.h"
 #include "sim/pair/engine_memory.h"
 #include "sim/session/session.h"
 
@@ -60,7 +59,7 @@ class PairedEngine final : public Workload, public StepObserver {
   Result<void> close();
   Result<RunReport> finish() { return run_->finish(); }
 
-  const DecisionSource& decisions() const { return session_->decisions(); }
+  const Scheduler& scheduler() const { return session_->scheduler(); }
   const RunSummary& summary() const { return run_->summary(); }
   EngineMemory& memory() { return memory_; }
 

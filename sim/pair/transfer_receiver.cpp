@@ -1,18 +1,72 @@
 #include "sim/pair/transfer_receiver.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "base/check.h"
 #include "reference/plan/page_size.h"
 #include "sim/step/model_step.h"
 
 namespace lockstep {
+
+StagedLoads::StagedLoads(std::int64_t capacity, TransferDefect defect)
+    : capacity_(static_cast<std::size_t>(capacity)), defect_(defect) {
+  LS_CHECK(capacity > 0, "a staging buffer of {} blocks", capacity);
+}
+
+void StagedLoads::add(RequestId request, std::vector<ArrivedBlock> blocks,
+                      std::vector<BlockId> invalid) {
+  waiting_.push_back({request, std::move(blocks), std::move(invalid), 0});
+}
+
+bool StagedLoads::drop(RequestId request) {
+  return std::erase_if(waiting_, [&](const Waiting& load) { return load.request == request; }) > 0;
+}
+
+void StagedLoads::report(KVConnectorOutput& report) {
+  LS_CHECK(chosen_.empty(), "{} blocks of the last step were never planned", chosen_.size());
+  while (!waiting_.empty()) {
+    Waiting& load = waiting_.front();
+    for (; load.num_loaded < load.blocks.size() && chosen_.size() < capacity_; ++load.num_loaded)
+      chosen_.push_back(std::move(load.blocks[load.num_loaded]));
+    if (load.num_loaded < load.blocks.size()) return;
+    report.finished_recving.push_back(load.request);
+    report.invalid_block_ids.insert(report.invalid_block_ids.end(), load.invalid.begin(),
+                                    load.invalid.end());
+    waiting_.pop_front();
+  }
+}
+
+void StagedLoads::plan(const DecidedStep&, StepTransfers& transfers) {
+  transfers.begun = std::exchange(begun_, {});
+  for (std::size_t host = 0; host < chosen_.size(); ++host) {
+    auto& [block, bytes] = chosen_[host];
+    block.host = HostBlockId{static_cast<std::int32_t>(host)};
+    transfers.brought.push_back(block);
+    transfers.loads.push_back(block);
+    transfers.payloads.push_back(seen_by_loads(host, std::move(bytes)));
+  }
+  chosen_.clear();
+}
+
+// What lies in the buffer when the loads run. With a planted defect they run before the bytes have
+// got there, and find those of the step before.
+std::vector<std::uint8_t> StagedLoads::seen_by_loads(std::size_t host,
+                                                     std::vector<std::uint8_t> bytes) {
+  if (defect_ != TransferDefect::load_before_arrival) return bytes;
+  written_.resize(std::max(written_.size(), host + 1));
+  std::vector<std::uint8_t> before = written_[host];
+  before.resize(bytes.size());
+  written_[host] = std::move(bytes);
+  return before;
+}
+
 namespace {
 
 // Table entries that a load of tokens [first, last) must bring so that the next token can be
 // computed: nothing before a window, nothing where the table keeps nothing.
 std::vector<LoadPiece> pieces_of_load(std::span<const KVCacheGroupSpec> groups,
-                                      const DecisionSource& decisions, RequestId request,
+                                      const Scheduler& scheduler, RequestId request,
                                       std::int32_t first, std::int32_t last,
                                       std::int32_t num_tokens) {
   // The last token of a request is computed whatever was loaded.
@@ -21,7 +75,7 @@ std::vector<LoadPiece> pieces_of_load(std::span<const KVCacheGroupSpec> groups,
   for (std::size_t g = 0; g < groups.size(); ++g) {
     const KVCacheSpec& spec = groups[g].spec;
     const auto group = static_cast<std::int32_t>(g);
-    const auto table = decisions.block_table(request, group);
+    const auto table = scheduler.block_table(request, group);
     const std::int64_t begin = std::max<std::int64_t>(first, first_attended(spec, next));
     for (std::int64_t i = begin / spec.block_size; i < cdiv(last, spec.block_size); ++i) {
       LS_CHECK(i < std::ssize(table), "a load needs entry {} of a table of {}", i, table.size());
@@ -74,12 +128,12 @@ void TransferReceiver::update_state_after_alloc(RequestId request, std::span<con
     release(offer.transfer);
     return;
   }
-  LS_CHECK(decisions_ != nullptr, "{} loads before the receiver knows any block table", name);
+  LS_CHECK(scheduler_ != nullptr, "{} loads before the receiver knows any block table", name);
   ++link_.counts.loads;
   const std::int32_t last = offer.num_local_tokens + num_external_tokens;
   Load load{.request = request, .name = name, .num_tokens = last, .missing = {}, .there = {}};
   for (const LoadPiece& piece : pieces_of_load(
-           groups_, *decisions_, request, offer.num_local_tokens, last, offer.num_request_tokens)) {
+           groups_, *scheduler_, request, offer.num_local_tokens, last, offer.num_request_tokens)) {
     load.missing.insert({piece.place, piece.block});
     staged_.begin(transfer_of(load, piece.place, piece.block));
   }

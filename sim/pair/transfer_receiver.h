@@ -18,19 +18,69 @@
 //     blocks are there, nothing has to be loaded, or with the report that a load has ended.
 #pragma once
 
+#include <cstdint>
+#include <deque>
 #include <map>
 #include <set>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "reference/schedule/scheduler.h"
 #include "reference/types/kv_cache_spec.h"
 #include "reference/types/kv_connector.h"
-#include "sim/engine/decision_source.h"
-#include "sim/pair/staged_loads.h"
+#include "sim/engine/transfer_planner.h"
 #include "sim/pair/transfer_protocol.h"
 
 namespace lockstep {
+
+// Blocks that have come over the network, on their way through a staging buffer in host memory to
+// the pages of their requests: what the steps of a decode engine load.
+//
+// (1) A step brings as many blocks into the buffer as it has room for and loads them from there
+//     before it computes; the next step uses the buffer anew.
+// (2) Loads are served in the order in which they ended on the network, the blocks of each by their
+//     places. A load is over in the step that loads the last of its blocks, and reported with it.
+// (3) Of a load whose request has left nothing is loaded from then on.
+
+struct ArrivedBlock {
+  BlockTransfer block;  // its place in the buffer is chosen by the step that loads it
+  std::vector<std::uint8_t> bytes;
+};
+
+class StagedLoads final : public TransferPlanner {
+ public:
+  // REQUIRES: room for a block.
+  StagedLoads(std::int64_t capacity, TransferDefect defect);
+
+  // A request was given the block for a load, in the step being decided.
+  void begin(const BlockTransfer& block) { begun_.push_back(block); }
+  // The load has ended on the network with these blocks. `invalid` never came.
+  void add(RequestId request, std::vector<ArrivedBlock> blocks, std::vector<BlockId> invalid);
+  // The request has left. False: nothing of it was waiting here.
+  bool drop(RequestId request);
+  bool is_empty() const { return waiting_.empty(); }
+
+  // Chooses what the step that has just been decided loads; loads that are over with it, appended.
+  void report(KVConnectorOutput& report);
+  void plan(const DecidedStep& step, StepTransfers& transfers) override;
+
+ private:
+  struct Waiting {
+    RequestId request{};
+    std::vector<ArrivedBlock> blocks;
+    std::vector<BlockId> invalid;
+    std::size_t num_loaded = 0;
+  };
+  std::vector<std::uint8_t> seen_by_loads(std::size_t host, std::vector<std::uint8_t> bytes);
+
+  const std::size_t capacity_;
+  const TransferDefect defect_;
+  std::vector<BlockTransfer> begun_;  // since the last plan
+  std::deque<Waiting> waiting_;
+  std::vector<ArrivedBlock> chosen_;                // for the step that was decided
+  std::vector<std::vector<std::uint8_t>> written_;  // of a planted defect: last, by place
+};
 
 // Rule (4).
 bool can_compute_lost_blocks(std::span<const KVCacheGroupSpec> groups);
@@ -45,7 +95,7 @@ class TransferReceiver final : public KVConnector {
         take_block_(std::move(take_block)),
         staged_(staging_blocks, link.defect) {}
   // REQUIRES: before the first request is admitted.
-  void attach(const DecisionSource& decisions) { decisions_ = &decisions; }
+  void attach(const Scheduler& scheduler) { scheduler_ = &scheduler; }
 
   // The first `num_tokens` of the request can be read.
   void offer(const std::string& name, TransferId transfer, std::int32_t num_tokens) {
@@ -105,7 +155,7 @@ class TransferReceiver final : public KVConnector {
   const std::span<const KVCacheGroupSpec> groups_;
   const TakeBlock take_block_;
   StagedLoads staged_;
-  const DecisionSource* decisions_ = nullptr;
+  const Scheduler* scheduler_ = nullptr;
   std::int64_t now_ns_ = 0;
   std::map<std::string, Offer, std::less<>> offers_;
   std::map<RequestId, std::string> asked_;

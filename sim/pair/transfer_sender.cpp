@@ -9,13 +9,13 @@ namespace lockstep {
 bool TransferSender::request_finished(RequestId request, std::string_view name) {
   const auto expected = expected_.find(name);
   if (expected == expected_.end()) return false;
-  LS_CHECK(decisions_ != nullptr, "{} finishes before the sender knows any block table", name);
+  LS_CHECK(scheduler_ != nullptr, "{} finishes before the sender knows any block table", name);
   Held held{.request = request,
-            .num_tokens = decisions_->num_computed_tokens(request),
+            .num_tokens = scheduler_->num_computed_tokens(request),
             .tables = {},
             .expires_ns = now_ns_ + link_.times.lease_ns};
   for (std::int32_t g = 0; g < num_groups_; ++g) {
-    const auto table = decisions_->block_table(request, g);
+    const auto table = scheduler_->block_table(request, g);
     held.tables.emplace_back(table.begin(), table.end());
   }
   const bool is_first = held_.emplace(expected->second, std::move(held)).second;

@@ -20,8 +20,8 @@
 #include <utility>
 #include <vector>
 
+#include "reference/schedule/scheduler.h"
 #include "reference/types/kv_connector.h"
-#include "sim/engine/decision_source.h"
 #include "sim/pair/transfer_protocol.h"
 
 namespace lockstep {
@@ -36,7 +36,7 @@ class TransferSender final : public KVConnector, public TransferPlanner {
         staging_blocks_(staging_blocks),
         read_block_(std::move(read_block)) {}
   // Whose block tables are sent. REQUIRES: before the first request finishes.
-  void attach(const DecisionSource& decisions) { decisions_ = &decisions; }
+  void attach(const Scheduler& scheduler) { scheduler_ = &scheduler; }
 
   // The request is prefilled for this transfer, or not for any after all.
   void expect(const std::string& name, TransferId transfer) { expected_[name] = transfer; }
@@ -93,7 +93,7 @@ class TransferSender final : public KVConnector, public TransferPlanner {
   const std::int32_t num_groups_;
   const std::int64_t staging_blocks_;
   const ReadBlock read_block_;
-  const DecisionSource* decisions_ = nullptr;
+  const Scheduler* scheduler_ = nullptr;
   std::int64_t now_ns_ = 0;
   std::map<std::string, TransferId, std::less<>> expected_;
   std::map<TransferId, Held> held_;

@@ -10,7 +10,7 @@
 #include <map>
 #include <string>
 
-#include "sim/pair/pair_options.h"
+#include "sim/pair/pair_config.h"
 #include "sim/pair/paired_engine.h"
 #include "sim/pair/transfer_ledger.h"
 #include "sim/pair/transfer_receiver.h"

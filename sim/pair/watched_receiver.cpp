@@ -28,12 +28,12 @@ void WatchedReceiver::begin(RequestId request, const Question& asked,
                             std::int32_t num_external_tokens) {
   const TransferId transfer = transfer_of_(asked.name);
   if (num_external_tokens == 0) return ledger_.not_needed(transfer);
-  LS_CHECK(decisions_ != nullptr, "{} loads before its block table is known", asked.name);
+  LS_CHECK(scheduler_ != nullptr, "{} loads before its block table is known", asked.name);
   const std::int32_t first = asked.num_local_tokens;
   const std::int32_t last = first + num_external_tokens;
   std::vector<LoadPiece> pieces;
   for (std::size_t g = 0; g < groups_.size(); ++g) {
-    const auto table = decisions_->block_table(request, static_cast<std::int32_t>(g));
+    const auto table = scheduler_->block_table(request, static_cast<std::int32_t>(g));
     const auto size = static_cast<std::int32_t>(groups_[g].spec.block_size);
     const std::int64_t needed =
         first_attended(groups_[g].spec, std::min(last, asked.num_tokens - 1));
@@ -50,7 +50,7 @@ void WatchedReceiver::begin(RequestId request, const Question& asked,
 
 void WatchedReceiver::report(KVConnectorOutput& report) {
   receiver_.report(report);
-  const std::vector<HeldRequest> held = decisions_->held();
+  const std::vector<HeldRequest> held = scheduler_->held();
   for (const RequestId id : report.finished_recving) {
     const auto load = loading_.find(id);
     LS_CHECK(load != loading_.end(), "request {} has received what it never loaded", index_of(id));

@@ -8,8 +8,8 @@
 #include <string>
 #include <vector>
 
+#include "reference/schedule/scheduler.h"
 #include "reference/types/kv_connector.h"
-#include "sim/engine/decision_source.h"
 #include "sim/pair/transfer_ledger.h"
 #include "sim/pair/transfer_receiver.h"
 
@@ -27,7 +27,7 @@ class WatchedReceiver final : public KVConnector {
         groups_(groups),
         transfer_of_(std::move(transfer_of)) {}
   // REQUIRES: before the first request is admitted.
-  void attach(const DecisionSource& decisions) { decisions_ = &decisions; }
+  void attach(const Scheduler& scheduler) { scheduler_ = &scheduler; }
 
   ExternalHit get_num_new_matched_tokens(const ExternalQuery& query) override;
   void update_state_after_alloc(RequestId request, std::span<const BlockId> blocks,
@@ -49,7 +49,7 @@ class WatchedReceiver final : public KVConnector {
   TransferLedger& ledger_;
   const std::span<const KVCacheGroupSpec> groups_;
   const TransferOf transfer_of_;
-  const DecisionSource* decisions_ = nullptr;
+  const Scheduler* scheduler_ = nullptr;
   std::map<RequestId, Question> asked_;
   std::map<RequestId, TransferId> loading_;
 };

@@ -9,23 +9,24 @@
 
 #include "base/check.h"
 #include "base/stopwatch.h"
-#include "sim/ranks/collectives.h"
+#include "reference/profiles/engine_profile.h"
+#include "sim/ranks/dp_step.h"
 
 namespace lockstep {
+
 namespace {
 
 struct Engine {
-  DecisionSource* decisions = nullptr;
+  const DecisionSource* decisions = nullptr;
   DealtWorkload* dealt = nullptr;
-  Workload* workload = nullptr;  // what it asks
-  std::unique_ptr<DealtWorkload> own;
+  const Workload* workload = nullptr;  // what it asks
   std::unique_ptr<LockstepRun> run;
 };
 
 class DataParallelRun {
  public:
-  DataParallelRun(const LockstepConfig& config, Workload& workload)
-      : config_(config), workload_(workload) {}
+  DataParallelRun(const RunConfig& config, const DataParallelOptions& options, Workload& workload)
+      : config_(config), options_(options), workload_(workload) {}
 
   Result<void> begin(std::span<const EngineParts> engines);
   Result<RunReport> run();
@@ -44,7 +45,8 @@ class DataParallelRun {
   bool say_unmet(const UnmetCollective& unmet);
   Result<RunReport> finish();
 
-  const LockstepConfig& config_;
+  const RunConfig& config_;
+  const DataParallelOptions& options_;
   Workload& workload_;
   std::vector<Engine> engines_;
   std::vector<DataParallelRank> ranks_;
@@ -62,25 +64,17 @@ class DataParallelRun {
 };
 
 Result<void> DataParallelRun::begin(std::span<const EngineParts> engines) {
-  const DataParallelOptions& options = config_.data_parallel;
-  LS_CHECK(std::ssize(engines) == options.dp_size, "{} engines for {} ranks", engines.size(),
-           options.dp_size);
+  LS_CHECK(std::ssize(engines) == options_.dp_size, "{} engines for {} ranks", engines.size(),
+           options_.dp_size);
   std::int64_t num_layers = 0;
   for (const KVCacheGroupSpec& group : config_.device.plan.groups)
     num_layers += std::ssize(group.layer_names);
-  const std::int64_t sync_rows = config_.engine.engine == "vllm-0.22.1" ? 4 : 7;
-  for (std::int32_t rank = 0; rank < options.dp_size; ++rank) {
-    const EngineParts& parts = engines[static_cast<std::size_t>(rank)];
-    Engine& engine = engines_.emplace_back();
-    engine.decisions = parts.decisions;
-    if (parts.dealt == nullptr) engine.own = std::make_unique<DealtWorkload>(workload_);
-    engine.dealt = parts.dealt == nullptr ? engine.own.get() : parts.dealt;
-    engine.workload = parts.workload == nullptr ? engine.dealt : parts.workload;
-    auto run =
-        start_lockstep(config_, *parts.decisions, *engine.workload, parts.ranks, parts.observer);
+  const std::int64_t sync_rows = engine_profile(config_.engine.engine).dp_sync_rows;
+  for (const EngineParts& parts : engines) {
+    auto run = LockstepRun::start(config_, parts.run);
     if (!run) return tl::unexpected(run.error());
-    engine.run = std::move(*run);
-    ranks_.emplace_back(options, rank,
+    engines_.push_back({&parts.run.decisions, &parts.dealt, &parts.run.workload, std::move(*run)});
+    ranks_.emplace_back(options_, static_cast<std::int32_t>(ranks_.size()),
                         RankSizes{.tp_size = config_.device.parallel.tp_size,
                                   .sync_rows = sync_rows,
                                   .num_layers = num_layers,
@@ -247,52 +241,6 @@ Result<bool> DataParallelRun::execute() {
   return true;
 }
 
-void add(const RunSummary& one, RunSummary& sum) {
-  for (const auto member : {&RunSummary::requests,
-                            &RunSummary::finished_requests,
-                            &RunSummary::aborted_requests,
-                            &RunSummary::refused_requests,
-                            &RunSummary::request_steps,
-                            &RunSummary::scheduled_tokens,
-                            &RunSummary::output_tokens,
-                            &RunSummary::prompt_tokens,
-                            &RunSummary::cached_tokens,
-                            &RunSummary::hits,
-                            &RunSummary::preemptions,
-                            &RunSummary::stored,
-                            &RunSummary::evictions,
-                            &RunSummary::refused_allocations,
-                            &RunSummary::pages_checked,
-                            &RunSummary::bytes_checked,
-                            &RunSummary::host_blocks_checked,
-                            &RunSummary::host_bytes_checked,
-                            &RunSummary::blocks_loaded,
-                            &RunSummary::blocks_stored,
-                            &RunSummary::blocks_lost,
-                            &RunSummary::host_evictions,
-                            &RunSummary::frees_delayed,
-                            &RunSummary::table_entries_checked,
-                            &RunSummary::slots_checked,
-                            &RunSummary::rows_read,
-                            &RunSummary::outputs_checked,
-                            &RunSummary::state_numbers_checked,
-                            &RunSummary::state_outputs_checked,
-                            &RunSummary::rows_extracted,
-                            &RunSummary::hidden_files_seen,
-                            &RunSummary::union_rows_checked})
-    sum.*member += one.*member;
-  for (const auto member : {&PhaseSeconds::schedule, &PhaseSeconds::program, &PhaseSeconds::execute,
-                            &PhaseSeconds::compare})
-    sum.seconds.*member += one.seconds.*member;
-  for (const auto member :
-       {&GraphStatistics::captured, &GraphStatistics::replayed, &GraphStatistics::dropped})
-    sum.graphs.*member += one.graphs.*member;
-  for (const KernelStatistics& kernel : one.kernels) add_kernel(kernel, sum.kernels);
-  for (const std::string& sentence : one.not_checked)
-    if (std::ranges::find(sum.not_checked, sentence) == sum.not_checked.end())
-      sum.not_checked.push_back(sentence);
-}
-
 Result<RunReport> DataParallelRun::finish() {
   RunReport report;
   RunSummary& all = report.summary;
@@ -300,18 +248,17 @@ Result<RunReport> DataParallelRun::finish() {
   for (std::size_t r = 0; r < engines_.size(); ++r) {
     auto one = engines_[r].run->finish();
     if (!one) return tl::unexpected(one.error());
-    if (config_.draw) report.engines.push_back(*one);
-    RunSummary& summary = one->summary;
-    add(summary, all);
+    const RunSummary& summary = report.engines.emplace_back(std::move(one->summary));
+    add_counts(summary, all);
     all.state_hash.low = all.state_hash.low * 31 + summary.state_hash.low;
     all.state_hash.high = all.state_hash.high * 31 + summary.state_hash.high;
     if (all.verdict != Verdict::agreed || summary.verdict == Verdict::agreed) continue;
     all.verdict = summary.verdict;
-    all.divergence = std::move(summary.divergence);
+    all.divergence = summary.divergence;
     if (all.divergence) all.divergence->dp_rank = static_cast<std::int32_t>(r);
-    all.wait_cycle = std::move(summary.wait_cycle);
+    all.wait_cycle = summary.wait_cycle;
     all.cycle_head_holds_blocks = summary.cycle_head_holds_blocks;
-    all.stuck = std::move(summary.stuck);
+    all.stuck = summary.stuck;
     all.stuck_total = summary.stuck_total;
     if (all.stuck_total > 0) all.stuck_dp_rank = static_cast<std::int32_t>(r);
   }
@@ -334,11 +281,43 @@ Result<RunReport> DataParallelRun::finish() {
 
 }  // namespace
 
-Result<RunReport> run_data_parallel(const LockstepConfig& config,
+Result<RunReport> run_data_parallel(const RunConfig& config, const DataParallelOptions& options,
                                     std::span<const EngineParts> engines, Workload& workload) {
-  DataParallelRun run(config, workload);
+  DataParallelRun run(config, options, workload);
   if (auto begun = run.begin(engines); !begun) return tl::unexpected(begun.error());
   return run.run();
+}
+
+void DealtWorkload::deal(WorkloadEvent event) {
+  if (event.kind == WorkloadEvent::Kind::add) {
+    std::erase(left_before_, event.request.name);  // one of that name has left, and here is another
+    names_.insert(event.request.name);
+  }
+  dealt_.push_back(std::move(event));
+}
+
+std::int64_t DealtWorkload::num_dealt_requests() const {
+  return std::ranges::count(dealt_, WorkloadEvent::Kind::add, &WorkloadEvent::kind);
+}
+
+Result<Turn> DealtWorkload::next_turn(const LoopState&, std::vector<WorkloadEvent>& events) {
+  std::ranges::move(std::exchange(dealt_, {}), std::back_inserter(events));
+  return Turn::step;
+}
+
+void DealtWorkload::request_left(std::string_view name, std::uint64_t ticket) {
+  left_.emplace_back(name, ticket);
+}
+
+void DealtWorkload::advance_to(std::int64_t now_ns) { until_ns_ = std::max(until_ns_, now_ns); }
+
+void DealtWorkload::pass_on() {
+  all_.advance_to(until_ns_);
+  for (const std::string& name : std::exchange(left_before_, {})) names_.erase(name);
+  for (auto& [name, ticket] : std::exchange(left_, {})) {
+    all_.request_left(name, ticket);
+    left_before_.push_back(std::move(name));
+  }
 }
 
 }  // namespace lockstep

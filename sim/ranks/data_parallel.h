@@ -23,32 +23,72 @@
 #pragma once
 
 #include <cstdint>
+#include <set>
 #include <span>
+#include <string>
+#include <string_view>
+#include <utility>
 #include <vector>
 
 #include "base/result.h"
-#include "sim/engine/decision_source.h"
 #include "sim/engine/lockstep.h"
 #include "sim/engine/workload.h"
 #include "sim/protocol/backend.h"
-#include "sim/ranks/dealt_workload.h"
+#include "sim/ranks/dp_step.h"
 
 namespace lockstep {
 
-// What one data parallel rank runs on. All of it must outlive the run.
+class DealtWorkload;
+
+// What one data parallel rank runs on. All of it outlives the run.
 struct EngineParts {
-  DecisionSource* decisions = nullptr;
-  std::vector<Backend*> ranks;  // as in run_lockstep(); none: the decisions alone
-  // What is dealt out to it, and what stands between that and the engine (a recorder, faults): the
-  // run deals to the one and asks the other. Null: nobody stands there.
-  DealtWorkload* dealt = nullptr;
-  Workload* workload = nullptr;
-  StepObserver* observer = nullptr;  // may be null; false from it ends the run of all
+  DealtWorkload& dealt;  // what is dealt out to it
+  RunParts run;          // its workload: `dealt`, or what stands between it and the engine
 };
 
-// REQUIRES: config.data_parallel.dp_size engines; a workload without a script, and without a
-// connector: each engine has its own, between what is dealt out to it and the engine.
-Result<RunReport> run_data_parallel(const LockstepConfig& config,
+// REQUIRES: options.dp_size engines; a workload without a script, and without a connector: each
+// engine has its own, between what is dealt out to it and the engine. False from an observer ends
+// the run of all.
+Result<RunReport> run_data_parallel(const RunConfig& config, const DataParallelOptions& options,
                                     std::span<const EngineParts> engines, Workload& workload);
+
+// The workload of data parallel ranks as one of them sees it.
+//
+// (1) It is given what is dealt out to it, and answers for its own requests. An abort is for
+//     whoever knows the request: until the step after the one in which it left.
+// (2) Of its requests that have left, the workload of all hears when all ranks are through with the
+//     step; so it does of how long the step has taken.
+
+class DealtWorkload final : public Workload {
+ public:
+  // `all` must outlive it.
+  explicit DealtWorkload(Workload& all) : all_(all) {}
+
+  // For the next turn.
+  void deal(WorkloadEvent event);
+  std::int64_t num_dealt_requests() const;
+  bool knows(std::string_view request) const { return names_.find(request) != names_.end(); }
+  // All ranks are through with the step: tells `all` what it was told.
+  void pass_on();
+
+  Result<Turn> next_turn(const LoopState& state, std::vector<WorkloadEvent>& events) override;
+  Result<void> sample(std::int64_t step, std::span<const SampledRow> rows,
+                      ModelOutput& output) override {
+    return all_.sample(step, rows, output);
+  }
+  void step_done(std::int64_t) override {}
+  void request_left(std::string_view name, std::uint64_t ticket) override;
+  std::int64_t now_ns() const override { return all_.now_ns(); }
+  void advance_to(std::int64_t now_ns) override;
+  std::int64_t records_consumed() const override { return all_.records_consumed(); }
+
+ private:
+  Workload& all_;
+  std::vector<WorkloadEvent> dealt_;
+  std::set<std::string, std::less<>> names_;
+  std::vector<std::pair<std::string, std::uint64_t>> left_;  // in the step at hand
+  std::vector<std::string> left_before_;                     // in the step before
+  std::int64_t until_ns_ = 0;                                // the step lasts at least
+};
 
 }  // namespace lockstep

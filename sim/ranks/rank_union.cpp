@@ -85,65 +85,84 @@ void UnshardedCache::write(const StepProgram& program, const RowSlice& slice, st
   }
 }
 
-RankUnion::RankUnion(const BackendConfig& device)
-    : device_(device), whole_(device.plan, device.context.num_ranks, device.num_rows) {}
-
-void RankUnion::add_rank(const MemoryModel& model, Backend& backend) {
-  ranks_.push_back({&model, &backend});
+void RankUnion::begin(const BackendConfig& config, std::span<const RankMemory> ranks,
+                      RunSummary& summary) {
+  if (ranks.size() == 1) return;
+  config_ = config;
+  whole_.emplace(config_.plan, config_.context.num_ranks, config_.num_rows);
+  for (const RankMemory& rank : ranks) ranks_.push_back(rank);
+  summary_ = &summary;
 }
 
-Result<std::optional<Divergence>> RankUnion::check_next() {
-  for (std::int64_t tried = 0; tried < whole_.num_blocks(); ++tried) {
-    next_ = (next_ + 1) % whole_.num_blocks();
+Checked RankUnion::step_compared() {
+  if (!whole_) return {};
+  whole_->apply(ranks_.front().program);
+  return check_next();
+}
+
+Checked RankUnion::finish(bool agreed) {
+  if (!whole_ || !agreed) return {};
+  auto checked = check_all();
+  summary_->union_rows_checked += rows_checked_;
+  if (blocks_left_out_ > 0)
+    summary_->not_checked.push_back(
+        fmt::format("{} blocks at the end of what all ranks hold together; {} are looked at",
+                    blocks_left_out_, kBlocksAtEnd));
+  return checked;
+}
+
+Checked RankUnion::check_next() {
+  for (std::int64_t tried = 0; tried < whole_->num_blocks(); ++tried) {
+    next_ = (next_ + 1) % whole_->num_blocks();
     const auto block = static_cast<BlockId>(next_);
-    if (whole_.group_of(block) >= 0) return check_block(block);
+    if (whole_->group_of(block) >= 0) return check_block(block);
   }
-  return std::optional<Divergence>();
+  return {};
 }
 
-Result<std::optional<Divergence>> RankUnion::check_all() {
+Checked RankUnion::check_all() {
   std::int64_t checked = 0;
   blocks_left_out_ = 0;
-  for (std::int64_t b = 0; b < whole_.num_blocks(); ++b) {
+  for (std::int64_t b = 0; b < whole_->num_blocks(); ++b) {
     const auto block = static_cast<BlockId>(b);
-    if (whole_.group_of(block) < 0) continue;
+    if (whole_->group_of(block) < 0) continue;
     if (checked++ >= kBlocksAtEnd) {
       ++blocks_left_out_;
       continue;
     }
     auto found = check_block(block);
-    if (!found || *found) return found;
+    if (!found) return found;
   }
-  return std::optional<Divergence>();
+  return {};
 }
 
-Result<std::optional<Divergence>> RankUnion::check_block(BlockId block) {
-  const auto g = static_cast<std::size_t>(whole_.group_of(block));
-  const KVCacheGroupSpec& group = device_.plan.groups[g];
+Checked RankUnion::check_block(BlockId block) {
+  const auto g = static_cast<std::size_t>(whole_->group_of(block));
+  const KVCacheGroupSpec& group = config_.plan.groups[g];
   std::int32_t number = 0;  // of the layer in the whole plan
   for (std::size_t before = 0; before < g; ++before)
-    number += static_cast<std::int32_t>(device_.plan.groups[before].layer_names.size());
+    number += static_cast<std::int32_t>(config_.plan.groups[before].layer_names.size());
   std::vector<Pages> pages(ranks_.size());
   for (std::size_t i = 0; i < group.layer_names.size(); ++i, ++number) {
     std::multimap<std::string, std::size_t> by_bytes;
     Rows rows = rows_of(block, g, i, number, by_bytes);
     for (std::size_t r = 0; r < ranks_.size(); ++r) {
-      const ModelLayer* layer = layer_named(*ranks_[r].model, group.layer_names[i]);
+      const ModelLayer* layer = layer_named(ranks_[r].model, group.layer_names[i]);
       if (layer == nullptr) continue;  // of another stage
       if (auto counted = count_holders(ranks_[r], *layer, block, pages[r], by_bytes, rows);
           !counted)
         return tl::unexpected(counted.error());
     }
-    if (auto uneven = first_uneven(block, g, i, rows)) return uneven;
+    if (auto even = check_even(block, g, i, rows); !even) return even;
     rows_checked_ += std::ssize(rows);
   }
-  return std::optional<Divergence>();
+  return {};
 }
 
 std::int64_t RankUnion::row_size_bytes(std::size_t group, std::size_t layer) const {
-  const KVCacheGroupSpec& of = device_.plan.groups[group];
-  for (const Rank& rank : ranks_)
-    if (const ModelLayer* held = layer_named(*rank.model, of.layer_names[layer]))
+  const KVCacheGroupSpec& of = config_.plan.groups[group];
+  for (const RankMemory& rank : ranks_)
+    if (const ModelLayer* held = layer_named(rank.model, of.layer_names[layer]))
       return held->row_size_bytes;
   const KVCacheSpec& spec = of.layer_spec(layer);  // nobody's
   return row_elements(spec) * itemsize_bytes(spec.dtype);
@@ -152,9 +171,9 @@ std::int64_t RankUnion::row_size_bytes(std::size_t group, std::size_t layer) con
 RankUnion::Rows RankUnion::rows_of(BlockId block, std::size_t group, std::size_t layer,
                                    std::int32_t number,
                                    std::multimap<std::string, std::size_t>& by_bytes) const {
-  const KVCacheSpec& spec = device_.plan.groups[group].layer_spec(layer);
-  const std::vector<UnshardedCache::Token>& tokens = whole_.tokens(block);
-  const WordShape shape = row_words(device_.numbers, spec, number);
+  const KVCacheSpec& spec = config_.plan.groups[group].layer_spec(layer);
+  const std::vector<UnshardedCache::Token>& tokens = whole_->tokens(block);
+  const WordShape shape = row_words(config_.numbers, spec, number);
   std::vector<std::uint8_t> bytes(static_cast<std::size_t>(row_size_bytes(group, layer)));
   Rows rows;
   for (std::int64_t offset = 0; offset < std::ssize(tokens); ++offset) {
@@ -171,12 +190,12 @@ RankUnion::Rows RankUnion::rows_of(BlockId block, std::size_t group, std::size_t
   return rows;
 }
 
-Result<void> RankUnion::count_holders(const Rank& rank, const ModelLayer& layer, BlockId block,
-                                      Pages& pages,
+Result<void> RankUnion::count_holders(const RankMemory& rank, const ModelLayer& layer,
+                                      BlockId block, Pages& pages,
                                       const std::multimap<std::string, std::size_t>& by_bytes,
                                       Rows& rows) const {
   const LayerLayout& at = layer.layout;
-  const std::int64_t page_size_bytes = rank.model->page_size_bytes(at.tensor_index);
+  const std::int64_t page_size_bytes = rank.model.page_size_bytes(at.tensor_index);
   std::vector<bool> seen(rows.size());
   for (std::int64_t kv = 0; kv < at.num_kv; ++kv)
     for (std::int64_t slot = 0; slot < at.block_size; ++slot)
@@ -185,7 +204,7 @@ Result<void> RankUnion::count_holders(const Rank& rank, const ModelLayer& layer,
         const ModelPage page{at.tensor_index, static_cast<std::int32_t>(begin / page_size_bytes)};
         auto [entry, is_first] = pages.try_emplace(page);
         if (is_first) {
-          auto read = rank.backend->read_page(
+          auto read = rank.backend.read_page(
               {.tensor = page.tensor, .block = static_cast<BlockId>(page.index)});
           if (!read) return tl::unexpected(read.error());
           entry->second = std::move(*read);
@@ -200,24 +219,24 @@ Result<void> RankUnion::count_holders(const Rank& rank, const ModelLayer& layer,
   return {};
 }
 
-std::optional<Divergence> RankUnion::first_uneven(BlockId block, std::size_t group,
-                                                  std::size_t layer, const Rows& rows) const {
+Checked RankUnion::check_even(BlockId block, std::size_t group, std::size_t layer,
+                              const Rows& rows) const {
   std::int64_t most = 1;
   for (const Row& row : rows)
     if (row.is_unique) most = std::max(most, row.holders);
   const auto row = std::ranges::find_if(rows, [&](const Row& one) {
     return one.holders == 0 || (one.is_unique && one.holders != most);
   });
-  if (row == rows.end()) return std::nullopt;
+  if (row == rows.end()) return {};
   Divergence found;
   found.phase = Phase::ranks_together;
-  found.step = whole_.step();
-  found.layer_name = device_.plan.groups[group].layer_names[layer];
+  found.step = whole_->step();
+  found.layer_name = config_.plan.groups[group].layer_names[layer];
   found.group = static_cast<std::int32_t>(group);
   found.block = index_of(block);
   found.head = static_cast<std::int32_t>(row->head);
   found.part = row->part == kPartK ? "K" : "V";
-  found.token = whole_.tokens(block)[static_cast<std::size_t>(row->offset)].position;
+  found.token = whole_->tokens(block)[static_cast<std::size_t>(row->offset)].position;
   found.expected = fmt::format("on {} of the ranks, as its like", most);
   found.found = fmt::format("on {}", row->holders);
   found.doing = "reading one block out of the memory of all ranks";

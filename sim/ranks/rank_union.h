@@ -23,8 +23,7 @@
 #include "base/result.h"
 #include "reference/memory/content.h"
 #include "reference/memory/memory_model.h"
-#include "sim/protocol/backend.h"
-#include "sim/verdict/divergence.h"
+#include "sim/engine/memory_check.h"
 
 namespace lockstep {
 
@@ -62,30 +61,19 @@ class UnshardedCache {
   std::vector<std::vector<std::vector<BlockId>>> tables_;  // [group][row]
 };
 
-class RankUnion {
+class RankUnion final : public MemoryCheck {
  public:
   static constexpr std::int64_t kBlocksAtEnd = 256;
 
-  // `device`: of the whole model; outlives this.
-  explicit RankUnion(const BackendConfig& device);
-
-  void add_rank(const MemoryModel& model, Backend& backend);
-  // The program of the step that has run; that of any rank.
-  void apply(const StepProgram& program) { whole_.apply(program); }
-
+  // One rank alone has nothing to be held together with.
+  void begin(const BackendConfig& config, std::span<const RankMemory> ranks,
+             RunSummary& summary) override;
   // The next block with tokens in it, in rotation.
-  Result<std::optional<Divergence>> check_next();
+  Checked step_compared() override;
   // Blocks with tokens in them, up to kBlocksAtEnd.
-  Result<std::optional<Divergence>> check_all();
-
-  std::int64_t rows_checked() const { return rows_checked_; }
-  std::int64_t blocks_left_out() const { return blocks_left_out_; }  // by check_all()
+  Checked finish(bool agreed) override;
 
  private:
-  struct Rank {
-    const MemoryModel* model = nullptr;
-    Backend* backend = nullptr;
-  };
   // A row of the whole model in one layer of a block, and the ranks that were found to hold it.
   struct Row {
     std::int64_t offset = 0;  // of its token in the block
@@ -98,19 +86,21 @@ class RankUnion {
   // Of a rank's pages that hold bytes of the block: read once.
   using Pages = std::map<ModelPage, std::vector<std::uint8_t>>;
 
-  Result<std::optional<Divergence>> check_block(BlockId block);
+  Checked check_next();
+  Checked check_all();
+  Checked check_block(BlockId block);
   std::int64_t row_size_bytes(std::size_t group, std::size_t layer) const;
   Rows rows_of(BlockId block, std::size_t group, std::size_t layer, std::int32_t number,
                std::multimap<std::string, std::size_t>& by_bytes) const;
-  Result<void> count_holders(const Rank& rank, const ModelLayer& layer, BlockId block, Pages& pages,
-                             const std::multimap<std::string, std::size_t>& by_bytes,
+  Result<void> count_holders(const RankMemory& rank, const ModelLayer& layer, BlockId block,
+                             Pages& pages, const std::multimap<std::string, std::size_t>& by_bytes,
                              Rows& rows) const;
-  std::optional<Divergence> first_uneven(BlockId block, std::size_t group, std::size_t layer,
-                                         const Rows& rows) const;
+  Checked check_even(BlockId block, std::size_t group, std::size_t layer, const Rows& rows) const;
 
-  const BackendConfig& device_;
-  UnshardedCache whole_;
-  std::vector<Rank> ranks_;
+  BackendConfig config_;  // of the whole model
+  std::optional<UnshardedCache> whole_;
+  std::vector<RankMemory> ranks_;
+  RunSummary* summary_ = nullptr;
   std::int64_t next_ = 0;
   std::int64_t rows_checked_ = 0;
   std::int64_t blocks_left_out_ = 0;

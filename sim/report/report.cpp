@@ -1,14 +1,18 @@
 #include "sim/report/report.h"
 
-#include <algorithm>
 #include <nlohmann/json.hpp>
+
+#include <algorithm>
 
 #include "base/atomic_file.h"
 #include "base/check.h"
+#include "base/hex_text.h"
+#include "base/json_writer.h"
 #include "sim/report/report_page.h"
 #include "sim/verdict/divergence_json.h"
 
 namespace lockstep {
+
 namespace {
 
 using Json = nlohmann::ordered_json;
@@ -84,12 +88,13 @@ std::string escaped_for_script(const std::string& json) {
 
 }  // namespace
 
-std::string html_report(const ReportInfo& info, const RunReport& run) {
+std::string html_report(const ReportInfo& info, const RunSummary& summary,
+                        const Timeline& timeline) {
   const Json data = {
       {"info",
        {{"title", info.title}, {"command", info.command}, {"configuration", info.configuration}}},
-      {"summary", json_of(run.summary)},
-      {"timeline", timeline_json(run.timeline)}};
+      {"summary", json_of(summary)},
+      {"timeline", timeline_json(timeline)}};
   const std::string_view page = report_page();
   constexpr std::string_view mark = "%DATA%";
   const std::size_t at = page.find(mark);
@@ -101,8 +106,61 @@ std::string html_report(const ReportInfo& info, const RunReport& run) {
 }
 
 Result<void> write_html_report(const std::string& path, const ReportInfo& info,
-                               const RunReport& run) {
-  return write_file_atomically(path, html_report(info, run));
+                               const RunSummary& summary, const Timeline& timeline) {
+  return write_file_atomically(path, html_report(info, summary, timeline));
+}
+
+namespace {
+
+void write_hashes(JsonWriter& out, const CacheEvent& event) {
+  out.key("block_hashes").begin_array();
+  for (const ExternalBlockHash& hash : event.block_hashes) out.string(hex_digits(hash));
+  out.end_array();
+}
+
+void write_stored(JsonWriter& out, const CacheEvent& event) {
+  write_hashes(out, event);
+  out.key("parent_block_hash");
+  if (event.parent)
+    out.string(hex_digits(*event.parent));
+  else
+    out.null();
+  out.key("token_ids").integers(event.token_ids).integer("block_size", event.block_size);
+  out.key("extra_keys").begin_array();
+  for (const auto& key : event.extra_keys) {
+    if (key)
+      out.string(*key);
+    else
+      out.null();
+  }
+  out.end_array();
+}
+
+}  // namespace
+
+std::string cache_events_line(std::int64_t step, std::span<const CacheEvent> events) {
+  if (events.empty()) return {};
+  JsonWriter out;
+  out.begin_object().integer("step", step).key("events").begin_array();
+  for (const CacheEvent& event : events) {
+    out.begin_object();
+    switch (event.kind) {
+      case CacheEvent::Kind::stored:
+        out.string("type", "BlockStored").integer("group_idx", event.group);
+        write_stored(out, event);
+        break;
+      case CacheEvent::Kind::removed:
+        out.string("type", "BlockRemoved").integer("group_idx", event.group);
+        write_hashes(out, event);
+        break;
+      case CacheEvent::Kind::cleared:
+        out.string("type", "AllBlocksCleared");
+        break;
+    }
+    out.end_object();
+  }
+  out.end_array().end_object();
+  return out.take_line();
 }
 
 }  // namespace lockstep

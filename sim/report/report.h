@@ -3,10 +3,14 @@
 // use, the verdict, and a divergence with its page drawn byte by byte.
 #pragma once
 
+#include <cstdint>
+#include <span>
 #include <string>
 
 #include "base/result.h"
-#include "sim/engine/lockstep.h"
+#include "reference/cache/cache_events.h"
+#include "sim/report/timeline.h"
+#include "sim/verdict/run_summary.h"
 
 namespace lockstep {
 
@@ -17,8 +21,15 @@ struct ReportInfo {
                               // for a person
 };
 
-std::string html_report(const ReportInfo& info, const RunReport& run);
+std::string html_report(const ReportInfo& info, const RunSummary& summary,
+                        const Timeline& timeline);
 Result<void> write_html_report(const std::string& path, const ReportInfo& info,
-                               const RunReport& run);
+                               const RunSummary& summary, const Timeline& timeline);
+
+// Cache events as JSON lines, for whoever routes requests by what engines have cached
+// (docs/formats.md, "Cache events").
+
+// One line for a step that has events, newline included; empty for one without.
+std::string cache_events_line(std::int64_t step, std::span<const CacheEvent> events);
 
 }  // namespace lockstep

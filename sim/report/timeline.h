@@ -9,6 +9,9 @@
 #include <string>
 #include <vector>
 
+#include "sim/engine/run_config.h"
+#include "sim/engine/step_observer.h"
+
 namespace lockstep {
 
 struct TimelineLimits {
@@ -71,6 +74,39 @@ struct Timeline {
   std::int64_t token_budget = 0;   // max_num_batched_tokens
   std::int64_t num_steps = 0;      // of the run
   std::vector<std::string> notes;  // what is not drawn
+};
+
+// Fills one while a run goes on. The model's scheduler decides: the map of blocks is its pool's.
+class TimelineRecorder final : public StepObserver {
+ public:
+  // `config` outlives it.
+  explicit TimelineRecorder(const RunConfig& config, const TimelineLimits& limits = {});
+
+  void arrived(const Arrival& arrival) override;
+  bool decided(const StepView& view) override;
+  bool finished(const StepView& view) override;
+  void left(RequestId request, FinishReason reason) override;
+  // Once, at the end.
+  Timeline take();
+
+ private:
+  void extend(std::int32_t lane, LaneSpan::Kind kind, std::int64_t step);
+  std::int32_t lane_of(RequestId id) const;
+  void add_step(const TimelineStep& step);
+  void follow_blocks(const Scheduler& scheduler, TimelineStep& entry);
+  void thin_steps();
+  void thin_changes();
+
+  const RunConfig& config_;
+  const TimelineLimits limits_;
+  Timeline timeline_;
+  std::vector<std::int32_t> lanes_;  // by RequestId; -1: not drawn
+  std::vector<BlockChange> drawn_;   // per block: the state drawn last
+  std::vector<BlockChange> blocks_;  // per block: the state now
+  std::int64_t step_ = 0;
+  std::int64_t stride_ = 1;         // steps in one entry
+  std::int64_t change_stride_ = 1;  // steps between two looks at the pool
+  std::int64_t undrawn_lanes_ = 0;
 };
 
 }  // namespace lockstep

@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "sim/connectors/recorded_connector.h"
+#include "sim/recording/recording_workload.h"
 
 namespace lockstep {
 namespace {
@@ -68,7 +69,7 @@ LockstepConfig config_of(const RunSpec& run) {
   config.engine = run.engine;
   config.budget = run.budget;
   BackendConfig& device = config.device;
-  device = make_device_config(run.engine, run.cache, run.attention_backend);
+  device = make_backend_config(run.engine, run.cache, run.attention_backend);
   if (!run.kernel_block_sizes.empty()) device.kernel_block_sizes = run.kernel_block_sizes;
   device.layout = run.layout;
   device.layout_rule = run.layout_rule;

@@ -7,8 +7,6 @@
 #include <vector>
 
 #include "base/result.h"
-#include "sim/engine/lockstep.h"
-#include "sim/engine/workload.h"
 #include "sim/session/session.h"
 #include "traces/formats/saved_case.h"
 

@@ -1,6 +1,7 @@
 #include "sim/session/session.h"
 
-#include <algorithm>
+#include <fmt/core.h>
+
 #include <utility>
 
 #include "base/check.h"
@@ -9,24 +10,28 @@
 
 namespace lockstep {
 
-bool ObserverList::decided(const StepView& view) {
-  return std::ranges::all_of(observers_, [&](auto* observer) { return observer->decided(view); });
-}
-
-bool ObserverList::finished(const StepView& view) {
-  return std::ranges::all_of(observers_, [&](auto* observer) { return observer->finished(view); });
-}
-
-bool ObserverList::extracted(std::span<const HiddenStates> requests) {
-  return std::ranges::all_of(observers_,
-                             [&](auto* observer) { return observer->extracted(requests); });
+Result<void> check_ranks(const LockstepConfig& config) {
+  constexpr std::int32_t kEnginesMax = 64;
+  const std::int32_t dp_size = config.data_parallel.dp_size;
+  if (dp_size < 1 || dp_size > kEnginesMax)
+    return fail(fmt::format("data_parallel_size {}: expected 1 to {}", dp_size, kEnginesMax));
+  if (config.data_parallel.defect != DataParallelDefect::none && dp_size == 1)
+    return fail(fmt::format("mutant: {} is planted in data parallel ranks, and there is one engine",
+                            name_of(config.data_parallel.defect)));
+  if (config.data_parallel.defect == DataParallelDefect::dp_graph_alone &&
+      config.device.max_cudagraph_capture_size == 0)
+    return fail("mutant: dp-graph-alone is of captured graphs, and none are captured");
+  if (dp_size > 1 && config.data_parallel.enforce_eager &&
+      config.device.max_cudagraph_capture_size > 0)
+    return fail("enforce_eager with max_cudagraph_capture_size: it says that no graphs run");
+  return check_ranks(config.device);
 }
 
 Result<std::vector<std::unique_ptr<Backend>>> open_backends(const BackendConfig& config,
                                                             const BackendFactory& factory) {
   std::vector<std::unique_ptr<Backend>> backends;
   for (std::int32_t rank = 0; rank < num_ranks(config); ++rank) {
-    auto backend = factory(device_of_rank(config, rank));
+    auto backend = factory(config_of_rank(config, rank));
     if (!backend) return tl::unexpected(backend.error());
     if (*backend) backends.push_back(std::move(*backend));
   }
@@ -42,9 +47,9 @@ Result<void> Session::add_engine(std::int32_t dp_rank, SessionParts& parts) {
     given = std::move(dealt);
   }
   if (given != nullptr && !given->is_scripted())
-    given = connect(std::move(given), config_.connector, config_.engine, config_.device.plan,
-                    config_.device.context.num_ranks,
-                    connector_seed(parts.connector_seed, dp_rank));
+    given =
+        connect(std::move(given), config_.connector, config_.engine, config_.device.plan,
+                config_.device.context.num_ranks, connector_seed(parts.connector_seed, dp_rank));
   FaultyWorkload* faulty = nullptr;
   if (!parts.faults.empty()) {
     auto behind = make_faulty_workload(std::move(given), parts.faults);
@@ -62,19 +67,25 @@ Result<void> Session::add_engine(std::int32_t dp_rank, SessionParts& parts) {
     connector = onlooker.connector;
   }
   if (connector == nullptr) connector = engine.workload->connector();
-  auto decisions = make_reference_decisions(
+  auto scheduler = Scheduler::create(
       config_.engine, config_.device.plan.groups, config_.device.plan.num_blocks,
-      {connector, config_.connector.load_failure_policy}, config_.scheduler_defect,
-      parts.free_order);
-  if (!decisions) return tl::unexpected(decisions.error());
-  engine.decisions = std::move(*decisions);
-  if (faulty != nullptr) faulty->watch(*engine.decisions);
+      {connector, config_.connector.load_failure_policy}, config_.scheduler_defect);
+  if (!scheduler) return tl::unexpected(scheduler.error());
+  if (!parts.free_order.empty()) scheduler->order_free_blocks(parts.free_order);
+  engine.scheduler = std::make_unique<Scheduler>(std::move(*scheduler));
+  if (faulty != nullptr) faulty->watch(*engine.scheduler);
   engine.ranks = parts.borrowed;
-  if (!parts.backend) return {};
-  auto backends = open_backends(config_.device, parts.backend);
-  if (!backends) return tl::unexpected(backends.error());
-  engine.backends = std::move(*backends);
-  for (const auto& backend : engine.backends) engine.ranks.push_back(backend.get());
+  if (parts.backend) {
+    auto backends = open_backends(config_.device, parts.backend);
+    if (!backends) return tl::unexpected(backends.error());
+    engine.backends = std::move(*backends);
+    for (const auto& backend : engine.backends) engine.ranks.push_back(backend.get());
+  }
+  engine.hidden_states =
+      std::make_unique<HiddenStateCheck>(config_.device.seed, config_.hidden_state_defect);
+  engine.together = std::make_unique<RankUnion>();
+  engine.checks = {engine.hidden_states.get(), engine.together.get()};
+  if (config_.draw) engine.drawer = std::make_unique<TimelineRecorder>(config_);
   return {};
 }
 
@@ -93,27 +104,30 @@ void Session::observe(std::int32_t dp_rank, StepObserver& observer) {
   engines_[static_cast<std::size_t>(dp_rank)].observers.add(observer);
 }
 
+void Session::give_hidden_states(const HiddenStateCheck::Sink& sink) {
+  for (SessionEngine& engine : engines_) engine.hidden_states->set_sink(sink);
+}
+
+// Who draws looks on last.
+RunParts Session::parts_of(SessionEngine& engine) {
+  if (engine.drawer != nullptr) engine.observers.add(*engine.drawer);
+  return {*engine.scheduler, *engine.workload, engine.ranks, &engine.observers, engine.checks};
+}
+
 Result<std::unique_ptr<LockstepRun>> Session::start() {
   LS_CHECK(engines_.size() == 1, "{} engines", engines_.size());
-  SessionEngine& engine = engines_.front();
-  return start_lockstep(config_, *engine.decisions, *engine.workload, engine.ranks,
-                        &engine.observers);
+  return LockstepRun::start(config_, parts_of(engines_.front()));
 }
 
 Result<RunReport> Session::run() {
-  if (engines_.size() == 1) {
-    SessionEngine& engine = engines_.front();
-    return run_lockstep(config_, *engine.decisions, *engine.workload,
-                        std::span<Backend* const>(engine.ranks), &engine.observers);
-  }
+  if (engines_.size() == 1) return run_lockstep(config_, parts_of(engines_.front()));
   std::vector<EngineParts> engines;
-  for (SessionEngine& engine : engines_)
-    engines.push_back({.decisions = engine.decisions.get(),
-                       .ranks = engine.ranks,
-                       .dealt = engine.dealt,
-                       .workload = engine.workload,
-                       .observer = &engine.observers});
-  return run_data_parallel(config_, engines, *clients_);
+  for (SessionEngine& engine : engines_) engines.push_back({*engine.dealt, parts_of(engine)});
+  return run_data_parallel(config_, config_.data_parallel, engines, *clients_);
+}
+
+Timeline Session::take_timeline(std::int32_t dp_rank) {
+  return engines_[static_cast<std::size_t>(dp_rank)].drawer->take();
 }
 
 }  // namespace lockstep

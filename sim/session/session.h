@@ -18,11 +18,15 @@
 #include <vector>
 
 #include "base/result.h"
-#include "sim/engine/faulty_workload.h"
+#include "sim/engine/faults.h"
 #include "sim/engine/lockstep.h"
 #include "sim/engine/workload.h"
+#include "sim/hidden_states/hidden_state_check.h"
 #include "sim/protocol/backend.h"
-#include "sim/ranks/dealt_workload.h"
+#include "sim/ranks/data_parallel.h"
+#include "sim/ranks/rank_union.h"
+#include "sim/report/timeline.h"
+#include "sim/session/lockstep_config.h"
 #include "traces/formats/saved_case.h"
 
 namespace lockstep {
@@ -52,27 +56,19 @@ struct SessionParts {
   Attach attach;
 };
 
-// Passes on to all that look on; false from any of them ends the run.
-class ObserverList final : public StepObserver {
- public:
-  void add(StepObserver& observer) { observers_.push_back(&observer); }
-  bool decided(const StepView& view) override;
-  bool finished(const StepView& view) override;
-  bool extracted(std::span<const HiddenStates> requests) override;
-
- private:
-  std::vector<StepObserver*> observers_;
-};
-
 struct SessionEngine {
-  std::unique_ptr<Workload> owned;           // what arrives, with its connectors and faults
-  Workload* workload = nullptr;              // what the loop asks
-  DealtWorkload* dealt = nullptr;            // of several engines
-  const FaultyWorkload* faulty = nullptr;    // null: there are no faults
-  std::unique_ptr<DecisionSource> decisions;
+  std::unique_ptr<Workload> owned;         // what arrives, with its connectors and faults
+  Workload* workload = nullptr;            // what the loop asks
+  DealtWorkload* dealt = nullptr;          // of several engines
+  const FaultyWorkload* faulty = nullptr;  // null: there are no faults
+  std::unique_ptr<Scheduler> scheduler;
   std::vector<std::unique_ptr<Backend>> backends;
-  std::vector<Backend*> ranks;               // those, or the borrowed ones
+  std::vector<Backend*> ranks;  // those, or the borrowed ones
   ObserverList observers;
+  std::unique_ptr<HiddenStateCheck> hidden_states;
+  std::unique_ptr<RankUnion> together;
+  std::vector<MemoryCheck*> checks;          // those
+  std::unique_ptr<TimelineRecorder> drawer;  // null: LockstepConfig::draw does not ask for it
 };
 
 // A backend for each rank of memory, in order. None where the factory gives null.
@@ -85,21 +81,26 @@ class Session {
 
   // Before the run. `observer` outlives the session.
   void observe(std::int32_t dp_rank, StepObserver& observer);
+  // Before the run: receives the hidden states of requests that have ended, compared.
+  void give_hidden_states(const HiddenStateCheck::Sink& sink);
   // The run, to its end. Once.
   Result<RunReport> run();
   // ... or step by step, by the caller. REQUIRES: one engine.
   Result<std::unique_ptr<LockstepRun>> start();
+  // After the run, of an engine. REQUIRES: LockstepConfig::draw.
+  Timeline take_timeline(std::int32_t dp_rank);
 
   const LockstepConfig& config() const { return config_; }
   std::span<const SessionEngine> engines() const { return engines_; }
   // REQUIRES: one engine.
-  const DecisionSource& decisions() const { return *engines_.front().decisions; }
+  const Scheduler& scheduler() const { return *engines_.front().scheduler; }
   // All that arrives.
   const Workload& clients() const { return clients_ ? *clients_ : *engines_.front().workload; }
 
  private:
   explicit Session(const LockstepConfig& config) : config_(config) {}
   Result<void> add_engine(std::int32_t dp_rank, SessionParts& parts);
+  static RunParts parts_of(SessionEngine& engine);
 
   const LockstepConfig config_;
   std::unique_ptr<Workload> clients_;  // of several engines

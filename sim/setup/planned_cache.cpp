@@ -11,7 +11,7 @@
 #include "reference/plan/planner.h"
 #include "reference/plan/rank_plan.h"
 #include "reference/plan/request_need.h"
-#include "sim/engine/lockstep.h"
+#include "sim/step/backend_config.h"
 #include "traces/formats/run_spec.h"
 #include "traces/models/model_file.h"
 

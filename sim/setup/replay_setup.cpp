@@ -9,6 +9,7 @@
 #include "base/number_text.h"
 #include "reference/profiles/engine_profile.h"
 #include "sim/connectors/recorded_connector.h"
+#include "sim/recording/recording_workload.h"
 #include "sim/session/saved_run.h"
 #include "sim/setup/planned_cache.h"
 

@@ -31,13 +31,12 @@ std::int64_t first_attended(const KVCacheSpec& spec, std::int64_t first) {
   return 0;
 }
 
-std::optional<Divergence> ModelStep::apply(const StepProgram& program,
-                                           std::span<const RequestId> requests,
-                                           StepExpectation& expected) {
+Checked ModelStep::apply(const StepProgram& program, std::span<const RequestId> requests,
+                         StepExpectation& expected) {
   LS_CHECK(program.rows.size() == requests.size(), "{} rows, {} requests", program.rows.size(),
            requests.size());
   model_.begin_step(program.step);
-  if (auto finding = apply_blocks(program)) return finding;
+  if (auto finding = apply_blocks(program); !finding) return finding;
   expected.slot_mappings.resize(static_cast<std::size_t>(model_.num_groups()));
   for (std::int32_t g = 0; g < model_.num_groups(); ++g) {
     std::vector<Slot>& slots = expected.slot_mappings[static_cast<std::size_t>(g)];
@@ -45,17 +44,17 @@ std::optional<Divergence> ModelStep::apply(const StepProgram& program,
     if (model_.is_state_group(g)) continue;
     slots.assign(static_cast<std::size_t>(program.num_padded_tokens), PAD_SLOT_ID);
     for (std::size_t i = 0; i < program.rows.size(); ++i)
-      if (auto finding = write_tokens(program, program.rows[i], requests[i], g, slots))
+      if (auto finding = write_tokens(program, program.rows[i], requests[i], g, slots); !finding)
         return finding;
   }
-  if (auto finding = advance_states(program, requests, expected)) return finding;
+  if (auto finding = advance_states(program, requests, expected); !finding) return finding;
   for (const HostTransfer& store : program.stores)
     if (auto wrong = model_.store(store.group, store.block, store.host))
       return decision_finding(program.step, "", store.group, *wrong);
-  return std::nullopt;
+  return {};
 }
 
-std::optional<Divergence> ModelStep::apply_blocks(const StepProgram& program) {
+Checked ModelStep::apply_blocks(const StepProgram& program) {
   for (const BlockCopy& copy : program.settled)
     if (auto wrong = model_.copy_state(copy.group, copy.source, copy.target, copy.conv_source,
                                        copy.conv_offset))
@@ -70,26 +69,26 @@ std::optional<Divergence> ModelStep::apply_blocks(const StepProgram& program) {
     if (auto wrong = model_.copy_state(copy.group, copy.source, copy.target, copy.conv_source,
                                        copy.conv_offset))
       return decision_finding(program.step, "", copy.group, *wrong);
-  return std::nullopt;
+  return {};
 }
 
-std::optional<Divergence> ModelStep::write_tokens(const StepProgram& program, const RowSlice& slice,
-                                                  RequestId id, std::int32_t group,
-                                                  std::vector<Slot>& slots) {
+Checked ModelStep::write_tokens(const StepProgram& program, const RowSlice& slice, RequestId id,
+                                std::int32_t group, std::vector<Slot>& slots) {
   const WorkerRequest& request = worker_.at(id);
   for (std::int32_t t = 0; t < slice.num_tokens; ++t) {
     if (!keeps(worker_.context(), slice.first_position + t)) continue;
     const auto token = static_cast<std::size_t>(slice.first_token + t);
     if (auto finding = write_token(program, request, group, slice.first_position + t,
-                                   program.contents[token], slots[token]))
+                                   program.contents[token], slots[token]);
+        !finding)
       return finding;
   }
-  return std::nullopt;
+  return {};
 }
 
-std::optional<Divergence> ModelStep::write_token(const StepProgram& program,
-                                                 const WorkerRequest& request, std::int32_t group,
-                                                 std::int64_t position, ContentId now, Slot& slot) {
+Checked ModelStep::write_token(const StepProgram& program, const WorkerRequest& request,
+                               std::int32_t group, std::int64_t position, ContentId now,
+                               Slot& slot) {
   const std::vector<BlockId>& table = request.tables[static_cast<std::size_t>(group)];
   const std::int64_t block_size = model_.block_size(group);
   const std::int64_t row = num_kept(worker_.context(), position);
@@ -115,7 +114,7 @@ std::optional<Divergence> ModelStep::write_token(const StepProgram& program,
     return finding(fmt::format("token {} overwrites slot {}, which holds {}", position, slot,
                                whose(model_, *old)));
   model_.write_token(group, block, row % block_size, now, request.writer, position);
-  return std::nullopt;
+  return {};
 }
 
 StateBefore ModelStep::state_before(const StateUpdate& update) const {
@@ -127,9 +126,8 @@ StateBefore ModelStep::state_before(const StateUpdate& update) const {
           .target = model_.state_words(update.group, update.target)};
 }
 
-std::optional<Divergence> ModelStep::advance_states(const StepProgram& program,
-                                                    std::span<const RequestId> requests,
-                                                    StepExpectation& expected) {
+Checked ModelStep::advance_states(const StepProgram& program, std::span<const RequestId> requests,
+                                  StepExpectation& expected) {
   expected.states_before.clear();
   std::size_t row = 0;
   for (const StateUpdate& update : program.state_updates) {
@@ -149,12 +147,12 @@ std::optional<Divergence> ModelStep::advance_states(const StepProgram& program,
     finding.token = update.first_position;
     return finding;
   }
-  return std::nullopt;
+  return {};
 }
 
-std::optional<Divergence> check_hit(const MemoryModel& model, const ContextRank& context,
-                                    const WorkerRequest& request, const KVCacheConfig& plan,
-                                    std::int64_t step, std::int64_t first) {
+Checked check_hit(const MemoryModel& model, const ContextRank& context,
+                  const WorkerRequest& request, const KVCacheConfig& plan, std::int64_t step,
+                  std::int64_t first) {
   for (std::int32_t g = 0; g < model.num_groups(); ++g) {
     if (model.is_state_group(g)) continue;
     const std::vector<BlockId>& table = request.tables[static_cast<std::size_t>(g)];
@@ -177,7 +175,7 @@ std::optional<Divergence> check_hit(const MemoryModel& model, const ContextRank&
       return finding;
     }
   }
-  return std::nullopt;
+  return {};
 }
 
 }  // namespace lockstep

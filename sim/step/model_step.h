@@ -11,7 +11,7 @@
 #include "reference/memory/memory_model.h"
 #include "sim/protocol/backend.h"
 #include "sim/step/worker.h"
-#include "sim/verdict/divergence.h"
+#include "sim/verdict/checked.h"
 
 namespace lockstep {
 
@@ -35,20 +35,17 @@ class ModelStep {
 
   // A finding when the program writes or reads a state where nobody may: the decision was wrong.
   // `requests` are those of program.rows.
-  std::optional<Divergence> apply(const StepProgram& program, std::span<const RequestId> requests,
-                                  StepExpectation& expected);
+  Checked apply(const StepProgram& program, std::span<const RequestId> requests,
+                StepExpectation& expected);
 
  private:
-  std::optional<Divergence> apply_blocks(const StepProgram& program);
-  std::optional<Divergence> write_tokens(const StepProgram& program, const RowSlice& slice,
-                                         RequestId id, std::int32_t group,
-                                         std::vector<Slot>& slots);
-  std::optional<Divergence> write_token(const StepProgram& program, const WorkerRequest& request,
-                                        std::int32_t group, std::int64_t position, ContentId now,
-                                        Slot& slot);
-  std::optional<Divergence> advance_states(const StepProgram& program,
-                                           std::span<const RequestId> requests,
-                                           StepExpectation& expected);
+  Checked apply_blocks(const StepProgram& program);
+  Checked write_tokens(const StepProgram& program, const RowSlice& slice, RequestId id,
+                       std::int32_t group, std::vector<Slot>& slots);
+  Checked write_token(const StepProgram& program, const WorkerRequest& request, std::int32_t group,
+                      std::int64_t position, ContentId now, Slot& slot);
+  Checked advance_states(const StepProgram& program, std::span<const RequestId> requests,
+                         StepExpectation& expected);
   StateBefore state_before(const StateUpdate& update) const;
 
   MemoryModel& model_;
@@ -60,8 +57,8 @@ std::int64_t first_attended(const KVCacheSpec& spec, std::int64_t first);
 
 // Every row that the request's next tokens (from `first` on) will read holds the content of its own
 // prefix; a finding otherwise. Asked when a request comes in with computed tokens: a wrong hit.
-std::optional<Divergence> check_hit(const MemoryModel& model, const ContextRank& context,
-                                    const WorkerRequest& request, const KVCacheConfig& plan,
-                                    std::int64_t step, std::int64_t first);
+Checked check_hit(const MemoryModel& model, const ContextRank& context,
+                  const WorkerRequest& request, const KVCacheConfig& plan, std::int64_t step,
+                  std::int64_t first);
 
 }  // namespace lockstep

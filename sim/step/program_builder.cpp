@@ -6,11 +6,12 @@
 
 #include "base/check.h"
 #include "reference/plan/page_size.h"
-#include "sim/step/capture_sizes.h"
+#include "sim/step/backend_config.h"
 #include "sim/step/model_step.h"
 #include "sim/step/transfer_step.h"
 
 namespace lockstep {
+
 namespace {
 
 std::int32_t round_up_to(std::int64_t tokens, std::int64_t multiple, std::int64_t max) {
@@ -81,9 +82,8 @@ std::optional<std::string> ProgramBuilder::why_not_supported(const EngineConfig&
   return std::nullopt;
 }
 
-std::optional<Divergence> ProgramBuilder::build(const SchedulerOutput& decision,
-                                                const StepTransfers& transfers,
-                                                StepProgram& program) {
+Checked ProgramBuilder::build(const SchedulerOutput& decision, const StepTransfers& transfers,
+                              StepProgram& program) {
   reset(program, decision.step);
   std::swap(program.settled, settled_);
   row_requests_.clear();
@@ -94,14 +94,15 @@ std::optional<Divergence> ProgramBuilder::build(const SchedulerOutput& decision,
   std::size_t first_spec = 0;
   for (std::size_t i = 0; i < decision.scheduled.size(); ++i) {
     const ScheduledRequest& scheduled = decision.scheduled[i];
-    if (auto finding = enter(decision, i, program)) return finding;
+    if (auto finding = enter(decision, i, program); !finding) return finding;
     append_blocks(decision, i, program);
     void_rows_.push_back(counts_on_lost(scheduled, transfers.lost));
-    if (auto finding = add_tokens(decision, i, first_spec, program)) return finding;
-    if (auto finding = add_state_updates(scheduled, program.rows.back(), program)) return finding;
+    if (auto finding = add_tokens(decision, i, first_spec, program); !finding) return finding;
+    if (auto finding = add_state_updates(scheduled, program.rows.back(), program); !finding)
+      return finding;
     first_spec += static_cast<std::size_t>(scheduled.num_spec);
   }
-  if (auto finding = add_zeros(decision, program)) return finding;
+  if (auto finding = add_zeros(decision, program); !finding) return finding;
   for (const BlockId block : handed_)
     group_of_block_[static_cast<std::size_t>(index_of(block))] = -1;
   handed_.clear();
@@ -113,7 +114,7 @@ std::optional<Divergence> ProgramBuilder::build(const SchedulerOutput& decision,
   program.num_padded_tokens =
       captured > 0 ? static_cast<std::int32_t>(captured)
                    : round_up_to(std::ssize(program.contents), 8, device_.max_tokens_per_step);
-  return std::nullopt;
+  return {};
 }
 
 // Who has finished leaves the batch; what a connector keeps of it is still its own.
@@ -174,8 +175,8 @@ bool ProgramBuilder::counts_on_lost(const ScheduledRequest& scheduled,
 }
 
 // A new or resumed request takes a row; any other must have one.
-std::optional<Divergence> ProgramBuilder::enter(const SchedulerOutput& decision, std::size_t index,
-                                                StepProgram& program) {
+Checked ProgramBuilder::enter(const SchedulerOutput& decision, std::size_t index,
+                              StepProgram& program) {
   const ScheduledRequest& scheduled = decision.scheduled[index];
   if (!worker_.is_known(scheduled.id))
     return decision_finding(
@@ -183,13 +184,13 @@ std::optional<Divergence> ProgramBuilder::enter(const SchedulerOutput& decision,
         fmt::format("request id {} is scheduled but not live", index_of(scheduled.id)));
   WorkerRequest& request = worker_.at(scheduled.id);
   if (!scheduled.is_new && !scheduled.is_resumed) {
-    if (request.row >= 0) return std::nullopt;
+    if (request.row >= 0) return {};
     return decision_finding(decision.step, request.name, -1,
                             "it is scheduled as running, but was preempted or never started");
   }
   if (const std::int32_t row = worker_.leave_row(scheduled.id); row >= 0)
     program.clear_rows.push_back(row);
-  if (worker_.enter_row(scheduled.id)) return std::nullopt;
+  if (worker_.enter_row(scheduled.id)) return {};
   return decision_finding(decision.step, request.name, -1,
                           fmt::format("the batch has {} rows and all are taken", device_.num_rows));
 }
@@ -253,8 +254,7 @@ void ProgramBuilder::hand_out(std::int32_t group, BlockId block, StepProgram& pr
 // The zero list names blocks of the attention groups. A block whose request was preempted in the
 // same step belongs to nobody: there is no group whose bytes could be meant. But if it is part of a
 // hit, whoever hit it reads zeros.
-std::optional<Divergence> ProgramBuilder::add_zeros(const SchedulerOutput& decision,
-                                                    StepProgram& program) {
+Checked ProgramBuilder::add_zeros(const SchedulerOutput& decision, StepProgram& program) {
   for (const BlockId block : decision.zero) {
     const std::int32_t group = group_of_block_[static_cast<std::size_t>(index_of(block))];
     if (group >= 0) {
@@ -267,12 +267,11 @@ std::optional<Divergence> ProgramBuilder::add_zeros(const SchedulerOutput& decis
           decision.step, worker_.at(hit->second).name, -1,
           fmt::format("block {} counts as computed, but the step zeroes it", index_of(block)));
   }
-  return std::nullopt;
+  return {};
 }
 
-std::optional<Divergence> ProgramBuilder::add_tokens(const SchedulerOutput& decision,
-                                                     std::size_t index, std::size_t first_spec,
-                                                     StepProgram& program) {
+Checked ProgramBuilder::add_tokens(const SchedulerOutput& decision, std::size_t index,
+                                   std::size_t first_spec, StepProgram& program) {
   const ScheduledRequest& scheduled = decision.scheduled[index];
   WorkerRequest& request = worker_.at(scheduled.id);
   request.prefix.truncate(request.num_known);
@@ -297,7 +296,145 @@ std::optional<Divergence> ProgramBuilder::add_tokens(const SchedulerOutput& deci
          std::span(program.contents).last(static_cast<std::size_t>(scheduled.num_tokens)))
       content = void_content(content);
   row_requests_.push_back(scheduled.id);
-  return std::nullopt;
+  return {};
+}
+
+// The states in a step's program: where each one lies in its request's table, which updates write
+// it, and what moves when the table grows or drafts are accepted.
+
+Checked ProgramBuilder::add_state_updates(const ScheduledRequest& scheduled, const RowSlice& slice,
+                                          StepProgram& program) {
+  for (std::int32_t g = 0; g < model_.num_groups(); ++g) {
+    if (!model_.is_state_group(g)) continue;
+    if (auto finding = advance_state(g, scheduled, slice, program); !finding) return finding;
+  }
+  return {};
+}
+
+// Modes none and align keep a running state in one entry of the table, with a block per draft
+// behind it: the state after draft j goes into the j-th of them. In mode align the entry moves on
+// with the table, and the state is copied to where it moves.
+Checked ProgramBuilder::advance_state(std::int32_t group, const ScheduledRequest& scheduled,
+                                      const RowSlice& slice, StepProgram& program) {
+  WorkerRequest& request = worker_.at(scheduled.id);
+  const KVCacheSpec& spec = spec_of(group);
+  const std::vector<BlockId>& table = request.tables[static_cast<std::size_t>(group)];
+  const auto num_entries = static_cast<std::int64_t>(table.size());
+  const bool aligned = spec.mamba_cache_mode == MambaCacheMode::align;
+  const std::int64_t end = std::int64_t{slice.first_position} + slice.num_tokens;
+  const std::int64_t base = aligned ? cdiv(end, spec.block_size) - 1 : 0;
+  const std::int64_t last_entry = spec.mamba_cache_mode == MambaCacheMode::all
+                                      ? (end - 1) / spec.block_size
+                                      : base + scheduled.num_spec;
+  if (base < 0 || last_entry >= num_entries)
+    return decision_finding(
+        program.step, request.name, group,
+        fmt::format("its state needs entry {} of a block table of {}", last_entry, num_entries));
+  if (spec.mamba_cache_mode == MambaCacheMode::all) {
+    advance_every_block(group, slice, table, program);
+    return {};
+  }
+  std::int64_t& entry = request.state_entry[static_cast<std::size_t>(group)];
+  ConvPlace& inputs = request.conv_places[static_cast<std::size_t>(group)];
+  if (entry < 0 && slice.first_position > 0) {
+    entry = aligned ? (slice.first_position - 1) / spec.block_size : 0;  // where the hit was
+    inputs = {.entry = entry, .offset = 0};
+  }
+  const BlockId target = table[static_cast<std::size_t>(base)];
+  const bool is_first = slice.first_position == 0;
+  BlockId source = is_first ? kNullBlock : table[static_cast<std::size_t>(entry)];
+  BlockId conv_source = is_first ? kNullBlock : table[static_cast<std::size_t>(inputs.entry)];
+  auto conv_offset = is_first ? 0 : static_cast<std::int32_t>(inputs.offset);
+  if (aligned && source != kNullBlock && source != target) {
+    program.copies.push_back({.group = group,
+                              .source = source,
+                              .target = target,
+                              .conv_source = conv_source,
+                              .conv_offset = conv_offset});
+    source = conv_source = target;
+    conv_offset = 0;
+  }
+  entry = base;
+  inputs = {.entry = base, .offset = 0};
+  request.num_drafts = scheduled.num_spec;
+  request.scheduled_end = end;
+  const std::int32_t known = slice.num_tokens - scheduled.num_spec;
+  StateUpdate update{.row = slice.row,
+                     .group = group,
+                     .source = source,
+                     .target = target,
+                     .first_position = slice.first_position,
+                     .num_tokens = known,
+                     .first_token = slice.first_token,
+                     .conv_source = conv_source,
+                     .conv_offset = conv_offset,
+                     .num_drafts = scheduled.num_spec};
+  program.state_updates.push_back(update);
+  update.is_draft = true;
+  update.num_drafts = 0;
+  for (std::int32_t draft = 0; draft < scheduled.num_spec; ++draft) {
+    update.source = update.target;
+    update.target = table[static_cast<std::size_t>(base + draft + 1)];
+    update.first_position += update.num_tokens;
+    update.first_token += update.num_tokens;
+    update.num_tokens = 1;
+    program.state_updates.push_back(update);
+  }
+  return {};
+}
+
+// Mode all: the state after each block, and the running one in the block that is being filled.
+void ProgramBuilder::advance_every_block(std::int32_t group, const RowSlice& slice,
+                                         const std::vector<BlockId>& table,
+                                         StepProgram& program) const {
+  const std::int64_t block_size = spec_of(group).block_size;
+  const std::int64_t last = std::int64_t{slice.first_position} + slice.num_tokens;
+  BlockId source = kNullBlock;
+  if (slice.first_position > 0)
+    source = table[static_cast<std::size_t>((slice.first_position - 1) / block_size)];
+  for (std::int64_t first = slice.first_position; first < last;) {
+    const std::int64_t entry = first / block_size;
+    const std::int64_t end = std::min(last, (entry + 1) * block_size);
+    const BlockId target = table[static_cast<std::size_t>(entry)];
+    program.state_updates.push_back(
+        {.row = slice.row,
+         .group = group,
+         .source = source,
+         .target = target,
+         .first_position = static_cast<std::int32_t>(first),
+         .num_tokens = static_cast<std::int32_t>(end - first),
+         .first_token = slice.first_token + static_cast<std::int32_t>(first - slice.first_position),
+         .conv_source = source});
+    source = target;
+    first = end;
+  }
+}
+
+// Mode align: one of the states after the drafts may be that at the end of a block, and is what the
+// prefix cache will say that block holds (vllm/v1/worker/mamba_utils.py, postprocess).
+void ProgramBuilder::settle_states(RequestId id, std::int64_t num_sampled) {
+  WorkerRequest& request = worker_.at(id);
+  if (request.num_drafts == 0 || num_sampled == 0) return;
+  for (std::int32_t g = 0; g < model_.num_groups(); ++g) {
+    const KVCacheSpec& spec = spec_of(g);
+    if (!model_.is_state_group(g) || spec.mamba_cache_mode != MambaCacheMode::align) continue;
+    const std::int64_t first = request.scheduled_end - request.num_drafts;  // of the states kept
+    const std::int64_t border = (first + num_sampled - 1) / spec.block_size * spec.block_size;
+    if (border < first) continue;
+    const std::vector<BlockId>& table = request.tables[static_cast<std::size_t>(g)];
+    const std::int64_t base = cdiv(request.scheduled_end, spec.block_size) - 1;
+    const BlockId source = table[static_cast<std::size_t>(base + border - first)];
+    const BlockId target = table[static_cast<std::size_t>(border / spec.block_size - 1)];
+    if (source == target || target == kNullBlock) continue;
+    const BlockId inputs = table[static_cast<std::size_t>(base)];
+    settled_.push_back({.group = g,
+                        .source = source,
+                        .target = target,
+                        .conv_source = inputs,
+                        .conv_offset = static_cast<std::int32_t>(border - first)});
+    // Shifted within their block, they begin at its first row again.
+    if (target == inputs) request.conv_places[static_cast<std::size_t>(g)].offset -= border - first;
+  }
 }
 
 }  // namespace lockstep

@@ -19,9 +19,9 @@
 #include "reference/types/engine_config.h"
 #include "reference/types/scheduler_types.h"
 #include "sim/protocol/backend.h"
-#include "sim/step/step_transfers.h"
+#include "sim/step/transfer_step.h"
 #include "sim/step/worker.h"
-#include "sim/verdict/divergence.h"
+#include "sim/verdict/checked.h"
 
 namespace lockstep {
 
@@ -37,8 +37,8 @@ class ProgramBuilder {
   // The model has sampled so many tokens for a request of the last program.
   void settle_states(RequestId id, std::int64_t num_sampled);
 
-  std::optional<Divergence> build(const SchedulerOutput& decision, const StepTransfers& transfers,
-                                  StepProgram& program);
+  Checked build(const SchedulerOutput& decision, const StepTransfers& transfers,
+                StepProgram& program);
   // Those that have finished and are not in the list give their blocks back now.
   void release(std::span<const HeldRequest> held);
 
@@ -53,8 +53,7 @@ class ProgramBuilder {
   const KVCacheSpec& spec_of(std::int32_t group) const {
     return device_.plan.groups[static_cast<std::size_t>(group)].spec;
   }
-  std::optional<Divergence> enter(const SchedulerOutput& decision, std::size_t index,
-                                  StepProgram& program);
+  Checked enter(const SchedulerOutput& decision, std::size_t index, StepProgram& program);
   void leave(const SchedulerOutput& decision, const StepTransfers& transfers, StepProgram& program);
   void forget(RequestId id);
   void begin_loads(const StepTransfers& transfers, StepProgram& program);
@@ -62,13 +61,13 @@ class ProgramBuilder {
   void append_blocks(const SchedulerOutput& decision, std::size_t index, StepProgram& program);
   void mark_to_be_zeroed(const SchedulerOutput& decision, bool mark);
   void hand_out(std::int32_t group, BlockId block, StepProgram& program);
-  std::optional<Divergence> add_zeros(const SchedulerOutput& decision, StepProgram& program);
-  std::optional<Divergence> add_tokens(const SchedulerOutput& decision, std::size_t index,
-                                       std::size_t first_spec, StepProgram& program);
-  std::optional<Divergence> add_state_updates(const ScheduledRequest& scheduled,
-                                              const RowSlice& slice, StepProgram& program);
-  std::optional<Divergence> advance_state(std::int32_t group, const ScheduledRequest& scheduled,
-                                          const RowSlice& slice, StepProgram& program);
+  Checked add_zeros(const SchedulerOutput& decision, StepProgram& program);
+  Checked add_tokens(const SchedulerOutput& decision, std::size_t index, std::size_t first_spec,
+                     StepProgram& program);
+  Checked add_state_updates(const ScheduledRequest& scheduled, const RowSlice& slice,
+                            StepProgram& program);
+  Checked advance_state(std::int32_t group, const ScheduledRequest& scheduled,
+                        const RowSlice& slice, StepProgram& program);
   void advance_every_block(std::int32_t group, const RowSlice& slice,
                            const std::vector<BlockId>& table, StepProgram& program) const;
 

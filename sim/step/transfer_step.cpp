@@ -67,12 +67,10 @@ std::vector<ContentId> TransferStep::contents_of(const BlockTransfer& block) con
   return contents;
 }
 
-std::optional<Divergence> TransferStep::check_loads(const StepTransfers& transfers,
-                                                    std::int64_t step) const {
+Checked TransferStep::check_loads(const StepTransfers& transfers, std::int64_t step) const {
   return check(transfers.loads, "loaded", step);
 }
-std::optional<Divergence> TransferStep::check_stores(const StepTransfers& transfers,
-                                                     std::int64_t step) const {
+Checked TransferStep::check_stores(const StepTransfers& transfers, std::int64_t step) const {
   return check(transfers.stores, "stored", step);
 }
 
@@ -91,8 +89,8 @@ Divergence TransferStep::gone(const BlockTransfer& block, std::string_view verb,
   return found;
 }
 
-std::optional<Divergence> TransferStep::check(std::span<const BlockTransfer> blocks,
-                                              std::string_view verb, std::int64_t step) const {
+Checked TransferStep::check(std::span<const BlockTransfer> blocks, std::string_view verb,
+                            std::int64_t step) const {
   for (const BlockTransfer& block : blocks) {
     if (model_.is_state_group(block.group)) continue;
     const HostContent& host = model_.host_block(block.host);
@@ -126,7 +124,7 @@ std::optional<Divergence> TransferStep::check(std::span<const BlockTransfer> blo
       return found;
     }
   }
-  return std::nullopt;
+  return {};
 }
 
 }  // namespace lockstep

@@ -1,5 +1,5 @@
-// Results as JSON values, for the files that hold several of them. For .cpp files of this folder
-// only.
+// Results as JSON values, for files that hold more than one of them. Texts in them may not be
+// UTF-8: dump them with error_handler_t::replace.
 #pragma once
 
 #include <nlohmann/json.hpp>

@@ -3,12 +3,35 @@
 #include <fmt/core.h>
 
 #include <algorithm>
+#include <utility>
 
-#include "base/atomic_file.h"
 #include "base/check.h"
 #include "sim/verdict/divergence_json.h"
 
 namespace lockstep {
+namespace {
+
+// A key in JSON and a number of a T.
+template <class T, class Number>
+using Field = std::pair<const char*, Number T::*>;
+
+constexpr Field<KernelStatistics, std::int64_t> kKernelCounts[] = {
+    {"launches", &KernelStatistics::launches}, {"ctas", &KernelStatistics::ctas},
+    {"threads", &KernelStatistics::threads},   {"accesses", &KernelStatistics::accesses},
+    {"switches", &KernelStatistics::switches}, {"barriers", &KernelStatistics::barriers}};
+
+constexpr Field<GraphStatistics, std::int64_t> kGraphCounts[] = {
+    {"captured", &GraphStatistics::captured},
+    {"replayed", &GraphStatistics::replayed},
+    {"dropped", &GraphStatistics::dropped}};
+
+constexpr Field<PhaseSeconds, double> kPhases[] = {{"schedule_s", &PhaseSeconds::schedule},
+                                                   {"program_s", &PhaseSeconds::program},
+                                                   {"execute_s", &PhaseSeconds::execute},
+                                                   {"compare_s", &PhaseSeconds::compare},
+                                                   {"wall_s", &PhaseSeconds::wall}};
+
+}  // namespace
 
 std::string_view name_of(Verdict verdict) {
   switch (verdict) {
@@ -28,55 +51,15 @@ nlohmann::ordered_json json_of(const RunSummary& summary) {
   nlohmann::ordered_json json;
   json["verdict"] = name_of(summary.verdict);
   json["backend"] = summary.backend;
-  json["requests"] = summary.requests;
-  json["finished_requests"] = summary.finished_requests;
-  json["aborted_requests"] = summary.aborted_requests;
-  json["refused_requests"] = summary.refused_requests;
-  json["steps"] = summary.steps;
-  json["request_steps"] = summary.request_steps;
-  json["scheduled_tokens"] = summary.scheduled_tokens;
-  json["output_tokens"] = summary.output_tokens;
-  json["prompt_tokens"] = summary.prompt_tokens;
-  json["cached_tokens"] = summary.cached_tokens;
-  json["hits"] = summary.hits;
-  json["preemptions"] = summary.preemptions;
-  json["stored"] = summary.stored;
-  json["evictions"] = summary.evictions;
-  json["refused_allocations"] = summary.refused_allocations;
-  json["simulated_ns"] = summary.simulated_ns;
-  json["pages_checked"] = summary.pages_checked;
-  json["bytes_checked"] = summary.bytes_checked;
-  json["host_blocks_checked"] = summary.host_blocks_checked;
-  json["host_bytes_checked"] = summary.host_bytes_checked;
-  json["blocks_loaded"] = summary.blocks_loaded;
-  json["blocks_stored"] = summary.blocks_stored;
-  json["blocks_lost"] = summary.blocks_lost;
-  json["host_evictions"] = summary.host_evictions;
-  json["frees_delayed"] = summary.frees_delayed;
-  json["table_entries_checked"] = summary.table_entries_checked;
-  json["slots_checked"] = summary.slots_checked;
-  json["rows_read"] = summary.rows_read;
-  json["outputs_checked"] = summary.outputs_checked;
-  json["state_numbers_checked"] = summary.state_numbers_checked;
-  json["state_outputs_checked"] = summary.state_outputs_checked;
-  json["rows_extracted"] = summary.rows_extracted;
-  json["hidden_files_seen"] = summary.hidden_files_seen;
-  json["union_rows_checked"] = summary.union_rows_checked;
-  json["idle_rank_steps"] = summary.idle_rank_steps;
-  json["eager_rank_steps"] = summary.eager_rank_steps;
-  json["collectives_checked"] = summary.collectives_checked;
+  for (const RunCounter& counter : kRunCounters) json[counter.name] = summary.*counter.count;
   json["kernels"] = nlohmann::ordered_json::array();
-  for (const KernelStatistics& kernel : summary.kernels)
-    json["kernels"].push_back({{"kernel", kernel.kernel},
-                               {"launches", kernel.launches},
-                               {"ctas", kernel.ctas},
-                               {"threads", kernel.threads},
-                               {"accesses", kernel.accesses},
-                               {"switches", kernel.switches},
-                               {"barriers", kernel.barriers}});
-  json["graphs"] = {{"captured", summary.graphs.captured},
-                    {"replayed", summary.graphs.replayed},
-                    {"dropped", summary.graphs.dropped}};
+  for (const KernelStatistics& kernel : summary.kernels) {
+    nlohmann::ordered_json entry;
+    entry["kernel"] = kernel.kernel;
+    for (const auto& [name, count] : kKernelCounts) entry[name] = kernel.*count;
+    json["kernels"].push_back(std::move(entry));
+  }
+  for (const auto& [name, count] : kGraphCounts) json["graphs"][name] = summary.graphs.*count;
   json["not_checked"] = summary.not_checked;
   json["state_hash"] = to_hex(summary.state_hash);
   json["divergence"] = nullptr;
@@ -87,11 +70,7 @@ nlohmann::ordered_json json_of(const RunSummary& summary) {
     json["stuck"].push_back({{"request", stuck.name}, {"why", stuck.why}});
   json["stuck_total"] = summary.stuck_total;
   json["stuck_dp_rank"] = summary.stuck_dp_rank;
-  json["schedule_s"] = summary.seconds.schedule;
-  json["program_s"] = summary.seconds.program;
-  json["execute_s"] = summary.seconds.execute;
-  json["compare_s"] = summary.seconds.compare;
-  json["wall_s"] = summary.seconds.wall;
+  for (const auto& [name, seconds] : kPhases) json[name] = summary.seconds.*seconds;
   return json;
 }
 
@@ -101,18 +80,40 @@ void add_kernel(const KernelStatistics& kernel, std::vector<KernelStatistics>& k
     kernels.push_back(kernel);
     return;
   }
-  same->launches += kernel.launches;
-  same->ctas += kernel.ctas;
-  same->threads += kernel.threads;
-  same->accesses += kernel.accesses;
-  same->switches += kernel.switches;
-  same->barriers += kernel.barriers;
+  for (const auto& [name, count] : kKernelCounts) (*same).*count += kernel.*count;
 }
 
-std::string result_to_json(const RunSummary& summary) { return json_of(summary).dump(2) + "\n"; }
+void add_counts(const RunSummary& one, RunSummary& sum) {
+  for (const RunCounter& counter : kRunCounters) sum.*counter.count += one.*counter.count;
+  for (const auto& [name, seconds] : kPhases) sum.seconds.*seconds += one.seconds.*seconds;
+  for (const auto& [name, count] : kGraphCounts) sum.graphs.*count += one.graphs.*count;
+  for (const KernelStatistics& kernel : one.kernels) add_kernel(kernel, sum.kernels);
+  for (const std::string& sentence : one.not_checked)
+    if (std::ranges::find(sum.not_checked, sentence) == sum.not_checked.end())
+      sum.not_checked.push_back(sentence);
+}
 
-Result<void> write_result_json(const std::string& path, const RunSummary& summary) {
-  return write_file_atomically(path, result_to_json(summary));
+void StateHashChain::add(const SchedulerOutput& decision) {
+  add(static_cast<std::uint64_t>(decision.step) << 32 | decision.scheduled.size());
+  for (const ScheduledRequest& scheduled : decision.scheduled) {
+    add(static_cast<std::uint64_t>(index_of(scheduled.id)) << 32 |
+        static_cast<std::uint32_t>(scheduled.num_tokens));
+    add(static_cast<std::uint64_t>(scheduled.computed) << 32 |
+        static_cast<std::uint64_t>(scheduled.num_spec) << 2 |
+        static_cast<std::uint64_t>(scheduled.is_new) << 1 |
+        static_cast<std::uint64_t>(scheduled.is_resumed));
+  }
+  const auto add_all = [this](const auto& list) {
+    add(list.size());
+    for (const auto& entry : list) add(static_cast<std::uint64_t>(entry));
+  };
+  add_all(decision.block_ends);
+  add_all(decision.block_ids);
+  add_all(decision.spec_tokens);
+  add_all(decision.preempted);
+  add_all(decision.finished);
+  add_all(decision.zero);
+  add_all(decision.common_prefix_blocks);
 }
 
 }  // namespace lockstep

@@ -4,13 +4,18 @@
 // not.
 #pragma once
 
+#include <bit>
 #include <cstdint>
+#include <iterator>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "base/result.h"
+#include "reference/memory/content.h"
+#include "reference/types/scheduler_types.h"
 #include "sim/protocol/backend.h"
 #include "sim/verdict/divergence.h"
 
@@ -45,7 +50,8 @@ struct PhaseSeconds {
   double wall = 0;      // the whole run
 };
 
-struct RunSummary {
+// What a run counts. A count is a member here and a row of kRunCounters.
+struct RunCounts {
   std::int64_t requests = 0;  // that arrived
   std::int64_t finished_requests = 0;
   std::int64_t aborted_requests = 0;
@@ -62,7 +68,6 @@ struct RunSummary {
   std::int64_t evictions = 0;            // block hashes removed by reuse of their block
   std::int64_t refused_allocations = 0;  // by a fault: the pool had the blocks
   std::int64_t simulated_ns = 0;         // virtual time at the end
-
   std::int64_t pages_checked = 0;        // fingerprints compared
   std::int64_t bytes_checked = 0;        // of those pages
   std::int64_t host_blocks_checked = 0;  // of the host tier, fingerprints compared
@@ -84,7 +89,58 @@ struct RunSummary {
   std::int64_t idle_rank_steps = 0;        // of data parallel ranks without work of their own
   std::int64_t eager_rank_steps = 0;       // of data parallel ranks that agreed on no graph
   std::int64_t collectives_checked = 0;    // calls of data parallel ranks, put side by side
-  std::vector<std::string> not_checked;    // one sentence each
+};
+
+// One of them: its key in JSON, and what stands behind its figure where it has a row of its own.
+struct RunCounter {
+  const char* name;
+  std::int64_t RunCounts::*count;
+  std::string_view text = {};
+};
+inline constexpr RunCounter kRunCounters[] = {
+    {"requests", &RunCounts::requests},
+    {"finished_requests", &RunCounts::finished_requests},
+    {"aborted_requests", &RunCounts::aborted_requests},
+    {"refused_requests", &RunCounts::refused_requests},
+    {"steps", &RunCounts::steps},
+    {"request_steps", &RunCounts::request_steps},
+    {"scheduled_tokens", &RunCounts::scheduled_tokens},
+    {"output_tokens", &RunCounts::output_tokens},
+    {"prompt_tokens", &RunCounts::prompt_tokens},
+    {"cached_tokens", &RunCounts::cached_tokens},
+    {"hits", &RunCounts::hits},
+    {"preemptions", &RunCounts::preemptions},
+    {"stored", &RunCounts::stored},
+    {"evictions", &RunCounts::evictions},
+    {"refused_allocations", &RunCounts::refused_allocations},
+    {"simulated_ns", &RunCounts::simulated_ns},
+    {"pages_checked", &RunCounts::pages_checked},
+    {"bytes_checked", &RunCounts::bytes_checked},
+    {"host_blocks_checked", &RunCounts::host_blocks_checked},
+    {"host_bytes_checked", &RunCounts::host_bytes_checked},
+    {"blocks_loaded", &RunCounts::blocks_loaded},
+    {"blocks_stored", &RunCounts::blocks_stored},
+    {"blocks_lost", &RunCounts::blocks_lost},
+    {"host_evictions", &RunCounts::host_evictions},
+    {"frees_delayed", &RunCounts::frees_delayed},
+    {"table_entries_checked", &RunCounts::table_entries_checked, "block table entries"},
+    {"slots_checked", &RunCounts::slots_checked, "slots"},
+    {"rows_read", &RunCounts::rows_read, "cache rows read back by attention"},
+    {"outputs_checked", &RunCounts::outputs_checked, "attention outputs"},
+    {"state_numbers_checked", &RunCounts::state_numbers_checked},
+    {"state_outputs_checked", &RunCounts::state_outputs_checked},
+    {"rows_extracted", &RunCounts::rows_extracted},
+    {"hidden_files_seen", &RunCounts::hidden_files_seen},
+    {"union_rows_checked", &RunCounts::union_rows_checked,
+     "rows of the whole model found among the ranks"},
+    {"idle_rank_steps", &RunCounts::idle_rank_steps},
+    {"eager_rank_steps", &RunCounts::eager_rank_steps},
+    {"collectives_checked", &RunCounts::collectives_checked},
+};
+static_assert(sizeof(RunCounts) == std::size(kRunCounters) * sizeof(std::int64_t));
+
+struct RunSummary : RunCounts {
+  std::vector<std::string> not_checked;  // one sentence each
 
   std::vector<KernelStatistics> kernels;  // what the backend launched
   GraphStatistics graphs;                 // and what it captured and replayed
@@ -103,8 +159,36 @@ struct RunSummary {
 
 // Adds what a kernel came to to those of other ranks.
 void add_kernel(const KernelStatistics& kernel, std::vector<KernelStatistics>& kernels);
+// Adds counts, times, kernels, graphs and what was not checked of one data parallel rank to those
+// of others: all but the verdict.
+void add_counts(const RunSummary& one, RunSummary& sum);
 
-std::string result_to_json(const RunSummary& summary);
-Result<void> write_result_json(const std::string& path, const RunSummary& summary);
+// The chain of state hashes: 128 bits that every step's decisions and expectations extend. Two runs
+// with equal chains at a step have agreed in everything that was put in up to there.
+//
+// Order matters, and so does what is absent: lists go in with their length.
+
+class StateHashChain {
+ public:
+  void add(std::uint64_t value) {
+    low_ = mix(low_ ^ value);
+    high_ = (high_ + std::rotl(low_, 31)) * kStateStep + value;
+  }
+  void add(std::string_view text) {
+    add(text.size());
+    std::uint64_t word = 0;
+    for (std::size_t i = 0; i < text.size(); ++i) {
+      word = word << 8 | static_cast<unsigned char>(text[i]);
+      if (i % 8 == 7) add(word);
+    }
+    add(word);
+  }
+  void add(const SchedulerOutput& decision);
+  StateHash value() const { return {mix(high_), low_}; }
+
+ private:
+  std::uint64_t high_ = 0x6C6F636B73746570ull;
+  std::uint64_t low_ = 0x636861696E6F6620ull;
+};
 
 }  // namespace lockstep

@@ -7,9 +7,9 @@
 #include <memory>
 #include <string>
 
-#include "sim/engine/decision_source.h"
-#include "sim/engine/lockstep.h"
+#include "reference/schedule/scheduler.h"
 #include "sim/engine/workload.h"
+#include "sim/session/session.h"
 #include "traces/importers/benchmark_file.h"
 #include "traces/importers/open_trace.h"
 #include "traces/models/data_dir.h"
@@ -23,7 +23,7 @@ bool run_once(benchmark::State& state, const std::string& path, const EngineConf
               RunSummary& summary) {
   auto reader = open_trace(path);
   auto plan = plan_for_groups(groups, num_blocks);
-  auto decisions = make_reference_decisions(engine, groups, num_blocks);
+  auto decisions = Scheduler::create(engine, groups, num_blocks);
   if (!reader || !plan || !decisions) {
     state.SkipWithError("the benchmark cannot be set up");
     return false;
@@ -31,8 +31,8 @@ bool run_once(benchmark::State& state, const std::string& path, const EngineConf
   auto workload = make_trace_workload(std::move(*reader), {});
   LockstepConfig config;
   config.engine = engine;
-  config.device = make_device_config(engine, std::move(*plan));
-  const auto report = run_lockstep(config, **decisions, *workload, nullptr);
+  config.device = make_backend_config(engine, std::move(*plan));
+  const auto report = run_lockstep(config, {*decisions, *workload});
   if (!report) {
     state.SkipWithError(report.error().message.c_str());
     return false;

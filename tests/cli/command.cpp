@@ -15,21 +15,6 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// A folder for this process: ctest runs each test in one of its own.
-const fs::path& temporary_folder() {
-  static const fs::path folder = [] {
-    const fs::path path =
-        fs::temp_directory_path() / ("lockstep_cli_tests." + std::to_string(getpid()));
-    fs::remove_all(path);
-    fs::create_directories(path);
-    return path;
-  }();
-  return folder;
-}
-
-struct RemoveFolder : testing::Environment {
-  void TearDown() override { fs::remove_all(temporary_folder()); }
-};
 // As exec wants them: pointers into `words`, a null behind the last.
 std::vector<char*> pointers_to(std::vector<std::string>& words) {
   std::vector<char*> pointers;
@@ -38,12 +23,7 @@ std::vector<char*> pointers_to(std::vector<std::string>& words) {
   return pointers;
 }
 
-[[maybe_unused]] const auto* const kRemoveFolder =
-    testing::AddGlobalTestEnvironment(new RemoveFolder);
-
 }  // namespace
-
-std::string temporary_path(std::string_view name) { return temporary_folder() / name; }
 
 std::string sample_path(std::string_view name) {
   return fs::path(LOCKSTEP_SOURCE_DIR) / "traces/samples" / name;

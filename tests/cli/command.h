@@ -5,6 +5,8 @@
 #include <string_view>
 #include <vector>
 
+#include "tests/support/temporary_folder.h"
+
 namespace lockstep::tests {
 
 struct Outcome {
@@ -18,8 +20,6 @@ Outcome run_lockstep(const std::vector<std::string>& arguments);
 Outcome run_program(const std::string& program, const std::vector<std::string>& arguments,
                     std::vector<std::string> environment = {});
 
-// A path in this test's own folder of temporary files, which is empty when the test starts.
-std::string temporary_path(std::string_view name);
 std::string sample_path(std::string_view name);  // in traces/samples
 std::string read_text(const std::string& path);
 void write_text(const std::string& path, std::string_view text);

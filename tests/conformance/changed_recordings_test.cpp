@@ -1,7 +1,6 @@
 // A recording in which one number was changed is refused at exactly that step, with that field
 // named: for every kind of field, in the first sample recording that has one.
 #include <gtest/gtest.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <filesystem>
@@ -11,6 +10,7 @@
 #include <sstream>
 
 #include "sim/conform/conform.h"
+#include "tests/support/temporary_folder.h"
 #include "traces/models/data_dir.h"
 
 namespace lockstep {
@@ -72,8 +72,8 @@ std::optional<Changed> change_one(const std::string& recording,
     if (number == nullptr) continue;
     *number = number->get<std::int64_t>() + delta;
     lines[i] = line.dump();
-    const std::string name = "lockstep_changed." + std::to_string(getpid()) + ".jsonl";
-    Changed changed{testing::TempDir() + name, header ? -1 : line.at("step").get<std::int64_t>()};
+    Changed changed{tests::temporary_path("changed.jsonl"),
+                    header ? -1 : line.at("step").get<std::int64_t>()};
     std::ofstream file(changed.path);
     for (const std::string& text : lines) file << text << '\n';
     return changed;
@@ -100,7 +100,6 @@ TEST_P(ChangedRecording, IsRefusedAtThatStepWithTheFieldNamed) {
     ASSERT_TRUE(sound.has_value()) << sound.error().message;
     ASSERT_FALSE(sound->mismatch.has_value()) << recording << ": " << sound->mismatch->what;
     const Result<ConformFile> file = conform_recording(changed->path);
-    fs::remove(changed->path);
     ASSERT_TRUE(file.has_value()) << file.error().message;
     ASSERT_TRUE(file->mismatch.has_value()) << recording << ": the change went unseen";
     EXPECT_EQ(file->mismatch->step, changed->step) << recording;

@@ -8,7 +8,8 @@
 
 #include "cuda_backend/simt_backend.h"
 #include "sim/connectors/recorded_connector.h"
-#include "sim/engine/lockstep.h"
+#include "sim/recording/recording_workload.h"
+#include "sim/session/session.h"
 #include "tests/conformance/recording_files.h"
 #include "traces/models/data_dir.h"
 
@@ -26,16 +27,15 @@ Result<RunSummary> replay_on_simt(const std::string& path) {
   LockstepConfig config;
   config.engine = header.options.config;
   const AttentionBackend attention = attention_backend_for(*plan);
-  config.device = make_device_config(config.engine, std::move(*plan), attention);
+  config.device = make_backend_config(config.engine, std::move(*plan), attention);
   config.device.num_host_blocks = header.num_blocks;
-  auto backend = make_simt_backend(config.device);
-  if (!backend) return tl::unexpected(backend.error());
-  const auto workload = make_recording_workload(std::move(*reader));
-  auto decisions = make_reference_decisions(config.engine, config.device.plan.groups,
-                                            config.device.plan.num_blocks,
-                                            kv_transfer(header, workload->connector()));
-  if (!decisions) return tl::unexpected(decisions.error());
-  auto report = run_lockstep(config, **decisions, *workload, backend->get());
+  config.connector.load_failure_policy = kv_transfer(header, nullptr).kv_load_failure_policy;
+  SessionParts parts;
+  parts.clients = make_recording_workload(std::move(*reader));
+  parts.backend = make_simt_backend;
+  const auto session = Session::open(config, std::move(parts));
+  if (!session) return tl::unexpected(session.error());
+  auto report = (*session)->run();
   if (!report) return tl::unexpected(report.error());
   return std::move(report->summary);
 }

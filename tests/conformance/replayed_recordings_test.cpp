@@ -11,7 +11,8 @@
 
 #include "cuda_backend/simt_backend.h"
 #include "properties/audit/audit.h"
-#include "sim/engine/lockstep.h"
+#include "sim/recording/recording_workload.h"
+#include "sim/session/session.h"
 #include "tests/conformance/recording_files.h"
 #include "traces/models/data_dir.h"
 
@@ -39,20 +40,13 @@ Result<RunSummary> replay_on_simt(const std::string& path) {
   auto plan = plan_for_groups(header.groups, header.num_blocks);
   if (!plan) return tl::unexpected(plan.error());
   const AttentionBackend attention = attention_backend_for(*plan);
-  config.device = make_device_config(config.engine, std::move(*plan), attention);
-  std::vector<std::unique_ptr<Backend>> owned;
-  std::vector<Backend*> ranks;
-  for (std::int32_t rank = 0; rank < config.device.context.num_ranks; ++rank) {
-    auto backend = make_simt_backend(device_of_rank(config.device, rank));
-    if (!backend) return tl::unexpected(backend.error());
-    owned.push_back(std::move(*backend));
-    ranks.push_back(owned.back().get());
-  }
-  auto decisions = make_reference_decisions(config.engine, config.device.plan.groups,
-                                            config.device.plan.num_blocks);
-  if (!decisions) return tl::unexpected(decisions.error());
-  const auto workload = make_recording_workload(std::move(*reader));
-  auto report = run_lockstep(config, **decisions, *workload, std::span<Backend* const>(ranks));
+  config.device = make_backend_config(config.engine, std::move(*plan), attention);
+  SessionParts parts;
+  parts.clients = make_recording_workload(std::move(*reader));
+  parts.backend = make_simt_backend;
+  const auto session = Session::open(config, std::move(parts));
+  if (!session) return tl::unexpected(session.error());
+  auto report = (*session)->run();
   if (!report) return tl::unexpected(report.error());
   return std::move(report->summary);
 }

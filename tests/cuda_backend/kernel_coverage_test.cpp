@@ -1,7 +1,6 @@
 // No kernel without a test that watches its accesses: every __global__ of cuda_backend/kernels is
 // launched in check mode by some test of this program.
 #include <gtest/gtest.h>
-#include <unistd.h>
 
 #include <cstdlib>
 #include <filesystem>
@@ -12,6 +11,7 @@
 #include <sstream>
 
 #include "tests/cuda_backend/kernel_log.h"
+#include "tests/support/temporary_folder.h"
 
 namespace lockstep {
 namespace {
@@ -64,17 +64,15 @@ Names uncovered(const Names& kernels, const std::map<std::string, Names>& by_lau
 
 // All tests of this program but those of whole backends and of the executor, in another process.
 Names launched_by_kernel_tests() {
-  const fs::path log = fs::temp_directory_path() / ("lockstep_kernels." + std::to_string(getpid()));
-  fs::remove(log);
+  const std::string log = tests::temporary_path("kernels");
   const std::string command =
-      std::string(kKernelLogVariable) + "='" + log.string() + "' '" +
+      std::string(kKernelLogVariable) + "='" + log + "' '" +
       fs::read_symlink("/proc/self/exe").string() +
       "' --gtest_filter='-*Backend*:*Mutant*:Simt*:*Coverage*:*Slow*' --gtest_brief=1 >/dev/null";
   EXPECT_EQ(std::system(command.c_str()), 0) << command;
   Names launched;
   std::ifstream file(log);
   for (std::string name; std::getline(file, name);) launched.insert(name);
-  fs::remove(log);
   return launched;
 }
 

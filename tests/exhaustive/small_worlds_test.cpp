@@ -10,8 +10,8 @@
 
 #include "properties/audit/audit.h"
 #include "properties/relations/reading_model.h"
-#include "sim/engine/lockstep.h"
-#include "sim/engine/run_recorder.h"
+#include "sim/recording/run_recorder.h"
+#include "sim/session/session.h"
 #include "tests/support/scripted_workload.h"
 
 namespace lockstep {
@@ -108,7 +108,7 @@ std::vector<ScriptedWorkload::Turnful> script_of(int choices) {
 // The whole state of the engine as seen from outside: queues, tables, tokens, free and cached
 // blocks.
 std::uint64_t signature(const StepView& view, std::int64_t num_blocks) {
-  const DecisionSource& engine = view.decisions;
+  const Scheduler& engine = view.model();
   std::uint64_t hash = 0;
   const auto mix = [&](std::uint64_t value) { hash = splitmix64(hash ^ value); };
   const auto mix_name = [&](RequestId id) {
@@ -188,9 +188,9 @@ void expect_undisturbed(const SavedCase& world, const Answers& answers, int choi
 void run_one(const World& world, const LockstepConfig& config,
              const std::vector<KVCacheGroupSpec>& groups, std::int64_t num_blocks, int choices,
              Reached& reached) {
-  auto decisions = make_reference_decisions(config.engine, groups, num_blocks);
+  auto decisions = Scheduler::create(config.engine, groups, num_blocks);
   ASSERT_TRUE(decisions) << decisions.error().message;
-  Auditor auditor(recording_header(config.engine, groups, num_blocks, **decisions));
+  Auditor auditor(recording_header(config.engine, groups, num_blocks, *decisions));
   ScriptedWorkload script(script_of(choices), world.num_spec, choices % 2);
   SavedCase model_world;
   model_world.engine = config.engine;
@@ -201,7 +201,7 @@ void run_one(const World& world, const LockstepConfig& config,
     reached.preemptions += std::ssize(step.preempted);
   });
   StateCounter counter(recorder, model, num_blocks, reached.states);
-  const auto report = run_lockstep(config, **decisions, recorder, nullptr, &counter);
+  const auto report = run_lockstep(config, {*decisions, recorder, {}, &counter});
   ASSERT_TRUE(report) << report.error().message;
   auditor.end(recorder.end());
   const auto findings = auditor.take_findings();
@@ -211,8 +211,7 @@ void run_one(const World& world, const LockstepConfig& config,
   ASSERT_NE(report->summary.verdict, Verdict::divergence);
   ASSERT_NO_FATAL_FAILURE(expect_undisturbed(model_world, model.answers(), choices, reached));
   if (report->summary.verdict == Verdict::agreed) {
-    ASSERT_EQ((*decisions)->num_free_blocks(), num_blocks - 1)
-        << "blocks leak, choices " << choices;
+    ASSERT_EQ(decisions->num_free_blocks(), num_blocks - 1) << "blocks leak, choices " << choices;
   }
   ++reached.runs;
   reached.steps += report->summary.steps;
@@ -241,7 +240,7 @@ Reached explore(const World& world, const std::string& engine) {
       ADD_FAILURE() << plan.error().message;
       return reached;
     }
-    config.device = make_device_config(config.engine, *plan);
+    config.device = make_backend_config(config.engine, *plan);
     for (int choices = 0; choices < num_scripts; ++choices) {
       run_one(world, config, groups, pool, choices, reached);
       if (testing::Test::HasFatalFailure()) return reached;

@@ -15,7 +15,7 @@
 #include "properties/generate/generator.h"
 #include "properties/judge/judge.h"
 #include "properties/judge/known_findings.h"
-#include "sim/engine/fault_plan.h"
+#include "sim/engine/faults.h"
 #include "traces/formats/layout_recording.h"
 #include "traces/formats/recording.h"
 #include "traces/formats/request_trace.h"

@@ -14,7 +14,7 @@
 #include "properties/mutants/mutant_markdown.h"
 #include "reference/types/scheduler_defect.h"
 #include "sim/connectors/offload_connector.h"
-#include "sim/hidden_states/hidden_state_defect.h"
+#include "sim/hidden_states/watched_files.h"
 #include "sim/pair/transfer_protocol.h"
 #include "sim/ranks/dp_step.h"
 

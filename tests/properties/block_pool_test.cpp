@@ -1,119 +1,212 @@
-// The block pool and the prefix cache do, over any sequence of operations, what a page of naive
-// code does.
+// The block pool and its prefix cache do, over any sequence of commands, what a page of naive code
+// does.
 #include "reference/cache/block_pool.h"
 
 #include <gtest/gtest.h>
 #include <rapidcheck.h>
+#include <rapidcheck/state.h>
 
 #include <algorithm>
-#include <array>
 #include <cstdint>
+#include <ostream>
 #include <vector>
 
-#include "properties/invariants/naive_block_pool.h"
+#include "properties/invariants/naive_cache.h"
 
 namespace lockstep {
 namespace {
 
-constexpr std::int32_t kNumKeys = 6;
+constexpr std::uint64_t kNumKeys = 6;
+constexpr std::int32_t kNumGroups = 2;
+constexpr int kCommandsMax = 200;  // of a sequence; rapidcheck's default is 100
 
-enum class Operation : std::uint8_t { allocate, hit, free, cache, reset };
-// A reset forgets all that is cached: it is rare, so that there is something to forget.
-constexpr std::array kOperations = {
-    Operation::allocate, Operation::hit,  Operation::free,  Operation::cache, Operation::allocate,
-    Operation::hit,      Operation::free, Operation::cache, Operation::cache, Operation::reset};
-// rapidcheck lets cases grow with their number; a sequence as long as its largest is where the
-// classes below are met.
-constexpr int kSequenceSize = 200;
-
+// What was generated is counted: a run that never met these would prove little.
 struct Seen {
   std::int64_t evictions = 0;
   std::int64_t hits_on_free_blocks = 0;
   std::int64_t shared = 0;
   std::int64_t duplicates = 0;
   std::int64_t resets = 0;
+  std::int64_t refused_resets = 0;
   std::int64_t two_block_pools = 0;
 };
 
-// One sequence: every operation is drawn from a word of `script`, so that a shorter script is a
-// simpler case.
-void run(std::int32_t num_blocks, FreedBlocks freed, const std::vector<std::uint32_t>& script,
-         Seen& seen) {
-  BlockPool pool(num_blocks, true, freed);
-  NaiveBlockPool naive(num_blocks, freed);
+struct PoolModel {
+  NaiveBlockPool pool;
   std::vector<BlockId> held;  // one entry a reference
-  seen.two_block_pools += num_blocks == 2 ? 1 : 0;
-  for (const std::uint32_t word : script) {
-    const Operation operation = kOperations[word % kOperations.size()];
-    const std::uint32_t pick = word / kOperations.size();
-    const BlockKey key{pick % kNumKeys, 7};
-    const auto group = static_cast<std::int32_t>(pick / kNumKeys % 2);
-    if (operation == Operation::allocate) {
-      const auto count = std::min<std::int64_t>(pick % 3, pool.num_free_blocks());
-      std::vector<BlockId> got;
-      pool.take_counters();
-      pool.get_new_blocks(count, got);
-      seen.evictions += pool.take_counters().evicted;
-      RC_ASSERT(got == naive.get_new_blocks(count));
-      held.insert(held.end(), got.begin(), got.end());
-    } else if (operation == Operation::hit) {
-      const BlockId hit = pool.cache().find(key, group);
-      RC_ASSERT(hit == naive.find(key, group));
-      if (hit == kNullBlock) continue;
-      seen.hits_on_free_blocks += pool.is_evictable(hit) ? 1 : 0;
-      seen.shared += pool.ref_cnt(hit) > 0 ? 1 : 0;
-      pool.touch({&hit, 1});
-      naive.touch(hit);
-      held.push_back(hit);
-    } else if (operation == Operation::free && !held.empty()) {
-      // The last few, tail first, as a request frees them; a null entry among them.
-      const std::size_t count = std::min<std::size_t>(1 + pick % 3, held.size());
-      std::vector<BlockId> freed_now(held.rbegin(),
-                                     held.rbegin() + static_cast<std::ptrdiff_t>(count));
-      freed_now.insert(freed_now.begin() + 1, kNullBlock);
-      held.resize(held.size() - count);
-      pool.free_blocks(freed_now);
-      naive.free_blocks(freed_now);
-    } else if (operation == Operation::cache && !held.empty()) {
-      const BlockId block = held[pick % held.size()];
-      if (naive.is_cached(block)) continue;
-      seen.duplicates += naive.find(key, group) != kNullBlock ? 1 : 0;
-      pool.cache_block(block, key, group);
-      naive.cache_block(block, key, group);
-    } else if (operation == Operation::reset) {
-      const bool reset = pool.reset_prefix_cache();
-      RC_ASSERT(reset == naive.reset_prefix_cache());
-      seen.resets += reset ? 1 : 0;
-    }
-    RC_ASSERT(pool.num_free_blocks() == std::ssize(naive.free_queue()));
-    for (std::int32_t i = 1; i < num_blocks; ++i) {
-      RC_ASSERT(pool.ref_cnt(BlockId{i}) == naive.ref_cnt(BlockId{i}));
-      RC_ASSERT(pool.cache().contains(BlockId{i}) == naive.is_cached(BlockId{i}));
-    }
-    for (std::uint32_t k = 0; k < kNumKeys; ++k)
-      for (std::int32_t g = 0; g < 2; ++g)
-        RC_ASSERT(pool.cache().find({k, 7}, g) == naive.find({k, 7}, g));
+};
+struct PoolUnderTest {
+  BlockPool pool;
+  std::int32_t num_blocks;
+  Seen& seen;
+};
+
+void expect_equal(const PoolModel& model, const PoolUnderTest& real) {
+  const std::vector<BlockId> queue = real.pool.free_queue();
+  RC_ASSERT(std::ranges::equal(queue, model.pool.free_queue()));
+  for (std::int32_t i = 1; i < real.num_blocks; ++i) {
+    RC_ASSERT(real.pool.ref_cnt(BlockId{i}) == model.pool.ref_cnt(BlockId{i}));
+    RC_ASSERT(real.pool.cache().contains(BlockId{i}) == model.pool.is_cached(BlockId{i}));
   }
+  for (std::uint64_t k = 0; k < kNumKeys; ++k)
+    for (std::int32_t g = 0; g < kNumGroups; ++g)
+      RC_ASSERT(real.pool.cache().find({k, 7}, g) == model.pool.find({k, 7}, g));
 }
+
+// A command changes the model in apply(), the pool in act(); then the two are equal.
+class PoolCommand : public rc::state::Command<PoolModel, PoolUnderTest> {
+ public:
+  void run(const PoolModel& before, PoolUnderTest& real) const final {
+    act(before, real);
+    PoolModel after = before;
+    apply(after);
+    expect_equal(after, real);
+  }
+
+ protected:
+  virtual void act(const PoolModel& before, PoolUnderTest& real) const = 0;
+};
+
+class Allocate final : public PoolCommand {
+ public:
+  void checkPreconditions(const PoolModel& model) const override {
+    RC_PRE(count_ <= std::ssize(model.pool.free_queue()));
+  }
+  void apply(PoolModel& model) const override {
+    const auto got = model.pool.get_new_blocks(count_);
+    model.held.insert(model.held.end(), got.begin(), got.end());
+  }
+  void show(std::ostream& out) const override { out << "allocate " << count_; }
+
+ private:
+  void act(const PoolModel& before, PoolUnderTest& real) const override {
+    std::vector<BlockId> got;
+    real.pool.take_counters();
+    real.pool.get_new_blocks(count_, got);
+    real.seen.evictions += real.pool.take_counters().evicted;
+    NaiveBlockPool naive = before.pool;
+    RC_ASSERT(got == naive.get_new_blocks(count_));
+  }
+  const std::int64_t count_ = *rc::gen::inRange<std::int64_t>(0, 3);
+};
+
+// Of commands about some content: its key and group.
+class ContentCommand : public PoolCommand {
+ protected:
+  const BlockKey key_{*rc::gen::inRange<std::uint64_t>(0, kNumKeys), 7};
+  const std::int32_t group_ = *rc::gen::inRange(0, kNumGroups);
+};
+
+class Hit final : public ContentCommand {
+ public:
+  void checkPreconditions(const PoolModel& model) const override {
+    RC_PRE(model.pool.find(key_, group_) != kNullBlock);
+  }
+  void apply(PoolModel& model) const override {
+    const BlockId hit = model.pool.find(key_, group_);
+    model.pool.touch(hit);
+    model.held.push_back(hit);
+  }
+  void show(std::ostream& out) const override { out << "hit " << key_.low << " of " << group_; }
+
+ private:
+  void act(const PoolModel& before, PoolUnderTest& real) const override {
+    const BlockId hit = before.pool.find(key_, group_);
+    real.seen.hits_on_free_blocks += real.pool.is_evictable(hit) ? 1 : 0;
+    real.seen.shared += real.pool.ref_cnt(hit) > 0 ? 1 : 0;
+    real.pool.touch({&hit, 1});
+  }
+};
+
+// The content of a block that is held becomes findable; it may stand in another block already.
+class Publish final : public ContentCommand {
+ public:
+  void checkPreconditions(const PoolModel& model) const override {
+    RC_PRE(!model.held.empty());
+    RC_PRE(!model.pool.is_cached(block(model)));
+  }
+  void apply(PoolModel& model) const override {
+    model.pool.cache_block(block(model), key_, group_);
+  }
+  void show(std::ostream& out) const override {
+    out << "publish " << key_.low << " of " << group_ << " in held block " << pick_;
+  }
+
+ private:
+  void act(const PoolModel& before, PoolUnderTest& real) const override {
+    real.seen.duplicates += before.pool.find(key_, group_) != kNullBlock ? 1 : 0;
+    real.pool.cache_block(block(before), key_, group_);
+  }
+  BlockId block(const PoolModel& model) const { return model.held[pick_ % model.held.size()]; }
+  const std::size_t pick_ = *rc::gen::inRange<std::size_t>(0, 16);
+};
+
+// The last few, tail first, as a request frees them; a null entry among them.
+class Free final : public PoolCommand {
+ public:
+  void checkPreconditions(const PoolModel& model) const override {
+    RC_PRE(count_ <= model.held.size());
+  }
+  void apply(PoolModel& model) const override {
+    model.pool.free_blocks(blocks(model));
+    model.held.resize(model.held.size() - count_);
+  }
+  void show(std::ostream& out) const override { out << "free " << count_; }
+
+ private:
+  void act(const PoolModel& before, PoolUnderTest& real) const override {
+    real.pool.free_blocks(blocks(before));
+  }
+  std::vector<BlockId> blocks(const PoolModel& model) const {
+    std::vector<BlockId> last(model.held.rbegin(),
+                              model.held.rbegin() + static_cast<std::ptrdiff_t>(count_));
+    last.insert(last.begin() + 1, kNullBlock);
+    return last;
+  }
+  const std::size_t count_ = *rc::gen::inRange<std::size_t>(1, 4);
+};
+
+// Forgets all that is cached, where nothing is held: often enough refused.
+class Reset final : public PoolCommand {
+ public:
+  Reset() { RC_PRE(*rc::gen::inRange(0, 4) == 0); }  // rare: there must be something to forget
+  void apply(PoolModel& model) const override { model.pool.reset_prefix_cache(); }
+  void show(std::ostream& out) const override { out << "reset"; }
+
+ private:
+  void act(const PoolModel& before, PoolUnderTest& real) const override {
+    NaiveBlockPool naive = before.pool;
+    const bool is_done = real.pool.reset_prefix_cache();
+    RC_ASSERT(is_done == naive.reset_prefix_cache());
+    ++(is_done ? real.seen.resets : real.seen.refused_resets);
+  }
+};
 
 class BlockPoolProperty : public testing::TestWithParam<FreedBlocks> {};
 
 TEST_P(BlockPoolProperty, does_what_the_naive_pool_does) {
   Seen seen;
-  const bool holds = rc::check("pool and naive pool agree after every operation", [&] {
+  const bool holds = rc::check("pool and naive pool agree after every command", [&] {
     const auto num_blocks = *rc::gen::inRange(2, 9);
-    const auto script = *rc::gen::resize(
-        kSequenceSize,
-        rc::gen::container<std::vector<std::uint32_t>>(rc::gen::inRange<std::uint32_t>(0, 5000)));
-    run(num_blocks, GetParam(), script, seen);
+    seen.two_block_pools += num_blocks == 2 ? 1 : 0;
+    RC_CLASSIFY(num_blocks == 2, "two-block pool");
+    const PoolModel model{NaiveBlockPool(num_blocks, GetParam()), {}};
+    PoolUnderTest real{BlockPool(num_blocks, true, GetParam()), num_blocks, seen};
+    const auto commands = *rc::gen::resize(
+        kCommandsMax,
+        rc::state::gen::commands(
+            model, rc::state::gen::execOneOfWithArgs<Allocate, Hit, Publish, Free, Reset>()));
+    const std::int64_t evictions = seen.evictions;
+    rc::state::runAll(commands, model, real);
+    RC_CLASSIFY(seen.evictions > evictions, "eviction");
   });
   EXPECT_TRUE(holds);
-  // What was generated is counted: a run that never met these would prove little.
   EXPECT_GT(seen.evictions, 0);
   EXPECT_GT(seen.hits_on_free_blocks, 0);
   EXPECT_GT(seen.shared, 0);
   EXPECT_GT(seen.duplicates, 0);
   EXPECT_GT(seen.resets, 0);
+  EXPECT_GT(seen.refused_resets, 0);
   EXPECT_GT(seen.two_block_pools, 0);
 }
 

@@ -3,8 +3,8 @@
 #include <fmt/core.h>
 #include <gtest/gtest.h>
 
-#include "sim/engine/fault_plan.h"
-#include "sim/engine/lockstep.h"
+#include "sim/engine/faults.h"
+#include "sim/session/session.h"
 
 namespace lockstep {
 

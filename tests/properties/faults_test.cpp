@@ -7,7 +7,7 @@
 #include "cuda_backend/simt_backend.h"
 #include "properties/fuzz/fuzz.h"
 #include "properties/judge/known_findings.h"
-#include "sim/engine/fault_plan.h"
+#include "sim/engine/faults.h"
 #include "tests/properties/busy_case.h"
 
 namespace lockstep {
@@ -75,7 +75,7 @@ TEST(Faults, that_lie_behind_the_end_change_nothing) {
 class MostInFlight final : public StepObserver {
  public:
   bool decided(const StepView& view) override {
-    steps = std::max(steps, view.decisions.num_steps_in_flight());
+    steps = std::max(steps, view.model().num_steps_in_flight());
     return true;
   }
   std::int32_t steps = 0;

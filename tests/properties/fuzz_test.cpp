@@ -4,14 +4,13 @@
 
 #include <gtest/gtest.h>
 #include <rapidcheck.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <filesystem>
 
 #include "base/atomic_file.h"
 #include "cuda_backend/simt_backend.h"
 #include "properties/judge/known_findings.h"
+#include "tests/support/temporary_folder.h"
 
 namespace lockstep {
 namespace {
@@ -135,11 +134,9 @@ TEST(Fuzz, a_planted_defect_is_listed_and_its_report_can_be_read_back) {
   const FuzzReport report = fuzz(options);
   ASSERT_GT(report.failures.size(), 4u);
   EXPECT_EQ(report.failures[0].check, "page_written");
-  const std::string path = std::filesystem::temp_directory_path() /
-                           ("lockstep-fuzz-" + std::to_string(getpid()) + ".json");
+  const std::string path = tests::temporary_path("report.json");
   ASSERT_TRUE(write_file_atomically(path, fuzz_report_to_json(report)));
   const auto read = read_fuzz_report(path);
-  std::filesystem::remove(path);
   ASSERT_TRUE(read) << read.error().message;
   EXPECT_EQ(*read, report);
 }

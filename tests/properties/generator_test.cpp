@@ -1,15 +1,14 @@
 // What the generator makes: the same case of the same choices, whatever they come from, and cases
 // that a file can hold and an engine will run.
 #include <gtest/gtest.h>
-#include <unistd.h>
 
-#include <filesystem>
 #include <fstream>
 
 #include "cuda_backend/simt_backend.h"
 #include "properties/generate/generator.h"
 #include "properties/judge/judge.h"
 #include "sim/session/saved_run.h"
+#include "tests/support/temporary_folder.h"
 
 namespace lockstep {
 namespace {
@@ -49,8 +48,7 @@ TEST(Generator, bytes_of_a_choice_are_as_many_as_its_range_needs) {
 }
 
 TEST(Generator, a_case_read_back_from_its_file_is_the_same_case) {
-  const std::string path = std::filesystem::temp_directory_path() /
-                           ("lockstep-generator-" + std::to_string(getpid()) + ".case.jsonl");
+  const std::string path = tests::temporary_path("generated.case.jsonl");
   for (std::uint64_t seed = 1; seed <= 60; ++seed) {
     const SavedCase saved =
         generate_case(seed, seed % 2 == 0 ? decisions_alone() : GeneratorOptions{});
@@ -60,7 +58,6 @@ TEST(Generator, a_case_read_back_from_its_file_is_the_same_case) {
     EXPECT_EQ(saved_case_to_text(*read), saved_case_to_text(saved)) << seed;
     EXPECT_EQ(judge(*read), judge(saved)) << seed;
   }
-  std::filesystem::remove(path);
 }
 
 TEST(Generator, features_that_are_asked_for_are_there_and_others_are_not) {

@@ -15,7 +15,7 @@
 
 #include "base/child_process.h"
 #include "properties/generate/choices.h"
-#include "properties/invariants/naive_group.h"
+#include "properties/invariants/naive_cache.h"
 #include "reference/cache/block_pool.h"
 #include "reference/types/scheduler_defect.h"
 

@@ -4,9 +4,9 @@
 
 #include "base/check.h"
 #include "reference/types/token_run.h"
-#include "sim/engine/lockstep.h"
-#include "sim/engine/run_recorder.h"
+#include "sim/recording/run_recorder.h"
 #include "sim/session/saved_run.h"
+#include "sim/session/session.h"
 
 namespace lockstep {
 namespace {
@@ -90,15 +90,15 @@ SavedCase large_case(std::int64_t num_requests) {
 SavedCase recorded(const SavedCase& saved) {
   SavedCase with = saved;
   Recording& recording = with.recording.emplace();
-  auto decisions =
-      make_reference_decisions(saved.engine, saved.cache.groups, saved.cache.num_blocks);
+  auto decisions = Scheduler::create(saved.engine, saved.cache.groups, saved.cache.num_blocks);
   LS_CHECK(decisions, "{}", decisions.error().message);
   recording.header =
-      recording_header(saved.engine, saved.cache.groups, saved.cache.num_blocks, **decisions);
+      recording_header(saved.engine, saved.cache.groups, saved.cache.num_blocks, *decisions);
   const auto workload = workload_of(saved);
   RunRecorder recorder(*workload,
                        [&](const RecordedStep& step) { recording.steps.push_back(step); });
-  const auto report = run_lockstep(config_of(saved), **decisions, recorder, nullptr, &recorder);
+  const LockstepConfig config = config_of(saved);
+  const auto report = run_lockstep(config, {*decisions, recorder, {}, &recorder});
   LS_CHECK(report, "{}", report.error().message);
   recording.end = recorder.end();
   return with;

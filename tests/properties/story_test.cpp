@@ -10,9 +10,8 @@
 #include <string>
 
 #include "cuda_backend/simt_backend.h"
-#include "properties/judge/check_reasons.h"
+#include "properties/judge/known_findings.h"
 #include "properties/shrink/recorded_case.h"
-#include "properties/story/story_pictures.h"
 #include "properties/story/story_text.h"
 #include "tests/properties/large_case.h"
 

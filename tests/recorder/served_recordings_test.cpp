@@ -9,6 +9,7 @@
 
 #include "properties/audit/audit.h"
 #include "sim/conform/conform.h"
+#include "tests/support/temporary_folder.h"
 #include "traces/formats/recording.h"
 
 namespace lockstep {
@@ -55,7 +56,7 @@ TEST_P(ServedRecording, is_clean) {
 // output.
 bool agrees_when_clients_leave_later(const std::string& path) {
   auto recording = read_recording(path).value();
-  const std::string changed_path = ::testing::TempDir() + "/leave_later.jsonl";
+  const std::string changed_path = tests::temporary_path("leave_later.jsonl");
   for (std::size_t s = 0; s + 1 < recording.steps.size(); ++s) {
     auto& during = recording.steps[s].during;
     auto& before = recording.steps[s + 1].before;
@@ -65,9 +66,7 @@ bool agrees_when_clients_leave_later(const std::string& path) {
   auto writer = RecordingWriter::create(changed_path, recording.header).value();
   for (const RecordedStep& step : recording.steps) EXPECT_TRUE(writer.write(step));
   EXPECT_TRUE(writer.close(recording.end));
-  const bool agrees = !conform_recording(changed_path).value().mismatch;
-  std::filesystem::remove(changed_path);
-  return agrees;
+  return !conform_recording(changed_path).value().mismatch;
 }
 
 // It does not always show (a request may have had nothing to lose), but it is not the same.

@@ -12,8 +12,8 @@
 
 #include "properties/audit/audit.h"
 #include "sim/conform/conform.h"
-#include "sim/engine/lockstep.h"
-#include "sim/engine/run_recorder.h"
+#include "sim/recording/run_recorder.h"
+#include "sim/session/session.h"
 #include "tests/support/scripted_workload.h"
 
 namespace lockstep {
@@ -72,17 +72,17 @@ void run(ScriptedConnector& connector, const std::vector<ScriptedWorkload::Turnf
   std::string lines;
   RunRecorder recorder(workload,
                        [&](const RecordedStep& step) { lines += recording_step_line(step); });
-  auto decisions = make_reference_decisions(engine, groups, num_blocks,
-                                            {recorder.connector(), KVLoadFailurePolicy::recompute});
+  auto decisions = Scheduler::create(engine, groups, num_blocks,
+                                     {recorder.connector(), KVLoadFailurePolicy::recompute});
   ASSERT_TRUE(decisions) << decisions.error().message;
   auto plan = plan_for_groups(groups, num_blocks);
   ASSERT_TRUE(plan) << plan.error().message;
   LockstepConfig config;
   config.engine = engine;
-  config.device = make_device_config(engine, *plan);
-  RecordingHeader header = recording_header(engine, groups, num_blocks, **decisions);
+  config.device = make_backend_config(engine, *plan);
+  RecordingHeader header = recording_header(engine, groups, num_blocks, *decisions);
   header.connector = {.fail_on_load_error = false, .supports_hybrid_groups = true};
-  const auto report = run_lockstep(config, **decisions, recorder, nullptr, &recorder);
+  const auto report = run_lockstep(config, {*decisions, recorder, {}, &recorder});
   ASSERT_TRUE(report) << report.error().message;
   RecordingEnd end = recorder.end();
   std::ranges::sort(end.unfinished);

@@ -12,8 +12,8 @@
 
 #include "properties/audit/audit.h"
 #include "sim/conform/conform.h"
-#include "sim/engine/lockstep.h"
-#include "sim/engine/run_recorder.h"
+#include "sim/recording/run_recorder.h"
+#include "sim/session/session.h"
 #include "tests/support/scripted_workload.h"
 
 namespace lockstep {
@@ -87,14 +87,14 @@ struct Recorded {
 
 void record(Case c, const std::string& engine, Recorded& recorded) {
   c.engine.engine = engine;
-  auto decisions = make_reference_decisions(c.engine, c.groups, c.num_blocks);
+  auto decisions = Scheduler::create(c.engine, c.groups, c.num_blocks);
   ASSERT_TRUE(decisions) << decisions.error().message;
   auto plan = plan_for_groups(c.groups, c.num_blocks);
   ASSERT_TRUE(plan) << plan.error().message;
   LockstepConfig config;
   config.engine = c.engine;
-  config.device = make_device_config(c.engine, *plan);
-  const RecordingHeader header = recording_header(c.engine, c.groups, c.num_blocks, **decisions);
+  config.device = make_backend_config(c.engine, *plan);
+  const RecordingHeader header = recording_header(c.engine, c.groups, c.num_blocks, *decisions);
   Auditor auditor(header);
   recorded.text = recording_header_line(header);
   ScriptedWorkload script(c.script, c.engine.num_spec_tokens);
@@ -102,7 +102,7 @@ void record(Case c, const std::string& engine, Recorded& recorded) {
     auditor.step(step);
     recorded.text += recording_step_line(step);
   });
-  const auto report = run_lockstep(config, **decisions, recorder, nullptr, &recorder);
+  const auto report = run_lockstep(config, {*decisions, recorder, {}, &recorder});
   ASSERT_TRUE(report) << report.error().message;
   recorded.text += recording_end_line(recorder.end());
   recorded.findings = auditor.take_findings();

@@ -1,6 +1,6 @@
 // Which captured graph takes a step: the model's rule against vLLM's list written out, and against
 // the list that the backend looks its sizes up in.
-#include "sim/step/capture_sizes.h"
+#include "sim/step/backend_config.h"
 
 #include <gtest/gtest.h>
 

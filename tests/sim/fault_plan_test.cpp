@@ -1,5 +1,5 @@
 // A plan of faults as it is written down, and what a reader refuses.
-#include "sim/engine/fault_plan.h"
+#include "sim/engine/faults.h"
 
 #include <gtest/gtest.h>
 

@@ -1,7 +1,7 @@
 // The loop on a backend that is right: every kind of cache runs to the end without a divergence, on
 // traffic with hits, preemptions, evictions, aborts and second turns; the same run twice is the
 // same chain of hashes.
-#include "sim/engine/lockstep.h"
+#include "sim/session/session.h"
 
 #include <gtest/gtest.h>
 

@@ -1,14 +1,14 @@
 // What a run writes down conforms to the model that decided it, and its decisions do memory no
 // harm.
-#include "sim/engine/run_recorder.h"
+#include "sim/recording/run_recorder.h"
 
 #include <gtest/gtest.h>
 
-#include <filesystem>
 #include <string>
 
 #include "properties/audit/audit.h"
 #include "sim/conform/conform.h"
+#include "tests/support/temporary_folder.h"
 #include "traces/formats/request_trace.h"
 
 namespace lockstep {
@@ -72,20 +72,19 @@ TEST_P(RunRecorderTest, a_recorded_run_conforms_and_its_audit_is_clean) {
     groups.back().layer_names = {"layers." + std::to_string(groups.size() - 1)};
     groups.back().spec = spec;
   }
-  auto decisions = make_reference_decisions(scenario.engine, groups, scenario.num_blocks);
+  auto decisions = Scheduler::create(scenario.engine, groups, scenario.num_blocks);
   ASSERT_TRUE(decisions) << decisions.error().message;
   auto plan = plan_for_groups(groups, scenario.num_blocks);
   ASSERT_TRUE(plan) << plan.error().message;
   LockstepConfig config;
   config.engine = scenario.engine;
-  config.device = make_device_config(scenario.engine, *plan);
+  config.device = make_backend_config(scenario.engine, *plan);
   auto trace = open_request_trace(std::string(LOCKSTEP_SOURCE_DIR) +
                                   "/traces/samples/shared_prefixes.jsonl");
   ASSERT_TRUE(trace) << trace.error().message;
-  const std::filesystem::path path =
-      std::filesystem::path(testing::TempDir()) / ("lockstep_" + scenario.name + ".jsonl");
+  const std::string path = tests::temporary_path(scenario.name + ".jsonl");
   auto writer = RecordingWriter::create(
-      path.string(), recording_header(scenario.engine, groups, scenario.num_blocks, **decisions));
+      path, recording_header(scenario.engine, groups, scenario.num_blocks, *decisions));
   ASSERT_TRUE(writer) << writer.error().message;
   TraceWorkloadOptions options;
   options.num_spec_tokens = scenario.engine.num_spec_tokens;
@@ -95,22 +94,21 @@ TEST_P(RunRecorderTest, a_recorded_run_conforms_and_its_audit_is_clean) {
     num_preempted += std::ssize(step.preempted);
     ASSERT_TRUE(writer->write(step));
   });
-  const auto report = run_lockstep(config, **decisions, recorder, nullptr, &recorder);
+  const auto report = run_lockstep(config, {*decisions, recorder, {}, &recorder});
   ASSERT_TRUE(report) << report.error().message;
   ASSERT_TRUE(writer->close(recorder.end()));
   EXPECT_EQ(report->summary.verdict, Verdict::agreed);
   EXPECT_GT(report->summary.hits, 0);
   EXPECT_GT(num_preempted, 0) << "the pool is not tight enough for this test to mean much";
 
-  const auto conformed = conform_recording(path.string());
+  const auto conformed = conform_recording(path);
   ASSERT_TRUE(conformed) << conformed.error().message;
   EXPECT_FALSE(conformed->mismatch)
       << conformed->mismatch->step << " " << conformed->mismatch->what << " recorded "
       << conformed->mismatch->recorded << " model " << conformed->mismatch->model;
-  const auto audited = audit_recording(path.string());
+  const auto audited = audit_recording(path);
   ASSERT_TRUE(audited) << audited.error().message;
   EXPECT_TRUE(audited->findings.empty()) << audited->findings[0].what;
-  std::filesystem::remove(path);
 }
 
 INSTANTIATE_TEST_SUITE_P(Scenarios, RunRecorderTest, testing::ValuesIn(scenarios()),

@@ -3,6 +3,7 @@
 // cases that come to the same end.
 #include <gtest/gtest.h>
 
+#include "sim/recording/recording_workload.h"
 #include "tests/sim/world.h"
 
 namespace lockstep {
@@ -43,10 +44,10 @@ TEST(Run, twice_the_same_is_the_same_chain_and_every_count) {
 TEST(Run, another_trace_seed_or_step_time_is_another_chain) {
   const LockstepConfig config = world();
   const auto hash = [&](const Trace& trace, std::uint64_t seed, std::int64_t base_ns) {
-    auto decisions = make_reference_decisions(config.engine, config.device.plan.groups, 30);
+    auto decisions = Scheduler::create(config.engine, config.device.plan.groups, 30);
     const auto workload = make_trace_workload(trace_reader_of(trace),
                                               {.step_time = {.base_ns = base_ns}, .seed = seed});
-    return to_hex(run_lockstep(config, **decisions, *workload, nullptr)->summary.state_hash);
+    return to_hex(run_lockstep(config, {*decisions, *workload})->summary.state_hash);
   };
   const Trace trace = make_traffic(8, 50);
   const std::string first = hash(trace, 7, 10'000'000);
@@ -150,9 +151,9 @@ TEST(Run, a_recording_that_idles_for_ever_is_replayed_to_its_end) {
     recording.steps[i].step = static_cast<std::int64_t>(i);
   EngineConfig engine = config.engine;
   engine.scheduler_reserve_full_isl = true;
-  auto decisions = make_reference_decisions(engine, config.device.plan.groups, 6);
+  auto decisions = Scheduler::create(engine, config.device.plan.groups, 6);
   const auto workload = make_recording_workload(recording);
-  const auto report = run_lockstep(config, **decisions, *workload, nullptr);
+  const auto report = run_lockstep(config, {*decisions, *workload});
   ASSERT_TRUE(report);
   EXPECT_EQ(report->summary.steps, 5000);
 }
@@ -163,7 +164,7 @@ TEST(Run, drafts_are_verified_and_their_slots_written_again_when_rejected) {
     config.engine.num_spec_tokens = 3;
     config.engine.spec_method = method;
     config.device =
-        make_device_config(config.engine, config.device.plan, AttentionBackend::triton_attn);
+        make_backend_config(config.engine, config.device.plan, AttentionBackend::triton_attn);
     PlainBackend backend(config.device);
     const auto report = run_world(config, make_traffic(4, 50), &backend);
     ASSERT_TRUE(report);
@@ -183,7 +184,7 @@ TEST(Run, drafts_and_states_in_mode_align) {
   config.engine.num_spec_tokens = 3;
   config.engine.spec_method = SpecMethod::eagle;
   config.device =
-      make_device_config(config.engine, config.device.plan, AttentionBackend::triton_attn);
+      make_backend_config(config.engine, config.device.plan, AttentionBackend::triton_attn);
   PlainBackend backend(config.device);
   const auto report = run_world(config, make_traffic(4, 50), &backend);
   ASSERT_TRUE(report) << report.error().message;
@@ -235,10 +236,9 @@ TEST(SavedRun, a_saved_case_comes_to_the_same_divergence) {
 
   const LockstepConfig again = config_of(saved);
   Spoiler second(again.device);
-  auto decisions = make_reference_decisions(again.engine, again.device.plan.groups,
-                                            again.device.plan.num_blocks);
-  const auto workload = workload_of(saved);
-  const auto replayed = run_lockstep(again, **decisions, *workload, &second);
+  SessionParts parts = parts_of(saved);
+  parts.borrowed = {&second};
+  const auto replayed = run_session(again, std::move(parts));
   ASSERT_TRUE(replayed && replayed->summary.divergence);
   EXPECT_EQ(to_json(*replayed->summary.divergence), to_json(*report->summary.divergence));
 }

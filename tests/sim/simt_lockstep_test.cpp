@@ -73,7 +73,7 @@ void expect_agreement(const LockstepConfig& config, const std::string& title) {
 LockstepConfig world_of(const Cache& cache,
                         AttentionBackend attention = AttentionBackend::flash_attn) {
   LockstepConfig config = make_world(cache.groups, cache.num_blocks);
-  config.device = make_device_config(config.engine, config.device.plan, attention);
+  config.device = make_backend_config(config.engine, config.device.plan, attention);
   return config;
 }
 
@@ -144,7 +144,7 @@ TEST(SimtLockstep, quantised_caches_with_every_access_watched) {
       LockstepConfig config =
           make_world({make_group("a", 1, full), make_group("b", 3, window)}, 40);
       config.device =
-          make_device_config(config.engine, config.device.plan, AttentionBackend::flash_attn);
+          make_backend_config(config.engine, config.device.plan, AttentionBackend::flash_attn);
       config.device.numbers = Numbers::real;
       config.device.check = CheckMode::check;
       config.device.num_streams = num_streams;
@@ -164,7 +164,7 @@ TEST(SimtLockstep, scales_of_each_token_and_head_in_every_layout) {
           spec.kv_quant_mode = quantised.mode;
           spec.head_size = head_size;
           LockstepConfig config = make_world({make_group("a", 2, spec)}, 12);
-          config.device = make_device_config(config.engine, config.device.plan, attention);
+          config.device = make_backend_config(config.engine, config.device.plan, attention);
           config.device.layout = layout;
           config.device.numbers = Numbers::real;
           config.device.queries_per_kv = 2;
@@ -194,7 +194,7 @@ TEST(SimtLockstep, packed_pages) {
     plan.num_blocks = 30;
     plan.groups = {packed, states};
     plan.tensors = {{page * 30, {"a.0", "a.1", "m.0"}}, {page * 30, {"a.2", "m.1"}}};
-    config.device = make_device_config(config.engine, plan, attention);
+    config.device = make_backend_config(config.engine, plan, attention);
     expect_agreement(config, std::string(name_of(attention)));
   }
 }

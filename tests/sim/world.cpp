@@ -85,23 +85,30 @@ LockstepConfig make_world(std::vector<KVCacheGroupSpec> groups, std::int64_t num
       if (group.spec.mamba_cache_mode == MambaCacheMode::none)
         config.engine.enable_prefix_caching = false;
     }
-  config.device = make_device_config(config.engine, *plan_for_groups(std::move(groups), num_blocks),
-                                     AttentionBackend::triton_attn);
+  config.device =
+      make_backend_config(config.engine, *plan_for_groups(std::move(groups), num_blocks),
+                          AttentionBackend::triton_attn);
   for (std::size_t g = 0; g < config.device.plan.groups.size(); ++g)
     config.device.kernel_block_sizes[g] = config.device.plan.groups[g].spec.block_size;
   config.device.queries_per_kv = 2;
   return config;
 }
 
+Result<RunReport> run_session(const LockstepConfig& config, SessionParts parts) {
+  const auto session = Session::open(config, std::move(parts));
+  if (!session) return tl::unexpected(session.error());
+  return (*session)->run();
+}
+
 Result<RunReport> run_world(const LockstepConfig& config, const Trace& trace, Backend* backend,
                             StepObserver* observer) {
-  auto decisions = make_reference_decisions(config.engine, config.device.plan.groups,
-                                            config.device.plan.num_blocks);
-  if (!decisions) return tl::unexpected(decisions.error());
-  const auto workload = make_trace_workload(
+  SessionParts parts;
+  parts.clients = make_trace_workload(
       trace_reader_of(trace),
       {.step_time = {}, .seed = 7, .num_spec_tokens = config.engine.num_spec_tokens});
-  return run_lockstep(config, **decisions, *workload, backend, observer);
+  if (backend != nullptr) parts.borrowed = {backend};
+  parts.attach = [observer](std::int32_t, Workload*) { return Onlooker{.observer = observer}; };
+  return run_session(config, std::move(parts));
 }
 
 }  // namespace lockstep

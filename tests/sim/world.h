@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
-#include "sim/engine/lockstep.h"
 #include "sim/session/saved_run.h"
+#include "sim/session/session.h"
 #include "tests/sim/plain_backend.h"
 
 namespace lockstep {
@@ -24,6 +24,8 @@ Trace make_traffic(std::uint64_t seed, int num_requests);
 // An engine on which such traffic is tight: 4 requests, 64 tokens a step, 256 tokens long.
 LockstepConfig make_world(std::vector<KVCacheGroupSpec> groups, std::int64_t num_blocks);
 
+// Runs a session of these parts to its end.
+Result<RunReport> run_session(const LockstepConfig& config, SessionParts parts);
 // Runs a trace on a backend (null: the model alone).
 Result<RunReport> run_world(const LockstepConfig& config, const Trace& trace, Backend* backend,
                             StepObserver* observer = nullptr);

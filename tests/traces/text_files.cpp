@@ -7,13 +7,15 @@
 #include <fstream>
 #include <sstream>
 
+#include "tests/support/temporary_folder.h"
+
 namespace lockstep::testing_files {
 
 std::string temporary_path(std::string_view name) {
   const auto* test = ::testing::UnitTest::GetInstance()->current_test_info();
   std::string file = fmt::format("{}.{}.{}", test->test_suite_name(), test->name(), name);
   std::replace(file.begin(), file.end(), '/', '_');
-  const std::string path = ::testing::TempDir() + file;
+  const std::string path = tests::temporary_path(file);
   std::filesystem::remove_all(path);
   return path;
 }

@@ -7,8 +7,8 @@
 #include "properties/audit/audit.h"
 #include "reference/types/token_run.h"
 #include "sim/connectors/connect.h"
-#include "sim/engine/lockstep.h"
-#include "sim/engine/run_recorder.h"
+#include "sim/recording/run_recorder.h"
+#include "sim/session/session.h"
 #include "tests/support/scripted_workload.h"
 
 namespace lockstep {
@@ -64,22 +64,22 @@ void run(std::uint64_t seed, KVLoadFailurePolicy policy, Outcome& outcome) {
   group.spec.head_size = 8;
   std::unique_ptr<Auditor> auditor;
   RunRecorder recorder(*workload, [&](const RecordedStep& step) { auditor->step(step); });
-  auto decisions = make_reference_decisions(engine_config(), {group}, kNumBlocks,
-                                            {recorder.connector(), policy});
+  auto decisions =
+      Scheduler::create(engine_config(), {group}, kNumBlocks, {recorder.connector(), policy});
   ASSERT_TRUE(decisions) << decisions.error().message;
-  RecordingHeader header = recording_header(engine_config(), {group}, kNumBlocks, **decisions);
+  RecordingHeader header = recording_header(engine_config(), {group}, kNumBlocks, *decisions);
   header.connector.emplace();
   auditor = std::make_unique<Auditor>(header);
   LockstepConfig config;
   config.engine = engine_config();
   config.device.plan.num_blocks = kNumBlocks;
   config.device.plan.groups = {group};
-  const auto report = run_lockstep(config, **decisions, recorder, nullptr, &recorder);
+  const auto report = run_lockstep(config, {*decisions, recorder, {}, &recorder});
   ASSERT_TRUE(report) << report.error().message;
   auditor->end(recorder.end());
-  outcome = {report->summary, auditor->take_findings(), (*decisions)->num_free_blocks(), {}};
-  for (const HeldRequest& held : (*decisions)->held())
-    outcome.end += std::string((*decisions)->name(held.id)) + " ";
+  outcome = {report->summary, auditor->take_findings(), decisions->num_free_blocks(), {}};
+  for (const HeldRequest& held : decisions->held())
+    outcome.end += std::string(decisions->name(held.id)) + " ";
 }
 
 TEST(ConnectorSearch,

@@ -1,6 +1,6 @@
 // Several connectors beside a whole engine: each loads and stores, their host blocks are apart, and
 // every byte is what the model says.
-#include "sim/connectors/multi_transfers.h"
+#include "sim/connectors/multi_connector.h"
 
 #include <gtest/gtest.h>
 
@@ -25,14 +25,12 @@ LockstepConfig world_beside(Parts parts, const std::vector<KVCacheGroupSpec>& gr
 
 RunSummary run_beside(LockstepConfig config, std::uint64_t seed, Backend* backend) {
   config.device.seed = seed;
-  const auto workload = connect(
-      make_trace_workload(trace_reader_of(make_traffic(seed, 40)), {.step_time = {}, .seed = 7}),
-      config.connector, config.engine, config.device.plan, 1, seed);
-  auto decisions = make_reference_decisions(
-      config.engine, config.device.plan.groups, config.device.plan.num_blocks,
-      {workload->connector(), config.connector.load_failure_policy});
-  EXPECT_TRUE(decisions) << decisions.error().message;
-  auto report = run_lockstep(config, **decisions, *workload, backend);
+  SessionParts parts;
+  parts.clients =
+      make_trace_workload(trace_reader_of(make_traffic(seed, 40)), {.step_time = {}, .seed = 7});
+  parts.connector_seed = seed;
+  if (backend != nullptr) parts.borrowed = {backend};
+  auto report = run_session(config, std::move(parts));
   EXPECT_TRUE(report) << report.error().message;
   return report ? report->summary : RunSummary{};
 }

@@ -22,14 +22,11 @@ LockstepConfig tier_world(std::vector<KVCacheGroupSpec> groups, std::int64_t num
 
 Result<RunReport> run_connected(const LockstepConfig& config, const Trace& trace,
                                 Backend* backend) {
-  const auto workload =
-      connect(make_trace_workload(trace_reader_of(trace), {.step_time = {}, .seed = 7}),
-              config.connector, config.engine, config.device.plan, 1, config.device.seed);
-  auto decisions = make_reference_decisions(
-      config.engine, config.device.plan.groups, config.device.plan.num_blocks,
-      {workload->connector(), config.connector.load_failure_policy});
-  if (!decisions) return tl::unexpected(decisions.error());
-  return run_lockstep(config, **decisions, *workload, backend);
+  SessionParts parts;
+  parts.clients = make_trace_workload(trace_reader_of(trace), {.step_time = {}, .seed = 7});
+  parts.connector_seed = config.device.seed;
+  if (backend != nullptr) parts.borrowed = {backend};
+  return run_session(config, std::move(parts));
 }
 
 RunSummary run_plain(const LockstepConfig& config, std::uint64_t seed) {

@@ -1,5 +1,5 @@
 // The orders expected here were printed by CPython 3.11 with PYTHONHASHSEED=0.
-#include "sim/connectors/python_set_order.h"
+#include "sim/connectors/recorded_connector.h"
 
 #include <fmt/core.h>
 #include <gtest/gtest.h>

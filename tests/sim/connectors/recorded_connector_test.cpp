@@ -3,7 +3,8 @@
 
 #include <gtest/gtest.h>
 
-#include "sim/engine/lockstep.h"
+#include "sim/recording/recording_workload.h"
+#include "sim/session/session.h"
 
 namespace lockstep {
 namespace {
@@ -33,14 +34,14 @@ Recording loading() {
 Result<RunReport> run(const Recording& recording) {
   const RecordingHeader& header = recording.header;
   const auto workload = make_recording_workload(recording);
-  auto decisions = make_reference_decisions(header.options.config, header.groups, header.num_blocks,
-                                            kv_transfer(header, workload->connector()));
+  auto decisions = Scheduler::create(header.options.config, header.groups, header.num_blocks,
+                                     kv_transfer(header, workload->connector()));
   if (!decisions) return tl::unexpected(decisions.error());
   LockstepConfig config;
   config.engine = header.options.config;
   config.device.plan.num_blocks = header.num_blocks;
   config.device.plan.groups = header.groups;
-  return run_lockstep(config, **decisions, *workload, nullptr);
+  return run_lockstep(config, {*decisions, *workload});
 }
 
 void expect_refused(const Recording& recording, const std::string& what) {

@@ -8,8 +8,6 @@
 #include <algorithm>
 #include <map>
 
-#include "sim/hidden_states/whole_files.h"
-
 namespace lockstep {
 namespace {
 

@@ -1,6 +1,6 @@
 // The hidden states of every finished request come out of the cache whole: padded pages, blocks of
 // another size than attention's, prompts in chunks, prefix hits and preemption in between.
-#include "sim/hidden_states/hidden_state_extraction.h"
+#include "sim/hidden_states/hidden_states.h"
 
 #include <gtest/gtest.h>
 
@@ -22,7 +22,7 @@ LockstepConfig make_hidden_world(std::int64_t block_size, AttentionBackend atten
   LockstepConfig config = make_world(
       {make_group("a", 2, full_spec()), make_group("h", 1, hidden_spec(block_size, 2, 10))}, 44);
   config.engine.enable_prefix_caching = block_size == 16;
-  config.device = make_device_config(config.engine, config.device.plan, attention);
+  config.device = make_backend_config(config.engine, config.device.plan, attention);
   return config;
 }
 

@@ -7,7 +7,7 @@
 
 #include <algorithm>
 
-#include "sim/pair/transfer_message.h"
+#include "sim/pair/transfer_protocol.h"
 #include "tests/sim/pair/pairs.h"
 
 namespace lockstep {

@@ -6,7 +6,7 @@
 
 #include "reference/memory/memory_model.h"
 #include "reference/plan/rank_plan.h"
-#include "sim/pair/block_payload.h"
+#include "sim/pair/transfer_ledger.h"
 #include "tests/sim/pair/pairs.h"
 
 namespace lockstep {
@@ -144,7 +144,7 @@ TEST(PagePair, parts_in_the_order_of_other_ranks_are_not_what_was_to_be_sent) {
   std::vector<std::uint8_t> payload;
   for (std::int32_t rank = 0; rank < 2; ++rank) {
     const auto plan =
-        rank_plan(device.plan, device_of_rank(device, rank).parallel, device.queries_per_kv);
+        rank_plan(device.plan, config_of_rank(device, rank).parallel, device.queries_per_kv);
     auto model = MemoryModel::create(plan->plan, device.attention_backend, device.layout,
                                      device.layout_rule, 1, device.numbers, plan->layers);
     ASSERT_TRUE(model) << model.error().message;

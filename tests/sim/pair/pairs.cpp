@@ -49,7 +49,7 @@ PairReport run_with_pages(PairOptions options, const Trace& trace) {
   std::vector<std::unique_ptr<Backend>> backends;
   const auto add = [&](const BackendConfig& device, std::vector<Backend*>& ranks) {
     for (std::int32_t rank = 0; rank < num_ranks(device); ++rank) {
-      auto backend = make_simt_backend(device_of_rank(device, rank));
+      auto backend = make_simt_backend(config_of_rank(device, rank));
       EXPECT_TRUE(backend.has_value());
       ranks.push_back(backends.emplace_back(std::move(*backend)).get());
     }

@@ -27,7 +27,7 @@ LockstepConfig make_ranks(const Setting& setting) {
   config.engine.engine = "vllm-0.22.1";
   config.engine.dcp = setting.dcp;
   config.engine.pcp = setting.pcp;
-  config.device = make_device_config(config.engine, config.device.plan, setting.attention);
+  config.device = make_backend_config(config.engine, config.device.plan, setting.attention);
   config.device.context.interleave = setting.interleave;
   config.device.check = CheckMode::check;
   return config;
@@ -83,7 +83,7 @@ TEST(ContextParallelRanks, a_rank_that_takes_itself_for_another_diverges_and_is_
 TEST(ContextParallelRanks, kinds_that_are_not_dealt_out_are_refused) {
   LockstepConfig config = make_world({make_group("a", 1, sliding_spec(40))}, 20);
   config.engine.dcp = 2;
-  config.device = make_device_config(config.engine, config.device.plan);
+  config.device = make_backend_config(config.engine, config.device.plan);
   const auto run = run_on_ranks(config, 30, {0, 1});
   ASSERT_FALSE(run);
   EXPECT_NE(run.error().message.find("context parallelism"), std::string::npos)

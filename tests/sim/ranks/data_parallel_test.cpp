@@ -8,37 +8,19 @@
 #include <set>
 
 #include "cuda_backend/simt_backend.h"
-#include "sim/connectors/connect.h"
-#include "sim/engine/faulty_workload.h"
-#include "sim/engine/run_recorder.h"
-#include "sim/ranks/collectives.h"
+#include "sim/engine/faults.h"
+#include "sim/ranks/dp_step.h"
+#include "sim/recording/run_recorder.h"
 #include "tests/sim/world.h"
 
 namespace lockstep {
 namespace {
 
-struct Engines {
-  std::vector<std::unique_ptr<DecisionSource>> decisions;
-  std::vector<std::unique_ptr<Backend>> backends;
-  std::vector<EngineParts> parts;
-};
-
-Result<Engines> make_engines(const LockstepConfig& config, bool with_backends) {
-  Engines engines;
-  for (std::int32_t engine = 0; engine < config.data_parallel.dp_size; ++engine) {
-    auto decisions = make_reference_decisions(config.engine, config.device.plan.groups,
-                                              config.device.plan.num_blocks);
-    if (!decisions) return tl::unexpected(decisions.error());
-    EngineParts& parts = engines.parts.emplace_back(decisions->get());
-    engines.decisions.push_back(std::move(*decisions));
-    for (std::int32_t rank = 0; with_backends && rank < num_ranks(config.device); ++rank) {
-      auto backend = make_simt_backend(device_of_rank(config.device, rank));
-      if (!backend) return tl::unexpected(backend.error());
-      parts.ranks.push_back(backend->get());
-      engines.backends.push_back(std::move(*backend));
-    }
-  }
-  return engines;
+SessionParts requests(std::uint64_t seed, int num_requests) {
+  SessionParts parts;
+  parts.clients = make_trace_workload(trace_reader_of(make_traffic(seed, num_requests)),
+                                      {.step_time = {}, .seed = 7, .num_spec_tokens = 0});
+  return parts;
 }
 
 LockstepConfig make_parallel(std::int32_t dp_size, std::int32_t tp_size = 1) {
@@ -50,11 +32,9 @@ LockstepConfig make_parallel(std::int32_t dp_size, std::int32_t tp_size = 1) {
 
 Result<RunReport> run_engines(const LockstepConfig& config, bool with_backends = true,
                               int num_requests = 12) {
-  auto engines = make_engines(config, with_backends);
-  if (!engines) return tl::unexpected(engines.error());
-  const auto workload = make_trace_workload(trace_reader_of(make_traffic(3, num_requests)),
-                                            {.step_time = {}, .seed = 7, .num_spec_tokens = 0});
-  return run_data_parallel(config, engines->parts, *workload);
+  SessionParts parts = requests(3, num_requests);
+  if (with_backends) parts.backend = make_simt_backend;
+  return run_session(config, std::move(parts));
 }
 
 std::string what(const RunReport& run) {
@@ -132,22 +112,17 @@ TEST(DataParallel, tokens_that_tp_does_not_divide_are_refused_by_the_reduce_scat
 // Recorders between each engine and what is dealt out to it.
 TEST(DataParallel, an_engine_hears_of_its_own_requests_and_of_all_resets) {
   const LockstepConfig config = make_parallel(2);
-  auto engines = make_engines(config, false);
-  ASSERT_TRUE(engines) << engines.error().message;
-  const auto workload = make_trace_workload(trace_reader_of(make_traffic(3, 60)),
-                                            {.step_time = {}, .seed = 7, .num_spec_tokens = 0});
-  std::vector<std::unique_ptr<DealtWorkload>> dealt;
   std::vector<std::unique_ptr<RunRecorder>> recorders;
   std::vector<std::vector<RecordedStep>> steps(2);
-  for (std::size_t r = 0; r < 2; ++r) {
-    EngineParts& parts = engines->parts[r];
-    parts.dealt = dealt.emplace_back(std::make_unique<DealtWorkload>(*workload)).get();
-    recorders.push_back(std::make_unique<RunRecorder>(
-        *dealt[r], [&steps, r](const RecordedStep& step) { steps[r].push_back(step); }));
-    parts.workload = recorders[r].get();
-    parts.observer = recorders[r].get();
-  }
-  const auto run = run_data_parallel(config, engines->parts, *workload);
+  SessionParts parts = requests(3, 60);
+  parts.attach = [&](std::int32_t dp_rank, Workload* dealt) {
+    auto& recorder = recorders.emplace_back(std::make_unique<RunRecorder>(
+        *dealt, [&own = steps[static_cast<std::size_t>(dp_rank)]](const RecordedStep& step) {
+          own.push_back(step);
+        }));
+    return Onlooker{.workload = recorder.get(), .observer = recorder.get()};
+  };
+  const auto run = run_session(config, std::move(parts));
   ASSERT_TRUE(run) << run.error().message;
   std::set<std::string> known[2];
   std::int64_t aborts = 0, resets[2] = {};
@@ -172,16 +147,20 @@ TEST(DataParallel, an_engine_hears_of_its_own_requests_and_of_all_resets) {
 TEST(DataParallel, a_rank_whose_output_is_late_holds_up_all) {
   const auto run_with = [](std::string_view faults) {
     const LockstepConfig config = make_parallel(2);
-    auto engines = make_engines(config, false);
-    const auto workload = make_trace_workload(trace_reader_of(make_traffic(3, 12)),
-                                              {.step_time = {}, .seed = 7, .num_spec_tokens = 0});
-    auto dealt = std::make_unique<DealtWorkload>(*workload);
-    engines->parts[1].dealt = dealt.get();
-    const auto plan = faults.empty() ? FaultPlan() : *fault_plan_from_text(faults);
-    FaultyWorkload faulty(std::move(dealt), plan);
-    faulty.watch(*engines->decisions[1]);
-    engines->parts[1].workload = &faulty;
-    return run_data_parallel(config, engines->parts, *workload);
+    const SessionParts given = requests(3, 12);
+    std::vector<Scheduler> schedulers;
+    for (int rank = 0; rank < 2; ++rank)
+      schedulers.push_back(*Scheduler::create(config.engine, config.device.plan.groups,
+                                              config.device.plan.num_blocks));
+    DealtWorkload first(*given.clients);
+    auto dealt = std::make_unique<DealtWorkload>(*given.clients);
+    DealtWorkload& second = *dealt;
+    FaultyWorkload faulty(std::move(dealt),
+                          faults.empty() ? FaultPlan() : *fault_plan_from_text(faults));
+    faulty.watch(schedulers[1]);
+    const std::vector<EngineParts> engines = {{first, {schedulers[0], first}},
+                                              {second, {schedulers[1], faulty}}};
+    return run_data_parallel(config, config.data_parallel, engines, *given.clients);
   };
   const auto calm = run_with("");
   const auto late = run_with("late_output@2");
@@ -194,32 +173,10 @@ TEST(DataParallel, a_rank_whose_output_is_late_holds_up_all) {
 // Each engine beside connectors of its own, on backends or without them.
 Result<RunReport> run_connected(const LockstepConfig& config, std::uint64_t seed,
                                 bool with_backends) {
-  const auto clients = make_trace_workload(trace_reader_of(make_traffic(seed, 40)),
-                                           {.step_time = {}, .seed = 7, .num_spec_tokens = 0});
-  std::vector<std::unique_ptr<Workload>> connected;
-  std::vector<std::unique_ptr<DecisionSource>> decisions;
-  std::vector<std::unique_ptr<Backend>> backends;
-  std::vector<EngineParts> engines;
-  for (std::int32_t rank = 0; rank < config.data_parallel.dp_size; ++rank) {
-    auto dealt = std::make_unique<DealtWorkload>(*clients);
-    EngineParts& parts = engines.emplace_back();
-    parts.dealt = dealt.get();
-    connected.push_back(connect(std::move(dealt), config.connector, config.engine,
-                                config.device.plan, 1, connector_seed(seed, rank)));
-    parts.workload = connected.back().get();
-    auto decides = make_reference_decisions(
-        config.engine, config.device.plan.groups, config.device.plan.num_blocks,
-        {parts.workload->connector(), config.connector.load_failure_policy});
-    if (!decides) return tl::unexpected(decides.error());
-    parts.decisions = decides->get();
-    decisions.push_back(std::move(*decides));
-    if (!with_backends) continue;
-    auto backend = make_simt_backend(config.device);
-    if (!backend) return tl::unexpected(backend.error());
-    parts.ranks.push_back(backend->get());
-    backends.push_back(std::move(*backend));
-  }
-  return run_data_parallel(config, engines, *clients);
+  SessionParts parts = requests(seed, 40);
+  parts.connector_seed = seed;
+  if (with_backends) parts.backend = make_simt_backend;
+  return run_session(config, std::move(parts));
 }
 
 LockstepConfig make_connected(std::vector<ConnectorKind> parts) {

@@ -20,7 +20,7 @@ void PrintTo(const Setting& setting, std::ostream* out) { *out << setting.title;
 LockstepConfig make_parallel(const Setting& setting, std::vector<KVCacheGroupSpec> groups) {
   LockstepConfig config = make_world(std::move(groups), 32);
   config.engine.dcp = setting.dcp;
-  config.device = make_device_config(config.engine, config.device.plan);
+  config.device = make_backend_config(config.engine, config.device.plan);
   config.device.parallel.tp_size = setting.tp;
   config.device.parallel.pp_size = setting.pp;
   config.device.queries_per_kv = setting.queries_per_kv;

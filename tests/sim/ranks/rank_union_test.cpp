@@ -31,28 +31,35 @@ StepProgram one_step() {
 // The union of ranks that take themselves for `ranks`, model and backend alike.
 std::optional<Divergence> union_of(const BackendConfig& device,
                                    const std::vector<std::int32_t>& ranks) {
-  RankUnion together(device);
   const StepProgram program = one_step();
   std::vector<std::unique_ptr<Backend>> backends;
   std::vector<std::unique_ptr<MemoryModel>> models;
+  std::vector<std::unique_ptr<Worker>> workers;
+  std::vector<BackendConfig> configs;
+  configs.reserve(ranks.size());
+  std::vector<RankMemory> memory;
   for (const std::int32_t rank : ranks) {
-    const BackendConfig own = device_of_rank(device, rank);
+    const BackendConfig& own = configs.emplace_back(config_of_rank(device, rank));
     const auto plan = rank_plan(device.plan, own.parallel, device.queries_per_kv);
     auto model = MemoryModel::create(plan->plan, device.attention_backend, device.layout,
                                      device.layout_rule, 0, Numbers::words, plan->layers);
     models.push_back(std::make_unique<MemoryModel>(std::move(*model)));
+    workers.push_back(std::make_unique<Worker>(device.num_rows, own.context, *models.back()));
     backends.push_back(std::move(*make_simt_backend(own)));
     StepReadback readback;
     EXPECT_TRUE(backends.back()->execute(program, readback));
-    together.add_rank(*models.back(), *backends.back());
+    memory.push_back({own, *models.back(), *workers.back(), *backends.back(), program});
   }
-  together.apply(program);
-  const auto found = together.check_all();
-  EXPECT_TRUE(found) << found.error().message;
-  if (!*found) {
-    EXPECT_EQ(together.rows_checked(), 20 * 2 * 2 * 2);  // tokens, layers, parts, heads
-  }
-  return *found;
+  RankUnion together;
+  RunSummary summary;
+  together.begin(device, memory, summary);
+  Checked checked = together.step_compared();
+  if (checked) checked = together.finish(true);
+  EXPECT_FALSE(checked.has_error());
+  if (checked.has_diverged()) return checked.divergence();
+  // Tokens of block 3, then all of them; layers, parts, heads.
+  EXPECT_EQ(summary.union_rows_checked, (16 + 20) * 2 * 2 * 2);
+  return std::nullopt;
 }
 
 TEST(RankUnion, ranks_that_share_the_model_hold_all_of_it) {

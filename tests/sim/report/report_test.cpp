@@ -13,10 +13,7 @@ namespace lockstep {
 namespace {
 
 LockstepConfig world() {
-  LockstepConfig config =
-      make_world({make_group("a", 2, full_spec()), make_group("b", 1, sliding_spec(40))}, 30);
-  config.draw = true;
-  return config;
+  return make_world({make_group("a", 2, full_spec()), make_group("b", 1, sliding_spec(40))}, 30);
 }
 
 nlohmann::json data_of(const std::string& html) {
@@ -28,9 +25,11 @@ nlohmann::json data_of(const std::string& html) {
 TEST(Report, is_one_page_that_needs_nothing_from_outside) {
   const LockstepConfig config = world();
   PlainBackend backend(config.device);
-  const auto run = run_world(config, make_traffic(3, 60), &backend);
+  TimelineRecorder recorder(config);
+  const auto run = run_world(config, make_traffic(3, 60), &backend, &recorder);
   ASSERT_TRUE(run);
-  const std::string html = html_report({"a trace", "lockstep replay a", "a world"}, *run);
+  const std::string html =
+      html_report({"a trace", "lockstep replay a", "a world"}, run->summary, recorder.take());
   EXPECT_TRUE(html.starts_with("<!doctype html>"));
   EXPECT_TRUE(html.ends_with("</html>\n"));
   for (const char* outside :
@@ -42,20 +41,20 @@ TEST(Report, is_one_page_that_needs_nothing_from_outside) {
 }
 
 TEST(Report, names_from_a_trace_cannot_end_the_script) {
-  RunReport run;
-  run.timeline.lanes.emplace_back().name = "</script><script>alert(1)</script>";
-  const std::string html = html_report({"<!-- </script>", "", ""}, run);
+  Timeline timeline;
+  timeline.lanes.emplace_back().name = "</script><script>alert(1)</script>";
+  const std::string html = html_report({"<!-- </script>", "", ""}, RunSummary(), timeline);
   EXPECT_EQ(html.find("alert(1)</script>"), std::string::npos);
   EXPECT_EQ(data_of(html)["timeline"]["lanes"][0]["name"], "</script><script>alert(1)</script>");
 }
 
 TEST(Timeline, sums_over_its_columns_are_the_counts_of_the_run_however_few_columns_there_are) {
   for (const std::int64_t steps_max : {std::int64_t{4096}, std::int64_t{16}}) {
-    LockstepConfig config = world();
-    config.timeline.steps_max = steps_max;
-    const auto run = run_world(config, make_traffic(3, 60), nullptr);
+    const LockstepConfig config = world();
+    TimelineRecorder recorder(config, {.steps_max = steps_max});
+    const auto run = run_world(config, make_traffic(3, 60), nullptr, &recorder);
     ASSERT_TRUE(run);
-    const Timeline& timeline = run->timeline;
+    const Timeline timeline = recorder.take();
     TimelineStep sum{.num_steps = 0};
     for (const TimelineStep& step : timeline.steps) {
       EXPECT_EQ(step.step, sum.num_steps);
@@ -82,7 +81,7 @@ class Tables final : public StepObserver {
     std::map<std::int32_t, std::int32_t> holders;
     for (const RequestId id : view.decisions.running())
       for (std::int32_t g = 0; g < 2; ++g)
-        for (const BlockId block : view.decisions.block_table(id, g))
+        for (const BlockId block : view.model().block_table(id, g))
           if (block != kNullBlock) ++holders[index_of(block)];
     steps.push_back(holders);
     return true;
@@ -93,11 +92,15 @@ class Tables final : public StepObserver {
 TEST(Timeline, the_map_of_blocks_says_at_every_step_how_many_hold_each) {
   const LockstepConfig config = world();
   Tables tables;
-  const auto run = run_world(config, make_traffic(3, 60), nullptr, &tables);
+  TimelineRecorder recorder(config);
+  ObserverList both;
+  both.add(tables);
+  both.add(recorder);
+  const auto run = run_world(config, make_traffic(3, 60), nullptr, &both);
   ASSERT_TRUE(run);
   std::map<std::int32_t, std::int32_t> holders;
   std::size_t at = 0;
-  const std::vector<BlockChange>& changes = run->timeline.block_changes;
+  const std::vector<BlockChange> changes = recorder.take().block_changes;
   for (std::size_t step = 0; step < tables.steps.size(); ++step) {
     for (; at < changes.size() && changes[at].step == static_cast<std::int64_t>(step); ++at) {
       holders[changes[at].block] = changes[at].holders;
@@ -109,13 +112,13 @@ TEST(Timeline, the_map_of_blocks_says_at_every_step_how_many_hold_each) {
 }
 
 TEST(Timeline, a_full_list_of_changes_is_thinned_and_says_so) {
-  LockstepConfig config = world();
-  config.timeline.block_changes_max = 100;
-  const auto run = run_world(config, make_traffic(3, 60), nullptr);
-  ASSERT_TRUE(run);
-  EXPECT_FALSE(run->timeline.notes.empty());
-  for (std::size_t i = 1; i < run->timeline.block_changes.size(); ++i)
-    EXPECT_LE(run->timeline.block_changes[i - 1].step, run->timeline.block_changes[i].step);
+  const LockstepConfig config = world();
+  TimelineRecorder recorder(config, {.block_changes_max = 100});
+  ASSERT_TRUE(run_world(config, make_traffic(3, 60), nullptr, &recorder));
+  const Timeline timeline = recorder.take();
+  EXPECT_FALSE(timeline.notes.empty());
+  for (std::size_t i = 1; i < timeline.block_changes.size(); ++i)
+    EXPECT_LE(timeline.block_changes[i - 1].step, timeline.block_changes[i].step);
 }
 
 }  // namespace

@@ -1,0 +1,31 @@
+#include "base/parallel.h"
+
+#include <algorithm>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "base/check.h"
+
+namespace lockstep {
+
+void for_each_in_parallel(std::int64_t count, int jobs,
+                          const std::function<void(std::int64_t index)>& work,
+                          const std::function<bool()>& go_on) {
+  LS_CHECK(jobs >= 1 && count >= 0, "{} indices, {} jobs", count, jobs);
+  std::mutex handing_out;
+  std::int64_t next = 0;  // `count`: nothing is handed out any more
+  const auto take = [&] {
+    const std::scoped_lock held(handing_out);
+    if (next == count || (go_on && !go_on())) return next = count;
+    return next++;
+  };
+  const auto run = [&] {
+    for (std::int64_t i = take(); i < count; i = take()) work(i);
+  };
+  std::vector<std::jthread> others;
+  for (std::int64_t j = 1; j < std::min<std::int64_t>(jobs, count); ++j) others.emplace_back(run);
+  run();
+}
+
+}  // namespace lockstep

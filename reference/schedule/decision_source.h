@@ -1,0 +1,51 @@
+// Who decides what a step does: the scheduler of this model, or that of another engine.
+//
+// Invariants of every implementation
+// (1) schedule() and update_from_output() alternate as reference/schedule/scheduler.h says.
+// (2) A RequestId names one request from add_request() until the step that reports it in
+//     SchedulerOutput::finished; only then may the id be given out again.
+//
+// Not here: what only the model can tell of itself (its pool's books, tables, block keys); whoever
+// needs it asks the Scheduler.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "base/result.h"
+#include "reference/cache/cache_events.h"
+#include "reference/types/scheduler_types.h"
+
+namespace lockstep {
+
+class Scheduler;
+
+class DecisionSource {
+ public:
+  virtual ~DecisionSource() = default;
+
+  virtual Result<RequestId> add_request(RequestSpec request) = 0;
+  virtual void abort_request(RequestId request) = 0;
+  virtual bool reset_prefix_cache() = 0;
+  virtual const SchedulerOutput& schedule() = 0;
+  virtual std::span<const StoppedRequest> update_from_output(const ModelOutput& output) = 0;
+
+  // What the loop has to know, in the engine's order.
+  virtual bool has_unfinished_requests() const = 0;
+  virtual std::span<const RequestId> running() const = 0;
+  virtual std::vector<RequestId> waiting() const = 0;
+  // Of a live request, or of one that the last output ended: prompt and accepted output.
+  virtual std::int64_t num_tokens(RequestId request) const = 0;
+  virtual std::int64_t num_free_blocks() const = 0;
+  // With a KV connector: who comes before `waiting`, and who has finished and keeps its blocks.
+  virtual std::vector<SkippedRequest> skipped() const { return {}; }
+  virtual std::vector<HeldRequest> held() const { return {}; }
+  // Since the last call, where the source counts.
+  virtual CacheCounters take_cache_counters() { return {}; }
+  virtual std::vector<CacheEvent> take_cache_events() { return {}; }
+  // The model's scheduler, where it is the one that decides; else null.
+  virtual const Scheduler* model() const { return nullptr; }
+};
+
+}  // namespace lockstep

@@ -1,0 +1,354 @@
+#include "sim/engine/faults.h"
+
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <charconv>
+#include <optional>
+#include <utility>
+
+#include "base/check.h"
+
+namespace lockstep {
+
+namespace {
+
+constexpr std::int64_t kStepMax = std::int64_t{1} << 40;
+// So long that nobody gets on, and so short that a run does not wait for it.
+constexpr std::int64_t kStepsMax = 1'000;
+
+struct KindInfo {
+  std::string_view name;
+  bool lasts = false;            // takes `steps`
+  std::string_view number = {};  // the other argument it takes; empty: none
+};
+
+constexpr KindInfo kKinds[] = {
+    {"refuse_allocation", true},
+    {"pinch_pool", true, "blocks"},
+    {"early_output", true},
+    {"late_output", true},
+    {"abort_waiting", false, "place"},
+    {"abort_first_chunk", false, "place"},
+    {"abort_mid_prefill", false, "place"},
+    {"abort_decode", false, "place"},
+    {"abort_preempted", false, "place"},
+    {"abort_in_flight", false, "place"},
+    {"abort_loading", false, "place"},
+    {"abort_again"},
+};
+static_assert(std::size(kKinds) == kNumFaultKinds);
+
+const KindInfo& info_of(FaultKind kind) { return kKinds[static_cast<std::size_t>(kind)]; }
+
+Result<FaultKind> kind_of(std::string_view name) {
+  const auto kind = std::ranges::find(kKinds, name, &KindInfo::name);
+  if (kind != std::end(kKinds)) return static_cast<FaultKind>(kind - std::begin(kKinds));
+  std::string known;
+  for (const KindInfo& each : kKinds)
+    known += fmt::format("{}{}", known.empty() ? "" : ", ", each.name);
+  return fail(fmt::format("no fault is called {}; expected one of {}", name, known));
+}
+
+// Every number in its range; `what` names the fault in the message.
+Result<PlannedFault> checked(const PlannedFault& fault, std::string_view what) {
+  if (fault.step < 0 || fault.step > kStepMax)
+    return fail(fmt::format("{}: step {}; expected 0 to {}", what, fault.step, kStepMax));
+  if (fault.steps < 1 || fault.steps > kStepsMax)
+    return fail(fmt::format("{}: {} steps; expected 1 to {}", what, fault.steps, kStepsMax));
+  if (fault.number < 0)
+    return fail(fmt::format("{}: {} is negative; expected {} of 0 or more", what, fault.number,
+                            info_of(fault.kind).number));
+  return fault;
+}
+
+Result<PlannedFault> planned(const Fault& fault) {
+  const Result<FaultKind> kind = kind_of(fault.kind);
+  if (!kind) return tl::unexpected(kind.error());
+  PlannedFault planned{.kind = *kind, .step = fault.step};
+  const KindInfo& info = info_of(*kind);
+  bool has_number = info.number.empty() || is_abort(*kind);
+  for (const auto& [name, value] : fault.arguments) {
+    if (info.lasts && name == "steps") {
+      planned.steps = value;
+    } else if (!info.number.empty() && name == info.number) {
+      planned.number = value;
+      has_number = true;
+    } else {
+      return fail(fmt::format("fault {} takes no argument {}", fault.kind, name));
+    }
+  }
+  if (!has_number)
+    return fail(fmt::format("fault {} in step {}: expected an argument {}", fault.kind, fault.step,
+                            info.number));
+  return checked(planned, fmt::format("fault {}", fault.kind));
+}
+
+// A number behind `mark`, taken off the end of `text`; nothing: there is no mark.
+Result<std::optional<std::int64_t>> take_number(std::string_view& text, char mark) {
+  const std::size_t at = text.rfind(mark);
+  if (at == std::string_view::npos) return std::nullopt;
+  std::int64_t value = 0;
+  const char* const end = text.data() + text.size();
+  const auto [behind, error] = std::from_chars(text.data() + at + 1, end, value);
+  if (error != std::errc() || behind != end)
+    return fail(fmt::format("{}: expected a number behind {}", text, mark));
+  text = text.substr(0, at);
+  return value;
+}
+
+Result<PlannedFault> planned(std::string_view text) {
+  std::string_view rest = text;
+  Fault fault;
+  std::optional<std::int64_t> parts[3];  // behind ':', '+' and '@'
+  for (std::size_t i = 0; i < 3; ++i) {
+    auto number = take_number(rest, ":+@"[i]);
+    if (!number) return tl::unexpected(number.error());
+    parts[i] = *number;
+  }
+  if (!parts[2])
+    return fail(
+        fmt::format("{}: expected KIND@STEP[+STEPS][:NUMBER], such as abort_decode@12", text));
+  fault.kind = rest;
+  fault.step = *parts[2];
+  if (parts[1]) fault.arguments.emplace_back("steps", *parts[1]);
+  const Result<FaultKind> kind = kind_of(rest);
+  if (!kind) return tl::unexpected(kind.error());
+  if (parts[0]) {
+    const std::string_view name = info_of(*kind).number;
+    if (name.empty()) return fail(fmt::format("{}: {} takes no number", text, rest));
+    fault.arguments.emplace_back(name, *parts[0]);
+  }
+  return planned(fault);
+}
+
+}  // namespace
+
+std::string_view name_of(FaultKind kind) { return info_of(kind).name; }
+
+bool is_abort(FaultKind kind) { return kind >= FaultKind::abort_waiting; }
+
+bool FaultPlan::is_active(FaultKind kind, std::int64_t step) const {
+  return std::ranges::any_of(faults_, [&](const PlannedFault& fault) {
+    return fault.kind == kind && fault.is_active(step);
+  });
+}
+
+std::int64_t FaultPlan::blocks_in_use_max(std::int64_t step) const {
+  std::int64_t most = std::numeric_limits<std::int64_t>::max();
+  for (const PlannedFault& fault : faults_) {
+    if (!fault.is_active(step)) continue;
+    if (fault.kind == FaultKind::refuse_allocation) most = 0;
+    if (fault.kind == FaultKind::pinch_pool) most = std::min(most, fault.number);
+  }
+  return most;
+}
+
+Result<FaultPlan> fault_plan_of(std::span<const Fault> faults) {
+  std::vector<PlannedFault> plan;
+  for (const Fault& fault : faults) {
+    const Result<PlannedFault> one = planned(fault);
+    if (!one) return tl::unexpected(one.error());
+    plan.push_back(*one);
+  }
+  return FaultPlan(std::move(plan));
+}
+
+std::vector<Fault> faults_of(const FaultPlan& plan) {
+  std::vector<Fault> faults;
+  for (const PlannedFault& planned : plan.faults()) {
+    Fault& fault = faults.emplace_back();
+    fault.kind = name_of(planned.kind);
+    fault.step = planned.step;
+    const KindInfo& info = info_of(planned.kind);
+    if (info.lasts) fault.arguments.emplace_back("steps", planned.steps);
+    if (!info.number.empty()) fault.arguments.emplace_back(info.number, planned.number);
+  }
+  return faults;
+}
+
+Result<FaultPlan> fault_plan_from_text(std::string_view text) {
+  std::vector<PlannedFault> plan;
+  while (true) {
+    const std::size_t comma = text.find(',');
+    const Result<PlannedFault> one = planned(text.substr(0, comma));
+    if (!one) return tl::unexpected(one.error());
+    plan.push_back(*one);
+    if (comma == std::string_view::npos) return FaultPlan(std::move(plan));
+    text.remove_prefix(comma + 1);
+  }
+}
+
+std::string to_text(const PlannedFault& fault) {
+  const KindInfo& info = info_of(fault.kind);
+  std::string text = fmt::format("{}@{}", info.name, fault.step);
+  if (info.lasts) text += fmt::format("+{}", fault.steps);
+  if (!info.number.empty()) text += fmt::format(":{}", fault.number);
+  return text;
+}
+
+namespace {
+
+// How long a step lasts whose output is late: twenty short ones of the default StepTimeModel.
+constexpr std::int64_t kLateNs = 200'000'000;
+
+bool limits_pool(FaultKind kind) {
+  return kind == FaultKind::refuse_allocation || kind == FaultKind::pinch_pool;
+}
+
+}  // namespace
+
+FaultyWorkload::FaultyWorkload(std::unique_ptr<Workload> inner, FaultPlan plan)
+    : inner_(std::move(inner)), plan_(std::move(plan)) {
+  for (const PlannedFault& fault : plan_.faults()) {
+    if (is_abort(fault.kind)) aborts_.push_back(fault);
+    limits_pool_ |= limits_pool(fault.kind);
+  }
+  looks_at_requests_ = !aborts_.empty();
+}
+
+Result<Turn> FaultyWorkload::next_turn(const LoopState& state, std::vector<WorkloadEvent>& events) {
+  LS_CHECK(scheduler_ != nullptr || plan_.empty(), "faults, and nobody to watch");
+  step_ = state.step;
+  for (const PlannedFault& fault : plan_.faults())
+    if (limits_pool(fault.kind) && fault.is_active(step_)) count(fault.kind);
+  if (limits_pool_) scheduler_->limit_blocks_in_use(plan_.blocks_in_use_max(step_));
+  LoopState seen = state;
+  seen.idle &= !hinders(step_) && !hinders(step_ - 1);
+  const std::size_t before = events.size();
+  auto turn = inner_->next_turn(seen, events);
+  if (!turn || *turn != Turn::step || !looks_at_requests_) return turn;
+  for (std::size_t i = before; i < events.size(); ++i)
+    if (events[i].kind == WorkloadEvent::Kind::add)
+      requests_[events[i].request.name] = {events[i].request.prompt.size(), 0};
+  in_step_.clear();
+  left_before_ = std::exchange(left_, {});
+  abort_due(false, events);
+  return turn;
+}
+
+bool FaultyWorkload::hinders(std::int64_t step) const {
+  return std::ranges::any_of(plan_.faults(), [step](const PlannedFault& fault) {
+    return limits_pool(fault.kind) && fault.is_active(step);
+  });
+}
+
+Result<void> FaultyWorkload::sample(std::int64_t step, std::span<const SampledRow> rows,
+                                    ModelOutput& output) {
+  if (looks_at_requests_)
+    for (const SampledRow& row : rows) {
+      in_step_.emplace_back(row.name);
+      ++requests_.find(row.name)->second.num_steps;
+    }
+  return inner_->sample(step, rows, output);
+}
+
+void FaultyWorkload::while_running(std::vector<WorkloadEvent>& events) {
+  inner_->while_running(events);
+  if (looks_at_requests_) abort_due(true, events);
+}
+
+std::optional<bool> FaultyWorkload::output_comes_in(std::int64_t step) const {
+  const auto inner = inner_->output_comes_in(step);
+  if (inner) return inner;
+  if (!plan_.is_active(FaultKind::early_output, step_)) return std::nullopt;
+  count(FaultKind::early_output);
+  return true;
+}
+
+void FaultyWorkload::step_done(std::int64_t scheduled_tokens) {
+  const std::int64_t began_ns = inner_->now_ns();
+  inner_->step_done(scheduled_tokens);
+  if (scheduled_tokens == 0 || !plan_.is_active(FaultKind::late_output, step_)) return;
+  inner_->advance_to(began_ns + kLateNs);
+  count(FaultKind::late_output);
+}
+
+void FaultyWorkload::request_left(std::string_view name, std::uint64_t ticket) {
+  if (looks_at_requests_) {
+    left_.emplace_back(name);
+    if (const auto request = requests_.find(name); request != requests_.end())
+      requests_.erase(request);
+  }
+  inner_->request_left(name, ticket);
+}
+
+void FaultyWorkload::request_refused(std::string_view name, std::uint64_t ticket,
+                                     const Error& why) {
+  if (const auto request = requests_.find(name); request != requests_.end())
+    requests_.erase(request);
+  inner_->request_refused(name, ticket, why);
+}
+
+bool FaultyWorkload::is_in_phase(RequestId id, FaultKind kind) const {
+  const RequestStatus status = scheduler_->status(id);
+  switch (kind) {
+    case FaultKind::abort_waiting:
+      return status == RequestStatus::waiting;
+    case FaultKind::abort_preempted:
+      return status == RequestStatus::preempted;
+    case FaultKind::abort_loading:
+      return status == RequestStatus::waiting_for_remote_kvs;
+    default:
+      break;
+  }
+  if (status != RequestStatus::running) return false;
+  const std::string_view name = scheduler_->name(id);
+  if (kind == FaultKind::abort_in_flight)
+    return std::ranges::find(in_step_, name) != in_step_.end();
+  const Progress& progress = requests_.find(name)->second;
+  if (scheduler_->num_computed_tokens(id) >= progress.num_prompt_tokens)
+    return kind == FaultKind::abort_decode;
+  return kind ==
+         (progress.num_steps <= 1 ? FaultKind::abort_first_chunk : FaultKind::abort_mid_prefill);
+}
+
+std::vector<std::string> FaultyWorkload::in_phase(FaultKind kind) const {
+  if (kind == FaultKind::abort_again) return left_before_;
+  std::vector<std::string> names;
+  const auto take = [&](RequestId id) {
+    if (is_in_phase(id, kind)) names.emplace_back(scheduler_->name(id));
+  };
+  for (const RequestId id : scheduler_->running()) take(id);
+  for (const SkippedRequest& request : scheduler_->skipped()) take(request.id);
+  for (const RequestId id : scheduler_->waiting()) take(id);
+  return names;
+}
+
+// The aborts that are due, each of somebody else. Those of a step in flight come while it runs.
+void FaultyWorkload::abort_due(bool in_flight, std::vector<WorkloadEvent>& events) {
+  for (const SkippedRequest& request : scheduler_->skipped())
+    if (scheduler_->status(request.id) == RequestStatus::preempted)
+      requests_.find(scheduler_->name(request.id))->second.num_steps = 0;
+  for (const RequestId id : scheduler_->waiting())
+    if (scheduler_->status(id) == RequestStatus::preempted)
+      requests_.find(scheduler_->name(id))->second.num_steps = 0;
+  std::vector<std::string> gone;
+  for (const WorkloadEvent& event : events)
+    if (event.kind == WorkloadEvent::Kind::abort) gone.push_back(event.name);
+  std::erase_if(aborts_, [&](const PlannedFault& fault) {
+    if (fault.step > step_ || (fault.kind == FaultKind::abort_in_flight) != in_flight) return false;
+    std::vector<std::string> names = in_phase(fault.kind);
+    std::erase_if(names, [&](const auto& name) { return std::ranges::count(gone, name) > 0; });
+    if (names.empty()) return false;
+    WorkloadEvent& event = events.emplace_back();
+    event.kind = WorkloadEvent::Kind::abort;
+    event.name = names[static_cast<std::size_t>(fault.number) % names.size()];
+    gone.push_back(event.name);
+    count(fault.kind);
+    return true;
+  });
+}
+
+Result<std::unique_ptr<FaultyWorkload>> make_faulty_workload(std::unique_ptr<Workload> inner,
+                                                             std::span<const Fault> faults) {
+  auto plan = fault_plan_of(faults);
+  if (!plan) return tl::unexpected(plan.error());
+  if (!plan->empty() && inner->is_scripted())
+    return fail(
+        "faults beside recorded steps: what happened is recorded already; expected a trace, or no "
+        "faults");
+  return std::make_unique<FaultyWorkload>(std::move(inner), std::move(*plan));
+}
+
+}  // namespace lockstep

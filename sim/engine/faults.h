@@ -1,0 +1,159 @@
+// What is made to go wrong in a run: a list of faults, each from a step on, that an engine must
+// survive. Allocations are refused, the pool is pinched so that requests preempt each other,
+// clients give up at every phase of a request, outputs come in early or late.
+//
+// (1) The same plan in the same run: the same things go wrong in the same steps.
+// (2) Every fault ends, and nothing of it remains: afterwards whatever fits must finish.
+// (3) An abort waits from its step on for a request in its phase, and happens once.
+//
+// In a file: Fault of traces/formats/saved_case.h. In one line: KIND@STEP[+STEPS][:NUMBER], by
+// commas; the number is the argument that the kind takes beside `steps`.
+// Not here: faults of transfers, which a connector has of its own.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <limits>
+#include <map>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/result.h"
+#include "reference/schedule/scheduler.h"
+#include "sim/engine/workload.h"
+#include "traces/formats/saved_case.h"
+
+namespace lockstep {
+
+enum class FaultKind : std::uint8_t {
+  refuse_allocation,  // `steps`: the pool gives no block to anybody
+  pinch_pool,         // `steps`: at most `blocks` are in use at once
+  early_output,       // `steps`: an output comes in before the next step is decided
+  late_output,        // `steps`: an output takes its time; who arrives meanwhile finds it waiting
+  // A client gives up. `place`: which of the requests in that phase, running ones first.
+  abort_waiting,      // not scheduled yet
+  abort_first_chunk,  // after the first of several chunks of its prompt
+  abort_mid_prefill,  // after a later one, not the last
+  abort_decode,
+  abort_preempted,
+  abort_in_flight,  // of a step that has been decided, before its output comes in
+  abort_loading,    // waits for remote KVs
+  abort_again,      // one that has left in the step before
+};
+inline constexpr std::size_t kNumFaultKinds = static_cast<std::size_t>(FaultKind::abort_again) + 1;
+std::string_view name_of(FaultKind kind);
+bool is_abort(FaultKind kind);
+
+struct PlannedFault {
+  FaultKind kind{};
+  std::int64_t step = 0;
+  std::int64_t steps = 1;   // it lasts; of those that do
+  std::int64_t number = 0;  // `blocks` or `place`
+  bool is_active(std::int64_t at) const { return at >= step && at - step < steps; }
+  bool operator==(const PlannedFault&) const = default;
+};
+
+class FaultPlan {
+ public:
+  FaultPlan() = default;
+  explicit FaultPlan(std::vector<PlannedFault> faults) : faults_(std::move(faults)) {}
+
+  std::span<const PlannedFault> faults() const { return faults_; }
+  bool empty() const { return faults_.empty(); }
+  bool is_active(FaultKind kind, std::int64_t step) const;
+  // Blocks that may be in use at once in that step.
+  std::int64_t blocks_in_use_max(std::int64_t step) const;
+  bool operator==(const FaultPlan&) const = default;
+
+ private:
+  std::vector<PlannedFault> faults_;
+};
+
+// Refused: a kind that nobody knows, an argument that is missing, unknown or out of range.
+Result<FaultPlan> fault_plan_of(std::span<const Fault> faults);
+std::vector<Fault> faults_of(const FaultPlan& plan);
+// "refuse_allocation@12+3,pinch_pool@20+8:4,abort_decode@5:1", and back.
+Result<FaultPlan> fault_plan_from_text(std::string_view text);
+std::string to_text(const PlannedFault& fault);
+
+// A workload, and a fault plan that interferes with it: clients that give up, outputs that come in
+// early or late, a pool that does not give what it has.
+//
+// (1) With an empty plan it is the workload that it was given.
+// (2) While a fault hinders the engine, and in the step after it, standing still is no end: time
+//     goes on, and so does the run.
+// (3) However late an output is, no more steps are in flight than the engine keeps by itself
+//     (vLLM's batch queue, of two with asynchronous scheduling): it waits, and others arrive.
+
+class FaultyWorkload final : public Workload {
+ public:
+  // REQUIRES: an inner workload that is not scripted, or an empty plan.
+  FaultyWorkload(std::unique_ptr<Workload> inner, FaultPlan plan);
+
+  // What the loop runs, looked at to know who is in which phase. REQUIRES: called before the first
+  // turn, unless the plan is empty. It must outlive this.
+  void watch(Scheduler& scheduler) { scheduler_ = &scheduler; }
+  // How often the faults of a kind took effect: aborts, or steps that one of the others was there.
+  std::int64_t num_effects(FaultKind kind) const {
+    return effects_[static_cast<std::size_t>(kind)];
+  }
+  const FaultPlan& plan() const { return plan_; }
+
+  Result<Turn> next_turn(const LoopState& state, std::vector<WorkloadEvent>& events) override;
+  Result<void> sample(std::int64_t step, std::span<const SampledRow> rows,
+                      ModelOutput& output) override;
+  KVConnector* connector() override { return inner_->connector(); }
+  Result<void> connector_report(KVConnectorOutput& report) override {
+    return inner_->connector_report(report);
+  }
+  void while_running(std::vector<WorkloadEvent>& events) override;
+  std::optional<bool> output_comes_in(std::int64_t step) const override;
+  bool is_hindered(std::int64_t step) const override {
+    return hinders(step) || inner_->is_hindered(step);
+  }
+  void step_done(std::int64_t scheduled_tokens) override;
+  void request_left(std::string_view name, std::uint64_t ticket) override;
+  void request_refused(std::string_view name, std::uint64_t ticket, const Error& why) override;
+  TransferPlanner* transfers() override { return inner_->transfers(); }
+  bool is_busy() const override { return inner_->is_busy(); }
+  std::optional<std::int64_t> next_due_ns() const override { return inner_->next_due_ns(); }
+  void advance_to(std::int64_t now_ns) override { inner_->advance_to(now_ns); }
+  bool is_scripted() const override { return inner_->is_scripted(); }
+  std::int64_t now_ns() const override { return inner_->now_ns(); }
+  std::int64_t records_consumed() const override { return inner_->records_consumed(); }
+
+ private:
+  // What is known of a request that has not left.
+  struct Progress {
+    std::int64_t num_prompt_tokens = 0;
+    std::int64_t num_steps = 0;  // scheduled since it was let in
+  };
+
+  bool hinders(std::int64_t step) const;
+  void count(FaultKind kind) const { ++effects_[static_cast<std::size_t>(kind)]; }
+  bool is_in_phase(RequestId id, FaultKind kind) const;
+  std::vector<std::string> in_phase(FaultKind kind) const;
+  void abort_due(bool in_flight, std::vector<WorkloadEvent>& events);
+
+  std::unique_ptr<Workload> inner_;
+  FaultPlan plan_;
+  Scheduler* scheduler_ = nullptr;
+  bool looks_at_requests_ = false;  // some fault aborts
+  bool limits_pool_ = false;
+  std::vector<PlannedFault> aborts_;  // that have not happened
+  std::map<std::string, Progress, std::less<>> requests_;
+  std::vector<std::string> in_step_;      // scheduled in the step at hand
+  std::vector<std::string> left_before_;  // in the step before
+  std::vector<std::string> left_;         // in the step at hand
+  std::int64_t step_ = -1;
+  mutable std::array<std::int64_t, kNumFaultKinds> effects_{};  // output_comes_in() counts too
+};
+
+// Refused: faults that fault_plan_of() refuses, and any beside decisions that are recorded.
+Result<std::unique_ptr<FaultyWorkload>> make_faulty_workload(std::unique_ptr<Workload> inner,
+                                                             std::span<const Fault> faults);
+
+}  // namespace lockstep

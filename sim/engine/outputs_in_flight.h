@@ -1,0 +1,83 @@
+// Outputs of steps that the engine has not processed yet, oldest first: with asynchronous
+// scheduling one stays in flight while the next step is decided.
+//
+// (1) A step that scheduled nothing is in flight only where a KV connector's workers report with
+//     it, and with asynchronous scheduling where there is a connector at all: their reports come in
+//     no earlier than what the step before sampled.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <deque>
+#include <utility>
+#include <vector>
+
+#include "base/ids.h"
+#include "reference/types/scheduler_types.h"
+
+namespace lockstep {
+
+struct StepInFlight {
+  std::int64_t step = 0;  // -1: nobody's
+  ModelOutput output;
+  std::vector<RequestId> rows{};  // with a KV connector: whose they are
+
+  bool is_empty() const { return output.token_ends.empty() && output.kv_connector_output.empty(); }
+  // Tokens of its output that are the request's.
+  std::int64_t num_sampled(RequestId id) const {
+    const auto row = std::ranges::find(rows, id);
+    if (row == rows.end()) return 0;
+    const auto i = static_cast<std::size_t>(row - rows.begin());
+    return output.token_ends[i] - (i == 0 ? 0 : output.token_ends[i - 1]);
+  }
+};
+
+class OutputsInFlight {
+ public:
+  // Of a step that runs now, with nothing in it yet.
+  ModelOutput& begin(std::int64_t step, std::vector<RequestId> rows) {
+    StepInFlight& flight = steps_.emplace_back();
+    flight.step = step;
+    flight.rows = std::move(rows);
+    if (!spare_.empty()) {
+      flight.output = std::move(spare_.back());
+      spare_.pop_back();
+    }
+    ModelOutput& output = flight.output;
+    output.tokens.clear();
+    output.token_ends.clear();
+    output.draft_tokens.clear();
+    output.draft_ends.clear();
+    output.kv_connector_output.clear();
+    return output;
+  }
+  // Comes in with the last output, also where no step is in flight.
+  void attach(KVConnectorOutput report) {
+    if (steps_.empty()) steps_.push_back({.step = -1, .output = {}});
+    steps_.back().output.kv_connector_output = std::move(report);
+  }
+
+  std::size_t size() const { return steps_.size(); }
+  bool empty() const { return steps_.empty(); }
+  const StepInFlight& oldest() const { return steps_.front(); }
+  StepInFlight take_oldest() {
+    StepInFlight oldest = std::move(steps_.front());
+    steps_.pop_front();
+    return oldest;
+  }
+  // It has been processed: its memory is used again.
+  void give_back(ModelOutput output) { spare_.push_back(std::move(output)); }
+
+  bool hold_nothing() const { return std::ranges::all_of(steps_, &StepInFlight::is_empty); }
+  std::int64_t num_sampled(RequestId id) const {
+    std::int64_t num_tokens = 0;
+    for (const StepInFlight& flight : steps_) num_tokens += flight.num_sampled(id);
+    return num_tokens;
+  }
+
+ private:
+  std::deque<StepInFlight> steps_;
+  std::vector<ModelOutput> spare_;
+};
+
+}  // namespace lockstep

@@ -1,0 +1,19 @@
+// What the loop of one engine is told.
+#pragma once
+
+#include <cstdint>
+
+#include "reference/types/engine_config.h"
+#include "sim/protocol/backend.h"
+#include "traces/formats/run_spec.h"
+
+namespace lockstep {
+
+struct RunConfig {
+  EngineConfig engine;
+  BackendConfig device;  // device.plan says groups and pool, with or without a backend
+  CheckBudget budget;
+  std::int64_t steps_max = 0;  // stop after so many; 0: no limit
+};
+
+}  // namespace lockstep

@@ -1,0 +1,251 @@
+#include "sim/engine/run_memory.h"
+
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "base/check.h"
+#include "base/stopwatch.h"
+#include "reference/memory/attention_oracle.h"
+#include "sim/check/comparer.h"
+#include "sim/step/backend_config.h"
+#include "sim/step/model_step.h"
+#include "sim/step/probe_planner.h"
+#include "sim/step/program_builder.h"
+#include "sim/step/transfer_step.h"
+#include "sim/step/worker.h"
+
+namespace lockstep {
+
+// One rank.
+class RankRun final {
+ public:
+  RankRun(const RunConfig& config, MemoryModel model, Backend& backend, RunSummary& summary)
+      : config_(config),
+        model_(std::move(model)),
+        backend_(backend),
+        summary_(summary),
+        worker_(config_.device.num_rows, config_.device.context, model_),
+        builder_(config_.engine, config_.device, model_, worker_),
+        model_step_(model_, worker_),
+        transfer_step_(model_, worker_, backend_, config_.device.parallel.tp_rank),
+        planner_(config_.device, model_, worker_, config_.budget.probe_rows,
+                 backend.answers_queries() ? config_.budget.query_rows : 0),
+        comparer_(config_.device, model_, worker_, backend_, config_.budget.untouched_pages,
+                  summary_) {}
+
+  void add_request(RequestId id, const RequestSpec& spec) { worker_.add_request(id, spec); }
+  void append_sampled(RequestId id, std::span<const std::int32_t> tokens) {
+    if (tokens.empty()) return;
+    builder_.settle_states(id, std::ssize(tokens));
+    worker_.append_sampled(id, tokens);
+  }
+  void drop_sampled(RequestId id, std::int64_t num_tokens) { worker_.drop_sampled(id, num_tokens); }
+  void release(std::span<const HeldRequest> held) { builder_.release(held); }
+
+  Checked run_step(const SchedulerOutput& decision, const StepTransfers& transfers,
+                   const AgreedBatch& agreed, StateHashChain& chain);
+  Checked finish(bool agreed, std::span<MemoryCheck* const> checks);
+
+  RankMemory memory() { return {config_.device, model_, worker_, backend_, program_}; }
+
+ private:
+  void say_what_was_not_checked(bool agreed, std::span<MemoryCheck* const> checks);
+  Checked check_hits(const SchedulerOutput& decision);
+
+  const RunConfig config_;
+  MemoryModel model_;
+  Backend& backend_;
+  RunSummary& summary_;
+  Worker worker_;
+  ProgramBuilder builder_;
+  ModelStep model_step_;
+  TransferStep transfer_step_;
+  ProbePlanner planner_;
+  Comparer comparer_;
+  StepProgram program_;
+  StepExpectation expected_;
+  StepReadback readback_;
+};
+
+Checked RankRun::run_step(const SchedulerOutput& decision, const StepTransfers& transfers,
+                          const AgreedBatch& agreed, StateHashChain& chain) {
+  Stopwatch watch;
+  if (auto built = builder_.build(decision, transfers, program_); !built) return built;
+  program_.num_padded_tokens = std::max(program_.num_padded_tokens, agreed.num_tokens);
+  program_.agreed = agreed;
+  if (auto begun = transfer_step_.begin(transfers, program_); !begun)
+    return tl::unexpected(begun.error());
+  if (auto loads = transfer_step_.check_loads(transfers, decision.step); !loads) return loads;
+  summary_.seconds.program += watch.lap();
+  const auto requests = builder_.row_requests();
+  auto reused = comparer_.check_reused(program_, requests);
+  summary_.seconds.compare += watch.lap();
+  if (!reused) return reused;
+  if (auto applied = model_step_.apply(program_, requests, expected_); !applied) return applied;
+  if (auto stores = transfer_step_.check_stores(transfers, decision.step); !stores) return stores;
+  if (auto hits = check_hits(decision); !hits) return hits;
+  planner_.plan(program_, requests, [&](std::size_t i) { return builder_.is_void(i); });
+  summary_.seconds.program += watch.lap();
+  if (auto done = backend_.execute(program_, readback_); !done) return tl::unexpected(done.error());
+  summary_.seconds.execute += watch.lap();
+  auto compared = comparer_.check_step(program_, requests, expected_, planner_, readback_, chain);
+  summary_.seconds.compare += watch.lap();
+  return compared;
+}
+
+Checked RankRun::check_hits(const SchedulerOutput& decision) {
+  for (std::size_t i = 0; i < decision.scheduled.size(); ++i) {
+    const ScheduledRequest& scheduled = decision.scheduled[i];
+    if ((!scheduled.is_new && !scheduled.is_resumed) || builder_.is_void(i)) continue;
+    if (auto hit = check_hit(model_, worker_.context(), worker_.at(scheduled.id),
+                             config_.device.plan, decision.step, scheduled.computed);
+        !hit)
+      return hit;
+  }
+  return {};
+}
+
+Checked RankRun::finish(bool agreed, std::span<MemoryCheck* const> checks) {
+  Stopwatch watch;
+  Checked compared;
+  if (agreed && program_.step >= 0) compared = comparer_.check_all_pages();
+  summary_.seconds.compare += watch.lap();
+  summary_.rows_read += planner_.rows_read();
+  for (const KernelStatistics& kernel : backend_.kernel_statistics())
+    add_kernel(kernel, summary_.kernels);
+  const GraphStatistics graphs = backend_.graph_statistics();
+  summary_.graphs.captured += graphs.captured;
+  summary_.graphs.replayed += graphs.replayed;
+  summary_.graphs.dropped += graphs.dropped;
+  // The ranks leave out the same things for the same reasons: one of them says so.
+  const ParallelRank& at = config_.device.parallel;
+  if (config_.device.context.rank == 0 && at.tp_rank == 0 && at.pp_rank == 0)
+    say_what_was_not_checked(agreed, checks);
+  return compared;
+}
+
+void RankRun::say_what_was_not_checked(bool agreed, std::span<MemoryCheck* const> checks) {
+  std::vector<std::string>& not_checked = summary_.not_checked;
+  if (planner_.rows_left_out() > 0)
+    not_checked.push_back(
+        fmt::format("attention digests read {} of {} rows that the steps could have read; the "
+                    "budget is {} a step",
+                    planner_.rows_read(), planner_.rows_read() + planner_.rows_left_out(),
+                    config_.budget.probe_rows));
+  for (const MemoryCheck* check : checks)
+    for (std::string& sentence : check->not_checked()) not_checked.push_back(std::move(sentence));
+  if (builder_.ignored_zeros() > 0)
+    not_checked.push_back(
+        fmt::format("zeroing of {} blocks whose request was preempted in the same step",
+                    builder_.ignored_zeros()));
+  for (std::string& sentence : backend_.not_checked()) not_checked.push_back(std::move(sentence));
+  for (const ModelLayer& layer : model_.layers())
+    if (layer.layout.num_kv > 0 && !has_attention_oracle(layer))
+      not_checked.push_back(fmt::format("attention outputs of layer {}: {}", layer.name,
+                                        layer.layout.kind == CacheKind::hidden_state
+                                            ? "hidden states are not attended to"
+                                            : "its elements are not numbers within +-1"));
+  if (config_.device.check == CheckMode::fast)
+    not_checked.push_back(
+        "single accesses of threads (bounds, races, uninitialised reads): the check mode is fast");
+  if (!agreed) not_checked.push_back("everything after the divergence");
+}
+
+RunMemory::RunMemory(const RunConfig& config, std::span<MemoryCheck* const> checks,
+                     RunSummary& summary)
+    : config_(config.device), summary_(summary), checks_(checks.begin(), checks.end()) {}
+RunMemory::~RunMemory() = default;
+
+void RunMemory::add_request(RequestId id, const RequestSpec& spec) {
+  for (const auto& rank : ranks_) rank->add_request(id, spec);
+}
+
+void RunMemory::append_sampled(RequestId id, std::span<const std::int32_t> tokens) {
+  for (const auto& rank : ranks_) rank->append_sampled(id, tokens);
+}
+
+void RunMemory::drop_sampled(RequestId id, std::int64_t num_tokens) {
+  for (const auto& rank : ranks_) rank->drop_sampled(id, num_tokens);
+}
+
+void RunMemory::release(std::span<const HeldRequest> held) {
+  for (const auto& rank : ranks_) rank->release(held);
+}
+
+Checked RunMemory::run_step(const SchedulerOutput& decision, const StepTransfers& transfers,
+                            const AgreedBatch& agreed, StateHashChain& chain) {
+  auto compared = first_of_ranks(
+      [&](RankRun& rank) { return rank.run_step(decision, transfers, agreed, chain); });
+  if (!compared) return compared;
+  for (MemoryCheck* check : checks_)
+    if (auto checked = check->step_compared(); !checked) return checked;
+  return {};
+}
+
+Checked RunMemory::output_taken(std::span<const StoppedRequest> stopped, std::int64_t now_ns) {
+  for (MemoryCheck* check : checks_)
+    if (auto checked = check->output_taken(stopped, now_ns); !checked) return checked;
+  return {};
+}
+
+Checked RunMemory::finish(bool agreed) {
+  auto compared = first_of_ranks([&](RankRun& rank) { return rank.finish(agreed, checks_); });
+  for (MemoryCheck* check : checks_) {
+    auto checked = check->finish(agreed && compared);
+    if (compared) compared = std::move(checked);
+  }
+  return compared;
+}
+
+// Of the lowest rank that diverges; an error ends it.
+template <class Call>
+Checked RunMemory::first_of_ranks(const Call& call) {
+  for (std::size_t rank = 0; rank < ranks_.size(); ++rank) {
+    Checked checked = call(*ranks_[rank]);
+    if (checked) continue;
+    if (checked.has_diverged() && ranks_.size() > 1)
+      set_rank(config_, static_cast<std::int32_t>(rank), checked.divergence());
+    return checked;
+  }
+  return {};
+}
+
+void set_rank(const BackendConfig& config, std::int32_t rank, Divergence& found) {
+  const BackendConfig own = config_of_rank(config, rank);
+  found.rank = rank;
+  if (own.parallel.tp_size > 1) found.tp_rank = own.parallel.tp_rank;
+  if (own.parallel.pp_size > 1) found.pp_rank = own.parallel.pp_rank;
+  if (own.context.num_ranks > 1) found.cp_rank = own.context.rank;
+}
+
+Result<std::unique_ptr<RunMemory>> RunMemory::create(const RunConfig& config,
+                                                     std::span<Backend* const> ranks,
+                                                     std::span<MemoryCheck* const> checks,
+                                                     RunSummary& summary) {
+  if (const auto reason = ProgramBuilder::why_not_supported(config.engine, config.device.plan))
+    return fail(fmt::format("{}; replay it with `--backend none`", *reason));
+  LS_CHECK(std::ssize(ranks) == num_ranks(config.device), "{} backends for {} ranks", ranks.size(),
+           num_ranks(config.device));
+  if (auto sound = check_ranks(config.device); !sound) return tl::unexpected(sound.error());
+  std::unique_ptr<RunMemory> memory(new RunMemory(config, checks, summary));
+  std::vector<RankMemory> looked_at;
+  for (std::size_t rank = 0; rank < ranks.size(); ++rank) {
+    RunConfig own = config;
+    auto one = rank_model(config.device, static_cast<std::int32_t>(rank));
+    if (!one) return tl::unexpected(one.error());
+    own.device = std::move(one->config);
+    memory->ranks_.push_back(
+        std::make_unique<RankRun>(own, std::move(one->model), *ranks[rank], summary));
+    looked_at.push_back(memory->ranks_.back()->memory());
+  }
+  for (MemoryCheck* check : checks) check->begin(memory->config_, looked_at, summary);
+  if (config.engine.dcp * config.engine.pcp != config.device.context.num_ranks)
+    summary.not_checked.push_back(
+        fmt::format("{} further ranks of prefill context parallelism, which hold the same cache",
+                    config.engine.dcp * config.engine.pcp - config.device.context.num_ranks));
+  return memory;
+}
+
+}  // namespace lockstep

@@ -1,0 +1,39 @@
+#include "sim/engine/step_observer.h"
+
+#include <algorithm>
+
+namespace lockstep {
+
+bool ObserverList::decided(const StepView& view) {
+  return std::ranges::all_of(observers_, [&](auto* observer) { return observer->decided(view); });
+}
+
+bool ObserverList::finished(const StepView& view) {
+  bool go_on = true;
+  for (StepObserver* observer : observers_) go_on &= observer->finished(view);
+  return go_on;
+}
+
+void ObserverList::arrived(const Arrival& arrival) {
+  for (StepObserver* observer : observers_) observer->arrived(arrival);
+}
+
+void ObserverList::left(RequestId request, FinishReason reason) {
+  for (StepObserver* observer : observers_) observer->left(request, reason);
+}
+
+std::string_view name_of(FinishReason reason) {
+  switch (reason) {
+    case FinishReason::stop:
+      return "stop";
+    case FinishReason::length:
+      return "length";
+    case FinishReason::abort:
+      return "abort";
+    case FinishReason::error:
+      return "error";
+  }
+  return "?";
+}
+
+}  // namespace lockstep

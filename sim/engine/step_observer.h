@@ -1,0 +1,70 @@
+// Who looks on at a run, step by step: progress, recorders, timelines, invariants.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <span>
+#include <string_view>
+#include <vector>
+
+#include "reference/schedule/scheduler.h"
+#include "reference/types/scheduler_types.h"
+#include "sim/verdict/run_summary.h"
+
+namespace lockstep {
+
+// Everything about a step that has just been decided (and, with a backend, executed and compared).
+// References are valid during the call.
+struct StepView {
+  const SchedulerOutput& decision;
+  std::span<const StoppedRequest> stopped;
+  const CacheCounters& counters;
+  const DecisionSource& decisions;
+  StateHash state_hash;              // of the chain up to here
+  std::int64_t output_of_step = -1;  // asynchronous scheduling: whose output came in; -1: none
+  std::int64_t now_ns = 0;           // of the workload's clock
+  std::span<const CacheEvent> cache_events;  // of the whole step, in `finished`
+  std::span<const std::uint8_t> resets;  // 0 or 1, results of the step's reset_prefix_cache events
+  const std::function<std::string_view(RequestId)>& name;  // live, or finished in this step
+
+  // REQUIRES: the model's scheduler decides.
+  const Scheduler& model() const { return *decisions.model(); }
+};
+
+struct Arrival {
+  RequestId id{};
+  std::string_view name;
+  std::int64_t num_prompt_tokens = 0;
+  std::int64_t step = 0;  // the first that may schedule it
+};
+
+class StepObserver {
+ public:
+  virtual ~StepObserver() = default;
+  // After decide and before the step's output is processed, and after it. False ends the run (the
+  // verdict stays what it is).
+  virtual bool decided(const StepView&) { return true; }
+  virtual bool finished(const StepView&) { return true; }
+  // A request has come; it has left the engine, in the step at hand.
+  virtual void arrived(const Arrival&) {}
+  virtual void left(RequestId, FinishReason) {}
+};
+
+// Passes on to all that look on; false from any of them ends the run. Who was added last is not
+// shown a decision at which the run ends.
+class ObserverList final : public StepObserver {
+ public:
+  void add(StepObserver& observer) { observers_.push_back(&observer); }
+  bool decided(const StepView& view) override;
+  bool finished(const StepView& view) override;
+  void arrived(const Arrival& arrival) override;
+  void left(RequestId request, FinishReason reason) override;
+
+ private:
+  std::vector<StepObserver*> observers_;
+};
+
+// "stop", "length", "abort", "error"
+std::string_view name_of(FinishReason reason);
+
+}  // namespace lockstep

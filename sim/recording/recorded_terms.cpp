@@ -1,0 +1,232 @@
+#include "sim/recording/recorded_terms.h"
+
+#include <fmt/core.h>
+#include <nlohmann/json.hpp>
+
+#include <algorithm>
+#include <cstddef>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "base/check.h"
+
+namespace lockstep {
+
+namespace {
+
+std::string_view status_of(RequestStatus status) {
+  switch (status) {
+    case RequestStatus::waiting:
+      return "WAITING";
+    case RequestStatus::waiting_for_remote_kvs:
+      return "WAITING_FOR_REMOTE_KVS";
+    case RequestStatus::preempted:
+      return "PREEMPTED";
+    case RequestStatus::running:
+    case RequestStatus::finished:
+      break;
+  }
+  LS_CHECK(false, "a request of status {} in the queue", static_cast<int>(status));
+}
+
+// The engine reports these as sets; recordings hold them sorted.
+std::vector<std::string> sorted_names_of(const StepView& view, std::span<const RequestId> ids) {
+  std::vector<std::string> names = names_of(view, ids);
+  std::ranges::sort(names);
+  return names;
+}
+
+RecordedScheduled scheduled_of(const StepView& view, std::size_t index, std::size_t first_spec) {
+  const SchedulerOutput& decision = view.decision;
+  const ScheduledRequest& row = decision.scheduled[index];
+  RecordedScheduled scheduled;
+  scheduled.id = view.name(row.id);
+  scheduled.tokens = row.num_tokens;
+  scheduled.is_new = row.is_new;
+  scheduled.resumed = row.is_resumed;
+  scheduled.computed = row.computed;
+  const auto spec = decision.spec_tokens.begin() + static_cast<std::ptrdiff_t>(first_spec);
+  scheduled.spec.assign(spec, spec + row.num_spec);
+  BlocksPerGroup blocks;
+  bool any = row.is_new || row.is_resumed;
+  for (std::int32_t g = 0; g < decision.num_groups; ++g) {
+    const auto handed = decision.blocks(index, g);
+    any |= !handed.empty();
+    blocks.emplace_back(handed.begin(), handed.end());
+  }
+  if (any) scheduled.blocks = std::move(blocks);
+  return scheduled;
+}
+
+}  // namespace
+
+std::vector<std::string> names_of(const StepView& view, std::span<const RequestId> ids) {
+  std::vector<std::string> names;
+  for (const RequestId id : ids) names.emplace_back(view.name(id));
+  return names;
+}
+
+void write_decision(const StepView& view, RecordedStep& step) {
+  const SchedulerOutput& decision = view.decision;
+  step.step = decision.step;
+  std::size_t first_spec = 0;
+  for (std::size_t i = 0; i < decision.scheduled.size(); ++i) {
+    step.scheduled.push_back(scheduled_of(view, i, first_spec));
+    first_spec += static_cast<std::size_t>(decision.scheduled[i].num_spec);
+  }
+  step.preempted = sorted_names_of(view, decision.preempted);
+  step.finished = sorted_names_of(view, decision.finished);
+  step.zero = decision.zero;
+  step.running = names_of(view, view.model().running());
+  step.waiting = names_of(view, view.model().waiting());
+  step.free_blocks = view.model().num_free_blocks();
+}
+
+RecordedTable table_of(const StepView& view, RequestId id) {
+  RecordedTable table;
+  table.id = view.model().name(id);
+  for (std::int32_t g = 0; g < view.decision.num_groups; ++g) {
+    const auto blocks = view.model().block_table(id, g);
+    table.blocks.emplace_back(blocks.begin(), blocks.end());
+  }
+  return table;
+}
+
+std::vector<RecordedTable> tables_of(const StepView& view) {
+  std::vector<RecordedTable> tables;
+  for (const RequestId id : view.model().running()) tables.push_back(table_of(view, id));
+  return tables;
+}
+
+void write_transfers(const StepView& view, RecordedStep& step) {
+  step.skipped.emplace();
+  std::vector<RecordedTable> loading;
+  for (const SkippedRequest& request : view.model().skipped()) {
+    step.skipped->push_back(
+        {std::string(view.name(request.id)), std::string(status_of(request.status))});
+    if (request.is_loading) loading.push_back(table_of(view, request.id));
+  }
+  for (const HeldRequest& request : view.model().held())
+    if (request.is_loading) loading.push_back(table_of(view, request.id));
+  std::ranges::sort(loading, {}, &RecordedTable::id);
+  if (!loading.empty()) step.loading = std::move(loading);
+}
+
+void write_reset_results(const StepView& view, std::vector<RecordedEvent>& events) {
+  std::size_t reset = 0;
+  for (RecordedEvent& event : events) {
+    if (event.kind != RecordedEvent::Kind::reset_prefix_cache) continue;
+    LS_CHECK(reset < view.resets.size(), "{} resets ran, and one more is written down",
+             view.resets.size());
+    event.reset_succeeded = view.resets[reset++] != 0;
+  }
+}
+
+void write_outcome(const StepView& view, RecordedStep& step) {
+  for (const StoppedRequest& stopped : view.stopped)
+    step.stopped.push_back(
+        {.id = std::string(view.name(stopped.id)), .reason = std::string(name_of(stopped.reason))});
+  step.stored = view.counters.stored;
+  step.evicted = view.counters.evicted;
+  step.cleared = view.counters.cleared;
+}
+
+ExternalHit ConnectorLog::get_num_new_matched_tokens(const ExternalQuery& query) {
+  const ExternalHit hit = inner_.get_num_new_matched_tokens(query);
+  names_.insert_or_assign(query.request, query.name);
+  answers_.push_back({.id = std::string(query.name),
+                      .local = query.num_local_tokens,
+                      .external = hit.num_tokens,
+                      .async = hit.is_async});
+  return hit;
+}
+
+bool ConnectorLog::request_finished(RequestId request, std::string_view name) {
+  const bool keeps = inner_.request_finished(request, name);
+  names_.insert_or_assign(request, name);
+  if (keeps) held_.emplace_back(name);
+  return keeps;
+}
+
+RecordedWorker ConnectorLog::worker(const KVConnectorOutput& report) const {
+  const auto names = [&](const std::vector<RequestId>& ids) {
+    std::vector<std::string> list;
+    for (const RequestId id : ids) {
+      const auto name = names_.find(id);
+      LS_CHECK(name != names_.end(), "request {} was never asked about", index_of(id));
+      list.push_back(name->second);
+    }
+    return list;
+  };
+  return {.received = names(report.finished_recving),
+          .sent = names(report.finished_sending),
+          .invalid_blocks = report.invalid_block_ids};
+}
+
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+std::string child(const std::string& path, const std::string& key) {
+  return path.empty() ? key : path + "." + key;
+}
+
+// Depth first, in the order of the recorded side; keys that only the model has come last.
+std::optional<FieldDifference> difference(const std::string& path, const Json& recorded,
+                                          const Json& model) {
+  if (recorded == model) return std::nullopt;
+  if (recorded.is_object() && model.is_object()) {
+    for (const auto& [key, value] : recorded.items()) {
+      if (!model.contains(key)) return FieldDifference{child(path, key), value.dump(), "absent"};
+      if (auto found = difference(child(path, key), value, model[key])) return found;
+    }
+    for (const auto& [key, value] : model.items())
+      if (!recorded.contains(key)) return FieldDifference{child(path, key), "absent", value.dump()};
+  }
+  if (recorded.is_array() && model.is_array()) {
+    for (std::size_t i = 0; i < std::min(recorded.size(), model.size()); ++i)
+      if (auto found = difference(fmt::format("{}[{}]", path, i), recorded[i], model[i]))
+        return found;
+  }
+  return FieldDifference{path, recorded.dump(), model.dump()};
+}
+
+}  // namespace
+
+void StepTranscript::decided(const RecordedStep& recorded, const StepView& view,
+                             ConnectorLog* connector) {
+  step_ = {};
+  step_.before = recorded.before;
+  write_reset_results(view, step_.before);
+  write_decision(view, step_);
+  if (connector != nullptr) {
+    auto answers = connector->take_answers();
+    if (!answers.empty()) step_.connector = std::move(answers);
+    write_transfers(view, step_);
+    step_.worker = recorded.worker;
+  }
+  if (recorded.common_prefix_blocks)
+    step_.common_prefix_blocks = view.decision.common_prefix_blocks;
+  step_.during = recorded.during;
+  step_.sampled = recorded.sampled;
+  step_.drafts = recorded.drafts;
+  if (recorded.tables) step_.tables = tables_of(view);
+}
+
+void StepTranscript::finished(const StepView& view, ConnectorLog* connector) {
+  if (connector != nullptr) step_.held = connector->take_held();
+  write_reset_results(view, step_.during);
+  write_outcome(view, step_);
+  if (view.output_of_step >= 0) step_.output_of_step = view.output_of_step;
+}
+
+FieldDifference first_difference(const std::string& recorded_line, const std::string& model_line) {
+  const Json recorded = Json::parse(recorded_line);
+  const Json model = Json::parse(model_line);
+  auto found = difference("", recorded, model);
+  LS_CHECK(found.has_value(), "equal lines: {}", recorded_line);
+  return *std::move(found);
+}
+
+}  // namespace lockstep

@@ -1,0 +1,92 @@
+// A step of a run in the terms of a recording: what conform holds against a recorded step, and what
+// a run recorder writes.
+#pragma once
+
+#include <map>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "reference/types/kv_connector.h"
+#include "sim/engine/step_observer.h"
+#include "traces/formats/recording.h"
+
+namespace lockstep {
+
+std::vector<std::string> names_of(const StepView& view, std::span<const RequestId> ids);
+
+// What was decided: everything but the events, the common prefix, tables and the connector.
+void write_decision(const StepView& view, RecordedStep& step);
+// The whole block table of one request. REQUIRES: it is live, or has finished and keeps its blocks.
+RecordedTable table_of(const StepView& view, RequestId id);
+// ... of every running request.
+std::vector<RecordedTable> tables_of(const StepView& view);
+// With a KV connector: the queue of skipped requests, and the tables of those that load.
+void write_transfers(const StepView& view, RecordedStep& step);
+// What the step's reset_prefix_cache events returned, in order.
+void write_reset_results(const StepView& view, std::vector<RecordedEvent>& events);
+// What the step's output ended, and what became of the prefix cache.
+void write_outcome(const StepView& view, RecordedStep& step);
+
+// A KV connector in front of another, which writes down what was asked and answered, in a
+// recording's terms: what conform compares and what a run recorder keeps.
+//
+// Not checked here: whether an answer makes sense.
+
+class ConnectorLog final : public KVConnector {
+ public:
+  // `inner` must outlive the log.
+  explicit ConnectorLog(KVConnector& inner) : inner_(inner) {}
+
+  ExternalHit get_num_new_matched_tokens(const ExternalQuery& query) override;
+  void update_state_after_alloc(RequestId request, std::span<const BlockId> blocks,
+                                std::int32_t num_external_tokens) override {
+    inner_.update_state_after_alloc(request, blocks, num_external_tokens);
+  }
+  bool request_finished(RequestId request, std::string_view name) override;
+  void order_failed_requests(std::vector<RequestId>& requests) override {
+    inner_.order_failed_requests(requests);
+  }
+
+  // Since the last call, in the order asked.
+  std::vector<RecordedConnectorAnswer> take_answers() { return std::exchange(answers_, {}); }
+  // Requests that finished since the last call and keep their blocks, in order.
+  std::vector<std::string> take_held() { return std::exchange(held_, {}); }
+  // A report in a recording's terms. REQUIRES: of requests that went through the log.
+  RecordedWorker worker(const KVConnectorOutput& report) const;
+
+ private:
+  KVConnector& inner_;
+  std::vector<RecordedConnectorAnswer> answers_;
+  std::vector<std::string> held_;
+  std::map<RequestId, std::string> names_;
+};
+
+// A step of the model in a recording's terms, and the first place where two recorded steps differ.
+
+// Writes down what the model decided: `decided` after schedule(), `finished` at the end of the
+// step. What a recording shows but nobody decides (events, samples, drafts) is taken from
+// `recorded`.
+class StepTranscript {
+ public:
+  // `connector`: who answered the scheduler; null: nobody.
+  void decided(const RecordedStep& recorded, const StepView& view, ConnectorLog* connector);
+  void finished(const StepView& view, ConnectorLog* connector);
+  const RecordedStep& step() const { return step_; }
+
+ private:
+  RecordedStep step_;
+};
+
+struct FieldDifference {
+  std::string what;  // "scheduled[2].blocks[0][1]"
+  std::string recorded;
+  std::string model;
+};
+// REQUIRES: the lines differ. JSON text of steps or end lines.
+FieldDifference first_difference(const std::string& recorded_line, const std::string& model_line);
+
+}  // namespace lockstep

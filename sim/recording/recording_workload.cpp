@@ -1,0 +1,129 @@
+#include "sim/recording/recording_workload.h"
+
+#include <algorithm>
+#include <optional>
+#include <utility>
+
+#include "sim/connectors/peer_transfers.h"
+#include "sim/connectors/recorded_connector.h"
+
+namespace lockstep {
+namespace {
+
+WorkloadEvent event_of(const RecordedEvent& recorded) {
+  WorkloadEvent event;
+  switch (recorded.kind) {
+    case RecordedEvent::Kind::add:
+      event.kind = WorkloadEvent::Kind::add;
+      event.request = recorded.request;
+      break;
+    case RecordedEvent::Kind::abort:
+      event.kind = WorkloadEvent::Kind::abort;
+      event.name = recorded.name;
+      break;
+    case RecordedEvent::Kind::reset_prefix_cache:
+      event.kind = WorkloadEvent::Kind::reset_prefix_cache;
+      event.recorded_reset = recorded.reset_succeeded;
+      break;
+  }
+  return event;
+}
+
+// Steps from a file, or from memory.
+class StepSource {
+ public:
+  explicit StepSource(RecordingReader reader) : reader_(std::move(reader)) {}
+  explicit StepSource(Recording recording) : recording_(std::move(recording)) {}
+
+  Result<bool> next(RecordedStep& step) {
+    if (reader_) return reader_->next(step);
+    if (at_ == recording_.steps.size()) return false;
+    step = recording_.steps[at_++];
+    return true;
+  }
+  const RecordingEnd& end() const { return reader_ ? reader_->end() : recording_.end; }
+
+ private:
+  std::optional<RecordingReader> reader_;
+  Recording recording_;
+  std::size_t at_ = 0;
+};
+
+class RecordedWorkload final : public RecordingWorkload {
+ public:
+  RecordedWorkload(StepSource source, bool has_connector) : source_(std::move(source)) {
+    if (!has_connector) return;
+    connector_.emplace(step_);
+    peers_.emplace(*connector_);
+  }
+
+  Result<Turn> next_turn(const LoopState&, std::vector<WorkloadEvent>& events) override {
+    const auto more = source_.next(step_);
+    if (!more) return tl::unexpected(more.error());
+    if (!*more) return Turn::end;
+    ++steps_;
+    for (const RecordedEvent& event : step_.before) events.push_back(event_of(event));
+    return Turn::step;
+  }
+
+  Result<void> sample(std::int64_t, std::span<const SampledRow> rows,
+                      ModelOutput& output) override {
+    for (const SampledRow& row : rows) {
+      append(step_.sampled, row.name, output.tokens);
+      output.token_ends.push_back(static_cast<std::uint32_t>(output.tokens.size()));
+      if (!step_.drafts) continue;
+      append(*step_.drafts, row.name, output.draft_tokens);
+      output.draft_ends.push_back(static_cast<std::uint32_t>(output.draft_tokens.size()));
+    }
+    return {};
+  }
+
+  KVConnector* connector() override { return peers_ ? &*peers_ : nullptr; }
+  TransferPlanner* transfers() override { return peers_ ? &*peers_ : nullptr; }
+  Result<void> connector_report(KVConnectorOutput& report) override {
+    return connector_ ? connector_->take_report(report) : Result<void>{};
+  }
+
+  void while_running(std::vector<WorkloadEvent>& events) override {
+    for (const RecordedEvent& event : step_.during) events.push_back(event_of(event));
+  }
+
+  // How soon a model answers is not the scheduler's decision.
+  std::optional<bool> output_comes_in(std::int64_t step) const override {
+    return step_.output_of_step && step <= *step_.output_of_step;
+  }
+
+  void step_done(std::int64_t) override {}
+  void request_left(std::string_view, std::uint64_t) override {}
+  std::int64_t now_ns() const override { return step_.step; }
+  std::int64_t records_consumed() const override { return steps_; }
+  const RecordedStep& current() const override { return step_; }
+  const RecordingEnd& end() const override { return source_.end(); }
+
+ private:
+  static void append(const std::vector<RecordedTokens>& lists, std::string_view name,
+                     std::vector<std::int32_t>& tokens) {
+    const auto list = std::ranges::find(lists, name, &RecordedTokens::id);
+    if (list != lists.end()) tokens.insert(tokens.end(), list->tokens.begin(), list->tokens.end());
+  }
+
+  StepSource source_;
+  RecordedStep step_;
+  std::optional<RecordedConnector> connector_;
+  std::optional<PeerTransfers> peers_;
+  std::int64_t steps_ = 0;
+};
+
+}  // namespace
+
+std::unique_ptr<RecordingWorkload> make_recording_workload(RecordingReader reader) {
+  const bool has_connector = reader.header().connector.has_value();
+  return std::make_unique<RecordedWorkload>(StepSource(std::move(reader)), has_connector);
+}
+
+std::unique_ptr<RecordingWorkload> make_recording_workload(Recording recording) {
+  const bool has_connector = recording.header.connector.has_value();
+  return std::make_unique<RecordedWorkload>(StepSource(std::move(recording)), has_connector);
+}
+
+}  // namespace lockstep

@@ -1,0 +1,22 @@
+// A recording as a workload: step by step what happened before it, what was sampled, and what the
+// KV connector answered and reported.
+#pragma once
+
+#include <memory>
+
+#include "sim/engine/workload.h"
+#include "traces/formats/recording.h"
+
+namespace lockstep {
+
+// `current` shows the step that the loop is in (for conform).
+class RecordingWorkload : public Workload {
+ public:
+  bool is_scripted() const override { return true; }
+  virtual const RecordedStep& current() const = 0;
+  virtual const RecordingEnd& end() const = 0;  // REQUIRES: next_turn() said Turn::end
+};
+std::unique_ptr<RecordingWorkload> make_recording_workload(RecordingReader reader);
+std::unique_ptr<RecordingWorkload> make_recording_workload(Recording recording);
+
+}  // namespace lockstep

@@ -1,0 +1,155 @@
+#include "sim/recording/run_recorder.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "base/check.h"
+#include "reference/profiles/engine_profile.h"
+#include "sim/recording/recorded_terms.h"
+
+namespace lockstep {
+namespace {
+
+constexpr std::int64_t kStepsPerTable = 8;
+
+}  // namespace
+
+RecordingHeader recording_header(const EngineConfig& config,
+                                 const std::vector<KVCacheGroupSpec>& groups,
+                                 std::int64_t num_blocks, const Scheduler& scheduler) {
+  const std::size_t dash = config.engine.find('-');
+  LS_CHECK(dash != std::string::npos, "engine {} is not NAME-VERSION", config.engine);
+  RecordingHeader header;
+  header.engine = {config.engine.substr(0, dash), config.engine.substr(dash + 1)};
+  header.family = "lockstep";
+  header.options.config = config;
+  header.options.config.num_hash_lookahead_tokens =
+      hash_lookahead_of(config, engine_profile(config.engine));
+  header.options.given = {"max_num_seqs",
+                          "max_num_batched_tokens",
+                          "max_model_len",
+                          "block_size",
+                          "enable_prefix_caching",
+                          "enable_chunked_prefill",
+                          "scheduler_reserve_full_isl"};
+  const auto give = [&](bool differs, const char* name) {
+    if (differs) header.options.given.emplace_back(name);
+  };
+  const EngineConfig defaults;
+  give(config.async_scheduling, "async_scheduling");
+  give(config.long_prefill_token_threshold != 0, "long_prefill_token_threshold");
+  give(config.policy != defaults.policy, "policy");
+  give(config.mamba_cache_mode != defaults.mamba_cache_mode, "mamba_cache_mode");
+  give(config.mamba_block_size != 0, "mamba_block_size");
+  give(config.num_spec_tokens != 0, "num_spec_tokens");
+  give(config.spec_method != SpecMethod::none, "spec_method");
+  give(header.options.config.num_hash_lookahead_tokens != 0, "num_hash_lookahead_tokens");
+  give(config.dcp != 1, "dcp");
+  give(config.pcp != 1, "pcp");
+  header.groups = groups;
+  header.num_blocks = num_blocks;
+  header.scheduler_block_size = scheduler.scheduler_block_size();
+  header.hash_block_size = scheduler.hash_block_size();
+  return header;
+}
+
+void RunRecorder::take_events(const std::vector<WorkloadEvent>& events,
+                              std::vector<RecordedEvent>& into) {
+  for (const WorkloadEvent& event : events) {
+    RecordedEvent recorded;
+    switch (event.kind) {
+      case WorkloadEvent::Kind::add:
+        recorded.kind = RecordedEvent::Kind::add;
+        recorded.request = event.request;
+        recorded.priority_given = event.request.priority != 0;
+        break;
+      case WorkloadEvent::Kind::abort:
+        recorded.kind = RecordedEvent::Kind::abort;
+        recorded.name = event.name;
+        break;
+      case WorkloadEvent::Kind::reset_prefix_cache:
+        recorded.kind = RecordedEvent::Kind::reset_prefix_cache;
+        break;
+    }
+    into.push_back(std::move(recorded));
+  }
+}
+
+Result<Turn> RunRecorder::next_turn(const LoopState& state, std::vector<WorkloadEvent>& events) {
+  const std::size_t before = events.size();
+  Result<Turn> turn = inner_.next_turn(state, events);
+  step_ = {};
+  step_.before = std::exchange(late_, {});
+  take_events({events.begin() + static_cast<std::ptrdiff_t>(before), events.end()}, step_.before);
+  return turn;
+}
+
+void RunRecorder::while_running(std::vector<WorkloadEvent>& events) {
+  const std::size_t before = events.size();
+  inner_.while_running(events);
+  take_events({events.begin() + static_cast<std::ptrdiff_t>(before), events.end()}, late_);
+}
+
+bool RunRecorder::decided(const StepView& view) {
+  const SchedulerOutput& decision = view.decision;
+  write_decision(view, step_);
+  if (!decision.common_prefix_blocks.empty())
+    step_.common_prefix_blocks = decision.common_prefix_blocks;
+  if (decision.step % kStepsPerTable == kStepsPerTable - 1 && !step_.running.empty())
+    step_.tables = tables_of(view);
+  if (connector_) {
+    auto answers = connector_->take_answers();
+    if (!answers.empty()) step_.connector = std::move(answers);
+    write_transfers(view, step_);
+  }
+  std::size_t num_resets = 0;  // late ones of the step before have none here
+  for (RecordedEvent& event : step_.before)
+    if (event.kind == RecordedEvent::Kind::reset_prefix_cache && num_resets < view.resets.size())
+      event.reset_succeeded = view.resets[num_resets++];
+  return true;
+}
+
+Result<void> RunRecorder::sample(std::int64_t step, std::span<const SampledRow> rows,
+                                 ModelOutput& output) {
+  if (auto sampled = inner_.sample(step, rows, output); !sampled) return sampled;
+  const auto take = [&](const std::vector<std::int32_t>& tokens,
+                        const std::vector<std::uint32_t>& ends, std::vector<RecordedTokens>& into) {
+    std::uint32_t begin = 0;
+    for (std::size_t i = 0; i < ends.size(); ++i) {
+      if (ends[i] > begin)
+        into.push_back(
+            {std::string(rows[i].name), {tokens.begin() + begin, tokens.begin() + ends[i]}});
+      begin = ends[i];
+    }
+  };
+  take(output.tokens, output.token_ends, step_.sampled);
+  if (!output.draft_ends.empty()) {
+    step_.drafts.emplace();
+    take(output.draft_tokens, output.draft_ends, *step_.drafts);
+  }
+  return {};
+}
+
+Result<void> RunRecorder::connector_report(KVConnectorOutput& report) {
+  if (auto taken = inner_.connector_report(report); !taken || report.empty()) return taken;
+  step_.worker = connector_->worker(report);
+  std::ranges::sort(step_.worker->received);
+  std::ranges::sort(step_.worker->sent);
+  return {};
+}
+
+bool RunRecorder::finished(const StepView& view) {
+  if (connector_) step_.held = connector_->take_held();
+  write_outcome(view, step_);
+  if (view.output_of_step >= 0) step_.output_of_step = view.output_of_step;
+  end_.steps = step_.step + 1;
+  end_.unfinished = names_of(view, view.decisions.running());
+  const auto waiting = names_of(view, view.decisions.waiting());
+  end_.unfinished.insert(end_.unfinished.end(), waiting.begin(), waiting.end());
+  for (const SkippedRequest& request : view.decisions.skipped())
+    end_.unfinished.emplace_back(view.name(request.id));
+  sink_(step_);
+  return true;
+}
+
+}  // namespace lockstep

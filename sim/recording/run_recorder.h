@@ -1,0 +1,78 @@
+// Writes a run down as an engine recording: what conform, audit and replay read. So a case that a
+// generator or a trace has found can be kept, cut smaller, and handed to the engine's own
+// developers.
+//
+// Stands between the loop and its workload (what happened, what was sampled) and observes the loop
+// (what was decided). Tables are recorded every eighth step, as in the recordings of vLLM. Events
+// that come while the model runs are written before the next step. Of a workload with a KV
+// connector its answers and reports are recorded too; whoever writes the header adds it there.
+#pragma once
+
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/result.h"
+#include "sim/engine/step_observer.h"
+#include "sim/engine/workload.h"
+#include "sim/recording/recorded_terms.h"
+#include "traces/formats/recording.h"
+
+namespace lockstep {
+
+// The header of a recording of this configuration. REQUIRES: a profile's name, "NAME-VERSION", in
+// config.engine.
+RecordingHeader recording_header(const EngineConfig& config,
+                                 const std::vector<KVCacheGroupSpec>& groups,
+                                 std::int64_t num_blocks, const Scheduler& scheduler);
+
+class RunRecorder final : public Workload, public StepObserver {
+ public:
+  using Sink = std::function<void(const RecordedStep&)>;
+  // Both must outlive the recorder; `sink` is given each step when it is complete.
+  RunRecorder(Workload& inner, Sink sink) : inner_(inner), sink_(std::move(sink)) {
+    if (inner.connector() != nullptr) connector_.emplace(*inner.connector());
+  }
+
+  // After the run: the end line. `unfinished` are the live requests, running first.
+  RecordingEnd end() const { return end_; }
+  // As far as the step at hand has been written down.
+  const RecordedStep& step() const { return step_; }
+
+  Result<Turn> next_turn(const LoopState& state, std::vector<WorkloadEvent>& events) override;
+  Result<void> sample(std::int64_t step, std::span<const SampledRow> rows,
+                      ModelOutput& output) override;
+  // The scheduler is to be given this one, so that its questions are recorded.
+  KVConnector* connector() override { return connector_ ? &*connector_ : nullptr; }
+  Result<void> connector_report(KVConnectorOutput& report) override;
+  TransferPlanner* transfers() override { return inner_.transfers(); }
+  bool is_busy() const override { return inner_.is_busy(); }
+  void while_running(std::vector<WorkloadEvent>& events) override;
+  std::optional<bool> output_comes_in(std::int64_t step) const override {
+    return inner_.output_comes_in(step);
+  }
+  bool is_hindered(std::int64_t step) const override { return inner_.is_hindered(step); }
+  void step_done(std::int64_t scheduled_tokens) override { inner_.step_done(scheduled_tokens); }
+  void request_left(std::string_view name, std::uint64_t ticket) override {
+    inner_.request_left(name, ticket);
+  }
+  bool is_scripted() const override { return inner_.is_scripted(); }
+  std::int64_t now_ns() const override { return inner_.now_ns(); }
+  std::int64_t records_consumed() const override { return inner_.records_consumed(); }
+
+  bool decided(const StepView& view) override;
+  bool finished(const StepView& view) override;
+
+ private:
+  void take_events(const std::vector<WorkloadEvent>& events, std::vector<RecordedEvent>& into);
+
+  Workload& inner_;
+  Sink sink_;
+  std::optional<ConnectorLog> connector_;
+  RecordedStep step_;
+  std::vector<RecordedEvent> late_;  // came while the model ran
+  RecordingEnd end_;
+};
+
+}  // namespace lockstep

@@ -1,0 +1,165 @@
+#include "sim/step/backend_config.h"
+
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "base/check.h"
+#include "reference/plan/context_share.h"
+#include "reference/plan/kernel_blocks.h"
+#include "reference/plan/page_size.h"
+#include "reference/plan/rank_plan.h"
+
+namespace lockstep {
+
+BackendConfig make_backend_config(const EngineConfig& engine, KVCacheConfig plan,
+                                  AttentionBackend attention_backend) {
+  BackendConfig config;
+  config.attention_backend = attention_backend;
+  config.num_rows = engine.max_num_seqs;
+  config.max_tokens_per_step = engine.max_num_batched_tokens;
+  if (!plan.groups.empty())
+    config.context.num_ranks = num_context_ranks(engine, plan.groups.front().spec);
+  if (config.context.num_ranks > 1) config.parallel.dcp_size = engine.dcp;
+  const bool fp32_states = has_fp32_states(plan);
+  for (std::size_t g = 0; g < plan.groups.size(); ++g) {
+    const KVCacheSpec& spec = plan.groups[g].spec;
+    // A size that the attention backend cannot take is refused later, by whoever needs it.
+    const auto kernel = kernel_block_size(plan.groups[g], attention_backend, fp32_states, g);
+    config.kernel_block_sizes.push_back(kernel ? *kernel : spec.block_size);
+    const std::int64_t tokens = engine.max_model_len + engine.num_spec_tokens;
+    config.max_blocks_per_row.push_back(
+        static_cast<std::int32_t>(cdiv(tokens, spec.block_size * num_context_ranks(engine, spec)) +
+                                  spec.num_speculative_blocks));
+  }
+  config.plan = std::move(plan);
+  return config;
+}
+
+namespace {
+
+// Tensor parallel ranks of a stage; without any, those of decode context parallelism.
+std::int32_t ranks_side_by_side(const BackendConfig& config) {
+  return std::max(config.parallel.tp_size, config.parallel.dcp_size);
+}
+std::int32_t num_pcp_ranks(const BackendConfig& config) {
+  return config.context.num_ranks / config.parallel.dcp_size;
+}
+
+}  // namespace
+
+std::int32_t num_ranks(const BackendConfig& config) {
+  return config.parallel.pp_size * num_pcp_ranks(config) * ranks_side_by_side(config);
+}
+
+BackendConfig config_of_rank(const BackendConfig& config, std::int32_t rank) {
+  LS_CHECK(rank >= 0 && rank < num_ranks(config), "rank {} of {}", rank, num_ranks(config));
+  BackendConfig own = config;
+  const std::int32_t side_by_side = ranks_side_by_side(config);
+  const std::int32_t dcp_size = config.parallel.dcp_size;
+  const std::int32_t place = rank % side_by_side;
+  const std::int32_t in_stage = rank / side_by_side;
+  const std::int32_t pcp_rank = in_stage % num_pcp_ranks(config);
+  own.context.rank = pcp_rank * dcp_size + place % dcp_size;
+  own.max_tokens_per_step = static_cast<std::int32_t>(
+      round_up(config.max_tokens_per_step, config.parallel.tp_size));  // sequence parallelism
+  own.parallel.tp_rank = config.parallel.tp_size > 1 ? place : 0;
+  own.parallel.pp_rank = in_stage / num_pcp_ranks(config);
+  return own;
+}
+
+Result<void> check_ranks(const BackendConfig& config) {
+  const ParallelRank& of = config.parallel;
+  constexpr std::int32_t kDegreeMax = 64;
+  for (const auto& [name, degree] :
+       {std::pair{"tensor_parallel_size", of.tp_size}, {"pipeline_parallel_size", of.pp_size}})
+    if (degree < 1 || degree > kDegreeMax)
+      return fail(fmt::format("{} {}: expected 1 to {}", name, degree, kDegreeMax));
+  for (const KVCacheGroupSpec& group : config.plan.groups)
+    if (config.context.interleave < 1 ||
+        (config.context.num_ranks > 1 && group.spec.block_size % config.context.interleave != 0))
+      return fail(fmt::format("cp_kv_cache_interleave_size {}: it must divide the block size {}",
+                              config.context.interleave, group.spec.block_size));
+  if (of.tp_size > 1 && of.tp_size % of.dcp_size != 0)
+    return fail(
+        fmt::format("decode_context_parallel_size {}: it deals out tokens among the ranks "
+                    "of tensor_parallel_size {} and must divide it",
+                    of.dcp_size, of.tp_size));
+  for (std::int32_t rank = 0; rank < num_ranks(config); ++rank) {
+    const auto plan =
+        rank_plan(config.plan, config_of_rank(config, rank).parallel, config.queries_per_kv);
+    if (!plan) return tl::unexpected(plan.error());
+  }
+  return {};
+}
+
+AttentionBackend attention_backend_for(const KVCacheConfig& plan) {
+  return kernel_block_sizes(plan, AttentionBackend::flash_attn) ? AttentionBackend::flash_attn
+                                                                : AttentionBackend::any_size;
+}
+
+Result<KVCacheConfig> plan_for_groups(std::vector<KVCacheGroupSpec> groups,
+                                      std::int64_t num_blocks) {
+  KVCacheConfig plan;
+  plan.num_blocks = num_blocks;
+  std::int64_t page = 0;
+  std::size_t places = 0;
+  for (const KVCacheGroupSpec& group : groups) {
+    for (std::size_t i = 0; i < group.layer_names.size(); ++i)
+      page = std::max(page, page_size_bytes(group.layer_spec(i)));
+    if (group.layers_per_page != 1)
+      return fail(fmt::format("a group of {} layers a page: its plan must be given",
+                              group.layers_per_page));
+    places = std::max(places, group.layer_names.size());
+  }
+  const auto pad = [&](KVCacheSpec& spec) {
+    if (page_size_bytes(spec) != page) spec.page_size_padded = page;
+  };
+  for (KVCacheGroupSpec& group : groups) {
+    pad(group.spec);
+    for (KVCacheSpec& spec : group.layer_specs) pad(spec);
+  }
+  for (std::size_t place = 0; place < places; ++place) {
+    KVCacheTensor& tensor = plan.tensors.emplace_back();
+    tensor.size_bytes = page * num_blocks;
+    for (const KVCacheGroupSpec& group : groups)
+      if (place < group.layer_names.size()) tensor.shared_by.push_back(group.layer_names[place]);
+  }
+  plan.groups = std::move(groups);
+  return plan;
+}
+
+Result<RankModel> rank_model(const BackendConfig& config, std::int32_t rank) {
+  BackendConfig own = config_of_rank(config, rank);
+  auto plan = rank_plan(config.plan, own.parallel, config.queries_per_kv);
+  if (!plan) return tl::unexpected(plan.error());
+  own.plan = std::move(plan->plan);
+  auto model = MemoryModel::create(own.plan, own.attention_backend, own.layout, own.layout_rule,
+                                   own.num_host_blocks, own.numbers, plan->layers);
+  if (!model) return tl::unexpected(model.error());
+  return RankModel{std::move(own), std::move(*model)};
+}
+
+namespace {
+
+std::int64_t on_the_grid(std::int64_t num_tokens) {
+  if (num_tokens <= 2) return num_tokens;
+  if (num_tokens <= 4) return 4;
+  const std::int64_t step = num_tokens <= 256 ? 8 : 16;
+  return (num_tokens + step - 1) / step * step;
+}
+
+}  // namespace
+
+std::int64_t captured_batch(std::int64_t num_tokens, std::int64_t max_capture_size,
+                            std::int64_t max_tokens_per_step) {
+  LS_CHECK(num_tokens >= 0, "{} tokens", num_tokens);
+  const bool takes_the_largest_step = max_tokens_per_step <= max_capture_size;
+  const std::int64_t limit = takes_the_largest_step ? max_tokens_per_step : max_capture_size;
+  const std::int64_t size = on_the_grid(num_tokens);
+  if (size <= limit) return size;
+  return takes_the_largest_step && num_tokens <= limit ? limit : 0;
+}
+
+}  // namespace lockstep

@@ -1,0 +1,55 @@
+// Configurations of backends: for an engine and a plan, for one of its ranks, and that rank's part
+// of the cache.
+//
+// (1) Every rank of a plan is made here, whoever asks: the ranks of a run and those that look at
+//     what another engine has sent cut the plan of the whole model alike.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "base/result.h"
+#include "reference/memory/memory_model.h"
+#include "reference/types/engine_config.h"
+#include "sim/protocol/backend.h"
+
+namespace lockstep {
+
+// Rows, widths and tokens as the engine's options say.
+BackendConfig make_backend_config(
+    const EngineConfig& engine, KVCacheConfig plan,
+    AttentionBackend attention_backend = AttentionBackend::flash_attn);
+// Ranks that keep memory of their own: pipeline stages, in each the ranks of prefill context
+// parallelism, in each the tensor parallel ranks, among which decode context parallelism deals out
+// tokens. Where a plan says what one rank holds (tp_size 1), those of context parallelism alone.
+std::int32_t num_ranks(const BackendConfig& config);
+BackendConfig config_of_rank(const BackendConfig& config, std::int32_t rank);
+// Refused: degrees that the plan cannot be cut into.
+Result<void> check_ranks(const BackendConfig& config);
+
+struct RankModel {
+  BackendConfig config;  // as config_of_rank() says, but with the plan of the rank alone
+  MemoryModel model;
+};
+// Refused: degrees that the plan cannot be cut into, and what the model cannot follow.
+Result<RankModel> rank_model(const BackendConfig& config, std::int32_t rank);
+
+// flash_attn where it takes the plan's blocks. An engine's scheduler may be recorded with smaller
+// ones: any_size.
+AttentionBackend attention_backend_for(const KVCacheConfig& plan);
+// A plan for the groups of a recording: one tensor per place in the group, pages padded to the
+// largest so that all groups draw from one pool.
+Result<KVCacheConfig> plan_for_groups(std::vector<KVCacheGroupSpec> groups,
+                                      std::int64_t num_blocks);
+
+// To how many tokens a batch is padded where CUDA graphs are captured, by vLLM's rule: sizes 1, 2
+// and 4, multiples of 8 below 256, multiples of 16 from there on, all of them up to
+// max_cudagraph_capture_size, and the largest step itself where that is not above it
+// (vllm/config/vllm.py, _set_cudagraph_sizes). The backend looks its sizes up in a list of its own.
+
+// The size of the graph that takes `num_tokens`; 0: none does, the step runs without one.
+// REQUIRES: num_tokens >= 0.
+std::int64_t captured_batch(std::int64_t num_tokens, std::int64_t max_capture_size,
+                            std::int64_t max_tokens_per_step);
+
+}  // namespace lockstep

@@ -1,0 +1,70 @@
+#include "base/parallel.h"
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <mutex>
+#include <set>
+#include <thread>
+#include <vector>
+
+namespace lockstep {
+namespace {
+
+TEST(ForEachInParallel, visits_each_index_once_with_any_number_of_threads) {
+  for (const int jobs : {1, 2, 7, 64}) {
+    std::vector<std::atomic<int>> visits(50);
+    for_each_in_parallel(50, jobs, [&](std::int64_t i) { ++visits[static_cast<std::size_t>(i)]; });
+    for (const auto& times : visits) EXPECT_EQ(times, 1) << jobs;
+  }
+}
+
+TEST(ForEachInParallel, one_job_is_the_callers_thread_and_goes_in_order) {
+  const auto caller = std::this_thread::get_id();
+  std::vector<std::int64_t> seen;
+  for_each_in_parallel(5, 1, [&](std::int64_t i) {
+    EXPECT_EQ(std::this_thread::get_id(), caller);
+    seen.push_back(i);
+  });
+  EXPECT_EQ(seen, (std::vector<std::int64_t>{0, 1, 2, 3, 4}));
+}
+
+TEST(ForEachInParallel, work_that_waits_for_other_work_runs_beside_it) {
+  std::atomic<int> arrived = 0;
+  for_each_in_parallel(3, 3, [&](std::int64_t) {
+    ++arrived;
+    while (arrived < 3) std::this_thread::yield();
+  });
+  EXPECT_EQ(arrived, 3);
+}
+
+TEST(ForEachInParallel, of_nothing_does_nothing) {
+  for_each_in_parallel(
+      0, 4, [](std::int64_t) { ADD_FAILURE(); },
+      [] {
+        ADD_FAILURE();
+        return true;
+      });
+}
+
+// Those before the first no, without a gap; after it nobody is asked.
+TEST(ForEachInParallel, ends_with_the_first_no_and_leaves_no_gap) {
+  for (const int jobs : {1, 4}) {
+    int questions = 0;  // asked by one thread at a time
+    std::mutex held;
+    std::set<std::int64_t> done;
+    for_each_in_parallel(
+        100, jobs,
+        [&](std::int64_t i) {
+          const std::scoped_lock lock(held);
+          done.insert(i);
+        },
+        [&] { return ++questions != 11; });
+    EXPECT_EQ(questions, 11) << jobs;
+    EXPECT_EQ(done.size(), 10u) << jobs;
+    EXPECT_EQ(*done.rbegin(), 9) << jobs;
+  }
+}
+
+}  // namespace
+}  // namespace lockstep
