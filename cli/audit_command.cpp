@@ -10,8 +10,6 @@
 #include "base/atomic_file.h"
 #include "cli/commands.h"
 #include "cli/conform_inputs.h"
-#include "cli/exit_code.h"
-#include "cli/progress.h"
 #include "cli/terminal.h"
 #include "properties/audit/audit.h"
 

@@ -8,8 +8,6 @@
 
 #include "base/atomic_file.h"
 #include "cli/commands.h"
-#include "cli/exit_code.h"
-#include "cli/progress.h"
 #include "cli/terminal.h"
 #include "cuda_backend/simt_backend.h"
 #include "properties/generate/generator.h"

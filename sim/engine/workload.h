@@ -17,17 +17,9 @@
 #include "reference/types/scheduler_types.h"
 #include "sim/engine/transfer_planner.h"
 #include "traces/formats/request_trace.h"
+#include "traces/formats/run_spec.h"
 
 namespace lockstep {
-
-// A named linear model of how long a step takes. Virtual time only orders events; no answer of
-// Lockstep claims to be a prediction of a real machine.
-struct StepTimeModel {
-  std::string name = "linear";
-  std::int64_t base_ns = 10'000'000;  // of every step that runs something
-  std::int64_t per_token_ns = 20'000;
-  std::int64_t step_ns(std::int64_t tokens) const { return base_ns + per_token_ns * tokens; }
-};
 
 // One thing that happens between two steps.
 struct WorkloadEvent {

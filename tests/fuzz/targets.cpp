@@ -21,9 +21,8 @@
 #include "traces/formats/request_trace.h"
 #include "traces/formats/safetensors.h"
 #include "traces/formats/saved_case.h"
-#include "traces/importers/azure.h"
 #include "traces/importers/benchmark_file.h"
-#include "traces/importers/mooncake.h"
+#include "traces/importers/foreign_traces.h"
 #include "traces/importers/open_trace.h"
 #include "traces/models/model_file.h"
 

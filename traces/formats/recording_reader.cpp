@@ -3,9 +3,9 @@
 #include "base/line_reader.h"
 #include "reference/plan/limits.h"
 #include "traces/formats/engine_options.h"
+#include "traces/formats/lines_json.h"
 #include "traces/formats/prompt_json.h"
 #include "traces/formats/recording.h"
-#include "traces/formats/recording_json.h"
 #include "traces/formats/spec_json.h"
 
 namespace lockstep {

@@ -1,14 +1,28 @@
-// The lines of a request trace as JSON values: for request traces and saved cases.
+// The lines of recordings and request traces as JSON values: for both, benchmark files and saved
+// cases.
 #pragma once
 
 #include <string>
 #include <unordered_set>
 
 #include "base/json_reader.h"
+#include "base/json_writer.h"
+#include "traces/formats/recording.h"
 #include "traces/formats/request_trace.h"
 
 namespace lockstep {
 
+RecordingHeader read_recording_header(JsonValue value);
+// The step that must have the number `expected_step`.
+RecordedStep read_recorded_step(JsonValue value, const RecordingHeader& header,
+                                std::int64_t expected_step);
+// The end of a recording that has `steps` steps.
+RecordingEnd read_recording_end(JsonValue value, std::int64_t steps);
+
+// {"add":name,"prompt":..,"max_tokens":..} and what may follow; `arrival` is the caller's.
+RequestSpec read_added_request(JsonObject& object, bool& priority_given);
+
+// The lines of a request trace as JSON values: for request traces and saved cases.
 inline constexpr std::int64_t kTraceVersion = 1;
 
 TraceHeader read_trace_header(JsonValue value);

@@ -1,4 +1,4 @@
-#include "traces/importers/import_row.h"
+#include "traces/importers/foreign_traces.h"
 
 #include <fmt/format.h>
 
