@@ -6,7 +6,6 @@
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
-#include "cli/exit_code.h"
 #include "cli/terminal.h"
 #include "traces/importers/open_trace.h"
 

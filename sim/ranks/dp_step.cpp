@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "base/check.h"
-#include "sim/step/capture_sizes.h"
+#include "sim/step/backend_config.h"
 
 namespace lockstep {
 namespace {
