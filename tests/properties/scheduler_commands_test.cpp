@@ -27,15 +27,15 @@ struct Seen {
   void operator()(const std::string& what, bool holds = true) { times[what] += holds ? 1 : 0; }
 };
 
-struct Setup {
+struct SchedulerSetup {
   EngineConfig engine;
   std::vector<KVCacheGroupSpec> groups;
   std::int64_t num_blocks = 0;
 };
 
 // A request of max_model_len just fits into the pool, as the engine asks for at start.
-Setup draw_setup(const std::string& engine) {
-  Setup setup;
+SchedulerSetup draw_setup(const std::string& engine) {
+  SchedulerSetup setup;
   const auto block_size = *rc::gen::inRange(2, 5);
   const auto num_groups = *rc::gen::inRange(1, 3);
   const auto blocks_of_request = *rc::gen::inRange(1, 6);
@@ -67,7 +67,7 @@ struct Asked {
 
 class Driven {
  public:
-  Driven(const Setup& setup, Seen& seen)
+  Driven(const SchedulerSetup& setup, Seen& seen)
       : setup_(setup),
         seen_(seen),
         scheduler_(Scheduler::create(setup.engine, setup.groups, setup.num_blocks).value()) {}
@@ -210,7 +210,7 @@ class Driven {
     for (const RequestId id : decision.preempted) RC_ASSERT(!scheduled.contains(id));
   }
 
-  const Setup& setup_;
+  const SchedulerSetup& setup_;
   Seen& seen_;
   Scheduler scheduler_;
   std::int64_t num_added_ = 0;
@@ -296,7 +296,7 @@ class SchedulerCommands : public testing::TestWithParam<std::string> {};
 TEST_P(SchedulerCommands, in_any_order_leave_its_books_in_order) {
   Seen seen;
   const bool holds = rc::check("the scheduler's books are in order after every command", [&] {
-    const Setup setup = draw_setup(GetParam());
+    const SchedulerSetup setup = draw_setup(GetParam());
     seen("two-block pool", setup.num_blocks == 2);
     RC_CLASSIFY(setup.num_blocks == 2, "two-block pool");
     RC_CLASSIFY(setup.engine.async_scheduling, "asynchronous");
