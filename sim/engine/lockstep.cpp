@@ -310,7 +310,8 @@ Result<void> LockstepRun::sample(const SchedulerOutput& decision) {
   return {};
 }
 
-// A transfer ends once; a report that is on its way to the engine has not ended it there yet.
+// A transfer ends once; a report that is on its way to the engine has not ended it there yet. With a
+// connector the model decides (sim/session/session.h), and knows requests that are held by name.
 Result<void> LockstepRun::check_transfers_end_once(const SchedulerOutput& decision) const {
   for (const auto transfers :
        {&KVConnectorOutput::finished_recving, &KVConnectorOutput::finished_sending})
@@ -318,7 +319,7 @@ Result<void> LockstepRun::check_transfers_end_once(const SchedulerOutput& decisi
       if (const auto step = outputs_.step_that_ends(transfers, id))
         return fail(
             fmt::format("step {}: worker: a transfer of request {} is over, and was so in step {}",
-                        decision.step, requests_.at(id).name, *step));
+                        decision.step, decisions_.model()->name(id), *step));
   return {};
 }
 

@@ -81,9 +81,10 @@ TEST(RunFields, a_setting_that_is_none_is_refused) {
   EXPECT_EQ(message(R"({"connector":7})"),
             "FILE:1: field `settings.connector`: found 7; expected up to 4 digits: 1 (peers), 2 "
             "(host) or 3 (one-group-peers)");
-  EXPECT_EQ(message(R"({"connector":22222})"),
-            "FILE:1: field `settings.connector`: found 22222; expected up to 4 digits: 1 (peers), 2 "
-            "(host) or 3 (one-group-peers)");
+  EXPECT_EQ(
+      message(R"({"connector":22222})"),
+      "FILE:1: field `settings.connector`: found 22222; expected up to 4 digits: 1 (peers), 2 "
+      "(host) or 3 (one-group-peers)");
   EXPECT_EQ(message(R"({"connector":"nfs"})"),
             "FILE:1: field `settings.connector`: found \"nfs\"; expected peers, host or "
             "one-group-peers, or up to 4 of them joined by +");
