@@ -1,5 +1,5 @@
-// What `lockstep replay` can be told: the options of a run (traces/formats/run_fields.h), which file
-// it takes and what it leaves behind.
+// The options of `lockstep replay`: those of a run (traces/formats/run_fields.h), its file, and
+// what it leaves behind.
 #pragma once
 
 #include <string>

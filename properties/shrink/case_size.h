@@ -30,8 +30,8 @@ using CaseRank = std::array<std::int64_t, 14>;
 inline constexpr std::size_t kRankOfSteps = 4;
 CaseRank rank_of(const SavedCase& saved, std::int64_t steps);
 
-// An option whose value counts, in CaseSize::options, while it is not the simplest. Limits and sizes
-// do not, nor what the engine is called: a failure is one of that engine.
+// An option whose value counts, in CaseSize::options, while it is not the simplest. Limits and
+// sizes do not, nor what the engine is called: a failure is one of that engine.
 bool counts_as_set(const RunField& field);
 
 }  // namespace lockstep

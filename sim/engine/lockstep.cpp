@@ -310,8 +310,8 @@ Result<void> LockstepRun::sample(const SchedulerOutput& decision) {
   return {};
 }
 
-// A transfer ends once; a report that is on its way to the engine has not ended it there yet. With a
-// connector the model decides (sim/session/session.h), and knows requests that are held by name.
+// A transfer ends once; a report that is on its way to the engine has not ended it there yet. With
+// a connector the model decides (sim/session/session.h), and knows requests that are held by name.
 Result<void> LockstepRun::check_transfers_end_once(const SchedulerOutput& decision) const {
   for (const auto transfers :
        {&KVConnectorOutput::finished_recving, &KVConnectorOutput::finished_sending})

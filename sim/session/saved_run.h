@@ -1,5 +1,5 @@
-// From the spec of a run, or a saved case, to what runs: the configuration, the workload, the pool's
-// order. And back, so that a replay comes to the same divergence again.
+// From the spec of a run, or a saved case, to what runs: configuration, workload, the pool's order.
+// And back, so that a replay comes to the same divergence again.
 #pragma once
 
 #include <memory>

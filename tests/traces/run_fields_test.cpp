@@ -1,4 +1,4 @@
-// The table of a run's options: what a saved case says by it, in today's words and in older numbers.
+// The table of a run's options: what a saved case says, in today's words and in older numbers.
 #include "traces/formats/run_fields.h"
 
 #include <gtest/gtest.h>

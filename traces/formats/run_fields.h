@@ -1,4 +1,4 @@
-// The options of a run, a row each: what an option is called in files and on the command line, where
+// The options of a run, a row each: its name in files and on the command line, where
 // it stands in a RunSpec, what it may be and who says it. The command line, saved cases, engine
 // options, results, the shrinker and the summary go through these rows; a new option is one row and
 // its use.
