@@ -10,8 +10,6 @@
 #include "base/atomic_file.h"
 #include "cli/commands.h"
 #include "cli/conform_inputs.h"
-#include "cli/exit_code.h"
-#include "cli/progress.h"
 #include "cli/terminal.h"
 #include "properties/audit/audit.h"
 
@@ -26,7 +24,8 @@ struct AuditOptions {
 };
 
 struct AuditTotals {
-  std::vector<AuditFile> files;
+  std::vector<AuditFile> files;      // that were judged, or skipped
+  std::vector<RefusedFile> refused;  // the others
   std::int64_t clean = 0;
   std::int64_t skipped = 0;
   std::int64_t steps = 0;
@@ -37,13 +36,19 @@ struct AuditTotals {
 Result<AuditTotals> audit_all(const std::vector<std::string>& paths) {
   Result<ConformInputs> inputs = find_conform_inputs(paths);
   if (!inputs) return tl::unexpected(inputs.error());
-  if (inputs->schedules.empty()) return fail("nothing to audit: no recordings of schedules found");
+  if (inputs->schedules.empty() && inputs->refused.empty())
+    return fail("nothing to audit: no recordings of schedules found");
   AuditTotals totals;
+  totals.refused = std::move(inputs->refused);
+  std::int64_t done = 0;
   Progress progress("auditing", static_cast<std::int64_t>(inputs->schedules.size()));
   for (const std::string& path : inputs->schedules) {
     Result<AuditFile> file = audit_recording(path);
-    if (!file) return tl::unexpected(file.error());
-    progress.at(static_cast<std::int64_t>(totals.files.size()) + 1, path);
+    progress.at(++done, path);
+    if (!file) {
+      totals.refused.push_back({path, file.error().message});
+      continue;
+    }
     totals.steps += file->steps;
     totals.reads += file->reads_checked;
     if (!file->skipped.empty())
@@ -82,6 +87,7 @@ std::string totals_text(const AuditTotals& totals) {
                         "the first is " + file.file, file.skipped);
     break;
   }
+  text += refused_text(totals.refused);
   return text;
 }
 
@@ -103,18 +109,20 @@ std::string totals_json(const AuditTotals& totals) {
                                 {"block", f.block},
                                 {"what", f.what}});
   }
-  return json.dump(2) + "\n";
+  json["refused"] = totals.refused.size();
+  json["refusals"] = refused_json(totals.refused);
+  return json.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n";
 }
 
 int audit(const AuditOptions& options) {
   const Result<AuditTotals> totals = audit_all(options.paths);
   if (!totals) return refuse(totals.error().message);
-  fmt::print("{}", totals_text(*totals));
+  if (!totals->files.empty()) fmt::print("{}", totals_text(*totals));
   if (!options.json_path.empty()) {
     const Result<void> written = write_file_atomically(options.json_path, totals_json(*totals));
     if (!written) return refuse(written.error().message);
   }
-  return totals->findings.empty() ? kExitAgreed : kExitDisagreed;
+  return judged_exit_code(totals->refused, std::ssize(totals->files), !totals->findings.empty());
 }
 
 }  // namespace
@@ -123,6 +131,10 @@ void add_audit_command(CLI::App& app, int& exit_code) {
   auto options = std::make_shared<AuditOptions>();
   CLI::App* command =
       app.add_subcommand("audit", "Check what recorded decisions do to memory, whoever made them");
+  command->footer(
+      "A file that cannot be judged is refused with its reason, and the others are judged.\n"
+      "Exit status: 0 all are clean; 1 something was found; 2 some were refused, whatever was "
+      "found.");
   command->add_option("PATH", options->paths, "recordings, and folders of them")->required();
   command->add_option("--json", options->json_path, "the result as JSON");
   command->callback([options, &exit_code] { exit_code = audit(*options); });

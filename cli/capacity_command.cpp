@@ -6,7 +6,6 @@
 #include <memory>
 
 #include "cli/commands.h"
-#include "cli/exit_code.h"
 #include "cli/layout_options.h"
 #include "cli/terminal.h"
 #include "sim/report/plan_report.h"

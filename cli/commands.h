@@ -1,5 +1,5 @@
 // The subcommands of `lockstep`. Each registers itself with the application and, when it is chosen,
-// leaves its exit status (cli/exit_code.h) in `exit_code`.
+// leaves its exit status (cli/terminal.h) in `exit_code`.
 #pragma once
 
 namespace CLI {

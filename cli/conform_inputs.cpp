@@ -4,7 +4,9 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <nlohmann/json.hpp>
 
+#include "cli/terminal.h"
 #include "traces/importers/open_trace.h"
 
 namespace lockstep {
@@ -23,11 +25,14 @@ bool add(const std::string& path, FileFormat format, ConformInputs& inputs) {
   return true;
 }
 
-Result<void> add_file(const std::string& path, ConformInputs& inputs) {
+void add_file(const std::string& path, ConformInputs& inputs) {
   const Result<FileFormat> format = detect_format(path);
-  if (!format) return tl::unexpected(format.error());
-  if (add(path, *format, inputs)) return {};
-  return fail(fmt::format("{}: a {}; conform takes recordings", path, name_of(*format)));
+  if (!format)
+    inputs.refused.push_back({path, format.error().message});
+  else if (!add(path, *format, inputs))
+    inputs.refused.push_back(
+        {path, fmt::format("{}:1: a {}; conform takes recordings, and so does audit", path,
+                           name_of(*format))});
 }
 
 Result<void> add_folder(const std::string& folder, ConformInputs& inputs) {
@@ -55,15 +60,49 @@ Result<ConformInputs> find_conform_inputs(const std::vector<std::string>& paths)
   for (const std::string& path : paths) {
     std::error_code error;
     const bool folder = fs::is_directory(path, error);
-    Result<void> added = folder ? add_folder(path, inputs) : add_file(path, inputs);
-    if (!added) return tl::unexpected(added.error());
+    if (!folder)
+      add_file(path, inputs);
+    else if (Result<void> added = add_folder(path, inputs); !added)
+      inputs.refused.push_back({path, added.error().message});
   }
   sort_and_unite(inputs.schedules);
   sort_and_unite(inputs.layouts);
-  if (inputs.schedules.empty() && inputs.layouts.empty()) {
+  if (inputs.schedules.empty() && inputs.layouts.empty() && inputs.refused.empty()) {
     return fail(fmt::format("{}: no recording there", paths.front()));
   }
   return inputs;
+}
+
+std::string refused_text(std::span<const RefusedFile> refused) {
+  constexpr std::size_t kShown = 20;
+  if (refused.empty()) return {};
+  std::string text =
+      fmt::format("\nRefused: {}\n", counted(static_cast<std::int64_t>(refused.size()), "file"));
+  for (const RefusedFile& file : refused.first(std::min(refused.size(), kShown)))
+    text += fmt::format("  {}\n", file.reason);
+  if (refused.size() > kShown)
+    text +=
+        fmt::format("  ... and {} more (--json FILE holds them all)\n", refused.size() - kShown);
+  return text;
+}
+
+nlohmann::ordered_json refused_json(std::span<const RefusedFile> refused) {
+  auto json = nlohmann::ordered_json::array();
+  for (const RefusedFile& file : refused)
+    json.push_back({{"file", file.file}, {"reason", file.reason}});
+  return json;
+}
+
+int judged_exit_code(std::span<const RefusedFile> refused, std::int64_t num_judged,
+                     bool any_found) {
+  if (refused.empty()) return any_found ? kExitDisagreed : kExitAgreed;
+  if (num_judged == 0) {
+    for (const RefusedFile& file : refused) refuse(file.reason);
+    return kExitRefused;
+  }
+  const auto num_refused = static_cast<std::int64_t>(refused.size());
+  return refuse(fmt::format("{} of {} refused", with_commas(num_refused),
+                            counted(num_refused + num_judged, "file")));
 }
 
 }  // namespace lockstep

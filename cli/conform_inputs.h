@@ -3,9 +3,12 @@
 #pragma once
 
 #include <cstdint>
+#include <nlohmann/json_fwd.hpp>
+#include <span>
 #include <string>
 #include <vector>
 
+#include "base/refused_file.h"
 #include "base/result.h"
 
 namespace lockstep {
@@ -13,10 +16,19 @@ namespace lockstep {
 struct ConformInputs {
   std::vector<std::string> schedules;  // sorted, each once
   std::vector<std::string> layouts;    // likewise
+  std::vector<RefusedFile> refused;    // paths that are named and are neither, or are not there
   std::int64_t others = 0;             // files in the folders that are neither
 };
 
-// Errors: a path that is not there, a file that is named and is neither, nothing found at all.
+// An Error: folders alone are named, and there is nothing in them.
 Result<ConformInputs> find_conform_inputs(const std::vector<std::string>& paths);
+
+// What was refused, one line each, for a summary on the terminal; empty: nothing was.
+std::string refused_text(std::span<const RefusedFile> refused);
+// [{file, reason}]
+nlohmann::ordered_json refused_json(std::span<const RefusedFile> refused);
+// The end of a command that judges many files: what was refused goes to stderr, in full where there
+// is no summary that tells it (`num_judged` is 0), and outweighs what was found.
+int judged_exit_code(std::span<const RefusedFile> refused, std::int64_t num_judged, bool any_found);
 
 }  // namespace lockstep

@@ -10,14 +10,13 @@
 
 #include "base/atomic_file.h"
 #include "cli/commands.h"
-#include "cli/exit_code.h"
 #include "cli/replay_options.h"
-#include "cli/replay_setup.h"
 #include "cli/terminal.h"
 #include "reference/profiles/engine_profile.h"
 #include "sim/conform/engine_diff.h"
-#include "sim/verdict/divergence_json.h"
 #include "sim/session/saved_run.h"
+#include "sim/setup/replay_setup.h"
+#include "sim/verdict/divergence_json.h"
 #include "traces/formats/recording_trace.h"
 #include "traces/importers/open_trace.h"
 
@@ -52,18 +51,18 @@ Result<Prepared> prepare_recording(const ReplayOptions& options, LockstepConfig 
 }
 
 Result<Prepared> prepare(ReplayOptions options) {
-  options.backend = "none";
+  options.run.set_text("backend", "none");
   const Result<FileFormat> format = detect_format(options.file);
   if (!format) return tl::unexpected(format.error());
   if (*format == FileFormat::saved_case)
     return fail(
         fmt::format("{}: a saved case is one run; `lockstep replay` takes it", options.file));
-  Result<PreparedReplay> replay = prepare_replay(options);
+  Result<PreparedReplay> replay = prepare_replay(request_of(options));
   if (!replay) return tl::unexpected(replay.error());
   if (*format == FileFormat::recording)
     return prepare_recording(options, std::move(replay->config));
   return Prepared{std::move(replay->config), [options]() -> Result<std::unique_ptr<Workload>> {
-                    Result<PreparedReplay> again = prepare_replay(options);
+                    Result<PreparedReplay> again = prepare_replay(request_of(options));
                     if (!again) return tl::unexpected(again.error());
                     return std::move(again->parts.clients);
                   }};
@@ -122,8 +121,8 @@ std::string to_json(const EngineDiff& diff) {
 // Options of a replay that mean nothing here.
 Result<void> check_options(const ReplayOptions& options) {
   const std::pair<bool, std::string_view> useless[] = {
-      {options.engine.has_value(), "--engine"},   {options.backend != "auto", "--backend"},
-      {options.check.has_value(), "--check"},     {options.mutant.has_value(), "--mutant"},
+      {options.run.has("engine"), "--engine"},    {options.run.has("backend"), "--backend"},
+      {options.run.has("check"), "--check"},      {options.run.has("mutants"), "--mutant"},
       {!options.report_path.empty(), "--report"}, {!options.save_dir.empty(), "--save"}};
   for (const auto& [given, name] : useless)
     if (given)

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "cli/commands.h"
-#include "cli/exit_code.h"
+#include "cli/terminal.h"
 #include "reference/profiles/engine_profile.h"
 #include "reference/types/engine_config.h"
 

@@ -8,7 +8,6 @@
 
 #include "base/atomic_file.h"
 #include "cli/commands.h"
-#include "cli/exit_code.h"
 #include "cli/layout_options.h"
 #include "cli/terminal.h"
 #include "sim/report/plan_report.h"

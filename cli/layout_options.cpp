@@ -8,7 +8,7 @@
 #include <cmath>
 #include <utility>
 
-#include "cli/element_type.h"
+#include "traces/formats/run_spec.h"
 
 namespace lockstep {
 namespace {

@@ -8,7 +8,6 @@
 #include <vector>
 
 #include "cli/commands.h"
-#include "cli/exit_code.h"
 #include "cli/terminal.h"
 
 namespace {

@@ -2,32 +2,109 @@
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
+#include <cstdint>
+#include <limits>
 #include <memory>
+#include <optional>
+#include <string>
 #include <utility>
 
 #include "base/atomic_file.h"
 #include "base/stopwatch.h"
 #include "cli/commands.h"
-#include "cli/exit_code.h"
-#include "cli/pair_options.h"
 #include "cli/pair_text.h"
-#include "cli/progress.h"
-#include "cli/replay_setup.h"
+#include "cli/replay_backend.h"
+#include "cli/replay_options.h"
 #include "cli/terminal.h"
 #include "reference/profiles/engine_profile.h"
 #include "sim/pair/engine_pair.h"
+#include "sim/pair/network.h"
+#include "sim/pair/transfer_protocol.h"
+#include "sim/setup/replay_setup.h"
 
 namespace lockstep {
 namespace {
 
+// What `lockstep pair` can be told: a replay's options for both engines, and those of the network
+// between them.
+struct PairCommandOptions {
+  ReplayOptions replay;  // the decode engine's; the prefill engine's too but for its pool
+  std::optional<std::int64_t> prefill_blocks;
+  std::int64_t steps_max = 0;
+  std::int64_t staging_blocks = 64;
+  std::int32_t attempts_max = 3;
+  std::int32_t offer_percent = 100;
+  NetworkOptions network;
+  TransferTimes times;
+};
+
+constexpr const char* kNetwork = "Network";
+
+void add_percent(CLI::App& command, const std::string& name, std::int32_t& value,
+                 const std::string& help) {
+  CLI::Range range(0, 100);
+  range.description("");
+  command.add_option(name, value, help)->check(range)->type_name("PERCENT")->group(kNetwork);
+}
+
+template <class T>
+void add_number(CLI::App& command, const std::string& name, T& value, const std::string& help,
+                std::int64_t at_least, std::int64_t at_most) {
+  CLI::Range range(at_least, at_most);
+  range.description("");
+  command.add_option(name, value, help)
+      ->check(range)
+      ->type_name("N")
+      ->capture_default_str()
+      ->group(kNetwork);
+}
+
+void declare_pair_options(CLI::App& command, PairCommandOptions& o) {
+  declare_replay_options(command, o.replay);
+  constexpr std::int64_t kHour = 3'600'000'000'000;
+  command
+      .add_option("--prefill-blocks", o.prefill_blocks,
+                  "blocks of the prefill engine's pool (as many as the decode engine's)")
+      ->check(CLI::Range(std::int64_t{2}, std::int64_t{std::numeric_limits<std::int32_t>::max()}))
+      ->type_name("N")
+      ->group("Cache");
+  command
+      .add_option("--steps", o.steps_max, "end after so many steps of both engines; 0: no limit")
+      ->check(CLI::NonNegativeNumber)
+      ->type_name("N")
+      ->group("Run");
+  add_percent(command, "--loss", o.network.loss_percent, "of the packets are lost");
+  add_percent(command, "--duplicate", o.network.duplicate_percent, "... arrive twice");
+  add_percent(command, "--damage", o.network.damage_percent, "... arrive with a bit turned over");
+  add_percent(command, "--straggle", o.network.straggler_percent, "... are overtaken by others");
+  add_percent(command, "--slow", o.network.slow_percent, "of the time an engine is slow to reach");
+  add_percent(command, "--dead", o.network.dead_percent, "... cannot be reached at all");
+  add_percent(command, "--offer", o.offer_percent,
+              "of a prompt's blocks that the prefill engine offers (100)");
+  add_number(command, "--delay-ns", o.network.delay_ns_max, "of a packet at most", 100'000, kHour);
+  add_number(command, "--period-ns", o.network.period_ns, "that an engine stays slow or dead", 1,
+             kHour);
+  add_number(command, "--retry-ns", o.times.retry_ns, "until what has no answer is said again", 1,
+             kHour);
+  add_number(command, "--retries", o.times.retries_max, "in a row without anything new", 0, 1'000);
+  add_number(command, "--lease-ns", o.times.lease_ns,
+             "that blocks are kept for a decode engine not heard of", 1, kHour);
+  add_number(command, "--staging-blocks", o.staging_blocks,
+             "of each engine's buffer in host memory, through which its blocks come and go", 1,
+             std::numeric_limits<std::int32_t>::max());
+  add_number(command, "--attempts", o.attempts_max,
+             "prefills of a request whose blocks do not come, before it is refused", 1, 1'000);
+}
+
 // Options of a replay that mean nothing here.
 Result<void> check_options(const ReplayOptions& options) {
+  const GivenRun& run = options.run;
   const std::pair<bool, std::string_view> useless[] = {
-      {options.pp.has_value(), "--pipeline-parallel-size"},
-      {options.dp.has_value(), "--data-parallel-size"},
-      {options.faults.has_value(), "--faults"},
-      {options.connector.has_value(), "--connector"},
-      {options.async_scheduling.has_value(), "--async-scheduling"},
+      {run.has("pipeline_parallel_size"), "--pipeline-parallel-size"},
+      {run.has("data_parallel_size"), "--data-parallel-size"},
+      {run.has("faults"), "--faults"},
+      {run.has("connector"), "--connector"},
+      {run.has("async_scheduling"), "--async-scheduling"},
       {!options.report_path.empty(), "--report"},
       {!options.save_dir.empty(), "--save"},
       {!options.cache_events_path.empty(), "--cache-events"},
@@ -48,11 +125,12 @@ struct PreparedPair {
 };
 
 // A defect of the transfer is planted here; any other is the replay's.
-void plant(std::optional<std::string>& mutant, TransferDefect& defect) {
-  const auto planted = mutant ? transfer_defect_from_name(*mutant) : std::nullopt;
+void plant(GivenRun& run, TransferDefect& defect) {
+  if (!run.has("mutants")) return;
+  const auto planted = transfer_defect_from_name(run.spec.mutants.front());
   if (!planted) return;
   defect = *planted;
-  mutant.reset();
+  run.forget("mutants");
 }
 
 std::vector<Backend*> ranks_of(const Backends& backends) {
@@ -65,28 +143,32 @@ Result<PreparedPair> prepare(const PairCommandOptions& given) {
   if (auto sound = check_options(given.replay); !sound) return tl::unexpected(sound.error());
   PreparedPair prepared;
   PairOptions& options = prepared.options;
-  ReplayOptions replay = given.replay;
-  if (!replay.engine) replay.engine = connector_profile().name;
-  replay.load_failure_policy.reset();
+  ReplayRequest replay = request_of(given.replay);
+  GivenRun& run = replay.run;
+  if (!run.has("engine")) run.set_text("engine", connector_profile().name);
+  run.forget("kv_load_failure_policy");
   replay.staging_blocks = given.staging_blocks;
-  plant(replay.mutant, options.defect);
-  if (replay.mutant && replay.backend == "none")
+  plant(run, options.defect);
+  if (run.has("mutants") && run.spec.backend == "none")
     return fail(
         fmt::format("--mutant {}: no defect of the transfer between two engines, and those of a "
                     "backend need --backend; `lockstep mutants --list` lists them",
-                    *replay.mutant));
+                    run.spec.mutants.front()));
   auto decode = prepare_replay(replay);
   if (!decode) return tl::unexpected(decode.error());
   if (decode->format == FileFormat::recording || decode->format == FileFormat::saved_case)
     return fail(fmt::format("{}: {} is what one engine did; give a trace of requests", replay.file,
                             name_of(decode->format)));
-  auto backends = open_backends(decode->config.device, decode->parts.backend);
+  auto backends = open_backends(decode->config.device, replay_backend(decode->run.backend));
   if (!backends) return tl::unexpected(backends.error());
   prepared.decode = std::move(*backends);
-  if (given.prefill_blocks) replay.num_blocks = given.prefill_blocks;
+  if (given.prefill_blocks) {
+    run.spec.cache.num_blocks = *given.prefill_blocks;
+    run.add(run_field("num_blocks"));
+  }
   auto prefill = prepare_replay(replay);
   if (!prefill) return fail("--prefill-blocks: " + prefill.error().message);
-  backends = open_backends(prefill->config.device, prefill->parts.backend);
+  backends = open_backends(prefill->config.device, replay_backend(prefill->run.backend));
   if (!backends) return fail("--prefill-blocks: " + backends.error().message);
   prepared.prefill = std::move(*backends);
   options.decode = decode->config;
@@ -95,16 +177,15 @@ Result<PreparedPair> prepare(const PairCommandOptions& given) {
   options.prefill_ranks = ranks_of(prepared.prefill);
   options.staging_blocks = given.staging_blocks;
   options.network = given.network;
-  options.network.seed = given.replay.seed.value_or(0);
+  options.network.seed = given.replay.run.spec.seed;
   options.times = given.times;
   options.attempts_max = given.attempts_max;
   options.offer_percent = given.offer_percent;
   options.steps_max = given.steps_max;
-  options.step_time = decode->workload_options.step_time;
+  options.step_time = decode->run.step_time;
+  options.load_failure_policy = given.replay.run.spec.connector.load_failure_policy;
   prepared.client = std::move(decode->parts.clients);
   prepared.num_records = decode->num_records;
-  if (given.replay.load_failure_policy == "fail")
-    options.load_failure_policy = KVLoadFailurePolicy::fail;
   return prepared;
 }
 
@@ -138,7 +219,7 @@ int pair(const PairCommandOptions& given) {
 
 void add_pair_command(CLI::App& app, int& exit_code) {
   auto options = std::make_shared<PairCommandOptions>();
-  options->replay.backend = "none";
+  options->replay.run.set_text("backend", "none");
   CLI::App* command = app.add_subcommand(
       "pair", "Run a trace through a prefill and a decode engine with a lossy network in between");
   declare_pair_options(*command, *options);

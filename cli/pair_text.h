@@ -3,7 +3,6 @@
 
 #include <string>
 
-#include "cli/pair_options.h"
 #include "sim/pair/engine_pair.h"
 
 namespace lockstep {

@@ -8,8 +8,6 @@
 
 #include "base/atomic_file.h"
 #include "cli/commands.h"
-#include "cli/exit_code.h"
-#include "cli/progress.h"
 #include "cli/terminal.h"
 #include "cuda_backend/simt_backend.h"
 #include "properties/generate/generator.h"
@@ -44,7 +42,7 @@ struct Held {
   std::string breach = {};
 };
 
-Result<std::vector<Held>> chosen(const std::vector<std::string>& names) {
+Result<std::vector<Held>> chosen_relations(const std::vector<std::string>& names) {
   std::vector<Held> all;
   for (const Relation& relation : relations())
     all.push_back({.relation = relation, .is_of_answers = true});
@@ -161,7 +159,7 @@ std::string json_of(const std::vector<Held>& all) {
 }
 
 int run_relations(const RelationsOptions& options) {
-  auto all = chosen(options.names);
+  auto all = chosen_relations(options.names);
   if (!all) return refuse(all.error().message);
   if (options.list) {
     for (const Held& held : *all) fmt::print("{:<20} {}\n", held.relation.name, held.relation.says);

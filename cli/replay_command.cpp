@@ -11,12 +11,9 @@
 
 #include "base/atomic_file.h"
 #include "cli/commands.h"
-#include "cli/exit_code.h"
 #include "cli/failing_case.h"
-#include "cli/hidden_state_folder.h"
-#include "cli/progress.h"
+#include "cli/replay_backend.h"
 #include "cli/replay_options.h"
-#include "cli/replay_setup.h"
 #include "cli/replay_summary.h"
 #include "cli/terminal.h"
 #include "sim/report/report.h"
@@ -39,7 +36,7 @@ std::string path_of_rank(const std::string& path, std::size_t dp_rank, std::size
 class WatchSteps final : public StepObserver {
  public:
   // `shows`: one of several engines shows how far all are.
-  WatchSteps(const ReplayOptions& options, const PreparedReplay& prepared, bool shows)
+  WatchSteps(const ReplayOptions& options, const OpenReplay& prepared, bool shows)
       : clients_(prepared.session->clients()), collects_(!options.cache_events_path.empty()) {
     if (shows) progress_.emplace("replaying", prepared.num_records);
   }
@@ -63,7 +60,7 @@ class WatchSteps final : public StepObserver {
   std::string cache_events_;
 };
 
-Result<RunReport> run_with_progress(const ReplayOptions& options, PreparedReplay& prepared,
+Result<RunReport> run_with_progress(const ReplayOptions& options, OpenReplay& prepared,
                                     HiddenStateFolder* folder) {
   std::deque<WatchSteps> watches;
   const auto dp_size = static_cast<std::int32_t>(prepared.session->engines().size());
@@ -131,7 +128,7 @@ std::string reproduction_text(const ExpectedVerdict& expected, const RunSummary&
 }
 
 // A page for each engine.
-Result<void> leave_reports(const ReplayOptions& options, const PreparedReplay& prepared,
+Result<void> leave_reports(const ReplayOptions& options, const OpenReplay& prepared,
                            const RunReport& report) {
   const std::size_t dp_size = prepared.session->engines().size();
   for (std::size_t rank = 0; rank < dp_size; ++rank) {
@@ -147,7 +144,7 @@ Result<void> leave_reports(const ReplayOptions& options, const PreparedReplay& p
   return {};
 }
 
-Result<void> leave_result(const ReplayOptions& options, const PreparedReplay& prepared,
+Result<void> leave_result(const ReplayOptions& options, const OpenReplay& prepared,
                           const RunReport& report, const HiddenStateFolder* folder) {
   if (!options.json_path.empty()) {
     Result<void> written = write_file_atomically(
@@ -174,13 +171,19 @@ Result<void> leave_smallest(const std::string& path) {
   return {};
 }
 
-Result<void> leave_case(const ReplayOptions& options, const PreparedReplay& prepared,
+Result<void> leave_case(const ReplayOptions& options, const OpenReplay& prepared,
                         const RunReport& report) {
   if (options.save_dir.empty() || report.summary.verdict == Verdict::agreed) return {};
-  Result<std::string> path = save_replay(options, prepared, report);
-  if (!path) return tl::unexpected(path.error());
-  fmt::print("Saved: {}\nSee it again: lockstep replay {}\n", *path, *path);
-  return options.shrink ? leave_smallest(*path) : Result<void>();
+  const Result<SavedCase> saved = case_of(request_of(options), prepared, report);
+  if (!saved) return tl::unexpected(saved.error());
+  std::error_code error;
+  std::filesystem::create_directories(options.save_dir, error);
+  if (error) return fail(fmt::format("{}: {}", options.save_dir, error.message()));
+  const std::string path =
+      (std::filesystem::path(options.save_dir) / (saved->name + ".case.jsonl")).string();
+  if (auto written = write_saved_case(path, *saved); !written) return written;
+  fmt::print("Saved: {}\nSee it again: lockstep replay {}\n", path, path);
+  return options.shrink ? leave_smallest(path) : Result<void>();
 }
 
 // Before a long run rather than after it.
@@ -199,10 +202,8 @@ Result<void> check_outputs(const ReplayOptions& options) {
 
 int replay(const ReplayOptions& options) {
   if (Result<void> sound = check_outputs(options); !sound) return refuse(sound.error().message);
-  Result<PreparedReplay> prepared = prepare_replay(options);
+  Result<OpenReplay> prepared = open_replay(request_of(options));
   if (!prepared) return refuse(prepared.error().message);
-  if (auto opened = open_session(options, *prepared); !opened)
-    return refuse(opened.error().message);
   std::optional<HiddenStateFolder> folder;
   if (!options.hidden_states_dir.empty()) {
     folder.emplace(options.hidden_states_dir);

@@ -3,35 +3,72 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <filesystem>
 #include <iterator>
 #include <nlohmann/json.hpp>
 #include <vector>
 
-#include "cli/element_type.h"
-#include "cli/replay_connector.h"
+#include "base/atomic_file.h"
 #include "cli/terminal.h"
 #include "reference/types/kv_cache_spec.h"
 #include "reference/types/view_types.h"
-#include "sim/session/saved_run.h"
 #include "sim/verdict/divergence_json.h"
+#include "traces/formats/run_fields.h"
+#include "traces/formats/run_spec.h"
 
 namespace lockstep {
 namespace {
 
-std::string engine_text(const EngineConfig& engine) {
+// In a group of its own, or beside attention of equal rows.
+bool keeps_hidden_states(const KVCacheGroupSpec& group) {
+  for (std::size_t layer = 0; layer < group.layer_names.size(); ++layer)
+    if (group.layer_spec(layer).kind == CacheKind::hidden_state) return true;
+  return false;
+}
+
+}  // namespace
+
+Result<void> HiddenStateFolder::check(const LockstepConfig& config, bool has_backend) const {
+  if (std::ranges::none_of(config.device.plan.groups, keeps_hidden_states))
+    return fail(
+        "--hidden-states: the model keeps none; give a --model with a layer of kind hidden_state "
+        "(docs/model_files.md)");
+  if (!has_backend)
+    return fail("--hidden-states are read out of a cache, and --backend none has none");
+  if (num_ranks(config.device) > 1 || config.data_parallel.dp_size > 1)
+    return fail(
+        "--hidden-states with several ranks: each would hold a part; give them to a run of one");
+  if (!std::filesystem::is_directory(path_))
+    return fail(fmt::format("--hidden-states {}: there is no such folder", path_));
+  const auto probe = AtomicFile::create(std::filesystem::path(path_) / "probe");
+  if (!probe) return fail(fmt::format("--hidden-states: {}", probe.error().message));
+  return {};
+}
+
+Result<void> HiddenStateFolder::write(std::span<const HiddenStates> requests) {
+  for (const HiddenStates& states : requests) {
+    const std::vector<std::uint8_t> bytes = hidden_state_file(states);
+    const auto path = std::filesystem::path(path_) / names_.next(states.request);
+    const std::string_view text(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+    if (auto written = write_file_atomically(path, text); !written) return written;
+    ++num_files_;
+    num_bytes_ += std::ssize(bytes);
+  }
+  return {};
+}
+
+namespace {
+
+std::string engine_text(const RunSpec& run) {
+  const EngineConfig& engine = run.engine;
   std::string text = fmt::format("{}, {}, {} and {} a step, {} a request", engine.engine,
                                  engine.policy == SchedulingPolicy::priority ? "priority" : "fcfs",
                                  counted(engine.max_num_seqs, "request"),
                                  counted(engine.max_num_batched_tokens, "token"),
                                  with_commas(engine.max_model_len));
-  if (!engine.enable_prefix_caching) text += ", no prefix caching";
-  if (!engine.enable_chunked_prefill) text += ", no chunked prefill";
-  if (!engine.scheduler_reserve_full_isl) text += ", no full-length reservation";
-  if (engine.async_scheduling) text += ", async scheduling";
-  if (engine.long_prefill_token_threshold > 0) {
-    text += fmt::format(", prompts in chunks of {}", engine.long_prefill_token_threshold);
-  }
-  if (engine.num_spec_tokens > 0) text += fmt::format(", {} drafts", engine.num_spec_tokens);
+  for (const RunField& field : run_fields())
+    if (!field.phrase.empty() && !field.is_default(run))
+      text += fmt::format(fmt::runtime(field.phrase), value_text(field, run));
   if (engine.dcp > 1 || engine.pcp > 1)
     text += fmt::format(", dcp {} pcp {}", engine.dcp, engine.pcp);
   return text;
@@ -51,15 +88,15 @@ std::string group_text(const KVCacheGroupSpec& group) {
 }
 
 // The first few; what becomes of all of them is counted at the end.
-std::span<const PlannedFault> faults_in(const PreparedReplay& prepared) {
+std::span<const PlannedFault> faults_in(const OpenReplay& prepared) {
   constexpr std::size_t kShown = 20;
-  if (prepared.faults.empty()) return {};
+  if (prepared.run.faults.empty()) return {};
   const auto faults = prepared.session->engines().front().faulty->plan().faults();
   return faults.first(std::min(faults.size(), kShown));
 }
 
 // In all engines together.
-std::int64_t num_effects(const PreparedReplay& prepared, FaultKind kind) {
+std::int64_t num_effects(const OpenReplay& prepared, FaultKind kind) {
   std::int64_t times = 0;
   for (const SessionEngine& engine : prepared.session->engines())
     times += engine.faulty->num_effects(kind);
@@ -82,9 +119,9 @@ std::string pages_text(const RunSummary& s) {
 
 }  // namespace
 
-std::string configuration_text(const PreparedReplay& prepared) {
+std::string configuration_text(const OpenReplay& prepared) {
   const KVCacheConfig& plan = prepared.config.device.plan;
-  std::string text = fmt::format("  engine  {}\n", engine_text(prepared.config.engine));
+  std::string text = fmt::format("  engine  {}\n", engine_text(prepared.run));
   for (const KVCacheGroupSpec& group : plan.groups) {
     text += fmt::format("  cache   {}\n", group_text(group));
   }
@@ -103,9 +140,8 @@ std::string configuration_text(const PreparedReplay& prepared) {
     text += fmt::format("  engines {} data parallel ranks{}, each with its own pool\n",
                         prepared.session->engines().size(),
                         ranks.size() > 1 ? " of so many ranks each" : "");
-  if (const std::string mutant = mutant_of(prepared.config); !mutant.empty()) {
+  for (const std::string& mutant : prepared.run.mutants)
     text += fmt::format("  mutant  {}\n", mutant);
-  }
   for (const PlannedFault& fault : faults_in(prepared))
     text += fmt::format("  fault   {}\n", to_text(fault));
   for (const std::string& choice : prepared.chosen) text += fmt::format("  chosen  {}\n", choice);
@@ -182,8 +218,8 @@ std::string summary_text(const RunSummary& s) {
   return text;
 }
 
-std::string faults_text(const PreparedReplay& prepared, const RunSummary& summary) {
-  if (prepared.faults.empty()) return {};
+std::string faults_text(const OpenReplay& prepared, const RunSummary& summary) {
+  if (prepared.run.faults.empty()) return {};
   std::vector<std::string> effects;
   for (std::size_t i = 0; i < kNumFaultKinds; ++i) {
     const auto kind = static_cast<FaultKind>(i);
@@ -199,7 +235,7 @@ std::string faults_text(const PreparedReplay& prepared, const RunSummary& summar
                          "allocations that the pool had the blocks for");
 }
 
-std::string missed_totals(const PreparedReplay& prepared, const RunSummary& summary) {
+std::string missed_totals(const OpenReplay& prepared, const RunSummary& summary) {
   if (!prepared.totals) return {};
   const BenchmarkTotals& totals = *prepared.totals;
   std::string text;
@@ -214,40 +250,37 @@ std::string missed_totals(const PreparedReplay& prepared, const RunSummary& summ
   return text;
 }
 
-std::string summary_json(const ReplayOptions& options, const PreparedReplay& prepared,
+namespace {
+
+// Every option of the run, and what follows from them.
+nlohmann::ordered_json configuration_json(const OpenReplay& prepared) {
+  nlohmann::ordered_json json;
+  const RunSpec& run = prepared.run;
+  for (const RunField& field : run_fields()) {
+    if (field.saved_in == SavedIn::nowhere || field.name == "mutants") continue;
+    JsonWriter value;
+    field.write(value, run);
+    json[std::string(field.name)] = nlohmann::ordered_json::parse(value.take_line());
+  }
+  const auto engines = prepared.session->engines();
+  json["num_blocks"] = run.cache.num_blocks;
+  json["groups"] = run.cache.groups.size();
+  json["num_host_blocks"] = prepared.config.device.num_host_blocks;
+  json["decode_context_parallel_size"] = run.engine.dcp;
+  json["prefill_context_parallel_size"] = run.engine.pcp;
+  json["ranks"] = engines.size() * engines.front().ranks.size();
+  json["mutant"] = run.mutants.empty() ? "" : run.mutants.front();
+  return json;
+}
+
+}  // namespace
+
+std::string summary_json(const ReplayOptions& options, const OpenReplay& prepared,
                          const RunSummary& summary, const HiddenStateFolder* folder) {
   using Json = nlohmann::ordered_json;
-  const EngineConfig& engine = prepared.config.engine;
-  const BackendConfig& device = prepared.config.device;
   Json json;
   json["file"] = options.file;
-  json["configuration"] = {
-      {"engine", engine.engine},
-      {"policy", engine.policy == SchedulingPolicy::priority ? "priority" : "fcfs"},
-      {"num_blocks", device.plan.num_blocks},
-      {"block_size", engine.block_size},
-      {"max_num_seqs", engine.max_num_seqs},
-      {"max_num_batched_tokens", engine.max_num_batched_tokens},
-      {"max_model_len", engine.max_model_len},
-      {"groups", device.plan.groups.size()},
-      {"layout", name_of(device.layout)},
-      {"num_streams", device.num_streams},
-      {"max_cudagraph_capture_size", device.max_cudagraph_capture_size},
-      {"numbers", device.numbers == Numbers::real ? "real" : "words"},
-      {"tensor_parallel_size", device.parallel.tp_size},
-      {"pipeline_parallel_size", device.parallel.pp_size},
-      {"decode_context_parallel_size", engine.dcp},
-      {"prefill_context_parallel_size", engine.pcp},
-      {"cp_kv_cache_interleave_size", device.context.interleave},
-      {"data_parallel_size", prepared.session->engines().size()},
-      {"enforce_eager", prepared.config.data_parallel.enforce_eager},
-      {"ranks",
-       prepared.session->engines().size() * prepared.session->engines().front().ranks.size()},
-      {"mutant", mutant_of(prepared.config)},
-      {"seed", prepared.workload_options.seed},
-      {"connector", connector_parts_text(prepared.config.connector.parts)},
-      {"num_host_blocks", device.num_host_blocks},
-  };
+  json["configuration"] = configuration_json(prepared);
   if (folder != nullptr)
     json["hidden_states"] = {{"folder", options.hidden_states_dir},
                              {"files", folder->num_files()},
@@ -258,7 +291,7 @@ std::string summary_json(const ReplayOptions& options, const PreparedReplay& pre
                                {"request_steps", prepared.totals->request_steps},
                                {"met", missed_totals(prepared, summary).empty()}};
   }
-  if (!prepared.faults.empty()) {
+  if (!prepared.run.faults.empty()) {
     json["faults"] = Json::array();
     for (const PlannedFault& fault : prepared.session->engines().front().faulty->plan().faults())
       json["faults"].push_back(to_text(fault));

@@ -1,29 +1,55 @@
 // The end of a replay, for a person and as JSON.
 #pragma once
 
+#include <cstdint>
+#include <span>
 #include <string>
 
-#include "cli/hidden_state_folder.h"
+#include "base/result.h"
+#include "cli/replay_backend.h"
 #include "cli/replay_options.h"
-#include "cli/replay_setup.h"
-#include "sim/engine/step_observer.h"
+#include "sim/hidden_states/hidden_states.h"
+#include "sim/session/session.h"
 
 namespace lockstep {
 
+// Where `replay --hidden-states DIR` leaves the hidden states of finished requests.
+//
+// (1) A file is there whole or not at all, whoever looks and whenever (base/atomic_file.h).
+// (2) Every finished request whose hidden states were read has one of its own.
+class HiddenStateFolder {
+ public:
+  explicit HiddenStateFolder(std::string path) : path_(std::move(path)) {}
+
+  // Before the run. Refused: a folder that nothing can be written to, a model that keeps no hidden
+  // states, several ranks or engines, no backend to read them from.
+  Result<void> check(const LockstepConfig& config, bool has_backend) const;
+  Result<void> write(std::span<const HiddenStates> requests);
+
+  std::int64_t num_files() const { return num_files_; }
+  std::int64_t num_bytes() const { return num_bytes_; }
+
+ private:
+  const std::string path_;
+  HiddenStateFileNames names_;
+  std::int64_t num_files_ = 0;
+  std::int64_t num_bytes_ = 0;
+};
+
 // What runs, before it runs: engine, cache, device. One sentence each, with newlines.
-std::string configuration_text(const PreparedReplay& prepared);
+std::string configuration_text(const OpenReplay& prepared);
 
 // The figures, what was not checked, the verdict. A newline at the end.
 std::string summary_text(const RunSummary& summary);
 
 // What was made to go wrong, and how often it did; empty: nothing.
-std::string faults_text(const PreparedReplay& prepared, const RunSummary& summary);
+std::string faults_text(const OpenReplay& prepared, const RunSummary& summary);
 
 // Where the run missed the totals of its benchmark file; empty: nowhere, or there are none.
-std::string missed_totals(const PreparedReplay& prepared, const RunSummary& summary);
+std::string missed_totals(const OpenReplay& prepared, const RunSummary& summary);
 
 // The summary's JSON with `file` and `configuration` put in front. `folder` may be null.
-std::string summary_json(const ReplayOptions& options, const PreparedReplay& prepared,
+std::string summary_json(const ReplayOptions& options, const OpenReplay& prepared,
                          const RunSummary& summary, const HiddenStateFolder* folder);
 
 }  // namespace lockstep

@@ -7,7 +7,6 @@
 
 #include "base/atomic_file.h"
 #include "cli/commands.h"
-#include "cli/exit_code.h"
 #include "cli/failing_case.h"
 #include "cli/terminal.h"
 

@@ -2,25 +2,13 @@
 
 #include <fmt/format.h>
 
-#include <cstdio>
+#include <unistd.h>
 
-#include "cli/exit_code.h"
+#include <algorithm>
+#include <cstdio>
+#include <utility>
 
 namespace lockstep {
-
-std::string with_commas(std::int64_t value) {
-  std::string digits = fmt::format("{}", value);
-  const std::size_t first = value < 0 ? 1 : 0;
-  for (std::size_t at = digits.size(); at > first + 3;) {
-    at -= 3;
-    digits.insert(at, 1, ',');
-  }
-  return digits;
-}
-
-std::string counted(std::int64_t count, std::string_view noun) {
-  return fmt::format("{} {}{}", with_commas(count), noun, count == 1 ? "" : "s");
-}
 
 std::string duration_text(double seconds) {
   if (seconds < 0.001) return fmt::format("{:.0f} us", seconds * 1e6);
@@ -51,6 +39,37 @@ int refuse(std::string_view message) {
   std::fflush(stdout);
   fmt::print(stderr, "lockstep: {}\n", message);
   return kExitRefused;
+}
+
+namespace {
+
+constexpr std::int64_t kBarWidth = 24;
+constexpr auto kBetweenDraws = std::chrono::milliseconds(80);
+constexpr std::string_view kClearLine = "\r\x1b[K";
+
+}  // namespace
+
+Progress::Progress(std::string what, std::int64_t total)
+    : what_(std::move(what)),
+      total_(total),
+      shown_(isatty(STDERR_FILENO) == 1),
+      next_draw_(Clock::now() + 3 * kBetweenDraws) {}
+
+Progress::~Progress() {
+  if (shown_) fmt::print(stderr, "{}", kClearLine);
+}
+
+void Progress::at(std::int64_t done, std::string_view note) {
+  if (!shown_ || Clock::now() < next_draw_) return;
+  next_draw_ = Clock::now() + kBetweenDraws;
+  std::string bar;
+  if (total_ > 0) {
+    const std::int64_t full = std::min(done, total_) * kBarWidth / total_;
+    bar = fmt::format(" [{:#<{}}{:.<{}}]", "", full, "", kBarWidth - full);
+  }
+  const std::string of = total_ > 0 ? " of " + with_commas(total_) : "";
+  fmt::print(stderr, "{}{}{} {}{} {}", kClearLine, what_, bar, with_commas(done), of, note);
+  std::fflush(stderr);
 }
 
 }  // namespace lockstep

@@ -9,6 +9,7 @@
 
 #include "base/check.h"
 #include "properties/audit/audit_impl.h"
+#include "reference/plan/limits.h"
 
 namespace lockstep {
 
@@ -66,6 +67,11 @@ void Auditor::Impl::report(AuditRule rule, const std::string& request, std::stri
 }
 
 void Auditor::Impl::add(const RecordedEvent& event) {
+  // The engine refuses it, and nothing of it is ever scheduled.
+  if (event.request.prompt.size() > config_.max_model_len) return;
+  const auto same = requests_.find(event.request.name);
+  if (same != requests_.end() && !same->second.has_left)
+    report(AuditRule::recording, event.request.name, "two live requests are called so");
   AuditedRequest request;
   request.name = event.request.name;
   request.index = static_cast<std::int32_t>(names_.size());
@@ -264,9 +270,12 @@ Result<AuditFile> audit_recording(const std::string& path) {
   if (!reader) return tl::unexpected(reader.error());
   AuditFile file;
   file.file = path;
-  file.skipped = why_not_audited(reader->header());
+  const RecordingHeader& header = reader->header();
+  if (auto sound = check_limits(header.options.config, header.groups, header.num_blocks); !sound)
+    return fail(fmt::format("{}:1: {}", path, sound.error().message));
+  file.skipped = why_not_audited(header);
   if (!file.skipped.empty()) return file;
-  Auditor auditor(reader->header());
+  Auditor auditor(header);
   RecordedStep step;
   while (true) {
     const Result<bool> more = reader->next(step);

@@ -37,6 +37,7 @@ struct AuditedRequest {
   std::vector<bool> wrong;                   // per group: already reported
   std::int32_t computed = 0;                 // after the last step it was scheduled in
   std::int32_t scheduled_to = 0;             // in that step, drafts that were rejected included
+  std::int64_t scheduled_in = -1;            // the step
   bool running = false;
   Transfer transfer = Transfer::none;
   bool has_left = false;

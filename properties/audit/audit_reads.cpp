@@ -2,6 +2,7 @@
 #include <fmt/core.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "properties/audit/audit_impl.h"
 #include "reference/profiles/engine_profile.h"
@@ -22,11 +23,15 @@ std::int32_t Auditor::Impl::first_read(std::size_t group, std::int32_t position)
 bool Auditor::Impl::make_row(const RecordedStep& step, const RecordedScheduled& scheduled,
                              AuditRow& row) {
   const auto found = requests_.find(scheduled.id);
-  if (found == requests_.end()) {
+  if (found == requests_.end() || found->second.has_left) {
     report(AuditRule::scheduled_tokens, scheduled.id, "a request that has left is scheduled");
     return false;
   }
   AuditedRequest& request = found->second;
+  if (std::exchange(request.scheduled_in, step.step) == step.step) {
+    report(AuditRule::scheduled_tokens, request.name, "scheduled twice in one step");
+    return false;
+  }
   take_tables(step, scheduled, request);
   row.request = &request;
   row.first = scheduled.computed;
@@ -36,6 +41,12 @@ bool Auditor::Impl::make_row(const RecordedStep& step, const RecordedScheduled& 
   row.counted_to = scheduled.computed + scheduled.tokens;
   if (is_dropped(step, scheduled, request)) return false;
   row.num_spec = static_cast<std::int32_t>(scheduled.spec.size());
+  if (row.num_spec > scheduled.tokens) {
+    report(AuditRule::scheduled_tokens, request.name,
+           fmt::format("{} drafts are to be verified in a step of {} tokens", row.num_spec,
+                       scheduled.tokens));
+    return false;
+  }
   const auto known = static_cast<std::int32_t>(request.tokens.size());
   if (row.last > known + row.num_spec || row.first > known) {
     report(AuditRule::scheduled_tokens, request.name,

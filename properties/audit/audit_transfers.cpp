@@ -28,17 +28,24 @@ std::int32_t Auditor::Impl::num_hit(const RecordedStep& step, const RecordedSche
   return std::min(answer->local, scheduled.computed);
 }
 
-// A transfer fills positions [first, last) of the request, but not the blocks that are reported
-// invalid.
+// A transfer fills positions [first, last) of the request, as far as it has tokens, but not the
+// blocks that are reported invalid.
 void Auditor::Impl::write_loaded(const AuditedRequest& request, std::int32_t first,
                                  std::int32_t last, std::span<const BlockId> invalid) {
+  const std::int32_t end = std::min(last, static_cast<std::int32_t>(request.contents.size()));
   for (std::size_t g = 0; g < groups_.size(); ++g) {
     const std::int32_t size = block_size(g);
-    for (std::int32_t p = first; p < last; ++p) {
+    for (std::int32_t p = first; p < end; ++p) {
       const auto index = static_cast<std::size_t>(p / size);
       const BlockId block =
           index < request.tables[g].size() ? request.tables[g][index] : kNullBlock;
       if (block == kNullBlock || std::ranges::find(invalid, block) != invalid.end()) continue;
+      if (!ledger_.belongs_to(block, static_cast<std::int32_t>(g))) {
+        report(AuditRule::token_write, request, g, p, block,
+               fmt::format("a load writes to block {}, which was not handed out to this group",
+                           index_of(block)));
+        break;
+      }
       ledger_.write(block, p % size,
                     {request.contents[static_cast<std::size_t>(p)], request.index, p});
     }
@@ -62,6 +69,10 @@ void Auditor::Impl::begin_load(const RecordedStep& step, const RecordedTable& lo
   request.tables = loading.blocks;
   request.first_loaded = answer->local;
   request.computed = answer->local + *answer->external;
+  if (request.computed > std::ssize(request.tokens))
+    report(AuditRule::transfer, loading.id,
+           fmt::format("{} tokens are said to be here and {} elsewhere, of {}", answer->local,
+                       *answer->external, request.tokens.size()));
   for (std::size_t g = 0; g < groups_.size(); ++g)
     for (std::size_t i = 0; i < request.tables[g].size(); ++i)
       if (request.tables[g][i] != kNullBlock &&

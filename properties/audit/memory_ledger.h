@@ -5,8 +5,10 @@
 // count.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/check.h"
@@ -29,14 +31,16 @@ struct LedgerState {
 
 class MemoryLedger {
  public:
-  explicit MemoryLedger(std::int64_t num_blocks) : blocks_(static_cast<std::size_t>(num_blocks)) {}
+  // Memory is taken for what is written alone: a header may speak of any pool.
+  explicit MemoryLedger(std::int64_t num_blocks) : num_blocks_(num_blocks) {}
 
-  std::int64_t num_blocks() const { return static_cast<std::int64_t>(blocks_.size()); }
+  std::int64_t num_blocks() const { return num_blocks_; }
   // The block now belongs to `group`, with `block_size` slots of nothing.
   void hand_out(BlockId block, std::int32_t group, std::int32_t block_size) {
     Block& b = at(block);
     b.group = group;
-    b.slots.assign(static_cast<std::size_t>(block_size), {});
+    b.num_slots = block_size;
+    b.slots.clear();
     b.state = {};
   }
   bool belongs_to(BlockId block, std::int32_t group) const { return at(block).group == group; }
@@ -44,9 +48,11 @@ class MemoryLedger {
   // REQUIRES: offset below the block size it was handed out with.
   void write(BlockId block, std::int32_t offset, const LedgerSlot& content) {
     Block& b = at(block);
-    LS_CHECK(static_cast<std::size_t>(offset) < b.slots.size(), "slot {} of {} in block {}", offset,
-             b.slots.size(), index_of(block));
-    b.slots[static_cast<std::size_t>(offset)] = content;
+    LS_CHECK(offset >= 0 && offset < b.num_slots, "slot {} of {} in block {}", offset, b.num_slots,
+             index_of(block));
+    if (std::cmp_greater_equal(offset, b.slots.size()))
+      b.slots.resize(std::min(b.num_slots, std::max(2 * (offset + 1), 64)));
+    b.slots[offset] = content;
   }
   LedgerSlot read(BlockId block, std::int32_t offset) const {
     const Block& b = at(block);
@@ -60,16 +66,26 @@ class MemoryLedger {
 
  private:
   struct Block {
-    std::int32_t group = -1;
-    std::vector<LedgerSlot> slots;
+    std::int32_t group = -1;  // -1: never handed out
+    std::int32_t num_slots = 0;
+    std::vector<LedgerSlot> slots;  // up to the last that was written; nothing is in the others
     LedgerState state;
   };
-  Block& at(BlockId block) { return blocks_[static_cast<std::size_t>(index_of(block))]; }
+  Block& at(BlockId block) {
+    LS_CHECK(index_of(block) >= 0 && index_of(block) < num_blocks_, "block {} of {}",
+             index_of(block), num_blocks_);
+    if (std::cmp_greater_equal(index_of(block), blocks_.size()))
+      blocks_.resize(index_of(block) + 1);
+    return blocks_[index_of(block)];
+  }
   const Block& at(BlockId block) const {
-    return blocks_[static_cast<std::size_t>(index_of(block))];
+    static const Block kNeverHandedOut;
+    return std::cmp_less(index_of(block), blocks_.size()) ? blocks_[index_of(block)]
+                                                          : kNeverHandedOut;
   }
 
-  std::vector<Block> blocks_;
+  std::int64_t num_blocks_;
+  std::vector<Block> blocks_;  // up to the last that was touched
 };
 
 }  // namespace lockstep

@@ -211,8 +211,8 @@ void draw_pool(Draw& draw, std::vector<KVCacheGroupSpec> groups, SavedCase& save
   saved.cache.num_blocks = 1 + need + spare;
   for (KVCacheTensor& tensor : saved.cache.tensors) tensor.size_bytes *= saved.cache.num_blocks;
   saved.kernel_block_sizes = kernel_blocks_of(saved);
-  saved.settings = {{"queries_per_kv", choices.between(1, 2)},
-                    {"draft_acceptance_percent", choices.one_of({60, 0, 30, 90, 100})}};
+  saved.queries_per_kv = static_cast<std::int32_t>(choices.between(1, 2));
+  saved.draft_acceptance_percent = choices.one_of({60, 0, 30, 90, 100});
 }
 
 }  // namespace lockstep

@@ -92,20 +92,20 @@ bool is_special(const KVCacheGroupSpec& group) {
 
 // Cut: heads and channels are multiples of tp. Replicated: fewer heads than ranks.
 void draw_tensor_parallel(Draw& draw, SavedCase& saved) {
-  const std::int64_t tp = draw.choices.one_of<std::int64_t>({2, 2, 4});
+  const std::int32_t tp = draw.choices.one_of({2, 2, 4});
   const bool replicated = draw.has(Feature::replicated_heads);
   std::vector<KVCacheGroupSpec> groups = saved.cache.groups;
   for (KVCacheGroupSpec& group : groups) {
     KVCacheSpec& spec = group.spec;
     if (!is_state_kind(spec.kind) && !has_single_rows(spec))
-      spec.num_kv_heads = replicated ? draw.choices.one_of<std::int64_t>({1, tp / 2})
-                                     : tp * draw.choices.between(1, 2);
+      spec.num_kv_heads =
+          replicated ? draw.choices.one_of({1, tp / 2}) : tp * draw.choices.between(1, 2);
     for (StateTensorSpec& state : spec.states)
       for (std::int64_t& dim : state.dims) dim = round_up(dim, tp);
   }
   if (!plan_with(saved, std::move(groups))) return;
-  set_setting(saved, "tensor_parallel_size", tp);
-  set_setting(saved, "queries_per_kv", tp * draw.choices.between(1, 2));
+  saved.tensor_parallel_size = tp;
+  saved.queries_per_kv = tp * static_cast<std::int32_t>(draw.choices.between(1, 2));
 }
 
 }  // namespace
@@ -113,11 +113,11 @@ void draw_tensor_parallel(Draw& draw, SavedCase& saved) {
 void draw_ranks(Draw& draw, SavedCase& saved) {
   if (draw.runs_kernels() && std::ranges::none_of(saved.cache.groups, is_special)) {
     if (draw.has(Feature::tensor_parallel)) draw_tensor_parallel(draw, saved);
-    if (draw.has(Feature::pipeline_parallel)) set_setting(saved, "pipeline_parallel_size", 2);
+    if (draw.has(Feature::pipeline_parallel)) saved.pipeline_parallel_size = 2;
   }
   if (!draw.has(Feature::data_parallel)) return;
-  set_setting(saved, "data_parallel_size", draw.choices.between(2, 3));
-  set_setting(saved, "enforce_eager", draw.choices.below(2));
+  saved.data_parallel_size = static_cast<std::int32_t>(draw.choices.between(2, 3));
+  saved.enforce_eager = draw.choices.below(2) != 0;
 }
 
 // How the device does its work: from captured graphs, and with real numbers. Nothing of it changes
@@ -145,10 +145,10 @@ bool has_no_real_rows(const SavedCase& saved, const KVCacheGroupSpec& group) {
 
 void draw_device_modes(Draw& draw, SavedCase& saved) {
   if (draw.has(Feature::captured_graphs))
-    set_setting(saved, "max_cudagraph_capture_size", draw.choices.one_of({8, 16, 64}));
+    saved.max_cudagraph_capture_size = draw.choices.one_of({8, 16, 64});
   const auto cannot = [&](const KVCacheGroupSpec& group) { return has_no_real_rows(saved, group); };
   if (!draw.has(Feature::real_numbers) || std::ranges::any_of(saved.cache.groups, cannot)) return;
-  set_setting(saved, "real_numbers", 1);
+  saved.numbers = Numbers::real;
 }
 
 // KV connectors of generated cases: peers that know prefixes of some prompts, or a host tier with a
@@ -163,14 +163,9 @@ bool takes_connector(const SavedCase& saved) {
 }
 
 void draw_host_tier(Draw& draw, SavedCase& saved) {
-  set_setting(saved, "host_blocks",
-              draw.choices.one_of<std::int64_t>({saved.cache.num_blocks, draw.choices.between(1, 8),
-                                                 4 * saved.cache.num_blocks}));
-  set_setting(saved, "transfer_delay_steps", draw.choices.one_of<std::int64_t>({3, 0, 1, 8}));
-}
-
-void set_parts(SavedCase& saved, const std::vector<ConnectorKind>& parts) {
-  set_setting(saved, "connector", connector_parts_number(parts));
+  saved.connector.num_host_blocks = draw.choices.one_of<std::int64_t>(
+      {saved.cache.num_blocks, draw.choices.between(1, 8), 4 * saved.cache.num_blocks});
+  saved.connector.delay_steps_max = draw.choices.one_of({3, 0, 1, 8});
 }
 
 }  // namespace
@@ -180,13 +175,14 @@ void draw_connector(Draw& draw, SavedCase& saved) {
   // A host tier finds blocks by their hashes.
   const bool is_host = draw.has(Feature::host_tier) && saved.engine.enable_prefix_caching;
   if (!is_host && !draw.has(Feature::connector_peers)) return;
-  set_parts(saved, {is_host ? ConnectorKind::host : ConnectorKind::peers});
+  saved.connector.parts = {is_host ? ConnectorKind::host : ConnectorKind::peers};
   if (is_host) draw_host_tier(draw, saved);
   // vLLM assigns lost blocks of several groups to no request. Some loads come through: a request
   // whose every load fails would ask for ever.
   if (draw.has(Feature::failing_loads) && saved.cache.groups.size() == 1)
-    set_setting(saved, "load_failed_percent", draw.choices.one_of<std::int64_t>({20, 50, 80}));
-  if (draw.has(Feature::load_failure_fails)) set_setting(saved, "load_failure_fails", 1);
+    saved.connector.load_failed_percent = draw.choices.one_of({20, 50, 80});
+  if (draw.has(Feature::load_failure_fails))
+    saved.connector.load_failure_policy = KVLoadFailurePolicy::fail;
   if (draw.has(Feature::faults) && draw.choices.chance(50))
     saved.faults.push_back(
         faults_of(FaultPlan({{.kind = FaultKind::abort_loading, .step = draw.choices.below(8)}}))
@@ -194,7 +190,7 @@ void draw_connector(Draw& draw, SavedCase& saved) {
 }
 
 void draw_further_connectors(Draw& draw, SavedCase& saved) {
-  auto parts = connector_parts_from_number(setting_of(saved, "connector").value_or(0));
+  std::vector<ConnectorKind>& parts = saved.connector.parts;
   if (parts.empty() || !draw.has(Feature::several_connectors)) return;
   const bool takes_one_group = saved.cache.groups.size() == 1;
   for (std::int64_t more = draw.choices.between(1, 2); more > 0; --more) {
@@ -207,7 +203,6 @@ void draw_further_connectors(Draw& draw, SavedCase& saved) {
     if (kind == ConnectorKind::host && !had_host) draw_host_tier(draw, saved);
     parts.insert(parts.begin() + draw.choices.below(std::ssize(parts) + 1), kind);
   }
-  set_parts(saved, parts);
 }
 
 }  // namespace lockstep

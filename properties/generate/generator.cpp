@@ -8,6 +8,7 @@
 #include "reference/plan/layout.h"
 #include "reference/plan/rank_plan.h"
 #include "sim/session/saved_run.h"
+#include "traces/formats/run_fields.h"
 
 namespace lockstep {
 namespace {
@@ -129,9 +130,11 @@ SavedCase generate_case(ChoiceSource& choices, const GeneratorOptions& options) 
   SavedCase saved;
   saved.name = "generated";
   saved.backend = options.backend;
-  saved.check = !options.check.empty() ? options.check
-                                       : choices.one_of({"fast", "fast", "fast", "fast", "fast",
-                                                         "fast", "fast", "check", "check", "hunt"});
+  using enum CheckMode;
+  if (options.check.empty())
+    saved.check = choices.one_of({fast, fast, fast, fast, fast, fast, fast, check, check, hunt});
+  else
+    run_field("check").set_text(saved, options.check);
   saved.seed = static_cast<std::uint64_t>(choices.below(1 << 16));
   constexpr auto kFirstOfRanks = Feature::tensor_parallel;
   constexpr auto kFirstOfConnectors = Feature::connector_peers;

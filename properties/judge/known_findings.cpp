@@ -83,7 +83,7 @@ bool loads_into_windows(const SavedCase& saved) {
 
 bool computes_lost_blocks_of_windows(const SavedCase& saved) {
   return may_lose_blocks(saved) && has_windows(saved) &&
-         setting_of(saved, "load_failure_fails").value_or(0) == 0;
+         saved.connector.load_failure_policy == KVLoadFailurePolicy::recompute;
 }
 
 bool loads_beside_hits(const SavedCase& saved) {

@@ -125,12 +125,12 @@ void count_engine(const SavedCase& saved, Tally& tally) {
 }
 
 void count_connector(const SavedCase& saved, Tally& tally) {
-  const auto parts = connector_parts_from_number(setting_of(saved, "connector").value_or(0));
+  const std::vector<ConnectorKind>& parts = saved.connector.parts;
   if (parts.empty()) return;
   if (parts.size() > 1) tally.count(Reached::multi_connector);
   for (const ConnectorKind kind : parts)
     tally.count(kind == ConnectorKind::host ? Reached::host_tier : Reached::connector_peers);
-  if (setting_of(saved, "load_failure_fails").value_or(0) != 0)
+  if (saved.connector.load_failure_policy == KVLoadFailurePolicy::fail)
     tally.count(Reached::load_failure_fails);
   if (saved.cache.groups.size() > 1) tally.count(Reached::connector_hybrid);
 }

@@ -9,7 +9,7 @@ namespace {
 
 using enum Feature;
 
-void over_four_streams(SavedCase& saved) { set_setting(saved, "num_streams", 4); }
+void over_four_streams(SavedCase& saved) { saved.num_streams = 4; }
 
 std::vector<Mutant> row_mutants() {
   const FeatureSet attention{full_attention};

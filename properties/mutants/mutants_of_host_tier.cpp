@@ -13,16 +13,16 @@ constexpr auto kHost = "host_block";
 
 // Blocks stored in host memory and found there again, in an engine whose connectors are modelled.
 void with_host_tier(SavedCase& saved) {
-  set_setting(saved, "connector", 2);
-  set_setting(saved, "host_blocks", 8);
+  saved.connector.parts = {ConnectorKind::host};
+  saved.connector.num_host_blocks = 8;
 }
 void with_failing_loads(SavedCase& saved) {
   with_host_tier(saved);
-  set_setting(saved, "load_failed_percent", 60);
+  saved.connector.load_failed_percent = 60;
 }
 void with_late_stores(SavedCase& saved) {
   with_host_tier(saved);
-  set_setting(saved, "transfer_delay_steps", 12);
+  saved.connector.delay_steps_max = 12;
 }
 GeneratorOptions beside_host_tier(FeatureSet always) {
   for (const Feature feature : {full_attention, prefix_caching, shared_prefixes, tight_pool})

@@ -11,8 +11,8 @@ namespace {
 
 using enum Feature;
 
-void with_graphs(SavedCase& saved) { set_setting(saved, "max_cudagraph_capture_size", 64); }
-void with_real_numbers(SavedCase& saved) { set_setting(saved, "real_numbers", 1); }
+void with_graphs(SavedCase& saved) { saved.max_cudagraph_capture_size = 64; }
+void with_real_numbers(SavedCase& saved) { saved.numbers = Numbers::real; }
 // Elements of one byte in rows twice as long: pages stay as large as they are.
 void with_int8_numbers(SavedCase& saved) {
   with_real_numbers(saved);

@@ -11,16 +11,15 @@ using enum Feature;
 
 // No graphs, two tensor parallel ranks: an idle rank's single token stays as it is.
 void eagerly_over_two(SavedCase& saved) {
-  for (const auto& [name, value] :
-       {std::pair{"enforce_eager", 1}, {"tensor_parallel_size", 2}, {"queries_per_kv", 2}})
-    set_setting(saved, name, value);
+  saved.enforce_eager = true;
+  saved.tensor_parallel_size = 2;
+  saved.queries_per_kv = 2;
 }
 
 // The smallest graphs: whoever has more than one chunk of a prompt in its step has none.
 void over_small_graphs(SavedCase& saved) {
-  for (const auto& [name, value] :
-       {std::pair{"enforce_eager", 0}, {"max_cudagraph_capture_size", 4}})
-    set_setting(saved, name, value);
+  saved.enforce_eager = false;
+  saved.max_cudagraph_capture_size = 4;
 }
 
 }  // namespace

@@ -10,7 +10,7 @@ using enum Feature;
 
 void over_two_context_ranks(SavedCase& saved) {
   saved.engine.dcp = 2;
-  set_setting(saved, "cp_kv_cache_interleave_size", 4);
+  saved.cp_kv_cache_interleave_size = 4;
 }
 
 }  // namespace

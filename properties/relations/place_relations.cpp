@@ -62,13 +62,13 @@ Changed unpacked(const SavedCase& saved) {
 
 Changed over_streams(const SavedCase& saved) {
   return changed(saved, [](SavedCase& other) {
-    set_setting(other, "num_streams", 4);
-    set_setting(other, "delay_streams", 1);
+    other.num_streams = 4;
+    other.delay_streams = true;
   });
 }
 
 Changed shuffled_blocks(const SavedCase& saved) {
-  return changed(saved, [](SavedCase& other) { set_setting(other, "block_order", 1); });
+  return changed(saved, [](SavedCase& other) { other.block_order = 1; });
 }
 
 constexpr std::array kPlaceRelations = std::to_array<Relation>({

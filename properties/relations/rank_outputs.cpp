@@ -66,9 +66,8 @@ class KeepingBackend final : public ForwardingBackend {
 };
 
 SavedCase on_one_device(SavedCase saved) {
-  std::erase_if(saved.settings, [](const auto& setting) {
-    return setting.first == "tensor_parallel_size" || setting.first == "pipeline_parallel_size";
-  });
+  saved.tensor_parallel_size = 1;
+  saved.pipeline_parallel_size = 1;
   return saved;
 }
 

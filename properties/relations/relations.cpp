@@ -60,8 +60,7 @@ Changed without_drafts(const SavedCase& saved) {
 
 Changed with_right_drafts(const SavedCase& saved) {
   if (saved.engine.num_spec_tokens == 0) return std::nullopt;
-  return changed(saved,
-                 [](SavedCase& other) { set_setting(other, "draft_acceptance_percent", 100); });
+  return changed(saved, [](SavedCase& other) { other.draft_acceptance_percent = 100; });
 }
 
 Changed synchronous(const SavedCase& saved) {
@@ -101,27 +100,24 @@ Changed over_ranks(const SavedCase& saved) {
   if (saved.engine.dcp * saved.engine.pcp != 1) return std::nullopt;
   return changed(saved, [](SavedCase& other) {
     other.engine.dcp = 2;
-    if (other.cache.groups.front().spec.block_size % 4 == 0)
-      set_setting(other, "cp_kv_cache_interleave_size", 4);
+    if (other.cache.groups.front().spec.block_size % 4 == 0) other.cp_kv_cache_interleave_size = 4;
   });
 }
 
 Changed without_connector(const SavedCase& saved) {
-  return changed(saved, [](SavedCase& other) {
-    std::erase_if(other.settings, [](const auto& setting) { return setting.first == "connector"; });
-  });
+  return changed(saved, [](SavedCase& other) { other.connector.parts.clear(); });
 }
 
 // A connector alike in all but where things lie and when they move. What is lost is computed again,
 // but for finding 15.
 Changed other_host_tier(const SavedCase& saved) {
-  const ConnectorConfig tier = config_of(saved).connector;
+  const ConnectorSpec& tier = saved.connector;
   if (!tier.has(ConnectorKind::host)) return std::nullopt;
   return changed(saved, [&](SavedCase& other) {
-    set_setting(other, "host_blocks", tier.num_host_blocks / 2 + 3);
-    set_setting(other, "transfer_delay_steps", tier.delay_steps_max == 0 ? 5 : 0);
+    other.connector.num_host_blocks = tier.num_host_blocks / 2 + 3;
+    other.connector.delay_steps_max = tier.delay_steps_max == 0 ? 5 : 0;
     if (other.cache.groups.size() == 1 && !other.engine.async_scheduling)
-      set_setting(other, "load_failed_percent", tier.load_failed_percent.value_or(0) == 0 ? 40 : 0);
+      other.connector.load_failed_percent = tier.load_failed_percent.value_or(0) == 0 ? 40 : 0;
   });
 }
 

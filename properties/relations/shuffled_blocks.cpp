@@ -48,7 +48,7 @@ RecordedStep renamed(RecordedStep step, const Names& names) {
 
 Result<std::optional<Breach>> check_shuffled_blocks(const SavedCase& saved) {
   SavedCase other = saved;
-  set_setting(other, "block_order", 1);
+  other.block_order = 1;
   auto one = decided(saved);
   if (!one) return tl::unexpected(one.error());
   auto two = decided(other);

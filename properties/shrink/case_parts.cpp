@@ -16,7 +16,6 @@ namespace lockstep {
 namespace {
 
 using Names = std::set<std::string>;
-using NamedSetting = std::pair<std::string, std::int64_t>;
 
 Trace trace_with(const Trace& trace, const std::vector<bool>& keep) {
   Trace kept{.header = trace.header, .records = {}};
@@ -170,30 +169,16 @@ SavedCase without_group(const SavedCase& saved, std::size_t group) {
   return smaller;
 }
 
-void set_setting(SavedCase& saved, std::string_view name, std::int64_t value) {
-  const auto same = std::ranges::find(saved.settings, name, &NamedSetting::first);
-  if (same == saved.settings.end())
-    saved.settings.emplace_back(name, value);
-  else
-    same->second = value;
-}
-
-std::optional<std::int64_t> setting_of(const SavedCase& saved, std::string_view name) {
-  const auto set = std::ranges::find(saved.settings, name, &NamedSetting::first);
-  if (set == saved.settings.end()) return std::nullopt;
-  return set->second;
-}
-
 bool has_states(const SavedCase& saved) {
   return std::ranges::any_of(saved.cache.groups, [](const KVCacheGroupSpec& group) {
     return is_state_kind(group.spec.kind);
   });
 }
 
-bool has_connector(const SavedCase& saved) { return !config_of(saved).connector.parts.empty(); }
+bool has_connector(const SavedCase& saved) { return !saved.connector.parts.empty(); }
 
 bool may_lose_blocks(const SavedCase& saved) {
-  const ConnectorConfig connector = config_of(saved).connector;
+  const ConnectorSpec& connector = saved.connector;
   // vLLM assigns lost blocks of several groups to no request: nobody reports them.
   if (saved.cache.groups.size() != 1) return false;
   const bool has_peers =

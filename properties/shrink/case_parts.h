@@ -37,11 +37,6 @@ void drop_unused_tokens(Prompt& prompt);
 SavedCase without_group(const SavedCase& saved, std::size_t group);
 SavedCase without_layer(const SavedCase& saved, std::size_t group, std::size_t layer);
 
-// Sets a number of the run by its name (sim/session/saved_run.h), whatever it was.
-void set_setting(SavedCase& saved, std::string_view name, std::int64_t value);
-// Nothing: the case leaves it at its default.
-std::optional<std::int64_t> setting_of(const SavedCase& saved, std::string_view name);
-
 // Layers that keep a state instead of keys and values.
 bool has_states(const SavedCase& saved);
 bool has_connector(const SavedCase& saved);

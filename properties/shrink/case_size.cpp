@@ -4,53 +4,26 @@
 
 #include <algorithm>
 #include <set>
-#include <string>
-#include <string_view>
 
 #include "properties/shrink/case_parts.h"
-#include "sim/connectors/connector_config.h"
-#include "traces/formats/engine_options.h"
 
 namespace lockstep {
 namespace {
 
 std::int64_t options_set(const SavedCase& saved) {
-  const EngineConfig defaults;
-  std::int64_t count = 0;
-  for (const std::string& name : all_engine_options(saved.engine).given) {
-    if (is_limit(name) || name == "engine" || name == "mamba_cache_mode") continue;
-    EngineConfig reset = saved.engine;
-    apply_engine_options({.config = defaults, .given = {name}}, reset);
-    count += reset == saved.engine ? 0 : 1;
-  }
-  count += saved.engine.mamba_cache_mode == MambaCacheMode::none ? 0 : 1;
-  count += saved.layout == CacheLayout::NHD ? 0 : 1;
-  count += saved.attention_backend == AttentionBackend::flash_attn ? 0 : 1;
-  count += saved.layout_rule == LayoutRule::isolated ? 0 : 1;
-  count += saved.backend == "none" ? 0 : 1;
-  count += saved.check == "fast" ? 0 : saved.check == "check" ? 1 : 2;
-  count += saved.seed == 0 ? 0 : 1;
-  count += saved.trace.header.engine ? 1 : 0;
-  return count + std::ssize(saved.settings);
+  std::int64_t count = saved.check == CheckMode::hunt ? 1 : 0;  // twice: check is simpler
+  for (const RunField& field : run_fields())
+    if (counts_as_set(field) && !field.is_equal(saved, simplest_run())) ++count;
+  return count + (saved.trace.header.engine ? 1 : 0);
 }
 
-bool is_degree(std::string_view setting) { return setting.ends_with("_parallel_size"); }
-
-// Ranks beyond one, of every kind.
-std::int64_t further_ranks(const SavedCase& saved) {
-  std::int64_t count = saved.engine.dcp + saved.engine.pcp - 2;
-  for (const auto& [name, value] : saved.settings)
-    if (is_degree(name)) count += value - 1;
-  return count;
-}
-
-std::int64_t connector_numbers(const SavedCase& saved) {
-  std::int64_t sum = 0;
-  for (const auto& [name, value] : saved.settings) {
-    sum += is_connector_number(name) ? value : 0;
-    if (name == "connector") sum += std::ssize(connector_parts_from_number(value));
-  }
-  return sum;
+// Ranks beyond one, of every kind, and what a connector counts.
+std::int64_t ranks_and_transfers(const SavedCase& saved) {
+  std::int64_t sum = saved.engine.dcp + saved.engine.pcp - 2;
+  for (const RunField& field : run_fields())
+    if (field.shrinks == Shrinks::lowered && !field.is_default(saved))
+      sum += field.number(saved) - field.lowest + 1;
+  return sum + std::ssize(saved.connector.parts);
 }
 
 // What is said about a request beyond its tokens.
@@ -149,14 +122,9 @@ std::int64_t recorded_entries(const Recording& recording) {
 
 }  // namespace
 
-bool is_limit(std::string_view name) {
-  return name == "max_num_seqs" || name == "max_num_batched_tokens" || name == "max_model_len" ||
-         name == "block_size" || name == "mamba_block_size";
-}
-
-bool is_connector_number(std::string_view setting) {
-  return setting == "host_blocks" || setting == "transfer_delay_steps" ||
-         setting == "load_failed_percent";
+bool counts_as_set(const RunField& field) {
+  return field.saved_in != SavedIn::nowhere &&
+         (field.shrinks == Shrinks::reset || field.shrinks == Shrinks::lowered);
 }
 
 CaseSize size_of(const SavedCase& saved) {
@@ -196,7 +164,7 @@ CaseRank rank_of(const SavedCase& saved, std::int64_t steps) {
       size.blocks,
       block_tokens(saved),
       std::int64_t{engine.max_num_seqs} + engine.max_num_batched_tokens + engine.max_model_len +
-          further_ranks(saved) + connector_numbers(saved),
+          ranks_and_transfers(saved),
       requests.arrivals * (std::int64_t{1} << 40) + std::min(requests.time, std::int64_t{1} << 40),
       requests.untidy + fault_numbers(saved)};
 }

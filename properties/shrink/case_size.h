@@ -6,8 +6,8 @@
 
 #include <array>
 #include <cstdint>
-#include <string_view>
 
+#include "traces/formats/run_fields.h"
 #include "traces/formats/saved_case.h"
 
 namespace lockstep {
@@ -18,7 +18,7 @@ struct CaseSize {
   std::int64_t groups = 0;
   std::int64_t layers = 0;
   std::int64_t blocks = 0;
-  std::int64_t options = 0;  // engine options, settings and choices that are not the default
+  std::int64_t options = 0;  // that are not the simplest there is
   bool operator==(const CaseSize&) const = default;
 };
 CaseSize size_of(const SavedCase& saved);
@@ -30,10 +30,8 @@ using CaseRank = std::array<std::int64_t, 14>;
 inline constexpr std::size_t kRankOfSteps = 4;
 CaseRank rank_of(const SavedCase& saved, std::int64_t steps);
 
-// The engine's limits, which are lowered; every other option of it is reset to its default. What
-// the engine is called stays: a failure is one of that engine.
-bool is_limit(std::string_view engine_option);
-// Settings of a connector that count something: less of it is a smaller case.
-bool is_connector_number(std::string_view setting);
+// An option whose value counts, in CaseSize::options, while it is not the simplest. Limits and
+// sizes do not, nor what the engine is called: a failure is one of that engine.
+bool counts_as_set(const RunField& field);
 
 }  // namespace lockstep

@@ -18,7 +18,7 @@ Result<SavedCase> case_of(std::string name, Recording recording) {
   saved.kernel_block_sizes = make_backend_config(saved.engine, *plan).kernel_block_sizes;
   saved.cache = std::move(*plan);
   saved.backend = "none";
-  saved.check = "fast";
+  saved.check = CheckMode::fast;
   saved.trace.header.source = {.kind = "recording", .name = recording.header.family, .seed = {}};
   saved.recording = std::move(recording);
   return saved;
@@ -31,7 +31,7 @@ Result<SavedCase> on_a_clock(const SavedCase& saved) {
   SavedCase other = saved;
   other.trace = std::move(*trace);
   other.recording.reset();
-  other.settings = {{"step_base_ns", kStepNs}, {"step_token_ns", 0}};
+  other.step_time = {.base_ns = kStepNs, .per_token_ns = 0};
   return other;
 }
 

@@ -3,8 +3,6 @@
 
 #include "properties/shrink/case_parts.h"
 #include "properties/shrink/shrink_trial.h"
-#include "sim/connectors/connector_config.h"
-#include "traces/formats/engine_options.h"
 
 namespace lockstep {
 namespace {
@@ -30,72 +28,53 @@ void without_saved_states(SavedCase& saved) {
     change_specs(saved, g, [](KVCacheSpec& spec) { spec.mamba_cache_mode = MambaCacheMode::none; });
 }
 
+bool is_reset(const RunField& field) {
+  return counts_as_set(field) ||
+         (field.saved_in != SavedIn::nowhere && field.shrinks == Shrinks::size);
+}
+
+// Options of the engine first, then the device, and settings from the last to the first.
 void reset_options(ShrinkTrial& trial) {
-  const EngineConfig defaults;
   trial.attempt_with([](SavedCase& saved) { set_drafts(saved, 0); });
   trial.attempt_with(without_saved_states);
   trial.attempt_with(
       [](SavedCase& saved) { saved.engine.mamba_cache_mode = MambaCacheMode::none; });
-  for (const std::string& name : all_engine_options(defaults).given) {
-    if (name.starts_with("max_") || name == "engine" || name == "mamba_cache_mode") continue;
-    trial.attempt_with([&](SavedCase& saved) {
-      apply_engine_options({.config = defaults, .given = {name}}, saved.engine);
-    });
-  }
+  const auto reset = [&](const RunField& field) {
+    trial.attempt_with([&](SavedCase& saved) { field.copy(simplest_run(), saved); });
+  };
+  for (const RunField& field : run_fields())
+    if (is_reset(field) && field.saved_in == SavedIn::engine) reset(field);
   trial.lower_with(
       1, [](SavedCase& saved) { return std::int64_t{saved.engine.num_spec_tokens}; }, set_drafts);
-}
-
-void reset_choices(ShrinkTrial& trial) {
   trial.attempt_with([](SavedCase& saved) { saved.backend = "none"; });
-  trial.attempt_with([](SavedCase& saved) { saved.check = "fast"; });
+  trial.attempt_with([](SavedCase& saved) { saved.check = CheckMode::fast; });
   trial.attempt_with([](SavedCase& saved) {
-    if (saved.check == "hunt") saved.check = "check";
+    if (saved.check == CheckMode::hunt) saved.check = CheckMode::check;
   });
-  trial.attempt_with([](SavedCase& saved) { saved.layout = CacheLayout::NHD; });
-  trial.attempt_with(
-      [](SavedCase& saved) { saved.attention_backend = AttentionBackend::flash_attn; });
-  trial.attempt_with([](SavedCase& saved) { saved.layout_rule = LayoutRule::isolated; });
-  trial.attempt_with([](SavedCase& saved) { saved.seed = 0; });
+  for (const RunField& field : run_fields())
+    if (is_reset(field) && field.saved_in == SavedIn::header) reset(field);
   trial.attempt_with([](SavedCase& saved) { saved.trace.header.engine.reset(); });
-  for (std::size_t i = trial.best().settings.size(); i-- > 0;)
-    trial.attempt_with([i](SavedCase& saved) {
-      saved.settings.erase(saved.settings.begin() + static_cast<std::ptrdiff_t>(i));
-    });
-}
-
-// Where one rank alone does not fail, as few as do.
-void lower_degrees(ShrinkTrial& trial) {
-  for (std::size_t i = 0; i < trial.best().settings.size(); ++i) {
-    if (!trial.best().settings[i].first.ends_with("_parallel_size")) continue;
-    trial.lower_with(
-        2, [i](SavedCase& saved) { return saved.settings[i].second; },
-        [i](SavedCase& saved, std::int64_t value) { saved.settings[i].second = value; });
+  for (std::size_t i = run_fields().size(); i-- > 0;) {
+    const RunField& field = run_fields()[i];
+    if (is_reset(field) && field.saved_in == SavedIn::settings) reset(field);
   }
 }
 
 // One part less, as often as it goes.
 void drop_connector_parts(ShrinkTrial& trial) {
-  const auto parts = [](const SavedCase& saved) {
-    return connector_parts_from_number(setting_of(saved, "connector").value_or(0));
-  };
-  for (std::size_t i = parts(trial.best()).size(); i-- > 0;)
+  for (std::size_t i = trial.best().connector.parts.size(); i-- > 0;)
     trial.attempt_with([&](SavedCase& saved) {
-      std::vector<ConnectorKind> fewer = parts(saved);
-      if (fewer.size() < 2) return;
-      fewer.erase(fewer.begin() + static_cast<std::ptrdiff_t>(i));
-      set_setting(saved, "connector", connector_parts_number(fewer));
+      std::vector<ConnectorKind>& parts = saved.connector.parts;
+      if (parts.size() > 1) parts.erase(parts.begin() + static_cast<std::ptrdiff_t>(i));
     });
 }
 
-void lower_connector(ShrinkTrial& trial) {
-  drop_connector_parts(trial);
-  for (std::size_t i = 0; i < trial.best().settings.size(); ++i) {
-    if (!is_connector_number(trial.best().settings[i].first)) continue;
-    trial.lower_with(
-        1, [i](SavedCase& saved) { return saved.settings[i].second; },
-        [i](SavedCase& saved, std::int64_t value) { saved.settings[i].second = value; });
-  }
+// Where one rank, or a connector's number by default, does not fail: as few as do.
+void lower_numbers(ShrinkTrial& trial) {
+  for (const RunField& field : run_fields())
+    if (field.shrinks == Shrinks::lowered && !field.is_default(trial.best()))
+      trial.lower_with(
+          field.lowest, [&](SavedCase& saved) { return field.number(saved); }, field.set_number);
 }
 
 // What the longest request takes: a limit below it would have it refused.
@@ -110,9 +89,8 @@ std::int64_t longest_request(const SavedCase& saved) {
 
 void shrink_options(ShrinkTrial& trial) {
   reset_options(trial);
-  reset_choices(trial);
-  lower_degrees(trial);
-  lower_connector(trial);
+  drop_connector_parts(trial);
+  lower_numbers(trial);
   trial.lower(1, [](SavedCase& saved) { return &saved.engine.max_num_seqs; });
   trial.lower(longest_request(trial.best()),
               [](SavedCase& saved) { return &saved.engine.max_model_len; });

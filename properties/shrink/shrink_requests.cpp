@@ -240,7 +240,7 @@ void drop_decisions(ShrinkTrial& trial) {
 }
 
 template <class Things>
-void remove_each(ShrinkTrial& trial, Things SavedCase::*things) {
+void remove_each(ShrinkTrial& trial, Things RunSpec::*things) {
   for (std::size_t i = (trial.best().*things).size(); i-- > 0;)
     trial.attempt_with([&](SavedCase& saved) {
       (saved.*things).erase((saved.*things).begin() + static_cast<std::ptrdiff_t>(i));

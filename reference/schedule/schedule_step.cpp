@@ -11,7 +11,7 @@ std::int32_t Scheduler::Impl::num_tokens_of_running(const Request& request) cons
   // rejected.
   if (request.num_output_placeholders > 0 &&
       request.num_computed_tokens + 2 - request.num_output_placeholders >=
-          request.num_prompt_tokens() + request.max_tokens)
+          std::int64_t{request.num_prompt_tokens()} + request.max_tokens)
     return 0;
   std::int32_t num_new = request.num_tokens() +
                          static_cast<std::int32_t>(request.spec_tokens.size()) +
@@ -315,11 +315,12 @@ void Scheduler::Impl::finish_step() {
   }
   for (const ScheduledRequest& row : output.scheduled) {
     Request& request = at(row.id);
-    rows.push_back({row.id, generations[index_of(row.id)], row.num_tokens, row.num_spec});
     request.num_computed_tokens += row.num_tokens;
     request.num_in_flight_tokens += row.num_tokens;
     request.is_prefill_chunk =
         request.num_computed_tokens < request.num_tokens() + request.num_output_placeholders;
+    rows.push_back({row.id, generations[index_of(row.id)], row.num_tokens, row.num_spec,
+                    !request.is_prefill_chunk});
     if (config.async_scheduling && !request.is_prefill_chunk) {
       // The next step is decided before this one's tokens are known: they are counted as
       // placeholders.

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "reference/plan/limits.h"
 #include "reference/schedule/scheduler_impl.h"
 
 namespace lockstep {
@@ -68,6 +69,16 @@ RequestId Scheduler::Impl::insert(RequestSpec spec) {
 
 namespace {
 
+// Kinds of groups whose blocks this model knows to hand out.
+Result<void> check_kinds(const std::vector<KVCacheGroupSpec>& groups) {
+  for (const KVCacheGroupSpec& group : groups) {
+    const CacheKind kind = group.spec.kind;
+    if (kind == CacheKind::cross_attention || kind == CacheKind::encoder_only)
+      return fail(fmt::format("groups: decisions with {} groups are not modelled", name_of(kind)));
+  }
+  return {};
+}
+
 // What this model knows to decide with a connector; the recordings show no more.
 Result<void> check_connector(const EngineConfig& config,
                              const std::vector<KVCacheGroupSpec>& groups) {
@@ -101,6 +112,8 @@ Result<Scheduler> Scheduler::create(const EngineConfig& config,
   if (find_engine_profile(config.engine) == nullptr)
     return fail(fmt::format("engine: {} is not known; expected one of {}", config.engine,
                             engine_profile_names()));
+  LS_RETURN_IF_ERROR(check_limits(config, groups, num_blocks));
+  LS_RETURN_IF_ERROR(check_kinds(groups));
   LS_ASSIGN_OR_RETURN(auto sizes, resolve_block_sizes(config, groups));
   if (transfer.connector != nullptr) {
     LS_RETURN_IF_ERROR(check_connector(config, groups));
@@ -161,6 +174,12 @@ const SchedulerOutput& Scheduler::schedule() {
 std::span<const StoppedRequest> Scheduler::update_from_output(const ModelOutput& output) {
   impl_->take_output(output);
   return impl_->stopped;
+}
+
+std::int32_t Scheduler::num_sampled_max(std::size_t row) const {
+  const auto& rows = impl_->in_flight.back();
+  LS_CHECK(row < rows.size(), "row {} of {} in flight", row, rows.size());
+  return rows[row].samples ? 1 + rows[row].num_spec : 0;
 }
 
 bool Scheduler::has_unfinished_requests() const {

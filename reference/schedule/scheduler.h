@@ -65,11 +65,16 @@ class Scheduler final : public DecisionSource {
   const SchedulerOutput& schedule() override;
   // Hands the model's output of the oldest step in flight to the scheduler; returns the requests
   // that it ended, in order. Rows of `output` follow that step's SchedulerOutput::scheduled.
+  // REQUIRES: at most num_sampled_max() tokens a row, and num_spec_tokens drafts.
   // REQUIRES: a step in flight; or a connector without async_scheduling, no rows, and a step that
   // scheduled nothing.
   // Reported as received: requests that are loading or held; as sent: requests that are held;
   // invalid blocks: in an engine of one group.
   std::span<const StoppedRequest> update_from_output(const ModelOutput& output) override;
+
+  // Tokens that the model can return at most for a row of the step last decided: none for a chunk
+  // of a prompt, else one and its drafts. REQUIRES: the step is in flight and has that row.
+  std::int32_t num_sampled_max(std::size_t row) const;
 
   bool has_unfinished_requests() const override;
   std::int32_t num_steps_in_flight() const;

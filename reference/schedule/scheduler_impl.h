@@ -28,6 +28,7 @@ struct InFlightRow {
   std::uint32_t generation = 0;
   std::int32_t num_tokens = 0;
   std::int32_t num_spec = 0;
+  bool samples = false;  // it is no chunk of a prompt
 };
 
 // Which of a scheduled request's blocks its worker is told of.

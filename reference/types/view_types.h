@@ -17,6 +17,12 @@ enum class CacheLayout : std::uint8_t { NHD, HND };
 // Rows of words, whatever the format of their elements, or of real numbers: rules (1) and (13) of
 // sim/protocol/backend.h.
 enum class Numbers : std::uint8_t { words, real };
+// How the kernels are run on the CPU.
+enum class CheckMode : std::uint8_t {
+  fast,   // the kernels alone
+  check,  // every access of every simulated thread: bounds, alignment, uninitialised reads, races
+  hunt,   // check, with seeded preemption between accesses
+};
 // The attention backend that reads a layer's cache. flashmla takes MLA rows in blocks of 64 tokens;
 // cache_only writes rows and reads nothing back (hidden states). any_size takes blocks of every
 // size, as the base class of vLLM's backends says and none of its attention kernels does

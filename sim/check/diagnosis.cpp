@@ -11,7 +11,6 @@
 #include "reference/plan/context_share.h"
 
 namespace lockstep {
-
 namespace {
 
 struct RowPlace {
@@ -223,8 +222,7 @@ void Diagnosis::set_journal(Divergence& found, ModelPage page, std::int64_t byte
                                model_.writer_name(block.state.writer), block.state.num_tokens,
                                block.state.step);
   }
-  const auto writer =
-      backend_.who_wrote({.tensor = page.tensor, .block = static_cast<BlockId>(page.index)}, byte);
+  const auto writer = backend_.who_wrote({page.tensor, BlockId{page.index}}, byte);
   if (writer)
     found.writer += fmt::format("; the device: kernel {}, step {}, {}", writer->kernel,
                                 writer->step, writer->thread);
@@ -232,8 +230,7 @@ void Diagnosis::set_journal(Divergence& found, ModelPage page, std::int64_t byte
 
 Result<Divergence> Diagnosis::page(Phase phase, ModelPage page) {
   Divergence found = about(phase);
-  auto bytes =
-      backend_.read_page({.tensor = page.tensor, .block = static_cast<BlockId>(page.index)});
+  auto bytes = backend_.read_page({page.tensor, BlockId{page.index}});
   if (!bytes) return tl::unexpected(bytes.error());
   found.found_page = std::move(*bytes);
   found.expected_page = model_.page_image(page);

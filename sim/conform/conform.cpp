@@ -1,9 +1,10 @@
 #include "sim/conform/conform.h"
 
-#include <fmt/core.h>
+#include <fmt/format.h>
 
 #include <algorithm>
 #include <mutex>
+#include <new>
 
 #include "base/parallel.h"
 #include "sim/connectors/recorded_connector.h"
@@ -18,26 +19,20 @@ namespace {
 class ConformObserver final : public StepObserver {
  public:
   // `connector` is null in a recording without one.
-  ConformObserver(const RecordingWorkload& workload, ConnectorLog* connector)
-      : workload_(workload), connector_(connector) {}
+  ConformObserver(const RecordingWorkload& workload, const EngineConfig& config,
+                  ConnectorLog* connector)
+      : workload_(workload), connector_(connector), num_spec_tokens_(config.num_spec_tokens) {}
 
+  // What the model returned is for the recorded decision: another one ends the run before its
+  // output comes in.
   bool decided(const StepView& view) override {
     transcript_.decided(workload_.current(), view, connector_);
-    return true;
+    return agrees() && output_fits(view);
   }
 
   bool finished(const StepView& view) override {
     transcript_.finished(view, connector_);
-    const RecordedStep& recorded = workload_.current();
-    if (transcript_.step() == recorded) return true;
-    const FieldDifference found =
-        first_difference(recording_step_line(recorded), recording_step_line(transcript_.step()));
-    mismatch_ = {.file = "",
-                 .step = recorded.step,
-                 .what = found.what,
-                 .recorded = found.recorded,
-                 .model = found.model};
-    return false;
+    return agrees();
   }
 
   std::optional<ConformMismatch> mismatch() const { return mismatch_; }
@@ -56,8 +51,47 @@ class ConformObserver final : public StepObserver {
   }
 
  private:
+  bool agrees() {
+    const RecordedStep& recorded = workload_.current();
+    if (transcript_.step() == recorded) return true;
+    const FieldDifference found =
+        first_difference(recording_step_line(recorded), recording_step_line(transcript_.step()));
+    return parts(found.what, found.recorded, found.model);
+  }
+
+  bool parts(std::string what, std::string recorded, std::string model) {
+    mismatch_ = {.file = "",
+                 .step = workload_.current().step,
+                 .what = std::move(what),
+                 .recorded = std::move(recorded),
+                 .model = std::move(model)};
+    return false;
+  }
+
+  // Whether a model can have returned what is recorded, for the decision in which both agree.
+  bool output_fits(const StepView& view) {
+    const RecordedStep& recorded = workload_.current();
+    for (std::size_t i = 0; i < view.decision.scheduled.size(); ++i) {
+      const std::string_view name = view.name(view.decision.scheduled[i].id);
+      if (!list_fits("sampled", recorded.sampled, name, view.model().num_sampled_max(i)))
+        return false;
+      if (recorded.drafts && !list_fits("drafts", *recorded.drafts, name, num_spec_tokens_))
+        return false;
+    }
+    return true;
+  }
+
+  bool list_fits(std::string_view key, const std::vector<RecordedTokens>& lists,
+                 std::string_view name, std::int64_t num_tokens_max) {
+    const auto list = std::ranges::find(lists, name, &RecordedTokens::id);
+    if (list == lists.end() || std::ssize(list->tokens) <= num_tokens_max) return true;
+    return parts(fmt::format("{}.{}", key, name), fmt::format("[{}]", fmt::join(list->tokens, ",")),
+                 fmt::format("at most {} of them", num_tokens_max));
+  }
+
   const RecordingWorkload& workload_;
   ConnectorLog* connector_;
+  std::int64_t num_spec_tokens_;
   StepTranscript transcript_;
   std::optional<ConformMismatch> mismatch_;
 };
@@ -80,12 +114,6 @@ std::optional<ConformMismatch> compare_header(const RecordingHeader& header,
   return std::nullopt;
 }
 
-// Errors of a reader begin with the path and the line; the others are given the path here.
-Error with_path(const std::string& path, const Error& error) {
-  if (error.message.starts_with(path)) return error;
-  return {fmt::format("{}: {}", path, error.message)};
-}
-
 // Who never finished, as the end line says it.
 std::optional<ConformMismatch> compare_end(const RecordingEnd& recorded, RecordingEnd model) {
   if (recorded == model) return std::nullopt;
@@ -96,6 +124,15 @@ std::optional<ConformMismatch> compare_end(const RecordingEnd& recorded, Recordi
                          .what = "end: " + found.what,
                          .recorded = found.recorded,
                          .model = found.model};
+}
+
+// In a thread nobody else would catch it.
+Result<ConformFile> conform_within_memory(const std::string& path) {
+  try {
+    return conform_recording(path);
+  } catch (const std::bad_alloc&) {
+    return fail(fmt::format("{}: takes more memory than there is", path));
+  }
 }
 
 }  // namespace
@@ -110,7 +147,7 @@ Result<ConformFile> conform_recording(const std::string& path) {
   std::optional<ConnectorLog> connector;
   if (recorded->connector() != nullptr) connector.emplace(*recorded->connector());
   ConnectorLog* const log = connector ? &*connector : nullptr;
-  ConformObserver observer(workload, log);
+  ConformObserver observer(workload, header.options.config, log);
   LockstepConfig config;
   config.engine = header.options.config;
   config.device.plan.num_blocks = header.num_blocks;
@@ -122,11 +159,11 @@ Result<ConformFile> conform_recording(const std::string& path) {
     return Onlooker{.connector = log, .observer = &observer};
   };
   const auto session = Session::open(config, std::move(parts));
-  if (!session) return fail(fmt::format("{}: {}", path, session.error().message));
+  if (!session) return fail(fmt::format("{}:1: {}", path, session.error().message));
   file.mismatch = compare_header(header, (*session)->scheduler());
   if (!file.mismatch) {
     const auto report = (*session)->run();
-    if (!report) return tl::unexpected(with_path(path, report.error()));
+    if (!report) return tl::unexpected(report.error());
     file.steps = report->summary.steps;
     file.is_stuck = report->summary.verdict == Verdict::liveness;
     file.mismatch = observer.mismatch();
@@ -138,20 +175,24 @@ Result<ConformFile> conform_recording(const std::string& path) {
   return file;
 }
 
-Result<ConformSummary> conform_recordings(std::vector<std::string> paths, int jobs,
-                                          const std::function<void(const ConformFile&)>& done) {
+ConformSummary conform_recordings(std::vector<std::string> paths, int jobs,
+                                  const std::function<void(const std::string&)>& done) {
   std::ranges::sort(paths);
   std::vector<Result<ConformFile>> results(paths.size(), ConformFile{});
   std::mutex report;
   for_each_in_parallel(std::ssize(paths), jobs, [&](std::int64_t index) {
     const auto i = static_cast<std::size_t>(index);
-    results[i] = conform_recording(paths[i]);
+    results[i] = conform_within_memory(paths[i]);
     const std::scoped_lock lock(report);
-    if (done && results[i]) done(*results[i]);
+    if (done) done(paths[i]);
   });
   ConformSummary summary;
-  for (Result<ConformFile>& file : results) {
-    if (!file) return tl::unexpected(file.error());
+  for (std::size_t i = 0; i < paths.size(); ++i) {
+    Result<ConformFile>& file = results[i];
+    if (!file) {
+      summary.refused.push_back({paths[i], file.error().message});
+      continue;
+    }
     summary.steps += file->steps;
     if (file->is_stuck) ++summary.stuck;
     if (!file->mismatch) ++summary.agreed;

@@ -5,7 +5,8 @@
 // resumed, blocks per group, drafts), preempted, finished, common_prefix_blocks, zero, running,
 // waiting, free_blocks, tables, stopped, stored, evicted, cleared, what reset_prefix_cache
 // returned, output_of_step, the derived block sizes, and who never finished. With a KV connector
-// also whom it was asked about and with how many local tokens, skipped, loading and held.
+// also whom it was asked about and with how many local tokens, skipped, loading and held. What the
+// model returned is an input; more tokens than the decision can bring are a mismatch all the same.
 #pragma once
 
 #include <cstdint>
@@ -14,6 +15,7 @@
 #include <string>
 #include <vector>
 
+#include "base/refused_file.h"
 #include "base/result.h"
 
 namespace lockstep {
@@ -34,17 +36,19 @@ struct ConformFile {
 };
 
 struct ConformSummary {
-  std::vector<ConformFile> files;  // sorted by name
+  std::vector<ConformFile> files;    // sorted by name
+  std::vector<RefusedFile> refused;  // likewise; none of them is in `files`
   std::int64_t agreed = 0;
   std::int64_t steps = 0;
   std::int64_t stuck = 0;  // recordings that end in a circle of waiting requests
 };
 
-// An Error: the file cannot be read, or the model has no profile for it.
+// An Error: the file cannot be read, the model has no profile for it, or it says what no engine can
+// have been told.
 Result<ConformFile> conform_recording(const std::string& path);
 // `jobs` files at a time; results do not depend on it. `done` is called after each file, from one
 // thread at a time, in any order.
-Result<ConformSummary> conform_recordings(std::vector<std::string> paths, int jobs,
-                                          const std::function<void(const ConformFile&)>& done = {});
+ConformSummary conform_recordings(std::vector<std::string> paths, int jobs,
+                                  const std::function<void(const std::string& file)>& done = {});
 
 }  // namespace lockstep

@@ -11,22 +11,6 @@
 namespace lockstep {
 namespace {
 
-constexpr std::array kKinds = std::to_array<std::pair<ConnectorKind, std::string_view>>({
-    {ConnectorKind::peers, "peers"},
-    {ConnectorKind::host, "host"},
-    {ConnectorKind::one_group_peers, "one-group-peers"},
-});
-
-bool is_kind(ConnectorKind kind) {
-  return std::ranges::any_of(kKinds, [=](const auto& known) { return known.first == kind; });
-}
-
-std::optional<ConnectorKind> kind_from_name(std::string_view name) {
-  for (const auto& [kind, known] : kKinds)
-    if (known == name) return kind;
-  return std::nullopt;
-}
-
 // One that says what it lacks.
 Result<void> check_defects(const ConnectorConfig& connector, const KVCacheConfig& plan) {
   if (connector.defect != ConnectorDefect::none && !connector.has(ConnectorKind::host))
@@ -55,38 +39,9 @@ std::string part_text(ConnectorKind kind, const ConnectorConfig& connector) {
 
 }  // namespace
 
-std::string_view name_of(ConnectorKind kind) {
-  for (const auto& [known, name] : kKinds)
-    if (known == kind) return name;
-  LS_CHECK(false, "connector kind {}", static_cast<int>(kind));
-}
-
 ConnectorClass class_of(ConnectorKind kind) {
   return {.name = kind == ConnectorKind::host ? "OffloadingConnector" : std::string(name_of(kind)),
           .supports_hybrid_groups = kind != ConnectorKind::one_group_peers};
-}
-
-bool ConnectorConfig::has(ConnectorKind kind) const {
-  return std::ranges::find(parts, kind) != parts.end();
-}
-
-std::optional<std::vector<ConnectorKind>> connector_parts_from_text(std::string_view text) {
-  std::vector<ConnectorKind> parts;
-  for (;;) {
-    const std::size_t end = std::min(text.find('+'), text.size());
-    const auto kind = kind_from_name(text.substr(0, end));
-    if (!kind || parts.size() == kConnectorPartsMax) return std::nullopt;
-    parts.push_back(*kind);
-    if (end == text.size()) return parts;
-    text.remove_prefix(end + 1);
-  }
-}
-
-std::string connector_parts_text(const std::vector<ConnectorKind>& parts) {
-  std::string text;
-  for (const ConnectorKind kind : parts)
-    text += fmt::format("{}{}", text.empty() ? "" : "+", name_of(kind));
-  return text.empty() ? "none" : text;
 }
 
 std::string connector_text(const ConnectorConfig& connector) {
@@ -97,20 +52,6 @@ std::string connector_text(const ConnectorConfig& connector) {
   if (connector.load_failed_percent)
     text += fmt::format("; {} % of the loads fail", *connector.load_failed_percent);
   return text;
-}
-
-std::vector<ConnectorKind> connector_parts_from_number(std::int64_t number) {
-  std::vector<ConnectorKind> parts;
-  for (std::int64_t left = number; left != 0; left /= 10)
-    parts.push_back(static_cast<ConnectorKind>(left < 0 ? 0 : left % 10));
-  std::ranges::reverse(parts);
-  return parts;
-}
-
-std::int64_t connector_parts_number(const std::vector<ConnectorKind>& parts) {
-  std::int64_t number = 0;
-  for (const ConnectorKind kind : parts) number = 10 * number + static_cast<std::int64_t>(kind);
-  return number;
 }
 
 // A host tier alone is what the engine's own offloading sets up; nobody names its connector.
@@ -129,11 +70,6 @@ Result<void> check_connector(const ConnectorConfig& connector, const KVCacheConf
   if (connector.parts.size() > kConnectorPartsMax)
     return fail(fmt::format("connector: {} parts; expected {} at most", connector.parts.size(),
                             kConnectorPartsMax));
-  for (const ConnectorKind kind : connector.parts)
-    if (!is_kind(kind))
-      return fail(fmt::format(
-          "connector: there is no part {}; expected 1 (peers), 2 (host) or 3 (one-group-peers)",
-          static_cast<int>(kind)));
   if (connector.load_failed_percent.value_or(0) > 0 && plan.groups.size() != 1)
     return fail(
         "--load-failures (load_failed_percent): vLLM assigns lost blocks of several KV cache "

@@ -3,6 +3,7 @@
 #include <fmt/core.h>
 
 #include <algorithm>
+#include <set>
 #include <utility>
 
 namespace lockstep {
@@ -15,6 +16,10 @@ Result<void> check(const KVConnectorOutput& report, const DecisionSource& decisi
   const auto is_held = [&](RequestId id) {
     return std::ranges::find(held, id, &HeldRequest::id) != held.end();
   };
+  std::set<RequestId> over;
+  for (const auto* const ids : {&report.finished_recving, &report.finished_sending})
+    for (const RequestId id : *ids)
+      if (!over.insert(id).second) return fail("received, sent: a request that is named twice");
   for (const RequestId id : report.finished_recving) {
     const auto waits = std::ranges::find(skipped, id, &SkippedRequest::id);
     if (is_held(id) || (waits != skipped.end() && waits->is_loading)) continue;

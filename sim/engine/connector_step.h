@@ -32,6 +32,7 @@ class ConnectorStep {
   const StepTransfers& transfers() const { return transfers_; }
   // Comes in with the step's output.
   KVConnectorOutput& report() { return report_; }
+  const KVConnectorOutput& report() const { return report_; }
 
  private:
   const RunConfig& config_;

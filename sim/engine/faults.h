@@ -122,6 +122,7 @@ class FaultyWorkload final : public Workload {
   std::optional<std::int64_t> next_due_ns() const override { return inner_->next_due_ns(); }
   void advance_to(std::int64_t now_ns) override { inner_->advance_to(now_ns); }
   bool is_scripted() const override { return inner_->is_scripted(); }
+  std::string place() const override { return inner_->place(); }
   std::int64_t now_ns() const override { return inner_->now_ns(); }
   std::int64_t records_consumed() const override { return inner_->records_consumed(); }
 

@@ -93,6 +93,7 @@ Result<bool> LockstepRun::execute(const AgreedBatch& agreed) {
   const SchedulerOutput& decision = *decision_;
   if (auto taken = connector_.take_report(decision.step, memory_ != nullptr); !taken)
     return tl::unexpected(taken.error());
+  LS_RETURN_IF_ERROR(check_transfers_end_once(decision));
   connector_.plan(decision, summary_);
   if (memory_ != nullptr)
     if (auto ran = memory_->run_step(decision, connector_.transfers(), agreed, chain_); !ran)
@@ -294,6 +295,8 @@ Result<void> LockstepRun::sample(const SchedulerOutput& decision) {
   if (auto done = workload_.sample(decision.step, rows_, output); !done) return done;
   LS_CHECK(output.token_ends.size() == decision.scheduled.size(), "{} rows sampled, {} scheduled",
            output.token_ends.size(), decision.scheduled.size());
+  if (workload_.is_scripted() && decisions_.model() != nullptr)
+    LS_RETURN_IF_ERROR(check_output(*decisions_.model(), decision, output));
   std::uint32_t begin = 0;
   for (std::size_t i = 0; i < decision.scheduled.size(); ++i) {
     const RequestId id = decision.scheduled[i].id;
@@ -303,6 +306,41 @@ Result<void> LockstepRun::sample(const SchedulerOutput& decision) {
     if (memory_ != nullptr)
       memory_->append_sampled(id, std::span(output.tokens).subspan(begin, end - begin));
     begin = end;
+  }
+  return {};
+}
+
+// A transfer ends once; a report that is on its way to the engine has not ended it there yet. With
+// a connector the model decides (sim/session/session.h), and knows requests that are held by name.
+Result<void> LockstepRun::check_transfers_end_once(const SchedulerOutput& decision) const {
+  for (const auto transfers :
+       {&KVConnectorOutput::finished_recving, &KVConnectorOutput::finished_sending})
+    for (const RequestId id : connector_.report().*transfers)
+      if (const auto step = outputs_.step_that_ends(transfers, id))
+        return fail(
+            fmt::format("step {}: worker: a transfer of request {} is over, and was so in step {}",
+                        decision.step, decisions_.model()->name(id), *step));
+  return {};
+}
+
+// What no model can have returned for the step: a recording may say anything.
+Result<void> LockstepRun::check_output(const Scheduler& model, const SchedulerOutput& decision,
+                                       const ModelOutput& output) const {
+  const auto size = [](const std::vector<std::uint32_t>& ends, std::size_t row) -> std::int64_t {
+    return ends[row] - (row == 0 ? 0 : ends[row - 1]);
+  };
+  for (std::size_t i = 0; i < decision.scheduled.size(); ++i) {
+    const auto check = [&](std::string_view key, std::int64_t found,
+                           std::int64_t most) -> Result<void> {
+      if (found <= most) return {};
+      return fail(fmt::format("step {}: {}: {} tokens of request {}; expected at most {}",
+                              decision.step, key, found,
+                              requests_.at(decision.scheduled[i].id).name, most));
+    };
+    LS_RETURN_IF_ERROR(check("sampled", size(output.token_ends, i), model.num_sampled_max(i)));
+    if (!output.draft_ends.empty())
+      LS_RETURN_IF_ERROR(
+          check("drafts", size(output.draft_ends, i), config_.engine.num_spec_tokens));
   }
   return {};
 }
@@ -354,12 +392,23 @@ void LockstepRun::forget_voided_tokens() {
   }
 }
 
+namespace {
+
+// Errors of a reader begin with the file and the line; the others are given both here.
+Error with_place(const std::string& place, const Error& error) {
+  const std::string file = place.substr(0, place.rfind(':') + 1);
+  if (place.empty() || error.message.starts_with(file)) return error;
+  return {fmt::format("{}: {}", place, error.message)};
+}
+
+}  // namespace
+
 Result<RunReport> run_lockstep(const RunConfig& config, const RunParts& parts) {
   const auto run = LockstepRun::start(config, parts);
   if (!run) return tl::unexpected(run.error());
   for (;;) {
     const auto goes_on = (*run)->advance();
-    if (!goes_on) return tl::unexpected(goes_on.error());
+    if (!goes_on) return tl::unexpected(with_place(parts.workload.place(), goes_on.error()));
     if (!*goes_on) return (*run)->finish();
   }
 }

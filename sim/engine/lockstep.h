@@ -91,6 +91,9 @@ class LockstepRun {
   void count_decision(const SchedulerOutput& decision);
   ModelOutput& begin_output(const SchedulerOutput& decision);
   Result<void> sample(const SchedulerOutput& decision);
+  Result<void> check_output(const Scheduler& model, const SchedulerOutput& decision,
+                            const ModelOutput& output) const;
+  Result<void> check_transfers_end_once(const SchedulerOutput& decision) const;
   struct OutputTaken {
     std::int64_t step = -1;  // of which step, the last one; -1: of none, or of none that ran
     bool is_empty = true;

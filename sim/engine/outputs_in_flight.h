@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <deque>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -68,6 +69,15 @@ class OutputsInFlight {
   // It has been processed: its memory is used again.
   void give_back(ModelOutput output) { spare_.push_back(std::move(output)); }
 
+  // The step in flight whose report ends a transfer of the request; absent: none does.
+  std::optional<std::int64_t> step_that_ends(std::vector<RequestId> KVConnectorOutput::*transfers,
+                                             RequestId id) const {
+    for (const StepInFlight& flight : steps_) {
+      const std::vector<RequestId>& ended = flight.output.kv_connector_output.*transfers;
+      if (std::ranges::find(ended, id) != ended.end()) return flight.step;
+    }
+    return std::nullopt;
+  }
   bool hold_nothing() const { return std::ranges::all_of(steps_, &StepInFlight::is_empty); }
   std::int64_t num_sampled(RequestId id) const {
     std::int64_t num_tokens = 0;

@@ -5,16 +5,9 @@
 
 #include "reference/types/engine_config.h"
 #include "sim/protocol/backend.h"
+#include "traces/formats/run_spec.h"
 
 namespace lockstep {
-
-// What is read back in one step beyond tables, slots and written pages, which are always compared.
-struct CheckBudget {
-  std::int64_t probe_rows = 16'384;  // cache rows (token, part, head) under attention digests
-  std::int64_t query_rows = 4'096;   // under attention outputs
-  std::int64_t untouched_pages = 64;
-  bool operator==(const CheckBudget&) const = default;
-};
 
 struct RunConfig {
   EngineConfig engine;

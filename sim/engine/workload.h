@@ -17,17 +17,9 @@
 #include "reference/types/scheduler_types.h"
 #include "sim/engine/transfer_planner.h"
 #include "traces/formats/request_trace.h"
+#include "traces/formats/run_spec.h"
 
 namespace lockstep {
-
-// A named linear model of how long a step takes. Virtual time only orders events; no answer of
-// Lockstep claims to be a prediction of a real machine.
-struct StepTimeModel {
-  std::string name = "linear";
-  std::int64_t base_ns = 10'000'000;  // of every step that runs something
-  std::int64_t per_token_ns = 20'000;
-  std::int64_t step_ns(std::int64_t tokens) const { return base_ns + per_token_ns * tokens; }
-};
 
 // One thing that happens between two steps.
 struct WorkloadEvent {
@@ -101,6 +93,8 @@ class Workload {
   // Every step is given, idle ones too, and the run ends where they end: waiting for ever is no
   // verdict.
   virtual bool is_scripted() const { return false; }
+  // "FILE:LINE" of what it gave last, for whoever cannot go on with it; empty: it is in no file.
+  virtual std::string place() const { return {}; }
   virtual std::int64_t now_ns() const = 0;
   // When something arrives next (nothing: no more), and that it is this late: for whoever keeps the
   // time of several engines, in place of step_done(), or makes a step last.

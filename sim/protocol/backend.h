@@ -130,12 +130,6 @@
 
 namespace lockstep {
 
-enum class CheckMode : std::uint8_t {
-  fast,   // the kernels alone
-  check,  // every access of every simulated thread: bounds, alignment, uninitialised reads, races
-  hunt,   // check, with seeded preemption between accesses
-};
-
 struct BackendConfig {
   KVCacheConfig plan;  // of the whole model
   CacheLayout layout = CacheLayout::NHD;

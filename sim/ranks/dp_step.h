@@ -18,47 +18,13 @@
 #include <cstdint>
 #include <optional>
 #include <span>
-#include <string>
 #include <string_view>
 #include <vector>
 
 #include "sim/protocol/step_program.h"
+#include "sim/ranks/collectives.h"
 
 namespace lockstep {
-
-// What ranks call to meet one another, and whether they do. A collective is entered by every rank
-// of its group with the same kind and shape, in the same order; a rank that calls another one, or
-// none, leaves the others with wrong data or waiting for ever.
-//
-// (1) Calls are plain values; nobody is asked why a rank makes them (sim/ranks/dp_step.h does).
-// (2) The first call that does not meet is told, with both ranks: what comes after it says nothing.
-//
-// Not checked: what the collectives carry.
-
-enum class CollectiveKind : std::uint8_t { all_reduce, all_gather, reduce_scatter };
-std::string_view name_of(CollectiveKind kind);
-
-struct Collective {
-  CollectiveKind kind = CollectiveKind::all_reduce;
-  std::string what;                 // "tokens of the step", for a person
-  std::vector<std::int64_t> shape;  // of one rank's part; all_gather: what each rank brings
-  std::int64_t own = 0;             // all_gather: what this rank brings; 0: not said
-  std::int64_t cut_over = 1;        // reduce_scatter: ranks that shape[0] is divided among
-  bool is_own = false;  // of the rank's own group (its tensor parallel ranks): only there it meets
-  bool operator==(const Collective&) const = default;
-};
-
-// Why a step's calls do not meet.
-struct UnmetCollective {
-  bool hangs = false;  // a rank calls nothing where another waits; otherwise they mismatch
-  std::int32_t rank = 0;
-  std::int32_t other = 0;  // the rank that it does not meet; itself: no rank would take the call
-  std::int64_t call = 0;   // counted from 0
-  std::string what;        // one sentence
-};
-
-// calls[r]: those of rank r in one step, in order.
-std::optional<UnmetCollective> first_unmet(std::span<const std::vector<Collective>> calls);
 
 // Planted in what a rank decides.
 enum class DataParallelDefect : std::uint8_t {

@@ -212,12 +212,20 @@ void StepTranscript::decided(const RecordedStep& recorded, const StepView& view,
   step_.sampled = recorded.sampled;
   step_.drafts = recorded.drafts;
   if (recorded.tables) step_.tables = tables_of(view);
+  step_.output_of_step = recorded.output_of_step;
+  step_.stopped = recorded.stopped;
+  step_.held = recorded.held;
+  step_.stored = recorded.stored;
+  step_.evicted = recorded.evicted;
+  step_.cleared = recorded.cleared;
 }
 
 void StepTranscript::finished(const StepView& view, ConnectorLog* connector) {
-  if (connector != nullptr) step_.held = connector->take_held();
+  step_.held = connector != nullptr ? connector->take_held() : std::vector<std::string>();
   write_reset_results(view, step_.during);
+  step_.stopped.clear();
   write_outcome(view, step_);
+  step_.output_of_step.reset();
   if (view.output_of_step >= 0) step_.output_of_step = view.output_of_step;
 }
 

@@ -72,7 +72,8 @@ class ConnectorLog final : public KVConnector {
 // `recorded`.
 class StepTranscript {
  public:
-  // `connector`: who answered the scheduler; null: nobody.
+  // `connector`: what answered the scheduler; null: nothing did. What the step comes to is
+  // `recorded`'s until `finished`: what differs before is a decision.
   void decided(const RecordedStep& recorded, const StepView& view, ConnectorLog* connector);
   void finished(const StepView& view, ConnectorLog* connector);
   const RecordedStep& step() const { return step_; }

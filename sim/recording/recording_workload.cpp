@@ -42,6 +42,7 @@ class StepSource {
     return true;
   }
   const RecordingEnd& end() const { return reader_ ? reader_->end() : recording_.end; }
+  std::string place() const { return reader_ ? reader_->place() : std::string(); }
 
  private:
   std::optional<RecordingReader> reader_;
@@ -97,6 +98,7 @@ class RecordedWorkload final : public RecordingWorkload {
   void request_left(std::string_view, std::uint64_t) override {}
   std::int64_t now_ns() const override { return step_.step; }
   std::int64_t records_consumed() const override { return steps_; }
+  std::string place() const override { return source_.place(); }
   const RecordedStep& current() const override { return step_; }
   const RecordingEnd& end() const override { return source_.end(); }
 

@@ -58,6 +58,7 @@ class RunRecorder final : public Workload, public StepObserver {
     inner_.request_left(name, ticket);
   }
   bool is_scripted() const override { return inner_.is_scripted(); }
+  std::string place() const override { return inner_.place(); }
   std::int64_t now_ns() const override { return inner_.now_ns(); }
   std::int64_t records_consumed() const override { return inner_.records_consumed(); }
 

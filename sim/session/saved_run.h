@@ -1,12 +1,5 @@
-// From a run to a saved case and back: what a replay needs to come to the same divergence again.
-//
-// Settings that a saved case keeps by name: probe_rows, query_rows, untouched_pages,
-// queries_per_kv, num_streams, delay_streams, tensor_parallel_size, pipeline_parallel_size,
-// data_parallel_size, enforce_eager (0 or 1), cp_kv_cache_interleave_size, step_base_ns,
-// step_token_ns, draft_acceptance_percent; block_order, the seed of free_order_of(); of a
-// connector: connector (0 none; a digit a part, in order: 1 peers, 2 a host tier, 3 peers of one
-// group), host_blocks, load_failed_percent (-1: as each part does by itself), transfer_delay_steps,
-// load_failure_fails. An absent one has its default.
+// From the spec of a run, or a saved case, to what runs: configuration, workload, the pool's order.
+// And back, so that a replay comes to the same divergence again.
 #pragma once
 
 #include <memory>
@@ -19,25 +12,21 @@
 
 namespace lockstep {
 
-// Everything but trace and recording, which the caller adds.
-SavedCase save_case(std::string name, const LockstepConfig& config,
-                    const TraceWorkloadOptions& options, const RunSummary& summary);
+// The run as it was and how it ended; trace or recording are added by the caller.
+SavedCase case_of(std::string name, const RunSpec& run, const RunSummary& summary);
 // The first `count` records of a trace: those that a run had consumed when it ended, and the
 // header.
 void keep_records(Trace& trace, std::int64_t count);
 
+// A mutant that is none of the engine's is taken for one of the backend's, which refuses those that
+// it does not know when it is made.
+LockstepConfig config_of(const RunSpec& run);
+// A recording says itself what becomes of requests whose load fails.
 LockstepConfig config_of(const SavedCase& saved);
-// Plants the defect of that name where it belongs: in the scheduler, in a connector, in how an
-// engine sets its connectors up, in data parallel ranks, in files of hidden states. Every other
-// name is taken for one of the backend's, which refuses those that it does not know when it is
-// made.
-void plant(LockstepConfig& config, const std::string& mutant);
-// The name of what is planted; empty: nothing.
-std::string mutant_of(const LockstepConfig& config);
-// The order in which the pool first hands out its blocks, shuffled by setting block_order; empty:
-// as an engine does.
-std::vector<BlockId> free_order_of(const SavedCase& saved);
-TraceWorkloadOptions workload_options_of(const SavedCase& saved);
+// The order in which the pool first hands out its blocks, shuffled by block_order; empty: as an
+// engine does.
+std::vector<BlockId> free_order_of(const RunSpec& run);
+TraceWorkloadOptions workload_options_of(const RunSpec& run);
 // The requests of a saved case as a source of records.
 std::unique_ptr<TraceReader> trace_reader_of(Trace trace);
 // Its trace by the clock, or its recording step by step when it has one; without a connector of the

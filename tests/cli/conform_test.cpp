@@ -49,6 +49,70 @@ TEST(Conform, TakesRecordingsWithAKVConnector) {
   EXPECT_EQ(outcome.out.find("Not looked at"), std::string::npos) << outcome.out;
 }
 
+// Of many files one is cut off, one is nothing that conform takes, and one is not there.
+TEST(Conform, OfManyFilesJudgesAllThatItCan) {
+  const std::string cut = temporary_path("cut.jsonl");
+  std::string text = read_text(kFamily + "/0002.jsonl");
+  write_text(cut, text.substr(0, text.size() / 2));
+  const std::string json_path = temporary_path("conform.json");
+  const Outcome outcome = run_lockstep(
+      {"conform", kFamily, cut, sample_path("README.md"), "nowhere.jsonl", "--json", json_path});
+  EXPECT_EQ(outcome.status, 2);
+  EXPECT_NE(outcome.out.find("2 of 2 recordings agree"), std::string::npos) << outcome.out;
+  EXPECT_NE(outcome.out.find("Refused: 3 files"), std::string::npos) << outcome.out;
+  EXPECT_NE(outcome.out.find("  " + cut + ":"), std::string::npos) << outcome.out;
+  EXPECT_NE(outcome.out.find("nowhere.jsonl: "), std::string::npos) << outcome.out;
+  EXPECT_EQ(outcome.err, "lockstep: 3 of 5 files refused\n");
+  const Json json = Json::parse(read_text(json_path));
+  EXPECT_EQ(json.at("files"), 2);
+  EXPECT_EQ(json.at("agreed"), 2);
+  EXPECT_EQ(json.at("refused"), 3);
+  ASSERT_EQ(json.at("refusals").size(), 3u);
+  for (const Json& refusal : json.at("refusals"))
+    EXPECT_NE(refusal.at("reason").get<std::string>().find(refusal.at("file").get<std::string>()),
+              std::string::npos)
+        << refusal;
+}
+
+// A mismatch beside a refusal is listed, and the refusal decides the exit status.
+TEST(Conform, OfAMismatchAndARefusalTellsBoth) {
+  const std::string folder = std::string(LOCKSTEP_SOURCE_DIR) + "/tests/regressions/damaged/";
+  const std::string sampled = folder + "more_sampled_than_in_flight.jsonl";
+  const std::string json_path = temporary_path("conform.json");
+  const Outcome both = run_lockstep(
+      {"conform", sampled, folder + "group_of_encoder_only.jsonl", "--json", json_path});
+  EXPECT_EQ(both.status, 2);
+  EXPECT_NE(both.out.find("sampled.r0"), std::string::npos) << both.out;
+  EXPECT_NE(both.out.find("encoder_only groups are not modelled"), std::string::npos) << both.out;
+  const Json json = Json::parse(read_text(json_path));
+  EXPECT_EQ(json.at("mismatches").size(), 1u);
+  EXPECT_EQ(json.at("refused"), 1);
+  EXPECT_EQ(run_lockstep({"conform", sampled}).status, 1);
+}
+
+TEST(Conform, OfNothingButRefusedFilesHasNoResult) {
+  const Outcome outcome = run_lockstep({"conform", "nowhere.jsonl", sample_path("README.md")});
+  EXPECT_EQ(outcome.status, 2);
+  EXPECT_EQ(outcome.out, "");
+  EXPECT_NE(outcome.err.find("nowhere.jsonl"), std::string::npos) << outcome.err;
+  EXPECT_NE(outcome.err.find("README.md:1"), std::string::npos) << outcome.err;
+}
+
+TEST(Audit, OfManyFilesJudgesAllThatItCan) {
+  const std::string folder = std::string(LOCKSTEP_SOURCE_DIR) + "/tests/regressions/damaged";
+  const std::string json_path = temporary_path("audit.json");
+  const Outcome outcome = run_lockstep({"audit", kFamily, folder, "--json", json_path});
+  EXPECT_EQ(outcome.status, 2);
+  EXPECT_NE(outcome.out.find("block 1 becomes entry 0"), std::string::npos) << outcome.out;
+  EXPECT_NE(outcome.out.find("Refused: 4 files"), std::string::npos) << outcome.out;
+  const Json json = Json::parse(read_text(json_path));
+  EXPECT_EQ(json.at("refused"), 4);
+  EXPECT_EQ(json.at("refusals").size(), 4u);
+  EXPECT_EQ(json.at("files"), 2 + 10);
+  EXPECT_GT(json.at("findings").size(), 4u);
+  EXPECT_EQ(run_lockstep({"audit", kFamily}).status, 0);
+}
+
 TEST(Conform, OfARecordingWithOneChangedNumberNamesStepFieldAndBothValues) {
   std::string text = read_text(kFamily + "/0002.jsonl");
   const std::size_t at = text.rfind("\"free_blocks\":") + 14;

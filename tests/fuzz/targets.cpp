@@ -1,8 +1,6 @@
 #include "tests/fuzz/targets.h"
 
 #include <fmt/core.h>
-#include <sys/mman.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <filesystem>
@@ -16,14 +14,15 @@
 #include "properties/judge/judge.h"
 #include "properties/judge/known_findings.h"
 #include "sim/engine/faults.h"
+#include "tests/fuzz/memory_file.h"
+#include "tests/fuzz/recording_damage.h"
 #include "traces/formats/layout_recording.h"
 #include "traces/formats/recording.h"
 #include "traces/formats/request_trace.h"
 #include "traces/formats/safetensors.h"
 #include "traces/formats/saved_case.h"
-#include "traces/importers/azure.h"
 #include "traces/importers/benchmark_file.h"
-#include "traces/importers/mooncake.h"
+#include "traces/importers/foreign_traces.h"
 #include "traces/importers/open_trace.h"
 #include "traces/models/model_file.h"
 
@@ -31,26 +30,6 @@ namespace lockstep {
 namespace {
 
 using Bytes = std::span<const std::uint8_t>;
-
-// A file without a name, for readers that want a path.
-class MemoryFile {
- public:
-  explicit MemoryFile(Bytes bytes) : file_(memfd_create("fuzz", 0)) {
-    LS_CHECK(file_ >= 0, "no file in memory");
-    LS_CHECK(write(file_, bytes.data(), bytes.size()) == static_cast<ssize_t>(bytes.size()));
-    path_ = fmt::format("/proc/self/fd/{}", file_);
-  }
-  explicit MemoryFile(const std::string& text)
-      : MemoryFile(Bytes(reinterpret_cast<const std::uint8_t*>(text.data()), text.size())) {}
-  ~MemoryFile() { close(file_); }
-  MemoryFile(const MemoryFile&) = delete;
-  MemoryFile& operator=(const MemoryFile&) = delete;
-  const std::string& path() const { return path_; }
-
- private:
-  int file_;
-  std::string path_;
-};
 
 // An error names the file in which it is.
 template <class T>
@@ -161,6 +140,12 @@ void run_scenario(Bytes bytes) {
   LS_CHECK(outcome.kind != OutcomeKind::refused, "refused: {}", outcome.what);
   LS_CHECK(!outcome.failed() || known_finding(saved, outcome) != nullptr, "{} in step {}: {}\n{}",
            outcome.check, outcome.step, outcome.what, saved_case_to_text(saved));
+}
+
+// What the bytes choose to damage, judged by all who take recordings.
+void run_damage(Bytes bytes) {
+  ByteChoices choices(bytes);
+  judge_damaged(damaged_recording(choices));
 }
 
 SavedCase small_case(std::uint64_t seed) {
@@ -279,6 +264,7 @@ constexpr FuzzTarget kTargets[] = {
     {"fuzz_report", run_fuzz_report, fuzz_reports},
     {"any_trace", run_any_trace, any_traces},
     {"audit", run_audit, recordings},
+    {"damage", run_damage, scenarios},
     {"safetensors", run_safetensors, safetensors_files},
     {"scenario", run_scenario, scenarios},
 };

@@ -9,6 +9,7 @@
 #include <sstream>
 
 #include "properties/generate/choices.h"
+#include "tests/fuzz/recording_damage.h"
 
 namespace lockstep {
 namespace {
@@ -73,6 +74,23 @@ TEST_P(Targets, take_their_corpus) {
     text << std::ifstream(file, std::ios::binary).rdbuf();
     run(fuzz_target(GetParam()), text.str());
   }
+}
+
+// Long runs: docs/fuzzing.md.
+TEST(DamagedRecordings, stop_no_process) {
+  const DamageRuns runs = run_damaged(1, 2'000);
+  EXPECT_EQ(runs.crashes, 0) << runs.report;
+  // Damage that nobody sees, or that no reader lets through, would try nothing.
+  EXPECT_GT(runs.counts.read, 600);
+  EXPECT_GT(runs.counts.parting, 300);
+  EXPECT_GT(runs.counts.faulted, 200);
+  EXPECT_GT(runs.counts.replayed, 600);
+}
+
+TEST(DamagedRecordings, are_the_same_for_the_same_choices) {
+  SeededChoices first(7);
+  SeededChoices second(7);
+  EXPECT_EQ(damaged_recording(first), damaged_recording(second));
 }
 
 // A target that CMakeLists.txt does not name would never be built for libFuzzer.

@@ -11,6 +11,7 @@
 #include "properties/shrink/case_parts.h"
 #include "properties/shrink/case_size.h"
 #include "traces/formats/engine_options.h"
+#include "traces/formats/run_fields.h"
 
 namespace lockstep {
 namespace {
@@ -66,10 +67,10 @@ std::vector<Smaller> each_smaller(const SavedCase& saved) {
         as_by_default.given = {name};
         apply_engine_options(as_by_default, other.engine);
       });
-  for (std::size_t i = 0; i < saved.settings.size(); ++i)
-    add(all, saved, "setting " + saved.settings[i].first, [&](SavedCase& other) {
-      other.settings.erase(other.settings.begin() + static_cast<std::ptrdiff_t>(i));
-    });
+  for (const RunField& field : run_fields())
+    if (field.saved_in == SavedIn::settings && !field.is_default(saved))
+      add(all, saved, "setting " + std::string(field.name),
+          [&](SavedCase& other) { field.copy(RunSpec{}, other); });
   return all;
 }
 

@@ -11,7 +11,7 @@ namespace lockstep {
 SavedCase busy_case(std::string_view faults, bool async_scheduling) {
   SavedCase saved;
   saved.backend = "none";
-  saved.check = "fast";
+  saved.check = CheckMode::fast;
   saved.engine.block_size = 4;
   saved.engine.max_num_seqs = 4;
   saved.engine.max_num_batched_tokens = 32;

@@ -78,7 +78,7 @@ TEST_P(PlaceRelation, breaks_under_a_defect_of_the_backend) {
   for (std::uint64_t seed = 1; seed <= 10 * kSeeds && !broken; ++seed) {
     SavedCase saved = with_kernels(seed, GetParam().mutant);
     // A lost order can show only where there is one to lose.
-    if (GetParam().moves_nothing) set_setting(saved, "num_streams", 2);
+    if (GetParam().moves_nothing) saved.num_streams = 2;
     if (!why_not_read(saved).empty() || !GetParam().change(saved)) continue;
     const auto check = check_on_device(saved, GetParam(), make_simt_backend);
     broken = check && *check && (*check)->breach;

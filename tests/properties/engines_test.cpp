@@ -18,7 +18,7 @@ SavedCase on_two_engines(std::string_view faults, bool async_scheduling = false)
   SavedCase saved = busy_case(faults, async_scheduling);
   for (TraceRecord& record : saved.trace.records)
     std::get<TraceRequest>(record).spec.arrival_ns = 0;
-  saved.settings.emplace_back("data_parallel_size", 2);
+  saved.data_parallel_size = 2;
   return saved;
 }
 

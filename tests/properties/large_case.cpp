@@ -77,7 +77,8 @@ SavedCase large_case(std::int64_t num_requests) {
   saved.kernel_block_sizes = {8, 8, 8};
   saved.layout = CacheLayout::HND;
   saved.seed = 11;
-  saved.settings = {{"step_base_ns", 5'000'000}, {"probe_rows", 4096}};
+  saved.step_time.base_ns = 5'000'000;
+  saved.budget.probe_rows = 4096;
   saved.trace.header.source = {.kind = "generated", .name = "large", .seed = 1};
   for (std::int64_t i = 0; i < num_requests; ++i) {
     saved.trace.records.emplace_back(request_of(i));

@@ -114,7 +114,7 @@ TEST(FoundByFuzzing, a_state_that_drafts_carry_past_a_border_is_there_for_the_ne
   saved.engine.spec_method = SpecMethod::ngram;
   saved.engine.num_spec_tokens = 2;
   saved.cache.groups[1].spec.num_speculative_blocks = 2;
-  saved.settings = {{"draft_acceptance_percent", 0}};
+  saved.draft_acceptance_percent = 0;
   TraceRequest reader = request_of("reader", 1, 13, 2);
   reader.spec.prompt.tokens.assign(9, 7);
   reader.spec.prompt.runs.push_back({TokenRun::Kind::literal, 0, 0, 9});
@@ -197,7 +197,7 @@ TEST(FoundByFuzzing, what_a_victim_had_computed_may_be_found_from_the_step_that_
 TEST(FoundByFuzzing, an_engine_without_requests_is_not_stuck_beside_one_that_runs) {
   SavedCase saved = case_of({group_of("a", CacheKind::full_attention, 16)}, 100);
   saved.engine.max_model_len = 1200;
-  saved.settings = {{"data_parallel_size", 2}};
+  saved.data_parallel_size = 2;
   saved.trace.records = {request_of("r", 1, 10, 1100)};
   const Outcome outcome = judge(saved);
   EXPECT_EQ(outcome.kind, OutcomeKind::agreed) << outcome.what;

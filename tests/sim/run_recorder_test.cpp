@@ -8,6 +8,7 @@
 
 #include "properties/audit/audit.h"
 #include "sim/conform/conform.h"
+#include "sim/session/session.h"
 #include "tests/support/temporary_folder.h"
 #include "traces/formats/request_trace.h"
 

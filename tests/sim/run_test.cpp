@@ -219,7 +219,17 @@ TEST(SavedRun, a_saved_case_comes_to_the_same_divergence) {
   ASSERT_TRUE(report && report->summary.divergence);
   keep_records(trace, report->records_consumed);
   EXPECT_LT(trace.records.size(), 50u);
-  SavedCase saved = save_case("spoiled", config, {.step_time = {}, .seed = 7}, report->summary);
+  RunSpec run;
+  run.engine = config.engine;
+  run.cache = config.device.plan;
+  run.attention_backend = config.device.attention_backend;
+  run.layout = config.device.layout;
+  run.kernel_block_sizes = config.device.kernel_block_sizes;
+  run.queries_per_kv = config.device.queries_per_kv;
+  run.check = config.device.check;
+  run.budget = config.budget;
+  run.seed = 7;
+  SavedCase saved = case_of("spoiled", run, report->summary);
   saved.trace = trace;
   ASSERT_TRUE(saved.expected.has_value());
   EXPECT_EQ(saved.expected->step, report->summary.divergence->step);

@@ -9,8 +9,7 @@
 #include "tests/traces/sample_generator.h"
 #include "tests/traces/text_files.h"
 #include "traces/formats/prompt_json.h"
-#include "traces/importers/azure.h"
-#include "traces/importers/mooncake.h"
+#include "traces/importers/foreign_traces.h"
 #include "traces/importers/open_trace.h"
 #include "traces/models/data_dir.h"
 

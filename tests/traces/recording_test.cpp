@@ -211,7 +211,7 @@ INSTANTIATE_TEST_SUITE_P(
             "of blocks for each of the 1 groups"},
         Refused{"negative tokens", changed(kRecording, "\"tokens\":20", "\"tokens\":-20"),
                 "FILE:2: field `scheduled[0].tokens`: found -20; expected an integer from 0 to "
-                "2147483647"},
+                "536870912"},
         Refused{
             "a prompt of no tokens", changed(kRecording, "[[7,20]]", "[]"),
             "FILE:2: field `before[0].prompt`: found an array of 0 elements; expected a prompt of "

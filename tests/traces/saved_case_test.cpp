@@ -74,11 +74,19 @@ SavedCase case_with_everything() {
   saved.layout = CacheLayout::HND;
   saved.attention_backend = AttentionBackend::triton_mla;
   saved.backend = "cuda";
-  saved.check = "hunt";
+  saved.check = CheckMode::hunt;
   saved.mutants = {"pack-stride", "free-twice"};
   saved.seed = ~std::uint64_t{0};
   saved.layout_rule = LayoutRule::vllm_0_22_1;
-  saved.settings = {{"step_base_ns", 10'000'000}, {"query_rows", -1}};
+  saved.step_time.base_ns = 7;
+  saved.budget.query_rows = 0;
+  saved.delay_streams = true;
+  saved.numbers = Numbers::real;
+  saved.block_order = std::uint64_t{1} << 40;
+  saved.connector = {.parts = {ConnectorKind::peers, ConnectorKind::host},
+                     .num_host_blocks = 7,
+                     .load_failed_percent = 0,
+                     .load_failure_policy = KVLoadFailurePolicy::fail};
   saved.faults = {{.kind = "flip", .step = 7, .arguments = {{"block", 3}, {"byte", 1 << 20}}},
                   {.kind = "lose", .step = 0, .arguments = {}}};
   saved.expected = {.kind = "page", .step = 7};
@@ -146,8 +154,9 @@ TEST(SavedCase, WhatIsWrongIsNamed) {
       "FILE:1: field `kernel_block_sizes`: found an array of 7 elements; expected one size for "
       "each of the 8 groups");
   EXPECT_EQ(refused(changed(text, "\"triton_mla\"", "\"triton\"")),
-            "FILE:1: field `attention_backend`: found \"triton\"; expected an attention backend "
-            "(flash_attn, flashinfer, triton_attn, ...)");
+            "FILE:1: field `attention_backend`: found \"triton\"; expected one of \"flash_attn\", "
+            "\"flashinfer\", \"triton_attn\", \"triton_mla\", \"flashmla\", \"cache_only\", "
+            "\"any_size\"");
   EXPECT_EQ(refused(changed(text, "\"byte\":1048576", "\"byte\":1048576.0")),
             "FILE:1: field `faults[0].arguments.byte`: found 1048576.0; expected an integer from "
             "-9223372036854775808 to 9223372036854775807");

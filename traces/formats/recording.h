@@ -172,6 +172,8 @@ class RecordingReader {
   ~RecordingReader();
 
   const RecordingHeader& header() const;
+  // "FILE:LINE" of the line read last.
+  std::string place() const;
   // The next step into `step`: true; or false after the last one, when end() is set. Anything else
   // (a file cut off before its end line, steps out of order, lines behind the end) is an Error.
   Result<bool> next(RecordedStep& step);

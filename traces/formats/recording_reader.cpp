@@ -1,10 +1,11 @@
 #include <fmt/format.h>
 
 #include "base/line_reader.h"
+#include "reference/plan/limits.h"
 #include "traces/formats/engine_options.h"
+#include "traces/formats/lines_json.h"
 #include "traces/formats/prompt_json.h"
 #include "traces/formats/recording.h"
-#include "traces/formats/recording_json.h"
 #include "traces/formats/spec_json.h"
 
 namespace lockstep {
@@ -93,10 +94,10 @@ RecordedScheduled read_scheduled(JsonValue value, const RecordingHeader& header)
   JsonObject object = value.object();
   RecordedScheduled row;
   row.id = read_name(object.required("id"));
-  row.tokens = object.required("tokens").integer<std::int32_t>(0);
+  row.tokens = object.required("tokens").integer<std::int32_t>(0, kTokensMax);
   row.is_new = optional_boolean(object, "new");
   row.resumed = optional_boolean(object, "resumed");
-  row.computed = object.required("computed").integer<std::int32_t>(0);
+  row.computed = object.required("computed").integer<std::int32_t>(0, kTokensMax);
   const JsonValue blocks = object.required("blocks");
   if (blocks && !blocks.is_null()) row.blocks = read_blocks_per_group(blocks, header);
   if (const auto spec = object.optional("spec")) row.spec = read_token_ids(spec, -1);
@@ -108,9 +109,9 @@ RecordedConnectorAnswer read_connector_answer(JsonValue value) {
   JsonObject object = value.object();
   RecordedConnectorAnswer answer;
   answer.id = read_name(object.required("id"));
-  answer.local = object.required("local").integer<std::int32_t>(0);
+  answer.local = object.required("local").integer<std::int32_t>(0, kTokensMax);
   JsonValue external = object.required("external");
-  if (!external.is_null()) answer.external = external.integer<std::int32_t>(0);
+  if (!external.is_null()) answer.external = external.integer<std::int32_t>(0, kTokensMax);
   answer.async = object.required("async").boolean();
   object.finish();
   return answer;
@@ -213,8 +214,8 @@ RecordingHeader read_recording_header(JsonValue value) {
     header.connector->supports_hybrid_groups = config.required("supports_hybrid_groups").boolean();
     config.finish();
   }
-  header.scheduler_block_size = object.required("scheduler_block_size").integer(1, kCountMax);
-  header.hash_block_size = object.required("hash_block_size").integer(1, kCountMax);
+  header.scheduler_block_size = object.required("scheduler_block_size").integer(1, kTokensMax);
+  header.hash_block_size = object.required("hash_block_size").integer(1, kTokensMax);
   object.finish();
   return header;
 }
@@ -289,6 +290,10 @@ Result<RecordingReader> RecordingReader::open(const std::string& path) {
 }
 
 const RecordingHeader& RecordingReader::header() const { return state_->header; }
+
+std::string RecordingReader::place() const {
+  return fmt::format("{}:{}", state_->lines.path(), state_->lines.number());
+}
 
 Result<bool> RecordingReader::next(RecordedStep& step) {
   State& state = *state_;

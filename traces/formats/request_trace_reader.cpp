@@ -4,10 +4,10 @@
 
 #include "base/line_reader.h"
 #include "traces/formats/engine_options.h"
+#include "traces/formats/lines_json.h"
 #include "traces/formats/prompt_json.h"
 #include "traces/formats/request_trace.h"
 #include "traces/formats/spec_json.h"
-#include "traces/formats/trace_json.h"
 
 namespace lockstep {
 namespace {

@@ -1,8 +1,8 @@
 #include "base/atomic_file.h"
 #include "traces/formats/engine_options.h"
+#include "traces/formats/lines_json.h"
 #include "traces/formats/prompt_json.h"
 #include "traces/formats/request_trace.h"
-#include "traces/formats/trace_json.h"
 
 namespace lockstep {
 namespace {

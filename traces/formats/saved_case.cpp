@@ -2,22 +2,19 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+
 #include "base/atomic_file.h"
 #include "base/line_reader.h"
 #include "traces/formats/engine_options.h"
-#include "traces/formats/recording_json.h"
+#include "traces/formats/lines_json.h"
+#include "traces/formats/run_fields.h"
 #include "traces/formats/spec_json.h"
-#include "traces/formats/trace_json.h"
 
 namespace lockstep {
 namespace {
 
 constexpr std::int64_t kCaseVersion = 1;
-constexpr JsonWord<CacheLayout> kLayouts[] = {{"NHD", CacheLayout::NHD}, {"HND", CacheLayout::HND}};
-
-constexpr JsonWord<LayoutRule> kLayoutRules[] = {{"isolated", LayoutRule::isolated},
-                                                 {"vllm_0_22_1", LayoutRule::vllm_0_22_1}};
-
 using NamedNumbers = std::vector<std::pair<std::string, std::int64_t>>;
 
 NamedNumbers read_named_numbers(JsonValue value) {
@@ -53,10 +50,17 @@ ExpectedVerdict read_verdict(JsonValue value) {
   return verdict;
 }
 
-AttentionBackend read_attention_backend(JsonValue value) {
-  const auto backend = attention_backend_from_name(value.string());
-  if (!backend) value.refuse("an attention backend (flash_attn, flashinfer, triton_attn, ...)");
-  return backend.value_or(AttentionBackend::flash_attn);
+// Settings of the run by name; those that are left out have their defaults.
+void read_settings(JsonValue value, RunSpec& run) {
+  for (auto& [key, entry] : value.object().entries()) {
+    const auto field = std::ranges::find_if(run_fields(), [&](const RunField& one) {
+      return one.saved_in == SavedIn::settings && (one.name == key || one.old_name == key);
+    });
+    if (field != run_fields().end())
+      field->read(*field, entry, run);
+    else if (!key.starts_with("x_"))
+      entry.refuse_because("found a setting that no run here has; expected a known setting");
+  }
 }
 
 // The first line. `has_recording`: whether a recording follows the trace.
@@ -67,21 +71,12 @@ SavedCase read_header(JsonValue value, bool& has_recording) {
   saved.name = object.required("name").string();
   saved.engine = read_engine_options(object.required("engine")).config;
   saved.cache = read_kv_cache_config(object.required("cache"));
-  saved.layout = object.required("layout").word<CacheLayout>(kLayouts);
-  saved.attention_backend = read_attention_backend(object.required("attention_backend"));
-  JsonValue sizes = object.required("kernel_block_sizes");
-  for (JsonValue size : sizes.array()) {
-    saved.kernel_block_sizes.push_back(size.integer(1, kBlocksMax));
-  }
-  if (saved.kernel_block_sizes.size() != saved.cache.groups.size()) {
-    sizes.refuse(fmt::format("one size for each of the {} groups", saved.cache.groups.size()));
-  }
-  saved.backend = object.required("backend").nonempty_string();
-  saved.check = object.required("check").nonempty_string();
-  saved.mutants = read_names(object.required("mutants"));
-  saved.seed = object.required("seed").uint64();
-  saved.layout_rule = object.required("layout_rule").word<LayoutRule>(kLayoutRules);
-  saved.settings = read_named_numbers(object.required("settings"));
+  for (const RunField& field : run_fields())
+    if (field.saved_in == SavedIn::header) field.read(field, object.required(field.name), saved);
+  if (saved.kernel_block_sizes.size() != saved.cache.groups.size())
+    object.required("kernel_block_sizes")
+        .refuse(fmt::format("one size for each of the {} groups", saved.cache.groups.size()));
+  read_settings(object.required("settings"), saved);
   for (JsonValue fault : object.required("faults").array()) {
     saved.faults.push_back(read_fault(fault));
   }
@@ -96,14 +91,13 @@ std::string header_line(const SavedCase& saved) {
   out.begin_object().integer("lockstep_case", kCaseVersion).string("name", saved.name);
   write_engine_options(out.key("engine"), all_engine_options(saved.engine));
   write_kv_cache_config(out.key("cache"), saved.cache);
-  out.string("layout", name_of(saved.layout));
-  out.string("attention_backend", name_of(saved.attention_backend));
-  out.key("kernel_block_sizes").integers(saved.kernel_block_sizes);
-  out.string("backend", saved.backend).string("check", saved.check);
-  out.key("mutants").strings(saved.mutants).key("seed").uint64(saved.seed);
-  out.string("layout_rule", kLayoutRules[static_cast<std::size_t>(saved.layout_rule)].first);
-  write_named_numbers(out.key("settings"), saved.settings);
-  out.key("faults").begin_array();
+  for (const RunField& field : run_fields())
+    if (field.saved_in == SavedIn::header) field.write(out.key(field.name), saved);
+  out.key("settings").begin_object();
+  for (const RunField& field : run_fields())
+    if (field.saved_in == SavedIn::settings && !field.is_default(saved))
+      field.write(out.key(field.name), saved);
+  out.end_object().key("faults").begin_array();
   for (const Fault& fault : saved.faults) {
     out.begin_object().string("kind", fault.kind).integer("step", fault.step);
     write_named_numbers(out.key("arguments"), fault.arguments);

@@ -1,4 +1,3 @@
-#include "traces/importers/azure.h"
 
 #include <fmt/format.h>
 
@@ -11,7 +10,7 @@
 #include "base/json_reader.h"
 #include "base/line_reader.h"
 #include "traces/formats/prompt_json.h"
-#include "traces/importers/import_row.h"
+#include "traces/importers/foreign_traces.h"
 
 namespace lockstep {
 namespace {

@@ -5,8 +5,8 @@
 #include "base/json_reader.h"
 #include "base/line_reader.h"
 #include "traces/formats/engine_options.h"
+#include "traces/formats/lines_json.h"
 #include "traces/formats/prompt_json.h"
-#include "traces/formats/recording_json.h"
 #include "traces/formats/spec_json.h"
 
 namespace lockstep {

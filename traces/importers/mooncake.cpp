@@ -1,11 +1,10 @@
-#include "traces/importers/mooncake.h"
 
 #include <fmt/format.h>
 
 #include "base/json_reader.h"
 #include "base/line_reader.h"
 #include "traces/formats/prompt_json.h"
-#include "traces/importers/import_row.h"
+#include "traces/importers/foreign_traces.h"
 
 namespace lockstep {
 namespace {

@@ -7,10 +7,8 @@
 
 #include "base/json_reader.h"
 #include "base/line_reader.h"
-#include "traces/importers/azure.h"
 #include "traces/importers/benchmark_file.h"
-#include "traces/importers/import_row.h"
-#include "traces/importers/mooncake.h"
+#include "traces/importers/foreign_traces.h"
 
 namespace lockstep {
 namespace {

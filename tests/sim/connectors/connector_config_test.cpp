@@ -23,23 +23,12 @@ const KVCacheConfig& two_groups() {
 
 TEST(ConnectorConfig, parts_are_read_as_they_are_written) {
   for (const Parts& parts :
-       {Parts{peers}, Parts{host, peers}, Parts{one_group_peers, host, host}}) {
+       {Parts{peers}, Parts{host, peers}, Parts{one_group_peers, host, host}})
     EXPECT_EQ(connector_parts_from_text(connector_parts_text(parts)), parts);
-    EXPECT_EQ(connector_parts_from_number(connector_parts_number(parts)), parts);
-  }
-  EXPECT_EQ(connector_parts_number({host, peers}), 21);
   EXPECT_EQ(connector_parts_text({}), "none");
   for (const char* const text :
        {"", "+", "peers+", "+host", "nfs", "peers,host", "host+host+host+host+host"})
     EXPECT_FALSE(connector_parts_from_text(text)) << text;
-}
-
-TEST(ConnectorConfig, numbers_that_name_no_parts_are_refused) {
-  for (const std::int64_t number : {-1, 7, 102, 22'222}) {
-    ConnectorConfig config;
-    config.parts = connector_parts_from_number(number);
-    EXPECT_FALSE(check_connector(config, one_group())) << number;
-  }
 }
 
 TEST(ConnectorConfig, an_engine_asks_every_part_whether_it_takes_several_groups) {

@@ -40,11 +40,12 @@ TEST(WatchedFiles, a_file_written_under_its_own_name_is_seen_with_a_part_of_its_
   WatchedFiles files(3, HiddenStateDefect::save_race);
   files.save(0, 5, states_of("r17", 40));
   const auto found = files.look(5'000'000);
-  ASSERT_TRUE(found);
-  EXPECT_EQ(found->phase, Phase::hidden_file);
-  EXPECT_EQ(found->request, "r17");
-  EXPECT_EQ(found->step, 5);
-  EXPECT_NE(found->message.find("r17.safetensors"), std::string::npos) << found->message;
+  ASSERT_TRUE(found.has_diverged());
+  EXPECT_EQ(found.divergence().phase, Phase::hidden_file);
+  EXPECT_EQ(found.divergence().request, "r17");
+  EXPECT_EQ(found.divergence().step, 5);
+  EXPECT_NE(found.divergence().message.find("r17.safetensors"), std::string::npos)
+      << found.divergence().message;
 }
 
 TEST(WatchedFiles, files_are_named_after_their_requests_and_never_twice_alike) {

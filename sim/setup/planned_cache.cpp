@@ -1,0 +1,170 @@
+#include "sim/setup/planned_cache.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "base/number_text.h"
+#include "reference/plan/model_spec.h"
+#include "reference/plan/page_size.h"
+#include "reference/plan/planner.h"
+#include "reference/plan/rank_plan.h"
+#include "reference/plan/request_need.h"
+#include "sim/step/backend_config.h"
+#include "traces/formats/run_spec.h"
+#include "traces/models/model_file.h"
+
+namespace lockstep {
+namespace {
+
+KVCacheGroupSpec group_of(const RunSpec& run) {
+  const RunRecipe& recipe = run.recipe;
+  KVCacheGroupSpec group;
+  const bool mla = recipe.attention == "mla";
+  group.spec.kind = mla ? CacheKind::mla : CacheKind::full_attention;
+  group.spec.block_size = run.engine.block_size;
+  group.spec.num_kv_heads = recipe.kv_heads != 0 ? recipe.kv_heads : (mla ? 1 : 2);
+  group.spec.head_size = recipe.head_size;
+  const ElementType type = *element_type_from_name(recipe.dtype);
+  group.spec.dtype = type.dtype;
+  group.spec.kv_quant_mode = type.mode;
+  for (int i = 0; i < recipe.layers; ++i) group.layer_names.push_back(fmt::format("layers.{}", i));
+  return group;
+}
+
+// Scales of K and of V rows need both.
+Result<void> check_scales(const std::string& dtype, const KVCacheSpec& spec) {
+  if (element_type_from_name(dtype)->mode == KVQuantMode::none || !has_single_rows(spec)) return {};
+  return fail(
+      fmt::format("--dtype: {} has a scale for each K and each V row, and mla keeps one row for "
+                  "both; choose int8 or fp8_e4m3",
+                  dtype));
+}
+
+// A pool for `groups` in which one request of max_model_len fits and two do not.
+std::int64_t tight_pool(const std::vector<KVCacheGroupSpec>& groups, const EngineConfig& engine,
+                        std::vector<std::string>& chosen) {
+  PlanOptions options;
+  options.max_model_len = engine.max_model_len;
+  options.max_num_batched_tokens = engine.max_num_batched_tokens;
+  std::int64_t blocks = 0;
+  for (const KVCacheGroupSpec& group : groups) blocks += max_blocks_per_request(group, options);
+  const std::int64_t num_blocks = 1 + blocks + (blocks + 1) / 2;
+  chosen.push_back(
+      fmt::format("{} blocks, one and a half times the longest request", with_commas(num_blocks)));
+  return num_blocks;
+}
+
+Result<KVCacheConfig> plan_model(RunSpec& run, const CacheWishes& wishes,
+                                 std::vector<std::string>& chosen) {
+  EngineConfig& engine = run.engine;
+  const Result<ModelSpec> model = find_model(run.recipe.model);
+  if (!model) return tl::unexpected(model.error());
+  PlanOptions options;
+  options.backend = run.attention_backend;
+  const ElementType type = *element_type_from_name(run.recipe.dtype);
+  options.kv_dtype = type.dtype;
+  options.kv_quant_mode = type.mode;
+  options.max_model_len = engine.max_model_len;
+  options.max_num_batched_tokens = engine.max_num_batched_tokens;
+  options.mamba_chunk_size = model->mamba_chunk_size;
+  options.tp = run.tensor_parallel_size;
+  options.dcp = engine.dcp;
+  options.pcp = engine.pcp;
+  options.disable_hybrid_kv_cache_manager = !wishes.hybrid_groups;
+  if (wishes.says_block_size) options.block_size = engine.block_size;
+  Result<LayerSpecs> layers = layer_specs(*model, options);
+  if (!layers) return tl::unexpected(layers.error());
+  for (const NamedSpec& layer : *layers)
+    if (auto taken = check_scales(run.recipe.dtype, layer.spec); !taken)
+      return tl::unexpected(taken.error());
+  if (is_hybrid(*layers) && engine.enable_prefix_caching) {
+    options.mamba_cache_mode = MambaCacheMode::align;
+    chosen.push_back("states are kept in mode align, which prefix caching needs");
+    layers = layer_specs(*model, options);
+    if (!layers) return tl::unexpected(layers.error());
+  }
+  // Groups and block sizes do not depend on how many blocks there are.
+  options.num_gpu_blocks_override = std::int64_t{1} << 30;
+  Result<MemoryPlan> plan = plan_memory(*layers, options);
+  if (!plan) return tl::unexpected(plan.error());
+  options.num_gpu_blocks_override = wishes.num_blocks
+                                        ? *wishes.num_blocks
+                                        : tight_pool(plan->workers.front().groups, engine, chosen);
+  plan = plan_memory(*layers, options);
+  if (!plan) return tl::unexpected(plan.error());
+  if (!wishes.hybrid_groups)
+    chosen.push_back("one KV cache group for all layers, as without the hybrid KV cache manager");
+
+  engine.block_size = static_cast<std::int32_t>(plan->aligned.block_size);
+  engine.mamba_block_size = static_cast<std::int32_t>(plan->aligned.mamba_block_size.value_or(0));
+  engine.mamba_cache_mode = options.mamba_cache_mode;
+  const auto tp_size = static_cast<std::int32_t>(options.tp);
+  options.tp = 1;
+  const Result<LayerSpecs> whole = layer_specs(*model, options);
+  if (!whole) return tl::unexpected(whole.error());
+  return whole_plan(plan->workers.front(), *whole, tp_size);
+}
+
+}  // namespace
+
+Result<KVCacheConfig> plan_replay_cache(RunSpec& run, const CacheWishes& wishes,
+                                        std::vector<std::string>& chosen) {
+  if (!run.recipe.model.empty()) return plan_model(run, wishes, chosen);
+  std::vector<KVCacheGroupSpec> groups = {group_of(run)};
+  if (auto taken = check_scales(run.recipe.dtype, groups.front().spec); !taken)
+    return tl::unexpected(taken.error());
+  const std::int64_t num_blocks =
+      wishes.num_blocks ? *wishes.num_blocks : tight_pool(groups, run.engine, chosen);
+  return plan_for_groups(std::move(groups), num_blocks);
+}
+
+namespace {
+
+// Options that say more about a connector that is not there.
+Result<void> check_alone(const GivenRun& given) {
+  if (given.has("host_blocks")) return fail("--host-blocks needs a host tier: --connector host");
+  if (given.has("transfer_delay_steps"))
+    return fail("--transfer-delay needs a host tier: --connector host");
+  for (const char* name : {"load_failed_percent", "kv_load_failure_policy"})
+    if (given.has(name))
+      return fail(fmt::format("{} needs a connector whose loads may fail: --connector",
+                              run_field(name).flag));
+  return {};
+}
+
+}  // namespace
+
+Result<bool> hybrid_groups_of(const GivenRun& given, const RunSpec& run) {
+  std::optional<bool> wants;
+  if (given.has("disable_hybrid_kv_cache_manager"))
+    wants = !run.recipe.disable_hybrid_kv_cache_manager;
+  if (!given.has("connector")) {
+    if (auto sound = check_alone(given); !sound) return tl::unexpected(sound.error());
+    return wants.value_or(true);
+  }
+  for (const char* name : {"host_blocks", "transfer_delay_steps"})
+    if (given.has(name) && !run.connector.has(ConnectorKind::host))
+      return fail(fmt::format("{} is of a host tier: --connector host", run_field(name).flag));
+  ConnectorConfig connector;
+  static_cast<ConnectorSpec&>(connector) = run.connector;
+  if (!run.mutants.empty())
+    if (const auto defect = multi_connector_defect_from_name(run.mutants.front()))
+      connector.setup_defect = *defect;
+  const Result<bool> hybrid = hybrid_groups_of(connector, wants);
+  if (!hybrid)
+    return fail(fmt::format("--connector {}: {}", connector_parts_text(run.connector.parts),
+                            hybrid.error().message));
+  return hybrid;
+}
+
+Result<void> size_host_tier(const GivenRun& given, RunSpec& run) {
+  if (!run.connector.has(ConnectorKind::host)) return {};
+  if (!run.engine.enable_prefix_caching)
+    return fail("--connector host finds blocks by their hashes; leave --no-prefix-caching out");
+  if (!given.has("host_blocks")) run.connector.num_host_blocks = run.cache.num_blocks;
+  return {};
+}
+
+}  // namespace lockstep

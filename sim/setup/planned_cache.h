@@ -1,0 +1,40 @@
+// What a trace is replayed with where it brings no plan: the cache of a RunRecipe (layers alike, or
+// those of a model of the catalogue as the planner lays them out), and its KV connectors.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/result.h"
+#include "reference/types/kv_cache_spec.h"
+#include "sim/connectors/connector_config.h"
+#include "traces/formats/run_fields.h"
+#include "traces/formats/run_spec.h"
+
+namespace lockstep {
+
+struct CacheWishes {
+  // Absent: one and a half times what the longest request holds.
+  std::optional<std::int64_t> num_blocks;
+  bool says_block_size = false;  // the engine's is not the default, but asked for
+  bool hybrid_groups = true;     // false: all layers of a model are kept alike, in one group
+};
+
+// The plan of run.recipe. What it decides for the engine (block sizes, the mode of states) is put
+// into run.engine, and a sentence about each choice into `chosen`. Errors: an unknown model, a pool
+// too small for one request of max_model_len.
+Result<KVCacheConfig> plan_replay_cache(RunSpec& run, const CacheWishes& wishes,
+                                        std::vector<std::string>& chosen);
+
+// Before there is a plan: whether the engine may give its connectors several KV cache groups.
+// Refused: options that need a connector or another one, several groups that the user insists on
+// and a part does not take.
+Result<bool> hybrid_groups_of(const GivenRun& given, const RunSpec& run);
+
+// With the plan: a host tier is as large as the pool unless --host-blocks says more. Refused: a
+// tier without prefix caching, whose block hashes are its keys.
+Result<void> size_host_tier(const GivenRun& given, RunSpec& run);
+
+}  // namespace lockstep

@@ -1,0 +1,47 @@
+// From a file and what is said about it to a run that is ready to start: its spec, with what nobody
+// said chosen from the file (a trace's hints, a recording's header, a saved case) or from the
+// trace's own needs; its configuration; what arrives.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/result.h"
+#include "sim/session/session.h"
+#include "traces/formats/run_fields.h"
+#include "traces/formats/saved_case.h"
+#include "traces/importers/benchmark_file.h"
+#include "traces/importers/open_trace.h"
+
+namespace lockstep {
+
+struct ReplayRequest {
+  std::string file;
+  GivenRun run;
+  std::int64_t staging_blocks = 0;  // of a buffer that another engine's blocks go through
+  bool tells_cache_events = false;
+  bool draws = false;  // LockstepConfig::draw
+  bool saves = false;
+};
+
+struct PreparedReplay {
+  FileFormat format = FileFormat::request_trace;
+  RunSpec run;
+  LockstepConfig config;                  // of `run`
+  SessionParts parts;                     // without backends and faults
+  std::int64_t num_records = 0;           // of the trace or recording; 0: not known
+  std::vector<std::string> chosen;        // what was chosen here because nobody said
+  std::optional<BenchmarkTotals> totals;  // that the run must arrive at
+  std::optional<ExpectedVerdict> expected;
+};
+
+// Errors: a file that cannot be read, options that contradict it or one another.
+Result<PreparedReplay> prepare_replay(const ReplayRequest& request);
+
+// The run up to its end as a saved case.
+Result<SavedCase> case_of(const ReplayRequest& request, const PreparedReplay& prepared,
+                          const RunReport& report);
+
+}  // namespace lockstep

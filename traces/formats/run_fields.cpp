@@ -1,0 +1,476 @@
+#include "traces/formats/run_fields.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <type_traits>
+#include <utility>
+
+#include "base/check.h"
+
+#include "traces/formats/run_field_rows.h"
+
+namespace lockstep {
+namespace {
+
+using namespace run_rows;
+
+constexpr std::int64_t kTokenOptionMax = 1 << 20;
+constexpr std::int64_t kRanksMax = 64;
+constexpr std::int64_t kNanosecondsMax = 1'000'000'000'000;
+
+constexpr std::string_view kCache = "Cache";
+constexpr std::string_view kEngine = "Engine";
+constexpr std::string_view kConnector = "KV connector (vllm-0.22.1)";
+constexpr std::string_view kRanks = "Ranks";
+constexpr std::string_view kRun = "Run";
+
+constexpr RunField kFields[] = {
+    // The cache that is planned where the input brings none.
+    row<&RunSpec::recipe, &RunRecipe::model>(
+        {.name = "model",
+         .group = kCache,
+         .flag = "--model",
+         .help = "all layers of a model of the catalogue, a model file or a config.json",
+         .said_by = kByRecordings}),
+    row<&RunSpec::recipe, &RunRecipe::layers>({.name = "layers",
+                                               .group = kCache,
+                                               .flag = "--layers",
+                                               .help = "layers (2)",
+                                               .at_least = 1,
+                                               .at_most = 256,
+                                               .said_by = kByModels}),
+    row<&RunSpec::recipe, &RunRecipe::kv_heads>({.name = "kv_heads",
+                                                 .group = kCache,
+                                                 .flag = "--kv-heads",
+                                                 .help = "KV heads of a layer (2)",
+                                                 .at_least = 1,
+                                                 .at_most = 256,
+                                                 .said_by = kByModels}),
+    row<&RunSpec::recipe, &RunRecipe::head_size>({.name = "head_size",
+                                                  .group = kCache,
+                                                  .flag = "--head-size",
+                                                  .help = "elements of a head (64)",
+                                                  .at_least = 1,
+                                                  .at_most = 4096,
+                                                  .said_by = kByModels}),
+    setting_row<&RunSpec::queries_per_kv>({.name = "queries_per_kv",
+                                           .group = kCache,
+                                           .flag = "--queries-per-kv",
+                                           .help = "query heads of a KV head (1)",
+                                           .at_least = 1,
+                                           .at_most = 64,
+                                           .said_by = kBySavedCase}),
+    row<&RunSpec::recipe, &RunRecipe::dtype>({.name = "dtype",
+                                              .group = kCache,
+                                              .flag = "--dtype",
+                                              .help = "elements of the cache (bf16)",
+                                              .choices = kDtypeChoices,
+                                              .said_by = kByRecordings}),
+    row<&RunSpec::recipe, &RunRecipe::attention>({.name = "attention",
+                                                  .group = kCache,
+                                                  .flag = "--attention",
+                                                  .help = "kind of the layers (full)",
+                                                  .choices = kAttentionChoices,
+                                                  .said_by = kByModels}),
+    row<&RunSpec::layout>({.name = "layout",
+                           .group = kCache,
+                           .flag = "--layout",
+                           .help = "order of tokens and heads in a page (NHD)",
+                           .said_by = kBySavedCase,
+                           .saved_in = SavedIn::header}),
+    row<&RunSpec::attention_backend>({.name = "attention_backend",
+                                      .group = kCache,
+                                      .flag = "--attention-backend",
+                                      .help = "whose layout rules hold (flash_attn)",
+                                      .choices = kBackendChoices,
+                                      .said_by = kBySavedCase,
+                                      .saved_in = SavedIn::header}),
+    row<&RunSpec::kernel_block_sizes>(
+        {.name = "kernel_block_sizes", .saved_in = SavedIn::header, .shrinks = Shrinks::never}),
+    row<&RunSpec::layout_rule>({.name = "layout_rule", .saved_in = SavedIn::header}),
+    row<&RunSpec::cache, &KVCacheConfig::num_blocks>(
+        {.name = "num_blocks",
+         .group = kCache,
+         .flag = "--num-blocks",
+         .help = "blocks of the pool, the null block included (the trace's hint; else one and a "
+                 "half times the longest request)",
+         .at_least = 2,
+         .said_by = kByRecordings}),
+    engine_row<&EngineConfig::block_size>({.name = "block_size",
+                                           .group = kCache,
+                                           .flag = "--block-size",
+                                           .help = "tokens of a block (16)",
+                                           .at_least = 1,
+                                           .at_most = kTokenOptionMax,
+                                           .said_by = kByRecordings,
+                                           .shrinks = Shrinks::size}),
+    engine_row<&EngineConfig::mamba_block_size>(
+        {.name = "mamba_block_size", .shrinks = Shrinks::size}),
+    setting_row<&RunSpec::block_order>({.name = "block_order"}),
+
+    // The engine.
+    engine_row<&EngineConfig::engine>({.name = "engine",
+                                       .group = kEngine,
+                                       .flag = "--engine",
+                                       .help = "profile to decide like ({})",
+                                       .said_by = kByRecordings,
+                                       .shrinks = Shrinks::never}),
+    engine_row<&EngineConfig::policy>({.name = "policy",
+                                       .group = kEngine,
+                                       .flag = "--policy",
+                                       .help = "who goes first (fcfs)",
+                                       .said_by = kByRecordings}),
+    engine_row<&EngineConfig::max_num_seqs>({.name = "max_num_seqs",
+                                             .group = kEngine,
+                                             .flag = "--max-num-seqs",
+                                             .help = "running requests (256)",
+                                             .at_least = 1,
+                                             .at_most = kTokenOptionMax,
+                                             .said_by = kByRecordings,
+                                             .shrinks = Shrinks::limit}),
+    engine_row<&EngineConfig::max_num_batched_tokens>({.name = "max_num_batched_tokens",
+                                                       .group = kEngine,
+                                                       .flag = "--max-num-batched-tokens",
+                                                       .help = "tokens of one step (8192)",
+                                                       .at_least = 1,
+                                                       .said_by = kByRecordings,
+                                                       .shrinks = Shrinks::limit}),
+    engine_row<&EngineConfig::max_model_len>(
+        {.name = "max_model_len",
+         .group = kEngine,
+         .flag = "--max-model-len",
+         .help = "prompt and output of a request at most (the longest of the trace)",
+         .at_least = 1,
+         .said_by = kByRecordings,
+         .shrinks = Shrinks::limit}),
+    engine_row<&EngineConfig::long_prefill_token_threshold>(
+        {.name = "long_prefill_token_threshold",
+         .group = kEngine,
+         .flag = "--long-prefill-token-threshold",
+         .help = "a prompt's tokens in one step at most; 0: no limit (0)",
+         .said_by = kByRecordings,
+         .phrase = ", prompts in chunks of {}"}),
+    engine_row<&EngineConfig::enable_prefix_caching>(
+        {.name = "enable_prefix_caching",
+         .group = kEngine,
+         .no_flag = "--no-prefix-caching",
+         .no_help = "forget blocks when they are freed",
+         .said_by = kByRecordings,
+         .phrase = ", no prefix caching"}),
+    engine_row<&EngineConfig::enable_chunked_prefill>(
+        {.name = "enable_chunked_prefill",
+         .group = kEngine,
+         .no_flag = "--no-chunked-prefill",
+         .no_help = "a prompt runs in one step or waits",
+         .said_by = kByRecordings,
+         .phrase = ", no chunked prefill"}),
+    engine_row<&EngineConfig::async_scheduling>(
+        {.name = "async_scheduling",
+         .group = kEngine,
+         .flag = "--async-scheduling",
+         .help = "decide a step before the output of the one before is known",
+         .said_by = kByRecordings,
+         .phrase = ", async scheduling"}),
+    engine_row<&EngineConfig::scheduler_reserve_full_isl>(
+        {.name = "scheduler_reserve_full_isl",
+         .group = kEngine,
+         .flag = "--reserve-full-isl",
+         .help = "admit a request only when its whole prompt fits (default)",
+         .no_flag = "--no-reserve-full-isl",
+         .no_help = "admit a request when its first chunk fits",
+         .said_by = kByRecordings,
+         .phrase = ", no full-length reservation"}),
+    engine_row<&EngineConfig::hash_algorithm>(
+        {.name = "hash_algorithm",
+         .group = kEngine,
+         .flag = "--hash-algorithm",
+         .help = "of block hashes: the model's own, or one of the engine's (content; with "
+                 "--cache-events sha256_cbor)",
+         .said_by = kByRecordings}),
+    engine_row<&EngineConfig::mamba_cache_mode>({.name = "mamba_cache_mode"}),
+    engine_row<&EngineConfig::num_spec_tokens>(
+        {.name = "num_spec_tokens", .phrase = ", {} drafts"}),
+    engine_row<&EngineConfig::spec_method>({.name = "spec_method"}),
+    engine_row<&EngineConfig::num_hash_lookahead_tokens>({.name = "num_hash_lookahead_tokens"}),
+    engine_row<&EngineConfig::prefix_cache_retention_interval>(
+        {.name = "prefix_cache_retention_interval"}),
+
+    // KV connectors.
+    setting_row<&RunSpec::connector, &ConnectorSpec::parts>(
+        {.name = "connector",
+         .group = kConnector,
+         .flag = "--connector",
+         .help = "peers: somebody knows prefixes of some prompts, loads take time and fail "
+                 "(default); host: full blocks are stored in host memory and loaded from there; "
+                 "one-group-peers: as peers, of one KV cache group; up to four of them in the "
+                 "order in which they are asked: peers+host",
+         .value_name = "PART[+PART...]",
+         .default_text = "peers",
+         .value_is_optional = true,
+         .expected = kPartsExpected,
+         .said_by = kByRecordings}),
+    row<&RunSpec::recipe, &RunRecipe::disable_hybrid_kv_cache_manager>(
+        {.name = "disable_hybrid_kv_cache_manager",
+         .group = kConnector,
+         .flag = "--disable-hybrid-kv-cache-manager",
+         .help = "one KV cache group, whatever the layers (where a connector takes no more)",
+         .no_flag = "--no-disable-hybrid-kv-cache-manager",
+         .no_help = "insist on several",
+         .said_by = kByRecordings}),
+    setting_row<&RunSpec::connector, &ConnectorSpec::load_failure_policy>(
+        {.name = "kv_load_failure_policy",
+         .old_name = "load_failure_fails",
+         .group = kConnector,
+         .flag = "--kv-load-failure-policy",
+         .help = "of requests whose load fails (recompute)",
+         .said_by = kByRecordings}),
+    setting_row<&RunSpec::connector, &ConnectorSpec::num_host_blocks>(
+        {.name = "host_blocks",
+         .group = kConnector,
+         .flag = "--host-blocks",
+         .help = "of each host tier (as many as the pool has)",
+         .at_least = 1,
+         .said_by = kByRecordings,
+         .shrinks = Shrinks::lowered,
+         .lowest = 1}),
+    setting_row<&RunSpec::connector, &ConnectorSpec::load_failed_percent>(
+        {.name = "load_failed_percent",
+         .group = kConnector,
+         .flag = "--load-failures",
+         .help = "percent of the loads that fail (10 of those from peers, none from a host tier)",
+         .at_most = 100,
+         .said_by = kByRecordings,
+         .shrinks = Shrinks::lowered,
+         .lowest = 1}),
+    setting_row<&RunSpec::connector, &ConnectorSpec::delay_steps_max>(
+        {.name = "transfer_delay_steps",
+         .group = kConnector,
+         .flag = "--transfer-delay",
+         .help = "steps that a load or store of the host tier takes at most (3)",
+         .at_most = 1000,
+         .said_by = kByRecordings,
+         .shrinks = Shrinks::lowered,
+         .lowest = 1}),
+
+    // Ranks.
+    setting_row<&RunSpec::tensor_parallel_size>(
+        {.name = "tensor_parallel_size",
+         .group = kRanks,
+         .flag = "--tensor-parallel-size",
+         .help = "ranks that share the heads of a layer (1)",
+         .at_least = 1,
+         .at_most = kRanksMax,
+         .said_by = kBySavedCase,
+         .shrinks = Shrinks::lowered,
+         .lowest = 2}),
+    setting_row<&RunSpec::pipeline_parallel_size>({.name = "pipeline_parallel_size",
+                                                   .group = kRanks,
+                                                   .flag = "--pipeline-parallel-size",
+                                                   .help = "stages that share the layers (1)",
+                                                   .at_least = 1,
+                                                   .at_most = kRanksMax,
+                                                   .said_by = kBySavedCase,
+                                                   .shrinks = Shrinks::lowered,
+                                                   .lowest = 2}),
+    setting_row<&RunSpec::data_parallel_size>(
+        {.name = "data_parallel_size",
+         .group = kRanks,
+         .flag = "--data-parallel-size",
+         .help = "engines that share the requests and meet in every step (1)",
+         .at_least = 1,
+         .at_most = kRanksMax,
+         .said_by = kByRecordings,
+         .shrinks = Shrinks::lowered,
+         .lowest = 2}),
+    engine_row<&EngineConfig::dcp>(
+        {.name = "dcp",
+         .group = kRanks,
+         .flag = "--decode-context-parallel-size",
+         .help = "tensor parallel ranks that deal out tokens among one another (1)",
+         .at_least = 1,
+         .at_most = kRanksMax,
+         .said_by = kByRecordings}),
+    engine_row<&EngineConfig::pcp>({.name = "pcp",
+                                    .group = kRanks,
+                                    .flag = "--prefill-context-parallel-size",
+                                    .help = "further ranks that tokens are dealt out to (1)",
+                                    .at_least = 1,
+                                    .at_most = kRanksMax,
+                                    .said_by = kByRecordings}),
+    setting_row<&RunSpec::cp_kv_cache_interleave_size>(
+        {.name = "cp_kv_cache_interleave_size",
+         .group = kRanks,
+         .flag = "--cp-kv-cache-interleave-size",
+         .help = "tokens in a row that go to one rank of context parallelism (1)",
+         .at_least = 1,
+         .at_most = kTokenOptionMax,
+         .said_by = kBySavedCase}),
+    setting_row<&RunSpec::enforce_eager>(
+        {.name = "enforce_eager",
+         .group = kRanks,
+         .flag = "--enforce-eager",
+         .help = "data parallel ranks run no graphs: none is padded to the largest",
+         .said_by = kByRecordings}),
+
+    // The run.
+    row<&RunSpec::backend>(
+        {.name = "backend",
+         .group = kRun,
+         .flag = "--backend",
+         .help = "auto, cuda (a GPU), simt (the same kernels on the CPU), none (the model alone), "
+                 "or a plugin of yours: FILE.so (docs/check_your_kernels.md)",
+         .default_text = "auto",
+         .saved_in = SavedIn::header}),
+    row<&RunSpec::check>({.name = "check",
+                          .group = kRun,
+                          .flag = "--check",
+                          .help = "fast; check: watch every access of every simulated thread; "
+                                  "hunt: preempt threads too",
+                          .saved_in = SavedIn::header}),
+    setting_row<&RunSpec::num_streams>(
+        {.name = "num_streams",
+         .group = kRun,
+         .flag = "--streams",
+         .help = "streams that a step's operations are spread over, with events in between (1)",
+         .at_least = 1,
+         .at_most = 64,
+         .said_by = kBySavedCase}),
+    setting_row<&RunSpec::delay_streams>(
+        {.name = "delay_streams",
+         .group = kRun,
+         .flag = "--delay-streams",
+         .help = "on the CPU: run every operation as late as events allow, in an order from the "
+                 "seed (--check hunt does so too)",
+         .said_by = kBySavedCase}),
+    setting_row<&RunSpec::max_cudagraph_capture_size>(
+        {.name = "max_cudagraph_capture_size",
+         .group = kRun,
+         .flag = "--graphs",
+         .help = "capture a graph for each of vLLM's batch sizes up to N tokens, replay it and "
+                 "pad to it",
+         .at_least = 1,
+         .said_by = kBySavedCase}),
+    setting_row<&RunSpec::numbers>(
+        {.name = "numbers",
+         .old_name = "real_numbers",
+         .group = kRun,
+         .flag = "--numbers",
+         .help = "what rows hold: words that are moved; real numbers, which an engine's kernels "
+                 "quantise and attend to (words)",
+         .said_by = kBySavedCase}),
+    row<&RunSpec::mutants>({.name = "mutants",
+                            .group = kRun,
+                            .flag = "--mutant",
+                            .help = "plant this defect (lockstep mutants --list)",
+                            .said_by = kBySavedCase,
+                            .saved_in = SavedIn::header,
+                            .shrinks = Shrinks::never}),
+    row<&RunSpec::seed>({.name = "seed",
+                         .group = kRun,
+                         .flag = "--seed",
+                         .help = "of sampled tokens and of hunt's preemptions (0)",
+                         .said_by = kBySavedCase,
+                         .saved_in = SavedIn::header}),
+    row<&RunSpec::recipe, &RunRecipe::faults>(
+        {.name = "faults",
+         .group = kRun,
+         .flag = "--faults",
+         .help = "what goes wrong: KIND@STEP[+STEPS][:NUMBER], by commas, or a seed "
+                 "(docs/formats.md, Faults)",
+         .value_name = "LIST|SEED",
+         .said_by = kByRecordings}),
+    row<&RunSpec::recipe, &RunRecipe::limit_requests>(
+        {.name = "limit_requests",
+         .group = kRun,
+         .flag = "--limit",
+         .help = "only the first N requests; 0: all (0)",
+         .at_most = INT64_MAX,
+         .said_by = kByRecordings}),
+    setting_row<&RunSpec::step_time, &StepTimeModel::base_ns>(
+        {.name = "step_base_ns",
+         .group = kRun,
+         .flag = "--step-base-ns",
+         .help = "virtual time of a step (10000000)",
+         .at_most = kNanosecondsMax,
+         .said_by = kByRecordings}),
+    setting_row<&RunSpec::step_time, &StepTimeModel::per_token_ns>(
+        {.name = "step_token_ns",
+         .group = kRun,
+         .flag = "--step-per-token-ns",
+         .help = "... and of each of its tokens (20000)",
+         .at_most = kNanosecondsMax,
+         .said_by = kByRecordings}),
+    setting_row<&RunSpec::draft_acceptance_percent>({.name = "draft_acceptance_percent"}),
+    setting_row<&RunSpec::budget, &CheckBudget::probe_rows>({.name = "probe_rows"}),
+    setting_row<&RunSpec::budget, &CheckBudget::query_rows>({.name = "query_rows"}),
+    setting_row<&RunSpec::budget, &CheckBudget::untouched_pages>({.name = "untouched_pages"}),
+};
+
+}  // namespace
+
+bool RunField::is_default(const RunSpec& run) const { return is_equal(run, defaults()); }
+
+std::string value_text(const RunField& field, const RunSpec& run) {
+  JsonWriter out;
+  field.write(out, run);
+  std::string text = out.take_line();
+  text.pop_back();
+  return text.starts_with('"') ? text.substr(1, text.size() - 2) : text;
+}
+
+std::span<const RunField> run_fields() { return kFields; }
+
+const RunField* find_run_field(std::string_view name) {
+  const auto found = std::ranges::find(kFields, name, &RunField::name);
+  return found == std::end(kFields) ? nullptr : found;
+}
+
+const RunField& run_field(std::string_view name) {
+  const RunField* field = find_run_field(name);
+  LS_CHECK(field != nullptr, "no option of a run is called {}", name);
+  return *field;
+}
+
+const RunSpec& simplest_run() {
+  static const RunSpec simplest = [] {
+    RunSpec run;
+    run.backend = "none";
+    run.check = CheckMode::fast;
+    return run;
+  }();
+  return simplest;
+}
+
+bool GivenRun::has(std::string_view name) const {
+  return std::ranges::find(given, &run_field(name)) != given.end();
+}
+
+void GivenRun::add(const RunField& field) {
+  if (std::ranges::find(given, &field) == given.end()) given.push_back(&field);
+}
+
+void GivenRun::set_text(std::string_view name, std::string_view text) {
+  const RunField& field = run_field(name);
+  const bool taken = field.set_text(spec, text);
+  LS_CHECK(taken, "{} cannot be {}", name, text);
+  add(field);
+}
+
+void GivenRun::forget(std::string_view name) { std::erase(given, &run_field(name)); }
+
+void GivenRun::apply_to(RunSpec& run) const {
+  for (const RunField* field : given) field->copy(spec, run);
+}
+
+std::string GivenRun::first_said_by(SaidBy input) const {
+  for (const RunField& field : kFields) {
+    if ((field.said_by & input) == 0 || !has(field.name)) continue;
+    const bool is_reset = field.kind == FieldKind::flag && field.number(spec) == 0;
+    return std::string(is_reset ? field.no_flag : field.flag);
+  }
+  return {};
+}
+
+}  // namespace lockstep

@@ -1,0 +1,77 @@
+// What every importer gets out of a row of a foreign trace, and the request it becomes.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+
+#include "base/line_reader.h"
+#include "base/result.h"
+#include "traces/formats/request_trace.h"
+#include "traces/importers/open_trace.h"
+
+namespace lockstep {
+
+// Mooncake's request traces (JSON lines): timestamp in ms, lengths, and the ids of the prompt's
+// blocks of 512 tokens, the last of them covering what is left. An id stands for the block's
+// content and everything before it, so equal ids are equal prefixes; here it is the seed of a
+// symbolic run.
+//
+// Keys: timestamp (or created_time), input_length (or input_tokens), output_length (or
+// output_tokens), hash_ids. Any other key is refused, and so is a row whose ids do not cover its
+// prompt exactly. Arrivals count from the trace's own zero; rows at equal times keep the file's
+// order.
+Result<std::unique_ptr<TraceReader>> open_mooncake(const std::string& path,
+                                                   const ImportOptions& options);
+
+// Azure's LLM inference traces (CSV): TIMESTAMP, ContextTokens, GeneratedTokens, found by the names
+// in the header line. Nothing in them says which prompts share a prefix, so none do: every prompt
+// is private to its request.
+//
+// Timestamps keep every digit: YYYY-MM-DD HH:MM:SS[.up to 9 digits], with T for the space and Z or
+// an offset behind it (the 2024 and 2025 files), become integer ns since the first row. Lines may
+// end in \r\n, and the last line in nothing.
+Result<std::unique_ptr<TraceReader>> open_azure(const std::string& path,
+                                                const ImportOptions& options);
+
+// Whether a first line is the header of such a file.
+bool is_azure_header(std::string_view line);
+
+// Nanoseconds since 1970-01-01 00:00 UTC; nothing for what is no such time. Years 1970 to 2199.
+std::optional<std::int64_t> utc_ns_of(std::string_view timestamp);
+
+struct ImportedRow {
+  std::int64_t t_ns = 0;
+  Prompt prompt;
+  std::int32_t output_length = 0;  // 0: none was recorded
+};
+
+// Row number `ordinal` as a request called r<ordinal>, which ends by its length. An output of no
+// tokens becomes one token, since an engine takes no less (ZeroOutput::one_token).
+TraceRequest request_of(ImportedRow&& row, std::uint64_t ordinal);
+
+std::string file_name_of(std::string_view path);
+
+// A foreign trace of one request a line, in the order of the file.
+class ImportReader : public TraceReader {
+ public:
+  ImportReader(LineReader&& lines, const ImportOptions& options, std::string kind)
+      : lines_(std::move(lines)), options_(options) {
+    header_.source = {.kind = std::move(kind), .name = file_name_of(lines_.path()), .seed = {}};
+  }
+  const TraceHeader& header() const override { return header_; }
+  Result<bool> next(TraceRecord& record) override;
+
+ protected:
+  virtual Result<ImportedRow> read_row(std::string_view line) = 0;
+
+  LineReader lines_;
+  ImportOptions options_;
+  TraceHeader header_;
+  std::uint64_t ordinal_ = 0;  // of the row
+};
+
+}  // namespace lockstep
