@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-#include "reference/types/context_rank.h"
+#include "reference/types/ranks.h"
 
 namespace lockstep::cuda {
 

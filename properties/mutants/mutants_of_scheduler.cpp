@@ -21,6 +21,8 @@ GeneratorOptions decisions(FeatureSet always, FeatureSet never = {},
 // Two ranks that share a context. Context parallelism wants one group.
 void share_context(SavedCase& saved) { saved.engine.dcp = 2; }
 
+void draft_with_eagle(SavedCase& saved) { saved.engine.spec_method = SpecMethod::eagle; }
+
 std::vector<Mutant> hash_mutants() {
   return {
       {.id = "hash-extra-keys",
@@ -42,6 +44,16 @@ std::vector<Mutant> hash_mutants() {
            {full_attention, shared_prefixes, long_prompts},
            {several_groups, states, sliding_window, chunked_local, mla, drafts, two_block_pool}),
        .reshape = share_context},
+      {.id = "hash-next-token",
+       .site = kScheduler,
+       .source = "vLLM 0.33.0 design",
+       .mechanism =
+           "a block's hash leaves out the token behind it, which EAGLE's drafter has read, "
+           "and no block of a hit is dropped for it",
+       .exposed_by = "EAGLE's drafts and prompts that part right behind a block",
+       .caught_by = {"audit.draft_read"},
+       .bias = decisions({full_attention, drafts, shared_prefixes}),
+       .reshape = draft_with_eagle},
       {.id = "hash-stale",
        .site = kScheduler,
        .source = "kvcached 363",

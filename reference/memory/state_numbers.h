@@ -88,7 +88,7 @@ class Recurrence {
   // Of the token that came last: [heads, rows].
   const Bounded& outputs() const { return outputs_; }
   // Of the state as it is stored, element by element.
-  double value(std::int64_t element) const { return values_[static_cast<std::size_t>(element)]; }
+  double value(std::int64_t element) const { return values_[element]; }
   double bound(std::int64_t element) const;
 
  private:
