@@ -21,6 +21,7 @@ Outcome run_program(const std::string& program, const std::vector<std::string>& 
                     std::vector<std::string> environment = {});
 
 std::string sample_path(std::string_view name);  // in traces/samples
+inline const std::string kSample = sample_path("shared_prefixes.jsonl");
 std::string read_text(const std::string& path);
 void write_text(const std::string& path, std::string_view text);
 

@@ -11,8 +11,6 @@ namespace {
 
 using Json = nlohmann::json;
 
-const std::string kSample = sample_path("shared_prefixes.jsonl");
-
 TEST(Engines, ListsProfilesPoliciesAndWhatIsNotModelled) {
   const Outcome outcome = run_lockstep({"engines"});
   EXPECT_EQ(outcome.status, 0);

@@ -11,8 +11,6 @@
 namespace lockstep::tests {
 namespace {
 
-const std::string kSample = sample_path("shared_prefixes.jsonl");
-
 std::string model_with_hidden_states() {
   const std::string path = temporary_path("extracting.json");
   write_text(path, R"({"model_file": 1, "name": "extracting", "max_model_len": 4096,

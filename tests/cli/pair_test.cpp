@@ -9,8 +9,6 @@
 namespace lockstep::tests {
 namespace {
 
-const std::string kSample = sample_path("shared_prefixes.jsonl");
-
 std::vector<std::string> lossy(std::vector<std::string> more) {
   std::vector<std::string> arguments = {"pair",        kSample, "--seed",   "4", "--loss",     "10",
                                         "--duplicate", "10",    "--damage", "5", "--straggle", "10",

@@ -10,8 +10,6 @@
 namespace lockstep::tests {
 namespace {
 
-const std::string kSample = sample_path("shared_prefixes.jsonl");
-
 std::string plugin_path(const std::string& name) {
   return std::string(LOCKSTEP_BINARY_DIR) + "/plugins/" + name + ".so";
 }

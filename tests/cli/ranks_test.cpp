@@ -11,8 +11,6 @@ namespace {
 using Json = nlohmann::json;
 using Arguments = std::vector<std::string>;
 
-const std::string kSample = sample_path("shared_prefixes.jsonl");
-
 Json replay_json(Arguments arguments, int expected_status) {
   const std::string path = temporary_path("ranks.json");
   arguments.insert(arguments.begin(), {"replay", kSample, "--backend", "simt", "--limit", "20"});
@@ -127,12 +125,12 @@ TEST(ReplayOverRanks, IsSavedWithItsDegreesAndReproduced) {
   EXPECT_NE(again.out.find("The case is reproduced."), std::string::npos) << again.out;
 }
 
-struct Refusal {
+struct RankRefusal {
   const char* name;
   Arguments arguments;
   const char* names;
 };
-class RefusedRanks : public testing::TestWithParam<Refusal> {};
+class RefusedRanks : public testing::TestWithParam<RankRefusal> {};
 
 TEST_P(RefusedRanks, WithStatusTwoAndTheCulpritNamed) {
   Arguments arguments = GetParam().arguments;
@@ -145,47 +143,48 @@ TEST_P(RefusedRanks, WithStatusTwoAndTheCulpritNamed) {
 INSTANTIATE_TEST_SUITE_P(
     Each, RefusedRanks,
     testing::Values(
-        Refusal{"NoRank", {"--tensor-parallel-size", "0"}, "--tensor-parallel-size"},
-        Refusal{"HeadsThatCannotBeCut",
-                {"--backend", "simt", "--tensor-parallel-size", "3", "--kv-heads", "4"},
-                "4 KV heads"},
-        Refusal{"QueryHeadsThatCannotBeCut",
-                {"--backend", "simt", "--tensor-parallel-size", "4", "--kv-heads", "2"},
-                "query heads"},
-        Refusal{"MoreStagesThanLayers",
-                {"--backend", "simt", "--pipeline-parallel-size", "3"},
-                "the model has 2 layers"},
-        Refusal{"ContextRanksThatHoldOtherHeads",
-                {"--backend", "simt", "--tensor-parallel-size", "2", "--kv-heads", "2",
-                 "--decode-context-parallel-size", "2"},
-                "decode_context_parallel_size 2"},
-        Refusal{"AnInterleaveThatDoesNotDivide",
-                {"--backend", "simt", "--decode-context-parallel-size", "2",
-                 "--cp-kv-cache-interleave-size", "5"},
-                "cp_kv_cache_interleave_size 5"},
-        Refusal{"MemoryWithoutABackend",
-                {"--backend", "none", "--tensor-parallel-size", "2"},
-                "--backend none"},
-        Refusal{"EagerAlone", {"--backend", "none", "--enforce-eager"}, "--data-parallel-size"},
-        Refusal{"ADefectOfEnginesInOne",
-                {"--backend", "simt", "--mutant", "dp-sync-shape"},
-                "there is one engine"},
-        Refusal{"ADefectOfGraphsThatAreNone",
-                {"--backend", "simt", "--data-parallel-size", "2", "--mutant", "dp-graph-alone"},
-                "none are captured"},
-        Refusal{"FaultsOfSeveralEnginesThatAreNone",
-                {"--backend", "none", "--data-parallel-size", "2", "--faults", "explode@3"},
-                "explode"},
-        Refusal{
+        RankRefusal{"NoRank", {"--tensor-parallel-size", "0"}, "--tensor-parallel-size"},
+        RankRefusal{"HeadsThatCannotBeCut",
+                    {"--backend", "simt", "--tensor-parallel-size", "3", "--kv-heads", "4"},
+                    "4 KV heads"},
+        RankRefusal{"QueryHeadsThatCannotBeCut",
+                    {"--backend", "simt", "--tensor-parallel-size", "4", "--kv-heads", "2"},
+                    "query heads"},
+        RankRefusal{"MoreStagesThanLayers",
+                    {"--backend", "simt", "--pipeline-parallel-size", "3"},
+                    "the model has 2 layers"},
+        RankRefusal{"ContextRanksThatHoldOtherHeads",
+                    {"--backend", "simt", "--tensor-parallel-size", "2", "--kv-heads", "2",
+                     "--decode-context-parallel-size", "2"},
+                    "decode_context_parallel_size 2"},
+        RankRefusal{"AnInterleaveThatDoesNotDivide",
+                    {"--backend", "simt", "--decode-context-parallel-size", "2",
+                     "--cp-kv-cache-interleave-size", "5"},
+                    "cp_kv_cache_interleave_size 5"},
+        RankRefusal{"MemoryWithoutABackend",
+                    {"--backend", "none", "--tensor-parallel-size", "2"},
+                    "--backend none"},
+        RankRefusal{"EagerAlone", {"--backend", "none", "--enforce-eager"}, "--data-parallel-size"},
+        RankRefusal{"ADefectOfEnginesInOne",
+                    {"--backend", "simt", "--mutant", "dp-sync-shape"},
+                    "there is one engine"},
+        RankRefusal{
+            "ADefectOfGraphsThatAreNone",
+            {"--backend", "simt", "--data-parallel-size", "2", "--mutant", "dp-graph-alone"},
+            "none are captured"},
+        RankRefusal{"FaultsOfSeveralEnginesThatAreNone",
+                    {"--backend", "none", "--data-parallel-size", "2", "--faults", "explode@3"},
+                    "explode"},
+        RankRefusal{
             "GraphsOfEnginesThatRunNone",
             {"--backend", "simt", "--data-parallel-size", "2", "--enforce-eager", "--graphs", "8"},
             "enforce_eager"},
-        Refusal{"HiddenStatesOfSeveralEngines",
-                {"--backend", "simt", "--data-parallel-size", "2", "--hidden-states", "."},
-                "--hidden-states"},
-        Refusal{"AConnectorOfEnginesWithoutModelledOnes",
-                {"--backend", "none", "--data-parallel-size", "2", "--connector", "host"},
-                "vllm-0.33.0"}),
+        RankRefusal{"HiddenStatesOfSeveralEngines",
+                    {"--backend", "simt", "--data-parallel-size", "2", "--hidden-states", "."},
+                    "--hidden-states"},
+        RankRefusal{"AConnectorOfEnginesWithoutModelledOnes",
+                    {"--backend", "none", "--data-parallel-size", "2", "--connector", "host"},
+                    "vllm-0.33.0"}),
     [](const auto& refusal) { return std::string(refusal.param.name); });
 
 }  // namespace

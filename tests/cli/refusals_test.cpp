@@ -25,8 +25,6 @@ TEST_P(Refused, WithStatusTwoAndTheCulpritNamed) {
   EXPECT_EQ(outcome.out.find("Verdict"), std::string::npos) << outcome.out;
 }
 
-const std::string kSample = sample_path("shared_prefixes.jsonl");
-
 INSTANTIATE_TEST_SUITE_P(
     Each, Refused,
     testing::Values(

@@ -13,8 +13,6 @@ namespace {
 
 using Json = nlohmann::json;
 
-const std::string kSample = sample_path("shared_prefixes.jsonl");
-
 Json replay_json(std::vector<std::string> arguments, int expected_status = 0) {
   const std::string path = temporary_path("result.json");
   arguments.insert(arguments.begin(), "replay");

@@ -11,7 +11,6 @@ namespace {
 
 using Json = nlohmann::json;
 
-const std::string kSample = sample_path("shared_prefixes.jsonl");
 const std::string kFinding =
     LOCKSTEP_SOURCE_DIR "/tests/regressions/vllm_0_22_1_state_hit_longer.jsonl";
 

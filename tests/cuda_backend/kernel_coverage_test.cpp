@@ -1,5 +1,5 @@
 // No kernel without a test that watches its accesses: every __global__ of cuda_backend/kernels is
-// launched in check mode by some test of this program.
+// launched in check mode by some test of single kernels.
 #include <gtest/gtest.h>
 
 #include <cstdlib>
@@ -62,14 +62,18 @@ Names uncovered(const Names& kernels, const std::map<std::string, Names>& by_lau
   return left;
 }
 
-// All tests of this program but those of whole backends and of the executor, in another process.
+// All tests of single kernels: those of this program, without whole backends and the executor, and
+// those of kernel_matrices, in other processes.
 Names launched_by_kernel_tests() {
   const std::string log = tests::temporary_path("kernels");
-  const std::string command =
-      std::string(kKernelLogVariable) + "='" + log + "' '" +
-      fs::read_symlink("/proc/self/exe").string() +
-      "' --gtest_filter='-*Backend*:*Mutant*:Simt*:*Coverage*:*Slow*' --gtest_brief=1 >/dev/null";
-  EXPECT_EQ(std::system(command.c_str()), 0) << command;
+  const std::string variable = std::string(kKernelLogVariable) + "='" + log + "' ";
+  for (const std::string& program :
+       {"'" + fs::read_symlink("/proc/self/exe").string() +
+            "' --gtest_filter='-*Backend*:*Mutant*:Simt*:*Coverage*:*Slow*' --gtest_brief=1",
+        std::string("'" LOCKSTEP_KERNEL_MATRICES "' '~[slow]~[executor]~[!benchmark]'")}) {
+    const std::string command = variable + program + " >/dev/null";
+    EXPECT_EQ(std::system(command.c_str()), 0) << command;
+  }
   Names launched;
   std::ifstream file(log);
   for (std::string name; std::getline(file, name);) launched.insert(name);

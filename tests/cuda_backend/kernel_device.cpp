@@ -19,22 +19,21 @@ std::string_view asked_for() {
   return device == nullptr ? "simt" : device;
 }
 
-// Before the first test: a word that means nothing fails the run, a GPU that is not there skips it.
-class DeviceOfTests : public ::testing::Environment {
-  void SetUp() override {
-    const std::string_view device = asked_for();
-    if (device != "simt" && device != "cuda")
-      FAIL() << kVariable << ": '" << device << "' is neither simt nor cuda";
-    std::string why;
-    if (runs_on_gpu() && !gpu_available(&why)) GTEST_SKIP() << why;
-  }
-};
-const ::testing::Environment* const device_of_tests =
-    ::testing::AddGlobalTestEnvironment(new DeviceOfTests);
-
 }  // namespace
 
 bool runs_on_gpu() { return asked_for() == "cuda"; }
+
+std::string why_no_kernel_device() {
+  const std::string_view device = asked_for();
+  std::string why;
+  if (device != "simt" && device != "cuda")
+    why = std::string(kVariable) + ": '" + std::string(device) + "' is neither simt nor cuda";
+  else if (runs_on_gpu())
+    gpu_available(&why);
+  return why;
+}
+
+std::shared_ptr<void> surroundings_of_devices() { return nullptr; }
 
 Result<std::unique_ptr<Device>> make_kernel_device(CheckMode mode, std::uint64_t seed,
                                                    std::int64_t pool_size_bytes) {

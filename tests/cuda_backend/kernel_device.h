@@ -1,12 +1,11 @@
 // A device for tests of single kernels: arrays go in, bytes come out, reports fail the test. It is
 // the SIMT executor, or a GPU where the environment says LOCKSTEP_TEST_DEVICE=cuda; without a GPU
-// every test of such a run is skipped (kernel_device.cpp).
+// every test of such a run is skipped.
 //
 // 1. On a GPU there are no modes: bodies of in_every_mode() run once, and nothing is reported.
 #pragma once
 
-#include <gtest/gtest.h>
-
+#include <cctype>
 #include <cstdint>
 #include <memory>
 #include <span>
@@ -21,7 +20,14 @@
 
 namespace lockstep::cuda {
 
+// Of the framework that the tests are written in: the test that runs has failed, and goes on.
+void fail_test(const std::string& message);
+
 bool runs_on_gpu();
+// Why there is no device: "no GPU: ...", or a variable that says nothing; empty: there is one.
+std::string why_no_kernel_device();
+// What devices live in: a simulated runtime, or nothing at all. Kept for as long as any of them.
+std::shared_ptr<void> surroundings_of_devices();
 inline constexpr const char* kNoChecker = "reports are the CPU executor's, and this is a GPU";
 Result<std::unique_ptr<Device>> make_kernel_device(CheckMode mode, std::uint64_t seed,
                                                    std::int64_t pool_size_bytes);
@@ -30,6 +36,7 @@ class KernelDevice {
  public:
   explicit KernelDevice(CheckMode mode = CheckMode::check, std::uint64_t seed = 1,
                         std::int64_t pool_size_bytes = 0) {
+    surroundings_ = surroundings_of_devices();
     auto made = make_kernel_device(mode, seed, pool_size_bytes);
     LS_CHECK(made.has_value(), "{}", made.error().message);
     device_ = std::move(*made);
@@ -37,7 +44,7 @@ class KernelDevice {
   KernelDevice(const KernelDevice&) = delete;
   KernelDevice& operator=(const KernelDevice&) = delete;
   ~KernelDevice() {
-    EXPECT_TRUE(device_->finish());
+    finish();
     log_kernels(device_->kernel_statistics());
     for (std::byte* memory : memory_) device_->release(memory);
   }
@@ -64,7 +71,7 @@ class KernelDevice {
   std::vector<T> get(const T* memory, std::int64_t count) {
     std::vector<T> values(static_cast<std::size_t>(count));
     device_->download(values.data(), memory, count * static_cast<std::int64_t>(sizeof(T)));
-    EXPECT_TRUE(device_->finish());
+    finish();
     return values;
   }
 
@@ -94,10 +101,15 @@ class KernelDevice {
     return found;
   }
   void expect_no_reports() {
-    for (const DeviceReport& report : reports()) ADD_FAILURE() << report.message;
+    for (const DeviceReport& report : reports()) fail_test(report.message);
   }
 
  private:
+  void finish() {
+    if (!device_->finish()) fail_test("the device has failed");
+  }
+
+  std::shared_ptr<void> surroundings_;
   std::unique_ptr<Device> device_;
   std::vector<std::byte*> memory_;  // to be given back: a GPU outlives its device
 };

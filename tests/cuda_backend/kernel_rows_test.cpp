@@ -24,7 +24,7 @@ struct Shape {
   int num_tokens = 21;
 };
 
-std::vector<Shape> shapes() {
+std::vector<Shape> row_shapes() {
   return {
       {.name = "bf16, 8 heads of 128, NHD", .num_kv_heads = 8, .head_size = 128},
       {.name = "bf16, 8 heads of 128, HND", .num_kv_heads = 8, .head_size = 128, .hnd = true},
@@ -193,7 +193,7 @@ TEST_P(RowsTest, FilledAndWrittenRowsLieWhereTheSlotsSay) {
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(Shapes, RowsTest, ::testing::ValuesIn(shapes()), [](const auto& shape) {
+INSTANTIATE_TEST_SUITE_P(Shapes, RowsTest, ::testing::ValuesIn(row_shapes()), [](const auto& shape) {
   std::string name = shape.param.name;
   for (char& c : name)
     if (!std::isalnum(static_cast<unsigned char>(c))) c = '_';

@@ -16,7 +16,7 @@
 namespace lockstep::cuda {
 namespace {
 
-constexpr int kSteps = 7;  // batches of one size come often enough to be captured and replayed
+constexpr int kStepsToFail = 7;  // batches of one size come often enough to be captured and replayed
 
 struct Replay {
   std::vector<std::string> found;
@@ -29,7 +29,7 @@ Replay run_on(SimulatedCuda& runtime, const ToyPlan& plan) {
   auto backend = make_backend(std::move(*device), plan.config);
   if (!backend) return {{"refused: " + backend.error().message}, runtime.num_calls()};
   Replay run;
-  run.found = toy_differences(plan, **backend, kSteps);
+  run.found = toy_differences(plan, **backend, kStepsToFail);
   run.calls = runtime.num_calls();
   return run;
 }

@@ -36,7 +36,7 @@ Chain chain_of(const SavedCase& saved) {
 }
 
 // The step in which two chains part; -1: nowhere.
-std::int64_t first_difference(const Chain& a, const Chain& b) {
+std::int64_t first_other_part(const Chain& a, const Chain& b) {
   const auto [at_a, at_b] = std::ranges::mismatch(a.hashes, b.hashes);
   if (at_a == a.hashes.end() && at_b == b.hashes.end()) return -1;
   return at_a - a.hashes.begin();
@@ -47,7 +47,7 @@ TEST(Judge, a_case_that_is_run_twice_goes_through_the_same_states) {
     const SavedCase saved = generate_case(seed, with_backend(seed % 4 == 0 ? "simt" : "none"));
     const Chain first = chain_of(saved);
     const Chain second = chain_of(saved);
-    EXPECT_EQ(first_difference(first, second), -1) << "seed " << seed;
+    EXPECT_EQ(first_other_part(first, second), -1) << "seed " << seed;
     EXPECT_EQ(first.outcome, second.outcome) << "seed " << seed;
     EXPECT_FALSE(first.hashes.empty()) << "seed " << seed;
   }
@@ -72,7 +72,7 @@ TEST(Judge, two_runs_that_part_are_told_apart_in_the_step_in_which_they_do) {
     if (saved.engine.async_scheduling || saved.engine.num_spec_tokens > 0) continue;
     std::get<TraceRequest>(saved.trace.records[0]).spec.max_tokens = 3;
     std::get<TraceRequest>(saved.trace.records[0]).output.length = 3;
-    const std::int64_t part = first_difference(before, chain_of(saved));
+    const std::int64_t part = first_other_part(before, chain_of(saved));
     EXPECT_EQ(part, 1) << "seed " << seed;
     return;
   }

@@ -18,7 +18,7 @@
 namespace lockstep {
 namespace {
 
-SavedCase regression(const std::string& name) {
+SavedCase told_regression(const std::string& name) {
   auto recording = read_recording(LOCKSTEP_SOURCE_DIR "/tests/regressions/" + name + ".jsonl");
   EXPECT_TRUE(recording) << recording.error().message;
   auto saved = case_of(name, std::move(*recording));
@@ -52,7 +52,7 @@ void expect_told(const std::string& text, std::initializer_list<std::string_view
 }
 
 TEST(Story, of_an_audit_finding_names_the_block_and_ends_with_the_sentence_of_the_check) {
-  const SavedCase saved = regression("vllm_0_22_1_state_hit_longer");
+  const SavedCase saved = told_regression("vllm_0_22_1_state_hit_longer");
   const Story story = tell(saved, {});
   ASSERT_EQ(story.outcome.check, "audit.attention_read");
   ASSERT_FALSE(story.findings.empty());
@@ -115,7 +115,7 @@ TEST(Story, of_a_case_with_a_connector_tells_what_is_loaded_and_what_is_lost) {
 }
 
 TEST(Story, as_json_has_every_step_with_its_tables_and_the_same_ending) {
-  const SavedCase saved = regression("vllm_0_22_1_state_hit_longer");
+  const SavedCase saved = told_regression("vllm_0_22_1_state_hit_longer");
   const Story story = tell(saved, {});
   const auto json = nlohmann::json::parse(to_json(saved, story));
   EXPECT_EQ(json.at("check"), "audit.attention_read");

@@ -13,15 +13,15 @@
 namespace lockstep {
 namespace {
 
-constexpr const char* kOld = "vllm-0.22.1";
-constexpr const char* kNew = "vllm-0.33.0";
+constexpr const char* kOlder = "vllm-0.22.1";
+constexpr const char* kNewer = "vllm-0.33.0";
 
 std::string refusal(EngineConfig config, const std::vector<KVCacheGroupSpec>& groups) {
   const Result<Scheduler> made = Scheduler::create(config, groups, 100);
   return made ? std::string() : made.error().message;
 }
 
-EngineConfig config_of(std::string engine, std::int32_t block_size = 16) {
+EngineConfig config_of_profile(std::string engine, std::int32_t block_size = 16) {
   EngineConfig config;
   config.engine = std::move(engine);
   config.block_size = block_size;
@@ -56,48 +56,48 @@ TEST(EngineProfile, default_is_the_newest) {
 }
 
 TEST(EngineProfile, unknown_names_are_refused_with_the_known_ones) {
-  const std::string message = refusal(config_of("vllm-9.9.9"), {full(16)});
+  const std::string message = refusal(config_of_profile("vllm-9.9.9"), {full(16)});
   EXPECT_NE(message.find("vllm-9.9.9"), std::string::npos) << message;
   EXPECT_NE(message.find("vllm-0.22.1, vllm-0.33.0"), std::string::npos) << message;
 }
 
 TEST(EngineProfile, states_are_cached_in_mode_all_by_0_22_1_only) {
   const std::vector groups{full(16), states(16, MambaCacheMode::all)};
-  EXPECT_EQ(refusal(config_of(kOld), groups), "");
-  EXPECT_NE(refusal(config_of(kNew), groups).find("mode align"), std::string::npos);
-  EngineConfig uncached = config_of(kNew);
+  EXPECT_EQ(refusal(config_of_profile(kOlder), groups), "");
+  EXPECT_NE(refusal(config_of_profile(kNewer), groups).find("mode align"), std::string::npos);
+  EngineConfig uncached = config_of_profile(kNewer);
   uncached.enable_prefix_caching = false;
   EXPECT_EQ(refusal(uncached, groups), "");
 }
 
 TEST(EngineProfile, a_single_group_with_longer_blocks_is_refused_by_0_33_0) {
-  EngineConfig config = config_of(kOld);
+  EngineConfig config = config_of_profile(kOlder);
   config.enable_prefix_caching = false;
   const std::vector groups{states(128, MambaCacheMode::none)};
   EXPECT_EQ(refusal(config, groups), "");
-  config.engine = kNew;
+  config.engine = kNewer;
   EXPECT_NE(refusal(config, groups).find("no multiple"), std::string::npos);
 }
 
 TEST(EngineProfile, groups_of_one_spec_share_a_prefix_cache_in_0_33_0_only) {
   const std::vector groups{full(16), full(16)};
-  EXPECT_NE(refusal(config_of(kOld), groups).find("one spec"), std::string::npos);
-  EXPECT_EQ(refusal(config_of(kNew), groups), "");
+  EXPECT_NE(refusal(config_of_profile(kOlder), groups).find("one spec"), std::string::npos);
+  EXPECT_EQ(refusal(config_of_profile(kNewer), groups), "");
 }
 
 TEST(EngineProfile, decode_context_parallelism_takes_several_groups_in_0_33_0_only) {
-  EngineConfig config = config_of(kOld);
+  EngineConfig config = config_of_profile(kOlder);
   config.dcp = 2;
   const std::vector groups{full(16), group_of(CacheKind::hidden_state, 16)};
   EXPECT_NE(refusal(config, groups).find("single group"), std::string::npos);
-  config.engine = kNew;
+  config.engine = kNewer;
   EXPECT_EQ(refusal(config, groups), "");
   EXPECT_NE(refusal(config, {full(16), window(16, 20)}).find("windows"), std::string::npos);
 }
 
 TEST(EngineProfile, hits_of_parts_of_blocks_are_refused_as_not_modelled) {
   const std::vector groups{full(16), states(64, MambaCacheMode::align)};
-  EngineConfig config = config_of(kNew);
+  EngineConfig config = config_of_profile(kNewer);
   config.mamba_cache_mode = MambaCacheMode::align;
   EXPECT_NE(refusal(config, groups).find("not modelled"), std::string::npos);
   // A window that looks up whole blocks turns them off.
@@ -140,10 +140,10 @@ TEST(EngineProfile, a_stated_hash_lookahead_must_be_the_engines) {
 }
 
 TEST(EngineProfile, retention_is_an_option_of_0_33_0) {
-  EngineConfig config = config_of(kOld);
+  EngineConfig config = config_of_profile(kOlder);
   config.prefix_cache_retention_interval = 0;
   EXPECT_NE(refusal(config, {full(16)}).find("keeps every"), std::string::npos);
-  config.engine = kNew;
+  config.engine = kNewer;
   EXPECT_EQ(refusal(config, {full(16)}), "");
   config.prefix_cache_retention_interval = 32;
   EXPECT_NE(refusal(config, {full(16)}).find("no group"), std::string::npos);

@@ -13,7 +13,8 @@
 namespace lockstep {
 namespace {
 
-KVCacheSpec full(std::int64_t heads, std::int64_t head_size, std::int64_t block_size = 0) {
+KVCacheSpec full_attention(std::int64_t heads, std::int64_t head_size,
+                           std::int64_t block_size = 0) {
   KVCacheSpec spec;
   spec.num_kv_heads = heads;
   spec.head_size = head_size;
@@ -22,7 +23,7 @@ KVCacheSpec full(std::int64_t heads, std::int64_t head_size, std::int64_t block_
 }
 
 KVCacheSpec window(std::int64_t heads, std::int64_t head_size, std::int64_t tokens) {
-  KVCacheSpec spec = full(heads, head_size);
+  KVCacheSpec spec = full_attention(heads, head_size);
   spec.kind = CacheKind::sliding_window;
   spec.sliding_window = tokens;
   return spec;
@@ -43,7 +44,7 @@ ModelSpec delta_net(std::int64_t attention, std::int64_t linear, std::int64_t v_
   states.ssm_dtype = DType::fp32;
   LayerKind rows;
   rows.name = "attn";
-  rows.spec = full(kv_heads, 256);
+  rows.spec = full_attention(kv_heads, 256);
   model.kinds = {states, rows};
   for (std::int64_t i = 0; i < attention * (linear + 1); ++i)
     model.layers.push_back({i, i % (linear + 1) == linear ? 1u : 0u});
@@ -144,11 +145,11 @@ TEST(Packing, MoreLayersToAPageThanThereAreIsRefusedWithTheMost) {
 }
 
 TEST(Groups, AKindWithMoreLayersIsDealtOutRoundRobin) {
-  const auto specs = named({{"f0", full(2, 64, 16)},
+  const auto specs = named({{"f0", full_attention(2, 64, 16)},
                             {"w0", window(2, 64, 32)},
                             {"w1", window(2, 64, 32)},
                             {"w2", window(2, 64, 32)},
-                            {"f1", full(2, 64, 16)},
+                            {"f1", full_attention(2, 64, 16)},
                             {"w3", window(2, 64, 32)}});
   PlanOptions options;
   options.max_model_len = 64;
@@ -185,7 +186,8 @@ TEST(Groups, HiddenStatesAreAddedBackWithTheCommonPage) {
 TEST(Groups, EqualTokenSlotsWithDifferentPagesAreOneGroupOfUniformType) {
   PlanOptions options;
   options.max_model_len = 64;
-  const auto plan = plan_memory(named({{"a", full(8, 64)}, {"b", full(2, 64)}}), options);
+  const auto plan =
+      plan_memory(named({{"a", full_attention(8, 64)}, {"b", full_attention(2, 64)}}), options);
   ASSERT_TRUE(plan) << plan.error().message;
   const KVCacheConfig& config = plan->workers.front();
   ASSERT_EQ(config.groups.size(), 1u);
@@ -196,7 +198,8 @@ TEST(Groups, EqualTokenSlotsWithDifferentPagesAreOneGroupOfUniformType) {
 TEST(Groups, SmallerPagesGrowByLongerBlocks) {
   PlanOptions options;
   options.max_model_len = 64;
-  const auto plan = plan_memory(named({{"f", full(2, 64)}, {"w", window(8, 64, 32)}}), options);
+  const auto plan =
+      plan_memory(named({{"f", full_attention(2, 64)}, {"w", window(8, 64, 32)}}), options);
   ASSERT_TRUE(plan) << plan.error().message;
   EXPECT_EQ(plan->workers.front().groups[0].spec.block_size, 64);
   EXPECT_EQ(plan->workers.front().groups[1].spec.block_size, 16);
@@ -205,7 +208,8 @@ TEST(Groups, SmallerPagesGrowByLongerBlocks) {
 TEST(Groups, PagesThatDoNotDivideAreRefusedWithTheNextThatDoes) {
   PlanOptions options;
   options.max_model_len = 64;
-  const auto plan = plan_memory(named({{"f", full(3, 64)}, {"w", window(8, 64, 32)}}), options);
+  const auto plan =
+      plan_memory(named({{"f", full_attention(3, 64)}, {"w", window(8, 64, 32)}}), options);
   ASSERT_FALSE(plan);
   EXPECT_NE(plan.error().message.find("16384 bytes"), std::string::npos) << plan.error().message;
 }
@@ -214,7 +218,8 @@ TEST(Groups, WithoutTheHybridManagerWindowsAreFullAttention) {
   PlanOptions options;
   options.max_model_len = 64;
   options.disable_hybrid_kv_cache_manager = true;
-  const auto plan = plan_memory(named({{"f", full(2, 64)}, {"w", window(2, 64, 32)}}), options);
+  const auto plan =
+      plan_memory(named({{"f", full_attention(2, 64)}, {"w", window(2, 64, 32)}}), options);
   ASSERT_TRUE(plan) << plan.error().message;
   ASSERT_EQ(plan->workers.front().groups.size(), 1u);
   EXPECT_EQ(plan->workers.front().groups[0].spec.kind, CacheKind::full_attention);
@@ -229,7 +234,8 @@ TEST(Groups, TheApproximateGcdPadsLeastAndPrefersTheLarger) {
 }
 
 TEST(Workers, TheSmallestPoolRulesAndTensorsShrinkInProportion) {
-  const LayerSpecs layers = named({{"a", full(2, 64)}, {"b", full(2, 64)}, {"c", full(2, 64)}});
+  const LayerSpecs layers = named(
+      {{"a", full_attention(2, 64)}, {"b", full_attention(2, 64)}, {"c", full_attention(2, 64)}});
   PlanOptions options;
   options.max_model_len = 64;
   const std::vector<LayerSpecs> stages = pipeline_stages(layers, 2);
@@ -246,7 +252,8 @@ TEST(Workers, AStageWithoutLayersKeepsOnlyTheNullBlock) {
   PlanOptions options;
   options.max_model_len = 64;
   options.pp = 3;
-  const auto plan = plan_memory(named({{"a", full(2, 64)}, {"b", full(2, 64)}}), options);
+  const auto plan =
+      plan_memory(named({{"a", full_attention(2, 64)}, {"b", full_attention(2, 64)}}), options);
   ASSERT_TRUE(plan) << plan.error().message;
   ASSERT_EQ(plan->workers.size(), 3u);
   EXPECT_EQ(plan->workers[2].num_blocks, 1);
@@ -257,7 +264,7 @@ TEST(Admission, TheLongestLengthThatFitsIsNamedAndFits) {
   PlanOptions options;
   options.max_model_len = 4096;
   options.memory_bytes = 1 << 20;
-  const LayerSpecs layers = named({{"a", full(2, 64)}});
+  const LayerSpecs layers = named({{"a", full_attention(2, 64)}});
   const auto plan = plan_memory(layers, options);
   ASSERT_FALSE(plan);
   EXPECT_NE(plan.error().message.find("at most 2048"), std::string::npos) << plan.error().message;
@@ -271,9 +278,9 @@ TEST(Admission, MemoryForNoBlockIsRefused) {
   PlanOptions options;
   options.max_model_len = 1;
   options.memory_bytes = 100;
-  EXPECT_FALSE(plan_memory(named({{"a", full(2, 64)}}), options));
+  EXPECT_FALSE(plan_memory(named({{"a", full_attention(2, 64)}}), options));
   options.memory_bytes = 0;
-  const auto plan = plan_memory(named({{"a", full(2, 64)}}), options);
+  const auto plan = plan_memory(named({{"a", full_attention(2, 64)}}), options);
   ASSERT_FALSE(plan);
   EXPECT_NE(plan.error().message.find("8192 bytes"), std::string::npos) << plan.error().message;
 }
@@ -283,14 +290,14 @@ TEST(Admission, TheOverrideCountsInsteadOfTheMemory) {
   options.max_model_len = 160;
   options.memory_bytes = 1;
   options.num_gpu_blocks_override = 10;
-  const auto plan = plan_memory(named({{"a", full(2, 64)}}), options);
+  const auto plan = plan_memory(named({{"a", full_attention(2, 64)}}), options);
   ASSERT_TRUE(plan) << plan.error().message;
   EXPECT_EQ(plan->workers.front().num_blocks, 10);
   // Ten blocks of which one is the null block: a request of ten never runs.
   ASSERT_EQ(plan->warnings.size(), 1u);
   EXPECT_NE(plan->warnings[0].find("null block"), std::string::npos);
   options.num_gpu_blocks_override = 9;
-  EXPECT_FALSE(plan_memory(named({{"a", full(2, 64)}}), options));
+  EXPECT_FALSE(plan_memory(named({{"a", full_attention(2, 64)}}), options));
 }
 
 TEST(Admission, MoreRequestsThanStateBlocksAreRefusedWithTheMost) {
@@ -314,7 +321,7 @@ TEST(Admission, HeadsThatTpDoesNotDivideAreRefusedWithTheNearest) {
 TEST(Admission, AHiddenStateLongerThanThePageIsRefused) {
   PlanOptions options;
   options.max_model_len = 64;
-  LayerSpecs layers = named({{"f", full(1, 16)}, {"w", window(1, 16, 32)}});
+  LayerSpecs layers = named({{"f", full_attention(1, 16)}, {"w", window(1, 16, 32)}});
   layers.push_back(hidden_state_layer(8, 4096, DType::bf16));
   const auto plan = plan_memory(layers, options);
   ASSERT_FALSE(plan);
@@ -325,12 +332,13 @@ TEST(Admission, AHiddenStateLongerThanThePageIsRefused) {
 TEST(Admission, ContextParallelRanksShareTheTokens) {
   PlanOptions options;
   options.max_model_len = 4096;
-  const KVCacheSpec spec = full(2, 64, 16);
+  const KVCacheSpec spec = full_attention(2, 64, 16);
   EXPECT_EQ(max_blocks_per_request(spec, options), 256);
   options.dcp = 4;
   options.pcp = 2;
   EXPECT_EQ(max_blocks_per_request(spec, options), 32);
-  const auto plan = plan_memory(named({{"f", full(2, 64)}, {"w", window(2, 64, 32)}}), options);
+  const auto plan =
+      plan_memory(named({{"f", full_attention(2, 64)}, {"w", window(2, 64, 32)}}), options);
   ASSERT_FALSE(plan);  // windows cannot be split
 }
 
@@ -338,7 +346,7 @@ TEST(Admission, ABlockSizeThatNoKernelTakesIsRefusedWithTheNearest) {
   PlanOptions options;
   options.max_model_len = 64;
   options.block_size = 24;
-  const auto plan = plan_memory(named({{"a", full(2, 64)}}), options);
+  const auto plan = plan_memory(named({{"a", full_attention(2, 64)}}), options);
   ASSERT_FALSE(plan);
   EXPECT_NE(plan.error().message.find("nearest that works is 32"), std::string::npos)
       << plan.error().message;
@@ -347,19 +355,20 @@ TEST(Admission, ABlockSizeThatNoKernelTakesIsRefusedWithTheNearest) {
 TEST(Admission, SizesBeyondAnyMachineAreRefusedInsteadOfOverflowing) {
   PlanOptions options;
   options.max_model_len = 64;
-  const auto rows = plan_memory(named({{"a", full(1 << 20, std::int64_t{1} << 40)}}), options);
+  const auto rows =
+      plan_memory(named({{"a", full_attention(1 << 20, std::int64_t{1} << 40)}}), options);
   ASSERT_FALSE(rows);
   EXPECT_NE(rows.error().message.find("or any other"), std::string::npos) << rows.error().message;
   KVCacheSpec states;
   states.kind = CacheKind::mamba;
   states.block_size = 0;
   states.states = {{{std::int64_t{1} << 40, std::int64_t{1} << 40}, DType::fp32}};
-  EXPECT_FALSE(plan_memory(named({{"s", states}, {"a", full(2, 64)}}), options));
+  EXPECT_FALSE(plan_memory(named({{"s", states}, {"a", full_attention(2, 64)}}), options));
 }
 
 TEST(Admission, ACacheThatNoRequestGrowsIntoStillNeedsRoomForABlock) {
   PlanOptions options;  // no encoder tokens: a request takes no block of cross attention
-  KVCacheSpec cross = full(2, 64);
+  KVCacheSpec cross = full_attention(2, 64);
   cross.kind = CacheKind::cross_attention;
   options.memory_bytes = 100;
   const auto plan = plan_memory(named({{"c", cross}}), options);

@@ -48,7 +48,7 @@ RunSummary run_states(const LockstepConfig& config, int num_requests = 24) {
   if (!run) ADD_FAILURE() << run.error().message;
   return run->summary;
 }
-void expect_agreement(const RunSummary& run) {
+void expect_states_agree(const RunSummary& run) {
   EXPECT_EQ(run.verdict, Verdict::agreed) << (run.divergence ? to_text(*run.divergence) : "stuck");
   EXPECT_GT(run.state_numbers_checked, 5'000);
   EXPECT_GT(run.state_outputs_checked, 1'000);
@@ -57,7 +57,7 @@ void expect_agreement(const RunSummary& run) {
 class RealStates : public testing::TestWithParam<Setting> {};
 
 TEST_P(RealStates, follow_doubles_in_every_step) {
-  expect_agreement(run_states(make_states(GetParam())));
+  expect_states_agree(run_states(make_states(GetParam())));
 }
 
 TEST_P(RealStates, are_the_same_with_every_access_watched_over_late_streams_and_from_graphs) {
@@ -65,16 +65,16 @@ TEST_P(RealStates, are_the_same_with_every_access_watched_over_late_streams_and_
   const RunSummary plain = run_states(config, 7);
   config.device.check = CheckMode::check;
   const RunSummary watched = run_states(config, 7);
-  expect_agreement(watched);
+  expect_states_agree(watched);
   EXPECT_EQ(watched.state_hash, plain.state_hash);
   config.device.num_streams = 3;
   config.device.delay_streams = true;
   const RunSummary late = run_states(config, 7);
-  expect_agreement(late);
+  expect_states_agree(late);
   EXPECT_EQ(late.state_hash, plain.state_hash);
   config.device.max_cudagraph_capture_size = 32;
   const RunSummary captured = run_states(config, 7);
-  expect_agreement(captured);
+  expect_states_agree(captured);
   EXPECT_GT(captured.graphs.replayed, 0);
 }
 
@@ -113,7 +113,7 @@ TEST(RealStatesOfRanks, are_cut_by_tensor_parallelism_and_dealt_to_stages) {
   config.device.parallel.pp_size = 2;
   const auto run = run_on_ranks(config, 14);
   ASSERT_TRUE(run) << run.error().message;
-  expect_agreement(run->summary);
+  expect_states_agree(run->summary);
 }
 
 struct Planted {

@@ -1,6 +1,6 @@
 // The device of the tests of single kernels (tests/cuda_backend/kernel_device.h), here a simulated
-// GPU: what a test does on a GPU, and on no other device, has run before there is one. Each test
-// has a runtime of its own.
+// GPU: what a test does on a GPU, and on no other device, has run before there is one. Devices that
+// live at one time share a runtime, and give back all that they took of it.
 #include "tests/cuda_backend/kernel_device.h"
 
 #include <memory>
@@ -11,27 +11,25 @@
 namespace lockstep::cuda {
 namespace {
 
-class RuntimeOfATest : public ::testing::EmptyTestEventListener {
-  void OnTestStart(const ::testing::TestInfo&) override {
-    runtime_ = std::make_unique<SimulatedCuda>(SimulatedCudaOptions{.seed = ++seed_});
+struct Runtime {
+  explicit Runtime(std::uint64_t seed) : cuda(SimulatedCudaOptions{.seed = seed}) {}
+  ~Runtime() {
+    if (cuda.live() != LiveObjects()) fail_test("a device has not given back all that it took");
   }
-  void OnTestEnd(const ::testing::TestInfo&) override {
-    EXPECT_EQ(runtime_->live(), LiveObjects());
-    runtime_.reset();
-  }
-  std::uint64_t seed_ = 0;
-  std::unique_ptr<SimulatedCuda> runtime_;
+  SimulatedCuda cuda;
 };
-
-class RuntimeOfEveryTest : public ::testing::Environment {
-  void SetUp() override {
-    ::testing::UnitTest::GetInstance()->listeners().Append(new RuntimeOfATest());
-  }
-};
-const ::testing::Environment* const runtime_of_every_test =
-    ::testing::AddGlobalTestEnvironment(new RuntimeOfEveryTest);
 
 }  // namespace
+
+std::shared_ptr<void> surroundings_of_devices() {
+  static std::weak_ptr<Runtime> shared;
+  static std::uint64_t seed = 0;
+  std::shared_ptr<Runtime> runtime = shared.lock();
+  if (runtime == nullptr) shared = runtime = std::make_shared<Runtime>(++seed);
+  return runtime;
+}
+
+std::string why_no_kernel_device() { return {}; }
 
 bool runs_on_gpu() { return true; }
 

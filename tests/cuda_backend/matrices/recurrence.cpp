@@ -1,10 +1,9 @@
 // The recurrences of Mamba2 and of the gated delta rule against doubles: chunks, single tokens,
 // drafts with a state of their own, states in every dtype and in padded pages.
-#include <gtest/gtest.h>
-
 #include <algorithm>
 
 #include "tests/cuda_backend/kernel_device.h"
+#include "tests/cuda_backend/matrices/catch2.h"
 #include "tests/cuda_backend/part_oracle.h"
 #include "tests/cuda_backend/recurrence_oracle.h"
 
@@ -99,9 +98,8 @@ std::vector<RecurrenceShape> shapes() {
 
 constexpr int kTokens = 60, kBlocks = 12;
 
-class Recurrence : public ::testing::TestWithParam<RecurrenceShape> {
- protected:
-  Recurrence() {
+struct Recurrence {
+  explicit Recurrence(const RecurrenceShape& of = GENERATE(from_range(shapes()))) : shape(of) {
     const int groups = shape.num_groups * shape.columns;
     for (int i = 0; i < kTokens * groups; ++i) {
       first_vector.push_back(real(61, i, 1.0f));
@@ -213,7 +211,7 @@ class Recurrence : public ::testing::TestWithParam<RecurrenceShape> {
       error = shape.rule == Rule::delta ? device.engine().gated_delta(place, p)
                                         : device.engine().delta_chunks(place, p);
     }
-    EXPECT_EQ(error, 0);
+    CHECK(error == 0);
     return {device.get(outputs, static_cast<std::int64_t>(inputs.size())),
             device.get(reinterpret_cast<std::uint8_t*>(on_device.base),
                        static_cast<std::int64_t>(before.size()))};
@@ -253,14 +251,14 @@ class Recurrence : public ::testing::TestWithParam<RecurrenceShape> {
     for (int t = item.first_token; t < item.first_token + item.num_tokens; ++t) {
       const oracle::Output y = exact_token(state, t, head, row);
       const float output = found.outputs[(t * shape.num_heads + head) * shape.rows + row];
-      ASSERT_NEAR(output, y.value, y.bound) << "token " << t << " head " << head << " row " << row;
+      require_near(output, y.value, y.bound, "token ", t, " head ", head, " row ", row);
       for (int c = 0; c < shape.columns && work.targets[t] != 0; ++c) {
         const double stored = oracle::element(
             found.states.data() + shape.at(work.targets[t], head, row, c), shape.dtype);
         const double bound = !is_delta(shape.rule) ? oracle::bound_of_state(state, c) : state.error;
-        ASSERT_NEAR(stored, state.values[c],
-                    bound + rounding_of(std::fabs(state.values[c]) + bound))
-            << "token " << t << " head " << head << " row " << row << " column " << c;
+        require_near(stored, state.values[c],
+                     bound + rounding_of(std::fabs(state.values[c]) + bound), "token ", t, " head ",
+                     head, " row ", row, " column ", c);
       }
     }
   }
@@ -277,104 +275,116 @@ class Recurrence : public ::testing::TestWithParam<RecurrenceShape> {
       const bool target = b != 0 && std::count(work.targets.begin(), work.targets.end(), b) > 0;
       const std::int64_t begin =
           b * shape.page_bytes() + (target ? shape.page_bytes() - shape.padding_bytes : 0);
-      EXPECT_TRUE(std::equal(found.begin() + begin, found.begin() + (b + 1) * shape.page_bytes(),
-                             states.begin() + begin))
-          << "block " << b;
+      INFO("block " << b);
+      CHECK(std::equal(found.begin() + begin, found.begin() + (b + 1) * shape.page_bytes(),
+                       states.begin() + begin));
     }
   }
 
-  RecurrenceShape shape = GetParam();
+  RecurrenceShape shape;
   std::vector<float> inputs, gates, steps, betas, first_vector, second_vector, A, D, dt_bias;
   oracle::Bytes states;
 };
-INSTANTIATE_TEST_SUITE_P(Shapes, Recurrence, ::testing::ValuesIn(shapes()),
-                         [](const auto& shape) { return test_name(shape.param.name); });
 
-TEST_P(Recurrence, OutputsAndStatesAreWithinTheBoundAndNothingElseIsTouched) {
-  Result first;
-  in_every_mode(
-      [&](CheckMode mode, std::uint64_t seed) {
-        KernelDevice device(mode, seed);
-        for (const LaunchPlace& place : device.places()) {
-          const Result found = run(device, place, work(), states);
-          if (first.outputs.empty()) {
-            first = found;
-            expect_within_bounds(work(), states, found);
-            expect_nothing_else_touched(work(), found.states);
+TEST_CASE_METHOD(
+    Recurrence,
+    "recurrence: outputs and states are within the bound, and nothing else is touched") {
+  DYNAMIC_SECTION(shape.name) {
+    Result first;
+    in_every_mode(
+        [&](CheckMode mode, std::uint64_t seed) {
+          KernelDevice device(mode, seed);
+          for (const LaunchPlace& place : device.places()) {
+            const Result found = run(device, place, work(), states);
+            if (first.outputs.empty()) {
+              first = found;
+              expect_within_bounds(work(), states, found);
+              expect_nothing_else_touched(work(), found.states);
+            }
+            CHECK((found == first));  // bit for bit in every mode and shape of launch
           }
-          EXPECT_EQ(found, first) << "bit for bit in every mode and shape of launch";
-        }
-        device.expect_no_reports();
-      },
-      1);
+          device.expect_no_reports();
+        },
+        1);
+  }
 }
 
 // With states that keep what registers hold, it makes no difference where a sequence is cut, nor
 // which drafts were rejected on the way.
-using RecurrenceCut = Recurrence;
 std::vector<RecurrenceShape> fp32_shapes() {
   std::vector<RecurrenceShape> kept;
   for (const RecurrenceShape& shape : shapes())
     if (shape.dtype == DType::fp32 && !in_pieces(shape.rule)) kept.push_back(shape);
   return kept;
 }
-INSTANTIATE_TEST_SUITE_P(Shapes, RecurrenceCut, ::testing::ValuesIn(fp32_shapes()),
-                         [](const auto& shape) { return test_name(shape.param.name); });
-TEST_P(RecurrenceCut, HoweverTheTokensAreCutTheOutputsAreThoseOfOneChunk) {
-  KernelDevice device(CheckMode::fast);
-  const Result whole = run(device, device->place(),
-                           {{{0, 0, kTokens}}, std::vector<std::int32_t>(kTokens, 0)}, states);
-  for (int drafts : {1, 4}) {
-    std::vector<float> outputs(inputs.size(), 0.0f);
-    oracle::Bytes now = states;
-    int token = 0, source = 0;
-    for (int n = 0; token < kTokens; ++n) {
-      const int length = std::min(drafts, kTokens - token);
-      Work step{{{source, token, length}}, std::vector<std::int32_t>(kTokens, 0)};
-      for (int i = 0; i < length; ++i) step.targets[token + i] = 1 + i;
-      const Result found = run(device, device->place(), step, now);
-      now = found.states;
-      const int accepted = 1 + static_cast<int>(number(59, n) % length);
-      const int floats = shape.num_heads * shape.rows;
-      std::copy_n(found.outputs.begin() + token * floats, accepted * floats,
-                  outputs.begin() + token * floats);
-      token += accepted;
-      source = accepted;  // the block of the last accepted draft
+struct ExactRecurrence : Recurrence {
+  ExactRecurrence() : Recurrence(GENERATE(from_range(fp32_shapes()))) {}
+};
+TEST_CASE_METHOD(ExactRecurrence,
+                 "recurrence: however the tokens are cut, the outputs are those of one chunk") {
+  DYNAMIC_SECTION(shape.name) {
+    KernelDevice device(CheckMode::fast);
+    const Result whole = run(device, device->place(),
+                             {{{0, 0, kTokens}}, std::vector<std::int32_t>(kTokens, 0)}, states);
+    for (int drafts : {1, 4}) {
+      std::vector<float> outputs(inputs.size(), 0.0f);
+      oracle::Bytes now = states;
+      int token = 0, source = 0;
+      for (int n = 0; token < kTokens; ++n) {
+        const int length = std::min(drafts, kTokens - token);
+        Work step{{{source, token, length}}, std::vector<std::int32_t>(kTokens, 0)};
+        for (int i = 0; i < length; ++i) step.targets[token + i] = 1 + i;
+        const Result found = run(device, device->place(), step, now);
+        now = found.states;
+        const int accepted = 1 + static_cast<int>(number(59, n) % length);
+        const int floats = shape.num_heads * shape.rows;
+        std::copy_n(found.outputs.begin() + token * floats, accepted * floats,
+                    outputs.begin() + token * floats);
+        token += accepted;
+        source = accepted;  // the block of the last accepted draft
+      }
+      INFO(drafts << " at a time");
+      CHECK((outputs == whole.outputs));
     }
-    EXPECT_EQ(outputs, whole.outputs) << drafts << " at a time";
   }
 }
 
-TEST_P(Recurrence, MutantStateTargetsLastLeavesTheDraftsStatesUnwritten) {
-  KernelDevice device;
-  const Result right = run(device, device->place(), work(), states);
-  device->plant(Defect::state_targets_last);
-  const Result found = run(device, device->place(), work(), states);
-  EXPECT_EQ(found.states != right.states, !in_pieces(shape.rule));
+TEST_CASE_METHOD(Recurrence, "recurrence: state_targets_last leaves the states of drafts unwritten",
+                 "[executor]") {
+  DYNAMIC_SECTION(shape.name) {
+    KernelDevice device;
+    const Result right = run(device, device->place(), work(), states);
+    device->plant(Defect::state_targets_last);
+    const Result found = run(device, device->place(), work(), states);
+    CHECK((found.states != right.states) == !in_pieces(shape.rule));
+  }
 }
 
-TEST_P(Recurrence, MutantChunkCarryUndecayedIsSeenInTheChunkedFormsAlone) {
-  KernelDevice device;
-  const Result right = run(device, device->place(), work(), states);
-  device->plant(Defect::chunk_carry_undecayed);
-  const Result found = run(device, device->place(), work(), states);
-  EXPECT_EQ(found.outputs != right.outputs, in_pieces(shape.rule));
+TEST_CASE_METHOD(Recurrence, "recurrence: chunk_carry_undecayed is seen in the chunked forms alone",
+                 "[executor]") {
+  DYNAMIC_SECTION(shape.name) {
+    KernelDevice device;
+    const Result right = run(device, device->place(), work(), states);
+    device->plant(Defect::chunk_carry_undecayed);
+    const Result found = run(device, device->place(), work(), states);
+    CHECK((found.outputs != right.outputs) == in_pieces(shape.rule));
+  }
 }
 
-using RecurrenceSlow = Recurrence;
-INSTANTIATE_TEST_SUITE_P(Shapes, RecurrenceSlow, ::testing::ValuesIn(shapes()),
-                         [](const auto& shape) { return test_name(shape.param.name); });
-TEST_P(RecurrenceSlow, IsTheSameUnderAHundredSeedsOfPreemption) {
-  Result first;
-  in_every_mode(
-      [&](CheckMode mode, std::uint64_t seed) {
-        KernelDevice device(mode, seed);
-        const Result found = run(device, device->place(), work(), states);
-        if (mode == CheckMode::fast) first = found;
-        EXPECT_EQ(found, first);
-        device.expect_no_reports();
-      },
-      kHuntsOfSlowTests);
+TEST_CASE_METHOD(Recurrence, "recurrence: is the same under a hundred seeds of preemption",
+                 "[slow]") {
+  DYNAMIC_SECTION(shape.name) {
+    Result first;
+    in_every_mode(
+        [&](CheckMode mode, std::uint64_t seed) {
+          KernelDevice device(mode, seed);
+          const Result found = run(device, device->place(), work(), states);
+          if (mode == CheckMode::fast) first = found;
+          CHECK((found == first));
+          device.expect_no_reports();
+        },
+        kHuntsOfSlowTests);
+  }
 }
 
 }  // namespace

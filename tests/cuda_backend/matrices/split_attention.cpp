@@ -1,11 +1,12 @@
 // Attention over paged caches against doubles: every layout and scaling, windows and local chunks,
 // prefill chunks and decodes in one batch, one split and many.
-#include <gtest/gtest.h>
+#include <fmt/core.h>
 
 #include <algorithm>
 
 #include "tests/cuda_backend/attention_oracle.h"
 #include "tests/cuda_backend/kernel_device.h"
+#include "tests/cuda_backend/matrices/catch2.h"
 #include "tests/cuda_backend/part_oracle.h"
 
 namespace lockstep::cuda {
@@ -96,13 +97,12 @@ std::vector<AttentionShape> shapes() {
   };
 }
 
-class SplitAttention : public ::testing::TestWithParam<AttentionShape> {
- protected:
+struct SplitAttention {
   static constexpr float kScale = 0.11f;
   static constexpr int kPadded = 2;  // tokens at the end of the batch
   const std::vector<float> tensor_scales = {0.21f, 0.6f};
 
-  SplitAttention() {
+  explicit SplitAttention(const AttentionShape& of = GENERATE(from_range(shapes()))) : shape(of) {
     shape.value = shape.key;
     if (shape.key.arrangement == Arrangement::x_split_key)
       shape.value.arrangement = Arrangement::x_split_value;
@@ -283,30 +283,25 @@ class SplitAttention : public ::testing::TestWithParam<AttentionShape> {
           const std::vector<float> found = run(device);
           if (mode == CheckMode::fast) {
             first = found;
-            EXPECT_EQ(outputs_out_of_bounds(found), 0);
+            CHECK(outputs_out_of_bounds(found) == 0);
           }
-          EXPECT_EQ(found, first) << "bit for bit in every mode";
+          CHECK((found == first));  // bit for bit in every mode
           device.expect_no_reports();
         },
         hunts);
   }
 
-  AttentionShape shape = GetParam();
+  AttentionShape shape;
   int num_blocks = 0, width = 1;
   oracle::Bytes bytes, queries;
   std::vector<std::int32_t> table, token_rows, positions, seq_lens;
 };
 
-TEST_P(SplitAttention, IsSoftmaxOfWhatEachQuerySeesWithinTheDerivedBound) {
-  expect_right_in_every_mode(1);
+TEST_CASE_METHOD(SplitAttention,
+                 "split attention: is softmax of what each query sees, within the derived bound") {
+  DYNAMIC_SECTION(shape.name) { expect_right_in_every_mode(1); }
 }
-INSTANTIATE_TEST_SUITE_P(Shapes, SplitAttention, ::testing::ValuesIn(shapes()),
-                         [](const auto& shape) { return test_name(shape.param.name); });
 
-using SplitAttentionSlow = SplitAttention;
-TEST_P(SplitAttentionSlow, HoldsUnderAHundredSeedsOfPreemption) {
-  expect_right_in_every_mode(kHuntsOfSlowTests);
-}
 std::vector<AttentionShape> short_shapes() {
   std::vector<AttentionShape> kept;
   for (AttentionShape& shape : shapes()) {
@@ -317,36 +312,71 @@ std::vector<AttentionShape> short_shapes() {
   }
   return kept;
 }
-INSTANTIATE_TEST_SUITE_P(Shapes, SplitAttentionSlow, ::testing::ValuesIn(short_shapes()),
-                         [](const auto& shape) { return test_name(shape.param.name); });
+struct ShortSplitAttention : SplitAttention {
+  ShortSplitAttention() : SplitAttention(GENERATE(from_range(short_shapes()))) {}
+};
+TEST_CASE_METHOD(ShortSplitAttention, "split attention: holds under a hundred seeds of preemption",
+                 "[slow]") {
+  DYNAMIC_SECTION(shape.name) { expect_right_in_every_mode(kHuntsOfSlowTests); }
+}
+
+// ---- every layout with every dtype, head size and block size
+
+AttentionShape regular_shape() {
+  const auto arrangement = GENERATE(Arrangement::nhd, Arrangement::hnd, Arrangement::x_split_key);
+  const DType dtype = GENERATE(DType::bf16, DType::fp16, DType::fp32, DType::fp8_e4m3, DType::int8);
+  const int head_size = GENERATE(64, 80, 128);
+  const int block_size = GENERATE(1, 16, 48);
+  AttentionShape shape{.name = fmt::format("layout {} dtype {} heads of {} blocks of {}",
+                                           static_cast<int>(arrangement), static_cast<int>(dtype),
+                                           head_size, block_size),
+                       .key = {.arrangement = arrangement,
+                               .dtype = dtype,
+                               .num_heads = 2,
+                               .head_size = head_size,
+                               .block_size = block_size},
+                       .queries_per_kv = 2,
+                       .split_keys = 16,
+                       .requests = {{20, 1}, {0, 2}}};
+  if (oracle::itemsize(dtype) == 1) shape.key.scaling = Scaling::per_tensor;
+  return shape;
+}
+struct RegularSplitAttention : SplitAttention {
+  RegularSplitAttention() : SplitAttention(regular_shape()) {}
+};
+TEST_CASE_METHOD(RegularSplitAttention, "split attention: reads any dtype in any layout") {
+  DYNAMIC_SECTION(shape.name) { expect_right_in_every_mode(1); }
+}
 
 // ---- planted defects: each is out of bounds in the shapes that expose it, and in no other
 
-class SplitAttentionDefects : public SplitAttention {};
-INSTANTIATE_TEST_SUITE_P(Exposed, SplitAttentionDefects, ::testing::ValuesIn(shapes()),
-                         [](const auto& shape) { return test_name(shape.param.name); });
-
-TEST_P(SplitAttentionDefects, AreOutOfBoundsExactlyWhereTheShapeExposesThem) {
-  int longest = 0;
-  for (std::size_t i = 0; i < token_rows.size(); ++i)
-    if (token_rows[i] >= 0)
-      longest = std::max(longest, shape.causal ? positions[i] + 1 - first_visible(positions[i])
-                                               : seq_lens[token_rows[i]]);
-  const std::pair<Defect, bool> planted[] = {
-      {Defect::combine_unscaled, longest > shape.split_keys},
-      {Defect::scale_of_other_head,
-       shape.key.scaling == Scaling::per_token_head && shape.key.num_heads > 1},
-      {Defect::window_off_by_one, shape.window > 0 && shape.window <= longest}};
-  for (const auto& [defect, exposed] : planted) {
-    KernelDevice device(CheckMode::fast);
-    device->plant(defect);
-    EXPECT_EQ(outputs_out_of_bounds(run(device)) > 0, exposed) << static_cast<int>(defect);
+TEST_CASE_METHOD(
+    SplitAttention,
+    "split attention: planted defects are out of bounds exactly where the shape exposes them",
+    "[executor]") {
+  DYNAMIC_SECTION(shape.name) {
+    int longest = 0;
+    for (std::size_t i = 0; i < token_rows.size(); ++i)
+      if (token_rows[i] >= 0)
+        longest = std::max(longest, shape.causal ? positions[i] + 1 - first_visible(positions[i])
+                                                 : seq_lens[token_rows[i]]);
+    const std::pair<Defect, bool> planted[] = {
+        {Defect::combine_unscaled, longest > shape.split_keys},
+        {Defect::scale_of_other_head,
+         shape.key.scaling == Scaling::per_token_head && shape.key.num_heads > 1},
+        {Defect::window_off_by_one, shape.window > 0 && shape.window <= longest}};
+    for (const auto& [defect, exposed] : planted) {
+      KernelDevice device(CheckMode::fast);
+      device->plant(defect);
+      INFO("defect " << static_cast<int>(defect));
+      CHECK((outputs_out_of_bounds(run(device)) > 0) == exposed);
+    }
   }
 }
 
 // ---- far pages
 
-TEST(FarKeys, BlocksBeyondTwoAndFourGibibytesAreRead) {
+TEST_CASE("split attention: blocks beyond 2 and 4 GiB are read", "[far]") {
   constexpr std::int64_t kPage = std::int64_t{1} << 30;
   in_every_mode([&](CheckMode mode, std::uint64_t seed) {
     KernelDevice device(mode, seed, 6 * kPage);
@@ -374,7 +404,7 @@ TEST(FarKeys, BlocksBeyondTwoAndFourGibibytesAreRead) {
     params.partials = device.room<float>(2 * 18, "partials");
     params.outputs = device.room<float>(16, "outputs");
     device->launch(device.engine().split_attention, params);
-    EXPECT_EQ(device.get(params.outputs, 16), std::vector<float>(16, 3.0f));
+    CHECK(device.get(params.outputs, 16) == std::vector<float>(16, 3.0f));
     device.expect_no_reports();
   });
 }

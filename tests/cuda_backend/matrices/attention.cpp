@@ -1,11 +1,10 @@
 // What reads the cache through block tables: digests against loops over bytes, exactly; softmax
 // attention against doubles, within a bound that follows from the number of operations.
-#include <gtest/gtest.h>
-
 #include <algorithm>
 #include <cmath>
 
 #include "tests/cuda_backend/kernel_device.h"
+#include "tests/cuda_backend/matrices/catch2.h"
 #include "tests/cuda_backend/protocol_oracle.h"
 
 namespace lockstep::cuda {
@@ -52,14 +51,13 @@ std::vector<Shape> shapes() {
   };
 }
 
-class AttentionTest : public ::testing::TestWithParam<Shape> {
- protected:
+struct Attention {
   static constexpr int kPositions = 275;
   static constexpr int kLayer = 2;
 
   // A cache of rows that are the positions' contents, in blocks of scattered order; a page is
   // [part][token][head], or [part][head][token].
-  void SetUp() override {
+  explicit Attention(const Shape& of = GENERATE(from_range(shapes()))) : shape(of) {
     const int blocks = (kPositions + shape.block_size - 1) / shape.block_size;
     for (int i = 0; i < blocks; ++i) table.push_back(1 + (i * 7 + 3) % blocks);
     std::sort(table.begin(), table.end(), [](int a, int b) { return number(5, a) < number(5, b); });
@@ -110,7 +108,7 @@ class AttentionTest : public ::testing::TestWithParam<Shape> {
     return rows;
   }
 
-  Shape shape = GetParam();
+  Shape shape;
   std::vector<std::int32_t> table;
   std::vector<std::uint64_t> contents;
   oracle::Bytes bytes;
@@ -118,102 +116,100 @@ class AttentionTest : public ::testing::TestWithParam<Shape> {
 
 // What a digest should be follows from the rows and their positions: blocks and layouts, of which
 // each shape has its own, have no part in it.
-TEST_P(AttentionTest, DigestsOfRangesAreTheSumOverTheirRows) {
-  in_every_mode([&](CheckMode mode, std::uint64_t seed) {
-    KernelDevice device(mode, seed);
-    const RowCache* layers = device.put(std::vector<RowCache>{cache(device)}, "layers");
-    const std::vector<DigestPiece> pieces = {{0, 1, 0, 0, kPositions},
-                                             {1, 1, 0, 17, 18},
-                                             {2, 1, 0, 0, 40},
-                                             {2, 1, 0, 40, kPositions},
-                                             {3, 1, 0, 5, 5}};
-    std::vector<unsigned long long> expected(4, 0);
-    for (const DigestPiece& piece : pieces)
-      for (int p = piece.first; p < piece.last; ++p)
-        for (int part = 0; part < shape.num_parts; ++part)
-          for (int head = 0; head < shape.num_kv_heads; ++head)
-            expected[piece.probe] += oracle::digest_of_row(row(p, part, head), p, part, head);
-    const auto* on_device = device.put(pieces, "pieces");
-    for (const LaunchPlace& place : device.places()) {
-      auto* digests = device.put(std::vector<unsigned long long>(4, 0), "digests");
-      const DigestParams params{layers, on_device, digests, std::int32_t(pieces.size()),
-                                kPositions};
-      ASSERT_EQ(device.kernels().attention_digest(place, params), 0);
-      EXPECT_EQ(device.get(digests, 4), expected);
-    }
-    EXPECT_EQ(expected[0], expected[2]) << "in one piece or in two";
-    device.expect_no_reports();
-  });
-}
-
-TEST_P(AttentionTest, OutputsAreSoftmaxOfScaledScoresTimesValues) {
-  const int num_heads = shape.num_kv_heads * shape.queries_per_kv;
-  const std::int64_t floats = std::int64_t{num_heads} * shape.head_size;
-  const std::int64_t padded = std::int64_t{num_heads} * ((shape.head_size + 15) / 16 * 16);
-  const std::vector<QueryItem> items = {{number(17, 0), 0, 0, 1, 0, 0, kPositions},
-                                        {number(17, 1), padded, floats, 1, 0, 30, 31},
-                                        {number(17, 2), 2 * padded, 2 * floats, 1, 0, 10, 42},
-                                        {number(17, 3), 3 * padded, 3 * floats, 1, 0, 10, 10}};
-  std::vector<std::vector<float>> found;
-  in_every_mode([&](CheckMode mode, std::uint64_t seed) {
-    KernelDevice device(mode, seed);
-    const RowCache* layers = device.put(std::vector<RowCache>{cache(device)}, "layers");
-    const AttentionParams params{layers,
-                                 device.put(items, "items"),
-                                 device.room<float>(4 * padded, "queries"),
-                                 device.room<float>(4 * floats, "outputs"),
-                                 4,
-                                 num_heads,
-                                 num_heads * ((shape.head_size + 1) / 2)};
-    device->launch(device.kernels().fill_queries, params);
-    device->launch(device.kernels().paged_attention, params);
-    found.push_back(device.get(params.outputs, 4 * floats));
-    device.expect_no_reports();
-  });
-  for (const std::vector<float>& one : found) EXPECT_EQ(one, found[0]) << "bit for bit";
-
-  for (const QueryItem& item : items)
-    for (int q = 0; q < num_heads; ++q) {
-      const oracle::Bytes query =
-          oracle::row(item.content, kLayer, 2, q, shape.head_size, DType::fp32);
-      std::vector<double> numbers;
-      for (int d = 0; d < shape.head_size; ++d)
-        numbers.push_back(oracle::element(query.data() + 4 * d, DType::fp32));
-      std::vector<oracle::Bytes> keys, values;
-      double largest = 0;
-      for (int p = item.first; p < item.last; ++p) {
-        keys.push_back(row(p, 0, q / shape.queries_per_kv));
-        values.push_back(row(p, shape.num_parts - 1, q / shape.queries_per_kv));
-        for (int d = 0; d < shape.head_size; ++d)
-          largest = std::max(
-              largest, std::abs(oracle::element(
-                           values.back().data() + d * oracle::itemsize(shape.dtype), shape.dtype)));
+TEST_CASE_METHOD(Attention, "attention: the digest of a range is the sum over its rows") {
+  DYNAMIC_SECTION(shape.name) {
+    in_every_mode([&](CheckMode mode, std::uint64_t seed) {
+      KernelDevice device(mode, seed);
+      const RowCache* layers = device.put(std::vector<RowCache>{cache(device)}, "layers");
+      const std::vector<DigestPiece> pieces = {{0, 1, 0, 0, kPositions},
+                                               {1, 1, 0, 17, 18},
+                                               {2, 1, 0, 0, 40},
+                                               {2, 1, 0, 40, kPositions},
+                                               {3, 1, 0, 5, 5}};
+      std::vector<unsigned long long> expected(4, 0);
+      for (const DigestPiece& piece : pieces)
+        for (int p = piece.first; p < piece.last; ++p)
+          for (int part = 0; part < shape.num_parts; ++part)
+            for (int head = 0; head < shape.num_kv_heads; ++head)
+              expected[piece.probe] += oracle::digest_of_row(row(p, part, head), p, part, head);
+      const auto* on_device = device.put(pieces, "pieces");
+      for (const LaunchPlace& place : device.places()) {
+        auto* digests = device.put(std::vector<unsigned long long>(4, 0), "digests");
+        const DigestParams params{layers, on_device, digests, std::int32_t(pieces.size()),
+                                  kPositions};
+        REQUIRE(device.kernels().attention_digest(place, params) == 0);
+        CHECK(device.get(digests, 4) == expected);
       }
-      const std::vector<double> expected = oracle::attention(numbers, keys, values, shape.dtype);
-      // A score is a sum of head_size terms and may be off by head_size/2 roundings of its size,
-      // which the exponential turns into a relative error of a weight; then a sum over all keys.
-      const double score_size =
-          shape.head_size * std::max(1.0, largest) / std::sqrt(shape.head_size);
-      const double bound =
-          std::ldexp(largest, -24) * (2.0 * score_size * shape.head_size + kPositions + 16.0);
-      for (int d = 0; d < shape.head_size; ++d)
-        EXPECT_NEAR(found[0][item.output_begin + q * shape.head_size + d], expected[d], bound)
-            << "query " << item.output_begin / floats << " head " << q << " element " << d;
-    }
+      CHECK(expected[0] == expected[2]);  // in one piece or in two
+      device.expect_no_reports();
+    });
+  }
 }
 
-INSTANTIATE_TEST_SUITE_P(Shapes, AttentionTest, ::testing::ValuesIn(shapes()),
-                         [](const auto& shape) {
-                           std::string name = shape.param.name;
-                           for (char& c : name)
-                             if (!std::isalnum(static_cast<unsigned char>(c))) c = '_';
-                           return name;
-                         });
+TEST_CASE_METHOD(Attention, "attention: outputs are softmax of scaled scores, times values") {
+  DYNAMIC_SECTION(shape.name) {
+    const int num_heads = shape.num_kv_heads * shape.queries_per_kv;
+    const std::int64_t floats = std::int64_t{num_heads} * shape.head_size;
+    const std::int64_t padded = std::int64_t{num_heads} * ((shape.head_size + 15) / 16 * 16);
+    const std::vector<QueryItem> items = {{number(17, 0), 0, 0, 1, 0, 0, kPositions},
+                                          {number(17, 1), padded, floats, 1, 0, 30, 31},
+                                          {number(17, 2), 2 * padded, 2 * floats, 1, 0, 10, 42},
+                                          {number(17, 3), 3 * padded, 3 * floats, 1, 0, 10, 10}};
+    std::vector<std::vector<float>> found;
+    in_every_mode([&](CheckMode mode, std::uint64_t seed) {
+      KernelDevice device(mode, seed);
+      const RowCache* layers = device.put(std::vector<RowCache>{cache(device)}, "layers");
+      const AttentionParams params{layers,
+                                   device.put(items, "items"),
+                                   device.room<float>(4 * padded, "queries"),
+                                   device.room<float>(4 * floats, "outputs"),
+                                   4,
+                                   num_heads,
+                                   num_heads * ((shape.head_size + 1) / 2)};
+      device->launch(device.kernels().fill_queries, params);
+      device->launch(device.kernels().paged_attention, params);
+      found.push_back(device.get(params.outputs, 4 * floats));
+      device.expect_no_reports();
+    });
+    for (const std::vector<float>& one : found) CHECK((one == found[0]));  // bit for bit
+
+    for (const QueryItem& item : items)
+      for (int q = 0; q < num_heads; ++q) {
+        const oracle::Bytes query =
+            oracle::row(item.content, kLayer, 2, q, shape.head_size, DType::fp32);
+        std::vector<double> numbers;
+        for (int d = 0; d < shape.head_size; ++d)
+          numbers.push_back(oracle::element(query.data() + 4 * d, DType::fp32));
+        std::vector<oracle::Bytes> keys, values;
+        double largest = 0;
+        for (int p = item.first; p < item.last; ++p) {
+          keys.push_back(row(p, 0, q / shape.queries_per_kv));
+          values.push_back(row(p, shape.num_parts - 1, q / shape.queries_per_kv));
+          for (int d = 0; d < shape.head_size; ++d)
+            largest = std::max(
+                largest,
+                std::abs(oracle::element(values.back().data() + d * oracle::itemsize(shape.dtype),
+                                         shape.dtype)));
+        }
+        const std::vector<double> expected = oracle::attention(numbers, keys, values, shape.dtype);
+        // A score is a sum of head_size terms and may be off by head_size/2 roundings of its size,
+        // which the exponential turns into a relative error of a weight; then a sum over all keys.
+        const double score_size =
+            shape.head_size * std::max(1.0, largest) / std::sqrt(shape.head_size);
+        const double bound =
+            std::ldexp(largest, -24) * (2.0 * score_size * shape.head_size + kPositions + 16.0);
+        for (int d = 0; d < shape.head_size; ++d)
+          require_near(found[0][item.output_begin + q * shape.head_size + d], expected[d], bound,
+                       "query ", item.output_begin / floats, " head ", q, " element ", d);
+      }
+  }
+}
 
 // Every bit pattern of the narrow formats, as the value of the one key that a query attends to.
-TEST(Elements, EveryFinitePatternOfEveryNarrowFormatIsReadAsItsValue) {
-  for (DType dtype :
-       {DType::fp8_e4m3, DType::fp8_e5m2, DType::int8, DType::uint8, DType::fp16, DType::bf16}) {
+TEST_CASE("attention: every finite pattern of a narrow format is read as its value") {
+  const DType dtype = GENERATE(DType::fp8_e4m3, DType::fp8_e5m2, DType::int8, DType::uint8,
+                               DType::fp16, DType::bf16);
+  DYNAMIC_SECTION("dtype " << static_cast<int>(dtype)) {
     const int item = oracle::itemsize(dtype), count = item == 1 ? 256 : 512;
     KernelDevice device(CheckMode::fast);
     oracle::Bytes values(std::size_t(count) * item);
@@ -258,8 +254,8 @@ TEST(Elements, EveryFinitePatternOfEveryNarrowFormatIsReadAsItsValue) {
     device->launch(device.kernels().paged_attention, params);
     const std::vector<float> found = device.get(outputs, count);
     for (int i = 0; i < count; ++i)
-      EXPECT_EQ(double(found[i]), oracle::element(finite_only.data() + i * item, dtype))
-          << "dtype " << static_cast<int>(dtype) << " pattern " << i;
+      if (double(found[i]) != oracle::element(finite_only.data() + i * item, dtype))
+        FAIL_CHECK("pattern " << i << " is read as " << found[i]);
   }
 }
 

@@ -1,10 +1,9 @@
 // Causal convolutions against doubles, and the inputs that they keep, bit by bit: chunks, single
 // tokens, speculative tokens of which some are rejected.
-#include <gtest/gtest.h>
-
 #include <algorithm>
 
 #include "tests/cuda_backend/kernel_device.h"
+#include "tests/cuda_backend/matrices/catch2.h"
 #include "tests/cuda_backend/part_oracle.h"
 
 namespace lockstep::cuda {
@@ -54,9 +53,8 @@ std::vector<ConvShape> shapes() {
 
 constexpr int kBlocks = 7, kTokens = 24;
 
-class Conv : public ::testing::TestWithParam<ConvShape> {
- protected:
-  Conv() {
+struct Conv {
+  explicit Conv(const ConvShape& of = GENERATE(from_range(shapes()))) : shape(of) {
     for (int i = 0; i < shape.num_channels * shape.width; ++i) weights.push_back(real(41, i));
     for (int i = 0; i < shape.num_channels; ++i) bias.push_back(real(43, i));
     inputs = numbers_of(47, kTokens * shape.num_channels);
@@ -104,7 +102,7 @@ class Conv : public ::testing::TestWithParam<ConvShape> {
     p.num_channels = shape.num_channels;
     p.width = shape.width;
     p.max_tokens = kTokens;
-    EXPECT_EQ(device.engine().causal_conv1d(place, p), 0);
+    CHECK(device.engine().causal_conv1d(place, p) == 0);
     return {device.get(reinterpret_cast<std::uint8_t*>(p.outputs), inputs.size()),
             device.get(reinterpret_cast<std::uint8_t*>(memory), before.size())};
   }
@@ -178,89 +176,97 @@ class Conv : public ::testing::TestWithParam<ConvShape> {
     return items;
   }
 
-  ConvShape shape = GetParam();
+  ConvShape shape;
   std::vector<float> weights, bias;
   oracle::Bytes inputs, states;
 };
-INSTANTIATE_TEST_SUITE_P(Shapes, Conv, ::testing::ValuesIn(shapes()),
-                         [](const auto& shape) { return test_name(shape.param.name); });
 
-TEST_P(Conv, OutputsAreWithinTheBoundAndStatesHoldTheLastInputsExactly) {
-  const std::vector<ConvItem> work = items();
-  const oracle::Bytes after = expected_states(work, states);
-  oracle::Bytes outputs;
-  in_every_mode([&](CheckMode mode, std::uint64_t seed) {
-    KernelDevice device(mode, seed);
-    for (const LaunchPlace& place : device.places()) {
-      const Result found = run(device, place, work, states);
-      EXPECT_EQ(found.states, after);
-      if (outputs.empty()) outputs = found.outputs;
-      EXPECT_EQ(found.outputs, outputs) << "bit for bit in every mode";
-    }
-    device.expect_no_reports();
-  });
-  for (const ConvItem& item : work)
-    for (int t = item.first_token; t < item.first_token + item.num_tokens; ++t)
-      for (int c = 0; c < shape.num_channels; ++c) {
-        const Exact expected = exact(item, t, c, states);
-        const double found = oracle::element(
-            outputs.data() + (t * shape.num_channels + c) * shape.item_bytes(), shape.dtype);
-        ASSERT_NEAR(found, expected.value, expected.bound) << "token " << t << " channel " << c;
+TEST_CASE_METHOD(Conv,
+                 "convolution: outputs are within the bound, states hold the last inputs exactly") {
+  DYNAMIC_SECTION(shape.name) {
+    const std::vector<ConvItem> work = items();
+    const oracle::Bytes after = expected_states(work, states);
+    oracle::Bytes outputs;
+    in_every_mode([&](CheckMode mode, std::uint64_t seed) {
+      KernelDevice device(mode, seed);
+      for (const LaunchPlace& place : device.places()) {
+        const Result found = run(device, place, work, states);
+        CHECK((found.states == after));
+        if (outputs.empty()) outputs = found.outputs;
+        CHECK((found.outputs == outputs));  // bit for bit in every mode
       }
+      device.expect_no_reports();
+    });
+    for (const ConvItem& item : work)
+      for (int t = item.first_token; t < item.first_token + item.num_tokens; ++t)
+        for (int c = 0; c < shape.num_channels; ++c) {
+          const Exact expected = exact(item, t, c, states);
+          const double found = oracle::element(
+              outputs.data() + (t * shape.num_channels + c) * shape.item_bytes(), shape.dtype);
+          require_near(found, expected.value, expected.bound, "token ", t, " channel ", c);
+        }
+  }
 }
 
 // A prompt of 24 tokens in one chunk, in pieces, token by token, and by drafts of which some are
 // rejected and computed again: the same outputs, bit for bit.
-TEST_P(Conv, HoweverTheTokensAreCutTheOutputsAreThoseOfOneChunk) {
-  KernelDevice device(CheckMode::fast);
-  const auto whole = run(device, device->place(), {{0, 1, 0, kTokens, 0, kTokens}}, states);
-  const auto cut = [&](const std::vector<int>& lengths, bool speculative) {
-    oracle::Bytes now = states, outputs(inputs.size(), 0);
-    int token = 0, accepted = 1;
-    for (std::size_t n = 0; token < kTokens; ++n) {
-      const int length = std::min(lengths[n % lengths.size()], kTokens - token);
-      ConvItem item{n == 0 ? 0 : 1, 1, token, length, 0, length};
-      if (speculative && n > 0) item.offset = accepted - 1;
-      if (speculative) item.keep_from = 1;
-      const Result found = run(device, device->place(), {item}, now);
-      now = found.states;
-      accepted = speculative ? 1 + static_cast<int>(number(59, n) % length) : length;
-      const int row = shape.num_channels * shape.item_bytes();
-      std::copy_n(found.outputs.begin() + token * row, accepted * row,
-                  outputs.begin() + token * row);
-      token += accepted;
+TEST_CASE_METHOD(Conv,
+                 "convolution: however the tokens are cut, the outputs are those of one chunk") {
+  DYNAMIC_SECTION(shape.name) {
+    KernelDevice device(CheckMode::fast);
+    const auto whole = run(device, device->place(), {{0, 1, 0, kTokens, 0, kTokens}}, states);
+    const auto cut = [&](const std::vector<int>& lengths, bool speculative) {
+      oracle::Bytes now = states, outputs(inputs.size(), 0);
+      int token = 0, accepted = 1;
+      for (std::size_t n = 0; token < kTokens; ++n) {
+        const int length = std::min(lengths[n % lengths.size()], kTokens - token);
+        ConvItem item{n == 0 ? 0 : 1, 1, token, length, 0, length};
+        if (speculative && n > 0) item.offset = accepted - 1;
+        if (speculative) item.keep_from = 1;
+        const Result found = run(device, device->place(), {item}, now);
+        now = found.states;
+        accepted = speculative ? 1 + static_cast<int>(number(59, n) % length) : length;
+        const int row = shape.num_channels * shape.item_bytes();
+        std::copy_n(found.outputs.begin() + token * row, accepted * row,
+                    outputs.begin() + token * row);
+        token += accepted;
+      }
+      return outputs;
+    };
+    CHECK((cut({7, 1, 3}, false) == whole.outputs));
+    CHECK((cut({1}, false) == whole.outputs));
+    if (shape.num_speculative > 0) {
+      CHECK((cut({shape.num_speculative + 1}, true) == whole.outputs));
     }
-    return outputs;
-  };
-  EXPECT_EQ(cut({7, 1, 3}, false), whole.outputs);
-  EXPECT_EQ(cut({1}, false), whole.outputs);
-  if (shape.num_speculative > 0) {
-    EXPECT_EQ(cut({shape.num_speculative + 1}, true), whole.outputs);
   }
 }
 
-TEST_P(Conv, MutantConvOffsetIgnoredIsSeenWhenMoreThanOneDraftWasAccepted) {
-  KernelDevice device;
-  const Result right = run(device, device->place(), items(), states);
-  device->plant(Defect::conv_offset_ignored);
-  EXPECT_EQ(run(device, device->place(), items(), states) != right, shape.num_speculative > 0);
+TEST_CASE_METHOD(Conv,
+                 "convolution: conv_offset_ignored is seen where more than one draft was accepted",
+                 "[executor]") {
+  DYNAMIC_SECTION(shape.name) {
+    KernelDevice device;
+    const Result right = run(device, device->place(), items(), states);
+    device->plant(Defect::conv_offset_ignored);
+    const bool seen = run(device, device->place(), items(), states) != right;
+    CHECK(seen == (shape.num_speculative > 0));
+  }
 }
 
-using ConvSlow = Conv;
-INSTANTIATE_TEST_SUITE_P(Shapes, ConvSlow, ::testing::ValuesIn(shapes()),
-                         [](const auto& shape) { return test_name(shape.param.name); });
-TEST_P(ConvSlow, KeepsStatesUnderAHundredSeedsOfPreemption) {
-  const oracle::Bytes after = expected_states(items(), states);
-  in_every_mode(
-      [&](CheckMode mode, std::uint64_t seed) {
-        KernelDevice device(mode, seed);
-        EXPECT_EQ(run(device, device.places()[1], items(), states).states, after);
-        device.expect_no_reports();
-      },
-      kHuntsOfSlowTests);
+TEST_CASE_METHOD(Conv, "convolution: states hold under a hundred seeds of preemption", "[slow]") {
+  DYNAMIC_SECTION(shape.name) {
+    const oracle::Bytes after = expected_states(items(), states);
+    in_every_mode(
+        [&](CheckMode mode, std::uint64_t seed) {
+          KernelDevice device(mode, seed);
+          CHECK((run(device, device.places()[1], items(), states).states == after));
+          device.expect_no_reports();
+        },
+        kHuntsOfSlowTests);
+  }
 }
 
-TEST(FarConv, StatesBeyondTwoAndFourGibibytesAreReadAndWritten) {
+TEST_CASE("convolution: states beyond 2 and 4 GiB are read and written", "[far]") {
   constexpr std::int64_t kPage = std::int64_t{1} << 30;
   in_every_mode([&](CheckMode mode, std::uint64_t seed) {
     KernelDevice device(mode, seed, 6 * kPage);
@@ -280,9 +286,9 @@ TEST(FarConv, StatesBeyondTwoAndFourGibibytesAreReadAndWritten) {
     p.num_items = p.num_channels = p.max_tokens = 1;
     p.width = 4;
     device->launch(device.engine().causal_conv1d, p);
-    EXPECT_EQ(device.get(outputs, 1), (std::vector<float>{1234.0f}));
-    EXPECT_EQ(device.get(reinterpret_cast<float*>(memory + 3 * kPage), 3),
-              (std::vector<float>{2.0f, 3.0f, 4.0f}));
+    CHECK(device.get(outputs, 1) == std::vector<float>{1234.0f});
+    CHECK(device.get(reinterpret_cast<float*>(memory + 3 * kPage), 3) ==
+          std::vector<float>{2.0f, 3.0f, 4.0f});
     device.expect_no_reports();
   });
 }

@@ -1,11 +1,12 @@
 // Cache writes against loops over elements: every layout, dtype and scaling, down to the last byte
 // of every page, in shapes that engines use and shapes that break them.
-#include <gtest/gtest.h>
+#include <fmt/core.h>
 
 #include <algorithm>
 #include <functional>
 
 #include "tests/cuda_backend/kernel_device.h"
+#include "tests/cuda_backend/matrices/catch2.h"
 #include "tests/cuda_backend/part_oracle.h"
 
 namespace lockstep::cuda {
@@ -186,9 +187,8 @@ void expect_row(oracle::Bytes& expected, const Part& part, std::int64_t block, i
   }
 }
 
-class CacheWrite : public ::testing::TestWithParam<WriteShape> {
- protected:
-  CacheWrite() {
+struct CacheWrite {
+  explicit CacheWrite(const WriteShape& of = GENERATE(from_range(shapes()))) : shape(of) {
     const int count = shape.num_blocks * shape.first.block_size;
     for (int i = 0; i < count; ++i) slots.push_back(i);
     for (int i = count - 1; i > 0; --i) std::swap(slots[i], slots[number(7, i) % (i + 1)]);
@@ -227,7 +227,7 @@ class CacheWrite : public ::testing::TestWithParam<WriteShape> {
       params.parts[i] = {part(i).layout(memory, scales + i),
                          reinterpret_cast<std::byte*>(device.put(sources[i], "rows")),
                          token_bytes(i), head_bytes(i), shape.source};
-    EXPECT_EQ(device.engine().write_parts(place, params), 0);
+    CHECK(device.engine().write_parts(place, params) == 0);
     return device.get(reinterpret_cast<std::uint8_t*>(memory),
                       static_cast<std::int64_t>(background.size()));
   }
@@ -238,43 +238,74 @@ class CacheWrite : public ::testing::TestWithParam<WriteShape> {
           for (const LaunchPlace& place : device.places()) {
             const oracle::Bytes found = written(device, place);
             const auto [a, b] = std::mismatch(expected.begin(), expected.end(), found.begin());
-            ASSERT_EQ(a, expected.end())
-                << "byte " << a - expected.begin() << ": " << int{*a} << " and not " << int{*b};
+            if (a != expected.end())
+              FAIL("byte " << a - expected.begin() << ": " << int{*b} << " and not " << int{*a});
           }
           device.expect_no_reports();
         },
         hunts);
   }
 
-  WriteShape shape = GetParam();
+  WriteShape shape;
   std::vector<Slot> slots;
   oracle::Bytes sources[2], background, expected;
 };
 
-TEST_P(CacheWrite, PutsEveryByteWhereTheLayoutSaysAndTouchesNoOther) {
-  expect_exact_in_every_mode(1);
+TEST_CASE_METHOD(CacheWrite,
+                 "cache write: every byte lies where the layout says, and no other is touched") {
+  DYNAMIC_SECTION(shape.name) { expect_exact_in_every_mode(1); }
 }
-INSTANTIATE_TEST_SUITE_P(Shapes, CacheWrite, ::testing::ValuesIn(shapes()),
-                         [](const auto& shape) { return test_name(shape.param.name); });
 
-using CacheWriteSlow = CacheWrite;
-TEST_P(CacheWriteSlow, HoldsUnderAHundredSeedsOfPreemption) {
-  if (shape.first.block_size > 64) shape.num_tokens = 0;  // its pages are too many bytes to compare
-  expect_exact_in_every_mode(kHuntsOfSlowTests);
-}
 std::vector<WriteShape> small_shapes() {
   std::vector<WriteShape> kept;
   for (WriteShape& shape : shapes())
     if (shape.first.block_size <= 16 && shape.num_tokens > 0) kept.push_back(shape);
   return kept;
 }
-INSTANTIATE_TEST_SUITE_P(Shapes, CacheWriteSlow, ::testing::ValuesIn(small_shapes()),
-                         [](const auto& shape) { return test_name(shape.param.name); });
+struct SmallCacheWrite : CacheWrite {
+  SmallCacheWrite() : CacheWrite(GENERATE(from_range(small_shapes()))) {}
+};
+TEST_CASE_METHOD(SmallCacheWrite, "cache write: holds under a hundred seeds of preemption",
+                 "[slow]") {
+  DYNAMIC_SECTION(shape.name) { expect_exact_in_every_mode(kHuntsOfSlowTests); }
+}
+
+// ---- every layout with every dtype, head size and block size
+
+WriteShape regular_shape() {
+  const auto arrangement = GENERATE(Arrangement::nhd, Arrangement::hnd, Arrangement::x_split_key);
+  const DType dtype = GENERATE(DType::bf16, DType::fp16, DType::fp32, DType::fp8_e4m3,
+                               DType::fp8_e5m2, DType::int8);
+  const int head_size = GENERATE(64, 80, 128);
+  const int block_size = GENERATE(1, 16, 48);
+  const bool scaled = oracle::itemsize(dtype) == 1;
+  return pair({.name = fmt::format("layout {} dtype {} heads of {} blocks of {}",
+                                   static_cast<int>(arrangement), static_cast<int>(dtype),
+                                   head_size, block_size),
+               .source = scaled ? DType::bf16 : dtype,
+               .first = {.arrangement = arrangement,
+                         .dtype = dtype,
+                         .scaling = scaled ? Scaling::per_tensor : Scaling::none,
+                         .num_heads = 2,
+                         .head_size = head_size,
+                         .block_size = block_size},
+               .padding_bytes = 64,
+               .num_tokens = 7});
+}
+struct RegularCacheWrite : CacheWrite {
+  RegularCacheWrite() : CacheWrite(regular_shape()) {}
+};
+TEST_CASE_METHOD(RegularCacheWrite, "cache write: any dtype in any layout lies where it should") {
+  DYNAMIC_SECTION(shape.name) { expect_exact_in_every_mode(1); }
+}
 
 // ---- rounding
 
-TEST(Rounding, EveryNumberOfEveryFormatItsNeighboursAndTheTiesBetweenThem) {
-  for (DType dtype : {DType::fp8_e4m3, DType::fp8_e5m2, DType::fp16, DType::bf16, DType::int8}) {
+TEST_CASE(
+    "cache write: rounds every number of a format, its neighbours and the ties between them") {
+  const DType dtype =
+      GENERATE(DType::fp8_e4m3, DType::fp8_e5m2, DType::fp16, DType::bf16, DType::int8);
+  DYNAMIC_SECTION("dtype " << static_cast<int>(dtype)) {
     std::vector<float> values = {0.0f, -0.0f, 1e30f, -1e30f, 1e-30f, 0.49999997f, -0.5f, 127.6f};
     const int step = oracle::itemsize(dtype) == 1 ? 1 : 97;
     const int end = oracle::itemsize(dtype) == 1 ? 0x7B : 0x7B00;
@@ -303,33 +334,38 @@ TEST(Rounding, EveryNumberOfEveryFormatItsNeighboursAndTheTiesBetweenThem) {
       std::uint32_t found = 0;
       std::memcpy(&found, bytes.data() + i * oracle::itemsize(dtype),
                   static_cast<std::size_t>(oracle::itemsize(dtype)));
-      ASSERT_EQ(found, oracle::rounded(values[i], dtype))
-          << values[i] << " as dtype " << static_cast<int>(dtype);
+      if (found != oracle::rounded(values[i], dtype))
+        FAIL(values[i] << " as dtype " << static_cast<int>(dtype) << " is " << found);
     }
   }
 }
 
 // ---- planted defects
 
-class WriteDefects : public CacheWrite {};
-INSTANTIATE_TEST_SUITE_P(PerTokenHead, WriteDefects, ::testing::ValuesIn([] {
-                           std::vector<WriteShape> kept;
-                           for (WriteShape& shape : shapes())
-                             if (shape.first.scaling == Scaling::per_token_head)
-                               kept.push_back(shape);
-                           return kept;
-                         }()),
-                         [](const auto& shape) { return test_name(shape.param.name); });
+std::vector<WriteShape> shapes_with_scales() {
+  std::vector<WriteShape> kept;
+  for (const WriteShape& shape : shapes())
+    if (shape.first.scaling == Scaling::per_token_head) kept.push_back(shape);
+  return kept;
+}
+struct ScaledCacheWrite : CacheWrite {
+  ScaledCacheWrite() : CacheWrite(GENERATE(from_range(shapes_with_scales()))) {}
+};
 
-TEST_P(WriteDefects, TheScaleOfAnotherHeadAndAScaleThatIsLostAreSeen) {
-  for (Defect defect : {Defect::scale_of_other_head, Defect::scale_not_stored}) {
-    KernelDevice device;
-    device->plant(defect);
-    EXPECT_NE(written(device, device->place()), expected) << static_cast<int>(defect);
+TEST_CASE_METHOD(ScaledCacheWrite,
+                 "cache write: the scale of another head and a scale that is lost are seen",
+                 "[executor]") {
+  DYNAMIC_SECTION(shape.name) {
+    for (Defect defect : {Defect::scale_of_other_head, Defect::scale_not_stored}) {
+      KernelDevice device;
+      device->plant(defect);
+      INFO("defect " << static_cast<int>(defect));
+      CHECK((written(device, device->place()) != expected));
+    }
   }
 }
 
-TEST(WriteDefect, OneSlotForTwoTokensIsReportedAsARace) {
+TEST_CASE("cache write: one slot for two tokens is reported as a race", "[executor]") {
   KernelDevice device;
   Part part{.head_size = 64, .page_bytes = 16 * 128};
   auto* memory = device.room<std::byte>(2 * part.page_bytes, "cache");
@@ -342,16 +378,16 @@ TEST(WriteDefect, OneSlotForTwoTokensIsReportedAsARace) {
   params.num_tokens = 2;
   LaunchPlace place = device.places()[1];
   place.items_per_thread = 1;
-  EXPECT_EQ(device.engine().write_parts(place, params), 0);
-  EXPECT_TRUE(device->finish());
+  CHECK(device.engine().write_parts(place, params) == 0);
+  CHECK(device->finish());
   const auto reports = device.reports();
-  ASSERT_FALSE(reports.empty());
-  EXPECT_EQ(reports.front().kernel, "write_parts");
+  REQUIRE(!reports.empty());
+  CHECK(reports.front().kernel == "write_parts");
 }
 
 // ---- far pages
 
-TEST(FarParts, QuantisedRowsBeyondTwoAndFourGibibytesLieWhereTheyBelong) {
+TEST_CASE("cache write: quantised rows beyond 2 and 4 GiB lie where they belong", "[far]") {
   constexpr std::int64_t kPage = std::int64_t{1} << 30;
   in_every_mode([&](CheckMode mode, std::uint64_t seed) {
     KernelDevice device(mode, seed, 6 * kPage);
@@ -376,7 +412,8 @@ TEST(FarParts, QuantisedRowsBeyondTwoAndFourGibibytesLieWhereTheyBelong) {
       oracle::Bytes expected(68, 0x7E);  // 448 at a scale of 7 / 448
       const float scale = 7.0f / 448.0f;
       std::memcpy(expected.data() + 64, &scale, 4);
-      EXPECT_EQ(device.get(reinterpret_cast<std::uint8_t*>(memory) + at, 68), expected) << slot;
+      INFO("slot " << slot);
+      CHECK((device.get(reinterpret_cast<std::uint8_t*>(memory) + at, 68) == expected));
     }
     device.expect_no_reports();
   });
