@@ -31,6 +31,20 @@ TEST(Project, LibrariesNeitherPrintNorExit) { expect_everywhere(check_library_ma
 TEST(Project, IncludesNameTheirFolder) { expect_everywhere(check_includes); }
 TEST(Project, TermsAreTheFieldsOwn) { expect_everywhere(check_terms); }
 
+TEST(Project, ReleasesAreNamedByTheirProfiles) { expect_everywhere(check_release_names); }
+TEST(Project, DefectsArePlantedInSeams) { expect_everywhere(check_seams); }
+TEST(Project, FoldersHoldFortyFiles) { EXPECT_EQ(text_of(check_folder_sizes(project())), ""); }
+TEST(Project, TheProductIsSmallEnoughForOneHead) {
+  std::size_t files = 0, lines = 0;
+  for (const SourceFile& file : project()) {
+    if (!is_product(file)) continue;
+    ++files;
+    lines += static_cast<std::size_t>(std::count(file.text.begin(), file.text.end(), '\n'));
+  }
+  EXPECT_LE(files, 480u);
+  EXPECT_LE(lines, 61000u);
+}
+
 TEST(Project, TypesAreDefinedOnce) { EXPECT_EQ(text_of(check_definitions(project())), ""); }
 
 TEST(Project, TheTopLevelHoldsOnlyWhatItShould) {
