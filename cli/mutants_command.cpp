@@ -15,7 +15,7 @@
 #include "cli/mutants_text.h"
 #include "cli/progress.h"
 #include "cli/terminal.h"
-#include "properties/mutants/mutant_markdown.h"
+#include "properties/mutants/mutant_catalogue.h"
 
 namespace lockstep {
 namespace {

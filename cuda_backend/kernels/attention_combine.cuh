@@ -9,13 +9,15 @@ namespace lockstep::cuda {
 namespace SIMT_VARIANT {
 
 // Grid: x is the token, y the query head; threads share the elements of the output.
-template <AttentionDefect kDefect>
+// kRescaled false is KernelDefect::combine_unscaled, which is planted here because the factors are
+// worked out here.
+template <bool kRescaled>
 __global__ void attention_combine_kernel(SplitAttentionParams p) {
   const std::int64_t token = blockIdx.x;
   const std::int32_t query_head = blockIdx.y, row = p.token_rows[token];
   if (row < 0) return;
   float* output = p.outputs + (token * p.num_query_heads + query_head) * p.value.head_size;
-  const std::int32_t num_splits = splits_of(visible_keys<kDefect>(p, token, row), p.split_keys);
+  const std::int32_t num_splits = splits_of(visible_keys(p, token, row), p.split_keys);
   if (num_splits == 1) return;
   float maximum = -INFINITY;
   for (std::int32_t split = 0; split < num_splits; ++split)
@@ -24,9 +26,7 @@ __global__ void attention_combine_kernel(SplitAttentionParams p) {
     float sum = 0.0f, value = 0.0f;
     for (std::int32_t split = 0; split < num_splits; ++split) {
       const float* partial = partial_of(p, token, query_head, split);
-      const float factor = kDefect == AttentionDefect::combine_unscaled
-                               ? 1.0f
-                               : exp_nonpositive(partial[0] - maximum);
+      const float factor = kRescaled ? exp_nonpositive(partial[0] - maximum) : 1.0f;
       sum = fmaf(factor, partial[1], sum);
       value = fmaf(factor, partial[2 + at], value);
     }

@@ -14,7 +14,6 @@ namespace lockstep::cuda {
 namespace SIMT_VARIANT {
 
 // Grid: x is the request of the padded batch, y the group; threads share the entries.
-template <bool kStaleTail>
 __global__ void batch_tables_kernel(BatchTablesParams p) {
   const std::int32_t request = blockIdx.x, row = p.rows[request];
   const GroupTable table = p.groups[blockIdx.y];
@@ -22,7 +21,7 @@ __global__ void batch_tables_kernel(BatchTablesParams p) {
   const std::int32_t width = table.width * table.blocks_per_kv_block;
   std::int32_t first = 0, last = 0;
   if (row >= 0) {
-    last = kStaleTail ? width : table.lengths[row] * table.blocks_per_kv_block;
+    last = table.lengths[row] * table.blocks_per_kv_block;
     const std::int32_t unseen = p.num_computed_tokens[request] + 1 - batch.window;
     if (batch.window > 0 && unseen > 0) first = unseen / table.kernel_block_size;
   }

@@ -10,9 +10,9 @@
 namespace lockstep::cuda {
 namespace SIMT_VARIANT {
 
-enum class TableDefect { none, unsplit, keep_length };
-
-template <TableDefect kDefect>
+// kSplit false is KernelDefect::table_unsplit, which is planted here because kernel block ids are
+// worked out here and come from nowhere else.
+template <bool kSplit>
 __device__ __forceinline__ void set_entry(const GroupTable& table, std::int32_t row,
                                           std::int32_t index, std::int32_t block) {
   table.entries[std::int64_t(row) * table.width + index] = block;
@@ -20,8 +20,7 @@ __device__ __forceinline__ void set_entry(const GroupTable& table, std::int32_t 
   if (split == 1) return;  // kernel_entries is entries
   std::int32_t* kernel_entries =
       table.kernel_entries + (std::int64_t(row) * table.width + index) * split;
-  for (std::int32_t i = 0; i < split; ++i)
-    kernel_entries[i] = kDefect == TableDefect::unsplit ? block : block * split + i;
+  for (std::int32_t i = 0; i < split; ++i) kernel_entries[i] = kSplit ? block * split + i : block;
 }
 
 // Grid: (rows to clear * groups) threads.
@@ -34,27 +33,21 @@ __global__ void clear_rows_kernel(TableClearParams p) {
 }
 
 // Grid: one CTA for each append; its threads share the entries.
-template <TableDefect kDefect>
+template <bool kSplit>
 __global__ void append_entries_kernel(TableAppendParams p) {
   const TableAppend append = p.appends[blockIdx.x];
   const GroupTable table = p.groups[append.group];
   for (std::uint32_t i = threadIdx.x; i < append.count; i += blockDim.x)
-    set_entry<kDefect>(table, append.row, append.first + i, p.block_ids[append.begin + i]);
-  if (threadIdx.x != 0) return;
-  std::int32_t length = append.first + append.count;
-  if constexpr (kDefect == TableDefect::keep_length) {
-    const std::int32_t kept = simt::load_any(table.lengths + append.row);
-    length = kept > length ? kept : length;
-  }
-  table.lengths[append.row] = length;
+    set_entry<kSplit>(table, append.row, append.first + i, p.block_ids[append.begin + i]);
+  if (threadIdx.x == 0) table.lengths[append.row] = append.first + append.count;
 }
 
 // Grid: one thread for each edit.
-template <TableDefect kDefect>
+template <bool kSplit>
 __global__ void edit_entries_kernel(TableEditParams p) {
   for (std::uint32_t i = first_item(); i < std::uint32_t(p.num_edits); i += item_stride()) {
     const TableEntry edit = p.edits[i];
-    set_entry<kDefect>(p.groups[edit.group], edit.row, edit.index, edit.block);
+    set_entry<kSplit>(p.groups[edit.group], edit.row, edit.index, edit.block);
   }
 }
 

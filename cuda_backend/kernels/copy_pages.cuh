@@ -13,8 +13,6 @@
 namespace lockstep::cuda {
 namespace SIMT_VARIANT {
 
-enum class PageDefect { none, flattened, last_blocks };
-
 template <class Unit>
 __device__ __forceinline__ void copy_page_units(std::byte* target, const std::byte* source,
                                                 std::int64_t size_bytes) {
@@ -31,17 +29,11 @@ __device__ __forceinline__ void copy_page_units(std::byte* target, const std::by
 }
 
 // Grid: x is the pair of blocks, y the region, z shares the region.
-template <PageDefect kDefect>
 __global__ void copy_pages_kernel(CopyPagesParams p) {
   const BlockPair pair = p.pairs[blockIdx.x];
   const PageRegion region = p.regions[blockIdx.y];
-  const std::int64_t source_stride =
-      kDefect == PageDefect::flattened ? region.size_bytes : region.source_stride;
-  const std::int32_t source_block = kDefect == PageDefect::last_blocks
-                                        ? p.pairs[p.num_pairs - 1 - blockIdx.x].source
-                                        : pair.source;
   std::byte* target = region.target + pair.target * region.target_stride;
-  const std::byte* source = region.source + source_block * source_stride;
+  const std::byte* source = region.source + pair.source * region.source_stride;
   switch (region.unit_bytes) {
     case 16:
       return copy_page_units<simt::vec16>(target, source, region.size_bytes);

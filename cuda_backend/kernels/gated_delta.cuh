@@ -23,7 +23,6 @@ __device__ __forceinline__ float reciprocal_length(const float* vector, std::int
 }
 
 // Grid: x is the item, y the head, z shares the rows.
-template <RecurrenceDefect kDefect>
 __global__ void gated_delta_kernel(GatedDeltaParams p) {
   const RecurrentItem item = p.items[blockIdx.x];
   const std::int32_t head = blockIdx.y, columns = p.states.columns;
@@ -45,7 +44,7 @@ __global__ void gated_delta_kernel(GatedDeltaParams p) {
       });
       const float o = dot_with_row(state, q, columns) * (q_factor * p.scale);
       if (threadIdx.x % 32 == 0) p.o[at * p.states.rows + row] = o;
-      store_state_row(p.states, state_target<kDefect>(p.state_targets, item, n), head, row, state);
+      store_state_row(p.states, state_target(p.state_targets, item, n), head, row, state);
     }
   }
 }

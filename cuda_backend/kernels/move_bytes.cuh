@@ -86,6 +86,8 @@ __device__ __forceinline__ void move_in_order(const ByteMove& move, const MoveSh
 }
 
 // Grid: x is the move, y shares the items of those that do not overlap. At most kMoveThreads.
+// kShiftRaces is KernelDefect::shift_race, which is planted here because no item can say in which
+// order its bytes go.
 template <bool kShiftRaces>
 __global__ void move_bytes_kernel(MoveBytesParams p) {
   SIMT_SHARED_ARRAY(simt::vec16, staged, kMoveThreads);

@@ -16,48 +16,35 @@
 namespace lockstep::cuda {
 namespace SIMT_VARIANT {
 
-enum class SlotDefect {
-  none,
-  interleave_ignored,
-  replicated_group_shared,
-  stale_tail,
-  pad_is_zero
-};
-
-template <SlotDefect kDefect>
 __device__ __forceinline__ Slot slot_of(const GroupTable& table, const ContextShare& share,
                                         std::int32_t row, std::int32_t position, Slot pad_slot) {
   const std::int32_t block_size = table.slot_block_size;
-  const std::int32_t run = kDefect == SlotDefect::interleave_ignored ? 1 : share.interleave;
+  const std::int32_t run = share.interleave;
   const std::int64_t tokens_per_block = std::int64_t(block_size) * share.size;
   const std::int64_t index = position / tokens_per_block;
   const auto within = std::int32_t(position - index * tokens_per_block);
   if (within / run % share.size != share.rank) return pad_slot;
   const std::int32_t offset = within / (run * share.size) * run + within % run;
-  if (kDefect != SlotDefect::stale_tail &&
-      index >= std::int64_t(table.lengths[row]) * table.blocks_per_kv_block)
-    return pad_slot;
+  if (index >= std::int64_t(table.lengths[row]) * table.blocks_per_kv_block) return pad_slot;
   const std::int64_t width = std::int64_t(table.width) * table.blocks_per_kv_block;
   return Slot{table.kernel_entries[row * width + index]} * block_size + offset;
 }
 
 // Grid: x is the request, and one more for the padding; y is the group.
-template <SlotDefect kDefect>
 __global__ void request_slots_kernel(RequestSlotsParams p) {
   const std::int32_t group = blockIdx.y, request = blockIdx.x;
   Slot* slots = p.slots + group * p.slots_stride;
   const std::int32_t begin = p.query_start_loc[request];
-  const Slot pad_slot = kDefect == SlotDefect::pad_is_zero ? 0 : p.pad_slot;
   if (request == p.num_requests) {
     for (std::int32_t i = begin + threadIdx.x; i < p.num_padded_tokens; i += blockDim.x)
-      slots[i] = pad_slot;
+      slots[i] = p.pad_slot;
     return;
   }
   const GroupTable table = p.groups[group];
-  const ContextShare share = p.shares[kDefect == SlotDefect::replicated_group_shared ? 0 : group];
+  const ContextShare share = p.shares[group];
   const std::int32_t row = p.rows[request], end = p.query_start_loc[request + 1];
   for (std::int32_t i = begin + threadIdx.x; i < end; i += blockDim.x)
-    slots[i] = row < 0 ? pad_slot : slot_of<kDefect>(table, share, row, p.positions[i], p.pad_slot);
+    slots[i] = row < 0 ? p.pad_slot : slot_of(table, share, row, p.positions[i], p.pad_slot);
 }
 
 }  // namespace SIMT_VARIANT

@@ -15,7 +15,6 @@ namespace lockstep::cuda {
 namespace SIMT_VARIANT {
 
 // Grid: x is the item, y the head, z shares the rows.
-template <RecurrenceDefect kDefect>
 __global__ void selective_state_kernel(SelectiveStateParams p) {
   const RecurrentItem item = p.items[blockIdx.x];
   const std::int32_t head = blockIdx.y, columns = p.states.columns;
@@ -35,7 +34,7 @@ __global__ void selective_state_kernel(SelectiveStateParams p) {
       if (threadIdx.x % 32 == 0)
         p.y[at * p.states.rows + row] =
             p.z == nullptr ? y : y * silu(p.z[at * p.states.rows + row]);
-      store_state_row(p.states, state_target<kDefect>(p.state_targets, item, n), head, row, state);
+      store_state_row(p.states, state_target(p.state_targets, item, n), head, row, state);
     }
   }
 }

@@ -14,8 +14,6 @@ namespace SIMT_VARIANT {
 
 inline constexpr std::int32_t kMaxStateColumns = 256;
 
-enum class RecurrenceDefect { none, every_target_last };
-
 struct StateRow {
   static constexpr int kPerLane = kMaxStateColumns / 32;
   float values[kPerLane];
@@ -63,10 +61,8 @@ __device__ __forceinline__ void store_state_row(const RecurrentStates& states, s
 }
 
 // The block that the state goes to after token `n` of an item.
-template <RecurrenceDefect kDefect>
 __device__ __forceinline__ std::int32_t state_target(const std::int32_t* state_targets,
                                                      const RecurrentItem& item, std::int32_t n) {
-  if constexpr (kDefect == RecurrenceDefect::every_target_last) n = item.num_tokens - 1;
   return state_targets[item.first_token + n];
 }
 

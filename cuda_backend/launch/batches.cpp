@@ -13,16 +13,7 @@ int launch_request_slots(const LaunchPlace& place, const RequestSlotsParams& par
   auto config = job_grid(place, "request_slots", params.num_requests + std::int64_t{1},
                          params.num_padded_tokens);
   config.grid.y = static_cast<std::uint32_t>(params.num_groups);
-  auto* kernel = request_slots_kernel<SlotDefect::none>;
-  if (place.defect == Defect::interleave_ignored)
-    kernel = request_slots_kernel<SlotDefect::interleave_ignored>;
-  if (place.defect == Defect::replicated_group_shared)
-    kernel = request_slots_kernel<SlotDefect::replicated_group_shared>;
-  if (place.defect == Defect::slot_stale_tail)
-    kernel = request_slots_kernel<SlotDefect::stale_tail>;
-  if (place.defect == Defect::slot_pad_is_zero)
-    kernel = request_slots_kernel<SlotDefect::pad_is_zero>;
-  return status_of(simt::launch(config, kernel, params));
+  return status_of(simt::launch(config, request_slots_kernel, params));
 }
 
 int launch_batch_tables(const LaunchPlace& place, const BatchTablesParams& params) {
@@ -30,9 +21,7 @@ int launch_batch_tables(const LaunchPlace& place, const BatchTablesParams& param
   if (!fits_grid(params.num_requests, params.num_groups)) return too_large();
   auto config = job_grid(place, "batch_tables", params.num_requests, params.max_width);
   config.grid.y = static_cast<std::uint32_t>(params.num_groups);
-  auto* kernel = place.defect == Defect::slot_stale_tail ? batch_tables_kernel<true>
-                                                         : batch_tables_kernel<false>;
-  return status_of(simt::launch(config, kernel, params));
+  return status_of(simt::launch(config, batch_tables_kernel, params));
 }
 
 }  // namespace SIMT_VARIANT

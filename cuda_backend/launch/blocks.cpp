@@ -69,9 +69,9 @@ int launch_update_states(const LaunchPlace& place, const StateUpdateParams& para
   config.grid.y = static_cast<std::uint32_t>(params.max_states);
   config.grid.z = shares_of_region(params.max_state_bytes, kBytesPerCta);
   auto* kernel = state_update_kernel<StateDefect::none>;
-  if (place.defect == Defect::state_pads_included)
+  if (place.defect == KernelDefect::state_pads_included)
     kernel = state_update_kernel<StateDefect::pads_included>;
-  if (place.defect == Defect::state_update_race)
+  if (place.defect == KernelDefect::state_update_race)
     kernel = state_update_kernel<StateDefect::update_race>;
   return status_of(simt::launch(config, kernel, params));
 }

@@ -58,11 +58,8 @@ int quantise_rows(const LaunchPlace& place, const WritePartsParams& params) {
       dim3(static_cast<std::uint32_t>(params.num_tokens), static_cast<std::uint32_t>(heads),
            static_cast<std::uint32_t>(params.num_parts));
   config.block.x = 32;
-  auto* kernel = quantise_rows_kernel<kItem, ScaleDefect::none>;
-  if (place.defect == Defect::scale_of_other_head)
-    kernel = quantise_rows_kernel<kItem, ScaleDefect::other_head>;
-  if (place.defect == Defect::scale_not_stored)
-    kernel = quantise_rows_kernel<kItem, ScaleDefect::not_stored>;
+  auto* kernel = place.defect == KernelDefect::scale_not_stored ? quantise_rows_kernel<kItem, false>
+                                                                : quantise_rows_kernel<kItem, true>;
   return status_of(simt::launch(config, kernel, params));
 }
 

@@ -19,13 +19,13 @@ int write_rows(const LaunchPlace& place, const WriteRowsParams& params) {
   const RowCache& cache = params.cache;
   const auto units_per_row =
       static_cast<std::uint32_t>(cache.row_bytes / std::int32_t(sizeof(Unit)));
-  const bool race = place.defect == Defect::race;
+  const bool race = place.defect == KernelDefect::write_race;
   const std::int64_t items =
       std::int64_t{params.num_tokens + (race ? 1 : 0)} * cache.num_kv_heads * units_per_row;
   if (items >= kMaxFlatItems) return too_large();
   auto* kernel = write_rows_kernel<Unit, WriteDefect::none>;
   if (race) kernel = write_rows_kernel<Unit, WriteDefect::race>;
-  if (place.defect == Defect::offset_int32)
+  if (place.defect == KernelDefect::write_offset_int32)
     kernel = write_rows_kernel<Unit, WriteDefect::offset_int32>;
   return status_of(simt::launch(flat_grid(place, "write_rows", items), kernel, params,
                                 make_divisor(units_per_row), make_divisor(cache.num_kv_heads)));

@@ -11,7 +11,7 @@ namespace SIMT_VARIANT {
 
 namespace {
 
-template <AttentionDefect kDefect>
+template <bool kRescaled>
 int attend_and_combine(const LaunchPlace& place, const SplitAttentionParams& params) {
   auto config = config_of(place, "split_attention");
   config.grid = dim3(static_cast<std::uint32_t>(params.num_tokens),
@@ -19,15 +19,14 @@ int attend_and_combine(const LaunchPlace& place, const SplitAttentionParams& par
                      static_cast<std::uint32_t>(params.num_splits));
   config.block.x = 32;
   const bool eights = in_eights(params.key) && in_eights(params.value);
-  const int status = status_of(simt::launch(
-      config, eights ? split_attention_kernel<8, kDefect> : split_attention_kernel<1, kDefect>,
-      params));
+  const int status = status_of(
+      simt::launch(config, eights ? split_attention_kernel<8> : split_attention_kernel<1>, params));
   if (status != nothing_to_do()) return status;
   config.name = "attention_combine";
   config.grid.z = 1;
   config.block.x = static_cast<std::uint32_t>(
       std::clamp<std::int64_t>(divide_up(params.value.head_size, place.items_per_thread), 1, 128));
-  return status_of(simt::launch(config, attention_combine_kernel<kDefect>, params));
+  return status_of(simt::launch(config, attention_combine_kernel<kRescaled>, params));
 }
 
 }  // namespace
@@ -37,16 +36,8 @@ int launch_split_attention(const LaunchPlace& place, const SplitAttentionParams&
   if (!fits_grid(params.num_tokens, params.num_query_heads) || params.num_splits > kMaxGridYZ ||
       params.key.head_size > kMaxHeadSize || params.value.head_size > kMaxHeadSize)
     return too_large();
-  switch (place.defect) {
-    case Defect::combine_unscaled:
-      return attend_and_combine<AttentionDefect::combine_unscaled>(place, params);
-    case Defect::scale_of_other_head:
-      return attend_and_combine<AttentionDefect::scale_of_other_head>(place, params);
-    case Defect::window_off_by_one:
-      return attend_and_combine<AttentionDefect::window_off_by_one>(place, params);
-    default:
-      return attend_and_combine<AttentionDefect::none>(place, params);
-  }
+  return place.defect == KernelDefect::combine_unscaled ? attend_and_combine<false>(place, params)
+                                                        : attend_and_combine<true>(place, params);
 }
 
 }  // namespace SIMT_VARIANT

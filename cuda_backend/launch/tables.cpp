@@ -18,19 +18,15 @@ int launch_append_entries(const LaunchPlace& place, const TableAppendParams& par
   auto config = config_of(place, "append_entries");
   config.grid.x = static_cast<std::uint32_t>(params.num_appends);
   config.block.x = std::min<std::uint32_t>(place.cta_threads, 32);
-  auto* kernel = append_entries_kernel<TableDefect::none>;
-  if (place.defect == Defect::kernel_block_unsplit)
-    kernel = append_entries_kernel<TableDefect::unsplit>;
-  if (place.defect == Defect::stale_table_entry)
-    kernel = append_entries_kernel<TableDefect::keep_length>;
+  auto* kernel = place.defect == KernelDefect::table_unsplit ? append_entries_kernel<false>
+                                                             : append_entries_kernel<true>;
   return status_of(simt::launch(config, kernel, params));
 }
 
 int launch_edit_entries(const LaunchPlace& place, const TableEditParams& params) {
   if (params.num_edits == 0) return nothing_to_do();
-  auto* kernel = edit_entries_kernel<TableDefect::none>;
-  if (place.defect == Defect::kernel_block_unsplit)
-    kernel = edit_entries_kernel<TableDefect::unsplit>;
+  auto* kernel = place.defect == KernelDefect::table_unsplit ? edit_entries_kernel<false>
+                                                             : edit_entries_kernel<true>;
   const auto config = flat_grid(place, "edit_entries", params.num_edits);
   return status_of(simt::launch(config, kernel, params));
 }

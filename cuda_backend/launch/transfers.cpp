@@ -20,7 +20,7 @@ int launch_move_bytes(const LaunchPlace& place, const MoveBytesParams& params) {
   config.block.x = std::min<std::uint32_t>(config.block.x, kMoveThreads);
   config.grid.y = shares_of_region(params.max_size_bytes, kMoveBytesPerCta);
   auto* kernel =
-      place.defect == Defect::state_shift_race ? move_bytes_kernel<true> : move_bytes_kernel<false>;
+      place.defect == KernelDefect::shift_race ? move_bytes_kernel<true> : move_bytes_kernel<false>;
   return status_of(simt::launch(config, kernel, params));
 }
 
@@ -31,11 +31,7 @@ int launch_copy_pages(const LaunchPlace& place, const CopyPagesParams& params) {
       job_grid(place, "copy_pages", params.num_pairs, divide_up(params.max_region_bytes, 16));
   config.grid.y = static_cast<std::uint32_t>(params.num_regions);
   config.grid.z = shares_of_region(params.max_region_bytes, kMoveBytesPerCta);
-  auto* kernel = copy_pages_kernel<PageDefect::none>;
-  if (place.defect == Defect::page_flattened) kernel = copy_pages_kernel<PageDefect::flattened>;
-  if (place.defect == Defect::transfer_wrong_end)
-    kernel = copy_pages_kernel<PageDefect::last_blocks>;
-  return status_of(simt::launch(config, kernel, params));
+  return status_of(simt::launch(config, copy_pages_kernel, params));
 }
 
 }  // namespace SIMT_VARIANT

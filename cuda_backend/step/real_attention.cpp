@@ -5,7 +5,7 @@
 #include <span>
 
 #include "base/check.h"
-#include "cuda_backend/protocol.h"
+#include "cuda_backend/device/protocol.h"
 #include "cuda_backend/step/context_rows.h"
 
 namespace lockstep::cuda {

@@ -14,9 +14,9 @@
 #include <string>
 #include <vector>
 
-#include "cuda_backend/device.h"
+#include "cuda_backend/device/device.h"
+#include "cuda_backend/device/device_array.h"
 #include "cuda_backend/pool/block_waves.h"
-#include "cuda_backend/pool/device_array.h"
 #include "cuda_backend/step/state_rules.h"
 #include "sim/protocol/backend.h"
 

@@ -2,7 +2,7 @@
 #include <algorithm>
 
 #include "base/check.h"
-#include "cuda_backend/protocol.h"
+#include "cuda_backend/device/protocol.h"
 #include "cuda_backend/step/real_states.h"
 
 namespace lockstep::cuda {

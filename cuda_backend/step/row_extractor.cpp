@@ -19,9 +19,7 @@ Result<void> RowExtractor::run(const StepProgram& program, StepReadback& readbac
   readback.extracted.resize(total);
   std::uint8_t* to = readback.extracted.data();
   for (const RowExtraction& extraction : program.extractions) {
-    RowCache rows = layers_.rows[extraction.layer];
-    if (device_.defect() == Defect::hidden_flatten)
-      rows.block_stride = rows.token_stride * rows.block_size.value;
+    const RowCache& rows = layers_.rows[extraction.layer];
     LS_CHECK(rows.row_bytes > 0 && rows.num_parts == 1, "layer {} keeps {} parts of {} bytes",
              extraction.layer, rows.num_parts, rows.row_bytes);
     extract(extraction, rows, to);
@@ -40,14 +38,12 @@ void RowExtractor::extract(const RowExtraction& extraction, const RowCache& rows
   const std::int64_t size =
       std::int64_t{extraction.num_tokens} * rows.num_kv_heads * rows.row_bytes;
   std::byte* gathered = gathered_.reserve(size);
-  const bool first_chunk = device_.defect() == Defect::hidden_chunk_save;
   device_.launch(device_.kernels().gather_rows,
                  GatherRowsParams{.cache = rows,
                                   .slots = tables_.slots(layers_.group_of_layer[extraction.layer]),
                                   .key = gathered,
                                   .value = nullptr,
-                                  .num_tokens = first_chunk ? (extraction.num_tokens + 1) / 2
-                                                            : extraction.num_tokens},
+                                  .num_tokens = extraction.num_tokens},
                  [&](Operation& operation) {
                    const std::int32_t group = layers_.group_of_layer[extraction.layer];
                    operation.named("gather_rows").read(tables_.slots_range(group));

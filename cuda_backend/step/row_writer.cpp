@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "cuda_backend/protocol.h"
+#include "cuda_backend/device/protocol.h"
 #include "cuda_backend/step/step_batch.h"
 
 namespace lockstep::cuda {
@@ -42,17 +42,11 @@ void RowWriter::write(const StepProgram& program, const DeviceArray<std::uint64_
   const bool captured = device_.captures(size);
   const std::int32_t num_padded = captured ? size : std::max(num_tokens, program.num_padded_tokens);
   const std::int32_t num_made = captured ? size : num_tokens;
-  const Defect defect = device_.defect();
-  const std::int32_t num_filled =
-      std::max(0, num_made - (defect == Defect::uninitialised_read ? 1 : 0));
-  std::int32_t num_written = num_padded;
-  if (defect == Defect::drop_slot) num_written = std::max(0, num_made - 1);
-  if (defect == Defect::race) num_written = num_made;
   reserve_inputs(num_padded);
   device_.run_captured("tokens' rows", size, [&] {
     for (std::size_t layer = 0; layer < layers_.rows.size(); ++layer)
       if (layers_.rows[layer].row_bytes != 0)
-        write_layer(program, layer, contents, tables, {num_filled, num_written});
+        write_layer(program, layer, contents, tables, {num_made, num_padded});
   });
 }
 

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "cuda_backend/kernels/params.h"
-#include "cuda_backend/step/layer_caches.h"
+#include "cuda_backend/views/layer_caches.h"
 
 namespace lockstep::cuda {
 

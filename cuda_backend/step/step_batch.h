@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <cstdint>
 
-#include "cuda_backend/device.h"
+#include "cuda_backend/device/device.h"
 #include "sim/protocol/backend.h"
 
 namespace lockstep::cuda {

@@ -2,7 +2,7 @@
 // when they look blocks up on the device. It says which blocks an operation touches, and nothing
 // that is compared comes from it.
 //
-// 1. It follows the program alone: a planted defect on the device is not seen here.
+// 1. It follows the program alone: what a device makes of it is not seen here.
 #pragma once
 
 #include <cstdint>

@@ -16,7 +16,7 @@
 #include <memory>
 #include <vector>
 
-#include "cuda_backend/device.h"
+#include "cuda_backend/device/device.h"
 
 namespace lockstep::cuda {
 

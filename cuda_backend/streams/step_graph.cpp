@@ -55,22 +55,16 @@ class LastTouches {
   Runs runs_{{0, {}}};
 };
 
-bool brings_blocks(const Operation& operation) {
-  return operation.name == "copy_blocks" || operation.name == "load_blocks";
-}
-
 }  // namespace
 
-StepGraph step_graph(std::span<const Operation> operations, bool moves_unordered) {
+StepGraph step_graph(std::span<const Operation> operations) {
   StepGraph graph(operations.size());
   LastTouches touches;
   int everything = -1;  // the last operation that touches all there is
   for (int i = 0; i < static_cast<int>(operations.size()); ++i) {
     const Operation& operation = operations[i];
     const auto after = [&](int before) {
-      const bool dropped = moves_unordered &&
-                           (operation.name == "store_blocks" || brings_blocks(operations[before]));
-      if (before != i && !dropped) boost::add_edge(before, i, graph);
+      if (before != i) boost::add_edge(before, i, graph);
     };
     if (operation.touches_everything) {
       for (int before = std::max(everything, 0); before < i; ++before) after(before);

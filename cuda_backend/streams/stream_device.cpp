@@ -6,7 +6,7 @@
 #include <optional>
 
 #include "base/check.h"
-#include "cuda_backend/streams/forwarding_device.h"
+#include "cuda_backend/device/forwarding_device.h"
 #include "cuda_backend/streams/step_graph.h"
 #include "cuda_backend/streams/stream_order.h"
 
@@ -103,7 +103,8 @@ class StreamDevice final : public ForwardingDevice {
   }
 
   void issue() {
-    const StepGraph graph = step_graph(operations_, defect() == Defect::copy_unordered);
+    StepGraph graph = step_graph(operations_);
+    if (options_.edit_graph) options_.edit_graph(operations_, graph);
     const std::vector<Placement> placements = place_on_streams(graph, options_.num_streams);
     StreamOrder order(options_.num_streams);
     std::vector<int> events(operations_.size(), -1);  // of the device

@@ -8,15 +8,20 @@
 // 3. upload() keeps a copy of the bytes until it runs; release() takes effect at the next finish().
 #pragma once
 
+#include <functional>
 #include <memory>
+#include <span>
 
-#include "cuda_backend/device.h"
+#include "cuda_backend/device/device.h"
+#include "cuda_backend/streams/step_graph.h"
 
 namespace lockstep::cuda {
 
 struct StreamOptions {
   int num_streams = 2;
   bool check_order = true;
+  // Changes the graph before its operations are placed; null: it stays as it is.
+  std::function<void(std::span<const Operation>, StepGraph&)> edit_graph = nullptr;
 };
 
 // REQUIRES: num_streams >= 2; nothing has run on the device yet.

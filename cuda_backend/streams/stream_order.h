@@ -13,7 +13,7 @@
 #include <string>
 #include <vector>
 
-#include "cuda_backend/streams/operation.h"
+#include "cuda_backend/device/operation.h"
 
 namespace lockstep::cuda {
 

@@ -5,8 +5,8 @@
 #include <numeric>
 
 #include "base/check.h"
+#include "cuda_backend/device/forwarding_device.h"
 #include "cuda_backend/simt/random.h"
-#include "cuda_backend/streams/forwarding_device.h"
 
 namespace lockstep::cuda {
 namespace {

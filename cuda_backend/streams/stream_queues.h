@@ -11,7 +11,7 @@
 #include <cstdint>
 #include <memory>
 
-#include "cuda_backend/device.h"
+#include "cuda_backend/device/device.h"
 
 namespace lockstep::cuda {
 

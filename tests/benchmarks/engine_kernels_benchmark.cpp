@@ -5,7 +5,7 @@
 #include <memory>
 
 #include "base/check.h"
-#include "cuda_backend/simt_device.h"
+#include "cuda_backend/device/simt_device.h"
 #include "tests/benchmarks/pool_workloads.h"
 
 namespace lockstep::cuda {

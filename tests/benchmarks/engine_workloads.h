@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "cuda_backend/device.h"
+#include "cuda_backend/device/device.h"
 #include "cuda_backend/launch/engine_kernels.h"
 
 namespace lockstep::cuda {

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "cuda_backend/defects/backend_mutants.h"
 #include "tests/cuda_backend/kernel_device.h"
 #include "tests/cuda_backend/part_oracle.h"
 #include "tests/cuda_backend/recurrence_oracle.h"
@@ -348,15 +349,17 @@ TEST_P(RecurrenceCut, HoweverTheTokensAreCutTheOutputsAreThoseOfOneChunk) {
 TEST_P(Recurrence, MutantStateTargetsLastLeavesTheDraftsStatesUnwritten) {
   KernelDevice device;
   const Result right = run(device, device->place(), work(), states);
-  device->plant(Defect::state_targets_last);
-  const Result found = run(device, device->place(), work(), states);
+  Work planted = work();
+  if (!in_pieces(shape.rule))
+    for (const RecurrentItem& item : planted.items) target_last(item, planted.targets);
+  const Result found = run(device, device->place(), planted, states);
   EXPECT_EQ(found.states != right.states, !in_pieces(shape.rule));
 }
 
 TEST_P(Recurrence, MutantChunkCarryUndecayedIsSeenInTheChunkedFormsAlone) {
   KernelDevice device;
   const Result right = run(device, device->place(), work(), states);
-  device->plant(Defect::chunk_carry_undecayed);
+  device->plant(KernelDefect::chunk_carry_undecayed);
   const Result found = run(device, device->place(), work(), states);
   EXPECT_EQ(found.outputs != right.outputs, in_pieces(shape.rule));
 }

@@ -9,7 +9,7 @@
 #include <type_traits>
 
 #include "base/check.h"
-#include "cuda_backend/device.h"
+#include "cuda_backend/device/device.h"
 
 namespace lockstep::cuda {
 

@@ -8,7 +8,7 @@
 #include <memory>
 #include <utility>
 
-#include "cuda_backend/device.h"
+#include "cuda_backend/device/device.h"
 
 namespace lockstep::cuda {
 
@@ -34,6 +34,17 @@ class ForwardingDevice : public Device {
     return memory;
   }
   void release_host(std::byte* memory) override { inner_->release_host(memory); }
+  void upload(void* target, const void* source, std::int64_t size_bytes) override {
+    inner_->upload(target, source, size_bytes);
+  }
+  void download(void* target, const void* source, std::int64_t size_bytes) override {
+    inner_->download(target, source, size_bytes);
+  }
+  void zero(void* target, std::int64_t size_bytes) override { inner_->zero(target, size_bytes); }
+  void run(const Operation& operation, const Launch& launch) override {
+    inner_->run(operation, launch);
+  }
+  bool wants_operations() const override { return inner_->wants_operations(); }
   Result<void> finish() override { return finish_inner(); }
 
   void begin_step(std::int64_t step) override { inner_->begin_step(step); }
@@ -48,7 +59,19 @@ class ForwardingDevice : public Device {
   int launch_graph(CapturedGraph& graph, const LaunchPlace& place) override {
     return inner_->launch_graph(graph, place);
   }
-  void plant(Defect defect) override {
+  std::int32_t padded_batch(std::int32_t count) const override {
+    return inner_->padded_batch(count);
+  }
+  bool captures(std::int32_t size) const override { return inner_->captures(size); }
+  void run_captured(std::string_view part, std::int32_t size,
+                    const std::function<void()>& issue) override {
+    inner_->run_captured(part, size, issue);
+  }
+  void run_eagerly(bool eagerly) override { inner_->run_eagerly(eagerly); }
+  void forget_captured() override { inner_->forget_captured(); }
+  GraphStatistics graph_statistics() const override { return inner_->graph_statistics(); }
+  int num_streams() const override { return inner_->num_streams(); }
+  void plant(KernelDefect defect) override {
     Device::plant(defect);
     inner_->plant(defect);
   }

@@ -1,4 +1,4 @@
-#include "cuda_backend/cuda_backend.h"
+#include "cuda_backend/backend/cuda_backend.h"
 
 #include <fmt/format.h>
 
@@ -7,7 +7,6 @@
 #include <vector>
 
 #include "base/check.h"
-#include "cuda_backend/defect.h"
 #include "cuda_backend/pool/cache_pool.h"
 #include "cuda_backend/pool/host_tier.h"
 #include "cuda_backend/step/attention_reader.h"
@@ -29,29 +28,27 @@ constexpr std::int32_t kMaxStreams = 64;
 
 class CudaBackend final : public Backend {
  public:
-  CudaBackend(std::unique_ptr<Device> device, BackendConfig config)
+  // `row_widths`: entries that programs may give a row, per group.
+  CudaBackend(std::unique_ptr<Device> device, BackendConfig config,
+              std::vector<std::int32_t> row_widths, Seams seams)
       : device_(std::move(device)),
         config_(std::move(config)),
+        row_widths_(std::move(row_widths)),
+        seams_(std::move(seams)),
         contents_(*device_, "content ids") {}
 
   Result<void> start() {
-    auto defects = defects_from_name(config_.mutant);
-    if (!defects) return tl::unexpected(defects.error());
-    if (defects->kernel == Defect::copy_unordered && config_.num_streams < 2)
-      return fail("mutant: copy-unordered leaves out an order between streams, and there is one");
-    if (is_of_graphs(defects->kernel) && config_.max_cudagraph_capture_size == 0)
-      return fail(
-          fmt::format("mutant: {} is of captured graphs, and none are captured", config_.mutant));
-    if (is_of_numbers(defects->kernel) && config_.numbers != Numbers::real)
-      return fail(fmt::format("mutant: {} is of real numbers, and rows are words", config_.mutant));
-    if (is_of_words(defects->kernel) && config_.numbers == Numbers::real)
-      return fail(fmt::format("mutant: {} is in a kernel that real numbers do not go through",
-                              config_.mutant));
-    device_->plant(defects->kernel);
-    auto share = share_of_rank(config_, defects->kernel);
+    auto share = share_of_rank(config_);
     if (!share) return tl::unexpected(share.error());
+    if (seams_.share) seams_.share(config_, *share);
     config_.plan = std::move(share->plan);
-    auto pool = CachePool::create(*device_, config_, *defects, share->layers);
+    std::optional<PoolViews> given;
+    if (seams_.views) {
+      auto views = seams_.views(config_);
+      if (!views) return tl::unexpected(views.error());
+      given = std::move(*views);
+    }
+    auto pool = CachePool::create(*device_, config_, share->layers, given ? &*given : nullptr);
     if (!pool) return tl::unexpected(pool.error());
     pool_ = std::move(*pool);
     auto host = HostTier::create(*device_, config_, pool_->layers());
@@ -78,33 +75,11 @@ class CudaBackend final : public Backend {
   std::string device() const override { return device_->description(); }
 
   Result<void> execute(const StepProgram& program, StepReadback& readback) override {
-    device_->begin_step(program.step);
-    device_->run_eagerly(program.agreed.is_eager);
-    copy_states(program.settled);
-    pool_->poison(program.poison);
-    pool_->zero(program.zero);
-    LS_CHECK(host_ != nullptr || (program.loads.empty() && program.stores.empty()),
-             "{} loads and {} stores without a host tier", program.loads.size(),
-             program.stores.size());
-    if (host_ != nullptr) host_->load(program.loads);
-    copy_states(program.copies);
-    tables_->apply(program);
-    tables_->map_slots(program);
-    upload_contents(program);
-    writer_->write(program, contents_, *tables_);
-    if (states_ != nullptr)
-      states_->update(program, contents_);
-    else
-      pool_->update_states(program.state_updates, contents_);
-    if (host_ != nullptr) host_->store(program.stores);
-    attend(program, readback);
-    pool_->download_guards();
-    auto done = tables_->read_back(program, readback);
-    if (done && states_ != nullptr) states_->read_back(program, readback);
-    if (done) done = extractor_->run(program, readback);
-    take_reports(readback.reports);
-    if (done) pool_->check_guards(readback.reports);
-    return done;
+    check_widths(program);
+    if (!seams_.program) return run(program, readback);
+    StepProgram edited = program;
+    seams_.program(edited);
+    return run(edited, readback);
   }
 
   Result<void> fingerprint_pages(std::span<const PageId> pages,
@@ -141,6 +116,42 @@ class CudaBackend final : public Backend {
   GraphStatistics graph_statistics() const override { return device_->graph_statistics(); }
 
  private:
+  Result<void> run(const StepProgram& program, StepReadback& readback) {
+    device_->begin_step(program.step);
+    device_->run_eagerly(program.agreed.is_eager);
+    copy_states(program.settled);
+    pool_->poison(program.poison);
+    pool_->zero(program.zero);
+    LS_CHECK(host_ != nullptr || (program.loads.empty() && program.stores.empty()),
+             "{} loads and {} stores without a host tier", program.loads.size(),
+             program.stores.size());
+    if (host_ != nullptr) host_->load(program.loads);
+    copy_states(program.copies);
+    tables_->apply(program);
+    tables_->map_slots(program);
+    upload_contents(program);
+    writer_->write(program, contents_, *tables_);
+    if (states_ != nullptr)
+      states_->update(program, contents_);
+    else
+      pool_->update_states(program.state_updates, contents_);
+    if (host_ != nullptr) host_->store(program.stores);
+    attend(program, readback);
+    pool_->download_guards();
+    auto done = tables_->read_back(program, readback);
+    if (done && states_ != nullptr) states_->read_back(program, readback);
+    if (done) done = extractor_->run(program, readback);
+    take_reports(readback.reports);
+    if (done) pool_->check_guards(readback.reports);
+    return done;
+  }
+
+  void check_widths(const StepProgram& program) const {
+    for (const TableUpdate& update : program.table_updates)
+      LS_CHECK(update.first + std::int64_t{update.count} <= row_widths_.at(update.group),
+               "group {}: {} entries from {}, rows hold {}", update.group, update.count,
+               update.first, row_widths_[update.group]);
+  }
   void copy_states(std::span<const BlockCopy> copies) {
     if (states_ != nullptr)
       states_->copy(copies);
@@ -182,6 +193,8 @@ class CudaBackend final : public Backend {
   // The device outlives everything that lies in its memory.
   std::unique_ptr<Device> device_;
   BackendConfig config_;
+  std::vector<std::int32_t> row_widths_;
+  Seams seams_;
   std::unique_ptr<CachePool> pool_;
   std::unique_ptr<HostTier> host_;  // null: none
   std::unique_ptr<BlockTables> tables_;
@@ -198,20 +211,26 @@ class CudaBackend final : public Backend {
 
 }  // namespace
 
-Result<std::unique_ptr<Backend>> make_backend(std::unique_ptr<Device> device,
-                                              BackendConfig config) {
+Result<std::unique_ptr<Backend>> make_backend(std::unique_ptr<Device> device, BackendConfig config,
+                                              Seams seams) {
+  std::vector<std::int32_t> row_widths = config.max_blocks_per_row;
+  if (seams.config) seams.config(config);
   if (config.num_streams < 1 || config.num_streams > kMaxStreams)
     return fail(
         fmt::format("num_streams: {} is not from 1 to {}", config.num_streams, kMaxStreams));
   if (config.num_streams > 1)
-    device = make_stream_device(std::move(device), {.num_streams = config.num_streams});
+    device = make_stream_device(std::move(device),
+                                {.num_streams = config.num_streams, .edit_graph = seams.graph});
   if (config.max_cudagraph_capture_size < 0)
     return fail(fmt::format("max_cudagraph_capture_size: {}", config.max_cudagraph_capture_size));
+  Device& base = *device;
   if (config.max_cudagraph_capture_size > 0)
     device = make_graph_device(
         std::move(device),
         cudagraph_capture_sizes(config.max_cudagraph_capture_size, config.max_tokens_per_step));
-  auto backend = std::make_unique<CudaBackend>(std::move(device), std::move(config));
+  if (seams.device) device = seams.device(std::move(device), base);
+  auto backend = std::make_unique<CudaBackend>(std::move(device), std::move(config),
+                                               std::move(row_widths), std::move(seams));
   if (auto started = backend->start(); !started) return tl::unexpected(started.error());
   return std::unique_ptr<Backend>(std::move(backend));
 }

@@ -5,7 +5,7 @@
 #include <memory>
 
 #include "base/result.h"
-#include "cuda_backend/device.h"
+#include "cuda_backend/device/device.h"
 #include "sim/protocol/backend.h"
 
 namespace lockstep::cuda {

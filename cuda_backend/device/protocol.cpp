@@ -1,4 +1,4 @@
-#include "cuda_backend/protocol.h"
+#include "cuda_backend/device/protocol.h"
 
 #include <algorithm>
 #include <bit>

@@ -1,4 +1,4 @@
-#include "cuda_backend/simt_device.h"
+#include "cuda_backend/device/simt_device.h"
 
 #include <fmt/format.h>
 

@@ -1,11 +1,14 @@
-// Defects of real engines in deriving views and addresses, each switchable by name. Only the
-// backend's derivation knows them; the reference has no such switch. Sources: the catalogue in
-// docs/planner.md.
+// Defects of real engines in deriving views and addresses, each switchable by name: steps of
+// views/view_deriver.h taken in another way. Sources: the catalogue in docs/planner.md.
 #pragma once
 
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <string_view>
+
+#include "base/result.h"
+#include "cuda_backend/views/views.h"
 
 namespace lockstep::cuda {
 
@@ -44,5 +47,12 @@ inline constexpr ViewDefect kSecondRunner = ViewDefect::layout_two_blocks |
 // "layout-two-blocks", ...
 std::string_view name_of(ViewDefect defect);
 std::optional<ViewDefect> view_defect_from_name(std::string_view name);
+
+// As derive_views() and view_byte_offset() of an engine with the defect. Refused: what the defective
+// engine refuses.
+Result<PoolViews> planted_views(const KVCacheConfig& plan, const ViewOptions& options,
+                                ViewDefect defect);
+std::int64_t planted_byte_offset(const TensorView& view, std::span<const std::int64_t> index,
+                                 ViewDefect defect);
 
 }  // namespace lockstep::cuda

@@ -1,4 +1,4 @@
-#include "cuda_backend/step/layer_caches.h"
+#include "cuda_backend/views/layer_caches.h"
 
 #include <fmt/format.h>
 
@@ -7,7 +7,6 @@
 #include <utility>
 
 #include "base/check.h"
-#include "cuda_backend/views/views.h"
 
 namespace lockstep::cuda {
 namespace {
@@ -26,34 +25,24 @@ struct Extent {
 
 class Builder {
  public:
-  Builder(const BackendConfig& config, const Defects& defects, std::span<const LayerOfModel> places,
+  Builder(const BackendConfig& config, std::span<const LayerOfModel> places,
           std::span<std::byte* const> bases)
-      : config_(config), defects_(defects), places_(places), bases_(bases) {}
+      : config_(config), places_(places), bases_(bases) {}
 
-  Result<LayerCaches> build() {
-    const bool other_order = defects_.kernel == Defect::layout_order_lost;
-    auto views = derive(defects_.views, other_order);
-    if (!views) return tl::unexpected(views.error());
-    auto healthy = derive(ViewDefect::none, false);
-    if (!healthy) return tl::unexpected(healthy.error());
-    if (auto agreed = check_kernel_blocks(*healthy); !agreed) return tl::unexpected(agreed.error());
+  Result<LayerCaches> build(const PoolViews* given) {
+    const auto own = derive_views(config_.plan, view_options(config_));
+    if (!own) return tl::unexpected(own.error());
+    if (auto agreed = check_kernel_blocks(*own); !agreed) return tl::unexpected(agreed.error());
+    const PoolViews& views = given == nullptr ? *own : *given;
     add_pages();
-    for (std::size_t g = 0; g < views->groups.size(); ++g)
-      if (auto added = add_group(g, views->groups[g], healthy->groups[g]); !added)
+    for (std::size_t g = 0; g < views.groups.size(); ++g)
+      if (auto added = add_group(g, views.groups[g], own->groups[g]); !added)
         return tl::unexpected(added.error());
-    add_poison_regions(*healthy);
+    add_poison_regions(*own);
     return std::move(caches_);
   }
 
  private:
-  Result<PoolViews> derive(ViewDefect defect, bool other_order) const {
-    const bool hnd = (config_.layout == CacheLayout::HND) != other_order;
-    return derive_views(config_.plan, {.backend = config_.attention_backend,
-                                       .layout = hnd ? CacheLayout::HND : CacheLayout::NHD,
-                                       .rule = config_.layout_rule,
-                                       .defect = defect});
-  }
-
   // One size a group; the views have none for groups that keep nothing (encoder-only).
   Result<void> check_kernel_blocks(const PoolViews& views) const {
     std::vector<std::int64_t> told;
@@ -91,7 +80,7 @@ class Builder {
   }
 
   Result<void> add_group(std::size_t g, const std::vector<LayerViews>& group_views,
-                         const std::vector<LayerViews>& healthy_views) {
+                         const std::vector<LayerViews>& own_views) {
     const KVCacheGroupSpec& group = config_.plan.groups[g];
     RegionRange states{static_cast<std::int32_t>(caches_.states.size()), 0};
     RegionRange regions{static_cast<std::int32_t>(caches_.regions.size()), 0};
@@ -116,10 +105,10 @@ class Builder {
                         "content of their own",
                         group.layer_names[i], group.layer_spec(i).compress_ratio));
       split = views.blocks_per_kv_block;
-      caches_.rows.back() = with_defect(row_cache(views, tensor, layer), tensor);
-      const LayerViews& healthy = healthy_views[i];
-      if (auto added = add_row_regions(row_cache(healthy, tensor, layer),
-                                       healthy.blocks_per_kv_block, tensor);
+      caches_.rows.back() = row_cache(views, tensor, layer);
+      const LayerViews& own = own_views[i];
+      if (auto added =
+              add_row_regions(row_cache(own, tensor, layer), own.blocks_per_kv_block, tensor);
           !added)
         return fail(fmt::format("{}: {}", group.layer_names[i], added.error().message));
     }
@@ -154,26 +143,9 @@ class Builder {
     cache.first_query_head = place.query_begin;
     cache.queries_per_kv = place.queries_per_kv;
     cache.dtype = view.dtype;
-    set_unit(cache, tensor);
-    return cache;
-  }
-
-  void set_unit(RowCache& cache, std::size_t tensor) const {
     cache.unit_bytes =
         widest_unit({cache.base - bases_[tensor], cache.block_stride, cache.token_stride,
                      cache.head_stride, cache.part_stride, cache.row_bytes});
-  }
-
-  RowCache with_defect(RowCache cache, std::size_t tensor) const {
-    if (defects_.kernel == Defect::wrong_stride) cache.block_stride -= cache.token_stride;
-    if (defects_.kernel == Defect::write_past_page) {
-      if (cache.num_parts == 2) {
-        cache.part_stride += cache.token_stride;
-      } else {
-        cache.base += cache.token_stride;
-      }
-    }
-    set_unit(cache, tensor);
     return cache;
   }
 
@@ -278,7 +250,6 @@ class Builder {
   }
 
   const BackendConfig& config_;
-  const Defects& defects_;
   std::span<const LayerOfModel> places_;
   std::span<std::byte* const> bases_;
   LayerCaches caches_;
@@ -286,13 +257,16 @@ class Builder {
 
 }  // namespace
 
-Result<LayerCaches> layer_caches(const BackendConfig& config, const Defects& defects,
-                                 std::span<const LayerOfModel> places,
-                                 std::span<std::byte* const> tensor_bases) {
+ViewOptions view_options(const BackendConfig& config) {
+  return {.backend = config.attention_backend, .layout = config.layout, .rule = config.layout_rule};
+}
+
+Result<LayerCaches> layer_caches(const BackendConfig& config, std::span<const LayerOfModel> places,
+                                 std::span<std::byte* const> tensor_bases, const PoolViews* given) {
   LS_CHECK(tensor_bases.size() == config.plan.tensors.size(), "{} bases for {} tensors",
            tensor_bases.size(), config.plan.tensors.size());
   LS_CHECK(config.plan.num_blocks > 0, "{} blocks", config.plan.num_blocks);
-  return Builder(config, defects, places, tensor_bases).build();
+  return Builder(config, places, tensor_bases).build(given);
 }
 
 void add_block_ranges(const LayerCaches& layers, std::int32_t tensor, std::int32_t block,

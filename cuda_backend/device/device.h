@@ -2,11 +2,10 @@
 // (simt_device.h) and a GPU (gpu/gpu_device.h); everything above them is the same code.
 //
 // 1. Operations take effect in the order of the calls. They may return before they are done.
-// 2. The first failure is kept: later operations do nothing, and finish() tells it, now and for
-// ever.
+// 2. The first failure is kept: later operations do nothing, and every finish() from then on
+//    returns it.
 // 3. What download() fetches is there after the next finish(), not before. upload() is done with
-// the
-//    host's memory when it returns.
+//    the host's memory when it returns.
 // 4. Streams: rule 1 holds for the operations of one stream. Between two streams there is no order
 //    but that of events, and finish() waits for all of them. A device that keeps every operation in
 //    the order of the calls, as the SIMT executor does, need not know about streams.
@@ -21,12 +20,13 @@
 #include <string>
 #include <string_view>
 #include <utility>
+#include <variant>
 #include <vector>
 
 #include "base/result.h"
+#include "cuda_backend/device/operation.h"
 #include "cuda_backend/launch/engine_kernels.h"
 #include "cuda_backend/launch/kernel_table.h"
-#include "cuda_backend/streams/operation.h"
 #include "sim/protocol/backend.h"
 
 namespace lockstep::cuda {
@@ -48,6 +48,15 @@ struct DeviceWriter {
 };
 
 struct CapturedGraph;
+
+// The parameters of any launch.
+using LaunchParams =
+    std::variant<TableClearParams*, TableAppendParams*, TableEditParams*, SlotMappingParams*,
+                 FillRowsParams*, WriteRowsParams*, GatherRowsParams*, ZeroBlocksParams*,
+                 CopyBlocksParams*, CopyPagesParams*, PoisonBlocksParams*, FingerprintParams*,
+                 DigestParams*, AttentionParams*, StateUpdateParams*, WritePartsParams*,
+                 SplitAttentionParams*, ConvParams*, SelectiveStateParams*, GatedDeltaParams*,
+                 MoveBytesParams*, RequestSlotsParams*, BatchTablesParams*>;
 
 class Device {
  public:
@@ -94,11 +103,14 @@ class Device {
   template <class Params, class Describe>
   void launch(Launcher<Params> launcher, const Params& params, Describe describe) {
     if (failed()) return;
-    if (!wants_operations()) return check_launch(launcher(place_, params));
-    Operation operation;
-    describe(operation);
-    run(operation,
-        [launcher, params](const LaunchPlace& place) { return launcher(place, params); });
+    if (edit_ == nullptr) return issue(launcher, params, describe);
+    Params edited = params;
+    Operation also;
+    edit_(&edited, also);
+    issue(launcher, edited, [&](Operation& operation) {
+      describe(operation);
+      for (const MemoryRange& range : also.reads) operation.read(range);
+    });
   }
   template <class Params>
   void launch(Launcher<Params> launcher, const Params& params) {
@@ -136,10 +148,13 @@ class Device {
 
   bool failed() const { return failure_.has_value(); }
   const LaunchPlace& place() const { return place_; }
-  virtual void plant(Defect defect) { place_.defect = defect; }
-  Defect defect() const { return place_.defect; }
+  virtual void plant(KernelDefect defect) { place_.defect = defect; }
 
  protected:
+  // Called with the parameters of every launch, which it may change; what it adds to the operation
+  // is read as well.
+  using EditLaunch = std::function<void(LaunchParams, Operation&)>;
+  void edit_launches(EditLaunch edit) { edit_ = std::move(edit); }
   void fail_with(std::string message) {
     if (!failed()) failure_ = Error{std::move(message)};
   }
@@ -151,7 +166,17 @@ class Device {
   LaunchPlace place_;
 
  private:
+  template <class Params, class Describe>
+  void issue(Launcher<Params> launcher, const Params& params, const Describe& describe) {
+    if (!wants_operations()) return check_launch(launcher(place_, params));
+    Operation operation;
+    describe(operation);
+    run(operation,
+        [launcher, params](const LaunchPlace& place) { return launcher(place, params); });
+  }
+
   std::optional<Error> failure_;
+  EditLaunch edit_;
 };
 
 // Launches with their parameters frozen, in order, and what the device has made of them.

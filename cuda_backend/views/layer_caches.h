@@ -4,11 +4,9 @@
 //
 // 1. Everything comes from the views; nothing is worked out from a spec twice.
 // 2. Zero and copy regions cover exactly the bytes that a layer's rows or states use in a block;
-// poison
-//    regions cover the block.
-// 3. With a planted defect, rows and states lie where the defective engine believes; regions of
-// rows and
-//    of poison say what belongs to a block, and stay right.
+//    poison regions cover the block.
+// 3. Rows and states lie where the views that kernels are given say; regions of rows and of poison
+//    say what belongs to a block by the plan.
 #pragma once
 
 #include <cstdint>
@@ -16,10 +14,10 @@
 #include <vector>
 
 #include "base/result.h"
-#include "cuda_backend/defect.h"
+#include "cuda_backend/device/operation.h"
 #include "cuda_backend/kernels/params.h"
-#include "cuda_backend/streams/operation.h"
 #include "cuda_backend/views/rank_share.h"
+#include "cuda_backend/views/views.h"
 #include "sim/protocol/backend.h"
 
 namespace lockstep::cuda {
@@ -49,11 +47,14 @@ struct LayerCaches {
 
 // The plan of `config` is the rank's own, `places` are its layers' in the model (rank_share.h).
 // tensor_bases: where each tensor of the plan lies, aligned to 256 bytes. Tables are left null.
+// `given`: the views that kernels are given; null: those of the plan.
 // Errors: what derive_views refuses; rows that no contiguous region holds; compressed rows; kernel
 // block sizes other than the configuration's.
-Result<LayerCaches> layer_caches(const BackendConfig& config, const Defects& defects,
-                                 std::span<const LayerOfModel> places,
-                                 std::span<std::byte* const> tensor_bases);
+Result<LayerCaches> layer_caches(const BackendConfig& config, std::span<const LayerOfModel> places,
+                                 std::span<std::byte* const> tensor_bases,
+                                 const PoolViews* given = nullptr);
+// What the configuration asks of views.
+ViewOptions view_options(const BackendConfig& config);
 
 // The bytes of a tensor that belong to a block: its page, or the K and the V half of one.
 void add_block_ranges(const LayerCaches& layers, std::int32_t tensor, std::int32_t block,
