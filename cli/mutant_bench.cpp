@@ -2,7 +2,6 @@
 
 #include <fmt/format.h>
 
-#include "cuda_backend/defects/planted_capacity.h"
 #include "cuda_backend/defects/planted_views.h"
 #include "cuda_backend/simt_backend.h"
 

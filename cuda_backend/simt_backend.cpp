@@ -3,7 +3,7 @@
 #include "cuda_backend/backend/cuda_backend.h"
 #include "cuda_backend/defects/backend_mutants.h"
 #include "cuda_backend/device/simt_device.h"
-#include "cuda_backend/streams/stream_queues.h"
+#include "cuda_backend/streams/stream_device.h"
 
 namespace lockstep {
 

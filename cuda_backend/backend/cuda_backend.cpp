@@ -14,10 +14,8 @@
 #include "cuda_backend/step/real_attention.h"
 #include "cuda_backend/step/real_caches.h"
 #include "cuda_backend/step/real_states.h"
-#include "cuda_backend/step/row_extractor.h"
 #include "cuda_backend/step/row_writer.h"
 #include "cuda_backend/step/step_batch.h"
-#include "cuda_backend/streams/graph_device.h"
 #include "cuda_backend/streams/stream_device.h"
 #include "cuda_backend/views/rank_share.h"
 

@@ -45,7 +45,7 @@ Seams in_kernel(const BackendConfig&) {
   }};
 }
 
-// planted_uploads.cpp
+// planted_launches.cpp: uploads
 Seams slot_wrong_block_size(const BackendConfig&);
 Seams slot_past_row(const BackendConfig&);
 Seams hidden_slot_mapping(const BackendConfig&);

@@ -25,7 +25,6 @@
 
 #include "base/result.h"
 #include "cuda_backend/device/operation.h"
-#include "cuda_backend/launch/engine_kernels.h"
 #include "cuda_backend/launch/kernel_table.h"
 #include "sim/protocol/backend.h"
 
@@ -118,7 +117,7 @@ class Device {
   }
   virtual bool wants_operations() const { return false; }
 
-  // Captured graphs (graph_device.h). A device that has none runs everything as it is issued.
+  // Captured graphs (streams/stream_device.h). A device that has none runs everything as it is issued.
   // What `count` items are padded to: the size of the graph that takes them, or `count` itself.
   virtual std::int32_t padded_batch(std::int32_t count) const { return count; }
   virtual bool captures(std::int32_t /*size*/) const { return false; }

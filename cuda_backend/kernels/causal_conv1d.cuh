@@ -10,7 +10,6 @@
 //    dtype. The state is moved: exact.
 #pragma once
 
-#include "cuda_backend/kernels/activations.cuh"
 #include "cuda_backend/kernels/engine_params.h"
 #include "cuda_backend/kernels/number_formats.cuh"
 

@@ -1,6 +1,6 @@
 // Softmax attention over a paged cache, split along the context: each CTA covers a run of keys for
-// one query and one query head and leaves a partial softmax, which attention_combine.cuh joins.
-// Decoding requests and prefill chunks alike; any layout, dtype and scaling of part_layout.h.
+// one query and one query head and leaves a partial softmax, which the kernel below it joins.
+// Decoding requests and prefill chunks alike; any layout, dtype and scaling of PartLayout.
 //
 // 1. A query at position p sees [first, p], where a window keeps the last `window` of them and a
 //    local chunk those of p's chunk; a query that is not causal sees its whole request.
@@ -223,6 +223,36 @@ __global__ void split_attention_kernel(SplitAttentionParams p) {
     partial[1] = state.sum;
   }
   write_values<kItem>(state, shared.query, partial + 2, p.value.head_size, 1.0f);
+}
+
+// Joins the partial softmaxes of the splits: each was taken relative to its own maximum,
+// so its sum and its values are rescaled to the highest of all before they are added, in the order
+// of the splits. A query with one split has its output already; one without keys gets zeros.
+//
+// Grid: x is the token, y the query head; threads share the elements of the output.
+// kRescaled false is KernelDefect::combine_unscaled, which is planted here because the factors are
+// worked out here.
+template <bool kRescaled>
+__global__ void attention_combine_kernel(SplitAttentionParams p) {
+  const std::int64_t token = blockIdx.x;
+  const std::int32_t query_head = blockIdx.y, row = p.token_rows[token];
+  if (row < 0) return;
+  float* output = p.outputs + (token * p.num_query_heads + query_head) * p.value.head_size;
+  const std::int32_t num_splits = splits_of(visible_keys(p, token, row), p.split_keys);
+  if (num_splits == 1) return;
+  float maximum = -INFINITY;
+  for (std::int32_t split = 0; split < num_splits; ++split)
+    maximum = fmaxf(maximum, partial_of(p, token, query_head, split)[0]);
+  for (std::int32_t at = threadIdx.x; at < p.value.head_size; at += blockDim.x) {
+    float sum = 0.0f, value = 0.0f;
+    for (std::int32_t split = 0; split < num_splits; ++split) {
+      const float* partial = partial_of(p, token, query_head, split);
+      const float factor = kRescaled ? exp_nonpositive(partial[0] - maximum) : 1.0f;
+      sum = fmaf(factor, partial[1], sum);
+      value = fmaf(factor, partial[2 + at], value);
+    }
+    output[at] = sum > 0.0f ? value / sum : 0.0f;
+  }
 }
 
 }  // namespace SIMT_VARIANT

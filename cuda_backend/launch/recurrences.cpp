@@ -1,11 +1,9 @@
 // Launchers of what keeps a state for each request: convolutions and recurrences.
 #include "cuda_backend/kernels/causal_conv1d.cuh"
-#include "cuda_backend/kernels/delta_chunks.cuh"
 #include "cuda_backend/kernels/gated_delta.cuh"
-#include "cuda_backend/kernels/selective_chunks.cuh"
 #include "cuda_backend/kernels/selective_state.cuh"
-#include "cuda_backend/launch/engine_launchers.h"
 #include "cuda_backend/launch/grid.h"
+#include "cuda_backend/launch/launchers.h"
 
 namespace lockstep::cuda {
 namespace SIMT_VARIANT {

@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "base/check.h"
-#include "cuda_backend/step/context_rows.h"
+#include "cuda_backend/step/step_batch.h"
 
 namespace lockstep::cuda {
 namespace {

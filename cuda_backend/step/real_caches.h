@@ -1,4 +1,4 @@
-// The layers' rows as the kernels of launch/engine_kernels.h take them: a K and a V part of numbers
+// The layers' rows as the kernels of launch/kernel_table.h take them: a K and a V part of numbers
 // with a format and, where the cache has 8-bit elements, scales: rule (13) of sim/protocol/backend.h.
 //
 // 1. A layer whose elements are no numbers (uint8) has parts that are moved, never attended to.

@@ -1,4 +1,4 @@
-#include "cuda_backend/streams/graph_device.h"
+#include "cuda_backend/streams/stream_device.h"
 
 #include <fmt/format.h>
 

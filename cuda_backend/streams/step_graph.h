@@ -9,7 +9,6 @@
 // Not checked here: that the result orders what it must (stream_order.h does, by other means).
 #pragma once
 
-#include <boost/graph/adjacency_list.hpp>
 #include <span>
 #include <vector>
 
@@ -17,7 +16,8 @@
 
 namespace lockstep::cuda {
 
-using StepGraph = boost::adjacency_list<boost::setS, boost::vecS, boost::bidirectionalS>;
+// For each operation those that it comes right behind, ascending.
+using StepGraph = std::vector<std::vector<int>>;
 
 StepGraph step_graph(std::span<const Operation> operations);
 

@@ -118,14 +118,14 @@ class StreamDevice final : public ForwardingDevice {
         if (options_.check_order) order.wait_event(order_events[before]);
       }
       pending_[i]();
-      if (options_.check_order) {
-        if (const auto unordered = order.run(operations_[i])) report(*unordered);
-      }
+      if (options_.check_order) order.run(operations_[i]);
       if (!placement.has_event) continue;
       events[i] = inner().record_event();
       if (options_.check_order) order_events[i] = order.record_event();
     }
     inner().use_stream(0);
+    if (!options_.check_order) return;
+    for (const StreamOrder::Unordered& pair : order.unordered_pairs()) report(pair);
   }
 
   void report(const StreamOrder::Unordered& pair) {

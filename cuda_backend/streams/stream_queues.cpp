@@ -1,4 +1,4 @@
-#include "cuda_backend/streams/stream_queues.h"
+#include "cuda_backend/streams/stream_device.h"
 
 #include <algorithm>
 #include <deque>

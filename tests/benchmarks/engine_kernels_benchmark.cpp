@@ -1,4 +1,4 @@
-// The kernels of launch/engine_kernels.h on the SIMT executor, in each mode: simulated threads,
+// The kernels of launch/kernel_table.h on the SIMT executor, in each mode: simulated threads,
 // items (tokens, keys times heads, pages) and bytes a second.
 #include <benchmark/benchmark.h>
 

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "cuda_backend/device/device.h"
-#include "cuda_backend/launch/engine_kernels.h"
+#include "cuda_backend/launch/kernel_table.h"
 
 namespace lockstep::cuda {
 

@@ -4,7 +4,6 @@
 #include <gtest/gtest.h>
 
 #include "base/sparse_bytes.h"
-#include "cuda_backend/defects/planted_capacity.h"
 #include "cuda_backend/defects/planted_views.h"
 #include "reference/plan/capacity.h"
 #include "reference/plan/layout.h"

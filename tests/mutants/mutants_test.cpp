@@ -9,7 +9,7 @@
 
 #include "cli/mutant_bench.h"
 #include "cuda_backend/defects/backend_mutants.h"
-#include "cuda_backend/defects/planted_capacity.h"
+#include "cuda_backend/defects/planted_views.h"
 #include "properties/mutants/mutant_catalogue.h"
 #include "reference/types/scheduler_defect.h"
 #include "sim/connectors/offload_connector.h"

@@ -1,4 +1,4 @@
-#include "cuda_backend/simt/watch/release_clock.h"
+#include "cuda_backend/simt/watch/happens_before.h"
 
 #include <algorithm>
 
