@@ -84,10 +84,9 @@ Result<void> AtomicFile::commit() {
 }
 
 Result<void> write_file_atomically(const std::string& path, std::string_view bytes) {
-  auto file = AtomicFile::create(path);
-  if (!file) return tl::unexpected(file.error());
-  if (const auto written = file->write(bytes); !written) return written;
-  return file->commit();
+  LS_ASSIGN_OR_RETURN(auto file, AtomicFile::create(path));
+  if (const auto written = file.write(bytes); !written) return written;
+  return file.commit();
 }
 
 }  // namespace lockstep

@@ -23,4 +23,11 @@ constexpr std::uint32_t index_of(RequestId request) { return static_cast<std::ui
 using Slot = std::int64_t;
 inline constexpr Slot PAD_SLOT_ID = -1;
 
+// The name of a block's content in the prefix cache. reference/cache/block_hash.h makes it.
+struct BlockKey {
+  std::uint64_t low = 0;
+  std::uint64_t high = 0;
+  bool operator==(const BlockKey&) const = default;
+};
+
 }  // namespace lockstep

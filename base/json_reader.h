@@ -1,10 +1,9 @@
-// Strict reading of JSON: what a file may say is spelled out by whoever reads it, and everything
-// else is one sentence, "FILE:LINE: field `a.b[3]`: found X; expected Y".
+// Strict JSON: the reader spells out what a file may say; anything else is one error sentence,
+// "FILE:LINE: field `a.b[3]`: found X; expected Y".
 //
-// 1. Never a crash, whatever the bytes: size, depth and UTF-8 are bounded and checked while
-// parsing.
-// 2. A key twice in one object is refused; so is a key that nobody asked for, unless it starts with
-// x_.
+// 1. No input crashes it: size, depth and UTF-8 are bounded and checked while parsing.
+// 2. A duplicate key is refused; so is a key that the reader never asked for, unless it starts with
+//    x_.
 // 3. Integers are exact over all 64 bits; a number with a point or an exponent is never an integer,
 //    and is read as decimal text, never through a double.
 // 4. The first error is kept, and from then on every read gives a default value: code that reads a
@@ -155,7 +154,7 @@ class JsonReader {
   const std::string& file() const { return file_; }
   // An error that belongs to the line and no field.
   void fail_line(std::int64_t line, std::string_view reason);
-  // An error that somebody else found.
+  // An error found outside the reader.
   void fail_with(const Error& error);
 
  private:

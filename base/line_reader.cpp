@@ -43,11 +43,10 @@ Result<bool> read_chunk(int fd, const std::string& path, std::string& buffer) {
 }  // namespace
 
 Result<LineReader> LineReader::open(const std::string& path) {
-  const auto fd = open_for_reading(path);
-  if (!fd) return tl::unexpected(fd.error());
-  LineReader reader(path, *fd);
-  if (const auto filled = reader.fill(); !filled) return tl::unexpected(filled.error());
-  if (const auto sound = reader.check_start(); !sound) return tl::unexpected(sound.error());
+  LS_ASSIGN_OR_RETURN(const auto fd, open_for_reading(path));
+  LineReader reader(path, fd);
+  LS_RETURN_IF_ERROR(reader.fill());
+  LS_RETURN_IF_ERROR(reader.check_start());
   return reader;
 }
 
@@ -55,7 +54,7 @@ Result<LineReader> LineReader::of_text(std::string name, std::string text) {
   LineReader reader(std::move(name), -1);
   reader.buffer_ = std::move(text);
   reader.at_end_of_file_ = true;
-  if (const auto sound = reader.check_start(); !sound) return tl::unexpected(sound.error());
+  LS_RETURN_IF_ERROR(reader.check_start());
   return reader;
 }
 
@@ -90,9 +89,8 @@ tl::unexpected<Error> LineReader::refuse(std::string_view reason) const {
 Result<void> LineReader::fill() {
   buffer_.erase(0, begin_);
   begin_ = 0;
-  const auto more = read_chunk(fd_, path_, buffer_);
-  if (!more) return tl::unexpected(more.error());
-  at_end_of_file_ = !*more;
+  LS_ASSIGN_OR_RETURN(const auto more, read_chunk(fd_, path_, buffer_));
+  at_end_of_file_ = !more;
   return {};
 }
 
@@ -103,7 +101,7 @@ Result<bool> LineReader::next(std::string_view& line) {
   while (end == std::string::npos && !at_end_of_file_) {
     searched = buffer_.size() - begin_;
     if (searched > kJsonTextBytesMax) break;
-    if (const auto filled = fill(); !filled) return tl::unexpected(filled.error());
+    LS_RETURN_IF_ERROR(fill());
     end = buffer_.find('\n', searched);
   }
   if (end == std::string::npos && begin_ == buffer_.size()) return false;
@@ -122,12 +120,11 @@ Result<bool> LineReader::next(std::string_view& line) {
 }
 
 Result<std::string> read_text_file(const std::string& path, std::size_t bytes_max) {
-  const auto fd = open_for_reading(path);
-  if (!fd) return tl::unexpected(fd.error());
+  LS_ASSIGN_OR_RETURN(const auto fd, open_for_reading(path));
   std::string text;
   Result<bool> more = true;
-  while (more && *more && text.size() <= bytes_max) more = read_chunk(*fd, path, text);
-  ::close(*fd);
+  while (more && *more && text.size() <= bytes_max) more = read_chunk(fd, path, text);
+  ::close(fd);
   if (!more) return tl::unexpected(more.error());
   if (text.empty()) return fail(fmt::format("{}: found an empty file; expected text", path));
   if (text.size() > bytes_max) {

@@ -1,5 +1,5 @@
 // Result<T>: a value, or the one sentence that tells a user where something is wrong and what to
-// do.
+// do. A failure is handed on by LS_RETURN_IF_ERROR and LS_ASSIGN_OR_RETURN.
 #pragma once
 
 #include <string>
@@ -20,3 +20,21 @@ inline tl::unexpected<Error> fail(std::string message) {
 }
 
 }  // namespace lockstep
+
+// LS_RETURN_IF_ERROR(check(x)): returns the Error of a Result, or goes on.
+#define LS_RETURN_IF_ERROR(...)                                  \
+  do {                                                           \
+    if (auto ls_result = (__VA_ARGS__); !ls_result) [[unlikely]] \
+      return ::tl::unexpected(std::move(ls_result).error());     \
+  } while (false)
+
+// LS_ASSIGN_OR_RETURN(const auto plan, make_plan(x)): declares the value, or returns the Error.
+#define LS_ASSIGN_OR_RETURN(declaration, ...) \
+  LS_ASSIGN_OR_RETURN_AS(LS_NAME(ls_result, __COUNTER__), declaration, __VA_ARGS__)
+#define LS_ASSIGN_OR_RETURN_AS(result, declaration, ...) \
+  auto result = (__VA_ARGS__);                           \
+  if (!result) [[unlikely]]                              \
+    return ::tl::unexpected(std::move(result).error());  \
+  declaration = *std::move(result)
+#define LS_NAME(prefix, number) LS_JOINED(prefix, number)
+#define LS_JOINED(prefix, number) prefix##number

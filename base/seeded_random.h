@@ -12,7 +12,7 @@ namespace lockstep {
 class SeededRandom {
  public:
   explicit SeededRandom(std::uint64_t seed) : state_(splitmix64(seed)) {}
-  // The choices that belong to a name: the same whoever else chooses, and how often.
+  // An independent stream for a name: other streams and their length do not change it.
   SeededRandom(std::uint64_t seed, std::string_view name) : SeededRandom(seed) {
     for (const char c : name) state_ = splitmix64(state_ ^ static_cast<unsigned char>(c));
   }

@@ -73,10 +73,9 @@ std::int64_t SparseBytes::for_each_overwritten(
   for (const auto& [index, chunk] : chunks_) {
     bool reported = false;
     for (std::int64_t i = 0; i < std::min(kChunkBytes, size_bytes_ - index * kChunkBytes); ++i) {
-      if (chunk->addressed[static_cast<std::size_t>(i)] != 0) continue;
+      if (chunk->addressed[i] != 0) continue;
       ++kept;
-      if (reported || chunk->bytes[static_cast<std::size_t>(i)] == poison(index * kChunkBytes + i))
-        continue;
+      if (reported || chunk->bytes[i] == poison(index * kChunkBytes + i)) continue;
       changed(index * kChunkBytes + i);
       reported = true;
     }

@@ -5,7 +5,7 @@
 
 namespace lockstep {
 
-// Sebastiano Vigna's splitmix64, one step from state x. vLLM's side of the recordings uses the same.
+// Sebastiano Vigna's splitmix64, one step from state x. The recorder of vLLM uses the same.
 constexpr std::uint64_t splitmix64(std::uint64_t x) {
   x += 0x9E3779B97F4A7C15ull;
   x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9ull;

@@ -7,7 +7,7 @@
 
 #include "cli/commands.h"
 #include "cli/exit_code.h"
-#include "reference/profiles/engine_profile_text.h"
+#include "reference/profiles/engine_profile.h"
 #include "reference/types/engine_config.h"
 
 namespace lockstep {

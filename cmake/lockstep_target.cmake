@@ -50,14 +50,50 @@ function(lockstep_library name folder)
   target_link_libraries(${name} PUBLIC lockstep_flags fmt::fmt ${ARGN})
 endfunction()
 
-# lockstep_room(PATH ROOMS...): the folder PATH, from the root, as library lockstep_PATH (slashes
-# become underscores), which may include the folders ROOMS and no others (tests/tidy).
-function(lockstep_room path)
-  set(libraries ${ARGN})
-  list(TRANSFORM libraries REPLACE "/" "_")
-  list(TRANSFORM libraries PREPEND lockstep_)
-  string(REPLACE "/" "_" name lockstep_${path})
-  lockstep_library(${name} ${CMAKE_SOURCE_DIR}/${path} ${libraries})
+# lockstep_arrows(PATH ROOMS...): the folder PATH, from the root, may include the folders ROOMS and no
+# others (tests/tidy; docs/architecture.md has the picture).
+function(lockstep_arrows path)
   list(JOIN ARGN " " arrows)
   set_property(GLOBAL APPEND PROPERTY LOCKSTEP_ROOMS "${path}: ${arrows}")
+endfunction()
+
+# The libraries of rooms: lockstep_PATH, where slashes have become underscores.
+function(lockstep_libraries out)
+  list(TRANSFORM ARGN REPLACE "/" "_" OUTPUT_VARIABLE libraries)
+  list(TRANSFORM libraries PREPEND lockstep_)
+  set(${out} ${libraries} PARENT_SCOPE)
+endfunction()
+
+# lockstep_room(PATH ROOMS...): the folder PATH as a library, with these arrows.
+function(lockstep_room path)
+  lockstep_libraries(libraries ${ARGN})
+  lockstep_libraries(name ${path})
+  lockstep_library(${name} ${CMAKE_SOURCE_DIR}/${path} ${libraries})
+  lockstep_arrows(${path} ${ARGN})
+endfunction()
+
+# All rooms and their arrows, one line each, into a file. A folder that is compiled into another
+# room's library has no arrows of its own: "FOLDER = ROOM".
+function(lockstep_write_rooms file)
+  get_property(rooms GLOBAL PROPERTY LOCKSTEP_ROOMS)
+  set(shared)
+  foreach(line ${rooms})
+    string(REGEX REPLACE ":.*" "" room "${line}")
+    lockstep_libraries(library ${room})
+    if(NOT TARGET ${library})
+      continue()
+    endif()
+    get_target_property(sources ${library} SOURCES)
+    foreach(source ${sources})
+      get_filename_component(folder ${source} DIRECTORY)
+      file(RELATIVE_PATH folder ${CMAKE_SOURCE_DIR} ${folder})
+      if(NOT folder STREQUAL room AND NOT folder MATCHES "^(\\.\\.|${room}|build)/")
+        list(APPEND shared "${folder} = ${room}")
+      endif()
+    endforeach()
+  endforeach()
+  list(REMOVE_DUPLICATES shared)
+  list(JOIN rooms "\n" rooms)
+  list(JOIN shared "\n" shared)
+  file(CONFIGURE OUTPUT ${file} CONTENT "@rooms@\n@shared@\n" @ONLY)
 endfunction()

@@ -1,6 +1,6 @@
-// What attention would read, as an exact number: rule (4) of sim/protocol/backend.h. Every K and V row of
-// the probed positions is read through the block table, and one changed bit anywhere changes the
-// digest.
+// What attention would read, as an exact number: rule (4) of sim/protocol/backend.h. Every K and V
+// row of the probed positions is read through the block table, and one changed bit anywhere changes
+// the digest.
 #pragma once
 
 #include "cuda_backend/kernels/words.cuh"

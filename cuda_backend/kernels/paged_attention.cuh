@@ -1,5 +1,5 @@
-// Softmax attention of one query token over the paged cache, in fp32: rule (5) of sim/protocol/backend.h.
-// Decode and prefill alike: a query names its own range of positions, which is its mask.
+// Softmax attention of one query token over the paged cache, in fp32 (sim/protocol/backend.h, rule
+// 5). Decode and prefill alike: a query names its own range of positions, which is its mask.
 //
 // 1. One warp for each (query, query head). In a tile of keys a lane scores every 32nd; then lanes
 // share

@@ -1,6 +1,6 @@
 // Recurrent states (Mamba, linear attention) as words that every token advances: rule (2) of
-// sim/protocol/backend.h. A word depends on all tokens so far, so a state that saw one token too many, too
-// few or another's is wrong in every word.
+// sim/protocol/backend.h. A word depends on all tokens so far, so a state that saw one token too
+// many, too few or another's is wrong in every word.
 //
 // 1. source and target may be the same block: each word is read and written by one thread.
 // 2. The null block as source is the zero state; nothing is read.

@@ -1,5 +1,5 @@
-// What the kernels count in: 64-bit words of the protocol (sim/protocol/backend.h), accesses of 1 to 16
-// bytes, and items of flat launches. Device code; every kernel file includes it.
+// What the kernels count in: 64-bit words of the protocol (sim/protocol/backend.h), accesses of 1
+// to 16 bytes, and items of flat launches. Device code; every kernel file includes it.
 #pragma once
 
 #include "cuda_backend/kernels/params.h"

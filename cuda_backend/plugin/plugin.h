@@ -1,7 +1,7 @@
 // A backend in a shared library of yours, in plain C: `lockstep replay TRACE --backend FILE.so`
 // runs your kernels on your memory and compares every byte, table and slot with the model.
-// docs/check_your_kernels.md walks through an example; sim/protocol/backend.h says what is compared, by
-// rules that are quoted here by number.
+// docs/check_your_kernels.md walks through an example; sim/protocol/backend.h says what is
+// compared, by rules that are quoted here by number.
 //
 // 1. The library exports lockstep_plugin_open(); the table that it returns lives as long as the
 //    library. A function pointer that is marked optional may be null.

@@ -1,6 +1,6 @@
 // The views of a plan as an engine makes them: it asks each backend for a shape and an order, looks
 // at the raw buffer through them, pads, re-strides, slices. Nothing here knows the reference's
-// closed form (reference/plan/layout.h); that both address the same bytes is for the prover to show.
+// closed form (reference/plan/layout.h); that both address the same bytes the prover has to show.
 //
 // 1. Offsets and strides are in elements of the view's dtype and in 64 bits.
 // 2. Every layer of a plan gets its views, or the plan is refused with a reason.

@@ -37,6 +37,8 @@ std::string_view name_of(AuditRule rule) {
       return "transfer";
     case AuditRule::standstill:
       return "standstill";
+    case AuditRule::draft_read:
+      return "draft_read";
     case AuditRule::recording:
       return "recording";
   }
@@ -215,6 +217,10 @@ void Auditor::Impl::step(const RecordedStep& step) {
       request.contents.push_back(
           content_after(request.contents.empty() ? request.root : request.contents.back(), token));
     }
+  }
+  if (hashes_look_ahead_) {  // the drafter too writes the whole batch before it attends
+    for (const AuditRow& row : rows) finish_draft_rows(row);
+    for (const AuditRow& row : rows) read_draft_row(row);
   }
   for (const RecordedEvent& event : step.during)
     if (event.kind == RecordedEvent::Kind::add) add(event);

@@ -10,13 +10,15 @@
 // request that has left; (6) blocks lost: held and free do not add up to the pool, where a
 // recording shows its tables or nobody runs; (7) blocks said to be common to the batch that are
 // not; (8) a load or a send reported over that was not under way; (9) a recording that ends while
-// nothing runs and requests wait for each other in a circle.
+// nothing runs and requests wait for each other in a circle; (10) where hashes look ahead, a hit
+// that ends with a token behind which another one stood than in this request: an EAGLE drafter's
+// row covers both.
 // With a KV connector, what it loads counts as written once the load is over, except in blocks that
 // are reported invalid, and blocks that it still writes or sends are in use. A request's first
 // wrong read in a group is reported, and not the consequences that follow from it.
 //
 // Not seen from a recording: whether kernels address the slots rightly (replay does that), layers
-// of a draft model, and whether a connector moves the right bytes.
+// of a draft model but for (10), and whether a connector moves the right bytes.
 #pragma once
 
 #include <cstdint>
@@ -41,6 +43,7 @@ enum class AuditRule : std::uint8_t {
   common_prefix,     // (7)
   transfer,          // (8)
   standstill,        // (9)
+  draft_read,        // (10)
   recording,         // the decisions are not whole: a block outside the pool, a group left out
 };
 std::string_view name_of(AuditRule rule);

@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "properties/audit/audit_impl.h"
+#include "reference/profiles/engine_profile.h"
 
 namespace lockstep {
 
@@ -42,6 +43,7 @@ bool Auditor::Impl::make_row(const RecordedStep& step, const RecordedScheduled& 
                        row.first, row.last, known, row.num_spec));
     return false;
   }
+  if (scheduled.is_new) row.num_hit = scheduled.computed;
   const std::span<const std::int32_t> sampled = sampled_of(step, scheduled.id);
   std::uint64_t content =
       row.first == 0 ? request.root : request.contents[static_cast<std::size_t>(row.first) - 1];
@@ -124,6 +126,62 @@ void Auditor::Impl::read_tokens(const AuditRow& row, std::size_t group) {
                     "holds {}{}",
                     row.first, row.last, p, p % size, index_of(block), holds(slot),
                     right_group ? "" : "; the block is not one of this group"));
+  }
+}
+
+bool hashes_look_ahead(const RecordingHeader& header) {
+  if (header.connector) return false;
+  const EngineConfig& config = header.options.config;
+  if (config.num_hash_lookahead_tokens != kEngineHashLookahead)
+    return config.num_hash_lookahead_tokens > 0;
+  const EngineProfile* profile =
+      find_engine_profile(header.engine.name + "-" + header.engine.version);
+  return profile != nullptr && hash_lookahead_of(config, *profile) > 0;
+}
+
+// Where a token lies; the null block: nowhere, or in a block of another group by now.
+BlockId Auditor::Impl::block_of(const AuditedRequest& request, std::size_t group,
+                                std::int32_t position) const {
+  const std::vector<BlockId>& table = request.tables[group];
+  const auto index = static_cast<std::size_t>(position / block_size(group));
+  const bool is_there = index < table.size() && table[index] != kNullBlock &&
+                        ledger_.belongs_to(table[index], static_cast<std::int32_t>(group));
+  return is_there ? table[index] : kNullBlock;
+}
+
+// An EAGLE drafter makes a token's row of the token behind it, too. With the step's output that one
+// is known of every token that stands.
+void Auditor::Impl::finish_draft_rows(const AuditRow& row) {
+  const AuditedRequest& request = *row.request;
+  const auto num_known = static_cast<std::int32_t>(request.contents.size());
+  for (std::size_t g = 0; g < groups_.size(); ++g) {
+    if (is_state(groups_[g].spec)) continue;
+    for (std::int32_t p = row.first; p < std::min(request.computed, num_known - 1); ++p) {
+      const BlockId block = block_of(request, g, p);
+      if (block == kNullBlock) break;
+      LedgerSlot slot = ledger_.read(block, p % block_size(g));
+      slot.next_content = request.contents[static_cast<std::size_t>(p) + 1];
+      ledger_.write(block, p % block_size(g), slot);
+    }
+  }
+}
+
+// Before its last token a hit agrees in the next one as it agrees in all.
+void Auditor::Impl::read_draft_row(const AuditRow& row) {
+  const AuditedRequest& request = *row.request;
+  const std::int32_t p = row.num_hit - 1;
+  if (p < 0 || row.num_hit >= std::ssize(request.contents)) return;
+  for (std::size_t g = 0; g < groups_.size(); ++g) {
+    if (is_state(groups_[g].spec) || p < first_read(g, row.num_hit)) continue;
+    const BlockId block = block_of(request, g, p);
+    if (block == kNullBlock) continue;
+    const LedgerSlot slot = ledger_.read(block, p % block_size(g));
+    if (slot.next_content == request.contents[static_cast<std::size_t>(row.num_hit)]) continue;
+    report(AuditRule::draft_read, request, g, p, block,
+           fmt::format("a hit ends with token {} in slot {} of block {}, which holds {} and was "
+                       "drafted from with {} behind it than here",
+                       p, p % block_size(g), index_of(block), holds(slot),
+                       slot.next_content == 0 ? "less" : "another token"));
   }
 }
 

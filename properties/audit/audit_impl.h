@@ -65,6 +65,7 @@ struct AuditRow {
   std::int32_t num_spec = 0;
   std::vector<std::uint64_t> contents;  // of [first, last), drafts included
   bool is_void = false;                 // computed from a block that a load did not fill
+  std::int32_t num_hit = 0;             // tokens before `first`, when it has just come in
 };
 
 inline std::uint64_t content_after(std::uint64_t before, std::int32_t token) {
@@ -80,6 +81,9 @@ inline std::uint64_t empty_prefix(std::string_view cache_salt) {
 // What the model returned for a request of the step; nothing for a chunk of a prompt.
 std::span<const std::int32_t> sampled_of(const RecordedStep& step, const std::string& name);
 
+// Whether a hit of this engine is to prove the token after it: its block hashes cover that token.
+bool hashes_look_ahead(const RecordingHeader& header);
+
 inline bool is_state(const KVCacheSpec& spec) { return spec.kind == CacheKind::mamba; }
 
 inline std::int32_t ceil_div32(std::int32_t a, std::int32_t b) { return (a + b - 1) / b; }
@@ -91,6 +95,7 @@ class Auditor::Impl {
         groups_(header.groups),
         drafts_in_flight_(header.options.config.async_scheduling &&
                           header.options.config.num_spec_tokens > 0),
+        hashes_look_ahead_(hashes_look_ahead(header)),
         ledger_(header.num_blocks) {
     for (const KVCacheGroupSpec& group : groups_)
       block_sizes_.push_back(static_cast<std::int32_t>(group.spec.block_size));
@@ -138,6 +143,9 @@ class Auditor::Impl {
   bool make_row(const RecordedStep& step, const RecordedScheduled& scheduled, AuditRow& row);
   void write_tokens(const AuditRow& row, std::size_t group);
   void read_tokens(const AuditRow& row, std::size_t group);
+  BlockId block_of(const AuditedRequest& request, std::size_t group, std::int32_t position) const;
+  void finish_draft_rows(const AuditRow& row);
+  void read_draft_row(const AuditRow& row);
   std::string holds(const LedgerSlot& slot) const;
   bool state_block(const AuditRow& row, std::size_t group, std::int32_t entry, BlockId& block);
   void read_state(const AuditRow& row, std::size_t group, std::int32_t entry, std::int32_t count);
@@ -155,6 +163,7 @@ class Auditor::Impl {
   // Asynchronous scheduling with drafts: a step is decided before it is known how many drafts of
   // the one before were accepted.
   bool drafts_in_flight_;
+  bool hashes_look_ahead_;
   std::vector<std::int32_t> block_sizes_;  // tokens that one table entry covers
   MemoryLedger ledger_;
   std::map<std::string, AuditedRequest> requests_;

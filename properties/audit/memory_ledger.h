@@ -17,6 +17,7 @@ struct LedgerSlot {
   std::uint64_t content = 0;
   std::int32_t writer = -1;  // index of the request that wrote it
   std::int32_t position = -1;
+  std::uint64_t next_content = 0;  // of the token behind, as its writer had it; 0: not known yet
 };
 
 struct LedgerState {

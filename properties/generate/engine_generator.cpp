@@ -59,8 +59,6 @@ void fit_engine(Draw& draw, const std::vector<KVCacheGroupSpec>& groups, EngineC
   }
   draw_ranks(draw, groups, engine);
   const bool is_newer = engine.engine == "vllm-0.33.0";
-  if (is_newer && engine.spec_method == SpecMethod::eagle)
-    engine.num_hash_lookahead_tokens = choices.one_of({1, 1, 0});
   if (is_newer && draw.has(Feature::sparse_retention) && engine.enable_prefix_caching)
     engine.prefix_cache_retention_interval =
         static_cast<std::int32_t>(choices.below(4) * scheduler_block);

@@ -5,7 +5,7 @@
 #include "base/check.h"
 #include "properties/generate/generator_parts.h"
 #include "reference/plan/block_sizes.h"
-#include "reference/plan/layout_views.h"
+#include "reference/plan/layout.h"
 #include "reference/plan/rank_plan.h"
 #include "sim/engine/saved_run.h"
 

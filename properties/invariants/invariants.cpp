@@ -134,17 +134,24 @@ void Invariants::check_limits(const StepView& view) {
   }
 }
 
-// Whole blocks of a prefix that was found here are cached.
+// Whole blocks of a prefix that was found here are cached as this request's own, by a hash that
+// may cover more than their tokens.
 void Invariants::check_hit(const StepView& view, RequestId id, std::int64_t num_tokens) {
+  const std::span<const BlockKey> keys = view.decisions.block_keys(id);
+  const std::int64_t hash_size = view.decisions.hash_block_size();
   for (std::size_t g = 0; g < plan_.groups.size(); ++g) {
     const auto table = view.decisions.block_table(id, static_cast<std::int32_t>(g));
-    const std::int64_t end = std::min<std::int64_t>(num_tokens / block_size(g), std::ssize(table));
+    const std::int64_t size = block_size(g);
+    const std::int64_t end = std::min<std::int64_t>(num_tokens / size, std::ssize(table));
     for (std::int64_t i = 0; i < end; ++i) {
       const BlockId block = table[static_cast<std::size_t>(i)];
-      if (block != kNullBlock && !view.decisions.is_cached(block))
+      if (block == kNullBlock) continue;
+      const auto content = view.decisions.cached_as(block);
+      const auto last_hash = static_cast<std::size_t>((i + 1) * size / hash_size - 1);
+      if (!content || last_hash >= keys.size() || content->key != keys[last_hash])
         fail("hit", std::string(view.decisions.name(id)),
-             fmt::format("a hit of {} tokens lies on block {} of group {}, which is not cached",
-                         num_tokens, index_of(block), g));
+             fmt::format("a hit of {} tokens lies on block {} of group {}, which is {}", num_tokens,
+                         index_of(block), g, content ? "cached as something else" : "not cached"));
     }
   }
 }

@@ -13,7 +13,8 @@
 //   one_writer      a block that the step or a load writes has one request that writes it; what a
 //                   load under way writes is in no other table
 //   table_covers    the table of a scheduled request reaches its last token in every group
-//   hit             a hit leaves a token to compute, and lies on blocks that are cached
+//   hit             a hit leaves a token to compute, and lies on blocks that are cached by the
+//                   request's own hashes
 //   published       what has newly become findable is computed by a request of this very step, or
 //                   was by one that the step has preempted, or was loaded for one that waits
 //   queue_front     new blocks come from the front of the free queue

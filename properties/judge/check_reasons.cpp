@@ -95,6 +95,9 @@ constexpr std::array kReasons = std::to_array<Reason>({
      "Requests that wait for each other's blocks in a circle wait for ever; what is held has to "
      "come "
      "free without what is waited for."},
+    {"audit.draft_read",
+     "An EAGLE drafter's row of a token is made of the token behind it too, so a hit without a "
+     "block to compute again must agree in that one."},
     {"audit.recording", "A decision must be whole: known blocks, for every group."},
     {"invariant.conservation",
      "Held blocks, free blocks and the null block are the whole pool, each of them once."},

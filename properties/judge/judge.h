@@ -33,10 +33,10 @@ std::string_view name_of(OutcomeKind kind);
 
 struct Outcome {
   OutcomeKind kind = OutcomeKind::agreed;
-  // The check that failed: a phase of sim/verdict/divergence.h ("page_written"), "audit." and a rule of
-  // properties/audit/audit.h, "invariant." and a name of properties/invariants/invariants.h, or "liveness";
-  // where requests wait in a circle "liveness.head_of_line" or, if the first of them holds blocks,
-  // "liveness.partial_load".
+  // The check that failed: a phase of sim/verdict/divergence.h ("page_written"), "audit." and a
+  // rule of properties/audit/audit.h, "invariant." and a name of
+  // properties/invariants/invariants.h, or "liveness"; where requests wait in a circle
+  // "liveness.head_of_line" or, if the first of them holds blocks, "liveness.partial_load".
   // Empty: agreed or refused.
   std::string check;
   std::int64_t step = -1;

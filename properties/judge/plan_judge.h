@@ -1,7 +1,7 @@
 // Memory plans put to the test: what an engine makes of a plan (views and addresses, figures for
 // its users) against what the model says. Nothing runs; a plan is right or wrong as it stands.
 //
-// (1) Views are proved by bytes (sim/check/layout_prover.h), figures compared with reference/plan/capacity.h.
+// (1) sim/check/layout_prover.h proves views by bytes; reference/plan/capacity.h has the figures.
 // (2) A plan that the model refuses is `refused`, unless refusing it is what is asked about.
 #pragma once
 

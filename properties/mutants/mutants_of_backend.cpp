@@ -1,6 +1,5 @@
-// The catalogue's defects of the device side: rows and states, and ranks (which heads and layers one
-// takes itself for, and how data parallel ranks meet). Tables, launches and views have files of
-// their own.
+// The catalogue's defects of the backend: rows and states, and ranks (which heads and layers one takes
+// itself for, and how data parallel ranks meet). Tables, launches and views have files of their own.
 #include "properties/mutants/mutant_catalogue.h"
 #include "properties/mutants/mutants_on_device.h"
 #include "properties/shrink/case_parts.h"
@@ -47,7 +46,7 @@ std::vector<Mutant> row_mutants() {
       {.id = "race",
        .site = kBackend,
        .source = "this project",
-       .mechanism = "a second CTA writes the first token's row, with the last token's content",
+       .mechanism = "a second CTA writes the first token's row with the last token's content",
        .exposed_by = "any step in check mode; two tokens or more in fast mode",
        .caught_by = {kMemory},
        .bias = on_device(attention, {states}, "check")},
@@ -61,9 +60,8 @@ std::vector<Mutant> row_mutants() {
       {.id = "stale-nan",
        .site = kBackend,
        .source = "vllm 35219, 43990",
-       .mechanism =
-           "attention reads its last block to the end: recycled bytes come in as numbers, or "
-           "as NaN",
+       .mechanism = "attention reads its last block to the end: recycled bytes are read as "
+                    "numbers, or as NaN",
        .exposed_by = "a query that ends inside a block",
        .caught_by = {kOutput},
        .bias = on_device(attention, {states})},
@@ -86,10 +84,9 @@ std::vector<Mutant> row_mutants() {
       {.id = "hidden-save-race",
        .site = kBackend,
        .source = "vllm 37374",
-       .mechanism =
-           "the file of a request's hidden states is written under the name that a trainer "
-           "looks for: it can be seen before it is whole",
-       .exposed_by = "a request with hidden states that ends, and a trainer that looks meanwhile",
+       .mechanism = "the file of a request's hidden states is written under its final name, so a "
+                    "trainer can see it before it is whole",
+       .exposed_by = "a request with hidden states that ends, and a trainer that polls",
        .caught_by = {"hidden_file"},
        .bias = on_device({full_attention, hidden_state, several_groups}, {two_block_pool})},
   };
@@ -110,8 +107,8 @@ std::vector<Mutant> device_state_mutants() {
       {.id = "copy-unordered",
        .site = kBackend,
        .source = "vllm 46278, sglang 36738",
-       .mechanism = "what reads a copied or loaded block does not wait for it, and a store does "
-                    "not wait for what it stores",
+       .mechanism = "readers of a copied or loaded block do not wait for it, and a store does not "
+                    "wait for what it stores",
        .exposed_by = "several streams, and copies of states from block to block",
        .caught_by = {kMemory, kWritten},
        .bias = on_device(
@@ -128,7 +125,7 @@ std::vector<Mutant> device_state_mutants() {
       {.id = "state-draft-reuse",
        .site = kBackend,
        .source = "vllm 57128",
-       .mechanism = "a step goes on from a state that has seen rejected drafts",
+       .mechanism = "a step continues from a state that has seen rejected drafts",
        .exposed_by = "states with drafts, one of them rejected",
        .caught_by = {kWritten},
        .bias = on_device({states, drafts}, {two_block_pool})},
@@ -143,9 +140,8 @@ std::vector<Mutant> device_state_mutants() {
       {.id = "state-stride-unpadded",
        .site = kBackend,
        .source = "vllm 38081 review",
-       .mechanism =
-           "states are strided by the real page and not by the padded page: block b drifts "
-           "into b-1",
+       .mechanism = "states are strided by the real page instead of the padded page: block b "
+                    "drifts into b-1",
        .exposed_by = "states in padded pages",
        .caught_by = {kWritten},
        .bias = on_device({full_attention, states, several_groups, padded_pages}, {two_block_pool})},
@@ -192,7 +188,8 @@ std::vector<Mutant> mutants_of_ranks() {
       {.id = "tp-head-offset",
        .site = kBackend,
        .source = "this project",
-       .mechanism = "a rank's first KV head is its own number, not its number times its heads",
+       .mechanism = "a rank's first KV head is its own number instead of its number times its "
+                    "heads",
        .exposed_by = "two KV heads or more on a tensor parallel rank",
        .caught_by = {kWritten},
        .bias =
@@ -200,7 +197,8 @@ std::vector<Mutant> mutants_of_ranks() {
       {.id = "tp-heads-not-replicated",
        .site = kBackend,
        .source = "vllm config/model.py, get_num_kv_heads",
-       .mechanism = "KV heads are counted through the ranks where they should be replicated",
+       .mechanism = "KV heads are numbered consecutively over ranks where they should be "
+                    "replicated",
        .exposed_by = "more tensor parallel ranks than KV heads",
        .caught_by = {kWritten},
        .bias =
@@ -208,7 +206,7 @@ std::vector<Mutant> mutants_of_ranks() {
       {.id = "pp-layer-offset",
        .site = kBackend,
        .source = "this project",
-       .mechanism = "every stage but the first takes its layers for those one further",
+       .mechanism = "every stage but the first takes the layers one further on",
        .exposed_by = "two pipeline stages",
        .caught_by = {kWritten},
        .bias = on_device({full_attention, pipeline_parallel, several_groups}, {packed_pages})},
@@ -216,21 +214,21 @@ std::vector<Mutant> mutants_of_ranks() {
        .site = kBackend,
        .source = "vllm 13418, in the dummy batch",
        .mechanism = "the tokens of an idle rank's batch have slot 0 where they should have none",
-       .exposed_by = "a data parallel rank without work",
+       .exposed_by = "an idle data parallel rank",
        .caught_by = {kSlots},
        .bias = on_device({full_attention, data_parallel}, {states})},
       {.id = "dp-sync-shape",
        .site = kBackend,
        .source = "vllm 39949, follow-up",
-       .mechanism = "an idle rank tells the others its tokens in a tensor of another shape",
-       .exposed_by = "a data parallel rank without work beside one with",
+       .mechanism = "an idle rank reports its tokens to the others in a tensor of another shape",
+       .exposed_by = "an idle data parallel rank beside a busy one",
        .caught_by = {"collective"},
        .bias = on_device({full_attention, data_parallel})},
       {.id = "sp-padding",
        .site = kBackend,
        .source = "vllm 39949, follow-up",
        .mechanism = "the tokens of an idle rank are not padded to a multiple of tp",
-       .exposed_by = "sequence parallelism without graphs, and a rank without work",
+       .exposed_by = "sequence parallelism without graphs, and an idle rank",
        .caught_by = {"collective"},
        .bias = on_device({full_attention, data_parallel}, {several_groups, states, packed_pages,
                                                            mla, sliding_window, chunked_local}),
@@ -238,15 +236,15 @@ std::vector<Mutant> mutants_of_ranks() {
       {.id = "dp-idle-skips",
        .site = kBackend,
        .source = "vllm v1/engine/core.py, execute_dummy_batch",
-       .mechanism = "a rank without work sits the step out, and the others wait for it",
-       .exposed_by = "a data parallel rank without work beside one with",
+       .mechanism = "an idle rank skips the step, and the others wait for it",
+       .exposed_by = "an idle data parallel rank beside a busy one",
        .caught_by = {"liveness"},
        .bias = on_device({full_attention, data_parallel})},
       {.id = "dp-graph-alone",
        .site = kBackend,
        .source = "vllm v1/worker/dp_utils.py, _post_process_cudagraph_mode",
-       .mechanism = "a rank replays its graph, whose collectives are those of equal ranks, beside "
-                    "one that has none for its tokens",
+       .mechanism = "a rank replays its graph, with the collectives of equal ranks, beside a rank "
+                    "without a graph for its tokens",
        .exposed_by = "a data parallel rank with more tokens than the largest graph takes",
        .caught_by = {"collective"},
        .bias = on_device({full_attention, data_parallel}),

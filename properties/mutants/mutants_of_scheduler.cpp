@@ -21,12 +21,14 @@ GeneratorOptions decisions(FeatureSet always, FeatureSet never = {},
 // Two ranks that share a context. Context parallelism wants one group.
 void share_context(SavedCase& saved) { saved.engine.dcp = 2; }
 
+void draft_with_eagle(SavedCase& saved) { saved.engine.spec_method = SpecMethod::eagle; }
+
 std::vector<Mutant> hash_mutants() {
   return {
       {.id = "hash-extra-keys",
        .site = kScheduler,
        .source = "vllm 44701, 30931, 36708",
-       .mechanism = "the cache salt is left out of the block hash, so that requests that must not "
+       .mechanism = "the cache salt is left out of the block hash, so requests that must not "
                     "share find each other's blocks",
        .exposed_by = "equal prompts with different salts",
        .caught_by = {"audit.attention_read", "audit.state_read"},
@@ -34,20 +36,29 @@ std::vector<Mutant> hash_mutants() {
       {.id = "hash-cp-granularity",
        .site = kScheduler,
        .source = "vllm 26296",
-       .mechanism =
-           "the hash block is not multiplied by the ranks that share a context: a block is "
-           "found by the hash of a part of its tokens",
-       .exposed_by = "context parallelism and prompts that part inside a block",
+       .mechanism = "the hash block is not multiplied by the context parallel ranks: a block is "
+                    "found by the hash of a part of its tokens",
+       .exposed_by = "context parallelism and prompts that diverge inside a block",
        .caught_by = {"audit.attention_read"},
        .bias = decisions(
            {full_attention, shared_prefixes, long_prompts},
            {several_groups, states, sliding_window, chunked_local, mla, drafts, two_block_pool}),
        .reshape = share_context},
+      {.id = "hash-next-token",
+       .site = kScheduler,
+       .source = "vLLM 0.33.0 design",
+       .mechanism =
+           "a block's hash leaves out the token behind it, which EAGLE's drafter has read, "
+           "and no block of a hit is dropped for it",
+       .exposed_by = "EAGLE's drafts and prompts that part right behind a block",
+       .caught_by = {"audit.draft_read"},
+       .bias = decisions({full_attention, drafts, shared_prefixes}),
+       .reshape = draft_with_eagle},
       {.id = "hash-stale",
        .site = kScheduler,
        .source = "kvcached 363",
        .mechanism = "a reused block keeps its old hash until its new content is published",
-       .exposed_by = "a resend of a prompt whose blocks are being overwritten",
+       .exposed_by = "a resend of a prompt while its blocks are being overwritten",
        .caught_by = {"invariant.published", "invariant.hit", "invariant.hash_to_block",
                      "audit.attention_read", "audit.token_write", "audit.handed_out"},
        .bias = decisions({tight_pool, shared_prefixes})},
@@ -88,8 +99,8 @@ std::vector<Mutant> hit_mutants() {
       {.id = "hit-longest-group",
        .site = kScheduler,
        .source = "TensorRT-LLM 10875",
-       .mechanism =
-           "the hit is as long as the longest group's, not as the one that all groups have",
+       .mechanism = "the hit is as long as the longest group's, not as the one common to all "
+                    "groups",
        .exposed_by = "a group that has kept less of the prefix than another",
        .caught_by = {"invariant.table_covers", "invariant.hit", "audit.attention_read",
                      "audit.state_read"},
@@ -98,8 +109,8 @@ std::vector<Mutant> hit_mutants() {
       {.id = "hit-whole-prompt",
        .site = kScheduler,
        .source = "vLLM V1 design",
-       .mechanism =
-           "a hit may cover the last token too, and nothing is left to compute logits from",
+       .mechanism = "a hit may cover the last token too, which leaves nothing to compute logits "
+                    "from",
        .exposed_by = "a resend of a prompt of whole blocks",
        .caught_by = {"liveness", "invariant.hit"},
        .bias = decisions({full_attention, shared_prefixes}, {drafts})},
@@ -127,9 +138,9 @@ std::vector<Mutant> free_mutants() {
       {.id = "free-in-flight",
        .site = kScheduler,
        .source = "vllm 45357",
-       .mechanism = "a request that is preempted stays in the step that is being made, on blocks "
-                    "that are free or somebody else's",
-       .exposed_by = "a victim that has been scheduled already: policy priority",
+       .mechanism = "a preempted request stays in the step being decided, on blocks that are free "
+                    "or another request's",
+       .exposed_by = "a victim that has already been scheduled: policy priority",
        .caught_by = {"invariant.limits", "audit.token_write", "invariant.table_covers"},
        .bias = decisions(
            {priority_policy, priorities, no_full_isl_reserve, tight_pool, bursts, full_attention},
@@ -153,15 +164,15 @@ std::vector<Mutant> free_mutants() {
       {.id = "free-by-id",
        .site = kScheduler,
        .source = "this project",
-       .mechanism = "a request's blocks are freed in the order of their ids, as into a sorted list "
-                    "of free pages: which is evicted first depends on numbers",
-       .exposed_by = "a request that ends with blocks whose ids do not rise",
+       .mechanism = "a request's blocks are freed in the order of their ids, as into a sorted "
+                    "free list: which is evicted first depends on numbers",
+       .exposed_by = "a request that ends with blocks in no rising order of ids",
        .caught_by = {"invariant.free_order"},
        .bias = decisions({full_attention, long_prompts, tight_pool})},
       {.id = "free-window-early",
        .site = kScheduler,
        .source = "this project",
-       .mechanism = "a window is counted one token short, and its first block given away",
+       .mechanism = "a window is counted one token short, and its first block is given away",
        .exposed_by = "a window that begins with the last token of a block",
        .caught_by = {"audit.attention_read", "audit.handed_out"},
        .bias = decisions({sliding_window, tight_pool, long_prompts, bursts}, {two_block_pool})},
@@ -209,8 +220,8 @@ std::vector<Mutant> state_mutants() {
       {.id = "state-spec-blocks",
        .site = kScheduler,
        .source = "vllm 41233",
-       .mechanism =
-           "the blocks of drafts' states are not counted: the states of drafts have no place",
+       .mechanism = "the blocks for the states of drafts are not counted, so these states have no "
+                    "place",
        .exposed_by = "drafts in a model with states",
        .caught_by = {"audit.state_read", "invariant.table_covers"},
        .bias = decisions({states, drafts}, {async_scheduling, two_block_pool})},
@@ -230,8 +241,8 @@ std::vector<Mutant> schedule_mutants() {
       {.id = "admission-uncapped",
        .site = kScheduler,
        .source = "this project",
-       .mechanism = "a request has to find room for all of its tokens in a group that keeps few of "
-                    "them, and waits for ever",
+       .mechanism = "a request needs room for all of its tokens even in a group that keeps few of "
+                    "them, and waits forever",
        .exposed_by = "a prompt longer than the pool holds, in a window",
        .caught_by = {"liveness"},
        .bias = decisions({sliding_window, long_prompts, tight_pool},
@@ -246,7 +257,7 @@ std::vector<Mutant> schedule_mutants() {
       {.id = "resume-appended",
        .site = kScheduler,
        .source = "vLLM V1 design",
-       .mechanism = "a resumed request is handed its new blocks alone, as a running one is",
+       .mechanism = "a resumed request is handed only its new blocks, like a running one",
        .exposed_by = "a preempted request that comes back with a hit",
        .caught_by = {"audit.state_read", "audit.token_write", "audit.attention_read",
                      "invariant.table_covers"},
@@ -256,8 +267,8 @@ std::vector<Mutant> schedule_mutants() {
        .site = kScheduler,
        .source = "this project",
        .mechanism = "blocks that two requests share count as common to the whole batch",
-       .exposed_by =
-           "three running requests of which two share a prefix (0.22.1: cascade attention)",
+       .exposed_by = "three running requests, two of which share a prefix (0.22.1: cascade "
+                     "attention)",
        .caught_by = {"audit.common_prefix"},
        .bias =
            decisions({full_attention, shared_prefixes, bursts}, {two_block_pool}, "vllm-0.22.1")},
@@ -270,8 +281,8 @@ std::vector<Mutant> fault_mutants() {
       {.id = "refused-hit-kept",
        .site = kScheduler,
        .source = "this project",
-       .mechanism = "a request that hits a prefix and is refused the rest of its blocks keeps its "
-                    "hold on the hit",
+       .mechanism = "a request that hits a prefix but is refused the rest of its blocks keeps its "
+                    "references to the hit",
        .exposed_by = "a hit while the pool is full or gives nothing",
        .caught_by = {"invariant.ref_cnt", "invariant.conservation"},
        .bias = decisions({faults, shared_prefixes, full_attention, tight_pool}, {two_block_pool})},
@@ -285,8 +296,8 @@ std::vector<Mutant> fault_mutants() {
       {.id = "abort-in-flight-kept",
        .site = kScheduler,
        .source = "this project",
-       .mechanism = "the blocks of a request that is aborted while a step of it is in flight wait "
-                    "for an output that nobody will deliver to it",
+       .mechanism = "the blocks of a request aborted with a step in flight wait for an output "
+                    "that never reaches it",
        .exposed_by = "an abort between a decision and its output",
        .caught_by = {"invariant.conservation", "invariant.ref_cnt", "invariant.leak",
                      "audit.conservation"},

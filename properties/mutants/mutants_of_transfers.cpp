@@ -15,27 +15,27 @@ std::vector<Mutant> protocol_mutants() {
       {.id = "send-freed-early",
        .site = kTransfer,
        .source = "this project",
-       .mechanism = "the prefill engine gives its blocks back when it has sent the last of them, "
-                    "not when they are known to have arrived",
+       .mechanism = "the prefill engine frees its blocks when it has sent the last of them, not "
+                    "when they are known to have arrived",
        .exposed_by = "any load; a lost block makes it wrong data",
        .caught_by = {"transfer.freed_early"}},
       {.id = "delivery-twice",
        .site = kTransfer,
        .source = "this project",
-       .mechanism = "a block that arrives a second time is written and counted again: the load "
-                    "counts as complete with a block missing",
-       .exposed_by = "a network that repeats packets, or a read that was said again",
+       .mechanism = "a block that arrives twice is written and counted twice: the load counts as "
+                    "complete with a block missing",
+       .exposed_by = "a network that repeats packets, or a repeated read",
        .caught_by = {"transfer.delivered_twice"}},
       {.id = "recv-failed-marked-ok",
        .site = kTransfer,
        .source = "dynamo 15079; vLLM 0.22.1's NIXL worker with several groups",
-       .mechanism = "a load that failed is reported as received, and none of its blocks as invalid",
+       .mechanism = "a failed load is reported as received, and none of its blocks as invalid",
        .exposed_by = "blocks lost for good",
        .caught_by = {"transfer.incomplete"}},
       {.id = "completion-stale",
        .site = kTransfer,
        .source = "this project",
-       .mechanism = "the release of an earlier attempt is taken for one of the attempt under way: "
+       .mechanism = "the release of an earlier attempt is taken for one of the current attempt: "
                     "its blocks are free before they are read",
        .exposed_by = "a failed load, prefilled again, and a release that comes late",
        .caught_by = {"transfer.freed_early"},
@@ -49,7 +49,7 @@ std::vector<Mutant> staging_mutants() {
       {.id = "stage-read-early",
        .site = kTransfer,
        .source = "vllm 46278, sglang 36738: the same race",
-       .mechanism = "the bytes to be sent are taken out of the staging buffer before the step that "
+       .mechanism = "the bytes to send are read from the staging buffer before the step that "
                     "stores the blocks there has run",
        .exposed_by = "any load, and pages",
        .caught_by = {"transfer.read_content"},
@@ -57,8 +57,8 @@ std::vector<Mutant> staging_mutants() {
       {.id = "load-before-arrival",
        .site = kTransfer,
        .source = "vllm 46278, sglang 36738: the same race",
-       .mechanism = "blocks are loaded into pages before the bytes that came for them lie in the "
-                    "staging buffer: pages receive what was there before",
+       .mechanism = "blocks are loaded into pages before their bytes have arrived in the staging "
+                    "buffer: pages receive its old content",
        .exposed_by = "any load, and pages",
        .caught_by = {"memory.divergence"},
        .transfer = {.has_pages = true}},
@@ -70,16 +70,15 @@ std::vector<Mutant> holding_mutants() {
       {.id = "hold-head-of-line",
        .site = kTransfer,
        .source = "vLLM 0.22.1 (connectors/connector_async/0014)",
-       .mechanism =
-           "a request that holds nothing and does not fit stands before those whose load is "
-           "complete: nothing runs again",
-       .exposed_by = "a tight pool, and a load of which nothing came",
+       .mechanism = "a request that holds nothing and does not fit stands before fully loaded "
+                    "ones: nothing runs again",
+       .exposed_by = "a tight pool, and a load that received nothing",
        .caught_by = {"liveness.head_of_line"},
        .transfer = {.subject = TransferSubject::holds, .tight = true}},
       {.id = "hold-partial-deadlock",
        .site = kTransfer,
        .source = "vLLM 0.22.1 (connectors/connector_failures_fail/0000)",
-       .mechanism = "requests that have loaded a part each hold what the other needs to go on",
+       .mechanism = "partly loaded requests each hold what the other needs to go on",
        .exposed_by = "a tight pool",
        .caught_by = {"liveness.partial_load"},
        .transfer = {.subject = TransferSubject::holds, .tight = true}},
@@ -92,15 +91,14 @@ std::vector<Mutant> connector_mutants() {
        .site = kTransfer,
        .source = "vllm 39949",
        .mechanism = "a MultiConnector is said to support several groups when any part does",
-       .exposed_by = "parts that differ in it",
+       .exposed_by = "parts that differ in this",
        .caught_by = {"connector.hybrid_groups"},
        .transfer = {.subject = TransferSubject::connectors}},
       {.id = "hma-before-config",
        .site = kTransfer,
        .source = "vllm 39949",
-       .mechanism =
-           "the question is asked before the offloading backend has set its connector: the "
-           "engine does not start",
+       .mechanism = "support for several groups is asked before the offloading backend has set "
+                    "its connector: the engine does not start",
        .exposed_by = "offloading, and no other connector",
        .caught_by = {"connector.start"},
        .transfer = {.subject = TransferSubject::connectors}},
@@ -161,7 +159,7 @@ std::vector<Mutant> mutants_of_host_tier() {
       {.id = "transfer-wrong-end",
        .site = kBackend,
        .source = "dynamo 8419, vllm 43996",
-       .mechanism = "of the blocks that a transfer moves, the last are taken for the first",
+       .mechanism = "the last blocks of a transfer are moved in place of the first",
        .exposed_by = "a host tier, and two blocks of a group moved in one step",
        .caught_by = {kHost, kWritten},
        .bias = beside_host_tier({long_prompts}),
@@ -169,8 +167,8 @@ std::vector<Mutant> mutants_of_host_tier() {
       {.id = "transfer-flatten",
        .site = kBackend,
        .source = "vllm 39949",
-       .mechanism = "a transfer takes a cache for one long array: its blocks lie as far apart as "
-                    "they are long, padding or other layers between them or not",
+       .mechanism = "a transfer treats a cache as one long array and ignores padding and other "
+                    "layers between its blocks",
        .exposed_by = "a host tier, and padded pages or several layers in a host block",
        .caught_by = {kHost, kWritten},
        .bias = beside_host_tier({several_groups, padded_pages}),
@@ -178,7 +176,7 @@ std::vector<Mutant> mutants_of_host_tier() {
       {.id = "transfer-failed-marked-ok",
        .site = kBackend,
        .source = "dynamo 15079",
-       .mechanism = "a load from the host tier that failed is not reported: its blocks count as "
+       .mechanism = "a failed load from the host tier is not reported: its blocks count as "
                     "computed",
        .exposed_by = "a host tier, and loads that fail",
        .caught_by = {"decide", "transfer"},
@@ -187,8 +185,8 @@ std::vector<Mutant> mutants_of_host_tier() {
       {.id = "free-send-in-flight",
        .site = kBackend,
        .source = "vllm 45357",
-       .mechanism = "a request that has finished gives its blocks back while stores of them wait",
-       .exposed_by = "a host tier, and stores that come later than the end of their request",
+       .mechanism = "a finished request gives its blocks back while stores of them are pending",
+       .exposed_by = "a host tier, and stores that outlive their request",
        .caught_by = {"transfer"},
        .bias = beside_host_tier({}),
        .reshape = with_late_stores},

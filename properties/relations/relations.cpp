@@ -53,6 +53,7 @@ Changed without_drafts(const SavedCase& saved) {
   return changed(saved, [](SavedCase& other) {
     other.engine.num_spec_tokens = 0;
     other.engine.spec_method = SpecMethod::none;
+    other.engine.num_hash_lookahead_tokens = kEngineHashLookahead;
     for (std::size_t g = 0; g < other.cache.groups.size(); ++g)
       change_specs(other, g, [](KVCacheSpec& spec) { spec.num_speculative_blocks = 0; });
   });

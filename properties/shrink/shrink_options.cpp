@@ -12,7 +12,10 @@ namespace {
 // Drafts and the blocks that state groups keep for them.
 void set_drafts(SavedCase& saved, std::int64_t count) {
   saved.engine.num_spec_tokens = static_cast<std::int32_t>(count);
-  if (count == 0) saved.engine.spec_method = SpecMethod::none;
+  if (count == 0) {
+    saved.engine.spec_method = SpecMethod::none;
+    saved.engine.num_hash_lookahead_tokens = kEngineHashLookahead;
+  }
   for (std::size_t g = 0; g < saved.cache.groups.size(); ++g)
     change_specs(saved, g, [&](KVCacheSpec& spec) {
       if (spec.kind == CacheKind::mamba) spec.num_speculative_blocks = count;

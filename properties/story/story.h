@@ -5,7 +5,7 @@
 // (2) Names, tokens and blocks are those of the run; nothing is worked out anew from the case.
 // (3) Of several engines, the one that fails is told of, or else the first.
 //
-// Not told: what lies in the cache. A divergence brings its page with it (sim/verdict/divergence.h).
+// Not told: what lies in the cache. A divergence brings its page (sim/verdict/divergence.h).
 #pragma once
 
 #include <cstdint>

@@ -116,7 +116,7 @@ def group_of(group: Any, release: Release) -> dict[str, Any]:
 
 
 def _spec_method(speculative: Any) -> str:
-    """What the drafts need of the cache: nothing, slots, or slots and a dropped last block."""
+    """What the drafts need of the cache: nothing, slots, or slots and the token after a hit."""
     if speculative.use_eagle():
         return "eagle"
     return "draft_model" if speculative.uses_draft_model() else "ngram"
@@ -146,6 +146,11 @@ def config_of(vllm_config: Any) -> dict[str, Any]:
     if speculative is not None:
         config["num_spec_tokens"] = speculative.num_speculative_tokens
         config["spec_method"] = _spec_method(speculative)
+    # What the engine core makes block hashes with; stated also as 0, where drafts like EAGLE's
+    # would have one. Releases without the property hash blocks alone.
+    lookahead = getattr(vllm_config, "num_hash_lookahead_tokens", None)
+    if lookahead is not None and config.get("spec_method") == "eagle":
+        config["num_hash_lookahead_tokens"] = lookahead
     return config
 
 

@@ -20,7 +20,7 @@ sys.path[:0] = [str(HERE), str(HERE.parent)]
 import fakes
 
 from lockstep_recorder.errors import RecorderError
-from lockstep_recorder.header import beyond_format, header_of, spec_of
+from lockstep_recorder.header import beyond_format, config_of, header_of, spec_of
 from lockstep_recorder.recorder import Recorder, recording_path_of, tables_every
 from lockstep_recorder.recording_file import RecordingFile, _encode_with_json, encode_json
 from lockstep_recorder.releases import release_of
@@ -152,6 +152,23 @@ class HeaderTest(unittest.TestCase):
         header = self.header(fakes.Scheduler(groups=[fakes.group(uniform, "a", "b")]))
         self.assertEqual([s["head_size"] for s in header["groups"][0]["layer_specs"]], [64, 128])
         self.assertEqual(header["groups"][0]["spec"]["head_size"], 64)
+
+    def test_what_a_hash_covers_behind_its_block_is_stated_for_drafts_like_eagles(self) -> None:
+        def drafts(method: str) -> Any:
+            return SimpleNamespace(
+                num_speculative_tokens=2,
+                use_eagle=lambda: method == "eagle",
+                uses_draft_model=lambda: method == "draft_model",
+            )
+
+        def stated(method: str, **changes: Any) -> Any:
+            config = fakes.config(speculative_config=drafts(method), **changes)
+            return config_of(config).get("num_hash_lookahead_tokens")
+
+        for tokens in (1, 0):  # 0: hashed without, by an option of the engine's user
+            self.assertEqual(stated("eagle", num_hash_lookahead_tokens=tokens), tokens)
+        self.assertIsNone(stated("ngram", num_hash_lookahead_tokens=0))
+        self.assertIsNone(stated("eagle"))  # a release that knows no such thing
 
     def test_choices_that_the_format_cannot_say_are_named(self) -> None:
         chosen = fakes.Scheduler(fakes.config(watermark=0.1, max_num_scheduled_tokens=60))

@@ -320,5 +320,9 @@ def make_engine(
 
         hash_function = get_hash_fn_by_name("sha256")
         kv_cache_utils.init_none_hash(hash_function)
-        hasher = kv_cache_utils.get_request_block_hasher(hash_block_size, hash_function)
+        # As vLLM's engine core calls it; 0.22.1 hashes blocks without what is behind them.
+        lookahead = getattr(config, "num_hash_lookahead_tokens", 0)
+        hasher = kv_cache_utils.get_request_block_hasher(
+            hash_block_size, hash_function, *([lookahead] if lookahead else [])
+        )
     return Engine(scheduler, hasher, is_async)

@@ -120,8 +120,7 @@ void SlidingWindowManager::find_longest_cache_hit(
     if (num_contiguous == 0 && block_size_ != sizes_.scheduler_block_size &&
         end * block_size_ % sizes_.scheduler_block_size != 0)
       continue;
-    for (std::size_t g = 0; g < hits.size(); ++g)
-      (*hits[g])[static_cast<std::size_t>(i)] = found[g];
+    for (std::size_t g = 0; g < hits.size(); ++g) (*hits[g])[i] = found[g];
     if (++num_contiguous < num_wanted) continue;
     resize_all(hits, static_cast<std::size_t>(i + num_contiguous));
     matched = true;

@@ -217,6 +217,7 @@ void BlockHashChain::extend_content(std::size_t num_full, const HashRule& rule,
                                     const TokenSequence& tokens, std::string_view cache_salt) {
   const std::int64_t num_covered = rule.hash_block_size + rule.num_lookahead_tokens;
   std::vector<std::uint64_t> pieces;
+  std::vector<std::int32_t> token_ids(num_covered);
   std::vector<std::uint64_t> words(3 + (static_cast<std::size_t>(num_covered) + 1) / 2);
   BlockKey parent = keys_.empty() ? content_root(cache_salt) : keys_.back();
   while (keys_.size() < num_full) {
@@ -229,8 +230,9 @@ void BlockHashChain::extend_content(std::size_t num_full, const HashRule& rule,
       size_bytes = 8 * (3 + pieces.size());
     } else {
       words[2] = 0;
-      tokens.copy(first, num_covered, reinterpret_cast<std::int32_t*>(words.data() + 3));
-      size_bytes = 24 + 4 * static_cast<std::size_t>(num_covered);
+      tokens.copy(first, num_covered, token_ids.data());
+      std::memcpy(words.data() + 3, token_ids.data(), 4 * token_ids.size());
+      size_bytes = 24 + 4 * token_ids.size();
     }
     words[0] = parent.low;
     words[1] = parent.high;

@@ -14,7 +14,7 @@
 #include <string_view>
 #include <vector>
 
-#include "reference/types/block_key.h"
+#include "base/ids.h"
 #include "reference/types/engine_config.h"
 #include "reference/types/token_run.h"
 

@@ -8,7 +8,7 @@
 namespace lockstep {
 
 BlockPool::BlockPool(std::int64_t num_blocks, bool enable_caching, FreedBlocks freed_blocks)
-    : ref_cnts_(static_cast<std::size_t>(num_blocks)),
+    : ref_cnts_(num_blocks),
       free_(num_blocks),
       enable_caching_(enable_caching),
       unhashed_first_(freed_blocks == FreedBlocks::unhashed_first),
@@ -46,7 +46,7 @@ void BlockPool::get_new_blocks(std::int64_t count, std::vector<BlockId>& out) {
     const BlockId block = free_.pop_front();
     LS_CHECK(ref_cnt(block) == 0, "block {} is free with {} holders", index_of(block),
              ref_cnt(block));
-    ref_cnts_[at(block)] = 1;
+    ref_cnts_[block] = 1;
     if (enable_caching_) {
       prefetch_evictions();
       if (!evicts_late_) evict(block);
@@ -61,7 +61,7 @@ void BlockPool::prefetch_evictions() const {
   constexpr std::uint32_t kEntry = 12, kBucket = 6;  // pops ahead
   const BlockId soon = free_.upcoming(kEntry);
   cache_.prefetch_entry(soon);
-  __builtin_prefetch(&ref_cnts_[at(soon)]);
+  __builtin_prefetch(&ref_cnts_[soon]);
   cache_.prefetch_bucket(free_.upcoming(kBucket));
 }
 
@@ -73,7 +73,7 @@ void BlockPool::evict_blocks(std::span<const BlockId> blocks) {
 void BlockPool::touch(std::span<const BlockId> blocks) {
   for (const BlockId block : blocks) {
     if (is_evictable(block)) free_.remove(block);
-    ++ref_cnts_[at(block)];
+    ++ref_cnts_[block];
   }
 }
 
@@ -83,7 +83,7 @@ void BlockPool::release(Iterator begin, Iterator end) {
   for (; begin != end; ++begin) {
     const BlockId block = *begin;
     if (block == kNullBlock) continue;
-    std::int32_t& ref_cnt = ref_cnts_[at(block)];
+    std::int32_t& ref_cnt = ref_cnts_[block];
     LS_CHECK(ref_cnt > 0, "block {} freed once too often", index_of(block));
     if (--ref_cnt > 0) continue;
     if (unhashed_first_ && !is_hashed(block))

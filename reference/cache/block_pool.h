@@ -19,6 +19,7 @@
 #include <span>
 #include <vector>
 
+#include "base/id_vector.h"
 #include "base/ids.h"
 #include "reference/cache/cache_events.h"
 #include "reference/cache/free_queue.h"
@@ -38,14 +39,14 @@ class BlockPool {
 
   std::int64_t num_blocks() const { return std::ssize(ref_cnts_); }
   std::int64_t num_free_blocks() const { return free_.size(); }
-  std::int32_t ref_cnt(BlockId block) const { return ref_cnts_[at(block)]; }
+  std::int32_t ref_cnt(BlockId block) const { return ref_cnts_[block]; }
   // In the free queue, and not the null block.
   bool is_evictable(BlockId block) const { return block != kNullBlock && ref_cnt(block) == 0; }
 
   std::vector<BlockId> free_queue() const { return free_.in_order(); }  // front first
 
-  // From now on at most so many blocks are in use at once, however many there are: a pool that
-  // somebody else has taken a part of. More that are in use already stay with their holders.
+  // From now on at most so many blocks are in use at once, however many there are: a pool
+  // that has lost a part of its blocks. Blocks already in use beyond that stay with their holders.
   void limit_blocks_in_use(std::int64_t num_blocks) { in_use_max_ = num_blocks; }
   // Whether `count` blocks more may be in use now. Counts what the limit alone refuses.
   bool can_give(std::int64_t count);
@@ -74,7 +75,7 @@ class BlockPool {
 
   CacheCounters take_counters();
 
-  // From now on events are kept. Null before: nobody listens.
+  // From now on events are kept; events() is null before.
   void keep_events() { events_ = std::make_unique<CacheEventLog>(); }
   CacheEventLog* events() { return events_.get(); }
 
@@ -83,14 +84,13 @@ class BlockPool {
     return enable_caching_ &&
            (cache_.contains(block) || (!keys_of_parts_.empty() && keys_of_parts_.contains(block)));
   }
-  static std::size_t at(BlockId block) { return static_cast<std::size_t>(index_of(block)); }
   template <typename Iterator>
   void release(Iterator begin, Iterator end);
   void evict(BlockId block);
   void evict_parts(BlockId block);
   void prefetch_evictions() const;
 
-  std::vector<std::int32_t> ref_cnts_;  // by block
+  IdVector<BlockId, std::int32_t> ref_cnts_;
   FreeQueue free_;
   std::vector<BlockId> unhashed_;  // of one call of release()
   std::int64_t in_use_max_ = std::numeric_limits<std::int64_t>::max();

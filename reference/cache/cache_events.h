@@ -24,12 +24,13 @@ struct CacheEvent {
   std::int32_t group = 0;
   // stored: of the blocks in table order, those that cannot be hit left out; removed: one. The hash
   // of a block longer than the hash block is the hashes of its parts, one after the other.
-  std::vector<ExternalBlockHash> block_hashes;
-  std::optional<ExternalBlockHash> parent;  // stored: of the block before; absent at the beginning
-  std::vector<std::int32_t> token_ids;      // stored: of the whole range, left-out blocks included
-  std::int32_t block_size = 0;              // stored: tokens of one block
+  std::vector<ExternalBlockHash> block_hashes{};
+  std::optional<ExternalBlockHash>
+      parent{};                           // stored: of the block before; absent at the beginning
+  std::vector<std::int32_t> token_ids{};  // stored: of the whole range, left-out blocks included
+  std::int32_t block_size = 0;            // stored: tokens of one block
   std::vector<std::optional<std::string>>
-      extra_keys;  // stored: per hash; the cache salt of block 0
+      extra_keys{};  // stored: per hash; the cache salt of block 0
   bool operator==(const CacheEvent&) const = default;
 };
 
@@ -41,8 +42,20 @@ class CacheEventLog {
     names_[block].emplace_back(group, std::move(hash));
   }
   // Nothing can hit the block any more, under any of its hashes.
-  void removed(BlockId block);
-  void cleared();
+  void removed(BlockId block) {
+    const auto names = names_.find(block);
+    if (names == names_.end()) return;
+    for (auto& [group, hash] : names->second) {
+      CacheEvent event{.kind = CacheEvent::Kind::removed, .group = group};
+      event.block_hashes.push_back(std::move(hash));
+      events_.push_back(std::move(event));
+    }
+    names_.erase(names);
+  }
+  void cleared() {
+    names_.clear();
+    events_.push_back({.kind = CacheEvent::Kind::cleared});
+  }
   std::vector<CacheEvent> take() { return std::exchange(events_, {}); }
 
  private:

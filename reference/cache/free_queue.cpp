@@ -8,7 +8,7 @@ namespace lockstep {
 
 FreeQueue::FreeQueue(std::int64_t num_blocks)
     : ring_(std::bit_ceil(static_cast<std::size_t>(2 * num_blocks)), kNullBlock),
-      place_(static_cast<std::size_t>(num_blocks)),
+      place_(num_blocks),
       mask_(static_cast<std::uint32_t>(ring_.size() - 1)) {
   for (std::int64_t i = 1; i < num_blocks; ++i) push_back(BlockId{static_cast<std::int32_t>(i)});
 }
@@ -36,7 +36,7 @@ void FreeQueue::push_front(BlockId block) {
 }
 
 void FreeQueue::remove(BlockId block) {
-  BlockId& place = ring_[place_[at(block)] & mask_];
+  BlockId& place = ring_[place_[block] & mask_];
   LS_CHECK(place == block, "block {} is not in the free queue", index_of(block));
   place = kNullBlock;
   --size_;
@@ -51,7 +51,7 @@ void FreeQueue::compact() {
 
 std::vector<BlockId> FreeQueue::in_order() const {
   std::vector<BlockId> blocks;
-  blocks.reserve(static_cast<std::size_t>(size_));
+  blocks.reserve(size_);
   for (std::uint32_t place = front_; place != end_; ++place)
     if (const BlockId block = ring_[place & mask_]; block != kNullBlock) blocks.push_back(block);
   LS_CHECK(std::ssize(blocks) == size_, "{} blocks in a free queue of {}", blocks.size(), size_);

@@ -15,6 +15,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "base/id_vector.h"
 #include "base/ids.h"
 
 namespace lockstep {
@@ -35,16 +36,15 @@ class FreeQueue {
   std::vector<BlockId> in_order() const;  // front first
 
  private:
-  static std::size_t at(BlockId block) { return static_cast<std::size_t>(index_of(block)); }
   void put(std::uint32_t place, BlockId block) {
     ring_[place & mask_] = block;
-    place_[at(block)] = place;
+    place_[block] = place;
   }
   bool is_full() const { return end_ - front_ == ring_.size(); }
   void compact();
 
   std::vector<BlockId> ring_;
-  std::vector<std::uint32_t> place_;  // by block
+  IdVector<BlockId, std::uint32_t> place_;
   std::uint32_t mask_;
   // Places count on and wrap around at 2^32, which the ring's length divides.
   std::uint32_t front_ = 0;

@@ -70,8 +70,7 @@ std::int64_t GroupManager::num_blocks_to_allocate(const Request& request,
   // well.
   const std::int64_t num_skipped_hits =
       std::clamp<std::int64_t>(num_skipped - num_held, 0, std::ssize(new_computed_blocks));
-  return num_new +
-         num_evictable(new_computed_blocks.subspan(static_cast<std::size_t>(num_skipped_hits)));
+  return num_new + num_evictable(new_computed_blocks.subspan(num_skipped_hits));
 }
 
 void GroupManager::take_computed_blocks(Request& request,
@@ -132,7 +131,7 @@ void GroupManager::remove_skipped_blocks(Request& request, std::int32_t num_comp
 void GroupManager::free_head(GroupBlocks& held, std::int64_t end) {
   freed_.clear();
   for (std::int64_t i = end - 1; i >= 0; --i) {
-    BlockId& entry = held.blocks[static_cast<std::size_t>(i)];
+    BlockId& entry = held.blocks[i];
     if (entry == kNullBlock) break;
     freed_.push_back(std::exchange(entry, kNullBlock));
   }
@@ -155,13 +154,13 @@ void GroupManager::cache_full_blocks(Request& request, std::int32_t num_full) {
   const std::int32_t first = std::max(held.num_cached_blocks, 0);
   const std::int32_t scale = block_size_ / sizes_.hash_block_size;
   const auto key_at = [&](std::int32_t i) -> const BlockKey& {
-    return request.hashes[static_cast<std::size_t>((i + 1) * scale - 1)];
+    return request.hashes[(i + 1) * scale - 1];
   };
   constexpr std::int32_t kAhead =
       4;  // a prompt adds hundreds of keys to a table larger than the caches
   for (std::int32_t i = first; i < num_full; ++i) {
     if (i + kAhead < num_full) pool_.cache().prefetch(key_at(i + kAhead), group_);
-    const BlockId block = held.blocks[static_cast<std::size_t>(i)];
+    const BlockId block = held.blocks[i];
     if (block == kNullBlock) continue;
     if (publishes_sparsely_ && !is_reachable(request, i)) continue;
     pool_.cache_block(block, key_at(i), group_);
@@ -180,19 +179,18 @@ void GroupManager::announce_stored(const Request& request, std::int32_t first,
     const std::int32_t begin =
         profile_.joins_hashes_of_long_blocks ? i * scale : (i + 1) * scale - 1;
     for (std::int32_t part = begin; part < (i + 1) * scale; ++part)
-      hash.insert(hash.end(), hashes[static_cast<std::size_t>(part)].begin(),
-                  hashes[static_cast<std::size_t>(part)].end());
+      hash.insert(hash.end(), hashes[part].begin(), hashes[part].end());
     return hash;
   };
   CacheEvent event;
   event.group = group_;
   event.block_size = block_size_;
   if (first > 0) event.parent = hash_of(first - 1);
-  event.token_ids.resize(static_cast<std::size_t>((num_full - first) * block_size_));
+  event.token_ids.resize((num_full - first) * block_size_);
   request.tokens.copy(std::int64_t{first} * block_size_, std::ssize(event.token_ids),
                       event.token_ids.data());
   for (std::int32_t i = first; i < num_full; ++i) {
-    const BlockId block = of(request).blocks[static_cast<std::size_t>(i)];
+    const BlockId block = of(request).blocks[i];
     if (block == kNullBlock || !pool_.cache().contains(block)) continue;
     event.block_hashes.push_back(hash_of(i));
     const bool salted = i == 0 && !request.cache_salt.empty();
@@ -221,7 +219,7 @@ void GroupManager::cache_prompt_tail(const Request& request, std::int32_t num_to
   event.block_size = hash_block_size;
   event.block_hashes.push_back(hashes[last]);
   if (last > 0) event.parent = hashes[last - 1];
-  event.token_ids.resize(static_cast<std::size_t>(hash_block_size));
+  event.token_ids.resize(hash_block_size);
   request.tokens.copy(boundary - hash_block_size, hash_block_size, event.token_ids.data());
   event.extra_keys.push_back(
       last == 0 && !request.cache_salt.empty() ? std::optional(request.cache_salt) : std::nullopt);
@@ -265,7 +263,7 @@ void GroupManager::free(Request& request) {
 bool GroupManager::find_block(const HitQuery& query, std::span<const std::int32_t> groups,
                               std::int64_t index, std::vector<BlockId>& found) const {
   const std::int64_t scale = block_size_ / sizes_.hash_block_size;
-  const BlockKey& key = query.hashes[static_cast<std::size_t>((index + 1) * scale - 1)];
+  const BlockKey& key = query.hashes[(index + 1) * scale - 1];
   found.clear();
   for (const std::int32_t group : groups) {
     const BlockId block = pool_.cache().find(key, group);

@@ -117,12 +117,8 @@ class GroupManager {
   void grow(std::vector<BlockId>& table, std::size_t num_blocks);
 
   bool planted(SchedulerDefect defect) const { return defect_ == defect; }
-  GroupBlocks& of(Request& request) const {
-    return request.groups[static_cast<std::size_t>(group_)];
-  }
-  const GroupBlocks& of(const Request& request) const {
-    return request.groups[static_cast<std::size_t>(group_)];
-  }
+  GroupBlocks& of(Request& request) const { return request.groups[group_]; }
+  const GroupBlocks& of(const Request& request) const { return request.groups[group_]; }
   // The cached block of every group for block `index`; false: some group misses.
   bool find_block(const HitQuery& query, std::span<const std::int32_t> groups, std::int64_t index,
                   std::vector<BlockId>& found) const;

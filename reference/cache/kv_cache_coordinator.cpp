@@ -68,7 +68,7 @@ KVCacheCoordinator::KVCacheCoordinator(const EngineConfig& config,
     has_states_ |= groups[g].spec.kind == CacheKind::mamba;
     if (zeroes(profile_, groups, groups[g].spec.kind)) managers_.back()->record_new_blocks();
     const auto same = std::ranges::find_if(attention_groups_, [&](const AttentionGroup& a) {
-      return groups[static_cast<std::size_t>(a.groups[0])].spec == groups[g].spec;
+      return groups[a.groups[0]].spec == groups[g].spec;
     });
     if (same != attention_groups_.end())
       same->groups.push_back(group);
@@ -116,7 +116,7 @@ void KVCacheCoordinator::find_hybrid(const Request& request, std::int32_t max_le
     std::int32_t current = length;
     for (std::size_t a = 0; a < attention_groups_.size(); ++a) {
       const AttentionGroup& attention = attention_groups_[a];
-      const GroupManager& manager = *managers_[static_cast<std::size_t>(attention.groups[0])];
+      const GroupManager& manager = *managers_[attention.groups[0]];
       const std::int32_t block_size = manager.block_size();
       if (attention.is_full && looked_up[a]) {
         current = current / block_size * block_size;
@@ -125,8 +125,7 @@ void KVCacheCoordinator::find_hybrid(const Request& request, std::int32_t max_le
       const bool drop = drops_last_block_ && !dropped[a];
       const std::int32_t limit = drop ? std::min(current + block_size, max_length) : current;
       tables.clear();
-      for (const std::int32_t group : attention.groups)
-        tables.push_back(&hit.blocks[static_cast<std::size_t>(group)]);
+      for (const std::int32_t group : attention.groups) tables.push_back(&hit.blocks[group]);
       manager.find_longest_cache_hit({request.hashes, limit, drop}, attention.groups, tables);
       looked_up[a] = true;
       const std::int32_t found = static_cast<std::int32_t>(tables[0]->size()) * block_size;
@@ -152,8 +151,8 @@ void KVCacheCoordinator::cut_full_groups(PrefixHit& hit) const {
   for (const AttentionGroup& attention : attention_groups_) {
     if (!attention.is_full) break;  // full attention comes first
     for (const std::int32_t group : attention.groups) {
-      const std::int32_t block_size = managers_[static_cast<std::size_t>(group)]->block_size();
-      std::vector<BlockId>& table = hit.blocks[static_cast<std::size_t>(group)];
+      const std::int32_t block_size = managers_[group]->block_size();
+      std::vector<BlockId>& table = hit.blocks[group];
       table.resize(std::min(table.size(), static_cast<std::size_t>(hit.num_tokens / block_size)));
       if (defect_ == SchedulerDefect::hit_one_group_truncated) return;
     }

@@ -50,7 +50,7 @@ void MambaManager::free_retired_states(GroupBlocks& held, std::int32_t num_token
   if (end <= held.num_retired_blocks) return;
   freed_.clear();
   for (std::int32_t i = end - 1; i >= held.num_retired_blocks; --i) {
-    BlockId& entry = held.blocks[static_cast<std::size_t>(i)];
+    BlockId& entry = held.blocks[i];
     if (entry != kNullBlock) freed_.push_back(std::exchange(entry, kNullBlock));
   }
   pool_.free_blocks(freed_);
@@ -72,7 +72,7 @@ void MambaManager::remove_skipped_blocks(Request& request, std::int32_t num_comp
   // The block of two allocations ago: the one after it has taken its state over.
   const std::int32_t idx = held.last_state_block_idx;
   if (idx < 0 || idx >= ceil_div(num_sure, block_size_) - 1) return;
-  BlockId& entry = held.blocks[static_cast<std::size_t>(idx)];
+  BlockId& entry = held.blocks[idx];
   if (entry == kNullBlock) return;
   pool_.free_blocks({&entry, 1});
   entry = kNullBlock;
@@ -130,14 +130,14 @@ std::size_t MambaManager::allocate_aligned(Request& request, std::int32_t num_to
     held.last_state_block_idx = num_before - 1;  // the hit
 
   const std::int32_t num_skipped = num_required - num_speculative_blocks() - 1;
-  if (num_before < num_skipped) blocks.resize(static_cast<std::size_t>(num_skipped), kNullBlock);
+  if (num_before < num_skipped) blocks.resize(num_skipped, kNullBlock);
   if (held.has_state_blocks) {
     // The speculative blocks of the step before move on to the new end of the table.
     for (std::int32_t i = num_before - num_speculative_blocks(); i < num_before && i < num_skipped;
          ++i) {
-      const BlockId moved = blocks[static_cast<std::size_t>(i)];
+      const BlockId moved = blocks[i];
       blocks.push_back(moved);
-      blocks[static_cast<std::size_t>(i)] = kNullBlock;
+      blocks[i] = kNullBlock;
     }
   }
   const std::int64_t num_new = num_required - std::ssize(blocks);

@@ -16,6 +16,7 @@
 #include <optional>
 #include <vector>
 
+#include "base/id_vector.h"
 #include "base/ids.h"
 #include "reference/cache/block_hash.h"
 
@@ -44,11 +45,11 @@ class PrefixCache {
   bool remove(BlockId block);
   void clear();
 
-  bool contains(BlockId block) const { return entries_[at(block)].group != kNotCached; }
+  bool contains(BlockId block) const { return entries_[block].group != kNotCached; }
   // Brings what remove(block) will touch nearer to the processor: first the entry, then the bucket.
-  void prefetch_entry(BlockId block) const { __builtin_prefetch(&entries_[at(block)]); }
+  void prefetch_entry(BlockId block) const { __builtin_prefetch(&entries_[block]); }
   void prefetch_bucket(BlockId block) const {
-    __builtin_prefetch(&firsts_[bucket_of(entries_[at(block)].key)]);
+    __builtin_prefetch(&firsts_[bucket_of(entries_[block].key)]);
   }
   // The same for find() and add().
   void prefetch(const BlockKey& key, std::int32_t group) const {
@@ -57,7 +58,7 @@ class PrefixCache {
 
   // The key and group of a cached block, for events. REQUIRES: contains(block).
   BlockKey key_of(BlockId block) const;
-  std::int32_t group_of(BlockId block) const { return entries_[at(block)].group; }
+  std::int32_t group_of(BlockId block) const { return entries_[block].group; }
 
  private:
   static constexpr std::int32_t kNotCached = -1;
@@ -68,7 +69,6 @@ class PrefixCache {
     std::int32_t group = kNotCached;
     std::uint32_t added_in_step = 0;
   };
-  static std::size_t at(BlockId block) { return static_cast<std::size_t>(index_of(block)); }
   std::size_t bucket_of(const BlockKey& mixed_key) const { return mixed_key.low & mask_; }
   static BlockKey mixed(const BlockKey& key, std::int32_t group) {
     const auto g = static_cast<std::uint64_t>(group);
@@ -76,7 +76,7 @@ class PrefixCache {
   }
   BlockId first_of(const BlockKey& mixed_key, BlockId from) const;
 
-  std::vector<Entry> entries_;
+  IdVector<BlockId, Entry> entries_;
   std::vector<BlockId> firsts_;  // of the chain of each bucket; the null block: empty
   std::size_t mask_ = 0;
   std::uint32_t step_ = 1;

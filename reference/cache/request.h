@@ -6,6 +6,8 @@
 #include <limits>
 #include <optional>
 #include <string>
+#include <tuple>
+#include <utility>
 #include <vector>
 
 #include "base/ids.h"
@@ -47,7 +49,16 @@ struct TableRest {
 inline constexpr std::int32_t kNoToken = std::numeric_limits<std::int32_t>::min();
 
 struct alignas(64) Request {
-  Request(RequestSpec spec, std::int32_t num_groups);
+  Request(RequestSpec spec, std::int32_t num_groups)
+      : max_tokens(spec.max_tokens),
+        eos_token(spec.eos_token.value_or(kNoToken)),
+        stop_token_ids(std::move(spec.stop_token_ids)),
+        tokens(std::move(spec.prompt)),
+        groups(num_groups),
+        name(std::move(spec.name)),
+        cache_salt(std::move(spec.cache_salt)),
+        arrival_ns(spec.arrival_ns),
+        priority(spec.priority) {}
 
   std::int32_t num_tokens() const { return static_cast<std::int32_t>(tokens.size()); }
   std::int32_t num_prompt_tokens() const { return static_cast<std::int32_t>(tokens.prompt_size()); }
@@ -59,7 +70,10 @@ struct alignas(64) Request {
   }
 
   // The order of the priority queue: smaller first, then earlier, then by name.
-  bool before(const Request& other) const;
+  bool before(const Request& other) const {
+    return std::tie(priority, arrival_ns, name) <
+           std::tie(other.priority, other.arrival_ns, other.name);
+  }
 
   // What every step of it asks comes first, in as few cache lines as it takes: hundreds of requests
   // run at once, and together they are larger than the processor's first cache.
@@ -71,7 +85,7 @@ struct alignas(64) Request {
   std::int32_t num_stale_tokens = 0;         // of these, scheduled before the last preemption
   std::int32_t max_tokens;
   std::int32_t eos_token;  // kNoToken: none; -1 is a placeholder draft, which a model may accept
-  TableRest rest;          // KVCacheCoordinator's; all zero where nobody has looked
+  TableRest rest;          // KVCacheCoordinator's; all zero before the first look
   std::vector<std::int32_t> spec_tokens;  // drafts for the next step
   std::vector<std::int32_t> stop_token_ids;
   TokenSequence tokens;

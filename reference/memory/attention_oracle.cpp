@@ -92,7 +92,7 @@ std::vector<double> attention_output(const ModelLayer& layer, std::span<const Co
     decode_row(
         row_key(query, coordinate(layer.share.layer, kPartQ, layer.share.first_query_head + head)),
         DType::fp32, q);
-    const std::uint64_t k_coord = layer.coords[static_cast<std::size_t>(kv_head)];
+    const std::uint64_t k_coord = layer.coords[kv_head];
     for (std::size_t p = 0; p < contents.size(); ++p) {
       decode_row(row_key(contents[p], k_coord), layer, row);
       weights[p] = std::inner_product(q.begin(), q.end(), row.begin(), 0.0) /
@@ -102,8 +102,7 @@ std::vector<double> attention_output(const ModelLayer& layer, std::span<const Co
     double total = 0;
     for (double& weight : weights) total += weight = std::exp(weight - top);
     const std::int64_t v_part = at.num_kv == 2 ? kPartV : kPartK;
-    const std::uint64_t v_coord =
-        layer.coords[static_cast<std::size_t>(v_part * at.num_kv_heads + kv_head)];
+    const std::uint64_t v_coord = layer.coords[v_part * at.num_kv_heads + kv_head];
     std::ranges::fill(mean, 0.0);
     for (std::size_t p = 0; p < contents.size(); ++p) {
       decode_row(row_key(contents[p], v_coord), layer, row);

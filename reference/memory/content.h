@@ -1,7 +1,7 @@
-// What the bytes of a cache stand for: the rules of sim/protocol/backend.h as the model works them out, word
-// by word. Content ids are functions of the token prefix alone (salts and extra keys change which
-// blocks may be shared, never what a layer computes), so equal prefixes give equal bytes wherever
-// they lie.
+// What the bytes of a cache stand for: the rules of sim/protocol/backend.h as the model works them
+// out, word by word. Content ids are functions of the token prefix alone (salts and extra keys
+// change which blocks may be shared, never what a layer computes), so equal prefixes give equal
+// bytes wherever they lie.
 //
 // (1) Every function is pure and exact in 64 bits; signed arithmetic never wraps.
 // (2) A row of n bytes is its words in order, little-endian, the last one cut short.

@@ -53,24 +53,22 @@ Result<MemoryModel> MemoryModel::create(const KVCacheConfig& plan, AttentionBack
   for (const KVCacheGroupSpec& group : plan.groups)
     if (const auto reason = why_not_modelled(group))
       return fail(fmt::format("memory model: {}; replay it with `--backend none`", *reason));
-  auto pool = pool_layout(plan, backend, layout, rule);
-  if (!pool) return tl::unexpected(pool.error());
+  LS_ASSIGN_OR_RETURN(auto pool, pool_layout(plan, backend, layout, rule));
   MemoryModel model;
   model.num_blocks_ = plan.num_blocks;
   model.numbers_ = numbers;
   model.writers_.resize(1);
-  model.blocks_.resize(static_cast<std::size_t>(plan.num_blocks));
-  for (const std::int64_t size_bytes : pool->tensor_size_bytes) {
+  model.blocks_.resize(plan.num_blocks);
+  for (const std::int64_t size_bytes : pool.tensor_size_bytes) {
     LS_CHECK(size_bytes % plan.num_blocks == 0, "tensor of {} bytes, {} blocks", size_bytes,
              plan.num_blocks);
     Tensor& tensor = model.tensors_.emplace_back();
     tensor.page_size_bytes = size_bytes / plan.num_blocks;
-    tensor.sums.resize(static_cast<std::size_t>(plan.num_blocks));
-    tensor.known.resize(static_cast<std::size_t>(plan.num_blocks));
-    tensor.written_in.resize(static_cast<std::size_t>(plan.num_blocks));
+    tensor.sums.resize(plan.num_blocks);
+    tensor.known.resize(plan.num_blocks);
+    tensor.written_in.resize(plan.num_blocks);
   }
-  if (auto added = model.add_layers(plan, *pool, shares); !added)
-    return tl::unexpected(added.error());
+  LS_RETURN_IF_ERROR(model.add_layers(plan, pool, shares));
   model.set_alignment();
   model.add_host_blocks(num_host_blocks);
   return model;
@@ -96,13 +94,12 @@ Result<void> MemoryModel::add_layers(const KVCacheConfig& plan, const PoolLayout
       layer.head_size =
           layer.words.by_largest != nullptr ? spec.layer_spec(i).head_size : layer.layout.head_size;
       if (auto added = add_states(spec.layer_spec(i), layer, group); !added) return added;
-      Tensor& tensor = tensors_[static_cast<std::size_t>(layer.layout.tensor_index)];
-      if (!tensor.layers.empty() &&
-          is_split(layers_[static_cast<std::size_t>(tensor.layers.front())]) != is_split(layer))
+      Tensor& tensor = tensors_[layer.layout.tensor_index];
+      if (!tensor.layers.empty() && is_split(layers_[tensor.layers.front()]) != is_split(layer))
         return fail(fmt::format(
             "memory model: {} and {} share a tensor, but one keeps K and V apart and the other in "
             "its page, so a block of one reaches into pages of the other",
-            layers_[static_cast<std::size_t>(tensor.layers.front())].name, layer.name));
+            layers_[tensor.layers.front()].name, layer.name));
       if (is_split(layer)) tensor.regions_per_page = 2;
       tensor.layers.push_back(index);
     }
@@ -116,7 +113,7 @@ void MemoryModel::set_alignment() {
   for (const Tensor& tensor : tensors_) {
     words = std::max(words, num_words(tensor.page_size_bytes));
     for (const std::int32_t index : tensor.layers) {
-      ModelLayer& layer = layers_[static_cast<std::size_t>(index)];
+      ModelLayer& layer = layers_[index];
       const LayerLayout& at = layer.layout;
       const auto strides = {tensor.page_size_bytes,       layer.row_size_bytes,
                             at.base_offset_bytes,         at.block_stride_bytes,
@@ -168,8 +165,7 @@ std::string_view MemoryModel::writer_name(WriterId writer) const {
 }
 
 void MemoryModel::touch(std::int32_t tensor, std::int64_t page) {
-  std::uint32_t& epoch =
-      tensors_[static_cast<std::size_t>(tensor)].written_in[static_cast<std::size_t>(page)];
+  std::uint32_t& epoch = tensors_[tensor].written_in[page];
   if (epoch == epoch_) return;
   epoch = epoch_;
   written_.push_back({tensor, static_cast<std::int32_t>(page)});
@@ -184,7 +180,7 @@ std::span<const ModelPage> MemoryModel::written_pages() {
 
 void MemoryModel::pages_of(BlockId block, std::vector<ModelPage>& pages) const {
   for (std::int32_t t = 0; t < num_tensors(); ++t) {
-    const bool split = tensors_[static_cast<std::size_t>(t)].regions_per_page == 2;
+    const bool split = tensors_[t].regions_per_page == 2;
     if (!split) {
       pages.push_back({t, index_of(block)});
       continue;
@@ -201,7 +197,7 @@ void MemoryModel::invalidate(BlockId block) {
   std::vector<ModelPage> pages;
   pages_of(block, pages);
   for (const ModelPage& page : pages) {
-    tensors_[static_cast<std::size_t>(page.tensor)].known[static_cast<std::size_t>(page.index)] = 0;
+    tensors_[page.tensor].known[page.index] = 0;
     touch(page.tensor, page.index);
   }
 }
@@ -217,7 +213,7 @@ void MemoryModel::forget_content(BlockContent& block) {
 }
 
 void MemoryModel::poison(BlockId id, Unwritten kind) {
-  BlockContent& block = blocks_[static_cast<std::size_t>(index_of(id))];
+  BlockContent& block = blocks_[id];
   forget_content(block);
   block.group = -1;
   block.base = kind;
@@ -227,7 +223,7 @@ void MemoryModel::poison(BlockId id, Unwritten kind) {
 }
 
 void MemoryModel::zero(std::int32_t group, BlockId id) {
-  BlockContent& block = blocks_[static_cast<std::size_t>(index_of(id))];
+  BlockContent& block = blocks_[id];
   LS_CHECK(block.group == -1 || block.group == group, "block {} of group {} zeroed for group {}",
            index_of(id), block.group, group);
   forget_content(block);
@@ -238,15 +234,15 @@ void MemoryModel::zero(std::int32_t group, BlockId id) {
 
 void MemoryModel::write_token(std::int32_t group, BlockId id, std::int64_t slot_offset,
                               ContentId content, WriterId writer, std::int64_t position) {
-  const Group& of = groups_[static_cast<std::size_t>(group)];
+  const Group& of = groups_[group];
   LS_CHECK(!of.states && id != kNullBlock && slot_offset >= 0 && slot_offset < of.block_size,
            "group {} block {} offset {}", group, index_of(id), slot_offset);
-  BlockContent& block = blocks_[static_cast<std::size_t>(index_of(id))];
+  BlockContent& block = blocks_[id];
   LS_CHECK(block.group == -1 || block.group == group, "block {} of group {} written for group {}",
            index_of(id), block.group, group);
   block.group = group;
-  if (block.slots.empty()) block.slots.resize(static_cast<std::size_t>(of.block_size));
-  SlotContent& slot = block.slots[static_cast<std::size_t>(slot_offset)];
+  if (block.slots.empty()) block.slots.resize(of.block_size);
+  SlotContent& slot = block.slots[slot_offset];
   for (const ModelLayer& layer : layers_of(group))
     write_rows(layer, block, id, slot_offset, slot, content);
   use(writer);
@@ -260,17 +256,15 @@ void MemoryModel::write_token(std::int32_t group, BlockId id, std::int64_t slot_
 void MemoryModel::write_rows(const ModelLayer& layer, const BlockContent& block, BlockId id,
                              std::int64_t slot_offset, const SlotContent& old, ContentId now) {
   const LayerLayout& at = layer.layout;
-  Tensor& tensor = tensors_[static_cast<std::size_t>(at.tensor_index)];
+  Tensor& tensor = tensors_[at.tensor_index];
   for (std::int64_t kv = 0; kv < at.num_kv; ++kv) {
     for (std::int64_t head = 0; head < at.num_kv_heads; ++head) {
       const std::int64_t offset = byte_offset(at, id, kv, slot_offset, head, 0);
       const std::int64_t page = offset / tensor.page_size_bytes;
       touch(at.tensor_index, page);
-      if (!layer.words_aligned || block.loaded != nullptr)
-        tensor.known[static_cast<std::size_t>(page)] = 0;
-      if (!tensor.known[static_cast<std::size_t>(page)]) continue;
-      const std::uint64_t coord =
-          layer.coords[static_cast<std::size_t>(kv * at.num_kv_heads + head)];
+      if (!layer.words_aligned || block.loaded != nullptr) tensor.known[page] = 0;
+      if (!tensor.known[page]) continue;
+      const std::uint64_t coord = layer.coords[kv * at.num_kv_heads + head];
       const std::uint64_t old_key = row_key(old.content, coord);
       const std::uint64_t new_key = row_key(now, coord);
       const WordShape old_shape = shape_of_row(old_key, layer.words);
@@ -287,7 +281,7 @@ void MemoryModel::write_rows(const ModelLayer& layer, const BlockContent& block,
         gone += page_term(before, keys);
         added += page_term(row_word(new_key, i, new_shape), keys);
       }
-      PageSum& sum = tensor.sums[static_cast<std::size_t>(page)];
+      PageSum& sum = tensor.sums[page];
       sum += added;
       sum -= gone;
     }
@@ -295,7 +289,7 @@ void MemoryModel::write_rows(const ModelLayer& layer, const BlockContent& block,
 }
 
 PageSum MemoryModel::fingerprint(ModelPage page) {
-  Tensor& tensor = tensors_[static_cast<std::size_t>(page.tensor)];
+  Tensor& tensor = tensors_[page.tensor];
   const auto index = static_cast<std::size_t>(page.index);
   if (!tensor.known[index]) {
     const std::vector<std::uint8_t> image = page_image(page);
@@ -307,33 +301,28 @@ PageSum MemoryModel::fingerprint(ModelPage page) {
 
 const BlockContent& MemoryModel::block(BlockId id) const {
   LS_CHECK(index_of(id) >= 0 && index_of(id) < num_blocks_, "block {}", index_of(id));
-  return blocks_[static_cast<std::size_t>(index_of(id))];
+  return blocks_[id];
 }
 
 const SlotContent* MemoryModel::slot_content(std::int32_t group, BlockId id,
                                              std::int64_t offset) const {
   const BlockContent& content = block(id);
   if (content.group != group || content.slots.empty()) return nullptr;
-  const SlotContent& slot = content.slots[static_cast<std::size_t>(offset)];
+  const SlotContent& slot = content.slots[offset];
   return slot.writer == kNobody ? nullptr : &slot;
 }
 
 std::int64_t MemoryModel::page_size_bytes(std::int32_t tensor) const {
-  return tensors_[static_cast<std::size_t>(tensor)].page_size_bytes;
+  return tensors_[tensor].page_size_bytes;
 }
 
-std::int64_t MemoryModel::block_size(std::int32_t group) const {
-  return groups_[static_cast<std::size_t>(group)].block_size;
-}
+std::int64_t MemoryModel::block_size(std::int32_t group) const { return groups_[group].block_size; }
 
-bool MemoryModel::is_state_group(std::int32_t group) const {
-  return groups_[static_cast<std::size_t>(group)].states;
-}
+bool MemoryModel::is_state_group(std::int32_t group) const { return groups_[group].states; }
 
 std::span<const ModelLayer> MemoryModel::layers_of(std::int32_t group) const {
-  const Group& of = groups_[static_cast<std::size_t>(group)];
-  return std::span(layers_).subspan(static_cast<std::size_t>(of.first_layer),
-                                    static_cast<std::size_t>(of.num_layers));
+  const Group& of = groups_[group];
+  return std::span(layers_).subspan(of.first_layer, of.num_layers);
 }
 
 }  // namespace lockstep

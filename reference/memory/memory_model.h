@@ -8,13 +8,13 @@
 // (3) Memory is a function of the plan (num_blocks, block sizes), of live states and of the host
 //     tier, never of how many steps were run.
 // (4) States of real numbers are known to the bit once the device has shown them: settle_state()
-//     takes them over when somebody has found them near enough (sim/check/state_checker.h). Until then
-//     their pages have no image.
+//     takes them over once a check has found them within tolerance (sim/check/state_checker.h).
+//     Until then their pages have no image.
 // (5) A host block holds the bytes of the block that was stored there last, as they were then, and
 //     behind them those of what was there before. It is the one place that keeps bytes.
 //
-// Not checked here: whether the writes make sense (sim/step/program_builder.h) and whether device memory
-// agrees (sim/check/comparer.h).
+// Not checked here: whether the writes make sense (sim/step/program_builder.h) and whether device
+// memory agrees (sim/check/comparer.h).
 #pragma once
 
 #include <cstdint>
@@ -25,6 +25,7 @@
 #include <string_view>
 #include <vector>
 
+#include "base/id_vector.h"
 #include "base/ids.h"
 #include "base/result.h"
 #include "reference/memory/content.h"
@@ -69,7 +70,7 @@ struct StateContent {
 };
 
 struct BlockContent {
-  std::int32_t group = -1;  // whose rows or state; -1: nobody's since the last poison
+  std::int32_t group = -1;  // owner of the rows or the state; -1: none since the last poison
   Unwritten base = Unwritten::fresh;
   bool zeroed = false;  // the bytes that the group uses were zeroed before any row was written
   std::vector<SlotContent> slots;  // token groups: [block_size]; empty: none written
@@ -80,7 +81,7 @@ struct BlockContent {
 };
 
 struct HostContent {
-  std::int32_t group = -1;         // whose block lies here; -1: nobody's since the start
+  std::int32_t group = -1;         // owner of the block stored here; -1: none yet
   std::vector<SlotContent> slots;  // as in the block that was stored
   StateContent state;
   std::shared_ptr<const std::vector<std::uint8_t>> bytes;  // of the whole host block
@@ -138,7 +139,7 @@ class MemoryModel {
   // Forgets which pages were written; `step` is written into everything from now on.
   void begin_step(std::int64_t step);
 
-  // A name for whoever writes; stays valid until retire_writer() and nothing of it is in the cache.
+  // Names a writer; stays valid until retire_writer() and nothing of it is in the cache.
   WriterId add_writer(std::string_view name);
   void retire_writer(WriterId writer);
   std::string_view writer_name(WriterId writer) const;
@@ -150,7 +151,7 @@ class MemoryModel {
   std::optional<std::string> copy_state(std::int32_t group, BlockId source, BlockId target,
                                         BlockId conv_source, std::int64_t conv_offset);
   // The rows of one token in every layer of the group.
-  // REQUIRES: the block is not the null block and belongs to the group or to nobody.
+  // REQUIRES: the block is not the null block and belongs to the group or to none.
   void write_token(std::int32_t group, BlockId block, std::int64_t slot_offset, ContentId content,
                    WriterId writer, std::int64_t position);
   // The state after first_position tokens (content `before`), read from `source` (the null block:
@@ -159,7 +160,7 @@ class MemoryModel {
   std::optional<std::string> advance_state(std::int32_t group, BlockId source, BlockId target,
                                            std::int64_t first_position, ContentId before,
                                            std::span<const ContentId> contents, WriterId writer);
-  // What lies where the states of the group's layers are in a block, whatever that is.
+  // The words at the place of the group's states in a block, states or not.
   std::vector<std::uint64_t> state_words(std::int32_t group, BlockId block) const;
   // The words of a state that advance_state() has left to be settled.
   void settle_state(std::int32_t group, BlockId block, StateWords words);
@@ -169,7 +170,7 @@ class MemoryModel {
   std::optional<std::string> store(std::int32_t group, BlockId block, HostBlockId host);
   // After settle_state(): the bytes of a state that was stored before it was settled.
   void settle_store(std::int32_t group, BlockId block, HostBlockId host);
-  // What somebody else brought there: the rows of tokens [first_position, ...), and of other bytes
+  // Filled from outside the engine: the rows of tokens [first_position, ...), and of other bytes
   // of the group what `sent` has, or what was there where nothing is sent.
   // REQUIRES: a group with rows, a block's worth of contents at most; nothing or a block is sent.
   void fill_host_block(std::int32_t group, HostBlockId host, std::int64_t first_position,
@@ -283,13 +284,13 @@ class MemoryModel {
   std::vector<Tensor> tensors_;
   std::vector<Group> groups_;
   std::vector<ModelLayer> layers_;
-  std::vector<BlockContent> blocks_;
-  std::vector<Writer> writers_;  // [0] is nobody
+  IdVector<BlockId, BlockContent> blocks_;
+  std::vector<Writer> writers_;  // [0]: no writer
   std::vector<WriterId> free_writers_;
   std::vector<ModelPage> written_;
   bool written_sorted_ = true;
   std::vector<WordKeys> word_keys_;  // of the longest page
-  std::vector<HostContent> host_blocks_;
+  IdVector<HostBlockId, HostContent> host_blocks_;
   std::vector<HostBlockId> written_hosts_;
   std::int64_t host_block_bytes_ = 0;
 };

@@ -17,7 +17,7 @@ constexpr std::int64_t kTierAsTensor = std::int64_t{1} << 31;
 // Where the bytes of a group's block lie, as they follow each other in a host block.
 void MemoryModel::add_host_runs(Group& group) {
   for (std::int32_t i = 0; i < group.num_layers; ++i) {
-    const ModelLayer& layer = layers_[static_cast<std::size_t>(group.first_layer + i)];
+    const ModelLayer& layer = layers_[group.first_layer + i];
     const LayerLayout& at = layer.layout;
     std::vector<ByteExtent> parts;
     for (const StateLayout& state : at.states)
@@ -66,15 +66,15 @@ void MemoryModel::set_host_bytes(HostContent& host, std::vector<std::uint8_t> by
 const HostContent& MemoryModel::host_block(HostBlockId host) const {
   LS_CHECK(index_of(host) >= 0 && index_of(host) < num_host_blocks(), "host block {} of {}",
            index_of(host), num_host_blocks());
-  return host_blocks_[static_cast<std::size_t>(index_of(host))];
+  return host_blocks_[host];
 }
 
 std::int64_t MemoryModel::host_bytes_of(std::int32_t group) const {
-  return groups_[static_cast<std::size_t>(group)].host_bytes;
+  return groups_[group].host_bytes;
 }
 
 std::int32_t MemoryModel::host_layer_at(std::int32_t group, std::int64_t byte) const {
-  const Group& of = groups_[static_cast<std::size_t>(group)];
+  const Group& of = groups_[group];
   LS_CHECK(byte >= 0 && byte < of.host_bytes, "byte {} of {}", byte, of.host_bytes);
   const auto after = std::ranges::upper_bound(of.host_runs, byte, {}, &HostRun::offset);
   return of.first_layer + std::prev(after)->layer;
@@ -85,8 +85,7 @@ void MemoryModel::touch_layers(std::int32_t group, BlockId id) {
   for (const ModelLayer& layer : layers_of(group))
     for (const ByteExtent& extent : block_extents(layer.layout, id)) {
       const std::int64_t page = extent.begin / page_size_bytes(layer.layout.tensor_index);
-      tensors_[static_cast<std::size_t>(layer.layout.tensor_index)]
-          .known[static_cast<std::size_t>(page)] = 0;
+      tensors_[layer.layout.tensor_index].known[page] = 0;
       touch(layer.layout.tensor_index, page);
     }
 }
@@ -95,7 +94,7 @@ void MemoryModel::touch_layers(std::int32_t group, BlockId id) {
 HostContent& MemoryModel::begin_host_write(std::int32_t group, HostBlockId host) {
   LS_CHECK(index_of(host) >= 0 && index_of(host) < num_host_blocks(), "host block {} of {}",
            index_of(host), num_host_blocks());
-  HostContent& target = host_blocks_[static_cast<std::size_t>(index_of(host))];
+  HostContent& target = host_blocks_[host];
   for (const SlotContent& slot : target.slots) release(slot.writer);
   release(target.state.writer);
   target.slots.clear();
@@ -106,13 +105,13 @@ HostContent& MemoryModel::begin_host_write(std::int32_t group, HostBlockId host)
 }
 
 std::vector<std::uint8_t> MemoryModel::block_bytes(std::int32_t group, BlockId block) const {
-  const Group& of = groups_[static_cast<std::size_t>(group)];
+  const Group& of = groups_[group];
   std::vector<std::uint8_t> bytes;
-  bytes.reserve(static_cast<std::size_t>(of.host_bytes));
+  bytes.reserve(of.host_bytes);
   ModelPage drawn{-1, -1};
   std::vector<std::uint8_t> image;
   for (const HostRun& run : of.host_runs) {
-    const LayerLayout& at = layers_[static_cast<std::size_t>(of.first_layer + run.layer)].layout;
+    const LayerLayout& at = layers_[of.first_layer + run.layer].layout;
     const std::int64_t page_bytes = page_size_bytes(at.tensor_index);
     const std::int64_t begin = run.in_tensor.begin + index_of(block) * at.block_stride_bytes;
     const ModelPage page{at.tensor_index, static_cast<std::int32_t>(begin / page_bytes)};
@@ -140,7 +139,7 @@ std::optional<std::string> MemoryModel::store(std::int32_t group, BlockId id, Ho
 }
 
 void MemoryModel::settle_store(std::int32_t group, BlockId id, HostBlockId host) {
-  HostContent& target = host_blocks_[static_cast<std::size_t>(index_of(host))];
+  HostContent& target = host_blocks_[host];
   const std::vector<std::uint8_t> own = block_bytes(group, id);
   std::vector<std::uint8_t> bytes = *target.bytes;
   std::ranges::copy(own, bytes.begin());
@@ -154,7 +153,7 @@ std::optional<std::string> MemoryModel::load(std::int32_t group, BlockId id, Hos
   if (source.group != group)
     return fmt::format("host block {} is loaded for group {}, but holds {}", index_of(host), group,
                        source.group < 0 ? "nothing" : fmt::format("group {}'s", source.group));
-  BlockContent& target = blocks_[static_cast<std::size_t>(index_of(id))];
+  BlockContent& target = blocks_[id];
   if (target.group != -1 && target.group != group)
     return fmt::format("block {} is loaded for group {} while it belongs to group {}", index_of(id),
                        group, target.group);
@@ -177,7 +176,7 @@ std::optional<std::string> MemoryModel::load(std::int32_t group, BlockId id, Hos
 void MemoryModel::fill_host_block(std::int32_t group, HostBlockId host, std::int64_t first_position,
                                   std::span<const ContentId> contents, WriterId writer,
                                   std::span<const std::uint8_t> sent) {
-  const Group& of = groups_[static_cast<std::size_t>(group)];
+  const Group& of = groups_[group];
   LS_CHECK(!of.states && std::ssize(contents) <= of.block_size, "{} rows for a block of {}",
            contents.size(), of.block_size);
   LS_CHECK(sent.empty() || std::ssize(sent) == of.host_bytes, "{} bytes are sent, a block has {}",
@@ -186,7 +185,7 @@ void MemoryModel::fill_host_block(std::int32_t group, HostBlockId host, std::int
   std::ranges::copy(sent, bytes.begin());
   for (const HostRun& run : of.host_runs) draw_rows(of, run, contents, bytes);
   HostContent& target = begin_host_write(group, host);
-  target.slots.resize(static_cast<std::size_t>(of.block_size));
+  target.slots.resize(of.block_size);
   for (std::size_t i = 0; i < contents.size(); ++i) {
     use(writer);
     target.slots[i] = {
@@ -202,7 +201,7 @@ void MemoryModel::fill_host_block(std::int32_t group, HostBlockId host, std::int
 void MemoryModel::draw_rows(const Group& group, const HostRun& run,
                             std::span<const ContentId> contents,
                             std::span<std::uint8_t> bytes) const {
-  const ModelLayer& layer = layers_[static_cast<std::size_t>(group.first_layer + run.layer)];
+  const ModelLayer& layer = layers_[group.first_layer + run.layer];
   const LayerLayout& at = layer.layout;
   for (std::int64_t kv = 0; kv < at.num_kv; ++kv)
     for (std::size_t slot = 0; slot < contents.size(); ++slot)
@@ -210,10 +209,8 @@ void MemoryModel::draw_rows(const Group& group, const HostRun& run,
         const std::int64_t begin =
             byte_offset(at, kNullBlock, kv, static_cast<std::int64_t>(slot), head, 0);
         if (begin < run.in_tensor.begin || begin >= run.in_tensor.end) continue;
-        draw_row(contents[slot],
-                 layer.coords[static_cast<std::size_t>(kv * at.num_kv_heads + head)], layer.words,
-                 bytes.subspan(static_cast<std::size_t>(run.offset + begin - run.in_tensor.begin),
-                               static_cast<std::size_t>(layer.row_size_bytes)));
+        draw_row(contents[slot], layer.coords[kv * at.num_kv_heads + head], layer.words,
+                 bytes.subspan(run.offset + begin - run.in_tensor.begin, layer.row_size_bytes));
       }
 }
 
@@ -221,7 +218,7 @@ void MemoryModel::draw_rows(const Group& group, const HostRun& run,
 void MemoryModel::draw_loaded(ModelPage page, const ModelLayer& layer, BlockId block,
                               std::span<const std::uint8_t> loaded,
                               std::span<std::uint8_t> image) const {
-  const Group& group = groups_[static_cast<std::size_t>(layer.group)];
+  const Group& group = groups_[layer.group];
   const std::int64_t page_begin = page.index * page_size_bytes(page.tensor);
   for (const HostRun& run : group.host_runs) {
     if (group.first_layer + run.layer != layer.index) continue;
@@ -229,8 +226,7 @@ void MemoryModel::draw_loaded(ModelPage page, const ModelLayer& layer, BlockId b
         run.in_tensor.begin + index_of(block) * layer.layout.block_stride_bytes - page_begin;
     if (begin < 0 || begin >= std::ssize(image)) continue;
     const auto size = static_cast<std::size_t>(run.in_tensor.end - run.in_tensor.begin);
-    std::ranges::copy(loaded.subspan(static_cast<std::size_t>(run.offset), size),
-                      image.begin() + begin);
+    std::ranges::copy(loaded.subspan(run.offset, size), image.begin() + begin);
   }
 }
 

@@ -62,8 +62,7 @@ std::optional<std::string> MemoryModel::copy_state(std::int32_t group, BlockId s
     for (std::size_t s = 0; s < layer.state_numbers.size(); ++s) {
       const StateNumbers& of = layer.state_numbers[s];
       if (of.rule != StateRule::convolution) continue;
-      const auto moved = bytes_of_state(inputs, layer, s)
-                             .subspan(static_cast<std::size_t>(conv_offset * of.row_bytes()));
+      const auto moved = bytes_of_state(inputs, layer, s).subspan(conv_offset * of.row_bytes());
       const auto rows = bytes_of_state(words, layer, s);
       std::ranges::copy(bytes_of_state(before, layer, s), rows.begin());
       std::ranges::copy(moved, rows.begin());
@@ -76,8 +75,7 @@ std::optional<std::string> MemoryModel::copy_state(std::int32_t group, BlockId s
 std::vector<std::uint64_t> MemoryModel::state_words(std::int32_t group, BlockId id) const {
   const BlockContent& content = block(id);
   if (content.group == group && content.state.words != nullptr) return *content.state.words;
-  std::vector<std::uint64_t> words(
-      static_cast<std::size_t>(groups_[static_cast<std::size_t>(group)].state_words));
+  std::vector<std::uint64_t> words(static_cast<std::size_t>(groups_[group].state_words));
   for (const ModelLayer& layer : layers_of(group)) {
     const std::vector<std::uint8_t> image = page_image({layer.layout.tensor_index, index_of(id)});
     for (std::size_t s = 0; s < layer.layout.states.size(); ++s) {
@@ -89,7 +87,7 @@ std::vector<std::uint64_t> MemoryModel::state_words(std::int32_t group, BlockId 
 }
 
 void MemoryModel::settle_state(std::int32_t group, BlockId id, StateWords words) {
-  BlockContent& content = blocks_[static_cast<std::size_t>(index_of(id))];
+  BlockContent& content = blocks_[id];
   LS_CHECK(content.group == group && content.state.writer != kNobody,
            "block {} has no state of group {} to settle", index_of(id), group);
   content.state.words = std::move(words);
@@ -117,7 +115,7 @@ std::optional<std::string> MemoryModel::advance_state(std::int32_t group, BlockI
                                                       ContentId before,
                                                       std::span<const ContentId> contents,
                                                       WriterId writer) {
-  const Group& of = groups_[static_cast<std::size_t>(group)];
+  const Group& of = groups_[group];
   LS_CHECK(of.states && !contents.empty(), "group {}, {} tokens", group, contents.size());
   if (target == kNullBlock) return "a state is written to the null block";
   std::vector<std::uint64_t> words(static_cast<std::size_t>(of.state_words));
@@ -148,7 +146,7 @@ std::optional<std::string> MemoryModel::advance_state(std::int32_t group, BlockI
 }
 
 void MemoryModel::set_state(std::int32_t group, BlockId id, StateContent state) {
-  BlockContent& block = blocks_[static_cast<std::size_t>(index_of(id))];
+  BlockContent& block = blocks_[id];
   LS_CHECK(block.group == -1 || block.group == group, "block {} of group {} written for group {}",
            index_of(id), block.group, group);
   use(state.writer);
@@ -157,7 +155,7 @@ void MemoryModel::set_state(std::int32_t group, BlockId id, StateContent state) 
   block.state = std::move(state);
   for (const ModelLayer& layer : layers_of(group)) {
     const std::int32_t tensor = layer.layout.tensor_index;
-    tensors_[static_cast<std::size_t>(tensor)].known[static_cast<std::size_t>(index_of(id))] = 0;
+    tensors_[tensor].known[index_of(id)] = 0;
     touch(tensor, index_of(id));
   }
 }

@@ -61,8 +61,8 @@ StoredNumbers stored_in(DType dtype, float scale, Scaled scaled) {
   for (int i = 0; i < 256; ++i) {
     const float magnitude = magnitude_of(i % kMantissas);
     const int pattern = nearest_pattern(dtype, scaled(i < kMantissas ? magnitude : -magnitude));
-    stored.bytes[static_cast<std::size_t>(i)] = static_cast<std::uint8_t>(pattern);
-    stored.worth[static_cast<std::size_t>(i)] = worth_of(dtype, pattern) * scale;
+    stored.bytes[i] = static_cast<std::uint8_t>(pattern);
+    stored.worth[i] = worth_of(dtype, pattern) * scale;
   }
   return stored;
 }

@@ -1,4 +1,4 @@
-// What stands in the rows of a cache, and what that takes: rules (1) and (13) of sim/protocol/backend.h.
+// What stands in the rows of a cache, and what that takes (sim/protocol/backend.h, rules 1, 13).
 //
 // (1) `words` moves bits; every element is one whatever the cache's format.
 // (2) `real`: rows are bf16, fp16 or fp32 numbers; a cache of 8-bit elements holds them divided by

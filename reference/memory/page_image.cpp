@@ -36,14 +36,14 @@ std::int64_t MemoryModel::region_block(const Tensor& tensor, std::int64_t region
 }
 
 BlockId MemoryModel::block_at(ModelPage page, std::int64_t byte) const {
-  const Tensor& tensor = tensors_[static_cast<std::size_t>(page.tensor)];
+  const Tensor& tensor = tensors_[page.tensor];
   const std::int64_t region = page.index * tensor.regions_per_page +
                               byte / (tensor.page_size_bytes / tensor.regions_per_page);
   return static_cast<BlockId>(region_block(tensor, region));
 }
 
 std::vector<std::uint8_t> MemoryModel::page_image(ModelPage page) const {
-  const Tensor& tensor = tensors_[static_cast<std::size_t>(page.tensor)];
+  const Tensor& tensor = tensors_[page.tensor];
   std::vector<std::uint8_t> image(static_cast<std::size_t>(tensor.page_size_bytes));
   for (std::int64_t r = 0; r < tensor.regions_per_page; ++r) {
     const std::int64_t region = page.index * tensor.regions_per_page + r;
@@ -51,7 +51,7 @@ std::vector<std::uint8_t> MemoryModel::page_image(ModelPage page) const {
     const BlockContent& content = block(id);
     fill_base(page, r, content, image);
     for (const std::int32_t index : tensor.layers) {
-      const ModelLayer& layer = layers_[static_cast<std::size_t>(index)];
+      const ModelLayer& layer = layers_[index];
       if (layer.group != content.group) continue;
       if (content.loaded != nullptr) draw_loaded(page, layer, id, *content.loaded, image);
       if (is_state_group(layer.group))
@@ -65,7 +65,7 @@ std::vector<std::uint8_t> MemoryModel::page_image(ModelPage page) const {
 
 void MemoryModel::fill_base(ModelPage page, std::int64_t region_in_page,
                             const BlockContent& content, std::span<std::uint8_t> image) const {
-  const Tensor& tensor = tensors_[static_cast<std::size_t>(page.tensor)];
+  const Tensor& tensor = tensors_[page.tensor];
   const std::int64_t size = tensor.page_size_bytes / tensor.regions_per_page;
   const std::uint64_t key = poison_key(content.base, page.tensor, page.index);
   const std::int64_t begin = region_in_page * size;
@@ -73,7 +73,7 @@ void MemoryModel::fill_base(ModelPage page, std::int64_t region_in_page,
     const std::uint64_t word = poison_word(key, static_cast<std::uint64_t>(byte / 8));
     std::int64_t in_word = byte % 8;
     for (; in_word < 8 && byte < begin + size; ++in_word, ++byte)
-      image[static_cast<std::size_t>(byte)] = static_cast<std::uint8_t>(word >> (8 * in_word));
+      image[byte] = static_cast<std::uint8_t>(word >> (8 * in_word));
   }
 }
 
@@ -91,8 +91,7 @@ void MemoryModel::draw_layer(ModelPage page, const ModelLayer& layer, BlockId id
       if (row == nullptr && !content.zeroed) continue;
       for (std::int64_t head = 0; head < at.num_kv_heads; ++head) {
         const std::int64_t begin = byte_offset(at, id, kv, slot, head, 0) - page_begin;
-        const auto bytes = image.subspan(static_cast<std::size_t>(begin),
-                                         static_cast<std::size_t>(layer.row_size_bytes));
+        const auto bytes = image.subspan(begin, layer.row_size_bytes);
         if (row == nullptr) {
           std::memset(bytes.data(), 0, bytes.size());
         } else {
@@ -109,8 +108,7 @@ void MemoryModel::draw_state(const ModelLayer& layer, const BlockContent& conten
   for (std::size_t s = 0; s < layer.layout.states.size(); ++s) {
     const StateLayout& state = layer.layout.states[s];
     const std::int64_t size = state.num_elements * state.itemsize_bytes;
-    const auto bytes =
-        image.subspan(static_cast<std::size_t>(state.offset_bytes), static_cast<std::size_t>(size));
+    const auto bytes = image.subspan(state.offset_bytes, size);
     if (content.state.writer == kNobody) {
       if (content.zeroed) std::memset(bytes.data(), 0, bytes.size());
       continue;
@@ -124,14 +122,14 @@ void MemoryModel::draw_state(const ModelLayer& layer, const BlockContent& conten
 }
 
 ByteOwner MemoryModel::owner_of(ModelPage page, std::int64_t byte) const {
-  const Tensor& tensor = tensors_[static_cast<std::size_t>(page.tensor)];
+  const Tensor& tensor = tensors_[page.tensor];
   LS_CHECK(byte >= 0 && byte < tensor.page_size_bytes, "byte {} of a page of {}", byte,
            tensor.page_size_bytes);
   ByteOwner owner{.block = block_at(page, byte)};
   owner.group = block(owner.block).group;
   const std::int64_t target = page.index * tensor.page_size_bytes + byte;
   for (const std::int32_t index : tensor.layers) {
-    const ModelLayer& layer = layers_[static_cast<std::size_t>(index)];
+    const ModelLayer& layer = layers_[index];
     const LayerLayout& at = layer.layout;
     if (layer.group != owner.group) continue;
     for (std::size_t s = 0; s < at.states.size(); ++s) {

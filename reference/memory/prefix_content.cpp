@@ -11,10 +11,9 @@ void PrefixContent::append(std::int32_t token) {
 
 void PrefixContent::truncate(std::int64_t size) {
   LS_CHECK(size >= 0 && size <= this->size(), "{} of {} tokens", size, this->size());
-  contents_.resize(static_cast<std::size_t>(size));
+  contents_.resize(size);
   for (std::vector<std::uint64_t>& sums : digests_)
-    if (static_cast<std::int64_t>(sums.size()) > size + 1)
-      sums.resize(static_cast<std::size_t>(size + 1));
+    if (static_cast<std::int64_t>(sums.size()) > size + 1) sums.resize(size + 1);
 }
 
 std::uint64_t token_digest(const ModelLayer& layer, ContentId content, std::int64_t position) {
@@ -23,8 +22,7 @@ std::uint64_t token_digest(const ModelLayer& layer, ContentId content, std::int6
   std::uint64_t sum = 0;
   for (std::int64_t kv = 0; kv < at.num_kv; ++kv) {
     for (std::int64_t head = 0; head < at.num_kv_heads; ++head) {
-      const std::uint64_t key =
-          row_key(content, layer.coords[static_cast<std::size_t>(kv * at.num_kv_heads + head)]);
+      const std::uint64_t key = row_key(content, layer.coords[kv * at.num_kv_heads + head]);
       const WordShape shape = shape_of_row(key, layer.words);
       std::uint64_t row = 0;
       for (std::int64_t i = 0; i < words; ++i) {
@@ -52,7 +50,7 @@ std::uint64_t PrefixContent::attention_digest(const ModelLayer& layer, std::int6
     if (keeps(rank_, position))
       sums.back() += token_digest(layer, content(position), num_kept(rank_, position));
   }
-  return sums[static_cast<std::size_t>(last)] - sums[static_cast<std::size_t>(first)];
+  return sums[last] - sums[first];
 }
 
 }  // namespace lockstep

@@ -11,7 +11,7 @@
 
 #include "reference/memory/content.h"
 #include "reference/memory/memory_model.h"
-#include "reference/types/context_rank.h"
+#include "reference/types/ranks.h"
 
 namespace lockstep {
 
@@ -26,7 +26,7 @@ class PrefixContent {
   std::int64_t size() const { return static_cast<std::int64_t>(contents_.size()); }
   // Of the prefix that ends with the token at `position`; -1: the empty prefix.
   ContentId content(std::int64_t position) const {
-    return position < 0 ? kEmptyPrefix : contents_[static_cast<std::size_t>(position)];
+    return position < 0 ? kEmptyPrefix : contents_[position];
   }
   std::span<const ContentId> contents() const { return contents_; }
 

@@ -67,8 +67,7 @@ std::vector<std::uint8_t> input_row(const StateNumbers& of, ContentId content) {
 // Row `index` of the sequence (kept inputs, those of the tokens).
 std::vector<std::uint8_t> row_of_sequence(const StateNumbers& of, const KeptInputs& kept,
                                           std::span<const ContentId> contents, std::int64_t index) {
-  if (index >= of.width - 1)
-    return input_row(of, contents[static_cast<std::size_t>(index - (of.width - 1))]);
+  if (index >= of.width - 1) return input_row(of, contents[index - (of.width - 1)]);
   const auto size = static_cast<std::size_t>(of.row_bytes());
   if (kept.state.empty()) return std::vector<std::uint8_t>(size);
   const auto row = kept.state.subspan(static_cast<std::size_t>(kept.offset + index) * size, size);
@@ -150,8 +149,7 @@ Bounded convolve_last(const StateNumbers& of, const KeptInputs& kept,
     double sum = 0, size = 0;
     for (std::int64_t k = 0; k < of.width; ++k) {
       const double product =
-          weights[static_cast<std::size_t>(channel * of.width + k)] *
-          number_at(inputs[static_cast<std::size_t>(k)].data() + channel * item, of.dtype);
+          weights[channel * of.width + k] * number_at(inputs[k].data() + channel * item, of.dtype);
       sum += product;
       size += std::abs(product);
     }
@@ -283,9 +281,8 @@ double Recurrence::bound(std::int64_t element) const {
   const std::int64_t row = element / of_.columns;
   const double bound =
       of_.rule == StateRule::selective
-          ? (decay_terms_[static_cast<std::size_t>(row / of_.rows)] + units_of_sums()) * kUnit *
-                sizes_[static_cast<std::size_t>(element)]
-          : rows_[static_cast<std::size_t>(row)].error;
+          ? (decay_terms_[row / of_.rows] + units_of_sums()) * kUnit * sizes_[element]
+          : rows_[row].error;
   return rounded_bound(value(element), bound, of_.dtype);
 }
 

@@ -1,6 +1,6 @@
-// States that hold real numbers, as plain loops: rule (15) of sim/protocol/backend.h. The inputs that a
-// convolution keeps are moved, so what a page should hold of them is exact. A recurrence is worked
-// out in doubles from the bytes that it started from, with the distance that fp32 may be off.
+// States that hold real numbers, as plain loops (sim/protocol/backend.h, rule 15). The inputs that
+// a convolution keeps are moved, so what a page should hold of them is exact. A recurrence runs
+// in doubles from the bytes that it started from, with the distance that fp32 may be off.
 //
 // (1) Recurrence is one request's state of one layer over the tokens of one step: it starts from
 //     stored numbers, and its error grows from zero token by token.
@@ -88,7 +88,7 @@ class Recurrence {
   // Of the token that came last: [heads, rows].
   const Bounded& outputs() const { return outputs_; }
   // Of the state as it is stored, element by element.
-  double value(std::int64_t element) const { return values_[static_cast<std::size_t>(element)]; }
+  double value(std::int64_t element) const { return values_[element]; }
   double bound(std::int64_t element) const;
 
  private:

@@ -57,9 +57,8 @@ Result<AlignedSizes> aligned_sizes(const LayerSpecs& layers, const PlanOptions& 
   const bool hybrid = is_hybrid(layers);
   HybridSizes sizes;
   if (hybrid) {
-    auto weighed = hybrid_sizes(layers);
-    if (!weighed) return tl::unexpected(weighed.error());
-    sizes = *weighed;
+    LS_ASSIGN_OR_RETURN(auto weighed, hybrid_sizes(layers));
+    sizes = weighed;
   }
   // The backend that speaks for the model is that of its first attention layer.
   const auto attention = std::ranges::find_if(

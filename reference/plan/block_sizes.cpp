@@ -100,8 +100,23 @@ Result<void> check_retention(const EngineConfig& config, const EngineProfile& pr
   return {};
 }
 
+// A stated lookahead is the engine core's, which nothing but its own configuration decides.
+Result<void> check_hash_lookahead(const EngineConfig& config, const EngineProfile& profile) {
+  EngineConfig unstated = config;
+  unstated.num_hash_lookahead_tokens = kEngineHashLookahead;
+  const std::int32_t own = hash_lookahead_of(unstated, profile);
+  if (hash_lookahead_of(config, profile) == own) return {};
+  return fail(fmt::format(
+      "num_hash_lookahead_tokens: {}; expected {}: {}", config.num_hash_lookahead_tokens, own,
+      own == 0 ? fmt::format("{} hashes these blocks without the tokens after them", profile.name)
+               : fmt::format("{} with EAGLE that drops a block of a hit (0), or with several "
+                             "modules of MTP, is not modelled",
+                             profile.name)));
+}
+
 Result<void> check_prefix_caching(const EngineConfig& config, const EngineProfile& profile,
                                   std::span<const KVCacheGroupSpec> groups, BlockSizes sizes) {
+  if (Result<void> checked = check_hash_lookahead(config, profile); !checked) return checked;
   const bool one_spec = std::ranges::all_of(
       groups, [&](const KVCacheGroupSpec& group) { return group.spec == groups[0].spec; });
   if (groups.size() > 1 && one_spec && !profile.hybrids_of_one_spec)
@@ -152,11 +167,9 @@ Result<BlockSizes> resolve_block_sizes(const EngineConfig& config,
                                  ? single_group_sizes(config, profile, groups[0].spec)
                                  : hybrid_sizes(config, profile, groups);
   if (!sizes) return sizes;
-  if (Result<void> checked = check_retention(config, profile, groups, *sizes); !checked)
-    return tl::unexpected(checked.error());
+  LS_RETURN_IF_ERROR(check_retention(config, profile, groups, *sizes));
   if (!config.enable_prefix_caching) return sizes;
-  if (Result<void> checked = check_prefix_caching(config, profile, groups, *sizes); !checked)
-    return tl::unexpected(checked.error());
+  LS_RETURN_IF_ERROR(check_prefix_caching(config, profile, groups, *sizes));
   return sizes;
 }
 

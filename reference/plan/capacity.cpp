@@ -6,7 +6,7 @@
 #include <numeric>
 
 #include "base/check.h"
-#include "reference/plan/attention_packing.h"
+#include "reference/plan/grouping.h"
 #include "reference/plan/page_size.h"
 #include "reference/plan/request_need.h"
 

@@ -5,7 +5,7 @@
 //    times max_model_len, cut to an integer: to the last bit what vLLM 0.22.1 reports.
 // 2. A group whose cost does not grow with length never divides the capacity (vLLM 40384, 40417).
 // 3. A buffer indexed by slots needs slot_address_space rows, not capacity_tokens (37118): a slot
-//    is a place in the pool, whoever holds it. Rules: vllm/v1/core/kv_cache_utils.py
+//    is a place in the pool, held or free. Rules: vllm/v1/core/kv_cache_utils.py
 //    (get_max_concurrency_for_kv_cache_config).
 #pragma once
 

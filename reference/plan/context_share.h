@@ -10,9 +10,9 @@
 
 #include <cstdint>
 
-#include "reference/types/context_rank.h"
 #include "reference/types/engine_config.h"
 #include "reference/types/kv_cache_spec.h"
+#include "reference/types/ranks.h"
 
 namespace lockstep {
 
@@ -22,7 +22,7 @@ bool keeps(const ContextRank& at, std::int64_t position);
 std::int64_t num_kept(const ContextRank& at, std::int64_t position);
 
 // Over how many ranks the tokens of a group's blocks are dealt out. States are never divided. 1 for
-// an engine that nobody knows: Scheduler::create refuses it.
+// an unknown engine, which Scheduler::create refuses.
 std::int32_t num_context_ranks(const EngineConfig& config, const KVCacheSpec& spec);
 
 }  // namespace lockstep

@@ -3,13 +3,15 @@
 #include <fmt/core.h>
 
 #include <algorithm>
+#include <map>
 #include <numeric>
+#include <utility>
 
 #include "base/check.h"
-#include "reference/plan/attention_packing.h"
 #include "reference/plan/page_size.h"
 
 namespace lockstep {
+
 namespace {
 
 // FullAttentionSpec and what derives from it: every token kept.
@@ -107,9 +109,8 @@ Result<LayerSpecs> without_hybrid_manager(LayerSpecs layers) {
       spec.kind = CacheKind::full_attention;
     }
   }
-  const auto converted = merged_spec(layers);
-  if (!converted) return tl::unexpected(converted.error());
-  if (!converted->has_value() && !is_uniform_type(layers))
+  LS_ASSIGN_OR_RETURN(const auto converted, merged_spec(layers));
+  if (!converted.has_value() && !is_uniform_type(layers))
     return fail(
         "the hybrid KV cache manager is switched off and the layers cannot be turned into "
         "one kind of cache; switch it on");
@@ -157,10 +158,10 @@ Result<std::vector<KVCacheGroupSpec>> equal_page_groups(const LayerSpecs& layers
     (layer.spec.kind == CacheKind::hidden_state ? hidden : others).push_back(layer);
   if (others.empty())
     return fail("hidden-state layers of different shapes need a model beside them");
-  auto equal = options.attn_pack > 1 ? with_packed_pages(others, options.attn_pack)
-                                     : with_equal_pages(others);
-  if (!equal) return tl::unexpected(equal.error());
-  std::vector<KVCacheGroupSpec> groups = deal_out(by_equal_spec(*equal), options);
+  LS_ASSIGN_OR_RETURN(auto equal, options.attn_pack > 1
+                                      ? with_packed_pages(others, options.attn_pack)
+                                      : with_equal_pages(others));
+  std::vector<KVCacheGroupSpec> groups = deal_out(by_equal_spec(equal), options);
   const std::int64_t common_page = pool_page_size_bytes(groups.front());
   for (const NamedSpec& layer : hidden) {
     const KVCacheSpec& spec = layer.spec;
@@ -249,26 +250,207 @@ Result<std::vector<KVCacheGroupSpec>> kv_cache_groups(const LayerSpecs& all_laye
   if (layers.empty()) return std::vector<KVCacheGroupSpec>{};
   for (const NamedSpec& layer : layers)
     LS_CHECK(layer.spec.block_size > 0, "{}: block_size {}", layer.name, layer.spec.block_size);
-  if (options.attn_pack > 1)
-    if (auto packable = check_packable(layers, options.attn_pack); !packable)
-      return tl::unexpected(packable.error());
+  if (options.attn_pack > 1) LS_RETURN_IF_ERROR(check_packable(layers, options.attn_pack));
 
   if (options.disable_hybrid_kv_cache_manager) {
-    auto converted = without_hybrid_manager(std::move(layers));
-    if (!converted) return tl::unexpected(converted.error());
-    layers = std::move(*converted);
+    LS_ASSIGN_OR_RETURN(auto converted, without_hybrid_manager(std::move(layers)));
+    layers = std::move(converted);
   }
-  const auto one = merged_spec(layers);
-  if (!one) return tl::unexpected(one.error());
-  if (one->has_value()) {
+  LS_ASSIGN_OR_RETURN(const auto one, merged_spec(layers));
+  if (one.has_value()) {
     KVCacheGroupSpec group;
     for (const NamedSpec& layer : layers) group.layer_names.push_back(layer.name);
-    group.spec = **one;
+    group.spec = *one;
     return std::vector{std::move(group)};
   }
   if (is_uniform_type(layers)) return std::vector{uniform_type_group(layers)};
   if (has_mla_windows(layers)) return mla_window_groups(layers);
   return equal_page_groups(layers, options);
+}
+
+// Groups of DeepSeek-V4: layers in tuples of several page sizes (main rows, indexer rows,
+// compressed rows); window layers are dealt into tuples of the same sizes, so that tensors can be
+// shared.
+
+namespace {
+
+bool is_mla_window(const KVCacheSpec& spec) {
+  return spec.kind == CacheKind::sliding_window && spec.mla_rows;
+}
+
+// Layers of each page size, sizes in order of first appearance.
+using PageBuckets = std::vector<std::pair<std::int64_t, LayerSpecs>>;
+
+PageBuckets by_page_size(const LayerSpecs& layers) {
+  PageBuckets buckets;
+  for (const NamedSpec& layer : layers) {
+    const std::int64_t page = page_size_bytes(layer.spec);
+    auto bucket = std::ranges::find(buckets, page, &PageBuckets::value_type::first);
+    if (bucket == buckets.end()) bucket = buckets.insert(buckets.end(), {page, {}});
+    bucket->second.push_back(layer);
+  }
+  return buckets;
+}
+
+// Layers of the commonest page size: how many tuples the layers make.
+std::int64_t num_layer_tuples(const LayerSpecs& layers) {
+  std::size_t most = 0;
+  for (const auto& [page, bucket] : by_page_size(layers)) most = std::max(most, bucket.size());
+  return static_cast<std::int64_t>(most);
+}
+
+// The window layers padded to the next larger page of the full layers.
+Result<LayerSpecs> padded_to_pages(LayerSpecs windows, const PageBuckets& full) {
+  for (NamedSpec& layer : windows) {
+    const std::int64_t page = page_size_bytes(layer.spec);
+    std::int64_t next = 0;
+    std::int64_t largest = 0;
+    for (const auto& [size, bucket] : full) {
+      if (size >= page && (next == 0 || size < next)) next = size;
+      largest = std::max(largest, size);
+    }
+    if (next == 0)
+      return fail(
+          fmt::format("{}: its page of {} bytes is larger than any of the full layers, at "
+                      "most {} bytes; use a smaller block size",
+                      layer.name, page, largest));
+    if (page < next) layer.spec.page_size_padded = next;
+  }
+  return windows;
+}
+
+// Tuple t holds the t-th layer of every page size; group i takes tuples i, i + n, ...
+Result<std::vector<KVCacheGroupSpec>> deal_tuples(const LayerSpecs& windows,
+                                                  std::int64_t tuples_per_group) {
+  const PageBuckets buckets = by_page_size(windows);
+  const std::size_t tuples = buckets.front().second.size();
+  for (const auto& [page, bucket] : buckets)
+    if (bucket.size() != tuples)
+      return fail(
+          fmt::format("window layers of {} bytes a page are {}, others {}; a tuple takes one "
+                      "of each",
+                      page, bucket.size(), tuples));
+  const auto num_groups =
+      static_cast<std::size_t>(cdiv(static_cast<std::int64_t>(tuples), tuples_per_group));
+  std::vector<KVCacheGroupSpec> groups;
+  for (std::size_t i = 0; i < num_groups; ++i) {
+    LayerSpecs members;
+    for (std::size_t t = i; t < tuples; t += num_groups)
+      for (const auto& [page, bucket] : buckets) members.push_back(bucket[t]);
+    groups.push_back(uniform_type_group(members));
+  }
+  return groups;
+}
+
+}  // namespace
+
+bool has_mla_windows(const LayerSpecs& layers) {
+  return std::ranges::any_of(layers, [](const NamedSpec& l) { return is_mla_window(l.spec); });
+}
+
+std::int64_t approximate_gcd(std::span<const std::int64_t> values, std::int64_t lower_bound) {
+  const std::int64_t low = std::max<std::int64_t>(1, lower_bound);
+  const std::int64_t high = std::ranges::max(values);
+  std::int64_t best = low;
+  std::int64_t best_padding = -1;
+  for (std::int64_t d = low; d <= high; ++d) {
+    std::int64_t padding = 0;
+    for (std::int64_t value : values) padding += round_up(value, d) - value;
+    if (best_padding < 0 || padding <= best_padding) {
+      best = d;
+      best_padding = padding;
+    }
+  }
+  return best;
+}
+
+Result<std::vector<KVCacheGroupSpec>> mla_window_groups(const LayerSpecs& layers) {
+  LayerSpecs full;
+  // Windows that need the same token slots, in order of first appearance.
+  std::vector<std::pair<std::pair<std::int64_t, std::int64_t>, LayerSpecs>> window_kinds;
+  for (const NamedSpec& layer : layers) {
+    if (!is_mla_window(layer.spec)) {
+      if (!has_single_rows(layer.spec))
+        return fail(fmt::format("{}: a {} layer cannot be grouped with MLA windows", layer.name,
+                                name_of(layer.spec.kind)));
+      full.push_back(layer);
+      continue;
+    }
+    const std::pair key{layer.spec.block_size, layer.spec.sliding_window};
+    auto kind = std::ranges::find_if(window_kinds, [&](const auto& k) { return k.first == key; });
+    if (kind == window_kinds.end()) kind = window_kinds.insert(kind, {key, {}});
+    kind->second.push_back(layer);
+  }
+  if (full.empty() || !is_uniform_type(full))
+    return fail("MLA windows need full MLA layers of one block size beside them");
+
+  std::vector<std::int64_t> tuples{num_layer_tuples(full)};
+  for (const auto& [key, windows] : window_kinds) tuples.push_back(num_layer_tuples(windows));
+  const std::int64_t tuples_per_group = approximate_gcd(tuples, tuples.front());
+  const PageBuckets pages = by_page_size(full);
+  std::vector<KVCacheGroupSpec> groups{uniform_type_group(full)};
+  for (const auto& [key, windows] : window_kinds) {
+    LS_ASSIGN_OR_RETURN(auto padded, padded_to_pages(windows, pages));
+    LS_ASSIGN_OR_RETURN(auto dealt, deal_tuples(padded, tuples_per_group));
+    groups.insert(groups.end(), dealt.begin(), dealt.end());
+  }
+  return groups;
+}
+
+std::int64_t layers_per_page(const KVCacheSpec& spec, std::int64_t attn_pack) {
+  const bool packed = spec.kind == CacheKind::full_attention || spec.kind == CacheKind::mla;
+  return packed ? attn_pack : 1;
+}
+
+std::int64_t num_units(const LayerSpecs& layers_of_kind, std::int64_t attn_pack) {
+  return cdiv(static_cast<std::int64_t>(layers_of_kind.size()),
+              layers_per_page(layers_of_kind.front().spec, attn_pack));
+}
+
+void append_unit(const LayerSpecs& layers_of_kind, std::int64_t unit, KVCacheGroupSpec& group) {
+  const auto count = static_cast<std::int64_t>(layers_of_kind.size());
+  const std::int64_t begin = unit * group.layers_per_page;
+  for (std::int64_t i = begin; i < std::min(begin + group.layers_per_page, count); ++i)
+    group.layer_names.push_back(layers_of_kind[i].name);
+}
+
+std::int64_t empty_places(const KVCacheGroupSpec& group) {
+  const auto layers = static_cast<std::int64_t>(group.layer_names.size());
+  return round_up(layers, group.layers_per_page) - layers;
+}
+
+Result<bool> check_packable(const LayerSpecs& layers, std::int64_t attn_pack) {
+  const auto count = [&](auto&& matches) {
+    return std::ranges::count_if(layers, [&](const NamedSpec& l) { return matches(l.spec); });
+  };
+  const auto packed =
+      count([&](const KVCacheSpec& spec) { return layers_per_page(spec, attn_pack) > 1; });
+  if (count([](const KVCacheSpec& spec) { return is_state_kind(spec.kind); }) == 0)
+    return fail(
+        fmt::format("attn_pack {}: only a model with state layers has pages large enough to "
+                    "pack; use 1",
+                    attn_pack));
+  if (packed < attn_pack)
+    return fail(
+        fmt::format("attn_pack {}: the model has {} attention layers to pack; use at most "
+                    "{}",
+                    attn_pack, packed, std::max<std::int64_t>(packed, 1)));
+  return true;
+}
+
+Result<LayerSpecs> with_packed_pages(const LayerSpecs& layers, std::int64_t attn_pack) {
+  std::int64_t pool_page = 0;
+  const auto page_of = [&](const KVCacheSpec& spec) {
+    return page_size_bytes(spec) * layers_per_page(spec, attn_pack);
+  };
+  for (const NamedSpec& layer : layers) pool_page = std::max(pool_page, page_of(layer.spec));
+  for (const NamedSpec& layer : layers)
+    if (page_of(layer.spec) != pool_page)
+      return fail(
+          fmt::format("{}: a page of {} bytes where {} packed attention layers make {}; "
+                      "block sizes must be aligned with packing counted in",
+                      layer.name, page_of(layer.spec), attn_pack, pool_page));
+  return layers;
 }
 
 }  // namespace lockstep

@@ -104,9 +104,8 @@ Result<std::vector<std::int64_t>> kernel_block_sizes(const KVCacheConfig& config
   std::vector<std::int64_t> sizes;
   for (std::size_t g = 0; g < config.groups.size(); ++g) {
     if (config.groups[g].spec.kind == CacheKind::encoder_only) continue;
-    auto size = kernel_block_size(config.groups[g], chosen, fp32_states, g);
-    if (!size) return tl::unexpected(size.error());
-    sizes.push_back(*size);
+    LS_ASSIGN_OR_RETURN(auto size, kernel_block_size(config.groups[g], chosen, fp32_states, g));
+    sizes.push_back(size);
   }
   return sizes;
 }

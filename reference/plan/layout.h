@@ -6,7 +6,7 @@
 //    different groups; a block belongs to one group at a time (layout_prover.h proves it).
 // 3. A block owns block_extents(): one page, or two half pages when K and V are kept apart.
 // 4. Padding and the room of absent pack members belong to the block and are never addressed.
-// Not checked here: whether a backend's view agrees (cuda_backend/views/views.h derives it on its own).
+// Not checked here: whether a backend's view agrees (cuda_backend/views/views.h has its own rules).
 #pragma once
 
 #include <cstdint>
@@ -101,5 +101,18 @@ Result<PoolLayout> pool_layout(const KVCacheConfig& config, AttentionBackend cho
 
 // The same plan with another number of blocks: tensors grow or shrink in proportion.
 KVCacheConfig with_num_blocks(const KVCacheConfig& config, std::int64_t num_blocks);
+
+// The closed form of layout.h as strided views, in the dimensions that the backend names: what a
+// recording of views is compared with, and what a person reads.
+
+// One view for a token cache, one a state tensor for states. `backend` is the layer's own
+// (layer_backend); it says only in which order dimensions are named. Refused: kernel blocks that
+// one stride cannot reach (a padded page that is split).
+Result<LayerViews> views_of(const LayerLayout& layer, const KVCacheSpec& spec,
+                            AttentionBackend chosen);
+
+// All layers of the plan.
+Result<PoolViews> pool_views(const KVCacheConfig& config, AttentionBackend chosen,
+                             CacheLayout cache_layout, LayoutRule rule = LayoutRule::isolated);
 
 }  // namespace lockstep

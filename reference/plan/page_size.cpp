@@ -19,10 +19,6 @@ constexpr std::int64_t nvfp4_full_dim(std::int64_t head_size) {
   return head_size / 2 + head_size / 16;
 }
 
-bool is_per_token_head(KVQuantMode mode) {
-  return mode == KVQuantMode::int8_per_token_head || mode == KVQuantMode::fp8_per_token_head;
-}
-
 std::int64_t mla_page_size_bytes(const KVCacheSpec& spec) {
   if (spec.model_version == "deepseek_v4" &&
       (spec.kind == CacheKind::sliding_window || spec.cache_dtype_str == "fp8_ds_mla"))

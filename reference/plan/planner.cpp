@@ -7,7 +7,6 @@
 #include <map>
 
 #include "base/check.h"
-#include "reference/plan/attention_packing.h"
 #include "reference/plan/grouping.h"
 #include "reference/plan/page_size.h"
 #include "reference/plan/request_need.h"
@@ -263,30 +262,25 @@ Result<MemoryPlan> plan_memory(const std::vector<LayerSpecs>& workers,
   LS_CHECK(workers.size() == memory_bytes.size() && !workers.empty(), "{} workers, {} memories",
            workers.size(), memory_bytes.size());
   MemoryPlan plan;
-  auto merged = merged_layers(workers);
-  if (!merged) return tl::unexpected(merged.error());
-  if (auto sizes = check_sizes(*merged); !sizes) return tl::unexpected(sizes.error());
-  auto aligned = aligned_sizes(*merged, options);
-  if (!aligned) return tl::unexpected(aligned.error());
-  plan.aligned = *aligned;
-  plan.layers = with_aligned_sizes(std::move(*merged), *aligned, options);
-  if (auto sizes = check_sizes(plan.layers); !sizes) return tl::unexpected(sizes.error());
-  auto groups = kv_cache_groups(plan.layers, options);
-  if (!groups) return tl::unexpected(groups.error());
-  if (auto parallel = check_context_parallel(*groups, options); !parallel)
-    return tl::unexpected(parallel.error());
+  LS_ASSIGN_OR_RETURN(auto merged, merged_layers(workers));
+  LS_RETURN_IF_ERROR(check_sizes(merged));
+  LS_ASSIGN_OR_RETURN(auto aligned, aligned_sizes(merged, options));
+  plan.aligned = aligned;
+  plan.layers = with_aligned_sizes(std::move(merged), aligned, options);
+  LS_RETURN_IF_ERROR(check_sizes(plan.layers));
+  LS_ASSIGN_OR_RETURN(auto groups, kv_cache_groups(plan.layers, options));
+  LS_RETURN_IF_ERROR(check_context_parallel(groups, options));
 
   std::int64_t num_blocks = std::numeric_limits<std::int64_t>::max();
   for (std::size_t w = 0; w < workers.size(); ++w) {
-    Groups own = projected_groups(*groups, workers[w]);
+    Groups own = projected_groups(groups, workers[w]);
     const bool empty =
         std::ranges::all_of(own, [](const auto& group) { return group.layer_names.empty(); });
     std::int64_t memory = memory_bytes[w];
     if (!empty) {
       if (options.num_gpu_blocks_override)
         memory = saturating_product(*options.num_gpu_blocks_override, pool_bytes_per_block(own));
-      if (auto enough = check_memory(own, memory, options); !enough)
-        return tl::unexpected(enough.error());
+      LS_RETURN_IF_ERROR(check_memory(own, memory, options));
     }
     plan.workers.push_back(kv_cache_config(empty ? Groups{} : std::move(own), memory, options));
     if (!empty) num_blocks = std::min(num_blocks, plan.workers.back().num_blocks);
@@ -297,10 +291,9 @@ Result<MemoryPlan> plan_memory(const std::vector<LayerSpecs>& workers,
       tensor.size_bytes = tensor.size_bytes / worker.num_blocks * num_blocks;
     worker.num_blocks = num_blocks;
   }
-  if (groups->empty()) return plan;
-  if (auto states = check_states(*groups, num_blocks, options); !states)
-    return tl::unexpected(states.error());
-  add_warnings(plan.layers, *groups, options, num_blocks, plan.warnings);
+  if (groups.empty()) return plan;
+  LS_RETURN_IF_ERROR(check_states(groups, num_blocks, options));
+  add_warnings(plan.layers, groups, options, num_blocks, plan.warnings);
   return plan;
 }
 

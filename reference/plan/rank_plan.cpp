@@ -161,12 +161,10 @@ class Cutter {
 
   Result<RankPlan> cut() {
     if (rank_.pp_size > 1) {
-      auto stage = stage_of(whole_, rank_);
-      if (!stage) return tl::unexpected(stage.error());
-      stage_ = *stage;
+      LS_ASSIGN_OR_RETURN(auto stage, stage_of(whole_, rank_));
+      stage_ = stage;
     }
-    for (const KVCacheGroupSpec& group : whole_.groups)
-      if (auto added = add_group(group); !added) return tl::unexpected(added.error());
+    for (const KVCacheGroupSpec& group : whole_.groups) LS_RETURN_IF_ERROR(add_group(group));
     if (rank_.is_whole()) {
       cut_.plan = whole_;
       return std::move(cut_);
@@ -174,9 +172,7 @@ class Cutter {
     if (cut_.layers.empty())
       return fail(fmt::format("pipeline_parallel_size {}: stage {} has no layer with a cache",
                               rank_.pp_size, rank_.pp_rank));
-    if (!all_uniform_type(groups_))
-      if (auto equal = equalize_pages(whole_, groups_); !equal)
-        return tl::unexpected(equal.error());
+    if (!all_uniform_type(groups_)) LS_RETURN_IF_ERROR(equalize_pages(whole_, groups_));
     PlanOptions options;
     options.num_gpu_blocks_override = whole_.num_blocks;
     cut_.plan = kv_cache_config(std::move(groups_), 0, options);
@@ -196,11 +192,11 @@ class Cutter {
       const std::string& name = whole.layer_names[i];
       KVCacheSpec spec = whole.layer_spec(i);
       if (auto cut = cut_spec(name, spec); !cut) return cut;
-      auto share = share_of(name, whole.layer_spec(i), spec, rank_, queries_per_kv_);
-      if (!share) return tl::unexpected(share.error());
+      LS_ASSIGN_OR_RETURN(auto share,
+                          share_of(name, whole.layer_spec(i), spec, rank_, queries_per_kv_));
       if (stage_ && !holds(*number_in(name))) continue;
-      share->layer = number_;
-      cut_.layers.push_back(*share);
+      share.layer = number_;
+      cut_.layers.push_back(share);
       own.layer_names.push_back(name);
       if (whole.is_uniform_type())
         own.layer_specs.push_back(rank_.is_whole() ? spec : with_alignment_padding(spec));

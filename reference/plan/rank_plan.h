@@ -24,8 +24,8 @@
 
 #include "base/result.h"
 #include "reference/types/kv_cache_spec.h"
-#include "reference/types/parallel_rank.h"
 #include "reference/types/plan_options.h"
+#include "reference/types/ranks.h"
 
 namespace lockstep {
 

@@ -10,6 +10,9 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <vector>
+
+#include "reference/types/engine_config.h"
 
 namespace lockstep {
 
@@ -22,7 +25,8 @@ enum class FreedBlocks : std::uint8_t {
 // How a hit leaves EAGLE's drafter the token after it (config/vllm.py, num_hash_lookahead_tokens).
 enum class EagleHits : std::uint8_t {
   drop_last_block,  // one block fewer is hit, and recomputed
-  lookahead_hash,   // a block's hash covers the token after the block too; no block is dropped
+  lookahead_hash,   // a block's hash covers the token after the block too and is there once that
+                    // token is known; no block is dropped
 };
 
 // Up to which token a request has surely left its past behind (v1/core/kv_cache_manager.py,
@@ -133,8 +137,8 @@ struct EngineProfile {
   bool reports_common_prefix_blocks;  // cascade attention
 
   // With a KV connector.
-  // Requests that wait with blocks have a queue of their own, which comes first, and whoever of
-  // them has no room stands in the way of nobody else there.
+  // Waiting requests that hold blocks have a queue of their own, served first; one without room
+  // does not block the others in it.
   bool holders_come_first;
   // A load that takes longer is begun only if what it and the prefills that are under way have yet
   // to be given stays free (_inflight_prefill_reserved_blocks).
@@ -171,5 +175,23 @@ std::string_view profile_without(std::string_view name, int finding);
 std::span<const EngineProfile> engine_profiles();
 // "vllm-0.22.1, vllm-0.33.0", for messages.
 std::string engine_profile_names();
+
+// Tokens after a block that its hash covers too: as the configuration states, or what the engine
+// core takes that has no KV connector (with one it takes 0 and drops a block of every hit, and
+// such an engine is refused). Asked once, when a scheduler is made.
+std::int32_t hash_lookahead_of(const EngineConfig& config, const EngineProfile& profile);
+
+// Engine profiles in words, for `lockstep engines` and the documentation's test.
+
+// One policy of a profile: the name of its field, and what the profile says.
+struct PolicyText {
+  std::string_view name;
+  std::string value;
+};
+// In the order of the fields.
+std::vector<PolicyText> policies_of(const EngineProfile& profile);
+
+// What is decided as the engine decides it, under every profile: one line each.
+std::span<const std::string_view> modelled();
 
 }  // namespace lockstep

@@ -171,7 +171,7 @@ void Scheduler::Impl::begin_step() {
 
   budget = token_budget;
   input_budget = config.max_num_batched_tokens;
-  // A request that is alone starves nobody.
+  // A request that runs alone delays no other.
   const bool binds = !profile.long_prefill_only_in_company || running.size() + waiting.size() > 1;
   long_prefill_threshold = binds ? config.long_prefill_token_threshold : 0;
   continues_prefill = false;
@@ -272,7 +272,7 @@ bool Scheduler::Impl::enter(RequestId id, RequestQueue& queue, bool any_running)
   running.push_back(id);
   const bool resumed = request.status == RequestStatus::preempted;
   request.status = RequestStatus::running;
-  if (padded) request.spec_tokens.assign(static_cast<std::size_t>(config.num_spec_tokens), -1);
+  if (padded) request.spec_tokens.assign(config.num_spec_tokens, -1);
   const bool appended = resumed && defect == SchedulerDefect::resume_appended;
   emit(id, num_new, appended ? Handed::added : Handed::whole_table);
   output.scheduled.back().is_new = true;
@@ -282,7 +282,7 @@ bool Scheduler::Impl::enter(RequestId id, RequestQueue& queue, bool any_running)
 
 void Scheduler::Impl::schedule_waiting() {
   const bool any_running = !output.scheduled.empty();
-  bool has_obstacle = false;  // somebody who holds blocks has no room to go on
+  bool has_obstacle = false;  // a request that holds blocks has no room to go on
   skipped.clear();
   while (num_available_tokens() > 0 &&
          static_cast<std::int32_t>(running.size()) < config.max_num_seqs) {
@@ -324,7 +324,7 @@ void Scheduler::Impl::finish_step() {
       // The next step is decided before this one's tokens are known: they are counted as
       // placeholders.
       request.num_output_placeholders += 1 + row.num_spec;
-      request.spec_tokens.assign(static_cast<std::size_t>(config.num_spec_tokens), -1);
+      request.spec_tokens.assign(config.num_spec_tokens, -1);
     }
   }
   in_flight.push_back(std::move(rows));

@@ -57,7 +57,7 @@ bool Scheduler::Impl::promote(RequestId id) {
     cache.free(request);  // nothing arrived; it may hit something by now
   else
     cache.cache_blocks(request, request.num_computed_tokens);
-  // Its last token is computed here whatever was loaded: somebody has to sample.
+  // Its last token is computed here even if it was loaded: sampling needs its logits.
   if (!failed && request.num_computed_tokens == request.num_tokens()) --request.num_computed_tokens;
   request.status = request.num_preemptions > 0 ? RequestStatus::preempted : RequestStatus::waiting;
   return true;
@@ -144,7 +144,7 @@ std::vector<RequestId> Scheduler::Impl::cut_at_invalid_blocks(
     bool is_affected = false;
     bool is_cut = false;
     for (std::ptrdiff_t i = 0; i < num_blocks; ++i) {
-      const BlockId block = blocks[static_cast<std::size_t>(i)];
+      const BlockId block = blocks[i];
       if (!invalid.contains(block)) continue;
       is_affected = true;
       if (!taken_care_of.insert(block).second || is_cut) continue;

@@ -19,7 +19,7 @@ Scheduler::Impl::Impl(const EngineConfig& engine, const std::vector<KVCacheGroup
       waiting(engine.policy),
       first_new(groups.size()) {
   num_lookahead = num_lookahead_tokens(config);
-  hash_rule = {config.hash_algorithm, sizes.hash_block_size, config.num_hash_lookahead_tokens,
+  hash_rule = {config.hash_algorithm, sizes.hash_block_size, hash_lookahead_of(config, profile),
                profile.tags_extra_keys};
   token_budget = config.max_num_batched_tokens;
   if (config.spec_method ==
@@ -45,6 +45,7 @@ void Scheduler::Impl::plant(SchedulerDefect planted) {
   // The hash of one rank's tokens for a block of all ranks' tokens.
   if (planted == SchedulerDefect::hash_cp_granularity)
     hash_rule.hash_block_size /= config.dcp * config.pcp;
+  if (planted == SchedulerDefect::hash_next_token) hash_rule.num_lookahead_tokens = 0;
 }
 
 RequestId Scheduler::Impl::insert(RequestSpec spec) {
@@ -100,12 +101,11 @@ Result<Scheduler> Scheduler::create(const EngineConfig& config,
   if (find_engine_profile(config.engine) == nullptr)
     return fail(fmt::format("engine: {} is not known; expected one of {}", config.engine,
                             engine_profile_names()));
-  Result<BlockSizes> sizes = resolve_block_sizes(config, groups);
-  if (!sizes) return tl::unexpected(sizes.error());
+  LS_ASSIGN_OR_RETURN(auto sizes, resolve_block_sizes(config, groups));
   if (transfer.connector != nullptr) {
-    if (auto sound = check_connector(config, groups); !sound) return tl::unexpected(sound.error());
+    LS_RETURN_IF_ERROR(check_connector(config, groups));
   }
-  auto impl = std::make_unique<Impl>(config, groups, *sizes, num_blocks, transfer);
+  auto impl = std::make_unique<Impl>(config, groups, sizes, num_blocks, transfer);
   if (defect != SchedulerDefect::none) impl->plant(defect);
   return Scheduler(std::move(impl));
 }
@@ -202,7 +202,7 @@ BlockId Scheduler::find_cached(const CachedBlock& content) const {
   return impl_->cache.pool().cache().find(content.key, content.group);
 }
 std::span<const BlockId> Scheduler::block_table(RequestId request, std::int32_t group) const {
-  return std::as_const(*impl_).at(request).groups[static_cast<std::size_t>(group)].blocks;
+  return std::as_const(*impl_).at(request).groups[group].blocks;
 }
 std::span<const BlockKey> Scheduler::block_keys(RequestId request) const {
   return std::as_const(*impl_).at(request).hashes.keys();

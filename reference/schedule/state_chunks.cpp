@@ -8,8 +8,7 @@ StateChunkRule::StateChunkRule(const EngineConfig& config, const EngineProfile& 
     : rule_(profile.state_chunks),
       block_size_(config.block_size),
       max_chunk_(config.max_num_batched_tokens) {
-  const bool looks_ahead =
-      profile.eagle_hits == EagleHits::lookahead_hash && config.enable_prefix_caching;
+  const bool looks_ahead = hash_lookahead_of(config, profile) > 0;
   // Where states alone are cached nobody drops a block: the repaired rule saves its state as well.
   drops_last_block_ =
       config.spec_method == SpecMethod::eagle && !looks_ahead && !profile.state_hits_drop_a_block;

@@ -11,14 +11,15 @@
 namespace lockstep {
 
 enum class SchedulingPolicy : std::uint8_t { fcfs, priority };
-// none: no drafts. ngram: drafts need no slots. draft_model: lookahead slots. eagle: lookahead
-// slots, and the last matching block is dropped from a hit.
+// none: no drafts. ngram: drafts need no slots. draft_model: lookahead slots. eagle (and MTP):
+// lookahead slots, and a hit leaves the drafter the token after it (EngineProfile::eagle_hits).
 enum class SpecMethod : std::uint8_t { none, ngram, draft_model, eagle };
 // What a block hash is made with. `content` is the model's own 128-bit chain: the same decisions at
 // a fraction of the cost; the other two are bit for bit vLLM's, for cache events.
 enum class HashAlgorithm : std::uint8_t { content, sha256_cbor, xxhash_cbor };
 
 inline constexpr std::int32_t kDenseRetention = -1;
+inline constexpr std::int32_t kEngineHashLookahead = -1;
 
 struct EngineConfig {
   std::string engine = "vllm-0.33.0";  // a profile's name; engine_profile.h
@@ -39,9 +40,10 @@ struct EngineConfig {
   std::int32_t dcp = 1;  // decode context parallel ranks
   std::int32_t pcp = 1;  // prefill context parallel ranks
   HashAlgorithm hash_algorithm = HashAlgorithm::content;
-  // Tokens after a block that its hash covers too. The engine takes 1 for EAGLE where its profile
-  // says lookahead_hash; its recordings were made with 0 (docs/engines.md).
-  std::int32_t num_hash_lookahead_tokens = 0;
+  // Tokens after a block that its hash covers too. No option of vLLM: its engine core works it out,
+  // and so does hash_lookahead_of (engine_profile.h) unless it is stated here. A stated one must be
+  // what the engine takes (resolve_block_sizes).
+  std::int32_t num_hash_lookahead_tokens = kEngineHashLookahead;
   // Tokens between the states and windows that are kept findable; 0: only where a prompt or a
   // shared prefix ends. vllm serve takes 0 since it has the option; its recordings were made
   // without it.

@@ -46,6 +46,9 @@ enum class KVQuantMode : std::uint8_t {
   fp8_per_token_head,
   nvfp4
 };
+constexpr bool is_per_token_head(KVQuantMode mode) {
+  return mode == KVQuantMode::int8_per_token_head || mode == KVQuantMode::fp8_per_token_head;
+}
 
 // One tensor of a state page (conv, then ssm): [dims...] elements of dtype, C order.
 struct StateTensorSpec {

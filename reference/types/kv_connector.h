@@ -1,5 +1,5 @@
-// A KV connector as the scheduler sees it: somebody who knows of caches elsewhere, loads them into
-// blocks of this pool and sends blocks away. What it answers and what its workers report are
+// A KV connector as the scheduler sees it: it knows of caches elsewhere, loads them into blocks of
+// this pool and sends blocks away. What it answers and what its workers report are
 // inputs; the scheduler decides what follows from them.
 // Source of the interface: vllm/distributed/kv_transfer/kv_connector/v1/base.py.
 //
@@ -19,7 +19,6 @@
 #include <vector>
 
 #include "base/ids.h"
-#include "reference/types/block_key.h"
 
 namespace lockstep {
 

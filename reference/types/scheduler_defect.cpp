@@ -12,6 +12,7 @@ using enum SchedulerDefect;
 constexpr std::array kNames = std::to_array<std::pair<SchedulerDefect, std::string_view>>({
     {hash_extra_keys, "hash-extra-keys"},
     {hash_cp_granularity, "hash-cp-granularity"},
+    {hash_next_token, "hash-next-token"},
     {hash_stale, "hash-stale"},
     {hit_same_step, "hit-same-step"},
     {hit_untouched_evicted, "hit-untouched-evicted"},

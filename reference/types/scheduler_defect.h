@@ -19,6 +19,7 @@ enum class SchedulerDefect : std::uint8_t {
   // What a block's hash stands for.
   hash_extra_keys,
   hash_cp_granularity,
+  hash_next_token,
   hash_stale,
   // What counts as computed already.
   hit_same_step,

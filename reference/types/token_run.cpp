@@ -24,7 +24,7 @@ void Prompt::append(const TokenRun& run) {
 
 std::vector<std::int32_t> Prompt::materialize() const {
   std::vector<std::int32_t> out;
-  out.reserve(static_cast<std::size_t>(size()));
+  out.reserve(size());
   for (const TokenRun& run : runs) {
     if (run.kind == TokenRun::Kind::literal) {
       LS_CHECK(run.first + run.count <= tokens.size(), "literal run past the prompt's tokens");

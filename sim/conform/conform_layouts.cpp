@@ -7,7 +7,6 @@
 
 #include "reference/plan/capacity.h"
 #include "reference/plan/layout.h"
-#include "reference/plan/layout_views.h"
 #include "reference/plan/page_size.h"
 #include "reference/plan/planner.h"
 

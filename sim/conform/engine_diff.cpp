@@ -154,6 +154,7 @@ Result<EngineDiff> diff_engines(LockstepConfig config, std::array<std::string, 2
   std::array<DigestSteps, 2> digests;
   for (std::size_t side = 0; side < 2; ++side) {
     config.engine.engine = engines[side];
+    config.engine.num_hash_lookahead_tokens = kEngineHashLookahead;  // what each takes by itself
     diff.sides[side].engine = engines[side];
     Result<RunSummary> summary = run(config, make_workload, digests[side]);
     if (!summary) return tl::unexpected(summary.error());

@@ -48,8 +48,8 @@ struct EngineDiff {
 // A workload from its beginning, each time anew.
 using MakeWorkload = std::function<Result<std::unique_ptr<Workload>>()>;
 
-// `config` holds for both but for its engine's name. Errors: a configuration that one of them
-// refuses, a workload that cannot be read.
+// `config` holds for both but for its engine's name and a stated num_hash_lookahead_tokens. Errors:
+// a configuration that one of them refuses, a workload that cannot be read.
 Result<EngineDiff> diff_engines(LockstepConfig config, std::array<std::string, 2> engines,
                                 const MakeWorkload& make_workload);
 

@@ -6,8 +6,8 @@
 // (2) Every fault ends, and nothing of it remains: afterwards whatever fits must finish.
 // (3) An abort waits from its step on for a request in its phase, and happens once.
 //
-// In a file: Fault of traces/formats/saved_case.h. In one line: KIND@STEP[+STEPS][:NUMBER], by commas; the
-// number is the argument that the kind takes beside `steps`.
+// In a file: Fault of traces/formats/saved_case.h. In one line: KIND@STEP[+STEPS][:NUMBER], by
+// commas; the number is the argument that the kind takes beside `steps`.
 // Not here: faults of transfers, which a connector has of its own.
 #pragma once
 

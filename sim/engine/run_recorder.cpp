@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "base/check.h"
+#include "reference/profiles/engine_profile.h"
 #include "sim/conform/recorded_terms.h"
 
 namespace lockstep {
@@ -22,6 +23,8 @@ RecordingHeader recording_header(const EngineConfig& config,
   header.engine = {config.engine.substr(0, dash), config.engine.substr(dash + 1)};
   header.family = "lockstep";
   header.options.config = config;
+  header.options.config.num_hash_lookahead_tokens =
+      hash_lookahead_of(config, engine_profile(config.engine));
   header.options.given = {"max_num_seqs",
                           "max_num_batched_tokens",
                           "max_model_len",
@@ -40,6 +43,7 @@ RecordingHeader recording_header(const EngineConfig& config,
   give(config.mamba_block_size != 0, "mamba_block_size");
   give(config.num_spec_tokens != 0, "num_spec_tokens");
   give(config.spec_method != SpecMethod::none, "spec_method");
+  give(header.options.config.num_hash_lookahead_tokens != 0, "num_hash_lookahead_tokens");
   give(config.dcp != 1, "dcp");
   give(config.pcp != 1, "pcp");
   header.groups = groups;

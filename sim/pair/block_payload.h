@@ -1,6 +1,6 @@
 // What a block is on the network: the content ids of its slots, where both engines run without a
-// backend, or else the bytes of all its layers, as a host block has them (sim/protocol/backend.h, rule 12),
-// on each tensor parallel rank, one after the other.
+// backend, or else the bytes of all its layers, as a host block has them (sim/protocol/backend.h,
+// rule 12), on each tensor parallel rank, one after the other.
 //
 // Both stand for the contents of the slots, so whoever knows the tokens can tell whether what was
 // sent, or has come, is theirs: by the model's rows, not by anything a backend computed.

@@ -123,9 +123,8 @@
 
 #include "base/ids.h"
 #include "base/result.h"
-#include "reference/types/context_rank.h"
 #include "reference/types/kv_cache_spec.h"
-#include "reference/types/parallel_rank.h"
+#include "reference/types/ranks.h"
 #include "reference/types/view_types.h"
 #include "sim/protocol/step_program.h"
 

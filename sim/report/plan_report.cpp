@@ -4,8 +4,8 @@
 
 #include <algorithm>
 
-#include "reference/plan/attention_packing.h"
-#include "reference/plan/layout_views.h"
+#include "reference/plan/grouping.h"
+#include "reference/plan/layout.h"
 #include "reference/plan/page_size.h"
 
 namespace lockstep {

@@ -17,7 +17,7 @@
 #include "base/ids.h"
 #include "reference/memory/memory_model.h"
 #include "reference/memory/prefix_content.h"
-#include "reference/types/context_rank.h"
+#include "reference/types/ranks.h"
 #include "reference/types/scheduler_types.h"
 
 namespace lockstep {

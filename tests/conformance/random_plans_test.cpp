@@ -6,7 +6,6 @@
 #include "cuda_backend/views/views.h"
 #include "reference/plan/capacity.h"
 #include "reference/plan/layout.h"
-#include "reference/plan/layout_views.h"
 #include "reference/plan/model_spec.h"
 #include "reference/plan/planner.h"
 #include "reference/plan/request_need.h"

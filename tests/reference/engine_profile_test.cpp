@@ -8,7 +8,6 @@
 #include <fstream>
 #include <sstream>
 
-#include "reference/profiles/engine_profile_text.h"
 #include "tests/reference/engine.h"
 
 namespace lockstep {
@@ -103,6 +102,41 @@ TEST(EngineProfile, hits_of_parts_of_blocks_are_refused_as_not_modelled) {
   EXPECT_NE(refusal(config, groups).find("not modelled"), std::string::npos);
   // A window that looks up whole blocks turns them off.
   EXPECT_EQ(refusal(config, {full(16), states(64, MambaCacheMode::align), window(32, 20)}), "");
+}
+
+TEST(EngineProfile, hashes_look_ahead_where_an_eagle_drafter_reads_the_prefix_cache_of_0_33_0) {
+  const auto lookahead = [](const char* engine, SpecMethod method, bool caches) {
+    EngineConfig config = config_of(engine);
+    config.spec_method = method;
+    config.enable_prefix_caching = caches;
+    return hash_lookahead_of(config, engine_profile(config.engine));
+  };
+  EXPECT_EQ(lookahead(kNew, SpecMethod::eagle, true), 1);
+  EXPECT_EQ(lookahead(kNew, SpecMethod::eagle, false), 0);
+  EXPECT_EQ(lookahead(kNew, SpecMethod::draft_model, true), 0);
+  EXPECT_EQ(lookahead(kOld, SpecMethod::eagle, true), 0);
+}
+
+TEST(EngineProfile, a_stated_hash_lookahead_must_be_the_engines) {
+  EngineConfig config = config_of(kNew);
+  config.spec_method = SpecMethod::eagle;
+  config.num_spec_tokens = 2;
+  const auto stated = [&](std::int32_t num_tokens) {
+    config.num_hash_lookahead_tokens = num_tokens;
+    return refusal(config, {full(16)});
+  };
+  EXPECT_EQ(stated(kEngineHashLookahead), "");
+  EXPECT_EQ(stated(1), "");
+  EXPECT_NE(stated(0).find("num_hash_lookahead_tokens: 0; expected 1: vllm-0.33.0 with EAGLE that "
+                           "drops a block"),
+            std::string::npos)
+      << stated(0);
+  EXPECT_NE(stated(3).find("not modelled"), std::string::npos);
+  config.engine = kOld;
+  EXPECT_EQ(stated(0), "");
+  EXPECT_NE(stated(1).find("expected 0"), std::string::npos) << stated(1);
+  config.enable_prefix_caching = false;  // nothing is hashed
+  EXPECT_EQ(stated(1), "");
 }
 
 TEST(EngineProfile, retention_is_an_option_of_0_33_0) {

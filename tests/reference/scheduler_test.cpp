@@ -184,11 +184,63 @@ TEST(Scheduler, drops_a_block_of_an_eagle_hit_in_0_22_1_and_proves_the_next_toke
   EXPECT_EQ(eagle_hit(old_engine(), true), 16);
   EXPECT_EQ(eagle_hit(old_engine(), false), 16);
   EngineConfig config = new_engine();
-  config.num_hash_lookahead_tokens = 1;
   EXPECT_EQ(eagle_hit(config, true), 32);
   EXPECT_EQ(eagle_hit(config, false), 16);
-  config.num_hash_lookahead_tokens = 0;  // as recorded: nothing proves it
-  EXPECT_EQ(eagle_hit(config, false), 32);
+  config.num_hash_lookahead_tokens = 1;  // stated, as recordings do
+  EXPECT_EQ(eagle_hit(config, true), 32);
+  EXPECT_EQ(eagle_hit(config, false), 16);
+}
+
+// A prompt of two whole blocks: the token behind the second is sampled.
+TEST(Scheduler, publishes_a_block_when_the_token_behind_it_is_known_with_eagle_in_0_33_0) {
+  for (const SpecMethod method : {SpecMethod::ngram, SpecMethod::eagle}) {
+    EngineConfig config = new_engine();
+    config.spec_method = method;
+    config.num_spec_tokens = 1;
+    Engine engine(config, {full(16)}, 20);
+    const RequestId a = engine.add("a", prompt_of(1, 32), 4);
+    Scheduler& scheduler = engine.scheduler();
+    const bool looks_ahead = method == SpecMethod::eagle;
+    scheduler.schedule();  // computes both
+    EXPECT_EQ(scheduler.take_cache_counters().stored, looks_ahead ? 1 : 2);
+    EXPECT_TRUE(scheduler.is_cached(scheduler.block_table(a, 0)[0]));
+    EXPECT_EQ(scheduler.is_cached(scheduler.block_table(a, 0)[1]), !looks_ahead);
+    ModelOutput output;
+    output.tokens = {7};
+    output.token_ends = {1};
+    output.draft_tokens = {8};
+    output.draft_ends = {1};
+    scheduler.update_from_output(output);
+    EXPECT_EQ(scheduler.take_cache_counters().stored, looks_ahead ? 1 : 0);
+    EXPECT_TRUE(scheduler.is_cached(scheduler.block_table(a, 0)[1]));
+  }
+}
+
+// The second request goes on with another token than the first sampled (7).
+TEST(Scheduler, keeps_blocks_of_equal_tokens_and_unlike_next_tokens_apart_with_eagle_in_0_33_0) {
+  const auto sequel = [](std::int32_t next) {
+    Prompt prompt = prompt_of(1, 32);
+    prompt.tokens = {next, 3};
+    prompt.append({TokenRun::Kind::literal, 0, 0, 2});
+    return prompt;
+  };
+  for (const std::int32_t next : {7, 9}) {
+    EngineConfig config = new_engine();
+    config.spec_method = SpecMethod::eagle;
+    config.num_spec_tokens = 1;
+    Engine engine(config, {full(16), window(16, 40)}, 30);
+    engine.add("first", prompt_of(1, 32), 3);
+    engine.finish_all();
+    engine.add("second", sequel(next), 3);
+    EXPECT_EQ(engine.step().scheduled.at(0).computed, next == 7 ? 32 : 16);
+    engine.finish_all();
+    // Both are there now, each for who goes on with its token.
+    engine.add("third", sequel(next), 1);
+    EXPECT_EQ(engine.step().scheduled.at(0).computed, 32);
+    engine.finish_all();
+    engine.add("fourth", sequel(7), 1);
+    EXPECT_EQ(engine.step().scheduled.at(0).computed, 32);
+  }
 }
 
 // Two blocks. "low" runs first and fills its block; at its next token it finds none and is its own

@@ -7,7 +7,7 @@
 
 #include <numeric>
 
-#include "reference/plan/layout_views.h"
+#include "reference/plan/layout.h"
 #include "reference/plan/model_spec.h"
 #include "reference/plan/planner.h"
 #include "sim/check/layout_prover.h"

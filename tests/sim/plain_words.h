@@ -1,4 +1,4 @@
-// The words of rule (1) of sim/protocol/backend.h for the plain backend, written from the rule alone.
+// The words of rule (1) of sim/protocol/backend.h for the plain backend, out of the rule alone.
 //
 // 1. Shares nothing with the reference or the kernels, mix64() included.
 // 2. Of bytes that are no multiple of 8 the last word is cut short: it counts as filled with zeros.

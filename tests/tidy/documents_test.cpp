@@ -4,24 +4,17 @@
 
 #include <algorithm>
 #include <filesystem>
-#include <fstream>
 #include <regex>
-#include <sstream>
 #include <string>
 #include <string_view>
 #include <vector>
+
+#include "tests/tidy/project.h"
 
 namespace lockstep::tidy {
 namespace {
 
 namespace fs = std::filesystem;
-const fs::path kRoot = LOCKSTEP_SOURCE_DIR;
-
-std::string text_of(const fs::path& path) {
-  std::ostringstream text;
-  text << std::ifstream(path, std::ios::binary).rdbuf();
-  return text.str();
-}
 
 std::vector<fs::path> files_under(const fs::path& folder, std::string_view extension) {
   std::vector<fs::path> files;
@@ -33,8 +26,8 @@ std::vector<fs::path> files_under(const fs::path& folder, std::string_view exten
 }
 
 std::vector<fs::path> documents() {
-  std::vector<fs::path> files = files_under(kRoot / "docs", ".md");
-  files.push_back(kRoot / "README.md");
+  std::vector<fs::path> files = files_under(root() / "docs", ".md");
+  files.push_back(root() / "README.md");
   return files;
 }
 
@@ -50,7 +43,7 @@ std::vector<std::string> matches(const std::string& text, const std::string& pat
 // "Suite.Name" of all tests.
 std::vector<std::string> tests() {
   std::vector<std::string> names;
-  for (const fs::path& file : files_under(kRoot / "tests", ".cpp"))
+  for (const fs::path& file : files_under(root() / "tests", ".cpp"))
     for (std::string& name : matches(text_of(file), R"(\nTEST(?:_P|_F)?\((\w+),\s*(\w+)\))"))
       names.push_back(std::move(name));
   return names;

@@ -23,7 +23,8 @@ using Findings = std::vector<Finding>;
 
 bool is_code(std::string_view path);  // C++ or CUDA, not build files, scripts or data
 
-// Lines of at most 100 characters, spaces only, nothing at their ends, a newline at the file's end.
+// Lines of at most 100 characters in code and in prose (documents may quote output and addresses),
+// spaces only, nothing at their ends, a newline at the file's end.
 Findings check_lines(const SourceFile& file);
 // A code file holds one idea: at most 600 lines. A header has #pragma once and opens with a
 // comment.
@@ -34,11 +35,17 @@ Findings check_words(const SourceFile& file);
 Findings check_determinism(const SourceFile& file);
 // A library neither prints nor ends the process, and the model touches no file, thread or clock.
 Findings check_library_manners(const SourceFile& file);
-// Folders include what they may: reference nothing else, ..., the backend only plain types.
+// An include names the folder. (Which folder may include which: rooms.h.)
 Findings check_includes(const SourceFile& file);
 // `page_size` without a unit, kernels outside cuda_backend/kernels, and in them promises that the
 // executor cannot check (__restrict__) or moves that it does not see whole (memcpy).
 Findings check_terms(const SourceFile& file);
+// A release of an engine is named in the table of profiles alone; others ask for its fields.
+Findings check_release_names(const SourceFile& file);
+// Kernels, pool, step, streams and views of the backend include no planted defect.
+Findings check_seams(const SourceFile& file);
+// At most 40 files that people write directly in one folder.
+Findings check_folder_sizes(const std::vector<SourceFile>& files);
 // A type is defined in one header: of two in one namespace the linker takes one for both.
 Findings check_definitions(const std::vector<SourceFile>& files);
 

@@ -4,60 +4,16 @@
 
 #include <algorithm>
 #include <filesystem>
-#include <fstream>
 #include <set>
 #include <sstream>
 #include <string>
 #include <vector>
 
+#include "tests/tidy/project.h"
 #include "tests/tidy/rules.h"
 
 namespace lockstep::tidy {
 namespace {
-
-namespace fs = std::filesystem;
-const fs::path kRoot = LOCKSTEP_SOURCE_DIR;
-const std::set<std::string> kFolders = {
-    "sim", "reference", "cuda_backend", "properties", "traces", "tests", "cli", "cmake", "docs"};
-const std::set<std::string> kTopFiles = {"CMakeLists.txt", "CMakePresets.json", "README.md", "run"};
-
-SourceFile read(const fs::path& path) {
-  std::ostringstream text;
-  text << std::ifstream(path, std::ios::binary).rdbuf();
-  return {fs::relative(path, kRoot).generic_string(), text.str()};
-}
-
-bool is_text(const fs::path& path) {
-  const std::string end = path.extension().string();
-  return is_code(path.string()) || end == ".md" || end == ".cmake" || end == ".txt" ||
-         end == ".py" || end == ".sh" || path.filename() == "run" ||
-         path.filename() == "CMakePresets.json";
-}
-
-// Every text file that people write, in the order of their names.
-const std::vector<SourceFile>& project() {
-  static const std::vector<SourceFile> files = [] {
-    std::vector<fs::path> paths = {kRoot / ".ci/run"};
-    for (const std::string& file : kTopFiles) paths.push_back(kRoot / file);
-    for (const std::string& folder : kFolders) {
-      for (const auto& entry : fs::recursive_directory_iterator(kRoot / folder)) {
-        if (entry.is_regular_file() && is_text(entry.path())) paths.push_back(entry.path());
-      }
-    }
-    std::sort(paths.begin(), paths.end());
-    std::vector<SourceFile> read_files;
-    for (const fs::path& path : paths) read_files.push_back(read(path));
-    return read_files;
-  }();
-  return files;
-}
-
-std::string text_of(const Findings& findings) {
-  std::string text;
-  for (const Finding& finding : findings)
-    text += fmt::format("{}:{}: {}\n", finding.path, finding.line, finding.what);
-  return text;
-}
 
 using Rule = Findings (*)(const SourceFile&);
 
@@ -72,23 +28,24 @@ TEST(Project, FilesHoldOneIdea) { expect_everywhere(check_shape); }
 TEST(Project, NothingIsUnfinishedOrOfOneMachine) { expect_everywhere(check_words); }
 TEST(Project, NothingDiffersFromRunToRun) { expect_everywhere(check_determinism); }
 TEST(Project, LibrariesNeitherPrintNorExit) { expect_everywhere(check_library_manners); }
-TEST(Project, FoldersIncludeWhatTheyMay) { expect_everywhere(check_includes); }
+TEST(Project, IncludesNameTheirFolder) { expect_everywhere(check_includes); }
 TEST(Project, TermsAreTheFieldsOwn) { expect_everywhere(check_terms); }
 
 TEST(Project, TypesAreDefinedOnce) { EXPECT_EQ(text_of(check_definitions(project())), ""); }
 
 TEST(Project, TheTopLevelHoldsOnlyWhatItShould) {
   std::string strangers;
-  for (const auto& entry : fs::directory_iterator(kRoot)) {
+  for (const auto& entry : std::filesystem::directory_iterator(root())) {
     const std::string name = entry.path().filename().string();
     if (name[0] == '.' || name == "build") continue;
-    if (!(entry.is_directory() ? kFolders : kTopFiles).contains(name)) strangers += name + "\n";
+    if (!(entry.is_directory() ? top_folders() : top_files()).contains(name))
+      strangers += name + "\n";
   }
   EXPECT_EQ(strangers, "");
 }
 
 TEST(Project, EveryPackageIsNamedOnce) {
-  std::istringstream lines(read(kRoot / "cmake/debian-packages.txt").text);
+  std::istringstream lines(text_of(root() / "cmake/debian-packages.txt"));
   std::set<std::string> seen;
   for (std::string line; std::getline(lines, line);) {
     const std::string name = line.substr(0, line.find_first_of(" #"));
@@ -96,6 +53,15 @@ TEST(Project, EveryPackageIsNamedOnce) {
     EXPECT_TRUE(seen.insert(name).second) << name << " stands there twice";
   }
   EXPECT_GE(seen.size(), 10u);
+}
+
+TEST(FolderSizes, OfMoreThanFortyFilesAreFound) {
+  std::vector<SourceFile> files;
+  for (int i = 0; i < 40; ++i) files.push_back({fmt::format("sim/{}.h", i), ""});
+  files.push_back({"sim/engine/a.h", ""});
+  EXPECT_EQ(text_of(check_folder_sizes(files)), "");
+  files.push_back({"sim/a.h", ""});
+  EXPECT_EQ(text_of(check_folder_sizes(files)), "sim/:0: 41 files\n");
 }
 
 // Neither what is only declared again nor what stands in another namespace is a second type.
@@ -156,12 +122,15 @@ INSTANTIATE_TEST_SUITE_P(
         Planted{"Print", check_library_manners, "sim/a.cpp", "std::cout << 1;\n", "format(1);\n"},
         Planted{"ClockInTheModel", check_library_manners, "reference/a.cpp", "#include <chrono>\n",
                 "#include <cstdint>\n"},
-        Planted{"ModelReadsTraces", check_includes, "reference/a.cpp",
-                "#include \"traces/formats/recording.h\"\n", "#include \"base/ids.h\"\n"},
-        Planted{"BackendReadsTheOracle", check_includes, "cuda_backend/a.cpp",
-                "#include \"reference/plan/page_size.h\"\n", "#include \"base/ids.h\"\n"},
         Planted{"IncludeWithoutFolder", check_includes, "tests/a.cpp", "#include \"a.h\"\n",
                 "#include \"tests/a.h\"\n"},
+        Planted{"LongLineOfADocument", check_lines, "docs/a.md", std::string(101, 'x') + "\n",
+                "```\n" + std::string(101, 'x') + "\n```\n"},
+        Planted{"Release", check_release_names, "sim/a.cpp",
+                "if (name == \"vllm-0.1.0\") return;\n",
+                "source = \"vllm-ascend 1\";  // \"vllm-0.1.0\"\n"},
+        Planted{"DefectInTheBackend", check_seams, "cuda_backend/step/a.cpp",
+                "#include \"cuda_backend/defect.h\"\n", "#include \"cuda_backend/device.h\"\n"},
         Planted{"BarePageSize", check_terms, "sim/a.cpp", "int page_size = 1;\n",
                 "int page_size_bytes = 1;\n"},
         Planted{"Restrict", check_terms, "cuda_backend/kernels/a.cuh",

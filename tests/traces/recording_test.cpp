@@ -173,6 +173,15 @@ INSTANTIATE_TEST_SUITE_P(
             "unknown option", changed(kRecording, "max_num_seqs", "max_seqs"),
             "FILE:1: field `config.max_seqs`: found an option that no engine here has; expected a "
             "known option"},
+        Refused{"hash lookahead below -1",
+                changed(kRecording, "max_num_seqs\":4", "num_hash_lookahead_tokens\":-2"),
+                "FILE:1: field `config.num_hash_lookahead_tokens`: found -2; expected an integer "
+                "from -1 to 2147483647"},
+        Refused{
+            "hash lookahead in words",
+            changed(kRecording, "max_num_seqs\":4", "num_hash_lookahead_tokens\":\"1\""),
+            "FILE:1: field `config.num_hash_lookahead_tokens`: found \"1\"; expected an integer "
+            "from -1 to 2147483647"},
         Refused{"option out of range", changed(kRecording, "max_num_seqs\":4", "max_num_seqs\":0"),
                 "FILE:1: field `config.max_num_seqs`: found 0; expected an integer from 1 to "
                 "2147483647"},

@@ -89,7 +89,8 @@ constexpr std::array kOptions = std::to_array<Option>({
     option<&EngineConfig::dcp, 1>("dcp"),
     option<&EngineConfig::pcp, 1>("pcp"),
     option<&EngineConfig::hash_algorithm>("hash_algorithm"),
-    option<&EngineConfig::num_hash_lookahead_tokens>("num_hash_lookahead_tokens"),
+    option<&EngineConfig::num_hash_lookahead_tokens, kEngineHashLookahead>(
+        "num_hash_lookahead_tokens"),
     option<&EngineConfig::prefix_cache_retention_interval, kDenseRetention>(
         "prefix_cache_retention_interval"),
 });

@@ -94,6 +94,33 @@ TEST(Audit, a_hit_on_a_block_that_holds_another_prefix_is_found) {
              "reads token 0 from slot 0 of block 2, which holds token 4 of request a");
 }
 
+// "b" shares the four tokens of block 1 with "a", and goes on with another one.
+TEST(Audit, a_hit_whose_next_token_another_request_drafted_from_is_found_where_hashes_look_ahead) {
+  Recording recording = shared_prefix();
+  recording.header.engine.version = "0.33.0";
+  EngineConfig& config = recording.header.options.config;
+  config.spec_method = SpecMethod::eagle;
+  config.num_spec_tokens = 1;
+  EXPECT_TRUE(audit(recording).empty());  // it goes on as "a" does
+  Prompt& prompt = recording.steps[0].before[1].request.prompt;
+  prompt = {};
+  prompt.append({TokenRun::Kind::seeded, 7, 0, 4});
+  prompt.append({TokenRun::Kind::seeded, 8, 0, 1});
+  expect_one(recording, 0, "b",
+             "ends with token 3 in slot 3 of block 1, which holds token 3 of request a and was "
+             "drafted from with another token behind it");
+  EXPECT_EQ(audit(recording)[0].rule, AuditRule::draft_read);
+
+  config.num_hash_lookahead_tokens = 0;  // stated: such an engine drops a block, or takes the loss
+  EXPECT_TRUE(audit(recording).empty());
+  config.num_hash_lookahead_tokens = 1;  // stated by an engine that nobody has a profile of
+  recording.header.engine.version = "9.9.9";
+  EXPECT_EQ(audit(recording).size(), 1u);
+  recording.header.engine.version = "0.22.1";
+  config.num_hash_lookahead_tokens = kEngineHashLookahead;
+  EXPECT_TRUE(audit(recording).empty());
+}
+
 TEST(Audit, a_hit_on_a_block_that_was_never_written_is_found) {
   Recording recording = shared_prefix();
   (*recording.steps[0].scheduled[1].blocks)[0][0] = BlockId{5};

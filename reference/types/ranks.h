@@ -1,10 +1,19 @@
-// One rank of tensor and pipeline parallelism: plain numbers. What it keeps of the model's cache is
-// worked out by the reference (reference/plan/rank_plan.h) and by a backend, each for itself.
+// One rank of context, tensor and pipeline parallelism: plain numbers. What a rank keeps of tokens
+// (reference/plan/context_share.h) and of the model's cache (reference/plan/rank_plan.h) is worked
+// out by the reference and by a backend, each for itself.
 #pragma once
 
 #include <cstdint>
 
 namespace lockstep {
+
+// The tokens of a request are dealt out to the ranks in runs of `interleave`.
+struct ContextRank {
+  std::int32_t num_ranks = 1;
+  std::int32_t rank = 0;
+  std::int32_t interleave = 1;  // tokens; divides the block size (cp_kv_cache_interleave_size)
+  bool operator==(const ContextRank&) const = default;
+};
 
 struct ParallelRank {
   std::int32_t tp_size = 1;  // tensor_parallel_size: ranks that share the heads of a layer
