@@ -54,7 +54,7 @@ __global__ void gated_delta_kernel(GatedDeltaParams p) {
 // what its tokens change, by forward substitution, and its state moves on once for a piece. The
 // same function as above.
 //
-// 1. Pieces end where a state is stored (PieceWalk). 2. Rows belong to one warp, as there.
+// 1. Pieces end where a state is stored (for_each_piece()). 2. Rows belong to one warp, as there.
 // 3. Tolerance, in units of u = 2^-24: as there, errors of tokens add up, but what a token reads is
 //    a sum over the piece, off by 2 columns + 100 + 40 sum |g| (two chains over columns, lengths of
 //    two keys, a decay over up to 32 tokens) times |h| + sum |u|, the state before it and the

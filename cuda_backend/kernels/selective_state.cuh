@@ -43,7 +43,7 @@ __global__ void selective_state_kernel(SelectiveStateParams p) {
 // is a masked product of C, B and the decays between tokens, computed once for all rows of a head,
 // and the state moves on once for a piece. The same function as above.
 //
-// 1. Pieces end where a state is stored (PieceWalk). 2. Rows belong to one warp, as there.
+// 1. Pieces end where a state is stored (for_each_piece()). 2. Rows belong to one warp, as there.
 // 3. Tolerance, in units of u = 2^-24 and relative to sums of absolute values: the decay between
 //    two tokens is one exponential of a difference of sums over at most 32 tokens, within
 //    6 + (32 + 19) |sum A dt|; a weight is a chain of `columns` fmaf and an output adds 32 of them.
