@@ -18,15 +18,15 @@ namespace lockstep::cuda {
 // A member that is null changes nothing. They are called in this order; the last two again in every
 // step.
 struct Seams {
-  std::function<void(BackendConfig&)> config;
+  std::function<void(BackendConfig&)> config = nullptr;
   // Stands in front of all other devices; `base` is the device below captured graphs.
-  std::function<std::unique_ptr<Device>(std::unique_ptr<Device>, Device& base)> device;
+  std::function<std::unique_ptr<Device>(std::unique_ptr<Device>, Device& base)> device = nullptr;
   // What a rank holds; the configuration is that of the whole model.
-  std::function<void(const BackendConfig&, RankShare&)> share;
+  std::function<void(const BackendConfig&, RankShare&)> share = nullptr;
   // The views that kernels are given, in the place of those of the plan.
-  std::function<Result<PoolViews>(const BackendConfig&)> views;
-  std::function<void(StepProgram&)> program;
-  std::function<void(std::span<const Operation>, StepGraph&)> graph;
+  std::function<Result<PoolViews>(const BackendConfig&)> views = nullptr;
+  std::function<void(StepProgram&)> program = nullptr;
+  std::function<void(std::span<const Operation>, StepGraph&)> graph = nullptr;
 };
 
 }  // namespace lockstep::cuda

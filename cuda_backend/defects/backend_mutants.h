@@ -7,6 +7,7 @@
 // 2. What happens within one launch is left to KernelDefect (launch/kernel_table.h).
 #pragma once
 
+#include <span>
 #include <string_view>
 #include <vector>
 

@@ -18,9 +18,10 @@ namespace lockstep::cuda {
 // Members that are null, or false, change nothing.
 struct DevicePlant {
   // The parameters of every launch; `behind`: the device that runs it.
-  std::function<void(LaunchParams, Operation&, Device& behind)> launch;
+  std::function<void(LaunchParams, Operation&, Device& behind)> launch = nullptr;
   // The bytes of every upload.
-  std::function<void(const std::string& allocation, std::span<std::byte>, Device& behind)> upload;
+  std::function<void(const std::string& allocation, std::span<std::byte>, Device& behind)> upload =
+      nullptr;
   KernelDefect kernel = KernelDefect::none;
   // A batch takes the graph of the largest size that is not above it.
   bool smaller_graphs = false;

@@ -5,6 +5,7 @@
 #include "cuda_backend/backend/seams.h"
 #include "cuda_backend/defects/planted_device.h"
 #include "cuda_backend/defects/planted_views.h"
+#include "cuda_backend/views/layer_caches.h"
 
 namespace lockstep::cuda {
 
