@@ -2,9 +2,8 @@
 
 #include <fmt/format.h>
 
+#include "cuda_backend/defects/planted_views.h"
 #include "cuda_backend/simt_backend.h"
-#include "cuda_backend/views/views.h"
-#include "cuda_backend/views/views_capacity.h"
 
 namespace lockstep {
 namespace {
@@ -16,15 +15,14 @@ cuda::ViewDefect view_defect(std::string_view name) {
 
 Result<PoolViews> planted_views(const KVCacheConfig& plan, AttentionBackend backend,
                                 CacheLayout layout, std::string_view defect) {
-  return cuda::derive_views(plan, {.backend = backend,
-                                   .layout = layout,
-                                   .rule = LayoutRule::isolated,
-                                   .defect = view_defect(defect)});
+  return cuda::planted_views(plan,
+                             {.backend = backend, .layout = layout, .rule = LayoutRule::isolated},
+                             view_defect(defect));
 }
 
 std::int64_t planted_offset(const TensorView& view, std::span<const std::int64_t> index,
                             std::string_view defect) {
-  return cuda::view_byte_offset(view, index, view_defect(defect));
+  return cuda::planted_byte_offset(view, index, view_defect(defect));
 }
 
 Result<PlanFigures> planted_figures(const KVCacheConfig& plan, const PlanOptions& options,
@@ -35,7 +33,7 @@ Result<PlanFigures> planted_figures(const KVCacheConfig& plan, const PlanOptions
                                    .max_num_seqs = options.max_num_seqs.value_or(1)};
   const auto planted =
       defect.empty() ? cuda::CapacityDefect::none : *cuda::capacity_defect_from_name(defect);
-  const auto capacity = cuda::engine_capacity(plan, limits, planted);
+  const auto capacity = cuda::planted_capacity(plan, limits, planted);
   if (!capacity) return tl::unexpected(capacity.error());
   return PlanFigures{.capacity_tokens = capacity->capacity_tokens,
                      .slot_buffer_rows = capacity->slot_buffer_rows,

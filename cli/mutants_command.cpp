@@ -13,7 +13,7 @@
 #include "cli/commands.h"
 #include "cli/mutant_bench.h"
 #include "cli/terminal.h"
-#include "properties/mutants/mutant_markdown.h"
+#include "properties/mutants/mutant_catalogue.h"
 
 namespace lockstep {
 namespace {

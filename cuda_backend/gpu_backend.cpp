@@ -3,7 +3,8 @@
 #include <utility>
 
 #if LOCKSTEP_HAVE_CUDA
-#include "cuda_backend/cuda_backend.h"
+#include "cuda_backend/backend/cuda_backend.h"
+#include "cuda_backend/defects/backend_mutants.h"
 #include "cuda_backend/gpu/gpu_device.h"
 #endif
 
@@ -24,9 +25,11 @@ Result<std::unique_ptr<Backend>> make_gpu_backend(const BackendConfig& config) {
   if (config.delay_streams)
     return fail(
         "delay_streams: a GPU orders its streams itself; only the SIMT executor delays them");
+  auto seams = cuda::planted_seams(config);
+  if (!seams) return tl::unexpected(seams.error());
   auto device = cuda::make_gpu_device();
   if (!device) return tl::unexpected(device.error());
-  return cuda::make_backend(std::move(*device), config);
+  return cuda::make_backend(std::move(*device), config, std::move(*seams));
 }
 
 #else

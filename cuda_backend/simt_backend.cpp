@@ -1,12 +1,15 @@
 #include "cuda_backend/simt_backend.h"
 
-#include "cuda_backend/cuda_backend.h"
-#include "cuda_backend/simt_device.h"
-#include "cuda_backend/streams/stream_queues.h"
+#include "cuda_backend/backend/cuda_backend.h"
+#include "cuda_backend/defects/backend_mutants.h"
+#include "cuda_backend/device/simt_device.h"
+#include "cuda_backend/streams/stream_device.h"
 
 namespace lockstep {
 
 Result<std::unique_ptr<Backend>> make_simt_backend(const BackendConfig& config) {
+  auto seams = cuda::planted_seams(config);
+  if (!seams) return tl::unexpected(seams.error());
   std::int64_t pool_size_bytes = 0;
   for (const KVCacheTensor& tensor : config.plan.tensors) pool_size_bytes += tensor.size_bytes;
   // A host block is no longer than a block's pages of all tensors.
@@ -17,7 +20,7 @@ Result<std::unique_ptr<Backend>> make_simt_backend(const BackendConfig& config) 
   const bool delays = config.delay_streams || config.check == CheckMode::hunt;
   if (config.num_streams > 1 && delays)
     *device = cuda::make_stream_queues(std::move(*device), config.seed);
-  return cuda::make_backend(std::move(*device), config);
+  return cuda::make_backend(std::move(*device), config, std::move(*seams));
 }
 
 }  // namespace lockstep

@@ -6,7 +6,7 @@
 #include <string>
 
 #include "base/result.h"
-#include "cuda_backend/device.h"
+#include "cuda_backend/device/device.h"
 
 namespace lockstep::cuda {
 

@@ -10,9 +10,9 @@
 namespace lockstep::cuda {
 namespace SIMT_VARIANT {
 
-enum class TableDefect { none, unsplit, keep_length };
-
-template <TableDefect kDefect>
+// kSplit false is KernelDefect::table_unsplit, which is planted here because kernel block ids are
+// worked out here and come from nowhere else.
+template <bool kSplit>
 __device__ __forceinline__ void set_entry(const GroupTable& table, std::int32_t row,
                                           std::int32_t index, std::int32_t block) {
   table.entries[std::int64_t(row) * table.width + index] = block;
@@ -20,8 +20,7 @@ __device__ __forceinline__ void set_entry(const GroupTable& table, std::int32_t 
   if (split == 1) return;  // kernel_entries is entries
   std::int32_t* kernel_entries =
       table.kernel_entries + (std::int64_t(row) * table.width + index) * split;
-  for (std::int32_t i = 0; i < split; ++i)
-    kernel_entries[i] = kDefect == TableDefect::unsplit ? block : block * split + i;
+  for (std::int32_t i = 0; i < split; ++i) kernel_entries[i] = kSplit ? block * split + i : block;
 }
 
 // Grid: (rows to clear * groups) threads.
@@ -34,27 +33,57 @@ __global__ void clear_rows_kernel(TableClearParams p) {
 }
 
 // Grid: one CTA for each append; its threads share the entries.
-template <TableDefect kDefect>
+template <bool kSplit>
 __global__ void append_entries_kernel(TableAppendParams p) {
   const TableAppend append = p.appends[blockIdx.x];
   const GroupTable table = p.groups[append.group];
   for (std::uint32_t i = threadIdx.x; i < append.count; i += blockDim.x)
-    set_entry<kDefect>(table, append.row, append.first + i, p.block_ids[append.begin + i]);
-  if (threadIdx.x != 0) return;
-  std::int32_t length = append.first + append.count;
-  if constexpr (kDefect == TableDefect::keep_length) {
-    const std::int32_t kept = simt::load_any(table.lengths + append.row);
-    length = kept > length ? kept : length;
-  }
-  table.lengths[append.row] = length;
+    set_entry<kSplit>(table, append.row, append.first + i, p.block_ids[append.begin + i]);
+  if (threadIdx.x == 0) table.lengths[append.row] = append.first + append.count;
 }
 
 // Grid: one thread for each edit.
-template <TableDefect kDefect>
+template <bool kSplit>
 __global__ void edit_entries_kernel(TableEditParams p) {
   for (std::uint32_t i = first_item(); i < std::uint32_t(p.num_edits); i += item_stride()) {
     const TableEntry edit = p.edits[i];
-    set_entry<kDefect>(p.groups[edit.group], edit.row, edit.index, edit.block);
+    set_entry<kSplit>(p.groups[edit.group], edit.row, edit.index, edit.block);
+  }
+}
+
+// Slot mapping: where the token at a position of a row goes, looked up in the group's own block
+// table. slot = kernel_block_id * kernel_block_size + position % kernel_block_size, which is the
+// same number as block_id * block_size + position % block_size. Tokens past the live ones (a
+// padded batch) get pad_slot.
+//
+// Under context parallelism a block of the table stands for a block on each of the ranks: its
+// tokens are dealt out in runs of `interleave`, and those of other ranks get pad_slot.
+//
+// Grid: x covers num_padded_tokens, y is the group.
+__global__ void slot_mapping_kernel(SlotMappingParams p) {
+  const std::int32_t group = blockIdx.y;
+  Slot* slots = p.slots + group * p.slots_stride;
+  const GroupTable table = p.groups[group];
+  const std::int64_t width = std::int64_t(table.width) * table.blocks_per_kv_block;
+  const std::int32_t num_tokens = p.num_live_tokens != nullptr ? *p.num_live_tokens : p.num_tokens;
+  for (std::uint32_t token = first_item(); token < std::uint32_t(p.num_padded_tokens);
+       token += item_stride()) {
+    if (token >= std::uint32_t(num_tokens) || width == 0) {
+      slots[token] = p.pad_slot;
+      continue;
+    }
+    const std::int32_t position = p.positions[token];
+    const std::int64_t tokens_in_block = std::int64_t(table.slot_block_size) * p.context_ranks;
+    const std::int64_t offset = position % tokens_in_block;
+    const std::int64_t run = offset / p.interleave;
+    if (run % p.context_ranks != p.context_rank) {
+      slots[token] = p.pad_slot;
+      continue;
+    }
+    const std::int64_t index = position / tokens_in_block;
+    const Slot block = table.kernel_entries[p.token_rows[token] * width + index];
+    slots[token] = block * table.slot_block_size + run / p.context_ranks * p.interleave +
+                   offset % p.interleave;
   }
 }
 

@@ -11,6 +11,8 @@
 namespace lockstep::cuda {
 namespace SIMT_VARIANT {
 
+// Planted here because no parameter can say either: 32 bits for an address that is worked out here,
+// and two CTAs of one launch at one row.
 enum class WriteDefect { none, offset_int32, race };
 
 // Grid: flat over (token, head, unit); a thread moves its unit of K and of V.

@@ -14,8 +14,6 @@
 namespace lockstep::cuda {
 namespace SIMT_VARIANT {
 
-enum class ScaleDefect { none, other_head, not_stored };
-
 struct SlotPlace {
   std::int64_t block, offset;
 };
@@ -82,7 +80,9 @@ __device__ __forceinline__ float largest_of_row(const PartWrite& part, const std
 }
 
 // Grid: x is the token, y the head, z the part; CTAs of one warp, which scales and writes one row.
-template <int kItem, ScaleDefect kDefect>
+// kStoresScale false is KernelDefect::scale_not_stored, which is planted here because the scale is
+// worked out here.
+template <int kItem, bool kStoresScale>
 __global__ void quantise_rows_kernel(WritePartsParams p) {
   const PartWrite& part = p.parts[blockIdx.z];
   const std::int64_t token = blockIdx.x;
@@ -94,10 +94,8 @@ __global__ void quantise_rows_kernel(WritePartsParams p) {
       part.source + token * part.source_token_stride + head * part.source_head_stride;
   const float largest = largest_of_row<kItem>(part, source);
   const float scale = fmaxf(largest / largest_number(part.to.dtype), 1e-6f);
-  const std::int32_t scale_head =
-      kDefect == ScaleDefect::other_head ? (head + 1) % part.to.num_heads : head;
-  if (threadIdx.x == 0 && kDefect != ScaleDefect::not_stored)
-    *part_scale(part.to, place.block, place.offset, scale_head) = scale;
+  if (threadIdx.x == 0 && kStoresScale)
+    *part_scale(part.to, place.block, place.offset, head) = scale;
   std::byte* row = part_row(part.to, place.block, place.offset, head);
   const std::int32_t source_bytes = element_bytes(part.source_dtype);
   for (std::int32_t at = threadIdx.x * kItem; at < part.to.head_size; at += 32 * kItem) {

@@ -10,14 +10,11 @@
 //    dtype. The state is moved: exact.
 #pragma once
 
-#include "cuda_backend/kernels/activations.cuh"
 #include "cuda_backend/kernels/engine_params.h"
 #include "cuda_backend/kernels/number_formats.cuh"
 
 namespace lockstep::cuda {
 namespace SIMT_VARIANT {
-
-enum class ConvDefect { none, offset_ignored };
 
 __device__ __forceinline__ std::byte* conv_state(const ConvParams& p, std::int64_t block,
                                                  std::int64_t channel, std::int64_t position) {
@@ -61,17 +58,16 @@ __device__ __forceinline__ void keep_inputs(const ConvParams& p, const ConvItem&
 }
 
 // Grid: x is the item, y shares the channels.
-template <int kWidth, ConvDefect kDefect>
+template <int kWidth>
 __global__ void causal_conv1d_kernel(ConvParams p) {
   const ConvItem item = p.items[blockIdx.x];
   if (item.num_tokens == 0) return;
-  const std::int32_t offset = kDefect == ConvDefect::offset_ignored ? 0 : item.offset;
   for (std::int64_t channel = std::int64_t(blockIdx.y) * blockDim.x + threadIdx.x;
        channel < p.num_channels; channel += std::int64_t(gridDim.y) * blockDim.x) {
     ConvHistory<kWidth> history{}, old;
     if (item.source != 0)
       for (std::int32_t i = 0; i + 1 < kWidth; ++i)
-        history.push(load_number(conv_state(p, item.source, channel, offset + i), p.dtype));
+        history.push(load_number(conv_state(p, item.source, channel, item.offset + i), p.dtype));
     old = history;
     const float* weights = p.weights + channel * kWidth;
     const float bias = p.bias == nullptr ? 0.0f : p.bias[channel];

@@ -23,7 +23,6 @@ __device__ __forceinline__ float reciprocal_length(const float* vector, std::int
 }
 
 // Grid: x is the item, y the head, z shares the rows.
-template <RecurrenceDefect kDefect>
 __global__ void gated_delta_kernel(GatedDeltaParams p) {
   const RecurrentItem item = p.items[blockIdx.x];
   const std::int32_t head = blockIdx.y, columns = p.states.columns;
@@ -45,9 +44,149 @@ __global__ void gated_delta_kernel(GatedDeltaParams p) {
       });
       const float o = dot_with_row(state, q, columns) * (q_factor * p.scale);
       if (threadIdx.x % 32 == 0) p.o[at * p.states.rows + row] = o;
-      store_state_row(p.states, state_target<kDefect>(p.state_targets, item, n), head, row, state);
+      store_state_row(p.states, state_target(p.state_targets, item, n), head, row, state);
     }
   }
+}
+
+// The gated delta rule for long chunks: within a piece of up to 32 tokens, products of keys with
+// keys and of queries with keys are computed once for all rows of a head; each row then solves for
+// what its tokens change, by forward substitution, and its state moves on once for a piece. The
+// same function as above.
+//
+// 1. Pieces end where a state is stored (for_each_piece()). 2. Rows belong to one warp, as there.
+// 3. Tolerance, in units of u = 2^-24: as there, errors of tokens add up, but what a token reads is
+//    a sum over the piece, off by 2 columns + 100 + 40 sum |g| (two chains over columns, lengths of
+//    two keys, a decay over up to 32 tokens) times |h| + sum |u|, the state before it and the
+//    changes u so far (advance() of tests/cuda_backend/recurrence_oracle.h).
+
+// What the CTA shares of a piece.
+struct DeltaShared {
+  float* k_factor;  // [kPieceTokens]: to length one, or 1
+  float* q_factor;  // [kPieceTokens]: the scale of outputs included
+  float* decayed;   // [kPieceTokens]: the sum of g up to the token
+  float* read;      // [kPieceTokens, kPieceTokens]: of token s's change, as token t reads it back
+  float* shown;     // [kPieceTokens, kPieceTokens]: the same in token t's output
+};
+
+__device__ __forceinline__ float dot_in_order(const float* a, const float* b,
+                                              std::int32_t columns) {
+  float sum = 0.0f;
+  for (std::int32_t column = 0; column < columns; ++column) sum = fmaf(a[column], b[column], sum);
+  return sum;
+}
+
+struct DeltaPiece {
+  const float* k;  // of the first token; rows of num_key_heads * columns
+  const float* q;
+  std::int64_t stride;
+  std::int64_t first;
+  std::int32_t count, head;
+};
+__device__ __forceinline__ DeltaPiece piece_at(const GatedDeltaParams& p, std::int64_t first,
+                                               std::int32_t count, std::int32_t head) {
+  const std::int32_t key_head = head / (p.states.num_heads / p.num_key_heads);
+  const std::int64_t stride = std::int64_t(p.num_key_heads) * p.states.columns;
+  const std::int64_t at = first * stride + std::int64_t(key_head) * p.states.columns;
+  return {p.k + at, p.q + at, stride, first, count, head};
+}
+
+// Every thread of the CTA, which then meets.
+__device__ __forceinline__ void prepare_delta(const GatedDeltaParams& p, const DeltaShared& shared,
+                                              const DeltaPiece& piece) {
+  const std::int32_t columns = p.states.columns, count = piece.count;
+  for (std::int32_t t = threadIdx.x; t < count; t += blockDim.x) {
+    const float *k = piece.k + t * piece.stride, *q = piece.q + t * piece.stride;
+    shared.k_factor[t] = p.normalise ? 1.0f / sqrtf(dot_in_order(k, k, columns) + 1e-6f) : 1.0f;
+    shared.q_factor[t] =
+        p.normalise ? p.scale / sqrtf(dot_in_order(q, q, columns) + 1e-6f) : p.scale;
+  }
+  if (threadIdx.x == 0) {
+    float sum = 0.0f;
+    for (std::int32_t t = 0; t < count; ++t) {
+      sum += p.g[(piece.first + t) * p.states.num_heads + piece.head];
+      shared.decayed[t] = sum;
+    }
+  }
+  __syncthreads();
+  for (std::int32_t i = threadIdx.x; i < count * count; i += blockDim.x) {
+    const std::int32_t t = i / count, s = i - t * count;
+    if (s > t) continue;
+    const float* k = piece.k + s * piece.stride;
+    const float decay = exp_nonpositive(shared.decayed[t] - shared.decayed[s]) * shared.k_factor[s];
+    const float key = dot_in_order(piece.k + t * piece.stride, k, columns) * shared.k_factor[t];
+    const float query = dot_in_order(piece.q + t * piece.stride, k, columns) * shared.q_factor[t];
+    shared.read[t * kPieceTokens + s] = key * decay;
+    shared.shown[t * kPieceTokens + s] = query * decay;
+  }
+  __syncthreads();
+}
+
+// The row's changes, outputs and state; lane n stands for token n.
+// kCarryUndecayed is KernelDefect::chunk_carry_undecayed, which is planted here because the decay is
+// worked out here.
+template <bool kCarryUndecayed>
+__device__ __forceinline__ void advance_delta_row(const GatedDeltaParams& p,
+                                                  const DeltaShared& shared,
+                                                  const DeltaPiece& piece, StateRow& state,
+                                                  std::int32_t row) {
+  const std::int32_t lane = threadIdx.x % 32, columns = p.states.columns;
+  const std::int64_t at = (piece.first + lane) * p.states.num_heads + piece.head;
+  const bool own_token = lane < piece.count;
+  const float v = own_token ? p.v[at * p.states.rows + row] : 0.0f;
+  const float beta = own_token ? p.beta[at] : 0.0f;
+  const auto product = [&](const float* vector) {
+    float sum = 0.0f;
+    for_own_columns(columns, [&](int i, std::int32_t column) {
+      sum = fmaf(state.values[i], vector[column], sum);
+    });
+    return sum;
+  };
+  float change = 0.0f;
+  for (std::int32_t t = 0; t < piece.count; ++t) {
+    const float decay = kCarryUndecayed ? 1.0f : exp_nonpositive(shared.decayed[t]);
+    float part = product(piece.k + t * piece.stride) * (decay * shared.k_factor[t]);
+    if (lane < t) part = fmaf(shared.read[t * kPieceTokens + lane], change, part);
+    const float read_back = simt::warp_sum(part);
+    if (lane == t) change = (v - read_back) * beta;
+  }
+  for (std::int32_t t = 0; t < piece.count; ++t) {
+    float part = product(piece.q + t * piece.stride) *
+                 (exp_nonpositive(shared.decayed[t]) * shared.q_factor[t]);
+    if (lane <= t) part = fmaf(shared.shown[t * kPieceTokens + lane], change, part);
+    const float o = simt::warp_sum(part);
+    if (lane == t) p.o[at * p.states.rows + row] = o;
+  }
+  const float total = shared.decayed[piece.count - 1], decay = exp_nonpositive(total);
+  for (float& value : state.values) value *= decay;
+  for (std::int32_t s = 0; s < piece.count; ++s) {
+    const float added = exp_nonpositive(total - shared.decayed[s]) * shared.k_factor[s] *
+                        __shfl_sync(0xffffffffu, change, s);
+    const float* k = piece.k + s * piece.stride;
+    for_own_columns(columns, [&](int i, std::int32_t column) {
+      state.values[i] = fmaf(added, k[column], state.values[i]);
+    });
+  }
+}
+
+// Grid: x is the item, y the head, z shares the rows, kRowsOfWarp to a warp.
+template <bool kCarryUndecayed>
+__global__ void delta_chunks_kernel(GatedDeltaParams p) {
+  SIMT_SHARED_ARRAY(float, k_factor, kPieceTokens);
+  SIMT_SHARED_ARRAY(float, q_factor, kPieceTokens);
+  SIMT_SHARED_ARRAY(float, decayed, kPieceTokens);
+  SIMT_SHARED_ARRAY(float, read, kPieceTokens* kPieceTokens);
+  SIMT_SHARED_ARRAY(float, shown, kPieceTokens* kPieceTokens);
+  const DeltaShared shared{k_factor, q_factor, decayed, read, shown};
+  const std::int32_t head = blockIdx.y;
+  for_each_piece(
+      p.states, p.items[blockIdx.x], p.state_targets,
+      [&](std::int32_t first, std::int32_t count) {
+        prepare_delta(p, shared, piece_at(p, first, count, head));
+      },
+      [&](StateRow& state, std::int32_t row, std::int32_t first, std::int32_t count) {
+        advance_delta_row<kCarryUndecayed>(p, shared, piece_at(p, first, count, head), state, row);
+      });
 }
 
 }  // namespace SIMT_VARIANT

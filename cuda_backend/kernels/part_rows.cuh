@@ -2,8 +2,8 @@
 // Device code of whatever writes or reads parts.
 #pragma once
 
+#include "cuda_backend/kernels/engine_params.h"
 #include "cuda_backend/kernels/number_formats.cuh"
-#include "cuda_backend/kernels/part_layout.h"
 
 namespace lockstep::cuda {
 namespace SIMT_VARIANT {

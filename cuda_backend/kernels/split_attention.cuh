@@ -1,6 +1,6 @@
 // Softmax attention over a paged cache, split along the context: each CTA covers a run of keys for
-// one query and one query head and leaves a partial softmax, which attention_combine.cuh joins.
-// Decoding requests and prefill chunks alike; any layout, dtype and scaling of part_layout.h.
+// one query and one query head and leaves a partial softmax, which the kernel below it joins.
+// Decoding requests and prefill chunks alike; any layout, dtype and scaling of PartLayout.
 //
 // 1. A query at position p sees [first, p], where a window keeps the last `window` of them and a
 //    local chunk those of p's chunk; a query that is not causal sees its whole request.
@@ -23,19 +23,15 @@ namespace SIMT_VARIANT {
 
 inline constexpr std::int32_t kMaxHeadSize = 576;
 
-enum class AttentionDefect { none, combine_unscaled, scale_of_other_head, window_off_by_one };
-
 struct KeyRange {
   std::int32_t first, last;
 };
-template <AttentionDefect kDefect>
 __device__ __forceinline__ KeyRange visible_keys(const SplitAttentionParams& p, std::int64_t token,
                                                  std::int32_t row) {
   if (!p.causal) return {0, p.seq_lens[row]};
   const std::int32_t last = p.positions[token] + 1;
   std::int32_t first = 0;
-  const std::int32_t window = p.window + (kDefect == AttentionDefect::window_off_by_one ? 1 : 0);
-  if (p.window > 0 && last > window) first = last - window;
+  if (p.window > 0 && last > p.window) first = last - p.window;
   if (p.chunk > 0) {
     const std::int32_t chunk_first = (last - 1) / p.chunk * p.chunk;
     first = first < chunk_first ? chunk_first : first;
@@ -110,23 +106,21 @@ struct SplitShared {
 };
 
 // Scores the tile [first, last) of at most 32 keys, one for each lane, and weighs them.
-template <int kItem, AttentionDefect kDefect>
+template <int kItem>
 __device__ __forceinline__ void weigh_keys(SplitState<kItem>& state, const SplitShared& shared,
                                            const SplitAttentionParams& p, std::int32_t row,
                                            std::int32_t kv_head, std::int32_t first,
                                            std::int32_t last) {
   const std::int32_t lane = threadIdx.x;
   const bool seen = first + lane < last;
-  const std::int32_t scale_head =
-      kDefect == AttentionDefect::scale_of_other_head ? (kv_head + 1) % p.key.num_heads : kv_head;
   float score = -INFINITY, value_scale = 1.0f;
   if (seen) {
     const KeyPlace place = place_of_key(p, row, first + lane);
     shared.places[lane] = place;
     const float dot = dot_with_key<kItem>(shared.query, p.key,
                                           part_row(p.key, place.block, place.offset, kv_head));
-    score = dot * scale_of_row(p.key, place, scale_head) * p.scale;
-    value_scale = scale_of_row(p.value, place, scale_head);
+    score = dot * scale_of_row(p.key, place, kv_head) * p.scale;
+    value_scale = scale_of_row(p.value, place, kv_head);
   }
   const float highest = simt::warp_max(score);
   const float maximum = state.maximum < highest ? highest : state.maximum;
@@ -185,7 +179,7 @@ __device__ __forceinline__ void write_values(const SplitState<kItem>& state, flo
 
 // Grid: x is the token, y the query head, z the split. CTAs of one warp. The only split of a query
 // writes its output; of several, each writes a partial.
-template <int kItem, AttentionDefect kDefect>
+template <int kItem>
 __global__ void split_attention_kernel(SplitAttentionParams p) {
   SIMT_SHARED_ARRAY(float, query, kMaxHeadSize);
   SIMT_SHARED_ARRAY(float, weights, 32);
@@ -195,7 +189,7 @@ __global__ void split_attention_kernel(SplitAttentionParams p) {
   const std::int32_t query_head = blockIdx.y, split = blockIdx.z;
   const std::int32_t row = p.token_rows[token];
   if (row < 0) return;
-  const KeyRange keys = visible_keys<kDefect>(p, token, row);
+  const KeyRange keys = visible_keys(p, token, row);
   const std::int32_t num_splits = splits_of(keys, p.split_keys);
   if (split >= num_splits) return;
 
@@ -213,7 +207,7 @@ __global__ void split_attention_kernel(SplitAttentionParams p) {
   SplitState<kItem> state;
   state.share((p.value.head_size + kItem - 1) / kItem);
   for (std::int32_t tile = first; tile < last; tile += 32) {
-    weigh_keys<kItem, kDefect>(state, shared, p, row, kv_head, tile, last);
+    weigh_keys<kItem>(state, shared, p, row, kv_head, tile, last);
     __syncwarp();
     add_values<kItem>(state, shared, p.value, kv_head, last - tile < 32 ? last - tile : 32);
     __syncwarp();
@@ -229,6 +223,36 @@ __global__ void split_attention_kernel(SplitAttentionParams p) {
     partial[1] = state.sum;
   }
   write_values<kItem>(state, shared.query, partial + 2, p.value.head_size, 1.0f);
+}
+
+// Joins the partial softmaxes of the splits: each was taken relative to its own maximum,
+// so its sum and its values are rescaled to the highest of all before they are added, in the order
+// of the splits. A query with one split has its output already; one without keys gets zeros.
+//
+// Grid: x is the token, y the query head; threads share the elements of the output.
+// kRescaled false is KernelDefect::combine_unscaled, which is planted here because the factors are
+// worked out here.
+template <bool kRescaled>
+__global__ void attention_combine_kernel(SplitAttentionParams p) {
+  const std::int64_t token = blockIdx.x;
+  const std::int32_t query_head = blockIdx.y, row = p.token_rows[token];
+  if (row < 0) return;
+  float* output = p.outputs + (token * p.num_query_heads + query_head) * p.value.head_size;
+  const std::int32_t num_splits = splits_of(visible_keys(p, token, row), p.split_keys);
+  if (num_splits == 1) return;
+  float maximum = -INFINITY;
+  for (std::int32_t split = 0; split < num_splits; ++split)
+    maximum = fmaxf(maximum, partial_of(p, token, query_head, split)[0]);
+  for (std::int32_t at = threadIdx.x; at < p.value.head_size; at += blockDim.x) {
+    float sum = 0.0f, value = 0.0f;
+    for (std::int32_t split = 0; split < num_splits; ++split) {
+      const float* partial = partial_of(p, token, query_head, split);
+      const float factor = kRescaled ? exp_nonpositive(partial[0] - maximum) : 1.0f;
+      sum = fmaf(factor, partial[1], sum);
+      value = fmaf(factor, partial[2 + at], value);
+    }
+    output[at] = sum > 0.0f ? value / sum : 0.0f;
+  }
 }
 
 }  // namespace SIMT_VARIANT

@@ -13,6 +13,7 @@ namespace SIMT_VARIANT {
 
 inline constexpr std::uint32_t kPartState = 16;
 
+// Planted here because no item can say either: a token twice, and a word by two threads.
 enum class StateDefect { none, pads_included, update_race };
 
 // Grid: x is the update, y the state tensor of its group, z shares the words.

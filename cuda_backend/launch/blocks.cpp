@@ -1,5 +1,6 @@
 // Launchers of what works on whole blocks and pages: zero, copy, poison, fingerprint, states.
 #include "cuda_backend/kernels/block_moves.cuh"
+#include "cuda_backend/kernels/move_bytes.cuh"
 #include "cuda_backend/kernels/page_fingerprint.cuh"
 #include "cuda_backend/kernels/state_update.cuh"
 #include "cuda_backend/launch/grid.h"
@@ -69,11 +70,39 @@ int launch_update_states(const LaunchPlace& place, const StateUpdateParams& para
   config.grid.y = static_cast<std::uint32_t>(params.max_states);
   config.grid.z = shares_of_region(params.max_state_bytes, kBytesPerCta);
   auto* kernel = state_update_kernel<StateDefect::none>;
-  if (place.defect == Defect::state_pads_included)
+  if (place.defect == KernelDefect::state_pads_included)
     kernel = state_update_kernel<StateDefect::pads_included>;
-  if (place.defect == Defect::state_update_race)
+  if (place.defect == KernelDefect::state_update_race)
     kernel = state_update_kernel<StateDefect::update_race>;
   return status_of(simt::launch(config, kernel, params));
+}
+
+// Launchers of moves: bytes, and pages between caches.
+namespace {
+
+// Bytes that one CTA takes before a second one shares them.
+constexpr std::int64_t kMoveBytesPerCta = 32 * 1024;
+
+}  // namespace
+
+int launch_move_bytes(const LaunchPlace& place, const MoveBytesParams& params) {
+  if (params.num_moves == 0 || params.max_size_bytes == 0) return nothing_to_do();
+  auto config = job_grid(place, "move_bytes", params.num_moves, params.max_size_bytes / 8);
+  config.block.x = std::min<std::uint32_t>(config.block.x, kMoveThreads);
+  config.grid.y = shares_of_region(params.max_size_bytes, kMoveBytesPerCta);
+  auto* kernel =
+      place.defect == KernelDefect::shift_race ? move_bytes_kernel<true> : move_bytes_kernel<false>;
+  return status_of(simt::launch(config, kernel, params));
+}
+
+int launch_copy_pages(const LaunchPlace& place, const CopyPagesParams& params) {
+  if (params.num_pairs == 0 || params.num_regions == 0) return nothing_to_do();
+  if (!fits_grid(params.num_pairs, params.num_regions)) return too_large();
+  auto config =
+      job_grid(place, "copy_pages", params.num_pairs, divide_up(params.max_region_bytes, 16));
+  config.grid.y = static_cast<std::uint32_t>(params.num_regions);
+  config.grid.z = shares_of_region(params.max_region_bytes, kMoveBytesPerCta);
+  return status_of(simt::launch(config, copy_pages_kernel, params));
 }
 
 }  // namespace SIMT_VARIANT

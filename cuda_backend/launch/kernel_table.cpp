@@ -1,6 +1,5 @@
 #include "cuda_backend/launch/kernel_table.h"
 
-#include "cuda_backend/launch/engine_launchers.h"
 #include "cuda_backend/launch/launchers.h"
 
 namespace lockstep::cuda {
@@ -28,6 +27,20 @@ extern const KernelTable kernel_table = {
     .paged_attention = launch_paged_attention,
     .update_states = launch_update_states,
     .error_text = error_text,
+};
+
+extern const EngineKernels engine_kernels = {
+    .write_parts = launch_write_parts,
+    .split_attention = launch_split_attention,
+    .causal_conv1d = launch_causal_conv1d,
+    .selective_state = launch_selective_state,
+    .selective_chunks = launch_selective_chunks,
+    .gated_delta = launch_gated_delta,
+    .delta_chunks = launch_delta_chunks,
+    .move_bytes = launch_move_bytes,
+    .copy_pages = launch_copy_pages,
+    .request_slots = launch_request_slots,
+    .batch_tables = launch_batch_tables,
 };
 
 }  // namespace SIMT_VARIANT

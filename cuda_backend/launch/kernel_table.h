@@ -2,7 +2,7 @@
 // kernels: simt_fast::kernel_table and simt_checked::kernel_table on the CPU,
 // simt_cuda::kernel_table on a GPU.
 //
-// A launcher works out the grid, picks the instance (access width, planted defect) and launches;
+// A launcher works out the grid, picks the instance (access width) and launches;
 // with nothing to do it launches nothing. It returns 0 or the platform's error, which error_text()
 // puts in words. Launchers do not wait. They check shapes that a grid cannot express, and nothing
 // else: what the parameters point to is the caller's word.
@@ -10,12 +10,28 @@
 
 #include <cstdint>
 
-#include "cuda_backend/defect.h"
 #include "cuda_backend/kernels/engine_params.h"
 #include "cuda_backend/kernels/params.h"
 #include "cuda_backend/simt/simt.h"
 
 namespace lockstep::cuda {
+
+// What a kernel can be made to do wrong itself, for what no parameter expresses: the order of
+// accesses within one launch, and numbers that it works out and that lie nowhere before. Launchers
+// give it to kernels as a template argument, so that those of a healthy backend carry no trace of
+// it. Every other planted defect is outside: cuda_backend/defects/.
+enum class KernelDefect : std::uint8_t {
+  none,
+  write_race,             // write_rows: the first token's row once more, by another CTA
+  write_offset_int32,     // write_rows: block times stride in 32 bits
+  table_unsplit,          // append_entries, edit_entries: kernel block ids are the manager's
+  state_pads_included,    // update_states: the last token advances a state twice
+  state_update_race,      // update_states: two threads advance one word
+  scale_not_stored,       // write_parts: the scale that was worked out is dropped
+  combine_unscaled,       // split_attention: partial softmaxes are added as they are
+  chunk_carry_undecayed,  // *_chunks: the state before a piece enters it without its decay
+  shift_race,             // move_bytes: an overlapping move in no order
+};
 
 // Where and in what shape launches run. The same kernels take other shapes on a CPU, where a thread
 // costs as much as twenty bytes moved.
@@ -25,7 +41,7 @@ struct LaunchPlace {
   std::uint32_t items_per_thread = 1;    // moves
   std::uint32_t items_per_reducer = 16;  // sums
   bool whole_warps = true;               // sums reduce over warps; CTAs are multiples of 32
-  Defect defect = Defect::none;
+  KernelDefect defect = KernelDefect::none;
 };
 
 template <class Params>
@@ -52,5 +68,26 @@ struct KernelTable {
 };
 
 SIMT_DECLARE_IN_VARIANTS(extern const KernelTable kernel_table;)
+
+// Launchers of the kernels that a serving engine runs on real numbers: cache writes with
+// quantisation, split attention, convolutions, recurrences, state and page moves, slots and block
+// tables of a batch. A table of each build, beside the one whose kernels follow the protocol of
+// sim/protocol/backend.h; the same promises hold. docs/kernels.md lists shapes, oracles and
+// tolerances.
+struct EngineKernels {
+  Launcher<WritePartsParams> write_parts;
+  Launcher<SplitAttentionParams> split_attention;  // with the joining of its splits
+  Launcher<ConvParams> causal_conv1d;
+  Launcher<SelectiveStateParams> selective_state;
+  Launcher<SelectiveStateParams> selective_chunks;  // the same function, for many tokens
+  Launcher<GatedDeltaParams> gated_delta;
+  Launcher<GatedDeltaParams> delta_chunks;  // the same function, for many tokens
+  Launcher<MoveBytesParams> move_bytes;
+  Launcher<CopyPagesParams> copy_pages;
+  Launcher<RequestSlotsParams> request_slots;
+  Launcher<BatchTablesParams> batch_tables;
+};
+
+SIMT_DECLARE_IN_VARIANTS(extern const EngineKernels engine_kernels;)
 
 }  // namespace lockstep::cuda

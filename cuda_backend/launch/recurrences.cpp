@@ -1,11 +1,9 @@
 // Launchers of what keeps a state for each request: convolutions and recurrences.
 #include "cuda_backend/kernels/causal_conv1d.cuh"
-#include "cuda_backend/kernels/delta_chunks.cuh"
 #include "cuda_backend/kernels/gated_delta.cuh"
-#include "cuda_backend/kernels/selective_chunks.cuh"
 #include "cuda_backend/kernels/selective_state.cuh"
-#include "cuda_backend/launch/engine_launchers.h"
 #include "cuda_backend/launch/grid.h"
+#include "cuda_backend/launch/launchers.h"
 
 namespace lockstep::cuda {
 namespace SIMT_VARIANT {
@@ -22,10 +20,7 @@ int convolve(const LaunchPlace& place, const ConvParams& params) {
   config.grid.x = static_cast<std::uint32_t>(params.num_items);
   config.grid.y = static_cast<std::uint32_t>(
       std::min<std::int64_t>(divide_up(threads, config.block.x), kMaxGridYZ));
-  auto* kernel = place.defect == Defect::conv_offset_ignored
-                     ? causal_conv1d_kernel<kWidth, ConvDefect::offset_ignored>
-                     : causal_conv1d_kernel<kWidth, ConvDefect::none>;
-  return status_of(simt::launch(config, kernel, params));
+  return status_of(simt::launch(config, causal_conv1d_kernel<kWidth>, params));
 }
 
 // A warp for each row of a state: up to four to a CTA where threads are cheap, one on a CPU.
@@ -71,38 +66,34 @@ int launch_causal_conv1d(const LaunchPlace& place, const ConvParams& params) {
 int launch_selective_state(const LaunchPlace& place, const SelectiveStateParams& params) {
   if (params.num_items == 0 || params.states.rows == 0) return nothing_to_do();
   if (!fits(params.num_items, params.states)) return too_large();
-  auto* kernel = place.defect == Defect::state_targets_last
-                     ? selective_state_kernel<RecurrenceDefect::every_target_last>
-                     : selective_state_kernel<RecurrenceDefect::none>;
-  return status_of(simt::launch(
-      rows_grid(place, "selective_state", params.num_items, params.states), kernel, params));
+  return status_of(
+      simt::launch(rows_grid(place, "selective_state", params.num_items, params.states),
+                   selective_state_kernel, params));
 }
 
 int launch_selective_chunks(const LaunchPlace& place, const SelectiveStateParams& params) {
   if (params.num_items == 0 || params.states.rows == 0) return nothing_to_do();
   if (!fits(params.num_items, params.states)) return too_large();
   const auto config = pieces_grid(place, "selective_chunks", params.num_items, params.states);
-  auto* kernel = place.defect == Defect::chunk_carry_undecayed ? selective_chunks_kernel<true>
-                                                               : selective_chunks_kernel<false>;
+  auto* kernel = place.defect == KernelDefect::chunk_carry_undecayed
+                     ? selective_chunks_kernel<true>
+                     : selective_chunks_kernel<false>;
   return status_of(simt::launch(config, kernel, params));
 }
 
 int launch_gated_delta(const LaunchPlace& place, const GatedDeltaParams& params) {
   if (params.num_items == 0 || params.states.rows == 0) return nothing_to_do();
   if (!fits(params.num_items, params.states)) return too_large();
-  auto* kernel = place.defect == Defect::state_targets_last
-                     ? gated_delta_kernel<RecurrenceDefect::every_target_last>
-                     : gated_delta_kernel<RecurrenceDefect::none>;
   return status_of(simt::launch(rows_grid(place, "gated_delta", params.num_items, params.states),
-                                kernel, params));
+                                gated_delta_kernel, params));
 }
 
 int launch_delta_chunks(const LaunchPlace& place, const GatedDeltaParams& params) {
   if (params.num_items == 0 || params.states.rows == 0) return nothing_to_do();
   if (!fits(params.num_items, params.states)) return too_large();
   const auto config = pieces_grid(place, "delta_chunks", params.num_items, params.states);
-  auto* kernel = place.defect == Defect::chunk_carry_undecayed ? delta_chunks_kernel<true>
-                                                               : delta_chunks_kernel<false>;
+  auto* kernel = place.defect == KernelDefect::chunk_carry_undecayed ? delta_chunks_kernel<true>
+                                                                     : delta_chunks_kernel<false>;
   return status_of(simt::launch(config, kernel, params));
 }
 

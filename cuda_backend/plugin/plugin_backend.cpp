@@ -6,9 +6,9 @@
 #include <cstring>
 
 #include "base/check.h"
+#include "cuda_backend/device/protocol.h"
 #include "cuda_backend/plugin/plugin_library.h"
 #include "cuda_backend/plugin/plugin_plan.h"
-#include "cuda_backend/protocol.h"
 
 namespace lockstep {
 namespace {
@@ -380,7 +380,7 @@ Result<std::unique_ptr<Backend>> make_plugin_backend(const std::string& path,
     return fail("a plugin has no host tier; loads and stores are for cuda and simt");
   auto library = PluginLibrary::open(path);
   if (!library) return tl::unexpected(library.error());
-  auto share = share_of_rank(config, Defect::none);
+  auto share = share_of_rank(config);
   if (!share) return tl::unexpected(share.error());
   BackendConfig own = config;
   own.plan = std::move(share->plan);

@@ -17,7 +17,7 @@ Result<std::unique_ptr<PluginPlan>> PluginPlan::create(const BackendConfig& conf
     LS_CHECK(config.plan.tensors[t].size_bytes < std::int64_t{1} << kTensorShift, "tensor {}", t);
     plan->bases_.push_back(reinterpret_cast<std::byte*>((t + 1) << kTensorShift));
   }
-  auto layers = layer_caches(config, {}, places, plan->bases_);
+  auto layers = layer_caches(config, places, plan->bases_);
   if (!layers) return tl::unexpected(layers.error());
   plan->layers_ = std::move(*layers);
   plan->fill(config);

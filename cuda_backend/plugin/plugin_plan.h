@@ -10,7 +10,7 @@
 
 #include "base/result.h"
 #include "cuda_backend/plugin/plugin.h"
-#include "cuda_backend/step/layer_caches.h"
+#include "cuda_backend/views/layer_caches.h"
 #include "sim/protocol/backend.h"
 
 namespace lockstep::cuda {

@@ -5,7 +5,7 @@
 #include <algorithm>
 
 #include "base/check.h"
-#include "cuda_backend/protocol.h"
+#include "cuda_backend/device/protocol.h"
 
 namespace lockstep::cuda {
 namespace {
@@ -55,17 +55,17 @@ CachePool::~CachePool() {
 }
 
 Result<std::unique_ptr<CachePool>> CachePool::create(Device& device, const BackendConfig& config,
-                                                     const Defects& defects,
-                                                     std::span<const LayerOfModel> places) {
+                                                     std::span<const LayerOfModel> places,
+                                                     const PoolViews* given) {
   std::unique_ptr<CachePool> pool(new CachePool(device, config));
-  if (auto allocated = pool->allocate(defects, places); !allocated)
+  if (auto allocated = pool->allocate(places, given); !allocated)
     return tl::unexpected(allocated.error());
   pool->poison_all(Poison::fresh);
   if (auto done = device.finish(); !done) return tl::unexpected(done.error());
   return pool;
 }
 
-Result<void> CachePool::allocate(const Defects& defects, std::span<const LayerOfModel> places) {
+Result<void> CachePool::allocate(std::span<const LayerOfModel> places, const PoolViews* given) {
   guard_bytes_ = device_.watches_accesses() ? 0 : kGuardBytes;
   for (std::size_t t = 0; t < config_.plan.tensors.size(); ++t) {
     const std::int64_t size_bytes = config_.plan.tensors[t].size_bytes;
@@ -78,7 +78,7 @@ Result<void> CachePool::allocate(const Defects& defects, std::span<const LayerOf
   }
   if (!device_.failed()) fill_guards();
   if (auto done = device_.finish(); !done) return done;
-  auto layers = layer_caches(config_, defects, places, tensors_);
+  auto layers = layer_caches(config_, places, tensors_, given);
   if (!layers) return tl::unexpected(layers.error());
   layers_ = std::move(*layers);
   max_regions_ = longest(layers_.regions_of_group);
@@ -135,7 +135,7 @@ void CachePool::poison(std::span<const PoisonBlock> blocks) {
 }
 
 void CachePool::zero(std::span<const GroupBlock> blocks) {
-  if (blocks.empty() || device_.defect() == Defect::zero_lost) return;
+  if (blocks.empty()) return;
   host_zero_.clear();
   for (const GroupBlock& item : blocks) host_zero_.push_back({item.group, index_of(item.block)});
   const GroupBlockItem* items = zero_items_.upload(host_zero_);
@@ -157,7 +157,7 @@ void CachePool::zero(std::span<const GroupBlock> blocks) {
 }
 
 void CachePool::copy(std::span<const BlockCopy> copies) {
-  if (copies.empty() || device_.defect() == Defect::state_copy_lost) return;
+  if (copies.empty()) return;
   host_copies_.clear();
   for (const BlockCopy& item : copies)
     host_copies_.push_back({item.group, index_of(item.source), index_of(item.target)});
@@ -188,33 +188,13 @@ void CachePool::add_region_ranges(std::int32_t group, std::int32_t block,
     ranges.push_back(range_in_block(layers_.regions[i], block));
 }
 
-// Where an update starts from. Planted: from the last draft of the row's step before, accepted or
-// not.
-BlockId CachePool::source_of(const StateUpdate& update) const {
-  if (device_.defect() != Defect::state_draft_reuse) return update.source;
-  BlockId last = update.source;
-  bool goes_on = false;
-  for (const StateUpdate& before : last_updates_) {
-    if (before.row != update.row || before.group != update.group) continue;
-    goes_on |= before.target == update.source;
-    last = before.target;
-  }
-  return goes_on ? last : update.source;
-}
-
 void CachePool::update_states(std::span<const StateUpdate> updates,
                               const DeviceArray<std::uint64_t>& contents) {
   if (updates.empty()) return;
   host_updates_.clear();
-  for (std::size_t i = 0; i < updates.size(); ++i) {
-    const StateUpdate& item = updates[i];
-    const bool is_draft =
-        i > 0 && item.row == updates[i - 1].row && item.group == updates[i - 1].group;
-    const BlockId source = is_draft ? item.source : source_of(item);
-    host_updates_.push_back(
-        {item.group, index_of(source), index_of(item.target), item.num_tokens, item.first_token});
-  }
-  last_updates_.assign(updates.begin(), updates.end());
+  for (const StateUpdate& item : updates)
+    host_updates_.push_back({item.group, index_of(item.source), index_of(item.target),
+                             item.num_tokens, item.first_token});
   const auto count = static_cast<std::int32_t>(updates.size());
   const std::int32_t size = device_.padded_batch(count);
   host_updates_.resize(std::max(count, size), kNoUpdate);

@@ -14,19 +14,20 @@
 #include <string>
 #include <vector>
 
-#include "cuda_backend/device.h"
+#include "cuda_backend/device/device.h"
+#include "cuda_backend/device/device_array.h"
 #include "cuda_backend/pool/block_waves.h"
-#include "cuda_backend/pool/device_array.h"
-#include "cuda_backend/step/layer_caches.h"
+#include "cuda_backend/views/layer_caches.h"
 #include "sim/protocol/backend.h"
 
 namespace lockstep::cuda {
 
 class CachePool {
  public:
+  // places, given: as layer_caches() takes them.
   static Result<std::unique_ptr<CachePool>> create(Device& device, const BackendConfig& config,
-                                                   const Defects& defects,
-                                                   std::span<const LayerOfModel> places);
+                                                   std::span<const LayerOfModel> places,
+                                                   const PoolViews* given = nullptr);
   ~CachePool();
   CachePool(const CachePool&) = delete;
   CachePool& operator=(const CachePool&) = delete;
@@ -57,7 +58,7 @@ class CachePool {
 
  private:
   CachePool(Device& device, const BackendConfig& config);
-  Result<void> allocate(const Defects& defects, std::span<const LayerOfModel> places);
+  Result<void> allocate(std::span<const LayerOfModel> places, const PoolViews* given);
   std::byte* guard(std::size_t zone) const;
   void fill_guards();
   std::int64_t page_size_bytes(std::int32_t tensor) const { return page_sizes_[tensor]; }
@@ -69,7 +70,6 @@ class CachePool {
   // What the layers of a group use in a block.
   void add_region_ranges(std::int32_t group, std::int32_t block,
                          std::vector<MemoryRange>& ranges) const;
-  BlockId source_of(const StateUpdate& update) const;
 
   Device& device_;
   const BackendConfig& config_;
@@ -97,7 +97,6 @@ class CachePool {
   std::vector<GroupBlockItem> host_zero_;
   std::vector<BlockCopyItem> host_copies_;
   std::vector<StateUpdateItem> host_updates_;
-  std::vector<StateUpdate> last_updates_;  // of the step before, for a planted defect
   std::vector<FingerprintItem> host_fingerprints_;
   std::vector<unsigned long long> host_sums_;
   std::vector<std::byte> guards_, found_guards_;  // all zones, as they should be and as they are

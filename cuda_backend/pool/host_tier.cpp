@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "base/check.h"
-#include "cuda_backend/protocol.h"
+#include "cuda_backend/device/protocol.h"
 
 namespace lockstep::cuda {
 namespace {

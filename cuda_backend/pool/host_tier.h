@@ -14,10 +14,10 @@
 #include <span>
 #include <vector>
 
-#include "cuda_backend/device.h"
+#include "cuda_backend/device/device.h"
+#include "cuda_backend/device/device_array.h"
 #include "cuda_backend/kernels/engine_params.h"
-#include "cuda_backend/pool/device_array.h"
-#include "cuda_backend/step/layer_caches.h"
+#include "cuda_backend/views/layer_caches.h"
 #include "sim/protocol/backend.h"
 
 namespace lockstep::cuda {

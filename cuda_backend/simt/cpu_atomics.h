@@ -57,7 +57,7 @@ inline int atomicCAS(int* address, int compare, int desired) {
 #undef SIMT_DEFINE_ATOMIC
 
 // An access followed by a fence and an atomic is ordered before what follows an atomic on the same
-// address elsewhere (release_clock.h): the "last CTA done" pattern is no race.
+// address elsewhere (ReleaseClock): the "last CTA done" pattern is no race.
 __forceinline__ void __threadfence() {
 #if SIMT_IS_CHECKED
   ::simt::runtime::thread_fence();

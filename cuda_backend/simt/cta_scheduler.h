@@ -41,7 +41,7 @@ struct Worker {
   std::uint32_t epoch = 0;
   Stamp stamp = 0;
   std::uint64_t accesses = 0;
-  std::uint64_t acquired = 0;  // release_clock.h
+  std::uint64_t acquired = 0;  // ReleaseClock
   Stamp fence_stamp = 0;       // at the last __threadfence; 0: none
   std::uint32_t fence_base_epoch = 0;
   std::vector<AsyncCopy> copies_in_flight;

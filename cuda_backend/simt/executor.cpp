@@ -22,7 +22,7 @@ __thread Checker* running_checker = nullptr;
 namespace {
 
 constexpr unsigned kMaxThreadsPerCta = 1024;
-// Half of the tags are left for CTAs that synchronise more than a thousand times (stamp.h).
+// Half of the tags are left for CTAs that synchronise more than a thousand times (Stamp).
 constexpr std::uint64_t kMaxCheckedCtas = (kMaxTag + 1) / 2;
 constexpr std::uint64_t kMaxCtas = 0xffffffffu;
 

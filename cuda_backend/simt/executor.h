@@ -22,7 +22,7 @@
 
 #include "base/result.h"
 #include "cuda_backend/simt/cpu_types.h"
-#include "cuda_backend/simt/watch/declared_ranges.h"
+#include "cuda_backend/simt/watch/launch_log.h"
 #include "cuda_backend/simt/watch/report.h"
 
 namespace simt {

@@ -12,7 +12,7 @@
 #include "cuda_backend/simt/shared_memory.h"
 #include "cuda_backend/simt/watch/checker.h"
 #include "cuda_backend/simt/watch/launch_log.h"
-#include "cuda_backend/simt/watch/report_log.h"
+#include "cuda_backend/simt/watch/report.h"
 
 namespace simt {
 

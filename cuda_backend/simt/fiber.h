@@ -8,7 +8,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "cuda_backend/simt/virtual_range.h"
+#include "cuda_backend/simt/arena.h"
 
 namespace simt {
 

@@ -1,5 +1,7 @@
 #include "cuda_backend/simt/kernel_runtime.h"
 
+#include <algorithm>
+
 #include "cuda_backend/simt/executor_impl.h"
 
 namespace simt::runtime {

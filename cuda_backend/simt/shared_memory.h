@@ -8,8 +8,8 @@
 #include <cstdint>
 #include <vector>
 
+#include "cuda_backend/simt/arena.h"
 #include "cuda_backend/simt/kernel_runtime.h"
-#include "cuda_backend/simt/virtual_range.h"
 
 namespace simt {
 

@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "base/check.h"
-#include "cuda_backend/step/context_rows.h"
+#include "cuda_backend/step/step_batch.h"
 
 namespace lockstep::cuda {
 namespace {
@@ -111,16 +111,13 @@ void AttentionReader::launch_queries(const StepProgram& program) {
     LS_CHECK(rows.row_bytes > 0, "layer {} keeps no rows", query.layer);
     LS_CHECK(rows.head_size <= kMaxHeadSize, "head size {}", rows.head_size);
     const std::int32_t heads = rows.num_kv_heads * rows.queries_per_kv;
-    const auto kernel_block = static_cast<std::int32_t>(rows.block_size.value);
-    const std::int32_t block_end = (query.last + kernel_block - 1) / kernel_block * kernel_block;
-    const std::int32_t last = device_.defect() == Defect::stale_nan ? block_end : query.last;
     host_items_.push_back({.content = query.content,
                            .query_begin = num_query_floats,
                            .output_begin = num_outputs_,
                            .row = query.row,
                            .layer_index = query.layer,
                            .first = rows_on_rank(context_, query.first),
-                           .last = rows_on_rank(context_, last)});
+                           .last = rows_on_rank(context_, query.last)});
     num_query_floats += std::int64_t{heads} * query_row_floats(rows);
     num_outputs_ += std::int64_t{heads} * rows.head_size;
   }

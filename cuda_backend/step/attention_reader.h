@@ -5,10 +5,10 @@
 #include <cstdint>
 #include <vector>
 
-#include "cuda_backend/device.h"
-#include "cuda_backend/pool/device_array.h"
+#include "cuda_backend/device/device.h"
+#include "cuda_backend/device/device_array.h"
 #include "cuda_backend/step/block_tables.h"
-#include "cuda_backend/step/layer_caches.h"
+#include "cuda_backend/views/layer_caches.h"
 #include "sim/protocol/backend.h"
 
 namespace lockstep::cuda {

@@ -1,13 +1,51 @@
 #include "cuda_backend/step/block_tables.h"
 
 #include <fmt/format.h>
-
 #include <algorithm>
 
 #include "base/check.h"
 #include "cuda_backend/step/step_batch.h"
 
 namespace lockstep::cuda {
+
+TableMirror::TableMirror(const BackendConfig& config) {
+  for (const KVCacheGroupSpec& group : config.plan.groups) {
+    // Under context parallelism an entry stands for a block on each of the ranks.
+    block_sizes_.push_back(std::max<std::int64_t>(1, group.spec.block_size) *
+                           config.context.num_ranks);
+    block_ids_.emplace_back(static_cast<std::size_t>(config.num_rows));
+  }
+}
+
+void TableMirror::apply(const StepProgram& program) {
+  for (const std::int32_t row : program.clear_rows)
+    for (auto& rows : block_ids_) rows[row].clear();
+  for (const TableUpdate& update : program.table_updates) {
+    std::vector<std::int32_t>& entries = block_ids_[update.group][update.row];
+    entries.resize(update.first + update.count);
+    for (std::uint32_t i = 0; i < update.count; ++i)
+      entries[update.first + i] = index_of(program.table_block_ids[update.begin + i]);
+  }
+  for (const TableEdit& edit : program.table_edits) {
+    std::vector<std::int32_t>& entries = block_ids_[edit.group][edit.row];
+    if (static_cast<std::size_t>(edit.index) < entries.size())
+      entries[edit.index] = index_of(edit.block);
+  }
+}
+
+std::vector<std::int32_t> TableMirror::blocks(std::int32_t group, std::int32_t row,
+                                              std::int32_t first, std::int32_t last) const {
+  const std::vector<std::int32_t>& entries = block_ids_[group][row];
+  const std::int64_t size = block_sizes_[group];
+  const auto count = static_cast<std::int64_t>(entries.size());
+  std::vector<std::int32_t> found;
+  if (first >= last) return found;
+  for (std::int64_t i = first / size; i <= (last - 1) / size && i < count; ++i)
+    found.push_back(entries[i]);
+  std::ranges::sort(found);
+  found.erase(std::unique(found.begin(), found.end()), found.end());
+  return found;
+}
 
 static_assert(sizeof(BlockId) == sizeof(std::int32_t));
 
@@ -19,7 +57,6 @@ BlockTables::BlockTables(Device& device, const BackendConfig& config,
       context_(config.context),
       lengths_(device, "block table lengths"),
       tables_(device, "block table descriptors"),
-      lookup_tables_(device, "block table descriptors for slots"),
       clear_rows_(device, "rows to clear"),
       appends_(device, "table appends"),
       block_ids_(device, "appended block ids"),
@@ -38,8 +75,7 @@ BlockTables::BlockTables(Device& device, const BackendConfig& config,
   for (std::size_t g = 0; g < num_groups; ++g) {
     Group group;
     GroupTable& table = group.table;
-    group.max_blocks_per_row = config.max_blocks_per_row[g];
-    table.width = group.max_blocks_per_row;
+    table.width = config.max_blocks_per_row[g];
     table.blocks_per_kv_block = static_cast<std::int32_t>(blocks_per_kv_block[g]);
     table.kernel_block_size =
         static_cast<std::int32_t>(config.plan.groups[g].spec.block_size / blocks_per_kv_block[g]);
@@ -54,54 +90,14 @@ BlockTables::BlockTables(Device& device, const BackendConfig& config,
           device, fmt::format("kernel block table of group {}", g));
       table.kernel_entries = group.kernel_entries->reserve(entries * table.blocks_per_kv_block);
     }
-    if (device_.defect() == Defect::table_width)
-      table.width -= static_cast<std::int32_t>(config.plan.groups[g].spec.num_speculative_blocks);
     table.lengths = lengths_.data() + static_cast<std::int64_t>(g) * num_rows_;
     groups_.push_back(std::move(group));
   }
-  if (device_.defect() == Defect::slot_wrong_block_size) plant_slot_block_size(config);
   std::vector<GroupTable> tables;
   for (const Group& group : groups_) tables.push_back(group.table);
   tables_.upload(tables);
-  plant_lookup(config);
   slots_stride_ = config.max_tokens_per_step;
   slots_.reserve(slots_stride_ * static_cast<std::int64_t>(num_groups));
-}
-
-// The block size of another group, or the manager's instead of the kernel's; where all are equal,
-// half.
-void BlockTables::plant_slot_block_size(const BackendConfig& config) {
-  for (std::size_t g = 0; g < groups_.size(); ++g) {
-    GroupTable& table = groups_[g].table;
-    const GroupTable& other = groups_[(g + 1) % groups_.size()].table;
-    const auto manager = static_cast<std::int32_t>(config.plan.groups[g].spec.block_size);
-    if (other.kernel_block_size != table.kernel_block_size) {
-      table.slot_block_size = other.kernel_block_size;
-    } else if (manager != table.kernel_block_size) {
-      table.slot_block_size = manager;
-    } else {
-      table.slot_block_size =
-          std::max(2, table.kernel_block_size) / 2 + (table.kernel_block_size == 1 ? 1 : 0);
-    }
-  }
-}
-
-// What slots are looked up in: the tables, unless a defect of the lookup alone is planted.
-void BlockTables::plant_lookup(const BackendConfig& config) {
-  std::vector<GroupTable> tables;
-  for (const Group& group : groups_) tables.push_back(group.table);
-  const auto widest = std::ranges::max(tables, {}, &GroupTable::width);
-  for (std::size_t g = 0; g < tables.size(); ++g) {
-    const bool hidden = config.plan.groups[g].spec.kind == CacheKind::hidden_state;
-    if (device_.defect() == Defect::slot_past_row) tables[g].width = widest.width;
-    if (device_.defect() == Defect::hidden_slot_mapping && hidden) {
-      const GroupTable& other = groups_[(g + 1) % groups_.size()].table;
-      tables[g].entries = other.entries;
-      tables[g].kernel_entries = other.entries;
-      tables[g].width = other.width;
-    }
-  }
-  lookup_tables_.upload(tables);
 }
 
 const std::int32_t* BlockTables::kernel_table(std::int32_t group) const {
@@ -125,7 +121,6 @@ void BlockTables::write_tables(Operation& operation) const {
 }
 
 void BlockTables::clear_rows(const StepProgram& program) {
-  if (device_.defect() == Defect::stale_table_entry) return;
   device_.launch(device_.kernels().clear_rows,
                  TableClearParams{.groups = tables_.data(),
                                   .rows = clear_rows_.upload(program.clear_rows),
@@ -138,11 +133,8 @@ void BlockTables::clear_rows(const StepProgram& program) {
 
 void BlockTables::apply(const StepProgram& program) {
   if (device_.wants_operations()) mirror_.apply(program);
-  const bool clears_late = device_.defect() == Defect::table_late_clear;
-  if (!clears_late) clear_rows(program);
+  clear_rows(program);
   append(program);
-  if (clears_late) clear_rows(program);
-  if (device_.defect() == Defect::table_edit_lost) return;
   host_edits_.clear();
   for (const TableEdit& edit : program.table_edits)
     host_edits_.push_back({edit.row, edit.group, edit.index, index_of(edit.block)});
@@ -156,33 +148,20 @@ void BlockTables::apply(const StepProgram& program) {
                  });
 }
 
-// The block ids of the step. Planted: those of the step before still lie where they are read.
-std::span<const std::int32_t> BlockTables::staged_ids(const StepProgram& program) {
-  const std::span<const std::int32_t> ids(
-      reinterpret_cast<const std::int32_t*>(program.table_block_ids.data()),
-      program.table_block_ids.size());
-  if (device_.defect() != Defect::table_async_upload) return ids;
-  std::vector<std::int32_t> now(ids.begin(), ids.end());
-  std::copy_n(host_ids_.begin(), std::min(host_ids_.size(), now.size()), now.begin());
-  host_ids_.assign(ids.begin(), ids.end());
-  late_ids_ = std::move(now);
-  return late_ids_;
-}
-
 void BlockTables::append(const StepProgram& program) {
   host_appends_.clear();
   for (const TableUpdate& update : program.table_updates) {
     LS_CHECK(update.row >= 0 && update.row < num_rows_, "row {} of {}", update.row, num_rows_);
     LS_CHECK(update.group >= 0 && update.group < num_groups(), "group {}", update.group);
-    LS_CHECK(update.first + std::int64_t{update.count} <= groups_[update.group].max_blocks_per_row,
-             "group {}: {} entries from {}, rows hold {}", update.group, update.count, update.first,
-             groups_[update.group].max_blocks_per_row);
     host_appends_.push_back({update.row, update.group, update.first, update.begin, update.count});
   }
+  const std::span<const std::int32_t> ids(
+      reinterpret_cast<const std::int32_t*>(program.table_block_ids.data()),
+      program.table_block_ids.size());
   device_.launch(device_.kernels().append_entries,
                  TableAppendParams{.groups = tables_.data(),
                                    .appends = appends_.upload(host_appends_),
-                                   .block_ids = block_ids_.upload(staged_ids(program)),
+                                   .block_ids = block_ids_.upload(ids),
                                    .num_appends = static_cast<std::int32_t>(host_appends_.size())},
                  [&](Operation& operation) {
                    operation.named("append_entries")
@@ -196,14 +175,8 @@ void BlockTables::map_slots(const StepProgram& program) {
   const auto num_tokens = static_cast<std::int32_t>(program.contents.size());
   LS_CHECK(program.num_padded_tokens >= num_tokens, "{} tokens padded to {}", num_tokens,
            program.num_padded_tokens);
-  std::size_t num_staged = program.contents.size();
-  // Planted: behind the step's tokens lie those of the step before, and are looked up as well.
-  if (device_.defect() == Defect::slot_stale_tail)
-    num_staged = std::max(
-        num_staged,
-        std::min(host_positions_.size(), static_cast<std::size_t>(program.num_padded_tokens)));
-  host_positions_.resize(num_staged);
-  host_token_rows_.resize(num_staged);
+  host_positions_.resize(program.contents.size());
+  host_token_rows_.resize(program.contents.size());
   for (const RowSlice& slice : program.rows) {
     for (std::int32_t i = 0; i < slice.num_tokens; ++i) {
       host_positions_[slice.first_token + i] = slice.first_position + i;
@@ -219,10 +192,8 @@ void BlockTables::map_slots(const StepProgram& program) {
   token_rows_.reserve(size);
   token_rows_.upload(host_token_rows_);
   num_live_tokens_.upload({&num_tokens, 1});
-  const bool frozen = device_.defect() == Defect::graph_stale_param;
-  device_.run_captured("slot mapping", size, [&] {
-    launch_slots(num_tokens, frozen ? nullptr : num_live_tokens_.data(), size);
-  });
+  device_.run_captured("slot mapping", size,
+                       [&] { launch_slots(num_tokens, num_live_tokens_.data(), size); });
 }
 
 void BlockTables::map_tokens(std::span<const std::int32_t> positions,
@@ -244,31 +215,27 @@ void BlockTables::reserve_slots(std::int32_t num_tokens) {
 
 void BlockTables::launch_slots(std::int32_t num_tokens, const std::int32_t* num_live_tokens,
                                std::int32_t num_padded_tokens) {
-  const bool pads_to_slot_0 = device_.defect() == Defect::slot_pad_rows ||
-                              (device_.defect() == Defect::dp_idle_writes && num_tokens == 0);
-  device_.launch(
-      device_.kernels().slot_mapping,
-      SlotMappingParams{
-          .groups = lookup_tables_.data(),
-          .positions = positions_.data(),
-          .token_rows = token_rows_.data(),
-          .slots = slots_.data(),
-          .slots_stride = slots_stride_,
-          .num_groups = num_groups(),
-          .num_tokens = num_tokens,
-          .num_live_tokens = num_live_tokens,
-          .num_padded_tokens = num_padded_tokens,
-          .pad_slot = pads_to_slot_0 ? 0 : PAD_SLOT_ID,
-          .context_ranks = context_.num_ranks,
-          .context_rank = context_.rank,
-          .interleave = device_.defect() == Defect::interleave_ignored ? 1 : context_.interleave},
-      [&](Operation& operation) {
-        operation.named("slot_mapping")
-            .read_all(lookup_tables_, positions_, token_rows_, num_live_tokens_)
-            .write_all(slots_);
-        for (std::int32_t group = 0; group < num_groups(); ++group)
-          operation.read(table_range(group));
-      });
+  device_.launch(device_.kernels().slot_mapping,
+                 SlotMappingParams{.groups = tables_.data(),
+                                   .positions = positions_.data(),
+                                   .token_rows = token_rows_.data(),
+                                   .slots = slots_.data(),
+                                   .slots_stride = slots_stride_,
+                                   .num_groups = num_groups(),
+                                   .num_tokens = num_tokens,
+                                   .num_live_tokens = num_live_tokens,
+                                   .num_padded_tokens = num_padded_tokens,
+                                   .pad_slot = PAD_SLOT_ID,
+                                   .context_ranks = context_.num_ranks,
+                                   .context_rank = context_.rank,
+                                   .interleave = context_.interleave},
+                 [&](Operation& operation) {
+                   operation.named("slot_mapping")
+                       .read_all(tables_, positions_, token_rows_, num_live_tokens_)
+                       .write_all(slots_);
+                   for (std::int32_t group = 0; group < num_groups(); ++group)
+                     operation.read(table_range(group));
+                 });
 }
 
 Result<void> BlockTables::read_back(const StepProgram& program, StepReadback& readback) {

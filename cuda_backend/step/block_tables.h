@@ -1,10 +1,10 @@
 // The block tables of all groups in device memory, and the slot mappings looked up in them.
 //
 // 1. A row's entries change by clear, append and edit alone, as a StepProgram says; nothing is
-// uploaded
-//    whole. 2. Kernel block ids are derived on the device, where a group's kernel blocks are
-//    smaller.
-// Not checked here: whether block ids make sense; they are what the simulator sent.
+//    uploaded whole.
+// 2. Kernel block ids are derived on the device, where a group's kernel blocks are smaller.
+// Not checked here: whether block ids make sense, and whether a row has room for them; they are
+// what the simulator sent.
 #pragma once
 
 #include <cstdint>
@@ -12,12 +12,32 @@
 #include <span>
 #include <vector>
 
-#include "cuda_backend/device.h"
-#include "cuda_backend/pool/device_array.h"
-#include "cuda_backend/step/table_mirror.h"
+#include "cuda_backend/device/device.h"
+#include "cuda_backend/device/device_array.h"
 #include "sim/protocol/backend.h"
 
 namespace lockstep::cuda {
+
+// The block tables of a backend as its host believes them to be: what a step's operations will find
+// when they look blocks up on the device. It says which blocks an operation touches, and nothing
+// that is compared comes from it.
+//
+// 1. It follows the program alone: what a device makes of it is not seen here.
+class TableMirror {
+ public:
+  explicit TableMirror(const BackendConfig& config);
+
+  // clear_rows, table_updates and table_edits, in this order.
+  void apply(const StepProgram& program);
+
+  // Manager blocks that hold positions [first, last) of a row, each once.
+  std::vector<std::int32_t> blocks(std::int32_t group, std::int32_t row, std::int32_t first,
+                                   std::int32_t last) const;
+
+ private:
+  std::vector<std::int64_t> block_sizes_;  // positions of an entry, per group
+  std::vector<std::vector<std::vector<std::int32_t>>> block_ids_;  // group, row, entry
+};
 
 class BlockTables {
  public:
@@ -57,7 +77,6 @@ class BlockTables {
     std::unique_ptr<DeviceArray<std::int32_t>> entries;
     std::unique_ptr<DeviceArray<std::int32_t>> kernel_entries;  // null: the same as entries
     GroupTable table;
-    std::int32_t max_blocks_per_row = 0;
   };
   std::int32_t num_groups() const { return static_cast<std::int32_t>(groups_.size()); }
   // REQUIRES: positions_ and token_rows_ are uploaded.
@@ -66,10 +85,7 @@ class BlockTables {
   void reserve_slots(std::int32_t num_tokens);
   void append(const StepProgram& program);
   void clear_rows(const StepProgram& program);
-  std::span<const std::int32_t> staged_ids(const StepProgram& program);
-  void plant_slot_block_size(const BackendConfig& config);
   void write_tables(Operation& operation) const;
-  void plant_lookup(const BackendConfig& config);
 
   Device& device_;
   TableMirror mirror_;
@@ -78,8 +94,6 @@ class BlockTables {
   std::vector<Group> groups_;
   DeviceArray<std::int32_t> lengths_;  // [num_groups, num_rows]
   DeviceArray<GroupTable> tables_;
-  DeviceArray<GroupTable>
-      lookup_tables_;  // as slot mapping sees them: planted defects apart, equal
   DeviceArray<std::int32_t> clear_rows_;
   DeviceArray<TableAppend> appends_;
   DeviceArray<std::int32_t> block_ids_;
@@ -92,8 +106,6 @@ class BlockTables {
   // Host staging, kept from step to step.
   std::vector<TableAppend> host_appends_;
   std::vector<TableEntry> host_edits_;
-  // Planted, table-async-upload: the ids of the step before, and what is read in the step's place.
-  std::vector<std::int32_t> host_ids_, late_ids_;
   std::vector<std::int32_t> host_positions_, host_token_rows_, host_lengths_;
 };
 

@@ -5,8 +5,8 @@
 #include <span>
 
 #include "base/check.h"
-#include "cuda_backend/protocol.h"
-#include "cuda_backend/step/context_rows.h"
+#include "cuda_backend/device/protocol.h"
+#include "cuda_backend/step/step_batch.h"
 
 namespace lockstep::cuda {
 namespace {

@@ -65,11 +65,10 @@ std::string why_not_layer(const std::string& name, KVQuantMode mode, const RowCa
 RealCaches::RealCaches(Device& device, const BackendConfig& config, const LayerCaches& layers)
     : layers_(layers), scales_(device, "scales of layers") {
   std::vector<float> scales;
-  const bool planted = device.defect() == Defect::scale_of_other_layer;
   for_each_layer(config.plan, layers,
                  [&](const std::string&, const KVCacheSpec& spec, const RowCache& rows) {
                    formats_.push_back(format_of(rows, spec.kv_quant_mode));
-                   scales.push_back(scale_of_layer(rows.layer + (planted ? 1 : 0)));
+                   scales.push_back(scale_of_layer(rows.layer));
                  });
   scales_.upload(scales);
 }

@@ -1,5 +1,5 @@
-// The layers' rows as the kernels of launch/engine_kernels.h take them: a K and a V part of numbers
-// with a format and, where the cache has 8-bit elements, scales (sim/protocol/backend.h, rule 13).
+// The layers' rows as the kernels of launch/kernel_table.h take them: a K and a V part of numbers
+// with a format and, where the cache has 8-bit elements, scales: rule (13) of sim/protocol/backend.h.
 //
 // 1. A layer whose elements are no numbers (uint8) has parts that are moved, never attended to.
 // 2. A layer's one scale lies in device memory of its own; scales for each token and head lie in
@@ -11,10 +11,10 @@
 #include <string>
 #include <vector>
 
-#include "cuda_backend/device.h"
+#include "cuda_backend/device/device.h"
+#include "cuda_backend/device/device_array.h"
 #include "cuda_backend/kernels/engine_params.h"
-#include "cuda_backend/pool/device_array.h"
-#include "cuda_backend/step/layer_caches.h"
+#include "cuda_backend/views/layer_caches.h"
 #include "sim/protocol/backend.h"
 
 namespace lockstep::cuda {

@@ -1,4 +1,4 @@
-#include "cuda_backend/streams/graph_device.h"
+#include "cuda_backend/streams/stream_device.h"
 
 #include <fmt/format.h>
 
@@ -8,7 +8,7 @@
 #include <utility>
 
 #include "base/check.h"
-#include "cuda_backend/streams/forwarding_device.h"
+#include "cuda_backend/device/forwarding_device.h"
 
 namespace lockstep::cuda {
 namespace {
@@ -25,7 +25,6 @@ class GraphDevice final : public ForwardingDevice {
     return fmt::format("{}, graphs of up to {} tokens", ForwardingDevice::description(),
                        sizes_.back());
   }
-  int num_streams() const override { return inner().num_streams(); }
   // Launches are recorded on their way through run().
   bool wants_operations() const override { return true; }
 
@@ -53,12 +52,9 @@ class GraphDevice final : public ForwardingDevice {
     inner().run(operation, launch);
   }
 
-  // Planted: the largest size that is not above the batch is taken, and the rest of it is left out.
   std::int32_t padded_batch(std::int32_t count) const override {
     if (is_eager_ || count <= 0 || count > sizes_.back()) return count;
-    const auto fits = std::ranges::lower_bound(sizes_, count);
-    const bool too_small = defect() == Defect::graph_too_small;
-    return too_small && *fits > count && fits != sizes_.begin() ? *std::prev(fits) : *fits;
+    return *std::ranges::lower_bound(sizes_, count);
   }
   bool captures(std::int32_t size) const override {
     return !is_eager_ && std::ranges::binary_search(sizes_, size);
@@ -90,9 +86,7 @@ class GraphDevice final : public ForwardingDevice {
     });
     ++statistics_.replayed;
   }
-  // Planted: graphs are kept, with pointers into memory that was given back.
   void forget_captured() override {
-    if (defect() == Defect::graph_stale_pointer) return;
     statistics_.dropped += std::ssize(graphs_);
     graphs_.clear();
   }

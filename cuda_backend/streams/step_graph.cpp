@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <map>
+#include <ranges>
 
 #include "base/check.h"
 
@@ -55,22 +56,16 @@ class LastTouches {
   Runs runs_{{0, {}}};
 };
 
-bool brings_blocks(const Operation& operation) {
-  return operation.name == "copy_blocks" || operation.name == "load_blocks";
-}
-
 }  // namespace
 
-StepGraph step_graph(std::span<const Operation> operations, bool moves_unordered) {
+StepGraph step_graph(std::span<const Operation> operations) {
   StepGraph graph(operations.size());
   LastTouches touches;
   int everything = -1;  // the last operation that touches all there is
   for (int i = 0; i < static_cast<int>(operations.size()); ++i) {
     const Operation& operation = operations[i];
     const auto after = [&](int before) {
-      const bool dropped = moves_unordered &&
-                           (operation.name == "store_blocks" || brings_blocks(operations[before]));
-      if (before != i && !dropped) boost::add_edge(before, i, graph);
+      if (before != i) graph[i].push_back(before);
     };
     if (operation.touches_everything) {
       for (int before = std::max(everything, 0); before < i; ++before) after(before);
@@ -80,12 +75,16 @@ StepGraph step_graph(std::span<const Operation> operations, bool moves_unordered
     for (const MemoryRange& range : operation.reads) touches.read(range, i, after);
     for (const MemoryRange& range : operation.writes) touches.write(range, i, after);
   }
+  for (std::vector<int>& before : graph) {
+    std::ranges::sort(before);
+    before.erase(std::ranges::unique(before).begin(), before.end());
+  }
   return graph;
 }
 
 std::vector<Placement> place_on_streams(const StepGraph& graph, int num_streams) {
   LS_CHECK(num_streams >= 1, "{} streams", num_streams);
-  const auto count = static_cast<int>(boost::num_vertices(graph));
+  const auto count = static_cast<int>(graph.size());
   std::vector<Placement> placements(count);
   std::vector<int> last(num_streams, -1), load(num_streams, 0);
   // seen[s][t]: the last operation of stream t that the last one of stream s comes after.
@@ -94,20 +93,14 @@ std::vector<Placement> place_on_streams(const StepGraph& graph, int num_streams)
   for (int i = 0; i < count; ++i) {
     Placement& placement = placements[i];
     int newest = -1;
-    for (const auto edge : boost::make_iterator_range(boost::in_edges(i, graph))) {
-      const int before = static_cast<int>(boost::source(edge, graph));
+    for (const int before : graph[i])
       if (last[placements[before].stream] == before) newest = std::max(newest, before);
-    }
     placement.stream = newest >= 0
                            ? placements[newest].stream
                            : static_cast<int>(std::ranges::min_element(load) - load.begin());
     std::vector<int>& known = seen[placement.stream];
     // The latest first: what it has seen spares the wait for the others.
-    std::vector<int> needs;
-    for (const auto edge : boost::make_iterator_range(boost::in_edges(i, graph)))
-      needs.push_back(static_cast<int>(boost::source(edge, graph)));
-    std::ranges::sort(needs, std::ranges::greater());
-    for (const int before : needs) {
+    for (const int before : std::views::reverse(graph[i])) {
       if (known[placements[before].stream] >= before) continue;
       placement.waits.push_back(before);
       placements[before].has_event = true;

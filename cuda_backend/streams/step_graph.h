@@ -9,19 +9,17 @@
 // Not checked here: that the result orders what it must (stream_order.h does, by other means).
 #pragma once
 
-#include <boost/graph/adjacency_list.hpp>
 #include <span>
 #include <vector>
 
-#include "cuda_backend/streams/operation.h"
+#include "cuda_backend/device/operation.h"
 
 namespace lockstep::cuda {
 
-using StepGraph = boost::adjacency_list<boost::setS, boost::vecS, boost::bidirectionalS>;
+// For each operation those that it comes right behind, ascending.
+using StepGraph = std::vector<std::vector<int>>;
 
-// `moves_unordered` is a planted defect: nothing waits for a copy or a load of blocks, and a store
-// of blocks waits for nothing.
-StepGraph step_graph(std::span<const Operation> operations, bool moves_unordered = false);
+StepGraph step_graph(std::span<const Operation> operations);
 
 struct Placement {
   int stream = 0;

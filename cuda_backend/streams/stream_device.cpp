@@ -6,7 +6,7 @@
 #include <optional>
 
 #include "base/check.h"
-#include "cuda_backend/streams/forwarding_device.h"
+#include "cuda_backend/device/forwarding_device.h"
 #include "cuda_backend/streams/step_graph.h"
 #include "cuda_backend/streams/stream_order.h"
 
@@ -103,7 +103,8 @@ class StreamDevice final : public ForwardingDevice {
   }
 
   void issue() {
-    const StepGraph graph = step_graph(operations_, defect() == Defect::copy_unordered);
+    StepGraph graph = step_graph(operations_);
+    if (options_.edit_graph) options_.edit_graph(operations_, graph);
     const std::vector<Placement> placements = place_on_streams(graph, options_.num_streams);
     StreamOrder order(options_.num_streams);
     std::vector<int> events(operations_.size(), -1);  // of the device
@@ -117,14 +118,14 @@ class StreamDevice final : public ForwardingDevice {
         if (options_.check_order) order.wait_event(order_events[before]);
       }
       pending_[i]();
-      if (options_.check_order) {
-        if (const auto unordered = order.run(operations_[i])) report(*unordered);
-      }
+      if (options_.check_order) order.run(operations_[i]);
       if (!placement.has_event) continue;
       events[i] = inner().record_event();
       if (options_.check_order) order_events[i] = order.record_event();
     }
     inner().use_stream(0);
+    if (!options_.check_order) return;
+    for (const StreamOrder::Unordered& pair : order.unordered_pairs()) report(pair);
   }
 
   void report(const StreamOrder::Unordered& pair) {

@@ -1,6 +1,9 @@
 #include "cuda_backend/streams/stream_order.h"
 
 #include <algorithm>
+#include <boost/graph/transitive_closure.hpp>
+#include <tuple>
+#include <utility>
 
 #include "base/check.h"
 
@@ -28,53 +31,69 @@ std::optional<MemoryRange> overlap(const Ranges& a, const Ranges& b) {
   return std::nullopt;
 }
 
-void join(boost::dynamic_bitset<>& into, const boost::dynamic_bitset<>& more) {
-  if (into.size() < more.size()) into.resize(more.size());
-  for (auto i = more.find_first(); i != more.npos; i = more.find_next(i)) into.set(i);
-}
-
 }  // namespace
 
+int StreamOrder::add_call() {
+  const auto call = static_cast<int>(boost::add_vertex(calls_));
+  int& last = last_of_stream_[stream_];
+  if (last >= 0) boost::add_edge(last, call, calls_);
+  last = call;
+  return call;
+}
+
 int StreamOrder::record_event() {
-  events_.push_back(streams_[stream_]);
+  events_.push_back(add_call());
   return static_cast<int>(events_.size()) - 1;
 }
 
 void StreamOrder::wait_event(int event) {
-  LS_CHECK(event >= 0 && static_cast<std::size_t>(event) < events_.size(), "event {} of {}", event,
+  LS_CHECK(event >= 0 && std::cmp_less(event, events_.size()), "event {} of {}", event,
            events_.size());
-  join(streams_[stream_], events_[event]);
+  boost::add_edge(events_[event], add_call(), calls_);
 }
 
-std::optional<StreamOrder::Unordered> StreamOrder::run(const Operation& operation) {
+void StreamOrder::run(const Operation& operation) {
   const bool everything = operation.touches_everything;
-  Issued now{&operation, stream_, sorted(operation.reads, everything),
-             sorted(operation.writes, everything)};
-  Set& done = streams_[stream_];
-  done.resize(issued_.size() + 1);
-  std::optional<Unordered> found;
-  for (std::size_t i = 0; i < issued_.size() && !found; ++i) {
-    if (done.test(i)) continue;
-    ++pairs_compared_;
+  issued_.push_back({&operation, stream_, add_call(), sorted(operation.reads, everything),
+                     sorted(operation.writes, everything)});
+}
+
+std::vector<StreamOrder::Unordered> StreamOrder::unordered_pairs() const {
+  Calls closure;
+  boost::transitive_closure(calls_, closure);
+  std::vector<Unordered> found;
+  std::vector<bool> is_behind(boost::num_vertices(calls_));  // of `before`
+  std::vector<std::optional<Unordered>> of_later(issued_.size());
+  for (std::size_t i = 0; i < issued_.size(); ++i) {
     const Issued& before = issued_[i];
-    const auto conflict = [&](const Ranges& a, const Ranges& b, bool a_writes, bool b_writes) {
-      if (found) return;
-      if (const auto range = overlap(a, b))
-        found = Unordered{before.operation->name,
-                          operation.name,
-                          before.stream,
-                          stream_,
-                          *range,
-                          a_writes,
-                          b_writes};
-    };
-    conflict(before.writes, now.writes, true, true);
-    conflict(before.writes, now.reads, true, false);
-    conflict(before.reads, now.writes, false, true);
+    is_behind.assign(is_behind.size(), false);
+    for (const auto call :
+         boost::make_iterator_range(boost::adjacent_vertices(before.call, closure)))
+      is_behind[call] = true;
+    for (std::size_t j = i + 1; j < issued_.size(); ++j)
+      if (!of_later[j] && !is_behind[issued_[j].call]) of_later[j] = conflict(before, issued_[j]);
   }
-  done.set(issued_.size());
-  issued_.push_back(std::move(now));
+  for (auto& pair : of_later)
+    if (pair) found.push_back(std::move(*pair));
   return found;
+}
+
+std::optional<StreamOrder::Unordered> StreamOrder::conflict(const Issued& before,
+                                                            const Issued& now) {
+  const std::tuple<const Ranges&, const Ranges&, bool, bool> meetings[] = {
+      {before.writes, now.writes, true, true},
+      {before.writes, now.reads, true, false},
+      {before.reads, now.writes, false, true}};
+  for (const auto& [a, b, a_writes, b_writes] : meetings)
+    if (const auto range = overlap(a, b))
+      return Unordered{before.operation->name,
+                       now.operation->name,
+                       before.stream,
+                       now.stream,
+                       *range,
+                       a_writes,
+                       b_writes};
+  return std::nullopt;
 }
 
 }  // namespace lockstep::cuda

@@ -1,12 +1,12 @@
-#include "cuda_backend/streams/stream_queues.h"
+#include "cuda_backend/streams/stream_device.h"
 
 #include <algorithm>
 #include <deque>
 #include <numeric>
 
 #include "base/check.h"
+#include "cuda_backend/device/forwarding_device.h"
 #include "cuda_backend/simt/random.h"
-#include "cuda_backend/streams/forwarding_device.h"
 
 namespace lockstep::cuda {
 namespace {

@@ -12,11 +12,6 @@
 namespace lockstep::cuda {
 namespace {
 
-bool keeps_pairs(const KVCacheSpec& spec) {
-  return spec.kind != CacheKind::mamba && spec.kind != CacheKind::mla &&
-         spec.kind != CacheKind::hidden_state && !spec.mla_rows;
-}
-
 // The number between dots in a layer's name; -1: it has none.
 std::int64_t model_layer(const std::string& name) {
   std::size_t at = 0;
@@ -34,12 +29,11 @@ std::int64_t model_layer(const std::string& name) {
 
 class Worker {
  public:
-  Worker(const BackendConfig& config, Defect defect)
+  explicit Worker(const BackendConfig& config)
       : model_(config.plan),
         at_(config.parallel),
         queries_per_kv_(config.queries_per_kv),
-        attention_(config.attention_backend),
-        defect_(defect) {}
+        attention_(config.attention_backend) {}
 
   Result<RankShare> share() {
     if (at_.is_whole()) return whole();
@@ -132,19 +126,15 @@ class Worker {
 
   LayerOfModel place_in_model(const KVCacheSpec& model, const KVCacheSpec& own,
                               std::int32_t number) const {
-    const bool late = defect_ == Defect::pp_layer_offset && at_.pp_rank > 0;
-    LayerOfModel place{.number = number + (late ? 1 : 0), .queries_per_kv = queries_per_kv_};
+    LayerOfModel place{.number = number, .queries_per_kv = queries_per_kv_};
     if (at_.tp_size == 1 || model.kind == CacheKind::hidden_state) return place;
     if (model.kind == CacheKind::mamba) {
       place.head_begin = at_.tp_rank;
       return place;
     }
     const std::int64_t heads = keeps_pairs(model) ? model.num_kv_heads : 1;
-    const bool divided = defect_ == Defect::tp_heads_not_replicated && at_.tp_size > heads;
-    const bool by_ranks = defect_ == Defect::tp_head_offset && at_.tp_size <= heads;
     if (keeps_pairs(model))
-      place.head_begin = static_cast<std::int32_t>(
-          divided || by_ranks ? at_.tp_rank : at_.tp_rank * heads / at_.tp_size);
+      place.head_begin = static_cast<std::int32_t>(at_.tp_rank * heads / at_.tp_size);
     // Ranks that deal out tokens among one another gather their query heads.
     const std::int64_t queries = model.num_kv_heads * queries_per_kv_ / at_.tp_size;
     const std::int32_t leader = at_.tp_rank - at_.tp_rank % at_.dcp_size;
@@ -208,7 +198,6 @@ class Worker {
   const ParallelRank& at_;
   const std::int32_t queries_per_kv_;
   const AttentionBackend attention_;
-  const Defect defect_;
   std::int64_t first_layer_ = 0;
   std::int64_t end_layer_ = 0;
   RankShare share_;
@@ -216,8 +205,11 @@ class Worker {
 
 }  // namespace
 
-Result<RankShare> share_of_rank(const BackendConfig& config, Defect defect) {
-  return Worker(config, defect).share();
+bool keeps_pairs(const KVCacheSpec& spec) {
+  return spec.kind != CacheKind::mamba && spec.kind != CacheKind::mla &&
+         spec.kind != CacheKind::hidden_state && !spec.mla_rows;
 }
+
+Result<RankShare> share_of_rank(const BackendConfig& config) { return Worker(config).share(); }
 
 }  // namespace lockstep::cuda

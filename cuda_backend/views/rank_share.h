@@ -11,7 +11,6 @@
 #include <vector>
 
 #include "base/result.h"
-#include "cuda_backend/defect.h"
 #include "sim/protocol/backend.h"
 
 namespace lockstep::cuda {
@@ -29,6 +28,9 @@ struct RankShare {
   std::vector<LayerOfModel> layers;  // of the plan, group by group
 };
 
-Result<RankShare> share_of_rank(const BackendConfig& config, Defect defect);
+Result<RankShare> share_of_rank(const BackendConfig& config);
+
+// Caches of K and V by head, which tensor parallelism cuts by heads.
+bool keeps_pairs(const KVCacheSpec& spec);
 
 }  // namespace lockstep::cuda

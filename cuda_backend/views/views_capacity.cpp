@@ -42,23 +42,8 @@ std::int64_t group_page_bytes(const KVCacheGroupSpec& group) {
   return bytes;
 }
 
-// The older figure: blocks shared out among groups, the smallest block size of them each.
-std::int64_t shared_out_tokens(const KVCacheConfig& plan, bool count_states) {
-  std::int64_t groups = 0;
-  std::int64_t smallest = 0;
-  for (const KVCacheGroupSpec& group : plan.groups) {
-    const bool bounded_state =
-        group.spec.kind == CacheKind::mamba && group.spec.mamba_cache_mode != MambaCacheMode::all;
-    if (bounded_state && !count_states) continue;
-    ++groups;
-    smallest = smallest == 0 ? group.spec.block_size : std::min(smallest, group.spec.block_size);
-  }
-  return groups == 0 ? 0 : plan.num_blocks / groups * smallest;
-}
-
 // The shortest run of tokens that fills a whole number of blocks in every group.
-std::int64_t hit_step(const KVCacheConfig& plan, const RequestLimits& limits,
-                      CapacityDefect defect) {
+std::int64_t hit_step(const KVCacheConfig& plan, const RequestLimits& limits) {
   std::int64_t step = 1;
   for (const KVCacheGroupSpec& group : plan.groups) {
     std::int64_t tokens = group.spec.block_size;
@@ -67,7 +52,6 @@ std::int64_t hit_step(const KVCacheConfig& plan, const RequestLimits& limits,
     } else {
       tokens *= limits.context_ranks;
     }
-    if (defect == CapacityDefect::hit_rate_pack) tokens *= group.layers_per_page;
     std::int64_t common = step;
     while (common % tokens != 0) common += step;
     step = common;
@@ -77,38 +61,7 @@ std::int64_t hit_step(const KVCacheConfig& plan, const RequestLimits& limits,
 
 }  // namespace
 
-std::string_view name_of(CapacityDefect defect) {
-  switch (defect) {
-    case CapacityDefect::none:
-      return "none";
-    case CapacityDefect::capacity_all_groups:
-      return "capacity-all-groups";
-    case CapacityDefect::capacity_sliding:
-      return "capacity-sliding";
-    case CapacityDefect::routed_buffer:
-      return "routed-buffer";
-    case CapacityDefect::state_blocks_capped:
-      return "state-blocks-capped";
-    case CapacityDefect::cp_memory:
-      return "cp-memory";
-    case CapacityDefect::hit_rate_pack:
-      return "hit-rate-pack";
-  }
-  return "?";
-}
-
-std::optional<CapacityDefect> capacity_defect_from_name(std::string_view name) {
-  using enum CapacityDefect;
-  for (const CapacityDefect defect : {capacity_all_groups, capacity_sliding, routed_buffer,
-                                      state_blocks_capped, cp_memory, hit_rate_pack})
-    if (name_of(defect) == name) return defect;
-  return std::nullopt;
-}
-
-Result<EngineCapacity> engine_capacity(const KVCacheConfig& plan, const RequestLimits& told,
-                                       CapacityDefect defect) {
-  RequestLimits limits = told;
-  if (defect == CapacityDefect::cp_memory) limits.context_ranks = 1;
+Result<EngineCapacity> engine_capacity(const KVCacheConfig& plan, const RequestLimits& limits) {
   EngineCapacity capacity;
   std::int64_t request_bytes = 0;
   bool states = false;
@@ -126,20 +79,11 @@ Result<EngineCapacity> engine_capacity(const KVCacheConfig& plan, const RequestL
       static_cast<double>(plan.num_blocks) / static_cast<double>(blocks_per_request);
   capacity.capacity_tokens =
       static_cast<std::int64_t>(concurrency * static_cast<double>(limits.max_model_len));
-  if (defect == CapacityDefect::capacity_all_groups)
-    capacity.capacity_tokens = shared_out_tokens(plan, true);
-  if (defect == CapacityDefect::capacity_sliding)
-    capacity.capacity_tokens = shared_out_tokens(plan, false);
-  if (defect == CapacityDefect::routed_buffer) capacity.slot_buffer_rows = capacity.capacity_tokens;
-
-  capacity.hit_step_tokens = hit_step(plan, limits, defect);
+  capacity.hit_step_tokens = hit_step(plan, limits);
   capacity.max_num_seqs = limits.max_num_seqs;
-  if (states && limits.max_num_seqs > plan.num_blocks) {
-    if (defect != CapacityDefect::state_blocks_capped)
-      return fail(fmt::format("{} requests at once need a state block each and there are {}",
-                              limits.max_num_seqs, plan.num_blocks));
-    capacity.max_num_seqs = plan.num_blocks;
-  }
+  if (states && limits.max_num_seqs > plan.num_blocks)
+    return fail(fmt::format("{} requests at once need a state block each and there are {}",
+                            limits.max_num_seqs, plan.num_blocks));
   return capacity;
 }
 

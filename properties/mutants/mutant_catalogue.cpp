@@ -1,7 +1,12 @@
 #include "properties/mutants/mutant_catalogue.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <iterator>
+#include <sstream>
+#include <string>
+#include <string_view>
 
 #include "base/check.h"
 
@@ -40,6 +45,102 @@ const Mutant* find_mutant(std::string_view id) {
   const auto all = mutant_catalogue();
   const auto found = std::ranges::find(all, id, &Mutant::id);
   return found == all.end() ? nullptr : &*found;
+}
+
+namespace {
+
+constexpr std::string_view kHead =
+    R"(# Planted defects
+
+A harness that finds nothing proves nothing until it has been shown to find something. Each entry is
+a defect that an engine had (its source is named), or could have in the same place ("this project").
+Its name switches it on in the side under test, never in what judges it. `lockstep mutants` searches
+for each with generated cases until a check fails, makes the case small, and runs it again without
+the defect, which must agree.
+
+```
+lockstep mutants --list               what there is
+lockstep mutants                      search for all of them
+lockstep mutants table-width --save cases
+lockstep replay cases/table-width.case.jsonl
+```
+
+"Found by" lists the checks that may see it first: phases of the comparison with the model
+(`page_written`, ...), rules of the audit, invariants of the scheduler, liveness, or proofs of a
+memory plan. `crash` is a check inside the scheduler that stops the program.
+
+This page is written by `lockstep mutants --markdown docs/mutants.md`.
+)";
+
+constexpr std::string_view kTail = R"(
+## Not here
+- `table-edit-lost`: a program can change single entries of a row (`TableEdit` in
+  `sim/protocol/step_program.h`), and the backend's own tests find a backend that loses one. No
+  decision of a scheduler needs it: vLLM sends its worker the new blocks of a request and nothing
+  about freed ones, so rows keep retired blocks in front, where no window reads any more. A table is
+  whole again only when its request comes back after a preemption.
+- `state-shift-race` (vllm 50729): a state is shifted by the number of accepted tokens, inside its
+  own block, by copies that overlap. Here the state after each draft has a block of its own, so a
+  replay shifts nothing. The kernel that moves bytes is raced in its own tests, and
+  `state-update-race` is the same mistake where a replay can make it.
+)";
+
+std::string_view about(MutantSite site) {
+  switch (site) {
+    case MutantSite::scheduler:
+      return "Decisions: who is scheduled, with which blocks, on which hit. Cases run without a "
+             "backend.";
+    case MutantSite::backend:
+      return "The backend: tables, slots, rows, states, and views at work. Cases run on the CPU "
+             "executor.";
+    case MutantSite::views:
+      return "Views and addresses of a memory plan, proved by writing and finding every element.";
+    case MutantSite::planner:
+      return "What an engine tells its users and kernels about a plan.";
+    case MutantSite::transfer:
+      return "Two engines with a network between them (transfers.md), and connectors as an engine "
+             "sets them up.";
+  }
+  return {};
+}
+
+// `text` behind `marker`, indented as far, on lines of at most 100 columns.
+std::string list_item(const std::string& marker, const std::string& text) {
+  constexpr std::size_t kColumns = 100;
+  std::string item = marker;
+  std::size_t column = marker.size();
+  std::istringstream words(text);
+  std::string word;
+  for (bool first = true; words >> word; first = false) {
+    if (!first && column + 1 + word.size() > kColumns) {
+      item += "\n" + std::string(marker.size(), ' ');
+      column = marker.size();
+    } else if (!first) {
+      item += ' ';
+      ++column;
+    }
+    item += word;
+    column += word.size();
+  }
+  return item + "\n";
+}
+
+}  // namespace
+
+std::string mutants_markdown() {
+  std::string page(kHead);
+  const Mutant* before = nullptr;
+  for (const Mutant& mutant : mutant_catalogue()) {
+    if (before == nullptr || before->site != mutant.site)
+      page += fmt::format("\n## {}\n{}\n\n", name_of(mutant.site), about(mutant.site));
+    before = &mutant;
+    page +=
+        list_item("- ", fmt::format("`{}` ({}): {}.", mutant.id, mutant.source, mutant.mechanism));
+    page += list_item("  - ", fmt::format("Shows with: {}.", mutant.exposed_by));
+    page += list_item("  - ", fmt::format("Found by: `{}`.", fmt::join(mutant.caught_by, "`, `")));
+  }
+  page += kTail;
+  return page;
 }
 
 }  // namespace lockstep

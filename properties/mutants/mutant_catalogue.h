@@ -7,15 +7,14 @@
 // 3. `caught_by` are the checks that may find it first; another one would be a surprise, and is
 //    told as one.
 //
-// Not here: the switches (reference/types/scheduler_defect.h, sim/ranks/dp_step.h,
-// sim/hidden_states/watched_files.h, cuda_backend/defect.h,
-// view_defects.h, views_capacity.h, sim/pair/transfer_protocol.h, multi_connector.h,
-// offload_connector.h), which the catalogue knows by name.
+// Not here: what a defect does (cuda_backend/defects/, and the switches of the scheduler, ranks,
+// hidden states, pairs and connectors), which the catalogue knows by name.
 #pragma once
 
 #include <cstdint>
 #include <optional>
 #include <span>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -54,6 +53,8 @@ struct Mutant {
 std::span<const Mutant> mutant_catalogue();
 // Null: there is none of this name.
 const Mutant* find_mutant(std::string_view id);
+// docs/mutants.md: the catalogue as a page.
+std::string mutants_markdown();
 
 // The parts of the catalogue by file.
 std::vector<Mutant> mutants_of_scheduler();

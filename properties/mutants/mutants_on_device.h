@@ -1,5 +1,5 @@
 // What the catalogue's defects of the device side share: the checks that find them and the cases in
-// which they are looked for. Their switches are in cuda_backend/defect.h and view_defects.h.
+// which they are looked for. They are planted in cuda_backend/defects/.
 #pragma once
 
 #include <string>

@@ -9,8 +9,8 @@
 #include <string>
 #include <vector>
 
-#include "cuda_backend/device.h"
-#include "cuda_backend/launch/engine_kernels.h"
+#include "cuda_backend/device/device.h"
+#include "cuda_backend/launch/kernel_table.h"
 
 namespace lockstep::cuda {
 

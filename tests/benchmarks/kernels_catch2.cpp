@@ -3,7 +3,7 @@
 #include <fmt/core.h>
 
 #include "base/check.h"
-#include "cuda_backend/simt_device.h"
+#include "cuda_backend/device/simt_device.h"
 #include "tests/benchmarks/pool_workloads.h"
 #include "tests/cuda_backend/matrices/catch2.h"
 

@@ -9,7 +9,7 @@
 #include <algorithm>
 #include <map>
 
-#include "cuda_backend/views/views.h"
+#include "cuda_backend/defects/planted_views.h"
 #include "reference/plan/layout.h"
 #include "reference/plan/planner.h"
 #include "sim/check/layout_prover.h"
@@ -23,7 +23,7 @@ using cuda::ViewDefect;
 
 Result<PoolViews> engine_views(const KVCacheConfig& plan, AttentionBackend backend,
                                CacheLayout layout, ViewDefect defect = ViewDefect::none) {
-  return cuda::derive_views(plan, {backend, layout, LayoutRule::vllm_0_22_1, defect});
+  return cuda::planted_views(plan, {backend, layout, LayoutRule::vllm_0_22_1}, defect);
 }
 
 void expect_conformance(const std::string& path, std::int64_t plans_min) {

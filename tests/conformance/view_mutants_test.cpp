@@ -4,8 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "base/sparse_bytes.h"
-#include "cuda_backend/views/views.h"
-#include "cuda_backend/views/views_capacity.h"
+#include "cuda_backend/defects/planted_views.h"
 #include "reference/plan/capacity.h"
 #include "reference/plan/layout.h"
 #include "reference/plan/planner.h"
@@ -77,7 +76,7 @@ LayoutProof prove(const Exposure& exposure, ViewDefect defect, ProofOptions opti
   const auto layout = pool_layout(pool, exposure.backend, exposure.layout);
   EXPECT_TRUE(layout) << layout.error().message;
   const auto views =
-      cuda::derive_views(pool, {exposure.backend, exposure.layout, LayoutRule::isolated, defect});
+      cuda::planted_views(pool, {exposure.backend, exposure.layout, LayoutRule::isolated}, defect);
   if (!views) {
     LayoutProof refused;
     refused.findings = {"refused: " + views.error().message};
@@ -86,7 +85,7 @@ LayoutProof prove(const Exposure& exposure, ViewDefect defect, ProofOptions opti
   return prove_layout(
       pool, *layout, *views,
       [&](const TensorView& view, std::span<const std::int64_t> index) {
-        return cuda::view_byte_offset(view, index, defect);
+        return cuda::planted_byte_offset(view, index, defect);
       },
       options);
 }
@@ -218,14 +217,14 @@ TEST(CapacityMutants, TheHealthyFiguresAreTheReferences) {
 TEST(CapacityMutants, AllGroupsReportsAThirdOfWhatThePoolHolds) {
   const Planned planned = planned_model("qwen3.6-35b-a3b", 131072);
   const auto engine =
-      cuda::engine_capacity(planned.plan, planned.limits, CapacityDefect::capacity_all_groups);
+      cuda::planted_capacity(planned.plan, planned.limits, CapacityDefect::capacity_all_groups);
   EXPECT_LT(3 * engine->capacity_tokens, tokens_held(planned));
 }
 
 TEST(CapacityMutants, SlidingWindowsThatDivideReportLessThanThePoolHolds) {
   const Planned planned = planned_model("gpt-oss-20b", 131072);
   const auto engine =
-      cuda::engine_capacity(planned.plan, planned.limits, CapacityDefect::capacity_sliding);
+      cuda::planted_capacity(planned.plan, planned.limits, CapacityDefect::capacity_sliding);
   EXPECT_LT(engine->capacity_tokens, tokens_held(planned));
   EXPECT_EQ(cuda::engine_capacity(planned.plan, planned.limits)->capacity_tokens,
             capacity_of(planned.plan, planned.options).capacity_tokens);
@@ -237,7 +236,7 @@ TEST(CapacityMutants, ABufferOfCapacityRowsIsTooShortForTheLastSlots) {
   const std::int64_t last_slot =
       planned.plan.num_blocks * planned.plan.groups.back().spec.block_size - 1;
   const auto writes_inside = [&](CapacityDefect defect) {
-    const auto engine = cuda::engine_capacity(planned.plan, planned.limits, defect);
+    const auto engine = cuda::planted_capacity(planned.plan, planned.limits, defect);
     SparseBytes buffer(engine->slot_buffer_rows * 8);
     const std::array<std::uint8_t, 8> row{1, 2, 3, 4, 5, 6, 7, 8};
     if ((last_slot + 1) * 8 > buffer.size_bytes()) return false;
@@ -258,7 +257,7 @@ TEST(CapacityMutants, TooFewStateBlocksAreRefusedByBothAndCappedByTheMutant) {
       << reference.error().message;
   EXPECT_FALSE(cuda::engine_capacity(planned.plan, planned.limits));
   const auto mutant =
-      cuda::engine_capacity(planned.plan, planned.limits, CapacityDefect::state_blocks_capped);
+      cuda::planted_capacity(planned.plan, planned.limits, CapacityDefect::state_blocks_capped);
   ASSERT_TRUE(mutant);
   EXPECT_LT(mutant->max_num_seqs, planned.limits.max_num_seqs);
 }

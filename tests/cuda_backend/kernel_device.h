@@ -14,8 +14,8 @@
 
 #include "base/check.h"
 #include "base/result.h"
-#include "cuda_backend/device.h"
-#include "cuda_backend/launch/engine_kernels.h"
+#include "cuda_backend/device/device.h"
+#include "cuda_backend/launch/kernel_table.h"
 #include "tests/cuda_backend/kernel_log.h"
 
 namespace lockstep::cuda {

@@ -177,24 +177,35 @@ TEST_P(RequestSlots, MutantsDifferExactlyWhereTheShapeExposesThem) {
     padded |= r.row < 0;
   }
   padded |= tokens < shape.num_padded_tokens;
-  const std::pair<Defect, bool> planted[] = {{Defect::interleave_ignored, in_runs},
-                                             {Defect::replicated_group_shared, whole_beside_shared},
-                                             {Defect::slot_pad_is_zero, padded}};
-  for (const auto& [defect, exposed] : planted) {
+  const auto differs = [&](const auto& plant) {
     KernelDevice device;
-    device->plant(defect);
-    EXPECT_EQ(found(device, device->place(), params(device)) != expected(), exposed)
-        << static_cast<int>(defect);
-  }
+    RequestSlotsParams p = params(device);
+    std::vector<ContextShare> shares = device.get(p.shares, p.num_groups);
+    plant(p, shares);
+    p.shares = device.put(shares, "planted shares");
+    return found(device, device->place(), p) != expected();
+  };
+  EXPECT_EQ(differs([](RequestSlotsParams&, std::vector<ContextShare>& shares) {
+              for (ContextShare& share : shares) share.interleave = 1;
+            }),
+            in_runs)
+      << "interleave ignored";
+  EXPECT_EQ(differs([](RequestSlotsParams&, std::vector<ContextShare>& shares) {
+              std::ranges::fill(shares, ContextShare(shares.front()));
+            }),
+            whole_beside_shared)
+      << "replicated group shared";
+  EXPECT_EQ(differs([](RequestSlotsParams& p, std::vector<ContextShare>&) { p.pad_slot = 0; }),
+            padded)
+      << "padding is slot 0";
 }
 
 // A row that a longer request had before still holds its blocks behind its length.
 TEST(StaleTail, APositionPastTheRowsLengthGetsNoSlotAndMutantSlotStaleTailGivesItOne) {
-  for (Defect defect : {Defect::none, Defect::slot_stale_tail}) {
+  for (const bool stale : {false, true}) {
     KernelDevice device;
-    device->plant(defect);
     GroupTable table;
-    table.lengths = device.put(std::vector<std::int32_t>{1}, "lengths");
+    table.lengths = device.put(std::vector<std::int32_t>{stale ? 1000 : 1}, "lengths");
     table.kernel_entries = device.put(std::vector<std::int32_t>{7, 9}, "block table");
     table.width = 2;
     table.slot_block_size = table.kernel_block_size = 4;
@@ -209,7 +220,7 @@ TEST(StaleTail, APositionPastTheRowsLengthGetsNoSlotAndMutantSlotStaleTailGivesI
     p.num_groups = p.num_requests = 1;
     p.pad_slot = PAD_SLOT_ID;
     device->launch(device.engine().request_slots, p);
-    if (defect == Defect::none) {
+    if (!stale) {
       EXPECT_EQ(device.get(p.slots, 3), (std::vector<Slot>{31, PAD_SLOT_ID, PAD_SLOT_ID}));
       device.expect_no_reports();
     } else {
@@ -232,11 +243,12 @@ void expect_what_requests_see(int hunts = 2) {
   std::vector<std::int32_t> windowed = whole;
   for (int i = 0; i < 5; ++i) windowed[16 + i] = 0;  // 25 tokens before a window of 6: 20 unseen
   const auto body = [&](CheckMode mode, std::uint64_t seed) {
-    for (Defect defect : {Defect::none, Defect::slot_stale_tail}) {
+    for (const bool stale : {false, true}) {
       KernelDevice device(mode, seed);
-      device->plant(defect);
       GroupTable table;
-      table.lengths = device.put(std::vector<std::int32_t>{4, 0, 2}, "lengths");
+      table.lengths = device.put(
+          stale ? std::vector<std::int32_t>{4, 4, 4} : std::vector<std::int32_t>{4, 0, 2},
+          "lengths");
       table.kernel_entries = device.put(kernel_entries, "block table");
       table.width = 4;
       table.blocks_per_kv_block = 2;
@@ -252,8 +264,8 @@ void expect_what_requests_see(int hunts = 2) {
           4,
           8};
       device->launch(device.engine().batch_tables, p);
-      EXPECT_EQ(device.get(out[0], 32) == whole, defect == Defect::none);
-      EXPECT_EQ(device.get(out[1], 32) == windowed, defect == Defect::none);
+      EXPECT_EQ(device.get(out[0], 32) == whole, !stale);
+      EXPECT_EQ(device.get(out[1], 32) == windowed, !stale);
       device.expect_no_reports();
     }
   };

@@ -244,7 +244,7 @@ TEST(FarRows, RowsBeyondTwoAndFourGibibytesAreWrittenWhereTheyBelong) {
 
 TEST(FarRows, MutantOffsetInt32IsReportedOutOfBoundsOrLandsElsewhere) {
   FarPages pages(CheckMode::check);
-  pages.device->plant(Defect::offset_int32);
+  pages.device->plant(KernelDefect::write_offset_int32);
   pages.write({16 + 3});  // 1 GiB: still right
   EXPECT_TRUE(pages.row_is_there(16 + 3));
   pages.device.expect_no_reports();

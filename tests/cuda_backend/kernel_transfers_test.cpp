@@ -125,7 +125,7 @@ TEST(MoveBytes, MutantStateShiftRaceIsReportedAndMostSeedsShowWrongBytes) {
   int wrong = 0;
   for (int seed = 1; seed <= 5; ++seed) {
     KernelDevice device(CheckMode::hunt, std::uint64_t(seed));
-    device->plant(Defect::state_shift_race);
+    device->plant(KernelDefect::shift_race);
     LaunchPlace place = device.places()[1];
     place.items_per_thread = 1;
     wrong += moved(device, place, before, spans) != expected;
@@ -240,15 +240,19 @@ TEST_P(CopyPages, MutantPageFlattenedReadsOtherBytesWhereTheSourceIsPadded) {
   const Bytes on_device = noise(shape.device.size(), 5);
   Bytes expected(shape.host.size(), 0);
   copy_expected(shape, on_device, shape.device, expected, shape.host, out);
-  for (Defect defect : {Defect::page_flattened, Defect::transfer_wrong_end}) {
+  for (const bool flattened : {true, false}) {
     KernelDevice device;
-    device->plant(defect);
     auto* pages = reinterpret_cast<std::byte*>(device.put(on_device, "pages"));
     auto* pinned = reinterpret_cast<std::byte*>(device.put(Bytes(shape.host.size(), 0), "pinned"));
+    Cache from = shape.device;
+    std::vector<BlockPair> pairs = out;
+    if (flattened)
+      from.page_bytes = shape.region_bytes;
+    else
+      std::swap(pairs.front().source, pairs.back().source);
     device->launch(device.engine().copy_pages,
-                   params(device, shape, pages, shape.device, pinned, shape.host, out));
-    const bool exposed =
-        defect == Defect::transfer_wrong_end || shape.region_bytes != shape.device.page_bytes;
+                   params(device, shape, pages, from, pinned, shape.host, pairs));
+    const bool exposed = !flattened || shape.region_bytes != shape.device.page_bytes;
     EXPECT_EQ(device.get(reinterpret_cast<std::uint8_t*>(pinned), shape.host.size()) != expected,
               exposed);
   }

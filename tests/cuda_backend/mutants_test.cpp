@@ -1,12 +1,11 @@
 // Every planted defect of the backend upsets something that is compared, on a plan that exposes it,
 // and leaves the evidence that it should.
-#include "cuda_backend/mutants.h"
-
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <set>
 
+#include "cuda_backend/defects/backend_mutants.h"
 #include "tests/cuda_backend/toy_engine.h"
 
 namespace lockstep {

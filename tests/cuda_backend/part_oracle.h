@@ -6,7 +6,7 @@
 #include <cmath>
 #include <cstdint>
 
-#include "cuda_backend/kernels/part_layout.h"
+#include "cuda_backend/kernels/engine_params.h"
 #include "tests/cuda_backend/protocol_oracle.h"
 
 namespace lockstep::oracle {

@@ -11,7 +11,7 @@
 
 #include "base/check.h"
 #include "cuda_backend/simt/executor.h"
-#include "cuda_backend/simt/watch/source_place.h"
+#include "cuda_backend/simt/watch/report.h"
 
 namespace lockstep {
 

@@ -6,7 +6,7 @@
 #include <set>
 #include <string>
 
-#include "cuda_backend/cuda_backend.h"
+#include "cuda_backend/backend/cuda_backend.h"
 #include "properties/generate/generator.h"
 #include "properties/judge/judge.h"
 #include "tests/cuda_backend/toy_engine.h"

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "cuda_backend/cuda_backend.h"
+#include "cuda_backend/backend/cuda_backend.h"
 #include "cuda_backend/simt_backend.h"
 #include "properties/generate/generator.h"
 #include "properties/judge/judge.h"

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "cuda_backend/streams/graph_device.h"
+#include "cuda_backend/streams/stream_device.h"
 #include "tests/cuda_runtime/simulated_cuda.h"
 #include "tests/cuda_runtime/simulated_gpu_device.h"
 

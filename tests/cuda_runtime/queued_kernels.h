@@ -4,7 +4,7 @@
 // 1. Whether a shape fits a grid is found out when a launch runs, and ends the test.
 #pragma once
 
-#include "cuda_backend/launch/engine_kernels.h"
+#include "cuda_backend/launch/kernel_table.h"
 
 namespace lockstep::cuda::simt_simulated {
 

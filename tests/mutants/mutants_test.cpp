@@ -8,10 +8,9 @@
 #include <sstream>
 
 #include "cli/mutant_bench.h"
-#include "cuda_backend/mutants.h"
-#include "cuda_backend/views/view_defects.h"
-#include "cuda_backend/views/views_capacity.h"
-#include "properties/mutants/mutant_markdown.h"
+#include "cuda_backend/defects/backend_mutants.h"
+#include "cuda_backend/defects/planted_views.h"
+#include "properties/mutants/mutant_catalogue.h"
 #include "reference/types/scheduler_defect.h"
 #include "sim/connectors/offload_connector.h"
 #include "sim/hidden_states/watched_files.h"

@@ -7,7 +7,7 @@
 #include <algorithm>
 #include <vector>
 
-#include "cuda_backend/streams/graph_device.h"
+#include "cuda_backend/streams/stream_device.h"
 
 namespace lockstep {
 namespace {

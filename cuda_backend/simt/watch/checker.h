@@ -13,19 +13,34 @@
 #include <cstdint>
 #include <string>
 #include <unordered_set>
+#include <vector>
 
 #include "cuda_backend/simt/arena.h"
 #include "cuda_backend/simt/cta_scheduler.h"
-#include "cuda_backend/simt/image.h"
 #include "cuda_backend/simt/shared_memory.h"
-#include "cuda_backend/simt/watch/declared_ranges.h"
+#include "cuda_backend/simt/watch/happens_before.h"
 #include "cuda_backend/simt/watch/launch_log.h"
-#include "cuda_backend/simt/watch/release_clock.h"
 #include "cuda_backend/simt/watch/report.h"
-#include "cuda_backend/simt/watch/report_log.h"
 #include "cuda_backend/simt/watch/shadow.h"
 
 namespace simt {
+
+// The constants and globals of the program, which kernels may read: tables, literals, kernel
+// arguments that the compiler made static.
+class Image {
+ public:
+  // In a loaded segment of the program or of a shared library. Libraries loaded since the last
+  // question are found as well.
+  bool contains(std::uintptr_t address, std::size_t bytes);
+
+ private:
+  struct Segment {
+    std::uintptr_t begin;
+    std::uintptr_t end;
+  };
+  bool find(std::uintptr_t address, std::size_t bytes) const;
+  std::vector<Segment> segments_;
+};
 
 class Checker {
  public:

@@ -10,12 +10,19 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "cuda_backend/simt/cpu_types.h"
 
 namespace simt {
+
+// "FILE:LINE" of the innermost (inlined) function that contains the call returning to pc; empty
+// without debug information, or when built without libbacktrace, which comes with g++.
+std::string source_place(std::uintptr_t pc);
 
 enum class ReportKind : std::uint8_t {
   out_of_bounds,       // the address is in the arena, and in no allocation
@@ -95,5 +102,35 @@ struct KernelTotals {
 
 inline constexpr std::size_t kReportsPerLaunch = 64;
 inline constexpr std::size_t kReportsPerPlace = 4;
+
+// The reports that the host has yet to take, and the limits on how many are kept
+// (rule 2).
+class ReportLog {
+ public:
+  void begin_launch(LaunchStatistics* statistics) {
+    statistics_ = statistics;
+    kept_ = 0;
+    kept_by_place_.clear();
+  }
+  // Counts a report; true when there is room to keep it.
+  bool admit(ReportKind kind, std::uintptr_t pc) {
+    ++statistics_->reports[static_cast<std::size_t>(kind)];
+    if (kept_ >= kReportsPerLaunch) return false;
+    std::size_t& kept_here = kept_by_place_[{kind, pc}];
+    if (kept_here >= kReportsPerPlace) return false;
+    ++kept_here;
+    ++kept_;
+    return true;
+  }
+  void add(Report report) { reports_.push_back(std::move(report)); }
+  const std::vector<Report>& reports() const { return reports_; }
+  std::vector<Report> take() { return std::exchange(reports_, {}); }
+
+ private:
+  std::vector<Report> reports_;
+  LaunchStatistics* statistics_ = nullptr;
+  std::size_t kept_ = 0;
+  std::map<std::pair<ReportKind, std::uintptr_t>, std::size_t> kept_by_place_;
+};
 
 }  // namespace simt

@@ -2,6 +2,8 @@
 // The sanitizer's own runtime is never linked: the checker answers instead.
 //
 // Hooks fire in host code of kernel files too; without a running simulated thread they do nothing.
+#include <dlfcn.h>
+#include <fmt/format.h>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -73,3 +75,121 @@ void* simt_checked_memset(void* dst, int value, std::size_t n) {
 }
 
 }  // extern "C"
+
+// Compiler built-ins for atomics in files compiled with -fsanitize=thread: std::atomic_ref in a
+// kernel, and the guards of static variables in host code. Every memory order counts as
+// sequentially consistent.
+//
+// A read-modify-write is judged as CUDA's atomics are; so is an atomic load, which thereby never
+// races with another atomic and, like a write, does race with a plain read.
+
+namespace {
+
+inline void judge(const volatile void* address, std::size_t bytes, const void* pc) {
+  simt::Checker* checker = simt::runtime::running_checker;
+  if (checker == nullptr) return;
+  checker->access(reinterpret_cast<std::uintptr_t>(address), bytes, simt::AccessKind::atomic, true,
+                  reinterpret_cast<std::uintptr_t>(pc));
+}
+
+}  // namespace
+
+#define SIMT_JUDGE(p) judge(p, sizeof(*(p)), __builtin_return_address(0))
+#define SIMT_DEFINE_FETCH(bits, name)                                                     \
+  std::uint##bits##_t __tsan_atomic##bits##_fetch_##name(volatile std::uint##bits##_t* p, \
+                                                         std::uint##bits##_t v, int) {    \
+    SIMT_JUDGE(p);                                                                        \
+    return __atomic_fetch_##name(p, v, __ATOMIC_SEQ_CST);                                 \
+  }
+#define SIMT_DEFINE_COMPARE_EXCHANGE(bits, strength)                                               \
+  int __tsan_atomic##bits##_compare_exchange_##strength(volatile std::uint##bits##_t* p,           \
+                                                        std::uint##bits##_t* expected,             \
+                                                        std::uint##bits##_t v, int, int) {         \
+    SIMT_JUDGE(p);                                                                                 \
+    return __atomic_compare_exchange_n(p, expected, v, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST); \
+  }
+#define SIMT_DEFINE_ATOMICS(bits)                                                                 \
+  std::uint##bits##_t __tsan_atomic##bits##_load(const volatile std::uint##bits##_t* p, int) {    \
+    SIMT_JUDGE(p);                                                                                \
+    return __atomic_load_n(p, __ATOMIC_SEQ_CST);                                                  \
+  }                                                                                               \
+  void __tsan_atomic##bits##_store(volatile std::uint##bits##_t* p, std::uint##bits##_t v, int) { \
+    SIMT_JUDGE(p);                                                                                \
+    __atomic_store_n(p, v, __ATOMIC_SEQ_CST);                                                     \
+  }                                                                                               \
+  std::uint##bits##_t __tsan_atomic##bits##_exchange(volatile std::uint##bits##_t* p,             \
+                                                     std::uint##bits##_t v, int) {                \
+    SIMT_JUDGE(p);                                                                                \
+    return __atomic_exchange_n(p, v, __ATOMIC_SEQ_CST);                                           \
+  }                                                                                               \
+  SIMT_DEFINE_FETCH(bits, add)                                                                    \
+  SIMT_DEFINE_FETCH(bits, sub)                                                                    \
+  SIMT_DEFINE_FETCH(bits, and)                                                                    \
+  SIMT_DEFINE_FETCH(bits, or)                                                                     \
+  SIMT_DEFINE_FETCH(bits, xor)                                                                    \
+  SIMT_DEFINE_FETCH(bits, nand)                                                                   \
+  SIMT_DEFINE_COMPARE_EXCHANGE(bits, strong)                                                      \
+  SIMT_DEFINE_COMPARE_EXCHANGE(bits, weak)                                                        \
+  std::uint##bits##_t __tsan_atomic##bits##_compare_exchange_val(                                 \
+      volatile std::uint##bits##_t* p, std::uint##bits##_t expected, std::uint##bits##_t v, int,  \
+      int) {                                                                                      \
+    SIMT_JUDGE(p);                                                                                \
+    __atomic_compare_exchange_n(p, &expected, v, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST);      \
+    return expected;                                                                              \
+  }
+
+extern "C" {
+
+SIMT_DEFINE_ATOMICS(8)
+SIMT_DEFINE_ATOMICS(16)
+SIMT_DEFINE_ATOMICS(32)
+SIMT_DEFINE_ATOMICS(64)
+
+void __tsan_atomic_thread_fence(int) {
+  if (simt::runtime::running_checker != nullptr) simt::runtime::running_checker->fence();
+}
+void __tsan_atomic_signal_fence(int) {}
+
+}  // extern "C"
+
+// What a file compiled with -fsanitize=alignment calls before it uses a misaligned pointer. Checked
+// kernel files are: of a struct that is stored member by member, the other hooks see members only.
+//
+// The sanitizer's own runtime, where the program is linked with it, still gets the calls of host
+// code.
+
+namespace {
+
+// The layout that compilers emit.
+struct TypeDescriptor {
+  std::uint16_t kind;
+  std::uint16_t info;
+  char name[1];  // "'float2'", as long as it is
+};
+struct TypeMismatch {
+  const char* file;
+  std::uint32_t line;
+  std::uint32_t column;
+  const TypeDescriptor* type;
+  std::uint8_t log2_alignment;
+  std::uint8_t use;  // 0: a load, 1: a store, and others
+};
+
+using Handler = void (*)(TypeMismatch*, std::uintptr_t);
+
+}  // namespace
+
+extern "C" void __ubsan_handle_type_mismatch_v1(TypeMismatch* data, std::uintptr_t address) {
+  if (simt::runtime::running_checker == nullptr) {
+    static const auto next =
+        reinterpret_cast<Handler>(dlsym(RTLD_NEXT, "__ubsan_handle_type_mismatch_v1"));
+    if (next != nullptr) next(data, address);
+    return;
+  }
+  const std::size_t alignment = std::size_t{1} << data->log2_alignment;
+  simt::runtime::running_checker->misaligned(
+      address, alignment, data->use == 1 ? simt::AccessKind::write : simt::AccessKind::read,
+      fmt::format("a {} wants a multiple of {}, at {}:{}", data->type->name, alignment, data->file,
+                  data->line),
+      reinterpret_cast<std::uintptr_t>(__builtin_return_address(0)));
+}

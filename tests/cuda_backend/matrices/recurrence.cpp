@@ -2,6 +2,7 @@
 // drafts with a state of their own, states in every dtype and in padded pages.
 #include <algorithm>
 
+#include "cuda_backend/defects/backend_mutants.h"
 #include "tests/cuda_backend/kernel_device.h"
 #include "tests/cuda_backend/matrices/catch2.h"
 #include "tests/cuda_backend/part_oracle.h"
@@ -349,13 +350,16 @@ TEST_CASE_METHOD(ExactRecurrence,
   }
 }
 
-TEST_CASE_METHOD(Recurrence, "recurrence: state_targets_last leaves the states of drafts unwritten",
+TEST_CASE_METHOD(Recurrence,
+                 "recurrence: targets that are all the last leave the states of drafts unwritten",
                  "[executor]") {
   DYNAMIC_SECTION(shape.name) {
     KernelDevice device;
     const Result right = run(device, device->place(), work(), states);
-    device->plant(Defect::state_targets_last);
-    const Result found = run(device, device->place(), work(), states);
+    Work planted = work();
+    if (!in_pieces(shape.rule))
+      for (const RecurrentItem& item : planted.items) target_last(item, planted.targets);
+    const Result found = run(device, device->place(), planted, states);
     CHECK((found.states != right.states) == !in_pieces(shape.rule));
   }
 }
@@ -365,7 +369,7 @@ TEST_CASE_METHOD(Recurrence, "recurrence: chunk_carry_undecayed is seen in the c
   DYNAMIC_SECTION(shape.name) {
     KernelDevice device;
     const Result right = run(device, device->place(), work(), states);
-    device->plant(Defect::chunk_carry_undecayed);
+    device->plant(KernelDefect::chunk_carry_undecayed);
     const Result found = run(device, device->place(), work(), states);
     CHECK((found.outputs != right.outputs) == in_pieces(shape.rule));
   }

@@ -43,7 +43,7 @@ TEST_P(RankPlanOfModels, is_the_planners_for_every_degree_that_it_takes) {
         ASSERT_TRUE(own) << own.error().message;
         EXPECT_EQ(own->plan, stages->workers[static_cast<std::size_t>(stage)])
             << fmt::format("tp {} pp {} stage {}", tp, pp, stage);
-        const auto share = cuda::share_of_rank(device, cuda::Defect::none);
+        const auto share = cuda::share_of_rank(device);
         ASSERT_TRUE(share) << share.error().message;
         EXPECT_EQ(share->plan.tensors, own->plan.tensors);
         ++compared;

@@ -1,0 +1,139 @@
+// Defects planted in a step's program, before the backend sees it.
+#include <algorithm>
+#include <map>
+#include <utility>
+#include <vector>
+
+#include "cuda_backend/defects/planted_seams.h"
+
+namespace lockstep::cuda {
+namespace {
+
+bool same_chain(const StateUpdate& a, const StateUpdate& b) {
+  return a.row == b.row && a.group == b.group;
+}
+
+// The tables that a device holds when rows are never cleared.
+class KeptTables {
+ public:
+  // Updates name what lies behind them as well: rows stay as long as they were.
+  void apply(StepProgram& program) {
+    program.clear_rows.clear();
+    for (TableUpdate& update : program.table_updates) {
+      std::vector<BlockId>& row = rows_[{update.group, update.row}];
+      const std::size_t end = update.first + update.count;
+      if (row.size() < end) row.resize(end);
+      std::copy_n(program.table_block_ids.begin() + update.begin, update.count,
+                  row.begin() + update.first);
+      if (row.size() == end) continue;
+      update.begin = static_cast<std::uint32_t>(program.table_block_ids.size());
+      update.count = static_cast<std::uint32_t>(row.size()) - update.first;
+      program.table_block_ids.insert(program.table_block_ids.end(), row.begin() + update.first,
+                                     row.end());
+    }
+    for (const TableEdit& edit : program.table_edits) {
+      std::vector<BlockId>& row = rows_[{edit.group, edit.row}];
+      if (std::cmp_less(edit.index, row.size())) row[edit.index] = edit.block;
+    }
+  }
+
+ private:
+  std::map<std::pair<std::int32_t, std::int32_t>, std::vector<BlockId>> rows_;  // group, row
+};
+
+// An update goes on from the last draft of its row's step before, accepted or not.
+class LastDrafts {
+ public:
+  void apply(StepProgram& program) {
+    const std::vector<StateUpdate> now = program.state_updates;
+    for (std::size_t i = 0; i < now.size(); ++i)
+      if (i == 0 || !same_chain(now[i], now[i - 1]))
+        program.state_updates[i].source = source_of(now[i]);
+    before_ = now;
+  }
+
+ private:
+  BlockId source_of(const StateUpdate& update) const {
+    BlockId last = update.source;
+    bool goes_on = false;
+    for (const StateUpdate& before : before_) {
+      if (!same_chain(before, update)) continue;
+      goes_on |= before.target == update.source;
+      last = before.target;
+    }
+    return goes_on ? last : update.source;
+  }
+
+  std::vector<StateUpdate> before_;
+};
+
+// Of the blocks of a group, the last are moved from where the first lie.
+template <class Source>
+void reverse_sources(std::vector<HostTransfer>& transfers, Source source) {
+  std::map<std::int32_t, std::vector<HostTransfer*>> by_group;
+  for (HostTransfer& transfer : transfers) by_group[transfer.group].push_back(&transfer);
+  for (auto& [group, of_group] : by_group)
+    for (std::size_t i = 0, j = of_group.size() - 1; i < j; ++i, --j)
+      std::swap(of_group[i]->*source, of_group[j]->*source);
+}
+
+}  // namespace
+
+Seams zero_lost(const BackendConfig&) {
+  return {.program = [](StepProgram& program) { program.zero.clear(); }};
+}
+Seams state_copy_lost(const BackendConfig&) {
+  return {.program = [](StepProgram& program) {
+    program.settled.clear();
+    program.copies.clear();
+  }};
+}
+Seams state_draft_reuse(const BackendConfig&) {
+  return {
+      .program = [drafts = LastDrafts{}](StepProgram& program) mutable { drafts.apply(program); }};
+}
+Seams conv_offset_ignored(const BackendConfig&) {
+  return {.program = [](StepProgram& program) {
+    for (StateUpdate& update : program.state_updates) update.conv_offset = 0;
+  }};
+}
+Seams stale_table_entry(const BackendConfig&) {
+  return {
+      .program = [tables = KeptTables{}](StepProgram& program) mutable { tables.apply(program); }};
+}
+Seams table_edit_lost(const BackendConfig&) {
+  return {.program = [](StepProgram& program) { program.table_edits.clear(); }};
+}
+// The ids of the step before still lie in the staging buffer.
+Seams table_async_upload(const BackendConfig&) {
+  return {.program = [before = std::vector<BlockId>{}](StepProgram& program) mutable {
+    const std::vector<BlockId> now = program.table_block_ids;
+    std::copy_n(before.begin(), std::min(before.size(), now.size()),
+                program.table_block_ids.begin());
+    before = now;
+  }};
+}
+Seams transfer_wrong_end(const BackendConfig&) {
+  return {.program = [](StepProgram& program) {
+    reverse_sources(program.loads, &HostTransfer::host);
+    reverse_sources(program.stores, &HostTransfer::block);
+  }};
+}
+// Queries read their last kernel block to the end.
+Seams stale_nan(const BackendConfig& config) {
+  auto blocks = std::make_shared<std::vector<std::int64_t>>();  // kernel block size of each layer
+  return {.share =
+              [blocks, sizes = config.kernel_block_sizes](const BackendConfig&, RankShare& share) {
+                for (std::size_t g = 0; g < share.plan.groups.size(); ++g)
+                  blocks->insert(blocks->end(), share.plan.groups[g].layer_names.size(), sizes[g]);
+              },
+          .program =
+              [blocks](StepProgram& program) {
+                for (AttentionQuery& query : program.queries) {
+                  const auto size = static_cast<std::int32_t>(blocks->at(query.layer));
+                  query.last = (query.last + size - 1) / size * size;
+                }
+              }};
+}
+
+}  // namespace lockstep::cuda

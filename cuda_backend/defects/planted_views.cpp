@@ -1,0 +1,246 @@
+#include "cuda_backend/defects/planted_views.h"
+
+#include <fmt/format.h>
+#include <algorithm>
+#include <array>
+#include <utility>
+
+#include "base/check.h"
+#include "cuda_backend/views/view_deriver.h"
+
+namespace lockstep::cuda {
+namespace {
+
+constexpr std::array kNames = std::to_array<std::pair<ViewDefect, std::string_view>>({
+    {ViewDefect::none, "none"},
+    {ViewDefect::layout_two_blocks, "layout-two-blocks"},
+    {ViewDefect::ambiguous_refused, "ambiguous-refused"},
+    {ViewDefect::layout_not_updated, "layout-not-updated"},
+    {ViewDefect::layout_restride_hidden, "layout-restride-hidden"},
+    {ViewDefect::state_spec_unhandled, "state-spec-unhandled"},
+    {ViewDefect::state_stride_unpadded, "state-stride-unpadded"},
+    {ViewDefect::state_offset_wrong_itemsize, "state-offset-wrong-itemsize"},
+    {ViewDefect::kernel_block_unsplit, "kernel-block-unsplit"},
+    {ViewDefect::kernel_block_num_blocks, "kernel-block-num-blocks"},
+    {ViewDefect::pack_stride, "pack-stride"},
+    {ViewDefect::pack_offset, "pack-offset"},
+    {ViewDefect::pack_num_blocks, "pack-num-blocks"},
+    {ViewDefect::layout_equal_page, "layout-equal-page"},
+    {ViewDefect::layout_two_heads, "layout-two-heads"},
+    {ViewDefect::offset_int32, "offset-int32"},
+    {kSecondRunner, "second-runner"},
+});
+
+bool is_row_cache(const KVCacheSpec& spec, AttentionBackend chosen) {
+  const auto backend = backend_of(spec, chosen);
+  return backend && dim_roles(*backend).kv < 0;
+}
+
+// The pair taken for the rightmost dimension of size 2: the heads, where there are two.
+void guess_pair_from_right(LayerViews& views) {
+  const Dims& shape = views.tensors.front().shape;
+  for (auto dim = static_cast<std::int32_t>(shape.size()) - 2; dim >= 0; --dim) {
+    if (shape[static_cast<std::size_t>(dim)] != 2 || dim != views.head_dim) continue;
+    std::swap(views.kv_dim, views.head_dim);
+    return;
+  }
+}
+
+class PlantedDeriver final : public ViewDeriver {
+ public:
+  PlantedDeriver(const KVCacheConfig& plan, const ViewOptions& options, ViewDefect planted)
+      : ViewDeriver(plan, options), planted_(planted) {}
+
+ private:
+  bool has(ViewDefect one) const { return cuda::has(planted_, one); }
+
+  std::int64_t layers_allocated(const KVCacheGroupSpec& group) const override {
+    return has(ViewDefect::pack_num_blocks) ? 1 : ViewDeriver::layers_allocated(group);
+  }
+  std::int64_t kernel_size(const KVCacheGroupSpec& group) const override {
+    return has(ViewDefect::kernel_block_unsplit) ? group.spec.block_size
+                                                 : ViewDeriver::kernel_size(group);
+  }
+  Result<LayerViews> layer_views(std::size_t g, std::size_t layer) const override {
+    const KVCacheGroupSpec& group = plan_.groups[g];
+    const std::string& name = group.layer_names[layer];
+    const bool states = group.spec.kind == CacheKind::mamba;
+    if (states && has(ViewDefect::state_spec_unhandled))
+      return fail(fmt::format("{}: caches of kind mamba are not reshaped", name));
+    if (states || !has(ViewDefect::layout_equal_page)) return ViewDeriver::layer_views(g, layer);
+    const TensorPlace at = placement(group, layer);
+    const auto [spec, size] = first_of_tensor(at.tensor);
+    return token_views(*spec, size, group.layers_per_page, at, name);
+  }
+  // The first token cache in the tensor: its spec and what its kernels take.
+  std::pair<const KVCacheSpec*, std::int64_t> first_of_tensor(std::size_t tensor) const {
+    for (const std::string& name : plan_.tensors[tensor].shared_by)
+      for (std::size_t g = 0; g < plan_.groups.size(); ++g) {
+        const KVCacheGroupSpec& group = plan_.groups[g];
+        const auto at = std::ranges::find(group.layer_names, name);
+        if (at == group.layer_names.end() || group.spec.kind == CacheKind::mamba) continue;
+        return {&group.layer_spec(static_cast<std::size_t>(at - group.layer_names.begin())),
+                kernel_size_of_group_[g]};
+      }
+    LS_CHECK(false, "tensor {} holds no token cache", tensor);
+    return {};
+  }
+  Result<LayerViews> token_views(const KVCacheSpec& spec, std::int64_t size, std::int64_t pack,
+                                 TensorPlace at, const std::string& name) const override {
+    auto views = ViewDeriver::token_views(spec, size, pack, at, name);
+    if (views && has(ViewDefect::layout_two_heads)) guess_pair_from_right(*views);
+    return views;
+  }
+  std::int64_t kernel_blocks(std::int64_t splits) const override {
+    return ViewDeriver::kernel_blocks(has(ViewDefect::kernel_block_num_blocks) ? 1 : splits);
+  }
+  Order cache_order(AttentionBackend backend, bool packed) const override {
+    const bool other = packed && has(ViewDefect::pack_stride);
+    return ViewDeriver::cache_order(other ? AttentionBackend::triton_attn : backend, packed);
+  }
+  std::int64_t place_in_pack(TensorPlace at) const override {
+    return has(ViewDefect::pack_offset) ? 0 : ViewDeriver::place_in_pack(at);
+  }
+  std::int64_t state_stride_bytes(const KVCacheSpec& spec) const override {
+    return has(ViewDefect::state_stride_unpadded) ? dense_page_bytes(spec, options_.backend)
+                                                  : ViewDeriver::state_stride_bytes(spec);
+  }
+  std::int64_t state_offset(std::int64_t offset_bytes, std::int64_t itemsize,
+                            std::int64_t itemsize_before) const override {
+    const bool wrong = has(ViewDefect::state_offset_wrong_itemsize) && itemsize_before != 0;
+    return offset_bytes / (wrong ? itemsize_before : itemsize);
+  }
+  Result<void> update_layouts() override {
+    if (has(ViewDefect::layout_two_blocks) || has(ViewDefect::ambiguous_refused) ||
+        has(ViewDefect::layout_restride_hidden))
+      return has_states_and_attention() ? update_by_shape() : Result<void>{};
+    return has(ViewDefect::layout_not_updated) ? Result<void>{} : ViewDeriver::update_layouts();
+  }
+  // The second runner of vLLM 0.22.1: a cache is pair-first if its first dimension is 2.
+  Result<void> update_by_shape() {
+    Result<void> result;
+    for_each_token_cache([&](const KVCacheGroupSpec& group, LayerViews& views) {
+      TensorView& view = views.tensors.front();
+      const bool rows = is_row_cache(group.spec, options_.backend);
+      const bool looked_at =
+          rows ? has(ViewDefect::layout_restride_hidden)
+               : has(ViewDefect::layout_two_blocks) || has(ViewDefect::ambiguous_refused);
+      if (!looked_at) {
+        if (views.block_dim == 1) lay_pair_in_page(view);
+        return;
+      }
+      if (view.shape[0] != 2) return;
+      if (view.shape[1] == 2 && has(ViewDefect::ambiguous_refused))
+        result = fail(fmt::format("{}: the order of a cache of shape [{}] cannot be told",
+                                  group.layer_names.front(), fmt::join(view.shape, ", ")));
+      else
+        lay_pair_in_page(view);
+    });
+    return result;
+  }
+
+  const ViewDefect planted_;
+};
+
+}  // namespace
+
+std::string_view name_of(ViewDefect defect) {
+  for (const auto& [value, name] : kNames)
+    if (value == defect) return name;
+  return "several";
+}
+
+std::optional<ViewDefect> view_defect_from_name(std::string_view name) {
+  for (const auto& [value, known] : kNames)
+    if (known == name) return value;
+  return std::nullopt;
+}
+
+Result<PoolViews> planted_views(const KVCacheConfig& plan, const ViewOptions& options,
+                                ViewDefect defect) {
+  return PlantedDeriver(plan, options, defect).derive();
+}
+
+std::int64_t planted_byte_offset(const TensorView& view, std::span<const std::int64_t> index,
+                                 ViewDefect defect) {
+  if (!has(defect, ViewDefect::offset_int32)) return view_byte_offset(view, index);
+  auto offset = static_cast<std::uint32_t>(view.storage_offset);
+  for (std::size_t i = 0; i < index.size(); ++i)
+    offset += static_cast<std::uint32_t>(index[i]) * static_cast<std::uint32_t>(view.stride[i]);
+  return std::int64_t{static_cast<std::int32_t>(offset)} * itemsize_bytes(view.dtype);
+}
+
+namespace {
+
+// The older figure: blocks shared out among groups, the smallest block size of them each.
+std::int64_t shared_out_tokens(const KVCacheConfig& plan, bool count_states) {
+  std::int64_t groups = 0;
+  std::int64_t smallest = 0;
+  for (const KVCacheGroupSpec& group : plan.groups) {
+    const bool bounded_state =
+        group.spec.kind == CacheKind::mamba && group.spec.mamba_cache_mode != MambaCacheMode::all;
+    if (bounded_state && !count_states) continue;
+    ++groups;
+    smallest = smallest == 0 ? group.spec.block_size : std::min(smallest, group.spec.block_size);
+  }
+  return groups == 0 ? 0 : plan.num_blocks / groups * smallest;
+}
+
+}  // namespace
+
+std::string_view name_of(CapacityDefect defect) {
+  switch (defect) {
+    case CapacityDefect::none:
+      return "none";
+    case CapacityDefect::capacity_all_groups:
+      return "capacity-all-groups";
+    case CapacityDefect::capacity_sliding:
+      return "capacity-sliding";
+    case CapacityDefect::routed_buffer:
+      return "routed-buffer";
+    case CapacityDefect::state_blocks_capped:
+      return "state-blocks-capped";
+    case CapacityDefect::cp_memory:
+      return "cp-memory";
+    case CapacityDefect::hit_rate_pack:
+      return "hit-rate-pack";
+  }
+  return "?";
+}
+
+std::optional<CapacityDefect> capacity_defect_from_name(std::string_view name) {
+  using enum CapacityDefect;
+  for (const CapacityDefect defect : {capacity_all_groups, capacity_sliding, routed_buffer,
+                                      state_blocks_capped, cp_memory, hit_rate_pack})
+    if (name_of(defect) == name) return defect;
+  return std::nullopt;
+}
+
+Result<EngineCapacity> planted_capacity(const KVCacheConfig& plan, const RequestLimits& told,
+                                        CapacityDefect defect) {
+  RequestLimits limits = told;
+  if (defect == CapacityDefect::cp_memory) limits.context_ranks = 1;
+  const bool has_states = std::ranges::any_of(plan.groups, [](const KVCacheGroupSpec& group) {
+    return group.spec.kind == CacheKind::mamba;
+  });
+  if (defect == CapacityDefect::state_blocks_capped && has_states)
+    limits.max_num_seqs = std::min(limits.max_num_seqs, plan.num_blocks);
+  auto capacity = engine_capacity(plan, limits);
+  if (!capacity) return capacity;
+  if (defect == CapacityDefect::capacity_all_groups)
+    capacity->capacity_tokens = shared_out_tokens(plan, true);
+  if (defect == CapacityDefect::capacity_sliding)
+    capacity->capacity_tokens = shared_out_tokens(plan, false);
+  if (defect == CapacityDefect::routed_buffer)
+    capacity->slot_buffer_rows = capacity->capacity_tokens;
+  if (defect == CapacityDefect::hit_rate_pack) {
+    KVCacheConfig longer = plan;
+    for (KVCacheGroupSpec& group : longer.groups) group.spec.block_size *= group.layers_per_page;
+    const auto hits = engine_capacity(longer, limits);
+    if (!hits) return hits;
+    capacity->hit_step_tokens = hits->hit_step_tokens;
+  }
+  return capacity;
+}
+
+}  // namespace lockstep::cuda
