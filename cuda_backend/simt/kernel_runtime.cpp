@@ -68,4 +68,6 @@ void async_wait(int groups_in_flight) {
   running_checker->async_wait(static_cast<std::uint64_t>(groups_in_flight));
 }
 
+#undef SIMT_CALLER
+
 }  // namespace simt::runtime

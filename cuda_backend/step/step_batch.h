@@ -6,7 +6,7 @@
 #include <cstdint>
 
 #include "cuda_backend/device/device.h"
-#include "reference/types/context_rank.h"
+#include "reference/types/ranks.h"
 #include "sim/protocol/backend.h"
 
 namespace lockstep::cuda {
