@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "base/result.h"
-#include "cuda_backend/backend/seams.h"
+#include "cuda_backend/backend/cuda_backend.h"
 #include "cuda_backend/kernels/engine_params.h"
 
 namespace lockstep {

@@ -7,7 +7,7 @@
 
 #include "cuda_backend/defects/backend_mutants.h"
 #include "cuda_backend/defects/planted_seams.h"
-#include "cuda_backend/device/device_array.h"
+#include "cuda_backend/device/device.h"
 
 namespace lockstep::cuda {
 namespace {
@@ -215,8 +215,7 @@ std::int32_t other_block_size(std::span<const GroupTable> tables, std::size_t g,
 }  // namespace
 
 void target_last(const RecurrentItem& item, std::span<std::int32_t> state_targets) {
-  const auto own = state_targets.subspan(static_cast<std::size_t>(item.first_token),
-                                         static_cast<std::size_t>(item.num_tokens));
+  const auto own = state_targets.subspan(item.first_token, item.num_tokens);
   if (!own.empty()) std::ranges::fill(own, own.back());
 }
 

@@ -31,7 +31,7 @@ Seams in_first_heads(Applies applies) {
       for (std::size_t i = 0; i < group.layer_names.size(); ++i)
         specs.push_back(&group.layer_spec(i));
     for (LayerOfModel& layer : share.layers) {
-      const KVCacheSpec& spec = *specs[static_cast<std::size_t>(layer.number)];
+      const KVCacheSpec& spec = *specs[layer.number];
       if (keeps_pairs(spec) && applies(at.tp_size, spec.num_kv_heads))
         layer.head_begin = at.tp_rank;
     }

@@ -5,7 +5,7 @@
 #include <algorithm>
 
 #include "base/check.h"
-#include "cuda_backend/simt/executor.h"
+#include "cuda_backend/simt/executor/executor.h"
 
 namespace lockstep::cuda {
 namespace {

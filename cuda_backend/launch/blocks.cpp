@@ -2,13 +2,10 @@
 #include "cuda_backend/kernels/block_moves.cuh"
 #include "cuda_backend/kernels/move_bytes.cuh"
 #include "cuda_backend/kernels/page_fingerprint.cuh"
-#include "cuda_backend/kernels/state_update.cuh"
-#include "cuda_backend/launch/grid.h"
 #include "cuda_backend/launch/launchers.h"
 
 namespace lockstep::cuda {
 namespace SIMT_VARIANT {
-
 namespace {
 
 // Bytes of a region that one CTA takes before a second one shares it.

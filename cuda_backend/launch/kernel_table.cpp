@@ -4,7 +4,6 @@
 
 namespace lockstep::cuda {
 namespace SIMT_VARIANT {
-
 namespace {
 const char* error_text(int error) { return simt::error_string(static_cast<simt::error_t>(error)); }
 }  // namespace

@@ -2,12 +2,10 @@
 #include "cuda_backend/kernels/causal_conv1d.cuh"
 #include "cuda_backend/kernels/gated_delta.cuh"
 #include "cuda_backend/kernels/selective_state.cuh"
-#include "cuda_backend/launch/grid.h"
 #include "cuda_backend/launch/launchers.h"
 
 namespace lockstep::cuda {
 namespace SIMT_VARIANT {
-
 namespace {
 
 template <int kWidth>

@@ -58,10 +58,9 @@ Result<std::unique_ptr<CachePool>> CachePool::create(Device& device, const Backe
                                                      std::span<const LayerOfModel> places,
                                                      const PoolViews* given) {
   std::unique_ptr<CachePool> pool(new CachePool(device, config));
-  if (auto allocated = pool->allocate(places, given); !allocated)
-    return tl::unexpected(allocated.error());
+  LS_RETURN_IF_ERROR(pool->allocate(places, given));
   pool->poison_all(Poison::fresh);
-  if (auto done = device.finish(); !done) return tl::unexpected(done.error());
+  LS_RETURN_IF_ERROR(device.finish());
   return pool;
 }
 
@@ -77,10 +76,8 @@ Result<void> CachePool::allocate(std::span<const LayerOfModel> places, const Poo
     tensors_.push_back(memory == nullptr ? nullptr : memory + guard_bytes_);
   }
   if (!device_.failed()) fill_guards();
-  if (auto done = device_.finish(); !done) return done;
-  auto layers = layer_caches(config_, places, tensors_, given);
-  if (!layers) return tl::unexpected(layers.error());
-  layers_ = std::move(*layers);
+  LS_RETURN_IF_ERROR(device_.finish());
+  LS_ASSIGN_OR_RETURN(layers_, layer_caches(config_, places, tensors_, given));
   max_regions_ = longest(layers_.regions_of_group);
   max_states_ = longest(layers_.states_of_group);
   max_region_bytes_ = largest<BlockRegion>(layers_.regions);
@@ -263,7 +260,7 @@ Result<void> CachePool::fingerprint_pages(std::span<const PageId> pages,
       });
   host_sums_.resize(2 * pages.size());
   device_.download(host_sums_.data(), sums_.data(), num_sums * 8);
-  if (auto done = device_.finish(); !done) return done;
+  LS_RETURN_IF_ERROR(device_.finish());
   for (std::size_t i = 0; i < pages.size(); ++i)
     fingerprints[i] = {host_sums_[2 * i], host_sums_[2 * i + 1]};
   return {};
@@ -319,7 +316,7 @@ const std::byte* CachePool::address(PageId page, std::int64_t byte) const {
 Result<std::vector<std::uint8_t>> CachePool::read_page(PageId page) {
   std::vector<std::uint8_t> bytes(static_cast<std::size_t>(page_size_bytes(page.tensor)));
   device_.download(bytes.data(), address(page, 0), static_cast<std::int64_t>(bytes.size()));
-  if (auto done = device_.finish(); !done) return tl::unexpected(done.error());
+  LS_RETURN_IF_ERROR(device_.finish());
   return bytes;
 }
 

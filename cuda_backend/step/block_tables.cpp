@@ -4,7 +4,6 @@
 #include <algorithm>
 
 #include "base/check.h"
-#include "cuda_backend/step/step_batch.h"
 
 namespace lockstep::cuda {
 
@@ -242,7 +241,7 @@ Result<void> BlockTables::read_back(const StepProgram& program, StepReadback& re
   host_lengths_.resize(groups_.size() * num_rows_);
   device_.download(host_lengths_.data(), lengths_.data(),
                    static_cast<std::int64_t>(host_lengths_.size()) * 4);
-  if (auto done = device_.finish(); !done) return done;
+  LS_RETURN_IF_ERROR(device_.finish());
   readback.tables.resize(groups_.size());
   readback.table_ends.resize(groups_.size());
   readback.slot_mappings.resize(groups_.size());

@@ -21,7 +21,6 @@ namespace lockstep::cuda {
 
 struct StreamOptions {
   int num_streams = 2;
-  bool check_order = true;
   // Changes the graph before its operations are placed; null: it stays as it is.
   std::function<void(std::span<const Operation>, StepGraph&)> edit_graph = nullptr;
 };

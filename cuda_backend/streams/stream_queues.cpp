@@ -18,7 +18,7 @@ class StreamQueues final : public ForwardingDevice {
   StreamQueues(std::unique_ptr<Device> device, std::uint64_t seed)
       : ForwardingDevice(std::move(device)), random_(seed), queues_(1) {}
 
-  void open_streams(int count) override { queues_.resize(static_cast<std::size_t>(count)); }
+  void open_streams(int count) override { queues_.resize(count); }
   void use_stream(int stream) override {
     LS_CHECK(stream >= 0 && static_cast<std::size_t>(stream) < queues_.size(), "stream {} of {}",
              stream, queues_.size());

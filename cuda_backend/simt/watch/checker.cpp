@@ -7,8 +7,6 @@
 #include <cstring>
 #include <vector>
 
-#include "cuda_backend/simt/thread_index.h"
-
 namespace simt {
 
 bool Image::find(std::uintptr_t address, std::size_t bytes) const {

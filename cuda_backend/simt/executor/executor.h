@@ -22,8 +22,8 @@
 
 #include "base/result.h"
 #include "cuda_backend/simt/cpu_types.h"
+#include "cuda_backend/simt/report.h"
 #include "cuda_backend/simt/watch/launch_log.h"
-#include "cuda_backend/simt/watch/report.h"
 
 namespace simt {
 
@@ -57,7 +57,6 @@ class Executor {
   Executor(const Executor&) = delete;
 
   stream_t stream() { return this; }
-  Mode mode() const;
   std::size_t arena_bytes() const;
   std::size_t live_bytes() const;
 
@@ -76,8 +75,6 @@ class Executor {
   error_t memcpy_d2h(void* dst, const void* src, std::size_t size_bytes) const;
   error_t memcpy_d2d(void* dst, const void* src, std::size_t size_bytes);  // ranges do not overlap
   error_t memset(void* dst, int value, std::size_t size_bytes);
-
-  void set_seed(std::uint64_t seed);
 
   // Nothing in fast mode, and for bytes that nobody wrote or that lie in no allocation.
   std::optional<Authorship> who_wrote(const void* address) const;
