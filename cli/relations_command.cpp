@@ -13,7 +13,7 @@
 #include "properties/generate/generator.h"
 #include "properties/judge/known_findings.h"
 #include "properties/relations/device_relations.h"
-#include "properties/relations/shuffled_blocks.h"
+#include "properties/relations/relations.h"
 #include "reference/profiles/engine_profile.h"
 
 namespace lockstep {

@@ -68,9 +68,9 @@ std::vector<CacheKind> draw_kinds(Draw& draw) {
   for (const auto& [feature, kind] : all)
     if (draw.has(feature)) on.push_back(kind);
   if (!draw.has(Feature::several_groups) || draw.has(Feature::two_block_pool))
-    return {on[static_cast<std::size_t>(draw.choices.below(std::ssize(on)))]};
+    return {on[draw.choices.below(std::ssize(on))]};
   if (on.size() < kGroupsMax && draw.choices.chance(50))  // a kind twice: other windows, ...
-    on.push_back(on[static_cast<std::size_t>(draw.choices.below(std::ssize(on)))]);
+    on.push_back(on[draw.choices.below(std::ssize(on))]);
   while (on.size() > kGroupsMax) on.erase(on.begin() + draw.choices.below(std::ssize(on)));
   if (draw.has(Feature::hidden_state)) on.push_back(CacheKind::hidden_state);
   return on;

@@ -46,7 +46,7 @@ void Invariants::count_holders(const StepView& view) {
     for (std::int32_t g = 0; g < std::ssize(plan_.groups); ++g) {
       for (const BlockId block : view.model().block_table(id, g)) {
         if (block == kNullBlock) continue;
-        Holders& holders = holders_[static_cast<std::size_t>(index_of(block))];
+        Holders& holders = holders_[index_of(block)];
         if (holders.count++ > 0 && holders.group != g)
           fail("one_group", std::string(view.model().name(id)),
                fmt::format("block {} is in a table of group {} and in one of group {}",
@@ -63,9 +63,9 @@ void Invariants::check_pool(const StepView& view) {
   const std::vector<BlockId> queue = engine.free_queue();
   for (const BlockId block : queue) {
     if (block == kNullBlock) return fail("null_block", {}, "the null block is in the free queue");
-    if (is_free[static_cast<std::size_t>(index_of(block))])
+    if (is_free[index_of(block)])
       return fail("conservation", {}, fmt::format("block {} is free twice", index_of(block)));
-    is_free[static_cast<std::size_t>(index_of(block))] = true;
+    is_free[index_of(block)] = true;
   }
   if (std::ssize(queue) != engine.num_free_blocks())
     return fail("conservation", {},
@@ -98,7 +98,7 @@ void Invariants::check_cache(const StepView& view) {
                   fmt::format("block {} is cached, and a lookup of its content finds {}", block,
                               found == kNullBlock ? std::string("nothing")
                                                   : fmt::format("block {}", index_of(found))));
-    const Holders& holders = holders_[static_cast<std::size_t>(block)];
+    const Holders& holders = holders_[block];
     if (holders.count > 0 && holders.group != content->group)
       return fail("hash_to_block", {},
                   fmt::format("block {} is cached for group {} and held in group {}", block,
@@ -146,7 +146,7 @@ void Invariants::check_hit(const StepView& view, RequestId id, std::int64_t num_
     const std::int64_t size = block_size(g);
     const std::int64_t end = std::min<std::int64_t>(num_tokens / size, std::ssize(table));
     for (std::int64_t i = 0; i < end; ++i) {
-      const BlockId block = table[static_cast<std::size_t>(i)];
+      const BlockId block = table[i];
       if (block == kNullBlock) continue;
       const auto content = view.model().cached_as(block);
       const auto last_hash = static_cast<std::size_t>((i + 1) * size / hash_size - 1);
@@ -183,9 +183,9 @@ void Invariants::check_request(const StepView& view, std::size_t index) {
                        last, g, std::ssize(table) * size));
     const std::int64_t end = std::min<std::int64_t>(cdiv(last, size), std::ssize(table));
     for (std::int64_t i = 0; i < end; ++i) {
-      const BlockId block = table[static_cast<std::size_t>(i)];
+      const BlockId block = table[i];
       if (block == kNullBlock) continue;
-      if (i >= written_from / size && writers_[static_cast<std::size_t>(index_of(block))]++ > 0)
+      if (i >= written_from / size && writers_[index_of(block)]++ > 0)
         fail("one_writer", name,
              fmt::format("tokens [{}, {}) write block {} of group {}, which another request of the "
                          "step writes too",
@@ -201,7 +201,7 @@ bool Invariants::was_computed(const StepView& view, std::int32_t group, BlockId 
     const auto held = tables_.find(id);
     const auto computed = computed_.find(id);
     if (held == tables_.end() || computed == computed_.end()) continue;
-    const auto& table = held->second[static_cast<std::size_t>(group)];
+    const auto& table = held->second[group];
     const auto entry = std::ranges::find(table, block);
     const std::int64_t end =
         (entry - table.begin() + 1) * block_size(static_cast<std::size_t>(group));
@@ -214,7 +214,7 @@ bool Invariants::was_computed(const StepView& view, std::int32_t group, BlockId 
 void Invariants::check_published(const StepView& view) {
   for (std::int32_t block = 1; block < plan_.num_blocks; ++block) {
     const auto content = view.model().cached_as(BlockId{block});
-    if (!content || content == cached_[static_cast<std::size_t>(block)]) continue;
+    if (!content || content == cached_[block]) continue;
     const auto group = static_cast<std::size_t>(content->group);
     bool computed = was_computed(view, content->group, BlockId{block}) ||
                     was_loaded(view, content->group, BlockId{block});
@@ -299,7 +299,7 @@ void Invariants::check_free_order(const StepView& view) {
       std::int64_t front = 0;
       for (auto block = table.rbegin(); block != table.rend(); ++block) {
         if (*block == kNullBlock) continue;
-        if (--holders_[static_cast<std::size_t>(index_of(*block))].count > 0) continue;
+        if (--holders_[index_of(*block)].count > 0) continue;
         const bool first =
             profile_.freed_blocks == FreedBlocks::unhashed_first && !is_hashed(*block);
         expected.insert(first ? expected.begin() + front++ : expected.end(), *block);
@@ -319,7 +319,7 @@ void Invariants::check_free_order(const StepView& view) {
 void Invariants::remember(const StepView& view) {
   queue_ = view.model().free_queue();
   for (std::int32_t block = 1; block < plan_.num_blocks; ++block)
-    cached_[static_cast<std::size_t>(block)] = view.model().cached_as(BlockId{block});
+    cached_[block] = view.model().cached_as(BlockId{block});
 }
 
 void Invariants::decided(const StepView& view, std::span<const RecordedConnectorAnswer> answers) {
@@ -365,7 +365,7 @@ void Invariants::end(const Scheduler& decisions) {
   for (const HeldRequest& request : decisions.held())
     for (std::int32_t g = 0; g < std::ssize(plan_.groups); ++g)
       for (const BlockId block : decisions.block_table(request.id, g))
-        is_held[static_cast<std::size_t>(index_of(block))] = block != kNullBlock;
+        is_held[index_of(block)] = block != kNullBlock;
   const std::int64_t held = std::ranges::count(is_held, true);
   if (decisions.num_free_blocks() + held != plan_.num_blocks - 1)
     fail("leak", {},
@@ -382,7 +382,7 @@ void Invariants::check_planned(const StepView& view) {
   // Beside the step that has just been decided. What one of them kept stays until the next one.
   in_flight_max_ = std::max(in_flight_max_, view.model().num_steps_in_flight() - 1);
   for (std::int32_t g = 0; g < std::ssize(plan_.groups); ++g) {
-    const KVCacheGroupSpec& group = plan_.groups[static_cast<std::size_t>(g)];
+    const KVCacheGroupSpec& group = plan_.groups[g];
     std::int64_t most = max_blocks_per_request(group, options);
     if (engine_.async_scheduling)
       most += in_flight_max_ * (is_state_kind(group.spec.kind)

@@ -67,7 +67,7 @@ void Invariants::check_load(const StepView& view, RequestId id, std::int64_t num
   for (std::size_t g = 0; g < plan_.groups.size(); ++g) {
     const auto table = view.model().block_table(id, static_cast<std::int32_t>(g));
     for (std::int64_t i = num_tokens / block_size(g); i < std::ssize(table); ++i) {
-      const BlockId block = table[static_cast<std::size_t>(i)];
+      const BlockId block = table[i];
       if (block == kNullBlock) continue;
       const auto at = static_cast<std::size_t>(index_of(block));
       if (holders_[at].count != 1 || writers_[at]++ > 0)
@@ -117,7 +117,7 @@ void Invariants::check_free_order_beside_transfers(const StepView& view) {
       std::int64_t head = std::ssize(actual);
       for (const BlockId block : tables[g]) {
         const std::int64_t place = place_in(actual, block);
-        const bool is_shared = holders_[static_cast<std::size_t>(index_of(block))].count != 1;
+        const bool is_shared = holders_[index_of(block)].count != 1;
         if (is_shared || place == std::ssize(actual)) continue;
         if (place > head)
           return fail("free_order", {},

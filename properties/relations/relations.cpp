@@ -174,11 +174,9 @@ std::optional<Breach> first_breach(const SavedCase& saved, const Answers& one,
 Result<std::optional<Breach>> check_relation(const SavedCase& saved, const Relation& relation) {
   const Changed other = relation.change(saved);
   if (!other || !why_not_answered(*other).empty()) return std::optional<Breach>();
-  const Result<Answers> one = answers_of(saved);
-  if (!one) return tl::unexpected(one.error());
-  const Result<Answers> two = answers_of(*other);
-  if (!two) return tl::unexpected(two.error());
-  std::optional<Breach> breach = first_breach(saved, *one, *two);
+  LS_ASSIGN_OR_RETURN(const auto one, answers_of(saved));
+  LS_ASSIGN_OR_RETURN(const auto two, answers_of(*other));
+  std::optional<Breach> breach = first_breach(saved, one, two);
   if (breach) breach->what += fmt::format(" ({}: {})", relation.name, relation.says);
   return breach;
 }
@@ -199,18 +197,16 @@ Result<std::optional<LaterWithMore>> more_memory_finishes_later(const SavedCase&
                                                                 std::int64_t more) {
   SavedCase larger = saved;
   set_num_blocks(larger, saved.cache.num_blocks + more);
-  const Result<Answers> less = answers_of(saved);
-  if (!less) return tl::unexpected(less.error());
-  const Result<Answers> with_more = answers_of(larger);
-  if (!with_more) return tl::unexpected(with_more.error());
-  for (const auto& [name, step] : less->ended_in) {
-    const std::int64_t finished = ended_by(*less, step);
-    const std::int64_t finished_more = ended_by(*with_more, step);
+  LS_ASSIGN_OR_RETURN(const auto less, answers_of(saved));
+  LS_ASSIGN_OR_RETURN(const auto with_more, answers_of(larger));
+  for (const auto& [name, step] : less.ended_in) {
+    const std::int64_t finished = ended_by(less, step);
+    const std::int64_t finished_more = ended_by(with_more, step);
     if (finished_more >= finished) continue;
-    const auto later = with_more->ended_in.find(name);
+    const auto later = with_more.ended_in.find(name);
     return LaterWithMore{.request = name,
                          .step = step,
-                         .step_more = later == with_more->ended_in.end() ? -1 : later->second,
+                         .step_more = later == with_more.ended_in.end() ? -1 : later->second,
                          .finished = finished,
                          .finished_more = finished_more};
   }

@@ -165,8 +165,7 @@ void halve(SavedCase& saved) {
   }
   for (TraceRequest* request : trace_requests_of(saved)) {
     request->output.length = half(request->output.length);
-    if (!request->output.tokens.empty())
-      request->output.tokens.resize(static_cast<std::size_t>(request->output.length));
+    if (!request->output.tokens.empty()) request->output.tokens.resize(request->output.length);
     request->spec.max_tokens = half(request->spec.max_tokens);
     if (request->abort && request->abort->after_tokens)
       *request->abort->after_tokens = half(*request->abort->after_tokens);

@@ -13,9 +13,7 @@
 
 #include "base/child_process.h"
 #include "properties/generate/generator.h"
-#include "properties/relations/shuffled_blocks.h"
 #include "properties/shrink/case_parts.h"
-#include "properties/shrink/recorded_case.h"
 #include "reference/profiles/engine_profile.h"
 #include "reference/types/scheduler_defect.h"
 
