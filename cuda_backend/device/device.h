@@ -1,4 +1,4 @@
-// What the backend asks of a device: memory, copies, launches. Two exist: the SIMT executor
+// What the backend asks of a CUDA device: memory, copies, launches. Two exist: the SIMT executor
 // (simt_device.h) and a GPU (gpu/gpu_device.h); everything above them is the same code.
 //
 // 1. Operations take effect in the order of the calls. They may return before they are done.
@@ -100,8 +100,7 @@ class Device {
   virtual void run(const Operation&, const Launch& launch) {
     if (!failed()) check_launch(launch(place_));
   }
-  // describe(Operation&) says what the launch touches; it is asked only where somebody wants to
-  // know.
+  // describe(Operation&) says what the launch touches; called only where wants_operations().
   template <class Params, class Describe>
   void launch(Launcher<Params> launcher, const Params& params, Describe describe) {
     if (failed()) return;

@@ -134,7 +134,7 @@ Worker* CtaScheduler::idle_worker() {
   return worker;
 }
 
-// Somebody who can run: one who waited and is released, or a worker for a thread not yet begun.
+// A worker that can run: one that waited and is released, or one for a thread not yet begun.
 Worker* CtaScheduler::next_worker() {
   const std::uint32_t fresh = started_ < thread_count_ ? 1 : 0;
   const auto released = static_cast<std::uint32_t>(ready_.size());

@@ -5,8 +5,8 @@
 //     thread has to wait. A CTA without synchronisation costs two switches in all.
 //  2. Every choice (which thread begins, which waiting thread goes on) comes from the seeded
 //     generator when shuffling is on; without it the order is fixed.
-//  3. A thread that has exited is waited for by no barrier. When nobody can run and threads are
-//     left, the CTA is given up with a barrier_divergence report and its stacks are forgotten.
+//  3. No barrier waits for a thread that has exited. When no thread can run and threads are left,
+//     the CTA is given up with a barrier_divergence report and its stacks are forgotten.
 //  4. Epochs order accesses within a CTA: everything before epoch base_epoch() happened before
 //     everything that runs now; within a warp, everything of a smaller epoch than one's own did.
 // It knows nothing of memory. Shuffles exchange values and order nothing.
@@ -83,7 +83,7 @@ class CtaScheduler {
     uint3 block_dim{};
     std::uint32_t number = 0;     // for stamps
     std::uint32_t cta_count = 0;  // tags below it are linear indices
-    bool stamps = false;          // keep epochs and stamps: somebody checks accesses
+    bool stamps = false;          // keep epochs and stamps: accesses are checked
     bool shuffle = false;         // seeded order instead of the fixed one
     bool hunt = false;            // let others go first when a thread ends
   };

@@ -19,7 +19,7 @@ bool takes_whole_blocks(const KVCacheSpec& spec) {
   return spec.compress_ratio > 1 || spec.mla_rows;
 }
 
-// Layer `place` of a view whose first dimension counts layers.
+// Layer `place` of a view that counts layers in its first dimension.
 void slice_layer(std::int64_t place, TensorView& view) {
   view.storage_offset += place * view.stride.front();
   view.shape.erase(view.shape.begin());

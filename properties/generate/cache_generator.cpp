@@ -134,7 +134,7 @@ KVCacheConfig lay_out(std::vector<KVCacheGroupSpec> groups, std::int64_t extra_b
 }
 
 // Two or three layers a page in the group with the largest pages, when it can be: full attention in
-// pages that nobody else fills.
+// pages that no other group fills.
 void draw_packing(Draw& draw, std::vector<KVCacheGroupSpec>& groups) {
   KVCacheGroupSpec& first = groups.front();
   if (!draw.has(Feature::packed_pages) || first.spec.kind != CacheKind::full_attention) return;

@@ -273,7 +273,7 @@ void Invariants::check_new_blocks(const StepView& view, RequestId id,
 }
 
 // A naive model of the queue: each group of a request that ends gives its blocks back from the last
-// to the first; those that nobody else holds go behind all that are free, or, where the release
+// to the first; those that no other holds go behind all that are free, or, where the release
 // says so and they cache nothing, before them.
 void Invariants::check_free_order(const StepView& view) {
   if (has_connector_) return check_free_order_beside_transfers(view);

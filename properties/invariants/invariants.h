@@ -6,7 +6,7 @@
 //   conservation    held and free blocks and the null block are the whole pool, each once
 //   ref_cnt         a block's count is the number of table entries that name it: those of requests
 //                   that run, that wait with blocks that were or are being loaded, and that have
-//                   finished and whose blocks are being sent or loaded into
+//                   finished while blocks of theirs are sent or loaded into
 //   one_group       a block stands in the tables of one group
 //   null_block      block 0 is never free, cached, or zeroed
 //   hash_to_block   a cached block is found by what it is cached as, or another of equal content is
@@ -18,13 +18,13 @@
 //   published       what has newly become findable is computed by a request of this very step, or
 //                   was by one that the step has preempted, or was loaded for one that waits
 //   queue_front     new blocks come from the front of the free queue
-//   planned_blocks  nobody holds more blocks of a group than the pool is planned for
-//   limits          budgets, and nobody scheduled twice or while waiting
+//   planned_blocks  no request holds more blocks of a group than the pool is planned for
+//   limits          budgets, and no request scheduled twice or while waiting
 // After its output:
 //   free_order      blocks of ended requests join the queue tail first, as a naive model says;
 //                   with a connector, who of several comes first is not looked at
 // At the end:
-//   leak            with nobody left, all blocks are free but those that are still being sent
+//   leak            with no request left, all blocks are free but those that are still sent
 // Not checked: content of blocks (the audit and the backend do that), and liveness.
 #pragma once
 
@@ -59,7 +59,7 @@ class Invariants {
   // `answers`: what a KV connector was asked in the step.
   void decided(const StepView& view, std::span<const RecordedConnectorAnswer> answers = {});
   void finished(const StepView& view);
-  // REQUIRES: nobody lives any more, unless the run was cut short.
+  // REQUIRES: no request lives any more, unless the run was cut short.
   void end(const Scheduler& decisions);
 
   // The first one; later calls look at nothing once there is one.

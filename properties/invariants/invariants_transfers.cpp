@@ -19,7 +19,7 @@ bool sees_everything(const KVCacheSpec& spec) {
 
 }  // namespace
 
-// Everybody whose table may name a block.
+// Every request with a table that may name a block.
 std::vector<RequestId> Invariants::holding(const StepView& view) const {
   const auto running = view.decisions.running();
   std::vector<RequestId> ids(running.begin(), running.end());
@@ -62,7 +62,7 @@ void Invariants::check_loads(const StepView& view) {
   loads_from_ = std::move(under_way);
 }
 
-// What a load under way writes: blocks that nobody else has.
+// What a load under way writes: blocks that no other request has.
 void Invariants::check_load(const StepView& view, RequestId id, std::int64_t num_tokens) {
   for (std::size_t g = 0; g < plan_.groups.size(); ++g) {
     const auto table = view.model().block_table(id, static_cast<std::int32_t>(g));

@@ -256,7 +256,7 @@ void TallyCounter::count_transfers(const RecordedStep& step) {
   }
 }
 
-// A hit in every group whose table begins with blocks of others.
+// A hit in every group in which the table begins with blocks of others.
 void TallyCounter::count_hit(const RecordedStep& step, const RecordedScheduled& scheduled) {
   std::int64_t found = scheduled.computed;
   if (step.connector) {

@@ -10,7 +10,7 @@ namespace {
 using enum Feature;
 constexpr auto kHost = "host_block";
 
-// Blocks stored in host memory and found there again, in an engine whose connectors are modelled.
+// Blocks stored in host memory and found there again, in a release modelled with connectors.
 void with_host_tier(SavedCase& saved) {
   saved.connector.parts = {ConnectorKind::host};
   saved.connector.num_host_blocks = 8;

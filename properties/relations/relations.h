@@ -1,8 +1,8 @@
 // Metamorphic relations: two cases that differ in something that is none of a request's business
-// answer it with the same tokens. Nobody says which tokens are right; that the two agree is enough.
+// answer it with the same tokens. Which tokens are right is not asked: that the two agree is enough.
 //
-// (1) Answers are those of a model whose every token is a hash of what it read (reading_model.h),
-//     so a wrong block anywhere before a token changes it.
+// (1) In the model that answers, every token is a hash of what it read (reading_model.h), so a wrong
+//     block anywhere before a token changes it.
 // (2) Where a request ends early in one of the two (its client leaves after a while, the run ends),
 //     the tokens that both have are compared.
 //
@@ -36,7 +36,7 @@ struct Relation {
 };
 // Of what a scheduler decides.
 std::span<const Relation> relations();
-// Of where a device keeps it: layouts, pages, kernel blocks, streams.
+// Of where a backend keeps it: layouts, pages, kernel blocks, streams.
 std::span<const Relation> place_relations();
 
 // What generated cases are held to relations without: priorities, since what such a request hits

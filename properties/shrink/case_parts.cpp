@@ -180,7 +180,7 @@ bool has_connector(const SavedCase& saved) { return !saved.connector.parts.empty
 
 bool may_lose_blocks(const SavedCase& saved) {
   const ConnectorSpec& connector = saved.connector;
-  // vLLM assigns lost blocks of several groups to no request: nobody reports them.
+  // vLLM assigns lost blocks of several groups to no request: none are reported.
   if (saved.cache.groups.size() != 1) return false;
   const bool has_peers =
       connector.has(ConnectorKind::peers) || connector.has(ConnectorKind::one_group_peers);

@@ -56,7 +56,7 @@ bool plan_again(SavedCase& saved);
 // nothing was changed.
 bool set_num_blocks(SavedCase& saved, std::int64_t num_blocks);
 
-// Configurations that an engine refuses to start with, or that nobody would serve: a shrink that
+// Configurations that an engine refuses to start with, or that serve no purpose: a shrink that
 // wandered into one would end in a failure that no engine can have.
 //
 // (1) A rule that the first case of a shrink breaks itself is not asked of the others.

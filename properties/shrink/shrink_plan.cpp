@@ -102,7 +102,7 @@ void shrink_states(ShrinkTrial& trial, std::size_t group) {
   }
 }
 
-// Rows of a word: shorter ones would be alike, and nobody could say whose content lies somewhere.
+// Rows of a word: shorter ones would be alike, and their content could not be told apart.
 std::int64_t least_head_size(const KVCacheSpec& spec) {
   return std::min(spec.head_size, 8 / itemsize_bytes(spec.dtype));
 }

@@ -156,7 +156,7 @@ std::int64_t gap_before(SavedCase& saved, std::size_t index) {
   return t_ns == nullptr ? 0 : *t_ns - before;
 }
 
-// Waits for nobody any more and comes with the record in front of it.
+// Waits for no other request and comes with the record in front of it.
 void stop_waiting(SavedCase& saved, std::size_t index) {
   std::int64_t before = 0;
   for (std::size_t i = 0; i < index; ++i)

@@ -1,4 +1,4 @@
-// Relations held against devices: two cases that differ in what is none of a request's business
+// Relations held against backends: two cases that differ in what is none of a request's business
 // leave attention to read the same, place by place.
 //
 // (1) A change that moves nothing leaves every page as it was too, after every step; states
@@ -23,7 +23,7 @@
 
 namespace lockstep {
 
-// What attention on a device finds for each request: a case run on real backends and read position
+// What attention on a backend finds for each request: a case run on real backends and read position
 // by position, so that two runs can be held against each other and no model is asked.
 //
 // (1) What lies at a place (request, layer, positions) is a function of the request's tokens alone:
@@ -48,7 +48,7 @@ struct ReadOutputs {
   std::vector<std::vector<float>> of_ranks;  // [rank][head * head_size]; empty: keeps nothing of it
 };
 
-struct DeviceReading {
+struct BackendReading {
   std::map<ReadPlace, std::uint64_t> digests;
   std::map<ReadPlace, ReadOutputs> outputs;
   std::vector<Fingerprint> pages;  // of all pages, mixed, a step; only if asked for
@@ -58,21 +58,22 @@ struct DeviceReading {
 };
 
 // Errors: what the engine or the backend refuse. `with_pages`: fingerprints too.
-Result<DeviceReading> read_on_device(const SavedCase& saved, const BackendFactory& make_backend,
-                                     bool with_pages);
+Result<BackendReading> read_on_backend(const SavedCase& saved, const BackendFactory& make_backend,
+                                       bool with_pages);
 // Why the case has no steps that a backend could execute; empty: it has.
 std::string why_not_read(const SavedCase& saved);
 
-struct DeviceCheck {
-  std::string refused;        // why the device takes the other case not; empty: it does
+struct BackendCheck {
+  std::string refused;        // why the backend does not take the other case; empty: it does
   std::int64_t compared = 0;  // places that both runs read, digests and outputs
   std::int64_t pages = 0;     // steps after which all pages were compared
   std::optional<Breach> breach;
 };
 
-// Nothing: the relation does not apply. Errors: what the engine or the device refuses of `saved`.
+// Nothing: the relation does not apply. Errors: what the engine or the backend refuses of `saved`.
 // REQUIRES: why_not_read(saved) is empty.
-Result<std::optional<DeviceCheck>> check_on_device(const SavedCase& saved, const Relation& relation,
-                                                   const BackendFactory& make_backend);
+Result<std::optional<BackendCheck>> check_on_backend(const SavedCase& saved,
+                                                     const Relation& relation,
+                                                     const BackendFactory& make_backend);
 
 }  // namespace lockstep

@@ -1,4 +1,4 @@
-#include "properties/relations/device_relations.h"
+#include "properties/relations/backend_relations.h"
 
 #include <fmt/format.h>
 
@@ -58,7 +58,7 @@ class Rows final : public StepObserver {
 class ReadingBackend final : public ForwardingBackend {
  public:
   ReadingBackend(std::unique_ptr<Backend> inner, const BackendConfig& config, const Rows& rows,
-                 bool with_pages, DeviceReading& reading)
+                 bool with_pages, BackendReading& reading)
       : ForwardingBackend(std::move(inner)),
         config_(config),
         layers_(row_layers(config_.plan)),
@@ -77,7 +77,7 @@ class ReadingBackend final : public ForwardingBackend {
   const std::vector<RowLayer> layers_;
   const Rows& rows_;
   const bool with_pages_;
-  DeviceReading& reading_;
+  BackendReading& reading_;
   StepProgram program_;
   std::vector<ReadPlace> probed_, queried_;  // behind those of the loop
 };
@@ -172,14 +172,14 @@ std::string why_not_read(const SavedCase& saved) {
   return ProgramBuilder::why_not_supported(saved.engine, saved.cache).value_or("");
 }
 
-Result<DeviceReading> read_on_device(const SavedCase& saved, const BackendFactory& make_backend,
-                                     bool with_pages) {
-  DeviceReading reading;
+Result<BackendReading> read_on_backend(const SavedCase& saved, const BackendFactory& make_backend,
+                                       bool with_pages) {
+  BackendReading reading;
   Rows rows;
-  const auto reads = [&](const BackendConfig& device) -> Result<std::unique_ptr<Backend>> {
-    auto backend = make_backend(device);
+  const auto reads = [&](const BackendConfig& config) -> Result<std::unique_ptr<Backend>> {
+    auto backend = make_backend(config);
     if (!backend) return backend;
-    return std::make_unique<ReadingBackend>(std::move(*backend), device, rows, with_pages, reading);
+    return std::make_unique<ReadingBackend>(std::move(*backend), config, rows, with_pages, reading);
   };
   const auto attach = [&](std::int32_t, Workload*) { return Onlooker{.observer = &rows}; };
   LS_ASSIGN_OR_RETURN(const auto session, open_undisturbed(saved, config_of(saved), reads, attach));
@@ -238,8 +238,8 @@ bool agree(const ReadPlace& at, const ReadOutputs& whole, const ReadOutputs& par
   return true;
 }
 
-void compare_reads(const DeviceReading& one, const DeviceReading& other, DeviceCheck& check) {
-  for (const DeviceReading* reading : {&one, &other})
+void compare_reads(const BackendReading& one, const BackendReading& other, BackendCheck& check) {
+  for (const BackendReading* reading : {&one, &other})
     if (reading->unlike_itself && !check.breach)
       check.breach = breach_at(*reading->unlike_itself,
                                fmt::format("{} are read twice in one run, and not the same",
@@ -265,7 +265,7 @@ void compare_reads(const DeviceReading& one, const DeviceReading& other, DeviceC
   }
 }
 
-void compare_pages(const DeviceReading& one, const DeviceReading& other, DeviceCheck& check) {
+void compare_pages(const BackendReading& one, const BackendReading& other, BackendCheck& check) {
   const auto steps = std::min(one.pages.size(), other.pages.size());
   check.pages = static_cast<std::int64_t>(steps);
   const auto end = one.pages.begin() + check.pages;
@@ -279,13 +279,14 @@ void compare_pages(const DeviceReading& one, const DeviceReading& other, DeviceC
 
 }  // namespace
 
-Result<std::optional<DeviceCheck>> check_on_device(const SavedCase& saved, const Relation& relation,
-                                                   const BackendFactory& make_backend) {
+Result<std::optional<BackendCheck>> check_on_backend(const SavedCase& saved,
+                                                     const Relation& relation,
+                                                     const BackendFactory& make_backend) {
   const std::optional<SavedCase> other = relation.change(saved);
-  if (!other || !why_not_read(*other).empty()) return std::optional<DeviceCheck>();
-  LS_ASSIGN_OR_RETURN(const auto one, read_on_device(saved, make_backend, relation.moves_nothing));
-  const auto two = read_on_device(*other, make_backend, relation.moves_nothing);
-  DeviceCheck check;
+  if (!other || !why_not_read(*other).empty()) return std::optional<BackendCheck>();
+  LS_ASSIGN_OR_RETURN(const auto one, read_on_backend(saved, make_backend, relation.moves_nothing));
+  const auto two = read_on_backend(*other, make_backend, relation.moves_nothing);
+  BackendCheck check;
   if (!two) {
     check.refused = two.error().message;
     return std::optional(check);
