@@ -46,7 +46,7 @@ struct Operation {
     if (range.begin != range.end) writes.push_back(range);
     return *this;
   }
-  // Arrays with range() (device_array.h).
+  // Arrays with range() (device.h).
   template <class... Arrays>
   Operation& read_all(const Arrays&... arrays) {
     (read(arrays.range()), ...);

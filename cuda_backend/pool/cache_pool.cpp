@@ -131,6 +131,16 @@ void CachePool::poison(std::span<const PoisonBlock> blocks) {
   });
 }
 
+template <class Params, class Item>
+Params CachePool::over_regions(const Item* items, std::size_t count) const {
+  return {.regions = regions_.data(),
+          .groups = regions_of_group_.data(),
+          .items = items,
+          .num_items = static_cast<std::int32_t>(count),
+          .max_regions = max_regions_,
+          .max_region_bytes = max_region_bytes_};
+}
+
 void CachePool::zero(std::span<const GroupBlock> blocks) {
   if (blocks.empty()) return;
   host_zero_.clear();
@@ -138,13 +148,7 @@ void CachePool::zero(std::span<const GroupBlock> blocks) {
   const GroupBlockItem* items = zero_items_.upload(host_zero_);
   waves_.for_each_write<GroupBlockItem>(host_zero_, [&](std::size_t first, std::size_t count) {
     device_.launch(
-        device_.kernels().zero_blocks,
-        ZeroBlocksParams{.regions = regions_.data(),
-                         .groups = regions_of_group_.data(),
-                         .items = items + first,
-                         .num_items = static_cast<std::int32_t>(count),
-                         .max_regions = max_regions_,
-                         .max_region_bytes = max_region_bytes_},
+        device_.kernels().zero_blocks, over_regions<ZeroBlocksParams>(items + first, count),
         [&](Operation& operation) {
           operation.named("zero_blocks").read_all(regions_, regions_of_group_, zero_items_);
           for (const GroupBlockItem& item : std::span(host_zero_).subspan(first, count))
@@ -161,13 +165,7 @@ void CachePool::copy(std::span<const BlockCopy> copies) {
   const BlockCopyItem* items = copy_items_.upload(host_copies_);
   waves_.for_each_move<BlockCopyItem>(host_copies_, [&](std::size_t first, std::size_t count) {
     device_.launch(
-        device_.kernels().copy_blocks,
-        CopyBlocksParams{.regions = regions_.data(),
-                         .groups = regions_of_group_.data(),
-                         .items = items + first,
-                         .num_items = static_cast<std::int32_t>(count),
-                         .max_regions = max_regions_,
-                         .max_region_bytes = max_region_bytes_},
+        device_.kernels().copy_blocks, over_regions<CopyBlocksParams>(items + first, count),
         [&](Operation& operation) {
           operation.named("copy_blocks").read_all(regions_, regions_of_group_, copy_items_);
           for (const BlockCopyItem& item : std::span(host_copies_).subspan(first, count)) {

@@ -27,9 +27,9 @@ std::int64_t model_layer(const std::string& name) {
   return -1;
 }
 
-class Worker {
+class RankCutter {
  public:
-  explicit Worker(const BackendConfig& config)
+  explicit RankCutter(const BackendConfig& config)
       : model_(config.plan),
         at_(config.parallel),
         queries_per_kv_(config.queries_per_kv),
@@ -204,6 +204,6 @@ bool keeps_pairs(const KVCacheSpec& spec) {
          spec.kind != CacheKind::hidden_state && !spec.mla_rows;
 }
 
-Result<RankShare> share_of_rank(const BackendConfig& config) { return Worker(config).share(); }
+Result<RankShare> share_of_rank(const BackendConfig& config) { return RankCutter(config).share(); }
 
 }  // namespace lockstep::cuda

@@ -6,8 +6,8 @@
 // (2) Where a request ends early in one of the two (its client leaves after a while, the run ends),
 //     the tokens that both have are compared.
 //
-// Not related: what states hold. That adding memory makes nobody finish later is NOT true of the
-// engine; `more_memory_finishes_later` says where, and `unneeded memory` what does hold.
+// Not related: what states hold. That more memory makes no request finish later is NOT true of the
+// engine (tests/regressions/more_memory_finishes_later.case.jsonl).
 #pragma once
 
 #include <cstdint>
@@ -60,22 +60,6 @@ Result<std::optional<Breach>> check_relation(const SavedCase& saved, const Relat
 // The first token that two runs answer differently.
 std::optional<Breach> first_breach(const SavedCase& saved, const Answers& one,
                                    const Answers& other);
-
-// The case with as many blocks as all of its requests could ever take together: from here on more
-// memory changes no decision.
-SavedCase with_memory_for_all(const SavedCase& saved);
-
-// A request that ends in a later step, or not at all, when the pool has `more` blocks more.
-struct LaterWithMore {
-  std::string request;
-  std::int64_t step = 0;           // with the pool as it is
-  std::int64_t step_more = 0;      // with more; -1: never
-  std::int64_t finished = 0;       // requests that ended by `step`
-  std::int64_t finished_more = 0;  // fewer of them by then
-};
-// Whether fewer requests have ended by some step when there is more memory.
-Result<std::optional<LaterWithMore>> more_memory_finishes_later(const SavedCase& saved,
-                                                                std::int64_t more);
 
 // Nothing: the change is none here, or the engine would not take it.
 using Changed = std::optional<SavedCase>;
