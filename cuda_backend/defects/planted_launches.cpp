@@ -247,22 +247,22 @@ Seams scale_of_other_layer(const BackendConfig&) {
 Seams state_targets_last(const BackendConfig& config) {
   auto updates = std::make_shared<std::vector<StateUpdate>>();  // of the step
   const std::size_t num_groups = config.plan.groups.size();
-  Seams seams = in_uploads<std::int32_t>("targets of states", [updates, num_groups](
-                                                                  std::span<std::int32_t> targets) {
-    const std::size_t tokens = targets.size() / num_groups;
-    RecurrentItem item{};
-    for (std::size_t first = 0, last = 0; first < updates->size(); first = last) {
-      const StateUpdate& start = (*updates)[first];
-      item = {.source = 0, .first_token = start.first_token, .num_tokens = 0};
-      for (; last < updates->size() && (*updates)[last].row == start.row &&
-             (*updates)[last].group == start.group;
-           ++last)
-        item.num_tokens += (*updates)[last].num_tokens;
-      // The kernels for chunks go by pieces and know one target.
-      if (start.num_drafts > 0)
-        target_last(item, targets.subspan(static_cast<std::size_t>(start.group) * tokens, tokens));
-    }
-  });
+  Seams seams = in_uploads<std::int32_t>(
+      "targets of states", [updates, num_groups](std::span<std::int32_t> targets) {
+        const std::size_t tokens = targets.size() / num_groups;
+        RecurrentItem item{};
+        for (std::size_t first = 0, last = 0; first < updates->size(); first = last) {
+          const StateUpdate& start = (*updates)[first];
+          item = {.source = 0, .first_token = start.first_token, .num_tokens = 0};
+          for (; last < updates->size() && (*updates)[last].row == start.row &&
+                 (*updates)[last].group == start.group;
+               ++last)
+            item.num_tokens += (*updates)[last].num_tokens;
+          // The kernels for chunks go by pieces and know one target.
+          if (start.num_drafts > 0)
+            target_last(item, targets.subspan(start.group * tokens, tokens));
+        }
+      });
   seams.program = [updates](StepProgram& program) { *updates = program.state_updates; };
   return seams;
 }

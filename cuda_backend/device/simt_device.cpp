@@ -65,7 +65,7 @@ class SimtDevice final : public Device {
 
   std::byte* allocate(std::int64_t size_bytes, std::string name) override {
     if (failed() || size_bytes == 0) return nullptr;
-    auto memory = executor_->allocate(static_cast<std::size_t>(size_bytes), std::move(name));
+    auto memory = executor_->allocate(size_bytes, std::move(name));
     if (memory) return *memory;
     fail_with(memory.error().message);
     return nullptr;
@@ -75,15 +75,15 @@ class SimtDevice final : public Device {
   }
   void upload(void* target, const void* source, std::int64_t size_bytes) override {
     if (failed() || size_bytes == 0) return;
-    note("upload", executor_->memcpy_h2d(target, source, static_cast<std::size_t>(size_bytes)));
+    note("upload", executor_->memcpy_h2d(target, source, size_bytes));
   }
   void download(void* target, const void* source, std::int64_t size_bytes) override {
     if (failed() || size_bytes == 0) return;
-    note("download", executor_->memcpy_d2h(target, source, static_cast<std::size_t>(size_bytes)));
+    note("download", executor_->memcpy_d2h(target, source, size_bytes));
   }
   void zero(void* target, std::int64_t size_bytes) override {
     if (failed() || size_bytes == 0) return;
-    note("memset", executor_->memset(target, 0, static_cast<std::size_t>(size_bytes)));
+    note("memset", executor_->memset(target, 0, size_bytes));
   }
   Result<void> finish() override {
     if (failed()) return tl::unexpected(*failure());
@@ -163,7 +163,7 @@ Result<std::unique_ptr<Device>> make_simt_device(CheckMode mode, std::uint64_t s
   simt::ExecutorOptions options;
   options.mode = mode_of(mode);
   options.seed = seed;
-  options.arena_bytes += 2 * static_cast<std::size_t>(pool_size_bytes);
+  options.arena_bytes += 2 * pool_size_bytes;
   return simt::Executor::create(options).map([&](std::unique_ptr<simt::Executor> executor) {
     return std::unique_ptr<Device>(std::make_unique<SimtDevice>(std::move(executor), mode));
   });

@@ -289,9 +289,8 @@ Result<void> PluginBackend::extract(const StepProgram& program, StepReadback& re
   for (const RowExtraction& extraction : program.extractions) {
     const RowCache& rows = plan_->layers().rows[extraction.layer];
     const std::size_t begin = readback.extracted.size();
-    readback.extracted.resize(begin + static_cast<std::size_t>(extraction.num_tokens) *
-                                          static_cast<std::size_t>(rows.num_kv_heads) *
-                                          static_cast<std::size_t>(rows.row_bytes));
+    readback.extracted.resize(begin + std::int64_t{extraction.num_tokens} * rows.num_kv_heads *
+                                          rows.row_bytes);
     if (plugin_.read_rows(backend_, extraction.layer, extraction.row, 0, extraction.num_tokens,
                           readback.extracted.data() + begin, nullptr) != 0)
       return failed("read_rows");
@@ -310,12 +309,12 @@ Result<void> PluginBackend::read_tables(const StepProgram& program, StepReadback
     for (const RowSlice& slice : program.rows) {
       const std::int32_t width = config_.max_blocks_per_row[g];
       const std::size_t begin = table.size();
-      table.resize(begin + static_cast<std::size_t>(width));
+      table.resize(begin + width);
       std::int32_t length = 0;
       if (plugin_.read_table(backend_, static_cast<std::int32_t>(g), slice.row,
                              table.data() + begin, &length) != 0)
         return failed("read_table");
-      table.resize(begin + static_cast<std::size_t>(std::clamp(length, 0, width)));
+      table.resize(begin + std::clamp(length, 0, width));
       readback.table_ends[g].push_back(static_cast<std::uint32_t>(table.size()));
     }
   }
@@ -349,7 +348,7 @@ Result<void> PluginBackend::fingerprint_pages(std::span<const PageId> pages,
 
 Result<std::vector<std::uint8_t>> PluginBackend::read_page(PageId page) {
   const std::int64_t size = page_bytes(page.tensor);
-  std::vector<std::uint8_t> bytes(static_cast<std::size_t>(size));
+  std::vector<std::uint8_t> bytes(size);
   if (plugin_.read_bytes(backend_, page.tensor, index_of(page.block) * size, bytes.data(), size) !=
       0)
     return failed("read_bytes");

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "base/check.h"
 #include "cuda_backend/device/protocol.h"
@@ -235,8 +236,8 @@ Result<void> CachePool::fingerprint_pages(std::span<const PageId> pages,
   if (pages.empty()) return device_.finish();
   host_fingerprints_.clear();
   for (const PageId& page : pages) {
-    LS_CHECK(page.tensor >= 0 && static_cast<std::size_t>(page.tensor) < tensors_.size(),
-             "tensor {}", page.tensor);
+    LS_CHECK(page.tensor >= 0 && std::cmp_less(page.tensor, tensors_.size()), "tensor {}",
+             page.tensor);
     LS_CHECK(index_of(page.block) >= 0 && index_of(page.block) < config_.plan.num_blocks,
              "block {}", index_of(page.block));
     host_fingerprints_.push_back({page.tensor, index_of(page.block)});
@@ -312,7 +313,7 @@ const std::byte* CachePool::address(PageId page, std::int64_t byte) const {
 }
 
 Result<std::vector<std::uint8_t>> CachePool::read_page(PageId page) {
-  std::vector<std::uint8_t> bytes(static_cast<std::size_t>(page_size_bytes(page.tensor)));
+  std::vector<std::uint8_t> bytes(page_size_bytes(page.tensor));
   device_.download(bytes.data(), address(page, 0), static_cast<std::int64_t>(bytes.size()));
   LS_RETURN_IF_ERROR(device_.finish());
   return bytes;

@@ -61,7 +61,7 @@ Result<void> HostTier::allocate() {
   }
   memory_ = device_.allocate_host(num_blocks_ * block_bytes_, "host tier");
   if (device_.failed()) return device_.finish();
-  std::vector<std::byte> poison(static_cast<std::size_t>(num_blocks_ * block_bytes_));
+  std::vector<std::byte> poison(num_blocks_ * block_bytes_);
   for (std::int64_t block = 0; block < num_blocks_; ++block)
     fill_poison(static_cast<std::uint64_t>(Poison::fresh), kTierAsTensor, block, 0,
                 std::span(poison).subspan(block * block_bytes_, block_bytes_));
@@ -183,7 +183,7 @@ Result<void> HostTier::fingerprint(std::span<const HostBlockId> hosts,
 }
 
 Result<std::vector<std::uint8_t>> HostTier::read(std::int32_t group, HostBlockId host) {
-  std::vector<std::uint8_t> bytes(static_cast<std::size_t>(group_bytes_[group]));
+  std::vector<std::uint8_t> bytes(group_bytes_[group]);
   device_.download(bytes.data(), at(host), group_bytes_[group]);
   LS_RETURN_IF_ERROR(device_.finish());
   return bytes;

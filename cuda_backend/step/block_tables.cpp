@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 #include <algorithm>
+#include <utility>
 
 #include "base/check.h"
 
@@ -12,7 +13,7 @@ TableMirror::TableMirror(const BackendConfig& config) {
     // Under context parallelism an entry stands for a block on each of the ranks.
     block_sizes_.push_back(std::max<std::int64_t>(1, group.spec.block_size) *
                            config.context.num_ranks);
-    block_ids_.emplace_back(static_cast<std::size_t>(config.num_rows));
+    block_ids_.emplace_back(config.num_rows);
   }
 }
 
@@ -27,8 +28,7 @@ void TableMirror::apply(const StepProgram& program) {
   }
   for (const TableEdit& edit : program.table_edits) {
     std::vector<std::int32_t>& entries = block_ids_[edit.group][edit.row];
-    if (static_cast<std::size_t>(edit.index) < entries.size())
-      entries[edit.index] = index_of(edit.block);
+    if (std::cmp_less(edit.index, entries.size())) entries[edit.index] = index_of(edit.block);
   }
 }
 

@@ -51,7 +51,7 @@ RealStates::RealStates(Device& device, const BackendConfig& config, const LayerC
   for (const RealState& state : states_) {
     constants_at_.push_back(constants.size());
     if (state.is_convolution()) {
-      std::vector<float> weights(static_cast<std::size_t>(state.num_channels * state.width));
+      std::vector<float> weights(state.num_channels * state.width);
       fill_row(0, state.cache.layer, state.first_part + 1,
                static_cast<std::uint32_t>(state.cache.first_head), DType::fp32,
                std::as_writable_bytes(std::span(weights)));
@@ -218,7 +218,7 @@ void RealStates::run_wave(const StepProgram& program, std::span<const Chain> cha
           begin + static_cast<std::int64_t>(i) * states_[state].output_bytes()};
     begin += shape.items * states_[state].output_bytes();
   }
-  auto& gathered = host_gathered_.emplace_back(static_cast<std::size_t>(begin));
+  auto& gathered = host_gathered_.emplace_back(begin);
   device_.download(gathered.data(), gathered_.data(), begin);
 }
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <deque>
 #include <numeric>
+#include <utility>
 
 #include "base/check.h"
 #include "cuda_backend/device/forwarding_device.h"
@@ -20,8 +21,8 @@ class StreamQueues final : public ForwardingDevice {
 
   void open_streams(int count) override { queues_.resize(count); }
   void use_stream(int stream) override {
-    LS_CHECK(stream >= 0 && static_cast<std::size_t>(stream) < queues_.size(), "stream {} of {}",
-             stream, queues_.size());
+    LS_CHECK(stream >= 0 && std::cmp_less(stream, queues_.size()), "stream {} of {}", stream,
+             queues_.size());
     stream_ = stream;
   }
   int record_event() override {

@@ -67,7 +67,7 @@ class RankCutter {
     const std::int64_t count = layers.empty() ? 0 : *layers.rbegin() + 1;
     if (count < at_.pp_size)
       return fail(fmt::format("{} layers for {} pipeline stages", count, at_.pp_size));
-    std::vector<std::int64_t> lengths(static_cast<std::size_t>(at_.pp_size), count / at_.pp_size);
+    std::vector<std::int64_t> lengths(at_.pp_size, count / at_.pp_size);
     for (std::int64_t i = 0; i < count % at_.pp_size; ++i) ++lengths[at_.pp_size - 2 - i];
     for (std::int32_t stage = 0; stage < at_.pp_rank; ++stage) first_layer_ += lengths[stage];
     end_layer_ = first_layer_ + lengths[at_.pp_rank];

@@ -140,7 +140,7 @@ FuzzReport fuzz(const FuzzOptions& options, const FuzzCallbacks& callbacks) {
 Result<FuzzReport> merge_fuzz_reports(std::span<const FuzzReport> parts) {
   if (parts.empty()) return fail("no reports to merge");
   const FuzzReport& first = parts.front();
-  std::vector<bool> seen(static_cast<std::size_t>(first.shards));
+  std::vector<bool> seen(first.shards);
   FuzzReport whole;
   whole.engine = first.engine;
   whole.backend = first.backend;

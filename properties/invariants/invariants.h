@@ -36,6 +36,7 @@
 #include <string_view>
 #include <vector>
 
+#include "base/id_vector.h"
 #include "reference/profiles/engine_profile.h"
 #include "reference/types/engine_config.h"
 #include "reference/types/kv_cache_spec.h"
@@ -73,7 +74,7 @@ class Invariants {
   };
 
   void fail(std::string_view name, std::string request, std::string what);
-  std::int64_t block_size(std::size_t group) const;
+  std::int64_t block_size(std::int64_t group) const;
   std::vector<RequestId> holding(const StepView& view) const;
   bool is_asked(const StepView& view, RequestId id) const;
   std::int64_t num_found_here(const StepView& view, const ScheduledRequest& scheduled) const;
@@ -102,15 +103,15 @@ class Invariants {
   std::int64_t scheduler_block_size_ = 0;
   std::int64_t step_ = -1;
   std::int32_t in_flight_max_ = 1;
-  std::vector<Holders> holders_;                      // by block
-  std::vector<std::int32_t> writers_;                 // requests of the step that write a block
+  IdVector<BlockId, Holders> holders_;
+  IdVector<BlockId, std::int32_t> writers_;           // requests of the step that write it
   std::span<const RecordedConnectorAnswer> answers_;  // of the step at hand
   bool has_connector_ = false;                        // one has been asked
   std::map<RequestId, std::int64_t> loads_from_;  // loads under way: tokens before them, found here
   std::map<RequestId, std::vector<std::vector<BlockId>>> tables_;  // of holders, after the decision
   std::map<RequestId, std::int64_t> computed_;                     // their tokens, after it
   std::vector<BlockId> queue_;                                     // as last seen
-  std::vector<std::optional<CachedBlock>> cached_;                 // as last seen, by block
+  IdVector<BlockId, std::optional<CachedBlock>> cached_;           // as last seen
   std::optional<Violation> violation_;
 };
 

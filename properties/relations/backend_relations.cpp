@@ -141,7 +141,7 @@ void ReadingBackend::keep(StepReadback& readback) {
     outputs.of_ranks.resize(config_.context.num_ranks);
     outputs.of_ranks[config_.context.rank].assign(readback.outputs.end() - count,
                                                   readback.outputs.end());
-    readback.outputs.resize(readback.outputs.size() - static_cast<std::size_t>(count));
+    readback.outputs.resize(readback.outputs.size() - count);
   }
 }
 

@@ -247,7 +247,7 @@ void ReadingModel::drop_void_tokens(const StepView& view, RequestId id) {
   if (num_void <= 0) return;
   alone.truncate(view.decisions.num_tokens(id));
   std::vector<std::int32_t>& tokens = answers_.tokens[name];
-  tokens.resize(tokens.size() - static_cast<std::size_t>(num_void));
+  tokens.resize(tokens.size() - num_void);
 }
 
 bool ReadingModel::finished(const StepView& view) {

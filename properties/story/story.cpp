@@ -42,7 +42,7 @@ void take_waiting_tables(const StepView& view, StoryStep& step) {
 }  // namespace
 
 std::vector<BlockState> StoryKeeper::pool_of(const StepView& view, const StoryStep& step) {
-  std::vector<BlockState> pool(static_cast<std::size_t>(num_blocks_));
+  std::vector<BlockState> pool(num_blocks_);
   pool[0].kind = BlockState::Kind::null_block;
   for (std::int32_t i = 1; i < num_blocks_; ++i)
     if (view.model().is_cached(BlockId{i})) pool[i].kind = BlockState::Kind::cached;
