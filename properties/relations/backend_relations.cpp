@@ -183,7 +183,7 @@ Result<BackendReading> read_on_backend(const SavedCase& saved, const BackendFact
   };
   const auto attach = [&](std::int32_t, Workload*) { return Onlooker{.observer = &rows}; };
   LS_ASSIGN_OR_RETURN(const auto session, open_undisturbed(saved, config_of(saved), reads, attach));
-  LS_ASSIGN_OR_RETURN(const auto report, (session)->run());
+  LS_ASSIGN_OR_RETURN(const auto report, session->run());
   reading.diverged = report.summary.verdict == Verdict::divergence;
   return reading;
 }

@@ -107,7 +107,7 @@ Result<std::vector<RecordedStep>> decided(const SavedCase& saved) {
     return Onlooker{.workload = &*recorder, .observer = &*recorder};
   };
   LS_ASSIGN_OR_RETURN(const auto session, open_undisturbed(saved, config_of(saved), {}, attach));
-  LS_RETURN_IF_ERROR((session)->run());
+  LS_RETURN_IF_ERROR(session->run());
   return steps;
 }
 

@@ -281,7 +281,7 @@ Result<Answers> answers_of(const SavedCase& saved) {
     return Onlooker{.workload = &*model, .observer = &*model};
   };
   LS_ASSIGN_OR_RETURN(const auto session, open_undisturbed(saved, config_of(saved), {}, attach));
-  LS_ASSIGN_OR_RETURN(const auto report, (session)->run());
+  LS_ASSIGN_OR_RETURN(const auto report, session->run());
   Answers answers = model->answers();
   answers.steps = report.summary.steps;
   answers.verdict = report.summary.verdict;
