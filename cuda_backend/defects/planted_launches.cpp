@@ -1,7 +1,6 @@
 // Defects planted in the parameters of launches, in how launches are ordered and captured, and in what
 // the host uploads: descriptors of tables and regions, scales, targets.
 #include <algorithm>
-#include <cmath>
 #include <optional>
 #include <vector>
 

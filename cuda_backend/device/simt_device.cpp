@@ -4,24 +4,18 @@
 
 #include <algorithm>
 
-#include "base/check.h"
 #include "cuda_backend/simt/executor/executor.h"
 
 namespace lockstep::cuda {
 namespace {
 
-simt::Mode mode_of(CheckMode mode) {
-  switch (mode) {
-    case CheckMode::fast:
-      return simt::Mode::fast;
-    case CheckMode::check:
-      return simt::Mode::check;
-    case CheckMode::hunt:
-      return simt::Mode::hunt;
-  }
-  LS_CHECK(false, "check mode {}", static_cast<int>(mode));
-  return simt::Mode::check;
-}
+struct ModeOf {
+  simt::Mode mode;
+  std::string_view name;
+};
+// In the order of CheckMode.
+constexpr ModeOf kModes[] = {
+    {simt::Mode::fast, "fast"}, {simt::Mode::check, "check"}, {simt::Mode::hunt, "hunt"}};
 
 std::string thread_text(const simt::Party& party) {
   if (party.is_host) return "host";
@@ -52,9 +46,7 @@ class SimtDevice final : public Device {
 
   std::string_view name() const override { return "simt"; }
   std::string description() const override {
-    return fmt::format("CPU executor, {} mode", mode_ == CheckMode::fast    ? "fast"
-                                                : mode_ == CheckMode::check ? "check"
-                                                                            : "hunt");
+    return fmt::format("CPU executor, {} mode", kModes[static_cast<std::size_t>(mode_)].name);
   }
   const KernelTable& kernels() const override {
     return mode_ == CheckMode::fast ? simt_fast::kernel_table : simt_checked::kernel_table;
@@ -161,7 +153,7 @@ class SimtDevice final : public Device {
 Result<std::unique_ptr<Device>> make_simt_device(CheckMode mode, std::uint64_t seed,
                                                  std::int64_t pool_size_bytes) {
   simt::ExecutorOptions options;
-  options.mode = mode_of(mode);
+  options.mode = kModes[static_cast<std::size_t>(mode)].mode;
   options.seed = seed;
   options.arena_bytes += 2 * pool_size_bytes;
   return simt::Executor::create(options).map([&](std::unique_ptr<simt::Executor> executor) {

@@ -14,7 +14,6 @@
 #include <deque>
 #include <functional>
 #include <string>
-#include <vector>
 
 #include "base/result.h"
 

@@ -5,7 +5,6 @@
 #include <cmath>
 #include <cstring>
 
-#include "base/check.h"
 #include "cuda_backend/device/protocol.h"
 #include "cuda_backend/step/block_tables.h"
 

@@ -2,7 +2,6 @@
 #include <fmt/format.h>
 #include <algorithm>
 
-#include "base/check.h"
 #include "cuda_backend/device/protocol.h"
 #include "cuda_backend/step/real_states.h"
 

@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <map>
-#include <optional>
 
 #include "base/check.h"
 #include "cuda_backend/device/forwarding_device.h"

@@ -129,7 +129,6 @@ struct PlanBias {
   bool split_blocks = false;    // states so large that a block is several kernel blocks
   bool hidden_states = false;   // a layer of hidden states
   bool windows = false;         // sliding windows beside full attention
-  bool equal_pages = false;     // two kinds of layers, equal pages, other block sizes
   bool packed = false;          // several attention layers a page
   bool ranks = false;           // context parallelism
   bool aligned_states = false;  // kept for prefix hits: mode align

@@ -1,7 +1,5 @@
 #include "properties/mutants/mutant_search.h"
 
-#include <fmt/core.h>
-
 #include <algorithm>
 #include <utility>
 

@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <array>
-#include <utility>
 
 #include "properties/relations/relations.h"
 #include "properties/shrink/case_parts.h"

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <array>
-#include <utility>
 
 #include "properties/shrink/case_parts.h"
 #include "sim/session/saved_run.h"

@@ -1,5 +1,4 @@
 #include <algorithm>
-#include <string>
 
 #include "properties/shrink/case_parts.h"
 #include "properties/shrink/shrink_trial.h"

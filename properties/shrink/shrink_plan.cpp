@@ -1,6 +1,5 @@
 #include <algorithm>
 #include <functional>
-#include <string>
 #include <vector>
 
 #include "properties/shrink/case_parts.h"

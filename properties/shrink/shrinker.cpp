@@ -1,7 +1,5 @@
 #include "properties/shrink/shrinker.h"
 
-#include <algorithm>
-#include <tuple>
 #include <utility>
 
 #include "properties/shrink/shrink_trial.h"
