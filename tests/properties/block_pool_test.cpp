@@ -11,7 +11,7 @@
 #include <ostream>
 #include <vector>
 
-#include "properties/invariants/naive_cache.h"
+#include "tests/properties/naive_cache.h"
 
 namespace lockstep {
 namespace {

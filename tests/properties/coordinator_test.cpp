@@ -15,7 +15,7 @@
 #include <vector>
 
 #include "base/child_process.h"
-#include "properties/invariants/naive_cache.h"
+#include "tests/properties/naive_cache.h"
 
 namespace lockstep {
 namespace {

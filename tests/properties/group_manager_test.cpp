@@ -15,9 +15,9 @@
 
 #include "base/child_process.h"
 #include "properties/generate/choices.h"
-#include "properties/invariants/naive_cache.h"
 #include "reference/cache/block_pool.h"
 #include "reference/types/scheduler_defect.h"
+#include "tests/properties/naive_cache.h"
 
 namespace lockstep {
 namespace {

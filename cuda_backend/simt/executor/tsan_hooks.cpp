@@ -8,7 +8,7 @@
 #include <cstdint>
 #include <cstring>
 
-#include "cuda_backend/simt/executor_impl.h"
+#include "cuda_backend/simt/executor/executor_impl.h"
 
 namespace {
 
