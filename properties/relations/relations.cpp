@@ -8,7 +8,7 @@
 
 #include "properties/shrink/case_parts.h"
 #include "reference/plan/page_size.h"
-#include "sim/session/saved_run.h"
+#include "sim/session/session.h"
 
 namespace lockstep {
 namespace {

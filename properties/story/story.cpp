@@ -9,9 +9,9 @@
 #include "base/check.h"
 #include "properties/judge/known_findings.h"
 #include "properties/shrink/case_size.h"
-#include "sim/verdict/divergence_json.h"
+#include "sim/verdict/run_summary.h"
 #include "sim/recording/recorded_terms.h"
-#include "sim/session/saved_run.h"
+#include "sim/session/session.h"
 
 namespace lockstep {
 namespace {

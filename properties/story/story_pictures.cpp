@@ -8,7 +8,7 @@
 #include <sstream>
 #include <utility>
 
-#include "base/hex_text.h"
+#include "base/number_text.h"
 
 namespace lockstep {
 namespace {
