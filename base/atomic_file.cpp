@@ -5,7 +5,6 @@
 #include <unistd.h>
 
 #include <cerrno>
-#include <cstdio>
 #include <cstring>
 #include <utility>
 
@@ -85,7 +84,7 @@ Result<void> AtomicFile::commit() {
 
 Result<void> write_file_atomically(const std::string& path, std::string_view bytes) {
   LS_ASSIGN_OR_RETURN(auto file, AtomicFile::create(path));
-  if (const auto written = file.write(bytes); !written) return written;
+  LS_RETURN_IF_ERROR(file.write(bytes));
   return file.commit();
 }
 

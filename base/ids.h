@@ -1,7 +1,9 @@
 // Ids that every folder speaks of, as types of their own where a mix-up would compile.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <vector>
 
 namespace lockstep {
 
@@ -28,6 +30,28 @@ struct BlockKey {
   std::uint64_t low = 0;
   std::uint64_t high = 0;
   bool operator==(const BlockKey&) const = default;
+};
+
+// A vector with an element for each id from 0 on, indexed by that id's type and no other.
+// Not checked: that an id is below size(), as with std::vector.
+// Id: one of the enum classes above.
+template <class Id, class T>
+class IdVector : private std::vector<T> {
+  using Base = std::vector<T>;
+
+ public:
+  using Base::assign;
+  using Base::Base;
+  using Base::begin;
+  using Base::emplace_back;
+  using Base::empty;
+  using Base::end;
+  using Base::push_back;
+  using Base::resize;
+  using Base::size;
+
+  T& operator[](Id id) { return Base::operator[](static_cast<std::size_t>(id)); }
+  const T& operator[](Id id) const { return Base::operator[](static_cast<std::size_t>(id)); }
 };
 
 }  // namespace lockstep

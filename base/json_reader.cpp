@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <charconv>
 
-#include "base/decimal.h"
+#include "base/number_text.h"
 
 namespace lockstep {
 

@@ -14,9 +14,7 @@
 #pragma once
 
 #include <cstdint>
-#include <iterator>
 #include <limits>
-#include <memory>
 #include <optional>
 #include <span>
 #include <string>

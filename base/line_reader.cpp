@@ -125,7 +125,7 @@ Result<std::string> read_text_file(const std::string& path, std::size_t bytes_ma
   Result<bool> more = true;
   while (more && *more && text.size() <= bytes_max) more = read_chunk(fd, path, text);
   ::close(fd);
-  if (!more) return tl::unexpected(more.error());
+  LS_RETURN_IF_ERROR(more);
   if (text.empty()) return fail(fmt::format("{}: found an empty file; expected text", path));
   if (text.size() > bytes_max) {
     return fail(

@@ -1,7 +1,5 @@
 #include "base/number_text.h"
 
-#include <fmt/format.h>
-
 namespace lockstep {
 
 std::string with_commas(std::int64_t value) {
@@ -16,6 +14,45 @@ std::string with_commas(std::int64_t value) {
 
 std::string counted(std::int64_t count, std::string_view noun) {
   return fmt::format("{} {}{}", with_commas(count), noun, count == 1 ? "" : "s");
+}
+
+std::optional<std::int64_t> scaled_decimal_of(std::string_view text, int digits) {
+  const bool negative = text.starts_with('-');
+  if (negative) text.remove_prefix(1);
+  const std::size_t point = text.find('.');
+  const std::string_view whole = text.substr(0, point);
+  const std::string_view fraction =
+      point == text.npos ? std::string_view{} : text.substr(point + 1);
+  if (whole.empty() || (point != text.npos && fraction.empty())) return std::nullopt;
+
+  std::int64_t value = 0;  // kept negative or zero: its range is the wider one
+  const auto push_digit = [&value](char c) {
+    return c >= '0' && c <= '9' && !__builtin_mul_overflow(value, 10, &value) &&
+           !__builtin_sub_overflow(value, c - '0', &value);
+  };
+  for (const char c : whole) {
+    if (!push_digit(c)) return std::nullopt;
+  }
+  for (std::size_t i = 0; i < static_cast<std::size_t>(digits); ++i) {
+    if (!push_digit(i < fraction.size() ? fraction[i] : '0')) return std::nullopt;
+  }
+  for (std::size_t i = static_cast<std::size_t>(digits); i < fraction.size(); ++i) {
+    if (fraction[i] != '0') return std::nullopt;
+  }
+  if (negative) return value;
+  std::int64_t positive = 0;
+  if (__builtin_sub_overflow(std::int64_t{0}, value, &positive)) return std::nullopt;
+  return positive;
+}
+
+std::string decimal_text_of(std::int64_t scaled, int digits) {
+  const std::uint64_t bits = static_cast<std::uint64_t>(scaled);
+  const std::string text = fmt::format("{:0>{}}", scaled < 0 ? 0 - bits : bits, digits + 1);
+  const std::size_t whole = text.size() - static_cast<std::size_t>(digits);
+  std::string_view fraction = std::string_view(text).substr(whole);
+  while (fraction.ends_with('0')) fraction.remove_suffix(1);
+  return fmt::format("{}{}.{}", scaled < 0 ? "-" : "", std::string_view(text).substr(0, whole),
+                     fraction.empty() ? "0" : fraction);
 }
 
 }  // namespace lockstep

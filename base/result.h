@@ -2,8 +2,9 @@
 // do. A failure is handed on by LS_RETURN_IF_ERROR and LS_ASSIGN_OR_RETURN.
 #pragma once
 
-#include <string>
 #include <tl/expected.hpp>
+
+#include <string>
 #include <utility>
 
 namespace lockstep {
@@ -18,6 +19,13 @@ using Result = tl::expected<T, Error>;
 inline tl::unexpected<Error> fail(std::string message) {
   return tl::unexpected<Error>(Error{std::move(message)});
 }
+
+// One of many files that could not be judged, and why; the others were.
+
+struct RefusedFile {
+  std::string file;
+  std::string reason;  // a sentence that names file and line
+};
 
 }  // namespace lockstep
 

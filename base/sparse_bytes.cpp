@@ -4,7 +4,7 @@
 #include <cstring>
 
 #include "base/check.h"
-#include "base/splitmix64.h"
+#include "base/seeded_random.h"
 
 namespace lockstep {
 namespace {

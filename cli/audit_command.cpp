@@ -34,15 +34,14 @@ struct AuditTotals {
 };
 
 Result<AuditTotals> audit_all(const std::vector<std::string>& paths) {
-  Result<ConformInputs> inputs = find_conform_inputs(paths);
-  if (!inputs) return tl::unexpected(inputs.error());
-  if (inputs->schedules.empty() && inputs->refused.empty())
+  LS_ASSIGN_OR_RETURN(auto inputs, find_conform_inputs(paths));
+  if (inputs.schedules.empty() && inputs.refused.empty())
     return fail("nothing to audit: no recordings of schedules found");
   AuditTotals totals;
-  totals.refused = std::move(inputs->refused);
+  totals.refused = std::move(inputs.refused);
   std::int64_t done = 0;
-  Progress progress("auditing", static_cast<std::int64_t>(inputs->schedules.size()));
-  for (const std::string& path : inputs->schedules) {
+  Progress progress("auditing", static_cast<std::int64_t>(inputs.schedules.size()));
+  for (const std::string& path : inputs.schedules) {
     Result<AuditFile> file = audit_recording(path);
     progress.at(++done, path);
     if (!file) {
@@ -114,15 +113,12 @@ std::string totals_json(const AuditTotals& totals) {
   return json.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n";
 }
 
-int audit(const AuditOptions& options) {
-  const Result<AuditTotals> totals = audit_all(options.paths);
-  if (!totals) return refuse(totals.error().message);
-  if (!totals->files.empty()) fmt::print("{}", totals_text(*totals));
-  if (!options.json_path.empty()) {
-    const Result<void> written = write_file_atomically(options.json_path, totals_json(*totals));
-    if (!written) return refuse(written.error().message);
-  }
-  return judged_exit_code(totals->refused, std::ssize(totals->files), !totals->findings.empty());
+Result<int> audit(const AuditOptions& options) {
+  LS_ASSIGN_OR_RETURN(const auto totals, audit_all(options.paths));
+  if (!totals.files.empty()) fmt::print("{}", totals_text(totals));
+  if (!options.json_path.empty())
+    LS_RETURN_IF_ERROR(write_file_atomically(options.json_path, totals_json(totals)));
+  return judged_exit_code(totals.refused, std::ssize(totals.files), !totals.findings.empty());
 }
 
 }  // namespace
@@ -137,7 +133,7 @@ void add_audit_command(CLI::App& app, int& exit_code) {
       "found.");
   command->add_option("PATH", options->paths, "recordings, and folders of them")->required();
   command->add_option("--json", options->json_path, "the result as JSON");
-  command->callback([options, &exit_code] { exit_code = audit(*options); });
+  command->callback([options, &exit_code] { exit_code = exit_status(audit(*options)); });
 }
 
 }  // namespace lockstep

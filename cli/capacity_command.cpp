@@ -60,8 +60,7 @@ void print_row(const PlanReport& report, const LayoutArguments& a, std::int64_t 
 
 // One model in every combination; a combination that is refused says why in its row.
 Result<void> compare_model(const std::string& name, const CapacityCommand& command) {
-  const auto model = find_model(name);
-  if (!model) return tl::unexpected(model.error());
+  LS_ASSIGN_OR_RETURN(const auto model, find_model(name));
   LayoutArguments a = command.arguments;
   for (const std::string& dtype : command.kv_dtypes)
     for (const std::string& mode : command.modes)
@@ -69,23 +68,22 @@ Result<void> compare_model(const std::string& name, const CapacityCommand& comma
         a.kv_dtype = dtype;
         a.mamba_cache_mode = mode;
         a.attn_pack = pack;
-        const auto options = plan_options(a, model->max_model_len, model->mamba_chunk_size);
-        if (!options) return tl::unexpected(options.error());
-        const auto report = make_plan_report(*model, *options, CacheLayout::NHD);
+        LS_ASSIGN_OR_RETURN(const auto options,
+                            plan_options(a, model.max_model_len, model.mamba_chunk_size));
+        const auto report = make_plan_report(model, options, CacheLayout::NHD);
         if (report && !report->plan.workers.front().groups.empty())
           print_row(*report, a, command.prompt_tokens);
         else
-          fmt::print("{:<26}{:<8}{:<6}{:>5}  {}\n", model->name, dtype.substr(0, 7), mode, pack,
+          fmt::print("{:<26}{:<8}{:<6}{:>5}  {}\n", model.name, dtype.substr(0, 7), mode, pack,
                      report ? "keeps no cache" : report.error().message);
       }
   return {};
 }
 
-int capacity(const CapacityCommand& command) {
+Result<int> capacity(const CapacityCommand& command) {
   print_head();
   for (const std::string& name : command.models.empty() ? model_names() : command.models)
-    if (auto compared = compare_model(name, command); !compared)
-      return refuse(compared.error().message);
+    LS_RETURN_IF_ERROR(compare_model(name, command));
   fmt::print(
       "\ntokens: of one block. capacity: num_blocks / blocks a request * max_model_len. older: "
       "num_blocks // all\ngroups * smallest block size, which state groups and windows divide "
@@ -113,7 +111,7 @@ void add_capacity_command(CLI::App& app, int& exit_code) {
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
   add_layout_options(*sub, command->arguments);
-  sub->callback([command, &exit_code] { exit_code = capacity(*command); });
+  sub->callback([command, &exit_code] { exit_code = exit_status(capacity(*command)); });
 }
 
 }  // namespace lockstep

@@ -206,15 +206,12 @@ ConformTotals compare(ConformInputs inputs, int jobs) {
   return totals;
 }
 
-int conform(const ConformOptions& options) {
-  Result<ConformInputs> inputs = find_conform_inputs(options.paths);
-  if (!inputs) return refuse(inputs.error().message);
-  const ConformTotals totals = compare(std::move(*inputs), options.jobs);
+Result<int> conform(const ConformOptions& options) {
+  LS_ASSIGN_OR_RETURN(auto inputs, find_conform_inputs(options.paths));
+  const ConformTotals totals = compare(std::move(inputs), options.jobs);
   if (totals.files() > 0) fmt::print("{}", summary_text(totals));
-  if (!options.json_path.empty()) {
-    const Result<void> written = write_file_atomically(options.json_path, summary_json(totals));
-    if (!written) return refuse(written.error().message);
-  }
+  if (!options.json_path.empty())
+    LS_RETURN_IF_ERROR(write_file_atomically(options.json_path, summary_json(totals)));
   return judged_exit_code(totals.refused, totals.files(), !totals.mismatches().empty());
 }
 
@@ -233,7 +230,7 @@ void add_conform_command(CLI::App& app, int& exit_code) {
   command->add_option("--jobs", options->jobs, "files at a time")
       ->check(CLI::Range(1, 1024))
       ->capture_default_str();
-  command->callback([options, &exit_code] { exit_code = conform(*options); });
+  command->callback([options, &exit_code] { exit_code = exit_status(conform(*options)); });
 }
 
 }  // namespace lockstep

@@ -14,9 +14,9 @@
 #include "cli/terminal.h"
 #include "reference/profiles/engine_profile.h"
 #include "sim/conform/engine_diff.h"
-#include "sim/session/saved_run.h"
+#include "sim/session/session.h"
 #include "sim/setup/replay_setup.h"
-#include "sim/verdict/divergence_json.h"
+#include "sim/verdict/run_summary.h"
 #include "traces/formats/recording_trace.h"
 #include "traces/importers/open_trace.h"
 
@@ -36,36 +36,33 @@ struct Prepared {
 
 // A recording's requests, on a clock that puts them before the steps they were recorded at.
 Result<Prepared> prepare_recording(const ReplayOptions& options, LockstepConfig config) {
-  Result<Recording> recording = read_recording(options.file);
-  if (!recording) return tl::unexpected(recording.error());
+  LS_ASSIGN_OR_RETURN(auto recording, read_recording(options.file));
   constexpr std::int64_t kStepNs = 1'000'000;
-  Result<Trace> trace = trace_of(*recording, kStepNs);
+  Result<Trace> trace = trace_of(recording, kStepNs);
   if (!trace) return fail(fmt::format("{}: {}", options.file, trace.error().message));
   TraceWorkloadOptions workload;
   workload.step_time = {.base_ns = kStepNs, .per_token_ns = 0};
   workload.num_spec_tokens = config.engine.num_spec_tokens;
   auto shared = std::make_shared<const Trace>(std::move(*trace));
   return Prepared{std::move(config), [shared, workload]() -> Result<std::unique_ptr<Workload>> {
-                    return make_trace_workload(trace_reader_of(*shared), workload);
+                    return make_trace_workload(trace_reader_of(shared), workload);
                   }};
 }
 
 Result<Prepared> prepare(ReplayOptions options) {
   options.run.set_text("backend", "none");
-  const Result<FileFormat> format = detect_format(options.file);
-  if (!format) return tl::unexpected(format.error());
-  if (*format == FileFormat::saved_case)
+  LS_ASSIGN_OR_RETURN(const auto format, detect_format(options.file));
+  if (format == FileFormat::saved_case)
     return fail(
         fmt::format("{}: a saved case is one run; `lockstep replay` takes it", options.file));
-  Result<PreparedReplay> replay = prepare_replay(request_of(options));
-  if (!replay) return tl::unexpected(replay.error());
-  if (*format == FileFormat::recording)
-    return prepare_recording(options, std::move(replay->config));
-  return Prepared{std::move(replay->config), [options]() -> Result<std::unique_ptr<Workload>> {
-                    Result<PreparedReplay> again = prepare_replay(request_of(options));
-                    if (!again) return tl::unexpected(again.error());
-                    return std::move(again->parts.clients);
-                  }};
+  LS_ASSIGN_OR_RETURN(auto replay, prepare_replay(request_of(options)));
+  if (format == FileFormat::recording) return prepare_recording(options, std::move(replay.config));
+  return Prepared{
+      std::move(replay.config),
+      [trace = std::move(replay.trace),
+       workload = workload_options_of(replay.run)]() -> Result<std::unique_ptr<Workload>> {
+        return make_trace_workload(trace_reader_of(trace), workload);
+      }};
 }
 
 void print_row(std::string_view what, std::int64_t left, std::int64_t right) {
@@ -131,26 +128,22 @@ Result<void> check_options(const ReplayOptions& options) {
   return {};
 }
 
-int diff(const DiffOptions& options) {
-  if (Result<void> sound = check_options(options.replay); !sound)
-    return refuse(sound.error().message);
+Result<int> diff(const DiffOptions& options) {
+  LS_RETURN_IF_ERROR(check_options(options.replay));
   for (const std::string& engine : options.engines)
     if (find_engine_profile(engine) == nullptr)
-      return refuse(fmt::format("--engines: {} is not known; expected two of {}", engine,
-                                engine_profile_names()));
-  Result<Prepared> prepared = prepare(options.replay);
-  if (!prepared) return refuse(prepared.error().message);
-  Result<EngineDiff> found =
-      diff_engines(std::move(prepared->config), options.engines, prepared->make_workload);
-  if (!found) return refuse(found.error().message);
+      return fail(fmt::format("--engines: {} is not known; expected two of {}", engine,
+                              engine_profile_names()));
+  LS_ASSIGN_OR_RETURN(auto prepared, prepare(options.replay));
+  LS_ASSIGN_OR_RETURN(
+      const EngineDiff found,
+      diff_engines(std::move(prepared.config), options.engines, prepared.make_workload));
   fmt::print("{}\n\n", options.replay.file);
-  print_totals(*found);
-  print_partings(*found);
-  if (!options.replay.json_path.empty()) {
-    Result<void> written = write_file_atomically(options.replay.json_path, to_json(*found));
-    if (!written) return refuse(written.error().message);
-  }
-  return found->first_step() ? kExitDisagreed : kExitAgreed;
+  print_totals(found);
+  print_partings(found);
+  if (!options.replay.json_path.empty())
+    LS_RETURN_IF_ERROR(write_file_atomically(options.replay.json_path, to_json(found)));
+  return found.first_step() ? kExitDisagreed : kExitAgreed;
 }
 
 }  // namespace
@@ -163,7 +156,7 @@ void add_diff_engines_command(CLI::App& app, int& exit_code) {
       "diff-engines", "Run one trace under two profiles: where decisions part, and what it costs");
   command->add_option("--engines", options->engines, "two profiles (the oldest and the newest)");
   declare_replay_options(*command, options->replay);
-  command->callback([options, &exit_code] { exit_code = diff(*options); });
+  command->callback([options, &exit_code] { exit_code = exit_status(diff(*options)); });
 }
 
 }  // namespace lockstep

@@ -27,27 +27,24 @@ std::string crash_text(const Failure& failure) {
   return fmt::format("The case ends in a {}: {}\n{}\n", failure.kind, failure.check, failure.what);
 }
 
-int explain(const ExplainOptions& options) {
-  const Result<SavedCase> saved = load_case(options.file, options.judging.backend);
-  if (!saved) return refuse(saved.error().message);
-  const Result<Failure> failure = failure_of(*saved, options.judging);
-  if (!failure) return refuse(failure.error().message);
+Result<int> explain(const ExplainOptions& options) {
+  LS_ASSIGN_OR_RETURN(const auto saved, load_case(options.file, options.judging.backend));
+  LS_ASSIGN_OR_RETURN(const auto failure, failure_of(saved, options.judging));
   std::string json;
-  if (failure->kind == "crash" || failure->kind == "hang") {
-    fmt::print("{}", crash_text(*failure));
+  if (failure.kind == "crash" || failure.kind == "hang") {
+    fmt::print("{}", crash_text(failure));
   } else {
-    const Story story = tell(*saved, backend_factory(saved->backend));
+    const Story story = tell(saved, backend_factory(saved.backend));
     StoryTextOptions shown;
     shown.steps_max = options.steps;
-    fmt::print("{}", to_text(*saved, story, shown));
-    json = to_json(*saved, story);
+    fmt::print("{}", to_text(saved, story, shown));
+    json = to_json(saved, story);
   }
   if (!options.json_path.empty()) {
-    if (json.empty()) return refuse("--json: a case that crashes or hangs has no story to write");
-    const Result<void> written = write_file_atomically(options.json_path, json);
-    if (!written) return refuse(written.error().message);
+    if (json.empty()) return fail("--json: a case that crashes or hangs has no story to write");
+    LS_RETURN_IF_ERROR(write_file_atomically(options.json_path, json));
   }
-  return exit_code_of(*failure);
+  return exit_code_of(failure);
 }
 
 }  // namespace
@@ -62,7 +59,7 @@ void add_explain_command(CLI::App& app, int& exit_code) {
       ->capture_default_str();
   declare_judging(*command, options->judging);
   command->add_option("--json", options->json_path, "the story as JSON");
-  command->callback([options, &exit_code] { exit_code = explain(*options); });
+  command->callback([options, &exit_code] { exit_code = exit_status(explain(*options)); });
 }
 
 }  // namespace lockstep

@@ -30,9 +30,8 @@ std::chrono::milliseconds time_limit(const FailingCaseOptions& options) {
 }
 
 Result<SavedCase> read_recorded_case(const std::string& path) {
-  Result<Recording> recording = read_recording(path);
-  if (!recording) return tl::unexpected(recording.error());
-  return case_of(std::filesystem::path(path).stem().string(), std::move(*recording));
+  LS_ASSIGN_OR_RETURN(auto recording, read_recording(path));
+  return case_of(std::filesystem::path(path).stem().string(), std::move(recording));
 }
 
 // A line of the table: what, before, after.
@@ -57,15 +56,14 @@ void declare_judging(CLI::App& command, FailingCaseOptions& options) {
 }
 
 Result<SavedCase> load_case(const std::string& path, const std::string& backend) {
-  const Result<FileFormat> format = detect_format(path);
-  if (!format) return tl::unexpected(format.error());
-  if (*format != FileFormat::saved_case && *format != FileFormat::recording)
+  LS_ASSIGN_OR_RETURN(auto format, detect_format(path));
+  if (format != FileFormat::saved_case && format != FileFormat::recording)
     return fail(fmt::format(
         "{}: found a {}; expected a saved case or a recording. `lockstep replay {} --save DIR` "
         "makes a case of what fails",
-        path, name_of(*format), path));
+        path, name_of(format), path));
   Result<SavedCase> saved =
-      *format == FileFormat::saved_case ? read_saved_case(path) : read_recorded_case(path);
+      format == FileFormat::saved_case ? read_saved_case(path) : read_recorded_case(path);
   if (saved && backend != "auto") saved->backend = backend;
   return saved;
 }
@@ -112,13 +110,12 @@ Result<ShrunkCase> shrink_case(const SavedCase& saved, const Failure& failure,
                     "case does not hold",
                     saved.name, failure.check));
   result->is_minimal &= !out_of_time();
-  Result<Failure> smallest = failure_of(result->smallest, options);
-  if (!smallest) return tl::unexpected(smallest.error());
+  LS_ASSIGN_OR_RETURN(Failure smallest, failure_of(result->smallest, options));
   // What a replay of it will say: audit and invariants are the judge's, and not looked at there.
   ExpectedVerdict& expected = result->smallest.expected.emplace();
-  expected.kind = smallest->kind == "violation" ? "agreed" : smallest->check;
-  if (smallest->kind == "divergence") expected.step = smallest->step;
-  return ShrunkCase{.first = saved, .result = std::move(*result), .failure = std::move(*smallest)};
+  expected.kind = smallest.kind == "violation" ? "agreed" : smallest.check;
+  if (smallest.kind == "divergence") expected.step = smallest.step;
+  return ShrunkCase{.first = saved, .result = std::move(*result), .failure = std::move(smallest)};
 }
 
 std::string to_text(const ShrunkCase& shrunk) {
@@ -199,7 +196,7 @@ Result<void> FuzzCases::keep(const SavedCase& found, const Outcome& outcome) {
   if (has_phase) saved.expected->step = outcome.step;
   if (outcome.kind == OutcomeKind::stuck) saved.expected->kind = "liveness";
   const std::string path = (std::filesystem::path(folder_) / (saved.name + ".case.jsonl")).string();
-  if (auto written = write_saved_case(path, saved); !written) return written;
+  LS_RETURN_IF_ERROR(write_saved_case(path, saved));
   lines_ += line_of(path, saved, {});
   kept_.push_back({path, std::move(saved), outcome.check});
   return {};
@@ -213,17 +210,15 @@ Result<void> FuzzCases::shrink(double seconds_per_case) {
   for (const Kept& kept : kept_) {
     lines_ += line_of(kept.path, kept.saved, {});
     if (shrunk_of_check[kept.check]++ >= kShrunkPerCheck) continue;
-    const Result<Failure> failure = failure_of(kept.saved, judging);
-    if (!failure) return tl::unexpected(failure.error());
-    if (!failure->failed())
+    LS_ASSIGN_OR_RETURN(const auto failure, failure_of(kept.saved, judging));
+    if (!failure.failed())
       return fail(fmt::format("{}: failed once ({}) and not a second time", kept.path, kept.check));
-    const Result<ShrunkCase> shrunk = shrink_case(kept.saved, *failure, judging);
-    if (!shrunk) return tl::unexpected(shrunk.error());
+    LS_ASSIGN_OR_RETURN(const auto shrunk, shrink_case(kept.saved, failure, judging));
     const std::string path = path_of_smallest(kept.path);
-    const SavedCase& smallest = shrunk->result.smallest;
-    if (auto written = write_saved_case(path, smallest); !written) return written;
+    const SavedCase& smallest = shrunk.result.smallest;
+    LS_RETURN_IF_ERROR(write_saved_case(path, smallest));
     lines_ += line_of(path, smallest,
-                      shrunk->result.is_minimal ? "" : "; the time ran out, it may go further");
+                      shrunk.result.is_minimal ? "" : "; the time ran out, it may go further");
   }
   return {};
 }

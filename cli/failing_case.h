@@ -29,7 +29,7 @@ struct FailingCaseOptions {
 // --backend and --time-limit.
 void declare_judging(CLI::App& command, FailingCaseOptions& options);
 
-// A saved case or a recording; with `backend` put in place of its own unless that is "auto".
+// A saved case or a recording; with `backend` in place of the one it names, unless that is "auto".
 Result<SavedCase> load_case(const std::string& path, const std::string& backend);
 // The backend of whatever configuration comes; absent for "none".
 BackendFactory backend_factory(const std::string& backend);

@@ -11,7 +11,6 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "base/atomic_file.h"
@@ -175,8 +174,7 @@ Result<FuzzOptions> options_of(const FuzzCommandOptions& options) {
     fuzzing.generator.check = "fast";
     fuzzing.backend = make_gpu_backend;
   }
-  if (Result<void> shard = parse_shard(options.shard, fuzzing); !shard)
-    return tl::unexpected(shard.error());
+  LS_RETURN_IF_ERROR(parse_shard(options.shard, fuzzing));
   if (fuzzing.shards > 1 && options.seconds)
     return fail("--seconds with --shard: a run that ends by the clock has no shards; give --runs");
   return fuzzing;
@@ -212,7 +210,7 @@ Result<FuzzPart> run(const FuzzCommandOptions& options, const FuzzOptions& fuzzi
     std::signal(SIGABRT, previous);
   }
   if (saved_all && options.shrinks) saved_all = cases.shrink(options.shrink_seconds);
-  if (!saved_all) return tl::unexpected(saved_all.error());
+  LS_RETURN_IF_ERROR(saved_all);
   part.saved = cases.text();
   return part;
 }
@@ -233,15 +231,13 @@ Result<std::optional<FuzzPart>> run_spread(const FuzzCommandOptions& options, Fu
        ranks.gather(said.dump(-1, ' ', false, Json::error_handler_t::replace))) {
     const Json part = Json::parse(text);
     if (part.contains("error")) return fail(part["error"].get<std::string>());
-    auto report = fuzz_report_from_text("a rank's report", part["report"].get<std::string>());
-    if (!report) return tl::unexpected(report.error());
-    reports.push_back(std::move(*report));
+    LS_ASSIGN_OR_RETURN(
+        auto report, fuzz_report_from_text("a rank's report", part["report"].get<std::string>()));
+    reports.push_back(std::move(report));
     whole.saved += part["saved"].get<std::string>();
   }
   if (ranks.rank() != 0) return std::optional<FuzzPart>();
-  auto merged = merge_fuzz_reports(reports);
-  if (!merged) return tl::unexpected(merged.error());
-  whole.report = std::move(*merged);
+  LS_ASSIGN_OR_RETURN(whole.report, merge_fuzz_reports(reports));
   return whole;
 }
 
@@ -257,36 +253,31 @@ Result<FuzzReport> merge(const std::vector<std::string>& paths) {
 
 Result<std::optional<FuzzPart>> run_or_merge(const FuzzCommandOptions& options,
                                              const FuzzRanks& ranks) {
-  const Result<FuzzOptions> fuzzing = options_of(options);
-  if (!fuzzing) return tl::unexpected(fuzzing.error());
+  LS_ASSIGN_OR_RETURN(auto fuzzing, options_of(options));
   if (ranks.count() > 1) {
-    if (options.seconds || fuzzing->shards > 1 || !options.merge.empty())
+    if (options.seconds || fuzzing.shards > 1 || !options.merge.empty())
       return fail("--seconds, --shard and --merge under mpirun: the ranks share out --runs");
-    return run_spread(options, *fuzzing, ranks);
+    return run_spread(options, fuzzing, ranks);
   }
-  if (options.merge.empty()) return run(options, *fuzzing);
-  auto merged = merge(options.merge);
-  if (!merged) return tl::unexpected(merged.error());
-  return FuzzPart{.report = std::move(*merged), .saved = {}};
+  if (options.merge.empty()) return run(options, fuzzing);
+  LS_ASSIGN_OR_RETURN(auto merged, merge(options.merge));
+  return FuzzPart{.report = std::move(merged), .saved = {}};
 }
 
-int fuzz_main(const FuzzCommandOptions& options) {
+Result<int> fuzz_main(const FuzzCommandOptions& options) {
   const FuzzRanks ranks;
   Stopwatch clock;
   const auto part = run_or_merge(options, ranks);
   // What all ranks find fault with, or one of them, is told once.
   if (ranks.rank() != 0) return part ? kExitAgreed : kExitRefused;
-  if (!part) return refuse(part.error().message);
+  LS_RETURN_IF_ERROR(part);
   const FuzzReport& report = (*part)->report;
   if (report.cases > 0 && report.refused == report.cases)
-    return refuse(fmt::format("every case is refused: {}", report.first_refusal));
+    return fail(fmt::format("every case is refused: {}", report.first_refusal));
   fmt::print("{}", fuzz_summary_text(report, options.merge.empty() ? clock.lap() : 0));
   if (!(*part)->saved.empty()) fmt::print("\nSaved:\n{}", (*part)->saved);
-  if (!options.json_path.empty()) {
-    const Result<void> written =
-        write_file_atomically(options.json_path, fuzz_report_to_json(report));
-    if (!written) return refuse(written.error().message);
-  }
+  if (!options.json_path.empty())
+    LS_RETURN_IF_ERROR(write_file_atomically(options.json_path, fuzz_report_to_json(report)));
   return fuzz_exit_code(report);
 }
 
@@ -332,7 +323,7 @@ void add_fuzz_command(CLI::App& app, int& exit_code) {
   CLI::App* command =
       app.add_subcommand("fuzz", "Judge generated cases: caches, engines and traffic out of seeds");
   add_options(*command, *options);
-  command->callback([options, &exit_code] { exit_code = fuzz_main(*options); });
+  command->callback([options, &exit_code] { exit_code = exit_status(fuzz_main(*options)); });
 }
 
 }  // namespace lockstep

@@ -13,7 +13,7 @@ namespace lockstep {
 
 namespace {
 
-// Set by the launchers of Open MPI and of MPICH. Without them nobody else is there to join.
+// Set by the launchers of Open MPI and of MPICH. Without them there is no other process to join.
 bool has_launcher() {
   return std::getenv("OMPI_COMM_WORLD_SIZE") != nullptr || std::getenv("PMI_SIZE") != nullptr;
 }

@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
-#include <cstdio>
 #include <memory>
 
 #include "base/atomic_file.h"
@@ -26,34 +25,31 @@ struct LayoutCommand {
 };
 
 Result<PlanReport> report_of(const LayoutCommand& command) {
-  const auto model = find_model(command.model);
-  if (!model) return tl::unexpected(model.error());
-  const auto options =
-      plan_options(command.arguments, model->max_model_len, model->mamba_chunk_size);
-  if (!options) return tl::unexpected(options.error());
+  LS_ASSIGN_OR_RETURN(const auto model, find_model(command.model));
+  LS_ASSIGN_OR_RETURN(const auto options,
+                      plan_options(command.arguments, model.max_model_len, model.mamba_chunk_size));
   const auto layout = cache_layout_from_name(command.arguments.layout);
   if (!layout)
     return fail(fmt::format("--layout: '{}' is not NHD or HND", command.arguments.layout));
   LayerSpecs extra;
   if (command.arguments.hidden_state_layers > 0)
     extra.push_back(hidden_state_layer(command.arguments.hidden_state_layers,
-                                       command.arguments.hidden_size, model->dtype));
-  return make_plan_report(*model, *options, *layout, extra);
+                                       command.arguments.hidden_size, model.dtype));
+  return make_plan_report(model, options, *layout, extra);
 }
 
-int layout(const LayoutCommand& command) {
-  const auto report = report_of(command);
-  if (!report) return refuse(report.error().message);
-  fmt::print("{}", plan_table(*report));
-  if (command.map) fmt::print("\n{}", plan_map(*report));
+Result<int> layout(const LayoutCommand& command) {
+  LS_ASSIGN_OR_RETURN(const auto report, report_of(command));
+  fmt::print("{}", plan_table(report));
+  if (command.map) fmt::print("\n{}", plan_map(report));
   const auto write = [](const std::string& path, const std::string& text) -> Result<void> {
     if (path.empty()) return {};
     return write_file_atomically(path, text);
   };
-  for (const auto& [path, text] : {std::pair{command.svg_path, plan_svg(*report)},
-                                   std::pair{command.dot_path, plan_dot(*report)},
-                                   std::pair{command.json_path, plan_to_json(*report)}})
-    if (auto written = write(path, text); !written) return refuse(written.error().message);
+  for (const auto& [path, text] : {std::pair{command.svg_path, plan_svg(report)},
+                                   std::pair{command.dot_path, plan_dot(report)},
+                                   std::pair{command.json_path, plan_to_json(report)}})
+    LS_RETURN_IF_ERROR(write(path, text));
   return kExitAgreed;
 }
 
@@ -76,7 +72,7 @@ void add_layout_command(CLI::App& app, int& exit_code) {
   sub->add_option("--svg", command->svg_path, "write the drawing as a picture");
   sub->add_option("--dot", command->dot_path, "write the graph of groups, layers and tensors");
   sub->add_option("--json", command->json_path, "write everything");
-  sub->callback([command, &exit_code] { exit_code = layout(*command); });
+  sub->callback([command, &exit_code] { exit_code = exit_status(layout(*command)); });
 }
 
 }  // namespace lockstep

@@ -25,12 +25,12 @@ Result<T> parse_word(std::string_view option, std::string_view text,
 }
 
 Result<void> set_kv_dtype(std::string_view text, PlanOptions& options) {
-  const auto type = parse_word<ElementType>("--kv-dtype", text, element_type_from_name,
-                                            "bf16, fp16, fp32, fp8, fp8_e5m2, int8_per_token_head, "
-                                            "fp8_per_token_head, nvfp4");
-  if (!type) return tl::unexpected(type.error());
-  options.kv_dtype = type->dtype;
-  options.kv_quant_mode = type->mode;
+  LS_ASSIGN_OR_RETURN(const auto type, parse_word<ElementType>(
+                                           "--kv-dtype", text, element_type_from_name,
+                                           "bf16, fp16, fp32, fp8, fp8_e5m2, int8_per_token_head, "
+                                           "fp8_per_token_head, nvfp4"));
+  options.kv_dtype = type.dtype;
+  options.kv_quant_mode = type.mode;
   return {};
 }
 
@@ -112,25 +112,18 @@ Result<PlanOptions> plan_options(const LayoutArguments& a, std::int64_t model_ma
   o.num_gpu_blocks_override = a.num_blocks;
   o.max_num_seqs = a.max_num_seqs;
   o.disable_hybrid_kv_cache_manager = a.disable_hybrid_kv_cache_manager;
-  if (auto set = set_kv_dtype(a.kv_dtype, o); !set) return tl::unexpected(set.error());
+  LS_RETURN_IF_ERROR(set_kv_dtype(a.kv_dtype, o));
   if (!a.ssm_dtype.empty()) {
-    const auto dtype =
-        parse_word<DType>("--ssm-dtype", a.ssm_dtype, dtype_from_name, "bf16, fp16, fp32, fp8");
-    if (!dtype) return tl::unexpected(dtype.error());
-    o.ssm_dtype = *dtype;
+    LS_ASSIGN_OR_RETURN(o.ssm_dtype, parse_word<DType>("--ssm-dtype", a.ssm_dtype, dtype_from_name,
+                                                       "bf16, fp16, fp32, fp8"));
   }
-  const auto mode = parse_word<MambaCacheMode>("--mamba-cache-mode", a.mamba_cache_mode,
-                                               mamba_cache_mode_from_name, "none, align, all");
-  if (!mode) return tl::unexpected(mode.error());
-  o.mamba_cache_mode = *mode;
-  const auto backend =
-      parse_word<AttentionBackend>("--backend", a.backend, attention_backend_from_name,
-                                   "flash_attn, flashinfer, triton_attn, triton_mla, flashmla");
-  if (!backend) return tl::unexpected(backend.error());
-  o.backend = *backend;
-  const auto memory = parse_size(a.memory);
-  if (!memory) return tl::unexpected(memory.error());
-  o.memory_bytes = *memory;
+  LS_ASSIGN_OR_RETURN(o.mamba_cache_mode,
+                      parse_word<MambaCacheMode>("--mamba-cache-mode", a.mamba_cache_mode,
+                                                 mamba_cache_mode_from_name, "none, align, all"));
+  LS_ASSIGN_OR_RETURN(o.backend, parse_word<AttentionBackend>(
+                                     "--backend", a.backend, attention_backend_from_name,
+                                     "flash_attn, flashinfer, triton_attn, triton_mla, flashmla"));
+  LS_ASSIGN_OR_RETURN(o.memory_bytes, parse_size(a.memory));
   return o;
 }
 

@@ -1,7 +1,5 @@
 #include "cli/mutant_bench.h"
 
-#include <fmt/format.h>
-
 #include "cuda_backend/defects/planted_views.h"
 #include "cuda_backend/simt_backend.h"
 
@@ -33,12 +31,11 @@ Result<PlanFigures> planted_figures(const KVCacheConfig& plan, const PlanOptions
                                    .max_num_seqs = options.max_num_seqs.value_or(1)};
   const auto planted =
       defect.empty() ? cuda::CapacityDefect::none : *cuda::capacity_defect_from_name(defect);
-  const auto capacity = cuda::planted_capacity(plan, limits, planted);
-  if (!capacity) return tl::unexpected(capacity.error());
-  return PlanFigures{.capacity_tokens = capacity->capacity_tokens,
-                     .slot_buffer_rows = capacity->slot_buffer_rows,
-                     .max_num_seqs = capacity->max_num_seqs,
-                     .hit_step_tokens = capacity->hit_step_tokens};
+  LS_ASSIGN_OR_RETURN(const auto capacity, cuda::planted_capacity(plan, limits, planted));
+  return PlanFigures{.capacity_tokens = capacity.capacity_tokens,
+                     .slot_buffer_rows = capacity.slot_buffer_rows,
+                     .max_num_seqs = capacity.max_num_seqs,
+                     .hit_step_tokens = capacity.hit_step_tokens};
 }
 
 }  // namespace

@@ -108,7 +108,7 @@ Result<void> save_cases(const std::string& dir, const std::vector<MutantReport>&
     SavedCase saved = *report.smallest;
     saved.name = report.mutant->id;
     const auto path = fs::path(dir) / fmt::format("{}.case.jsonl", report.mutant->id);
-    if (auto written = write_saved_case(path.string(), saved); !written) return written;
+    LS_RETURN_IF_ERROR(write_saved_case(path.string(), saved));
   }
   return {};
 }
@@ -134,7 +134,7 @@ Result<std::vector<const Mutant*>> chosen(const std::vector<std::string>& ids) {
   return mutants;
 }
 
-// In the order of `mutants`, whoever was faster. A case is judged in a child process of its own, so
+// In the order of `mutants`, whichever was faster. Each case is judged in its own child process, so
 // threads only wait and generate.
 std::vector<MutantReport> search_all(const std::vector<const Mutant*>& mutants,
                                      const MutantsOptions& options) {
@@ -153,26 +153,24 @@ std::vector<MutantReport> search_all(const std::vector<const Mutant*>& mutants,
 }
 
 Result<void> leave(const MutantsOptions& options, const std::vector<MutantReport>& reports) {
-  if (!options.save_dir.empty())
-    if (auto saved = save_cases(options.save_dir, reports); !saved) return saved;
+  if (!options.save_dir.empty()) LS_RETURN_IF_ERROR(save_cases(options.save_dir, reports));
   if (options.json_path.empty()) return {};
   return write_file_atomically(options.json_path, mutants_json(reports));
 }
 
-int mutants(const MutantsOptions& options) {
+Result<int> mutants(const MutantsOptions& options) {
   if (!options.markdown_path.empty()) {
-    const auto written = write_file_atomically(options.markdown_path, mutants_markdown());
-    return written ? kExitAgreed : refuse(written.error().message);
-  }
-  const auto selected = chosen(options.ids);
-  if (!selected) return refuse(selected.error().message);
-  if (options.list) {
-    fmt::print("{}", list_text(*selected));
+    LS_RETURN_IF_ERROR(write_file_atomically(options.markdown_path, mutants_markdown()));
     return kExitAgreed;
   }
-  const std::vector<MutantReport> reports = search_all(*selected, options);
+  LS_ASSIGN_OR_RETURN(const auto selected, chosen(options.ids));
+  if (options.list) {
+    fmt::print("{}", list_text(selected));
+    return kExitAgreed;
+  }
+  const std::vector<MutantReport> reports = search_all(selected, options);
   fmt::print("{}", mutants_text(reports));
-  if (const auto left = leave(options, reports); !left) return refuse(left.error().message);
+  LS_RETURN_IF_ERROR(leave(options, reports));
   return std::ranges::all_of(reports, &MutantReport::caught) ? kExitAgreed : kExitDisagreed;
 }
 
@@ -195,7 +193,7 @@ void add_mutants_command(CLI::App& app, int& exit_code) {
       ->add_option("--shrink", options->search.shrink_evaluations_max,
                    "evaluations that making a case small may take; 0: leave it as found")
       ->check(CLI::NonNegativeNumber);
-  command->callback([options, &exit_code] { exit_code = mutants(*options); });
+  command->callback([options, &exit_code] { exit_code = exit_status(mutants(*options)); });
 }
 
 }  // namespace lockstep

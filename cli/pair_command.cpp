@@ -13,7 +13,6 @@
 #include "base/stopwatch.h"
 #include "cli/commands.h"
 #include "cli/pair_text.h"
-#include "cli/replay_backend.h"
 #include "cli/replay_options.h"
 #include "cli/terminal.h"
 #include "reference/profiles/engine_profile.h"
@@ -140,7 +139,7 @@ std::vector<Backend*> ranks_of(const Backends& backends) {
 }
 
 Result<PreparedPair> prepare(const PairCommandOptions& given) {
-  if (auto sound = check_options(given.replay); !sound) return tl::unexpected(sound.error());
+  LS_RETURN_IF_ERROR(check_options(given.replay));
   PreparedPair prepared;
   PairOptions& options = prepared.options;
   ReplayRequest replay = request_of(given.replay);
@@ -154,24 +153,22 @@ Result<PreparedPair> prepare(const PairCommandOptions& given) {
         fmt::format("--mutant {}: no defect of the transfer between two engines, and those of a "
                     "backend need --backend; `lockstep mutants --list` lists them",
                     run.spec.mutants.front()));
-  auto decode = prepare_replay(replay);
-  if (!decode) return tl::unexpected(decode.error());
-  if (decode->format == FileFormat::recording || decode->format == FileFormat::saved_case)
+  LS_ASSIGN_OR_RETURN(auto decode, prepare_replay(replay));
+  if (decode.format == FileFormat::recording || decode.format == FileFormat::saved_case)
     return fail(fmt::format("{}: {} is what one engine did; give a trace of requests", replay.file,
-                            name_of(decode->format)));
-  auto backends = open_backends(decode->config.device, replay_backend(decode->run.backend));
-  if (!backends) return tl::unexpected(backends.error());
-  prepared.decode = std::move(*backends);
+                            name_of(decode.format)));
+  LS_ASSIGN_OR_RETURN(prepared.decode,
+                      open_backends(decode.config.backend, replay_backend(decode.run.backend)));
   if (given.prefill_blocks) {
     run.spec.cache.num_blocks = *given.prefill_blocks;
     run.add(run_field("num_blocks"));
   }
   auto prefill = prepare_replay(replay);
   if (!prefill) return fail("--prefill-blocks: " + prefill.error().message);
-  backends = open_backends(prefill->config.device, replay_backend(prefill->run.backend));
+  auto backends = open_backends(prefill->config.backend, replay_backend(prefill->run.backend));
   if (!backends) return fail("--prefill-blocks: " + backends.error().message);
   prepared.prefill = std::move(*backends);
-  options.decode = decode->config;
+  options.decode = decode.config;
   options.prefill = prefill->config;
   options.decode_ranks = ranks_of(prepared.decode);
   options.prefill_ranks = ranks_of(prepared.prefill);
@@ -182,10 +179,10 @@ Result<PreparedPair> prepare(const PairCommandOptions& given) {
   options.attempts_max = given.attempts_max;
   options.offer_percent = given.offer_percent;
   options.steps_max = given.steps_max;
-  options.step_time = decode->run.step_time;
+  options.step_time = decode.run.step_time;
   options.load_failure_policy = given.replay.run.spec.connector.load_failure_policy;
-  prepared.client = std::move(decode->parts.clients);
-  prepared.num_records = decode->num_records;
+  prepared.client = std::move(decode.parts.clients);
+  prepared.num_records = decode.num_records;
   return prepared;
 }
 
@@ -194,25 +191,21 @@ int exit_code_of(PairVerdict verdict) {
   return verdict == PairVerdict::liveness ? kExitStuck : kExitAgreed;
 }
 
-int pair(const PairCommandOptions& given) {
-  Result<PreparedPair> prepared = prepare(given);
-  if (!prepared) return refuse(prepared.error().message);
-  fmt::print("{}\n{}\n", given.replay.file, pair_configuration_text(prepared->options));
+Result<int> pair(const PairCommandOptions& given) {
+  LS_ASSIGN_OR_RETURN(auto prepared, prepare(given));
+  fmt::print("{}\n{}\n", given.replay.file, pair_configuration_text(prepared.options));
   Stopwatch watch;
-  Result<PairReport> report = [&] {
-    Progress progress("requests", prepared->num_records);
-    return run_pair(prepared->options, *prepared->client, [&](const PairProgress& so_far) {
+  LS_ASSIGN_OR_RETURN(auto report, [&] {
+    Progress progress("requests", prepared.num_records);
+    return run_pair(prepared.options, *prepared.client, [&](const PairProgress& so_far) {
       if (progress.shown()) progress.at(so_far.requests_ended, counted(so_far.steps, "step"));
     });
-  }();
-  if (!report) return refuse(report.error().message);
-  fmt::print("{}\n{}", pair_text(*report, watch.lap()), pair_verdict_text(*report));
-  if (!given.replay.json_path.empty()) {
-    const auto written = write_file_atomically(
-        given.replay.json_path, pair_json(given.replay.file, prepared->options, *report));
-    if (!written) return refuse(written.error().message);
-  }
-  return exit_code_of(report->verdict);
+  }());
+  fmt::print("{}\n{}", pair_text(report, watch.lap()), pair_verdict_text(report));
+  if (!given.replay.json_path.empty())
+    LS_RETURN_IF_ERROR(write_file_atomically(
+        given.replay.json_path, pair_json(given.replay.file, prepared.options, report)));
+  return exit_code_of(report.verdict);
 }
 
 }  // namespace
@@ -223,7 +216,7 @@ void add_pair_command(CLI::App& app, int& exit_code) {
   CLI::App* command = app.add_subcommand(
       "pair", "Run a trace through a prefill and a decode engine with a lossy network in between");
   declare_pair_options(*command, *options);
-  command->callback([options, &exit_code] { exit_code = pair(*options); });
+  command->callback([options, &exit_code] { exit_code = exit_status(pair(*options)); });
 }
 
 }  // namespace lockstep

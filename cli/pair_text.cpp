@@ -6,7 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "cli/terminal.h"
-#include "sim/verdict/divergence_json.h"
+#include "sim/verdict/run_summary.h"
 
 namespace lockstep {
 namespace {
@@ -18,7 +18,7 @@ std::string engine_row(const RunSummary& engine) {
 }
 
 std::string ranks_text(const PairOptions& options) {
-  const std::int32_t tp_size = options.decode.device.parallel.tp_size;
+  const std::int32_t tp_size = options.decode.backend.parallel.tp_size;
   return tp_size == 1 ? std::string() : fmt::format(", {} ranks in each engine", tp_size);
 }
 
@@ -82,8 +82,8 @@ std::string pair_configuration_text(const PairOptions& o) {
   const NetworkOptions& n = o.network;
   std::string text =
       fmt::format("  engines  {}, prefill with {}, decode with {}\n", o.decode.engine.engine,
-                  counted(o.prefill.device.plan.num_blocks, "block"),
-                  counted(o.decode.device.plan.num_blocks, "block"));
+                  counted(o.prefill.backend.plan.num_blocks, "block"),
+                  counted(o.decode.backend.plan.num_blocks, "block"));
   text += fmt::format(
       "  network  {} % lost, {} % twice, {} % damaged, {} % overtaken; engines slow {} % and dead "
       "{} % of the time\n",
@@ -97,8 +97,8 @@ std::string pair_configuration_text(const PairOptions& o) {
                                                   o.decode_ranks.front()->device(), ranks_text(o))
                                     : "none: content ids stand for them",
                       counted(o.staging_blocks, "block"));
-  if (!o.decode.device.mutant.empty())
-    text += fmt::format("  mutant   {}, in both engines\n", o.decode.device.mutant);
+  if (!o.decode.backend.mutant.empty())
+    text += fmt::format("  mutant   {}, in both engines\n", o.decode.backend.mutant);
   if (o.defect != TransferDefect::none) text += fmt::format("  mutant   {}\n", name_of(o.defect));
   return text;
 }
@@ -162,8 +162,8 @@ std::string pair_json(const std::string& file, const PairOptions& options,
   json["file"] = file;
   json["configuration"] = {
       {"engine", options.decode.engine.engine},
-      {"prefill_blocks", options.prefill.device.plan.num_blocks},
-      {"decode_blocks", options.decode.device.plan.num_blocks},
+      {"prefill_blocks", options.prefill.backend.plan.num_blocks},
+      {"decode_blocks", options.decode.backend.plan.num_blocks},
       {"block_size", options.decode.engine.block_size},
       {"seed", n.seed},
       {"loss_percent", n.loss_percent},
@@ -180,12 +180,12 @@ std::string pair_json(const std::string& file, const PairOptions& options,
       {"attempts_max", options.attempts_max},
       {"offer_percent", options.offer_percent},
       {"backend", report.decode.backend},
-      {"tensor_parallel_size", options.decode.device.parallel.tp_size},
+      {"tensor_parallel_size", options.decode.backend.parallel.tp_size},
       {"staging_blocks", options.staging_blocks},
       {"kv_load_failure_policy",
        options.load_failure_policy == KVLoadFailurePolicy::fail ? "fail" : "recompute"},
       {"mutant", options.defect == TransferDefect::none
-                     ? std::string_view(options.decode.device.mutant)
+                     ? std::string_view(options.decode.backend.mutant)
                      : name_of(options.defect)},
   };
   json["verdict"] = name_of(report.verdict);

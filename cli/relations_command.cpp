@@ -75,14 +75,12 @@ void note(const std::optional<Breach>& breach, const SavedCase& saved, std::uint
 
 Result<void> hold_answers(const SavedCase& saved, std::uint64_t seed, Held& held) {
   if (held.is_of_answers && why_not_answered(saved).empty()) {
-    const auto breach = check_relation(saved, held.relation);
-    if (!breach) return tl::unexpected(breach.error());
-    note(*breach, saved, seed, held);
+    LS_ASSIGN_OR_RETURN(const auto breach, check_relation(saved, held.relation));
+    note(breach, saved, seed, held);
   }
   if (held.relation.name == "shuffled blocks") {
-    const auto breach = check_shuffled_blocks(saved);
-    if (!breach) return tl::unexpected(breach.error());
-    note(*breach, saved, seed, held);
+    LS_ASSIGN_OR_RETURN(const auto breach, check_shuffled_blocks(saved));
+    note(breach, saved, seed, held);
   }
   return {};
 }
@@ -92,13 +90,13 @@ bool is_for_devices(const Relation& relation) { return relation.name != "batch m
 
 Result<void> hold_on_devices(const SavedCase& saved, std::uint64_t seed, Held& held) {
   if (!is_for_devices(held.relation) || !why_not_read(saved).empty()) return {};
-  const auto check = check_on_backend(saved, held.relation, make_simt_backend);
-  if (!check) return tl::unexpected(check.error());
-  if (!*check) return {};
-  held.refused += (*check)->refused.empty() ? 0 : 1;
-  held.compared += (*check)->compared;
-  held.pages += (*check)->pages;
-  note((*check)->breach, saved, seed, held);
+  LS_ASSIGN_OR_RETURN(const auto check,
+                      check_on_backend(saved, held.relation, make_simt_backend));
+  if (!check) return {};
+  held.refused += check->refused.empty() ? 0 : 1;
+  held.compared += check->compared;
+  held.pages += check->pages;
+  note(check->breach, saved, seed, held);
   return {};
 }
 
@@ -158,25 +156,23 @@ std::string json_of(const std::vector<Held>& all) {
   return json.dump(2) + "\n";
 }
 
-int run_relations(const RelationsOptions& options) {
-  auto all = chosen_relations(options.names);
-  if (!all) return refuse(all.error().message);
+Result<int> run_relations(const RelationsOptions& options) {
+  LS_ASSIGN_OR_RETURN(auto all, chosen_relations(options.names));
   if (options.list) {
-    for (const Held& held : *all) fmt::print("{:<20} {}\n", held.relation.name, held.relation.says);
+    for (const Held& held : all) fmt::print("{:<20} {}\n", held.relation.name, held.relation.says);
     return kExitAgreed;
   }
   if (find_engine_profile(options.engine) == nullptr)
-    return refuse(fmt::format("--engine {}: not a profile; there are {}", options.engine,
-                              engine_profile_names()));
-  if (auto done = hold_all(options, *all); !done) return refuse(done.error().message);
-  fmt::print("{}", text_of(*all));
+    return fail(fmt::format("--engine {}: not a profile; there are {}", options.engine,
+                            engine_profile_names()));
+  LS_RETURN_IF_ERROR(hold_all(options, all));
+  fmt::print("{}", text_of(all));
   const auto broken =
-      std::ranges::count_if(*all, [](const Held& held) { return !held.breach.empty(); });
-  fmt::print("\n{} of {} broken, over {}\n", broken, counted(std::ssize(*all), "relation"),
+      std::ranges::count_if(all, [](const Held& held) { return !held.breach.empty(); });
+  fmt::print("\n{} of {} broken, over {}\n", broken, counted(std::ssize(all), "relation"),
              counted(options.runs, "generated case"));
   if (!options.json_path.empty())
-    if (auto left = write_file_atomically(options.json_path, json_of(*all)); !left)
-      return refuse(left.error().message);
+    LS_RETURN_IF_ERROR(write_file_atomically(options.json_path, json_of(all)));
   return broken == 0 ? kExitAgreed : kExitDisagreed;
 }
 
@@ -194,7 +190,7 @@ void add_relations_command(CLI::App& app, int& exit_code) {
   command->add_option("--backend", options->backend, "none: decisions alone")
       ->check(CLI::IsMember({"simt", "none"}));
   command->add_option("--json", options->json_path, "the result as JSON");
-  command->callback([options, &exit_code] { exit_code = run_relations(*options); });
+  command->callback([options, &exit_code] { exit_code = exit_status(run_relations(*options)); });
 }
 
 }  // namespace lockstep

@@ -12,7 +12,6 @@
 #include "base/atomic_file.h"
 #include "cli/commands.h"
 #include "cli/failing_case.h"
-#include "cli/replay_backend.h"
 #include "cli/replay_options.h"
 #include "cli/replay_summary.h"
 #include "cli/terminal.h"
@@ -75,8 +74,7 @@ Result<RunReport> run_with_progress(const ReplayOptions& options, OpenReplay& pr
   if (!report || options.cache_events_path.empty()) return report;
   for (std::size_t rank = 0; rank < watches.size(); ++rank) {
     const std::string path = path_of_rank(options.cache_events_path, rank, watches.size());
-    const auto written = write_file_atomically(path, watches[rank].cache_events());
-    if (!written) return tl::unexpected(written.error());
+    LS_RETURN_IF_ERROR(write_file_atomically(path, watches[rank].cache_events()));
   }
   return report;
 }
@@ -138,7 +136,7 @@ Result<void> leave_reports(const ReplayOptions& options, const OpenReplay& prepa
     const std::string path = path_of_rank(options.report_path, rank, dp_size);
     const RunSummary& summary = dp_size > 1 ? report.engines[rank] : report.summary;
     const Timeline timeline = prepared.session->take_timeline(static_cast<std::int32_t>(rank));
-    if (auto written = write_html_report(path, info, summary, timeline); !written) return written;
+    LS_RETURN_IF_ERROR(write_html_report(path, info, summary, timeline));
     fmt::print("{}Report: {}\n", rank == 0 ? "\n" : "", path);
   }
   return {};
@@ -146,27 +144,22 @@ Result<void> leave_reports(const ReplayOptions& options, const OpenReplay& prepa
 
 Result<void> leave_result(const ReplayOptions& options, const OpenReplay& prepared,
                           const RunReport& report, const HiddenStateFolder* folder) {
-  if (!options.json_path.empty()) {
-    Result<void> written = write_file_atomically(
-        options.json_path, summary_json(options, prepared, report.summary, folder));
-    if (!written) return written;
-  }
+  if (!options.json_path.empty())
+    LS_RETURN_IF_ERROR(write_file_atomically(
+        options.json_path, summary_json(options, prepared, report.summary, folder)));
   return options.report_path.empty() ? Result<void>() : leave_reports(options, prepared, report);
 }
 
 // The saved case made small, beside it.
 Result<void> leave_smallest(const std::string& path) {
   const FailingCaseOptions judging;
-  const Result<SavedCase> saved = load_case(path, judging.backend);
-  if (!saved) return tl::unexpected(saved.error());
-  const Result<Failure> failure = failure_of(*saved, judging);
-  if (!failure) return tl::unexpected(failure.error());
-  if (!failure->failed()) return fail(fmt::format("{}: does not fail a second time", path));
-  const Result<ShrunkCase> shrunk = shrink_case(*saved, *failure, judging);
-  if (!shrunk) return tl::unexpected(shrunk.error());
+  LS_ASSIGN_OR_RETURN(const auto saved, load_case(path, judging.backend));
+  LS_ASSIGN_OR_RETURN(const auto failure, failure_of(saved, judging));
+  if (!failure.failed()) return fail(fmt::format("{}: does not fail a second time", path));
+  LS_ASSIGN_OR_RETURN(const auto shrunk, shrink_case(saved, failure, judging));
   const std::string smallest = path_of_smallest(path);
-  if (auto written = write_saved_case(smallest, shrunk->result.smallest); !written) return written;
-  fmt::print("\nShrunk: {}\nWritten: {}\nIts story: lockstep explain {}\n", to_text(*shrunk),
+  LS_RETURN_IF_ERROR(write_saved_case(smallest, shrunk.result.smallest));
+  fmt::print("\nShrunk: {}\nWritten: {}\nIts story: lockstep explain {}\n", to_text(shrunk),
              smallest, smallest);
   return {};
 }
@@ -174,14 +167,13 @@ Result<void> leave_smallest(const std::string& path) {
 Result<void> leave_case(const ReplayOptions& options, const OpenReplay& prepared,
                         const RunReport& report) {
   if (options.save_dir.empty() || report.summary.verdict == Verdict::agreed) return {};
-  const Result<SavedCase> saved = case_of(request_of(options), prepared, report);
-  if (!saved) return tl::unexpected(saved.error());
+  LS_ASSIGN_OR_RETURN(const auto saved, case_of(request_of(options), prepared, report));
   std::error_code error;
   std::filesystem::create_directories(options.save_dir, error);
   if (error) return fail(fmt::format("{}: {}", options.save_dir, error.message()));
   const std::string path =
-      (std::filesystem::path(options.save_dir) / (saved->name + ".case.jsonl")).string();
-  if (auto written = write_saved_case(path, *saved); !written) return written;
+      (std::filesystem::path(options.save_dir) / (saved.name + ".case.jsonl")).string();
+  LS_RETURN_IF_ERROR(write_saved_case(path, saved));
   fmt::print("Saved: {}\nSee it again: lockstep replay {}\n", path, path);
   return options.shrink ? leave_smallest(path) : Result<void>();
 }
@@ -200,42 +192,34 @@ Result<void> check_outputs(const ReplayOptions& options) {
   return {};
 }
 
-int replay(const ReplayOptions& options) {
-  if (Result<void> sound = check_outputs(options); !sound) return refuse(sound.error().message);
-  Result<OpenReplay> prepared = open_replay(request_of(options));
-  if (!prepared) return refuse(prepared.error().message);
+Result<int> replay(const ReplayOptions& options) {
+  LS_RETURN_IF_ERROR(check_outputs(options));
+  LS_ASSIGN_OR_RETURN(auto prepared, open_replay(request_of(options)));
   std::optional<HiddenStateFolder> folder;
   if (!options.hidden_states_dir.empty()) {
     folder.emplace(options.hidden_states_dir);
-    const bool has_backend = !prepared->session->engines().front().ranks.empty();
-    if (auto sound = folder->check(prepared->config, has_backend); !sound)
-      return refuse(sound.error().message);
+    const bool has_backend = !prepared.session->engines().front().ranks.empty();
+    LS_RETURN_IF_ERROR(folder->check(prepared.config, has_backend));
   }
-  fmt::print("{} ({})\n{}\n", options.file, name_of(prepared->format),
-             configuration_text(*prepared));
+  fmt::print("{} ({})\n{}\n", options.file, name_of(prepared.format), configuration_text(prepared));
   std::fflush(stdout);
 
-  Result<RunReport> report = run_with_progress(options, *prepared, folder ? &*folder : nullptr);
-  if (!report) return refuse(report.error().message);
+  LS_ASSIGN_OR_RETURN(auto report,
+                      run_with_progress(options, prepared, folder ? &*folder : nullptr));
   if (folder)
     fmt::print("Hidden states: {} in {} ({})\n\n", counted(folder->num_files(), "file"),
                options.hidden_states_dir, size_text(folder->num_bytes()));
-  const RunSummary& summary = report->summary;
-  const std::string missed = missed_totals(*prepared, summary);
-  fmt::print("{}{}", faults_text(*prepared, summary), summary_text(summary));
-  if (Result<void> left = leave_result(options, *prepared, *report, folder ? &*folder : nullptr);
-      !left) {
-    return refuse(left.error().message);
-  }
+  const RunSummary& summary = report.summary;
+  const std::string missed = missed_totals(prepared, summary);
+  fmt::print("{}{}", faults_text(prepared, summary), summary_text(summary));
+  LS_RETURN_IF_ERROR(leave_result(options, prepared, report, folder ? &*folder : nullptr));
   fmt::print("\n{}", verdict_text(summary));
-  if (prepared->totals) {
+  if (prepared.totals) {
     fmt::print("{}", missed.empty() ? "The recorded totals are met exactly.\n"
                                     : "The recorded totals are MISSED\n" + missed);
   }
-  if (prepared->expected) fmt::print("{}", reproduction_text(*prepared->expected, summary));
-  if (Result<void> left = leave_case(options, *prepared, *report); !left) {
-    return refuse(left.error().message);
-  }
+  if (prepared.expected) fmt::print("{}", reproduction_text(*prepared.expected, summary));
+  LS_RETURN_IF_ERROR(leave_case(options, prepared, report));
   const int verdict = exit_code_of(summary.verdict);
   return verdict == kExitAgreed && !missed.empty() ? kExitDisagreed : verdict;
 }
@@ -247,7 +231,7 @@ void add_replay_command(CLI::App& app, int& exit_code) {
   CLI::App* command =
       app.add_subcommand("replay", "Run a trace through the model and a backend, step by step");
   declare_replay_options(*command, *options);
-  command->callback([options, &exit_code] { exit_code = replay(*options); });
+  command->callback([options, &exit_code] { exit_code = exit_status(replay(*options)); });
 }
 
 }  // namespace lockstep

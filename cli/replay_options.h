@@ -1,9 +1,11 @@
-// The options of `lockstep replay`: those of a run (traces/formats/run_fields.h), its file, and
-// what it leaves behind.
+// The options of `lockstep replay` (those of a run of traces/formats/run_fields.h, its file, and
+// what it leaves behind), and the session that they describe.
 #pragma once
 
+#include <memory>
 #include <string>
 
+#include "base/result.h"
 #include "sim/setup/replay_setup.h"
 
 namespace CLI {
@@ -25,5 +27,16 @@ ReplayRequest request_of(const ReplayOptions& options);
 
 // Declares the options on `command`; `options` must outlive it.
 void declare_replay_options(CLI::App& command, ReplayOptions& options);
+
+// "auto", "cuda", "simt", a plugin's file; "none": null. Errors of the factory: a backend that this
+// machine does not have, or that cannot do what the configuration asks for.
+BackendFactory replay_backend(std::string name);
+
+// A prepared replay with its session, which has taken `parts`, and its faults in `run`.
+struct OpenReplay : PreparedReplay {
+  std::unique_ptr<Session> session;
+};
+// Errors: what prepare_replay(), the scheduler or a backend refuses, faults that are none.
+Result<OpenReplay> open_replay(const ReplayRequest& request);
 
 }  // namespace lockstep

@@ -11,15 +11,14 @@
 #include "base/atomic_file.h"
 #include "cli/terminal.h"
 #include "reference/types/kv_cache_spec.h"
-#include "reference/types/view_types.h"
-#include "sim/verdict/divergence_json.h"
+#include "sim/verdict/run_summary.h"
 #include "traces/formats/run_fields.h"
 #include "traces/formats/run_spec.h"
 
 namespace lockstep {
 namespace {
 
-// In a group of its own, or beside attention of equal rows.
+// In a separate group, or beside attention of equal rows.
 bool keeps_hidden_states(const KVCacheGroupSpec& group) {
   for (std::size_t layer = 0; layer < group.layer_names.size(); ++layer)
     if (group.layer_spec(layer).kind == CacheKind::hidden_state) return true;
@@ -29,13 +28,13 @@ bool keeps_hidden_states(const KVCacheGroupSpec& group) {
 }  // namespace
 
 Result<void> HiddenStateFolder::check(const LockstepConfig& config, bool has_backend) const {
-  if (std::ranges::none_of(config.device.plan.groups, keeps_hidden_states))
+  if (std::ranges::none_of(config.backend.plan.groups, keeps_hidden_states))
     return fail(
         "--hidden-states: the model keeps none; give a --model with a layer of kind hidden_state "
         "(docs/model_files.md)");
   if (!has_backend)
     return fail("--hidden-states are read out of a cache, and --backend none has none");
-  if (num_ranks(config.device) > 1 || config.data_parallel.dp_size > 1)
+  if (num_ranks(config.backend) > 1 || config.data_parallel.dp_size > 1)
     return fail(
         "--hidden-states with several ranks: each would hold a part; give them to a run of one");
   if (!std::filesystem::is_directory(path_))
@@ -50,7 +49,7 @@ Result<void> HiddenStateFolder::write(std::span<const HiddenStates> requests) {
     const std::vector<std::uint8_t> bytes = hidden_state_file(states);
     const auto path = std::filesystem::path(path_) / names_.next(states.request);
     const std::string_view text(reinterpret_cast<const char*>(bytes.data()), bytes.size());
-    if (auto written = write_file_atomically(path, text); !written) return written;
+    LS_RETURN_IF_ERROR(write_file_atomically(path, text));
     ++num_files_;
     num_bytes_ += std::ssize(bytes);
   }
@@ -104,11 +103,11 @@ std::int64_t num_effects(const OpenReplay& prepared, FaultKind kind) {
 }
 
 // "tp 4, pp 2, cp 2"
-std::string ranks_text(const BackendConfig& device) {
+std::string ranks_text(const BackendConfig& config) {
   std::string text;
-  for (const auto& [name, size] : {std::pair{"tp", device.parallel.tp_size},
-                                   {"pp", device.parallel.pp_size},
-                                   {"cp", device.context.num_ranks}})
+  for (const auto& [name, size] : {std::pair{"tp", config.parallel.tp_size},
+                                   {"pp", config.parallel.pp_size},
+                                   {"cp", config.context.num_ranks}})
     if (size > 1) text += fmt::format("{}{} {}", text.empty() ? "" : ", ", name, size);
   return text;
 }
@@ -120,13 +119,13 @@ std::string pages_text(const RunSummary& s) {
 }  // namespace
 
 std::string configuration_text(const OpenReplay& prepared) {
-  const KVCacheConfig& plan = prepared.config.device.plan;
+  const KVCacheConfig& plan = prepared.config.backend.plan;
   std::string text = fmt::format("  engine  {}\n", engine_text(prepared.run));
   for (const KVCacheGroupSpec& group : plan.groups) {
     text += fmt::format("  cache   {}\n", group_text(group));
   }
   text += fmt::format("  pool    {}, layout {}\n", counted(plan.num_blocks, "block"),
-                      name_of(prepared.config.device.layout));
+                      name_of(prepared.config.backend.layout));
   if (const std::string connector = connector_text(prepared.config.connector); !connector.empty())
     text += fmt::format("  beside  {}\n", connector);
   const auto& ranks = prepared.session->engines().front().ranks;
@@ -135,7 +134,7 @@ std::string configuration_text(const OpenReplay& prepared) {
                                                                     ranks.front()->device()));
   if (ranks.size() > 1)
     text += fmt::format("  ranks   {}: {}, each with its own device\n", ranks.size(),
-                        ranks_text(prepared.config.device));
+                        ranks_text(prepared.config.backend));
   if (prepared.session->engines().size() > 1)
     text += fmt::format("  engines {} data parallel ranks{}, each with its own pool\n",
                         prepared.session->engines().size(),
@@ -265,7 +264,7 @@ nlohmann::ordered_json configuration_json(const OpenReplay& prepared) {
   const auto engines = prepared.session->engines();
   json["num_blocks"] = run.cache.num_blocks;
   json["groups"] = run.cache.groups.size();
-  json["num_host_blocks"] = prepared.config.device.num_host_blocks;
+  json["num_host_blocks"] = prepared.config.backend.num_host_blocks;
   json["decode_context_parallel_size"] = run.engine.dcp;
   json["prefill_context_parallel_size"] = run.engine.pcp;
   json["ranks"] = engines.size() * engines.front().ranks.size();

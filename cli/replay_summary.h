@@ -6,7 +6,6 @@
 #include <string>
 
 #include "base/result.h"
-#include "cli/replay_backend.h"
 #include "cli/replay_options.h"
 #include "sim/hidden_states/hidden_states.h"
 #include "sim/session/session.h"
@@ -15,8 +14,8 @@ namespace lockstep {
 
 // Where `replay --hidden-states DIR` leaves the hidden states of finished requests.
 //
-// (1) A file is there whole or not at all, whoever looks and whenever (base/atomic_file.h).
-// (2) Every finished request whose hidden states were read has one of its own.
+// (1) At any time a file is there whole or not at all (base/atomic_file.h).
+// (2) Every finished request whose hidden states were read has its own file.
 class HiddenStateFolder {
  public:
   explicit HiddenStateFolder(std::string path) : path_(std::move(path)) {}

@@ -20,27 +20,21 @@ struct ShrinkCommandOptions {
   FailingCaseOptions judging;
 };
 
-int shrink_file(const ShrinkCommandOptions& options) {
-  const Result<SavedCase> saved = load_case(options.file, options.judging.backend);
-  if (!saved) return refuse(saved.error().message);
-  const Result<Failure> failure = failure_of(*saved, options.judging);
-  if (!failure) return refuse(failure.error().message);
-  if (!failure->failed()) {
+Result<int> shrink_file(const ShrinkCommandOptions& options) {
+  LS_ASSIGN_OR_RETURN(const auto saved, load_case(options.file, options.judging.backend));
+  LS_ASSIGN_OR_RETURN(const auto failure, failure_of(saved, options.judging));
+  if (!failure.failed()) {
     fmt::print("{} does not fail: there is nothing to shrink.\n", options.file);
     return kExitAgreed;
   }
-  const Result<ShrunkCase> shrunk = shrink_case(*saved, *failure, options.judging);
-  if (!shrunk) return refuse(shrunk.error().message);
+  LS_ASSIGN_OR_RETURN(const auto shrunk, shrink_case(saved, failure, options.judging));
   const std::string path =
       options.output_path.empty() ? path_of_smallest(options.file) : options.output_path;
-  if (Result<void> written = write_saved_case(path, shrunk->result.smallest); !written)
-    return refuse(written.error().message);
-  fmt::print("{}\nWritten: {}\nIts story: lockstep explain {}\n", to_text(*shrunk), path, path);
-  if (!options.json_path.empty()) {
-    const Result<void> written = write_file_atomically(options.json_path, to_json(*shrunk));
-    if (!written) return refuse(written.error().message);
-  }
-  return exit_code_of(shrunk->failure);
+  LS_RETURN_IF_ERROR(write_saved_case(path, shrunk.result.smallest));
+  fmt::print("{}\nWritten: {}\nIts story: lockstep explain {}\n", to_text(shrunk), path, path);
+  if (!options.json_path.empty())
+    LS_RETURN_IF_ERROR(write_file_atomically(options.json_path, to_json(shrunk)));
+  return exit_code_of(shrunk.failure);
 }
 
 }  // namespace
@@ -58,7 +52,7 @@ void add_shrink_command(CLI::App& app, int& exit_code) {
       ->type_name("N")
       ->capture_default_str();
   command->add_option("--json", options->json_path, "the result as JSON");
-  command->callback([options, &exit_code] { exit_code = shrink_file(*options); });
+  command->callback([options, &exit_code] { exit_code = exit_status(shrink_file(*options)); });
 }
 
 }  // namespace lockstep

@@ -41,6 +41,8 @@ int refuse(std::string_view message) {
   return kExitRefused;
 }
 
+int exit_status(const Result<int>& ended) { return ended ? *ended : refuse(ended.error().message); }
+
 namespace {
 
 constexpr std::int64_t kBarWidth = 24;

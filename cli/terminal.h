@@ -7,6 +7,7 @@
 #include <string_view>
 
 #include "base/number_text.h"
+#include "base/result.h"
 
 namespace lockstep {
 
@@ -25,6 +26,8 @@ std::string row_text(std::string_view name, std::string_view figure, std::string
 
 // Prints "lockstep: MESSAGE" to stderr; kExitRefused.
 int refuse(std::string_view message);
+// Of a command that has ended, or refuses.
+int exit_status(const Result<int>& ended);
 
 // A line on a terminal that says how far long work has come. In a pipe or a file it says nothing.
 class Progress {

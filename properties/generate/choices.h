@@ -11,7 +11,7 @@
 #include <span>
 
 #include "base/check.h"
-#include "base/splitmix64.h"
+#include "base/seeded_random.h"
 
 namespace lockstep {
 

@@ -7,7 +7,7 @@
 #include "reference/plan/block_sizes.h"
 #include "reference/plan/layout.h"
 #include "reference/plan/rank_plan.h"
-#include "sim/session/saved_run.h"
+#include "sim/session/session.h"
 #include "traces/formats/run_fields.h"
 
 namespace lockstep {
@@ -94,9 +94,9 @@ void settle_kinds(FeatureSet& features) {
 bool ranks_are_accepted(const SavedCase& saved) {
   const LockstepConfig config = config_of(saved);
   if (!check_ranks(config)) return false;
-  for (std::int32_t rank = 0; rank < num_ranks(config.device); ++rank) {
-    const auto plan = rank_plan(saved.cache, config_of_rank(config.device, rank).parallel,
-                                config.device.queries_per_kv);
+  for (std::int32_t rank = 0; rank < num_ranks(config.backend); ++rank) {
+    const auto plan = rank_plan(saved.cache, config_of_rank(config.backend, rank).parallel,
+                                config.backend.queries_per_kv);
     if (!plan || !pool_views(plan->plan, saved.attention_backend, saved.layout, saved.layout_rule))
       return false;
   }

@@ -36,7 +36,7 @@
 #include <string_view>
 #include <vector>
 
-#include "base/id_vector.h"
+#include "base/ids.h"
 #include "reference/profiles/engine_profile.h"
 #include "reference/types/engine_config.h"
 #include "reference/types/kv_cache_spec.h"

@@ -14,7 +14,7 @@
 #include "properties/judge/tally.h"
 #include "reference/plan/page_size.h"
 #include "sim/recording/run_recorder.h"
-#include "sim/session/saved_run.h"
+#include "sim/session/session.h"
 #include "sim/step/program_builder.h"
 
 namespace lockstep {
@@ -142,14 +142,14 @@ using Watched = std::vector<const WatchedBackend*>;
 // Backends that are watched, where the case runs on any.
 BackendFactory watched_backends(const SavedCase& saved, const LockstepConfig& config,
                                 const JudgeOptions& options, Watched& watched) {
-  const auto why_not = ProgramBuilder::why_not_supported(config.engine, config.device.plan);
-  const bool runs = options.backend && saved.backend != "none" && !why_not;
+  const auto supported = ProgramBuilder::check_supported(config.engine, config.backend.plan);
+  const bool runs = options.backend && saved.backend != "none" && supported;
   return [=, &options, &watched](const BackendConfig& own) -> Result<std::unique_ptr<Backend>> {
     if (!runs && own.mutant.empty()) return std::unique_ptr<Backend>();
     if (!runs)
       return fail(
           fmt::format("mutant {} is planted in a backend, and the case runs without one: {}",
-                      own.mutant, why_not.value_or("none was given")));
+                      own.mutant, supported ? "none was given" : supported.error().message));
     auto backend = options.backend(own);
     if (!backend) return backend;
     auto watching = std::make_unique<WatchedBackend>(std::move(*backend));
@@ -243,7 +243,7 @@ Outcome broken_off(const Watched& watched, const Error& error, Outcome outcome) 
 void count_data_parallel(const LockstepConfig& config, const RunSummary& summary, Tally& tally) {
   tally.count(Reached::data_parallel);
   if (!config.connector.parts.empty()) tally.count(Reached::dp_connector);
-  if (config.device.max_cudagraph_capture_size > 0) tally.count(Reached::dp_graphs);
+  if (config.backend.max_cudagraph_capture_size > 0) tally.count(Reached::dp_graphs);
   tally.count(Reached::idle_dp_rank, summary.idle_rank_steps);
 }
 
@@ -269,7 +269,7 @@ Outcome judge_session(const SavedCase& saved, const LockstepConfig& config,
   const auto engines = (*session)->engines();
   for (std::size_t i = 0; i < engines.size(); ++i)
     benches[i].begin(saved, config, *engines[i].scheduler);
-  if (!watched.empty()) count_ranks(config.device, outcome.tally);
+  if (!watched.empty()) count_ranks(config.backend, outcome.tally);
   const auto report = (*session)->run();
   if (!report) return broken_off(watched, report.error(), std::move(outcome));
   if (is_parallel) count_data_parallel(config, report->summary, outcome.tally);
@@ -293,7 +293,7 @@ Outcome judge(const SavedCase& saved, const JudgeOptions& options) {
         {fmt::format("mutants: {} of them; a case has one at most", saved.mutants.size())});
   const LockstepConfig config = config_of(saved);
   if (auto sound = check_ranks(config); !sound) return refusal(sound.error());
-  if (auto sound = check_connector(config.connector, config.device.plan); !sound)
+  if (auto sound = check_connector(config.connector, config.backend.plan); !sound)
     return refusal(sound.error());
   return judge_session(saved, config, options);
 }

@@ -7,7 +7,7 @@
 #include "properties/shrink/case_parts.h"
 #include "reference/plan/page_size.h"
 #include "reference/profiles/engine_profile.h"
-#include "sim/connectors/connector_config.h"
+#include "sim/connectors/connect.h"
 
 namespace lockstep {
 

@@ -7,7 +7,7 @@
 
 #include "base/check.h"
 #include "reference/profiles/engine_profile.h"
-#include "sim/session/saved_run.h"
+#include "sim/session/session.h"
 
 namespace lockstep {
 namespace {
@@ -31,7 +31,7 @@ LockstepConfig engine_of(std::int64_t num_blocks) {
   group.spec.head_size = 16;
   auto plan = plan_for_groups({group}, num_blocks);
   LS_CHECK(plan.has_value(), "a pool of {} blocks: {}", num_blocks, plan.error().message);
-  config.device = make_backend_config(config.engine, std::move(*plan), AttentionBackend::any_size);
+  config.backend = make_backend_config(config.engine, std::move(*plan), AttentionBackend::any_size);
   return config;
 }
 
@@ -81,8 +81,8 @@ Result<std::unique_ptr<Backend>> backend_for(const TransferCase& transfer, Locks
                                              const BackendFactory& backend) {
   if (!transfer.has_pages) return std::unique_ptr<Backend>();
   LS_CHECK(backend != nullptr, "a case with pages is judged without a backend");
-  config.device.num_host_blocks = transfer.pair.staging_blocks;
-  return backend(config.device);
+  config.backend.num_host_blocks = transfer.pair.staging_blocks;
+  return backend(config.backend);
 }
 
 TransferOutcome judge_pair(const TransferCase& transfer, TransferDefect defect,
@@ -183,8 +183,8 @@ std::string describe(const TransferCase& transfer) {
   }
   const NetworkOptions& network = transfer.pair.network;
   return fmt::format("{} requests, {} and {} blocks, {} % lost, {} % twice",
-                     transfer.trace.records.size(), transfer.pair.prefill.device.plan.num_blocks,
-                     transfer.pair.decode.device.plan.num_blocks, network.loss_percent,
+                     transfer.trace.records.size(), transfer.pair.prefill.backend.plan.num_blocks,
+                     transfer.pair.decode.backend.plan.num_blocks, network.loss_percent,
                      network.duplicate_percent);
 }
 

@@ -12,7 +12,7 @@
 #include "reference/memory/attention_oracle.h"
 #include "reference/memory/content.h"
 #include "reference/plan/context_share.h"
-#include "sim/session/saved_run.h"
+#include "sim/session/session.h"
 #include "sim/step/model_step.h"
 #include "sim/step/program_builder.h"
 
@@ -164,12 +164,13 @@ std::string why_not_read(const SavedCase& saved) {
   const LockstepConfig config = config_of(saved);
   if (may_lose_blocks(saved))
     return "rows behind a block that a load did not fill are read as well";
-  if (!config.device.parallel.is_whole() || config.data_parallel.dp_size > 1)
+  if (!config.backend.parallel.is_whole() || config.data_parallel.dp_size > 1)
     return "the case runs over tensor, pipeline or data parallel ranks";  // rank_outputs.h
   for (const KVCacheGroupSpec& group : saved.cache.groups)
     if (group.spec.kv_quant_mode != KVQuantMode::none)
       return "rows have scales of their own, which are no part of an answer";
-  return ProgramBuilder::why_not_supported(saved.engine, saved.cache).value_or("");
+  const auto supported = ProgramBuilder::check_supported(saved.engine, saved.cache);
+  return supported ? "" : supported.error().message;
 }
 
 Result<BackendReading> read_on_backend(const SavedCase& saved, const BackendFactory& make_backend,

@@ -10,7 +10,7 @@
 #include "properties/shrink/case_parts.h"
 #include "reference/plan/kernel_blocks.h"
 #include "sim/recording/run_recorder.h"
-#include "sim/session/saved_run.h"
+#include "sim/session/session.h"
 
 namespace lockstep {
 namespace {

@@ -6,7 +6,7 @@
 #include "base/check.h"
 #include "reference/memory/content.h"
 #include "reference/plan/context_share.h"
-#include "sim/session/saved_run.h"
+#include "sim/session/session.h"
 
 namespace lockstep {
 namespace {

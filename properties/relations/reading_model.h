@@ -27,7 +27,6 @@
 
 #include "reference/types/kv_cache_spec.h"
 #include "sim/engine/step_observer.h"
-#include "sim/engine/transfer_planner.h"
 #include "sim/engine/workload.h"
 #include "traces/formats/saved_case.h"
 

@@ -6,7 +6,7 @@
 #include <array>
 
 #include "properties/shrink/case_parts.h"
-#include "sim/session/saved_run.h"
+#include "sim/session/session.h"
 
 namespace lockstep {
 namespace {

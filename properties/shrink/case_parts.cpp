@@ -9,7 +9,6 @@
 #include "properties/invariants/planned_need.h"
 #include "reference/plan/layout.h"
 #include "reference/plan/page_size.h"
-#include "sim/session/saved_run.h"
 #include "sim/session/session.h"
 #include "traces/formats/recording_trace.h"
 

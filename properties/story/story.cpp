@@ -10,8 +10,8 @@
 #include "properties/judge/known_findings.h"
 #include "properties/shrink/case_size.h"
 #include "sim/recording/recorded_terms.h"
-#include "sim/session/saved_run.h"
-#include "sim/verdict/divergence_json.h"
+#include "sim/session/session.h"
+#include "sim/verdict/run_summary.h"
 
 namespace lockstep {
 namespace {

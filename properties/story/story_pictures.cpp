@@ -7,7 +7,7 @@
 #include <span>
 #include <sstream>
 
-#include "base/hex_text.h"
+#include "base/number_text.h"
 
 namespace lockstep {
 namespace {

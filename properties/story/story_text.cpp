@@ -9,14 +9,14 @@
 #include "properties/shrink/case_parts.h"
 #include "properties/shrink/case_size.h"
 #include "reference/plan/page_size.h"
-#include "sim/session/saved_run.h"
+#include "sim/session/session.h"
 
 namespace lockstep {
 namespace {
 
 const std::string kIndent = "  ";
 
-std::string counted(std::int64_t count, std::string_view noun) {
+std::string count_of(std::int64_t count, std::string_view noun) {
   return fmt::format("{} {}{}", count, noun, count == 1 ? "" : "s");
 }
 
@@ -24,14 +24,14 @@ std::string counted(std::int64_t count, std::string_view noun) {
 std::string group_text(const KVCacheGroupSpec& group) {
   const KVCacheSpec& spec = group.spec;
   std::string text =
-      fmt::format("{} of {}", counted(std::ssize(group.layer_names), "layer"), name_of(spec.kind));
+      fmt::format("{} of {}", count_of(std::ssize(group.layer_names), "layer"), name_of(spec.kind));
   if (spec.sliding_window > 0) text += fmt::format(" ({} tokens)", spec.sliding_window);
   if (spec.attention_chunk_size > 0) text += fmt::format(" ({} tokens)", spec.attention_chunk_size);
   if (spec.kind == CacheKind::mamba)
     text += fmt::format(" in mode {}", name_of(spec.mamba_cache_mode));
-  text += fmt::format(", blocks of {}", counted(spec.block_size, "token"));
+  text += fmt::format(", blocks of {}", count_of(spec.block_size, "token"));
   if (spec.kind != CacheKind::mamba)
-    text += fmt::format(", {} of {} {}", counted(spec.num_kv_heads, "head"), spec.head_size,
+    text += fmt::format(", {} of {} {}", count_of(spec.num_kv_heads, "head"), spec.head_size,
                         name_of(spec.dtype));
   return text + fmt::format(", pages of {} bytes", page_size_bytes(spec));
 }
@@ -47,10 +47,10 @@ std::string head_text(const SavedCase& saved) {
   const EngineConfig& engine = saved.engine;
   std::string text = wrapped(
       "The case  ", fmt::format("{}, {} and {} of cache, a pool of {}; {}, at most {} a step in {}",
-                                counted(size.requests, "request"), counted(size.tokens, "token"),
-                                counted(size.layers, "layer"), counted(size.blocks, "block"),
-                                engine.engine, counted(engine.max_num_batched_tokens, "token"),
-                                counted(engine.max_num_seqs, "request")));
+                                count_of(size.requests, "request"), count_of(size.tokens, "token"),
+                                count_of(size.layers, "layer"), count_of(size.blocks, "block"),
+                                engine.engine, count_of(engine.max_num_batched_tokens, "token"),
+                                count_of(engine.max_num_seqs, "request")));
   for (std::size_t g = 0; g < saved.cache.groups.size(); ++g)
     text += wrapped(fmt::format("  group {}  ", g), group_text(saved.cache.groups[g]));
   if (has_connector(saved))
@@ -68,7 +68,7 @@ std::string request_text(const SavedCase& saved, const std::string& name) {
   for (const RequestSpec* request : requests_of(saved)) {
     if (request->name != name) continue;
     std::string text = fmt::format("{} arrives: a prompt of {}, up to {} to sample", name,
-                                   counted(request->prompt.size(), "token"), request->max_tokens);
+                                   count_of(request->prompt.size(), "token"), request->max_tokens);
     if (!request->cache_salt.empty()) text += fmt::format(", salt \"{}\"", request->cache_salt);
     if (request->priority != 0) text += fmt::format(", priority {}", request->priority);
     return text + ".";
@@ -212,7 +212,7 @@ std::string step_text(const SavedCase& saved, const StoryStep& step) {
   text += tables_text(saved, step);
   for (const std::string& sentence : reports_told(step.recorded)) say(sentence);
   for (const auto& [name, tokens] : step.sampled)
-    say(fmt::format("The model answers {} with {}.", name, counted(tokens, "token")));
+    say(fmt::format("The model answers {} with {}.", name, count_of(tokens, "token")));
   for (const RecordedStopped& stopped : step.recorded.stopped)
     say(fmt::format(
         "{} ends: {}.", stopped.id,
@@ -288,7 +288,7 @@ std::string to_text(const SavedCase& saved, const Story& story, const StoryTextO
   if (options.steps_max > 0 && story.steps.size() > options.steps_max) {
     first = story.steps.size() - options.steps_max;
     text += fmt::format("\n... {} before are left out\n",
-                        counted(static_cast<std::int64_t>(first), "step"));
+                        count_of(static_cast<std::int64_t>(first), "step"));
   }
   for (std::size_t i = first; i < story.steps.size(); ++i) text += step_text(saved, story.steps[i]);
   return text + failure_text(saved, story);

@@ -19,7 +19,6 @@
 #include <span>
 #include <vector>
 
-#include "base/id_vector.h"
 #include "base/ids.h"
 #include "reference/cache/cache_events.h"
 #include "reference/cache/free_queue.h"

@@ -15,7 +15,6 @@
 #include <cstdint>
 #include <vector>
 
-#include "base/id_vector.h"
 #include "base/ids.h"
 
 namespace lockstep {

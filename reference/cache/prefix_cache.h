@@ -16,7 +16,6 @@
 #include <optional>
 #include <vector>
 
-#include "base/id_vector.h"
 #include "base/ids.h"
 #include "reference/cache/block_hash.h"
 

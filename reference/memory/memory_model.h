@@ -25,7 +25,6 @@
 #include <string_view>
 #include <vector>
 
-#include "base/id_vector.h"
 #include "base/ids.h"
 #include "base/result.h"
 #include "reference/memory/content.h"

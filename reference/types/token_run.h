@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "base/splitmix64.h"
+#include "base/seeded_random.h"
 
 namespace lockstep {
 

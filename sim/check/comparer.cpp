@@ -29,12 +29,12 @@ Result<void> check_sizes(const StepProgram& program, const StepReadback& readbac
 
 }  // namespace
 
-Comparer::Comparer(const BackendConfig& device, MemoryModel& model, Worker& worker,
+Comparer::Comparer(const BackendConfig& config, MemoryModel& model, Worker& worker,
                    Backend& backend, std::int64_t untouched_pages, RunSummary& counts)
     : model_(model),
       worker_(worker),
       backend_(backend),
-      diagnosis_(device, model, worker, backend),
+      diagnosis_(config, model, worker, backend),
       states_(model, backend, diagnosis_, counts),
       untouched_pages_(untouched_pages),
       counts_(counts) {}
@@ -53,22 +53,15 @@ Checked Comparer::check_step(const StepProgram& program, std::span<const Request
                              const StepReadback& readback, StateHashChain& chain) {
   diagnosis_.begin_step(program, requests);
   const auto num_groups = static_cast<std::size_t>(model_.num_groups());
-  if (auto sound = check_sizes(program, readback, num_groups); !sound)
-    return tl::unexpected(sound.error());
+  LS_RETURN_IF_ERROR(check_sizes(program, readback, num_groups));
   if (!readback.reports.empty()) return diagnosis_.report(readback.reports.front());
-  if (auto found = check_tables(program, requests, readback); !found) return found;
-  if (auto found = check_slots(expected, readback, chain); !found) return found;
-  Checked found;
-  if (model_.has_real_states()) found = states_.check(program, expected, readback);
-  if (!found) return found;
-  const auto written = model_.written_pages();
-  found = check_pages(Phase::page_written, written, &chain);
-  if (!found) return found;
-  found = check_host_tier(chain);
-  if (!found) return found;
-  found = check_digests(program, planner, readback);
-  if (!found) return found;
-  if (auto wrong = check_outputs(program, planner, readback); !wrong) return wrong;
+  LS_RETURN_UNLESS_FINE(check_tables(program, requests, readback));
+  LS_RETURN_UNLESS_FINE(check_slots(expected, readback, chain));
+  if (model_.has_real_states()) LS_RETURN_UNLESS_FINE(states_.check(program, expected, readback));
+  LS_RETURN_UNLESS_FINE(check_pages(Phase::page_written, model_.written_pages(), &chain));
+  LS_RETURN_UNLESS_FINE(check_host_tier(chain));
+  LS_RETURN_UNLESS_FINE(check_digests(program, planner, readback));
+  LS_RETURN_UNLESS_FINE(check_outputs(program, planner, readback));
   return check_pages(Phase::page_untouched, next_untouched(), nullptr);
 }
 
@@ -97,8 +90,8 @@ Checked Comparer::check_slots(const StepExpectation& expected, const StepReadbac
                               StateHashChain& chain) {
   for (std::int32_t g = 0; g < model_.num_groups(); ++g) {
     if (model_.is_state_group(g)) continue;
-    const std::vector<Slot>& slots = expected.slot_mappings[static_cast<std::size_t>(g)];
-    const std::vector<Slot>& found = readback.slot_mappings[static_cast<std::size_t>(g)];
+    const std::vector<Slot>& slots = expected.slot_mappings[g];
+    const std::vector<Slot>& found = readback.slot_mappings[g];
     LS_CHECK(slots.size() == found.size(), "{} slots read, {} expected", found.size(),
              slots.size());
     counts_.slots_checked += static_cast<std::int64_t>(slots.size());
@@ -150,8 +143,7 @@ Checked Comparer::check_pages(Phase phase, std::span<const ModelPage> pages,
     for (const ModelPage& page : part)
       page_ids_.push_back({.tensor = page.tensor, .block = static_cast<BlockId>(page.index)});
     fingerprints_.assign(part.size(), {});
-    if (auto done = backend_.fingerprint_pages(page_ids_, fingerprints_); !done)
-      return tl::unexpected(done.error());
+    LS_RETURN_IF_ERROR(backend_.fingerprint_pages(page_ids_, fingerprints_));
     for (std::size_t i = 0; i < part.size(); ++i) {
       const PageSum expected = model_.fingerprint(part[i]);
       if (expected.a != fingerprints_[i].a || expected.b != fingerprints_[i].b) {
@@ -186,8 +178,7 @@ Checked Comparer::check_all_pages() {
   pages_.clear();
   for (std::int32_t t = 0; t < model_.num_tensors(); ++t)
     for (std::int32_t p = 0; p < model_.num_blocks(); ++p) pages_.push_back({t, p});
-  auto found = check_pages(Phase::page_final, pages_, nullptr);
-  if (!found) return found;
+  LS_RETURN_UNLESS_FINE(check_pages(Phase::page_final, pages_, nullptr));
   std::vector<HostBlockId> hosts;
   for (std::int32_t h = 0; h < model_.num_host_blocks(); ++h) hosts.push_back(HostBlockId{h});
   return check_hosts(hosts, nullptr);
@@ -195,8 +186,7 @@ Checked Comparer::check_all_pages() {
 
 // What the step stored, and the next few of the others.
 Checked Comparer::check_host_tier(StateHashChain& chain) {
-  auto found = check_hosts(model_.written_hosts(), &chain);
-  if (!found) return found;
+  LS_RETURN_UNLESS_FINE(check_hosts(model_.written_hosts(), &chain));
   std::vector<HostBlockId> next;
   const std::int64_t total = model_.num_host_blocks();
   for (std::int64_t i = 0; i < std::min(untouched_pages_, total); ++i) {
@@ -209,8 +199,7 @@ Checked Comparer::check_host_tier(StateHashChain& chain) {
 Checked Comparer::check_hosts(std::span<const HostBlockId> hosts, StateHashChain* chain) {
   if (hosts.empty()) return {};
   fingerprints_.assign(hosts.size(), {});
-  if (auto done = backend_.fingerprint_host_blocks(hosts, fingerprints_); !done)
-    return tl::unexpected(done.error());
+  LS_RETURN_IF_ERROR(backend_.fingerprint_host_blocks(hosts, fingerprints_));
   for (std::size_t i = 0; i < hosts.size(); ++i) {
     const PageSum& expected = model_.host_block(hosts[i]).sum;
     if (expected.a != fingerprints_[i].a || expected.b != fingerprints_[i].b) {

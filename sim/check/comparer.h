@@ -1,19 +1,16 @@
-// Device against model, after every step: block tables and slot mappings in full, states of real
-// numbers (state_checker.h), the pages that
-// the step wrote, the host blocks that it stored to, what its probes and queries read, the
-// backend's own reports, and untouched pages and host blocks in rotation; before a block is handed
-// out again, its pages; at the end, all pages and host blocks.
+// Backend against model, after every step: block tables and slot mappings in full, states of real
+// numbers (state_checker.h), the pages that the step wrote, the host blocks that it stored to, what
+// its probes and queries read, the backend's own reports, and untouched pages and host blocks in
+// rotation; before a block is handed out again, its pages; at the end, all pages and host blocks.
 //
 // (1) The first difference wins, in the order of Phase.
 // (2) What was compared is counted; nothing is compared with itself.
 #pragma once
 
 #include <cstdint>
-#include <optional>
 #include <span>
 #include <vector>
 
-#include "base/result.h"
 #include "reference/memory/memory_model.h"
 #include "sim/check/diagnosis.h"
 #include "sim/check/state_checker.h"
@@ -27,7 +24,7 @@ namespace lockstep {
 
 class Comparer {
  public:
-  Comparer(const BackendConfig& device, MemoryModel& model, Worker& worker, Backend& backend,
+  Comparer(const BackendConfig& config, MemoryModel& model, Worker& worker, Backend& backend,
            std::int64_t untouched_pages, RunSummary& counts);
 
   // Before the program runs: blocks that it poisons still hold what they should.

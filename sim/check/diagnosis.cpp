@@ -3,10 +3,9 @@
 #include <fmt/core.h>
 
 #include <algorithm>
-#include <vector>
 
 #include "base/check.h"
-#include "base/hex_text.h"
+#include "base/number_text.h"
 #include "reference/memory/page_image.h"
 #include "reference/plan/context_share.h"
 
@@ -164,7 +163,7 @@ Divergence Diagnosis::about(Phase phase) const {
 }
 
 void Diagnosis::set_layer(Divergence& found, std::int32_t layer) const {
-  const ModelLayer& of = model_.layers()[static_cast<std::size_t>(layer)];
+  const ModelLayer& of = model_.layers()[layer];
   found.layer = layer;
   found.layer_name = of.name;
   found.group = of.group;
@@ -192,7 +191,7 @@ void Diagnosis::set_owner(Divergence& found, ModelPage page, std::int64_t byte) 
     found.part = owner.group < 0 ? "free" : "padding or unused room";
     return;
   }
-  const ModelLayer& layer = model_.layers()[static_cast<std::size_t>(owner.layer)];
+  const ModelLayer& layer = model_.layers()[owner.layer];
   set_layer(found, owner.layer);
   found.part = part_name(layer, owner.part);
   found.head = static_cast<std::int32_t>(owner.head);
@@ -230,9 +229,7 @@ void Diagnosis::set_journal(Divergence& found, ModelPage page, std::int64_t byte
 
 Result<Divergence> Diagnosis::page(Phase phase, ModelPage page) {
   Divergence found = about(phase);
-  auto bytes = backend_.read_page({page.tensor, BlockId{page.index}});
-  if (!bytes) return tl::unexpected(bytes.error());
-  found.found_page = std::move(*bytes);
+  LS_ASSIGN_OR_RETURN(found.found_page, backend_.read_page({page.tensor, BlockId{page.index}}));
   found.expected_page = model_.page_image(page);
   found.spans = page_spans(model_, page);
   LS_CHECK(found.found_page.size() == found.expected_page.size(), "{} bytes read, {} in a page",
@@ -262,10 +259,8 @@ Result<Divergence> Diagnosis::page(Phase phase, ModelPage page) {
   // A row is looked up whole, anything else from its word on.
   const bool row = owner.what == ByteOwner::What::row;
   const std::int64_t begin = row ? first - owner.byte_in_row : first / 8 * 8;
-  const std::int64_t size =
-      row ? model_.layers()[static_cast<std::size_t>(owner.layer)].row_size_bytes : 64;
-  const auto tail =
-      std::span<const std::uint8_t>(found.found_page).subspan(static_cast<std::size_t>(begin));
+  const std::int64_t size = row ? model_.layers()[owner.layer].row_size_bytes : 64;
+  const auto tail = std::span<const std::uint8_t>(found.found_page).subspan(begin);
   found.owner = whose_content(model_, owner, begin,
                               tail.first(std::min(tail.size(), static_cast<std::size_t>(size))));
   const std::string where = found.layer < 0 ? found.part
@@ -286,7 +281,7 @@ Divergence Diagnosis::table(std::size_t row, std::int32_t group,
                             std::span<const std::int32_t> found_row) {
   Divergence found = about(Phase::block_table);
   const WorkerRequest& request = worker_.at(requests_[row]);
-  const std::vector<BlockId>& expected = request.tables[static_cast<std::size_t>(group)];
+  const std::vector<BlockId>& expected = request.tables[group];
   std::size_t entry = 0;
   while (entry < expected.size() && entry < found_row.size() &&
          index_of(expected[entry]) == found_row[entry])
@@ -335,8 +330,7 @@ void Diagnosis::set_slot(Divergence& found, const WorkerRequest& request,
                          std::int64_t position) const {
   const std::int64_t size = model_.block_size(found.group);
   const std::int64_t row = num_kept(worker_.context(), position);
-  const BlockId block =
-      request.tables[static_cast<std::size_t>(found.group)][static_cast<std::size_t>(row / size)];
+  const BlockId block = request.tables[found.group][row / size];
   found.token = position;
   found.block = index_of(block);
   found.slot = index_of(block) * size + row % size;
@@ -347,8 +341,8 @@ Result<bool> Diagnosis::reads_wrong(const AttentionProbe& probe, WorkerRequest& 
   program.step = program_->step;
   program.probes.push_back(probe);
   StepReadback readback;
-  if (auto done = backend_.execute(program, readback); !done) return tl::unexpected(done.error());
-  const ModelLayer& layer = model_.layers()[static_cast<std::size_t>(probe.layer)];
+  LS_RETURN_IF_ERROR(backend_.execute(program, readback));
+  const ModelLayer& layer = model_.layers()[probe.layer];
   return readback.digests.at(0) != request.prefix.attention_digest(layer, probe.first, probe.last);
 }
 
@@ -364,9 +358,8 @@ Result<Divergence> Diagnosis::digest(const AttentionProbe& probe, RequestId id,
   const std::string range = fmt::format("layer {} ({}) over {}'s tokens [{}, {})", found.layer,
                                         found.layer_name, request.name, probe.first, probe.last);
   AttentionProbe part = probe;
-  auto wrong = reads_wrong(part, request);
-  if (!wrong) return tl::unexpected(wrong.error());
-  if (!*wrong) {
+  LS_ASSIGN_OR_RETURN(const bool still_wrong, reads_wrong(part, request));
+  if (!still_wrong) {
     set_slot(found, request, probe.first);
     found.message = fmt::format(
         "attention digest of {} is wrong, and right when it is read a second time", range);
@@ -375,15 +368,14 @@ Result<Divergence> Diagnosis::digest(const AttentionProbe& probe, RequestId id,
   while (part.last - part.first > 1) {  // the first half that reads wrong
     AttentionProbe half = part;
     half.last = part.first + (part.last - part.first) / 2;
-    wrong = reads_wrong(half, request);
-    if (!wrong) return tl::unexpected(wrong.error());
-    if (*wrong)
+    LS_ASSIGN_OR_RETURN(const bool half_is_wrong, reads_wrong(half, request));
+    if (half_is_wrong)
       part.last = half.last;
     else
       part.first = half.last;
   }
   set_slot(found, request, part.first);
-  const ModelLayer& layer = model_.layers()[static_cast<std::size_t>(probe.layer)];
+  const ModelLayer& layer = model_.layers()[probe.layer];
   const std::int64_t offset = found.slot % model_.block_size(found.group);
   const std::int64_t at =
       byte_offset(layer.layout, static_cast<BlockId>(found.block), 0, offset, 0, 0);
@@ -409,7 +401,7 @@ Divergence Diagnosis::output(const AttentionQuery& query, RequestId id, std::siz
   found.request = request.name;
   set_layer(found, query.layer);
   set_slot(found, request, query.last - 1);
-  const ModelLayer& layer = model_.layers()[static_cast<std::size_t>(query.layer)];
+  const ModelLayer& layer = model_.layers()[query.layer];
   found.head = static_cast<std::int32_t>(static_cast<std::int64_t>(element) / layer.head_size);
   found.byte = static_cast<std::int64_t>(element) * 4;
   found.expected = fmt::format("{:.9g}", expected);
@@ -450,7 +442,7 @@ std::vector<PageSpan> page_spans(const MemoryModel& model, ModelPage page) {
     const ByteOwner owner = model.owner_of(page, byte);
     PageSpan span{.first_byte = byte, .size_bytes = 1, .what = "unused"};
     if (owner.layer >= 0) {
-      const ModelLayer& layer = model.layers()[static_cast<std::size_t>(owner.layer)];
+      const ModelLayer& layer = model.layers()[owner.layer];
       const BlockContent& block = model.block(owner.block);
       std::string whose = block.zeroed ? "zeroed" : "not written";
       if (owner.what == ByteOwner::What::row) {
@@ -461,8 +453,7 @@ std::vector<PageSpan> page_spans(const MemoryModel& model, ModelPage page) {
         span.what = fmt::format("slot {}: {} of head {}, layer {} ({})", owner.slot_offset,
                                 part_name(layer, owner.part), owner.head, owner.layer, whose);
       } else {
-        const StateLayout& state =
-            layer.layout.states[static_cast<std::size_t>(owner.part - kPartState)];
+        const StateLayout& state = layer.layout.states[owner.part - kPartState];
         span.size_bytes = state.num_elements * state.itemsize_bytes - owner.byte_in_row;
         if (block.state.writer != kNobody)
           whose = fmt::format("{} after {} tokens", model.writer_name(block.state.writer),
@@ -513,13 +504,11 @@ std::string stored_there(const MemoryModel& model, const HostContent& host) {
 Result<Divergence> Diagnosis::host_block(HostBlockId host) {
   Divergence found = about(Phase::host_block);
   const HostContent& content = model_.host_block(host);
-  auto bytes = backend_.read_host_block(largest_group(model_), host);
-  if (!bytes) return tl::unexpected(bytes.error());
+  LS_ASSIGN_OR_RETURN(found.found_page, backend_.read_host_block(largest_group(model_), host));
   found.host_block = index_of(host);
   found.group = content.group;
   found.owner = stored_there(model_, content);
   found.expected_page = *content.bytes;
-  found.found_page = std::move(*bytes);
   LS_CHECK(found.found_page.size() == found.expected_page.size(), "{} bytes read, {} in a block",
            found.found_page.size(), found.expected_page.size());
   found.spans.push_back(

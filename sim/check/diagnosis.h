@@ -1,5 +1,5 @@
 // From "these two numbers differ" to a Divergence that says where to the byte, what lies there and
-// who put it there. Reads the device again where that tells more; changes nothing on it.
+// who put it there. Reads the backend again where that tells more; changes nothing.
 #pragma once
 
 #include <cstdint>
@@ -21,7 +21,7 @@ namespace lockstep {
 // Read only, and dear: every live row and state is tried. For divergences, not for steps.
 
 // `found` are the bytes at `first_byte` of the page, a row as far as the model knows (`owner`), or
-// any bytes. Empty when nobody's.
+// any bytes. Empty: they belong to nothing.
 std::string whose_content(const MemoryModel& model, const ByteOwner& owner, std::int64_t first_byte,
                           std::span<const std::uint8_t> found);
 
@@ -30,8 +30,8 @@ std::string part_name(const ModelLayer& layer, std::int64_t part);
 
 class Diagnosis {
  public:
-  Diagnosis(const BackendConfig& device, MemoryModel& model, Worker& worker, Backend& backend)
-      : device_(device), model_(model), worker_(worker), backend_(backend) {}
+  Diagnosis(const BackendConfig& config, MemoryModel& model, Worker& worker, Backend& backend)
+      : config_(config), model_(model), worker_(worker), backend_(backend) {}
 
   // What every divergence of the step says about it. REQUIRES: before the others.
   void begin_step(const StepProgram& program, std::span<const RequestId> requests);
@@ -67,7 +67,7 @@ class Diagnosis {
   void set_slot(Divergence& found, const WorkerRequest& request, std::int64_t position) const;
   Result<bool> reads_wrong(const AttentionProbe& probe, WorkerRequest& request);
 
-  const BackendConfig& device_;
+  const BackendConfig& config_;
   MemoryModel& model_;
   Worker& worker_;
   Backend& backend_;

@@ -164,7 +164,7 @@ class Prover {
     const LayerViews& views = views_of(s);
     index_.assign(view.shape.size(), 0);
     const auto set = [&](std::int32_t dim, std::int64_t value) {
-      if (dim >= 0) index_[static_cast<std::size_t>(dim)] = value;
+      if (dim >= 0) index_[dim] = value;
     };
     if (views.kernel_block_size == 0) {
       set(0, index_of(block));

@@ -14,8 +14,7 @@ namespace {
 std::span<const std::uint8_t> bytes_in_page(std::span<const std::uint8_t> page,
                                             const ModelLayer& layer, std::size_t state) {
   const StateLayout& at = layer.layout.states[state];
-  return page.subspan(static_cast<std::size_t>(at.offset_bytes),
-                      static_cast<std::size_t>(at.num_elements * at.itemsize_bytes));
+  return page.subspan(at.offset_bytes, at.num_elements * at.itemsize_bytes);
 }
 
 }  // namespace
@@ -29,13 +28,11 @@ Checked StateChecker::check(const StepProgram& program, const StepExpectation& e
   std::size_t output = 0;
   for (std::size_t i = 0; i < program.state_updates.size(); ++i) {
     const StateUpdate& update = program.state_updates[i];
-    updates_.push_back(
-        {.of = &update,
-         .before = &expected.states_before[i],
-         .words = expected.states_before[i].target,
-         .first_output = output,
-         .contents =
-             std::span(program.contents).subspan(static_cast<std::size_t>(update.first_token))});
+    updates_.push_back({.of = &update,
+                        .before = &expected.states_before[i],
+                        .words = expected.states_before[i].target,
+                        .first_output = output,
+                        .contents = std::span(program.contents).subspan(update.first_token)});
     for (const ModelLayer& layer : model_.layers_of(update.group))
       for (const StateNumbers& of : layer.state_numbers)
         output += static_cast<std::size_t>(of.num_outputs());
@@ -49,8 +46,7 @@ Checked StateChecker::check(const StepProgram& program, const StepExpectation& e
       return next.row == updates_[first].of->row && next.group == updates_[first].of->group;
     };
     while (last < updates_.size() && goes_on(*updates_[last].of)) ++last;
-    auto found = check_chain(Chain(updates_).subspan(first, last - first));
-    if (!found) return found;
+    LS_RETURN_UNLESS_FINE(check_chain(Chain(updates_).subspan(first, last - first)));
     first = last;
   }
   for (const HostTransfer& store : program.stores)
@@ -65,17 +61,15 @@ Checked StateChecker::check_chain(Chain chain) {
   for (const ModelLayer& layer : model_.layers_of(group)) {
     std::vector<std::vector<std::uint8_t>> pages;
     for (const Update& update : chain) {
-      auto page =
-          backend_.read_page({.tensor = layer.layout.tensor_index, .block = update.of->target});
-      if (!page) return tl::unexpected(page.error());
-      pages.push_back(std::move(*page));
+      LS_ASSIGN_OR_RETURN(
+          pages.emplace_back(),
+          backend_.read_page({.tensor = layer.layout.tensor_index, .block = update.of->target}));
     }
     for (std::size_t state = 0; state < layer.state_numbers.size(); ++state) {
       const StateNumbers& of = layer.state_numbers[state];
-      auto found = of.rule == StateRule::convolution
-                       ? check_inputs(chain, layer, state, pages, output)
-                       : check_recurrence(chain, layer, state, pages, output);
-      if (!found) return found;
+      LS_RETURN_UNLESS_FINE(of.rule == StateRule::convolution
+                                ? check_inputs(chain, layer, state, pages, output)
+                                : check_recurrence(chain, layer, state, pages, output));
       output += static_cast<std::size_t>(of.num_outputs());
     }
   }
@@ -147,8 +141,7 @@ Checked StateChecker::check_recurrence(Chain chain, const ModelLayer& layer, std
                         num_tokens > 1 && start.of->num_drafts == 0);
   for (std::size_t i = 0; i < chain.size(); ++i) {
     Update& update = chain[i];
-    for (const ContentId content :
-         update.contents.first(static_cast<std::size_t>(update.of->num_tokens)))
+    for (const ContentId content : update.contents.first(update.of->num_tokens))
       recurrence.advance(content);
     recurrence.end_piece();
     const auto is = bytes_in_page(pages[i], layer, state);
@@ -160,8 +153,7 @@ Checked StateChecker::check_recurrence(Chain chain, const ModelLayer& layer, std
     }
     std::ranges::copy(is, bytes_of_state(update.words, layer, state).begin());
     counts_.state_numbers_checked += layer.layout.states[state].num_elements;
-    if (auto wrong = check_outputs(update, layer, state, recurrence.outputs(), output); !wrong)
-      return wrong;
+    LS_RETURN_UNLESS_FINE(check_outputs(update, layer, state, recurrence.outputs(), output));
   }
   return {};
 }

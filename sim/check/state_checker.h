@@ -1,4 +1,4 @@
-// States of real numbers, device against oracle: what the step's updates left in their blocks, and
+// States of real numbers, backend against oracle: what the step's updates left in their blocks, and
 // what convolutions and recurrences gave out. Kept inputs are compared bit by bit; recurrent states
 // and outputs with doubles, within the distance of reference/memory/state_numbers.h.
 //
@@ -10,11 +10,9 @@
 #pragma once
 
 #include <cstdint>
-#include <optional>
 #include <span>
 #include <vector>
 
-#include "base/result.h"
 #include "reference/memory/memory_model.h"
 #include "reference/memory/state_numbers.h"
 #include "sim/check/diagnosis.h"

@@ -150,8 +150,8 @@ Result<ConformFile> conform_recording(const std::string& path) {
   ConformObserver observer(workload, header.options.config, log);
   LockstepConfig config;
   config.engine = header.options.config;
-  config.device.plan.num_blocks = header.num_blocks;
-  config.device.plan.groups = header.groups;
+  config.backend.plan.num_blocks = header.num_blocks;
+  config.backend.plan.groups = header.groups;
   config.connector.load_failure_policy = kv_transfer(header, log).kv_load_failure_policy;
   SessionParts parts;
   parts.clients = std::move(recorded);

@@ -15,7 +15,6 @@
 #include <string>
 #include <vector>
 
-#include "base/refused_file.h"
 #include "base/result.h"
 
 namespace lockstep {

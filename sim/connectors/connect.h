@@ -1,17 +1,50 @@
-// A workload beside KV connectors: what arrives and is sampled is the workload's, what is elsewhere
-// the connectors'. Steps in which nothing runs go on while a transfer is under way.
+// Which KV connectors an engine has: one, or several behind a MultiConnector, in the order in which
+// they are asked. And a workload beside them: what arrives and is sampled is the workload's, what
+// is elsewhere the connectors'. Steps in which nothing runs go on while a transfer is under way.
 #pragma once
 
 #include <cstdint>
 #include <memory>
+#include <optional>
+#include <string>
 
+#include "base/result.h"
 #include "reference/types/engine_config.h"
 #include "reference/types/kv_cache_spec.h"
-#include "sim/connectors/connector_config.h"
+#include "sim/connectors/multi_connector.h"
+#include "sim/connectors/offload_connector.h"
 #include "sim/connectors/simulated_connector.h"
 #include "sim/engine/workload.h"
+#include "traces/formats/run_spec.h"
 
 namespace lockstep {
+
+// As an engine's start sees it.
+ConnectorClass class_of(ConnectorKind kind);
+
+// What a spec says, and the mistakes that are planted.
+struct ConnectorConfig : ConnectorSpec {
+  ConnectorDefect defect = ConnectorDefect::none;  // of a host tier
+  MultiConnectorDefect setup_defect = MultiConnectorDefect::none;
+};
+
+// In words: "peers that know prefixes of some prompts; 20 % of the loads fail". No connector:
+// empty.
+std::string connector_text(const ConnectorConfig& connector);
+
+// What the engine's start asks, in its order, before there is a plan: whether several KV cache
+// groups are handed to the connectors. `hybrid_groups`: what the user said of it.
+Result<bool> hybrid_groups_of(const ConnectorConfig& connector, std::optional<bool> hybrid_groups);
+
+// Refused: parts that there are not, too many of them, loads that fail in a cache of several
+// groups, several groups for a part that takes one, and a defect where it changes nothing.
+Result<void> check_connector(const ConnectorConfig& connector, const KVCacheConfig& plan);
+
+// Host blocks that a backend needs for what a workload with this connector moves. Peers bring and
+// take blocks under their own numbers.
+std::int64_t num_host_blocks(ConnectorKind kind, const ConnectorConfig& connector,
+                             const KVCacheConfig& plan);
+std::int64_t num_host_blocks(const ConnectorConfig& connector, const KVCacheConfig& plan);
 
 // Several parts are asked as a MultiConnector (multi_connector.h). Without a part: `inner`.
 std::unique_ptr<Workload> connect(std::unique_ptr<Workload> inner, const ConnectorConfig& connector,

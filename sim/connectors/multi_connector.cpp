@@ -4,13 +4,11 @@
 
 #include <algorithm>
 #include <array>
-#include <iterator>
-#include <utility>
 
 #include "base/check.h"
+#include "base/names.h"
 
 namespace lockstep {
-
 namespace {
 
 const ConnectorClass& offloading_connector() {
@@ -18,7 +16,7 @@ const ConnectorClass& offloading_connector() {
   return offloading;
 }
 
-constexpr std::array kDefects = std::to_array<std::pair<MultiConnectorDefect, std::string_view>>({
+constexpr auto kDefects = std::to_array<Named<MultiConnectorDefect>>({
     {MultiConnectorDefect::hma_any, "hma-any"},
     {MultiConnectorDefect::hma_before_config, "hma-before-config"},
 });
@@ -35,16 +33,10 @@ Result<bool> all_support_hybrid_groups(const std::vector<ConnectorClass>& connec
 }  // namespace
 
 std::optional<MultiConnectorDefect> multi_connector_defect_from_name(std::string_view name) {
-  for (const auto& [defect, known] : kDefects)
-    if (known == name) return defect;
-  return std::nullopt;
+  return value_in(kDefects, name);
 }
 
-std::string_view name_of(MultiConnectorDefect defect) {
-  for (const auto& [known, name] : kDefects)
-    if (known == defect) return name;
-  return {};
-}
+std::string_view name_of(MultiConnectorDefect defect) { return name_in(kDefects, defect, ""); }
 
 std::span<const ConnectorClass> connector_classes() {
   static const std::array classes = std::to_array<ConnectorClass>({
@@ -76,15 +68,14 @@ Result<MultiConnectorSetup> set_up_connectors(const MultiConnectorConfig& config
     if (config.offloads) setup.connectors = {offloading_connector()};
   };
   if (defect != MultiConnectorDefect::hma_before_config) put_offloading();
-  const Result<bool> supported = all_support_hybrid_groups(setup.connectors, defect);
-  if (!supported) return tl::unexpected(supported.error());
+  LS_ASSIGN_OR_RETURN(const auto supported, all_support_hybrid_groups(setup.connectors, defect));
   if (defect == MultiConnectorDefect::hma_before_config) put_offloading();
-  if (config.hybrid_groups == true && !*supported)
+  if (config.hybrid_groups == true && !supported)
     return fail(fmt::format(
         "several KV cache groups were asked for, and not every connector supports them ({} does "
         "not); leave the choice to the engine",
         std::ranges::find(setup.connectors, false, &ConnectorClass::supports_hybrid_groups)->name));
-  setup.hybrid_groups = config.hybrid_groups.value_or(*supported);
+  setup.hybrid_groups = config.hybrid_groups.value_or(supported);
   return setup;
 }
 

@@ -3,7 +3,7 @@
 // questions is that of VllmConfig.__post_init__ in vllm/config/vllm.py.
 //
 // (1) A request is loaded by the first part that has tokens for it. While any part does not know
-//     yet, nobody loads: the answer is "ask again".
+//     yet, none loads: the answer is "ask again".
 // (2) Every part hears of every allocation; those that do not load hear of no tokens.
 // (3) Blocks are kept while any part sends them, and reported in finished_sending once, when the
 //     last part has.
@@ -27,7 +27,7 @@
 #include "base/result.h"
 #include "reference/types/kv_connector.h"
 #include "sim/connectors/worker_connector.h"
-#include "sim/engine/transfer_planner.h"
+#include "sim/engine/workload.h"
 
 namespace lockstep {
 

@@ -4,6 +4,7 @@
 #include <numeric>
 
 #include "base/check.h"
+#include "base/names.h"
 #include "sim/step/model_step.h"
 
 namespace lockstep {
@@ -17,13 +18,12 @@ HostBlockPool::HostBlockPool(std::int64_t num_blocks)
 HostBlockPool::Block& HostBlockPool::at(HostBlockId host) {
   LS_CHECK(index_of(host) >= 0 && static_cast<std::size_t>(index_of(host)) < blocks_.size(),
            "host block {} of {}", index_of(host), blocks_.size());
-  return blocks_[static_cast<std::size_t>(index_of(host))];
+  return blocks_[host];
 }
 
 bool HostBlockPool::is_ready(const HostKey& key) const {
   const auto entry = entries_.find(key);
-  return entry != entries_.end() &&
-         blocks_[static_cast<std::size_t>(index_of(entry->second))].ready;
+  return entry != entries_.end() && blocks_[entry->second].ready;
 }
 
 HostBlockId HostBlockPool::use(const HostKey& key) {
@@ -90,14 +90,10 @@ void HostBlockPool::drop(HostBlockId host) {
 
 namespace {
 
-struct DefectName {
-  ConnectorDefect defect;
-  std::string_view name;
-};
-constexpr DefectName kDefectNames[] = {
+constexpr auto kConnectorDefects = std::to_array<Named<ConnectorDefect>>({
     {ConnectorDefect::transfer_failed_marked_ok, "transfer-failed-marked-ok"},
     {ConnectorDefect::free_send_in_flight, "free-send-in-flight"},
-};
+});
 
 bool sees_everything(const KVCacheSpec& spec) {
   return spec.kind != CacheKind::sliding_window && spec.kind != CacheKind::chunked_local;
@@ -106,14 +102,10 @@ bool sees_everything(const KVCacheSpec& spec) {
 }  // namespace
 
 std::optional<ConnectorDefect> connector_defect_from_name(std::string_view name) {
-  const auto* found = std::ranges::find(kDefectNames, name, &DefectName::name);
-  return found == std::end(kDefectNames) ? std::nullopt : std::optional(found->defect);
+  return value_in(kConnectorDefects, name);
 }
 
-std::string_view name_of(ConnectorDefect defect) {
-  const auto* found = std::ranges::find(kDefectNames, defect, &DefectName::defect);
-  return found == std::end(kDefectNames) ? std::string_view() : found->name;
-}
+std::string_view name_of(ConnectorDefect defect) { return name_in(kConnectorDefects, defect, ""); }
 
 OffloadConnector::OffloadConnector(const OffloadOptions& options, const KVCacheConfig& plan,
                                    std::int32_t num_ranks)
@@ -128,7 +120,7 @@ OffloadConnector::OffloadConnector(const OffloadOptions& options, const KVCacheC
 // In a chain of hashes the last one of a block stands for it and for all before it.
 HostKey OffloadConnector::key_of(const Question& what, std::int32_t group,
                                  std::int64_t entry) const {
-  const std::int64_t tokens = (entry + 1) * block_tokens_[static_cast<std::size_t>(group)];
+  const std::int64_t tokens = (entry + 1) * block_tokens_[group];
   const auto last = static_cast<std::size_t>(tokens / what.hash_block_size - 1);
   LS_CHECK(last < what.keys.size(), "hash {} of {}", last, what.keys.size());
   return {.high = what.keys[last].high, .low = what.keys[last].low, .group = group};
@@ -136,8 +128,8 @@ HostKey OffloadConnector::key_of(const Question& what, std::int32_t group,
 
 OffloadConnector::Entries OffloadConnector::needed(const Question& what, std::int32_t group,
                                                    std::int64_t last) const {
-  const std::int64_t tokens = block_tokens_[static_cast<std::size_t>(group)];
-  const KVCacheSpec& spec = specs_[static_cast<std::size_t>(group)];
+  const std::int64_t tokens = block_tokens_[group];
+  const KVCacheSpec& spec = specs_[group];
   const std::int64_t next = std::min(last, what.num_tokens - 1);
   return {std::max(what.first, first_attended(spec, next)) / tokens, last / tokens};
 }
@@ -145,8 +137,8 @@ OffloadConnector::Entries OffloadConnector::needed(const Question& what, std::in
 std::int64_t OffloadConnector::longest_held(const Question& what, std::int64_t most) const {
   const auto num_groups = static_cast<std::int32_t>(specs_.size());
   for (std::int32_t g = 0; g < num_groups; ++g) {
-    if (!sees_everything(specs_[static_cast<std::size_t>(g)])) continue;
-    const std::int64_t tokens = block_tokens_[static_cast<std::size_t>(g)];
+    if (!sees_everything(specs_[g])) continue;
+    const std::int64_t tokens = block_tokens_[g];
     std::int64_t entry = what.first / tokens;
     while ((entry + 1) * tokens <= most && hosts_.is_ready(key_of(what, g, entry))) ++entry;
     most = std::min(most, entry * tokens);
@@ -209,8 +201,7 @@ void OffloadConnector::update_state_after_alloc(RequestId request, std::span<con
   if (entries.begin == entries.end) return;  // a window of one token reads nothing of a prefix
   const auto begin = entries.begin + random.below(entries.end - entries.begin);
   for (std::int64_t entry = begin; entry < entries.end; ++entry)
-    if (blocks[static_cast<std::size_t>(entry)] != kNullBlock)
-      load.lost.push_back(blocks[static_cast<std::size_t>(entry)]);
+    if (blocks[entry] != kNullBlock) load.lost.push_back(blocks[entry]);
 }
 
 bool OffloadConnector::request_finished(RequestId request, std::string_view) {
@@ -259,7 +250,7 @@ void OffloadConnector::plan(const DecidedStep& step, StepTransfers& transfers) {
     carry_out(load, transfers);
     return true;
   });
-  // Where something was lost nobody knows yet whose rows are void.
+  // Where something was lost, it is not known yet which rows are void.
   if (transfers.lost.empty())
     for (const ScheduledRequest& scheduled : step.decision.scheduled)
       take_full_blocks(step, scheduled);
@@ -305,13 +296,13 @@ void OffloadConnector::take_full_blocks(const DecidedStep& step,
 bool OffloadConnector::take_full_blocks_of(const DecidedStep& step, RequestId request,
                                            std::int32_t group, std::int64_t end) {
   const std::span<const BlockId> table = step.scheduler.block_table(request, group);
-  std::int64_t& entry = num_seen_.at(request)[static_cast<std::size_t>(group)];
+  std::int64_t& entry = num_seen_.at(request)[group];
   if (entry >= end) return true;
   const std::span<const BlockKey> keys = step.scheduler.block_keys(request);
   const Question what{.keys = {keys.begin(), keys.end()},
                       .hash_block_size = step.scheduler.hash_block_size()};
   for (; entry < end; ++entry) {
-    const BlockId block = table[static_cast<std::size_t>(entry)];
+    const BlockId block = table[entry];
     if (block == kNullBlock) continue;
     const HostKey key = key_of(what, group, entry);
     if (hosts_.contains(key)) continue;
@@ -323,7 +314,7 @@ bool OffloadConnector::take_full_blocks_of(const DecidedStep& step, RequestId re
                    .entry = static_cast<std::int32_t>(entry),
                    .block = block,
                    .host = *host,
-                   .num_tokens = (entry + 1) * block_tokens_[static_cast<std::size_t>(group)]},
+                   .num_tokens = (entry + 1) * block_tokens_[group]},
          .due_step = step_ + random_.at(request).below(options_.delay_steps_max + 1)});
   }
   return true;
@@ -332,8 +323,7 @@ bool OffloadConnector::take_full_blocks_of(const DecidedStep& step, RequestId re
 void OffloadConnector::carry_out_stores(const DecidedStep& step, StepTransfers& transfers) {
   const auto has_it = [&](const BlockTransfer& block) {
     const std::span<const BlockId> table = step.scheduler.block_table(block.request, block.group);
-    return block.entry < std::ssize(table) &&
-           table[static_cast<std::size_t>(block.entry)] == block.block;
+    return block.entry < std::ssize(table) && table[block.entry] == block.block;
   };
   std::erase_if(stores_, [&](const Store& store) {
     if (store.is_guarded && !has_it(store.block)) {

@@ -30,7 +30,7 @@
 #include "reference/cache/block_hash.h"
 #include "reference/types/kv_cache_spec.h"
 #include "sim/connectors/worker_connector.h"
-#include "sim/engine/transfer_planner.h"
+#include "sim/engine/workload.h"
 
 namespace lockstep {
 
@@ -40,7 +40,7 @@ namespace lockstep {
 // 1. A key has one host block at most, a host block one key at most.
 // 2. A block that is pinned, or not ready, is never given to another key.
 
-// A hash stands for a prefix; each group has blocks of its own for it.
+// A hash stands for a prefix; each group has its own blocks for it.
 struct HostKey {
   std::uint64_t high = 0, low = 0;
   std::int32_t group = 0;
@@ -69,12 +69,12 @@ class HostBlockPool {
     std::optional<HostKey> key;
     bool ready = false;
     std::int32_t pins = 0;
-    std::int64_t used = 0;  // when; by_use_ has it while nobody needs the block
+    std::int64_t used = 0;  // when; in by_use_ while the block is not pinned
   };
   Block& at(HostBlockId host);
   void allow_eviction(HostBlockId host);
 
-  std::vector<Block> blocks_;
+  IdVector<HostBlockId, Block> blocks_;
   std::vector<HostBlockId> free_;
   std::map<HostKey, HostBlockId> entries_;
   std::map<std::int64_t, HostBlockId> by_use_;  // ready and not pinned
@@ -137,7 +137,7 @@ class OffloadConnector final : public WorkerConnector, public TransferPlanner {
   struct Store {
     BlockTransfer block;
     std::int64_t due_step = 0;
-    bool is_guarded = true;  // false: nobody asks whether its request still has the block
+    bool is_guarded = true;  // false: its request may have lost the block
   };
 
   HostKey key_of(const Question& what, std::int32_t group, std::int64_t entry) const;

@@ -7,7 +7,6 @@
 #include <utility>
 
 namespace lockstep {
-
 namespace {
 
 struct SipState {
@@ -165,14 +164,12 @@ Result<void> RecordedConnector::take_report(KVConnectorOutput& report) {
   if (error_) return tl::unexpected(*error_);
   if (!step_.worker) return {};
   for (const std::string& name : in_python_set_order(step_.worker->received)) {
-    const auto request = take("received", name);
-    if (!request) return tl::unexpected(request.error());
-    report.finished_recving.push_back(*request);
+    LS_ASSIGN_OR_RETURN(const auto request, take("received", name));
+    report.finished_recving.push_back(request);
   }
   for (const std::string& name : in_python_set_order(step_.worker->sent)) {
-    const auto request = take("sent", name);
-    if (!request) return tl::unexpected(request.error());
-    report.finished_sending.push_back(*request);
+    LS_ASSIGN_OR_RETURN(const auto request, take("sent", name));
+    report.finished_sending.push_back(request);
   }
   report.invalid_block_ids = step_.worker->invalid_blocks;
   return {};

@@ -1,7 +1,7 @@
 // The KV connector of a recording: it answers what the recorded one answered, and its workers
 // report what they reported.
 //
-// A question that the recorded engine did not ask is answered "ask again"; whoever compares sees
+// A question that the recorded engine did not ask is answered "ask again"; the comparison sees
 // that it was asked. An answer that no engine could follow (more tokens than the request has) is an
 // Error at the end of the step.
 #pragma once

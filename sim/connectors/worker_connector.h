@@ -20,8 +20,8 @@ class WorkerConnector : public KVConnector {
   virtual bool is_busy() const = 0;
 };
 
-// Whose load is over, until the engine has heard of it: their blocks are kept for the load as long,
-// and a connector that wants to keep them as well would have them given back twice.
+// Requests whose load is over and the engine does not know yet. The load keeps their blocks so
+// long, and a connector that wants to keep them as well would have them given back twice.
 //
 // A report is heard of with the step's output: before the next one is made, or, with asynchronous
 // scheduling, after it.

@@ -45,7 +45,7 @@ Result<KVConnectorOutput> connector_report(Workload& workload, const DecisionSou
                                            const KVCacheConfig& plan) {
   KVConnectorOutput report;
   if (workload.connector() == nullptr) return report;
-  if (auto taken = workload.connector_report(report); !taken) return tl::unexpected(taken.error());
+  LS_RETURN_IF_ERROR(workload.connector_report(report));
   if (report.empty()) return report;
   if (auto sound = check(report, decisions, plan); !sound)
     return fail(
@@ -56,22 +56,21 @@ Result<KVConnectorOutput> connector_report(Workload& workload, const DecisionSou
 ConnectorStep::ConnectorStep(const RunConfig& config, const DecisionSource& decisions,
                              Workload& workload)
     : config_(config), decisions_(decisions), workload_(workload) {
-  for (const KVCacheGroupSpec& group : config.device.plan.groups)
-    block_tokens_.push_back(group.spec.block_size * config.device.context.num_ranks);
+  for (const KVCacheGroupSpec& group : config.backend.plan.groups)
+    block_tokens_.push_back(group.spec.block_size * config.backend.context.num_ranks);
 }
 
 Result<void> ConnectorStep::take_report(std::int64_t step, bool has_memory) {
-  auto report = connector_report(workload_, decisions_, config_.device.plan);
-  if (!report) return tl::unexpected(report.error());
+  LS_ASSIGN_OR_RETURN(auto report, connector_report(workload_, decisions_, config_.backend.plan));
   // The engine goes on behind a lost block before it knows of it (docs/findings.md, 15): what its
-  // worker then reads is nobody's content.
-  if (has_memory && config_.engine.async_scheduling && !report->invalid_block_ids.empty())
+  // worker then reads belongs to no request.
+  if (has_memory && config_.engine.async_scheduling && !report.invalid_block_ids.empty())
     return fail(
         fmt::format("step {}: blocks that a load did not fill, with asynchronous scheduling: on a "
                     "backend this is not modelled; run the decisions alone (--backend none), or "
                     "without such loads (--load-failures 0)",
                     step));
-  report_ = std::move(*report);
+  report_ = std::move(report);
   return {};
 }
 

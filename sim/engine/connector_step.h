@@ -13,9 +13,9 @@
 namespace lockstep {
 
 // What the workers of a workload's KV connector report with a step, once it is known that the
-// scheduler can follow it. Nothing without a connector. Refused: a load that nobody waits for, a
-// transfer of blocks that nobody keeps, blocks beyond the pool, invalid blocks of an engine with
-// several groups (which vLLM cannot follow either).
+// scheduler can follow it. Nothing without a connector. Refused: a load that no request waits for,
+// a transfer of blocks that no request keeps, blocks beyond the pool, invalid blocks of an engine
+// with several groups (which vLLM cannot follow either).
 Result<KVConnectorOutput> connector_report(Workload& workload, const DecisionSource& decisions,
                                            const KVCacheConfig& plan);
 

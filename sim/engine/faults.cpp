@@ -10,11 +10,10 @@
 #include "base/check.h"
 
 namespace lockstep {
-
 namespace {
 
 constexpr std::int64_t kStepMax = std::int64_t{1} << 40;
-// So long that nobody gets on, and so short that a run does not wait for it.
+// Long enough to hold a request up, and short enough for a run not to wait for it.
 constexpr std::int64_t kStepsMax = 1'000;
 
 struct KindInfo {
@@ -63,11 +62,10 @@ Result<PlannedFault> checked(const PlannedFault& fault, std::string_view what) {
 }
 
 Result<PlannedFault> planned(const Fault& fault) {
-  const Result<FaultKind> kind = kind_of(fault.kind);
-  if (!kind) return tl::unexpected(kind.error());
-  PlannedFault planned{.kind = *kind, .step = fault.step};
-  const KindInfo& info = info_of(*kind);
-  bool has_number = info.number.empty() || is_abort(*kind);
+  LS_ASSIGN_OR_RETURN(auto kind, kind_of(fault.kind));
+  PlannedFault planned{.kind = kind, .step = fault.step};
+  const KindInfo& info = info_of(kind);
+  bool has_number = info.number.empty() || is_abort(kind);
   for (const auto& [name, value] : fault.arguments) {
     if (info.lasts && name == "steps") {
       planned.steps = value;
@@ -102,9 +100,7 @@ Result<PlannedFault> planned(std::string_view text) {
   Fault fault;
   std::optional<std::int64_t> parts[3];  // behind ':', '+' and '@'
   for (std::size_t i = 0; i < 3; ++i) {
-    auto number = take_number(rest, ":+@"[i]);
-    if (!number) return tl::unexpected(number.error());
-    parts[i] = *number;
+    LS_ASSIGN_OR_RETURN(parts[i], take_number(rest, ":+@"[i]));
   }
   if (!parts[2])
     return fail(
@@ -112,10 +108,9 @@ Result<PlannedFault> planned(std::string_view text) {
   fault.kind = rest;
   fault.step = *parts[2];
   if (parts[1]) fault.arguments.emplace_back("steps", *parts[1]);
-  const Result<FaultKind> kind = kind_of(rest);
-  if (!kind) return tl::unexpected(kind.error());
+  LS_ASSIGN_OR_RETURN(const auto kind, kind_of(rest));
   if (parts[0]) {
-    const std::string_view name = info_of(*kind).number;
+    const std::string_view name = info_of(kind).number;
     if (name.empty()) return fail(fmt::format("{}: {} takes no number", text, rest));
     fault.arguments.emplace_back(name, *parts[0]);
   }
@@ -147,9 +142,8 @@ std::int64_t FaultPlan::blocks_in_use_max(std::int64_t step) const {
 Result<FaultPlan> fault_plan_of(std::span<const Fault> faults) {
   std::vector<PlannedFault> plan;
   for (const Fault& fault : faults) {
-    const Result<PlannedFault> one = planned(fault);
-    if (!one) return tl::unexpected(one.error());
-    plan.push_back(*one);
+    LS_ASSIGN_OR_RETURN(const auto one, planned(fault));
+    plan.push_back(one);
   }
   return FaultPlan(std::move(plan));
 }
@@ -171,9 +165,8 @@ Result<FaultPlan> fault_plan_from_text(std::string_view text) {
   std::vector<PlannedFault> plan;
   while (true) {
     const std::size_t comma = text.find(',');
-    const Result<PlannedFault> one = planned(text.substr(0, comma));
-    if (!one) return tl::unexpected(one.error());
-    plan.push_back(*one);
+    LS_ASSIGN_OR_RETURN(const auto one, planned(text.substr(0, comma)));
+    plan.push_back(one);
     if (comma == std::string_view::npos) return FaultPlan(std::move(plan));
     text.remove_prefix(comma + 1);
   }
@@ -315,7 +308,7 @@ std::vector<std::string> FaultyWorkload::in_phase(FaultKind kind) const {
   return names;
 }
 
-// The aborts that are due, each of somebody else. Those of a step in flight come while it runs.
+// The aborts that are due, each of another request. Those of a step in flight come while it runs.
 void FaultyWorkload::abort_due(bool in_flight, std::vector<WorkloadEvent>& events) {
   for (const SkippedRequest& request : scheduler_->skipped())
     if (scheduler_->status(request.id) == RequestStatus::preempted)
@@ -342,13 +335,12 @@ void FaultyWorkload::abort_due(bool in_flight, std::vector<WorkloadEvent>& event
 
 Result<std::unique_ptr<FaultyWorkload>> make_faulty_workload(std::unique_ptr<Workload> inner,
                                                              std::span<const Fault> faults) {
-  auto plan = fault_plan_of(faults);
-  if (!plan) return tl::unexpected(plan.error());
-  if (!plan->empty() && inner->is_scripted())
+  LS_ASSIGN_OR_RETURN(auto plan, fault_plan_of(faults));
+  if (!plan.empty() && inner->is_scripted())
     return fail(
         "faults beside recorded steps: what happened is recorded already; expected a trace, or no "
         "faults");
-  return std::make_unique<FaultyWorkload>(std::move(inner), std::move(*plan));
+  return std::make_unique<FaultyWorkload>(std::move(inner), std::move(plan));
 }
 
 }  // namespace lockstep

@@ -8,12 +8,11 @@
 //
 // In a file: Fault of traces/formats/saved_case.h. In one line: KIND@STEP[+STEPS][:NUMBER], by
 // commas; the number is the argument that the kind takes beside `steps`.
-// Not here: faults of transfers, which a connector has of its own.
+// Not here: faults of transfers, which are the connector's.
 #pragma once
 
 #include <array>
 #include <cstdint>
-#include <limits>
 #include <map>
 #include <memory>
 #include <span>
@@ -29,7 +28,7 @@
 namespace lockstep {
 
 enum class FaultKind : std::uint8_t {
-  refuse_allocation,  // `steps`: the pool gives no block to anybody
+  refuse_allocation,  // `steps`: the pool gives out no block
   pinch_pool,         // `steps`: at most `blocks` are in use at once
   early_output,       // `steps`: an output comes in before the next step is decided
   late_output,        // `steps`: an output takes its time; who arrives meanwhile finds it waiting
@@ -72,7 +71,7 @@ class FaultPlan {
   std::vector<PlannedFault> faults_;
 };
 
-// Refused: a kind that nobody knows, an argument that is missing, unknown or out of range.
+// Refused: an unknown kind, an argument that is missing, unknown or out of range.
 Result<FaultPlan> fault_plan_of(std::span<const Fault> faults);
 std::vector<Fault> faults_of(const FaultPlan& plan);
 // "refuse_allocation@12+3,pinch_pool@20+8:4,abort_decode@5:1", and back.

@@ -1,12 +1,14 @@
-// The requests that are live in an engine: who has come, who has left, whose id is free again.
+// The requests that are live in an engine, and the outputs of steps that it has not processed yet.
 //
-// (1) A request is live from its arrival until a decision reports it finished: its id is nobody
-//     else's until then, although it may have left long before.
+// (1) A request is live from its arrival until a decision reports it finished: its id is
+//     not reused until then, although it may have left long before.
 // (2) Names are those of requests that have not left: no two are the same.
 #pragma once
 
 #include <algorithm>
 #include <cstdint>
+#include <deque>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -16,6 +18,7 @@
 
 #include "base/check.h"
 #include "base/ids.h"
+#include "reference/types/scheduler_types.h"
 
 namespace lockstep {
 
@@ -38,9 +41,9 @@ class LiveRequests {
     return true;
   }
 
-  LiveRequest& at(RequestId id) { return requests_[index_of(id)]; }
-  const LiveRequest& at(RequestId id) const { return requests_[index_of(id)]; }
-  // Null: nobody of that name is there.
+  LiveRequest& at(RequestId id) { return requests_[id]; }
+  const LiveRequest& at(RequestId id) const { return requests_[id]; }
+  // Null: none of that name is there.
   const RequestId* find(const std::string& name) const {
     const auto id = ids_.find(name);
     return id == ids_.end() ? nullptr : &id->second;
@@ -48,9 +51,8 @@ class LiveRequests {
   // Of that name, also those that have left.
   std::vector<RequestId> all_called(std::string_view name) const {
     std::vector<RequestId> ids;
-    for (std::size_t i = 0; i < requests_.size(); ++i)
-      if (requests_[i].live && requests_[i].name == name)
-        ids.push_back(RequestId{static_cast<std::uint32_t>(i)});
+    for (std::uint32_t i = 0; i < requests_.size(); ++i)
+      if (at(RequestId{i}).live && at(RequestId{i}).name == name) ids.push_back(RequestId{i});
     return ids;
   }
   std::int64_t num_live() const { return std::ranges::count(requests_, true, &LiveRequest::live); }
@@ -70,9 +72,87 @@ class LiveRequests {
   }
 
  private:
-  std::vector<LiveRequest> requests_;  // by RequestId
+  IdVector<RequestId, LiveRequest> requests_;
   std::unordered_map<std::string, RequestId> ids_;
   std::vector<RequestId> left_;
+};
+
+// Outputs of steps that the engine has not processed yet, oldest first: with asynchronous
+// scheduling one stays in flight while the next step is decided.
+//
+// (1) A step that scheduled nothing is in flight only where a KV connector's workers report with
+//     it, and with asynchronous scheduling where there is a connector at all: their reports come in
+//     no earlier than what the step before sampled.
+struct StepInFlight {
+  std::int64_t step = 0;  // -1: of none
+  ModelOutput output;
+  std::vector<RequestId> rows{};  // with a KV connector: the requests of the output's rows
+
+  bool is_empty() const { return output.token_ends.empty() && output.kv_connector_output.empty(); }
+  // Tokens of its output that are the request's.
+  std::int64_t num_sampled(RequestId id) const {
+    const auto row = std::ranges::find(rows, id);
+    if (row == rows.end()) return 0;
+    const auto i = static_cast<std::size_t>(row - rows.begin());
+    return output.token_ends[i] - (i == 0 ? 0 : output.token_ends[i - 1]);
+  }
+};
+
+class OutputsInFlight {
+ public:
+  // Of a step that runs now, with nothing in it yet.
+  ModelOutput& begin(std::int64_t step, std::vector<RequestId> rows) {
+    StepInFlight& flight = steps_.emplace_back();
+    flight.step = step;
+    flight.rows = std::move(rows);
+    if (!spare_.empty()) {
+      flight.output = std::move(spare_.back());
+      spare_.pop_back();
+    }
+    ModelOutput& output = flight.output;
+    output.tokens.clear();
+    output.token_ends.clear();
+    output.draft_tokens.clear();
+    output.draft_ends.clear();
+    output.kv_connector_output.clear();
+    return output;
+  }
+  // Comes in with the last output, also where no step is in flight.
+  void attach(KVConnectorOutput report) {
+    if (steps_.empty()) steps_.push_back({.step = -1, .output = {}});
+    steps_.back().output.kv_connector_output = std::move(report);
+  }
+
+  std::size_t size() const { return steps_.size(); }
+  bool empty() const { return steps_.empty(); }
+  const StepInFlight& oldest() const { return steps_.front(); }
+  StepInFlight take_oldest() {
+    StepInFlight oldest = std::move(steps_.front());
+    steps_.pop_front();
+    return oldest;
+  }
+  // It has been processed: its memory is used again.
+  void give_back(ModelOutput output) { spare_.push_back(std::move(output)); }
+
+  // The step in flight whose report ends a transfer of the request; absent: none does.
+  std::optional<std::int64_t> step_that_ends(std::vector<RequestId> KVConnectorOutput::*transfers,
+                                             RequestId id) const {
+    for (const StepInFlight& flight : steps_) {
+      const std::vector<RequestId>& ended = flight.output.kv_connector_output.*transfers;
+      if (std::ranges::find(ended, id) != ended.end()) return flight.step;
+    }
+    return std::nullopt;
+  }
+  bool hold_nothing() const { return std::ranges::all_of(steps_, &StepInFlight::is_empty); }
+  std::int64_t num_sampled(RequestId id) const {
+    std::int64_t num_tokens = 0;
+    for (const StepInFlight& flight : steps_) num_tokens += flight.num_sampled(id);
+    return num_tokens;
+  }
+
+ private:
+  std::deque<StepInFlight> steps_;
+  std::vector<ModelOutput> spare_;
 };
 
 }  // namespace lockstep

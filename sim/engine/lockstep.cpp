@@ -28,7 +28,7 @@ LockstepRun::LockstepRun(const RunConfig& config, const RunParts& parts)
 Result<std::unique_ptr<LockstepRun>> LockstepRun::start(const RunConfig& config,
                                                         const RunParts& parts) {
   std::unique_ptr<LockstepRun> run(new LockstepRun(config, parts));
-  if (auto opened = run->open(parts); !opened) return tl::unexpected(opened.error());
+  LS_RETURN_IF_ERROR(run->open(parts));
   return run;
 }
 
@@ -40,9 +40,7 @@ Result<void> LockstepRun::open(const RunParts& parts) {
   if (parts.ranks.empty()) return {};
   const Backend& first = *parts.ranks.front();
   summary_.backend = fmt::format("{} ({})", first.name(), first.device());
-  auto memory = RunMemory::create(config_, parts.ranks, parts.checks, summary_);
-  if (!memory) return tl::unexpected(memory.error());
-  memory_ = std::move(*memory);
+  LS_ASSIGN_OR_RETURN(memory_, RunMemory::create(config_, parts.ranks, parts.checks, summary_));
   if (connector_.is_there() && workload_.transfers() == nullptr)
     return fail("what this KV connector loads is known to nobody; run the decisions alone");
   return {};
@@ -50,14 +48,15 @@ Result<void> LockstepRun::open(const RunParts& parts) {
 
 Result<bool> LockstepRun::advance() {
   if (config_.steps_max != 0 && summary_.steps >= config_.steps_max) return false;
-  const auto turn = take_turn(
-      {.step = summary_.steps, .idle = idle_, .unfinished = decisions_.has_unfinished_requests()});
-  if (!turn) return tl::unexpected(turn.error());
-  if (*turn == Turn::end) {
+  LS_ASSIGN_OR_RETURN(const auto turn,
+                      take_turn({.step = summary_.steps,
+                                 .idle = idle_,
+                                 .unfinished = decisions_.has_unfinished_requests()}));
+  if (turn == Turn::end) {
     if (has_wait_cycle(config_, decisions_, holding_)) set_stuck();
     return false;
   }
-  if (*turn == Turn::stuck || is_stuck()) {
+  if (turn == Turn::stuck || is_stuck()) {
     set_stuck();
     return false;
   }
@@ -78,7 +77,7 @@ void LockstepRun::set_stuck() {
 
 Result<bool> LockstepRun::decide() {
   resets_.clear();
-  if (auto applied = apply_events(); !applied) return tl::unexpected(applied.error());
+  LS_RETURN_IF_ERROR(apply_events());
   watch_.lap();
   const SchedulerOutput& decision = decisions_.schedule();
   decision_ = &decision;
@@ -91,14 +90,13 @@ Result<bool> LockstepRun::decide() {
 
 Result<bool> LockstepRun::execute(const AgreedBatch& agreed) {
   const SchedulerOutput& decision = *decision_;
-  if (auto taken = connector_.take_report(decision.step, memory_ != nullptr); !taken)
-    return tl::unexpected(taken.error());
+  LS_RETURN_IF_ERROR(connector_.take_report(decision.step, memory_ != nullptr));
   LS_RETURN_IF_ERROR(check_transfers_end_once(decision));
   connector_.plan(decision, summary_);
   if (memory_ != nullptr)
     if (auto ran = memory_->run_step(decision, connector_.transfers(), agreed, chain_); !ran)
       return ended_by(std::move(ran));
-  if (auto sampled = sample(decision); !sampled) return tl::unexpected(sampled.error());
+  LS_RETURN_IF_ERROR(sample(decision));
   if (!connector_.report().empty()) {
     outputs_.attach(std::move(connector_.report()));
     progress_.reported();
@@ -107,7 +105,7 @@ Result<bool> LockstepRun::execute(const AgreedBatch& agreed) {
   workload_.while_running(events_);
   if (!events_.empty()) {
     resets_.clear();
-    if (auto applied = apply_events(); !applied) return tl::unexpected(applied.error());
+    LS_RETURN_IF_ERROR(apply_events());
   }
   return end_step(process_output(!decision.scheduled.empty()));
 }
@@ -172,7 +170,7 @@ bool LockstepRun::observe(bool (StepObserver::*hook)(const StepView&),
 Result<RunReport> LockstepRun::finish() {
   if (memory_ != nullptr) {
     if (auto checked = memory_->finish(summary_.verdict != Verdict::divergence); !checked)
-      if (auto ended = ended_by(std::move(checked)); !ended) return tl::unexpected(ended.error());
+      LS_RETURN_IF_ERROR(ended_by(std::move(checked)));
   } else {
     summary_.not_checked.push_back("memory: no backend, the model's decisions alone");
   }
@@ -189,7 +187,7 @@ Result<void> LockstepRun::apply_events() {
   for (WorkloadEvent& event : events_) {
     switch (event.kind) {
       case WorkloadEvent::Kind::add:
-        if (auto added = add_request(event); !added) return added;
+        LS_RETURN_IF_ERROR(add_request(event));
         break;
       case WorkloadEvent::Kind::abort:
         abort_request(event.name);
@@ -292,7 +290,7 @@ Result<void> LockstepRun::sample(const SchedulerOutput& decision) {
     draft += num_spec;
   }
   ModelOutput& output = begin_output(decision);
-  if (auto done = workload_.sample(decision.step, rows_, output); !done) return done;
+  LS_RETURN_IF_ERROR(workload_.sample(decision.step, rows_, output));
   LS_CHECK(output.token_ends.size() == decision.scheduled.size(), "{} rows sampled, {} scheduled",
            output.token_ends.size(), decision.scheduled.size());
   if (workload_.is_scripted() && decisions_.model() != nullptr)
@@ -363,7 +361,7 @@ LockstepRun::OutputTaken LockstepRun::process_output(bool anything_scheduled) {
   return taken;
 }
 
-// The oldest output in flight reaches the engine. Returns whose it is.
+// The oldest output in flight reaches the engine. Returns its step.
 std::int64_t LockstepRun::take_output() {
   StepInFlight flight = outputs_.take_oldest();
   watch_.lap();
@@ -375,7 +373,7 @@ std::int64_t LockstepRun::take_output() {
   return flight.step;
 }
 
-// Nobody runs or waits, nobody's blocks are being moved, and all ends have been reported.
+// No request runs or waits, no blocks are being moved, and all ends have been reported.
 bool LockstepRun::has_nothing_to_decide() const {
   return !decisions_.has_unfinished_requests() && decisions_.held().empty() &&
          requests_.num_live() == std::ssize(decision_->finished);
@@ -404,12 +402,11 @@ Error with_place(const std::string& place, const Error& error) {
 }  // namespace
 
 Result<RunReport> run_lockstep(const RunConfig& config, const RunParts& parts) {
-  const auto run = LockstepRun::start(config, parts);
-  if (!run) return tl::unexpected(run.error());
+  LS_ASSIGN_OR_RETURN(const auto run, LockstepRun::start(config, parts));
   for (;;) {
-    const auto goes_on = (*run)->advance();
+    const auto goes_on = run->advance();
     if (!goes_on) return tl::unexpected(with_place(parts.workload.place(), goes_on.error()));
-    if (!*goes_on) return (*run)->finish();
+    if (!*goes_on) return run->finish();
   }
 }
 

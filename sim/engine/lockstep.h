@@ -5,7 +5,7 @@
 // (1) Same configuration, workload and seed: same decisions, same checks, same chain of state
 //     hashes.
 // (2) The first divergence ends the run; it is in the summary, not an Error.
-// (3) An Error is what the user can cause (a bad trace, a refused configuration) or a device that
+// (3) An Error is what the user can cause (a bad trace, a refused configuration) or a backend that
 //     failed.
 // (4) What the model has sampled is known to the worker at once, and to the engine when it
 //     processes the step's output: with asynchronous scheduling, a step later.
@@ -23,12 +23,10 @@
 #include "base/stopwatch.h"
 #include "sim/engine/connector_step.h"
 #include "sim/engine/live_requests.h"
-#include "sim/engine/liveness.h"
-#include "sim/engine/memory_check.h"
-#include "sim/engine/outputs_in_flight.h"
 #include "sim/engine/run_config.h"
 #include "sim/engine/run_memory.h"
 #include "sim/engine/step_observer.h"
+#include "sim/engine/wait_graph.h"
 #include "sim/engine/workload.h"
 #include "sim/verdict/run_summary.h"
 
@@ -44,7 +42,7 @@ struct RunReport {
 struct RunParts {
   DecisionSource& decisions;
   Workload& workload;
-  // One backend for each of num_ranks(device), made with the configuration that config_of_rank()
+  // One backend for each of num_ranks(config), made with the configuration that config_of_rank()
   // says; none: the decisions alone.
   std::span<Backend* const> ranks{};
   StepObserver* observer = nullptr;  // may be null
@@ -62,7 +60,7 @@ class LockstepRun {
   // The last step did nothing: the next one does nothing either, unless something arrives.
   bool is_idle() const { return idle_; }
 
-  // advance() in parts, for whoever has something to say between them (data_parallel.h): asks the
+  // advance() in parts, for callers that act between them (data_parallel.h): asks the
   // workload what happens before the next step, decides it, runs it. False: the run has ended.
   Result<Turn> take_turn(const LoopState& state);
   Result<bool> decide();

@@ -11,7 +11,7 @@ namespace lockstep {
 
 struct RunConfig {
   EngineConfig engine;
-  BackendConfig device;  // device.plan says groups and pool, with or without a backend
+  BackendConfig backend;  // its plan says groups and pool, also where the decisions run alone
   CheckBudget budget;
   std::int64_t steps_max = 0;  // stop after so many; 0: no limit
 };

@@ -13,8 +13,6 @@
 #include "sim/step/model_step.h"
 #include "sim/step/probe_planner.h"
 #include "sim/step/program_builder.h"
-#include "sim/step/transfer_step.h"
-#include "sim/step/worker.h"
 
 namespace lockstep {
 
@@ -26,13 +24,13 @@ class RankRun final {
         model_(std::move(model)),
         backend_(backend),
         summary_(summary),
-        worker_(config_.device.num_rows, config_.device.context, model_),
-        builder_(config_.engine, config_.device, model_, worker_),
+        worker_(config_.backend.num_rows, config_.backend.context, model_),
+        builder_(config_.engine, config_.backend, model_, worker_),
         model_step_(model_, worker_),
-        transfer_step_(model_, worker_, backend_, config_.device.parallel.tp_rank),
-        planner_(config_.device, model_, worker_, config_.budget.probe_rows,
+        transfer_step_(model_, worker_, backend_, config_.backend.parallel.tp_rank),
+        planner_(config_.backend, model_, worker_, config_.budget.probe_rows,
                  backend.answers_queries() ? config_.budget.query_rows : 0),
-        comparer_(config_.device, model_, worker_, backend_, config_.budget.untouched_pages,
+        comparer_(config_.backend, model_, worker_, backend_, config_.budget.untouched_pages,
                   summary_) {}
 
   void add_request(RequestId id, const RequestSpec& spec) { worker_.add_request(id, spec); }
@@ -48,7 +46,7 @@ class RankRun final {
                    const AgreedBatch& agreed, StateHashChain& chain);
   Checked finish(bool agreed, std::span<MemoryCheck* const> checks);
 
-  RankMemory memory() { return {config_.device, model_, worker_, backend_, program_}; }
+  RankMemory memory() { return {config_.backend, model_, worker_, backend_, program_}; }
 
  private:
   void say_what_was_not_checked(bool agreed, std::span<MemoryCheck* const> checks);
@@ -72,23 +70,22 @@ class RankRun final {
 Checked RankRun::run_step(const SchedulerOutput& decision, const StepTransfers& transfers,
                           const AgreedBatch& agreed, StateHashChain& chain) {
   Stopwatch watch;
-  if (auto built = builder_.build(decision, transfers, program_); !built) return built;
+  LS_RETURN_UNLESS_FINE(builder_.build(decision, transfers, program_));
   program_.num_padded_tokens = std::max(program_.num_padded_tokens, agreed.num_tokens);
   program_.agreed = agreed;
-  if (auto begun = transfer_step_.begin(transfers, program_); !begun)
-    return tl::unexpected(begun.error());
-  if (auto loads = transfer_step_.check_loads(transfers, decision.step); !loads) return loads;
+  LS_RETURN_IF_ERROR(transfer_step_.begin(transfers, program_));
+  LS_RETURN_UNLESS_FINE(transfer_step_.check_loads(transfers, decision.step));
   summary_.seconds.program += watch.lap();
   const auto requests = builder_.row_requests();
   auto reused = comparer_.check_reused(program_, requests);
   summary_.seconds.compare += watch.lap();
   if (!reused) return reused;
-  if (auto applied = model_step_.apply(program_, requests, expected_); !applied) return applied;
-  if (auto stores = transfer_step_.check_stores(transfers, decision.step); !stores) return stores;
-  if (auto hits = check_hits(decision); !hits) return hits;
+  LS_RETURN_UNLESS_FINE(model_step_.apply(program_, requests, expected_));
+  LS_RETURN_UNLESS_FINE(transfer_step_.check_stores(transfers, decision.step));
+  LS_RETURN_UNLESS_FINE(check_hits(decision));
   planner_.plan(program_, requests, [&](std::size_t i) { return builder_.is_void(i); });
   summary_.seconds.program += watch.lap();
-  if (auto done = backend_.execute(program_, readback_); !done) return tl::unexpected(done.error());
+  LS_RETURN_IF_ERROR(backend_.execute(program_, readback_));
   summary_.seconds.execute += watch.lap();
   auto compared = comparer_.check_step(program_, requests, expected_, planner_, readback_, chain);
   summary_.seconds.compare += watch.lap();
@@ -100,7 +97,7 @@ Checked RankRun::check_hits(const SchedulerOutput& decision) {
     const ScheduledRequest& scheduled = decision.scheduled[i];
     if ((!scheduled.is_new && !scheduled.is_resumed) || builder_.is_void(i)) continue;
     if (auto hit = check_hit(model_, worker_.context(), worker_.at(scheduled.id),
-                             config_.device.plan, decision.step, scheduled.computed);
+                             config_.backend.plan, decision.step, scheduled.computed);
         !hit)
       return hit;
   }
@@ -120,8 +117,8 @@ Checked RankRun::finish(bool agreed, std::span<MemoryCheck* const> checks) {
   summary_.graphs.replayed += graphs.replayed;
   summary_.graphs.dropped += graphs.dropped;
   // The ranks leave out the same things for the same reasons: one of them says so.
-  const ParallelRank& at = config_.device.parallel;
-  if (config_.device.context.rank == 0 && at.tp_rank == 0 && at.pp_rank == 0)
+  const ParallelRank& at = config_.backend.parallel;
+  if (config_.backend.context.rank == 0 && at.tp_rank == 0 && at.pp_rank == 0)
     say_what_was_not_checked(agreed, checks);
   return compared;
 }
@@ -147,7 +144,7 @@ void RankRun::say_what_was_not_checked(bool agreed, std::span<MemoryCheck* const
                                         layer.layout.kind == CacheKind::hidden_state
                                             ? "hidden states are not attended to"
                                             : "its elements are not numbers within +-1"));
-  if (config_.device.check == CheckMode::fast)
+  if (config_.backend.check == CheckMode::fast)
     not_checked.push_back(
         "single accesses of threads (bounds, races, uninitialised reads): the check mode is fast");
   if (!agreed) not_checked.push_back("everything after the divergence");
@@ -155,7 +152,7 @@ void RankRun::say_what_was_not_checked(bool agreed, std::span<MemoryCheck* const
 
 RunMemory::RunMemory(const RunConfig& config, std::span<MemoryCheck* const> checks,
                      RunSummary& summary)
-    : config_(config.device), summary_(summary), checks_(checks.begin(), checks.end()) {}
+    : config_(config.backend), summary_(summary), checks_(checks.begin(), checks.end()) {}
 RunMemory::~RunMemory() = default;
 
 void RunMemory::add_request(RequestId id, const RequestSpec& spec) {
@@ -179,14 +176,12 @@ Checked RunMemory::run_step(const SchedulerOutput& decision, const StepTransfers
   auto compared = first_of_ranks(
       [&](RankRun& rank) { return rank.run_step(decision, transfers, agreed, chain); });
   if (!compared) return compared;
-  for (MemoryCheck* check : checks_)
-    if (auto checked = check->step_compared(); !checked) return checked;
+  for (MemoryCheck* check : checks_) LS_RETURN_UNLESS_FINE(check->step_compared());
   return {};
 }
 
 Checked RunMemory::output_taken(std::span<const StoppedRequest> stopped, std::int64_t now_ns) {
-  for (MemoryCheck* check : checks_)
-    if (auto checked = check->output_taken(stopped, now_ns); !checked) return checked;
+  for (MemoryCheck* check : checks_) LS_RETURN_UNLESS_FINE(check->output_taken(stopped, now_ns));
   return {};
 }
 
@@ -224,27 +219,26 @@ Result<std::unique_ptr<RunMemory>> RunMemory::create(const RunConfig& config,
                                                      std::span<Backend* const> ranks,
                                                      std::span<MemoryCheck* const> checks,
                                                      RunSummary& summary) {
-  if (const auto reason = ProgramBuilder::why_not_supported(config.engine, config.device.plan))
-    return fail(fmt::format("{}; replay it with `--backend none`", *reason));
-  LS_CHECK(std::ssize(ranks) == num_ranks(config.device), "{} backends for {} ranks", ranks.size(),
-           num_ranks(config.device));
-  if (auto sound = check_ranks(config.device); !sound) return tl::unexpected(sound.error());
+  if (auto sound = ProgramBuilder::check_supported(config.engine, config.backend.plan); !sound)
+    return fail(fmt::format("{}; replay it with `--backend none`", sound.error().message));
+  LS_CHECK(std::ssize(ranks) == num_ranks(config.backend), "{} backends for {} ranks", ranks.size(),
+           num_ranks(config.backend));
+  LS_RETURN_IF_ERROR(check_ranks(config.backend));
   std::unique_ptr<RunMemory> memory(new RunMemory(config, checks, summary));
   std::vector<RankMemory> looked_at;
   for (std::size_t rank = 0; rank < ranks.size(); ++rank) {
     RunConfig own = config;
-    auto one = rank_model(config.device, static_cast<std::int32_t>(rank));
-    if (!one) return tl::unexpected(one.error());
-    own.device = std::move(one->config);
+    LS_ASSIGN_OR_RETURN(auto one, rank_model(config.backend, static_cast<std::int32_t>(rank)));
+    own.backend = std::move(one.config);
     memory->ranks_.push_back(
-        std::make_unique<RankRun>(own, std::move(one->model), *ranks[rank], summary));
+        std::make_unique<RankRun>(own, std::move(one.model), *ranks[rank], summary));
     looked_at.push_back(memory->ranks_.back()->memory());
   }
   for (MemoryCheck* check : checks) check->begin(memory->config_, looked_at, summary);
-  if (config.engine.dcp * config.engine.pcp != config.device.context.num_ranks)
+  if (config.engine.dcp * config.engine.pcp != config.backend.context.num_ranks)
     summary.not_checked.push_back(
         fmt::format("{} further ranks of prefill context parallelism, which hold the same cache",
-                    config.engine.dcp * config.engine.pcp - config.device.context.num_ranks));
+                    config.engine.dcp * config.engine.pcp - config.backend.context.num_ranks));
   return memory;
 }
 

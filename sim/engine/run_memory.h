@@ -1,24 +1,58 @@
 // The memory of a run: the worker's view of the requests, the program of each step, the memory
 // model, the backend and their comparison, rank by rank; and the checks that look on at all ranks.
 //
-// (1) All ranks follow the same decisions; each has a plan, a model and a backend of its own.
+// (1) All ranks follow the same decisions; each has its own plan, model and backend.
 // (2) The lowest rank that diverges is the one that is told.
 #pragma once
 
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "base/result.h"
+#include "reference/memory/memory_model.h"
 #include "reference/types/scheduler_types.h"
-#include "sim/engine/memory_check.h"
 #include "sim/engine/run_config.h"
+#include "sim/protocol/backend.h"
 #include "sim/step/transfer_step.h"
+#include "sim/step/worker.h"
 #include "sim/verdict/checked.h"
 #include "sim/verdict/run_summary.h"
 
 namespace lockstep {
+
+// One rank of memory. All of it outlives the run's checks.
+struct RankMemory {
+  const BackendConfig& config;  // with the rank's own plan
+  const MemoryModel& model;
+  Worker& worker;
+  Backend& backend;
+  const StepProgram& program;  // of the step at hand; step -1: none yet
+};
+
+// What looks on at the memory of a run, beside the comparison that every rank does of itself: all
+// ranks together, hidden states that are read out, and what comes next.
+class MemoryCheck {
+ public:
+  virtual ~MemoryCheck() = default;
+
+  // Once, before the first step. `config`: of the whole model.
+  virtual void begin(const BackendConfig& config, std::span<const RankMemory> ranks,
+                     RunSummary& summary) = 0;
+  // A step has run on all ranks, and each has compared equal.
+  virtual Checked step_compared() { return {}; }
+  // The step's output is processed: it ended these, and their blocks are not given to others yet.
+  virtual Checked output_taken(std::span<const StoppedRequest> /*stopped*/,
+                               std::int64_t /*now_ns*/) {
+    return {};
+  }
+  // After the last step, whatever the verdict: the counts. `agreed`: nothing was found so far.
+  virtual Checked finish(bool agreed) = 0;
+  // What was left out, one sentence each, where the ranks say theirs.
+  virtual std::vector<std::string> not_checked() const { return {}; }
+};
 
 // Names the rank of the whole model's `config` in what it has found.
 void set_rank(const BackendConfig& config, std::int32_t rank, Divergence& found);
@@ -27,7 +61,7 @@ class RankRun;
 
 class RunMemory {
  public:
-  // One backend for each of num_ranks(config.device), in their order. All of it outlives this.
+  // One backend for each of num_ranks(config.backend), in their order. All of it outlives this.
   // Refused: what the memory model or the program builder cannot follow, and degrees that the plan
   // cannot be cut into.
   static Result<std::unique_ptr<RunMemory>> create(const RunConfig& config,

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "base/names.h"
+
 namespace lockstep {
 
 bool ObserverList::decided(const StepView& view) {
@@ -22,18 +24,17 @@ void ObserverList::left(RequestId request, FinishReason reason) {
   for (StepObserver* observer : observers_) observer->left(request, reason);
 }
 
-std::string_view name_of(FinishReason reason) {
-  switch (reason) {
-    case FinishReason::stop:
-      return "stop";
-    case FinishReason::length:
-      return "length";
-    case FinishReason::abort:
-      return "abort";
-    case FinishReason::error:
-      return "error";
-  }
-  return "?";
-}
+namespace {
+
+constexpr auto kReasons = std::to_array<Named<FinishReason>>({
+    {FinishReason::stop, "stop"},
+    {FinishReason::length, "length"},
+    {FinishReason::abort, "abort"},
+    {FinishReason::error, "error"},
+});
+
+}  // namespace
+
+std::string_view name_of(FinishReason reason) { return name_in(kReasons, reason); }
 
 }  // namespace lockstep

@@ -20,9 +20,10 @@ struct StepView {
   std::span<const StoppedRequest> stopped;
   const CacheCounters& counters;
   const DecisionSource& decisions;
-  StateHash state_hash;              // of the chain up to here
-  std::int64_t output_of_step = -1;  // asynchronous scheduling: whose output came in; -1: none
-  std::int64_t now_ns = 0;           // of the workload's clock
+  StateHash state_hash;  // of the chain up to here
+  std::int64_t output_of_step =
+      -1;  // asynchronous scheduling: the step of the output that came in; -1: none
+  std::int64_t now_ns = 0;                   // of the workload's clock
   std::span<const CacheEvent> cache_events;  // of the whole step, in `finished`
   std::span<const std::uint8_t> resets;  // 0 or 1, results of the step's reset_prefix_cache events
   const std::function<std::string_view(RequestId)>& name;  // live, or finished in this step

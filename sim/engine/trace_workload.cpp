@@ -1,5 +1,3 @@
-#include <fmt/core.h>
-
 #include <algorithm>
 #include <deque>
 #include <optional>
@@ -54,8 +52,7 @@ std::int32_t PlannedOutput::made(std::int64_t index) const {
 }
 
 std::int32_t PlannedOutput::token(std::int64_t index) const {
-  if (index < static_cast<std::int64_t>(plan_.tokens.size()))
-    return plan_.tokens[static_cast<std::size_t>(index)];
+  if (index < static_cast<std::int64_t>(plan_.tokens.size())) return plan_.tokens[index];
   if (plan_.fill && index < plan_.length) return *plan_.fill;
   if (ends_with_eos_ && index == plan_.length - 1) return *eos_;
   return made(index);
@@ -86,7 +83,7 @@ struct Due {
 };
 using DueQueue = std::priority_queue<Due, std::vector<Due>, std::greater<>>;
 
-// A table whose free places are used again.
+// A table that reuses free places.
 template <class T>
 class Slab {
  public:
@@ -148,9 +145,6 @@ class TraceWorkload final : public Workload {
     std::string name;
     std::optional<std::int32_t> abort_after;
   };
-  struct TimedAbort {
-    std::string name;
-  };
 
   Result<void> read_ahead();
   void take_in(TraceRecord record);
@@ -168,8 +162,8 @@ class TraceWorkload final : public Workload {
   std::size_t timed_read_ = 0;  // records in arrivals_ that came with a time of their own
 
   Slab<Pending> pending_;
-  DueQueue arrivals_;  // into pending_
-  Slab<TimedAbort> timed_aborts_;
+  DueQueue arrivals_;                                                  // into pending_
+  Slab<std::string> timed_aborts_;                                     // names
   DueQueue aborts_;                                                    // into timed_aborts_
   std::vector<std::string> aborts_now_;                                // by output length, in order
   Slab<Plan> plans_;                                                   // by ticket
@@ -181,9 +175,8 @@ class TraceWorkload final : public Workload {
 Result<void> TraceWorkload::read_ahead() {
   while (!read_all_ && timed_read_ < kLookahead) {
     TraceRecord record;
-    const auto more = reader_->next(record);
-    if (!more) return tl::unexpected(more.error());
-    if (!*more)
+    LS_ASSIGN_OR_RETURN(const auto more, reader_->next(record));
+    if (!more)
       read_all_ = true;
     else
       take_in(std::move(record));
@@ -232,7 +225,7 @@ std::optional<std::int64_t> TraceWorkload::next_due() const {
 }
 
 Result<Turn> TraceWorkload::next_turn(const LoopState& state, std::vector<WorkloadEvent>& events) {
-  if (auto read = read_ahead(); !read) return tl::unexpected(read.error());
+  LS_RETURN_IF_ERROR(read_ahead());
   const auto next = next_due();
   if (!next && !state.unfinished) return Turn::end;
   if (state.idle) {
@@ -245,12 +238,12 @@ Result<Turn> TraceWorkload::next_turn(const LoopState& state, std::vector<Worklo
     const std::size_t index = arrivals_.top().index;
     arrivals_.pop();
     emit(pending_.take(index), events);
-    if (auto read = read_ahead(); !read) return tl::unexpected(read.error());
+    LS_RETURN_IF_ERROR(read_ahead());
   }
   while (!aborts_.empty() && aborts_.top().t_ns <= now_) {
     const std::size_t index = aborts_.top().index;
     aborts_.pop();
-    events.push_back(abort_of(timed_aborts_.take(index).name));
+    events.push_back(abort_of(timed_aborts_.take(index)));
   }
   return Turn::step;
 }
@@ -271,7 +264,7 @@ void TraceWorkload::emit(Pending pending, std::vector<WorkloadEvent>& events) {
             .name = request->spec.name,
             .abort_after = {}};
   if (request->abort && request->abort->t_ns)
-    aborts_.push({*request->abort->t_ns, order_++, timed_aborts_.add({request->spec.name})});
+    aborts_.push({*request->abort->t_ns, order_++, timed_aborts_.add(request->spec.name)});
   else if (request->abort)
     plan.abort_after = request->abort->after_tokens;
   const std::size_t ticket = plans_.add(std::move(plan));

@@ -1,5 +1,6 @@
-// Who waits for whom when nothing runs: requests that wait for blocks, requests that stand behind
-// others in the queue, and the circle that none of them can leave.
+// Whether a run gets anywhere, and who waits for whom when nothing runs: requests that wait for
+// blocks, requests that stand behind others in the queue, and the circle that none of them can
+// leave.
 //
 // A request waits for
 // (1) the requests that stand before it in the queue and do not fit: the scheduler looks no further
@@ -10,18 +11,23 @@
 // A request that loads waits for its transfer as well, which is no part of the graph: when it is
 // over, (1) still holds.
 //
-// Not decided here: how many blocks a request needs; whoever asks counts them.
+// find_wait_cycle() does not decide how many blocks a request needs: its caller counts them.
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
+#include "reference/schedule/decision_source.h"
 #include "reference/schedule/scheduler.h"
 #include "reference/types/engine_config.h"
 #include "reference/types/kv_cache_spec.h"
+#include "sim/engine/run_config.h"
+#include "sim/verdict/run_summary.h"
 
 namespace lockstep {
 
@@ -51,9 +57,6 @@ struct WaitCycle {
 // can never end because a request is larger than the pool.
 std::optional<WaitCycle> find_wait_cycle(const Standstill& standstill);
 
-// What a run looks like when nothing runs any more: the queue with what each request holds and
-// misses, for find_wait_cycle().
-
 // Blocks that `tokens` tokens of one request take in all groups.
 std::int64_t num_blocks_for(std::span<const KVCacheGroupSpec> groups, std::int64_t tokens);
 
@@ -80,5 +83,42 @@ std::int64_t num_blocks_held(const Scheduler& scheduler, RequestId request, std:
 // REQUIRES: no request runs.
 Standstill standstill_of(const Scheduler& scheduler, const EngineConfig& engine,
                          const KVCacheConfig& plan, const HoldingWatch& watch);
+
+// Requests that preempt each other forever do run, but nothing is sampled and none leaves. Every
+// step schedules at least a token, so with all of them counted several times over, that is no
+// progress. Steps in which a fault hinders them do not count, nor those up to a report of a KV
+// connector; but of reports alone there may not be too many either: what is loaded and given back
+// in turns is no progress.
+class ProgressGuard {
+ public:
+  explicit ProgressGuard(const RunConfig& config) : config_(config) {}
+  void arrived() { got_further(); }
+  void sampled() { got_further(); }
+  void left() { got_further(); }
+  void hindered() { got_further(); }
+  void reported() {
+    if (++reports_ <= kReportsMax) steps_ = 0;
+  }
+  // Once a step.
+  bool is_stuck(const DecisionSource& decisions);
+
+ private:
+  static constexpr std::int64_t kReportsMax = 256;
+  void got_further() { steps_ = reports_ = 0; }
+
+  const RunConfig& config_;
+  std::int64_t steps_ = 0;
+  std::int64_t reports_ = 0;  // of a connector since there was progress
+};
+
+// Whether nothing runs, and a request that holds blocks waits for one behind it. Only the model's
+// scheduler can tell.
+bool has_wait_cycle(const RunConfig& config, const DecisionSource& decisions,
+                    const HoldingWatch& holding);
+// The verdict, who is stuck, and why: "needs about 12 blocks for its 190 tokens; 3 of 40 are free,
+// and nobody runs who would free any".
+void set_liveness_verdict(const RunConfig& config, const DecisionSource& decisions,
+                          const std::function<std::string_view(RequestId)>& name,
+                          const HoldingWatch& holding, RunSummary& summary);
 
 }  // namespace lockstep

@@ -1,4 +1,5 @@
-// What reaches the engine and what the model answers: the two inputs of a run that nobody decides.
+// What reaches the engine and what the model answers: the two inputs of a run that the engine does
+// not decide.
 //
 // Two of them: a request trace, driven by a virtual clock in integer nanoseconds; and a recording,
 // which says step by step what happened before it and what was sampled
@@ -13,9 +14,12 @@
 #include <string_view>
 #include <vector>
 
+#include "base/ids.h"
 #include "base/result.h"
+#include "reference/schedule/scheduler.h"
+#include "reference/types/kv_connector.h"
 #include "reference/types/scheduler_types.h"
-#include "sim/engine/transfer_planner.h"
+#include "sim/step/transfer_step.h"
 #include "traces/formats/request_trace.h"
 #include "traces/formats/run_spec.h"
 
@@ -56,6 +60,22 @@ struct SampledRow {
   std::span<const std::int32_t> drafts;
 };
 
+// The step just decided, and what comes in with its output.
+struct DecidedStep {
+  const SchedulerOutput& decision;
+  const Scheduler& scheduler;
+  const KVConnectorOutput& report;             // of the planner's own workers
+  std::span<const std::int64_t> block_tokens;  // per group, that an entry of a table stands for
+};
+
+// Plans what a KV connector moves in a step, once the step is decided.
+class TransferPlanner {
+ public:
+  virtual ~TransferPlanner() = default;
+  // Appends to `transfers`, all but `held` and `lost`, which are there.
+  virtual void plan(const DecidedStep& step, StepTransfers& transfers) = 0;
+};
+
 class Workload {
  public:
   virtual ~Workload() = default;
@@ -65,11 +85,11 @@ class Workload {
   // The model's output of the step just decided: rows as scheduled.
   virtual Result<void> sample(std::int64_t step, std::span<const SampledRow> rows,
                               ModelOutput& output) = 0;
-  // Who knows of caches elsewhere; null: nobody.
+  // Knows of caches elsewhere; may be null.
   virtual KVConnector* connector() { return nullptr; }
   // What the connector's workers report with the output of the step just decided, appended.
   virtual Result<void> connector_report(KVConnectorOutput&) { return {}; }
-  // What the connector moves; null: nobody knows, and the decisions can only be run alone.
+  // What the connector moves; null: not known, and the decisions can only be run alone.
   virtual TransferPlanner* transfers() { return nullptr; }
   // What the connector has under way may change something without anything running: that nothing
   // does is no verdict yet.
@@ -93,11 +113,11 @@ class Workload {
   // Every step is given, idle ones too, and the run ends where they end: waiting for ever is no
   // verdict.
   virtual bool is_scripted() const { return false; }
-  // "FILE:LINE" of what it gave last, for whoever cannot go on with it; empty: it is in no file.
+  // "FILE:LINE" of what it gave last, for errors; empty: it is in no file.
   virtual std::string place() const { return {}; }
   virtual std::int64_t now_ns() const = 0;
-  // When something arrives next (nothing: no more), and that it is this late: for whoever keeps the
-  // time of several engines, in place of step_done(), or makes a step last.
+  // When something arrives next (nothing: no more), and that it is this late. For callers that keep
+  // the time of several engines, in place of step_done(), or make a step last.
   virtual std::optional<std::int64_t> next_due_ns() const { return std::nullopt; }
   virtual void advance_to(std::int64_t /*now_ns*/) {}
   virtual std::int64_t records_consumed() const = 0;  // of the trace, or steps of the recording

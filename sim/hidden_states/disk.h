@@ -14,10 +14,8 @@
 #include <cstdint>
 #include <map>
 #include <optional>
-#include <span>
 #include <string>
 #include <string_view>
-#include <utility>
 #include <vector>
 
 #include "base/seeded_random.h"
@@ -95,7 +93,7 @@ class Disk {
 };
 
 // Files that an observer sees whole or not at all, on a disk that fails: each is written aside,
-// under a name of its own, and renamed when all of it is there.
+// under another name, and renamed when all of it is there.
 //
 // (1) Under a name that was put, read() finds nothing, or all bytes of one put() of that name;
 //     after the last put of a name was reported done, those of that one.

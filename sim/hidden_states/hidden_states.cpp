@@ -6,7 +6,7 @@
 #include <cctype>
 
 #include "base/check.h"
-#include "base/hex_text.h"
+#include "base/number_text.h"
 #include "reference/memory/page_image.h"
 #include "traces/formats/safetensors.h"
 
@@ -82,7 +82,7 @@ Checked HiddenStateExtraction::compare(const StepReadback& readback) {
   std::vector<std::uint8_t> expected;
   for (std::size_t i = 0; i < requests_.size(); ++i) {
     const RowExtraction& extraction = program_.extractions[i];
-    const ModelLayer& layer = model_.layers()[static_cast<std::size_t>(extraction.layer)];
+    const ModelLayer& layer = model_.layers()[extraction.layer];
     const PrefixContent& prefix = worker_.at(requests_[i]).prefix;
     const auto row_bytes = static_cast<std::size_t>(layer.row_size_bytes);
     expected.resize(row_bytes * static_cast<std::size_t>(layer.layout.num_kv_heads));
@@ -110,7 +110,7 @@ std::vector<HiddenStates> HiddenStateExtraction::states(const StepReadback& read
   auto at = readback.extracted.begin();
   for (std::size_t i = 0; i < requests_.size(); ++i) {
     const RowExtraction& extraction = program_.extractions[i];
-    const ModelLayer& layer = model_.layers()[static_cast<std::size_t>(extraction.layer)];
+    const ModelLayer& layer = model_.layers()[extraction.layer];
     if (extraction.layer == layers_.front()) {
       const WorkerRequest& request = worker_.at(requests_[i]);
       HiddenStates& states = all.emplace_back();
@@ -135,9 +135,9 @@ Divergence HiddenStateExtraction::difference(const RowExtraction& extraction, Re
                                              std::span<const std::uint8_t> expected,
                                              std::span<const std::uint8_t> found_row) const {
   const WorkerRequest& request = worker_.at(id);
-  const ModelLayer& layer = model_.layers()[static_cast<std::size_t>(extraction.layer)];
+  const ModelLayer& layer = model_.layers()[extraction.layer];
   const std::int64_t size = model_.block_size(layer.group);
-  const auto& table = request.tables[static_cast<std::size_t>(layer.group)];
+  const auto& table = request.tables[layer.group];
   const auto wrong = std::ranges::mismatch(expected, found_row).in1 - expected.begin();
   Divergence found;
   found.phase = Phase::extraction;
@@ -146,13 +146,13 @@ Divergence HiddenStateExtraction::difference(const RowExtraction& extraction, Re
   found.layer = layer.index;
   found.layer_name = layer.name;
   found.group = layer.group;
-  found.block = index_of(table[static_cast<std::size_t>(token / size)]);
+  found.block = index_of(table[token / size]);
   found.slot = found.block * size + token % size;
   found.part = "hidden";
   found.token = token;
   found.byte = wrong;
-  found.expected = hex_bytes(expected.subspan(static_cast<std::size_t>(wrong)), kBytesShown);
-  found.found = hex_bytes(found_row.subspan(static_cast<std::size_t>(wrong)), kBytesShown);
+  found.expected = hex_bytes(expected.subspan(wrong), kBytesShown);
+  found.found = hex_bytes(found_row.subspan(wrong), kBytesShown);
   found.doing = fmt::format("extraction of the hidden states of {}, which has ended with {} tokens",
                             request.name, request.num_known);
   found.message = fmt::format(

@@ -3,7 +3,6 @@
 #pragma once
 
 #include <cstdint>
-#include <optional>
 #include <set>
 #include <span>
 #include <string>
@@ -55,9 +54,9 @@ class HiddenStateFileNames {
 //
 // (1) Of every request that ends by its own output, all tokens that were computed: once, in order,
 //     from 0 to the one before the last sampled.
-// (2) It is read after the step that ends it, when its blocks are free and nobody has them yet.
+// (2) It is read after the step that ends it, when its blocks are free and not handed out again.
 //
-// Not here: aborted requests, whose hidden states nobody asks for; the way to a file
+// Not here: aborted requests, whose hidden states are not wanted; the way to a file
 // (watched_files.h).
 
 class HiddenStateExtraction {

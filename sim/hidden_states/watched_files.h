@@ -10,11 +10,15 @@
 #pragma once
 
 #include <cstdint>
+#include <deque>
+#include <functional>
 #include <map>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
+#include "sim/engine/run_memory.h"
 #include "sim/hidden_states/disk.h"
 #include "sim/hidden_states/hidden_states.h"
 #include "sim/verdict/checked.h"
@@ -58,6 +62,40 @@ class WatchedFiles {
   std::map<std::string, Expected> expected_;  // by file, not seen yet
   std::int64_t now_ns_ = 0;
   std::int64_t num_seen_ = 0;
+};
+
+// Hidden states of a run: read out of the cache when their request ends, rank by rank, compared,
+// and followed through files that a trainer looks at.
+//
+// Only one rank alone has rows that are whole: several read their parts and leave no files.
+class HiddenStateCheck final : public MemoryCheck {
+ public:
+  // Receives what a step's output has ended, once it has compared equal. An error ends the run.
+  using Sink = std::function<Result<void>(std::span<const HiddenStates>)>;
+
+  HiddenStateCheck(std::uint64_t seed, HiddenStateDefect defect) : files_(seed, defect) {}
+  void set_sink(Sink sink) { sink_ = std::move(sink); }
+
+  void begin(const BackendConfig& config, std::span<const RankMemory> ranks,
+             RunSummary& summary) override;
+  Checked output_taken(std::span<const StoppedRequest> stopped, std::int64_t now_ns) override;
+  Checked finish(bool agreed) override;
+  std::vector<std::string> not_checked() const override;
+
+ private:
+  struct Rank {
+    const RankMemory memory;
+    HiddenStateExtraction extraction;
+    StepReadback readback;
+  };
+  Checked extract(Rank& rank, std::span<const StoppedRequest> stopped);
+  Checked keep(Rank& rank, std::int64_t now_ns);
+
+  WatchedFiles files_;
+  Sink sink_;
+  RunSummary* summary_ = nullptr;
+  BackendConfig config_;  // of the whole model
+  std::deque<Rank> ranks_;
 };
 
 }  // namespace lockstep

@@ -7,10 +7,8 @@
 #include <utility>
 
 #include "sim/pair/paired_engine.h"
-#include "sim/pair/transfer_ledger.h"
 #include "sim/pair/transfer_receiver.h"
 #include "sim/pair/transfer_sender.h"
-#include "sim/pair/watched_receiver.h"
 
 namespace lockstep {
 namespace {
@@ -53,7 +51,9 @@ class Pair final : public EngineOwner {
   }
 
  private:
-  const std::vector<KVCacheGroupSpec>& groups() const { return options_.decode.device.plan.groups; }
+  const std::vector<KVCacheGroupSpec>& groups() const {
+    return options_.decode.backend.plan.groups;
+  }
   TransferLink link(Endpoint self, Endpoint peer) {
     return {network_, self, peer, options_.times, options_.defect, report_.transfers};
   }
@@ -116,12 +116,11 @@ Result<void> Pair::start() {
 
 Result<PairReport> Pair::run(const std::function<void(const PairProgress&)>& progress) {
   for (;;) {
-    const auto moved = turn();
-    if (!moved) return tl::unexpected(moved.error());
+    LS_ASSIGN_OR_RETURN(const auto moved, turn());
     if (progress) progress({.steps = num_steps(), .requests_ended = travellers_.counts().ended()});
-    if (!*moved || ledger_.finding() || report_.is_cut_short) break;
+    if (!moved || ledger_.finding() || report_.is_cut_short) break;
   }
-  if (auto closed = close(); !closed) return tl::unexpected(closed.error());
+  LS_RETURN_IF_ERROR(close());
   return std::move(report_);
 }
 
@@ -148,12 +147,11 @@ Result<bool> Pair::turn() {
   sender_.at(now_ns_);
   receiver_.at(now_ns_);
   deliver();
-  if (auto taken = take_arrivals(); !taken) return tl::unexpected(taken.error());
+  LS_RETURN_IF_ERROR(take_arrivals());
   travellers_.take_out_failed();
   const auto prefilled = step(*prefill_, sender_.has_news());
   if (!prefilled || !*prefilled) return prefilled;
-  if (auto taken = sender_.take_staged(prefill_->ready_ns()); !taken)
-    return tl::unexpected(taken.error());
+  LS_RETURN_IF_ERROR(sender_.take_staged(prefill_->ready_ns()));
   return step(*decode_, receiver_.has_news());
 }
 
@@ -181,8 +179,7 @@ Result<void> Pair::take_arrivals() {
   client_.advance_to(now_ns_);
   std::vector<WorkloadEvent> events;
   const LoopState state{.step = 0, .idle = false, .unfinished = !travellers_.is_empty()};
-  if (const auto turn = client_.next_turn(state, events); !turn)
-    return tl::unexpected(turn.error());
+  LS_RETURN_IF_ERROR(client_.next_turn(state, events));
   for (WorkloadEvent& event : events) {
     switch (event.kind) {
       case WorkloadEvent::Kind::add:
@@ -221,9 +218,8 @@ Result<std::vector<std::uint8_t>> Pair::read_block(TransferId id, BlockPlace pla
   std::vector<std::uint8_t> bytes;
   if (!options_.has_pages()) bytes = prefill_->memory().read_block(staged.group, staged.block);
   for (Backend* rank : options_.prefill_ranks) {
-    const auto part = rank->read_host_block(staged.group, staged.host);
-    if (!part) return tl::unexpected(part.error());
-    bytes.insert(bytes.end(), part->begin(), part->end());
+    LS_ASSIGN_OR_RETURN(const auto part, rank->read_host_block(staged.group, staged.host));
+    bytes.insert(bytes.end(), part.begin(), part.end());
   }
   ledger_.read(id, place, bytes);
   return bytes;
@@ -244,19 +240,16 @@ void Pair::find_divergence(std::string_view who, const RunSummary& engine) {
                     engine.divergence->step, engine.divergence->message));
 }
 
-// The engines say whether anybody waits for ever.
+// The engines say whether a request waits forever.
 Result<void> Pair::close() {
   const bool is_whole = !ledger_.finding() && !report_.is_cut_short;
   for (PairedEngine* engine : {prefill_.get(), decode_.get()})
-    if (is_whole)
-      if (auto closed = engine->close(); !closed) return closed;
-  auto prefill = prefill_->finish();
-  if (!prefill) return tl::unexpected(prefill.error());
-  auto decode = decode_->finish();
-  if (!decode) return tl::unexpected(decode.error());
+    if (is_whole) LS_RETURN_IF_ERROR(engine->close());
+  LS_ASSIGN_OR_RETURN(RunReport prefill, prefill_->finish());
+  LS_ASSIGN_OR_RETURN(RunReport decode, decode_->finish());
   static_cast<TravellerCounts&>(report_) = travellers_.counts();
-  report_.prefill = std::move(prefill->summary);
-  report_.decode = std::move(decode->summary);
+  report_.prefill = std::move(prefill.summary);
+  report_.decode = std::move(decode.summary);
   report_.network = network_.counts();
   report_.simulated_ns = now_ns_;
   report_.blocks_checked = ledger_.num_deliveries();
@@ -277,13 +270,13 @@ Result<void> Pair::close() {
 
 Result<PairReport> run_pair(const PairOptions& options, Workload& client,
                             const std::function<void(const PairProgress&)>& progress) {
-  if (auto sound = check_pair(options); !sound) return tl::unexpected(sound.error());
-  Result<HoldsContents> holds_contents =
-      options.has_pages() ? page_payloads(options.decode.device)
-                          : content_id_payloads(options.decode.device.plan.groups);
-  if (!holds_contents) return tl::unexpected(holds_contents.error());
-  Pair pair(options, client, std::move(*holds_contents));
-  if (auto started = pair.start(); !started) return tl::unexpected(started.error());
+  LS_RETURN_IF_ERROR(check_pair(options));
+  HoldsContents holds_contents = content_id_payloads(options.decode.backend.plan.groups);
+  if (options.has_pages()) {
+    LS_ASSIGN_OR_RETURN(holds_contents, page_payloads(options.decode.backend));
+  }
+  Pair pair(options, client, std::move(holds_contents));
+  LS_RETURN_IF_ERROR(pair.start());
   return pair.run(progress);
 }
 

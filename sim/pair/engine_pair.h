@@ -27,15 +27,12 @@
 
 #include <cstdint>
 #include <functional>
-#include <string>
-#include <vector>
 
 #include "sim/pair/network.h"
 #include "sim/pair/pair_config.h"
 #include "sim/pair/transfer_ledger.h"
 #include "sim/pair/transfer_protocol.h"
 #include "sim/pair/travellers.h"
-#include "sim/session/session.h"
 
 namespace lockstep {
 

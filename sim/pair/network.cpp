@@ -63,7 +63,7 @@ void Network::put_under_way(std::int64_t now_ns, const Packet& packet, std::int6
   if (random_.chance(options_.damage_percent) && !arriving.bytes.empty()) {
     ++counts_.damaged;
     const std::int64_t bit = random_.below(std::ssize(arriving.bytes) * 8);
-    arriving.bytes[static_cast<std::size_t>(bit / 8)] ^= static_cast<std::uint8_t>(1 << bit % 8);
+    arriving.bytes[bit / 8] ^= static_cast<std::uint8_t>(1 << bit % 8);
   }
   under_way_.emplace(arrives_ns, UnderWay{std::move(arriving), order});
 }

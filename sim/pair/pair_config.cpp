@@ -21,34 +21,34 @@ bool lay_out_alike(const BackendConfig& a, const BackendConfig& b) {
 }
 
 Result<void> check_pages(const PairOptions& options) {
-  LS_CHECK(std::ssize(options.prefill_ranks) == num_ranks(options.prefill.device) &&
-               std::ssize(options.decode_ranks) == num_ranks(options.decode.device),
+  LS_CHECK(std::ssize(options.prefill_ranks) == num_ranks(options.prefill.backend) &&
+               std::ssize(options.decode_ranks) == num_ranks(options.decode.backend),
            "{} and {} backends for {} and {} ranks", options.prefill_ranks.size(),
-           options.decode_ranks.size(), num_ranks(options.prefill.device),
-           num_ranks(options.decode.device));
-  if (!lay_out_alike(options.prefill.device, options.decode.device))
+           options.decode_ranks.size(), num_ranks(options.prefill.backend),
+           num_ranks(options.decode.backend));
+  if (!lay_out_alike(options.prefill.backend, options.decode.backend))
     return fail(
         "prefill and decode apart: both engines must lay their blocks out alike; what is sent are "
         "the bytes of a block, layer after layer");
   for (const LockstepConfig* config : {&options.prefill, &options.decode})
-    if (config->device.num_host_blocks < options.staging_blocks)
+    if (config->backend.num_host_blocks < options.staging_blocks)
       return fail(fmt::format(
           "prefill and decode apart: a host tier of {} blocks for a staging buffer of {}",
-          config->device.num_host_blocks, options.staging_blocks));
+          config->backend.num_host_blocks, options.staging_blocks));
   return {};
 }
 
 }  // namespace
 
 Result<void> check_pair(const PairOptions& options) {
-  const auto& groups = options.prefill.device.plan.groups;
+  const auto& groups = options.prefill.backend.plan.groups;
   for (const KVCacheGroupSpec& group : groups)
     if (!is_kind_known(group.spec.kind))
       return fail(
           fmt::format("prefill and decode apart: blocks of {} are not transferred; full "
                       "attention, MLA and sliding windows are",
                       name_of(group.spec.kind)));
-  if (groups != options.decode.device.plan.groups)
+  if (groups != options.decode.backend.plan.groups)
     return fail("prefill and decode apart: both engines must have the same groups and block sizes");
   if (options.offer_percent < 100 && !can_compute_lost_blocks(groups))
     return fail(
@@ -57,8 +57,8 @@ Result<void> check_pair(const PairOptions& options) {
   for (const LockstepConfig* config : {&options.prefill, &options.decode}) {
     if (config->engine.num_spec_tokens > 0)
       return fail("prefill and decode apart: draft tokens are not modelled");
-    if (num_ranks(config->device) != config->device.parallel.tp_size ||
-        config->device.context.num_ranks > 1 || config->data_parallel.dp_size > 1)
+    if (num_ranks(config->backend) != config->backend.parallel.tp_size ||
+        config->backend.context.num_ranks > 1 || config->data_parallel.dp_size > 1)
       return fail(
           "prefill and decode apart: of several ranks, blocks of tensor parallel ones alone are "
           "transferred");

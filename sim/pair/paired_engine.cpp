@@ -1,8 +1,12 @@
 #include "sim/pair/paired_engine.h"
 
+#include <fmt/core.h>
+
+#include <algorithm>
 #include <utility>
 
 #include "base/check.h"
+#include "sim/step/model_step.h"
 
 namespace lockstep {
 
@@ -19,12 +23,8 @@ Result<std::unique_ptr<PairedEngine>> PairedEngine::create(const LockstepConfig&
   session.attach = [&engine](std::int32_t, Workload*) {
     return Onlooker{.workload = engine.get(), .observer = engine.get()};
   };
-  auto opened = Session::open(alone, std::move(session));
-  if (!opened) return tl::unexpected(opened.error());
-  engine->session_ = std::move(*opened);
-  auto run = engine->session_->start();
-  if (!run) return tl::unexpected(run.error());
-  engine->run_ = std::move(*run);
+  LS_ASSIGN_OR_RETURN(engine->session_, Session::open(alone, std::move(session)));
+  LS_ASSIGN_OR_RETURN(engine->run_, engine->session_->start());
   return engine;
 }
 
@@ -59,8 +59,7 @@ Result<bool> PairedEngine::step(std::int64_t now_ns) {
 Result<void> PairedEngine::close() {
   if (run_->summary().verdict != Verdict::agreed) return {};
   is_closing_ = true;
-  const auto goes_on = run_->advance();
-  if (!goes_on) return tl::unexpected(goes_on.error());
+  LS_RETURN_IF_ERROR(run_->advance());
   return {};
 }
 
@@ -80,14 +79,14 @@ bool PairedEngine::decided(const StepView& view) {
     memory_.add_request(row.id, prompt->second);
     prompts_.erase(prompt);
   }
-  auto wrong = memory_.step(view.decision, view.model());
-  if (wrong) owner_.misread(*this, std::move(*wrong));
+  if (auto checked = memory_.step(view.decision, view.model()); !checked)
+    owner_.misread(*this, std::move(checked.divergence().message));
   return true;
 }
 
 Result<void> PairedEngine::sample(std::int64_t step, std::span<const SampledRow> rows,
                                   ModelOutput& output) {
-  if (auto sampled = owner_.sample(*this, step, rows, output); !sampled) return sampled;
+  LS_RETURN_IF_ERROR(owner_.sample(*this, step, rows, output));
   std::uint32_t begin = 0;
   for (std::size_t i = 0; i < scheduled_.size(); ++i) {
     const std::uint32_t end = output.token_ends[i];
@@ -125,6 +124,105 @@ void PairedEngine::request_left(std::string_view name, std::uint64_t) {
 void PairedEngine::request_refused(std::string_view name, std::uint64_t, const Error& why) {
   prompts_.erase(std::string(name));
   owner_.refused(*this, std::string(name), why);
+}
+
+std::vector<ContentId> contents_of(const Prompt& prompt) {
+  std::vector<ContentId> contents;
+  ContentId prefix = kEmptyPrefix;
+  for (const std::int32_t token : prompt.materialize())
+    contents.push_back(prefix = next_content(prefix, token));
+  return contents;
+}
+
+EngineMemory::EngineMemory(const KVCacheConfig& plan) : groups_(plan.groups) {
+  for (const KVCacheGroupSpec& group : groups_)
+    slots_per_block_ = std::max<std::int64_t>(slots_per_block_, group.spec.block_size);
+  group_of_.assign(plan.num_blocks, -1);
+  slots_.assign(plan.num_blocks * slots_per_block_, 0);
+}
+
+void EngineMemory::add_request(RequestId request, const Prompt& prompt) {
+  contents_[request] = contents_of(prompt);
+}
+
+void EngineMemory::append_sampled(RequestId request, std::span<const std::int32_t> tokens) {
+  std::vector<ContentId>& contents = contents_.at(request);
+  for (const std::int32_t token : tokens)
+    contents.push_back(next_content(contents.empty() ? kEmptyPrefix : contents.back(), token));
+}
+
+ContentId* EngineMemory::slots_of(std::int32_t group, BlockId block) {
+  LS_CHECK(block != kNullBlock && index_of(block) < std::ssize(group_of_), "block {} is written",
+           index_of(block));
+  const std::span slots = std::span(slots_).subspan(index_of(block) * slots_per_block_,
+                                                    static_cast<std::size_t>(slots_per_block_));
+  std::int32_t& owner = group_of_[block];
+  if (owner != group) std::ranges::fill(slots, 0);
+  owner = group;
+  return slots.data();
+}
+
+const ContentId* EngineMemory::find(std::int32_t group, BlockId block) const {
+  if (group_of_[block] != group) return nullptr;
+  return &slots_[index_of(block) * slots_per_block_];
+}
+
+Checked EngineMemory::step(const SchedulerOutput& decision, const Scheduler& scheduler) {
+  for (std::int32_t g = 0; g < decision.num_groups; ++g) {
+    for (const ScheduledRequest& row : decision.scheduled) {
+      const auto table = scheduler.block_table(row.id, g);
+      const std::vector<ContentId>& contents = contents_.at(row.id);
+      for (std::int64_t p = row.computed; p < row.computed + row.num_tokens; ++p)
+        slots_of(g, table[p / block_size(g)])[p % block_size(g)] = contents[p];
+    }
+  }
+  for (const ScheduledRequest& row : decision.scheduled) {
+    if (!row.is_new || row.computed == 0) continue;
+    LS_RETURN_UNLESS_FINE(check_computed(row.id, row.computed, scheduler));
+  }
+  return {};
+}
+
+Checked EngineMemory::check_computed(RequestId request, std::int64_t num_computed,
+                                     const Scheduler& scheduler) const {
+  const std::vector<ContentId>& contents = contents_.at(request);
+  for (std::size_t g = 0; g < groups_.size(); ++g) {
+    const auto group = static_cast<std::int32_t>(g);
+    const auto table = scheduler.block_table(request, group);
+    for (std::int64_t p = first_attended(groups_[g].spec, num_computed); p < num_computed; ++p) {
+      const BlockId block = table[p / block_size(group)];
+      const ContentId* slots = find(group, block);
+      if (slots != nullptr && slots[p % block_size(group)] == contents[p]) continue;
+      Divergence found;
+      found.request = std::string(scheduler.name(request));
+      found.group = group;
+      found.block = index_of(block);
+      found.token = p;
+      found.message = fmt::format(
+          "token {} of {} counts as computed, and its slot in block {} of group {} holds {}", p,
+          found.request, found.block, g,
+          slots == nullptr ? "nothing of that group" : "something else");
+      return found;
+    }
+  }
+  return {};
+}
+
+std::vector<std::uint8_t> EngineMemory::read_block(std::int32_t group, BlockId block) const {
+  const ContentId* slots = find(group, block);
+  std::vector<std::uint8_t> bytes;
+  for (std::int64_t i = 0; i < block_size(group); ++i)
+    for (int shift = 0; shift < 64; shift += 8)
+      bytes.push_back(slots == nullptr ? std::uint8_t{0}
+                                       : static_cast<std::uint8_t>(slots[i] >> shift));
+  return bytes;
+}
+
+void EngineMemory::write_block(std::int32_t group, BlockId block,
+                               std::span<const ContentId> contents) {
+  LS_CHECK(std::ssize(contents) <= block_size(group), "{} contents for a block of {} slots",
+           contents.size(), block_size(group));
+  std::ranges::copy(contents, slots_of(group, block));
 }
 
 }  // namespace lockstep

@@ -4,18 +4,69 @@
 // (1) A step is run when the owner says so, at the owner's time; it takes as long as the step time
 //     model says, and the engine is not asked again before that.
 // (2) Every request that was added is reported to the owner once: it ended, or it was refused.
-// (3) What the engine's blocks hold is kept beside it (engine_memory.h), and looked at each step.
+// (3) What the engine's blocks hold is kept beside it (EngineMemory) and checked each step.
 #pragma once
 
+#include <cstdint>
 #include <map>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
-#include "sim/pair/engine_memory.h"
+#include "base/ids.h"
+#include "reference/memory/content.h"
+#include "reference/schedule/scheduler.h"
+#include "reference/types/kv_cache_spec.h"
 #include "sim/session/session.h"
+#include "sim/verdict/checked.h"
 
 namespace lockstep {
+
+// What lies in the blocks of one engine, as content ids, and whether its requests find there what
+// they count as computed. It knows the engine's decisions and the tokens, and nothing else: not how
+// blocks come from elsewhere.
+//
+// (1) After a step, every slot that it computed holds the content id of its token's prefix.
+// (2) A request that comes in with computed tokens finds, in every slot that its next token reads,
+//     the content of its own prefix; so it does when it ends.
+// (3) A block that is written for another group than before holds nothing else any more.
+//
+// Not checked: bytes (a backend does), states (no engine with a connector has them).
+class EngineMemory {
+ public:
+  explicit EngineMemory(const KVCacheConfig& plan);
+
+  void add_request(RequestId request, const Prompt& prompt);
+  void append_sampled(RequestId request, std::span<const std::int32_t> tokens);
+  void forget(RequestId request) { contents_.erase(request); }
+
+  // A step that was just decided. A divergence where rule (2) is broken.
+  Checked step(const SchedulerOutput& decision, const Scheduler& scheduler);
+
+  // One block's content ids, little-endian, slot after slot: what is sent where no backend has the
+  // bytes.
+  std::vector<std::uint8_t> read_block(std::int32_t group, BlockId block) const;
+  // What has come for the first slots of a block.
+  void write_block(std::int32_t group, BlockId block, std::span<const ContentId> contents);
+  std::span<const ContentId> contents(RequestId request) const { return contents_.at(request); }
+
+ private:
+  Checked check_computed(RequestId request, std::int64_t num_computed,
+                         const Scheduler& scheduler) const;
+  ContentId* slots_of(std::int32_t group, BlockId block);
+  const ContentId* find(std::int32_t group, BlockId block) const;  // null: another group's
+  std::int64_t block_size(std::int32_t group) const { return groups_[group].spec.block_size; }
+
+  const std::vector<KVCacheGroupSpec> groups_;
+  std::int64_t slots_per_block_ = 0;          // of the largest block
+  IdVector<BlockId, std::int32_t> group_of_;  // -1: nothing was written
+  std::vector<ContentId> slots_;
+  std::map<RequestId, std::vector<ContentId>> contents_;
+};
+
+// Content ids of a prompt.
+std::vector<ContentId> contents_of(const Prompt& prompt);
 
 class PairedEngine;
 
@@ -81,7 +132,7 @@ class PairedEngine final : public Workload, public StepObserver {
  private:
   PairedEngine(const LockstepConfig& config, const PairedParts& parts, StepTimeModel step_time,
                EngineOwner& owner)
-      : parts_(parts), step_time_(step_time), owner_(owner), memory_(config.device.plan) {}
+      : parts_(parts), step_time_(step_time), owner_(owner), memory_(config.backend.plan) {}
 
   const PairedParts parts_;
   const StepTimeModel step_time_;
@@ -96,7 +147,7 @@ class PairedEngine final : public Workload, public StepObserver {
   std::map<std::string, FinishReason, std::less<>> reasons_;  // of those that ended in this step
   std::int64_t now_ns_ = 0;
   std::int64_t ready_ns_ = 0;
-  bool has_reported_ = false;  // in the last step: somebody may be able to go on
+  bool has_reported_ = false;  // in the last step: a request may be able to go on
   bool is_closing_ = false;
 };
 

@@ -8,6 +8,7 @@
 #include "base/check.h"
 #include "reference/memory/memory_model.h"
 #include "sim/step/backend_config.h"
+#include "sim/step/model_step.h"
 
 namespace lockstep {
 
@@ -16,7 +17,7 @@ HoldsContents content_id_payloads(std::span<const KVCacheGroupSpec> groups) {
   for (const KVCacheGroupSpec& group : groups) block_sizes.push_back(group.spec.block_size);
   return [block_sizes](std::int32_t group, std::span<const ContentId> contents,
                        std::span<const std::uint8_t> bytes) {
-    if (std::ssize(bytes) != block_sizes[static_cast<std::size_t>(group)] * 8) return false;
+    if (std::ssize(bytes) != block_sizes[group] * 8) return false;
     for (std::size_t slot = 0; slot < contents.size(); ++slot)
       for (std::size_t byte = 0; byte < 8; ++byte)
         if (bytes[slot * 8 + byte] != static_cast<std::uint8_t>(contents[slot] >> (8 * byte)))
@@ -43,14 +44,13 @@ struct DrawnRank {
 
 }  // namespace
 
-Result<HoldsContents> page_payloads(const BackendConfig& device) {
+Result<HoldsContents> page_payloads(const BackendConfig& config) {
   const auto ranks = std::make_shared<std::vector<DrawnRank>>();
-  BackendConfig of_one_block = device;
+  BackendConfig of_one_block = config;
   of_one_block.num_host_blocks = 1;
-  for (std::int32_t rank = 0; rank < num_ranks(device); ++rank) {
-    auto one = rank_model(of_one_block, rank);
-    if (!one) return tl::unexpected(one.error());
-    ranks->push_back({std::move(one->model), {}});
+  for (std::int32_t rank = 0; rank < num_ranks(config); ++rank) {
+    LS_ASSIGN_OR_RETURN(auto one, rank_model(of_one_block, rank));
+    ranks->push_back({std::move(one.model), {}});
     ranks->back().writer = ranks->back().model.add_writer("peer");
   }
   return [ranks](std::int32_t group, std::span<const ContentId> contents,
@@ -92,11 +92,6 @@ void TransferLedger::ended(std::uint64_t request, RequestEnd how) {
   journey.has_ended = true;
 }
 
-std::int64_t TransferLedger::num_open() const {
-  return std::ranges::count_if(journeys_,
-                               [](const auto& entry) { return !entry.second.has_ended; });
-}
-
 void TransferLedger::held(TransferId transfer, std::int64_t now_ns,
                           std::vector<ContentId> contents) {
   const Sending sending{
@@ -107,12 +102,11 @@ void TransferLedger::held(TransferId transfer, std::int64_t now_ns,
 
 std::span<const ContentId> TransferLedger::contents_at(const Sending& sending, BlockPlace place,
                                                        std::int64_t last) const {
-  const std::int64_t size = groups_[static_cast<std::size_t>(place.group)].spec.block_size;
+  const std::int64_t size = groups_[place.group].spec.block_size;
   const std::int64_t begin = place.index * size;
   const std::int64_t end = std::min({last, begin + size, std::ssize(sending.contents)});
   if (begin >= end) return {};
-  return std::span(sending.contents)
-      .subspan(static_cast<std::size_t>(begin), static_cast<std::size_t>(end - begin));
+  return std::span(sending.contents).subspan(begin, end - begin);
 }
 
 std::span<const ContentId> TransferLedger::contents(TransferId transfer, BlockPlace place) const {
@@ -219,6 +213,59 @@ void TransferLedger::finish() {
     if (sending.is_held)
       found("transfer.never_freed",
             fmt::format("the blocks of {} were never given back", name_of(transfer)));
+}
+
+ExternalHit WatchedReceiver::get_num_new_matched_tokens(const ExternalQuery& query) {
+  asked_[query.request] = {std::string(query.name), query.num_tokens, query.num_local_tokens};
+  return receiver_.get_num_new_matched_tokens(query);
+}
+
+void WatchedReceiver::update_state_after_alloc(RequestId request, std::span<const BlockId> blocks,
+                                               std::int32_t num_external_tokens) {
+  if (const auto asked = asked_.extract(request))
+    begin(request, asked.mapped(), num_external_tokens);
+  receiver_.update_state_after_alloc(request, blocks, num_external_tokens);
+}
+
+bool WatchedReceiver::request_finished(RequestId request, std::string_view name) {
+  asked_.erase(request);
+  return receiver_.request_finished(request, name);
+}
+
+void WatchedReceiver::begin(RequestId request, const Question& asked,
+                            std::int32_t num_external_tokens) {
+  const TransferId transfer = transfer_of_(asked.name);
+  if (num_external_tokens == 0) return ledger_.not_needed(transfer);
+  LS_CHECK(scheduler_ != nullptr, "{} loads before its block table is known", asked.name);
+  const std::int32_t first = asked.num_local_tokens;
+  const std::int32_t last = first + num_external_tokens;
+  std::vector<LoadPiece> pieces;
+  for (std::size_t g = 0; g < groups_.size(); ++g) {
+    const auto table = scheduler_->block_table(request, static_cast<std::int32_t>(g));
+    const auto size = static_cast<std::int32_t>(groups_[g].spec.block_size);
+    const std::int64_t needed =
+        first_attended(groups_[g].spec, std::min(last, asked.num_tokens - 1));
+    for (std::int32_t p = first; p < last; ++p) {
+      const BlockId block = table[p / size];
+      const BlockPlace place{static_cast<std::int32_t>(g), p / size};
+      if (p / size < needed / size || block == kNullBlock) continue;
+      if (pieces.empty() || pieces.back().place != place) pieces.push_back({place, block});
+    }
+  }
+  ledger_.loading(transfer, last, pieces);
+  loading_[request] = transfer;
+}
+
+void WatchedReceiver::report(KVConnectorOutput& report) {
+  receiver_.report(report);
+  const std::vector<HeldRequest> held = scheduler_->held();
+  for (const RequestId id : report.finished_recving) {
+    const auto load = loading_.find(id);
+    LS_CHECK(load != loading_.end(), "request {} has received what it never loaded", index_of(id));
+    const bool has_left = std::ranges::find(held, id, &HeldRequest::id) != held.end();
+    ledger_.load_over(load->second, report.invalid_block_ids, has_left);
+    loading_.erase(load);
+  }
 }
 
 }  // namespace lockstep

@@ -1,5 +1,5 @@
-// The books of everything that passes between two engines, kept by somebody who sees both and knows
-// nothing of how they talk: requests and their ends, loads, blocks read, delivered and given back.
+// The books of everything that passes between two engines, by an observer who sees both and knows
+// nothing of their protocol: requests and their ends, loads, blocks read, delivered and given back.
 //
 // (1) What is read is what the prefill engine computed for that request, in a block that it holds.
 // (2) What is delivered goes, once, to the block that the load was given for that place, while the
@@ -17,14 +17,16 @@
 #include <functional>
 #include <map>
 #include <optional>
-#include <set>
 #include <span>
 #include <string>
 #include <vector>
 
 #include "base/result.h"
 #include "reference/memory/content.h"
+#include "reference/schedule/scheduler.h"
+#include "reference/types/kv_connector.h"
 #include "sim/pair/transfer_protocol.h"
+#include "sim/pair/transfer_receiver.h"
 #include "sim/protocol/backend.h"
 
 namespace lockstep {
@@ -33,17 +35,17 @@ namespace lockstep {
 // backend, or else the bytes of all its layers, as a host block has them (sim/protocol/backend.h,
 // rule 12), on each tensor parallel rank, one after the other.
 //
-// Both stand for the contents of the slots, so whoever knows the tokens can tell whether what was
+// Both stand for the contents of the slots, so the tokens are enough to tell whether what was
 // sent, or has come, is theirs: by the model's rows, not by anything a backend computed.
 
 // Whether the first slots of a block of `group` hold `contents` in `bytes`. What lies in the slots
-// behind is not looked at: nobody may read it.
+// behind is not looked at: it is never read.
 using HoldsContents = std::function<bool(std::int32_t group, std::span<const ContentId> contents,
                                          std::span<const std::uint8_t> bytes)>;
 
 HoldsContents content_id_payloads(std::span<const KVCacheGroupSpec> groups);
 // Refused: what the memory model refuses. REQUIRES: tensor parallel ranks alone.
-Result<HoldsContents> page_payloads(const BackendConfig& device);
+Result<HoldsContents> page_payloads(const BackendConfig& config);
 
 struct TransferFinding {
   std::string check;  // "transfer.delivered_twice", ...
@@ -81,19 +83,18 @@ class TransferLedger {
 
   // Any other finding of the run.
   void found(std::string check, std::string what);
-  // The run is over, and nobody waits for ever.
+  // The run is over, and no request waits forever.
   void finish();
 
   const std::optional<TransferFinding>& finding() const { return finding_; }
   std::int64_t num_deliveries() const { return num_deliveries_; }
-  std::int64_t num_open() const;  // requests that have not ended
 
  private:
   struct Sending {
     std::vector<ContentId> contents;
     std::int64_t since_ns = 0;
     bool is_held = false;
-    bool is_done = false;  // nobody will read it any more
+    bool is_done = false;  // it will not be read any more
   };
   struct Loading {
     std::int32_t last = 0;  // token behind those that it brings
@@ -118,6 +119,48 @@ class TransferLedger {
   std::map<TransferId, Loading> loadings_;
   std::int64_t num_deliveries_ = 0;
   std::optional<TransferFinding> finding_;
+};
+
+// The decode engine's connector as the ledger sees it: every load that the engine begins, by the
+// engine's own block tables, and every load that its workers report as over. It stands before the
+// receiver and knows nothing of what that one has said or heard.
+class WatchedReceiver final : public KVConnector {
+ public:
+  // Which transfer brings a live request's blocks.
+  using TransferOf = std::function<TransferId(std::string_view name)>;
+
+  WatchedReceiver(TransferReceiver& receiver, TransferLedger& ledger,
+                  std::span<const KVCacheGroupSpec> groups, TransferOf transfer_of)
+      : receiver_(receiver),
+        ledger_(ledger),
+        groups_(groups),
+        transfer_of_(std::move(transfer_of)) {}
+  // REQUIRES: before the first request is admitted.
+  void attach(const Scheduler& scheduler) { scheduler_ = &scheduler; }
+
+  ExternalHit get_num_new_matched_tokens(const ExternalQuery& query) override;
+  void update_state_after_alloc(RequestId request, std::span<const BlockId> blocks,
+                                std::int32_t num_external_tokens) override;
+  bool request_finished(RequestId request, std::string_view name) override;
+
+  // The receiver's report, appended.
+  void report(KVConnectorOutput& report);
+
+ private:
+  struct Question {
+    std::string name;
+    std::int32_t num_tokens = 0;
+    std::int32_t num_local_tokens = 0;
+  };
+  void begin(RequestId request, const Question& asked, std::int32_t num_external_tokens);
+
+  TransferReceiver& receiver_;
+  TransferLedger& ledger_;
+  const std::span<const KVCacheGroupSpec> groups_;
+  const TransferOf transfer_of_;
+  const Scheduler* scheduler_ = nullptr;
+  std::map<RequestId, Question> asked_;
+  std::map<RequestId, TransferId> loading_;
 };
 
 }  // namespace lockstep

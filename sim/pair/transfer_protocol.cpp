@@ -2,12 +2,11 @@
 
 #include <algorithm>
 #include <array>
-#include <type_traits>
 
+#include "base/names.h"
 #include "reference/memory/content.h"
 
 namespace lockstep {
-
 namespace {
 
 constexpr std::size_t kChecksumBytes = 8;
@@ -74,39 +73,26 @@ std::optional<TransferMessage> decode(std::span<const std::uint8_t> bytes) {
 
 namespace {
 
-constexpr std::array kDefects = {
-    TransferDefect::send_freed_early, TransferDefect::delivery_twice,
-    TransferDefect::failed_marked_ok, TransferDefect::completion_stale,
-    TransferDefect::stage_read_early, TransferDefect::load_before_arrival};
+constexpr auto kTransferDefects = std::to_array<Named<TransferDefect>>({
+    {TransferDefect::send_freed_early, "send-freed-early"},
+    {TransferDefect::delivery_twice, "delivery-twice"},
+    {TransferDefect::failed_marked_ok, "recv-failed-marked-ok"},
+    {TransferDefect::completion_stale, "completion-stale"},
+    {TransferDefect::stage_read_early, "stage-read-early"},
+    {TransferDefect::load_before_arrival, "load-before-arrival"},
+});
+constexpr auto kDefects = values_in(kTransferDefects);
 
 }  // namespace
 
 std::span<const TransferDefect> transfer_defects() { return kDefects; }
 
 std::string_view name_of(TransferDefect defect) {
-  switch (defect) {
-    case TransferDefect::none:
-      return "none";
-    case TransferDefect::send_freed_early:
-      return "send-freed-early";
-    case TransferDefect::delivery_twice:
-      return "delivery-twice";
-    case TransferDefect::failed_marked_ok:
-      return "recv-failed-marked-ok";
-    case TransferDefect::completion_stale:
-      return "completion-stale";
-    case TransferDefect::stage_read_early:
-      return "stage-read-early";
-    case TransferDefect::load_before_arrival:
-      return "load-before-arrival";
-  }
-  return "none";
+  return name_in(kTransferDefects, defect, "none");
 }
 
 std::optional<TransferDefect> transfer_defect_from_name(std::string_view name) {
-  const auto found = std::ranges::find(kDefects, name, [](TransferDefect d) { return name_of(d); });
-  if (found == kDefects.end()) return std::nullopt;
-  return *found;
+  return value_in(kTransferDefects, name);
 }
 
 }  // namespace lockstep

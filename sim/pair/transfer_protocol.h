@@ -12,7 +12,7 @@
 
 #include "base/ids.h"
 #include "base/result.h"
-#include "sim/engine/transfer_planner.h"
+#include "sim/engine/workload.h"
 #include "sim/pair/network.h"
 
 namespace lockstep {

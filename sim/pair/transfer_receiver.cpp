@@ -1,7 +1,6 @@
 #include "sim/pair/transfer_receiver.h"
 
 #include <algorithm>
-#include <utility>
 
 #include "base/check.h"
 #include "reference/plan/page_size.h"
@@ -79,7 +78,7 @@ std::vector<LoadPiece> pieces_of_load(std::span<const KVCacheGroupSpec> groups,
     const std::int64_t begin = std::max<std::int64_t>(first, first_attended(spec, next));
     for (std::int64_t i = begin / spec.block_size; i < cdiv(last, spec.block_size); ++i) {
       LS_CHECK(i < std::ssize(table), "a load needs entry {} of a table of {}", i, table.size());
-      const BlockId block = table[static_cast<std::size_t>(i)];
+      const BlockId block = table[i];
       if (block != kNullBlock) pieces.push_back({{group, static_cast<std::int32_t>(i)}, block});
     }
   }
@@ -165,7 +164,7 @@ void TransferReceiver::take(const TransferMessage& message) {
   else if (message.kind == TransferMessage::Kind::block)
     take_block(message);
   else
-    ++link_.counts.stale;  // nobody says that to a decode engine
+    ++link_.counts.stale;  // not a message to a decode engine
 }
 
 void TransferReceiver::take_block(const TransferMessage& message) {
@@ -265,7 +264,7 @@ void TransferReceiver::at(std::int64_t now_ns) {
     load = next;
   }
   std::erase_if(releases_, [&](const auto& entry) {
-    const Release& release = entry.second;  // the lease will end what nobody has heard of
+    const Release& release = entry.second;  // the lease ends it
     return release.retry_ns <= now_ns && release.tries > link_.times.retries_max;
   });
   for (auto& [transfer, release] : releases_) {

@@ -29,7 +29,7 @@
 #include "reference/schedule/scheduler.h"
 #include "reference/types/kv_cache_spec.h"
 #include "reference/types/kv_connector.h"
-#include "sim/engine/transfer_planner.h"
+#include "sim/engine/workload.h"
 #include "sim/pair/transfer_protocol.h"
 
 namespace lockstep {
@@ -41,7 +41,7 @@ namespace lockstep {
 //     before it computes; the next step uses the buffer anew.
 // (2) Loads are served in the order in which they ended on the network, the blocks of each by their
 //     places. A load is over in the step that loads the last of its blocks, and reported with it.
-// (3) Of a load whose request has left nothing is loaded from then on.
+// (3) Once its request has left, nothing of a load is loaded any more.
 
 struct ArrivedBlock {
   BlockTransfer block;  // its place in the buffer is chosen by the step that loads it

@@ -40,7 +40,7 @@ void TransferSender::take(const TransferMessage& message) {
   else if (message.kind == TransferMessage::Kind::release)
     release(message);
   else
-    ++link_.counts.stale;  // nobody says that to a prefill engine
+    ++link_.counts.stale;  // not a message to a prefill engine
 }
 
 void TransferSender::answer_read(const TransferMessage& message) {
@@ -53,8 +53,8 @@ void TransferSender::answer_read(const TransferMessage& message) {
   const std::vector<BlockId>& table = held.tables.at(static_cast<std::size_t>(group));
   LS_CHECK(index >= 0 && index < std::ssize(table), "entry {} of a table of {} is read", index,
            table.size());
-  LS_CHECK(table[static_cast<std::size_t>(index)] != kNullBlock,
-           "entry {} of group {} is read, where nothing is kept", index, group);
+  LS_CHECK(table[index] != kNullBlock, "entry {} of group {} is read, where nothing is kept", index,
+           group);
   if (std::ranges::find(asked_, asked) == asked_.end()) asked_.push_back(asked);
 }
 
@@ -95,15 +95,13 @@ void TransferSender::plan(const DecidedStep&, StepTransfers& transfers) {
 Result<void> TransferSender::take_staged(std::int64_t end_ns) {
   for (Staged& staged : std::exchange(staged_, {})) {
     const auto& [transfer, place] = staged.what;
-    Result<std::vector<std::uint8_t>> bytes = staged.read_early
-                                                  ? std::move(*staged.read_early)
-                                                  : read_block_(transfer, place, staged.store);
-    if (!bytes) return tl::unexpected(bytes.error());
+    LS_ASSIGN_OR_RETURN(auto bytes, staged.read_early ? std::move(*staged.read_early)
+                                                      : read_block_(transfer, place, staged.store));
     leaving_.push_back({end_ns,
                         {.kind = TransferMessage::Kind::block,
                          .transfer = transfer,
                          .place = place,
-                         .bytes = std::move(*bytes)}});
+                         .bytes = std::move(bytes)}});
   }
   return {};
 }

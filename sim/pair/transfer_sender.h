@@ -1,7 +1,7 @@
 // The prefill engine's KV connector: keeps the blocks of a prompt that it has computed until the
 // decode engine has read them, and answers its reads through a staging buffer in host memory.
 // Source of the behaviour: vllm/distributed/kv_transfer/kv_connector/v1/nixl/scheduler.py and
-// worker.py, where the decode engine reads and notifies, and a lease ends what nobody reads.
+// worker.py, where the decode engine reads and notifies, and a lease ends what is not read.
 //
 // (1) Blocks are held from the end of their request to a `release` of the same transfer, or until
 //     nothing was heard of it for a lease; then, once, they are reported in finished_sending.
@@ -35,7 +35,7 @@ class TransferSender final : public KVConnector, public TransferPlanner {
         num_groups_(num_groups),
         staging_blocks_(staging_blocks),
         read_block_(std::move(read_block)) {}
-  // Whose block tables are sent. REQUIRES: before the first request finishes.
+  // It has the block tables that are sent. REQUIRES: before the first request finishes.
   void attach(const Scheduler& scheduler) { scheduler_ = &scheduler; }
 
   // The request is prefilled for this transfer, or not for any after all.
@@ -57,7 +57,7 @@ class TransferSender final : public KVConnector, public TransferPlanner {
   // What is to be reported with the next step.
   bool has_news() const { return !sent_.empty() || !asked_.empty(); }
   void report(KVConnectorOutput& report);
-  // Whose blocks `report` gave back, since the last call.
+  // Those whose blocks `report` gave back since the last call.
   std::vector<TransferId> take_freed() { return std::exchange(freed_, {}); }
 
  private:

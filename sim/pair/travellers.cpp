@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "sim/pair/engine_memory.h"
+#include "sim/pair/paired_engine.h"
 
 namespace lockstep {
 namespace {
@@ -34,7 +34,7 @@ void Travellers::abort_request(const std::string& name) {
 }
 
 std::int64_t Travellers::num_prefilled(const Traveller& traveller) const {
-  const auto& groups = options_.decode.device.plan.groups;
+  const auto& groups = options_.decode.backend.plan.groups;
   const bool has_window = std::ranges::any_of(groups, [](const KVCacheGroupSpec& group) {
     return group.spec.kind == CacheKind::sliding_window;
   });
@@ -62,11 +62,11 @@ void Travellers::set_out(Traveller& traveller) {
 // From the prefill engine, which keeps its blocks, to the decode engine.
 void Travellers::go_on(Traveller& traveller, std::int64_t now_ns) {
   std::vector<ContentId> contents = contents_of(traveller.spec.prompt);
-  contents.resize(static_cast<std::size_t>(num_prefilled(traveller)));
+  contents.resize(num_prefilled(traveller));
   auto num_tokens = static_cast<std::int32_t>(contents.size());
   if (options_.offer_percent < 100) {
     const auto size =
-        static_cast<std::int32_t>(options_.decode.device.plan.groups.front().spec.block_size);
+        static_cast<std::int32_t>(options_.decode.backend.plan.groups.front().spec.block_size);
     num_tokens = num_tokens * options_.offer_percent / 100 / size * size;
   }
   ledger_.held(traveller.transfer, now_ns, std::move(contents));

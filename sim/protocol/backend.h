@@ -261,7 +261,7 @@ class Backend {
     return fail("this backend has no host tier");
   }
 
-  // By name of the kernel; empty where nobody counts (a GPU, a backend of loops).
+  // By name of the kernel; empty where nothing is counted (a GPU, a backend of loops).
   virtual std::vector<KernelStatistics> kernel_statistics() const { return {}; }
   virtual GraphStatistics graph_statistics() const { return {}; }
   // False: programs must have no queries.

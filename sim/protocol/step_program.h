@@ -3,7 +3,7 @@
 //
 // 1. No address is in it, and nothing that says where in a page anything lies.
 // 2. Its parts run in the order of the members of StepProgram.
-// Not checked here: whether blocks are whose they should be (the builder of the program does that).
+// Not checked here: whether each block belongs to its request (the builder of the program does).
 #pragma once
 
 #include <cstdint>
@@ -118,7 +118,7 @@ struct RowExtraction {
 // What data parallel ranks have agreed to run in a step.
 struct AgreedBatch {
   std::int32_t num_tokens = 0;  // of this rank; 0: there is one engine
-  // One of them has no graph for its tokens: nobody replays one. Otherwise a graph that is replayed
+  // One of them has no graph for its tokens: none replays one. Otherwise a graph that is replayed
   // takes num_tokens.
   bool is_eager = false;
 };

@@ -6,6 +6,7 @@
 #include <algorithm>
 
 #include "base/check.h"
+#include "base/names.h"
 
 namespace lockstep {
 namespace {
@@ -31,19 +32,15 @@ bool meets(const Collective& one, const Collective& other) {
   return one.kind == other.kind && one.is_own == other.is_own && one.shape == other.shape;
 }
 
+constexpr auto kKinds = std::to_array<Named<CollectiveKind>>({
+    {CollectiveKind::all_reduce, "all_reduce"},
+    {CollectiveKind::all_gather, "all_gather"},
+    {CollectiveKind::reduce_scatter, "reduce_scatter"},
+});
+
 }  // namespace
 
-std::string_view name_of(CollectiveKind kind) {
-  switch (kind) {
-    case CollectiveKind::all_reduce:
-      return "all_reduce";
-    case CollectiveKind::all_gather:
-      return "all_gather";
-    case CollectiveKind::reduce_scatter:
-      return "reduce_scatter";
-  }
-  LS_CHECK(false, "kind {}", static_cast<int>(kind));
-}
+std::string_view name_of(CollectiveKind kind) { return name_in(kKinds, kind); }
 
 std::optional<UnmetCollective> first_unmet(std::span<const std::vector<Collective>> calls) {
   std::size_t longest = 0;

@@ -2,7 +2,7 @@
 // of its group with the same kind and shape, in the same order; a rank that calls another one, or
 // none, leaves the others with wrong data or waiting for ever.
 //
-// (1) Calls are plain values; nobody is asked why a rank makes them (sim/ranks/dp_step.h does).
+// (1) Calls are plain values; why a rank makes them is not asked here (sim/ranks/dp_step.h).
 // (2) The first call that does not meet is told, with both ranks: what comes after it says nothing.
 //
 // Not checked: what the collectives carry.

@@ -4,16 +4,13 @@
 
 #include <algorithm>
 #include <memory>
-#include <string>
-#include <utility>
+#include <optional>
 
 #include "base/check.h"
 #include "base/stopwatch.h"
 #include "reference/profiles/engine_profile.h"
-#include "sim/ranks/dp_step.h"
 
 namespace lockstep {
-
 namespace {
 
 struct Engine {
@@ -58,8 +55,7 @@ class DataParallelRun {
   std::int64_t idle_rank_steps_ = 0;
   std::int64_t eager_rank_steps_ = 0;
   std::int64_t collectives_ = 0;
-  RunSummary found_;  // the verdict of the ranks' meeting
-  bool is_unmet_ = false;
+  std::optional<RunVerdict> unmet_;  // the ranks' calls did not meet
   Stopwatch wall_;
 };
 
@@ -67,19 +63,18 @@ Result<void> DataParallelRun::begin(std::span<const EngineParts> engines) {
   LS_CHECK(std::ssize(engines) == options_.dp_size, "{} engines for {} ranks", engines.size(),
            options_.dp_size);
   std::int64_t num_layers = 0;
-  for (const KVCacheGroupSpec& group : config_.device.plan.groups)
+  for (const KVCacheGroupSpec& group : config_.backend.plan.groups)
     num_layers += std::ssize(group.layer_names);
   const std::int64_t sync_rows = engine_profile(config_.engine.engine).dp_sync_rows;
   for (const EngineParts& parts : engines) {
-    auto run = LockstepRun::start(config_, parts.run);
-    if (!run) return tl::unexpected(run.error());
-    engines_.push_back({&parts.run.decisions, &parts.dealt, &parts.run.workload, std::move(*run)});
+    LS_ASSIGN_OR_RETURN(auto run, LockstepRun::start(config_, parts.run));
+    engines_.push_back({&parts.run.decisions, &parts.dealt, &parts.run.workload, std::move(run)});
     ranks_.emplace_back(options_, static_cast<std::int32_t>(ranks_.size()),
-                        RankSizes{.tp_size = config_.device.parallel.tp_size,
+                        RankSizes{.tp_size = config_.backend.parallel.tp_size,
                                   .sync_rows = sync_rows,
                                   .num_layers = num_layers,
-                                  .max_capture_size = config_.device.max_cudagraph_capture_size,
-                                  .max_tokens_per_step = config_.device.max_tokens_per_step});
+                                  .max_capture_size = config_.backend.max_cudagraph_capture_size,
+                                  .max_tokens_per_step = config_.backend.max_tokens_per_step});
   }
   return {};
 }
@@ -111,23 +106,23 @@ Result<RunReport> DataParallelRun::run() {
         !is_hindered(steps_) && !is_hindered(steps_ - 1) && !is_any_busy() &&
         std::ranges::all_of(engines_, [](const Engine& engine) { return engine.run->is_idle(); });
     std::vector<WorkloadEvent> events;
-    // A wave goes on for a while after the last request: nobody knows yet that it was the last.
+    // A wave goes on for a while after the last request: the ranks do not know yet that it was.
     const bool unfinished = has_unfinished();
-    const auto turn = workload_.next_turn(
-        {.step = steps_, .idle = idle && (!in_wave_ || unfinished), .unfinished = unfinished},
-        events);
-    if (!turn) return tl::unexpected(turn.error());
-    if (*turn == Turn::end) break;
-    if (*turn == Turn::stuck) {
+    LS_ASSIGN_OR_RETURN(
+        const auto turn,
+        workload_.next_turn(
+            {.step = steps_, .idle = idle && (!in_wave_ || unfinished), .unfinished = unfinished},
+            events));
+    if (turn == Turn::end) break;
+    if (turn == Turn::stuck) {
       say_stuck(*std::ranges::find_if(engines_, [](const Engine& engine) {
         return engine.decisions->has_unfinished_requests();
       }));
       break;
     }
     deal(std::move(events));
-    const auto go_on = step();
-    if (!go_on) return tl::unexpected(go_on.error());
-    if (!*go_on) break;
+    LS_ASSIGN_OR_RETURN(const auto go_on, step());
+    if (!go_on) break;
   }
   return finish();
 }
@@ -153,12 +148,12 @@ void DataParallelRun::deal(std::vector<WorkloadEvent> events) {
 
 Result<bool> DataParallelRun::take_turns() {
   for (Engine& engine : engines_) {
-    const auto turn =
+    LS_ASSIGN_OR_RETURN(
+        const Turn turn,
         engine.run->take_turn({.step = steps_,
                                .idle = engine.run->is_idle(),
-                               .unfinished = engine.decisions->has_unfinished_requests()});
-    if (!turn) return tl::unexpected(turn.error());
-    LS_CHECK(*turn == Turn::step, "a rank ends by itself");
+                               .unfinished = engine.decisions->has_unfinished_requests()}));
+    LS_CHECK(turn == Turn::step, "a rank ends by itself");
     // Who has nothing to do gets nowhere while the others run.
     const bool is_concerned = engine.decisions->has_unfinished_requests() || !has_unfinished();
     if (engine.run->is_stuck() && is_concerned) return say_stuck(engine);
@@ -204,17 +199,17 @@ Result<bool> DataParallelRun::meet() {
 
 // Ends the run.
 bool DataParallelRun::say_unmet(const UnmetCollective& unmet) {
-  is_unmet_ = true;
+  RunVerdict& found = unmet_.emplace();
   const std::string what = fmt::format("step {}: {}", steps_ - 1, unmet.what);
   if (unmet.hangs) {
-    found_.verdict = Verdict::liveness;
-    found_.stuck.push_back({fmt::format("data parallel rank {}", unmet.other), what});
-    found_.stuck_total = 1;
-    found_.stuck_dp_rank = unmet.other;
+    found.verdict = Verdict::liveness;
+    found.stuck.push_back({fmt::format("data parallel rank {}", unmet.other), what});
+    found.stuck_total = 1;
+    found.stuck_dp_rank = unmet.other;
     return false;
   }
-  found_.verdict = Verdict::divergence;
-  Divergence& divergence = found_.divergence.emplace();
+  found.verdict = Verdict::divergence;
+  Divergence& divergence = found.divergence.emplace();
   divergence.phase = Phase::collective;
   divergence.step = steps_ - 1;
   divergence.dp_rank = unmet.rank;
@@ -246,29 +241,17 @@ Result<RunReport> DataParallelRun::finish() {
   RunSummary& all = report.summary;
   all.backend = engines_.front().run->summary().backend;
   for (std::size_t r = 0; r < engines_.size(); ++r) {
-    auto one = engines_[r].run->finish();
-    if (!one) return tl::unexpected(one.error());
-    const RunSummary& summary = report.engines.emplace_back(std::move(one->summary));
+    LS_ASSIGN_OR_RETURN(auto one, engines_[r].run->finish());
+    const RunSummary& summary = report.engines.emplace_back(std::move(one.summary));
     add_counts(summary, all);
     all.state_hash.low = all.state_hash.low * 31 + summary.state_hash.low;
     all.state_hash.high = all.state_hash.high * 31 + summary.state_hash.high;
     if (all.verdict != Verdict::agreed || summary.verdict == Verdict::agreed) continue;
-    all.verdict = summary.verdict;
-    all.divergence = summary.divergence;
+    static_cast<RunVerdict&>(all) = summary;
     if (all.divergence) all.divergence->dp_rank = static_cast<std::int32_t>(r);
-    all.wait_cycle = summary.wait_cycle;
-    all.cycle_head_holds_blocks = summary.cycle_head_holds_blocks;
-    all.stuck = summary.stuck;
-    all.stuck_total = summary.stuck_total;
     if (all.stuck_total > 0) all.stuck_dp_rank = static_cast<std::int32_t>(r);
   }
-  if (is_unmet_) {
-    all.verdict = found_.verdict;
-    all.divergence = std::move(found_.divergence);
-    all.stuck = std::move(found_.stuck);
-    all.stuck_total = found_.stuck_total;
-    all.stuck_dp_rank = found_.stuck_dp_rank;
-  }
+  if (unmet_) static_cast<RunVerdict&>(all) = std::move(*unmet_);
   all.steps = steps_;
   all.simulated_ns = workload_.now_ns();
   all.idle_rank_steps = idle_rank_steps_;
@@ -284,7 +267,7 @@ Result<RunReport> DataParallelRun::finish() {
 Result<RunReport> run_data_parallel(const RunConfig& config, const DataParallelOptions& options,
                                     std::span<const EngineParts> engines, Workload& workload) {
   DataParallelRun run(config, options, workload);
-  if (auto begun = run.begin(engines); !begun) return tl::unexpected(begun.error());
+  LS_RETURN_IF_ERROR(run.begin(engines));
   return run.run();
 }
 

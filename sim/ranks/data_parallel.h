@@ -2,8 +2,8 @@
 // requests are dealt out, and which meet in collectives in every step.
 //
 // (1) All ranks run every step of a wave, with or without work: an idle one runs a batch that
-//     belongs to nobody, whose padded tokens write nothing. The backend executes it, and everything
-//     is compared as in any other step.
+//     belongs to no request, and padded tokens write nothing. The backend executes it, and
+//     everything is compared as in any other step.
 // (2) A request goes to the rank with the least load (4 * waiting + running), of equal ones the
 //     lowest; it stays there. Aborts find theirs, resets of the prefix cache reach all.
 // (3) There is one clock: a step takes as long as the rank with the most tokens takes, or the one
@@ -16,7 +16,7 @@
 //     end, as it does one engine's.
 // (7) With captured graphs the ranks agree on the largest size that any of them would capture or
 //     replay, and all run that one; where a rank has more tokens than the largest graph takes, each
-//     keeps its own, and nobody replays a graph.
+//     keeps its own, and none replays a graph.
 //
 // Not modelled: who balances load from stale counts, and expert parallelism beyond its collectives.
 // Rules: vllm/v1/engine/core_client.py (DPLBAsyncMPClient), v1/engine/core.py (DPEngineCoreProc).
@@ -55,7 +55,7 @@ Result<RunReport> run_data_parallel(const RunConfig& config, const DataParallelO
 // The workload of data parallel ranks as one of them sees it.
 //
 // (1) It is given what is dealt out to it, and answers for its own requests. An abort is for
-//     whoever knows the request: until the step after the one in which it left.
+//     the rank that has the request: until the step after the one in which it left.
 // (2) Of its requests that have left, the workload of all hears when all ranks are through with the
 //     step; so it does of how long the step has taken.
 

@@ -5,34 +5,28 @@
 #include <utility>
 
 #include "base/check.h"
+#include "base/names.h"
 #include "sim/step/backend_config.h"
 
 namespace lockstep {
 namespace {
 
-constexpr std::array kDataParallelDefects =
-    std::to_array<std::pair<DataParallelDefect, std::string_view>>({
-        {DataParallelDefect::dp_sync_shape, "dp-sync-shape"},
-        {DataParallelDefect::sp_padding, "sp-padding"},
-        {DataParallelDefect::dp_idle_skips, "dp-idle-skips"},
-        {DataParallelDefect::dp_graph_alone, "dp-graph-alone"},
-    });
-constexpr std::array kAllDefects = {
-    DataParallelDefect::dp_sync_shape, DataParallelDefect::sp_padding,
-    DataParallelDefect::dp_idle_skips, DataParallelDefect::dp_graph_alone};
+constexpr auto kDataParallelDefects = std::to_array<Named<DataParallelDefect>>({
+    {DataParallelDefect::dp_sync_shape, "dp-sync-shape"},
+    {DataParallelDefect::sp_padding, "sp-padding"},
+    {DataParallelDefect::dp_idle_skips, "dp-idle-skips"},
+    {DataParallelDefect::dp_graph_alone, "dp-graph-alone"},
+});
+constexpr auto kAllDefects = values_in(kDataParallelDefects);
 
 }  // namespace
 
 std::string_view name_of(DataParallelDefect defect) {
-  for (const auto& [value, name] : kDataParallelDefects)
-    if (value == defect) return name;
-  return "";
+  return name_in(kDataParallelDefects, defect, "");
 }
 
 std::optional<DataParallelDefect> data_parallel_defect_from_name(std::string_view name) {
-  for (const auto& [value, known] : kDataParallelDefects)
-    if (known == name) return value;
-  return std::nullopt;
+  return value_in(kDataParallelDefects, name);
 }
 
 std::span<const DataParallelDefect> data_parallel_defects() { return kAllDefects; }
@@ -60,7 +54,7 @@ std::int64_t DataParallelRank::own_tokens(std::int64_t scheduled) const {
 AgreedBatch DataParallelRank::agreed_batch(std::span<const std::int64_t> own_tokens) const {
   LS_CHECK(std::ssize(own_tokens) == options_.dp_size, "{} ranks", own_tokens.size());
   const bool pads = pads_to_largest(own_tokens);
-  const std::int64_t own = own_tokens[static_cast<std::size_t>(rank_)];
+  const std::int64_t own = own_tokens[rank_];
   const std::int64_t tokens = pads ? std::ranges::max(own_tokens) : own;
   return {.num_tokens = static_cast<std::int32_t>(tokens),
           .is_eager = sizes_.max_capture_size > 0 && !pads && !replays_alone(own_tokens)};
@@ -69,7 +63,7 @@ AgreedBatch DataParallelRank::agreed_batch(std::span<const std::int64_t> own_tok
 // Planted: it does not ask what the others have.
 bool DataParallelRank::replays_alone(std::span<const std::int64_t> own_tokens) const {
   return options_.defect == DataParallelDefect::dp_graph_alone && sizes_.max_capture_size > 0 &&
-         !pads_to_largest(own_tokens) && has_graph(own_tokens[static_cast<std::size_t>(rank_)]);
+         !pads_to_largest(own_tokens) && has_graph(own_tokens[rank_]);
 }
 
 bool DataParallelRank::pads_to_largest(std::span<const std::int64_t> own_tokens) const {

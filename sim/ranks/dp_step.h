@@ -2,14 +2,14 @@
 // collectives it calls, in order. Written as the rank's own worker would decide it, from its own
 // tokens and from what the ranks tell one another.
 //
-// (1) An idle rank runs one token that belongs to nobody: the others' experts need it.
+// (1) An idle rank runs one token of no request: the others' experts need it.
 // (2) Token counts are padded for sequence parallelism (to a multiple of tp) before the ranks tell
 //     one another, and to the largest of all afterwards where graphs run (not enforce_eager).
 // (3) With captured graphs a rank first pads to the size of the graph that takes its tokens, if tp
-//     divides it. When a rank has none, nobody is padded to the largest and nobody replays a graph:
+//     divides it. When a rank has none, none is padded to the largest and none replays a graph:
 //     the collectives of a graph are those of ranks that all run its size.
-// (4) Every 32nd step of a wave the ranks ask one another whether anybody has requests left; when
-//     nobody has, they pause.
+// (4) Every 32nd step of a wave the ranks ask one another whether any has requests left; when
+//     none has, they pause.
 //
 // Rules: vllm/v1/worker/dp_utils.py, vllm/forward_context.py (DPMetadata), vllm/v1/engine/core.py
 // (DPEngineCoreProc). Whether the calls meet is for collectives.h to say, which knows none of this.

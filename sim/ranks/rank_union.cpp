@@ -35,34 +35,28 @@ UnshardedCache::UnshardedCache(const KVCacheConfig& plan, std::int32_t context_r
       tables_(plan.groups.size(),
               std::vector<std::vector<BlockId>>(static_cast<std::size_t>(num_rows))) {}
 
-void UnshardedCache::forget(BlockId block) {
-  blocks_[static_cast<std::size_t>(index_of(block))] = {};
-}
+void UnshardedCache::forget(BlockId block) { blocks_[block] = {}; }
 
-std::int32_t UnshardedCache::group_of(BlockId block) const {
-  return blocks_[static_cast<std::size_t>(index_of(block))].group;
-}
+std::int32_t UnshardedCache::group_of(BlockId block) const { return blocks_[block].group; }
 const std::vector<UnshardedCache::Token>& UnshardedCache::tokens(BlockId block) const {
-  return blocks_[static_cast<std::size_t>(index_of(block))].tokens;
+  return blocks_[block].tokens;
 }
 
 void UnshardedCache::apply(const StepProgram& program) {
   step_ = program.step;
   for (const std::int32_t row : program.clear_rows)
-    for (auto& tables : tables_) tables[static_cast<std::size_t>(row)].clear();
+    for (auto& tables : tables_) tables[row].clear();
   for (const PoisonBlock& poison : program.poison) forget(poison.block);
   for (const GroupBlock& zero : program.zero) forget(zero.block);
   for (const HostTransfer& load : program.loads) forget(load.block);  // what it brings is not known
   for (const TableUpdate& update : program.table_updates) {
-    auto& table =
-        tables_[static_cast<std::size_t>(update.group)][static_cast<std::size_t>(update.row)];
-    table.resize(static_cast<std::size_t>(update.first));
+    auto& table = tables_[update.group][update.row];
+    table.resize(update.first);
     const auto ids = std::span(program.table_block_ids).subspan(update.begin, update.count);
     table.insert(table.end(), ids.begin(), ids.end());
   }
   for (const TableEdit& edit : program.table_edits)
-    tables_[static_cast<std::size_t>(edit.group)][static_cast<std::size_t>(edit.row)]
-           [static_cast<std::size_t>(edit.index)] = edit.block;
+    tables_[edit.group][edit.row][edit.index] = edit.block;
   for (std::size_t g = 0; g < plan_.groups.size(); ++g)
     for (const RowSlice& slice : program.rows)
       if (keeps_tokens(plan_.groups[g])) write(program, slice, static_cast<std::int32_t>(g));
@@ -71,17 +65,16 @@ void UnshardedCache::apply(const StepProgram& program) {
 void UnshardedCache::write(const StepProgram& program, const RowSlice& slice, std::int32_t group) {
   const auto g = static_cast<std::size_t>(group);
   const std::int64_t in_block = plan_.groups[g].spec.block_size * context_ranks_;
-  const std::vector<BlockId>& table = tables_[g][static_cast<std::size_t>(slice.row)];
+  const std::vector<BlockId>& table = tables_[g][slice.row];
   for (std::int32_t t = 0; t < slice.num_tokens; ++t) {
     const std::int64_t position = slice.first_position + t;
     const auto entry = static_cast<std::size_t>(position / in_block);
     LS_CHECK(entry < table.size(), "position {} in a table of {}", position, table.size());
-    Block& block = blocks_[static_cast<std::size_t>(index_of(table[entry]))];
+    Block& block = blocks_[table[entry]];
     block.group = group;
-    block.tokens.resize(static_cast<std::size_t>(in_block));
-    block.tokens[static_cast<std::size_t>(position % in_block)] = {
-        .content = program.contents[static_cast<std::size_t>(slice.first_token + t)],
-        .position = static_cast<std::int32_t>(position)};
+    block.tokens.resize(in_block);
+    block.tokens[position % in_block] = {.content = program.contents[slice.first_token + t],
+                                         .position = static_cast<std::int32_t>(position)};
   }
 }
 
@@ -130,8 +123,7 @@ Checked RankUnion::check_all() {
       ++blocks_left_out_;
       continue;
     }
-    auto found = check_block(block);
-    if (!found) return found;
+    LS_RETURN_UNLESS_FINE(check_block(block));
   }
   return {};
 }
@@ -149,11 +141,9 @@ Checked RankUnion::check_block(BlockId block) {
     for (std::size_t r = 0; r < ranks_.size(); ++r) {
       const ModelLayer* layer = layer_named(ranks_[r].model, group.layer_names[i]);
       if (layer == nullptr) continue;  // of another stage
-      if (auto counted = count_holders(ranks_[r], *layer, block, pages[r], by_bytes, rows);
-          !counted)
-        return tl::unexpected(counted.error());
+      LS_RETURN_IF_ERROR(count_holders(ranks_[r], *layer, block, pages[r], by_bytes, rows));
     }
-    if (auto even = check_even(block, g, i, rows); !even) return even;
+    LS_RETURN_UNLESS_FINE(check_even(block, g, i, rows));
     rows_checked_ += std::ssize(rows);
   }
   return {};
@@ -164,7 +154,7 @@ std::int64_t RankUnion::row_size_bytes(std::size_t group, std::size_t layer) con
   for (const RankMemory& rank : ranks_)
     if (const ModelLayer* held = layer_named(rank.model, of.layer_names[layer]))
       return held->row_size_bytes;
-  const KVCacheSpec& spec = of.layer_spec(layer);  // nobody's
+  const KVCacheSpec& spec = of.layer_spec(layer);  // of no rank
   return row_elements(spec) * itemsize_bytes(spec.dtype);
 }
 
@@ -177,7 +167,7 @@ RankUnion::Rows RankUnion::rows_of(BlockId block, std::size_t group, std::size_t
   std::vector<std::uint8_t> bytes(static_cast<std::size_t>(row_size_bytes(group, layer)));
   Rows rows;
   for (std::int64_t offset = 0; offset < std::ssize(tokens); ++offset) {
-    const UnshardedCache::Token& token = tokens[static_cast<std::size_t>(offset)];
+    const UnshardedCache::Token& token = tokens[offset];
     if (token.position < 0) continue;
     for (std::int64_t part = 0; part < num_parts(spec); ++part)
       for (std::int64_t head = 0; head < spec.num_kv_heads; ++head) {
@@ -204,10 +194,9 @@ Result<void> RankUnion::count_holders(const RankMemory& rank, const ModelLayer& 
         const ModelPage page{at.tensor_index, static_cast<std::int32_t>(begin / page_size_bytes)};
         auto [entry, is_first] = pages.try_emplace(page);
         if (is_first) {
-          auto read = rank.backend.read_page(
-              {.tensor = page.tensor, .block = static_cast<BlockId>(page.index)});
-          if (!read) return tl::unexpected(read.error());
-          entry->second = std::move(*read);
+          LS_ASSIGN_OR_RETURN(entry->second,
+                              rank.backend.read_page({.tensor = page.tensor,
+                                                      .block = static_cast<BlockId>(page.index)}));
         }
         const auto bytes = std::span<const std::uint8_t>(entry->second)
                                .subspan(static_cast<std::size_t>(begin % page_size_bytes),
@@ -236,7 +225,7 @@ Checked RankUnion::check_even(BlockId block, std::size_t group, std::size_t laye
   found.block = index_of(block);
   found.head = static_cast<std::int32_t>(row->head);
   found.part = row->part == kPartK ? "K" : "V";
-  found.token = whole_->tokens(block)[static_cast<std::size_t>(row->offset)].position;
+  found.token = whole_->tokens(block)[row->offset].position;
   found.expected = fmt::format("on {} of the ranks, as its like", most);
   found.found = fmt::format("on {}", row->holders);
   found.doing = "reading one block out of the memory of all ranks";

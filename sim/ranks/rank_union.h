@@ -4,9 +4,9 @@
 // (1) The unsharded side keeps content ids by group, block and token, with blocks of as many tokens
 //     as all ranks of context parallelism put into one: no rank, page or layout is known to it.
 // (2) A row is found by its bytes: of what the ranks have in a block, each row is looked up among
-//     all that the whole model has in that block. Nobody says which rank should hold which head.
+//     all that the whole model has in that block. Which rank should hold which head is not asked.
 // (3) All rows of a layer, over tokens, parts and heads, lie on equally many ranks, at least one.
-//     Short rows of different tokens may have equal bytes: of those, that somebody has them.
+//     Short rows of different tokens may have equal bytes: of those, that some rank has them.
 //
 // Not checked here: states, tokens that come out of a host tier, and where on a rank a row lies
 // (each rank's own comparison does all of it).
@@ -16,14 +16,13 @@
 #include <map>
 #include <optional>
 #include <string>
-#include <string_view>
 #include <vector>
 
 #include "base/ids.h"
 #include "base/result.h"
 #include "reference/memory/content.h"
 #include "reference/memory/memory_model.h"
-#include "sim/engine/memory_check.h"
+#include "sim/engine/run_memory.h"
 
 namespace lockstep {
 
@@ -57,7 +56,7 @@ class UnshardedCache {
   const KVCacheConfig& plan_;
   const std::int32_t context_ranks_;
   std::int64_t step_ = -1;
-  std::vector<Block> blocks_;
+  IdVector<BlockId, Block> blocks_;
   std::vector<std::vector<std::vector<BlockId>>> tables_;  // [group][row]
 };
 

@@ -4,8 +4,8 @@
 #include <optional>
 #include <utility>
 
-#include "sim/connectors/peer_transfers.h"
 #include "sim/connectors/recorded_connector.h"
+#include "sim/connectors/simulated_connector.h"
 
 namespace lockstep {
 namespace {

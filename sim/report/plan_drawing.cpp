@@ -1,10 +1,14 @@
 // A page of a plan to scale: lines of characters, or rectangles.
 
 #include <fmt/format.h>
+#include <boost/graph/adjacency_list.hpp>
+#include <boost/graph/graphviz.hpp>
 
 #include <algorithm>
 #include <array>
 #include <functional>
+#include <map>
+#include <sstream>
 
 #include "reference/plan/page_segments.h"
 #include "sim/report/plan_report.h"
@@ -74,7 +78,7 @@ std::string kind_text(const PageSegment& segment) {
   return "?";
 }
 
-// A way to fill a page: segments whose `layer` is the place in the pack, and who fills pages so.
+// A way to fill a page (the segments' `layer` is the place in the pack), and who fills pages so.
 struct Filling {
   std::vector<PageSegment> segments;
   std::vector<std::size_t> groups;   // ascending
@@ -142,8 +146,7 @@ std::string bar(const std::vector<PageSegment>& segments, std::int64_t begin, st
     std::array<std::int64_t, 128> bytes{};
     for (auto at = std::ranges::upper_bound(segments, from, {}, &PageSegment::end);
          at != segments.end() && at->begin < to; ++at)
-      bytes[static_cast<std::size_t>(symbol_of(*at))] +=
-          std::min(to, at->end) - std::max(from, at->begin);
+      bytes[symbol_of(*at)] += std::min(to, at->end) - std::max(from, at->begin);
     const auto most = std::ranges::max_element(bytes);
     columns += 4 * *most >= 3 * (to - from) ? static_cast<char>(most - bytes.begin()) : kSeveral;
   }
@@ -213,9 +216,8 @@ void append_svg_row(const Filling& filling, std::int64_t top, std::string& out) 
   out += fmt::format("<text x=\"8\" y=\"{}\" fill=\"#666666\">{}</text>\n", top + 27,
                      escaped(filling.names.front()));
   for (const PageSegment& segment : filling.segments) {
-    const std::string whose = segment.layer < 0
-                                  ? std::string()
-                                  : " of " + filling.names[static_cast<std::size_t>(segment.layer)];
+    const std::string whose =
+        segment.layer < 0 ? std::string() : " of " + filling.names[segment.layer];
     out += fmt::format(
         "<rect x=\"{:.3f}\" y=\"{}\" width=\"{:.3f}\" height=\"30\" fill=\"{}\"><title>"
         "{}{}: bytes {} to {}</title></rect>\n",
@@ -223,6 +225,51 @@ void append_svg_row(const Filling& filling, std::int64_t top, std::string& out) 
         static_cast<double>(segment.end - segment.begin) * scale, colour(segment),
         escaped(kind_text(segment)), escaped(whose), segment.begin, segment.end);
   }
+}
+
+struct Node {
+  std::string name;  // unique
+  std::string label;
+  std::string shape;
+};
+using Graph = boost::adjacency_list<boost::vecS, boost::vecS, boost::bidirectionalS, Node>;
+using Vertex = boost::graph_traits<Graph>::vertex_descriptor;
+
+// A text in DOT's quotes.
+std::string quoted(const std::string& text) {
+  std::string out = "\"";
+  for (char c : text) {
+    if (c == '"' || c == '\\') out += '\\';
+    out += c;
+  }
+  return out + '"';
+}
+
+Graph plan_graph(const KVCacheConfig& config) {
+  Graph graph;
+  std::map<std::string, Vertex> layers;
+  for (std::size_t g = 0; g < config.groups.size(); ++g) {
+    const KVCacheGroupSpec& group = config.groups[g];
+    const Vertex from =
+        boost::add_vertex({fmt::format("group {}", g),
+                           fmt::format("group {}: {}, {} tokens a block", g,
+                                       name_of(group.spec.kind), group.spec.block_size),
+                           "box"},
+                          graph);
+    for (const std::string& name : group.layer_names) {
+      layers[name] = boost::add_vertex({name, name, "ellipse"}, graph);
+      boost::add_edge(from, layers[name], graph);
+    }
+  }
+  for (std::size_t t = 0; t < config.tensors.size(); ++t) {
+    const Vertex to = boost::add_vertex(
+        {fmt::format("tensor {}", t),
+         fmt::format("tensor {}: {} bytes", t, config.tensors[t].size_bytes), "cylinder"},
+        graph);
+    for (const std::string& name : config.tensors[t].shared_by)
+      boost::add_edge(layers.at(name), to, graph);
+  }
+  return graph;
 }
 
 }  // namespace
@@ -259,6 +306,21 @@ std::string plan_svg(const PlanReport& report) {
     top += kSvgRow;
   }
   return out + "</svg>\n";
+}
+
+// Who shares what: groups, layers and tensors of a plan as a graph.
+
+std::string plan_dot(const PlanReport& report) {
+  const Graph graph = plan_graph(report.plan.workers.front());
+  std::ostringstream out;
+  boost::write_graphviz(
+      out, graph,
+      [&](std::ostream& node, Vertex v) {
+        node << fmt::format("[label={}, shape={}]", quoted(graph[v].label), graph[v].shape);
+      },
+      boost::default_writer(),
+      [&](std::ostream& head) { head << "rankdir=LR;\nlabel=" << quoted(report.model) << ";\n"; });
+  return out.str();
 }
 
 }  // namespace lockstep

@@ -2,23 +2,14 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
-
+#include "base/json_writer.h"
+#include "base/number_text.h"
 #include "reference/plan/grouping.h"
-#include "reference/plan/layout.h"
 #include "reference/plan/page_size.h"
+#include "traces/formats/spec_json.h"
 
 namespace lockstep {
 namespace {
-
-std::string thousands(std::int64_t value) {
-  std::string digits = fmt::format("{}", value);
-  for (std::size_t at = digits.size(); at > 3;) {
-    at -= 3;
-    digits.insert(at, 1, ',');
-  }
-  return digits;
-}
 
 std::string gib(std::int64_t bytes) {
   return fmt::format("{:.2f} GiB", static_cast<double>(bytes) / (1 << 30));
@@ -77,13 +68,13 @@ void append_groups(const PlanReport& report, std::size_t w, std::string& out) {
     const GroupCapacity& figures = capacity.groups[g];
     const std::size_t end = alike_until(report, w, g);
     const std::string kernel =
-        is_state_kind(group.spec.kind) ? "-" : thousands(report.views[w].kernel_block_sizes[g]);
+        is_state_kind(group.spec.kind) ? "-" : with_commas(report.views[w].kernel_block_sizes[g]);
     out += fmt::format(
         fmt::runtime(kRow), range_text(g, end), group.layer_names.size(), kind_text(group.spec),
-        thousands(group.spec.block_size), kernel, thousands(pool_page_size_bytes(group)),
+        with_commas(group.spec.block_size), kernel, with_commas(pool_page_size_bytes(group)),
         percent(figures.used_bytes, block_bytes), percent(figures.padding_bytes, block_bytes),
         percent(figures.pack_waste_bytes + figures.absent_layer_bytes, block_bytes),
-        thousands(figures.blocks_per_request),
+        with_commas(figures.blocks_per_request),
         group.layer_names.empty() ? "none here" : group.layer_names.front());
     g = end;
   }
@@ -113,23 +104,122 @@ void append_worker(const PlanReport& report, std::size_t w, std::string& out) {
   for (const KVCacheTensor& tensor : config.tensors) allocated += tensor.size_bytes;
   if (report.plan.workers.size() > 1) out += fmt::format("\nworker {}\n", w);
   out += fmt::format("  {} blocks in {} tensors, {} of {}; the null block is one of them\n",
-                     thousands(config.num_blocks), config.tensors.size(), gib(allocated),
+                     with_commas(config.num_blocks), config.tensors.size(), gib(allocated),
                      gib(report.options.memory_bytes));
   const auto& sharers = config.tensors.front().shared_by;
   out += fmt::format("  tensor 0: {} bytes, {} layer{}: {}\n",
-                     thousands(config.tensors.front().size_bytes), sharers.size(),
+                     with_commas(config.tensors.front().size_bytes), sharers.size(),
                      sharers.size() == 1 ? "" : "s", names_text(sharers));
   append_groups(report, w, out);
   append_views(report, w, out);
   out += fmt::format(
       "\n  capacity {} tokens, {:.2f} requests of {} at once; {} bytes a token, {} fixed "
       "a request\n",
-      thousands(capacity.capacity_tokens), capacity.max_concurrency,
-      thousands(report.options.max_model_len),
-      thousands(static_cast<std::int64_t>(capacity.bytes_per_token)),
-      thousands(capacity.fixed_bytes_per_request));
+      with_commas(capacity.capacity_tokens), capacity.max_concurrency,
+      with_commas(report.options.max_model_len),
+      with_commas(static_cast<std::int64_t>(capacity.bytes_per_token)),
+      with_commas(capacity.fixed_bytes_per_request));
   for (const Formula& formula : capacity.formulas)
     out += fmt::format("    {:<22} {}\n", formula.figure, formula.formula);
+}
+
+void write_optional(JsonWriter& out, std::string_view key, std::optional<std::int64_t> value) {
+  out.key(key);
+  if (value)
+    out.integer(*value);
+  else
+    out.null();
+}
+
+void write_options(JsonWriter& out, const PlanReport& report) {
+  const PlanOptions& o = report.options;
+  out.key("options").begin_object();
+  out.string("backend", name_of(o.backend)).string("layout", name_of(report.layout));
+  out.integer("tp", o.tp).integer("pp", o.pp).integer("dcp", o.dcp).integer("pcp", o.pcp);
+  out.string("kv_dtype", name_of(o.kv_dtype)).string("kv_quant_mode", name_of(o.kv_quant_mode));
+  out.key("ssm_dtype");
+  if (o.ssm_dtype)
+    out.string(name_of(*o.ssm_dtype));
+  else
+    out.null();
+  out.string("mamba_cache_mode", name_of(o.mamba_cache_mode)).integer("num_spec", o.num_spec);
+  out.integer("max_model_len", o.max_model_len);
+  out.integer("max_num_batched_tokens", o.max_num_batched_tokens);
+  out.integer("attn_pack", o.attn_pack).integer("memory_bytes", o.memory_bytes);
+  write_optional(out, "block_size", o.block_size);
+  write_optional(out, "num_gpu_blocks_override", o.num_gpu_blocks_override);
+  write_optional(out, "max_num_seqs", o.max_num_seqs);
+  out.end_object();
+}
+
+void write_layout(JsonWriter& out, const LayerLayout& layer) {
+  out.begin_object().integer("tensor", layer.tensor_index);
+  out.integer("page_size_bytes", layer.page_size_bytes);
+  out.integer("real_page_size_bytes", layer.real_page_size_bytes);
+  out.integer("block_stride_bytes", layer.block_stride_bytes);
+  if (layer.num_kv == 0) {
+    out.key("state_offsets_bytes").begin_array();
+    for (const StateLayout& state : layer.states) out.integer(state.offset_bytes);
+    out.end_array();
+  } else {
+    out.string("pair_order", layer.pair_order == PairOrder::in_page ? "in_page" : "kv_outermost");
+    out.integer("base_offset_bytes", layer.base_offset_bytes);
+    out.integer("kernel_block_size", layer.kernel_block_size);
+    out.integer("blocks_per_kv_block", layer.blocks_per_kv_block);
+    out.integer("kernel_block_stride_bytes", layer.kernel_block_stride_bytes);
+    out.integer("kv_stride_bytes", layer.kv_stride_bytes);
+    out.integer("token_stride_bytes", layer.token_stride_bytes);
+    out.integer("head_stride_bytes", layer.head_stride_bytes);
+  }
+  out.end_object();
+}
+
+void write_view(JsonWriter& out, const TensorView& view) {
+  out.begin_object().string("dtype", name_of(view.dtype));
+  out.key("shape").integers(view.shape).key("stride").integers(view.stride);
+  out.integer("offset", view.storage_offset).end_object();
+}
+
+// Layers by name: where they lie, and how a kernel sees them.
+void write_layers(JsonWriter& out, const PlanReport& report, std::size_t w) {
+  const KVCacheConfig& config = report.plan.workers[w];
+  out.key("layers").begin_object();
+  for (std::size_t g = 0; g < config.groups.size(); ++g)
+    for (std::size_t i = 0; i < report.pools[w].groups[g].size(); ++i) {
+      out.key(config.groups[g].layer_names[i]).begin_object();
+      out.integer("group", static_cast<std::int64_t>(g)).key("layout");
+      write_layout(out, report.pools[w].groups[g][i]);
+      out.key("views").begin_array();
+      for (const TensorView& view : report.views[w].groups[g][i].tensors) write_view(out, view);
+      out.end_array().end_object();
+    }
+  out.end_object();
+}
+
+void write_capacity(JsonWriter& out, const Capacity& capacity) {
+  out.key("capacity").begin_object();
+  out.integer("num_blocks", capacity.num_blocks).integer("usable_blocks", capacity.usable_blocks);
+  out.integer("blocks_per_request", capacity.blocks_per_request);
+  out.key("max_concurrency").raw(fmt::format("{}", capacity.max_concurrency));
+  out.integer("capacity_tokens", capacity.capacity_tokens);
+  out.integer("growing_groups_tokens", capacity.growing_groups_tokens);
+  out.integer("all_groups_tokens", capacity.all_groups_tokens);
+  out.key("bytes_per_token").raw(fmt::format("{}", capacity.bytes_per_token));
+  out.integer("fixed_bytes_per_request", capacity.fixed_bytes_per_request);
+  out.integer("pool_bytes", capacity.pool_bytes);
+  out.integer("slot_address_space", capacity.slot_address_space);
+  out.key("groups").begin_array();
+  for (const GroupCapacity& group : capacity.groups) {
+    out.begin_object().string("kind", name_of(group.kind)).boolean("grows", group.grows);
+    out.integer("blocks_per_request", group.blocks_per_request);
+    out.integer("used_bytes", group.used_bytes).integer("padding_bytes", group.padding_bytes);
+    out.integer("pack_waste_bytes", group.pack_waste_bytes);
+    out.integer("absent_layer_bytes", group.absent_layer_bytes);
+    out.integer("slot_address_space", group.slot_address_space).end_object();
+  }
+  out.end_array().key("formulas").begin_object();
+  for (const Formula& formula : capacity.formulas) out.string(formula.figure, formula.formula);
+  out.end_object().end_object();
 }
 
 }  // namespace
@@ -140,19 +230,12 @@ Result<PlanReport> make_plan_report(const ModelSpec& model, const PlanOptions& o
   report.model = model.name;
   report.options = options;
   report.layout = layout;
-  auto layers = layer_specs(model, options);
-  if (!layers) return tl::unexpected(layers.error());
-  layers->insert(layers->end(), extra.begin(), extra.end());
-  auto plan = plan_memory(*layers, options);
-  if (!plan) return tl::unexpected(plan.error());
-  report.plan = std::move(*plan);
+  LS_ASSIGN_OR_RETURN(auto layers, layer_specs(model, options));
+  layers.insert(layers.end(), extra.begin(), extra.end());
+  LS_ASSIGN_OR_RETURN(report.plan, plan_memory(layers, options));
   for (const KVCacheConfig& worker : report.plan.workers) {
-    auto pool = pool_layout(worker, options.backend, layout);
-    if (!pool) return tl::unexpected(pool.error());
-    auto views = pool_views(worker, options.backend, layout);
-    if (!views) return tl::unexpected(views.error());
-    report.pools.push_back(std::move(*pool));
-    report.views.push_back(std::move(*views));
+    LS_ASSIGN_OR_RETURN(report.pools.emplace_back(), pool_layout(worker, options.backend, layout));
+    LS_ASSIGN_OR_RETURN(report.views.emplace_back(), pool_views(worker, options.backend, layout));
     report.capacity.push_back(worker.groups.empty() ? Capacity{} : capacity_of(worker, options));
   }
   return report;
@@ -167,15 +250,36 @@ std::string plan_table(const PlanReport& report) {
       o.ssm_dtype ? name_of(*o.ssm_dtype) : "as the model", name_of(o.mamba_cache_mode),
       o.attn_pack, o.num_spec);
   const AlignedSizes& aligned = report.plan.aligned;
-  out += fmt::format("  block size {}", thousands(aligned.block_size));
+  out += fmt::format("  block size {}", with_commas(aligned.block_size));
   if (aligned.mamba_page_size_padded)
-    out +=
-        fmt::format(", state pages padded to {} bytes", thousands(*aligned.mamba_page_size_padded));
+    out += fmt::format(", state pages padded to {} bytes",
+                       with_commas(*aligned.mamba_page_size_padded));
   out += "\n";
   for (std::size_t w = 0; w < report.plan.workers.size(); ++w) append_worker(report, w, out);
   for (const std::string& warning : report.plan.warnings)
     out += fmt::format("\n  warning: {}\n", warning);
   return out;
+}
+
+// docs/planner.md lists its keys.
+std::string plan_to_json(const PlanReport& report) {
+  JsonWriter out;
+  out.begin_object().integer("plan_report", 1).string("model", report.model);
+  write_options(out, report);
+  out.key("aligned").begin_object().integer("block_size", report.plan.aligned.block_size);
+  write_optional(out, "mamba_block_size", report.plan.aligned.mamba_block_size);
+  write_optional(out, "mamba_page_size_padded", report.plan.aligned.mamba_page_size_padded);
+  out.end_object().key("workers").begin_array();
+  for (std::size_t w = 0; w < report.plan.workers.size(); ++w) {
+    out.begin_object().key("plan");
+    write_kv_cache_config(out, report.plan.workers[w]);
+    out.key("kernel_block_sizes").integers(report.views[w].kernel_block_sizes);
+    write_layers(out, report, w);
+    if (!report.plan.workers[w].groups.empty()) write_capacity(out, report.capacity[w]);
+    out.end_object();
+  }
+  out.end_array().key("warnings").strings(report.plan.warnings).end_object();
+  return out.take_line();
 }
 
 }  // namespace lockstep

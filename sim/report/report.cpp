@@ -6,13 +6,11 @@
 
 #include "base/atomic_file.h"
 #include "base/check.h"
-#include "base/hex_text.h"
 #include "base/json_writer.h"
-#include "sim/report/report_page.h"
-#include "sim/verdict/divergence_json.h"
+#include "base/number_text.h"
+#include "sim/verdict/run_summary.h"
 
 namespace lockstep {
-
 namespace {
 
 using Json = nlohmann::ordered_json;

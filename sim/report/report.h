@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <span>
 #include <string>
+#include <string_view>
 
 #include "base/result.h"
 #include "reference/cache/cache_events.h"
@@ -26,10 +27,11 @@ std::string html_report(const ReportInfo& info, const RunSummary& summary,
 Result<void> write_html_report(const std::string& path, const ReportInfo& info,
                                const RunSummary& summary, const Timeline& timeline);
 
-// Cache events as JSON lines, for whoever routes requests by what engines have cached
-// (docs/formats.md, "Cache events").
-
-// One line for a step that has events, newline included; empty for one without.
+// Cache events as JSON lines, for routers of requests by what engines have cached (docs/formats.md,
+// "Cache events"): one line for a step that has events, newline included; empty for one without.
 std::string cache_events_line(std::int64_t step, std::span<const CacheEvent> events);
+
+// The text of report_page.html, with %DATA% where the run's JSON goes.
+std::string_view report_page();
 
 }  // namespace lockstep

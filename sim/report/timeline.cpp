@@ -29,25 +29,25 @@ bool same_state(const BlockChange& a, const BlockChange& b) {
 
 TimelineRecorder::TimelineRecorder(const RunConfig& config, const TimelineLimits& limits)
     : config_(config), limits_(limits) {
-  timeline_.num_blocks = config.device.plan.num_blocks;
+  timeline_.num_blocks = config.backend.plan.num_blocks;
   timeline_.token_budget = config.engine.max_num_batched_tokens;
-  blocks_.resize(static_cast<std::size_t>(timeline_.num_blocks));
+  blocks_.resize(timeline_.num_blocks);
   drawn_ = blocks_;
 }
 
 std::int32_t TimelineRecorder::lane_of(RequestId id) const {
-  return index_of(id) < lanes_.size() ? lanes_[index_of(id)] : -1;
+  return index_of(id) < lanes_.size() ? lanes_[id] : -1;
 }
 
 void TimelineRecorder::arrived(const Arrival& arrival) {
   const RequestId id = arrival.id;
   if (index_of(id) >= lanes_.size()) lanes_.resize(index_of(id) + 1, -1);
-  lanes_[index_of(id)] = -1;
+  lanes_[id] = -1;
   if (static_cast<std::int64_t>(timeline_.lanes.size()) >= limits_.lanes_max) {
     ++undrawn_lanes_;
     return;
   }
-  lanes_[index_of(id)] = static_cast<std::int32_t>(timeline_.lanes.size());
+  lanes_[id] = static_cast<std::int32_t>(timeline_.lanes.size());
   Lane& lane = timeline_.lanes.emplace_back();
   lane.name = arrival.name;
   lane.prompt_tokens = arrival.num_prompt_tokens;
@@ -57,7 +57,7 @@ void TimelineRecorder::arrived(const Arrival& arrival) {
 
 // The last span goes on up to `step`; a span of another kind begins there.
 void TimelineRecorder::extend(std::int32_t lane, LaneSpan::Kind kind, std::int64_t step) {
-  std::vector<LaneSpan>& spans = timeline_.lanes[static_cast<std::size_t>(lane)].spans;
+  std::vector<LaneSpan>& spans = timeline_.lanes[lane].spans;
   LaneSpan& last = spans.back();
   if (last.kind == kind) {
     last.last_step = step;
@@ -85,7 +85,7 @@ bool TimelineRecorder::decided(const StepView& view) {
     const std::int32_t at = lane_of(scheduled.id);
     if (scheduled.is_new) entry.hit_tokens += scheduled.computed;
     if (at < 0) continue;
-    Lane& lane = timeline_.lanes[static_cast<std::size_t>(at)];
+    Lane& lane = timeline_.lanes[at];
     if (scheduled.is_new && !scheduled.is_resumed) lane.cached_tokens = scheduled.computed;
     const bool decodes = scheduled.computed >= lane.prompt_tokens;
     extend(at, decodes ? LaneSpan::Kind::decode : LaneSpan::Kind::prefill, step_);
@@ -94,7 +94,7 @@ bool TimelineRecorder::decided(const StepView& view) {
     if (lane_of(id) >= 0) extend(lane_of(id), LaneSpan::Kind::preempted, step_);
   for (const RequestId id : waiting) {
     if (lane_of(id) < 0) continue;
-    LaneSpan& last = timeline_.lanes[static_cast<std::size_t>(lane_of(id))].spans.back();
+    LaneSpan& last = timeline_.lanes[lane_of(id)].spans.back();
     last.last_step = step_;
   }
   follow_blocks(view.model(), entry);
@@ -130,7 +130,7 @@ bool TimelineRecorder::finished(const StepView& view) {
   timeline_.steps.back().stored += static_cast<std::int32_t>(view.counters.stored);
   for (const StoppedRequest& request : view.stopped) {
     if (lane_of(request.id) < 0) continue;
-    Lane& lane = timeline_.lanes[static_cast<std::size_t>(lane_of(request.id))];
+    Lane& lane = timeline_.lanes[lane_of(request.id)];
     lane.output_tokens = view.decisions.num_tokens(request.id) - lane.prompt_tokens;
   }
   return true;
@@ -138,18 +138,18 @@ bool TimelineRecorder::finished(const StepView& view) {
 
 void TimelineRecorder::left(RequestId id, FinishReason reason) {
   if (lane_of(id) < 0) return;
-  timeline_.lanes[static_cast<std::size_t>(lane_of(id))].ended = name_of(reason);
+  timeline_.lanes[lane_of(id)].ended = name_of(reason);
 }
 
 // Who holds what, from the tables of all running requests; written down where it has changed.
 void TimelineRecorder::follow_blocks(const Scheduler& scheduler, TimelineStep& entry) {
   for (BlockChange& block : blocks_) block = {};
-  const auto num_groups = static_cast<std::int32_t>(config_.device.plan.groups.size());
+  const auto num_groups = static_cast<std::int32_t>(config_.backend.plan.groups.size());
   for (const RequestId id : scheduler.running()) {
     for (std::int32_t g = 0; g < num_groups; ++g) {
       for (const BlockId held : scheduler.block_table(id, g)) {
         if (held == kNullBlock) continue;
-        BlockChange& block = blocks_[static_cast<std::size_t>(index_of(held))];
+        BlockChange& block = blocks_[index_of(held)];
         if (block.holders++ == 0) block.lane = lane_of(id);
         block.group = g;
       }

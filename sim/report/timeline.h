@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "base/ids.h"
 #include "sim/engine/run_config.h"
 #include "sim/engine/step_observer.h"
 
@@ -62,7 +63,7 @@ struct BlockChange {
   std::int32_t block = 0;
   std::int32_t group = -1;
   std::int32_t holders = 0;  // 0: free
-  std::int32_t lane = -1;    // -1: a request without a lane, or nobody
+  std::int32_t lane = -1;    // -1: none, or a request without a lane
   bool cached = false;       // free, but a hit may find it
 };
 
@@ -100,9 +101,9 @@ class TimelineRecorder final : public StepObserver {
   const RunConfig& config_;
   const TimelineLimits limits_;
   Timeline timeline_;
-  std::vector<std::int32_t> lanes_;  // by RequestId; -1: not drawn
-  std::vector<BlockChange> drawn_;   // per block: the state drawn last
-  std::vector<BlockChange> blocks_;  // per block: the state now
+  IdVector<RequestId, std::int32_t> lanes_;  // -1: not drawn
+  std::vector<BlockChange> drawn_;           // per block: the state drawn last
+  std::vector<BlockChange> blocks_;          // per block: the state now
   std::int64_t step_ = 0;
   std::int64_t stride_ = 1;         // steps in one entry
   std::int64_t change_stride_ = 1;  // steps between two looks at the pool

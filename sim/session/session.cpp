@@ -5,8 +5,8 @@
 #include <utility>
 
 #include "base/check.h"
-#include "sim/connectors/connect.h"
-#include "sim/ranks/data_parallel.h"
+#include "sim/connectors/recorded_connector.h"
+#include "sim/recording/recording_workload.h"
 
 namespace lockstep {
 
@@ -19,27 +19,26 @@ Result<void> check_ranks(const LockstepConfig& config) {
     return fail(fmt::format("mutant: {} is planted in data parallel ranks, and there is one engine",
                             name_of(config.data_parallel.defect)));
   if (config.data_parallel.defect == DataParallelDefect::dp_graph_alone &&
-      config.device.max_cudagraph_capture_size == 0)
+      config.backend.max_cudagraph_capture_size == 0)
     return fail("mutant: dp-graph-alone is of captured graphs, and none are captured");
   if (dp_size > 1 && config.data_parallel.enforce_eager &&
-      config.device.max_cudagraph_capture_size > 0)
+      config.backend.max_cudagraph_capture_size > 0)
     return fail("enforce_eager with max_cudagraph_capture_size: it says that no graphs run");
-  return check_ranks(config.device);
+  return check_ranks(config.backend);
 }
 
 Result<std::vector<std::unique_ptr<Backend>>> open_backends(const BackendConfig& config,
                                                             const BackendFactory& factory) {
   std::vector<std::unique_ptr<Backend>> backends;
   for (std::int32_t rank = 0; rank < num_ranks(config); ++rank) {
-    auto backend = factory(config_of_rank(config, rank));
-    if (!backend) return tl::unexpected(backend.error());
-    if (*backend) backends.push_back(std::move(*backend));
+    LS_ASSIGN_OR_RETURN(auto backend, factory(config_of_rank(config, rank)));
+    if (backend) backends.push_back(std::move(backend));
   }
   return backends;
 }
 
 Result<void> Session::add_engine(std::int32_t dp_rank, SessionParts& parts) {
-  SessionEngine& engine = engines_[static_cast<std::size_t>(dp_rank)];
+  SessionEngine& engine = engines_[dp_rank];
   std::unique_ptr<Workload> given = std::move(parts.clients);
   if (clients_ != nullptr) {
     auto dealt = std::make_unique<DealtWorkload>(*clients_);
@@ -48,14 +47,13 @@ Result<void> Session::add_engine(std::int32_t dp_rank, SessionParts& parts) {
   }
   if (given != nullptr && !given->is_scripted())
     given =
-        connect(std::move(given), config_.connector, config_.engine, config_.device.plan,
-                config_.device.context.num_ranks, connector_seed(parts.connector_seed, dp_rank));
+        connect(std::move(given), config_.connector, config_.engine, config_.backend.plan,
+                config_.backend.context.num_ranks, connector_seed(parts.connector_seed, dp_rank));
   FaultyWorkload* faulty = nullptr;
   if (!parts.faults.empty()) {
-    auto behind = make_faulty_workload(std::move(given), parts.faults);
-    if (!behind) return tl::unexpected(behind.error());
-    engine.faulty = faulty = behind->get();
-    given = std::move(*behind);
+    LS_ASSIGN_OR_RETURN(auto behind, make_faulty_workload(std::move(given), parts.faults));
+    engine.faulty = faulty = behind.get();
+    given = std::move(behind);
   }
   engine.owned = std::move(given);
   engine.workload = engine.owned.get();
@@ -67,22 +65,22 @@ Result<void> Session::add_engine(std::int32_t dp_rank, SessionParts& parts) {
     connector = onlooker.connector;
   }
   if (connector == nullptr) connector = engine.workload->connector();
-  auto scheduler = Scheduler::create(
-      config_.engine, config_.device.plan.groups, config_.device.plan.num_blocks,
-      {connector, config_.connector.load_failure_policy}, config_.scheduler_defect);
-  if (!scheduler) return tl::unexpected(scheduler.error());
-  if (!parts.free_order.empty()) scheduler->order_free_blocks(parts.free_order);
-  engine.scheduler = std::make_unique<Scheduler>(std::move(*scheduler));
+  LS_ASSIGN_OR_RETURN(auto scheduler,
+                      Scheduler::create(config_.engine, config_.backend.plan.groups,
+                                        config_.backend.plan.num_blocks,
+                                        {connector, config_.connector.load_failure_policy},
+                                        config_.scheduler_defect));
+  if (!parts.free_order.empty()) scheduler.order_free_blocks(parts.free_order);
+  engine.scheduler = std::make_unique<Scheduler>(std::move(scheduler));
   if (faulty != nullptr) faulty->watch(*engine.scheduler);
   engine.ranks = parts.borrowed;
   if (parts.backend) {
-    auto backends = open_backends(config_.device, parts.backend);
-    if (!backends) return tl::unexpected(backends.error());
-    engine.backends = std::move(*backends);
+    LS_ASSIGN_OR_RETURN(auto backends, open_backends(config_.backend, parts.backend));
+    engine.backends = std::move(backends);
     for (const auto& backend : engine.backends) engine.ranks.push_back(backend.get());
   }
   engine.hidden_states =
-      std::make_unique<HiddenStateCheck>(config_.device.seed, config_.hidden_state_defect);
+      std::make_unique<HiddenStateCheck>(config_.backend.seed, config_.hidden_state_defect);
   engine.together = std::make_unique<RankUnion>();
   engine.checks = {engine.hidden_states.get(), engine.together.get()};
   if (config_.draw) engine.drawer = std::make_unique<TimelineRecorder>(config_);
@@ -93,15 +91,14 @@ Result<std::unique_ptr<Session>> Session::open(const LockstepConfig& config, Ses
   std::unique_ptr<Session> session(new Session(config));
   const std::int32_t num_engines = config.data_parallel.dp_size;
   if (num_engines > 1) session->clients_ = std::move(parts.clients);
-  session->engines_.resize(static_cast<std::size_t>(num_engines));
+  session->engines_.resize(num_engines);
   for (std::int32_t dp_rank = 0; dp_rank < num_engines; ++dp_rank)
-    if (auto added = session->add_engine(dp_rank, parts); !added)
-      return tl::unexpected(added.error());
+    LS_RETURN_IF_ERROR(session->add_engine(dp_rank, parts));
   return session;
 }
 
 void Session::observe(std::int32_t dp_rank, StepObserver& observer) {
-  engines_[static_cast<std::size_t>(dp_rank)].observers.add(observer);
+  engines_[dp_rank].observers.add(observer);
 }
 
 void Session::give_hidden_states(const HiddenStateCheck::Sink& sink) {
@@ -126,8 +123,151 @@ Result<RunReport> Session::run() {
   return run_data_parallel(config_, config_.data_parallel, engines, *clients_);
 }
 
-Timeline Session::take_timeline(std::int32_t dp_rank) {
-  return engines_[static_cast<std::size_t>(dp_rank)].drawer->take();
+Timeline Session::take_timeline(std::int32_t dp_rank) { return engines_[dp_rank].drawer->take(); }
+
+namespace {
+
+class MemoryTraceReader final : public TraceReader {
+ public:
+  explicit MemoryTraceReader(std::shared_ptr<const Trace> trace) : trace_(std::move(trace)) {}
+  const TraceHeader& header() const override { return trace_->header; }
+  Result<bool> next(TraceRecord& record) override {
+    if (at_ == trace_->records.size()) return false;
+    record = trace_->records[at_++];
+    return true;
+  }
+
+ private:
+  const std::shared_ptr<const Trace> trace_;
+  std::size_t at_ = 0;
+};
+
+// Plants the defect of that name where it belongs: in the scheduler, in a connector, in how an
+// engine sets its connectors up, in data parallel ranks, in files of hidden states. Every other
+// name is taken for one of the backend's, which refuses those that it does not know when it is
+// made.
+void plant(LockstepConfig& config, const std::string& mutant) {
+  if (const auto defect = scheduler_defect_from_name(mutant))
+    config.scheduler_defect = *defect;
+  else if (const auto planted = connector_defect_from_name(mutant))
+    config.connector.defect = *planted;
+  else if (const auto of_start = multi_connector_defect_from_name(mutant))
+    config.connector.setup_defect = *of_start;
+  else if (const auto of_ranks = data_parallel_defect_from_name(mutant))
+    config.data_parallel.defect = *of_ranks;
+  else if (const auto of_files = hidden_state_defect_from_name(mutant))
+    config.hidden_state_defect = *of_files;
+  else
+    config.backend.mutant = mutant;
+}
+
+}  // namespace
+
+SavedCase case_of(std::string name, const RunSpec& run, const RunSummary& summary) {
+  SavedCase saved;
+  static_cast<RunSpec&>(saved) = run;
+  saved.recipe = {};
+  saved.name = std::move(name);
+  saved.backend = summary.backend.substr(0, summary.backend.find(' '));
+  saved.kernel_block_sizes = config_of(run).backend.kernel_block_sizes;
+  if (summary.divergence)
+    saved.expected = {.kind = std::string(name_of(summary.divergence->phase)),
+                      .step = summary.divergence->step};
+  else
+    saved.expected = {.kind = std::string(name_of(summary.verdict)), .step = {}};
+  return saved;
+}
+
+void keep_records(Trace& trace, std::int64_t count) {
+  if (count < static_cast<std::int64_t>(trace.records.size())) trace.records.resize(count);
+}
+
+LockstepConfig config_of(const RunSpec& run) {
+  LockstepConfig config;
+  config.engine = run.engine;
+  config.budget = run.budget;
+  BackendConfig& backend = config.backend;
+  backend = make_backend_config(run.engine, run.cache, run.attention_backend);
+  if (!run.kernel_block_sizes.empty()) backend.kernel_block_sizes = run.kernel_block_sizes;
+  backend.layout = run.layout;
+  backend.layout_rule = run.layout_rule;
+  backend.queries_per_kv = run.queries_per_kv;
+  backend.num_streams = run.num_streams;
+  backend.delay_streams = run.delay_streams;
+  backend.max_cudagraph_capture_size = run.max_cudagraph_capture_size;
+  backend.numbers = run.numbers;
+  backend.parallel.tp_size = run.tensor_parallel_size;
+  backend.parallel.pp_size = run.pipeline_parallel_size;
+  backend.context.interleave = run.cp_kv_cache_interleave_size;
+  backend.check = run.check;
+  backend.seed = run.seed;
+  config.data_parallel.dp_size = run.data_parallel_size;
+  config.data_parallel.enforce_eager = run.enforce_eager;
+  static_cast<ConnectorSpec&>(config.connector) = run.connector;
+  if (!run.connector.parts.empty())
+    backend.num_host_blocks = num_host_blocks(config.connector, run.cache);
+  if (!run.mutants.empty()) plant(config, run.mutants.front());
+  return config;
+}
+
+LockstepConfig config_of(const SavedCase& saved) {
+  LockstepConfig config = config_of(static_cast<const RunSpec&>(saved));
+  if (saved.recording && saved.recording->header.connector) {
+    config.connector.load_failure_policy =
+        kv_transfer(saved.recording->header, nullptr).kv_load_failure_policy;
+    config.backend.num_host_blocks = num_host_blocks(config.connector, saved.cache);
+  }
+  return config;
+}
+
+std::vector<BlockId> free_order_of(const RunSpec& run) {
+  if (run.block_order == 0) return {};
+  std::vector<BlockId> order;
+  for (std::int32_t block = 1; block < run.cache.num_blocks; ++block)
+    order.push_back(BlockId{block});
+  for (std::size_t left = order.size(); left > 1; --left)
+    std::swap(order[left - 1], order[splitmix64(run.block_order << 32 | left) % left]);
+  return order;
+}
+
+TraceWorkloadOptions workload_options_of(const RunSpec& run) {
+  return {.step_time = run.step_time,
+          .seed = run.seed,
+          .num_spec_tokens = run.engine.num_spec_tokens,
+          .draft_acceptance_percent = run.draft_acceptance_percent};
+}
+
+std::unique_ptr<TraceReader> trace_reader_of(std::shared_ptr<const Trace> trace) {
+  return std::make_unique<MemoryTraceReader>(std::move(trace));
+}
+
+std::unique_ptr<TraceReader> trace_reader_of(Trace trace) {
+  return trace_reader_of(std::make_shared<const Trace>(std::move(trace)));
+}
+
+std::unique_ptr<Workload> workload_of(const SavedCase& saved) {
+  if (saved.recording) return make_recording_workload(*saved.recording);
+  return make_trace_workload(trace_reader_of(saved.trace), workload_options_of(saved));
+}
+
+SessionParts parts_of(const SavedCase& saved) {
+  SessionParts parts;
+  parts.clients = workload_of(saved);
+  parts.connector_seed = saved.seed;
+  parts.faults = saved.faults;
+  parts.free_order = free_order_of(saved);
+  return parts;
+}
+
+Result<std::unique_ptr<Session>> open_undisturbed(const SavedCase& saved, LockstepConfig config,
+                                                  BackendFactory backend, Attach attach) {
+  if (config.data_parallel.dp_size > 1) config.connector.parts.clear();
+  config.data_parallel.dp_size = 1;
+  SessionParts parts = parts_of(saved);
+  parts.faults.clear();
+  parts.backend = std::move(backend);
+  parts.attach = std::move(attach);
+  return Session::open(config, std::move(parts));
 }
 
 }  // namespace lockstep

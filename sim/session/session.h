@@ -15,23 +15,40 @@
 #include <functional>
 #include <memory>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "base/result.h"
+#include "reference/types/scheduler_defect.h"
+#include "sim/connectors/connect.h"
 #include "sim/engine/faults.h"
 #include "sim/engine/lockstep.h"
+#include "sim/engine/run_config.h"
 #include "sim/engine/workload.h"
-#include "sim/hidden_states/hidden_state_check.h"
+#include "sim/hidden_states/watched_files.h"
 #include "sim/protocol/backend.h"
 #include "sim/ranks/data_parallel.h"
+#include "sim/ranks/dp_step.h"
 #include "sim/ranks/rank_union.h"
 #include "sim/report/timeline.h"
-#include "sim/session/lockstep_config.h"
+#include "sim/step/backend_config.h"
 #include "traces/formats/saved_case.h"
 
 namespace lockstep {
 
-// Errors: a plan, a device or a mutant that it does not take.
+// The configuration of a run: its engines' loops, what stands beside them, and planted defects.
+struct LockstepConfig : RunConfig {
+  SchedulerDefect scheduler_defect = SchedulerDefect::none;
+  ConnectorConfig connector;          // for a workload that brings none
+  DataParallelOptions data_parallel;  // several engines
+  HiddenStateDefect hidden_state_defect = HiddenStateDefect::none;
+  bool draw = false;  // collect a timeline
+};
+
+// Refused: degrees that the plan cannot be cut into, and too many engines or too few.
+Result<void> check_ranks(const LockstepConfig& config);
+
+// Errors: a plan, a configuration or a mutant that it does not take.
 using BackendFactory = std::function<Result<std::unique_ptr<Backend>>(const BackendConfig& config)>;
 
 // What stands between an engine and its workload, or looks on. It outlives the session; null:
@@ -106,5 +123,36 @@ class Session {
   std::unique_ptr<Workload> clients_;  // of several engines
   std::vector<SessionEngine> engines_;
 };
+
+// From the spec of a run, or a saved case, to what runs: configuration, workload, the pool's order.
+// And back, so that a replay comes to the same divergence again.
+
+// The run as it was and how it ended; trace or recording are added by the caller.
+SavedCase case_of(std::string name, const RunSpec& run, const RunSummary& summary);
+// The first `count` records of a trace: those that a run had consumed when it ended, and the
+// header.
+void keep_records(Trace& trace, std::int64_t count);
+
+// A mutant that is none of the engine's is taken for one of the backend's, which refuses those that
+// it does not know when it is made.
+LockstepConfig config_of(const RunSpec& run);
+// A recording says what becomes of requests whose load fails.
+LockstepConfig config_of(const SavedCase& saved);
+// The order in which the pool first hands out its blocks, shuffled by block_order; empty: as an
+// engine does.
+std::vector<BlockId> free_order_of(const RunSpec& run);
+TraceWorkloadOptions workload_options_of(const RunSpec& run);
+// A trace in memory as a source of records.
+std::unique_ptr<TraceReader> trace_reader_of(Trace trace);
+std::unique_ptr<TraceReader> trace_reader_of(std::shared_ptr<const Trace> trace);
+// Its trace by the clock, or its recording step by step when it has one; without a connector of the
+// configuration.
+std::unique_ptr<Workload> workload_of(const SavedCase& saved);
+// What Session::open() is given for it, less a backend and who looks on.
+SessionParts parts_of(const SavedCase& saved);
+// Its requests on one engine that nothing disturbs: no faults, no data parallel ranks, no
+// connectors of theirs.
+Result<std::unique_ptr<Session>> open_undisturbed(const SavedCase& saved, LockstepConfig config,
+                                                  BackendFactory backend, Attach attach);
 
 }  // namespace lockstep

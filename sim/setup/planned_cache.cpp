@@ -2,7 +2,6 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <utility>
 
 #include "base/number_text.h"
@@ -12,7 +11,6 @@
 #include "reference/plan/rank_plan.h"
 #include "reference/plan/request_need.h"
 #include "sim/step/backend_config.h"
-#include "traces/formats/run_spec.h"
 #include "traces/models/model_file.h"
 
 namespace lockstep {
@@ -59,8 +57,7 @@ std::int64_t tight_pool(const std::vector<KVCacheGroupSpec>& groups, const Engin
 Result<KVCacheConfig> plan_model(RunSpec& run, const CacheWishes& wishes,
                                  std::vector<std::string>& chosen) {
   EngineConfig& engine = run.engine;
-  const Result<ModelSpec> model = find_model(run.recipe.model);
-  if (!model) return tl::unexpected(model.error());
+  LS_ASSIGN_OR_RETURN(const auto model, find_model(run.recipe.model));
   PlanOptions options;
   options.backend = run.attention_backend;
   const ElementType type = *element_type_from_name(run.recipe.dtype);
@@ -68,43 +65,37 @@ Result<KVCacheConfig> plan_model(RunSpec& run, const CacheWishes& wishes,
   options.kv_quant_mode = type.mode;
   options.max_model_len = engine.max_model_len;
   options.max_num_batched_tokens = engine.max_num_batched_tokens;
-  options.mamba_chunk_size = model->mamba_chunk_size;
+  options.mamba_chunk_size = model.mamba_chunk_size;
   options.tp = run.tensor_parallel_size;
   options.dcp = engine.dcp;
   options.pcp = engine.pcp;
   options.disable_hybrid_kv_cache_manager = !wishes.hybrid_groups;
   if (wishes.says_block_size) options.block_size = engine.block_size;
-  Result<LayerSpecs> layers = layer_specs(*model, options);
-  if (!layers) return tl::unexpected(layers.error());
-  for (const NamedSpec& layer : *layers)
-    if (auto taken = check_scales(run.recipe.dtype, layer.spec); !taken)
-      return tl::unexpected(taken.error());
-  if (is_hybrid(*layers) && engine.enable_prefix_caching) {
+  LS_ASSIGN_OR_RETURN(LayerSpecs layers, layer_specs(model, options));
+  for (const NamedSpec& layer : layers)
+    LS_RETURN_IF_ERROR(check_scales(run.recipe.dtype, layer.spec));
+  if (is_hybrid(layers) && engine.enable_prefix_caching) {
     options.mamba_cache_mode = MambaCacheMode::align;
     chosen.push_back("states are kept in mode align, which prefix caching needs");
-    layers = layer_specs(*model, options);
-    if (!layers) return tl::unexpected(layers.error());
+    LS_ASSIGN_OR_RETURN(layers, layer_specs(model, options));
   }
   // Groups and block sizes do not depend on how many blocks there are.
   options.num_gpu_blocks_override = std::int64_t{1} << 30;
-  Result<MemoryPlan> plan = plan_memory(*layers, options);
-  if (!plan) return tl::unexpected(plan.error());
+  LS_ASSIGN_OR_RETURN(MemoryPlan plan, plan_memory(layers, options));
   options.num_gpu_blocks_override = wishes.num_blocks
                                         ? *wishes.num_blocks
-                                        : tight_pool(plan->workers.front().groups, engine, chosen);
-  plan = plan_memory(*layers, options);
-  if (!plan) return tl::unexpected(plan.error());
+                                        : tight_pool(plan.workers.front().groups, engine, chosen);
+  LS_ASSIGN_OR_RETURN(plan, plan_memory(layers, options));
   if (!wishes.hybrid_groups)
     chosen.push_back("one KV cache group for all layers, as without the hybrid KV cache manager");
 
-  engine.block_size = static_cast<std::int32_t>(plan->aligned.block_size);
-  engine.mamba_block_size = static_cast<std::int32_t>(plan->aligned.mamba_block_size.value_or(0));
+  engine.block_size = static_cast<std::int32_t>(plan.aligned.block_size);
+  engine.mamba_block_size = static_cast<std::int32_t>(plan.aligned.mamba_block_size.value_or(0));
   engine.mamba_cache_mode = options.mamba_cache_mode;
   const auto tp_size = static_cast<std::int32_t>(options.tp);
   options.tp = 1;
-  const Result<LayerSpecs> whole = layer_specs(*model, options);
-  if (!whole) return tl::unexpected(whole.error());
-  return whole_plan(plan->workers.front(), *whole, tp_size);
+  LS_ASSIGN_OR_RETURN(const auto whole, layer_specs(model, options));
+  return whole_plan(plan.workers.front(), whole, tp_size);
 }
 
 }  // namespace
@@ -113,8 +104,7 @@ Result<KVCacheConfig> plan_replay_cache(RunSpec& run, const CacheWishes& wishes,
                                         std::vector<std::string>& chosen) {
   if (!run.recipe.model.empty()) return plan_model(run, wishes, chosen);
   std::vector<KVCacheGroupSpec> groups = {group_of(run)};
-  if (auto taken = check_scales(run.recipe.dtype, groups.front().spec); !taken)
-    return tl::unexpected(taken.error());
+  LS_RETURN_IF_ERROR(check_scales(run.recipe.dtype, groups.front().spec));
   const std::int64_t num_blocks =
       wishes.num_blocks ? *wishes.num_blocks : tight_pool(groups, run.engine, chosen);
   return plan_for_groups(std::move(groups), num_blocks);
@@ -141,7 +131,7 @@ Result<bool> hybrid_groups_of(const GivenRun& given, const RunSpec& run) {
   if (given.has("disable_hybrid_kv_cache_manager"))
     wants = !run.recipe.disable_hybrid_kv_cache_manager;
   if (!given.has("connector")) {
-    if (auto sound = check_alone(given); !sound) return tl::unexpected(sound.error());
+    LS_RETURN_IF_ERROR(check_alone(given));
     return wants.value_or(true);
   }
   for (const char* name : {"host_blocks", "transfer_delay_steps"})

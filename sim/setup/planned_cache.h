@@ -9,7 +9,7 @@
 
 #include "base/result.h"
 #include "reference/types/kv_cache_spec.h"
-#include "sim/connectors/connector_config.h"
+#include "sim/connectors/connect.h"
 #include "traces/formats/run_fields.h"
 #include "traces/formats/run_spec.h"
 

@@ -11,74 +11,60 @@
 #include "reference/profiles/engine_profile.h"
 #include "sim/connectors/recorded_connector.h"
 #include "sim/recording/recording_workload.h"
-#include "sim/session/saved_run.h"
+#include "sim/session/session.h"
 #include "sim/setup/planned_cache.h"
 
 namespace lockstep {
 namespace {
 
-// The requests of another reader, and no more than `limit` of them.
-class LimitedTrace final : public TraceReader {
- public:
-  LimitedTrace(std::unique_ptr<TraceReader> reader, std::int64_t limit)
-      : reader_(std::move(reader)), left_(limit) {}
-
-  const TraceHeader& header() const override { return reader_->header(); }
-  Result<bool> next(TraceRecord& record) override {
-    if (left_ == 0) return false;
-    Result<bool> more = reader_->next(record);
-    if (more && *more && std::holds_alternative<TraceRequest>(record)) --left_;
-    return more;
+// The whole trace, or its first requests where the run is limited to them.
+Result<std::shared_ptr<const Trace>> read_trace(const ReplayRequest& request, FileFormat format) {
+  LS_ASSIGN_OR_RETURN(const auto reader, open_trace(request.file, format));
+  const std::int64_t limit = request.run.spec.recipe.limit_requests;
+  auto trace = std::make_shared<Trace>();
+  trace->header = reader->header();
+  TraceRecord record;
+  for (std::int64_t requests = 0; limit == 0 || requests < limit;) {
+    LS_ASSIGN_OR_RETURN(const bool more, reader->next(record));
+    if (!more) break;
+    if (std::holds_alternative<TraceRequest>(record)) ++requests;
+    trace->records.push_back(std::move(record));
   }
-
- private:
-  std::unique_ptr<TraceReader> reader_;
-  std::int64_t left_;
-};
-
-Result<std::unique_ptr<TraceReader>> open_limited(const ReplayRequest& request) {
-  Result<std::unique_ptr<TraceReader>> reader = open_trace(request.file);
-  if (!reader || request.run.spec.recipe.limit_requests == 0) return reader;
-  return std::make_unique<LimitedTrace>(std::move(*reader), request.run.spec.recipe.limit_requests);
+  return trace;
 }
 
-// What the defaults depend on: the whole trace, read once before the run.
-struct TraceNeeds {
-  std::int64_t num_records = 0;
-  std::int64_t longest_request = 1;  // tokens, prompt and output
-};
+// Prompt and output of the longest request, in tokens.
+std::int32_t longest_request(const Trace& trace) {
+  std::int64_t longest = 1;
+  for (const TraceRecord& record : trace.records)
+    if (const auto* request = std::get_if<TraceRequest>(&record))
+      longest = std::max(longest, request->spec.prompt.size() + request->spec.max_tokens);
+  return static_cast<std::int32_t>(longest);
+}
 
-Result<TraceNeeds> scan(TraceReader& reader) {
-  TraceNeeds needs;
-  TraceRecord record;
-  for (;;) {
-    const Result<bool> more = reader.next(record);
-    if (!more) return tl::unexpected(more.error());
-    if (!*more) return needs;
-    ++needs.num_records;
-    if (const auto* request = std::get_if<TraceRequest>(&record)) {
-      const std::int64_t tokens = request->spec.prompt.size() + request->spec.max_tokens;
-      needs.longest_request = std::max(needs.longest_request, tokens);
-    }
-  }
+// Its requests arrive.
+void take_trace(std::shared_ptr<const Trace> trace, PreparedReplay& prepared) {
+  prepared.num_records = std::ssize(trace->records);
+  prepared.trace = std::move(trace);
+  prepared.parts.clients =
+      make_trace_workload(trace_reader_of(prepared.trace), workload_options_of(prepared.run));
 }
 
 // The rest is the same for every kind of file.
 Result<void> finish(const ReplayRequest& request, Result<KVCacheConfig> plan,
                     PreparedReplay& prepared) {
-  if (!plan) return tl::unexpected(plan.error());
   RunSpec& run = prepared.run;
+  LS_ASSIGN_OR_RETURN(run.cache, std::move(plan));
   if (find_engine_profile(run.engine.engine) == nullptr)
     return fail(fmt::format("--engine: there is no profile {}; known: {}", run.engine.engine,
                             engine_profile_names()));
-  run.cache = std::move(*plan);
   if (!request.run.has("attention_backend")) {
     run.attention_backend = attention_backend_for(run.cache);
     if (run.attention_backend == AttentionBackend::any_size)
       prepared.chosen.push_back(
           "attention backend any_size: no shipped one takes blocks this small");
   }
-  if (auto sound = size_host_tier(request.run, run); !sound) return sound;
+  LS_RETURN_IF_ERROR(size_host_tier(request.run, run));
   prepared.config = config_of(run);
   return {};
 }
@@ -106,7 +92,7 @@ Result<void> check_engine(const EngineConfig& engine) {
 
 // What several ranks or engines cannot be asked.
 Result<void> check_parallel(const LockstepConfig& config, std::string_view backend) {
-  if (backend == "none" && !config.device.parallel.is_whole())
+  if (backend == "none" && !config.backend.parallel.is_whole())
     return fail(
         "--tensor-parallel-size and --pipeline-parallel-size divide memory, and --backend none has "
         "none: decisions do not depend on them");
@@ -133,15 +119,11 @@ Result<void> prepare_trace(const ReplayRequest& request, PreparedReplay& prepare
   if (const std::string flag = given.first_said_by(kByModel); given.has("model") && !flag.empty())
     return fail(fmt::format("--model {} says its layers itself; leave {} out",
                             given.spec.recipe.model, flag));
-  auto first_pass = open_limited(request);
-  if (!first_pass) return tl::unexpected(first_pass.error());
-  const Result<TraceNeeds> needs = scan(**first_pass);
-  if (!needs) return tl::unexpected(needs.error());
-  prepared.num_records = needs->num_records;
+  LS_ASSIGN_OR_RETURN(auto trace, read_trace(request, prepared.format));
 
   CacheWishes wishes{.num_blocks = {}, .says_block_size = given.has("block_size")};
   bool says_max_model_len = given.has("max_model_len");
-  if (const auto& hints = (*first_pass)->header().engine) {
+  if (const auto& hints = trace->header.engine) {
     run.engine = hints->options.config;
     const auto& hinted = hints->options.given;
     says_max_model_len |= std::ranges::find(hinted, "max_model_len") != hinted.end();
@@ -152,22 +134,17 @@ Result<void> prepare_trace(const ReplayRequest& request, PreparedReplay& prepare
   if (request.tells_cache_events && !given.has("hash_algorithm"))
     run.engine.hash_algorithm = HashAlgorithm::sha256_cbor;
   if (!says_max_model_len) {
-    run.engine.max_model_len = static_cast<std::int32_t>(needs->longest_request);
+    run.engine.max_model_len = longest_request(*trace);
     prepared.chosen.push_back(fmt::format("max_model_len {}, the longest request of the trace",
                                           with_commas(run.engine.max_model_len)));
   }
-  if (Result<void> sound = check_engine(run.engine); !sound) return sound;
-  const Result<bool> hybrid_groups = hybrid_groups_of(given, run);
-  if (!hybrid_groups) return tl::unexpected(hybrid_groups.error());
-  wishes.hybrid_groups = *hybrid_groups;
+  LS_RETURN_IF_ERROR(check_engine(run.engine));
+  LS_ASSIGN_OR_RETURN(wishes.hybrid_groups, hybrid_groups_of(given, run));
   auto plan = plan_replay_cache(run, wishes, prepared.chosen);
-  if (Result<void> done = finish(request, std::move(plan), prepared); !done) return done;
+  LS_RETURN_IF_ERROR(finish(request, std::move(plan), prepared));
   const LockstepConfig& config = prepared.config;
-  if (auto sound = check_connector(config.connector, config.device.plan); !sound) return sound;
-
-  auto second_pass = open_limited(request);
-  if (!second_pass) return tl::unexpected(second_pass.error());
-  prepared.parts.clients = make_trace_workload(std::move(*second_pass), workload_options_of(run));
+  LS_RETURN_IF_ERROR(check_connector(config.connector, config.backend.plan));
+  take_trace(std::move(trace), prepared);
   return {};
 }
 
@@ -176,18 +153,14 @@ Result<void> prepare_benchmark(const ReplayRequest& request, PreparedReplay& pre
   if (!flag.empty())
     return fail(fmt::format("{}: the benchmark says its configuration itself; leave {} out",
                             request.file, flag));
-  Result<BenchmarkFile> benchmark = read_benchmark_file(request.file);
-  if (!benchmark) return tl::unexpected(benchmark.error());
-  prepared.num_records = static_cast<std::int64_t>(benchmark->requests.size());
-  prepared.totals = benchmark->totals;
+  LS_ASSIGN_OR_RETURN(auto benchmark, read_benchmark_file(request.file));
+  prepared.totals = benchmark.totals;
   request.run.apply_to(prepared.run);
-  prepared.run.engine = benchmark->options.config;
-  auto plan = plan_for_groups(benchmark->groups, benchmark->num_blocks);
-  if (Result<void> done = finish(request, std::move(plan), prepared); !done) return done;
-  auto reader = open_trace(request.file);
-  if (!reader) return tl::unexpected(reader.error());
-  prepared.parts.clients =
-      make_trace_workload(std::move(*reader), workload_options_of(prepared.run));
+  prepared.run.engine = benchmark.options.config;
+  auto plan = plan_for_groups(benchmark.groups, benchmark.num_blocks);
+  LS_RETURN_IF_ERROR(finish(request, std::move(plan), prepared));
+  LS_ASSIGN_OR_RETURN(auto trace, read_all(*requests_of(std::move(benchmark), request.file)));
+  take_trace(std::make_shared<const Trace>(std::move(trace)), prepared);
   return {};
 }
 
@@ -196,9 +169,8 @@ Result<void> prepare_recording(const ReplayRequest& request, PreparedReplay& pre
   if (!flag.empty())
     return fail(fmt::format("{}: the recording says its configuration itself; leave {} out",
                             request.file, flag));
-  Result<RecordingReader> reader = RecordingReader::open(request.file);
-  if (!reader) return tl::unexpected(reader.error());
-  const RecordingHeader header = reader->header();
+  LS_ASSIGN_OR_RETURN(auto reader, RecordingReader::open(request.file));
+  const RecordingHeader header = reader.header();
   if (auto sound = check_limits(header.options.config, header.groups, header.num_blocks); !sound)
     return fail(fmt::format("{}:1: {}", request.file, sound.error().message));
   request.run.apply_to(prepared.run);
@@ -207,7 +179,7 @@ Result<void> prepare_recording(const ReplayRequest& request, PreparedReplay& pre
   auto plan = plan_for_groups(header.groups, header.num_blocks);
   if (Result<void> done = finish(request, std::move(plan), prepared); !done)
     return fail(fmt::format("{}:1: {}", request.file, done.error().message));
-  prepared.parts.clients = make_recording_workload(std::move(*reader));
+  prepared.parts.clients = make_recording_workload(std::move(reader));
   return {};
 }
 
@@ -217,19 +189,18 @@ Result<void> prepare_saved_case(const ReplayRequest& request, PreparedReplay& pr
   if (!flag.empty())
     return fail(
         fmt::format("{}: a saved case says everything itself; leave {} out", request.file, flag));
-  Result<SavedCase> saved = read_saved_case(request.file);
-  if (!saved) return tl::unexpected(saved.error());
-  if (request.run.has("check")) saved->check = request.run.spec.check;
+  LS_ASSIGN_OR_RETURN(auto saved, read_saved_case(request.file));
+  if (request.run.has("check")) saved.check = request.run.spec.check;
   if (request.run.has("backend") && request.run.spec.backend != "auto")
-    saved->backend = request.run.spec.backend;
-  prepared.run = *saved;
-  prepared.config = config_of(*saved);
-  if (saved->recording && prepared.config.data_parallel.dp_size > 1)
+    saved.backend = request.run.spec.backend;
+  prepared.run = saved;
+  prepared.config = config_of(saved);
+  if (saved.recording && prepared.config.data_parallel.dp_size > 1)
     return fail(fmt::format("{}: data_parallel_size: a recording is one engine's", request.file));
-  prepared.expected = saved->expected;
-  prepared.num_records = static_cast<std::int64_t>(saved->recording ? saved->recording->steps.size()
-                                                                    : saved->trace.records.size());
-  prepared.parts = parts_of(*saved);
+  prepared.expected = saved.expected;
+  prepared.num_records = static_cast<std::int64_t>(saved.recording ? saved.recording->steps.size()
+                                                                   : saved.trace.records.size());
+  prepared.parts = parts_of(saved);
   return {};
 }
 
@@ -246,53 +217,38 @@ Result<void> prepare_by_format(const ReplayRequest& request, PreparedReplay& pre
   }
 }
 
-// What a case repeats: the records, or the recorded steps, up to the end of the run.
-Result<void> keep_trace(const ReplayRequest& request, std::int64_t count, SavedCase& saved) {
-  auto reader = open_limited(request);
-  if (!reader) return tl::unexpected(reader.error());
-  Result<Trace> trace = read_all(**reader);
-  if (!trace) return tl::unexpected(trace.error());
-  saved.trace = std::move(*trace);
-  keep_records(saved.trace, count);
-  return {};
-}
-
+// The recorded steps up to the end of the run.
 Result<void> keep_recording(const std::string& path, std::int64_t count, SavedCase& saved) {
-  Result<Recording> recording = read_recording(path);
-  if (!recording) return tl::unexpected(recording.error());
+  LS_ASSIGN_OR_RETURN(auto recording, read_recording(path));
   const auto steps = static_cast<std::size_t>(count);
-  if (steps < recording->steps.size()) {
-    recording->steps.resize(steps);
-    recording->end = RecordingEnd{.steps = count, .unfinished = {}};
+  if (steps < recording.steps.size()) {
+    recording.steps.resize(steps);
+    recording.end = RecordingEnd{.steps = count, .unfinished = {}};
   }
-  saved.recording = std::move(*recording);
+  saved.recording = std::move(recording);
   return {};
 }
 
 }  // namespace
 
 Result<PreparedReplay> prepare_replay(const ReplayRequest& request) {
-  const Result<FileFormat> format = detect_format(request.file);
-  if (!format) return tl::unexpected(format.error());
+  LS_ASSIGN_OR_RETURN(auto format, detect_format(request.file));
   PreparedReplay prepared;
-  prepared.format = *format;
+  prepared.format = format;
   if (!request.run.refused.empty()) return fail(request.run.refused);
   prepared.run.backend = "auto";
   prepared.run.check = CheckMode::fast;
-  if (Result<void> done = prepare_by_format(request, prepared); !done)
-    return tl::unexpected(done.error());
+  LS_RETURN_IF_ERROR(prepare_by_format(request, prepared));
   LockstepConfig& config = prepared.config;
-  if (auto sound = check_cache_events(request, config.engine); !sound)
-    return tl::unexpected(sound.error());
+  LS_RETURN_IF_ERROR(check_cache_events(request, config.engine));
   config.draw = request.draws;
-  if (auto sound = check_connector(config.connector, config.device.plan); !sound)
-    return tl::unexpected(sound.error());
+  LS_RETURN_IF_ERROR(check_connector(config.connector, config.backend.plan));
   const bool is_connected =
       !config.connector.parts.empty() || prepared.parts.clients->connector() != nullptr;
-  config.device.num_host_blocks =
-      is_connected ? num_host_blocks(config.connector, config.device.plan) : request.staging_blocks;
-  if (auto sound = check_parallel(config, prepared.run.backend); !sound)
-    return tl::unexpected(sound.error());
+  config.backend.num_host_blocks = is_connected
+                                       ? num_host_blocks(config.connector, config.backend.plan)
+                                       : request.staging_blocks;
+  LS_RETURN_IF_ERROR(check_parallel(config, prepared.run.backend));
   prepared.parts.connector_seed = prepared.run.seed;
   return prepared;
 }
@@ -302,10 +258,12 @@ Result<SavedCase> case_of(const ReplayRequest& request, const PreparedReplay& pr
   const std::string name = fmt::format(
       "{}-step{}", std::filesystem::path(request.file).stem().string(), report.summary.steps);
   SavedCase saved = case_of(name, prepared.run, report.summary);
-  Result<void> filled = prepared.format == FileFormat::recording
-                            ? keep_recording(request.file, report.records_consumed, saved)
-                            : keep_trace(request, report.records_consumed, saved);
-  if (!filled) return tl::unexpected(filled.error());
+  if (prepared.trace == nullptr) {
+    LS_RETURN_IF_ERROR(keep_recording(request.file, report.records_consumed, saved));
+  } else {
+    saved.trace = *prepared.trace;
+    keep_records(saved.trace, report.records_consumed);
+  }
   return saved;
 }
 

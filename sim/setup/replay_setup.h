@@ -1,9 +1,10 @@
-// From a file and what is said about it to a run that is ready to start: its spec, with what nobody
-// said chosen from the file (a trace's hints, a recording's header, a saved case) or from the
+// From a file and what is said about it to a run that is ready to start: its spec, with what was
+// not given chosen from the file (a trace's hints, a recording's header, a saved case) or from the
 // trace's own needs; its configuration; what arrives.
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -12,7 +13,7 @@
 #include "sim/session/session.h"
 #include "traces/formats/run_fields.h"
 #include "traces/formats/saved_case.h"
-#include "traces/importers/benchmark_file.h"
+#include "traces/importers/foreign_traces.h"
 #include "traces/importers/open_trace.h"
 
 namespace lockstep {
@@ -31,8 +32,9 @@ struct PreparedReplay {
   RunSpec run;
   LockstepConfig config;                  // of `run`
   SessionParts parts;                     // without backends and faults
+  std::shared_ptr<const Trace> trace;     // that arrives; null: a recording, or a saved case
   std::int64_t num_records = 0;           // of the trace or recording; 0: not known
-  std::vector<std::string> chosen;        // what was chosen here because nobody said
+  std::vector<std::string> chosen;        // what was chosen here, as it was not given
   std::optional<BenchmarkTotals> totals;  // that the run must arrive at
   std::optional<ExpectedVerdict> expected;
 };
@@ -40,7 +42,7 @@ struct PreparedReplay {
 // Errors: a file that cannot be read, options that contradict it or one another.
 Result<PreparedReplay> prepare_replay(const ReplayRequest& request);
 
-// The run up to its end as a saved case.
+// The run up to its end as a saved case. REQUIRES: it was none before.
 Result<SavedCase> case_of(const ReplayRequest& request, const PreparedReplay& prepared,
                           const RunReport& report);
 

@@ -25,7 +25,7 @@ BackendConfig make_backend_config(const EngineConfig& engine, KVCacheConfig plan
   const bool fp32_states = has_fp32_states(plan);
   for (std::size_t g = 0; g < plan.groups.size(); ++g) {
     const KVCacheSpec& spec = plan.groups[g].spec;
-    // A size that the attention backend cannot take is refused later, by whoever needs it.
+    // A size that the attention backend cannot take is refused later, where it is needed.
     const auto kernel = kernel_block_size(plan.groups[g], attention_backend, fp32_states, g);
     config.kernel_block_sizes.push_back(kernel ? *kernel : spec.block_size);
     const std::int64_t tokens = engine.max_model_len + engine.num_spec_tokens;
@@ -87,9 +87,8 @@ Result<void> check_ranks(const BackendConfig& config) {
                     "of tensor_parallel_size {} and must divide it",
                     of.dcp_size, of.tp_size));
   for (std::int32_t rank = 0; rank < num_ranks(config); ++rank) {
-    const auto plan =
-        rank_plan(config.plan, config_of_rank(config, rank).parallel, config.queries_per_kv);
-    if (!plan) return tl::unexpected(plan.error());
+    LS_RETURN_IF_ERROR(
+        rank_plan(config.plan, config_of_rank(config, rank).parallel, config.queries_per_kv));
   }
   return {};
 }
@@ -132,13 +131,12 @@ Result<KVCacheConfig> plan_for_groups(std::vector<KVCacheGroupSpec> groups,
 
 Result<RankModel> rank_model(const BackendConfig& config, std::int32_t rank) {
   BackendConfig own = config_of_rank(config, rank);
-  auto plan = rank_plan(config.plan, own.parallel, config.queries_per_kv);
-  if (!plan) return tl::unexpected(plan.error());
-  own.plan = std::move(plan->plan);
-  auto model = MemoryModel::create(own.plan, own.attention_backend, own.layout, own.layout_rule,
-                                   own.num_host_blocks, own.numbers, plan->layers);
-  if (!model) return tl::unexpected(model.error());
-  return RankModel{std::move(own), std::move(*model)};
+  LS_ASSIGN_OR_RETURN(RankPlan plan, rank_plan(config.plan, own.parallel, config.queries_per_kv));
+  own.plan = std::move(plan.plan);
+  LS_ASSIGN_OR_RETURN(
+      auto model, MemoryModel::create(own.plan, own.attention_backend, own.layout, own.layout_rule,
+                                      own.num_host_blocks, own.numbers, plan.layers));
+  return RankModel{std::move(own), std::move(model)};
 }
 
 namespace {

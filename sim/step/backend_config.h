@@ -1,7 +1,7 @@
 // Configurations of backends: for an engine and a plan, for one of its ranks, and that rank's part
 // of the cache.
 //
-// (1) Every rank of a plan is made here, whoever asks: the ranks of a run and those that look at
+// (1) Every rank of a plan is made here: the ranks of a run and those that look at
 //     what another engine has sent cut the plan of the whole model alike.
 #pragma once
 
@@ -45,7 +45,7 @@ Result<KVCacheConfig> plan_for_groups(std::vector<KVCacheGroupSpec> groups,
 // To how many tokens a batch is padded where CUDA graphs are captured, by vLLM's rule: sizes 1, 2
 // and 4, multiples of 8 below 256, multiples of 16 from there on, all of them up to
 // max_cudagraph_capture_size, and the largest step itself where that is not above it
-// (vllm/config/vllm.py, _set_cudagraph_sizes). The backend looks its sizes up in a list of its own.
+// (vllm/config/vllm.py, _set_cudagraph_sizes). The backend has its own list of sizes.
 
 // The size of the graph that takes `num_tokens`; 0: none does, the step runs without one.
 // REQUIRES: num_tokens >= 0.

@@ -36,18 +36,17 @@ Checked ModelStep::apply(const StepProgram& program, std::span<const RequestId> 
   LS_CHECK(program.rows.size() == requests.size(), "{} rows, {} requests", program.rows.size(),
            requests.size());
   model_.begin_step(program.step);
-  if (auto finding = apply_blocks(program); !finding) return finding;
-  expected.slot_mappings.resize(static_cast<std::size_t>(model_.num_groups()));
+  LS_RETURN_UNLESS_FINE(apply_blocks(program));
+  expected.slot_mappings.resize(model_.num_groups());
   for (std::int32_t g = 0; g < model_.num_groups(); ++g) {
-    std::vector<Slot>& slots = expected.slot_mappings[static_cast<std::size_t>(g)];
+    std::vector<Slot>& slots = expected.slot_mappings[g];
     slots.clear();
     if (model_.is_state_group(g)) continue;
-    slots.assign(static_cast<std::size_t>(program.num_padded_tokens), PAD_SLOT_ID);
+    slots.assign(program.num_padded_tokens, PAD_SLOT_ID);
     for (std::size_t i = 0; i < program.rows.size(); ++i)
-      if (auto finding = write_tokens(program, program.rows[i], requests[i], g, slots); !finding)
-        return finding;
+      LS_RETURN_UNLESS_FINE(write_tokens(program, program.rows[i], requests[i], g, slots));
   }
-  if (auto finding = advance_states(program, requests, expected); !finding) return finding;
+  LS_RETURN_UNLESS_FINE(advance_states(program, requests, expected));
   for (const HostTransfer& store : program.stores)
     if (auto wrong = model_.store(store.group, store.block, store.host))
       return decision_finding(program.step, "", store.group, *wrong);
@@ -89,7 +88,7 @@ Checked ModelStep::write_tokens(const StepProgram& program, const RowSlice& slic
 Checked ModelStep::write_token(const StepProgram& program, const WorkerRequest& request,
                                std::int32_t group, std::int64_t position, ContentId now,
                                Slot& slot) {
-  const std::vector<BlockId>& table = request.tables[static_cast<std::size_t>(group)];
+  const std::vector<BlockId>& table = request.tables[group];
   const std::int64_t block_size = model_.block_size(group);
   const std::int64_t row = num_kept(worker_.context(), position);
   const std::int64_t entry = row / block_size;
@@ -101,7 +100,7 @@ Checked ModelStep::write_token(const StepProgram& program, const WorkerRequest& 
   if (entry >= static_cast<std::int64_t>(table.size()))
     return finding(fmt::format("token {} needs entry {} of a block table of {}", position, entry,
                                table.size()));
-  const BlockId block = table[static_cast<std::size_t>(entry)];
+  const BlockId block = table[entry];
   slot = index_of(block) * block_size + row % block_size;
   if (block == kNullBlock)
     return finding(fmt::format("token {} would be written to the null block", position));
@@ -133,9 +132,8 @@ Checked ModelStep::advance_states(const StepProgram& program, std::span<const Re
   for (const StateUpdate& update : program.state_updates) {
     while (program.rows[row].row != update.row) ++row;
     const WorkerRequest& request = worker_.at(requests[row]);
-    const auto contents = std::span(program.contents)
-                              .subspan(static_cast<std::size_t>(update.first_token),
-                                       static_cast<std::size_t>(update.num_tokens));
+    const auto contents =
+        std::span(program.contents).subspan(update.first_token, update.num_tokens);
     if (model_.has_real_states() && update.target != kNullBlock)
       expected.states_before.push_back(state_before(update));
     const auto wrong = model_.advance_state(
@@ -155,13 +153,13 @@ Checked check_hit(const MemoryModel& model, const ContextRank& context,
                   std::int64_t first) {
   for (std::int32_t g = 0; g < model.num_groups(); ++g) {
     if (model.is_state_group(g)) continue;
-    const std::vector<BlockId>& table = request.tables[static_cast<std::size_t>(g)];
+    const std::vector<BlockId>& table = request.tables[g];
     const std::int64_t size = model.block_size(g);
-    const KVCacheSpec& spec = plan.groups[static_cast<std::size_t>(g)].spec;
+    const KVCacheSpec& spec = plan.groups[g].spec;
     for (std::int64_t p = first_attended(spec, first); p < first; ++p) {
       if (!keeps(context, p)) continue;
       const std::int64_t row = num_kept(context, p);
-      const BlockId block = table[static_cast<std::size_t>(row / size)];
+      const BlockId block = table[row / size];
       const SlotContent* slot = model.slot_content(g, block, row % size);
       if (slot != nullptr && slot->content == request.prefix.content(p)) continue;
       Divergence finding =

@@ -1,10 +1,9 @@
-// A program carried out on the memory model, and what the device should show afterwards. The slots
+// A program carried out on the memory model, and what the backend should show afterwards. The slots
 // are the reference's own arithmetic on the worker's tables; nothing here looks at what a backend
 // computed.
 #pragma once
 
 #include <cstdint>
-#include <optional>
 #include <span>
 #include <vector>
 
@@ -33,7 +32,7 @@ class ModelStep {
  public:
   ModelStep(MemoryModel& model, Worker& worker) : model_(model), worker_(worker) {}
 
-  // A finding when the program writes or reads a state where nobody may: the decision was wrong.
+  // A finding when the program writes or reads a state where it must not: the decision was wrong.
   // `requests` are those of program.rows.
   Checked apply(const StepProgram& program, std::span<const RequestId> requests,
                 StepExpectation& expected);

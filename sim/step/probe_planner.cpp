@@ -13,9 +13,9 @@ constexpr std::int64_t kProbePositionsMax = 1024;  // of one probe before what w
 
 }  // namespace
 
-ProbePlanner::ProbePlanner(const BackendConfig& device, const MemoryModel& model, Worker& worker,
+ProbePlanner::ProbePlanner(const BackendConfig& config, const MemoryModel& model, Worker& worker,
                            std::int64_t probe_rows, std::int64_t query_rows)
-    : device_(device),
+    : config_(config),
       model_(model),
       worker_(worker),
       probe_rows_(probe_rows),
@@ -27,7 +27,7 @@ std::int64_t ProbePlanner::rows_of(const ModelLayer& layer, std::int64_t positio
 
 std::int64_t ProbePlanner::rows_kept(const ModelLayer& layer, std::int64_t first,
                                      std::int64_t last) const {
-  const ContextRank& rank = device_.context;
+  const ContextRank& rank = config_.context;
   return rows_of(layer, num_kept(rank, last) - num_kept(rank, first));
 }
 
@@ -41,7 +41,7 @@ void ProbePlanner::plan(StepProgram& program, std::span<const RequestId> request
     if (is_void(i)) continue;
     for (const ModelLayer& layer : model_.layers()) {
       if (layer.layout.num_kv == 0) continue;
-      const KVCacheSpec& spec = device_.plan.groups[static_cast<std::size_t>(layer.group)].spec;
+      const KVCacheSpec& spec = config_.plan.groups[layer.group].spec;
       const std::int64_t lowest = first_attended(spec, program.rows[i].first_position);
       candidates_.push_back({.index = i, .layer = layer.index, .lowest = lowest});
       const std::int64_t last = program.rows[i].first_position + program.rows[i].num_tokens;
@@ -57,7 +57,7 @@ void ProbePlanner::plan(StepProgram& program, std::span<const RequestId> request
 void ProbePlanner::probe(StepProgram& program, std::span<const RequestId> requests,
                          const Candidate& at, std::int64_t first, std::int64_t last) {
   if (first >= last) return;
-  const ModelLayer& layer = model_.layers()[static_cast<std::size_t>(at.layer)];
+  const ModelLayer& layer = model_.layers()[at.layer];
   WorkerRequest& request = worker_.at(requests[at.index]);
   const std::int64_t rows = rows_kept(layer, first, last);
   if (rows == 0) return;
@@ -77,7 +77,7 @@ void ProbePlanner::probe_written(StepProgram& program, std::span<const RequestId
   for (std::size_t i = 0; i < count && budget_ > 0; ++i) {
     const Candidate& at = candidates_[(turn_ + i) % count];
     const RowSlice& slice = program.rows[at.index];
-    const ModelLayer& layer = model_.layers()[static_cast<std::size_t>(at.layer)];
+    const ModelLayer& layer = model_.layers()[at.layer];
     const std::int64_t affordable = std::max<std::int64_t>(1, budget_ / rows_of(layer, 1));
     const std::int64_t last = slice.first_position + slice.num_tokens;
     probe(program, requests, at, std::max<std::int64_t>(slice.first_position, last - affordable),
@@ -98,10 +98,10 @@ void ProbePlanner::probe_before(StepProgram& program, std::span<const RequestId>
     turn_ = i + 1;
     Candidate& at = candidates_[i];
     if (at.unread <= 0) continue;
-    const ModelLayer& layer = model_.layers()[static_cast<std::size_t>(at.layer)];
+    const ModelLayer& layer = model_.layers()[at.layer];
     WorkerRequest& request = worker_.at(requests[at.index]);
     request.next_probe.resize(model_.layers().size());
-    std::int64_t& next = request.next_probe[static_cast<std::size_t>(at.layer)];
+    std::int64_t& next = request.next_probe[at.layer];
     const std::int64_t end = program.rows[at.index].first_position;
     if (next < at.lowest || next >= end) next = at.lowest;
     const std::int64_t affordable =
@@ -120,21 +120,21 @@ void ProbePlanner::add_queries(StepProgram& program, std::span<const RequestId> 
   const auto count = static_cast<std::int64_t>(candidates_.size());
   std::int64_t budget = query_rows_;
   for (std::int64_t tried = 0; tried < count && budget > 0; ++tried, ++query_turn_) {
-    const Candidate& at = candidates_[static_cast<std::size_t>(query_turn_ % count)];
-    const ModelLayer& layer = model_.layers()[static_cast<std::size_t>(at.layer)];
+    const Candidate& at = candidates_[query_turn_ % count];
+    const ModelLayer& layer = model_.layers()[at.layer];
     if (!has_attention_oracle(layer)) continue;
     const RowSlice& slice = program.rows[at.index];
     WorkerRequest& request = worker_.at(requests[at.index]);
-    const KVCacheSpec& spec = device_.plan.groups[static_cast<std::size_t>(layer.group)].spec;
+    const KVCacheSpec& spec = config_.plan.groups[layer.group].spec;
     const std::int64_t last = slice.first_position + slice.num_tokens;
     const std::int64_t affordable = std::max<std::int64_t>(1, budget / rows_of(layer, 1));
-    const bool real = device_.numbers == Numbers::real;  // the kernel sees all that it may
+    const bool real = config_.numbers == Numbers::real;  // the kernel sees all that it may
     const std::int64_t lowest = first_attended(spec, last - 1);
     const std::int64_t first = real ? lowest : std::max(lowest, last - affordable);
     const ContentId query = request.prefix.content(last - 1);
     contents_.clear();
     for (std::int64_t p = first; p < last; ++p)
-      if (keeps(device_.context, p)) contents_.push_back(request.prefix.content(p));
+      if (keeps(config_.context, p)) contents_.push_back(request.prefix.content(p));
     if (contents_.empty()) continue;
     program.queries.push_back({.row = slice.row,
                                .layer = at.layer,

@@ -32,7 +32,7 @@ struct QueryExpectation {
 
 class ProbePlanner {
  public:
-  ProbePlanner(const BackendConfig& device, const MemoryModel& model, Worker& worker,
+  ProbePlanner(const BackendConfig& config, const MemoryModel& model, Worker& worker,
                std::int64_t probe_rows, std::int64_t query_rows);
 
   // Appends probes and queries to a built program; rows that is_void(index) says are not read.
@@ -62,7 +62,7 @@ class ProbePlanner {
   void probe_before(StepProgram& program, std::span<const RequestId> requests);
   void add_queries(StepProgram& program, std::span<const RequestId> requests);
 
-  const BackendConfig& device_;
+  const BackendConfig& config_;
   const MemoryModel& model_;
   Worker& worker_;
   const std::int64_t probe_rows_;

@@ -4,14 +4,11 @@
 
 #include <algorithm>
 
-#include "base/check.h"
 #include "reference/plan/page_size.h"
 #include "sim/step/backend_config.h"
 #include "sim/step/model_step.h"
-#include "sim/step/transfer_step.h"
 
 namespace lockstep {
-
 namespace {
 
 std::int32_t round_up_to(std::int64_t tokens, std::int64_t multiple, std::int64_t max) {
@@ -55,31 +52,33 @@ Divergence decision_finding(std::int64_t step, std::string request, std::int32_t
   return finding;
 }
 
-ProgramBuilder::ProgramBuilder(const EngineConfig& engine, const BackendConfig& device,
+ProgramBuilder::ProgramBuilder(const EngineConfig& engine, const BackendConfig& config,
                                const MemoryModel& model, Worker& worker)
     : engine_(engine),
-      device_(device),
+      config_(config),
       model_(model),
       worker_(worker),
       group_of_block_(static_cast<std::size_t>(model.num_blocks()), -1),
       to_be_zeroed_(static_cast<std::size_t>(model.num_blocks())),
       loaded_for_(static_cast<std::size_t>(model.num_blocks())) {}
 
-std::optional<std::string> ProgramBuilder::why_not_supported(const EngineConfig& engine,
-                                                             const KVCacheConfig& plan) {
+Result<void> ProgramBuilder::check_supported(const EngineConfig& engine,
+                                             const KVCacheConfig& plan) {
   const auto divides = [&](const KVCacheGroupSpec& group) {
     return group.spec.kind == CacheKind::full_attention || group.spec.kind == CacheKind::mla;
   };
   if (engine.dcp * engine.pcp != 1 && !std::ranges::all_of(plan.groups, divides))
-    return "context parallelism deals out the tokens of full attention and MLA; what the ranks "
-           "hold of other kinds is not modelled";
+    return fail(
+        "context parallelism deals out the tokens of full attention and MLA; what the ranks hold "
+        "of other kinds is not modelled");
   if (engine.async_scheduling && engine.num_spec_tokens > 0)
-    return "drafts with asynchronous scheduling are counted by the worker, not by the decision";
+    return fail(
+        "drafts with asynchronous scheduling are counted by the worker, not by the decision");
   for (const KVCacheGroupSpec& group : plan.groups)
     if (group.spec.kind == CacheKind::mamba && engine.num_spec_tokens > 0 &&
         group.spec.mamba_cache_mode == MambaCacheMode::all)
-      return "states of drafts have no place of their own in cache mode all";
-  return std::nullopt;
+      return fail("states of drafts have no place of their own in cache mode all");
+  return {};
 }
 
 Checked ProgramBuilder::build(const SchedulerOutput& decision, const StepTransfers& transfers,
@@ -94,26 +93,24 @@ Checked ProgramBuilder::build(const SchedulerOutput& decision, const StepTransfe
   std::size_t first_spec = 0;
   for (std::size_t i = 0; i < decision.scheduled.size(); ++i) {
     const ScheduledRequest& scheduled = decision.scheduled[i];
-    if (auto finding = enter(decision, i, program); !finding) return finding;
+    LS_RETURN_UNLESS_FINE(enter(decision, i, program));
     append_blocks(decision, i, program);
     void_rows_.push_back(counts_on_lost(scheduled, transfers.lost));
-    if (auto finding = add_tokens(decision, i, first_spec, program); !finding) return finding;
-    if (auto finding = add_state_updates(scheduled, program.rows.back(), program); !finding)
-      return finding;
+    LS_RETURN_UNLESS_FINE(add_tokens(decision, i, first_spec, program));
+    LS_RETURN_UNLESS_FINE(add_state_updates(scheduled, program.rows.back(), program));
     first_spec += static_cast<std::size_t>(scheduled.num_spec);
   }
-  if (auto finding = add_zeros(decision, program); !finding) return finding;
-  for (const BlockId block : handed_)
-    group_of_block_[static_cast<std::size_t>(index_of(block))] = -1;
+  LS_RETURN_UNLESS_FINE(add_zeros(decision, program));
+  for (const BlockId block : handed_) group_of_block_[block] = -1;
   handed_.clear();
   mark_to_be_zeroed(decision, false);
   hit_.clear();
   const std::int64_t captured =
-      captured_batch(std::ssize(program.contents), device_.max_cudagraph_capture_size,
-                     device_.max_tokens_per_step);
+      captured_batch(std::ssize(program.contents), config_.max_cudagraph_capture_size,
+                     config_.max_tokens_per_step);
   program.num_padded_tokens =
       captured > 0 ? static_cast<std::int32_t>(captured)
-                   : round_up_to(std::ssize(program.contents), 8, device_.max_tokens_per_step);
+                   : round_up_to(std::ssize(program.contents), 8, config_.max_tokens_per_step);
   return {};
 }
 
@@ -140,7 +137,7 @@ void ProgramBuilder::release(std::span<const HeldRequest> held) {
   });
 }
 
-// Its id may be another's from now on, and what it began to load is nobody's.
+// Its id may be another's from now on, and what it began to load belongs to no request.
 void ProgramBuilder::forget(RequestId id) {
   worker_.forget(id);
   for (std::optional<RequestId>& mark : loaded_for_)
@@ -151,7 +148,7 @@ void ProgramBuilder::begin_loads(const StepTransfers& transfers, StepProgram& pr
   for (const BlockTransfer& load : transfers.begun) {
     worker_.know(load.request);
     hand_out(load.group, load.block, program);
-    loaded_for_[static_cast<std::size_t>(index_of(load.block))] = load.request;
+    loaded_for_[load.block] = load.request;
   }
 }
 
@@ -163,13 +160,12 @@ bool ProgramBuilder::counts_on_lost(const ScheduledRequest& scheduled,
   const WorkerRequest& request = worker_.at(scheduled.id);
   for (std::size_t g = 0; g < request.tables.size(); ++g) {
     const KVCacheSpec& spec = spec_of(static_cast<std::int32_t>(g));
-    const std::int64_t tokens = spec.block_size * device_.context.num_ranks;
+    const std::int64_t tokens = spec.block_size * config_.context.num_ranks;
     const auto end =
         std::min<std::int64_t>(cdiv(scheduled.computed, tokens), std::ssize(request.tables[g]));
     for (std::int64_t entry = first_attended(spec, scheduled.computed) / tokens; entry < end;
          ++entry)
-      if (std::ranges::find(lost, request.tables[g][static_cast<std::size_t>(entry)]) != lost.end())
-        return true;
+      if (std::ranges::find(lost, request.tables[g][entry]) != lost.end()) return true;
   }
   return false;
 }
@@ -192,7 +188,7 @@ Checked ProgramBuilder::enter(const SchedulerOutput& decision, std::size_t index
     program.clear_rows.push_back(row);
   if (worker_.enter_row(scheduled.id)) return {};
   return decision_finding(decision.step, request.name, -1,
-                          fmt::format("the batch has {} rows and all are taken", device_.num_rows));
+                          fmt::format("the batch has {} rows and all are taken", config_.num_rows));
 }
 
 void ProgramBuilder::append_blocks(const SchedulerOutput& decision, std::size_t index,
@@ -202,20 +198,20 @@ void ProgramBuilder::append_blocks(const SchedulerOutput& decision, std::size_t 
   const bool whole_table = scheduled.is_new || scheduled.is_resumed;
   for (std::int32_t g = 0; g < decision.num_groups; ++g) {
     const std::span<const BlockId> blocks = decision.blocks(index, g);
-    std::vector<BlockId>& table = request.tables[static_cast<std::size_t>(g)];
+    std::vector<BlockId>& table = request.tables[g];
     if (blocks.empty() && !whole_table) continue;
-    // What a hit found is somebody's content; everything behind it is handed out to be filled.
-    const std::int64_t tokens_in_block = spec_of(g).block_size * device_.context.num_ranks;
+    // What a hit found is known content; everything behind it is handed out to be filled.
+    const std::int64_t tokens_in_block = spec_of(g).block_size * config_.context.num_ranks;
     const std::size_t hit =
         whole_table ? static_cast<std::size_t>(scheduled.computed / tokens_in_block) : 0;
     // Drafts' state blocks move to the end of their own table and keep what they hold. (Any other
-    // entry may be stale: retired long since, and somebody else's in the meantime.)
+    // entry may be stale: retired long since, and another request's in the meantime.)
     const auto moving =
         std::min(static_cast<std::size_t>(spec_of(g).num_speculative_blocks), table.size());
     const std::vector<BlockId> kept(table.end() - static_cast<std::ptrdiff_t>(moving), table.end());
     for (std::size_t b = 0; b < blocks.size(); ++b) {
       // A mark counts when the request comes in, and never again: the block may be given back.
-      auto& mark = loaded_for_[static_cast<std::size_t>(index_of(blocks[b]))];
+      auto& mark = loaded_for_[blocks[b]];
       const bool was_loaded = whole_table && mark == scheduled.id;
       mark.reset();
       if (was_loaded || std::ranges::find(kept, blocks[b]) != kept.end()) continue;
@@ -236,27 +232,26 @@ void ProgramBuilder::append_blocks(const SchedulerOutput& decision, std::size_t 
 }
 
 void ProgramBuilder::mark_to_be_zeroed(const SchedulerOutput& decision, bool mark) {
-  for (const BlockId block : decision.zero)
-    to_be_zeroed_[static_cast<std::size_t>(index_of(block))] = mark;
+  for (const BlockId block : decision.zero) to_be_zeroed_[block] = mark;
 }
 
 // A block that held something is poisoned, so that nothing can be read before it is written, and
 // that a zeroing which does not come has a name.
 void ProgramBuilder::hand_out(std::int32_t group, BlockId block, StepProgram& program) {
   if (block == kNullBlock) return;
-  group_of_block_[static_cast<std::size_t>(index_of(block))] = group;
+  group_of_block_[block] = group;
   handed_.push_back(block);
-  const bool zeroed = to_be_zeroed_[static_cast<std::size_t>(index_of(block))];
+  const bool zeroed = to_be_zeroed_[block];
   if (zeroed || model_.block(block).group != -1)
     program.poison.push_back({.block = block, .kind = zeroed ? Poison::zeroed : Poison::freed});
 }
 
 // The zero list names blocks of the attention groups. A block whose request was preempted in the
-// same step belongs to nobody: there is no group whose bytes could be meant. But if it is part of a
-// hit, whoever hit it reads zeros.
+// same step belongs to no group, so no bytes could be meant. But if it is part of a hit, the
+// request that hit it reads zeros.
 Checked ProgramBuilder::add_zeros(const SchedulerOutput& decision, StepProgram& program) {
   for (const BlockId block : decision.zero) {
-    const std::int32_t group = group_of_block_[static_cast<std::size_t>(index_of(block))];
+    const std::int32_t group = group_of_block_[block];
     if (group >= 0) {
       program.zero.push_back({.group = group, .block = block});
       continue;
@@ -292,8 +287,7 @@ Checked ProgramBuilder::add_tokens(const SchedulerOutput& decision, std::size_t 
   program.contents.insert(program.contents.end(), contents.begin() + scheduled.computed,
                           contents.begin() + static_cast<std::ptrdiff_t>(last));
   if (void_rows_.back())
-    for (ContentId& content :
-         std::span(program.contents).last(static_cast<std::size_t>(scheduled.num_tokens)))
+    for (ContentId& content : std::span(program.contents).last(scheduled.num_tokens))
       content = void_content(content);
   row_requests_.push_back(scheduled.id);
   return {};
@@ -306,7 +300,7 @@ Checked ProgramBuilder::add_state_updates(const ScheduledRequest& scheduled, con
                                           StepProgram& program) {
   for (std::int32_t g = 0; g < model_.num_groups(); ++g) {
     if (!model_.is_state_group(g)) continue;
-    if (auto finding = advance_state(g, scheduled, slice, program); !finding) return finding;
+    LS_RETURN_UNLESS_FINE(advance_state(g, scheduled, slice, program));
   }
   return {};
 }
@@ -318,7 +312,7 @@ Checked ProgramBuilder::advance_state(std::int32_t group, const ScheduledRequest
                                       const RowSlice& slice, StepProgram& program) {
   WorkerRequest& request = worker_.at(scheduled.id);
   const KVCacheSpec& spec = spec_of(group);
-  const std::vector<BlockId>& table = request.tables[static_cast<std::size_t>(group)];
+  const std::vector<BlockId>& table = request.tables[group];
   const auto num_entries = static_cast<std::int64_t>(table.size());
   const bool aligned = spec.mamba_cache_mode == MambaCacheMode::align;
   const std::int64_t end = std::int64_t{slice.first_position} + slice.num_tokens;
@@ -334,16 +328,16 @@ Checked ProgramBuilder::advance_state(std::int32_t group, const ScheduledRequest
     advance_every_block(group, slice, table, program);
     return {};
   }
-  std::int64_t& entry = request.state_entry[static_cast<std::size_t>(group)];
-  ConvPlace& inputs = request.conv_places[static_cast<std::size_t>(group)];
+  std::int64_t& entry = request.state_entry[group];
+  ConvPlace& inputs = request.conv_places[group];
   if (entry < 0 && slice.first_position > 0) {
     entry = aligned ? (slice.first_position - 1) / spec.block_size : 0;  // where the hit was
     inputs = {.entry = entry, .offset = 0};
   }
-  const BlockId target = table[static_cast<std::size_t>(base)];
+  const BlockId target = table[base];
   const bool is_first = slice.first_position == 0;
-  BlockId source = is_first ? kNullBlock : table[static_cast<std::size_t>(entry)];
-  BlockId conv_source = is_first ? kNullBlock : table[static_cast<std::size_t>(inputs.entry)];
+  BlockId source = is_first ? kNullBlock : table[entry];
+  BlockId conv_source = is_first ? kNullBlock : table[inputs.entry];
   auto conv_offset = is_first ? 0 : static_cast<std::int32_t>(inputs.offset);
   if (aligned && source != kNullBlock && source != target) {
     program.copies.push_back({.group = group,
@@ -374,7 +368,7 @@ Checked ProgramBuilder::advance_state(std::int32_t group, const ScheduledRequest
   update.num_drafts = 0;
   for (std::int32_t draft = 0; draft < scheduled.num_spec; ++draft) {
     update.source = update.target;
-    update.target = table[static_cast<std::size_t>(base + draft + 1)];
+    update.target = table[base + draft + 1];
     update.first_position += update.num_tokens;
     update.first_token += update.num_tokens;
     update.num_tokens = 1;
@@ -390,12 +384,11 @@ void ProgramBuilder::advance_every_block(std::int32_t group, const RowSlice& sli
   const std::int64_t block_size = spec_of(group).block_size;
   const std::int64_t last = std::int64_t{slice.first_position} + slice.num_tokens;
   BlockId source = kNullBlock;
-  if (slice.first_position > 0)
-    source = table[static_cast<std::size_t>((slice.first_position - 1) / block_size)];
+  if (slice.first_position > 0) source = table[(slice.first_position - 1) / block_size];
   for (std::int64_t first = slice.first_position; first < last;) {
     const std::int64_t entry = first / block_size;
     const std::int64_t end = std::min(last, (entry + 1) * block_size);
-    const BlockId target = table[static_cast<std::size_t>(entry)];
+    const BlockId target = table[entry];
     program.state_updates.push_back(
         {.row = slice.row,
          .group = group,
@@ -421,19 +414,19 @@ void ProgramBuilder::settle_states(RequestId id, std::int64_t num_sampled) {
     const std::int64_t first = request.scheduled_end - request.num_drafts;  // of the states kept
     const std::int64_t border = (first + num_sampled - 1) / spec.block_size * spec.block_size;
     if (border < first) continue;
-    const std::vector<BlockId>& table = request.tables[static_cast<std::size_t>(g)];
+    const std::vector<BlockId>& table = request.tables[g];
     const std::int64_t base = cdiv(request.scheduled_end, spec.block_size) - 1;
-    const BlockId source = table[static_cast<std::size_t>(base + border - first)];
-    const BlockId target = table[static_cast<std::size_t>(border / spec.block_size - 1)];
+    const BlockId source = table[base + border - first];
+    const BlockId target = table[border / spec.block_size - 1];
     if (source == target || target == kNullBlock) continue;
-    const BlockId inputs = table[static_cast<std::size_t>(base)];
+    const BlockId inputs = table[base];
     settled_.push_back({.group = g,
                         .source = source,
                         .target = target,
                         .conv_source = inputs,
                         .conv_offset = static_cast<std::int32_t>(border - first)});
     // Shifted within their block, they begin at its first row again.
-    if (target == inputs) request.conv_places[static_cast<std::size_t>(g)].offset -= border - first;
+    if (target == inputs) request.conv_places[g].offset -= border - first;
   }
 }
 

@@ -15,6 +15,7 @@
 #include <string>
 #include <vector>
 
+#include "base/ids.h"
 #include "reference/memory/memory_model.h"
 #include "reference/types/engine_config.h"
 #include "reference/types/scheduler_types.h"
@@ -27,12 +28,11 @@ namespace lockstep {
 
 class ProgramBuilder {
  public:
-  ProgramBuilder(const EngineConfig& engine, const BackendConfig& device, const MemoryModel& model,
+  ProgramBuilder(const EngineConfig& engine, const BackendConfig& config, const MemoryModel& model,
                  Worker& worker);
 
   // What the builder cannot write down: configurations that need a worker of another kind.
-  static std::optional<std::string> why_not_supported(const EngineConfig& engine,
-                                                      const KVCacheConfig& plan);
+  static Result<void> check_supported(const EngineConfig& engine, const KVCacheConfig& plan);
 
   // The model has sampled so many tokens for a request of the last program.
   void settle_states(RequestId id, std::int64_t num_sampled);
@@ -46,13 +46,11 @@ class ProgramBuilder {
   std::span<const RequestId> row_requests() const { return row_requests_; }
   // Row `index` of the program computes behind a block that was not loaded: transfer_step.h, (2).
   bool is_void(std::size_t index) const { return void_rows_[index]; }
-  // Zero-list entries of blocks that nobody was given in that step.
+  // Zero-list entries of blocks that were not handed out in that step.
   std::int64_t ignored_zeros() const { return ignored_zeros_; }
 
  private:
-  const KVCacheSpec& spec_of(std::int32_t group) const {
-    return device_.plan.groups[static_cast<std::size_t>(group)].spec;
-  }
+  const KVCacheSpec& spec_of(std::int32_t group) const { return config_.plan.groups[group].spec; }
   Checked enter(const SchedulerOutput& decision, std::size_t index, StepProgram& program);
   void leave(const SchedulerOutput& decision, const StepTransfers& transfers, StepProgram& program);
   void forget(RequestId id);
@@ -72,17 +70,17 @@ class ProgramBuilder {
                            const std::vector<BlockId>& table, StepProgram& program) const;
 
   const EngineConfig engine_;
-  const BackendConfig device_;
+  const BackendConfig config_;
   const MemoryModel& model_;
   Worker& worker_;
   std::vector<RequestId> row_requests_;
-  std::vector<std::int32_t> group_of_block_;  // blocks handed out in this step; -1: not
-  std::vector<bool> to_be_zeroed_;            // by block: in this step
+  IdVector<BlockId, std::int32_t> group_of_block_;  // blocks handed out in this step; -1: not
+  IdVector<BlockId, std::uint8_t> to_be_zeroed_;    // 0 or 1: in this step
   std::vector<BlockId> handed_;
   std::map<BlockId, RequestId> hit_;  // in this step, by whom
   std::vector<BlockCopy> settled_;    // for the next program
-  // By block: whose load it was given to, and the request has not run since. None: no load.
-  std::vector<std::optional<RequestId>> loaded_for_;
+  // By block: the request that loads into it and has not run since. None: no load.
+  IdVector<BlockId, std::optional<RequestId>> loaded_for_;
   std::vector<RequestId> held_;  // have left, and keep their blocks
   std::vector<bool> void_rows_;  // of the last program
   std::int64_t ignored_zeros_ = 0;

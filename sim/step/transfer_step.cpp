@@ -21,9 +21,9 @@ Result<void> TransferStep::begin(const StepTransfers& transfers, StepProgram& pr
     model_.fill_host_block(block.group, block.host, first, contents,
                            worker_.at(block.request).writer, bytes);
     if (bytes.empty())
-      bytes = std::span(*model_.host_block(block.host).bytes)
-                  .first(static_cast<std::size_t>(model_.host_bytes_of(block.group)));
-    if (auto done = backend_.write_host_block(block.group, block.host, bytes); !done) return done;
+      bytes =
+          std::span(*model_.host_block(block.host).bytes).first(model_.host_bytes_of(block.group));
+    LS_RETURN_IF_ERROR(backend_.write_host_block(block.group, block.host, bytes));
   }
   for (const BlockTransfer& block : transfers.loads)
     program.loads.push_back({block.group, block.block, block.host});

@@ -4,7 +4,7 @@
 // (1) A load and a store are of the request's own tokens, row by row; anything else is a finding,
 //     told as a Divergence of Phase::transfer.
 // (2) A row that lies behind a block that should have been loaded and was not is void: the engine
-//     drops what it computed, and nobody may count on what it wrote.
+//     drops what it computed, and what it wrote must not be counted on.
 //
 // (3) What a peer of several tensor parallel ranks has sent holds a block's bytes on each of its
 //     ranks, in their order; a rank takes its own.
@@ -13,7 +13,6 @@
 #pragma once
 
 #include <cstdint>
-#include <optional>
 #include <span>
 #include <utility>
 #include <vector>
@@ -29,7 +28,7 @@
 namespace lockstep {
 
 // What a KV connector moves in a step, block by block: the part of a decision that a scheduler does
-// not show. The connector plans it (sim/engine/transfer_planner.h).
+// not show. The connector plans it (sim/engine/workload.h).
 //
 // 1. A block is in `begun` once, in the step that gave it to its request, and no later than its
 //    load. From there on nothing of a former owner lies in it.
@@ -48,7 +47,7 @@ struct BlockTransfer {
 
 struct StepTransfers {
   std::vector<BlockTransfer> begun;
-  // Host blocks that somebody else fills before the loads, with rows of the request's own tokens.
+  // Host blocks that a peer fills before the loads, with rows of the request's own tokens.
   std::vector<BlockTransfer> brought;
   // What a peer has sent, of each of `brought`; empty: rows that the request would have computed.
   std::vector<std::vector<std::uint8_t>> payloads;

@@ -14,23 +14,23 @@ Worker::Worker(std::int32_t num_rows, const ContextRank& context, MemoryModel& m
 
 void Worker::add_request(RequestId id, const RequestSpec& spec) {
   if (index_of(id) >= requests_.size()) requests_.resize(index_of(id) + 1);
-  LS_CHECK(requests_[index_of(id)] == nullptr, "request id {} is taken by {}", index_of(id),
-           requests_[index_of(id)]->name);
+  LS_CHECK(requests_[id] == nullptr, "request id {} is taken by {}", index_of(id),
+           requests_[id]->name);
   auto request = std::make_unique<WorkerRequest>();
   request->name = spec.name;
   request->prompt = spec.prompt;
   request->num_known = spec.prompt.size();
   request->prefix = PrefixContent(context_);
-  requests_[index_of(id)] = std::move(request);
+  requests_[id] = std::move(request);
 }
 
 bool Worker::is_known(RequestId id) const {
-  return index_of(id) < requests_.size() && requests_[index_of(id)] != nullptr;
+  return index_of(id) < requests_.size() && requests_[id] != nullptr;
 }
 
 WorkerRequest& Worker::at(RequestId id) {
   LS_CHECK(is_known(id), "request id {}", index_of(id));
-  return *requests_[index_of(id)];
+  return *requests_[id];
 }
 
 void Worker::append_sampled(RequestId id, std::span<const std::int32_t> tokens) {
@@ -50,7 +50,7 @@ std::int32_t Worker::leave_row(RequestId id) {
   WorkerRequest& request = at(id);
   const std::int32_t row = request.row;
   if (row < 0) return row;
-  row_taken_[static_cast<std::size_t>(row)] = 0;
+  row_taken_[row] = 0;
   request.row = -1;
   request.tables.clear();
   request.state_entry.clear();
@@ -62,7 +62,7 @@ void Worker::forget(RequestId id) {
   WorkerRequest& request = at(id);
   LS_CHECK(request.row < 0, "{} is in row {}", request.name, request.row);
   if (request.writer != kNobody) model_.retire_writer(request.writer);
-  requests_[index_of(id)].reset();
+  requests_[id].reset();
 }
 
 bool Worker::enter_row(RequestId id) {
@@ -72,9 +72,9 @@ bool Worker::enter_row(RequestId id) {
   if (free == row_taken_.end()) return false;
   *free = 1;
   request.row = static_cast<std::int32_t>(free - row_taken_.begin());
-  request.tables.assign(static_cast<std::size_t>(num_groups_), {});
-  request.state_entry.assign(static_cast<std::size_t>(num_groups_), -1);
-  request.conv_places.assign(static_cast<std::size_t>(num_groups_), {});
+  request.tables.assign(num_groups_, {});
+  request.state_entry.assign(num_groups_, -1);
+  request.conv_places.assign(num_groups_, {});
   know(id);
   return true;
 }

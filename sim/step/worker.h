@@ -72,7 +72,7 @@ class Worker {
   const ContextRank context_;
   std::int64_t num_groups_ = 0;
   std::vector<std::uint8_t> row_taken_;
-  std::vector<std::unique_ptr<WorkerRequest>> requests_;  // by RequestId
+  IdVector<RequestId, std::unique_ptr<WorkerRequest>> requests_;
 };
 
 }  // namespace lockstep

@@ -1,7 +1,7 @@
 // What a check comes to: fine, a divergence, or an error.
 //
-// An Error is what the user can cause, or a device that failed. Handed on as a Result is:
-//   if (auto checked = check(); !checked) return checked;
+// An Error is what the user can cause, or a backend that failed. Both are handed on by
+// LS_RETURN_UNLESS_FINE.
 #pragma once
 
 #include <utility>
@@ -39,3 +39,10 @@ class [[nodiscard]] Checked {
 };
 
 }  // namespace lockstep
+
+// LS_RETURN_UNLESS_FINE(check(x)): returns the divergence or the error of a Checked, or goes on.
+#define LS_RETURN_UNLESS_FINE(...)                                 \
+  do {                                                             \
+    if (auto ls_checked = (__VA_ARGS__); !ls_checked) [[unlikely]] \
+      return ls_checked;                                           \
+  } while (false)

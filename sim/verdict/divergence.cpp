@@ -1,15 +1,36 @@
 #include "sim/verdict/divergence.h"
 
 #include <fmt/core.h>
+#include <nlohmann/json.hpp>
 
 #include <utility>
 
 #include "base/check.h"
-#include "base/hex_text.h"
-#include "sim/verdict/divergence_json.h"
+#include "base/names.h"
+#include "base/number_text.h"
 
 namespace lockstep {
 namespace {
+
+constexpr auto kPhaseNames = std::to_array<Named<Phase>>({
+    {Phase::decide, "decide"},
+    {Phase::transfer, "transfer"},
+    {Phase::reuse, "reuse"},
+    {Phase::memory_check, "memory_check"},
+    {Phase::block_table, "block_table"},
+    {Phase::slot_mapping, "slot_mapping"},
+    {Phase::page_written, "page_written"},
+    {Phase::host_block, "host_block"},
+    {Phase::attention_digest, "attention_digest"},
+    {Phase::attention_output, "attention_output"},
+    {Phase::state_output, "state_output"},
+    {Phase::extraction, "extraction"},
+    {Phase::hidden_file, "hidden_file"},
+    {Phase::page_untouched, "page_untouched"},
+    {Phase::page_final, "page_final"},
+    {Phase::collective, "collective"},
+    {Phase::ranks_together, "ranks_together"},
+});
 
 void add_line(std::string& text, std::string_view label, const std::string& value) {
   if (!value.empty()) text += fmt::format("  {:<9} {}\n", label, value);
@@ -53,45 +74,7 @@ std::string place_of(const Divergence& found) {
 
 }  // namespace
 
-std::string_view name_of(Phase phase) {
-  switch (phase) {
-    case Phase::decide:
-      return "decide";
-    case Phase::transfer:
-      return "transfer";
-    case Phase::reuse:
-      return "reuse";
-    case Phase::memory_check:
-      return "memory_check";
-    case Phase::block_table:
-      return "block_table";
-    case Phase::slot_mapping:
-      return "slot_mapping";
-    case Phase::page_written:
-      return "page_written";
-    case Phase::host_block:
-      return "host_block";
-    case Phase::attention_digest:
-      return "attention_digest";
-    case Phase::attention_output:
-      return "attention_output";
-    case Phase::state_output:
-      return "state_output";
-    case Phase::extraction:
-      return "extraction";
-    case Phase::hidden_file:
-      return "hidden_file";
-    case Phase::page_untouched:
-      return "page_untouched";
-    case Phase::page_final:
-      return "page_final";
-    case Phase::collective:
-      return "collective";
-    case Phase::ranks_together:
-      return "ranks_together";
-  }
-  LS_CHECK(false, "phase {}", static_cast<int>(phase));
-}
+std::string_view name_of(Phase phase) { return name_in(kPhaseNames, phase); }
 
 std::string to_text(const Divergence& found) {
   std::string text = fmt::format("divergence in step {}, {}\n", found.step, name_of(found.phase));

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cstdint>
+#include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -64,7 +65,7 @@ struct Divergence {
   std::int64_t wrong_bytes = 0;  // in the page
   std::string expected;          // hexadecimal for bytes, numbers for tables and slots
   std::string found;
-  std::string owner;    // whose content lies there, if it is anyone's
+  std::string owner;    // whose content lies there; may be empty
   std::string writer;   // who wrote there last, as the model's journal and the backend know it
   std::string doing;    // what the step was doing
   std::string message;  // all of it in one sentence
@@ -81,5 +82,8 @@ struct Divergence {
 std::string to_text(const Divergence& divergence);
 // One JSON object with every field; the pages in hexadecimal.
 std::string to_json(const Divergence& divergence);
+// The same as a value, for files that hold more. Its texts may not be UTF-8: dump it with
+// error_handler_t::replace.
+nlohmann::ordered_json json_of(const Divergence& divergence);
 
 }  // namespace lockstep

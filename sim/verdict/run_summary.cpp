@@ -1,12 +1,13 @@
 #include "sim/verdict/run_summary.h"
 
 #include <fmt/core.h>
+#include <nlohmann/json.hpp>
 
 #include <algorithm>
 #include <utility>
 
 #include "base/check.h"
-#include "sim/verdict/divergence_json.h"
+#include "base/names.h"
 
 namespace lockstep {
 namespace {
@@ -31,19 +32,15 @@ constexpr Field<PhaseSeconds, double> kPhases[] = {{"schedule_s", &PhaseSeconds:
                                                    {"compare_s", &PhaseSeconds::compare},
                                                    {"wall_s", &PhaseSeconds::wall}};
 
+constexpr auto kVerdicts = std::to_array<Named<Verdict>>({
+    {Verdict::agreed, "agreed"},
+    {Verdict::divergence, "divergence"},
+    {Verdict::liveness, "liveness"},
+});
+
 }  // namespace
 
-std::string_view name_of(Verdict verdict) {
-  switch (verdict) {
-    case Verdict::agreed:
-      return "agreed";
-    case Verdict::divergence:
-      return "divergence";
-    case Verdict::liveness:
-      return "liveness";
-  }
-  LS_CHECK(false, "verdict {}", static_cast<int>(verdict));
-}
+std::string_view name_of(Verdict verdict) { return name_in(kVerdicts, verdict); }
 
 std::string to_hex(StateHash hash) { return fmt::format("{:016x}{:016x}", hash.high, hash.low); }
 

@@ -7,8 +7,8 @@
 #include <bit>
 #include <cstdint>
 #include <iterator>
+#include <nlohmann/json_fwd.hpp>
 #include <optional>
-#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -91,7 +91,7 @@ struct RunCounts {
   std::int64_t collectives_checked = 0;    // calls of data parallel ranks, put side by side
 };
 
-// One of them: its key in JSON, and what stands behind its figure where it has a row of its own.
+// One of them: its key in JSON, and the words behind its figure where the text has a row for it.
 struct RunCounter {
   const char* name;
   std::int64_t RunCounts::*count;
@@ -139,7 +139,18 @@ inline constexpr RunCounter kRunCounters[] = {
 };
 static_assert(sizeof(RunCounts) == std::size(kRunCounters) * sizeof(std::int64_t));
 
-struct RunSummary : RunCounts {
+// How a run ended, and what it shows of it.
+struct RunVerdict {
+  Verdict verdict = Verdict::agreed;
+  std::optional<Divergence> divergence;
+  std::string wait_cycle;                // liveness: who waits for whom in a circle; may be empty
+  bool cycle_head_holds_blocks = false;  // the first of that circle has loaded a part
+  std::vector<StuckRequest> stuck;       // liveness
+  std::int64_t stuck_total = 0;          // all of them; `stuck` holds the first few
+  std::int32_t stuck_dp_rank = -1;       // their data parallel rank; -1: there is one
+};
+
+struct RunSummary : RunCounts, RunVerdict {
   std::vector<std::string> not_checked;  // one sentence each
 
   std::vector<KernelStatistics> kernels;  // what the backend launched
@@ -147,15 +158,11 @@ struct RunSummary : RunCounts {
 
   std::string backend;  // name and device; "none"
   StateHash state_hash;
-  Verdict verdict = Verdict::agreed;
-  std::optional<Divergence> divergence;
-  std::string wait_cycle;                // liveness: who waits for whom in a circle; empty: nobody
-  bool cycle_head_holds_blocks = false;  // the first of that circle has loaded a part
-  std::vector<StuckRequest> stuck;       // liveness
-  std::int64_t stuck_total = 0;          // all of them; `stuck` holds the first few
-  std::int32_t stuck_dp_rank = -1;       // the data parallel rank whose they are; -1: there is one
   PhaseSeconds seconds;
 };
+
+// Texts in it may not be UTF-8: dump it with error_handler_t::replace.
+nlohmann::ordered_json json_of(const RunSummary& summary);
 
 // Adds what a kernel came to to those of other ranks.
 void add_kernel(const KernelStatistics& kernel, std::vector<KernelStatistics>& kernels);

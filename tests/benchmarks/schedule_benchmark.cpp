@@ -10,7 +10,7 @@
 #include "reference/schedule/scheduler.h"
 #include "sim/engine/workload.h"
 #include "sim/session/session.h"
-#include "traces/importers/benchmark_file.h"
+#include "traces/importers/foreign_traces.h"
 #include "traces/importers/open_trace.h"
 #include "traces/models/data_dir.h"
 
@@ -31,7 +31,7 @@ bool run_once(benchmark::State& state, const std::string& path, const EngineConf
   auto workload = make_trace_workload(std::move(*reader), {});
   LockstepConfig config;
   config.engine = engine;
-  config.device = make_backend_config(engine, std::move(*plan));
+  config.backend = make_backend_config(engine, std::move(*plan));
   const auto report = run_lockstep(config, {*decisions, *workload});
   if (!report) {
     state.SkipWithError(report.error().message.c_str());

@@ -27,8 +27,8 @@ Result<RunSummary> replay_with_connector(const std::string& path) {
   LockstepConfig config;
   config.engine = header.options.config;
   const AttentionBackend attention = attention_backend_for(*plan);
-  config.device = make_backend_config(config.engine, std::move(*plan), attention);
-  config.device.num_host_blocks = header.num_blocks;
+  config.backend = make_backend_config(config.engine, std::move(*plan), attention);
+  config.backend.num_host_blocks = header.num_blocks;
   config.connector.load_failure_policy = kv_transfer(header, nullptr).kv_load_failure_policy;
   SessionParts parts;
   parts.clients = make_recording_workload(std::move(*reader));

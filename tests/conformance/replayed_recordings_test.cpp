@@ -40,7 +40,7 @@ Result<RunSummary> replay_on_simt(const std::string& path) {
   auto plan = plan_for_groups(header.groups, header.num_blocks);
   if (!plan) return tl::unexpected(plan.error());
   const AttentionBackend attention = attention_backend_for(*plan);
-  config.device = make_backend_config(config.engine, std::move(*plan), attention);
+  config.backend = make_backend_config(config.engine, std::move(*plan), attention);
   SessionParts parts;
   parts.clients = make_recording_workload(std::move(*reader));
   parts.backend = make_simt_backend;

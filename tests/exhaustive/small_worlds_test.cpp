@@ -194,7 +194,7 @@ void run_one(const World& world, const LockstepConfig& config,
   ScriptedWorkload script(script_of(choices), world.num_spec, choices % 2);
   SavedCase model_world;
   model_world.engine = config.engine;
-  model_world.cache = config.device.plan;
+  model_world.cache = config.backend.plan;
   ReadingModel model(script, model_world);
   RunRecorder recorder(model, [&](const RecordedStep& step) {
     auditor.step(step);
@@ -240,7 +240,7 @@ Reached explore(const World& world, const std::string& engine) {
       ADD_FAILURE() << plan.error().message;
       return reached;
     }
-    config.device = make_backend_config(config.engine, *plan);
+    config.backend = make_backend_config(config.engine, *plan);
     for (int choices = 0; choices < num_scripts; ++choices) {
       run_one(world, config, groups, pool, choices, reached);
       if (testing::Test::HasFatalFailure()) return reached;

@@ -48,7 +48,7 @@ Result<RunReport> replay_decisions(const std::string& path) {
   LockstepConfig config;
   config.engine = engine;
   const AttentionBackend attention = attention_backend_for(*plan);
-  config.device = make_backend_config(engine, std::move(*plan), attention);
+  config.backend = make_backend_config(engine, std::move(*plan), attention);
   config.connector.load_failure_policy = kv_transfer(header, nullptr).kv_load_failure_policy;
   SessionParts parts;
   parts.clients = make_recording_workload(std::move(*reader));

@@ -21,7 +21,6 @@
 #include "traces/formats/request_trace.h"
 #include "traces/formats/safetensors.h"
 #include "traces/formats/saved_case.h"
-#include "traces/importers/benchmark_file.h"
 #include "traces/importers/foreign_traces.h"
 #include "traces/importers/open_trace.h"
 #include "traces/models/model_file.h"

@@ -13,7 +13,7 @@
 #include "properties/shrink/case_size.h"
 #include "properties/shrink/shrinker.h"
 #include "reference/profiles/engine_profile.h"
-#include "sim/session/saved_run.h"
+#include "sim/session/session.h"
 
 namespace lockstep {
 namespace {

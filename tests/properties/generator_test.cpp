@@ -7,7 +7,7 @@
 #include "cuda_backend/simt_backend.h"
 #include "properties/generate/generator.h"
 #include "properties/judge/judge.h"
-#include "sim/session/saved_run.h"
+#include "sim/session/session.h"
 #include "tests/support/temporary_folder.h"
 
 namespace lockstep {
@@ -81,7 +81,7 @@ TEST(Generator, every_case_is_taken_by_the_engine_and_by_the_backend) {
   }
   for (std::uint64_t seed = 1; seed <= 300; ++seed) {
     const SavedCase saved = generate_case(seed);
-    const auto backend = make_simt_backend(config_of(saved).device);
+    const auto backend = make_simt_backend(config_of(saved).backend);
     EXPECT_TRUE(backend) << seed << ": " << backend.error().message;
   }
 }

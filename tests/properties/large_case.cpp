@@ -5,7 +5,6 @@
 #include "base/check.h"
 #include "reference/types/token_run.h"
 #include "sim/recording/run_recorder.h"
-#include "sim/session/saved_run.h"
 #include "sim/session/session.h"
 
 namespace lockstep {

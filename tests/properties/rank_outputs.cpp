@@ -7,7 +7,7 @@
 
 #include "properties/judge/forwarding_backend.h"
 #include "reference/plan/rank_plan.h"
-#include "sim/session/saved_run.h"
+#include "sim/session/session.h"
 
 namespace lockstep {
 namespace {

@@ -86,8 +86,8 @@ std::string replayed(const std::string& path) {
   const RecordingHeader header = reader->header();
   LockstepConfig config;
   config.engine = header.options.config;
-  config.device.plan.num_blocks = header.num_blocks;
-  config.device.plan.groups = header.groups;
+  config.backend.plan.num_blocks = header.num_blocks;
+  config.backend.plan.groups = header.groups;
   config.connector.load_failure_policy = kv_transfer(header, nullptr).kv_load_failure_policy;
   SessionParts parts;
   parts.clients = make_recording_workload(std::move(*reader));

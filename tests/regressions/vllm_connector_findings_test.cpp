@@ -79,7 +79,7 @@ void run(ScriptedConnector& connector, const std::vector<ScriptedWorkload::Turnf
   ASSERT_TRUE(plan) << plan.error().message;
   LockstepConfig config;
   config.engine = engine;
-  config.device = make_backend_config(engine, *plan);
+  config.backend = make_backend_config(engine, *plan);
   RecordingHeader header = recording_header(engine, groups, num_blocks, *decisions);
   header.connector = {.fail_on_load_error = false, .supports_hybrid_groups = true};
   const auto report = run_lockstep(config, {*decisions, recorder, {}, &recorder});

@@ -93,7 +93,7 @@ void record(Case c, const std::string& engine, Recorded& recorded) {
   ASSERT_TRUE(plan) << plan.error().message;
   LockstepConfig config;
   config.engine = c.engine;
-  config.device = make_backend_config(c.engine, *plan);
+  config.backend = make_backend_config(c.engine, *plan);
   const RecordingHeader header = recording_header(c.engine, c.groups, c.num_blocks, *decisions);
   Auditor auditor(header);
   recorded.text = recording_header_line(header);

@@ -60,7 +60,7 @@ Outcome sabotage(Saboteur& backend, const LockstepConfig& config) {
 TEST(Divergence, a_byte_of_a_row_just_written) {
   const LockstepConfig config = world();
   Saboteur backend(
-      config.device, {}, [](Saboteur& self, const StepProgram& program, StepReadback& back) {
+      config.backend, {}, [](Saboteur& self, const StepProgram& program, StepReadback& back) {
         const RowSlice& slice = program.rows.back();
         const auto& layer = self.layers()[1];
         self.slot = back.slot_mappings[0][static_cast<std::size_t>(slice.first_token)];
@@ -91,7 +91,7 @@ TEST(Divergence, a_row_written_to_another_slot_is_named_by_whose_content_lies_th
   const LockstepConfig config = world();
   // The row of the step's first token lands one slot further on, as with an offset one too large.
   Saboteur backend(
-      config.device, {}, [](Saboteur& self, const StepProgram& program, StepReadback& back) {
+      config.backend, {}, [](Saboteur& self, const StepProgram& program, StepReadback& back) {
         const RowSlice& slice = program.rows.front();
         self.slot = back.slot_mappings[0][static_cast<std::size_t>(slice.first_token)];
         if (slice.num_tokens != 1 || self.slot % 16 == 15)
@@ -119,7 +119,7 @@ TEST(Divergence, a_row_written_to_another_slot_is_named_by_whose_content_lies_th
 TEST(Divergence, a_page_that_the_step_did_not_touch_is_found_in_rotation) {
   LockstepConfig config = world();
   config.budget.untouched_pages = 1 << 20;
-  Saboteur backend(config.device, {},
+  Saboteur backend(config.backend, {},
                    [](Saboteur& self, const StepProgram& program, StepReadback&) {
                      self.byte = 77;
                      self.tensor(0)[77] ^= 1;  // in the null block
@@ -138,7 +138,7 @@ TEST(Divergence, without_rotation_a_stray_write_is_found_at_the_end_or_before_re
     config.budget.untouched_pages = 0;
     config.budget.probe_rows = 0;
     Saboteur backend(
-        config.device, {}, [block](Saboteur& self, const StepProgram& program, StepReadback&) {
+        config.backend, {}, [block](Saboteur& self, const StepProgram& program, StepReadback&) {
           self.byte = 100;
           self.tensor(0)[static_cast<std::size_t>(block * self.page_bytes(0) + 100)] ^= 1;
           self.set_done(program);
@@ -152,7 +152,7 @@ TEST(Divergence, without_rotation_a_stray_write_is_found_at_the_end_or_before_re
 
 TEST(Divergence, a_stale_table_entry) {
   const LockstepConfig config = world();
-  Saboteur backend(config.device, {},
+  Saboteur backend(config.backend, {},
                    [](Saboteur& self, const StepProgram& program, StepReadback& back) {
                      self.row = 0;
                      back.tables[1][back.table_ends[1][0] - 1] += 1;
@@ -168,7 +168,7 @@ TEST(Divergence, a_stale_table_entry) {
 
 TEST(Divergence, a_table_row_that_is_too_long) {
   const LockstepConfig config = world();
-  Saboteur backend(config.device, {},
+  Saboteur backend(config.backend, {},
                    [](Saboteur& self, const StepProgram& program, StepReadback& back) {
                      back.tables[0].push_back(5);
                      back.table_ends[0].back() += 1;
@@ -183,7 +183,7 @@ TEST(Divergence, a_table_row_that_is_too_long) {
 TEST(Divergence, a_wrong_slot_and_a_padded_slot_that_is_not_PAD) {
   for (const bool padded : {false, true}) {
     const LockstepConfig config = world();
-    Saboteur backend(config.device, {},
+    Saboteur backend(config.backend, {},
                      [padded](Saboteur& self, const StepProgram& program, StepReadback& back) {
                        const std::size_t entry =
                            padded ? program.contents.size() : program.contents.size() - 1;
@@ -223,7 +223,7 @@ TEST(Divergence, attention_that_reads_a_wrong_block_is_narrowed_down_to_the_toke
     std::int64_t step = -1;
     int row = -1;
   };
-  Misreader backend(config.device);
+  Misreader backend(config.backend);
   const auto report = run_world(config, make_traffic(3, 60), &backend);
   ASSERT_TRUE(report && report->summary.divergence);
   const Divergence& found = *report->summary.divergence;
@@ -237,7 +237,7 @@ TEST(Divergence, attention_that_reads_a_wrong_block_is_narrowed_down_to_the_toke
 
 TEST(Divergence, an_attention_output_outside_its_tolerance) {
   const LockstepConfig config = world();
-  Saboteur backend(config.device, {},
+  Saboteur backend(config.backend, {},
                    [](Saboteur& self, const StepProgram& program, StepReadback& back) {
                      if (back.outputs.size() < 40) return;
                      back.outputs[17] += 0.001f;
@@ -251,7 +251,7 @@ TEST(Divergence, an_attention_output_outside_its_tolerance) {
 
 TEST(Divergence, a_report_of_the_backends_own_checker) {
   const LockstepConfig config = world();
-  Saboteur backend(config.device, {},
+  Saboteur backend(config.backend, {},
                    [](Saboteur& self, const StepProgram& program, StepReadback& back) {
                      back.reports.push_back({.kind = "race",
                                              .kernel = "write_rows",
@@ -268,7 +268,7 @@ TEST(Divergence, a_report_of_the_backends_own_checker) {
 
 TEST(Divergence, text_and_json_tell_the_same) {
   const LockstepConfig config = world();
-  Saboteur backend(config.device, {},
+  Saboteur backend(config.backend, {},
                    [](Saboteur& self, const StepProgram& program, StepReadback&) {
                      self.tensor(1)[5] ^= 1;
                      self.set_done(program);

@@ -55,7 +55,7 @@ std::vector<World> worlds() {
 TEST(Lockstep, every_kind_of_cache_agrees_with_plain_loops) {
   for (const World& world : worlds()) {
     const LockstepConfig config = make_world(world.groups, world.num_blocks);
-    PlainBackend backend(config.device);
+    PlainBackend backend(config.backend);
     const auto report = run_world(config, make_traffic(3, 60), &backend);
     ASSERT_TRUE(report) << world.title << ": " << report.error().message;
     const RunSummary& summary = report->summary;

@@ -3,9 +3,10 @@
 // say, and every copy and untouched page is the same to the bit.
 #include <fmt/core.h>
 #include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
 
 #include "cuda_backend/simt_backend.h"
-#include "sim/verdict/divergence_json.h"
+#include "sim/verdict/run_summary.h"
 #include "tests/sim/ranks/simt_ranks.h"
 #include "tests/sim/world.h"
 
@@ -35,14 +36,14 @@ LockstepConfig make_states(const Setting& setting) {
     config.engine.num_spec_tokens = setting.num_drafts;
     config.engine.spec_method = SpecMethod::eagle;
   }
-  config.device =
-      make_backend_config(config.engine, config.device.plan, AttentionBackend::flash_attn);
-  config.device.numbers = Numbers::real;
+  config.backend =
+      make_backend_config(config.engine, config.backend.plan, AttentionBackend::flash_attn);
+  config.backend.numbers = Numbers::real;
   return config;
 }
 
 RunSummary run_states(const LockstepConfig& config, int num_requests = 24) {
-  auto backend = make_simt_backend(config.device);
+  auto backend = make_simt_backend(config.backend);
   if (!backend) ADD_FAILURE() << backend.error().message;
   const auto run = run_world(config, make_traffic(3, num_requests), backend->get());
   if (!run) ADD_FAILURE() << run.error().message;
@@ -63,16 +64,16 @@ TEST_P(RealStates, follow_doubles_in_every_step) {
 TEST_P(RealStates, are_the_same_with_every_access_watched_over_late_streams_and_from_graphs) {
   LockstepConfig config = make_states(GetParam());
   const RunSummary plain = run_states(config, 7);
-  config.device.check = CheckMode::check;
+  config.backend.check = CheckMode::check;
   const RunSummary watched = run_states(config, 7);
   expect_states_agree(watched);
   EXPECT_EQ(watched.state_hash, plain.state_hash);
-  config.device.num_streams = 3;
-  config.device.delay_streams = true;
+  config.backend.num_streams = 3;
+  config.backend.delay_streams = true;
   const RunSummary late = run_states(config, 7);
   expect_states_agree(late);
   EXPECT_EQ(late.state_hash, plain.state_hash);
-  config.device.max_cudagraph_capture_size = 32;
+  config.backend.max_cudagraph_capture_size = 32;
   const RunSummary captured = run_states(config, 7);
   expect_states_agree(captured);
   EXPECT_GT(captured.graphs.replayed, 0);
@@ -109,8 +110,8 @@ TEST(RealStatesOfTraffic, are_counted_in_the_result) {
 
 TEST(RealStatesOfRanks, are_cut_by_tensor_parallelism_and_dealt_to_stages) {
   LockstepConfig config = make_states({"", MambaCacheMode::align});
-  config.device.parallel.tp_size = 2;
-  config.device.parallel.pp_size = 2;
+  config.backend.parallel.tp_size = 2;
+  config.backend.parallel.pp_size = 2;
   const auto run = run_on_ranks(config, 14);
   ASSERT_TRUE(run) << run.error().message;
   expect_states_agree(run->summary);
@@ -133,7 +134,7 @@ TEST(RealStatesDivergence, what_only_real_numbers_show_is_named_with_request_and
         Planted{"chunk-carry-undecayed", {"", MambaCacheMode::align}, Phase::page_written},
         Planted{"state-copy-lost", {"", MambaCacheMode::align}, Phase::page_written}}) {
     LockstepConfig config = make_states(setting);
-    config.device.mutant = mutant;
+    config.backend.mutant = mutant;
     const RunSummary run = run_states(config);
     ASSERT_EQ(run.verdict, Verdict::divergence) << mutant;
     EXPECT_EQ(run.divergence->phase, phase) << mutant << to_text(*run.divergence);
@@ -146,11 +147,11 @@ TEST(RealStatesRefused, states_that_are_no_numbers_or_too_wide_say_so) {
   for (const StateTensorSpec& state :
        {StateTensorSpec{{2, 4, 4}, DType::int8}, StateTensorSpec{{2, 2, 300}, DType::fp32}}) {
     LockstepConfig config = make_states({"", MambaCacheMode::align});
-    auto groups = config.device.plan.groups;
+    auto groups = config.backend.plan.groups;
     groups[1].spec.states[1] = state;
     for (KVCacheGroupSpec& group : groups) group.spec.page_size_padded.reset();
-    config.device.plan = *plan_for_groups(std::move(groups), 30);
-    const auto backend = make_simt_backend(config.device);
+    config.backend.plan = *plan_for_groups(std::move(groups), 30);
+    const auto backend = make_simt_backend(config.backend);
     ASSERT_FALSE(backend);
     EXPECT_NE(backend.error().message.find("numbers: state 1"), std::string::npos)
         << backend.error().message;

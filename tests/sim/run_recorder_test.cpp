@@ -79,7 +79,7 @@ TEST_P(RunRecorderTest, a_recorded_run_conforms_and_its_audit_is_clean) {
   ASSERT_TRUE(plan) << plan.error().message;
   LockstepConfig config;
   config.engine = scenario.engine;
-  config.device = make_backend_config(scenario.engine, *plan);
+  config.backend = make_backend_config(scenario.engine, *plan);
   auto trace = open_request_trace(std::string(LOCKSTEP_SOURCE_DIR) +
                                   "/traces/samples/shared_prefixes.jsonl");
   ASSERT_TRUE(trace) << trace.error().message;

@@ -28,7 +28,7 @@ TEST(Run, twice_the_same_is_the_same_chain_and_every_count) {
   std::vector<RunSummary> runs;
   std::vector<std::vector<std::int64_t>> tokens;
   for (int i = 0; i < 2; ++i) {
-    PlainBackend backend(config.device);
+    PlainBackend backend(config.backend);
     Steps steps;
     auto report = run_world(config, make_traffic(8, 50), &backend, &steps);
     ASSERT_TRUE(report);
@@ -44,7 +44,7 @@ TEST(Run, twice_the_same_is_the_same_chain_and_every_count) {
 TEST(Run, another_trace_seed_or_step_time_is_another_chain) {
   const LockstepConfig config = world();
   const auto hash = [&](const Trace& trace, std::uint64_t seed, std::int64_t base_ns) {
-    auto decisions = Scheduler::create(config.engine, config.device.plan.groups, 30);
+    auto decisions = Scheduler::create(config.engine, config.backend.plan.groups, 30);
     const auto workload = make_trace_workload(trace_reader_of(trace),
                                               {.step_time = {.base_ns = base_ns}, .seed = seed});
     return to_hex(run_lockstep(config, {*decisions, *workload})->summary.state_hash);
@@ -58,7 +58,7 @@ TEST(Run, another_trace_seed_or_step_time_is_another_chain) {
 
 TEST(Run, decisions_do_not_depend_on_the_backend) {
   const LockstepConfig config = world();
-  PlainBackend backend(config.device);
+  PlainBackend backend(config.backend);
   const auto with = run_world(config, make_traffic(8, 50), &backend);
   const auto without = run_world(config, make_traffic(8, 50), nullptr);
   ASSERT_TRUE(with && without);
@@ -70,7 +70,7 @@ TEST(Run, decisions_do_not_depend_on_the_backend) {
 TEST(Run, a_small_budget_is_kept_counted_and_still_reads_everything_over_time) {
   LockstepConfig config = world();
   const auto run = [&] {
-    PlainBackend backend(config.device);
+    PlainBackend backend(config.backend);
     return run_world(config, make_traffic(8, 50), &backend)->summary;
   };
   config.budget = {.probe_rows = 1 << 30, .query_rows = 1 << 20, .untouched_pages = 1 << 20};
@@ -151,7 +151,7 @@ TEST(Run, a_recording_that_idles_for_ever_is_replayed_to_its_end) {
     recording.steps[i].step = static_cast<std::int64_t>(i);
   EngineConfig engine = config.engine;
   engine.scheduler_reserve_full_isl = true;
-  auto decisions = Scheduler::create(engine, config.device.plan.groups, 6);
+  auto decisions = Scheduler::create(engine, config.backend.plan.groups, 6);
   const auto workload = make_recording_workload(recording);
   const auto report = run_lockstep(config, {*decisions, *workload});
   ASSERT_TRUE(report);
@@ -163,9 +163,9 @@ TEST(Run, drafts_are_verified_and_their_slots_written_again_when_rejected) {
     LockstepConfig config = make_world({make_group("a", 2, full_spec())}, 24);
     config.engine.num_spec_tokens = 3;
     config.engine.spec_method = method;
-    config.device =
-        make_backend_config(config.engine, config.device.plan, AttentionBackend::triton_attn);
-    PlainBackend backend(config.device);
+    config.backend =
+        make_backend_config(config.engine, config.backend.plan, AttentionBackend::triton_attn);
+    PlainBackend backend(config.backend);
     const auto report = run_world(config, make_traffic(4, 50), &backend);
     ASSERT_TRUE(report);
     EXPECT_EQ(report->summary.verdict, Verdict::agreed)
@@ -183,9 +183,9 @@ TEST(Run, drafts_and_states_in_mode_align) {
       make_world({make_group("a", 1, full_spec()), make_group("m", 1, states)}, 40);
   config.engine.num_spec_tokens = 3;
   config.engine.spec_method = SpecMethod::eagle;
-  config.device =
-      make_backend_config(config.engine, config.device.plan, AttentionBackend::triton_attn);
-  PlainBackend backend(config.device);
+  config.backend =
+      make_backend_config(config.engine, config.backend.plan, AttentionBackend::triton_attn);
+  PlainBackend backend(config.backend);
   const auto report = run_world(config, make_traffic(4, 50), &backend);
   ASSERT_TRUE(report) << report.error().message;
   EXPECT_EQ(report->summary.verdict, Verdict::agreed)
@@ -195,7 +195,7 @@ TEST(Run, drafts_and_states_in_mode_align) {
 TEST(Run, asynchronous_scheduling_on_a_backend) {
   LockstepConfig config = world();
   config.engine.async_scheduling = true;
-  PlainBackend backend(config.device);
+  PlainBackend backend(config.backend);
   const auto report = run_world(config, make_traffic(4, 50), &backend);
   ASSERT_TRUE(report) << report.error().message;
   EXPECT_EQ(report->summary.verdict, Verdict::agreed)
@@ -214,19 +214,19 @@ TEST(SavedRun, a_saved_case_comes_to_the_same_divergence) {
   };
   const LockstepConfig config = world();
   Trace trace = make_traffic(8, 50);
-  Spoiler first(config.device);
+  Spoiler first(config.backend);
   const auto report = run_world(config, trace, &first);
   ASSERT_TRUE(report && report->summary.divergence);
   keep_records(trace, report->records_consumed);
   EXPECT_LT(trace.records.size(), 50u);
   RunSpec run;
   run.engine = config.engine;
-  run.cache = config.device.plan;
-  run.attention_backend = config.device.attention_backend;
-  run.layout = config.device.layout;
-  run.kernel_block_sizes = config.device.kernel_block_sizes;
-  run.queries_per_kv = config.device.queries_per_kv;
-  run.check = config.device.check;
+  run.cache = config.backend.plan;
+  run.attention_backend = config.backend.attention_backend;
+  run.layout = config.backend.layout;
+  run.kernel_block_sizes = config.backend.kernel_block_sizes;
+  run.queries_per_kv = config.backend.queries_per_kv;
+  run.check = config.backend.check;
   run.budget = config.budget;
   run.seed = 7;
   SavedCase saved = case_of("spoiled", run, report->summary);
@@ -235,7 +235,7 @@ TEST(SavedRun, a_saved_case_comes_to_the_same_divergence) {
   EXPECT_EQ(saved.expected->step, report->summary.divergence->step);
 
   const LockstepConfig again = config_of(saved);
-  Spoiler second(again.device);
+  Spoiler second(again.backend);
   SessionParts parts = parts_of(saved);
   parts.borrowed = {&second};
   const auto replayed = run_session(again, std::move(parts));

@@ -61,7 +61,7 @@ constexpr AttentionBackend kBackends[] = {
     AttentionBackend::flash_attn, AttentionBackend::flashinfer, AttentionBackend::triton_attn};
 
 void expect_agreement(const LockstepConfig& config, const std::string& title) {
-  auto backend = make_simt_backend(config.device);
+  auto backend = make_simt_backend(config.backend);
   ASSERT_TRUE(backend) << title << ": " << backend.error().message;
   const auto run = run_world(config, make_traffic(3, 30), backend->get());
   ASSERT_TRUE(run) << title << ": " << run.error().message;
@@ -73,7 +73,7 @@ void expect_agreement(const LockstepConfig& config, const std::string& title) {
 LockstepConfig world_of(const Cache& cache,
                         AttentionBackend attention = AttentionBackend::flash_attn) {
   LockstepConfig config = make_world(cache.groups, cache.num_blocks);
-  config.device = make_backend_config(config.engine, config.device.plan, attention);
+  config.backend = make_backend_config(config.engine, config.backend.plan, attention);
   return config;
 }
 
@@ -82,9 +82,9 @@ void expect_agreement_in_every_layout(Numbers numbers) {
     for (const AttentionBackend attention : kBackends)
       for (const Cache& cache : caches()) {
         LockstepConfig config = world_of(cache, attention);
-        config.device.layout = layout;
-        config.device.queries_per_kv = 2;
-        config.device.numbers = numbers;
+        config.backend.layout = layout;
+        config.backend.queries_per_kv = 2;
+        config.backend.numbers = numbers;
         expect_agreement(config, std::string(cache.title) + ", " + std::string(name_of(attention)) +
                                      ", " + std::string(name_of(layout)));
       }
@@ -97,7 +97,7 @@ TEST(SimtLockstep, every_kind_of_cache_in_every_layout) {
 TEST(SimtLockstep, every_kind_of_cache_with_every_access_watched) {
   for (const Cache& cache : caches()) {
     LockstepConfig config = world_of(cache);
-    config.device.check = CheckMode::check;
+    config.backend.check = CheckMode::check;
     expect_agreement(config, cache.title);
   }
 }
@@ -106,10 +106,10 @@ TEST(SimtLockstep, every_kind_of_cache_with_every_access_watched) {
 TEST(SimtLockstep, every_kind_of_cache_over_three_streams) {
   for (const Cache& cache : caches()) {
     LockstepConfig config = world_of(cache);
-    config.device.check = CheckMode::check;
-    config.device.num_streams = 3;
-    config.device.delay_streams = true;
-    config.device.seed = 5;
+    config.backend.check = CheckMode::check;
+    config.backend.num_streams = 3;
+    config.backend.delay_streams = true;
+    config.backend.seed = 5;
     expect_agreement(config, cache.title);
   }
 }
@@ -143,13 +143,13 @@ TEST(SimtLockstep, quantised_caches_with_every_access_watched) {
       full.kv_quant_mode = window.kv_quant_mode = quantised.mode;
       LockstepConfig config =
           make_world({make_group("a", 1, full), make_group("b", 3, window)}, 40);
-      config.device =
-          make_backend_config(config.engine, config.device.plan, AttentionBackend::flash_attn);
-      config.device.numbers = Numbers::real;
-      config.device.check = CheckMode::check;
-      config.device.num_streams = num_streams;
-      config.device.delay_streams = num_streams > 1;
-      config.device.max_cudagraph_capture_size = num_streams > 1 ? 32 : 0;
+      config.backend =
+          make_backend_config(config.engine, config.backend.plan, AttentionBackend::flash_attn);
+      config.backend.numbers = Numbers::real;
+      config.backend.check = CheckMode::check;
+      config.backend.num_streams = num_streams;
+      config.backend.delay_streams = num_streams > 1;
+      config.backend.max_cudagraph_capture_size = num_streams > 1 ? 32 : 0;
       expect_agreement(config, title_of(quantised));
     }
 }
@@ -164,10 +164,10 @@ TEST(SimtLockstep, scales_of_each_token_and_head_in_every_layout) {
           spec.kv_quant_mode = quantised.mode;
           spec.head_size = head_size;
           LockstepConfig config = make_world({make_group("a", 2, spec)}, 12);
-          config.device = make_backend_config(config.engine, config.device.plan, attention);
-          config.device.layout = layout;
-          config.device.numbers = Numbers::real;
-          config.device.queries_per_kv = 2;
+          config.backend = make_backend_config(config.engine, config.backend.plan, attention);
+          config.backend.layout = layout;
+          config.backend.numbers = Numbers::real;
+          config.backend.queries_per_kv = 2;
           expect_agreement(config, title_of(quantised));
         }
 }
@@ -175,7 +175,7 @@ TEST(SimtLockstep, scales_of_each_token_and_head_in_every_layout) {
 TEST(SimtLockstep, every_kind_of_cache_from_captured_graphs) {
   for (const Cache& cache : caches()) {
     LockstepConfig config = world_of(cache, AttentionBackend::flashinfer);
-    config.device.max_cudagraph_capture_size = 64;
+    config.backend.max_cudagraph_capture_size = 64;
     expect_agreement(config, cache.title);
   }
 }
@@ -194,7 +194,7 @@ TEST(SimtLockstep, packed_pages) {
     plan.num_blocks = 30;
     plan.groups = {packed, states};
     plan.tensors = {{page * 30, {"a.0", "a.1", "m.0"}}, {page * 30, {"a.2", "m.1"}}};
-    config.device = make_backend_config(config.engine, plan, attention);
+    config.backend = make_backend_config(config.engine, plan, attention);
     expect_agreement(config, std::string(name_of(attention)));
   }
 }

@@ -85,12 +85,12 @@ LockstepConfig make_world(std::vector<KVCacheGroupSpec> groups, std::int64_t num
       if (group.spec.mamba_cache_mode == MambaCacheMode::none)
         config.engine.enable_prefix_caching = false;
     }
-  config.device =
+  config.backend =
       make_backend_config(config.engine, *plan_for_groups(std::move(groups), num_blocks),
                           AttentionBackend::triton_attn);
-  for (std::size_t g = 0; g < config.device.plan.groups.size(); ++g)
-    config.device.kernel_block_sizes[g] = config.device.plan.groups[g].spec.block_size;
-  config.device.queries_per_kv = 2;
+  for (std::size_t g = 0; g < config.backend.plan.groups.size(); ++g)
+    config.backend.kernel_block_sizes[g] = config.backend.plan.groups[g].spec.block_size;
+  config.backend.queries_per_kv = 2;
   return config;
 }
 

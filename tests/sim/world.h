@@ -6,7 +6,6 @@
 #include <string>
 #include <vector>
 
-#include "sim/session/saved_run.h"
 #include "sim/session/session.h"
 #include "tests/sim/plain_backend.h"
 

@@ -6,8 +6,8 @@
 #include <limits>
 #include <string>
 
-#include "base/decimal.h"
 #include "base/json_writer.h"
+#include "base/number_text.h"
 #include "reference/types/token_run.h"
 
 namespace lockstep {

@@ -7,7 +7,7 @@
 #include <filesystem>
 
 #include "tests/traces/text_files.h"
-#include "traces/importers/benchmark_file.h"
+#include "traces/importers/foreign_traces.h"
 #include "traces/models/data_dir.h"
 
 namespace lockstep {

@@ -1,5 +1,5 @@
 #include "base/atomic_file.h"
-#include "base/decimal.h"
+#include "base/number_text.h"
 #include "traces/formats/engine_options.h"
 #include "traces/formats/prompt_json.h"
 #include "traces/formats/recording.h"

@@ -1,5 +1,5 @@
 // What a run is: engine, cache, device, ranks, connector, seeds and faults. The command line, a
-// trace's hints and a saved case all come to one RunSpec; sim/engine/saved_run.h makes the
+// trace's hints and a saved case all come to one RunSpec; sim/session/session.h makes the
 // configuration of a run out of it. run_fields.h has a row for each of its options.
 //
 // 1. Plain data: everything has a default, and two equal specs are the same run of equal requests.

@@ -1,4 +1,3 @@
-
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -6,9 +5,9 @@
 #include <charconv>
 #include <vector>
 
-#include "base/decimal.h"
 #include "base/json_reader.h"
 #include "base/line_reader.h"
+#include "base/number_text.h"
 #include "traces/formats/prompt_json.h"
 #include "traces/importers/foreign_traces.h"
 
@@ -47,7 +46,7 @@ constexpr bool is_leap(std::int64_t year) {
 
 constexpr std::int64_t days_in(std::int64_t year, std::int64_t month) {
   constexpr std::array<std::int64_t, 12> kDays = {31, 28, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31};
-  return kDays[static_cast<std::size_t>(month - 1)] + (month == 2 && is_leap(year) ? 1 : 0);
+  return kDays[month - 1] + (month == 2 && is_leap(year) ? 1 : 0);
 }
 
 // Takes "Z" or "+HH:MM" or "-HH:MM" off the end of a time: minutes that its clock is ahead of UTC.
@@ -76,7 +75,7 @@ class AzureReader final : public ImportReader {
 
   Result<void> read_header() {
     std::string_view line;
-    if (const auto got = lines_.next(line); !got) return tl::unexpected(got.error());
+    LS_RETURN_IF_ERROR(lines_.next(line));
     const auto names = split(line);
     for (std::size_t column = 0; column < kColumns.size(); ++column) {
       const auto found = std::find(names.begin(), names.end(), kColumns[column]);
@@ -175,10 +174,9 @@ bool is_azure_header(std::string_view line) {
 
 Result<std::unique_ptr<TraceReader>> open_azure(const std::string& path,
                                                 const ImportOptions& options) {
-  auto lines = LineReader::open(path);
-  if (!lines) return tl::unexpected(lines.error());
-  auto reader = std::make_unique<AzureReader>(std::move(*lines), options);
-  if (const auto header = reader->read_header(); !header) return tl::unexpected(header.error());
+  LS_ASSIGN_OR_RETURN(auto lines, LineReader::open(path));
+  auto reader = std::make_unique<AzureReader>(std::move(lines), options);
+  LS_RETURN_IF_ERROR(reader->read_header());
   return reader;
 }
 

@@ -3,8 +3,73 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <unordered_set>
+
+#include "base/json_reader.h"
+#include "traces/formats/engine_options.h"
+#include "traces/formats/lines_json.h"
+#include "traces/formats/spec_json.h"
 
 namespace lockstep {
+namespace {
+
+BenchmarkFile read_header(JsonValue value) {
+  JsonObject object = value.object();
+  BenchmarkFile file;
+  file.name = object.required("benchmark").nonempty_string();
+  file.engine = read_recorded_engine(object.required("engine"));
+  file.options = read_engine_options(object.required("config"));
+  file.options.config.engine = file.engine.profile();
+  file.groups = read_kv_cache_groups(object.required("groups"));
+  file.num_blocks = object.required("num_blocks").integer(1, kBlocksMax);
+  file.sampled_token = object.required("sampled_token").integer<std::int32_t>(0);
+  JsonObject totals = object.required("totals").object();
+  file.totals.steps = totals.required("steps").integer(0);
+  file.totals.scheduled_tokens = totals.required("scheduled_tokens").integer(0);
+  file.totals.request_steps = totals.required("request_steps").integer(0);
+  totals.finish();
+  object.finish();
+  return file;
+}
+
+RequestSpec read_request(JsonValue value, std::unordered_set<std::string>& names) {
+  JsonObject object = value.object();
+  bool priority_given = false;
+  RequestSpec request = read_added_request(object, priority_given);
+  if (!names.insert(request.name).second) {
+    object.required("add").refuse("a name that no earlier request has");
+  }
+  object.finish();
+  return request;
+}
+
+// The requests of a benchmark file, all at time 0.
+class BenchmarkRequests final : public TraceReader {
+ public:
+  BenchmarkRequests(BenchmarkFile&& file, std::string_view path) : file_(std::move(file)) {
+    header_.source = {.kind = "benchmark", .name = file_name_of(path), .seed = {}};
+    header_.engine = {.options = file_.options, .num_blocks = file_.num_blocks};
+  }
+
+  const TraceHeader& header() const override { return header_; }
+
+  Result<bool> next(TraceRecord& record) override {
+    if (next_ == file_.requests.size()) return false;
+    TraceRequest request;
+    request.spec = std::move(file_.requests[next_++]);
+    request.output.length = request.spec.max_tokens;
+    request.output.fill = file_.sampled_token;
+    record = std::move(request);
+    return true;
+  }
+
+ private:
+  BenchmarkFile file_;
+  TraceHeader header_;
+  std::size_t next_ = 0;
+};
+
+}  // namespace
 
 TraceRequest request_of(ImportedRow&& row, std::uint64_t ordinal) {
   TraceRequest request;
@@ -19,13 +84,11 @@ TraceRequest request_of(ImportedRow&& row, std::uint64_t ordinal) {
 Result<bool> ImportReader::next(TraceRecord& record) {
   while (true) {
     std::string_view line;
-    const auto got = lines_.next(line);
-    if (!got) return tl::unexpected(got.error());
-    if (!*got) return false;
-    auto row = read_row(line);
-    if (!row) return tl::unexpected(row.error());
-    const bool kept = row->output_length > 0 || options_.zero_output != ZeroOutput::skip;
-    if (kept) record = request_of(std::move(*row), ordinal_);
+    LS_ASSIGN_OR_RETURN(const auto got, lines_.next(line));
+    if (!got) return false;
+    LS_ASSIGN_OR_RETURN(auto row, read_row(line));
+    const bool kept = row.output_length > 0 || options_.zero_output != ZeroOutput::skip;
+    if (kept) record = request_of(std::move(row), ordinal_);
     ++ordinal_;
     if (kept) return true;
   }
@@ -33,6 +96,30 @@ Result<bool> ImportReader::next(TraceRecord& record) {
 
 std::string file_name_of(std::string_view path) {
   return std::string(path.substr(path.rfind('/') + 1));  // npos + 1 is 0
+}
+
+Result<BenchmarkFile> read_benchmark_file(const std::string& path) {
+  LS_ASSIGN_OR_RETURN(auto lines, LineReader::open(path));
+  JsonReader json(path);
+  BenchmarkFile file;
+  std::unordered_set<std::string> names;
+  while (true) {
+    std::string_view line;
+    LS_ASSIGN_OR_RETURN(const auto more, lines.next(line));
+    if (!more) return file;
+    if (json.parse(line, lines.number(), lines.is_cut_off())) {
+      if (lines.number() == 1) {
+        file = read_header(json.root());
+      } else {
+        file.requests.push_back(read_request(json.root(), names));
+      }
+    }
+    if (!json.ok()) return json.failure();
+  }
+}
+
+std::unique_ptr<TraceReader> requests_of(BenchmarkFile file, std::string_view path) {
+  return std::make_unique<BenchmarkRequests>(std::move(file), path);
 }
 
 }  // namespace lockstep

@@ -1,4 +1,4 @@
-// What every importer gets out of a row of a foreign trace, and the request it becomes.
+// Traces and workloads of other formats, and what every importer gets out of a row of theirs.
 #pragma once
 
 #include <cstdint>
@@ -7,9 +7,11 @@
 #include <string>
 #include <string_view>
 #include <utility>
+#include <vector>
 
 #include "base/line_reader.h"
 #include "base/result.h"
+#include "traces/formats/recording.h"
 #include "traces/formats/request_trace.h"
 #include "traces/importers/open_trace.h"
 
@@ -73,5 +75,31 @@ class ImportReader : public TraceReader {
   TraceHeader header_;
   std::uint64_t ordinal_ = 0;  // of the row
 };
+
+// A benchmark file: a workload whose totals an engine has measured. First line: configuration,
+// groups, pool and totals; then the requests, all added before the first step in this order. Every
+// sampled token is `sampled_token` and only lengths end a request. docs/formats.md, "Benchmark
+// file".
+struct BenchmarkTotals {
+  std::int64_t steps = 0;
+  std::int64_t scheduled_tokens = 0;
+  std::int64_t request_steps = 0;
+  bool operator==(const BenchmarkTotals&) const = default;
+};
+
+struct BenchmarkFile {
+  std::string name;
+  RecordedEngine engine;
+  EngineOptions options;
+  std::vector<KVCacheGroupSpec> groups;
+  std::int64_t num_blocks = 0;
+  std::int32_t sampled_token = 0;
+  BenchmarkTotals totals;
+  std::vector<RequestSpec> requests;
+};
+
+Result<BenchmarkFile> read_benchmark_file(const std::string& path);
+// Of the file at `path`.
+std::unique_ptr<TraceReader> requests_of(BenchmarkFile file, std::string_view path);
 
 }  // namespace lockstep

@@ -1,4 +1,3 @@
-
 #include <fmt/format.h>
 
 #include "base/json_reader.h"
@@ -73,9 +72,8 @@ class MooncakeReader final : public ImportReader {
 Result<std::unique_ptr<TraceReader>> open_mooncake(const std::string& path,
                                                    const ImportOptions& options) {
   LS_CHECK(options.mooncake_block_tokens > 0, "blocks of {} tokens", options.mooncake_block_tokens);
-  auto lines = LineReader::open(path);
-  if (!lines) return tl::unexpected(lines.error());
-  return std::make_unique<MooncakeReader>(std::move(*lines), options);
+  LS_ASSIGN_OR_RETURN(auto lines, LineReader::open(path));
+  return std::make_unique<MooncakeReader>(std::move(lines), options);
 }
 
 }  // namespace lockstep

@@ -7,7 +7,6 @@
 
 #include "base/json_reader.h"
 #include "base/line_reader.h"
-#include "traces/importers/benchmark_file.h"
 #include "traces/importers/foreign_traces.h"
 
 namespace lockstep {
@@ -39,32 +38,6 @@ tl::unexpected<Error> unknown_format(const std::string& path, std::string_view l
                   path, printable_excerpt(line), known));
 }
 
-// The requests of a benchmark file, all at time 0.
-class BenchmarkTraceReader final : public TraceReader {
- public:
-  BenchmarkTraceReader(BenchmarkFile&& file, std::string_view path) : file_(std::move(file)) {
-    header_.source = {.kind = "benchmark", .name = file_name_of(path), .seed = {}};
-    header_.engine = {.options = file_.options, .num_blocks = file_.num_blocks};
-  }
-
-  const TraceHeader& header() const override { return header_; }
-
-  Result<bool> next(TraceRecord& record) override {
-    if (next_ == file_.requests.size()) return false;
-    TraceRequest request;
-    request.spec = std::move(file_.requests[next_++]);
-    request.output.length = request.spec.max_tokens;
-    request.output.fill = file_.sampled_token;
-    record = std::move(request);
-    return true;
-  }
-
- private:
-  BenchmarkFile file_;
-  TraceHeader header_;
-  std::size_t next_ = 0;
-};
-
 }  // namespace
 
 std::string_view name_of(FileFormat format) {
@@ -72,10 +45,9 @@ std::string_view name_of(FileFormat format) {
 }
 
 Result<FileFormat> detect_format(const std::string& path) {
-  auto lines = LineReader::open(path);
-  if (!lines) return tl::unexpected(lines.error());
+  LS_ASSIGN_OR_RETURN(auto lines, LineReader::open(path));
   std::string_view line;
-  if (const auto got = lines->next(line); !got) return tl::unexpected(got.error());
+  LS_RETURN_IF_ERROR(lines.next(line));
   if (is_azure_header(line)) return FileFormat::azure;
   JsonReader json(path);
   if (!json.parse(line) || !json.root().is_object()) return unknown_format(path, line);
@@ -96,9 +68,13 @@ Result<FileFormat> detect_format(const std::string& path) {
 
 Result<std::unique_ptr<TraceReader>> open_trace(const std::string& path,
                                                 const ImportOptions& options) {
-  const auto format = detect_format(path);
-  if (!format) return tl::unexpected(format.error());
-  switch (*format) {
+  LS_ASSIGN_OR_RETURN(const FileFormat format, detect_format(path));
+  return open_trace(path, format, options);
+}
+
+Result<std::unique_ptr<TraceReader>> open_trace(const std::string& path, FileFormat format,
+                                                const ImportOptions& options) {
+  switch (format) {
     case FileFormat::request_trace:
       return open_request_trace(path);
     case FileFormat::mooncake:
@@ -106,9 +82,8 @@ Result<std::unique_ptr<TraceReader>> open_trace(const std::string& path,
     case FileFormat::azure:
       return open_azure(path, options);
     case FileFormat::benchmark: {
-      auto file = read_benchmark_file(path);
-      if (!file) return tl::unexpected(file.error());
-      return std::make_unique<BenchmarkTraceReader>(std::move(*file), path);
+      LS_ASSIGN_OR_RETURN(auto file, read_benchmark_file(path));
+      return requests_of(std::move(file), path);
     }
     case FileFormat::recording:
     case FileFormat::saved_case:
@@ -116,7 +91,7 @@ Result<std::unique_ptr<TraceReader>> open_trace(const std::string& path,
       break;
   }
   return fail(fmt::format("{}:1: found {} {}; expected requests and their arrivals", path,
-                          *format == FileFormat::recording ? "an" : "a", name_of(*format)));
+                          format == FileFormat::recording ? "an" : "a", name_of(format)));
 }
 
 }  // namespace lockstep

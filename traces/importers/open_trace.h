@@ -39,7 +39,10 @@ struct ImportOptions {
 };
 
 // A request trace, a benchmark file (everything arrives at 0), Mooncake JSONL or an Azure CSV. A
-// recording or a saved case is refused with the command that takes it.
+// recording or a saved case is refused with the command that takes it. `format`: the file's, which
+// detect_format() has told.
+Result<std::unique_ptr<TraceReader>> open_trace(const std::string& path, FileFormat format,
+                                                const ImportOptions& options = {});
 Result<std::unique_ptr<TraceReader>> open_trace(const std::string& path,
                                                 const ImportOptions& options = {});
 

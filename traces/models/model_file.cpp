@@ -207,13 +207,12 @@ Result<ModelSpec> model_from_text(std::string_view text, const std::string& file
 }
 
 Result<ModelSpec> read_model_file(const std::string& path) {
-  const auto text = read_text_file(path, kModelBytesMax);
-  if (!text) return tl::unexpected(text.error());
+  LS_ASSIGN_OR_RETURN(const auto text, read_text_file(path, kModelBytesMax));
   JsonReader reader(path);
-  if (!reader.parse(*text)) return reader.failure();
+  if (!reader.parse(text)) return reader.failure();
   if (reader.root().is_object() && !reader.root().object().has("model_file"))
-    return model_from_hf_config(*text, path);
-  return model_from_text(*text, path);
+    return model_from_hf_config(text, path);
+  return model_from_text(text, path);
 }
 
 std::vector<std::string> model_names() {

@@ -1,5 +1,5 @@
 // Which connectors an engine has: as text, as the number of a saved case, and what is refused.
-#include "sim/connectors/connector_config.h"
+#include "sim/connectors/connect.h"
 
 #include <gtest/gtest.h>
 
@@ -22,8 +22,7 @@ const KVCacheConfig& two_groups() {
 }
 
 TEST(ConnectorConfig, parts_are_read_as_they_are_written) {
-  for (const Parts& parts :
-       {Parts{peers}, Parts{host, peers}, Parts{one_group_peers, host, host}})
+  for (const Parts& parts : {Parts{peers}, Parts{host, peers}, Parts{one_group_peers, host, host}})
     EXPECT_EQ(connector_parts_from_text(connector_parts_text(parts)), parts);
   EXPECT_EQ(connector_parts_text({}), "none");
   for (const char* const text :

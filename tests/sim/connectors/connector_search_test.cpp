@@ -72,8 +72,8 @@ void run(std::uint64_t seed, KVLoadFailurePolicy policy, Outcome& outcome) {
   auditor = std::make_unique<Auditor>(header);
   LockstepConfig config;
   config.engine = engine_config();
-  config.device.plan.num_blocks = kNumBlocks;
-  config.device.plan.groups = {group};
+  config.backend.plan.num_blocks = kNumBlocks;
+  config.backend.plan.groups = {group};
   const auto report = run_lockstep(config, {*decisions, recorder, {}, &recorder});
   ASSERT_TRUE(report) << report.error().message;
   auditor->end(recorder.end());

@@ -146,16 +146,16 @@ std::string difference(MemoryModel& model, Backend& backend) {
 
 LockstepConfig world_of(const Setting& setting) {
   LockstepConfig config = make_world(setting.groups, kBlocks);
-  config.device.layout = setting.layout;
-  config.device.num_host_blocks = kHosts;
-  config.device.num_rows = 4;
+  config.backend.layout = setting.layout;
+  config.backend.num_host_blocks = kHosts;
+  config.backend.num_rows = 4;
   return config;
 }
 
 // Random traffic on backends made with `config`; what the first one that differs shows.
 std::string first_difference(const LockstepConfig& config, std::span<Backend* const> backends) {
-  auto model = MemoryModel::create(config.device.plan, config.device.attention_backend,
-                                   config.device.layout, config.device.layout_rule, kHosts);
+  auto model = MemoryModel::create(config.backend.plan, config.backend.attention_backend,
+                                   config.backend.layout, config.backend.layout_rule, kHosts);
   if (!model) return model.error().message;
   Traffic traffic(*model, 7);
   StepReadback readback;
@@ -179,12 +179,12 @@ TEST(HostTier, model_plain_loops_and_kernels_hold_the_same_bytes_after_every_ste
   for (const Setting& setting : settings())
     for (const int num_streams : {1, 3}) {
       LockstepConfig config = world_of(setting);
-      config.device.check = CheckMode::check;
-      config.device.num_streams = num_streams;
-      config.device.delay_streams = num_streams > 1;
-      auto simt = make_simt_backend(config.device);
+      config.backend.check = CheckMode::check;
+      config.backend.num_streams = num_streams;
+      config.backend.delay_streams = num_streams > 1;
+      auto simt = make_simt_backend(config.backend);
       ASSERT_TRUE(simt) << setting.title << ": " << simt.error().message;
-      PlainBackend plain(config.device);
+      PlainBackend plain(config.backend);
       Backend* const backends[] = {&plain, simt->get()};
       EXPECT_EQ(first_difference(config, backends), "") << setting.title;
     }
@@ -201,9 +201,9 @@ TEST(HostTier, planted_defects_of_its_copies_show_in_bytes_or_in_the_order_of_st
                                  {"transfer-flatten", 2, 1, "step "},
                                  {"copy-unordered", 0, 3, "_blocks on stream"}}) {
     LockstepConfig config = world_of(settings()[planted.setting]);
-    config.device.mutant = planted.mutant;
-    config.device.num_streams = planted.num_streams;
-    auto simt = make_simt_backend(config.device);
+    config.backend.mutant = planted.mutant;
+    config.backend.num_streams = planted.num_streams;
+    auto simt = make_simt_backend(config.backend);
     ASSERT_TRUE(simt) << simt.error().message;
     Backend* const backends[] = {simt->get()};
     const std::string found = first_difference(config, backends);

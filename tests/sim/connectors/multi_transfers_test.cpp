@@ -19,12 +19,12 @@ LockstepConfig world_beside(Parts parts, const std::vector<KVCacheGroupSpec>& gr
   config.engine.engine = "vllm-0.22.1";
   config.connector.parts = std::move(parts);
   config.connector.num_host_blocks = 24;
-  config.device.num_host_blocks = num_host_blocks(config.connector, config.device.plan);
+  config.backend.num_host_blocks = num_host_blocks(config.connector, config.backend.plan);
   return config;
 }
 
 RunSummary run_beside(LockstepConfig config, std::uint64_t seed, Backend* backend) {
-  config.device.seed = seed;
+  config.backend.seed = seed;
   SessionParts parts;
   parts.clients =
       make_trace_workload(trace_reader_of(make_traffic(seed, 40)), {.step_time = {}, .seed = 7});
@@ -36,7 +36,7 @@ RunSummary run_beside(LockstepConfig config, std::uint64_t seed, Backend* backen
 }
 
 RunSummary run_plain(const LockstepConfig& config, std::uint64_t seed) {
-  PlainBackend backend(config.device);
+  PlainBackend backend(config.backend);
   RunSummary summary = run_beside(config, seed, &backend);
   if (summary.divergence) ADD_FAILURE() << to_text(*summary.divergence);
   return summary;
@@ -71,8 +71,8 @@ TEST(MultiTransfers, every_part_loads_and_stores_and_every_byte_is_right) {
 TEST(MultiTransfers, on_kernels_the_run_is_that_of_plain_loops) {
   LockstepConfig config = world_beside(
       {kPeers, kHost}, {make_group("a", 2, full_spec()), make_group("w", 1, sliding_spec(40))});
-  config.device.num_streams = 2;
-  const auto simt = make_simt_backend(config.device);
+  config.backend.num_streams = 2;
+  const auto simt = make_simt_backend(config.backend);
   ASSERT_TRUE(simt) << simt.error().message;
   const RunSummary on_kernels = run_beside(config, 1, simt->get());
   const RunSummary plain = run_plain(config, 1);
@@ -86,10 +86,10 @@ TEST(MultiTransfers, a_part_that_is_given_more_groups_than_it_takes_is_found_by_
   const auto one_group = ConnectorKind::one_group_peers;
   LockstepConfig config = world_beside(
       {one_group, kHost}, {make_group("a", 2, full_spec()), make_group("w", 1, sliding_spec(40))});
-  EXPECT_FALSE(check_connector(config.connector, config.device.plan));
+  EXPECT_FALSE(check_connector(config.connector, config.backend.plan));
   config.connector.setup_defect = MultiConnectorDefect::hma_any;
-  ASSERT_TRUE(check_connector(config.connector, config.device.plan));
-  PlainBackend backend(config.device);
+  ASSERT_TRUE(check_connector(config.connector, config.backend.plan));
+  PlainBackend backend(config.backend);
   const RunSummary run = run_beside(config, 1, &backend);
   ASSERT_TRUE(run.divergence);
   EXPECT_TRUE(run.divergence->phase == Phase::decide || run.divergence->phase == Phase::transfer)

@@ -16,7 +16,7 @@ LockstepConfig tier_world(std::vector<KVCacheGroupSpec> groups, std::int64_t num
   config.engine.engine = "vllm-0.22.1";
   config.connector.parts = {ConnectorKind::host};
   config.connector.num_host_blocks = num_host_blocks;
-  config.device.num_host_blocks = num_host_blocks;
+  config.backend.num_host_blocks = num_host_blocks;
   return config;
 }
 
@@ -24,13 +24,13 @@ Result<RunReport> run_connected(const LockstepConfig& config, const Trace& trace
                                 Backend* backend) {
   SessionParts parts;
   parts.clients = make_trace_workload(trace_reader_of(trace), {.step_time = {}, .seed = 7});
-  parts.connector_seed = config.device.seed;
+  parts.connector_seed = config.backend.seed;
   if (backend != nullptr) parts.borrowed = {backend};
   return run_session(config, std::move(parts));
 }
 
 RunSummary run_plain(const LockstepConfig& config, std::uint64_t seed) {
-  PlainBackend backend(config.device);
+  PlainBackend backend(config.backend);
   auto report = run_connected(config, make_traffic(seed, 40), &backend);
   EXPECT_TRUE(report) << report.error().message;
   if (!report) return {};
@@ -44,7 +44,7 @@ TEST(OffloadConnector, blocks_come_back_from_the_tier_and_every_byte_is_right) {
   RunSummary sum;
   for (std::uint64_t seed = 0; seed < 4; ++seed) {
     LockstepConfig config = tier_world({make_group("a", 2, full_spec())}, 20, 24);
-    config.device.seed = seed;
+    config.backend.seed = seed;
     const RunSummary run = run_plain(config, seed);
     sum.blocks_loaded += run.blocks_loaded;
     sum.blocks_stored += run.blocks_stored;
@@ -65,7 +65,7 @@ TEST(OffloadConnector, several_groups_load_what_each_of_them_still_reads) {
   for (std::uint64_t seed = 0; seed < 4; ++seed) {
     LockstepConfig config =
         tier_world({make_group("a", 2, full_spec()), make_group("w", 1, sliding_spec(40))}, 40, 48);
-    config.device.seed = seed;
+    config.backend.seed = seed;
     loaded += run_plain(config, seed).blocks_loaded;
   }
   EXPECT_GT(loaded, 10);
@@ -78,7 +78,7 @@ TEST(OffloadConnector, failed_loads_are_computed_again_or_end_their_requests) {
       LockstepConfig config = tier_world({make_group("a", 1, full_spec())}, 24, 48);
       config.connector.load_failed_percent = 40;
       config.connector.load_failure_policy = policy;
-      config.device.seed = seed;
+      config.backend.seed = seed;
       lost += run_plain(config, seed).blocks_lost;
     }
     EXPECT_GT(lost, 5);
@@ -88,10 +88,10 @@ TEST(OffloadConnector, failed_loads_are_computed_again_or_end_their_requests) {
 TEST(OffloadConnector, on_kernels_over_streams_the_run_is_that_of_plain_loops) {
   LockstepConfig config = tier_world({make_group("a", 2, full_spec())}, 20, 24);
   const RunSummary plain = run_plain(config, 1);
-  config.device.num_streams = 3;
-  config.device.delay_streams = true;
-  config.device.check = CheckMode::check;
-  auto backend = make_simt_backend(config.device);
+  config.backend.num_streams = 3;
+  config.backend.delay_streams = true;
+  config.backend.check = CheckMode::check;
+  auto backend = make_simt_backend(config.backend);
   ASSERT_TRUE(backend) << backend.error().message;
   const auto report = run_connected(config, make_traffic(1, 40), backend->get());
   ASSERT_TRUE(report) << report.error().message;
@@ -121,8 +121,8 @@ TEST(OffloadConnector, its_planted_defects_are_found) {
       config.connector.load_failed_percent =
           defect == ConnectorDefect::transfer_failed_marked_ok ? 50 : 0;
       config.connector.delay_steps_max = 12;
-      config.device.seed = seed;
-      PlainBackend backend(config.device);
+      config.backend.seed = seed;
+      PlainBackend backend(config.backend);
       const auto report = run_connected(config, make_traffic(seed, 40), &backend);
       ASSERT_TRUE(report) << report.error().message;
       found += report->summary.verdict == Verdict::divergence ? 1 : 0;

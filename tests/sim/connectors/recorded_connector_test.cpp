@@ -39,8 +39,8 @@ Result<RunReport> run(const Recording& recording) {
   if (!decisions) return tl::unexpected(decisions.error());
   LockstepConfig config;
   config.engine = header.options.config;
-  config.device.plan.num_blocks = header.num_blocks;
-  config.device.plan.groups = header.groups;
+  config.backend.plan.num_blocks = header.num_blocks;
+  config.backend.plan.groups = header.groups;
   return run_lockstep(config, {*decisions, *workload});
 }
 

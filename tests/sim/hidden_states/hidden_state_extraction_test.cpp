@@ -22,7 +22,7 @@ LockstepConfig make_hidden_world(std::int64_t block_size, AttentionBackend atten
   LockstepConfig config = make_world(
       {make_group("a", 2, full_spec()), make_group("h", 1, hidden_spec(block_size, 2, 10))}, 44);
   config.engine.enable_prefix_caching = block_size == 16;
-  config.device = make_backend_config(config.engine, config.device.plan, attention);
+  config.backend = make_backend_config(config.engine, config.backend.plan, attention);
   return config;
 }
 
@@ -42,9 +42,9 @@ TEST(HiddenStateExtraction, every_finished_request_is_read_whole_and_once) {
     for (const AttentionBackend attention :
          {AttentionBackend::flash_attn, AttentionBackend::flashinfer}) {
       LockstepConfig config = make_hidden_world(block_size, attention);
-      config.device.check = CheckMode::check;
-      ASSERT_TRUE(config.device.plan.groups[1].spec.page_size_padded);
-      auto backend = make_simt_backend(config.device);
+      config.backend.check = CheckMode::check;
+      ASSERT_TRUE(config.backend.plan.groups[1].spec.page_size_padded);
+      auto backend = make_simt_backend(config.backend);
       ASSERT_TRUE(backend) << backend.error().message;
       CountFinished count;
       const auto run = run_world(config, make_traffic(3, 30), backend->get(), &count);
@@ -89,7 +89,7 @@ class WrongExtraction final : public PlainBackend {
 
 Divergence divergence_of(WrongExtraction::Way way) {
   const LockstepConfig config = make_hidden_world(16, AttentionBackend::triton_attn);
-  WrongExtraction backend(config.device, way);
+  WrongExtraction backend(config.backend, way);
   const auto run = run_world(config, make_traffic(3, 30), &backend);
   EXPECT_TRUE(run && run->summary.divergence);
   return run && run->summary.divergence ? *run->summary.divergence : Divergence{};

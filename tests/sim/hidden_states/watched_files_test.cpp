@@ -69,7 +69,7 @@ LockstepConfig hidden_world() {
 RunSummary run_with(HiddenStateDefect defect) {
   LockstepConfig config = hidden_world();
   config.hidden_state_defect = defect;
-  const auto backend = make_simt_backend(config.device);
+  const auto backend = make_simt_backend(config.backend);
   EXPECT_TRUE(backend) << backend.error().message;
   const auto run = run_world(config, make_traffic(3, 30), backend->get());
   EXPECT_TRUE(run) << run.error().message;

@@ -83,15 +83,15 @@ TEST(PagePair, copies_that_come_too_early_show_in_real_pages_and_nowhere_else) {
 TEST(PagePair, copies_are_ordered_against_compute_by_the_graph_of_their_step_alone) {
   PairOptions options = pair_of(hybrid(), 60, 400);
   for (LockstepConfig* config : {&options.prefill, &options.decode}) {
-    config->device.num_streams = 3;
-    config->device.delay_streams = true;
-    config->device.seed = 7;
+    config->backend.num_streams = 3;
+    config->backend.delay_streams = true;
+    config->backend.seed = 7;
   }
   const PairReport ordered = run_with_pages(options, make_traffic(2, 15));
   EXPECT_EQ(ordered.verdict, PairVerdict::kept) << what_of(ordered);
   EXPECT_GT(ordered.decode.blocks_loaded, 10);
   for (LockstepConfig* config : {&options.prefill, &options.decode})
-    config->device.mutant = "copy-unordered";
+    config->backend.mutant = "copy-unordered";
   const PairReport unordered = run_with_pages(options, make_traffic(2, 15));
   ASSERT_EQ(unordered.verdict, PairVerdict::broken);
   EXPECT_EQ(unordered.finding->check, "memory.divergence") << unordered.finding->what;
@@ -105,7 +105,7 @@ TEST(PagePair, latents_and_numbers_of_eight_bits_cross_as_any_bytes_do) {
   for (const KVCacheSpec& spec : {latent, full_spec(16, DType::fp8_e4m3)}) {
     PairOptions options = pair_of({make_group("a", 2, spec)}, 60, 60);
     for (LockstepConfig* config : {&options.prefill, &options.decode})
-      if (spec.dtype == DType::fp8_e4m3) config->device.numbers = Numbers::real;
+      if (spec.dtype == DType::fp8_e4m3) config->backend.numbers = Numbers::real;
     const PairReport report = run_with_pages(options, make_traffic(4, 15));
     EXPECT_EQ(report.verdict, PairVerdict::kept) << what_of(report);
     EXPECT_GT(report.decode.blocks_loaded, 10);
@@ -120,22 +120,22 @@ TEST(PagePair, every_tensor_parallel_rank_sends_and_takes_its_part_of_a_block) {
     PairOptions options = pair_of({make_group("a", 2, spec)}, 60, 60);
     options.network = worst_network(5);
     for (LockstepConfig* config : {&options.prefill, &options.decode}) {
-      config->device.parallel.tp_size = 2;
-      config->device.queries_per_kv = 2;
+      config->backend.parallel.tp_size = 2;
+      config->backend.queries_per_kv = 2;
     }
     const PairReport report = run_with_pages(options, make_traffic(4, 15));
     ASSERT_EQ(report.verdict, PairVerdict::kept) << what_of(report);
     EXPECT_GT(report.decode.blocks_loaded, 10);
     EXPECT_GT(report.decode.union_rows_checked, 0);
     for (LockstepConfig* config : {&options.prefill, &options.decode})
-      config->device.mutant = num_kv_heads == 1 ? "tp-heads-not-replicated" : "tp-head-offset";
+      config->backend.mutant = num_kv_heads == 1 ? "tp-heads-not-replicated" : "tp-head-offset";
     EXPECT_EQ(run_with_pages(options, make_traffic(4, 15)).verdict, PairVerdict::broken);
   }
 }
 
 // The sender's ranks are both right by themselves: only who takes which part is wrong.
 TEST(PagePair, parts_in_the_order_of_other_ranks_are_not_what_was_to_be_sent) {
-  BackendConfig device = pair_of(one_group(), 60, 60).decode.device;
+  BackendConfig device = pair_of(one_group(), 60, 60).decode.backend;
   device.parallel.tp_size = 2;
   device.queries_per_kv = 2;
   const auto holds = page_payloads(device);
@@ -166,14 +166,14 @@ TEST(PagePair, refuses_engines_that_lay_their_blocks_out_in_two_ways_and_stages)
     return report ? std::string("accepted") : report.error().message;
   };
   PairOptions options = pair_of(one_group(), 60, 60);
-  PlainBackend prefill(options.prefill.device), decode(options.decode.device);
+  PlainBackend prefill(options.prefill.backend), decode(options.decode.backend);
   options.prefill_ranks = {&prefill};
   options.decode_ranks = {&decode};
   EXPECT_NE(refusal(options).find("a host tier of 0 blocks for a staging buffer of 64"),
             std::string::npos);
-  options.prefill.device.layout = CacheLayout::HND;
+  options.prefill.backend.layout = CacheLayout::HND;
   EXPECT_NE(refusal(options).find("lay their blocks out alike"), std::string::npos);
-  options.decode.device.parallel.pp_size = 2;
+  options.decode.backend.parallel.pp_size = 2;
   EXPECT_NE(refusal(options).find("tensor parallel ones alone"), std::string::npos);
 }
 

@@ -45,7 +45,7 @@ PairReport run_to_end(const PairOptions& options, const Trace& trace) {
 
 PairReport run_with_pages(PairOptions options, const Trace& trace) {
   for (LockstepConfig* config : {&options.prefill, &options.decode})
-    config->device.num_host_blocks = options.staging_blocks;
+    config->backend.num_host_blocks = options.staging_blocks;
   std::vector<std::unique_ptr<Backend>> backends;
   const auto add = [&](const BackendConfig& device, std::vector<Backend*>& ranks) {
     for (std::int32_t rank = 0; rank < num_ranks(device); ++rank) {
@@ -54,8 +54,8 @@ PairReport run_with_pages(PairOptions options, const Trace& trace) {
       ranks.push_back(backends.emplace_back(std::move(*backend)).get());
     }
   };
-  add(options.prefill.device, options.prefill_ranks);
-  add(options.decode.device, options.decode_ranks);
+  add(options.prefill.backend, options.prefill_ranks);
+  add(options.decode.backend, options.decode_ranks);
   return run_to_end(options, trace);
 }
 

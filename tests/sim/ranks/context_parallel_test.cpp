@@ -27,16 +27,16 @@ LockstepConfig make_ranks(const Setting& setting) {
   config.engine.engine = "vllm-0.22.1";
   config.engine.dcp = setting.dcp;
   config.engine.pcp = setting.pcp;
-  config.device = make_backend_config(config.engine, config.device.plan, setting.attention);
-  config.device.context.interleave = setting.interleave;
-  config.device.check = CheckMode::check;
+  config.backend = make_backend_config(config.engine, config.backend.plan, setting.attention);
+  config.backend.context.interleave = setting.interleave;
+  config.backend.check = CheckMode::check;
   return config;
 }
 
 TEST_P(ContextParallel, every_rank_holds_its_own_tokens_and_no_others) {
   const LockstepConfig config = make_ranks(GetParam());
   std::vector<std::int32_t> ranks;
-  for (std::int32_t r = 0; r < config.device.context.num_ranks; ++r) ranks.push_back(r);
+  for (std::int32_t r = 0; r < config.backend.context.num_ranks; ++r) ranks.push_back(r);
   ASSERT_EQ(std::ssize(ranks), GetParam().dcp * GetParam().pcp);
   const auto run = run_on_ranks(config, 30, ranks);
   ASSERT_TRUE(run) << run.error().message;
@@ -50,7 +50,7 @@ TEST_P(ContextParallel, every_rank_holds_its_own_tokens_and_no_others) {
 // Each rank attends over the tokens that it keeps; nobody joins what they answer.
 TEST_P(ContextParallel, attention_of_real_numbers_is_over_a_ranks_own_tokens) {
   LockstepConfig config = make_ranks(GetParam());
-  config.device.numbers = Numbers::real;
+  config.backend.numbers = Numbers::real;
   const auto run = run_on_ranks(config, 30);
   ASSERT_TRUE(run) << run.error().message;
   EXPECT_EQ(run->summary.verdict, Verdict::agreed)
@@ -83,7 +83,7 @@ TEST(ContextParallelRanks, a_rank_that_takes_itself_for_another_diverges_and_is_
 TEST(ContextParallelRanks, kinds_that_are_not_dealt_out_are_refused) {
   LockstepConfig config = make_world({make_group("a", 1, sliding_spec(40))}, 20);
   config.engine.dcp = 2;
-  config.device = make_backend_config(config.engine, config.device.plan);
+  config.backend = make_backend_config(config.engine, config.backend.plan);
   const auto run = run_on_ranks(config, 30, {0, 1});
   ASSERT_FALSE(run);
   EXPECT_NE(run.error().message.find("context parallelism"), std::string::npos)

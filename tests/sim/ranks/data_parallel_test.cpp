@@ -27,7 +27,7 @@ SessionParts requests(std::uint64_t seed, int num_requests) {
 LockstepConfig make_parallel(std::int32_t dp_size, std::int32_t tp_size = 1) {
   LockstepConfig config = make_world({make_group("a", 2, full_spec())}, 20);
   config.data_parallel.dp_size = dp_size;
-  config.device.parallel.tp_size = tp_size;
+  config.backend.parallel.tp_size = tp_size;
   return config;
 }
 
@@ -71,7 +71,7 @@ TEST(DataParallel, the_same_run_has_the_same_hash_and_every_request_runs_once) {
 
 TEST(DataParallel, an_idle_rank_that_writes_its_padded_tokens_is_found_on_its_slots) {
   LockstepConfig config = make_parallel(2);
-  config.device.mutant = "dp-idle-writes";
+  config.backend.mutant = "dp-idle-writes";
   const auto run = run_engines(config);
   ASSERT_TRUE(run) << run.error().message;
   ASSERT_EQ(run->summary.verdict, Verdict::divergence);
@@ -151,8 +151,8 @@ TEST(DataParallel, a_rank_whose_output_is_late_holds_up_all) {
     const SessionParts given = requests(3, 12);
     std::vector<Scheduler> schedulers;
     for (int rank = 0; rank < 2; ++rank)
-      schedulers.push_back(*Scheduler::create(config.engine, config.device.plan.groups,
-                                              config.device.plan.num_blocks));
+      schedulers.push_back(*Scheduler::create(config.engine, config.backend.plan.groups,
+                                              config.backend.plan.num_blocks));
     DealtWorkload first(*given.clients);
     auto dealt = std::make_unique<DealtWorkload>(*given.clients);
     DealtWorkload& second = *dealt;
@@ -185,7 +185,7 @@ LockstepConfig make_connected(std::vector<ConnectorKind> parts) {
   config.engine.engine = "vllm-0.22.1";
   config.connector.parts = std::move(parts);
   config.connector.num_host_blocks = 30;
-  config.device.num_host_blocks = num_host_blocks(config.connector, config.device.plan);
+  config.backend.num_host_blocks = num_host_blocks(config.connector, config.backend.plan);
   return config;
 }
 
@@ -229,7 +229,7 @@ TEST(DataParallel, a_defect_of_one_engines_tier_is_found_and_names_it) {
 TEST(DataParallel, ranks_with_graphs_run_the_largest_size_that_any_of_them_takes) {
   for (const std::int32_t tp_size : {1, 2}) {
     LockstepConfig config = make_parallel(3, tp_size);
-    config.device.max_cudagraph_capture_size = 32;
+    config.backend.max_cudagraph_capture_size = 32;
     const auto run = run_engines(config);
     ASSERT_TRUE(run) << run.error().message;
     EXPECT_EQ(run->summary.verdict, Verdict::agreed) << what(*run);
@@ -237,8 +237,8 @@ TEST(DataParallel, ranks_with_graphs_run_the_largest_size_that_any_of_them_takes
     EXPECT_GT(run->summary.idle_rank_steps, 0);
   }
   LockstepConfig config = make_parallel(3);
-  config.device.max_cudagraph_capture_size = 32;
-  config.device.mutant = "graph-too-small";
+  config.backend.max_cudagraph_capture_size = 32;
+  config.backend.mutant = "graph-too-small";
   const auto run = run_engines(config);
   ASSERT_TRUE(run) << run.error().message;
   EXPECT_EQ(run->summary.verdict, Verdict::divergence);
@@ -247,7 +247,7 @@ TEST(DataParallel, ranks_with_graphs_run_the_largest_size_that_any_of_them_takes
 // Graphs of up to 4 tokens: chunks of prompts have none.
 TEST(DataParallel, beside_a_rank_without_a_graph_nobody_replays_one) {
   LockstepConfig config = make_parallel(3);
-  config.device.max_cudagraph_capture_size = 4;
+  config.backend.max_cudagraph_capture_size = 4;
   const auto run = run_engines(config);
   ASSERT_TRUE(run) << run.error().message;
   EXPECT_EQ(run->summary.verdict, Verdict::agreed) << what(*run);

@@ -20,11 +20,11 @@ void PrintTo(const Setting& setting, std::ostream* out) { *out << setting.title;
 LockstepConfig make_parallel(const Setting& setting, std::vector<KVCacheGroupSpec> groups) {
   LockstepConfig config = make_world(std::move(groups), 32);
   config.engine.dcp = setting.dcp;
-  config.device = make_backend_config(config.engine, config.device.plan);
-  config.device.parallel.tp_size = setting.tp;
-  config.device.parallel.pp_size = setting.pp;
-  config.device.queries_per_kv = setting.queries_per_kv;
-  if (setting.tp * setting.pp <= 4) config.device.check = CheckMode::check;
+  config.backend = make_backend_config(config.engine, config.backend.plan);
+  config.backend.parallel.tp_size = setting.tp;
+  config.backend.parallel.pp_size = setting.pp;
+  config.backend.queries_per_kv = setting.queries_per_kv;
+  if (setting.tp * setting.pp <= 4) config.backend.check = CheckMode::check;
   return config;
 }
 
@@ -43,7 +43,7 @@ class ParallelRanks : public testing::TestWithParam<Setting> {};
 TEST_P(ParallelRanks, every_rank_holds_its_heads_and_layers_and_all_hold_the_whole) {
   const Setting& setting = GetParam();
   const LockstepConfig config = make_parallel(setting, attention_of(setting.kv_heads, 5));
-  EXPECT_EQ(num_ranks(config.device), setting.tp * setting.pp);
+  EXPECT_EQ(num_ranks(config.backend), setting.tp * setting.pp);
   const auto run = run_on_ranks(config, 14);
   ASSERT_TRUE(run) << run.error().message;
   EXPECT_EQ(run->summary.verdict, Verdict::agreed) << what(*run);
@@ -59,7 +59,7 @@ TEST_P(ParallelRanks, real_numbers_of_a_quantised_cache_are_those_of_the_whole_m
     auto groups = attention_of(setting.kv_heads, 5);
     groups.front().spec.dtype = dtype;
     LockstepConfig config = make_parallel(setting, std::move(groups));
-    config.device.numbers = Numbers::real;
+    config.backend.numbers = Numbers::real;
     const auto run = run_on_ranks(config, 14);
     ASSERT_TRUE(run) << run.error().message;
     EXPECT_EQ(run->summary.verdict, Verdict::agreed) << what(*run);
@@ -114,7 +114,7 @@ TEST(ParallelRanksOfHybrids, a_stage_without_a_state_layer_splits_blocks_as_the_
   LockstepConfig config = make_parallel(
       {"", 1, 2, 1, 2, 1}, {make_group("attn", 2, attention), make_group("state", 1, states)});
   config.engine.enable_prefix_caching = false;
-  ASSERT_EQ(config.device.kernel_block_sizes, (std::vector<std::int64_t>{16, 256}));
+  ASSERT_EQ(config.backend.kernel_block_sizes, (std::vector<std::int64_t>{16, 256}));
   const auto run = run_on_ranks(config, 14);
   ASSERT_TRUE(run) << run.error().message;
   EXPECT_EQ(run->summary.verdict, Verdict::agreed) << what(*run);
@@ -161,7 +161,7 @@ TEST(ParallelRanksRefused, degrees_that_nothing_can_be_cut_into_say_why) {
         Refusal{"dcp beside heads", {"", 4, 1, 2, 4, 1}, "hold the same KV heads"},
         Refusal{"dcp of tp", {"", 3, 1, 2, 3, 1}, "must divide it"}}) {
     const LockstepConfig config = make_parallel(setting, attention_of(setting.kv_heads, 5));
-    const auto sound = check_ranks(config.device);
+    const auto sound = check_ranks(config.backend);
     ASSERT_FALSE(sound) << title;
     EXPECT_NE(sound.error().message.find(says), std::string::npos) << sound.error().message;
   }

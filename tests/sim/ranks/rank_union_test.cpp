@@ -11,7 +11,7 @@ namespace lockstep {
 namespace {
 
 BackendConfig two_ranks(std::int32_t tp_size, std::int32_t pp_size) {
-  BackendConfig device = make_world({make_group("a", 2, full_spec())}, 6).device;
+  BackendConfig device = make_world({make_group("a", 2, full_spec())}, 6).backend;
   device.parallel.tp_size = tp_size;
   device.parallel.pp_size = pp_size;
   return device;

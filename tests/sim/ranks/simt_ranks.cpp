@@ -9,13 +9,13 @@ namespace lockstep {
 Result<RunReport> run_on_ranks(const LockstepConfig& config, int num_requests,
                                std::vector<std::int32_t> ranks) {
   if (ranks.empty()) {
-    ranks.resize(static_cast<std::size_t>(num_ranks(config.device)));
+    ranks.resize(static_cast<std::size_t>(num_ranks(config.backend)));
     std::iota(ranks.begin(), ranks.end(), 0);
   }
   std::vector<std::unique_ptr<Backend>> owned;
   std::vector<Backend*> backends;
   for (const std::int32_t rank : ranks) {
-    auto backend = make_simt_backend(config_of_rank(config.device, rank));
+    auto backend = make_simt_backend(config_of_rank(config.backend, rank));
     if (!backend) return tl::unexpected(backend.error());
     backends.push_back(backend->get());
     owned.push_back(std::move(*backend));

@@ -24,7 +24,7 @@ nlohmann::json data_of(const std::string& html) {
 
 TEST(Report, is_one_page_that_needs_nothing_from_outside) {
   const LockstepConfig config = world();
-  PlainBackend backend(config.device);
+  PlainBackend backend(config.backend);
   TimelineRecorder recorder(config);
   const auto run = run_world(config, make_traffic(3, 60), &backend, &recorder);
   ASSERT_TRUE(run);
