@@ -30,7 +30,7 @@ struct SipState {
 };
 
 // Open addressing as CPython's sets do it.
-class NameTable {
+class NamesOfIds {
  public:
   void insert(std::string name) {
     const std::uint64_t hash = python_hash(name);
@@ -106,7 +106,7 @@ std::uint64_t python_hash(std::string_view name) {
 }
 
 std::vector<std::string> in_python_set_order(const std::vector<std::string>& names) {
-  NameTable table;
+  NamesOfIds table;
   for (const std::string& name : names) table.insert(name);
   return table.names();
 }
