@@ -12,8 +12,8 @@
 #include "cli/terminal.h"
 #include "cuda_backend/gpu_backend.h"
 #include "cuda_backend/simt_backend.h"
+#include "properties/shrink/case_parts.h"
 #include "properties/shrink/case_size.h"
-#include "properties/shrink/recorded_case.h"
 #include "traces/importers/open_trace.h"
 
 namespace lockstep {

@@ -12,8 +12,8 @@
 #include "cuda_backend/simt_backend.h"
 #include "properties/generate/generator.h"
 #include "properties/judge/known_findings.h"
-#include "properties/relations/device_relations.h"
-#include "properties/relations/shuffled_blocks.h"
+#include "properties/relations/backend_relations.h"
+#include "properties/relations/relations.h"
 #include "reference/profiles/engine_profile.h"
 
 namespace lockstep {
@@ -90,7 +90,8 @@ bool is_for_devices(const Relation& relation) { return relation.name != "batch m
 
 Result<void> hold_on_devices(const SavedCase& saved, std::uint64_t seed, Held& held) {
   if (!is_for_devices(held.relation) || !why_not_read(saved).empty()) return {};
-  LS_ASSIGN_OR_RETURN(const auto check, check_on_device(saved, held.relation, make_simt_backend));
+  LS_ASSIGN_OR_RETURN(const auto check,
+                      check_on_backend(saved, held.relation, make_simt_backend));
   if (!check) return {};
   held.refused += check->refused.empty() ? 0 : 1;
   held.compared += check->compared;

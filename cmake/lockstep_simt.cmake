@@ -1,7 +1,7 @@
 # lockstep_simt_kernels(NAME SOURCES...): the library NAME out of kernel files (kernels and their
 # launchers), each compiled twice for the CPU.
 #   simt_fast      plain
-#   simt_checked   every load and store calls the executor (cuda_backend/simt/watch/tsan_hooks.cpp); the
+#   simt_checked   every load and store calls the executor (cuda_backend/simt/executor/tsan_hooks.cpp); the
 #                  sanitizer's own runtime is not linked
 # Sources may end in .cu: a wrapper gives them to the C++ compiler, so that the same file can be a CUDA
 # source of another target.

@@ -25,11 +25,9 @@ Result<std::unique_ptr<Backend>> make_gpu_backend(const BackendConfig& config) {
   if (config.delay_streams)
     return fail(
         "delay_streams: a GPU orders its streams itself; only the SIMT executor delays them");
-  auto seams = cuda::planted_seams(config);
-  if (!seams) return tl::unexpected(seams.error());
-  auto device = cuda::make_gpu_device();
-  if (!device) return tl::unexpected(device.error());
-  return cuda::make_backend(std::move(*device), config, std::move(*seams));
+  LS_ASSIGN_OR_RETURN(auto seams, cuda::planted_seams(config));
+  LS_ASSIGN_OR_RETURN(auto device, cuda::make_gpu_device());
+  return cuda::make_backend(std::move(device), config, std::move(seams));
 }
 
 #else

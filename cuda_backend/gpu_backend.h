@@ -13,7 +13,7 @@ namespace lockstep {
 bool gpu_available(std::string* why = nullptr);
 
 // Errors: no GPU (the text of gpu_available), not enough memory for the plan, an unknown mutant, a
-// plan that layer_views.h cannot address, a check mode other than fast (compute-sanitizer checks a
+// plan that layer_caches.h cannot address, a check mode other than fast (compute-sanitizer checks a
 // GPU).
 Result<std::unique_ptr<Backend>> make_gpu_backend(const BackendConfig& config);
 

@@ -8,19 +8,18 @@
 namespace lockstep {
 
 Result<std::unique_ptr<Backend>> make_simt_backend(const BackendConfig& config) {
-  auto seams = cuda::planted_seams(config);
-  if (!seams) return tl::unexpected(seams.error());
+  LS_ASSIGN_OR_RETURN(auto seams, cuda::planted_seams(config));
   std::int64_t pool_size_bytes = 0;
   for (const KVCacheTensor& tensor : config.plan.tensors) pool_size_bytes += tensor.size_bytes;
   // A host block is no longer than a block's pages of all tensors.
   if (config.plan.num_blocks > 0)
     pool_size_bytes += pool_size_bytes / config.plan.num_blocks * config.num_host_blocks;
-  auto device = cuda::make_simt_device(config.check, config.seed, pool_size_bytes);
-  if (!device) return tl::unexpected(device.error());
+  LS_ASSIGN_OR_RETURN(auto device,
+                      cuda::make_simt_device(config.check, config.seed, pool_size_bytes));
   const bool delays = config.delay_streams || config.check == CheckMode::hunt;
   if (config.num_streams > 1 && delays)
-    *device = cuda::make_stream_queues(std::move(*device), config.seed);
-  return cuda::make_backend(std::move(*device), config, std::move(*seams));
+    device = cuda::make_stream_queues(std::move(device), config.seed);
+  return cuda::make_backend(std::move(device), config, std::move(seams));
 }
 
 }  // namespace lockstep

@@ -1,7 +1,7 @@
 // The CUDA backend on the CPU: the kernels of kernels/ run by the SIMT executor (simt/), on a
 // sparse arena that stands for device memory. CheckMode::fast runs the plain build of the kernels,
-// check and hunt the build whose every memory access is watched; then StepReadback::reports says
-// what was found, and who_wrote() names the last writer of a byte.
+// check and hunt the build that watches every memory access; then StepReadback::reports says what
+// was found, and who_wrote() names the last writer of a byte.
 #pragma once
 
 #include <memory>
@@ -11,7 +11,7 @@
 
 namespace lockstep {
 
-// Errors: a mutant that mutants.h does not list; a plan that layer_views.h cannot address.
+// Errors: a mutant that backend_mutants.h does not know; a plan that layer_caches.h cannot address.
 Result<std::unique_ptr<Backend>> make_simt_backend(const BackendConfig& config);
 
 }  // namespace lockstep

@@ -15,7 +15,6 @@
 #include "cuda_backend/step/real_caches.h"
 #include "cuda_backend/step/real_states.h"
 #include "cuda_backend/step/row_writer.h"
-#include "cuda_backend/step/step_batch.h"
 #include "cuda_backend/streams/stream_device.h"
 #include "cuda_backend/views/rank_share.h"
 
@@ -36,22 +35,16 @@ class CudaBackend final : public Backend {
         contents_(*device_, "content ids") {}
 
   Result<void> start() {
-    auto share = share_of_rank(config_);
-    if (!share) return tl::unexpected(share.error());
-    if (seams_.share) seams_.share(config_, *share);
-    config_.plan = std::move(share->plan);
+    LS_ASSIGN_OR_RETURN(auto share, share_of_rank(config_));
+    if (seams_.share) seams_.share(config_, share);
+    config_.plan = std::move(share.plan);
     std::optional<PoolViews> given;
     if (seams_.views) {
-      auto views = seams_.views(config_);
-      if (!views) return tl::unexpected(views.error());
-      given = std::move(*views);
+      LS_ASSIGN_OR_RETURN(given, seams_.views(config_));
     }
-    auto pool = CachePool::create(*device_, config_, share->layers, given ? &*given : nullptr);
-    if (!pool) return tl::unexpected(pool.error());
-    pool_ = std::move(*pool);
-    auto host = HostTier::create(*device_, config_, pool_->layers());
-    if (!host) return tl::unexpected(host.error());
-    host_ = std::move(*host);
+    LS_ASSIGN_OR_RETURN(
+        pool_, CachePool::create(*device_, config_, share.layers, given ? &*given : nullptr));
+    LS_ASSIGN_OR_RETURN(host_, HostTier::create(*device_, config_, pool_->layers()));
     tables_ = std::make_unique<BlockTables>(*device_, config_, pool_->layers().blocks_per_kv_block);
     if (config_.numbers == Numbers::real) {
       if (auto reason = RealCaches::why_not(config_, pool_->layers())) return fail(*reason);
@@ -229,7 +222,7 @@ Result<std::unique_ptr<Backend>> make_backend(std::unique_ptr<Device> device, Ba
   if (seams.device) device = seams.device(std::move(device), base);
   auto backend = std::make_unique<CudaBackend>(std::move(device), std::move(config),
                                                std::move(row_widths), std::move(seams));
-  if (auto started = backend->start(); !started) return tl::unexpected(started.error());
+  LS_RETURN_IF_ERROR(backend->start());
   return std::unique_ptr<Backend>(std::move(backend));
 }
 

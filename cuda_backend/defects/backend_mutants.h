@@ -1,7 +1,7 @@
 // Planted defects of the backend: BackendConfig::mutant names one of them. What each stands for, and
 // what exposes it, is in the catalogue (properties/mutants/mutant_catalogue.h).
 //
-// 1. A defect is planted in what the backend's parts hand to each other (backend/seams.h): the
+// 1. A defect is planted in what the backend's parts hand to each other (backend/cuda_backend.h): the
 //    step's program, a plan, its views, what is uploaded and launched. Nothing of it stands in the
 //    backend itself.
 // 2. What happens within one launch is left to KernelDefect (launch/kernel_table.h).
@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "base/result.h"
-#include "cuda_backend/backend/seams.h"
+#include "cuda_backend/backend/cuda_backend.h"
 #include "cuda_backend/kernels/engine_params.h"
 
 namespace lockstep {

@@ -1,13 +1,12 @@
 // Defects planted in the parameters of launches, in how launches are ordered and captured, and in what
 // the host uploads: descriptors of tables and regions, scales, targets.
 #include <algorithm>
-#include <cmath>
 #include <optional>
 #include <vector>
 
 #include "cuda_backend/defects/backend_mutants.h"
 #include "cuda_backend/defects/planted_seams.h"
-#include "cuda_backend/device/device_array.h"
+#include "cuda_backend/device/device.h"
 
 namespace lockstep::cuda {
 namespace {
@@ -74,17 +73,6 @@ class StaleTail {
 
 bool brings_blocks(const Operation& operation) {
   return operation.name == "copy_blocks" || operation.name == "load_blocks";
-}
-
-}  // namespace
-
-void reverse_scales(PartLayout& part) {
-  if (part.scaling != Scaling::per_token_head) return;
-  part.scales += (part.num_heads - 1) * part.scale_head_stride;
-  part.scale_head_stride = -part.scale_head_stride;
-}
-void widen_window(SplitAttentionParams& params) {
-  if (params.window > 0) ++params.window;
 }
 
 Seams drop_slot(const BackendConfig&) {
@@ -160,8 +148,7 @@ Seams copy_unordered(const BackendConfig&) {
   }};
 }
 
-// Defects planted in what the host uploads: descriptors of tables and regions, scales, targets.
-namespace {
+// What the host uploads.
 
 constexpr std::string_view kTables = "block table descriptors";
 
@@ -212,14 +199,6 @@ std::int32_t other_block_size(std::span<const GroupTable> tables, std::size_t g,
   return std::max(2, own) / 2 + (own == 1 ? 1 : 0);
 }
 
-}  // namespace
-
-void target_last(const RecurrentItem& item, std::span<std::int32_t> state_targets) {
-  const auto own = state_targets.subspan(static_cast<std::size_t>(item.first_token),
-                                         static_cast<std::size_t>(item.num_tokens));
-  if (!own.empty()) std::ranges::fill(own, own.back());
-}
-
 Seams slot_wrong_block_size(const BackendConfig& config) {
   std::vector<std::int64_t> sizes;
   for (const KVCacheGroupSpec& group : config.plan.groups) sizes.push_back(group.spec.block_size);
@@ -267,24 +246,78 @@ Seams scale_of_other_layer(const BackendConfig&) {
 Seams state_targets_last(const BackendConfig& config) {
   auto updates = std::make_shared<std::vector<StateUpdate>>();  // of the step
   const std::size_t num_groups = config.plan.groups.size();
-  Seams seams = in_uploads<std::int32_t>("targets of states", [updates, num_groups](
-                                                                  std::span<std::int32_t> targets) {
-    const std::size_t tokens = targets.size() / num_groups;
-    RecurrentItem item{};
-    for (std::size_t first = 0, last = 0; first < updates->size(); first = last) {
-      const StateUpdate& start = (*updates)[first];
-      item = {.source = 0, .first_token = start.first_token, .num_tokens = 0};
-      for (; last < updates->size() && (*updates)[last].row == start.row &&
-             (*updates)[last].group == start.group;
-           ++last)
-        item.num_tokens += (*updates)[last].num_tokens;
-      // The kernels for chunks go by pieces and know one target.
-      if (start.num_drafts > 0)
-        target_last(item, targets.subspan(static_cast<std::size_t>(start.group) * tokens, tokens));
-    }
-  });
+  Seams seams = in_uploads<std::int32_t>(
+      "targets of states", [updates, num_groups](std::span<std::int32_t> targets) {
+        const std::size_t tokens = targets.size() / num_groups;
+        RecurrentItem item{};
+        for (std::size_t first = 0, last = 0; first < updates->size(); first = last) {
+          const StateUpdate& start = (*updates)[first];
+          item = {.source = 0, .first_token = start.first_token, .num_tokens = 0};
+          for (; last < updates->size() && (*updates)[last].row == start.row &&
+                 (*updates)[last].group == start.group;
+               ++last)
+            item.num_tokens += (*updates)[last].num_tokens;
+          // The kernels for chunks go by pieces and know one target.
+          if (start.num_drafts > 0)
+            target_last(item, targets.subspan(start.group * tokens, tokens));
+        }
+      });
   seams.program = [updates](StepProgram& program) { *updates = program.state_updates; };
   return seams;
+}
+
+template <KernelDefect kDefect>
+Seams in_kernel(const BackendConfig&) {
+  return on_device({.kernel = kDefect});
+}
+
+constexpr PlantedDefect kOfLaunches[] = {
+    {"drop-slot", drop_slot},
+    {"uninitialised-read", uninitialised_read},
+    {"race", race, Needs::words},
+    {"slot-wrong-block-size", slot_wrong_block_size},
+    {"slot-pad-rows", slot_pad_rows},
+    {"slot-stale-tail", slot_stale_tail},
+    {"slot-interleave-ignored", slot_interleave_ignored},
+    {"offset-int32", in_kernel<KernelDefect::write_offset_int32>, Needs::words},
+    {"state-pads-included", in_kernel<KernelDefect::state_pads_included>, Needs::words},
+    {"kernel-block-unsplit", in_kernel<KernelDefect::table_unsplit>},
+    {"copy-unordered", copy_unordered, Needs::streams},
+    {"transfer-flatten", transfer_flatten},
+    {"hidden-flatten", hidden_flatten},
+    {"hidden-chunk-save", hidden_chunk_save},
+    {"hidden-slot-mapping", hidden_slot_mapping},
+    {"slot-past-row", slot_past_row},
+    {"table-late-clear", table_late_clear},
+    {"state-update-race", in_kernel<KernelDefect::state_update_race>, Needs::words},
+    {"graph-stale-param", graph_stale_param, Needs::graphs},
+    {"graph-too-small", graph_too_small, Needs::graphs},
+    {"graph-stale-pointer", graph_stale_pointer, Needs::graphs},
+    {"combine-unscaled", in_kernel<KernelDefect::combine_unscaled>, Needs::numbers},
+    {"window-off-by-one", window_off_by_one, Needs::numbers},
+    {"scale-of-other-layer", scale_of_other_layer, Needs::numbers},
+    {"scale-of-other-head", scale_of_other_head, Needs::numbers},
+    {"scale-not-stored", in_kernel<KernelDefect::scale_not_stored>, Needs::numbers},
+    {"state-targets-last", state_targets_last, Needs::numbers},
+    {"chunk-carry-undecayed", in_kernel<KernelDefect::chunk_carry_undecayed>, Needs::numbers},
+    {"dp-idle-writes", dp_idle_writes},
+};
+
+}  // namespace
+
+std::span<const PlantedDefect> defects_of_launches() { return kOfLaunches; }
+
+void reverse_scales(PartLayout& part) {
+  if (part.scaling != Scaling::per_token_head) return;
+  part.scales += (part.num_heads - 1) * part.scale_head_stride;
+  part.scale_head_stride = -part.scale_head_stride;
+}
+void widen_window(SplitAttentionParams& params) {
+  if (params.window > 0) ++params.window;
+}
+void target_last(const RecurrentItem& item, std::span<std::int32_t> state_targets) {
+  const auto own = state_targets.subspan(item.first_token, item.num_tokens);
+  if (!own.empty()) std::ranges::fill(own, own.back());
 }
 
 }  // namespace lockstep::cuda

@@ -2,6 +2,8 @@
 #include <algorithm>
 
 #include "cuda_backend/defects/planted_seams.h"
+#include "cuda_backend/defects/planted_views.h"
+#include "cuda_backend/views/layer_caches.h"
 
 namespace lockstep::cuda {
 namespace {
@@ -31,14 +33,12 @@ Seams in_first_heads(Applies applies) {
       for (std::size_t i = 0; i < group.layer_names.size(); ++i)
         specs.push_back(&group.layer_spec(i));
     for (LayerOfModel& layer : share.layers) {
-      const KVCacheSpec& spec = *specs[static_cast<std::size_t>(layer.number)];
+      const KVCacheSpec& spec = *specs[layer.number];
       if (keeps_pairs(spec) && applies(at.tp_size, spec.num_kv_heads))
         layer.head_begin = at.tp_rank;
     }
   }};
 }
-
-}  // namespace
 
 // Rows without room for the blocks of drafts' states.
 Seams table_width(const BackendConfig& healthy) {
@@ -86,5 +86,35 @@ Seams pp_layer_offset(const BackendConfig&) {
     for (LayerOfModel& layer : share.layers) ++layer.number;
   }};
 }
+
+template <ViewDefect kDefect>
+Seams in_views(const BackendConfig&) {
+  return {.views = [](const BackendConfig& config) {
+    return planted_views(config.plan, view_options(config), kDefect);
+  }};
+}
+
+constexpr PlantedDefect kOfPlans[] = {
+    {"wrong-stride", wrong_stride},
+    {"write-past-page", write_past_page},
+    {"layout-order-lost", layout_order_lost},
+    {"table-width", table_width},
+    {"tp-head-offset", tp_head_offset},
+    {"tp-heads-not-replicated", tp_heads_not_replicated},
+    {"pp-layer-offset", pp_layer_offset},
+    {"layout-two-blocks", in_views<ViewDefect::layout_two_blocks>},
+    {"layout-not-updated", in_views<ViewDefect::layout_not_updated>},
+    {"layout-restride-hidden", in_views<ViewDefect::layout_restride_hidden>},
+    {"layout-equal-page", in_views<ViewDefect::layout_equal_page>},
+    {"layout-two-heads", in_views<ViewDefect::layout_two_heads>},
+    {"state-stride-unpadded", in_views<ViewDefect::state_stride_unpadded>},
+    {"state-offset-wrong-itemsize", in_views<ViewDefect::state_offset_wrong_itemsize>},
+    {"pack-stride", in_views<ViewDefect::pack_stride>},
+    {"pack-offset", in_views<ViewDefect::pack_offset>},
+};
+
+}  // namespace
+
+std::span<const PlantedDefect> defects_of_plans() { return kOfPlans; }
 
 }  // namespace lockstep::cuda

@@ -77,8 +77,6 @@ void reverse_sources(std::vector<HostTransfer>& transfers, Source source) {
       std::swap(of_group[i]->*source, of_group[j]->*source);
 }
 
-}  // namespace
-
 Seams zero_lost(const BackendConfig&) {
   return {.program = [](StepProgram& program) { program.zero.clear(); }};
 }
@@ -135,5 +133,21 @@ Seams stale_nan(const BackendConfig& config) {
                 }
               }};
 }
+
+constexpr PlantedDefect kOfPrograms[] = {
+    {"stale-table-entry", stale_table_entry},
+    {"table-edit-lost", table_edit_lost},
+    {"state-copy-lost", state_copy_lost},
+    {"zero-lost", zero_lost},
+    {"transfer-wrong-end", transfer_wrong_end},
+    {"table-async-upload", table_async_upload},
+    {"state-draft-reuse", state_draft_reuse, Needs::words},
+    {"stale-nan", stale_nan, Needs::words},
+    {"conv-offset-ignored", conv_offset_ignored, Needs::numbers},
+};
+
+}  // namespace
+
+std::span<const PlantedDefect> defects_of_programs() { return kOfPrograms; }
 
 }  // namespace lockstep::cuda

@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "base/check.h"
-#include "cuda_backend/views/view_deriver.h"
+#include "cuda_backend/views/views.h"
 
 namespace lockstep::cuda {
 namespace {
@@ -40,7 +40,7 @@ bool is_row_cache(const KVCacheSpec& spec, AttentionBackend chosen) {
 void guess_pair_from_right(LayerViews& views) {
   const Dims& shape = views.tensors.front().shape;
   for (auto dim = static_cast<std::int32_t>(shape.size()) - 2; dim >= 0; --dim) {
-    if (shape[static_cast<std::size_t>(dim)] != 2 || dim != views.head_dim) continue;
+    if (shape[dim] != 2 || dim != views.head_dim) continue;
     std::swap(views.kv_dim, views.head_dim);
     return;
   }
@@ -142,6 +142,24 @@ class PlantedDeriver final : public ViewDeriver {
   const ViewDefect planted_;
 };
 
+// The older figure: blocks shared out among groups, the smallest block size of them each.
+std::int64_t shared_out_tokens(const KVCacheConfig& plan, bool count_states) {
+  std::int64_t groups = 0;
+  std::int64_t smallest = 0;
+  for (const KVCacheGroupSpec& group : plan.groups) {
+    const bool bounded_state =
+        group.spec.kind == CacheKind::mamba && group.spec.mamba_cache_mode != MambaCacheMode::all;
+    if (bounded_state && !count_states) continue;
+    ++groups;
+    smallest = smallest == 0 ? group.spec.block_size : std::min(smallest, group.spec.block_size);
+  }
+  return groups == 0 ? 0 : plan.num_blocks / groups * smallest;
+}
+
+constexpr std::string_view kCapacityNames[] = {  // in the order of CapacityDefect
+    "none",      "capacity-all-groups", "capacity-sliding", "routed-buffer", "state-blocks-capped",
+    "cp-memory", "hit-rate-pack"};
+
 }  // namespace
 
 std::string_view name_of(ViewDefect defect) {
@@ -170,50 +188,14 @@ std::int64_t planted_byte_offset(const TensorView& view, std::span<const std::in
   return std::int64_t{static_cast<std::int32_t>(offset)} * itemsize_bytes(view.dtype);
 }
 
-namespace {
-
-// The older figure: blocks shared out among groups, the smallest block size of them each.
-std::int64_t shared_out_tokens(const KVCacheConfig& plan, bool count_states) {
-  std::int64_t groups = 0;
-  std::int64_t smallest = 0;
-  for (const KVCacheGroupSpec& group : plan.groups) {
-    const bool bounded_state =
-        group.spec.kind == CacheKind::mamba && group.spec.mamba_cache_mode != MambaCacheMode::all;
-    if (bounded_state && !count_states) continue;
-    ++groups;
-    smallest = smallest == 0 ? group.spec.block_size : std::min(smallest, group.spec.block_size);
-  }
-  return groups == 0 ? 0 : plan.num_blocks / groups * smallest;
-}
-
-}  // namespace
-
 std::string_view name_of(CapacityDefect defect) {
-  switch (defect) {
-    case CapacityDefect::none:
-      return "none";
-    case CapacityDefect::capacity_all_groups:
-      return "capacity-all-groups";
-    case CapacityDefect::capacity_sliding:
-      return "capacity-sliding";
-    case CapacityDefect::routed_buffer:
-      return "routed-buffer";
-    case CapacityDefect::state_blocks_capped:
-      return "state-blocks-capped";
-    case CapacityDefect::cp_memory:
-      return "cp-memory";
-    case CapacityDefect::hit_rate_pack:
-      return "hit-rate-pack";
-  }
-  return "?";
+  return kCapacityNames[static_cast<std::size_t>(defect)];
 }
 
 std::optional<CapacityDefect> capacity_defect_from_name(std::string_view name) {
-  using enum CapacityDefect;
-  for (const CapacityDefect defect : {capacity_all_groups, capacity_sliding, routed_buffer,
-                                      state_blocks_capped, cp_memory, hit_rate_pack})
-    if (name_of(defect) == name) return defect;
-  return std::nullopt;
+  const auto* found = std::find(std::begin(kCapacityNames) + 1, std::end(kCapacityNames), name);
+  if (found == std::end(kCapacityNames)) return std::nullopt;
+  return static_cast<CapacityDefect>(found - std::begin(kCapacityNames));
 }
 
 Result<EngineCapacity> planted_capacity(const KVCacheConfig& plan, const RequestLimits& told,

@@ -1,5 +1,5 @@
 // Defects of real engines in deriving views and addresses, each switchable by name: steps of
-// views/view_deriver.h taken in another way. Sources: the catalogue in docs/planner.md.
+// views/views.h taken in another way. Sources: the catalogue in docs/planner.md.
 #pragma once
 
 #include <cstdint>

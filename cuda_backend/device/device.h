@@ -1,4 +1,4 @@
-// What the backend asks of a device: memory, copies, launches. Two exist: the SIMT executor
+// What the backend asks of a CUDA device: memory, copies, launches. Two exist: the SIMT executor
 // (simt_device.h) and a GPU (gpu/gpu_device.h); everything above them is the same code.
 //
 // 1. Operations take effect in the order of the calls. They may return before they are done.
@@ -11,6 +11,7 @@
 //    the order of the calls, as the SIMT executor does, need not know about streams.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -19,10 +20,12 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <type_traits>
 #include <utility>
 #include <variant>
 #include <vector>
 
+#include "base/check.h"
 #include "base/result.h"
 #include "cuda_backend/device/operation.h"
 #include "cuda_backend/launch/kernel_table.h"
@@ -97,8 +100,7 @@ class Device {
   virtual void run(const Operation&, const Launch& launch) {
     if (!failed()) check_launch(launch(place_));
   }
-  // describe(Operation&) says what the launch touches; it is asked only where somebody wants to
-  // know.
+  // describe(Operation&) says what the launch touches; called only where wants_operations().
   template <class Params, class Describe>
   void launch(Launcher<Params> launcher, const Params& params, Describe describe) {
     if (failed()) return;
@@ -189,5 +191,45 @@ inline int Device::launch_graph(CapturedGraph& graph, const LaunchPlace& place) 
     if (const int error = launch(place); error != 0) return error;
   return 0;
 }
+
+// An array in device memory that grows: the place of one kind of input or result of a step. Named,
+// so that a memory report says which one; its own allocation, so that running past it is found.
+template <class T>
+class DeviceArray {
+  static_assert(std::is_trivially_copyable_v<T>);
+
+ public:
+  DeviceArray(Device& device, std::string name) : device_(&device), name_(std::move(name)) {}
+  ~DeviceArray() { device_->release(reinterpret_cast<std::byte*>(data_)); }
+  DeviceArray(const DeviceArray&) = delete;
+  DeviceArray& operator=(const DeviceArray&) = delete;
+
+  // Room for `count` elements; what was there is gone when it had to grow.
+  T* reserve(std::int64_t count) {
+    LS_CHECK(count >= 0, "{}: {}", name_, count);
+    if (count <= capacity_) return data_;
+    device_->release(reinterpret_cast<std::byte*>(data_));
+    capacity_ = std::max(count, 2 * capacity_);
+    data_ = reinterpret_cast<T*>(
+        device_->allocate(capacity_ * static_cast<std::int64_t>(sizeof(T)), name_));
+    return data_;
+  }
+  T* upload(std::span<const T> values) {
+    if (values.empty()) return data_;
+    reserve(static_cast<std::int64_t>(values.size()));
+    device_->upload(data_, values.data(), static_cast<std::int64_t>(values.size_bytes()));
+    return data_;
+  }
+  T* data() const { return data_; }
+  MemoryRange range() const {
+    return range_of(data_, capacity_ * static_cast<std::int64_t>(sizeof(T)));
+  }
+
+ private:
+  Device* device_;
+  std::string name_;
+  T* data_ = nullptr;
+  std::int64_t capacity_ = 0;
+};
 
 }  // namespace lockstep::cuda

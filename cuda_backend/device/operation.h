@@ -1,6 +1,6 @@
 // What one operation of a step does to device memory: the ranges that it may read and those that it
-// may write. Whoever orders operations on streams (step_graph.h), and whoever checks that order
-// (stream_order.h), knows nothing else about them.
+// may write. Neither the graph that orders operations on streams (step_graph.h) nor the check of
+// that order (stream_order.h) knows more about them.
 //
 // 1. Ranges may be wider than what is touched, never narrower: a range too many costs concurrency,
 //    a range too few is a missing edge. The SIMT executor reports accesses outside of them.
@@ -8,7 +8,6 @@
 #pragma once
 
 #include <cstdint>
-#include <span>
 #include <string>
 #include <vector>
 
@@ -46,7 +45,7 @@ struct Operation {
     if (range.begin != range.end) writes.push_back(range);
     return *this;
   }
-  // Arrays with range() (device_array.h).
+  // Arrays with range() (device.h).
   template <class... Arrays>
   Operation& read_all(const Arrays&... arrays) {
     (read(arrays.range()), ...);

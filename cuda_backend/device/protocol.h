@@ -1,5 +1,5 @@
-// The numbers of the protocol (sim/protocol/backend.h, rules 1 to 6) on the host, for backends
-// whose kernels are not ours. No address is worked out here.
+// The numbers of the protocol (sim/protocol/backend.h, rules 1 to 6) on the host, for backends with
+// kernels of their own. No address is worked out here.
 #pragma once
 
 #include <cstddef>

@@ -4,24 +4,18 @@
 
 #include <algorithm>
 
-#include "base/check.h"
-#include "cuda_backend/simt/executor.h"
+#include "cuda_backend/simt/executor/executor.h"
 
 namespace lockstep::cuda {
 namespace {
 
-simt::Mode mode_of(CheckMode mode) {
-  switch (mode) {
-    case CheckMode::fast:
-      return simt::Mode::fast;
-    case CheckMode::check:
-      return simt::Mode::check;
-    case CheckMode::hunt:
-      return simt::Mode::hunt;
-  }
-  LS_CHECK(false, "check mode {}", static_cast<int>(mode));
-  return simt::Mode::check;
-}
+struct ModeOf {
+  simt::Mode mode;
+  std::string_view name;
+};
+// In the order of CheckMode.
+constexpr ModeOf kModes[] = {
+    {simt::Mode::fast, "fast"}, {simt::Mode::check, "check"}, {simt::Mode::hunt, "hunt"}};
 
 std::string thread_text(const simt::Party& party) {
   if (party.is_host) return "host";
@@ -52,9 +46,7 @@ class SimtDevice final : public Device {
 
   std::string_view name() const override { return "simt"; }
   std::string description() const override {
-    return fmt::format("CPU executor, {} mode", mode_ == CheckMode::fast    ? "fast"
-                                                : mode_ == CheckMode::check ? "check"
-                                                                            : "hunt");
+    return fmt::format("CPU executor, {} mode", kModes[static_cast<std::size_t>(mode_)].name);
   }
   const KernelTable& kernels() const override {
     return mode_ == CheckMode::fast ? simt_fast::kernel_table : simt_checked::kernel_table;
@@ -65,7 +57,7 @@ class SimtDevice final : public Device {
 
   std::byte* allocate(std::int64_t size_bytes, std::string name) override {
     if (failed() || size_bytes == 0) return nullptr;
-    auto memory = executor_->allocate(static_cast<std::size_t>(size_bytes), std::move(name));
+    auto memory = executor_->allocate(size_bytes, std::move(name));
     if (memory) return *memory;
     fail_with(memory.error().message);
     return nullptr;
@@ -75,15 +67,15 @@ class SimtDevice final : public Device {
   }
   void upload(void* target, const void* source, std::int64_t size_bytes) override {
     if (failed() || size_bytes == 0) return;
-    note("upload", executor_->memcpy_h2d(target, source, static_cast<std::size_t>(size_bytes)));
+    note("upload", executor_->memcpy_h2d(target, source, size_bytes));
   }
   void download(void* target, const void* source, std::int64_t size_bytes) override {
     if (failed() || size_bytes == 0) return;
-    note("download", executor_->memcpy_d2h(target, source, static_cast<std::size_t>(size_bytes)));
+    note("download", executor_->memcpy_d2h(target, source, size_bytes));
   }
   void zero(void* target, std::int64_t size_bytes) override {
     if (failed() || size_bytes == 0) return;
-    note("memset", executor_->memset(target, 0, static_cast<std::size_t>(size_bytes)));
+    note("memset", executor_->memset(target, 0, size_bytes));
   }
   Result<void> finish() override {
     if (failed()) return tl::unexpected(*failure());
@@ -161,9 +153,9 @@ class SimtDevice final : public Device {
 Result<std::unique_ptr<Device>> make_simt_device(CheckMode mode, std::uint64_t seed,
                                                  std::int64_t pool_size_bytes) {
   simt::ExecutorOptions options;
-  options.mode = mode_of(mode);
+  options.mode = kModes[static_cast<std::size_t>(mode)].mode;
   options.seed = seed;
-  options.arena_bytes += 2 * static_cast<std::size_t>(pool_size_bytes);
+  options.arena_bytes += 2 * pool_size_bytes;
   return simt::Executor::create(options).map([&](std::unique_ptr<simt::Executor> executor) {
     return std::unique_ptr<Device>(std::make_unique<SimtDevice>(std::move(executor), mode));
   });

@@ -1,5 +1,7 @@
-// Numbers as the bit patterns of a cache: read and rounded by the definition of each format, in
-// integer arithmetic, so that a CPU and a GPU agree in every bit.
+// Numbers in a cache: where an element of a row lies, its bit pattern read and rounded by the
+// definition of each format, and the exponential that attention weighs rows with. In integer
+// arithmetic or from fmaf alone, so that a CPU and a GPU agree in every bit (with contraction off on
+// both).
 //
 // 1. fp16, bf16, e4m3 and e5m2 round to nearest, ties to even, subnormals included.
 // 2. e4m3 and e5m2 saturate to their largest finite number; fp16 and bf16 overflow to infinity.
@@ -8,10 +10,62 @@
 // 4. NaN stays NaN; int8 makes 0 of it.
 #pragma once
 
-#include "cuda_backend/kernels/elements.cuh"
+#include "cuda_backend/kernels/engine_params.h"
+#include "cuda_backend/kernels/words.cuh"
 
 namespace lockstep::cuda {
 namespace SIMT_VARIANT {
+
+// A float of 1 sign, kExponentBits and kMantissaBits bits with the usual bias. kInfinities: the
+// highest exponent means infinity or NaN (fp16, e5m2); without, only the all-ones pattern is NaN
+// (e4m3fn).
+template <int kExponentBits, int kMantissaBits, bool kInfinities>
+__device__ __forceinline__ float narrow_float(std::uint32_t bits) {
+  constexpr int kBias = (1 << (kExponentBits - 1)) - 1;
+  constexpr std::uint32_t kMagnitude = (1u << (kExponentBits + kMantissaBits)) - 1;
+  constexpr std::uint32_t kTop = ((1u << kExponentBits) - 1) << kMantissaBits;
+  const std::uint32_t sign = (bits >> (kExponentBits + kMantissaBits)) << 31;
+  const std::uint32_t magnitude = bits & kMagnitude;
+  if (kInfinities ? magnitude >= kTop : magnitude == kMagnitude)
+    return __uint_as_float(sign | 0x7F800000u |
+                           (magnitude & ((1u << kMantissaBits) - 1)) << (23 - kMantissaBits));
+  // As an fp32 with its own exponent, which is off by the difference of the biases; exact for
+  // subnormals.
+  const float scaled = __uint_as_float(sign | magnitude << (23 - kMantissaBits));
+  return scaled * __uint_as_float(std::uint32_t(127 + 127 - kBias) << 23);
+}
+
+// Element k of a word that holds 8 / kElementBytes of them.
+template <int kElementBytes>
+__device__ __forceinline__ float element(std::uint64_t word, int k, DType dtype) {
+  const auto bits = std::uint32_t(word >> (8 * kElementBytes * k));
+  if constexpr (kElementBytes == 4) return __uint_as_float(bits);
+  if constexpr (kElementBytes == 2)
+    return dtype == DType::bf16 ? __uint_as_float(bits << 16)
+                                : narrow_float<5, 10, true>(bits & 0xFFFF);
+  if constexpr (kElementBytes == 1) {
+    if (dtype == DType::fp8_e4m3) return narrow_float<4, 3, false>(bits & 0xFF);
+    if (dtype == DType::fp8_e5m2) return narrow_float<5, 2, true>(bits & 0xFF);
+    return dtype == DType::int8 ? float(std::int8_t(bits & 0xFF)) : float(bits & 0xFF);
+  }
+}
+
+// e^x for x <= 0, within 2 ulp; 0 below -87.
+__device__ __forceinline__ float exp_nonpositive(float x) {
+  if (!(x > -87.0f)) return x != x ? x : 0.0f;
+  const float n = floorf(fmaf(x, 1.44269504f, 0.5f));
+  // x - n * ln 2, with ln 2 = 0.693359375 - 2.12194440e-4, the first product exact
+  const float r = fmaf(n, 2.12194440e-4f, fmaf(n, -0.693359375f, x));
+  float e = 1.98412698e-4f;  // 1/7!, then down to 1/1!
+  e = fmaf(e, r, 1.38888889e-3f);
+  e = fmaf(e, r, 8.33333333e-3f);
+  e = fmaf(e, r, 4.16666667e-2f);
+  e = fmaf(e, r, 1.66666667e-1f);
+  e = fmaf(e, r, 0.5f);
+  e = fmaf(e, r, 1.0f);
+  e = fmaf(e, r, 1.0f);
+  return e * __uint_as_float(std::uint32_t(std::int32_t(n) + 127) << 23);
+}
 
 __device__ __forceinline__ std::int32_t element_bytes(DType dtype) {
   return dtype == DType::fp32 ? 4 : dtype == DType::bf16 || dtype == DType::fp16 ? 2 : 1;
@@ -165,6 +219,29 @@ __device__ __forceinline__ float sigmoid(float x) {
 }
 
 __device__ __forceinline__ float silu(float x) { return x * sigmoid(x); }
+
+// Addresses in a PartLayout: a row by block, token and head, an element by its number, a scale.
+__device__ __forceinline__ std::byte* part_row(const PartLayout& part, std::int64_t block,
+                                               std::int64_t offset, std::int64_t head) {
+  return part.base + block * part.block_stride + offset * part.token_stride +
+         head * part.head_stride;
+}
+
+// Element `index` of a row; the elements up to the end of its piece follow it.
+__device__ __forceinline__ std::byte* part_element(const PartLayout& part, std::byte* row,
+                                                   std::int32_t index) {
+  if (part.piece_elements >= part.head_size)
+    return row + std::int64_t(index) * element_bytes(part.dtype);
+  const std::int32_t piece = index / part.piece_elements;
+  return row + piece * part.piece_stride +
+         std::int64_t(index - piece * part.piece_elements) * element_bytes(part.dtype);
+}
+
+__device__ __forceinline__ float* part_scale(const PartLayout& part, std::int64_t block,
+                                             std::int64_t offset, std::int64_t head) {
+  return reinterpret_cast<float*>(part.scales + block * part.scale_block_stride +
+                                  offset * part.scale_token_stride + head * part.scale_head_stride);
+}
 
 }  // namespace SIMT_VARIANT
 }  // namespace lockstep::cuda

@@ -11,7 +11,7 @@
 //    within (n + head_size + 8) * 2^-24 * max|V| of the exact value, scores being exact.
 #pragma once
 
-#include "cuda_backend/kernels/elements.cuh"
+#include "cuda_backend/kernels/number_formats.cuh"
 
 namespace lockstep::cuda {
 namespace SIMT_VARIANT {

@@ -16,7 +16,7 @@
 #pragma once
 
 #include "cuda_backend/kernels/engine_params.h"
-#include "cuda_backend/kernels/part_rows.cuh"
+#include "cuda_backend/kernels/number_formats.cuh"
 
 namespace lockstep::cuda {
 namespace SIMT_VARIANT {

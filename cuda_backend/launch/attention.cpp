@@ -3,7 +3,6 @@
 #include "cuda_backend/kernels/fill_inputs.cuh"
 #include "cuda_backend/kernels/paged_attention.cuh"
 #include "cuda_backend/kernels/split_attention.cuh"
-#include "cuda_backend/launch/grid.h"
 #include "cuda_backend/launch/launchers.h"
 
 namespace lockstep::cuda {

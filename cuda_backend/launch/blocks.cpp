@@ -2,13 +2,10 @@
 #include "cuda_backend/kernels/block_moves.cuh"
 #include "cuda_backend/kernels/move_bytes.cuh"
 #include "cuda_backend/kernels/page_fingerprint.cuh"
-#include "cuda_backend/kernels/state_update.cuh"
-#include "cuda_backend/launch/grid.h"
 #include "cuda_backend/launch/launchers.h"
 
 namespace lockstep::cuda {
 namespace SIMT_VARIANT {
-
 namespace {
 
 // Bytes of a region that one CTA takes before a second one shares it.
@@ -23,30 +20,29 @@ simt::LaunchConfig region_grid(const LaunchPlace& place, const char* name, std::
   return config;
 }
 
+template <class Params>
+int launch_over_regions(const LaunchPlace& place, const char* name, void (*kernel)(Params),
+                        const Params& params, std::int32_t num_regions) {
+  if (params.num_items == 0 || num_regions == 0) return nothing_to_do();
+  if (!fits_grid(params.num_items, num_regions)) return too_large();
+  const auto config =
+      region_grid(place, name, params.num_items, num_regions, params.max_region_bytes);
+  return status_of(simt::launch(config, kernel, params));
+}
+
 }  // namespace
 
 int launch_zero_blocks(const LaunchPlace& place, const ZeroBlocksParams& params) {
-  if (params.num_items == 0 || params.max_regions == 0) return nothing_to_do();
-  if (!fits_grid(params.num_items, params.max_regions)) return too_large();
-  const auto config = region_grid(place, "zero_blocks", params.num_items, params.max_regions,
-                                  params.max_region_bytes);
-  return status_of(simt::launch(config, zero_blocks_kernel, params));
+  return launch_over_regions(place, "zero_blocks", zero_blocks_kernel, params, params.max_regions);
 }
 
 int launch_copy_blocks(const LaunchPlace& place, const CopyBlocksParams& params) {
-  if (params.num_items == 0 || params.max_regions == 0) return nothing_to_do();
-  if (!fits_grid(params.num_items, params.max_regions)) return too_large();
-  const auto config = region_grid(place, "copy_blocks", params.num_items, params.max_regions,
-                                  params.max_region_bytes);
-  return status_of(simt::launch(config, copy_blocks_kernel, params));
+  return launch_over_regions(place, "copy_blocks", copy_blocks_kernel, params, params.max_regions);
 }
 
 int launch_poison_blocks(const LaunchPlace& place, const PoisonBlocksParams& params) {
-  if (params.num_items == 0 || params.num_regions == 0) return nothing_to_do();
-  if (!fits_grid(params.num_items, params.num_regions)) return too_large();
-  const auto config = region_grid(place, "poison_blocks", params.num_items, params.num_regions,
-                                  params.max_region_bytes);
-  return status_of(simt::launch(config, poison_blocks_kernel, params));
+  return launch_over_regions(place, "poison_blocks", poison_blocks_kernel, params,
+                             params.num_regions);
 }
 
 int launch_fingerprint_pages(const LaunchPlace& place, const FingerprintParams& params) {

@@ -47,47 +47,54 @@ struct LaunchPlace {
 template <class Params>
 using Launcher = int (*)(const LaunchPlace& place, const Params& params);
 
-struct KernelTable {
-  Launcher<TableClearParams> clear_rows;
-  Launcher<TableAppendParams> append_entries;
-  Launcher<TableEditParams> edit_entries;
-  Launcher<SlotMappingParams> slot_mapping;
-  Launcher<FillRowsParams> fill_rows;
-  Launcher<WriteRowsParams> write_rows;
-  Launcher<GatherRowsParams> gather_rows;
-  Launcher<ZeroBlocksParams> zero_blocks;
-  Launcher<CopyBlocksParams> copy_blocks;
-  Launcher<CopyPagesParams> copy_pages;  // between the cache and the host tier
-  Launcher<PoisonBlocksParams> poison_blocks;
-  Launcher<FingerprintParams> fingerprint_pages;
-  Launcher<DigestParams> attention_digest;
-  Launcher<AttentionParams> fill_queries;
-  Launcher<AttentionParams> paged_attention;
-  Launcher<StateUpdateParams> update_states;
-  const char* (*error_text)(int error);
-};
-
-SIMT_DECLARE_IN_VARIANTS(extern const KernelTable kernel_table;)
+// X(name, its parameters): the kernels that follow the protocol.
+#define LOCKSTEP_PROTOCOL_KERNELS(X)                                       \
+  X(clear_rows, TableClearParams)                                          \
+  X(append_entries, TableAppendParams)                                     \
+  X(edit_entries, TableEditParams)                                         \
+  X(slot_mapping, SlotMappingParams)                                       \
+  X(fill_rows, FillRowsParams)                                             \
+  X(write_rows, WriteRowsParams)                                           \
+  X(gather_rows, GatherRowsParams)                                         \
+  X(zero_blocks, ZeroBlocksParams)                                         \
+  X(copy_blocks, CopyBlocksParams)                                         \
+  X(copy_pages, CopyPagesParams) /* between the cache and the host tier */ \
+  X(poison_blocks, PoisonBlocksParams)                                     \
+  X(fingerprint_pages, FingerprintParams)                                  \
+  X(attention_digest, DigestParams)                                        \
+  X(fill_queries, AttentionParams)                                         \
+  X(paged_attention, AttentionParams)                                      \
+  X(update_states, StateUpdateParams)
 
 // Launchers of the kernels that a serving engine runs on real numbers: cache writes with
 // quantisation, split attention, convolutions, recurrences, state and page moves, slots and block
 // tables of a batch. A table of each build, beside the one whose kernels follow the protocol of
 // sim/protocol/backend.h; the same promises hold. docs/kernels.md lists shapes, oracles and
 // tolerances.
-struct EngineKernels {
-  Launcher<WritePartsParams> write_parts;
-  Launcher<SplitAttentionParams> split_attention;  // with the joining of its splits
-  Launcher<ConvParams> causal_conv1d;
-  Launcher<SelectiveStateParams> selective_state;
-  Launcher<SelectiveStateParams> selective_chunks;  // the same function, for many tokens
-  Launcher<GatedDeltaParams> gated_delta;
-  Launcher<GatedDeltaParams> delta_chunks;  // the same function, for many tokens
-  Launcher<MoveBytesParams> move_bytes;
-  Launcher<CopyPagesParams> copy_pages;
-  Launcher<RequestSlotsParams> request_slots;
-  Launcher<BatchTablesParams> batch_tables;
-};
+#define LOCKSTEP_ENGINE_KERNELS(X)                                                   \
+  X(write_parts, WritePartsParams)                                                   \
+  X(split_attention, SplitAttentionParams) /* with the joining of its splits */      \
+  X(causal_conv1d, ConvParams)                                                       \
+  X(selective_state, SelectiveStateParams)                                           \
+  X(selective_chunks, SelectiveStateParams) /* the same function, for many tokens */ \
+  X(gated_delta, GatedDeltaParams)                                                   \
+  X(delta_chunks, GatedDeltaParams) /* the same function, for many tokens */         \
+  X(move_bytes, MoveBytesParams)                                                     \
+  X(copy_pages, CopyPagesParams)                                                     \
+  X(request_slots, RequestSlotsParams)                                               \
+  X(batch_tables, BatchTablesParams)
 
-SIMT_DECLARE_IN_VARIANTS(extern const EngineKernels engine_kernels;)
+#define LOCKSTEP_LAUNCHER_MEMBER(name, Params) Launcher<Params> name;
+struct KernelTable {
+  LOCKSTEP_PROTOCOL_KERNELS(LOCKSTEP_LAUNCHER_MEMBER)
+  const char* (*error_text)(int error);
+};
+struct EngineKernels {
+  LOCKSTEP_ENGINE_KERNELS(LOCKSTEP_LAUNCHER_MEMBER)
+};
+#undef LOCKSTEP_LAUNCHER_MEMBER
+
+SIMT_DECLARE_IN_VARIANTS(extern const KernelTable kernel_table;
+                         extern const EngineKernels engine_kernels;)
 
 }  // namespace lockstep::cuda

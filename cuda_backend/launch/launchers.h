@@ -1,39 +1,89 @@
-// The launchers of one build, before they stand in the tables of kernel_table.h.
+// The launchers of one build, before they stand in the tables of kernel_table.h, and the grids that
+// they begin with.
 #pragma once
 
+#include <algorithm>
+#include <cstdint>
+
+#include "cuda_backend/kernels/engine_params.h"
 #include "cuda_backend/launch/kernel_table.h"
+#include "cuda_backend/simt/simt.h"
 
 namespace lockstep::cuda {
 namespace SIMT_VARIANT {
 
-int launch_clear_rows(const LaunchPlace& place, const TableClearParams& params);
-int launch_append_entries(const LaunchPlace& place, const TableAppendParams& params);
-int launch_edit_entries(const LaunchPlace& place, const TableEditParams& params);
-int launch_slot_mapping(const LaunchPlace& place, const SlotMappingParams& params);
-int launch_fill_rows(const LaunchPlace& place, const FillRowsParams& params);
-int launch_write_rows(const LaunchPlace& place, const WriteRowsParams& params);
-int launch_gather_rows(const LaunchPlace& place, const GatherRowsParams& params);
-int launch_zero_blocks(const LaunchPlace& place, const ZeroBlocksParams& params);
-int launch_copy_blocks(const LaunchPlace& place, const CopyBlocksParams& params);
-int launch_poison_blocks(const LaunchPlace& place, const PoisonBlocksParams& params);
-int launch_fingerprint_pages(const LaunchPlace& place, const FingerprintParams& params);
-int launch_attention_digest(const LaunchPlace& place, const DigestParams& params);
-int launch_fill_queries(const LaunchPlace& place, const AttentionParams& params);
-int launch_paged_attention(const LaunchPlace& place, const AttentionParams& params);
-int launch_update_states(const LaunchPlace& place, const StateUpdateParams& params);
+inline constexpr std::int64_t kMaxGridX = (std::int64_t{1} << 31) - 1;
+inline constexpr std::int64_t kMaxGridYZ = 65535;
+// Flat items are counted in 32 bits, strides included.
+inline constexpr std::int64_t kMaxFlatItems = std::int64_t{1} << 31;
 
-// Before they stand in engine_kernels.
-int launch_write_parts(const LaunchPlace& place, const WritePartsParams& params);
-int launch_split_attention(const LaunchPlace& place, const SplitAttentionParams& params);
-int launch_causal_conv1d(const LaunchPlace& place, const ConvParams& params);
-int launch_selective_state(const LaunchPlace& place, const SelectiveStateParams& params);
-int launch_selective_chunks(const LaunchPlace& place, const SelectiveStateParams& params);
-int launch_gated_delta(const LaunchPlace& place, const GatedDeltaParams& params);
-int launch_delta_chunks(const LaunchPlace& place, const GatedDeltaParams& params);
-int launch_move_bytes(const LaunchPlace& place, const MoveBytesParams& params);
-int launch_copy_pages(const LaunchPlace& place, const CopyPagesParams& params);
-int launch_request_slots(const LaunchPlace& place, const RequestSlotsParams& params);
-int launch_batch_tables(const LaunchPlace& place, const BatchTablesParams& params);
+inline std::int64_t divide_up(std::int64_t n, std::int64_t by) { return (n + by - 1) / by; }
+
+inline simt::LaunchConfig config_of(const LaunchPlace& place, const char* name) {
+  simt::LaunchConfig config;
+  config.stream = static_cast<simt::stream_t>(place.stream);
+  config.name = name;
+  return config;
+}
+
+inline std::uint32_t in_whole_warps(std::int64_t threads) {
+  return static_cast<std::uint32_t>(divide_up(threads, 32) * 32);
+}
+
+// A grid of threads along x, items_per_thread for each.
+inline simt::LaunchConfig flat_grid(const LaunchPlace& place, const char* name,
+                                    std::int64_t items) {
+  simt::LaunchConfig config = config_of(place, name);
+  const std::int64_t threads = divide_up(items, place.items_per_thread);
+  config.block.x = static_cast<std::uint32_t>(std::min<std::int64_t>(threads, place.cta_threads));
+  config.grid.x = static_cast<std::uint32_t>(divide_up(threads, config.block.x));
+  return config;
+}
+
+// One CTA for each of `jobs` along x, with threads for `items` of each.
+inline simt::LaunchConfig job_grid(const LaunchPlace& place, const char* name, std::int64_t jobs,
+                                   std::int64_t items) {
+  simt::LaunchConfig config = config_of(place, name);
+  config.grid.x = static_cast<std::uint32_t>(jobs);
+  const std::int64_t threads = std::max<std::int64_t>(1, divide_up(items, place.items_per_thread));
+  config.block.x = static_cast<std::uint32_t>(std::min<std::int64_t>(threads, place.cta_threads));
+  return config;
+}
+
+// CTAs along one axis that share the `units` of a region; more than one where it is long.
+inline std::uint32_t shares_of_region(std::int64_t units, std::int64_t units_per_cta) {
+  return static_cast<std::uint32_t>(std::clamp<std::int64_t>(units / units_per_cta, 1, kMaxGridYZ));
+}
+
+inline bool fits_grid(std::int64_t x, std::int64_t y) {
+  return x >= 0 && x <= kMaxGridX && y >= 0 && y <= kMaxGridYZ;
+}
+
+inline int status_of(simt::error_t error) { return static_cast<int>(error); }
+inline int nothing_to_do() { return status_of(simt::success); }
+inline int too_large() { return status_of(simt::invalid_configuration); }
+
+// Whether the rows of a part can be walked eight elements at a time: sizes, strides and addresses
+// allow accesses of 16 bytes, or of 8 where eight elements are no more.
+inline bool aligned_to(std::int64_t bytes, const void* address, std::int64_t a, std::int64_t b,
+                       std::int64_t c, std::int64_t d) {
+  const auto at = static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(address));
+  return (at | a | b | c | d) % bytes == 0;
+}
+inline std::int64_t bytes_of_eight(DType dtype) { return itemsize_bytes(dtype) == 1 ? 8 : 16; }
+inline bool in_eights(const PartLayout& part) {
+  const bool whole = part.piece_elements >= part.head_size;
+  return part.head_size % 8 == 0 && (whole || part.piece_elements % 8 == 0) &&
+         aligned_to(bytes_of_eight(part.dtype), part.base, part.block_stride, part.token_stride,
+                    part.head_stride, whole ? 0 : part.piece_stride);
+}
+
+// launch_clear_rows(), ...
+#define LOCKSTEP_DECLARE_LAUNCHER(name, Params) \
+  int launch_##name(const LaunchPlace& place, const Params& params);
+LOCKSTEP_PROTOCOL_KERNELS(LOCKSTEP_DECLARE_LAUNCHER)
+LOCKSTEP_ENGINE_KERNELS(LOCKSTEP_DECLARE_LAUNCHER)
+#undef LOCKSTEP_DECLARE_LAUNCHER
 
 }  // namespace SIMT_VARIANT
 }  // namespace lockstep::cuda

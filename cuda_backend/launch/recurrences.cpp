@@ -2,12 +2,10 @@
 #include "cuda_backend/kernels/causal_conv1d.cuh"
 #include "cuda_backend/kernels/gated_delta.cuh"
 #include "cuda_backend/kernels/selective_state.cuh"
-#include "cuda_backend/launch/grid.h"
 #include "cuda_backend/launch/launchers.h"
 
 namespace lockstep::cuda {
 namespace SIMT_VARIANT {
-
 namespace {
 
 template <int kWidth>
@@ -43,8 +41,16 @@ simt::LaunchConfig pieces_grid(const LaunchPlace& place, const char* name, std::
   config.grid.z = static_cast<std::uint32_t>(divide_up(states.rows, rows_of_cta));
   return config;
 }
-bool fits(std::int32_t num_items, const RecurrentStates& states) {
-  return fits_grid(num_items, states.num_heads) && states.columns <= kMaxStateColumns;
+
+template <class Params>
+int recur(decltype(rows_grid)* grid, const LaunchPlace& place, const char* name,
+          void (*kernel)(Params), const Params& params) {
+  if (params.num_items == 0 || params.states.rows == 0) return nothing_to_do();
+  if (!fits_grid(params.num_items, params.states.num_heads) ||
+      params.states.columns > kMaxStateColumns)
+    return too_large();
+  return status_of(
+      simt::launch(grid(place, name, params.num_items, params.states), kernel, params));
 }
 
 }  // namespace
@@ -64,37 +70,24 @@ int launch_causal_conv1d(const LaunchPlace& place, const ConvParams& params) {
 }
 
 int launch_selective_state(const LaunchPlace& place, const SelectiveStateParams& params) {
-  if (params.num_items == 0 || params.states.rows == 0) return nothing_to_do();
-  if (!fits(params.num_items, params.states)) return too_large();
-  return status_of(
-      simt::launch(rows_grid(place, "selective_state", params.num_items, params.states),
-                   selective_state_kernel, params));
+  return recur(rows_grid, place, "selective_state", selective_state_kernel, params);
 }
 
 int launch_selective_chunks(const LaunchPlace& place, const SelectiveStateParams& params) {
-  if (params.num_items == 0 || params.states.rows == 0) return nothing_to_do();
-  if (!fits(params.num_items, params.states)) return too_large();
-  const auto config = pieces_grid(place, "selective_chunks", params.num_items, params.states);
   auto* kernel = place.defect == KernelDefect::chunk_carry_undecayed
                      ? selective_chunks_kernel<true>
                      : selective_chunks_kernel<false>;
-  return status_of(simt::launch(config, kernel, params));
+  return recur(pieces_grid, place, "selective_chunks", kernel, params);
 }
 
 int launch_gated_delta(const LaunchPlace& place, const GatedDeltaParams& params) {
-  if (params.num_items == 0 || params.states.rows == 0) return nothing_to_do();
-  if (!fits(params.num_items, params.states)) return too_large();
-  return status_of(simt::launch(rows_grid(place, "gated_delta", params.num_items, params.states),
-                                gated_delta_kernel, params));
+  return recur(rows_grid, place, "gated_delta", gated_delta_kernel, params);
 }
 
 int launch_delta_chunks(const LaunchPlace& place, const GatedDeltaParams& params) {
-  if (params.num_items == 0 || params.states.rows == 0) return nothing_to_do();
-  if (!fits(params.num_items, params.states)) return too_large();
-  const auto config = pieces_grid(place, "delta_chunks", params.num_items, params.states);
   auto* kernel = place.defect == KernelDefect::chunk_carry_undecayed ? delta_chunks_kernel<true>
                                                                      : delta_chunks_kernel<false>;
-  return status_of(simt::launch(config, kernel, params));
+  return recur(pieces_grid, place, "delta_chunks", kernel, params);
 }
 
 }  // namespace SIMT_VARIANT

@@ -3,11 +3,9 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cstring>
 
 #include "base/check.h"
 #include "cuda_backend/device/protocol.h"
-#include "cuda_backend/plugin/plugin_library.h"
 #include "cuda_backend/plugin/plugin_plan.h"
 
 namespace lockstep {
@@ -100,29 +98,28 @@ class PluginBackend final : public Backend {
 };
 
 Result<void> PluginBackend::execute(const StepProgram& program, StepReadback& readback) {
-  if (auto done = poison_and_move(program); !done) return done;
-  if (auto done = update_tables(program); !done) return done;
-  if (auto done = map_slots(program, readback); !done) return done;
-  if (auto done = write_rows(program); !done) return done;
-  if (auto done = update_states(program); !done) return done;
+  LS_RETURN_IF_ERROR(poison_and_move(program));
+  LS_RETURN_IF_ERROR(update_tables(program));
+  LS_RETURN_IF_ERROR(map_slots(program, readback));
+  LS_RETURN_IF_ERROR(write_rows(program));
+  LS_RETURN_IF_ERROR(update_states(program));
   readback.digests.clear();
   for (const AttentionProbe& probe : program.probes) {
-    const auto sum = digest(probe);
-    if (!sum) return tl::unexpected(sum.error());
-    readback.digests.push_back(*sum);
+    LS_ASSIGN_OR_RETURN(const auto sum, digest(probe));
+    readback.digests.push_back(sum);
   }
   readback.outputs.clear();
   for (const AttentionQuery& query : program.queries)
-    if (auto done = attend(query, readback.outputs); !done) return done;
+    LS_RETURN_IF_ERROR(attend(query, readback.outputs));
   readback.reports.clear();
-  if (auto done = extract(program, readback); !done) return done;
+  LS_RETURN_IF_ERROR(extract(program, readback));
   return read_tables(program, readback);
 }
 
 bool PluginBackend::poison_bytes(std::int32_t tensor, std::int64_t offset, std::int64_t size_bytes,
                                  Poison kind) {
   const std::int64_t page = offset / page_bytes(tensor);
-  bytes_.resize(static_cast<std::size_t>(size_bytes));
+  bytes_.resize(size_bytes);
   fill_poison(static_cast<std::uint64_t>(kind), tensor, page, offset - page * page_bytes(tensor),
               bytes_);
   return plugin_.write_bytes(backend_, tensor, offset, bytes_.data(), size_bytes) == 0;
@@ -138,7 +135,7 @@ Result<void> PluginBackend::copy_states(std::span<const BlockCopy> copies) {
 }
 
 Result<void> PluginBackend::poison_and_move(const StepProgram& program) {
-  if (auto done = copy_states(program.settled); !done) return done;
+  LS_RETURN_IF_ERROR(copy_states(program.settled));
   for (const PoisonBlock& item : program.poison)
     for (const BlockRegion& region : plan_->layers().poison_regions)
       if (!poison_bytes(region.tensor,
@@ -226,12 +223,11 @@ Result<void> PluginBackend::write_rows(const StepProgram& program) {
 Result<void> PluginBackend::update_states(const StepProgram& program) {
   for (const StateUpdate& update : program.state_updates) {
     const RegionRange states = plan_->layers().states_of_group[update.group];
-    const auto contents = std::span(program.contents)
-                              .subspan(static_cast<std::size_t>(update.first_token),
-                                       static_cast<std::size_t>(update.num_tokens));
+    const auto contents =
+        std::span(program.contents).subspan(update.first_token, update.num_tokens);
     for (std::int32_t s = states.begin; s < states.end; ++s) {
       const StateCache& state = plan_->layers().states[s];
-      bytes_.assign(static_cast<std::size_t>(state.size_bytes), std::byte{0});
+      bytes_.assign(state.size_bytes, std::byte{0});
       if (update.source != kNullBlock &&
           plugin_.read_state(backend_, s, index_of(update.source), bytes_.data()) != 0)
         return failed("read_state");
@@ -292,9 +288,8 @@ Result<void> PluginBackend::extract(const StepProgram& program, StepReadback& re
   for (const RowExtraction& extraction : program.extractions) {
     const RowCache& rows = plan_->layers().rows[extraction.layer];
     const std::size_t begin = readback.extracted.size();
-    readback.extracted.resize(begin + static_cast<std::size_t>(extraction.num_tokens) *
-                                          static_cast<std::size_t>(rows.num_kv_heads) *
-                                          static_cast<std::size_t>(rows.row_bytes));
+    readback.extracted.resize(begin + std::int64_t{extraction.num_tokens} * rows.num_kv_heads *
+                                          rows.row_bytes);
     if (plugin_.read_rows(backend_, extraction.layer, extraction.row, 0, extraction.num_tokens,
                           readback.extracted.data() + begin, nullptr) != 0)
       return failed("read_rows");
@@ -313,12 +308,12 @@ Result<void> PluginBackend::read_tables(const StepProgram& program, StepReadback
     for (const RowSlice& slice : program.rows) {
       const std::int32_t width = config_.max_blocks_per_row[g];
       const std::size_t begin = table.size();
-      table.resize(begin + static_cast<std::size_t>(width));
+      table.resize(begin + width);
       std::int32_t length = 0;
       if (plugin_.read_table(backend_, static_cast<std::int32_t>(g), slice.row,
                              table.data() + begin, &length) != 0)
         return failed("read_table");
-      table.resize(begin + static_cast<std::size_t>(std::clamp(length, 0, width)));
+      table.resize(begin + std::clamp(length, 0, width));
       readback.table_ends[g].push_back(static_cast<std::uint32_t>(table.size()));
     }
   }
@@ -331,9 +326,8 @@ Result<void> PluginBackend::fingerprint_pages(std::span<const PageId> pages,
            fingerprints.size());
   if (plugin_.fingerprint_pages == nullptr) {
     for (std::size_t i = 0; i < pages.size(); ++i) {
-      const auto page = read_page(pages[i]);
-      if (!page) return tl::unexpected(page.error());
-      const PageSums sums = page_sums(std::as_bytes(std::span(*page)));
+      LS_ASSIGN_OR_RETURN(const auto page, read_page(pages[i]));
+      const PageSums sums = page_sums(std::as_bytes(std::span(page)));
       fingerprints[i] = {sums.a, sums.b};
     }
     return {};
@@ -353,7 +347,7 @@ Result<void> PluginBackend::fingerprint_pages(std::span<const PageId> pages,
 
 Result<std::vector<std::uint8_t>> PluginBackend::read_page(PageId page) {
   const std::int64_t size = page_bytes(page.tensor);
-  std::vector<std::uint8_t> bytes(static_cast<std::size_t>(size));
+  std::vector<std::uint8_t> bytes(size);
   if (plugin_.read_bytes(backend_, page.tensor, index_of(page.block) * size, bytes.data(), size) !=
       0)
     return failed("read_bytes");
@@ -378,21 +372,18 @@ Result<std::unique_ptr<Backend>> make_plugin_backend(const std::string& path,
     return fail("a plugin runs one rank; context parallelism is for cuda and simt");
   if (config.num_host_blocks != 0)
     return fail("a plugin has no host tier; loads and stores are for cuda and simt");
-  auto library = PluginLibrary::open(path);
-  if (!library) return tl::unexpected(library.error());
-  auto share = share_of_rank(config);
-  if (!share) return tl::unexpected(share.error());
+  LS_ASSIGN_OR_RETURN(auto library, PluginLibrary::open(path));
+  LS_ASSIGN_OR_RETURN(auto share, share_of_rank(config));
   BackendConfig own = config;
-  own.plan = std::move(share->plan);
-  if (!share->layers.empty()) own.queries_per_kv = share->layers.front().queries_per_kv;
-  if (!std::ranges::all_of(share->layers, [&](const LayerOfModel& layer) {
+  own.plan = std::move(share.plan);
+  if (!share.layers.empty()) own.queries_per_kv = share.layers.front().queries_per_kv;
+  if (!std::ranges::all_of(share.layers, [&](const LayerOfModel& layer) {
         return layer.queries_per_kv == own.queries_per_kv;
       }))
     return fail("a plugin is told one number of query heads per KV head, and layers differ in it");
-  auto plan = PluginPlan::create(own, share->layers);
-  if (!plan) return tl::unexpected(plan.error());
-  auto backend = std::make_unique<PluginBackend>(path, own, std::move(*library), std::move(*plan));
-  if (auto started = backend->start(); !started) return tl::unexpected(started.error());
+  LS_ASSIGN_OR_RETURN(auto plan, PluginPlan::create(own, share.layers));
+  auto backend = std::make_unique<PluginBackend>(path, own, std::move(library), std::move(plan));
+  LS_RETURN_IF_ERROR(backend->start());
   return std::unique_ptr<Backend>(std::move(backend));
 }
 

@@ -1,7 +1,5 @@
-// A plan as plugins are told it (plugin.h): groups, layers, states and regions with offsets in
-// their tensors, taken from the views that the CUDA backend derives (layer_caches.h).
-//
-// 1. The C structs point into this object, which does not move.
+// The two ends of a plugin's C interface (plugin.h): the shared library, and a plan as the plugin is
+// told it.
 #pragma once
 
 #include <memory>
@@ -15,6 +13,30 @@
 
 namespace lockstep::cuda {
 
+// A shared library with a plugin in it: loaded, looked at, and closed at the end.
+//
+// Checked here: that it can be loaded, exports the entry, speaks this version, and has every
+// function that is not optional. Not checked: what the functions do.
+class PluginLibrary {
+ public:
+  // Errors, each one sentence that begins with the path: no such file; not a shared library; no
+  // lockstep_plugin_open; another version; a function that is missing.
+  static Result<std::unique_ptr<PluginLibrary>> open(const std::string& path);
+  ~PluginLibrary();
+  PluginLibrary(const PluginLibrary&) = delete;
+  PluginLibrary& operator=(const PluginLibrary&) = delete;
+
+  const lockstep_plugin& plugin() const { return *plugin_; }
+
+ private:
+  explicit PluginLibrary(void* handle) : handle_(handle) {}
+
+  void* handle_;
+  const lockstep_plugin* plugin_ = nullptr;
+};
+
+// Groups, layers, states and regions with offsets in their tensors, taken from the views that the
+// CUDA backend derives (layer_caches.h). The C structs point into this object, which does not move.
 class PluginPlan {
  public:
   // Errors: those of layer_caches().

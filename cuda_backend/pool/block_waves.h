@@ -12,12 +12,10 @@ namespace lockstep::cuda {
 // A set of blocks that is emptied at no cost.
 class BlockMarks {
  public:
-  explicit BlockMarks(std::int64_t num_blocks) : epochs_(static_cast<std::size_t>(num_blocks), 0) {}
+  explicit BlockMarks(std::int64_t num_blocks) : epochs_(num_blocks, 0) {}
   void clear() { ++epoch_; }
-  void insert(std::int32_t block) { epochs_[static_cast<std::size_t>(block)] = epoch_; }
-  bool contains(std::int32_t block) const {
-    return epochs_[static_cast<std::size_t>(block)] == epoch_;
-  }
+  void insert(std::int32_t block) { epochs_[block] = epoch_; }
+  bool contains(std::int32_t block) const { return epochs_[block] == epoch_; }
 
  private:
   std::vector<std::uint64_t> epochs_;

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "base/check.h"
 #include "cuda_backend/device/protocol.h"
@@ -58,10 +59,9 @@ Result<std::unique_ptr<CachePool>> CachePool::create(Device& device, const Backe
                                                      std::span<const LayerOfModel> places,
                                                      const PoolViews* given) {
   std::unique_ptr<CachePool> pool(new CachePool(device, config));
-  if (auto allocated = pool->allocate(places, given); !allocated)
-    return tl::unexpected(allocated.error());
+  LS_RETURN_IF_ERROR(pool->allocate(places, given));
   pool->poison_all(Poison::fresh);
-  if (auto done = device.finish(); !done) return tl::unexpected(done.error());
+  LS_RETURN_IF_ERROR(device.finish());
   return pool;
 }
 
@@ -77,10 +77,8 @@ Result<void> CachePool::allocate(std::span<const LayerOfModel> places, const Poo
     tensors_.push_back(memory == nullptr ? nullptr : memory + guard_bytes_);
   }
   if (!device_.failed()) fill_guards();
-  if (auto done = device_.finish(); !done) return done;
-  auto layers = layer_caches(config_, places, tensors_, given);
-  if (!layers) return tl::unexpected(layers.error());
-  layers_ = std::move(*layers);
+  LS_RETURN_IF_ERROR(device_.finish());
+  LS_ASSIGN_OR_RETURN(layers_, layer_caches(config_, places, tensors_, given));
   max_regions_ = longest(layers_.regions_of_group);
   max_states_ = longest(layers_.states_of_group);
   max_region_bytes_ = largest<BlockRegion>(layers_.regions);
@@ -134,6 +132,16 @@ void CachePool::poison(std::span<const PoisonBlock> blocks) {
   });
 }
 
+template <class Params, class Item>
+Params CachePool::over_regions(const Item* items, std::size_t count) const {
+  return {.regions = regions_.data(),
+          .groups = regions_of_group_.data(),
+          .items = items,
+          .num_items = static_cast<std::int32_t>(count),
+          .max_regions = max_regions_,
+          .max_region_bytes = max_region_bytes_};
+}
+
 void CachePool::zero(std::span<const GroupBlock> blocks) {
   if (blocks.empty()) return;
   host_zero_.clear();
@@ -141,13 +149,7 @@ void CachePool::zero(std::span<const GroupBlock> blocks) {
   const GroupBlockItem* items = zero_items_.upload(host_zero_);
   waves_.for_each_write<GroupBlockItem>(host_zero_, [&](std::size_t first, std::size_t count) {
     device_.launch(
-        device_.kernels().zero_blocks,
-        ZeroBlocksParams{.regions = regions_.data(),
-                         .groups = regions_of_group_.data(),
-                         .items = items + first,
-                         .num_items = static_cast<std::int32_t>(count),
-                         .max_regions = max_regions_,
-                         .max_region_bytes = max_region_bytes_},
+        device_.kernels().zero_blocks, over_regions<ZeroBlocksParams>(items + first, count),
         [&](Operation& operation) {
           operation.named("zero_blocks").read_all(regions_, regions_of_group_, zero_items_);
           for (const GroupBlockItem& item : std::span(host_zero_).subspan(first, count))
@@ -164,13 +166,7 @@ void CachePool::copy(std::span<const BlockCopy> copies) {
   const BlockCopyItem* items = copy_items_.upload(host_copies_);
   waves_.for_each_move<BlockCopyItem>(host_copies_, [&](std::size_t first, std::size_t count) {
     device_.launch(
-        device_.kernels().copy_blocks,
-        CopyBlocksParams{.regions = regions_.data(),
-                         .groups = regions_of_group_.data(),
-                         .items = items + first,
-                         .num_items = static_cast<std::int32_t>(count),
-                         .max_regions = max_regions_,
-                         .max_region_bytes = max_region_bytes_},
+        device_.kernels().copy_blocks, over_regions<CopyBlocksParams>(items + first, count),
         [&](Operation& operation) {
           operation.named("copy_blocks").read_all(regions_, regions_of_group_, copy_items_);
           for (const BlockCopyItem& item : std::span(host_copies_).subspan(first, count)) {
@@ -240,8 +236,8 @@ Result<void> CachePool::fingerprint_pages(std::span<const PageId> pages,
   if (pages.empty()) return device_.finish();
   host_fingerprints_.clear();
   for (const PageId& page : pages) {
-    LS_CHECK(page.tensor >= 0 && static_cast<std::size_t>(page.tensor) < tensors_.size(),
-             "tensor {}", page.tensor);
+    LS_CHECK(page.tensor >= 0 && std::cmp_less(page.tensor, tensors_.size()), "tensor {}",
+             page.tensor);
     LS_CHECK(index_of(page.block) >= 0 && index_of(page.block) < config_.plan.num_blocks,
              "block {}", index_of(page.block));
     host_fingerprints_.push_back({page.tensor, index_of(page.block)});
@@ -263,7 +259,7 @@ Result<void> CachePool::fingerprint_pages(std::span<const PageId> pages,
       });
   host_sums_.resize(2 * pages.size());
   device_.download(host_sums_.data(), sums_.data(), num_sums * 8);
-  if (auto done = device_.finish(); !done) return done;
+  LS_RETURN_IF_ERROR(device_.finish());
   for (std::size_t i = 0; i < pages.size(); ++i)
     fingerprints[i] = {host_sums_[2 * i], host_sums_[2 * i + 1]};
   return {};
@@ -317,9 +313,9 @@ const std::byte* CachePool::address(PageId page, std::int64_t byte) const {
 }
 
 Result<std::vector<std::uint8_t>> CachePool::read_page(PageId page) {
-  std::vector<std::uint8_t> bytes(static_cast<std::size_t>(page_size_bytes(page.tensor)));
+  std::vector<std::uint8_t> bytes(page_size_bytes(page.tensor));
   device_.download(bytes.data(), address(page, 0), static_cast<std::int64_t>(bytes.size()));
-  if (auto done = device_.finish(); !done) return tl::unexpected(done.error());
+  LS_RETURN_IF_ERROR(device_.finish());
   return bytes;
 }
 

@@ -9,13 +9,11 @@
 
 #include <cstdint>
 #include <memory>
-#include <optional>
 #include <span>
 #include <string>
 #include <vector>
 
 #include "cuda_backend/device/device.h"
-#include "cuda_backend/device/device_array.h"
 #include "cuda_backend/pool/block_waves.h"
 #include "cuda_backend/views/layer_caches.h"
 #include "sim/protocol/backend.h"
@@ -64,6 +62,9 @@ class CachePool {
   std::int64_t page_size_bytes(std::int32_t tensor) const { return page_sizes_[tensor]; }
   template <class Describe>
   void launch_poison(const PoisonItem* items, std::int64_t count, Poison kind, Describe describe);
+  // The parameters of a launch over the regions of groups.
+  template <class Params, class Item>
+  Params over_regions(const Item* items, std::size_t count) const;
   // Updates [first, first + count) of the step, padded to num_padded.
   void launch_updates(std::size_t first, std::size_t count, std::int32_t num_padded,
                       const DeviceArray<std::uint64_t>& contents);

@@ -43,7 +43,7 @@ Result<std::unique_ptr<HostTier>> HostTier::create(Device& device, const Backend
   LS_CHECK(config.num_host_blocks >= 0, "{} host blocks", config.num_host_blocks);
   if (config.num_host_blocks == 0) return std::unique_ptr<HostTier>();
   std::unique_ptr<HostTier> tier(new HostTier(device, config, layers));
-  if (auto allocated = tier->allocate(); !allocated) return tl::unexpected(allocated.error());
+  LS_RETURN_IF_ERROR(tier->allocate());
   return tier;
 }
 
@@ -61,11 +61,10 @@ Result<void> HostTier::allocate() {
   }
   memory_ = device_.allocate_host(num_blocks_ * block_bytes_, "host tier");
   if (device_.failed()) return device_.finish();
-  std::vector<std::byte> poison(static_cast<std::size_t>(num_blocks_ * block_bytes_));
+  std::vector<std::byte> poison(num_blocks_ * block_bytes_);
   for (std::int64_t block = 0; block < num_blocks_; ++block)
     fill_poison(static_cast<std::uint64_t>(Poison::fresh), kTierAsTensor, block, 0,
-                std::span(poison).subspan(static_cast<std::size_t>(block * block_bytes_),
-                                          static_cast<std::size_t>(block_bytes_)));
+                std::span(poison).subspan(block * block_bytes_, block_bytes_));
   device_.upload(memory_, poison.data(), num_blocks_ * block_bytes_);
   upload_regions(loads_);
   upload_regions(stores_);
@@ -178,15 +177,15 @@ Result<void> HostTier::fingerprint(std::span<const HostBlockId> hosts,
       });
   std::vector<unsigned long long> sums(2 * hosts.size());
   device_.download(sums.data(), sums_.data(), num_sums * 8);
-  if (auto done = device_.finish(); !done) return done;
+  LS_RETURN_IF_ERROR(device_.finish());
   for (std::size_t i = 0; i < hosts.size(); ++i) fingerprints[i] = {sums[2 * i], sums[2 * i + 1]};
   return {};
 }
 
 Result<std::vector<std::uint8_t>> HostTier::read(std::int32_t group, HostBlockId host) {
-  std::vector<std::uint8_t> bytes(static_cast<std::size_t>(group_bytes_[group]));
+  std::vector<std::uint8_t> bytes(group_bytes_[group]);
   device_.download(bytes.data(), at(host), group_bytes_[group]);
-  if (auto done = device_.finish(); !done) return tl::unexpected(done.error());
+  LS_RETURN_IF_ERROR(device_.finish());
   return bytes;
 }
 

@@ -1,7 +1,7 @@
 // Device memory on the CPU: one large sparse range of virtual memory and the allocations in it.
 //
 //  1. Every allocation has a name, begins at a multiple of 256 bytes, and is surrounded by at
-//     least 256 bytes that belong to nobody.
+//     least 256 bytes that belong to no allocation.
 //  2. Address to allocation is one table look-up: a chunk of 64 KiB belongs to one allocation at
 //     most.
 //  3. Freed addresses are reused only when fresh ones have run out, the longest freed first.
@@ -14,7 +14,6 @@
 #include <deque>
 #include <functional>
 #include <string>
-#include <vector>
 
 #include "base/result.h"
 

@@ -5,7 +5,6 @@
 #include <utility>
 
 #include "base/check.h"
-#include "cuda_backend/simt/thread_index.h"
 
 __thread uint3 simt_current_thread_idx;
 
@@ -135,7 +134,7 @@ Worker* CtaScheduler::idle_worker() {
   return worker;
 }
 
-// Somebody who can run: one who waited and is released, or a worker for a thread not yet begun.
+// A worker that can run: one that waited and is released, or one for a thread not yet begun.
 Worker* CtaScheduler::next_worker() {
   const std::uint32_t fresh = started_ < thread_count_ ? 1 : 0;
   const auto released = static_cast<std::uint32_t>(ready_.size());
@@ -317,17 +316,9 @@ namespace {
 constexpr unsigned kFullMask = 0xffffffffu;
 
 const char* name_of(WarpOperation operation) {
-  switch (operation) {
-    case WarpOperation::sync:
-      return "__syncwarp";
-    case WarpOperation::shuffle:
-      return "a shuffle";
-    case WarpOperation::ballot:
-      return "a ballot";
-    case WarpOperation::combine:
-      return "a whole-warp reduction";
-  }
-  return "?";
+  constexpr const char* kNames[] = {"__syncwarp", "a shuffle", "a ballot",
+                                    "a whole-warp reduction"};
+  return kNames[static_cast<std::size_t>(operation)];
 }
 
 // The lane that a shuffle reads: its own when the source lies outside of its segment.

@@ -5,8 +5,8 @@
 //     thread has to wait. A CTA without synchronisation costs two switches in all.
 //  2. Every choice (which thread begins, which waiting thread goes on) comes from the seeded
 //     generator when shuffling is on; without it the order is fixed.
-//  3. A thread that has exited is waited for by no barrier. When nobody can run and threads are
-//     left, the CTA is given up with a barrier_divergence report and its stacks are forgotten.
+//  3. No barrier waits for a thread that has exited. When no thread can run and threads are left,
+//     the CTA is given up with a barrier_divergence report and its stacks are forgotten.
 //  4. Epochs order accesses within a CTA: everything before epoch base_epoch() happened before
 //     everything that runs now; within a warp, everything of a smaller epoch than one's own did.
 // It knows nothing of memory. Shuffles exchange values and order nothing.
@@ -19,10 +19,25 @@
 #include "cuda_backend/simt/fiber.h"
 #include "cuda_backend/simt/kernel_runtime.h"
 #include "cuda_backend/simt/random.h"
-#include "cuda_backend/simt/watch/report.h"
-#include "cuda_backend/simt/watch/stamp.h"
+#include "cuda_backend/simt/report.h"
+#include "cuda_backend/simt/stamp.h"
+
+// threadIdx, blockIdx, blockDim and gridDim of the simulated thread that runs. Kernel files see the
+// same objects as constants (simt_cpu.h).
+extern __thread uint3 simt_current_thread_idx asm("simt_thread_idx");
+extern __thread uint3 simt_current_block_idx asm("simt_block_idx");
+extern __thread uint3 simt_current_block_dim asm("simt_block_dim");
+extern __thread uint3 simt_current_grid_dim asm("simt_grid_dim");
 
 namespace simt {
+
+// g++ hooks no reads of them, clang does.
+inline bool is_thread_index(std::uintptr_t address) {
+  for (const uint3* index : {&simt_current_thread_idx, &simt_current_block_idx,
+                             &simt_current_block_dim, &simt_current_grid_dim})
+    if (address - reinterpret_cast<std::uintptr_t>(index) < sizeof(uint3)) return true;
+  return false;
+}
 
 // A 16-byte copy that has been issued and not waited for.
 struct AsyncCopy {
@@ -68,7 +83,7 @@ class CtaScheduler {
     uint3 block_dim{};
     std::uint32_t number = 0;     // for stamps
     std::uint32_t cta_count = 0;  // tags below it are linear indices
-    bool stamps = false;          // keep epochs and stamps: somebody checks accesses
+    bool stamps = false;          // keep epochs and stamps: accesses are checked
     bool shuffle = false;         // seeded order instead of the fixed one
     bool hunt = false;            // let others go first when a thread ends
   };

@@ -166,5 +166,4 @@ __forceinline__ void async_wait() {
 }  // namespace SIMT_VARIANT
 }  // namespace simt
 
-#include "cuda_backend/simt/cpu_atomics.h"
-#include "cuda_backend/simt/cpu_warp.h"
+#include "cuda_backend/simt/cpu_intrinsics.h"

@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "base/check.h"
-#include "cuda_backend/step/step_batch.h"
+#include "cuda_backend/step/block_tables.h"
 
 namespace lockstep::cuda {
 namespace {

@@ -2,9 +2,9 @@
 
 #include <fmt/format.h>
 #include <algorithm>
+#include <utility>
 
 #include "base/check.h"
-#include "cuda_backend/step/step_batch.h"
 
 namespace lockstep::cuda {
 
@@ -13,7 +13,7 @@ TableMirror::TableMirror(const BackendConfig& config) {
     // Under context parallelism an entry stands for a block on each of the ranks.
     block_sizes_.push_back(std::max<std::int64_t>(1, group.spec.block_size) *
                            config.context.num_ranks);
-    block_ids_.emplace_back(static_cast<std::size_t>(config.num_rows));
+    block_ids_.emplace_back(config.num_rows);
   }
 }
 
@@ -28,8 +28,7 @@ void TableMirror::apply(const StepProgram& program) {
   }
   for (const TableEdit& edit : program.table_edits) {
     std::vector<std::int32_t>& entries = block_ids_[edit.group][edit.row];
-    if (static_cast<std::size_t>(edit.index) < entries.size())
-      entries[edit.index] = index_of(edit.block);
+    if (std::cmp_less(edit.index, entries.size())) entries[edit.index] = index_of(edit.block);
   }
 }
 
@@ -242,7 +241,7 @@ Result<void> BlockTables::read_back(const StepProgram& program, StepReadback& re
   host_lengths_.resize(groups_.size() * num_rows_);
   device_.download(host_lengths_.data(), lengths_.data(),
                    static_cast<std::int64_t>(host_lengths_.size()) * 4);
-  if (auto done = device_.finish(); !done) return done;
+  LS_RETURN_IF_ERROR(device_.finish());
   readback.tables.resize(groups_.size());
   readback.table_ends.resize(groups_.size());
   readback.slot_mappings.resize(groups_.size());

@@ -7,16 +7,35 @@
 // what the simulator sent.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <span>
 #include <vector>
 
 #include "cuda_backend/device/device.h"
-#include "cuda_backend/device/device_array.h"
+#include "reference/types/ranks.h"
 #include "sim/protocol/backend.h"
 
 namespace lockstep::cuda {
+
+// How many tokens the captured parts of a step run, those of its batch or as many as data parallel
+// ranks have agreed on: the size of the graph that takes them all; where none does, their number.
+inline std::int32_t step_batch(const Device& device, const StepProgram& program) {
+  const auto num_tokens = static_cast<std::int32_t>(program.contents.size());
+  const std::int32_t size = device.padded_batch(std::max(num_tokens, program.agreed.num_tokens));
+  return device.captures(size) ? size : num_tokens;
+}
+
+// Rule (10) of sim/protocol/backend.h: the rows that a rank of context parallelism has of a request's
+// first `num_tokens` tokens. Whole rounds over the ranks, and its part of the last one.
+inline std::int32_t rows_on_rank(const ContextRank& context, std::int32_t num_tokens) {
+  const std::int32_t round = context.num_ranks * context.interleave;
+  std::int32_t rows = num_tokens / round * context.interleave;
+  const std::int32_t rest = num_tokens % round - context.rank * context.interleave;
+  if (rest > 0) rows += rest < context.interleave ? rest : context.interleave;
+  return rows;
+}
 
 // The block tables of a backend as its host believes them to be: what a step's operations will find
 // when they look blocks up on the device. It says which blocks an operation touches, and nothing

@@ -6,7 +6,7 @@
 
 #include "base/check.h"
 #include "cuda_backend/device/protocol.h"
-#include "cuda_backend/step/step_batch.h"
+#include "cuda_backend/step/block_tables.h"
 
 namespace lockstep::cuda {
 namespace {

@@ -12,7 +12,6 @@
 #include <vector>
 
 #include "cuda_backend/device/device.h"
-#include "cuda_backend/device/device_array.h"
 #include "cuda_backend/step/block_tables.h"
 #include "cuda_backend/step/real_caches.h"
 #include "cuda_backend/views/layer_caches.h"

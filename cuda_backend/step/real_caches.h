@@ -12,7 +12,6 @@
 #include <vector>
 
 #include "cuda_backend/device/device.h"
-#include "cuda_backend/device/device_array.h"
 #include "cuda_backend/kernels/engine_params.h"
 #include "cuda_backend/views/layer_caches.h"
 #include "sim/protocol/backend.h"

@@ -5,9 +5,8 @@
 #include <cmath>
 #include <cstring>
 
-#include "base/check.h"
 #include "cuda_backend/device/protocol.h"
-#include "cuda_backend/step/step_batch.h"
+#include "cuda_backend/step/block_tables.h"
 
 namespace lockstep::cuda {
 namespace {
@@ -51,7 +50,7 @@ RealStates::RealStates(Device& device, const BackendConfig& config, const LayerC
   for (const RealState& state : states_) {
     constants_at_.push_back(constants.size());
     if (state.is_convolution()) {
-      std::vector<float> weights(static_cast<std::size_t>(state.num_channels * state.width));
+      std::vector<float> weights(state.num_channels * state.width);
       fill_row(0, state.cache.layer, state.first_part + 1,
                static_cast<std::uint32_t>(state.cache.first_head), DType::fp32,
                std::as_writable_bytes(std::span(weights)));
@@ -154,13 +153,12 @@ void RealStates::add_chain(const StepProgram& program, const Chain& chain) {
   const auto updates =
       std::span(program.state_updates).subspan(chain.first, chain.last - chain.first);
   const StateUpdate& start = updates.front();
-  GroupWork& work = work_[static_cast<std::size_t>(start.group)];
+  GroupWork& work = work_[start.group];
   RecurrentItem item{index_of(start.source), start.first_token, 0};
   for (std::size_t i = 0; i < updates.size(); ++i) {
     const StateUpdate& update = updates[i];
     item.num_tokens += update.num_tokens;
-    work.targets[static_cast<std::size_t>(update.first_token + update.num_tokens - 1)] =
-        index_of(update.target);
+    work.targets[update.first_token + update.num_tokens - 1] = index_of(update.target);
     work.updates.push_back(chain.first + i);
     work.last_tokens.push_back(update.first_token + update.num_tokens - 1);
     work.blocks_written.push_back(index_of(update.target));
@@ -193,7 +191,7 @@ void RealStates::run_wave(const StepProgram& program, std::span<const Chain> cha
   Shape shape{.tokens = num_tokens};
   const std::int32_t size = step_batch(device_, program);
   work_.assign(config_.plan.groups.size(), {});
-  for (GroupWork& work : work_) work.targets.resize(static_cast<std::size_t>(num_tokens));
+  for (GroupWork& work : work_) work.targets.resize(num_tokens);
   for (const Chain& chain : chains) add_chain(program, chain);
   for (const GroupWork& work : work_)
     shape.items = std::max(shape.items, static_cast<std::int32_t>(work.updates.size()));
@@ -212,14 +210,14 @@ void RealStates::run_wave(const StepProgram& program, std::span<const Chain> cha
     launch_all();
   std::int64_t begin = 0;
   for (std::size_t state = 0; state < states_.size(); ++state) {
-    const GroupWork& work = work_[static_cast<std::size_t>(states_[state].group)];
+    const GroupWork& work = work_[states_[state].group];
     for (std::size_t i = 0; i < work.updates.size(); ++i)
       gathered_at_[state][work.updates[i]] = {
           host_gathered_.size(),
           begin + static_cast<std::int64_t>(i) * states_[state].output_bytes()};
     begin += shape.items * states_[state].output_bytes();
   }
-  auto& gathered = host_gathered_.emplace_back(static_cast<std::size_t>(begin));
+  auto& gathered = host_gathered_.emplace_back(begin);
   device_.download(gathered.data(), gathered_.data(), begin);
 }
 

@@ -15,7 +15,6 @@
 #include <vector>
 
 #include "cuda_backend/device/device.h"
-#include "cuda_backend/device/device_array.h"
 #include "cuda_backend/kernels/params.h"
 #include "cuda_backend/pool/block_waves.h"
 #include "cuda_backend/views/layer_caches.h"
@@ -77,7 +76,7 @@ class RealStates {
   };
   // What a wave is padded to, so that a captured one looks like any other of its size.
   struct Shape {
-    std::int32_t tokens = 0;  // whose inputs are made
+    std::int32_t tokens = 0;  // that inputs are made for
     std::int32_t items = 0;   // of every list
     bool captured = false;
   };

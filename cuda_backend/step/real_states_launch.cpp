@@ -2,7 +2,6 @@
 #include <fmt/format.h>
 #include <algorithm>
 
-#include "base/check.h"
 #include "cuda_backend/device/protocol.h"
 #include "cuda_backend/step/real_states.h"
 
@@ -69,7 +68,7 @@ void RealStates::upload_work(const Shape& shape) {
   std::vector<ByteMove> moves;
   std::byte* to = gathered_.data();
   for (const RealState& state : states_) {
-    const GroupWork& work = work_[static_cast<std::size_t>(state.group)];
+    const GroupWork& work = work_[state.group];
     const std::int64_t bytes = state.output_bytes();
     for (std::size_t i = 0; i < work.last_tokens.size(); ++i)
       moves.push_back({.target = to + static_cast<std::int64_t>(i) * bytes,
@@ -89,7 +88,7 @@ void RealStates::upload_work(const Shape& shape) {
 void RealStates::launch_state(std::size_t index, const Shape& shape,
                               const DeviceArray<std::uint64_t>& contents) {
   const RealState& state = states_[index];
-  if (!shape.captured && work_[static_cast<std::size_t>(state.group)].updates.empty()) return;
+  if (!shape.captured && work_[state.group].updates.empty()) return;
   make_inputs(state, shape, contents);
   if (state.is_convolution())
     convolve(state, index, shape);
@@ -141,7 +140,7 @@ void RealStates::make_inputs(const RealState& state, const Shape& shape,
 }
 
 void RealStates::describe_states(const RealState& state, Operation& operation) const {
-  const GroupWork& work = work_[static_cast<std::size_t>(state.group)];
+  const GroupWork& work = work_[state.group];
   operation.read_all(inputs_, constants_, convolutions_, steps_, chunks_, targets_);
   operation.write_all(outputs_);
   for (const std::int32_t block : work.blocks_read)
@@ -151,7 +150,7 @@ void RealStates::describe_states(const RealState& state, Operation& operation) c
 }
 
 void RealStates::convolve(const RealState& state, std::size_t index, const Shape& shape) {
-  const auto& items = work_[static_cast<std::size_t>(state.group)].convolutions;
+  const auto& items = work_[state.group].convolutions;
   const std::int64_t item = itemsize_bytes(state.dtype);
   const auto launch = [&](std::int64_t first, std::int64_t count) {
     device_.launch(
@@ -183,7 +182,7 @@ void RealStates::convolve(const RealState& state, std::size_t index, const Shape
 }
 
 void RealStates::recur(const RealState& state, std::size_t index, const Shape& shape) {
-  const GroupWork& work = work_[static_cast<std::size_t>(state.group)];
+  const GroupWork& work = work_[state.group];
   const RecurrentStates states{.base = state.cache.base,
                                .page_stride = state.cache.page_stride,
                                .dtype = state.dtype,

@@ -5,7 +5,7 @@
 
 #include "base/check.h"
 #include "cuda_backend/device/protocol.h"
-#include "cuda_backend/step/step_batch.h"
+#include "cuda_backend/step/block_tables.h"
 
 namespace lockstep::cuda {
 
@@ -113,7 +113,7 @@ Result<void> RowExtractor::run(const StepProgram& program, StepReadback& readbac
     LS_CHECK(rows.row_bytes > 0 && rows.num_parts == 1, "layer {} keeps {} parts of {} bytes",
              extraction.layer, rows.num_parts, rows.row_bytes);
     extract(extraction, rows, to);
-    if (auto done = device_.finish(); !done) return done;  // the buffer is used again
+    LS_RETURN_IF_ERROR(device_.finish());  // the buffer is used again
     to += size_of(extraction);
   }
   return {};

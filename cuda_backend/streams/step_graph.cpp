@@ -36,7 +36,7 @@ class LastTouches {
 
  private:
   struct Touch {
-    int writer = -1;           // -1: nobody
+    int writer = -1;           // -1: none
     std::vector<int> readers;  // since
   };
   using Runs = std::map<std::uintptr_t, Touch>;  // by first byte, up to the next one

@@ -23,8 +23,8 @@ StepGraph step_graph(std::span<const Operation> operations);
 
 struct Placement {
   int stream = 0;
-  std::vector<int> waits;  // operations on other streams whose events it waits for
-  bool has_event = false;  // somebody waits for it
+  std::vector<int> waits;  // for events of these operations, on other streams
+  bool has_event = false;  // another operation waits for it
 };
 
 // Chains of operations that depend on each other stay on one stream; what depends on nothing that

@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <map>
-#include <optional>
 
 #include "base/check.h"
 #include "cuda_backend/device/forwarding_device.h"
@@ -112,19 +111,18 @@ class StreamDevice final : public ForwardingDevice {
     for (std::size_t i = 0; i < operations_.size(); ++i) {
       const Placement& placement = placements[i];
       inner().use_stream(placement.stream);
-      if (options_.check_order) order.use_stream(placement.stream);
+      order.use_stream(placement.stream);
       for (const int before : placement.waits) {
         inner().wait_event(events[before]);
-        if (options_.check_order) order.wait_event(order_events[before]);
+        order.wait_event(order_events[before]);
       }
       pending_[i]();
-      if (options_.check_order) order.run(operations_[i]);
+      order.run(operations_[i]);
       if (!placement.has_event) continue;
       events[i] = inner().record_event();
-      if (options_.check_order) order_events[i] = order.record_event();
+      order_events[i] = order.record_event();
     }
     inner().use_stream(0);
-    if (!options_.check_order) return;
     for (const StreamOrder::Unordered& pair : order.unordered_pairs()) report(pair);
   }
 

@@ -21,7 +21,6 @@ namespace lockstep::cuda {
 
 struct StreamOptions {
   int num_streams = 2;
-  bool check_order = true;
   // Changes the graph before its operations are placed; null: it stays as it is.
   std::function<void(std::span<const Operation>, StepGraph&)> edit_graph = nullptr;
 };
@@ -42,6 +41,7 @@ std::unique_ptr<Device> make_stream_device(std::unique_ptr<Device> device,
 //    stale from then on.
 // 4. While it runs eagerly no batch has a graph.
 // Not checked here: rule 1's premise. A parameter that was frozen by mistake shows in the results.
+
 // The batch sizes that vLLM captures up to `largest`, ascending: 1, 2, 4, multiples of 8 below 256,
 // multiples of 16 from there on, and `max_tokens` (of a step) itself (vllm/config/vllm.py,
 // _set_cudagraph_sizes).
@@ -52,8 +52,8 @@ std::unique_ptr<Device> make_graph_device(std::unique_ptr<Device> device,
                                           std::vector<std::int32_t> sizes);
 
 // Streams for a device that has one: each is a queue, and finish() empties them in an order drawn
-// from a seed, as far from the order of the calls as streams and events allow. An order that nobody
-// asked for is one that this device will not keep.
+// from a seed, as far from the order of the calls as streams and events allow. It keeps no order
+// that was not asked for.
 //
 // 1. Same seed and same calls: same order.
 // 2. Between two streams there is no order but that of events; within one, that of the calls.

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <deque>
 #include <numeric>
+#include <utility>
 
 #include "base/check.h"
 #include "cuda_backend/device/forwarding_device.h"
@@ -18,10 +19,10 @@ class StreamQueues final : public ForwardingDevice {
   StreamQueues(std::unique_ptr<Device> device, std::uint64_t seed)
       : ForwardingDevice(std::move(device)), random_(seed), queues_(1) {}
 
-  void open_streams(int count) override { queues_.resize(static_cast<std::size_t>(count)); }
+  void open_streams(int count) override { queues_.resize(count); }
   void use_stream(int stream) override {
-    LS_CHECK(stream >= 0 && static_cast<std::size_t>(stream) < queues_.size(), "stream {} of {}",
-             stream, queues_.size());
+    LS_CHECK(stream >= 0 && std::cmp_less(stream, queues_.size()), "stream {} of {}", stream,
+             queues_.size());
     stream_ = stream;
   }
   int record_event() override {

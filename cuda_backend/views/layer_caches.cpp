@@ -30,15 +30,13 @@ class Builder {
       : config_(config), places_(places), bases_(bases) {}
 
   Result<LayerCaches> build(const PoolViews* given) {
-    const auto own = derive_views(config_.plan, view_options(config_));
-    if (!own) return tl::unexpected(own.error());
-    if (auto agreed = check_kernel_blocks(*own); !agreed) return tl::unexpected(agreed.error());
-    const PoolViews& views = given == nullptr ? *own : *given;
+    LS_ASSIGN_OR_RETURN(const auto own, derive_views(config_.plan, view_options(config_)));
+    LS_RETURN_IF_ERROR(check_kernel_blocks(own));
+    const PoolViews& views = given == nullptr ? own : *given;
     add_pages();
     for (std::size_t g = 0; g < views.groups.size(); ++g)
-      if (auto added = add_group(g, views.groups[g], own->groups[g]); !added)
-        return tl::unexpected(added.error());
-    add_poison_regions(*own);
+      LS_RETURN_IF_ERROR(add_group(g, views.groups[g], own.groups[g]));
+    add_poison_regions(own);
     return std::move(caches_);
   }
 
@@ -89,7 +87,7 @@ class Builder {
       const auto layer = static_cast<std::int32_t>(caches_.rows.size());
       caches_.group_of_layer.push_back(static_cast<std::int32_t>(g));
       caches_.tensor_of_layer.push_back(-1);
-      caches_.rows.emplace_back().layer = places_[static_cast<std::size_t>(layer)].number;
+      caches_.rows.emplace_back().layer = places_[layer].number;
       if (i >= group_views.size()) continue;  // encoder-only: keeps nothing
       const LayerViews& views = group_views[i];
       const std::size_t tensor = tensor_of(group.layer_names[i]);
@@ -137,7 +135,7 @@ class Builder {
         views.head_dim < 0 ? 1 : static_cast<std::int32_t>(view.shape[views.head_dim]);
     cache.head_size = static_cast<std::int32_t>(view.shape.back());
     cache.row_bytes = static_cast<std::int32_t>(item * view.shape.back());
-    const LayerOfModel& place = places_[static_cast<std::size_t>(layer)];
+    const LayerOfModel& place = places_[layer];
     cache.layer = place.number;
     cache.first_head = place.head_begin;
     cache.first_query_head = place.query_begin;
@@ -177,9 +175,8 @@ class Builder {
   }
 
   Result<void> add_row_regions(const RowCache& cache, std::int64_t split, std::size_t tensor) {
-    auto runs = runs_of_block(cache, split);
-    if (!runs) return tl::unexpected(runs.error());
-    for (const Extent& run : *runs)
+    LS_ASSIGN_OR_RETURN(auto runs, runs_of_block(cache, split));
+    for (const Extent& run : runs)
       caches_.regions.push_back(region(tensor, cache.base - bases_[tensor] + run.begin,
                                        split * cache.block_stride, run.end - run.begin));
     return {};
@@ -209,8 +206,8 @@ class Builder {
                                 .page_stride = page_stride,
                                 .size_bytes = size_bytes,
                                 .unit_bytes = widest_unit({offset, page_stride, size_bytes}),
-                                .layer = places_[static_cast<std::size_t>(layer)].number,
-                                .first_head = places_[static_cast<std::size_t>(layer)].head_begin,
+                                .layer = places_[layer].number,
+                                .first_head = places_[layer].head_begin,
                                 .state = static_cast<std::int32_t>(s)});
     }
   }

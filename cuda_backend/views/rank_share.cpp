@@ -27,9 +27,9 @@ std::int64_t model_layer(const std::string& name) {
   return -1;
 }
 
-class Worker {
+class RankCutter {
  public:
-  explicit Worker(const BackendConfig& config)
+  explicit RankCutter(const BackendConfig& config)
       : model_(config.plan),
         at_(config.parallel),
         queries_per_kv_(config.queries_per_kv),
@@ -37,15 +37,14 @@ class Worker {
 
   Result<RankShare> share() {
     if (at_.is_whole()) return whole();
-    if (at_.pp_size > 1)
-      if (auto counted = count_layers(); !counted) return tl::unexpected(counted.error());
+    if (at_.pp_size > 1) LS_RETURN_IF_ERROR(count_layers());
     share_.plan.num_blocks = model_.num_blocks;
     std::int32_t number = 0;
     for (const KVCacheGroupSpec& group : model_.groups) {
-      if (auto taken = take_group(group, number); !taken) return tl::unexpected(taken.error());
+      LS_RETURN_IF_ERROR(take_group(group, number));
       number += static_cast<std::int32_t>(group.layer_names.size());
     }
-    if (auto placed = place_layers(); !placed) return tl::unexpected(placed.error());
+    LS_RETURN_IF_ERROR(place_layers());
     return std::move(share_);
   }
 
@@ -68,12 +67,10 @@ class Worker {
     const std::int64_t count = layers.empty() ? 0 : *layers.rbegin() + 1;
     if (count < at_.pp_size)
       return fail(fmt::format("{} layers for {} pipeline stages", count, at_.pp_size));
-    std::vector<std::int64_t> lengths(static_cast<std::size_t>(at_.pp_size), count / at_.pp_size);
-    for (std::int64_t i = 0; i < count % at_.pp_size; ++i)
-      ++lengths[static_cast<std::size_t>(at_.pp_size - 2 - i)];
-    for (std::int32_t stage = 0; stage < at_.pp_rank; ++stage)
-      first_layer_ += lengths[static_cast<std::size_t>(stage)];
-    end_layer_ = first_layer_ + lengths[static_cast<std::size_t>(at_.pp_rank)];
+    std::vector<std::int64_t> lengths(at_.pp_size, count / at_.pp_size);
+    for (std::int64_t i = 0; i < count % at_.pp_size; ++i) ++lengths[at_.pp_size - 2 - i];
+    for (std::int32_t stage = 0; stage < at_.pp_rank; ++stage) first_layer_ += lengths[stage];
+    end_layer_ = first_layer_ + lengths[at_.pp_rank];
     return {};
   }
 
@@ -86,17 +83,14 @@ class Worker {
   Result<void> take_group(const KVCacheGroupSpec& group, std::int32_t number) {
     KVCacheGroupSpec& own = share_.plan.groups.emplace_back();
     own.layers_per_page = group.layers_per_page;
-    auto spec = worker_spec(group.spec);
-    if (!spec) return tl::unexpected(spec.error());
-    own.spec = std::move(*spec);
+    LS_ASSIGN_OR_RETURN(own.spec, worker_spec(group.spec));
     for (std::size_t i = 0; i < group.layer_names.size(); ++i) {
       if (!is_mine(group.layer_names[i])) continue;
-      auto layer_spec = worker_spec(group.layer_spec(i));
-      if (!layer_spec) return tl::unexpected(layer_spec.error());
+      LS_ASSIGN_OR_RETURN(auto layer_spec, worker_spec(group.layer_spec(i)));
       share_.layers.push_back(
-          place_in_model(group.layer_spec(i), *layer_spec, number + static_cast<std::int32_t>(i)));
+          place_in_model(group.layer_spec(i), layer_spec, number + static_cast<std::int32_t>(i)));
       own.layer_names.push_back(group.layer_names[i]);
-      if (!group.layer_specs.empty()) own.layer_specs.push_back(std::move(*layer_spec));
+      if (!group.layer_specs.empty()) own.layer_specs.push_back(std::move(layer_spec));
     }
     if (!own.layer_specs.empty()) own.spec = own.layer_specs.front();
     return {};
@@ -210,6 +204,6 @@ bool keeps_pairs(const KVCacheSpec& spec) {
          spec.kind != CacheKind::hidden_state && !spec.mla_rows;
 }
 
-Result<RankShare> share_of_rank(const BackendConfig& config) { return Worker(config).share(); }
+Result<RankShare> share_of_rank(const BackendConfig& config) { return RankCutter(config).share(); }
 
 }  // namespace lockstep::cuda

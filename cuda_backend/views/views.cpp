@@ -5,7 +5,6 @@
 #include <algorithm>
 
 #include "base/check.h"
-#include "cuda_backend/views/view_deriver.h"
 #include "cuda_backend/views/views_shape.h"
 
 namespace lockstep::cuda {
@@ -20,7 +19,7 @@ bool takes_whole_blocks(const KVCacheSpec& spec) {
   return spec.compress_ratio > 1 || spec.mla_rows;
 }
 
-// Layer `place` of a view whose first dimension counts layers.
+// Layer `place` of a view that counts layers in its first dimension.
 void slice_layer(std::int64_t place, TensorView& view) {
   view.storage_offset += place * view.stride.front();
   view.shape.erase(view.shape.begin());
@@ -67,17 +66,16 @@ ViewDeriver::ViewDeriver(const KVCacheConfig& plan, const ViewOptions& options)
 
 Result<PoolViews> ViewDeriver::derive() {
   allocate();
-  if (auto sizes = choose_kernel_sizes(); !sizes) return tl::unexpected(sizes.error());
+  LS_RETURN_IF_ERROR(choose_kernel_sizes());
   for (std::size_t g = 0; g < plan_.groups.size(); ++g) {
     pool_.groups.emplace_back();
     if (plan_.groups[g].spec.kind == CacheKind::encoder_only) continue;
     for (std::size_t i = 0; i < plan_.groups[g].layer_names.size(); ++i) {
-      auto views = layer_views(g, i);
-      if (!views) return tl::unexpected(views.error());
-      pool_.groups.back().push_back(std::move(*views));
+      LS_ASSIGN_OR_RETURN(auto views, layer_views(g, i));
+      pool_.groups.back().push_back(std::move(views));
     }
   }
-  if (auto updated = update_layouts(); !updated) return tl::unexpected(updated.error());
+  LS_RETURN_IF_ERROR(update_layouts());
   return std::move(pool_);
 }
 
@@ -189,7 +187,7 @@ Result<LayerViews> ViewDeriver::token_views(const KVCacheSpec& spec, std::int64_
                       "by one stride",
                       name, page, splits));
     if (roles.kv == 0) lay_pair_in_page(view);
-    view.stride[static_cast<std::size_t>(roles.block)] = page / itemsize_bytes(spec.dtype);
+    view.stride[roles.block] = page / itemsize_bytes(spec.dtype);
   }
   return views;
 }

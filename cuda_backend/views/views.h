@@ -12,8 +12,11 @@
 
 #include <cstdint>
 #include <span>
+#include <string>
+#include <vector>
 
 #include "base/result.h"
+#include "cuda_backend/views/views_shape.h"
 #include "reference/types/kv_cache_spec.h"
 #include "reference/types/view_types.h"
 
@@ -34,5 +37,87 @@ std::int64_t page_bytes(const KVCacheSpec& spec, AttentionBackend chosen);
 
 // Byte offset in the raw buffer of the element at `index`, one entry a dimension of the view.
 std::int64_t view_byte_offset(const TensorView& view, std::span<const std::int64_t> index);
+
+// Where a layer's cache lies: its tensor, and its place among the layers of a pack.
+struct TensorPlace {
+  std::size_t tensor = 0;
+  std::int64_t place = 0;
+};
+
+// The steps in which an engine turns a plan into views, each one overridable: what a version of an
+// engine did in another way is one step in another way. derive_views() takes them as they stand here.
+class ViewDeriver {
+ public:
+  // Both must live as long as this object.
+  ViewDeriver(const KVCacheConfig& plan, const ViewOptions& options);
+  virtual ~ViewDeriver() = default;
+  ViewDeriver(const ViewDeriver&) = delete;
+  ViewDeriver& operator=(const ViewDeriver&) = delete;
+
+  Result<PoolViews> derive();
+
+ protected:
+  // Pages of layers that a tensor is allocated for, of each block.
+  virtual std::int64_t layers_allocated(const KVCacheGroupSpec& group) const {
+    return group.layers_per_page;
+  }
+  // The block itself where all kernels of the group take it, else the largest listed size that
+  // divides it and that all take; 0: none.
+  virtual std::int64_t kernel_size(const KVCacheGroupSpec& group) const;
+  virtual Result<LayerViews> layer_views(std::size_t group, std::size_t layer) const;
+  // The view of a token cache, whose layer stands at `at`; `pack`: layers in its page.
+  virtual Result<LayerViews> token_views(const KVCacheSpec& spec, std::int64_t kernel_size,
+                                         std::int64_t pack, TensorPlace at,
+                                         const std::string& name) const;
+  virtual std::int64_t kernel_blocks(std::int64_t splits) const {
+    return plan_.num_blocks * splits;
+  }
+  virtual Order cache_order(AttentionBackend backend, bool packed) const {
+    return stride_order(backend, options_.layout, packed);
+  }
+  virtual std::int64_t place_in_pack(TensorPlace at) const { return at.place; }
+  // Bytes from a block's states to the next one's.
+  virtual std::int64_t state_stride_bytes(const KVCacheSpec& spec) const {
+    return page_bytes(spec, options_.backend);
+  }
+  // Where a state begins, in elements; itemsize_before: of the state before it, 0 for the first.
+  virtual std::int64_t state_offset(std::int64_t offset_bytes, std::int64_t itemsize,
+                                    std::int64_t /*itemsize_before*/) const {
+    return offset_bytes / itemsize;
+  }
+  // After all views are made: those that keep the pair in front are re-strided where pages are
+  // shared.
+  virtual Result<void> update_layouts();
+
+  // Layer `layer` of a group among the tensors of the plan.
+  TensorPlace placement(const KVCacheGroupSpec& group, std::size_t layer) const;
+  // The K and the V of a block side by side: [2, num_blocks, ...] with strides (h, 2h, ...).
+  static void lay_pair_in_page(TensorView& view);
+  bool has_states_and_attention() const { return has_states_ && has_attention_; }
+  template <class Function>
+  void for_each_token_cache(Function&& function) {
+    for (std::size_t g = 0; g < pool_.groups.size(); ++g)
+      for (LayerViews& views : pool_.groups[g])
+        if (views.kernel_block_size > 0) function(plan_.groups[g], views);
+  }
+
+  const KVCacheConfig& plan_;
+  const ViewOptions& options_;
+  std::vector<std::int64_t> kernel_size_of_group_;
+  PoolViews pool_;
+
+ private:
+  void allocate();
+  Result<void> choose_kernel_sizes();
+  Result<LayerViews> state_views(const KVCacheSpec& spec, const std::string& name) const;
+  bool pages_are_shared() const;
+
+  bool has_states_ = false;
+  bool has_attention_ = false;
+  bool hybrid_fp32_ = false;
+};
+
+// Bytes of one block of one layer that its shape holds.
+std::int64_t dense_page_bytes(const KVCacheSpec& spec, AttentionBackend chosen);
 
 }  // namespace lockstep::cuda

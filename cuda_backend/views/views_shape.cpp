@@ -149,11 +149,10 @@ Dims dense_strides(const Dims& shape) {
 
 Dims ordered_strides(const Dims& shape, const Order& order) {
   Dims physical;
-  for (std::int32_t dim : order) physical.push_back(shape[static_cast<std::size_t>(dim)]);
+  for (std::int32_t dim : order) physical.push_back(shape[dim]);
   const Dims dense = dense_strides(physical);
   Dims strides(shape.size());
-  for (std::size_t i = 0; i < order.size(); ++i)
-    strides[static_cast<std::size_t>(order[i])] = dense[i];
+  for (std::size_t i = 0; i < order.size(); ++i) strides[order[i]] = dense[i];
   return strides;
 }
 

@@ -140,7 +140,7 @@ FuzzReport fuzz(const FuzzOptions& options, const FuzzCallbacks& callbacks) {
 Result<FuzzReport> merge_fuzz_reports(std::span<const FuzzReport> parts) {
   if (parts.empty()) return fail("no reports to merge");
   const FuzzReport& first = parts.front();
-  std::vector<bool> seen(static_cast<std::size_t>(first.shards));
+  std::vector<bool> seen(first.shards);
   FuzzReport whole;
   whole.engine = first.engine;
   whole.backend = first.backend;
@@ -154,9 +154,9 @@ Result<FuzzReport> merge_fuzz_reports(std::span<const FuzzReport> parts) {
       return fail(
           "the reports are of different runs: engine, backend, mutant, seeds and number "
           "of shards must be equal");
-    if (seen[static_cast<std::size_t>(part.shard)])
+    if (seen[part.shard])
       return fail(fmt::format("shard {}/{} is there twice", part.shard, part.shards));
-    seen[static_cast<std::size_t>(part.shard)] = true;
+    seen[part.shard] = true;
     for (const auto& [name, count] : kFuzzCounts) whole.*count += part.*count;
     whole.tally += part.tally;
     for (const auto& [finding, cases] : part.known) whole.known[finding] += cases;

@@ -28,7 +28,7 @@ struct FuzzOptions {
   BackendFactory backend;
   std::uint64_t first_seed = 1;
   std::int64_t runs = 1;   // seeds first_seed .. first_seed + runs - 1
-  std::int64_t shard = 0;  // of `shards`: the seeds whose place leaves this rest
+  std::int64_t shard = 0;  // of `shards`: the seeds at places shard, shard + shards, ...
   std::int64_t shards = 1;
   int jobs = 1;
 };

@@ -127,13 +127,11 @@ Result<FuzzReport> fuzz_report_from_text(const std::string& name, std::string_vi
 }
 
 Result<FuzzReport> read_fuzz_report(const std::string& path) {
-  auto lines = LineReader::open(path);
-  if (!lines) return tl::unexpected(lines.error());
+  LS_ASSIGN_OR_RETURN(auto lines, LineReader::open(path));
   std::string_view line;
-  const Result<bool> got = lines->next(line);
-  if (!got) return tl::unexpected(got.error());
-  if (!*got) return fail(fmt::format("{}: empty; expected the report of a fuzz run", path));
-  return report_of(path, line, lines->number(), lines->is_cut_off());
+  LS_ASSIGN_OR_RETURN(const auto got, lines.next(line));
+  if (!got) return fail(fmt::format("{}: empty; expected the report of a fuzz run", path));
+  return report_of(path, line, lines.number(), lines.is_cut_off());
 }
 
 }  // namespace lockstep

@@ -68,9 +68,9 @@ std::vector<CacheKind> draw_kinds(Draw& draw) {
   for (const auto& [feature, kind] : all)
     if (draw.has(feature)) on.push_back(kind);
   if (!draw.has(Feature::several_groups) || draw.has(Feature::two_block_pool))
-    return {on[static_cast<std::size_t>(draw.choices.below(std::ssize(on)))]};
+    return {on[draw.choices.below(std::ssize(on))]};
   if (on.size() < kGroupsMax && draw.choices.chance(50))  // a kind twice: other windows, ...
-    on.push_back(on[static_cast<std::size_t>(draw.choices.below(std::ssize(on)))]);
+    on.push_back(on[draw.choices.below(std::ssize(on))]);
   while (on.size() > kGroupsMax) on.erase(on.begin() + draw.choices.below(std::ssize(on)));
   if (draw.has(Feature::hidden_state)) on.push_back(CacheKind::hidden_state);
   return on;
@@ -134,7 +134,7 @@ KVCacheConfig lay_out(std::vector<KVCacheGroupSpec> groups, std::int64_t extra_b
 }
 
 // Two or three layers a page in the group with the largest pages, when it can be: full attention in
-// pages that nobody else fills.
+// pages that no other group fills.
 void draw_packing(Draw& draw, std::vector<KVCacheGroupSpec>& groups) {
   KVCacheGroupSpec& first = groups.front();
   if (!draw.has(Feature::packed_pages) || first.spec.kind != CacheKind::full_attention) return;

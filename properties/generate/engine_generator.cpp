@@ -120,7 +120,7 @@ void draw_ranks(Draw& draw, SavedCase& saved) {
   saved.enforce_eager = draw.choices.below(2) != 0;
 }
 
-// How the device does its work: from captured graphs, and with real numbers. Nothing of it changes
+// How the backend does its work: from captured graphs, and with real numbers. Nothing of it changes
 // a decision.
 
 namespace {
@@ -178,7 +178,7 @@ void draw_connector(Draw& draw, SavedCase& saved) {
   saved.connector.parts = {is_host ? ConnectorKind::host : ConnectorKind::peers};
   if (is_host) draw_host_tier(draw, saved);
   // vLLM assigns lost blocks of several groups to no request. Some loads come through: a request
-  // whose every load fails would ask for ever.
+  // that never gets one would ask for ever.
   if (draw.has(Feature::failing_loads) && saved.cache.groups.size() == 1)
     saved.connector.load_failed_percent = draw.choices.one_of({20, 50, 80});
   if (draw.has(Feature::load_failure_fails))

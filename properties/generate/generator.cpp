@@ -153,7 +153,7 @@ SavedCase generate_case(ChoiceSource& choices, const GeneratorOptions& options) 
   Draw draw{choices, options, features};
   draw_traffic(draw, saved);
   draw_fault_plan(draw, saved);
-  // Ranks, modes of the device and connectors come last: a case that has none of them is the same
+  // Ranks, modes of the backend and connectors come last: a case that has none of them is the same
   // with and without these lines.
   constexpr auto kFirstOfDevice = Feature::captured_graphs;
   draw_features(choices, options, kFirstOfRanks, static_cast<std::size_t>(kFirstOfDevice),

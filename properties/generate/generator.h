@@ -4,8 +4,8 @@
 // (1) Same choices and options, same case.
 // (2) What is generated is what a reader, the engine and the memory layout accept; an engine that
 //     refuses a drawn configuration has it drawn again, and after a few times a plain one is taken.
-// (3) A pool holds at least one request of max_model_len, as the engine asks for at start: nobody
-//     needs to wait for ever.
+// (3) A pool holds at least one request of max_model_len, as the engine asks for at start: no
+//     request needs to wait for ever.
 // (4) Swarm: every case switches each kind of event and option on or off as a whole, since what is
 //     always a little present hides what happens without it (Groce et al., Swarm Testing, 2012).
 //
@@ -68,7 +68,7 @@ enum class Feature : std::uint8_t {
   replicated_heads,
   pipeline_parallel,
   data_parallel,
-  // How the device works; where GeneratorOptions::device_modes asks for it.
+  // How the backend works; where GeneratorOptions::device_modes asks for it.
   captured_graphs,
   real_numbers,
   // KV connectors.
@@ -129,7 +129,6 @@ struct PlanBias {
   bool split_blocks = false;    // states so large that a block is several kernel blocks
   bool hidden_states = false;   // a layer of hidden states
   bool windows = false;         // sliding windows beside full attention
-  bool equal_pages = false;     // two kinds of layers, equal pages, other block sizes
   bool packed = false;          // several attention layers a page
   bool ranks = false;           // context parallelism
   bool aligned_states = false;  // kept for prefix hits: mode align
@@ -153,7 +152,7 @@ struct FaultRoom {
   std::int64_t faults_max = 6;
   std::int64_t blocks_of_request = 1;  // of the largest one: a pool pinched to them holds it alone
 };
-// A few faults, early enough that most of them meet somebody. Every kind is drawn; which of them
+// A few faults, early enough that most of them meet a request. Every kind is drawn; which of them
 // take effect depends on the traffic.
 FaultPlan draw_faults(ChoiceSource& choices, const FaultRoom& room);
 

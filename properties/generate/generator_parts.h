@@ -1,5 +1,5 @@
 // The parts of the generator by file: cache_generator.cpp draws groups and their pool,
-// engine_generator.cpp the options: of the engine, of its ranks, of the device's work and of KV
+// engine_generator.cpp the options: of the engine, of its ranks, of the backend's work and of KV
 // connectors; traffic_generator.cpp who arrives, how they leave, and what goes wrong.
 #pragma once
 

@@ -22,9 +22,9 @@ Invariants::Invariants(const EngineConfig& engine, const KVCacheConfig& plan)
     : engine_(engine),
       plan_(plan),
       profile_(engine_profile(engine.engine)),
-      holders_(static_cast<std::size_t>(plan.num_blocks)),
-      writers_(static_cast<std::size_t>(plan.num_blocks)),
-      cached_(static_cast<std::size_t>(plan.num_blocks)) {
+      holders_(plan.num_blocks),
+      writers_(plan.num_blocks),
+      cached_(plan.num_blocks) {
   for (std::int32_t block = 1; block < plan.num_blocks; ++block) queue_.push_back(BlockId{block});
 }
 
@@ -34,7 +34,7 @@ void Invariants::fail(std::string_view name, std::string request, std::string wh
 }
 
 // Tokens that one table entry covers.
-std::int64_t Invariants::block_size(std::size_t group) const {
+std::int64_t Invariants::block_size(std::int64_t group) const {
   const KVCacheSpec& spec = plan_.groups[group].spec;
   return plan_.groups.size() == 1 && !is_state_kind(spec.kind) ? scheduler_block_size_
                                                                : spec.block_size;
@@ -46,7 +46,7 @@ void Invariants::count_holders(const StepView& view) {
     for (std::int32_t g = 0; g < std::ssize(plan_.groups); ++g) {
       for (const BlockId block : view.model().block_table(id, g)) {
         if (block == kNullBlock) continue;
-        Holders& holders = holders_[static_cast<std::size_t>(index_of(block))];
+        Holders& holders = holders_[block];
         if (holders.count++ > 0 && holders.group != g)
           fail("one_group", std::string(view.model().name(id)),
                fmt::format("block {} is in a table of group {} and in one of group {}",
@@ -63,24 +63,24 @@ void Invariants::check_pool(const StepView& view) {
   const std::vector<BlockId> queue = engine.free_queue();
   for (const BlockId block : queue) {
     if (block == kNullBlock) return fail("null_block", {}, "the null block is in the free queue");
-    if (is_free[static_cast<std::size_t>(index_of(block))])
+    if (is_free[index_of(block)])
       return fail("conservation", {}, fmt::format("block {} is free twice", index_of(block)));
-    is_free[static_cast<std::size_t>(index_of(block))] = true;
+    is_free[index_of(block)] = true;
   }
   if (std::ssize(queue) != engine.num_free_blocks())
     return fail("conservation", {},
                 fmt::format("{} blocks are in the free queue, which says it has {}", queue.size(),
                             engine.num_free_blocks()));
   for (std::int32_t block = 1; block < plan_.num_blocks; ++block) {
-    const auto at = static_cast<std::size_t>(block);
-    if (engine.ref_cnt(BlockId{block}) != holders_[at].count)
+    const std::int32_t held = holders_[BlockId{block}].count;
+    if (engine.ref_cnt(BlockId{block}) != held)
       return fail("ref_cnt", {},
                   fmt::format("block {} has a reference count of {} and stands in {} table entries",
-                              block, engine.ref_cnt(BlockId{block}), holders_[at].count));
-    if (is_free[at] != (holders_[at].count == 0))
+                              block, engine.ref_cnt(BlockId{block}), held));
+    if (is_free[block] != (held == 0))
       return fail("conservation", {},
-                  fmt::format("block {} stands in {} table entries and is {}", block,
-                              holders_[at].count, is_free[at] ? "free" : "not free"));
+                  fmt::format("block {} stands in {} table entries and is {}", block, held,
+                              is_free[block] ? "free" : "not free"));
   }
 }
 
@@ -98,7 +98,7 @@ void Invariants::check_cache(const StepView& view) {
                   fmt::format("block {} is cached, and a lookup of its content finds {}", block,
                               found == kNullBlock ? std::string("nothing")
                                                   : fmt::format("block {}", index_of(found))));
-    const Holders& holders = holders_[static_cast<std::size_t>(block)];
+    const Holders& holders = holders_[BlockId{block}];
     if (holders.count > 0 && holders.group != content->group)
       return fail("hash_to_block", {},
                   fmt::format("block {} is cached for group {} and held in group {}", block,
@@ -146,7 +146,7 @@ void Invariants::check_hit(const StepView& view, RequestId id, std::int64_t num_
     const std::int64_t size = block_size(g);
     const std::int64_t end = std::min<std::int64_t>(num_tokens / size, std::ssize(table));
     for (std::int64_t i = 0; i < end; ++i) {
-      const BlockId block = table[static_cast<std::size_t>(i)];
+      const BlockId block = table[i];
       if (block == kNullBlock) continue;
       const auto content = view.model().cached_as(block);
       const auto last_hash = static_cast<std::size_t>((i + 1) * size / hash_size - 1);
@@ -183,9 +183,9 @@ void Invariants::check_request(const StepView& view, std::size_t index) {
                        last, g, std::ssize(table) * size));
     const std::int64_t end = std::min<std::int64_t>(cdiv(last, size), std::ssize(table));
     for (std::int64_t i = 0; i < end; ++i) {
-      const BlockId block = table[static_cast<std::size_t>(i)];
+      const BlockId block = table[i];
       if (block == kNullBlock) continue;
-      if (i >= written_from / size && writers_[static_cast<std::size_t>(index_of(block))]++ > 0)
+      if (i >= written_from / size && writers_[block]++ > 0)
         fail("one_writer", name,
              fmt::format("tokens [{}, {}) write block {} of group {}, which another request of the "
                          "step writes too",
@@ -201,10 +201,9 @@ bool Invariants::was_computed(const StepView& view, std::int32_t group, BlockId 
     const auto held = tables_.find(id);
     const auto computed = computed_.find(id);
     if (held == tables_.end() || computed == computed_.end()) continue;
-    const auto& table = held->second[static_cast<std::size_t>(group)];
+    const auto& table = held->second[group];
     const auto entry = std::ranges::find(table, block);
-    const std::int64_t end =
-        (entry - table.begin() + 1) * block_size(static_cast<std::size_t>(group));
+    const std::int64_t end = (entry - table.begin() + 1) * block_size(group);
     if (entry != table.end() && end <= computed->second) return true;
   }
   return false;
@@ -214,8 +213,8 @@ bool Invariants::was_computed(const StepView& view, std::int32_t group, BlockId 
 void Invariants::check_published(const StepView& view) {
   for (std::int32_t block = 1; block < plan_.num_blocks; ++block) {
     const auto content = view.model().cached_as(BlockId{block});
-    if (!content || content == cached_[static_cast<std::size_t>(block)]) continue;
-    const auto group = static_cast<std::size_t>(content->group);
+    if (!content || content == cached_[BlockId{block}]) continue;
+    const std::int32_t group = content->group;
     bool computed = was_computed(view, content->group, BlockId{block}) ||
                     was_loaded(view, content->group, BlockId{block});
     for (const ScheduledRequest& scheduled : view.decision.scheduled) {
@@ -244,9 +243,8 @@ void Invariants::check_queue_front(const StepView& view) {
     const ScheduledRequest& scheduled = decision.scheduled[i];
     for (std::int32_t g = 0; g < std::ssize(plan_.groups); ++g) {
       const auto handed = decision.blocks(i, g);
-      const std::int64_t hit = scheduled.is_new ? cdiv(num_found_here(view, scheduled),
-                                                       block_size(static_cast<std::size_t>(g)))
-                                                : 0;
+      const std::int64_t hit =
+          scheduled.is_new ? cdiv(num_found_here(view, scheduled), block_size(g)) : 0;
       check_new_blocks(view, scheduled.id, behind(handed, hit), staying);
     }
   }
@@ -255,7 +253,7 @@ void Invariants::check_queue_front(const StepView& view) {
     if (from == loads_from_.end() || !is_asked(view, request.id)) continue;
     for (std::int32_t g = 0; g < std::ssize(plan_.groups); ++g) {
       const auto table = view.model().block_table(request.id, g);
-      const std::int64_t hit = cdiv(from->second, block_size(static_cast<std::size_t>(g)));
+      const std::int64_t hit = cdiv(from->second, block_size(g));
       check_new_blocks(view, request.id, behind(table, hit), staying);
     }
   }
@@ -273,7 +271,7 @@ void Invariants::check_new_blocks(const StepView& view, RequestId id,
 }
 
 // A naive model of the queue: each group of a request that ends gives its blocks back from the last
-// to the first; those that nobody else holds go behind all that are free, or, where the release
+// to the first; those that no other holds go behind all that are free, or, where the release
 // says so and they cache nothing, before them.
 void Invariants::check_free_order(const StepView& view) {
   if (has_connector_) return check_free_order_beside_transfers(view);
@@ -299,7 +297,7 @@ void Invariants::check_free_order(const StepView& view) {
       std::int64_t front = 0;
       for (auto block = table.rbegin(); block != table.rend(); ++block) {
         if (*block == kNullBlock) continue;
-        if (--holders_[static_cast<std::size_t>(index_of(*block))].count > 0) continue;
+        if (--holders_[*block].count > 0) continue;
         const bool first =
             profile_.freed_blocks == FreedBlocks::unhashed_first && !is_hashed(*block);
         expected.insert(first ? expected.begin() + front++ : expected.end(), *block);
@@ -319,7 +317,7 @@ void Invariants::check_free_order(const StepView& view) {
 void Invariants::remember(const StepView& view) {
   queue_ = view.model().free_queue();
   for (std::int32_t block = 1; block < plan_.num_blocks; ++block)
-    cached_[static_cast<std::size_t>(block)] = view.model().cached_as(BlockId{block});
+    cached_[BlockId{block}] = view.model().cached_as(BlockId{block});
 }
 
 void Invariants::decided(const StepView& view, std::span<const RecordedConnectorAnswer> answers) {
@@ -365,7 +363,7 @@ void Invariants::end(const Scheduler& decisions) {
   for (const HeldRequest& request : decisions.held())
     for (std::int32_t g = 0; g < std::ssize(plan_.groups); ++g)
       for (const BlockId block : decisions.block_table(request.id, g))
-        is_held[static_cast<std::size_t>(index_of(block))] = block != kNullBlock;
+        is_held[index_of(block)] = block != kNullBlock;
   const std::int64_t held = std::ranges::count(is_held, true);
   if (decisions.num_free_blocks() + held != plan_.num_blocks - 1)
     fail("leak", {},
@@ -382,7 +380,7 @@ void Invariants::check_planned(const StepView& view) {
   // Beside the step that has just been decided. What one of them kept stays until the next one.
   in_flight_max_ = std::max(in_flight_max_, view.model().num_steps_in_flight() - 1);
   for (std::int32_t g = 0; g < std::ssize(plan_.groups); ++g) {
-    const KVCacheGroupSpec& group = plan_.groups[static_cast<std::size_t>(g)];
+    const KVCacheGroupSpec& group = plan_.groups[g];
     std::int64_t most = max_blocks_per_request(group, options);
     if (engine_.async_scheduling)
       most += in_flight_max_ * (is_state_kind(group.spec.kind)

@@ -6,7 +6,7 @@
 //   conservation    held and free blocks and the null block are the whole pool, each once
 //   ref_cnt         a block's count is the number of table entries that name it: those of requests
 //                   that run, that wait with blocks that were or are being loaded, and that have
-//                   finished and whose blocks are being sent or loaded into
+//                   finished while blocks of theirs are sent or loaded into
 //   one_group       a block stands in the tables of one group
 //   null_block      block 0 is never free, cached, or zeroed
 //   hash_to_block   a cached block is found by what it is cached as, or another of equal content is
@@ -18,13 +18,13 @@
 //   published       what has newly become findable is computed by a request of this very step, or
 //                   was by one that the step has preempted, or was loaded for one that waits
 //   queue_front     new blocks come from the front of the free queue
-//   planned_blocks  nobody holds more blocks of a group than the pool is planned for
-//   limits          budgets, and nobody scheduled twice or while waiting
+//   planned_blocks  no request holds more blocks of a group than the pool is planned for
+//   limits          budgets, and no request scheduled twice or while waiting
 // After its output:
 //   free_order      blocks of ended requests join the queue tail first, as a naive model says;
 //                   with a connector, who of several comes first is not looked at
 // At the end:
-//   leak            with nobody left, all blocks are free but those that are still being sent
+//   leak            with no request left, all blocks are free but those that are still sent
 // Not checked: content of blocks (the audit and the backend do that), and liveness.
 #pragma once
 
@@ -36,6 +36,7 @@
 #include <string_view>
 #include <vector>
 
+#include "base/ids.h"
 #include "reference/profiles/engine_profile.h"
 #include "reference/types/engine_config.h"
 #include "reference/types/kv_cache_spec.h"
@@ -59,7 +60,7 @@ class Invariants {
   // `answers`: what a KV connector was asked in the step.
   void decided(const StepView& view, std::span<const RecordedConnectorAnswer> answers = {});
   void finished(const StepView& view);
-  // REQUIRES: nobody lives any more, unless the run was cut short.
+  // REQUIRES: no request lives any more, unless the run was cut short.
   void end(const Scheduler& decisions);
 
   // The first one; later calls look at nothing once there is one.
@@ -73,7 +74,7 @@ class Invariants {
   };
 
   void fail(std::string_view name, std::string request, std::string what);
-  std::int64_t block_size(std::size_t group) const;
+  std::int64_t block_size(std::int64_t group) const;
   std::vector<RequestId> holding(const StepView& view) const;
   bool is_asked(const StepView& view, RequestId id) const;
   std::int64_t num_found_here(const StepView& view, const ScheduledRequest& scheduled) const;
@@ -102,15 +103,15 @@ class Invariants {
   std::int64_t scheduler_block_size_ = 0;
   std::int64_t step_ = -1;
   std::int32_t in_flight_max_ = 1;
-  std::vector<Holders> holders_;                      // by block
-  std::vector<std::int32_t> writers_;                 // requests of the step that write a block
+  IdVector<BlockId, Holders> holders_;
+  IdVector<BlockId, std::int32_t> writers_;           // requests of the step that write it
   std::span<const RecordedConnectorAnswer> answers_;  // of the step at hand
   bool has_connector_ = false;                        // one has been asked
   std::map<RequestId, std::int64_t> loads_from_;  // loads under way: tokens before them, found here
   std::map<RequestId, std::vector<std::vector<BlockId>>> tables_;  // of holders, after the decision
   std::map<RequestId, std::int64_t> computed_;                     // their tokens, after it
   std::vector<BlockId> queue_;                                     // as last seen
-  std::vector<std::optional<CachedBlock>> cached_;                 // as last seen, by block
+  IdVector<BlockId, std::optional<CachedBlock>> cached_;           // as last seen
   std::optional<Violation> violation_;
 };
 

@@ -19,7 +19,7 @@ bool sees_everything(const KVCacheSpec& spec) {
 
 }  // namespace
 
-// Everybody whose table may name a block.
+// Every request with a table that may name a block.
 std::vector<RequestId> Invariants::holding(const StepView& view) const {
   const auto running = view.decisions.running();
   std::vector<RequestId> ids(running.begin(), running.end());
@@ -62,19 +62,18 @@ void Invariants::check_loads(const StepView& view) {
   loads_from_ = std::move(under_way);
 }
 
-// What a load under way writes: blocks that nobody else has.
+// What a load under way writes: blocks that no other request has.
 void Invariants::check_load(const StepView& view, RequestId id, std::int64_t num_tokens) {
   for (std::size_t g = 0; g < plan_.groups.size(); ++g) {
     const auto table = view.model().block_table(id, static_cast<std::int32_t>(g));
     for (std::int64_t i = num_tokens / block_size(g); i < std::ssize(table); ++i) {
-      const BlockId block = table[static_cast<std::size_t>(i)];
+      const BlockId block = table[i];
       if (block == kNullBlock) continue;
-      const auto at = static_cast<std::size_t>(index_of(block));
-      if (holders_[at].count != 1 || writers_[at]++ > 0)
+      if (holders_[block].count != 1 || writers_[block]++ > 0)
         return fail("one_writer", std::string(view.model().name(id)),
                     fmt::format("a load writes block {} of group {}, which stands in {} table "
                                 "entries",
-                                index_of(block), g, holders_[at].count));
+                                index_of(block), g, holders_[block].count));
     }
   }
 }
@@ -85,8 +84,7 @@ bool Invariants::was_loaded(const StepView& view, std::int32_t group, BlockId bl
     if (request.status == RequestStatus::waiting_for_remote_kvs) continue;
     const auto table = view.model().block_table(request.id, group);
     const auto entry = std::ranges::find(table, block);
-    const std::int64_t end =
-        (entry - table.begin() + 1) * block_size(static_cast<std::size_t>(group));
+    const std::int64_t end = (entry - table.begin() + 1) * block_size(group);
     // The last token of a request is computed here, loaded or not.
     const std::int64_t computed = view.model().num_computed_tokens(request.id);
     const std::int64_t loaded =
@@ -117,7 +115,7 @@ void Invariants::check_free_order_beside_transfers(const StepView& view) {
       std::int64_t head = std::ssize(actual);
       for (const BlockId block : tables[g]) {
         const std::int64_t place = place_in(actual, block);
-        const bool is_shared = holders_[static_cast<std::size_t>(index_of(block))].count != 1;
+        const bool is_shared = holders_[block].count != 1;
         if (is_shared || place == std::ssize(actual)) continue;
         if (place > head)
           return fail("free_order", {},

@@ -54,13 +54,13 @@ Failure crash_of(const ChildAnswer& answer) {
 
 Result<Failure> judge_in_child(const SavedCase& saved, const Judging& judging,
                                std::chrono::milliseconds time_limit) {
-  const auto answer = run_in_child([&] { return to_line(judging(saved)); }, time_limit);
-  if (!answer) return tl::unexpected(answer.error());
-  switch (answer->end) {
+  LS_ASSIGN_OR_RETURN(const auto answer,
+                      run_in_child([&] { return to_line(judging(saved)); }, time_limit));
+  switch (answer.end) {
     case ChildAnswer::End::answered:
-      return from_line(answer->text);
+      return from_line(answer.text);
     case ChildAnswer::End::crashed:
-      return crash_of(*answer);
+      return crash_of(answer);
     case ChildAnswer::End::timed_out:
       break;
   }

@@ -1,8 +1,8 @@
 // What became of a case that was judged in a child process: the outcome, or that it crashed or
 // hung.
 //
-// (1) Two failures are the same when their kind and the name of the check are; where, when and of
-//     whom may differ.
+// (1) Two failures are the same when their kind and the name of the check are; place, step and
+//     request may differ.
 // (2) A crash is named by the check of the program that failed, or by its signal.
 #pragma once
 

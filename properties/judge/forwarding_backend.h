@@ -1,4 +1,4 @@
-// A backend that passes everything on to another: what stands between a run and its device, to ask
+// A backend that passes everything on to another: what stands between a run and its backend, to ask
 // for more or to keep what was answered, overrides execute() and nothing else.
 #pragma once
 
@@ -56,9 +56,8 @@ class ForwardingBackend : public Backend {
   const std::unique_ptr<Backend> inner_;
 };
 
-// A backend that remembers where its device failed: a case that it could not go on with is neither
-// refused nor agreed.
-
+// A backend that remembers whether it failed, and where: a case that it could not go on with is
+// neither refused nor agreed.
 class WatchedBackend final : public ForwardingBackend {
  public:
   using ForwardingBackend::ForwardingBackend;

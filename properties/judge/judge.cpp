@@ -3,6 +3,7 @@
 #include <fmt/core.h>
 
 #include <algorithm>
+#include <array>
 #include <deque>
 #include <utility>
 
@@ -135,7 +136,7 @@ class Bench final : public StepObserver {
   std::unique_ptr<Auditor> auditor_;
 };
 
-// The device that fails, if one does: of a session's engines, in order.
+// The backends of a session's engines, in order: which one failed, if one did.
 using Watched = std::vector<const WatchedBackend*>;
 
 // Backends that are watched, where the case runs on any.
@@ -157,20 +158,20 @@ BackendFactory watched_backends(const SavedCase& saved, const LockstepConfig& co
   };
 }
 
-void count_ranks(const BackendConfig& device, Tally& tally) {
+void count_ranks(const BackendConfig& backend, Tally& tally) {
   tally.count(Reached::with_backend);
-  if (device.parallel.tp_size > 1) tally.count(Reached::tensor_parallel);
-  if (device.parallel.pp_size > 1) tally.count(Reached::pipeline_parallel);
-  if (device.max_cudagraph_capture_size > 0) tally.count(Reached::captured_graphs);
-  if (device.numbers == Numbers::real) {
+  if (backend.parallel.tp_size > 1) tally.count(Reached::tensor_parallel);
+  if (backend.parallel.pp_size > 1) tally.count(Reached::pipeline_parallel);
+  if (backend.max_cudagraph_capture_size > 0) tally.count(Reached::captured_graphs);
+  if (backend.numbers == Numbers::real) {
     tally.count(Reached::real_numbers);
-    if (std::ranges::any_of(device.plan.groups, [](const KVCacheGroupSpec& group) {
+    if (std::ranges::any_of(backend.plan.groups, [](const KVCacheGroupSpec& group) {
           return is_state_kind(group.spec.kind);
         }))
       tally.count(Reached::real_states);
   }
-  for (const KVCacheGroupSpec& group : device.plan.groups)
-    if (!is_state_kind(group.spec.kind) && device.parallel.tp_size > group.spec.num_kv_heads)
+  for (const KVCacheGroupSpec& group : backend.plan.groups)
+    if (!is_state_kind(group.spec.kind) && backend.parallel.tp_size > group.spec.num_kv_heads)
       return tally.count(Reached::replicated_heads);
 }
 
@@ -218,24 +219,14 @@ void count_faults(const FaultyWorkload* workload, Tally& tally) {
 }  // namespace
 
 std::string_view name_of(OutcomeKind kind) {
-  switch (kind) {
-    case OutcomeKind::agreed:
-      return "agreed";
-    case OutcomeKind::divergence:
-      return "divergence";
-    case OutcomeKind::violation:
-      return "violation";
-    case OutcomeKind::stuck:
-      return "stuck";
-    case OutcomeKind::refused:
-      return "refused";
-  }
-  LS_CHECK(false, "outcome kind {}", static_cast<int>(kind));
+  constexpr std::array<std::string_view, 5> kNames = {"agreed", "divergence", "violation", "stuck",
+                                                      "refused"};
+  return kNames.at(static_cast<std::size_t>(kind));
 }
 
 namespace {
 
-// A run that came to no end: its device failed, or the case was not to be run.
+// A run that came to no end: its backend failed, or the case was not to be run.
 Outcome broken_off(const Watched& watched, const Error& error, Outcome outcome) {
   for (const WatchedBackend* rank : watched) {
     if (!rank->has_failed()) continue;

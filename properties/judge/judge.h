@@ -1,18 +1,16 @@
 // The judge: runs one saved case and says what became of it. Everything that can find fault looks
-// on: the comparison with a backend, the audit, the invariants, and whether anybody waits for ever.
+// on: the comparison with a backend, the audit, the invariants, and a check for endless waits.
 //
 // (1) The same case and the same kind of backend give the same outcome, state hash included.
 // (2) The first check that fails ends the run and names the outcome; what follows from it is not
 //     looked at.
 // (3) A case that the reader, the engine or the backend would not take is `refused`: neither agreed
-//     nor a failure. A device that fails in the middle of a run is a violation of check `device`.
+//     nor a failure. A backend that fails in the middle of a run is a violation of check `device`.
 //
 // Not looked at: whether the case's `expected` verdict is what came out.
 #pragma once
 
 #include <cstdint>
-#include <functional>
-#include <memory>
 #include <string>
 #include <string_view>
 #include <vector>

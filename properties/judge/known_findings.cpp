@@ -120,7 +120,7 @@ SavedCase with_lookahead_planned(const SavedCase& saved) {
   return with_more_blocks(saved, num_blocks);
 }
 
-// Nobody arrives in the same instant as somebody else.
+// No two requests arrive in the same instant.
 SavedCase with_arrivals_apart(const SavedCase& saved) {
   SavedCase apart = saved;
   std::int64_t last_ns = -1;
@@ -146,7 +146,7 @@ constexpr std::string_view kBehindLarge[] = {"liveness.head_of_line", "liveness.
                                              "liveness", "audit.standstill"};
 constexpr std::string_view kHalfLoaded[] = {"liveness.partial_load", "liveness",
                                             "audit.standstill"};
-// A row that is cut back to before a lost block writes it again, whoever else counts on it.
+// A row that is cut back to before a lost block writes it again, also where others count on it.
 constexpr std::string_view kLostBlock[] = {"audit.attention_read", "audit.handed_out",
                                            "invariant.one_writer", "decide"};
 constexpr std::string_view kNoWindow[] = {"audit.token_write", "audit.attention_read", "decide"};
@@ -276,8 +276,7 @@ constexpr std::array kReasons = std::to_array<Reason>({
      "another token's place, or nowhere."},
     {"page_written",
      "After a step every page that it wrote must hold, byte by byte, the rows of exactly the "
-     "tokens "
-     "that were scheduled; later tokens will read them."},
+     "tokens that were scheduled; later tokens will read them."},
     {"host_block",
      "A host block must hold, byte by byte, the block that was stored there last; later requests "
      "load it."},
@@ -311,8 +310,7 @@ constexpr std::array kReasons = std::to_array<Reason>({
     {"page_final", "After the last step every page of the pool must hold what the model says."},
     {"liveness",
      "A request that was accepted must end: with nothing running and nothing still to arrive, "
-     "those "
-     "who wait would wait for ever."},
+     "those who wait would wait for ever."},
     {"liveness.head_of_line",
      "A request that has loaded its blocks must be able to go on: behind one that waits for these "
      "very blocks it waits for ever, and so does the other."},
@@ -340,8 +338,7 @@ constexpr std::array kReasons = std::to_array<Reason>({
     {"audit.transfer", "Only a load or a send that is under way can be over."},
     {"audit.standstill",
      "Requests that wait for each other's blocks in a circle wait for ever; what is held has to "
-     "come "
-     "free without what is waited for."},
+     "come free without what is waited for."},
     {"audit.draft_read",
      "An EAGLE drafter's row of a token is made of the token behind it too, so a hit without a "
      "block to compute again must agree in that one."},

@@ -10,7 +10,7 @@
 // defect for one, and that is news.
 //
 // Kernels may stumble over what the engine decided: a divergence, too, may be a finding where the
-// decisions alone, followed by nobody but the audit, break its rule in that step or before.
+// decisions alone, followed by the audit, break its rule in that step or before.
 //
 // With a defect planted in the case, what does not happen without it is no finding, even where the
 // planted defect only brings the engine's own about.
@@ -40,9 +40,8 @@ std::span<const KnownFinding> known_findings();
 const KnownFinding* known_finding(const SavedCase& saved, const Outcome& outcome,
                                   const BackendFactory& backend = {});
 
-// What each check demands and why, as a sentence for somebody who has never seen it fail.
-
-// `check` as in Outcome::check. Empty: a check that nobody has explained here.
+// What a check demands and why, as a sentence for a reader who has never seen it fail. `check` as in
+// Outcome::check. Empty: it has none here.
 std::string_view reason_of_check(std::string_view check);
 
 }  // namespace lockstep

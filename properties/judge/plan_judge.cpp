@@ -69,9 +69,8 @@ LayerSpecs draw_layers(ChoiceSource& choices, const PlanBias& bias) {
 
 // The limits of a plan that this case asks about.
 Result<KVCacheConfig> planned(const PlanCase& plan, PlanOptions options) {
-  auto made = plan_memory(plan.layers, options);
-  if (!made) return tl::unexpected(made.error());
-  return with_num_blocks(made->workers.front(), plan.num_blocks);
+  LS_ASSIGN_OR_RETURN(auto made, plan_memory(plan.layers, options));
+  return with_num_blocks(made.workers.front(), plan.num_blocks);
 }
 
 }  // namespace

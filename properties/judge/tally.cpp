@@ -42,40 +42,29 @@ std::vector<std::string_view> Tally::missing() const {
 
 namespace {
 
-Reached class_of(const KVCacheSpec& spec) {
-  switch (spec.kind) {
-    case CacheKind::mla:
-      return Reached::mla;
-    case CacheKind::sliding_window:
-      return Reached::sliding_window;
-    case CacheKind::chunked_local:
-      return Reached::chunked_local;
-    case CacheKind::hidden_state:
-      return Reached::hidden_state;
-    case CacheKind::mamba:
-      return spec.mamba_cache_mode == MambaCacheMode::none    ? Reached::mamba_none
-             : spec.mamba_cache_mode == MambaCacheMode::align ? Reached::mamba_align
-                                                              : Reached::mamba_all;
-    default:
-      return Reached::full_attention;
-  }
-}
+// A kind of cache, and a hit in it.
+struct KindClasses {
+  Reached kind, hit;
+};
 
-Reached hit_in(const KVCacheSpec& spec) {
+KindClasses classes_of(const KVCacheSpec& spec) {
   switch (spec.kind) {
     case CacheKind::mla:
-      return Reached::hit_mla;
+      return {Reached::mla, Reached::hit_mla};
     case CacheKind::sliding_window:
-      return Reached::hit_sliding_window;
+      return {Reached::sliding_window, Reached::hit_sliding_window};
     case CacheKind::chunked_local:
-      return Reached::hit_chunked_local;
+      return {Reached::chunked_local, Reached::hit_chunked_local};
     case CacheKind::hidden_state:
-      return Reached::hit_hidden_state;
+      return {Reached::hidden_state, Reached::hit_hidden_state};
     case CacheKind::mamba:
-      return spec.mamba_cache_mode == MambaCacheMode::align ? Reached::hit_mamba_align
-                                                            : Reached::hit_mamba_all;
+      if (spec.mamba_cache_mode == MambaCacheMode::align)
+        return {Reached::mamba_align, Reached::hit_mamba_align};
+      return {
+          spec.mamba_cache_mode == MambaCacheMode::none ? Reached::mamba_none : Reached::mamba_all,
+          Reached::hit_mamba_all};
     default:
-      return Reached::hit_full_attention;
+      return {Reached::full_attention, Reached::hit_full_attention};
   }
 }
 
@@ -84,7 +73,7 @@ void count_cache(const SavedCase& saved, Tally& tally) {
   const auto& groups = saved.cache.groups;
   for (std::size_t g = 0; g < groups.size(); ++g) {
     const KVCacheSpec& spec = groups[g].spec;
-    kinds.insert(class_of(spec));
+    kinds.insert(classes_of(spec).kind);
     if (page_size_bytes(spec) > unpadded_page_size_bytes(spec)) kinds.insert(Reached::padded_page);
     if (groups[g].layers_per_page > 1) kinds.insert(Reached::packed_page);
     if (spec.kv_quant_mode != KVQuantMode::none) kinds.insert(Reached::scaled_rows);
@@ -256,7 +245,7 @@ void TallyCounter::count_transfers(const RecordedStep& step) {
   }
 }
 
-// A hit in every group whose table begins with blocks of others.
+// A hit in every group in which the table begins with blocks of others.
 void TallyCounter::count_hit(const RecordedStep& step, const RecordedScheduled& scheduled) {
   std::int64_t found = scheduled.computed;
   if (step.connector) {
@@ -274,7 +263,7 @@ void TallyCounter::count_hit(const RecordedStep& step, const RecordedScheduled& 
     const auto covered = std::min<std::int64_t>(found / spec.block_size, std::ssize(table));
     if (std::any_of(table.begin(), table.begin() + covered,
                     [](BlockId block) { return block != kNullBlock; }))
-      tally_.count(hit_in(spec));
+      tally_.count(classes_of(spec).hit);
   }
 }
 

@@ -134,7 +134,7 @@ namespace lockstep {
 enum class SeenWith : std::uint8_t {
   anything,
   backend,
-  device_mode,  // with a backend; where nobody asks for them, none of the device's modes is drawn
+  device_mode,  // with a backend, in a run that draws captured graphs and real numbers
   connector,    // a KV connector
 };
 

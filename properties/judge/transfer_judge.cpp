@@ -73,8 +73,7 @@ MultiConnectorConfig generate_connectors(ChoiceSource& choices) {
   config.offloads = choices.chance(30);
   const auto classes = connector_classes();
   for (std::int64_t i = choices.below(4); i > 0; --i)
-    config.connectors.push_back(
-        classes[static_cast<std::size_t>(choices.below(std::ssize(classes)))]);
+    config.connectors.push_back(classes[choices.below(std::ssize(classes))]);
   return config;
 }
 

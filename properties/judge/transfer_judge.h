@@ -2,7 +2,7 @@
 // choices, judged with a defect planted or without.
 //
 // (1) A case of `pair` agrees when the ledger of the pair finds every rule kept, no engine diverges
-//     from its backend, where it has one, and nobody waits for ever.
+//     from its backend, where it has one, and no request waits for ever.
 // (2) A case of `holds` plants nothing: vllm-0.22.1 itself may wait for ever once blocks come from
 //     elsewhere (docs/findings.md, 7 and 8). Without the defect the decode engine computes all.
 // (3) A case of `connectors` agrees when the engine starts, and hands several groups to no

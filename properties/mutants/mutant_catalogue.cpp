@@ -3,39 +3,65 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <iterator>
 #include <sstream>
 #include <string>
 #include <string_view>
 
-#include "base/check.h"
+#include "properties/mutants/mutant_parts.h"
 
 namespace lockstep {
 
-std::string_view name_of(MutantSite site) {
-  switch (site) {
-    case MutantSite::scheduler:
-      return "scheduler";
-    case MutantSite::backend:
-      return "backend";
-    case MutantSite::views:
-      return "views";
-    case MutantSite::planner:
-      return "planner";
-    case MutantSite::transfer:
-      return "transfer";
-  }
-  LS_CHECK(false, "site {}", static_cast<int>(site));
-}
+namespace {
+
+struct SiteText {
+  std::string_view name;
+  std::string_view about;
+};
+// In the order of MutantSite.
+constexpr SiteText kSites[] = {
+    {"scheduler",
+     "Decisions: who is scheduled, with which blocks, on which hit. Cases run without a backend."},
+    {"backend",
+     "The backend: tables, slots, rows, states, and views at work. Cases run on the CPU executor."},
+    {"views", "Views and addresses of a memory plan, proved by writing and finding every element."},
+    {"planner", "What an engine tells its users and kernels about a plan."},
+    {"transfer",
+     "Two engines with a network between them (transfers.md), and connectors as an engine sets "
+     "them "
+     "up."},
+};
+
+const SiteText& text_of(MutantSite site) { return kSites[static_cast<std::size_t>(site)]; }
+
+struct Part {
+  MutantSite site;
+  std::vector<Mutant> (*mutants)();
+};
+constexpr Part kParts[] = {
+    {MutantSite::scheduler, hash_mutants},        {MutantSite::scheduler, hit_mutants},
+    {MutantSite::scheduler, free_mutants},        {MutantSite::scheduler, state_mutants},
+    {MutantSite::scheduler, schedule_mutants},    {MutantSite::scheduler, fault_mutants},
+    {MutantSite::backend, row_mutants},           {MutantSite::backend, table_mutants},
+    {MutantSite::backend, backend_state_mutants}, {MutantSite::backend, graph_mutants},
+    {MutantSite::backend, number_mutants},        {MutantSite::backend, view_mutants},
+    {MutantSite::backend, host_tier_mutants},     {MutantSite::backend, rank_mutants},
+    {MutantSite::views, address_mutants},         {MutantSite::planner, figure_mutants},
+    {MutantSite::transfer, protocol_mutants},     {MutantSite::transfer, staging_mutants},
+    {MutantSite::transfer, holding_mutants},      {MutantSite::transfer, connector_mutants},
+};
+
+}  // namespace
+
+std::string_view name_of(MutantSite site) { return text_of(site).name; }
 
 std::span<const Mutant> mutant_catalogue() {
   static const std::vector<Mutant> all = [] {
-    std::vector<Mutant> mutants = mutants_of_scheduler();
-    std::ranges::move(mutants_of_backend(), std::back_inserter(mutants));
-    std::ranges::move(mutants_of_host_tier(), std::back_inserter(mutants));
-    std::ranges::move(mutants_of_ranks(), std::back_inserter(mutants));
-    std::ranges::move(mutants_of_plans(), std::back_inserter(mutants));
-    std::ranges::move(mutants_of_transfers(), std::back_inserter(mutants));
+    std::vector<Mutant> mutants;
+    for (const Part& part : kParts)
+      for (Mutant& mutant : part.mutants()) {
+        mutant.site = part.site;
+        mutants.push_back(std::move(mutant));
+      }
     return mutants;
   }();
   return all;
@@ -85,25 +111,6 @@ constexpr std::string_view kTail = R"(
   `state-update-race` is the same mistake where a replay can make it.
 )";
 
-std::string_view about(MutantSite site) {
-  switch (site) {
-    case MutantSite::scheduler:
-      return "Decisions: who is scheduled, with which blocks, on which hit. Cases run without a "
-             "backend.";
-    case MutantSite::backend:
-      return "The backend: tables, slots, rows, states, and views at work. Cases run on the CPU "
-             "executor.";
-    case MutantSite::views:
-      return "Views and addresses of a memory plan, proved by writing and finding every element.";
-    case MutantSite::planner:
-      return "What an engine tells its users and kernels about a plan.";
-    case MutantSite::transfer:
-      return "Two engines with a network between them (transfers.md), and connectors as an engine "
-             "sets them up.";
-  }
-  return {};
-}
-
 // `text` behind `marker`, indented as far, on lines of at most 100 columns.
 std::string list_item(const std::string& marker, const std::string& text) {
   constexpr std::size_t kColumns = 100;
@@ -132,7 +139,7 @@ std::string mutants_markdown() {
   const Mutant* before = nullptr;
   for (const Mutant& mutant : mutant_catalogue()) {
     if (before == nullptr || before->site != mutant.site)
-      page += fmt::format("\n## {}\n{}\n\n", name_of(mutant.site), about(mutant.site));
+      page += fmt::format("\n## {}\n{}\n\n", name_of(mutant.site), text_of(mutant.site).about);
     before = &mutant;
     page +=
         list_item("- ", fmt::format("`{}` ({}): {}.", mutant.id, mutant.source, mutant.mechanism));

@@ -12,7 +12,6 @@
 #pragma once
 
 #include <cstdint>
-#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -24,7 +23,7 @@ namespace lockstep {
 
 enum class MutantSite : std::uint8_t {
   scheduler,  // decisions: hashes, hits, frees, states, admission
-  backend,    // tables, slots, kernels and views at work, on a device
+  backend,    // tables, slots, kernels and views at work
   views,      // views and addresses of a memory plan, proved by bytes
   planner,    // figures about a plan: capacity, rows of buffers, requests at once
   transfer,   // two engines with a network in between, and connectors as they are set up
@@ -33,9 +32,9 @@ std::string_view name_of(MutantSite site);
 
 struct Mutant {
   std::string_view id;
-  MutantSite site = MutantSite::scheduler;
-  std::string_view source;      // "vllm 37236"; where the real defect is told
-  std::string_view mechanism;   // one sentence
+  MutantSite site = MutantSite::scheduler;   // of its part of the catalogue
+  std::string_view source = "this project";  // "vllm 37236"; where the real defect is told
+  std::string_view mechanism;                // one sentence
   std::string_view exposed_by;  // the configuration or event without which it cannot show
   std::vector<std::string_view> caught_by = {};
 
@@ -55,13 +54,5 @@ std::span<const Mutant> mutant_catalogue();
 const Mutant* find_mutant(std::string_view id);
 // docs/mutants.md: the catalogue as a page.
 std::string mutants_markdown();
-
-// The parts of the catalogue by file.
-std::vector<Mutant> mutants_of_scheduler();
-std::vector<Mutant> mutants_of_backend();
-std::vector<Mutant> mutants_of_host_tier();
-std::vector<Mutant> mutants_of_ranks();
-std::vector<Mutant> mutants_of_plans();
-std::vector<Mutant> mutants_of_transfers();
 
 }  // namespace lockstep

@@ -1,7 +1,5 @@
 #include "properties/mutants/mutant_search.h"
 
-#include <fmt/core.h>
-
 #include <algorithm>
 #include <utility>
 
@@ -121,61 +119,58 @@ class CaseSearch {
   MutantReport report_;
 };
 
-PlanOutcome judge_plan(const Mutant& mutant, const PlanCase& plan, const PlanSuspect& suspect,
-                       std::string_view defect) {
-  return mutant.site == MutantSite::views ? judge_views(plan, suspect, defect)
-                                          : judge_figures(plan, suspect, defect);
-}
-
-MutantReport search_plans(const Mutant& mutant, const PlanSuspect& suspect,
-                          const MutantSearchOptions& options) {
+// Cases that need no child process: judge(case, defect) says what came of one, describe(case, check)
+// tells the smallest that fails so.
+template <class Generate, class Judge, class Describe>
+MutantReport search_seeds(const Mutant& mutant, const MutantSearchOptions& options,
+                          const Generate& generate, const Judge& judge, const Describe& describe) {
   MutantReport report{.mutant = &mutant};
   const auto begin = Clock::now();
-  for (std::int64_t i = 0; i < options.cases_max && !report.caught; ++i) {
-    SeededChoices choices(options.first_seed + static_cast<std::uint64_t>(i));
-    const PlanCase plan = generate_plan(choices, mutant.plan);
-    ++report.cases;
-    const PlanOutcome outcome = judge_plan(mutant, plan, suspect, mutant.id);
-    if (!outcome.failed()) continue;
-    if (judge_plan(mutant, plan, suspect, {}).failed()) {
-      ++report.flawed;
-      continue;
-    }
-    report.caught = true;
-    report.seed = options.first_seed + static_cast<std::uint64_t>(i);
-    report.failure = {
-        .kind = "violation", .check = outcome.check, .request = {}, .what = outcome.what};
-    report.plan = describe(plan);
-  }
-  report.seconds = seconds_since(begin);
-  return report;
-}
-
-MutantReport search_transfers(const Mutant& mutant, const MutantBench& bench,
-                              const MutantSearchOptions& options) {
-  MutantReport report{.mutant = &mutant};
-  const auto begin = Clock::now();
-  for (std::int64_t i = 0; i < options.cases_max && !report.caught; ++i) {
-    const std::uint64_t seed = options.first_seed + static_cast<std::uint64_t>(i);
+  while (report.cases < options.cases_max && !report.caught) {
+    const std::uint64_t seed = options.first_seed + static_cast<std::uint64_t>(report.cases);
     SeededChoices choices(seed);
-    const TransferCase transfer = generate_transfer(choices, mutant.transfer);
+    const auto one = generate(choices);
     ++report.cases;
-    const TransferOutcome outcome = judge_transfer(transfer, mutant.id, bench.backend);
+    const auto outcome = judge(one, mutant.id);
     if (!outcome.failed()) continue;
-    if (judge_transfer(transfer, {}, bench.backend).failed()) {
+    if (judge(one, std::string_view()).failed()) {
       ++report.flawed;
       continue;
     }
     report.caught = true;
     report.seed = seed;
-    report.seconds = seconds_since(begin);
     report.failure = {
         .kind = "violation", .check = outcome.check, .request = {}, .what = outcome.what};
-    report.plan = describe(shortest_failing(transfer, mutant.id, outcome.check, bench.backend));
+    report.seconds = seconds_since(begin);
+    report.plan = describe(one, outcome.check);
     report.shrink_seconds = seconds_since(begin) - report.seconds;
   }
   if (!report.caught) report.seconds = seconds_since(begin);
   return report;
+}
+
+MutantReport search_plans(const Mutant& mutant, const PlanSuspect& suspect,
+                          const MutantSearchOptions& options) {
+  const auto judge_plan = mutant.site == MutantSite::views ? judge_views : judge_figures;
+  return search_seeds(
+      mutant, options, [&](ChoiceSource& choices) { return generate_plan(choices, mutant.plan); },
+      [&](const PlanCase& plan, std::string_view defect) {
+        return judge_plan(plan, suspect, defect);
+      },
+      [](const PlanCase& plan, const std::string&) { return describe(plan); });
+}
+
+MutantReport search_transfers(const Mutant& mutant, const MutantBench& bench,
+                              const MutantSearchOptions& options) {
+  return search_seeds(
+      mutant, options,
+      [&](ChoiceSource& choices) { return generate_transfer(choices, mutant.transfer); },
+      [&](const TransferCase& transfer, std::string_view defect) {
+        return judge_transfer(transfer, defect, bench.backend);
+      },
+      [&](const TransferCase& transfer, const std::string& check) {
+        return describe(shortest_failing(transfer, mutant.id, check, bench.backend));
+      });
 }
 
 }  // namespace

@@ -1,7 +1,6 @@
 // The catalogue's defects of the backend: rows and states, and ranks (which heads and layers one takes
 // itself for, and how data parallel ranks meet). Tables, launches and views have files of their own.
-#include "properties/mutants/mutant_catalogue.h"
-#include "properties/mutants/mutants_on_device.h"
+#include "properties/mutants/mutant_parts.h"
 #include "properties/shrink/case_parts.h"
 
 namespace lockstep {
@@ -10,162 +9,6 @@ namespace {
 using enum Feature;
 
 void over_four_streams(SavedCase& saved) { saved.num_streams = 4; }
-
-std::vector<Mutant> row_mutants() {
-  const FeatureSet attention{full_attention};
-  return {
-      {.id = "drop-slot",
-       .site = kBackend,
-       .source = "this project",
-       .mechanism = "the K/V write leaves out the last scheduled token of every step",
-       .exposed_by = "any step",
-       .caught_by = {kWritten},
-       .bias = on_device(attention, {states})},
-      {.id = "wrong-stride",
-       .site = kBackend,
-       .source = "this project",
-       .mechanism = "the block stride of the attention views is one token row short",
-       .exposed_by = "any block but the null block",
-       .caught_by = {kWritten},
-       .bias = on_device(attention, {states})},
-      {.id = "write-past-page",
-       .site = kBackend,
-       .source = "this project",
-       .mechanism =
-           "the last part of a row starts one token late, so that a block ends past its page",
-       .exposed_by = "any step; past the page: a full block",
-       .caught_by = {kWritten},
-       .bias = on_device(attention, {states})},
-      {.id = "uninitialised-read",
-       .site = kBackend,
-       .source = "this project",
-       .mechanism = "the K/V rows of a step's last token are never computed",
-       .exposed_by = "any step, in check mode",
-       .caught_by = {kMemory, kWritten},
-       .bias = on_device(attention, {states}, "check")},
-      {.id = "race",
-       .site = kBackend,
-       .source = "this project",
-       .mechanism = "a second CTA writes the first token's row with the last token's content",
-       .exposed_by = "any step in check mode; two tokens or more in fast mode",
-       .caught_by = {kMemory},
-       .bias = on_device(attention, {states}, "check")},
-      {.id = "zero-lost",
-       .site = kBackend,
-       .source = "vllm 35219, 43990",
-       .mechanism = "blocks are not zeroed before use: bytes of another type stay in them",
-       .exposed_by = "attention beside states, whose new blocks are zeroed",
-       .caught_by = {kWritten},
-       .bias = on_device({full_attention, states, several_groups}, {two_block_pool})},
-      {.id = "stale-nan",
-       .site = kBackend,
-       .source = "vllm 35219, 43990",
-       .mechanism = "attention reads its last block to the end: recycled bytes are read as "
-                    "numbers, or as NaN",
-       .exposed_by = "a query that ends inside a block",
-       .caught_by = {kOutput},
-       .bias = on_device(attention, {states})},
-      {.id = "hidden-flatten",
-       .site = kBackend,
-       .source = "vllm 39949",
-       .mechanism = "extraction reads a padded, strided cache as if it were dense: padding comes "
-                    "back as hidden states",
-       .exposed_by = "hidden states of two blocks in padded pages",
-       .caught_by = {kExtraction, kMemory},
-       .bias = on_device({full_attention, hidden_state, several_groups, padded_pages},
-                         {two_block_pool})},
-      {.id = "hidden-chunk-save",
-       .site = kBackend,
-       .source = "vllm 39949",
-       .mechanism = "states are saved after a chunk of a chunked prefill: fewer states than tokens",
-       .exposed_by = "a request with hidden states that ends",
-       .caught_by = {kExtraction},
-       .bias = on_device({full_attention, hidden_state, several_groups}, {two_block_pool})},
-      {.id = "hidden-save-race",
-       .site = kBackend,
-       .source = "vllm 37374",
-       .mechanism = "the file of a request's hidden states is written under its final name, so a "
-                    "trainer can see it before it is whole",
-       .exposed_by = "a request with hidden states that ends, and a trainer that polls",
-       .caught_by = {"hidden_file"},
-       .bias = on_device({full_attention, hidden_state, several_groups}, {two_block_pool})},
-  };
-}
-
-std::vector<Mutant> device_state_mutants() {
-  const FeatureSet hybrid{full_attention, states, several_groups};
-  return {
-      {.id = "state-copy-lost",
-       .site = kBackend,
-       .source = "vllm 51766",
-       .mechanism = "the state is not copied from the hit or the previous block into the new one",
-       .exposed_by = "a block boundary or a hit in mode align",
-       .caught_by = {kWritten},
-       .bias = on_device(
-           {full_attention, states, several_groups, prefix_caching, shared_prefixes, long_prompts},
-           {two_block_pool})},
-      {.id = "copy-unordered",
-       .site = kBackend,
-       .source = "vllm 46278, sglang 36738",
-       .mechanism = "readers of a copied or loaded block do not wait for it, and a store does not "
-                    "wait for what it stores",
-       .exposed_by = "several streams, and copies of states from block to block",
-       .caught_by = {kMemory, kWritten},
-       .bias = on_device(
-           {full_attention, states, several_groups, prefix_caching, shared_prefixes, long_prompts},
-           {two_block_pool}),
-       .reshape = over_four_streams},
-      {.id = "state-pads-included",
-       .site = kBackend,
-       .source = "vllm 55178",
-       .mechanism = "a padded prompt tail advances the state: h(N+k) saved as h(N)",
-       .exposed_by = "any state update",
-       .caught_by = {kWritten},
-       .bias = on_device(hybrid, {two_block_pool})},
-      {.id = "state-draft-reuse",
-       .site = kBackend,
-       .source = "vllm 57128",
-       .mechanism = "a step continues from a state that has seen rejected drafts",
-       .exposed_by = "states with drafts, one of them rejected",
-       .caught_by = {kWritten},
-       .bias = on_device({states, drafts}, {two_block_pool})},
-      {.id = "state-update-race",
-       .site = kBackend,
-       .source = "vllm 50729",
-       .mechanism =
-           "parallel copies inside one block overlap: two threads advance one word in place",
-       .exposed_by = "any state update",
-       .caught_by = {kMemory, kWritten},
-       .bias = on_device(hybrid, {two_block_pool}, "check")},
-      {.id = "state-stride-unpadded",
-       .site = kBackend,
-       .source = "vllm 38081 review",
-       .mechanism = "states are strided by the real page instead of the padded page: block b "
-                    "drifts into b-1",
-       .exposed_by = "states in padded pages",
-       .caught_by = {kWritten},
-       .bias = on_device({full_attention, states, several_groups, padded_pages}, {two_block_pool})},
-      {.id = "state-offset-wrong-itemsize",
-       .site = kBackend,
-       .source = "vllm 38081 review",
-       .mechanism = "the second state's offset is counted in items of the first",
-       .exposed_by = "two states of different dtype",
-       .caught_by = {kWritten},
-       .bias = on_device(hybrid, {two_block_pool})},
-  };
-}
-
-}  // namespace
-
-std::vector<Mutant> mutants_of_backend() {
-  std::vector<Mutant> all;
-  for (const auto& part :
-       {row_mutants(), table_mutants(), device_state_mutants(), launch_mutants(), view_mutants()})
-    all.insert(all.end(), part.begin(), part.end());
-  return all;
-}
-
-namespace {
 
 // No graphs, two tensor parallel ranks: an idle rank's single token stays as it is.
 void eagerly_over_two(SavedCase& saved) {
@@ -182,71 +25,184 @@ void over_small_graphs(SavedCase& saved) {
 
 }  // namespace
 
-std::vector<Mutant> mutants_of_ranks() {
+std::vector<Mutant> row_mutants() {
+  const FeatureSet attention{full_attention};
+  return {
+      {.id = "drop-slot",
+       .mechanism = "the K/V write leaves out the last scheduled token of every step",
+       .exposed_by = "any step",
+       .caught_by = {kWritten},
+       .bias = on_executor(attention, {states})},
+      {.id = "wrong-stride",
+       .mechanism = "the block stride of the attention views is one token row short",
+       .exposed_by = "any block but the null block",
+       .caught_by = {kWritten},
+       .bias = on_executor(attention, {states})},
+      {.id = "write-past-page",
+       .mechanism =
+           "the last part of a row starts one token late, so that a block ends past its page",
+       .exposed_by = "any step; past the page: a full block",
+       .caught_by = {kWritten},
+       .bias = on_executor(attention, {states})},
+      {.id = "uninitialised-read",
+       .mechanism = "the K/V rows of a step's last token are never computed",
+       .exposed_by = "any step, in check mode",
+       .caught_by = {kMemory, kWritten},
+       .bias = on_executor(attention, {states}, "check")},
+      {.id = "race",
+       .mechanism = "a second CTA writes the first token's row with the last token's content",
+       .exposed_by = "any step in check mode; two tokens or more in fast mode",
+       .caught_by = {kMemory},
+       .bias = on_executor(attention, {states}, "check")},
+      {.id = "zero-lost",
+       .source = "vllm 35219, 43990",
+       .mechanism = "blocks are not zeroed before use: bytes of another type stay in them",
+       .exposed_by = "attention beside states, whose new blocks are zeroed",
+       .caught_by = {kWritten},
+       .bias = on_executor({full_attention, states, several_groups}, {two_block_pool})},
+      {.id = "stale-nan",
+       .source = "vllm 35219, 43990",
+       .mechanism = "attention reads its last block to the end: recycled bytes are read as "
+                    "numbers, or as NaN",
+       .exposed_by = "a query that ends inside a block",
+       .caught_by = {kOutput},
+       .bias = on_executor(attention, {states})},
+      {.id = "hidden-flatten",
+       .source = "vllm 39949",
+       .mechanism = "extraction reads a padded, strided cache as if it were dense: padding comes "
+                    "back as hidden states",
+       .exposed_by = "hidden states of two blocks in padded pages",
+       .caught_by = {kExtraction, kMemory},
+       .bias = on_executor({full_attention, hidden_state, several_groups, padded_pages},
+                           {two_block_pool})},
+      {.id = "hidden-chunk-save",
+       .source = "vllm 39949",
+       .mechanism = "states are saved after a chunk of a chunked prefill: fewer states than tokens",
+       .exposed_by = "a request with hidden states that ends",
+       .caught_by = {kExtraction},
+       .bias = on_executor({full_attention, hidden_state, several_groups}, {two_block_pool})},
+      {.id = "hidden-save-race",
+       .source = "vllm 37374",
+       .mechanism = "the file of a request's hidden states is written under its final name, so a "
+                    "trainer can see it before it is whole",
+       .exposed_by = "a request with hidden states that ends, and a trainer that polls",
+       .caught_by = {"hidden_file"},
+       .bias = on_executor({full_attention, hidden_state, several_groups}, {two_block_pool})},
+  };
+}
+
+std::vector<Mutant> backend_state_mutants() {
+  const FeatureSet hybrid{full_attention, states, several_groups};
+  return {
+      {.id = "state-copy-lost",
+       .source = "vllm 51766",
+       .mechanism = "the state is not copied from the hit or the previous block into the new one",
+       .exposed_by = "a block boundary or a hit in mode align",
+       .caught_by = {kWritten},
+       .bias = on_executor(
+           {full_attention, states, several_groups, prefix_caching, shared_prefixes, long_prompts},
+           {two_block_pool})},
+      {.id = "copy-unordered",
+       .source = "vllm 46278, sglang 36738",
+       .mechanism = "readers of a copied or loaded block do not wait for it, and a store does not "
+                    "wait for what it stores",
+       .exposed_by = "several streams, and copies of states from block to block",
+       .caught_by = {kMemory, kWritten},
+       .bias = on_executor(
+           {full_attention, states, several_groups, prefix_caching, shared_prefixes, long_prompts},
+           {two_block_pool}),
+       .reshape = over_four_streams},
+      {.id = "state-pads-included",
+       .source = "vllm 55178",
+       .mechanism = "a padded prompt tail advances the state: h(N+k) saved as h(N)",
+       .exposed_by = "any state update",
+       .caught_by = {kWritten},
+       .bias = on_executor(hybrid, {two_block_pool})},
+      {.id = "state-draft-reuse",
+       .source = "vllm 57128",
+       .mechanism = "a step continues from a state that has seen rejected drafts",
+       .exposed_by = "states with drafts, one of them rejected",
+       .caught_by = {kWritten},
+       .bias = on_executor({states, drafts}, {two_block_pool})},
+      {.id = "state-update-race",
+       .source = "vllm 50729",
+       .mechanism =
+           "parallel copies inside one block overlap: two threads advance one word in place",
+       .exposed_by = "any state update",
+       .caught_by = {kMemory, kWritten},
+       .bias = on_executor(hybrid, {two_block_pool}, "check")},
+      {.id = "state-stride-unpadded",
+       .source = "vllm 38081 review",
+       .mechanism = "states are strided by the real page instead of the padded page: block b "
+                    "drifts into b-1",
+       .exposed_by = "states in padded pages",
+       .caught_by = {kWritten},
+       .bias =
+           on_executor({full_attention, states, several_groups, padded_pages}, {two_block_pool})},
+      {.id = "state-offset-wrong-itemsize",
+       .source = "vllm 38081 review",
+       .mechanism = "the second state's offset is counted in items of the first",
+       .exposed_by = "two states of different dtype",
+       .caught_by = {kWritten},
+       .bias = on_executor(hybrid, {two_block_pool})},
+  };
+}
+
+std::vector<Mutant> rank_mutants() {
   return {
       {.id = "tp-head-offset",
-       .site = kBackend,
-       .source = "this project",
        .mechanism = "a rank's first KV head is its own number instead of its number times its "
                     "heads",
        .exposed_by = "two KV heads or more on a tensor parallel rank",
        .caught_by = {kWritten},
-       .bias =
-           on_device({full_attention, tensor_parallel}, {replicated_heads, packed_pages, states})},
+       .bias = on_executor({full_attention, tensor_parallel},
+                           {replicated_heads, packed_pages, states})},
       {.id = "tp-heads-not-replicated",
-       .site = kBackend,
        .source = "vllm config/model.py, get_num_kv_heads",
        .mechanism = "KV heads are numbered consecutively over ranks where they should be "
                     "replicated",
        .exposed_by = "more tensor parallel ranks than KV heads",
        .caught_by = {kWritten},
-       .bias =
-           on_device({full_attention, tensor_parallel, replicated_heads}, {packed_pages, states})},
+       .bias = on_executor({full_attention, tensor_parallel, replicated_heads},
+                           {packed_pages, states})},
       {.id = "pp-layer-offset",
-       .site = kBackend,
-       .source = "this project",
        .mechanism = "every stage but the first takes the layers one further on",
        .exposed_by = "two pipeline stages",
        .caught_by = {kWritten},
-       .bias = on_device({full_attention, pipeline_parallel, several_groups}, {packed_pages})},
+       .bias = on_executor({full_attention, pipeline_parallel, several_groups}, {packed_pages})},
       {.id = "dp-idle-writes",
-       .site = kBackend,
        .source = "vllm 13418, in the dummy batch",
        .mechanism = "the tokens of an idle rank's batch have slot 0 where they should have none",
        .exposed_by = "an idle data parallel rank",
        .caught_by = {kSlots},
-       .bias = on_device({full_attention, data_parallel}, {states})},
+       .bias = on_executor({full_attention, data_parallel}, {states})},
       {.id = "dp-sync-shape",
-       .site = kBackend,
        .source = "vllm 39949, follow-up",
        .mechanism = "an idle rank reports its tokens to the others in a tensor of another shape",
        .exposed_by = "an idle data parallel rank beside a busy one",
        .caught_by = {"collective"},
-       .bias = on_device({full_attention, data_parallel})},
+       .bias = on_executor({full_attention, data_parallel})},
       {.id = "sp-padding",
-       .site = kBackend,
        .source = "vllm 39949, follow-up",
        .mechanism = "the tokens of an idle rank are not padded to a multiple of tp",
        .exposed_by = "sequence parallelism without graphs, and an idle rank",
        .caught_by = {"collective"},
-       .bias = on_device({full_attention, data_parallel}, {several_groups, states, packed_pages,
-                                                           mla, sliding_window, chunked_local}),
+       .bias = on_executor({full_attention, data_parallel}, {several_groups, states, packed_pages,
+                                                             mla, sliding_window, chunked_local}),
        .reshape = eagerly_over_two},
       {.id = "dp-idle-skips",
-       .site = kBackend,
        .source = "vllm v1/engine/core.py, execute_dummy_batch",
        .mechanism = "an idle rank skips the step, and the others wait for it",
        .exposed_by = "an idle data parallel rank beside a busy one",
        .caught_by = {"liveness"},
-       .bias = on_device({full_attention, data_parallel})},
+       .bias = on_executor({full_attention, data_parallel})},
       {.id = "dp-graph-alone",
-       .site = kBackend,
        .source = "vllm v1/worker/dp_utils.py, _post_process_cudagraph_mode",
        .mechanism = "a rank replays its graph, with the collectives of equal ranks, beside a rank "
                     "without a graph for its tokens",
        .exposed_by = "a data parallel rank with more tokens than the largest graph takes",
        .caught_by = {"collective"},
-       .bias = on_device({full_attention, data_parallel}),
+       .bias = on_executor({full_attention, data_parallel}),
        .reshape = over_small_graphs},
   };
 }

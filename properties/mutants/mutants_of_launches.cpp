@@ -1,10 +1,6 @@
 // The catalogue's defects of how kernels are launched (from captured graphs, and on real numbers), and
 // of block tables and slots.
-#include <algorithm>
-#include <iterator>
-
-#include "properties/mutants/mutant_catalogue.h"
-#include "properties/mutants/mutants_on_device.h"
+#include "properties/mutants/mutant_parts.h"
 #include "properties/shrink/case_parts.h"
 
 namespace lockstep {
@@ -38,121 +34,6 @@ void with_row_scales(SavedCase& saved) {
     });
 }
 
-// slot-pad-rows shows in graphs as it does without: tests/cuda_backend/mutants_test.cpp.
-std::vector<Mutant> graph_mutants() {
-  return {
-      {.id = "graph-stale-param",
-       .site = kBackend,
-       .source = "this project",
-       .mechanism = "a captured launch keeps the token count of its capture instead of reading it "
-                    "from memory",
-       .exposed_by = "two batches of different sizes that are padded to the same size",
-       .caught_by = {kSlots, kMemory},
-       .bias = on_device({full_attention}, {states, two_block_pool}),
-       .reshape = with_graphs},
-      {.id = "graph-too-small",
-       .site = kBackend,
-       .source = "this project",
-       .mechanism = "the next smaller graph is replayed, which lacks the last tokens of the batch",
-       .exposed_by = "a batch between two captured sizes",
-       .caught_by = {kSlots, kMemory},
-       .bias = on_device({full_attention}, {states, two_block_pool}),
-       .reshape = with_graphs},
-      {.id = "graph-stale-pointer",
-       .site = kBackend,
-       .source = "this project",
-       .mechanism = "a buffer grows after a graph was captured, and the graph goes on reading the "
-                    "old one",
-       .exposed_by = "a captured batch, a larger one, and one of the first size again",
-       .caught_by = {kSlots, kWritten, kDigest, kOutput, kMemory},
-       .bias = on_device({full_attention, long_prompts}, {states, two_block_pool}),
-       .reshape = with_graphs},
-  };
-}
-
-std::vector<Mutant> number_mutants() {
-  return {
-      {.id = "combine-unscaled",
-       .site = kBackend,
-       .source = "this project",
-       .mechanism = "partial softmaxes of a split context are added without their rescale",
-       .exposed_by = "real numbers, and a context longer than a split",
-       .caught_by = {kOutput},
-       .bias = on_device({full_attention, long_prompts}, {states, hidden_state}),
-       .reshape = with_real_numbers},
-      {.id = "window-off-by-one",
-       .site = kBackend,
-       .source = "this project",
-       .mechanism = "attention sees one token more than its window",
-       .exposed_by = "real numbers, and a request longer than a window",
-       .caught_by = {kOutput, kMemory},
-       .bias = on_device({full_attention, sliding_window, several_groups, long_prompts},
-                         {states, hidden_state}),
-       .reshape = with_real_numbers},
-      {.id = "scale-of-other-layer",
-       .site = kBackend,
-       .source = "this project",
-       .mechanism = "a quantised cache is written and read with the scale of the next layer",
-       .exposed_by = "real numbers in a cache of 8-bit elements",
-       .caught_by = {kWritten},
-       .bias = on_device({full_attention}, {states, hidden_state, several_groups}),
-       .reshape = with_int8_numbers},
-      {.id = "scale-of-other-head",
-       .site = kBackend,
-       .source = "this project",
-       .mechanism = "the scale of a token's row is stored and read as that of the next head",
-       .exposed_by = "real numbers, int8_per_token_head, two KV heads or more",
-       .caught_by = {kWritten, kMemory},
-       .bias = on_device({full_attention}, {states, hidden_state, several_groups, scaled_rows}),
-       .reshape = with_row_scales},
-      {.id = "scale-not-stored",
-       .site = kBackend,
-       .source = "this project",
-       .mechanism = "a token's row is quantised but its scale is not stored: the row is read with "
-                    "a stale one",
-       .exposed_by = "real numbers, int8_per_token_head",
-       .caught_by = {kWritten, kMemory},
-       .bias = on_device({full_attention}, {states, hidden_state, several_groups, scaled_rows}),
-       .reshape = with_row_scales},
-      {.id = "conv-offset-ignored",
-       .site = kBackend,
-       .source = "this project",
-       .mechanism = "a convolution reads the inputs before a step's tokens as if no draft of the "
-                    "previous step had been accepted",
-       .exposed_by = "real numbers, states with drafts, one of them accepted",
-       .caught_by = {kWritten, kStateOutput},
-       .bias = on_device({states, drafts, long_prompts}, {two_block_pool}),
-       .reshape = with_real_numbers},
-      {.id = "state-targets-last",
-       .site = kBackend,
-       .source = "this project",
-       .mechanism = "the states after each draft all go to the last draft's block",
-       .exposed_by = "real numbers, recurrent states with drafts",
-       .caught_by = {kWritten},
-       .bias = on_device({states, drafts, long_prompts}, {two_block_pool}),
-       .reshape = with_real_numbers},
-      {.id = "chunk-carry-undecayed",
-       .site = kBackend,
-       .source = "this project",
-       .mechanism = "the state before a piece of a chunk enters the piece's outputs without its "
-                    "decay",
-       .exposed_by = "real numbers, recurrent states, a chunk behind another or of over 32 tokens",
-       .caught_by = {kWritten, kStateOutput},
-       .bias = on_device({states, drafts, long_prompts}, {two_block_pool}),
-       .reshape = with_real_numbers},
-  };
-}
-
-}  // namespace
-
-std::vector<Mutant> launch_mutants() {
-  std::vector<Mutant> all = graph_mutants();
-  std::ranges::move(number_mutants(), std::back_inserter(all));
-  return all;
-}
-
-namespace {
-
 void over_two_context_ranks(SavedCase& saved) {
   saved.engine.dcp = 2;
   saved.cp_kv_cache_interleave_size = 4;
@@ -160,97 +41,169 @@ void over_two_context_ranks(SavedCase& saved) {
 
 }  // namespace
 
+// slot-pad-rows shows in graphs as it does without: tests/cuda_backend/mutants_test.cpp.
+std::vector<Mutant> graph_mutants() {
+  return {
+      {.id = "graph-stale-param",
+       .mechanism = "a captured launch keeps the token count of its capture instead of reading it "
+                    "from memory",
+       .exposed_by = "two batches of different sizes that are padded to the same size",
+       .caught_by = {kSlots, kMemory},
+       .bias = on_executor({full_attention}, {states, two_block_pool}),
+       .reshape = with_graphs},
+      {.id = "graph-too-small",
+       .mechanism = "the next smaller graph is replayed, which lacks the last tokens of the batch",
+       .exposed_by = "a batch between two captured sizes",
+       .caught_by = {kSlots, kMemory},
+       .bias = on_executor({full_attention}, {states, two_block_pool}),
+       .reshape = with_graphs},
+      {.id = "graph-stale-pointer",
+       .mechanism = "a buffer grows after a graph was captured, and the graph goes on reading the "
+                    "old one",
+       .exposed_by = "a captured batch, a larger one, and one of the first size again",
+       .caught_by = {kSlots, kWritten, kDigest, kOutput, kMemory},
+       .bias = on_executor({full_attention, long_prompts}, {states, two_block_pool}),
+       .reshape = with_graphs},
+  };
+}
+
+std::vector<Mutant> number_mutants() {
+  return {
+      {.id = "combine-unscaled",
+       .mechanism = "partial softmaxes of a split context are added without their rescale",
+       .exposed_by = "real numbers, and a context longer than a split",
+       .caught_by = {kOutput},
+       .bias = on_executor({full_attention, long_prompts}, {states, hidden_state}),
+       .reshape = with_real_numbers},
+      {.id = "window-off-by-one",
+       .mechanism = "attention sees one token more than its window",
+       .exposed_by = "real numbers, and a request longer than a window",
+       .caught_by = {kOutput, kMemory},
+       .bias = on_executor({full_attention, sliding_window, several_groups, long_prompts},
+                           {states, hidden_state}),
+       .reshape = with_real_numbers},
+      {.id = "scale-of-other-layer",
+       .mechanism = "a quantised cache is written and read with the scale of the next layer",
+       .exposed_by = "real numbers in a cache of 8-bit elements",
+       .caught_by = {kWritten},
+       .bias = on_executor({full_attention}, {states, hidden_state, several_groups}),
+       .reshape = with_int8_numbers},
+      {.id = "scale-of-other-head",
+       .mechanism = "the scale of a token's row is stored and read as that of the next head",
+       .exposed_by = "real numbers, int8_per_token_head, two KV heads or more",
+       .caught_by = {kWritten, kMemory},
+       .bias = on_executor({full_attention}, {states, hidden_state, several_groups, scaled_rows}),
+       .reshape = with_row_scales},
+      {.id = "scale-not-stored",
+       .mechanism = "a token's row is quantised but its scale is not stored: the row is read with "
+                    "a stale one",
+       .exposed_by = "real numbers, int8_per_token_head",
+       .caught_by = {kWritten, kMemory},
+       .bias = on_executor({full_attention}, {states, hidden_state, several_groups, scaled_rows}),
+       .reshape = with_row_scales},
+      {.id = "conv-offset-ignored",
+       .mechanism = "a convolution reads the inputs before a step's tokens as if no draft of the "
+                    "previous step had been accepted",
+       .exposed_by = "real numbers, states with drafts, one of them accepted",
+       .caught_by = {kWritten, kStateOutput},
+       .bias = on_executor({states, drafts, long_prompts}, {two_block_pool}),
+       .reshape = with_real_numbers},
+      {.id = "state-targets-last",
+       .mechanism = "the states after each draft all go to the last draft's block",
+       .exposed_by = "real numbers, recurrent states with drafts",
+       .caught_by = {kWritten},
+       .bias = on_executor({states, drafts, long_prompts}, {two_block_pool}),
+       .reshape = with_real_numbers},
+      {.id = "chunk-carry-undecayed",
+       .mechanism = "the state before a piece of a chunk enters the piece's outputs without its "
+                    "decay",
+       .exposed_by = "real numbers, recurrent states, a chunk behind another or of over 32 tokens",
+       .caught_by = {kWritten, kStateOutput},
+       .bias = on_executor({states, drafts, long_prompts}, {two_block_pool}),
+       .reshape = with_real_numbers},
+  };
+}
+
 std::vector<Mutant> table_mutants() {
   return {
       {.id = "stale-table-entry",
-       .site = kBackend,
        .source = "vllm-tt-plugin 103, vllm 42273",
        .mechanism = "a reused row keeps the entries of freed blocks past its length",
        .exposed_by = "a row reused by a shorter table",
        .caught_by = {kTable},
-       .bias = on_device({full_attention, long_prompts}, {states, two_block_pool})},
+       .bias = on_executor({full_attention, long_prompts}, {states, two_block_pool})},
       {.id = "table-width",
-       .site = kBackend,
        .source = "vllm-ascend 11466, vllm 41233",
        .mechanism = "rows are too narrow for the blocks of drafts' states and spill into the next "
                     "row",
        .exposed_by = "a request as long as its row, with states and drafts",
        .caught_by = {kTable, kMemory},
-       .bias = on_device({states, drafts}, {two_block_pool})},
+       .bias = on_executor({states, drafts}, {two_block_pool})},
       {.id = "table-async-upload",
-       .site = kBackend,
        .source = "TensorRT-LLM 15546",
        .mechanism = "a staging buffer is reused before its copy has run: tables get another "
                     "step's block ids",
        .exposed_by = "the second step that appends blocks",
        .caught_by = {kTable},
-       .bias = on_device({full_attention}, {states, two_block_pool})},
+       .bias = on_executor({full_attention}, {states, two_block_pool})},
       {.id = "table-late-clear",
-       .site = kBackend,
        .source = "TensorRT-LLM 14423",
        .mechanism = "the row of a request that left is cleared after the next request has taken it",
        .exposed_by = "a row that is left and taken in one step",
        .caught_by = {kTable},
-       .bias = on_device({full_attention, bursts}, {states})},
+       .bias = on_executor({full_attention, bursts}, {states})},
       {.id = "slot-wrong-block-size",
-       .site = kBackend,
        .source = "vllm 51031, 46301, 51328",
        .mechanism = "slots are computed with the block size of another group, or of the kernel",
        .exposed_by = "two block sizes, or kernel blocks shorter than the manager's",
        .caught_by = {kSlots},
-       .bias = on_device({full_attention, several_groups, different_block_sizes, sliding_window},
-                         {two_block_pool})},
+       .bias = on_executor({full_attention, several_groups, different_block_sizes, sliding_window},
+                           {two_block_pool})},
       {.id = "slot-past-row",
-       .site = kBackend,
        .source = "vllm 53982, 54296",
        .mechanism = "slots are looked up past the row of a group with fewer blocks than the widest",
        .exposed_by = "groups of different block sizes, and a second row",
        .caught_by = {kSlots, kMemory},
-       .bias = on_device({full_attention, sliding_window, several_groups, different_block_sizes,
-                          bursts, long_prompts},
-                         {two_block_pool})},
+       .bias = on_executor({full_attention, sliding_window, several_groups, different_block_sizes,
+                            bursts, long_prompts},
+                           {two_block_pool})},
       {.id = "slot-pad-rows",
-       .site = kBackend,
        .source = "vllm 13418",
        .mechanism = "padded rows of a captured graph reach the cache write with slot 0 instead of "
                     "PAD",
        .exposed_by = "a padded batch",
        .caught_by = {kSlots},
-       .bias = on_device({full_attention}, {states})},
+       .bias = on_executor({full_attention}, {states})},
       {.id = "slot-stale-tail",
-       .site = kBackend,
        .source = "vllm-tt-plugin 103, vllm 42273",
        .mechanism = "the tail of a padded batch keeps tokens of the step before; their slots are "
                     "looked up in rows that now belong to others",
        .exposed_by = "a step with fewer tokens than the one before, in a padded batch",
        .caught_by = {kSlots, kMemory},
-       .bias = on_device({full_attention, long_prompts}, {states, two_block_pool})},
+       .bias = on_executor({full_attention, long_prompts}, {states, two_block_pool})},
       {.id = "slot-interleave-ignored",
-       .site = kBackend,
        .source = "vllm 51031, 54679",
        .mechanism = "tokens are dealt to the context parallel ranks one by one instead of in "
                     "runs: a rank keeps others' tokens",
        .exposed_by = "context parallelism with an interleave beyond 1",
        .caught_by = {kSlots},
-       .bias = on_device({full_attention}, {several_groups, states, mla, sliding_window,
-                                            chunked_local, hidden_state, two_block_pool}),
+       .bias = on_executor({full_attention}, {several_groups, states, mla, sliding_window,
+                                              chunked_local, hidden_state, two_block_pool}),
        .reshape = over_two_context_ranks},
       {.id = "kernel-block-unsplit",
-       .site = kBackend,
        .source = "vllm 38081",
        .mechanism = "the kernel's block table holds manager block ids: a block of 560 tokens for a "
                     "kernel that takes 16, 32 or 64",
        .exposed_by = "kernel blocks shorter than the manager's",
        .caught_by = {kSlots},
        .bias =
-           on_device({full_attention, states, several_groups, kernel_blocks}, {two_block_pool})},
+           on_executor({full_attention, states, several_groups, kernel_blocks}, {two_block_pool})},
       {.id = "hidden-slot-mapping",
-       .site = kBackend,
        .source = "vllm 39949, 51328",
        .mechanism = "hidden states are written to slots from another group's block ids",
        .exposed_by = "hidden states beside attention",
        .caught_by = {kSlots, kMemory},
-       .bias = on_device({full_attention, hidden_state, several_groups}, {two_block_pool})},
+       .bias = on_executor({full_attention, hidden_state, several_groups}, {two_block_pool})},
   };
 }
 

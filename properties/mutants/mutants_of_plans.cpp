@@ -1,128 +1,9 @@
 // The catalogue's defects of memory plans: views and addresses, proved by bytes or at work, and figures
 // that engines tell of a plan. They are planted in cuda_backend/defects/.
-#include "properties/mutants/mutant_catalogue.h"
-#include "properties/mutants/mutants_on_device.h"
+#include "properties/mutants/mutant_parts.h"
 #include "reference/plan/kernel_blocks.h"
 
 namespace lockstep {
-namespace {
-
-constexpr auto kViews = MutantSite::views;
-constexpr auto kPlanner = MutantSite::planner;
-
-std::vector<Mutant> address_mutants() {
-  return {
-      {.id = "layout-two-blocks",
-       .site = kViews,
-       .source = "vllm 37236",
-       .mechanism = "the block dimension is guessed from shape[0] == 2",
-       .exposed_by = "a pool of two blocks, in a model with attention and states",
-       .caught_by = {"layout.bytes"},
-       .plan = {.states = true, .num_blocks = 2}},
-      {.id = "layout-restride-hidden",
-       .site = kViews,
-       .source = "vLLM 0.22.1, second model runner",
-       .mechanism =
-           "the re-stride of attention pages is applied to every cache that looks like one",
-       .exposed_by = "hidden states in a pool of two blocks",
-       .caught_by = {"layout.bytes"},
-       .plan = {.states = true, .split_blocks = true, .hidden_states = true, .num_blocks = 2}},
-      {.id = "ambiguous-refused",
-       .site = kViews,
-       .source = "vLLM 0.22.1, second model runner",
-       .mechanism = "a cache of shape (2, 2, ...) is refused because its dimensions cannot be "
-                    "told apart by size",
-       .exposed_by = "attention beside states in a pool of two blocks",
-       .caught_by = {"layout.refused"},
-       .plan = {.states = true, .num_blocks = 2}},
-      {.id = "state-spec-unhandled",
-       .site = kViews,
-       .source = "vllm 38041",
-       .mechanism = "layers with states get no view at all",
-       .exposed_by = "any model with states",
-       .caught_by = {"layout.refused"},
-       .plan = {.states = true}},
-      {.id = "kernel-block-num-blocks",
-       .site = kViews,
-       .source = "vllm 38081",
-       .mechanism = "num_blocks is not multiplied by the kernel blocks in a block: the view is "
-                    "too short for the last of them",
-       .exposed_by = "kernel blocks shorter than the manager's",
-       .caught_by = {"layout.bytes"},
-       .plan = {.states = true, .split_blocks = true}},
-      {.id = "pack-num-blocks",
-       .site = kViews,
-       .source = "vllm 35703",
-       .mechanism = "the page of a pack is counted once: the view and the tensor disagree",
-       .exposed_by = "packed attention",
-       .caught_by = {"layout.bytes"},
-       .plan = {.states = true, .packed = true}},
-      {.id = "offset-int32",
-       .site = kViews,
-       .source = "vllm 1486, 1514, 50427",
-       .mechanism = "block id times block stride in 32 bits",
-       .exposed_by = "a tensor of more than 2 GiB",
-       .caught_by = {"layout.bytes"},
-       .plan = {.states = true, .num_blocks = 3'000'000}},
-  };
-}
-
-std::vector<Mutant> figure_mutants() {
-  return {
-      {.id = "capacity-all-groups",
-       .site = kPlanner,
-       .source = "vllm 40384",
-       .mechanism = "groups whose cost does not grow with length divide the capacity",
-       .exposed_by = "attention beside states",
-       .caught_by = {"capacity.tokens"},
-       .plan = {.states = true}},
-      {.id = "capacity-sliding",
-       .site = kPlanner,
-       .source = "vllm 40417",
-       .mechanism = "windows divide the capacity",
-       .exposed_by = "attention beside sliding windows",
-       .caught_by = {"capacity.tokens"},
-       .plan = {.windows = true}},
-      {.id = "routed-buffer",
-       .site = kPlanner,
-       .source = "vllm 37118",
-       .mechanism = "a buffer indexed by slots is sized by the capacity: writes out of bounds",
-       .exposed_by = "a hybrid, whose slots outnumber its tokens",
-       .caught_by = {"capacity.slot_rows"},
-       .plan = {.states = true}},
-      {.id = "state-blocks-capped",
-       .site = kPlanner,
-       .source = "vllm 38270",
-       .mechanism = "requests beyond the state blocks are capped silently, and starve later",
-       .exposed_by = "max_num_seqs beyond the state blocks of the pool",
-       .caught_by = {"capacity.refusal"},
-       .plan = {.states = true, .many_requests = true}},
-      {.id = "cp-memory",
-       .site = kPlanner,
-       .source = "vllm 39949 review",
-       .mechanism = "the context parallel ranks are left out of a memory estimate",
-       .exposed_by = "context parallelism",
-       .caught_by = {"capacity.tokens"},
-       .plan = {.ranks = true}},
-      {.id = "hit-rate-pack",
-       .site = kPlanner,
-       .source = "vllm 35703",
-       .mechanism = "the layers of a pack count as a longer block: a hit must fill it, and most "
-                    "prompts are shorter",
-       .exposed_by = "packed attention beside states that are kept for hits",
-       .caught_by = {"capacity.hit_step"},
-       .plan = {.states = true, .packed = true, .aligned_states = true}},
-  };
-}
-
-}  // namespace
-
-std::vector<Mutant> mutants_of_plans() {
-  std::vector<Mutant> all = address_mutants();
-  for (const Mutant& mutant : figure_mutants()) all.push_back(mutant);
-  return all;
-}
-
 namespace {
 
 using enum Feature;
@@ -136,58 +17,144 @@ void flash(SavedCase& saved) { choose(saved, AttentionBackend::flash_attn); }
 
 }  // namespace
 
+std::vector<Mutant> address_mutants() {
+  return {
+      {.id = "layout-two-blocks",
+       .source = "vllm 37236",
+       .mechanism = "the block dimension is guessed from shape[0] == 2",
+       .exposed_by = "a pool of two blocks, in a model with attention and states",
+       .caught_by = {"layout.bytes"},
+       .plan = {.states = true, .num_blocks = 2}},
+      {.id = "layout-restride-hidden",
+       .source = "vLLM 0.22.1, second model runner",
+       .mechanism =
+           "the re-stride of attention pages is applied to every cache that looks like one",
+       .exposed_by = "hidden states in a pool of two blocks",
+       .caught_by = {"layout.bytes"},
+       .plan = {.states = true, .split_blocks = true, .hidden_states = true, .num_blocks = 2}},
+      {.id = "ambiguous-refused",
+       .source = "vLLM 0.22.1, second model runner",
+       .mechanism = "a cache of shape (2, 2, ...) is refused because its dimensions cannot be "
+                    "told apart by size",
+       .exposed_by = "attention beside states in a pool of two blocks",
+       .caught_by = {"layout.refused"},
+       .plan = {.states = true, .num_blocks = 2}},
+      {.id = "state-spec-unhandled",
+       .source = "vllm 38041",
+       .mechanism = "layers with states get no view at all",
+       .exposed_by = "any model with states",
+       .caught_by = {"layout.refused"},
+       .plan = {.states = true}},
+      {.id = "kernel-block-num-blocks",
+       .source = "vllm 38081",
+       .mechanism = "num_blocks is not multiplied by the kernel blocks in a block: the view is "
+                    "too short for the last of them",
+       .exposed_by = "kernel blocks shorter than the manager's",
+       .caught_by = {"layout.bytes"},
+       .plan = {.states = true, .split_blocks = true}},
+      {.id = "pack-num-blocks",
+       .source = "vllm 35703",
+       .mechanism = "the page of a pack is counted once: the view and the tensor disagree",
+       .exposed_by = "packed attention",
+       .caught_by = {"layout.bytes"},
+       .plan = {.states = true, .packed = true}},
+      {.id = "offset-int32",
+       .source = "vllm 1486, 1514, 50427",
+       .mechanism = "block id times block stride in 32 bits",
+       .exposed_by = "a tensor of more than 2 GiB",
+       .caught_by = {"layout.bytes"},
+       .plan = {.states = true, .num_blocks = 3'000'000}},
+  };
+}
+
+std::vector<Mutant> figure_mutants() {
+  return {
+      {.id = "capacity-all-groups",
+       .source = "vllm 40384",
+       .mechanism = "groups whose cost does not grow with length divide the capacity",
+       .exposed_by = "attention beside states",
+       .caught_by = {"capacity.tokens"},
+       .plan = {.states = true}},
+      {.id = "capacity-sliding",
+       .source = "vllm 40417",
+       .mechanism = "windows divide the capacity",
+       .exposed_by = "attention beside sliding windows",
+       .caught_by = {"capacity.tokens"},
+       .plan = {.windows = true}},
+      {.id = "routed-buffer",
+       .source = "vllm 37118",
+       .mechanism = "a buffer indexed by slots is sized by the capacity: writes out of bounds",
+       .exposed_by = "a hybrid, whose slots outnumber its tokens",
+       .caught_by = {"capacity.slot_rows"},
+       .plan = {.states = true}},
+      {.id = "state-blocks-capped",
+       .source = "vllm 38270",
+       .mechanism = "requests beyond the state blocks are capped silently, and starve later",
+       .exposed_by = "max_num_seqs beyond the state blocks of the pool",
+       .caught_by = {"capacity.refusal"},
+       .plan = {.states = true, .many_requests = true}},
+      {.id = "cp-memory",
+       .source = "vllm 39949 review",
+       .mechanism = "the context parallel ranks are left out of a memory estimate",
+       .exposed_by = "context parallelism",
+       .caught_by = {"capacity.tokens"},
+       .plan = {.ranks = true}},
+      {.id = "hit-rate-pack",
+       .source = "vllm 35703",
+       .mechanism = "the layers of a pack count as a longer block: a hit must fill it, and most "
+                    "prompts are shorter",
+       .exposed_by = "packed attention beside states that are kept for hits",
+       .caught_by = {"capacity.hit_step"},
+       .plan = {.states = true, .packed = true, .aligned_states = true}},
+  };
+}
+
 std::vector<Mutant> view_mutants() {
   return {
       {.id = "layout-not-updated",
-       .site = kBackend,
        .source = "vllm 38081",
        .mechanism =
            "attention views keep all K before all V although the pages are shared with states",
        .exposed_by = "attention and states in one model, on a backend with the K/V dimension first",
        .caught_by = {kWritten, kMemory},
-       .bias = on_device({full_attention, states, several_groups}, {two_block_pool}),
+       .bias = on_executor({full_attention, states, several_groups}, {two_block_pool}),
        .reshape = flash},
       {.id = "layout-equal-page",
-       .site = kBackend,
        .source = "vllm 41657",
        .mechanism = "all layers of a tensor are shaped like its first one: equal bytes, different "
                     "blocks",
        .exposed_by = "equal pages with different block sizes",
        .caught_by = {kWritten, kMemory, kDigest},
-       .bias = on_device({full_attention, sliding_window, several_groups, different_block_sizes},
-                         {two_block_pool, mla, chunked_local, states})},
+       .bias = on_executor({full_attention, sliding_window, several_groups, different_block_sizes},
+                           {two_block_pool, mla, chunked_local, states})},
       {.id = "layout-two-heads",
-       .site = kBackend,
        .source = "LMCache 4467",
        .mechanism = "the K/V dimension is told from the heads by its size: [.., 2, heads] or [.., "
                     "heads, 2]",
        .exposed_by = "two KV heads",
        .caught_by = {kWritten, kMemory},
-       .bias = on_device({full_attention}, {states, mla, sliding_window, chunked_local})},
+       .bias = on_executor({full_attention}, {states, mla, sliding_window, chunked_local})},
       {.id = "layout-order-lost",
-       .site = kBackend,
        .source = "vllm 22663",
        .mechanism = "rows are laid out NHD where HND was requested, or vice versa",
        .exposed_by = "two KV heads",
        .caught_by = {kWritten},
-       .bias = on_device({full_attention}, {states, mla, sliding_window, chunked_local})},
+       .bias = on_executor({full_attention}, {states, mla, sliding_window, chunked_local})},
       {.id = "pack-stride",
-       .site = kBackend,
        .source = "vllm 35703 review",
        .mechanism = "strides of (num_blocks, 2) are put on a (2, num_blocks) view",
        .exposed_by = "packed attention, on a backend with the K/V dimension first",
        .caught_by = {kWritten, kMemory, kDigest},
-       .bias = on_device({full_attention, packed_pages},
-                         {several_groups, mla, sliding_window, chunked_local, states}),
+       .bias = on_executor({full_attention, packed_pages},
+                           {several_groups, mla, sliding_window, chunked_local, states}),
        .reshape = flash},
       {.id = "pack-offset",
-       .site = kBackend,
        .source = "vllm 35703",
        .mechanism = "every layer of a pack lies at offset 0",
        .exposed_by = "packed attention",
        .caught_by = {kWritten, kMemory},
-       .bias = on_device({full_attention, packed_pages},
-                         {several_groups, mla, sliding_window, chunked_local, states})},
+       .bias = on_executor({full_attention, packed_pages},
+                           {several_groups, mla, sliding_window, chunked_local, states})},
   };
 }
 

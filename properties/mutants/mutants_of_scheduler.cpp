@@ -1,21 +1,27 @@
 // The catalogue's defects of decisions. Their switches are in reference/types/scheduler_defect.h.
-#include "properties/mutants/mutant_catalogue.h"
+#include "properties/mutants/mutant_parts.h"
 
 namespace lockstep {
 namespace {
 
 using enum Feature;
-constexpr auto kScheduler = MutantSite::scheduler;
 
 // Cases of decisions alone: thousands a second.
-GeneratorOptions decisions(FeatureSet always, FeatureSet never = {},
-                           std::string engine = "vllm-0.33.0") {
+GeneratorOptions decisions(FeatureSet always, FeatureSet never = {}) {
   always.add(prefix_caching);
-  return {.engine = std::move(engine),
+  return {.engine = newest_release(),
           .always = always,
           .never = never,
           .backend = "none",
           .check = "fast"};
+}
+
+// The same, decided by the newest release with a policy.
+GeneratorOptions decisions_with(bool EngineProfile::*policy, FeatureSet always, FeatureSet never) {
+  GeneratorOptions options = decisions(always, never);
+  for (const EngineProfile& release : engine_profiles())
+    if (release.*policy) options.engine = release.name;
+  return options;
 }
 
 // Two ranks that share a context. Context parallelism wants one group.
@@ -23,10 +29,11 @@ void share_context(SavedCase& saved) { saved.engine.dcp = 2; }
 
 void draft_with_eagle(SavedCase& saved) { saved.engine.spec_method = SpecMethod::eagle; }
 
+}  // namespace
+
 std::vector<Mutant> hash_mutants() {
   return {
       {.id = "hash-extra-keys",
-       .site = kScheduler,
        .source = "vllm 44701, 30931, 36708",
        .mechanism = "the cache salt is left out of the block hash, so requests that must not "
                     "share find each other's blocks",
@@ -34,7 +41,6 @@ std::vector<Mutant> hash_mutants() {
        .caught_by = {"audit.attention_read", "audit.state_read"},
        .bias = decisions({salts, shared_prefixes})},
       {.id = "hash-cp-granularity",
-       .site = kScheduler,
        .source = "vllm 26296",
        .mechanism = "the hash block is not multiplied by the context parallel ranks: a block is "
                     "found by the hash of a part of its tokens",
@@ -45,7 +51,6 @@ std::vector<Mutant> hash_mutants() {
            {several_groups, states, sliding_window, chunked_local, mla, drafts, two_block_pool}),
        .reshape = share_context},
       {.id = "hash-next-token",
-       .site = kScheduler,
        .source = "vLLM 0.33.0 design",
        .mechanism =
            "a block's hash leaves out the token behind it, which EAGLE's drafter has read, "
@@ -55,7 +60,6 @@ std::vector<Mutant> hash_mutants() {
        .bias = decisions({full_attention, drafts, shared_prefixes}),
        .reshape = draft_with_eagle},
       {.id = "hash-stale",
-       .site = kScheduler,
        .source = "kvcached 363",
        .mechanism = "a reused block keeps its old hash until its new content is published",
        .exposed_by = "a resend of a prompt while its blocks are being overwritten",
@@ -68,7 +72,6 @@ std::vector<Mutant> hash_mutants() {
 std::vector<Mutant> hit_mutants() {
   return {
       {.id = "hit-same-step",
-       .site = kScheduler,
        .source = "vllm 38715",
        .mechanism = "a request hits a state that another request of the same step has yet to write",
        .exposed_by = "two requests of one prompt in one step, and states in mode align",
@@ -76,7 +79,6 @@ std::vector<Mutant> hit_mutants() {
        .bias = decisions({states, full_attention, several_groups, shared_prefixes, bursts},
                          {two_block_pool})},
       {.id = "hit-untouched-evicted",
-       .site = kScheduler,
        .source = "vllm 44409",
        .mechanism = "one group's new blocks evict another group's hit before it is taken: one "
                     "block, two owners",
@@ -86,7 +88,6 @@ std::vector<Mutant> hit_mutants() {
        .bias = decisions({several_groups, full_attention, tight_pool, shared_prefixes},
                          {two_block_pool})},
       {.id = "hit-one-group-truncated",
-       .site = kScheduler,
        .source = "vllm-ascend 14810",
        .mechanism =
            "only the first group's hit is cut to the common length; the others keep blocks "
@@ -97,7 +98,6 @@ std::vector<Mutant> hit_mutants() {
        .bias = decisions({several_groups, full_attention, hidden_state, states, shared_prefixes},
                          {two_block_pool})},
       {.id = "hit-longest-group",
-       .site = kScheduler,
        .source = "TensorRT-LLM 10875",
        .mechanism = "the hit is as long as the longest group's, not as the one common to all "
                     "groups",
@@ -107,7 +107,6 @@ std::vector<Mutant> hit_mutants() {
        .bias =
            decisions({several_groups, full_attention, states, shared_prefixes}, {two_block_pool})},
       {.id = "hit-whole-prompt",
-       .site = kScheduler,
        .source = "vLLM V1 design",
        .mechanism = "a hit may cover the last token too, which leaves nothing to compute logits "
                     "from",
@@ -115,7 +114,6 @@ std::vector<Mutant> hit_mutants() {
        .caught_by = {"liveness", "invariant.hit"},
        .bias = decisions({full_attention, shared_prefixes}, {drafts})},
       {.id = "hit-window-short",
-       .site = kScheduler,
        .source = "TensorRT-LLM 2983",
        .mechanism = "a window's hit is one block shorter than the window reaches back",
        .exposed_by = "a window that is not a whole number of blocks, some of it evicted",
@@ -128,7 +126,6 @@ std::vector<Mutant> hit_mutants() {
 std::vector<Mutant> free_mutants() {
   return {
       {.id = "free-optimistic",
-       .site = kScheduler,
        .source = "vllm 47728",
        .mechanism = "a window is retired by a token count that includes drafts",
        .exposed_by =
@@ -136,7 +133,6 @@ std::vector<Mutant> free_mutants() {
        .caught_by = {"audit.token_write", "audit.handed_out", "audit.attention_read"},
        .bias = decisions({drafts, sliding_window, tight_pool, bursts}, {two_block_pool})},
       {.id = "free-in-flight",
-       .site = kScheduler,
        .source = "vllm 45357",
        .mechanism = "a preempted request stays in the step being decided, on blocks that are free "
                     "or another request's",
@@ -146,7 +142,6 @@ std::vector<Mutant> free_mutants() {
            {priority_policy, priorities, no_full_isl_reserve, tight_pool, bursts, full_attention},
            {two_block_pool})},
       {.id = "free-twice",
-       .site = kScheduler,
        .source = "vllm 42571, 3347",
        .mechanism = "a block that requests share is in one batch of frees twice",
        .exposed_by = "a request that ends while another shares its prefix",
@@ -154,7 +149,6 @@ std::vector<Mutant> free_mutants() {
                      "invariant.free_order"},
        .bias = decisions({shared_prefixes, bursts})},
       {.id = "free-forward-order",
-       .site = kScheduler,
        .source = "vLLM V1 design",
        .mechanism =
            "a request's blocks are freed head first: the prefix is evicted before its tail",
@@ -162,23 +156,17 @@ std::vector<Mutant> free_mutants() {
        .caught_by = {"invariant.free_order"},
        .bias = decisions({full_attention, long_prompts})},
       {.id = "free-by-id",
-       .site = kScheduler,
-       .source = "this project",
        .mechanism = "a request's blocks are freed in the order of their ids, as into a sorted "
                     "free list: which is evicted first depends on numbers",
        .exposed_by = "a request that ends with blocks in no rising order of ids",
        .caught_by = {"invariant.free_order"},
        .bias = decisions({full_attention, long_prompts, tight_pool})},
       {.id = "free-window-early",
-       .site = kScheduler,
-       .source = "this project",
        .mechanism = "a window is counted one token short, and its first block is given away",
        .exposed_by = "a window that begins with the last token of a block",
        .caught_by = {"audit.attention_read", "audit.handed_out"},
        .bias = decisions({sliding_window, tight_pool, long_prompts, bursts}, {two_block_pool})},
       {.id = "free-preempted-lost",
-       .site = kScheduler,
-       .source = "this project",
        .mechanism = "the blocks of a preempted request are never given back",
        .exposed_by = "a preemption",
        .caught_by = {"invariant.conservation", "invariant.ref_cnt"},
@@ -191,7 +179,6 @@ std::vector<Mutant> state_mutants() {
   const FeatureSet hybrid{states, full_attention, several_groups, shared_prefixes};
   return {
       {.id = "state-wrong-boundary",
-       .site = kScheduler,
        .source = "vllm 51113, 45477",
        .mechanism = "chunks are not cut at block boundaries: a state taken at one token count is "
                     "published under the hash of another",
@@ -199,17 +186,15 @@ std::vector<Mutant> state_mutants() {
        .caught_by = {"audit.state_read"},
        .bias = decisions(hybrid, {two_block_pool})},
       {.id = "state-partial-block",
-       .site = kScheduler,
        .source = "vllm 34587",
        .mechanism = "mode all publishes the state of a block that is not full",
        .exposed_by = "mode all, a chunk that ends inside a block, and a hit on that block",
        .caught_by = {"audit.state_read", "invariant.published"},
-       .bias = decisions({states, shared_prefixes, bursts, long_prompts},
-                         {several_groups, full_attention, mla, sliding_window, chunked_local,
-                          drafts, two_block_pool},
-                         "vllm-0.22.1")},
+       .bias = decisions_with(&EngineProfile::caches_states_in_mode_all,
+                              {states, shared_prefixes, bursts, long_prompts},
+                              {several_groups, full_attention, mla, sliding_window, chunked_local,
+                               drafts, two_block_pool})},
       {.id = "state-leak-null-gap",
-       .site = kScheduler,
        .source = "vllm 55450",
        .mechanism =
            "retirement stops at a null entry, and older states stay until the request ends",
@@ -218,7 +203,6 @@ std::vector<Mutant> state_mutants() {
        .bias = decisions({states, full_attention, several_groups, long_prompts, async_scheduling},
                          {two_block_pool, drafts})},
       {.id = "state-spec-blocks",
-       .site = kScheduler,
        .source = "vllm 41233",
        .mechanism = "the blocks for the states of drafts are not counted, so these states have no "
                     "place",
@@ -226,7 +210,6 @@ std::vector<Mutant> state_mutants() {
        .caught_by = {"audit.state_read", "invariant.table_covers"},
        .bias = decisions({states, drafts}, {async_scheduling, two_block_pool})},
       {.id = "state-freed-early",
-       .site = kScheduler,
        .source = "vllm 51766",
        .mechanism = "the state that a new block continues is given back before it has been copied",
        .exposed_by = "a hit or a chunk that ends at a block boundary in mode align",
@@ -239,8 +222,6 @@ std::vector<Mutant> state_mutants() {
 std::vector<Mutant> schedule_mutants() {
   return {
       {.id = "admission-uncapped",
-       .site = kScheduler,
-       .source = "this project",
        .mechanism = "a request needs room for all of its tokens even in a group that keeps few of "
                     "them, and waits forever",
        .exposed_by = "a prompt longer than the pool holds, in a window",
@@ -248,14 +229,12 @@ std::vector<Mutant> schedule_mutants() {
        .bias = decisions({sliding_window, long_prompts, tight_pool},
                          {no_full_isl_reserve, full_attention, mla, two_block_pool})},
       {.id = "drafts-kept",
-       .site = kScheduler,
        .source = "vLLM V1 design",
        .mechanism = "rejected drafts stay counted as computed",
        .exposed_by = "a rejected draft",
        .caught_by = {"liveness", "audit.scheduled_tokens", "invariant.limits"},
        .bias = decisions({drafts}, {async_scheduling})},
       {.id = "resume-appended",
-       .site = kScheduler,
        .source = "vLLM V1 design",
        .mechanism = "a resumed request is handed only its new blocks, like a running one",
        .exposed_by = "a preempted request that comes back with a hit",
@@ -264,14 +243,12 @@ std::vector<Mutant> schedule_mutants() {
        .bias = decisions({no_full_isl_reserve, tight_pool, bursts, full_attention, long_prompts},
                          {two_block_pool})},
       {.id = "common-prefix-overcount",
-       .site = kScheduler,
-       .source = "this project",
        .mechanism = "blocks that two requests share count as common to the whole batch",
        .exposed_by = "three running requests, two of which share a prefix (0.22.1: cascade "
                      "attention)",
        .caught_by = {"audit.common_prefix"},
-       .bias =
-           decisions({full_attention, shared_prefixes, bursts}, {two_block_pool}, "vllm-0.22.1")},
+       .bias = decisions_with(&EngineProfile::reports_common_prefix_blocks,
+                              {full_attention, shared_prefixes, bursts}, {two_block_pool})},
   };
 }
 
@@ -279,23 +256,17 @@ std::vector<Mutant> schedule_mutants() {
 std::vector<Mutant> fault_mutants() {
   return {
       {.id = "refused-hit-kept",
-       .site = kScheduler,
-       .source = "this project",
        .mechanism = "a request that hits a prefix but is refused the rest of its blocks keeps its "
                     "references to the hit",
        .exposed_by = "a hit while the pool is full or gives nothing",
        .caught_by = {"invariant.ref_cnt", "invariant.conservation"},
        .bias = decisions({faults, shared_prefixes, full_attention, tight_pool}, {two_block_pool})},
       {.id = "abort-twice",
-       .site = kScheduler,
-       .source = "this project",
        .mechanism = "an abort of a request that has just left retires it a second time",
        .exposed_by = "a client that gives up while the last token is on its way",
        .caught_by = {"crash"},
        .bias = decisions({faults, full_attention})},
       {.id = "abort-in-flight-kept",
-       .site = kScheduler,
-       .source = "this project",
        .mechanism = "the blocks of a request aborted with a step in flight wait for an output "
                     "that never reaches it",
        .exposed_by = "an abort between a decision and its output",
@@ -303,16 +274,6 @@ std::vector<Mutant> fault_mutants() {
                      "audit.conservation"},
        .bias = decisions({faults, aborts, full_attention})},
   };
-}
-
-}  // namespace
-
-std::vector<Mutant> mutants_of_scheduler() {
-  std::vector<Mutant> all;
-  for (const auto& part : {hash_mutants(), hit_mutants(), free_mutants(), state_mutants(),
-                           schedule_mutants(), fault_mutants()})
-    all.insert(all.end(), part.begin(), part.end());
-  return all;
 }
 
 }  // namespace lockstep

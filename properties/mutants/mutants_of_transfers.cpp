@@ -1,126 +1,16 @@
 // The catalogue's defects between two engines, among connectors, and of a host tier. Their switches are
 // in sim/pair/transfer_protocol.h, sim/connectors/ and cuda_backend/defects/; two need none:
 // vllm-0.22.1 has them.
-#include "properties/mutants/mutant_catalogue.h"
-#include "properties/mutants/mutants_on_device.h"
+#include "properties/mutants/mutant_parts.h"
 #include "properties/shrink/case_parts.h"
 
 namespace lockstep {
 namespace {
 
-constexpr auto kTransfer = MutantSite::transfer;
-
-std::vector<Mutant> protocol_mutants() {
-  return {
-      {.id = "send-freed-early",
-       .site = kTransfer,
-       .source = "this project",
-       .mechanism = "the prefill engine frees its blocks when it has sent the last of them, not "
-                    "when they are known to have arrived",
-       .exposed_by = "any load; a lost block makes it wrong data",
-       .caught_by = {"transfer.freed_early"}},
-      {.id = "delivery-twice",
-       .site = kTransfer,
-       .source = "this project",
-       .mechanism = "a block that arrives twice is written and counted twice: the load counts as "
-                    "complete with a block missing",
-       .exposed_by = "a network that repeats packets, or a repeated read",
-       .caught_by = {"transfer.delivered_twice"}},
-      {.id = "recv-failed-marked-ok",
-       .site = kTransfer,
-       .source = "dynamo 15079; vLLM 0.22.1's NIXL worker with several groups",
-       .mechanism = "a failed load is reported as received, and none of its blocks as invalid",
-       .exposed_by = "blocks lost for good",
-       .caught_by = {"transfer.incomplete"}},
-      {.id = "completion-stale",
-       .site = kTransfer,
-       .source = "this project",
-       .mechanism = "the release of an earlier attempt is taken for one of the current attempt: "
-                    "its blocks are free before they are read",
-       .exposed_by = "a failed load, prefilled again, and a release that comes late",
-       .caught_by = {"transfer.freed_early"},
-       .transfer = {.fails_requests = true}},
-  };
-}
-
-// Content ids alone would not show these: they are about the bytes on their way.
-std::vector<Mutant> staging_mutants() {
-  return {
-      {.id = "stage-read-early",
-       .site = kTransfer,
-       .source = "vllm 46278, sglang 36738: the same race",
-       .mechanism = "the bytes to send are read from the staging buffer before the step that "
-                    "stores the blocks there has run",
-       .exposed_by = "any load, and pages",
-       .caught_by = {"transfer.read_content"},
-       .transfer = {.has_pages = true}},
-      {.id = "load-before-arrival",
-       .site = kTransfer,
-       .source = "vllm 46278, sglang 36738: the same race",
-       .mechanism = "blocks are loaded into pages before their bytes have arrived in the staging "
-                    "buffer: pages receive its old content",
-       .exposed_by = "any load, and pages",
-       .caught_by = {"memory.divergence"},
-       .transfer = {.has_pages = true}},
-  };
-}
-
-std::vector<Mutant> holding_mutants() {
-  return {
-      {.id = "hold-head-of-line",
-       .site = kTransfer,
-       .source = "vLLM 0.22.1 (connectors/connector_async/0014)",
-       .mechanism = "a request that holds nothing and does not fit stands before fully loaded "
-                    "ones: nothing runs again",
-       .exposed_by = "a tight pool, and a load that received nothing",
-       .caught_by = {"liveness.head_of_line"},
-       .transfer = {.subject = TransferSubject::holds, .tight = true}},
-      {.id = "hold-partial-deadlock",
-       .site = kTransfer,
-       .source = "vLLM 0.22.1 (connectors/connector_failures_fail/0000)",
-       .mechanism = "partly loaded requests each hold what the other needs to go on",
-       .exposed_by = "a tight pool",
-       .caught_by = {"liveness.partial_load"},
-       .transfer = {.subject = TransferSubject::holds, .tight = true}},
-  };
-}
-
-std::vector<Mutant> connector_mutants() {
-  return {
-      {.id = "hma-any",
-       .site = kTransfer,
-       .source = "vllm 39949",
-       .mechanism = "a MultiConnector is said to support several groups when any part does",
-       .exposed_by = "parts that differ in this",
-       .caught_by = {"connector.hybrid_groups"},
-       .transfer = {.subject = TransferSubject::connectors}},
-      {.id = "hma-before-config",
-       .site = kTransfer,
-       .source = "vllm 39949",
-       .mechanism = "support for several groups is asked before the offloading backend has set "
-                    "its connector: the engine does not start",
-       .exposed_by = "offloading, and no other connector",
-       .caught_by = {"connector.start"},
-       .transfer = {.subject = TransferSubject::connectors}},
-  };
-}
-
-}  // namespace
-
-std::vector<Mutant> mutants_of_transfers() {
-  std::vector<Mutant> all = protocol_mutants();
-  for (const Mutant& mutant : staging_mutants()) all.push_back(mutant);
-  for (const Mutant& mutant : holding_mutants()) all.push_back(mutant);
-  for (const Mutant& mutant : connector_mutants()) all.push_back(mutant);
-  return all;
-}
-
-namespace {
-
 using enum Feature;
 constexpr auto kHost = "host_block";
 
-// Blocks stored in host memory and found there again, in an engine whose connectors are modelled.
+// Blocks stored in host memory and found there again, in a release modelled with connectors.
 void with_host_tier(SavedCase& saved) {
   saved.connector.parts = {ConnectorKind::host};
   saved.connector.num_host_blocks = 8;
@@ -134,9 +24,8 @@ void with_late_stores(SavedCase& saved) {
   saved.connector.delay_steps_max = 12;
 }
 GeneratorOptions beside_host_tier(FeatureSet always) {
-  for (const Feature feature : {full_attention, prefix_caching, shared_prefixes, tight_pool})
-    always.add(feature);
-  return {.engine = "vllm-0.22.1",
+  always.add({full_attention, prefix_caching, shared_prefixes, tight_pool});
+  return {.engine = std::string(connector_profile().name),
           .always = always,
           .never = {states, two_block_pool, priority_policy, async_scheduling},
           .backend = "simt",
@@ -144,20 +33,97 @@ GeneratorOptions beside_host_tier(FeatureSet always) {
 }
 
 GeneratorOptions one_group(GeneratorOptions options) {
-  options.never.add(several_groups);
-  options.never.add(hidden_state);
-  options.never.add(sliding_window);
-  options.never.add(chunked_local);
-  options.never.add(mla);
+  options.never.add({several_groups, hidden_state, sliding_window, chunked_local, mla});
   return options;
 }
 
 }  // namespace
 
-std::vector<Mutant> mutants_of_host_tier() {
+std::vector<Mutant> protocol_mutants() {
+  return {
+      {.id = "send-freed-early",
+       .mechanism = "the prefill engine frees its blocks when it has sent the last of them, not "
+                    "when they are known to have arrived",
+       .exposed_by = "any load; a lost block makes it wrong data",
+       .caught_by = {"transfer.freed_early"}},
+      {.id = "delivery-twice",
+       .mechanism = "a block that arrives twice is written and counted twice: the load counts as "
+                    "complete with a block missing",
+       .exposed_by = "a network that repeats packets, or a repeated read",
+       .caught_by = {"transfer.delivered_twice"}},
+      {.id = "recv-failed-marked-ok",
+       .source = "dynamo 15079; vLLM 0.22.1's NIXL worker with several groups",
+       .mechanism = "a failed load is reported as received, and none of its blocks as invalid",
+       .exposed_by = "blocks lost for good",
+       .caught_by = {"transfer.incomplete"}},
+      {.id = "completion-stale",
+       .mechanism = "the release of an earlier attempt is taken for one of the current attempt: "
+                    "its blocks are free before they are read",
+       .exposed_by = "a failed load, prefilled again, and a release that comes late",
+       .caught_by = {"transfer.freed_early"},
+       .transfer = {.fails_requests = true}},
+  };
+}
+
+// Content ids alone would not show these: they are about the bytes on their way.
+std::vector<Mutant> staging_mutants() {
+  return {
+      {.id = "stage-read-early",
+       .source = "vllm 46278, sglang 36738: the same race",
+       .mechanism = "the bytes to send are read from the staging buffer before the step that "
+                    "stores the blocks there has run",
+       .exposed_by = "any load, and pages",
+       .caught_by = {"transfer.read_content"},
+       .transfer = {.has_pages = true}},
+      {.id = "load-before-arrival",
+       .source = "vllm 46278, sglang 36738: the same race",
+       .mechanism = "blocks are loaded into pages before their bytes have arrived in the staging "
+                    "buffer: pages receive its old content",
+       .exposed_by = "any load, and pages",
+       .caught_by = {"memory.divergence"},
+       .transfer = {.has_pages = true}},
+  };
+}
+
+std::vector<Mutant> holding_mutants() {
+  return {
+      {.id = "hold-head-of-line",
+       .source = "vLLM 0.22.1 (connectors/connector_async/0014)",
+       .mechanism = "a request that holds nothing and does not fit stands before fully loaded "
+                    "ones: nothing runs again",
+       .exposed_by = "a tight pool, and a load that received nothing",
+       .caught_by = {"liveness.head_of_line"},
+       .transfer = {.subject = TransferSubject::holds, .tight = true}},
+      {.id = "hold-partial-deadlock",
+       .source = "vLLM 0.22.1 (connectors/connector_failures_fail/0000)",
+       .mechanism = "partly loaded requests each hold what the other needs to go on",
+       .exposed_by = "a tight pool",
+       .caught_by = {"liveness.partial_load"},
+       .transfer = {.subject = TransferSubject::holds, .tight = true}},
+  };
+}
+
+std::vector<Mutant> connector_mutants() {
+  return {
+      {.id = "hma-any",
+       .source = "vllm 39949",
+       .mechanism = "a MultiConnector is said to support several groups when any part does",
+       .exposed_by = "parts that differ in this",
+       .caught_by = {"connector.hybrid_groups"},
+       .transfer = {.subject = TransferSubject::connectors}},
+      {.id = "hma-before-config",
+       .source = "vllm 39949",
+       .mechanism = "support for several groups is asked before the offloading backend has set "
+                    "its connector: the engine does not start",
+       .exposed_by = "offloading, and no other connector",
+       .caught_by = {"connector.start"},
+       .transfer = {.subject = TransferSubject::connectors}},
+  };
+}
+
+std::vector<Mutant> host_tier_mutants() {
   return {
       {.id = "transfer-wrong-end",
-       .site = kBackend,
        .source = "dynamo 8419, vllm 43996",
        .mechanism = "the last blocks of a transfer are moved in place of the first",
        .exposed_by = "a host tier, and two blocks of a group moved in one step",
@@ -165,7 +131,6 @@ std::vector<Mutant> mutants_of_host_tier() {
        .bias = beside_host_tier({long_prompts}),
        .reshape = with_host_tier},
       {.id = "transfer-flatten",
-       .site = kBackend,
        .source = "vllm 39949",
        .mechanism = "a transfer treats a cache as one long array and ignores padding and other "
                     "layers between its blocks",
@@ -174,7 +139,6 @@ std::vector<Mutant> mutants_of_host_tier() {
        .bias = beside_host_tier({several_groups, padded_pages}),
        .reshape = with_host_tier},
       {.id = "transfer-failed-marked-ok",
-       .site = kBackend,
        .source = "dynamo 15079",
        .mechanism = "a failed load from the host tier is not reported: its blocks count as "
                     "computed",
@@ -183,7 +147,6 @@ std::vector<Mutant> mutants_of_host_tier() {
        .bias = one_group(beside_host_tier({})),
        .reshape = with_failing_loads},
       {.id = "free-send-in-flight",
-       .site = kBackend,
        .source = "vllm 45357",
        .mechanism = "a finished request gives its blocks back while stores of them are pending",
        .exposed_by = "a host tier, and stores that outlive their request",

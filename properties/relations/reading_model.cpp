@@ -53,16 +53,15 @@ std::int32_t UndisturbedRequest::next_token(std::int64_t count) {
     if (!has_rows(spec)) continue;
     for (std::int64_t p = std::ssize(rows_[g]); p < count; ++p)
       rows_[g].push_back(
-          row_of(spec, g, p, tokens_[static_cast<std::size_t>(p)],
-                 [&](std::int64_t q) { return rows_[g][static_cast<std::size_t>(q)]; }));
-    hash = mix(hash ^ rows_[g][static_cast<std::size_t>(count - 1)]);
+          row_of(spec, g, p, tokens_[p], [&](std::int64_t q) { return rows_[g][q]; }));
+    hash = mix(hash ^ rows_[g][count - 1]);
   }
   return token_of(hash);
 }
 
 std::uint64_t UndisturbedRequest::row(std::size_t group, std::int64_t position) {
   next_token(position + 1);
-  return rows_[group][static_cast<std::size_t>(position)];
+  return rows_[group][position];
 }
 
 void UndisturbedRequest::truncate(std::int64_t count) {
@@ -138,7 +137,7 @@ std::uint64_t ReadingModel::read(const Row& row, std::size_t group, std::int64_t
   const auto entry = static_cast<std::size_t>(position / size);
   if (entry >= row.tables[group].size()) return 0;
   const auto slot = index_of(row.tables[group][entry]) * size + position % size;
-  return slots_[group][static_cast<std::size_t>(slot)];
+  return slots_[group][slot];
 }
 
 // Writes the rows of a token in every group; the token that follows it.
@@ -152,8 +151,7 @@ std::int32_t ReadingModel::compute(const Row& row, std::int64_t position, std::i
     const std::int64_t size = tokens_in_block_[g];
     const auto entry = static_cast<std::size_t>(position / size);
     if (entry < row.tables[g].size() && row.tables[g][entry] != kNullBlock)
-      slots_[g][static_cast<std::size_t>(index_of(row.tables[g][entry]) * size + position % size)] =
-          value;
+      slots_[g][index_of(row.tables[g][entry]) * size + position % size] = value;
     hash = mix(hash ^ value);
   }
   return token_of(hash);
@@ -169,14 +167,11 @@ void ReadingModel::sample_row(const Row& row, const SampledRow& sampled, Request
   for (std::int64_t p = row.computed; p < row.computed + row.num_tokens; ++p) {
     const std::int64_t draft = p - known;
     if (draft >= std::ssize(sampled.drafts)) break;  // a slot for a token that is not known yet
-    const std::int32_t token = draft < 0 ? known_tokens[static_cast<std::size_t>(p)]
-                                         : sampled.drafts[static_cast<std::size_t>(draft)];
+    const std::int32_t token = draft < 0 ? known_tokens[p] : sampled.drafts[draft];
     const std::int32_t next = compute(row, p, token);
     if (draft + 1 != accepted) continue;
     tokens.push_back(next);
-    if (accepted < std::ssize(sampled.drafts) &&
-        sampled.drafts[static_cast<std::size_t>(accepted)] == next)
-      ++accepted;
+    if (accepted < std::ssize(sampled.drafts) && sampled.drafts[accepted] == next) ++accepted;
   }
 }
 
@@ -200,7 +195,7 @@ Result<void> ReadingModel::sample(std::int64_t step, std::span<const SampledRow>
   LS_CHECK(rows.size() == rows_.size(), "{} rows, {} decided", rows.size(), rows_.size());
   // Who leaves after so many tokens is the trace's to say; what it would sample is not used.
   ModelOutput planned;
-  if (auto done = inner_.sample(step, rows, planned); !done) return done;
+  LS_RETURN_IF_ERROR(inner_.sample(step, rows, planned));
   for (std::size_t i = 0; i < rows.size(); ++i) {
     Request& request = *requests_.at(std::string(rows[i].name));
     std::vector<std::int32_t> tokens;
@@ -232,12 +227,11 @@ void ReadingModel::plan(const DecidedStep& step, StepTransfers& transfers) {
     const auto group = static_cast<std::size_t>(block.group);
     const std::int64_t size = tokens_in_block_[group];
     std::vector<std::uint64_t>& rows = host_rows_[block.host];
-    rows.assign(static_cast<std::size_t>(size), 0);
+    rows.assign(size, 0);
     UndisturbedRequest& alone =
         requests_.at(std::string(step.scheduler.name(block.request)))->alone;
     const std::int64_t last = std::min(block.num_tokens, (block.entry + 1) * size);
-    for (std::int64_t p = block.entry * size; p < last; ++p)
-      rows[static_cast<std::size_t>(p % size)] = alone.row(group, p);
+    for (std::int64_t p = block.entry * size; p < last; ++p) rows[p % size] = alone.row(group, p);
   }
   for (const BlockTransfer& block : transfers.loads)
     std::ranges::copy(host_rows_.at(block.host), rows_of(block).begin());
@@ -253,7 +247,7 @@ void ReadingModel::drop_void_tokens(const StepView& view, RequestId id) {
   if (num_void <= 0) return;
   alone.truncate(view.decisions.num_tokens(id));
   std::vector<std::int32_t>& tokens = answers_.tokens[name];
-  tokens.resize(tokens.size() - static_cast<std::size_t>(num_void));
+  tokens.resize(tokens.size() - num_void);
 }
 
 bool ReadingModel::finished(const StepView& view) {
@@ -286,13 +280,11 @@ Result<Answers> answers_of(const SavedCase& saved) {
     model.emplace(*workload, saved);
     return Onlooker{.workload = &*model, .observer = &*model};
   };
-  const auto session = open_undisturbed(saved, config_of(saved), {}, attach);
-  if (!session) return tl::unexpected(session.error());
-  const auto report = (*session)->run();
-  if (!report) return tl::unexpected(report.error());
+  LS_ASSIGN_OR_RETURN(const auto session, open_undisturbed(saved, config_of(saved), {}, attach));
+  LS_ASSIGN_OR_RETURN(const auto report, session->run());
   Answers answers = model->answers();
-  answers.steps = report->summary.steps;
-  answers.verdict = report->summary.verdict;
+  answers.steps = report.summary.steps;
+  answers.verdict = report.summary.verdict;
   return answers;
 }
 

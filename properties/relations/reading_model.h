@@ -5,7 +5,7 @@
 // (1) The row of a token depends on the token, its position and every row that attention reads
 //     before it; the next token depends on the rows of all groups. A wrong row is never forgotten.
 // (2) A slot keeps its row until another is written there; nothing is cleared when a block changes
-//     hands, as on a device.
+//     hands, as in a real cache.
 // (3) Alone, with a cache of its own that is never cut, a request is answered as
 //     UndisturbedRequest says.
 // (4) What a KV connector loads are the rows that it was given to store, or, from peers, the rows
@@ -13,7 +13,7 @@
 //     the engine drops, and so does this.
 // (5) Ranks of context parallelism hold their shares of a block side by side, as one memory.
 //
-// Left out: groups of states, whose blocks the worker moves (the audit follows them); drafts in
+// Left out: groups of states, since the worker moves them (the audit follows them); drafts in
 // flight, which the recording of decisions does not show.
 #pragma once
 
@@ -32,7 +32,7 @@
 
 namespace lockstep {
 
-// Rows and tokens of one request that nobody disturbs.
+// Rows and tokens of one request on its own.
 class UndisturbedRequest {
  public:
   UndisturbedRequest(const std::vector<KVCacheGroupSpec>& groups, std::vector<std::int32_t> tokens)
@@ -52,7 +52,7 @@ class UndisturbedRequest {
 };
 
 struct Answers {
-  std::map<std::string, std::vector<std::int32_t>> tokens;  // of everybody who was answered
+  std::map<std::string, std::vector<std::int32_t>> tokens;  // of every request that was answered
   std::map<std::string, std::int64_t> ended_in;             // step, of those that ended by length
   std::int64_t steps = 0;
   Verdict verdict = Verdict::agreed;

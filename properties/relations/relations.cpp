@@ -4,10 +4,8 @@
 
 #include <algorithm>
 #include <array>
-#include <utility>
 
 #include "properties/shrink/case_parts.h"
-#include "reference/plan/page_size.h"
 #include "sim/session/session.h"
 
 namespace lockstep {
@@ -142,11 +140,6 @@ constexpr std::array kRelations = std::to_array<Relation>({
     {"context ranks", "nor is over how many ranks its tokens are dealt out", over_ranks},
 });
 
-std::int64_t ended_by(const Answers& answers, std::int64_t step) {
-  return std::ranges::count_if(answers.ended_in,
-                               [&](const auto& ended) { return ended.second <= step; });
-}
-
 }  // namespace
 
 std::span<const Relation> relations() { return kRelations; }
@@ -174,47 +167,11 @@ std::optional<Breach> first_breach(const SavedCase& saved, const Answers& one,
 Result<std::optional<Breach>> check_relation(const SavedCase& saved, const Relation& relation) {
   const Changed other = relation.change(saved);
   if (!other || !why_not_answered(*other).empty()) return std::optional<Breach>();
-  const Result<Answers> one = answers_of(saved);
-  if (!one) return tl::unexpected(one.error());
-  const Result<Answers> two = answers_of(*other);
-  if (!two) return tl::unexpected(two.error());
-  std::optional<Breach> breach = first_breach(saved, *one, *two);
+  LS_ASSIGN_OR_RETURN(const auto one, answers_of(saved));
+  LS_ASSIGN_OR_RETURN(const auto two, answers_of(*other));
+  std::optional<Breach> breach = first_breach(saved, one, two);
   if (breach) breach->what += fmt::format(" ({}: {})", relation.name, relation.says);
   return breach;
-}
-
-SavedCase with_memory_for_all(const SavedCase& saved) {
-  SavedCase other = saved;
-  std::int64_t blocks = 1;
-  for (const RequestSpec* request : requests_of(saved))
-    for (const KVCacheGroupSpec& group : saved.cache.groups)
-      blocks += cdiv(request->prompt.size() + request->max_tokens + saved.engine.num_spec_tokens,
-                     group.spec.block_size) +
-                2 + group.spec.num_speculative_blocks;
-  set_num_blocks(other, std::max(blocks, saved.cache.num_blocks));
-  return other;
-}
-
-Result<std::optional<LaterWithMore>> more_memory_finishes_later(const SavedCase& saved,
-                                                                std::int64_t more) {
-  SavedCase larger = saved;
-  set_num_blocks(larger, saved.cache.num_blocks + more);
-  const Result<Answers> less = answers_of(saved);
-  if (!less) return tl::unexpected(less.error());
-  const Result<Answers> with_more = answers_of(larger);
-  if (!with_more) return tl::unexpected(with_more.error());
-  for (const auto& [name, step] : less->ended_in) {
-    const std::int64_t finished = ended_by(*less, step);
-    const std::int64_t finished_more = ended_by(*with_more, step);
-    if (finished_more >= finished) continue;
-    const auto later = with_more->ended_in.find(name);
-    return LaterWithMore{.request = name,
-                         .step = step,
-                         .step_more = later == with_more->ended_in.end() ? -1 : later->second,
-                         .finished = finished,
-                         .finished_more = finished_more};
-  }
-  return std::optional<LaterWithMore>();
 }
 
 }  // namespace lockstep

@@ -1,13 +1,13 @@
 // Metamorphic relations: two cases that differ in something that is none of a request's business
-// answer it with the same tokens. Nobody says which tokens are right; that the two agree is enough.
+// answer it with the same tokens. Which tokens are right is not asked: that the two agree is enough.
 //
-// (1) Answers are those of a model whose every token is a hash of what it read (reading_model.h),
-//     so a wrong block anywhere before a token changes it.
+// (1) In the model that answers, every token is a hash of what it read (reading_model.h), so a wrong
+//     block anywhere before a token changes it.
 // (2) Where a request ends early in one of the two (its client leaves after a while, the run ends),
 //     the tokens that both have are compared.
 //
-// Not related: what states hold. That adding memory makes nobody finish later is NOT true of the
-// engine; `more_memory_finishes_later` says where, and `unneeded memory` what does hold.
+// Not related: what states hold. That more memory makes no request finish later is NOT true of the
+// engine (tests/regressions/more_memory_finishes_later.case.jsonl).
 #pragma once
 
 #include <cstdint>
@@ -36,7 +36,7 @@ struct Relation {
 };
 // Of what a scheduler decides.
 std::span<const Relation> relations();
-// Of where a device keeps it: layouts, pages, kernel blocks, streams.
+// Of where a backend keeps it: layouts, pages, kernel blocks, streams.
 std::span<const Relation> place_relations();
 
 // What generated cases are held to relations without: priorities, since what such a request hits
@@ -61,22 +61,6 @@ Result<std::optional<Breach>> check_relation(const SavedCase& saved, const Relat
 std::optional<Breach> first_breach(const SavedCase& saved, const Answers& one,
                                    const Answers& other);
 
-// The case with as many blocks as all of its requests could ever take together: from here on more
-// memory changes no decision.
-SavedCase with_memory_for_all(const SavedCase& saved);
-
-// A request that ends in a later step, or not at all, when the pool has `more` blocks more.
-struct LaterWithMore {
-  std::string request;
-  std::int64_t step = 0;           // with the pool as it is
-  std::int64_t step_more = 0;      // with more; -1: never
-  std::int64_t finished = 0;       // requests that ended by `step`
-  std::int64_t finished_more = 0;  // fewer of them by then
-};
-// Whether fewer requests have ended by some step when there is more memory.
-Result<std::optional<LaterWithMore>> more_memory_finishes_later(const SavedCase& saved,
-                                                                std::int64_t more);
-
 // Nothing: the change is none here, or the engine would not take it.
 using Changed = std::optional<SavedCase>;
 
@@ -88,5 +72,17 @@ Changed changed(const SavedCase& saved, const Change& change) {
   const bool sound = (broken_rules(other) & ~broken_rules(saved)) == 0;
   return other == saved || !sound ? std::nullopt : Changed(std::move(other));
 }
+
+// Block ids are names: a pool that hands them out in another order decides the same, name for name.
+//
+// (1) Everything that a recording shows is compared, step by step: who runs with how many tokens,
+//     on which blocks, hits, evictions, what is zeroed.
+// (2) The two runs' blocks correspond by the place that they had in the first free queue, for good:
+//     who is evicted first depends on when blocks were freed, never on their numbers.
+//
+// Left out: the order of the zero list, which vllm-0.33.0 takes from a set of ids.
+//
+// Nothing: the same was decided. Errors: what the engine refuses.
+Result<std::optional<Breach>> check_shuffled_blocks(const SavedCase& saved);
 
 }  // namespace lockstep

@@ -10,6 +10,7 @@
 #include "reference/plan/layout.h"
 #include "reference/plan/page_size.h"
 #include "sim/session/session.h"
+#include "traces/formats/recording_trace.h"
 
 namespace lockstep {
 namespace {
@@ -178,7 +179,7 @@ bool has_connector(const SavedCase& saved) { return !saved.connector.parts.empty
 
 bool may_lose_blocks(const SavedCase& saved) {
   const ConnectorSpec& connector = saved.connector;
-  // vLLM assigns lost blocks of several groups to no request: nobody reports them.
+  // vLLM assigns lost blocks of several groups to no request: none are reported.
   if (saved.cache.groups.size() != 1) return false;
   const bool has_peers =
       connector.has(ConnectorKind::peers) || connector.has(ConnectorKind::one_group_peers);
@@ -285,6 +286,33 @@ BrokenRules broken_rules(const SavedCase& saved) {
   for (std::size_t i = 0; i < kRules.size(); ++i)
     if (!kRules[i](saved)) broken |= BrokenRules{1} << i;
   return broken;
+}
+
+Result<SavedCase> case_of(std::string name, Recording recording) {
+  if (recording.header.connector)
+    return fail(name + ": a recording of a KV connector, whose loads the model does not decide");
+  LS_ASSIGN_OR_RETURN(auto plan,
+                      plan_for_groups(recording.header.groups, recording.header.num_blocks));
+  SavedCase saved;
+  saved.name = std::move(name);
+  saved.engine = recording.header.options.config;
+  saved.kernel_block_sizes = make_backend_config(saved.engine, plan).kernel_block_sizes;
+  saved.cache = std::move(plan);
+  saved.backend = "none";
+  saved.check = CheckMode::fast;
+  saved.trace.header.source = {.kind = "recording", .name = recording.header.family, .seed = {}};
+  saved.recording = std::move(recording);
+  return saved;
+}
+
+Result<SavedCase> on_a_clock(const SavedCase& saved) {
+  constexpr std::int64_t kStepNs = 10'000'000;
+  LS_ASSIGN_OR_RETURN(auto trace, trace_of(*saved.recording, kStepNs));
+  SavedCase other = saved;
+  other.trace = std::move(trace);
+  other.recording.reset();
+  other.step_time = {.base_ns = kStepNs, .per_token_ns = 0};
+  return other;
 }
 
 }  // namespace lockstep

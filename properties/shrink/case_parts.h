@@ -1,5 +1,5 @@
 // The parts that can be taken out of a saved case, and the case without them: records of the trace
-// or of the recording, groups and layers of the plan.
+// or of the recording, groups and layers of the plan. And a recording as a case.
 //
 // (1) What is left is whole: requests name no removed one in `after`, times never decrease, tensors
 //     hold the layers that are there, and the pages of all groups are equally large.
@@ -11,11 +11,11 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
-#include <optional>
 #include <string>
-#include <string_view>
 #include <vector>
 
+#include "base/result.h"
+#include "traces/formats/recording.h"
 #include "traces/formats/saved_case.h"
 
 namespace lockstep {
@@ -54,13 +54,13 @@ bool plan_again(SavedCase& saved);
 // nothing was changed.
 bool set_num_blocks(SavedCase& saved, std::int64_t num_blocks);
 
-// Configurations that an engine refuses to start with, or that nobody would serve: a shrink that
+// Configurations that an engine refuses to start with, or that serve no purpose: a shrink that
 // wandered into one would end in a failure that no engine can have.
 //
 // (1) A rule that the first case of a shrink breaks itself is not asked of the others.
 //
 // Not looked at: what the reader refuses (it does that), and what the planner does with memory.
-
+//
 // One bit for each rule that the case breaks:
 //   a step has room for a token of every running request, and without chunks for the longest one
 //   the limit on long prefills is not above max_model_len
@@ -72,5 +72,14 @@ bool set_num_blocks(SavedCase& saved, std::int64_t num_blocks);
 //   a window and a chunk are tokens; nothing else has them
 using BrokenRules = std::uint32_t;
 BrokenRules broken_rules(const SavedCase& saved);
+
+// A recording as a saved case without a backend: its configuration, and its events and samples step
+// by step. The decisions are made anew, by the profile of the engine that was recorded.
+// Errors: a recording with a KV connector, groups that no plan can be made for.
+Result<SavedCase> case_of(std::string name, Recording recording);
+
+// The requests of a recorded case on a clock on which a step takes as long as a recorded one.
+// Errors: as trace_of() of traces/formats/recording_trace.h. REQUIRES: it has a recording.
+Result<SavedCase> on_a_clock(const SavedCase& saved);
 
 }  // namespace lockstep

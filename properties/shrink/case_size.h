@@ -1,7 +1,7 @@
 // How large a saved case is, as numbers to show and as an order to shrink by.
 //
 // (1) Of two cases the smaller rank is the simpler case to read; equal cases have equal ranks.
-// (2) Every rank is a tuple of numbers that are not negative: whoever only goes down, ends.
+// (2) Every rank is a tuple of numbers that are not negative: a search that only goes down ends.
 #pragma once
 
 #include <array>
@@ -30,7 +30,7 @@ using CaseRank = std::array<std::int64_t, 14>;
 inline constexpr std::size_t kRankOfSteps = 4;
 CaseRank rank_of(const SavedCase& saved, std::int64_t steps);
 
-// An option whose value counts, in CaseSize::options, while it is not the simplest. Limits and
+// An option that counts, in CaseSize::options, while its value is not the simplest. Limits and
 // sizes do not, nor what the engine is called: a failure is one of that engine.
 bool counts_as_set(const RunField& field);
 

@@ -1,5 +1,4 @@
 #include <algorithm>
-#include <string>
 
 #include "properties/shrink/case_parts.h"
 #include "properties/shrink/shrink_trial.h"
@@ -33,7 +32,7 @@ bool is_reset(const RunField& field) {
          (field.saved_in != SavedIn::nowhere && field.shrinks == Shrinks::size);
 }
 
-// Options of the engine first, then the device, and settings from the last to the first.
+// Options of the engine first, then of the backend, and settings from the last to the first.
 void reset_options(ShrinkTrial& trial) {
   trial.attempt_with([](SavedCase& saved) { set_drafts(saved, 0); });
   trial.attempt_with(without_saved_states);

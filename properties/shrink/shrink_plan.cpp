@@ -1,6 +1,5 @@
 #include <algorithm>
 #include <functional>
-#include <string>
 #include <vector>
 
 #include "properties/shrink/case_parts.h"
@@ -102,7 +101,7 @@ void shrink_states(ShrinkTrial& trial, std::size_t group) {
   }
 }
 
-// Rows of a word: shorter ones would be alike, and nobody could say whose content lies somewhere.
+// Rows of a word: shorter ones would be alike, and their content could not be told apart.
 std::int64_t least_head_size(const KVCacheSpec& spec) {
   return std::min(spec.head_size, 8 / itemsize_bytes(spec.dtype));
 }
@@ -165,8 +164,7 @@ void halve(SavedCase& saved) {
   }
   for (TraceRequest* request : trace_requests_of(saved)) {
     request->output.length = half(request->output.length);
-    if (!request->output.tokens.empty())
-      request->output.tokens.resize(static_cast<std::size_t>(request->output.length));
+    if (!request->output.tokens.empty()) request->output.tokens.resize(request->output.length);
     request->spec.max_tokens = half(request->spec.max_tokens);
     if (request->abort && request->abort->after_tokens)
       *request->abort->after_tokens = half(*request->abort->after_tokens);

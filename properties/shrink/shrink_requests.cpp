@@ -6,7 +6,6 @@
 #include <vector>
 
 #include "properties/shrink/case_parts.h"
-#include "properties/shrink/recorded_case.h"
 #include "properties/shrink/shrink_trial.h"
 
 namespace lockstep {
@@ -52,8 +51,7 @@ void shrink_prompt(ShrinkTrial& trial, std::size_t request) {
 // The output ends after `length` tokens because nothing more is asked for.
 void set_output(TraceRequest& request, std::int64_t length) {
   request.output.length = static_cast<std::int32_t>(length);
-  if (!request.output.tokens.empty())
-    request.output.tokens.resize(static_cast<std::size_t>(length));
+  if (!request.output.tokens.empty()) request.output.tokens.resize(length);
   request.spec.max_tokens = request.output.length;
   request.spec.eos_token.reset();
   request.spec.stop_token_ids.clear();
@@ -158,7 +156,7 @@ std::int64_t gap_before(SavedCase& saved, std::size_t index) {
   return t_ns == nullptr ? 0 : *t_ns - before;
 }
 
-// Waits for nobody any more and comes with the record in front of it.
+// Waits for no other request and comes with the record in front of it.
 void stop_waiting(SavedCase& saved, std::size_t index) {
   std::int64_t before = 0;
   for (std::size_t i = 0; i < index; ++i)

@@ -11,7 +11,6 @@
 #include <functional>
 #include <map>
 #include <optional>
-#include <string>
 #include <type_traits>
 #include <utility>
 

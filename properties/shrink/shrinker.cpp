@@ -1,7 +1,5 @@
 #include "properties/shrink/shrinker.h"
 
-#include <algorithm>
-#include <tuple>
 #include <utility>
 
 #include "properties/shrink/shrink_trial.h"
@@ -14,7 +12,7 @@ std::optional<ShrinkResult> shrink(const SavedCase& first, const StillFails& sti
   auto read = saved_case_from_text(first.name, saved_case_to_text(first));
   if (!read) return std::nullopt;
   SavedCase start = std::move(*read);
-  // What the case says it shows is said of the first one; whoever keeps the result says it anew.
+  // `expected` is said of the first case; the caller that keeps the result says it anew.
   start.expected.reset();
   const std::optional<std::int64_t> steps = still_fails(start);
   if (!steps) return std::nullopt;

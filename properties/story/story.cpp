@@ -9,9 +9,9 @@
 #include "base/check.h"
 #include "properties/judge/known_findings.h"
 #include "properties/shrink/case_size.h"
-#include "sim/verdict/run_summary.h"
 #include "sim/recording/recorded_terms.h"
 #include "sim/session/session.h"
+#include "sim/verdict/run_summary.h"
 
 namespace lockstep {
 namespace {
@@ -42,11 +42,10 @@ void take_waiting_tables(const StepView& view, StoryStep& step) {
 }  // namespace
 
 std::vector<BlockState> StoryKeeper::pool_of(const StepView& view, const StoryStep& step) {
-  std::vector<BlockState> pool(static_cast<std::size_t>(num_blocks_));
+  std::vector<BlockState> pool(num_blocks_);
   pool[0].kind = BlockState::Kind::null_block;
   for (std::int32_t i = 1; i < num_blocks_; ++i)
-    if (view.model().is_cached(BlockId{i}))
-      pool[static_cast<std::size_t>(i)].kind = BlockState::Kind::cached;
+    if (view.model().is_cached(BlockId{i})) pool[i].kind = BlockState::Kind::cached;
   const auto hold = [&](const RecordedTable& table) {
     for (const std::vector<BlockId>& blocks : table.blocks)
       for (const BlockId block : blocks) {

@@ -36,8 +36,8 @@ struct StoryStep {
   std::vector<std::string> arrived;             // first seen in this step
   std::vector<std::string> gone;                // seen in the step before, and not told as finished
   std::map<std::string, std::int64_t> known;    // prompt and sampled tokens of the live
-  std::vector<RecordedTable> tables;            // of everybody who runs
-  std::vector<RecordedTable> waiting_tables;    // of those who hold blocks and do not
+  std::vector<RecordedTable> tables;            // of all that run
+  std::vector<RecordedTable> waiting_tables;    // of those that hold blocks and do not
   std::map<std::string, std::int64_t> loaded;   // tokens computed, or loading, of those
   std::vector<BlockState> pool;                 // by block
   std::map<std::string, std::int64_t> sampled;  // tokens that the step's output added
@@ -47,7 +47,7 @@ struct StoryStep {
 struct Story {
   std::vector<StoryStep> steps;
   std::int32_t dp_size = 1;
-  std::int32_t dp_rank = 0;  // whose steps they are
+  std::int32_t dp_rank = 0;  // that the steps are of
   Outcome outcome;
   std::optional<Divergence> divergence;  // of an outcome `divergence`
   std::vector<AuditFinding> findings;    // of a violation that the audit found

@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <span>
 #include <sstream>
-#include <utility>
 
 #include "base/number_text.h"
 

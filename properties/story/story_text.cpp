@@ -4,7 +4,6 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <utility>
 
 #include "properties/judge/known_findings.h"
 #include "properties/shrink/case_parts.h"

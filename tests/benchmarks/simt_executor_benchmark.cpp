@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "base/check.h"
-#include "cuda_backend/simt/executor.h"
+#include "cuda_backend/simt/executor/executor.h"
 #include "cuda_backend/simt/random.h"
 #include "tests/benchmarks/simt_benchmark_kernels.h"
 

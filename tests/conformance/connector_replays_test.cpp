@@ -18,7 +18,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-Result<RunSummary> replay_on_simt(const std::string& path) {
+Result<RunSummary> replay_with_connector(const std::string& path) {
   auto reader = RecordingReader::open(path);
   if (!reader) return tl::unexpected(reader.error());
   const RecordingHeader header = reader->header();
@@ -40,14 +40,14 @@ Result<RunSummary> replay_on_simt(const std::string& path) {
   return std::move(report->summary);
 }
 
-struct Tally {
+struct ConnectorTally {
   std::int64_t replayed = 0;
   std::int64_t stuck = 0;
   std::int64_t blocks_loaded = 0, blocks_stored = 0, blocks_lost = 0;
 };
 
-void replay(const std::string& path, Tally& tally) {
-  const auto summary = replay_on_simt(path);
+void replay(const std::string& path, ConnectorTally& tally) {
+  const auto summary = replay_with_connector(path);
   ASSERT_TRUE(summary) << path << ": " << summary.error().message;
   if (summary->divergence) ADD_FAILURE() << path << "\n" << to_text(*summary->divergence);
   ++tally.replayed;
@@ -60,7 +60,7 @@ void replay(const std::string& path, Tally& tally) {
 TEST(ConnectorReplays, one_of_every_bundled_family_agrees_on_the_kernels) {
   const auto samples = find_samples_dir();
   ASSERT_TRUE(samples.has_value());
-  Tally tally;
+  ConnectorTally tally;
   for (const std::string& path : recordings_under(*samples / "recordings/vllm-0.22.1/connectors"))
     if (path.find("connector_served_async") == std::string::npos) replay(path, tally);
   EXPECT_EQ(tally.replayed, 7);
@@ -75,13 +75,13 @@ TEST(ConnectorReplays, with_asynchronous_scheduling_agree_or_say_why_they_are_re
   const auto samples = find_samples_dir();
   ASSERT_TRUE(samples.has_value());
   const auto folder = *samples / "recordings/vllm-0.22.1/connectors/connector_served_async";
-  Tally tally;
+  ConnectorTally tally;
   for (const char* name : {"0110.jsonl", "0131.jsonl", "0156.jsonl"})
     replay((folder / name).string(), tally);
   EXPECT_EQ(tally.replayed, 3);
   EXPECT_GT(tally.blocks_loaded, 0);
   const auto refusal = [&](const char* name) {
-    const auto summary = replay_on_simt((folder / name).string());
+    const auto summary = replay_with_connector((folder / name).string());
     return summary ? std::string() : summary.error().message;
   };
   EXPECT_NE(refusal("0113.jsonl").find("drafts with asynchronous scheduling"), std::string::npos);
@@ -92,7 +92,7 @@ TEST(ConnectorReplays, with_asynchronous_scheduling_agree_or_say_why_they_are_re
 TEST(ConnectorReplaysSlow, all_168_agree_on_the_kernels) {
   const auto data = find_data_dir();
   if (!data) GTEST_SKIP() << "recordings of vLLM 0.22.1 with connectors: " << data_dir_hint();
-  Tally tally;
+  ConnectorTally tally;
   for (const std::string& path : recordings_under(*data / "recordings/vllm-0.22.1/connectors"))
     replay(path, tally);
   EXPECT_EQ(tally.replayed, 168);

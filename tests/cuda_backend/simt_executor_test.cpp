@@ -1,6 +1,6 @@
 // The executor as a device: meetings give what they give on a GPU, launches are counted and named,
 // and the seed decides everything.
-#include "cuda_backend/simt/executor.h"
+#include "cuda_backend/simt/executor/executor.h"
 
 #include <gtest/gtest.h>
 

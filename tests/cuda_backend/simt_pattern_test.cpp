@@ -3,7 +3,7 @@
 
 #include <vector>
 
-#include "cuda_backend/simt/executor.h"
+#include "cuda_backend/simt/executor/executor.h"
 #include "tests/cuda_backend/simt_kernels/scale.h"
 
 namespace lockstep {

@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "base/check.h"
-#include "cuda_backend/simt/executor.h"
-#include "cuda_backend/simt/watch/report.h"
+#include "cuda_backend/simt/executor/executor.h"
+#include "cuda_backend/simt/report.h"
 
 namespace lockstep {
 

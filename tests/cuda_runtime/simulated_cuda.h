@@ -38,7 +38,7 @@
 #include <string_view>
 #include <vector>
 
-#include "cuda_backend/simt/executor.h"
+#include "cuda_backend/simt/executor/executor.h"
 #include "cuda_backend/simt/random.h"
 #include "tests/cuda_runtime/late_streams.h"
 #include "tests/cuda_runtime/simulated_memory.h"

@@ -74,7 +74,7 @@ std::vector<Smaller> each_smaller(const SavedCase& saved) {
   return all;
 }
 
-std::vector<std::string> ids() {
+std::vector<std::string> caught_ids() {
   std::vector<std::string> all;
   for (const Mutant& mutant : mutant_catalogue())
     if (mutant.site == MutantSite::scheduler || mutant.site == MutantSite::backend)
@@ -109,7 +109,7 @@ TEST_P(MinimalCasesSlow, nothing_can_be_taken_away_by_itself) {
   EXPECT_GT(tried, 0);
 }
 
-INSTANTIATE_TEST_SUITE_P(All, MinimalCasesSlow, testing::ValuesIn(ids()), [](const auto& id) {
+INSTANTIATE_TEST_SUITE_P(All, MinimalCasesSlow, testing::ValuesIn(caught_ids()), [](const auto& id) {
   std::string name = id.param;
   std::ranges::replace(name, '-', '_');
   return name;

@@ -11,17 +11,17 @@
 #include <ostream>
 #include <vector>
 
-#include "properties/invariants/naive_cache.h"
+#include "tests/properties/naive_cache.h"
 
 namespace lockstep {
 namespace {
 
 constexpr std::uint64_t kNumKeys = 6;
 constexpr std::int32_t kNumGroups = 2;
-constexpr int kCommandsMax = 200;  // of a sequence; rapidcheck's default is 100
+constexpr int kPoolCommandsMax = 200;  // of a sequence; rapidcheck's default is 100
 
 // What was generated is counted: a run that never met these would prove little.
-struct Seen {
+struct SeenByPool {
   std::int64_t evictions = 0;
   std::int64_t hits_on_free_blocks = 0;
   std::int64_t shared = 0;
@@ -38,7 +38,7 @@ struct PoolModel {
 struct PoolUnderTest {
   BlockPool pool;
   std::int32_t num_blocks;
-  Seen& seen;
+  SeenByPool& seen;
 };
 
 void expect_equal(const PoolModel& model, const PoolUnderTest& real) {
@@ -185,7 +185,7 @@ class Reset final : public PoolCommand {
 class BlockPoolProperty : public testing::TestWithParam<FreedBlocks> {};
 
 TEST_P(BlockPoolProperty, does_what_the_naive_pool_does) {
-  Seen seen;
+  SeenByPool seen;
   const bool holds = rc::check("pool and naive pool agree after every command", [&] {
     const auto num_blocks = *rc::gen::inRange(2, 9);
     seen.two_block_pools += num_blocks == 2 ? 1 : 0;
@@ -193,7 +193,7 @@ TEST_P(BlockPoolProperty, does_what_the_naive_pool_does) {
     const PoolModel model{NaiveBlockPool(num_blocks, GetParam()), {}};
     PoolUnderTest real{BlockPool(num_blocks, true, GetParam()), num_blocks, seen};
     const auto commands = *rc::gen::resize(
-        kCommandsMax,
+        kPoolCommandsMax,
         rc::state::gen::commands(
             model, rc::state::gen::execOneOfWithArgs<Allocate, Hit, Publish, Free, Reset>()));
     const std::int64_t evictions = seen.evictions;

@@ -15,16 +15,16 @@
 #include <vector>
 
 #include "base/child_process.h"
-#include "properties/invariants/naive_cache.h"
+#include "tests/properties/naive_cache.h"
 
 namespace lockstep {
 namespace {
 
-constexpr std::int32_t kLongest = 40;  // tokens
-constexpr int kCommandsMax = 150;      // of a sequence
+constexpr std::int32_t kLongestRequest = 40;  // tokens
+constexpr int kCoordinatorCommandsMax = 150;      // of a sequence
 
 // What was generated is counted: a run that never met these would prove little.
-struct Seen {
+struct SeenByCoordinator {
   std::int64_t hits = 0;
   std::int64_t shortened_hits = 0;  // full attention alone had more
   std::int64_t hits_on_free_blocks = 0;
@@ -47,7 +47,7 @@ World draw_world(std::string engine) {
   world.block_size = *rc::gen::inRange(1, 5);
   world.num_blocks = *rc::gen::element(2, 4, 8, 16, 24);
   world.engine.engine = std::move(engine);
-  world.engine.max_model_len = kLongest;
+  world.engine.max_model_len = kLongestRequest;
   const auto num_groups = *rc::gen::inRange(1, 4);
   for (std::int32_t g = 0; g < num_groups; ++g) {
     KVCacheSpec spec;
@@ -63,7 +63,7 @@ World draw_world(std::string engine) {
 }
 
 // A prompt of one of a few families: requests of one family share what both have.
-Request request_of(std::uint64_t family, std::int32_t num_tokens, const World& world) {
+Request coordinator_request(std::uint64_t family, std::int32_t num_tokens, const World& world) {
   RequestSpec spec;
   spec.name = "r";
   spec.prompt.append({TokenRun::Kind::seeded, family, 0, static_cast<std::uint32_t>(num_tokens)});
@@ -138,7 +138,7 @@ struct CoordinatorModel {
 struct Coordinated {
   KVCacheCoordinator coordinator;
   std::vector<Request> requests;  // those of the model, in its order
-  Seen& seen;
+  SeenByCoordinator& seen;
 };
 
 std::int64_t num_held(const Request& request) {
@@ -148,7 +148,7 @@ std::int64_t num_held(const Request& request) {
   return count;
 }
 
-void expect_equal(const CoordinatorModel& model, const Coordinated& real) {
+void expect_same(const CoordinatorModel& model, const Coordinated& real) {
   const BlockPool& pool = real.coordinator.pool();
   const std::vector<BlockId> queue = pool.free_queue();
   RC_ASSERT(std::ranges::equal(queue, model.pool.free_queue()));
@@ -172,7 +172,7 @@ class CoordinatorCommand : public rc::state::Command<CoordinatorModel, Coordinat
     real.seen.evictions += real.coordinator.pool().take_counters().evicted;
     CoordinatorModel after = before;
     apply(after);
-    expect_equal(after, real);
+    expect_same(after, real);
   }
 
  protected:
@@ -206,7 +206,7 @@ class Admit final : public CoordinatorCommand {
 
  private:
   NaiveRequest naive(const World& world) const {
-    const Request real = request_of(family_, num_tokens_, world);
+    const Request real = coordinator_request(family_, num_tokens_, world);
     NaiveRequest request;
     request.num_tokens = num_tokens_;
     request.keys.assign(real.hashes.keys().begin(), real.hashes.keys().end());
@@ -214,7 +214,7 @@ class Admit final : public CoordinatorCommand {
     return request;
   }
   void act(const CoordinatorModel& before, Coordinated& real) const override {
-    Request request = request_of(family_, num_tokens_, *before.world);
+    Request request = coordinator_request(family_, num_tokens_, *before.world);
     PrefixHit hit;
     real.coordinator.find_longest_cache_hit(request, hit);
     CoordinatorModel model = before;
@@ -236,7 +236,7 @@ class Admit final : public CoordinatorCommand {
     }
   }
   const std::uint64_t family_ = *rc::gen::inRange<std::uint64_t>(0, 3);
-  const std::int32_t num_tokens_ = *rc::gen::inRange(1, kLongest + 1);
+  const std::int32_t num_tokens_ = *rc::gen::inRange(1, kLongestRequest + 1);
 };
 
 // Another chunk of a request that has tokens left; without room it waits.
@@ -302,7 +302,7 @@ class ResetCache final : public CoordinatorCommand {
   }
 };
 
-bool agree(const std::string& engine, SchedulerDefect defect, Seen& seen) {
+bool agree(const std::string& engine, SchedulerDefect defect, SeenByCoordinator& seen) {
   return rc::check("coordinator and naive groups agree after every command", [&] {
     const auto world = std::make_shared<const World>(draw_world(engine));
     RC_CLASSIFY(world->num_blocks == 2, "two-block pool");
@@ -314,11 +314,11 @@ bool agree(const std::string& engine, SchedulerDefect defect, Seen& seen) {
     real.coordinator.plant(defect);
     const CoordinatorModel model(world);
     const auto commands = *rc::gen::resize(
-        kCommandsMax,
+        kCoordinatorCommandsMax,
         rc::state::gen::commands(
             model,
             rc::state::gen::execOneOfWithArgs<Admit, Continue, Continue, Leave, ResetCache>()));
-    const Seen before = seen;
+    const SeenByCoordinator before = seen;
     rc::state::runAll(commands, model, real);
     RC_CLASSIFY(seen.evictions > before.evictions, "eviction");
     RC_CLASSIFY(seen.hits > before.hits, "hit");
@@ -328,7 +328,7 @@ bool agree(const std::string& engine, SchedulerDefect defect, Seen& seen) {
 class CoordinatorProperty : public testing::TestWithParam<std::string> {};
 
 TEST_P(CoordinatorProperty, does_what_naive_groups_over_one_pool_do) {
-  Seen seen;
+  SeenByCoordinator seen;
   EXPECT_TRUE(agree(GetParam(), SchedulerDefect::none, seen));
   EXPECT_GT(seen.hits, 0);
   EXPECT_GT(seen.shortened_hits, 0);
@@ -356,7 +356,7 @@ TEST(CoordinatorDefects, are_seen) {
         SchedulerDefect::hit_untouched_evicted}) {
     const auto answer = run_in_child(
         [&] {
-          Seen seen;
+          SeenByCoordinator seen;
           return std::string(agree("vllm-0.33.0", defect, seen) ? "" : "seen");
         },
         std::chrono::seconds(60));

@@ -13,14 +13,14 @@
 namespace lockstep {
 namespace {
 
-struct Survived {
+struct SurvivedFaults {
   std::string_view faults;
   Reached reached;
   bool async_scheduling;
   std::int64_t num_ended;  // of four requests
 };
 
-class Fault : public testing::TestWithParam<std::tuple<Survived, std::string_view>> {};
+class Fault : public testing::TestWithParam<std::tuple<SurvivedFaults, std::string_view>> {};
 
 TEST_P(Fault, takes_effect_and_whoever_is_left_ends) {
   const auto& [fault, engine] = GetParam();
@@ -34,7 +34,7 @@ TEST_P(Fault, takes_effect_and_whoever_is_left_ends) {
   EXPECT_EQ(judge(saved).tally[Reached::length_end], 4);
 }
 
-constexpr Survived kSurvived[] = {
+constexpr SurvivedFaults kSurvived[] = {
     {"refuse_allocation@1+20", Reached::refused_allocation, false, 4},
     {"refuse_allocation@0+999", Reached::refused_allocation, true, 4},
     {"pinch_pool@2+12:9", Reached::preemption_storm, false, 4},

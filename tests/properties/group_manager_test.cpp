@@ -15,9 +15,9 @@
 
 #include "base/child_process.h"
 #include "properties/generate/choices.h"
-#include "properties/invariants/naive_cache.h"
 #include "reference/cache/block_pool.h"
 #include "reference/types/scheduler_defect.h"
+#include "tests/properties/naive_cache.h"
 
 namespace lockstep {
 namespace {
@@ -46,7 +46,7 @@ std::vector<Kind> kinds() {
           {"states_all", CacheKind::mamba, MambaCacheMode::all}};
 }
 
-struct Seen {
+struct SeenByManager {
   std::int64_t hits = 0;
   std::int64_t hits_on_free_blocks = 0;
   std::int64_t retired = 0;
@@ -64,7 +64,7 @@ struct Both {
 
 class Worlds {
  public:
-  Worlds(const Kind& kind, ChoiceSource& choices, SchedulerDefect defect, Seen& seen)
+  Worlds(const Kind& kind, ChoiceSource& choices, SchedulerDefect defect, SeenByManager& seen)
       : choices_(choices),
         seen_(seen),
         spec_(spec_of(kind, choices)),
@@ -205,7 +205,7 @@ class Worlds {
   }
 
   ChoiceSource& choices_;
-  Seen& seen_;
+  SeenByManager& seen_;
   const KVCacheSpec spec_;
   const EngineConfig config_;
   const std::int32_t num_blocks_;
@@ -223,7 +223,7 @@ class Worlds {
 
 // The first turn after which the worlds differ, and in what; empty: they never do.
 std::string first_difference(const Kind& kind, std::span<const std::uint64_t> words,
-                             SchedulerDefect defect, Seen& seen) {
+                             SchedulerDefect defect, SeenByManager& seen) {
   WordChoices choices(words);
   Worlds worlds(kind, choices, defect, seen);
   for (std::size_t turn = 0; turn < words.size() / 4; ++turn) {
@@ -238,7 +238,7 @@ class GroupManagerProperty : public testing::TestWithParam<Kind> {};
 
 TEST_P(GroupManagerProperty, does_what_the_naive_group_does) {
   const Kind& kind = GetParam();
-  Seen seen;
+  SeenByManager seen;
   const bool holds = rc::check("manager and naive group agree after every operation", [&] {
     const auto words = *rc::gen::scale(
         6, rc::gen::container<std::vector<std::uint64_t>>(rc::gen::arbitrary<std::uint64_t>()));
@@ -269,7 +269,7 @@ INSTANTIATE_TEST_SUITE_P(Kinds, GroupManagerProperty, testing::ValuesIn(kinds())
 bool is_seen(const Kind& kind, SchedulerDefect defect) {
   const auto answer = run_in_child(
       [&] {
-        Seen seen;
+        SeenByManager seen;
         for (std::uint64_t seed = 1; seed <= 300; ++seed) {
           std::vector<std::uint64_t> words;
           for (std::uint64_t i = 0; i < 240; ++i) words.push_back(splitmix64(seed << 32 | i));

@@ -1,5 +1,5 @@
 // A request's answers do not depend on the ranks that work them out.
-#include "properties/relations/rank_outputs.h"
+#include "tests/properties/rank_outputs.h"
 
 #include <gtest/gtest.h>
 

@@ -13,9 +13,8 @@
 
 #include "base/child_process.h"
 #include "properties/generate/generator.h"
-#include "properties/relations/shuffled_blocks.h"
 #include "properties/shrink/case_parts.h"
-#include "properties/shrink/recorded_case.h"
+#include "reference/plan/page_size.h"
 #include "reference/profiles/engine_profile.h"
 #include "reference/types/scheduler_defect.h"
 
@@ -166,6 +165,55 @@ TEST(Relations, break_on_what_the_audit_found_in_the_engines) {
   ASSERT_TRUE(without_eagle);
   ASSERT_TRUE(*without_eagle);
   EXPECT_EQ((*without_eagle)->request, "reader");
+}
+
+// The case with as many blocks as all of its requests could ever take together: from here on more
+// memory changes no decision.
+SavedCase with_memory_for_all(const SavedCase& saved) {
+  SavedCase other = saved;
+  std::int64_t blocks = 1;
+  for (const RequestSpec* request : requests_of(saved))
+    for (const KVCacheGroupSpec& group : saved.cache.groups)
+      blocks += cdiv(request->prompt.size() + request->max_tokens + saved.engine.num_spec_tokens,
+                     group.spec.block_size) +
+                2 + group.spec.num_speculative_blocks;
+  set_num_blocks(other, std::max(blocks, saved.cache.num_blocks));
+  return other;
+}
+
+// A request that ends in a later step, or not at all, when the pool has `more` blocks more.
+struct LaterWithMore {
+  std::string request;
+  std::int64_t step = 0;           // with the pool as it is
+  std::int64_t step_more = 0;      // with more; -1: never
+  std::int64_t finished = 0;       // requests that ended by `step`
+  std::int64_t finished_more = 0;  // fewer of them by then
+};
+
+std::int64_t ended_by(const Answers& answers, std::int64_t step) {
+  return std::ranges::count_if(answers.ended_in,
+                               [&](const auto& ended) { return ended.second <= step; });
+}
+
+// Whether fewer requests have ended by some step when there is more memory.
+Result<std::optional<LaterWithMore>> more_memory_finishes_later(const SavedCase& saved,
+                                                                std::int64_t more) {
+  SavedCase larger = saved;
+  set_num_blocks(larger, saved.cache.num_blocks + more);
+  LS_ASSIGN_OR_RETURN(const auto less, answers_of(saved));
+  LS_ASSIGN_OR_RETURN(const auto with_more, answers_of(larger));
+  for (const auto& [name, step] : less.ended_in) {
+    const std::int64_t finished = ended_by(less, step);
+    const std::int64_t finished_more = ended_by(with_more, step);
+    if (finished_more >= finished) continue;
+    const auto later = with_more.ended_in.find(name);
+    return LaterWithMore{.request = name,
+                         .step = step,
+                         .step_more = later == with_more.ended_in.end() ? -1 : later->second,
+                         .finished = finished,
+                         .finished_more = finished_more};
+  }
+  return std::optional<LaterWithMore>();
 }
 
 // Everybody there from the start, nobody leaves: when a request ends is the scheduler's doing.

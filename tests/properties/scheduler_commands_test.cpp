@@ -22,10 +22,10 @@
 namespace lockstep {
 namespace {
 
-constexpr int kCommandsMax = 600;  // of a sequence
+constexpr int kSchedulerCommandsMax = 600;  // of a sequence
 
 // What was generated is counted: a run that never met these would prove little.
-struct Seen {
+struct SeenByScheduler {
   std::map<std::string, std::int64_t> times;
   void operator()(const std::string& what, bool holds = true) { times[what] += holds ? 1 : 0; }
 };
@@ -70,7 +70,7 @@ struct Asked {
 
 class Driven {
  public:
-  Driven(const DrawnEngine& setup, SchedulerDefect defect, Seen& seen)
+  Driven(const DrawnEngine& setup, SchedulerDefect defect, SeenByScheduler& seen)
       : setup_(setup),
         seen_(seen),
         scheduler_(
@@ -220,7 +220,7 @@ class Driven {
   }
 
   const DrawnEngine& setup_;
-  Seen& seen_;
+  SeenByScheduler& seen_;
   Scheduler scheduler_;
   std::int64_t num_added_ = 0;
   std::map<RequestId, std::int64_t> live_;  // and their tokens, those in flight included
@@ -300,7 +300,7 @@ class ResetPrefixCache final : public SchedulerCommand {
   void ask(Driven& driven) const override { driven.reset(); }
 };
 
-bool in_order(const std::string& engine, SchedulerDefect defect, Seen& seen) {
+bool in_order(const std::string& engine, SchedulerDefect defect, SeenByScheduler& seen) {
   return rc::check("the scheduler's books are in order after every command", [&] {
     const DrawnEngine setup = draw_engine_and_pool(engine);
     seen("two-block pool", setup.num_blocks == 2);
@@ -321,8 +321,8 @@ bool in_order(const std::string& engine, SchedulerDefect defect, Seen& seen) {
            {1, exec([=] { return make(std::make_shared<ResetPrefixCache>()); })}});
     };
     const Asked none_asked;
-    const auto commands = *rc::gen::resize(kCommandsMax, rc::state::gen::commands(none_asked, any));
-    Seen before = seen;
+    const auto commands = *rc::gen::resize(kSchedulerCommandsMax, rc::state::gen::commands(none_asked, any));
+    SeenByScheduler before = seen;
     rc::state::runAll(commands, none_asked, driven);
     for (const char* what : {"preemption", "eviction", "prefix hit"})
       if (seen.times[what] > before.times[what]) RC_TAG(std::string(what));
@@ -332,7 +332,7 @@ bool in_order(const std::string& engine, SchedulerDefect defect, Seen& seen) {
 class SchedulerCommands : public testing::TestWithParam<std::string> {};
 
 TEST_P(SchedulerCommands, in_any_order_leave_its_books_in_order) {
-  Seen seen;
+  SeenByScheduler seen;
   EXPECT_TRUE(in_order(GetParam(), SchedulerDefect::none, seen));
   for (const char* what :
        {"preemption", "resumption", "eviction", "prefix hit", "two-block pool", "end", "reset",
@@ -355,7 +355,7 @@ TEST(SchedulerDefects, are_seen) {
         SchedulerDefect::hash_stale, SchedulerDefect::hit_untouched_evicted}) {
     const auto answer = run_in_child(
         [&] {
-          Seen seen;
+          SeenByScheduler seen;
           return std::string(in_order("vllm-0.33.0", defect, seen) ? "" : "seen");
         },
         std::chrono::seconds(60));

@@ -11,7 +11,7 @@
 
 #include "cuda_backend/simt_backend.h"
 #include "properties/judge/known_findings.h"
-#include "properties/shrink/recorded_case.h"
+#include "properties/shrink/case_parts.h"
 #include "properties/story/story_text.h"
 #include "tests/properties/large_case.h"
 

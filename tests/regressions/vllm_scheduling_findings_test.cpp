@@ -8,7 +8,6 @@
 #include "properties/judge/judge.h"
 #include "properties/judge/known_findings.h"
 #include "properties/shrink/case_parts.h"
-#include "properties/shrink/recorded_case.h"
 #include "sim/conform/conform.h"
 
 namespace lockstep {

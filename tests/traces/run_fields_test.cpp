@@ -33,9 +33,13 @@ TEST(RunFields, each_has_a_name_of_its_own_and_each_flag_one_row) {
   std::set<std::string_view> names, flags;
   for (const RunField& field : run_fields()) {
     EXPECT_TRUE(names.insert(field.name).second) << field.name;
-    if (!field.old_name.empty()) EXPECT_TRUE(names.insert(field.old_name).second) << field.old_name;
+    if (!field.old_name.empty()) {
+      EXPECT_TRUE(names.insert(field.old_name).second) << field.old_name;
+    }
     for (const std::string_view flag : {field.flag, field.no_flag})
-      if (!flag.empty()) EXPECT_TRUE(flags.insert(flag).second) << flag;
+      if (!flag.empty()) {
+        EXPECT_TRUE(flags.insert(flag).second) << flag;
+      }
     EXPECT_EQ(field.flag.empty() && field.no_flag.empty(), field.group.empty()) << field.name;
   }
 }
@@ -97,9 +101,10 @@ TEST(RunFields, formats_say_every_setting) {
   const std::string document = testing_files::read_whole(
       (std::filesystem::path(LOCKSTEP_SOURCE_DIR) / "docs/formats.md").string());
   for (const RunField& field : run_fields())
-    if (field.saved_in != SavedIn::nowhere)
+    if (field.saved_in != SavedIn::nowhere) {
       EXPECT_NE(document.find("`" + std::string(field.name) + "`"), std::string::npos)
           << field.name << " is not in docs/formats.md";
+    }
 }
 
 TEST(RunFields, what_is_given_overwrites_and_names_its_flag) {

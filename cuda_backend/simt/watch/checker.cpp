@@ -7,8 +7,6 @@
 #include <cstring>
 #include <vector>
 
-#include "cuda_backend/simt/thread_index.h"
-
 namespace simt {
 
 bool Image::find(std::uintptr_t address, std::size_t bytes) const {
@@ -221,7 +219,7 @@ void Checker::async_copy(std::uintptr_t dst, std::uintptr_t src, std::uintptr_t 
   const Place from = locate(read, true);
   const Place to = locate(write, true);
   if (from.shadow != nullptr) judge(from.shadow->read(from.offset, 16, viewer(), true), read);
-  // Until the wait nobody may read the destination: it counts as undefined.
+  // Until the wait the destination counts as undefined: no thread may read it.
   if (to.shadow != nullptr) judge(to.shadow->write(to.offset, 16, viewer(), kUndefined), write);
   Worker* me = scheduler_.current();
   me->copies_in_flight.push_back({dst, src, pc, me->copy_group});

@@ -17,10 +17,10 @@
 
 #include "cuda_backend/simt/arena.h"
 #include "cuda_backend/simt/cta_scheduler.h"
+#include "cuda_backend/simt/report.h"
 #include "cuda_backend/simt/shared_memory.h"
 #include "cuda_backend/simt/watch/happens_before.h"
 #include "cuda_backend/simt/watch/launch_log.h"
-#include "cuda_backend/simt/watch/report.h"
 #include "cuda_backend/simt/watch/shadow.h"
 
 namespace simt {
@@ -64,7 +64,7 @@ class Checker {
   // Found by the compiler's own test.
   [[noreturn]] void misaligned(std::uintptr_t address, std::size_t alignment, AccessKind kind,
                                std::string detail, std::uintptr_t pc);
-  // A load that promises that nobody writes the bytes during the launch.
+  // A load that promises that the launch does not write the bytes.
   void load_readonly(std::uintptr_t address, std::size_t bytes, std::uintptr_t pc);
   void load_any(std::uintptr_t address, std::size_t bytes, std::uintptr_t pc);
   void fence();
@@ -82,7 +82,7 @@ class Checker {
  private:
   // Where an address lies, once it is known to be usable.
   struct Place {
-    Shadow* shadow = nullptr;  // null: memory that nobody else can write
+    Shadow* shadow = nullptr;  // null: memory of this thread alone
     std::size_t offset = 0;
   };
   struct Access {

@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "cuda_backend/simt/cta_scheduler.h"
-#include "cuda_backend/simt/watch/stamp.h"
+#include "cuda_backend/simt/stamp.h"
 
 namespace simt {
 

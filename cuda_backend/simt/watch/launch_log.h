@@ -11,8 +11,8 @@
 #include <utility>
 #include <vector>
 
-#include "cuda_backend/simt/watch/report.h"
-#include "cuda_backend/simt/watch/stamp.h"
+#include "cuda_backend/simt/report.h"
+#include "cuda_backend/simt/stamp.h"
 
 namespace simt {
 

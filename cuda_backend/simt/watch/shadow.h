@@ -3,11 +3,11 @@
 //  1. A granule of 16 bytes has one cell until a narrower access touches it; then it is split into
 //     cells of 4, 2 or 1 bytes, as narrow as its accesses are, until one write covers it again.
 //     Answers are exact to the byte.
-//  2. written == 0: nobody wrote it. A read stamp is kept only for reads after the last write.
+//  2. written == 0: unwritten. A read stamp is kept only for reads after the last write.
 //  3. Of several concurrent readers the last one is kept, with a flag that says how far the
 //     others are.
-//  4. A copied granule also has an origin: the stamp of whoever wrote the bytes first, valid as
-//     long as the granule carries the stamp of that copy. It is that of the first defined byte.
+//  4. A copied granule also has an origin: the stamp of the first writer of its first defined byte,
+//     valid as long as the granule carries the stamp of that copy.
 // The order between accesses is the viewer's (happens_before.h). Bounds are the checker's.
 #pragma once
 

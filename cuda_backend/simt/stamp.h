@@ -26,7 +26,7 @@ inline constexpr std::uint32_t kMaxTag = (1u << kTagBits) - 1;
 inline constexpr std::uint32_t kMaxLaunch = (1u << kLaunchBits) - 1;
 
 // Flags of a write stamp.
-inline constexpr Stamp kUndefined = 1;  // written, by a copy of bytes that nobody had written
+inline constexpr Stamp kUndefined = 1;  // written, by a copy of unwritten bytes
 inline constexpr Stamp kAtomic = 2;
 // Flags of a read stamp: who else has read since the last write, besides the thread that is named.
 inline constexpr Stamp kReaderAlone = 0, kReadersInWarp = 1, kReadersInCta = 2, kReadersInGrid = 3;

@@ -8,7 +8,7 @@
 #include <cstdint>
 #include <cstring>
 
-#include "cuda_backend/simt/executor_impl.h"
+#include "cuda_backend/simt/executor/executor_impl.h"
 
 namespace {
 
@@ -193,3 +193,5 @@ extern "C" void __ubsan_handle_type_mismatch_v1(TypeMismatch* data, std::uintptr
                   data->line),
       reinterpret_cast<std::uintptr_t>(__builtin_return_address(0)));
 }
+
+#undef SIMT_CALLER

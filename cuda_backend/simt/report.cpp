@@ -1,64 +1,37 @@
-#include "cuda_backend/simt/watch/report.h"
+#include "cuda_backend/simt/report.h"
 
 #include <fmt/format.h>
+#include <array>
 #include <numeric>
 
 namespace simt {
 
 const char* name_of(ReportKind kind) {
-  switch (kind) {
-    case ReportKind::out_of_bounds:
-      return "out of bounds";
-    case ReportKind::use_after_free:
-      return "use after free";
-    case ReportKind::wild_access:
-      return "wild access";
-    case ReportKind::misaligned:
-      return "misaligned";
-    case ReportKind::uninitialised_read:
-      return "uninitialised read";
-    case ReportKind::race:
-      return "race";
-    case ReportKind::undeclared_access:
-      return "undeclared access";
-    case ReportKind::read_only_written:
-      return "read-only data written";
-    case ReportKind::barrier_divergence:
-      return "barrier divergence";
-    case ReportKind::warp_divergence:
-      return "warp divergence";
-    case ReportKind::runaway:
-      return "runaway";
-    case ReportKind::executor_limit:
-      return "executor limit";
-  }
-  return "?";
+  constexpr std::array<const char*, kReportKinds> kNames = {"out of bounds",
+                                                            "use after free",
+                                                            "wild access",
+                                                            "misaligned",
+                                                            "uninitialised read",
+                                                            "race",
+                                                            "undeclared access",
+                                                            "read-only data written",
+                                                            "barrier divergence",
+                                                            "warp divergence",
+                                                            "runaway",
+                                                            "executor limit"};
+  return kNames[static_cast<std::size_t>(kind)];
 }
 
 const char* name_of(AccessKind kind) {
-  switch (kind) {
-    case AccessKind::read:
-      return "read";
-    case AccessKind::write:
-      return "write";
-    case AccessKind::atomic:
-      return "atomic";
-  }
-  return "?";
+  constexpr std::array kNames = {"read", "write", "atomic"};
+  return kNames[static_cast<std::size_t>(kind)];
 }
 
 const char* error_string(error_t error) {
-  switch (error) {
-    case error_t::success:
-      return "success";
-    case error_t::invalid_value:
-      return "invalid value";
-    case error_t::invalid_configuration:
-      return "invalid launch configuration";
-    case error_t::out_of_memory:
-      return "out of memory";
-  }
-  return "?";
+  constexpr std::array kTexts = {"success", "invalid value", "invalid launch configuration",
+                                 "out of memory"};
+  const auto index = static_cast<std::size_t>(error);
+  return index < kTexts.size() ? kTexts[index] : "?";
 }
 
 std::string to_string(const Party& party) {

@@ -1,4 +1,4 @@
-#include "cuda_backend/simt/executor.h"
+#include "cuda_backend/simt/executor/executor.h"
 
 #include <algorithm>
 #include <cstring>
@@ -6,8 +6,7 @@
 #include <utility>
 
 #include "base/check.h"
-#include "cuda_backend/simt/executor_impl.h"
-#include "cuda_backend/simt/thread_index.h"
+#include "cuda_backend/simt/executor/executor_impl.h"
 
 __thread uint3 simt_current_block_idx;
 __thread uint3 simt_current_block_dim;
@@ -220,10 +219,9 @@ error_t Executor::memcpy_d2d(void* dst, const void* src, std::size_t size_bytes)
 // ---------------------------------------------------------------- the rest of the surface
 
 lockstep::Result<std::unique_ptr<Executor>> Executor::create(const ExecutorOptions& options) {
-  auto arena =
-      Arena::reserve(options.arena_bytes, options.least_arena_bytes, options.mode != Mode::fast);
-  if (!arena) return tl::unexpected(arena.error());
-  auto impl = std::make_unique<Impl>(options, std::move(*arena));
+  LS_ASSIGN_OR_RETURN(auto arena, Arena::reserve(options.arena_bytes, options.least_arena_bytes,
+                                                 options.mode != Mode::fast));
+  auto impl = std::make_unique<Impl>(options, std::move(arena));
   if (!impl->shared.usable() || (impl->checker && !impl->checker->usable()))
     return lockstep::fail("simulated device: no address space for shared memory");
   return std::unique_ptr<Executor>(new Executor(std::move(impl)));
@@ -232,10 +230,8 @@ lockstep::Result<std::unique_ptr<Executor>> Executor::create(const ExecutorOptio
 Executor::Executor(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 Executor::~Executor() = default;
 
-Mode Executor::mode() const { return impl_->options.mode; }
 std::size_t Executor::arena_bytes() const { return impl_->arena.size_bytes(); }
 std::size_t Executor::live_bytes() const { return impl_->arena.live_bytes(); }
-void Executor::set_seed(std::uint64_t seed) { impl_->options.seed = seed; }
 
 void Executor::declare(const DeclaredRanges* ranges) { impl_->declared = ranges; }
 std::vector<KernelTotals> Executor::kernel_totals() const {
@@ -287,3 +283,72 @@ std::vector<Report> Executor::take_reports() { return impl_->reports.take(); }
 const LaunchStatistics& Executor::last_launch() const { return impl_->statistics; }
 
 }  // namespace simt
+
+// What kernels call: kernel_runtime.h.
+namespace simt::runtime {
+namespace {
+
+std::uintptr_t address_of(const void* p) { return reinterpret_cast<std::uintptr_t>(p); }
+
+}  // namespace
+
+// The instruction behind the call, for reports.
+#define SIMT_CALLER reinterpret_cast<std::uintptr_t>(__builtin_return_address(0))
+
+error_t launch(const LaunchConfig& config, Variant variant, void (*run_thread)(const void*),
+               const void* args, std::size_t args_bytes) {
+  if (config.stream == nullptr) return invalid_value;
+  return config.stream->impl().launch(config, variant, run_thread, args, args_bytes);
+}
+
+void* shared_array(SharedSite& site, std::size_t bytes, std::size_t alignment, const char* name) {
+  void* place = running->shared.place(site, bytes, alignment, name);
+  if (place == nullptr) {
+    running->on_divergence(ReportKind::executor_limit, running->scheduler.current(),
+                           "__shared__ variables of more than 227 KiB in one CTA");
+    running->scheduler.abandon();
+  }
+  return place;
+}
+
+void* dynamic_shared() { return running->shared.dynamic(); }
+
+int sync_threads(BarrierKind kind, int predicate, SourcePlace place) {
+  return running->scheduler.sync_threads(kind, predicate, place);
+}
+
+void sync_warp(unsigned mask) { running->scheduler.sync_warp(mask); }
+unsigned ballot(unsigned mask, bool predicate) {
+  return running->scheduler.ballot(mask, predicate);
+}
+std::uint64_t shuffle(unsigned mask, std::uint64_t bits, ShuffleKind kind, int operand, int width) {
+  return running->scheduler.shuffle(mask, bits, kind, operand, width);
+}
+std::uint64_t combine(std::uint64_t bits, Combine combine) {
+  return running->scheduler.combine(bits, combine);
+}
+
+void before_atomic(const void* address, std::size_t bytes) {
+  running_checker->access(address_of(address), bytes, AccessKind::atomic, true, SIMT_CALLER);
+}
+void thread_fence() { running_checker->fence(); }
+void check_load_any(const void* address, std::size_t bytes) {
+  running_checker->load_any(address_of(address), bytes, SIMT_CALLER);
+}
+void check_load_readonly(const void* address, std::size_t bytes) {
+  running_checker->load_readonly(address_of(address), bytes, SIMT_CALLER);
+}
+void check_copy(void* dst, const void* src, std::size_t bytes) {
+  running_checker->copy(address_of(dst), address_of(src), bytes, true, SIMT_CALLER);
+}
+void check_async_copy(void* shared_dst, const void* src) {
+  running_checker->async_copy(address_of(shared_dst), address_of(src), SIMT_CALLER);
+}
+void async_commit() { running_checker->async_commit(); }
+void async_wait(int groups_in_flight) {
+  running_checker->async_wait(static_cast<std::uint64_t>(groups_in_flight));
+}
+
+#undef SIMT_CALLER
+
+}  // namespace simt::runtime

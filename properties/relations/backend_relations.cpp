@@ -1,11 +1,15 @@
-#include "properties/relations/device_reading.h"
+#include "properties/relations/backend_relations.h"
+
+#include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 #include <memory>
 #include <utility>
 
 #include "properties/judge/forwarding_backend.h"
 #include "properties/shrink/case_parts.h"
+#include "reference/memory/attention_oracle.h"
 #include "reference/memory/content.h"
 #include "reference/plan/context_share.h"
 #include "sim/session/session.h"
@@ -54,7 +58,7 @@ class Rows final : public StepObserver {
 class ReadingBackend final : public ForwardingBackend {
  public:
   ReadingBackend(std::unique_ptr<Backend> inner, const BackendConfig& config, const Rows& rows,
-                 bool with_pages, DeviceReading& reading)
+                 bool with_pages, BackendReading& reading)
       : ForwardingBackend(std::move(inner)),
         config_(config),
         layers_(row_layers(config_.plan)),
@@ -73,7 +77,7 @@ class ReadingBackend final : public ForwardingBackend {
   const std::vector<RowLayer> layers_;
   const Rows& rows_;
   const bool with_pages_;
-  DeviceReading& reading_;
+  BackendReading& reading_;
   StepProgram program_;
   std::vector<ReadPlace> probed_, queried_;  // behind those of the loop
 };
@@ -85,7 +89,7 @@ Result<void> ReadingBackend::execute(const StepProgram& program, StepReadback& r
   queried_.clear();
   for (std::size_t row = 0; row < program.rows.size(); ++row)
     for (const RowLayer& layer : layers_) ask(row, layer);
-  if (auto done = inner_->execute(program_, readback); !done) return done;
+  LS_RETURN_IF_ERROR(inner_->execute(program_, readback));
   keep(readback);
   return with_pages_ ? fingerprint_all() : Result<void>();
 }
@@ -134,10 +138,10 @@ void ReadingBackend::keep(StepReadback& readback) {
     const std::int64_t count = layer->spec->num_kv_heads * config_.queries_per_kv * head_size;
     ReadOutputs& outputs = reading_.outputs[queried_[i]];
     outputs.head_size = head_size;
-    outputs.of_ranks.resize(static_cast<std::size_t>(config_.context.num_ranks));
-    outputs.of_ranks[static_cast<std::size_t>(config_.context.rank)].assign(
-        readback.outputs.end() - count, readback.outputs.end());
-    readback.outputs.resize(readback.outputs.size() - static_cast<std::size_t>(count));
+    outputs.of_ranks.resize(config_.context.num_ranks);
+    outputs.of_ranks[config_.context.rank].assign(readback.outputs.end() - count,
+                                                  readback.outputs.end());
+    readback.outputs.resize(readback.outputs.size() - count);
   }
 }
 
@@ -147,7 +151,7 @@ Result<void> ReadingBackend::fingerprint_all() {
     for (std::int64_t b = 0; b < config_.plan.num_blocks; ++b)
       pages.push_back({static_cast<std::int32_t>(t), BlockId{static_cast<std::int32_t>(b)}});
   std::vector<Fingerprint> fingerprints(pages.size());
-  if (auto done = inner_->fingerprint_pages(pages, fingerprints); !done) return done;
+  LS_RETURN_IF_ERROR(inner_->fingerprint_pages(pages, fingerprints));
   Fingerprint& all = reading_.pages.emplace_back();
   for (const Fingerprint& page : fingerprints) all = {mix(all.a ^ page.a), mix(all.b ^ page.b)};
   return {};
@@ -169,22 +173,129 @@ std::string why_not_read(const SavedCase& saved) {
   return supported ? "" : supported.error().message;
 }
 
-Result<DeviceReading> read_on_device(const SavedCase& saved, const BackendFactory& make_backend,
-                                     bool with_pages) {
-  DeviceReading reading;
+Result<BackendReading> read_on_backend(const SavedCase& saved, const BackendFactory& make_backend,
+                                       bool with_pages) {
+  BackendReading reading;
   Rows rows;
-  const auto reads = [&](const BackendConfig& device) -> Result<std::unique_ptr<Backend>> {
-    auto backend = make_backend(device);
+  const auto reads = [&](const BackendConfig& config) -> Result<std::unique_ptr<Backend>> {
+    auto backend = make_backend(config);
     if (!backend) return backend;
-    return std::make_unique<ReadingBackend>(std::move(*backend), device, rows, with_pages, reading);
+    return std::make_unique<ReadingBackend>(std::move(*backend), config, rows, with_pages, reading);
   };
   const auto attach = [&](std::int32_t, Workload*) { return Onlooker{.observer = &rows}; };
-  const auto session = open_undisturbed(saved, config_of(saved), reads, attach);
-  if (!session) return tl::unexpected(session.error());
-  const auto report = (*session)->run();
-  if (!report) return tl::unexpected(report.error());
-  reading.diverged = report->summary.verdict == Verdict::divergence;
+  LS_ASSIGN_OR_RETURN(const auto session, open_undisturbed(saved, config_of(saved), reads, attach));
+  LS_ASSIGN_OR_RETURN(const auto report, session->run());
+  reading.diverged = report.summary.verdict == Verdict::divergence;
   return reading;
+}
+
+namespace {
+
+std::string name_of(const ReadPlace& at) {
+  return fmt::format("tokens [{}, {}) of {} in layer {}", at.first, at.last, at.request, at.layer);
+}
+
+Breach breach_at(const ReadPlace& at, std::string what) {
+  return {.request = at.request, .index = at.first, .what = std::move(what)};
+}
+
+using Outputs = std::span<const float>;
+
+bool are_close(Outputs one, Outputs other, double tolerance) {
+  return std::ranges::equal(one, other, [&](double a, double b) {
+    return std::isfinite(a) && std::abs(a - b) <= tolerance;
+  });
+}
+
+// Whether one number of [0, 1] makes `whole` of the two parts.
+bool is_mean_of(Outputs whole, Outputs one, Outputs other, double tolerance) {
+  double along = 0, length = 0;
+  for (std::size_t i = 0; i < whole.size(); ++i) {
+    const double apart = double{one[i]} - other[i];
+    along += (double{whole[i]} - other[i]) * apart;
+    length += apart * apart;
+  }
+  const double weight = length == 0 ? 0 : std::clamp(along / length, 0.0, 1.0);
+  for (std::size_t i = 0; i < whole.size(); ++i) {
+    const double mean = weight * one[i] + (1 - weight) * other[i];
+    if (!std::isfinite(whole[i]) || !(std::abs(whole[i] - mean) <= tolerance)) return false;
+  }
+  return true;
+}
+
+bool agree(const ReadPlace& at, const ReadOutputs& whole, const ReadOutputs& parts) {
+  const double tolerance = 4 * attention_tolerance(whole.head_size, at.last - at.first);
+  const std::vector<float>& all = whole.of_ranks.front();
+  const std::vector<float>& first = parts.of_ranks.front();
+  const std::vector<float>& last = parts.of_ranks.back();
+  if (parts.of_ranks.size() == 1 || last.empty()) return are_close(all, first, tolerance);
+  if (first.empty()) return are_close(all, last, tolerance);
+  const auto head_size = static_cast<std::size_t>(whole.head_size);
+  for (std::size_t begin = 0; begin < all.size(); begin += head_size)
+    if (!is_mean_of(Outputs(all).subspan(begin, head_size),
+                    Outputs(first).subspan(begin, head_size),
+                    Outputs(last).subspan(begin, head_size), tolerance))
+      return false;
+  return true;
+}
+
+void compare_reads(const BackendReading& one, const BackendReading& other, BackendCheck& check) {
+  for (const BackendReading* reading : {&one, &other})
+    if (reading->unlike_itself && !check.breach)
+      check.breach = breach_at(*reading->unlike_itself,
+                               fmt::format("{} are read twice in one run, and not the same",
+                                           name_of(*reading->unlike_itself)));
+  for (const auto& [place, digest] : one.digests) {
+    const auto same = other.digests.find(place);
+    if (same == other.digests.end()) continue;
+    ++check.compared;
+    if (digest != same->second && !check.breach)
+      check.breach = breach_at(
+          place, fmt::format("{} are read as {:016x} in one run and as {:016x} in the other",
+                             name_of(place), digest, same->second));
+  }
+  for (const auto& [place, outputs] : one.outputs) {
+    const auto same = other.outputs.find(place);
+    if (same == other.outputs.end()) continue;
+    ++check.compared;
+    if (!agree(place, outputs, same->second) && !check.breach)
+      check.breach = breach_at(
+          place, fmt::format("attention to {} comes to something else in the other run, or on its "
+                             "ranks",
+                             name_of(place)));
+  }
+}
+
+void compare_pages(const BackendReading& one, const BackendReading& other, BackendCheck& check) {
+  const auto steps = std::min(one.pages.size(), other.pages.size());
+  check.pages = static_cast<std::int64_t>(steps);
+  const auto end = one.pages.begin() + check.pages;
+  const auto parted = std::mismatch(one.pages.begin(), end, other.pages.begin()).first;
+  if (parted == end || check.breach) return;
+  const std::int64_t step = parted - one.pages.begin();
+  check.breach = Breach{.request = "",
+                        .index = step,
+                        .what = fmt::format("pages hold something else after step {}", step)};
+}
+
+}  // namespace
+
+Result<std::optional<BackendCheck>> check_on_backend(const SavedCase& saved,
+                                                     const Relation& relation,
+                                                     const BackendFactory& make_backend) {
+  const std::optional<SavedCase> other = relation.change(saved);
+  if (!other || !why_not_read(*other).empty()) return std::optional<BackendCheck>();
+  LS_ASSIGN_OR_RETURN(const auto one, read_on_backend(saved, make_backend, relation.moves_nothing));
+  const auto two = read_on_backend(*other, make_backend, relation.moves_nothing);
+  BackendCheck check;
+  if (!two) {
+    check.refused = two.error().message;
+    return std::optional(check);
+  }
+  compare_reads(one, *two, check);
+  if (relation.moves_nothing) compare_pages(one, *two, check);
+  if (check.breach) check.breach->what += fmt::format(" ({}: {})", relation.name, relation.says);
+  return std::optional(std::move(check));
 }
 
 }  // namespace lockstep

@@ -1,6 +1,6 @@
 // What attention reads on a device depends on a request's tokens alone: not on where they lie, nor
 // on what else was decided. No model is asked; two devices are held against each other.
-#include "properties/relations/device_relations.h"
+#include "properties/relations/backend_relations.h"
 
 #include <gtest/gtest.h>
 
@@ -46,7 +46,7 @@ void expect_holds(const Relation& relation, std::uint64_t seeds, Tally& tally) {
   for (std::uint64_t seed = 1; seed <= seeds; ++seed) {
     const SavedCase saved = with_kernels(seed, {}, relation.of_connectors);
     if (!why_not_read(saved).empty()) continue;
-    const auto check = check_on_device(saved, relation, make_simt_backend);
+    const auto check = check_on_backend(saved, relation, make_simt_backend);
     ASSERT_TRUE(check) << "seed " << seed << ": " << check.error().message;
     if (!*check || !(*check)->refused.empty()) continue;
     ASSERT_FALSE((*check)->breach) << "seed " << seed << ": " << (*check)->breach->what;
@@ -80,7 +80,7 @@ TEST_P(PlaceRelation, breaks_under_a_defect_of_the_backend) {
     // A lost order can show only where there is one to lose.
     if (GetParam().moves_nothing) saved.num_streams = 2;
     if (!why_not_read(saved).empty() || !GetParam().change(saved)) continue;
-    const auto check = check_on_device(saved, GetParam(), make_simt_backend);
+    const auto check = check_on_backend(saved, GetParam(), make_simt_backend);
     broken = check && *check && (*check)->breach;
   }
   EXPECT_TRUE(broken) << GetParam().mutant;
@@ -114,7 +114,7 @@ TEST(ContextRanks, that_keep_their_tokens_elsewhere_break_the_mean) {
   for (std::uint64_t seed = 1; seed <= 10 * kSeeds && !broken; ++seed) {
     const SavedCase saved = with_kernels(seed, "slot-interleave-ignored");
     if (!why_not_read(saved).empty()) continue;
-    const auto check = check_on_device(saved, over_ranks, make_simt_backend);
+    const auto check = check_on_backend(saved, over_ranks, make_simt_backend);
     broken = check && *check && (*check)->breach;
   }
   EXPECT_TRUE(broken);

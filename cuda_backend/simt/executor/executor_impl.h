@@ -7,12 +7,12 @@
 
 #include "cuda_backend/simt/arena.h"
 #include "cuda_backend/simt/cta_scheduler.h"
-#include "cuda_backend/simt/executor.h"
+#include "cuda_backend/simt/executor/executor.h"
 #include "cuda_backend/simt/kernel_runtime.h"
+#include "cuda_backend/simt/report.h"
 #include "cuda_backend/simt/shared_memory.h"
 #include "cuda_backend/simt/watch/checker.h"
 #include "cuda_backend/simt/watch/launch_log.h"
-#include "cuda_backend/simt/watch/report.h"
 
 namespace simt {
 

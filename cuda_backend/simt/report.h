@@ -29,7 +29,7 @@ enum class ReportKind : std::uint8_t {
   use_after_free,      // the address is in an allocation that was freed
   wild_access,         // neither arena, shared memory, the thread's stack, arguments nor constants
   misaligned,          // the address is no multiple of the access size
-  uninitialised_read,  // nobody wrote these bytes, or somebody copied undefined bytes there
+  uninitialised_read,  // the bytes are unwritten, or a copy of undefined ones
   race,                // two accesses, one a write, not both atomic, and no order between them
   undeclared_access,   // outside of the ranges that the launch was said to touch
   read_only_written,   // simt::load_readonly of bytes that the same launch writes

@@ -1,4 +1,4 @@
-#include "cuda_backend/defects/planted_device.h"
+#include "cuda_backend/defects/planted_seams.h"
 
 #include <map>
 #include <utility>

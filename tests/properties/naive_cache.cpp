@@ -1,4 +1,4 @@
-#include "properties/invariants/naive_cache.h"
+#include "tests/properties/naive_cache.h"
 
 #include <algorithm>
 

@@ -1,4 +1,4 @@
-#include "properties/relations/rank_outputs.h"
+#include "tests/properties/rank_outputs.h"
 
 #include <fmt/core.h>
 

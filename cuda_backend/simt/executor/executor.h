@@ -22,8 +22,8 @@
 
 #include "base/result.h"
 #include "cuda_backend/simt/cpu_types.h"
+#include "cuda_backend/simt/report.h"
 #include "cuda_backend/simt/watch/launch_log.h"
-#include "cuda_backend/simt/watch/report.h"
 
 namespace simt {
 
@@ -47,7 +47,7 @@ struct Authorship {
   Party writer;  // the last to write it
   std::optional<Party>
       author;           // writer only copied it (simt::copy16, memcpy_d2d): who wrote it first
-  bool defined = true;  // false: writer copied bytes that nobody had written
+  bool defined = true;  // false: writer copied unwritten bytes
 };
 
 class Executor {
@@ -57,7 +57,6 @@ class Executor {
   Executor(const Executor&) = delete;
 
   stream_t stream() { return this; }
-  Mode mode() const;
   std::size_t arena_bytes() const;
   std::size_t live_bytes() const;
 
@@ -77,9 +76,7 @@ class Executor {
   error_t memcpy_d2d(void* dst, const void* src, std::size_t size_bytes);  // ranges do not overlap
   error_t memset(void* dst, int value, std::size_t size_bytes);
 
-  void set_seed(std::uint64_t seed);
-
-  // Nothing in fast mode, and for bytes that nobody wrote or that lie in no allocation.
+  // Nothing in fast mode, and for bytes that are unwritten or lie in no allocation.
   std::optional<Authorship> who_wrote(const void* address) const;
   // Offset of the first byte in [address, address + size_bytes) that is undefined.
   std::optional<std::size_t> first_undefined(const void* address, std::size_t size_bytes) const;

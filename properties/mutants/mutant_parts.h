@@ -1,0 +1,61 @@
+// What the files of the catalogue share: its parts, the checks that find many of the defects, and the
+// cases in which they are looked for.
+#pragma once
+
+#include <string>
+
+#include "properties/mutants/mutant_catalogue.h"
+#include "reference/profiles/engine_profile.h"
+
+namespace lockstep {
+
+inline constexpr auto kWritten = "page_written";
+inline constexpr auto kDigest = "attention_digest";
+inline constexpr auto kOutput = "attention_output";
+inline constexpr auto kStateOutput = "state_output";
+inline constexpr auto kExtraction = "extraction";
+inline constexpr auto kMemory = "memory_check";
+inline constexpr auto kTable = "block_table";
+inline constexpr auto kSlots = "slot_mapping";
+
+inline std::string newest_release() { return std::string(engine_profiles().back().name); }
+
+// Cases that run on the CPU executor: dozens a second. Steps with drafts in flight have no program.
+inline GeneratorOptions on_executor(FeatureSet always, FeatureSet never = {},
+                                    std::string check = "fast") {
+  never.add(Feature::async_scheduling);
+  return {.engine = newest_release(),
+          .always = always,
+          .never = never,
+          .backend = "simt",
+          .check = std::move(check),
+          .requests_max = 6};
+}
+
+// mutants_of_scheduler.cpp
+std::vector<Mutant> hash_mutants();
+std::vector<Mutant> hit_mutants();
+std::vector<Mutant> free_mutants();
+std::vector<Mutant> state_mutants();
+std::vector<Mutant> schedule_mutants();
+std::vector<Mutant> fault_mutants();
+// mutants_of_backend.cpp
+std::vector<Mutant> row_mutants();
+std::vector<Mutant> backend_state_mutants();
+std::vector<Mutant> rank_mutants();
+// mutants_of_launches.cpp
+std::vector<Mutant> graph_mutants();
+std::vector<Mutant> number_mutants();
+std::vector<Mutant> table_mutants();
+// mutants_of_plans.cpp
+std::vector<Mutant> address_mutants();
+std::vector<Mutant> figure_mutants();
+std::vector<Mutant> view_mutants();
+// mutants_of_transfers.cpp
+std::vector<Mutant> protocol_mutants();
+std::vector<Mutant> staging_mutants();
+std::vector<Mutant> holding_mutants();
+std::vector<Mutant> connector_mutants();
+std::vector<Mutant> host_tier_mutants();
+
+}  // namespace lockstep
