@@ -71,9 +71,8 @@ class JsonBuilder {
     // "[json.exception...] parse error at line 1, column 9: REASON; last read: ..."
     std::string_view reason = exception.what();
     if (const auto at = reason.find("column"); at != reason.npos) {
-      if (const auto colon = reason.find(": ", at); colon != reason.npos) {
+      if (const auto colon = reason.find(": ", at); colon != reason.npos)
         reason.remove_prefix(colon + 2);
-      }
     } else if (const auto bracket = reason.find("] "); bracket != reason.npos) {
       reason.remove_prefix(bracket + 2);
     }
@@ -152,9 +151,8 @@ class JsonBuilder {
 
   bool keys_are_unique(const Open& object) {
     keys_.clear();
-    for (auto i = reader_.nodes_[object.node].first; i != 0; i = reader_.nodes_[i].next) {
+    for (auto i = reader_.nodes_[object.node].first; i != 0; i = reader_.nodes_[i].next)
       keys_.push_back(reader_.nodes_[i].key);
-    }
     std::sort(keys_.begin(), keys_.end());
     const auto twice = std::adjacent_find(keys_.begin(), keys_.end());
     if (twice == keys_.end()) return true;

@@ -228,8 +228,7 @@ T JsonValue::word(std::span<const JsonWord<T>> words) {
   return words.front().second;
 }
 
-// Text of a message: control characters and bytes that are not ASCII escaped, cut off behind
-// `bytes_max`.
+// For a message: bytes that are no printable ASCII escaped, cut off behind `bytes_max`.
 std::string printable_excerpt(std::string_view text, std::size_t bytes_max = 60);
 
 // A word that `from_name` knows, refused otherwise as not what was `expected`.

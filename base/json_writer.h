@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 
@@ -22,6 +23,13 @@ class JsonWriter {
   JsonWriter& boolean(bool value);
   JsonWriter& null();
   JsonWriter& raw(std::string_view json);  // text that is a JSON value already
+
+  JsonWriter& integer_or_null(std::optional<std::int64_t> value) {
+    return value ? integer(*value) : null();
+  }
+  JsonWriter& string_or_null(std::optional<std::string_view> text) {
+    return text ? string(*text) : null();
+  }
 
   // A key and its value.
   JsonWriter& string(std::string_view name, std::string_view text) {

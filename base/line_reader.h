@@ -24,12 +24,10 @@ class LineReader {
   LineReader& operator=(const LineReader&) = delete;
   ~LineReader();
 
-  // The next line without its end: true; false behind the last one. `line` lives until the next
-  // call.
+  // The next line without its end, valid until the next call; false behind the last one.
   Result<bool> next(std::string_view& line);
 
-  // Of the line that next() gave: counted from 1, and whether the file ends without ending the
-  // line.
+  // Of the line that next() gave: its number from 1, and whether the file breaks off in it.
   std::int64_t number() const { return number_; }
   bool is_cut_off() const { return cut_off_; }
   const std::string& path() const { return path_; }

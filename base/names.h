@@ -15,11 +15,11 @@ struct Named {
 };
 // With std::to_array<Named<E>>({{E::a, "a"}, ...}).
 template <class E, std::size_t N>
-using NameTable = std::array<Named<E>, N>;
+using EnumNames = std::array<Named<E>, N>;
 
 // A value that is not in the table: `otherwise`.
 template <class E, std::size_t N>
-constexpr std::string_view name_in(const NameTable<E, N>& table, E value,
+constexpr std::string_view name_in(const EnumNames<E, N>& table, E value,
                                    std::string_view otherwise = "?") {
   for (const Named<E>& row : table)
     if (row.value == value) return row.name;
@@ -27,14 +27,14 @@ constexpr std::string_view name_in(const NameTable<E, N>& table, E value,
 }
 
 template <class E, std::size_t N>
-constexpr std::optional<E> value_in(const NameTable<E, N>& table, std::string_view name) {
+constexpr std::optional<E> value_in(const EnumNames<E, N>& table, std::string_view name) {
   for (const Named<E>& row : table)
     if (row.name == name) return row.value;
   return std::nullopt;
 }
 
 template <class E, std::size_t N>
-constexpr std::array<E, N> values_in(const NameTable<E, N>& table) {
+constexpr std::array<E, N> values_in(const EnumNames<E, N>& table) {
   std::array<E, N> values{};
   for (std::size_t i = 0; i < N; ++i) values[i] = table[i].value;
   return values;

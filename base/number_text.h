@@ -16,8 +16,7 @@ namespace lockstep {
 std::string with_commas(std::int64_t value);                     // 1234567 -> "1,234,567"
 std::string counted(std::int64_t count, std::string_view noun);  // "1 step", "1,200 steps"
 
-// Decimal numbers as exact integers: "47.0319600" seconds are 47031960000 ns, and no double comes
-// near.
+// Decimal numbers as exact integers, without a double: "47.0319600" seconds are 47031960000 ns.
 
 // [-]DIGITS[.DIGITS] times 10^digits; nothing when the text is anything else, when it has digits
 // that the scale would cut off (zeros may be), or when the result needs more than 63 bits.

@@ -1,5 +1,4 @@
-// Seconds between laps. What it measures is reported and never decides, hashes or compares
-// anything.
+// Seconds between laps. They are reported, and never decide, hash or compare anything.
 #pragma once
 
 #include <chrono>

@@ -184,9 +184,8 @@ Result<PoolViews> backend_views(const KVCacheConfig& plan, AttentionBackend back
 ConformTotals compare(ConformInputs inputs, int jobs) {
   ConformTotals totals;
   totals.refused = std::move(inputs.refused);
-  if (inputs.others > 0) {
+  if (inputs.others > 0)
     totals.not_looked_at.push_back(counted(inputs.others, "file") + " that conform does not take");
-  }
   Progress progress("conforming", static_cast<std::int64_t>(inputs.schedules.size()));
   std::int64_t done = 0;
   if (!inputs.schedules.empty()) {

@@ -50,9 +50,8 @@ int main(int argc, char** argv) {
 
   if (argc > 1 && argv[1][0] != '-') {
     std::vector<std::string> known;
-    for (const CLI::App* command : app.get_subcommands([](CLI::App*) { return true; })) {
+    for (const CLI::App* command : app.get_subcommands([](CLI::App*) { return true; }))
       known.push_back(command->get_name());
-    }
     if (std::find(known.begin(), known.end(), argv[1]) == known.end()) {
       return lockstep::refuse(
           fmt::format("there is no command {}; there are {}", argv[1], fmt::join(known, ", ")));

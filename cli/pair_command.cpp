@@ -24,8 +24,7 @@
 namespace lockstep {
 namespace {
 
-// What `lockstep pair` can be told: a replay's options for both engines, and those of the network
-// between them.
+// Options of `lockstep pair`: a replay's for both engines, and those of the network.
 struct PairCommandOptions {
   ReplayOptions replay;  // the decode engine's; the prefill engine's too but for its pool
   std::optional<std::int64_t> prefill_blocks;

@@ -103,9 +103,8 @@ Result<std::unique_ptr<Backend>> make_backend(std::string_view name, const Backe
   if (config.delay_streams && config.num_streams < 2)
     return fail("--delay-streams moves operations of different streams; give --streams 2 or more");
   const bool on_cpu = config.check != CheckMode::fast || config.delay_streams;
-  if (name == "cuda" || (name == "auto" && !on_cpu && gpu_available())) {
+  if (name == "cuda" || (name == "auto" && !on_cpu && gpu_available()))
     return make_gpu_backend(config);
-  }
   return make_simt_backend(config);
 }
 

@@ -146,9 +146,8 @@ Checked Comparer::check_pages(Phase phase, std::span<const ModelPage> pages,
     LS_RETURN_IF_ERROR(backend_.fingerprint_pages(page_ids_, fingerprints_));
     for (std::size_t i = 0; i < part.size(); ++i) {
       const PageSum expected = model_.fingerprint(part[i]);
-      if (expected.a != fingerprints_[i].a || expected.b != fingerprints_[i].b) {
+      if (expected.a != fingerprints_[i].a || expected.b != fingerprints_[i].b)
         return diagnosis_.page(phase, part[i]);
-      }
       if (chain != nullptr) {
         chain->add(expected.a);
         chain->add(expected.b);
@@ -202,9 +201,8 @@ Checked Comparer::check_hosts(std::span<const HostBlockId> hosts, StateHashChain
   LS_RETURN_IF_ERROR(backend_.fingerprint_host_blocks(hosts, fingerprints_));
   for (std::size_t i = 0; i < hosts.size(); ++i) {
     const PageSum& expected = model_.host_block(hosts[i]).sum;
-    if (expected.a != fingerprints_[i].a || expected.b != fingerprints_[i].b) {
+    if (expected.a != fingerprints_[i].a || expected.b != fingerprints_[i].b)
       return diagnosis_.host_block(hosts[i]);
-    }
     if (chain != nullptr) {
       chain->add(expected.a);
       chain->add(expected.b);

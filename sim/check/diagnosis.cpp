@@ -145,6 +145,19 @@ std::string what_runs(const StepProgram& program, const WorkerRequest& request,
                      program.contents.size());
 }
 
+// Counts the bytes of the page that are wrong. -1: none is.
+std::int64_t first_wrong_byte(Divergence& found) {
+  LS_CHECK(found.found_page.size() == found.expected_page.size(), "{} bytes read, {} expected",
+           found.found_page.size(), found.expected_page.size());
+  std::int64_t first = -1;
+  for (std::size_t i = 0; i < found.found_page.size(); ++i) {
+    if (found.found_page[i] == found.expected_page[i]) continue;
+    if (first < 0) first = static_cast<std::int64_t>(i);
+    ++found.wrong_bytes;
+  }
+  return first;
+}
+
 }  // namespace
 
 void Diagnosis::begin_step(const StepProgram& program, std::span<const RequestId> requests) {
@@ -232,14 +245,7 @@ Result<Divergence> Diagnosis::page(Phase phase, ModelPage page) {
   LS_ASSIGN_OR_RETURN(found.found_page, backend_.read_page({page.tensor, BlockId{page.index}}));
   found.expected_page = model_.page_image(page);
   found.spans = page_spans(model_, page);
-  LS_CHECK(found.found_page.size() == found.expected_page.size(), "{} bytes read, {} in a page",
-           found.found_page.size(), found.expected_page.size());
-  std::int64_t first = -1;
-  for (std::size_t i = 0; i < found.found_page.size(); ++i) {
-    if (found.found_page[i] == found.expected_page[i]) continue;
-    if (first < 0) first = static_cast<std::int64_t>(i);
-    ++found.wrong_bytes;
-  }
+  const std::int64_t first = first_wrong_byte(found);
   if (first < 0) {
     found.tensor = page.tensor;
     found.block = page.index;
@@ -509,15 +515,9 @@ Result<Divergence> Diagnosis::host_block(HostBlockId host) {
   found.group = content.group;
   found.owner = stored_there(model_, content);
   found.expected_page = *content.bytes;
-  LS_CHECK(found.found_page.size() == found.expected_page.size(), "{} bytes read, {} in a block",
-           found.found_page.size(), found.expected_page.size());
   found.spans.push_back(
       {.first_byte = 0, .size_bytes = std::ssize(found.expected_page), .what = found.owner});
-  for (std::size_t i = 0; i < found.found_page.size(); ++i) {
-    if (found.found_page[i] == found.expected_page[i]) continue;
-    if (found.byte < 0) found.byte = static_cast<std::int64_t>(i);
-    ++found.wrong_bytes;
-  }
+  found.byte = first_wrong_byte(found);
   if (found.byte < 0) {
     found.message = fmt::format(
         "host block {}: its bytes are right when they are read, its fingerprint is not: the "

@@ -12,8 +12,7 @@
 namespace lockstep {
 namespace {
 
-// One run of elements that lie side by side: a row of a token, or the innermost dimension of a
-// state.
+// Elements that lie side by side: a row of a token, or the innermost dimension of a state.
 struct Row {
   std::int64_t kv = 0;    // or the state tensor
   std::int64_t slot = 0;  // or the row of the state, C order

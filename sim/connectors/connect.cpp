@@ -12,44 +12,27 @@
 namespace lockstep {
 namespace {
 
-// A connector and what it moves.
-class Part {
- public:
-  virtual ~Part() = default;
-  virtual TransferPart pointers() = 0;
-  // There are others, which load too.
-  virtual void join(const MultiTransfers&) {}
-};
-using Parts = std::vector<std::unique_ptr<Part>>;
+// A connector and what it moves: peers, or a host tier.
+struct Part {
+  std::unique_ptr<SimulatedConnector> workers = nullptr;
+  std::unique_ptr<PeerTransfers> peers = nullptr;
+  std::unique_ptr<OffloadConnector> tier = nullptr;
+  std::int64_t num_host_blocks = 0;
 
-class PeerPart final : public Part {
- public:
-  PeerPart(const SimulatedConnectorOptions& options, bool takes_several_groups,
-           std::int64_t num_host_blocks)
-      : workers_(options),
-        peers_(workers_, takes_several_groups),
-        num_host_blocks_(num_host_blocks) {}
-  TransferPart pointers() override { return {&peers_, &workers_, &peers_, num_host_blocks_}; }
-  void join(const MultiTransfers& all) override {
-    workers_.ask_about_loads([&all](RequestId request) { return all.is_loading(request); });
+  TransferPart pointers() const {
+    if (tier != nullptr) return {tier.get(), tier.get(), tier.get(), num_host_blocks};
+    return {peers.get(), workers.get(), peers.get(), num_host_blocks};
   }
-
- private:
-  SimulatedConnector workers_;
-  PeerTransfers peers_;
-  const std::int64_t num_host_blocks_;
 };
+using Parts = std::vector<Part>;
 
-class HostPart final : public Part {
- public:
-  HostPart(const OffloadOptions& options, const KVCacheConfig& plan, std::int32_t num_ranks)
-      : tier_(options, plan, num_ranks), num_host_blocks_(options.num_host_blocks) {}
-  TransferPart pointers() override { return {&tier_, &tier_, &tier_, num_host_blocks_}; }
-
- private:
-  OffloadConnector tier_;
-  const std::int64_t num_host_blocks_;
-};
+Part peer_part(const SimulatedConnectorOptions& options, bool takes_several_groups,
+               std::int64_t num_host_blocks) {
+  Part part{.num_host_blocks = num_host_blocks};
+  part.workers = std::make_unique<SimulatedConnector>(options);
+  part.peers = std::make_unique<PeerTransfers>(*part.workers, takes_several_groups);
+  return part;
+}
 
 class ConnectedWorkload final : public Workload {
  public:
@@ -57,12 +40,15 @@ class ConnectedWorkload final : public Workload {
   ConnectedWorkload(std::unique_ptr<Workload> inner, Parts parts, bool async_scheduling)
       : inner_(std::move(inner)), parts_(std::move(parts)) {
     LS_CHECK(!parts_.empty(), "{} parts of a connector", parts_.size());
-    used_ = parts_.front()->pointers();
+    used_ = parts_.front().pointers();
     if (parts_.size() == 1) return;
     std::vector<TransferPart> pointers;
-    for (const auto& part : parts_) pointers.push_back(part->pointers());
+    for (const Part& part : parts_) pointers.push_back(part.pointers());
     MultiTransfers& all = all_.emplace(std::move(pointers), async_scheduling);
-    for (const auto& part : parts_) part->join(all);
+    for (const Part& part : parts_)
+      if (part.workers != nullptr)  // the others load too
+        part.workers->ask_about_loads(
+            [&all](RequestId request) { return all.is_loading(request); });
     used_ = {&all, &all, &all, 0};
   }
 
@@ -127,21 +113,21 @@ SimulatedConnectorOptions peers_of(const ConnectorConfig& connector, const Engin
   return options;
 }
 
-std::unique_ptr<Part> make_part(ConnectorKind kind, const ConnectorConfig& connector,
-                                const EngineConfig& engine, const KVCacheConfig& plan,
-                                std::int32_t num_ranks, std::uint64_t seed) {
-  if (kind == ConnectorKind::host)
-    return std::make_unique<HostPart>(
-        OffloadOptions{.seed = seed,
-                       .num_host_blocks = connector.num_host_blocks,
-                       .delay_steps_max = connector.delay_steps_max,
-                       .failed_percent = connector.load_failed_percent.value_or(0),
-                       .async_scheduling = engine.async_scheduling,
-                       .defect = connector.defect},
-        plan, num_ranks);
-  return std::make_unique<PeerPart>(peers_of(connector, engine, plan, num_ranks, seed),
-                                    class_of(kind).supports_hybrid_groups,
-                                    num_host_blocks(kind, connector, plan));
+Part make_part(ConnectorKind kind, const ConnectorConfig& connector, const EngineConfig& engine,
+               const KVCacheConfig& plan, std::int32_t num_ranks, std::uint64_t seed) {
+  if (kind != ConnectorKind::host)
+    return peer_part(peers_of(connector, engine, plan, num_ranks, seed),
+                     class_of(kind).supports_hybrid_groups, num_host_blocks(kind, connector, plan));
+  Part part{.num_host_blocks = connector.num_host_blocks};
+  part.tier = std::make_unique<OffloadConnector>(
+      OffloadOptions{.seed = seed,
+                     .num_host_blocks = connector.num_host_blocks,
+                     .delay_steps_max = connector.delay_steps_max,
+                     .failed_percent = connector.load_failed_percent.value_or(0),
+                     .async_scheduling = engine.async_scheduling,
+                     .defect = connector.defect},
+      plan, num_ranks);
+  return part;
 }
 
 // One that says what it lacks.
@@ -175,7 +161,7 @@ std::string part_text(ConnectorKind kind, const ConnectorConfig& connector) {
 std::unique_ptr<Workload> connect_peers(std::unique_ptr<Workload> inner,
                                         const SimulatedConnectorOptions& options) {
   Parts parts;
-  parts.push_back(std::make_unique<PeerPart>(options, true, 0));
+  parts.push_back(peer_part(options, true, 0));
   return std::make_unique<ConnectedWorkload>(std::move(inner), std::move(parts),
                                              options.async_scheduling);
 }

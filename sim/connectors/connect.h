@@ -28,8 +28,7 @@ struct ConnectorConfig : ConnectorSpec {
   MultiConnectorDefect setup_defect = MultiConnectorDefect::none;
 };
 
-// In words: "peers that know prefixes of some prompts; 20 % of the loads fail". No connector:
-// empty.
+// "peers that know prefixes of some prompts; 20 % of the loads fail"; empty: no connector.
 std::string connector_text(const ConnectorConfig& connector);
 
 // What the engine's start asks, in its order, before there is a plan: whether several KV cache

@@ -5,8 +5,7 @@
 // (1) A request is loaded by the first part that has tokens for it. While any part does not know
 //     yet, none loads: the answer is "ask again".
 // (2) Every part hears of every allocation; those that do not load hear of no tokens.
-// (3) Blocks are kept while any part sends them, and reported in finished_sending once, when the
-//     last part has.
+// (3) Blocks are kept while any part sends them, and reported once, in finished_sending.
 // (4) While a load into a request's blocks is under way, or one has ended with the last report,
 //     is_loading() says so: vLLM takes blocks back once, so that a part that would keep them for a
 //     sending has to know.
@@ -70,8 +69,7 @@ class MultiConnector final : public KVConnector {
                                 std::int32_t num_external_tokens) override;
   bool request_finished(RequestId request, std::string_view name) override;
 
-  // What the parts' workers report with a step, as one report. REQUIRES: one of each part, in
-  // order.
+  // The reports of the parts' workers in a step as one. REQUIRES: one of each part, in order.
   KVConnectorOutput merge(std::span<const KVConnectorOutput> reports);
 
   bool is_loading(RequestId request) const {

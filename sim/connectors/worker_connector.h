@@ -23,8 +23,8 @@ class WorkerConnector : public KVConnector {
 // Requests whose load is over and the engine does not know yet. The load keeps their blocks so
 // long, and a connector that wants to keep them as well would have them given back twice.
 //
-// A report is heard of with the step's output: before the next one is made, or, with asynchronous
-// scheduling, after it.
+// The engine hears of a report with the step's output: before the next report, or after it with
+// asynchronous scheduling.
 
 class UnheardLoads {
  public:

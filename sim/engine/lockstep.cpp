@@ -379,8 +379,8 @@ bool LockstepRun::has_nothing_to_decide() const {
          requests_.num_live() == std::ssize(decision_->finished);
 }
 
-// What was sampled behind blocks that a load did not fill, the engine has dropped; what is still on
-// its way, it has not.
+// The engine has dropped what was sampled behind blocks that a load did not fill, but not what is
+// still on its way.
 void LockstepRun::forget_voided_tokens() {
   for (const RequestId id : decisions_.running()) {
     const std::int64_t num_known = decisions_.num_tokens(id) + outputs_.num_sampled(id);

@@ -1,12 +1,9 @@
 // The loop: decide a step, write it down as a program, run it on the backend, compare everything
-// with the memory model, advance. Without a backend the decisions alone are run (the model's own
-// speed).
+// with the memory model, advance. Without a backend the decisions alone are run.
 //
-// (1) Same configuration, workload and seed: same decisions, same checks, same chain of state
-//     hashes.
+// (1) Same configuration, workload and seed: same decisions, checks and chain of state hashes.
 // (2) The first divergence ends the run; it is in the summary, not an Error.
-// (3) An Error is what the user can cause (a bad trace, a refused configuration) or a backend that
-//     failed.
+// (3) An Error is a user's (a bad trace, a refused configuration), or a backend that failed.
 // (4) What the model has sampled is known to the worker at once, and to the engine when it
 //     processes the step's output: with asynchronous scheduling, a step later.
 #pragma once

@@ -62,8 +62,7 @@ class RankRun;
 class RunMemory {
  public:
   // One backend for each of num_ranks(config.backend), in their order. All of it outlives this.
-  // Refused: what the memory model or the program builder cannot follow, and degrees that the plan
-  // cannot be cut into.
+  // Refused: what model or program builder cannot follow, degrees that do not divide the plan.
   static Result<std::unique_ptr<RunMemory>> create(const RunConfig& config,
                                                    std::span<Backend* const> ranks,
                                                    std::span<MemoryCheck* const> checks,

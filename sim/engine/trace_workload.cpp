@@ -25,8 +25,7 @@ class PlannedOutput {
 
   // Output token `index`, also beyond the planned end (a step in flight, a draft).
   std::int32_t token(std::int64_t index) const;
-  // What a draft for output token `index` proposes: the right token in `acceptance_percent` of all
-  // cases.
+  // The draft for output token `index`: the right token in `acceptance_percent` of all cases.
   std::int32_t draft(std::int64_t index, std::int32_t acceptance_percent) const;
 
  private:
@@ -66,8 +65,7 @@ std::int32_t PlannedOutput::draft(std::int64_t index, std::int32_t acceptance_pe
   return wrong == eos_ ? (wrong + 1) % kVocabulary : wrong;
 }
 
-// A record that waits for an earlier request is only seen when it is read: so far ahead of the
-// clock.
+// Records read ahead of the clock: one that waits for an earlier request is seen when it is read.
 constexpr std::size_t kLookahead = 1024;
 // Of requests that left, for records that are read after that: the time when they did.
 constexpr std::size_t kLeftRemembered = 65'536;
@@ -280,8 +278,7 @@ Result<void> TraceWorkload::sample(std::int64_t, std::span<const SampledRow> row
     Plan& plan = plans_[row.ticket];
     std::int64_t index = row.num_output_tokens;
     if (row.samples) {
-      // Drafts are right as far as they say what the model says; behind them it says one token
-      // more.
+      // Drafts are right as far as the model says the same; behind them it says one token more.
       for (const std::int32_t draft : row.drafts) {
         if (draft != plan.output.token(index)) break;
         output.tokens.push_back(draft);

@@ -66,8 +66,7 @@ std::int64_t num_blocks_missing(const EngineConfig& engine,
                                 std::span<const KVCacheGroupSpec> groups, std::int64_t num_tokens,
                                 std::int64_t num_computed_tokens, std::int64_t blocks_held);
 
-// Since when requests of a run that wait hold blocks. With a KV connector only: without one, none
-// do.
+// Since when waiting requests hold blocks; without a KV connector, none do.
 class HoldingWatch {
  public:
   // Once a step, after its output was processed.

@@ -35,8 +35,7 @@ struct WorkloadEvent {
   std::optional<bool> recorded_reset;  // reset_prefix_cache: what the recording says it returned
 };
 
-// What the loop tells about the step before, so that the workload knows the time and who waits for
-// it.
+// The step before, so that the workload knows the time and who waits for it.
 struct LoopState {
   std::int64_t step = 0;    // the step about to be decided
   bool idle = true;         // the step before did nothing and nothing is in flight
@@ -47,7 +46,7 @@ struct LoopState {
 enum class Turn : std::uint8_t {
   step,   // apply the events and run a step
   end,    // nothing will arrive any more and nothing is live
-  stuck,  // nothing will arrive any more; live requests wait for ever
+  stuck,  // nothing will arrive any more; live requests wait forever
 };
 
 // One scheduled request as the sampler sees it.
@@ -110,8 +109,7 @@ class Workload {
     request_left(name, ticket);
   }
 
-  // Every step is given, idle ones too, and the run ends where they end: waiting for ever is no
-  // verdict.
+  // Every step is given, idle ones too, and the run ends with them: no verdict of waiting forever.
   virtual bool is_scripted() const { return false; }
   // "FILE:LINE" of what it gave last, for errors; empty: it is in no file.
   virtual std::string place() const { return {}; }

@@ -1,5 +1,4 @@
-// The hidden states of a request that has ended, as a trainer is given them, and the file that they
-// are handed over in.
+// The hidden states of a request that has ended, as a trainer gets them, and their file.
 #pragma once
 
 #include <cstdint>

@@ -1,6 +1,5 @@
 // Two engines, one that prefills and one that decodes, with a network between them that delays,
-// reorders, loses, repeats and damages what they say: prefill and decode apart, as vLLM's NIXL
-// connector has it.
+// reorders, loses, repeats and damages messages: prefill and decode apart, as with vLLM's NIXL.
 //
 // A request goes to the prefill engine with one token to sample. When that has come, its blocks are
 // kept and the decode engine is told of them; there the prompt is an external hit, its blocks are
@@ -13,8 +12,7 @@
 // (3) The first rule that the ledger finds broken ends the run (transfer_ledger.h), and so does the
 //     first divergence of an engine from its backend: `memory.divergence`.
 // (4) When nothing moves any more and requests are left, the verdict is liveness.
-// (5) With backends, whatever they are, the run is the one without: same decisions, same packets
-//     but for their bytes.
+// (5) With backends the run is the one without: same decisions, same packets but for their bytes.
 // (6) Tensor parallel ranks of an engine each stage their part of a block; all parts travel as one
 //     payload, and every rank of the other engine takes its own.
 //
@@ -64,8 +62,7 @@ struct PairProgress {
   std::int64_t requests_ended = 0;
 };
 
-// `client`: what arrives and is sampled (make_trace_workload). Errors: configurations that are
-// refused, a bad trace.
+// `client`: what arrives and is sampled. Errors: refused configurations, a bad trace.
 Result<PairReport> run_pair(const PairOptions& options, Workload& client,
                             const std::function<void(const PairProgress&)>& progress = {});
 

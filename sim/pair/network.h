@@ -2,8 +2,7 @@
 // arrive twice or damaged; endpoints are slow for a while, or dead, and come back.
 //
 // (1) All it does follows from the seed and from what is sent, in order.
-// (2) A packet arrives at the endpoint it was sent to, not before `delay_ns_min` has passed, and at
-//     most twice.
+// (2) A packet arrives where it was sent, after `delay_ns_min` at the earliest, at most twice.
 // (3) Whether an endpoint is slow or dead depends on the seed and the time alone. What a dead one
 //     sends, and what would arrive there, is lost.
 // (4) sent + duplicated = lost + swallowed + delivered + what is under way.

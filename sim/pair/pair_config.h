@@ -16,8 +16,7 @@ struct PairOptions {
   LockstepConfig prefill;
   LockstepConfig decode;
   // A backend for each tensor parallel rank of both, or of neither, made with their configurations;
-  // they outlive the run. With them pages are read, sent and compared, else content ids stand for
-  // them.
+  // they outlive the run. With them pages are sent and compared, without them content ids.
   std::vector<Backend*> prefill_ranks;
   std::vector<Backend*> decode_ranks;
   std::int64_t staging_blocks = 64;  // that a step stores or loads at most

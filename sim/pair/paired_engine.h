@@ -44,8 +44,7 @@ class EngineMemory {
   // A step that was just decided. A divergence where rule (2) is broken.
   Checked step(const SchedulerOutput& decision, const Scheduler& scheduler);
 
-  // One block's content ids, little-endian, slot after slot: what is sent where no backend has the
-  // bytes.
+  // A block's content ids, little-endian, slot by slot: sent where no backend has the bytes.
   std::vector<std::uint8_t> read_block(std::int32_t group, BlockId block) const;
   // What has come for the first slots of a block.
   void write_block(std::int32_t group, BlockId block, std::span<const ContentId> contents);

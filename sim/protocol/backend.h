@@ -1,8 +1,7 @@
-// What a backend is: the device side of the lockstep. The simulator decides a step, writes it down
-// as a StepProgram (ids, counts and contents, never addresses), and the backend executes it with
-// its own address arithmetic on its own memory. Afterwards the simulator reads back tables, slot
-// mappings, fingerprints of pages and attention results, and compares them with what the memory
-// model expects.
+// What a backend is: the lockstep's worker. The simulator decides a step, writes it down as a
+// StepProgram (ids, counts and contents, never addresses), and the backend executes it with its own
+// address arithmetic on its own memory. Afterwards the simulator reads back tables, slot mappings,
+// fingerprints of pages and attention results, and compares them with the memory model.
 //
 // The protocol that both sides implement, each for itself:
 //

@@ -27,8 +27,7 @@ struct TableUpdate {
   std::uint32_t count = 0;
 };
 
-// One entry of a row's block table becomes another block (a retired window block becomes the null
-// block).
+// One entry of a row's block table becomes another block: a retired window block the null block.
 struct TableEdit {
   std::int32_t row = 0;
   std::int32_t group = 0;
@@ -118,8 +117,7 @@ struct RowExtraction {
 // What data parallel ranks have agreed to run in a step.
 struct AgreedBatch {
   std::int32_t num_tokens = 0;  // of this rank; 0: there is one engine
-  // One of them has no graph for its tokens: none replays one. Otherwise a graph that is replayed
-  // takes num_tokens.
+  // One of them has no graph for its tokens, so none replays one.
   bool is_eager = false;
 };
 

@@ -1,6 +1,6 @@
 // What ranks call to meet one another, and whether they do. A collective is entered by every rank
 // of its group with the same kind and shape, in the same order; a rank that calls another one, or
-// none, leaves the others with wrong data or waiting for ever.
+// none, leaves the others with wrong data or waiting forever.
 //
 // (1) Calls are plain values; why a rank makes them is not asked here (sim/ranks/dp_step.h).
 // (2) The first call that does not meet is told, with both ranks: what comes after it says nothing.

@@ -135,8 +135,7 @@ std::string numbers_text(const std::vector<std::size_t>& numbers) {
   return text;
 }
 
-// A bar of the bytes [begin, end): each column shows what most of it is, or # where nothing is
-// most.
+// A bar of the bytes [begin, end): each column shows what most of it is, or # for no majority.
 std::string bar(const std::vector<PageSegment>& segments, std::int64_t begin, std::int64_t end,
                 const std::function<char(const PageSegment&)>& symbol_of) {
   std::string columns;

@@ -123,14 +123,6 @@ void append_worker(const PlanReport& report, std::size_t w, std::string& out) {
     out += fmt::format("    {:<22} {}\n", formula.figure, formula.formula);
 }
 
-void write_optional(JsonWriter& out, std::string_view key, std::optional<std::int64_t> value) {
-  out.key(key);
-  if (value)
-    out.integer(*value);
-  else
-    out.null();
-}
-
 void write_options(JsonWriter& out, const PlanReport& report) {
   const PlanOptions& o = report.options;
   out.key("options").begin_object();
@@ -146,9 +138,9 @@ void write_options(JsonWriter& out, const PlanReport& report) {
   out.integer("max_model_len", o.max_model_len);
   out.integer("max_num_batched_tokens", o.max_num_batched_tokens);
   out.integer("attn_pack", o.attn_pack).integer("memory_bytes", o.memory_bytes);
-  write_optional(out, "block_size", o.block_size);
-  write_optional(out, "num_gpu_blocks_override", o.num_gpu_blocks_override);
-  write_optional(out, "max_num_seqs", o.max_num_seqs);
+  out.key("block_size").integer_or_null(o.block_size);
+  out.key("num_gpu_blocks_override").integer_or_null(o.num_gpu_blocks_override);
+  out.key("max_num_seqs").integer_or_null(o.max_num_seqs);
   out.end_object();
 }
 
@@ -267,8 +259,8 @@ std::string plan_to_json(const PlanReport& report) {
   out.begin_object().integer("plan_report", 1).string("model", report.model);
   write_options(out, report);
   out.key("aligned").begin_object().integer("block_size", report.plan.aligned.block_size);
-  write_optional(out, "mamba_block_size", report.plan.aligned.mamba_block_size);
-  write_optional(out, "mamba_page_size_padded", report.plan.aligned.mamba_page_size_padded);
+  out.key("mamba_block_size").integer_or_null(report.plan.aligned.mamba_block_size);
+  out.key("mamba_page_size_padded").integer_or_null(report.plan.aligned.mamba_page_size_padded);
   out.end_object().key("workers").begin_array();
   for (std::size_t w = 0; w < report.plan.workers.size(); ++w) {
     out.begin_object().key("plan");

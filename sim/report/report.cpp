@@ -125,12 +125,7 @@ void write_stored(JsonWriter& out, const CacheEvent& event) {
     out.null();
   out.key("token_ids").integers(event.token_ids).integer("block_size", event.block_size);
   out.key("extra_keys").begin_array();
-  for (const auto& key : event.extra_keys) {
-    if (key)
-      out.string(*key);
-    else
-      out.null();
-  }
+  for (const auto& key : event.extra_keys) out.string_or_null(key);
   out.end_array();
 }
 

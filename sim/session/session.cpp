@@ -144,8 +144,7 @@ class MemoryTraceReader final : public TraceReader {
 
 // Plants the defect of that name where it belongs: in the scheduler, in a connector, in how an
 // engine sets its connectors up, in data parallel ranks, in files of hidden states. Every other
-// name is taken for one of the backend's, which refuses those that it does not know when it is
-// made.
+// name is taken for one of the backend's, which refuses those that it does not know.
 void plant(LockstepConfig& config, const std::string& mutant) {
   if (const auto defect = scheduler_defect_from_name(mutant))
     config.scheduler_defect = *defect;

@@ -51,8 +51,7 @@ Result<void> check_ranks(const LockstepConfig& config);
 // Errors: a plan, a configuration or a mutant that it does not take.
 using BackendFactory = std::function<Result<std::unique_ptr<Backend>>(const BackendConfig& config)>;
 
-// What stands between an engine and its workload, or looks on. It outlives the session; null:
-// nothing.
+// Stands between an engine and its workload, or looks on. It outlives the session; may be null.
 struct Onlooker {
   Workload* workload = nullptr;      // the engine asks it, and not the workload that it was shown
   KVConnector* connector = nullptr;  // the scheduler asks it, and not that of the workload
@@ -129,8 +128,7 @@ class Session {
 
 // The run as it was and how it ended; trace or recording are added by the caller.
 SavedCase case_of(std::string name, const RunSpec& run, const RunSummary& summary);
-// The first `count` records of a trace: those that a run had consumed when it ended, and the
-// header.
+// The header and the first `count` records: those that a run had consumed when it ended.
 void keep_records(Trace& trace, std::int64_t count);
 
 // A mutant that is none of the engine's is taken for one of the backend's, which refuses those that
@@ -138,20 +136,17 @@ void keep_records(Trace& trace, std::int64_t count);
 LockstepConfig config_of(const RunSpec& run);
 // A recording says what becomes of requests whose load fails.
 LockstepConfig config_of(const SavedCase& saved);
-// The order in which the pool first hands out its blocks, shuffled by block_order; empty: as an
-// engine does.
+// The order in which the pool first hands out blocks, shuffled by block_order; empty: an engine's.
 std::vector<BlockId> free_order_of(const RunSpec& run);
 TraceWorkloadOptions workload_options_of(const RunSpec& run);
 // A trace in memory as a source of records.
 std::unique_ptr<TraceReader> trace_reader_of(Trace trace);
 std::unique_ptr<TraceReader> trace_reader_of(std::shared_ptr<const Trace> trace);
-// Its trace by the clock, or its recording step by step when it has one; without a connector of the
-// configuration.
+// Its recording step by step, or its trace by the clock; without connectors of the configuration.
 std::unique_ptr<Workload> workload_of(const SavedCase& saved);
 // What Session::open() is given for it, less a backend and who looks on.
 SessionParts parts_of(const SavedCase& saved);
-// Its requests on one engine that nothing disturbs: no faults, no data parallel ranks, no
-// connectors of theirs.
+// Its requests on one engine without faults, data parallel ranks and their connectors.
 Result<std::unique_ptr<Session>> open_undisturbed(const SavedCase& saved, LockstepConfig config,
                                                   BackendFactory backend, Attach attach);
 

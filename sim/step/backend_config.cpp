@@ -86,10 +86,9 @@ Result<void> check_ranks(const BackendConfig& config) {
         fmt::format("decode_context_parallel_size {}: it deals out tokens among the ranks "
                     "of tensor_parallel_size {} and must divide it",
                     of.dcp_size, of.tp_size));
-  for (std::int32_t rank = 0; rank < num_ranks(config); ++rank) {
+  for (std::int32_t rank = 0; rank < num_ranks(config); ++rank)
     LS_RETURN_IF_ERROR(
         rank_plan(config.plan, config_of_rank(config, rank).parallel, config.queries_per_kv));
-  }
   return {};
 }
 

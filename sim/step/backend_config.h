@@ -1,5 +1,4 @@
-// Configurations of backends: for an engine and a plan, for one of its ranks, and that rank's part
-// of the cache.
+// Configurations of backends: of an engine and a plan, of one rank, and that rank's part.
 //
 // (1) Every rank of a plan is made here: the ranks of a run and those that look at
 //     what another engine has sent cut the plan of the whole model alike.
@@ -34,8 +33,7 @@ struct RankModel {
 // Refused: degrees that the plan cannot be cut into, and what the model cannot follow.
 Result<RankModel> rank_model(const BackendConfig& config, std::int32_t rank);
 
-// flash_attn where it takes the plan's blocks. An engine's scheduler may be recorded with smaller
-// ones: any_size.
+// flash_attn where it takes the plan's blocks; any_size for smaller ones, as in some recordings.
 AttentionBackend attention_backend_for(const KVCacheConfig& plan);
 // A plan for the groups of a recording: one tensor per place in the group, pages padded to the
 // largest so that all groups draw from one pool.

@@ -1,6 +1,5 @@
 // A program carried out on the memory model, and what the backend should show afterwards. The slots
-// are the reference's own arithmetic on the worker's tables; nothing here looks at what a backend
-// computed.
+// are the reference's own arithmetic on the worker's tables, never what a backend computed.
 #pragma once
 
 #include <cstdint>

@@ -114,8 +114,7 @@ void ProbePlanner::probe_before(StepProgram& program, std::span<const RequestId>
   }
 }
 
-// One query after the other, each by the last token of a request, over as much as the budget
-// allows.
+// Queries by the last token of each request in turn, as far as the budget goes.
 void ProbePlanner::add_queries(StepProgram& program, std::span<const RequestId> requests) {
   const auto count = static_cast<std::int64_t>(candidates_.size());
   std::int64_t budget = query_rows_;

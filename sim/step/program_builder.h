@@ -1,6 +1,5 @@
-// From a decision to a step's program: rows, tables, poison, zeroing, state copies, contents. What
-// a worker does with what the scheduler sends it (vllm/v1/worker/gpu_model_runner.py,
-// mamba_utils.py).
+// From a decision to a step's program: rows, tables, poison, zeroing, state copies, contents. The
+// part of a worker (vllm/v1/worker/gpu_model_runner.py, mamba_utils.py).
 //
 // (1) build() changes the worker's rows and tables, never the memory model.
 // (2) A decision that cannot be executed (a token without a block, no row left) is a finding, told

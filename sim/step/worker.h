@@ -48,8 +48,7 @@ class Worker {
   Worker(std::int32_t num_rows, const ContextRank& context, MemoryModel& model);
 
   void add_request(RequestId id, const RequestSpec& spec);
-  // The sampled tokens that the engine keeps of a step: `num_accepted` drafts and the token behind
-  // them.
+  // What the engine keeps of a step: `num_accepted` drafts and the token behind them.
   void append_sampled(RequestId id, std::span<const std::int32_t> tokens);
 
   WorkerRequest& at(RequestId id);

@@ -1,7 +1,6 @@
 // What a check comes to: fine, a divergence, or an error.
 //
-// An Error is what the user can cause, or a backend that failed. Both are handed on by
-// LS_RETURN_UNLESS_FINE.
+// LS_RETURN_UNLESS_FINE hands both on. An Error is a user's, or a backend's that failed.
 #pragma once
 
 #include <utility>

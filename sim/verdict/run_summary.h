@@ -1,7 +1,6 @@
 // What a run came to: the counts, the verdict, the time it took, and what was not checked.
 //
-// state_hash and all counts are functions of configuration, workload and seed alone. The times are
-// not.
+// state_hash and all counts are functions of configuration, workload and seed; times are not.
 #pragma once
 
 #include <bit>
@@ -36,7 +35,7 @@ struct StateHash {
 };
 std::string to_hex(StateHash hash);
 
-// One request that waits for ever.
+// One request that waits forever.
 struct StuckRequest {
   std::string name;
   std::string why;  // "needs 12 blocks more; 3 of 40 are free, nobody runs who would free any"

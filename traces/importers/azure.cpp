@@ -83,10 +83,9 @@ class AzureReader final : public ImportReader {
         return refuse("header", line, fmt::format("a column {}", kColumns[column]));
       places_[column] = static_cast<std::size_t>(found - names.begin());
     }
-    if (names.size() != kColumns.size()) {
+    if (names.size() != kColumns.size())
       return refuse("header", line,
                     "the columns TIMESTAMP, ContextTokens, GeneratedTokens and no other");
-    }
     return {};
   }
 
@@ -104,15 +103,13 @@ class AzureReader final : public ImportReader {
     }
     const auto cell = [&](Column column) { return cells[places_[column]]; };
     const auto time = utc_ns_of(cell(kTimestamp));
-    if (!time) {
+    if (!time)
       return refuse(kColumns[kTimestamp], cell(kTimestamp),
                     "a time like 2023-11-16 18:17:03.9799600");
-    }
     if (ordinal_ == 0) first_ns_ = last_ns_ = *time;
-    if (*time < last_ns_) {
+    if (*time < last_ns_)
       return refuse(kColumns[kTimestamp], cell(kTimestamp),
                     "a time not before that of the row above");
-    }
     last_ns_ = *time;
     const auto context = digits_of(cell(kContextTokens), 1, kPromptTokensMax);
     if (!context) {

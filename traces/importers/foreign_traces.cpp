@@ -36,9 +36,8 @@ RequestSpec read_request(JsonValue value, std::unordered_set<std::string>& names
   JsonObject object = value.object();
   bool priority_given = false;
   RequestSpec request = read_added_request(object, priority_given);
-  if (!names.insert(request.name).second) {
+  if (!names.insert(request.name).second)
     object.required("add").refuse("a name that no earlier request has");
-  }
   object.finish();
   return request;
 }

@@ -45,9 +45,8 @@ class MooncakeReader final : public ImportReader {
         required_alias(object, "input_length", "input_tokens").integer(1, kPromptTokensMax);
     JsonValue output = required_alias(object, "output_length", "output_tokens");
     row.output_length = output.integer<std::int32_t>(0);
-    if (row.output_length == 0 && options_.zero_output == ZeroOutput::refuse) {
+    if (row.output_length == 0 && options_.zero_output == ZeroOutput::refuse)
       output.refuse("at least one output token");
-    }
     JsonValue hash_ids = object.required("hash_ids");
     std::vector<std::uint64_t> ids;
     for (JsonValue id : hash_ids.array()) ids.push_back(id.integer(0, kHashIdMax));

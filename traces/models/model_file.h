@@ -11,8 +11,7 @@
 
 namespace lockstep {
 
-// A model file or a config.json, told apart by the key `model_file`. Errors: "FILE:LINE: field
-// ...".
+// A model file or a config.json, told apart by the key `model_file`.
 Result<ModelSpec> read_model_file(const std::string& path);
 // The text of a model file; `file` names it in errors.
 Result<ModelSpec> model_from_text(std::string_view text, const std::string& file);

@@ -125,8 +125,7 @@ DType dtype_of(Config& config, std::string_view key, DType otherwise) {
   return otherwise;
 }
 
-// Llama, Qwen, Mistral, Gemma, gpt-oss, Llama 4, Qwen-Next and whatever else lists its layers'
-// types.
+// Llama, Qwen, Mistral, Gemma, gpt-oss, Llama 4, Qwen-Next and others that list layer types.
 void typed_layers(Config& config, ModelSpec& model) {
   Builder builder(model);
   attention(config, builder);
