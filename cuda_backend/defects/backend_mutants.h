@@ -1,9 +1,9 @@
-// Planted defects of the backend: BackendConfig::mutant names one of them. What each stands for, and
-// what exposes it, is in the catalogue (properties/mutants/mutant_catalogue.h).
+// Planted defects of the backend: BackendConfig::mutant names one of them. What each stands for,
+// and what exposes it, is in the catalogue (properties/mutants/mutant_catalogue.h).
 //
-// 1. A defect is planted in what the backend's parts hand to each other (backend/cuda_backend.h): the
-//    step's program, a plan, its views, what is uploaded and launched. Nothing of it stands in the
-//    backend itself.
+// 1. A defect is planted in what the backend's parts hand to each other (backend/cuda_backend.h):
+//    the step's program, a plan, its views, what is uploaded and launched. Nothing of it stands in
+//    the backend itself.
 // 2. What happens within one launch is left to KernelDefect (launch/kernel_table.h).
 #pragma once
 

@@ -1,5 +1,5 @@
-// Defects planted in the parameters of launches, in how launches are ordered and captured, and in what
-// the host uploads: descriptors of tables and regions, scales, targets.
+// Defects planted in the parameters of launches, in how launches are ordered and captured, and in
+// what the host uploads: descriptors of tables and regions, scales, targets.
 #include <algorithm>
 #include <optional>
 #include <vector>

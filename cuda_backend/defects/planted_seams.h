@@ -16,8 +16,8 @@
 namespace lockstep::cuda {
 
 // What a device in front of all others changes in launches and uploads, and in the use of captured
-// graphs. Members that are null, or false, change nothing: everything else goes through as it is, at
-// the same place in the order of the calls.
+// graphs. Members that are null, or false, change nothing: everything else goes through as it is,
+// at the same place in the order of the calls.
 struct DevicePlant {
   // The parameters of every launch; `behind`: the device that runs it.
   std::function<void(LaunchParams, Operation&, Device& behind)> launch = nullptr;

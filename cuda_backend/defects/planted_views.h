@@ -49,8 +49,8 @@ inline constexpr ViewDefect kSecondRunner = ViewDefect::layout_two_blocks |
 std::string_view name_of(ViewDefect defect);
 std::optional<ViewDefect> view_defect_from_name(std::string_view name);
 
-// As derive_views() and view_byte_offset() of an engine with the defect. Refused: what the defective
-// engine refuses.
+// As derive_views() and view_byte_offset() of an engine with the defect. Refused: what the
+// defective engine refuses.
 Result<PoolViews> planted_views(const KVCacheConfig& plan, const ViewOptions& options,
                                 ViewDefect defect);
 std::int64_t planted_byte_offset(const TensorView& view, std::span<const std::int64_t> index,

@@ -119,7 +119,7 @@ class Device {
   }
   virtual bool wants_operations() const { return false; }
 
-  // Captured graphs (streams/stream_device.h). A device that has none runs everything as it is issued.
+  // Captured graphs (streams/stream_device.h). A device without any runs everything as issued.
   // What `count` items are padded to: the size of the graph that takes them, or `count` itself.
   virtual std::int32_t padded_batch(std::int32_t count) const { return count; }
   virtual bool captures(std::int32_t /*size*/) const { return false; }

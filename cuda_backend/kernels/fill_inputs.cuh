@@ -37,8 +37,8 @@ __global__ void fill_rows_kernel(FillRowsParams p, Divisor items_per_row, Diviso
   }
 }
 
-// The query rows of attention, made from content ids by rule (1) of sim/protocol/backend.h: fp32, whatever
-// the cache holds.
+// The query rows of attention, made from content ids by rule (1) of sim/protocol/backend.h: fp32,
+// whatever the cache holds.
 inline constexpr std::uint32_t kPartQuery = 2;
 
 // Grid: one CTA for each query; its threads share the words of all heads. Rows are padded with

@@ -123,8 +123,8 @@ __device__ __forceinline__ void prepare_delta(const GatedDeltaParams& p, const D
 }
 
 // The row's changes, outputs and state; lane n stands for token n.
-// kCarryUndecayed is KernelDefect::chunk_carry_undecayed, which is planted here because the decay is
-// worked out here.
+// kCarryUndecayed is KernelDefect::chunk_carry_undecayed, which is planted here because the decay
+// is worked out here.
 template <bool kCarryUndecayed>
 __device__ __forceinline__ void advance_delta_row(const GatedDeltaParams& p,
                                                   const DeltaShared& shared,

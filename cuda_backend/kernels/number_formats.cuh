@@ -1,7 +1,7 @@
 // Numbers in a cache: where an element of a row lies, its bit pattern read and rounded by the
 // definition of each format, and the exponential that attention weighs rows with. In integer
-// arithmetic or from fmaf alone, so that a CPU and a GPU agree in every bit (with contraction off on
-// both).
+// arithmetic or from fmaf alone, so that a CPU and a GPU agree in every bit (with contraction off
+// on both).
 //
 // 1. fp16, bf16, e4m3 and e5m2 round to nearest, ties to even, subnormals included.
 // 2. e4m3 and e5m2 saturate to their largest finite number; fp16 and bf16 overflow to infinity.

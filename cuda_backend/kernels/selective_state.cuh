@@ -88,8 +88,8 @@ __device__ __forceinline__ void prepare_piece(const SelectiveStateParams& p,
 }
 
 // Outputs of one row over a piece, and the row's state after it. A lane knows x of one token.
-// kCarryUndecayed is KernelDefect::chunk_carry_undecayed, which is planted here because the decay is
-// worked out here.
+// kCarryUndecayed is KernelDefect::chunk_carry_undecayed, which is planted here because the decay
+// is worked out here.
 template <bool kCarryUndecayed>
 __device__ __forceinline__ void advance_row(const SelectiveStateParams& p,
                                             const PieceShared& shared, StateRow& state,

@@ -1,5 +1,5 @@
-// Launchers of block tables and slots, and of what moves rows: inputs from content ids, rows into the
-// cache, rows out of it.
+// Launchers of block tables and slots, and of what moves rows: inputs from content ids, rows into
+// the cache, rows out of it.
 
 #include "cuda_backend/kernels/block_tables.cuh"
 #include "cuda_backend/kernels/cache_rows.cuh"

@@ -1,5 +1,5 @@
-// The two ends of a plugin's C interface (plugin.h): the shared library, and a plan as the plugin is
-// told it.
+// The two ends of a plugin's C interface (plugin.h): the shared library, and a plan as the plugin
+// is told it.
 #pragma once
 
 #include <memory>

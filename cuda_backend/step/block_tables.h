@@ -27,8 +27,8 @@ inline std::int32_t step_batch(const Device& device, const StepProgram& program)
   return device.captures(size) ? size : num_tokens;
 }
 
-// Rule (10) of sim/protocol/backend.h: the rows that a rank of context parallelism has of a request's
-// first `num_tokens` tokens. Whole rounds over the ranks, and its part of the last one.
+// Rule (10) of sim/protocol/backend.h: the rows that a rank of context parallelism has of a
+// request's first `num_tokens` tokens. Whole rounds over the ranks, and its part of the last one.
 inline std::int32_t rows_on_rank(const ContextRank& context, std::int32_t num_tokens) {
   const std::int32_t round = context.num_ranks * context.interleave;
   std::int32_t rows = num_tokens / round * context.interleave;

@@ -1,5 +1,6 @@
 // The layers' rows as the kernels of launch/kernel_table.h take them: a K and a V part of numbers
-// with a format and, where the cache has 8-bit elements, scales: rule (13) of sim/protocol/backend.h.
+// with a format and, where the cache has 8-bit elements, scales: rule (13) of
+// sim/protocol/backend.h.
 //
 // 1. A layer whose elements are no numbers (uint8) has parts that are moved, never attended to.
 // 2. A layer's one scale lies in device memory of its own; scales for each token and head lie in

@@ -45,7 +45,8 @@ struct TensorPlace {
 };
 
 // The steps in which an engine turns a plan into views, each one overridable: what a version of an
-// engine did in another way is one step in another way. derive_views() takes them as they stand here.
+// engine did in another way is one step in another way. derive_views() takes them as they stand
+// here.
 class ViewDeriver {
  public:
   // Both must live as long as this object.

@@ -40,8 +40,8 @@ std::span<const KnownFinding> known_findings();
 const KnownFinding* known_finding(const SavedCase& saved, const Outcome& outcome,
                                   const BackendFactory& backend = {});
 
-// What a check demands and why, as a sentence for a reader who has never seen it fail. `check` as in
-// Outcome::check. Empty: it has none here.
+// What a check demands and why, as a sentence for a reader who has never seen it fail. `check` as
+// in Outcome::check. Empty: it has none here.
 std::string_view reason_of_check(std::string_view check);
 
 }  // namespace lockstep

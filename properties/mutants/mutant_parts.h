@@ -1,5 +1,5 @@
-// What the files of the catalogue share: its parts, the checks that find many of the defects, and the
-// cases in which they are looked for.
+// What the files of the catalogue share: its parts, the checks that find many of the defects, and
+// the cases in which they are looked for.
 #pragma once
 
 #include <string>

@@ -119,8 +119,8 @@ class CaseSearch {
   MutantReport report_;
 };
 
-// Cases that need no child process: judge(case, defect) says what came of one, describe(case, check)
-// tells the smallest that fails so.
+// Cases that need no child process: judge(case, defect) says what came of one, describe(case,
+// check) tells the smallest that fails so.
 template <class Generate, class Judge, class Describe>
 MutantReport search_seeds(const Mutant& mutant, const MutantSearchOptions& options,
                           const Generate& generate, const Judge& judge, const Describe& describe) {

@@ -1,5 +1,6 @@
-// The catalogue's defects of the backend: rows and states, and ranks (which heads and layers one takes
-// itself for, and how data parallel ranks meet). Tables, launches and views have files of their own.
+// The catalogue's defects of the backend: rows and states, and ranks (which heads and layers one
+// takes itself for, and how data parallel ranks meet). Tables, launches and views have files of
+// their own.
 #include "properties/mutants/mutant_parts.h"
 #include "properties/shrink/case_parts.h"
 

@@ -1,5 +1,5 @@
-// The catalogue's defects of how kernels are launched (from captured graphs, and on real numbers), and
-// of block tables and slots.
+// The catalogue's defects of how kernels are launched (from captured graphs, and on real numbers),
+// and of block tables and slots.
 #include "properties/mutants/mutant_parts.h"
 #include "properties/shrink/case_parts.h"
 

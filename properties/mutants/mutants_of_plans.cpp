@@ -1,5 +1,5 @@
-// The catalogue's defects of memory plans: views and addresses, proved by bytes or at work, and figures
-// that engines tell of a plan. They are planted in cuda_backend/defects/.
+// The catalogue's defects of memory plans: views and addresses, proved by bytes or at work, and
+// figures that engines tell of a plan. They are planted in cuda_backend/defects/.
 #include "properties/mutants/mutant_parts.h"
 #include "reference/plan/kernel_blocks.h"
 

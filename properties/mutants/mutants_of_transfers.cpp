@@ -1,5 +1,5 @@
-// The catalogue's defects between two engines, among connectors, and of a host tier. Their switches are
-// in sim/pair/transfer_protocol.h, sim/connectors/ and cuda_backend/defects/; two need none:
+// The catalogue's defects between two engines, among connectors, and of a host tier. Their switches
+// are in sim/pair/transfer_protocol.h, sim/connectors/ and cuda_backend/defects/; two need none:
 // vllm-0.22.1 has them.
 #include "properties/mutants/mutant_parts.h"
 #include "properties/shrink/case_parts.h"

@@ -1,8 +1,9 @@
 // Metamorphic relations: two cases that differ in something that is none of a request's business
-// answer it with the same tokens. Which tokens are right is not asked: that the two agree is enough.
+// answer it with the same tokens. Which tokens are right is not asked: that the two agree is
+// enough.
 //
-// (1) In the model that answers, every token is a hash of what it read (reading_model.h), so a wrong
-//     block anywhere before a token changes it.
+// (1) In the model that answers, every token is a hash of what it read (reading_model.h), so a
+//     wrong block anywhere before a token changes it.
 // (2) Where a request ends early in one of the two (its client leaves after a while, the run ends),
 //     the tokens that both have are compared.
 //

@@ -193,12 +193,13 @@ TEST_P(RowsTest, FilledAndWrittenRowsLieWhereTheSlotsSay) {
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(Shapes, RowsTest, ::testing::ValuesIn(row_shapes()), [](const auto& shape) {
-  std::string name = shape.param.name;
-  for (char& c : name)
-    if (!std::isalnum(static_cast<unsigned char>(c))) c = '_';
-  return name;
-});
+INSTANTIATE_TEST_SUITE_P(Shapes, RowsTest, ::testing::ValuesIn(row_shapes()),
+                         [](const auto& shape) {
+                           std::string name = shape.param.name;
+                           for (char& c : name)
+                             if (!std::isalnum(static_cast<unsigned char>(c))) c = '_';
+                           return name;
+                         });
 
 // One tensor of 6 GiB whose pages are 1 GiB apart: only what is touched exists.
 struct FarPages {

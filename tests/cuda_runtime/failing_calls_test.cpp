@@ -16,7 +16,8 @@
 namespace lockstep::cuda {
 namespace {
 
-constexpr int kStepsToFail = 7;  // batches of one size come often enough to be captured and replayed
+// Batches of one size come often enough to be captured and replayed.
+constexpr int kStepsToFail = 7;
 
 struct Replay {
   std::vector<std::string> found;

@@ -109,11 +109,12 @@ TEST_P(MinimalCasesSlow, nothing_can_be_taken_away_by_itself) {
   EXPECT_GT(tried, 0);
 }
 
-INSTANTIATE_TEST_SUITE_P(All, MinimalCasesSlow, testing::ValuesIn(caught_ids()), [](const auto& id) {
-  std::string name = id.param;
-  std::ranges::replace(name, '-', '_');
-  return name;
-});
+INSTANTIATE_TEST_SUITE_P(All, MinimalCasesSlow, testing::ValuesIn(caught_ids()),
+                         [](const auto& id) {
+                           std::string name = id.param;
+                           std::ranges::replace(name, '-', '_');
+                           return name;
+                         });
 
 }  // namespace
 }  // namespace lockstep

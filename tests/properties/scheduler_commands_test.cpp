@@ -321,7 +321,8 @@ bool in_order(const std::string& engine, SchedulerDefect defect, SeenByScheduler
            {1, exec([=] { return make(std::make_shared<ResetPrefixCache>()); })}});
     };
     const Asked none_asked;
-    const auto commands = *rc::gen::resize(kSchedulerCommandsMax, rc::state::gen::commands(none_asked, any));
+    const auto commands =
+        *rc::gen::resize(kSchedulerCommandsMax, rc::state::gen::commands(none_asked, any));
     SeenByScheduler before = seen;
     rc::state::runAll(commands, none_asked, driven);
     for (const char* what : {"preemption", "eviction", "prefix hit"})
