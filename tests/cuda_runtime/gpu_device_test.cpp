@@ -16,7 +16,7 @@ namespace lockstep::cuda {
 namespace {
 
 constexpr std::uint64_t kSeeds = 20;
-constexpr std::int64_t kStagingBytes = std::int64_t{16} << 20;  // of GpuDevice
+constexpr std::int64_t kDeviceStagingBytes = std::int64_t{16} << 20;  // of GpuDevice
 
 std::unique_ptr<Device> make_device() {
   auto device = make_simulated_gpu_device();
@@ -130,8 +130,8 @@ TEST(SimulatedGpuDevice, ADeviceThatGoesAwayWaitsForWhatItHasStarted) {
 }
 
 TEST(SimulatedGpuDevice, DownloadsOfAnySizeArriveWhole) {
-  for (const std::int64_t size :
-       {kStagingBytes - 1, kStagingBytes, kStagingBytes + 1, 2 * kStagingBytes + 77}) {
+  for (const std::int64_t size : {kDeviceStagingBytes - 1, kDeviceStagingBytes,
+                                  kDeviceStagingBytes + 1, 2 * kDeviceStagingBytes + 77}) {
     SimulatedCuda cuda({.seed = static_cast<std::uint64_t>(size)});
     auto device = make_device();
     std::byte* memory = device->allocate(size, "memory");
@@ -149,18 +149,18 @@ TEST(SimulatedGpuDevice, ManyPiecesThatFillTheStagingBufferExactlyArriveWhereThe
   constexpr std::int64_t kPieces = 1 << 10;
   SimulatedCuda cuda;
   auto device = make_device();
-  std::byte* memory = device->allocate(kStagingBytes, "memory");
-  device->upload(memory, numbered(kStagingBytes).data(), kStagingBytes);
+  std::byte* memory = device->allocate(kDeviceStagingBytes, "memory");
+  device->upload(memory, numbered(kDeviceStagingBytes).data(), kDeviceStagingBytes);
   ASSERT_TRUE(device->finish());
   const std::int64_t waits = cuda.num_calls("cudaStreamSynchronize");
   // Last piece first, in both places.
-  std::vector<std::uint8_t> found(static_cast<std::size_t>(kStagingBytes));
-  const std::int64_t size = kStagingBytes / kPieces;
+  std::vector<std::uint8_t> found(static_cast<std::size_t>(kDeviceStagingBytes));
+  const std::int64_t size = kDeviceStagingBytes / kPieces;
   for (std::int64_t piece = kPieces; piece-- > 0;)
     device->download(found.data() + piece * size, memory + piece * size, size);
   EXPECT_EQ(cuda.num_calls("cudaStreamSynchronize"), waits) << "it waits before it is full";
   ASSERT_TRUE(device->finish());
-  EXPECT_TRUE(found == numbered(kStagingBytes));
+  EXPECT_TRUE(found == numbered(kDeviceStagingBytes));
   device->release(memory);
 }
 
@@ -315,13 +315,13 @@ TEST(SimulatedGpuDevice, NoRoomIsAFailureThatNamesWhatWasAskedFor) {
 
 TEST(SimulatedGpuDevice, NoPinnedMemoryIsAFailureTooAndLeavesNothingBehind) {
   {
-    SimulatedCuda cuda({.pinned_bytes = kStagingBytes});
+    SimulatedCuda cuda({.pinned_bytes = kDeviceStagingBytes});
     auto device = make_device();
     EXPECT_EQ(device->allocate_host(1, "host tier"), nullptr);
     EXPECT_EQ(device->finish().error().message,
               "host tier: cudaHostAlloc of 1 bytes: out of memory");
   }
-  SimulatedCuda cuda({.pinned_bytes = kStagingBytes - 1});
+  SimulatedCuda cuda({.pinned_bytes = kDeviceStagingBytes - 1});
   EXPECT_EQ(make_simulated_gpu_device().error().message, "cudaMallocHost: out of memory");
   EXPECT_EQ(cuda.live(), LiveObjects());
 }

@@ -17,7 +17,7 @@ namespace {
 
 constexpr std::uint64_t kSeeds = 80;
 
-struct Tally {
+struct TallyOfRelations {
   std::int64_t applied = 0;
   std::int64_t compared = 0;
   std::int64_t pages = 0;
@@ -42,7 +42,7 @@ SavedCase with_kernels(std::uint64_t seed, std::string_view mutant = {},
   return saved;
 }
 
-void expect_holds(const Relation& relation, std::uint64_t seeds, Tally& tally) {
+void expect_holds(const Relation& relation, std::uint64_t seeds, TallyOfRelations& tally) {
   for (std::uint64_t seed = 1; seed <= seeds; ++seed) {
     const SavedCase saved = with_kernels(seed, {}, relation.of_connectors);
     if (!why_not_read(saved).empty()) continue;
@@ -65,7 +65,7 @@ std::string test_name(const testing::TestParamInfo<Relation>& relation) {
 class PlaceRelation : public testing::TestWithParam<Relation> {};
 
 TEST_P(PlaceRelation, holds_over_generated_cases) {
-  Tally tally;
+  TallyOfRelations tally;
   expect_holds(GetParam(), kSeeds, tally);
   EXPECT_GT(tally.applied, 2);
   EXPECT_GT(tally.compared, 500);
@@ -101,7 +101,7 @@ std::vector<Relation> of_decisions() {
 class DecisionRelation : public testing::TestWithParam<Relation> {};
 
 TEST_P(DecisionRelation, holds_on_a_device_too) {
-  Tally tally;
+  TallyOfRelations tally;
   expect_holds(GetParam(), kSeeds / 4, tally);
   EXPECT_GT(tally.applied, 0);
   EXPECT_GT(tally.compared, 100);

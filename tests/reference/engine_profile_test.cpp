@@ -106,19 +106,19 @@ TEST(EngineProfile, hits_of_parts_of_blocks_are_refused_as_not_modelled) {
 
 TEST(EngineProfile, hashes_look_ahead_where_an_eagle_drafter_reads_the_prefix_cache_of_0_33_0) {
   const auto lookahead = [](const char* engine, SpecMethod method, bool caches) {
-    EngineConfig config = config_of(engine);
+    EngineConfig config = config_of_profile(engine);
     config.spec_method = method;
     config.enable_prefix_caching = caches;
     return hash_lookahead_of(config, engine_profile(config.engine));
   };
-  EXPECT_EQ(lookahead(kNew, SpecMethod::eagle, true), 1);
-  EXPECT_EQ(lookahead(kNew, SpecMethod::eagle, false), 0);
-  EXPECT_EQ(lookahead(kNew, SpecMethod::draft_model, true), 0);
-  EXPECT_EQ(lookahead(kOld, SpecMethod::eagle, true), 0);
+  EXPECT_EQ(lookahead(kNewer, SpecMethod::eagle, true), 1);
+  EXPECT_EQ(lookahead(kNewer, SpecMethod::eagle, false), 0);
+  EXPECT_EQ(lookahead(kNewer, SpecMethod::draft_model, true), 0);
+  EXPECT_EQ(lookahead(kOlder, SpecMethod::eagle, true), 0);
 }
 
 TEST(EngineProfile, a_stated_hash_lookahead_must_be_the_engines) {
-  EngineConfig config = config_of(kNew);
+  EngineConfig config = config_of_profile(kNewer);
   config.spec_method = SpecMethod::eagle;
   config.num_spec_tokens = 2;
   const auto stated = [&](std::int32_t num_tokens) {
@@ -132,7 +132,7 @@ TEST(EngineProfile, a_stated_hash_lookahead_must_be_the_engines) {
             std::string::npos)
       << stated(0);
   EXPECT_NE(stated(3).find("expected -1 to 1"), std::string::npos) << stated(3);
-  config.engine = kOld;
+  config.engine = kOlder;
   EXPECT_EQ(stated(0), "");
   EXPECT_NE(stated(1).find("expected 0"), std::string::npos) << stated(1);
   config.enable_prefix_caching = false;  // nothing is hashed
