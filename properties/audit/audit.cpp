@@ -265,6 +265,23 @@ std::string why_not_audited(const RecordingHeader& header) {
   return {};
 }
 
+// The first key of the header that changes who reads what in a way that is not followed; empty:
+// none.
+std::string unfollowed_key(const RecordingHeader& header) {
+  const EngineConfig& config = header.options.config;
+  if (config.num_prefill_lookahead_tokens != 1) return "num_prefill_lookahead_tokens";
+  if (config.prefix_match_unit != 0) return "prefix_match_unit";
+  for (const KVCacheGroupSpec& group : header.groups) {
+    const KVCacheSpec& spec = group.spec;
+    if (spec.num_prefill_checkpoint_blocks != 0) return "num_prefill_checkpoint_blocks";
+    if (spec.extra_retained_tokens != 0) return "extra_retained_tokens";
+    if (spec.bounded_replay) return "bounded_replay";
+    if (spec.kind == CacheKind::circular_buffer) return "circular_buffer";
+    if (!group.role.empty()) return "role";
+  }
+  return {};
+}
+
 Result<AuditFile> audit_recording(const std::string& path) {
   Result<RecordingReader> reader = RecordingReader::open(path);
   if (!reader) return tl::unexpected(reader.error());
@@ -273,6 +290,8 @@ Result<AuditFile> audit_recording(const std::string& path) {
   const RecordingHeader& header = reader->header();
   if (auto sound = check_limits(header.options.config, header.groups, header.num_blocks); !sound)
     return fail(fmt::format("{}:1: {}", path, sound.error().message));
+  if (const std::string key = unfollowed_key(header); !key.empty())
+    return fail(fmt::format("{}:1: {}: what it does to memory is not followed", path, key));
   file.skipped = why_not_audited(header);
   if (!file.skipped.empty()) return file;
   Auditor auditor(header);

@@ -38,6 +38,7 @@ std::unique_ptr<GroupManager> GroupManager::create(const KVCacheSpec& spec, std:
       return std::make_unique<FullAttentionManager>(spec, group, config, sizes, pool);
     case CacheKind::cross_attention:
     case CacheKind::encoder_only:
+    case CacheKind::circular_buffer:
       break;
   }
   LS_CHECK(false, "no manager for {} groups", name_of(spec.kind));

@@ -169,7 +169,7 @@ void Scheduler::Impl::begin_step() {
   output.finished.clear();
   std::swap(output.finished, finished);
 
-  budget = token_budget;
+  budget = pause_state == PauseState::paused_all ? 0 : token_budget;
   input_budget = config.max_num_batched_tokens;
   // A request that runs alone delays no other.
   const bool binds = !profile.long_prefill_only_in_company || running.size() + waiting.size() > 1;
@@ -287,6 +287,7 @@ void Scheduler::Impl::schedule_waiting() {
   while (num_available_tokens() > 0 &&
          static_cast<std::int32_t>(running.size()) < config.max_num_seqs) {
     RequestQueue* const queue = next_queue();
+    if (queue != nullptr && pause_state != PauseState::unpaused && !enters_in_pause(*queue)) break;
     if (queue == nullptr || (has_obstacle && !stands_aside(*queue))) break;
     const RequestId id = queue->peek();
     // Output that is still on the way: sampling the same place again would deliver it twice.

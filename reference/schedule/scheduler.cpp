@@ -79,6 +79,25 @@ Result<void> check_kinds(const std::vector<KVCacheGroupSpec>& groups) {
   return {};
 }
 
+// Keys of groups and options whose decisions are not modelled.
+Result<void> check_keys(const EngineConfig& config, const std::vector<KVCacheGroupSpec>& groups) {
+  const auto refuse = [](std::string_view key) {
+    return fail(fmt::format("{}: decisions with it are not modelled", key));
+  };
+  if (config.num_prefill_lookahead_tokens != 1) return refuse("num_prefill_lookahead_tokens");
+  if (config.prefix_match_unit != 0) return refuse("prefix_match_unit");
+  for (const KVCacheGroupSpec& group : groups) {
+    const KVCacheSpec& spec = group.spec;
+    if (spec.num_prefill_checkpoint_blocks != 0) return refuse("num_prefill_checkpoint_blocks");
+    if (spec.extra_retained_tokens != 0) return refuse("extra_retained_tokens");
+    if (spec.bounded_replay) return refuse("bounded_replay");
+    if (spec.kind == CacheKind::circular_buffer) return refuse("circular_buffer");
+    if (!group.role.empty()) return refuse("role");
+    if (group.is_eagle_group) return refuse("is_eagle_group");
+  }
+  return {};
+}
+
 // What this model knows to decide with a connector; the recordings show no more.
 Result<void> check_connector(const EngineConfig& config,
                              const std::vector<KVCacheGroupSpec>& groups) {
@@ -114,6 +133,7 @@ Result<Scheduler> Scheduler::create(const EngineConfig& config,
                             engine_profile_names()));
   LS_RETURN_IF_ERROR(check_limits(config, groups, num_blocks));
   LS_RETURN_IF_ERROR(check_kinds(groups));
+  LS_RETURN_IF_ERROR(check_keys(config, groups));
   LS_ASSIGN_OR_RETURN(auto sizes, resolve_block_sizes(config, groups));
   if (transfer.connector != nullptr) {
     LS_RETURN_IF_ERROR(check_connector(config, groups));
@@ -163,6 +183,8 @@ void Scheduler::abort_request(RequestId id) {
 void Scheduler::limit_blocks_in_use(std::int64_t num_blocks) {
   impl_->cache.pool().limit_blocks_in_use(num_blocks);
 }
+
+void Scheduler::set_pause_state(PauseState state) { impl_->pause_state = state; }
 
 bool Scheduler::reset_prefix_cache() { return impl_->cache.pool().reset_prefix_cache(); }
 

@@ -59,6 +59,7 @@ struct Scheduler::Impl {
   RequestQueue* next_queue();
   RequestQueue& queue_of_skipped(RequestId id);
   bool stands_aside(const RequestQueue& queue) const;
+  bool enters_in_pause(const RequestQueue& queue) const;
   bool leaves_room(const Request& request);
   void preempt_deserted();
   void desert(const std::vector<RequestId>& late, const std::vector<RequestId>& voided);
@@ -105,6 +106,7 @@ struct Scheduler::Impl {
   bool splits_at_state_blocks = false;
   KVCacheCoordinator cache;
   SchedulerDefect defect = SchedulerDefect::none;
+  PauseState pause_state = PauseState::unpaused;
 
   std::vector<std::unique_ptr<Request>> requests;
   std::vector<std::uint32_t> generations;

@@ -198,6 +198,9 @@ Result<void> LockstepRun::apply_events() {
         resets_.push_back(decisions_.reset_prefix_cache() ? 1 : 0);
         chain_.add(resets_.back());
         break;
+      case WorkloadEvent::Kind::pause_state:
+        decisions_.set_pause_state(event.pause_state);
+        break;
     }
   }
   return {};

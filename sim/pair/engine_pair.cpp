@@ -195,6 +195,8 @@ Result<void> Pair::take_arrivals() {
         prefill_->reset_prefix_cache();
         decode_->reset_prefix_cache();
         break;
+      case WorkloadEvent::Kind::pause_state:
+        LS_CHECK(false, "a pause, which no request trace says");
     }
   }
   return {};

@@ -70,6 +70,10 @@ void RunRecorder::take_events(const std::vector<WorkloadEvent>& events,
       case WorkloadEvent::Kind::reset_prefix_cache:
         recorded.kind = RecordedEvent::Kind::reset_prefix_cache;
         break;
+      case WorkloadEvent::Kind::pause_state:
+        recorded.kind = RecordedEvent::Kind::pause_state;
+        recorded.pause_state = event.pause_state;
+        break;
     }
     into.push_back(std::move(recorded));
   }

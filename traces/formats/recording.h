@@ -61,12 +61,13 @@ struct RecordingHeader {
 
 // One entry of `before` or `during`: what clients did.
 struct RecordedEvent {
-  enum class Kind : std::uint8_t { add, abort, reset_prefix_cache };
+  enum class Kind : std::uint8_t { add, abort, reset_prefix_cache, pause_state };
   Kind kind = Kind::add;
   RequestSpec request;           // add; arrival_ns is the recorded arrival taken as seconds
   bool priority_given = false;   // add: the key was there (0 is a priority too)
   std::string name;              // abort
   bool reset_succeeded = false;  // reset_prefix_cache: what the engine returned
+  PauseState pause_state = PauseState::unpaused;
   bool operator==(const RecordedEvent&) const = default;
 };
 
@@ -131,6 +132,7 @@ struct RecordedStep {
   std::vector<std::string> finished;
   std::optional<std::vector<std::int32_t>> common_prefix_blocks;  // per group; gone in 0.33
   std::vector<BlockId> zero;
+  std::vector<KVCacheBlockCopy> copies;  // the worker copies them before the step, in order
   std::vector<std::string> running;
   std::vector<std::string> waiting;
   std::optional<std::vector<RecordedSkipped>> skipped;

@@ -35,6 +35,13 @@ std::vector<BlockId> read_blocks(JsonValue value, const RecordingHeader& header)
   return blocks;
 }
 
+KVCacheBlockCopy read_copy(JsonValue value, const RecordingHeader& header) {
+  const std::vector<BlockId> blocks = read_blocks(value, header);
+  if (blocks.size() == 2) return {blocks[0], blocks[1]};
+  value.refuse("[from, to]");
+  return {};
+}
+
 BlocksPerGroup read_blocks_per_group(JsonValue value, const RecordingHeader& header) {
   BlocksPerGroup groups;
   groups.reserve(header.groups.size());
@@ -83,8 +90,15 @@ RecordedEvent read_event(JsonValue value) {
   } else if (auto reset = object.optional("reset_prefix_cache")) {
     event.kind = RecordedEvent::Kind::reset_prefix_cache;
     event.reset_succeeded = reset.boolean();
+  } else if (auto pause = object.optional("pause_state")) {
+    constexpr JsonWord<PauseState> kStates[] = {{"UNPAUSED", PauseState::unpaused},
+                                                {"PAUSED_NEW", PauseState::paused_new},
+                                                {"PAUSED_ALL", PauseState::paused_all}};
+    event.kind = RecordedEvent::Kind::pause_state;
+    event.pause_state = pause.word<PauseState>(kStates);
   } else {
-    object.refuse_because("found none of \"add\", \"abort\", \"reset_prefix_cache\"; expected one");
+    object.refuse_because(
+        "found none of \"add\", \"abort\", \"reset_prefix_cache\", \"pause_state\"; expected one");
   }
   object.finish();
   return event;
@@ -173,6 +187,19 @@ void read_common_prefix_blocks(JsonValue value, const RecordingHeader& header, R
   }
 }
 
+RepetitionDetection read_repetition_detection(JsonValue value) {
+  JsonObject object = value.object();
+  RepetitionDetection detection;
+  const auto read = [&](const char* key, std::int32_t& field) {
+    if (auto tokens = object.optional(key)) field = tokens.integer<std::int32_t>(0, kTokensMax);
+  };
+  read("max_pattern_size", detection.max_pattern_size);
+  read("min_pattern_size", detection.min_pattern_size);
+  read("min_count", detection.min_count);
+  object.finish();
+  return detection;
+}
+
 }  // namespace
 
 RequestSpec read_added_request(JsonObject& object, bool& priority_given) {
@@ -191,6 +218,11 @@ RequestSpec read_added_request(JsonObject& object, bool& priority_given) {
     request.stop_token_ids = read_token_ids(stop);
     if (request.stop_token_ids.empty()) stop.refuse("at least one token, or no such key");
   }
+  if (auto tokens = object.optional("min_tokens"))
+    request.min_tokens = tokens.integer<std::int32_t>(0, kTokensMax);
+  if (auto detection = object.optional("repetition_detection"))
+    request.repetition_detection = read_repetition_detection(detection);
+  request.skip_reading_prefix_cache = optional_boolean(object, "skip_reading_prefix_cache");
   return request;
 }
 
@@ -237,6 +269,8 @@ RecordedStep read_recorded_step(JsonValue value, const RecordingHeader& header,
     read_common_prefix_blocks(common, header, step);
   }
   if (auto zero = object.optional("zero")) step.zero = read_blocks(zero, header);
+  if (auto copies = object.optional("copies"))
+    for (JsonValue copy : copies.array()) step.copies.push_back(read_copy(copy, header));
   step.running = read_names(object.required("running"));
   step.waiting = read_names(object.required("waiting"));
   step.free_blocks = object.required("free_blocks").integer(0, header.num_blocks);
