@@ -118,10 +118,10 @@ bool Auditor::Impl::is_hit(std::size_t group, std::size_t index, std::int32_t hi
          static_cast<std::int64_t>(index) * block_size(group) < hit;
 }
 
-// Who can still read the block, or has a transfer that does; null: nobody.
-const AuditedRequest* Auditor::Impl::reader_of(BlockId block) const {
+// Who, but for `holder`, can still read the block, or has a transfer that does; null: nobody.
+const AuditedRequest* Auditor::Impl::reader_of(BlockId block, const AuditedRequest* holder) const {
   for (const auto& [name, other] : requests_) {
-    if (!other.keeps_blocks()) continue;
+    if (!other.keeps_blocks() || &other == holder) continue;
     for (std::size_t g = 0; g < groups_.size(); ++g) {
       if (is_state(groups_[g].spec))
         continue;  // a state that is needed is checked where it is read
@@ -144,7 +144,7 @@ const AuditedRequest* Auditor::Impl::reader_of(BlockId block) const {
 // A block becomes part of a table without being a hit: nobody else may need what it holds.
 void Auditor::Impl::hand_out(const AuditedRequest& request, std::size_t group, std::size_t index,
                              BlockId block) {
-  if (const AuditedRequest* reader = reader_of(block); reader != nullptr && reader != &request) {
+  if (const AuditedRequest* reader = reader_of(block, &request); reader != nullptr) {
     report(
         AuditRule::handed_out, request, group, static_cast<std::int64_t>(index) * block_size(group),
         block,
@@ -209,7 +209,7 @@ void Auditor::Impl::take_tables(const RecordedStep& step, const RecordedSchedule
 // A block that is copied to is its new holder's alone. Checked before tables are taken in.
 void Auditor::Impl::check_copies(const RecordedStep& step) {
   for (const KVCacheBlockCopy& copy : step.copies)
-    if (const AuditedRequest* reader = reader_of(copy.to); reader != nullptr)
+    if (const AuditedRequest* reader = reader_of(copy.to, nullptr); reader != nullptr)
       report(AuditRule::handed_out, reader->name,
              fmt::format("block {} is copied to block {}, which this request still reads",
                          index_of(copy.from), index_of(copy.to)));

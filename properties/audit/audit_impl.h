@@ -174,7 +174,7 @@ class Auditor::Impl {
   std::size_t first_needed(const AuditedRequest& request, std::size_t group,
                            std::int32_t reached) const;
   bool is_hit(std::size_t group, std::size_t index, std::int32_t hit) const;
-  const AuditedRequest* reader_of(BlockId block) const;
+  const AuditedRequest* reader_of(BlockId block, const AuditedRequest* holder) const;
   void check_copies(const RecordedStep& step);
   void hand_out(const AuditedRequest& request, std::size_t group, std::size_t index, BlockId block);
   std::int32_t first_read(std::size_t group, std::int32_t position) const;

@@ -105,8 +105,9 @@ std::set<BlockId> Auditor::Impl::kept_by_transfers(bool counts_drafts) const {
   return kept;
 }
 
-// Both ends of a copy stay until it has run. Who leaves while a step is in flight leaves before it is known which of its drafts stand, and a
-// recording does not show when: the engine's count of each lies between the two.
+// Both ends of a copy stay until it has run. Who leaves while a step is in flight leaves before it is
+// known which of its drafts stand, and a recording does not show when: the engine's count of each
+// lies between the two.
 void Auditor::Impl::check_conservation(const RecordedStep& step) {
   const std::set<BlockId> kept = kept_by_transfers(false);
   const auto adds_up = [&](std::int64_t held) {

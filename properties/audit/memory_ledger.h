@@ -1,8 +1,8 @@
 // What every slot and every state page of a pool holds, as content ids: the auditor's book.
 //
 // A content id stands for a token and all before it; 0 means nothing was written since the block
-// was handed out. A state page has two parts, which the worker writes and copies at different times:
-// the recurrent state, and the inputs that the next convolution needs.
+// was handed out. A state page has two parts, which the worker writes and copies at different
+// times: the recurrent state, and the inputs that the next convolution needs.
 #pragma once
 
 #include <algorithm>
