@@ -72,8 +72,8 @@ bool Auditor::Impl::make_row(const RecordedStep& step, const RecordedScheduled& 
     const auto draft = static_cast<std::size_t>(p - known);
     std::int32_t token =
         p < known ? request.tokens[static_cast<std::size_t>(p)] : scheduled.spec[draft];
-    // A draft that the engine never saw: accepted ones came back as sampled tokens.
-    if (p >= known && token < 0 && draft + 1 < sampled.size()) token = sampled[draft];
+    // What was accepted came back as sampled tokens, whatever draft the engine knew of.
+    if (p >= known && draft + 1 < sampled.size()) token = sampled[draft];
     row.contents.push_back(content = content_after(content, token));
   }
   return true;
