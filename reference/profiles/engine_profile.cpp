@@ -67,6 +67,7 @@ constexpr std::array kProfiles{
         .scan_follows_every_victim = false,
         .scan_survives_self_preemption = false,
         .reports_common_prefix_blocks = true,
+        .min_tokens_hold_every_end = true,
         .holders_come_first = false,
         .loads_leave_room = false,
         .takes_hits_of_all_groups_first = false,
@@ -110,6 +111,7 @@ constexpr std::array kProfiles{
         .scan_follows_every_victim = true,
         .scan_survives_self_preemption = true,
         .reports_common_prefix_blocks = false,
+        .min_tokens_hold_every_end = false,
         .holders_come_first = true,
         .loads_leave_room = true,
         .takes_hits_of_all_groups_first = true,
@@ -212,7 +214,7 @@ std::int32_t hash_lookahead_of(const EngineConfig& config, const EngineProfile& 
     return config.num_hash_lookahead_tokens;
   return profile.eagle_hits == EagleHits::lookahead_hash &&
                  config.spec_method == SpecMethod::eagle && config.enable_prefix_caching
-             ? 1
+             ? config.num_prefill_lookahead_tokens
              : 0;
 }
 
@@ -297,6 +299,7 @@ std::vector<PolicyText> policies_of(const EngineProfile& p) {
       {"scan_follows_every_victim", yes_or_no(p.scan_follows_every_victim)},
       {"scan_survives_self_preemption", yes_or_no(p.scan_survives_self_preemption)},
       {"reports_common_prefix_blocks", yes_or_no(p.reports_common_prefix_blocks)},
+      {"min_tokens_hold_every_end", yes_or_no(p.min_tokens_hold_every_end)},
       {"holders_come_first", yes_or_no(p.holders_come_first)},
       {"loads_leave_room", yes_or_no(p.loads_leave_room)},
       {"takes_hits_of_all_groups_first", yes_or_no(p.takes_hits_of_all_groups_first)},

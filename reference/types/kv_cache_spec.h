@@ -92,6 +92,11 @@ struct KVCacheSpec {
   bool operator==(const KVCacheSpec&) const = default;
 };
 
+// Whether the blocks of its group are found by later requests.
+constexpr bool is_prefix_cacheable(const KVCacheSpec& spec) {
+  return spec.kind != CacheKind::circular_buffer && !spec.bounded_replay;
+}
+
 // Layers that share a block table. Each has the spec `spec`, unless the group is of uniform type
 // (vLLM's UniformTypeKVCacheSpecs: the same token slots, different page sizes): then `layer_specs`
 // has one entry a layer and `spec` is the first of them.

@@ -95,13 +95,27 @@ TEST(EngineProfile, decode_context_parallelism_takes_several_groups_in_0_33_0_on
   EXPECT_NE(refusal(config, {full(16), window(16, 20)}).find("windows"), std::string::npos);
 }
 
-TEST(EngineProfile, hits_of_parts_of_blocks_are_refused_as_not_modelled) {
-  const std::vector groups{full(16), states(64, MambaCacheMode::align)};
+TEST(EngineProfile, hits_end_inside_blocks_where_hashes_are_finer_than_states) {
   EngineConfig config = config_of(kNew);
   config.mamba_cache_mode = MambaCacheMode::align;
-  EXPECT_NE(refusal(config, groups).find("not modelled"), std::string::npos);
-  // A window that looks up whole blocks turns them off.
-  EXPECT_EQ(refusal(config, {full(16), states(64, MambaCacheMode::align), window(32, 20)}), "");
+  const auto alignment = [&](const std::vector<KVCacheGroupSpec>& groups) {
+    const auto sizes = resolve_block_sizes(config, groups);
+    return sizes ? sizes->cache_hit_alignment_tokens() : 0;
+  };
+  EXPECT_EQ(alignment({full(16), states(64, MambaCacheMode::align)}), 16);
+  // A window that looks up whole blocks turns them off; one that is not cached does not.
+  KVCacheGroupSpec slides = window(32, 20);
+  EXPECT_EQ(alignment({full(16), states(64, MambaCacheMode::align), slides}), 64);
+  slides.spec.mla_rows = slides.spec.bounded_replay = true;
+  EXPECT_EQ(alignment({full(16), states(64, MambaCacheMode::align), slides}), 16);
+  config.prefix_match_unit = 8;
+  EXPECT_EQ(alignment({full(64), states(64, MambaCacheMode::align)}), 8);
+  config.prefix_match_unit = 24;
+  EXPECT_EQ(alignment({full(64), states(64, MambaCacheMode::align)}), 0);
+  config.engine = kOld;
+  config.prefix_match_unit = 0;
+  config.block_size = 64;
+  EXPECT_EQ(alignment({full(16), states(64, MambaCacheMode::align)}), 64);
 }
 
 TEST(EngineProfile, hashes_look_ahead_where_an_eagle_drafter_reads_the_prefix_cache_of_0_33_0) {
