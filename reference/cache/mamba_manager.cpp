@@ -106,7 +106,7 @@ std::int64_t MambaManager::num_blocks_to_allocate(const Request& request,
     // step.
     const BlockId last = new_computed_blocks.back();
     if (last != kNullBlock && !planted(SchedulerDefect::hit_same_step) &&
-        cached_this_step_.contains(pool_.cache().key_of(last)))
+        std::ranges::find(cached_this_step_, pool_.cache().key_of(last)) != cached_this_step_.end())
       return pool_.num_blocks() + 1;
   }
   if (mode_ != MambaCacheMode::align)
@@ -223,7 +223,7 @@ void MambaManager::move_part(GroupBlocks& held, BlockId copy) {
   pool_.move_keys(source, copy);
   copies_.push_back({source, copy});
   pool_.touch({&source, 1});
-  if (pool_.cache().contains(copy)) cached_this_step_.insert(pool_.cache().key_of(copy));
+  if (pool_.cache().contains(copy)) cached_this_step_.push_back(pool_.cache().key_of(copy));
   held.part_block = kNullBlock;
 }
 
@@ -235,12 +235,12 @@ void MambaManager::cache_blocks(Request& request, std::int32_t num_tokens) {
     const std::optional<BlockKey> key = of(request).checkpoint_position > 0
                                             ? cache_checkpoint(request)
                                             : cache_prompt_state(request, num_tokens);
-    if (key) cached_this_step_.insert(*key);
+    if (key) cached_this_step_.push_back(*key);
   }
   for (std::int32_t i = first; i < end; ++i) {
     const BlockId block = of(request).blocks[i];
     if (block != kNullBlock && pool_.cache().contains(block))
-      cached_this_step_.insert(pool_.cache().key_of(block));
+      cached_this_step_.push_back(pool_.cache().key_of(block));
   }
 }
 

@@ -13,7 +13,7 @@
 #pragma once
 
 #include <optional>
-#include <unordered_set>
+#include <vector>
 
 #include "reference/cache/group_manager.h"
 
@@ -43,10 +43,6 @@ class MambaManager final : public GroupManager {
   }
 
  private:
-  struct KeyHash {
-    std::size_t operator()(const BlockKey& key) const { return key.low; }
-  };
-
   void free_retired_states(GroupBlocks& held, std::int32_t num_tokens);
   std::int32_t num_speculative_blocks() const {
     return planted(SchedulerDefect::state_spec_blocks)
@@ -68,7 +64,7 @@ class MambaManager final : public GroupManager {
   bool drops_last_block_;  // of a hit: EAGLE without lookahead hashes
   bool publishes_parts_;
   // First keys of what was published since the step began: the state is not there yet.
-  std::unordered_set<BlockKey, KeyHash> cached_this_step_;
+  std::vector<BlockKey> cached_this_step_;
 };
 
 }  // namespace lockstep

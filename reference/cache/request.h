@@ -62,16 +62,17 @@ struct alignas(64) Request {
   Request(RequestSpec spec, std::int32_t num_groups)
       : max_tokens(spec.max_tokens),
         eos_token(spec.eos_token.value_or(kNoToken)),
-        min_tokens(spec.min_tokens),
         stop_token_ids(std::move(spec.stop_token_ids)),
         tokens(std::move(spec.prompt)),
         groups(num_groups),
         repetition(spec.repetition_detection),
+        min_tokens(spec.min_tokens),
         skips_prefix_cache(spec.skip_reading_prefix_cache),
         name(std::move(spec.name)),
         cache_salt(std::move(spec.cache_salt)),
         arrival_ns(spec.arrival_ns),
         priority(spec.priority) {
+    has_min_tokens = min_tokens > 0;
     detects_repetition = repetition.max_pattern_size > 0 && repetition.min_count >= 2;
   }
 
@@ -107,6 +108,7 @@ struct alignas(64) Request {
   // What every step of it asks comes first, in as few cache lines as it takes: hundreds of requests
   // run at once, and together they are larger than the processor's first cache.
   RequestStatus status = RequestStatus::waiting;
+  bool has_min_tokens = false;
   bool detects_repetition = false;
   bool is_prefill_chunk = false;  // its last step was a prefill chunk that is not the final one
   std::int32_t num_computed_tokens = 0;
@@ -115,14 +117,14 @@ struct alignas(64) Request {
   std::int32_t num_stale_tokens = 0;         // of these, scheduled before the last preemption
   std::int32_t max_tokens;
   std::int32_t eos_token;  // kNoToken: none; -1 is a placeholder draft, which a model may accept
-  std::int32_t min_tokens;
-  TableRest rest;                         // KVCacheCoordinator's; all zero before the first look
+  TableRest rest;          // KVCacheCoordinator's; all zero before the first look
   std::vector<std::int32_t> spec_tokens;  // drafts for the next step
   std::vector<std::int32_t> stop_token_ids;
   TokenSequence tokens;
   BlockHashChain hashes;
   std::vector<GroupBlocks> groups;
   RepetitionDetection repetition;
+  std::int32_t min_tokens;
   bool skips_prefix_cache;
   std::string name;
   std::string cache_salt;

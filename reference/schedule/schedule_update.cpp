@@ -45,7 +45,8 @@ bool Scheduler::Impl::append_tokens(Request& request, std::span<const std::int32
   for (const std::int32_t token : tokens) {
     request.tokens.append(token);
     ++num_kept;
-    if (profile.min_tokens_hold_every_end && request.num_output_tokens() < request.min_tokens)
+    if (request.has_min_tokens && profile.min_tokens_hold_every_end &&
+        request.num_output_tokens() < request.min_tokens)
       continue;
     if (request.ends_with(token)) {
       reason = FinishReason::stop;

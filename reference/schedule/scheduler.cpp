@@ -82,8 +82,23 @@ Result<void> check_kinds(const std::vector<KVCacheGroupSpec>& groups) {
 // Keys of groups whose decisions are not modelled. Which groups have a drafter's layers decides
 // nothing where hashes cover the tokens behind their blocks.
 Result<void> check_keys(const EngineConfig& config, const std::vector<KVCacheGroupSpec>& groups) {
-  const bool looks_ahead = engine_profile(config.engine).eagle_hits == EagleHits::lookahead_hash;
+  const EngineProfile& profile = engine_profile(config.engine);
+  const bool looks_ahead = profile.eagle_hits == EagleHits::lookahead_hash;
+  const auto refuse = [&](std::string_view key) -> Result<void> {
+    return fail(fmt::format("{}: {} has none", key, profile.name));
+  };
+  if (!profile.serves_checkpoints) {
+    if (config.num_prefill_lookahead_tokens > 1) return refuse("num_prefill_lookahead_tokens");
+    if (config.prefix_match_unit != 0) return refuse("prefix_match_unit");
+  }
   for (const KVCacheGroupSpec& group : groups) {
+    const KVCacheSpec& spec = group.spec;
+    if (!profile.serves_checkpoints) {
+      if (spec.num_prefill_checkpoint_blocks != 0) return refuse("num_prefill_checkpoint_blocks");
+      if (spec.extra_retained_tokens != 0) return refuse("extra_retained_tokens");
+      if (spec.bounded_replay) return refuse("bounded_replay");
+      if (spec.kind == CacheKind::circular_buffer) return refuse("circular_buffer");
+    }
     if (!group.role.empty())
       return fail(fmt::format("role: decisions with {} groups are not modelled", group.role));
     if (group.is_eagle_group && !looks_ahead)

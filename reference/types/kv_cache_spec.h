@@ -107,7 +107,7 @@ struct KVCacheGroupSpec {
   // Attention packing: this many layers of the group lie side by side in one page of one tensor.
   std::int64_t layers_per_page = 1;
   bool is_eagle_group = false;  // has a drafter's layers
-  std::string role;             // vLLM's KVCacheGroupRole; empty: the default
+  std::string role{};           // vLLM's KVCacheGroupRole; empty: the default
 
   bool is_uniform_type() const { return !layer_specs.empty(); }
   const KVCacheSpec& layer_spec(std::size_t layer) const {

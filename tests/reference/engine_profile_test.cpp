@@ -1,5 +1,6 @@
 // Profiles are found by name, and a scheduler refuses what its engine refuses, and what is not
 // modelled.
+#include "reference/plan/block_sizes.h"
 #include "reference/profiles/engine_profile.h"
 
 #include <fmt/core.h>
@@ -70,13 +71,33 @@ TEST(EngineProfile, states_are_cached_in_mode_all_by_0_22_1_only) {
   EXPECT_EQ(refusal(uncached, groups), "");
 }
 
-TEST(EngineProfile, a_single_group_with_longer_blocks_is_refused_by_0_33_0) {
+TEST(EngineProfile, the_engine_core_of_0_33_0_takes_the_block_size_of_a_single_group) {
   EngineConfig config = config_of(kOld);
   config.enable_prefix_caching = false;
   const std::vector groups{states(128, MambaCacheMode::none)};
-  EXPECT_EQ(refusal(config, groups), "");
+  EXPECT_EQ(resolve_block_sizes(config, groups)->scheduler_block_size, 16);
   config.engine = kNew;
-  EXPECT_NE(refusal(config, groups).find("no multiple"), std::string::npos);
+  EXPECT_EQ(resolve_block_sizes(config, groups)->scheduler_block_size, 128);
+  EXPECT_EQ(refusal(config, groups), "");
+}
+
+TEST(EngineProfile, keys_of_0_33_0_are_refused_for_0_22_1) {
+  KVCacheGroupSpec exports = states(16, MambaCacheMode::align);
+  exports.spec.num_prefill_checkpoint_blocks = 1;
+  KVCacheGroupSpec retains = window(16, 20);
+  retains.spec.extra_retained_tokens = 2;
+  KVCacheGroupSpec ring = full(8);
+  ring.spec.kind = CacheKind::circular_buffer;
+  for (const KVCacheGroupSpec& group : {exports, retains, ring}) {
+    EngineConfig config = config_of(kOld);
+    if (group.spec.kind == CacheKind::mamba) config.mamba_cache_mode = MambaCacheMode::align;
+    EXPECT_NE(refusal(config, {full(16), group}).find("vllm-0.22.1 has none"), std::string::npos);
+    config.engine = kNew;
+    EXPECT_EQ(refusal(config, {full(16), group}), "");
+  }
+  EngineConfig config = config_of(kOld);
+  config.prefix_match_unit = 8;
+  EXPECT_NE(refusal(config, {full(16)}).find("prefix_match_unit"), std::string::npos);
 }
 
 TEST(EngineProfile, groups_of_one_spec_share_a_prefix_cache_in_0_33_0_only) {
