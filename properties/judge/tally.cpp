@@ -202,6 +202,7 @@ void TallyCounter::count_events(const RecordedStep& step) {
         tally_.count(event.reset_succeeded ? Reached::reset_done : Reached::reset_refused);
         break;
       case RecordedEvent::Kind::pause_state:
+      case RecordedEvent::Kind::output:
         break;
     }
   }

@@ -15,7 +15,7 @@ Scheduler::Impl::Impl(const EngineConfig& engine, const std::vector<KVCacheGroup
     : config(engine),
       profile(engine_profile(engine.engine)),
       block_sizes(sizes),
-      state_chunks(engine, profile),
+      state_chunks(engine, profile, groups, sizes),
       cache(engine, groups, sizes, num_blocks),
       waiting(engine.policy),
       first_new(groups.size()) {
@@ -79,21 +79,30 @@ Result<void> check_kinds(const std::vector<KVCacheGroupSpec>& groups) {
   return {};
 }
 
-// Keys of groups and options whose decisions are not modelled.
+// Keys of groups whose decisions are not modelled. Which groups have a drafter's layers decides
+// nothing where hashes cover the tokens behind their blocks.
 Result<void> check_keys(const EngineConfig& config, const std::vector<KVCacheGroupSpec>& groups) {
-  const auto refuse = [](std::string_view key) {
-    return fail(fmt::format("{}: decisions with it are not modelled", key));
+  const EngineProfile& profile = engine_profile(config.engine);
+  const bool looks_ahead = profile.eagle_hits == EagleHits::lookahead_hash;
+  const auto refuse = [&](std::string_view key) -> Result<void> {
+    return fail(fmt::format("{}: {} has none", key, profile.name));
   };
-  if (config.num_prefill_lookahead_tokens != 1) return refuse("num_prefill_lookahead_tokens");
-  if (config.prefix_match_unit != 0) return refuse("prefix_match_unit");
+  if (!profile.serves_checkpoints) {
+    if (config.num_prefill_lookahead_tokens > 1) return refuse("num_prefill_lookahead_tokens");
+    if (config.prefix_match_unit != 0) return refuse("prefix_match_unit");
+  }
   for (const KVCacheGroupSpec& group : groups) {
     const KVCacheSpec& spec = group.spec;
-    if (spec.num_prefill_checkpoint_blocks != 0) return refuse("num_prefill_checkpoint_blocks");
-    if (spec.extra_retained_tokens != 0) return refuse("extra_retained_tokens");
-    if (spec.bounded_replay) return refuse("bounded_replay");
-    if (spec.kind == CacheKind::circular_buffer) return refuse("circular_buffer");
-    if (!group.role.empty()) return refuse("role");
-    if (group.is_eagle_group) return refuse("is_eagle_group");
+    if (!profile.serves_checkpoints) {
+      if (spec.num_prefill_checkpoint_blocks != 0) return refuse("num_prefill_checkpoint_blocks");
+      if (spec.extra_retained_tokens != 0) return refuse("extra_retained_tokens");
+      if (spec.bounded_replay) return refuse("bounded_replay");
+      if (spec.kind == CacheKind::circular_buffer) return refuse("circular_buffer");
+    }
+    if (!group.role.empty())
+      return fail(fmt::format("role: decisions with {} groups are not modelled", group.role));
+    if (group.is_eagle_group && !looks_ahead)
+      return fail("is_eagle_group: decisions where only some groups drop a block are not modelled");
   }
   return {};
 }

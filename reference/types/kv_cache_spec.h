@@ -92,6 +92,11 @@ struct KVCacheSpec {
   bool operator==(const KVCacheSpec&) const = default;
 };
 
+// Whether the blocks of its group are found by later requests.
+constexpr bool is_prefix_cacheable(const KVCacheSpec& spec) {
+  return spec.kind != CacheKind::circular_buffer && !spec.bounded_replay;
+}
+
 // Layers that share a block table. Each has the spec `spec`, unless the group is of uniform type
 // (vLLM's UniformTypeKVCacheSpecs: the same token slots, different page sizes): then `layer_specs`
 // has one entry a layer and `spec` is the first of them.
@@ -102,7 +107,7 @@ struct KVCacheGroupSpec {
   // Attention packing: this many layers of the group lie side by side in one page of one tensor.
   std::int64_t layers_per_page = 1;
   bool is_eagle_group = false;  // has a drafter's layers
-  std::string role;             // vLLM's KVCacheGroupRole; empty: the default
+  std::string role{};           // vLLM's KVCacheGroupRole; empty: the default
 
   bool is_uniform_type() const { return !layer_specs.empty(); }
   const KVCacheSpec& layer_spec(std::size_t layer) const {

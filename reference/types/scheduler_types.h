@@ -50,7 +50,7 @@ enum class RequestStatus : std::uint8_t {
   finished,
 };
 
-enum class FinishReason : std::uint8_t { stop, length, abort, error };
+enum class FinishReason : std::uint8_t { stop, length, abort, error, repetition };
 
 // A request in the queue of those that were passed over: its load is under way, or the connector
 // did not know yet, or it has had its turn and stands before those that arrive.

@@ -103,6 +103,7 @@ Result<bool> LockstepRun::execute(const AgreedBatch& agreed) {
     outputs_.attach(std::move(connector_.report()));
     progress_.reported();
   }
+  stopped_.clear();
   events_.clear();
   workload_.while_running(events_);
   if (!events_.empty()) {
@@ -201,6 +202,9 @@ Result<void> LockstepRun::apply_events() {
       case WorkloadEvent::Kind::pause_state:
         decisions_.set_pause_state(event.pause_state);
         break;
+      case WorkloadEvent::Kind::output:
+        while (!outputs_.empty() && outputs_.oldest().step <= event.output_of_step) take_output();
+        break;
     }
   }
   return {};
@@ -208,6 +212,8 @@ Result<void> LockstepRun::apply_events() {
 
 void LockstepRun::abort_request(const std::string& name) {
   if (const RequestId* id = requests_.find(name)) {
+    // An output that has just come in has ended it.
+    if (std::ranges::find(stopped_, *id, &StoppedRequest::id) != stopped_.end()) return;
     decisions_.abort_request(*id);
     ++summary_.aborted_requests;
     leave(*id, FinishReason::abort);
@@ -350,7 +356,6 @@ Result<void> LockstepRun::check_output(const Scheduler& model, const SchedulerOu
 
 // With asynchronous scheduling a step stays in flight while the next one is decided.
 LockstepRun::OutputTaken LockstepRun::process_output(bool anything_scheduled) {
-  stopped_.clear();
   OutputTaken taken;
   if (outputs_.empty()) return taken;
   const bool waits = !anything_scheduled || outputs_.size() >= 2;
@@ -359,8 +364,9 @@ LockstepRun::OutputTaken LockstepRun::process_output(bool anything_scheduled) {
     return taken;
   taken.is_empty = outputs_.oldest().is_empty();
   taken.step = take_output();
-  // An engine that has nothing to decide waits for what is left, in which nothing happened.
-  while (!outputs_.empty() && outputs_.oldest().is_empty() &&
+  // An engine that has nothing to decide waits for what is left, in which nothing happened; a
+  // recorded one may have waited for several.
+  while (!outputs_.empty() && (workload_.is_scripted() || outputs_.oldest().is_empty()) &&
          workload_.output_comes_in(outputs_.oldest().step).value_or(has_nothing_to_decide()))
     taken.step = take_output();
   return taken;

@@ -30,6 +30,8 @@ std::string_view name_of(FinishReason reason) {
       return "length";
     case FinishReason::abort:
       return "abort";
+    case FinishReason::repetition:
+      return "repetition";
     case FinishReason::error:
       return "error";
   }

@@ -196,7 +196,8 @@ Result<void> Pair::take_arrivals() {
         decode_->reset_prefix_cache();
         break;
       case WorkloadEvent::Kind::pause_state:
-        LS_CHECK(false, "a pause, which no request trace says");
+      case WorkloadEvent::Kind::output:
+        LS_CHECK(false, "a pause or an output, which no request trace says");
     }
   }
   return {};

@@ -29,6 +29,10 @@ WorkloadEvent event_of(const RecordedEvent& recorded) {
       event.kind = WorkloadEvent::Kind::pause_state;
       event.pause_state = recorded.pause_state;
       break;
+    case RecordedEvent::Kind::output:
+      event.kind = WorkloadEvent::Kind::output;
+      event.output_of_step = recorded.output_of_step;
+      break;
   }
   return event;
 }

@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "base/check.h"
+#include "reference/plan/block_sizes.h"
 #include "reference/plan/page_size.h"
 #include "sim/step/backend_config.h"
 #include "sim/step/model_step.h"
@@ -79,6 +80,10 @@ std::optional<std::string> ProgramBuilder::why_not_supported(const EngineConfig&
     if (group.spec.kind == CacheKind::mamba && engine.num_spec_tokens > 0 &&
         group.spec.mamba_cache_mode == MambaCacheMode::all)
       return "states of drafts have no place of their own in cache mode all";
+  const auto sizes = resolve_block_sizes(engine, plan.groups);
+  if (sizes && sizes->hits_parts_of_blocks)
+    return "hits inside blocks (prefix_match_unit, or groups of several block sizes with states): "
+           "the copies of parts of blocks are not modelled";
   return std::nullopt;
 }
 

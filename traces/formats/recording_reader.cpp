@@ -96,6 +96,9 @@ RecordedEvent read_event(JsonValue value) {
                                                 {"PAUSED_ALL", PauseState::paused_all}};
     event.kind = RecordedEvent::Kind::pause_state;
     event.pause_state = pause.word<PauseState>(kStates);
+  } else if (auto output = object.optional("output_of_step")) {
+    event.kind = RecordedEvent::Kind::output;
+    event.output_of_step = output.integer(0);
   } else {
     object.refuse_because(
         "found none of \"add\", \"abort\", \"reset_prefix_cache\", \"pause_state\"; expected one");
@@ -258,7 +261,11 @@ RecordedStep read_recorded_step(JsonValue value, const RecordingHeader& header,
   RecordedStep step;
   step.step = object.required("step").integer(expected_step, expected_step);
   if (auto before = object.optional("before")) {
-    for (JsonValue event : before.array()) step.before.push_back(read_event(event));
+    for (JsonValue event : before.array()) {
+      step.before.push_back(read_event(event));
+      if (step.before.back().kind == RecordedEvent::Kind::output)
+        event.refuse("an output in \"during\"");
+    }
   }
   const JsonArray scheduled = object.required("scheduled").array();
   step.scheduled.reserve(scheduled.size());
@@ -276,7 +283,12 @@ RecordedStep read_recorded_step(JsonValue value, const RecordingHeader& header,
   step.free_blocks = object.required("free_blocks").integer(0, header.num_blocks);
   if (auto tables = object.optional("tables")) step.tables = read_tables(tables, header);
   if (auto during = object.optional("during")) {
-    for (JsonValue event : during.array()) step.during.push_back(read_event(event));
+    for (JsonValue event : during.array()) {
+      step.during.push_back(read_event(event));
+      const RecordedEvent& read = step.during.back();
+      if (read.kind == RecordedEvent::Kind::output && read.output_of_step >= step.step)
+        event.refuse("a step before this one");
+    }
   }
   read_connector_keys(object, header, step);
   read_output_keys(object, step);
@@ -291,6 +303,9 @@ RecordingEnd read_recording_end(JsonValue value, std::int64_t steps) {
   if (!mark.boolean()) mark.refuse("true");
   end.steps = object.required("steps").integer(steps, steps);
   end.unfinished = read_names(object.required("unfinished"));
+  if (auto count = object.optional("steps_in_flight")) {
+    end.steps_in_flight = count.integer(1, std::max<std::int64_t>(steps, 1));
+  }
   object.finish();
   return end;
 }

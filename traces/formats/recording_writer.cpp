@@ -77,6 +77,9 @@ void write_event(JsonWriter& out, const RecordedEvent& event) {
                                 : event.pause_state == PauseState::paused_new ? "PAUSED_NEW"
                                                                               : "PAUSED_ALL");
       break;
+    case RecordedEvent::Kind::output:
+      out.integer("output_of_step", event.output_of_step);
+      break;
   }
   out.end_object();
 }
@@ -209,7 +212,9 @@ std::string recording_step_line(const RecordedStep& step) {
 std::string recording_end_line(const RecordingEnd& end) {
   JsonWriter out;
   out.begin_object().boolean("end", true).integer("steps", end.steps);
-  out.key("unfinished").strings(end.unfinished).end_object();
+  out.key("unfinished").strings(end.unfinished);
+  if (end.steps_in_flight != 0) out.integer("steps_in_flight", end.steps_in_flight);
+  out.end_object();
   return out.take_line();
 }
 
