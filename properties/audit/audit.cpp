@@ -3,13 +3,13 @@
 #include <fmt/core.h>
 
 #include <algorithm>
-#include <map>
 #include <span>
 #include <utility>
 
 #include "base/check.h"
 #include "properties/audit/audit_impl.h"
 #include "reference/plan/limits.h"
+#include "reference/profiles/engine_profile.h"
 
 namespace lockstep {
 
@@ -66,6 +66,24 @@ void Auditor::Impl::report(AuditRule rule, const std::string& request, std::stri
   findings_.push_back({rule, {}, step_, request, -1, -1, -1, std::move(what)});
 }
 
+void Auditor::Impl::take_events(const RecordedStep& step,
+                                const std::vector<RecordedEvent>& events) {
+  for (const RecordedEvent& event : events) {
+    if (event.kind == RecordedEvent::Kind::pause_state) pause_state_ = event.pause_state;
+    const bool is_add = event.kind == RecordedEvent::Kind::add;
+    const auto same = requests_.find(is_add ? event.request.name : event.name);
+    if (event.kind == RecordedEvent::Kind::abort && same != requests_.end())
+      same->second.has_ended = true;
+    if (!is_add) continue;
+    // A name is free once its bearer has ended; the worker hears of that end with the next step.
+    if (same != requests_.end() && same->second.has_ended && !same->second.has_left) {
+      ends_to_come_.insert(event.request.name);
+      leave(step, event.request.name);
+    }
+    add(event);
+  }
+}
+
 void Auditor::Impl::add(const RecordedEvent& event) {
   // The engine refuses it, and nothing of it is ever scheduled.
   if (event.request.prompt.size() > config_.max_model_len) return;
@@ -93,10 +111,17 @@ std::size_t Auditor::Impl::first_needed(const AuditedRequest& request, std::size
   return static_cast<std::size_t>(first_read(group, reached) / block_size(group));
 }
 
-// Who can still read the block, or has a transfer that does; null: nobody.
-const AuditedRequest* Auditor::Impl::reader_of(BlockId block) const {
+// Whether an entry of a table that has just come in was there before the request.
+bool Auditor::Impl::is_hit(std::size_t group, std::size_t index, std::int32_t hit) const {
+  const KVCacheSpec& spec = groups_[group].spec;
+  return !is_ring(spec) && !spec.bounded_replay &&
+         static_cast<std::int64_t>(index) * block_size(group) < hit;
+}
+
+// Who, but for `holder`, can still read the block, or has a transfer that does; null: nobody.
+const AuditedRequest* Auditor::Impl::reader_of(BlockId block, const AuditedRequest* holder) const {
   for (const auto& [name, other] : requests_) {
-    if (!other.keeps_blocks()) continue;
+    if (!other.keeps_blocks() || &other == holder) continue;
     for (std::size_t g = 0; g < groups_.size(); ++g) {
       if (is_state(groups_[g].spec))
         continue;  // a state that is needed is checked where it is read
@@ -119,7 +144,7 @@ const AuditedRequest* Auditor::Impl::reader_of(BlockId block) const {
 // A block becomes part of a table without being a hit: nobody else may need what it holds.
 void Auditor::Impl::hand_out(const AuditedRequest& request, std::size_t group, std::size_t index,
                              BlockId block) {
-  if (const AuditedRequest* reader = reader_of(block); reader != nullptr && reader != &request) {
+  if (const AuditedRequest* reader = reader_of(block, &request); reader != nullptr) {
     report(
         AuditRule::handed_out, request, group, static_cast<std::int64_t>(index) * block_size(group),
         block,
@@ -140,6 +165,9 @@ void Auditor::Impl::take_tables(const RecordedStep& step, const RecordedSchedule
     request.computed = scheduled.computed;
     request.state_idx = -1;
     request.num_accepted = 1;
+    // Hits that are no longer than what is computed again are not taken.
+    request.first_replayed = num_replayed_ > 0 ? scheduled.computed : 0;
+    request.last_replayed = request.first_replayed == 0 ? 0 : scheduled.computed + num_replayed_;
     for (auto& table : request.tables) table.clear();
   }
   request.running = true;
@@ -166,9 +194,9 @@ void Auditor::Impl::take_tables(const RecordedStep& step, const RecordedSchedule
       const std::size_t index = table.size();
       const bool moved = std::ranges::find(movable, block) != movable.end();
       table.push_back(block);
-      const bool is_hit =
-          scheduled.is_new && static_cast<std::int64_t>(index) * block_size(g) < hit;
-      if (block == kNullBlock || is_hit || moved) continue;
+      const bool was_there =
+          scheduled.is_new && is_hit(g, index, std::max(hit, request.last_replayed));
+      if (block == kNullBlock || was_there || moved) continue;
       hand_out(request, g, index, block);
     }
   }
@@ -178,59 +206,87 @@ void Auditor::Impl::take_tables(const RecordedStep& step, const RecordedSchedule
                            : std::span<const BlockId>());
 }
 
+// A block that is copied to is its new holder's alone. Checked before tables are taken in.
+void Auditor::Impl::check_copies(const RecordedStep& step) {
+  for (const KVCacheBlockCopy& copy : step.copies)
+    if (const AuditedRequest* reader = reader_of(copy.to, nullptr); reader != nullptr)
+      report(AuditRule::handed_out, reader->name,
+             fmt::format("block {} is copied to block {}, which this request still reads",
+                         index_of(copy.from), index_of(copy.to)));
+}
+
+void Auditor::Impl::take_ends(const RecordedStep& step) {
+  for (const std::string& name : step.finished) {
+    const bool is_of_another = ends_to_come_.erase(name) > 0;
+    const auto found = requests_.find(name);
+    if (found != requests_.end() && (!is_of_another || found->second.has_ended)) leave(step, name);
+  }
+}
+
+// What came out of a row.
+void Auditor::Impl::take_sampled(const RecordedStep& step, AuditRow& row) {
+  AuditedRequest& request = *row.request;
+  const auto tokens = sampled_of(step, request.name);
+  settle_states(row, static_cast<std::int32_t>(tokens.size()));
+  const auto num_rejected = row.num_spec > 0 && !tokens.empty()
+                                ? row.num_spec - (static_cast<std::int32_t>(tokens.size()) - 1)
+                                : 0;
+  request.computed = row.last - num_rejected;
+  request.scheduled_to = row.counted_to;
+  if (tokens.empty() && row.last >= std::ssize(request.tokens)) request.unheard_step = step.step;
+  for (const std::int32_t token : tokens) {
+    request.tokens.push_back(token);
+    request.contents.push_back(
+        content_after(request.contents.empty() ? request.root : request.contents.back(), token));
+  }
+}
+
 void Auditor::Impl::step(const RecordedStep& step) {
   step_ = step.step;
-  for (const RecordedEvent& event : step.before)
-    if (event.kind == RecordedEvent::Kind::add) add(event);
+  take_events(step, step.before);
   for (const std::string& name : step.preempted)
     if (const auto it = requests_.find(name); it != requests_.end()) {
       it->second.running = false;
       for (auto& table : it->second.tables) table.clear();
     }
-  for (const std::string& name : step.finished) leave(step, name);
+  take_ends(step);
   release_failed_loads(step);
+  check_copies(step);
 
   std::vector<AuditRow> rows;
   for (const RecordedScheduled& scheduled : step.scheduled) {
     AuditRow row;
     if (make_row(step, scheduled, row)) rows.push_back(std::move(row));
   }
+  for (const KVCacheBlockCopy& copy : step.copies) ledger_.copy(copy.from, copy.to);
   begin_loads(step);
   void_rows(step, rows);
   for (AuditRow& row : rows) prepare_states(row);
   for (std::size_t g = 0; g < groups_.size(); ++g) {
     if (is_state(groups_[g].spec)) {
       for (const AuditRow& row : rows) advance_states(row, g);
+    } else if (is_ring(groups_[g].spec)) {
+      for (const AuditRow& row : rows) use_ring(row, g);
     } else {  // a layer writes the keys of the whole batch before it attends
       for (const AuditRow& row : rows) write_tokens(row, g);
       for (const AuditRow& row : rows) read_tokens(row, g);
     }
   }
+  // With a step in flight, the copies of two steps may not have run.
+  num_copied_ = 2 * std::ssize(step.copies);
+  if (config_.async_scheduling) num_copied_ += 2 * std::ssize(last_.copies);
   check_conservation(step);
   check_common_prefix(step);
+  check_progress(step);
 
-  for (AuditRow& row : rows) {
-    if (row.is_void) continue;
-    AuditedRequest& request = *row.request;
-    const auto tokens = sampled_of(step, request.name);
-    settle_states(row, static_cast<std::int32_t>(tokens.size()));
-    const auto num_rejected = row.num_spec > 0 && !tokens.empty()
-                                  ? row.num_spec - (static_cast<std::int32_t>(tokens.size()) - 1)
-                                  : 0;
-    request.computed = row.last - num_rejected;
-    request.scheduled_to = row.counted_to;
-    for (const std::int32_t token : tokens) {
-      request.tokens.push_back(token);
-      request.contents.push_back(
-          content_after(request.contents.empty() ? request.root : request.contents.back(), token));
-    }
-  }
-  if (hashes_look_ahead_) {  // the drafter too writes the whole batch before it attends
+  for (AuditRow& row : rows)
+    if (!row.is_void) take_sampled(step, row);
+  if (hash_lookahead_ > 0) {  // the drafter too writes the whole batch before it attends
     for (const AuditRow& row : rows) finish_draft_rows(row);
-    for (const AuditRow& row : rows) read_draft_row(row);
+    for (const AuditRow& row : rows) read_draft_rows(row);
+    for (const AuditRow& row : rows) read_drafter_window(row);
   }
-  for (const RecordedEvent& event : step.during)
-    if (event.kind == RecordedEvent::Kind::add) add(event);
+  take_events(step, step.during);
   take_outputs(step);
   last_ = step;
 }
@@ -243,7 +299,8 @@ void Auditor::Impl::end(const RecordingEnd& end) {
   check_standstill(last_);
 }
 
-Auditor::Auditor(const RecordingHeader& header) : impl_(std::make_unique<Impl>(header)) {}
+Auditor::Auditor(const RecordingHeader& header, AuditScope scope)
+    : impl_(std::make_unique<Impl>(header, scope)) {}
 Auditor::~Auditor() = default;
 Auditor::Auditor(Auditor&&) noexcept = default;
 
@@ -259,7 +316,11 @@ std::string why_not_audited(const RecordingHeader& header) {
   const EngineConfig& config = header.options.config;
   const bool keeps_states = std::ranges::any_of(
       header.groups, [](const KVCacheGroupSpec& group) { return is_state(group.spec); });
-  if (keeps_states && config.async_scheduling && config.num_spec_tokens > 0)
+  // The releases that retire by what has come back have a runner that counts on the device.
+  const EngineProfile* profile = find_engine_profile(header.engine.profile());
+  const bool counts_on_device =
+      profile != nullptr && profile->retire_basis == RetireBasis::processed;
+  if (keeps_states && config.async_scheduling && config.num_spec_tokens > 0 && !counts_on_device)
     return "with drafts in flight the worker, and not the recording, says which entry of the table "
            "holds a running state";
   return {};
@@ -273,9 +334,12 @@ Result<AuditFile> audit_recording(const std::string& path) {
   const RecordingHeader& header = reader->header();
   if (auto sound = check_limits(header.options.config, header.groups, header.num_blocks); !sound)
     return fail(fmt::format("{}:1: {}", path, sound.error().message));
+  const auto has_role = [](const KVCacheGroupSpec& group) { return !group.role.empty(); };
+  if (std::ranges::any_of(header.groups, has_role))
+    return fail(fmt::format("{}:1: role: who reads a group of that role is not followed", path));
   file.skipped = why_not_audited(header);
   if (!file.skipped.empty()) return file;
-  Auditor auditor(header);
+  Auditor auditor(header, AuditScope::whole_recording);
   RecordedStep step;
   while (true) {
     const Result<bool> more = reader->next(step);
@@ -289,86 +353,6 @@ Result<AuditFile> audit_recording(const std::string& path) {
   file.findings = auditor.take_findings();
   for (AuditFinding& finding : file.findings) finding.file = path;
   return file;
-}
-
-// What holds over all requests of a step.
-
-void Auditor::Impl::check_common_prefix(const RecordedStep& step) {
-  if (!step.common_prefix_blocks) return;
-  for (std::size_t g = 0; g < std::min(groups_.size(), step.common_prefix_blocks->size()); ++g) {
-    const auto num_common = static_cast<std::size_t>(std::max((*step.common_prefix_blocks)[g], 0));
-    const std::vector<BlockId>* first = nullptr;
-    for (const std::string& name : step.running) {
-      const auto it = requests_.find(name);
-      if (it == requests_.end() || num_common == 0) continue;
-      const std::vector<BlockId>& table = it->second.tables[g];
-      if (first == nullptr) first = &table;
-      if (table.size() >= num_common && first->size() >= num_common &&
-          std::equal(table.begin(), table.begin() + static_cast<std::ptrdiff_t>(num_common),
-                     first->begin()))
-        continue;
-      report(
-          AuditRule::common_prefix, it->second, g, -1, kNullBlock,
-          fmt::format(
-              "{} blocks are said to be common to all running requests; this one's table differs",
-              num_common));
-    }
-  }
-}
-
-// Blocks of those that do not run: loading, loaded, or to be sent. Who has left has let go of what
-// its window no longer reaches; whether drafts count there is said below.
-std::set<BlockId> Auditor::Impl::kept_by_transfers(bool counts_drafts) const {
-  std::set<BlockId> kept;
-  for (const auto& [name, request] : requests_) {
-    if (request.running || !request.keeps_blocks()) continue;
-    const std::int32_t end =
-        counts_drafts ? std::max(request.scheduled_to, request.computed) : request.computed;
-    for (std::size_t g = 0; g < groups_.size(); ++g) {
-      const std::size_t first = request.has_left ? first_needed(request, g, end) : 0;
-      for (std::size_t i = first; i < request.tables[g].size(); ++i)
-        if (request.tables[g][i] != kNullBlock) kept.insert(request.tables[g][i]);
-    }
-  }
-  return kept;
-}
-
-// Who leaves while a step is in flight leaves before it is known which of its drafts stand, and a
-// recording does not show when: the engine's count of each lies between the two.
-void Auditor::Impl::check_conservation(const RecordedStep& step) {
-  const std::set<BlockId> kept = kept_by_transfers(false);
-  const auto adds_up = [&](std::int64_t held) {
-    const std::int64_t excess = held + step.free_blocks + 1 - ledger_.num_blocks();
-    if (excess == 0) return true;
-    return excess > 0 && excess <= std::ssize(kept) - std::ssize(kept_by_transfers(true));
-  };
-  if (step.running.empty() && !adds_up(std::ssize(kept)))
-    report(
-        AuditRule::conservation, {},
-        fmt::format("nobody runs, and {} of {} blocks are free besides the null block{}",
-                    step.free_blocks, ledger_.num_blocks() - 1,
-                    kept.empty() ? "" : fmt::format(", with {} kept for transfers", kept.size())));
-  if (!step.tables) return;
-  std::map<std::int32_t, std::int32_t> group_of;
-  for (const RecordedTable& table : *step.tables) {
-    for (std::size_t g = 0; g < table.blocks.size(); ++g) {
-      for (const BlockId block : table.blocks[g]) {
-        if (block == kNullBlock) continue;
-        const auto [at, is_new] = group_of.emplace(index_of(block), static_cast<std::int32_t>(g));
-        if (!is_new && at->second != static_cast<std::int32_t>(g))
-          report(AuditRule::conservation, table.id,
-                 fmt::format("block {} is in the tables of group {} and of group {}",
-                             index_of(block), at->second, g));
-      }
-    }
-  }
-  const auto held = std::ssize(group_of) + std::ranges::count_if(kept, [&](BlockId block) {
-                      return !group_of.contains(index_of(block));
-                    });
-  if (!adds_up(held))
-    report(AuditRule::conservation, {},
-           fmt::format("{} blocks are held and {} free, with the null block {} of {}", held,
-                       step.free_blocks, held + step.free_blocks + 1, ledger_.num_blocks()));
 }
 
 }  // namespace lockstep

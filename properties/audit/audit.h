@@ -17,8 +17,12 @@
 // are reported invalid, and blocks that it still writes or sends are in use. A request's first
 // wrong read in a group is reported, and not the consequences that follow from it.
 //
+// States are followed to the worker's own tables: the block it reads one from, those it writes for
+// drafts, and the one into which a prefill exports a state from inside a chunk.
+//
 // Not seen from a recording: whether kernels address the slots rightly (replay does that), layers
-// of a draft model but for (10), and whether a connector moves the right bytes.
+// of a draft model but for (10), what a ring of keys holds, and whether a connector moves the right
+// bytes.
 #pragma once
 
 #include <cstdint>
@@ -59,10 +63,13 @@ struct AuditFinding {
   std::string what;  // one sentence
 };
 
+// Whoever runs an engine sees for himself whether it gets on: of (9) he is told of circles alone.
+enum class AuditScope : std::uint8_t { running_engine, whole_recording };
+
 // One recording, fed step by step.
 class Auditor {
  public:
-  explicit Auditor(const RecordingHeader& header);
+  explicit Auditor(const RecordingHeader& header, AuditScope scope = AuditScope::running_engine);
   ~Auditor();
   Auditor(Auditor&&) noexcept;
 
@@ -76,7 +83,8 @@ class Auditor {
   std::unique_ptr<Impl> impl_;
 };
 
-// Why a recording cannot be audited (states with drafts in flight); empty: it can.
+// Why a recording cannot be audited (states with drafts in flight, in releases whose worker places
+// them by a count that a recording does not have); empty: it can.
 std::string why_not_audited(const RecordingHeader& header);
 
 struct AuditFile {

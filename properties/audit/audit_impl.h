@@ -1,7 +1,7 @@
 // The auditor's inside: requests as a worker sees them, and the rules that are checked on them.
-// audit.cpp takes the decisions in and checks what holds over all requests of a step,
-// audit_reads.cpp follows reads and writes of attention and states, audit_transfers.cpp what a KV
-// connector moves.
+// audit.cpp takes the decisions in, audit_pool.cpp checks what holds over all requests of a step,
+// audit_reads.cpp follows reads and writes of attention, audit_drafts.cpp those of a drafter,
+// audit_states.cpp states, and audit_transfers.cpp what a KV connector moves.
 #pragma once
 
 #include <cstdint>
@@ -40,6 +40,7 @@ struct AuditedRequest {
   std::int64_t scheduled_in = -1;            // the step
   bool running = false;
   Transfer transfer = Transfer::none;
+  bool has_ended = false;  // by its last output or its client; who waits for the news may be next
   bool has_left = false;
   bool is_sent = false;           // its blocks stay until they are sent
   std::int32_t first_loaded = 0;  // tokens before it were hit here
@@ -55,6 +56,12 @@ struct AuditedRequest {
   // States, mode align: entry of the running state, and the accepted tokens of its last step.
   std::int32_t state_idx = -1;
   std::int32_t num_accepted = 1;
+  // Bounded replay: tokens [first, last) of the hit are computed again for the windows' sake.
+  std::int32_t first_replayed = 0;
+  std::int32_t last_replayed = 0;
+  // The last step that must have sampled a token for it and says of none; -1: none.
+  std::int64_t unheard_step = -1;
+  bool was_sent_back = false;  // with the pool to itself, and that was reported
 };
 
 // One scheduled request of the step at hand.
@@ -67,6 +74,15 @@ struct AuditRow {
   std::vector<std::uint64_t> contents;  // of [first, last), drafts included
   bool is_void = false;                 // computed from a block that a load did not fill
   std::int32_t num_hit = 0;             // tokens before `first`, when it has just come in
+  // Drafts whose state is kept apart until it is known whether they stand. A prompt's first chunk
+  // keeps none: what it was padded with goes into its state.
+  std::int32_t num_undone() const { return first == 0 ? 0 : num_spec; }
+};
+
+// A finding that rests on an output that was not seen.
+struct UnheardFinding {
+  AuditFinding finding;
+  std::int64_t step = -1;  // whose output
 };
 
 inline std::uint64_t content_after(std::uint64_t before, std::int32_t token) {
@@ -82,24 +98,41 @@ inline std::uint64_t empty_prefix(std::string_view cache_salt) {
 // What the model returned for a request of the step; nothing for a chunk of a prompt.
 std::span<const std::int32_t> sampled_of(const RecordedStep& step, const std::string& name);
 
-// Whether a hit of this engine is to prove the token after it: its block hashes cover that token.
-bool hashes_look_ahead(const RecordingHeader& header);
+// Tokens after a hit that the engine's block hashes cover, so that the hit proves them; 0: none.
+std::int32_t hash_lookahead_of(const RecordingHeader& header);
+// Hits end at multiples of so many tokens.
+std::int32_t hit_alignment_of(const RecordingHeader& header);
+// Blocks that the engine's check at start counts for one request of max_model_len tokens.
+std::int64_t planned_blocks_of(const RecordingHeader& header);
 
 inline bool is_state(const KVCacheSpec& spec) { return spec.kind == CacheKind::mamba; }
+inline bool is_ring(const KVCacheSpec& spec) { return spec.kind == CacheKind::circular_buffer; }
+// Slots of tokens by position, which attention reads.
+inline bool keeps_tokens(const KVCacheSpec& spec) { return !is_state(spec) && !is_ring(spec); }
 
 inline std::int32_t ceil_div32(std::int32_t a, std::int32_t b) { return (a + b - 1) / b; }
 
 class Auditor::Impl {
  public:
-  explicit Impl(const RecordingHeader& header)
+  Impl(const RecordingHeader& header, AuditScope scope)
       : config_(header.options.config),
         groups_(header.groups),
         drafts_in_flight_(header.options.config.async_scheduling &&
                           header.options.config.num_spec_tokens > 0),
-        hashes_look_ahead_(hashes_look_ahead(header)),
+        hash_lookahead_(hash_lookahead_of(header)),
+        drops_last_block_(header.options.config.spec_method == SpecMethod::eagle &&
+                          hash_lookahead_ == 0),
+        hash_block_size_(static_cast<std::int32_t>(header.hash_block_size)),
+        hit_alignment_(hit_alignment_of(header)),
+        planned_blocks_(planned_blocks_of(header)),
+        checks_progress_(scope == AuditScope::whole_recording && !header.connector &&
+                         planned_blocks_ < header.num_blocks),
         ledger_(header.num_blocks) {
-    for (const KVCacheGroupSpec& group : groups_)
+    for (const KVCacheGroupSpec& group : groups_) {
       block_sizes_.push_back(static_cast<std::int32_t>(group.spec.block_size));
+      if (group.spec.bounded_replay)
+        num_replayed_ = static_cast<std::int32_t>(group.spec.sliding_window);
+    }
     // Context parallelism needs a single group, and the engine says how many tokens of all ranks a
     // block of it covers: not every release shards it over the same ranks.
     if (groups_.size() == 1 && !is_state(groups_[0].spec))
@@ -116,7 +149,9 @@ class Auditor::Impl {
   void report(AuditRule rule, const AuditedRequest& request, std::size_t group, std::int64_t token,
               BlockId block, std::string what);
   void report(AuditRule rule, const std::string& request, std::string what);
+  void take_events(const RecordedStep& step, const std::vector<RecordedEvent>& events);
   void add(const RecordedEvent& event);
+  void take_ends(const RecordedStep& step);
   void leave(const RecordedStep& step, const std::string& name);
   void release_failed_loads(const RecordedStep& step);
   void begin_loads(const RecordedStep& step);
@@ -138,25 +173,40 @@ class Auditor::Impl {
                    AuditedRequest& request);
   std::size_t first_needed(const AuditedRequest& request, std::size_t group,
                            std::int32_t reached) const;
-  const AuditedRequest* reader_of(BlockId block) const;
+  bool is_hit(std::size_t group, std::size_t index, std::int32_t hit) const;
+  const AuditedRequest* reader_of(BlockId block, const AuditedRequest* holder) const;
+  void check_copies(const RecordedStep& step);
   void hand_out(const AuditedRequest& request, std::size_t group, std::size_t index, BlockId block);
   std::int32_t first_read(std::size_t group, std::int32_t position) const;
   bool make_row(const RecordedStep& step, const RecordedScheduled& scheduled, AuditRow& row);
+  void accuse_of_unknown_tokens(const AuditRow& row, const RecordedStep& step);
+  void take_sampled(const RecordedStep& step, AuditRow& row);
   void write_tokens(const AuditRow& row, std::size_t group);
   void read_tokens(const AuditRow& row, std::size_t group);
   BlockId block_of(const AuditedRequest& request, std::size_t group, std::int32_t position) const;
+  void use_ring(const AuditRow& row, std::size_t group);
   void finish_draft_rows(const AuditRow& row);
-  void read_draft_row(const AuditRow& row);
+  void read_draft_rows(const AuditRow& row);
+  void read_drafter_window(const AuditRow& row);
   std::string holds(const LedgerSlot& slot) const;
   bool state_block(const AuditRow& row, std::size_t group, std::int32_t entry, BlockId& block);
-  void read_state(const AuditRow& row, std::size_t group, std::int32_t entry, std::int32_t count);
-  void write_state(const AuditRow& row, std::size_t group, std::int32_t entry, std::int32_t count);
+  void read_state(const AuditRow& row, std::size_t group, std::int32_t entry, std::int32_t accepted,
+                  std::int32_t count);
+  void write_inputs(const AuditRow& row, std::size_t group, std::int32_t entry,
+                    std::int32_t first_count, std::int32_t last_count);
+  void write_recurrent(const AuditRow& row, std::size_t group, std::int32_t entry,
+                       std::int32_t count);
+  void copy_state(const AuditRow& row, std::size_t group, std::int32_t from, std::int32_t accepted,
+                  std::int32_t to);
   void prepare_states(AuditRow& row);
   void advance_states(const AuditRow& row, std::size_t group);
+  void advance_in_every_block(const AuditRow& row, std::size_t group);
+  void export_checkpoint(const AuditRow& row, std::size_t group, std::int32_t current);
   void settle_states(AuditRow& row, std::int32_t num_sampled);
   std::set<BlockId> kept_by_transfers(bool counts_drafts) const;
   void check_conservation(const RecordedStep& step);
   void check_common_prefix(const RecordedStep& step);
+  void check_progress(const RecordedStep& step);
   std::uint64_t content_at(const AuditRow& row, std::int32_t count) const;
 
   EngineConfig config_;
@@ -164,11 +214,23 @@ class Auditor::Impl {
   // Asynchronous scheduling with drafts: a step is decided before it is known how many drafts of
   // the one before were accepted.
   bool drafts_in_flight_;
-  bool hashes_look_ahead_;
+  std::int32_t hash_lookahead_;
+  bool drops_last_block_;
+  std::int32_t hash_block_size_;
+  std::int32_t hit_alignment_;
+  std::int64_t planned_blocks_;
+  // The pool holds what is planned, and nothing but the scheduler makes a request wait.
+  bool checks_progress_;
+  std::int32_t num_replayed_ = 0;          // tokens that a hit computes again; 0: none
   std::vector<std::int32_t> block_sizes_;  // tokens that one table entry covers
   MemoryLedger ledger_;
   std::map<std::string, AuditedRequest> requests_;
-  std::vector<std::string> names_;  // by request index, those that left included
+  std::vector<std::string> names_;      // by request index, those that left included
+  std::set<std::string> ends_to_come_;  // of requests whose name is another's by now
+  std::vector<UnheardFinding> unheard_;
+  PauseState pause_state_ = PauseState::unpaused;
+  int num_idle_steps_ = 0;       // with requests waiting and all blocks free
+  std::int64_t num_copied_ = 0;  // ends of copies that may not have run
   std::int64_t step_ = -1;
   RecordedStep last_;
   std::map<std::int64_t, RecordedWorker> reports_in_flight_;  // by step, not heard of yet

@@ -47,7 +47,8 @@ void Auditor::Impl::write_loaded(const AuditedRequest& request, std::int32_t fir
         break;
       }
       ledger_.write(block, p % size,
-                    {request.contents[static_cast<std::size_t>(p)], request.index, p});
+                    {request.contents[static_cast<std::size_t>(p)], request.index, p},
+                    p == 0 ? request.root : request.contents[static_cast<std::size_t>(p) - 1]);
     }
   }
 }
@@ -188,6 +189,13 @@ void Auditor::Impl::take_outputs(const RecordedStep& step) {
     take_report(reports_in_flight_.begin()->second);
     reports_in_flight_.erase(reports_in_flight_.begin());
   }
+  for (const RecordedStopped& stopped : step.stopped)
+    if (const auto found = requests_.find(stopped.id); found != requests_.end())
+      found->second.has_ended = true;
+  // What came in after an output that was missed shows that it is not on its way.
+  for (UnheardFinding& unheard : unheard_)
+    if (unheard.step <= last) findings_.push_back(std::move(unheard.finding));
+  std::erase_if(unheard_, [&](const UnheardFinding& unheard) { return unheard.step <= last; });
   give_up(step);
   for (auto& [name, request] : requests_)
     if (!request.adrift.empty() && request.adrift_since <= last)

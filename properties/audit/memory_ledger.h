@@ -1,8 +1,8 @@
 // What every slot and every state page of a pool holds, as content ids: the auditor's book.
 //
 // A content id stands for a token and all before it; 0 means nothing was written since the block
-// was handed out. A state page holds the content id of the last token that went into it, and its
-// count.
+// was handed out. A state page has two parts, which the worker writes and copies at different
+// times: the recurrent state, and the inputs that the next convolution needs.
 #pragma once
 
 #include <algorithm>
@@ -20,13 +20,23 @@ struct LedgerSlot {
   std::uint64_t content = 0;
   std::int32_t writer = -1;  // index of the request that wrote it
   std::int32_t position = -1;
-  std::uint64_t next_content = 0;  // of the token behind, as its writer had it; 0: not known yet
+  // Of the last token behind that the drafter made its row of, as the writer had it.
+  std::uint64_t next_content = 0;
 };
+// Instead of a `next_content`: none yet; a draft that the next step may prove right; a draft that
+// it did not.
+inline constexpr std::uint64_t kNothingBehind = 0;
+inline constexpr std::uint64_t kDraftBehind = 1;
+inline constexpr std::uint64_t kWrongDraftBehind = 2;
 
 struct LedgerState {
-  std::uint64_t content = 0;  // 0 with num_tokens = 0: the zero state; with -1: nothing written
-  std::int32_t num_tokens = -1;
+  std::uint64_t content = 0;     // of the last token that went into the recurrent state
+  std::int32_t num_tokens = -1;  // that went in; -1: nothing was written
   std::int32_t writer = -1;
+  // The inputs before token `inputs_before`, by the content of the token in front of it; and with
+  // drafts, one token further with each further entry.
+  std::vector<std::uint64_t> inputs;
+  std::int32_t inputs_before = -1;
 };
 
 class MemoryLedger {
@@ -41,18 +51,37 @@ class MemoryLedger {
     b.group = group;
     b.num_slots = block_size;
     b.slots.clear();
+    b.first_of_run = b.end_of_run = 0;
     b.state = {};
   }
   bool belongs_to(BlockId block, std::int32_t group) const { return at(block).group == group; }
 
+  // `before` is the content of the token in front of this one.
   // REQUIRES: offset below the block size it was handed out with.
-  void write(BlockId block, std::int32_t offset, const LedgerSlot& content) {
+  void write(BlockId block, std::int32_t offset, const LedgerSlot& content, std::uint64_t before) {
     Block& b = at(block);
     LS_CHECK(offset >= 0 && offset < b.num_slots, "slot {} of {} in block {}", offset, b.num_slots,
              index_of(block));
     if (std::cmp_greater_equal(offset, b.slots.size()))
       b.slots.resize(std::min(b.num_slots, std::max(2 * (offset + 1), 64)));
+    const bool is_same = b.slots[offset].content == content.content;
     b.slots[offset] = content;
+    if (is_same && offset < b.end_of_run) return;
+    const bool goes_on =
+        offset > b.first_of_run && offset <= b.end_of_run && b.slots[offset - 1].content == before;
+    if (!goes_on) b.first_of_run = offset;
+    b.end_of_run = offset + 1;
+  }
+  // What is known by now of the tokens behind.
+  void set_behind(BlockId block, std::int32_t offset, std::uint64_t next_content) {
+    Block& b = at(block);
+    if (std::cmp_less(offset, b.slots.size())) b.slots[offset].next_content = next_content;
+  }
+  // Whether slots [first, end) hold tokens of one prefix, one after the other: then the last is
+  // right only if all are.
+  bool is_run(BlockId block, std::int32_t first, std::int32_t end) const {
+    const Block& b = at(block);
+    return first >= b.first_of_run && end <= b.end_of_run;
   }
   LedgerSlot read(BlockId block, std::int32_t offset) const {
     const Block& b = at(block);
@@ -61,14 +90,23 @@ class MemoryLedger {
                : LedgerSlot{};
   }
 
-  void write_state(BlockId block, const LedgerState& state) { at(block).state = state; }
+  LedgerState& state(BlockId block) { return at(block).state; }
   const LedgerState& state(BlockId block) const { return at(block).state; }
+
+  // All that `from` holds, and whose it is.
+  void copy(BlockId from, BlockId to) {
+    Block copied = at(from);
+    at(to) = std::move(copied);
+  }
 
  private:
   struct Block {
     std::int32_t group = -1;  // -1: never handed out
     std::int32_t num_slots = 0;
     std::vector<LedgerSlot> slots;  // up to the last that was written; nothing is in the others
+    // A run: slots whose tokens follow one another in one prefix. The last one that was written.
+    std::int32_t first_of_run = 0;
+    std::int32_t end_of_run = 0;
     LedgerState state;
   };
   Block& at(BlockId block) {

@@ -104,7 +104,9 @@ bool ranks_are_accepted(const SavedCase& saved) {
 }
 
 bool is_accepted(const SavedCase& saved) {
-  if (!resolve_block_sizes(saved.engine, saved.cache.groups)) return false;
+  // Nothing judges hits inside blocks: their pages are not modelled.
+  const auto sizes = resolve_block_sizes(saved.engine, saved.cache.groups);
+  if (!sizes || sizes->hits_parts_of_blocks) return false;
   return saved.backend == "none" || ranks_are_accepted(saved);
 }
 

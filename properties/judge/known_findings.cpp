@@ -64,6 +64,30 @@ bool plans_too_few_states(const SavedCase& saved) {
          has_states(saved);
 }
 
+bool exports_checkpoints(const SavedCase& saved) {
+  return saved.engine.enable_prefix_caching &&
+         std::ranges::any_of(saved.cache.groups, [](const KVCacheGroupSpec& group) {
+           return group.spec.num_prefill_checkpoint_blocks > 0;
+         });
+}
+
+bool exports_over_running_states(const SavedCase& saved) {
+  return exports_checkpoints(saved) && saved.engine.num_spec_tokens > 0 &&
+         saved.engine.prefix_cache_retention_interval == 0;
+}
+
+bool hits_parts_of_states(const SavedCase& saved) {
+  return exports_checkpoints(saved) && saved.engine.prefix_match_unit > 0;
+}
+
+bool pads_prompts_of_one_token(const SavedCase& saved) {
+  return profile_of(saved).pads_new_decodes && saved.engine.num_spec_tokens > 0 &&
+         has_states(saved) &&
+         std::ranges::any_of(requests_of(saved), [](const RequestSpec* request) {
+           return request->prompt.size() == 1;
+         });
+}
+
 // A cache helps only where a hit brings back what was computed: not with states that are saved at
 // boundaries alone, for one.
 bool has_equals(const SavedCase& saved) {
@@ -120,6 +144,28 @@ SavedCase with_lookahead_planned(const SavedCase& saved) {
   return with_more_blocks(saved, num_blocks);
 }
 
+// What is hit and its copy, of each state, and a block more of attention.
+SavedCase with_partial_hits_planned(const SavedCase& saved) {
+  return with_more_blocks(saved, 2 * count_groups(saved, is_state_kind) + 1);
+}
+
+// Prefills are cut where a state is kept.
+SavedCase without_checkpoints(const SavedCase& saved) {
+  SavedCase cut = saved;
+  for (KVCacheGroupSpec& group : cut.cache.groups) {
+    group.spec.num_prefill_checkpoint_blocks = 0;
+    group.spec.prefill_checkpoint_alignment = 0;
+  }
+  return cut;
+}
+
+SavedCase with_prompts_of_two_tokens(const SavedCase& saved) {
+  SavedCase longer = saved;
+  for (RequestSpec* request : requests_of(longer))
+    if (request->prompt.size() == 1) request->prompt.append({TokenRun::Kind::seeded, 1, 0, 1});
+  return longer;
+}
+
 // No two requests arrive in the same instant.
 SavedCase with_arrivals_apart(const SavedCase& saved) {
   SavedCase apart = saved;
@@ -140,6 +186,7 @@ constexpr std::string_view kNotComputed[] = {"invariant.published"};
 constexpr std::string_view kFreedInFlight[] = {"audit.handed_out", "audit.attention_read",
                                                "audit.token_write"};
 constexpr std::string_view kLiveness[] = {"liveness"};
+constexpr std::string_view kWrongState[] = {"audit.state_read", "decide"};
 
 // How many blocks a request misses is an estimate where windows are: some circles are not seen.
 constexpr std::string_view kBehindLarge[] = {"liveness.head_of_line", "liveness.partial_load",
@@ -182,8 +229,16 @@ constexpr KnownFinding kFindings[] = {
      kNoWindow, with_the_rule_repaired<13>},
     {14, "who goes back to a lost block has let go of the window before it",
      computes_lost_blocks_of_windows, kNoWindow, with_the_rule_repaired<14>},
+    {16, "a checkpoint is exported over the running state", exports_over_running_states,
+     kWrongState, without_checkpoints},
+    {17, "the state of a hit is published under a longer prefix", hits_parts_of_states, kWrongState,
+     without_checkpoints},
+    {19, "a prompt of one token takes the drafts that pad it into its state",
+     pads_prompts_of_one_token, kWrongState, with_prompts_of_two_tokens},
     {5, "with a step in flight a request holds more states than its pool is planned for",
      plans_too_few_states, kLiveness, with_states_in_flight_planned},
+    {18, "a hit of a part of a block needs more than the pool is planned for", hits_parts_of_states,
+     kLiveness, with_partial_hits_planned},
     {6, "a window's pool is planned without the slots of drafts", plans_windows_without_lookahead,
      kLiveness, with_lookahead_planned},
     {11, "requests of one priority and arrival preempt each other for ever", has_equals, kLiveness,

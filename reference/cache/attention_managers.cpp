@@ -37,16 +37,36 @@ FullAttentionManager::FullAttentionManager(const KVCacheSpec& spec, std::int32_t
   caches_prompt_tails_ = profile_.caches_prompt_tails;
 }
 
-void FullAttentionManager::find_longest_cache_hit(
+std::int32_t FullAttentionManager::find_longest_cache_hit(
     const HitQuery& query, std::span<const std::int32_t> groups,
     std::span<std::vector<BlockId>* const> hits) const {
   resize_all(hits, 0);
   std::vector<BlockId> found;
-  const std::int64_t max_num_blocks = query.max_length / block_size_;
-  for (std::int64_t i = 0; i < max_num_blocks && find_block(query, groups, i, found); ++i)
+  const std::int64_t max_blocks = max_num_blocks(query);
+  for (std::int64_t i = 0; i < max_blocks && find_block(query, groups, i, found); ++i)
     for (std::size_t g = 0; g < hits.size(); ++g) hits[g]->push_back(found[g]);
+  if (alignment_ < block_size_) return extend_into_block(query, groups, hits);
   if (query.drop_last_block && !hits[0]->empty()) pop_all(hits);
-  align_all(hits, block_size_, sizes_.scheduler_block_size);
+  align_all(hits, block_size_, alignment_);
+  return length_of(hits);
+}
+
+// Behind the full blocks of a hit: the longest first part of a block that is cached.
+std::int32_t FullAttentionManager::extend_into_block(
+    const HitQuery& query, std::span<const std::int32_t> groups,
+    std::span<std::vector<BlockId>* const> hits) const {
+  std::vector<BlockId> found;
+  const std::int64_t num_parts = block_size_ / alignment_;
+  const std::int64_t first = std::ssize(*hits[0]) * num_parts;
+  const std::int64_t end =
+      std::min({first + num_parts - 1, std::int64_t{query.max_length} / alignment_,
+                std::ssize(query.hashes.keys())});
+  for (std::int64_t i = end - 1; i >= first; --i) {
+    if (!find_key(query.hashes[i], groups, found)) continue;
+    for (std::size_t g = 0; g < hits.size(); ++g) hits[g]->push_back(found[g]);
+    return static_cast<std::int32_t>((i + 1) * alignment_);
+  }
+  return length_of(hits);
 }
 
 std::int32_t FullAttentionManager::num_common_prefix_blocks(const Request& request,
@@ -63,11 +83,10 @@ SlidingWindowManager::SlidingWindowManager(const KVCacheSpec& spec, std::int32_t
                                            BlockPool& pool)
     : GroupManager(spec, group, config, sizes, pool),
       window_(static_cast<std::int32_t>(spec.sliding_window)) {
-  publishes_sparsely_ = profile_.masks_windows_at_block_alignment ||
-                        sizes.scheduler_block_size > block_size_ ||
+  publishes_sparsely_ = profile_.masks_windows_at_block_alignment || alignment_ > block_size_ ||
                         retention_interval_ != kDenseRetention;
   const std::int32_t num_tokens =
-      std::min(window_ - 1 + max_in_flight_tokens(config), config.max_model_len);
+      std::min(num_retained() + max_in_flight_tokens(config), config.max_model_len);
   // One more: the window need not begin at the begin of a block.
   admission_cap_ = ceil_div(num_tokens, block_size_) + 1;
 }
@@ -84,7 +103,7 @@ std::int32_t SlidingWindowManager::retires_at(std::int32_t num_left_behind) cons
 bool SlidingWindowManager::is_reachable(const Request& request, std::int32_t index) const {
   const std::int32_t tail = ceil_div(window_ - 1, block_size_);
   const bool dense = retention_interval_ == kDenseRetention;
-  const std::int32_t segment = dense ? sizes_.scheduler_block_size : retention_interval_;
+  const std::int32_t segment = dense ? alignment_ : retention_interval_;
   if (segment > 0) {
     const std::int32_t per_segment = segment / block_size_;
     if (tail >= per_segment || index % per_segment >= per_segment - tail) return true;
@@ -97,7 +116,7 @@ bool SlidingWindowManager::is_reachable(const Request& request, std::int32_t ind
   return false;
 }
 
-void SlidingWindowManager::find_longest_cache_hit(
+std::int32_t SlidingWindowManager::find_longest_cache_hit(
     const HitQuery& query, std::span<const std::int32_t> groups,
     std::span<std::vector<BlockId>* const> hits) const {
   // To drop a last block, one more is matched.
@@ -105,20 +124,19 @@ void SlidingWindowManager::find_longest_cache_hit(
   const std::int32_t num_in_window =
       rounds_down ? std::max(1, (window_ - 1) / block_size_) : ceil_div(window_ - 1, block_size_);
   const std::int64_t num_wanted = num_in_window + (query.drop_last_block ? 1 : 0);
-  const std::int64_t max_num_blocks = query.max_length / block_size_;
+  const std::int64_t max_blocks = max_num_blocks(query);
   for (std::vector<BlockId>* hit : hits)
-    hit->assign(static_cast<std::size_t>(max_num_blocks), kNullBlock);
+    hit->assign(static_cast<std::size_t>(max_blocks), kNullBlock);
   std::vector<BlockId> found;
   std::int64_t num_contiguous = 0;
   bool matched = false;
-  for (std::int64_t i = max_num_blocks - 1; i >= 0 && !matched; --i) {
+  for (std::int64_t i = max_blocks - 1; i >= 0 && !matched; --i) {
     if (!find_block(query, groups, i, found)) {
       num_contiguous = 0;
       continue;
     }
     const std::int64_t end = query.drop_last_block ? i : i + 1;
-    if (num_contiguous == 0 && block_size_ != sizes_.scheduler_block_size &&
-        end * block_size_ % sizes_.scheduler_block_size != 0)
+    if (num_contiguous == 0 && block_size_ != alignment_ && end * block_size_ % alignment_ != 0)
       continue;
     for (std::size_t g = 0; g < hits.size(); ++g) (*hits[g])[i] = found[g];
     if (++num_contiguous < num_wanted) continue;
@@ -128,12 +146,13 @@ void SlidingWindowManager::find_longest_cache_hit(
   if (!matched) {
     // A run from the very left is a hit however short it is.
     resize_all(hits, static_cast<std::size_t>(num_contiguous));
-    align_all(hits, block_size_, sizes_.scheduler_block_size);
+    align_all(hits, block_size_, alignment_);
   }
   if (query.drop_last_block && !hits[0]->empty()) {
     pop_all(hits);
-    align_all(hits, block_size_, sizes_.scheduler_block_size);
+    align_all(hits, block_size_, alignment_);
   }
+  return length_of(hits);
 }
 
 ChunkedLocalManager::ChunkedLocalManager(const KVCacheSpec& spec, std::int32_t group,
@@ -154,17 +173,37 @@ std::int32_t ChunkedLocalManager::retires_at(std::int32_t num_left_behind) const
   return (num_left_behind / chunk_ + 1) * chunk_;
 }
 
-void ChunkedLocalManager::find_longest_cache_hit(
+std::int32_t ChunkedLocalManager::find_longest_cache_hit(
     const HitQuery& query, std::span<const std::int32_t> groups,
     std::span<std::vector<BlockId>* const> hits) const {
-  const std::int64_t max_num_blocks = query.max_length / block_size_;
+  const std::int64_t max_blocks = max_num_blocks(query);
   const std::int64_t first_in_chunk = query.max_length / chunk_ * chunk_ / block_size_;
   for (std::vector<BlockId>* hit : hits)
     hit->assign(static_cast<std::size_t>(first_in_chunk), kNullBlock);
   std::vector<BlockId> found;
-  for (std::int64_t i = first_in_chunk; i < max_num_blocks && find_block(query, groups, i, found);
-       ++i)
+  for (std::int64_t i = first_in_chunk; i < max_blocks && find_block(query, groups, i, found); ++i)
     for (std::size_t g = 0; g < hits.size(); ++g) hits[g]->push_back(found[g]);
+  return length_of(hits);
+}
+
+std::int64_t CircularBufferManager::num_blocks_to_allocate(const Request& request,
+                                                           std::span<const BlockId>,
+                                                           const SlotDemand&) const {
+  return of(request).blocks.empty() ? 1 : 0;
+}
+
+std::size_t CircularBufferManager::allocate_new_blocks(Request& request, const SlotDemand&) {
+  std::vector<BlockId>& blocks = of(request).blocks;
+  const std::size_t first_new = blocks.size();
+  grow(blocks, 1);
+  return first_new;
+}
+
+std::int32_t CircularBufferManager::find_longest_cache_hit(
+    const HitQuery&, std::span<const std::int32_t>,
+    std::span<std::vector<BlockId>* const> hits) const {
+  resize_all(hits, 0);
+  return 0;
 }
 
 }  // namespace lockstep

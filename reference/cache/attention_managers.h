@@ -1,5 +1,5 @@
 // The managers of caches that keep something per token: full attention (and MLA, hidden states),
-// sliding window, chunked local attention.
+// sliding window, chunked local attention, circular buffers.
 #pragma once
 
 #include "reference/cache/group_manager.h"
@@ -11,10 +11,14 @@ class FullAttentionManager final : public GroupManager {
  public:
   FullAttentionManager(const KVCacheSpec& spec, std::int32_t group, const EngineConfig& config,
                        BlockSizes sizes, BlockPool& pool);
-  void find_longest_cache_hit(const HitQuery& query, std::span<const std::int32_t> groups,
-                              std::span<std::vector<BlockId>* const> hits) const override;
+  std::int32_t find_longest_cache_hit(const HitQuery& query, std::span<const std::int32_t> groups,
+                                      std::span<std::vector<BlockId>* const> hits) const override;
   std::int32_t num_common_prefix_blocks(const Request& request,
                                         std::int32_t num_requests) const override;
+
+ private:
+  std::int32_t extend_into_block(const HitQuery& query, std::span<const std::int32_t> groups,
+                                 std::span<std::vector<BlockId>* const> hits) const;
 };
 
 // Keeps the last window - 1 tokens and the new ones; a hit is the right-most run of cached blocks
@@ -23,8 +27,8 @@ class SlidingWindowManager final : public GroupManager {
  public:
   SlidingWindowManager(const KVCacheSpec& spec, std::int32_t group, const EngineConfig& config,
                        BlockSizes sizes, BlockPool& pool);
-  void find_longest_cache_hit(const HitQuery& query, std::span<const std::int32_t> groups,
-                              std::span<std::vector<BlockId>* const> hits) const override;
+  std::int32_t find_longest_cache_hit(const HitQuery& query, std::span<const std::int32_t> groups,
+                                      std::span<std::vector<BlockId>* const> hits) const override;
 
  protected:
   std::int32_t num_skipped_tokens(std::int32_t num_computed_tokens) const override;
@@ -32,9 +36,12 @@ class SlidingWindowManager final : public GroupManager {
   bool is_reachable(const Request& request, std::int32_t index) const override;
 
  private:
-  // Tokens before the next one that its attention reads.
+  std::int32_t num_retained() const {
+    return window_ - 1 + static_cast<std::int32_t>(spec_.extra_retained_tokens);
+  }
+  // Tokens before the next one that are kept for it.
   std::int32_t num_kept() const {
-    return window_ - 1 - (planted(SchedulerDefect::free_window_early) ? 1 : 0);
+    return num_retained() - (planted(SchedulerDefect::free_window_early) ? 1 : 0);
   }
 
   std::int32_t window_;
@@ -45,8 +52,8 @@ class ChunkedLocalManager final : public GroupManager {
  public:
   ChunkedLocalManager(const KVCacheSpec& spec, std::int32_t group, const EngineConfig& config,
                       BlockSizes sizes, BlockPool& pool);
-  void find_longest_cache_hit(const HitQuery& query, std::span<const std::int32_t> groups,
-                              std::span<std::vector<BlockId>* const> hits) const override;
+  std::int32_t find_longest_cache_hit(const HitQuery& query, std::span<const std::int32_t> groups,
+                                      std::span<std::vector<BlockId>* const> hits) const override;
 
  protected:
   std::int32_t num_skipped_tokens(std::int32_t num_computed_tokens) const override;
@@ -54,6 +61,21 @@ class ChunkedLocalManager final : public GroupManager {
 
  private:
   std::int32_t chunk_;
+};
+
+// One block a request from its first step to its end, and nothing of it is cached.
+class CircularBufferManager final : public GroupManager {
+ public:
+  using GroupManager::GroupManager;
+  std::int64_t num_blocks_to_allocate(const Request& request,
+                                      std::span<const BlockId> new_computed_blocks,
+                                      const SlotDemand& demand) const override;
+  void take_computed_blocks(Request&, std::span<const BlockId>, std::int32_t) override {}
+  std::size_t allocate_new_blocks(Request& request, const SlotDemand& demand) override;
+  void remove_skipped_blocks(Request&, std::int32_t) override {}
+  std::int32_t find_longest_cache_hit(const HitQuery& query, std::span<const std::int32_t> groups,
+                                      std::span<std::vector<BlockId>* const> hits) const override;
+  void narrow(const Request&, std::int32_t, TableRest&) const override {}
 };
 
 }  // namespace lockstep

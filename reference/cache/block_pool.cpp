@@ -19,17 +19,7 @@ BlockPool::BlockPool(std::int64_t num_blocks, bool enable_caching, FreedBlocks f
 // Takes away every key of the block.
 void BlockPool::evict(BlockId block) {
   if (events_ != nullptr) events_->removed(block);
-  if (cache_.remove(block)) ++counters_.evicted;
-  evict_parts(block);
-}
-
-void BlockPool::evict_parts(BlockId block) {
-  if (keys_of_parts_.empty()) return;
-  const auto parts = keys_of_parts_.find(block);
-  if (parts == keys_of_parts_.end()) return;
-  if (events_ != nullptr) events_->removed(block);
-  counters_.evicted += std::ssize(parts->second);
-  keys_of_parts_.erase(parts);
+  counters_.evicted += cache_.remove(block);
 }
 
 bool BlockPool::can_give(std::int64_t count) {
@@ -103,17 +93,22 @@ void BlockPool::free_blocks_reversed(std::span<const BlockId> blocks) {
   release(blocks.rbegin(), blocks.rend());
 }
 
-void BlockPool::cache_block(BlockId block, const BlockKey& key, std::int32_t group) {
-  if (evicts_late_) evict(block);
-  evict_parts(block);  // the whole block stands for them now
-  cache_.add(block, key, group);
+void BlockPool::cache_block(BlockId block, const BlockKey& key, std::int32_t group,
+                            std::int32_t num_tokens) {
+  if (cache_.contains(block)) evict(block);  // the whole block stands for its parts now
+  cache_.add(block, key, group, num_tokens);
   ++counters_.stored;
 }
 
-bool BlockPool::cache_part_of_block(BlockId block, const BlockKey& key) {
-  std::vector<BlockKey>& parts = keys_of_parts_[block];
-  if (std::ranges::find(parts, key) != parts.end()) return false;
-  parts.push_back(key);
+bool BlockPool::cache_part_of_block(BlockId block, const BlockKey& key, std::int32_t group,
+                                    std::int32_t num_tokens, bool replaces) {
+  if (!replaces && cache_.has_key(block, key, group)) return false;
+  const bool is_longer = cache_.contains(block) && cache_.num_tokens_of(block) < num_tokens;
+  if (replaces || is_longer) evict(block);
+  if (cache_.contains(block))
+    cache_.add_further(block, key, group);
+  else
+    cache_.add(block, key, group, num_tokens);
   ++counters_.stored;
   return true;
 }
@@ -121,7 +116,6 @@ bool BlockPool::cache_part_of_block(BlockId block, const BlockKey& key) {
 bool BlockPool::reset_prefix_cache() {
   if (num_free_blocks() != num_blocks() - 1) return false;
   cache_.clear();
-  keys_of_parts_.clear();
   counters_.cleared = true;
   if (events_ != nullptr) events_->cleared();
   return true;

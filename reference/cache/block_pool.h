@@ -14,7 +14,6 @@
 
 #include <cstdint>
 #include <limits>
-#include <map>
 #include <memory>
 #include <span>
 #include <vector>
@@ -59,16 +58,19 @@ class BlockPool {
   void free_blocks(std::span<const BlockId> blocks);
   void free_blocks_reversed(std::span<const BlockId> blocks);
 
-  // Makes a full block's content findable.
-  void cache_block(BlockId block, const BlockKey& key, std::int32_t group);
-  // Registers the content of a block's first part under a key of its own, once. Hits are whole
-  // blocks, so no lookup finds it; it is counted, and goes with the block's other keys.
+  // Makes a full block's content findable, a prefix of `num_tokens`. Keys of its parts go.
+  void cache_block(BlockId block, const BlockKey& key, std::int32_t group,
+                   std::int32_t num_tokens = 0);
+  // Makes the content of a block's first part findable, the end of a prefix of `num_tokens`. Keys
+  // of shorter prefixes go; with `replaces` all keys, since the block holds something else now.
   // False: it was there.
-  bool cache_part_of_block(BlockId block, const BlockKey& key);
+  bool cache_part_of_block(BlockId block, const BlockKey& key, std::int32_t group,
+                           std::int32_t num_tokens, bool replaces = false);
+  // What `from` holds will be copied to `to`, and is found there from now on.
+  void move_keys(BlockId from, BlockId to) { cache_.move_keys(from, to); }
   // What the blocks hold is not what their keys say: nothing can hit them any more.
   void evict_blocks(std::span<const BlockId> blocks);
   const PrefixCache& cache() const { return cache_; }
-  void begin_step() { cache_.begin_step(); }
   // False, and nothing changed, while any block is in use.
   bool reset_prefix_cache();
 
@@ -79,14 +81,10 @@ class BlockPool {
   CacheEventLog* events() { return events_.get(); }
 
  private:
-  bool is_hashed(BlockId block) const {
-    return enable_caching_ &&
-           (cache_.contains(block) || (!keys_of_parts_.empty() && keys_of_parts_.contains(block)));
-  }
+  bool is_hashed(BlockId block) const { return enable_caching_ && cache_.contains(block); }
   template <typename Iterator>
   void release(Iterator begin, Iterator end);
   void evict(BlockId block);
-  void evict_parts(BlockId block);
   void prefetch_evictions() const;
 
   IdVector<BlockId, std::int32_t> ref_cnts_;
@@ -97,7 +95,6 @@ class BlockPool {
   bool unhashed_first_;
   bool evicts_late_ = false;  // planted: content is findable until other content is
   PrefixCache cache_;
-  std::map<BlockId, std::vector<BlockKey>> keys_of_parts_;
   CacheCounters counters_;
   std::unique_ptr<CacheEventLog> events_;
 };

@@ -17,6 +17,7 @@ GroupManager::GroupManager(const KVCacheSpec& spec, std::int32_t group, const En
       group_(group),
       block_size_(static_cast<std::int32_t>(spec.block_size) * num_context_ranks(config, spec)),
       sizes_(sizes),
+      alignment_(sizes.cache_hit_alignment_tokens()),
       retention_interval_(config.prefix_cache_retention_interval),
       pool_(pool) {
   LS_CHECK(block_size_ > 0, "group {} has blocks of {} tokens", group, block_size_);
@@ -36,6 +37,8 @@ std::unique_ptr<GroupManager> GroupManager::create(const KVCacheSpec& spec, std:
     case CacheKind::mla:
     case CacheKind::hidden_state:
       return std::make_unique<FullAttentionManager>(spec, group, config, sizes, pool);
+    case CacheKind::circular_buffer:
+      return std::make_unique<CircularBufferManager>(spec, group, config, sizes, pool);
     case CacheKind::cross_attention:
     case CacheKind::encoder_only:
       break;
@@ -70,7 +73,9 @@ std::int64_t GroupManager::num_blocks_to_allocate(const Request& request,
   // well.
   const std::int64_t num_skipped_hits =
       std::clamp<std::int64_t>(num_skipped - num_held, 0, std::ssize(new_computed_blocks));
-  return num_new + num_evictable(new_computed_blocks.subspan(num_skipped_hits));
+  const std::int64_t num_copies =
+      hits_part(new_computed_blocks, demand.num_local_computed_tokens) ? 1 : 0;
+  return num_new + num_evictable(new_computed_blocks.subspan(num_skipped_hits)) + num_copies;
 }
 
 void GroupManager::take_computed_blocks(Request& request,
@@ -90,6 +95,30 @@ void GroupManager::take_computed_blocks(Request& request,
   held.blocks.assign(num_skipped, kNullBlock);
   held.blocks.insert(held.blocks.end(), new_computed_blocks.begin(), new_computed_blocks.end());
   held.num_cached_blocks = static_cast<std::int32_t>(held.blocks.size());
+}
+
+void GroupManager::share_part(Request& request, std::int32_t num_local_computed_tokens) {
+  GroupBlocks& held = of(request);
+  held.part_idx = num_local_computed_tokens / block_size_;
+  LS_CHECK(held.part_idx == std::ssize(held.blocks) - 1 && held.blocks.back() != kNullBlock,
+           "a hit of {} tokens in {} blocks", num_local_computed_tokens, held.blocks.size());
+  held.part_block = held.blocks.back();
+  held.num_cached_blocks = held.part_idx;  // the copy is published once it is full
+}
+
+void GroupManager::replace_part(GroupBlocks& held, BlockId copy) {
+  LS_CHECK(held.blocks[held.part_idx] == held.part_block, "entry {} is block {}, shared {}",
+           held.part_idx, index_of(held.blocks[held.part_idx]), index_of(held.part_block));
+  // The hit's hold on the shared block lasts until the copy is made, and so does one on the copy.
+  copies_.push_back({held.part_block, copy});
+  pool_.touch({&copy, 1});
+  held.blocks[held.part_idx] = copy;
+  held.part_block = kNullBlock;
+}
+
+void GroupManager::take_copies(std::vector<KVCacheBlockCopy>& out) {
+  out.insert(out.end(), copies_.begin(), copies_.end());
+  copies_.clear();
 }
 
 bool GroupManager::lacks_window(const Request& request, std::int32_t num_computed_tokens) const {
@@ -114,7 +143,12 @@ void GroupManager::grow(std::vector<BlockId>& table, std::size_t num_blocks) {
 }
 
 std::size_t GroupManager::allocate_new_blocks(Request& request, const SlotDemand& demand) {
-  std::vector<BlockId>& blocks = of(request).blocks;
+  GroupBlocks& held = of(request);
+  if (held.part_block != kNullBlock) {
+    pool_.get_new_blocks(1, new_block_ids_);  // zeroed first, whatever the kind
+    replace_part(held, new_block_ids_.back());
+  }
+  std::vector<BlockId>& blocks = held.blocks;
   const std::size_t first_new = blocks.size();
   grow(blocks, static_cast<std::size_t>(ceil_div(demand.num_tokens, block_size_)));
   return first_new;
@@ -139,6 +173,7 @@ void GroupManager::free_head(GroupBlocks& held, std::int64_t end) {
 }
 
 void GroupManager::cache_blocks(Request& request, std::int32_t num_tokens) {
+  if (!is_prefix_cacheable(spec_)) return;
   const std::int32_t scale = block_size_ / sizes_.hash_block_size;
   if (planted(SchedulerDefect::state_partial_block) && spec_.kind == CacheKind::mamba)
     num_tokens += block_size_ - 1;
@@ -163,7 +198,7 @@ void GroupManager::cache_full_blocks(Request& request, std::int32_t num_full) {
     const BlockId block = held.blocks[i];
     if (block == kNullBlock) continue;
     if (publishes_sparsely_ && !is_reachable(request, i)) continue;
-    pool_.cache_block(block, key_at(i), group_);
+    pool_.cache_block(block, key_at(i), group_, (i + 1) * block_size_);
   }
   held.num_cached_blocks = num_full;
   if (pool_.events() != nullptr) announce_stored(request, first, num_full);
@@ -210,9 +245,16 @@ void GroupManager::cache_prompt_tail(const Request& request, std::int32_t num_to
   const std::vector<BlockId>& blocks = of(request).blocks;
   const auto i = static_cast<std::size_t>(boundary / block_size_);
   if (i >= blocks.size()) return;
-  const auto last = static_cast<std::size_t>(num_hashes - 1);
-  if (!pool_.cache_part_of_block(blocks[i], request.hashes[last]) || pool_.events() == nullptr)
-    return;
+  cache_part(request, blocks[i], boundary, false);
+}
+
+bool GroupManager::cache_part(const Request& request, BlockId block, std::int32_t num_tokens,
+                              bool replaces) {
+  const std::int32_t hash_block_size = sizes_.hash_block_size;
+  const auto last = static_cast<std::size_t>(num_tokens / hash_block_size - 1);
+  if (!pool_.cache_part_of_block(block, request.hashes[last], group_, num_tokens, replaces))
+    return false;
+  if (pool_.events() == nullptr) return true;
   const std::vector<ExternalBlockHash>& hashes = request.hashes.external();
   CacheEvent event;
   event.group = group_;
@@ -220,17 +262,17 @@ void GroupManager::cache_prompt_tail(const Request& request, std::int32_t num_to
   event.block_hashes.push_back(hashes[last]);
   if (last > 0) event.parent = hashes[last - 1];
   event.token_ids.resize(hash_block_size);
-  request.tokens.copy(boundary - hash_block_size, hash_block_size, event.token_ids.data());
+  request.tokens.copy(num_tokens - hash_block_size, hash_block_size, event.token_ids.data());
   event.extra_keys.push_back(
       last == 0 && !request.cache_salt.empty() ? std::optional(request.cache_salt) : std::nullopt);
-  pool_.events()->names(blocks[i], group_, hashes[last]);
+  pool_.events()->names(block, group_, hashes[last]);
   pool_.events()->stored(std::move(event));
+  return true;
 }
 
 std::array<std::int32_t, 2> GroupManager::replay_boundaries(const Request& request) const {
-  const std::int32_t alignment = sizes_.scheduler_block_size;
-  return {(request.num_prompt_tokens() - 1) / alignment * alignment,
-          request.shared_prefix_boundary / alignment * alignment};
+  return {(request.num_prompt_tokens() - 1) / alignment_ * alignment_,
+          request.shared_prefix_boundary / alignment_ * alignment_};
 }
 
 void GroupManager::narrow(const Request& request, std::int32_t num_left_behind,
@@ -242,7 +284,8 @@ void GroupManager::narrow(const Request& request, std::int32_t num_left_behind,
   // A prompt's tail may be published at any time, and again.
   const bool has_tail = caches_prompt_tails_ && block_size_ > sizes_.hash_block_size;
   const std::int32_t next = (std::max(held.num_cached_blocks, 0) + 1) * block_size_;
-  rest.publishes_at = std::min(rest.publishes_at, has_tail ? 0 : next);
+  if (is_prefix_cacheable(spec_))
+    rest.publishes_at = std::min(rest.publishes_at, has_tail ? 0 : next);
 }
 
 void GroupManager::free(Request& request) {
@@ -260,10 +303,8 @@ void GroupManager::free(Request& request) {
   held.clear();
 }
 
-bool GroupManager::find_block(const HitQuery& query, std::span<const std::int32_t> groups,
-                              std::int64_t index, std::vector<BlockId>& found) const {
-  const std::int64_t scale = block_size_ / sizes_.hash_block_size;
-  const BlockKey& key = query.hashes[(index + 1) * scale - 1];
+bool GroupManager::find_key(const BlockKey& key, std::span<const std::int32_t> groups,
+                            std::vector<BlockId>& found) const {
   found.clear();
   for (const std::int32_t group : groups) {
     const BlockId block = pool_.cache().find(key, group);

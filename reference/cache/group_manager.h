@@ -8,6 +8,7 @@
 // (2) Every non-null entry is one reference held in the pool.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <limits>
@@ -32,6 +33,8 @@ struct SlotDemand {
   std::int32_t num_tokens_main_model = 0;  // the same without lookahead
   std::int32_t total_computed_tokens = 0;  // computed before, prefix hits included
   bool apply_admission_cap = false;        // the question is about the whole prompt
+  std::int32_t num_local_computed_tokens = 0;  // of these, computed here
+  std::int32_t prefill_end = 0;  // a chunk that ends before it exports no state; 0: all may
 };
 
 // One search of the prefix cache for groups of equal specs.
@@ -62,10 +65,15 @@ class GroupManager {
   virtual std::int64_t num_blocks_to_allocate(const Request& request,
                                               std::span<const BlockId> new_computed_blocks,
                                               const SlotDemand& demand) const;
+  // Settles what the allocation that is asked for next will do beside giving blocks.
+  virtual void prepare_allocation(Request&, const SlotDemand&) const {}
   // Takes a prefix hit into the request's table, and nothing that attention after
   // `num_computed_tokens`, those that are loaded included, does not read.
   virtual void take_computed_blocks(Request& request, std::span<const BlockId> new_computed_blocks,
                                     std::int32_t num_computed_tokens);
+  // The hit that was taken ends inside its last block, which others share: the next allocation
+  // gives the request a copy of it.
+  void share_part(Request& request, std::int32_t num_local_computed_tokens);
   // Whether attention from `num_computed_tokens` on reads blocks that have been let go.
   bool lacks_window(const Request& request, std::int32_t num_computed_tokens) const;
   // New blocks behind the hit, for what a connector loads.
@@ -75,17 +83,19 @@ class GroupManager {
   // Lets go of what attention after `num_computed_tokens` no longer reads.
   virtual void remove_skipped_blocks(Request& request, std::int32_t num_computed_tokens);
   // Publishes full blocks up to num_tokens.
-  void cache_blocks(Request& request, std::int32_t num_tokens);
+  virtual void cache_blocks(Request& request, std::int32_t num_tokens);
+  virtual void begin_step() {}
   void free(Request& request);
 
   // Longest hit of all `groups` together (equal specs, this manager's among them); hits[i] receives
-  // the table of groups[i], all of one length.
-  virtual void find_longest_cache_hit(const HitQuery& query, std::span<const std::int32_t> groups,
-                                      std::span<std::vector<BlockId>* const> hits) const = 0;
+  // the table of groups[i], all of one length. Returns the tokens of the hit.
+  virtual std::int32_t find_longest_cache_hit(
+      const HitQuery& query, std::span<const std::int32_t> groups,
+      std::span<std::vector<BlockId>* const> hits) const = 0;
 
   // Narrows `rest` to where nothing happens to the request in this group, after all has been done
   // for it with `num_left_behind`.
-  void narrow(const Request& request, std::int32_t num_left_behind, TableRest& rest) const;
+  virtual void narrow(const Request& request, std::int32_t num_left_behind, TableRest& rest) const;
 
   virtual std::int32_t num_common_prefix_blocks(const Request&, std::int32_t) const { return 0; }
 
@@ -93,6 +103,9 @@ class GroupManager {
   void record_new_blocks() { records_new_blocks_ = true; }
   // Blocks to be zeroed since the last call, in order; appended to `out`.
   void take_new_block_ids(std::vector<BlockId>& out);
+  // Copies that the worker makes before the step, since the last call, in order; appended to `out`.
+  // Both blocks of each have one holder more.
+  void take_copies(std::vector<KVCacheBlockCopy>& out);
 
  protected:
   // Tokens at the head of a request that attention no longer reads.
@@ -107,9 +120,19 @@ class GroupManager {
   void cache_full_blocks(Request& request, std::int32_t num_full);
   void announce_stored(const Request& request, std::int32_t first, std::int32_t num_full);
   void cache_prompt_tail(const Request& request, std::int32_t num_tokens);
+  // Makes the first part of `block` findable, which ends a prefix of `num_tokens`: a multiple of
+  // the hash block. False: it was.
+  bool cache_part(const Request& request, BlockId block, std::int32_t num_tokens, bool replaces);
   // Where a later request can resume beside the regular places: before the last token of this
   // prompt, and where a prefix ends that it shares with others.
   std::array<std::int32_t, 2> replay_boundaries(const Request& request) const;
+  // Puts `copy` in the place of the shared block that the request's hit ends in.
+  void replace_part(GroupBlocks& held, BlockId copy);
+  // Whether a hit of so many tokens ends inside the last of these blocks.
+  bool hits_part(std::span<const BlockId> new_computed_blocks, std::int32_t num_tokens) const {
+    return sizes_.hits_parts_of_blocks && !new_computed_blocks.empty() &&
+           num_tokens % block_size_ != 0;
+  }
   // Frees table entries from the right, from place `end` - 1 on, up to the first null one.
   void free_head(GroupBlocks& held, std::int64_t end);
 
@@ -121,14 +144,30 @@ class GroupManager {
   const GroupBlocks& of(const Request& request) const { return request.groups[group_]; }
   // The cached block of every group for block `index`; false: some group misses.
   bool find_block(const HitQuery& query, std::span<const std::int32_t> groups, std::int64_t index,
-                  std::vector<BlockId>& found) const;
+                  std::vector<BlockId>& found) const {
+    return find_key(query.hashes[(index + 1) * (block_size_ / sizes_.hash_block_size) - 1], groups,
+                    found);
+  }
+  bool find_key(const BlockKey& key, std::span<const std::int32_t> groups,
+                std::vector<BlockId>& found) const;
+  // Blocks that a hit of the query can have at most.
+  std::int64_t max_num_blocks(const HitQuery& query) const {
+    return std::min<std::int64_t>(
+        query.max_length / block_size_,
+        std::ssize(query.hashes.keys()) / (block_size_ / sizes_.hash_block_size));
+  }
   std::int64_t num_evictable(std::span<const BlockId> blocks) const;
+  // Tokens of full blocks.
+  std::int32_t length_of(std::span<std::vector<BlockId>* const> hits) const {
+    return static_cast<std::int32_t>(hits[0]->size()) * block_size_;
+  }
 
   const EngineProfile& profile_;
   KVCacheSpec spec_;
   std::int32_t group_;
   std::int32_t block_size_;
   BlockSizes sizes_;
+  std::int32_t alignment_;  // tokens; of hits
   std::int32_t retention_interval_;
   BlockPool& pool_;
   // Blocks one request can hold at once, when that is bounded.
@@ -139,6 +178,7 @@ class GroupManager {
   SchedulerDefect defect_ = SchedulerDefect::none;
   std::vector<BlockId> new_block_ids_;
   std::vector<BlockId> freed_;  // of one call
+  std::vector<KVCacheBlockCopy> copies_;
 };
 
 constexpr std::int32_t ceil_div(std::int32_t a, std::int32_t b) { return (a + b - 1) / b; }

@@ -32,7 +32,7 @@ bool zeroes(const EngineProfile& profile, std::span<const KVCacheGroupSpec> grou
     }
   const bool mixed =
       std::ranges::adjacent_find(precisions, std::not_equal_to{}) != precisions.end();
-  return (has_mamba || mixed) && kind != CacheKind::mamba;
+  return (has_mamba || mixed) && kind != CacheKind::mamba && kind != CacheKind::circular_buffer;
 }
 
 }  // namespace
@@ -45,6 +45,7 @@ void PrefixHit::clear(std::size_t num_groups) {
   blocks.resize(num_groups);
   for (auto& table : blocks) table.clear();
   num_tokens = 0;
+  num_replayed_tokens = 0;
   num_external_tokens = 0;
   loads_async = false;
   shared_prefix_boundary = 0;
@@ -62,11 +63,15 @@ KVCacheCoordinator::KVCacheCoordinator(const EngineConfig& config,
                         profile_.eagle_hits == EagleHits::drop_last_block) {
   if (config.enable_prefix_caching && config.hash_algorithm != HashAlgorithm::content)
     pool_->keep_events();
+  num_reprefillable_tokens_ = std::max(config.num_prefill_lookahead_tokens - 1, 0);
   for (std::size_t g = 0; g < groups.size(); ++g) {
     const auto group = static_cast<std::int32_t>(g);
     managers_.push_back(GroupManager::create(groups[g].spec, group, config, block_sizes, *pool_));
     has_states_ |= groups[g].spec.kind == CacheKind::mamba;
     if (zeroes(profile_, groups, groups[g].spec.kind)) managers_.back()->record_new_blocks();
+    if (groups[g].spec.bounded_replay)
+      prefix_replay_tokens_ = static_cast<std::int32_t>(groups[g].spec.sliding_window);
+    if (groups.size() > 1 && !is_prefix_cacheable(groups[g].spec)) continue;
     const auto same = std::ranges::find_if(attention_groups_, [&](const AttentionGroup& a) {
       return groups[a.groups[0]].spec == groups[g].spec;
     });
@@ -88,16 +93,28 @@ void KVCacheCoordinator::plant(SchedulerDefect defect) {
 
 void KVCacheCoordinator::find_longest_cache_hit(const Request& request, PrefixHit& hit) const {
   hit.clear(managers_.size());
-  if (!config_.enable_prefix_caching) return;
+  if (!config_.enable_prefix_caching || request.skips_prefix_cache) return;
   const bool whole_prompt = defect_ == SchedulerDefect::hit_whole_prompt;
   const std::int32_t max_length = request.num_tokens() - (whole_prompt ? 0 : 1);
-  if (managers_.size() > 1) return find_hybrid(request, max_length, hit);
-  const GroupManager& manager = *managers_[0];
+  if (managers_.size() > 1) {
+    find_hybrid(request, max_length, hit);
+    if (prefix_replay_tokens_ > 0) replay_window(hit);
+    return;
+  }
   const std::int32_t group = 0;
   std::vector<BlockId>* table = &hit.blocks[0];
-  manager.find_longest_cache_hit({request.hashes, max_length, drops_last_block_}, {&group, 1},
-                                 {&table, 1});
-  hit.num_tokens = static_cast<std::int32_t>(table->size()) * manager.block_size();
+  hit.num_tokens = managers_[0]->find_longest_cache_hit(
+      {request.hashes, max_length, drops_last_block_}, {&group, 1}, {&table, 1});
+}
+
+// A hit that is not longer than the window would be computed again in full.
+void KVCacheCoordinator::replay_window(PrefixHit& hit) const {
+  if (hit.num_tokens > prefix_replay_tokens_) {
+    hit.num_replayed_tokens = prefix_replay_tokens_;
+    return;
+  }
+  for (auto& table : hit.blocks) table.clear();
+  hit.num_tokens = 0;
 }
 
 // Every attention group accepts the candidate length or shortens it, until none does. Full
@@ -110,6 +127,7 @@ void KVCacheCoordinator::find_hybrid(const Request& request, std::int32_t max_le
   std::vector<bool> dropped(attention_groups_.size(),
                             false);  // EAGLE's drop, once a candidate length
   std::vector<std::vector<BlockId>*> tables;
+  std::vector<std::int32_t> lengths(attention_groups_.size(), 0);
   std::int32_t length = max_length;
   std::int32_t longest = 0;
   while (true) {
@@ -119,16 +137,18 @@ void KVCacheCoordinator::find_hybrid(const Request& request, std::int32_t max_le
       const GroupManager& manager = *managers_[attention.groups[0]];
       const std::int32_t block_size = manager.block_size();
       if (attention.is_full && looked_up[a]) {
-        current = current / block_size * block_size;
+        current = block_sizes_.hits_parts_of_blocks ? std::min(current, lengths[a])
+                                                    : current / block_size * block_size;
         continue;
       }
       const bool drop = drops_last_block_ && !dropped[a];
       const std::int32_t limit = drop ? std::min(current + block_size, max_length) : current;
       tables.clear();
       for (const std::int32_t group : attention.groups) tables.push_back(&hit.blocks[group]);
-      manager.find_longest_cache_hit({request.hashes, limit, drop}, attention.groups, tables);
+      const std::int32_t found =
+          manager.find_longest_cache_hit({request.hashes, limit, drop}, attention.groups, tables);
       looked_up[a] = true;
-      const std::int32_t found = static_cast<std::int32_t>(tables[0]->size()) * block_size;
+      lengths[a] = found;
       if (drop)
         dropped[a] = true;
       else if (found < current)
@@ -153,7 +173,8 @@ void KVCacheCoordinator::cut_full_groups(PrefixHit& hit) const {
     for (const std::int32_t group : attention.groups) {
       const std::int32_t block_size = managers_[group]->block_size();
       std::vector<BlockId>& table = hit.blocks[group];
-      table.resize(std::min(table.size(), static_cast<std::size_t>(hit.num_tokens / block_size)));
+      table.resize(
+          std::min(table.size(), static_cast<std::size_t>(ceil_div(hit.num_tokens, block_size))));
       if (defect_ == SchedulerDefect::hit_one_group_truncated) return;
     }
     if (!profile_.cuts_every_full_group) break;
@@ -177,8 +198,8 @@ bool KVCacheCoordinator::allocate_slots(Request& request, std::int32_t num_new_t
                                         bool full_sequence_must_fit,
                                         std::span<std::size_t> first_new) {
   const std::int32_t num_external = hit == nullptr ? 0 : hit->num_external_tokens;
-  LS_CHECK(num_new_tokens > 0 || num_external > 0, "request {} is given {} tokens", request.name,
-           num_new_tokens);
+  LS_CHECK(num_new_tokens > 0 || num_external > 0 || (hit != nullptr && hit->num_tokens > 0),
+           "request {} is given {} tokens", request.name, num_new_tokens);
   const std::int32_t computed =
       request.num_computed_tokens + (hit == nullptr ? 0 : hit->num_tokens) + num_external;
   const std::int32_t total_computed = std::min(computed, config_.max_model_len);
@@ -187,10 +208,15 @@ bool KVCacheCoordinator::allocate_slots(Request& request, std::int32_t num_new_t
   const std::int32_t main_model = total_computed + num_new_tokens;
   const SlotDemand demand{std::min(main_model + num_lookahead_tokens, config_.max_model_len),
                           main_model,
-                          hit == nullptr ? computed : num_not_computed(request, computed), false};
+                          hit == nullptr ? computed : num_not_computed(request, computed),
+                          false,
+                          computed - num_external,
+                          prefill_end(request)};
   // Also when the request cannot be served: what attention no longer reads is of no use to it.
   const std::int32_t left_behind = num_left_behind(request, total_computed);
   remove_skipped_blocks(request, left_behind);
+  if (has_states_)
+    for (const auto& manager : managers_) manager->prepare_allocation(request, demand);
   if (!pool_->can_give(num_blocks_to_allocate(request, hit, demand))) {
     if (defect_ == SchedulerDefect::refused_hit_kept && hit != nullptr)
       for (const std::vector<BlockId>& blocks : hit->blocks) pool_->touch(blocks);
@@ -213,6 +239,9 @@ void KVCacheCoordinator::take_hit(Request& request, const PrefixHit& hit,
   const std::int32_t computed = hit.num_tokens + hit.num_external_tokens;
   for (std::size_t g = 0; g < managers_.size(); ++g) {
     managers_[g]->take_computed_blocks(request, hit.blocks[g], num_not_computed(request, computed));
+    if (block_sizes_.hits_parts_of_blocks && !hit.blocks[g].empty() &&
+        hit.num_tokens % managers_[g]->block_size() != 0)
+      managers_[g]->share_part(request, hit.num_tokens);
     // Before the next group has taken its hit, which may be evicted by this.
     if (hit.num_external_tokens > 0 && !profile_.takes_hits_of_all_groups_first)
       managers_[g]->allocate_loaded_blocks(request, computed);
@@ -238,7 +267,17 @@ std::int64_t KVCacheCoordinator::num_blocks_to_finish(const Request& request, co
   computed = num_not_computed(request, std::min(computed, config_.max_model_len));
   // What a window lets go of meanwhile counts for those alone that have not been let in.
   const std::int32_t slots = std::min(full + num_lookahead_tokens, config_.max_model_len);
-  return num_blocks_to_allocate(request, hit, {slots, full, computed, hit != nullptr});
+  const std::int32_t local = request.num_computed_tokens + (hit == nullptr ? 0 : hit->num_tokens);
+  return num_blocks_to_allocate(
+      request, hit, {slots, full, computed, hit != nullptr, local, prefill_end(request)});
+}
+
+// Where sparse retention keeps only the state that a prefill ends with, only the chunk that gets
+// there exports one. A resumed request replays its output, all but the last token of it.
+std::int32_t KVCacheCoordinator::prefill_end(const Request& request) const {
+  return config_.prefix_cache_retention_interval == 0
+             ? std::max(request.num_prompt_tokens(), request.num_tokens() - 1)
+             : 0;
 }
 
 std::int32_t KVCacheCoordinator::num_left_behind(const Request& request,
@@ -270,10 +309,16 @@ bool KVCacheCoordinator::is_at_rest(const Request& request, std::int32_t num_new
 
 void KVCacheCoordinator::cache_blocks(Request& request, std::int32_t num_computed_tokens) {
   if (!config_.enable_prefix_caching || num_computed_tokens < request.rest.publishes_at) return;
-  const std::int32_t alignment = block_sizes_.scheduler_block_size;
-  // Hits end at multiples of the common block size, so nothing beyond the last one can be hit.
-  if (managers_.size() > 1) num_computed_tokens = num_computed_tokens / alignment * alignment;
+  num_computed_tokens = num_cacheable_tokens(num_computed_tokens);
   for (const auto& manager : managers_) manager->cache_blocks(request, num_computed_tokens);
+}
+
+std::int32_t KVCacheCoordinator::num_cacheable_tokens(std::int32_t num_computed_tokens) const {
+  if (managers_.size() == 1) return std::max(num_computed_tokens - num_reprefillable_tokens_, 0);
+  if (block_sizes_.hits_parts_of_blocks) return num_computed_tokens;
+  // Hits end at multiples of the common block size, so nothing beyond the last one can be hit.
+  const std::int32_t alignment = block_sizes_.scheduler_block_size;
+  return num_computed_tokens / alignment * alignment;
 }
 
 void KVCacheCoordinator::remove_skipped_blocks(Request& request, std::int32_t num_computed_tokens) {
@@ -313,6 +358,14 @@ void KVCacheCoordinator::num_common_prefix_blocks(const Request& request, std::i
   if (!config_.enable_prefix_caching) return;
   for (std::size_t g = 0; g < managers_.size(); ++g)
     out[g] = managers_[g]->num_common_prefix_blocks(request, num_requests);
+}
+
+void KVCacheCoordinator::take_copies(std::vector<KVCacheBlockCopy>& out) {
+  if (!block_sizes_.hits_parts_of_blocks) return;
+  for (const auto& manager : managers_) manager->take_copies(out);
+  std::vector<BlockId> held;
+  for (const KVCacheBlockCopy& copy : out) held.insert(held.end(), {copy.from, copy.to});
+  pool_->free_blocks(held);
 }
 
 void KVCacheCoordinator::take_new_block_ids(std::vector<BlockId>& out) {

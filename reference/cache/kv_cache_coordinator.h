@@ -23,6 +23,8 @@ namespace lockstep {
 struct PrefixHit {
   std::vector<std::vector<BlockId>> blocks;  // per group
   std::int32_t num_tokens = 0;
+  // Of these, computed again: the window of groups that are not cached (bounded replay).
+  std::int32_t num_replayed_tokens = 0;
   // Beyond them, what a KV connector loads: into new blocks, and published only once it is there
   // when the load takes longer than the step.
   std::int32_t num_external_tokens = 0;
@@ -40,6 +42,10 @@ class KVCacheCoordinator {
   KVCacheCoordinator(const EngineConfig& config, std::span<const KVCacheGroupSpec> groups,
                      BlockSizes block_sizes, std::int64_t num_blocks);
 
+  void begin_step() {
+    for (const auto& manager : managers_) manager->begin_step();
+  }
+
   void plant(SchedulerDefect defect);
 
   BlockPool& pool() { return *pool_; }
@@ -50,7 +56,8 @@ class KVCacheCoordinator {
   // needed). `hit` keeps its memory from call to call.
   void find_longest_cache_hit(const Request& request, PrefixHit& hit) const;
 
-  // Gives the request slots for num_new_tokens more, and lookahead; takes `hit` (null: a running
+  // Gives the request slots for num_new_tokens more (none: they are all computed again), and
+  // lookahead; takes `hit` (null: a running
   // request) into its tables. False: the pool cannot serve it, and nothing was taken. first_new[g]
   // is the place of the first table entry that is new to the worker.
   bool allocate_slots(Request& request, std::int32_t num_new_tokens,
@@ -84,6 +91,8 @@ class KVCacheCoordinator {
   void num_common_prefix_blocks(const Request& request, std::int32_t num_requests,
                                 std::vector<std::int32_t>& out) const;
   void take_new_block_ids(std::vector<BlockId>& out);
+  // Copies of blocks that the step makes first; the blocks are let go.
+  void take_copies(std::vector<KVCacheBlockCopy>& out);
 
  private:
   // Groups of equal specs are looked up together.
@@ -101,6 +110,9 @@ class KVCacheCoordinator {
   void cut_full_groups(PrefixHit& hit) const;
   void take_hit(Request& request, const PrefixHit& hit, const SlotDemand& demand);
   void find_hybrid(const Request& request, std::int32_t max_length, PrefixHit& hit) const;
+  void replay_window(PrefixHit& hit) const;
+  std::int32_t prefill_end(const Request& request) const;
+  std::int32_t num_cacheable_tokens(std::int32_t num_computed_tokens) const;
   std::int64_t num_blocks_to_allocate(const Request& request, const PrefixHit* hit,
                                       const SlotDemand& demand) const;
 
@@ -112,6 +124,9 @@ class KVCacheCoordinator {
   std::vector<AttentionGroup> attention_groups_;  // full attention first
   bool has_states_ = false;
   bool drops_last_block_ = false;  // EAGLE, without lookahead hashes
+  std::int32_t prefix_replay_tokens_ = 0;
+  // Tokens at the end of a request that several modules of MTP compute again.
+  std::int32_t num_reprefillable_tokens_ = 0;
   SchedulerDefect defect_ = SchedulerDefect::none;
 };
 

@@ -5,41 +5,54 @@
 #include <utility>
 
 #include "base/check.h"
+#include "reference/cache/prefill_checkpoint.h"
 
 namespace lockstep {
 
 MambaManager::MambaManager(const KVCacheSpec& spec, std::int32_t group, const EngineConfig& config,
                            BlockSizes sizes, BlockPool& pool)
-    : GroupManager(spec, group, config, sizes, pool), mode_(spec.mamba_cache_mode) {
+    : GroupManager(spec, group, config, sizes, pool),
+      mode_(spec.mamba_cache_mode),
+      num_hash_lookahead_tokens_(hash_lookahead_of(config, profile_)),
+      drops_last_block_(config.spec_method == SpecMethod::eagle && num_hash_lookahead_tokens_ == 0),
+      publishes_parts_(mode_ == MambaCacheMode::align && profile_.hits_parts_of_blocks) {
   publishes_sparsely_ = retention_interval_ != kDenseRetention;
+}
+
+bool MambaManager::is_segment_end(std::int32_t num_tokens) const {
+  return retention_interval_ > 0 &&
+         (retention_interval_ <= block_size_ || num_tokens % retention_interval_ == 0);
 }
 
 // A hit needs the one state at the place where it ends.
 bool MambaManager::is_reachable(const Request& request, std::int32_t index) const {
   const std::int32_t end = (index + 1) * block_size_;
-  if (retention_interval_ > 0 &&
-      (retention_interval_ <= block_size_ || end % retention_interval_ == 0))
-    return true;
-  const std::array boundaries = replay_boundaries(request);
-  return std::ranges::find(boundaries, end) != boundaries.end();
+  if (is_segment_end(end)) return true;
+  return std::ranges::any_of(replay_boundaries(request), [&](std::int32_t boundary) {
+    return boundary / block_size_ * block_size_ == end;
+  });
 }
 
-void MambaManager::find_longest_cache_hit(const HitQuery& query,
-                                          std::span<const std::int32_t> groups,
-                                          std::span<std::vector<BlockId>* const> hits) const {
+std::int32_t MambaManager::find_longest_cache_hit(
+    const HitQuery& query, std::span<const std::int32_t> groups,
+    std::span<std::vector<BlockId>* const> hits) const {
   for (std::vector<BlockId>* hit : hits) hit->clear();
   std::vector<BlockId> found;
   std::int64_t longest = query.max_length;
   if (query.drop_last_block && profile_.state_hits_drop_a_block) longest -= block_size_;
-  for (std::int64_t i = longest / block_size_ - 1; i >= 0; --i) {
-    if (!find_block(query, groups, i, found)) continue;
-    if ((i + 1) * block_size_ % sizes_.scheduler_block_size != 0) continue;
+  const std::int64_t unit = std::min(alignment_, block_size_);
+  const std::int64_t num_hashes = std::ssize(query.hashes.keys());
+  for (std::int64_t end = std::min(longest, num_hashes * sizes_.hash_block_size) / unit * unit;
+       end > 0; end -= unit) {
+    if (!find_key(query.hashes[end / sizes_.hash_block_size - 1], groups, found)) continue;
+    if (alignment_ > block_size_ && end % alignment_ != 0) continue;
     for (std::size_t g = 0; g < hits.size(); ++g) {
-      hits[g]->assign(static_cast<std::size_t>(i), kNullBlock);
+      hits[g]->assign(static_cast<std::size_t>((end - 1) / block_size_), kNullBlock);
       hits[g]->push_back(found[g]);
     }
-    return;
+    return static_cast<std::int32_t>(end);
   }
+  return 0;
 }
 
 // Frees the states of the first num_tokens tokens. A prefill leaves null entries between saved
@@ -93,7 +106,7 @@ std::int64_t MambaManager::num_blocks_to_allocate(const Request& request,
     // step.
     const BlockId last = new_computed_blocks.back();
     if (last != kNullBlock && !planted(SchedulerDefect::hit_same_step) &&
-        pool_.cache().added_this_step(pool_.cache().key_of(last), group_))
+        std::ranges::find(cached_this_step_, pool_.cache().key_of(last)) != cached_this_step_.end())
       return pool_.num_blocks() + 1;
   }
   if (mode_ != MambaCacheMode::align)
@@ -104,8 +117,50 @@ std::int64_t MambaManager::num_blocks_to_allocate(const Request& request,
   std::int64_t num_new = ceil_div(demand.num_tokens_main_model, block_size_) +
                          num_speculative_blocks() - std::ssize(new_computed_blocks) -
                          std::ssize(held.blocks);
-  if (num_new > 0) num_new = held.has_state_blocks ? 1 : 1 + num_speculative_blocks();
+  const bool copies = held.part_block != kNullBlock ||
+                      hits_part(new_computed_blocks, demand.num_local_computed_tokens);
+  if (copies) num_new = std::max<std::int64_t>(num_new, 0) + 1;
+  const bool exports = demand.apply_admission_cap ? checkpoint_position(request, demand) > 0
+                                                  : held.checkpoint_position > 0;
+  if (num_new > 0)
+    num_new =
+        std::min<std::int64_t>(num_new, 1 + (copies ? 1 : 0) + (exports ? 1 : 0) +
+                                            (held.has_state_blocks ? 0 : num_speculative_blocks()));
   return num_new + num_evictable(new_computed_blocks);
+}
+
+std::int32_t MambaManager::last_position(std::int32_t num_tokens, std::int32_t alignment) const {
+  return prefill_checkpoint_position(num_tokens, alignment, drops_last_block_,
+                                     num_hash_lookahead_tokens_);
+}
+
+std::int32_t MambaManager::checkpoint_position(const Request& request,
+                                               const SlotDemand& demand) const {
+  if (mode_ != MambaCacheMode::align || spec_.num_prefill_checkpoint_blocks == 0) return 0;
+  const std::int32_t end = demand.num_tokens_main_model;
+  if (end < demand.prefill_end) return 0;
+  const std::int32_t position = last_position(end, alignment_);
+  if (!exports_checkpoint(
+          {.begin = demand.total_computed_tokens,
+           .end = end,
+           .position = position,
+           .hash_block_size = sizes_.hash_block_size,
+           .state_block_size = block_size_,
+           .alignment = static_cast<std::int32_t>(spec_.prefill_checkpoint_alignment)}))
+    return 0;
+  // The entry must be the request's own: none yet, or a speculative block of it.
+  const GroupBlocks& held = of(request);
+  const std::int32_t entry = ceil_div(end, block_size_) - 2;
+  const auto num_held = static_cast<std::int32_t>(held.blocks.size());
+  const bool is_own = entry >= num_held || held.blocks[entry] == kNullBlock ||
+                      (held.has_state_blocks && entry >= num_held - num_speculative_blocks());
+  return is_own ? position : 0;
+}
+
+void MambaManager::prepare_allocation(Request& request, const SlotDemand& demand) const {
+  GroupBlocks& held = of(request);
+  held.checkpoint_position = checkpoint_position(request, demand);
+  held.checkpoint_idx = ceil_div(demand.num_tokens_main_model, block_size_) - 2;
 }
 
 std::size_t MambaManager::allocate_new_blocks(Request& request, const SlotDemand& demand) {
@@ -119,8 +174,10 @@ std::size_t MambaManager::allocate_aligned(Request& request, std::int32_t num_to
   std::vector<BlockId>& blocks = held.blocks;
   const auto num_before = static_cast<std::int32_t>(blocks.size());
   const std::int32_t num_required = ceil_div(num_tokens, block_size_) + num_speculative_blocks();
+  const std::int32_t num_exported = held.checkpoint_position > 0 ? 1 : 0;
+  const bool copies = held.part_block != kNullBlock;
   // Fewer when drafts of the step before were rejected and this step has fewer of them.
-  if (num_required <= num_before) {
+  if (num_required <= num_before && !copies && num_exported == 0) {
     held.has_state_blocks = true;
     return blocks.size();
   }
@@ -129,7 +186,8 @@ std::size_t MambaManager::allocate_aligned(Request& request, std::int32_t num_to
   else if (num_before > 0)
     held.last_state_block_idx = num_before - 1;  // the hit
 
-  const std::int32_t num_skipped = num_required - num_speculative_blocks() - 1;
+  // Entries that hold no state in this step; a checkpoint is exported into the last of them.
+  const std::int32_t num_skipped = num_required - num_speculative_blocks() - 1 - num_exported;
   if (num_before < num_skipped) blocks.resize(num_skipped, kNullBlock);
   if (held.has_state_blocks) {
     // The speculative blocks of the step before move on to the new end of the table.
@@ -140,12 +198,91 @@ std::size_t MambaManager::allocate_aligned(Request& request, std::int32_t num_to
       blocks[i] = kNullBlock;
     }
   }
-  const std::int64_t num_new = num_required - std::ssize(blocks);
-  LS_CHECK(num_new >= 0 && num_new <= (held.has_state_blocks ? 1 : 1 + num_speculative_blocks()),
+  const std::int64_t num_new = std::max<std::int64_t>(num_required - std::ssize(blocks), 0);
+  LS_CHECK(num_new <= 1 + num_exported + (held.has_state_blocks ? 0 : num_speculative_blocks()),
            "request {} would get {} new state blocks", request.name, num_new);
+  if (copies) {
+    std::vector<BlockId> copy;
+    pool_.get_new_blocks(1, copy);
+    if (held.has_state_blocks)
+      move_part(held, copy[0]);
+    else
+      replace_part(held, copy[0]);
+  }
   pool_.get_new_blocks(num_new, blocks);
   held.has_state_blocks = true;
   return static_cast<std::size_t>(num_before);
+}
+
+// The table of a running request only grows at its end, so the request goes on with the block that
+// others know, and they find the copy.
+void MambaManager::move_part(GroupBlocks& held, BlockId copy) {
+  const BlockId source = held.part_block;
+  LS_CHECK(held.blocks[held.part_idx] == source, "entry {} is block {}, known {}", held.part_idx,
+           index_of(held.blocks[held.part_idx]), index_of(source));
+  pool_.move_keys(source, copy);
+  copies_.push_back({source, copy});
+  pool_.touch({&source, 1});
+  if (pool_.cache().contains(copy)) cached_this_step_.push_back(pool_.cache().key_of(copy));
+  held.part_block = kNullBlock;
+}
+
+void MambaManager::cache_blocks(Request& request, std::int32_t num_tokens) {
+  const std::int32_t first = std::max(of(request).num_cached_blocks, 0);
+  GroupManager::cache_blocks(request, num_tokens);
+  const std::int32_t end = std::max(of(request).num_cached_blocks, 0);
+  if (publishes_parts_) {
+    const std::optional<BlockKey> key = of(request).checkpoint_position > 0
+                                            ? cache_checkpoint(request)
+                                            : cache_prompt_state(request, num_tokens);
+    if (key) cached_this_step_.push_back(*key);
+  }
+  for (std::int32_t i = first; i < end; ++i) {
+    const BlockId block = of(request).blocks[i];
+    if (block != kNullBlock && pool_.cache().contains(block))
+      cached_this_step_.push_back(pool_.cache().key_of(block));
+  }
+}
+
+// The exported state, under the hash of its own place; one that nobody will look for under none.
+std::optional<BlockKey> MambaManager::cache_checkpoint(const Request& request) {
+  const GroupBlocks& held = of(request);
+  const std::int32_t position = held.checkpoint_position;
+  const BlockId block = held.blocks[held.checkpoint_idx];
+  const bool ends_prompt = position == last_position(request.num_prompt_tokens(), alignment_);
+  const bool is_retained = position % block_size_ == 0 &&
+                           (retention_interval_ == kDenseRetention || is_segment_end(position));
+  if (!ends_prompt && !is_retained && position != request.shared_prefix_boundary) {
+    pool_.evict_blocks({&block, 1});
+    return std::nullopt;
+  }
+  if (block == kNullBlock) return std::nullopt;
+  if (pool_.cache().contains(block) && pool_.cache().num_tokens_of(block) == position)
+    return std::nullopt;
+  cache_part(request, block, position, true);
+  return request.hashes[position / sizes_.hash_block_size - 1];
+}
+
+// The running state where the hashed part of the prompt ends, if this step ends there. The next
+// step goes on in the block, so it is copied before.
+std::optional<BlockKey> MambaManager::cache_prompt_state(Request& request,
+                                                         std::int32_t num_tokens) {
+  if (num_tokens <= 0 ||
+      num_tokens != last_position(request.num_prompt_tokens(), sizes_.hash_block_size))
+    return std::nullopt;
+  GroupBlocks& held = of(request);
+  const std::int32_t entry = ceil_div(num_tokens, block_size_) - 1;
+  if (entry >= std::ssize(held.blocks) || held.blocks[entry] == kNullBlock) return std::nullopt;
+  const BlockId block = held.blocks[entry];
+  if (pool_.cache().contains(block) && pool_.cache().num_tokens_of(block) == num_tokens)
+    return std::nullopt;
+  cache_part(request, block, num_tokens, false);
+  if (num_tokens % block_size_ != 0) {
+    held.part_idx = entry;
+    held.part_block = block;
+    held.num_cached_blocks = entry;
+  }
+  return request.hashes[num_tokens / sizes_.hash_block_size - 1];
 }
 
 }  // namespace lockstep

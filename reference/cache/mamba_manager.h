@@ -6,7 +6,14 @@
 // states at block
 //        boundaries before it; a step that crosses a boundary gets a new block, and the worker
 //        copies the state into it. Two blocks and the speculative ones are held at a time.
+//
+// In mode align a prefill may also export one state from inside its last chunk, a checkpoint, into
+// the entry before the last (prefill_checkpoint.h): the entry holds the state of the checkpoint's
+// position and is found under the hash of it, wherever it lies in the block.
 #pragma once
+
+#include <optional>
+#include <vector>
 
 #include "reference/cache/group_manager.h"
 
@@ -20,10 +27,13 @@ class MambaManager final : public GroupManager {
   std::int64_t num_blocks_to_allocate(const Request& request,
                                       std::span<const BlockId> new_computed_blocks,
                                       const SlotDemand& demand) const override;
+  void prepare_allocation(Request& request, const SlotDemand& demand) const override;
   std::size_t allocate_new_blocks(Request& request, const SlotDemand& demand) override;
   void remove_skipped_blocks(Request& request, std::int32_t num_computed_tokens) override;
-  void find_longest_cache_hit(const HitQuery& query, std::span<const std::int32_t> groups,
-                              std::span<std::vector<BlockId>* const> hits) const override;
+  void cache_blocks(Request& request, std::int32_t num_tokens) override;
+  void begin_step() override { cached_this_step_.clear(); }
+  std::int32_t find_longest_cache_hit(const HitQuery& query, std::span<const std::int32_t> groups,
+                                      std::span<std::vector<BlockId>* const> hits) const override;
 
  protected:
   bool is_reachable(const Request& request, std::int32_t index) const override;
@@ -41,8 +51,20 @@ class MambaManager final : public GroupManager {
   }
   SlotDemand with_speculative_blocks(const SlotDemand& demand, std::int64_t block_size) const;
   std::size_t allocate_aligned(Request& request, std::int32_t num_tokens);
+  void move_part(GroupBlocks& held, BlockId copy);
+  bool is_segment_end(std::int32_t num_tokens) const;
+  // Where the chunk that `demand` asks for exports a state; 0: nowhere.
+  std::int32_t checkpoint_position(const Request& request, const SlotDemand& demand) const;
+  std::int32_t last_position(std::int32_t num_tokens, std::int32_t alignment) const;
+  std::optional<BlockKey> cache_checkpoint(const Request& request);
+  std::optional<BlockKey> cache_prompt_state(Request& request, std::int32_t num_tokens);
 
   MambaCacheMode mode_;
+  std::int32_t num_hash_lookahead_tokens_;
+  bool drops_last_block_;  // of a hit: EAGLE without lookahead hashes
+  bool publishes_parts_;
+  // First keys of what was published since the step began: the state is not there yet.
+  std::vector<BlockKey> cached_this_step_;
 };
 
 }  // namespace lockstep

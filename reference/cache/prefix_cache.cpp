@@ -1,5 +1,6 @@
 #include "reference/cache/prefix_cache.h"
 
+#include <algorithm>
 #include <bit>
 
 #include "base/check.h"
@@ -7,65 +8,120 @@
 namespace lockstep {
 
 PrefixCache::PrefixCache(std::int64_t num_blocks)
-    : entries_(num_blocks),
+    : num_blocks_(num_blocks),
+      entries_(num_blocks),
       firsts_(std::bit_ceil(2 * static_cast<std::size_t>(num_blocks)), kNullBlock),
       mask_(firsts_.size() - 1) {}
 
 // The first block from `from` on in its chain that holds the key.
 BlockId PrefixCache::first_of(const BlockKey& mixed_key, BlockId from) const {
-  while (from != kNullBlock && !(entries_[from].key == mixed_key))
-    from = entries_[from].next;
+  while (from != kNullBlock && !(entries_[from].key == mixed_key)) from = entries_[from].next;
   return from;
 }
 
 BlockId PrefixCache::find(const BlockKey& key, std::int32_t group) const {
   const BlockKey mixed_key = mixed(key, group);
-  return first_of(mixed_key, firsts_[bucket_of(mixed_key)]);
+  return block_of(first_of(mixed_key, firsts_[bucket_of(mixed_key)]));
 }
 
-bool PrefixCache::added_this_step(const BlockKey& key, std::int32_t group) const {
+bool PrefixCache::has_key(BlockId block, const BlockKey& key, std::int32_t group) const {
+  if (!contains(block)) return false;
   const BlockKey mixed_key = mixed(key, group);
-  BlockId block = find(key, group);
-  while (block != kNullBlock && entries_[block].added_in_step != step_)
-    block = first_of(mixed_key, entries_[block].next);
-  return block != kNullBlock;
+  if (entries_[block].key == mixed_key) return true;
+  const auto further = further_.find(block);
+  return further != further_.end() && std::ranges::any_of(further->second, [&](BlockId entry) {
+           return entries_[entry].key == mixed_key;
+         });
 }
 
-void PrefixCache::add(BlockId block, const BlockKey& key, std::int32_t group) {
-  Entry& entry = entries_[block];
-  LS_CHECK(block != kNullBlock, "the null block holds nothing");
-  LS_CHECK(entry.group == kNotCached, "block {} is cached already", index_of(block));
-  entry = {mixed(key, group), block, kNullBlock, group, step_};
-  BlockId& first = firsts_[bucket_of(entry.key)];
+void PrefixCache::link(BlockId entry) {
+  BlockId& first = firsts_[bucket_of(entries_[entry].key)];
+  entries_[entry].previous = entry;
+  entries_[entry].next = kNullBlock;
   if (first == kNullBlock) {
-    first = block;
+    first = entry;
     return;
   }
   BlockId& last = entries_[first].previous;
-  entries_[last].next = block;
-  entry.previous = last;
-  last = block;
+  entries_[last].next = entry;
+  entries_[entry].previous = last;
+  last = entry;
 }
 
-bool PrefixCache::remove(BlockId block) {
-  Entry& entry = entries_[block];
-  if (entry.group == kNotCached) return false;
+void PrefixCache::unlink(BlockId which) {
+  Entry& entry = entries_[which];
   BlockId& first = firsts_[bucket_of(entry.key)];
-  LS_CHECK(first != kNullBlock, "block {} is in no chain", index_of(block));
-  // Who keeps a link to what came before this block: its successor, or the chain's first.
+  LS_CHECK(first != kNullBlock, "entry {} is in no chain", index_of(which));
+  // Who keeps a link to what came before this entry: its successor, or the chain's first.
   const BlockId keeper = entry.next != kNullBlock ? entry.next : first;
   entries_[keeper].previous = entry.previous;
-  if (first == block)
+  if (first == which)
     first = entry.next;
   else
     entries_[entry.previous].next = entry.next;
   entry.group = kNotCached;
-  return true;
+}
+
+void PrefixCache::add(BlockId block, const BlockKey& key, std::int32_t group,
+                      std::int32_t num_tokens) {
+  Entry& entry = entries_[block];
+  LS_CHECK(block != kNullBlock, "the null block holds nothing");
+  LS_CHECK(entry.group == kNotCached, "block {} is cached already", index_of(block));
+  entry.key = mixed(key, group);
+  entry.group = group;
+  entry.num_tokens = num_tokens;
+  link(block);
+}
+
+void PrefixCache::add_further(BlockId block, const BlockKey& key, std::int32_t group) {
+  LS_CHECK(contains(block), "block {} has no first key", index_of(block));
+  if (spare_entries_.empty()) {
+    spare_entries_.push_back(BlockId{static_cast<std::int32_t>(entries_.size())});
+    entries_.emplace_back();
+    owners_.push_back(kNullBlock);
+  }
+  const BlockId entry = spare_entries_.back();
+  spare_entries_.pop_back();
+  owners_[static_cast<std::size_t>(index_of(entry) - num_blocks_)] = block;
+  entries_[entry].key = mixed(key, group);
+  entries_[entry].group = group;
+  link(entry);
+  further_[block].push_back(entry);
+}
+
+std::int64_t PrefixCache::remove(BlockId block) {
+  if (!contains(block)) return 0;
+  unlink(block);
+  if (further_.empty()) return 1;
+  const auto further = further_.find(block);
+  if (further == further_.end()) return 1;
+  const std::int64_t count = 1 + std::ssize(further->second);
+  for (const BlockId entry : further->second) {
+    unlink(entry);
+    spare_entries_.push_back(entry);
+  }
+  further_.erase(further);
+  return count;
+}
+
+void PrefixCache::move_keys(BlockId from, BlockId to) {
+  if (!contains(from)) return;
+  const std::int32_t group = group_of(from);
+  const std::int32_t num_tokens = num_tokens_of(from);
+  std::vector<BlockKey> keys = {key_of(from)};
+  if (const auto further = further_.find(from); further != further_.end())
+    for (const BlockId entry : further->second) keys.push_back(key_of(entry));
+  remove(from);
+  add(to, keys[0], group, num_tokens);
+  for (std::size_t i = 1; i < keys.size(); ++i) add_further(to, keys[i], group);
 }
 
 void PrefixCache::clear() {
-  for (Entry& entry : entries_) entry.group = kNotCached;
+  for (auto& entry : entries_) entry.group = kNotCached;
   for (BlockId& first : firsts_) first = kNullBlock;
+  for (const auto& [block, entries] : further_)
+    spare_entries_.insert(spare_entries_.end(), entries.begin(), entries.end());
+  further_.clear();
 }
 
 BlockKey PrefixCache::key_of(BlockId block) const {

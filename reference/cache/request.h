@@ -26,14 +26,24 @@ struct GroupBlocks {
   // whether the request has its running and speculative blocks.
   std::int32_t last_state_block_idx = -1;
   std::int32_t num_retired_blocks = 0;  // entries at the head that hold no state any more
+  // A state that this step exports from inside its chunk: of how many tokens (0: none), and into
+  // which entry.
+  std::int32_t checkpoint_position = 0;
+  std::int32_t checkpoint_idx = 0;
   bool has_state_blocks = false;
+  // The entry and block that others know by the first part of what it will hold, and that the next
+  // allocation therefore gives a copy of; the null block: none.
+  std::int32_t part_idx = 0;
+  BlockId part_block = kNullBlock;
 
   void clear() {
     blocks.clear();
     num_cached_blocks = -1;
     last_state_block_idx = -1;
     num_retired_blocks = 0;
+    checkpoint_position = 0;
     has_state_blocks = false;
+    part_block = kNullBlock;
   }
 };
 
@@ -55,10 +65,16 @@ struct alignas(64) Request {
         stop_token_ids(std::move(spec.stop_token_ids)),
         tokens(std::move(spec.prompt)),
         groups(num_groups),
+        repetition(spec.repetition_detection),
+        min_tokens(spec.min_tokens),
+        skips_prefix_cache(spec.skip_reading_prefix_cache),
         name(std::move(spec.name)),
         cache_salt(std::move(spec.cache_salt)),
         arrival_ns(spec.arrival_ns),
-        priority(spec.priority) {}
+        priority(spec.priority) {
+    has_min_tokens = min_tokens > 0;
+    detects_repetition = repetition.max_pattern_size > 0 && repetition.min_count >= 2;
+  }
 
   std::int32_t num_tokens() const { return static_cast<std::int32_t>(tokens.size()); }
   std::int32_t num_prompt_tokens() const { return static_cast<std::int32_t>(tokens.prompt_size()); }
@@ -67,6 +83,20 @@ struct alignas(64) Request {
   // A sampled `token` ends it, whatever its length.
   bool ends_with(std::int32_t token) const {
     return token == eos_token || std::ranges::find(stop_token_ids, token) != stop_token_ids.end();
+  }
+
+  // Its output ends with a pattern as often as it may not.
+  bool repeats_itself() const {
+    const std::int32_t num_output = num_output_tokens();
+    const std::int32_t times = repetition.min_count;
+    const std::int32_t end = num_tokens();
+    for (std::int32_t size = std::max(repetition.min_pattern_size, 1);
+         size <= repetition.max_pattern_size && std::int64_t{size} * times <= num_output; ++size) {
+      std::int32_t at = end - size * times;
+      while (at < end - size && tokens[at] == tokens[at + size]) ++at;
+      if (at == end - size) return true;
+    }
+    return false;
   }
 
   // The order of the priority queue: smaller first, then earlier, then by name.
@@ -78,6 +108,8 @@ struct alignas(64) Request {
   // What every step of it asks comes first, in as few cache lines as it takes: hundreds of requests
   // run at once, and together they are larger than the processor's first cache.
   RequestStatus status = RequestStatus::waiting;
+  bool has_min_tokens = false;
+  bool detects_repetition = false;
   bool is_prefill_chunk = false;  // its last step was a prefill chunk that is not the final one
   std::int32_t num_computed_tokens = 0;
   std::int32_t num_output_placeholders = 0;  // async scheduling: output tokens in flight
@@ -91,6 +123,9 @@ struct alignas(64) Request {
   TokenSequence tokens;
   BlockHashChain hashes;
   std::vector<GroupBlocks> groups;
+  RepetitionDetection repetition;
+  std::int32_t min_tokens;
+  bool skips_prefix_cache;
   std::string name;
   std::string cache_salt;
   std::int64_t arrival_ns;

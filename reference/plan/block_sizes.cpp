@@ -14,6 +14,12 @@ namespace {
 Result<BlockSizes> single_group_sizes(const EngineConfig& config, const EngineProfile& profile,
                                       const KVCacheSpec& spec) {
   const std::int32_t num_ranks = num_context_ranks(config, spec);
+  // An engine core takes the group's block size before it makes a scheduler; with prefix caching
+  // the configuration must say it.
+  if (!config.enable_prefix_caching && profile.group_blocks_divide_scheduler_block) {
+    const auto group = static_cast<std::int32_t>(spec.block_size) * num_ranks;
+    return BlockSizes{group, group};
+  }
   const std::int32_t size = config.block_size * num_ranks;
   const auto own = static_cast<std::int32_t>(spec.block_size) * num_ranks;
   if (config.enable_prefix_caching && own != size)
@@ -21,47 +27,16 @@ Result<BlockSizes> single_group_sizes(const EngineConfig& config, const EnginePr
         fmt::format("block_size: the group has blocks of {} tokens and the configuration of {}; "
                     "with prefix caching they must be equal",
                     own, size));
-  if (profile.group_blocks_divide_scheduler_block && size % spec.block_size != 0)
-    return fail(fmt::format("block_size: {} of the configuration is no multiple of the group's {}",
-                            size, spec.block_size));
+  if (config.enable_prefix_caching && config.prefix_match_unit != 0 &&
+      config.prefix_match_unit != size)
+    return fail(fmt::format("prefix_match_unit: {}; of a single group expected its block size {}",
+                            config.prefix_match_unit, size));
   return BlockSizes{size, size};
 }
 
 // What the block size of a group spans when decode context parallelism divides it.
 std::int64_t num_tokens_in_block(const EngineConfig& config, const KVCacheSpec& spec) {
   return spec.kind == CacheKind::mamba ? spec.block_size : spec.block_size * config.dcp;
-}
-
-Result<BlockSizes> hybrid_sizes(const EngineConfig& config, const EngineProfile& profile,
-                                std::span<const KVCacheGroupSpec> groups) {
-  const bool parallel = config.dcp != 1 || (profile.shards_by_pcp && config.pcp != 1);
-  if (parallel && !profile.context_parallel_hybrids)
-    return fail(
-        fmt::format("dcp, pcp: {} and {} with {} KV cache groups; context parallelism needs a "
-                    "single group",
-                    config.dcp, config.pcp, groups.size()));
-  std::int64_t lcm = 1;
-  std::int64_t gcd = 0;
-  bool one_hash_per_hit = false;
-  for (const KVCacheGroupSpec& group : groups) {
-    const std::int64_t block_size = num_tokens_in_block(config, group.spec);
-    lcm = std::lcm(lcm, block_size);
-    gcd = std::gcd(gcd, block_size);
-    if (group.spec.kind == CacheKind::mamba)
-      one_hash_per_hit |= profile.state_hashing == StateHashing::of_equal_blocks
-                              ? group.spec.block_size != config.block_size
-                              : group.spec.mamba_cache_mode != MambaCacheMode::align;
-  }
-  const auto scheduler = static_cast<std::int32_t>(lcm);
-  if (!config.enable_prefix_caching) return BlockSizes{scheduler, scheduler};
-  const BlockSizes sizes{scheduler, one_hash_per_hit ? scheduler : static_cast<std::int32_t>(gcd)};
-  for (const KVCacheGroupSpec& group : groups)
-    if (num_tokens_in_block(config, group.spec) % sizes.hash_block_size != 0)
-      return fail(
-          fmt::format("groups: a block of {} tokens is no multiple of the hash block of {}; turn "
-                      "prefix caching off or make the block sizes equal",
-                      group.spec.block_size, sizes.hash_block_size));
-  return sizes;
 }
 
 // Whether a hit may end inside a block (partial_hash_hits_enabled).
@@ -74,11 +49,69 @@ bool has_partial_hits(const EngineConfig& config, std::span<const KVCacheGroupSp
            (config.dcp > 1 ? size >= hash_block_size : size > hash_block_size);
   });
   return fine_states && std::ranges::all_of(groups, [&](const KVCacheGroupSpec& group) {
-           const bool looks_up_whole_blocks = group.spec.kind == CacheKind::sliding_window ||
-                                              group.spec.kind == CacheKind::chunked_local;
+           const bool looks_up_whole_blocks =
+               is_prefix_cacheable(group.spec) && (group.spec.kind == CacheKind::sliding_window ||
+                                                   group.spec.kind == CacheKind::chunked_local);
            return !looks_up_whole_blocks ||
                   num_tokens_in_block(config, group.spec) == hash_block_size;
          });
+}
+
+// A hit must not end inside a stored row.
+Result<void> check_compressed_rows(std::span<const KVCacheGroupSpec> groups, BlockSizes sizes) {
+  for (const KVCacheGroupSpec& group : groups)
+    for (std::size_t i = 0; i < std::max<std::size_t>(group.layer_specs.size(), 1); ++i) {
+      const KVCacheSpec& spec = group.layer_spec(i);
+      if (is_prefix_cacheable(spec) &&
+          sizes.cache_hit_alignment_tokens() % spec.compress_ratio != 0)
+        return fail(fmt::format("tokens_per_state: {}; hits end at multiples of {} tokens",
+                                spec.compress_ratio, sizes.cache_hit_alignment_tokens()));
+    }
+  return {};
+}
+
+Result<BlockSizes> hybrid_sizes(const EngineConfig& config, const EngineProfile& profile,
+                                std::span<const KVCacheGroupSpec> groups) {
+  const bool parallel = config.dcp != 1 || (profile.shards_by_pcp && config.pcp != 1);
+  if (parallel && !profile.context_parallel_hybrids)
+    return fail(
+        fmt::format("dcp, pcp: {} and {} with {} KV cache groups; context parallelism needs a "
+                    "single group",
+                    config.dcp, config.pcp, groups.size()));
+  std::int64_t lcm = 1;
+  std::int64_t gcd = 0;
+  std::int64_t gcd_of_all = 0;
+  bool one_hash_per_hit = false;
+  for (const KVCacheGroupSpec& group : groups) {
+    const std::int64_t block_size = num_tokens_in_block(config, group.spec);
+    lcm = std::lcm(lcm, block_size);
+    gcd_of_all = std::gcd(gcd_of_all, block_size);
+    if (is_prefix_cacheable(group.spec)) gcd = std::gcd(gcd, block_size);
+    if (group.spec.kind == CacheKind::mamba)
+      one_hash_per_hit |= profile.state_hashing == StateHashing::of_equal_blocks
+                              ? group.spec.block_size != config.block_size
+                              : group.spec.mamba_cache_mode != MambaCacheMode::align;
+  }
+  const auto scheduler = static_cast<std::int32_t>(lcm);
+  if (!config.enable_prefix_caching) return BlockSizes{scheduler, scheduler};
+  if (one_hash_per_hit)
+    gcd = lcm;
+  else if (config.prefix_match_unit != 0)
+    gcd = config.prefix_match_unit;
+  else if (gcd == 0)
+    gcd = gcd_of_all;
+  BlockSizes sizes{scheduler, static_cast<std::int32_t>(gcd)};
+  for (const KVCacheGroupSpec& group : groups)
+    if (is_prefix_cacheable(group.spec) &&
+        num_tokens_in_block(config, group.spec) % sizes.hash_block_size != 0)
+      return fail(
+          fmt::format("groups: a block of {} tokens is no multiple of the hash block of {}; turn "
+                      "prefix caching off or make the block sizes equal",
+                      group.spec.block_size, sizes.hash_block_size));
+  sizes.hits_parts_of_blocks =
+      profile.hits_parts_of_blocks && has_partial_hits(config, groups, sizes.hash_block_size);
+  LS_RETURN_IF_ERROR(check_compressed_rows(groups, sizes));
+  return sizes;
 }
 
 Result<void> check_retention(const EngineConfig& config, const EngineProfile& profile,
@@ -109,8 +142,7 @@ Result<void> check_hash_lookahead(const EngineConfig& config, const EngineProfil
   return fail(fmt::format(
       "num_hash_lookahead_tokens: {}; expected {}: {}", config.num_hash_lookahead_tokens, own,
       own == 0 ? fmt::format("{} hashes these blocks without the tokens after them", profile.name)
-               : fmt::format("{} with EAGLE that drops a block of a hit (0), or with several "
-                             "modules of MTP, is not modelled",
+               : fmt::format("{} with EAGLE that drops a block of a hit (0) is not modelled",
                              profile.name)));
 }
 
@@ -142,18 +174,17 @@ Result<void> check_prefix_caching(const EngineConfig& config, const EngineProfil
           fmt::format("spec_method: eagle with a chunked_local group; {} cannot drop the last "
                       "block of its hits",
                       profile.name));
-    if (spec.kind == CacheKind::chunked_local && spec.block_size != sizes.scheduler_block_size)
+    if (spec.kind == CacheKind::chunked_local &&
+        spec.block_size != sizes.cache_hit_alignment_tokens())
       return fail(fmt::format(
           "groups: chunked_local has blocks of {} tokens; with prefix caching expected {} "
           "in every group",
-          spec.block_size, sizes.scheduler_block_size));
+          spec.block_size, sizes.cache_hit_alignment_tokens()));
   }
-  if (groups.size() > 1 && profile.hits_parts_of_blocks &&
-      has_partial_hits(config, groups, sizes.hash_block_size))
-    return fail(fmt::format(
-        "groups: a hash block of {} tokens is finer than the state blocks; {} then hits "
-        "parts of blocks, which is not modelled",
-        sizes.hash_block_size, profile.name));
+  if (sizes.scheduler_block_size < config.num_prefill_lookahead_tokens &&
+      config.spec_method == SpecMethod::eagle)
+    return fail(fmt::format("num_prefill_lookahead_tokens: {}; expected at most the block size {}",
+                            config.num_prefill_lookahead_tokens, sizes.scheduler_block_size));
   return {};
 }
 

@@ -15,6 +15,12 @@ namespace lockstep {
 struct BlockSizes {
   std::int32_t scheduler_block_size = 0;  // what hits and chunk ends of hybrids are multiples of
   std::int32_t hash_block_size = 0;       // one block hash covers so many tokens
+  // A hit may end inside a block, at a multiple of the hash block.
+  bool hits_parts_of_blocks = false;
+
+  std::int32_t cache_hit_alignment_tokens() const {
+    return hits_parts_of_blocks ? hash_block_size : scheduler_block_size;
+  }
 };
 
 // Refuses what the engine refuses (sizes that do not divide each other, groups that context

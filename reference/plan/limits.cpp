@@ -59,7 +59,10 @@ Result<void> check_spec(const KVCacheSpec& spec, std::int64_t num_ranks) {
       {"attention_chunk_size", spec.attention_chunk_size,
        spec.kind == CacheKind::chunked_local ? 1 : 0},
       {"num_speculative_blocks", spec.num_speculative_blocks, 0, kSpecTokensMax},
-      {"compress_ratio", spec.compress_ratio, 1},
+      {"num_prefill_checkpoint_blocks", spec.num_prefill_checkpoint_blocks, 0, kSpecTokensMax},
+      {"prefill_checkpoint_alignment", spec.prefill_checkpoint_alignment},
+      {"extra_retained_tokens", spec.extra_retained_tokens, 0, kSpecTokensMax},
+      {"tokens_per_state", spec.compress_ratio, 1},
   };
   if (auto sound = check(counts, fmt::format("groups: {}: ", kind)); !sound) return sound;
   if (!page_fits(spec))
@@ -80,7 +83,9 @@ Result<void> check_limits(const EngineConfig& config) {
       {"num_spec_tokens", config.num_spec_tokens, 0, kSpecTokensMax},
       {"dcp", config.dcp, 1, kContextRanksMax},
       {"pcp", config.pcp, 1, kContextRanksMax},
-      {"num_hash_lookahead_tokens", config.num_hash_lookahead_tokens, -1, 1},
+      {"num_hash_lookahead_tokens", config.num_hash_lookahead_tokens, -1, kSpecTokensMax},
+      {"num_prefill_lookahead_tokens", config.num_prefill_lookahead_tokens, 0, kSpecTokensMax},
+      {"prefix_match_unit", config.prefix_match_unit},
       {"prefix_cache_retention_interval", config.prefix_cache_retention_interval, kDenseRetention},
   };
   if (auto sound = check(counts, ""); !sound) return sound;

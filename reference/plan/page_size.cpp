@@ -40,7 +40,8 @@ std::int64_t pair_page_size_bytes(const KVCacheSpec& spec) {
 
 bool has_single_rows(const KVCacheSpec& spec) {
   return spec.kind == CacheKind::mla || spec.kind == CacheKind::hidden_state ||
-         (spec.kind == CacheKind::sliding_window && spec.mla_rows);
+         ((spec.kind == CacheKind::sliding_window || spec.kind == CacheKind::circular_buffer) &&
+          spec.mla_rows);
 }
 
 std::int64_t storage_block_size(const KVCacheSpec& spec) {

@@ -50,6 +50,8 @@ std::int64_t max_blocks_per_request(const KVCacheSpec& spec, const PlanOptions& 
       return max_state_blocks(spec, options);
     case CacheKind::cross_attention:
       return cdiv(options.max_num_encoder_input_tokens, spec.block_size);
+    case CacheKind::circular_buffer:
+      return 1;
     case CacheKind::encoder_only:
       break;
   }

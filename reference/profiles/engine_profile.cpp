@@ -25,14 +25,13 @@ constexpr std::array kNotModelled33 = std::to_array<std::string_view>({
     "encoder inputs, encoder-decoder models, pooling, diffusion",
     "LoRA, images and prompt embeddings in block hashes",
     "structured output, streaming sessions, pipeline and data parallelism",
-    "hits of parts of blocks with copy-on-write (state blocks longer than the hash block, "
-    "prefix_match_unit): refused",
-    "prefill checkpoints inside a chunk, enable_mamba_shared_prefix_checkpoint",
-    "multi-module MTP, parallel drafting, DFlash, DSpark, drafts per batch size; "
-    "disable_eagle_block_drop, disable_lookahead_block_hashes; only some groups marked as EAGLE's",
+    "pages with checkpoints, rings, bounded replay and hits inside blocks: decisions alone",
+    "enable_mamba_shared_prefix_checkpoint",
+    "parallel drafting, DFlash, DSpark, drafts per batch size; disable_eagle_block_drop, "
+    "disable_lookahead_block_hashes",
     "watermark, max_num_active_seqs, prefill_schedule_interval, adaptive long-prefill threshold, "
     "max_num_scheduled_tokens of the user's own",
-    "circular buffers, reference windows (R-SWA), attention sinks, bounded replay",
+    "reference windows (R-SWA), attention sinks",
     "resets of the prefix cache that preempt running requests",
 });
 
@@ -67,6 +66,8 @@ constexpr std::array kProfiles{
         .scan_follows_every_victim = false,
         .scan_survives_self_preemption = false,
         .reports_common_prefix_blocks = true,
+        .serves_checkpoints = false,
+        .min_tokens_hold_every_end = true,
         .holders_come_first = false,
         .loads_leave_room = false,
         .takes_hits_of_all_groups_first = false,
@@ -110,6 +111,8 @@ constexpr std::array kProfiles{
         .scan_follows_every_victim = true,
         .scan_survives_self_preemption = true,
         .reports_common_prefix_blocks = false,
+        .serves_checkpoints = true,
+        .min_tokens_hold_every_end = false,
         .holders_come_first = true,
         .loads_leave_room = true,
         .takes_hits_of_all_groups_first = true,
@@ -212,7 +215,7 @@ std::int32_t hash_lookahead_of(const EngineConfig& config, const EngineProfile& 
     return config.num_hash_lookahead_tokens;
   return profile.eagle_hits == EagleHits::lookahead_hash &&
                  config.spec_method == SpecMethod::eagle && config.enable_prefix_caching
-             ? 1
+             ? config.num_prefill_lookahead_tokens
              : 0;
 }
 
@@ -234,8 +237,9 @@ constexpr std::array kModelled = std::to_array<std::string_view>({
     "prefix caching with cache salts; block hashes bit for bit (sha256_cbor, xxhash_cbor)",
     "chunked prefill, long-prefill threshold, full-length reservation, preemption by recomputation",
     "fcfs and priority scheduling, synchronous and with one step in flight",
-    "drafts: n-gram, draft model, EAGLE and single-module MTP",
+    "drafts: n-gram, draft model, EAGLE and MTP",
     "decode and prefill context parallelism; which blocks are zeroed; aborts, resets of the cache",
+    "pauses, min_tokens, repetition detection, requests that skip the prefix cache",
 });
 
 std::string yes_or_no(bool value) { return value ? "yes" : "no"; }
@@ -297,6 +301,8 @@ std::vector<PolicyText> policies_of(const EngineProfile& p) {
       {"scan_follows_every_victim", yes_or_no(p.scan_follows_every_victim)},
       {"scan_survives_self_preemption", yes_or_no(p.scan_survives_self_preemption)},
       {"reports_common_prefix_blocks", yes_or_no(p.reports_common_prefix_blocks)},
+      {"serves_checkpoints", yes_or_no(p.serves_checkpoints)},
+      {"min_tokens_hold_every_end", yes_or_no(p.min_tokens_hold_every_end)},
       {"holders_come_first", yes_or_no(p.holders_come_first)},
       {"loads_leave_room", yes_or_no(p.loads_leave_room)},
       {"takes_hits_of_all_groups_first", yes_or_no(p.takes_hits_of_all_groups_first)},

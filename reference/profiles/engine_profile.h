@@ -135,6 +135,12 @@ struct EngineProfile {
   // The scan goes on after the request at hand had to preempt itself (policy `priority`).
   bool scan_survives_self_preemption;
   bool reports_common_prefix_blocks;  // cascade attention
+  // Groups may have checkpoints, rings, windows that are computed again, hashes of their own size:
+  // what v1/kv_cache_interface.py and config/cache.py of the release have.
+  bool serves_checkpoints;
+  // Before min_tokens nothing ends a request, its length included; else only repetition does not
+  // (v1/core/sched/utils.py, check_stop).
+  bool min_tokens_hold_every_end;
 
   // With a KV connector.
   // Waiting requests that hold blocks have a queue of their own, served first; one without room

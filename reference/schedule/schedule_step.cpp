@@ -20,7 +20,16 @@ std::int32_t Scheduler::Impl::num_tokens_of_running(const Request& request) cons
   num_new = std::min(num_new, num_available_tokens());
   num_new = std::min(num_new, config.max_model_len - 1 - request.num_computed_tokens);
   if (splits_at_state_blocks) num_new = state_chunks.clip(request, num_new, 0);
-  return num_new;
+  return leave_lookahead(request, request.num_computed_tokens, num_new);
+}
+
+// A chunk of a prompt ends at the prompt's end, or so far before it that all modules of a drafter
+// find known tokens behind it.
+std::int32_t Scheduler::Impl::leave_lookahead(const Request& request, std::int32_t computed,
+                                              std::int32_t num_new) const {
+  const std::int32_t num_left = request.num_tokens() - computed - num_new;
+  if (num_left <= 0 || num_left >= config.num_prefill_lookahead_tokens) return num_new;
+  return std::max(num_new - (config.num_prefill_lookahead_tokens - num_left), 0);
 }
 
 RequestId Scheduler::Impl::pick_victim() const {
@@ -152,6 +161,7 @@ void Scheduler::Impl::schedule() {
   schedule_running();
   if (output.preempted.empty()) schedule_waiting();
   if (profile.reports_common_prefix_blocks) count_common_prefix();
+  cache.take_copies(output.copies);
   cache.take_new_block_ids(output.zero);
   finish_step();
 }
@@ -165,17 +175,18 @@ void Scheduler::Impl::begin_step() {
   output.spec_tokens.clear();
   output.preempted.clear();
   output.zero.clear();
+  output.copies.clear();
   output.total_num_scheduled_tokens = 0;
   output.finished.clear();
   std::swap(output.finished, finished);
 
-  budget = token_budget;
+  budget = pause_state == PauseState::paused_all ? 0 : token_budget;
   input_budget = config.max_num_batched_tokens;
   // A request that runs alone delays no other.
   const bool binds = !profile.long_prefill_only_in_company || running.size() + waiting.size() > 1;
   long_prefill_threshold = binds ? config.long_prefill_token_threshold : 0;
   continues_prefill = false;
-  cache.pool().begin_step();
+  cache.begin_step();
   if (remote != nullptr) preempt_deserted();
 }
 
@@ -219,16 +230,17 @@ void Scheduler::Impl::schedule_running() {
 // placeholders, so that every request of the step has the same number of tokens.
 bool Scheduler::Impl::enters_as_decode(std::int32_t num_new, bool any_running) const {
   return profile.pads_new_decodes && config.num_spec_tokens > 0 && num_new == 1 &&
-         !continues_prefill && (any_running || hit.num_tokens > 0) &&
-         hit.num_tokens + 1 + config.num_spec_tokens + 1 <= config.max_model_len;
+         !continues_prefill && (any_running || hit.num_tokens > hit.num_replayed_tokens) &&
+         hit.num_tokens - hit.num_replayed_tokens + 1 + config.num_spec_tokens + 1 <=
+             config.max_model_len;
 }
 
 // Tokens of a request that has just looked its prefix up; 0: it has to wait, and so have those
 // behind it.
 std::int32_t Scheduler::Impl::num_tokens_of_waiting(const Request& request, bool any_running,
                                                     bool& padded) const {
-  std::int32_t num_new =
-      request.num_tokens() - request.num_computed_tokens - hit.num_tokens - hit.num_external_tokens;
+  std::int32_t num_new = request.num_tokens() - request.num_computed_tokens - hit.num_tokens -
+                         hit.num_external_tokens + hit.num_replayed_tokens;
   const std::int32_t num_padded = 1 + config.num_spec_tokens;
   padded = enters_as_decode(num_new, any_running);
   if (padded) {
@@ -247,27 +259,32 @@ std::int32_t Scheduler::Impl::num_tokens_of_waiting(const Request& request, bool
   return num_new;
 }
 
-// The head of `queue` runs, or begins to load. False: it has to wait, and so have those behind it.
-bool Scheduler::Impl::enter(RequestId id, RequestQueue& queue, bool any_running) {
+// The head of `queue` runs, or begins to load.
+Entry Scheduler::Impl::enter(RequestId id, RequestQueue& queue, bool any_running) {
   Request& request = at(id);
   bool padded = false;
-  const std::int32_t num_new =
-      hit.loads_async ? 0 : num_tokens_of_waiting(request, any_running, padded);
-  if (num_new == 0 && !hit.loads_async) return false;
-  if (hit.loads_async && profile.loads_leave_room && !leaves_room(request)) return false;
+  std::int32_t num_new = hit.loads_async ? 0 : num_tokens_of_waiting(request, any_running, padded);
+  if (num_new == 0 && !hit.loads_async) return Entry::waits;
+  if (!hit.loads_async) {
+    num_new = leave_lookahead(
+        request, request.num_computed_tokens + hit.num_tokens - hit.num_replayed_tokens, num_new);
+    if (num_new == 0) return Entry::is_passed_over;
+  }
+  if (hit.loads_async && profile.loads_leave_room && !leaves_room(request)) return Entry::waits;
   const bool looks_ahead = profile.lookahead_in_first_step || request.num_computed_tokens > 0;
-  if (!cache.allocate_slots(request, num_new, looks_ahead ? num_lookahead : 0, &hit,
+  const std::int32_t num_past_hit = std::max(num_new - hit.num_replayed_tokens, 0);
+  if (!cache.allocate_slots(request, num_past_hit, looks_ahead ? num_lookahead : 0, &hit,
                             config.scheduler_reserve_full_isl, first_new))
-    return false;
+    return Entry::waits;
   if (remote != nullptr)
     remote->connector.update_state_after_alloc(id, request.groups[0].blocks,
                                                hit.num_external_tokens);
   queue.pop();
-  request.num_computed_tokens += hit.num_tokens + hit.num_external_tokens;
+  request.num_computed_tokens += hit.num_tokens + hit.num_external_tokens - hit.num_replayed_tokens;
   if (hit.loads_async) {  // counted as computed from now on, and looked at when it is there
     request.status = RequestStatus::waiting_for_remote_kvs;
     skipped.push_back(id);
-    return true;
+    return Entry::enters;
   }
   running.push_back(id);
   const bool resumed = request.status == RequestStatus::preempted;
@@ -277,7 +294,7 @@ bool Scheduler::Impl::enter(RequestId id, RequestQueue& queue, bool any_running)
   emit(id, num_new, appended ? Handed::added : Handed::whole_table);
   output.scheduled.back().is_new = true;
   output.scheduled.back().is_resumed = resumed;
-  return true;
+  return Entry::enters;
 }
 
 void Scheduler::Impl::schedule_waiting() {
@@ -287,18 +304,17 @@ void Scheduler::Impl::schedule_waiting() {
   while (num_available_tokens() > 0 &&
          static_cast<std::int32_t>(running.size()) < config.max_num_seqs) {
     RequestQueue* const queue = next_queue();
+    if (queue != nullptr && pause_state != PauseState::unpaused && !enters_in_pause(*queue)) break;
     if (queue == nullptr || (has_obstacle && !stands_aside(*queue))) break;
     const RequestId id = queue->peek();
     // Output that is still on the way: sampling the same place again would deliver it twice.
-    if (at(id).num_stale_tokens > 0 || !promote(id) || !find_computed_tokens(id)) {
-      queue->pop();
-      skipped.push_back(id);
-    } else if (!enter(id, *queue, any_running)) {
-      if (!stands_aside(*queue)) break;
-      queue->pop();
-      skipped.push_back(id);
-      has_obstacle = true;
-    }
+    const bool is_ready = at(id).num_stale_tokens == 0 && promote(id) && find_computed_tokens(id);
+    const Entry entry = is_ready ? enter(id, *queue, any_running) : Entry::is_passed_over;
+    if (entry == Entry::enters) continue;
+    if (entry == Entry::waits && !stands_aside(*queue)) break;
+    queue->pop();
+    skipped.push_back(id);
+    if (entry == Entry::waits) has_obstacle = true;
   }
   for (auto id = skipped.rbegin(); id != skipped.rend(); ++id)
     queue_of_skipped(*id).prepend(*id, at(*id));

@@ -31,6 +31,11 @@ bool Scheduler::Impl::stands_aside(const RequestQueue& queue) const {
   return remote != nullptr && &queue == &remote->holding;
 }
 
+// Whether requests of the queue go on while nobody new is scheduled.
+bool Scheduler::Impl::enters_in_pause(const RequestQueue& queue) const {
+  return remote != nullptr && profile.holders_come_first && &queue == &remote->holding;
+}
+
 // Whether everybody who is being prefilled, or loads, could still be given all that it needs if
 // this request began to load.
 bool Scheduler::Impl::leaves_room(const Request& request) {

@@ -45,12 +45,19 @@ bool Scheduler::Impl::append_tokens(Request& request, std::span<const std::int32
   for (const std::int32_t token : tokens) {
     request.tokens.append(token);
     ++num_kept;
+    if (request.has_min_tokens && profile.min_tokens_hold_every_end &&
+        request.num_output_tokens() < request.min_tokens)
+      continue;
     if (request.ends_with(token)) {
       reason = FinishReason::stop;
       stops = true;
     } else if (request.num_tokens() >= config.max_model_len ||
                request.num_output_tokens() >= request.max_tokens) {
       reason = FinishReason::length;
+      stops = true;
+    } else if (request.detects_repetition && request.num_output_tokens() >= request.min_tokens &&
+               request.repeats_itself()) {
+      reason = FinishReason::repetition;
       stops = true;
     }
     if (stops) break;

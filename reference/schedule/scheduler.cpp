@@ -15,7 +15,7 @@ Scheduler::Impl::Impl(const EngineConfig& engine, const std::vector<KVCacheGroup
     : config(engine),
       profile(engine_profile(engine.engine)),
       block_sizes(sizes),
-      state_chunks(engine, profile),
+      state_chunks(engine, profile, groups, sizes),
       cache(engine, groups, sizes, num_blocks),
       waiting(engine.policy),
       first_new(groups.size()) {
@@ -79,6 +79,34 @@ Result<void> check_kinds(const std::vector<KVCacheGroupSpec>& groups) {
   return {};
 }
 
+// Keys of groups whose decisions are not modelled. Which groups have a drafter's layers decides
+// nothing where hashes cover the tokens behind their blocks.
+Result<void> check_keys(const EngineConfig& config, const std::vector<KVCacheGroupSpec>& groups) {
+  const EngineProfile& profile = engine_profile(config.engine);
+  const bool looks_ahead = profile.eagle_hits == EagleHits::lookahead_hash;
+  const auto refuse = [&](std::string_view key) -> Result<void> {
+    return fail(fmt::format("{}: {} has none", key, profile.name));
+  };
+  if (!profile.serves_checkpoints) {
+    if (config.num_prefill_lookahead_tokens > 1) return refuse("num_prefill_lookahead_tokens");
+    if (config.prefix_match_unit != 0) return refuse("prefix_match_unit");
+  }
+  for (const KVCacheGroupSpec& group : groups) {
+    const KVCacheSpec& spec = group.spec;
+    if (!profile.serves_checkpoints) {
+      if (spec.num_prefill_checkpoint_blocks != 0) return refuse("num_prefill_checkpoint_blocks");
+      if (spec.extra_retained_tokens != 0) return refuse("extra_retained_tokens");
+      if (spec.bounded_replay) return refuse("bounded_replay");
+      if (spec.kind == CacheKind::circular_buffer) return refuse("circular_buffer");
+    }
+    if (!group.role.empty())
+      return fail(fmt::format("role: decisions with {} groups are not modelled", group.role));
+    if (group.is_eagle_group && !looks_ahead)
+      return fail("is_eagle_group: decisions where only some groups drop a block are not modelled");
+  }
+  return {};
+}
+
 // What this model knows to decide with a connector; the recordings show no more.
 Result<void> check_connector(const EngineConfig& config,
                              const std::vector<KVCacheGroupSpec>& groups) {
@@ -114,6 +142,7 @@ Result<Scheduler> Scheduler::create(const EngineConfig& config,
                             engine_profile_names()));
   LS_RETURN_IF_ERROR(check_limits(config, groups, num_blocks));
   LS_RETURN_IF_ERROR(check_kinds(groups));
+  LS_RETURN_IF_ERROR(check_keys(config, groups));
   LS_ASSIGN_OR_RETURN(auto sizes, resolve_block_sizes(config, groups));
   if (transfer.connector != nullptr) {
     LS_RETURN_IF_ERROR(check_connector(config, groups));
@@ -163,6 +192,8 @@ void Scheduler::abort_request(RequestId id) {
 void Scheduler::limit_blocks_in_use(std::int64_t num_blocks) {
   impl_->cache.pool().limit_blocks_in_use(num_blocks);
 }
+
+void Scheduler::set_pause_state(PauseState state) { impl_->pause_state = state; }
 
 bool Scheduler::reset_prefix_cache() { return impl_->cache.pool().reset_prefix_cache(); }
 

@@ -60,6 +60,8 @@ class Scheduler final : public DecisionSource {
   void limit_blocks_in_use(std::int64_t num_blocks);
   // False: some blocks are in use, nothing was reset.
   bool reset_prefix_cache() override;
+  // From the next step on.
+  void set_pause_state(PauseState state) override;
 
   // The next step's decision. The reference stays valid until the next call.
   const SchedulerOutput& schedule() override;

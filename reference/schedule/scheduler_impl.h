@@ -34,6 +34,9 @@ struct InFlightRow {
 // Which of a scheduled request's blocks its worker is told of.
 enum class Handed : std::uint8_t { none, added, whole_table };
 
+// What becomes of the head of a queue of waiting requests; `waits`: those behind it wait too.
+enum class Entry : std::uint8_t { enters, waits, is_passed_over };
+
 struct Scheduler::Impl {
   Impl(const EngineConfig& engine, const std::vector<KVCacheGroupSpec>& groups, BlockSizes sizes,
        std::int64_t num_blocks, const KVTransfer& transfer);
@@ -55,10 +58,11 @@ struct Scheduler::Impl {
   void count_common_prefix();
   void schedule_running();
   void schedule_waiting();
-  bool enter(RequestId id, RequestQueue& queue, bool any_running);
+  Entry enter(RequestId id, RequestQueue& queue, bool any_running);
   RequestQueue* next_queue();
   RequestQueue& queue_of_skipped(RequestId id);
   bool stands_aside(const RequestQueue& queue) const;
+  bool enters_in_pause(const RequestQueue& queue) const;
   bool leaves_room(const Request& request);
   void preempt_deserted();
   void desert(const std::vector<RequestId>& late, const std::vector<RequestId>& voided);
@@ -72,6 +76,8 @@ struct Scheduler::Impl {
   std::int32_t num_available_tokens() const { return std::min(budget, input_budget - draft_slots); }
   bool enters_as_decode(std::int32_t num_new, bool any_running) const;
   std::int32_t num_tokens_of_waiting(const Request& request, bool any_running, bool& padded) const;
+  std::int32_t leave_lookahead(const Request& request, std::int32_t computed,
+                               std::int32_t num_new) const;
   void hand_over(const Request& request, bool whole_table);
   void emit(RequestId id, std::int32_t num_tokens, Handed handed);
   void take_drafts(Request& request, ScheduledRequest& row);
@@ -105,6 +111,7 @@ struct Scheduler::Impl {
   bool splits_at_state_blocks = false;
   KVCacheCoordinator cache;
   SchedulerDefect defect = SchedulerDefect::none;
+  PauseState pause_state = PauseState::unpaused;
 
   std::vector<std::unique_ptr<Request>> requests;
   std::vector<std::uint32_t> generations;

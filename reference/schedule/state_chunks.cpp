@@ -2,20 +2,47 @@
 
 #include <algorithm>
 
+#include "reference/cache/prefill_checkpoint.h"
+
 namespace lockstep {
 
-StateChunkRule::StateChunkRule(const EngineConfig& config, const EngineProfile& profile)
+StateChunkRule::StateChunkRule(const EngineConfig& config, const EngineProfile& profile,
+                               std::span<const KVCacheGroupSpec> groups, BlockSizes sizes)
     : rule_(profile.state_chunks),
+      sizes_(sizes),
       block_size_(config.block_size),
-      max_chunk_(config.max_num_batched_tokens) {
-  const bool looks_ahead = hash_lookahead_of(config, profile) > 0;
+      max_chunk_(config.max_num_batched_tokens),
+      num_hash_lookahead_tokens_(hash_lookahead_of(config, profile)) {
   // Where states alone are cached nobody drops a block: the repaired rule saves its state as well.
-  drops_last_block_ =
-      config.spec_method == SpecMethod::eagle && !looks_ahead && !profile.state_hits_drop_a_block;
-  num_unhashed_ =
-      drops_last_block_ ? 0 : 1;  // a lookahead hash proves one token, as logits need one
+  drops_last_block_ = config.spec_method == SpecMethod::eagle && num_hash_lookahead_tokens_ == 0 &&
+                      !profile.state_hits_drop_a_block;
   if (config.long_prefill_token_threshold > 0)
     max_chunk_ = std::min(max_chunk_, config.long_prefill_token_threshold);
+  exports_states_ = std::ranges::all_of(groups, [](const KVCacheGroupSpec& group) {
+    return group.spec.kind != CacheKind::mamba || group.spec.num_prefill_checkpoint_blocks > 0;
+  });
+  // The engine takes the first group's for all.
+  const auto first = std::ranges::find(
+      groups, CacheKind::mamba, [](const KVCacheGroupSpec& group) { return group.spec.kind; });
+  if (first != groups.end())
+    checkpoint_alignment_ = static_cast<std::int32_t>(first->spec.prefill_checkpoint_alignment);
+}
+
+std::int32_t StateChunkRule::last_position(std::int32_t num_tokens, std::int32_t alignment) const {
+  return prefill_checkpoint_position(num_tokens, alignment, drops_last_block_,
+                                     num_hash_lookahead_tokens_);
+}
+
+bool StateChunkRule::exports_state(std::int32_t computed, std::int32_t end,
+                                   std::int32_t prefill_end) const {
+  return exports_states_ && end >= prefill_end &&
+         exports_checkpoint(
+             {.begin = computed,
+              .end = end,
+              .position = last_position(prefill_end, sizes_.cache_hit_alignment_tokens()),
+              .hash_block_size = sizes_.hash_block_size,
+              .state_block_size = block_size_,
+              .alignment = checkpoint_alignment_});
 }
 
 std::int32_t StateChunkRule::clip(const Request& request, std::int32_t num_new,
@@ -43,6 +70,7 @@ std::int32_t StateChunkRule::clip_at_block_boundary(const Request& request, std:
   const auto floor = [&](std::int32_t token) { return token / block_size_ * block_size_; };
   const std::int32_t prefill_end = std::max(request.num_prompt_tokens(), request.num_tokens() - 1);
   std::int32_t end = computed + num_new;
+  const bool exports = exports_state(computed, end, prefill_end);
   // The last chunk may end anywhere: decoding goes on to the boundary. A block longer than any
   // chunk is filled bit by bit.
   if (end < prefill_end && (floor(end) > computed || block_size_ <= max_chunk_)) end = floor(end);
@@ -51,10 +79,16 @@ std::int32_t StateChunkRule::clip_at_block_boundary(const Request& request, std:
   const auto stop_at = [&](std::int32_t token) {
     if (computed < token && token < stop) stop = token;
   };
-  if (computed % block_size_ != 0) stop_at(floor(computed) + block_size_);
-  // The last state that a resend of the request can hit.
-  stop_at(std::max(
-      floor(request.num_tokens() - num_unhashed_) - (drops_last_block_ ? block_size_ : 0), 0));
+  if (!exports) {
+    if (computed % block_size_ != 0) stop_at(floor(computed) + block_size_);
+    // The last state of a whole block, and of a part, that a resend of the request can hit.
+    const std::int32_t last = last_position(request.num_tokens(), block_size_);
+    stop_at(last);
+    if (sizes_.hits_parts_of_blocks && sizes_.hash_block_size < sizes_.scheduler_block_size) {
+      const std::int32_t tail = last_position(request.num_prompt_tokens(), sizes_.hash_block_size);
+      if (last < tail) stop_at(tail);
+    }
+  }
   const std::int32_t junction = request.shared_prefix_boundary;
   if (computed < junction && junction < end) stop_at(computed + floor(junction - computed));
   return std::max(stop - computed, 0);

@@ -2,11 +2,16 @@
 // are saved. A state is saved at the end of a chunk, under the hash of the block that the chunk
 // fills: a chunk that ends anywhere else saves nothing, or another state than the hash says. Source
 // of the rules: vllm/v1/core/sched/scheduler.py, _mamba_block_aligned_split.
+//
+// Where the kernels export a state from inside the last chunk of a prefill, that chunk need not end
+// at it (prefill_checkpoint.h).
 #pragma once
 
 #include <cstdint>
+#include <span>
 
 #include "reference/cache/request.h"
+#include "reference/plan/block_sizes.h"
 #include "reference/profiles/engine_profile.h"
 #include "reference/types/engine_config.h"
 
@@ -14,7 +19,8 @@ namespace lockstep {
 
 class StateChunkRule {
  public:
-  StateChunkRule(const EngineConfig& config, const EngineProfile& profile);
+  StateChunkRule(const EngineConfig& config, const EngineProfile& profile,
+                 std::span<const KVCacheGroupSpec> groups, BlockSizes sizes);
 
   // At most num_new tokens of the request, num_hit of whose tokens a prefix hit has just found; 0:
   // the budget is too small for a chunk that ends well.
@@ -25,12 +31,17 @@ class StateChunkRule {
                                     std::int32_t computed) const;
   std::int32_t clip_at_block_boundary(const Request& request, std::int32_t num_new,
                                       std::int32_t computed) const;
+  bool exports_state(std::int32_t computed, std::int32_t end, std::int32_t prefill_end) const;
+  std::int32_t last_position(std::int32_t num_tokens, std::int32_t alignment) const;
 
   StateChunks rule_;
+  BlockSizes sizes_;
   std::int32_t block_size_;
-  std::int32_t max_chunk_;     // tokens
-  bool drops_last_block_;      // of a hit: EAGLE
-  std::int32_t num_unhashed_;  // tokens at the end of a request that no hit can cover
+  std::int32_t max_chunk_;  // tokens
+  bool drops_last_block_;   // of a hit: EAGLE
+  std::int32_t num_hash_lookahead_tokens_;
+  bool exports_states_;  // every group of states has a block for one
+  std::int32_t checkpoint_alignment_ = 0;
 };
 
 }  // namespace lockstep

@@ -48,6 +48,10 @@ struct EngineConfig {
   // shared prefix ends. vllm serve takes 0 since it has the option; its recordings were made
   // without it.
   std::int32_t prefix_cache_retention_interval = kDenseRetention;
+  // Tokens behind a chunk that the drafter reads: as many as it has modules (MTP). A prefill does
+  // not end within so many of its end, and a hash covers so many behind its block.
+  std::int32_t num_prefill_lookahead_tokens = 1;
+  std::int32_t prefix_match_unit = 0;  // tokens to a block hash; 0: as the groups say
   bool operator==(const EngineConfig&) const = default;
 };
 

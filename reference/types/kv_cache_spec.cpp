@@ -21,6 +21,7 @@ constexpr std::array kKinds = std::to_array<Name<CacheKind>>({
     {CacheKind::hidden_state, "hidden_state"},
     {CacheKind::cross_attention, "cross_attention"},
     {CacheKind::encoder_only, "encoder_only"},
+    {CacheKind::circular_buffer, "circular_buffer"},
 });
 constexpr std::array kDTypes = std::to_array<Name<DType>>({
     {DType::bf16, "bf16"},

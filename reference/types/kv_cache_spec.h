@@ -33,6 +33,7 @@ enum class CacheKind : std::uint8_t {
   hidden_state,  // rows of num_kv_heads * head_size elements, one row per token, no K/V pair
   cross_attention,
   encoder_only,
+  circular_buffer,  // one block a request: a ring of the keys that are still to be compressed
 };
 
 enum class MambaCacheMode : std::uint8_t { none, align, all };
@@ -66,21 +67,35 @@ struct KVCacheSpec {
   DType dtype = DType::bf16;
   std::int64_t sliding_window = 0;        // tokens; sliding_window only
   std::int64_t attention_chunk_size = 0;  // tokens; chunked_local only
-  std::vector<StateTensorSpec> states;    // mamba only, in page order
+  // Tokens before the window that are kept and not attended to: several modules of MTP.
+  std::int64_t extra_retained_tokens = 0;  // sliding_window only
+  // After a hit the window is computed again, and its blocks are not cached (DeepSeek-V4.1).
+  bool bounded_replay = false;          // sliding_window with mla_rows only
+  std::vector<StateTensorSpec> states;  // mamba only, in page order
   MambaCacheMode mamba_cache_mode = MambaCacheMode::none;
-  std::int64_t num_speculative_blocks = 0;       // mamba only
-  std::optional<std::int64_t> page_size_padded;  // bytes; absent: no padding
-  std::int64_t head_size_v = 0;                  // elements of a V row; 0: as head_size
+  std::int64_t num_speculative_blocks = 0;  // mamba only
+  // Blocks for a state that a prefill exports from inside a chunk, and the distance from the
+  // chunk's begin that its place is a multiple of (0: the kernel exports none). mamba only.
+  std::int64_t num_prefill_checkpoint_blocks = 0;
+  std::int64_t prefill_checkpoint_alignment = 0;  // tokens
+  std::optional<std::int64_t> page_size_padded;   // bytes; absent: no padding
+  std::int64_t head_size_v = 0;                   // elements of a V row; 0: as head_size
   KVQuantMode kv_quant_mode = KVQuantMode::none;
-  // MLA rows (kind mla, hidden_state, or sliding_window with mla_rows = SlidingWindowMLASpec).
+  // MLA rows (kind mla, hidden_state, or sliding_window with mla_rows = SlidingWindowMLASpec); of a
+  // circular_buffer: keys without values.
   bool mla_rows = false;
   // "fp8_ds_mla": a layout in bytes of its own; empty: dtype rules
   std::string cache_dtype_str;
   std::string model_version;        // "deepseek_v4" or empty
-  std::int64_t compress_ratio = 1;  // tokens that share one stored row
+  std::int64_t compress_ratio = 1;  // tokens that share one stored row (tokens_per_state)
   std::int64_t alignment = 0;       // bytes the page is rounded up to; 0: none
   bool operator==(const KVCacheSpec&) const = default;
 };
+
+// Whether the blocks of its group are found by later requests.
+constexpr bool is_prefix_cacheable(const KVCacheSpec& spec) {
+  return spec.kind != CacheKind::circular_buffer && !spec.bounded_replay;
+}
 
 // Layers that share a block table. Each has the spec `spec`, unless the group is of uniform type
 // (vLLM's UniformTypeKVCacheSpecs: the same token slots, different page sizes): then `layer_specs`
@@ -91,6 +106,8 @@ struct KVCacheGroupSpec {
   std::vector<KVCacheSpec> layer_specs;
   // Attention packing: this many layers of the group lie side by side in one page of one tensor.
   std::int64_t layers_per_page = 1;
+  bool is_eagle_group = false;  // has a drafter's layers
+  std::string role{};           // vLLM's KVCacheGroupRole; empty: the default
 
   bool is_uniform_type() const { return !layer_specs.empty(); }
   const KVCacheSpec& layer_spec(std::size_t layer) const {

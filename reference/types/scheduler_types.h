@@ -13,6 +13,19 @@
 
 namespace lockstep {
 
+// Ends a request whose output repeats itself at its end: `min_count` times the same tokens, of
+// min_pattern_size (0: 1) to max_pattern_size of them (0: no such end). vLLM's
+// RepetitionDetectionParams.
+struct RepetitionDetection {
+  std::int32_t max_pattern_size = 0;
+  std::int32_t min_pattern_size = 0;
+  std::int32_t min_count = 0;
+  bool operator==(const RepetitionDetection&) const = default;
+};
+
+// Whether a scheduler schedules: all; nobody new; nobody. vLLM's PauseState.
+enum class PauseState : std::uint8_t { unpaused, paused_new, paused_all };
+
 // One request as it reaches the engine.
 struct RequestSpec {
   std::string name;  // unique among live requests; ties of the priority queue are broken by it
@@ -23,6 +36,9 @@ struct RequestSpec {
   std::optional<std::int32_t> eos_token = std::nullopt;  // a sampled token that ends the request
   std::vector<std::int32_t> stop_token_ids = {};         // further ones
   std::string cache_salt = {};                           // empty: none
+  std::int32_t min_tokens = 0;                           // before so many nothing sampled ends it
+  RepetitionDetection repetition_detection{};
+  bool skip_reading_prefix_cache = false;
   bool operator==(const RequestSpec&) const = default;
 };
 
@@ -34,7 +50,7 @@ enum class RequestStatus : std::uint8_t {
   finished,
 };
 
-enum class FinishReason : std::uint8_t { stop, length, abort, error };
+enum class FinishReason : std::uint8_t { stop, length, abort, error, repetition };
 
 // A request in the queue of those that were passed over: its load is under way, or the connector
 // did not know yet, or it has had its turn and stands before those that arrive.
@@ -49,6 +65,13 @@ struct SkippedRequest {
 struct HeldRequest {
   RequestId id{};
   bool is_loading = false;
+};
+
+// The worker copies the state of one block into another before the step.
+struct KVCacheBlockCopy {
+  BlockId from{};
+  BlockId to{};
+  bool operator==(const KVCacheBlockCopy&) const = default;
 };
 
 // One request of a step. `computed` counts the tokens whose cache existed before the step; the step
@@ -77,7 +100,8 @@ struct SchedulerOutput {
   std::vector<RequestId> preempted;       // in order of preemption
   std::vector<RequestId> finished;        // since the step before
   std::vector<std::int32_t> common_prefix_blocks;  // per group
-  std::vector<BlockId> zero;  // blocks that the worker zeroes before use, in order
+  std::vector<BlockId> zero;             // blocks that the worker zeroes before use, in order
+  std::vector<KVCacheBlockCopy> copies;  // before the step, in order
   std::int64_t total_num_scheduled_tokens = 0;
 
   // Blocks handed to scheduled request `i` for group `g`.

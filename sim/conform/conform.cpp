@@ -32,23 +32,13 @@ class ConformObserver final : public StepObserver {
 
   bool finished(const StepView& view) override {
     transcript_.finished(view, connector_);
+    unfinished_ = unfinished_of(view);
     return agrees();
   }
 
   std::optional<ConformMismatch> mismatch() const { return mismatch_; }
   // Who had not left after the last step, sorted.
-  std::vector<std::string> unfinished() const {
-    const RecordedStep& last = transcript_.step();
-    std::vector<std::string> names = last.running;
-    names.insert(names.end(), last.waiting.begin(), last.waiting.end());
-    if (last.skipped)
-      for (const RecordedSkipped& skipped : *last.skipped) names.push_back(skipped.id);
-    std::erase_if(names, [&](const std::string& name) {
-      return std::ranges::find(last.stopped, name, &RecordedStopped::id) != last.stopped.end();
-    });
-    std::ranges::sort(names);
-    return names;
-  }
+  const std::vector<std::string>& unfinished() const { return unfinished_; }
 
  private:
   bool agrees() {
@@ -93,6 +83,7 @@ class ConformObserver final : public StepObserver {
   ConnectorLog* connector_;
   std::int64_t num_spec_tokens_;
   StepTranscript transcript_;
+  std::vector<std::string> unfinished_;
   std::optional<ConformMismatch> mismatch_;
 };
 
@@ -169,7 +160,9 @@ Result<ConformFile> conform_recording(const std::string& path) {
     file.mismatch = observer.mismatch();
     if (!file.mismatch)
       file.mismatch =
-          compare_end(workload.end(), {.steps = file.steps, .unfinished = observer.unfinished()});
+          compare_end(workload.end(), {.steps = file.steps,
+                                       .unfinished = observer.unfinished(),
+                                       .steps_in_flight = workload.end().steps_in_flight});
   }
   if (file.mismatch) file.mismatch->file = path;
   return file;

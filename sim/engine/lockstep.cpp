@@ -101,6 +101,7 @@ Result<bool> LockstepRun::execute(const AgreedBatch& agreed) {
     outputs_.attach(std::move(connector_.report()));
     progress_.reported();
   }
+  stopped_.clear();
   events_.clear();
   workload_.while_running(events_);
   if (!events_.empty()) {
@@ -196,6 +197,12 @@ Result<void> LockstepRun::apply_events() {
         resets_.push_back(decisions_.reset_prefix_cache() ? 1 : 0);
         chain_.add(resets_.back());
         break;
+      case WorkloadEvent::Kind::pause_state:
+        decisions_.set_pause_state(event.pause_state);
+        break;
+      case WorkloadEvent::Kind::output:
+        while (!outputs_.empty() && outputs_.oldest().step <= event.output_of_step) take_output();
+        break;
     }
   }
   return {};
@@ -203,6 +210,8 @@ Result<void> LockstepRun::apply_events() {
 
 void LockstepRun::abort_request(const std::string& name) {
   if (const RequestId* id = requests_.find(name)) {
+    // An output that has just come in has ended it.
+    if (std::ranges::find(stopped_, *id, &StoppedRequest::id) != stopped_.end()) return;
     decisions_.abort_request(*id);
     ++summary_.aborted_requests;
     leave(*id, FinishReason::abort);
@@ -345,7 +354,6 @@ Result<void> LockstepRun::check_output(const Scheduler& model, const SchedulerOu
 
 // With asynchronous scheduling a step stays in flight while the next one is decided.
 LockstepRun::OutputTaken LockstepRun::process_output(bool anything_scheduled) {
-  stopped_.clear();
   OutputTaken taken;
   if (outputs_.empty()) return taken;
   const bool waits = !anything_scheduled || outputs_.size() >= 2;
@@ -354,8 +362,9 @@ LockstepRun::OutputTaken LockstepRun::process_output(bool anything_scheduled) {
     return taken;
   taken.is_empty = outputs_.oldest().is_empty();
   taken.step = take_output();
-  // An engine that has nothing to decide waits for what is left, in which nothing happened.
-  while (!outputs_.empty() && outputs_.oldest().is_empty() &&
+  // An engine that has nothing to decide waits for what is left, in which nothing happened; a
+  // recorded one may have waited for several.
+  while (!outputs_.empty() && (workload_.is_scripted() || outputs_.oldest().is_empty()) &&
          workload_.output_comes_in(outputs_.oldest().step).value_or(has_nothing_to_decide()))
     taken.step = take_output();
   return taken;

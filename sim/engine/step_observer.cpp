@@ -30,6 +30,7 @@ constexpr auto kReasons = std::to_array<Named<FinishReason>>({
     {FinishReason::stop, "stop"},
     {FinishReason::length, "length"},
     {FinishReason::abort, "abort"},
+    {FinishReason::repetition, "repetition"},
     {FinishReason::error, "error"},
 });
 

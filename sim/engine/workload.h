@@ -27,12 +27,14 @@ namespace lockstep {
 
 // One thing that happens between two steps.
 struct WorkloadEvent {
-  enum class Kind : std::uint8_t { add, abort, reset_prefix_cache };
+  enum class Kind : std::uint8_t { add, abort, reset_prefix_cache, pause_state, output };
   Kind kind = Kind::add;
   RequestSpec request;                 // add
   std::uint64_t ticket = 0;            // add: comes back in every SampledRow of the request
   std::string name;                    // abort
   std::optional<bool> recorded_reset;  // reset_prefix_cache: what the recording says it returned
+  PauseState pause_state = PauseState::unpaused;
+  std::int64_t output_of_step = 0;  // output: those up to that step come in here
 };
 
 // The step before, so that the workload knows the time and who waits for it.

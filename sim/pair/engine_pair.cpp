@@ -192,6 +192,9 @@ Result<void> Pair::take_arrivals() {
         prefill_->reset_prefix_cache();
         decode_->reset_prefix_cache();
         break;
+      case WorkloadEvent::Kind::pause_state:
+      case WorkloadEvent::Kind::output:
+        LS_CHECK(false, "a pause or an output, which no request trace says");
     }
   }
   return {};

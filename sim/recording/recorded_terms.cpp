@@ -67,6 +67,16 @@ std::vector<std::string> names_of(const StepView& view, std::span<const RequestI
   return names;
 }
 
+std::vector<std::string> unfinished_of(const StepView& view) {
+  std::vector<std::string> names = names_of(view, view.decisions.running());
+  const std::vector<std::string> waiting = names_of(view, view.decisions.waiting());
+  names.insert(names.end(), waiting.begin(), waiting.end());
+  for (const SkippedRequest& request : view.decisions.skipped())
+    names.emplace_back(view.name(request.id));
+  std::ranges::sort(names);
+  return names;
+}
+
 void write_decision(const StepView& view, RecordedStep& step) {
   const SchedulerOutput& decision = view.decision;
   step.step = decision.step;
@@ -78,6 +88,7 @@ void write_decision(const StepView& view, RecordedStep& step) {
   step.preempted = sorted_names_of(view, decision.preempted);
   step.finished = sorted_names_of(view, decision.finished);
   step.zero = decision.zero;
+  step.copies = decision.copies;
   step.running = names_of(view, view.model().running());
   step.waiting = names_of(view, view.model().waiting());
   step.free_blocks = view.model().num_free_blocks();

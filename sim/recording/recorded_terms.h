@@ -28,6 +28,8 @@ std::vector<RecordedTable> tables_of(const StepView& view);
 void write_transfers(const StepView& view, RecordedStep& step);
 // What the step's reset_prefix_cache events returned, in order.
 void write_reset_results(const StepView& view, std::vector<RecordedEvent>& events);
+// Who is live, sorted.
+std::vector<std::string> unfinished_of(const StepView& view);
 // What the step's output ended, and what became of the prefix cache.
 void write_outcome(const StepView& view, RecordedStep& step);
 

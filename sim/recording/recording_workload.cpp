@@ -25,6 +25,14 @@ WorkloadEvent event_of(const RecordedEvent& recorded) {
       event.kind = WorkloadEvent::Kind::reset_prefix_cache;
       event.recorded_reset = recorded.reset_succeeded;
       break;
+    case RecordedEvent::Kind::pause_state:
+      event.kind = WorkloadEvent::Kind::pause_state;
+      event.pause_state = recorded.pause_state;
+      break;
+    case RecordedEvent::Kind::output:
+      event.kind = WorkloadEvent::Kind::output;
+      event.output_of_step = recorded.output_of_step;
+      break;
   }
   return event;
 }

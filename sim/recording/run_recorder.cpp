@@ -44,6 +44,11 @@ RecordingHeader recording_header(const EngineConfig& config,
   give(config.num_spec_tokens != 0, "num_spec_tokens");
   give(config.spec_method != SpecMethod::none, "spec_method");
   give(header.options.config.num_hash_lookahead_tokens != 0, "num_hash_lookahead_tokens");
+  give(config.prefix_cache_retention_interval != kDenseRetention,
+       "prefix_cache_retention_interval");
+  give(config.num_prefill_lookahead_tokens != defaults.num_prefill_lookahead_tokens,
+       "num_prefill_lookahead_tokens");
+  give(config.prefix_match_unit != 0, "prefix_match_unit");
   give(config.dcp != 1, "dcp");
   give(config.pcp != 1, "pcp");
   header.groups = groups;
@@ -70,6 +75,12 @@ void RunRecorder::take_events(const std::vector<WorkloadEvent>& events,
       case WorkloadEvent::Kind::reset_prefix_cache:
         recorded.kind = RecordedEvent::Kind::reset_prefix_cache;
         break;
+      case WorkloadEvent::Kind::pause_state:
+        recorded.kind = RecordedEvent::Kind::pause_state;
+        recorded.pause_state = event.pause_state;
+        break;
+      case WorkloadEvent::Kind::output:
+        continue;
     }
     into.push_back(std::move(recorded));
   }
@@ -143,11 +154,7 @@ bool RunRecorder::finished(const StepView& view) {
   write_outcome(view, step_);
   if (view.output_of_step >= 0) step_.output_of_step = view.output_of_step;
   end_.steps = step_.step + 1;
-  end_.unfinished = names_of(view, view.decisions.running());
-  const auto waiting = names_of(view, view.decisions.waiting());
-  end_.unfinished.insert(end_.unfinished.end(), waiting.begin(), waiting.end());
-  for (const SkippedRequest& request : view.decisions.skipped())
-    end_.unfinished.emplace_back(view.name(request.id));
+  end_.unfinished = unfinished_of(view);
   sink_(step_);
   return true;
 }

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "reference/plan/block_sizes.h"
 #include "reference/plan/page_size.h"
 #include "sim/step/backend_config.h"
 #include "sim/step/model_step.h"
@@ -78,6 +79,11 @@ Result<void> ProgramBuilder::check_supported(const EngineConfig& engine,
     if (group.spec.kind == CacheKind::mamba && engine.num_spec_tokens > 0 &&
         group.spec.mamba_cache_mode == MambaCacheMode::all)
       return fail("states of drafts have no place of their own in cache mode all");
+  const auto sizes = resolve_block_sizes(engine, plan.groups);
+  if (sizes && sizes->hits_parts_of_blocks)
+    return fail(
+        "hits inside blocks (prefix_match_unit, or groups of several block sizes with states): "
+        "the copies of parts of blocks are not modelled");
   return {};
 }
 

@@ -3,12 +3,15 @@
 #include <gtest/gtest.h>
 
 #include <filesystem>
+#include <fstream>
+#include <iterator>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include "sim/conform/conform.h"
 #include "tests/conformance/recording_files.h"
+#include "tests/support/temporary_folder.h"
 #include "traces/models/data_dir.h"
 
 namespace lockstep {
@@ -96,6 +99,53 @@ TEST(RecordedServingWithConnector, AsynchronousSamplesAgreeInEveryField) {
   expect_all_agree(paths);
 }
 
+// What vLLM 0.33.0 does as it is served, one small recording each: vLLM's own scheduler, driven by a
+// script and recorded by python/lockstep_recorder.
+class AsServed : public testing::TestWithParam<std::string> {};
+
+TEST_P(AsServed, AgreesInEveryField) { expect_all_agree({GetParam()}); }
+
+INSTANTIATE_TEST_SUITE_P(All, AsServed,
+                         testing::ValuesIn(recordings_under(fs::path(LOCKSTEP_SOURCE_DIR) /
+                                                            "tests/conformance/as_served")),
+                         [](const auto& path) { return fs::path(path.param).stem().string(); });
+
+// Models with the defaults of a server: schedules_served/FAMILY/SEED.jsonl.
+TEST(RecordedAsServed, EveryFamilyAgreesInEveryField) {
+  const auto data = find_data_dir();
+  const fs::path root = data.value_or("") / "recordings_more" / "vllm-0.33.0" / "schedules_served";
+  if (!data || !fs::is_directory(root)) GTEST_SKIP() << "no recordings: " << data_dir_hint();
+  const auto paths = recordings_under(root);
+  ASSERT_EQ(paths.size(), 272u);
+  expect_all_agree(paths);
+}
+
+// The text of a small recording with `from` replaced by `to`.
+std::string changed_copy(const std::string& from, const std::string& to) {
+  std::ifstream in(LOCKSTEP_SOURCE_DIR "/tests/conformance/as_served/circular_buffer.jsonl");
+  std::string text{std::istreambuf_iterator<char>(in), {}};
+  const std::size_t at = text.find(from);
+  EXPECT_NE(at, std::string::npos) << from;
+  text.replace(at, from.size(), to);
+  const std::string path = tests::temporary_path("changed.jsonl");
+  std::ofstream(path) << text;
+  return path;
+}
+
+TEST(Conform, RefusesGroupsThatItDoesNotModelByName) {
+  const std::string full = R"("type":"full")";
+  for (const char* kind : {"cross_attention", "encoder_only"}) {
+    const auto file =
+        conform_recording(changed_copy(full, std::string(R"("type":")") + kind + R"(")"));
+    ASSERT_FALSE(file) << kind;
+    EXPECT_NE(file.error().message.find(kind), std::string::npos) << file.error().message;
+  }
+  const auto file = conform_recording(changed_copy(
+      R"({"layers":["layers.0"])", R"({"role":"hisparse_source","layers":["layers.0"])"));
+  ASSERT_FALSE(file);
+  EXPECT_NE(file.error().message.find("hisparse_source"), std::string::npos);
+}
+
 constexpr const char* k0221[] = {"async_scheduling",
                                  "context_parallel",
                                  "different_block_sizes",
@@ -121,7 +171,7 @@ constexpr const char* k0221[] = {"async_scheduling",
                                  "spec_decode_ngram",
                                  "tiny_pool"};
 
-// 0.33.0 refuses what mamba_all and mamba_only ask for.
+// 0.33.0 refuses mamba_all; its recordings lack mamba_only.
 std::vector<Family> families() {
   std::vector<Family> all;
   for (const char* name : k0221) all.push_back({"vllm-0.22.1", name});

@@ -83,7 +83,7 @@ class Worlds {
   }
 
   void turn() {
-    pool_.begin_step();
+    manager_->begin_step();
     const std::int64_t choice = choices_.below(5);
     if (choice == 0) return admit();
     if (requests_.empty()) return;

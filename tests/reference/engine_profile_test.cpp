@@ -1,5 +1,6 @@
 // Profiles are found by name, and a scheduler refuses what its engine refuses, and what is not
 // modelled.
+#include "reference/plan/block_sizes.h"
 #include "reference/profiles/engine_profile.h"
 
 #include <fmt/core.h>
@@ -70,13 +71,33 @@ TEST(EngineProfile, states_are_cached_in_mode_all_by_0_22_1_only) {
   EXPECT_EQ(refusal(uncached, groups), "");
 }
 
-TEST(EngineProfile, a_single_group_with_longer_blocks_is_refused_by_0_33_0) {
+TEST(EngineProfile, the_engine_core_of_0_33_0_takes_the_block_size_of_a_single_group) {
   EngineConfig config = config_of_profile(kOlder);
   config.enable_prefix_caching = false;
   const std::vector groups{states(128, MambaCacheMode::none)};
-  EXPECT_EQ(refusal(config, groups), "");
+  EXPECT_EQ(resolve_block_sizes(config, groups)->scheduler_block_size, 16);
   config.engine = kNewer;
-  EXPECT_NE(refusal(config, groups).find("no multiple"), std::string::npos);
+  EXPECT_EQ(resolve_block_sizes(config, groups)->scheduler_block_size, 128);
+  EXPECT_EQ(refusal(config, groups), "");
+}
+
+TEST(EngineProfile, keys_of_0_33_0_are_refused_for_0_22_1) {
+  KVCacheGroupSpec exports = states(16, MambaCacheMode::align);
+  exports.spec.num_prefill_checkpoint_blocks = 1;
+  KVCacheGroupSpec retains = window(16, 20);
+  retains.spec.extra_retained_tokens = 2;
+  KVCacheGroupSpec ring = full(8);
+  ring.spec.kind = CacheKind::circular_buffer;
+  for (const KVCacheGroupSpec& group : {exports, retains, ring}) {
+    EngineConfig config = config_of_profile(kOlder);
+    if (group.spec.kind == CacheKind::mamba) config.mamba_cache_mode = MambaCacheMode::align;
+    EXPECT_NE(refusal(config, {full(16), group}).find("vllm-0.22.1 has none"), std::string::npos);
+    config.engine = kNewer;
+    EXPECT_EQ(refusal(config, {full(16), group}), "");
+  }
+  EngineConfig config = config_of_profile(kOlder);
+  config.prefix_match_unit = 8;
+  EXPECT_NE(refusal(config, {full(16)}).find("prefix_match_unit"), std::string::npos);
 }
 
 TEST(EngineProfile, groups_of_one_spec_share_a_prefix_cache_in_0_33_0_only) {
@@ -95,13 +116,27 @@ TEST(EngineProfile, decode_context_parallelism_takes_several_groups_in_0_33_0_on
   EXPECT_NE(refusal(config, {full(16), window(16, 20)}).find("windows"), std::string::npos);
 }
 
-TEST(EngineProfile, hits_of_parts_of_blocks_are_refused_as_not_modelled) {
-  const std::vector groups{full(16), states(64, MambaCacheMode::align)};
+TEST(EngineProfile, hits_end_inside_blocks_where_hashes_are_finer_than_states) {
   EngineConfig config = config_of_profile(kNewer);
   config.mamba_cache_mode = MambaCacheMode::align;
-  EXPECT_NE(refusal(config, groups).find("not modelled"), std::string::npos);
-  // A window that looks up whole blocks turns them off.
-  EXPECT_EQ(refusal(config, {full(16), states(64, MambaCacheMode::align), window(32, 20)}), "");
+  const auto alignment = [&](const std::vector<KVCacheGroupSpec>& groups) {
+    const auto sizes = resolve_block_sizes(config, groups);
+    return sizes ? sizes->cache_hit_alignment_tokens() : 0;
+  };
+  EXPECT_EQ(alignment({full(16), states(64, MambaCacheMode::align)}), 16);
+  // A window that looks up whole blocks turns them off; one that is not cached does not.
+  KVCacheGroupSpec slides = window(32, 20);
+  EXPECT_EQ(alignment({full(16), states(64, MambaCacheMode::align), slides}), 64);
+  slides.spec.mla_rows = slides.spec.bounded_replay = true;
+  EXPECT_EQ(alignment({full(16), states(64, MambaCacheMode::align), slides}), 16);
+  config.prefix_match_unit = 8;
+  EXPECT_EQ(alignment({full(64), states(64, MambaCacheMode::align)}), 8);
+  config.prefix_match_unit = 24;
+  EXPECT_EQ(alignment({full(64), states(64, MambaCacheMode::align)}), 0);
+  config.engine = kOlder;
+  config.prefix_match_unit = 0;
+  config.block_size = 64;
+  EXPECT_EQ(alignment({full(16), states(64, MambaCacheMode::align)}), 64);
 }
 
 TEST(EngineProfile, hashes_look_ahead_where_an_eagle_drafter_reads_the_prefix_cache_of_0_33_0) {

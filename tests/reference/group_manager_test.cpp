@@ -65,9 +65,10 @@ TEST(BlockPool, counts_keys_of_parts_with_the_block_that_they_go_with) {
   BlockPool pool(3, true, FreedBlocks::unhashed_first);
   std::vector<BlockId> blocks;
   pool.get_new_blocks(1, blocks);
-  pool.cache_block(blocks[0], {1, 1}, 0);
-  pool.cache_part_of_block(blocks[0], {2, 2});
-  pool.cache_part_of_block(blocks[0], {2, 2});  // known already
+  pool.cache_block(blocks[0], {1, 1}, 0, 16);
+  EXPECT_TRUE(pool.cache_part_of_block(blocks[0], {2, 2}, 0, 8));
+  EXPECT_FALSE(pool.cache_part_of_block(blocks[0], {2, 2}, 0, 8));  // known already
+  EXPECT_EQ(pool.cache().find({2, 2}, 0), blocks[0]);
   EXPECT_EQ(pool.take_counters().stored, 2);
   pool.free_blocks(blocks);
   next_blocks(pool, 2);
@@ -78,11 +79,32 @@ TEST(BlockPool, a_whole_block_takes_the_place_of_its_part) {
   BlockPool pool(3, true, FreedBlocks::unhashed_first);
   std::vector<BlockId> blocks;
   pool.get_new_blocks(1, blocks);
-  pool.cache_part_of_block(blocks[0], {2, 2});
-  pool.cache_block(blocks[0], {1, 1}, 0);
+  pool.cache_part_of_block(blocks[0], {2, 2}, 0, 8);
+  pool.cache_block(blocks[0], {1, 1}, 0, 16);
   const CacheCounters counters = pool.take_counters();
   EXPECT_EQ(counters.stored, 2);
   EXPECT_EQ(counters.evicted, 1);
+  EXPECT_EQ(pool.cache().find({2, 2}, 0), kNullBlock);
+}
+
+TEST(BlockPool, a_longer_part_takes_the_place_of_a_shorter_one_and_not_the_reverse) {
+  BlockPool pool(3, true, FreedBlocks::unhashed_first);
+  std::vector<BlockId> blocks;
+  pool.get_new_blocks(2, blocks);
+  pool.cache_part_of_block(blocks[0], {1, 1}, 0, 8);
+  pool.cache_part_of_block(blocks[0], {2, 2}, 0, 12);
+  EXPECT_EQ(pool.cache().find({1, 1}, 0), kNullBlock);
+  pool.cache_part_of_block(blocks[0], {1, 1}, 0, 8);
+  EXPECT_EQ(pool.cache().find({1, 1}, 0), blocks[0]);
+  // All keys move at once, and those of a block that is overwritten go.
+  pool.move_keys(blocks[0], blocks[1]);
+  EXPECT_EQ(pool.cache().find({1, 1}, 0), blocks[1]);
+  EXPECT_EQ(pool.cache().find({2, 2}, 0), blocks[1]);
+  EXPECT_FALSE(pool.cache().contains(blocks[0]));
+  pool.cache_part_of_block(blocks[1], {3, 3}, 0, 4, true);
+  EXPECT_EQ(pool.cache().find({1, 1}, 0), kNullBlock);
+  EXPECT_EQ(pool.cache().find({2, 2}, 0), kNullBlock);
+  EXPECT_EQ(pool.cache().find({3, 3}, 0), blocks[1]);
 }
 
 TEST(MambaManager, finds_retired_states_beyond_a_null_entry_in_0_33_0_only) {

@@ -331,6 +331,54 @@ TEST(Scheduler, takes_draft_model_slots_off_the_budget_per_request_in_0_33_0) {
   }
 }
 
+TEST(Scheduler, schedules_nobody_new_or_nobody_while_it_is_paused) {
+  for (const EngineConfig& config : {old_engine(), new_engine()}) {
+    Engine engine(config, {full(16)}, 40);
+    const auto pause = [&](PauseState state) { engine.scheduler().set_pause_state(state); };
+    const RequestId a = engine.add("a", prompt_of(1, 20));
+    engine.step();
+    pause(PauseState::paused_new);
+    engine.add("b", prompt_of(2, 20));
+    ASSERT_EQ(engine.step().scheduled.size(), 1u);
+    EXPECT_EQ(engine.step().scheduled.at(0).id, a);
+    pause(PauseState::paused_all);
+    EXPECT_TRUE(engine.step().scheduled.empty());
+    pause(PauseState::unpaused);
+    EXPECT_EQ(engine.step().scheduled.size(), 2u);
+  }
+}
+
+// Of a request whose every token is 7: the step whose output ends it.
+TEST(Scheduler, ends_a_request_that_repeats_itself_when_min_tokens_are_there) {
+  const auto ends_after = [](const EngineConfig& config, std::int32_t min_tokens,
+                             RepetitionDetection detection, std::int32_t eos = 99) {
+    Engine engine(config, {full(16)}, 40);
+    RequestSpec spec;
+    spec.name = "a";
+    spec.prompt = prompt_of(1, 20);
+    spec.max_tokens = 12;
+    spec.eos_token = eos;
+    spec.min_tokens = min_tokens;
+    spec.repetition_detection = detection;
+    EXPECT_TRUE(engine.scheduler().add_request(std::move(spec)));
+    std::int32_t step = 0;
+    while (engine.scheduler().has_unfinished_requests()) {
+      engine.step();
+      ++step;
+    }
+    return step;
+  };
+  for (const EngineConfig& config : {old_engine(), new_engine()}) {
+    const bool holds_every_end = config.engine == "vllm-0.22.1";
+    EXPECT_EQ(ends_after(config, 0, {}), 12);
+    EXPECT_EQ(ends_after(config, 0, {.max_pattern_size = 2, .min_count = 3}), 3);
+    EXPECT_EQ(ends_after(config, 0, {2, 2, 3}), 6);   // patterns of two tokens
+    EXPECT_EQ(ends_after(config, 0, {2, 2, 1}), 12);  // once is no repetition
+    EXPECT_EQ(ends_after(config, 5, {2, 0, 3}), 5);
+    EXPECT_EQ(ends_after(config, 5, {}, 7), holds_every_end ? 5 : 1);
+  }
+}
+
 TEST(Scheduler, keeps_states_and_windows_where_prompts_end_with_retention_0) {
   EngineConfig config = new_engine();
   config.max_num_batched_tokens = 256;

@@ -56,5 +56,71 @@ TEST(VllmServedFindings,
   }
 }
 
+// vLLM 0.33.0, driven to the case, decides it so; which rule of the audit finds it, and where.
+struct Expected {
+  AuditRule rule;
+  std::int64_t step;
+  std::string request;
+  std::string what;
+};
+
+void expect_audit(const std::string& file_name, const Expected& expected) {
+  const auto audited =
+      audit_recording(std::string(LOCKSTEP_SOURCE_DIR) + "/tests/regressions/" + file_name);
+  ASSERT_TRUE(audited) << audited.error().message;
+  ASSERT_EQ(audited->findings.size(), 1u);
+  const AuditFinding& finding = audited->findings[0];
+  EXPECT_EQ(finding.rule, expected.rule);
+  EXPECT_EQ(finding.step, expected.step);
+  EXPECT_EQ(finding.request, expected.request);
+  EXPECT_NE(finding.what.find(expected.what), std::string::npos) << finding.what;
+}
+
+TEST(VllmServedFindings, states_in_flight_do_not_fit_a_pool_that_was_planned_for_them) {
+  expect_audit("vllm_0_33_0_states_in_flight_do_not_fit.jsonl",
+               {AuditRule::standstill, 2, "r",
+                "is preempted after 12 tokens though nobody else holds a block"});
+}
+
+TEST(VllmServedFindings, a_checkpoint_is_exported_over_the_running_state) {
+  expect_audit("vllm_0_33_0_checkpoint_over_running_state.jsonl",
+               {AuditRule::state_read, 2, "r",
+                "the state after 16 tokens is read from block 6, which holds the inputs of the "
+                "convolution after 12 tokens"});
+}
+
+TEST(VllmServedFindings, the_state_of_a_hit_is_published_under_a_longer_prefix) {
+  expect_audit("vllm_0_33_0_state_under_longer_prefix.jsonl",
+               {AuditRule::state_read, 8, "reader",
+                "the state after 4 tokens is read from block 12, which holds the one after 2 "
+                "tokens of request short"});
+}
+
+TEST(VllmServedFindings, a_hit_of_a_part_of_a_block_needs_more_than_is_planned) {
+  expect_audit("vllm_0_33_0_partial_hit_not_let_in.jsonl",
+               {AuditRule::standstill, 5, "longer", "and this request is not let in"});
+}
+
+TEST(VllmServedFindings, a_prompt_of_one_token_takes_the_drafts_it_was_padded_with_into_its_state) {
+  expect_audit("vllm_0_33_0_padded_prompt_of_one_token.jsonl",
+               {AuditRule::state_read, 5, "one",
+                "the state after 1 tokens is read from block 8, which holds the one after 2 "
+                "tokens of request one"});
+}
+
+// Right decisions of vLLM 0.33.0 that look wrong to who does not know why.
+TEST(VllmServedFindings, what_is_right_is_not_accused) {
+  for (const std::string name :
+       {"hit_of_a_prefill_checkpoint", "window_is_computed_again", "nobody_is_let_in_by_a_pause",
+        "name_used_again_at_its_end", "ends_with_steps_in_flight"}) {
+    SCOPED_TRACE(name);
+    const auto audited =
+        audit_recording(std::string(LOCKSTEP_SOURCE_DIR) + "/tests/regressions/" + name + ".jsonl");
+    ASSERT_TRUE(audited) << audited.error().message;
+    EXPECT_TRUE(audited->findings.empty()) << audited->findings[0].what;
+    EXPECT_GT(audited->reads_checked, 0);
+  }
+}
+
 }  // namespace
 }  // namespace lockstep

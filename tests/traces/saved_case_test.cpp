@@ -25,7 +25,8 @@ using testing_files::write_temporary;
 KVCacheSpec spec_of(CacheKind kind) {
   KVCacheSpec spec;
   auto& [kind_, block_size, num_kv_heads, head_size, dtype, sliding_window, attention_chunk_size,
-         states, mamba_cache_mode, num_speculative_blocks, page_size_padded, head_size_v,
+         extra_retained_tokens, bounded_replay, states, mamba_cache_mode, num_speculative_blocks,
+         num_prefill_checkpoint_blocks, prefill_checkpoint_alignment, page_size_padded, head_size_v,
          kv_quant_mode, mla_rows, cache_dtype_str, model_version, compress_ratio, alignment] = spec;
   kind_ = kind;
   block_size = 48;
@@ -33,15 +34,21 @@ KVCacheSpec spec_of(CacheKind kind) {
     states = {{{3, 8192}, DType::bf16}, {{32, 128, 128}, DType::fp32}};
     mamba_cache_mode = MambaCacheMode::align;
     num_speculative_blocks = 2;
+    num_prefill_checkpoint_blocks = 1;
+    prefill_checkpoint_alignment = 64;
   } else {
     num_kv_heads = 3;
     head_size = 96;
     dtype = DType::fp8_e5m2;
   }
   sliding_window = 128;
+  if (kind == CacheKind::sliding_window) {
+    extra_retained_tokens = 3;
+    bounded_replay = true;
+  }
   attention_chunk_size = 8192;
   page_size_padded = 1 << 20;
-  head_size_v = 80;
+  head_size_v = kind == CacheKind::circular_buffer ? 0 : 80;  // keys alone, as mla_rows says
   kv_quant_mode = KVQuantMode::int8_per_token_head;
   mla_rows = true;
   cache_dtype_str = "fp8_ds_mla";
@@ -59,9 +66,10 @@ SavedCase case_with_everything() {
   saved.engine.policy = SchedulingPolicy::priority;
   saved.engine.async_scheduling = true;
   saved.cache.num_blocks = 9;
-  for (const CacheKind kind : {CacheKind::full_attention, CacheKind::mla, CacheKind::sliding_window,
-                               CacheKind::chunked_local, CacheKind::mamba, CacheKind::hidden_state,
-                               CacheKind::cross_attention, CacheKind::encoder_only}) {
+  for (const CacheKind kind :
+       {CacheKind::full_attention, CacheKind::mla, CacheKind::sliding_window,
+        CacheKind::chunked_local, CacheKind::mamba, CacheKind::hidden_state,
+        CacheKind::cross_attention, CacheKind::encoder_only, CacheKind::circular_buffer}) {
     const std::string layer = fmt::format("layers.{}", saved.cache.groups.size());
     saved.cache.groups.push_back(
         {.layer_names = {layer}, .spec = spec_of(kind), .layer_specs = {}, .layers_per_page = 1});

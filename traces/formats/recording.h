@@ -61,12 +61,16 @@ struct RecordingHeader {
 
 // One entry of `before` or `during`: what clients did.
 struct RecordedEvent {
-  enum class Kind : std::uint8_t { add, abort, reset_prefix_cache };
+  enum class Kind : std::uint8_t { add, abort, reset_prefix_cache, pause_state, output };
   Kind kind = Kind::add;
   RequestSpec request;           // add; arrival_ns is the recorded arrival taken as seconds
   bool priority_given = false;   // add: the key was there (0 is a priority too)
   std::string name;              // abort
   bool reset_succeeded = false;  // reset_prefix_cache: what the engine returned
+  PauseState pause_state = PauseState::unpaused;
+  // output: of that step, processed here; only in `during`, where events follow it and a further
+  // output follows these.
+  std::int64_t output_of_step = 0;
   bool operator==(const RecordedEvent&) const = default;
 };
 
@@ -131,6 +135,7 @@ struct RecordedStep {
   std::vector<std::string> finished;
   std::optional<std::vector<std::int32_t>> common_prefix_blocks;  // per group; gone in 0.33
   std::vector<BlockId> zero;
+  std::vector<KVCacheBlockCopy> copies;  // the worker copies them before the step, in order
   std::vector<std::string> running;
   std::vector<std::string> waiting;
   std::optional<std::vector<RecordedSkipped>> skipped;
@@ -153,6 +158,9 @@ struct RecordedStep {
 struct RecordingEnd {
   std::int64_t steps = 0;
   std::vector<std::string> unfinished;
+  // So many of the last steps that scheduled something had no output yet: what it would have been,
+  // nobody knows.
+  std::int64_t steps_in_flight = 0;
   bool operator==(const RecordingEnd&) const = default;
 };
 

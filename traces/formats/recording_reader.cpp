@@ -35,6 +35,13 @@ std::vector<BlockId> read_blocks(JsonValue value, const RecordingHeader& header)
   return blocks;
 }
 
+KVCacheBlockCopy read_copy(JsonValue value, const RecordingHeader& header) {
+  const std::vector<BlockId> blocks = read_blocks(value, header);
+  if (blocks.size() == 2) return {blocks[0], blocks[1]};
+  value.refuse("[from, to]");
+  return {};
+}
+
 BlocksPerGroup read_blocks_per_group(JsonValue value, const RecordingHeader& header) {
   BlocksPerGroup groups;
   groups.reserve(header.groups.size());
@@ -83,8 +90,18 @@ RecordedEvent read_event(JsonValue value) {
   } else if (auto reset = object.optional("reset_prefix_cache")) {
     event.kind = RecordedEvent::Kind::reset_prefix_cache;
     event.reset_succeeded = reset.boolean();
+  } else if (auto pause = object.optional("pause_state")) {
+    constexpr JsonWord<PauseState> kStates[] = {{"UNPAUSED", PauseState::unpaused},
+                                                {"PAUSED_NEW", PauseState::paused_new},
+                                                {"PAUSED_ALL", PauseState::paused_all}};
+    event.kind = RecordedEvent::Kind::pause_state;
+    event.pause_state = pause.word<PauseState>(kStates);
+  } else if (auto output = object.optional("output_of_step")) {
+    event.kind = RecordedEvent::Kind::output;
+    event.output_of_step = output.integer(0);
   } else {
-    object.refuse_because("found none of \"add\", \"abort\", \"reset_prefix_cache\"; expected one");
+    object.refuse_because(
+        "found none of \"add\", \"abort\", \"reset_prefix_cache\", \"pause_state\"; expected one");
   }
   object.finish();
   return event;
@@ -173,6 +190,19 @@ void read_common_prefix_blocks(JsonValue value, const RecordingHeader& header, R
   }
 }
 
+RepetitionDetection read_repetition_detection(JsonValue value) {
+  JsonObject object = value.object();
+  RepetitionDetection detection;
+  const auto read = [&](const char* key, std::int32_t& field) {
+    if (auto tokens = object.optional(key)) field = tokens.integer<std::int32_t>(0, kTokensMax);
+  };
+  read("max_pattern_size", detection.max_pattern_size);
+  read("min_pattern_size", detection.min_pattern_size);
+  read("min_count", detection.min_count);
+  object.finish();
+  return detection;
+}
+
 }  // namespace
 
 RequestSpec read_added_request(JsonObject& object, bool& priority_given) {
@@ -191,6 +221,11 @@ RequestSpec read_added_request(JsonObject& object, bool& priority_given) {
     request.stop_token_ids = read_token_ids(stop);
     if (request.stop_token_ids.empty()) stop.refuse("at least one token, or no such key");
   }
+  if (auto tokens = object.optional("min_tokens"))
+    request.min_tokens = tokens.integer<std::int32_t>(0, kTokensMax);
+  if (auto detection = object.optional("repetition_detection"))
+    request.repetition_detection = read_repetition_detection(detection);
+  request.skip_reading_prefix_cache = optional_boolean(object, "skip_reading_prefix_cache");
   return request;
 }
 
@@ -226,7 +261,11 @@ RecordedStep read_recorded_step(JsonValue value, const RecordingHeader& header,
   RecordedStep step;
   step.step = object.required("step").integer(expected_step, expected_step);
   if (auto before = object.optional("before")) {
-    for (JsonValue event : before.array()) step.before.push_back(read_event(event));
+    for (JsonValue event : before.array()) {
+      step.before.push_back(read_event(event));
+      if (step.before.back().kind == RecordedEvent::Kind::output)
+        event.refuse("an output in \"during\"");
+    }
   }
   const JsonArray scheduled = object.required("scheduled").array();
   step.scheduled.reserve(scheduled.size());
@@ -237,12 +276,19 @@ RecordedStep read_recorded_step(JsonValue value, const RecordingHeader& header,
     read_common_prefix_blocks(common, header, step);
   }
   if (auto zero = object.optional("zero")) step.zero = read_blocks(zero, header);
+  if (auto copies = object.optional("copies"))
+    for (JsonValue copy : copies.array()) step.copies.push_back(read_copy(copy, header));
   step.running = read_names(object.required("running"));
   step.waiting = read_names(object.required("waiting"));
   step.free_blocks = object.required("free_blocks").integer(0, header.num_blocks);
   if (auto tables = object.optional("tables")) step.tables = read_tables(tables, header);
   if (auto during = object.optional("during")) {
-    for (JsonValue event : during.array()) step.during.push_back(read_event(event));
+    for (JsonValue event : during.array()) {
+      step.during.push_back(read_event(event));
+      const RecordedEvent& read = step.during.back();
+      if (read.kind == RecordedEvent::Kind::output && read.output_of_step >= step.step)
+        event.refuse("a step before this one");
+    }
   }
   read_connector_keys(object, header, step);
   read_output_keys(object, step);
@@ -257,6 +303,9 @@ RecordingEnd read_recording_end(JsonValue value, std::int64_t steps) {
   if (!mark.boolean()) mark.refuse("true");
   end.steps = object.required("steps").integer(steps, steps);
   end.unfinished = read_names(object.required("unfinished"));
+  if (auto count = object.optional("steps_in_flight")) {
+    end.steps_in_flight = count.integer(1, std::max<std::int64_t>(steps, 1));
+  }
   object.finish();
   return end;
 }

@@ -77,6 +77,10 @@ Result<Trace> trace_of(const Recording& recording, std::int64_t step_ns) {
         if (place == places.end()) continue;  // nobody of that name was there
         auto& request = std::get<TraceRequest>(trace.records[place->second]);
         request.abort = AbortPlan{.t_ns = t_ns, .after_tokens = {}};
+      } else if (event.kind == RecordedEvent::Kind::output) {
+        continue;
+      } else if (event.kind == RecordedEvent::Kind::pause_state) {
+        return fail("a recording of an engine that paused, which no request trace says");
       } else {
         trace.records.emplace_back(TraceControl{.t_ns = t_ns});
       }

@@ -36,6 +36,18 @@ void write_names(JsonWriter& out, std::string_view key, const std::vector<std::s
   if (!names.empty()) out.key(key).strings(names);
 }
 
+void write_rare_request_keys(JsonWriter& out, const RequestSpec& request) {
+  if (request.min_tokens != 0) out.integer("min_tokens", request.min_tokens);
+  const RepetitionDetection& repetition = request.repetition_detection;
+  if (repetition != RepetitionDetection{}) {
+    out.key("repetition_detection").begin_object();
+    out.integer("max_pattern_size", repetition.max_pattern_size);
+    out.integer("min_pattern_size", repetition.min_pattern_size);
+    out.integer("min_count", repetition.min_count).end_object();
+  }
+  if (request.skip_reading_prefix_cache) out.boolean("skip_reading_prefix_cache", true);
+}
+
 void write_event(JsonWriter& out, const RecordedEvent& event) {
   out.begin_object();
   switch (event.kind) {
@@ -51,6 +63,7 @@ void write_event(JsonWriter& out, const RecordedEvent& event) {
       if (!request.stop_token_ids.empty()) {
         out.key("stop_token_ids").integers(request.stop_token_ids);
       }
+      write_rare_request_keys(out, request);
       break;
     }
     case RecordedEvent::Kind::abort:
@@ -58,6 +71,14 @@ void write_event(JsonWriter& out, const RecordedEvent& event) {
       break;
     case RecordedEvent::Kind::reset_prefix_cache:
       out.boolean("reset_prefix_cache", event.reset_succeeded);
+      break;
+    case RecordedEvent::Kind::pause_state:
+      out.string("pause_state", event.pause_state == PauseState::unpaused     ? "UNPAUSED"
+                                : event.pause_state == PauseState::paused_new ? "PAUSED_NEW"
+                                                                              : "PAUSED_ALL");
+      break;
+    case RecordedEvent::Kind::output:
+      out.integer("output_of_step", event.output_of_step);
       break;
   }
   out.end_object();
@@ -110,6 +131,11 @@ void write_decision_keys(JsonWriter& out, const RecordedStep& step) {
   if (step.common_prefix_blocks)
     out.key("common_prefix_blocks").integers(*step.common_prefix_blocks);
   if (!step.zero.empty()) write_blocks(out.key("zero"), step.zero);
+  if (step.copies.empty()) return;
+  out.key("copies").begin_array();
+  for (const KVCacheBlockCopy& copy : step.copies)
+    out.begin_array().integer(index_of(copy.from)).integer(index_of(copy.to)).end_array();
+  out.end_array();
 }
 
 // The state behind the decision.
@@ -186,7 +212,9 @@ std::string recording_step_line(const RecordedStep& step) {
 std::string recording_end_line(const RecordingEnd& end) {
   JsonWriter out;
   out.begin_object().boolean("end", true).integer("steps", end.steps);
-  out.key("unfinished").strings(end.unfinished).end_object();
+  out.key("unfinished").strings(end.unfinished);
+  if (end.steps_in_flight != 0) out.integer("steps_in_flight", end.steps_in_flight);
+  out.end_object();
   return out.take_line();
 }
 

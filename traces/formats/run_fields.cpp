@@ -196,6 +196,9 @@ constexpr RunField kFields[] = {
     engine_row<&EngineConfig::num_hash_lookahead_tokens>({.name = "num_hash_lookahead_tokens"}),
     engine_row<&EngineConfig::prefix_cache_retention_interval>(
         {.name = "prefix_cache_retention_interval"}),
+    engine_row<&EngineConfig::num_prefill_lookahead_tokens>(
+        {.name = "num_prefill_lookahead_tokens"}),
+    engine_row<&EngineConfig::prefix_match_unit>({.name = "prefix_match_unit"}),
 
     // KV connectors.
     setting_row<&RunSpec::connector, &ConnectorSpec::parts>(

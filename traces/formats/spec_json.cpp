@@ -6,6 +6,7 @@ namespace lockstep {
 namespace {
 
 constexpr std::int64_t kSizeMax = std::int64_t{1} << 40;  // bytes, elements, tokens of one layer
+constexpr std::string_view kDefaultRole = "default";      // of a group
 
 // A word that `from_name` knows.
 template <class T>
@@ -18,6 +19,25 @@ T read_name(JsonValue value, std::optional<T> (*from_name)(std::string_view),
 
 DType read_dtype(JsonValue value) {
   return read_name<DType>(value, dtype_from_name, "an element type (bf16, fp16, fp32, fp8, ...)");
+}
+
+constexpr std::string_view kSlidingWindowMla = "sliding_window_mla";
+
+// vLLM has a type of its own for it. Older files have "mla_rows" in a sliding_window.
+bool is_window_of_mla_rows(const KVCacheSpec& spec) {
+  return spec.kind == CacheKind::sliding_window && spec.mla_rows;
+}
+
+void read_kind(JsonValue value, KVCacheSpec& spec) {
+  if (value.string() == kSlidingWindowMla) {
+    spec.kind = CacheKind::sliding_window;
+    spec.mla_rows = true;
+    return;
+  }
+  spec.kind = read_name<CacheKind>(value, cache_kind_from_name,
+                                   "a kind of cache (full, mla, sliding_window, "
+                                   "sliding_window_mla, chunked_local, mamba, hidden_state, "
+                                   "cross_attention, encoder_only, circular_buffer)");
 }
 
 void read_states(JsonObject& object, KVCacheSpec& spec) {
@@ -36,38 +56,66 @@ void read_states(JsonObject& object, KVCacheSpec& spec) {
   for (JsonValue dtype : types) spec.states[i++].dtype = read_dtype(dtype);
 }
 
+void read_checkpoints(JsonObject& object, KVCacheSpec& spec) {
+  if (auto blocks = object.optional("num_prefill_checkpoint_blocks"))
+    spec.num_prefill_checkpoint_blocks = blocks.integer(0, kBlocksMax);
+  if (auto tokens = object.optional("prefill_checkpoint_alignment"); tokens && !tokens.is_null())
+    spec.prefill_checkpoint_alignment = tokens.integer(1, kSizeMax);
+}
+
+void read_window_keys(JsonObject& object, KVCacheSpec& spec) {
+  if (auto tokens = object.optional("extra_retained_tokens"))
+    spec.extra_retained_tokens = tokens.integer(0, kSizeMax);
+  auto replay = object.optional("bounded_replay");
+  if (!replay) return;
+  spec.bounded_replay = replay.boolean();
+  if (spec.bounded_replay && !spec.mla_rows) replay.refuse("false, or a sliding_window_mla");
+}
+
 // Keys that any kind may have.
 void read_rare_keys(JsonObject& object, KVCacheSpec& spec) {
   if (auto value = object.optional("page_size_padded")) {
     spec.page_size_padded = value.integer(1, kSizeMax);
   }
-  if (auto value = object.optional("head_size_v")) spec.head_size_v = value.integer(1, kSizeMax);
+  if (auto value = object.optional("head_size_v")) {
+    spec.head_size_v = value.integer(spec.kind == CacheKind::circular_buffer ? 0 : 1, kSizeMax);
+    if (spec.head_size_v == 0) spec.mla_rows = true;
+  }
   if (auto value = object.optional("kv_quant_mode")) {
     spec.kv_quant_mode = read_name<KVQuantMode>(value, kv_quant_mode_from_name, "a quantization");
   }
   if (auto value = object.optional("mla_rows")) spec.mla_rows = value.boolean();
   if (auto value = object.optional("cache_dtype_str")) spec.cache_dtype_str = value.string();
   if (auto value = object.optional("model_version")) spec.model_version = value.string();
-  if (auto value = object.optional("compress_ratio")) {
-    spec.compress_ratio = value.integer(1, kSizeMax);
-  }
+  // Named after the release that a recording is of.
+  for (const char* key : {"tokens_per_state", "compress_ratio"})
+    if (auto value = object.optional(key)) spec.compress_ratio = value.integer(1, kSizeMax);
   if (auto value = object.optional("alignment")) spec.alignment = value.integer(1, kSizeMax);
 }
 
 void write_rare_keys(JsonWriter& out, const KVCacheSpec& spec) {
   const KVCacheSpec defaults;
   if (spec.page_size_padded) out.integer("page_size_padded", *spec.page_size_padded);
-  if (spec.head_size_v != defaults.head_size_v) out.integer("head_size_v", spec.head_size_v);
+  const bool keys_alone = spec.kind == CacheKind::circular_buffer && spec.mla_rows;
+  if (keys_alone || spec.head_size_v != defaults.head_size_v)
+    out.integer("head_size_v", keys_alone ? 0 : spec.head_size_v);
   if (spec.kv_quant_mode != defaults.kv_quant_mode) {
     out.string("kv_quant_mode", name_of(spec.kv_quant_mode));
   }
-  if (spec.mla_rows) out.boolean("mla_rows", true);
+  if (spec.mla_rows && !keys_alone && !is_window_of_mla_rows(spec)) out.boolean("mla_rows", true);
   if (!spec.cache_dtype_str.empty()) out.string("cache_dtype_str", spec.cache_dtype_str);
   if (!spec.model_version.empty()) out.string("model_version", spec.model_version);
   if (spec.compress_ratio != defaults.compress_ratio) {
-    out.integer("compress_ratio", spec.compress_ratio);
+    out.integer("tokens_per_state", spec.compress_ratio);
   }
   if (spec.alignment != defaults.alignment) out.integer("alignment", spec.alignment);
+  if (spec.extra_retained_tokens != 0)
+    out.integer("extra_retained_tokens", spec.extra_retained_tokens);
+  if (spec.bounded_replay) out.boolean("bounded_replay", true);
+  if (spec.num_prefill_checkpoint_blocks != 0)
+    out.integer("num_prefill_checkpoint_blocks", spec.num_prefill_checkpoint_blocks);
+  if (spec.prefill_checkpoint_alignment != 0)
+    out.integer("prefill_checkpoint_alignment", spec.prefill_checkpoint_alignment);
 }
 
 }  // namespace
@@ -75,15 +123,14 @@ void write_rare_keys(JsonWriter& out, const KVCacheSpec& spec) {
 KVCacheSpec read_kv_cache_spec(JsonValue value) {
   JsonObject object = value.object();
   KVCacheSpec spec;
-  spec.kind = read_name<CacheKind>(object.required("type"), cache_kind_from_name,
-                                   "a kind of cache (full, mla, sliding_window, chunked_local, "
-                                   "mamba, hidden_state, cross_attention, encoder_only)");
+  read_kind(object.required("type"), spec);
   if (auto size = object.optional("block_size")) spec.block_size = size.integer(1, kBlocksMax);
   if (spec.kind == CacheKind::mamba) {
     read_states(object, spec);
     spec.mamba_cache_mode = read_name<MambaCacheMode>(
         object.required("mamba_cache_mode"), mamba_cache_mode_from_name, "none, align or all");
     spec.num_speculative_blocks = object.required("num_speculative_blocks").integer(0, kBlocksMax);
+    read_checkpoints(object, spec);
   } else {
     spec.num_kv_heads = object.required("num_kv_heads").integer(1, kSizeMax);
     spec.head_size = object.required("head_size").integer(1, kSizeMax);
@@ -97,13 +144,16 @@ KVCacheSpec read_kv_cache_spec(JsonValue value) {
   };
   extent(CacheKind::sliding_window, "sliding_window", spec.sliding_window);
   extent(CacheKind::chunked_local, "attention_chunk_size", spec.attention_chunk_size);
+  if (spec.kind == CacheKind::sliding_window) read_window_keys(object, spec);
   read_rare_keys(object, spec);
   object.finish();
   return spec;
 }
 
 void write_kv_cache_spec(JsonWriter& out, const KVCacheSpec& spec) {
-  out.begin_object().string("type", name_of(spec.kind)).integer("block_size", spec.block_size);
+  out.begin_object();
+  out.string("type", is_window_of_mla_rows(spec) ? kSlidingWindowMla : name_of(spec.kind));
+  out.integer("block_size", spec.block_size);
   if (spec.kind == CacheKind::mamba) {
     out.key("shapes").begin_array();
     for (const StateTensorSpec& state : spec.states) out.integers(state.dims);
@@ -147,6 +197,11 @@ std::vector<KVCacheGroupSpec> read_kv_cache_groups(JsonValue value) {
     if (auto packed = object.optional("layers_per_page")) {
       group.layers_per_page = packed.integer(1, kBlocksMax);
     }
+    if (auto eagle = object.optional("is_eagle_group")) group.is_eagle_group = eagle.boolean();
+    if (auto role = object.optional("role")) {
+      group.role = role.nonempty_string();
+      if (group.role == kDefaultRole) group.role.clear();
+    }
     object.finish();
   }
   if (groups.empty()) value.refuse("at least one group");
@@ -164,6 +219,8 @@ void write_kv_cache_groups(JsonWriter& out, const std::vector<KVCacheGroupSpec>&
       out.end_array();
     }
     if (group.layers_per_page != 1) out.integer("layers_per_page", group.layers_per_page);
+    if (group.is_eagle_group) out.boolean("is_eagle_group", true);
+    if (!group.role.empty()) out.string("role", group.role);
     out.end_object();
   }
   out.end_array();

@@ -121,6 +121,21 @@ TEST(Audit, a_hit_whose_next_token_another_request_drafted_from_is_found_where_h
   EXPECT_TRUE(audit(recording).empty());
 }
 
+// Two modules: the row of a hit's last token is made of two tokens behind it. "a" had its prompt
+// there, "b" samples the second.
+TEST(Audit, a_hit_whose_second_next_token_differs_is_found_where_hashes_cover_two) {
+  Recording recording = shared_prefix();
+  EngineConfig& config = recording.header.options.config;
+  config.spec_method = SpecMethod::eagle;
+  config.num_spec_tokens = 2;
+  config.num_hash_lookahead_tokens = 1;
+  EXPECT_TRUE(audit(recording).empty());
+  config.num_hash_lookahead_tokens = 2;
+  expect_one(recording, 0, "b",
+             "ends with token 3 in slot 3 of block 1, which holds token 3 of request a and was "
+             "drafted from with another token behind it");
+}
+
 TEST(Audit, a_hit_on_a_block_that_was_never_written_is_found) {
   Recording recording = shared_prefix();
   (*recording.steps[0].scheduled[1].blocks)[0][0] = BlockId{5};

@@ -1,0 +1,45 @@
+// Where a prefill exports a state from inside its last chunk, so that a resend of the prompt finds
+// it: the chunk then need not end there. Source of the rules: vllm/v1/kv_cache_interface.py
+// (get_mamba_prefill_checkpoint_position, is_mamba_prefill_checkpoint_valid).
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+namespace lockstep {
+
+// The last place before the end of num_tokens tokens that a hit can end at: a multiple of
+// `alignment`, with a token behind it for the logits, or as many as its hash covers. EAGLE that
+// drops a block of each hit proves the tokens itself and needs one block before.
+constexpr std::int32_t prefill_checkpoint_position(std::int32_t num_tokens, std::int32_t alignment,
+                                                   bool drops_last_block,
+                                                   std::int32_t num_hash_lookahead_tokens) {
+  const std::int32_t proven =
+      drops_last_block ? num_tokens : num_tokens - std::max(1, num_hash_lookahead_tokens);
+  const std::int32_t last = std::max(proven, 0) / alignment * alignment;
+  return drops_last_block ? std::max(last - alignment, 0) : last;
+}
+
+// One chunk, and what can be exported from it. All in tokens.
+struct CheckpointQuery {
+  std::int32_t begin = 0;
+  std::int32_t end = 0;
+  std::int32_t position = 0;
+  std::int32_t hash_block_size = 1;
+  std::int32_t state_block_size = 1;
+  std::int32_t alignment = 0;  // of the position, from the begin; 0: the kernel exports nothing
+};
+
+// Whether the kernel of the chunk can export the state at `position`: into the entry of the block
+// table before the last, which must lie behind the one that the chunk's first state is in.
+constexpr bool exports_checkpoint(const CheckpointQuery& chunk) {
+  if (chunk.alignment == 0) return false;
+  const std::int32_t size = chunk.state_block_size;
+  const std::int32_t first_entry = chunk.begin == 0 ? -1 : (chunk.begin - 1) / size;
+  const std::int32_t entry = (chunk.end + size - 1) / size - 2;
+  return chunk.begin % chunk.hash_block_size == 0 && entry > first_entry &&
+         chunk.begin + chunk.hash_block_size <= chunk.position && chunk.begin < chunk.position &&
+         chunk.position < chunk.end && (chunk.position - chunk.begin) % chunk.alignment == 0;
+}
+
+}  // namespace lockstep
