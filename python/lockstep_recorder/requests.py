@@ -17,7 +17,6 @@ def why_not_recordable(request: Any) -> str | None:
         (request.pooling_params is not None or params is None, "a pooling request"),
         (request.structured_output_request is not None, "structured output"),
         (request.resumable, "streaming input"),
-        (getattr(params, "repetition_detection", None) is not None, "repetition detection"),
     )
     return next((reason for holds, reason in refusals if holds), None)
 
@@ -46,6 +45,13 @@ def add_event(request: Any, with_priority: bool) -> dict[str, Any]:
         event["eos"] = params.eos_token_id
     if params.stop_token_ids:
         event["stop_token_ids"] = sorted(params.stop_token_ids)
+    if params.min_tokens:
+        event["min_tokens"] = params.min_tokens
+    if (repetition := getattr(params, "repetition_detection", None)) is not None:
+        event["repetition_detection"] = {
+            name: getattr(repetition, name)
+            for name in ("max_pattern_size", "min_pattern_size", "min_count")
+        }
     if request.skip_reading_prefix_cache:
-        event["x_skip_reading_prefix_cache"] = True
+        event["skip_reading_prefix_cache"] = True
     return event

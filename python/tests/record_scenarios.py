@@ -54,7 +54,7 @@ def parser_of(documentation: str, families: Iterable[str]) -> argparse.ArgumentP
 
 
 def record_families(arguments: argparse.Namespace, record_one: Callable[..., int]) -> None:
-    """`record_one`: takes a family, a seed and a path, and returns the turns of the engine's loop."""
+    """`record_one`: takes a family, a seed and a path; returns the turns of the engine's loop."""
     first, last = (int(text) for text in arguments.seeds.split(":"))
     for family in arguments.families:
         folder = arguments.out / family
