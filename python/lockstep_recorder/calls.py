@@ -1,7 +1,9 @@
-"""What becomes of every method that the engine can call on a scheduler.
+"""What becomes of every method that the engine can call on a scheduler, and of every field that
+goes through its hands.
 
-Recorded are those that scheduler.py overrides. Of the others each public one is listed here as
-without effect, or ends the recording when it is called.
+Recorded are the methods that scheduler.py overrides. Of the others each public one is listed here
+as without effect, or ends the recording when it is called. A test inside vLLM holds the tables
+against the installed release (python/tests/vllm_reads_test.py).
 """
 
 from collections.abc import Callable
@@ -28,6 +30,90 @@ WITHOUT_EFFECT = {
     "pause_state": _ASKS,
     "reset_connector_cache": "of connectors, which are refused",
     "reset_encoder_cache": "of multimodal inputs, which end the recording",
+}
+
+
+# Called on the way of requests that have ended the recording before.
+ENDS_THE_RECORDING = {
+    "update_draft_token_ids_in_output": "of structured output",
+}
+
+_WRITTEN = "written"
+_IMAGES = "of multimodal inputs, which end the recording"
+_REFUSED = "of requests that end the recording"
+_CONNECTORS = "of connectors, which are refused"
+_GRAMMAR = "of structured output, which ends the recording"
+_DERIVED = "follows from what is written"
+_KNOWN = "written where the request was added"
+
+FIELDS_OF_A_STEP = {  # SchedulerOutput
+    "scheduled_new_reqs": _WRITTEN,
+    "scheduled_cached_reqs": _WRITTEN,
+    "num_scheduled_tokens": _WRITTEN,
+    "scheduled_spec_decode_tokens": _WRITTEN,
+    "num_common_prefix_blocks": _WRITTEN,
+    "finished_req_ids": _WRITTEN,
+    "preempted_req_ids": _WRITTEN,
+    "new_block_ids_to_zero": _WRITTEN,
+    "kv_cache_block_copies": _WRITTEN,
+    "total_num_scheduled_tokens": _DERIVED,
+    "num_spec_tokens_to_schedule": _DERIVED,
+    "skip_drafts": "the worker's: what it then drafts is written",
+    "scheduled_encoder_inputs": _IMAGES,
+    "scheduled_encoder_input_stats": _IMAGES,
+    "encoder_input_updates": _IMAGES,
+    "free_encoder_mm_hashes": _IMAGES,
+    "ec_manager_metadata": _IMAGES,
+    "has_structured_output_requests": _GRAMMAR,
+    "pending_structured_output_tokens": _GRAMMAR,
+    "num_invalid_spec_tokens": _GRAMMAR,
+    "kv_connector_metadata": _CONNECTORS,
+    "kv_connector_block_state": _CONNECTORS,
+    "has_sync_kv_loads": _CONNECTORS,
+    "ec_connector_metadata": _CONNECTORS,
+    "aux_output_connector_metadata": "of auxiliary outputs, which are flagged",
+}
+
+FIELDS_OF_A_NEW_REQUEST = {  # NewRequestData
+    "req_id": _WRITTEN,
+    "block_ids": _WRITTEN,
+    "num_computed_tokens": _WRITTEN,
+    "replay_start": _DERIVED,
+    "prompt_token_ids": _KNOWN,
+    "prefill_token_ids": _KNOWN,
+    "sampling_params": _KNOWN,
+    "mm_features": _REFUSED,
+    "pooling_params": _REFUSED,
+    "lora_request": _REFUSED,
+    "prompt_embeds": _REFUSED,
+    "prompt_is_token_ids": _REFUSED,
+}
+
+FIELDS_OF_THE_OTHERS = {  # CachedRequestData
+    "req_ids": _WRITTEN,
+    "resumed_req_ids": _WRITTEN,
+    "new_block_ids": _WRITTEN,
+    "num_computed_tokens": _WRITTEN,
+    "new_token_ids": _DERIVED,
+    "all_token_ids": _DERIVED,
+    "num_output_tokens": _DERIVED,
+}
+
+FIELDS_OF_AN_OUTPUT = {  # ModelRunnerOutput
+    "req_ids": _WRITTEN,
+    "req_id_to_index": _WRITTEN,
+    "sampled_token_ids": _WRITTEN,
+    "logprobs": _REPORTS,
+    "prompt_logprobs_dict": _REPORTS,
+    "prompt_token_id_logprobs_dict": _REPORTS,
+    "num_nans_in_logits": _REPORTS,
+    "cudagraph_stats": _REPORTS,
+    "routed_experts": _REPORTS,
+    "sampling_masks": _REPORTS,
+    "pooler_output": _REFUSED,
+    "kv_connector_output": _CONNECTORS,
+    "ec_connector_output": _CONNECTORS,
+    "aux_output_connector_output": "of auxiliary outputs, which are flagged",
 }
 
 

@@ -78,7 +78,7 @@ def _bare(cls: type, **fields: Any) -> Any:
     return made
 
 
-class _Speculative(SimpleNamespace):
+class Speculative(SimpleNamespace):
     """What the scheduler asks of a speculative configuration; `method` is the format's word."""
 
     num_speculative_tokens_per_batch_size = None
@@ -107,12 +107,16 @@ class _Speculative(SimpleNamespace):
     use_dflash = use_multi_module_mtp = use_dspark
 
 
-def _speculative(config: dict[str, Any]) -> _Speculative | None:
+def _speculative(config: dict[str, Any]) -> Speculative | None:
     if not config.get("num_spec_tokens"):
         return None
-    return _Speculative(
+    return Speculative(
         num_speculative_tokens=config["num_spec_tokens"], method=config["spec_method"]
     )
+
+
+class ModelStandIn(SimpleNamespace):
+    """What the scheduler asks of a model's configuration."""
 
 
 def _connector(header: dict[str, Any], path: str) -> KVTransferConfig | None:
@@ -165,7 +169,7 @@ def make_config(header: dict[str, Any], connector: str) -> Any:
     parallel.decode_context_parallel_size = config.get("dcp", 1)
     parallel.prefill_context_parallel_size = config.get("pcp", 1)
     parallel.data_parallel_index = 0
-    model = SimpleNamespace(
+    model = ModelStandIn(
         max_model_len=max_model_len,
         is_encoder_decoder=False,
         enable_return_routed_experts=False,
