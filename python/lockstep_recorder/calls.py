@@ -33,6 +33,12 @@ WITHOUT_EFFECT = {
 }
 
 
+# May be set from outside.
+ATTRIBUTES_WITHOUT_EFFECT = {
+    "calls_open": "the recorder's own",
+    "use_v2_model_runner": "how resumed requests are handed over: written alike",
+}
+
 # Called on the way of requests that have ended the recording before.
 ENDS_THE_RECORDING = {
     "update_draft_token_ids_in_output": "of structured output",

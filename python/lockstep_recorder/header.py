@@ -184,6 +184,12 @@ def config_of(vllm_config: Any, kv_cache_config: Any) -> dict[str, Any]:
     return config
 
 
+def is_asynchronous(scheduler: Any) -> bool:
+    """Whether a scheduler decides a step before the last one's tokens are there: what its class
+    does, whatever its configuration says."""
+    return any(cls.__name__ == "AsyncScheduler" for cls in type(scheduler).__mro__)
+
+
 def beyond_format(vllm_config: Any, kv_cache_config: Any) -> list[str]:
     """Names of choices that change decisions and that the format cannot say: an audit of such a
     recording is sound, a conform may part from it."""
@@ -203,6 +209,8 @@ def header_of(
         if refusal.holds(vllm_config):
             raise RecorderError(refusal.what)
     config = config_of(vllm_config, kv_cache_config)
+    is_async, is_configured = is_asynchronous(scheduler), config["async_scheduling"]
+    config["async_scheduling"] = is_async
     lookahead = config.get("num_hash_lookahead_tokens", 0)
     header = {
         "schedule_recording": 1,
@@ -216,6 +224,8 @@ def header_of(
         "hash_block_size": hash_block_size,
     }
     beyond = beyond_format(vllm_config, kv_cache_config)
+    if is_async != is_configured:
+        beyond.append("async_scheduling")  # it decides on room for other steps in flight
     if beyond:
         header["x_beyond_format"] = beyond
     return header

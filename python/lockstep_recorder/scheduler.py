@@ -14,7 +14,7 @@ import vllm
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 
-from lockstep_recorder.calls import end_on_others
+from lockstep_recorder.calls import ATTRIBUTES_WITHOUT_EFFECT, end_on_others
 from lockstep_recorder.recorder import Recorder
 
 
@@ -45,7 +45,7 @@ class _Call:
         scheduler.recorder.ends(scheduler)
 
 
-class _Recorded:
+class Recorded:
     """Goes in front of a scheduler in the order of base classes."""
 
     calls_open = 1  # methods of the scheduler that have not returned, its constructor for one
@@ -56,12 +56,16 @@ class _Recorded:
         hash_block_size = getattr(self, "hash_block_size", None) or (
             kwargs.get("hash_block_size") or self.block_size
         )
-        self.recorder = Recorder.start(self, vllm.__version__, hash_block_size, dict(os.environ))
+        self.recorder = self.start_recorder(hash_block_size)
         self.calls_open = 0
+
+    def start_recorder(self, hash_block_size: int) -> Recorder:
+        """Raises RecorderError where nothing can be recorded: the engine does not start."""
+        return Recorder.start(self, vllm.__version__, hash_block_size, dict(os.environ))
 
     def __setattr__(self, name: str, value: Any) -> None:
         super().__setattr__(name, value)
-        if not self.calls_open and name != "calls_open":
+        if not self.calls_open and name not in ATTRIBUTES_WITHOUT_EFFECT:
             self.recorder.unrecorded(f"a change of {name}")
 
     def add_request(self, request: Any) -> None:
@@ -119,13 +123,13 @@ class _Recorded:
             super().shutdown()
 
 
-@end_on_others(_Recorded)
-class AsyncRecordingScheduler(_Recorded, AsyncScheduler):
+@end_on_others(Recorded)
+class AsyncRecordingScheduler(Recorded, AsyncScheduler):
     """Records asynchronous scheduling: a step is decided before the last one's tokens are there."""
 
 
-@end_on_others(_Recorded)
-class RecordingScheduler(_Recorded, Scheduler):
+@end_on_others(Recorded)
+class RecordingScheduler(Recorded, Scheduler):
     """Records the scheduler that vLLM would have chosen by itself."""
 
     def __new__(cls, vllm_config: Any, *args: Any, **kwargs: Any) -> Any:

@@ -137,6 +137,10 @@ class Scheduler:
         self.kv_holding_waiting: list[Any] = []
 
 
+class AsyncScheduler(Scheduler):
+    """One that decides before the last step's tokens are there."""
+
+
 def request(name: str, **changes: Any) -> Any:
     """A request of three tokens; `changes` to its fields or to those of its sampling parameters."""
     params = dict(eos_token_id=None, stop_token_ids=None, min_tokens=0, repetition_detection=None)

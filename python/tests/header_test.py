@@ -43,6 +43,14 @@ class HeaderTest(unittest.TestCase):
         )  # fmt: skip
         self.assertNotIn("x_beyond_format", header)
 
+    def test_what_a_scheduler_does_counts_not_what_it_was_configured_to_do(self) -> None:
+        for made, is_async in ((fakes.Scheduler, False), (fakes.AsyncScheduler, True)):
+            for configured in (False, True):
+                header = self.header(made(fakes.config(async_scheduling=configured)))
+                self.assertIs(header["config"]["async_scheduling"], is_async)
+                named = ["async_scheduling"] if configured != is_async else None
+                self.assertEqual(header.get("x_beyond_format"), named)
+
     def test_every_kind_of_cache_has_its_word(self) -> None:
         window = spec_of(fakes.spec("SlidingWindowSpec", sliding_window=64), RELEASE)
         self.assertEqual((window["type"], window["sliding_window"]), ("sliding_window", 64))

@@ -90,7 +90,9 @@ class StepTest(Folder):
     """Calls in the order in which the engine makes them, and the lines that come of it."""
 
     def start(self, **changes: Any) -> None:
-        self.scheduler = fakes.Scheduler(fakes.config(**changes))
+        is_async = changes.get("async_scheduling", False)
+        made = fakes.AsyncScheduler if is_async else fakes.Scheduler
+        self.scheduler = made(fakes.config(**changes))
         self.path = self.folder / "run.jsonl"
         self.recorder = self.begin("0.22.1")
 

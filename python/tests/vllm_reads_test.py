@@ -24,7 +24,7 @@ from vllm.v1.request import Request
 
 from lockstep_recorder import calls
 from lockstep_recorder.options import tables
-from lockstep_recorder.scheduler import _Recorded
+from lockstep_recorder.scheduler import Recorded
 
 WATCHED = {
     config.VllmConfig: "vllm_config",
@@ -81,7 +81,7 @@ class ReadsTest(unittest.TestCase):
 class CallsTest(unittest.TestCase):
     def test_every_method_of_a_scheduler_is_recorded_or_without_effect(self) -> None:
         unknown = [name for name in calls.methods_of(AsyncScheduler)
-                   if name not in vars(_Recorded) and name not in calls.WITHOUT_EFFECT
+                   if name not in vars(Recorded) and name not in calls.WITHOUT_EFFECT
                    and name not in calls.ENDS_THE_RECORDING]  # fmt: skip
         self.assertEqual(unknown, [])
 
