@@ -31,15 +31,12 @@ _QUANT_MODES = {
 # Of the algorithms that hash blocks those that the format names; which one it is decides nothing.
 _HASH_ALGORITHMS = ("sha256_cbor", "xxhash_cbor")
 
-# Written when set: tokens, words and bytes under vLLM's names.
+# Written when set, under vLLM's names.
 _OPTIONAL_OF_ATTENTION = (
     "sliding_window",
     "attention_chunk_size",
     "extra_retained_tokens",
     "bounded_replay",
-    "cache_dtype_str",
-    "model_version",
-    "alignment",
 )
 
 
@@ -70,7 +67,7 @@ def _attention_keys(spec: Any, release: Release) -> dict[str, Any]:
         keys["kv_quant_mode"] = quant_mode
     if name in release.mla_rows:
         keys["mla_rows"] = True
-    for key in _OPTIONAL_OF_ATTENTION:
+    for key in (*_OPTIONAL_OF_ATTENTION, *release.page_keys):
         if getattr(spec, key, None):
             keys[key] = getattr(spec, key)
     row_tokens = getattr(spec, release.row_tokens_attribute, 1)

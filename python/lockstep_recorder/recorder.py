@@ -56,10 +56,13 @@ def tables_every(environment: dict[str, str]) -> int:
 class Recorder:
     """Records one scheduler; what the scheduler's methods call."""
 
-    def __init__(self, scheduler: Any, log: StepLog, release: Release, is_async: bool) -> None:
+    def __init__(
+        self, scheduler: Any, log: StepLog, release: Release, header: dict[str, Any]
+    ) -> None:
         self._log: StepLog | None = log
         self._release = release
-        self._is_async = is_async
+        self._header = header
+        self._is_async = header["config"]["async_scheduling"]
         self._state = self._state_of(scheduler)
         # An interpreter that ends without shutdown() (an engine inside a script) ends it too.
         atexit.register(self.finish)
@@ -82,14 +85,17 @@ class Recorder:
         counter = CacheCounter(scheduler.kv_cache_manager.block_pool, release.hash_movers)
         logger.info("recording to %s", file.partial_path)
         log = StepLog(file, header, release, counter, every)
-        return cls(scheduler, log, release, header["config"]["async_scheduling"])
+        return cls(scheduler, log, release, header)
 
     def added(self, request: Any, is_known: bool) -> None:
         """add_request() is about to take `request`; `is_known`: it has one of that name."""
-        reason = "a request name twice" if is_known else why_not_recordable(request)
+        reason = "a request name twice" if is_known else self._why_not(request)
         if reason is not None:
             self.finish(f"request {request.request_id}: found {reason}")
         self._do(StepLog.add, request)
+
+    def _why_not(self, request: Any) -> str | None:
+        return why_not_recordable(request, self._header)
 
     def finished_by_client(self, finished: Iterable[Any]) -> None:
         """finish_requests() has ended `finished`, what it returned."""

@@ -43,6 +43,8 @@ class Release:
     row_tokens_attribute: str
     # Classes of windows that keep rows of MLA and have no word of their own.
     mla_rows: tuple[str, ...] = ()
+    # Attributes of a spec from which its page's bytes follow; later releases say them outright.
+    page_keys: tuple[str, ...] = ()
 
 
 _RELEASES = (
@@ -54,6 +56,7 @@ _RELEASES = (
         kinds=_KINDS | {"SlidingWindowMLASpec": "sliding_window"},
         row_tokens_attribute="compress_ratio",
         mla_rows=("SlidingWindowMLASpec",),
+        page_keys=("cache_dtype_str", "model_version", "alignment"),
     ),
     Release(
         version="0.33.0",

@@ -3,11 +3,20 @@
 from typing import Any
 
 
-def why_not_recordable(request: Any) -> str | None:
-    """Why a recording cannot go on with this request; None when it can.
+def num_hashes(num_tokens: int, config: dict[str, Any], hash_block_size: int) -> int:
+    """How many hashes a prompt has in an engine with this header's `config`."""
+    if not config["enable_prefix_caching"]:
+        return 0
+    lookahead = config.get("num_hash_lookahead_tokens", 0)
+    return max(0, num_tokens - lookahead) // hash_block_size
+
+
+def why_not_recordable(request: Any, header: dict[str, Any]) -> str | None:
+    """Why a recording with this header cannot go on with this request; None when it can.
 
     What is refused here reaches block hashes or the queues by ways that a recording does not carry.
     """
+    config, hash_block_size = header["config"], header["hash_block_size"]
     params = request.sampling_params
     refusals = (
         (request.prompt_token_ids is None, "a prompt without token ids"),
@@ -17,6 +26,12 @@ def why_not_recordable(request: Any) -> str | None:
         (request.pooling_params is not None or params is None, "a pooling request"),
         (request.structured_output_request is not None, "structured output"),
         (request.resumable, "streaming input"),
+        (
+            config["enable_prefix_caching"]
+            and len(request.block_hashes)
+            != num_hashes(len(request.prompt_token_ids or ()), config, hash_block_size),
+            "block hashes that are not the engine core's",
+        ),
     )
     return next((reason for holds, reason in refusals if holds), None)
 

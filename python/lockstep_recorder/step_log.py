@@ -59,7 +59,10 @@ class StepLog:
         self._file = file
         self._release = release
         self._counter = counter
-        self._with_priority = header["config"]["policy"] == "priority"
+        config = header["config"]
+        self._with_priority = config["policy"] == "priority"
+        pipelined = "pipeline_parallel_size" in header.get("x_beyond_format", ())
+        self._may_run_ahead = config["async_scheduling"] or pipelined
         self._num_steps = 0
         self._events: list[dict[str, Any]] = []  # since the last schedule() or output
         self._lines: deque[_Line] = deque()  # not written yet; the last one is of the last step
@@ -98,6 +101,10 @@ class StepLog:
 
     def scheduled(self, scheduler: Any, output: Any) -> None:
         """schedule() has returned `output`, a SchedulerOutput."""
+        if not self._may_run_ahead and any(line.sampled is None for line in self._lines):
+            raise EndOfRecording(
+                "found a step before the output of the last, which no engine waits for"
+            )
         line: dict[str, Any] = {"step": self._num_steps}
         events, self._events = self._events, []
         if events:

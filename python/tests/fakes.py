@@ -160,6 +160,7 @@ def request(name: str, **changes: Any) -> Any:
         priority=0,
         cache_salt=None,
         skip_reading_prefix_cache=False,
+        block_hashes=[],
     )
     return SimpleNamespace(**(fields | changes))
 

@@ -221,7 +221,19 @@ class RequestTest(unittest.TestCase):
             self.assertNotIn(b"e-", encode_json(event["arrival"]))
 
     def test_what_reaches_hashes_or_queues_by_other_ways_is_named(self) -> None:
-        self.assertIsNone(why_not_recordable(fakes.request("r")))
+        header = {
+            "config": {"enable_prefix_caching": True, "num_hash_lookahead_tokens": 1},
+            "hash_block_size": 2,
+        }
+        hashed = {"block_hashes": [b"h"]}  # of three tokens, with one behind a block
+        self.assertIsNone(why_not_recordable(fakes.request("r", **hashed), header))
+        for hashes in ([], [b"h", b"i"]):
+            self.assertEqual(
+                why_not_recordable(fakes.request("r", block_hashes=hashes), header),
+                "block hashes that are not the engine core's",
+            )
+        header["config"]["enable_prefix_caching"] = False
+        self.assertIsNone(why_not_recordable(fakes.request("r", **hashed), header))
         for change, reason in (
             ({"prompt_token_ids": None}, "a prompt without token ids"),
             ({"mm_features": [object()]}, "multimodal inputs"),
@@ -230,7 +242,7 @@ class RequestTest(unittest.TestCase):
             ({"structured_output_request": object()}, "structured output"),
             ({"resumable": True}, "streaming input"),
         ):
-            self.assertEqual(why_not_recordable(fakes.request("r", **change)), reason)
+            self.assertEqual(why_not_recordable(fakes.request("r", **change), header), reason)
 
 
 class OptionsTest(unittest.TestCase):

@@ -239,16 +239,23 @@ class StepTest(Folder):
         self.assertEqual(steps[1]["stopped"], [["a", "length"], ["b", "stop"]])
         self.assertEqual([step["sampled"] for step in steps], [{"a": [5], "b": [5]}, {"b": [6]}])
 
-    def test_an_output_that_is_not_the_last_steps_says_so_without_asynchronous_scheduling(
-        self,
-    ) -> None:
-        self.start()
+    def test_a_pipeline_says_whose_output_came_in(self) -> None:
+        self.start(pipeline_parallel_size=2)
         first = self.schedule(fakes.output({"a": 3}, new={"a": (0, ([1],))}), ("a",))
         second = self.schedule(fakes.output({"b": 3}, new={"b": (0, ([2],))}), ("a", "b"))
         self.update(first, {"a": [5]})
         self.update(second, {"b": [6]})
         steps = self.lines()[1:-1]
         self.assertEqual([step.get("output_of_step") for step in steps], [None, 1])
+
+    def test_a_step_that_no_engine_decides_yet_ends_the_recording_before_it(self) -> None:
+        self.start()
+        self.schedule(fakes.output({"a": 3}, new={"a": (0, ([1],))}), ("a",))
+        with self.assertLogs("vllm.lockstep_recorder", "ERROR"):
+            self.schedule(fakes.output({"b": 3}, new={"b": (0, ([2],))}), ("a", "b"))
+        end = self.lines()[-1]
+        self.assertEqual((end["steps"], end["steps_in_flight"]), (1, 1))
+        self.assertIn("found a step before the output of the last", end["x_stopped_because"])
 
     def test_an_output_of_a_step_that_was_not_seen_ends_the_recording_there(self) -> None:
         self.start()

@@ -191,6 +191,7 @@ def make_config(header: dict[str, Any], connector: str) -> Any:
         supports_multimodal_inputs=False,
         runner_type="generate",
         is_diffusion=False,
+        supports_kv_cache_grouping=False,
         uses_mrope=False,
         return_sampling_mask=False,
         multimodal_config=None,
@@ -331,11 +332,13 @@ def make_engine(
     header: dict[str, Any],
     scheduler_cls: type | None = None,
     connector: str = "scripted_connector.ScriptedConnector",
+    groups: list[Any] | None = None,
 ) -> Engine:
     """An engine for the header of a recording; `scheduler_cls`: instead of vLLM's own;
-    `connector`: of a header that has one, the one whose answers are given to it."""
+    `connector`: of a header that has one, the one whose answers are given to it; `groups`: those
+    that the header's were made of, where it does not say all of them."""
     config = make_config(header, connector)
-    groups = make_groups(header)
+    groups = groups or make_groups(header)
     retention = "prefix_cache_retention_interval"
     kept = {retention: header["config"][retention]} if retention in header["config"] else {}
     cache_config = kv.KVCacheConfig(
