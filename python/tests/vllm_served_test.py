@@ -1,18 +1,20 @@
-"""The recorder in an engine with a server's options, against recordings of one.
+"""The recorder in an engine with a server's options.
 
-$LOCKSTEP_DATA: a folder with `recordings_more/vllm-RELEASE/schedules_served`. Skipped, with exit
-status 77, without them or where vLLM cannot be imported.
+With $LOCKSTEP_DATA (a folder with `recordings_more/vllm-RELEASE/schedules_served`) recordings of
+such an engine are repeated. Scenarios of our own are held against Lockstep's reference with
+$LOCKSTEP, the `lockstep` command. Skipped, with exit status 77, where vLLM cannot be imported.
 """
 
 from __future__ import annotations
 
 import os
-import sys
+import subprocess
 import tempfile
 import unittest
 from pathlib import Path
 
-from installed_vllm import SKIPPED, Line, lines_of, vllm_engine
+import record_scenarios
+from installed_vllm import Line, lines_of, vllm_engine
 from repeat import repeat, with_tokens
 
 DATA = Path(os.environ.get("LOCKSTEP_DATA", "")) / "recordings_more"
@@ -34,6 +36,9 @@ class ServedTest(unittest.TestCase):
     maxDiff = 2000
 
     def test_the_inputs_of_a_recording_give_the_recording(self) -> None:
+        if not FOLDER.is_dir():
+            data = os.environ.get("LOCKSTEP_DATA", "")
+            self.skipTest(f"no recordings of a server at LOCKSTEP_DATA={data!r}")
         paths = [FOLDER / family.name / f"{seed:04}.jsonl"
                  for family in sorted(FOLDER.iterdir()) for seed in SEEDS]  # fmt: skip
         self.assertGreaterEqual(len(paths), 30)
@@ -58,8 +63,27 @@ class ServedTest(unittest.TestCase):
         self.assertEqual(again[-1], recorded[-1])
 
 
+class ScenariosTest(unittest.TestCase):
+    def test_models_as_served_agree_with_the_reference(self) -> None:
+        if vllm_engine.VERSION != "0.33.0":
+            self.skipTest(f"models are described as 0.33.0 serves them, not {vllm_engine.VERSION}")
+        import served_models
+
+        lockstep = os.environ.get("LOCKSTEP", "")
+        with tempfile.TemporaryDirectory() as folder:
+            paths = []
+            for family in served_models.MODELS:
+                path = Path(folder) / f"{family}.jsonl"
+                record_scenarios.record(family, 0, path, requests=12, served=True)
+                paths.append(str(path))
+                header, end = lines_of(path)[0], lines_of(path)[-1]
+                self.assertNotIn("x_beyond_format", header)
+                self.assertNotIn("x_stopped_because", end)
+            if not os.access(lockstep, os.X_OK):
+                self.skipTest(f"no `lockstep` command at LOCKSTEP={lockstep!r}: only recorded")
+            done = subprocess.run([lockstep, "conform", *paths], capture_output=True, text=True)
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+
+
 if __name__ == "__main__":
-    if not FOLDER.is_dir():
-        print(f"SKIPPED: no recordings at LOCKSTEP_DATA={os.environ.get('LOCKSTEP_DATA', '')!r}")
-        sys.exit(SKIPPED)
     unittest.main()
