@@ -26,6 +26,7 @@ def why_not_recordable(request: Any, header: dict[str, Any]) -> str | None:
         (request.pooling_params is not None or params is None, "a pooling request"),
         (request.structured_output_request is not None, "structured output"),
         (request.resumable, "streaming input"),
+        (request.num_computed_tokens > 0, "tokens that were computed before it came"),
         (
             config["enable_prefix_caching"]
             and len(request.block_hashes)

@@ -161,6 +161,7 @@ def request(name: str, **changes: Any) -> Any:
         cache_salt=None,
         skip_reading_prefix_cache=False,
         block_hashes=[],
+        num_computed_tokens=0,
     )
     return SimpleNamespace(**(fields | changes))
 

@@ -241,6 +241,7 @@ class RequestTest(unittest.TestCase):
             ({"pooling_params": object()}, "a pooling request"),
             ({"structured_output_request": object()}, "structured output"),
             ({"resumable": True}, "streaming input"),
+            ({"num_computed_tokens": 2}, "tokens that were computed before it came"),
         ):
             self.assertEqual(why_not_recordable(fakes.request("r", **change), header), reason)
 
