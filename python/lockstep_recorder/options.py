@@ -358,6 +358,8 @@ WITHOUT_EFFECT = {
     "vllm_config.kv_events_config": _REPORTS,
     "vllm_config.ec_manager_config": _IMAGES,
     "vllm_config.lora_config": "decides for requests with adapters, which end the recording",
+    "envs.VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES": _REPORTS,
+    "envs.VLLM_XPU_PP_MICROBATCH": "decides with pipelines, which are flagged",
     "lora_config.max_loras": "decides for requests with adapters, which end the recording",
     "kv_events_config.enable_kv_cache_events": _REPORTS,
     "observability_config.enable_logging_iteration_details": _REPORTS,

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import record_scenarios
 from installed_vllm import vllm_engine
-from read_log import ReadLog, read_by_source
+from read_log import NOT_LOOKED_AT, SOURCES, ReadLog, files_of_core, read_by_source
 from vllm import config
 from vllm.v1 import kv_cache_interface
 from vllm.v1.core.sched import output
@@ -47,6 +47,9 @@ def known() -> set[str]:
 
 
 class ReadsTest(unittest.TestCase):
+    def test_every_file_of_the_scheduling_code_is_looked_at_or_left_out_for_a_reason(self) -> None:
+        self.assertEqual(files_of_core() - {*SOURCES, *NOT_LOOKED_AT}, set())
+
     def test_every_option_in_the_text_of_the_scheduler_stands_in_a_table(self) -> None:
         read = read_by_source()
         self.assertGreater(len(read), 100)
