@@ -55,3 +55,11 @@ class CacheCounter:
         counts = self._stored, self._evicted
         self._stored = self._evicted = 0
         return counts
+
+    def seen(self) -> tuple[int, int]:
+        """(stored, evicted) since the last take()."""
+        return self._stored, self._evicted
+
+    def forget_since(self, counts: tuple[int, int]) -> None:
+        """Counts go back to what seen() returned: what came since belongs to no step."""
+        self._stored, self._evicted = counts

@@ -1,5 +1,9 @@
-"""The one error that this package raises."""
+"""What this package raises."""
 
 
 class RecorderError(Exception):
     """A recording cannot be made; the text says why and what to do."""
+
+
+class EndOfRecording(Exception):
+    """The recording cannot go on after the steps so far; the text says why."""

@@ -3,6 +3,8 @@
 1. Before serving, what cannot be recorded is refused with a RecorderError.
 2. While serving, recording never changes a decision and never takes the engine down: when it cannot
    go on it says so once, ends the recording where it still is right, and the engine serves on.
+3. What it is not told of ends the recording: between two calls the scheduler's state stays as the
+   first left it, and only the scheduler sets its attributes.
 """
 
 import atexit
@@ -12,7 +14,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from lockstep_recorder.cache_counter import CacheCounter
-from lockstep_recorder.errors import RecorderError
+from lockstep_recorder.errors import EndOfRecording, RecorderError
 from lockstep_recorder.header import header_of
 from lockstep_recorder.recording_file import RecordingFile
 from lockstep_recorder.releases import Release, release_of
@@ -54,10 +56,14 @@ def tables_every(environment: dict[str, str]) -> int:
 class Recorder:
     """Records one scheduler; what the scheduler's methods call."""
 
-    def __init__(self, log: StepLog, release: Release, is_async: bool) -> None:
+    def __init__(
+        self, scheduler: Any, log: StepLog, release: Release, header: dict[str, Any]
+    ) -> None:
         self._log: StepLog | None = log
         self._release = release
-        self._is_async = is_async
+        self._header = header
+        self._is_async = header["config"]["async_scheduling"]
+        self._state = self._state_of(scheduler)
         # An interpreter that ends without shutdown() (an engine inside a script) ends it too.
         atexit.register(self.finish)
 
@@ -79,24 +85,67 @@ class Recorder:
         counter = CacheCounter(scheduler.kv_cache_manager.block_pool, release.hash_movers)
         logger.info("recording to %s", file.partial_path)
         log = StepLog(file, header, release, counter, every)
-        return cls(log, release, header["config"]["async_scheduling"])
+        return cls(scheduler, log, release, header)
 
     def added(self, request: Any, is_known: bool) -> None:
         """add_request() is about to take `request`; `is_known`: it has one of that name."""
-        reason = "a request name twice" if is_known else why_not_recordable(request)
+        reason = "a request name twice" if is_known else self._why_not(request)
         if reason is not None:
             self.finish(f"request {request.request_id}: found {reason}")
         self._do(StepLog.add, request)
+
+    def _why_not(self, request: Any) -> str | None:
+        return why_not_recordable(request, self._header)
 
     def finished_by_client(self, finished: Iterable[Any]) -> None:
         """finish_requests() has ended `finished`, what it returned."""
         self._do(StepLog.abort, [self._release.finished_id(element) for element in finished])
 
-    def reset(self, succeeded: bool, preempted_running: bool) -> None:
-        """reset_prefix_cache() has returned `succeeded`."""
-        if preempted_running:
+    def reset(self, succeeded: bool, num_preempted: int) -> None:
+        """reset_prefix_cache() has returned `succeeded` and preempted so many running requests."""
+        if num_preempted:
             self.finish("found a reset of the prefix cache that preempts running requests")
         self._do(StepLog.reset, succeeded)
+
+    def paused(self, state: Any) -> None:
+        """set_pause_state() is about to set `state`."""
+        self._do(StepLog.pause, state.name)
+
+    # What keeps watch over the calls.
+
+    def begins(self, call: str, scheduler: Any) -> None:
+        """The engine calls a method of the scheduler, which is in none yet."""
+        if self._log is not None and self._state_of(scheduler) != self._state:
+            self.finish(f"found a change of the scheduler from outside before {call}()")
+
+    def ends(self, scheduler: Any) -> None:
+        """The method has returned."""
+        if self._log is not None:
+            self._state = self._state_of(scheduler)
+
+    def failed(self, call: str, error: BaseException) -> None:
+        """The method has raised `error`: what it has done until then is in no step."""
+        if call == "update_from_output":
+            self._do(StepLog.output_failed)
+        self.finish(f"{call}() raised {type(error).__name__}")
+
+    def unrecorded(self, what: str) -> None:
+        """Something came to the scheduler that no recording says."""
+        self.finish(f"found {what}, which is not recorded")
+
+    def _state_of(self, scheduler: Any) -> tuple[int, ...]:
+        """What a change from outside hardly leaves as it was, at the price of a few lengths."""
+        queues = (len(getattr(scheduler, queue)) for queue in self._release.waiting_queues)
+        pool = scheduler.kv_cache_manager.block_pool
+        return (
+            len(scheduler.requests),
+            len(scheduler.running),
+            *queues,
+            pool.get_num_free_blocks(),
+            int(scheduler.pause_state),
+        )
+
+    # A step.
 
     def scheduling(self) -> None:
         """schedule() is about to be called."""
@@ -109,12 +158,14 @@ class Recorder:
     def tokens_of(self, output: Any, model_output: Any) -> dict[str, list[int]]:
         """The sampled tokens, by request in the order of the step; without the requests that got
         none. To be taken before the scheduler trims rows of several tokens in place."""
+        self._do(StepLog.output_begins)
         rows, index = model_output.sampled_token_ids, model_output.req_id_to_index
         if self._log is None or not rows:
             return {}
         tokens = {}
         for name in output.num_scheduled_tokens:
-            row = rows[index[name]]
+            # vLLM asks for no row of a request that has left.
+            row = rows[index[name]] if name in index else None
             if row:
                 tokens[name] = row if len(row) == 1 else list(row)
         return tokens
@@ -147,12 +198,15 @@ class Recorder:
         atexit.unregister(self.finish)
 
     def _do(self, what: Callable[..., None], *args: Any) -> None:
-        """Calls what(log, *args), and gives up recording when that fails."""
+        """Calls what(log, *args). Ends the recording when the log says that it must end, and gives
+        it up when recording itself fails."""
         log = self._log
         if log is None:
             return
         try:
             what(log, *args)
+        except EndOfRecording as end:
+            self.finish(str(end))
         except Exception:
             logger.exception("recording failed; the engine serves on without it")
             self._log = None

@@ -10,6 +10,19 @@ from typing import Any
 
 from lockstep_recorder.errors import RecorderError
 
+# vLLM's class of a layer's spec -> the word of the format. Subclasses do not count as their base:
+# an unknown class may lay out or keep its blocks differently.
+_KINDS = {
+    "FullAttentionSpec": "full",
+    "MLAAttentionSpec": "mla",
+    "HiddenStateCacheSpec": "hidden_state",
+    "SlidingWindowSpec": "sliding_window",
+    "ChunkedLocalAttentionSpec": "chunked_local",
+    "MambaSpec": "mamba",
+    "CrossAttentionSpec": "cross_attention",
+    "EncoderOnlyAttentionSpec": "encoder_only",
+}
+
 
 @dataclass(frozen=True)
 class Release:
@@ -23,28 +36,16 @@ class Release:
     hash_movers: tuple[str, ...]
     # The id in an element of the list that finish_requests() returns.
     finished_id: Callable[[Any], str]
-    # Where the spec of a compressed attention layer says how many tokens share a stored row.
-    compress_ratio_attribute: str
-    # (what, holds(vllm_config)): choices that change decisions and have no key in the format.
-    beyond_format: tuple[tuple[str, Callable[[Any], bool]], ...]
+    # The format's word for a class of spec.
+    kinds: dict[str, str]
+    # Where the spec of a compressed attention layer says how many tokens share a stored row; the
+    # format has it under the same name.
+    row_tokens_attribute: str
+    # Classes of windows that keep rows of MLA and have no word of their own.
+    mla_rows: tuple[str, ...] = ()
+    # Attributes of a spec from which its page's bytes follow; later releases say them outright.
+    page_keys: tuple[str, ...] = ()
 
-
-def _token_limit_is_chosen(config: Any) -> bool:
-    """Whether the limit is other than what the release derives from what the format does say."""
-    scheduler, speculative = config.scheduler_config, config.speculative_config
-    slots = speculative.max_num_new_slots_for_drafting if speculative is not None else 0
-    derived = (
-        scheduler.max_num_batched_tokens,
-        scheduler.max_num_batched_tokens - (slots * scheduler.max_num_seqs),
-    )
-    limit = scheduler.max_num_scheduled_tokens
-    return limit is not None and limit not in derived
-
-
-_BEYOND_EVERY_FORMAT: tuple[tuple[str, Callable[[Any], bool]], ...] = (
-    ("max_num_scheduled_tokens", _token_limit_is_chosen),
-    ("pipeline_parallel_size", lambda c: c.parallel_config.pipeline_parallel_size > 1),
-)
 
 _RELEASES = (
     Release(
@@ -52,38 +53,22 @@ _RELEASES = (
         waiting_queues=("skipped_waiting", "waiting"),
         hash_movers=(),
         finished_id=lambda element: element[0],
-        compress_ratio_attribute="compress_ratio",
-        beyond_format=_BEYOND_EVERY_FORMAT,
+        kinds=_KINDS | {"SlidingWindowMLASpec": "sliding_window"},
+        row_tokens_attribute="compress_ratio",
+        mla_rows=("SlidingWindowMLASpec",),
+        page_keys=("cache_dtype_str", "model_version", "alignment"),
     ),
     Release(
         version="0.33.0",
         waiting_queues=("kv_holding_waiting", "waiting"),
         hash_movers=("move_block_hashes",),
         finished_id=lambda element: element.request_id,
-        compress_ratio_attribute="tokens_per_state",
-        beyond_format=(
-            *_BEYOND_EVERY_FORMAT,
-            ("max_num_active_seqs", lambda c: c.scheduler_config.max_num_active_seqs is not None),
-            (
-                "long_prefill_token_threshold_adaptive",
-                lambda c: c.scheduler_config.long_prefill_token_threshold_adaptive,
-            ),
-            ("watermark", lambda c: c.scheduler_config.watermark > 0),
-            (
-                "prefill_schedule_interval",
-                lambda c: c.scheduler_config.prefill_schedule_interval > 1,
-            ),
-            (
-                "num_speculative_tokens_per_batch_size",
-                lambda c: bool(
-                    getattr(c.speculative_config, "num_speculative_tokens_per_batch_size", None)
-                ),
-            ),
-            (
-                "enable_mamba_shared_prefix_checkpoint",
-                lambda c: c.cache_config.enable_mamba_shared_prefix_checkpoint,
-            ),
-        ),
+        kinds=_KINDS
+        | {
+            "SlidingWindowMLASpec": "sliding_window_mla",
+            "CircularBufferSpec": "circular_buffer",
+        },
+        row_tokens_attribute="tokens_per_state",
     ),
 )
 

@@ -3,11 +3,20 @@
 from typing import Any
 
 
-def why_not_recordable(request: Any) -> str | None:
-    """Why a recording cannot go on with this request; None when it can.
+def num_hashes(num_tokens: int, config: dict[str, Any], hash_block_size: int) -> int:
+    """How many hashes a prompt has in an engine with this header's `config`."""
+    if not config["enable_prefix_caching"]:
+        return 0
+    lookahead = config.get("num_hash_lookahead_tokens", 0)
+    return max(0, num_tokens - lookahead) // hash_block_size
+
+
+def why_not_recordable(request: Any, header: dict[str, Any]) -> str | None:
+    """Why a recording with this header cannot go on with this request; None when it can.
 
     What is refused here reaches block hashes or the queues by ways that a recording does not carry.
     """
+    config, hash_block_size = header["config"], header["hash_block_size"]
     params = request.sampling_params
     refusals = (
         (request.prompt_token_ids is None, "a prompt without token ids"),
@@ -17,7 +26,13 @@ def why_not_recordable(request: Any) -> str | None:
         (request.pooling_params is not None or params is None, "a pooling request"),
         (request.structured_output_request is not None, "structured output"),
         (request.resumable, "streaming input"),
-        (getattr(params, "repetition_detection", None) is not None, "repetition detection"),
+        (request.num_computed_tokens > 0, "tokens that were computed before it came"),
+        (
+            config["enable_prefix_caching"]
+            and len(request.block_hashes)
+            != num_hashes(len(request.prompt_token_ids or ()), config, hash_block_size),
+            "block hashes that are not the engine core's",
+        ),
     )
     return next((reason for holds, reason in refusals if holds), None)
 
@@ -46,6 +61,13 @@ def add_event(request: Any, with_priority: bool) -> dict[str, Any]:
         event["eos"] = params.eos_token_id
     if params.stop_token_ids:
         event["stop_token_ids"] = sorted(params.stop_token_ids)
+    if params.min_tokens:
+        event["min_tokens"] = params.min_tokens
+    if (repetition := getattr(params, "repetition_detection", None)) is not None:
+        event["repetition_detection"] = {
+            name: getattr(repetition, name)
+            for name in ("max_pattern_size", "min_pattern_size", "min_count")
+        }
     if request.skip_reading_prefix_cache:
-        event["x_skip_reading_prefix_cache"] = True
+        event["skip_reading_prefix_cache"] = True
     return event

@@ -8,6 +8,8 @@ its own tokens, and everything that happened until the next schedule().
 1. Lines are written in the order of their steps; at most the steps in flight, and one, wait.
 2. Whatever the engine changes later (it trims token lists in place) is copied when it is seen.
 3. A step that scheduled nothing has no tokens and is never in flight.
+4. Several outputs may come in behind one step (paused with steps in flight, pipelines): the line
+   names the last of them, and `during` where the others stand among the clients' events.
 """
 
 from collections import deque
@@ -15,6 +17,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from lockstep_recorder.cache_counter import CacheCounter
+from lockstep_recorder.errors import EndOfRecording
 from lockstep_recorder.recording_file import RecordingFile, encode_json
 from lockstep_recorder.releases import Release
 from lockstep_recorder.requests import add_event
@@ -29,6 +32,7 @@ class _Line:
         self.output = output  # vLLM's SchedulerOutput, compared by identity only
         self.has_passed = False  # the next schedule() has begun
         self.sampled: dict[str, list[int]] | None = {} if is_empty else None
+        self.output_of_step: int | None = None  # the last output that came in behind it
         self.tail: dict[str, Any] = {}  # what follows `sampled`
 
     def encode(self) -> bytes:
@@ -55,12 +59,16 @@ class StepLog:
         self._file = file
         self._release = release
         self._counter = counter
-        self._with_priority = header["config"]["policy"] == "priority"
+        config = header["config"]
+        self._with_priority = config["policy"] == "priority"
+        pipelined = "pipeline_parallel_size" in header.get("x_beyond_format", ())
+        self._may_run_ahead = config["async_scheduling"] or pipelined
         self._num_steps = 0
         self._events: list[dict[str, Any]] = []  # since the last schedule() or output
         self._lines: deque[_Line] = deque()  # not written yet; the last one is of the last step
         self._started: set[str] = set()  # have been scheduled once
         self._live: set[str] = set()  # requests of the steps so far that have not ended
+        self._counts = counter.seen()  # when the last output began to come in
         file.write_line(encode_json(header))
 
     # What happens between steps.
@@ -71,7 +79,13 @@ class StepLog:
 
     def abort(self, names: Iterable[str]) -> None:
         """Live requests have been aborted, in this order."""
-        self._events.extend({"abort": name} for name in names)
+        for name in names:
+            self._events.append({"abort": name})
+            self._started.discard(name)  # the name may be used again at once
+
+    def pause(self, state: str) -> None:
+        """The engine has been paused, or goes on: vLLM's name of the state."""
+        self._events.append({"pause_state": state})
 
     def reset(self, succeeded: bool) -> None:
         """The prefix cache was asked to empty itself."""
@@ -87,6 +101,10 @@ class StepLog:
 
     def scheduled(self, scheduler: Any, output: Any) -> None:
         """schedule() has returned `output`, a SchedulerOutput."""
+        if not self._may_run_ahead and any(line.sampled is None for line in self._lines):
+            raise EndOfRecording(
+                "found a step before the output of the last, which no engine waits for"
+            )
         line: dict[str, Any] = {"step": self._num_steps}
         events, self._events = self._events, []
         if events:
@@ -99,10 +117,11 @@ class StepLog:
         ):
             if names:
                 line[key] = sorted(names)
-        self._started.difference_update(output.finished_req_ids)
         line["common_prefix_blocks"] = list(output.num_common_prefix_blocks)
         if output.new_block_ids_to_zero:
             line["zero"] = output.new_block_ids_to_zero
+        if copies := getattr(output, "kv_cache_block_copies", None):
+            line["copies"] = [[copy.src_block_id, copy.dst_block_id] for copy in copies]
         self._add_state(line, scheduler)
         is_empty = not output.num_scheduled_tokens
         self._lines.append(_Line(self._num_steps, encode_json(line)[:-1], output, is_empty))
@@ -121,28 +140,46 @@ class StepLog:
         ended the requests `stopped`."""
         if not output.num_scheduled_tokens:
             return
-        own = next(line for line in self._lines if line.output is output)
+        own = next((line for line in self._lines if line.output is output), None)
+        if own is None:
+            raise EndOfRecording("found an output of a step that was not recorded")
         own.sampled, own.output = sampled, None
-        tail = self._lines[-1].tail
-        if "output_of_step" in tail:
-            raise ValueError(f"two outputs came in after step {self._num_steps - 1}")
+        last = self._lines[-1]
         if self._events:
-            tail["during"] = self._events
+            during = last.tail.setdefault("during", [])
+            if last.output_of_step is not None:
+                during.append({"output_of_step": last.output_of_step})
+            during += self._events
+            if any(event.get("reset_prefix_cache") for event in self._events):
+                last.tail["cleared"] = True
             self._note_live(self._events)
             self._events = []
-        if is_async:
-            tail["output_of_step"] = own.step
+        is_plain = own is last and last.output_of_step is None and not is_async
+        last.output_of_step = own.step
+        if not is_plain:
+            last.tail["output_of_step"] = own.step
         if stopped:
-            tail["stopped"] = stopped
-            self._live.difference_update(name for name, _ in stopped)
+            last.tail.setdefault("stopped", []).extend(stopped)
+            names = [name for name, _ in stopped]
+            self._live.difference_update(names)
+            self._started.difference_update(names)
 
     def drafted(self, drafts: dict[str, list[int]]) -> None:
         """The model has proposed `drafts` for the next step."""
-        self._lines[-1].tail["drafts"] = drafts
+        self._lines[-1].tail.setdefault("drafts", {}).update(drafts)
+
+    def output_begins(self) -> None:
+        """An output is about to be taken in."""
+        self._counts = self._counter.seen()
+
+    def output_failed(self) -> None:
+        """The engine did not survive taking it in: what it stored until then is nobody's."""
+        self._counter.forget_since(self._counts)
 
     def finish(self, stopped_because: str | None = None) -> None:
         """Writes what is known and the end line; the file gets its name."""
         self._close_line()
+        in_flight = sum(line.sampled is None for line in self._lines)
         while self._lines:
             self._file.write_line(self._lines.popleft().encode())
         end: dict[str, Any] = {
@@ -150,6 +187,8 @@ class StepLog:
             "steps": self._num_steps,
             "unfinished": sorted(self._live),
         }
+        if in_flight:
+            end["steps_in_flight"] = in_flight
         if stopped_because is not None:
             end["x_stopped_because"] = stopped_because
         self._file.write_line(encode_json(end))

@@ -70,7 +70,9 @@ class DrawnConnector(ScriptedConnector):
         if rng.random() < self._lossy:
             (table,) = blocks.get_block_ids()
             first = self.answers[-1]["local"]
-            entries = slice(first // self._block_size, -(-(first + num_external) // self._block_size))
+            entries = slice(
+                first // self._block_size, -(-(first + num_external) // self._block_size)
+            )
             candidates = [block for block in table[entries] if block]
             lost = rng.sample(candidates, rng.randint(0, len(candidates)))
         if self._answered[name]:

@@ -73,6 +73,8 @@ def config(**changes: Any) -> Any:
             mamba_cache_mode="none",
             mamba_block_size=None,
             enable_mamba_shared_prefix_checkpoint=False,
+            prefix_match_unit=None,
+            prefix_caching_hash_algo="sha256",
         ),
         parallel_config=dict(
             decode_context_parallel_size=1,
@@ -81,7 +83,9 @@ def config(**changes: Any) -> Any:
             data_parallel_size=1,
             data_parallel_index=0,
         ),
-        model_config=dict(max_model_len=128),
+        model_config=dict(
+            max_model_len=128, is_encoder_decoder=False, is_diffusion=False, runner_type="generate"
+        ),
     )
     made = {}
     for part, fields in parts.items():
@@ -90,10 +94,28 @@ def config(**changes: Any) -> Any:
     return SimpleNamespace(**({"speculative_config": None} | made | changes))
 
 
+def drafts(method: str, **fields: Any) -> Any:
+    """A SpeculativeConfig; `method` is the format's word for it."""
+    defaults = dict(
+        method=method,
+        num_speculative_tokens=2,
+        max_num_new_slots_for_drafting=int(method == "draft_model"),
+        use_eagle=lambda: method == "eagle",
+        use_eagle_block_drop=lambda: method == "eagle",
+        uses_draft_model=lambda: method == "draft_model",
+    )
+    return SimpleNamespace(**(defaults | fields))
+
+
 def group(layer_spec: Any, *layers: str, **fields: Any) -> Any:
     return SimpleNamespace(
         layer_names=list(layers or ("layers.0",)), kv_cache_spec=layer_spec, **fields
     )
+
+
+def cache(groups: list[Any], **fields: Any) -> Any:
+    """A KVCacheConfig."""
+    return SimpleNamespace(**({"kv_cache_groups": groups} | fields))
 
 
 class Scheduler:
@@ -101,23 +123,27 @@ class Scheduler:
 
     def __init__(self, vllm_config: Any = None, groups: list[Any] | None = None) -> None:
         self.vllm_config = vllm_config or config()
-        self.kv_cache_config = SimpleNamespace(kv_cache_groups=groups or [group(spec())])
-        self.connector = None
-        self.is_encoder_decoder = False
+        self.kv_cache_config = cache(groups or [group(spec())])
         self.block_size = 16
         self.tables: dict[str, tuple[list[int], ...]] = {}
         self.kv_cache_manager = SimpleNamespace(
             block_pool=BlockPool(), get_block_ids=lambda name: self.tables[name]
         )
+        self.requests: dict[str, Any] = {}
+        self.pause_state = 0
         self.running: list[Any] = []
         self.waiting: list[Any] = []
         self.skipped_waiting: list[Any] = []
         self.kv_holding_waiting: list[Any] = []
 
 
+class AsyncScheduler(Scheduler):
+    """One that decides before the last step's tokens are there."""
+
+
 def request(name: str, **changes: Any) -> Any:
     """A request of three tokens; `changes` to its fields or to those of its sampling parameters."""
-    params = dict(eos_token_id=None, stop_token_ids=None, repetition_detection=None)
+    params = dict(eos_token_id=None, stop_token_ids=None, min_tokens=0, repetition_detection=None)
     chosen = {key: changes.pop(key) for key in list(changes) if key in params}
     fields = dict(
         request_id=name,
@@ -134,6 +160,8 @@ def request(name: str, **changes: Any) -> Any:
         priority=0,
         cache_salt=None,
         skip_reading_prefix_cache=False,
+        block_hashes=[],
+        num_computed_tokens=0,
     )
     return SimpleNamespace(**(fields | changes))
 

@@ -12,8 +12,8 @@ from typing import Any
 
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent)]
-SAMPLES = HERE.parents[1] / "samples" / "recordings"
-REGRESSIONS = HERE.parents[2] / "tests" / "regressions"
+SAMPLES = HERE.parents[1] / "traces" / "samples" / "recordings"
+REGRESSIONS = HERE.parents[1] / "tests" / "regressions"
 SKIPPED = 77
 
 try:

@@ -1,8 +1,10 @@
 """Lets vLLM serve scenarios of this package and records them.
 
     python record_scenarios.py OUT_FOLDER [--seeds FIRST:LAST] [--families NAME ...] [--requests N]
+                               [--served]
 
-Writes OUT_FOLDER/FAMILY/SEED.jsonl, for `lockstep conform` and `lockstep audit`.
+Writes OUT_FOLDER/FAMILY/SEED.jsonl, for `lockstep conform` and `lockstep audit`. With --served the
+families are models as a server of vLLM 0.33.0 serves them, with all its defaults.
 """
 
 from __future__ import annotations
@@ -20,17 +22,24 @@ sys.path[:0] = [str(HERE), str(HERE.parent)]
 import scenarios
 
 
-def record(family: str, seed: int, path: Path, requests: int = 24) -> int:
-    """Records one scenario to `path`. Returns the turns of the engine's loop."""
+def record(family: str, seed: int, path: Path, requests: int = 24, served: bool = False) -> int:
+    """Records one scenario to `path`; `served`: the family is a model. Returns its turns."""
     import served_engine
 
     from lockstep_recorder.scheduler import RecordingScheduler
 
     os.environ["LOCKSTEP_RECORDING"] = str(path)
     os.environ["LOCKSTEP_RECORDING_TABLES"] = "8"  # often: scenarios are short
-    header = scenarios.make_header(family, seed)
-    workload = scenarios.Workload(header, requests)
-    engine = served_engine.ServedEngine(header, RecordingScheduler, workload)
+    groups = None
+    if served:
+        import served_models
+
+        header, groups = served_models.make_scenario(family, seed)
+        workload: scenarios.Workload = served_models.ServedWorkload(header, requests)
+    else:
+        header = scenarios.make_header(family, seed)
+        workload = scenarios.Workload(header, requests)
+    engine = served_engine.ServedEngine(header, RecordingScheduler, workload, groups)
     turns = engine.run()
     engine.scheduler.recorder.finish()
     if not path.exists():
@@ -54,7 +63,7 @@ def parser_of(documentation: str, families: Iterable[str]) -> argparse.ArgumentP
 
 
 def record_families(arguments: argparse.Namespace, record_one: Callable[..., int]) -> None:
-    """`record_one`: takes a family, a seed and a path, and returns the turns of the engine's loop."""
+    """`record_one`: takes a family, a seed and a path; returns the turns of the engine's loop."""
     first, last = (int(text) for text in arguments.seeds.split(":"))
     for family in arguments.families:
         folder = arguments.out / family
@@ -68,8 +77,20 @@ def record_families(arguments: argparse.Namespace, record_one: Callable[..., int
 def main() -> None:
     import vllm_engine
 
-    arguments = parser_of(__doc__, families_of(vllm_engine.VERSION)).parse_args()
-    record_families(arguments, functools.partial(record, requests=arguments.requests))
+    parser = parser_of(__doc__, families_of(vllm_engine.VERSION))
+    parser.add_argument("--served", action="store_true")
+    arguments = parser.parse_args()
+    if arguments.served:
+        import served_models
+
+        if vllm_engine.VERSION != served_models.VERSION:
+            parser.error(
+                f"--served: found vLLM {vllm_engine.VERSION}, wants {served_models.VERSION}"
+            )
+        if arguments.families == parser.get_default("families"):
+            arguments.families = list(served_models.MODELS)
+    options = {"requests": arguments.requests, "served": arguments.served}
+    record_families(arguments, functools.partial(record, **options))
 
 
 if __name__ == "__main__":

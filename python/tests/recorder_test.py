@@ -20,13 +20,8 @@ sys.path[:0] = [str(HERE), str(HERE.parent)]
 import fakes
 
 from lockstep_recorder.errors import RecorderError
-from lockstep_recorder.header import beyond_format, config_of, header_of, spec_of
 from lockstep_recorder.recorder import Recorder, recording_path_of, tables_every
 from lockstep_recorder.recording_file import RecordingFile, _encode_with_json, encode_json
-from lockstep_recorder.releases import release_of
-from lockstep_recorder.requests import add_event, why_not_recordable
-
-RELEASE = release_of("0.22.1")
 
 
 class Folder(unittest.TestCase):
@@ -91,137 +86,13 @@ class EnvironmentTest(unittest.TestCase):
                 tables_every({"LOCKSTEP_RECORDING_TABLES": text})
 
 
-class HeaderTest(unittest.TestCase):
-    def header(self, scheduler: Any) -> dict[str, Any]:
-        return header_of(scheduler, RELEASE, hash_block_size=16, family="f", seed=7)
-
-    def test_a_header_has_what_the_format_asks_for(self) -> None:
-        header = self.header(fakes.Scheduler())
-        self.assertEqual(header["engine"], {"name": "vllm", "version": "0.22.1"})
-        self.assertEqual((header["family"], header["seed"], header["num_blocks"]), ("f", 7, 9))
-        self.assertEqual(header["config"]["max_model_len"], 128)
-        self.assertEqual(
-            header["groups"],
-            [{"layers": ["layers.0"], "spec": {"type": "full", "block_size": 16,
-              "num_kv_heads": 2, "head_size": 64, "dtype": "bf16"}}],
-        )  # fmt: skip
-        self.assertNotIn("x_beyond_format", header)
-
-    def test_every_kind_of_cache_has_its_word(self) -> None:
-        window = spec_of(fakes.spec("SlidingWindowSpec", sliding_window=64), RELEASE)
-        self.assertEqual((window["type"], window["sliding_window"]), ("sliding_window", 64))
-        chunk = spec_of(fakes.spec("ChunkedLocalAttentionSpec", attention_chunk_size=32), RELEASE)
-        self.assertEqual((chunk["type"], chunk["attention_chunk_size"]), ("chunked_local", 32))
-        mla = spec_of(
-            fakes.spec("SlidingWindowMLASpec", sliding_window=8, compress_ratio=4), RELEASE
-        )
-        self.assertEqual((mla["mla_rows"], mla["compress_ratio"]), (True, 4))
-        hidden = spec_of(fakes.spec("HiddenStateCacheSpec", page_size_padded=8192), RELEASE)
-        self.assertEqual((hidden["type"], hidden["page_size_padded"]), ("hidden_state", 8192))
-        state = fakes.spec(
-            "MambaSpec",
-            shapes=((3, 256), (4,)),
-            dtypes=("torch.bfloat16", "torch.float32"),
-            mamba_cache_mode="align",
-            num_speculative_blocks=1,
-        )
-        self.assertEqual(
-            spec_of(state, RELEASE),
-            {"type": "mamba", "block_size": 16, "shapes": [[3, 256], [4]],
-             "dtypes": ["bf16", "fp32"], "mamba_cache_mode": "align", "num_speculative_blocks": 1},
-        )  # fmt: skip
-
-    def test_a_kind_or_type_without_a_word_is_refused(self) -> None:
-        for spec in (fakes.spec("TQFullAttentionSpec"), fakes.spec(dtype="torch.int4")):
-            with self.assertRaisesRegex(RecorderError, "found .*; the format has a word for"):
-                spec_of(spec, RELEASE)
-
-    def test_connectors_and_encoders_are_refused(self) -> None:
-        scheduler = fakes.Scheduler()
-        scheduler.connector = object()
-        with self.assertRaisesRegex(RecorderError, "found a KV or encoder connector"):
-            self.header(scheduler)
-        scheduler = fakes.Scheduler()
-        scheduler.is_encoder_decoder = True
-        with self.assertRaisesRegex(RecorderError, "found an encoder-decoder model"):
-            self.header(scheduler)
-
-    def test_a_group_of_uniform_type_lists_the_spec_of_every_layer(self) -> None:
-        specs = {"a": fakes.spec(), "b": fakes.spec(head_size=128)}
-        uniform = fakes.spec("UniformTypeKVCacheSpecs", kv_cache_specs=specs)
-        header = self.header(fakes.Scheduler(groups=[fakes.group(uniform, "a", "b")]))
-        self.assertEqual([s["head_size"] for s in header["groups"][0]["layer_specs"]], [64, 128])
-        self.assertEqual(header["groups"][0]["spec"]["head_size"], 64)
-
-    def test_what_a_hash_covers_behind_its_block_is_stated_for_drafts_like_eagles(self) -> None:
-        def drafts(method: str) -> Any:
-            return SimpleNamespace(
-                num_speculative_tokens=2,
-                use_eagle=lambda: method == "eagle",
-                uses_draft_model=lambda: method == "draft_model",
-            )
-
-        def stated(method: str, **changes: Any) -> Any:
-            config = fakes.config(speculative_config=drafts(method), **changes)
-            return config_of(config).get("num_hash_lookahead_tokens")
-
-        for tokens in (1, 0):  # 0: hashed without, by an option of the engine's user
-            self.assertEqual(stated("eagle", num_hash_lookahead_tokens=tokens), tokens)
-        self.assertIsNone(stated("ngram", num_hash_lookahead_tokens=0))
-        self.assertIsNone(stated("eagle"))  # a release that knows no such thing
-
-    def test_choices_that_the_format_cannot_say_are_named(self) -> None:
-        chosen = fakes.Scheduler(fakes.config(watermark=0.1, max_num_scheduled_tokens=60))
-        self.assertEqual(
-            beyond_format(chosen, release_of("0.33.0")), ["max_num_scheduled_tokens", "watermark"]
-        )
-        self.assertEqual(beyond_format(fakes.Scheduler(), release_of("0.33.0")), [])
-        groups = [fakes.group(fakes.spec(), is_eagle_group=flag) for flag in (True, False)]
-        self.assertEqual(beyond_format(fakes.Scheduler(groups=groups), RELEASE), ["is_eagle_group"])
-
-    def test_a_release_that_nobody_has_read_is_refused(self) -> None:
-        self.assertEqual(release_of("0.33.0+cu130").version, "0.33.0")
-        with self.assertRaisesRegex(RecorderError, "found vLLM 0.25.0; this recorder knows 0.22.1"):
-            release_of("0.25.0")
-
-
-class RequestTest(unittest.TestCase):
-    def test_an_event_has_what_decides(self) -> None:
-        request = fakes.request(
-            "r", eos_token_id=9, stop_token_ids={12, 11}, cache_salt="s", priority=2
-        )
-        self.assertEqual(
-            add_event(request, with_priority=True),
-            {"add": "r", "prompt": {"tokens": [1, 2, 3]}, "max_tokens": 4, "arrival": 0.5,
-             "priority": 2, "cache_salt": "s", "eos": 9, "stop_token_ids": [11, 12]},
-        )  # fmt: skip
-        self.assertNotIn("priority", add_event(request, with_priority=False))
-
-    def test_arrivals_have_nine_digits_and_no_exponent(self) -> None:
-        for time, expected in ((1763712000.1234567, 1763712000.1234567), (1e-5, 0.0)):
-            event = add_event(fakes.request("r", arrival_time=time), with_priority=False)
-            self.assertEqual(event["arrival"], expected)
-            self.assertNotIn(b"e-", encode_json(event["arrival"]))
-
-    def test_what_reaches_hashes_or_queues_by_other_ways_is_named(self) -> None:
-        self.assertIsNone(why_not_recordable(fakes.request("r")))
-        for change, reason in (
-            ({"prompt_token_ids": None}, "a prompt without token ids"),
-            ({"mm_features": [object()]}, "multimodal inputs"),
-            ({"lora_request": object()}, "a LoRA adapter"),
-            ({"pooling_params": object()}, "a pooling request"),
-            ({"structured_output_request": object()}, "structured output"),
-            ({"resumable": True}, "streaming input"),
-            ({"repetition_detection": object()}, "repetition detection"),
-        ):
-            self.assertEqual(why_not_recordable(fakes.request("r", **change)), reason)
-
-
 class StepTest(Folder):
     """Calls in the order in which the engine makes them, and the lines that come of it."""
 
     def start(self, **changes: Any) -> None:
-        self.scheduler = fakes.Scheduler(fakes.config(**changes))
+        is_async = changes.get("async_scheduling", False)
+        made = fakes.AsyncScheduler if is_async else fakes.Scheduler
+        self.scheduler = made(fakes.config(**changes))
         self.path = self.folder / "run.jsonl"
         self.recorder = self.begin("0.22.1")
 
@@ -255,7 +126,7 @@ class StepTest(Folder):
     def test_a_step_shows_its_events_decision_tokens_and_counts(self) -> None:
         self.start()
         self.recorder.added(fakes.request("a"), is_known=False)
-        self.recorder.reset(True, preempted_running=False)
+        self.recorder.reset(True, num_preempted=0)
         first = self.schedule(
             fakes.output({"a": 3}, new={"a": (0, ([1],))}, new_block_ids_to_zero=[1]),
             ("a",),
@@ -297,7 +168,7 @@ class StepTest(Folder):
         pool.move_block_hashes("h", 2)
         self.schedule(fakes.output({}))
         pool.reset_prefix_cache()
-        self.recorder.reset(True, preempted_running=False)
+        self.recorder.reset(True, num_preempted=0)
         self.schedule(fakes.output({}), stored=2)  # the table of after the reset is watched too
         steps = self.lines()[1:-1]
         self.assertEqual([step.get("stored") for step in steps], [1, 2])
@@ -340,6 +211,142 @@ class StepTest(Folder):
         self.schedule(fakes.output({"a": 3}, new={"a": (0, ([1],))}), ("a",))
         _, step, end = self.lines()
         self.assertEqual((step["sampled"], end["unfinished"]), ({}, ["a"]))
+        self.assertEqual(end["steps_in_flight"], 1)
+
+    def test_steps_that_scheduled_nothing_are_never_in_flight(self) -> None:
+        self.start(async_scheduling=True)
+        self.schedule(fakes.output({}))
+        self.assertNotIn("steps_in_flight", self.lines()[-1])
+
+    def test_outputs_of_several_steps_behind_one_are_told_apart(self) -> None:
+        self.start(async_scheduling=True)
+        for name in ("a", "b", "c"):
+            self.recorder.added(fakes.request(name), is_known=False)
+        new = {name: (0, ([1],)) for name in ("a", "b", "c")}
+        first = self.schedule(fakes.output({"a": 3, "b": 3, "c": 3}, new=new), ("a", "b", "c"))
+        old = {"b": (3, None), "c": (3, None)}
+        second = self.schedule(fakes.output({"b": 1, "c": 1}, cached=old))
+        self.recorder.finished_by_client([("c", 0)])
+        self.update(first, {"a": [5], "b": [5]}, {"a": "length"})
+        self.recorder.paused(SimpleNamespace(name="PAUSED_ALL"))
+        self.update(second, {"b": [6]}, {"b": "stop"})
+        steps = self.lines()[1:-1]
+        self.assertEqual(
+            steps[1]["during"],
+            [{"abort": "c"}, {"output_of_step": 0}, {"pause_state": "PAUSED_ALL"}],
+        )
+        self.assertEqual(steps[1]["output_of_step"], 1)
+        self.assertEqual(steps[1]["stopped"], [["a", "length"], ["b", "stop"]])
+        self.assertEqual([step["sampled"] for step in steps], [{"a": [5], "b": [5]}, {"b": [6]}])
+
+    def test_a_pipeline_says_whose_output_came_in(self) -> None:
+        self.start(pipeline_parallel_size=2)
+        first = self.schedule(fakes.output({"a": 3}, new={"a": (0, ([1],))}), ("a",))
+        second = self.schedule(fakes.output({"b": 3}, new={"b": (0, ([2],))}), ("a", "b"))
+        self.update(first, {"a": [5]})
+        self.update(second, {"b": [6]})
+        steps = self.lines()[1:-1]
+        self.assertEqual([step.get("output_of_step") for step in steps], [None, 1])
+
+    def test_a_step_that_no_engine_decides_yet_ends_the_recording_before_it(self) -> None:
+        self.start()
+        self.schedule(fakes.output({"a": 3}, new={"a": (0, ([1],))}), ("a",))
+        with self.assertLogs("vllm.lockstep_recorder", "ERROR"):
+            self.schedule(fakes.output({"b": 3}, new={"b": (0, ([2],))}), ("a", "b"))
+        end = self.lines()[-1]
+        self.assertEqual((end["steps"], end["steps_in_flight"]), (1, 1))
+        self.assertIn("found a step before the output of the last", end["x_stopped_because"])
+
+    def test_an_output_of_a_step_that_was_not_seen_ends_the_recording_there(self) -> None:
+        self.start()
+        first = self.schedule(fakes.output({"a": 3}, new={"a": (0, ([1],))}), ("a",))
+        self.update(first, {"a": [5]})
+        with self.assertLogs("vllm.lockstep_recorder", "ERROR"):
+            self.update(fakes.output({"a": 1}), {"a": [6]})
+        *_, step, end = self.lines()
+        self.assertEqual(step["sampled"], {"a": [5]})
+        self.assertEqual(
+            end["x_stopped_because"], "found an output of a step that was not recorded"
+        )
+
+    def test_pauses_stand_among_what_clients_do(self) -> None:
+        self.start()
+        self.recorder.added(fakes.request("a"), is_known=False)
+        self.recorder.paused(SimpleNamespace(name="PAUSED_NEW"))
+        self.schedule(fakes.output({}))
+        self.recorder.paused(SimpleNamespace(name="UNPAUSED"))
+        self.schedule(fakes.output({}))
+        one, two = self.lines()[1:-1]
+        self.assertEqual(one["before"][1], {"pause_state": "PAUSED_NEW"})
+        self.assertEqual(two["before"], [{"pause_state": "UNPAUSED"}])
+
+    def test_a_name_that_is_used_again_at_once_belongs_to_a_new_request(self) -> None:
+        for ends_by_itself in (True, False):
+            self.start()
+            self.recorder.added(fakes.request("a"), is_known=False)
+            first = self.schedule(fakes.output({"a": 3}, new={"a": (0, ([1],))}), ("a",))
+            self.update(first, {"a": [5]}, {"a": "length"} if ends_by_itself else {})
+            if not ends_by_itself:
+                self.recorder.finished_by_client([("a", 0)])
+            self.recorder.added(fakes.request("a"), is_known=False)
+            again = fakes.output({"a": 3}, new={"a": (0, ([2],))}, finished_req_ids={"a"})
+            self.update(self.schedule(again, ("a",)), {"a": [6]})
+            self.schedule(fakes.output({}, preempted_req_ids={"a"}))
+            back = fakes.output({"a": 4}, new={"a": (0, ([3],))})
+            self.update(self.schedule(back, ("a",)), {"a": [7]})
+            steps = self.lines()[1:-1]
+            self.path.unlink()
+            rows = [step["scheduled"][0] for step in steps if step["scheduled"]]
+            self.assertEqual([row.get("resumed") for row in rows], [None, None, True])
+
+    def test_blocks_that_the_worker_copies_are_shown(self) -> None:
+        self.start()
+        copy = SimpleNamespace(src_block_id=4, dst_block_id=7)
+        self.schedule(fakes.output({}, kv_cache_block_copies=[copy]))
+        self.schedule(fakes.output({}, kv_cache_block_copies=None))
+        one, two = self.lines()[1:-1]
+        self.assertEqual(one["copies"], [[4, 7]])
+        self.assertNotIn("copies", two)
+
+    def test_an_output_that_the_engine_does_not_survive_counts_for_nothing(self) -> None:
+        self.start()
+        output = fakes.output({"a": 3}, new={"a": (0, ([1],))})
+        self.schedule(output, ("a",), stored=1)
+        self.recorder.tokens_of(output, fakes.model_output({"a": [5]}))
+        table = self.scheduler.kv_cache_manager.block_pool.cached_block_hash_to_block
+        table.insert("halfway", 1)
+        with self.assertLogs("vllm.lockstep_recorder", "ERROR"):
+            self.recorder.failed("update_from_output", AssertionError())
+        _, step, end = self.lines()
+        self.assertEqual((step["stored"], step["sampled"]), (1, {}))
+        self.assertEqual(
+            (end["steps_in_flight"], end["x_stopped_because"]),
+            (1, "update_from_output() raised AssertionError"),
+        )
+
+    def test_a_change_from_outside_ends_the_recording_before_the_next_call(self) -> None:
+        for change in (
+            lambda: self.scheduler.requests.clear(),
+            lambda: self.scheduler.running.append(None),
+            lambda: self.scheduler.waiting.append(None),
+            lambda: setattr(self.scheduler.kv_cache_manager.block_pool, "free", 3),
+        ):
+            self.start()
+            self.scheduler.requests["a"] = None
+            self.recorder.ends(self.scheduler)
+            self.recorder.begins("schedule", self.scheduler)
+            self.schedule(fakes.output({}))
+            self.recorder.ends(self.scheduler)
+            self.recorder.begins("schedule", self.scheduler)  # as it was left
+            self.assertFalse(self.path.exists())
+            change()
+            with self.assertLogs("vllm.lockstep_recorder", "ERROR"):
+                self.recorder.begins("schedule", self.scheduler)
+            self.assertEqual(
+                self.lines()[-1]["x_stopped_because"],
+                "found a change of the scheduler from outside before schedule()",
+            )
+            self.path.unlink()
 
     def test_who_leaves_while_the_model_runs_leaves_before_its_output(self) -> None:
         self.start()
@@ -394,7 +401,7 @@ class StepTest(Folder):
     def test_a_name_twice_and_a_forced_reset_end_it_too(self) -> None:
         for cause in (
             lambda: self.recorder.added(fakes.request("x"), is_known=True),
-            lambda: self.recorder.reset(True, preempted_running=True),
+            lambda: self.recorder.reset(True, num_preempted=1),
         ):
             self.start()
             with self.assertLogs("vllm.lockstep_recorder", "ERROR"):

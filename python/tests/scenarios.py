@@ -191,6 +191,17 @@ FAMILIES: dict[str, Callable[[random.Random], Parts]] = {
     "mixed": _mixed,
 }  # fmt: skip
 
+# Families beyond those of the format as it was; recorded when they are asked for.
+LATER_FAMILIES: dict[str, Callable[[random.Random], Parts]] = {
+    "pauses": _alone(full),
+    "async_pauses": _alone(full, async_scheduling=True),
+    "async_spec_decode_pauses": _alone(full, async_scheduling=True, num_spec_tokens=_one_of(1, 2),
+                                       spec_method="eagle"),
+    "rare_parameters": _alone(full, async_scheduling=_one_of(False, True)),
+}  # fmt: skip
+PAUSING = {"pauses", "async_pauses", "async_spec_decode_pauses"}
+WITH_ALL_PARAMETERS = {"rare_parameters"}
+
 # What a release refuses to configure.
 REFUSED = {"0.33.0": {"mamba_all"}}
 
@@ -198,7 +209,7 @@ REFUSED = {"0.33.0": {"mamba_all"}}
 def make_header(family: str, seed: int) -> dict[str, Any]:
     """The configuration of one scenario: config, groups, num_blocks."""
     rng = random.Random(f"{family} {seed}")
-    specs, options = FAMILIES[family](rng)
+    specs, options = (FAMILIES | LATER_FAMILIES)[family](rng)
     config = {
         "max_num_seqs": rng.choice((2, 4, 8, 16)),
         "max_num_batched_tokens": rng.choice((16, 32, 64, 128, 256)),
@@ -221,9 +232,11 @@ class Workload:
 
     def __init__(self, header: dict[str, Any], num_requests: int = 24) -> None:
         self.rng = random.Random(f"workload {header['family']} {header['seed']}")
+        self.header_family = header["family"]
         self.config = header["config"]
         self.left = num_requests
         self.made = 0
+        self.pauses = header["family"] in PAUSING
         self.prefixes = [self._tokens(self.config["max_model_len"]) for _ in range(3)]
 
     def _tokens(self, count: int) -> list[int]:
@@ -248,9 +261,31 @@ class Workload:
             event["eos"] = EOS
         if rng.random() < 0.3:
             event["stop_token_ids"] = STOP_TOKENS
+        if self.header_family in WITH_ALL_PARAMETERS:
+            event |= self._rare_parameters(event["max_tokens"])
         self.made += 1
         self.left -= 1
         return event
+
+    def _rare_parameters(self, max_tokens: int) -> dict[str, Any]:
+        """What few requests ask for; repetitions are frequent in what token() draws for them."""
+        rng = self.rng
+        rare: dict[str, Any] = {}
+        if rng.random() < 0.4:
+            rare["min_tokens"] = min(rng.choice((1, 4, 12)), max_tokens)
+        if rng.random() < 0.3:
+            rare["skip_reading_prefix_cache"] = True
+        if rng.random() < 0.5:
+            smallest = rng.choice((1, 2))
+            rare["repetition_detection"] = {
+                "max_pattern_size": smallest + rng.randrange(3),
+                "min_pattern_size": smallest,
+                "min_count": rng.choice((2, 3)),
+            }
+        return rare
+
+    def answered(self, name: str, tokens: list[int]) -> None:
+        """The model's tokens for one request, for workloads that go on from answers."""
 
     def arrivals(self) -> list[dict[str, Any]]:
         """Requests that come before the next step."""
@@ -261,6 +296,8 @@ class Workload:
         """One sampled token; now and then one that ends a request which listens to it."""
         if self.rng.random() < 0.06:
             return self.rng.choice((EOS, *STOP_TOKENS))
+        if self.header_family in WITH_ALL_PARAMETERS:
+            return self.rng.randrange(3)
         return self.rng.randrange(50000)
 
     def sample(self, drafts: list[int]) -> list[int]:

@@ -14,8 +14,10 @@ from typing import Any
 
 import vllm_engine
 from scenarios import Workload
+from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.engine.core import EngineCore
 from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
+from vllm.v1.request import RequestStatus
 
 
 class _Answer(Future):
@@ -78,6 +80,7 @@ class _Executor:
             rows.append([] if request.is_prefill_chunk else self.workload.sample(spec))
             has_drafts = "num_spec_tokens" in self.workload.config and rows[-1]
             drafts.append(self.workload.drafts() if has_drafts else [])
+            self.workload.answered(name, rows[-1])
         self.drafts = DraftTokenIds(names, drafts)
         index = {name: i for i, name in enumerate(names)}
         return ModelRunnerOutput(names, index, rows, kv_connector_output=self._report())
@@ -89,9 +92,16 @@ class _Executor:
 class ServedEngine:
     """Serves a workload to its end."""
 
-    def __init__(self, header: dict[str, Any], scheduler_cls: type, workload: Workload) -> None:
+    def __init__(
+        self,
+        header: dict[str, Any],
+        scheduler_cls: type,
+        workload: Workload,
+        groups: list[Any] | None = None,
+    ) -> None:
+        """`groups`: vLLM's, where the header does not say all of them."""
         self.engine = vllm_engine.make_engine(
-            header, scheduler_cls, "drawn_connector.DrawnConnector"
+            header, scheduler_cls, "drawn_connector.DrawnConnector", groups
         )
         self.scheduler = self.engine.scheduler
         self.workload = workload
@@ -129,6 +139,24 @@ class ServedEngine:
             self.core.abort_requests(self._random_live())
         if rng.random() < 0.03:
             self.scheduler.reset_prefix_cache()
+        if self.workload.pauses:
+            self._pause_or_go_on()
+
+    def _pause_or_go_on(self) -> None:
+        """As the engine core pauses: new requests wait, or everything does; an `abort` ends what
+        is there first."""
+        rng, scheduler = self.workload.rng, self.scheduler
+        if scheduler.pause_state != PauseState.UNPAUSED:
+            if rng.random() < 0.3 or not self.workload.left:
+                scheduler.set_pause_state(PauseState.UNPAUSED)
+        elif rng.random() < 0.1 and self.workload.left:
+            state = rng.choice((PauseState.PAUSED_NEW, PauseState.PAUSED_ALL))
+            if state == PauseState.PAUSED_NEW and rng.random() < 0.5:
+                scheduler.finish_requests(None, RequestStatus.FINISHED_ABORTED)
+                scheduler.set_pause_state(state)
+                scheduler.reset_prefix_cache(reset_running_requests=True)
+            else:
+                scheduler.set_pause_state(state)
 
     def run(self, steps_max: int = 600) -> int:
         """Serves until nothing is left to do. Returns how many times the loop went round; whatever

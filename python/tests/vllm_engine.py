@@ -24,10 +24,11 @@ from vllm.config import (
     SchedulerConfig,
     VllmConfig,
 )
-from vllm.sampling_params import SamplingParams
+from vllm.sampling_params import RepetitionDetectionParams, SamplingParams
 from vllm.v1 import kv_cache_interface as kv
 from vllm.v1.core import kv_cache_utils
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
@@ -37,36 +38,37 @@ logging.getLogger("vllm").setLevel(logging.ERROR)
 
 VERSION = vllm.__version__.split("+", 1)[0]
 
-_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+_DTYPES = {
+    "bf16": torch.bfloat16,
+    "fp16": torch.float16,
+    "fp32": torch.float32,
+    "uint8": torch.uint8,
+}
 
 
-def _spec(spec: dict[str, Any]) -> Any:
+# The format's word for a kind of attention -> vLLM's class, where the release has it.
+_KINDS = {
+    "full": "FullAttentionSpec",
+    "mla": "MLAAttentionSpec",
+    "hidden_state": "HiddenStateCacheSpec",
+    "sliding_window": "SlidingWindowSpec",
+    "sliding_window_mla": "SlidingWindowMLASpec",
+    "chunked_local": "ChunkedLocalAttentionSpec",
+    "circular_buffer": "CircularBufferSpec",
+}
+
+
+def make_spec(spec: dict[str, Any], is_draft: bool = False) -> Any:
     """vLLM's spec for one in the words of the recording format."""
+    keys = {key: value for key, value in spec.items() if key != "type"}
+    if is_draft:
+        keys["is_draft"] = True
     if spec["type"] == "mamba":
-        return kv.MambaSpec(
-            block_size=spec["block_size"],
-            shapes=tuple(tuple(shape) for shape in spec["shapes"]),
-            dtypes=tuple(_DTYPES[dtype] for dtype in spec["dtypes"]),
-            mamba_cache_mode=spec["mamba_cache_mode"],
-            num_speculative_blocks=spec["num_speculative_blocks"],
-        )
-    keys = dict(
-        block_size=spec["block_size"],
-        num_kv_heads=spec["num_kv_heads"],
-        head_size=spec["head_size"],
-        dtype=_DTYPES[spec["dtype"]],
-    )
-    for name in ("sliding_window", "attention_chunk_size"):
-        if name in spec:
-            keys[name] = spec[name]
-    kinds = {
-        "full": kv.FullAttentionSpec,
-        "mla": kv.MLAAttentionSpec,
-        "hidden_state": kv.HiddenStateCacheSpec,
-        "sliding_window": kv.SlidingWindowSpec,
-        "chunked_local": kv.ChunkedLocalAttentionSpec,
-    }
-    return kinds[spec["type"]](**keys)
+        keys["shapes"] = tuple(tuple(shape) for shape in spec["shapes"])
+        keys["dtypes"] = tuple(_DTYPES[dtype] for dtype in spec["dtypes"])
+        return kv.MambaSpec(**keys)
+    keys["dtype"] = _DTYPES[spec["dtype"]]
+    return getattr(kv, _KINDS[spec["type"]])(**keys)
 
 
 def _bare(cls: type, **fields: Any) -> Any:
@@ -78,8 +80,9 @@ def _bare(cls: type, **fields: Any) -> Any:
     return made
 
 
-class _Speculative(SimpleNamespace):
-    """What the scheduler asks of a speculative configuration; `method` is the format's word."""
+class Speculative(SimpleNamespace):
+    """What the scheduler asks of a speculative configuration; `method` is the format's word or,
+    for drafters that it counts as EAGLE, vLLM's."""
 
     num_speculative_tokens_per_batch_size = None
     disable_eagle_block_drop = False
@@ -90,13 +93,13 @@ class _Speculative(SimpleNamespace):
         return 1 if self.uses_draft_model() else 0
 
     def use_eagle(self) -> bool:
-        return self.method == "eagle"
+        return self.method in ("eagle", "eagle3", "mtp")
 
     def use_eagle_block_drop(self) -> bool:
-        return self.method == "eagle"
+        return self.method in ("eagle", "eagle3", "mtp")
 
     def needs_eagle_block_drop(self) -> bool:
-        return self.method == "eagle"
+        return self.method in ("eagle", "eagle3", "mtp")
 
     def uses_draft_model(self) -> bool:
         return self.method == "draft_model"
@@ -104,15 +107,24 @@ class _Speculative(SimpleNamespace):
     def use_dspark(self) -> bool:
         return False
 
-    use_dflash = use_multi_module_mtp = use_dspark
+    use_dflash = use_dspark
+
+    def use_multi_module_mtp(self) -> bool:
+        return self.num_modules > 1
 
 
-def _speculative(config: dict[str, Any]) -> _Speculative | None:
+def _speculative(config: dict[str, Any]) -> Speculative | None:
     if not config.get("num_spec_tokens"):
         return None
-    return _Speculative(
-        num_speculative_tokens=config["num_spec_tokens"], method=config["spec_method"]
+    return Speculative(
+        num_speculative_tokens=config["num_spec_tokens"],
+        method=config.get("x_method", config["spec_method"]),
+        num_modules=config.get("num_prefill_lookahead_tokens", 1),
     )
+
+
+class ModelStandIn(SimpleNamespace):
+    """What the scheduler asks of a model's configuration."""
 
 
 def _connector(header: dict[str, Any], path: str) -> KVTransferConfig | None:
@@ -156,6 +168,12 @@ def make_config(header: dict[str, Any], connector: str) -> Any:
         mamba_block_size=config.get("mamba_block_size"),
     )
     cache.num_gpu_blocks = header["num_blocks"]
+    for key, option in (
+        ("hash_algorithm", "prefix_caching_hash_algo"),
+        ("prefix_match_unit", "prefix_match_unit"),
+    ):
+        if key in config:
+            setattr(cache, option, config[key])
     if speculative := _speculative(config):
         scheduler.max_num_scheduled_tokens = scheduler.max_num_batched_tokens
         if VERSION == "0.22.1":  # the later release counts these slots step by step
@@ -165,7 +183,7 @@ def make_config(header: dict[str, Any], connector: str) -> Any:
     parallel.decode_context_parallel_size = config.get("dcp", 1)
     parallel.prefill_context_parallel_size = config.get("pcp", 1)
     parallel.data_parallel_index = 0
-    model = SimpleNamespace(
+    model = ModelStandIn(
         max_model_len=max_model_len,
         is_encoder_decoder=False,
         enable_return_routed_experts=False,
@@ -173,6 +191,7 @@ def make_config(header: dict[str, Any], connector: str) -> Any:
         supports_multimodal_inputs=False,
         runner_type="generate",
         is_diffusion=False,
+        supports_kv_cache_grouping=False,
         uses_mrope=False,
         return_sampling_mask=False,
         multimodal_config=None,
@@ -205,11 +224,19 @@ def make_config(header: dict[str, Any], connector: str) -> Any:
     )
 
 
+def _group(group: dict[str, Any], is_eagle: bool) -> Any:
+    made = make_spec(group["spec"])
+    if "layer_specs" in group:
+        specs = zip(group["layers"], map(make_spec, group["layer_specs"]), strict=True)
+        made = kv.UniformTypeKVCacheSpecs(made.block_size, kv_cache_specs=dict(specs))
+    marks = {"is_eagle_group": True} if is_eagle or group.get("is_eagle_group") else {}
+    return kv.KVCacheGroupSpec(group["layers"], made, **marks)
+
+
 def make_groups(header: dict[str, Any]) -> list[Any]:
     """vLLM's KV cache groups for those of a header."""
-    return [
-        kv.KVCacheGroupSpec(group["layers"], _spec(group["spec"])) for group in header["groups"]
-    ]
+    marked = header["config"].get("x_eagle_groups", ())
+    return [_group(group, i in marked) for i, group in enumerate(header["groups"])]
 
 
 def expand(prompt: Any) -> list[int]:
@@ -238,10 +265,18 @@ class Engine:
 
     def add(self, event: dict[str, Any]) -> None:
         """Adds a request from the `add` entry of a recording."""
+        ending = {
+            key: event[key] for key in ("min_tokens", "skip_reading_prefix_cache") if key in event
+        }
+        if "repetition_detection" in event:
+            ending["repetition_detection"] = RepetitionDetectionParams(
+                **event["repetition_detection"]
+            )
         params = SamplingParams(
             max_tokens=event["max_tokens"],
             stop_token_ids=event.get("stop_token_ids"),
             temperature=0,
+            **ending,
         )
         params._eos_token_id = event.get("eos")
         self.scheduler.add_request(
@@ -259,6 +294,9 @@ class Engine:
 
     def abort(self, names: list[str]) -> None:
         self.scheduler.finish_requests(names, RequestStatus.FINISHED_ABORTED)
+
+    def pause(self, state: str) -> None:
+        self.scheduler.set_pause_state(PauseState[state])
 
     def schedule(self) -> Any:
         output = self.scheduler.schedule()
@@ -294,13 +332,17 @@ def make_engine(
     header: dict[str, Any],
     scheduler_cls: type | None = None,
     connector: str = "scripted_connector.ScriptedConnector",
+    groups: list[Any] | None = None,
 ) -> Engine:
     """An engine for the header of a recording; `scheduler_cls`: instead of vLLM's own;
-    `connector`: of a header that has one, the one whose answers are given to it."""
+    `connector`: of a header that has one, the one whose answers are given to it; `groups`: those
+    that the header's were made of, where it does not say all of them."""
     config = make_config(header, connector)
-    groups = make_groups(header)
+    groups = groups or make_groups(header)
+    retention = "prefix_cache_retention_interval"
+    kept = {retention: header["config"][retention]} if retention in header["config"] else {}
     cache_config = kv.KVCacheConfig(
-        num_blocks=header["num_blocks"], kv_cache_tensors=[], kv_cache_groups=groups
+        num_blocks=header["num_blocks"], kv_cache_tensors=[], kv_cache_groups=groups, **kept
     )
     block_size, hash_block_size = kv_cache_utils.resolve_kv_cache_block_sizes(cache_config, config)
     is_async = bool(config.scheduler_config.async_scheduling)
@@ -318,7 +360,7 @@ def make_engine(
     if config.cache_config.enable_prefix_caching:
         from vllm.utils.hashing import get_hash_fn_by_name
 
-        hash_function = get_hash_fn_by_name("sha256")
+        hash_function = get_hash_fn_by_name(config.cache_config.prefix_caching_hash_algo)
         kv_cache_utils.init_none_hash(hash_function)
         # As vLLM's engine core calls it; 0.22.1 hashes blocks without what is behind them.
         lookahead = getattr(config, "num_hash_lookahead_tokens", 0)

@@ -14,43 +14,11 @@ from pathlib import Path
 
 import record_scenarios
 from installed_vllm import REGRESSIONS, SAMPLES, Line, lines_of, vllm_engine
+from repeat import repeat, with_tokens
 from vllm.config import SchedulerConfig
 
 from lockstep_recorder.errors import RecorderError
 from lockstep_recorder.scheduler import AsyncRecordingScheduler, RecordingScheduler
-
-
-def with_tokens(step: Line) -> Line:
-    """The step with every prompt as tokens."""
-    events = [
-        event | {"prompt": vllm_engine.expand(event["prompt"])} if "add" in event else event
-        for event in step.get("before", ())
-    ]
-    return step | {"before": events} if events else step
-
-
-def repeat(recorded: list[Line], path: Path) -> list[Line]:
-    """Gives vLLM the inputs of a recording and records it again, to `path`."""
-    os.environ["LOCKSTEP_RECORDING"] = str(path)
-    os.environ["LOCKSTEP_RECORDING_TABLES"] = "8"  # as the recordings show them
-    engine = vllm_engine.make_engine(recorded[0], RecordingScheduler)
-    steps = recorded[1:-1]
-    step_of = {}
-    for step in steps:
-        for event in step.get("before", ()):
-            if "add" in event:
-                engine.add(event)
-            elif "abort" in event:
-                engine.abort([event["abort"]])
-            else:
-                engine.scheduler.reset_prefix_cache()
-        output = engine.schedule()
-        step_of[id(output)] = step
-        if engine.wants_output(output):
-            oldest = step_of[id(engine.in_flight[0])]
-            engine.update(engine.model_output(oldest["sampled"]), oldest.get("drafts"))
-    engine.scheduler.recorder.finish()
-    return lines_of(path)
 
 
 class VllmTest(unittest.TestCase):

@@ -1,0 +1,460 @@
+"""What becomes of every option and field that vLLM's scheduling code reads.
+
+Names are OWNER.ATTRIBUTE: a part of VllmConfig, `spec`, `group` (of KVCacheGroupSpec), `request`,
+`sampling_params`. Each that a supported release reads stands in exactly one of four tables, and a
+test inside vLLM finds the one that does not (python/tests/vllm_reads_test.py):
+
+    written           into the header or the `add` of a request; header.py and requests.py say how
+    FLAGS             named in the header's x_beyond_format when it is not the default
+    REFUSALS          the recording does not start, or ends before the request
+    WITHOUT_EFFECT    decides nothing that is recorded, for the reason given
+
+Nothing here imports vLLM; an attribute that a release lacks has the default given here.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+ALWAYS = object()  # a default that no option has: the key is always written
+
+
+def attribute_of(root: Any, path: str, default: Any = None) -> Any:
+    """root.a.b for "a.b"; `default` where a step is missing or None."""
+    for name in path.split("."):
+        root = getattr(root, name, None)
+        if root is None:
+            return default
+    return root
+
+
+@dataclass(frozen=True)
+class Key:
+    """An option that stands in the header's `config` under its name in vLLM."""
+
+    path: str  # from VllmConfig
+    default: Any = ALWAYS  # left out when it has this value
+    key: str = ""  # where the format has another name
+    convert: Callable[[Any], Any] = lambda value: value
+
+    @property
+    def name(self) -> str:
+        return self.key or self.path.rsplit(".", 1)[-1]
+
+
+CONFIG_KEYS = (
+    Key("scheduler_config.max_num_seqs"),
+    Key("scheduler_config.max_num_batched_tokens"),
+    Key("model_config.max_model_len"),
+    Key("cache_config.block_size"),
+    Key("cache_config.enable_prefix_caching", convert=bool),
+    Key("scheduler_config.enable_chunked_prefill", convert=bool),
+    Key("scheduler_config.async_scheduling", convert=bool),
+    Key("scheduler_config.scheduler_reserve_full_isl", convert=bool),
+    Key("scheduler_config.long_prefill_token_threshold"),
+    Key("scheduler_config.policy", convert=str),
+    Key("cache_config.mamba_cache_mode"),
+    Key("parallel_config.decode_context_parallel_size", key="dcp"),
+    Key("parallel_config.prefill_context_parallel_size", key="pcp", convert=lambda n: n or 1),
+    Key("cache_config.mamba_block_size", default=None),
+    Key("cache_config.prefix_match_unit", default=None),
+)
+
+# Written by code of their own: header.py (spec, group, drafts, hashes), requests.py.
+_WRITTEN_OTHERWISE = (
+    "vllm_config.num_hash_lookahead_tokens",
+    "vllm_config.num_prefill_lookahead_tokens",
+    "vllm_config.num_speculative_tokens",  # num_spec_tokens
+    "cache_config.prefix_caching_hash_algo",
+    "speculative_config.num_speculative_tokens",
+    "speculative_config.use_eagle",  # spec_method
+    "speculative_config.uses_draft_model",  # spec_method
+    "kv_cache_config.kv_cache_groups",
+    "kv_cache_config.num_blocks",
+    "kv_cache_config.prefix_cache_retention_interval",
+    "group.is_eagle_group",
+    "group.kv_cache_spec",
+    "group.layer_names",
+    "spec.attention_chunk_size",
+    "spec.block_size",
+    "spec.bounded_replay",
+    "spec.extra_retained_tokens",
+    "spec.kv_cache_specs",  # layer_specs
+    "spec.mamba_cache_mode",
+    "spec.num_prefill_checkpoint_blocks",
+    "spec.num_speculative_blocks",
+    "spec.prefill_checkpoint_alignment",
+    "spec.sliding_window",
+    "spec.tokens_per_state",
+    "spec.compress_ratio",
+    "spec.head_size",
+    "spec.head_size_v",
+    "spec.num_kv_heads",
+    "spec.dtype",
+    "spec.dtypes",
+    "spec.shapes",
+    "spec.kv_quant_mode",
+    "spec.page_size_padded",
+    "spec.cache_dtype_str",
+    "spec.model_version",
+    "spec.alignment",
+    "request.request_id",
+    "request.prompt_token_ids",
+    "request.max_tokens",
+    "request.arrival_time",
+    "request.priority",
+    "request.cache_salt",
+    "request.sampling_params",
+    "request.skip_reading_prefix_cache",
+    "sampling_params.eos_token_id",
+    "sampling_params.stop_token_ids",
+    "sampling_params.min_tokens",
+    "sampling_params.repetition_detection",
+    "sampling_params.max_pattern_size",  # of repetition_detection
+    "sampling_params.min_pattern_size",
+    "sampling_params.min_count",
+)
+
+
+@dataclass(frozen=True)
+class Flag:
+    """A choice that changes decisions and that the format cannot say."""
+
+    name: str  # in x_beyond_format
+    reads: tuple[str, ...]  # what `holds` looks at, or stands for
+    holds: Callable[[Any, Any], bool]  # (VllmConfig, KVCacheConfig)
+
+
+def _draft_slots(config: Any) -> int:
+    return attribute_of(config, "speculative_config.max_num_new_slots_for_drafting", 0)
+
+
+def _token_limit_is_chosen(config: Any, _: Any) -> bool:
+    """Whether the limit is other than what the release derives from what the format does say."""
+    scheduler = config.scheduler_config
+    batched = scheduler.max_num_batched_tokens
+    limit = scheduler.max_num_scheduled_tokens
+    return limit is not None and limit not in (
+        batched,
+        batched - _draft_slots(config) * scheduler.max_num_seqs,
+    )
+
+
+def _slots_are_other(config: Any, _: Any) -> bool:
+    """Drafters that take more of a step's tokens than the method of the format (P-EAGLE, PARD)."""
+    speculative = config.speculative_config
+    return speculative is not None and _draft_slots(config) != int(speculative.uses_draft_model())
+
+
+def _lookahead_is_other(config: Any, _: Any) -> bool:
+    """Drafters that reserve other slots than num_spec_tokens (DFlash, DSpark)."""
+    speculative = config.speculative_config
+    lookahead = attribute_of(config, "num_lookahead_tokens")
+    if speculative is None or lookahead is None:
+        return False
+    reserves = speculative.use_eagle() or speculative.uses_draft_model()
+    return lookahead != (speculative.num_speculative_tokens if reserves else 0)
+
+
+def _drop_is_other(config: Any, _: Any) -> bool:
+    """Drafters that read hidden states and keep the last block of a hit all the same."""
+    drops = attribute_of(config, "speculative_config.use_eagle_block_drop")
+    return drops is not None and drops() != config.speculative_config.use_eagle()
+
+
+def layer_specs_of(group: Any) -> list[Any]:
+    """The spec of every layer of a group, or the one that they share."""
+    specs = getattr(group.kv_cache_spec, "kv_cache_specs", None)
+    return list(specs.values()) if specs else [group.kv_cache_spec]
+
+
+def _is_state(spec: Any) -> bool:
+    return hasattr(spec, "shapes")
+
+
+def _sharding_is_mixed(config: Any, cache: Any) -> bool:
+    """Attention whose tokens every rank of a context parallel group keeps."""
+    dcp = attribute_of(config, "parallel_config.decode_context_parallel_size", 1)
+    specs = [spec for group in cache.kv_cache_groups for spec in layer_specs_of(group)]
+    return dcp > 1 and any(
+        not getattr(spec, "dcp_sharded", True) and not _is_state(spec) for spec in specs
+    )
+
+
+def _has_host_groups(_: Any, cache: Any) -> bool:
+    return getattr(cache, "hisparse_host_num_blocks", None) is not None or any(
+        getattr(group, "host_resident", False) or role_of(group) != "default"
+        for group in cache.kv_cache_groups
+    )
+
+
+def role_of(group: Any) -> str:
+    """vLLM's word for what a group is for."""
+    return str(getattr(getattr(group, "role", None), "value", "default"))
+
+
+FLAGS = (
+    Flag(
+        "max_num_scheduled_tokens",
+        ("scheduler_config.max_num_scheduled_tokens",),
+        _token_limit_is_chosen,
+    ),
+    Flag(
+        "pipeline_parallel_size",
+        ("parallel_config.pipeline_parallel_size",),
+        lambda c, _: c.parallel_config.pipeline_parallel_size > 1,
+    ),
+    Flag(
+        "max_num_active_seqs",
+        ("scheduler_config.max_num_active_seqs",),
+        lambda c, _: attribute_of(c, "scheduler_config.max_num_active_seqs") is not None,
+    ),
+    Flag(
+        "long_prefill_token_threshold_adaptive",
+        ("scheduler_config.long_prefill_token_threshold_adaptive",),
+        lambda c, _: attribute_of(
+            c, "scheduler_config.long_prefill_token_threshold_adaptive", False
+        ),
+    ),
+    Flag(
+        "watermark",
+        ("scheduler_config.watermark",),
+        lambda c, _: attribute_of(c, "scheduler_config.watermark", 0.0) > 0,
+    ),
+    Flag(
+        "prefill_schedule_interval",
+        ("scheduler_config.prefill_schedule_interval", "parallel_config.data_parallel_size"),
+        lambda c, _: attribute_of(c, "scheduler_config.prefill_schedule_interval", 1) > 1,
+    ),
+    Flag(
+        "num_speculative_tokens_per_batch_size",
+        ("speculative_config.num_speculative_tokens_per_batch_size",),
+        lambda c, _: bool(
+            attribute_of(c, "speculative_config.num_speculative_tokens_per_batch_size")
+        ),
+    ),
+    Flag(
+        "max_num_new_slots_for_drafting",
+        ("speculative_config.max_num_new_slots_for_drafting",),
+        _slots_are_other,
+    ),
+    Flag("num_lookahead_tokens", ("vllm_config.num_lookahead_tokens",), _lookahead_is_other),
+    Flag(
+        "use_eagle_block_drop",
+        (
+            "speculative_config.use_eagle_block_drop",
+            "speculative_config.needs_eagle_block_drop",
+            "speculative_config.disable_eagle_block_drop",
+        ),
+        _drop_is_other,
+    ),
+    Flag(
+        "enable_mamba_shared_prefix_checkpoint",
+        ("cache_config.enable_mamba_shared_prefix_checkpoint",),
+        lambda c, _: attribute_of(c, "cache_config.enable_mamba_shared_prefix_checkpoint", False),
+    ),
+    Flag(
+        "aux_output",
+        ("vllm_config.aux_output_config", "aux_output_config.enabled"),
+        lambda c, _: attribute_of(c, "aux_output_config.enabled", False),
+    ),
+    Flag("dcp_sharded", ("spec.dcp_sharded",), _sharding_is_mixed),
+    Flag(
+        "hisparse",
+        ("kv_cache_config.hisparse_host_num_blocks", "group.host_resident", "group.role"),
+        _has_host_groups,
+    ),
+)
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """What no recording can hold."""
+
+    what: str  # found; expected
+    reads: tuple[str, ...]
+    holds: Callable[[Any], bool]  # (VllmConfig)
+
+
+REFUSALS = (
+    Refusal(
+        "found a KV connector; recordings of serving have none",
+        (
+            "vllm_config.kv_transfer_config",
+            "kv_transfer_config.is_kv_consumer",
+            "kv_transfer_config.is_kv_producer",
+            "kv_transfer_config.kv_load_failure_policy",
+        ),
+        lambda c: attribute_of(c, "kv_transfer_config") is not None,
+    ),
+    Refusal(
+        "found an encoder connector; recordings of serving have none",
+        ("vllm_config.ec_transfer_config",),
+        lambda c: attribute_of(c, "ec_transfer_config") is not None,
+    ),
+    Refusal(
+        "found an encoder-decoder model; expected a decoder",
+        ("model_config.is_encoder_decoder",),
+        lambda c: attribute_of(c, "model_config.is_encoder_decoder", False),
+    ),
+    Refusal(
+        "found an engine for encoders alone; expected one that samples",
+        ("vllm_config.is_mm_encoder_only",),
+        lambda c: attribute_of(c, "is_mm_encoder_only", False),
+    ),
+    Refusal(
+        "found a diffusion model; its scheduler is one that is not recorded",
+        ("model_config.is_diffusion", "sampling_params.extra_args"),
+        lambda c: attribute_of(c, "model_config.is_diffusion", False),
+    ),
+    Refusal(
+        "found a pooling model; expected one that samples",
+        ("model_config.runner_type",),
+        lambda c: attribute_of(c, "model_config.runner_type", "generate") == "pooling",
+    ),
+)
+
+# Of requests: requests.py refuses those that have one.
+REFUSED_OF_REQUESTS = (
+    "request.prompt_embeds",
+    "request.prompt_is_token_ids",
+    "request._prompt_embeds_per_block_hashes",
+    "request.mm_features",
+    "request.has_encoder_inputs",
+    "request.get_num_encoder_embeds",
+    "request.lora_request",
+    "request.pooling_params",
+    "request.structured_output_request",
+    "request.use_structured_output",
+    "request.resumable",
+    "request.streaming_queue",
+)
+
+# Kinds of cache that header.py has no word for, by the fields that only they have.
+REFUSED_OF_SPECS = ("spec.blocks_per_request", "spec.rswa_window", "spec.sink_len")
+
+_PARTS = "a part; its fields are listed one by one"
+_DERIVED = "follows from what is written"
+_PLANNED = "of the plan, which is written: groups, blocks, block sizes"
+_STATE = "state, not input: follows from what is written step by step"
+_IMAGES = "of multimodal inputs, which end the recording"
+_REPORTS = "of what is reported, not of what is decided"
+
+WITHOUT_EFFECT = {
+    "vllm_config.cache_config": _PARTS,
+    "vllm_config.model_config": _PARTS,
+    "vllm_config.parallel_config": _PARTS,
+    "vllm_config.scheduler_config": _PARTS,
+    "vllm_config.speculative_config": _PARTS,
+    "vllm_config.observability_config": _PARTS,
+    "vllm_config.attention_config": _PLANNED,
+    "vllm_config.device_config": _PLANNED,
+    "attention_config.hisparse_config": _PLANNED,
+    "device_config.device_type": _PLANNED,
+    "ec_manager_config.get_encoder_cache_manager_obj": _IMAGES,
+    "vllm_config.max_concurrent_batches": _DERIVED,
+    "vllm_config.max_in_flight_tokens": _DERIVED,
+    "vllm_config.use_v2_model_runner": "the worker's; with pipelines, which are flagged, decides",
+    "vllm_config.kv_events_config": _REPORTS,
+    "vllm_config.ec_manager_config": _IMAGES,
+    "vllm_config.lora_config": "decides for requests with adapters, which end the recording",
+    "envs.VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES": _REPORTS,
+    "envs.VLLM_XPU_PP_MICROBATCH": "decides with pipelines, which are flagged",
+    "lora_config.max_loras": "decides for requests with adapters, which end the recording",
+    "kv_events_config.enable_kv_cache_events": _REPORTS,
+    "observability_config.enable_logging_iteration_details": _REPORTS,
+    "observability_config.enable_mfu_metrics": _REPORTS,
+    "observability_config.kv_cache_metrics": _REPORTS,
+    "observability_config.kv_cache_metrics_sample": _REPORTS,
+    "observability_config.per_request_spec_decode_metrics": _REPORTS,
+    "model_config.uses_mrope": _IMAGES,
+    "model_config.supports_multimodal_inputs": _IMAGES,
+    "model_config.multimodal_config": _IMAGES,
+    "model_config.return_sampling_mask": _REPORTS,
+    "model_config.enable_return_routed_experts": _REPORTS,
+    "model_config.original_max_model_len": _PLANNED,
+    "parallel_config.data_parallel_index": "names the file, and the publisher of events",
+    "cache_config.hash_block_size": "resolved: hash_block_size of the header",
+    "cache_config.num_gpu_blocks": "resolved: num_blocks of the header",
+    "cache_config.num_gpu_blocks_override": _PLANNED,
+    "scheduler_config.disable_hybrid_kv_cache_manager": _PLANNED,
+    "scheduler_config.disable_chunked_mm_input": _IMAGES,
+    "scheduler_config.encoder_cache_size": _IMAGES,
+    "scheduler_config.max_num_encoder_input_tokens": _IMAGES,
+    "kv_cache_config.has_mamba_layers": _DERIVED,
+    "kv_cache_config.needs_kv_cache_zeroing": _DERIVED,
+    "kv_cache_config.kv_cache_tensors": _PLANNED,
+    "group.kv_cache_specs": _PLANNED,
+    "spec.first_spec": _DERIVED,
+    "spec.prefix_cacheable": _DERIVED,
+    "spec.prefix_replay_tokens": _DERIVED,
+    "spec.num_retained_tokens": _DERIVED,
+    "spec.max_admission_blocks_per_request": _DERIVED,
+    "spec.max_memory_usage_bytes": _PLANNED,
+    "spec.page_size_bytes": _PLANNED,
+    "request.kv_transfer_params": "decides with connectors, which are refused",
+    "request.last_sched_seq": "decides with connectors, which are refused",
+    "request.kv_hints": "decides with connectors, which are refused",
+    "request.reasoning_ended": "of structured output, which ends the recording",
+    "request.reasoning_parser_kwargs": "of structured output, which ends the recording",
+    "request.abort_immediately": "the engine's: it aborts at once, which is written",
+    "request.block_hasher": _DERIVED,
+    "request.client_index": _REPORTS,
+    "request.session_id": _REPORTS,
+    "request.trace_headers": _REPORTS,
+    "request.kv_cache_report_mode": _REPORTS,
+    "request.prefill_stats": _REPORTS,
+    "request.spec_decode_metrics": _REPORTS,
+    "request.num_nans_in_logits": _REPORTS,
+    "request.record_event": _REPORTS,
+    "request.take_events": _REPORTS,
+    "request.take_prefill_stats": _REPORTS,
+    "request.stop_reason": _REPORTS,
+    "request.get_finished_reason": _REPORTS,
+    "request.next_decode_eligible_step": "decides with pipelines, which are flagged",
+    "request._all_token_ids": _STATE,
+    "request._output_token_ids": _STATE,
+    "request.all_token_ids": _STATE,
+    "request.output_token_ids": _STATE,
+    "request.append_output_token_ids": _STATE,
+    "request.async_tokens_to_discard": _STATE,
+    "request.discard_latest_async_tokens": _STATE,
+    "request.block_hashes": _STATE,
+    "request.update_block_hashes": _STATE,
+    "request.drop_stale_output": _STATE,
+    "request.is_finished": _STATE,
+    "request.is_prefill_chunk": _STATE,
+    "request.num_computed_tokens": _STATE,
+    "request.num_in_flight_tokens": _STATE,
+    "request.num_output_placeholders": _STATE,
+    "request.num_output_tokens": _STATE,
+    "request.num_preemptions": _STATE,
+    "request.num_prompt_tokens": _STATE,
+    "request.num_stale_output_tokens": _STATE,
+    "request.num_tokens": _STATE,
+    "request.num_tokens_with_spec": _STATE,
+    "request.replay_start": _STATE,
+    "request.shared_prefix_boundary": _STATE,
+    "request.spec_token_ids": _STATE,
+    "request.status": _STATE,
+    "sampling_params.num_logprobs": _REPORTS,
+    "sampling_params.routed_experts_prompt_start": _REPORTS,
+}
+
+
+def tables() -> dict[str, tuple[str, ...]]:
+    """The four tables by name, each as OWNER.ATTRIBUTE."""
+
+    def owned(path: str) -> str:
+        return path if "." in path else f"vllm_config.{path}"
+
+    return {
+        "written": (*(owned(key.path) for key in CONFIG_KEYS), *_WRITTEN_OTHERWISE),
+        "flagged": tuple(path for flag in FLAGS for path in flag.reads),
+        "refused": (
+            *(path for refusal in REFUSALS for path in refusal.reads),
+            *REFUSED_OF_REQUESTS,
+            *REFUSED_OF_SPECS,
+        ),
+        "without effect": tuple(WITHOUT_EFFECT),
+    }
