@@ -142,7 +142,8 @@ Result<void> check_hash_lookahead(const EngineConfig& config, const EngineProfil
   return fail(fmt::format(
       "num_hash_lookahead_tokens: {}; expected {}: {}", config.num_hash_lookahead_tokens, own,
       own == 0 ? fmt::format("{} hashes these blocks without the tokens after them", profile.name)
-               : fmt::format("{} with EAGLE that drops a block of a hit (0) is not modelled",
+               : fmt::format("as many as num_prefill_lookahead_tokens; {} with EAGLE that drops a "
+                             "block of a hit (0) is not modelled",
                              profile.name)));
 }
 
