@@ -259,8 +259,11 @@ std::optional<BlockKey> MambaManager::cache_checkpoint(const Request& request) {
   if (block == kNullBlock) return std::nullopt;
   if (pool_.cache().contains(block) && pool_.cache().num_tokens_of(block) == position)
     return std::nullopt;
+  // Drafts reach beyond what is hashed.
+  const std::int32_t num_hashes = position / sizes_.hash_block_size;
+  if (num_hashes > std::ssize(request.hashes.keys())) return std::nullopt;
   cache_part(request, block, position, true);
-  return request.hashes[position / sizes_.hash_block_size - 1];
+  return request.hashes[num_hashes - 1];
 }
 
 // The running state where the hashed part of the prompt ends, if this step ends there. The next

@@ -142,13 +142,19 @@ Result<void> check_hash_lookahead(const EngineConfig& config, const EngineProfil
   return fail(fmt::format(
       "num_hash_lookahead_tokens: {}; expected {}: {}", config.num_hash_lookahead_tokens, own,
       own == 0 ? fmt::format("{} hashes these blocks without the tokens after them", profile.name)
-               : fmt::format("{} with EAGLE that drops a block of a hit (0) is not modelled",
+               : fmt::format("as many as num_prefill_lookahead_tokens; {} with EAGLE that drops a "
+                             "block of a hit (0) is not modelled",
                              profile.name)));
 }
 
 Result<void> check_prefix_caching(const EngineConfig& config, const EngineProfile& profile,
                                   std::span<const KVCacheGroupSpec> groups, BlockSizes sizes) {
   if (Result<void> checked = check_hash_lookahead(config, profile); !checked) return checked;
+  const auto is_cacheable = [](const KVCacheGroupSpec& group) {
+    return is_prefix_cacheable(group.spec);
+  };
+  if (groups.size() > 1 && std::ranges::none_of(groups, is_cacheable))
+    return fail("groups: no group is cached; turn prefix caching off");
   const bool one_spec = std::ranges::all_of(
       groups, [&](const KVCacheGroupSpec& group) { return group.spec == groups[0].spec; });
   if (groups.size() > 1 && one_spec && !profile.hybrids_of_one_spec)

@@ -91,8 +91,15 @@ Result<void> check_keys(const EngineConfig& config, const std::vector<KVCacheGro
     if (config.num_prefill_lookahead_tokens > 1) return refuse("num_prefill_lookahead_tokens");
     if (config.prefix_match_unit != 0) return refuse("prefix_match_unit");
   }
+  std::int64_t replayed = 0;  // tokens
   for (const KVCacheGroupSpec& group : groups) {
     const KVCacheSpec& spec = group.spec;
+    if (spec.bounded_replay) {
+      if (replayed != 0 && replayed != spec.sliding_window)
+        return fail(fmt::format("bounded_replay: windows of {} and {} tokens; expected one length",
+                                replayed, spec.sliding_window));
+      replayed = spec.sliding_window;
+    }
     if (!profile.serves_checkpoints) {
       if (spec.num_prefill_checkpoint_blocks != 0) return refuse("num_prefill_checkpoint_blocks");
       if (spec.extra_retained_tokens != 0) return refuse("extra_retained_tokens");

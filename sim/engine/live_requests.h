@@ -28,6 +28,7 @@ struct LiveRequest {
   std::int64_t num_prompt_tokens = 0;
   std::int64_t num_output_tokens = 0;  // sampled, whether the engine has seen them or not
   bool live = false;
+  std::int64_t unsampled_in = -1;  // the last step that sampled for it and brought no token
 };
 
 class LiveRequests {

@@ -92,6 +92,13 @@ Result<bool> LockstepRun::execute(const AgreedBatch& agreed) {
   const SchedulerOutput& decision = *decision_;
   LS_RETURN_IF_ERROR(connector_.take_report(decision.step, memory_ != nullptr));
   LS_RETURN_IF_ERROR(check_transfers_end_once(decision));
+  if (memory_ != nullptr && goes_on_with_unknown_tokens(decision)) {
+    summary_.not_checked.push_back(
+        fmt::format("step {} and those behind it: they go on with tokens of a step in flight that "
+                    "the recording does not have",
+                    decision.step));
+    return false;
+  }
   connector_.plan(decision, summary_);
   if (memory_ != nullptr)
     if (auto ran = memory_->run_step(decision, connector_.transfers(), agreed, chain_); !ran)
@@ -308,7 +315,10 @@ Result<void> LockstepRun::sample(const SchedulerOutput& decision) {
   for (std::size_t i = 0; i < decision.scheduled.size(); ++i) {
     const RequestId id = decision.scheduled[i].id;
     const std::uint32_t end = output.token_ends[i];
-    requests_.at(id).num_output_tokens += end - begin;
+    LiveRequest& request = requests_.at(id);
+    request.num_output_tokens += end - begin;
+    if (workload_.is_scripted() && rows_[i].samples && begin == end)
+      request.unsampled_in = decision.step;
     if (end != begin) progress_.sampled();
     if (memory_ != nullptr)
       memory_->append_sampled(id, std::span(output.tokens).subspan(begin, end - begin));
@@ -350,6 +360,17 @@ Result<void> LockstepRun::check_output(const Scheduler& model, const SchedulerOu
           check("drafts", size(output.draft_ends, i), config_.engine.num_spec_tokens));
   }
   return {};
+}
+
+// A recording may end before the output of a step has come in; the steps behind it are there.
+bool LockstepRun::goes_on_with_unknown_tokens(const SchedulerOutput& decision) const {
+  return !outputs_.empty() &&
+         std::ranges::any_of(decision.scheduled, [&](const ScheduledRequest& scheduled) {
+           const LiveRequest& request = requests_.at(scheduled.id);
+           return request.unsampled_in >= outputs_.oldest().step &&
+                  scheduled.computed + scheduled.num_tokens - scheduled.num_spec >
+                      request.num_prompt_tokens + request.num_output_tokens;
+         });
 }
 
 // With asynchronous scheduling a step stays in flight while the next one is decided.

@@ -93,6 +93,7 @@ class LockstepRun {
     std::int64_t step = -1;  // of which step, the last one; -1: of none, or of none that ran
     bool is_empty = true;
   };
+  bool goes_on_with_unknown_tokens(const SchedulerOutput& decision) const;
   OutputTaken process_output(bool anything_scheduled);
   std::int64_t take_output();
   bool has_nothing_to_decide() const;

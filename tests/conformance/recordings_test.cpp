@@ -99,7 +99,7 @@ TEST(RecordedServingWithConnector, AsynchronousSamplesAgreeInEveryField) {
   expect_all_agree(paths);
 }
 
-// What vLLM 0.33.0 does as it is served, one small recording each: vLLM's own scheduler, driven by a
+// What vLLM 0.33.0 does as it is served, one small recording each: its own scheduler, driven by a
 // script and recorded by python/lockstep_recorder.
 class AsServed : public testing::TestWithParam<std::string> {};
 

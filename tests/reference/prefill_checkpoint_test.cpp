@@ -60,7 +60,7 @@ TEST(PrefillCheckpoint, spares_a_prefill_the_cut_at_the_state_that_a_resend_hits
     group.spec.num_prefill_checkpoint_blocks = 1;
     group.spec.prefill_checkpoint_alignment = alignment;
     Engine engine(config, {full(16), group}, 40);
-    const RequestId a = engine.add("a", prompt_of(1, 70), 1);
+    const RequestId a = engine.add("a", prompt_of(1, 70), 2);
     EXPECT_EQ(engine.step().scheduled.at(0).num_tokens, alignment == 1 ? 70 : 64);
     if (alignment == 1) {
       const auto table = engine.scheduler().block_table(a, 1);

@@ -86,6 +86,56 @@ TEST(Recording, ServedRequestsAreReadAndWrittenBackByteForByte) {
   EXPECT_EQ(to_text(*recording), text);
 }
 
+// Groups, requests, events and ends of an engine of 0.33.0 as it is served.
+TEST(Recording, WhatAServerSetsIsReadAndWrittenBackByteForByte) {
+  std::string text = changed(kRecording, R"("common_prefix_blocks":[0],)", "");
+  const auto insert = [&](const std::string& before, const std::string& what) {
+    text = changed(text, before, what + before);
+  };
+  text = changed(text, R"("max_num_seqs":4)",
+                 R"("num_prefill_lookahead_tokens":3,"prefix_match_unit":8)");
+  insert(R"({"layers":["l0"])",
+         R"({"layers":["s"],"spec":{"type":"mamba","block_size":16,"shapes":[[4]],)"
+         R"("dtypes":["bf16"],"mamba_cache_mode":"align","num_speculative_blocks":0,)"
+         R"("num_prefill_checkpoint_blocks":1,"prefill_checkpoint_alignment":64}},)"
+         R"({"layers":["w"],"spec":{"type":"sliding_window_mla","block_size":16,"num_kv_heads":1,)"
+         R"("head_size":64,"dtype":"bf16","sliding_window":8,"tokens_per_state":4,)"
+         R"("extra_retained_tokens":2,"bounded_replay":true}},)"
+         R"({"layers":["r"],"spec":{"type":"circular_buffer","block_size":8,"num_kv_heads":1,)"
+         R"("head_size":64,"dtype":"fp32","head_size_v":0}},)");
+  text =
+      changed(text, R"("dtype":"bf16"}}],"num_blocks")",
+              R"("dtype":"bf16"},"is_eagle_group":true,"role":"hisparse_source"}],"num_blocks")");
+  text = changed(text, R"("blocks":[[1,2]])", R"("blocks":[[1],[2],[3],[4]])");
+  text = changed(text, R"("tables":{"r0":[[1,2]]})", R"("tables":{"r0":[[],[],[],[4]]})");
+  text = changed(text, R"("eos":9)",
+                 R"("eos":9,"min_tokens":2,"repetition_detection":{"max_pattern_size":4,)"
+                 R"("min_pattern_size":1,"min_count":3},"skip_reading_prefix_cache":true)");
+  text = changed(text, R"({"abort":"r1"})", R"({"pause_state":"PAUSED_NEW"})");
+  insert(R"("running")", R"("copies":[[1,2],[3,4]],)");
+  text = changed(text, R"("unfinished":["r9"])", R"("unfinished":["r9"],"steps_in_flight":1)");
+  const auto recording = read_recording(write_temporary(text));
+  ASSERT_TRUE(recording) << recording.error().message;
+  const std::vector<KVCacheGroupSpec>& groups = recording->header.groups;
+  EXPECT_EQ(recording->header.options.config.num_prefill_lookahead_tokens, 3);
+  EXPECT_EQ(recording->header.options.config.prefix_match_unit, 8);
+  EXPECT_EQ(groups[0].spec.num_prefill_checkpoint_blocks, 1);
+  EXPECT_EQ(groups[0].spec.prefill_checkpoint_alignment, 64);
+  EXPECT_TRUE(groups[1].spec.mla_rows && groups[1].spec.bounded_replay);
+  EXPECT_EQ(groups[1].spec.extra_retained_tokens, 2);
+  EXPECT_EQ(groups[1].spec.compress_ratio, 4);
+  EXPECT_EQ(groups[2].spec.kind, CacheKind::circular_buffer);
+  EXPECT_EQ(groups[3].role, "hisparse_source");
+  const RecordedStep& step = recording->steps[0];
+  EXPECT_EQ(step.before[0].request.min_tokens, 2);
+  EXPECT_EQ(step.before[0].request.repetition_detection, (RepetitionDetection{4, 1, 3}));
+  EXPECT_TRUE(step.before[0].request.skip_reading_prefix_cache);
+  EXPECT_EQ(step.before[1].pause_state, PauseState::paused_new);
+  EXPECT_EQ(step.copies[1], (KVCacheBlockCopy{BlockId{3}, BlockId{4}}));
+  EXPECT_EQ(recording->end.steps_in_flight, 1);
+  EXPECT_EQ(to_text(*recording), text);
+}
+
 TEST(Recording, AbsentAndEmptyAreKeptApart) {
   const std::string bare =
       R"({"step":0,"scheduled":[{"id":"r0","tokens":1,"computed":3,"blocks":null}],"running":[],)"
@@ -188,8 +238,27 @@ INSTANTIATE_TEST_SUITE_P(
         Refused{"unknown kind of cache", changed(kRecording, "\"full\"", "\"fuller\""),
                 "FILE:1: field `groups[0].spec.type`: found \"fuller\"; expected a kind of cache "
                 "(full, "
-                "mla, sliding_window, chunked_local, mamba, hidden_state, cross_attention, "
-                "encoder_only)"},
+                "mla, sliding_window, sliding_window_mla, chunked_local, mamba, hidden_state, "
+                "cross_attention, encoder_only, circular_buffer)"},
+        Refused{"a window that is replayed and is none of MLA",
+                changed(kRecording, "\"full\"",
+                        "\"sliding_window\",\"sliding_window\":8,\"bounded_replay\":true"),
+                "FILE:1: field `groups[0].spec.bounded_replay`: found true; expected false, or a "
+                "sliding_window_mla"},
+        Refused{"a copy of one block",
+                changed(kRecording, "\"running\"", "\"copies\":[[1]],\"running\""),
+                "FILE:2: field `copies[0]`: found an array of 1 element; expected [from, to]"},
+        Refused{"a pause of no kind",
+                changed(kRecording, "\"abort\":\"r1\"", "\"pause_state\":\"PAUSED\""),
+                "FILE:2: field `before[1].pause_state`: found \"PAUSED\"; expected one of "
+                "\"UNPAUSED\", \"PAUSED_NEW\", \"PAUSED_ALL\""},
+        Refused{"an output between two steps",
+                changed(kRecording, "\"abort\":\"r1\"", "\"output_of_step\":0"),
+                "FILE:2: field `before[1]`: found an object; expected an output in \"during\""},
+        Refused{
+            "an output of its own step among the events",
+            changed(kRecording, "\"sampled\"", "\"during\":[{\"output_of_step\":0}],\"sampled\""),
+            "FILE:2: field `during[0]`: found an object; expected a step before this one"},
         Refused{"spec key missing", changed(kRecording, "\"head_size\":64,", ""),
                 "FILE:1: field `groups[0].spec`: found no key \"head_size\"; expected it"},
         Refused{"steps out of order", changed(kRecording, "\"step\":0", "\"step\":1"),
@@ -240,8 +309,8 @@ INSTANTIATE_TEST_SUITE_P(
             "multiplied by 10^9"},
         Refused{
             "an event of no kind", changed(kRecording, "{\"abort\":\"r1\"}", "{}"),
-            "FILE:2: field `before[1]`: found none of \"add\", \"abort\", \"reset_prefix_cache\"; "
-            "expected one"},
+            "FILE:2: field `before[1]`: found none of \"add\", \"abort\", \"reset_prefix_cache\", "
+            "\"pause_state\"; expected one"},
         Refused{"wrong number of steps", changed(kRecording, "\"steps\":1", "\"steps\":2"),
                 "FILE:3: field `steps`: found 2; expected the integer 1"},
         Refused{"end is false", changed(kRecording, "\"end\":true", "\"end\":false"),
