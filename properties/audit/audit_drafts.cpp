@@ -44,7 +44,8 @@ void Auditor::Impl::finish_draft_rows(const AuditRow& row) {
       const std::int32_t last = position + hash_lookahead_;
       // A row that is not made again is right if all its drafts were accepted: the token sampled
       // last, at `computed`, was none.
-      const bool is_known = last < (is_made_now ? num_known : request.computed);
+      const bool is_known =
+          last < (is_made_now ? num_known : std::min(num_known, request.computed));
       ledger_.set_behind(block, position % block_size(g),
                          is_known      ? request.contents[static_cast<std::size_t>(last)]
                          : is_made_now ? kDraftBehind

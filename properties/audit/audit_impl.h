@@ -4,6 +4,7 @@
 // audit_states.cpp states, and audit_transfers.cpp what a KV connector moves.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <map>
 #include <set>
@@ -122,7 +123,8 @@ class Auditor::Impl {
         hash_lookahead_(hash_lookahead_of(header)),
         drops_last_block_(header.options.config.spec_method == SpecMethod::eagle &&
                           hash_lookahead_ == 0),
-        hash_block_size_(static_cast<std::int32_t>(header.hash_block_size)),
+        hash_block_size_(
+            static_cast<std::int32_t>(std::max<std::int64_t>(1, header.hash_block_size))),
         hit_alignment_(hit_alignment_of(header)),
         planned_blocks_(planned_blocks_of(header)),
         checks_progress_(scope == AuditScope::whole_recording && !header.connector &&

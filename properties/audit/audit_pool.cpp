@@ -59,10 +59,10 @@ std::int32_t hit_alignment_of(const RecordingHeader& header) {
                    spec.block_size > header.hash_block_size;
     else if ((spec.kind == CacheKind::sliding_window || spec.kind == CacheKind::chunked_local) &&
              spec.block_size != header.hash_block_size)
-      return static_cast<std::int32_t>(header.scheduler_block_size);
+      return static_cast<std::int32_t>(std::max<std::int64_t>(1, header.scheduler_block_size));
   }
-  return static_cast<std::int32_t>(has_parts ? header.hash_block_size
-                                             : header.scheduler_block_size);
+  const std::int64_t alignment = has_parts ? header.hash_block_size : header.scheduler_block_size;
+  return static_cast<std::int32_t>(std::max<std::int64_t>(1, alignment));
 }
 
 void Auditor::Impl::check_common_prefix(const RecordedStep& step) {
@@ -105,9 +105,9 @@ std::set<BlockId> Auditor::Impl::kept_by_transfers(bool counts_drafts) const {
   return kept;
 }
 
-// Both ends of a copy stay until it has run. Who leaves while a step is in flight leaves before it is
-// known which of its drafts stand, and a recording does not show when: the engine's count of each
-// lies between the two.
+// Both ends of a copy stay until it has run. Who leaves while a step is in flight leaves before it
+// is known which of its drafts stand, and a recording does not show when: the engine's count lies
+// between the two.
 void Auditor::Impl::check_conservation(const RecordedStep& step) {
   const std::set<BlockId> kept = kept_by_transfers(false);
   const auto adds_up = [&](std::int64_t held) {
@@ -149,9 +149,11 @@ void Auditor::Impl::check_conservation(const RecordedStep& step) {
 void Auditor::Impl::check_progress(const RecordedStep& step) {
   const auto all = static_cast<std::int64_t>(ledger_.num_blocks()) - 1;
   const bool is_empty = step.running.empty() && step.scheduled.empty() && step.free_blocks == all;
-  const bool is_told = std::ranges::any_of(step.before, [](const RecordedEvent& event) {
+  const auto is_order = [](const RecordedEvent& event) {
     return event.kind != RecordedEvent::Kind::add;
-  });
+  };
+  const bool is_told =
+      std::ranges::any_of(step.before, is_order) || std::ranges::any_of(last_.during, is_order);
   if (!checks_progress_ || !is_empty || is_told || pause_state_ != PauseState::unpaused) {
     num_idle_steps_ = 0;
     return;

@@ -56,7 +56,8 @@ TEST(VllmServedFindings,
   }
 }
 
-// vLLM 0.33.0, driven to the case, decides it so; which rule of the audit finds it, and where.
+// vLLM 0.33.0, driven to the case, decides it so, and so does its profile; which rule of the audit
+// finds it, and where.
 struct Expected {
   AuditRule rule;
   std::int64_t step;
@@ -65,8 +66,11 @@ struct Expected {
 };
 
 void expect_audit(const std::string& file_name, const Expected& expected) {
-  const auto audited =
-      audit_recording(std::string(LOCKSTEP_SOURCE_DIR) + "/tests/regressions/" + file_name);
+  const std::string path = std::string(LOCKSTEP_SOURCE_DIR) + "/tests/regressions/" + file_name;
+  const auto conformed = conform_recording(path);
+  ASSERT_TRUE(conformed) << conformed.error().message;
+  EXPECT_FALSE(conformed->mismatch) << conformed->mismatch->what;
+  const auto audited = audit_recording(path);
   ASSERT_TRUE(audited) << audited.error().message;
   ASSERT_EQ(audited->findings.size(), 1u);
   const AuditFinding& finding = audited->findings[0];

@@ -13,9 +13,10 @@
 namespace lockstep {
 namespace {
 
+// A recording below tests/, without its extension.
 Recording recorded(const std::string& name) {
   Result<Recording> recording =
-      read_recording(std::string(LOCKSTEP_SOURCE_DIR) + "/tests/regressions/" + name + ".jsonl");
+      read_recording(std::string(LOCKSTEP_SOURCE_DIR) + "/tests/" + name + ".jsonl");
   EXPECT_TRUE(recording) << recording.error().message;
   return recording ? *recording : Recording{};
 }
@@ -31,6 +32,7 @@ std::vector<AuditFinding> audit(const Recording& recording) {
 void expect_found(const std::string& name, const std::function<void(Recording&)>& change,
                   const std::string& request, const std::string& what) {
   Recording recording = recorded(name);
+  ASSERT_FALSE(recording.steps.empty());
   EXPECT_TRUE(audit(recording).empty()) << name;
   change(recording);
   const std::vector<AuditFinding> findings = audit(recording);
@@ -49,7 +51,7 @@ std::vector<BlockId>& reader_blocks(Recording& recording, std::size_t step, std:
 TEST(AuditAsServed, a_hit_of_another_block_than_the_checkpoint_s_is_found) {
   // Block 2 has the state that the writer goes on with.
   expect_found(
-      "hit_of_a_prefill_checkpoint",
+      "regressions/hit_of_a_prefill_checkpoint",
       [](Recording& recording) {
         reader_blocks(recording, 3, 0)[1] = BlockId{2};
         reader_blocks(recording, 3, 1)[2] = BlockId{6};
@@ -61,7 +63,7 @@ TEST(AuditAsServed, a_hit_of_another_block_than_the_checkpoint_s_is_found) {
 
 TEST(AuditAsServed, a_hit_of_a_checkpoint_that_no_kernel_exports_is_found) {
   expect_found(
-      "hit_of_a_prefill_checkpoint",
+      "regressions/hit_of_a_prefill_checkpoint",
       [](Recording& recording) {
         recording.header.groups[0].spec.prefill_checkpoint_alignment = 0;
       },
@@ -70,7 +72,7 @@ TEST(AuditAsServed, a_hit_of_a_checkpoint_that_no_kernel_exports_is_found) {
 
 TEST(AuditAsServed, a_checkpoint_that_does_not_lie_on_the_kernel_s_grid_is_not_there) {
   expect_found(
-      "hit_of_a_prefill_checkpoint",
+      "regressions/hit_of_a_prefill_checkpoint",
       [](Recording& recording) {
         recording.header.groups[0].spec.prefill_checkpoint_alignment = 3;
       },
@@ -79,7 +81,7 @@ TEST(AuditAsServed, a_checkpoint_that_does_not_lie_on_the_kernel_s_grid_is_not_t
 
 // The case of docs/findings.md up to its third request, which hits a part of a block.
 Recording hit_of_a_part(bool is_copied) {
-  Recording recording = recorded("vllm_0_33_0_state_under_longer_prefix");
+  Recording recording = recorded("regressions/vllm_0_33_0_state_under_longer_prefix");
   recording.steps.resize(7);
   if (!is_copied) recording.steps[5].copies.clear();
   return recording;
@@ -95,7 +97,7 @@ TEST(AuditAsServed, a_hit_of_a_part_of_a_block_that_is_not_copied_is_found) {
 
 TEST(AuditAsServed, a_copy_to_a_block_in_use_is_found) {
   expect_found(
-      "window_is_computed_again",
+      "regressions/window_is_computed_again",
       [](Recording& recording) {
         recording.steps[2].copies = {{BlockId{10}, BlockId{4}}};
       },
@@ -104,35 +106,35 @@ TEST(AuditAsServed, a_copy_to_a_block_in_use_is_found) {
 
 TEST(AuditAsServed, a_window_that_is_computed_again_needs_its_blocks) {
   expect_found(
-      "window_is_computed_again",
+      "regressions/window_is_computed_again",
       [](Recording& recording) { reader_blocks(recording, 1, 1)[2] = kNullBlock; }, "reader",
       "a token is written to the null block");
 }
 
 TEST(AuditAsServed, a_window_that_is_not_computed_again_needs_what_lies_before_it) {
   expect_found(
-      "window_is_computed_again",
+      "regressions/window_is_computed_again",
       [](Recording& recording) { recording.header.groups[1].spec.bounded_replay = false; },
       "reader", "beyond the hit of 8 tokens, while request writer still reads it");
 }
 
 TEST(AuditAsServed, a_ring_of_two_requests_is_found) {
   expect_found(
-      "window_is_computed_again",
+      "regressions/window_is_computed_again",
       [](Recording& recording) { reader_blocks(recording, 1, 2)[0] = BlockId{9}; }, "reader",
       "block 9 becomes entry 0 of the table");
 }
 
 TEST(AuditAsServed, a_request_without_its_ring_is_found) {
   expect_found(
-      "window_is_computed_again",
+      "regressions/window_is_computed_again",
       [](Recording& recording) { reader_blocks(recording, 1, 2).clear(); }, "reader",
       "a ring has one block, and the table of this group has 0");
 }
 
 TEST(AuditAsServed, a_request_that_nobody_keeps_out_is_found) {
   expect_found(
-      "nobody_is_let_in_by_a_pause",
+      "regressions/nobody_is_let_in_by_a_pause",
       [](Recording& recording) {
         recording.header.options.config.max_model_len = 16;  // and the pool holds that
         std::erase_if(recording.steps[1].before, [](const RecordedEvent& event) {
@@ -144,18 +146,92 @@ TEST(AuditAsServed, a_request_that_nobody_keeps_out_is_found) {
 
 TEST(AuditAsServed, tokens_that_an_output_did_not_name_are_found_once_the_next_one_is_there) {
   expect_found(
-      "ends_with_steps_in_flight",
+      "regressions/ends_with_steps_in_flight",
       [](Recording& recording) { recording.steps[2].output_of_step = 0; }, "a",
       "tokens [6, 7) are scheduled, but only 6 are known");
 }
 
 TEST(AuditAsServed, a_name_that_is_used_again_before_its_bearer_ends_is_found) {
   expect_found(
-      "name_used_again_at_its_end",
+      "regressions/name_used_again_at_its_end",
       [](Recording& recording) {
         for (RecordedStep& step : recording.steps) step.stopped.clear();
       },
       "a", "two live requests are called so");
+}
+
+// Three modules: with all three drafts of step 4 rejected, the two tokens before it are run again,
+// and their window reaches into block 6, which the row's own does not.
+TEST(AuditAsServed, the_window_of_tokens_that_the_drafter_runs_again_is_needed) {
+  expect_found(
+      "conformance/as_served/several_mtp_modules",
+      [](Recording& recording) {
+        recording.steps[4].copies = {{BlockId{1}, BlockId{6}}};
+      },
+      "a", "the drafter runs 2 tokens before token 68 again and reads token 47");
+}
+
+// Two modules. "a" samples token 3 with its prompt, and token 4 in a step of its own; "b" has the
+// same tokens as a prompt and hits the block of the first four.
+Recording drafts_before_a_hit(bool are_verified) {
+  RecordedEvent b;
+  b.request.name = "b";
+  b.request.prompt.append({TokenRun::Kind::seeded, 7, 0, 7});
+  const std::vector<std::int32_t> tokens = b.request.prompt.materialize();
+  RecordedEvent a;
+  a.request.name = "a";
+  a.request.prompt.append({TokenRun::Kind::seeded, 7, 0, 3});
+  Recording recording;
+  recording.header.engine = {"vllm", "0.33.0"};
+  EngineConfig& config = recording.header.options.config;
+  config.spec_method = SpecMethod::eagle;
+  config.num_spec_tokens = config.num_hash_lookahead_tokens = 2;
+  recording.header.groups.resize(1);
+  recording.header.groups[0].spec.block_size = 4;
+  recording.header.num_blocks = 8;
+  recording.header.scheduler_block_size = recording.header.hash_block_size = 4;
+  recording.steps.resize(4);
+  // The only row of a step; `blocks`: handed over to a request that comes in, or one more.
+  const auto run = [&](std::size_t step, const std::string& id, std::int32_t computed,
+                       const std::vector<BlockId>& blocks, const std::vector<std::int32_t>& drafts,
+                       const std::vector<std::int32_t>& sampled) {
+    RecordedScheduled row;
+    row.id = id;
+    row.computed = computed;
+    row.is_new = step % 3 == 0;
+    row.tokens = row.is_new ? 3 : 1 + static_cast<std::int32_t>(drafts.size());
+    row.spec = drafts;
+    if (!blocks.empty()) row.blocks = {{blocks}};
+    recording.steps[step].step = static_cast<std::int64_t>(step);
+    recording.steps[step].scheduled = {row};
+    recording.steps[step].running = {id};
+    recording.steps[step].sampled = {{id, sampled}};
+  };
+  recording.steps[0].before = {a};
+  run(0, "a", 0, {BlockId{1}}, {}, {tokens[3]});
+  if (are_verified) {
+    run(1, "a", 3, {BlockId{2}}, {tokens[4], tokens[5]}, {tokens[4], tokens[5], tokens[6]});
+    run(2, "a", 6, {}, {}, {1});
+  } else {
+    run(1, "a", 3, {BlockId{2}}, {}, {tokens[4]});
+    run(2, "a", 4, {}, {}, {tokens[5]});
+  }
+  recording.steps[3].before = {b};
+  run(3, "b", 4, {BlockId{1}, BlockId{3}}, {}, {1});
+  recording.steps[3].finished = {"a"};
+  return recording;
+}
+
+TEST(AuditAsServed, a_hit_of_rows_that_were_made_of_drafts_which_nobody_verified_is_found) {
+  EXPECT_TRUE(audit(drafts_before_a_hit(true)).empty());
+  const std::vector<AuditFinding> findings = audit(drafts_before_a_hit(false));
+  ASSERT_EQ(findings.size(), 1u);
+  EXPECT_EQ(findings[0].rule, AuditRule::draft_read);
+  EXPECT_EQ(findings[0].request, "b");
+  EXPECT_NE(findings[0].what.find("a hit ends with token 2 in slot 2 of block 1, which holds token "
+                                  "2 of request a and was drafted from with less behind it"),
+            std::string::npos)
+      << findings[0].what;
 }
 
 }  // namespace
