@@ -36,6 +36,9 @@ WITHOUT_EFFECT = {
 # May be set from outside.
 ATTRIBUTES_WITHOUT_EFFECT = {
     "calls_open": "the recorder's own",
+    "can_skip_drafts": "the worker's: what it then drafts is written",
+    "log_stats": _REPORTS,
+    "return_sampling_mask": _REPORTS,
     "use_v2_model_runner": "how resumed requests are handed over: written alike",
 }
 

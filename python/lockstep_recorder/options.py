@@ -16,6 +16,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from lockstep_recorder.without_effect import WITHOUT_EFFECT
+
 ALWAYS = object()  # a default that no option has: the key is always written
 
 
@@ -332,114 +334,6 @@ REFUSED_OF_REQUESTS = (
 
 # Kinds of cache that header.py has no word for, by the fields that only they have.
 REFUSED_OF_SPECS = ("spec.blocks_per_request", "spec.rswa_window", "spec.sink_len")
-
-_PARTS = "a part; its fields are listed one by one"
-_DERIVED = "follows from what is written"
-_PLANNED = "of the plan, which is written: groups, blocks, block sizes"
-_STATE = "state, not input: follows from what is written step by step"
-_IMAGES = "of multimodal inputs, which end the recording"
-_REPORTS = "of what is reported, not of what is decided"
-
-WITHOUT_EFFECT = {
-    "vllm_config.cache_config": _PARTS,
-    "vllm_config.model_config": _PARTS,
-    "vllm_config.parallel_config": _PARTS,
-    "vllm_config.scheduler_config": _PARTS,
-    "vllm_config.speculative_config": _PARTS,
-    "vllm_config.observability_config": _PARTS,
-    "vllm_config.attention_config": _PLANNED,
-    "vllm_config.device_config": _PLANNED,
-    "attention_config.hisparse_config": _PLANNED,
-    "device_config.device_type": _PLANNED,
-    "ec_manager_config.get_encoder_cache_manager_obj": _IMAGES,
-    "vllm_config.max_concurrent_batches": _DERIVED,
-    "vllm_config.max_in_flight_tokens": _DERIVED,
-    "vllm_config.use_v2_model_runner": "the worker's; with pipelines, which are flagged, decides",
-    "vllm_config.kv_events_config": _REPORTS,
-    "vllm_config.ec_manager_config": _IMAGES,
-    "vllm_config.lora_config": "decides for requests with adapters, which end the recording",
-    "envs.VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES": _REPORTS,
-    "envs.VLLM_XPU_PP_MICROBATCH": "decides with pipelines, which are flagged",
-    "lora_config.max_loras": "decides for requests with adapters, which end the recording",
-    "kv_events_config.enable_kv_cache_events": _REPORTS,
-    "observability_config.enable_logging_iteration_details": _REPORTS,
-    "observability_config.enable_mfu_metrics": _REPORTS,
-    "observability_config.kv_cache_metrics": _REPORTS,
-    "observability_config.kv_cache_metrics_sample": _REPORTS,
-    "observability_config.per_request_spec_decode_metrics": _REPORTS,
-    "model_config.uses_mrope": _IMAGES,
-    "model_config.supports_multimodal_inputs": _IMAGES,
-    "model_config.multimodal_config": _IMAGES,
-    "model_config.return_sampling_mask": _REPORTS,
-    "model_config.enable_return_routed_experts": _REPORTS,
-    "model_config.original_max_model_len": _PLANNED,
-    "parallel_config.data_parallel_index": "names the file, and the publisher of events",
-    "cache_config.hash_block_size": "resolved: hash_block_size of the header",
-    "cache_config.num_gpu_blocks": "resolved: num_blocks of the header",
-    "cache_config.num_gpu_blocks_override": _PLANNED,
-    "scheduler_config.disable_hybrid_kv_cache_manager": _PLANNED,
-    "scheduler_config.disable_chunked_mm_input": _IMAGES,
-    "scheduler_config.encoder_cache_size": _IMAGES,
-    "scheduler_config.max_num_encoder_input_tokens": _IMAGES,
-    "kv_cache_config.has_mamba_layers": _DERIVED,
-    "kv_cache_config.needs_kv_cache_zeroing": _DERIVED,
-    "kv_cache_config.kv_cache_tensors": _PLANNED,
-    "group.kv_cache_specs": _PLANNED,
-    "spec.first_spec": _DERIVED,
-    "spec.prefix_cacheable": _DERIVED,
-    "spec.prefix_replay_tokens": _DERIVED,
-    "spec.num_retained_tokens": _DERIVED,
-    "spec.max_admission_blocks_per_request": _DERIVED,
-    "spec.max_memory_usage_bytes": _PLANNED,
-    "spec.page_size_bytes": _PLANNED,
-    "request.kv_transfer_params": "decides with connectors, which are refused",
-    "request.last_sched_seq": "decides with connectors, which are refused",
-    "request.kv_hints": "decides with connectors, which are refused",
-    "request.reasoning_ended": "of structured output, which ends the recording",
-    "request.reasoning_parser_kwargs": "of structured output, which ends the recording",
-    "request.abort_immediately": "the engine's: it aborts at once, which is written",
-    "request.block_hasher": _DERIVED,
-    "request.client_index": _REPORTS,
-    "request.session_id": _REPORTS,
-    "request.trace_headers": _REPORTS,
-    "request.kv_cache_report_mode": _REPORTS,
-    "request.prefill_stats": _REPORTS,
-    "request.spec_decode_metrics": _REPORTS,
-    "request.num_nans_in_logits": _REPORTS,
-    "request.record_event": _REPORTS,
-    "request.take_events": _REPORTS,
-    "request.take_prefill_stats": _REPORTS,
-    "request.stop_reason": _REPORTS,
-    "request.get_finished_reason": _REPORTS,
-    "request.next_decode_eligible_step": "decides with pipelines, which are flagged",
-    "request._all_token_ids": _STATE,
-    "request._output_token_ids": _STATE,
-    "request.all_token_ids": _STATE,
-    "request.output_token_ids": _STATE,
-    "request.append_output_token_ids": _STATE,
-    "request.async_tokens_to_discard": _STATE,
-    "request.discard_latest_async_tokens": _STATE,
-    "request.block_hashes": _STATE,
-    "request.update_block_hashes": _STATE,
-    "request.drop_stale_output": _STATE,
-    "request.is_finished": _STATE,
-    "request.is_prefill_chunk": _STATE,
-    "request.num_computed_tokens": _STATE,
-    "request.num_in_flight_tokens": _STATE,
-    "request.num_output_placeholders": _STATE,
-    "request.num_output_tokens": _STATE,
-    "request.num_preemptions": _STATE,
-    "request.num_prompt_tokens": _STATE,
-    "request.num_stale_output_tokens": _STATE,
-    "request.num_tokens": _STATE,
-    "request.num_tokens_with_spec": _STATE,
-    "request.replay_start": _STATE,
-    "request.shared_prefix_boundary": _STATE,
-    "request.spec_token_ids": _STATE,
-    "request.status": _STATE,
-    "sampling_params.num_logprobs": _REPORTS,
-    "sampling_params.routed_experts_prompt_start": _REPORTS,
-}
 
 
 def tables() -> dict[str, tuple[str, ...]]:

@@ -1,5 +1,6 @@
 // Recordings that python made while vLLM's own engine loop served: with clients that leave
-// while the model runs, several stop tokens, prompts as tokens, drafts that only the worker knows.
+// while the model runs, several stop tokens, prompts as tokens, drafts that only the worker knows,
+// pauses, parameters that few requests have, models with a server's defaults.
 #include <gtest/gtest.h>
 
 #include <algorithm>
