@@ -25,7 +25,6 @@
 #include <variant>
 #include <vector>
 
-#include "base/check.h"
 #include "base/result.h"
 #include "cuda_backend/device/operation.h"
 #include "cuda_backend/launch/kernel_table.h"
@@ -192,6 +191,10 @@ inline int Device::launch_graph(CapturedGraph& graph, const LaunchPlace& place) 
   return 0;
 }
 
+// Stops the program when an array's `count` is negative. Not inline: nvcc reads this header, and
+// does not compile fmt.
+void check_count(std::string_view array, std::int64_t count);
+
 // An array in device memory that grows: the place of one kind of input or result of a step. Named,
 // so that a memory report says which one; its own allocation, so that running past it is found.
 template <class T>
@@ -206,7 +209,7 @@ class DeviceArray {
 
   // Room for `count` elements; what was there is gone when it had to grow.
   T* reserve(std::int64_t count) {
-    LS_CHECK(count >= 0, "{}: {}", name_, count);
+    check_count(name_, count);
     if (count <= capacity_) return data_;
     device_->release(reinterpret_cast<std::byte*>(data_));
     capacity_ = std::max(count, 2 * capacity_);

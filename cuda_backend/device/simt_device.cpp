@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "base/check.h"
 #include "cuda_backend/simt/executor/executor.h"
 
 namespace lockstep::cuda {
@@ -159,6 +160,10 @@ Result<std::unique_ptr<Device>> make_simt_device(CheckMode mode, std::uint64_t s
   return simt::Executor::create(options).map([&](std::unique_ptr<simt::Executor> executor) {
     return std::unique_ptr<Device>(std::make_unique<SimtDevice>(std::move(executor), mode));
   });
+}
+
+void check_count(std::string_view array, std::int64_t count) {
+  LS_CHECK(count >= 0, "{}: {}", array, count);
 }
 
 }  // namespace lockstep::cuda
