@@ -52,6 +52,14 @@ class KVCacheCoordinator {
   const BlockPool& pool() const { return *pool_; }
   std::int32_t num_groups() const { return static_cast<std::int32_t>(managers_.size()); }
 
+  // Whether a hit may find the block: as a whole, or as a part where hits may end inside blocks.
+  bool can_hit(BlockId block) const {
+    const PrefixCache& cache = pool_->cache();
+    if (!config_.enable_prefix_caching || !cache.contains(block)) return false;
+    return block_sizes_.hits_parts_of_blocks ||
+           cache.num_tokens_of(block) % managers_[cache.group_of(block)]->block_size() == 0;
+  }
+
   // What the prefix cache holds of the request, at most all tokens but the last (its logits are
   // needed). `hit` keeps its memory from call to call.
   void find_longest_cache_hit(const Request& request, PrefixHit& hit) const;

@@ -245,9 +245,7 @@ std::vector<HeldRequest> Scheduler::held() const {
   return held;
 }
 std::int64_t Scheduler::num_free_blocks() const { return impl_->cache.pool().num_free_blocks(); }
-bool Scheduler::is_cached(BlockId block) const {
-  return impl_->config.enable_prefix_caching && impl_->cache.pool().cache().contains(block);
-}
+bool Scheduler::is_cached(BlockId block) const { return impl_->cache.can_hit(block); }
 std::int32_t Scheduler::ref_cnt(BlockId block) const { return impl_->cache.pool().ref_cnt(block); }
 std::vector<BlockId> Scheduler::free_queue() const { return impl_->cache.pool().free_queue(); }
 std::optional<CachedBlock> Scheduler::cached_as(BlockId block) const {

@@ -159,8 +159,8 @@ TEST(SavedCase, WhatIsWrongIsNamed) {
             "FILE:1: field `layout`: found \"NDH\"; expected one of \"NHD\", \"HND\"");
   EXPECT_EQ(
       refused(changed(text, "\"kernel_block_sizes\":[16,", "\"kernel_block_sizes\":[")),
-      "FILE:1: field `kernel_block_sizes`: found an array of 7 elements; expected one size for "
-      "each of the 8 groups");
+      "FILE:1: field `kernel_block_sizes`: found an array of 8 elements; expected one size for "
+      "each of the 9 groups");
   EXPECT_EQ(refused(changed(text, "\"triton_mla\"", "\"triton\"")),
             "FILE:1: field `attention_backend`: found \"triton\"; expected one of \"flash_attn\", "
             "\"flashinfer\", \"triton_attn\", \"triton_mla\", \"flashmla\", \"cache_only\", "
