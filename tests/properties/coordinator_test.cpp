@@ -166,7 +166,7 @@ void expect_same(const CoordinatorModel& model, const Coordinated& real) {
 class CoordinatorCommand : public rc::state::Command<CoordinatorModel, Coordinated> {
  public:
   void run(const CoordinatorModel& before, Coordinated& real) const final {
-    real.coordinator.pool().begin_step();
+    real.coordinator.begin_step();
     real.coordinator.pool().take_counters();
     act(before, real);
     real.seen.evictions += real.coordinator.pool().take_counters().evicted;

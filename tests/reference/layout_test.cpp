@@ -11,7 +11,7 @@
 namespace lockstep {
 namespace {
 
-KVCacheSpec full(std::int64_t heads, std::int64_t head_size, std::int64_t block_size = 0) {
+KVCacheSpec full_spec(std::int64_t heads, std::int64_t head_size, std::int64_t block_size = 0) {
   KVCacheSpec spec;
   spec.num_kv_heads = heads;
   spec.head_size = head_size;
@@ -46,7 +46,7 @@ PoolLayout layout(const KVCacheConfig& config, CacheLayout order = CacheLayout::
 }
 
 TEST(Layout, AttentionAloneKeepsAllKBeforeAllV) {
-  const KVCacheConfig config = plan({{"a", full(2, 8)}}, 3);
+  const KVCacheConfig config = plan({{"a", full_spec(2, 8)}}, 3);
   const PoolLayout pool = layout(config);
   const LayerLayout& layer = pool.groups[0][0];
   const std::int64_t half = 16 * 2 * 8 * 2;
@@ -57,7 +57,7 @@ TEST(Layout, AttentionAloneKeepsAllKBeforeAllV) {
 }
 
 TEST(Layout, BesideStatesKAndVLieInThePageKernelBlockByKernelBlock) {
-  const KVCacheConfig config = plan({{"s", states()}, {"a", full(2, 16)}}, 3);
+  const KVCacheConfig config = plan({{"s", states()}, {"a", full_spec(2, 16)}}, 3);
   const PoolLayout pool = layout(config);
   const LayerLayout& layer = pool.groups[1][0];
   ASSERT_EQ(config.groups[1].spec.block_size, 80);
@@ -70,7 +70,7 @@ TEST(Layout, BesideStatesKAndVLieInThePageKernelBlockByKernelBlock) {
 }
 
 TEST(Layout, HNDKeepsTheTokensOfAHeadTogether) {
-  const KVCacheConfig config = plan({{"a", full(4, 8)}}, 2);
+  const KVCacheConfig config = plan({{"a", full_spec(4, 8)}}, 2);
   const PoolLayout pool = layout(config, CacheLayout::HND, AttentionBackend::flashinfer);
   const LayerLayout& layer = pool.groups[0][0];
   EXPECT_EQ(layer.token_stride_bytes, 8 * 2);
@@ -79,7 +79,7 @@ TEST(Layout, HNDKeepsTheTokensOfAHeadTogether) {
 }
 
 TEST(Layout, ASecondStateStartsWhereTheFirstEndsWhateverItsDtype) {
-  const PoolLayout pool = layout(plan({{"s", states()}, {"a", full(2, 16)}}, 3));
+  const PoolLayout pool = layout(plan({{"s", states()}, {"a", full_spec(2, 16)}}, 3));
   const LayerLayout& layer = pool.groups[0][0];
   EXPECT_EQ(state_byte_offset(layer, BlockId{2}, 1, 7),
             2 * layer.page_size_bytes + 3 * 20 * 2 + 7 * 4);
@@ -88,7 +88,7 @@ TEST(Layout, ASecondStateStartsWhereTheFirstEndsWhateverItsDtype) {
 
 TEST(Layout, LayersOfAPackTakeTheirPlaces) {
   LayerSpecs layers{{"s", states()}, {"t", states()}};
-  for (int i = 0; i < 3; ++i) layers.push_back({"a" + std::to_string(i), full(2, 16)});
+  for (int i = 0; i < 3; ++i) layers.push_back({"a" + std::to_string(i), full_spec(2, 16)});
   const KVCacheConfig config = plan(layers, 4, 2);
   const PoolLayout nhd = layout(config);
   const PoolLayout hnd = layout(config, CacheLayout::HND);
@@ -105,7 +105,7 @@ TEST(Layout, LayersOfAPackTakeTheirPlaces) {
 }
 
 TEST(Layout, TheKernelBlockIsTheLargestThatDividesTheBlock) {
-  KVCacheGroupSpec group{{"a"}, full(2, 64, 1056), {}, 1};
+  KVCacheGroupSpec group{{"a"}, full_spec(2, 64, 1056), {}, 1};
   const auto size = [&](AttentionBackend backend, bool fp32) {
     return kernel_block_size(group, backend, fp32, 0).value_or(-1);
   };
@@ -121,7 +121,7 @@ TEST(Layout, TheKernelBlockIsTheLargestThatDividesTheBlock) {
 }
 
 TEST(Layout, ASplitPaddedPageHasNoViewAndSaysSo) {
-  KVCacheConfig config = plan({{"a", full(2, 64)}}, 2, 1, AttentionBackend::flashinfer);
+  KVCacheConfig config = plan({{"a", full_spec(2, 64)}}, 2, 1, AttentionBackend::flashinfer);
   KVCacheSpec& spec = config.groups[0].spec;
   spec.block_size = 48;
   spec.page_size_padded = page_size_bytes(spec) + 512;
@@ -133,7 +133,7 @@ TEST(Layout, ASplitPaddedPageHasNoViewAndSaysSo) {
 }
 
 TEST(PageSize, ScalesOfPerTokenHeadQuantizationArePartOfThePage) {
-  KVCacheSpec spec = full(4, 128, 16);
+  KVCacheSpec spec = full_spec(4, 128, 16);
   spec.dtype = DType::int8;
   spec.kv_quant_mode = KVQuantMode::int8_per_token_head;
   EXPECT_EQ(real_page_size_bytes(spec), 2 * 16 * 4 * 128);
@@ -145,7 +145,7 @@ TEST(PageSize, ScalesOfPerTokenHeadQuantizationArePartOfThePage) {
 }
 
 TEST(PageSize, DeepSeekRowsAre656And584Bytes) {
-  KVCacheSpec spec = full(1, 576, 64);
+  KVCacheSpec spec = full_spec(1, 576, 64);
   spec.kind = CacheKind::mla;
   EXPECT_EQ(page_size_bytes(spec), 64 * 576 * 2);
   spec.cache_dtype_str = "fp8_ds_mla";
@@ -163,7 +163,7 @@ class Pages : public testing::TestWithParam<std::tuple<CacheLayout, AttentionBac
 TEST_P(Pages, SegmentsCoverEveryBlockOnce) {
   const auto [order, backend, pack] = GetParam();
   LayerSpecs layers{{"s", states()}};
-  for (int i = 0; i < 3; ++i) layers.push_back({"a" + std::to_string(i), full(2, 16)});
+  for (int i = 0; i < 3; ++i) layers.push_back({"a" + std::to_string(i), full_spec(2, 16)});
   const KVCacheConfig config = plan(layers, 3, pack, backend);
   const PoolLayout pool = layout(config, order, backend);
   for (std::size_t g = 0; g < config.groups.size(); ++g)

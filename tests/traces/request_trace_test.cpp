@@ -111,9 +111,12 @@ Trace trace_of_everything() {
   last.spec.eos_token = 3;
   last.spec.stop_token_ids = {4, 5};
   // A field added to RequestSpec stops this from compiling: it wants a key, and a value here.
-  [[maybe_unused]] const auto& [name, prompt, max_tokens, arrival_ns, priority, eos, stop, salt] =
-      last.spec;
+  [[maybe_unused]] const auto& [name, prompt, max_tokens, arrival_ns, priority, eos, stop, salt,
+                                min_tokens, repetition, skips] = last.spec;
   last.spec.cache_salt = "\xc3\xa9";
+  last.spec.min_tokens = 2;
+  last.spec.repetition_detection = {4, 1, 3};
+  last.spec.skip_reading_prefix_cache = true;
   last.output.length = 4;
   last.abort = AbortPlan{.t_ns = 400, .after_tokens = {}};
   return trace;

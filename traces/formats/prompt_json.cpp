@@ -139,6 +139,20 @@ void write_runs(JsonWriter& out, const Prompt& prompt) {
   out.end_array().end_object();
 }
 
+RepetitionDetection read_repetition_detection(JsonValue value) {
+  JsonObject object = value.object();
+  RepetitionDetection detection;
+  const auto read = [&](const char* key, std::int32_t& field) {
+    if (auto tokens = object.optional(key))
+      field = tokens.integer<std::int32_t>(0, kPromptTokensMax);
+  };
+  read("max_pattern_size", detection.max_pattern_size);
+  read("min_pattern_size", detection.min_pattern_size);
+  read("min_count", detection.min_count);
+  object.finish();
+  return detection;
+}
+
 }  // namespace
 
 Prompt read_seeded_segments(JsonValue value) {
@@ -269,6 +283,27 @@ Prompt private_prompt(std::int64_t length, std::uint64_t ordinal) {
   Prompt prompt;
   prompt.append(symbolic_run(private_seed(ordinal), length));
   return prompt;
+}
+
+void read_rare_request_keys(JsonObject& object, RequestSpec& request) {
+  if (auto tokens = object.optional("min_tokens"))
+    request.min_tokens = tokens.integer<std::int32_t>(0, kPromptTokensMax);
+  if (auto detection = object.optional("repetition_detection"))
+    request.repetition_detection = read_repetition_detection(detection);
+  if (auto skips = object.optional("skip_reading_prefix_cache"))
+    request.skip_reading_prefix_cache = skips.boolean();
+}
+
+void write_rare_request_keys(JsonWriter& out, const RequestSpec& request) {
+  if (request.min_tokens != 0) out.integer("min_tokens", request.min_tokens);
+  const RepetitionDetection& repetition = request.repetition_detection;
+  if (repetition != RepetitionDetection{}) {
+    out.key("repetition_detection").begin_object();
+    out.integer("max_pattern_size", repetition.max_pattern_size);
+    out.integer("min_pattern_size", repetition.min_pattern_size);
+    out.integer("min_count", repetition.min_count).end_object();
+  }
+  if (request.skip_reading_prefix_cache) out.boolean("skip_reading_prefix_cache", true);
 }
 
 }  // namespace lockstep

@@ -1,5 +1,6 @@
 // Prompts in files. Everywhere: seeded segments [[seed,n],...] or {"tokens":[..]}. In request
-// traces also hash-id runs, a bare length, and runs of any kind; docs/formats.md, "Prompts".
+// traces also hash-id runs, a bare length, and runs of any kind; docs/formats.md, "Prompts". And the
+// keys of requests that few set.
 #pragma once
 
 #include <cstdint>
@@ -40,6 +41,10 @@ std::optional<Prompt> prompt_of_hash_ids(const std::vector<std::uint64_t>& hash_
                                          std::int64_t length, const HashIdConvention& ids,
                                          std::uint64_t ordinal);
 std::int64_t hash_ids_for(std::int64_t length, const HashIdConvention& ids);
+
+// `min_tokens`, `repetition_detection`, `skip_reading_prefix_cache`: each left out when default.
+void read_rare_request_keys(JsonObject& object, RequestSpec& request);
+void write_rare_request_keys(JsonWriter& out, const RequestSpec& request);
 
 // A prompt of `length` tokens that no other request shares.
 Prompt private_prompt(std::int64_t length, std::uint64_t ordinal);

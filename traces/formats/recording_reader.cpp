@@ -190,19 +190,6 @@ void read_common_prefix_blocks(JsonValue value, const RecordingHeader& header, R
   }
 }
 
-RepetitionDetection read_repetition_detection(JsonValue value) {
-  JsonObject object = value.object();
-  RepetitionDetection detection;
-  const auto read = [&](const char* key, std::int32_t& field) {
-    if (auto tokens = object.optional(key)) field = tokens.integer<std::int32_t>(0, kTokensMax);
-  };
-  read("max_pattern_size", detection.max_pattern_size);
-  read("min_pattern_size", detection.min_pattern_size);
-  read("min_count", detection.min_count);
-  object.finish();
-  return detection;
-}
-
 }  // namespace
 
 RequestSpec read_added_request(JsonObject& object, bool& priority_given) {
@@ -221,11 +208,7 @@ RequestSpec read_added_request(JsonObject& object, bool& priority_given) {
     request.stop_token_ids = read_token_ids(stop);
     if (request.stop_token_ids.empty()) stop.refuse("at least one token, or no such key");
   }
-  if (auto tokens = object.optional("min_tokens"))
-    request.min_tokens = tokens.integer<std::int32_t>(0, kTokensMax);
-  if (auto detection = object.optional("repetition_detection"))
-    request.repetition_detection = read_repetition_detection(detection);
-  request.skip_reading_prefix_cache = optional_boolean(object, "skip_reading_prefix_cache");
+  read_rare_request_keys(object, request);
   return request;
 }
 

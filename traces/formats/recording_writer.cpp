@@ -36,18 +36,6 @@ void write_names(JsonWriter& out, std::string_view key, const std::vector<std::s
   if (!names.empty()) out.key(key).strings(names);
 }
 
-void write_rare_request_keys(JsonWriter& out, const RequestSpec& request) {
-  if (request.min_tokens != 0) out.integer("min_tokens", request.min_tokens);
-  const RepetitionDetection& repetition = request.repetition_detection;
-  if (repetition != RepetitionDetection{}) {
-    out.key("repetition_detection").begin_object();
-    out.integer("max_pattern_size", repetition.max_pattern_size);
-    out.integer("min_pattern_size", repetition.min_pattern_size);
-    out.integer("min_count", repetition.min_count).end_object();
-  }
-  if (request.skip_reading_prefix_cache) out.boolean("skip_reading_prefix_cache", true);
-}
-
 void write_event(JsonWriter& out, const RecordedEvent& event) {
   out.begin_object();
   switch (event.kind) {

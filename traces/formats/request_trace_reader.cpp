@@ -92,13 +92,15 @@ void check_end(JsonValue output_value, const TraceRequest& request) {
   }
   const std::int32_t last = output.length - 1;
   // A replay that makes the tokens itself ends with the eos token.
+  const bool repeats = spec.repetition_detection != RepetitionDetection{};
   bool ended = spec.eos_token.has_value();
   if (!output.tokens.empty() || output.fill) {
     const auto token_at = [&output](std::int32_t i) {
       return output.fill ? *output.fill : output.tokens[static_cast<std::size_t>(i)];
     };
     ended = ends_request(spec, token_at(last));
-    for (std::int32_t i = 0; i < (output.fill ? std::min(last, 1) : last); ++i) {
+    for (std::int32_t i = std::max(spec.min_tokens - 1, 0);
+         i < (output.fill && spec.min_tokens == 0 ? std::min(last, 1) : last); ++i) {
       if (!ends_request(spec, token_at(i))) continue;
       output_value.refuse_because(fmt::format(
           "found {}, a token that ends the request, at output token {} of {}; expected it "
@@ -106,7 +108,7 @@ void check_end(JsonValue output_value, const TraceRequest& request) {
           token_at(i), i, output.length));
     }
   }
-  if (output.length < spec.max_tokens && !ended) {
+  if (output.length < spec.max_tokens && !ended && !repeats) {
     output_value.refuse_because(
         fmt::format("found {0} output tokens and nothing that ends the request there; expected "
                     "max_tokens {0} or "
@@ -147,6 +149,7 @@ TraceRequest read_request(JsonValue value, const TraceHeader& header, std::uint6
     request.spec.stop_token_ids = read_token_ids(stop);
     if (request.spec.stop_token_ids.empty()) stop.refuse("at least one token, or no such key");
   }
+  read_rare_request_keys(object, request.spec);
   check_end(output, request);
   if (auto abort = object.optional("abort")) request.abort = read_abort(abort, request);
   if (auto priority = object.optional("priority")) {

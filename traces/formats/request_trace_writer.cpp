@@ -47,6 +47,7 @@ void write_request(JsonWriter& out, const TraceHeader& header, const TraceReques
   }
   if (spec.priority != 0) out.integer("priority", spec.priority);
   if (!spec.cache_salt.empty()) out.string("salt", spec.cache_salt);
+  write_rare_request_keys(out, spec);
   out.end_object();
 }
 
