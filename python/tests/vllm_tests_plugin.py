@@ -103,6 +103,7 @@ def pytest_configure(config: pytest.Config) -> None:
         _install()
 
 
+@pytest.hookimpl(tryfirst=True)  # fixtures make schedulers, too
 def pytest_runtest_setup(item: pytest.Item) -> None:
     _test.begin(item.nodeid)
 
