@@ -64,6 +64,8 @@ Result<void> finish(const ReplayRequest& request, Result<KVCacheConfig> plan,
       prepared.chosen.push_back(
           "attention backend any_size: no shipped one takes blocks this small");
   }
+  if (request.run.has("draft_acceptance_percent") && run.engine.num_spec_tokens == 0)
+    return fail("--draft-acceptance needs drafts: num_spec_tokens in the trace's engine hints");
   LS_RETURN_IF_ERROR(size_host_tier(request.run, run));
   prepared.config = config_of(run);
   return {};

@@ -48,6 +48,29 @@ TEST(Replay, TwiceGivesTheSameResultApartFromTimes) {
   EXPECT_EQ(without_times(replay_json(arguments)), without_times(replay_json(arguments)));
 }
 
+TEST(Replay, OfATraceThatHintsDraftsAcceptsAsManyAsAsked) {
+  std::string text = read_text(kSample);
+  const std::string hint = "\"block_size\":16";
+  const std::size_t at = text.find(hint);
+  ASSERT_NE(at, std::string::npos);
+  text.insert(at + hint.size(), ",\"num_spec_tokens\":2,\"spec_method\":\"ngram\"");
+  const std::string path = temporary_path("drafts.jsonl");
+  write_text(path, text);
+  const auto steps = [&](std::vector<std::string> more) {
+    more.insert(more.begin(), {path, "--backend", "simt", "--limit", "30"});
+    const Json json = replay_json(more);
+    EXPECT_EQ(json.at("verdict"), "agreed");
+    return json.at("steps").get<int>();
+  };
+  const int all = steps({"--draft-acceptance", "100"}), as_is = steps({});
+  EXPECT_LT(all, as_is);
+  EXPECT_LT(as_is, steps({"--draft-acceptance", "0"}));
+  EXPECT_EQ(run_lockstep({"replay", path, "--draft-acceptance", "101"}).status, 2);
+  const Outcome refused = run_lockstep({"replay", kSample, "--draft-acceptance", "50"});
+  EXPECT_EQ(refused.status, 2);
+  EXPECT_NE(refused.err.find("--draft-acceptance needs drafts"), std::string::npos) << refused.err;
+}
+
 TEST(Replay, SurvivesFaultsAndCountsThem) {
   const std::string faults =
       "refuse_allocation@20+10,pinch_pool@60+20:70,abort_decode@9,abort_waiting@30,abort_again@1";
