@@ -164,7 +164,13 @@ Result<ConformFile> conform_recording(const std::string& path) {
                                        .unfinished = observer.unfinished(),
                                        .steps_in_flight = workload.end().steps_in_flight});
   }
-  if (file.mismatch) file.mismatch->file = path;
+  if (file.mismatch) {
+    file.mismatch->file = path;
+    if (!header.beyond_format.empty())
+      file.mismatch->what +=
+          fmt::format(" (no profile follows what the engine was started with: {})",
+                      fmt::join(header.beyond_format, ", "));
+  }
   return file;
 }
 

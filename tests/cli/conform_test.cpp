@@ -35,6 +35,24 @@ TEST(Conform, OfMemoryPlansCountsThem) {
   EXPECT_EQ(json.at("agreed"), json.at("plans"));
 }
 
+TEST(Conform, OfARecordingWithOptionsBeyondTheFormatNamesThemBesideAMismatch) {
+  std::string text = read_text(kFamily + "/0002.jsonl");
+  const auto put = [&text](const std::string& found, const std::string& better) {
+    const std::size_t at = text.find(found);
+    ASSERT_NE(at, std::string::npos) << found;
+    text.replace(at, found.size(), better);
+  };
+  put("\"num_blocks\":", "\"x_beyond_format\":[\"watermark\"],\"num_blocks\":");
+  const std::string path = temporary_path("flagged.jsonl");
+  write_text(path, text);
+  EXPECT_EQ(run_lockstep({"conform", path}).status, 0);
+  put("\"free_blocks\":", "\"free_blocks\":1");
+  write_text(path, text);
+  const Outcome outcome = run_lockstep({"conform", path});
+  EXPECT_EQ(outcome.status, 1) << outcome.err;
+  EXPECT_NE(outcome.out.find("was started with: watermark"), std::string::npos) << outcome.out;
+}
+
 TEST(Conform, OfAFolderSaysHowManyFilesItDidNotLookAt) {
   const Outcome outcome = run_lockstep({"conform", sample_path("recordings"), sample_path("")});
   EXPECT_EQ(outcome.status, 0) << outcome.err << outcome.out;

@@ -56,7 +56,7 @@ const Damaged kDamaged[] = {
     {"block_of_all_ranks_of_no_token_in_32_bits", "FILE:1: dcp: 65536", "FILE:1: dcp: 65536",
      "FILE:1: dcp: 65536"},
     {"two_tokens_ahead_in_a_hash", "FILE:1: num_hash_lookahead_tokens: 2",
-     "step 0: 1 blocks are said to be common", "FILE:1: num_hash_lookahead_tokens: 2"},
+     "FILE:1: num_hash_lookahead_tokens: 2", "FILE:1: num_hash_lookahead_tokens: 2"},
 };
 
 std::string without_folder(std::string text, const std::string& path) {

@@ -56,6 +56,7 @@ struct RecordingHeader {
   std::optional<RecordedConnectorConfig> connector;
   std::int64_t scheduler_block_size = 0;
   std::int64_t hash_block_size = 0;
+  std::vector<std::string> beyond_format;  // options that decide and have no key: x_beyond_format
   bool operator==(const RecordingHeader&) const = default;
 };
 

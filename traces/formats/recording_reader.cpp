@@ -234,6 +234,7 @@ RecordingHeader read_recording_header(JsonValue value) {
   }
   header.scheduler_block_size = object.required("scheduler_block_size").integer(1, kTokensMax);
   header.hash_block_size = object.required("hash_block_size").integer(1, kTokensMax);
+  if (auto names = object.optional("x_beyond_format")) header.beyond_format = read_names(names);
   object.finish();
   return header;
 }

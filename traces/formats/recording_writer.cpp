@@ -183,7 +183,9 @@ std::string recording_header_line(const RecordingHeader& header) {
     out.boolean("supports_hybrid_groups", header.connector->supports_hybrid_groups).end_object();
   }
   out.integer("scheduler_block_size", header.scheduler_block_size);
-  out.integer("hash_block_size", header.hash_block_size).end_object();
+  out.integer("hash_block_size", header.hash_block_size);
+  write_names(out, "x_beyond_format", header.beyond_format);
+  out.end_object();
   return out.take_line();
 }
 
