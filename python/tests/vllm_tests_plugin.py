@@ -94,7 +94,8 @@ def _install() -> None:
     async_scheduler.AsyncScheduler = end_on_others(Recorded)(made_async)
 
 
-def pytest_configure(config: pytest.Config) -> None:
+@pytest.hookimpl(tryfirst=True)  # conftest.py files import schedulers, too
+def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
     from vllm import platforms
     from vllm.platforms.cpu import CpuPlatform
 
