@@ -25,7 +25,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-RECORDER = Path(__file__).resolve().parents[2] / "traces" / "recorder"
+RECORDER = Path(__file__).resolve().parents[2] / "python"
 sys.path[:0] = [str(RECORDER / "tests"), str(RECORDER)]
 
 
