@@ -1,6 +1,6 @@
 // Prompts in files, and the keys of requests that few set. Everywhere: seeded segments
-// [[seed,n],...] or {"tokens":[..]}. In request traces also hash-id runs, a bare length, and runs of
-// any kind; docs/formats.md, "Prompts".
+// [[seed,n],...] or {"tokens":[..]}. In request traces also hash-id runs, a bare length, and runs
+// of any kind; docs/formats.md, "Prompts".
 #pragma once
 
 #include <cstdint>
