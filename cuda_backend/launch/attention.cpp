@@ -1,6 +1,5 @@
 // Launchers of what reads the cache through block tables: digests and softmax attention.
 #include "cuda_backend/kernels/attention_digest.cuh"
-#include "cuda_backend/kernels/fill_inputs.cuh"
 #include "cuda_backend/kernels/paged_attention.cuh"
 #include "cuda_backend/kernels/split_attention.cuh"
 #include "cuda_backend/launch/launchers.h"
@@ -17,12 +16,6 @@ int launch_attention_digest(const LaunchPlace& place, const DigestParams& params
   config.block.x =
       place.whole_warps ? in_whole_warps(threads) : static_cast<std::uint32_t>(threads);
   return status_of(simt::launch(config, attention_digest_kernel, params));
-}
-
-int launch_fill_queries(const LaunchPlace& place, const AttentionParams& params) {
-  if (params.num_items == 0) return nothing_to_do();
-  const auto config = job_grid(place, "fill_queries", params.num_items, params.max_query_words);
-  return status_of(simt::launch(config, fill_queries_kernel, params));
 }
 
 int launch_paged_attention(const LaunchPlace& place, const AttentionParams& params) {

@@ -48,6 +48,12 @@ int gather_rows(const LaunchPlace& place, const GatherRowsParams& params) {
 
 }  // namespace
 
+int launch_fill_queries(const LaunchPlace& place, const AttentionParams& params) {
+  if (params.num_items == 0) return nothing_to_do();
+  const auto config = job_grid(place, "fill_queries", params.num_items, params.max_query_words);
+  return status_of(simt::launch(config, fill_queries_kernel, params));
+}
+
 int launch_fill_rows(const LaunchPlace& place, const FillRowsParams& params) {
   if (params.num_tokens == 0) return nothing_to_do();
   const bool vectors = params.row_bytes % 16 == 0;
