@@ -23,7 +23,8 @@ TEST_CASE("kernels: time of one run", "[!benchmark]") {
     for (Workload& pool : pool_workloads(device, device.kernels(), kCpuPool))
       workloads.push_back(std::move(pool));
     for (const Workload& workload : workloads)
-      BENCHMARK(fmt::format("{}, {}, {:.1f} KB", workload.name, name, workload.bytes / 1e3)) {
+      BENCHMARK(fmt::format("{}, {}, {:.1f} KB", workload.name, name,
+                            static_cast<double>(workload.bytes) / 1e3)) {
         return workload.launch(device.place());
       };
     std::vector<DeviceReport> reports;
