@@ -12,7 +12,7 @@
 #include "cuda_backend/plugin/plugin_backend.h"
 #include "cuda_backend/simt_backend.h"
 #include "properties/generate/generator.h"
-#include "properties/invariants/planned_need.h"
+#include "reference/plan/request_need.h"
 
 namespace lockstep {
 namespace {

@@ -16,6 +16,7 @@
 
 #include "properties/audit/audit.h"
 #include "properties/audit/memory_ledger.h"
+#include "reference/plan/request_need.h"
 #include "reference/types/token_run.h"
 
 namespace lockstep {
@@ -103,8 +104,6 @@ std::span<const std::int32_t> sampled_of(const RecordedStep& step, const std::st
 std::int32_t hash_lookahead_of(const RecordingHeader& header);
 // Hits end at multiples of so many tokens.
 std::int32_t hit_alignment_of(const RecordingHeader& header);
-// Blocks that the engine's check at start counts for one request of max_model_len tokens.
-std::int64_t planned_blocks_of(const RecordingHeader& header);
 
 inline bool is_state(const KVCacheSpec& spec) { return spec.kind == CacheKind::mamba; }
 inline bool is_ring(const KVCacheSpec& spec) { return spec.kind == CacheKind::circular_buffer; }
@@ -126,7 +125,7 @@ class Auditor::Impl {
         hash_block_size_(
             static_cast<std::int32_t>(std::max<std::int64_t>(1, header.hash_block_size))),
         hit_alignment_(hit_alignment_of(header)),
-        planned_blocks_(planned_blocks_of(header)),
+        planned_blocks_(planned_blocks_of_request(header.options.config, header.groups)),
         checks_progress_(scope == AuditScope::whole_recording && !header.connector &&
                          planned_blocks_ < header.num_blocks),
         ledger_(header.num_blocks) {

@@ -8,45 +8,6 @@
 
 namespace lockstep {
 
-// vllm/v1/kv_cache_interface.py, max_memory_usage_bytes of each spec.
-std::int64_t planned_blocks_of(const RecordingHeader& header) {
-  const EngineConfig& config = header.options.config;
-  const std::int64_t length = config.max_model_len;
-  const std::int64_t in_flight =
-      static_cast<std::int64_t>(config.max_num_batched_tokens) * (config.async_scheduling ? 2 : 1);
-  const auto ceil_div = [](std::int64_t a, std::int64_t b) { return (a + b - 1) / b; };
-  std::int64_t blocks = 0;
-  for (const KVCacheGroupSpec& group : header.groups) {
-    const KVCacheSpec& spec = group.spec;
-    const std::int64_t size = spec.block_size;
-    switch (spec.kind) {
-      case CacheKind::sliding_window: {
-        const std::int64_t kept = spec.sliding_window - 1 + spec.extra_retained_tokens + in_flight;
-        blocks += ceil_div(std::min(kept, length), size) + 1;
-        break;
-      }
-      case CacheKind::chunked_local:
-        blocks += ceil_div(std::min(spec.attention_chunk_size + in_flight, length), size);
-        break;
-      case CacheKind::mamba:
-        blocks += spec.num_speculative_blocks;
-        if (spec.mamba_cache_mode == MambaCacheMode::all)
-          blocks += ceil_div(length, size);
-        else if (spec.mamba_cache_mode == MambaCacheMode::align)
-          blocks += 2 + spec.num_prefill_checkpoint_blocks;
-        else
-          blocks += 1;
-        break;
-      case CacheKind::circular_buffer:
-        blocks += 1;
-        break;
-      default:
-        blocks += ceil_div(length, size * config.dcp * config.pcp);
-    }
-  }
-  return blocks;
-}
-
 // Parts of blocks can be hit where hashes are finer than the states' blocks and nothing but full
 // attention is beside them (v1/core/kv_cache_utils.py, partial_hash_hits_enabled).
 std::int32_t hit_alignment_of(const RecordingHeader& header) {

@@ -4,7 +4,6 @@
 #include <algorithm>
 
 #include "properties/generate/generator_parts.h"
-#include "properties/invariants/planned_need.h"
 #include "reference/plan/kernel_blocks.h"
 #include "reference/plan/page_size.h"
 #include "reference/plan/request_need.h"

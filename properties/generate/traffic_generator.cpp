@@ -6,7 +6,7 @@
 
 #include "properties/generate/generator.h"
 #include "properties/generate/generator_parts.h"
-#include "properties/invariants/planned_need.h"
+#include "reference/plan/request_need.h"
 
 namespace lockstep {
 namespace {

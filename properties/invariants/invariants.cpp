@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "properties/invariants/planned_need.h"
 #include "reference/plan/page_size.h"
 #include "reference/plan/request_need.h"
 

@@ -6,9 +6,9 @@
 #include <utility>
 
 #include "base/check.h"
-#include "properties/invariants/planned_need.h"
 #include "reference/plan/layout.h"
 #include "reference/plan/page_size.h"
+#include "reference/plan/request_need.h"
 #include "sim/session/session.h"
 #include "traces/formats/recording_trace.h"
 

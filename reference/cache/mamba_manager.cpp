@@ -5,7 +5,6 @@
 #include <utility>
 
 #include "base/check.h"
-#include "reference/cache/prefill_checkpoint.h"
 
 namespace lockstep {
 
@@ -13,8 +12,7 @@ MambaManager::MambaManager(const KVCacheSpec& spec, std::int32_t group, const En
                            BlockSizes sizes, BlockPool& pool)
     : GroupManager(spec, group, config, sizes, pool),
       mode_(spec.mamba_cache_mode),
-      num_hash_lookahead_tokens_(hash_lookahead_of(config, profile_)),
-      drops_last_block_(config.spec_method == SpecMethod::eagle && num_hash_lookahead_tokens_ == 0),
+      hit_end_(hit_end_of(config, profile_)),
       publishes_parts_(mode_ == MambaCacheMode::align && profile_.hits_parts_of_blocks) {
   publishes_sparsely_ = retention_interval_ != kDenseRetention;
 }
@@ -129,17 +127,12 @@ std::int64_t MambaManager::num_blocks_to_allocate(const Request& request,
   return num_new + num_evictable(new_computed_blocks);
 }
 
-std::int32_t MambaManager::last_position(std::int32_t num_tokens, std::int32_t alignment) const {
-  return prefill_checkpoint_position(num_tokens, alignment, drops_last_block_,
-                                     num_hash_lookahead_tokens_);
-}
-
 std::int32_t MambaManager::checkpoint_position(const Request& request,
                                                const SlotDemand& demand) const {
   if (mode_ != MambaCacheMode::align || spec_.num_prefill_checkpoint_blocks == 0) return 0;
   const std::int32_t end = demand.num_tokens_main_model;
   if (end < demand.prefill_end) return 0;
-  const std::int32_t position = last_position(end, alignment_);
+  const std::int32_t position = hit_end_.last_position(end, alignment_);
   if (!exports_checkpoint(
           {.begin = demand.total_computed_tokens,
            .end = end,
@@ -249,7 +242,8 @@ std::optional<BlockKey> MambaManager::cache_checkpoint(const Request& request) {
   const GroupBlocks& held = of(request);
   const std::int32_t position = held.checkpoint_position;
   const BlockId block = held.blocks[held.checkpoint_idx];
-  const bool ends_prompt = position == last_position(request.num_prompt_tokens(), alignment_);
+  const bool ends_prompt =
+      position == hit_end_.last_position(request.num_prompt_tokens(), alignment_);
   const bool is_retained = position % block_size_ == 0 &&
                            (retention_interval_ == kDenseRetention || is_segment_end(position));
   if (!ends_prompt && !is_retained && position != request.shared_prefix_boundary) {
@@ -271,7 +265,7 @@ std::optional<BlockKey> MambaManager::cache_checkpoint(const Request& request) {
 std::optional<BlockKey> MambaManager::cache_prompt_state(Request& request,
                                                          std::int32_t num_tokens) {
   if (num_tokens <= 0 ||
-      num_tokens != last_position(request.num_prompt_tokens(), sizes_.hash_block_size))
+      num_tokens != hit_end_.last_position(request.num_prompt_tokens(), sizes_.hash_block_size))
     return std::nullopt;
   GroupBlocks& held = of(request);
   const std::int32_t entry = ceil_div(num_tokens, block_size_) - 1;

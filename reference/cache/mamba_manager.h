@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "reference/cache/group_manager.h"
+#include "reference/cache/prefill_checkpoint.h"
 
 namespace lockstep {
 
@@ -55,13 +56,11 @@ class MambaManager final : public GroupManager {
   bool is_segment_end(std::int32_t num_tokens) const;
   // Where the chunk that `demand` asks for exports a state; 0: nowhere.
   std::int32_t checkpoint_position(const Request& request, const SlotDemand& demand) const;
-  std::int32_t last_position(std::int32_t num_tokens, std::int32_t alignment) const;
   std::optional<BlockKey> cache_checkpoint(const Request& request);
   std::optional<BlockKey> cache_prompt_state(Request& request, std::int32_t num_tokens);
 
   MambaCacheMode mode_;
-  std::int32_t num_hash_lookahead_tokens_;
-  bool drops_last_block_;  // of a hit: EAGLE without lookahead hashes
+  HitEnd hit_end_;
   bool publishes_parts_;
   // First keys of what was published since the step began: the state is not there yet.
   std::vector<BlockKey> cached_this_step_;

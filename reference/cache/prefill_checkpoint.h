@@ -6,6 +6,9 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "reference/profiles/engine_profile.h"
+#include "reference/types/engine_config.h"
+
 namespace lockstep {
 
 // The last place before the end of num_tokens tokens that a hit can end at: a multiple of
@@ -18,6 +21,21 @@ constexpr std::int32_t prefill_checkpoint_position(std::int32_t num_tokens, std:
       drops_last_block ? num_tokens : num_tokens - std::max(1, num_hash_lookahead_tokens);
   const std::int32_t last = std::max(proven, 0) / alignment * alignment;
   return drops_last_block ? std::max(last - alignment, 0) : last;
+}
+
+// How an engine's hits end, for prefill_checkpoint_position().
+struct HitEnd {
+  bool drops_last_block = false;  // EAGLE without lookahead hashes
+  std::int32_t num_hash_lookahead_tokens = 0;
+
+  constexpr std::int32_t last_position(std::int32_t num_tokens, std::int32_t alignment) const {
+    return prefill_checkpoint_position(num_tokens, alignment, drops_last_block,
+                                       num_hash_lookahead_tokens);
+  }
+};
+inline HitEnd hit_end_of(const EngineConfig& config, const EngineProfile& profile) {
+  const std::int32_t lookahead = hash_lookahead_of(config, profile);
+  return {config.spec_method == SpecMethod::eagle && lookahead == 0, lookahead};
 }
 
 // One chunk, and what can be exported from it. All in tokens.

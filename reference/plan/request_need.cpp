@@ -5,6 +5,7 @@
 
 #include "base/check.h"
 #include "reference/plan/page_size.h"
+#include "reference/profiles/engine_profile.h"
 
 namespace lockstep {
 namespace {
@@ -21,7 +22,7 @@ std::int64_t max_state_blocks(const KVCacheSpec& spec, const PlanOptions& option
     case MambaCacheMode::all:
       return cdiv(options.max_model_len, spec.block_size) + spec.num_speculative_blocks;
     case MambaCacheMode::align:
-      return 2 + spec.num_speculative_blocks;
+      return 2 + spec.num_speculative_blocks + spec.num_prefill_checkpoint_blocks;
     case MambaCacheMode::none:
       break;
   }
@@ -40,7 +41,9 @@ std::int64_t max_blocks_per_request(const KVCacheSpec& spec, const PlanOptions& 
     case CacheKind::sliding_window:
       // The window before a chunk, and the chunk; one block more, since the window may start inside
       // one.
-      return cdiv(std::min(spec.sliding_window - 1 + options.max_num_batched_tokens, length),
+      return cdiv(std::min(spec.sliding_window - 1 + spec.extra_retained_tokens +
+                               options.max_num_batched_tokens,
+                           length),
                   spec.block_size) +
              1;
     case CacheKind::chunked_local:
@@ -62,6 +65,28 @@ std::int64_t max_blocks_per_request(const KVCacheGroupSpec& group, const PlanOpt
   std::int64_t blocks = 0;
   for (std::size_t i = 0; i < std::max<std::size_t>(group.layer_specs.size(), 1); ++i)
     blocks = std::max(blocks, max_blocks_per_request(group.layer_spec(i), options));
+  return blocks;
+}
+
+PlanOptions plan_options_of(const EngineConfig& engine) {
+  PlanOptions options;
+  options.max_model_len = engine.max_model_len;
+  options.max_num_batched_tokens = engine.max_num_batched_tokens;
+  options.mamba_cache_mode = engine.mamba_cache_mode;
+  options.num_spec = engine.num_spec_tokens;
+  options.dcp = engine.dcp;
+  // Ranks of prefill context parallelism share out the tokens in 0.22.1 only.
+  const EngineProfile* profile = find_engine_profile(engine.engine);
+  if (profile == nullptr || profile->shards_by_pcp) options.pcp = engine.pcp;
+  return options;
+}
+
+std::int64_t planned_blocks_of_request(const EngineConfig& engine,
+                                       std::span<const KVCacheGroupSpec> groups) {
+  PlanOptions options = plan_options_of(engine);
+  if (engine.async_scheduling) options.max_num_batched_tokens *= 2;
+  std::int64_t blocks = 0;
+  for (const KVCacheGroupSpec& group : groups) blocks += max_blocks_per_request(group, options);
   return blocks;
 }
 

@@ -11,6 +11,7 @@
 #include <span>
 
 #include "base/result.h"
+#include "reference/types/engine_config.h"
 #include "reference/types/plan_options.h"
 
 namespace lockstep {
@@ -18,6 +19,13 @@ namespace lockstep {
 // Blocks of one layer's cache. Under context parallelism a rank keeps its share of the tokens.
 std::int64_t max_blocks_per_request(const KVCacheSpec& spec, const PlanOptions& options);
 std::int64_t max_blocks_per_request(const KVCacheGroupSpec& group, const PlanOptions& options);
+
+// What an engine's check at start reads of its options.
+PlanOptions plan_options_of(const EngineConfig& engine);
+// Blocks that one request of max_model_len takes, all groups together; with a step in flight two
+// batches hold their windows at once.
+std::int64_t planned_blocks_of_request(const EngineConfig& engine,
+                                       std::span<const KVCacheGroupSpec> groups);
 
 // Whether the blocks of a request grow with its length for as long as it runs.
 bool grows_with_length(const KVCacheSpec& spec);

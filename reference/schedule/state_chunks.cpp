@@ -2,8 +2,6 @@
 
 #include <algorithm>
 
-#include "reference/cache/prefill_checkpoint.h"
-
 namespace lockstep {
 
 StateChunkRule::StateChunkRule(const EngineConfig& config, const EngineProfile& profile,
@@ -12,10 +10,9 @@ StateChunkRule::StateChunkRule(const EngineConfig& config, const EngineProfile& 
       sizes_(sizes),
       block_size_(config.block_size),
       max_chunk_(config.max_num_batched_tokens),
-      num_hash_lookahead_tokens_(hash_lookahead_of(config, profile)) {
+      hit_end_(hit_end_of(config, profile)) {
   // Where states alone are cached nobody drops a block: the repaired rule saves its state as well.
-  drops_last_block_ = config.spec_method == SpecMethod::eagle && num_hash_lookahead_tokens_ == 0 &&
-                      !profile.state_hits_drop_a_block;
+  saves_one_earlier_ = hit_end_.drops_last_block && !profile.state_hits_drop_a_block;
   if (config.long_prefill_token_threshold > 0)
     max_chunk_ = std::min(max_chunk_, config.long_prefill_token_threshold);
   exports_states_ = std::ranges::all_of(groups, [](const KVCacheGroupSpec& group) {
@@ -28,18 +25,13 @@ StateChunkRule::StateChunkRule(const EngineConfig& config, const EngineProfile& 
     checkpoint_alignment_ = static_cast<std::int32_t>(first->spec.prefill_checkpoint_alignment);
 }
 
-std::int32_t StateChunkRule::last_position(std::int32_t num_tokens, std::int32_t alignment) const {
-  return prefill_checkpoint_position(num_tokens, alignment, drops_last_block_,
-                                     num_hash_lookahead_tokens_);
-}
-
 bool StateChunkRule::exports_state(std::int32_t computed, std::int32_t end,
                                    std::int32_t prefill_end) const {
   return exports_states_ && end >= prefill_end &&
          exports_checkpoint(
              {.begin = computed,
               .end = end,
-              .position = last_position(prefill_end, sizes_.cache_hit_alignment_tokens()),
+              .position = hit_end_.last_position(prefill_end, sizes_.cache_hit_alignment_tokens()),
               .hash_block_size = sizes_.hash_block_size,
               .state_block_size = block_size_,
               .alignment = checkpoint_alignment_});
@@ -58,7 +50,7 @@ std::int32_t StateChunkRule::clip_to_whole_blocks(const Request& request, std::i
                                                   std::int32_t computed) const {
   std::int32_t last_cached = request.num_tokens() / block_size_ * block_size_;
   // EAGLE drops the last block of a hit, so the state one block earlier is the one to save.
-  if (drops_last_block_) last_cached = std::max(last_cached - block_size_, 0);
+  if (saves_one_earlier_) last_cached = std::max(last_cached - block_size_, 0);
   const std::int32_t end = computed + num_new;
   if (end < last_cached) return num_new / block_size_ * block_size_;
   if (computed < last_cached && last_cached < end) return last_cached - computed;
@@ -82,10 +74,11 @@ std::int32_t StateChunkRule::clip_at_block_boundary(const Request& request, std:
   if (!exports) {
     if (computed % block_size_ != 0) stop_at(floor(computed) + block_size_);
     // The last state of a whole block, and of a part, that a resend of the request can hit.
-    const std::int32_t last = last_position(request.num_tokens(), block_size_);
+    const std::int32_t last = hit_end_.last_position(request.num_tokens(), block_size_);
     stop_at(last);
     if (sizes_.hits_parts_of_blocks && sizes_.hash_block_size < sizes_.scheduler_block_size) {
-      const std::int32_t tail = last_position(request.num_prompt_tokens(), sizes_.hash_block_size);
+      const std::int32_t tail =
+          hit_end_.last_position(request.num_prompt_tokens(), sizes_.hash_block_size);
       if (last < tail) stop_at(tail);
     }
   }

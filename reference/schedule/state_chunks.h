@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <span>
 
+#include "reference/cache/prefill_checkpoint.h"
 #include "reference/cache/request.h"
 #include "reference/plan/block_sizes.h"
 #include "reference/profiles/engine_profile.h"
@@ -32,15 +33,14 @@ class StateChunkRule {
   std::int32_t clip_at_block_boundary(const Request& request, std::int32_t num_new,
                                       std::int32_t computed) const;
   bool exports_state(std::int32_t computed, std::int32_t end, std::int32_t prefill_end) const;
-  std::int32_t last_position(std::int32_t num_tokens, std::int32_t alignment) const;
 
   StateChunks rule_;
   BlockSizes sizes_;
   std::int32_t block_size_;
   std::int32_t max_chunk_;  // tokens
-  bool drops_last_block_;   // of a hit: EAGLE
-  std::int32_t num_hash_lookahead_tokens_;
-  bool exports_states_;  // every group of states has a block for one
+  HitEnd hit_end_;
+  bool saves_one_earlier_;  // whole_blocks: EAGLE drops the last block of a hit
+  bool exports_states_;     // every group of states has a block for one
   std::int32_t checkpoint_alignment_ = 0;
 };
 
