@@ -127,13 +127,13 @@ DamageOutcome judge_damaged(const std::string& recording) {
 }
 
 void DamageCounts::add(const DamageOutcome& outcome) {
-  ++runs;
-  read += outcome.is_read;
-  conforming += outcome.conforms;
-  parting += outcome.parts;
-  clean += outcome.is_clean;
-  faulted += outcome.is_faulted;
-  replayed += outcome.is_replayed;
+  add(DamageCounts{.runs = 1,
+                   .read = outcome.is_read,
+                   .conforming = outcome.conforms,
+                   .parting = outcome.parts,
+                   .clean = outcome.is_clean,
+                   .faulted = outcome.is_faulted,
+                   .replayed = outcome.is_replayed});
 }
 
 void DamageCounts::add(const DamageCounts& counts) {

@@ -7,21 +7,20 @@
 #include <rapidcheck/state.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <ostream>
 #include <string>
 #include <vector>
 
-#include "base/child_process.h"
 #include "tests/properties/naive_cache.h"
+#include "tests/properties/planted_defects.h"
 
 namespace lockstep {
 namespace {
 
 constexpr std::int32_t kLongestRequest = 40;  // tokens
-constexpr int kCoordinatorCommandsMax = 150;      // of a sequence
+constexpr int kCoordinatorCommandsMax = 150;  // of a sequence
 
 // What was generated is counted: a run that never met these would prove little.
 struct SeenByCoordinator {
@@ -341,29 +340,18 @@ TEST_P(CoordinatorProperty, does_what_naive_groups_over_one_pool_do) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Engines, CoordinatorProperty,
-                         testing::Values("vllm-0.22.1", "vllm-0.33.0"), [](const auto& engine) {
-                           return engine.param == "vllm-0.22.1" ? "v0_22_1" : "v0_33_0";
-                         });
+                         testing::Values("vllm-0.22.1", "vllm-0.33.0"), name_of_engine);
 
-// Whether the planted defect is seen, or runs into a check of the scheduler's own. In a child,
-// because of the latter.
 TEST(CoordinatorDefects, are_seen) {
-  for (const SchedulerDefect defect :
-       {SchedulerDefect::hit_longest_group, SchedulerDefect::hit_whole_prompt,
-        SchedulerDefect::hit_window_short, SchedulerDefect::free_window_early,
-        SchedulerDefect::free_forward_order, SchedulerDefect::free_twice,
-        SchedulerDefect::refused_hit_kept, SchedulerDefect::hash_stale,
-        SchedulerDefect::hit_untouched_evicted}) {
-    const auto answer = run_in_child(
-        [&] {
-          SeenByCoordinator seen;
-          return std::string(agree("vllm-0.33.0", defect, seen) ? "" : "seen");
-        },
-        std::chrono::seconds(60));
-    ASSERT_TRUE(answer) << answer.error().message;
-    EXPECT_TRUE(answer->end == ChildAnswer::End::crashed || answer->text == "seen")
-        << name_of(defect);
-  }
+  expect_seen({SchedulerDefect::hit_longest_group, SchedulerDefect::hit_whole_prompt,
+               SchedulerDefect::hit_window_short, SchedulerDefect::free_window_early,
+               SchedulerDefect::free_forward_order, SchedulerDefect::free_twice,
+               SchedulerDefect::refused_hit_kept, SchedulerDefect::hash_stale,
+               SchedulerDefect::hit_untouched_evicted},
+              [](SchedulerDefect defect) {
+                SeenByCoordinator seen;
+                return agree("vllm-0.33.0", defect, seen);
+              });
 }
 
 }  // namespace

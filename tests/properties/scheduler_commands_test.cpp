@@ -5,7 +5,6 @@
 #include <rapidcheck/state.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cstdint>
 #include <deque>
 #include <map>
@@ -16,8 +15,8 @@
 #include <string>
 #include <vector>
 
-#include "base/child_process.h"
 #include "reference/schedule/scheduler.h"
+#include "tests/properties/planted_defects.h"
 
 namespace lockstep {
 namespace {
@@ -343,27 +342,16 @@ TEST_P(SchedulerCommands, in_any_order_leave_its_books_in_order) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Engines, SchedulerCommands, testing::Values("vllm-0.22.1", "vllm-0.33.0"),
-                         [](const auto& engine) {
-                           return engine.param == "vllm-0.22.1" ? "v0_22_1" : "v0_33_0";
-                         });
+                         name_of_engine);
 
-// Whether the planted defect is seen, or runs into a check of the scheduler's own. In a child,
-// because of the latter.
 TEST(SchedulerDefects, are_seen) {
-  for (const SchedulerDefect defect :
-       {SchedulerDefect::free_twice, SchedulerDefect::free_preempted_lost,
-        SchedulerDefect::abort_in_flight_kept, SchedulerDefect::refused_hit_kept,
-        SchedulerDefect::hash_stale, SchedulerDefect::hit_untouched_evicted}) {
-    const auto answer = run_in_child(
-        [&] {
-          SeenByScheduler seen;
-          return std::string(in_order("vllm-0.33.0", defect, seen) ? "" : "seen");
-        },
-        std::chrono::seconds(60));
-    ASSERT_TRUE(answer) << answer.error().message;
-    EXPECT_TRUE(answer->end == ChildAnswer::End::crashed || answer->text == "seen")
-        << name_of(defect);
-  }
+  expect_seen({SchedulerDefect::free_twice, SchedulerDefect::free_preempted_lost,
+               SchedulerDefect::abort_in_flight_kept, SchedulerDefect::refused_hit_kept,
+               SchedulerDefect::hash_stale, SchedulerDefect::hit_untouched_evicted},
+              [](SchedulerDefect defect) {
+                SeenByScheduler seen;
+                return in_order("vllm-0.33.0", defect, seen);
+              });
 }
 
 }  // namespace

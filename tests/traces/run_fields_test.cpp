@@ -13,20 +13,10 @@
 namespace lockstep {
 namespace {
 
-SavedCase small_case() {
-  SavedCase saved;
-  saved.cache.num_blocks = 1;
-  saved.cache.groups = {
-      {.layer_names = {"l"}, .spec = {}, .layer_specs = {}, .layers_per_page = 1}};
-  saved.kernel_block_sizes = {16};
-  saved.trace.header.source = {.kind = "hand", .name = "", .seed = {}};
-  return saved;
-}
-
 Result<SavedCase> with_settings(const std::string& settings) {
   return saved_case_from_text(
-      "FILE", testing_files::changed(saved_case_to_text(small_case()), "\"settings\":{}",
-                                     "\"settings\":" + settings));
+      "FILE", testing_files::changed(saved_case_to_text(testing_files::smallest_case()),
+                                     "\"settings\":{}", "\"settings\":" + settings));
 }
 
 TEST(RunFields, each_has_a_name_of_its_own_and_each_flag_one_row) {
@@ -45,8 +35,9 @@ TEST(RunFields, each_has_a_name_of_its_own_and_each_flag_one_row) {
 }
 
 TEST(RunFields, a_setting_at_its_default_is_left_out) {
-  EXPECT_NE(saved_case_to_text(small_case()).find("\"settings\":{}"), std::string::npos);
-  SavedCase saved = small_case();
+  EXPECT_NE(saved_case_to_text(testing_files::smallest_case()).find("\"settings\":{}"),
+            std::string::npos);
+  SavedCase saved = testing_files::smallest_case();
   saved.num_streams = 4;
   saved.delay_streams = true;
   saved.numbers = Numbers::real;
@@ -63,7 +54,7 @@ TEST(RunFields, older_cases_have_numbers_for_switches_words_and_connectors) {
       with_settings(R"({"delay_streams":1,"real_numbers":1,"enforce_eager":0,"connector":213,)"
                     R"("load_failed_percent":-1,"transfer_delay_steps":8,"load_failure_fails":1})");
   ASSERT_TRUE(old) << old.error().message;
-  SavedCase expected = small_case();
+  SavedCase expected = testing_files::smallest_case();
   expected.delay_streams = true;
   expected.numbers = Numbers::real;
   expected.connector = {

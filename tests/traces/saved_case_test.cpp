@@ -124,12 +124,7 @@ TEST(SavedCase, WritingAndReadingIsTheIdentity) {
 }
 
 TEST(SavedCase, TheSmallestCaseIsReadBackToo) {
-  SavedCase saved;
-  saved.cache.num_blocks = 1;
-  saved.cache.groups = {
-      {.layer_names = {"l"}, .spec = {}, .layer_specs = {}, .layers_per_page = 1}};
-  saved.kernel_block_sizes = {16};
-  saved.trace.header.source = {.kind = "hand", .name = "", .seed = {}};
+  const SavedCase saved = testing_files::smallest_case();
   const auto read = read_saved_case(write_temporary(saved_case_to_text(saved)));
   ASSERT_TRUE(read) << read.error().message;
   EXPECT_TRUE(*read == saved);

@@ -40,4 +40,14 @@ std::string changed(std::string text, std::string_view from, std::string_view to
   return text;
 }
 
+SavedCase smallest_case() {
+  SavedCase saved;
+  saved.cache.num_blocks = 1;
+  saved.cache.groups = {
+      {.layer_names = {"l"}, .spec = {}, .layer_specs = {}, .layers_per_page = 1}};
+  saved.kernel_block_sizes = {16};
+  saved.trace.header.source = {.kind = "hand", .name = "", .seed = {}};
+  return saved;
+}
+
 }  // namespace lockstep::testing_files

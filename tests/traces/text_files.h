@@ -1,5 +1,5 @@
-// Files of these tests: texts written to the temporary folder, and refusals with the path taken
-// out.
+// Files of these tests: texts written to the temporary folder, refusals with the path taken out,
+// and the smallest saved case.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -8,6 +8,7 @@
 #include <string_view>
 
 #include "base/result.h"
+#include "traces/formats/saved_case.h"
 
 namespace lockstep::testing_files {
 
@@ -35,5 +36,8 @@ inline void PrintTo(const Refused& refused, std::ostream* out) { *out << refused
 
 // `text` with the first `from` replaced by `to`; fails the test when there is none.
 std::string changed(std::string text, std::string_view from, std::string_view to);
+
+// What a saved case cannot do without.
+SavedCase smallest_case();
 
 }  // namespace lockstep::testing_files
