@@ -82,8 +82,8 @@ bool hits_parts_of_states(const SavedCase& saved) {
 }
 
 bool pads_prompts_of_one_token(const SavedCase& saved) {
-  return profile_of(saved).pads_new_decodes && saved.engine.num_spec_tokens > 0 &&
-         has_states(saved) &&
+  return profile_of(saved).pads_new_decodes != PadsNewDecodes::never &&
+         saved.engine.num_spec_tokens > 0 && has_states(saved) &&
          std::ranges::any_of(requests_of(saved), [](const RequestSpec* request) {
            return request->prompt.size() == 1;
          });

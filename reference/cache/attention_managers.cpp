@@ -64,9 +64,18 @@ std::int32_t FullAttentionManager::extend_into_block(
   for (std::int64_t i = end - 1; i >= first; --i) {
     if (!find_key(query.hashes[i], groups, found)) continue;
     for (std::size_t g = 0; g < hits.size(); ++g) hits[g]->push_back(found[g]);
-    return static_cast<std::int32_t>((i + 1) * alignment_);
+    return cut_dropped_hash(query, static_cast<std::int32_t>((i + 1) * alignment_), hits);
   }
-  return length_of(hits);
+  return cut_dropped_hash(query, length_of(hits), hits);
+}
+
+// EAGLE drops one hash of a hit that may end inside a block.
+std::int32_t FullAttentionManager::cut_dropped_hash(
+    const HitQuery& query, std::int32_t length, std::span<std::vector<BlockId>* const> hits) const {
+  if (!query.drop_last_block || length == 0) return length;
+  length -= alignment_;
+  resize_all(hits, static_cast<std::size_t>(ceil_div(length, block_size_)));
+  return length;
 }
 
 std::int32_t FullAttentionManager::num_common_prefix_blocks(const Request& request,
@@ -103,7 +112,7 @@ std::int32_t SlidingWindowManager::retires_at(std::int32_t num_left_behind) cons
 bool SlidingWindowManager::is_reachable(const Request& request, std::int32_t index) const {
   const std::int32_t tail = ceil_div(window_ - 1, block_size_);
   const bool dense = retention_interval_ == kDenseRetention;
-  const std::int32_t segment = dense ? alignment_ : retention_interval_;
+  const std::int32_t segment = dense ? mask_alignment_ : retention_interval_;
   if (segment > 0) {
     const std::int32_t per_segment = segment / block_size_;
     if (tail >= per_segment || index % per_segment >= per_segment - tail) return true;

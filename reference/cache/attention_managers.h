@@ -19,6 +19,8 @@ class FullAttentionManager final : public GroupManager {
  private:
   std::int32_t extend_into_block(const HitQuery& query, std::span<const std::int32_t> groups,
                                  std::span<std::vector<BlockId>* const> hits) const;
+  std::int32_t cut_dropped_hash(const HitQuery& query, std::int32_t length,
+                                std::span<std::vector<BlockId>* const> hits) const;
 };
 
 // Keeps the last window - 1 tokens and the new ones; a hit is the right-most run of cached blocks

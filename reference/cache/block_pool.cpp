@@ -11,7 +11,8 @@ BlockPool::BlockPool(std::int64_t num_blocks, bool enable_caching, FreedBlocks f
     : ref_cnts_(num_blocks),
       free_(num_blocks),
       enable_caching_(enable_caching),
-      unhashed_first_(freed_blocks == FreedBlocks::unhashed_first),
+      unhashed_first_(freed_blocks == FreedBlocks::unhashed_first ||
+                      (freed_blocks == FreedBlocks::unhashed_first_if_caching && enable_caching)),
       cache_(enable_caching ? num_blocks : 1) {
   LS_CHECK(num_blocks >= 1, "a pool of {} blocks", num_blocks);
 }

@@ -17,7 +17,9 @@ GroupManager::GroupManager(const KVCacheSpec& spec, std::int32_t group, const En
       group_(group),
       block_size_(static_cast<std::int32_t>(spec.block_size) * num_context_ranks(config, spec)),
       sizes_(sizes),
+      hit_end_(hit_end_of(config, profile_)),
       alignment_(sizes.cache_hit_alignment_tokens()),
+      mask_alignment_(profile_.masks_at_hit_alignment ? alignment_ : sizes.scheduler_block_size),
       retention_interval_(config.prefix_cache_retention_interval),
       pool_(pool) {
   LS_CHECK(block_size_ > 0, "group {} has blocks of {} tokens", group, block_size_);
@@ -235,11 +237,15 @@ void GroupManager::announce_stored(const Request& request, std::int32_t first,
   pool_.events()->stored(std::move(event));
 }
 
-// The last hashed boundary that a resend of the prompt could hit, where it lies inside a block.
+// The last hashed boundary of the prompt that could be hit, where it lies inside a block.
 void GroupManager::cache_prompt_tail(const Request& request, std::int32_t num_tokens) {
   const std::int32_t hash_block_size = sizes_.hash_block_size;
-  const std::int32_t num_hashes = std::min((request.num_prompt_tokens() - 1) / hash_block_size,
-                                           static_cast<std::int32_t>(request.hashes.size()));
+  // EAGLE that drops a block of a resend's hit proves it by the last token too.
+  const bool leaves_one =
+      hit_end_.prompt_ends == PromptEnds::before_last_token && !hit_end_.drops_last_block;
+  const std::int32_t num_hashes =
+      std::min((request.num_prompt_tokens() - (leaves_one ? 1 : 0)) / hash_block_size,
+               static_cast<std::int32_t>(request.hashes.size()));
   const std::int32_t boundary = num_hashes * hash_block_size;
   if (boundary == 0 || boundary > num_tokens || boundary % block_size_ == 0) return;
   const std::vector<BlockId>& blocks = of(request).blocks;
@@ -270,9 +276,18 @@ bool GroupManager::cache_part(const Request& request, BlockId block, std::int32_
   return true;
 }
 
-std::array<std::int32_t, 2> GroupManager::replay_boundaries(const Request& request) const {
-  return {(request.num_prompt_tokens() - 1) / alignment_ * alignment_,
-          request.shared_prefix_boundary / alignment_ * alignment_};
+std::array<std::int32_t, 3> GroupManager::replay_boundaries(const Request& request) const {
+  const auto aligned = [&](std::int32_t token) {
+    return token / mask_alignment_ * mask_alignment_;
+  };
+  std::int32_t resend = request.num_prompt_tokens() - 1;
+  std::int32_t continuation = resend;
+  if (hit_end_.drops_last_block && profile_.retains_for_eagle) {
+    const std::int32_t unit = sizes_.scheduler_block_size;
+    resend = std::max(resend / unit * unit - unit, 0);
+    continuation = std::max(request.num_prompt_tokens() / unit * unit - unit, 0);
+  }
+  return {aligned(resend), aligned(continuation), aligned(request.shared_prefix_boundary)};
 }
 
 void GroupManager::narrow(const Request& request, std::int32_t num_left_behind,

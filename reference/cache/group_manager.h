@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "reference/cache/block_pool.h"
+#include "reference/cache/prefill_checkpoint.h"
 #include "reference/cache/request.h"
 #include "reference/plan/block_sizes.h"
 #include "reference/profiles/engine_profile.h"
@@ -123,9 +124,9 @@ class GroupManager {
   // Makes the first part of `block` findable, which ends a prefix of `num_tokens`: a multiple of
   // the hash block. False: it was.
   bool cache_part(const Request& request, BlockId block, std::int32_t num_tokens, bool replaces);
-  // Where a later request can resume beside the regular places: before the last token of this
-  // prompt, and where a prefix ends that it shares with others.
-  std::array<std::int32_t, 2> replay_boundaries(const Request& request) const;
+  // Where a later request can resume beside the regular places: where a resend and a continuation
+  // of this prompt can, and where a prefix ends that it shares with others.
+  std::array<std::int32_t, 3> replay_boundaries(const Request& request) const;
   // Puts `copy` in the place of the shared block that the request's hit ends in.
   void replace_part(GroupBlocks& held, BlockId copy);
   // Whether a hit of so many tokens ends inside the last of these blocks.
@@ -167,7 +168,9 @@ class GroupManager {
   std::int32_t group_;
   std::int32_t block_size_;
   BlockSizes sizes_;
-  std::int32_t alignment_;  // tokens; of hits
+  HitEnd hit_end_;
+  std::int32_t alignment_;       // tokens; of hits
+  std::int32_t mask_alignment_;  // tokens; of what is worth publishing
   std::int32_t retention_interval_;
   BlockPool& pool_;
   // Blocks one request can hold at once, when that is bounded.

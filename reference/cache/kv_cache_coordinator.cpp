@@ -16,13 +16,7 @@ bool is_full_attention(CacheKind kind) {
          kind == CacheKind::hidden_state;
 }
 
-// Whether the worker has to zero new blocks of a group of this kind.
-bool zeroes(const EngineProfile& profile, std::span<const KVCacheGroupSpec> groups,
-            CacheKind kind) {
-  const bool has_mamba = std::ranges::any_of(
-      groups, [](const KVCacheGroupSpec& g) { return g.spec.kind == CacheKind::mamba; });
-  if (profile.zeroed_blocks == ZeroedBlocks::full_attention)
-    return has_mamba && kind == CacheKind::full_attention;
+bool has_several_dtypes(std::span<const KVCacheGroupSpec> groups) {
   std::vector<std::pair<DType, KVQuantMode>> precisions;
   for (const KVCacheGroupSpec& group : groups)
     for (std::size_t layer = 0; layer < std::max<std::size_t>(group.layer_specs.size(), 1);
@@ -30,9 +24,24 @@ bool zeroes(const EngineProfile& profile, std::span<const KVCacheGroupSpec> grou
       const KVCacheSpec& spec = group.layer_spec(layer);
       if (spec.kind != CacheKind::mamba) precisions.emplace_back(spec.dtype, spec.kv_quant_mode);
     }
-  const bool mixed =
-      std::ranges::adjacent_find(precisions, std::not_equal_to{}) != precisions.end();
-  return (has_mamba || mixed) && kind != CacheKind::mamba && kind != CacheKind::circular_buffer;
+  return std::ranges::adjacent_find(precisions, std::not_equal_to{}) != precisions.end();
+}
+
+// Whether the worker has to zero new blocks of a group of this kind.
+bool zeroes(const EngineProfile& profile, std::span<const KVCacheGroupSpec> groups,
+            CacheKind kind) {
+  const bool has_mamba = std::ranges::any_of(
+      groups, [](const KVCacheGroupSpec& g) { return g.spec.kind == CacheKind::mamba; });
+  if (!has_mamba && !(profile.zeroes_mixed_dtypes && has_several_dtypes(groups))) return false;
+  switch (profile.zeroed_blocks) {
+    case ZeroedBlocks::full_attention:
+      return kind == CacheKind::full_attention;
+    case ZeroedBlocks::every_full_attention:
+      return is_full_attention(kind);
+    case ZeroedBlocks::attention:
+      break;
+  }
+  return kind != CacheKind::mamba && kind != CacheKind::circular_buffer;
 }
 
 }  // namespace
@@ -130,6 +139,11 @@ void KVCacheCoordinator::find_hybrid(const Request& request, std::int32_t max_le
   std::vector<std::int32_t> lengths(attention_groups_.size(), 0);
   std::int32_t length = max_length;
   std::int32_t longest = 0;
+  const auto hash_block_size = block_sizes_.hash_block_size;
+  const std::int32_t end_of_search =
+      profile_.eagle_searches_whole_prompt
+          ? static_cast<std::int32_t>(request.hashes.size()) * hash_block_size
+          : max_length;
   while (true) {
     std::int32_t current = length;
     for (std::size_t a = 0; a < attention_groups_.size(); ++a) {
@@ -142,7 +156,9 @@ void KVCacheCoordinator::find_hybrid(const Request& request, std::int32_t max_le
         continue;
       }
       const bool drop = drops_last_block_ && !dropped[a];
-      const std::int32_t limit = drop ? std::min(current + block_size, max_length) : current;
+      const std::int32_t margin =
+          block_sizes_.hits_parts_of_blocks && attention.is_full ? hash_block_size : block_size;
+      const std::int32_t limit = drop ? std::min(current + margin, end_of_search) : current;
       tables.clear();
       for (const std::int32_t group : attention.groups) tables.push_back(&hit.blocks[group]);
       const std::int32_t found =

@@ -12,7 +12,6 @@ MambaManager::MambaManager(const KVCacheSpec& spec, std::int32_t group, const En
                            BlockSizes sizes, BlockPool& pool)
     : GroupManager(spec, group, config, sizes, pool),
       mode_(spec.mamba_cache_mode),
-      hit_end_(hit_end_of(config, profile_)),
       publishes_parts_(mode_ == MambaCacheMode::align && profile_.hits_parts_of_blocks) {
   publishes_sparsely_ = retention_interval_ != kDenseRetention;
 }
@@ -120,10 +119,11 @@ std::int64_t MambaManager::num_blocks_to_allocate(const Request& request,
   if (copies) num_new = std::max<std::int64_t>(num_new, 0) + 1;
   const bool exports = demand.apply_admission_cap ? checkpoint_position(request, demand) > 0
                                                   : held.checkpoint_position > 0;
-  if (num_new > 0)
-    num_new =
-        std::min<std::int64_t>(num_new, 1 + (copies ? 1 : 0) + (exports ? 1 : 0) +
-                                            (held.has_state_blocks ? 0 : num_speculative_blocks()));
+  if (num_new > 0) {
+    const std::int64_t most = 1 + (copies ? 1 : 0) + (exports ? 1 : 0) +
+                              (held.has_state_blocks ? 0 : num_speculative_blocks());
+    num_new = profile_.counts_states_exactly ? std::min(num_new, most) : most;
+  }
   return num_new + num_evictable(new_computed_blocks);
 }
 
@@ -265,8 +265,10 @@ std::optional<BlockKey> MambaManager::cache_checkpoint(const Request& request) {
 std::optional<BlockKey> MambaManager::cache_prompt_state(Request& request,
                                                          std::int32_t num_tokens) {
   if (num_tokens <= 0 ||
-      num_tokens != hit_end_.last_position(request.num_prompt_tokens(), sizes_.hash_block_size))
+      num_tokens != hit_end_.last_part(request.num_prompt_tokens(), sizes_.hash_block_size))
     return std::nullopt;
+  if (hit_end_.prompt_ends == PromptEnds::at_length && num_tokens % block_size_ == 0)
+    return std::nullopt;  // a full block, published as such
   GroupBlocks& held = of(request);
   const std::int32_t entry = ceil_div(num_tokens, block_size_) - 1;
   if (entry >= std::ssize(held.blocks) || held.blocks[entry] == kNullBlock) return std::nullopt;

@@ -16,7 +16,6 @@
 #include <vector>
 
 #include "reference/cache/group_manager.h"
-#include "reference/cache/prefill_checkpoint.h"
 
 namespace lockstep {
 
@@ -60,7 +59,6 @@ class MambaManager final : public GroupManager {
   std::optional<BlockKey> cache_prompt_state(Request& request, std::int32_t num_tokens);
 
   MambaCacheMode mode_;
-  HitEnd hit_end_;
   bool publishes_parts_;
   // First keys of what was published since the step began: the state is not there yet.
   std::vector<BlockKey> cached_this_step_;

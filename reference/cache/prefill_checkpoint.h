@@ -23,19 +23,41 @@ constexpr std::int32_t prefill_checkpoint_position(std::int32_t num_tokens, std:
   return drops_last_block ? std::max(last - alignment, 0) : last;
 }
 
-// How an engine's hits end, for prefill_checkpoint_position().
+// How an engine's hits end, and where what they resume from is kept.
 struct HitEnd {
   bool drops_last_block = false;  // EAGLE without lookahead hashes
   std::int32_t num_hash_lookahead_tokens = 0;
+  PromptEnds prompt_ends = PromptEnds::before_last_token;
+  bool parts_leave_dropped_hash = true;
 
   constexpr std::int32_t last_position(std::int32_t num_tokens, std::int32_t alignment) const {
     return prefill_checkpoint_position(num_tokens, alignment, drops_last_block,
                                        num_hash_lookahead_tokens);
   }
+  // Of num_tokens tokens, the place of the last state that fills a block.
+  constexpr std::int32_t last_state(std::int32_t num_tokens, std::int32_t block_size) const {
+    return prompt_ends == PromptEnds::before_last_token
+               ? last_position(num_tokens, block_size)
+               : last_boundary(num_tokens, block_size, drops_last_block);
+  }
+  // The same of a part of a block, which ends at a hash.
+  constexpr std::int32_t last_part(std::int32_t num_tokens, std::int32_t hash_block_size) const {
+    return prompt_ends == PromptEnds::before_last_token
+               ? last_position(num_tokens, hash_block_size)
+               : last_boundary(num_tokens, hash_block_size,
+                               drops_last_block && parts_leave_dropped_hash);
+  }
+
+ private:
+  static constexpr std::int32_t last_boundary(std::int32_t num_tokens, std::int32_t unit,
+                                              bool leaves_one) {
+    return std::max(num_tokens / unit * unit - (leaves_one ? unit : 0), 0);
+  }
 };
 inline HitEnd hit_end_of(const EngineConfig& config, const EngineProfile& profile) {
   const std::int32_t lookahead = hash_lookahead_of(config, profile);
-  return {config.spec_method == SpecMethod::eagle && lookahead == 0, lookahead};
+  return {config.spec_method == SpecMethod::eagle && lookahead == 0, lookahead, profile.prompt_ends,
+          profile.tails_leave_eagles_block};
 }
 
 // One chunk, and what can be exported from it. All in tokens.

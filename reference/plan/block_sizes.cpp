@@ -40,8 +40,9 @@ std::int64_t num_tokens_in_block(const EngineConfig& config, const KVCacheSpec& 
 }
 
 // Whether a hit may end inside a block (partial_hash_hits_enabled).
-bool has_partial_hits(const EngineConfig& config, std::span<const KVCacheGroupSpec> groups,
-                      std::int32_t hash_block_size) {
+bool has_partial_hits(const EngineConfig& config, const EngineProfile& profile,
+                      std::span<const KVCacheGroupSpec> groups, std::int32_t hash_block_size) {
+  if (config.dcp > 1 && !profile.parts_with_context_parallelism) return false;
   const bool fine_states = std::ranges::any_of(groups, [&](const KVCacheGroupSpec& group) {
     const std::int64_t size = group.spec.block_size;
     return group.spec.kind == CacheKind::mamba &&
@@ -108,8 +109,8 @@ Result<BlockSizes> hybrid_sizes(const EngineConfig& config, const EngineProfile&
           fmt::format("groups: a block of {} tokens is no multiple of the hash block of {}; turn "
                       "prefix caching off or make the block sizes equal",
                       group.spec.block_size, sizes.hash_block_size));
-  sizes.hits_parts_of_blocks =
-      profile.hits_parts_of_blocks && has_partial_hits(config, groups, sizes.hash_block_size);
+  sizes.hits_parts_of_blocks = profile.hits_parts_of_blocks &&
+                               has_partial_hits(config, profile, groups, sizes.hash_block_size);
   LS_RETURN_IF_ERROR(check_compressed_rows(groups, sizes));
   return sizes;
 }

@@ -18,6 +18,7 @@ namespace lockstep {
 enum class FreedBlocks : std::uint8_t {
   append,          // to the back of the queue, in the order freed
   unhashed_first,  // without cached content to the front, to be reused at once; with it to the back
+  unhashed_first_if_caching,  // to the back without prefix caching
 };
 
 // How a hit leaves EAGLE's drafter the token after it (config/vllm.py, num_hash_lookahead_tokens).
@@ -37,9 +38,9 @@ enum class RetireBasis : std::uint8_t {
 
 // Which new blocks the worker zeroes (v1/kv_cache_interface.py, needs_kv_cache_zeroing).
 enum class ZeroedBlocks : std::uint8_t {
-  full_attention,  // of full attention without a latent head, in models with state layers
-  attention,  // of every attention-like group, in models with state layers or caches of several
-              // dtypes
+  full_attention,        // of full attention without a latent head
+  every_full_attention,  // of full attention, latent heads and hidden states
+  attention,             // of every attention-like group
 };
 
 // Where a prefill chunk of a model with states ends (v1/core/sched/scheduler.py,
@@ -48,6 +49,24 @@ enum class StateChunks : std::uint8_t {
   whole_blocks,    // a multiple of the block size long, and at the last state that can be hit
   block_boundary,  // at a block boundary wherever it began, at the last state that can be hit, and
                    // at the end of a prefix that other requests share
+};
+
+// Where the last state of a prompt is kept, and the last part of a block of it
+// (v1/kv_cache_interface.py, get_mamba_prefill_checkpoint_position; before: v1/core/sched/
+// scheduler.py, _mamba_block_aligned_split).
+enum class PromptEnds : std::uint8_t {
+  at_length,          // at the last boundary of all its tokens
+  before_last_token,  // at the last one that a resend can hit, whose last token is computed again
+};
+
+// When a request that enters with one token left is given placeholder drafts, so that it decodes
+// in the shape of the others (v1/core/sched/scheduler.py, schedule).
+enum class PadsNewDecodes : std::uint8_t {
+  never,
+  beside_running_or_waits,  // beside a decode; without room for the drafts it waits, and the drafts
+                            // stay when its tokens are cut
+  beside_running,
+  beside_running_or_after_hit,
 };
 
 // How tokens whose output is still in flight are counted (v1/core/sched/scheduler.py,
@@ -82,6 +101,9 @@ struct EngineProfile {
   FreedBlocks freed_blocks;
   RetireBasis retire_basis;
   ZeroedBlocks zeroed_blocks;
+  // They are zeroed also where caches have several dtypes (v1/kv_cache_interface.py,
+  // has_mixed_precision_kv_cache); otherwise in models with state layers only.
+  bool zeroes_mixed_dtypes;
   // Retired states are looked for beyond a null entry (v1/core/single_type_kv_cache_manager.py,
   // MambaManager._remove_blocks_in_range). Otherwise an older state stays until the request ends.
   bool retires_beyond_null_gaps;
@@ -102,16 +124,32 @@ struct EngineProfile {
   // Blocks of a window are left out of the cache also when hits may end at any of its blocks
   // (v1/core/single_type_kv_cache_manager.py, SlidingWindowManager.reachable_block_mask).
   bool masks_windows_at_block_alignment;
+  // What is kept of windows and states is aligned as hits are, which may end inside blocks
+  // (v1/core/kv_cache_coordinator.py, cache_hit_alignment_tokens); otherwise as the scheduler's
+  // blocks.
+  bool masks_at_hit_alignment;
   StateHashing state_hashing;
   // A hit may end inside a block of a longer chain, whose tail is then copied
   // (partial_hash_hits_enabled).
   bool hits_parts_of_blocks;
+  // Such hits are possible with decode context parallelism (v1/core/kv_cache_coordinator.py).
+  bool parts_with_context_parallelism;
+  PromptEnds prompt_ends;
+  // The last part of a state block is kept one hash earlier if EAGLE drops a block of hits
+  // (_mamba_block_aligned_split).
+  bool tails_leave_eagles_block;
   // A prompt that ends inside a full-attention block is registered there too, found or not
   // (FullAttentionManager._cache_partial_tail_block).
   bool caches_prompt_tails;
   // States and windows may be kept at intervals only (config/cache.py,
   // prefix_cache_retention_interval).
   bool retains_sparsely;
+  // With EAGLE that drops a block, what a resend and a continuation of the prompt can hit is kept
+  // (v1/core/kv_cache_coordinator.py, replay_boundaries); otherwise the place before the last token.
+  bool retains_for_eagle;
+  // A group of a hybrid whose hit EAGLE shortens is searched to the end of the prompt's hashes
+  // (v1/core/kv_cache_coordinator.py, find_longest_cache_hit); otherwise to before its last token.
+  bool eagle_searches_whole_prompt;
   // States can be cached in mode `all` (MambaManager.__init__ asserts against it).
   bool caches_states_in_mode_all;
   // The block of a single group divides the scheduler's (KVCacheCoordinator.__init__ asserts it).
@@ -127,10 +165,21 @@ struct EngineProfile {
   // Scheduler (v1/core/sched/scheduler.py).
   StateChunks state_chunks;
   InFlightAccounting in_flight_accounting;
+  // What an output makes sure is published with it, drafts that were accepted among it; otherwise
+  // that is published when the request is scheduled next, or, with asynchronous scheduling, by
+  // output placeholders (v1/core/sched/scheduler.py, update_from_output).
+  bool publishes_with_output;
   DraftSlots draft_slots;
   bool lookahead_in_first_step;       // lookahead slots also for a request without computed tokens
   bool long_prefill_only_in_company;  // the threshold does not bind a request that is alone
-  bool pads_new_decodes;  // a request that enters with one token left gets placeholder drafts
+  PadsNewDecodes pads_new_decodes;
+  // A waiting request that is passed over keeps its place; otherwise it joins a queue that is
+  // looked at first (v1/core/sched/scheduler.py, schedule).
+  bool passed_over_in_place;
+  // A request with states is counted the blocks that it takes; otherwise one, one for a copy and at
+  // first the speculative ones if it takes any (v1/core/single_type_kv_cache_manager.py,
+  // MambaManager.get_num_blocks_to_allocate).
+  bool counts_states_exactly;
   // A victim that was passed over in this step moves the scan back by one, as one that was
   // scheduled does.
   bool scan_follows_every_victim;

@@ -19,16 +19,26 @@ constexpr PolicyValue named(std::string_view word, T value) {
   return {word, static_cast<std::int64_t>(value)};
 }
 
-constexpr std::array kFreedBlocks{named("append", FreedBlocks::append),
-                                  named("unhashed_first", FreedBlocks::unhashed_first)};
+constexpr std::array kFreedBlocks{
+    named("append", FreedBlocks::append), named("unhashed_first", FreedBlocks::unhashed_first),
+    named("unhashed_first_if_caching", FreedBlocks::unhashed_first_if_caching)};
 constexpr std::array kEagleHits{named("drop_last_block", EagleHits::drop_last_block),
                                 named("lookahead_hash", EagleHits::lookahead_hash)};
 constexpr std::array kRetireBasis{named("scheduled", RetireBasis::scheduled),
                                   named("processed", RetireBasis::processed)};
-constexpr std::array kZeroedBlocks{named("full_attention", ZeroedBlocks::full_attention),
-                                   named("attention", ZeroedBlocks::attention)};
+constexpr std::array kZeroedBlocks{
+    named("full_attention", ZeroedBlocks::full_attention),
+    named("every_full_attention", ZeroedBlocks::every_full_attention),
+    named("attention", ZeroedBlocks::attention)};
 constexpr std::array kStateChunks{named("whole_blocks", StateChunks::whole_blocks),
                                   named("block_boundary", StateChunks::block_boundary)};
+constexpr std::array kPromptEnds{named("at_length", PromptEnds::at_length),
+                                 named("before_last_token", PromptEnds::before_last_token)};
+constexpr std::array kPadding{
+    named("never", PadsNewDecodes::never),
+    named("beside_running_or_waits", PadsNewDecodes::beside_running_or_waits),
+    named("beside_running", PadsNewDecodes::beside_running),
+    named("beside_running_or_after_hit", PadsNewDecodes::beside_running_or_after_hit)};
 constexpr std::array kInFlight{named("placeholders", InFlightAccounting::placeholders),
                                named("tokens", InFlightAccounting::tokens)};
 constexpr std::array kDraftSlots{named("of_max_num_seqs", DraftSlots::of_max_num_seqs),
@@ -45,6 +55,8 @@ std::span<const PolicyValue> values_of() {
   if constexpr (std::is_same_v<T, RetireBasis>) return kRetireBasis;
   if constexpr (std::is_same_v<T, ZeroedBlocks>) return kZeroedBlocks;
   if constexpr (std::is_same_v<T, StateChunks>) return kStateChunks;
+  if constexpr (std::is_same_v<T, PromptEnds>) return kPromptEnds;
+  if constexpr (std::is_same_v<T, PadsNewDecodes>) return kPadding;
   if constexpr (std::is_same_v<T, InFlightAccounting>) return kInFlight;
   if constexpr (std::is_same_v<T, DraftSlots>) return kDraftSlots;
   if constexpr (std::is_same_v<T, StateHashing>) return kStateHashing;
@@ -100,7 +112,10 @@ constexpr std::string_view kRepairs = "Repairs";
 std::vector<Policy> make_policies() {
   return {
       LS_POLICY(freed_blocks, kBlocks,
-                {FreedBlocks::append, {{"vllm-0.24.0", FreedBlocks::unhashed_first}}},
+                {FreedBlocks::append,
+                 {{"vllm-0.24.0", FreedBlocks::unhashed_first},
+                  {"vllm-0.27.1", FreedBlocks::unhashed_first_if_caching},
+                  {"vllm-0.28.0", FreedBlocks::unhashed_first}}},
                 "Freed blocks that nobody can hit are reused first: cached content lives longer, "
                 "and stale content shows earlier.",
                 "requests that end"),
@@ -109,9 +124,14 @@ std::vector<Policy> make_policies() {
                 "Windows and states keep what a step in flight may still read, one step longer.",
                 "drafts or asynchronous scheduling, with windows or states"),
       LS_POLICY(zeroed_blocks, kBlocks,
-                {ZeroedBlocks::full_attention, {{"vllm-0.28.0", ZeroedBlocks::attention}}},
+                {ZeroedBlocks::full_attention,
+                 {{"vllm-0.24.0", ZeroedBlocks::every_full_attention},
+                  {"vllm-0.28.0", ZeroedBlocks::attention}}},
                 "Recycled bytes of another dtype are no longer read as numbers (NaN).",
                 "windows, latent heads or hidden states beside states"),
+      LS_POLICY(zeroes_mixed_dtypes, kBlocks, {false, {{"vllm-0.27.1", true}}},
+                "Nor are they in models without states whose caches differ in dtype.",
+                "caches of several dtypes"),
       LS_POLICY(retires_beyond_null_gaps, kBlocks, {false, {{"vllm-0.30.0", true}}},
                 "States before a gap in the table are freed at once, not when the request ends.",
                 "states in mode align with drafts"),
@@ -134,6 +154,10 @@ std::vector<Policy> make_policies() {
       LS_POLICY(masks_windows_at_block_alignment, kCache, {false, {{"vllm-0.23.0", true}}},
                 "Blocks that no hit can need are not cached; a window of one token never hits.",
                 "windows of a token or two, with equal prefixes"),
+      LS_POLICY(
+          masks_at_hit_alignment, kCache, {false, {{"vllm-0.29.0", true}}},
+          "Where hits end inside blocks, sparse retention keeps the state that a resend hits.",
+          "hits inside blocks with prefix_cache_retention_interval"),
       LS_POLICY(state_hashing, kCache,
                 {StateHashing::of_equal_blocks, {{"vllm-0.28.0", StateHashing::of_aligned_mode}}},
                 "With states in mode align, attention of finer blocks keeps finer hashes.",
@@ -141,12 +165,28 @@ std::vector<Policy> make_policies() {
       LS_POLICY(hits_parts_of_blocks, kCache, {false, {{"vllm-0.26.0", true}}},
                 "A hit may end inside a state block, which is then copied.",
                 "states in mode align of longer blocks than attention, with equal prefixes"),
+      LS_POLICY(parts_with_context_parallelism, kCache, {false, {{"vllm-0.29.0", true}}},
+                "Hits end inside state blocks with decode context parallelism, too.",
+                "states in mode align with decode context parallelism and equal prefixes"),
+      LS_POLICY(prompt_ends, kCache,
+                {PromptEnds::at_length, {{"vllm-0.32.0", PromptEnds::before_last_token}}},
+                "A prompt of whole blocks that is sent again hits all but its last block.",
+                "states in mode align, prompts of whole blocks"),
+      LS_POLICY(tails_leave_eagles_block, kCache, {false, {{"vllm-0.30.0", true}}},
+                "With EAGLE, the state inside a block that is kept is the one that a resend hits.",
+                "EAGLE or MTP with hits inside blocks"),
       LS_POLICY(caches_prompt_tails, kCache, {false, {{"vllm-0.26.0", true}}},
                 "The end of a prompt inside a long block is registered as well.",
                 "blocks of several sizes"),
       LS_POLICY(retains_sparsely, kCache, {false, {{"vllm-0.29.0", true}}},
                 "States and windows can be kept at intervals only, which leaves room for more.",
                 "prefix_cache_retention_interval"),
+      LS_POLICY(retains_for_eagle, kCache, {false, {{"vllm-0.30.0", true}}},
+                "With EAGLE, sparse retention keeps what a resend of the prompt hits.",
+                "EAGLE or MTP with prefix_cache_retention_interval"),
+      LS_POLICY(eagle_searches_whole_prompt, kCache, {false, {{"vllm-0.32.0", true}}},
+                "With EAGLE, a hybrid's prompt of whole blocks hits a block more when sent again.",
+                "EAGLE or MTP with several groups and prompts of whole blocks"),
       LS_POLICY(caches_states_in_mode_all, kCache, {true, {{"vllm-0.32.0", false}}},
                 "States can no longer be cached at every block.", "states in mode all"),
       LS_POLICY(group_blocks_divide_scheduler_block, kCache, {false, {{"vllm-0.23.0", true}}},
@@ -171,6 +211,9 @@ std::vector<Policy> make_policies() {
                 {InFlightAccounting::placeholders, {{"vllm-0.27.1", InFlightAccounting::tokens}}},
                 "Output in flight at a preemption is delivered and counts for nothing else.",
                 "asynchronous scheduling with preemptions or drafts"),
+      LS_POLICY(publishes_with_output, kScheduler, {false, {{"vllm-0.33.0", true}}},
+                "Blocks that accepted drafts fill are found one step earlier.",
+                "drafts with equal answers"),
       LS_POLICY(draft_slots, kScheduler,
                 {DraftSlots::of_max_num_seqs, {{"vllm-0.28.0", DraftSlots::of_scheduled_requests}}},
                 "A draft model takes tokens off the budget for scheduled requests only: larger "
@@ -182,9 +225,19 @@ std::vector<Policy> make_policies() {
       LS_POLICY(long_prefill_only_in_company, kScheduler, {false, {{"vllm-0.31.0", true}}},
                 "A long prompt that is alone is not cut: fewer steps to its first token.",
                 "long_prefill_token_threshold"),
-      LS_POLICY(pads_new_decodes, kScheduler, {false, {{"vllm-0.30.0", true}}},
+      LS_POLICY(pads_new_decodes, kScheduler,
+                {PadsNewDecodes::never,
+                 {{"vllm-0.25.1", PadsNewDecodes::beside_running_or_waits},
+                  {"vllm-0.29.0", PadsNewDecodes::beside_running},
+                  {"vllm-0.30.0", PadsNewDecodes::beside_running_or_after_hit}}},
                 "A request that enters with one token left decodes with the batch's shape.",
                 "drafts with prompts of one token more than a hit"),
+      LS_POLICY(passed_over_in_place, kScheduler, {false, {{"vllm-0.31.0", true}}},
+                "A request that waits for its old output does not overtake one preempted later.",
+                "asynchronous scheduling with preemptions"),
+      LS_POLICY(counts_states_exactly, kScheduler, {false, {{"vllm-0.31.0", true}}},
+                "A request no longer waits for a state block that it would not take.",
+                "states with hits inside blocks in a small pool"),
       LS_POLICY(scan_follows_every_victim, kScheduler, {false, {{"vllm-0.28.0", true}}},
                 "After a preemption no running request is passed over in that step.",
                 "policy priority in a small pool"),
@@ -263,7 +316,7 @@ const std::vector<FindingPolicies>& all_finding_policies() {
       {16, {{"serves_checkpoints", "yes"}}, {}},
       {17, {{"serves_checkpoints", "yes"}, {"hits_parts_of_blocks", "yes"}}, {}},
       {18, {{"serves_checkpoints", "yes"}, {"hits_parts_of_blocks", "yes"}}, {}},
-      {19, {{"pads_new_decodes", "yes"}}, {}},
+      {19, {{"pads_new_decodes", "beside_running_or_after_hit"}}, {}},
   };
   return kFindings;
 }

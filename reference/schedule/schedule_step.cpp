@@ -123,7 +123,8 @@ void Scheduler::Impl::hand_over(const Request& request, bool whole_table) {
 }
 
 // Writes a scheduled request into the output; added are its blocks from first_new on.
-void Scheduler::Impl::emit(RequestId id, std::int32_t num_tokens, Handed handed) {
+void Scheduler::Impl::emit(RequestId id, std::int32_t num_tokens, Handed handed,
+                           bool keeps_drafts) {
   Request& request = at(id);
   ScheduledRequest row;
   row.id = id;
@@ -136,18 +137,21 @@ void Scheduler::Impl::emit(RequestId id, std::int32_t num_tokens, Handed handed)
   } else {
     hand_over(request, handed == Handed::whole_table);
   }
-  if (!request.spec_tokens.empty()) take_drafts(request, row);
+  if (!request.spec_tokens.empty()) take_drafts(request, row, keeps_drafts);
   output.scheduled.push_back(row);
   output.total_num_scheduled_tokens += num_tokens;
   budget -= num_tokens;
   input_budget -= num_tokens + draft_slots;
 }
 
-// The drafts that fit into the scheduled tokens; the others are dropped.
-void Scheduler::Impl::take_drafts(Request& request, ScheduledRequest& row) {
-  const std::int32_t num_spec = std::min(row.num_tokens + request.num_computed_tokens -
-                                             request.num_tokens() - request.num_output_placeholders,
-                                         static_cast<std::int32_t>(request.spec_tokens.size()));
+// The drafts that fit into the scheduled tokens, or all of them; the others are dropped.
+void Scheduler::Impl::take_drafts(Request& request, ScheduledRequest& row, bool keeps_drafts) {
+  const auto num_drafts = static_cast<std::int32_t>(request.spec_tokens.size());
+  const std::int32_t num_spec =
+      keeps_drafts ? num_drafts
+                   : std::min(row.num_tokens + request.num_computed_tokens - request.num_tokens() -
+                                  request.num_output_placeholders,
+                              num_drafts);
   if (num_spec > 0) {
     row.num_spec = num_spec;
     output.spec_tokens.insert(output.spec_tokens.end(), request.spec_tokens.begin(),
@@ -183,7 +187,8 @@ void Scheduler::Impl::begin_step() {
   budget = pause_state == PauseState::paused_all ? 0 : token_budget;
   input_budget = config.max_num_batched_tokens;
   // A request that runs alone delays no other.
-  const bool binds = !profile.long_prefill_only_in_company || running.size() + waiting.size() > 1;
+  const std::size_t num_requests = running.size() + waiting.size() + passed_over.size();
+  const bool binds = !profile.long_prefill_only_in_company || num_requests > 1;
   long_prefill_threshold = binds ? config.long_prefill_token_threshold : 0;
   continues_prefill = false;
   cache.begin_step();
@@ -229,10 +234,25 @@ void Scheduler::Impl::schedule_running() {
 // A request that enters with a single token left joins the others as a decode: its drafts are
 // placeholders, so that every request of the step has the same number of tokens.
 bool Scheduler::Impl::enters_as_decode(std::int32_t num_new, bool any_running) const {
-  return profile.pads_new_decodes && config.num_spec_tokens > 0 && num_new == 1 &&
-         !continues_prefill && (any_running || hit.num_tokens > hit.num_replayed_tokens) &&
-         hit.num_tokens - hit.num_replayed_tokens + 1 + config.num_spec_tokens + 1 <=
-             config.max_model_len;
+  if (config.num_spec_tokens == 0 || num_new != 1 || continues_prefill) return false;
+  switch (profile.pads_new_decodes) {
+    case PadsNewDecodes::never:
+      return false;
+    case PadsNewDecodes::beside_running_or_waits:
+      return any_running;
+    case PadsNewDecodes::beside_running:
+      return any_running && has_room_for_drafts();
+    case PadsNewDecodes::beside_running_or_after_hit:
+      break;
+  }
+  return (any_running || hit.num_tokens > hit.num_replayed_tokens) && has_room_for_drafts();
+}
+
+// Whether the model is long enough for the drafts of a request that enters now, and for the token
+// that is sampled behind them.
+bool Scheduler::Impl::has_room_for_drafts() const {
+  return hit.num_tokens - hit.num_replayed_tokens + 1 + config.num_spec_tokens + 1 <=
+         config.max_model_len;
 }
 
 // Tokens of a request that has just looked its prefix up; 0: it has to wait, and so have those
@@ -243,8 +263,11 @@ std::int32_t Scheduler::Impl::num_tokens_of_waiting(const Request& request, bool
                          hit.num_external_tokens + hit.num_replayed_tokens;
   const std::int32_t num_padded = 1 + config.num_spec_tokens;
   padded = enters_as_decode(num_new, any_running);
+  const bool waits = profile.pads_new_decodes == PadsNewDecodes::beside_running_or_waits;
   if (padded) {
-    if (num_padded > num_available_tokens()) return 0;
+    if (num_padded > num_available_tokens() ||
+        (waits && hit.num_tokens + num_padded > config.max_model_len))
+      return 0;
     num_new = num_padded;
   }
   if (long_prefill_threshold > 0) num_new = std::min(num_new, long_prefill_threshold);
@@ -252,7 +275,7 @@ std::int32_t Scheduler::Impl::num_tokens_of_waiting(const Request& request, bool
   num_new = std::min(num_new, num_available_tokens());
   if (!splits_at_state_blocks) return num_new;
   num_new = state_chunks.clip(request, num_new, hit.num_tokens);
-  if (padded && num_new > 0 && num_new != num_padded) {
+  if (padded && !waits && num_new > 0 && num_new != num_padded) {
     padded = false;
     return 1;
   }
@@ -291,7 +314,9 @@ Entry Scheduler::Impl::enter(RequestId id, RequestQueue& queue, bool any_running
   request.status = RequestStatus::running;
   if (padded) request.spec_tokens.assign(config.num_spec_tokens, -1);
   const bool appended = resumed && defect == SchedulerDefect::resume_appended;
-  emit(id, num_new, appended ? Handed::added : Handed::whole_table);
+  const bool keeps_drafts =
+      padded && profile.pads_new_decodes == PadsNewDecodes::beside_running_or_waits;
+  emit(id, num_new, appended ? Handed::added : Handed::whole_table, keeps_drafts);
   output.scheduled.back().is_new = true;
   output.scheduled.back().is_resumed = resumed;
   return Entry::enters;

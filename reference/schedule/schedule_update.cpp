@@ -87,14 +87,17 @@ void Scheduler::Impl::update_row(const InFlightRow& row, std::span<const std::in
   if (!stale) count_output(request, num_sampled, static_cast<std::int32_t>(num_kept), was_running);
   if (!stops) return;
   stopped.push_back({row.id, reason});
-  if (!was_running) waiting.remove(row.id, request);
+  if (!was_running) {
+    waiting.remove(row.id, request);
+    passed_over.remove(row.id, request);
+  }
   retire(row.id);
 }
 
 // Takes sampled tokens off what is in flight, and publishes the blocks that they make sure.
 void Scheduler::Impl::count_output(Request& request, std::int32_t num_sampled,
                                    std::int32_t num_kept, bool was_running) {
-  if (profile.in_flight_accounting == InFlightAccounting::placeholders) {
+  if (!profile.publishes_with_output) {
     if (!config.async_scheduling) return;
     request.num_output_placeholders -= num_kept;
     LS_CHECK(request.num_output_placeholders >= 0, "request {} has {} placeholders", request.name,

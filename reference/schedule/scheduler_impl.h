@@ -75,12 +75,13 @@ struct Scheduler::Impl {
   std::int32_t num_tokens_of_running(const Request& request) const;
   std::int32_t num_available_tokens() const { return std::min(budget, input_budget - draft_slots); }
   bool enters_as_decode(std::int32_t num_new, bool any_running) const;
+  bool has_room_for_drafts() const;
   std::int32_t num_tokens_of_waiting(const Request& request, bool any_running, bool& padded) const;
   std::int32_t leave_lookahead(const Request& request, std::int32_t computed,
                                std::int32_t num_new) const;
   void hand_over(const Request& request, bool whole_table);
-  void emit(RequestId id, std::int32_t num_tokens, Handed handed);
-  void take_drafts(Request& request, ScheduledRequest& row);
+  void emit(RequestId id, std::int32_t num_tokens, Handed handed, bool keeps_drafts = false);
+  void take_drafts(Request& request, ScheduledRequest& row, bool keeps_drafts);
   void finish_step();
   bool append_tokens(Request& request, std::span<const std::int32_t> tokens, FinishReason& reason,
                      std::size_t& num_kept);
@@ -118,6 +119,7 @@ struct Scheduler::Impl {
   std::vector<RequestId> free_ids;
   std::vector<RequestId> running;
   RequestQueue waiting;
+  RequestQueue passed_over;              // in earlier steps, if these have a queue of their own
   std::unique_ptr<RemoteCaches> remote;  // null: no connector
   std::vector<RequestId> finished;       // since the last schedule()
 

@@ -74,12 +74,12 @@ std::int32_t StateChunkRule::clip_at_block_boundary(const Request& request, std:
   if (!exports) {
     if (computed % block_size_ != 0) stop_at(floor(computed) + block_size_);
     // The last state of a whole block, and of a part, that a resend of the request can hit.
-    const std::int32_t last = hit_end_.last_position(request.num_tokens(), block_size_);
+    const std::int32_t last = hit_end_.last_state(request.num_tokens(), block_size_);
     stop_at(last);
     if (sizes_.hits_parts_of_blocks && sizes_.hash_block_size < sizes_.scheduler_block_size) {
       const std::int32_t tail =
-          hit_end_.last_position(request.num_prompt_tokens(), sizes_.hash_block_size);
-      if (last < tail) stop_at(tail);
+          hit_end_.last_part(request.num_prompt_tokens(), sizes_.hash_block_size);
+      if (last < tail && tail < request.num_prompt_tokens()) stop_at(tail);
     }
   }
   const std::int32_t junction = request.shared_prefix_boundary;
