@@ -92,8 +92,9 @@ SlidingWindowManager::SlidingWindowManager(const KVCacheSpec& spec, std::int32_t
                                            BlockPool& pool)
     : GroupManager(spec, group, config, sizes, pool),
       window_(static_cast<std::int32_t>(spec.sliding_window)) {
-  publishes_sparsely_ = profile_.masks_windows_at_block_alignment || alignment_ > block_size_ ||
-                        retention_interval_ != kDenseRetention;
+  publishes_sparsely_ = profile_.masks_windows_at_block_alignment ||
+                        retention_interval_ != kDenseRetention ||
+                        (profile_.publishes_reachable_blocks_only && alignment_ > block_size_);
   const std::int32_t num_tokens =
       std::min(num_retained() + max_in_flight_tokens(config), config.max_model_len);
   // One more: the window need not begin at the begin of a block.

@@ -13,6 +13,8 @@ BlockPool::BlockPool(std::int64_t num_blocks, bool enable_caching, FreedBlocks f
       enable_caching_(enable_caching),
       unhashed_first_(freed_blocks == FreedBlocks::unhashed_first ||
                       (freed_blocks == FreedBlocks::unhashed_first_if_caching && enable_caching)),
+      unhashed_of_windows_first_(unhashed_first_ ||
+                                 freed_blocks == FreedBlocks::unhashed_behind_windows_first),
       cache_(enable_caching ? num_blocks : 1) {
   LS_CHECK(num_blocks >= 1, "a pool of {} blocks", num_blocks);
 }
@@ -69,7 +71,7 @@ void BlockPool::touch(std::span<const BlockId> blocks) {
 }
 
 template <typename Iterator>
-void BlockPool::release(Iterator begin, Iterator end) {
+void BlockPool::release(Iterator begin, Iterator end, bool unhashed_first) {
   unhashed_.clear();
   for (; begin != end; ++begin) {
     const BlockId block = *begin;
@@ -77,7 +79,7 @@ void BlockPool::release(Iterator begin, Iterator end) {
     std::int32_t& ref_cnt = ref_cnts_[block];
     LS_CHECK(ref_cnt > 0, "block {} freed once too often", index_of(block));
     if (--ref_cnt > 0) continue;
-    if (unhashed_first_ && !is_hashed(block))
+    if (unhashed_first && !is_hashed(block))
       unhashed_.push_back(block);
     else
       free_.push_back(block);
@@ -86,12 +88,12 @@ void BlockPool::release(Iterator begin, Iterator end) {
     free_.push_front(*block);
 }
 
-void BlockPool::free_blocks(std::span<const BlockId> blocks) {
-  release(blocks.begin(), blocks.end());
+void BlockPool::free_blocks(std::span<const BlockId> blocks, bool of_window) {
+  release(blocks.begin(), blocks.end(), of_window ? unhashed_of_windows_first_ : unhashed_first_);
 }
 
-void BlockPool::free_blocks_reversed(std::span<const BlockId> blocks) {
-  release(blocks.rbegin(), blocks.rend());
+void BlockPool::free_blocks_reversed(std::span<const BlockId> blocks, bool of_window) {
+  release(blocks.rbegin(), blocks.rend(), of_window ? unhashed_of_windows_first_ : unhashed_first_);
 }
 
 void BlockPool::cache_block(BlockId block, const BlockKey& key, std::int32_t group,

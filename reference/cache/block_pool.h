@@ -55,8 +55,9 @@ class BlockPool {
   // A prefix hit: one more holder of each block. Null blocks are passed over.
   void touch(std::span<const BlockId> blocks);
   // One holder fewer of each; those without any join the queue. Null blocks are passed over.
-  void free_blocks(std::span<const BlockId> blocks);
-  void free_blocks_reversed(std::span<const BlockId> blocks);
+  // `of_window`: attention has left them behind, or they are a window's.
+  void free_blocks(std::span<const BlockId> blocks, bool of_window = false);
+  void free_blocks_reversed(std::span<const BlockId> blocks, bool of_window = false);
 
   // Makes a full block's content findable, a prefix of `num_tokens`. Keys of its parts go.
   void cache_block(BlockId block, const BlockKey& key, std::int32_t group,
@@ -83,7 +84,7 @@ class BlockPool {
  private:
   bool is_hashed(BlockId block) const { return enable_caching_ && cache_.contains(block); }
   template <typename Iterator>
-  void release(Iterator begin, Iterator end);
+  void release(Iterator begin, Iterator end, bool unhashed_first);
   void evict(BlockId block);
   void prefetch_evictions() const;
 
@@ -93,6 +94,7 @@ class BlockPool {
   std::int64_t in_use_max_ = std::numeric_limits<std::int64_t>::max();
   bool enable_caching_;
   bool unhashed_first_;
+  bool unhashed_of_windows_first_;
   bool evicts_late_ = false;  // planted: content is findable until other content is
   PrefixCache cache_;
   CacheCounters counters_;

@@ -171,7 +171,7 @@ void GroupManager::free_head(GroupBlocks& held, std::int64_t end) {
     if (entry == kNullBlock) break;
     freed_.push_back(std::exchange(entry, kNullBlock));
   }
-  if (!freed_.empty()) pool_.free_blocks(freed_);  // most steps retire nothing
+  if (!freed_.empty()) pool_.free_blocks(freed_, true);  // most steps retire nothing
 }
 
 void GroupManager::cache_blocks(Request& request, std::int32_t num_tokens) {
@@ -307,10 +307,11 @@ void GroupManager::free(Request& request) {
   GroupBlocks& held = of(request);
   if (planted(SchedulerDefect::free_by_id)) std::ranges::sort(held.blocks);
   // The tail first: it is evicted before the prefix that more requests can share.
+  const bool is_window = spec_.kind == CacheKind::sliding_window;
   if (planted(SchedulerDefect::free_forward_order))
-    pool_.free_blocks(held.blocks);
+    pool_.free_blocks(held.blocks, is_window);
   else
-    pool_.free_blocks_reversed(held.blocks);
+    pool_.free_blocks_reversed(held.blocks, is_window);
   if (planted(SchedulerDefect::free_twice)) {
     std::erase_if(held.blocks, [&](BlockId block) { return pool_.ref_cnt(block) == 0; });
     pool_.free_blocks(held.blocks);  // those that others share, once more

@@ -36,6 +36,8 @@ bool zeroes(const EngineProfile& profile, std::span<const KVCacheGroupSpec> grou
   switch (profile.zeroed_blocks) {
     case ZeroedBlocks::full_attention:
       return kind == CacheKind::full_attention;
+    case ZeroedBlocks::full_and_latent_attention:
+      return kind == CacheKind::full_attention || kind == CacheKind::mla;
     case ZeroedBlocks::every_full_attention:
       return is_full_attention(kind);
     case ZeroedBlocks::attention:
@@ -87,7 +89,10 @@ KVCacheCoordinator::KVCacheCoordinator(const EngineConfig& config,
     if (same != attention_groups_.end())
       same->groups.push_back(group);
     else
-      attention_groups_.push_back({{group}, is_full_attention(groups[g].spec.kind)});
+      attention_groups_.push_back(
+          {{group},
+           is_full_attention(groups[g].spec.kind),
+           groups[g].spec.kind != CacheKind::mamba || !profile_.searches_states_within_hit});
   }
   // Full attention gives the tightest first bound.
   std::stable_partition(attention_groups_.begin(), attention_groups_.end(),
@@ -156,9 +161,10 @@ void KVCacheCoordinator::find_hybrid(const Request& request, std::int32_t max_le
         continue;
       }
       const bool drop = drops_last_block_ && !dropped[a];
+      const bool grows = drop && attention.grows;
       const std::int32_t margin =
           block_sizes_.hits_parts_of_blocks && attention.is_full ? hash_block_size : block_size;
-      const std::int32_t limit = drop ? std::min(current + margin, end_of_search) : current;
+      const std::int32_t limit = grows ? std::min(current + margin, end_of_search) : current;
       tables.clear();
       for (const std::int32_t group : attention.groups) tables.push_back(&hit.blocks[group]);
       const std::int32_t found =
@@ -325,16 +331,22 @@ bool KVCacheCoordinator::is_at_rest(const Request& request, std::int32_t num_new
 
 void KVCacheCoordinator::cache_blocks(Request& request, std::int32_t num_computed_tokens) {
   if (!config_.enable_prefix_caching || num_computed_tokens < request.rest.publishes_at) return;
-  num_computed_tokens = num_cacheable_tokens(num_computed_tokens);
-  for (const auto& manager : managers_) manager->cache_blocks(request, num_computed_tokens);
+  for (const auto& manager : managers_)
+    manager->cache_blocks(request,
+                          num_cacheable_tokens(num_computed_tokens, manager->block_size()));
 }
 
-std::int32_t KVCacheCoordinator::num_cacheable_tokens(std::int32_t num_computed_tokens) const {
+std::int32_t KVCacheCoordinator::num_cacheable_tokens(std::int32_t num_computed_tokens,
+                                                      std::int32_t block_size) const {
   if (managers_.size() == 1) return std::max(num_computed_tokens - num_reprefillable_tokens_, 0);
-  if (block_sizes_.hits_parts_of_blocks) return num_computed_tokens;
-  // Hits end at multiples of the common block size, so nothing beyond the last one can be hit.
+  if (block_sizes_.hits_parts_of_blocks || !profile_.publishes_reachable_blocks_only)
+    return num_computed_tokens;
+  // Hits end at multiples of the common block size, so nothing beyond the last one can be hit, but
+  // for the block that EAGLE drops.
   const std::int32_t alignment = block_sizes_.scheduler_block_size;
-  return num_computed_tokens / alignment * alignment;
+  const std::int32_t aligned = num_computed_tokens / alignment * alignment;
+  if (!drops_last_block_ || !profile_.publishes_dropped_blocks || aligned == 0) return aligned;
+  return std::min(num_computed_tokens, aligned + block_size);
 }
 
 void KVCacheCoordinator::remove_skipped_blocks(Request& request, std::int32_t num_computed_tokens) {

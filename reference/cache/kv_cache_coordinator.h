@@ -107,6 +107,7 @@ class KVCacheCoordinator {
   struct AttentionGroup {
     std::vector<std::int32_t> groups;
     bool is_full = false;
+    bool grows = true;  // the search, by the block that EAGLE drops
   };
   // Tokens of a request that enters that its first step does not compute.
   std::int32_t num_not_computed(const Request& request, std::int32_t num_computed_tokens) const;
@@ -120,7 +121,8 @@ class KVCacheCoordinator {
   void find_hybrid(const Request& request, std::int32_t max_length, PrefixHit& hit) const;
   void replay_window(PrefixHit& hit) const;
   std::int32_t prefill_end(const Request& request) const;
-  std::int32_t num_cacheable_tokens(std::int32_t num_computed_tokens) const;
+  std::int32_t num_cacheable_tokens(std::int32_t num_computed_tokens,
+                                    std::int32_t block_size) const;
   std::int64_t num_blocks_to_allocate(const Request& request, const PrefixHit* hit,
                                       const SlotDemand& demand) const;
 

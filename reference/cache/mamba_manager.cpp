@@ -63,7 +63,7 @@ void MambaManager::free_retired_states(GroupBlocks& held, std::int32_t num_token
     BlockId& entry = held.blocks[i];
     if (entry != kNullBlock) freed_.push_back(std::exchange(entry, kNullBlock));
   }
-  pool_.free_blocks(freed_);
+  pool_.free_blocks(freed_, true);
   held.num_retired_blocks = end;
 }
 

@@ -16,7 +16,10 @@ namespace lockstep {
 
 // Where a block goes when its last holder lets go of it (v1/core/block_pool.py, free_blocks).
 enum class FreedBlocks : std::uint8_t {
-  append,          // to the back of the queue, in the order freed
+  append,  // to the back of the queue, in the order freed
+  // So does unhashed_first what a request leaves behind, and all blocks of a window when its
+  // request ends; everything else is appended.
+  unhashed_behind_windows_first,
   unhashed_first,  // without cached content to the front, to be reused at once; with it to the back
   unhashed_first_if_caching,  // to the back without prefix caching
 };
@@ -38,15 +41,20 @@ enum class RetireBasis : std::uint8_t {
 
 // Which new blocks the worker zeroes (v1/kv_cache_interface.py, needs_kv_cache_zeroing).
 enum class ZeroedBlocks : std::uint8_t {
-  full_attention,        // of full attention without a latent head
-  every_full_attention,  // of full attention, latent heads and hidden states
-  attention,             // of every attention-like group
+  full_attention,             // of full attention without a latent head
+  full_and_latent_attention,  // with a latent head as well, but not of hidden states
+  every_full_attention,       // and of hidden states
+  attention,                  // of every attention-like group
 };
 
 // Where a prefill chunk of a model with states ends (v1/core/sched/scheduler.py,
 // _mamba_block_aligned_split).
 enum class StateChunks : std::uint8_t {
-  whole_blocks,    // a multiple of the block size long, and at the last state that can be hit
+  whole_blocks,  // a multiple of the block size long, and at the last state that can be hit
+  // So, and in the step that looks the prefix up at the end of one that other requests share.
+  whole_blocks_and_shared_prefixes,
+  // As block_boundary up to the last state that can be hit; behind it anywhere.
+  block_boundary_before_last_state,
   block_boundary,  // at a block boundary wherever it began, at the last state that can be hit, and
                    // at the end of a prefix that other requests share
 };
@@ -120,6 +128,15 @@ struct EngineProfile {
   // In events, the name of a block of several hashes is all of them, not the last
   // (v1/core/kv_cache_utils.py, BlockHashListWithBlockSize).
   bool joins_hashes_of_long_blocks;
+  // Blocks that no hit can need stay out of the cache: behind the last place where the hits of all
+  // groups can end, and windows' blocks in between (HybridKVCacheCoordinator.cache_blocks).
+  bool publishes_reachable_blocks_only;
+  // With EAGLE that drops a block of each hit, the block that will be dropped is published behind
+  // that place, and a window's blocks before it are those that such a hit needs.
+  bool publishes_dropped_blocks;
+  // With EAGLE states, which drop no block of a hit, are not searched for beyond it
+  // (HybridKVCacheCoordinator.find_longest_cache_hit).
+  bool searches_states_within_hit;
   bool tags_extra_keys;  // a salt is hashed as (cache_salt, value) (generate_block_hash_extra_keys)
   // Blocks of a window are left out of the cache also when hits may end at any of its blocks
   // (v1/core/single_type_kv_cache_manager.py, SlidingWindowManager.reachable_block_mask).

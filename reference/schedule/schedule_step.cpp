@@ -19,7 +19,7 @@ std::int32_t Scheduler::Impl::num_tokens_of_running(const Request& request) cons
   if (long_prefill_threshold > 0) num_new = std::min(num_new, long_prefill_threshold);
   num_new = std::min(num_new, num_available_tokens());
   num_new = std::min(num_new, config.max_model_len - 1 - request.num_computed_tokens);
-  if (splits_at_state_blocks) num_new = state_chunks.clip(request, num_new, 0);
+  if (splits_at_state_blocks) num_new = state_chunks.clip(request, num_new, 0, 0);
   return leave_lookahead(request, request.num_computed_tokens, num_new);
 }
 
@@ -274,7 +274,8 @@ std::int32_t Scheduler::Impl::num_tokens_of_waiting(const Request& request, bool
   if (!config.enable_chunked_prefill && num_new > num_available_tokens()) return 0;
   num_new = std::min(num_new, num_available_tokens());
   if (!splits_at_state_blocks) return num_new;
-  num_new = state_chunks.clip(request, num_new, hit.num_tokens);
+  num_new = state_chunks.clip(request, num_new, hit.num_tokens,
+                              request.num_computed_tokens == 0 ? num_shared_of_last_lookup : 0);
   if (padded && !waits && num_new > 0 && num_new != num_padded) {
     padded = false;
     return 1;
@@ -294,7 +295,8 @@ Entry Scheduler::Impl::enter(RequestId id, RequestQueue& queue, bool any_running
     if (num_new == 0) return Entry::is_passed_over;
   }
   if (hit.loads_async && profile.loads_leave_room && !leaves_room(request)) return Entry::waits;
-  const bool looks_ahead = profile.lookahead_in_first_step || request.num_computed_tokens > 0;
+  const bool looks_ahead =
+      request.num_computed_tokens > 0 || (profile.lookahead_in_first_step && !hit.loads_async);
   const std::int32_t num_past_hit = std::max(num_new - hit.num_replayed_tokens, 0);
   if (!cache.allocate_slots(request, num_past_hit, looks_ahead ? num_lookahead : 0, &hit,
                             config.scheduler_reserve_full_isl, first_new))

@@ -77,6 +77,8 @@ bool Scheduler::Impl::find_computed_tokens(RequestId id) {
   }
   cache.find_longest_cache_hit(request, hit);
   request.shared_prefix_boundary = hit.shared_prefix_boundary;
+  if (!request.skips_prefix_cache)
+    num_shared_of_last_lookup = std::max(hit.shared_prefix_boundary - hit.num_tokens, 0);
   if (remote == nullptr) return true;
   const ExternalHit external = remote->connector.get_num_new_matched_tokens(
       {id, request.name, request.num_tokens(), hit.num_tokens, request.hashes.keys(),

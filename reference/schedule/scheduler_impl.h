@@ -134,6 +134,9 @@ struct Scheduler::Impl {
   std::vector<RequestId> skipped;           // waiting requests passed over in this step
   std::vector<std::size_t> first_new;       // per group, of the last allocation
   PrefixHit hit;
+  // Tokens behind the last hit looked up that some group has. It also stands for a request that
+  // looks nothing up.
+  std::int32_t num_shared_of_last_lookup = 0;
   std::deque<std::vector<InFlightRow>> in_flight;
   std::vector<std::vector<InFlightRow>> spare_rows;
   std::vector<StoppedRequest> stopped;

@@ -38,12 +38,17 @@ bool StateChunkRule::exports_state(std::int32_t computed, std::int32_t end,
 }
 
 std::int32_t StateChunkRule::clip(const Request& request, std::int32_t num_new,
-                                  std::int32_t num_hit) const {
+                                  std::int32_t num_hit, std::int32_t num_shared) const {
   const std::int32_t computed = request.num_computed_tokens + num_hit;
   // A resumed request replays its output, all but the last token of it.
   if (computed >= std::max(request.num_prompt_tokens(), request.num_tokens() - 1)) return num_new;
-  return rule_ == StateChunks::whole_blocks ? clip_to_whole_blocks(request, num_new, computed)
-                                            : clip_at_block_boundary(request, num_new, computed);
+  if (rule_ != StateChunks::whole_blocks && rule_ != StateChunks::whole_blocks_and_shared_prefixes)
+    return clip_at_block_boundary(request, num_new, computed);
+  num_new = clip_to_whole_blocks(request, num_new, computed);
+  const bool ends_in_chunk = num_shared >= block_size_ && num_shared < num_new;
+  return rule_ == StateChunks::whole_blocks_and_shared_prefixes && ends_in_chunk
+             ? num_shared / block_size_ * block_size_
+             : num_new;
 }
 
 std::int32_t StateChunkRule::clip_to_whole_blocks(const Request& request, std::int32_t num_new,
@@ -63,18 +68,22 @@ std::int32_t StateChunkRule::clip_at_block_boundary(const Request& request, std:
   const std::int32_t prefill_end = std::max(request.num_prompt_tokens(), request.num_tokens() - 1);
   std::int32_t end = computed + num_new;
   const bool exports = exports_state(computed, end, prefill_end);
+  const std::int32_t last = hit_end_.last_state(request.num_tokens(), block_size_);
+  const bool up_to_last = rule_ == StateChunks::block_boundary_before_last_state;
   // The last chunk may end anywhere: decoding goes on to the boundary. A block longer than any
   // chunk is filled bit by bit.
-  if (end < prefill_end && (floor(end) > computed || block_size_ <= max_chunk_)) end = floor(end);
+  if (up_to_last ? end < last
+                 : end < prefill_end && (floor(end) > computed || block_size_ <= max_chunk_))
+    end = floor(end);
 
   std::int32_t stop = end;
   const auto stop_at = [&](std::int32_t token) {
     if (computed < token && token < stop) stop = token;
   };
   if (!exports) {
-    if (computed % block_size_ != 0) stop_at(floor(computed) + block_size_);
+    const std::int32_t next = floor(computed) + block_size_;
+    if (computed % block_size_ != 0 && (!up_to_last || next <= last)) stop_at(next);
     // The last state of a whole block, and of a part, that a resend of the request can hit.
-    const std::int32_t last = hit_end_.last_state(request.num_tokens(), block_size_);
     stop_at(last);
     if (sizes_.hits_parts_of_blocks && sizes_.hash_block_size < sizes_.scheduler_block_size) {
       const std::int32_t tail =

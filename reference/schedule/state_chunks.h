@@ -23,9 +23,11 @@ class StateChunkRule {
   StateChunkRule(const EngineConfig& config, const EngineProfile& profile,
                  std::span<const KVCacheGroupSpec> groups, BlockSizes sizes);
 
-  // At most num_new tokens of the request, num_hit of whose tokens a prefix hit has just found; 0:
-  // the budget is too small for a chunk that ends well.
-  std::int32_t clip(const Request& request, std::int32_t num_new, std::int32_t num_hit) const;
+  // At most num_new tokens of the request, num_hit of whose tokens a prefix hit has just found, and
+  // num_shared behind them that not all groups have; 0: the budget is too small for a chunk that
+  // ends well.
+  std::int32_t clip(const Request& request, std::int32_t num_new, std::int32_t num_hit,
+                    std::int32_t num_shared) const;
 
  private:
   std::int32_t clip_to_whole_blocks(const Request& request, std::int32_t num_new,
