@@ -12,11 +12,12 @@
 #include "cli/commands.h"
 #include "cli/replay_options.h"
 #include "cli/terminal.h"
-#include "reference/profiles/engine_profile.h"
+#include "reference/profiles/releases.h"
 #include "sim/conform/engine_diff.h"
 #include "sim/session/session.h"
 #include "sim/setup/replay_setup.h"
 #include "sim/verdict/run_summary.h"
+#include "traces/formats/engine_file.h"
 #include "traces/formats/recording_trace.h"
 #include "traces/importers/open_trace.h"
 
@@ -128,12 +129,11 @@ Result<void> check_options(const ReplayOptions& options) {
   return {};
 }
 
-Result<int> diff(const DiffOptions& options) {
+Result<int> diff(DiffOptions options) {
   LS_RETURN_IF_ERROR(check_options(options.replay));
-  for (const std::string& engine : options.engines)
-    if (find_engine_profile(engine) == nullptr)
-      return fail(fmt::format("--engines: {} is not known; expected two of {}", engine,
-                              engine_profile_names()));
+  for (std::string& engine : options.engines) {
+    LS_ASSIGN_OR_RETURN(engine, engine_named("--engines", engine));
+  }
   LS_ASSIGN_OR_RETURN(auto prepared, prepare(options.replay));
   LS_ASSIGN_OR_RETURN(
       const EngineDiff found,

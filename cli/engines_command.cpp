@@ -6,21 +6,24 @@
 
 #include "cli/commands.h"
 #include "cli/terminal.h"
-#include "reference/profiles/engine_profile.h"
+#include "reference/profiles/policies.h"
+#include "reference/profiles/releases.h"
 #include "reference/types/engine_config.h"
 
 namespace lockstep {
 namespace {
 
 void print_policies() {
-  std::vector<std::vector<PolicyText>> columns;
-  for (const EngineProfile& profile : engine_profiles()) columns.push_back(policies_of(profile));
-  fmt::print("\n{:<38}", "Policy");
-  for (const EngineProfile& profile : engine_profiles()) fmt::print("{:<24}", profile.name);
-  fmt::print("\n");
-  for (std::size_t row = 0; row < columns[0].size(); ++row) {
-    fmt::print("  {:<36}", columns[0][row].name);
-    for (const auto& column : columns) fmt::print("{:<24}", column[row].value);
+  std::string_view chapter;
+  for (const Policy& policy : policies()) {
+    if (policy.chapter != chapter) fmt::print("\n{}\n", policy.chapter);
+    chapter = policy.chapter;
+    fmt::print("  {:<36}", policy.name);
+    for (const PolicyChange& change : policy.history)
+      fmt::print(
+          "{}{}",
+          change.release == releases().front().name ? "" : fmt::format("; {}: ", change.release),
+          policy.word(change.value));
     fmt::print("\n");
   }
 }
@@ -38,8 +41,8 @@ int show_engines() {
   }
   print_policies();
   print_lines("Modelled under every profile:", modelled());
-  for (const EngineProfile& profile : engine_profiles())
-    print_lines(fmt::format("Not modelled of {}:", profile.name), profile.not_modelled);
+  for (const Release& release : releases())
+    print_lines(fmt::format("Not modelled of {}:", release.name), release.not_modelled);
   fmt::print("\ndocs/engines.md says what each policy means, and which recordings show it.\n");
   return kExitAgreed;
 }

@@ -22,7 +22,7 @@
 #include "cuda_backend/gpu_backend.h"
 #include "cuda_backend/simt_backend.h"
 #include "properties/fuzz/fuzz.h"
-#include "reference/profiles/engine_profile.h"
+#include "traces/formats/engine_file.h"
 
 namespace lockstep {
 namespace {
@@ -153,16 +153,17 @@ Result<void> parse_shard(const std::string& text, FuzzOptions& fuzzing) {
 }
 
 Result<FuzzOptions> options_of(const FuzzCommandOptions& options) {
-  if (!options.engine.empty() && find_engine_profile(options.engine) == nullptr)
-    return fail(fmt::format("--engine: {} is not known; expected one of {}", options.engine,
-                            engine_profile_names()));
+  std::string engine;
+  if (!options.engine.empty()) {
+    LS_ASSIGN_OR_RETURN(engine, engine_named("--engine", options.engine));
+  }
   FuzzOptions fuzzing;
   fuzzing.first_seed = options.seed.value_or(1);
   fuzzing.runs = options.seconds ? kRunsMax : options.seed ? 1 : kRunsByDefault;
   if (options.runs) fuzzing.runs = *options.runs;
   fuzzing.jobs = options.jobs;
   fuzzing.mutant = options.mutant;
-  fuzzing.generator.engine = options.engine;
+  fuzzing.generator.engine = std::move(engine);
   fuzzing.generator.backend = options.backend;
   fuzzing.generator.check = options.check;
   if (options.backend == "simt") fuzzing.backend = make_simt_backend;

@@ -16,6 +16,7 @@
 #include "cli/replay_options.h"
 #include "cli/terminal.h"
 #include "reference/profiles/engine_profile.h"
+#include "reference/profiles/releases.h"
 #include "sim/pair/engine_pair.h"
 #include "sim/pair/network.h"
 #include "sim/pair/transfer_protocol.h"

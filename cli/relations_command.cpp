@@ -14,7 +14,7 @@
 #include "properties/judge/known_findings.h"
 #include "properties/relations/backend_relations.h"
 #include "properties/relations/relations.h"
-#include "reference/profiles/engine_profile.h"
+#include "traces/formats/engine_file.h"
 
 namespace lockstep {
 namespace {
@@ -90,8 +90,7 @@ bool is_for_devices(const Relation& relation) { return relation.name != "batch m
 
 Result<void> hold_on_devices(const SavedCase& saved, std::uint64_t seed, Held& held) {
   if (!is_for_devices(held.relation) || !why_not_read(saved).empty()) return {};
-  LS_ASSIGN_OR_RETURN(const auto check,
-                      check_on_backend(saved, held.relation, make_simt_backend));
+  LS_ASSIGN_OR_RETURN(const auto check, check_on_backend(saved, held.relation, make_simt_backend));
   if (!check) return {};
   held.refused += check->refused.empty() ? 0 : 1;
   held.compared += check->compared;
@@ -156,15 +155,13 @@ std::string json_of(const std::vector<Held>& all) {
   return json.dump(2) + "\n";
 }
 
-Result<int> run_relations(const RelationsOptions& options) {
+Result<int> run_relations(RelationsOptions options) {
   LS_ASSIGN_OR_RETURN(auto all, chosen_relations(options.names));
   if (options.list) {
     for (const Held& held : all) fmt::print("{:<20} {}\n", held.relation.name, held.relation.says);
     return kExitAgreed;
   }
-  if (find_engine_profile(options.engine) == nullptr)
-    return fail(fmt::format("--engine {}: not a profile; there are {}", options.engine,
-                            engine_profile_names()));
+  LS_ASSIGN_OR_RETURN(options.engine, engine_named("--engine", options.engine));
   LS_RETURN_IF_ERROR(hold_all(options, all));
   fmt::print("{}", text_of(all));
   const auto broken =

@@ -317,7 +317,7 @@ std::string why_not_audited(const RecordingHeader& header) {
   const bool keeps_states = std::ranges::any_of(
       header.groups, [](const KVCacheGroupSpec& group) { return is_state(group.spec); });
   // The releases that retire by what has come back have a runner that counts on the device.
-  const EngineProfile* profile = find_engine_profile(header.engine.profile());
+  const EngineProfile* profile = find_engine_profile(config.engine);
   const bool counts_on_device =
       profile != nullptr && profile->retire_basis == RetireBasis::processed;
   if (keeps_states && config.async_scheduling && config.num_spec_tokens > 0 && !counts_on_device)

@@ -15,7 +15,7 @@ std::int32_t hash_lookahead_of(const RecordingHeader& header) {
   const EngineConfig& config = header.options.config;
   if (config.num_hash_lookahead_tokens != kEngineHashLookahead)
     return config.num_hash_lookahead_tokens;
-  const EngineProfile* profile = find_engine_profile(header.engine.profile());
+  const EngineProfile* profile = find_engine_profile(config.engine);
   return profile == nullptr ? 0 : hash_lookahead_of(config, *profile);
 }
 

@@ -6,6 +6,7 @@
 #include "properties/shrink/case_parts.h"
 #include "reference/plan/page_size.h"
 #include "reference/profiles/engine_profile.h"
+#include "reference/profiles/releases.h"
 #include "sim/connectors/connect.h"
 #include "sim/engine/faults.h"
 #include "sim/session/session.h"
@@ -14,8 +15,8 @@ namespace lockstep {
 
 void draw_engine(Draw& draw, EngineConfig& engine) {
   ChoiceSource& choices = draw.choices;
-  const auto newest_first = engine_profiles() | std::views::reverse;
-  engine.engine = newest_first[choices.below(std::ssize(newest_first))].name;
+  const std::string* const engines[] = {&engine_profiles().back().name, &connector_profile().name};
+  engine.engine = *engines[choices.below(std::ssize(engines))];
   if (!draw.options.engine.empty()) engine.engine = draw.options.engine;
   engine.block_size =
       static_cast<std::int32_t>(draw.runs_kernels() ? 16 : choices.one_of({4, 2, 4, 8, 16, 3}));
@@ -158,7 +159,7 @@ namespace {
 
 // What Scheduler::create() takes beside a connector.
 bool takes_connector(const SavedCase& saved) {
-  return engine_profile(saved.engine.engine).models_connectors && !has_states(saved) &&
+  return engine_profile(saved.engine.engine).release->models_connectors && !has_states(saved) &&
          !saved.engine.async_scheduling;
 }
 

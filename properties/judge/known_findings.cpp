@@ -8,6 +8,7 @@
 #include "properties/shrink/case_parts.h"
 #include "reference/plan/page_size.h"
 #include "reference/profiles/engine_profile.h"
+#include "reference/profiles/policies.h"
 
 namespace lockstep {
 namespace {
@@ -119,7 +120,7 @@ bool loads_beside_hits(const SavedCase& saved) {
 template <int finding>
 SavedCase with_the_rule_repaired(const SavedCase& saved) {
   SavedCase repaired = saved;
-  const std::string_view without = profile_without(saved.engine.engine, finding);
+  const std::string without = profile_without(saved.engine.engine, finding);
   if (!without.empty()) repaired.engine.engine = without;
   return repaired;
 }

@@ -7,6 +7,7 @@
 #include "properties/shrink/case_parts.h"
 #include "reference/plan/page_size.h"
 #include "reference/profiles/engine_profile.h"
+#include "reference/profiles/releases.h"
 #include "sim/connectors/connect.h"
 
 namespace lockstep {
@@ -88,17 +89,13 @@ void count_cache(const SavedCase& saved, Tally& tally) {
   for (const Reached kind : kinds) tally.count(kind);
 }
 
-// In the order of engine_profiles().
-constexpr Reached kReleases[] = {Reached::engine_0_22_1, Reached::engine_0_33_0};
-
 void count_engine(const SavedCase& saved, Tally& tally) {
   const EngineConfig& engine = saved.engine;
   const auto count_if = [&](bool holds, Reached reached) {
     if (holds) tally.count(reached);
   };
-  const auto release = std::ranges::find(engine_profiles(), engine.engine, &EngineProfile::name);
-  if (release != engine_profiles().end())
-    tally.count(kReleases[release - engine_profiles().begin()]);
+  count_if(engine.engine == connector_profile().name, Reached::engine_0_22_1);
+  count_if(engine.engine == engine_profiles().back().name, Reached::engine_0_33_0);
   count_if(saved.layout == CacheLayout::NHD, Reached::layout_nhd);
   count_if(saved.layout == CacheLayout::HND, Reached::layout_hnd);
   count_if(!engine.enable_prefix_caching, Reached::no_prefix_caching);

@@ -7,6 +7,7 @@
 
 #include "base/check.h"
 #include "reference/profiles/engine_profile.h"
+#include "reference/profiles/releases.h"
 #include "sim/session/session.h"
 
 namespace lockstep {

@@ -6,6 +6,7 @@
 
 #include "properties/mutants/mutant_catalogue.h"
 #include "reference/profiles/engine_profile.h"
+#include "reference/profiles/releases.h"
 
 namespace lockstep {
 

@@ -1,5 +1,6 @@
 // The catalogue's defects of decisions. Their switches are in reference/types/scheduler_defect.h.
 #include "properties/mutants/mutant_parts.h"
+#include "reference/profiles/releases.h"
 
 namespace lockstep {
 namespace {

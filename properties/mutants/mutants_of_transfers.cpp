@@ -3,6 +3,7 @@
 // vllm-0.22.1 has them.
 #include "properties/mutants/mutant_parts.h"
 #include "properties/shrink/case_parts.h"
+#include "reference/profiles/releases.h"
 
 namespace lockstep {
 namespace {

@@ -1,17 +1,15 @@
-// What differs between the releases of vLLM that the model decides as: named policy, one profile a
-// release. What is common stands once, in the scheduler and the managers; nothing else asks which
-// release it is.
+// What differs between the engines that the model decides as: one policy a field. What is common
+// stands once, in the scheduler and the managers; nothing else asks which release it is.
 //
 // Each field names the file of vLLM that says so (paths below vllm/; values in the order of the
-// releases). docs/engines.md lists the same differences with the recordings that show them.
+// releases). policies.h has the table of them: words, history, effect; releases.h the releases.
 #pragma once
 
 #include <cstdint>
-#include <span>
 #include <string>
 #include <string_view>
-#include <vector>
 
+#include "base/result.h"
 #include "reference/types/engine_config.h"
 
 namespace lockstep {
@@ -81,8 +79,12 @@ enum class StateHashing : std::uint8_t {
   of_aligned_mode,  // in mode `align`
 };
 
+struct Release;
+
 struct EngineProfile {
-  std::string_view name;
+  // "vllm-0.28.0", or what differs from it as well: "vllm-0.28.0,freed_blocks=append".
+  std::string name;
+  const Release* release = nullptr;  // that it is, or starts from
 
   // Blocks.
   FreedBlocks freed_blocks;
@@ -181,44 +183,20 @@ struct EngineProfile {
   bool restarts_behind_windows;     // who goes back to a lost block and has no window before it
   // What data parallel ranks tell one another before a step, in numbers (v1/worker/dp_utils.py).
   std::int64_t dp_sync_rows;
-  // Not a policy: whether this model knows what follows from the answers and reports of a KV
-  // connector. Otherwise one is refused.
-  bool models_connectors;
-
-  // What the release does and this model of it does not: one line each.
-  std::span<const std::string_view> not_modelled;
 };
 
-// Null: no profile has this name.
-const EngineProfile* find_engine_profile(std::string_view name);
-// REQUIRES: find_engine_profile(name) != nullptr.
-const EngineProfile& engine_profile(std::string_view name);
-// The name of a profile in which the defect of docs/findings.md with that number is repaired, and
-// all else is as in the release; 0: all of them. Empty: there is none, or no rule repairs it.
-std::string_view profile_without(std::string_view name, int finding);
-// Of the releases. Oldest first.
-std::span<const EngineProfile> engine_profiles();
-// The newest release that is modelled with KV connectors.
-const EngineProfile& connector_profile();
-// "vllm-0.22.1, vllm-0.33.0", for messages.
-std::string engine_profile_names();
+// The profile that a description names: RELEASE[,POLICY=VALUE]...[,without=FINDING]. `without` is
+// what repairs the finding of docs/findings.md with that number, or `all` that a policy repairs.
+// The same description always gives the same object; it lives as long as the process.
+Result<const EngineProfile*> parse_engine(std::string_view description);
+// Null: it describes none.
+const EngineProfile* find_engine_profile(std::string_view description);
+// REQUIRES: find_engine_profile(description) != nullptr.
+const EngineProfile& engine_profile(std::string_view description);
 
 // Tokens after a block that its hash covers too: as the configuration states, or what the engine
 // core takes that has no KV connector (with one it takes 0 and drops a block of every hit, and
 // such an engine is refused). Asked once, when a scheduler is made.
 std::int32_t hash_lookahead_of(const EngineConfig& config, const EngineProfile& profile);
-
-// Engine profiles in words, for `lockstep engines` and the documentation's test.
-
-// One policy of a profile: the name of its field, and what the profile says.
-struct PolicyText {
-  std::string_view name;
-  std::string value;
-};
-// In the order of the fields.
-std::vector<PolicyText> policies_of(const EngineProfile& profile);
-
-// What is decided as the engine decides it, under every profile: one line each.
-std::span<const std::string_view> modelled();
 
 }  // namespace lockstep

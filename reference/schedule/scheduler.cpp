@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "reference/plan/limits.h"
+#include "reference/profiles/releases.h"
 #include "reference/schedule/scheduler_impl.h"
 
 namespace lockstep {
@@ -117,7 +118,7 @@ Result<void> check_keys(const EngineConfig& config, const std::vector<KVCacheGro
 // What this model knows to decide with a connector; the recordings show no more.
 Result<void> check_connector(const EngineConfig& config,
                              const std::vector<KVCacheGroupSpec>& groups) {
-  if (!engine_profile(config.engine).models_connectors)
+  if (!engine_profile(config.engine).release->models_connectors)
     return fail(
         fmt::format("engine {}: decisions with a KV connector are modelled for vllm-0.22.1 "
                     "only",
@@ -144,9 +145,8 @@ Result<Scheduler> Scheduler::create(const EngineConfig& config,
                             num_blocks));
   if (config.max_num_seqs < 1 || config.max_num_batched_tokens < 1 || config.max_model_len < 1)
     return fail("max_num_seqs, max_num_batched_tokens and max_model_len must be at least 1");
-  if (find_engine_profile(config.engine) == nullptr)
-    return fail(fmt::format("engine: {} is not known; expected one of {}", config.engine,
-                            engine_profile_names()));
+  if (const auto profile = parse_engine(config.engine); !profile)
+    return fail("engine: " + profile.error().message);
   LS_RETURN_IF_ERROR(check_limits(config, groups, num_blocks));
   LS_RETURN_IF_ERROR(check_kinds(groups));
   LS_RETURN_IF_ERROR(check_keys(config, groups));

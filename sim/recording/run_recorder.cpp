@@ -3,8 +3,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "base/check.h"
-#include "reference/profiles/engine_profile.h"
+#include "reference/profiles/releases.h"
 #include "sim/recording/recorded_terms.h"
 
 namespace lockstep {
@@ -17,14 +16,15 @@ constexpr std::int64_t kStepsPerTable = 8;
 RecordingHeader recording_header(const EngineConfig& config,
                                  const std::vector<KVCacheGroupSpec>& groups,
                                  std::int64_t num_blocks, const Scheduler& scheduler) {
-  const std::size_t dash = config.engine.find('-');
-  LS_CHECK(dash != std::string::npos, "engine {} is not NAME-VERSION", config.engine);
+  const EngineProfile& profile = engine_profile(config.engine);
+  const std::string_view release = profile.release->name;
+  const std::size_t dash = release.find('-');
   RecordingHeader header;
-  header.engine = {config.engine.substr(0, dash), config.engine.substr(dash + 1)};
+  header.engine = {std::string(release.substr(0, dash)), std::string(release.substr(dash + 1)),
+                   profile.name.substr(release.size())};
   header.family = "lockstep";
   header.options.config = config;
-  header.options.config.num_hash_lookahead_tokens =
-      hash_lookahead_of(config, engine_profile(config.engine));
+  header.options.config.num_hash_lookahead_tokens = hash_lookahead_of(config, profile);
   header.options.given = {"max_num_seqs",
                           "max_num_batched_tokens",
                           "max_model_len",

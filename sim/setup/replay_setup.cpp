@@ -8,11 +8,11 @@
 
 #include "base/number_text.h"
 #include "reference/plan/limits.h"
-#include "reference/profiles/engine_profile.h"
 #include "sim/connectors/recorded_connector.h"
 #include "sim/recording/recording_workload.h"
 #include "sim/session/session.h"
 #include "sim/setup/planned_cache.h"
+#include "traces/formats/engine_file.h"
 
 namespace lockstep {
 namespace {
@@ -55,9 +55,7 @@ Result<void> finish(const ReplayRequest& request, Result<KVCacheConfig> plan,
                     PreparedReplay& prepared) {
   RunSpec& run = prepared.run;
   LS_ASSIGN_OR_RETURN(run.cache, std::move(plan));
-  if (find_engine_profile(run.engine.engine) == nullptr)
-    return fail(fmt::format("--engine: there is no profile {}; known: {}", run.engine.engine,
-                            engine_profile_names()));
+  LS_ASSIGN_OR_RETURN(run.engine.engine, engine_named("engine", run.engine.engine));
   if (!request.run.has("attention_backend")) {
     run.attention_backend = attention_backend_for(run.cache);
     if (run.attention_backend == AttentionBackend::any_size)
@@ -233,11 +231,14 @@ Result<void> keep_recording(const std::string& path, std::int64_t count, SavedCa
 
 }  // namespace
 
-Result<PreparedReplay> prepare_replay(const ReplayRequest& request) {
+Result<PreparedReplay> prepare_replay(ReplayRequest request) {
   LS_ASSIGN_OR_RETURN(auto format, detect_format(request.file));
   PreparedReplay prepared;
   prepared.format = format;
   if (!request.run.refused.empty()) return fail(request.run.refused);
+  if (std::string& engine = request.run.spec.engine.engine; request.run.has("engine")) {
+    LS_ASSIGN_OR_RETURN(engine, engine_named("--engine", engine));
+  }
   prepared.run.backend = "auto";
   prepared.run.check = CheckMode::fast;
   LS_RETURN_IF_ERROR(prepare_by_format(request, prepared));

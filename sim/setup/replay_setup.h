@@ -40,7 +40,7 @@ struct PreparedReplay {
 };
 
 // Errors: a file that cannot be read, options that contradict it or one another.
-Result<PreparedReplay> prepare_replay(const ReplayRequest& request);
+Result<PreparedReplay> prepare_replay(ReplayRequest request);
 
 // The run up to its end as a saved case. REQUIRES: it was none before.
 Result<SavedCase> case_of(const ReplayRequest& request, const PreparedReplay& prepared,

@@ -159,7 +159,7 @@ TEST(Replay, BesideAConnectorOfOneGroupKeepsAllLayersAlike) {
 
 TEST(Replay, OfPeersThatLoseEveryOtherLoadCountsMoreBlocksLost) {
   const auto lost = [](const char* percent) {
-    return replay_json({kSample, "--engine", "vllm-0.22.1-repaired", "--backend", "none",
+    return replay_json({kSample, "--engine", "vllm-0.22.1,without=all", "--backend", "none",
                         "--connector", "peers", "--load-failures", percent})
         .at("blocks_lost")
         .get<std::int64_t>();

@@ -10,7 +10,7 @@
 #include "cuda_backend/simt_backend.h"
 #include "properties/generate/generator.h"
 #include "properties/shrink/case_parts.h"
-#include "reference/profiles/engine_profile.h"
+#include "reference/profiles/policies.h"
 
 namespace lockstep {
 namespace {

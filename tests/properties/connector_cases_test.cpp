@@ -12,7 +12,7 @@
 #include "properties/shrink/case_parts.h"
 #include "properties/shrink/case_size.h"
 #include "properties/shrink/shrinker.h"
-#include "reference/profiles/engine_profile.h"
+#include "reference/profiles/policies.h"
 #include "sim/session/session.h"
 
 namespace lockstep {

@@ -15,7 +15,7 @@
 #include "properties/generate/generator.h"
 #include "properties/shrink/case_parts.h"
 #include "reference/plan/page_size.h"
-#include "reference/profiles/engine_profile.h"
+#include "reference/profiles/policies.h"
 #include "reference/types/scheduler_defect.h"
 
 namespace lockstep {

@@ -2,12 +2,12 @@
 // modelled.
 #include "reference/profiles/engine_profile.h"
 #include "reference/plan/block_sizes.h"
+#include "reference/profiles/policies.h"
+#include "reference/profiles/releases.h"
 
-#include <fmt/core.h>
 #include <gtest/gtest.h>
 
-#include <fstream>
-#include <sstream>
+#include <set>
 
 #include "tests/reference/engine.h"
 
@@ -34,22 +34,70 @@ TEST(EngineProfile, is_found_by_its_name_only) {
     EXPECT_EQ(find_engine_profile(profile.name), &profile);
   EXPECT_EQ(find_engine_profile("vllm-0.33"), nullptr);
   EXPECT_EQ(find_engine_profile(""), nullptr);
-  EXPECT_EQ(engine_profile_names(), "vllm-0.22.1, vllm-0.33.0");
 }
 
-TEST(EngineProfile, every_policy_is_described_once_and_explained_in_the_documentation) {
-  std::ostringstream text;
-  text << std::ifstream(std::string(LOCKSTEP_SOURCE_DIR) + "/docs/engines.md").rdbuf();
-  const std::string page = text.str();
-  std::size_t num_different = 0;
-  for (std::size_t i = 0; i < policies_of(engine_profiles()[0]).size(); ++i) {
-    const PolicyText old_one = policies_of(engine_profiles()[0])[i];
-    const PolicyText new_one = policies_of(engine_profiles()[1])[i];
-    EXPECT_EQ(old_one.name, new_one.name);
-    EXPECT_NE(page.find(fmt::format("| `{}` |", old_one.name)), std::string::npos) << old_one.name;
-    num_different += old_one.value != new_one.value;
+// A profile's value of every policy, in every release, is one of the table's words.
+TEST(EngineProfile, follows_from_the_table_of_policies) {
+  std::set<std::string_view> names;
+  for (const Policy& policy : policies()) {
+    EXPECT_TRUE(names.insert(policy.name).second) << policy.name;
+    EXPECT_GE(policy.values.size(), 2u) << policy.name;
+    std::int64_t value = policy.history.front().value;
+    for (const EngineProfile& profile : engine_profiles()) {
+      for (const PolicyChange& change : policy.history)
+        if (change.release == profile.name) value = change.value;
+      EXPECT_EQ(policy.get(profile), value) << policy.name << " of " << profile.name;
+      EXPECT_FALSE(policy.word(value).empty());
+    }
+    for (std::size_t i = 1; i < policy.history.size(); ++i)
+      EXPECT_NE(policy.history[i].value, policy.history[i - 1].value) << policy.name;
   }
-  EXPECT_EQ(num_different, policies_of(engine_profiles()[0]).size());
+}
+
+TEST(EngineProfile, description_names_a_release_and_what_differs_from_it) {
+  const EngineProfile& release = engine_profile("vllm-0.28.0");
+  const EngineProfile& fork = engine_profile("vllm-0.28.0,freed_blocks=append");
+  ASSERT_EQ(differences(release, fork).size(), 1u);
+  EXPECT_EQ(differences(release, fork)[0]->name, "freed_blocks");
+  EXPECT_EQ(fork.freed_blocks, FreedBlocks::append);
+  EXPECT_EQ(fork.release, release.release);
+  // The name has the table's order, and says nothing twice.
+  EXPECT_EQ(engine_profile("vllm-0.28.0,tags_extra_keys=yes,tags_extra_keys=no,"
+                           "retire_basis=scheduled,freed_blocks=append")
+                .name,
+            "vllm-0.28.0,freed_blocks=append,retire_basis=scheduled");
+  const auto refusal_of = [](std::string_view description) {
+    const auto profile = parse_engine(description);
+    return profile ? std::string() : profile.error().message;
+  };
+  EXPECT_NE(refusal_of("vllm-0.28.0,freed=append").find("there is no policy freed"),
+            std::string::npos);
+  EXPECT_NE(refusal_of("vllm-0.28.0,freed_blocks=back").find("expected append, unhashed_first"),
+            std::string::npos);
+  EXPECT_NE(refusal_of("vllm-0.28.0,freed_blocks").find("freed_blocks=: expected"),
+            std::string::npos);
+  EXPECT_NE(refusal_of("vllm-0.28.0,without=99").find("finding"), std::string::npos);
+  EXPECT_NE(refusal_of("fork-1.0").find("vllm-0.22.1"), std::string::npos);
+}
+
+TEST(EngineProfile, repairs_of_findings_are_policies) {
+  EXPECT_EQ(profile_without("vllm-0.22.1", 2), "vllm-0.22.1,cuts_every_full_group=yes");
+  EXPECT_EQ(profile_without("vllm-0.33.0", 2), "");  // it has been repaired
+  EXPECT_EQ(profile_without("vllm-0.22.1", 6), "");  // no policy does
+  const EngineProfile& all = engine_profile(profile_without("vllm-0.22.1", 0));
+  for (const FindingPolicies& finding : finding_policies())
+    if (!finding.repairs.empty()) {
+      EXPECT_FALSE(can_show(all, finding)) << finding.finding;
+    }
+}
+
+TEST(EngineProfile, versions_without_a_profile_have_a_nearest_release) {
+  EXPECT_EQ(nearest_release("0.33.1").name, "vllm-0.33.0");
+  EXPECT_EQ(nearest_release("0.28.1rc1.dev3+g12ab").name, "vllm-0.28.0");
+  EXPECT_EQ(nearest_release("0.27.0").name, "vllm-0.26.0");
+  EXPECT_EQ(nearest_release("1.0").name, "vllm-0.33.0");
+  EXPECT_EQ(nearest_release("0.11.0").name, "vllm-0.20.2");
+  EXPECT_EQ(nearest_release("dev").name, "vllm-0.20.2");
 }
 
 TEST(EngineProfile, default_is_the_newest) {
@@ -59,7 +107,7 @@ TEST(EngineProfile, default_is_the_newest) {
 TEST(EngineProfile, unknown_names_are_refused_with_the_known_ones) {
   const std::string message = refusal(config_of_profile("vllm-9.9.9"), {full(16)});
   EXPECT_NE(message.find("vllm-9.9.9"), std::string::npos) << message;
-  EXPECT_NE(message.find("vllm-0.22.1, vllm-0.33.0"), std::string::npos) << message;
+  EXPECT_NE(message.find("vllm-0.22.1, vllm-0.23.0"), std::string::npos) << message;
 }
 
 TEST(EngineProfile, states_are_cached_in_mode_all_by_0_22_1_only) {

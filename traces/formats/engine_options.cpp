@@ -1,5 +1,7 @@
 #include "traces/formats/engine_options.h"
 
+#include "reference/profiles/releases.h"
+#include "traces/formats/engine_file.h"
 #include "traces/formats/run_fields.h"
 
 namespace lockstep {
@@ -66,12 +68,22 @@ RecordedEngine read_recorded_engine(JsonValue value) {
   RecordedEngine engine;
   engine.name = object.required("name").nonempty_string();
   engine.version = object.required("version").nonempty_string();
+  if (auto policies = object.optional("policies")) engine.policies = read_policies(policies);
   object.finish();
   return engine;
 }
 
 void write_recorded_engine(JsonWriter& out, const RecordedEngine& engine) {
-  out.begin_object().string("name", engine.name).string("version", engine.version).end_object();
+  out.begin_object().string("name", engine.name).string("version", engine.version);
+  if (!engine.policies.empty())
+    write_policies(out.key("policies"), engine_profile(engine.profile()));
+  out.end_object();
+}
+
+std::string RecordedEngine::profile() const {
+  const std::string own = text();
+  if (name != "vllm" || find_engine_profile(own) != nullptr) return own;
+  return std::string(nearest_release(version).name) + policies;
 }
 
 }  // namespace lockstep

@@ -1,0 +1,353 @@
+#include "reference/profiles/policies.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+
+#include "base/check.h"
+#include "reference/profiles/releases.h"
+
+namespace lockstep {
+
+namespace {
+
+constexpr std::array kNoYes = std::to_array<PolicyValue>({{"no", 0}, {"yes", 1}});
+
+template <class T>
+constexpr PolicyValue named(std::string_view word, T value) {
+  return {word, static_cast<std::int64_t>(value)};
+}
+
+constexpr std::array kFreedBlocks{
+    named("append", FreedBlocks::append),
+    named("unhashed_behind_windows_first", FreedBlocks::unhashed_behind_windows_first),
+    named("unhashed_first", FreedBlocks::unhashed_first)};
+constexpr std::array kEagleHits{named("drop_last_block", EagleHits::drop_last_block),
+                                named("lookahead_hash", EagleHits::lookahead_hash)};
+constexpr std::array kRetireBasis{named("scheduled", RetireBasis::scheduled),
+                                  named("processed", RetireBasis::processed)};
+constexpr std::array kZeroedBlocks{
+    named("full_attention", ZeroedBlocks::full_attention),
+    named("full_and_latent_attention", ZeroedBlocks::full_and_latent_attention),
+    named("attention", ZeroedBlocks::attention)};
+constexpr std::array kStateChunks{
+    named("whole_blocks", StateChunks::whole_blocks),
+    named("whole_blocks_and_shared_prefixes", StateChunks::whole_blocks_and_shared_prefixes),
+    named("block_boundary_before_last_state", StateChunks::block_boundary_before_last_state),
+    named("block_boundary", StateChunks::block_boundary)};
+constexpr std::array kInFlight{named("placeholders", InFlightAccounting::placeholders),
+                               named("tokens", InFlightAccounting::tokens)};
+constexpr std::array kDraftSlots{named("of_max_num_seqs", DraftSlots::of_max_num_seqs),
+                                 named("of_scheduled_requests", DraftSlots::of_scheduled_requests)};
+constexpr std::array kStateHashing{named("of_equal_blocks", StateHashing::of_equal_blocks),
+                                   named("of_aligned_mode", StateHashing::of_aligned_mode)};
+constexpr std::array kSyncRows = std::to_array<PolicyValue>({{"4", 4}, {"7", 7}});
+
+template <class T>
+std::span<const PolicyValue> values_of() {
+  if constexpr (std::is_same_v<T, bool>) return kNoYes;
+  if constexpr (std::is_same_v<T, FreedBlocks>) return kFreedBlocks;
+  if constexpr (std::is_same_v<T, EagleHits>) return kEagleHits;
+  if constexpr (std::is_same_v<T, RetireBasis>) return kRetireBasis;
+  if constexpr (std::is_same_v<T, ZeroedBlocks>) return kZeroedBlocks;
+  if constexpr (std::is_same_v<T, StateChunks>) return kStateChunks;
+  if constexpr (std::is_same_v<T, InFlightAccounting>) return kInFlight;
+  if constexpr (std::is_same_v<T, DraftSlots>) return kDraftSlots;
+  if constexpr (std::is_same_v<T, StateHashing>) return kStateHashing;
+  if constexpr (std::is_same_v<T, std::int64_t>) return kSyncRows;
+}
+
+// What the first release has, and what later ones changed it to.
+template <class T>
+struct History {
+  struct Change {
+    std::string_view release;
+    T value;
+    std::int32_t pull_request = 0;
+  };
+  T first;
+  std::vector<Change> changes;
+};
+
+template <class T>
+T member_type(T EngineProfile::*);
+
+template <auto member>
+Policy row(std::string_view name, std::string_view chapter,
+           History<decltype(member_type(member))> history, std::string_view effect,
+           std::string_view shown_by) {
+  using T = decltype(member_type(member));
+  const auto number = [](T value) { return static_cast<std::int64_t>(value); };
+  Policy policy{
+      .name = name,
+      .chapter = chapter,
+      .values = values_of<T>(),
+      .history = {{releases().front().name, number(history.first)}},
+      .effect = effect,
+      .shown_by = shown_by,
+      .get = [](const EngineProfile& p) { return static_cast<std::int64_t>(p.*member); },
+      .set = [](EngineProfile& p, std::int64_t value) { p.*member = static_cast<T>(value); }};
+  for (const auto& [release, value, pull_request] : history.changes) {
+    LS_CHECK(find_release(release) != nullptr, "{}: no release {}", name, release);
+    policy.history.push_back({release, number(value), pull_request});
+  }
+  return policy;
+}
+
+constexpr std::string_view kBlocks = "Blocks";
+constexpr std::string_view kCache = "Prefix cache";
+constexpr std::string_view kRanks = "Context parallelism";
+constexpr std::string_view kScheduler = "Scheduler";
+constexpr std::string_view kConnector = "KV connectors";
+constexpr std::string_view kRepairs = "Repairs";
+
+#define LS_POLICY(field, ...) row<&EngineProfile::field>(#field, __VA_ARGS__)
+
+std::vector<Policy> make_policies() {
+  return {
+      LS_POLICY(freed_blocks, kBlocks,
+                {FreedBlocks::append,
+                 {{"vllm-0.23.0", FreedBlocks::unhashed_behind_windows_first},
+                  {"vllm-0.24.0", FreedBlocks::unhashed_first}}},
+                "Freed blocks that nobody can hit are reused first: cached content lives longer, "
+                "and stale content shows earlier.",
+                "requests that end"),
+      LS_POLICY(retire_basis, kBlocks,
+                {RetireBasis::scheduled, {{"vllm-0.26.0", RetireBasis::processed}}},
+                "Windows and states keep what a step in flight may still read, one step longer.",
+                "drafts or asynchronous scheduling, with windows or states"),
+      LS_POLICY(zeroed_blocks, kBlocks,
+                {ZeroedBlocks::full_attention,
+                 {{"vllm-0.23.0", ZeroedBlocks::full_and_latent_attention},
+                  {"vllm-0.28.0", ZeroedBlocks::attention}}},
+                "Recycled bytes of another dtype are no longer read as numbers (NaN).",
+                "windows, latent heads or hidden states beside states"),
+      LS_POLICY(retires_beyond_null_gaps, kBlocks, {false, {{"vllm-0.30.0", true}}},
+                "States before a gap in the table are freed at once, not when the request ends.",
+                "states in mode align with drafts"),
+      LS_POLICY(admission_counts_batches_in_flight, kBlocks, {false, {{"vllm-0.26.0", true}}},
+                "With a step in flight a request is admitted only if a second batch fits as well.",
+                "asynchronous scheduling with windows in a small pool"),
+
+      LS_POLICY(eagle_hits, kCache,
+                {EagleHits::drop_last_block, {{"vllm-0.33.0", EagleHits::lookahead_hash}}},
+                "A hit with EAGLE or MTP is a block longer.", "EAGLE or MTP with equal prefixes"),
+      LS_POLICY(cuts_every_full_group, kCache, {false, {{"vllm-0.29.0", true}}},
+                "A second full-attention group no longer keeps blocks beyond the common hit.",
+                "several full-attention groups, hidden states for one, with equal prefixes"),
+      LS_POLICY(joins_hashes_of_long_blocks, kCache, {true, {{"vllm-0.24.0", false}}},
+                "Cache events name a long block by its last hash, not by all of them.",
+                "blocks of several sizes"),
+      LS_POLICY(publishes_reachable_blocks_only, kCache, {false, {{"vllm-0.22.1", true}}},
+                "Blocks that no hit can need are not cached, which leaves room for others.",
+                "blocks of several sizes"),
+      LS_POLICY(publishes_dropped_blocks, kCache, {false, {{"vllm-0.23.0", true}}},
+                "With blocks of several sizes EAGLE finds the block behind a hit that it drops: "
+                "hits are a whole common block longer.",
+                "EAGLE or MTP with blocks of several sizes and equal prefixes"),
+      LS_POLICY(searches_states_within_hit, kCache, {false, {{"vllm-0.26.0", true}}},
+                "With EAGLE, a hit of states is no longer than that of attention beside it.",
+                "EAGLE or MTP with states and equal prefixes"),
+      LS_POLICY(tags_extra_keys, kCache, {false, {{"vllm-0.31.0", true}}},
+                "A salt can no longer pass for an adapter's name; hashes of salted prompts change.",
+                "block hashes, which no schedule holds"),
+      LS_POLICY(masks_windows_at_block_alignment, kCache, {false, {{"vllm-0.23.0", true}}},
+                "Blocks that no hit can need are not cached; a window of one token never hits.",
+                "windows of a token or two, with equal prefixes"),
+      LS_POLICY(state_hashing, kCache,
+                {StateHashing::of_equal_blocks, {{"vllm-0.28.0", StateHashing::of_aligned_mode}}},
+                "With states in mode align, attention of finer blocks keeps finer hashes.",
+                "states of longer blocks than attention"),
+      LS_POLICY(hits_parts_of_blocks, kCache, {false, {{"vllm-0.26.0", true}}},
+                "A hit may end inside a state block, which is then copied.",
+                "states in mode align of longer blocks than attention, with equal prefixes"),
+      LS_POLICY(caches_prompt_tails, kCache, {false, {{"vllm-0.26.0", true}}},
+                "The end of a prompt inside a long block is registered as well.",
+                "blocks of several sizes"),
+      LS_POLICY(retains_sparsely, kCache, {false, {{"vllm-0.29.0", true}}},
+                "States and windows can be kept at intervals only, which leaves room for more.",
+                "prefix_cache_retention_interval"),
+      LS_POLICY(caches_states_in_mode_all, kCache, {true, {{"vllm-0.32.0", false}}},
+                "States can no longer be cached at every block.", "states in mode all"),
+      LS_POLICY(group_blocks_divide_scheduler_block, kCache, {false, {{"vllm-0.23.0", true}}},
+                "A single group's block size is the scheduler's.", "a single group of states"),
+      LS_POLICY(hybrids_of_one_spec, kCache, {false, {{"vllm-0.29.0", true}}},
+                "Several groups of one spec start with prefix caching.",
+                "several groups of one spec"),
+
+      LS_POLICY(shards_by_pcp, kRanks, {true, {{"vllm-0.26.0", false}}},
+                "Prefill context parallelism no longer makes blocks longer.",
+                "prefill context parallelism"),
+      LS_POLICY(context_parallel_hybrids, kRanks, {false, {{"vllm-0.26.0", true}}},
+                "Hybrids start with decode context parallelism.",
+                "decode context parallelism with several groups"),
+
+      LS_POLICY(state_chunks, kScheduler,
+                {StateChunks::whole_blocks,
+                 {{"vllm-0.24.0", StateChunks::whole_blocks_and_shared_prefixes},
+                  {"vllm-0.26.0", StateChunks::block_boundary_before_last_state},
+                  {"vllm-0.27.1", StateChunks::block_boundary}}},
+                "Prefills of hybrids end at block boundaries and where shared prefixes end: more "
+                "states to hit.",
+                "states in mode align with long prompts"),
+      LS_POLICY(in_flight_accounting, kScheduler,
+                {InFlightAccounting::placeholders, {{"vllm-0.27.1", InFlightAccounting::tokens}}},
+                "Output in flight at a preemption is delivered and counts for nothing else.",
+                "asynchronous scheduling with preemptions or drafts"),
+      LS_POLICY(draft_slots, kScheduler,
+                {DraftSlots::of_max_num_seqs, {{"vllm-0.28.0", DraftSlots::of_scheduled_requests}}},
+                "A draft model takes tokens off the budget for scheduled requests only: larger "
+                "prefill chunks.",
+                "draft models or parallel drafting with a full token budget"),
+      LS_POLICY(lookahead_in_first_step, kScheduler, {false, {{"vllm-0.23.0", true}}},
+                "Slots of drafts are taken in a request's first step, not in its second.",
+                "EAGLE, MTP or draft models"),
+      LS_POLICY(long_prefill_only_in_company, kScheduler, {false, {{"vllm-0.31.0", true}}},
+                "A long prompt that is alone is not cut: fewer steps to its first token.",
+                "long_prefill_token_threshold"),
+      LS_POLICY(pads_new_decodes, kScheduler, {false, {{"vllm-0.30.0", true}}},
+                "A request that enters with one token left decodes with the batch's shape.",
+                "drafts with prompts of one token more than a hit"),
+      LS_POLICY(scan_follows_every_victim, kScheduler, {false, {{"vllm-0.28.0", true}}},
+                "After a preemption no running request is passed over in that step.",
+                "policy priority in a small pool"),
+      LS_POLICY(scan_survives_self_preemption, kScheduler, {false, {{"vllm-0.33.0", true}}},
+                "A request that preempts itself no longer ends the step for those behind it.",
+                "policy priority in a small pool"),
+      LS_POLICY(reports_common_prefix_blocks, kScheduler, {true, {{"vllm-0.32.0", false}}},
+                "No more common prefix blocks for cascade attention.", "every step"),
+      LS_POLICY(serves_checkpoints, kScheduler, {false, {{"vllm-0.33.0", true}}},
+                "States are saved in the middle of a prefill, which is cut no more.",
+                "Mamba2, gated delta nets, KDA in mode align; rings; bounded replay"),
+      LS_POLICY(min_tokens_hold_every_end, kScheduler, {true, {{"vllm-0.29.0", false}}},
+                "A request that reaches its length ends there, whatever its min_tokens.",
+                "min_tokens near the longest length"),
+
+      LS_POLICY(holders_come_first, kConnector, {false, {{"vllm-0.31.0", true}}},
+                "Requests that have loaded their blocks no longer wait behind those that do not "
+                "fit.",
+                "asynchronous loads in a small pool"),
+      LS_POLICY(loads_leave_room, kConnector, {false, {{"vllm-0.23.0", true}}},
+                "A load starts only if what is under way can be finished beside it.",
+                "asynchronous loads in a small pool"),
+      LS_POLICY(takes_hits_of_all_groups_first, kConnector, {false, {{"vllm-0.24.0", true}}},
+                "Blocks for a load no longer evict what another group has hit.",
+                "loads with several groups"),
+
+      LS_POLICY(state_hits_drop_a_block, kRepairs, {false, {}},
+                "With EAGLE, a hit of states loses its last block as that of attention does.",
+                "EAGLE or MTP with states and equal prefixes"),
+      LS_POLICY(withdraws_what_is_undone, kRepairs, {false, {}},
+                "What a victim published in the step that preempts it is withdrawn.",
+                "policy priority with equal prefixes"),
+      LS_POLICY(publishes_loads_late, kRepairs, {false, {}},
+                "What is loaded within a step is found when the step is over.",
+                "synchronous loads with equal prefixes"),
+      LS_POLICY(caps_windows_where_they_begin, kRepairs, {false, {}},
+                "What is loaded behind a window counts in the room that it needs.",
+                "asynchronous loads of windows"),
+      LS_POLICY(keeps_window_of_last_token, kRepairs, {false, {}},
+                "A prompt that is loaded whole keeps the window of its last token.",
+                "whole prompts loaded into windows"),
+      LS_POLICY(restarts_behind_windows, kRepairs, {false, {}},
+                "A request that goes back to a lost block and has no window before it starts over.",
+                "loads that fail, with windows"),
+      LS_POLICY(dp_sync_rows, kScheduler, {4, {{"vllm-0.33.0", 7}}},
+                "Data parallel ranks tell one another more numbers before a step.",
+                "data parallelism, which no schedule holds"),
+  };
+}
+
+#undef LS_POLICY
+
+const std::vector<FindingPolicies>& all_finding_policies() {
+  static const std::vector<FindingPolicies> kFindings{
+      {1,
+       {{"eagle_hits", "drop_last_block"}, {"state_hits_drop_a_block", "no"}},
+       {{"state_hits_drop_a_block", "yes"}}},
+      {2, {{"cuts_every_full_group", "no"}}, {{"cuts_every_full_group", "yes"}}},
+      {3, {{"withdraws_what_is_undone", "no"}}, {{"withdraws_what_is_undone", "yes"}}},
+      {4, {{"retire_basis", "scheduled"}}, {{"retire_basis", "processed"}}},
+      {5, {{"retire_basis", "processed"}}, {}},
+      {6, {}, {}},
+      {7, {{"holders_come_first", "no"}}, {{"holders_come_first", "yes"}}, true},
+      {8,
+       {{"loads_leave_room", "no"}},
+       {{"loads_leave_room", "yes"}, {"caps_windows_where_they_begin", "yes"}},
+       true},
+      {9, {{"publishes_loads_late", "no"}}, {{"publishes_loads_late", "yes"}}, true},
+      {11, {}, {}},
+      {12,
+       {{"takes_hits_of_all_groups_first", "no"}},
+       {{"takes_hits_of_all_groups_first", "yes"}},
+       true},
+      {13, {{"keeps_window_of_last_token", "no"}}, {{"keeps_window_of_last_token", "yes"}}, true},
+      {14, {{"restarts_behind_windows", "no"}}, {{"restarts_behind_windows", "yes"}}, true},
+      {16, {{"serves_checkpoints", "yes"}}, {}},
+      {17, {{"serves_checkpoints", "yes"}, {"hits_parts_of_blocks", "yes"}}, {}},
+      {18, {{"serves_checkpoints", "yes"}, {"hits_parts_of_blocks", "yes"}}, {}},
+      {19, {{"pads_new_decodes", "yes"}}, {}},
+  };
+  return kFindings;
+}
+
+std::int64_t value_of(const PolicyIs& is) {
+  const Policy* policy = find_policy(is.policy);
+  LS_CHECK(policy != nullptr, "no policy {}", is.policy);
+  const auto value = std::ranges::find(policy->values, is.word, &PolicyValue::word);
+  LS_CHECK(value != policy->values.end(), "{} is never {}", is.policy, is.word);
+  return value->value;
+}
+
+bool is_so(const EngineProfile& profile, const PolicyIs& is) {
+  return find_policy(is.policy)->get(profile) == value_of(is);
+}
+
+}  // namespace
+
+std::string_view Policy::word(std::int64_t value) const {
+  const auto found = std::ranges::find(values, value, &PolicyValue::value);
+  LS_CHECK(found != values.end(), "{} is never {}", name, value);
+  return found->word;
+}
+
+std::span<const Policy> policies() {
+  static const std::vector<Policy> kPolicies = make_policies();
+  return kPolicies;
+}
+
+const Policy* find_policy(std::string_view name) {
+  const auto found = std::ranges::find(policies(), name, &Policy::name);
+  return found == policies().end() ? nullptr : &*found;
+}
+
+const EngineProfile& with_policy(const EngineProfile& profile, const Policy& policy,
+                                 std::int64_t value) {
+  return engine_profile(fmt::format("{},{}={}", profile.name, policy.name, policy.word(value)));
+}
+
+std::vector<const Policy*> differences(const EngineProfile& one, const EngineProfile& other) {
+  std::vector<const Policy*> different;
+  for (const Policy& policy : policies())
+    if (policy.get(one) != policy.get(other)) different.push_back(&policy);
+  return different;
+}
+
+std::span<const FindingPolicies> finding_policies() { return all_finding_policies(); }
+
+bool can_show(const EngineProfile& profile, const FindingPolicies& finding) {
+  return (!finding.needs_connector || profile.release->models_connectors) &&
+         std::ranges::all_of(finding.needs,
+                             [&](const PolicyIs& need) { return is_so(profile, need); });
+}
+
+std::string profile_without(std::string_view description, int finding) {
+  const EngineProfile* profile = find_engine_profile(description);
+  if (profile == nullptr) return {};
+  const EngineProfile* repaired = find_engine_profile(
+      fmt::format("{},without={}", profile->name, finding == 0 ? "all" : std::to_string(finding)));
+  return repaired == nullptr || repaired->name == profile->name ? std::string() : repaired->name;
+}
+
+}  // namespace lockstep

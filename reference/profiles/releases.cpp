@@ -1,0 +1,158 @@
+#include "reference/profiles/releases.h"
+
+#include <algorithm>
+#include <charconv>
+#include <vector>
+
+#include "base/check.h"
+#include "reference/profiles/policies.h"
+
+namespace lockstep {
+
+namespace {
+
+constexpr std::array kNotModelled22 = std::to_array<std::string_view>({
+    "KV connectors with state layers; the connectors themselves",
+    "encoder inputs, encoder-decoder models, pooling, diffusion",
+    "LoRA, images and prompt embeddings in block hashes",
+    "structured output, streaming sessions, pipeline parallelism",
+    "parallel drafting, DFlash; only some groups marked as EAGLE's",
+    "max_num_scheduled_tokens of the user's own",
+    "resets of the prefix cache that preempt running requests",
+});
+
+constexpr std::array kNotModelled33 = std::to_array<std::string_view>({
+    "KV connectors (requests that hold blocks come first, loads reserve what they will need), "
+    "offloading, deferred frees for them, HiSparse host pages",
+    "encoder inputs, encoder-decoder models, pooling, diffusion",
+    "LoRA, images and prompt embeddings in block hashes",
+    "structured output, streaming sessions, pipeline and data parallelism",
+    "pages with checkpoints, rings, bounded replay and hits inside blocks: decisions alone",
+    "enable_mamba_shared_prefix_checkpoint",
+    "parallel drafting, DFlash, DSpark, drafts per batch size; disable_eagle_block_drop, "
+    "disable_lookahead_block_hashes",
+    "watermark, max_num_active_seqs, prefill_schedule_interval, adaptive long-prefill threshold, "
+    "max_num_scheduled_tokens of the user's own",
+    "reference windows (R-SWA), attention sinks",
+    "resets of the prefix cache that preempt running requests",
+});
+
+// No recordings of these were made with what 0.33.0 alone has.
+constexpr std::array kReleases = std::to_array<Release>({
+    {"vllm-0.20.2", "", PageFormat::kv_apart, false, kNotModelled22},
+    {"vllm-0.21.0", "", PageFormat::kv_apart, false, kNotModelled22},
+    {"vllm-0.22.1", "", PageFormat::kv_apart, true, kNotModelled22},
+    {"vllm-0.23.0", "", PageFormat::kv_apart, false, kNotModelled22},
+    {"vllm-0.24.0", "", PageFormat::kv_apart, false, kNotModelled22},
+    {"vllm-0.25.1", "", PageFormat::kv_apart, false, kNotModelled22},
+    {"vllm-0.26.0", "", PageFormat::kv_together, false, kNotModelled33},
+    {"vllm-0.27.1", "", PageFormat::kv_together, false, kNotModelled33},
+    {"vllm-0.28.0", "", PageFormat::kv_together, false, kNotModelled33},
+    {"vllm-0.29.0", "", PageFormat::kv_together, false, kNotModelled33},
+    {"vllm-0.30.0", "", PageFormat::kv_together, false, kNotModelled33},
+    {"vllm-0.31.0", "", PageFormat::six_orders, false, kNotModelled33},
+    {"vllm-0.32.0", "", PageFormat::six_orders, false, kNotModelled33},
+    {"vllm-0.33.0", "", PageFormat::six_orders, false, kNotModelled33},
+});
+
+// Major, minor and patch number of "vllm-0.33.1.dev7+g1a2b3c" or of its version alone.
+std::array<int, 3> numbers_of(std::string_view version) {
+  if (const auto dash = version.find('-'); dash != std::string_view::npos)
+    version.remove_prefix(dash + 1);
+  std::array<int, 3> numbers{};
+  for (int& number : numbers) {
+    const auto [end, error] =
+        std::from_chars(version.data(), version.data() + version.size(), number);
+    if (error != std::errc()) break;
+    version.remove_prefix(static_cast<std::size_t>(end - version.data()));
+    if (version.empty() || version.front() != '.') break;
+    version.remove_prefix(1);
+  }
+  return numbers;
+}
+
+std::vector<EngineProfile> make_profiles() {
+  std::vector<EngineProfile> profiles;
+  for (const Release& release : kReleases) {
+    EngineProfile profile = profiles.empty() ? EngineProfile{} : profiles.back();
+    profile.name = release.name;
+    profile.release = &release;
+    for (const Policy& policy : policies())
+      for (const PolicyChange& change : policy.history)
+        if (change.release == release.name) policy.set(profile, change.value);
+    profiles.push_back(std::move(profile));
+  }
+  return profiles;
+}
+
+}  // namespace
+
+std::span<const Release> releases() { return kReleases; }
+
+std::span<const EngineProfile> engine_profiles() {
+  static const std::vector<EngineProfile> kProfiles = make_profiles();
+  return kProfiles;
+}
+
+const Release* find_release(std::string_view name) {
+  const auto found = std::ranges::find(kReleases, name, &Release::name);
+  return found == kReleases.end() ? nullptr : &*found;
+}
+
+const Release& nearest_release(std::string_view version) {
+  const std::array<int, 3> wanted = numbers_of(version);
+  const Release* nearest = &kReleases.front();
+  for (const Release& release : kReleases)
+    if (numbers_of(release.name) <= wanted) nearest = &release;
+  return *nearest;
+}
+
+const EngineProfile& connector_profile() {
+  const auto newest =
+      std::find_if(engine_profiles().rbegin(), engine_profiles().rend(),
+                   [](const EngineProfile& profile) { return profile.release->models_connectors; });
+  LS_CHECK(newest != engine_profiles().rend(), "no release of {} models connectors",
+           kReleases.size());
+  return *newest;
+}
+
+std::string release_names() {
+  std::string names;
+  for (const Release& release : kReleases) {
+    if (!names.empty()) names += ", ";
+    names += release.name;
+  }
+  return names;
+}
+
+std::string_view name_of(PageFormat format) {
+  switch (format) {
+    case PageFormat::kv_apart:
+      return "keys and values apart";
+    case PageFormat::kv_together:
+      return "keys and values together";
+    case PageFormat::six_orders:
+      return "one of six orders";
+  }
+  return {};
+}
+
+namespace {
+
+constexpr std::array kModelled = std::to_array<std::string_view>({
+    "full attention, MLA, sliding window, chunked local attention, states (Mamba, linear "
+    "attention), "
+    "hidden states, and hybrids of them with one or several block sizes",
+    "prefix caching with cache salts; block hashes bit for bit (sha256_cbor, xxhash_cbor)",
+    "chunked prefill, long-prefill threshold, full-length reservation, preemption by recomputation",
+    "fcfs and priority scheduling, synchronous and with one step in flight",
+    "drafts: n-gram, draft model, EAGLE and MTP",
+    "decode and prefill context parallelism; which blocks are zeroed; aborts, resets of the cache",
+    "pauses, min_tokens, repetition detection, requests that skip the prefix cache",
+});
+
+}  // namespace
+
+std::span<const std::string_view> modelled() { return kModelled; }
+
+}  // namespace lockstep

@@ -1,0 +1,50 @@
+// The releases of vLLM that have a profile.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "reference/profiles/engine_profile.h"
+
+namespace lockstep {
+
+// How a release lays out its caches. Pages are planned as 0.22.1 plans them whatever the release.
+enum class PageFormat : std::uint8_t {
+  kv_apart,     // keys and values each with a dimension of their own
+  kv_together,  // one content dimension for both
+  six_orders,   // [layers, blocks, heads, tokens, content] in one of six orders
+};
+
+struct Release {
+  std::string_view name;    // "vllm-0.22.1"
+  std::string_view equals;  // patch releases that decide alike: "0.22.0", or empty
+  PageFormat page_format;
+  // Whether this model knows what follows from the answers and reports of a KV connector.
+  // Otherwise one is refused.
+  bool models_connectors;
+  // What the release does and this model of it does not: one line each.
+  std::span<const std::string_view> not_modelled;
+};
+
+// Oldest first.
+std::span<const Release> releases();
+// What each of them decides by, in the same order.
+std::span<const EngineProfile> engine_profiles();
+// Null: there is no such release.
+const Release* find_release(std::string_view name);
+// The newest that is not newer than this version of vLLM ("0.33.1.dev7+g1a2b3c"), or the oldest.
+const Release& nearest_release(std::string_view version);
+// The newest release that is modelled with KV connectors.
+const EngineProfile& connector_profile();
+// "vllm-0.22.1, vllm-0.33.0", for messages.
+std::string release_names();
+
+// In words, for lists.
+std::string_view name_of(PageFormat format);
+// What is decided as the engine decides it, under every profile: one line each.
+std::span<const std::string_view> modelled();
+
+}  // namespace lockstep
