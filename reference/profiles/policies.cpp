@@ -20,7 +20,9 @@ constexpr PolicyValue named(std::string_view word, T value) {
 }
 
 constexpr std::array kFreedBlocks{
-    named("append", FreedBlocks::append), named("unhashed_first", FreedBlocks::unhashed_first),
+    named("append", FreedBlocks::append),
+    named("unhashed_behind_windows_first", FreedBlocks::unhashed_behind_windows_first),
+    named("unhashed_first", FreedBlocks::unhashed_first),
     named("unhashed_first_if_caching", FreedBlocks::unhashed_first_if_caching)};
 constexpr std::array kEagleHits{named("drop_last_block", EagleHits::drop_last_block),
                                 named("lookahead_hash", EagleHits::lookahead_hash)};
@@ -28,10 +30,14 @@ constexpr std::array kRetireBasis{named("scheduled", RetireBasis::scheduled),
                                   named("processed", RetireBasis::processed)};
 constexpr std::array kZeroedBlocks{
     named("full_attention", ZeroedBlocks::full_attention),
+    named("full_and_latent_attention", ZeroedBlocks::full_and_latent_attention),
     named("every_full_attention", ZeroedBlocks::every_full_attention),
     named("attention", ZeroedBlocks::attention)};
-constexpr std::array kStateChunks{named("whole_blocks", StateChunks::whole_blocks),
-                                  named("block_boundary", StateChunks::block_boundary)};
+constexpr std::array kStateChunks{
+    named("whole_blocks", StateChunks::whole_blocks),
+    named("whole_blocks_and_shared_prefixes", StateChunks::whole_blocks_and_shared_prefixes),
+    named("block_boundary_before_last_state", StateChunks::block_boundary_before_last_state),
+    named("block_boundary", StateChunks::block_boundary)};
 constexpr std::array kPromptEnds{named("at_length", PromptEnds::at_length),
                                  named("before_last_token", PromptEnds::before_last_token)};
 constexpr std::array kPadding{
@@ -113,7 +119,8 @@ std::vector<Policy> make_policies() {
   return {
       LS_POLICY(freed_blocks, kBlocks,
                 {FreedBlocks::append,
-                 {{"vllm-0.24.0", FreedBlocks::unhashed_first},
+                 {{"vllm-0.23.0", FreedBlocks::unhashed_behind_windows_first},
+                  {"vllm-0.24.0", FreedBlocks::unhashed_first},
                   {"vllm-0.27.1", FreedBlocks::unhashed_first_if_caching},
                   {"vllm-0.28.0", FreedBlocks::unhashed_first}}},
                 "Freed blocks that nobody can hit are reused first: cached content lives longer, "
@@ -125,7 +132,8 @@ std::vector<Policy> make_policies() {
                 "drafts or asynchronous scheduling, with windows or states"),
       LS_POLICY(zeroed_blocks, kBlocks,
                 {ZeroedBlocks::full_attention,
-                 {{"vllm-0.24.0", ZeroedBlocks::every_full_attention},
+                 {{"vllm-0.23.0", ZeroedBlocks::full_and_latent_attention},
+                  {"vllm-0.24.0", ZeroedBlocks::every_full_attention},
                   {"vllm-0.28.0", ZeroedBlocks::attention}}},
                 "Recycled bytes of another dtype are no longer read as numbers (NaN).",
                 "windows, latent heads or hidden states beside states"),
@@ -148,6 +156,16 @@ std::vector<Policy> make_policies() {
       LS_POLICY(joins_hashes_of_long_blocks, kCache, {true, {{"vllm-0.24.0", false}}},
                 "Cache events name a long block by its last hash, not by all of them.",
                 "blocks of several sizes"),
+      LS_POLICY(publishes_reachable_blocks_only, kCache, {false, {{"vllm-0.22.1", true}}},
+                "Blocks that no hit can need are not cached, which leaves room for others.",
+                "blocks of several sizes"),
+      LS_POLICY(publishes_dropped_blocks, kCache, {false, {{"vllm-0.23.0", true}}},
+                "With blocks of several sizes EAGLE finds the block behind a hit that it drops: "
+                "hits are a whole common block longer.",
+                "EAGLE or MTP with blocks of several sizes and equal prefixes"),
+      LS_POLICY(searches_states_within_hit, kCache, {false, {{"vllm-0.26.0", true}}},
+                "With EAGLE, a hit of states is no longer than that of attention beside it.",
+                "EAGLE or MTP with states and equal prefixes"),
       LS_POLICY(tags_extra_keys, kCache, {false, {{"vllm-0.31.0", true}}},
                 "A salt can no longer pass for an adapter's name; hashes of salted prompts change.",
                 "block hashes, which no schedule holds"),
@@ -203,7 +221,10 @@ std::vector<Policy> make_policies() {
                 "decode context parallelism with several groups"),
 
       LS_POLICY(state_chunks, kScheduler,
-                {StateChunks::whole_blocks, {{"vllm-0.27.1", StateChunks::block_boundary}}},
+                {StateChunks::whole_blocks,
+                 {{"vllm-0.24.0", StateChunks::whole_blocks_and_shared_prefixes},
+                  {"vllm-0.26.0", StateChunks::block_boundary_before_last_state},
+                  {"vllm-0.27.1", StateChunks::block_boundary}}},
                 "Prefills of hybrids end at block boundaries and where shared prefixes end: more "
                 "states to hit.",
                 "states in mode align with long prompts"),

@@ -51,11 +51,15 @@ std::int32_t StateChunkRule::clip(const Request& request, std::int32_t num_new,
              : num_new;
 }
 
+std::int32_t StateChunkRule::last_whole_block(const Request& request) const {
+  const std::int32_t last = request.num_tokens() / block_size_ * block_size_;
+  // EAGLE drops the last block of a hit, so the state one block earlier is the one to save.
+  return saves_one_earlier_ ? std::max(last - block_size_, 0) : last;
+}
+
 std::int32_t StateChunkRule::clip_to_whole_blocks(const Request& request, std::int32_t num_new,
                                                   std::int32_t computed) const {
-  std::int32_t last_cached = request.num_tokens() / block_size_ * block_size_;
-  // EAGLE drops the last block of a hit, so the state one block earlier is the one to save.
-  if (saves_one_earlier_) last_cached = std::max(last_cached - block_size_, 0);
+  const std::int32_t last_cached = last_whole_block(request);
   const std::int32_t end = computed + num_new;
   if (end < last_cached) return num_new / block_size_ * block_size_;
   if (computed < last_cached && last_cached < end) return last_cached - computed;
@@ -68,8 +72,8 @@ std::int32_t StateChunkRule::clip_at_block_boundary(const Request& request, std:
   const std::int32_t prefill_end = std::max(request.num_prompt_tokens(), request.num_tokens() - 1);
   std::int32_t end = computed + num_new;
   const bool exports = exports_state(computed, end, prefill_end);
-  const std::int32_t last = hit_end_.last_state(request.num_tokens(), block_size_);
   const bool up_to_last = rule_ == StateChunks::block_boundary_before_last_state;
+  const std::int32_t last = hit_end_.last_state(request.num_tokens(), block_size_);
   // The last chunk may end anywhere: decoding goes on to the boundary. A block longer than any
   // chunk is filled bit by bit.
   if (up_to_last ? end < last

@@ -30,6 +30,8 @@ class StateChunkRule {
                     std::int32_t num_shared) const;
 
  private:
+  // Where the last state is that a chunk ends at, under the rules that know no hash lookahead.
+  std::int32_t last_whole_block(const Request& request) const;
   std::int32_t clip_to_whole_blocks(const Request& request, std::int32_t num_new,
                                     std::int32_t computed) const;
   std::int32_t clip_at_block_boundary(const Request& request, std::int32_t num_new,
@@ -41,7 +43,7 @@ class StateChunkRule {
   std::int32_t block_size_;
   std::int32_t max_chunk_;  // tokens
   HitEnd hit_end_;
-  bool saves_one_earlier_;  // whole_blocks: EAGLE drops the last block of a hit
+  bool saves_one_earlier_;  // last_whole_block(): EAGLE drops the last block of a hit
   bool exports_states_;     // every group of states has a block for one
   std::int32_t checkpoint_alignment_ = 0;
 };
