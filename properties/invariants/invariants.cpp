@@ -269,6 +269,22 @@ void Invariants::check_new_blocks(const StepView& view, RequestId id,
                               index_of(block), index_of(staying.front())));
 }
 
+// Whether blocks of such a group that cache nothing go before all that are free when their request
+// ends.
+bool Invariants::puts_unhashed_first(CacheKind kind) const {
+  switch (profile_.freed_blocks) {
+    case FreedBlocks::append:
+      return false;
+    case FreedBlocks::unhashed_behind_windows_first:
+      return kind == CacheKind::sliding_window;
+    case FreedBlocks::unhashed_first:
+      return true;
+    case FreedBlocks::unhashed_first_if_caching:
+      return engine_.enable_prefix_caching;
+  }
+  return false;
+}
+
 // A naive model of the queue: each group of a request that ends gives its blocks back from the last
 // to the first; those that no other holds go behind all that are free, or, where the release
 // says so and they cache nothing, before them.
@@ -292,13 +308,14 @@ void Invariants::check_free_order(const StepView& view) {
   for (const StoppedRequest& stopped : view.stopped) {
     const auto held = tables_.find(stopped.id);
     if (held == tables_.end()) continue;
-    for (const std::vector<BlockId>& table : held->second) {
+    for (std::size_t g = 0; g < held->second.size(); ++g) {
+      const std::vector<BlockId>& table = held->second[g];
+      const bool unhashed_first = puts_unhashed_first(plan_.groups[g].spec.kind);
       std::int64_t front = 0;
       for (auto block = table.rbegin(); block != table.rend(); ++block) {
         if (*block == kNullBlock) continue;
         if (--holders_[*block].count > 0) continue;
-        const bool first =
-            profile_.freed_blocks == FreedBlocks::unhashed_first && !is_hashed(*block);
+        const bool first = unhashed_first && !is_hashed(*block);
         expected.insert(first ? expected.begin() + front++ : expected.end(), *block);
       }
     }

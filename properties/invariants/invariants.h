@@ -94,6 +94,7 @@ class Invariants {
                         std::span<const BlockId> staying);
   void check_planned(const StepView& view);
   void check_free_order(const StepView& view);
+  bool puts_unhashed_first(CacheKind kind) const;
   void check_free_order_beside_transfers(const StepView& view);
   void remember(const StepView& view);
 

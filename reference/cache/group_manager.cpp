@@ -287,7 +287,8 @@ std::array<std::int32_t, 3> GroupManager::replay_boundaries(const Request& reque
     resend = std::max(resend / unit * unit - unit, 0);
     continuation = std::max(request.num_prompt_tokens() / unit * unit - unit, 0);
   }
-  return {aligned(resend), aligned(continuation), aligned(request.shared_prefix_boundary)};
+  const std::int32_t junction = request.shared_prefix_boundary;
+  return {aligned(resend), aligned(continuation), aligned(junction > 0 ? junction : resend)};
 }
 
 void GroupManager::narrow(const Request& request, std::int32_t num_left_behind,

@@ -273,8 +273,9 @@ std::optional<BlockKey> MambaManager::cache_prompt_state(Request& request,
   const std::int32_t entry = ceil_div(num_tokens, block_size_) - 1;
   if (entry >= std::ssize(held.blocks) || held.blocks[entry] == kNullBlock) return std::nullopt;
   const BlockId block = held.blocks[entry];
-  if (pool_.cache().contains(block) && pool_.cache().num_tokens_of(block) == num_tokens)
-    return std::nullopt;
+  const bool is_known =
+      pool_.cache().contains(block) && pool_.cache().num_tokens_of(block) == num_tokens;
+  if (is_known && !profile_.republishes_states) return std::nullopt;
   cache_part(request, block, num_tokens, false);
   if (num_tokens % block_size_ != 0) {
     held.part_idx = entry;

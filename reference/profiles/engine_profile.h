@@ -155,6 +155,9 @@ struct EngineProfile {
   // The last part of a state block is kept one hash earlier if EAGLE drops a block of hits
   // (_mamba_block_aligned_split).
   bool tails_leave_eagles_block;
+  // The last state of a prompt counts as published, and a hit on it waits a step, whenever blocks of
+  // the request are published again (MambaManager._cache_partial_tail_block).
+  bool republishes_states;
   // A prompt that ends inside a full-attention block is registered there too, found or not
   // (FullAttentionManager._cache_partial_tail_block).
   bool caches_prompt_tails;
@@ -190,9 +193,6 @@ struct EngineProfile {
   bool lookahead_in_first_step;       // lookahead slots also for a request without computed tokens
   bool long_prefill_only_in_company;  // the threshold does not bind a request that is alone
   PadsNewDecodes pads_new_decodes;
-  // A waiting request that is passed over keeps its place; otherwise it joins a queue that is
-  // looked at first (v1/core/sched/scheduler.py, schedule).
-  bool passed_over_in_place;
   // A request with states is counted the blocks that it takes; otherwise one, one for a copy and at
   // first the speculative ones if it takes any (v1/core/single_type_kv_cache_manager.py,
   // MambaManager.get_num_blocks_to_allocate).

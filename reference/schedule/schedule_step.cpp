@@ -187,8 +187,7 @@ void Scheduler::Impl::begin_step() {
   budget = pause_state == PauseState::paused_all ? 0 : token_budget;
   input_budget = config.max_num_batched_tokens;
   // A request that runs alone delays no other.
-  const std::size_t num_requests = running.size() + waiting.size() + passed_over.size();
-  const bool binds = !profile.long_prefill_only_in_company || num_requests > 1;
+  const bool binds = !profile.long_prefill_only_in_company || running.size() + waiting.size() > 1;
   long_prefill_threshold = binds ? config.long_prefill_token_threshold : 0;
   continues_prefill = false;
   cache.begin_step();

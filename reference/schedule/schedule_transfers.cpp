@@ -13,15 +13,16 @@ namespace lockstep {
 // comes first.
 RequestQueue* Scheduler::Impl::next_queue() {
   if (remote != nullptr && !remote->holding.empty()) return &remote->holding;
-  RequestQueue* const skipped_before = remote == nullptr ? &passed_over : &remote->skipped;
-  if (skipped_before->empty()) return waiting.empty() ? nullptr : &waiting;
+  RequestQueue* const skipped_before = remote == nullptr ? nullptr : &remote->skipped;
+  if (skipped_before == nullptr || skipped_before->empty())
+    return waiting.empty() ? nullptr : &waiting;
   if (config.policy == SchedulingPolicy::fcfs || waiting.empty()) return skipped_before;
   const bool arrived_first = at(waiting.peek()).before(at(skipped_before->peek()));
   return arrived_first ? &waiting : skipped_before;
 }
 
 RequestQueue& Scheduler::Impl::queue_of_skipped(RequestId id) {
-  if (remote == nullptr) return profile.passed_over_in_place ? waiting : passed_over;
+  if (remote == nullptr) return waiting;
   return holds_blocks(id) && profile.holders_come_first ? remote->holding : remote->skipped;
 }
 

@@ -87,10 +87,7 @@ void Scheduler::Impl::update_row(const InFlightRow& row, std::span<const std::in
   if (!stale) count_output(request, num_sampled, static_cast<std::int32_t>(num_kept), was_running);
   if (!stops) return;
   stopped.push_back({row.id, reason});
-  if (!was_running) {
-    waiting.remove(row.id, request);
-    passed_over.remove(row.id, request);
-  }
+  if (!was_running) waiting.remove(row.id, request);
   retire(row.id);
 }
 

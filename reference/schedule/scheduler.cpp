@@ -19,7 +19,6 @@ Scheduler::Impl::Impl(const EngineConfig& engine, const std::vector<KVCacheGroup
       state_chunks(engine, profile, groups, sizes),
       cache(engine, groups, sizes, num_blocks),
       waiting(engine.policy),
-      passed_over(engine.policy),
       first_new(groups.size()) {
   num_lookahead = num_lookahead_tokens(config);
   hash_rule = {config.hash_algorithm, sizes.hash_block_size, hash_lookahead_of(config, profile),
@@ -190,7 +189,6 @@ void Scheduler::abort_request(RequestId id) {
     std::erase(s.running, id);
   } else {
     s.waiting.remove(id, request);
-    s.passed_over.remove(id, request);
     if (s.remote != nullptr) s.remote->remove(id, request);
   }
   if (s.defect == SchedulerDefect::abort_in_flight_kept && request.num_in_flight_tokens > 0)
@@ -223,19 +221,14 @@ std::int32_t Scheduler::num_sampled_max(std::size_t row) const {
 }
 
 bool Scheduler::has_unfinished_requests() const {
-  return !impl_->running.empty() || !impl_->waiting.empty() || !impl_->passed_over.empty() ||
+  return !impl_->running.empty() || !impl_->waiting.empty() ||
          (impl_->remote != nullptr && impl_->remote->any_passed_over());
 }
 std::int32_t Scheduler::num_steps_in_flight() const {
   return static_cast<std::int32_t>(impl_->in_flight.size());
 }
 std::span<const RequestId> Scheduler::running() const { return impl_->running; }
-std::vector<RequestId> Scheduler::waiting() const {
-  std::vector<RequestId> ids = impl_->passed_over.in_order();
-  const std::vector<RequestId> others = impl_->waiting.in_order();
-  ids.insert(ids.end(), others.begin(), others.end());
-  return ids;
-}
+std::vector<RequestId> Scheduler::waiting() const { return impl_->waiting.in_order(); }
 std::vector<SkippedRequest> Scheduler::skipped() const {
   std::vector<SkippedRequest> skipped;
   if (impl_->remote == nullptr) return skipped;

@@ -119,7 +119,6 @@ struct Scheduler::Impl {
   std::vector<RequestId> free_ids;
   std::vector<RequestId> running;
   RequestQueue waiting;
-  RequestQueue passed_over;              // in earlier steps, if these have a queue of their own
   std::unique_ptr<RemoteCaches> remote;  // null: no connector
   std::vector<RequestId> finished;       // since the last schedule()
 
