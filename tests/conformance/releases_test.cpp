@@ -1,0 +1,103 @@
+// The releases between, one folder of small recordings each: the model decides as the release did in
+// every field of every step, and not as the release before. All recordings of these releases are
+// compared where $LOCKSTEP_DATA holds them.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "reference/profiles/releases.h"
+#include "sim/conform/conform.h"
+#include "tests/conformance/recording_files.h"
+#include "tests/support/temporary_folder.h"
+#include "traces/models/data_dir.h"
+
+namespace lockstep {
+namespace {
+
+namespace fs = std::filesystem;
+
+const fs::path kBundled = fs::path(LOCKSTEP_SOURCE_DIR) / "tests/conformance/releases";
+
+std::vector<std::string> bundled_releases() {
+  std::vector<std::string> names;
+  for (const auto& folder : fs::directory_iterator(kBundled))
+    names.push_back(folder.path().filename());
+  std::ranges::sort(names);
+  return names;
+}
+
+std::string test_name(const testing::TestParamInfo<std::string>& release) {
+  std::string name = release.param;
+  std::ranges::replace_if(
+      name, [](char c) { return c == '-' || c == '.'; }, '_');
+  return name;
+}
+
+void expect_agreement(const std::vector<std::string>& paths) {
+  const int jobs = static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
+  const ConformSummary summary = conform_recordings(paths, jobs);
+  for (const RefusedFile& refused : summary.refused) ADD_FAILURE() << refused.reason;
+  for (const ConformFile& file : summary.files) {
+    if (!file.mismatch) continue;
+    ADD_FAILURE() << file.file << ", step " << file.mismatch->step << ": " << file.mismatch->what
+                  << "\n  recorded " << file.mismatch->recorded << "\n  model    "
+                  << file.mismatch->model;
+  }
+  EXPECT_EQ(summary.agreed, static_cast<std::int64_t>(paths.size()));
+}
+
+// The recording, as if another release had made it.
+std::string made_by(const std::string& path, const std::string& from, const std::string& to) {
+  std::ifstream in(path);
+  std::string text{std::istreambuf_iterator<char>(in), {}};
+  const auto version_of = [](const std::string& name) {
+    return "\"version\":\"" + name.substr(name.find('-') + 1) + "\"";
+  };
+  const std::size_t at = text.find(version_of(from));
+  EXPECT_NE(at, std::string::npos) << path;
+  text.replace(at, version_of(from).size(), version_of(to));
+  const std::string copy = tests::temporary_path(to + "_" + fs::path(path).filename().string());
+  std::ofstream(copy) << text;
+  return copy;
+}
+
+class RecordedRelease : public testing::TestWithParam<std::string> {};
+
+TEST_P(RecordedRelease, BundledSamplesAgreeInEveryField) {
+  const auto paths = recordings_under(kBundled / GetParam());
+  ASSERT_GE(paths.size(), 3u);
+  expect_agreement(paths);
+}
+
+TEST_P(RecordedRelease, BundledSamplesTellItFromTheReleaseBefore) {
+  const auto release = std::ranges::find(releases(), GetParam(), &Release::name);
+  ASSERT_NE(release, releases().begin());
+  const std::string before(std::prev(release)->name);
+  std::vector<std::string> copies;
+  for (const std::string& path : recordings_under(kBundled / GetParam()))
+    copies.push_back(made_by(path, GetParam(), before));
+  const ConformSummary summary = conform_recordings(copies, 1);
+  EXPECT_TRUE(std::ranges::any_of(summary.files, [](const ConformFile& file) {
+    return file.mismatch.has_value();
+  })) << before;
+}
+
+TEST_P(RecordedRelease, EveryRecordingAgreesInEveryField) {
+  const auto data = find_data_dir();
+  const fs::path root = data.value_or("") / "recordings_more" / GetParam();
+  if (!data || !fs::is_directory(root)) GTEST_SKIP() << "no recordings: " << data_dir_hint();
+  const auto paths = recordings_under(root);
+  ASSERT_GE(paths.size(), 161u);
+  expect_agreement(paths);
+}
+
+INSTANTIATE_TEST_SUITE_P(All, RecordedRelease, testing::ValuesIn(bundled_releases()), test_name);
+
+}  // namespace
+}  // namespace lockstep
