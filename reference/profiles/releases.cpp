@@ -101,6 +101,7 @@ const Release* find_release(std::string_view name) {
 
 const Release& nearest_release(std::string_view version) {
   const std::array<int, 3> wanted = numbers_of(version);
+  if (wanted == std::array<int, 3>{}) return kReleases.back();
   const Release* nearest = &kReleases.front();
   for (const Release& release : kReleases)
     if (numbers_of(release.name) <= wanted) nearest = &release;

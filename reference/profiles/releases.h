@@ -35,7 +35,8 @@ std::span<const Release> releases();
 std::span<const EngineProfile> engine_profiles();
 // Null: there is no such release.
 const Release* find_release(std::string_view name);
-// The newest that is not newer than this version of vLLM ("0.33.1.dev7+g1a2b3c"), or the oldest.
+// The newest that is not newer than this version of vLLM ("0.33.1.dev7+g1a2b3c"), or the oldest. Of
+// what is no number ("dev"): the newest.
 const Release& nearest_release(std::string_view version);
 // The newest release that is modelled with KV connectors.
 const EngineProfile& connector_profile();

@@ -97,7 +97,7 @@ TEST(EngineProfile, versions_without_a_profile_have_a_nearest_release) {
   EXPECT_EQ(nearest_release("0.27.0").name, "vllm-0.26.0");
   EXPECT_EQ(nearest_release("1.0").name, "vllm-0.33.0");
   EXPECT_EQ(nearest_release("0.11.0").name, "vllm-0.20.2");
-  EXPECT_EQ(nearest_release("dev").name, "vllm-0.20.2");
+  EXPECT_EQ(nearest_release("dev").name, "vllm-0.33.0");
 }
 
 TEST(EngineProfile, default_is_the_newest) {
