@@ -10,6 +10,7 @@
 #include "base/atomic_file.h"
 #include "cli/commands.h"
 #include "cli/terminal.h"
+#include "properties/story/story_text.h"
 #include "reference/profiles/policies.h"
 #include "reference/profiles/releases.h"
 #include "reference/types/engine_config.h"
@@ -71,9 +72,10 @@ std::string change_log_text() {
                         : changes.empty()               ? ": decides as the release before it"
                                                         : "");
     for (const Changed& change : changes)
-      text += fmt::format("  {}: {} -> {}{}\n    {}\n", change.policy->name,
-                          change.policy->word(change.before), change.policy->word(change.now.value),
-                          pull_request_text(change.now), change.policy->effect);
+      text +=
+          fmt::format("  {}: {} -> {}{}\n", change.policy->name, change.policy->word(change.before),
+                      change.policy->word(change.now.value), pull_request_text(change.now)) +
+          wrapped("    ", std::string(change.policy->effect));
   }
   return text;
 }
@@ -124,9 +126,10 @@ std::string markdown() {
     else if (changes.empty())
       text += "Decides as the release before it.\n";
     for (const Changed& change : changes)
-      text += fmt::format("- `{}`: {} → {}{}\\\n  {}\n", change.policy->name,
+      text += fmt::format("- `{}`: {} → {}{}\\\n", change.policy->name,
                           change.policy->word(change.before), change.policy->word(change.now.value),
-                          pull_request_text(change.now), change.policy->effect);
+                          pull_request_text(change.now)) +
+              wrapped("  ", std::string(change.policy->effect));
     text += "\n";
   }
   text += "### Findings by release\n| finding |";
@@ -138,9 +141,7 @@ std::string markdown() {
   for (const FindingPolicies& finding : finding_policies()) {
     text += fmt::format("| {} |", finding.finding);
     for (const EngineProfile& profile : engine_profiles())
-      text += can_show(profile, finding)                                       ? " x |"
-              : finding.needs_connector && !profile.release->models_connectors ? " ? |"
-                                                                               : "  |";
+      text += can_show(profile, finding) ? " x |" : is_possible(profile, finding) ? " ? |" : "  |";
     text += "\n";
   }
   return text;
