@@ -86,7 +86,7 @@ TEST(Fit, SaysWhereNoCombinationAgreesAndCutsTheRecordingThere) {
 }
 
 TEST(Conform, JudgesAnEngineWithoutAProfileByTheNearestRelease) {
-  std::string text = read_text(sample_path("recordings/vllm-0.33.0/full_attention/0000.jsonl"));
+  std::string text = read_text(sample_path("recordings/vllm-0.33.0/full_attention/0001.jsonl"));
   const std::string version = "\"version\":\"0.33.0\"";
   ASSERT_NE(text.find(version), std::string::npos);
   text.replace(text.find(version), version.size(), "\"version\":\"0.33.1.dev4+g12ab\"");
@@ -180,7 +180,7 @@ TEST(DiffEngines, RefusesUnknownEnginesAndOptionsThatMeanNothingHere) {
   const Outcome unknown =
       run_lockstep({"diff-engines", kSample, "--engines", "vllm-0.33.0", "vllm-1.0"});
   EXPECT_EQ(unknown.status, 2);
-  EXPECT_NE(unknown.err.find("vllm-0.22.1, vllm-0.33.0"), std::string::npos) << unknown.err;
+  EXPECT_NE(unknown.err.find("vllm-0.22.1, vllm-0.23.0"), std::string::npos) << unknown.err;
   const Outcome useless = run_lockstep({"diff-engines", kSample, "--engine", "vllm-0.33.0"});
   EXPECT_EQ(useless.status, 2);
   EXPECT_NE(useless.err.find("--engine"), std::string::npos) << useless.err;

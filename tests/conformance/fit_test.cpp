@@ -11,6 +11,7 @@
 
 #include "tests/conformance/recording_files.h"
 #include "tests/support/temporary_folder.h"
+#include "traces/importers/open_trace.h"
 #include "traces/models/data_dir.h"
 
 namespace lockstep {
@@ -77,7 +78,12 @@ INSTANTIATE_TEST_SUITE_P(Releases, FitRelease, testing::Range(std::size_t{0}, re
 
 std::vector<std::string> sample_recordings(const char* release) {
   const auto samples = find_samples_dir();
-  return recordings_under(samples.value_or("") / "recordings" / release);
+  auto paths = recordings_under(samples.value_or("") / "recordings" / release);
+  std::erase_if(paths, [](const std::string& path) {
+    const auto format = detect_format(path);
+    return !format || *format != FileFormat::recording;
+  });
+  return paths;
 }
 
 TEST(Fit, of_the_samples_needs_no_shared_recordings) {
