@@ -19,6 +19,7 @@
 #include "cuda_backend/views/views.h"
 #include "sim/conform/conform.h"
 #include "sim/conform/conform_layouts.h"
+#include "traces/formats/engine_file.h"
 
 namespace lockstep {
 namespace {
@@ -111,8 +112,19 @@ std::vector<ConformMismatch> ConformTotals::mismatches() const {
   return mismatches;
 }
 
+// Engines that are not judged by a profile of their own: {engine, judged as}.
+std::map<std::string, std::string> strangers_of(const ConformSummary& schedules) {
+  std::map<std::string, std::string> strangers;
+  for (const ConformFile& file : schedules.files)
+    if (file.engine != file.judged_as) strangers[file.engine] = file.judged_as;
+  return strangers;
+}
+
 std::string summary_text(const ConformTotals& totals) {
-  std::string text = folders_text(totals.schedules) + layouts_text(totals.layouts);
+  std::string text;
+  for (const auto& [engine, judged_as] : strangers_of(totals.schedules))
+    text += fmt::format("{} is judged as {}.\n", engine, judged_as);
+  text += folders_text(totals.schedules) + layouts_text(totals.layouts);
   const std::vector<ConformMismatch> mismatches = totals.mismatches();
   const std::size_t shown = std::min(mismatches.size(), kMismatchesShown);
   for (std::size_t i = 0; i < shown; ++i) text += mismatch_text(mismatches[i]);
@@ -127,6 +139,8 @@ std::string summary_text(const ConformTotals& totals) {
                     counted(static_cast<std::int64_t>(totals.schedules.files.size()), "recording"),
                     counted(totals.schedules.steps, "step"));
   }
+  if (!strangers_of(totals.schedules).empty() && !mismatches.empty())
+    text += "`lockstep fit` finds the policies that this engine follows.\n";
   if (totals.schedules.stuck > 0) {
     text += fmt::format(
         "{} with requests that wait for each other for ever; lockstep audit names them.\n",
@@ -144,7 +158,7 @@ std::string summary_text(const ConformTotals& totals) {
   return text;
 }
 
-// files, plans, agreed, steps, stuck, not_looked_at,
+// files, plans, agreed, steps, stuck, judged_as: {engine: profile}, not_looked_at,
 // mismatches: [{file, step, what, recorded, model}]
 std::string summary_json(const ConformTotals& totals) {
   using Json = nlohmann::ordered_json;
@@ -161,6 +175,7 @@ std::string summary_json(const ConformTotals& totals) {
                      {"agreed", totals.agreed()},
                      {"steps", totals.schedules.steps},
                      {"stuck", totals.schedules.stuck},
+                     {"judged_as", strangers_of(totals.schedules)},
                      {"not_looked_at", totals.not_looked_at},
                      {"mismatches", std::move(mismatches)},
                      {"refused", totals.refused.size()},
@@ -168,8 +183,9 @@ std::string summary_json(const ConformTotals& totals) {
   return json.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";
 }
 
-struct ConformOptions {
+struct ConformCommandOptions {
   std::vector<std::string> paths;
+  std::string engine;
   std::string json_path;
   int jobs = 1;
 };
@@ -181,7 +197,7 @@ Result<PoolViews> backend_views(const KVCacheConfig& plan, AttentionBackend back
       plan, {.backend = backend, .layout = layout, .rule = LayoutRule::vllm_0_22_1});
 }
 
-ConformTotals compare(ConformInputs inputs, int jobs) {
+ConformTotals compare(ConformInputs inputs, const std::string& engine, int jobs) {
   ConformTotals totals;
   totals.refused = std::move(inputs.refused);
   if (inputs.others > 0)
@@ -190,8 +206,10 @@ ConformTotals compare(ConformInputs inputs, int jobs) {
   std::int64_t done = 0;
   if (!inputs.schedules.empty()) {
     totals.schedules =
-        conform_recordings(std::move(inputs.schedules), jobs,
-                           [&](const std::string& file) { progress.at(++done, file); });
+        conform_recordings(std::move(inputs.schedules),
+                           {.engine = engine, .jobs = jobs, .done = [&](const std::string& file) {
+                              progress.at(++done, file);
+                            }});
     const auto& refused = totals.schedules.refused;
     totals.refused.insert(totals.refused.end(), refused.begin(), refused.end());
   }
@@ -205,9 +223,13 @@ ConformTotals compare(ConformInputs inputs, int jobs) {
   return totals;
 }
 
-Result<int> conform(const ConformOptions& options) {
+Result<int> conform(const ConformCommandOptions& options) {
+  std::string engine;
+  if (!options.engine.empty()) {
+    LS_ASSIGN_OR_RETURN(engine, engine_named("--engine", options.engine));
+  }
   LS_ASSIGN_OR_RETURN(auto inputs, find_conform_inputs(options.paths));
-  const ConformTotals totals = compare(std::move(inputs), options.jobs);
+  const ConformTotals totals = compare(std::move(inputs), engine, options.jobs);
   if (totals.files() > 0) fmt::print("{}", summary_text(totals));
   if (!options.json_path.empty())
     LS_RETURN_IF_ERROR(write_file_atomically(options.json_path, summary_json(totals)));
@@ -217,7 +239,7 @@ Result<int> conform(const ConformOptions& options) {
 }  // namespace
 
 void add_conform_command(CLI::App& app, int& exit_code) {
-  auto options = std::make_shared<ConformOptions>();
+  auto options = std::make_shared<ConformCommandOptions>();
   options->jobs = static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
   CLI::App* command = app.add_subcommand(
       "conform", "Compare the model's decisions with what an engine recorded, field by field");
@@ -225,6 +247,8 @@ void add_conform_command(CLI::App& app, int& exit_code) {
       "A file that cannot be judged is refused with its reason, and the others are judged.\n"
       "Exit status: 0 all agree; 1 some do not; 2 some were refused, whatever the others came to.");
   command->add_option("PATH", options->paths, "recordings, and folders of them")->required();
+  command->add_option("--engine", options->engine,
+                      "profile to judge by, or an engine file (the recording's engine)");
   command->add_option("--json", options->json_path, "the result as JSON");
   command->add_option("--jobs", options->jobs, "files at a time")
       ->check(CLI::Range(1, 1024))

@@ -2,11 +2,13 @@
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
-#include <array>
+#include <algorithm>
+#include <cstdlib>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "base/atomic_file.h"
 #include "cli/commands.h"
@@ -14,6 +16,7 @@
 #include "cli/terminal.h"
 #include "reference/profiles/releases.h"
 #include "sim/conform/engine_diff.h"
+#include "sim/conform/upgrade.h"
 #include "sim/session/session.h"
 #include "sim/setup/replay_setup.h"
 #include "sim/verdict/run_summary.h"
@@ -26,7 +29,7 @@ namespace {
 
 struct DiffOptions {
   ReplayOptions replay;
-  std::array<std::string, 2> engines;
+  std::vector<std::string> engines;
 };
 
 // A workload that can be started again and again, and the configuration that both engines get.
@@ -129,15 +132,147 @@ Result<void> check_options(const ReplayOptions& options) {
   return {};
 }
 
-Result<int> diff(DiffOptions options) {
-  LS_RETURN_IF_ERROR(check_options(options.replay));
-  for (std::string& engine : options.engines) {
-    LS_ASSIGN_OR_RETURN(engine, engine_named("--engines", engine));
+// What is named, with the releases of each range FIRST..LAST in its place.
+Result<std::vector<std::string>> engines_of(const std::vector<std::string>& named) {
+  std::vector<std::string> engines;
+  for (const std::string& name : named) {
+    const std::size_t dots = name.find("..");
+    if (dots == std::string::npos) {
+      LS_ASSIGN_OR_RETURN(engines.emplace_back(), engine_named("--engines", name));
+      continue;
+    }
+    const Release* first = find_release(name.substr(0, dots));
+    const Release* last = find_release(name.substr(dots + 2));
+    if (first == nullptr || last == nullptr || first > last)
+      return fail(fmt::format("--engines {}: expected two of these, the older first: {}", name,
+                              release_names()));
+    for (const Release* release = first; release <= last; ++release)
+      engines.emplace_back(release->name);
   }
+  if (engines.size() < 2) return fail("--engines: one engine has nothing to differ from");
+  return engines;
+}
+
+// A figure where it changes, from stage to stage.
+std::string figure(std::int64_t value, const std::int64_t* before) {
+  return before != nullptr && value == *before ? "=" : with_commas(value);
+}
+
+using CostMember = std::int64_t EngineCosts::*;
+constexpr std::pair<std::string_view, CostMember> kCosts[] = {
+    {"steps", &EngineCosts::steps},
+    {"prompt tokens hit", &EngineCosts::cached_tokens},
+    {"preemptions", &EngineCosts::preemptions},
+    {"hashes evicted", &EngineCosts::evictions},
+    {"blocks at most", &EngineCosts::peak_blocks},
+    {"requests finished", &EngineCosts::finished_requests}};
+
+// "12 more steps, 3 fewer preemptions"
+std::string change_text(const EngineCosts& from, const EngineCosts& to) {
+  std::string text;
+  for (const auto& [name, member] : kCosts) {
+    const std::int64_t by = to.*member - from.*member;
+    if (by != 0)
+      text += fmt::format("{}{} {} {}", text.empty() ? "" : ", ", with_commas(std::abs(by)),
+                          by > 0 ? "more" : "fewer", name);
+  }
+  return text;
+}
+
+void print_stages(const std::vector<UpgradeStage>& stages) {
+  std::size_t widest = 0;
+  for (const UpgradeStage& stage : stages) widest = std::max(widest, stage.engine.size());
+  fmt::print("  {:<{}}", "", widest);
+  for (const auto& [name, member] : kCosts) fmt::print("{:>19}", name);
+  fmt::print("\n");
+  const UpgradeStage* before = nullptr;
+  for (const UpgradeStage& stage : stages) {
+    fmt::print("  {:<{}}", stage.engine, widest);
+    if (!stage.refused.empty()) {
+      fmt::print("  does not start: {}\n", stage.refused);
+      continue;
+    }
+    for (const auto& [name, member] : kCosts)
+      fmt::print("{:>19}", figure(stage.costs.*member,
+                                  before == nullptr ? nullptr : &(before->costs.*member)));
+    fmt::print("\n");
+    before = &stage;
+  }
+}
+
+void print_reasons(const std::vector<UpgradeStage>& stages) {
+  const UpgradeStage* before = nullptr;
+  for (const UpgradeStage& stage : stages) {
+    if (!stage.refused.empty()) continue;
+    if (before != nullptr && stage.costs != before->costs) {
+      fmt::print("\n{}: {}\n", stage.engine, change_text(before->costs, stage.costs));
+      for (const PolicyCost& cost : stage.because)
+        fmt::print("  {} = {} alone: {}\n    {}\n", cost.policy->name,
+                   cost.policy->word(cost.value), change_text(before->costs, cost.costs),
+                   cost.policy->effect);
+      if (stage.because.empty()) fmt::print("  No policy does it alone.\n");
+    }
+    before = &stage;
+  }
+}
+
+nlohmann::ordered_json json_of(const EngineCosts& costs) {
+  return {{"steps", costs.steps},
+          {"cached_tokens", costs.cached_tokens},
+          {"preemptions", costs.preemptions},
+          {"evictions", costs.evictions},
+          {"peak_blocks", costs.peak_blocks},
+          {"finished_requests", costs.finished_requests}};
+}
+
+// [{engine, refused} or {engine, costs, because: [{policy, value, costs}]}]
+std::string to_json(const std::vector<UpgradeStage>& stages) {
+  using Json = nlohmann::ordered_json;
+  Json json = {{"engines", Json::array()}};
+  for (const UpgradeStage& stage : stages) {
+    Json entry = {{"engine", stage.engine}};
+    if (!stage.refused.empty()) {
+      entry["refused"] = stage.refused;
+    } else {
+      entry["costs"] = json_of(stage.costs);
+      entry["because"] = Json::array();
+      for (const PolicyCost& cost : stage.because)
+        entry["because"].push_back({{"policy", cost.policy->name},
+                                    {"value", cost.policy->word(cost.value)},
+                                    {"costs", json_of(cost.costs)}});
+    }
+    json["engines"].push_back(std::move(entry));
+  }
+  return json.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";
+}
+
+Result<int> follow_upgrade(const DiffOptions& options, const std::vector<std::string>& engines,
+                           Prepared prepared) {
+  Progress progress("running", 0);
+  std::int64_t runs = 0;
+  LS_ASSIGN_OR_RETURN(
+      const auto stages,
+      upgrade_costs(std::move(prepared.config), engines, prepared.make_workload,
+                    [&](const std::string& engine) { progress.at(++runs, engine); }));
+  fmt::print("{}\n\n", options.replay.file);
+  print_stages(stages);
+  print_reasons(stages);
+  if (!options.replay.json_path.empty())
+    LS_RETURN_IF_ERROR(write_file_atomically(options.replay.json_path, to_json(stages)));
+  const bool is_same = std::ranges::all_of(stages, [&](const UpgradeStage& stage) {
+    return stage.refused.empty() && stage.costs == stages.front().costs;
+  });
+  return is_same ? kExitAgreed : kExitDisagreed;
+}
+
+Result<int> diff(const DiffOptions& options) {
+  LS_RETURN_IF_ERROR(check_options(options.replay));
+  LS_ASSIGN_OR_RETURN(const auto engines, engines_of(options.engines));
   LS_ASSIGN_OR_RETURN(auto prepared, prepare(options.replay));
+  if (engines.size() > 2) return follow_upgrade(options, engines, std::move(prepared));
   LS_ASSIGN_OR_RETURN(
       const EngineDiff found,
-      diff_engines(std::move(prepared.config), options.engines, prepared.make_workload));
+      diff_engines(std::move(prepared.config), {engines[0], engines[1]}, prepared.make_workload));
   fmt::print("{}\n\n", options.replay.file);
   print_totals(found);
   print_partings(found);
@@ -150,11 +285,13 @@ Result<int> diff(DiffOptions options) {
 
 void add_diff_engines_command(CLI::App& app, int& exit_code) {
   auto options = std::make_shared<DiffOptions>();
-  options->engines = {std::string(engine_profiles().front().name),
-                      std::string(engine_profiles().back().name)};
+  options->engines = {connector_profile().name, engine_profiles().back().name};
   CLI::App* command = app.add_subcommand(
-      "diff-engines", "Run one trace under two profiles: where decisions part, and what it costs");
-  command->add_option("--engines", options->engines, "two profiles (the oldest and the newest)");
+      "diff-engines", "Run one trace under several profiles: where decisions part, what it costs");
+  command->add_option("--engines", options->engines,
+                      fmt::format("two profiles ({} and {}): where they part; more of them, or a "
+                                  "range vllm-A..vllm-B: what changes from one to the next",
+                                  options->engines[0], options->engines[1]));
   declare_replay_options(*command, options->replay);
   command->callback([options, &exit_code] { exit_code = exit_status(diff(*options)); });
 }

@@ -2,57 +2,203 @@
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <string>
 #include <vector>
 
+#include "base/atomic_file.h"
 #include "cli/commands.h"
 #include "cli/terminal.h"
+#include "properties/story/story_text.h"
 #include "reference/profiles/policies.h"
 #include "reference/profiles/releases.h"
 #include "reference/types/engine_config.h"
+#include "traces/formats/engine_file.h"
 
 namespace lockstep {
 namespace {
 
-void print_policies() {
+struct EnginesOptions {
+  std::string engine;
+  std::string json_path;
+  bool as_markdown = false;
+};
+
+// A policy that a release changes, and what it was before.
+struct Changed {
+  const Policy* policy = nullptr;
+  std::int64_t before = 0;
+  PolicyChange now;
+};
+
+std::vector<Changed> changes_of(const Release& release) {
+  std::vector<Changed> changes;
+  for (const Policy& policy : policies())
+    for (std::size_t i = 1; i < policy.history.size(); ++i)
+      if (policy.history[i].release == release.name)
+        changes.push_back({&policy, policy.history[i - 1].value, policy.history[i]});
+  return changes;
+}
+
+std::string pull_request_text(const PolicyChange& change) {
+  return change.pull_request == 0 ? "" : fmt::format(" (#{})", change.pull_request);
+}
+
+// "Not modelled of vllm-0.20.2 to vllm-0.25.1:", for releases of which the same is said.
+std::string not_modelled_text() {
+  std::string text;
+  for (std::size_t i = 0; i < releases().size();) {
+    std::size_t end = i + 1;
+    while (end < releases().size() &&
+           releases()[end].not_modelled.data() == releases()[i].not_modelled.data())
+      ++end;
+    text += fmt::format("\nNot modelled of {}{}:\n", releases()[i].name,
+                        end - i > 1 ? fmt::format(" to {}", releases()[end - 1].name) : "");
+    for (const std::string_view line : releases()[i].not_modelled)
+      text += fmt::format("  - {}\n", line);
+    i = end;
+  }
+  return text;
+}
+
+std::string change_log_text() {
+  std::string text;
+  for (const Release& release : releases()) {
+    const std::vector<Changed> changes = changes_of(release);
+    text += fmt::format("\n{}{}{}\n", release.name,
+                        release.equals.empty() ? "" : fmt::format(" (and {})", release.equals),
+                        &release == &releases().front() ? ""
+                        : changes.empty()               ? ": decides as the release before it"
+                                                        : "");
+    for (const Changed& change : changes)
+      text +=
+          fmt::format("  {}: {} -> {}{}\n", change.policy->name, change.policy->word(change.before),
+                      change.policy->word(change.now.value), pull_request_text(change.now)) +
+          wrapped("    ", std::string(change.policy->effect));
+  }
+  return text;
+}
+
+void print_engines() {
+  fmt::print(
+      "Engine profiles: `--engine NAME` decides as that release of vLLM does,\n"
+      "`--engine NAME,POLICY=VALUE` as one that differs from it. The default is {}.\n"
+      "What each release changes:\n{}",
+      EngineConfig{}.engine, change_log_text());
+  fmt::print("\nModelled under every profile:\n");
+  for (const std::string_view line : modelled()) fmt::print("  - {}\n", line);
+  fmt::print("{}", not_modelled_text());
+}
+
+std::string values_text(const Policy& policy) {
+  std::string text;
+  for (const PolicyValue& value : policy.values)
+    text += fmt::format("{}{}", text.empty() ? "" : " | ", value.word);
+  return text;
+}
+
+void print_engine(const EngineProfile& profile) {
+  fmt::print("{}\nPages: {}; planned as vLLM 0.22.1 plans them.\n", profile.name,
+             name_of(profile.release->page_format));
   std::string_view chapter;
   for (const Policy& policy : policies()) {
     if (policy.chapter != chapter) fmt::print("\n{}\n", policy.chapter);
     chapter = policy.chapter;
-    fmt::print("  {:<36}", policy.name);
-    for (const PolicyChange& change : policy.history)
-      fmt::print(
-          "{}{}",
-          change.release == releases().front().name ? "" : fmt::format("; {}: ", change.release),
-          policy.word(change.value));
-    fmt::print("\n");
+    fmt::print("  {:<36} {:<24} of {}\n", policy.name, policy.word(policy.get(profile)),
+               values_text(policy));
   }
+  fmt::print("\nFindings of docs/findings.md that it can show:");
+  for (const FindingPolicies& finding : finding_policies())
+    if (can_show(profile, finding)) fmt::print(" {}", finding.finding);
+  fmt::print("\n");
 }
 
-void print_lines(std::string_view title, std::span<const std::string_view> lines) {
-  fmt::print("\n{}\n", title);
-  for (const std::string_view line : lines) fmt::print("  - {}\n", line);
-}
-
-int show_engines() {
-  fmt::print("Engine profiles: `--engine NAME` decides as that release does.\n");
-  for (const EngineProfile& profile : engine_profiles()) {
-    const bool is_default = profile.name == EngineConfig{}.engine;
-    fmt::print("  {}{}\n", profile.name, is_default ? "  (the default)" : "");
+// The generated part of docs/engines.md: the change log, and findings by release.
+std::string markdown() {
+  std::string text;
+  for (const Release& release : releases()) {
+    const std::vector<Changed> changes = changes_of(release);
+    text += fmt::format("### {}{}\n", release.name,
+                        release.equals.empty() ? "" : fmt::format(" (and {})", release.equals));
+    if (&release == &releases().front())
+      text += "The oldest profile; what follows is what each release changed.\n";
+    else if (changes.empty())
+      text += "Decides as the release before it.\n";
+    for (const Changed& change : changes)
+      text += fmt::format("- `{}`: {} → {}{}\\\n", change.policy->name,
+                          change.policy->word(change.before), change.policy->word(change.now.value),
+                          pull_request_text(change.now)) +
+              wrapped("  ", std::string(change.policy->effect));
+    text += "\n";
   }
-  print_policies();
-  print_lines("Modelled under every profile:", modelled());
+  text += "### Findings by release\n| finding |";
   for (const Release& release : releases())
-    print_lines(fmt::format("Not modelled of {}:", release.name), release.not_modelled);
-  fmt::print("\ndocs/engines.md says what each policy means, and which recordings show it.\n");
+    text += fmt::format(" {} |", release.name.substr(release.name.find('.') + 1));
+  text += "\n|---|";
+  for (std::size_t i = 0; i < releases().size(); ++i) text += "---|";
+  text += "\n";
+  for (const FindingPolicies& finding : finding_policies()) {
+    text += fmt::format("| {} |", finding.finding);
+    for (const EngineProfile& profile : engine_profiles())
+      text += can_show(profile, finding) ? " x |" : is_possible(profile, finding) ? " ? |" : "  |";
+    text += "\n";
+  }
+  return text;
+}
+
+std::string to_json() {
+  using Json = nlohmann::ordered_json;
+  Json json = {
+      {"default", EngineConfig{}.engine}, {"releases", Json::array()}, {"policies", Json::array()}};
+  for (const Release& release : releases())
+    json["releases"].push_back({{"name", release.name},
+                                {"equals", release.equals},
+                                {"pages", name_of(release.page_format)},
+                                {"not_modelled", release.not_modelled}});
+  for (const Policy& policy : policies()) {
+    Json values = Json::array(), history = Json::array();
+    for (const PolicyValue& value : policy.values) values.push_back(value.word);
+    for (const PolicyChange& change : policy.history) {
+      Json entry = {{"release", change.release}, {"value", policy.word(change.value)}};
+      if (change.pull_request != 0) entry["pull_request"] = change.pull_request;
+      history.push_back(std::move(entry));
+    }
+    json["policies"].push_back({{"name", policy.name},
+                                {"chapter", policy.chapter},
+                                {"values", std::move(values)},
+                                {"history", std::move(history)},
+                                {"effect", policy.effect},
+                                {"shown_by", policy.shown_by}});
+  }
+  return json.dump(2) + "\n";
+}
+
+Result<int> show_engines(const EnginesOptions& options) {
+  if (!options.engine.empty()) {
+    LS_ASSIGN_OR_RETURN(const std::string name, engine_named("ENGINE", options.engine));
+    print_engine(engine_profile(name));
+  } else if (options.as_markdown) {
+    fmt::print("{}", markdown());
+  } else {
+    print_engines();
+  }
+  if (!options.json_path.empty())
+    LS_RETURN_IF_ERROR(write_file_atomically(options.json_path, to_json()));
   return kExitAgreed;
 }
 
 }  // namespace
 
 void add_engines_command(CLI::App& app, int& exit_code) {
-  CLI::App* command =
-      app.add_subcommand("engines", "List the engine profiles and what is modelled of each");
-  command->callback([&exit_code] { exit_code = show_engines(); });
+  auto options = std::make_shared<EnginesOptions>();
+  CLI::App* command = app.add_subcommand(
+      "engines", "List the engine profiles, what each release changed, and what is modelled");
+  command->add_option("ENGINE", options->engine,
+                      "one profile, or an engine file: all its policies");
+  command->add_flag("--markdown", options->as_markdown, "the change log as docs/engines.md has it");
+  command->add_option("--json", options->json_path, "the table of policies as JSON");
+  command->callback([options, &exit_code] { exit_code = exit_status(show_engines(*options)); });
 }
 
 }  // namespace lockstep

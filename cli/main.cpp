@@ -39,6 +39,7 @@ int main(int argc, char** argv) {
   lockstep::add_conform_command(app, exit_code);
   lockstep::add_layout_command(app, exit_code);
   lockstep::add_capacity_command(app, exit_code);
+  lockstep::add_fit_command(app, exit_code);
   lockstep::add_audit_command(app, exit_code);
   lockstep::add_engines_command(app, exit_code);
   lockstep::add_diff_engines_command(app, exit_code);

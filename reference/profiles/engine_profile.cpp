@@ -77,7 +77,8 @@ const EngineProfile* find_plain(std::string_view name) {
   // The newest is asked for most.
   for (const EngineProfile& profile : std::views::reverse(engine_profiles()))
     if (profile.name == name) return &profile;
-  return nullptr;
+  const Release* release = find_release(name);
+  return release == nullptr ? nullptr : find_plain(release->name);
 }
 
 Result<EngineProfile> made_of(std::string_view description) {

@@ -386,10 +386,14 @@ std::vector<const Policy*> differences(const EngineProfile& one, const EnginePro
 
 std::span<const FindingPolicies> finding_policies() { return all_finding_policies(); }
 
-bool can_show(const EngineProfile& profile, const FindingPolicies& finding) {
-  return (!finding.needs_connector || profile.release->models_connectors) &&
-         std::ranges::all_of(finding.needs,
+bool is_possible(const EngineProfile& profile, const FindingPolicies& finding) {
+  return std::ranges::all_of(finding.needs,
                              [&](const PolicyIs& need) { return is_so(profile, need); });
+}
+
+bool can_show(const EngineProfile& profile, const FindingPolicies& finding) {
+  return is_possible(profile, finding) &&
+         (!finding.needs_connector || profile.release->models_connectors);
 }
 
 std::string profile_without(std::string_view description, int finding) {

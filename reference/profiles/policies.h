@@ -61,7 +61,8 @@ struct FindingPolicies {
   bool needs_connector = false;
 };
 std::span<const FindingPolicies> finding_policies();
-// Whether an engine with these policies can show it.
+// Whether its policies make it possible; and whether this model of the engine can show it.
+bool is_possible(const EngineProfile& profile, const FindingPolicies& finding);
 bool can_show(const EngineProfile& profile, const FindingPolicies& finding);
 
 // The description of the profile in which this finding is repaired; 0: all that it can show. Empty:

@@ -1,5 +1,7 @@
 #include "reference/profiles/releases.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <charconv>
 #include <vector>
@@ -41,12 +43,12 @@ constexpr std::array kNotModelled33 = std::to_array<std::string_view>({
 constexpr std::array kReleases = std::to_array<Release>({
     {"vllm-0.20.2", "", PageFormat::kv_apart, false, kNotModelled22},
     {"vllm-0.21.0", "", PageFormat::kv_apart, false, kNotModelled22},
-    {"vllm-0.22.1", "", PageFormat::kv_apart, true, kNotModelled22},
+    {"vllm-0.22.1", "vllm-0.22.0", PageFormat::kv_apart, true, kNotModelled22},
     {"vllm-0.23.0", "", PageFormat::kv_apart, false, kNotModelled22},
     {"vllm-0.24.0", "", PageFormat::kv_apart, false, kNotModelled22},
-    {"vllm-0.25.1", "", PageFormat::kv_apart, false, kNotModelled22},
+    {"vllm-0.25.1", "vllm-0.25.0", PageFormat::kv_apart, false, kNotModelled22},
     {"vllm-0.26.0", "", PageFormat::kv_together, false, kNotModelled33},
-    {"vllm-0.27.1", "", PageFormat::kv_together, false, kNotModelled33},
+    {"vllm-0.27.1", "vllm-0.27.0", PageFormat::kv_together, false, kNotModelled33},
     {"vllm-0.28.0", "", PageFormat::kv_together, false, kNotModelled33},
     {"vllm-0.29.0", "", PageFormat::kv_together, false, kNotModelled33},
     {"vllm-0.30.0", "", PageFormat::kv_together, false, kNotModelled33},
@@ -95,12 +97,15 @@ std::span<const EngineProfile> engine_profiles() {
 }
 
 const Release* find_release(std::string_view name) {
-  const auto found = std::ranges::find(kReleases, name, &Release::name);
+  const auto found = std::ranges::find_if(kReleases, [&](const Release& release) {
+    return release.name == name || (release.equals == name && !name.empty());
+  });
   return found == kReleases.end() ? nullptr : &*found;
 }
 
 const Release& nearest_release(std::string_view version) {
   const std::array<int, 3> wanted = numbers_of(version);
+  if (wanted == std::array<int, 3>{}) return kReleases.back();
   const Release* nearest = &kReleases.front();
   for (const Release& release : kReleases)
     if (numbers_of(release.name) <= wanted) nearest = &release;
@@ -135,6 +140,12 @@ std::string_view name_of(PageFormat format) {
       return "one of six orders";
   }
   return {};
+}
+
+std::string why_pages_differ(const Release& release) {
+  if (release.page_format == PageFormat::kv_apart) return {};
+  return fmt::format("pages as {} lays them out ({}): they are planned as 0.22.1 plans them",
+                     release.name, name_of(release.page_format));
 }
 
 namespace {

@@ -20,7 +20,7 @@ enum class PageFormat : std::uint8_t {
 
 struct Release {
   std::string_view name;    // "vllm-0.22.1"
-  std::string_view equals;  // patch releases that decide alike: "0.22.0", or empty
+  std::string_view equals;  // a patch release that decides alike: "vllm-0.22.0", or empty
   PageFormat page_format;
   // Whether this model knows what follows from the answers and reports of a KV connector.
   // Otherwise one is refused.
@@ -33,9 +33,10 @@ struct Release {
 std::span<const Release> releases();
 // What each of them decides by, in the same order.
 std::span<const EngineProfile> engine_profiles();
-// Null: there is no such release.
+// By its name, or that of its equal. Null: there is no such release.
 const Release* find_release(std::string_view name);
-// The newest that is not newer than this version of vLLM ("0.33.1.dev7+g1a2b3c"), or the oldest.
+// The newest that is not newer than this version of vLLM ("0.33.1.dev7+g1a2b3c"), or the oldest. Of
+// what is no number ("dev"): the newest.
 const Release& nearest_release(std::string_view version);
 // The newest release that is modelled with KV connectors.
 const EngineProfile& connector_profile();
@@ -44,6 +45,8 @@ std::string release_names();
 
 // In words, for lists.
 std::string_view name_of(PageFormat format);
+// What a replay with pages leaves out: the release's own layout, where it is not that of 0.22.1.
+std::string why_pages_differ(const Release& release);
 // What is decided as the engine decides it, under every profile: one line each.
 std::span<const std::string_view> modelled();
 

@@ -117,23 +117,14 @@ std::optional<ConformMismatch> compare_end(const RecordingEnd& recorded, Recordi
                          .model = found.model};
 }
 
-// In a thread nobody else would catch it.
-Result<ConformFile> conform_within_memory(const std::string& path) {
-  try {
-    return conform_recording(path);
-  } catch (const std::bad_alloc&) {
-    return fail(fmt::format("{}: takes more memory than there is", path));
-  }
-}
-
-}  // namespace
-
-Result<ConformFile> conform_recording(const std::string& path) {
-  auto reader = RecordingReader::open(path);
-  if (!reader) return tl::unexpected(reader.error());
-  const RecordingHeader header = reader->header();
-  ConformFile file{.file = path, .steps = 0, .mismatch = {}};
-  auto recorded = make_recording_workload(std::move(*reader));
+Result<ConformFile> conform_workload(const std::string& path, RecordingHeader header,
+                                     std::unique_ptr<RecordingWorkload> recorded,
+                                     const std::string& engine) {
+  if (!engine.empty()) header.options.config.engine = engine;
+  ConformFile file{.file = path,
+                   .engine = header.engine.text(),
+                   .judged_as = header.options.config.engine,
+                   .mismatch = {}};
   const RecordingWorkload& workload = *recorded;
   std::optional<ConnectorLog> connector;
   if (recorded->connector() != nullptr) connector.emplace(*recorded->connector());
@@ -174,16 +165,43 @@ Result<ConformFile> conform_recording(const std::string& path) {
   return file;
 }
 
-ConformSummary conform_recordings(std::vector<std::string> paths, int jobs,
-                                  const std::function<void(const std::string&)>& done) {
+// In a thread nobody else would catch it.
+template <class Conform>
+Result<ConformFile> within_memory(const std::string& path, Conform conform) {
+  try {
+    return conform();
+  } catch (const std::bad_alloc&) {
+    return fail(fmt::format("{}: takes more memory than there is", path));
+  }
+}
+
+}  // namespace
+
+Result<ConformFile> conform_recording(const std::string& path, const std::string& engine) {
+  return within_memory(path, [&]() -> Result<ConformFile> {
+    LS_ASSIGN_OR_RETURN(auto reader, RecordingReader::open(path));
+    const RecordingHeader header = reader.header();
+    return conform_workload(path, header, make_recording_workload(std::move(reader)), engine);
+  });
+}
+
+Result<ConformFile> conform_recording(const std::string& path,
+                                      std::shared_ptr<const Recording> recording,
+                                      const std::string& engine) {
+  return within_memory(path, [&] {
+    return conform_workload(path, recording->header, make_recording_workload(recording), engine);
+  });
+}
+
+ConformSummary conform_recordings(std::vector<std::string> paths, const ConformOptions& options) {
   std::ranges::sort(paths);
   std::vector<Result<ConformFile>> results(paths.size(), ConformFile{});
   std::mutex report;
-  for_each_in_parallel(std::ssize(paths), jobs, [&](std::int64_t index) {
+  for_each_in_parallel(std::ssize(paths), options.jobs, [&](std::int64_t index) {
     const auto i = static_cast<std::size_t>(index);
-    results[i] = conform_within_memory(paths[i]);
+    results[i] = conform_recording(paths[i], options.engine);
     const std::scoped_lock lock(report);
-    if (done) done(paths[i]);
+    if (options.done) options.done(paths[i]);
   });
   ConformSummary summary;
   for (std::size_t i = 0; i < paths.size(); ++i) {

@@ -11,11 +11,13 @@
 
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "base/result.h"
+#include "traces/formats/recording.h"
 
 namespace lockstep {
 
@@ -29,6 +31,8 @@ struct ConformMismatch {
 
 struct ConformFile {
   std::string file;
+  std::string engine;     // as the recording names it
+  std::string judged_as;  // the profile: of that engine, of the nearest release, or as asked for
   std::int64_t steps = 0;
   std::optional<ConformMismatch> mismatch;  // the first one; absent: agreed
   bool is_stuck = false;  // it ends with requests that wait for each other, and nothing runs
@@ -42,12 +46,21 @@ struct ConformSummary {
   std::int64_t stuck = 0;  // recordings that end in a circle of waiting requests
 };
 
+// `engine` is the profile to judge by; empty: what the recording's engine is judged by.
 // An Error: the file cannot be read, the model has no profile for it, or it says what no engine can
 // have been told.
-Result<ConformFile> conform_recording(const std::string& path);
-// `jobs` files at a time; results do not depend on it. `done` is called after each file, from one
-// thread at a time, in any order.
-ConformSummary conform_recordings(std::vector<std::string> paths, int jobs,
-                                  const std::function<void(const std::string& file)>& done = {});
+Result<ConformFile> conform_recording(const std::string& path, const std::string& engine = {});
+// The same, of what has been read.
+Result<ConformFile> conform_recording(const std::string& path,
+                                      std::shared_ptr<const Recording> recording,
+                                      const std::string& engine);
+
+struct ConformOptions {
+  std::string engine;  // as above
+  int jobs = 1;        // files at a time; results do not depend on it
+  // Called after each file, from one thread at a time, in any order.
+  std::function<void(const std::string& file)> done{};
+};
+ConformSummary conform_recordings(std::vector<std::string> paths, const ConformOptions& options);
 
 }  // namespace lockstep

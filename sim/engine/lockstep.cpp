@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "base/check.h"
+#include "reference/profiles/releases.h"
 
 namespace lockstep {
 namespace {
@@ -179,6 +180,9 @@ Result<RunReport> LockstepRun::finish() {
   if (memory_ != nullptr) {
     if (auto checked = memory_->finish(summary_.verdict != Verdict::divergence); !checked)
       LS_RETURN_IF_ERROR(ended_by(std::move(checked)));
+    const Release& release = *engine_profile(config_.engine.engine).release;
+    if (std::string pages = why_pages_differ(release); !pages.empty())
+      summary_.not_checked.push_back(std::move(pages));
   } else {
     summary_.not_checked.push_back("memory: no backend, the model's decisions alone");
   }

@@ -41,20 +41,21 @@ WorkloadEvent event_of(const RecordedEvent& recorded) {
 class StepSource {
  public:
   explicit StepSource(RecordingReader reader) : reader_(std::move(reader)) {}
-  explicit StepSource(Recording recording) : recording_(std::move(recording)) {}
+  explicit StepSource(std::shared_ptr<const Recording> recording)
+      : recording_(std::move(recording)) {}
 
   Result<bool> next(RecordedStep& step) {
     if (reader_) return reader_->next(step);
-    if (at_ == recording_.steps.size()) return false;
-    step = recording_.steps[at_++];
+    if (at_ == recording_->steps.size()) return false;
+    step = recording_->steps[at_++];
     return true;
   }
-  const RecordingEnd& end() const { return reader_ ? reader_->end() : recording_.end; }
+  const RecordingEnd& end() const { return reader_ ? reader_->end() : recording_->end; }
   std::string place() const { return reader_ ? reader_->place() : std::string(); }
 
  private:
   std::optional<RecordingReader> reader_;
-  Recording recording_;
+  std::shared_ptr<const Recording> recording_;
   std::size_t at_ = 0;
 };
 
@@ -131,8 +132,9 @@ std::unique_ptr<RecordingWorkload> make_recording_workload(RecordingReader reade
   return std::make_unique<RecordedWorkload>(StepSource(std::move(reader)), has_connector);
 }
 
-std::unique_ptr<RecordingWorkload> make_recording_workload(Recording recording) {
-  const bool has_connector = recording.header.connector.has_value();
+std::unique_ptr<RecordingWorkload> make_recording_workload(
+    std::shared_ptr<const Recording> recording) {
+  const bool has_connector = recording->header.connector.has_value();
   return std::make_unique<RecordedWorkload>(StepSource(std::move(recording)), has_connector);
 }
 

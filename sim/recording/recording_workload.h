@@ -17,6 +17,7 @@ class RecordingWorkload : public Workload {
   virtual const RecordingEnd& end() const = 0;  // REQUIRES: next_turn() said Turn::end
 };
 std::unique_ptr<RecordingWorkload> make_recording_workload(RecordingReader reader);
-std::unique_ptr<RecordingWorkload> make_recording_workload(Recording recording);
+std::unique_ptr<RecordingWorkload> make_recording_workload(
+    std::shared_ptr<const Recording> recording);
 
 }  // namespace lockstep

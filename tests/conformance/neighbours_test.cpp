@@ -20,7 +20,7 @@ TEST(Neighbours, agree_in_every_field) {
     paths.push_back(entry.path().string());
   std::ranges::sort(paths);
   ASSERT_EQ(paths.size(), 15u);
-  const ConformSummary summary = conform_recordings(paths, 1);
+  const ConformSummary summary = conform_recordings(paths, {.engine = {}, .jobs = 1});
   ASSERT_TRUE(summary.refused.empty()) << summary.refused[0].reason;
   for (const ConformFile& file : summary.files) {
     if (!file.mismatch) continue;

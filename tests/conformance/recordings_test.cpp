@@ -21,7 +21,7 @@ namespace fs = std::filesystem;
 
 void expect_all_agree(const std::vector<std::string>& paths) {
   const int jobs = static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
-  const ConformSummary summary = conform_recordings(paths, jobs);
+  const ConformSummary summary = conform_recordings(paths, {.engine = {}, .jobs = jobs});
   for (const RefusedFile& refused : summary.refused) ADD_FAILURE() << refused.reason;
   EXPECT_EQ(summary.files.size(), paths.size());
   for (const ConformFile& file : summary.files) {

@@ -152,7 +152,7 @@ TEST(Run, a_recording_that_idles_for_ever_is_replayed_to_its_end) {
   EngineConfig engine = config.engine;
   engine.scheduler_reserve_full_isl = true;
   auto decisions = Scheduler::create(engine, config.backend.plan.groups, 6);
-  const auto workload = make_recording_workload(recording);
+  const auto workload = make_recording_workload(std::make_shared<const Recording>(recording));
   const auto report = run_lockstep(config, {*decisions, *workload});
   ASSERT_TRUE(report);
   EXPECT_EQ(report->summary.steps, 5000);

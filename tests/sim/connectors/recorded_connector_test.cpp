@@ -33,7 +33,7 @@ Recording loading() {
 
 Result<RunReport> run(const Recording& recording) {
   const RecordingHeader& header = recording.header;
-  const auto workload = make_recording_workload(recording);
+  const auto workload = make_recording_workload(std::make_shared<const Recording>(recording));
   auto decisions = Scheduler::create(header.options.config, header.groups, header.num_blocks,
                                      kv_transfer(header, workload->connector()));
   if (!decisions) return tl::unexpected(decisions.error());

@@ -1,0 +1,187 @@
+// lockstep fit RECORDING...
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "base/atomic_file.h"
+#include "cli/commands.h"
+#include "cli/conform_inputs.h"
+#include "cli/terminal.h"
+#include "sim/conform/fit.h"
+#include "traces/formats/engine_file.h"
+
+namespace lockstep {
+namespace {
+
+struct FitCommandOptions {
+  std::vector<std::string> paths;
+  std::vector<std::string> left_out;
+  std::string save_path;
+  std::string cut_path;
+  std::string json_path;
+  int jobs = 1;
+};
+
+using Words = std::vector<std::string_view>;
+
+Words words_of(const Policy& policy, const std::vector<std::int64_t>& values) {
+  Words words;
+  for (const std::int64_t value : values) words.push_back(policy.word(value));
+  return words;
+}
+
+std::string place_of(const ConformMismatch& mismatch) {
+  return mismatch.step < 0 ? mismatch.file
+                           : fmt::format("{}, step {}", mismatch.file, mismatch.step);
+}
+
+std::string nearest_text(const Fit& fit) {
+  const EngineProfile& release = engine_profile(fit.nearest->name);
+  const auto different = differences(*fit.profile, release);
+  std::string text = fmt::format("\nNearest release: {}\n", fit.nearest->name);
+  if (different.empty()) return text + "No policy differs from it.\n";
+  text += "What differs from it:\n";
+  for (const PolicyEvidence& each : fit.evidence) {
+    if (std::ranges::find(different, each.policy) == different.end()) continue;
+    text += fmt::format("  {} = {} (there {})", each.policy->name, each.policy->word(each.value),
+                        each.policy->word(each.policy->get(release)));
+    if (each.first)
+      text += fmt::format(": {} of it, the first is {}",
+                          counted(each.parting, "recording") + " tell", place_of(*each.first));
+    text += fmt::format("\n    {}\n", each.policy->effect);
+  }
+  return text;
+}
+
+std::string undetermined_text(const Fit& fit) {
+  std::string text;
+  for (const PolicyEvidence& each : fit.evidence) {
+    if (each.is_determined() || !each.policy->has_history()) continue;
+    if (text.empty())
+      text = "\nNot determined: these recordings are the same with another value.\n";
+    text += fmt::format("  {:<36} {}, or {}; told by {}\n", each.policy->name,
+                        each.policy->word(each.value),
+                        fmt::join(words_of(*each.policy, each.also), ", "), each.policy->shown_by);
+  }
+  return text;
+}
+
+std::string verdict_text(const Fit& fit) {
+  const auto num_files = std::ssize(fit.summary.files);
+  if (fit.agrees())
+    return fmt::format("\nAll {} agree, in every field of {}:\n  --engine {}\n",
+                       counted(num_files, "recording"), counted(fit.summary.steps, "step"),
+                       fit.profile->name);
+  const ConformMismatch& parts = *fit.new_behaviour();
+  return fmt::format(
+      "\nNo combination of policies agrees: this engine does something that the table does not "
+      "know.\n{} of {} agree with\n  --engine {}\nThe first to part:\n{}: {}\n  recorded  {}\n"
+      "  model     {}\n",
+      with_commas(fit.summary.agreed), counted(num_files, "recording"), fit.profile->name,
+      place_of(parts), parts.what, parts.recorded, parts.model);
+}
+
+std::string json_of(const Fit& fit) {
+  using Json = nlohmann::ordered_json;
+  Json policies = Json::array();
+  for (const PolicyEvidence& each : fit.evidence) {
+    Json entry = {{"name", each.policy->name},
+                  {"value", each.policy->word(each.value)},
+                  {"determined", each.is_determined()},
+                  {"recordings", each.parting}};
+    if (!each.is_determined()) entry["or"] = words_of(*each.policy, each.also);
+    if (each.first) entry["first"] = {{"file", each.first->file}, {"step", each.first->step}};
+    policies.push_back(std::move(entry));
+  }
+  Json json = {{"agrees", fit.agrees()},       {"nearest", fit.nearest->name},
+               {"engine", fit.profile->name},  {"recordings", fit.summary.files.size()},
+               {"agreed", fit.summary.agreed}, {"steps", fit.summary.steps},
+               {"tried", fit.tried},           {"policies", std::move(policies)}};
+  if (const ConformMismatch* parts = fit.new_behaviour())
+    json["new_behaviour"] = {{"file", parts->file},
+                             {"step", parts->step},
+                             {"what", parts->what},
+                             {"recorded", parts->recorded},
+                             {"model", parts->model}};
+  return json.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";
+}
+
+// The recording that parts first, up to and with the step in which it does.
+Result<void> save_cut(const Fit& fit, const std::string& path) {
+  const ConformMismatch& parts = *fit.new_behaviour();
+  LS_ASSIGN_OR_RETURN(const Recording recording, read_recording(parts.file));
+  LS_ASSIGN_OR_RETURN(auto writer, RecordingWriter::create(path, recording.header));
+  std::int64_t steps = 0;
+  for (const RecordedStep& step : recording.steps) {
+    if (step.step > parts.step && parts.step >= 0) break;
+    LS_RETURN_IF_ERROR(writer.write(step));
+    ++steps;
+  }
+  return writer.close(steps == std::ssize(recording.steps)
+                          ? recording.end
+                          : RecordingEnd{.steps = steps, .unfinished = {}});
+}
+
+Result<int> run_fit(const FitCommandOptions& options) {
+  LS_ASSIGN_OR_RETURN(const auto inputs, find_conform_inputs(options.paths));
+  if (!inputs.refused.empty()) return fail(inputs.refused.front().reason);
+  FitOptions fitting{.left_out = {}, .jobs = options.jobs};
+  for (const std::string& name : options.left_out) {
+    const Release* release = find_release(name);
+    if (release == nullptr)
+      return fail(fmt::format("--leave-out {}: expected one of {}", name, release_names()));
+    fitting.left_out.push_back(release);
+  }
+  if (fitting.left_out.size() >= releases().size()) return fail("--leave-out: no release is left");
+  Progress progress("fitting", 0);
+  std::int64_t rounds = 0;
+  fitting.at = [&](const std::string& what) { progress.at(++rounds, what); };
+  LS_ASSIGN_OR_RETURN(const Fit fit, fit_policies(inputs.schedules, fitting));
+  fmt::print("{} of {}, {}\n{}{}{}", counted(std::ssize(fit.summary.files), "recording"),
+             fit.summary.files.front().engine,
+             counted(fit.tried, "combination") + " of policies tried", nearest_text(fit),
+             undetermined_text(fit), verdict_text(fit));
+  if (!options.save_path.empty()) {
+    LS_RETURN_IF_ERROR(write_file_atomically(options.save_path, engine_file_text(*fit.profile)));
+    fmt::print("Engine file: {}\n", options.save_path);
+  }
+  if (!options.cut_path.empty() && !fit.agrees()) {
+    LS_RETURN_IF_ERROR(save_cut(fit, options.cut_path));
+    fmt::print("Its recording, cut behind that step: {}\n", options.cut_path);
+  }
+  if (!options.json_path.empty())
+    LS_RETURN_IF_ERROR(write_file_atomically(options.json_path, json_of(fit)));
+  return fit.agrees() ? kExitAgreed : kExitDisagreed;
+}
+
+}  // namespace
+
+void add_fit_command(CLI::App& app, int& exit_code) {
+  auto options = std::make_shared<FitCommandOptions>();
+  options->jobs = static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
+  CLI::App* command =
+      app.add_subcommand("fit", "Find the policies that an engine follows, from what it recorded");
+  command->footer(
+      "Starts from every release, whatever the recordings say that they are of.\n"
+      "Exit status: 0 a combination of policies agrees with all recordings; 1 none does.");
+  command->add_option("RECORDING", options->paths, "recordings of one engine, folders of them")
+      ->required();
+  command->add_option("--save", options->save_path,
+                      "the profile found as an engine file, for --engine");
+  command->add_option("--cut", options->cut_path,
+                      "where none agrees: the recording that parts first, up to that step");
+  command->add_option("--leave-out", options->left_out, "releases that must not be found");
+  command->add_option("--json", options->json_path, "the result as JSON");
+  command->add_option("--jobs", options->jobs, "recordings at a time")
+      ->check(CLI::Range(1, 1024))
+      ->capture_default_str();
+  command->callback([options, &exit_code] { exit_code = exit_status(run_fit(*options)); });
+}
+
+}  // namespace lockstep

@@ -1,0 +1,304 @@
+#include "sim/conform/fit.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <map>
+#include <memory>
+#include <ranges>
+#include <utility>
+
+#include "base/parallel.h"
+
+namespace lockstep {
+namespace {
+
+struct LoadedRecording {
+  std::string path;
+  std::shared_ptr<const Recording> recording;
+};
+
+// How far a profile carries a recording.
+struct Carried {
+  std::int64_t steps = 0;  // up to the first difference; one more: to the end
+  ConformFile file;
+};
+
+// Summed over recordings. More agreed steps are better, then more recordings that agree.
+struct Score {
+  std::int64_t steps = 0;
+  std::int64_t agreed = 0;
+  auto operator<=>(const Score&) const = default;
+};
+
+struct Flip {
+  const Policy* policy = nullptr;
+  std::int64_t value = 0;
+};
+
+class Search {
+ public:
+  Search(std::vector<LoadedRecording> recordings, const FitOptions& options)
+      : recordings_(std::move(recordings)), options_(options) {}
+
+  Fit run() {
+    const EngineProfile* best = best_release();
+    best = climb(best);
+    Fit fit;
+    fit.nearest = nearest_to(*best);
+    fit.profile = near_release(*best, *fit.nearest);
+    fit.evidence = evidence_of(*fit.profile);
+    // What no recording tells is as the nearest release has it.
+    fit.summary = summary_of(*fit.profile);
+    fit.tried = tried_;
+    return fit;
+  }
+
+ private:
+  using Indices = std::vector<std::size_t>;
+
+  Carried carry(const EngineProfile& profile, std::size_t i) const {
+    const LoadedRecording& each = recordings_[i];
+    auto file = conform_recording(each.path, each.recording, profile.name);
+    if (!file) {
+      ConformFile refused{.file = each.path, .judged_as = profile.name, .mismatch = {}};
+      refused.mismatch = {.file = each.path,
+                          .what = "the configuration",
+                          .recorded = "\"served\"",
+                          .model = fmt::format("\"refused: {}\"", file.error().message)};
+      return {0, std::move(refused)};
+    }
+    std::int64_t steps = file->steps + 1;
+    if (file->mismatch) steps = file->mismatch->step >= 0 ? file->mismatch->step : file->steps;
+    return {steps, std::move(*file)};
+  }
+
+  // Every candidate over every one of these recordings.
+  std::vector<std::vector<Carried>> carry_all(const std::vector<const EngineProfile*>& candidates,
+                                              const Indices& which) {
+    tried_ += std::ssize(candidates);
+    std::vector<std::vector<Carried>> carried(candidates.size(),
+                                              std::vector<Carried>(which.size()));
+    for_each_in_parallel(std::ssize(candidates) * std::ssize(which), options_.jobs,
+                         [&](std::int64_t index) {
+                           const auto at = static_cast<std::size_t>(index);
+                           const std::size_t c = at / which.size(), r = at % which.size();
+                           carried[c][r] = carry(*candidates[c], which[r]);
+                         });
+    return carried;
+  }
+
+  static Score score_of(const std::vector<Carried>& carried) {
+    Score score;
+    for (const Carried& each : carried) {
+      score.steps += each.steps;
+      score.agreed += each.file.mismatch ? 0 : 1;
+    }
+    return score;
+  }
+
+  Indices everything() const {
+    Indices all(recordings_.size());
+    for (std::size_t i = 0; i < all.size(); ++i) all[i] = i;
+    return all;
+  }
+
+  bool may_be(const Release* release) const {
+    return std::ranges::find(options_.left_out, release) == options_.left_out.end();
+  }
+
+  void tell(const std::string& what) const {
+    if (options_.at) options_.at(what);
+  }
+
+  // Where the climb starts; keeps what it carries.
+  const EngineProfile* best_release() {
+    tell("the releases");
+    std::vector<const EngineProfile*> candidates;
+    for (const EngineProfile& profile : std::views::reverse(engine_profiles()))
+      if (may_be(profile.release)) candidates.push_back(&profile);
+    auto carried = carry_all(candidates, everything());
+    std::size_t best = 0;
+    for (std::size_t i = 1; i < candidates.size(); ++i)
+      if (score_of(carried[i]) > score_of(carried[best])) best = i;
+    best_ = std::move(carried[best]);
+    return candidates[best];
+  }
+
+  Indices failing() const {
+    Indices which;
+    for (std::size_t i = 0; i < best_.size(); ++i)
+      if (best_[i].file.mismatch) which.push_back(i);
+    return which;
+  }
+
+  static std::vector<Flip> flips_of(const EngineProfile& profile) {
+    std::vector<Flip> flips;
+    for (const Policy& policy : policies())
+      for (const PolicyValue& value : policy.values)
+        if (value.value != policy.get(profile)) flips.push_back({&policy, value.value});
+    return flips;
+  }
+
+  // The best of the candidates that carries all recordings further than what is kept, of those that
+  // carry these further. Null: none.
+  const EngineProfile* further(const std::vector<const EngineProfile*>& candidates,
+                               const Indices& which) {
+    if (which.empty() || candidates.empty()) return nullptr;
+    Score kept;
+    for (const std::size_t i : which) {
+      kept.steps += best_[i].steps;
+      kept.agreed += best_[i].file.mismatch ? 0 : 1;
+    }
+    const auto carried = carry_all(candidates, which);
+    std::vector<std::pair<Score, const EngineProfile*>> promising;
+    for (std::size_t c = 0; c < candidates.size(); ++c)
+      if (const Score score = score_of(carried[c]); score > kept)
+        promising.emplace_back(score, candidates[c]);
+    std::ranges::stable_sort(promising, std::greater{},
+                             [](const auto& each) { return each.first; });
+    // What helps some recordings may spoil others: the first few are asked about all.
+    constexpr std::size_t kAsked = 6;
+    if (promising.size() > kAsked) promising.resize(kAsked);
+    const EngineProfile* best = nullptr;
+    for (const auto& [score, candidate] : promising) {
+      auto whole = carry_all({candidate}, everything());
+      if (score_of(whole[0]) <= score_of(best_)) continue;
+      best_ = std::move(whole[0]);
+      best = candidate;
+    }
+    return best;
+  }
+
+  const EngineProfile* climb(const EngineProfile* at) {
+    for (;;) {
+      const Indices which = failing();
+      if (which.empty()) return at;
+      tell(fmt::format("{} of {} recordings part", which.size(), recordings_.size()));
+      const std::vector<Flip> flips = flips_of(*at);
+      std::vector<const EngineProfile*> one, two;
+      for (const Flip& flip : flips) one.push_back(&with_policy(*at, *flip.policy, flip.value));
+      const EngineProfile* better = further(one, which);
+      if (better == nullptr) {
+        for (std::size_t i = 0; i < flips.size(); ++i)
+          for (std::size_t j = i + 1; j < flips.size(); ++j)
+            if (flips[i].policy != flips[j].policy)
+              two.push_back(&with_policy(*one[i], *flips[j].policy, flips[j].value));
+        better = further(two, shortest(which));
+      }
+      if (better == nullptr) return at;
+      at = better;
+    }
+  }
+
+  // A few of them that end soon: pairs of policies are many.
+  Indices shortest(Indices which) const {
+    constexpr std::size_t kFew = 6;
+    std::ranges::stable_sort(which, std::less{},
+                             [&](std::size_t i) { return recordings_[i].recording->steps.size(); });
+    if (which.size() > kFew) which.resize(kFew);
+    return which;
+  }
+
+  const Release* nearest_to(const EngineProfile& found) const {
+    const EngineProfile* nearest = nullptr;
+    for (const EngineProfile& profile : std::views::reverse(engine_profiles()))
+      if (may_be(profile.release) &&
+          (nearest == nullptr ||
+           differences(profile, found).size() < differences(*nearest, found).size()))
+        nearest = &profile;
+    return nearest->release;
+  }
+
+  // The same policies under the name of that release, and as it has them wherever all recordings
+  // go as far.
+  const EngineProfile* near_release(const EngineProfile& found, const Release& release) {
+    const EngineProfile& home = engine_profile(release.name);
+    const EngineProfile* at = &home;
+    for (const Policy* policy : differences(home, found))
+      at = &with_policy(*at, *policy, policy->get(found));
+    for (const Policy* policy : differences(home, *at)) {
+      const EngineProfile& nearer = with_policy(*at, *policy, policy->get(home));
+      auto carried = carry_all({&nearer}, everything());
+      if (score_of(carried[0]) < score_of(best_)) continue;
+      best_ = std::move(carried[0]);
+      at = &nearer;
+    }
+    return at;
+  }
+
+  std::vector<PolicyEvidence> evidence_of(const EngineProfile& profile) {
+    tell("what each policy shows in");
+    const std::vector<Flip> flips = flips_of(profile);
+    std::vector<const EngineProfile*> candidates;
+    for (const Flip& flip : flips)
+      candidates.push_back(&with_policy(profile, *flip.policy, flip.value));
+    const auto carried = carry_all(candidates, everything());
+    std::vector<PolicyEvidence> evidence;
+    for (const Policy& policy : policies())
+      evidence.push_back({.policy = &policy, .value = policy.get(profile), .first = {}});
+    for (std::size_t i = 0; i < flips.size(); ++i) {
+      const auto of_policy = static_cast<std::size_t>(flips[i].policy - policies().data());
+      add_evidence(flips[i], carried[i], evidence[of_policy]);
+    }
+    return evidence;
+  }
+
+  void add_evidence(const Flip& flip, const std::vector<Carried>& carried,
+                    PolicyEvidence& evidence) const {
+    std::int64_t parting = 0;
+    for (std::size_t i = 0; i < carried.size(); ++i) {
+      if (carried[i].steps >= best_[i].steps) continue;
+      ++parting;
+      if (!evidence.first) evidence.first = carried[i].file.mismatch;
+    }
+    if (parting == 0) evidence.also.push_back(flip.value);
+    evidence.parting = std::max(evidence.parting, parting);
+  }
+
+  ConformSummary summary_of(const EngineProfile& profile) {
+    ConformSummary summary;
+    auto carried = carry_all({&profile}, everything());
+    for (Carried& each : carried[0]) {
+      summary.steps += each.file.steps;
+      summary.agreed += each.file.mismatch ? 0 : 1;
+      summary.stuck += each.file.is_stuck ? 1 : 0;
+      summary.files.push_back(std::move(each.file));
+    }
+    return summary;
+  }
+
+  std::vector<LoadedRecording> recordings_;
+  const FitOptions& options_;
+  std::vector<Carried> best_;  // under the profile that the search stands at
+  std::int64_t tried_ = 0;
+};
+
+}  // namespace
+
+const ConformMismatch* Fit::new_behaviour() const {
+  const ConformMismatch* shortest = nullptr;
+  for (const ConformFile& file : summary.files)
+    if (file.mismatch && (shortest == nullptr || file.mismatch->step < shortest->step))
+      shortest = &*file.mismatch;
+  return shortest;
+}
+
+Result<Fit> fit_policies(const std::vector<std::string>& paths, const FitOptions& options) {
+  std::vector<LoadedRecording> recordings;
+  for (const std::string& path : paths) {
+    LS_ASSIGN_OR_RETURN(auto recording, read_recording(path));
+    recordings.push_back({path, std::make_shared<const Recording>(std::move(recording))});
+    const RecordedEngine& first = recordings.front().recording->header.engine;
+    const RecordedEngine& engine = recordings.back().recording->header.engine;
+    if (engine != first)
+      return fail(
+          fmt::format("{}:1: engine: a recording of {}, and {} is one of {}; fit takes the "
+                      "recordings of one engine",
+                      path, engine.text(), paths.front(), first.text()));
+  }
+  if (recordings.empty()) return fail("there is no recording to fit");
+  return Search(std::move(recordings), options).run();
+}
+
+}  // namespace lockstep

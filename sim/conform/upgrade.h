@@ -1,0 +1,51 @@
+// What the way from one engine to another costs a workload: what each release on it comes to, and
+// which of the policies that it changes does it.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "base/result.h"
+#include "reference/profiles/policies.h"
+#include "sim/conform/engine_diff.h"
+
+namespace lockstep {
+
+// What a workload comes to under an engine.
+struct EngineCosts {
+  std::int64_t steps = 0;
+  std::int64_t cached_tokens = 0;  // of prompts, found in the prefix cache
+  std::int64_t preemptions = 0;
+  std::int64_t evictions = 0;
+  std::int64_t peak_blocks = 0;  // held at once by requests
+  std::int64_t finished_requests = 0;
+  bool operator==(const EngineCosts&) const = default;
+};
+
+// A policy that an engine changes, and what the workload comes to if only this is changed in the
+// engine before it.
+struct PolicyCost {
+  const Policy* policy = nullptr;
+  std::int64_t value = 0;
+  EngineCosts costs;
+};
+
+struct UpgradeStage {
+  std::string engine;
+  std::string refused;  // why the engine does not start with this configuration; empty: it does
+  EngineCosts costs;
+  // Policies that cost or save something by themselves, compared with the stage before it that
+  // runs. Empty with other costs than before: only together do they.
+  std::vector<PolicyCost> because;
+};
+
+// In the order given. `at` is called before each run. Errors: a workload that cannot be read, an
+// engine that has no profile, no engine that starts.
+Result<std::vector<UpgradeStage>> upgrade_costs(LockstepConfig config,
+                                                const std::vector<std::string>& engines,
+                                                const MakeWorkload& make_workload,
+                                                const std::function<void(const std::string&)>& at);
+
+}  // namespace lockstep

@@ -1,0 +1,131 @@
+// The policies that an engine follows are found from what it recorded: a release that is taken out
+// of the table is found again, and an engine that no combination of policies describes is told.
+#include "sim/conform/fit.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "tests/conformance/recording_files.h"
+#include "tests/support/temporary_folder.h"
+#include "traces/importers/open_trace.h"
+#include "traces/models/data_dir.h"
+
+namespace lockstep {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr int kJobs = 2;
+
+// The recordings of a release: those with the seeds that all releases have.
+std::vector<std::string> recordings_of(const fs::path& data, std::string_view release) {
+  std::vector<std::string> paths;
+  for (const char* root : {"recordings_more", "recordings"})
+    for (const char* set : {"schedules", "schedules_stress", "schedules_retention"}) {
+      const auto found = recordings_under(data / root / release / set);
+      paths.insert(paths.end(), found.begin(), found.end());
+    }
+  constexpr std::size_t kEnough = 200;
+  std::ranges::stable_sort(paths, {}, [](const std::string& path) {
+    return fs::path(path).filename().string();  // seeds in their order, all families of each
+  });
+  if (paths.size() > kEnough) paths.resize(kEnough);
+  return paths;
+}
+
+class FitRelease : public testing::TestWithParam<std::size_t> {};
+
+TEST_P(FitRelease, finds_the_row_again_that_was_taken_out) {
+  const auto data = find_data_dir();
+  const Release& release = releases()[GetParam()];
+  const auto paths = data ? recordings_of(*data, release.name) : std::vector<std::string>();
+  if (paths.empty()) GTEST_SKIP() << "no recordings: " << data_dir_hint();
+  FitOptions options;
+  options.left_out = {&release};
+  options.jobs = kJobs;
+  const auto fit = fit_policies(paths, options);
+  ASSERT_TRUE(fit.has_value()) << fit.error().message;
+  EXPECT_NE(fit->nearest, &release);
+  ASSERT_TRUE(fit->agrees()) << fit->profile->name << "\n"
+                             << fit->new_behaviour()->file << ", step "
+                             << fit->new_behaviour()->step << ": " << fit->new_behaviour()->what;
+  const EngineProfile& row = engine_profile(release.name);
+  std::size_t num_determined = 0;
+  for (const PolicyEvidence& each : fit->evidence) {
+    num_determined += each.is_determined() ? 1 : 0;
+    // A value that the row has is the one that was found, or one that no recording tells from it.
+    const std::int64_t value = each.policy->get(row);
+    EXPECT_TRUE(each.value == value || std::ranges::count(each.also, value) == 1)
+        << each.policy->name << ": " << each.policy->word(each.value) << ", and not "
+        << each.policy->word(value);
+  }
+  EXPECT_GE(num_determined, 8u);
+}
+
+std::string test_name(const testing::TestParamInfo<std::size_t>& info) {
+  std::string name(releases()[info.param].name);
+  std::ranges::replace_if(
+      name, [](char c) { return c == '-' || c == '.'; }, '_');
+  return name;
+}
+
+INSTANTIATE_TEST_SUITE_P(Releases, FitRelease, testing::Range(std::size_t{0}, releases().size()),
+                         test_name);
+
+std::vector<std::string> sample_recordings(const char* release) {
+  const auto samples = find_samples_dir();
+  auto paths = recordings_under(samples.value_or("") / "recordings" / release);
+  std::erase_if(paths, [](const std::string& path) {
+    const auto format = detect_format(path);
+    return !format || *format != FileFormat::recording;
+  });
+  return paths;
+}
+
+TEST(Fit, of_the_samples_needs_no_shared_recordings) {
+  for (const char* name : {"vllm-0.22.1", "vllm-0.33.0"}) {
+    const auto fit = fit_policies(sample_recordings(name), {.left_out = {}, .jobs = kJobs});
+    ASSERT_TRUE(fit.has_value()) << fit.error().message;
+    EXPECT_TRUE(fit->agrees());
+    EXPECT_TRUE(differences(*fit->profile, engine_profile(fit->nearest->name)).empty());
+  }
+}
+
+// A number of free blocks that no policy gives: the release is found, and the step is named.
+TEST(Fit, says_where_an_engine_does_what_the_table_does_not_know) {
+  const std::string original = sample_recordings("vllm-0.33.0").front();
+  const auto recording = read_recording(original);
+  ASSERT_TRUE(recording.has_value());
+  const std::string changed = tests::temporary_path("changed.jsonl");
+  constexpr std::int64_t kStep = 5;
+  auto writer = RecordingWriter::create(changed, recording->header);
+  ASSERT_TRUE(writer.has_value());
+  for (RecordedStep step : recording->steps) {
+    if (step.step == kStep) ++step.free_blocks;
+    ASSERT_TRUE(writer->write(step).has_value());
+  }
+  ASSERT_TRUE(writer->close(recording->end).has_value());
+
+  const auto fit = fit_policies({changed}, {.left_out = {}, .jobs = kJobs});
+  ASSERT_TRUE(fit.has_value()) << fit.error().message;
+  EXPECT_FALSE(fit->agrees());
+  ASSERT_NE(fit->new_behaviour(), nullptr);
+  EXPECT_EQ(fit->new_behaviour()->step, kStep);
+  EXPECT_EQ(fit->new_behaviour()->what, "free_blocks");
+}
+
+TEST(Fit, refuses_recordings_of_two_engines_and_none_at_all) {
+  auto paths = sample_recordings("vllm-0.22.1");
+  paths.push_back(sample_recordings("vllm-0.33.0").front());
+  const auto two = fit_policies(paths, {});
+  ASSERT_FALSE(two.has_value());
+  EXPECT_NE(two.error().message.find("one engine"), std::string::npos) << two.error().message;
+  EXPECT_FALSE(fit_policies({}, {}).has_value());
+}
+
+}  // namespace
+}  // namespace lockstep
