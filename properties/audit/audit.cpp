@@ -41,6 +41,12 @@ std::string_view name_of(AuditRule rule) {
       return "standstill";
     case AuditRule::draft_read:
       return "draft_read";
+    case AuditRule::zeroing:
+      return "zeroing";
+    case AuditRule::sampled:
+      return "sampled";
+    case AuditRule::queues:
+      return "queues";
     case AuditRule::recording:
       return "recording";
   }
@@ -94,6 +100,11 @@ void Auditor::Impl::add(const RecordedEvent& event) {
   request.name = event.request.name;
   request.index = static_cast<std::int32_t>(names_.size());
   request.tokens = event.request.prompt.materialize();
+  request.num_prompt = static_cast<std::int32_t>(request.tokens.size());
+  request.max_tokens = event.request.max_tokens;
+  request.has_min_tokens = event.request.min_tokens > 0;
+  request.eos_token = event.request.eos_token;
+  request.stop_token_ids = event.request.stop_token_ids;
   std::uint64_t content = request.root = empty_prefix(event.request.cache_salt);
   for (const std::int32_t token : request.tokens)
     request.contents.push_back(content = content_after(content, token));
@@ -154,7 +165,19 @@ void Auditor::Impl::hand_out(const AuditedRequest& request, std::size_t group, s
             index_of(block), index, request.computed, reader->name));
     return;
   }
-  ledger_.hand_out(block, static_cast<std::int32_t>(group), block_size(group));
+  const auto first = static_cast<std::int32_t>(index) * block_size(group);
+  const auto g = static_cast<std::int32_t>(group);
+  // A hit that is longer than the other groups' holds what it should.
+  const bool is_own =
+      std::cmp_less(first, request.contents.size()) && ledger_.belongs_to(block, g) &&
+      ledger_.read(block, 0).content == request.contents[static_cast<std::size_t>(first)];
+  if (is_zeroed_[group] && !is_own && !zeroed_now_.contains(block))
+    report(
+        AuditRule::zeroing, request, group, first, block,
+        fmt::format("block {} becomes entry {} of the table and is not zeroed: a kernel may read "
+                    "what a state left in it as numbers{}",
+                    index_of(block), index, holders_of(block)));
+  ledger_.hand_out(block, g, block_size(group), request.index, step_);
 }
 
 void Auditor::Impl::take_tables(const RecordedStep& step, const RecordedScheduled& scheduled,
@@ -194,8 +217,9 @@ void Auditor::Impl::take_tables(const RecordedStep& step, const RecordedSchedule
       const std::size_t index = table.size();
       const bool moved = std::ranges::find(movable, block) != movable.end();
       table.push_back(block);
-      const bool was_there =
-          scheduled.is_new && is_hit(g, index, std::max(hit, request.last_replayed));
+      const bool was_there = scheduled.is_new &&
+                             is_hit(g, index, std::max(hit, request.last_replayed)) &&
+                             !zeroed_now_.contains(block);
       if (block == kNullBlock || was_there || moved) continue;
       hand_out(request, g, index, block);
     }
@@ -226,6 +250,7 @@ void Auditor::Impl::take_ends(const RecordedStep& step) {
 // What came out of a row.
 void Auditor::Impl::take_sampled(const RecordedStep& step, AuditRow& row) {
   AuditedRequest& request = *row.request;
+  check_sampled(step, row);
   const auto tokens = sampled_of(step, request.name);
   settle_states(row, static_cast<std::int32_t>(tokens.size()));
   const auto num_rejected = row.num_spec > 0 && !tokens.empty()
@@ -239,6 +264,7 @@ void Auditor::Impl::take_sampled(const RecordedStep& step, AuditRow& row) {
     request.contents.push_back(
         content_after(request.contents.empty() ? request.root : request.contents.back(), token));
   }
+  note_limit(step, request);
 }
 
 void Auditor::Impl::step(const RecordedStep& step) {
@@ -252,6 +278,9 @@ void Auditor::Impl::step(const RecordedStep& step) {
   take_ends(step);
   release_failed_loads(step);
   check_copies(step);
+  zeroed_now_ = {step.zero.begin(), step.zero.end()};
+  for (const BlockId block : step.zero)
+    if (index_of(block) > 0 && index_of(block) < ledger_.num_blocks()) ledger_.zero(block, step_);
 
   std::vector<AuditRow> rows;
   for (const RecordedScheduled& scheduled : step.scheduled) {
@@ -278,6 +307,8 @@ void Auditor::Impl::step(const RecordedStep& step) {
   check_conservation(step);
   check_common_prefix(step);
   check_progress(step);
+  check_queues(step);
+  check_sampled_of_nobody(step);
 
   for (AuditRow& row : rows)
     if (!row.is_void) take_sampled(step, row);
@@ -288,6 +319,7 @@ void Auditor::Impl::step(const RecordedStep& step) {
   }
   take_events(step, step.during);
   take_outputs(step);
+  heard_of_ = config_.async_scheduling ? step.output_of_step.value_or(heard_of_) : step.step;
   last_ = step;
 }
 
@@ -317,7 +349,7 @@ std::string why_not_audited(const RecordingHeader& header) {
   const bool keeps_states = std::ranges::any_of(
       header.groups, [](const KVCacheGroupSpec& group) { return is_state(group.spec); });
   // The releases that retire by what has come back have a runner that counts on the device.
-  const EngineProfile* profile = find_engine_profile(config.engine);
+  const EngineProfile* profile = find_engine_profile(header.engine.profile());
   const bool counts_on_device =
       profile != nullptr && profile->retire_basis == RetireBasis::processed;
   if (keeps_states && config.async_scheduling && config.num_spec_tokens > 0 && !counts_on_device)

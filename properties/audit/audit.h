@@ -12,7 +12,9 @@
 // not; (8) a load or a send reported over that was not under way; (9) a recording that ends while
 // nothing runs and requests wait for each other in a circle; (10) where hashes look ahead, a hit
 // that ends with a token behind which another one stood than in this request: an EAGLE drafter's
-// row covers both.
+// row covers both; (11) a new block of attention beside states that is not zeroed; (12) a token
+// sampled from a row that has none to give, or of a request that has all of its own; an end whose
+// reason is not so; (13) a live request in no queue, or in two.
 // With a KV connector, what it loads counts as written once the load is over, except in blocks that
 // are reported invalid, and blocks that it still writes or sends are in use. A request's first
 // wrong read in a group is reported, and not the consequences that follow from it.
@@ -48,6 +50,9 @@ enum class AuditRule : std::uint8_t {
   transfer,          // (8)
   standstill,        // (9)
   draft_read,        // (10)
+  zeroing,           // (11)
+  sampled,           // (12)
+  queues,            // (13)
   recording,         // the decisions are not whole: a block outside the pool, a group left out
 };
 std::string_view name_of(AuditRule rule);

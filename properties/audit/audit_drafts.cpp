@@ -15,7 +15,7 @@ std::int32_t hash_lookahead_of(const RecordingHeader& header) {
   const EngineConfig& config = header.options.config;
   if (config.num_hash_lookahead_tokens != kEngineHashLookahead)
     return config.num_hash_lookahead_tokens;
-  const EngineProfile* profile = find_engine_profile(config.engine);
+  const EngineProfile* profile = find_engine_profile(header.engine.profile());
   return profile == nullptr ? 0 : hash_lookahead_of(config, *profile);
 }
 
@@ -73,7 +73,7 @@ void Auditor::Impl::read_draft_rows(const AuditRow& row) {
       report(AuditRule::draft_read, request, g, p, block,
              fmt::format("a hit ends with token {} in slot {} of block {}, which holds {} and was "
                          "drafted from with {} behind it than here",
-                         p, p % block_size(g), index_of(block), holds(slot),
+                         p, p % block_size(g), index_of(block), holds(slot, block),
                          is_less ? "less" : "another token"));
     }
   }
@@ -97,7 +97,7 @@ void Auditor::Impl::read_drafter_window(const AuditRow& row) {
              fmt::format("the drafter runs {} tokens before token {} again and reads token {}, "
                          "where the table has {}",
                          again, row.first, p,
-                         block == kNullBlock ? "no block of this group" : holds(slot)));
+                         block == kNullBlock ? "no block of this group" : holds(slot, block)));
       break;
     }
   }

@@ -1,12 +1,14 @@
 // The auditor's inside: requests as a worker sees them, and the rules that are checked on them.
 // audit.cpp takes the decisions in, audit_pool.cpp checks what holds over all requests of a step,
 // audit_reads.cpp follows reads and writes of attention, audit_drafts.cpp those of a drafter,
-// audit_states.cpp states, and audit_transfers.cpp what a KV connector moves.
+// audit_states.cpp states, audit_requests.cpp what becomes of requests, and audit_transfers.cpp what
+// a KV connector moves.
 #pragma once
 
 #include <algorithm>
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <set>
 #include <span>
 #include <string>
@@ -64,6 +66,14 @@ struct AuditedRequest {
   // The last step that must have sampled a token for it and says of none; -1: none.
   std::int64_t unheard_step = -1;
   bool was_sent_back = false;  // with the pool to itself, and that was reported
+  bool is_forgotten = false;   // in no queue, and that was reported
+  // When it ends: by so many tokens, or by one of these.
+  std::int32_t num_prompt = 0;
+  std::int32_t max_tokens = 0;
+  bool has_min_tokens = false;
+  std::optional<std::int32_t> eos_token;
+  std::vector<std::int32_t> stop_token_ids;
+  std::int64_t full_since = -1;  // the step that sampled the last token that it may have
 };
 
 // One scheduled request of the step at hand.
@@ -105,6 +115,9 @@ std::int32_t hash_lookahead_of(const RecordingHeader& header);
 // Hits end at multiples of so many tokens.
 std::int32_t hit_alignment_of(const RecordingHeader& header);
 
+// Per group, whether its new blocks must be zeroed before they are used.
+std::vector<bool> zeroed_groups(const RecordingHeader& header);
+
 inline bool is_state(const KVCacheSpec& spec) { return spec.kind == CacheKind::mamba; }
 inline bool is_ring(const KVCacheSpec& spec) { return spec.kind == CacheKind::circular_buffer; }
 // Slots of tokens by position, which attention reads.
@@ -128,7 +141,9 @@ class Auditor::Impl {
         planned_blocks_(planned_blocks_of_request(header.options.config, header.groups)),
         checks_progress_(scope == AuditScope::whole_recording && !header.connector &&
                          planned_blocks_ < header.num_blocks),
-        ledger_(header.num_blocks) {
+        ledger_(header.num_blocks),
+        lists_all_queues_(!header.connector),
+        is_zeroed_(zeroed_groups(header)) {
     for (const KVCacheGroupSpec& group : groups_) {
       block_sizes_.push_back(static_cast<std::int32_t>(group.spec.block_size));
       if (group.spec.bounded_replay)
@@ -189,7 +204,10 @@ class Auditor::Impl {
   void finish_draft_rows(const AuditRow& row);
   void read_draft_rows(const AuditRow& row);
   void read_drafter_window(const AuditRow& row);
-  std::string holds(const LedgerSlot& slot) const;
+  std::string holds(const LedgerSlot& slot, BlockId block) const;
+  std::string difference(const AuditedRequest& request, std::int32_t position,
+                         const LedgerSlot& slot) const;
+  std::string holders_of(BlockId block) const;
   bool state_block(const AuditRow& row, std::size_t group, std::int32_t entry, BlockId& block);
   void read_state(const AuditRow& row, std::size_t group, std::int32_t entry, std::int32_t accepted,
                   std::int32_t count);
@@ -208,6 +226,12 @@ class Auditor::Impl {
   void check_conservation(const RecordedStep& step);
   void check_common_prefix(const RecordedStep& step);
   void check_progress(const RecordedStep& step);
+  void check_queues(const RecordedStep& step);
+  void check_sampled(const RecordedStep& step, const AuditRow& row);
+  void check_sampled_of_nobody(const RecordedStep& step);
+  void note_limit(const RecordedStep& step, AuditedRequest& request);
+  void check_limit(const AuditedRequest& request);
+  void check_stopped(const RecordedStopped& stopped, const AuditedRequest& request);
   std::uint64_t content_at(const AuditRow& row, std::int32_t count) const;
 
   EngineConfig config_;
@@ -232,6 +256,12 @@ class Auditor::Impl {
   PauseState pause_state_ = PauseState::unpaused;
   int num_idle_steps_ = 0;       // with requests waiting and all blocks free
   std::int64_t num_copied_ = 0;  // ends of copies that may not have run
+  // A connector's recordings of 0.33.0 have queues that are not read.
+  bool lists_all_queues_ = true;
+  std::vector<bool> is_zeroed_;   // per group: its new blocks are
+  std::set<BlockId> zeroed_now_;  // in the step at hand
+  std::int64_t odd_total_ = -1;   // of blocks held and free, when it was last reported
+  std::int64_t heard_of_ = -1;    // the last step that the engine has the output of
   std::int64_t step_ = -1;
   RecordedStep last_;
   std::map<std::int64_t, RecordedWorker> reports_in_flight_;  // by step, not heard of yet

@@ -3,8 +3,10 @@
 
 #include <algorithm>
 #include <map>
+#include <utility>
 
 #include "properties/audit/audit_impl.h"
+#include "reference/profiles/engine_profile.h"
 
 namespace lockstep {
 
@@ -24,6 +26,21 @@ std::int32_t hit_alignment_of(const RecordingHeader& header) {
   }
   const std::int64_t alignment = has_parts ? header.hash_block_size : header.scheduler_block_size;
   return static_cast<std::int32_t>(std::max<std::int64_t>(1, alignment));
+}
+
+// What every release zeroes beside states: full attention. The newer ones zero all attention.
+std::vector<bool> zeroed_groups(const RecordingHeader& header) {
+  std::vector<bool> zeroed(header.groups.size());
+  const EngineProfile* profile = find_engine_profile(header.engine.profile());
+  const bool has_states = std::ranges::any_of(
+      header.groups, [](const KVCacheGroupSpec& group) { return is_state(group.spec); });
+  if (profile == nullptr || !has_states || header.connector) return zeroed;
+  for (std::size_t g = 0; g < zeroed.size(); ++g) {
+    const KVCacheSpec& spec = header.groups[g].spec;
+    zeroed[g] = spec.kind == CacheKind::full_attention ||
+                (profile->zeroed_blocks == ZeroedBlocks::attention && keeps_tokens(spec));
+  }
+  return zeroed;
 }
 
 void Auditor::Impl::check_common_prefix(const RecordedStep& step) {
@@ -76,7 +93,9 @@ void Auditor::Impl::check_conservation(const RecordedStep& step) {
     if (excess > 0) return excess <= std::ssize(kept) - std::ssize(kept_by_transfers(true));
     return -excess <= num_copied_;
   };
-  if (step.running.empty() && !adds_up(std::ssize(kept)))
+  const std::int64_t kept_total = std::ssize(kept) + step.free_blocks + 1;
+  if (step.running.empty() && !adds_up(std::ssize(kept)) &&
+      std::exchange(odd_total_, kept_total) != kept_total)
     report(
         AuditRule::conservation, {},
         fmt::format("nobody runs, and {} of {} blocks are free besides the null block{}",
@@ -99,10 +118,12 @@ void Auditor::Impl::check_conservation(const RecordedStep& step) {
   const auto held = std::ssize(group_of) + std::ranges::count_if(kept, [&](BlockId block) {
                       return !group_of.contains(index_of(block));
                     });
-  if (!adds_up(held))
-    report(AuditRule::conservation, {},
-           fmt::format("{} blocks are held and {} free, with the null block {} of {}", held,
-                       step.free_blocks, held + step.free_blocks + 1, ledger_.num_blocks()));
+  // A block that is lost stays lost: told once.
+  const std::int64_t total = held + step.free_blocks + 1;
+  if (adds_up(held) || std::exchange(odd_total_, total) == total) return;
+  report(AuditRule::conservation, {},
+         fmt::format("{} blocks are held and {} free, with the null block {} of {}", held,
+                     step.free_blocks, total, ledger_.num_blocks()));
 }
 
 // With the pool to itself a request gets all that it needs, since the engine takes no longer one

@@ -44,6 +44,7 @@ bool Auditor::Impl::make_row(const RecordedStep& step, const RecordedScheduled& 
     report(AuditRule::scheduled_tokens, request.name, "scheduled twice in one step");
     return false;
   }
+  check_limit(request);
   take_tables(step, scheduled, request);
   row.request = &request;
   row.first = scheduled.computed;
@@ -85,10 +86,48 @@ std::uint64_t Auditor::Impl::content_at(const AuditRow& row, std::int32_t count)
   return row.request->contents[static_cast<std::size_t>(count) - 1];
 }
 
-std::string Auditor::Impl::holds(const LedgerSlot& slot) const {
-  if (slot.content == 0) return "nothing that was written since the block was handed out";
+std::string Auditor::Impl::holds(const LedgerSlot& slot, BlockId block) const {
+  if (slot.content == 0) {
+    const std::int64_t zeroed = ledger_.zeroed_in(block);
+    return zeroed < 0
+               ? "nothing that was written since the block was handed out"
+               : fmt::format("nothing that was written since step {} zeroed the block", zeroed);
+  }
   return fmt::format("token {} of request {}", slot.position,
                      names_[static_cast<std::size_t>(slot.writer)]);
+}
+
+// In what a slot that holds this very position differs from what the request has there.
+std::string Auditor::Impl::difference(const AuditedRequest& request, std::int32_t position,
+                                      const LedgerSlot& slot) const {
+  if (slot.content == 0 || slot.position != position) return {};
+  const std::string& name = names_[static_cast<std::size_t>(slot.writer)];
+  const auto found = requests_.find(name);
+  if (found == requests_.end() || found->second.index != slot.writer) return {};
+  const AuditedRequest& writer = found->second;
+  const auto at = static_cast<std::size_t>(position);
+  if (at >= writer.contents.size() || writer.contents[at] != slot.content)
+    return ": a draft that was rejected";
+  const auto num = std::min({at + 1, writer.tokens.size(), request.tokens.size()});
+  const auto [mine, theirs] = std::mismatch(
+      request.tokens.begin(), request.tokens.begin() + static_cast<std::ptrdiff_t>(num),
+      writer.tokens.begin());
+  if (mine == request.tokens.begin() + static_cast<std::ptrdiff_t>(num))
+    return request.root == writer.root ? "" : ": the same tokens under another cache salt";
+  return fmt::format(": token {} is {} there and {} here", mine - request.tokens.begin(), *theirs,
+                     *mine);
+}
+
+// "; request b has had the block since step 7, request a before it, since step 2"
+std::string Auditor::Impl::holders_of(BlockId block) const {
+  const auto& [last, before] = ledger_.holders(block);
+  if (last.request < 0) return {};
+  std::string text = fmt::format("; request {} has had the block since step {}",
+                                 names_[static_cast<std::size_t>(last.request)], last.since);
+  if (before.request >= 0)
+    text += fmt::format(", request {} before it, since step {}",
+                        names_[static_cast<std::size_t>(before.request)], before.since);
+  return text;
 }
 
 void Auditor::Impl::write_tokens(const AuditRow& row, std::size_t group) {
@@ -121,7 +160,7 @@ void Auditor::Impl::write_tokens(const AuditRow& row, std::size_t group) {
             index < other.tables[group].size() && other.tables[group][index] == block)
           report(AuditRule::token_write, request, group, p, block,
                  fmt::format("a token is written over {} that request {} still reads",
-                             holds(before), name));
+                             holds(before, block), name));
       }
     }
     ledger_.write(block, p % size, {content, request.index, p}, content_at(row, p));
@@ -158,9 +197,10 @@ void Auditor::Impl::read_tokens(const AuditRow& row, std::size_t group) {
     return report(
         AuditRule::attention_read, request, group, p, block,
         fmt::format("attention of tokens [{}, {}) reads token {} from slot {} of block {}, which "
-                    "holds {}{}",
-                    row.first, row.last, p, p % size, index_of(block), holds(slot),
-                    right_group ? "" : "; the block is not one of this group"));
+                    "holds {}{}{}{}",
+                    row.first, row.last, p, p % size, index_of(block), holds(slot, block),
+                    difference(request, p, slot),
+                    right_group ? "" : "; the block is not one of this group", holders_of(block)));
   }
 }
 

@@ -190,8 +190,10 @@ void Auditor::Impl::take_outputs(const RecordedStep& step) {
     reports_in_flight_.erase(reports_in_flight_.begin());
   }
   for (const RecordedStopped& stopped : step.stopped)
-    if (const auto found = requests_.find(stopped.id); found != requests_.end())
+    if (const auto found = requests_.find(stopped.id); found != requests_.end()) {
+      check_stopped(stopped, found->second);
       found->second.has_ended = true;
+    }
   // What came in after an output that was missed shows that it is not on its way.
   for (UnheardFinding& unheard : unheard_)
     if (unheard.step <= last) findings_.push_back(std::move(unheard.finding));

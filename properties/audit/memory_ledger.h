@@ -6,6 +6,7 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <cstdint>
 #include <string>
 #include <utility>
@@ -39,21 +40,41 @@ struct LedgerState {
   std::int32_t inputs_before = -1;
 };
 
+// Who has had a block, and since which step.
+struct LedgerHolder {
+  std::int32_t request = -1;  // index; -1: nobody
+  std::int64_t since = -1;
+};
+
 class MemoryLedger {
  public:
   // Memory is taken for what is written alone: a header may speak of any pool.
   explicit MemoryLedger(std::int64_t num_blocks) : num_blocks_(num_blocks) {}
 
   std::int64_t num_blocks() const { return num_blocks_; }
-  // The block now belongs to `group`, with `block_size` slots of nothing.
-  void hand_out(BlockId block, std::int32_t group, std::int32_t block_size) {
+  // The block now belongs to `group`, with `block_size` slots of nothing; request `holder` has it.
+  void hand_out(BlockId block, std::int32_t group, std::int32_t block_size, std::int32_t holder,
+                std::int64_t step) {
     Block& b = at(block);
+    b.holders = {LedgerHolder{holder, step}, b.holders[0]};
     b.group = group;
     b.num_slots = block_size;
     b.slots.clear();
     b.first_of_run = b.end_of_run = 0;
     b.state = {};
   }
+  // It holds nothing any more; whose it is does not change.
+  void zero(BlockId block, std::int64_t step) {
+    Block& b = at(block);
+    b.slots.clear();
+    b.first_of_run = b.end_of_run = 0;
+    b.state = {};
+    b.zeroed_in = step;
+  }
+  // The last one that it was handed out to, and the one before.
+  const std::array<LedgerHolder, 2>& holders(BlockId block) const { return at(block).holders; }
+  // The last step that did, since when it was written to or not; -1: none.
+  std::int64_t zeroed_in(BlockId block) const { return at(block).zeroed_in; }
   bool belongs_to(BlockId block, std::int32_t group) const { return at(block).group == group; }
 
   // `before` is the content of the token in front of this one.
@@ -103,6 +124,8 @@ class MemoryLedger {
   struct Block {
     std::int32_t group = -1;  // -1: never handed out
     std::int32_t num_slots = 0;
+    std::int64_t zeroed_in = -1;
+    std::array<LedgerHolder, 2> holders;
     std::vector<LedgerSlot> slots;  // up to the last that was written; nothing is in the others
     // A run: slots whose tokens follow one another in one prefix. The last one that was written.
     std::int32_t first_of_run = 0;

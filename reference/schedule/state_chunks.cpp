@@ -11,8 +11,6 @@ StateChunkRule::StateChunkRule(const EngineConfig& config, const EngineProfile& 
       block_size_(config.block_size),
       max_chunk_(config.max_num_batched_tokens),
       hit_end_(hit_end_of(config, profile)) {
-  // Where states alone are cached nobody drops a block: the repaired rule saves its state as well.
-  saves_one_earlier_ = hit_end_.drops_last_block && !profile.state_hits_drop_a_block;
   if (config.long_prefill_token_threshold > 0)
     max_chunk_ = std::min(max_chunk_, config.long_prefill_token_threshold);
   exports_states_ = std::ranges::all_of(groups, [](const KVCacheGroupSpec& group) {
@@ -54,7 +52,7 @@ std::int32_t StateChunkRule::clip(const Request& request, std::int32_t num_new,
 std::int32_t StateChunkRule::last_whole_block(const Request& request) const {
   const std::int32_t last = request.num_tokens() / block_size_ * block_size_;
   // EAGLE drops the last block of a hit, so the state one block earlier is the one to save.
-  return saves_one_earlier_ ? std::max(last - block_size_, 0) : last;
+  return hit_end_.drops_last_block ? std::max(last - block_size_, 0) : last;
 }
 
 std::int32_t StateChunkRule::clip_to_whole_blocks(const Request& request, std::int32_t num_new,

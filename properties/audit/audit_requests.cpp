@@ -1,0 +1,91 @@
+// What becomes of requests: each is in a queue until it ends, samples what its rows allow, and ends
+// when it is said to.
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <set>
+#include <string_view>
+
+#include "properties/audit/audit_impl.h"
+
+namespace lockstep {
+
+// Whoever is in none is never run again, and nothing tells its client.
+void Auditor::Impl::check_queues(const RecordedStep& step) {
+  if (!lists_all_queues_) return;
+  std::set<std::string_view> queued(step.running.begin(), step.running.end());
+  const auto add = [&](const std::string& name, const char* queue) {
+    if (!queued.insert(name).second)
+      report(AuditRule::queues, name, fmt::format("is in the {} queue and in another one", queue));
+  };
+  for (const std::string& name : step.waiting) add(name, "waiting");
+  if (step.skipped)
+    for (const RecordedSkipped& skipped : *step.skipped) add(skipped.id, "skipped");
+  for (auto& [name, request] : requests_) {
+    if (request.has_ended || request.has_left || request.is_forgotten || queued.contains(name))
+      continue;
+    request.is_forgotten = true;
+    report(AuditRule::queues, name,
+           fmt::format("has {} of its {} tokens computed and is in no queue: nothing runs it again",
+                       request.computed, request.tokens.size()));
+  }
+}
+
+// A token follows the last one that is known: a row that ends before it has none to give, and one
+// that goes beyond has one more for each draft that it verified.
+void Auditor::Impl::check_sampled(const RecordedStep& step, const AuditRow& row) {
+  const AuditedRequest& request = *row.request;
+  const auto num_sampled = std::ssize(sampled_of(step, request.name));
+  const auto known = std::ssize(request.tokens);
+  if (num_sampled == 0 || num_sampled <= row.last - known + 1) return;
+  report(AuditRule::sampled, request.name,
+         row.last < known
+             ? fmt::format("a token is sampled behind token {}, and {} are known: those between "
+                           "have not been computed",
+                           row.last - 1, known)
+             : fmt::format("{} tokens are sampled from a row that verifies {} drafts", num_sampled,
+                           row.last - known));
+}
+
+void Auditor::Impl::check_sampled_of_nobody(const RecordedStep& step) {
+  for (const RecordedTokens& sampled : step.sampled)
+    if (!sampled.tokens.empty() &&
+        std::ranges::find(step.scheduled, sampled.id, &RecordedScheduled::id) ==
+            step.scheduled.end())
+      report(AuditRule::sampled, sampled.id, "a token is sampled, and no row of it was scheduled");
+}
+
+// The longest that a request may get has been reached, by the output of which step.
+void Auditor::Impl::note_limit(const RecordedStep& step, AuditedRequest& request) {
+  const bool is_full = std::ssize(request.tokens) >= request.num_prompt + request.max_tokens ||
+                       std::ssize(request.tokens) >= config_.max_model_len;
+  if (is_full && request.full_since < 0) request.full_since = step.step;
+}
+
+// The output that ended it had come in, and it goes on.
+void Auditor::Impl::check_limit(const AuditedRequest& request) {
+  if (request.full_since < 0 || request.full_since > heard_of_ || request.has_min_tokens) return;
+  report(AuditRule::sampled, request.name,
+         fmt::format("is scheduled with {} tokens: it may sample {}, and the output of step {} was "
+                     "the last",
+                     request.tokens.size(), request.max_tokens, request.full_since));
+}
+
+// Why a request is said to have ended must be so.
+void Auditor::Impl::check_stopped(const RecordedStopped& stopped, const AuditedRequest& request) {
+  const auto num_output = std::ssize(request.tokens) - request.num_prompt;
+  if (stopped.reason == "length" && request.full_since < 0)
+    report(AuditRule::sampled, request.name,
+           fmt::format("ends for its length with {} tokens sampled of {}", num_output,
+                       request.max_tokens));
+  const auto ends_it = [&](std::int32_t token) {
+    return request.eos_token == token || std::ranges::count(request.stop_token_ids, token) > 0;
+  };
+  if (stopped.reason == "stop" &&
+      std::none_of(request.tokens.begin() + request.num_prompt, request.tokens.end(), ends_it))
+    report(
+        AuditRule::sampled, request.name,
+        fmt::format("ends by a stop token, and none of the {} that it sampled is one", num_output));
+}
+
+}  // namespace lockstep
