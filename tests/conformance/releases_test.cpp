@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <filesystem>
-#include <fstream>
 #include <iterator>
 #include <string>
 #include <thread>
@@ -15,7 +14,6 @@
 #include "reference/profiles/releases.h"
 #include "sim/conform/conform.h"
 #include "tests/conformance/recording_files.h"
-#include "tests/support/temporary_folder.h"
 #include "traces/models/data_dir.h"
 
 namespace lockstep {
@@ -40,9 +38,10 @@ std::string test_name(const testing::TestParamInfo<std::string>& release) {
   return name;
 }
 
+int num_jobs() { return static_cast<int>(std::max(1u, std::thread::hardware_concurrency())); }
+
 void expect_agreement(const std::vector<std::string>& paths) {
-  const int jobs = static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
-  const ConformSummary summary = conform_recordings(paths, {.engine = {}, .jobs = jobs});
+  const ConformSummary summary = conform_recordings(paths, {.engine = {}, .jobs = num_jobs()});
   for (const RefusedFile& refused : summary.refused) ADD_FAILURE() << refused.reason;
   for (const ConformFile& file : summary.files) {
     if (!file.mismatch) continue;
@@ -51,21 +50,6 @@ void expect_agreement(const std::vector<std::string>& paths) {
                   << file.mismatch->model;
   }
   EXPECT_EQ(summary.agreed, static_cast<std::int64_t>(paths.size()));
-}
-
-// The recording, as if another release had made it.
-std::string made_by(const std::string& path, const std::string& from, const std::string& to) {
-  std::ifstream in(path);
-  std::string text{std::istreambuf_iterator<char>(in), {}};
-  const auto version_of = [](const std::string& name) {
-    return "\"version\":\"" + name.substr(name.find('-') + 1) + "\"";
-  };
-  const std::size_t at = text.find(version_of(from));
-  EXPECT_NE(at, std::string::npos) << path;
-  text.replace(at, version_of(from).size(), version_of(to));
-  const std::string copy = tests::temporary_path(to + "_" + fs::path(path).filename().string());
-  std::ofstream(copy) << text;
-  return copy;
 }
 
 // The newest release before that decides otherwise, or else the oldest one behind.
@@ -94,10 +78,8 @@ TEST_P(RecordedRelease, BundledSamplesAgreeInEveryField) {
 
 TEST_P(RecordedRelease, BundledSamplesTellItFromTheReleaseBeside) {
   const std::string neighbour = neighbour_of(GetParam());
-  std::vector<std::string> copies;
-  for (const std::string& path : recordings_under(kBundled / GetParam()))
-    copies.push_back(made_by(path, GetParam(), neighbour));
-  const ConformSummary summary = conform_recordings(copies, {.engine = {}, .jobs = 1});
+  const ConformSummary summary = conform_recordings(recordings_under(kBundled / GetParam()),
+                                                    {.engine = neighbour, .jobs = num_jobs()});
   EXPECT_TRUE(std::ranges::any_of(summary.files, [](const ConformFile& file) {
     return file.mismatch.has_value();
   })) << neighbour;
