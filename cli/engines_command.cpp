@@ -141,7 +141,7 @@ std::string markdown() {
   }
   text += "### Findings by release\n| finding |";
   for (const Release& release : releases())
-    text += fmt::format(" {} |", release.name.substr(release.name.find('.') + 1));
+    text += fmt::format(" {} |", release.name.substr(release.name.find('.') + 1, 2));
   text += "\n|---|";
   for (std::size_t i = 0; i < releases().size(); ++i) text += "---|";
   text += "\n";
