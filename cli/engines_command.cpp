@@ -116,8 +116,9 @@ void print_engine(const EngineProfile& profile) {
 
 std::string needs_text(const FindingPolicies& finding) {
   std::string text;
-  for (const auto& [policy, word] : finding.needs)
-    text += fmt::format("{}`{}` = {}", text.empty() ? "" : " and ", policy, word);
+  for (const auto& [policy, word, is_other] : finding.needs)
+    text += fmt::format("{}`{}` {} {}", text.empty() ? "" : " and ", policy,
+                        is_other ? "is not" : "=", word);
   return text.empty() ? "no policy: every release" : text;
 }
 

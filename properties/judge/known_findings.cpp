@@ -81,6 +81,17 @@ bool hits_parts_of_states(const SavedCase& saved) {
   return exports_checkpoints(saved) && saved.engine.prefix_match_unit > 0;
 }
 
+bool keeps_states_before_gaps(const SavedCase& saved) {
+  const EngineProfile& profile = profile_of(saved);
+  return profile.retire_basis == RetireBasis::processed && !profile.retires_beyond_null_gaps &&
+         saved.engine.mamba_cache_mode == MambaCacheMode::align && has_states(saved);
+}
+
+bool pads_what_is_cut(const SavedCase& saved) {
+  return profile_of(saved).pads_new_decodes == PadsNewDecodes::beside_running_or_waits &&
+         saved.engine.num_spec_tokens > 0;
+}
+
 bool pads_prompts_of_one_token(const SavedCase& saved) {
   return profile_of(saved).pads_new_decodes != PadsNewDecodes::never &&
          saved.engine.num_spec_tokens > 0 && has_states(saved) &&
@@ -187,6 +198,8 @@ constexpr std::string_view kNotComputed[] = {"invariant.published"};
 constexpr std::string_view kFreedInFlight[] = {"audit.handed_out", "audit.attention_read",
                                                "audit.token_write"};
 constexpr std::string_view kLiveness[] = {"liveness"};
+constexpr std::string_view kKeptStates[] = {"invariant.planned_blocks", "liveness"};
+constexpr std::string_view kCutDrafts[] = {"audit.scheduled_tokens"};
 constexpr std::string_view kWrongState[] = {"audit.state_read", "decide"};
 
 // How many blocks a request misses is an estimate where windows are: some circles are not seen.
@@ -236,6 +249,10 @@ constexpr KnownFinding kFindings[] = {
      without_checkpoints},
     {19, "a prompt of one token takes the drafts that pad it into its state",
      pads_prompts_of_one_token, kWrongState, with_prompts_of_two_tokens},
+    {20, "a state before a gap in the table is kept until the request ends",
+     keeps_states_before_gaps, kKeptStates, with_the_rule_repaired<20>},
+    {21, "a padded request that is cut to one token keeps its drafts", pads_what_is_cut, kCutDrafts,
+     with_the_rule_repaired<21>},
     {5, "with a step in flight a request holds more states than its pool is planned for",
      plans_too_few_states, kLiveness, with_states_in_flight_planned},
     {18, "a hit of a part of a block needs more than the pool is planned for", hits_parts_of_states,

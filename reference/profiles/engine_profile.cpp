@@ -54,8 +54,8 @@ Result<void> repair(EngineProfile& profile, std::string_view which) {
     if (which != "all" && !(is_number && finding.finding == number)) continue;
     is_known = is_known || !finding.repairs.empty();
     if (!can_show(unrepaired, finding)) continue;
-    for (const auto& [policy, word] : finding.repairs)
-      LS_RETURN_IF_ERROR(set_policy(profile, policy, word));
+    for (const PolicyIs& is : finding.repairs)
+      LS_RETURN_IF_ERROR(set_policy(profile, is.policy, is.word));
   }
   if (!is_known)
     return fail(

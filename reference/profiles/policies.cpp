@@ -339,7 +339,13 @@ const std::vector<FindingPolicies>& all_finding_policies() {
       {16, {{"serves_checkpoints", "yes"}}, {}},
       {17, {{"serves_checkpoints", "yes"}, {"hits_parts_of_blocks", "yes"}}, {}},
       {18, {{"serves_checkpoints", "yes"}, {"hits_parts_of_blocks", "yes"}}, {}},
-      {19, {{"pads_new_decodes", "beside_running_or_after_hit"}}, {}},
+      {19, {{"pads_new_decodes", "never", true}}, {}},
+      {20,
+       {{"retires_beyond_null_gaps", "no"}, {"retire_basis", "processed"}},
+       {{"retires_beyond_null_gaps", "yes"}}},
+      {21,
+       {{"pads_new_decodes", "beside_running_or_waits"}},
+       {{"pads_new_decodes", "beside_running"}}},
   };
   return kFindings;
 }
@@ -353,7 +359,7 @@ std::int64_t value_of(const PolicyIs& is) {
 }
 
 bool is_so(const EngineProfile& profile, const PolicyIs& is) {
-  return find_policy(is.policy)->get(profile) == value_of(is);
+  return (find_policy(is.policy)->get(profile) == value_of(is)) != is.is_other;
 }
 
 }  // namespace

@@ -53,6 +53,7 @@ std::vector<const Policy*> differences(const EngineProfile& one, const EnginePro
 // A finding of docs/findings.md, and what it hangs on.
 struct PolicyIs {
   std::string_view policy, word;
+  bool is_other = false;  // any value but this
 };
 struct FindingPolicies {
   int finding = 0;
