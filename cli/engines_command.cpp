@@ -114,6 +114,13 @@ void print_engine(const EngineProfile& profile) {
   fmt::print("\n");
 }
 
+std::string needs_text(const FindingPolicies& finding) {
+  std::string text;
+  for (const auto& [policy, word] : finding.needs)
+    text += fmt::format("{}`{}` = {}", text.empty() ? "" : " and ", policy, word);
+  return text.empty() ? "no policy: every release" : text;
+}
+
 // The generated part of docs/engines.md: the change log, and findings by release.
 std::string markdown() {
   std::string text;
@@ -144,6 +151,9 @@ std::string markdown() {
       text += can_show(profile, finding) ? " x |" : is_possible(profile, finding) ? " ? |" : "  |";
     text += "\n";
   }
+  text += "\nWhat makes them possible:\n\n";
+  for (const FindingPolicies& finding : finding_policies())
+    text += wrapped(fmt::format("- {}: ", finding.finding), needs_text(finding));
   return text;
 }
 

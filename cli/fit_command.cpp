@@ -52,8 +52,8 @@ std::string nearest_text(const Fit& fit) {
     text += fmt::format("  {} = {} (there {})", each.policy->name, each.policy->word(each.value),
                         each.policy->word(each.policy->get(release)));
     if (each.first)
-      text += fmt::format(": {} of it, the first is {}",
-                          counted(each.parting, "recording") + " tell", place_of(*each.first));
+      text += fmt::format("; told by {}, first {}", counted(each.parting, "recording"),
+                          place_of(*each.first));
     text += fmt::format("\n    {}\n", each.policy->effect);
   }
   return text;

@@ -141,9 +141,9 @@ class Auditor::Impl {
         planned_blocks_(planned_blocks_of_request(header.options.config, header.groups)),
         checks_progress_(scope == AuditScope::whole_recording && !header.connector &&
                          planned_blocks_ < header.num_blocks),
+        ledger_(header.num_blocks),
         lists_all_queues_(!header.connector),
-        is_zeroed_(zeroed_groups(header)),
-        ledger_(header.num_blocks) {
+        is_zeroed_(zeroed_groups(header)) {
     for (const KVCacheGroupSpec& group : groups_) {
       block_sizes_.push_back(static_cast<std::int32_t>(group.spec.block_size));
       if (group.spec.bounded_replay)

@@ -27,7 +27,7 @@ auto count_groups(const SavedCase& saved, Predicate predicate) {
 bool state_hit_is_longer(const SavedCase& saved) {
   const EngineProfile& profile = profile_of(saved);
   return saved.engine.enable_prefix_caching && saved.engine.spec_method == SpecMethod::eagle &&
-         profile.eagle_hits == EagleHits::drop_last_block && !profile.state_hits_drop_a_block &&
+         profile.eagle_hits == EagleHits::drop_last_block && !profile.searches_states_within_hit &&
          has_states(saved);
 }
 
@@ -398,6 +398,15 @@ constexpr std::array kReasons = std::to_array<Reason>({
     {"audit.draft_read",
      "An EAGLE drafter's row of a token is made of the token behind it too, so a hit without a "
      "block to compute again must agree in that one."},
+    {"audit.zeroing",
+     "A block of attention that comes after a state must be zeroed: what the state left there may "
+     "be no number, and masked rows of it spoil the sum all the same."},
+    {"audit.sampled",
+     "A token follows the last one that is known, and a request has as many as it may: anything "
+     "else answers what nobody asked."},
+    {"audit.queues",
+     "A live request must be in one queue: from none it never runs again, and from two it runs "
+     "twice."},
     {"audit.recording", "A decision must be whole: known blocks, for every group."},
     {"invariant.conservation",
      "Held blocks, free blocks and the null block are the whole pool, each of them once."},

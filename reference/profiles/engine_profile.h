@@ -225,8 +225,7 @@ struct EngineProfile {
   // (v1/core/kv_cache_coordinator.py, allocate_new_computed_blocks).
   bool takes_hits_of_all_groups_first;
 
-  // What no release does: repairs of docs/findings.md, 1, 3, 8, 9, 13 and 14 (profile_without()).
-  bool state_hits_drop_a_block;   // with EAGLE, like those of attention
+  // What no release does: repairs of docs/findings.md, 3, 8, 9, 13 and 14 (profile_without()).
   bool withdraws_what_is_undone;  // what a victim published in the step that preempts it
   bool publishes_loads_late;      // what is loaded within a step is found when the step is over
   // What a window may hold at once counts from its first block on, not from the head of the table:

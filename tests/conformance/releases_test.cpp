@@ -42,7 +42,7 @@ std::string test_name(const testing::TestParamInfo<std::string>& release) {
 
 void expect_agreement(const std::vector<std::string>& paths) {
   const int jobs = static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
-  const ConformSummary summary = conform_recordings(paths, jobs);
+  const ConformSummary summary = conform_recordings(paths, {.engine = {}, .jobs = jobs});
   for (const RefusedFile& refused : summary.refused) ADD_FAILURE() << refused.reason;
   for (const ConformFile& file : summary.files) {
     if (!file.mismatch) continue;
@@ -97,7 +97,7 @@ TEST_P(RecordedRelease, BundledSamplesTellItFromTheReleaseBeside) {
   std::vector<std::string> copies;
   for (const std::string& path : recordings_under(kBundled / GetParam()))
     copies.push_back(made_by(path, GetParam(), neighbour));
-  const ConformSummary summary = conform_recordings(copies, 1);
+  const ConformSummary summary = conform_recordings(copies, {.engine = {}, .jobs = 1});
   EXPECT_TRUE(std::ranges::any_of(summary.files, [](const ConformFile& file) {
     return file.mismatch.has_value();
   })) << neighbour;

@@ -209,6 +209,91 @@ TEST(Audit, a_state_at_the_wrong_boundary_is_found) {
   EXPECT_GT(num_found, 0);
 }
 
+// The first step that hands out attention blocks beside states; index of it in the recording.
+std::size_t first_zeroing_step(const Recording& recording) {
+  std::size_t s = 0;
+  while (s < recording.steps.size() && recording.steps[s].zero.empty()) ++s;
+  return s;
+}
+
+TEST(Audit, a_block_that_is_not_zeroed_before_its_use_is_found) {
+  Result<Recording> recording = read_recording(
+      std::filesystem::directory_iterator(sample("vllm-0.22.1/mamba_align"))->path().string());
+  ASSERT_TRUE(recording) << recording.error().message;
+  const std::size_t s = first_zeroing_step(*recording);
+  ASSERT_LT(s, recording->steps.size());
+  const BlockId block = recording->steps[s].zero.back();
+  recording->steps[s].zero.pop_back();
+  const auto findings = audit(*recording);
+  ASSERT_EQ(findings.size(), 1u);
+  EXPECT_EQ(findings[0].rule, AuditRule::zeroing);
+  EXPECT_EQ(findings[0].step, recording->steps[s].step);
+  EXPECT_EQ(findings[0].block, index_of(block));
+}
+
+TEST(Audit, a_block_that_is_zeroed_while_it_is_read_is_found) {
+  Recording recording = shared_prefix();
+  recording.steps[1].zero = {BlockId{1}};
+  expect_one(recording, 1, "a",
+             "reads token 0 from slot 0 of block 1, which holds nothing that was written since "
+             "step 1 zeroed the block; request a has had the block since step 0");
+}
+
+// A block below a hit that is zeroed is no hit: states were hit further than attention.
+TEST(Audit, a_zeroed_block_below_a_hit_holds_nothing) {
+  Recording recording = shared_prefix();
+  (*recording.steps[0].scheduled[1].blocks)[0][0] = BlockId{4};
+  recording.steps[0].zero = {BlockId{4}};
+  recording.steps[0].common_prefix_blocks.reset();
+  recording.steps[0].tables.reset();
+  expect_one(recording, 0, "b", "which holds nothing that was written since step 0 zeroed");
+}
+
+TEST(Audit, a_token_that_no_row_can_have_sampled_is_found) {
+  Recording chunked = shared_prefix();
+  chunked.steps[0].scheduled[0].tokens = 5;  // of 6
+  expect_one(chunked, 0, "a", "a token is sampled behind token 4, and 6 are known");
+  EXPECT_EQ(audit(chunked)[0].rule, AuditRule::sampled);
+
+  Recording twice = shared_prefix();
+  twice.steps[0].sampled[0].tokens = {21, 22};
+  expect_one(twice, 0, "a", "2 tokens are sampled from a row that verifies 0 drafts");
+
+  Recording of_nobody = shared_prefix();
+  of_nobody.steps[2].sampled = {{"a", {25}}};
+  expect_one(of_nobody, 2, "a", "no row of it was scheduled");
+}
+
+TEST(Audit, a_request_that_goes_on_behind_its_end_is_found) {
+  Recording recording = shared_prefix();
+  recording.steps[0].before[0].request.max_tokens = 1;
+  expect_one(recording, 1, "a", "it may sample 1, and the output of step 0 was the last");
+  // With that output still in flight nobody could know.
+  recording.header.options.config.async_scheduling = true;
+  recording.steps[1].output_of_step = 0;
+  EXPECT_TRUE(audit(recording).empty());
+}
+
+TEST(Audit, an_end_whose_reason_is_not_so_is_found) {
+  Recording recording = shared_prefix();
+  recording.steps[1].stopped = {{"a", "length"}};
+  expect_one(recording, 1, "a", "ends for its length with 2 tokens sampled of 4");
+  recording.steps[1].stopped = {{"a", "stop"}};
+  expect_one(recording, 1, "a", "none of the 2 that it sampled is one");
+  recording.steps[0].before[0].request.eos_token = 23;
+  EXPECT_TRUE(audit(recording).empty());
+}
+
+TEST(Audit, a_request_that_is_in_no_queue_is_found_once) {
+  Recording recording = shared_prefix();
+  recording.steps[0].running = recording.steps[1].running = {"a"};
+  expect_one(recording, 0, "b", "is in no queue: nothing runs it again");
+  EXPECT_EQ(audit(recording).size(), 1u);
+  recording = shared_prefix();
+  recording.steps[1].waiting = {"a"};
+  expect_one(recording, 1, "a", "in the waiting queue and in another one");
+}
+
 TEST(Audit, every_bundled_recording_of_vllm_0_33_is_clean) {
   int num_files = 0;
   for (const auto& entry : std::filesystem::recursive_directory_iterator(sample("vllm-0.33.0"))) {
