@@ -164,6 +164,7 @@ TEST(Releases, count_the_state_blocks_that_a_hit_inside_a_block_takes_since_0_31
     const Request request = holding(pool, 56, 0);
     std::vector<BlockId> hit;
     pool.get_new_blocks(1, hit);
+    pool.cache_part_of_block(hit[0], request.hashes[2], 0, 48);
     EXPECT_EQ(manager->num_blocks_to_allocate(request, hit,
                                               {.num_tokens = 56,
                                                .num_tokens_main_model = 56,
