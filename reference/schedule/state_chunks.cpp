@@ -10,8 +10,8 @@ StateChunkRule::StateChunkRule(const EngineConfig& config, const EngineProfile& 
       sizes_(sizes),
       block_size_(config.block_size),
       max_chunk_(config.max_num_batched_tokens),
-      hit_end_(hit_end_of(config, profile)) {
-  cuts_without_parts_ = profile.hits_parts_of_blocks && !profile.groups_agree_on_parts;
+      hit_end_(hit_end_of(config, profile)),
+      cuts_without_parts_(profile.hits_parts_of_blocks && !profile.groups_agree_on_parts) {
   if (config.long_prefill_token_threshold > 0)
     max_chunk_ = std::min(max_chunk_, config.long_prefill_token_threshold);
   exports_states_ = std::ranges::all_of(groups, [](const KVCacheGroupSpec& group) {
@@ -72,8 +72,7 @@ std::int32_t StateChunkRule::clip_at_block_boundary(const Request& request, std:
   std::int32_t end = computed + num_new;
   const bool exports = exports_state(computed, end, prefill_end);
   const bool up_to_last = rule_ == StateChunks::block_boundary_before_last_state;
-  const std::int32_t last = up_to_last ? last_whole_block(request)
-                                       : hit_end_.last_state(request.num_tokens(), block_size_);
+  const std::int32_t last = hit_end_.last_state(request.num_tokens(), block_size_);
   // The last chunk may end anywhere: decoding goes on to the boundary. A block longer than any
   // chunk is filled bit by bit.
   if (up_to_last ? end < last
