@@ -389,7 +389,8 @@ void KVCacheCoordinator::num_common_prefix_blocks(const Request& request, std::i
 }
 
 void KVCacheCoordinator::take_copies(std::vector<KVCacheBlockCopy>& out) {
-  if (!block_sizes_.hits_parts_of_blocks) return;
+  // States are copied where their part is published, whether or not it can be hit.
+  if (!block_sizes_.hits_parts_of_blocks && !(has_states_ && profile_.hits_parts_of_blocks)) return;
   for (const auto& manager : managers_) manager->take_copies(out);
   std::vector<BlockId> held;
   for (const KVCacheBlockCopy& copy : out) held.insert(held.end(), {copy.from, copy.to});

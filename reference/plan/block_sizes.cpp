@@ -39,6 +39,14 @@ std::int64_t num_tokens_in_block(const EngineConfig& config, const KVCacheSpec& 
   return spec.kind == CacheKind::mamba ? spec.block_size : spec.block_size * config.dcp;
 }
 
+bool can_hit_parts(const EngineConfig& config, const KVCacheSpec& spec,
+                   std::int32_t hash_block_size) {
+  const bool looks_up_whole_blocks =
+      is_prefix_cacheable(spec) &&
+      (spec.kind == CacheKind::sliding_window || spec.kind == CacheKind::chunked_local);
+  return !looks_up_whole_blocks || num_tokens_in_block(config, spec) == hash_block_size;
+}
+
 // Whether a hit may end inside a block (partial_hash_hits_enabled).
 bool has_partial_hits(const EngineConfig& config, const EngineProfile& profile,
                       std::span<const KVCacheGroupSpec> groups, std::int32_t hash_block_size) {
@@ -49,13 +57,23 @@ bool has_partial_hits(const EngineConfig& config, const EngineProfile& profile,
            group.spec.mamba_cache_mode == MambaCacheMode::align &&
            (config.dcp > 1 ? size >= hash_block_size : size > hash_block_size);
   });
-  return fine_states && std::ranges::all_of(groups, [&](const KVCacheGroupSpec& group) {
-           const bool looks_up_whole_blocks =
-               is_prefix_cacheable(group.spec) && (group.spec.kind == CacheKind::sliding_window ||
-                                                   group.spec.kind == CacheKind::chunked_local);
-           return !looks_up_whole_blocks ||
-                  num_tokens_in_block(config, group.spec) == hash_block_size;
-         });
+  return fine_states && (!profile.groups_agree_on_parts ||
+                         std::ranges::all_of(groups, [&](const KVCacheGroupSpec& group) {
+                           return can_hit_parts(config, group.spec, hash_block_size);
+                         }));
+}
+
+// Windows are looked up by whole blocks.
+Result<void> check_windows(const EngineConfig& config, const EngineProfile& profile,
+                           std::span<const KVCacheGroupSpec> groups, BlockSizes sizes) {
+  if (!sizes.hits_parts_of_blocks) return {};
+  for (const KVCacheGroupSpec& group : groups)
+    if (!can_hit_parts(config, group.spec, sizes.hash_block_size))
+      return fail(fmt::format(
+          "groups: {} has blocks of {} tokens, and hits may end at every {}: {} cannot look that "
+          "up",
+          name_of(group.spec.kind), group.spec.block_size, sizes.hash_block_size, profile.name));
+  return {};
 }
 
 // A hit must not end inside a stored row.
@@ -111,6 +129,7 @@ Result<BlockSizes> hybrid_sizes(const EngineConfig& config, const EngineProfile&
                       group.spec.block_size, sizes.hash_block_size));
   sizes.hits_parts_of_blocks = profile.hits_parts_of_blocks &&
                                has_partial_hits(config, profile, groups, sizes.hash_block_size);
+  LS_RETURN_IF_ERROR(check_windows(config, profile, groups, sizes));
   LS_RETURN_IF_ERROR(check_compressed_rows(groups, sizes));
   return sizes;
 }

@@ -151,6 +151,10 @@ struct EngineProfile {
   bool hits_parts_of_blocks;
   // Such hits are possible with decode context parallelism (v1/core/kv_cache_coordinator.py).
   bool parts_with_context_parallelism;
+  // Such hits are off for all where a window has longer blocks than the hashes, and a prompt is cut
+  // at its last hash only where they are on (kv_cache_coordinator.py). Otherwise such a window ends
+  // the engine at an assertion, and a prompt is cut wherever its states have longer blocks.
+  bool groups_agree_on_parts;
   PromptEnds prompt_ends;
   // The last part of a state block is kept one hash earlier if EAGLE drops a block of hits
   // (_mamba_block_aligned_split).

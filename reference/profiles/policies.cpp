@@ -186,6 +186,11 @@ std::vector<Policy> make_policies() {
       LS_POLICY(parts_with_context_parallelism, kCache, {false, {{"vllm-0.29.0", true}}},
                 "Hits end inside state blocks with decode context parallelism, too.",
                 "states in mode align with decode context parallelism and equal prefixes"),
+      LS_POLICY(groups_agree_on_parts, kCache, {false, {{"vllm-0.28.0", true}}},
+                "Windows of longer blocks than hashes no longer stop an engine that hits parts of "
+                "state blocks; with decode context parallelism prompts are cut once less.",
+                "states in mode align of longer blocks than hashes, with windows or decode context "
+                "parallelism"),
       LS_POLICY(prompt_ends, kCache,
                 {PromptEnds::at_length, {{"vllm-0.32.0", PromptEnds::before_last_token}}},
                 "A prompt of whole blocks that is sent again hits all but its last block.",

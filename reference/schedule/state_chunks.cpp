@@ -10,7 +10,8 @@ StateChunkRule::StateChunkRule(const EngineConfig& config, const EngineProfile& 
       sizes_(sizes),
       block_size_(config.block_size),
       max_chunk_(config.max_num_batched_tokens),
-      hit_end_(hit_end_of(config, profile)) {
+      hit_end_(hit_end_of(config, profile)),
+      cuts_without_parts_(profile.hits_parts_of_blocks && !profile.groups_agree_on_parts) {
   if (config.long_prefill_token_threshold > 0)
     max_chunk_ = std::min(max_chunk_, config.long_prefill_token_threshold);
   exports_states_ = std::ranges::all_of(groups, [](const KVCacheGroupSpec& group) {
@@ -87,7 +88,8 @@ std::int32_t StateChunkRule::clip_at_block_boundary(const Request& request, std:
     if (computed % block_size_ != 0 && (!up_to_last || next <= last)) stop_at(next);
     // The last state of a whole block, and of a part, that a resend of the request can hit.
     stop_at(last);
-    if (sizes_.hits_parts_of_blocks && sizes_.hash_block_size < sizes_.scheduler_block_size) {
+    if ((sizes_.hits_parts_of_blocks || cuts_without_parts_) &&
+        sizes_.hash_block_size < sizes_.scheduler_block_size) {
       const std::int32_t tail =
           hit_end_.last_part(request.num_prompt_tokens(), sizes_.hash_block_size);
       if (last < tail && tail < request.num_prompt_tokens()) stop_at(tail);

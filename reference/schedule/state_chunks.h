@@ -43,7 +43,8 @@ class StateChunkRule {
   std::int32_t block_size_;
   std::int32_t max_chunk_;  // tokens
   HitEnd hit_end_;
-  bool exports_states_;     // every group of states has a block for one
+  bool cuts_without_parts_;  // a prompt at its last hash also where no hit can end there
+  bool exports_states_;      // every group of states has a block for one
   std::int32_t checkpoint_alignment_ = 0;
 };
 
