@@ -55,6 +55,9 @@ std::string nearest_text(const Fit& fit) {
       text += fmt::format("; told by {}, first {}", counted(each.parting, "recording"),
                           place_of(*each.first));
     text += fmt::format("\n    {}\n", each.policy->effect);
+    for (const PolicyFlip& flip : each.instead)
+      text += fmt::format("    Or, in its place: {} = {}\n", flip.policy->name,
+                          flip.policy->word(flip.value));
   }
   return text;
 }
@@ -62,7 +65,7 @@ std::string nearest_text(const Fit& fit) {
 std::string undetermined_text(const Fit& fit) {
   std::string text;
   for (const PolicyEvidence& each : fit.evidence) {
-    if (each.is_determined() || !each.policy->has_history()) continue;
+    if (each.also.empty() || !each.policy->has_history()) continue;
     if (text.empty())
       text = "\nNot determined: these recordings are the same with another value.\n";
     text += fmt::format("  {:<36} {}, or {}; told by {}\n", each.policy->name,
@@ -95,7 +98,10 @@ std::string json_of(const Fit& fit) {
                   {"value", each.policy->word(each.value)},
                   {"determined", each.is_determined()},
                   {"recordings", each.parting}};
-    if (!each.is_determined()) entry["or"] = words_of(*each.policy, each.also);
+    if (!each.also.empty()) entry["or"] = words_of(*each.policy, each.also);
+    for (const PolicyFlip& flip : each.instead)
+      entry["instead"].push_back(
+          {{"name", flip.policy->name}, {"value", flip.policy->word(flip.value)}});
     if (each.first) entry["first"] = {{"file", each.first->file}, {"step", each.first->step}};
     policies.push_back(std::move(entry));
   }

@@ -10,8 +10,8 @@ StateChunkRule::StateChunkRule(const EngineConfig& config, const EngineProfile& 
       sizes_(sizes),
       block_size_(config.block_size),
       max_chunk_(config.max_num_batched_tokens),
-      hit_end_(hit_end_of(config, profile)),
-      cuts_without_parts_(profile.hits_parts_of_blocks && !profile.groups_agree_on_parts) {
+      hit_end_(hit_end_of(config, profile)) {
+  cuts_without_parts_ = profile.hits_parts_of_blocks && !profile.groups_agree_on_parts;
   if (config.long_prefill_token_threshold > 0)
     max_chunk_ = std::min(max_chunk_, config.long_prefill_token_threshold);
   exports_states_ = std::ranges::all_of(groups, [](const KVCacheGroupSpec& group) {

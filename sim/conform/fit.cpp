@@ -31,11 +31,6 @@ struct Score {
   auto operator<=>(const Score&) const = default;
 };
 
-struct Flip {
-  const Policy* policy = nullptr;
-  std::int64_t value = 0;
-};
-
 class Search {
  public:
   Search(std::vector<LoadedRecording> recordings, const FitOptions& options)
@@ -48,7 +43,7 @@ class Search {
     fit.nearest = nearest_to(*best);
     fit.profile = near_release(*best, *fit.nearest);
     fit.evidence = evidence_of(*fit.profile);
-    // What no recording tells is as the nearest release has it.
+    find_other_reasons(*fit.profile, engine_profile(fit.nearest->name), fit.evidence);
     fit.summary = summary_of(*fit.profile);
     fit.tried = tried_;
     return fit;
@@ -61,7 +56,9 @@ class Search {
     const LoadedRecording& each = recordings_[i];
     auto file = conform_recording(each.path, each.recording, profile.name);
     if (!file) {
-      ConformFile refused{.file = each.path, .judged_as = profile.name, .mismatch = {}};
+      ConformFile refused;
+      refused.file = each.path;
+      refused.judged_as = profile.name;
       refused.mismatch = {.file = each.path,
                           .what = "the configuration",
                           .recorded = "\"served\"",
@@ -132,8 +129,8 @@ class Search {
     return which;
   }
 
-  static std::vector<Flip> flips_of(const EngineProfile& profile) {
-    std::vector<Flip> flips;
+  static std::vector<PolicyFlip> flips_of(const EngineProfile& profile) {
+    std::vector<PolicyFlip> flips;
     for (const Policy& policy : policies())
       for (const PolicyValue& value : policy.values)
         if (value.value != policy.get(profile)) flips.push_back({&policy, value.value});
@@ -175,9 +172,10 @@ class Search {
       const Indices which = failing();
       if (which.empty()) return at;
       tell(fmt::format("{} of {} recordings part", which.size(), recordings_.size()));
-      const std::vector<Flip> flips = flips_of(*at);
+      const std::vector<PolicyFlip> flips = flips_of(*at);
       std::vector<const EngineProfile*> one, two;
-      for (const Flip& flip : flips) one.push_back(&with_policy(*at, *flip.policy, flip.value));
+      for (const PolicyFlip& flip : flips)
+        one.push_back(&with_policy(*at, *flip.policy, flip.value));
       const EngineProfile* better = further(one, which);
       if (better == nullptr) {
         for (std::size_t i = 0; i < flips.size(); ++i)
@@ -211,32 +209,47 @@ class Search {
   }
 
   // The same policies under the name of that release, and as it has them wherever all recordings
-  // go as far.
+  // go as far: one policy taken back, or two that go together.
   const EngineProfile* near_release(const EngineProfile& found, const Release& release) {
     const EngineProfile& home = engine_profile(release.name);
     const EngineProfile* at = &home;
     for (const Policy* policy : differences(home, found))
       at = &with_policy(*at, *policy, policy->get(found));
-    for (const Policy* policy : differences(home, *at)) {
-      const EngineProfile& nearer = with_policy(*at, *policy, policy->get(home));
-      auto carried = carry_all({&nearer}, everything());
-      if (score_of(carried[0]) < score_of(best_)) continue;
-      best_ = std::move(carried[0]);
-      at = &nearer;
+    const auto back = [&](const EngineProfile& from, const Policy* policy) {
+      return &with_policy(from, *policy, policy->get(home));
+    };
+    for (bool goes_on = true; goes_on;) {
+      const auto different = differences(home, *at);
+      std::vector<const EngineProfile*> nearer;
+      for (const Policy* policy : different) nearer.push_back(back(*at, policy));
+      for (std::size_t i = 0; i < different.size(); ++i)
+        for (std::size_t j = i + 1; j < different.size(); ++j)
+          nearer.push_back(back(*nearer[i], different[j]));
+      goes_on = false;
+      for (const EngineProfile* candidate : nearer) {
+        auto carried = carry_all({candidate}, everything());
+        if (score_of(carried[0]) < score_of(best_)) continue;
+        best_ = std::move(carried[0]);
+        at = candidate;
+        goes_on = true;
+        break;
+      }
     }
     return at;
   }
 
   std::vector<PolicyEvidence> evidence_of(const EngineProfile& profile) {
     tell("what each policy shows in");
-    const std::vector<Flip> flips = flips_of(profile);
+    const std::vector<PolicyFlip> flips = flips_of(profile);
     std::vector<const EngineProfile*> candidates;
-    for (const Flip& flip : flips)
+    for (const PolicyFlip& flip : flips)
       candidates.push_back(&with_policy(profile, *flip.policy, flip.value));
     const auto carried = carry_all(candidates, everything());
     std::vector<PolicyEvidence> evidence;
-    for (const Policy& policy : policies())
-      evidence.push_back({.policy = &policy, .value = policy.get(profile), .first = {}});
+    for (const Policy& policy : policies()) {
+      evidence.emplace_back().policy = &policy;
+      evidence.back().value = policy.get(profile);
+    }
     for (std::size_t i = 0; i < flips.size(); ++i) {
       const auto of_policy = static_cast<std::size_t>(flips[i].policy - policies().data());
       add_evidence(flips[i], carried[i], evidence[of_policy]);
@@ -244,7 +257,40 @@ class Search {
     return evidence;
   }
 
-  void add_evidence(const Flip& flip, const std::vector<Carried>& carried,
+  // For each policy that differs from the nearest release: others that explain as much.
+  void find_other_reasons(const EngineProfile& profile, const EngineProfile& home,
+                          std::vector<PolicyEvidence>& evidence) {
+    for (const Policy* policy : differences(home, profile)) {
+      const EngineProfile& without = with_policy(profile, *policy, policy->get(home));
+      const auto carried = carry_all({&without}, everything());
+      Indices parting;
+      for (std::size_t i = 0; i < best_.size(); ++i)
+        if (carried[0][i].steps < best_[i].steps) parting.push_back(i);
+      const auto of_policy = static_cast<std::size_t>(policy - policies().data());
+      for (const PolicyFlip& flip : flips_of(without)) {
+        if (flip.policy == policy) continue;
+        const EngineProfile& other = with_policy(without, *flip.policy, flip.value);
+        if (explains(other, parting) && explains(other, everything()))
+          evidence[of_policy].instead.push_back(flip);
+      }
+    }
+  }
+
+  // Whether all of these recordings go as far as under the profile that was found.
+  bool explains(const EngineProfile& profile, const Indices& which) {
+    constexpr std::size_t kAtOnce = 16;  // the first few tell of most that they do not
+    for (std::size_t begin = 0; begin < which.size(); begin += kAtOnce) {
+      const std::size_t end = std::min(which.size(), begin + kAtOnce);
+      const Indices some(which.begin() + static_cast<std::ptrdiff_t>(begin),
+                         which.begin() + static_cast<std::ptrdiff_t>(end));
+      const auto carried = carry_all({&profile}, some);
+      for (std::size_t i = 0; i < some.size(); ++i)
+        if (carried[0][i].steps < best_[some[i]].steps) return false;
+    }
+    return true;
+  }
+
+  void add_evidence(const PolicyFlip& flip, const std::vector<Carried>& carried,
                     PolicyEvidence& evidence) const {
     std::int64_t parting = 0;
     for (std::size_t i = 0; i < carried.size(); ++i) {

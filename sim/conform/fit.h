@@ -22,14 +22,22 @@ struct FitOptions {
   std::function<void(const std::string& what)> at{};
 };
 
+// A policy with another value than the profile's.
+struct PolicyFlip {
+  const Policy* policy = nullptr;
+  std::int64_t value = 0;
+};
+
 // What recordings say of one policy.
 struct PolicyEvidence {
   const Policy* policy = nullptr;
-  std::int64_t value = 0;                // of the profile found
-  std::vector<std::int64_t> also;        // other values under which all agree as well
+  std::int64_t value = 0;          // of the profile found
+  std::vector<std::int64_t> also;  // other values under which all agree as well
+  // What in its place makes all agree as well, where this policy differs from the nearest release.
+  std::vector<PolicyFlip> instead;
   std::int64_t parting = 0;              // recordings that part with another value, at most
   std::optional<ConformMismatch> first;  // where the first of these parts
-  bool is_determined() const { return also.empty(); }
+  bool is_determined() const { return also.empty() && instead.empty(); }
 };
 
 struct Fit {

@@ -34,9 +34,9 @@ struct EngineOptions {
 };
 
 struct RecordedEngine {
-  std::string name;      // "vllm"
-  std::string version;   // "0.22.1"
-  std::string policies;  // in which it differs from that: ",freed_blocks=append"
+  std::string name;        // "vllm"
+  std::string version;     // "0.22.1"
+  std::string policies{};  // in which it differs from that: ",freed_blocks=append"
   // What it calls itself.
   std::string text() const { return name + "-" + version + policies; }
   // The profile that it is judged by: its own, or else of the nearest release of vLLM. Of another

@@ -8,6 +8,7 @@
 #include <string>
 
 #include "properties/audit/audit.h"
+#include "tests/properties/audit/audited.h"
 #include "traces/formats/recording.h"
 
 namespace lockstep {
@@ -21,21 +22,14 @@ Recording recorded(const std::string& name) {
   return recording ? *recording : Recording{};
 }
 
-std::vector<AuditFinding> audit(const Recording& recording) {
-  Auditor auditor(recording.header, AuditScope::whole_recording);
-  for (const RecordedStep& step : recording.steps) auditor.step(step);
-  auditor.end(recording.end);
-  return auditor.take_findings();
-}
-
 // Right as recorded; once changed, the first finding is about `request` and says `what`.
 void expect_found(const std::string& name, const std::function<void(Recording&)>& change,
                   const std::string& request, const std::string& what) {
   Recording recording = recorded(name);
   ASSERT_FALSE(recording.steps.empty());
-  EXPECT_TRUE(audit(recording).empty()) << name;
+  EXPECT_TRUE(audit(recording, AuditScope::whole_recording).empty()) << name;
   change(recording);
-  const std::vector<AuditFinding> findings = audit(recording);
+  const std::vector<AuditFinding> findings = audit(recording, AuditScope::whole_recording);
   ASSERT_FALSE(findings.empty()) << "expected: " << what;
   EXPECT_EQ(findings[0].request, request) << findings[0].what;
   EXPECT_NE(findings[0].what.find(what), std::string::npos) << findings[0].what;
@@ -55,6 +49,7 @@ TEST(AuditAsServed, a_hit_of_another_block_than_the_checkpoint_s_is_found) {
       [](Recording& recording) {
         reader_blocks(recording, 3, 0)[1] = BlockId{2};
         reader_blocks(recording, 3, 1)[2] = BlockId{6};
+        std::ranges::replace(recording.steps[3].zero, BlockId{2}, BlockId{6});
       },
       "reader",
       "the state after 8 tokens is read from block 5, which holds the one after 9 tokens of "

@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <string>
 
+#include "tests/properties/audit/audited.h"
 #include "traces/formats/recording.h"
 
 namespace lockstep {
@@ -13,13 +14,6 @@ namespace {
 
 std::string sample(const std::string& path) {
   return std::string(LOCKSTEP_SOURCE_DIR) + "/traces/samples/recordings/" + path;
-}
-
-std::vector<AuditFinding> audit(const Recording& recording) {
-  Auditor auditor(recording.header);
-  for (const RecordedStep& step : recording.steps) auditor.step(step);
-  auditor.end(recording.end);
-  return auditor.take_findings();
 }
 
 // Two requests of one full-attention group with blocks of 4 tokens; the second hits the first's
