@@ -140,7 +140,7 @@ std::string markdown() {
               wrapped("  ", std::string(change.policy->effect));
     text += "\n";
   }
-  text += "### Findings by release\n| finding |";
+  text += "### Findings by release\n| 0. |";
   for (const Release& release : releases())
     text += fmt::format(" {} |", release.name.substr(release.name.find('.') + 1, 2));
   text += "\n|---|";

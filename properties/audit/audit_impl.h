@@ -1,8 +1,8 @@
 // The auditor's inside: requests as a worker sees them, and the rules that are checked on them.
 // audit.cpp takes the decisions in, audit_pool.cpp checks what holds over all requests of a step,
 // audit_reads.cpp follows reads and writes of attention, audit_drafts.cpp those of a drafter,
-// audit_states.cpp states, audit_requests.cpp what becomes of requests, and audit_transfers.cpp what
-// a KV connector moves.
+// audit_states.cpp states, audit_requests.cpp what becomes of requests, and audit_transfers.cpp
+// what a KV connector moves.
 #pragma once
 
 #include <algorithm>

@@ -27,7 +27,7 @@ auto count_groups(const SavedCase& saved, Predicate predicate) {
 bool state_hit_is_longer(const SavedCase& saved) {
   const EngineProfile& profile = profile_of(saved);
   return saved.engine.enable_prefix_caching && saved.engine.spec_method == SpecMethod::eagle &&
-         profile.eagle_hits == EagleHits::drop_last_block && !profile.searches_states_within_hit &&
+         profile.eagle_hits == EagleHits::drop_last_block && !profile.state_hits_drop_a_block &&
          has_states(saved);
 }
 

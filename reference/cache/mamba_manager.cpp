@@ -36,6 +36,7 @@ std::int32_t MambaManager::find_longest_cache_hit(
   for (std::vector<BlockId>* hit : hits) hit->clear();
   std::vector<BlockId> found;
   std::int64_t longest = query.max_length;
+  if (query.drop_last_block && profile_.state_hits_drop_a_block) longest -= block_size_;
   const std::int64_t unit = std::min(alignment_, block_size_);
   const std::int64_t num_hashes = std::ssize(query.hashes.keys());
   for (std::int64_t end = std::min(longest, num_hashes * sizes_.hash_block_size) / unit * unit;

@@ -4,13 +4,10 @@
 
 #include <algorithm>
 #include <charconv>
-#include <map>
-#include <memory>
-#include <mutex>
 #include <ranges>
-#include <shared_mutex>
 
 #include "base/check.h"
+#include "base/memo.h"
 #include "reference/profiles/policies.h"
 #include "reference/profiles/releases.h"
 
@@ -104,17 +101,10 @@ Result<EngineProfile> made_of(std::string_view description) {
 
 Result<const EngineProfile*> parse_engine(std::string_view description) {
   if (const EngineProfile* release = find_plain(description)) return release;
-  static std::shared_mutex mutex;
-  static std::map<std::string, std::unique_ptr<const EngineProfile>, std::less<>> made;
-  {
-    const std::shared_lock lock(mutex);
-    if (const auto found = made.find(description); found != made.end()) return found->second.get();
-  }
+  static Memo<EngineProfile> made;
+  if (const EngineProfile* known = made.find(description)) return known;
   LS_ASSIGN_OR_RETURN(EngineProfile profile, made_of(description));
-  const std::unique_lock lock(mutex);
-  auto& kept = made[std::string(description)];
-  if (kept == nullptr) kept = std::make_unique<const EngineProfile>(std::move(profile));
-  return kept.get();
+  return &made.keep(description, std::move(profile));
 }
 
 const EngineProfile* find_engine_profile(std::string_view description) {

@@ -159,8 +159,8 @@ struct EngineProfile {
   // The last part of a state block is kept one hash earlier if EAGLE drops a block of hits
   // (_mamba_block_aligned_split).
   bool tails_leave_eagles_block;
-  // The last state of a prompt counts as published, and a hit on it waits a step, whenever blocks of
-  // the request are published again (MambaManager._cache_partial_tail_block).
+  // The last state of a prompt counts as published, and a hit on it waits a step, whenever blocks
+  // of the request are published again (MambaManager._cache_partial_tail_block).
   bool republishes_states;
   // A prompt that ends inside a full-attention block is registered there too, found or not
   // (FullAttentionManager._cache_partial_tail_block).
@@ -169,7 +169,8 @@ struct EngineProfile {
   // prefix_cache_retention_interval).
   bool retains_sparsely;
   // With EAGLE that drops a block, what a resend and a continuation of the prompt can hit is kept
-  // (v1/core/kv_cache_coordinator.py, replay_boundaries); otherwise the place before the last token.
+  // (v1/core/kv_cache_coordinator.py, replay_boundaries); otherwise the place before the last
+  // token.
   bool retains_for_eagle;
   // A group of a hybrid whose hit EAGLE shortens is searched to the end of the prompt's hashes
   // (v1/core/kv_cache_coordinator.py, find_longest_cache_hit); otherwise to before its last token.
@@ -225,7 +226,8 @@ struct EngineProfile {
   // (v1/core/kv_cache_coordinator.py, allocate_new_computed_blocks).
   bool takes_hits_of_all_groups_first;
 
-  // What no release does: repairs of docs/findings.md, 3, 8, 9, 13 and 14 (profile_without()).
+  // What no release does: repairs of docs/findings.md, 1, 3, 8, 9, 13 and 14 (profile_without()).
+  bool state_hits_drop_a_block;   // with EAGLE, like those of attention
   bool withdraws_what_is_undone;  // what a victim published in the step that preempts it
   bool publishes_loads_late;      // what is loaded within a step is found when the step is over
   // What a window may hold at once counts from its first block on, not from the head of the table:

@@ -290,6 +290,9 @@ std::vector<Policy> make_policies() {
                 "Blocks for a load no longer evict what another group has hit.",
                 "loads with several groups"),
 
+      LS_POLICY(state_hits_drop_a_block, kRepairs, {false, {}},
+                "With EAGLE, a hit of states loses its last block as that of attention does.",
+                "EAGLE or MTP with states and equal prefixes"),
       LS_POLICY(withdraws_what_is_undone, kRepairs, {false, {}},
                 "What a victim published in the step that preempts it is withdrawn.",
                 "policy priority with equal prefixes"),
@@ -316,8 +319,8 @@ std::vector<Policy> make_policies() {
 const std::vector<FindingPolicies>& all_finding_policies() {
   static const std::vector<FindingPolicies> kFindings{
       {1,
-       {{"eagle_hits", "drop_last_block"}, {"searches_states_within_hit", "no"}},
-       {{"searches_states_within_hit", "yes"}}},
+       {{"eagle_hits", "drop_last_block"}, {"state_hits_drop_a_block", "no"}},
+       {{"state_hits_drop_a_block", "yes"}}},
       {2, {{"cuts_every_full_group", "no"}}, {{"cuts_every_full_group", "yes"}}},
       {3, {{"withdraws_what_is_undone", "no"}}, {{"withdraws_what_is_undone", "yes"}}},
       {4, {{"retire_basis", "scheduled"}}, {{"retire_basis", "processed"}}},

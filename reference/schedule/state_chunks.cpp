@@ -11,6 +11,8 @@ StateChunkRule::StateChunkRule(const EngineConfig& config, const EngineProfile& 
       block_size_(config.block_size),
       max_chunk_(config.max_num_batched_tokens),
       hit_end_(hit_end_of(config, profile)),
+      // Where states alone are cached nobody drops a block: the repaired rule saves its state, too.
+      saves_one_earlier_(hit_end_.drops_last_block && !profile.state_hits_drop_a_block),
       cuts_without_parts_(profile.hits_parts_of_blocks && !profile.groups_agree_on_parts) {
   if (config.long_prefill_token_threshold > 0)
     max_chunk_ = std::min(max_chunk_, config.long_prefill_token_threshold);
@@ -53,7 +55,7 @@ std::int32_t StateChunkRule::clip(const Request& request, std::int32_t num_new,
 std::int32_t StateChunkRule::last_whole_block(const Request& request) const {
   const std::int32_t last = request.num_tokens() / block_size_ * block_size_;
   // EAGLE drops the last block of a hit, so the state one block earlier is the one to save.
-  return hit_end_.drops_last_block ? std::max(last - block_size_, 0) : last;
+  return saves_one_earlier_ ? std::max(last - block_size_, 0) : last;
 }
 
 std::int32_t StateChunkRule::clip_to_whole_blocks(const Request& request, std::int32_t num_new,

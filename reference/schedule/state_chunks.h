@@ -43,6 +43,7 @@ class StateChunkRule {
   std::int32_t block_size_;
   std::int32_t max_chunk_;  // tokens
   HitEnd hit_end_;
+  bool saves_one_earlier_;   // last_whole_block(): EAGLE drops the last block of a hit
   bool cuts_without_parts_;  // a prompt at its last hash also where no hit can end there
   bool exports_states_;      // every group of states has a block for one
   std::int32_t checkpoint_alignment_ = 0;

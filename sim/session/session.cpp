@@ -245,7 +245,8 @@ std::unique_ptr<TraceReader> trace_reader_of(Trace trace) {
 }
 
 std::unique_ptr<Workload> workload_of(const SavedCase& saved) {
-  if (saved.recording) return make_recording_workload(std::make_shared<const Recording>(*saved.recording));
+  if (saved.recording)
+    return make_recording_workload(std::make_shared<const Recording>(*saved.recording));
   return make_trace_workload(trace_reader_of(saved.trace), workload_options_of(saved));
 }
 

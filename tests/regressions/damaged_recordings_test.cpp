@@ -30,7 +30,8 @@ const Damaged kDamaged[] = {
      "step 0: block 1 becomes entry 0 of the table, beyond the hit of 8 tokens, while request "
      "first still reads it",
      "FILE:3: step 1: worker.received: nothing of request first is being transferred"},
-    {"more_sampled_than_in_flight", "step 0: sampled.r0: [7,8,9] and not at most 1", "",
+    {"more_sampled_than_in_flight", "step 0: sampled.r0: [7,8,9] and not at most 1",
+     "step 0: 3 tokens are sampled from a row that verifies 0 drafts",
      "FILE:2: step 0: sampled: 3 tokens of request r0; expected at most 1"},
     {"more_drafts_than_tokens", "step 0: scheduled[0].spec: [5,6,7] and not absent",
      "step 0: 3 drafts are to be verified in a step of 2 tokens", ""},

@@ -238,7 +238,7 @@ Findings check_terms(const SourceFile& file) {
 
 Findings check_release_names(const SourceFile& file) {
   if (!is_code(file.path) || (!in_a_library(file.path) && folder_of(file.path) != "cli") ||
-      file.path == "reference/profiles/engine_profile.cpp" ||
+      file.path.starts_with("reference/profiles/") ||
       file.path == "reference/types/engine_config.h")  // the default
     return {};
   Findings findings;
