@@ -159,8 +159,8 @@ struct EngineProfile {
   // The last part of a state block is kept one hash earlier if EAGLE drops a block of hits
   // (_mamba_block_aligned_split).
   bool tails_leave_eagles_block;
-  // The last state of a prompt counts as published, and a hit on it waits a step, whenever blocks of
-  // the request are published again (MambaManager._cache_partial_tail_block).
+  // The last state of a prompt counts as published, and a hit on it waits a step, whenever blocks
+  // of the request are published again (MambaManager._cache_partial_tail_block).
   bool republishes_states;
   // A prompt that ends inside a full-attention block is registered there too, found or not
   // (FullAttentionManager._cache_partial_tail_block).
@@ -169,7 +169,8 @@ struct EngineProfile {
   // prefix_cache_retention_interval).
   bool retains_sparsely;
   // With EAGLE that drops a block, what a resend and a continuation of the prompt can hit is kept
-  // (v1/core/kv_cache_coordinator.py, replay_boundaries); otherwise the place before the last token.
+  // (v1/core/kv_cache_coordinator.py, replay_boundaries); otherwise the place before the last
+  // token.
   bool retains_for_eagle;
   // A group of a hybrid whose hit EAGLE shortens is searched to the end of the prompt's hashes
   // (v1/core/kv_cache_coordinator.py, find_longest_cache_hit); otherwise to before its last token.
