@@ -216,10 +216,14 @@ void Invariants::check_published(const StepView& view) {
     const std::int32_t group = content->group;
     bool computed = was_computed(view, content->group, BlockId{block}) ||
                     was_loaded(view, content->group, BlockId{block});
+    const std::int64_t part_end = view.model().num_cached_tokens(BlockId{block});
+    for (const KVCacheBlockCopy& copy : view.decision.copies)
+      computed |= copy.to == BlockId{block} && content == cached_[copy.from];
     for (const ScheduledRequest& scheduled : view.decision.scheduled) {
       const auto table = view.model().block_table(scheduled.id, content->group);
       const auto entry = std::ranges::find(table, BlockId{block});
-      const std::int64_t end = (entry - table.begin() + 1) * block_size(group);
+      const std::int64_t end =
+          part_end > 0 ? part_end : (entry - table.begin() + 1) * block_size(group);
       computed |= entry != table.end() && end <= scheduled.computed + scheduled.num_tokens;
     }
     if (!computed)
@@ -235,8 +239,14 @@ void Invariants::check_published(const StepView& view) {
 void Invariants::check_queue_front(const StepView& view) {
   const SchedulerOutput& decision = view.decision;
   if (!decision.preempted.empty()) return;
-  const auto first_to_stay =
-      std::ranges::find_if(queue_, [&](BlockId block) { return view.model().ref_cnt(block) == 0; });
+  // A copy that is in no table was handed out and is free again.
+  const auto is_copied_to = [&](BlockId block) {
+    return std::ranges::find(decision.copies, block, &KVCacheBlockCopy::to) !=
+           decision.copies.end();
+  };
+  const auto first_to_stay = std::ranges::find_if(queue_, [&](BlockId block) {
+    return view.model().ref_cnt(block) == 0 && !is_copied_to(block);
+  });
   const std::span<const BlockId> staying(first_to_stay, queue_.end());
   for (std::size_t i = 0; i < decision.scheduled.size(); ++i) {
     const ScheduledRequest& scheduled = decision.scheduled[i];

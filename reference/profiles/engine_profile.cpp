@@ -25,7 +25,7 @@ constexpr std::array kNotModelled33 = std::to_array<std::string_view>({
     "encoder inputs, encoder-decoder models, pooling, diffusion",
     "LoRA, images and prompt embeddings in block hashes",
     "structured output, streaming sessions, pipeline and data parallelism",
-    "pages with checkpoints, rings, bounded replay and hits inside blocks: decisions alone",
+    "pages with rings, bounded replay and rows for several tokens: decisions alone",
     "enable_mamba_shared_prefix_checkpoint",
     "parallel drafting, DFlash, DSpark, drafts per batch size; disable_eagle_block_drop, "
     "disable_lookahead_block_hashes",

@@ -253,6 +253,9 @@ std::optional<CachedBlock> Scheduler::cached_as(BlockId block) const {
   const PrefixCache& cache = impl_->cache.pool().cache();
   return CachedBlock{cache.key_of(block), cache.group_of(block)};
 }
+std::int32_t Scheduler::num_cached_tokens(BlockId block) const {
+  return is_cached(block) ? impl_->cache.pool().cache().num_tokens_of(block) : 0;
+}
 BlockId Scheduler::find_cached(const CachedBlock& content) const {
   return impl_->cache.pool().cache().find(content.key, content.group);
 }
