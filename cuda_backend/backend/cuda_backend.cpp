@@ -117,6 +117,7 @@ class CudaBackend final : public Backend {
              "{} loads and {} stores without a host tier", program.loads.size(),
              program.stores.size());
     if (host_ != nullptr) host_->load(program.loads);
+    pool_->copy(program.parts);
     copy_states(program.copies);
     tables_->apply(program);
     tables_->map_slots(program);

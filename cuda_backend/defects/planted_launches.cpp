@@ -266,6 +266,12 @@ Seams state_targets_last(const BackendConfig& config) {
   return seams;
 }
 
+Seams checkpoint_last_inputs(const BackendConfig&) {
+  return in_uploads<ConvItem>("convolutions", [](std::span<ConvItem> items) {
+    for (ConvItem& item : items) item.checkpoint_tokens = item.keep_from;
+  });
+}
+
 template <KernelDefect kDefect>
 Seams in_kernel(const BackendConfig&) {
   return on_device({.kernel = kDefect});
@@ -299,6 +305,7 @@ constexpr PlantedDefect kOfLaunches[] = {
     {"scale-of-other-head", scale_of_other_head, Needs::numbers},
     {"scale-not-stored", in_kernel<KernelDefect::scale_not_stored>, Needs::numbers},
     {"state-targets-last", state_targets_last, Needs::numbers},
+    {"checkpoint-last-inputs", checkpoint_last_inputs, Needs::numbers},
     {"chunk-carry-undecayed", in_kernel<KernelDefect::chunk_carry_undecayed>, Needs::numbers},
     {"dp-idle-writes", dp_idle_writes},
 };

@@ -95,6 +95,35 @@ Seams conv_offset_ignored(const BackendConfig&) {
     for (StateUpdate& update : program.state_updates) update.conv_offset = 0;
   }};
 }
+// The null block is no target, so the chunk goes on as it should.
+Seams checkpoint_lost(const BackendConfig&) {
+  return {.program = [](StepProgram& program) {
+    for (StateUpdate& update : program.state_updates)
+      if (update.is_checkpoint) update.target = kNullBlock;
+  }};
+}
+Seams checkpoint_early(const BackendConfig&) {
+  return {.program = [](StepProgram& program) {
+    for (std::size_t i = 0; i < program.state_updates.size(); ++i) {
+      StateUpdate& update = program.state_updates[i];
+      if (!update.is_checkpoint || update.num_tokens < 2) continue;
+      StateUpdate& rest = program.state_updates[i + 1];
+      --update.num_tokens;
+      --rest.first_position;
+      --rest.first_token;
+      ++rest.num_tokens;
+    }
+  }};
+}
+Seams part_copy_lost(const BackendConfig&) {
+  return {.program = [](StepProgram& program) { program.parts.clear(); }};
+}
+// The step has run before the copy is made.
+Seams part_copy_late(const BackendConfig&) {
+  return {.program = [late = std::vector<PartCopy>{}](StepProgram& program) mutable {
+    std::swap(late, program.parts);
+  }};
+}
 Seams stale_table_entry(const BackendConfig&) {
   return {
       .program = [tables = KeptTables{}](StepProgram& program) mutable { tables.apply(program); }};
@@ -144,6 +173,10 @@ constexpr PlantedDefect kOfPrograms[] = {
     {"state-draft-reuse", state_draft_reuse, Needs::words},
     {"stale-nan", stale_nan, Needs::words},
     {"conv-offset-ignored", conv_offset_ignored, Needs::numbers},
+    {"checkpoint-lost", checkpoint_lost},
+    {"checkpoint-early", checkpoint_early},
+    {"part-copy-lost", part_copy_lost},
+    {"part-copy-late", part_copy_late},
 };
 
 }  // namespace

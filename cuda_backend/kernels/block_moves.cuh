@@ -109,6 +109,7 @@ __global__ void poison_blocks_kernel(PoisonBlocksParams p) {
 //
 // 1. source and target may be the same block: each word is read and written by one thread.
 // 2. The null block as source is the zero state; nothing is read.
+// 3. A checkpoint gets the word as it is on its way, after so many of the tokens.
 inline constexpr std::uint32_t kPartState = 16;
 
 // Planted here because no item can say either: a token twice, and a word by two threads.
@@ -124,6 +125,7 @@ __global__ void state_update_kernel(StateUpdateParams p) {
   const StateCache state = p.states[range.begin + blockIdx.y];
   const std::byte* from = state.base + item.source * state.page_stride;
   std::byte* to = state.base + item.target * state.page_stride;
+  std::byte* checkpoint = state.base + item.checkpoint * state.page_stride;
   const std::uint64_t place = coordinate(state.layer, kPartState + state.state, state.first_head);
   constexpr bool kPadsIncluded = kDefect == StateDefect::pads_included;
   const std::int64_t step = std::int64_t(gridDim.z) * blockDim.x;
@@ -138,6 +140,8 @@ __global__ void state_update_kernel(StateUpdateParams p) {
       const std::int32_t token = kPadsIncluded && n == item.num_tokens ? n - 1 : n;
       const std::uint64_t content = p.contents[item.first_token + token];
       word = word * 0xD1342543DE82EF95ull + mix(content ^ place ^ std::uint64_t(i));
+      if (item.checkpoint != 0 && n + 1 == item.checkpoint_tokens)
+        store_word(checkpoint + 8 * i, word, bytes, state.unit_bytes);
     }
     store_word(to + 8 * i, word, bytes, state.unit_bytes);
   }

@@ -4,7 +4,7 @@
 // 1. One thread does all of a channel: it takes the old inputs into registers before it writes any
 //    of the state, and writes the state when it has read all. So a state that is shifted within its
 //    own block has nothing to race with (vLLM issue 50729).
-// 2. Source block 0 is the zero state; target block 0 keeps no state.
+// 2. Source block 0 is the zero state; target block 0 keeps no state, nor does checkpoint 0.
 // 3. Tolerance: an output is a chain of `width` fmaf on the bias: (width + 1) u sum|w x| before the
 //    activation, whose slope is at most 1.1 and which adds 12 u of its size, then one rounding to
 //    dtype. The state is moved: exact.
@@ -37,14 +37,15 @@ struct ConvHistory {
   }
 };
 
-// The sequence (old inputs, tokens) from keep_from on becomes the target's state. `old` are the
-// inputs before the first token.
+// Inputs [first, last) of the sequence (old inputs, tokens) become the state of `target`. `old` are
+// the inputs before the first token.
 template <int kWidth>
 __device__ __forceinline__ void keep_inputs(const ConvParams& p, const ConvItem& item,
-                                            std::int64_t channel, const ConvHistory<kWidth>& old) {
-  if (item.target == 0) return;
-  const std::int32_t total = kWidth - 1 + item.num_tokens;
-  for (std::int32_t from = item.keep_from; from < total; ++from) {
+                                            std::int64_t channel, const ConvHistory<kWidth>& old,
+                                            std::int32_t target, std::int32_t first,
+                                            std::int32_t last) {
+  if (target == 0) return;
+  for (std::int32_t from = first; from < last; ++from) {
     float input = 0.0f;
     if (from < kWidth - 1) {
       SIMT_UNROLL
@@ -53,7 +54,7 @@ __device__ __forceinline__ void keep_inputs(const ConvParams& p, const ConvItem&
     } else {
       input = load_number(conv_input(p, item.first_token + from - (kWidth - 1), channel), p.dtype);
     }
-    store_number(conv_state(p, item.target, channel, from - item.keep_from), input, p.dtype);
+    store_number(conv_state(p, target, channel, from - first), input, p.dtype);
   }
 }
 
@@ -79,7 +80,10 @@ __global__ void causal_conv1d_kernel(ConvParams p) {
       store_number(p.outputs + t * p.output_token_stride + channel * element_bytes(p.dtype),
                    p.silu ? silu(sum) : sum, p.dtype);
     }
-    keep_inputs<kWidth>(p, item, channel, old);
+    keep_inputs<kWidth>(p, item, channel, old, item.checkpoint, item.checkpoint_tokens,
+                        item.checkpoint_tokens + kWidth - 1);
+    keep_inputs<kWidth>(p, item, channel, old, item.target, item.keep_from,
+                        kWidth - 1 + item.num_tokens);
   }
 }
 

@@ -86,10 +86,12 @@ struct SplitAttentionParams {
 // The state afterwards is the sequence (these inputs, the tokens) from `keep_from` on:
 //   a chunk, or one token:  offset 0, keep_from num_tokens: the last width - 1 inputs
 //   speculative tokens:     offset num_accepted - 1, keep_from 1: room for every later acceptance
+// A chunk may also export the `width - 1` inputs behind its first checkpoint_tokens tokens.
 struct ConvItem {
   std::int32_t source, target;  // blocks
   std::int32_t first_token, num_tokens;
   std::int32_t offset, keep_from;
+  std::int32_t checkpoint = 0, checkpoint_tokens = 0;  // the block; 0: none
 };
 // conv_state of a block: [state_len, num_channels] or [num_channels, state_len] by its strides.
 struct ConvParams {
@@ -108,8 +110,8 @@ struct ConvParams {
 };
 
 // One request's part in a recurrence. After token i of the step, the state goes to block
-// state_targets[i]: the last token of a chunk has one, every speculative token has its own, and in
-// mode `all` so has every token that ends a block.
+// state_targets[i]: the last token of a chunk has one, every speculative token has its own, in
+// mode `all` so has every token that ends a block, and so has the token of a checkpoint.
 struct RecurrentItem {
   std::int32_t source, first_token, num_tokens;
 };

@@ -238,6 +238,8 @@ struct StateCache {
 };
 struct StateUpdateItem {
   std::int32_t group, source, target, num_tokens, first_token;  // group below zero: padding
+  // The block that receives the state after checkpoint_tokens of the tokens; 0: none.
+  std::int32_t checkpoint = 0, checkpoint_tokens = 0;
 };
 struct StateUpdateParams {
   const StateCache* states;

@@ -147,6 +147,11 @@ Result<void> PluginBackend::poison_and_move(const StepProgram& program) {
     const std::int32_t block = index_of(item.block);
     if (plugin_.zero_blocks(backend_, item.group, &block, 1) != 0) return failed("zero_blocks");
   }
+  for (const PartCopy& item : program.parts) {
+    const std::int32_t source = index_of(item.source), target = index_of(item.target);
+    if (plugin_.copy_blocks(backend_, item.group, &source, &target, 1) != 0)
+      return failed("copy_blocks");
+  }
   return copy_states(program.copies);
 }
 

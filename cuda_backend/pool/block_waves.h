@@ -34,17 +34,18 @@ class BlockWaves {
         items, conflicts, [&](const Item& item) { written_.insert(item.block); }, run);
   }
 
-  // Items read `source` and write `target`; an item whose two are one block is no conflict in
-  // itself.
+  // Items read `source` and write `target`, and `checkpoint` where they have one (not block 0); an
+  // item whose blocks are one is no conflict in itself.
   template <class Item, class Run>
   void for_each_move(std::span<const Item> items, Run run) {
     const auto conflicts = [&](const Item& item) {
-      return written_.contains(item.source) || written_.contains(item.target) ||
-             read_.contains(item.target);
+      return written_.contains(item.source) || is_in_use(item.target) ||
+             (checkpoint_of(item) != 0 && is_in_use(checkpoint_of(item)));
     };
     const auto mark = [&](const Item& item) {
       read_.insert(item.source);
       written_.insert(item.target);
+      if (checkpoint_of(item) != 0) written_.insert(checkpoint_of(item));
     };
     cut(items, conflicts, mark, run);
   }
@@ -67,6 +68,14 @@ class BlockWaves {
   void clear() {
     read_.clear();
     written_.clear();
+  }
+  bool is_in_use(std::int32_t block) const {
+    return written_.contains(block) || read_.contains(block);
+  }
+  template <class Item>
+  static std::int32_t checkpoint_of(const Item& item) {
+    if constexpr (requires { item.checkpoint; }) return item.checkpoint;
+    return 0;
   }
 
   BlockMarks read_, written_;

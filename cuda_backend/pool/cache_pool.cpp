@@ -159,10 +159,21 @@ void CachePool::zero(std::span<const GroupBlock> blocks) {
 }
 
 void CachePool::copy(std::span<const BlockCopy> copies) {
-  if (copies.empty()) return;
   host_copies_.clear();
   for (const BlockCopy& item : copies)
     host_copies_.push_back({item.group, index_of(item.source), index_of(item.target)});
+  launch_copies();
+}
+
+void CachePool::copy(std::span<const PartCopy> parts) {
+  host_copies_.clear();
+  for (const PartCopy& item : parts)
+    host_copies_.push_back({item.group, index_of(item.source), index_of(item.target)});
+  launch_copies();
+}
+
+void CachePool::launch_copies() {
+  if (host_copies_.empty()) return;
   const BlockCopyItem* items = copy_items_.upload(host_copies_);
   waves_.for_each_move<BlockCopyItem>(host_copies_, [&](std::size_t first, std::size_t count) {
     device_.launch(
@@ -188,21 +199,31 @@ void CachePool::update_states(std::span<const StateUpdate> updates,
                               const DeviceArray<std::uint64_t>& contents) {
   if (updates.empty()) return;
   host_updates_.clear();
-  for (const StateUpdate& item : updates)
+  for (std::size_t i = 0; i < updates.size(); ++i) {
+    const StateUpdate& item = updates[i];
     host_updates_.push_back({item.group, index_of(item.source), index_of(item.target),
                              item.num_tokens, item.first_token});
-  const auto count = static_cast<std::int32_t>(updates.size());
+    if (!item.is_checkpoint) continue;
+    StateUpdateItem& update = host_updates_.back();
+    LS_CHECK(i + 1 < updates.size(), "update {} goes on in none", i);
+    update.checkpoint = update.target;
+    update.checkpoint_tokens = item.num_tokens;
+    update.target = index_of(updates[++i].target);
+    update.num_tokens += updates[i].num_tokens;
+  }
+  const auto count = static_cast<std::int32_t>(host_updates_.size());
   const std::int32_t size = device_.padded_batch(count);
   host_updates_.resize(std::max(count, size), kNoUpdate);
   state_items_.upload(host_updates_);
-  host_updates_.resize(updates.size());
+  host_updates_.resize(static_cast<std::size_t>(count));
   // Where they run in waves, how they are cut differs from step to step.
   bool one_wave = false;
-  waves_.for_each_move<StateUpdateItem>(
-      host_updates_, [&](std::size_t, std::size_t wave) { one_wave = wave == updates.size(); });
+  waves_.for_each_move<StateUpdateItem>(host_updates_, [&](std::size_t, std::size_t wave) {
+    one_wave = wave == host_updates_.size();
+  });
   if (one_wave && device_.captures(size))
     return device_.run_captured("state updates", size,
-                                [&] { launch_updates(0, updates.size(), size, contents); });
+                                [&] { launch_updates(0, host_updates_.size(), size, contents); });
   waves_.for_each_move<StateUpdateItem>(host_updates_, [&](std::size_t first, std::size_t wave) {
     launch_updates(first, wave, static_cast<std::int32_t>(wave), contents);
   });
@@ -225,6 +246,8 @@ void CachePool::launch_updates(std::size_t first, std::size_t count, std::int32_
         for (const StateUpdateItem& item : std::span(host_updates_).subspan(first, count)) {
           add_region_ranges(item.group, item.source, operation.reads);
           add_region_ranges(item.group, item.target, operation.writes);
+          if (item.checkpoint != 0)
+            add_region_ranges(item.group, item.checkpoint, operation.writes);
         }
       });
 }

@@ -36,6 +36,7 @@ class CachePool {
   void poison(std::span<const PoisonBlock> blocks);
   void zero(std::span<const GroupBlock> blocks);
   void copy(std::span<const BlockCopy> copies);
+  void copy(std::span<const PartCopy> parts);
   // Updates run in order where one reads or overwrites what another left.
   void update_states(std::span<const StateUpdate> updates,
                      const DeviceArray<std::uint64_t>& contents);
@@ -66,6 +67,7 @@ class CachePool {
   template <class Params, class Item>
   Params over_regions(const Item* items, std::size_t count) const;
   // Updates [first, first + count) of the step, padded to num_padded.
+  void launch_copies();
   void launch_updates(std::size_t first, std::size_t count, std::int32_t num_padded,
                       const DeviceArray<std::uint64_t>& contents);
   // What the layers of a group use in a block.

@@ -4,6 +4,7 @@
 #include <bit>
 #include <cmath>
 #include <cstring>
+#include <utility>
 
 #include "cuda_backend/device/protocol.h"
 #include "cuda_backend/step/block_tables.h"
@@ -163,6 +164,14 @@ void RealStates::add_chain(const StepProgram& program, const Chain& chain) {
     work.last_tokens.push_back(update.first_token + update.num_tokens - 1);
     work.blocks_written.push_back(index_of(update.target));
     if (update.is_draft) continue;
+    // One pass over both: what the checkpoint keeps is not read.
+    if (i > 0 && updates[i - 1].is_checkpoint) {
+      ConvItem& inputs = work.convolutions.back();
+      inputs.checkpoint = std::exchange(inputs.target, index_of(update.target));
+      inputs.checkpoint_tokens = std::exchange(inputs.keep_from, item.num_tokens);
+      inputs.num_tokens = item.num_tokens;
+      continue;
+    }
     work.blocks_read.push_back(index_of(update.conv_source));
     work.convolutions.push_back({.source = index_of(update.conv_source),
                                  .target = index_of(update.target),

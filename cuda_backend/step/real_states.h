@@ -2,7 +2,8 @@
 // and recurrences over them, states between blocks. Rule (15) of sim/protocol/backend.h.
 //
 // 1. A request's updates in a group are one item of a launch: a recurrence writes a state after
-//    every token that has a block for one, a convolution keeps one sequence of inputs for all.
+//    every token that has a block for one, a convolution keeps one sequence of inputs for all, and
+//    for a checkpoint what it had on the way.
 // 2. Chunks go to the kernels that work in pieces, single tokens and drafts to those that go token
 //    by token. Layers run one after the other and share inputs and outputs.
 // 3. What an update gives out for its last token is gathered right behind each launch.

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <ranges>
 
+#include "base/check.h"
 #include "properties/generate/generator_parts.h"
 #include "properties/shrink/case_parts.h"
 #include "reference/plan/page_size.h"
@@ -119,6 +120,32 @@ void draw_ranks(Draw& draw, SavedCase& saved) {
   if (!draw.has(Feature::data_parallel)) return;
   saved.data_parallel_size = static_cast<std::int32_t>(draw.choices.between(2, 3));
   saved.enforce_eager = draw.choices.below(2) != 0;
+}
+
+// What follows from no option of the command line, but from the kernels of the states' layers.
+void draw_states_as_served(Draw& draw, SavedCase& saved) {
+  EngineConfig& engine = saved.engine;
+  if (!engine_profile(engine.engine).serves_checkpoints || !engine.enable_prefix_caching ||
+      engine.mamba_cache_mode != MambaCacheMode::align)
+    return;
+  std::vector<KVCacheGroupSpec>& groups = saved.cache.groups;
+  std::int64_t num_states = 0;
+  const std::int64_t alignment = draw.choices.one_of<std::int64_t>({1, 1, 16, 4});
+  for (KVCacheGroupSpec& group : groups) {
+    if (group.spec.kind != CacheKind::mamba) continue;
+    ++num_states;
+    if (!draw.has(Feature::prefill_checkpoints)) continue;
+    group.spec.num_prefill_checkpoint_blocks = 1;
+    group.spec.prefill_checkpoint_alignment = alignment;
+  }
+  if (num_states == 0) return;
+  std::int64_t spare = draw.has(Feature::prefill_checkpoints) ? num_states : 0;
+  if (draw.has(Feature::hits_inside_blocks) && groups.size() > 1) {
+    engine.prefix_match_unit = engine.block_size / (engine.block_size % 2 == 0 ? 2 : 1);
+    spare += 2 * num_states + 1;  // findings, 18: the pool is planned without them
+  }
+  const bool is_larger = set_num_blocks(saved, saved.cache.num_blocks + spare);
+  LS_CHECK(is_larger, "a plan of broken pages");
 }
 
 // How the backend does its work: from captured graphs, and with real numbers. Nothing of it changes

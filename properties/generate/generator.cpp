@@ -67,6 +67,8 @@ constexpr FeatureInfo kFeatures[] = {
     {"failing_loads", 60},
     {"load_failure_fails", 40},
     {"several_connectors", 25},
+    {"prefill_checkpoints", 60},
+    {"hits_inside_blocks", 30},
 };
 static_assert(std::size(kFeatures) == kNumFeatures);
 
@@ -104,9 +106,9 @@ bool ranks_are_accepted(const SavedCase& saved) {
 }
 
 bool is_accepted(const SavedCase& saved) {
-  // Nothing judges hits inside blocks: their pages are not modelled.
   const auto sizes = resolve_block_sizes(saved.engine, saved.cache.groups);
-  if (!sizes || sizes->hits_parts_of_blocks) return false;
+  // Hits inside blocks are drawn for backends, and not where block sizes alone allow them.
+  if (!sizes || (sizes->hits_parts_of_blocks && saved.engine.prefix_match_unit == 0)) return false;
   return saved.backend == "none" || ranks_are_accepted(saved);
 }
 
@@ -174,8 +176,15 @@ SavedCase generate_case(ChoiceSource& choices, const GeneratorOptions& options) 
   draw_features(choices, options, kFirstOfConnectors, static_cast<std::size_t>(kFirstOfFurther),
                 draw.features);
   draw_connector(draw, saved);
-  draw_features(choices, options, kFirstOfFurther, kNumFeatures, draw.features);
+  constexpr auto kFirstAsServed = Feature::prefill_checkpoints;
+  draw_features(choices, options, kFirstOfFurther, static_cast<std::size_t>(kFirstAsServed),
+                draw.features);
   draw_further_connectors(draw, saved);
+  if (!draw.runs_kernels()) return saved;
+  draw_features(choices, options, kFirstAsServed, kNumFeatures, draw.features);
+  SavedCase as_served = saved;
+  draw_states_as_served(draw, as_served);
+  if (is_accepted(as_served)) saved = std::move(as_served);
   return saved;
 }
 

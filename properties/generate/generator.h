@@ -77,9 +77,12 @@ enum class Feature : std::uint8_t {
   failing_loads,
   load_failure_fails,
   several_connectors,
+  // What 0.33.0 does with states as it is served.
+  prefill_checkpoints,
+  hits_inside_blocks,
 };
 inline constexpr std::size_t kNumFeatures =
-    static_cast<std::size_t>(Feature::several_connectors) + 1;
+    static_cast<std::size_t>(Feature::hits_inside_blocks) + 1;
 std::string_view name_of(Feature feature);
 
 // The features of one case: what the swarm may use.

@@ -33,6 +33,8 @@ void draw_device_modes(Draw& draw, SavedCase& saved);
 void draw_connector(Draw& draw, SavedCase& saved);
 // Where there is one: more of them, before it or behind.
 void draw_further_connectors(Draw& draw, SavedCase& saved);
+// Checkpoints in prefills and hits inside blocks, where there are states and the engine has them.
+void draw_states_as_served(Draw& draw, SavedCase& saved);
 void draw_traffic(Draw& draw, SavedCase& saved);
 void draw_fault_plan(Draw& draw, SavedCase& saved);
 

@@ -92,7 +92,7 @@ void Invariants::check_cache(const StepView& view) {
     const auto content = engine.cached_as(BlockId{block});
     if (!content) continue;
     const BlockId found = engine.find_cached(*content);
-    if (found == kNullBlock || engine.cached_as(found) != content)
+    if (found == kNullBlock || !engine.is_cached_as(found, *content))
       return fail("hash_to_block", {},
                   fmt::format("block {} is cached, and a lookup of its content finds {}", block,
                               found == kNullBlock ? std::string("nothing")
@@ -216,10 +216,14 @@ void Invariants::check_published(const StepView& view) {
     const std::int32_t group = content->group;
     bool computed = was_computed(view, content->group, BlockId{block}) ||
                     was_loaded(view, content->group, BlockId{block});
+    const std::int64_t part_end = view.model().num_cached_tokens(BlockId{block});
+    for (const KVCacheBlockCopy& copy : view.decision.copies)
+      computed |= copy.to == BlockId{block} && content == cached_[copy.from];
     for (const ScheduledRequest& scheduled : view.decision.scheduled) {
       const auto table = view.model().block_table(scheduled.id, content->group);
       const auto entry = std::ranges::find(table, BlockId{block});
-      const std::int64_t end = (entry - table.begin() + 1) * block_size(group);
+      const std::int64_t end =
+          part_end > 0 ? part_end : (entry - table.begin() + 1) * block_size(group);
       computed |= entry != table.end() && end <= scheduled.computed + scheduled.num_tokens;
     }
     if (!computed)
@@ -235,8 +239,14 @@ void Invariants::check_published(const StepView& view) {
 void Invariants::check_queue_front(const StepView& view) {
   const SchedulerOutput& decision = view.decision;
   if (!decision.preempted.empty()) return;
-  const auto first_to_stay =
-      std::ranges::find_if(queue_, [&](BlockId block) { return view.model().ref_cnt(block) == 0; });
+  // Both ends of a copy are held until it is noted, and may be free again.
+  const auto is_copied = [&](BlockId block) {
+    return std::ranges::any_of(decision.copies, [&](const KVCacheBlockCopy& copy) {
+      return copy.from == block || copy.to == block;
+    });
+  };
+  const auto first_to_stay = std::ranges::find_if(
+      queue_, [&](BlockId block) { return view.model().ref_cnt(block) == 0 && !is_copied(block); });
   const std::span<const BlockId> staying(first_to_stay, queue_.end());
   for (std::size_t i = 0; i < decision.scheduled.size(); ++i) {
     const ScheduledRequest& scheduled = decision.scheduled[i];
@@ -390,7 +400,8 @@ void Invariants::end(const Scheduler& decisions) {
 // Whether pools are planned for what requests hold.
 
 // Pools are planned without what a step takes while another is in flight, and without the slots of
-// drafts (docs/findings.md, 5 and 6): as much is let pass here, and liveness says what comes of it.
+// drafts (docs/findings.md, 5 and 6), states without the copy of a part of a block (18): as much is
+// let pass here, and liveness says what comes of it.
 void Invariants::check_planned(const StepView& view) {
   const PlanOptions options = plan_options_of(engine_);
   // Beside the step that has just been decided. What one of them kept stays until the next one.
@@ -400,12 +411,15 @@ void Invariants::check_planned(const StepView& view) {
     std::int64_t most = max_blocks_per_request(group, options);
     if (engine_.async_scheduling)
       most += in_flight_max_ * (is_state_kind(group.spec.kind)
-                                    ? 1
+                                    ? 1 + group.spec.num_prefill_checkpoint_blocks
                                     : cdiv(engine_.max_num_batched_tokens, group.spec.block_size));
     // States are planned with a block for each draft; where the release retires by scheduled tokens
     // it keeps as many again, in case drafts are rejected.
     if (!is_state_kind(group.spec.kind) || profile_.retire_basis == RetireBasis::scheduled)
       most += cdiv(engine_.num_spec_tokens, group.spec.block_size);
+    if (profile_.hits_parts_of_blocks && is_state_kind(group.spec.kind) &&
+        group.spec.block_size > view.model().hash_block_size())
+      ++most;
     for (const RequestId id : holding(view)) {
       const auto table = view.model().block_table(id, g);
       const auto held = std::ssize(table) - std::ranges::count(table, kNullBlock);

@@ -161,13 +161,9 @@ SavedCase with_partial_hits_planned(const SavedCase& saved) {
   return with_more_blocks(saved, 2 * count_groups(saved, is_state_kind) + 1);
 }
 
-// Prefills are cut where a state is kept.
-SavedCase without_checkpoints(const SavedCase& saved) {
+SavedCase with_prefills_cut(const SavedCase& saved) {
   SavedCase cut = saved;
-  for (KVCacheGroupSpec& group : cut.cache.groups) {
-    group.spec.num_prefill_checkpoint_blocks = 0;
-    group.spec.prefill_checkpoint_alignment = 0;
-  }
+  without_checkpoints(cut);
   return cut;
 }
 
@@ -244,9 +240,9 @@ constexpr KnownFinding kFindings[] = {
     {14, "who goes back to a lost block has let go of the window before it",
      computes_lost_blocks_of_windows, kNoWindow, with_the_rule_repaired<14>},
     {16, "a checkpoint is exported over the running state", exports_over_running_states,
-     kWrongState, without_checkpoints},
+     kWrongState, with_prefills_cut},
     {17, "the state of a hit is published under a longer prefix", hits_parts_of_states, kWrongState,
-     without_checkpoints},
+     with_prefills_cut},
     {19, "a prompt of one token takes the drafts that pad it into its state",
      pads_prompts_of_one_token, kWrongState, with_prompts_of_two_tokens},
     {20, "a state before a gap in the table is kept until the request ends",

@@ -9,6 +9,13 @@ namespace {
 
 using enum Feature;
 
+constexpr FeatureSet kCheckpoints = {
+    full_attention, states,          several_groups, prefix_caching,
+    long_prompts,   shared_prefixes, sessions,       prefill_checkpoints};
+constexpr FeatureSet kPartsOfBlocks = {
+    full_attention, states,          several_groups, prefix_caching,
+    long_prompts,   shared_prefixes, sessions,       hits_inside_blocks};
+
 void over_four_streams(SavedCase& saved) { saved.num_streams = 4; }
 
 // No graphs, two tensor parallel ranks: an idle rank's single token stays as it is.
@@ -103,6 +110,33 @@ std::vector<Mutant> backend_state_mutants() {
        .bias = on_executor(
            {full_attention, states, several_groups, prefix_caching, shared_prefixes, long_prompts},
            {two_block_pool})},
+      {.id = "checkpoint-lost",
+       .source = "vllm model_executor/layers/mamba/checkpoint.py",
+       .mechanism = "a prefill does not store the state of its checkpoint: a hit finds what the "
+                    "block held before",
+       .exposed_by = "a chunk that exports a state from its inside",
+       .caught_by = {kWritten},
+       .bias = on_executor(kCheckpoints, {two_block_pool, drafts})},
+      {.id = "checkpoint-early",
+       .source = "vllm model_executor/layers/mamba/checkpoint.py",
+       .mechanism = "a checkpoint is the state before its last token",
+       .exposed_by = "a chunk that exports a state from its inside",
+       .caught_by = {kWritten, kStateOutput},
+       .bias = on_executor(kCheckpoints, {two_block_pool, drafts})},
+      {.id = "part-copy-lost",
+       .source = "vllm v1/worker/utils.py, copy_kv_cache_blocks_inplace",
+       .mechanism = "a hit that ends inside a block goes on in a block that it was not copied to",
+       .exposed_by = "a hit inside a block",
+       .caught_by = {kWritten},
+       .bias = on_executor(kPartsOfBlocks,
+                           {two_block_pool, drafts, sliding_window, chunked_local, hidden_state})},
+      {.id = "part-copy-late",
+       .source = "vllm v1/worker/utils.py, copy_kv_cache_blocks_inplace",
+       .mechanism = "a block is copied for a hit after the step has written and read the copy",
+       .exposed_by = "a hit inside a block",
+       .caught_by = {kWritten},
+       .bias = on_executor(kPartsOfBlocks,
+                           {two_block_pool, drafts, sliding_window, chunked_local, hidden_state})},
       {.id = "copy-unordered",
        .source = "vllm 46278, sglang 36738",
        .mechanism = "readers of a copied or loaded block do not wait for it, and a store does not "

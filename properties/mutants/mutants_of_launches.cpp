@@ -114,6 +114,16 @@ std::vector<Mutant> number_mutants() {
        .caught_by = {kWritten},
        .bias = on_executor({states, drafts, long_prompts}, {two_block_pool}),
        .reshape = with_real_numbers},
+      {.id = "checkpoint-last-inputs",
+       .source = "vllm model_executor/layers/mamba/checkpoint.py",
+       .mechanism = "a checkpoint keeps the inputs of the convolution from the end of the chunk "
+                    "beside the recurrent state from inside",
+       .exposed_by = "real numbers, a chunk that exports a state from its inside",
+       .caught_by = {kWritten},
+       .bias = on_executor({states, full_attention, several_groups, prefix_caching, long_prompts,
+                            prefill_checkpoints},
+                           {two_block_pool, drafts}),
+       .reshape = with_real_numbers},
       {.id = "chunk-carry-undecayed",
        .mechanism = "the state before a piece of a chunk enters the piece's outputs without its "
                     "decay",

@@ -126,6 +126,8 @@ RecordedStep renamed(RecordedStep step, const Names& names) {
         for (std::vector<BlockId>& blocks : table.blocks) rename(blocks, names);
   if (step.worker) rename(step.worker->invalid_blocks, names);
   rename(step.zero, names);
+  for (KVCacheBlockCopy& copy : step.copies)
+    copy = {.from = names[index_of(copy.from)], .to = names[index_of(copy.to)]};
   return step;
 }
 

@@ -193,6 +193,13 @@ void change_specs(SavedCase& saved, std::size_t group,
   for (KVCacheSpec& spec : of.layer_specs) change(spec);
 }
 
+void without_checkpoints(SavedCase& saved) {
+  for (std::size_t g = 0; g < saved.cache.groups.size(); ++g)
+    change_specs(saved, g, [](KVCacheSpec& spec) {
+      spec.num_prefill_checkpoint_blocks = spec.prefill_checkpoint_alignment = 0;
+    });
+}
+
 bool plan_again(SavedCase& saved) {
   std::vector<KVCacheGroupSpec> groups = saved.cache.groups;
   for (KVCacheGroupSpec& group : groups) {

@@ -47,6 +47,9 @@ bool may_lose_blocks(const SavedCase& saved);
 void change_specs(SavedCase& saved, std::size_t group,
                   const std::function<void(KVCacheSpec&)>& change);
 
+// Prefills are cut where a state is kept.
+void without_checkpoints(SavedCase& saved);
+
 // Tensors for the groups as they are: pages padded to the largest and not beyond. False: a group
 // packs several layers into a page, or a page is too large to count, and nothing was changed.
 bool plan_again(SavedCase& saved);

@@ -87,6 +87,7 @@ std::int64_t elements(const KVCacheConfig& plan) {
       for (const StateTensorSpec& state : spec.states)
         for (const std::int64_t dim : state.dims) sum += dim;
       sum += std::ssize(spec.states) + spec.num_speculative_blocks;
+      sum += spec.num_prefill_checkpoint_blocks + spec.prefill_checkpoint_alignment;
     }
     sum += group.layers_per_page;
   }

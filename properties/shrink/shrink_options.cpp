@@ -36,6 +36,7 @@ bool is_reset(const RunField& field) {
 void reset_options(ShrinkTrial& trial) {
   trial.attempt_with([](SavedCase& saved) { set_drafts(saved, 0); });
   trial.attempt_with(without_saved_states);
+  trial.attempt_with(without_checkpoints);
   trial.attempt_with(
       [](SavedCase& saved) { saved.engine.mamba_cache_mode = MambaCacheMode::none; });
   const auto reset = [&](const RunField& field) {

@@ -19,8 +19,6 @@ std::optional<std::string> why_not_modelled(const KVCacheGroupSpec& group) {
                        name_of(spec.kind));
   if (spec.kind == CacheKind::circular_buffer)
     return "a circular_buffer, which keeps the keys of a few tokens in a ring";
-  if (spec.num_prefill_checkpoint_blocks != 0)
-    return "num_prefill_checkpoint_blocks: states saved from inside a chunk";
   if (spec.bounded_replay) return "bounded_replay: a window that is computed again after a hit";
   for (std::size_t i = 0; i < group.layer_names.size(); ++i)
     if (group.layer_spec(i).compress_ratio != 1)

@@ -74,8 +74,8 @@ struct BlockContent {
   bool zeroed = false;  // the bytes that the group uses were zeroed before any row was written
   std::vector<SlotContent> slots;  // token groups: [block_size]; empty: none written
   StateContent state;              // state groups
-  // What a load brought when it was not all rows or a state: in place of `base` where the group has
-  // its bytes. In the order of a host block.
+  // What a load brought when it was not all rows or a state, or a copy of a block: in place of
+  // `base` where the group has its bytes. In the order of a host block.
   std::shared_ptr<const std::vector<std::uint8_t>> loaded;
 };
 
@@ -149,6 +149,10 @@ class MemoryModel {
   // Of real numbers: convolutions' inputs come from rows [conv_offset, ...) of `conv_source`.
   std::optional<std::string> copy_state(std::int32_t group, BlockId source, BlockId target,
                                         BlockId conv_source, std::int64_t conv_offset);
+  // All bytes of the group in `source`, rows or a state, now also lie in `target`. Only the first
+  // num_rows rows count as written there. A sentence when one of the blocks is not the group's.
+  std::optional<std::string> copy_block(std::int32_t group, BlockId source, BlockId target,
+                                        std::int64_t num_rows);
   // The rows of one token in every layer of the group.
   // REQUIRES: the block is not the null block and belongs to the group or to none.
   void write_token(std::int32_t group, BlockId block, std::int64_t slot_offset, ContentId content,

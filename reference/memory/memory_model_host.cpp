@@ -1,7 +1,9 @@
-// The host tier of the memory model: rule (12) of sim/protocol/backend.h.
+// Whole blocks in the memory model: the host tier and copies, rules (12) and (17) of
+// sim/protocol/backend.h.
 #include <fmt/core.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "base/check.h"
 #include "reference/memory/memory_model.h"
@@ -170,6 +172,38 @@ std::optional<std::string> MemoryModel::load(std::int32_t group, BlockId id, Hos
                                std::ranges::count(source.slots, kNobody, &SlotContent::writer) == 0;
   if (!whole) target.loaded = source.bytes;
   touch_layers(group, id);
+  return std::nullopt;
+}
+
+std::optional<std::string> MemoryModel::copy_block(std::int32_t group, BlockId source,
+                                                   BlockId target, std::int64_t num_rows) {
+  const BlockContent& from = block(source);
+  if (target == kNullBlock) return "a block is copied to the null block";
+  for (const BlockId id : {source, target})
+    if (const std::int32_t owner = block(id).group; owner != group && (owner != -1 || id == source))
+      return fmt::format("block {} is copied to block {} for group {}, but block {} holds {}",
+                         index_of(source), index_of(target), group, index_of(id),
+                         owner < 0 ? "nothing" : fmt::format("group {}'s", owner));
+  if (is_state_group(group)) {
+    if (from.state.writer == kNobody)
+      return fmt::format("block {} is copied to block {}, but holds no state", index_of(source),
+                         index_of(target));
+    set_state(group, target, from.state);
+    return std::nullopt;
+  }
+  if (groups_[group].host_runs.empty()) add_host_runs(groups_[group]);
+  auto bytes = std::make_shared<const std::vector<std::uint8_t>>(block_bytes(group, source));
+  std::vector<SlotContent> slots = from.slots;
+  for (std::size_t row = static_cast<std::size_t>(num_rows); row < slots.size(); ++row)
+    slots[row] = {};
+  for (const SlotContent& slot : slots) use(slot.writer);
+  BlockContent& to = blocks_[target];
+  forget_content(to);
+  to.group = group;
+  to.zeroed = false;
+  to.slots = std::move(slots);
+  to.loaded = std::move(bytes);
+  touch_layers(group, target);
   return std::nullopt;
 }
 

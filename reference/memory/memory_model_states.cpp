@@ -118,6 +118,9 @@ std::optional<std::string> MemoryModel::advance_state(std::int32_t group, BlockI
   const Group& of = groups_[group];
   LS_CHECK(of.states && !contents.empty(), "group {}, {} tokens", group, contents.size());
   if (target == kNullBlock) return "a state is written to the null block";
+  if (const std::int32_t owner = blocks_[target].group; owner != -1 && owner != group)
+    return fmt::format("a state is written to block {}, which belongs to group {}",
+                       index_of(target), owner);
   std::vector<std::uint64_t> words(static_cast<std::size_t>(of.state_words));
   if (source != kNullBlock) {
     const BlockContent& from = block(source);

@@ -230,4 +230,8 @@ Result<BlockSizes> resolve_block_sizes(const EngineConfig& config,
   return sizes;
 }
 
+std::int32_t num_hash_lookahead_tokens_of(const EngineConfig& config) {
+  return hash_lookahead_of(config, engine_profile(config.engine));
+}
+
 }  // namespace lockstep

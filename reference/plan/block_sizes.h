@@ -29,4 +29,7 @@ struct BlockSizes {
 Result<BlockSizes> resolve_block_sizes(const EngineConfig& config,
                                        std::span<const KVCacheGroupSpec> groups);
 
+// hash_lookahead_of() of the engine's profile. REQUIRES: as above.
+std::int32_t num_hash_lookahead_tokens_of(const EngineConfig& config);
+
 }  // namespace lockstep

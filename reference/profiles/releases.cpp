@@ -20,7 +20,6 @@ constexpr std::array kNotModelled22 = std::to_array<std::string_view>({
     "structured output, streaming sessions, pipeline parallelism",
     "parallel drafting, DFlash; only some groups marked as EAGLE's",
     "max_num_scheduled_tokens of the user's own",
-    "resets of the prefix cache that preempt running requests",
 });
 
 constexpr std::array kNotModelled33 = std::to_array<std::string_view>({
@@ -29,14 +28,13 @@ constexpr std::array kNotModelled33 = std::to_array<std::string_view>({
     "encoder inputs, encoder-decoder models, pooling, diffusion",
     "LoRA, images and prompt embeddings in block hashes",
     "structured output, streaming sessions, pipeline and data parallelism",
-    "pages with checkpoints, rings, bounded replay and hits inside blocks: decisions alone",
+    "pages with rings, bounded replay and rows for several tokens: decisions alone",
     "enable_mamba_shared_prefix_checkpoint",
     "parallel drafting, DFlash, DSpark, drafts per batch size; disable_eagle_block_drop, "
     "disable_lookahead_block_hashes",
     "watermark, max_num_active_seqs, prefill_schedule_interval, adaptive long-prefill threshold, "
     "max_num_scheduled_tokens of the user's own",
     "reference windows (R-SWA), attention sinks",
-    "resets of the prefix cache that preempt running requests",
 });
 
 // No recordings of these were made with what 0.33.0 alone has.

@@ -253,6 +253,12 @@ std::optional<CachedBlock> Scheduler::cached_as(BlockId block) const {
   const PrefixCache& cache = impl_->cache.pool().cache();
   return CachedBlock{cache.key_of(block), cache.group_of(block)};
 }
+bool Scheduler::is_cached_as(BlockId block, const CachedBlock& content) const {
+  return is_cached(block) && impl_->cache.pool().cache().has_key(block, content.key, content.group);
+}
+std::int32_t Scheduler::num_cached_tokens(BlockId block) const {
+  return is_cached(block) ? impl_->cache.pool().cache().num_tokens_of(block) : 0;
+}
 BlockId Scheduler::find_cached(const CachedBlock& content) const {
   return impl_->cache.pool().cache().find(content.key, content.group);
 }

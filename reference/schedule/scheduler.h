@@ -93,6 +93,11 @@ class Scheduler final : public DecisionSource {
   std::vector<BlockId> free_queue() const;  // next to be handed out first
   // What a block is cached as, and the block that a lookup of it finds; the null block: none.
   std::optional<CachedBlock> cached_as(BlockId block) const;
+  // A block has further contents where hits can end inside blocks.
+  bool is_cached_as(BlockId block, const CachedBlock& content) const;
+  // Of the prefix that ends in a cached block, where hits can end inside blocks; 0: where the
+  // block ends.
+  std::int32_t num_cached_tokens(BlockId block) const;
   BlockId find_cached(const CachedBlock& content) const;
   std::span<const BlockId> block_table(RequestId request, std::int32_t group) const;
   std::span<const BlockKey> block_keys(RequestId request) const;  // of its full hash blocks

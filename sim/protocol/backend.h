@@ -108,6 +108,13 @@
 //     those from input num_tokens on go to rows 0, 1, ... of the target. Updates of drafts leave
 //     inputs alone. A copy moves rows [conv_offset, n) of conv_source to rows 0, 1, ...
 //     What a convolution or recurrence gives out is read back for the last token of each update.
+// (16) A checkpoint is one of a chunk's two updates: its target receives the state after its
+//     tokens, inputs of convolutions included, and the chunk goes on in the same pass. So the
+//     update behind it, which names that target as its source, does not read it: whatever becomes
+//     of the checkpoint, the chunk ends with the right state.
+// (17) A part is a block that is copied as a whole, rows that no hit covers included: every byte
+//     that zeroing touches (8), states of real numbers as they lie there. Parts come after poison,
+//     zeroing and loads, before copies of states and everything that reads.
 //
 // Not said here: how a backend lays anything out; that is what is being checked.
 #pragma once

@@ -53,6 +53,14 @@ struct BlockCopy {
   std::int32_t conv_offset = 0;
 };
 
+// Rule (17): a hit that ends inside a block goes on in a copy of it.
+struct PartCopy {
+  std::int32_t group = 0;
+  BlockId source{};
+  BlockId target{};
+  std::int32_t num_rows = 0;  // that the hit covers; what is copied behind them is overwritten
+};
+
 struct GroupBlock {
   std::int32_t group = 0;
   BlockId block{};
@@ -72,8 +80,8 @@ struct PoisonBlock {
 
 // Advances the states of a row's request in one group: reads the state after `first_position`
 // tokens from `source` (absent: the zero state) and leaves the state after first_position +
-// num_tokens in `target`; checkpoints name further blocks that receive the state after their token
-// count (mode `all`, drafts).
+// num_tokens in `target`. Updates of one row and group follow each other in one pass over the
+// tokens: mode `all`, a checkpoint, drafts.
 struct StateUpdate {
   std::int32_t row = 0;
   std::int32_t group = 0;
@@ -87,6 +95,8 @@ struct StateUpdate {
   std::int32_t conv_offset = 0;
   std::int32_t num_drafts = 0;
   bool is_draft = false;
+  // Rule (16): the target keeps the state on its way through a chunk.
+  bool is_checkpoint = false;
 };
 
 // Digest of everything read through the block table of `row` for `layer`: rule (4).
@@ -132,6 +142,7 @@ struct StepProgram {
   std::vector<PoisonBlock> poison;
   std::vector<GroupBlock> zero;  // the engine's zero list
   std::vector<HostTransfer> loads;
+  std::vector<PartCopy> parts;
   std::vector<BlockCopy> copies;  // states from block to block
   std::vector<TableUpdate> table_updates;
   std::vector<BlockId> table_block_ids;

@@ -64,6 +64,9 @@ Checked ModelStep::apply_blocks(const StepProgram& program) {
   for (const HostTransfer& load : program.loads)
     if (auto wrong = model_.load(load.group, load.block, load.host))
       return decision_finding(program.step, "", load.group, *wrong);
+  for (const PartCopy& part : program.parts)
+    if (auto wrong = model_.copy_block(part.group, part.source, part.target, part.num_rows))
+      return decision_finding(program.step, "", part.group, *wrong);
   for (const BlockCopy& copy : program.copies)
     if (auto wrong = model_.copy_state(copy.group, copy.source, copy.target, copy.conv_source,
                                        copy.conv_offset))

@@ -24,6 +24,7 @@ void reset(StepProgram& program, std::int64_t step) {
   program.poison.clear();
   program.zero.clear();
   program.loads.clear();
+  program.parts.clear();
   program.copies.clear();
   program.table_updates.clear();
   program.table_block_ids.clear();
@@ -57,11 +58,23 @@ ProgramBuilder::ProgramBuilder(const EngineConfig& engine, const BackendConfig& 
                                const MemoryModel& model, Worker& worker)
     : engine_(engine),
       config_(config),
+      hits_(hit_ends_of(engine, config.plan)),
       model_(model),
       worker_(worker),
       group_of_block_(static_cast<std::size_t>(model.num_blocks()), -1),
       to_be_zeroed_(static_cast<std::size_t>(model.num_blocks())),
       loaded_for_(static_cast<std::size_t>(model.num_blocks())) {}
+
+ProgramBuilder::HitEnds ProgramBuilder::hit_ends_of(const EngineConfig& engine,
+                                                    const KVCacheConfig& plan) {
+  const auto sizes = resolve_block_sizes(engine, plan.groups);
+  if (!sizes) return {};  // the scheduler has refused it, or will
+  const std::int32_t lookahead = num_hash_lookahead_tokens_of(engine);
+  return {.hash_block_size = sizes->hash_block_size,
+          .alignment = sizes->cache_hit_alignment_tokens(),
+          .lookahead = lookahead,
+          .drop_last_block = engine.spec_method == SpecMethod::eagle && lookahead == 0};
+}
 
 Result<void> ProgramBuilder::check_supported(const EngineConfig& engine,
                                              const KVCacheConfig& plan) {
@@ -80,10 +93,10 @@ Result<void> ProgramBuilder::check_supported(const EngineConfig& engine,
         group.spec.mamba_cache_mode == MambaCacheMode::all)
       return fail("states of drafts have no place of their own in cache mode all");
   const auto sizes = resolve_block_sizes(engine, plan.groups);
-  if (sizes && sizes->hits_parts_of_blocks)
+  if (sizes && sizes->hits_parts_of_blocks && engine.dcp * engine.pcp != 1)
     return fail(
-        "hits inside blocks (prefix_match_unit, or groups of several block sizes with states): "
-        "the copies of parts of blocks are not modelled");
+        "hits inside blocks with context parallelism: which ranks copy which parts is not "
+        "modelled");
   return {};
 }
 
@@ -106,6 +119,7 @@ Checked ProgramBuilder::build(const SchedulerOutput& decision, const StepTransfe
     LS_RETURN_UNLESS_FINE(add_state_updates(scheduled, program.rows.back(), program));
     first_spec += static_cast<std::size_t>(scheduled.num_spec);
   }
+  LS_RETURN_UNLESS_FINE(copy_parts(decision, program));
   LS_RETURN_UNLESS_FINE(add_zeros(decision, program));
   for (const BlockId block : handed_) group_of_block_[block] = -1;
   handed_.clear();
@@ -252,6 +266,29 @@ void ProgramBuilder::hand_out(std::int32_t group, BlockId block, StepProgram& pr
     program.poison.push_back({.block = block, .kind = zeroed ? Poison::zeroed : Poison::freed});
 }
 
+// The worker copies whole blocks, whoever they belong to. Some copies are in no request's table:
+// the request goes on in the block that others know, and they find the copy.
+Checked ProgramBuilder::copy_parts(const SchedulerOutput& decision, StepProgram& program) {
+  for (const KVCacheBlockCopy& copy : decision.copies) {
+    const std::int32_t group = model_.block(copy.from).group;
+    if (group < 0)
+      return decision_finding(decision.step, "", -1,
+                              fmt::format("block {} is copied to block {}, but holds nothing",
+                                          index_of(copy.from), index_of(copy.to)));
+    if (group_of_block_[copy.to] < 0) hand_out(group, copy.to, program);
+    PartCopy& part = program.parts.emplace_back();
+    part = {.group = group, .source = copy.from, .target = copy.to};
+    for (const ScheduledRequest& scheduled : decision.scheduled) {
+      const std::vector<BlockId>& table = worker_.at(scheduled.id).tables[group];
+      const auto num_rows =
+          static_cast<std::int32_t>(scheduled.computed % spec_of(group).block_size);
+      const auto entry = static_cast<std::size_t>(scheduled.computed / spec_of(group).block_size);
+      if (entry < table.size() && table[entry] == copy.to) part.num_rows = num_rows;
+    }
+  }
+  return {};
+}
+
 // The zero list names blocks of the attention groups. A block whose request was preempted in the
 // same step belongs to no group, so no bytes could be meant. But if it is part of a hit, the
 // request that hit it reads zeros.
@@ -369,6 +406,7 @@ Checked ProgramBuilder::advance_state(std::int32_t group, const ScheduledRequest
                      .conv_source = conv_source,
                      .conv_offset = conv_offset,
                      .num_drafts = scheduled.num_spec};
+  LS_RETURN_UNLESS_FINE(export_checkpoint(request, base, program, update));
   program.state_updates.push_back(update);
   update.is_draft = true;
   update.num_drafts = 0;
@@ -380,6 +418,49 @@ Checked ProgramBuilder::advance_state(std::int32_t group, const ScheduledRequest
     update.num_tokens = 1;
     program.state_updates.push_back(update);
   }
+  return {};
+}
+
+// A prefill leaves the state of the last hit that can end inside its chunk in the entry before the
+// running state's. The worker goes by a rule of its own and by what its row names there
+// (vllm/model_executor/layers/mamba/checkpoint.py); the scheduler is not asked. `update`, the
+// chunk's, then goes on from there.
+Checked ProgramBuilder::export_checkpoint(const WorkerRequest& request, std::int64_t base,
+                                          StepProgram& program, StateUpdate& update) const {
+  const KVCacheSpec& spec = spec_of(update.group);
+  const std::int64_t alignment = spec.prefill_checkpoint_alignment;
+  if (spec.mamba_cache_mode != MambaCacheMode::align || spec.num_prefill_checkpoint_blocks == 0 ||
+      alignment == 0 || update.num_drafts > 0)
+    return {};
+  const std::int64_t first = update.first_position;
+  const std::int64_t last = first + update.num_tokens;
+  // Of a hit the token behind it, or those that its last hash covers, must be known.
+  const std::int64_t proven = last - (hits_.drop_last_block ? 0 : std::max(1, hits_.lookahead));
+  const std::int64_t blocks = proven / hits_.alignment - (hits_.drop_last_block ? 1 : 0);
+  const std::int64_t position = blocks * hits_.alignment;
+  const std::int64_t first_entry = first == 0 ? -1 : (first - 1) / spec.block_size;
+  if (base - 1 <= first_entry || first % hits_.hash_block_size != 0 ||
+      position < first + hits_.hash_block_size || position >= last ||
+      (position - first) % alignment != 0)
+    return {};
+  const BlockId block = request.tables[update.group][base - 1];
+  if (block == kNullBlock) return {};
+  if (block == update.target)
+    return decision_finding(
+        program.step, request.name, update.group,
+        fmt::format("the state after {} tokens is exported into block {}, where the step leaves "
+                    "the state after {}",
+                    position, index_of(block), last));
+  StateUpdate exported = update;
+  exported.target = block;
+  exported.num_tokens = static_cast<std::int32_t>(position - first);
+  exported.is_checkpoint = true;
+  program.state_updates.push_back(exported);
+  update.source = update.conv_source = block;
+  update.conv_offset = 0;
+  update.first_position += exported.num_tokens;
+  update.first_token += exported.num_tokens;
+  update.num_tokens -= exported.num_tokens;
   return {};
 }
 

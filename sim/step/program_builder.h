@@ -58,6 +58,7 @@ class ProgramBuilder {
   void append_blocks(const SchedulerOutput& decision, std::size_t index, StepProgram& program);
   void mark_to_be_zeroed(const SchedulerOutput& decision, bool mark);
   void hand_out(std::int32_t group, BlockId block, StepProgram& program);
+  Checked copy_parts(const SchedulerOutput& decision, StepProgram& program);
   Checked add_zeros(const SchedulerOutput& decision, StepProgram& program);
   Checked add_tokens(const SchedulerOutput& decision, std::size_t index, std::size_t first_spec,
                      StepProgram& program);
@@ -65,11 +66,23 @@ class ProgramBuilder {
                             StepProgram& program);
   Checked advance_state(std::int32_t group, const ScheduledRequest& scheduled,
                         const RowSlice& slice, StepProgram& program);
+  Checked export_checkpoint(const WorkerRequest& request, std::int64_t base, StepProgram& program,
+                            StateUpdate& update) const;
   void advance_every_block(std::int32_t group, const RowSlice& slice,
                            const std::vector<BlockId>& table, StepProgram& program) const;
 
+  // Where hits can end, in tokens: what a worker exports states by.
+  struct HitEnds {
+    std::int64_t hash_block_size = 1;
+    std::int64_t alignment = 1;
+    std::int32_t lookahead = 0;    // tokens behind a block that its hash covers
+    bool drop_last_block = false;  // EAGLE without such hashes
+  };
+  static HitEnds hit_ends_of(const EngineConfig& engine, const KVCacheConfig& plan);
+
   const EngineConfig engine_;
   const BackendConfig config_;
+  const HitEnds hits_;
   const MemoryModel& model_;
   Worker& worker_;
   std::vector<RequestId> row_requests_;

@@ -24,7 +24,7 @@ const RegionShape kRegionShapes[] = {
     {200, 8, 120, 7},        // eight-byte units
     {44, 4, 36, 7},          // four-byte units
     {21, 5, 13, 9},          // bytes
-    {262144, 0, 200000, 2},  // several CTAs share a region
+    {262144, 0, 200000, 3},  // several CTAs share a region
 };
 
 oracle::Bytes background(std::size_t size) {
@@ -185,6 +185,35 @@ TEST_P(RegionTest, StatesAdvanceTokenByTokenInPlaceAndFromZero) {
   });
 }
 
+TEST_P(RegionTest, ACheckpointGetsTheStateOnItsWayAndTheUpdateGoesOn) {
+  in_every_mode([&](CheckMode mode, std::uint64_t seed) {
+    KernelDevice device(mode, seed);
+    oracle::Bytes expected = background(total());
+    auto* tensor = reinterpret_cast<std::byte*>(device.put(expected, "tensor"));
+    const std::vector<std::uint64_t> contents = {number(1, 1), number(1, 2), number(1, 3)};
+    const StateCache state{.base = tensor + shape.offset,
+                           .page_stride = shape.page_bytes,
+                           .size_bytes = shape.size,
+                           .unit_bytes = widest(shape.page_bytes, shape.offset, shape.size),
+                           .layer = 5,
+                           .state = 1};
+    device->launch(
+        device.kernels().update_states,
+        StateUpdateParams{device.put(std::vector<StateCache>{state}, "states"),
+                          device.put(std::vector<RegionRange>{{0, 1}}, "groups"),
+                          device.put(std::vector<StateUpdateItem>{{0, 0, 1, 3, 0, 2, 2}}, "items"),
+                          device.put(contents, "contents"), 1, 1, shape.size});
+    for (const auto& [block, count] : {std::pair{1, 3}, std::pair{2, 2}}) {
+      const oracle::Bytes after = oracle::state(oracle::Bytes(shape.size, 0),
+                                                {contents.begin(), contents.begin() + count}, 5, 1);
+      std::copy(after.begin(), after.end(),
+                expected.begin() + block * shape.page_bytes + shape.offset);
+    }
+    EXPECT_EQ(device.get(reinterpret_cast<std::uint8_t*>(tensor), expected.size()), expected);
+    device.expect_no_reports();
+  });
+}
+
 using Waves = std::vector<std::pair<std::size_t, std::size_t>>;
 
 TEST(BlockWaves, MovesThatNeedEachOtherComeInDifferentWaves) {
@@ -202,6 +231,22 @@ TEST(BlockWaves, MovesThatNeedEachOtherComeInDifferentWaves) {
   EXPECT_EQ(waves({{0, 1, 2}, {0, 3, 2}}), (Waves{{0, 1}, {1, 1}}));  // write after write
   EXPECT_EQ(waves({{0, 1, 2}, {0, 3, 1}, {0, 1, 4}}), (Waves{{0, 1}, {1, 1}, {2, 1}}));
   EXPECT_EQ(waves({{0, 1, 1}, {0, 2, 2}}), (Waves{{0, 2}}));  // in place
+}
+
+TEST(BlockWaves, ACheckpointIsWrittenToo) {
+  BlockWaves blocks(8);
+  const auto waves = [&](std::vector<StateUpdateItem> updates) {
+    Waves found;
+    blocks.for_each_move<StateUpdateItem>(updates, [&](std::size_t first, std::size_t count) {
+      found.push_back({first, count});
+    });
+    return found;
+  };
+  const StateUpdateItem chunk{0, 1, 2, 5, 0, 3, 4};
+  EXPECT_EQ(waves({chunk, {0, 4, 5, 1, 5}}), (Waves{{0, 2}}));
+  EXPECT_EQ(waves({chunk, {0, 3, 5, 1, 5}}), (Waves{{0, 1}, {1, 1}}));    // read after write
+  EXPECT_EQ(waves({{0, 3, 5, 1, 5}, chunk}), (Waves{{0, 1}, {1, 1}}));    // write after read
+  EXPECT_EQ(waves({{0, 0, 5, 1, 5}, {0, 0, 6, 1, 6}}), (Waves{{0, 2}}));  // none is no block
 }
 
 TEST(BlockWaves, ABlockThatIsNamedTwiceIsWrittenInTwoWaves) {

@@ -127,6 +127,11 @@ TEST(Mutants, EveryListedOneIsExposedByATestAndHasItsOwnName) {
       "conv-offset-ignored",  // states of real numbers: there too
       "state-targets-last",
       "chunk-carry-undecayed",
+      "checkpoint-lost",  // chunks that export states, parts: tests/sim/served_states_test.cpp
+      "checkpoint-early",
+      "checkpoint-last-inputs",
+      "part-copy-lost",
+      "part-copy-late",
       "hidden-flatten",
       "hidden-chunk-save",  // extraction: there too
       "tp-head-offset",

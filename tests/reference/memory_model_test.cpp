@@ -95,6 +95,12 @@ class Traffic {
       model_.poison(block, Unwritten::freed);
       if (random(2) == 0) model_.zero(group, block);
     }
+    const BlockId source{static_cast<std::int32_t>(1 + random(model_.num_blocks() - 1))};
+    if (source != block && model_.block(source).group == group && random(3) == 0) {
+      EXPECT_EQ(model_.copy_block(group, source, block, static_cast<std::int64_t>(random(17))),
+                std::nullopt);
+      return;
+    }
     if (model_.is_state_group(group)) {
       const ContentId content = splitmix64(random(1000));
       const auto wrong = model_.advance_state(group, kNullBlock, block, 0, kEmptyPrefix,
@@ -193,6 +199,42 @@ TEST(MemoryModel, writing_one_token_changes_exactly_the_bytes_that_are_said_to_b
       row_bytes += layer.row_size_bytes * static_cast<std::int64_t>(layer.coords.size());
     EXPECT_GT(changed, row_bytes * 8 / 10) << setting.title;  // a random byte may be zero
     EXPECT_LE(changed, row_bytes) << setting.title;
+  }
+}
+
+TEST(MemoryModel, a_copied_block_has_all_bytes_and_the_rows_that_count) {
+  for (const Setting& setting : settings()) {
+    auto model =
+        MemoryModel::create(setting.plan, setting.backend, setting.layout, LayoutRule::isolated);
+    ASSERT_TRUE(model) << setting.title << ": " << model.error().message;
+    const WriterId writer = model->add_writer("r0");
+    const BlockId source{2}, target{4};
+    for (int row = 0; row < 9; ++row)
+      model->write_token(0, source, row, splitmix64(row), writer, row);
+    model->poison(target, Unwritten::freed);
+    ASSERT_EQ(model->copy_block(0, source, target, 6), std::nullopt) << setting.title;
+    EXPECT_NE(model->slot_content(0, target, 5), nullptr);
+    EXPECT_EQ(model->slot_content(0, target, 6), nullptr);
+    // Behind the rows that count too.
+    for (const ModelLayer& layer : model->layers_of(0)) {
+      const LayerLayout& at = layer.layout;
+      const std::int64_t page = model->page_size_bytes(at.tensor_index);
+      for (std::int64_t kv = 0; kv < at.num_kv; ++kv)
+        for (std::int64_t row = 0; row < at.block_size; ++row)
+          for (std::int64_t head = 0; head < at.num_kv_heads; ++head)
+            for (std::int64_t byte = 0; byte < layer.row_size_bytes; ++byte) {
+              const std::int64_t from = byte_offset(at, source, kv, row, head, 0) + byte;
+              const std::int64_t to = byte_offset(at, target, kv, row, head, 0) + byte;
+              const auto is = [&](std::int64_t offset) {
+                const ModelPage where{at.tensor_index, static_cast<std::int32_t>(offset / page)};
+                return model->page_image(where)[static_cast<std::size_t>(offset % page)];
+              };
+              if (byte != 0 && byte + 1 != layer.row_size_bytes) continue;
+              ASSERT_EQ(is(to), is(from)) << setting.title << " row " << row;
+            }
+    }
+    EXPECT_NE(model->copy_block(0, BlockId{5}, BlockId{6}, 0), std::nullopt);  // holds nothing
+    EXPECT_NE(model->copy_block(0, source, kNullBlock, 0), std::nullopt);
   }
 }
 

@@ -261,22 +261,22 @@ void PlainBackend::extract(const RowExtraction& extraction, std::vector<std::uin
     }
 }
 
-void PlainBackend::copy_states(std::span<const BlockCopy> copies) {
-  for (const BlockCopy& copy : copies)
-    for_real_bytes(copy.group, index_of(copy.source),
-                   [&](int t, std::int64_t at, std::int64_t size) {
-                     const std::int64_t to =
-                         at + (index_of(copy.target) - index_of(copy.source)) * page_bytes(t);
-                     std::memmove(tensors_[t].data() + to, tensors_[t].data() + at,
-                                  static_cast<std::size_t>(size));
-                   });
+void PlainBackend::copy_block(std::int32_t group, BlockId source, BlockId target) {
+  std::vector<std::int64_t> from;
+  for_real_bytes(group, index_of(source),
+                 [&](int, std::int64_t at, std::int64_t) { from.push_back(at); });
+  auto next = from.begin();
+  for_real_bytes(group, index_of(target), [&](int t, std::int64_t at, std::int64_t size) {
+    std::memmove(tensors_[t].data() + at, tensors_[t].data() + *next++,
+                 static_cast<std::size_t>(size));
+  });
 }
 
 Result<void> PlainBackend::execute(const StepProgram& program, StepReadback& readback) {
   step_ = program.step;
   for (const std::int32_t row : program.clear_rows)
     for (auto& tables : tables_) tables[row].clear();
-  copy_states(program.settled);
+  for (const BlockCopy& copy : program.settled) copy_block(copy.group, copy.source, copy.target);
   for (const PoisonBlock& poison : program.poison)
     poison_block(index_of(poison.block), static_cast<u64>(poison.kind));
   for (const GroupBlock& zero : program.zero)
@@ -285,7 +285,8 @@ Result<void> PlainBackend::execute(const StepProgram& program, StepReadback& rea
                      std::memset(tensors_[t].data() + at, 0, static_cast<std::size_t>(size));
                    });
   transfer(program.loads, false);
-  copy_states(program.copies);
+  for (const PartCopy& part : program.parts) copy_block(part.group, part.source, part.target);
+  for (const BlockCopy& copy : program.copies) copy_block(copy.group, copy.source, copy.target);
   for (const TableUpdate& update : program.table_updates) {
     std::vector<std::int32_t>& row = tables_[update.group][update.row];
     row.resize(static_cast<std::size_t>(update.first + update.count));

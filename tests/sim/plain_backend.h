@@ -46,7 +46,7 @@ class PlainBackend : public Backend {
                           int head) const;
 
  private:
-  void copy_states(std::span<const BlockCopy> copies);
+  void copy_block(std::int32_t group, BlockId source, BlockId target);
   void poison_block(std::int32_t block, std::uint64_t kind);
   void poison_byte(int tensor, std::int64_t offset, std::uint64_t kind);
   // visit(tensor, first byte, bytes): what a layer really uses in a block.

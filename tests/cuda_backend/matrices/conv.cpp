@@ -51,7 +51,7 @@ std::vector<ConvShape> shapes() {
   };
 }
 
-constexpr int kBlocks = 7, kTokens = 24;
+constexpr int kBlocks = 9, kTokens = 24;
 
 struct Conv {
   explicit Conv(const ConvShape& of = GENERATE(from_range(shapes()))) : shape(of) {
@@ -158,16 +158,20 @@ struct Conv {
         for (std::size_t i = item.keep_from; i < sequence.size(); ++i)
           std::copy(sequence[i].begin(), sequence[i].end(),
                     before.begin() + shape.at(item.target, int(i) - item.keep_from, c));
+        for (int i = 0; i < shape.width - 1 && item.checkpoint != 0; ++i) {
+          const oracle::Bytes& kept = sequence[item.checkpoint_tokens + i];
+          std::copy(kept.begin(), kept.end(), before.begin() + shape.at(item.checkpoint, i, c));
+        }
       }
     return before;
   }
 
   std::vector<ConvItem> items() const {
-    std::vector<ConvItem> items = {{0, 1, 0, 9, 0, 9},    // a new prompt
-                                   {2, 2, 9, 1, 0, 1},    // a decode in place
-                                   {3, 4, 10, 2, 0, 2},   // a short chunk, into another block
-                                   {5, 0, 12, 4, 0, 4},   // nothing kept
-                                   {6, 6, 16, 0, 0, 0}};  // a padded row
+    std::vector<ConvItem> items = {{0, 1, 0, 9, 0, 9, 7, 5},   // a new prompt, and a checkpoint
+                                   {2, 2, 9, 1, 0, 1},         // a decode in place
+                                   {3, 4, 10, 2, 0, 2, 8, 1},  // a short chunk, into another block
+                                   {5, 0, 12, 4, 0, 4},        // nothing kept
+                                   {6, 6, 16, 0, 0, 0}};       // a padded row
     if (shape.num_speculative > 0) {
       const int drafts = shape.num_speculative + 1;
       items.push_back({6, 6, 16, drafts, shape.num_speculative, 1});  // all were accepted before

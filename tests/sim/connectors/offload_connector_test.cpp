@@ -29,7 +29,7 @@ Result<RunReport> run_connected(const LockstepConfig& config, const Trace& trace
   return run_session(config, std::move(parts));
 }
 
-RunSummary run_plain(const LockstepConfig& config, std::uint64_t seed) {
+RunSummary run_plainly(const LockstepConfig& config, std::uint64_t seed) {
   PlainBackend backend(config.backend);
   auto report = run_connected(config, make_traffic(seed, 40), &backend);
   EXPECT_TRUE(report) << report.error().message;
@@ -45,7 +45,7 @@ TEST(OffloadConnector, blocks_come_back_from_the_tier_and_every_byte_is_right) {
   for (std::uint64_t seed = 0; seed < 4; ++seed) {
     LockstepConfig config = tier_world({make_group("a", 2, full_spec())}, 20, 24);
     config.backend.seed = seed;
-    const RunSummary run = run_plain(config, seed);
+    const RunSummary run = run_plainly(config, seed);
     sum.blocks_loaded += run.blocks_loaded;
     sum.blocks_stored += run.blocks_stored;
     sum.host_evictions += run.host_evictions;
@@ -66,7 +66,7 @@ TEST(OffloadConnector, several_groups_load_what_each_of_them_still_reads) {
     LockstepConfig config =
         tier_world({make_group("a", 2, full_spec()), make_group("w", 1, sliding_spec(40))}, 40, 48);
     config.backend.seed = seed;
-    loaded += run_plain(config, seed).blocks_loaded;
+    loaded += run_plainly(config, seed).blocks_loaded;
   }
   EXPECT_GT(loaded, 10);
 }
@@ -79,7 +79,7 @@ TEST(OffloadConnector, failed_loads_are_computed_again_or_end_their_requests) {
       config.connector.load_failed_percent = 40;
       config.connector.load_failure_policy = policy;
       config.backend.seed = seed;
-      lost += run_plain(config, seed).blocks_lost;
+      lost += run_plainly(config, seed).blocks_lost;
     }
     EXPECT_GT(lost, 5);
   }
@@ -87,7 +87,7 @@ TEST(OffloadConnector, failed_loads_are_computed_again_or_end_their_requests) {
 
 TEST(OffloadConnector, on_kernels_over_streams_the_run_is_that_of_plain_loops) {
   LockstepConfig config = tier_world({make_group("a", 2, full_spec())}, 20, 24);
-  const RunSummary plain = run_plain(config, 1);
+  const RunSummary plain = run_plainly(config, 1);
   config.backend.num_streams = 3;
   config.backend.delay_streams = true;
   config.backend.check = CheckMode::check;
@@ -104,7 +104,7 @@ TEST(OffloadConnector, without_a_backend_it_decides_the_same) {
   const LockstepConfig config = tier_world({make_group("a", 2, full_spec())}, 20, 24);
   const auto alone = run_connected(config, make_traffic(2, 40), nullptr);
   ASSERT_TRUE(alone) << alone.error().message;
-  const RunSummary compared = run_plain(config, 2);
+  const RunSummary compared = run_plainly(config, 2);
   EXPECT_EQ(alone->summary.steps, compared.steps);
   EXPECT_EQ(alone->summary.blocks_loaded, compared.blocks_loaded);
   EXPECT_EQ(alone->summary.blocks_stored, compared.blocks_stored);

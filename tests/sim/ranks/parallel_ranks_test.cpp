@@ -34,7 +34,7 @@ std::vector<KVCacheGroupSpec> attention_of(std::int64_t kv_heads, int layers) {
   return {make_group("a", layers, spec)};
 }
 
-std::string what(const RunReport& run) {
+std::string what_ranks_say(const RunReport& run) {
   return run.summary.divergence ? to_text(*run.summary.divergence) : "stuck";
 }
 
@@ -46,7 +46,7 @@ TEST_P(ParallelRanks, every_rank_holds_its_heads_and_layers_and_all_hold_the_who
   EXPECT_EQ(num_ranks(config.backend), setting.tp * setting.pp);
   const auto run = run_on_ranks(config, 14);
   ASSERT_TRUE(run) << run.error().message;
-  EXPECT_EQ(run->summary.verdict, Verdict::agreed) << what(*run);
+  EXPECT_EQ(run->summary.verdict, Verdict::agreed) << what_ranks_say(*run);
   EXPECT_GT(run->summary.hits, 0);
   EXPECT_GT(run->summary.outputs_checked, 0);
   EXPECT_GT(run->summary.union_rows_checked, 1000);
@@ -62,7 +62,7 @@ TEST_P(ParallelRanks, real_numbers_of_a_quantised_cache_are_those_of_the_whole_m
     config.backend.numbers = Numbers::real;
     const auto run = run_on_ranks(config, 14);
     ASSERT_TRUE(run) << run.error().message;
-    EXPECT_EQ(run->summary.verdict, Verdict::agreed) << what(*run);
+    EXPECT_EQ(run->summary.verdict, Verdict::agreed) << what_ranks_say(*run);
     EXPECT_GT(run->summary.outputs_checked, 1000);
     EXPECT_GT(run->summary.union_rows_checked, 1000);
   }
@@ -89,7 +89,7 @@ TEST(ParallelRanksOfHybrids, states_are_cut_and_stages_share_one_pool) {
   config.engine.mamba_cache_mode = MambaCacheMode::align;
   const auto run = run_on_ranks(config, 14);
   ASSERT_TRUE(run) << run.error().message;
-  EXPECT_EQ(run->summary.verdict, Verdict::agreed) << what(*run);
+  EXPECT_EQ(run->summary.verdict, Verdict::agreed) << what_ranks_say(*run);
 }
 
 // The state group is empty there: K and V of a block lie apart, as without states.
@@ -102,7 +102,7 @@ TEST(ParallelRanksOfHybrids,
   config.engine.enable_prefix_caching = false;
   const auto run = run_on_ranks(config, 14);
   ASSERT_TRUE(run) << run.error().message;
-  EXPECT_EQ(run->summary.verdict, Verdict::agreed) << what(*run);
+  EXPECT_EQ(run->summary.verdict, Verdict::agreed) << what_ranks_say(*run);
 }
 
 // FlashAttention beside fp32 states takes 16, 32 or 64 tokens, wherever the model's states are.
@@ -117,7 +117,7 @@ TEST(ParallelRanksOfHybrids, a_stage_without_a_state_layer_splits_blocks_as_the_
   ASSERT_EQ(config.backend.kernel_block_sizes, (std::vector<std::int64_t>{16, 256}));
   const auto run = run_on_ranks(config, 14);
   ASSERT_TRUE(run) << run.error().message;
-  EXPECT_EQ(run->summary.verdict, Verdict::agreed) << what(*run);
+  EXPECT_EQ(run->summary.verdict, Verdict::agreed) << what_ranks_say(*run);
 }
 
 TEST(ParallelRanksOfHybrids, latent_rows_and_hidden_states_are_whole_on_every_rank) {
@@ -131,7 +131,7 @@ TEST(ParallelRanksOfHybrids, latent_rows_and_hidden_states_are_whole_on_every_ra
       {"", 4, 1, 1, 1, 8}, {make_group("mla", 2, latent), make_group("hidden", 1, hidden)});
   const auto run = run_on_ranks(config, 14);
   ASSERT_TRUE(run) << run.error().message;
-  EXPECT_EQ(run->summary.verdict, Verdict::agreed) << what(*run);
+  EXPECT_EQ(run->summary.verdict, Verdict::agreed) << what_ranks_say(*run);
   EXPECT_GT(run->summary.rows_extracted, 0);
 }
 
@@ -144,7 +144,8 @@ TEST(ParallelRanksDivergence, a_rank_that_takes_itself_for_another_is_named_with
   EXPECT_EQ(run->summary.divergence->rank, 3);
   EXPECT_EQ(run->summary.divergence->tp_rank, 1);
   EXPECT_EQ(run->summary.divergence->pp_rank, 1);
-  EXPECT_NE(what(*run).find("rank 3 (tp 1, pp 1)"), std::string::npos) << what(*run);
+  EXPECT_NE(what_ranks_say(*run).find("rank 3 (tp 1, pp 1)"), std::string::npos)
+      << what_ranks_say(*run);
 }
 
 struct Refusal {
