@@ -47,7 +47,7 @@ void take_trace(std::shared_ptr<const Trace> trace, PreparedReplay& prepared) {
   prepared.num_records = std::ssize(trace->records);
   prepared.trace = std::move(trace);
   prepared.parts.clients =
-      make_trace_workload(trace_reader_of(prepared.trace), workload_options_of(prepared.run));
+      make_trace_workload(prepared.trace, workload_options_of(prepared.run));
 }
 
 // The rest is the same for every kind of file.
