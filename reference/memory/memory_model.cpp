@@ -20,7 +20,8 @@ std::optional<std::string> why_not_modelled(const KVCacheGroupSpec& group) {
   if (spec.kind == CacheKind::circular_buffer)
     return "a circular_buffer, which keeps the keys of a few tokens in a ring";
   if (spec.num_prefill_checkpoint_blocks != 0)
-    return "num_prefill_checkpoint_blocks: states saved from inside a chunk";
+    return "num_prefill_checkpoint_blocks: states saved from inside a chunk "
+           "(--no-prefill-checkpoints)";
   if (spec.bounded_replay) return "bounded_replay: a window that is computed again after a hit";
   for (std::size_t i = 0; i < group.layer_names.size(); ++i)
     if (group.layer_spec(i).compress_ratio != 1)
