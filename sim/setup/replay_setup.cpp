@@ -151,6 +151,12 @@ Result<void> prepare_trace(const ReplayRequest& request, PreparedReplay& prepare
   if (const std::string flag = given.first_said_by(kByModel); given.has("model") && !flag.empty())
     return fail(fmt::format("--model {} says its layers itself; leave {} out",
                             given.spec.recipe.model, flag));
+  for (const char* name : {"mamba_cache_mode", "prefill_checkpoints"}) {
+    const RunField& field = run_field(name);
+    if (given.has(name) && !given.has("model"))
+      return fail(fmt::format("{} is of states, which a --model may have",
+                              field.flag.empty() ? field.no_flag : field.flag));
+  }
   LS_ASSIGN_OR_RETURN(auto trace, read_trace(request, prepared.format));
 
   CacheWishes wishes{.num_blocks = {},
