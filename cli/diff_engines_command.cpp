@@ -49,7 +49,7 @@ Result<Prepared> prepare_recording(const ReplayOptions& options, LockstepConfig 
   workload.num_spec_tokens = config.engine.num_spec_tokens;
   auto shared = std::make_shared<const Trace>(std::move(*trace));
   return Prepared{std::move(config), [shared, workload]() -> Result<std::unique_ptr<Workload>> {
-                    return make_trace_workload(trace_reader_of(shared), workload);
+                    return make_trace_workload(shared, workload);
                   }};
 }
 
@@ -63,10 +63,8 @@ Result<Prepared> prepare(ReplayOptions options) {
   if (format == FileFormat::recording) return prepare_recording(options, std::move(replay.config));
   return Prepared{
       std::move(replay.config),
-      [trace = std::move(replay.trace),
-       workload = workload_options_of(replay.run)]() -> Result<std::unique_ptr<Workload>> {
-        return make_trace_workload(trace_reader_of(trace), workload);
-      }};
+      [trace = std::move(replay.trace), workload = workload_options_of(replay.run)]()
+          -> Result<std::unique_ptr<Workload>> { return make_trace_workload(trace, workload); }};
 }
 
 void print_row(std::string_view what, std::int64_t left, std::int64_t right) {

@@ -194,7 +194,9 @@ Result<void> check_outputs(const ReplayOptions& options) {
 
 Result<int> replay(const ReplayOptions& options) {
   LS_RETURN_IF_ERROR(check_outputs(options));
-  LS_ASSIGN_OR_RETURN(auto prepared, open_replay(request_of(options)));
+  ReplayRequest request = request_of(options);
+  request.as_served = true;
+  LS_ASSIGN_OR_RETURN(auto prepared, open_replay(request));
   std::optional<HiddenStateFolder> folder;
   if (!options.hidden_states_dir.empty()) {
     folder.emplace(options.hidden_states_dir);

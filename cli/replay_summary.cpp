@@ -112,6 +112,24 @@ std::string ranks_text(const BackendConfig& config) {
   return text;
 }
 
+// What the release's server takes of itself, and what was told otherwise.
+std::string served_text(const OpenReplay& prepared) {
+  std::string taken;
+  std::string text;
+  for (const ServedOption& option : prepared.served) {
+    if (option.said_by == "release")
+      taken += fmt::format("{}{} {}", taken.empty() ? "" : ", ", option.name, option.value);
+    else
+      text += fmt::format("  told    {} {} by the {} (as served: {})\n", option.name, option.value,
+                          option.said_by, option.by_default);
+  }
+  if (!taken.empty())
+    text =
+        fmt::format("  served  {} (as {} does by default)\n", taken, prepared.run.engine.engine) +
+        text;
+  return text;
+}
+
 std::string pages_text(const RunSummary& s) {
   return fmt::format("pages ({})", size_text(s.bytes_checked));
 }
@@ -143,6 +161,7 @@ std::string configuration_text(const OpenReplay& prepared) {
     text += fmt::format("  mutant  {}\n", mutant);
   for (const PlannedFault& fault : faults_in(prepared))
     text += fmt::format("  fault   {}\n", to_text(fault));
+  text += served_text(prepared);
   for (const std::string& choice : prepared.chosen) text += fmt::format("  chosen  {}\n", choice);
   return text;
 }
@@ -284,6 +303,14 @@ std::string summary_json(const ReplayOptions& options, const OpenReplay& prepare
     json["hidden_states"] = {{"folder", options.hidden_states_dir},
                              {"files", folder->num_files()},
                              {"bytes", folder->num_bytes()}};
+  // Numbers and switches as such, words as strings.
+  const auto value_of = [](const std::string& text) {
+    return Json::accept(text) ? Json::parse(text) : Json(text);
+  };
+  for (const ServedOption& option : prepared.served)
+    json["serving"][option.name] = {{"value", value_of(option.value)},
+                                    {"default", value_of(option.by_default)},
+                                    {"said_by", option.said_by}};
   if (prepared.totals) {
     json["recorded_totals"] = {{"steps", prepared.totals->steps},
                                {"scheduled_tokens", prepared.totals->scheduled_tokens},

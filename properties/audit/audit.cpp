@@ -76,6 +76,8 @@ void Auditor::Impl::take_events(const RecordedStep& step,
                                 const std::vector<RecordedEvent>& events) {
   for (const RecordedEvent& event : events) {
     if (event.kind == RecordedEvent::Kind::pause_state) pause_state_ = event.pause_state;
+    if (event.kind == RecordedEvent::Kind::output) last_output_ = event.output_of_step;
+    if (event.resets_running) send_back_running();
     const bool is_add = event.kind == RecordedEvent::Kind::add;
     const auto same = requests_.find(is_add ? event.request.name : event.name);
     if (event.kind == RecordedEvent::Kind::abort && same != requests_.end())
@@ -87,6 +89,22 @@ void Auditor::Impl::take_events(const RecordedStep& step,
       leave(step, event.request.name);
     }
     add(event);
+  }
+}
+
+// All who run lose their blocks, and their output that is still in flight is dropped.
+void Auditor::Impl::send_back_running() {
+  const std::int64_t last_output = config_.async_scheduling ? last_output_ : step_ - 1;
+  for (auto& [name, request] : requests_) {
+    if (!request.running || request.has_ended) continue;
+    request.running = false;
+    for (auto& table : request.tables) table.clear();
+    const auto dropped = std::ranges::find_if(
+        request.sampled_in, [&](const auto& sampled) { return sampled.first > last_output; });
+    if (dropped == request.sampled_in.end()) continue;
+    request.tokens.resize(dropped->second);
+    request.contents.resize(dropped->second);
+    request.sampled_in.erase(dropped, request.sampled_in.end());
   }
 }
 
@@ -259,6 +277,8 @@ void Auditor::Impl::take_sampled(const RecordedStep& step, AuditRow& row) {
   request.computed = row.last - num_rejected;
   request.scheduled_to = row.counted_to;
   if (tokens.empty() && row.last >= std::ssize(request.tokens)) request.unheard_step = step.step;
+  std::erase_if(request.sampled_in, [&](const auto& s) { return s.first <= last_output_; });
+  if (!tokens.empty()) request.sampled_in.emplace_back(step.step, request.tokens.size());
   for (const std::int32_t token : tokens) {
     request.tokens.push_back(token);
     request.contents.push_back(
@@ -319,7 +339,7 @@ void Auditor::Impl::step(const RecordedStep& step) {
   }
   take_events(step, step.during);
   take_outputs(step);
-  heard_of_ = config_.async_scheduling ? step.output_of_step.value_or(heard_of_) : step.step;
+  last_output_ = config_.async_scheduling ? step.output_of_step.value_or(last_output_) : step.step;
   last_ = step;
 }
 

@@ -40,8 +40,10 @@ struct AuditedRequest {
   std::vector<std::vector<BlockId>> tables;  // per group, as handed over
   std::vector<bool> wrong;                   // per group: already reported
   std::int32_t computed = 0;                 // after the last step it was scheduled in
-  std::int32_t scheduled_to = 0;             // in that step, drafts that were rejected included
-  std::int64_t scheduled_in = -1;            // the step
+  // Steps that sampled for it and whose output may be in flight, with its tokens before.
+  std::vector<std::pair<std::int64_t, std::size_t>> sampled_in;
+  std::int32_t scheduled_to = 0;   // in that step, drafts that were rejected included
+  std::int64_t scheduled_in = -1;  // the step
   bool running = false;
   Transfer transfer = Transfer::none;
   bool has_ended = false;  // by its last output or its client; who waits for the news may be next
@@ -165,6 +167,7 @@ class Auditor::Impl {
   void report(AuditRule rule, const AuditedRequest& request, std::size_t group, std::int64_t token,
               BlockId block, std::string what);
   void report(AuditRule rule, const std::string& request, std::string what);
+  void send_back_running();
   void take_events(const RecordedStep& step, const std::vector<RecordedEvent>& events);
   void add(const RecordedEvent& event);
   void take_ends(const RecordedStep& step);
@@ -254,14 +257,14 @@ class Auditor::Impl {
   std::set<std::string> ends_to_come_;  // of requests whose name is another's by now
   std::vector<UnheardFinding> unheard_;
   PauseState pause_state_ = PauseState::unpaused;
-  int num_idle_steps_ = 0;       // with requests waiting and all blocks free
-  std::int64_t num_copied_ = 0;  // ends of copies that may not have run
+  std::int64_t last_output_ = -1;  // the last step whose output has come in
+  int num_idle_steps_ = 0;         // with requests waiting and all blocks free
+  std::int64_t num_copied_ = 0;    // ends of copies that may not have run
   // A connector's recordings of 0.33.0 have queues that are not read.
   bool lists_all_queues_ = true;
   std::vector<bool> is_zeroed_;   // per group: its new blocks are
   std::set<BlockId> zeroed_now_;  // in the step at hand
   std::int64_t odd_total_ = -1;   // of blocks held and free, when it was last reported
-  std::int64_t heard_of_ = -1;    // the last step that the engine has the output of
   std::int64_t step_ = -1;
   RecordedStep last_;
   std::map<std::int64_t, RecordedWorker> reports_in_flight_;  // by step, not heard of yet

@@ -64,7 +64,7 @@ void Auditor::Impl::note_limit(const RecordedStep& step, AuditedRequest& request
 
 // The output that ended it had come in, and it goes on.
 void Auditor::Impl::check_limit(const AuditedRequest& request) {
-  if (request.full_since < 0 || request.full_since > heard_of_ || request.has_min_tokens) return;
+  if (request.full_since < 0 || request.full_since > last_output_ || request.has_min_tokens) return;
   report(AuditRule::sampled, request.name,
          fmt::format("is scheduled with {} tokens: it may sample {}, and the output of step {} was "
                      "the last",

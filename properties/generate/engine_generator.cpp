@@ -6,6 +6,7 @@
 #include "properties/generate/generator_parts.h"
 #include "properties/shrink/case_parts.h"
 #include "reference/plan/page_size.h"
+#include "reference/plan/serving_defaults.h"
 #include "reference/profiles/engine_profile.h"
 #include "reference/profiles/releases.h"
 #include "sim/connectors/connect.h"
@@ -26,15 +27,22 @@ void draw_engine(Draw& draw, EngineConfig& engine) {
       engine.block_size + choices.between(1, blocks_max * engine.block_size));
   if (draw.has(Feature::two_block_pool)) engine.max_model_len = engine.block_size;
   engine.max_num_seqs = static_cast<std::int32_t>(choices.between(1, 5));
-  engine.enable_prefix_caching = draw.has(Feature::prefix_caching);
-  engine.async_scheduling = draw.has(Feature::async_scheduling);
-  engine.scheduler_reserve_full_isl = !draw.has(Feature::no_full_isl_reserve);
+  engine.enable_prefix_caching =
+      draw.has(Feature::prefix_caching) || draw.as_served(Feature::prefix_caching);
   engine.policy =
       draw.has(Feature::priority_policy) ? SchedulingPolicy::priority : SchedulingPolicy::fcfs;
-  if (!draw.has(Feature::drafts)) return;
-  engine.spec_method =
-      choices.one_of({SpecMethod::ngram, SpecMethod::draft_model, SpecMethod::eagle});
-  engine.num_spec_tokens = static_cast<std::int32_t>(choices.between(1, 3));
+  if (draw.has(Feature::drafts)) {
+    engine.spec_method =
+        choices.one_of({SpecMethod::ngram, SpecMethod::draft_model, SpecMethod::eagle});
+    engine.num_spec_tokens = static_cast<std::int32_t>(choices.between(1, 3));
+  }
+  const ServingDefaults defaults = serving_defaults(engine);
+  engine.async_scheduling = draw.as_served(Feature::async_scheduling)
+                                ? defaults.async_scheduling
+                                : draw.has(Feature::async_scheduling);
+  engine.scheduler_reserve_full_isl = draw.as_served(Feature::no_full_isl_reserve)
+                                          ? defaults.scheduler_reserve_full_isl
+                                          : !draw.has(Feature::no_full_isl_reserve);
 }
 
 // Ranks share out the tokens of full attention; the releases differ in which of them hold what. The
@@ -57,7 +65,8 @@ void fit_engine(Draw& draw, const std::vector<KVCacheGroupSpec>& groups, EngineC
     if (engine.mamba_cache_mode == MambaCacheMode::align && is_state_kind(group.spec.kind))
       least = std::max(least, group.spec.block_size + engine.max_num_seqs);
   }
-  engine.enable_chunked_prefill = !draw.has(Feature::no_chunked_prefill);
+  engine.enable_chunked_prefill =
+      !draw.has(Feature::no_chunked_prefill) || draw.as_served(Feature::no_chunked_prefill);
   if (!engine.enable_chunked_prefill)
     least = std::max<std::int64_t>(least, engine.max_model_len + engine.max_num_seqs);
   engine.max_num_batched_tokens = static_cast<std::int32_t>(least + choices.one_of({0, 3, 16, 64}));
@@ -67,8 +76,11 @@ void fit_engine(Draw& draw, const std::vector<KVCacheGroupSpec>& groups, EngineC
         std::min<std::int64_t>(low + choices.below(16), engine.max_model_len));
   }
   draw_ranks(draw, groups, engine);
-  if (engine_profile(engine.engine).retains_sparsely && draw.has(Feature::sparse_retention) &&
-      engine.enable_prefix_caching)
+  if (draw.as_served(Feature::sparse_retention))
+    engine.prefix_cache_retention_interval =
+        serving_defaults(engine).prefix_cache_retention_interval;
+  else if (engine_profile(engine.engine).retains_sparsely && draw.has(Feature::sparse_retention) &&
+           engine.enable_prefix_caching)
     engine.prefix_cache_retention_interval =
         static_cast<std::int32_t>(choices.below(4) * scheduler_block);
 }

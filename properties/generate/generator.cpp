@@ -45,6 +45,7 @@ constexpr FeatureInfo kFeatures[] = {
     {"no_full_isl_reserve", 50},
     {"sparse_retention", 15},
     {"context_parallel", 20},
+    {"served", 40},
     {"shared_prefixes", 75},
     {"bursts", 50},
     {"same_instant", 25},

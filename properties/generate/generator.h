@@ -50,6 +50,7 @@ enum class Feature : std::uint8_t {
   no_full_isl_reserve,
   sparse_retention,
   context_parallel,
+  served,  // a release's own defaults, where the search has no wish of its own
   // Traffic.
   shared_prefixes,
   bursts,

@@ -15,6 +15,10 @@ struct Draw {
   // Kernels take blocks of multiples of 16 tokens; decisions alone may have shorter ones.
   bool runs_kernels() const { return options.backend != "none"; }
   bool has(Feature feature) const { return features.has(feature); }
+  // What `feature` would vary is as the release serves it.
+  bool as_served(Feature feature) const {
+    return has(Feature::served) && !options.always.has(feature) && !options.never.has(feature);
+  }
 };
 
 // Lengths and drafts, which the groups depend on.

@@ -96,8 +96,7 @@ TransferOutcome judge_pair(const TransferCase& transfer, TransferDefect defect,
   if (!decode) return {"refused", decode.error().message};
   if (*prefill) options.prefill_ranks = {prefill->get()};
   if (*decode) options.decode_ranks = {decode->get()};
-  const auto client =
-      make_trace_workload(trace_reader_of(transfer.trace), {.step_time = {}, .seed = 1});
+  const auto client = make_trace_workload(transfer.trace, {.step_time = {}, .seed = 1});
   const auto report = run_pair(options, *client);
   if (!report) return {"refused", report.error().message};
   if (report->finding) return {report->finding->check, report->finding->what};

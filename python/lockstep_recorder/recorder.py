@@ -103,9 +103,7 @@ class Recorder:
 
     def reset(self, succeeded: bool, num_preempted: int) -> None:
         """reset_prefix_cache() has returned `succeeded` and preempted so many running requests."""
-        if num_preempted:
-            self.finish("found a reset of the prefix cache that preempts running requests")
-        self._do(StepLog.reset, succeeded)
+        self._do(StepLog.reset, succeeded, num_preempted > 0)
 
     def paused(self, state: Any) -> None:
         """set_pause_state() is about to set `state`."""

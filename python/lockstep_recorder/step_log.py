@@ -87,9 +87,12 @@ class StepLog:
         """The engine has been paused, or goes on: vLLM's name of the state."""
         self._events.append({"pause_state": state})
 
-    def reset(self, succeeded: bool) -> None:
-        """The prefix cache was asked to empty itself."""
-        self._events.append({"reset_prefix_cache": succeeded})
+    def reset(self, succeeded: bool, preempted: bool = False) -> None:
+        """The prefix cache was asked to empty itself; `preempted`: and all who ran with it."""
+        event: dict[str, Any] = {"reset_prefix_cache": succeeded}
+        if preempted:
+            event["running"] = True
+        self._events.append(event)
         if succeeded:
             self._counter.watch()
 

@@ -398,16 +398,19 @@ class StepTest(Folder):
             (end["steps"], end["x_stopped_because"]), (1, "request x: found a LoRA adapter")
         )
 
-    def test_a_name_twice_and_a_forced_reset_end_it_too(self) -> None:
-        for cause in (
-            lambda: self.recorder.added(fakes.request("x"), is_known=True),
-            lambda: self.recorder.reset(True, num_preempted=1),
-        ):
-            self.start()
-            with self.assertLogs("vllm.lockstep_recorder", "ERROR"):
-                cause()
-            self.assertIn("x_stopped_because", self.lines()[-1])
-            self.path.unlink()
+    def test_a_name_twice_ends_it_too(self) -> None:
+        self.start()
+        with self.assertLogs("vllm.lockstep_recorder", "ERROR"):
+            self.recorder.added(fakes.request("x"), is_known=True)
+        self.assertIn("x_stopped_because", self.lines()[-1])
+
+    def test_a_reset_that_preempts_says_so(self) -> None:
+        self.start()
+        self.recorder.reset(True, num_preempted=1)
+        self.schedule(fakes.output({}))
+        self.assertEqual(
+            self.lines()[1]["before"], [{"reset_prefix_cache": True, "running": True}]
+        )
 
     def test_a_failure_of_the_recorder_is_said_once_and_leaves_the_engine_alone(self) -> None:
         self.start()

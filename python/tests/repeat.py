@@ -28,7 +28,7 @@ def _apply(engine: Any, event: Line) -> None:
     elif "pause_state" in event:
         engine.pause(event["pause_state"])
     else:
-        engine.scheduler.reset_prefix_cache()
+        engine.scheduler.reset_prefix_cache(reset_running_requests=event.get("running", False))
 
 
 def repeat(recorded: list[Line], path: Path, tables_every: int = 8) -> list[Line]:

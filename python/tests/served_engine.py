@@ -157,6 +157,9 @@ class ServedEngine:
                 scheduler.reset_prefix_cache(reset_running_requests=True)
             else:
                 scheduler.set_pause_state(state)
+                if state == PauseState.PAUSED_ALL and rng.random() < 0.5:
+                    # Unless it is told to keep the cache.
+                    scheduler.reset_prefix_cache(reset_running_requests=True)
 
     def run(self, steps_max: int = 600) -> int:
         """Serves until nothing is left to do. Returns how many times the loop went round; whatever

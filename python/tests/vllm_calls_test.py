@@ -95,12 +95,31 @@ class CallsTest(unittest.TestCase):
         self.assertEqual(step["before"][1], {"reset_prefix_cache": True})
         self.assertNotIn("x_stopped_because", end)
 
-    def test_a_reset_that_preempts_ends_the_recording(self) -> None:
-        self.start()
+    def test_a_reset_that_preempts_drops_what_is_in_flight(self) -> None:
+        """As a pause that keeps requests asks for it."""
+        self.start(is_async=True)
+        self.engine.add(request("a"))
+        self.engine.schedule()
+        self.engine.schedule()
+        self.engine.pause("PAUSED_ALL")
+        self.scheduler.reset_prefix_cache(reset_running_requests=True)
+        self.engine.update(self.engine.model_output({"a": [7]}))
+        self.engine.update(self.engine.model_output({"a": [8]}))
+        self.engine.pause("UNPAUSED")
+        self.engine.schedule()
+        self.engine.update(self.engine.model_output({"a": [9]}))
+        _, _, second, third, end = self.lines()
         self.assertEqual(
-            self.ended_by(lambda: self.scheduler.reset_prefix_cache(reset_running_requests=True)),
-            "found a reset of the prefix cache that preempts running requests",
+            second["during"][:2],
+            [{"pause_state": "PAUSED_ALL"}, {"reset_prefix_cache": True, "running": True}],
         )
+        self.assertTrue(second["cleared"])
+        self.assertEqual(
+            [(row["id"], row["computed"], row.get("resumed")) for row in third["scheduled"]],
+            [("a", 0, True)],
+        )
+        self.assertEqual(end["unfinished"], ["a"])
+        self.assertNotIn("x_stopped_because", end)
 
     def test_a_method_that_nobody_has_read_ends_the_recording(self) -> None:
         self.start(scheduler_cls=LaterRecordingScheduler)

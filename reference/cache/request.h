@@ -110,11 +110,13 @@ struct alignas(64) Request {
   RequestStatus status = RequestStatus::waiting;
   bool has_min_tokens = false;
   bool detects_repetition = false;
-  bool is_prefill_chunk = false;  // its last step was a prefill chunk that is not the final one
+  bool is_prefill_chunk = false;    // its last step was a prefill chunk that is not the final one
+  bool drops_stale_output = false;  // stale output is dropped, not delivered
   std::int32_t num_computed_tokens = 0;
   std::int32_t num_output_placeholders = 0;  // async scheduling: output tokens in flight
   std::int32_t num_in_flight_tokens = 0;     // scheduled, and the output has not come back
   std::int32_t num_stale_tokens = 0;         // of these, scheduled before the last preemption
+  std::int32_t num_outputs_to_drop = 0;      // the next ones; of releases that count placeholders
   std::int32_t max_tokens;
   std::int32_t eos_token;  // kNoToken: none; -1 is a placeholder draft, which a model may accept
   TableRest rest;          // KVCacheCoordinator's; all zero before the first look

@@ -15,14 +15,20 @@ struct HybridSizes {
   std::int64_t bytes_per_token = 0;  // of one attention layer
   std::int64_t state_page_bytes = 0;
   bool fp32_states = false;
+  std::int64_t checkpoint_alignment = 1;  // tokens; 1 where not every state layer has one
 };
 
 // The sizes that alignment weighs: one token of an attention layer, one set of states.
 Result<HybridSizes> hybrid_sizes(const LayerSpecs& layers) {
   HybridSizes sizes;
+  bool all_export = true;
+  std::int64_t exports_every = 1;
   for (const NamedSpec& layer : layers) {
     KVCacheSpec one_token = layer.spec;
     if (is_state_kind(one_token.kind)) {
+      all_export &= one_token.prefill_checkpoint_alignment > 0;
+      if (all_export)
+        exports_every = std::lcm(exports_every, one_token.prefill_checkpoint_alignment);
       sizes.state_page_bytes = std::max(sizes.state_page_bytes, real_page_size_bytes(one_token));
       for (const StateTensorSpec& state : one_token.states)
         sizes.fp32_states |= state.dtype == DType::fp32;
@@ -39,6 +45,7 @@ Result<HybridSizes> hybrid_sizes(const LayerSpecs& layers) {
           layer.name, bytes, sizes.bytes_per_token));
     sizes.bytes_per_token = bytes;
   }
+  if (all_export) sizes.checkpoint_alignment = exports_every;
   return sizes;
 }
 
@@ -81,7 +88,9 @@ Result<AlignedSizes> aligned_sizes(const LayerSpecs& layers, const PlanOptions& 
   }
   if (!hybrid || sizes.state_page_bytes == 0) return aligned;
 
-  const std::int64_t alignment = std::max(supported.smallest(), aligned.block_size);
+  std::int64_t alignment = std::max(supported.smallest(), aligned.block_size);
+  if (options.mamba_cache_mode == MambaCacheMode::align)
+    alignment = std::lcm(alignment, sizes.checkpoint_alignment);
   const std::int64_t page_1_token = sizes.bytes_per_token * options.attn_pack;
   std::int64_t attn_block_size = 0;
   if (options.mamba_cache_mode == MambaCacheMode::all) {

@@ -1,7 +1,8 @@
 // The block size of a hybrid: attention and state layers draw blocks from one pool, so a page must
 // hold as many tokens as a state takes bytes.
 //
-// 1. block_size is a multiple of the kernel alignment, and of the state chunk in mode all.
+// 1. block_size is a multiple of the kernel alignment, of the state chunk in mode all, and of the
+//    places in mode align at which every state layer can export a state from inside a prefill.
 // 2. block_size * bytes_per_token * attn_pack >= bytes of one set of states; the states are padded
 //    to it.
 // 3. mamba_page_size_padded is absent exactly when nothing is padded.

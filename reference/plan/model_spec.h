@@ -53,6 +53,9 @@ struct LayerKind {
   StateFigures states;
   std::optional<DType> conv_dtype;  // absent: the model's
   std::optional<DType> ssm_dtype;   // absent: the model's
+  // Tokens between the places where a prefill can export a state from inside a chunk; 0: nowhere;
+  // absent: as the release's layer of that family can (serving_defaults.h).
+  std::optional<std::int64_t> prefill_checkpoint_alignment;
   bool operator==(const LayerKind&) const = default;
 };
 

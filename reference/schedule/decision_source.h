@@ -27,7 +27,7 @@ class DecisionSource {
 
   virtual Result<RequestId> add_request(RequestSpec request) = 0;
   virtual void abort_request(RequestId request) = 0;
-  virtual bool reset_prefix_cache() = 0;
+  virtual bool reset_prefix_cache(bool preempts_running) = 0;
   virtual void set_pause_state(PauseState state) = 0;
   virtual const SchedulerOutput& schedule() = 0;
   virtual std::span<const StoppedRequest> update_from_output(const ModelOutput& output) = 0;

@@ -77,6 +77,13 @@ void Scheduler::Impl::preempt(RequestId victim, std::size_t& index) {
   Request& request = at(victim);
   if (scheduled && profile.withdraws_what_is_undone)
     cache.withdraw(request, request.num_computed_tokens);
+  send_back(victim, false);
+  output.preempted.push_back(victim);
+}
+
+// It gives its blocks back and waits at the head of the queue. REQUIRES: it is not in `running`.
+void Scheduler::Impl::send_back(RequestId victim, bool drops_stale_output) {
+  Request& request = at(victim);
   LS_CHECK(request.status == RequestStatus::running, "{} is preempted but does not run",
            request.name);
   if (defect == SchedulerDefect::free_preempted_lost)
@@ -88,11 +95,27 @@ void Scheduler::Impl::preempt(RequestId victim, std::size_t& index) {
   ++request.num_preemptions;
   request.spec_tokens.clear();
   if (profile.in_flight_accounting == InFlightAccounting::tokens) {
+    // What was to be dropped already stays so: its places have been sampled again.
+    request.drops_stale_output =
+        drops_stale_output || (request.drops_stale_output && request.num_stale_tokens > 0);
     request.num_stale_tokens = request.num_in_flight_tokens;
+    request.num_output_placeholders = 0;
+  } else if (drops_stale_output) {
+    request.num_outputs_to_drop = request.num_output_placeholders;
     request.num_output_placeholders = 0;
   }
   waiting.prepend(victim, request);
-  output.preempted.push_back(victim);
+}
+
+// A reset of the prefix cache frees every block. Releases that count tokens in flight name the
+// victims in the next decision, which may let them in again.
+void Scheduler::Impl::preempt_all_running() {
+  while (!running.empty()) {
+    const RequestId victim = running.back();
+    running.pop_back();
+    send_back(victim, true);
+    if (profile.in_flight_accounting == InFlightAccounting::tokens) sent_back.push_back(victim);
+  }
 }
 
 // Slots for a running request, at the expense of the lowest-priority ones. False: it lost its own
@@ -164,6 +187,8 @@ void Scheduler::Impl::schedule() {
   begin_step();
   schedule_running();
   if (output.preempted.empty()) schedule_waiting();
+  output.preempted.insert(output.preempted.end(), sent_back.begin(), sent_back.end());
+  sent_back.clear();
   if (profile.reports_common_prefix_blocks) count_common_prefix();
   cache.take_copies(output.copies);
   cache.take_new_block_ids(output.zero);
@@ -334,7 +359,8 @@ void Scheduler::Impl::schedule_waiting() {
     if (queue == nullptr || (has_obstacle && !stands_aside(*queue))) break;
     const RequestId id = queue->peek();
     // Output that is still on the way: sampling the same place again would deliver it twice.
-    const bool is_ready = at(id).num_stale_tokens == 0 && promote(id) && find_computed_tokens(id);
+    const bool is_awaited = at(id).num_stale_tokens > 0 && !at(id).drops_stale_output;
+    const bool is_ready = !is_awaited && promote(id) && find_computed_tokens(id);
     const Entry entry = is_ready ? enter(id, *queue, any_running) : Entry::is_passed_over;
     if (entry == Entry::enters) continue;
     if (entry == Entry::waits && !stands_aside(*queue)) break;

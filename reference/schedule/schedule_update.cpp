@@ -73,12 +73,16 @@ void Scheduler::Impl::update_row(const InFlightRow& row, std::span<const std::in
   request.num_in_flight_tokens -= row.num_tokens;
   const bool stale = request.num_stale_tokens > 0;
   if (stale) request.num_stale_tokens -= row.num_tokens;
-  if (tokens.empty()) return;
+  if (tokens.empty() || (stale && request.drops_stale_output)) return;
   const auto num_sampled = static_cast<std::int32_t>(tokens.size());
   if (row.num_spec > 0 && !stale && defect != SchedulerDefect::drafts_kept) {
     const std::int32_t num_rejected = row.num_spec - (num_sampled - 1);
     if (request.num_computed_tokens > 0) request.num_computed_tokens -= num_rejected;
     if (request.num_output_placeholders > 0) request.num_output_placeholders -= num_rejected;
+  }
+  if (request.num_outputs_to_drop > 0) {
+    --request.num_outputs_to_drop;
+    return;
   }
   const bool was_running = request.status == RequestStatus::running;
   FinishReason reason{};

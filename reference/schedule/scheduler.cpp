@@ -202,7 +202,10 @@ void Scheduler::limit_blocks_in_use(std::int64_t num_blocks) {
 
 void Scheduler::set_pause_state(PauseState state) { impl_->pause_state = state; }
 
-bool Scheduler::reset_prefix_cache() { return impl_->cache.pool().reset_prefix_cache(); }
+bool Scheduler::reset_prefix_cache(bool preempts_running) {
+  if (preempts_running) impl_->preempt_all_running();
+  return impl_->cache.pool().reset_prefix_cache();
+}
 
 const SchedulerOutput& Scheduler::schedule() {
   impl_->schedule();

@@ -58,8 +58,9 @@ class Scheduler final : public DecisionSource {
   void abort_request(RequestId request) override;
   // From now on at most so many blocks of the pool are in use at once; 0: nothing new is given out.
   void limit_blocks_in_use(std::int64_t num_blocks);
-  // False: some blocks are in use, nothing was reset.
-  bool reset_prefix_cache() override;
+  // False: some blocks are in use, nothing was reset. `preempts_running`: all who run go back to
+  // the head of the queue first, and what of their output is still in flight is dropped.
+  bool reset_prefix_cache(bool preempts_running = false) override;
   // From the next step on.
   void set_pause_state(PauseState state) override;
 

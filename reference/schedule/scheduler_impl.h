@@ -71,6 +71,8 @@ struct Scheduler::Impl {
   bool allocate_or_preempt(RequestId id, std::int32_t num_new, std::size_t& index);
   RequestId pick_victim() const;
   void preempt(RequestId victim, std::size_t& index);
+  void send_back(RequestId victim, bool drops_stale_output);
+  void preempt_all_running();
   void drop_from_output(RequestId id);
   std::int32_t num_tokens_of_running(const Request& request) const;
   std::int32_t num_available_tokens() const { return std::min(budget, input_budget - draft_slots); }
@@ -121,6 +123,7 @@ struct Scheduler::Impl {
   RequestQueue waiting;
   std::unique_ptr<RemoteCaches> remote;  // null: no connector
   std::vector<RequestId> finished;       // since the last schedule()
+  std::vector<RequestId> sent_back;      // by resets since the last schedule(), where it tells them
 
   SchedulerOutput output;
   std::int32_t token_budget = 0;  // of a step

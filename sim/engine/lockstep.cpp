@@ -205,8 +205,7 @@ Result<void> LockstepRun::apply_events() {
         abort_request(event.name);
         break;
       case WorkloadEvent::Kind::reset_prefix_cache:
-        resets_.push_back(decisions_.reset_prefix_cache() ? 1 : 0);
-        chain_.add(resets_.back());
+        reset_prefix_cache(event.resets_running);
         break;
       case WorkloadEvent::Kind::pause_state:
         decisions_.set_pause_state(event.pause_state);
@@ -217,6 +216,25 @@ Result<void> LockstepRun::apply_events() {
     }
   }
   return {};
+}
+
+// What of the output of those who ran is still in flight is dropped: its places are sampled again.
+void LockstepRun::reset_prefix_cache(bool preempts_running) {
+  std::vector<RequestId> victims;
+  if (preempts_running) {
+    const auto running = decisions_.running();
+    victims.assign(running.begin(), running.end());
+  }
+  resets_.push_back(decisions_.reset_prefix_cache(preempts_running) ? 1 : 0);
+  chain_.add(resets_.back());
+  for (const RequestId id : victims) know_tokens(id, decisions_.num_tokens(id));
+}
+
+// The tokens behind are none.
+void LockstepRun::know_tokens(RequestId id, std::int64_t num_known) {
+  LiveRequest& request = requests_.at(id);
+  request.num_output_tokens = num_known - request.num_prompt_tokens;
+  if (memory_ != nullptr) memory_->drop_sampled(id, num_known);
 }
 
 void LockstepRun::abort_request(const std::string& name) {
@@ -416,12 +434,8 @@ bool LockstepRun::has_nothing_to_decide() const {
 // The engine has dropped what was sampled behind blocks that a load did not fill, but not what is
 // still on its way.
 void LockstepRun::forget_voided_tokens() {
-  for (const RequestId id : decisions_.running()) {
-    const std::int64_t num_known = decisions_.num_tokens(id) + outputs_.num_sampled(id);
-    LiveRequest& request = requests_.at(id);
-    request.num_output_tokens = num_known - request.num_prompt_tokens;
-    if (memory_ != nullptr) memory_->drop_sampled(id, num_known);
-  }
+  for (const RequestId id : decisions_.running())
+    know_tokens(id, decisions_.num_tokens(id) + outputs_.num_sampled(id));
 }
 
 namespace {

@@ -79,6 +79,8 @@ class LockstepRun {
   // Requests.
   Result<void> apply_events();
   Result<void> add_request(WorkloadEvent& event);
+  void reset_prefix_cache(bool preempts_running);
+  void know_tokens(RequestId id, std::int64_t num_known);
   void abort_request(const std::string& name);
   void leave(RequestId id, FinishReason reason);
 

@@ -1,5 +1,5 @@
 #include <algorithm>
-#include <deque>
+#include <memory>
 #include <optional>
 #include <queue>
 #include <string>
@@ -65,12 +65,8 @@ std::int32_t PlannedOutput::draft(std::int64_t index, std::int32_t acceptance_pe
   return wrong == eos_ ? (wrong + 1) % kVocabulary : wrong;
 }
 
-// Records read ahead of the clock: one that waits for an earlier request is seen when it is read.
-constexpr std::size_t kLookahead = 1024;
-// Of requests that left, for records that are read after that: the time when they did.
-constexpr std::size_t kLeftRemembered = 65'536;
-
-// Something due at a time; ties go by the order in which things were read or caused.
+// Something due at a time; ties go by the order of the trace, and then by that in which things were
+// caused.
 struct Due {
   std::int64_t t_ns = 0;
   std::uint64_t order = 0;
@@ -115,8 +111,7 @@ WorkloadEvent abort_of(std::string name) {
 
 class TraceWorkload final : public Workload {
  public:
-  TraceWorkload(std::unique_ptr<TraceReader> reader, const TraceWorkloadOptions& options)
-      : reader_(std::move(reader)), options_(options) {}
+  TraceWorkload(std::shared_ptr<const Trace> trace, const TraceWorkloadOptions& options);
 
   Result<Turn> next_turn(const LoopState& state, std::vector<WorkloadEvent>& events) override;
   Result<void> sample(std::int64_t step, std::span<const SampledRow> rows,
@@ -131,10 +126,9 @@ class TraceWorkload final : public Workload {
   std::int64_t records_consumed() const override { return consumed_; }
 
  private:
+  // A record that has not been an event.
   struct Pending {
-    TraceRecord record;
     std::uint64_t ordinal = 0;  // among requests
-    std::int64_t index = 0;     // among records
     std::size_t waits_for = 0;  // requests that have not left
     std::int64_t left_ns = 0;   // when the last of the others left
   };
@@ -144,74 +138,53 @@ class TraceWorkload final : public Workload {
     std::optional<std::int32_t> abort_after;
   };
 
-  Result<void> read_ahead();
-  void take_in(TraceRecord record);
+  void await(const TraceRequest& request, std::size_t index);
   std::optional<std::int64_t> next_due() const;
-  void emit(Pending pending, std::vector<WorkloadEvent>& events);
+  void emit(std::size_t index, std::vector<WorkloadEvent>& events);
 
-  std::unique_ptr<TraceReader> reader_;
+  const std::shared_ptr<const Trace> trace_;
   const TraceWorkloadOptions options_;
   std::int64_t now_ = 0;
   std::int64_t consumed_ = 0;  // up to the last record that has been an event
-  std::int64_t num_read_ = 0;
-  std::uint64_t ordinal_ = 0;
   std::uint64_t order_ = 0;
-  bool read_all_ = false;
-  std::size_t timed_read_ = 0;  // records in arrivals_ that came with a time of their own
 
-  Slab<Pending> pending_;
-  DueQueue arrivals_;                                                  // into pending_
-  Slab<std::string> timed_aborts_;                                     // names
-  DueQueue aborts_;                                                    // into timed_aborts_
-  std::vector<std::string> aborts_now_;                                // by output length, in order
-  Slab<Plan> plans_;                                                   // by ticket
-  std::unordered_map<std::string, std::vector<std::size_t>> waiters_;  // of every request not left
-  std::unordered_map<std::string, std::int64_t> left_ns_;
-  std::deque<std::string> left_order_;
+  std::vector<Pending> pending_;         // by record
+  DueQueue arrivals_;                    // of records
+  Slab<std::string> timed_aborts_;       // names
+  DueQueue aborts_;                      // into timed_aborts_
+  std::vector<std::string> aborts_now_;  // by output length, in order
+  Slab<Plan> plans_;                     // by ticket
+  // Of every request that has not left: records that wait for it.
+  std::unordered_map<std::string, std::vector<std::size_t>> waiters_;
 };
 
-Result<void> TraceWorkload::read_ahead() {
-  while (!read_all_ && timed_read_ < kLookahead) {
-    TraceRecord record;
-    LS_ASSIGN_OR_RETURN(const auto more, reader_->next(record));
-    if (!more)
-      read_all_ = true;
-    else
-      take_in(std::move(record));
-  }
-  return {};
-}
-
-void TraceWorkload::take_in(TraceRecord record) {
-  Pending pending{.record = std::move(record), .index = num_read_++};
-  const auto* request = std::get_if<TraceRequest>(&pending.record);
-  if (request == nullptr) {
-    const std::int64_t t_ns = std::get<TraceControl>(pending.record).t_ns;
-    arrivals_.push({t_ns, order_++, pending_.add(std::move(pending))});
-    ++timed_read_;
-    return;
-  }
-  pending.ordinal = ordinal_++;
-  waiters_.try_emplace(request->spec.name);
-  if (request->after.empty()) {
-    const std::int64_t t_ns = request->spec.arrival_ns;
-    arrivals_.push({t_ns, order_++, pending_.add(std::move(pending))});
-    ++timed_read_;
-    return;
-  }
-  const std::vector<std::string> after = request->after;
-  const std::int64_t delay_ns = request->delay_ns;
-  const std::size_t index = pending_.add(std::move(pending));
-  for (const std::string& name : after) {
-    if (const auto waiting = waiters_.find(name); waiting != waiters_.end()) {
-      waiting->second.push_back(index);
-      ++pending_[index].waits_for;
-    } else if (const auto left = left_ns_.find(name); left != left_ns_.end()) {
-      pending_[index].left_ns = std::max(pending_[index].left_ns, left->second);
+TraceWorkload::TraceWorkload(std::shared_ptr<const Trace> trace,
+                             const TraceWorkloadOptions& options)
+    : trace_(std::move(trace)), options_(options), pending_(trace_->records.size()) {
+  std::uint64_t ordinal = 0;
+  for (std::size_t index = 0; index < pending_.size(); ++index) {
+    const TraceRecord& record = trace_->records[index];
+    if (const auto* request = std::get_if<TraceRequest>(&record)) {
+      pending_[index].ordinal = ordinal++;
+      await(*request, index);
+    } else {
+      arrivals_.push({std::get<TraceControl>(record).t_ns, order_++, index});
     }
   }
-  if (pending_[index].waits_for == 0)
-    arrivals_.push({pending_[index].left_ns + delay_ns, order_++, index});
+}
+
+// It arrives at its time, or when the earlier requests that it names have left.
+void TraceWorkload::await(const TraceRequest& request, std::size_t index) {
+  for (const std::string& name : request.after) {
+    const auto earlier = waiters_.find(name);
+    if (earlier == waiters_.end()) continue;
+    earlier->second.push_back(index);
+    ++pending_[index].waits_for;
+  }
+  waiters_.try_emplace(request.spec.name);
+  if (pending_[index].waits_for > 0) return;
+  arrivals_.push(
+      {request.after.empty() ? request.spec.arrival_ns : request.delay_ns, order_++, index});
 }
 
 std::optional<std::int64_t> TraceWorkload::next_due() const {
@@ -223,7 +196,6 @@ std::optional<std::int64_t> TraceWorkload::next_due() const {
 }
 
 Result<Turn> TraceWorkload::next_turn(const LoopState& state, std::vector<WorkloadEvent>& events) {
-  LS_RETURN_IF_ERROR(read_ahead());
   const auto next = next_due();
   if (!next && !state.unfinished) return Turn::end;
   if (state.idle) {
@@ -235,8 +207,7 @@ Result<Turn> TraceWorkload::next_turn(const LoopState& state, std::vector<Worklo
   while (!arrivals_.empty() && arrivals_.top().t_ns <= now_) {
     const std::size_t index = arrivals_.top().index;
     arrivals_.pop();
-    emit(pending_.take(index), events);
-    LS_RETURN_IF_ERROR(read_ahead());
+    emit(index, events);
   }
   while (!aborts_.empty() && aborts_.top().t_ns <= now_) {
     const std::size_t index = aborts_.top().index;
@@ -246,18 +217,15 @@ Result<Turn> TraceWorkload::next_turn(const LoopState& state, std::vector<Worklo
   return Turn::step;
 }
 
-void TraceWorkload::emit(Pending pending, std::vector<WorkloadEvent>& events) {
-  consumed_ = std::max(consumed_, pending.index + 1);
-  auto* request = std::get_if<TraceRequest>(&pending.record);
+void TraceWorkload::emit(std::size_t index, std::vector<WorkloadEvent>& events) {
+  consumed_ = std::max(consumed_, static_cast<std::int64_t>(index) + 1);
+  WorkloadEvent& event = events.emplace_back();
+  const auto* request = std::get_if<TraceRequest>(&trace_->records[index]);
   if (request == nullptr) {
-    --timed_read_;
-    events.emplace_back().kind = WorkloadEvent::Kind::reset_prefix_cache;
+    event.kind = WorkloadEvent::Kind::reset_prefix_cache;
     return;
   }
-  if (request->after.empty())
-    --timed_read_;
-  else
-    request->spec.arrival_ns = pending.left_ns + request->delay_ns;
+  const Pending& pending = pending_[index];
   Plan plan{.output = PlannedOutput(*request, options_.seed, pending.ordinal),
             .name = request->spec.name,
             .abort_after = {}};
@@ -265,11 +233,10 @@ void TraceWorkload::emit(Pending pending, std::vector<WorkloadEvent>& events) {
     aborts_.push({*request->abort->t_ns, order_++, timed_aborts_.add(request->spec.name)});
   else if (request->abort)
     plan.abort_after = request->abort->after_tokens;
-  const std::size_t ticket = plans_.add(std::move(plan));
-  WorkloadEvent& event = events.emplace_back();
   event.kind = WorkloadEvent::Kind::add;
-  event.request = std::move(request->spec);
-  event.ticket = ticket;
+  event.request = request->spec;
+  if (!request->after.empty()) event.request.arrival_ns = pending.left_ns + request->delay_ns;
+  event.ticket = plans_.add(std::move(plan));
 }
 
 Result<void> TraceWorkload::sample(std::int64_t, std::span<const SampledRow> rows,
@@ -308,23 +275,21 @@ void TraceWorkload::request_left(std::string_view name, std::uint64_t ticket) {
     Pending& pending = pending_[index];
     pending.left_ns = std::max(pending.left_ns, now_);
     if (--pending.waits_for > 0) continue;
-    const auto& request = std::get<TraceRequest>(pending.record);
+    const auto& request = std::get<TraceRequest>(trace_->records[index]);
     arrivals_.push({pending.left_ns + request.delay_ns, order_++, index});
   }
   waiters_.erase(waiting);
-  if (read_all_) return;
-  left_ns_[std::string(name)] = now_;
-  left_order_.emplace_back(name);
-  if (left_order_.size() <= kLeftRemembered) return;
-  left_ns_.erase(left_order_.front());
-  left_order_.pop_front();
 }
 
 }  // namespace
 
-std::unique_ptr<Workload> make_trace_workload(std::unique_ptr<TraceReader> reader,
+std::unique_ptr<Workload> make_trace_workload(std::shared_ptr<const Trace> trace,
                                               const TraceWorkloadOptions& options) {
-  return std::make_unique<TraceWorkload>(std::move(reader), options);
+  return std::make_unique<TraceWorkload>(std::move(trace), options);
+}
+
+std::unique_ptr<Workload> make_trace_workload(Trace trace, const TraceWorkloadOptions& options) {
+  return make_trace_workload(std::make_shared<const Trace>(std::move(trace)), options);
 }
 
 }  // namespace lockstep

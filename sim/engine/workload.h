@@ -33,6 +33,7 @@ struct WorkloadEvent {
   std::uint64_t ticket = 0;            // add: comes back in every SampledRow of the request
   std::string name;                    // abort
   std::optional<bool> recorded_reset;  // reset_prefix_cache: what the recording says it returned
+  bool resets_running = false;         // reset_prefix_cache: all who run are preempted first
   PauseState pause_state = PauseState::unpaused;
   std::int64_t output_of_step = 0;  // output: those up to that step come in here
 };
@@ -130,7 +131,9 @@ struct TraceWorkloadOptions {
   std::int32_t draft_acceptance_percent = 60;  // with num_spec_tokens
 };
 
-std::unique_ptr<Workload> make_trace_workload(std::unique_ptr<TraceReader> reader,
+// By the virtual clock. REQUIRES: no two requests of one name.
+std::unique_ptr<Workload> make_trace_workload(std::shared_ptr<const Trace> trace,
                                               const TraceWorkloadOptions& options);
+std::unique_ptr<Workload> make_trace_workload(Trace trace, const TraceWorkloadOptions& options);
 
 }  // namespace lockstep

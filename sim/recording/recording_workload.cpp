@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <optional>
 #include <utility>
+#include <vector>
 
 #include "sim/connectors/recorded_connector.h"
 #include "sim/connectors/simulated_connector.h"
@@ -24,6 +25,7 @@ WorkloadEvent event_of(const RecordedEvent& recorded) {
     case RecordedEvent::Kind::reset_prefix_cache:
       event.kind = WorkloadEvent::Kind::reset_prefix_cache;
       event.recorded_reset = recorded.reset_succeeded;
+      event.resets_running = recorded.resets_running;
       break;
     case RecordedEvent::Kind::pause_state:
       event.kind = WorkloadEvent::Kind::pause_state;
@@ -72,6 +74,7 @@ class RecordedWorkload final : public RecordingWorkload {
     if (!more) return tl::unexpected(more.error());
     if (!*more) return Turn::end;
     ++steps_;
+    forget_empty_output();
     for (const RecordedEvent& event : step_.before) events.push_back(event_of(event));
     return Turn::step;
   }
@@ -112,6 +115,15 @@ class RecordedWorkload final : public RecordingWorkload {
   const RecordingEnd& end() const override { return source_.end(); }
 
  private:
+  // The output of a step that scheduled nothing decides nothing without a connector; some
+  // recordings note it, and some do not.
+  void forget_empty_output() {
+    is_empty_.push_back(step_.scheduled.empty());
+    if (connector_ || !step_.output_of_step) return;
+    const auto of = static_cast<std::size_t>(*step_.output_of_step);
+    if (of < is_empty_.size() && is_empty_[of]) step_.output_of_step.reset();
+  }
+
   static void append(const std::vector<RecordedTokens>& lists, std::string_view name,
                      std::vector<std::int32_t>& tokens) {
     const auto list = std::ranges::find(lists, name, &RecordedTokens::id);
@@ -123,6 +135,7 @@ class RecordedWorkload final : public RecordingWorkload {
   std::optional<RecordedConnector> connector_;
   std::optional<PeerTransfers> peers_;
   std::int64_t steps_ = 0;
+  std::vector<bool> is_empty_;  // by step: it scheduled nothing
 };
 
 }  // namespace

@@ -1,5 +1,6 @@
 // A recording as a workload: step by step what happened before it, what was sampled, and what the
-// KV connector answered and reported.
+// KV connector answered and reported. Without a connector the current step does not say that the
+// output of a step without tokens came in.
 #pragma once
 
 #include <memory>

@@ -74,6 +74,7 @@ void RunRecorder::take_events(const std::vector<WorkloadEvent>& events,
         break;
       case WorkloadEvent::Kind::reset_prefix_cache:
         recorded.kind = RecordedEvent::Kind::reset_prefix_cache;
+        recorded.resets_running = event.resets_running;
         break;
       case WorkloadEvent::Kind::pause_state:
         recorded.kind = RecordedEvent::Kind::pause_state;

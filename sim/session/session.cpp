@@ -127,21 +127,6 @@ Timeline Session::take_timeline(std::int32_t dp_rank) { return engines_[dp_rank]
 
 namespace {
 
-class MemoryTraceReader final : public TraceReader {
- public:
-  explicit MemoryTraceReader(std::shared_ptr<const Trace> trace) : trace_(std::move(trace)) {}
-  const TraceHeader& header() const override { return trace_->header; }
-  Result<bool> next(TraceRecord& record) override {
-    if (at_ == trace_->records.size()) return false;
-    record = trace_->records[at_++];
-    return true;
-  }
-
- private:
-  const std::shared_ptr<const Trace> trace_;
-  std::size_t at_ = 0;
-};
-
 // Plants the defect of that name where it belongs: in the scheduler, in a connector, in how an
 // engine sets its connectors up, in data parallel ranks, in files of hidden states. Every other
 // name is taken for one of the backend's, which refuses those that it does not know.
@@ -236,18 +221,10 @@ TraceWorkloadOptions workload_options_of(const RunSpec& run) {
           .draft_acceptance_percent = run.draft_acceptance_percent};
 }
 
-std::unique_ptr<TraceReader> trace_reader_of(std::shared_ptr<const Trace> trace) {
-  return std::make_unique<MemoryTraceReader>(std::move(trace));
-}
-
-std::unique_ptr<TraceReader> trace_reader_of(Trace trace) {
-  return trace_reader_of(std::make_shared<const Trace>(std::move(trace)));
-}
-
 std::unique_ptr<Workload> workload_of(const SavedCase& saved) {
   if (saved.recording)
     return make_recording_workload(std::make_shared<const Recording>(*saved.recording));
-  return make_trace_workload(trace_reader_of(saved.trace), workload_options_of(saved));
+  return make_trace_workload(saved.trace, workload_options_of(saved));
 }
 
 SessionParts parts_of(const SavedCase& saved) {

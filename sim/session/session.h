@@ -139,9 +139,6 @@ LockstepConfig config_of(const SavedCase& saved);
 // The order in which the pool first hands out blocks, shuffled by block_order; empty: an engine's.
 std::vector<BlockId> free_order_of(const RunSpec& run);
 TraceWorkloadOptions workload_options_of(const RunSpec& run);
-// A trace in memory as a source of records.
-std::unique_ptr<TraceReader> trace_reader_of(Trace trace);
-std::unique_ptr<TraceReader> trace_reader_of(std::shared_ptr<const Trace> trace);
 // Its recording step by step, or its trace by the clock; without connectors of the configuration.
 std::unique_ptr<Workload> workload_of(const SavedCase& saved);
 // What Session::open() is given for it, less a backend and who looks on.

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <utility>
 
 #include "base/number_text.h"
@@ -10,6 +11,7 @@
 #include "reference/plan/planner.h"
 #include "reference/plan/rank_plan.h"
 #include "reference/plan/request_need.h"
+#include "reference/plan/serving_defaults.h"
 #include "sim/step/backend_config.h"
 #include "traces/models/model_file.h"
 
@@ -54,8 +56,45 @@ std::int64_t tight_pool(const std::vector<KVCacheGroupSpec>& groups, const Engin
   return num_blocks;
 }
 
+// Tokens between the places of states that prefills export; 0: none.
+std::int64_t checkpoint_alignment(const LayerSpecs& layers) {
+  std::int64_t every = 0;
+  for (const NamedSpec& layer : layers)
+    every = std::max(every, layer.spec.prefill_checkpoint_alignment);
+  return every;
+}
+
+// The layers of a hybrid with prefix caching, and options.mamba_cache_mode.
+Result<LayerSpecs> state_layers(const RunSpec& run, const ModelSpec& model,
+                                const CacheWishes& wishes, PlanOptions& options,
+                                std::vector<std::string>& chosen,
+                                std::vector<ServedOption>& served) {
+  MambaCacheMode by_default = MambaCacheMode::align;
+  if (wishes.as_served) by_default = served_cache_mode(run.engine, model);
+  options.mamba_cache_mode = wishes.says_cache_mode ? run.engine.mamba_cache_mode : by_default;
+  LS_ASSIGN_OR_RETURN(LayerSpecs layers, layer_specs(model, options));
+  if (!wishes.as_served) {
+    chosen.push_back("states are kept in mode align, which prefix caching needs");
+    return layers;
+  }
+  served.push_back({.name = "mamba_cache_mode",
+                    .value = std::string(name_of(options.mamba_cache_mode)),
+                    .by_default = std::string(name_of(by_default)),
+                    .said_by = wishes.says_cache_mode ? "command line" : "release"});
+  LayerSpecs exporting = layers;
+  LS_RETURN_IF_ERROR(take_served_checkpoints(run.engine.engine, model, options, exporting));
+  const std::int64_t every = checkpoint_alignment(exporting);
+  const bool exports = run.recipe.prefill_checkpoints;
+  served.push_back({.name = "prefill_checkpoint_alignment",
+                    .value = fmt::format("{}", exports ? every : 0),
+                    .by_default = fmt::format("{}", every),
+                    .said_by = exports ? "release" : "command line"});
+  return exports ? exporting : layers;
+}
+
 Result<KVCacheConfig> plan_model(RunSpec& run, const CacheWishes& wishes,
-                                 std::vector<std::string>& chosen) {
+                                 std::vector<std::string>& chosen,
+                                 std::vector<ServedOption>& served) {
   EngineConfig& engine = run.engine;
   LS_ASSIGN_OR_RETURN(const auto model, find_model(run.recipe.model));
   PlanOptions options;
@@ -75,9 +114,7 @@ Result<KVCacheConfig> plan_model(RunSpec& run, const CacheWishes& wishes,
   for (const NamedSpec& layer : layers)
     LS_RETURN_IF_ERROR(check_scales(run.recipe.dtype, layer.spec));
   if (is_hybrid(layers) && engine.enable_prefix_caching) {
-    options.mamba_cache_mode = MambaCacheMode::align;
-    chosen.push_back("states are kept in mode align, which prefix caching needs");
-    LS_ASSIGN_OR_RETURN(layers, layer_specs(model, options));
+    LS_ASSIGN_OR_RETURN(layers, state_layers(run, model, wishes, options, chosen, served));
   }
   // Groups and block sizes do not depend on how many blocks there are.
   options.num_gpu_blocks_override = std::int64_t{1} << 30;
@@ -94,15 +131,20 @@ Result<KVCacheConfig> plan_model(RunSpec& run, const CacheWishes& wishes,
   engine.mamba_cache_mode = options.mamba_cache_mode;
   const auto tp_size = static_cast<std::int32_t>(options.tp);
   options.tp = 1;
-  LS_ASSIGN_OR_RETURN(const auto whole, layer_specs(model, options));
+  LS_ASSIGN_OR_RETURN(auto whole, layer_specs(model, options));
+  for (std::size_t i = 0; i < whole.size(); ++i) {
+    whole[i].spec.num_prefill_checkpoint_blocks = layers[i].spec.num_prefill_checkpoint_blocks;
+    whole[i].spec.prefill_checkpoint_alignment = layers[i].spec.prefill_checkpoint_alignment;
+  }
   return whole_plan(plan.workers.front(), whole, tp_size);
 }
 
 }  // namespace
 
 Result<KVCacheConfig> plan_replay_cache(RunSpec& run, const CacheWishes& wishes,
-                                        std::vector<std::string>& chosen) {
-  if (!run.recipe.model.empty()) return plan_model(run, wishes, chosen);
+                                        std::vector<std::string>& chosen,
+                                        std::vector<ServedOption>& served) {
+  if (!run.recipe.model.empty()) return plan_model(run, wishes, chosen, served);
   std::vector<KVCacheGroupSpec> groups = {group_of(run)};
   LS_RETURN_IF_ERROR(check_scales(run.recipe.dtype, groups.front().spec));
   const std::int64_t num_blocks =

@@ -15,18 +15,32 @@
 
 namespace lockstep {
 
+// An option for which a server of the release has a default, and what the run has.
+struct ServedOption {
+  std::string name;        // as in run_fields.h, or prefill_checkpoint_alignment
+  std::string value;       // of the run
+  std::string by_default;  // of the release
+  std::string said_by;     // "release", "trace" or "command line"
+  bool operator==(const ServedOption&) const = default;
+};
+
 struct CacheWishes {
   // Absent: one and a half times what the longest request holds.
   std::optional<std::int64_t> num_blocks;
   bool says_block_size = false;  // the engine's is not the default, but asked for
   bool hybrid_groups = true;     // false: all layers of a model are kept alike, in one group
+  // States as the release serves them (serving_defaults.h), but for what is said: the mode by the
+  // engine, no checkpoints by the recipe. Otherwise in mode align, without checkpoints.
+  bool as_served = false;
+  bool says_cache_mode = false;
 };
 
 // The plan of run.recipe. What it decides for the engine (block sizes, the mode of states) is put
-// into run.engine, and a sentence about each choice into `chosen`. Errors: an unknown model, a pool
-// too small for one request of max_model_len.
+// into run.engine, a sentence about each choice into `chosen`, and what a server would take into
+// `served`. Errors: an unknown model, a pool too small for one request of max_model_len.
 Result<KVCacheConfig> plan_replay_cache(RunSpec& run, const CacheWishes& wishes,
-                                        std::vector<std::string>& chosen);
+                                        std::vector<std::string>& chosen,
+                                        std::vector<ServedOption>& served);
 
 // Before there is a plan: whether the engine may give its connectors several KV cache groups.
 // Refused: options that need a connector or another one, several groups that the user insists on

@@ -8,6 +8,8 @@
 
 #include "base/number_text.h"
 #include "reference/plan/limits.h"
+#include "reference/plan/serving_defaults.h"
+#include "reference/profiles/engine_profile.h"
 #include "sim/connectors/recorded_connector.h"
 #include "sim/recording/recording_workload.h"
 #include "sim/session/session.h"
@@ -46,8 +48,7 @@ std::int32_t longest_request(const Trace& trace) {
 void take_trace(std::shared_ptr<const Trace> trace, PreparedReplay& prepared) {
   prepared.num_records = std::ssize(trace->records);
   prepared.trace = std::move(trace);
-  prepared.parts.clients =
-      make_trace_workload(trace_reader_of(prepared.trace), workload_options_of(prepared.run));
+  prepared.parts.clients = make_trace_workload(prepared.trace, workload_options_of(prepared.run));
 }
 
 // The rest is the same for every kind of file.
@@ -113,34 +114,74 @@ Result<void> check_cache_events(const ReplayRequest& request, const EngineConfig
   return {};
 }
 
+bool says(const std::vector<std::string>& hinted, std::string_view name) {
+  return std::ranges::find(hinted, name) != hinted.end();
+}
+
+// The release's defaults for what nobody says. A trace's hints are of the engine that it was made
+// for, so beside a model that is named here they say nothing of how that one is served.
+void take_serving_defaults(const GivenRun& given, const std::vector<std::string>& hinted,
+                           PreparedReplay& prepared) {
+  RunSpec& run = prepared.run;
+  const ServingDefaults defaults = serving_defaults(run.engine);
+  RunSpec server = run;
+  server.engine.async_scheduling = defaults.async_scheduling;
+  server.engine.scheduler_reserve_full_isl = defaults.scheduler_reserve_full_isl;
+  server.engine.prefix_cache_retention_interval = defaults.prefix_cache_retention_interval;
+  for (const char* name :
+       {"async_scheduling", "scheduler_reserve_full_isl", "prefix_cache_retention_interval"}) {
+    const RunField& field = run_field(name);
+    const char* said_by = "release";
+    if (given.has(name))
+      said_by = "command line";
+    else if (!given.has("model") && says(hinted, name))
+      said_by = "trace";
+    else
+      field.copy(server, run);
+    prepared.served.push_back({.name = name,
+                               .value = value_text(field, run),
+                               .by_default = value_text(field, server),
+                               .said_by = said_by});
+  }
+}
+
 Result<void> prepare_trace(const ReplayRequest& request, PreparedReplay& prepared) {
   const GivenRun& given = request.run;
   RunSpec& run = prepared.run;
   if (const std::string flag = given.first_said_by(kByModel); given.has("model") && !flag.empty())
     return fail(fmt::format("--model {} says its layers itself; leave {} out",
                             given.spec.recipe.model, flag));
+  for (const char* name : {"mamba_cache_mode", "prefill_checkpoints"}) {
+    const RunField& field = run_field(name);
+    if (given.has(name) && !given.has("model"))
+      return fail(fmt::format("{} is of states, which a --model may have",
+                              field.flag.empty() ? field.no_flag : field.flag));
+  }
   LS_ASSIGN_OR_RETURN(auto trace, read_trace(request, prepared.format));
 
-  CacheWishes wishes{.num_blocks = {}, .says_block_size = given.has("block_size")};
-  bool says_max_model_len = given.has("max_model_len");
+  CacheWishes wishes{.num_blocks = {},
+                     .says_block_size = given.has("block_size"),
+                     .as_served = request.as_served,
+                     .says_cache_mode = given.has("mamba_cache_mode")};
+  std::vector<std::string> hinted;
   if (const auto& hints = trace->header.engine) {
     run.engine = hints->options.config;
-    const auto& hinted = hints->options.given;
-    says_max_model_len |= std::ranges::find(hinted, "max_model_len") != hinted.end();
+    hinted = hints->options.given;
     wishes.num_blocks = hints->num_blocks;
   }
   given.apply_to(run);
+  if (request.as_served) take_serving_defaults(given, hinted, prepared);
   if (given.has("num_blocks")) wishes.num_blocks = run.cache.num_blocks;
   if (request.tells_cache_events && !given.has("hash_algorithm"))
     run.engine.hash_algorithm = HashAlgorithm::sha256_cbor;
-  if (!says_max_model_len) {
+  if (!given.has("max_model_len") && !says(hinted, "max_model_len")) {
     run.engine.max_model_len = longest_request(*trace);
     prepared.chosen.push_back(fmt::format("max_model_len {}, the longest request of the trace",
                                           with_commas(run.engine.max_model_len)));
   }
   LS_RETURN_IF_ERROR(check_engine(run.engine));
   LS_ASSIGN_OR_RETURN(wishes.hybrid_groups, hybrid_groups_of(given, run));
-  auto plan = plan_replay_cache(run, wishes, prepared.chosen);
+  auto plan = plan_replay_cache(run, wishes, prepared.chosen, prepared.served);
   LS_RETURN_IF_ERROR(finish(request, std::move(plan), prepared));
   const LockstepConfig& config = prepared.config;
   LS_RETURN_IF_ERROR(check_connector(config.connector, config.backend.plan));

@@ -11,6 +11,7 @@
 
 #include "base/result.h"
 #include "sim/session/session.h"
+#include "sim/setup/planned_cache.h"
 #include "traces/formats/run_fields.h"
 #include "traces/formats/saved_case.h"
 #include "traces/importers/foreign_traces.h"
@@ -25,6 +26,7 @@ struct ReplayRequest {
   bool tells_cache_events = false;
   bool draws = false;  // LockstepConfig::draw
   bool saves = false;
+  bool as_served = false;  // a trace's run takes the release's defaults (serving_defaults.h)
 };
 
 struct PreparedReplay {
@@ -35,6 +37,7 @@ struct PreparedReplay {
   std::shared_ptr<const Trace> trace;     // that arrives; null: a recording, or a saved case
   std::int64_t num_records = 0;           // of the trace or recording; 0: not known
   std::vector<std::string> chosen;        // what was chosen here, as it was not given
+  std::vector<ServedOption> served;       // of a trace that is run as its release serves
   std::optional<BenchmarkTotals> totals;  // that the run must arrive at
   std::optional<ExpectedVerdict> expected;
 };

@@ -87,7 +87,9 @@ Result<void> ProgramBuilder::check_supported(const EngineConfig& engine,
         "of other kinds is not modelled");
   if (engine.async_scheduling && engine.num_spec_tokens > 0)
     return fail(
-        "drafts with asynchronous scheduling are counted by the worker, not by the decision");
+        "drafts with asynchronous scheduling are counted by the worker, not by the decision; "
+        "replay "
+        "a trace with --no-async-scheduling, anything with --backend none");
   for (const KVCacheGroupSpec& group : plan.groups)
     if (group.spec.kind == CacheKind::mamba && engine.num_spec_tokens > 0 &&
         group.spec.mamba_cache_mode == MambaCacheMode::all)
@@ -145,8 +147,10 @@ void ProgramBuilder::leave(const SchedulerOutput& decision, const StepTransfers&
     else
       held_.push_back(id);
   }
-  for (const RequestId id : decision.preempted)
+  for (const RequestId id : decision.preempted) {
+    if (!worker_.is_known(id)) continue;  // a reset sent it back, and then its client left
     if (const std::int32_t row = worker_.leave_row(id); row >= 0) program.clear_rows.push_back(row);
+  }
 }
 
 void ProgramBuilder::release(std::span<const HeldRequest> held) {

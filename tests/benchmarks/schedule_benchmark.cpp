@@ -22,13 +22,14 @@ bool run_once(benchmark::State& state, const std::string& path, const EngineConf
               const std::vector<KVCacheGroupSpec>& groups, std::int64_t num_blocks,
               RunSummary& summary) {
   auto reader = open_trace(path);
+  Result<Trace> trace = reader ? read_all(**reader) : Result<Trace>(tl::unexpected(reader.error()));
   auto plan = plan_for_groups(groups, num_blocks);
   auto decisions = Scheduler::create(engine, groups, num_blocks);
-  if (!reader || !plan || !decisions) {
+  if (!trace || !plan || !decisions) {
     state.SkipWithError("the benchmark cannot be set up");
     return false;
   }
-  auto workload = make_trace_workload(std::move(*reader), {});
+  auto workload = make_trace_workload(std::move(*trace), {});
   LockstepConfig config;
   config.engine = engine;
   config.backend = make_backend_config(engine, std::move(*plan));

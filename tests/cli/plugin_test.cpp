@@ -87,8 +87,8 @@ TEST(Plugin, ThatIsNoSharedLibraryIsRefused) {
 }
 
 TEST(Plugin, WithoutStatesIsRefusedForAModelThatHasThem) {
-  const Outcome outcome =
-      replay_with("plain_plugin", {"--model", "qwen3.5-0.8b", "--num-blocks", "24"});
+  const Outcome outcome = replay_with("plain_plugin", {"--model", "qwen3.5-0.8b", "--num-blocks",
+                                                       "24", "--no-prefill-checkpoints"});
   EXPECT_EQ(outcome.status, 2);
   EXPECT_NE(outcome.err.find("read_state"), std::string::npos) << outcome.err;
 }

@@ -218,9 +218,10 @@ TEST(Replay, OfAMutantDivergesIsSavedAndTheCaseReproducesIt) {
 }
 
 TEST(Replay, ToldOfAZeroingThatDoesNotComeNamesThePoisonThatWaitedForIt) {
-  const Json json = replay_json({kSample, "--backend", "simt", "--model", "qwen3.5-0.8b",
-                                 "--num-blocks", "8", "--limit", "1", "--mutant", "zero-lost"},
-                                1);
+  const Json json =
+      replay_json({kSample, "--backend", "simt", "--model", "qwen3.5-0.8b", "--num-blocks", "8",
+                   "--limit", "1", "--mutant", "zero-lost", "--no-prefill-checkpoints"},
+                  1);
   const std::string owner = json.at("divergence").at("owner");
   EXPECT_NE(owner.find("handed out to be zeroed"), std::string::npos) << owner;
 }
@@ -319,11 +320,40 @@ TEST(Replay, CountsWhatEveryKernelDid) {
 
 TEST(Replay, OfAModelOfTheCatalogueTakesItsLayers) {
   const Json json = replay_json({kSample, "--backend", "simt", "--limit", "1", "--model",
-                                 "qwen3.5-0.8b", "--num-blocks", "24"});
+                                 "qwen3.5-0.8b", "--num-blocks", "24", "--no-prefill-checkpoints"});
   EXPECT_EQ(json.at("verdict"), "agreed");
   EXPECT_EQ(json.at("configuration").at("groups"), 4);
   EXPECT_EQ(json.at("configuration").at("block_size"), 544);
   EXPECT_GT(json.at("pages_checked").get<std::int64_t>(), 0);
+}
+
+// What is nobody's wish is as the release serves it; the trace's hints are not of this model.
+TEST(Replay, OfAModelIsAsItsReleaseServesIt) {
+  const auto serving = [](const std::vector<std::string>& more) {
+    std::vector<std::string> command{kSample,   "--backend",         "none", "--limit", "2",
+                                     "--model", "qwen3-next-80b-a3b"};
+    command.insert(command.end(), more.begin(), more.end());
+    return replay_json(command).at("serving");
+  };
+  const Json newest = serving({});
+  EXPECT_EQ(newest.at("async_scheduling"),
+            (Json{{"value", true}, {"default", true}, {"said_by", "release"}}));
+  EXPECT_EQ(newest.at("prefix_cache_retention_interval").at("value"), 0);
+  EXPECT_EQ(newest.at("prefill_checkpoint_alignment").at("value"), 1088);
+  const Json told = serving({"--no-async-scheduling", "--no-prefill-checkpoints"});
+  EXPECT_EQ(told.at("async_scheduling"),
+            (Json{{"value", false}, {"default", true}, {"said_by", "command line"}}));
+  EXPECT_EQ(told.at("prefill_checkpoint_alignment"),
+            (Json{{"value", 0}, {"default", 1088}, {"said_by", "command line"}}));
+  const Json older = serving({"--engine", "vllm-0.22.1"});
+  EXPECT_EQ(older.at("prefix_cache_retention_interval").at("value"), -1);
+  EXPECT_EQ(older.at("prefill_checkpoint_alignment").at("value"), 0);
+}
+
+TEST(Replay, OfATraceWithHintsSaysWhatTheyTold) {
+  const Json serving = replay_json({kSample, "--backend", "none", "--limit", "2"}).at("serving");
+  EXPECT_EQ(serving.at("async_scheduling"),
+            (Json{{"value", false}, {"default", true}, {"said_by", "trace"}}));
 }
 
 TEST(Replay, LeavesAReportThatNeedsNoNetwork) {

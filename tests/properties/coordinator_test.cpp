@@ -20,7 +20,7 @@ namespace lockstep {
 namespace {
 
 constexpr std::int32_t kLongestRequest = 40;  // tokens
-constexpr int kCoordinatorCommandsMax = 150;  // of a sequence
+constexpr int kCoordinatorCommandsMax = 200;  // of a sequence
 
 // What was generated is counted: a run that never met these would prove little.
 struct SeenByCoordinator {
@@ -44,10 +44,10 @@ struct World {
 World draw_world(std::string engine) {
   World world;
   world.block_size = *rc::gen::inRange(1, 5);
-  world.num_blocks = *rc::gen::element(2, 4, 8, 16, 24);
+  world.num_blocks = *rc::gen::element(2, 4, 6, 8, 10, 12, 16, 20, 24);
   world.engine.engine = std::move(engine);
   world.engine.max_model_len = kLongestRequest;
-  const auto num_groups = *rc::gen::inRange(1, 4);
+  const auto num_groups = *rc::gen::element(1, 2, 2, 3, 3);
   for (std::int32_t g = 0; g < num_groups; ++g) {
     KVCacheSpec spec;
     spec.block_size = world.block_size;
@@ -73,6 +73,7 @@ Request coordinator_request(std::uint64_t family, std::int32_t num_tokens, const
 
 struct NaiveRequest {
   std::vector<BlockKey> keys;
+  std::uint64_t family = 0;
   std::int32_t num_tokens = 0;
   std::int32_t num_computed = 0;
   std::vector<NaiveGroup::Table> tables;  // by group
@@ -132,6 +133,7 @@ struct CoordinatorModel {
   std::shared_ptr<const World> world;
   NaiveBlockPool pool;
   std::vector<NaiveRequest> requests;
+  std::vector<NaiveRequest> gone;  // in the order in which they left
 };
 
 struct Coordinated {
@@ -190,34 +192,41 @@ class CoordinatorCommand : public rc::state::Command<CoordinatorModel, Coordinat
   const std::size_t pick_ = *rc::gen::inRange<std::size_t>(0, 8);  // of the requests that are there
 };
 
+// Of one family, and so many tokens.
+struct DrawnPrompt {
+  std::uint64_t family = 0;
+  std::int32_t num_tokens = 0;
+};
+
 // A new request with its hit and its first chunk; without room it does not come in.
-class Admit final : public CoordinatorCommand {
+class Enter : public CoordinatorCommand {
  public:
-  void apply(CoordinatorModel& model) const override {
-    NaiveRequest request = naive(*model.world);
+  void apply(CoordinatorModel& model) const final {
+    NaiveRequest request = naive(model);
     const auto hit = model.hit(request);
     if (model.step(request, chunk_, &hit)) model.requests.push_back(std::move(request));
   }
-  void show(std::ostream& out) const override {
-    out << "admit " << num_tokens_ << " tokens of family " << family_ << ", " << chunk_
-        << " at once";
-  }
+
+ protected:
+  virtual DrawnPrompt prompt(const CoordinatorModel& model) const = 0;
 
  private:
-  NaiveRequest naive(const World& world) const {
-    const Request real = coordinator_request(family_, num_tokens_, world);
+  NaiveRequest naive(const CoordinatorModel& model) const {
+    const auto [family, num_tokens] = prompt(model);
+    const Request real = coordinator_request(family, num_tokens, *model.world);
     NaiveRequest request;
-    request.num_tokens = num_tokens_;
+    request.family = family;
+    request.num_tokens = num_tokens;
     request.keys.assign(real.hashes.keys().begin(), real.hashes.keys().end());
-    request.tables.resize(world.groups.size());
+    request.tables.resize(model.num_groups());
     return request;
   }
-  void act(const CoordinatorModel& before, Coordinated& real) const override {
-    Request request = coordinator_request(family_, num_tokens_, *before.world);
+  void act(const CoordinatorModel& before, Coordinated& real) const final {
+    const NaiveRequest same = naive(before);
+    Request request = coordinator_request(same.family, same.num_tokens, *before.world);
     PrefixHit hit;
     real.coordinator.find_longest_cache_hit(request, hit);
     CoordinatorModel model = before;
-    const NaiveRequest same = naive(*before.world);
     RC_ASSERT(hit.blocks == model.hit(same));
     count(before, same, hit, real);
     if (allocate(real, request, chunk_, &hit)) real.requests.push_back(std::move(request));
@@ -230,12 +239,41 @@ class Admit final : public CoordinatorCommand {
       for (const BlockId block : hit.blocks[g])
         real.seen.hits_on_free_blocks += real.coordinator.pool().is_evictable(block) ? 1 : 0;
       if (before.world->groups[g].spec.kind == CacheKind::full_attention &&
-          model.group(g).hit(request.keys, num_tokens_ - 1).size() > hit.blocks[g].size())
+          model.group(g).hit(request.keys, request.num_tokens - 1).size() > hit.blocks[g].size())
         ++real.seen.shortened_hits;
     }
   }
+};
+
+class Admit final : public Enter {
+ public:
+  void show(std::ostream& out) const override {
+    out << "admit " << num_tokens_ << " tokens of family " << family_ << ", " << chunk_
+        << " at once";
+  }
+
+ private:
+  DrawnPrompt prompt(const CoordinatorModel&) const override { return {family_, num_tokens_}; }
   const std::uint64_t family_ = *rc::gen::inRange<std::uint64_t>(0, 3);
   const std::int32_t num_tokens_ = *rc::gen::inRange(1, kLongestRequest + 1);
+};
+
+// One that has left comes back with more: its blocks are free, and a hit as long as they are there.
+class Return final : public Enter {
+ public:
+  void checkPreconditions(const CoordinatorModel& model) const override {
+    RC_PRE(!model.gone.empty());
+  }
+  void show(std::ostream& out) const override {
+    out << "one that left comes back with " << more_ << " tokens more, " << chunk_ << " at once";
+  }
+
+ private:
+  DrawnPrompt prompt(const CoordinatorModel& model) const override {
+    const NaiveRequest& old = model.gone[model.gone.size() - 1 - pick_ % model.gone.size()];
+    return {old.family, std::min(old.num_computed + more_, kLongestRequest)};
+  }
+  const std::int32_t more_ = *rc::gen::inRange(1, 13);
 };
 
 // Another chunk of a request that has tokens left; without room it waits.
@@ -275,6 +313,7 @@ class Leave final : public CoordinatorCommand {
   void apply(CoordinatorModel& model) const override {
     for (std::size_t g = 0; g < model.num_groups(); ++g)
       model.group(g).free(model.requests[pick_].tables[g]);
+    model.gone.push_back(model.requests[pick_]);
     model.requests.erase(model.requests.begin() + static_cast<std::ptrdiff_t>(pick_));
   }
   void show(std::ostream& out) const override { out << "request " << pick_ << " leaves"; }
@@ -315,8 +354,8 @@ bool agree(const std::string& engine, SchedulerDefect defect, SeenByCoordinator&
     const auto commands = *rc::gen::resize(
         kCoordinatorCommandsMax,
         rc::state::gen::commands(
-            model,
-            rc::state::gen::execOneOfWithArgs<Admit, Continue, Continue, Leave, ResetCache>()));
+            model, rc::state::gen::execOneOfWithArgs<Admit, Return, Continue, Continue, Leave,
+                                                     Leave, ResetCache>()));
     const SeenByCoordinator before = seen;
     rc::state::runAll(commands, model, real);
     RC_CLASSIFY(seen.evictions > before.evictions, "eviction");

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <filesystem>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "properties/audit/audit.h"
@@ -74,6 +75,44 @@ bool agrees_when_clients_leave_later(const std::string& path) {
 TEST(ServedRecordings, leaving_during_a_step_is_not_leaving_before_the_next) {
   const auto paths = served_recordings();
   EXPECT_LT(std::ranges::count_if(paths, agrees_when_clients_leave_later), paths.size());
+}
+
+// A reset that preempts, taken for one that does not: what was in flight would count.
+TEST(ResetThatPreempts, drops_what_is_in_flight) {
+  const std::string path = std::string(LOCKSTEP_SOURCE_DIR) +
+                           "/traces/samples/served/vllm-0.33.0/reset_running/0000.jsonl";
+  Recording recording = read_recording(path).value();
+  std::int64_t resets = 0;
+  for (RecordedStep& step : recording.steps)
+    for (RecordedEvent& event : step.during)
+      if (std::exchange(event.resets_running, false)) ++resets;
+  ASSERT_EQ(resets, 1);
+  const std::string changed = tests::temporary_path("plain_reset.jsonl");
+  auto writer = RecordingWriter::create(changed, recording.header);
+  for (const RecordedStep& step : recording.steps) ASSERT_TRUE(writer->write(step));
+  ASSERT_TRUE(writer->close(recording.end));
+  EXPECT_TRUE(conform_recording(changed)->mismatch);
+  const auto audited = audit_recording(changed);
+  ASSERT_EQ(audited->findings.size(), 1u);
+  EXPECT_NE(audited->findings[0].what.find("which holds token 6 of request a"), std::string::npos)
+      << audited->findings[0].what;
+}
+
+// Recordings may note the output of a step that scheduled nothing; it decides nothing.
+TEST(EmptySteps, have_outputs_or_have_none) {
+  const std::string path = std::string(LOCKSTEP_SOURCE_DIR) +
+                           "/traces/samples/served/vllm-0.33.0/reset_running/0000.jsonl";
+  Recording recording = read_recording(path).value();
+  ASSERT_TRUE(recording.steps[6].scheduled.empty());
+  ASSERT_FALSE(recording.steps[7].output_of_step);
+  recording.steps[7].output_of_step = 6;
+  const std::string changed = tests::temporary_path("empty_output.jsonl");
+  auto writer = RecordingWriter::create(changed, recording.header);
+  for (const RecordedStep& step : recording.steps) ASSERT_TRUE(writer->write(step));
+  ASSERT_TRUE(writer->close(recording.end));
+  const auto conformed = conform_recording(changed);
+  ASSERT_TRUE(conformed) << conformed.error().message;
+  EXPECT_FALSE(conformed->mismatch);
 }
 
 }  // namespace

@@ -80,8 +80,10 @@ TEST_P(RunRecorderTest, a_recorded_run_conforms_and_its_audit_is_clean) {
   LockstepConfig config;
   config.engine = scenario.engine;
   config.backend = make_backend_config(scenario.engine, *plan);
-  auto trace = open_request_trace(std::string(LOCKSTEP_SOURCE_DIR) +
-                                  "/traces/samples/shared_prefixes.jsonl");
+  auto file = open_request_trace(std::string(LOCKSTEP_SOURCE_DIR) +
+                                 "/traces/samples/shared_prefixes.jsonl");
+  ASSERT_TRUE(file) << file.error().message;
+  auto trace = read_all(**file);
   ASSERT_TRUE(trace) << trace.error().message;
   const std::string path = tests::temporary_path(scenario.name + ".jsonl");
   auto writer = RecordingWriter::create(

@@ -45,8 +45,8 @@ TEST(Run, another_trace_seed_or_step_time_is_another_chain) {
   const LockstepConfig config = world();
   const auto hash = [&](const Trace& trace, std::uint64_t seed, std::int64_t base_ns) {
     auto decisions = Scheduler::create(config.engine, config.backend.plan.groups, 30);
-    const auto workload = make_trace_workload(trace_reader_of(trace),
-                                              {.step_time = {.base_ns = base_ns}, .seed = seed});
+    const auto workload =
+        make_trace_workload(trace, {.step_time = {.base_ns = base_ns}, .seed = seed});
     return to_hex(run_lockstep(config, {*decisions, *workload})->summary.state_hash);
   };
   const Trace trace = make_traffic(8, 50);

@@ -104,8 +104,7 @@ Result<RunReport> run_world(const LockstepConfig& config, const Trace& trace, Ba
                             StepObserver* observer) {
   SessionParts parts;
   parts.clients = make_trace_workload(
-      trace_reader_of(trace),
-      {.step_time = {}, .seed = 7, .num_spec_tokens = config.engine.num_spec_tokens});
+      trace, {.step_time = {}, .seed = 7, .num_spec_tokens = config.engine.num_spec_tokens});
   if (backend != nullptr) parts.borrowed = {backend};
   parts.attach = [observer](std::int32_t, Workload*) { return Onlooker{.observer = observer}; };
   return run_session(config, std::move(parts));

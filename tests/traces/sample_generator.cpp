@@ -56,7 +56,8 @@ class SampleMaker {
     config.max_num_batched_tokens = 256;
     config.max_model_len = 1024;
     config.block_size = parameters_.block_size;
-    hints.options.given = {"max_num_seqs", "max_num_batched_tokens", "max_model_len", "block_size"};
+    hints.options.given = {"max_num_seqs", "max_num_batched_tokens", "max_model_len", "block_size",
+                           "async_scheduling"};
     hints.num_blocks = parameters_.num_blocks;
     return hints;
   }

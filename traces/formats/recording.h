@@ -6,7 +6,7 @@
 //    list that an engine leaves out when it is empty (`before`, `preempted`, `zero`, ...) is just
 //    empty.
 // 2. Order is the file's: of events, of scheduled requests, of blocks, of queues.
-// 3. Writing what was read gives the same bytes.
+// 3. Writing what was read gives the same bytes; `pause` is written as `pause_state`.
 //
 // Not checked here: whether the decisions make sense. That is what conform and audit do.
 #pragma once
@@ -72,7 +72,9 @@ struct RecordedEvent {
   RequestSpec request;           // add; arrival_ns is the recorded arrival taken as seconds
   bool priority_given = false;   // add: the key was there (0 is a priority too)
   std::string name;              // abort
+  std::string parent;            // add: of which it is one of several samples; decides nothing
   bool reset_succeeded = false;  // reset_prefix_cache: what the engine returned
+  bool resets_running = false;   // reset_prefix_cache: all who ran were preempted first
   PauseState pause_state = PauseState::unpaused;
   // output: of that step, processed here; only in `during`, where events follow it and a further
   // output follows these.

@@ -84,13 +84,15 @@ RecordedEvent read_event(JsonValue value) {
   if (object.has("add")) {
     event.request = read_added_request(object, event.priority_given);
     event.request.arrival_ns = object.required("arrival").scaled_decimal(9);
+    if (auto parent = object.optional("parent")) event.parent = read_name(parent);
   } else if (auto aborted = object.optional("abort")) {
     event.kind = RecordedEvent::Kind::abort;
     event.name = read_name(aborted);
   } else if (auto reset = object.optional("reset_prefix_cache")) {
     event.kind = RecordedEvent::Kind::reset_prefix_cache;
     event.reset_succeeded = reset.boolean();
-  } else if (auto pause = object.optional("pause_state")) {
+    event.resets_running = optional_boolean(object, "running");
+  } else if (auto pause = object.optional(object.has("pause") ? "pause" : "pause_state")) {
     constexpr JsonWord<PauseState> kStates[] = {{"UNPAUSED", PauseState::unpaused},
                                                 {"PAUSED_NEW", PauseState::paused_new},
                                                 {"PAUSED_ALL", PauseState::paused_all}};

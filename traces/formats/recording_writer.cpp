@@ -52,6 +52,7 @@ void write_event(JsonWriter& out, const RecordedEvent& event) {
         out.key("stop_token_ids").integers(request.stop_token_ids);
       }
       write_rare_request_keys(out, request);
+      if (!event.parent.empty()) out.string("parent", event.parent);
       break;
     }
     case RecordedEvent::Kind::abort:
@@ -59,6 +60,7 @@ void write_event(JsonWriter& out, const RecordedEvent& event) {
       break;
     case RecordedEvent::Kind::reset_prefix_cache:
       out.boolean("reset_prefix_cache", event.reset_succeeded);
+      if (event.resets_running) out.boolean("running", true);
       break;
     case RecordedEvent::Kind::pause_state:
       out.string("pause_state", event.pause_state == PauseState::unpaused     ? "UNPAUSED"

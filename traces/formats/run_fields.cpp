@@ -170,7 +170,10 @@ constexpr RunField kFields[] = {
         {.name = "async_scheduling",
          .group = kEngine,
          .flag = "--async-scheduling",
-         .help = "decide a step before the output of the one before is known",
+         .help = "decide a step before the output of the one before is known (as the release "
+                 "serves)",
+         .no_flag = "--no-async-scheduling",
+         .no_help = "decide a step when the output of the one before is known",
          .said_by = kByRecordings,
          .phrase = ", async scheduling"}),
     engine_row<&EngineConfig::scheduler_reserve_full_isl>(
@@ -189,13 +192,31 @@ constexpr RunField kFields[] = {
          .help = "of block hashes: the model's own, or one of the engine's (content; with "
                  "--cache-events sha256_cbor)",
          .said_by = kByRecordings}),
-    engine_row<&EngineConfig::mamba_cache_mode>({.name = "mamba_cache_mode"}),
+    engine_row<&EngineConfig::mamba_cache_mode>(
+        {.name = "mamba_cache_mode",
+         .group = kEngine,
+         .flag = "--mamba-cache-mode",
+         .help = "of a --model with states: none, align or all (as the release serves)",
+         .said_by = kByRecordings}),
     engine_row<&EngineConfig::num_spec_tokens>(
         {.name = "num_spec_tokens", .phrase = ", {} drafts"}),
     engine_row<&EngineConfig::spec_method>({.name = "spec_method"}),
     engine_row<&EngineConfig::num_hash_lookahead_tokens>({.name = "num_hash_lookahead_tokens"}),
     engine_row<&EngineConfig::prefix_cache_retention_interval>(
-        {.name = "prefix_cache_retention_interval"}),
+        {.name = "prefix_cache_retention_interval",
+         .group = kEngine,
+         .flag = "--prefix-cache-retention-interval",
+         .help = "tokens between the states and windows that stay findable; 0: only where a prompt "
+                 "or a shared prefix ends; -1: all of them (as the release serves)",
+         .at_least = kDenseRetention,
+         .said_by = kByRecordings}),
+    row<&RunSpec::recipe, &RunRecipe::prefill_checkpoints>(
+        {.name = "prefill_checkpoints",
+         .group = kEngine,
+         .no_flag = "--no-prefill-checkpoints",
+         .no_help = "prefills of a --model with states end where one is kept, and export none from "
+                    "inside a chunk",
+         .said_by = kByRecordings}),
     engine_row<&EngineConfig::num_prefill_lookahead_tokens>(
         {.name = "num_prefill_lookahead_tokens"}),
     engine_row<&EngineConfig::prefix_match_unit>({.name = "prefix_match_unit"}),

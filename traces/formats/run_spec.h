@@ -97,6 +97,8 @@ struct RunRecipe {
   std::string attention = "full";  // or "mla"
   // Several KV cache groups are handed to the connectors; absent: where all of them take several.
   bool disable_hybrid_kv_cache_manager = false;
+  // Of a model: prefills export states from inside a chunk where the release's layers can.
+  bool prefill_checkpoints = true;
   std::string faults;               // a list, or a seed of one
   std::int64_t limit_requests = 0;  // of the trace, the first ones; 0: all
   bool operator==(const RunRecipe&) const = default;

@@ -61,6 +61,8 @@ void read_states(JsonObject& object, LayerKind& kind) {
     need("conv_kernel", kStateDimMax, figures.conv_kernel);
   read_dtype(object, "conv_dtype", kind.conv_dtype);
   read_dtype(object, "ssm_dtype", kind.ssm_dtype);
+  if (JsonValue tokens = object.optional("prefill_checkpoint_alignment"))
+    kind.prefill_checkpoint_alignment = tokens.integer(0, kBlockSizeMax);
 }
 
 void read_rows(JsonObject& object, LayerKind& kind) {
@@ -172,6 +174,8 @@ void write_kind(JsonWriter& out, const LayerKind& kind) {
     figure("conv_kernel", figures.conv_kernel);
     if (kind.conv_dtype) out.string("conv_dtype", name_of(*kind.conv_dtype));
     if (kind.ssm_dtype) out.string("ssm_dtype", name_of(*kind.ssm_dtype));
+    if (kind.prefill_checkpoint_alignment)
+      out.integer("prefill_checkpoint_alignment", *kind.prefill_checkpoint_alignment);
   } else {
     const KVCacheSpec& spec = kind.spec;
     out.integer("num_kv_heads", spec.num_kv_heads).integer("head_size", spec.head_size);

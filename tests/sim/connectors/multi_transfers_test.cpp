@@ -26,8 +26,7 @@ LockstepConfig world_beside(Parts parts, const std::vector<KVCacheGroupSpec>& gr
 RunSummary run_beside(LockstepConfig config, std::uint64_t seed, Backend* backend) {
   config.backend.seed = seed;
   SessionParts parts;
-  parts.clients =
-      make_trace_workload(trace_reader_of(make_traffic(seed, 40)), {.step_time = {}, .seed = 7});
+  parts.clients = make_trace_workload(make_traffic(seed, 40), {.step_time = {}, .seed = 7});
   parts.connector_seed = seed;
   if (backend != nullptr) parts.borrowed = {backend};
   auto report = run_session(config, std::move(parts));

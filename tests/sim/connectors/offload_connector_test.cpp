@@ -23,7 +23,7 @@ LockstepConfig tier_world(std::vector<KVCacheGroupSpec> groups, std::int64_t num
 Result<RunReport> run_connected(const LockstepConfig& config, const Trace& trace,
                                 Backend* backend) {
   SessionParts parts;
-  parts.clients = make_trace_workload(trace_reader_of(trace), {.step_time = {}, .seed = 7});
+  parts.clients = make_trace_workload(trace, {.step_time = {}, .seed = 7});
   parts.connector_seed = config.backend.seed;
   if (backend != nullptr) parts.borrowed = {backend};
   return run_session(config, std::move(parts));

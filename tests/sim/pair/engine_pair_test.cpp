@@ -193,7 +193,7 @@ TEST(EnginePair, a_decode_pool_too_small_for_two_half_loaded_requests_waits_for_
 
 TEST(EnginePair, refuses_what_it_does_not_model_in_one_sentence) {
   const auto refusal = [](const PairOptions& options) {
-    const auto client = make_trace_workload(trace_reader_of(make_traffic(1, 1)), {});
+    const auto client = make_trace_workload(make_traffic(1, 1), {});
     const auto report = run_pair(options, *client);
     return report ? std::string("accepted") : report.error().message;
   };

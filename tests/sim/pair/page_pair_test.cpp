@@ -161,7 +161,7 @@ TEST(PagePair, parts_in_the_order_of_other_ranks_are_not_what_was_to_be_sent) {
 
 TEST(PagePair, refuses_engines_that_lay_their_blocks_out_in_two_ways_and_stages) {
   const auto refusal = [](const PairOptions& options) {
-    const auto client = make_trace_workload(trace_reader_of(make_traffic(1, 1)), {});
+    const auto client = make_trace_workload(make_traffic(1, 1), {});
     const auto report = run_pair(options, *client);
     return report ? std::string("accepted") : report.error().message;
   };

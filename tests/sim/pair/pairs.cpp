@@ -37,7 +37,7 @@ NetworkOptions worst_network(std::uint64_t seed) {
 TransferTimes hasty() { return {.retry_ns = 5'000'000, .retries_max = 3, .lease_ns = 400'000'000}; }
 
 PairReport run_to_end(const PairOptions& options, const Trace& trace) {
-  const auto client = make_trace_workload(trace_reader_of(trace), {.step_time = {}, .seed = 3});
+  const auto client = make_trace_workload(trace, {.step_time = {}, .seed = 3});
   auto report = run_pair(options, *client);
   EXPECT_TRUE(report.has_value()) << report.error().message;
   return report.value_or(PairReport{});

@@ -19,7 +19,7 @@ namespace {
 
 SessionParts requests(std::uint64_t seed, int num_requests) {
   SessionParts parts;
-  parts.clients = make_trace_workload(trace_reader_of(make_traffic(seed, num_requests)),
+  parts.clients = make_trace_workload(make_traffic(seed, num_requests),
                                       {.step_time = {}, .seed = 7, .num_spec_tokens = 0});
   return parts;
 }

@@ -21,7 +21,7 @@ Result<RunReport> run_on_ranks(const LockstepConfig& config, int num_requests,
     owned.push_back(std::move(*backend));
   }
   SessionParts parts;
-  parts.clients = make_trace_workload(trace_reader_of(make_traffic(3, num_requests)),
+  parts.clients = make_trace_workload(make_traffic(3, num_requests),
                                       {.step_time = {}, .seed = 7, .num_spec_tokens = 0});
   parts.borrowed = std::move(backends);
   return run_session(config, std::move(parts));

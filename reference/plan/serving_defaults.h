@@ -1,0 +1,39 @@
+// What a server of a release takes for options that nobody sets (`vllm serve MODEL`).
+//
+// 1. Of the options that the model knows: asynchronous scheduling, reservation, retention, where
+//    states are kept, and whether a prefill exports one from inside a chunk. The sizes of a batch
+//    follow the GPU, and are not here.
+// 2. Kernels are those of a Hopper GPU; elsewhere a release may serve without checkpoints.
+// 3. A profile with policies of its own is served as its release is.
+// Read in vllm/config/{scheduler,cache,vllm}.py, vllm/model_executor/models/config.py and
+// get_kv_cache_spec() of the layers, of every release from 0.20.2 to 0.33.0.
+#pragma once
+
+#include <cstdint>
+#include <string_view>
+
+#include "reference/plan/model_spec.h"
+#include "reference/types/engine_config.h"
+
+namespace lockstep {
+
+struct ServingDefaults {
+  bool async_scheduling = true;
+  bool scheduler_reserve_full_isl = true;
+  std::int32_t prefix_cache_retention_interval = kDenseRetention;
+};
+
+// `engine` says the release and the drafts.
+ServingDefaults serving_defaults(const EngineConfig& engine);
+
+// Where the states of `model` are kept for prefix hits; none: without prefix caching or states.
+MambaCacheMode served_cache_mode(const EngineConfig& engine, const ModelSpec& model);
+
+// What the layers' mixers export from inside a prefill, put into the specs of their states; as the
+// release has it, or as the model file says. The grid of gated delta nets is their block, which is
+// worked out here. REQUIRES: options.mamba_cache_mode is the layers'. Refused: what aligned_sizes()
+// refuses.
+Result<void> take_served_checkpoints(std::string_view release, const ModelSpec& model,
+                                     const PlanOptions& options, LayerSpecs& layers);
+
+}  // namespace lockstep
