@@ -67,8 +67,9 @@ struct AuditedRequest {
   std::int32_t last_replayed = 0;
   // The last step that must have sampled a token for it and says of none; -1: none.
   std::int64_t unheard_step = -1;
-  bool was_sent_back = false;  // with the pool to itself, and that was reported
-  bool is_forgotten = false;   // in no queue, and that was reported
+  bool was_sent_back = false;    // with the pool to itself, and that was reported
+  bool is_forgotten = false;     // in no queue, and that was reported
+  bool is_past_telling = false;  // a row of it was wrong: what it sampled is not known
   // When it ends: by so many tokens, or by one of these.
   std::int32_t num_prompt = 0;
   std::int32_t max_tokens = 0;

@@ -55,6 +55,7 @@ bool Auditor::Impl::make_row(const RecordedStep& step, const RecordedScheduled& 
   if (is_dropped(step, scheduled, request)) return false;
   row.num_spec = static_cast<std::int32_t>(scheduled.spec.size());
   if (row.num_spec > scheduled.tokens) {
+    request.is_past_telling = true;
     report(AuditRule::scheduled_tokens, request.name,
            fmt::format("{} drafts are to be verified in a step of {} tokens", row.num_spec,
                        scheduled.tokens));
@@ -62,6 +63,7 @@ bool Auditor::Impl::make_row(const RecordedStep& step, const RecordedScheduled& 
   }
   const auto known = static_cast<std::int32_t>(request.tokens.size());
   if (row.last > known + row.num_spec || row.first > known) {
+    request.is_past_telling = true;
     accuse_of_unknown_tokens(row, step);
     return false;
   }

@@ -64,7 +64,9 @@ void Auditor::Impl::note_limit(const RecordedStep& step, AuditedRequest& request
 
 // The output that ended it had come in, and it goes on.
 void Auditor::Impl::check_limit(const AuditedRequest& request) {
-  if (request.full_since < 0 || request.full_since > last_output_ || request.has_min_tokens) return;
+  if (request.is_past_telling || request.full_since < 0 || request.full_since > last_output_ ||
+      request.has_min_tokens)
+    return;
   report(AuditRule::sampled, request.name,
          fmt::format("is scheduled with {} tokens: it may sample {}, and the output of step {} was "
                      "the last",
@@ -73,6 +75,7 @@ void Auditor::Impl::check_limit(const AuditedRequest& request) {
 
 // Why a request is said to have ended must be so.
 void Auditor::Impl::check_stopped(const RecordedStopped& stopped, const AuditedRequest& request) {
+  if (request.is_adrift() || request.is_past_telling) return;
   const auto num_output = std::ssize(request.tokens) - request.num_prompt;
   if (stopped.reason == "length" && request.full_since < 0)
     report(AuditRule::sampled, request.name,

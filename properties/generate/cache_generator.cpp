@@ -54,13 +54,6 @@ KVCacheSpec draw_states(Draw& draw, const EngineConfig& engine, std::int64_t blo
   if (choices.chance(50))
     spec.states.push_back({{choices.between(1, 4), 4}, choices.one_of({DType::fp32, DType::bf16})});
   spec.num_speculative_blocks = engine.num_spec_tokens;
-  // Mixers export at any token, or on the grid of hits (serving_defaults.h); no backend does yet.
-  if (draw.has(Feature::served) && !draw.runs_kernels() &&
-      engine_profile(engine.engine).serves_checkpoints &&
-      engine.mamba_cache_mode == MambaCacheMode::align) {
-    spec.prefill_checkpoint_alignment = choices.one_of<std::int64_t>({0, 1, block_size});
-    spec.num_prefill_checkpoint_blocks = spec.prefill_checkpoint_alignment > 0 ? 1 : 0;
-  }
   return spec;
 }
 

@@ -108,7 +108,7 @@ bool ranks_are_accepted(const SavedCase& saved) {
 
 bool is_accepted(const SavedCase& saved) {
   const auto sizes = resolve_block_sizes(saved.engine, saved.cache.groups);
-  // Hits inside blocks are drawn for backends, and not where block sizes alone allow them.
+  // Hits inside blocks are drawn by themselves, and not where block sizes alone allow them.
   if (!sizes || (sizes->hits_parts_of_blocks && saved.engine.prefix_match_unit == 0)) return false;
   return saved.backend == "none" || ranks_are_accepted(saved);
 }
@@ -181,7 +181,6 @@ SavedCase generate_case(ChoiceSource& choices, const GeneratorOptions& options) 
   draw_features(choices, options, kFirstOfFurther, static_cast<std::size_t>(kFirstAsServed),
                 draw.features);
   draw_further_connectors(draw, saved);
-  if (!draw.runs_kernels()) return saved;
   draw_features(choices, options, kFirstAsServed, kNumFeatures, draw.features);
   SavedCase as_served = saved;
   draw_states_as_served(draw, as_served);

@@ -40,25 +40,30 @@ Result<void> set_policy(EngineProfile& profile, std::string_view name, std::stri
   return {};
 }
 
-// Nothing, where the profile does not show the finding.
+// Nothing, where the profile does not show the finding. A repair may bring another finding to light,
+// so `all` goes on until none is left.
 Result<void> repair(EngineProfile& profile, std::string_view which) {
   int number = 0;
   const auto [end, error] = std::from_chars(which.data(), which.data() + which.size(), number);
   const bool is_number = error == std::errc() && end == which.data() + which.size();
-  bool is_known = which == "all";
-  const EngineProfile unrepaired = profile;
-  for (const FindingPolicies& finding : finding_policies()) {
-    if (which != "all" && !(is_number && finding.finding == number)) continue;
-    is_known = is_known || !finding.repairs.empty();
-    if (!can_show(unrepaired, finding)) continue;
-    for (const PolicyIs& is : finding.repairs)
-      LS_RETURN_IF_ERROR(set_policy(profile, is.policy, is.word));
-  }
-  if (!is_known)
+  const bool is_all = which == "all";
+  const auto is_meant = [&](const FindingPolicies& finding) {
+    return !finding.repairs.empty() && (is_all || (is_number && finding.finding == number));
+  };
+  if (std::ranges::none_of(finding_policies(), is_meant))
     return fail(
-        fmt::format("without={}: expected `all`, or the number of a finding of "
-                    "docs/findings.md that a policy repairs",
+        fmt::format("without={}: expected `all`, or the number of a finding of docs/findings.md "
+                    "that a policy repairs",
                     which));
+  for (bool goes_on = true; goes_on;) {
+    goes_on = false;
+    for (const FindingPolicies& finding : finding_policies()) {
+      if (!is_meant(finding) || !can_show(profile, finding)) continue;
+      for (const PolicyIs& is : finding.repairs)
+        LS_RETURN_IF_ERROR(set_policy(profile, is.policy, is.word));
+      goes_on = is_all;
+    }
+  }
   return {};
 }
 

@@ -9,7 +9,6 @@
 #include "base/number_text.h"
 #include "reference/plan/limits.h"
 #include "reference/plan/serving_defaults.h"
-#include "reference/profiles/engine_profile.h"
 #include "sim/connectors/recorded_connector.h"
 #include "sim/recording/recording_workload.h"
 #include "sim/session/session.h"

@@ -11,7 +11,7 @@
 namespace lockstep {
 namespace {
 
-EngineConfig engine_of(std::string release, SpecMethod method = SpecMethod::none) {
+EngineConfig served_engine(std::string release, SpecMethod method = SpecMethod::none) {
   EngineConfig engine;
   engine.engine = std::move(release);
   engine.spec_method = method;
@@ -75,7 +75,7 @@ std::vector<std::int64_t> checkpoints(const ModelSpec& model, const char* releas
 TEST(ServingDefaults, schedule_asynchronously_unless_the_drafter_cannot) {
   using enum SpecMethod;
   const auto is_async = [](const char* release, SpecMethod method) {
-    return serving_defaults(engine_of(release, method)).async_scheduling;
+    return serving_defaults(served_engine(release, method)).async_scheduling;
   };
   for (const char* release : {"vllm-0.20.2", "vllm-0.22.1", "vllm-0.28.0", "vllm-0.33.0"}) {
     EXPECT_TRUE(is_async(release, none)) << release;
@@ -89,7 +89,7 @@ TEST(ServingDefaults, schedule_asynchronously_unless_the_drafter_cannot) {
 
 TEST(ServingDefaults, retain_sparsely_from_0_29_0_on) {
   const auto interval = [](const char* release) {
-    return serving_defaults(engine_of(release)).prefix_cache_retention_interval;
+    return serving_defaults(served_engine(release)).prefix_cache_retention_interval;
   };
   EXPECT_EQ(interval("vllm-0.28.0"), kDenseRetention);
   EXPECT_EQ(interval("vllm-0.29.0"), 0);
@@ -98,12 +98,12 @@ TEST(ServingDefaults, retain_sparsely_from_0_29_0_on) {
 
 TEST(ServingDefaults, keep_states_of_mamba_in_mode_all_up_to_0_27_1) {
   const auto mode = [](const char* release, StateFamily family) {
-    return served_cache_mode(engine_of(release), hybrid({states(family)}));
+    return served_cache_mode(served_engine(release), hybrid({states(family)}));
   };
   EXPECT_EQ(mode("vllm-0.27.1", StateFamily::mamba2), MambaCacheMode::all);
   EXPECT_EQ(mode("vllm-0.28.0", StateFamily::mamba2), MambaCacheMode::align);
   EXPECT_EQ(mode("vllm-0.22.1", StateFamily::gated_delta_net), MambaCacheMode::align);
-  EXPECT_EQ(served_cache_mode(engine_of("vllm-0.33.0"), hybrid({})), MambaCacheMode::none);
+  EXPECT_EQ(served_cache_mode(served_engine("vllm-0.33.0"), hybrid({})), MambaCacheMode::none);
 }
 
 TEST(ServingDefaults, export_checkpoints_by_the_kind_of_layer) {

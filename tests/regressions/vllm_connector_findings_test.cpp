@@ -144,7 +144,8 @@ TEST(VllmConnectorFindings, who_counts_on_another_to_compute_a_lost_block_is_lef
        {ScriptedWorkload::abort("first")}},
       "vllm_0_22_1_lost_block_left_alone.jsonl",
       "attention of tokens [8, 9) reads token 4 from slot 0 of block 2, which holds nothing "
-      "that was written since the block was handed out");
+      "that was written since the block was handed out; request first has had the block since step "
+      "0");
 }
 
 TEST(VllmConnectorFindings, a_loaded_request_stands_behind_one_that_does_not_fit) {
@@ -195,7 +196,8 @@ TEST(VllmConnectorFindings, the_blocks_of_a_load_evict_what_another_group_has_hi
        {}},
       "vllm_0_22_1_load_evicts_hit.jsonl",
       "attention of tokens [11, 12) reads token 4 from slot 0 of block 4, which holds token "
-      "8 of request reader; the block is not one of this group",
+      "8 of request reader; the block is not one of this group; request reader has had the block "
+      "since step 2, request writer before it, since step 0",
       beside_a_window_of_three_blocks(), 7);
 }
 
@@ -222,7 +224,8 @@ TEST(VllmConnectorFindings, who_hits_what_a_void_row_was_to_compute_keeps_its_an
                 {ScriptedWorkload::abort("first")}},
                "vllm_0_22_1_hit_of_void_row.jsonl",
                "attention of tokens [12, 13) reads token 8 from slot 0 of block 2, which holds "
-               "nothing that was written since the block was handed out",
+               "nothing that was written since the block was handed out; request first has had the "
+               "block since step 0",
                one_window(5), 8);
 }
 
