@@ -14,8 +14,8 @@
 // that ends with a token behind which another one stood than in this request: an EAGLE drafter's
 // row covers both; (11) a new block of attention beside states that is not zeroed; (12) a token
 // sampled from a row that has none to give, or of a request that has all of its own; an end whose
-// reason is not so; (13) a live request in no queue, or in two; (14) where a recording shows its tables,
-// a request that holds more states than the pool is planned for.
+// reason is not so; (13) a live request in no queue, or in two; (14) where a recording shows its
+// tables, a request that holds more states than the pool is planned for.
 // With a KV connector, what it loads counts as written once the load is over, except in blocks that
 // are reported invalid, and blocks that it still writes or sends are in use. A request's first
 // wrong read in a group is reported, and not the consequences that follow from it.
