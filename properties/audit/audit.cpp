@@ -47,6 +47,8 @@ std::string_view name_of(AuditRule rule) {
       return "sampled";
     case AuditRule::queues:
       return "queues";
+    case AuditRule::planned_blocks:
+      return "planned_blocks";
     case AuditRule::recording:
       return "recording";
   }
@@ -327,6 +329,7 @@ void Auditor::Impl::step(const RecordedStep& step) {
   check_conservation(step);
   check_common_prefix(step);
   check_progress(step);
+  check_planned(step);
   check_queues(step);
   check_sampled_of_nobody(step);
 

@@ -14,7 +14,8 @@
 // that ends with a token behind which another one stood than in this request: an EAGLE drafter's
 // row covers both; (11) a new block of attention beside states that is not zeroed; (12) a token
 // sampled from a row that has none to give, or of a request that has all of its own; an end whose
-// reason is not so; (13) a live request in no queue, or in two.
+// reason is not so; (13) a live request in no queue, or in two; (14) where a recording shows its
+// tables, a request that holds more states than the pool is planned for.
 // With a KV connector, what it loads counts as written once the load is over, except in blocks that
 // are reported invalid, and blocks that it still writes or sends are in use. A request's first
 // wrong read in a group is reported, and not the consequences that follow from it.
@@ -53,6 +54,7 @@ enum class AuditRule : std::uint8_t {
   zeroing,           // (11)
   sampled,           // (12)
   queues,            // (13)
+  planned_blocks,    // (14)
   recording,         // the decisions are not whole: a block outside the pool, a group left out
 };
 std::string_view name_of(AuditRule rule);
@@ -68,7 +70,8 @@ struct AuditFinding {
   std::string what;  // one sentence
 };
 
-// Whoever runs an engine sees for himself whether it gets on: of (9) he is told of circles alone.
+// Whoever runs an engine sees for himself whether it gets on, and what its requests hold: of (9) he
+// is told of circles alone, and of (14) nothing.
 enum class AuditScope : std::uint8_t { running_engine, whole_recording };
 
 // One recording, fed step by step.

@@ -68,6 +68,7 @@ struct AuditedRequest {
   // The last step that must have sampled a token for it and says of none; -1: none.
   std::int64_t unheard_step = -1;
   bool was_sent_back = false;    // with the pool to itself, and that was reported
+  bool holds_too_many = false;   // states, and that was reported
   bool is_forgotten = false;     // in no queue, and that was reported
   bool is_past_telling = false;  // a row of it was wrong: what it sampled is not known
   // When it ends: by so many tokens, or by one of these.
@@ -120,6 +121,8 @@ std::int32_t hit_alignment_of(const RecordingHeader& header);
 
 // Per group, whether its new blocks must be zeroed before they are used.
 std::vector<bool> zeroed_groups(const RecordingHeader& header);
+// Whether blocks are let go of by what is scheduled, before it is known which drafts stand.
+bool retires_by_scheduled_tokens(const RecordingHeader& header);
 
 inline bool is_state(const KVCacheSpec& spec) { return spec.kind == CacheKind::mamba; }
 inline bool is_ring(const KVCacheSpec& spec) { return spec.kind == CacheKind::circular_buffer; }
@@ -144,6 +147,8 @@ class Auditor::Impl {
         planned_blocks_(planned_blocks_of_request(header.options.config, header.groups)),
         checks_progress_(scope == AuditScope::whole_recording && !header.connector &&
                          planned_blocks_ < header.num_blocks),
+        checks_planned_(scope == AuditScope::whole_recording),
+        keeps_states_of_drafts_(retires_by_scheduled_tokens(header)),
         ledger_(header.num_blocks),
         lists_all_queues_(!header.connector),
         is_zeroed_(zeroed_groups(header)) {
@@ -230,6 +235,7 @@ class Auditor::Impl {
   void check_conservation(const RecordedStep& step);
   void check_common_prefix(const RecordedStep& step);
   void check_progress(const RecordedStep& step);
+  void check_planned(const RecordedStep& step);
   void check_queues(const RecordedStep& step);
   void check_sampled(const RecordedStep& step, const AuditRow& row);
   void check_sampled_of_nobody(const RecordedStep& step);
@@ -250,6 +256,10 @@ class Auditor::Impl {
   std::int64_t planned_blocks_;
   // The pool holds what is planned, and nothing but the scheduler makes a request wait.
   bool checks_progress_;
+  bool checks_planned_;
+  // Whether a request keeps as many states again as it has drafts, in case they are rejected.
+  bool keeps_states_of_drafts_;
+  std::int64_t in_flight_max_ = 0;         // steps without output when another one was decided
   std::int32_t num_replayed_ = 0;          // tokens that a hit computes again; 0: none
   std::vector<std::int32_t> block_sizes_;  // tokens that one table entry covers
   MemoryLedger ledger_;

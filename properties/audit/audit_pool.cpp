@@ -43,6 +43,11 @@ std::vector<bool> zeroed_groups(const RecordingHeader& header) {
   return zeroed;
 }
 
+bool retires_by_scheduled_tokens(const RecordingHeader& header) {
+  const EngineProfile* profile = find_engine_profile(header.engine.profile());
+  return profile == nullptr || profile->retire_basis == RetireBasis::scheduled;
+}
+
 void Auditor::Impl::check_common_prefix(const RecordedStep& step) {
   if (!step.common_prefix_blocks) return;
   for (std::size_t g = 0; g < std::min(groups_.size(), step.common_prefix_blocks->size()); ++g) {
@@ -155,6 +160,34 @@ void Auditor::Impl::check_progress(const RecordedStep& step) {
            fmt::format("nobody runs, all blocks are free, and this request is not let in: nothing "
                        "will run before it, and {}",
                        planned));
+  }
+}
+
+// A plan counts the running state and the one before, and one for each draft. What a step in flight
+// keeps beside them (docs/findings.md, 5) is let pass: a pool that lacks it is seen to stand still.
+void Auditor::Impl::check_planned(const RecordedStep& step) {
+  in_flight_max_ = std::max(in_flight_max_, step.step - 1 - heard_of_);
+  if (!step.tables || !checks_planned_) return;
+  for (const RecordedTable& table : *step.tables) {
+    const auto found = requests_.find(table.id);
+    if (found == requests_.end() || found->second.holds_too_many) continue;
+    for (std::size_t g = 0; g < std::min(groups_.size(), table.blocks.size()); ++g) {
+      const KVCacheSpec& spec = groups_[g].spec;
+      if (!is_state(spec) || spec.mamba_cache_mode != MambaCacheMode::align) continue;
+      const std::int64_t planned = max_blocks_per_request(spec, plan_options_of(config_));
+      const std::int64_t spare =
+          in_flight_max_ + (keeps_states_of_drafts_ ? spec.num_speculative_blocks : 0);
+      const auto held =
+          std::ssize(table.blocks[g]) - std::ranges::count(table.blocks[g], kNullBlock);
+      if (held <= planned + spare) continue;
+      found->second.holds_too_many = true;
+      report(
+          AuditRule::planned_blocks, table.id,
+          fmt::format("{} states of group {} are held; the pool is planned for {} a request, and "
+                      "{} more may be kept for what is not known yet",
+                      held, g, planned, spare));
+      break;
+    }
   }
 }
 

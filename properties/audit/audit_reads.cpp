@@ -54,7 +54,7 @@ bool Auditor::Impl::make_row(const RecordedStep& step, const RecordedScheduled& 
   row.counted_to = scheduled.computed + scheduled.tokens;
   if (is_dropped(step, scheduled, request)) return false;
   row.num_spec = static_cast<std::int32_t>(scheduled.spec.size());
-  if (row.num_spec > scheduled.tokens) {
+  if (row.num_spec >= scheduled.tokens) {
     request.is_past_telling = true;
     report(AuditRule::scheduled_tokens, request.name,
            fmt::format("{} drafts are to be verified in a step of {} tokens", row.num_spec,

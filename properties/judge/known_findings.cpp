@@ -420,6 +420,9 @@ constexpr std::array kReasons = std::to_array<Reason>({
     {"audit.queues",
      "A live request must be in one queue: from none it never runs again, and from two it runs "
      "twice."},
+    {"audit.planned_blocks",
+     "A pool that is planned for so many states a request has no room for more: another request's "
+     "are missing, or its own."},
     {"audit.recording", "A decision must be whole: known blocks, for every group."},
     {"invariant.conservation",
      "Held blocks, free blocks and the null block are the whole pool, each of them once."},

@@ -4,9 +4,13 @@
 #include <gtest/gtest.h>
 
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "properties/audit/audit.h"
+#include "properties/judge/judge.h"
+#include "properties/judge/known_findings.h"
+#include "properties/shrink/case_parts.h"
 #include "sim/conform/conform.h"
 
 namespace lockstep {
@@ -105,6 +109,72 @@ TEST(VllmServedFindings, a_prompt_of_one_token_takes_the_drafts_it_was_padded_wi
                {AuditRule::state_read, 5, "one",
                 "the state after 1 tokens is read from block 8, which holds the one after 2 "
                 "tokens of request one"});
+}
+
+TEST(VllmServedFindings, a_state_before_a_gap_is_kept_and_a_pool_planned_for_it_has_no_room) {
+  expect_audit("vllm_0_28_0_state_before_gap_is_kept.jsonl",
+               {AuditRule::planned_blocks, 3, "r", "4 states of group 0 are held"});
+  expect_audit("vllm_0_28_0_state_before_gap_does_not_fit.jsonl",
+               {AuditRule::standstill, 3, "r",
+                "is preempted after 24 tokens though nobody else holds a block"});
+}
+
+TEST(VllmServedFindings, a_padded_request_that_is_cut_keeps_its_draft_and_loses_a_token_for_it) {
+  const std::string file_name = "vllm_0_28_0_padded_request_is_cut.jsonl";
+  const std::vector<AuditFinding> findings = findings_of(file_name);
+  ASSERT_FALSE(findings.empty());
+  EXPECT_EQ(findings[0].rule, AuditRule::scheduled_tokens);
+  EXPECT_EQ(findings[0].step, 1);
+  EXPECT_EQ(findings[0].request, "one");
+  EXPECT_EQ(findings[0].what, "1 drafts are to be verified in a step of 1 tokens");
+  const auto recording =
+      read_recording(std::string(LOCKSTEP_SOURCE_DIR) + "/tests/regressions/" + file_name);
+  ASSERT_TRUE(recording) << recording.error().message;
+  ASSERT_GE(recording->steps.size(), 3u);
+  // The draft that was never computed is taken off what was: the prompt is computed twice.
+  for (const std::size_t step : {1, 2}) {
+    ASSERT_EQ(recording->steps[step].scheduled.size(), 2u);
+    EXPECT_EQ(recording->steps[step].scheduled[1].computed, 0);
+    EXPECT_EQ(recording->steps[step].scheduled[1].tokens, 1);
+  }
+}
+
+// What was recorded, as a case of the model.
+SavedCase served(const std::string& file_name) {
+  auto recording =
+      read_recording(std::string(LOCKSTEP_SOURCE_DIR) + "/tests/regressions/" + file_name);
+  EXPECT_TRUE(recording) << recording.error().message;
+  const auto saved = case_of("finding", std::move(*recording));
+  EXPECT_TRUE(saved) << saved.error().message;
+  auto timed = on_a_clock(*saved);
+  EXPECT_TRUE(timed) << timed.error().message;
+  return std::move(*timed);
+}
+
+void expect_known(const SavedCase& saved, const std::string& check, int number) {
+  const Outcome outcome = judge(saved);
+  EXPECT_EQ(outcome.check, check) << outcome.what;
+  ASSERT_NE(known_finding(saved, outcome), nullptr) << outcome.what;
+  EXPECT_EQ(known_finding(saved, outcome)->number, number);
+}
+
+TEST(VllmServedFindings, the_model_of_0_30_0_and_one_that_does_not_run_ahead_keep_no_such_state) {
+  const SavedCase kept = served("vllm_0_28_0_state_before_gap_is_kept.jsonl");
+  expect_known(kept, "invariant.planned_blocks", 20);
+  SavedCase repaired = kept;
+  repaired.engine.engine = "vllm-0.30.0";
+  EXPECT_EQ(judge(repaired).kind, OutcomeKind::agreed);
+  SavedCase in_turn = kept;
+  in_turn.engine.async_scheduling = false;
+  EXPECT_EQ(judge(in_turn).kind, OutcomeKind::agreed);
+}
+
+TEST(VllmServedFindings, the_model_cuts_a_padded_request_too_unless_two_tokens_are_let_through) {
+  const SavedCase cut = served("vllm_0_28_0_padded_request_is_cut.jsonl");
+  expect_known(cut, "audit.scheduled_tokens", 21);
+  SavedCase whole = cut;
+  whole.engine.long_prefill_token_threshold = 2;
+  EXPECT_EQ(judge(whole).kind, OutcomeKind::agreed);
 }
 
 // Right decisions of vLLM 0.33.0 that look wrong to who does not know why.
