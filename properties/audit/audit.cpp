@@ -237,9 +237,10 @@ void Auditor::Impl::take_tables(const RecordedStep& step, const RecordedSchedule
       const std::size_t index = table.size();
       const bool moved = std::ranges::find(movable, block) != movable.end();
       table.push_back(block);
-      const bool was_there = scheduled.is_new &&
-                             is_hit(g, index, std::max(hit, request.last_replayed)) &&
-                             !zeroed_now_.contains(block);
+      // What this step zeroes was new to the first that has it; those behind may have hit it.
+      const bool is_fresh = fresh_.erase(block) > 0;
+      const bool was_there =
+          scheduled.is_new && !is_fresh && is_hit(g, index, std::max(hit, request.last_replayed));
       if (block == kNullBlock || was_there || moved) continue;
       hand_out(request, g, index, block);
     }
@@ -300,7 +301,7 @@ void Auditor::Impl::step(const RecordedStep& step) {
   take_ends(step);
   release_failed_loads(step);
   check_copies(step);
-  zeroed_now_ = {step.zero.begin(), step.zero.end()};
+  zeroed_now_ = fresh_ = {step.zero.begin(), step.zero.end()};
   for (const BlockId block : step.zero)
     if (index_of(block) > 0 && index_of(block) < ledger_.num_blocks()) ledger_.zero(block, step_);
 

@@ -275,6 +275,7 @@ class Auditor::Impl {
   bool lists_all_queues_ = true;
   std::vector<bool> is_zeroed_;   // per group: its new blocks are
   std::set<BlockId> zeroed_now_;  // in the step at hand
+  std::set<BlockId> fresh_;       // of these, in nobody's table yet
   std::int64_t odd_total_ = -1;   // of blocks held and free, when it was last reported
   std::int64_t step_ = -1;
   RecordedStep last_;

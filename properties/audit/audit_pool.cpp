@@ -166,7 +166,7 @@ void Auditor::Impl::check_progress(const RecordedStep& step) {
 // A plan counts the running state and the one before, and one for each draft. What a step in flight
 // keeps beside them (docs/findings.md, 5) is let pass: a pool that lacks it is seen to stand still.
 void Auditor::Impl::check_planned(const RecordedStep& step) {
-  in_flight_max_ = std::max(in_flight_max_, step.step - 1 - heard_of_);
+  in_flight_max_ = std::max(in_flight_max_, step.step - 1 - last_output_);
   if (!step.tables || !checks_planned_) return;
   for (const RecordedTable& table : *step.tables) {
     const auto found = requests_.find(table.id);

@@ -54,7 +54,7 @@ std::vector<Mutant> graph_mutants() {
       {.id = "graph-too-small",
        .mechanism = "the next smaller graph is replayed, which lacks the last tokens of the batch",
        .exposed_by = "a batch between two captured sizes",
-       .caught_by = {kSlots, kMemory},
+       .caught_by = {kSlots, kDigest, kMemory},
        .bias = on_executor({full_attention}, {states, two_block_pool}),
        .reshape = with_graphs},
       {.id = "graph-stale-pointer",

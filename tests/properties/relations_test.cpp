@@ -22,7 +22,7 @@ namespace lockstep {
 namespace {
 
 constexpr std::uint64_t kSeeds = 120;
-constexpr std::uint64_t kDefectSeeds = 30;
+constexpr std::uint64_t kDefectSeeds = 60;
 
 // Under `priority` a request can be preempted in its own step (docs/findings.md, 3), and what it
 // would have computed is hit: the relations break there, as a test below shows.

@@ -93,9 +93,9 @@ TEST(ResetThatPreempts, drops_what_is_in_flight) {
   ASSERT_TRUE(writer->close(recording.end));
   EXPECT_TRUE(conform_recording(changed)->mismatch);
   const auto audited = audit_recording(changed);
-  ASSERT_EQ(audited->findings.size(), 1u);
-  EXPECT_NE(audited->findings[0].what.find("which holds token 6 of request a"), std::string::npos)
-      << audited->findings[0].what;
+  EXPECT_TRUE(std::ranges::any_of(audited->findings, [](const AuditFinding& finding) {
+    return finding.what.find("which holds token 6 of request a") != std::string::npos;
+  }));
 }
 
 // Recordings may note the output of a step that scheduled nothing; it decides nothing.
