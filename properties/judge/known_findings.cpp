@@ -84,7 +84,8 @@ bool hits_parts_of_states(const SavedCase& saved) {
 bool keeps_states_before_gaps(const SavedCase& saved) {
   const EngineProfile& profile = profile_of(saved);
   return profile.retire_basis == RetireBasis::processed && !profile.retires_beyond_null_gaps &&
-         saved.engine.mamba_cache_mode == MambaCacheMode::align && has_states(saved);
+         saved.engine.async_scheduling && saved.engine.mamba_cache_mode == MambaCacheMode::align &&
+         has_states(saved);
 }
 
 bool pads_what_is_cut(const SavedCase& saved) {
@@ -280,9 +281,9 @@ bool explains(const KnownFinding& finding, const SavedCase& saved, const Outcome
   const Outcome without = judge(repaired, backend);
   if (gets_past(failure, without)) return true;
   if (!without.failed() || without.same_failure(failure)) return false;
-  if (repaired.engine.engine == saved.engine.engine)
-    return known_finding(repaired, without, backend) != nullptr;
-  return is_past_all_rules(saved, failure, backend);
+  const bool is_rule = repaired.engine.engine != saved.engine.engine;
+  return (is_rule && is_past_all_rules(saved, failure, backend)) ||
+         known_finding(repaired, without, backend) != nullptr;
 }
 
 bool could_be(const KnownFinding& finding, const SavedCase& saved, const Outcome& outcome) {
