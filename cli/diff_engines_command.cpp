@@ -3,7 +3,6 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
-#include <cstdlib>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
@@ -119,10 +118,11 @@ std::string to_json(const EngineDiff& diff) {
 
 // Options of a replay that mean nothing here.
 Result<void> check_options(const ReplayOptions& options) {
-  const std::pair<bool, std::string_view> useless[] = {
-      {options.run.has("engine"), "--engine"},    {options.run.has("backend"), "--backend"},
-      {options.run.has("check"), "--check"},      {options.run.has("mutants"), "--mutant"},
-      {!options.report_path.empty(), "--report"}, {!options.save_dir.empty(), "--save"}};
+  const std::pair<bool, std::string_view> useless[] = {{options.run.has("engine"), "--engine"},
+                                                       {options.run.has("backend"), "--backend"},
+                                                       {options.run.has("check"), "--check"},
+                                                       {options.run.has("mutants"), "--mutant"},
+                                                       {!options.save_dir.empty(), "--save"}};
   for (const auto& [given, name] : useless)
     if (given)
       return fail(fmt::format(
@@ -156,32 +156,11 @@ std::string figure(std::int64_t value, const std::int64_t* before) {
   return before != nullptr && value == *before ? "=" : with_commas(value);
 }
 
-using CostMember = std::int64_t EngineCosts::*;
-constexpr std::pair<std::string_view, CostMember> kCosts[] = {
-    {"steps", &EngineCosts::steps},
-    {"prompt tokens hit", &EngineCosts::cached_tokens},
-    {"preemptions", &EngineCosts::preemptions},
-    {"hashes evicted", &EngineCosts::evictions},
-    {"blocks at most", &EngineCosts::peak_blocks},
-    {"requests finished", &EngineCosts::finished_requests}};
-
-// "12 more steps, 3 fewer preemptions"
-std::string change_text(const EngineCosts& from, const EngineCosts& to) {
-  std::string text;
-  for (const auto& [name, member] : kCosts) {
-    const std::int64_t by = to.*member - from.*member;
-    if (by != 0)
-      text += fmt::format("{}{} {} {}", text.empty() ? "" : ", ", with_commas(std::abs(by)),
-                          by > 0 ? "more" : "fewer", name);
-  }
-  return text;
-}
-
 void print_stages(const std::vector<UpgradeStage>& stages) {
   std::size_t widest = 0;
   for (const UpgradeStage& stage : stages) widest = std::max(widest, stage.engine.size());
   fmt::print("  {:<{}}", "", widest);
-  for (const auto& [name, member] : kCosts) fmt::print("{:>19}", name);
+  for (const CostColumn& column : cost_columns()) fmt::print("{:>19}", column.name);
   fmt::print("\n");
   const UpgradeStage* before = nullptr;
   for (const UpgradeStage& stage : stages) {
@@ -190,7 +169,7 @@ void print_stages(const std::vector<UpgradeStage>& stages) {
       fmt::print("  does not start: {}\n", stage.refused);
       continue;
     }
-    for (const auto& [name, member] : kCosts)
+    for (const auto& [name, member] : cost_columns())
       fmt::print("{:>19}", figure(stage.costs.*member,
                                   before == nullptr ? nullptr : &(before->costs.*member)));
     fmt::print("\n");
@@ -257,6 +236,9 @@ Result<int> follow_upgrade(const DiffOptions& options, const std::vector<std::st
   print_reasons(stages);
   if (!options.replay.json_path.empty())
     LS_RETURN_IF_ERROR(write_file_atomically(options.replay.json_path, to_json(stages)));
+  if (!options.replay.report_path.empty())
+    LS_RETURN_IF_ERROR(write_file_atomically(options.replay.report_path,
+                                             upgrade_page(options.replay.file, stages)));
   const bool is_same = std::ranges::all_of(stages, [&](const UpgradeStage& stage) {
     return stage.refused.empty() && stage.costs == stages.front().costs;
   });
@@ -268,6 +250,8 @@ Result<int> diff(const DiffOptions& options) {
   LS_ASSIGN_OR_RETURN(const auto engines, engines_of(options.engines));
   LS_ASSIGN_OR_RETURN(auto prepared, prepare(options.replay));
   if (engines.size() > 2) return follow_upgrade(options, engines, std::move(prepared));
+  if (!options.replay.report_path.empty())
+    return fail("--report draws what an upgrade costs: name more than two engines, or a range");
   LS_ASSIGN_OR_RETURN(
       const EngineDiff found,
       diff_engines(std::move(prepared.config), {engines[0], engines[1]}, prepared.make_workload));

@@ -39,17 +39,17 @@ constexpr std::array kNotModelled33 = std::to_array<std::string_view>({
 
 // No recordings of these were made with what 0.33.0 alone has.
 constexpr std::array kReleases = std::to_array<Release>({
-    {"vllm-0.20.2", "", PageFormat::kv_apart, false, kNotModelled22},
-    {"vllm-0.21.0", "", PageFormat::kv_apart, false, kNotModelled22},
-    {"vllm-0.22.1", "vllm-0.22.0", PageFormat::kv_apart, true, kNotModelled22},
-    {"vllm-0.23.0", "", PageFormat::kv_apart, false, kNotModelled22},
-    {"vllm-0.24.0", "", PageFormat::kv_apart, false, kNotModelled22},
-    {"vllm-0.25.1", "vllm-0.25.0", PageFormat::kv_apart, false, kNotModelled22},
-    {"vllm-0.26.0", "", PageFormat::kv_together, false, kNotModelled33},
-    {"vllm-0.27.1", "vllm-0.27.0", PageFormat::kv_together, false, kNotModelled33},
-    {"vllm-0.28.0", "", PageFormat::kv_together, false, kNotModelled33},
-    {"vllm-0.29.0", "", PageFormat::kv_together, false, kNotModelled33},
-    {"vllm-0.30.0", "", PageFormat::kv_together, false, kNotModelled33},
+    {"vllm-0.20.2", "", PageFormat::keys_first, false, kNotModelled22},
+    {"vllm-0.21.0", "", PageFormat::keys_first, false, kNotModelled22},
+    {"vllm-0.22.1", "vllm-0.22.0", PageFormat::keys_first, true, kNotModelled22},
+    {"vllm-0.23.0", "", PageFormat::by_block, false, kNotModelled22},
+    {"vllm-0.24.0", "", PageFormat::by_block, false, kNotModelled22},
+    {"vllm-0.25.1", "vllm-0.25.0", PageFormat::by_block, false, kNotModelled22},
+    {"vllm-0.26.0", "", PageFormat::together, false, kNotModelled33},
+    {"vllm-0.27.1", "vllm-0.27.0", PageFormat::together, false, kNotModelled33},
+    {"vllm-0.28.0", "", PageFormat::together, false, kNotModelled33},
+    {"vllm-0.29.0", "", PageFormat::six_orders, false, kNotModelled33},
+    {"vllm-0.30.0", "", PageFormat::six_orders, false, kNotModelled33},
     {"vllm-0.31.0", "", PageFormat::six_orders, false, kNotModelled33},
     {"vllm-0.32.0", "", PageFormat::six_orders, false, kNotModelled33},
     {"vllm-0.33.0", "", PageFormat::six_orders, false, kNotModelled33},
@@ -130,10 +130,12 @@ std::string release_names() {
 
 std::string_view name_of(PageFormat format) {
   switch (format) {
-    case PageFormat::kv_apart:
-      return "keys and values apart";
-    case PageFormat::kv_together:
-      return "keys and values together";
+    case PageFormat::keys_first:
+      return "all keys before all values";
+    case PageFormat::by_block:
+      return "keys before values in each block";
+    case PageFormat::together:
+      return "keys and values as one content";
     case PageFormat::six_orders:
       return "one of six orders";
   }
@@ -141,7 +143,7 @@ std::string_view name_of(PageFormat format) {
 }
 
 std::string why_pages_differ(const Release& release) {
-  if (release.page_format == PageFormat::kv_apart) return {};
+  if (release.page_format == PageFormat::keys_first) return {};
   return fmt::format("pages as {} lays them out ({}): they are planned as 0.22.1 plans them",
                      release.name, name_of(release.page_format));
 }

@@ -11,11 +11,14 @@
 
 namespace lockstep {
 
-// How a release lays out its caches. Pages are planned as 0.22.1 plans them whatever the release.
+// How a release lays out a layer's cache: get_kv_cache_shape of
+// v1/attention/backends/flash_attn.py, from 0.29.0 on v1/kv_cache_interface.py. Pages are planned as
+// 0.22.1 plans them whatever it is.
 enum class PageFormat : std::uint8_t {
-  kv_apart,     // keys and values each with a dimension of their own
-  kv_together,  // one content dimension for both
-  six_orders,   // [layers, blocks, heads, tokens, content] in one of six orders
+  keys_first,  // [2, blocks, ...]: all keys, then all values
+  by_block,    // [blocks, 2, ...]: a block's keys, then its values
+  together,    // [blocks, heads, tokens, 2 * size]: one content for both
+  six_orders,  // [layers, blocks, heads, tokens, content], in one of six orders
 };
 
 struct Release {

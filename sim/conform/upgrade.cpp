@@ -3,7 +3,10 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <utility>
+
+#include "base/number_text.h"
 
 namespace lockstep {
 namespace {
@@ -49,7 +52,27 @@ Result<EngineRun> run_engine(LockstepConfig config, const std::string& engine,
                    .refused = {}};
 }
 
+constexpr CostColumn kColumns[] = {{"steps", &EngineCosts::steps},
+                                   {"prompt tokens hit", &EngineCosts::cached_tokens},
+                                   {"preemptions", &EngineCosts::preemptions},
+                                   {"hashes evicted", &EngineCosts::evictions},
+                                   {"blocks at most", &EngineCosts::peak_blocks},
+                                   {"requests finished", &EngineCosts::finished_requests}};
+
 }  // namespace
+
+std::span<const CostColumn> cost_columns() { return kColumns; }
+
+std::string change_text(const EngineCosts& from, const EngineCosts& to) {
+  std::string text;
+  for (const auto& [name, member] : kColumns) {
+    const std::int64_t by = to.*member - from.*member;
+    if (by != 0)
+      text += fmt::format("{}{} {} {}", text.empty() ? "" : ", ", with_commas(std::abs(by)),
+                          by > 0 ? "more" : "fewer", name);
+  }
+  return text;
+}
 
 Result<std::vector<UpgradeStage>> upgrade_costs(LockstepConfig config,
                                                 const std::vector<std::string>& engines,

@@ -4,7 +4,9 @@
 
 #include <cstdint>
 #include <functional>
+#include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "base/result.h"
@@ -23,6 +25,15 @@ struct EngineCosts {
   std::int64_t finished_requests = 0;
   bool operator==(const EngineCosts&) const = default;
 };
+
+struct CostColumn {
+  std::string_view name;  // for a person
+  std::int64_t EngineCosts::*member = nullptr;
+};
+// In the order of the members.
+std::span<const CostColumn> cost_columns();
+// "12 more steps, 3 fewer preemptions"; empty: they are the same.
+std::string change_text(const EngineCosts& from, const EngineCosts& to);
 
 // A policy that an engine changes, and what the workload comes to if only this is changed in the
 // engine before it.
@@ -47,5 +58,8 @@ Result<std::vector<UpgradeStage>> upgrade_costs(LockstepConfig config,
                                                 const std::vector<std::string>& engines,
                                                 const MakeWorkload& make_workload,
                                                 const std::function<void(const std::string&)>& at);
+
+// The same as one HTML page that needs no other.
+std::string upgrade_page(const std::string& trace, const std::vector<UpgradeStage>& stages);
 
 }  // namespace lockstep

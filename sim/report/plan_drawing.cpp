@@ -10,6 +10,7 @@
 #include <map>
 #include <sstream>
 
+#include "base/markup.h"
 #include "reference/plan/page_segments.h"
 #include "sim/report/plan_report.h"
 
@@ -200,20 +201,13 @@ std::string kernel_block_lines(const Filling& filling) {
   return out;
 }
 
-std::string escaped(std::string_view text) {
-  std::string out;
-  for (char c : text)
-    out += c == '<' ? "&lt;" : c == '>' ? "&gt;" : c == '&' ? "&amp;" : std::string(1, c);
-  return out;
-}
-
 void append_svg_row(const Filling& filling, std::int64_t top, std::string& out) {
   const double scale =
       static_cast<double>(kSvgWidth) / static_cast<double>(filling.segments.back().end);
   out += fmt::format("<text x=\"8\" y=\"{}\">groups {}, tensors {}</text>\n", top + 12,
                      numbers_text(filling.groups), numbers_text(filling.tensors));
   out += fmt::format("<text x=\"8\" y=\"{}\" fill=\"#666666\">{}</text>\n", top + 27,
-                     escaped(filling.names.front()));
+                     escaped_for_markup(filling.names.front()));
   for (const PageSegment& segment : filling.segments) {
     const std::string whose =
         segment.layer < 0 ? std::string() : " of " + filling.names[segment.layer];
@@ -222,7 +216,8 @@ void append_svg_row(const Filling& filling, std::int64_t top, std::string& out) 
         "{}{}: bytes {} to {}</title></rect>\n",
         static_cast<double>(kSvgLeft) + static_cast<double>(segment.begin) * scale, top,
         static_cast<double>(segment.end - segment.begin) * scale, colour(segment),
-        escaped(kind_text(segment)), escaped(whose), segment.begin, segment.end);
+        escaped_for_markup(kind_text(segment)), escaped_for_markup(whose), segment.begin,
+        segment.end);
   }
 }
 
@@ -298,7 +293,7 @@ std::string plan_svg(const PlanReport& report) {
       "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{}\" height=\"{}\" "
       "font-family=\"monospace\" "
       "font-size=\"12\">\n<text x=\"8\" y=\"20\">{}: what a block holds, by owner</text>\n",
-      kSvgLeft + kSvgWidth + 20, height, escaped(report.model));
+      kSvgLeft + kSvgWidth + 20, height, escaped_for_markup(report.model));
   std::int64_t top = 36;
   for (const Filling& filling : rows) {
     append_svg_row(filling, top, out);

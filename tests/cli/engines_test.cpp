@@ -142,8 +142,13 @@ TEST(DiffEngines, SaysWhereDecisionsPartAndWhatItCosts) {
 
 TEST(DiffEngines, OverARangeTellsWhichPolicyCostsWhat) {
   const std::string path = temporary_path("upgrade.json");
-  const Outcome outcome = run_lockstep(
-      {"diff-engines", kSample, "--engines", "vllm-0.23.0..vllm-0.25.1", "--json", path});
+  const std::string page = temporary_path("upgrade.html");
+  const Outcome outcome =
+      run_lockstep({"diff-engines", kSample, "--engines", "vllm-0.23.0..vllm-0.25.1", "--json",
+                    path, "--report", page});
+  const std::string html = read_text(page);
+  EXPECT_NE(html.find("<code>freed_blocks = unhashed_first</code> alone: "), std::string::npos);
+  EXPECT_TRUE(html.ends_with("</html>\n"));
   EXPECT_EQ(outcome.status, 1) << outcome.err;
   EXPECT_NE(outcome.out.find("freed_blocks = unhashed_first alone: "), std::string::npos)
       << outcome.out;

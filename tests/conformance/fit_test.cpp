@@ -11,15 +11,12 @@
 
 #include "tests/conformance/recording_files.h"
 #include "tests/support/temporary_folder.h"
-#include "traces/importers/open_trace.h"
 #include "traces/models/data_dir.h"
 
 namespace lockstep {
 namespace {
 
 namespace fs = std::filesystem;
-
-constexpr int kJobs = 2;
 
 // The recordings of a release: those with the seeds that all releases have.
 std::vector<std::string> recordings_of(const fs::path& data, std::string_view release) {
@@ -29,7 +26,7 @@ std::vector<std::string> recordings_of(const fs::path& data, std::string_view re
       const auto found = recordings_under(data / root / release / set);
       paths.insert(paths.end(), found.begin(), found.end());
     }
-  constexpr std::size_t kEnough = 200;
+  constexpr std::size_t kEnough = 120;
   std::ranges::stable_sort(paths, {}, [](const std::string& path) {
     return fs::path(path).filename().string();  // seeds in their order, all families of each
   });
@@ -46,7 +43,7 @@ TEST_P(FitRelease, finds_the_row_again_that_was_taken_out) {
   if (paths.empty()) GTEST_SKIP() << "no recordings: " << data_dir_hint();
   FitOptions options;
   options.left_out = {&release};
-  options.jobs = kJobs;
+  options.jobs = conform_jobs();
   const auto fit = fit_policies(paths, options);
   ASSERT_TRUE(fit.has_value()) << fit.error().message;
   EXPECT_NE(fit->nearest, &release);
@@ -83,17 +80,13 @@ INSTANTIATE_TEST_SUITE_P(Releases, FitRelease, testing::Range(std::size_t{0}, re
 
 std::vector<std::string> sample_recordings(const char* release) {
   const auto samples = find_samples_dir();
-  auto paths = recordings_under(samples.value_or("") / "recordings" / release);
-  std::erase_if(paths, [](const std::string& path) {
-    const auto format = detect_format(path);
-    return !format || *format != FileFormat::recording;
-  });
-  return paths;
+  return recordings_under(samples.value_or("") / "recordings" / release);
 }
 
 TEST(Fit, of_the_samples_needs_no_shared_recordings) {
   for (const char* name : {"vllm-0.22.1", "vllm-0.33.0"}) {
-    const auto fit = fit_policies(sample_recordings(name), {.left_out = {}, .jobs = kJobs});
+    const auto fit =
+        fit_policies(sample_recordings(name), {.left_out = {}, .jobs = conform_jobs()});
     ASSERT_TRUE(fit.has_value()) << fit.error().message;
     EXPECT_TRUE(fit->agrees());
     EXPECT_TRUE(differences(*fit->profile, engine_profile(fit->nearest->name)).empty());
@@ -115,7 +108,7 @@ TEST(Fit, says_where_an_engine_does_what_the_table_does_not_know) {
   }
   ASSERT_TRUE(writer->close(recording->end).has_value());
 
-  const auto fit = fit_policies({changed}, {.left_out = {}, .jobs = kJobs});
+  const auto fit = fit_policies({changed}, {.left_out = {}, .jobs = conform_jobs()});
   ASSERT_TRUE(fit.has_value()) << fit.error().message;
   EXPECT_FALSE(fit->agrees());
   ASSERT_NE(fit->new_behaviour(), nullptr);

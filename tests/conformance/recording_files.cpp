@@ -1,7 +1,11 @@
 #include "tests/conformance/recording_files.h"
 
-#include <algorithm>
+#include <gtest/gtest.h>
 
+#include <algorithm>
+#include <thread>
+
+#include "sim/conform/conform.h"
 #include "traces/importers/open_trace.h"
 
 namespace lockstep {
@@ -16,6 +20,21 @@ std::vector<std::string> recordings_under(const std::filesystem::path& folder) {
   }
   std::ranges::sort(paths);
   return paths;
+}
+
+int conform_jobs() { return static_cast<int>(std::max(1u, std::thread::hardware_concurrency())); }
+
+void expect_all_agree(const std::vector<std::string>& paths) {
+  const ConformSummary summary = conform_recordings(paths, {.engine = {}, .jobs = conform_jobs()});
+  for (const RefusedFile& refused : summary.refused) ADD_FAILURE() << refused.reason;
+  EXPECT_EQ(summary.files.size(), paths.size());
+  for (const ConformFile& file : summary.files) {
+    if (!file.mismatch) continue;
+    ADD_FAILURE() << file.file << ", step " << file.mismatch->step << ": " << file.mismatch->what
+                  << "\n  recorded " << file.mismatch->recorded << "\n  model    "
+                  << file.mismatch->model;
+  }
+  EXPECT_EQ(summary.agreed, static_cast<std::int64_t>(paths.size()));
 }
 
 }  // namespace lockstep

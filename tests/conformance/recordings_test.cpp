@@ -6,7 +6,6 @@
 #include <fstream>
 #include <iterator>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "sim/conform/conform.h"
@@ -18,20 +17,6 @@ namespace lockstep {
 namespace {
 
 namespace fs = std::filesystem;
-
-void expect_all_agree(const std::vector<std::string>& paths) {
-  const int jobs = static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
-  const ConformSummary summary = conform_recordings(paths, {.engine = {}, .jobs = jobs});
-  for (const RefusedFile& refused : summary.refused) ADD_FAILURE() << refused.reason;
-  EXPECT_EQ(summary.files.size(), paths.size());
-  for (const ConformFile& file : summary.files) {
-    if (!file.mismatch) continue;
-    ADD_FAILURE() << file.file << ", step " << file.mismatch->step << ": " << file.mismatch->what
-                  << "\n  recorded " << file.mismatch->recorded << "\n  model    "
-                  << file.mismatch->model;
-  }
-  EXPECT_EQ(summary.agreed, static_cast<std::int64_t>(paths.size()));
-}
 
 struct Family {
   const char* engine;

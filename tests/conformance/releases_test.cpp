@@ -7,7 +7,6 @@
 #include <filesystem>
 #include <iterator>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "reference/profiles/policies.h"
@@ -38,20 +37,6 @@ std::string test_name(const testing::TestParamInfo<std::string>& release) {
   return name;
 }
 
-int num_jobs() { return static_cast<int>(std::max(1u, std::thread::hardware_concurrency())); }
-
-void expect_agreement(const std::vector<std::string>& paths) {
-  const ConformSummary summary = conform_recordings(paths, {.engine = {}, .jobs = num_jobs()});
-  for (const RefusedFile& refused : summary.refused) ADD_FAILURE() << refused.reason;
-  for (const ConformFile& file : summary.files) {
-    if (!file.mismatch) continue;
-    ADD_FAILURE() << file.file << ", step " << file.mismatch->step << ": " << file.mismatch->what
-                  << "\n  recorded " << file.mismatch->recorded << "\n  model    "
-                  << file.mismatch->model;
-  }
-  EXPECT_EQ(summary.agreed, static_cast<std::int64_t>(paths.size()));
-}
-
 // The newest release before that decides otherwise, or else the oldest one behind.
 std::string neighbour_of(const std::string& name) {
   const EngineProfile& own = engine_profile(name);
@@ -73,13 +58,13 @@ class RecordedRelease : public testing::TestWithParam<std::string> {};
 TEST_P(RecordedRelease, BundledSamplesAgreeInEveryField) {
   const auto paths = recordings_under(kBundled / GetParam());
   ASSERT_GE(paths.size(), 3u);
-  expect_agreement(paths);
+  expect_all_agree(paths);
 }
 
 TEST_P(RecordedRelease, BundledSamplesTellItFromTheReleaseBeside) {
   const std::string neighbour = neighbour_of(GetParam());
   const ConformSummary summary = conform_recordings(recordings_under(kBundled / GetParam()),
-                                                    {.engine = neighbour, .jobs = num_jobs()});
+                                                    {.engine = neighbour, .jobs = conform_jobs()});
   EXPECT_TRUE(std::ranges::any_of(summary.files, [](const ConformFile& file) {
     return file.mismatch.has_value();
   })) << neighbour;
@@ -91,7 +76,7 @@ TEST_P(RecordedRelease, EveryRecordingAgreesInEveryField) {
   if (!data || !fs::is_directory(root)) GTEST_SKIP() << "no recordings: " << data_dir_hint();
   const auto paths = recordings_under(root);
   ASSERT_GE(paths.size(), 161u);
-  expect_agreement(paths);
+  expect_all_agree(paths);
 }
 
 INSTANTIATE_TEST_SUITE_P(All, RecordedRelease, testing::ValuesIn(bundled_releases()), test_name);

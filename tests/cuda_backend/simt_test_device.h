@@ -4,6 +4,7 @@
 
 #include <gtest/gtest.h>
 
+#include <filesystem>
 #include <fstream>
 #include <memory>
 #include <string>
@@ -74,7 +75,8 @@ inline std::string source_line(const simt::Report& report) {
   const std::string place = simt::source_place(report.pc);
   const std::size_t colon = place.rfind(':');
   if (colon == std::string::npos) return {};
-  std::ifstream file(place.substr(0, colon));
+  // A compiler cache may have made the path relative to the folder of the build.
+  std::ifstream file(std::filesystem::path(LOCKSTEP_BINARY_DIR) / place.substr(0, colon));
   std::string line;
   for (int i = std::stoi(place.substr(colon + 1)); i > 0; --i) std::getline(file, line);
   return line;
