@@ -12,8 +12,8 @@
 namespace lockstep {
 
 // How a release lays out a layer's cache: get_kv_cache_shape of
-// v1/attention/backends/flash_attn.py, from 0.29.0 on v1/kv_cache_interface.py. Pages are planned as
-// 0.22.1 plans them whatever it is.
+// v1/attention/backends/flash_attn.py, from 0.29.0 on v1/kv_cache_interface.py. Pages are planned
+// as 0.22.1 plans them whatever it is.
 enum class PageFormat : std::uint8_t {
   keys_first,  // [2, blocks, ...]: all keys, then all values
   by_block,    // [blocks, 2, ...]: a block's keys, then its values
