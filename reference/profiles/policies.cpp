@@ -319,7 +319,9 @@ std::vector<Policy> make_policies() {
 const std::vector<FindingPolicies>& all_finding_policies() {
   static const std::vector<FindingPolicies> kFindings{
       {1,
-       {{"eagle_hits", "drop_last_block"}, {"state_hits_drop_a_block", "no"}},
+       {{"eagle_hits", "drop_last_block"},
+        {"state_hits_drop_a_block", "no"},
+        {"state_chunks", "block_boundary", true}},
        {{"state_hits_drop_a_block", "yes"}}},
       {2, {{"cuts_every_full_group", "no"}}, {{"cuts_every_full_group", "yes"}}},
       {3, {{"withdraws_what_is_undone", "no"}}, {{"withdraws_what_is_undone", "yes"}}},

@@ -7,6 +7,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <set>
 
 #include "tests/reference/engine.h"
@@ -89,6 +90,20 @@ TEST(EngineProfile, repairs_of_findings_are_policies) {
     if (!finding.repairs.empty()) {
       EXPECT_FALSE(can_show(all, finding)) << finding.finding;
     }
+}
+
+// The smallest cases of 1 fail in 0.26.0, of states alone, and no longer in 0.27.1.
+TEST(EngineProfile, findings_end_with_the_release_that_repairs_them) {
+  const auto shows = [](const char* engine, int number) {
+    const auto finding = std::ranges::find(finding_policies(), number, &FindingPolicies::finding);
+    return can_show(engine_profile(engine), *finding);
+  };
+  EXPECT_TRUE(shows("vllm-0.26.0", 1));
+  EXPECT_FALSE(shows("vllm-0.27.1", 1));
+  EXPECT_TRUE(shows("vllm-0.28.0", 2));
+  EXPECT_FALSE(shows("vllm-0.29.0", 2));
+  EXPECT_TRUE(shows("vllm-0.29.0", 20));
+  EXPECT_FALSE(shows("vllm-0.30.0", 20));
 }
 
 TEST(EngineProfile, versions_without_a_profile_have_a_nearest_release) {
