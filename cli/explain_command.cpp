@@ -27,14 +27,15 @@ std::string crash_text(const Failure& failure) {
   return fmt::format("The case ends in a {}: {}\n{}\n", failure.kind, failure.check, failure.what);
 }
 
-Result<int> explain(const ExplainOptions& options) {
+Result<int> explain(ExplainOptions& options) {
+  LS_RETURN_IF_ERROR(start_engines(options.judging));
   LS_ASSIGN_OR_RETURN(const auto saved, load_case(options.file, options.judging.backend));
   LS_ASSIGN_OR_RETURN(const auto failure, failure_of(saved, options.judging));
   std::string json;
   if (failure.kind == "crash" || failure.kind == "hang") {
     fmt::print("{}", crash_text(failure));
   } else {
-    const Story story = tell(saved, backend_factory(saved.backend));
+    const Story story = tell(saved, backend_factory(saved.backend), decisions_of(options.judging));
     StoryTextOptions shown;
     shown.steps_max = options.steps;
     fmt::print("{}", to_text(saved, story, shown));

@@ -19,10 +19,11 @@
 namespace lockstep {
 namespace {
 
-Judging judging_with(const std::string& backend) {
-  return [factory = backend_factory(backend)](const SavedCase& saved) {
-    return judge(saved, factory);
-  };
+Judging judging_with(const std::string& backend, const FailingCaseOptions& options) {
+  JudgeOptions judging;
+  judging.backend = backend_factory(backend);
+  judging.decisions = decisions_of(options);
+  return [judging](const SavedCase& saved) { return judge(saved, judging); };
 }
 
 std::chrono::milliseconds time_limit(const FailingCaseOptions& options) {
@@ -53,6 +54,30 @@ void declare_judging(CLI::App& command, FailingCaseOptions& options) {
       ->check(CLI::Range(1, 86'400).description(""))
       ->type_name("S")
       ->capture_default_str();
+  declare_decisions(command, options.decisions);
+}
+
+Result<void> start_engines(FailingCaseOptions& options) {
+  LS_ASSIGN_OR_RETURN(options.engines, open_decisions(options.decisions));
+  return {};
+}
+
+DecisionsFactory decisions_of(const FailingCaseOptions& options) {
+  return options.engines == nullptr ? DecisionsFactory() : decisions_of(options.engines);
+}
+
+Result<void> write_recording(const std::string& path, const SavedCase& saved,
+                             const FailingCaseOptions& options) {
+  Recording recording;
+  JudgeOptions judging;
+  judging.decisions = decisions_of(options);
+  judging.recording = &recording;
+  judge(saved, judging);
+  if (options.engines != nullptr) recording.header.engine = options.engines->hello().engine;
+  recording.header.family = "fuzz";
+  LS_ASSIGN_OR_RETURN(auto file, RecordingWriter::create(path, recording.header));
+  for (const RecordedStep& step : recording.steps) LS_RETURN_IF_ERROR(file.write(step));
+  return file.close(recording.end);
 }
 
 Result<SavedCase> load_case(const std::string& path, const std::string& backend) {
@@ -76,7 +101,10 @@ BackendFactory backend_factory(const std::string& backend) {
 }
 
 Result<Failure> failure_of(const SavedCase& saved, const FailingCaseOptions& options) {
-  Result<Failure> failure = judge_in_child(saved, judging_with(saved.backend), time_limit(options));
+  const Judging judging = judging_with(saved.backend, options);
+  Result<Failure> failure = options.engines == nullptr
+                                ? judge_in_child(saved, judging, time_limit(options))
+                                : Result<Failure>(judge_here(saved, judging));
   if (failure && failure->kind == "refused")
     return fail(fmt::format("{}: {}", saved.name, failure->what));
   return failure;
@@ -84,7 +112,7 @@ Result<Failure> failure_of(const SavedCase& saved, const FailingCaseOptions& opt
 
 Result<ShrunkCase> shrink_case(const SavedCase& saved, const Failure& failure,
                                const FailingCaseOptions& options) {
-  const Judging judging = judging_with(saved.backend);
+  const Judging judging = judging_with(saved.backend, options);
   Progress progress("shrinking", 0);
   ShrinkOptions shrinking{.evaluations_max = options.evaluations_max, .progress = {}};
   shrinking.progress = [&](std::int64_t evaluations, const SavedCase& best) {
@@ -94,7 +122,9 @@ Result<ShrunkCase> shrink_case(const SavedCase& saved, const Failure& failure,
   };
   Stopwatch clock;
   double elapsed = 0;
-  const StillFails still_fails = fails_like(failure, judging, time_limit(options));
+  const StillFails still_fails = options.engines == nullptr
+                                     ? fails_like(failure, judging, time_limit(options))
+                                     : fails_like_here(failure, judging);
   const auto out_of_time = [&] {
     return options.shrink_seconds > 0 && elapsed > options.shrink_seconds;
   };
@@ -178,6 +208,11 @@ namespace {
 
 constexpr int kShrunkPerCheck = 3;
 
+// "cases/x.min.case.jsonl" -> "cases/x.min.recording.jsonl".
+std::string path_of_recording(const std::string& path) {
+  return path.substr(0, path.rfind(".case.jsonl")) + ".recording.jsonl";
+}
+
 std::string line_of(const std::string& path, const SavedCase& saved, std::string_view more) {
   const CaseSize size = size_of(saved);
   return fmt::format("  {}  {}, {}, {}{}\n", path, counted(size.requests, "request"),
@@ -204,21 +239,24 @@ Result<void> FuzzCases::keep(const SavedCase& found, const Outcome& outcome) {
 
 Result<void> FuzzCases::shrink(double seconds_per_case) {
   lines_.clear();
-  FailingCaseOptions judging;
-  judging.shrink_seconds = seconds_per_case;
+  judging_.shrink_seconds = seconds_per_case;
   std::map<std::string, int> shrunk_of_check;
   for (const Kept& kept : kept_) {
     lines_ += line_of(kept.path, kept.saved, {});
     if (shrunk_of_check[kept.check]++ >= kShrunkPerCheck) continue;
-    LS_ASSIGN_OR_RETURN(const auto failure, failure_of(kept.saved, judging));
+    LS_ASSIGN_OR_RETURN(const auto failure, failure_of(kept.saved, judging_));
     if (!failure.failed())
       return fail(fmt::format("{}: failed once ({}) and not a second time", kept.path, kept.check));
-    LS_ASSIGN_OR_RETURN(const auto shrunk, shrink_case(kept.saved, failure, judging));
+    LS_ASSIGN_OR_RETURN(const auto shrunk, shrink_case(kept.saved, failure, judging_));
     const std::string path = path_of_smallest(kept.path);
     const SavedCase& smallest = shrunk.result.smallest;
     LS_RETURN_IF_ERROR(write_saved_case(path, smallest));
     lines_ += line_of(path, smallest,
                       shrunk.result.is_minimal ? "" : "; the time ran out, it may go further");
+    if (judging_.engines == nullptr) continue;
+    const std::string recording = path_of_recording(path);
+    LS_RETURN_IF_ERROR(write_recording(recording, smallest, judging_));
+    lines_ += fmt::format("  {}  what the engine decided\n", recording);
   }
   return {};
 }

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "base/result.h"
+#include "cli/decisions_option.h"
 #include "properties/judge/failure.h"
 #include "properties/judge/judge.h"
 #include "properties/shrink/shrinker.h"
@@ -24,17 +25,26 @@ struct FailingCaseOptions {
   std::int64_t time_limit_s = 30;
   std::int64_t evaluations_max = 20'000;
   double shrink_seconds = 0;  // of one case; 0: no limit
+  DecisionsOptions decisions;
+  std::shared_ptr<ForeignEngines> engines;  // null: the model decides
 };
 
-// --backend and --time-limit.
+// --backend, --time-limit and --decisions.
 void declare_judging(CLI::App& command, FailingCaseOptions& options);
+
+// Starts the engine that --decisions names. To be called once, before cases are judged.
+Result<void> start_engines(FailingCaseOptions& options);
+DecisionsFactory decisions_of(const FailingCaseOptions& options);
+// What an engine decided in a case, as a recording that repeats without it.
+Result<void> write_recording(const std::string& path, const SavedCase& saved,
+                             const FailingCaseOptions& options);
 
 // A saved case or a recording; with `backend` in place of the one it names, unless that is "auto".
 Result<SavedCase> load_case(const std::string& path, const std::string& backend);
 // The backend of whatever configuration comes; absent for "none".
 BackendFactory backend_factory(const std::string& backend);
 
-// Judged in a child process. Errors: what the engine, the reader or the backend refuses.
+// Judged in a child process, or here where another engine decides. Errors: what the engine, the reader or the backend refuses.
 Result<Failure> failure_of(const SavedCase& saved, const FailingCaseOptions& options);
 
 struct ShrunkCase {
@@ -59,7 +69,11 @@ int exit_code_of(const Failure& failure);
 // Made small are the first few failures of each check; the others would say the same.
 class FuzzCases {
  public:
-  explicit FuzzCases(std::string folder) : folder_(std::move(folder)) {}
+  // `engines`: who decided; null: the model.
+  FuzzCases(std::string folder, std::shared_ptr<ForeignEngines> engines)
+      : folder_(std::move(folder)) {
+    judging_.engines = std::move(engines);
+  }
 
   // Writes the case at once: what follows may take long, or end early.
   Result<void> keep(const SavedCase& saved, const Outcome& outcome);
@@ -76,6 +90,7 @@ class FuzzCases {
   };
 
   std::string folder_;
+  FailingCaseOptions judging_;
   std::vector<Kept> kept_;
   std::string lines_;
 };

@@ -51,6 +51,7 @@ std::string tally_text(const Tally& tally) {
 
 std::string one_line_again(const FuzzReport& report, std::uint64_t seed) {
   std::string text = fmt::format("lockstep fuzz --seed {} --backend {}", seed, report.backend);
+  if (!report.decided_by.empty()) return text + " --decisions " + report.decided_by;
   if (!report.engine.empty()) text += " --engine " + report.engine;
   if (!report.mutant.empty()) text += " --mutant " + report.mutant;
   return text;
@@ -114,7 +115,8 @@ struct FuzzCommandOptions {
   std::optional<double> seconds;
   std::optional<std::int64_t> runs;
   int jobs = 1;
-  std::string backend = "simt";
+  std::optional<std::string> backend;
+  DecisionsOptions decisions;
   std::string engine;
   std::string mutant;
   std::string check;
@@ -152,7 +154,8 @@ Result<void> parse_shard(const std::string& text, FuzzOptions& fuzzing) {
   return {};
 }
 
-Result<FuzzOptions> options_of(const FuzzCommandOptions& options) {
+Result<FuzzOptions> options_of(const FuzzCommandOptions& options,
+                               const std::shared_ptr<ForeignEngines>& engines) {
   std::string engine;
   if (!options.engine.empty()) {
     LS_ASSIGN_OR_RETURN(engine, engine_named("--engine", options.engine));
@@ -163,11 +166,22 @@ Result<FuzzOptions> options_of(const FuzzCommandOptions& options) {
   if (options.runs) fuzzing.runs = *options.runs;
   fuzzing.jobs = options.jobs;
   fuzzing.mutant = options.mutant;
+  const std::string backend = options.backend.value_or(engines == nullptr ? "simt" : "none");
+  if (engines != nullptr) {
+    if (!options.mutant.empty())
+      return fail(
+          "--mutant with --decisions: defects are planted in the model, and another engine "
+          "decides");
+    if (engine.empty()) engine = profile_of(*engines);
+    fuzzing.generator.never = features_to_avoid(engines->hello());
+    fuzzing.decisions = decisions_of(engines);
+    fuzzing.decided_by = engines->hello().engine.text();
+  }
   fuzzing.generator.engine = std::move(engine);
-  fuzzing.generator.backend = options.backend;
+  fuzzing.generator.backend = backend;
   fuzzing.generator.check = options.check;
-  if (options.backend == "simt") fuzzing.backend = make_simt_backend;
-  if (options.backend == "cuda") {
+  if (backend == "simt") fuzzing.backend = make_simt_backend;
+  if (backend == "cuda") {
     if (!options.check.empty() && options.check != "fast")
       return fail("--check: with --backend cuda there is mode fast alone; --backend simt has " +
                   options.check);
@@ -187,9 +201,10 @@ struct FuzzPart {
   std::string saved;  // a line for each case that was written
 };
 
-Result<FuzzPart> run(const FuzzCommandOptions& options, const FuzzOptions& fuzzing) {
+Result<FuzzPart> run(const FuzzCommandOptions& options, const FuzzOptions& fuzzing,
+                     const std::shared_ptr<ForeignEngines>& engines) {
   Result<void> saved_all;
-  FuzzCases cases(options.save_dir);
+  FuzzCases cases(options.save_dir, engines);
   FuzzPart part;
   {
     Stopwatch clock;
@@ -222,7 +237,7 @@ Result<std::optional<FuzzPart>> run_spread(const FuzzCommandOptions& options, Fu
   using Json = nlohmann::json;
   fuzzing.shard = ranks.rank();
   fuzzing.shards = ranks.count();
-  const Result<FuzzPart> mine = run(options, fuzzing);
+  const Result<FuzzPart> mine = run(options, fuzzing, {});
   const Json said =
       mine ? Json{{"report", fuzz_report_to_json(mine->report)}, {"saved", mine->saved}}
            : Json{{"error", mine.error().message}};
@@ -254,13 +269,15 @@ Result<FuzzReport> merge(const std::vector<std::string>& paths) {
 
 Result<std::optional<FuzzPart>> run_or_merge(const FuzzCommandOptions& options,
                                              const FuzzRanks& ranks) {
-  LS_ASSIGN_OR_RETURN(auto fuzzing, options_of(options));
+  LS_ASSIGN_OR_RETURN(const auto engines, open_decisions(options.decisions));
+  LS_ASSIGN_OR_RETURN(auto fuzzing, options_of(options, engines));
   if (ranks.count() > 1) {
+    if (engines != nullptr) return fail("--decisions under mpirun: one process drives an engine");
     if (options.seconds || fuzzing.shards > 1 || !options.merge.empty())
       return fail("--seconds, --shard and --merge under mpirun: the ranks share out --runs");
     return run_spread(options, fuzzing, ranks);
   }
-  if (options.merge.empty()) return run(options, fuzzing);
+  if (options.merge.empty()) return run(options, fuzzing, engines);
   LS_ASSIGN_OR_RETURN(auto merged, merge(options.merge));
   return FuzzPart{.report = std::move(merged), .saved = {}};
 }
@@ -295,9 +312,9 @@ void add_options(CLI::App& command, FuzzCommandOptions& options) {
   command
       .add_option("--backend", options.backend,
                   "simt: kernels on the CPU executor; cuda: on a GPU; none: decisions, audit and "
-                  "invariants")
-      ->check(CLI::IsMember({"simt", "cuda", "none"}))
-      ->capture_default_str();
+                  "invariants (simt; with --decisions none)")
+      ->check(CLI::IsMember({"simt", "cuda", "none"}));
+  declare_decisions(command, options.decisions);
   command.add_option("--engine", options.engine, "an engine profile; by default any");
   command.add_option("--check", options.check, "fast, check or hunt; by default a mixture")
       ->check(CLI::IsMember({"fast", "check", "hunt"}));

@@ -87,6 +87,8 @@ int exit_code_of(Verdict verdict) {
       return kExitDisagreed;
     case Verdict::liveness:
       return kExitStuck;
+    case Verdict::engine_failure:
+      return kExitDisagreed;
   }
   return kExitDisagreed;
 }
@@ -98,6 +100,10 @@ std::string verdict_text(const RunSummary& summary) {
                                        : "Verdict: agreed. Every step compared equal.\n";
     case Verdict::divergence:
       return "Verdict: DIVERGENCE\n" + to_text(*summary.divergence);
+    case Verdict::engine_failure:
+      return fmt::format("Verdict: THE ENGINE FAILED in step {} ({})\n  {}\n{}", summary.steps,
+                         summary.engine_failure->kind, summary.engine_failure->what,
+                         summary.engine_failure->trace);
     case Verdict::liveness:
       break;
   }
@@ -196,7 +202,8 @@ Result<int> replay(const ReplayOptions& options) {
   LS_RETURN_IF_ERROR(check_outputs(options));
   ReplayRequest request = request_of(options);
   request.as_served = true;
-  LS_ASSIGN_OR_RETURN(auto prepared, open_replay(request));
+  LS_ASSIGN_OR_RETURN(const auto engines, open_decisions(options.decisions));
+  LS_ASSIGN_OR_RETURN(auto prepared, open_replay(request, engines));
   std::optional<HiddenStateFolder> folder;
   if (!options.hidden_states_dir.empty()) {
     folder.emplace(options.hidden_states_dir);

@@ -148,6 +148,7 @@ void declare_replay_options(CLI::App& command, ReplayOptions& o) {
                   "request trace, Mooncake JSONL, Azure CSV, benchmark, recording or saved case")
       ->required();
   for (const RunField& field : run_fields()) declare_field(command, field, o.run);
+  declare_decisions(command, o.decisions);
   const std::string group = "Output";
   command.add_option("--report", o.report_path, "one HTML page that draws the run")->group(group);
   command.add_option("--json", o.json_path, "the result as JSON")->group(group);
@@ -169,16 +170,21 @@ void declare_replay_options(CLI::App& command, ReplayOptions& o) {
       ->group(group);
 }
 
+// As a recording of vLLM shows them.
+constexpr std::int64_t kStepsPerTableShown = 8;
+
 BackendFactory replay_backend(std::string name) {
   return [name = std::move(name)](const BackendConfig& own) { return make_backend(name, own); };
 }
 
-Result<OpenReplay> open_replay(const ReplayRequest& request) {
+Result<OpenReplay> open_replay(const ReplayRequest& request,
+                               const std::shared_ptr<ForeignEngines>& engines) {
   LS_ASSIGN_OR_RETURN(auto prepared, prepare_replay(request));
   OpenReplay replay{std::move(prepared), nullptr};
   LS_RETURN_IF_ERROR(plan_faults(replay));
   replay.parts.faults = replay.run.faults;
   replay.parts.backend = replay_backend(replay.run.backend);
+  if (engines != nullptr) replay.parts.decisions = decisions_of(engines, kStepsPerTableShown);
   auto session = Session::open(replay.config, std::move(replay.parts));
   if (!session)
     return fail(fmt::format("{}{}", replay.run.faults.empty() ? "" : request.file + ": ",

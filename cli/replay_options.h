@@ -6,6 +6,7 @@
 #include <string>
 
 #include "base/result.h"
+#include "cli/decisions_option.h"
 #include "sim/setup/replay_setup.h"
 
 namespace CLI {
@@ -21,6 +22,7 @@ struct ReplayOptions {
   // What it leaves behind; empty: nothing.
   std::string report_path, json_path, save_dir, cache_events_path, hidden_states_dir;
   bool shrink = false;  // what is saved, beside it
+  DecisionsOptions decisions;
 };
 
 ReplayRequest request_of(const ReplayOptions& options);
@@ -37,6 +39,8 @@ struct OpenReplay : PreparedReplay {
   std::unique_ptr<Session> session;
 };
 // Errors: what prepare_replay(), the scheduler or a backend refuses, faults that are none.
-Result<OpenReplay> open_replay(const ReplayRequest& request);
+// `engines`: who decides; null: the model.
+Result<OpenReplay> open_replay(const ReplayRequest& request,
+                               const std::shared_ptr<ForeignEngines>& engines = nullptr);
 
 }  // namespace lockstep

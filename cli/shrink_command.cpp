@@ -20,7 +20,8 @@ struct ShrinkCommandOptions {
   FailingCaseOptions judging;
 };
 
-Result<int> shrink_file(const ShrinkCommandOptions& options) {
+Result<int> shrink_file(ShrinkCommandOptions& options) {
+  LS_RETURN_IF_ERROR(start_engines(options.judging));
   LS_ASSIGN_OR_RETURN(const auto saved, load_case(options.file, options.judging.backend));
   LS_ASSIGN_OR_RETURN(const auto failure, failure_of(saved, options.judging));
   if (!failure.failed()) {

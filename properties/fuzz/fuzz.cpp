@@ -28,8 +28,12 @@ struct Judged {
 Judged judge_seed(const FuzzOptions& options, std::uint64_t seed) {
   SavedCase saved = generate_case(seed, options.generator);
   if (!options.mutant.empty()) saved.mutants = {options.mutant};
-  Judged judged{.outcome = judge(saved, options.backend), .known = nullptr, .seed = seed};
-  judged.known = known_finding(saved, judged.outcome, options.backend);
+  JudgeOptions judging;
+  judging.backend = options.backend;
+  judging.decisions = options.decisions;
+  Judged judged{.outcome = judge(saved, judging), .known = nullptr, .seed = seed};
+  judged.known = options.decisions ? known_finding_of_engine(saved, judged.outcome)
+                                   : known_finding(saved, judged.outcome, options.backend);
   return judged;
 }
 
@@ -73,6 +77,7 @@ class FuzzSession {
 
   FuzzReport run() {
     report_.engine = options_.generator.engine;
+    report_.decided_by = options_.decided_by;
     report_.backend = options_.generator.backend;
     report_.mutant = options_.mutant;
     report_.first_seed = options_.first_seed;
@@ -143,6 +148,7 @@ Result<FuzzReport> merge_fuzz_reports(std::span<const FuzzReport> parts) {
   std::vector<bool> seen(first.shards);
   FuzzReport whole;
   whole.engine = first.engine;
+  whole.decided_by = first.decided_by;
   whole.backend = first.backend;
   whole.mutant = first.mutant;
   whole.first_seed = first.first_seed;

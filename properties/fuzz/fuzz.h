@@ -26,6 +26,9 @@ struct FuzzOptions {
   GeneratorOptions generator = {.device_modes = true};
   std::string mutant;  // planted in every case; empty: none
   BackendFactory backend;
+  // Absent: the model's. Of another engine, that generator.engine is the profile of.
+  DecisionsFactory decisions;
+  std::string decided_by = {};  // its name; empty: the model
   std::uint64_t first_seed = 1;
   std::int64_t runs = 1;   // seeds first_seed .. first_seed + runs - 1
   std::int64_t shard = 0;  // of `shards`: the seeds at places shard, shard + shards, ...
@@ -44,7 +47,8 @@ struct FuzzFailure {
 };
 
 struct FuzzReport {
-  std::string engine;  // empty: any
+  std::string engine;      // empty: any
+  std::string decided_by;  // empty: the model
   std::string backend;
   std::string mutant;
   std::uint64_t first_seed = 1;

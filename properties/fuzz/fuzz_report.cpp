@@ -76,6 +76,7 @@ FuzzReport read_report(JsonValue value) {
   FuzzReport report;
   object.required("lockstep_fuzz").integer(kReportVersion, kReportVersion);
   report.engine = object.required("engine").string();
+  if (auto decided_by = object.optional("decided_by")) report.decided_by = decided_by.string();
   report.backend = object.required("backend").string();
   report.mutant = object.required("mutant").string();
   report.first_seed = object.required("first_seed").uint64();
@@ -96,7 +97,9 @@ FuzzReport read_report(JsonValue value) {
 std::string fuzz_report_to_json(const FuzzReport& report) {
   JsonWriter out;
   out.begin_object().integer("lockstep_fuzz", kReportVersion);
-  out.string("engine", report.engine).string("backend", report.backend);
+  out.string("engine", report.engine);
+  if (!report.decided_by.empty()) out.string("decided_by", report.decided_by);
+  out.string("backend", report.backend);
   out.string("mutant", report.mutant).key("first_seed").uint64(report.first_seed);
   out.integer("runs", report.runs).integer("shards", report.shards);
   out.integer("shard", report.shard);

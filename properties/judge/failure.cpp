@@ -79,4 +79,22 @@ StillFails fails_like(const Failure& first, Judging judging, std::chrono::millis
   };
 }
 
+Failure judge_here(const SavedCase& saved, const Judging& judging) {
+  const Outcome outcome = judging(saved);
+  return {.kind = std::string(name_of(outcome.kind)),
+          .check = outcome.check,
+          .step = outcome.step,
+          .steps = outcome.steps,
+          .request = outcome.request,
+          .what = outcome.what};
+}
+
+StillFails fails_like_here(const Failure& first, Judging judging) {
+  return
+      [first, judging = std::move(judging)](const SavedCase& saved) -> std::optional<std::int64_t> {
+        const Failure failure = judge_here(saved, judging);
+        return failure.same_as(first) ? std::optional(failure.steps) : std::nullopt;
+      };
+}
+
 }  // namespace lockstep

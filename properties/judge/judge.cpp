@@ -35,18 +35,21 @@ class Bench final : public StepObserver {
       : options_(options),
         dp_rank_(dp_rank),
         observer_(is_observed(dp_rank, options) ? options.observer : nullptr),
-        recorded_(is_observed(dp_rank, options) ? options.recorded : nullptr),
+        recording_(is_observed(dp_rank, options) ? options.recording : nullptr),
         outcome_(outcome),
         invariants_(saved.engine, saved.cache),
         tally_(saved, outcome.tally),
         recorder_(workload, [this](const RecordedStep& step) { take(step); }) {}
 
-  void begin(const SavedCase& saved, const LockstepConfig& config, const Scheduler& scheduler) {
+  void begin(const SavedCase& saved, const LockstepConfig& config,
+             const DecisionSource& decisions) {
+    model_ = options_.invariants ? decisions.model() : nullptr;
     RecordingHeader header =
-        recording_header(saved.engine, saved.cache.groups, saved.cache.num_blocks, scheduler);
+        recording_header(saved.engine, saved.cache.groups, saved.cache.num_blocks, decisions);
     if (recorder_.connector() != nullptr)
       header.connector.emplace().fail_on_load_error =
           config.connector.load_failure_policy == KVLoadFailurePolicy::fail;
+    if (recording_ != nullptr) recording_->header = header;
     if (why_not_audited(header).empty()) auditor_ = std::make_unique<Auditor>(header);
   }
 
@@ -54,9 +57,10 @@ class Bench final : public StepObserver {
 
   bool decided(const StepView& view) override {
     recorder_.decided(view);
-    if (recorded_ != nullptr) recorded_->push_back(recorder_.step());
+    if (recording_ != nullptr) recording_->steps.push_back(recorder_.step());
     const auto& answers = recorder_.step().connector;
-    invariants_.decided(view, answers ? *answers : std::span<const RecordedConnectorAnswer>());
+    if (model_ != nullptr)
+      invariants_.decided(view, answers ? *answers : std::span<const RecordedConnectorAnswer>());
     const bool go_on = observer_ == nullptr || observer_->decided(view);
     return settle() && go_on;
   }
@@ -64,7 +68,7 @@ class Bench final : public StepObserver {
   bool finished(const StepView& view) override {
     if (options_.hashes != nullptr) options_.hashes->push_back(view.state_hash);
     recorder_.finished(view);
-    if (!outcome_.failed()) invariants_.finished(view);
+    if (!outcome_.failed() && model_ != nullptr) invariants_.finished(view);
     keep_recorded();
     const bool go_on = observer_ == nullptr || observer_->finished(view);
     return settle() && go_on;
@@ -72,14 +76,16 @@ class Bench final : public StepObserver {
 
   // What is known of the step at hand by now.
   void keep_recorded() {
-    if (recorded_ != nullptr && !recorded_->empty() &&
-        recorded_->back().step == recorder_.step().step)
-      recorded_->back() = recorder_.step();
+    if (recording_ == nullptr || recording_->steps.empty()) return;
+    if (recording_->steps.back().step == recorder_.step().step)
+      recording_->steps.back() = recorder_.step();
+    recording_->end = recorder_.end();
+    recording_->end.steps = std::ssize(recording_->steps);
   }
 
   // After the last step of a run in which nothing else failed.
-  void end(const Scheduler& scheduler) {
-    invariants_.end(scheduler);
+  void end() {
+    if (model_ != nullptr) invariants_.end(*model_);
     if (auditor_ != nullptr && settle()) {
       auditor_->end(recorder_.end());
       take_findings();
@@ -128,9 +134,10 @@ class Bench final : public StepObserver {
   const JudgeOptions& options_;
   const std::int32_t dp_rank_;
   StepObserver* const observer_;
-  std::vector<RecordedStep>* const recorded_;
+  Recording* const recording_;
   Outcome& outcome_;
   Invariants invariants_;
+  const Scheduler* model_ = nullptr;  // null: invariants are not looked at
   TallyCounter tally_;
   RunRecorder recorder_;
   std::unique_ptr<Auditor> auditor_;
@@ -193,6 +200,11 @@ void take_verdict(const RunSummary& summary, Outcome& outcome) {
     outcome.dp_rank = summary.divergence->dp_rank;
     outcome.request = summary.divergence->request;
     outcome.what = summary.divergence->message;
+  } else if (const auto& failure = summary.engine_failure) {
+    outcome.kind = OutcomeKind::violation;
+    outcome.check = fmt::format("engine.{}", failure->kind);
+    outcome.step = summary.steps;
+    outcome.what = failure->what;
   } else if (summary.verdict == Verdict::liveness) {
     outcome.kind = OutcomeKind::stuck;
     outcome.check = summary.wait_cycle.empty()        ? "liveness"
@@ -259,6 +271,7 @@ Outcome judge_session(const SavedCase& saved, const LockstepConfig& config,
   Watched watched;
   SessionParts parts = parts_of(saved);
   parts.backend = watched_backends(saved, config, options, watched);
+  parts.decisions = options.decisions;
   parts.attach = [&](std::int32_t dp_rank, Workload* workload) {
     Bench& bench =
         benches.emplace_back(saved, is_parallel ? dp_rank : -1, *workload, options, outcome);
@@ -268,7 +281,7 @@ Outcome judge_session(const SavedCase& saved, const LockstepConfig& config,
   if (!session) return refusal(session.error());
   const auto engines = (*session)->engines();
   for (std::size_t i = 0; i < engines.size(); ++i)
-    benches[i].begin(saved, config, *engines[i].scheduler);
+    benches[i].begin(saved, config, *engines[i].decisions);
   if (!watched.empty()) count_ranks(config.backend, outcome.tally);
   const auto report = (*session)->run();
   if (!report) return broken_off(watched, report.error(), std::move(outcome));
@@ -279,7 +292,7 @@ Outcome judge_session(const SavedCase& saved, const LockstepConfig& config,
   for (const SessionEngine& engine : engines) count_faults(engine.faulty, outcome.tally);
   if (options.summary != nullptr) *options.summary = report->summary;
   for (std::size_t i = 0; i < engines.size(); ++i)
-    if (outcome.kind == OutcomeKind::agreed) benches[i].end(*engines[i].scheduler);
+    if (outcome.kind == OutcomeKind::agreed) benches[i].end();
   if (is_parallel && outcome.failed() && outcome.dp_rank >= 0)
     outcome.what = fmt::format("data parallel rank {}: {}", outcome.dp_rank, outcome.what);
   return outcome;

@@ -33,7 +33,8 @@ struct Outcome {
   // The check that failed: a phase of sim/verdict/divergence.h ("page_written"), "audit." and a
   // rule of properties/audit/audit.h, "invariant." and a name of
   // properties/invariants/invariants.h, or "liveness"; where requests wait in a circle
-  // "liveness.head_of_line" or, if the first of them holds blocks, "liveness.partial_load".
+  // "liveness.head_of_line" or, if the first of them holds blocks, "liveness.partial_load". Of
+  // another engine: "engine.exception", "engine.crash", "engine.hang" or "engine.reply".
   // Empty: agreed or refused.
   std::string check;
   std::int64_t step = -1;
@@ -55,14 +56,16 @@ struct Outcome {
 
 struct JudgeOptions {
   BackendFactory backend;                         // absent: decisions, audit and invariants alone
+  DecisionsFactory decisions;                     // absent: the model's; else without invariants
   StepObserver* observer = nullptr;               // sees every step, the one that fails included
   std::int32_t observed_dp_rank = 0;              // ... of this engine, where there are several
   std::vector<StateHash>* hashes = nullptr;       // receives the chain, one hash a step and engine
   RunSummary* summary = nullptr;                  // receives what the run came to
   std::vector<AuditFinding>* findings = nullptr;  // receives those of the step that fails
-  // Receives the observed engine's steps as a recording tells them; the one in which the run ends,
-  // as far as it came.
-  std::vector<RecordedStep>* recorded = nullptr;
+  // Receives the observed engine's run as a recording tells it; the step in which it ends, as far
+  // as that came.
+  Recording* recording = nullptr;
+  bool invariants = true;  // false: of the decisions, the audit alone
 };
 
 // The backend runs when options give one, the case's `backend` is not "none", and the program of a

@@ -321,6 +321,16 @@ const KnownFinding* known_finding(const SavedCase& saved, const Outcome& outcome
   return first != nullptr && is_past_all_rules(saved, outcome, backend) ? first : nullptr;
 }
 
+const KnownFinding* known_finding_of_engine(const SavedCase& saved, const Outcome& outcome) {
+  if (!outcome.failed()) return nullptr;
+  JudgeOptions options;  // what is asked of another engine too
+  options.invariants = false;
+  const Outcome model = judge(saved, options);
+  const bool is_same = model.kind == outcome.kind && model.step == outcome.step &&
+                       (outcome.kind == OutcomeKind::stuck || model.check == outcome.check);
+  return is_same ? known_finding(saved, model) : nullptr;
+}
+
 namespace {
 
 struct Reason {
@@ -377,6 +387,14 @@ constexpr std::array kReasons = std::to_array<Reason>({
     {"device",
      "A device that fails in the middle of a run has been asked for what it cannot do: memory that "
      "is not there, or a launch that it refuses."},
+    {"engine.exception",
+     "An engine that serves must not raise: every request that it holds goes down with it."},
+    {"engine.crash",
+     "An engine that serves must not end: every request that it holds goes down with it."},
+    {"engine.hang", "A step must be decided: until then nobody is served."},
+    {"engine.reply",
+     "A decision names requests that live, blocks of the pool and counts that are not negative; a "
+     "worker cannot execute another."},
     {"page_final", "After the last step every page of the pool must hold what the model says."},
     {"liveness",
      "A request that was accepted must end: with nothing running and nothing still to arrive, "

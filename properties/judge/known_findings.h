@@ -40,6 +40,10 @@ std::span<const KnownFinding> known_findings();
 const KnownFinding* known_finding(const SavedCase& saved, const Outcome& outcome,
                                   const BackendFactory& backend = {});
 
+// Of an outcome of another engine: `saved.engine` names the profile of its release, and the model
+// fails in the same step, by the same check, for that reason.
+const KnownFinding* known_finding_of_engine(const SavedCase& saved, const Outcome& outcome);
+
 // What a check demands and why, as a sentence for a reader who has never seen it fail. `check` as
 // in Outcome::check. Empty: it has none here.
 std::string_view reason_of_check(std::string_view check);

@@ -32,10 +32,11 @@ std::map<std::string, std::int64_t> known_tokens(const StepView& view) {
 void take_waiting_tables(const StepView& view, StoryStep& step) {
   const auto take = [&](RequestId id) {
     const RecordedTable& table = step.waiting_tables.emplace_back(table_of(view, id));
-    step.loaded[table.id] = view.model().num_computed_tokens(id);
+    if (const Scheduler* model = view.decisions.model())
+      step.loaded[table.id] = model->num_computed_tokens(id);
   };
   for (const SkippedRequest& request : view.decisions.skipped())
-    if (!view.model().block_table(request.id, 0).empty()) take(request.id);
+    if (!view.decisions.block_table(request.id, 0).empty()) take(request.id);
   for (const HeldRequest& request : view.decisions.held()) take(request.id);
 }
 
@@ -44,8 +45,9 @@ void take_waiting_tables(const StepView& view, StoryStep& step) {
 std::vector<BlockState> StoryKeeper::pool_of(const StepView& view, const StoryStep& step) {
   std::vector<BlockState> pool(num_blocks_);
   pool[0].kind = BlockState::Kind::null_block;
+  const Scheduler* const model = view.decisions.model();  // else what is cached is not known
   for (std::int32_t i = 1; i < num_blocks_; ++i)
-    if (view.model().is_cached(BlockId{i})) pool[i].kind = BlockState::Kind::cached;
+    if (model != nullptr && model->is_cached(BlockId{i})) pool[i].kind = BlockState::Kind::cached;
   const auto hold = [&](const RecordedTable& table) {
     for (const std::vector<BlockId>& blocks : table.blocks)
       for (const BlockId block : blocks) {
@@ -86,28 +88,30 @@ bool StoryKeeper::finished(const StepView& view) {
   return true;
 }
 
-Story tell(const SavedCase& saved, const BackendFactory& backend) {
+Story tell(const SavedCase& saved, const BackendFactory& backend,
+           const DecisionsFactory& decisions) {
   StoryKeeper keeper(saved.cache.num_blocks);
   Story story;
   RunSummary summary;
   JudgeOptions options;
   options.backend = backend;
+  options.decisions = decisions;
   story.dp_size = config_of(saved).data_parallel.dp_size;
   if (story.dp_size > 1) story.dp_rank = std::max(judge(saved, options).dp_rank, 0);
   options.observed_dp_rank = story.dp_rank;
   options.observer = &keeper;
   options.summary = &summary;
   options.findings = &story.findings;
-  std::vector<RecordedStep> recorded;
-  options.recorded = &recorded;
+  Recording recording;
+  options.recording = &recording;
   story.outcome = judge(saved, options);
   if (story.outcome.kind == OutcomeKind::divergence) story.divergence = summary.divergence;
   if (story.outcome.kind == OutcomeKind::stuck) story.stuck = summary.stuck;
   story.steps = keeper.take();
-  LS_CHECK(recorded.size() == story.steps.size(), "{} steps recorded, {} told", recorded.size(),
-           story.steps.size());
-  for (std::size_t i = 0; i < recorded.size(); ++i)
-    story.steps[i].recorded = std::move(recorded[i]);
+  LS_CHECK(recording.steps.size() == story.steps.size(), "{} steps recorded, {} told",
+           recording.steps.size(), story.steps.size());
+  for (std::size_t i = 0; i < recording.steps.size(); ++i)
+    story.steps[i].recorded = std::move(recording.steps[i]);
   return story;
 }
 

@@ -73,6 +73,8 @@ class StoryKeeper final : public StepObserver {
 std::string to_json(const SavedCase& saved, const Story& story);
 
 // Judges the case with someone who writes the story down. REQUIRES: a case that does not crash.
-Story tell(const SavedCase& saved, const BackendFactory& backend);
+// `decisions`: as in JudgeOptions.
+Story tell(const SavedCase& saved, const BackendFactory& backend,
+           const DecisionsFactory& decisions = {});
 
 }  // namespace lockstep

@@ -4,17 +4,24 @@
 // (1) schedule() and update_from_output() alternate as reference/schedule/scheduler.h says.
 // (2) A RequestId names one request from add_request() until the step that reports it in
 //     SchedulerOutput::finished; only then may the id be given out again.
+// (3) Another engine may fail. From then on it decides nothing, and failure() says how it did.
 //
 // Not here: what only the model can tell of itself (its pool's books, tables, block keys); whoever
 // needs it asks the Scheduler.
 #pragma once
 
 #include <cstdint>
+#include <functional>
+#include <memory>
 #include <span>
+#include <string_view>
 #include <vector>
 
 #include "base/result.h"
 #include "reference/cache/cache_events.h"
+#include "reference/types/engine_config.h"
+#include "reference/types/kv_cache_spec.h"
+#include "reference/types/kv_connector.h"
 #include "reference/types/scheduler_types.h"
 
 namespace lockstep {
@@ -39,14 +46,33 @@ class DecisionSource {
   // Of a live request, or of one that the last output ended: prompt and accepted output.
   virtual std::int64_t num_tokens(RequestId request) const = 0;
   virtual std::int64_t num_free_blocks() const = 0;
+  // Of a live request, or one that is held.
+  virtual std::string_view name(RequestId request) const = 0;
+  // Block tables, where the source shows them with its last decision.
+  virtual bool shows_table(RequestId request) const = 0;
+  virtual std::span<const BlockId> block_table(RequestId request, std::int32_t group) const = 0;
+  // What the engine derives from groups and configuration, in tokens.
+  virtual std::int64_t scheduler_block_size() const = 0;
+  virtual std::int64_t hash_block_size() const = 0;
   // With a KV connector: who comes before `waiting`, and who has finished and keeps its blocks.
   virtual std::vector<SkippedRequest> skipped() const { return {}; }
   virtual std::vector<HeldRequest> held() const { return {}; }
   // Since the last call, where the source counts.
   virtual CacheCounters take_cache_counters() { return {}; }
   virtual std::vector<CacheEvent> take_cache_events() { return {}; }
+  // Null: it goes on.
+  virtual const EngineFailure* failure() const { return nullptr; }
   // The model's scheduler, where it is the one that decides; else null.
   virtual const Scheduler* model() const { return nullptr; }
 };
+
+// Who decides for an engine. Errors: what it does not take.
+struct EngineToDecide {
+  const EngineConfig& engine;
+  const KVCacheConfig& plan;
+  KVTransfer transfer;
+};
+using DecisionsFactory =
+    std::function<Result<std::unique_ptr<DecisionSource>>(const EngineToDecide& engine)>;
 
 }  // namespace lockstep

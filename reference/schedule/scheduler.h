@@ -100,7 +100,8 @@ class Scheduler final : public DecisionSource {
   // block ends.
   std::int32_t num_cached_tokens(BlockId block) const;
   BlockId find_cached(const CachedBlock& content) const;
-  std::span<const BlockId> block_table(RequestId request, std::int32_t group) const;
+  bool shows_table(RequestId) const override { return true; }
+  std::span<const BlockId> block_table(RequestId request, std::int32_t group) const override;
   std::span<const BlockKey> block_keys(RequestId request) const;  // of its full hash blocks
   // Counts since the last call, then starts anew.
   CacheCounters take_cache_counters() override;
@@ -108,7 +109,7 @@ class Scheduler final : public DecisionSource {
   std::vector<CacheEvent> take_cache_events() override;
 
   // One live request.
-  std::string_view name(RequestId request) const;
+  std::string_view name(RequestId request) const override;
   RequestStatus status(RequestId request) const;
   std::int64_t num_prompt_tokens(RequestId request) const;
   std::int64_t num_tokens(RequestId request) const override;  // prompt and accepted output
@@ -118,8 +119,8 @@ class Scheduler final : public DecisionSource {
   const Scheduler* model() const override { return this; }
 
   // What the engine derives from groups and configuration.
-  std::int64_t scheduler_block_size() const;  // tokens
-  std::int64_t hash_block_size() const;       // tokens
+  std::int64_t scheduler_block_size() const override;
+  std::int64_t hash_block_size() const override;
 
  private:
   struct Impl;

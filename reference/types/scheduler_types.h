@@ -126,6 +126,13 @@ struct StoppedRequest {
   FinishReason reason{};
 };
 
+// How another engine ended in the middle of a run.
+struct EngineFailure {
+  std::string kind;  // "exception", "crash", "hang", "reply": docs/scheduler_protocol.md
+  std::string what;  // one sentence
+  std::string trace = {};  // the engine's own words; may be empty
+};
+
 // What happened to the pool and the prefix cache since the counters were last taken.
 struct CacheCounters {
   std::int64_t stored = 0;   // block hashes added

@@ -75,7 +75,7 @@ Result<void> ConnectorStep::take_report(std::int64_t step, bool has_memory) {
 }
 
 void ConnectorStep::plan(const SchedulerOutput& decision, RunSummary& summary) {
-  if (workload_.transfers() == nullptr) return;
+  if (workload_.transfers() == nullptr || decisions_.model() == nullptr) return;
   transfers_.clear();
   for (const HeldRequest& held : decisions_.held()) transfers_.held.push_back(held.id);
   transfers_.lost = report_.invalid_block_ids;

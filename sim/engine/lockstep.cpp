@@ -36,9 +36,11 @@ Result<std::unique_ptr<LockstepRun>> LockstepRun::start(const RunConfig& config,
 Result<void> LockstepRun::open(const RunParts& parts) {
   wall_.lap();
   summary_.backend = "none";
-  if (connector_.is_there() && decisions_.model() == nullptr)
-    return fail("a KV connector of the workload is asked by the model's own scheduler alone");
   if (parts.ranks.empty()) return {};
+  if (connector_.is_there() && decisions_.model() == nullptr)
+    return fail(
+        "a KV connector beside another engine's decisions: what it moves is not planned; "
+        "run the decisions alone (--backend none)");
   const Backend& first = *parts.ranks.front();
   summary_.backend = fmt::format("{} ({})", first.name(), first.device());
   LS_ASSIGN_OR_RETURN(memory_, RunMemory::create(config_, parts.ranks, parts.checks, summary_));
@@ -83,6 +85,7 @@ Result<bool> LockstepRun::decide() {
   const SchedulerOutput& decision = decisions_.schedule();
   decision_ = &decision;
   summary_.seconds.schedule += watch_.lap();
+  if (engine_failed()) return false;
   count_decision(decision);
   chain_.add(decision);
   chain_.add(static_cast<std::uint64_t>(decisions_.num_free_blocks()));
@@ -116,7 +119,17 @@ Result<bool> LockstepRun::execute(const AgreedBatch& agreed) {
     resets_.clear();
     LS_RETURN_IF_ERROR(apply_events());
   }
-  return end_step(process_output(!decision.scheduled.empty()));
+  const OutputTaken output = process_output(!decision.scheduled.empty());
+  return engine_failed() ? Result<bool>(false) : end_step(output);
+}
+
+// The verdict, where another engine decides and has failed.
+bool LockstepRun::engine_failed() {
+  const EngineFailure* failure = decisions_.failure();
+  if (failure == nullptr) return false;
+  summary_.verdict = Verdict::engine_failure;
+  summary_.engine_failure = *failure;
+  return true;
 }
 
 // The output is processed: everybody hears what has come of the step.
@@ -139,7 +152,8 @@ Result<bool> LockstepRun::end_step(const OutputTaken& output) {
   summary_.stored += counters_.stored;
   summary_.evictions += counters_.evicted;
   summary_.refused_allocations += counters_.refused;
-  if (connector_.is_there()) holding_.step(*decisions_.model(), decision.step);
+  if (connector_.is_there() && decisions_.model() != nullptr)
+    holding_.step(*decisions_.model(), decision.step);
   const bool is_async = config_.engine.async_scheduling;
   const bool go_on = observe(&StepObserver::finished, stopped_, is_async ? output.step : -1);
   workload_.step_done(decision.total_num_scheduled_tokens);
@@ -178,7 +192,9 @@ bool LockstepRun::observe(bool (StepObserver::*hook)(const StepView&),
 
 Result<RunReport> LockstepRun::finish() {
   if (memory_ != nullptr) {
-    if (auto checked = memory_->finish(summary_.verdict != Verdict::divergence); !checked)
+    if (auto checked = memory_->finish(summary_.verdict != Verdict::divergence &&
+                                       summary_.verdict != Verdict::engine_failure);
+        !checked)
       LS_RETURN_IF_ERROR(ended_by(std::move(checked)));
     const Release& release = *engine_profile(config_.engine.engine).release;
     if (std::string pages = why_pages_differ(release); !pages.empty())
@@ -349,8 +365,7 @@ Result<void> LockstepRun::sample(const SchedulerOutput& decision) {
   return {};
 }
 
-// A transfer ends once; a report that is on its way to the engine has not ended it there yet. With
-// a connector the model decides (sim/session/session.h), and knows requests that are held by name.
+// A transfer ends once; a report that is on its way to the engine has not ended it there yet.
 Result<void> LockstepRun::check_transfers_end_once(const SchedulerOutput& decision) const {
   for (const auto transfers :
        {&KVConnectorOutput::finished_recving, &KVConnectorOutput::finished_sending})
@@ -358,7 +373,7 @@ Result<void> LockstepRun::check_transfers_end_once(const SchedulerOutput& decisi
       if (const auto step = outputs_.step_that_ends(transfers, id))
         return fail(
             fmt::format("step {}: worker: a transfer of request {} is over, and was so in step {}",
-                        decision.step, decisions_.model()->name(id), *step));
+                        decision.step, decisions_.name(id), *step));
   return {};
 }
 

@@ -105,6 +105,7 @@ class LockstepRun {
   bool observe(bool (StepObserver::*hook)(const StepView&), std::span<const StoppedRequest> stopped,
                std::int64_t output_of_step);
   Result<bool> ended_by(Checked checked);
+  bool engine_failed();
 
   const RunConfig& config_;
   DecisionSource& decisions_;

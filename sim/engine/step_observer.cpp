@@ -37,5 +37,8 @@ constexpr auto kReasons = std::to_array<Named<FinishReason>>({
 }  // namespace
 
 std::string_view name_of(FinishReason reason) { return name_in(kReasons, reason); }
+std::optional<FinishReason> finish_reason_from_name(std::string_view name) {
+  return value_in(kReasons, name);
+}
 
 }  // namespace lockstep

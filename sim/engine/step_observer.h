@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <span>
 #include <string_view>
 #include <vector>
@@ -67,5 +68,6 @@ class ObserverList final : public StepObserver {
 
 // "stop", "length", "abort", "error"
 std::string_view name_of(FinishReason reason);
+std::optional<FinishReason> finish_reason_from_name(std::string_view name);
 
 }  // namespace lockstep

@@ -89,16 +89,16 @@ void write_decision(const StepView& view, RecordedStep& step) {
   step.finished = sorted_names_of(view, decision.finished);
   step.zero = decision.zero;
   step.copies = decision.copies;
-  step.running = names_of(view, view.model().running());
-  step.waiting = names_of(view, view.model().waiting());
-  step.free_blocks = view.model().num_free_blocks();
+  step.running = names_of(view, view.decisions.running());
+  step.waiting = names_of(view, view.decisions.waiting());
+  step.free_blocks = view.decisions.num_free_blocks();
 }
 
 RecordedTable table_of(const StepView& view, RequestId id) {
   RecordedTable table;
-  table.id = view.model().name(id);
+  table.id = view.decisions.name(id);
   for (std::int32_t g = 0; g < view.decision.num_groups; ++g) {
-    const auto blocks = view.model().block_table(id, g);
+    const auto blocks = view.decisions.block_table(id, g);
     table.blocks.emplace_back(blocks.begin(), blocks.end());
   }
   return table;
@@ -106,19 +106,19 @@ RecordedTable table_of(const StepView& view, RequestId id) {
 
 std::vector<RecordedTable> tables_of(const StepView& view) {
   std::vector<RecordedTable> tables;
-  for (const RequestId id : view.model().running()) tables.push_back(table_of(view, id));
+  for (const RequestId id : view.decisions.running()) tables.push_back(table_of(view, id));
   return tables;
 }
 
 void write_transfers(const StepView& view, RecordedStep& step) {
   step.skipped.emplace();
   std::vector<RecordedTable> loading;
-  for (const SkippedRequest& request : view.model().skipped()) {
+  for (const SkippedRequest& request : view.decisions.skipped()) {
     step.skipped->push_back(
         {std::string(view.name(request.id)), std::string(status_of(request.status))});
     if (request.is_loading) loading.push_back(table_of(view, request.id));
   }
-  for (const HeldRequest& request : view.model().held())
+  for (const HeldRequest& request : view.decisions.held())
     if (request.is_loading) loading.push_back(table_of(view, request.id));
   std::ranges::sort(loading, {}, &RecordedTable::id);
   if (!loading.empty()) step.loading = std::move(loading);

@@ -21,11 +21,11 @@
 
 namespace lockstep {
 
-// The header of a recording of this configuration. REQUIRES: a profile's name, "NAME-VERSION", in
-// config.engine.
+// The header of a recording of this configuration, with the block sizes of who decides. REQUIRES: a
+// profile's name, "NAME-VERSION", in config.engine.
 RecordingHeader recording_header(const EngineConfig& config,
                                  const std::vector<KVCacheGroupSpec>& groups,
-                                 std::int64_t num_blocks, const Scheduler& scheduler);
+                                 std::int64_t num_blocks, const DecisionSource& decisions);
 
 class RunRecorder final : public Workload, public StepObserver {
  public:

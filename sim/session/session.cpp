@@ -65,14 +65,25 @@ Result<void> Session::add_engine(std::int32_t dp_rank, SessionParts& parts) {
     connector = onlooker.connector;
   }
   if (connector == nullptr) connector = engine.workload->connector();
-  LS_ASSIGN_OR_RETURN(auto scheduler,
-                      Scheduler::create(config_.engine, config_.backend.plan.groups,
-                                        config_.backend.plan.num_blocks,
-                                        {connector, config_.connector.load_failure_policy},
-                                        config_.scheduler_defect));
-  if (!parts.free_order.empty()) scheduler.order_free_blocks(parts.free_order);
-  engine.scheduler = std::make_unique<Scheduler>(std::move(scheduler));
-  if (faulty != nullptr) faulty->watch(*engine.scheduler);
+  const KVTransfer transfer{connector, config_.connector.load_failure_policy};
+  if (parts.decisions) {
+    if (faulty != nullptr || !parts.free_order.empty() ||
+        config_.scheduler_defect != SchedulerDefect::none)
+      return fail(
+          "faults, block_order, mutants of the scheduler: they are the model's, and another "
+          "engine decides");
+    LS_ASSIGN_OR_RETURN(engine.decisions,
+                        parts.decisions({config_.engine, config_.backend.plan, transfer}));
+  } else {
+    LS_ASSIGN_OR_RETURN(
+        auto scheduler,
+        Scheduler::create(config_.engine, config_.backend.plan.groups,
+                          config_.backend.plan.num_blocks, transfer, config_.scheduler_defect));
+    if (!parts.free_order.empty()) scheduler.order_free_blocks(parts.free_order);
+    auto model = std::make_unique<Scheduler>(std::move(scheduler));
+    if (faulty != nullptr) faulty->watch(*model);
+    engine.decisions = std::move(model);
+  }
   engine.ranks = parts.borrowed;
   if (parts.backend) {
     LS_ASSIGN_OR_RETURN(auto backends, open_backends(config_.backend, parts.backend));
@@ -108,7 +119,7 @@ void Session::give_hidden_states(const HiddenStateCheck::Sink& sink) {
 // Who draws looks on last.
 RunParts Session::parts_of(SessionEngine& engine) {
   if (engine.drawer != nullptr) engine.observers.add(*engine.drawer);
-  return {*engine.scheduler, *engine.workload, engine.ranks, &engine.observers, engine.checks};
+  return {*engine.decisions, *engine.workload, engine.ranks, &engine.observers, engine.checks};
 }
 
 Result<std::unique_ptr<LockstepRun>> Session::start() {

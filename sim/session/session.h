@@ -66,6 +66,8 @@ struct SessionParts {
   std::uint64_t connector_seed = 0;
   std::vector<Fault> faults;        // every engine meets all of them
   std::vector<BlockId> free_order;  // Scheduler::order_free_blocks; empty: the engine's own
+  // Absent: the model's scheduler. Faults and an order of free blocks are refused with it.
+  DecisionsFactory decisions;
   // Called for each rank of each engine. Absent, or null from it: the decisions alone.
   BackendFactory backend;
   std::vector<Backend*> borrowed;  // in place of `backend`: of one engine, they outlive the session
@@ -77,7 +79,7 @@ struct SessionEngine {
   Workload* workload = nullptr;            // what the loop asks
   DealtWorkload* dealt = nullptr;          // of several engines
   const FaultyWorkload* faulty = nullptr;  // null: there are no faults
-  std::unique_ptr<Scheduler> scheduler;
+  std::unique_ptr<DecisionSource> decisions;
   std::vector<std::unique_ptr<Backend>> backends;
   std::vector<Backend*> ranks;  // those, or the borrowed ones
   ObserverList observers;
@@ -108,8 +110,8 @@ class Session {
 
   const LockstepConfig& config() const { return config_; }
   std::span<const SessionEngine> engines() const { return engines_; }
-  // REQUIRES: one engine.
-  const Scheduler& scheduler() const { return *engines_.front().scheduler; }
+  // REQUIRES: one engine, and the model decides.
+  const Scheduler& scheduler() const { return *engines_.front().decisions->model(); }
   // All that arrives.
   const Workload& clients() const { return clients_ ? *clients_ : *engines_.front().workload; }
 

@@ -36,6 +36,7 @@ constexpr auto kVerdicts = std::to_array<Named<Verdict>>({
     {Verdict::agreed, "agreed"},
     {Verdict::divergence, "divergence"},
     {Verdict::liveness, "liveness"},
+    {Verdict::engine_failure, "engine_failure"},
 });
 
 }  // namespace
@@ -61,6 +62,9 @@ nlohmann::ordered_json json_of(const RunSummary& summary) {
   json["state_hash"] = to_hex(summary.state_hash);
   json["divergence"] = nullptr;
   if (summary.divergence) json["divergence"] = json_of(*summary.divergence);
+  if (const auto& failure = summary.engine_failure)
+    json["engine_failure"] = {
+        {"kind", failure->kind}, {"what", failure->what}, {"trace", failure->trace}};
   json["wait_cycle"] = summary.wait_cycle;
   json["stuck"] = nlohmann::ordered_json::array();
   for (const StuckRequest& stuck : summary.stuck)

@@ -21,9 +21,10 @@
 namespace lockstep {
 
 enum class Verdict : std::uint8_t {
-  agreed,      // every step compared equal
-  divergence,  // see RunSummary::divergence
-  liveness,    // requests wait, nothing runs and nothing will arrive
+  agreed,          // every step compared equal
+  divergence,      // see RunSummary::divergence
+  liveness,        // requests wait, nothing runs and nothing will arrive
+  engine_failure,  // another engine decides, and has failed
 };
 std::string_view name_of(Verdict verdict);
 
@@ -142,6 +143,7 @@ static_assert(sizeof(RunCounts) == std::size(kRunCounters) * sizeof(std::int64_t
 struct RunVerdict {
   Verdict verdict = Verdict::agreed;
   std::optional<Divergence> divergence;
+  std::optional<EngineFailure> engine_failure;
   std::string wait_cycle;                // liveness: who waits for whom in a circle; may be empty
   bool cycle_head_holds_blocks = false;  // the first of that circle has loaded a part
   std::vector<StuckRequest> stuck;       // liveness

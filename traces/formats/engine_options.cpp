@@ -86,4 +86,47 @@ std::string RecordedEngine::profile() const {
   return std::string(nearest_release(version).name) + policies;
 }
 
+RecordingHeader header_of_engine(const EngineConfig& config,
+                                 const std::vector<KVCacheGroupSpec>& groups,
+                                 std::int64_t num_blocks) {
+  const EngineProfile& profile = engine_profile(config.engine);
+  const std::string_view release = profile.release->name;
+  const std::size_t dash = release.find('-');
+  RecordingHeader header;
+  header.engine = {std::string(release.substr(0, dash)), std::string(release.substr(dash + 1)),
+                   profile.name.substr(release.size())};
+  header.family = "lockstep";
+  header.options.config = config;
+  header.options.config.num_hash_lookahead_tokens = hash_lookahead_of(config, profile);
+  header.options.given = {"max_num_seqs",
+                          "max_num_batched_tokens",
+                          "max_model_len",
+                          "block_size",
+                          "enable_prefix_caching",
+                          "enable_chunked_prefill",
+                          "scheduler_reserve_full_isl"};
+  const auto give = [&](bool differs, const char* name) {
+    if (differs) header.options.given.emplace_back(name);
+  };
+  const EngineConfig defaults;
+  give(config.async_scheduling, "async_scheduling");
+  give(config.long_prefill_token_threshold != 0, "long_prefill_token_threshold");
+  give(config.policy != defaults.policy, "policy");
+  give(config.mamba_cache_mode != defaults.mamba_cache_mode, "mamba_cache_mode");
+  give(config.mamba_block_size != 0, "mamba_block_size");
+  give(config.num_spec_tokens != 0, "num_spec_tokens");
+  give(config.spec_method != SpecMethod::none, "spec_method");
+  give(header.options.config.num_hash_lookahead_tokens != 0, "num_hash_lookahead_tokens");
+  give(config.prefix_cache_retention_interval != kDenseRetention,
+       "prefix_cache_retention_interval");
+  give(config.num_prefill_lookahead_tokens != defaults.num_prefill_lookahead_tokens,
+       "num_prefill_lookahead_tokens");
+  give(config.prefix_match_unit != 0, "prefix_match_unit");
+  give(config.dcp != 1, "dcp");
+  give(config.pcp != 1, "pcp");
+  header.groups = groups;
+  header.num_blocks = num_blocks;
+  return header;
+}
+
 }  // namespace lockstep

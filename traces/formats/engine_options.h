@@ -16,6 +16,12 @@ EngineOptions all_engine_options(const EngineConfig& config);
 // Overwrites in `config` what `options` gives.
 void apply_engine_options(const EngineOptions& options, EngineConfig& config);
 
+// The header of a recording of this configuration, less the block sizes, which the engine derives.
+// REQUIRES: a profile's name, "NAME-VERSION", in config.engine.
+RecordingHeader header_of_engine(const EngineConfig& config,
+                                 const std::vector<KVCacheGroupSpec>& groups,
+                                 std::int64_t num_blocks);
+
 // {"name":..,"version":..}
 RecordedEngine read_recorded_engine(JsonValue value);
 void write_recorded_engine(JsonWriter& out, const RecordedEngine& engine);

@@ -16,6 +16,19 @@ RecordingHeader read_recording_header(JsonValue value);
 // The step that must have the number `expected_step`.
 RecordedStep read_recorded_step(JsonValue value, const RecordingHeader& header,
                                 std::int64_t expected_step);
+// Its parts, appended to `step`: what was decided, from `scheduled` to `copies`; the queues and the
+// pool; tables; what the output ended; `held` and what became of the prefix cache.
+void read_decision_keys(JsonObject& object, const RecordingHeader& header, RecordedStep& step);
+void read_state_keys(JsonObject& object, const RecordingHeader& header, RecordedStep& step);
+void read_table_keys(JsonObject& object, const RecordingHeader& header, RecordedStep& step);
+void read_stopped_key(JsonObject& object, RecordedStep& step);
+void read_cache_keys(JsonObject& object, RecordedStep& step);
+void write_recorded_event(JsonWriter& out, const RecordedEvent& event);
+void write_worker(JsonWriter& out, const RecordedWorker& worker);
+void write_tokens_by_request(JsonWriter& out, const std::vector<RecordedTokens>& rows);
+// `config` to `connector` of a header.
+void write_engine_keys(JsonWriter& out, const RecordingHeader& header);
+
 // The end of a recording that has `steps` steps.
 RecordingEnd read_recording_end(JsonValue value, std::int64_t steps);
 

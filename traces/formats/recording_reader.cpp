@@ -146,40 +146,10 @@ RecordedWorker read_worker(JsonValue value, const RecordingHeader& header) {
   return worker;
 }
 
-// The keys that only a recording with a connector has.
-void read_connector_keys(JsonObject& object, const RecordingHeader& header, RecordedStep& step) {
-  if (auto answers = object.optional("connector")) {
-    step.connector.emplace();
-    for (JsonValue answer : answers.array()) {
-      step.connector->push_back(read_connector_answer(answer));
-    }
-  }
-  if (auto skipped = object.optional("skipped")) {
-    step.skipped.emplace();
-    for (JsonValue element : skipped.array()) {
-      auto [id, status] = read_pair(element);
-      step.skipped->push_back({std::move(id), std::move(status)});
-    }
-  }
-  if (auto loading = object.optional("loading")) step.loading = read_tables(loading, header);
-  if (auto worker = object.optional("worker")) step.worker = read_worker(worker, header);
-  step.held = optional_names(object, "held");
-}
-
-// What the step's output brought.
-void read_output_keys(JsonObject& object, RecordedStep& step) {
-  step.sampled = read_tokens_by_request(object.required("sampled"));
-  if (auto of = object.optional("output_of_step")) step.output_of_step = of.integer(0, step.step);
-  if (auto stopped = object.optional("stopped")) {
-    for (JsonValue element : stopped.array()) {
-      auto [id, reason] = read_pair(element);
-      step.stopped.push_back({std::move(id), std::move(reason)});
-    }
-  }
-  if (auto drafts = object.optional("drafts")) step.drafts = read_tokens_by_request(drafts);
-  if (auto stored = object.optional("stored")) step.stored = stored.integer(0, kCountMax);
-  if (auto evicted = object.optional("evicted")) step.evicted = evicted.integer(0, kCountMax);
-  step.cleared = optional_boolean(object, "cleared");
+std::vector<RecordedConnectorAnswer> read_connector_answers(JsonValue value) {
+  std::vector<RecordedConnectorAnswer> answers;
+  for (JsonValue answer : value.array()) answers.push_back(read_connector_answer(answer));
+  return answers;
 }
 
 void read_common_prefix_blocks(JsonValue value, const RecordingHeader& header, RecordedStep& step) {
@@ -193,6 +163,54 @@ void read_common_prefix_blocks(JsonValue value, const RecordingHeader& header, R
 }
 
 }  // namespace
+
+void read_decision_keys(JsonObject& object, const RecordingHeader& header, RecordedStep& step) {
+  const JsonArray scheduled = object.required("scheduled").array();
+  step.scheduled.reserve(scheduled.size());
+  for (JsonValue row : scheduled) step.scheduled.push_back(read_scheduled(row, header));
+  step.preempted = optional_names(object, "preempted");
+  step.finished = optional_names(object, "finished");
+  if (auto common = object.optional("common_prefix_blocks")) {
+    read_common_prefix_blocks(common, header, step);
+  }
+  if (auto zero = object.optional("zero")) step.zero = read_blocks(zero, header);
+  if (auto copies = object.optional("copies"))
+    for (JsonValue copy : copies.array()) step.copies.push_back(read_copy(copy, header));
+}
+
+void read_state_keys(JsonObject& object, const RecordingHeader& header, RecordedStep& step) {
+  step.running = read_names(object.required("running"));
+  step.waiting = read_names(object.required("waiting"));
+  if (auto skipped = object.optional("skipped")) {
+    step.skipped.emplace();
+    for (JsonValue element : skipped.array()) {
+      auto [id, status] = read_pair(element);
+      step.skipped->push_back({std::move(id), std::move(status)});
+    }
+  }
+  step.free_blocks = object.required("free_blocks").integer(0, header.num_blocks);
+}
+
+void read_table_keys(JsonObject& object, const RecordingHeader& header, RecordedStep& step) {
+  if (auto tables = object.optional("tables")) step.tables = read_tables(tables, header);
+  if (auto loading = object.optional("loading")) step.loading = read_tables(loading, header);
+}
+
+void read_stopped_key(JsonObject& object, RecordedStep& step) {
+  if (auto stopped = object.optional("stopped")) {
+    for (JsonValue element : stopped.array()) {
+      auto [id, reason] = read_pair(element);
+      step.stopped.push_back({std::move(id), std::move(reason)});
+    }
+  }
+}
+
+void read_cache_keys(JsonObject& object, RecordedStep& step) {
+  step.held = optional_names(object, "held");
+  if (auto stored = object.optional("stored")) step.stored = stored.integer(0, kCountMax);
+  if (auto evicted = object.optional("evicted")) step.evicted = evicted.integer(0, kCountMax);
+  step.cleared = optional_boolean(object, "cleared");
+}
 
 RequestSpec read_added_request(JsonObject& object, bool& priority_given) {
   RequestSpec request;
@@ -253,21 +271,10 @@ RecordedStep read_recorded_step(JsonValue value, const RecordingHeader& header,
         event.refuse("an output in \"during\"");
     }
   }
-  const JsonArray scheduled = object.required("scheduled").array();
-  step.scheduled.reserve(scheduled.size());
-  for (JsonValue row : scheduled) step.scheduled.push_back(read_scheduled(row, header));
-  step.preempted = optional_names(object, "preempted");
-  step.finished = optional_names(object, "finished");
-  if (auto common = object.optional("common_prefix_blocks")) {
-    read_common_prefix_blocks(common, header, step);
-  }
-  if (auto zero = object.optional("zero")) step.zero = read_blocks(zero, header);
-  if (auto copies = object.optional("copies"))
-    for (JsonValue copy : copies.array()) step.copies.push_back(read_copy(copy, header));
-  step.running = read_names(object.required("running"));
-  step.waiting = read_names(object.required("waiting"));
-  step.free_blocks = object.required("free_blocks").integer(0, header.num_blocks);
-  if (auto tables = object.optional("tables")) step.tables = read_tables(tables, header);
+  if (auto answers = object.optional("connector")) step.connector = read_connector_answers(answers);
+  read_decision_keys(object, header, step);
+  read_state_keys(object, header, step);
+  read_table_keys(object, header, step);
   if (auto during = object.optional("during")) {
     for (JsonValue event : during.array()) {
       step.during.push_back(read_event(event));
@@ -276,8 +283,12 @@ RecordedStep read_recorded_step(JsonValue value, const RecordingHeader& header,
         event.refuse("a step before this one");
     }
   }
-  read_connector_keys(object, header, step);
-  read_output_keys(object, step);
+  if (auto worker = object.optional("worker")) step.worker = read_worker(worker, header);
+  step.sampled = read_tokens_by_request(object.required("sampled"));
+  if (auto of = object.optional("output_of_step")) step.output_of_step = of.integer(0, step.step);
+  read_stopped_key(object, step);
+  if (auto drafts = object.optional("drafts")) step.drafts = read_tokens_by_request(drafts);
+  read_cache_keys(object, step);
   object.finish();
   return step;
 }

@@ -1,6 +1,7 @@
 #include "base/atomic_file.h"
 #include "base/number_text.h"
 #include "traces/formats/engine_options.h"
+#include "traces/formats/lines_json.h"
 #include "traces/formats/prompt_json.h"
 #include "traces/formats/recording.h"
 #include "traces/formats/spec_json.h"
@@ -26,58 +27,14 @@ void write_tables(JsonWriter& out, const std::vector<RecordedTable>& tables) {
   out.end_object();
 }
 
-void write_tokens_by_request(JsonWriter& out, const std::vector<RecordedTokens>& rows) {
-  out.begin_object();
-  for (const RecordedTokens& row : rows) out.key(row.id).integers(row.tokens);
-  out.end_object();
-}
-
 void write_names(JsonWriter& out, std::string_view key, const std::vector<std::string>& names) {
   if (!names.empty()) out.key(key).strings(names);
-}
-
-void write_event(JsonWriter& out, const RecordedEvent& event) {
-  out.begin_object();
-  switch (event.kind) {
-    case RecordedEvent::Kind::add: {
-      const RequestSpec& request = event.request;
-      out.string("add", request.name);
-      write_recorded_prompt(out.key("prompt"), request.prompt);
-      out.integer("max_tokens", request.max_tokens);
-      out.key("arrival").raw(decimal_text_of(request.arrival_ns, 9));
-      if (event.priority_given) out.integer("priority", request.priority);
-      if (!request.cache_salt.empty()) out.string("cache_salt", request.cache_salt);
-      if (request.eos_token) out.integer("eos", *request.eos_token);
-      if (!request.stop_token_ids.empty()) {
-        out.key("stop_token_ids").integers(request.stop_token_ids);
-      }
-      write_rare_request_keys(out, request);
-      if (!event.parent.empty()) out.string("parent", event.parent);
-      break;
-    }
-    case RecordedEvent::Kind::abort:
-      out.string("abort", event.name);
-      break;
-    case RecordedEvent::Kind::reset_prefix_cache:
-      out.boolean("reset_prefix_cache", event.reset_succeeded);
-      if (event.resets_running) out.boolean("running", true);
-      break;
-    case RecordedEvent::Kind::pause_state:
-      out.string("pause_state", event.pause_state == PauseState::unpaused     ? "UNPAUSED"
-                                : event.pause_state == PauseState::paused_new ? "PAUSED_NEW"
-                                                                              : "PAUSED_ALL");
-      break;
-    case RecordedEvent::Kind::output:
-      out.integer("output_of_step", event.output_of_step);
-      break;
-  }
-  out.end_object();
 }
 
 void write_events(JsonWriter& out, std::string_view key, const std::vector<RecordedEvent>& events) {
   if (events.empty()) return;
   out.key(key).begin_array();
-  for (const RecordedEvent& event : events) write_event(out, event);
+  for (const RecordedEvent& event : events) write_recorded_event(out, event);
   out.end_array();
 }
 
@@ -146,12 +103,7 @@ void write_state_keys(JsonWriter& out, const RecordedStep& step) {
 
 // What the worker and the model brought, and what it did.
 void write_output_keys(JsonWriter& out, const RecordedStep& step) {
-  if (step.worker) {
-    out.key("worker").begin_object().key("received").strings(step.worker->received);
-    out.key("sent").strings(step.worker->sent);
-    write_blocks(out.key("invalid_blocks"), step.worker->invalid_blocks);
-    out.end_object();
-  }
+  if (step.worker) write_worker(out.key("worker"), *step.worker);
   write_tokens_by_request(out.key("sampled"), step.sampled);
   if (step.output_of_step) out.integer("output_of_step", *step.output_of_step);
   if (!step.stopped.empty()) {
@@ -170,11 +122,58 @@ void write_output_keys(JsonWriter& out, const RecordedStep& step) {
 
 }  // namespace
 
-std::string recording_header_line(const RecordingHeader& header) {
-  JsonWriter out;
-  out.begin_object().integer("schedule_recording", 1);
-  write_recorded_engine(out.key("engine"), header.engine);
-  out.string("family", header.family).integer("seed", header.seed);
+void write_tokens_by_request(JsonWriter& out, const std::vector<RecordedTokens>& rows) {
+  out.begin_object();
+  for (const RecordedTokens& row : rows) out.key(row.id).integers(row.tokens);
+  out.end_object();
+}
+
+void write_recorded_event(JsonWriter& out, const RecordedEvent& event) {
+  out.begin_object();
+  switch (event.kind) {
+    case RecordedEvent::Kind::add: {
+      const RequestSpec& request = event.request;
+      out.string("add", request.name);
+      write_recorded_prompt(out.key("prompt"), request.prompt);
+      out.integer("max_tokens", request.max_tokens);
+      out.key("arrival").raw(decimal_text_of(request.arrival_ns, 9));
+      if (event.priority_given) out.integer("priority", request.priority);
+      if (!request.cache_salt.empty()) out.string("cache_salt", request.cache_salt);
+      if (request.eos_token) out.integer("eos", *request.eos_token);
+      if (!request.stop_token_ids.empty()) {
+        out.key("stop_token_ids").integers(request.stop_token_ids);
+      }
+      write_rare_request_keys(out, request);
+      if (!event.parent.empty()) out.string("parent", event.parent);
+      break;
+    }
+    case RecordedEvent::Kind::abort:
+      out.string("abort", event.name);
+      break;
+    case RecordedEvent::Kind::reset_prefix_cache:
+      out.boolean("reset_prefix_cache", event.reset_succeeded);
+      if (event.resets_running) out.boolean("running", true);
+      break;
+    case RecordedEvent::Kind::pause_state:
+      out.string("pause_state", event.pause_state == PauseState::unpaused     ? "UNPAUSED"
+                                : event.pause_state == PauseState::paused_new ? "PAUSED_NEW"
+                                                                              : "PAUSED_ALL");
+      break;
+    case RecordedEvent::Kind::output:
+      out.integer("output_of_step", event.output_of_step);
+      break;
+  }
+  out.end_object();
+}
+
+void write_worker(JsonWriter& out, const RecordedWorker& worker) {
+  out.begin_object().key("received").strings(worker.received);
+  out.key("sent").strings(worker.sent);
+  write_blocks(out.key("invalid_blocks"), worker.invalid_blocks);
+  out.end_object();
+}
+
+void write_engine_keys(JsonWriter& out, const RecordingHeader& header) {
   write_engine_options(out.key("config"), header.options);
   write_kv_cache_groups(out.key("groups"), header.groups);
   out.integer("num_blocks", header.num_blocks);
@@ -184,6 +183,14 @@ std::string recording_header_line(const RecordingHeader& header) {
                header.connector->fail_on_load_error ? "fail" : "recompute");
     out.boolean("supports_hybrid_groups", header.connector->supports_hybrid_groups).end_object();
   }
+}
+
+std::string recording_header_line(const RecordingHeader& header) {
+  JsonWriter out;
+  out.begin_object().integer("schedule_recording", 1);
+  write_recorded_engine(out.key("engine"), header.engine);
+  out.string("family", header.family).integer("seed", header.seed);
+  write_engine_keys(out, header);
   out.integer("scheduler_block_size", header.scheduler_block_size);
   out.integer("hash_block_size", header.hash_block_size);
   write_names(out, "x_beyond_format", header.beyond_format);

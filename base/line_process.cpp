@@ -1,0 +1,202 @@
+#include "base/line_process.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <poll.h>
+#include <spawn.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <array>
+#include <cerrno>
+#include <csignal>
+#include <cstring>
+#include <utility>
+
+#include "base/json_reader.h"
+
+extern char** environ;
+
+namespace lockstep {
+namespace {
+
+constexpr std::size_t kWordsKept = 2000;
+constexpr auto kGraceOnEnd = std::chrono::milliseconds(2000);
+
+// Neither end is inherited by other children.
+bool open_pipe(std::array<int, 2>& ends) { return ::pipe2(ends.data(), O_CLOEXEC) == 0; }
+
+void close_fd(int& fd) {
+  if (fd >= 0) ::close(fd);
+  fd = -1;
+}
+
+std::string ended_as(int status) {
+  if (WIFEXITED(status)) return fmt::format("exit status {}", WEXITSTATUS(status));
+  const char* name = ::sigabbrev_np(WTERMSIG(status));
+  return name == nullptr ? fmt::format("signal {}", WTERMSIG(status)) : fmt::format("SIG{}", name);
+}
+
+}  // namespace
+
+Result<std::unique_ptr<LineProcess>> LineProcess::start(const std::string& command) {
+  // A child that has gone is told by what write() returns.
+  static const auto ignored = std::signal(SIGPIPE, SIG_IGN);
+  (void)ignored;
+  std::array<int, 2> in{-1, -1}, out{-1, -1}, words{-1, -1};
+  const auto close_all = [&] {
+    for (auto* ends : {&in, &out, &words})
+      for (int& fd : *ends) close_fd(fd);
+  };
+  if (!open_pipe(in) || !open_pipe(out) || !open_pipe(words)) {
+    const std::string why = std::strerror(errno);
+    close_all();
+    return fail(fmt::format("no pipe to `{}`: {}", command, why));
+  }
+  posix_spawn_file_actions_t actions;
+  posix_spawn_file_actions_init(&actions);
+  posix_spawn_file_actions_adddup2(&actions, in[0], STDIN_FILENO);
+  posix_spawn_file_actions_adddup2(&actions, out[1], STDOUT_FILENO);
+  posix_spawn_file_actions_adddup2(&actions, words[1], STDERR_FILENO);
+  // A group of its own, so that what a shell starts goes with it; SIGPIPE as programs expect it.
+  posix_spawnattr_t attributes;
+  posix_spawnattr_init(&attributes);
+  sigset_t defaults;
+  sigemptyset(&defaults);
+  sigaddset(&defaults, SIGPIPE);
+  posix_spawnattr_setsigdefault(&attributes, &defaults);
+  posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETPGROUP | POSIX_SPAWN_SETSIGDEF);
+  std::string line = command;
+  std::array<char*, 4> arguments{const_cast<char*>("sh"), const_cast<char*>("-c"), line.data(),
+                                 nullptr};
+  pid_t child = -1;
+  const int error =
+      ::posix_spawn(&child, "/bin/sh", &actions, &attributes, arguments.data(), environ);
+  posix_spawn_file_actions_destroy(&actions);
+  posix_spawnattr_destroy(&attributes);
+  if (error != 0) {
+    close_all();
+    return fail(fmt::format("`{}` does not start: {}", command, std::strerror(error)));
+  }
+  std::unique_ptr<LineProcess> started(new LineProcess);
+  started->owner_ = ::getpid();
+  started->child_ = child;
+  started->to_child_ = std::exchange(in[1], -1);
+  started->from_child_ = std::exchange(out[0], -1);
+  started->words_fd_ = std::exchange(words[0], -1);
+  close_all();
+  for (const int fd : {started->to_child_, started->from_child_, started->words_fd_})
+    ::fcntl(fd, F_SETFL, O_NONBLOCK);
+  return started;
+}
+
+LineProcess::~LineProcess() {
+  close_fd(to_child_);
+  if (::getpid() == owner_ && !reaped_) {
+    const auto until = Clock::now() + kGraceOnEnd;
+    while (::waitpid(child_, &status_, WNOHANG) == 0) {
+      if (Clock::now() > until) {
+        ::kill(-child_, SIGKILL);
+        ::waitpid(child_, &status_, 0);
+        break;
+      }
+      take_words();
+      ::poll(nullptr, 0, 1);
+    }
+  }
+  close_fd(from_child_);
+  close_fd(words_fd_);
+}
+
+// Until `fd` is ready. What the child says on standard error meanwhile is taken, so that it never
+// waits for a full pipe.
+bool LineProcess::wait_for(int fd, short events, Clock::time_point until) {
+  for (;;) {
+    const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(until - Clock::now());
+    if (left.count() < 0) return false;
+    std::array<pollfd, 2> ends{{{fd, events, 0}, {words_fd_, POLLIN, 0}}};
+    const int ready = ::poll(ends.data(), ends.size(), static_cast<int>(left.count()) + 1);
+    if (ready < 0 && errno != EINTR) return false;
+    if (ready <= 0) continue;
+    if (ends[1].revents != 0) take_words();
+    if (ends[0].revents != 0) return true;
+  }
+}
+
+void LineProcess::take_words() {
+  std::array<char, 4096> chunk;
+  for (;;) {
+    const ssize_t got = words_fd_ < 0 ? 0 : ::read(words_fd_, chunk.data(), chunk.size());
+    if (got == 0) close_fd(words_fd_);
+    if (got <= 0) return;
+    words_.append(chunk.data(), static_cast<std::size_t>(got));
+    if (words_.size() > 2 * kWordsKept) words_.erase(0, words_.size() - kWordsKept);
+  }
+}
+
+LineProcess::End LineProcess::send(std::string_view line, std::chrono::milliseconds time_limit) {
+  const auto until = Clock::now() + time_limit;
+  while (!line.empty()) {
+    const ssize_t wrote = ::write(to_child_, line.data(), line.size());
+    if (wrote > 0) {
+      line.remove_prefix(static_cast<std::size_t>(wrote));
+    } else if (errno == EAGAIN) {
+      if (!wait_for(to_child_, POLLOUT, until)) return End::timed_out;
+    } else if (errno != EINTR) {
+      return End::ended;
+    }
+  }
+  return End::answered;
+}
+
+LineProcess::End LineProcess::receive(std::string_view& line,
+                                      std::chrono::milliseconds time_limit) {
+  const auto until = Clock::now() + time_limit;
+  buffer_.erase(0, given_);
+  given_ = 0;
+  std::size_t looked_at = 0;
+  for (;;) {
+    const std::size_t end = buffer_.find('\n', looked_at);
+    if (end != std::string::npos) {
+      line = std::string_view(buffer_).substr(0, end);
+      given_ = end + 1;
+      return End::answered;
+    }
+    looked_at = buffer_.size();
+    // Longer than a line may be: whoever parses it says so.
+    if (looked_at > kJsonTextBytesMax) {
+      line = buffer_;
+      given_ = looked_at;
+      return End::answered;
+    }
+    std::array<char, 65536> chunk;
+    const ssize_t got = ::read(from_child_, chunk.data(), chunk.size());
+    if (got > 0) {
+      buffer_.append(chunk.data(), static_cast<std::size_t>(got));
+    } else if (got == 0) {
+      return End::ended;
+    } else if (errno == EAGAIN) {
+      if (!wait_for(from_child_, POLLIN, until)) return End::timed_out;
+    } else if (errno != EINTR) {
+      return End::ended;
+    }
+  }
+}
+
+std::string LineProcess::last_words() {
+  take_words();
+  return words_.size() <= kWordsKept ? words_ : words_.substr(words_.size() - kWordsKept);
+}
+
+std::string LineProcess::how_it_ended() {
+  // A fork cannot wait for its parent's child.
+  if (::getpid() != owner_) return "it has ended";
+  const auto until = Clock::now() + kGraceOnEnd;
+  while (!reaped_ && Clock::now() < until) {
+    reaped_ = ::waitpid(child_, &status_, WNOHANG) == child_;
+    if (!reaped_) ::poll(nullptr, 0, 1);
+  }
+  return reaped_ ? ended_as(status_) : "it has closed its standard output";
+}
+
+}  // namespace lockstep

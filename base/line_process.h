@@ -1,0 +1,58 @@
+// A child process that is spoken to in lines: its standard input and output are pipes, its standard
+// error is kept for when it fails.
+//
+// (1) After the destructor no child is left: it is asked to go by the end of its input, and killed
+//     if it does not.
+// (2) No call blocks longer than its time limit, whatever the child does.
+//
+// REQUIRES: one caller at a time. A fork of this process may speak to the child in its place, as
+// long as the two take turns; only the process that started it ends it.
+#pragma once
+
+#include <sys/types.h>
+
+#include <chrono>
+#include <memory>
+#include <string>
+#include <string_view>
+
+#include "base/result.h"
+
+namespace lockstep {
+
+class LineProcess {
+ public:
+  // `command` is a line for /bin/sh. Errors: no process or pipe to be had. That a command is not
+  // found shows in its first answer: it has ended.
+  static Result<std::unique_ptr<LineProcess>> start(const std::string& command);
+  LineProcess(const LineProcess&) = delete;
+  ~LineProcess();
+
+  enum class End : std::uint8_t { answered, ended, timed_out };
+  // `line` ends in a newline. Not answered: it is not said to have been read.
+  End send(std::string_view line, std::chrono::milliseconds time_limit);
+  // The next line of the child, without its newline; stays until the next call.
+  End receive(std::string_view& line, std::chrono::milliseconds time_limit);
+
+  // The end of what it wrote to standard error so far, at most 2,000 bytes.
+  std::string last_words();
+  // How it ended: "exit status 1", "SIGSEGV". REQUIRES: a call said `ended`.
+  std::string how_it_ended();
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  LineProcess() = default;
+  bool wait_for(int fd, short events, Clock::time_point until);
+  void take_words();
+
+  pid_t owner_ = -1;  // the process that started it
+  pid_t child_ = -1;
+  int status_ = 0;
+  bool reaped_ = false;
+  int to_child_ = -1, from_child_ = -1, words_fd_ = -1;
+  std::string buffer_;     // received and not given out
+  std::size_t given_ = 0;  // of it, with the last line
+  std::string words_;
+};
+
+}  // namespace lockstep

@@ -1,0 +1,117 @@
+#include "cli/decisions_option.h"
+
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <cstdlib>
+#include <filesystem>
+
+#include "reference/profiles/engine_profile.h"
+
+namespace lockstep {
+namespace {
+
+// For /bin/sh.
+std::string shell_word(std::string_view text) {
+  std::string result = "'";
+  for (const char c : text) result += c == '\'' ? std::string("'\\''") : std::string(1, c);
+  return result + "'";
+}
+
+std::string variable(const char* name, const char* otherwise) {
+  const char* value = std::getenv(name);
+  return value == nullptr || *value == '\0' ? otherwise : value;
+}
+
+// "vllm:DIR" is the adapter of this project, anything else a command of its own.
+Result<std::string> command_of(const std::string& decisions) {
+  const std::size_t colon = decisions.find(':');
+  const std::string engine = decisions.substr(0, colon);
+  if (engine != "vllm" && engine != "sglang") return decisions;
+  const std::string python = variable("LOCKSTEP_PYTHON", "python3");
+  const std::string path = variable("LOCKSTEP_PYTHONPATH", LOCKSTEP_SOURCE_DIR "/python");
+  if (!std::filesystem::is_directory(std::filesystem::path(path) / "lockstep_engines"))
+    return fail(
+        fmt::format("--decisions {}: the adapters are not in {}; set LOCKSTEP_PYTHONPATH to "
+                    "the folder that holds lockstep_engines",
+                    engine, path));
+  std::string command =
+      fmt::format("PYTHONPATH={}${{PYTHONPATH:+:$PYTHONPATH}} {} -m lockstep_engines {}",
+                  shell_word(path), shell_word(python), engine);
+  if (colon == std::string::npos) return command;
+  const std::string folder = decisions.substr(colon + 1);
+  if (!std::filesystem::is_directory(folder))
+    return fail(fmt::format("--decisions {}: there is no folder {}", decisions, folder));
+  return command + " " + shell_word(std::filesystem::absolute(folder).string());
+}
+
+}  // namespace
+
+void declare_decisions(CLI::App& command, DecisionsOptions& options) {
+  command
+      .add_option("--decisions", options.decisions,
+                  "who decides in place of the model: vllm[:DIR], sglang[:DIR], or a command that "
+                  "speaks docs/scheduler_protocol.md")
+      ->type_name("ENGINE");
+  command
+      .add_option("--decisions-timeout", options.timeout_s,
+                  "seconds that a reply of it may take; beyond them it hangs")
+      ->check(CLI::Range(1, 86'400).description(""))
+      ->type_name("S")
+      ->capture_default_str();
+}
+
+Result<std::shared_ptr<ForeignEngines>> open_decisions(const DecisionsOptions& options) {
+  if (options.decisions.empty()) return std::shared_ptr<ForeignEngines>();
+  LS_ASSIGN_OR_RETURN(auto command, command_of(options.decisions));
+  const auto limit = std::chrono::seconds(options.timeout_s);
+  return ForeignEngines::open({.command = std::move(command),
+                               .time_limit = limit,
+                               .start_limit = std::max(limit, std::chrono::seconds(120))});
+}
+
+std::string profile_of(const ForeignEngines& engines) {
+  const RecordedEngine& engine = engines.hello().engine;
+  return engine.name == "vllm" ? engine.profile() : EngineConfig().engine;
+}
+
+FeatureSet features_to_avoid(const EngineHello& hello) {
+  struct Need {
+    std::string_view feature;  // a prefix of the engine's word
+    FeatureSet of;
+  };
+  static const Need kNeeds[] = {
+      {"full", {Feature::full_attention}},
+      {"mla", {Feature::mla}},
+      {"sliding_window", {Feature::sliding_window}},
+      {"chunked_local", {Feature::chunked_local}},
+      {"mamba", {Feature::states, Feature::prefill_checkpoints, Feature::hits_inside_blocks}},
+      {"hidden_state", {Feature::hidden_state}},
+      {"async_scheduling", {Feature::async_scheduling}},
+      {"priority", {Feature::priority_policy, Feature::priorities}},
+      {"spec:", {Feature::drafts}},
+      {"dcp", {Feature::context_parallel}},
+      {"pcp", {Feature::context_parallel}},
+      {"no_chunked_prefill", {Feature::no_chunked_prefill}},
+      {"cache_salt", {Feature::salts}},
+      {"reset_prefix_cache", {Feature::resets}},
+      {"connector",
+       {Feature::connector_peers, Feature::failing_loads, Feature::load_failure_fails}},
+  };
+  FeatureSet avoid{Feature::faults,
+                   Feature::host_tier,
+                   Feature::tensor_parallel,
+                   Feature::replicated_heads,
+                   Feature::data_parallel,
+                   Feature::pipeline_parallel,
+                   Feature::several_connectors};
+  for (const Need& need : kNeeds)
+    if (std::ranges::none_of(hello.features, [&](const std::string& feature) {
+          return feature.starts_with(need.feature);
+        }))
+      avoid.add(need.of);
+  return avoid;
+}
+
+}  // namespace lockstep

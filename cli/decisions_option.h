@@ -1,0 +1,36 @@
+// --decisions: who decides in place of the model, for every command that has it.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "base/result.h"
+#include "properties/generate/generator.h"
+#include "sim/foreign/foreign_scheduler.h"
+
+namespace CLI {
+class App;
+}
+
+namespace lockstep {
+
+struct DecisionsOptions {
+  std::string decisions;  // empty: the model
+  std::int64_t timeout_s = 30;
+};
+
+// --decisions and --decisions-timeout.
+void declare_decisions(CLI::App& command, DecisionsOptions& options);
+
+// The engines that it names, the first of them started; null: the model decides.
+Result<std::shared_ptr<ForeignEngines>> open_decisions(const DecisionsOptions& options);
+
+// The profile that is nearest to it: of its release or the nearest one; for an engine that is not
+// vLLM, of the newest.
+std::string profile_of(const ForeignEngines& engines);
+// What a generated case may not have: what the engine cannot be asked for, and what only the model
+// can be given (faults, a host tier) or only its ranks.
+FeatureSet features_to_avoid(const EngineHello& hello);
+
+}  // namespace lockstep

@@ -1,0 +1,95 @@
+// An engine of somebody else's, in a process that speaks docs/scheduler_protocol.md: starts it, asks
+// it, and says how it failed when it does.
+//
+// (1) A message has one reply, or the engine has failed: ended, did not answer in time, raised, or
+//     said what the protocol does not allow.
+// (2) An engine that has raised goes on with the next case; any other failure kills the process,
+//     and the next case starts a new one.
+//
+// Not here: what a decision means (foreign_scheduler.h).
+#pragma once
+
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/line_process.h"
+#include "base/result.h"
+#include "reference/schedule/decision_source.h"
+#include "traces/formats/scheduler_protocol.h"
+
+namespace lockstep {
+
+struct ForeignEngineOptions {
+  std::string command;                                              // a line for /bin/sh
+  std::chrono::milliseconds time_limit = std::chrono::seconds(30);  // of a reply
+  // A reply of a process that has just started: engines import a lot.
+  std::chrono::milliseconds start_limit = std::chrono::seconds(120);
+};
+
+class ForeignEngine {
+ public:
+  // Errors: it does not start, or does not say hello as the protocol wants it.
+  static Result<std::unique_ptr<ForeignEngine>> start(ForeignEngineOptions options);
+
+  const EngineHello& hello() const { return hello_; }
+  bool can(std::string_view feature) const;
+
+  // Begins a case, in a new process where the old one has failed. Errors: as start().
+  Result<void> begin_case();
+  // What the engine's connector asks or tells meanwhile; returns the line to answer with, or
+  // nothing. Absent: the protocol does not allow it.
+  using Connector = std::function<std::string(JsonObject& line)>;
+  // Sends a message and reads its reply with `read`. False: the engine has failed, now or before.
+  bool ask(std::string_view message, const std::function<void(JsonObject& reply)>& read,
+           const Connector& connector = {});
+  // Of this case; null: it goes on.
+  const EngineFailure* failure() const { return failure_ ? &*failure_ : nullptr; }
+  // The engine said something that makes no sense in the case at hand.
+  void fail_reply(std::string what) { fail_as("reply", std::move(what)); }
+
+ private:
+  explicit ForeignEngine(ForeignEngineOptions options) : options_(std::move(options)) {}
+  Result<void> launch();
+  bool converse(std::string_view message, const std::function<void(JsonObject& reply)>& read,
+                const Connector& connector, std::chrono::milliseconds limit);
+  bool answered(LineProcess::End end, std::chrono::milliseconds limit);
+  void fail_as(std::string kind, std::string what, std::string trace = {});
+
+  const ForeignEngineOptions options_;
+  std::unique_ptr<LineProcess> process_;  // null: it was killed
+  EngineHello hello_;
+  std::optional<EngineFailure> failure_;
+  std::int64_t num_replies_ = 0;
+};
+
+// Engines of one kind, as many as are asked for at once; each is used by one case at a time.
+class ForeignEngines : public std::enable_shared_from_this<ForeignEngines> {
+ public:
+  // Starts the first of them. Errors: as ForeignEngine::start().
+  static Result<std::shared_ptr<ForeignEngines>> open(ForeignEngineOptions options);
+
+  // Given back when it goes.
+  using Lease = std::unique_ptr<ForeignEngine, std::function<void(ForeignEngine*)>>;
+  Result<Lease> take();
+  const EngineHello& hello() const { return hello_; }
+  const ForeignEngineOptions& options() const { return options_; }
+  // All processes end; the next case starts anew. For callers that let a fork of theirs speak to an
+  // engine, and do not know where it stopped. REQUIRES: none is taken.
+  void restart();
+
+ private:
+  explicit ForeignEngines(ForeignEngineOptions options) : options_(std::move(options)) {}
+
+  const ForeignEngineOptions options_;
+  EngineHello hello_;
+  std::mutex mutex_;
+  std::vector<std::unique_ptr<ForeignEngine>> idle_;
+};
+
+}  // namespace lockstep

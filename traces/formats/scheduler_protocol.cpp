@@ -1,0 +1,184 @@
+#include "traces/formats/scheduler_protocol.h"
+
+#include "base/json_writer.h"
+#include "reference/plan/limits.h"
+#include "traces/formats/engine_options.h"
+#include "traces/formats/lines_json.h"
+#include "traces/formats/spec_json.h"
+
+namespace lockstep {
+namespace {
+
+std::string event_message(const RecordedEvent& event) {
+  JsonWriter out;
+  write_recorded_event(out, event);
+  return out.take_line();
+}
+
+std::string read_id(JsonObject& object) {
+  return std::string(object.required("id").nonempty_string());
+}
+
+// What a reply says anew of the queues and the pool.
+void read_state(JsonObject& object, const RecordingHeader& header, RecordedStep& step) {
+  step.skipped.reset();
+  read_state_keys(object, header, step);
+  read_cache_keys(object, step);
+}
+
+}  // namespace
+
+std::string hello_message() {
+  JsonWriter out;
+  out.begin_object().key("hello").begin_object();
+  out.integer("scheduler_protocol", kSchedulerProtocolVersion).end_object().end_object();
+  return out.take_line();
+}
+
+std::string open_message(const RecordingHeader& header) {
+  JsonWriter out;
+  out.begin_object().key("open").begin_object();
+  write_engine_keys(out, header);
+  out.integer("seed", header.seed).end_object().end_object();
+  return out.take_line();
+}
+
+std::string add_message(const RequestSpec& request) {
+  RecordedEvent event;
+  event.request = request;
+  event.priority_given = request.priority != 0;
+  return event_message(event);
+}
+
+std::string abort_message(const std::string& name) {
+  RecordedEvent event;
+  event.kind = RecordedEvent::Kind::abort;
+  event.name = name;
+  return event_message(event);
+}
+
+std::string pause_message(PauseState state) {
+  RecordedEvent event;
+  event.kind = RecordedEvent::Kind::pause_state;
+  event.pause_state = state;
+  return event_message(event);
+}
+
+std::string reset_message(bool preempts_running) {
+  JsonWriter out;
+  out.begin_object().key("reset_prefix_cache").begin_object();
+  out.boolean("running", preempts_running).end_object().end_object();
+  return out.take_line();
+}
+
+std::string schedule_message(std::int64_t step, bool shows_tables) {
+  JsonWriter out;
+  out.begin_object().integer("schedule", step);
+  if (shows_tables) out.boolean("tables", true);
+  out.end_object();
+  return out.take_line();
+}
+
+std::string update_message(const RecordedStep& step) {
+  JsonWriter out;
+  out.begin_object().integer("update", step.step);
+  write_tokens_by_request(out.key("sampled"), step.sampled);
+  if (step.drafts) write_tokens_by_request(out.key("drafts"), *step.drafts);
+  if (step.worker) write_worker(out.key("worker"), *step.worker);
+  out.end_object();
+  return out.take_line();
+}
+
+std::string close_message() {
+  JsonWriter out;
+  out.begin_object().boolean("close", true).end_object();
+  return out.take_line();
+}
+
+std::string connector_answer_message(const RecordedConnectorAnswer& answer) {
+  JsonWriter out;
+  out.begin_object().key("external").integer_or_null(answer.external);
+  out.boolean("async", answer.async).end_object();
+  return out.take_line();
+}
+
+std::string keeps_message(bool keeps) {
+  JsonWriter out;
+  out.begin_object().boolean("keeps", keeps).end_object();
+  return out.take_line();
+}
+
+EngineHello read_hello(JsonObject& object) {
+  EngineHello hello;
+  JsonObject said = object.required("hello").object();
+  said.required("scheduler_protocol").integer(kSchedulerProtocolVersion, kSchedulerProtocolVersion);
+  JsonObject engine = said.required("engine").object();
+  hello.engine.name = engine.required("name").nonempty_string();
+  hello.engine.version = engine.required("version").nonempty_string();
+  engine.finish();
+  hello.features = read_names(said.required("features"));
+  said.finish();
+  return hello;
+}
+
+std::string read_refusal(JsonObject& object) {
+  const JsonValue refused = object.optional("refused");
+  return refused ? std::string(JsonValue(refused).nonempty_string()) : std::string();
+}
+
+std::string read_opened(JsonObject& object, RecordingHeader& header) {
+  if (object.has("refused")) return read_refusal(object);
+  JsonObject opened = object.required("opened").object();
+  header.scheduler_block_size = opened.required("scheduler_block_size").integer(1, kTokensMax);
+  header.hash_block_size = opened.required("hash_block_size").integer(1, kTokensMax);
+  opened.finish();
+  return {};
+}
+
+void read_decision(JsonObject& object, const RecordingHeader& header, RecordedStep& step) {
+  read_decision_keys(object, header, step);
+  read_state(object, header, step);
+  read_table_keys(object, header, step);
+}
+
+EngineOutcome read_outcome(JsonObject& object, const RecordingHeader& header, RecordedStep& step) {
+  EngineOutcome outcome;
+  step.stopped.clear();
+  read_stopped_key(object, step);
+  for (auto& [id, tokens] : object.required("num_tokens").object().entries())
+    outcome.num_tokens.emplace_back(id, tokens.integer(0, kTokensMax));
+  read_state(object, header, step);
+  return outcome;
+}
+
+bool read_reset(JsonObject& object, const RecordingHeader& header, RecordedStep& step) {
+  const bool succeeded = object.required("reset_prefix_cache").boolean();
+  read_state(object, header, step);
+  return succeeded;
+}
+
+ConnectorLine read_connector_line(JsonObject& object, const RecordingHeader& header) {
+  using Kind = ConnectorLine::Kind;
+  ConnectorLine line;
+  if (auto asked = object.optional("ask")) {
+    constexpr JsonWord<Kind> kQuestions[] = {{"matched_tokens", Kind::matched_tokens},
+                                             {"finished", Kind::finished}};
+    line.kind = asked.word<Kind>(kQuestions);
+    line.id = read_id(object);
+    if (line.kind == Kind::matched_tokens)
+      line.tokens = object.required("local").integer<std::int32_t>(0, kTokensMax);
+    return line;
+  }
+  constexpr JsonWord<Kind> kTold[] = {{"allocated", Kind::allocated}};
+  line.kind = object.required("tell").word<Kind>(kTold);
+  line.id = read_id(object);
+  line.tokens = object.required("external").integer<std::int32_t>(0, kTokensMax);
+  for (JsonValue group : object.required("blocks").array()) {
+    for (JsonValue block : group.array())
+      line.blocks.push_back(BlockId{block.integer<std::int32_t>(0, header.num_blocks - 1)});
+    break;
+  }
+  return line;
+}
+
+}  // namespace lockstep
