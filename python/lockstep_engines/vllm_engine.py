@@ -183,7 +183,13 @@ def _speculative(config: dict[str, Any]) -> Speculative | None:
 
 
 class ModelStandIn(SimpleNamespace):
-    """What the scheduler asks of a model's configuration."""
+    """What the scheduler asks of a model's configuration: it has none of the abilities that a
+    release may ask for, but those given."""
+
+    def __getattr__(self, name: str) -> bool:
+        if name.startswith(("enable_", "is_", "supports_", "uses_")):
+            return False
+        raise AttributeError(name)
 
 
 def _connector(header: dict[str, Any], path: str) -> KVTransferConfig | None:
@@ -247,14 +253,7 @@ def make_config(header: dict[str, Any], connector: str) -> Any:
     parallel.data_parallel_index = 0
     model = ModelStandIn(
         max_model_len=max_model_len,
-        is_encoder_decoder=False,
-        enable_return_routed_experts=False,
-        is_multimodal_model=False,
-        supports_multimodal_inputs=False,
         runner_type="generate",
-        is_diffusion=False,
-        supports_kv_cache_grouping=False,
-        uses_mrope=False,
         return_sampling_mask=False,
         multimodal_config=None,
         skip_tokenizer_init=True,
