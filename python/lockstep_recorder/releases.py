@@ -4,8 +4,9 @@ To add a release: read its scheduler against the table below, add a row, run the
 package with that release installed (docs/recorder.md).
 """
 
+import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from lockstep_recorder.errors import RecorderError
@@ -45,32 +46,59 @@ class Release:
     mla_rows: tuple[str, ...] = ()
     # Attributes of a spec from which its page's bytes follow; later releases say them outright.
     page_keys: tuple[str, ...] = ()
+    # Slots that a drafter wants of a step's tokens are taken off as requests are scheduled; before,
+    # for as many requests as there can be, when the configuration is made.
+    counts_draft_slots_by_step: bool = True
 
 
-_RELEASES = (
-    Release(
-        version="0.22.1",
-        waiting_queues=("skipped_waiting", "waiting"),
-        hash_movers=(),
-        finished_id=lambda element: element[0],
-        kinds=_KINDS | {"SlidingWindowMLASpec": "sliding_window"},
-        row_tokens_attribute="compress_ratio",
-        mla_rows=("SlidingWindowMLASpec",),
-        page_keys=("cache_dtype_str", "model_version", "alignment"),
-    ),
-    Release(
-        version="0.33.0",
-        waiting_queues=("kv_holding_waiting", "waiting"),
-        hash_movers=("move_block_hashes",),
-        finished_id=lambda element: element.request_id,
-        kinds=_KINDS
-        | {
-            "SlidingWindowMLASpec": "sliding_window_mla",
-            "CircularBufferSpec": "circular_buffer",
-        },
-        row_tokens_attribute="tokens_per_state",
-    ),
+_COMPRESSED_WINDOWS = dict(
+    kinds=_KINDS | {"SlidingWindowMLASpec": "sliding_window"},
+    row_tokens_attribute="compress_ratio",
+    mla_rows=("SlidingWindowMLASpec",),
+    page_keys=("cache_dtype_str", "model_version", "alignment"),
 )
+
+# Each begins with the version named first; the others decide and name things alike.
+_0_20 = Release(
+    version="0.20.0",
+    waiting_queues=("skipped_waiting", "waiting"),
+    hash_movers=(),
+    finished_id=lambda element: element[0],
+    counts_draft_slots_by_step=False,
+    **_COMPRESSED_WINDOWS,
+)
+_0_26 = replace(
+    _0_20,
+    version="0.26.0",
+    hash_movers=("move_block_hashes",),
+    finished_id=lambda element: element.request_id,
+)
+_0_28 = replace(_0_26, version="0.28.0", counts_draft_slots_by_step=True)
+_0_29 = replace(
+    _0_28,
+    version="0.29.0",
+    kinds=_KINDS
+    | {
+        "SlidingWindowMLASpec": "sliding_window_mla",
+        "CircularBufferSpec": "circular_buffer",
+    },
+    row_tokens_attribute="tokens_per_state",
+    mla_rows=(),
+    page_keys=(),
+)
+_0_31 = replace(_0_29, version="0.31.0", waiting_queues=("kv_holding_waiting", "waiting"))
+
+_RELEASES = {
+    version: replace(row, version=version)
+    for row, versions in (
+        (_0_20, "0.20.0 0.20.1 0.20.2 0.21.0 0.22.0 0.22.1 0.23.0 0.24.0 0.25.0 0.25.1"),
+        (_0_26, "0.26.0 0.27.0 0.27.1"),
+        (_0_28, "0.28.0"),
+        (_0_29, "0.29.0 0.30.0"),
+        (_0_31, "0.31.0 0.32.0 0.33.0"),
+    )
+    for version in versions.split()
+}
 
 
 def release_of(version: str) -> Release:
@@ -79,10 +107,25 @@ def release_of(version: str) -> Release:
     Raises RecorderError for a release that nobody has read yet.
     """
     public = version.split("+", 1)[0]
-    for release in _RELEASES:
-        if release.version == public:
-            return release
-    known = ", ".join(release.version for release in _RELEASES)
+    if public in _RELEASES:
+        return _RELEASES[public]
     raise RecorderError(
-        f"found vLLM {version}; this recorder knows {known} (docs/recorder.md: adding a release)"
+        f"found vLLM {version}; this recorder knows {', '.join(_RELEASES)} "
+        f"(docs/recorder.md: adding a release)"
     )
+
+
+def version_key(version: str) -> tuple[int, ...]:
+    """A version as numbers, to compare; a checkout that has none ("dev") is the newest."""
+    numbers = re.match(r"\d+(\.\d+)*", version)
+    found = tuple(int(number) for number in numbers[0].split(".")) if numbers else ()
+    return found if found > (0, 1) else (1 << 30,)
+
+
+def nearest_release(version: str) -> Release:
+    """The newest release that is not newer than `version`, for engines that nobody has read:
+    checkouts between releases and behind the last one."""
+    key = version_key(version)
+    older = [release for release in _RELEASES.values() if version_key(release.version) <= key]
+    nearest = older[-1] if older else next(iter(_RELEASES.values()))
+    return replace(nearest, version=version.split("+", 1)[0])

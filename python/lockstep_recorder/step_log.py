@@ -13,10 +13,10 @@ its own tokens, and everything that happened until the next schedule().
 """
 
 from collections import deque
-from collections.abc import Iterable
 from typing import Any
 
 from lockstep_recorder.cache_counter import CacheCounter
+from lockstep_recorder.decisions import Decisions, tables_of
 from lockstep_recorder.errors import EndOfRecording
 from lockstep_recorder.recording_file import RecordingFile, encode_json
 from lockstep_recorder.releases import Release
@@ -53,11 +53,11 @@ class StepLog:
         release: Release,
         counter: CacheCounter,
         tables_every: int,
+        beside_connector: bool = False,
     ) -> None:
         """`tables_every`: steps from one showing of all block tables to the next; 0: none."""
         self._tables_every = tables_every
         self._file = file
-        self._release = release
         self._counter = counter
         config = header["config"]
         self._with_priority = config["policy"] == "priority"
@@ -66,7 +66,7 @@ class StepLog:
         self._num_steps = 0
         self._events: list[dict[str, Any]] = []  # since the last schedule() or output
         self._lines: deque[_Line] = deque()  # not written yet; the last one is of the last step
-        self._started: set[str] = set()  # have been scheduled once
+        self._decisions = Decisions(release, beside_connector)
         self._live: set[str] = set()  # requests of the steps so far that have not ended
         self._counts = counter.seen()  # when the last output began to come in
         file.write_line(encode_json(header))
@@ -77,11 +77,11 @@ class StepLog:
         """A request has been added."""
         self._events.append(add_event(request, self._with_priority))
 
-    def abort(self, names: Iterable[str]) -> None:
+    def abort(self, names: list[str]) -> None:
         """Live requests have been aborted, in this order."""
         for name in names:
             self._events.append({"abort": name})
-            self._started.discard(name)  # the name may be used again at once
+        self._decisions.ended(names)
 
     def pause(self, state: str) -> None:
         """The engine has been paused, or goes on: vLLM's name of the state."""
@@ -113,18 +113,7 @@ class StepLog:
         if events:
             line["before"] = events
             self._note_live(events)
-        line["scheduled"] = self._scheduled_rows(output)
-        for key, names in (
-            ("preempted", output.preempted_req_ids),
-            ("finished", output.finished_req_ids),
-        ):
-            if names:
-                line[key] = sorted(names)
-        line["common_prefix_blocks"] = list(output.num_common_prefix_blocks)
-        if output.new_block_ids_to_zero:
-            line["zero"] = output.new_block_ids_to_zero
-        if copies := getattr(output, "kv_cache_block_copies", None):
-            line["copies"] = [[copy.src_block_id, copy.dst_block_id] for copy in copies]
+        line |= self._decisions.of_step(output)
         self._add_state(line, scheduler)
         is_empty = not output.num_scheduled_tokens
         self._lines.append(_Line(self._num_steps, encode_json(line)[:-1], output, is_empty))
@@ -165,7 +154,7 @@ class StepLog:
             last.tail.setdefault("stopped", []).extend(stopped)
             names = [name for name, _ in stopped]
             self._live.difference_update(names)
-            self._started.difference_update(names)
+            self._decisions.ended(names)
 
     def drafted(self, drafts: dict[str, list[int]]) -> None:
         """The model has proposed `drafts` for the next step."""
@@ -226,44 +215,8 @@ class StepLog:
         while self._lines and self._lines[0].has_passed and self._lines[0].sampled is not None:
             self._file.write_line(self._lines.popleft().encode())
 
-    def _scheduled_rows(self, output: Any) -> list[dict[str, Any]]:
-        """The requests of the step in the scheduler's own order. What costs most: it is done for
-        every running request in every step."""
-        cached = output.scheduled_cached_reqs
-        # Computed tokens and block ids (per group, or None) of every request.
-        places = zip(cached.num_computed_tokens, cached.new_block_ids, strict=True)
-        handed = dict(zip(cached.req_ids, places, strict=True))
-        entering = set(cached.resumed_req_ids)
-        for new in output.scheduled_new_reqs:
-            handed[new.req_id] = new.num_computed_tokens, new.block_ids
-            entering.add(new.req_id)
-        drafts = output.scheduled_spec_decode_tokens
-        rows: list[dict[str, Any]] = []
-        for name, tokens in output.num_scheduled_tokens.items():
-            computed, blocks = handed[name]
-            if name in entering:
-                row = {"id": name, "tokens": tokens, "new": True}
-                # One of vLLM's model runners is not told which of the new ones are back.
-                if name in self._started:
-                    row["resumed"] = True
-                self._started.add(name)
-                row["computed"], row["blocks"] = computed, blocks
-            else:
-                row = {"id": name, "tokens": tokens, "computed": computed, "blocks": blocks}
-            if drafts and drafts.get(name):
-                row["spec"] = drafts[name]
-            rows.append(row)
-        return rows
-
     def _add_state(self, line: dict[str, Any], scheduler: Any) -> None:
-        """The queues and the pool as the decision left them."""
-        running = [request.request_id for request in scheduler.running]
-        line["running"] = running
-        waiting: list[str] = []
-        for queue in self._release.waiting_queues:
-            waiting += [request.request_id for request in getattr(scheduler, queue)]
-        line["waiting"] = waiting
-        manager = scheduler.kv_cache_manager
-        line["free_blocks"] = manager.block_pool.get_num_free_blocks()
+        """The queues and the pool as the decision left them, and whole tables when it is time."""
+        line |= self._decisions.state_of(scheduler)
         if self._tables_every and (self._num_steps + 1) % self._tables_every == 0:
-            line["tables"] = {name: manager.get_block_ids(name) for name in running}
+            line["tables"] = tables_of(scheduler)

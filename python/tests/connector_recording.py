@@ -6,23 +6,22 @@ that says what it answered.
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-import vllm_engine
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import RequestStatus
 
+from lockstep_engines import vllm_engine
 from lockstep_recorder.cache_counter import CacheCounter
 from lockstep_recorder.recording_file import RecordingFile, encode_json
 from lockstep_recorder.releases import release_of
 from lockstep_recorder.step_log import StepLog
 
-RELEASE = dataclasses.replace(release_of(vllm_engine.VERSION), waiting_queues=("waiting",))
+RELEASE = release_of(vllm_engine.VERSION)
 TABLES_EVERY = 8
 
 
@@ -49,8 +48,6 @@ class _ConnectorStepLog(StepLog):
 
     def _add_state(self, line: dict[str, Any], scheduler: Any) -> None:
         super()._add_state(line, scheduler)
-        skipped = list(scheduler.skipped_waiting)
-        line["skipped"] = [[request.request_id, request.status.name] for request in skipped]
         if loading := scheduler.loading():
             tables = scheduler.kv_cache_manager.get_block_ids
             line["loading"] = {name: list(tables(name)) for name in sorted(loading)}
@@ -106,7 +103,7 @@ class _Recorded:
         }
         counter = CacheCounter(self.kv_cache_manager.block_pool, RELEASE.hash_movers)
         file = _OrderedFile(str(self.path))
-        self.log = _ConnectorStepLog(file, first, RELEASE, counter, TABLES_EVERY)
+        self.log = _ConnectorStepLog(file, first, RELEASE, counter, TABLES_EVERY, True)
         self.connector.on_report = self.log.reported
 
     def _waiting_to_load(self) -> set[str]:

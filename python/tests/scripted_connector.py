@@ -1,25 +1,21 @@
-"""A KV connector whose answers are written down: vLLM's scheduler asks it, and it moves nothing.
+"""A KV connector whose answers are written down.
 
-vLLM makes it by name, as it makes any connector from outside. Whoever drives the scheduler puts in
-what it is to answer in a step, and plays the worker that reports loads.
+Whoever drives the scheduler puts in what it is to answer in a step.
 """
 
 from collections import deque
 from collections.abc import Iterable
 from typing import Any
 
-from vllm.distributed.kv_transfer.kv_connector.v1.base import (
-    KVConnectorBase_V1,
-    KVConnectorMetadata,
-    SupportsHMA,
-)
+from lockstep_engines.vllm_connector import AskingConnector
 
 
-class ScriptedConnector(KVConnectorBase_V1, SupportsHMA):
-    """The side of the scheduler. An answer is an entry of `connector` in a recording."""
+class ScriptedConnector(AskingConnector):
+    """An answer is an entry of `connector` in a recording."""
 
     def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any = None) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
+        self.client = self
         self._answers: deque[dict[str, Any]] = deque()
         self._held: set[str] = set()
 
@@ -30,27 +26,15 @@ class ScriptedConnector(KVConnectorBase_V1, SupportsHMA):
         self._answers.extend(answers)
         self._held = set(held)
 
-    def get_num_new_matched_tokens(
-        self, request: Any, num_computed_tokens: int
-    ) -> tuple[int | None, bool]:
-        assert self._answers, f"vLLM asked for {request.request_id}, which nobody expected"
+    def matched_tokens(self, name: str, local: int) -> tuple[int | None, bool]:
+        assert self._answers, f"vLLM asked for {name}, which nobody expected"
         answer = self._answers.popleft()
-        asked = {"id": request.request_id, "local": num_computed_tokens}
+        asked = {"id": name, "local": local}
         assert asked == {key: answer[key] for key in asked}, f"{asked} is not {answer}"
         return answer["external"], answer["async"]
 
-    def update_state_after_alloc(self, *_: Any) -> None:
+    def finished(self, name: str) -> bool:
+        return name in self._held
+
+    def allocated(self, *_: Any) -> None:
         pass
-
-    def build_connector_meta(self, _: Any) -> KVConnectorMetadata:
-        return KVConnectorMetadata()
-
-    def request_finished_all_groups(self, request: Any, _: Any) -> tuple[bool, None]:
-        return request.request_id in self._held, None
-
-    # The side of the worker, which nobody makes.
-
-    def start_load_kv(self, *_: Any, **__: Any) -> None:
-        raise NotImplementedError
-
-    wait_for_layer_load = save_kv_layer = wait_for_save = start_load_kv

@@ -12,7 +12,7 @@ from collections import deque
 from concurrent.futures import Future
 from typing import Any
 
-import vllm_engine
+from lockstep_engines import vllm_engine
 from scenarios import Workload
 from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.engine.core import EngineCore

@@ -12,7 +12,7 @@ import random
 from dataclasses import dataclass
 from typing import Any
 
-import vllm_engine
+from lockstep_engines import vllm_engine
 from scenarios import Workload
 from vllm.v1 import kv_cache_interface as kv
 from vllm.v1.core import kv_cache_planning, kv_cache_utils

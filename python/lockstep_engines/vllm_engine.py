@@ -1,20 +1,24 @@
 """vLLM's scheduler on a CPU, with the model replaced by whoever calls it.
 
 make_engine() builds the scheduler for the header of a recording out of vLLM's own public classes;
-an Engine then plays the part of vLLM's engine loop, step by step. Nothing here knows the recorder.
+an Engine then plays the part of vLLM's engine loop, step by step. Any release from 0.20.0 on; what
+one lacks is refused with its name.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import os
 from dataclasses import dataclass, field
+from functools import cache
 from types import SimpleNamespace
 from typing import Any
 
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
 os.environ.setdefault("PYTHONHASHSEED", "0")
 
+import numpy
 import torch
 import vllm
 from vllm.config import (
@@ -30,18 +34,31 @@ from vllm.v1.core import kv_cache_utils
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.core.sched.scheduler import Scheduler
-from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
+from vllm.v1.outputs import DraftTokenIds, KVConnectorOutput, ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
 
+from lockstep_recorder.releases import nearest_release, version_key
+
 logging.getLogger("vllm").setLevel(logging.ERROR)
 
+__all__ = ["KVConnectorOutput", "PauseState", "RequestStatus", "SamplingParams", "Scheduler"]
+
 VERSION = vllm.__version__.split("+", 1)[0]
+RELEASE = nearest_release(VERSION)
+
+
+class NotInThisRelease(Exception):
+    """The installed vLLM lacks what a header asks for; the text names it."""
+
 
 _DTYPES = {
     "bf16": torch.bfloat16,
     "fp16": torch.float16,
     "fp32": torch.float32,
+    "fp8": torch.float8_e4m3fn,
+    "fp8_e5m2": torch.float8_e5m2,
+    "int8": torch.int8,
     "uint8": torch.uint8,
 }
 
@@ -58,17 +75,59 @@ _KINDS = {
 }
 
 
+# What only memory and kernels look at: a release without the field decides the same.
+_OF_MEMORY = (
+    "alignment",
+    "cache_dtype_str",
+    "head_size_v",
+    "kv_quant_mode",
+    "model_version",
+    "page_size_padded",
+)
+
+
+@cache
+def _fields_of(cls: type) -> frozenset[str]:
+    return frozenset(entry.name for entry in dataclasses.fields(cls))
+
+
+def kinds() -> list[str]:
+    """The format's words for the kinds of cache that can be built."""
+    return [word for word, name in _KINDS.items() if hasattr(kv, name)] + ["mamba"]
+
+
+def _class_of(spec: dict[str, Any]) -> type:
+    kind = spec["type"]
+    if spec.get("mla_rows"):
+        kind = "sliding_window_mla"
+    name = "MambaSpec" if kind == "mamba" else _KINDS.get(kind, "")
+    if not hasattr(kv, name):
+        raise NotInThisRelease(f"found a group of kind {kind}; vLLM {VERSION} builds {kinds()}")
+    return getattr(kv, name)
+
+
 def make_spec(spec: dict[str, Any], is_draft: bool = False) -> Any:
     """vLLM's spec for one in the words of the recording format."""
-    keys = {key: value for key, value in spec.items() if key != "type"}
-    if is_draft:
-        keys["is_draft"] = True
-    if spec["type"] == "mamba":
-        keys["shapes"] = tuple(tuple(shape) for shape in spec["shapes"])
-        keys["dtypes"] = tuple(_DTYPES[dtype] for dtype in spec["dtypes"])
-        return kv.MambaSpec(**keys)
-    keys["dtype"] = _DTYPES[spec["dtype"]]
-    return getattr(kv, _KINDS[spec["type"]])(**keys)
+    cls = _class_of(spec)
+    keys: dict[str, Any] = {"is_draft": True} if is_draft else {}
+    for key, value in spec.items():
+        if key in ("type", "mla_rows"):
+            continue
+        if key == "dtype":
+            value = _DTYPES[value]
+        elif key == "dtypes":
+            value = tuple(_DTYPES[dtype] for dtype in value)
+        elif key == "shapes":
+            value = tuple(tuple(shape) for shape in value)
+        elif key == "kv_quant_mode":
+            value = kv.KVQuantMode[value.upper()]
+        elif key in ("tokens_per_state", "compress_ratio"):
+            key = RELEASE.row_tokens_attribute
+        if key in _fields_of(cls):
+            keys[key] = value
+        elif value and key not in _OF_MEMORY and not (key == "compress_ratio" and value == 1):
+            raise NotInThisRelease(f"found {key} = {value}; {cls.__name__} of {VERSION} has none")
+    return cls(**keys)
 
 
 def _bare(cls: type, **fields: Any) -> Any:
@@ -86,7 +145,6 @@ class Speculative(SimpleNamespace):
 
     num_speculative_tokens_per_batch_size = None
     disable_eagle_block_drop = False
-    disable_lookahead_block_hashes = False
 
     @property
     def max_num_new_slots_for_drafting(self) -> int:
@@ -120,23 +178,30 @@ def _speculative(config: dict[str, Any]) -> Speculative | None:
         num_speculative_tokens=config["num_spec_tokens"],
         method=config.get("x_method", config["spec_method"]),
         num_modules=config.get("num_prefill_lookahead_tokens", 1),
+        disable_lookahead_block_hashes=config.get("num_hash_lookahead_tokens", -1) == 0,
     )
 
 
 class ModelStandIn(SimpleNamespace):
-    """What the scheduler asks of a model's configuration."""
+    """What the scheduler asks of a model's configuration: it has none of the abilities that a
+    release may ask for, but those given."""
+
+    def __getattr__(self, name: str) -> bool:
+        if name.startswith(("enable_", "is_", "supports_", "uses_")):
+            return False
+        raise AttributeError(name)
 
 
 def _connector(header: dict[str, Any], path: str) -> KVTransferConfig | None:
     """The connector of a header: `path` is its module and class."""
     if "connector" not in header:
         return None
-    module, name = path.split(".")
+    module, name = path.rsplit(".", 1)
     return KVTransferConfig(
         kv_connector=name,
         kv_connector_module_path=module,
         kv_role="kv_both",
-        kv_load_failure_policy=header["connector"]["kv_load_failure_policy"],
+        kv_load_failure_policy=header["connector"].get("kv_load_failure_policy", "fail"),
     )
 
 
@@ -167,16 +232,19 @@ def make_config(header: dict[str, Any], connector: str) -> Any:
         mamba_cache_mode=config.get("mamba_cache_mode", "none"),
         mamba_block_size=config.get("mamba_block_size"),
     )
+    smallest = min(group["spec"]["block_size"] for group in header["groups"])
+    if smallest > cache.block_size and version_key(VERSION) >= (0, 23):
+        cache.block_size = smallest  # as the engine core does; before 0.23.0 it decides nothing
     cache.num_gpu_blocks = header["num_blocks"]
-    for key, option in (
-        ("hash_algorithm", "prefix_caching_hash_algo"),
-        ("prefix_match_unit", "prefix_match_unit"),
-    ):
-        if key in config:
-            setattr(cache, option, config[key])
+    if config.get("hash_algorithm", "content") != "content":
+        cache.prefix_caching_hash_algo = config["hash_algorithm"]
+    if config.get("prefix_match_unit"):
+        if not hasattr(cache, "prefix_match_unit"):
+            raise NotInThisRelease(f"found prefix_match_unit; vLLM {VERSION} has none")
+        cache.prefix_match_unit = config["prefix_match_unit"]
     if speculative := _speculative(config):
         scheduler.max_num_scheduled_tokens = scheduler.max_num_batched_tokens
-        if VERSION == "0.22.1":  # the later release counts these slots step by step
+        if not RELEASE.counts_draft_slots_by_step:
             slots = speculative.max_num_new_slots_for_drafting * scheduler.max_num_seqs
             scheduler.max_num_scheduled_tokens -= slots
     parallel = ParallelConfig()
@@ -185,14 +253,7 @@ def make_config(header: dict[str, Any], connector: str) -> Any:
     parallel.data_parallel_index = 0
     model = ModelStandIn(
         max_model_len=max_model_len,
-        is_encoder_decoder=False,
-        enable_return_routed_experts=False,
-        is_multimodal_model=False,
-        supports_multimodal_inputs=False,
         runner_type="generate",
-        is_diffusion=False,
-        supports_kv_cache_grouping=False,
-        uses_mrope=False,
         return_sampling_mask=False,
         multimodal_config=None,
         skip_tokenizer_init=True,
@@ -243,14 +304,13 @@ def expand(prompt: Any) -> list[int]:
     """The tokens of a prompt: [[seed, n], ...] or {"tokens": [...]}."""
     if isinstance(prompt, dict):
         return list(prompt["tokens"])
-    mask = (1 << 64) - 1
-    tokens = []
+    tokens: list[int] = []
     for seed, count in prompt:
-        for i in range(count):
-            x = ((seed << 32) + i + 0x9E3779B97F4A7C15) & mask
-            x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & mask
-            x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & mask
-            tokens.append((x ^ (x >> 31)) % 50000)
+        first = ((seed << 32) + 0x9E3779B97F4A7C15) & (1 << 64) - 1
+        x = numpy.arange(count, dtype=numpy.uint64) + numpy.uint64(first)
+        x = (x ^ (x >> numpy.uint64(30))) * numpy.uint64(0xBF58476D1CE4E5B9)
+        x = (x ^ (x >> numpy.uint64(27))) * numpy.uint64(0x94D049BB133111EB)
+        tokens += ((x ^ (x >> numpy.uint64(31))) % numpy.uint64(50000)).tolist()
     return tokens
 
 
@@ -260,11 +320,13 @@ class Engine:
 
     scheduler: Any
     hasher: Any
+    hash_block_size: int
     is_async: bool
     in_flight: list[Any] = field(default_factory=list)  # outputs of schedule(), oldest first
 
-    def add(self, event: dict[str, Any]) -> None:
-        """Adds a request from the `add` entry of a recording."""
+    def request_of(self, event: dict[str, Any], tokens: list[int]) -> Request:
+        """vLLM's request for the `add` entry of a recording, whose prompt is `tokens`. Raises
+        ValueError where vLLM's front end refuses the parameters."""
         ending = {
             key: event[key] for key in ("min_tokens", "skip_reading_prefix_cache") if key in event
         }
@@ -279,18 +341,20 @@ class Engine:
             **ending,
         )
         params._eos_token_id = event.get("eos")
-        self.scheduler.add_request(
-            Request(
-                request_id=event["add"],
-                prompt_token_ids=expand(event["prompt"]),
-                sampling_params=params,
-                pooling_params=None,
-                arrival_time=float(event.get("arrival", 0.0)),
-                cache_salt=event.get("cache_salt"),
-                priority=event.get("priority", 0),
-                block_hasher=self.hasher,
-            )
+        return Request(
+            request_id=event["add"],
+            prompt_token_ids=tokens,
+            sampling_params=params,
+            pooling_params=None,
+            arrival_time=float(event.get("arrival", 0.0)),
+            cache_salt=event.get("cache_salt"),
+            priority=event.get("priority", 0),
+            block_hasher=self.hasher,
         )
+
+    def add(self, event: dict[str, Any]) -> None:
+        """Adds a request from the `add` entry of a recording."""
+        self.scheduler.add_request(self.request_of(event, expand(event["prompt"])))
 
     def abort(self, names: list[str]) -> None:
         self.scheduler.finish_requests(names, RequestStatus.FINISHED_ABORTED)
@@ -309,29 +373,72 @@ class Engine:
         return len(self.in_flight) > (1 if self.is_async and output.num_scheduled_tokens else 0)
 
     def model_output(self, sampled: dict[str, list[int]]) -> ModelRunnerOutput:
-        """What the model returned for the oldest step: tokens by request, none for the others."""
-        names = list(self.in_flight[0].num_scheduled_tokens)
-        return ModelRunnerOutput(
-            req_ids=names,
-            req_id_to_index={name: i for i, name in enumerate(names)},
-            sampled_token_ids=[list(sampled.get(name, ())) for name in names],
-        )
+        """What the model returned for the oldest step."""
+        return output_of_model(self.in_flight[0], sampled)
 
     def update(
         self, model_output: ModelRunnerOutput, drafts: dict[str, list[int]] | None = None
     ) -> None:
         """The oldest step's output comes in, and the drafts for the next step."""
         self.scheduler.update_from_output(self.in_flight.pop(0), model_output)
+        self._take_drafts(drafts)
+
+    def take_in(
+        self,
+        output: Any,
+        sampled: dict[str, list[int]],
+        drafts: dict[str, list[int]] | None,
+        report: Any,
+    ) -> dict[int, Any]:
+        """What the model and, with a connector, the workers returned for the step `output`; what
+        the engine returns to its clients."""
+        model_output = output_of_model(output, sampled)
+        model_output.kv_connector_output = report
+        outputs = self.scheduler.update_from_output(output, model_output)
+        self._take_drafts(drafts)
+        return outputs
+
+    def _take_drafts(self, drafts: dict[str, list[int]] | None) -> None:
         if drafts is not None:
             self.scheduler.update_draft_token_ids(
                 DraftTokenIds(list(drafts), [list(tokens) for tokens in drafts.values()])
             )
 
 
+def output_of_model(output: Any, sampled: dict[str, list[int]]) -> ModelRunnerOutput:
+    """Tokens by request of the step `output`, none for the others."""
+    names = list(output.num_scheduled_tokens)
+    return ModelRunnerOutput(
+        req_ids=names,
+        req_id_to_index={name: i for i, name in enumerate(names)},
+        sampled_token_ids=[list(sampled.get(name, ())) for name in names],
+    )
+
+
+def _retention(config: dict[str, Any]) -> dict[str, int]:
+    """The argument of KVCacheConfig that says what of windows and states stays cached."""
+    name = "prefix_cache_retention_interval"
+    if config.get(name, -1) < 0:
+        return {}
+    if name not in _fields_of(kv.KVCacheConfig):
+        raise NotInThisRelease(f"found {name}; vLLM {VERSION} has no such option")
+    return {name: config[name]}
+
+
+def _num_hash_lookahead(vllm_config: Any, header: dict[str, Any]) -> int:
+    """The tokens behind a block that its hash covers: as vLLM's engine core takes it, where the
+    release has any. Raises NotInThisRelease where the header has other ones."""
+    asked = header["config"].get("num_hash_lookahead_tokens", -1)
+    has = getattr(vllm_config, "num_hash_lookahead_tokens", 0)
+    if asked not in (-1, has):
+        raise NotInThisRelease(f"found num_hash_lookahead_tokens {asked}; vLLM {VERSION} has {has}")
+    return has
+
+
 def make_engine(
     header: dict[str, Any],
     scheduler_cls: type | None = None,
-    connector: str = "scripted_connector.ScriptedConnector",
+    connector: str = "lockstep_engines.vllm_connector.AskingConnector",
     groups: list[Any] | None = None,
 ) -> Engine:
     """An engine for the header of a recording; `scheduler_cls`: instead of vLLM's own;
@@ -339,8 +446,7 @@ def make_engine(
     that the header's were made of, where it does not say all of them."""
     config = make_config(header, connector)
     groups = groups or make_groups(header)
-    retention = "prefix_cache_retention_interval"
-    kept = {retention: header["config"][retention]} if retention in header["config"] else {}
+    kept = _retention(header["config"])
     cache_config = kv.KVCacheConfig(
         num_blocks=header["num_blocks"], kv_cache_tensors=[], kv_cache_groups=groups, **kept
     )
@@ -362,9 +468,8 @@ def make_engine(
 
         hash_function = get_hash_fn_by_name(config.cache_config.prefix_caching_hash_algo)
         kv_cache_utils.init_none_hash(hash_function)
-        # As vLLM's engine core calls it; 0.22.1 hashes blocks without what is behind them.
-        lookahead = getattr(config, "num_hash_lookahead_tokens", 0)
+        lookahead = _num_hash_lookahead(config, header)
         hasher = kv_cache_utils.get_request_block_hasher(
             hash_block_size, hash_function, *([lookahead] if lookahead else [])
         )
-    return Engine(scheduler, hasher, is_async)
+    return Engine(scheduler, hasher, hash_block_size, is_async)

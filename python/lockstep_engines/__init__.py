@@ -1,0 +1,7 @@
+"""Engines under test: an engine's own scheduler decides in a run of Lockstep.
+
+    python -m lockstep_engines vllm [DIR]
+
+speaks docs/scheduler_protocol.md on standard input and output. docs/real_engines.md says what is
+driven and what is refused.
+"""

@@ -1,0 +1,92 @@
+"""What a scheduler has decided, and how it left queues and pool, in the words of the format.
+
+Used for a recording's lines and for the replies of an engine under test.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from lockstep_recorder.releases import Release
+
+
+class Decisions:
+    """Reads one scheduler's decisions, in their order."""
+
+    def __init__(self, release: Release, beside_connector: bool = False) -> None:
+        """`beside_connector`: the first of the two queues of those who wait is shown on its own,
+        with the status of each."""
+        self._queues = release.waiting_queues
+        self._beside_connector = beside_connector
+        self._started: set[str] = set()  # have been scheduled once
+
+    def ended(self, names: Iterable[str]) -> None:
+        """These requests have left: the names may be used again at once."""
+        self._started.difference_update(names)
+
+    def of_step(self, output: Any) -> dict[str, Any]:
+        """The decision in `output`, a SchedulerOutput: from `scheduled` to `copies`."""
+        line: dict[str, Any] = {"scheduled": self._rows(output)}
+        for key, names in (
+            ("preempted", output.preempted_req_ids),
+            ("finished", output.finished_req_ids),
+        ):
+            if names:
+                line[key] = sorted(names)
+        line["common_prefix_blocks"] = list(output.num_common_prefix_blocks)
+        if output.new_block_ids_to_zero:
+            line["zero"] = output.new_block_ids_to_zero
+        if copies := getattr(output, "kv_cache_block_copies", None):
+            line["copies"] = [[copy.src_block_id, copy.dst_block_id] for copy in copies]
+        return line
+
+    def _rows(self, output: Any) -> list[dict[str, Any]]:
+        """The requests of the step in the scheduler's own order. What costs most: it is done for
+        every running request in every step."""
+        cached = output.scheduled_cached_reqs
+        # Computed tokens and block ids (per group, or None) of every request.
+        places = zip(cached.num_computed_tokens, cached.new_block_ids, strict=True)
+        handed = dict(zip(cached.req_ids, places, strict=True))
+        entering = set(cached.resumed_req_ids)
+        for new in output.scheduled_new_reqs:
+            handed[new.req_id] = new.num_computed_tokens, new.block_ids
+            entering.add(new.req_id)
+        drafts = output.scheduled_spec_decode_tokens
+        rows: list[dict[str, Any]] = []
+        for name, tokens in output.num_scheduled_tokens.items():
+            computed, blocks = handed[name]
+            if name in entering:
+                row = {"id": name, "tokens": tokens, "new": True}
+                # One of vLLM's model runners is not told which of the new ones are back.
+                if name in self._started:
+                    row["resumed"] = True
+                self._started.add(name)
+                row["computed"], row["blocks"] = computed, blocks
+            else:
+                row = {"id": name, "tokens": tokens, "computed": computed, "blocks": blocks}
+            if drafts and drafts.get(name):
+                row["spec"] = drafts[name]
+            rows.append(row)
+        return rows
+
+    def state_of(self, scheduler: Any) -> dict[str, Any]:
+        """The queues and the pool: from `running` to `free_blocks`."""
+        line: dict[str, Any] = {"running": [request.request_id for request in scheduler.running]}
+        waiting: list[str] = []
+        for queue in self._queues[self._beside_connector :]:
+            waiting += [request.request_id for request in getattr(scheduler, queue)]
+        line["waiting"] = waiting
+        if self._beside_connector:
+            line["skipped"] = [
+                [request.request_id, request.status.name]
+                for request in getattr(scheduler, self._queues[0])
+            ]
+        line["free_blocks"] = scheduler.kv_cache_manager.block_pool.get_num_free_blocks()
+        return line
+
+
+def tables_of(scheduler: Any) -> dict[str, Any]:
+    """The block tables of all running requests, per group."""
+    block_ids = scheduler.kv_cache_manager.get_block_ids
+    return {request.request_id: block_ids(request.request_id) for request in scheduler.running}
