@@ -46,6 +46,7 @@ Result<Prepared> prepare_recording(const ReplayOptions& options, LockstepConfig 
   TraceWorkloadOptions workload;
   workload.step_time = {.base_ns = kStepNs, .per_token_ns = 0};
   workload.num_spec_tokens = config.engine.num_spec_tokens;
+  workload.async_scheduling = config.engine.async_scheduling;
   auto shared = std::make_shared<const Trace>(std::move(*trace));
   return Prepared{std::move(config), [shared, workload]() -> Result<std::unique_ptr<Workload>> {
                     return make_trace_workload(shared, workload);

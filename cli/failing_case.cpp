@@ -66,18 +66,24 @@ DecisionsFactory decisions_of(const FailingCaseOptions& options) {
   return options.engines == nullptr ? DecisionsFactory() : decisions_of(options.engines);
 }
 
-Result<void> write_recording(const std::string& path, const SavedCase& saved,
+Result<bool> write_recording(const std::string& path, const SavedCase& saved,
                              const FailingCaseOptions& options) {
   Recording recording;
   JudgeOptions judging;
   judging.decisions = decisions_of(options);
   judging.recording = &recording;
   judge(saved, judging);
+  if (recording.steps.empty()) return false;
   if (options.engines != nullptr) recording.header.engine = options.engines->hello().engine;
   recording.header.family = "fuzz";
   LS_ASSIGN_OR_RETURN(auto file, RecordingWriter::create(path, recording.header));
-  for (const RecordedStep& step : recording.steps) LS_RETURN_IF_ERROR(file.write(step));
-  return file.close(recording.end);
+  for (RecordedStep& step : recording.steps) {
+    for (auto* events : {&step.before, &step.during})
+      for (RecordedEvent& event : *events) event.request.prompt = event.request.prompt.as_tokens();
+    LS_RETURN_IF_ERROR(file.write(step));
+  }
+  LS_RETURN_IF_ERROR(file.close(recording.end));
+  return true;
 }
 
 Result<SavedCase> load_case(const std::string& path, const std::string& backend) {
@@ -237,13 +243,22 @@ Result<void> FuzzCases::keep(const SavedCase& found, const Outcome& outcome) {
   return {};
 }
 
-Result<void> FuzzCases::shrink(double seconds_per_case) {
+Result<void> FuzzCases::add_recording(const std::string& path, const SavedCase& saved) {
+  if (judging_.engines == nullptr) return {};
+  const std::string recording = path_of_recording(path);
+  LS_ASSIGN_OR_RETURN(const bool written, write_recording(recording, saved, judging_));
+  if (written) lines_ += fmt::format("  {}  what the engine decided\n", recording);
+  return {};
+}
+
+Result<void> FuzzCases::finish(double shrink_seconds) {
   lines_.clear();
-  judging_.shrink_seconds = seconds_per_case;
+  judging_.shrink_seconds = shrink_seconds;
   std::map<std::string, int> shrunk_of_check;
   for (const Kept& kept : kept_) {
     lines_ += line_of(kept.path, kept.saved, {});
-    if (shrunk_of_check[kept.check]++ >= kShrunkPerCheck) continue;
+    LS_RETURN_IF_ERROR(add_recording(kept.path, kept.saved));
+    if (shrink_seconds == 0 || shrunk_of_check[kept.check]++ >= kShrunkPerCheck) continue;
     LS_ASSIGN_OR_RETURN(const auto failure, failure_of(kept.saved, judging_));
     if (!failure.failed())
       return fail(fmt::format("{}: failed once ({}) and not a second time", kept.path, kept.check));
@@ -253,10 +268,7 @@ Result<void> FuzzCases::shrink(double seconds_per_case) {
     LS_RETURN_IF_ERROR(write_saved_case(path, smallest));
     lines_ += line_of(path, smallest,
                       shrunk.result.is_minimal ? "" : "; the time ran out, it may go further");
-    if (judging_.engines == nullptr) continue;
-    const std::string recording = path_of_recording(path);
-    LS_RETURN_IF_ERROR(write_recording(recording, smallest, judging_));
-    lines_ += fmt::format("  {}  what the engine decided\n", recording);
+    LS_RETURN_IF_ERROR(add_recording(path, smallest));
   }
   return {};
 }

@@ -35,8 +35,8 @@ void declare_judging(CLI::App& command, FailingCaseOptions& options);
 // Starts the engine that --decisions names. To be called once, before cases are judged.
 Result<void> start_engines(FailingCaseOptions& options);
 DecisionsFactory decisions_of(const FailingCaseOptions& options);
-// What an engine decided in a case, as a recording that repeats without it.
-Result<void> write_recording(const std::string& path, const SavedCase& saved,
+// What an engine decided in a case, as a recording that repeats without it. False: nothing.
+Result<bool> write_recording(const std::string& path, const SavedCase& saved,
                              const FailingCaseOptions& options);
 
 // A saved case or a recording; with `backend` in place of the one it names, unless that is "auto".
@@ -66,7 +66,8 @@ int exit_code_of(const Failure& failure);
 // The failing cases of a fuzz run, in a folder: each as it was found, NAME.case.jsonl, and made
 // small beside it, NAME.min.case.jsonl.
 //
-// Made small are the first few failures of each check; the others would say the same.
+// Made small are the first few failures of each check; the others would say the same. Of another
+// engine, NAME.recording.jsonl is what it decided.
 class FuzzCases {
  public:
   // `engines`: who decided; null: the model.
@@ -77,8 +78,10 @@ class FuzzCases {
 
   // Writes the case at once: what follows may take long, or end early.
   Result<void> keep(const SavedCase& saved, const Outcome& outcome);
-  // REQUIRES: no thread of the run is left, since every try is a child process.
-  Result<void> shrink(double seconds_per_case);
+  // The first few of each check small, for at most so long each; 0: none. And what another engine
+  // decided in them, as recordings. REQUIRES: no thread of the run is left, since every try is a
+  // child process.
+  Result<void> finish(double shrink_seconds);
   // A line for each file with its size; empty: nothing was kept.
   std::string text() const { return lines_; }
 
@@ -88,6 +91,8 @@ class FuzzCases {
     SavedCase saved;
     std::string check;
   };
+
+  Result<void> add_recording(const std::string& path, const SavedCase& saved);
 
   std::string folder_;
   FailingCaseOptions judging_;

@@ -225,7 +225,7 @@ Result<FuzzPart> run(const FuzzCommandOptions& options, const FuzzOptions& fuzzi
     part.report = fuzz(fuzzing, callbacks);
     std::signal(SIGABRT, previous);
   }
-  if (saved_all && options.shrinks) saved_all = cases.shrink(options.shrink_seconds);
+  if (saved_all) saved_all = cases.finish(options.shrinks ? options.shrink_seconds : 0);
   LS_RETURN_IF_ERROR(saved_all);
   part.saved = cases.text();
   return part;

@@ -32,8 +32,9 @@ std::map<std::string, std::int64_t> known_tokens(const StepView& view) {
 void take_waiting_tables(const StepView& view, StoryStep& step) {
   const auto take = [&](RequestId id) {
     const RecordedTable& table = step.waiting_tables.emplace_back(table_of(view, id));
-    if (const Scheduler* model = view.decisions.model())
-      step.loaded[table.id] = model->num_computed_tokens(id);
+    const Scheduler* const model = view.decisions.model();
+    step.loaded[table.id] =
+        model != nullptr ? model->num_computed_tokens(id) : view.decisions.num_tokens(id);
   };
   for (const SkippedRequest& request : view.decisions.skipped())
     if (!view.decisions.block_table(request.id, 0).empty()) take(request.id);

@@ -32,13 +32,14 @@ struct BlockState {
 };
 
 struct StoryStep {
-  RecordedStep recorded;                        // as a recording tells it, as far as the step came
-  std::vector<std::string> arrived;             // first seen in this step
-  std::vector<std::string> gone;                // seen in the step before, and not told as finished
-  std::map<std::string, std::int64_t> known;    // prompt and sampled tokens of the live
-  std::vector<RecordedTable> tables;            // of all that run
-  std::vector<RecordedTable> waiting_tables;    // of those that hold blocks and do not
-  std::map<std::string, std::int64_t> loaded;   // tokens computed, or loading, of those
+  RecordedStep recorded;                      // as a recording tells it, as far as the step came
+  std::vector<std::string> arrived;           // first seen in this step
+  std::vector<std::string> gone;              // seen in the step before, and not told as finished
+  std::map<std::string, std::int64_t> known;  // prompt and sampled tokens of the live
+  std::vector<RecordedTable> tables;          // of all that run
+  std::vector<RecordedTable> waiting_tables;  // of those that hold blocks and do not
+  // Tokens computed, or loading, of those; where another engine decides, all that they have.
+  std::map<std::string, std::int64_t> loaded;
   std::vector<BlockState> pool;                 // by block
   std::map<std::string, std::int64_t> sampled;  // tokens that the step's output added
   std::int64_t resets = 0;

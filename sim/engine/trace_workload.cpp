@@ -245,8 +245,11 @@ Result<void> TraceWorkload::sample(std::int64_t, std::span<const SampledRow> row
     Plan& plan = plans_[row.ticket];
     std::int64_t index = row.num_output_tokens;
     if (row.samples) {
-      // Drafts are right as far as the model says the same; behind them it says one token more.
-      for (const std::int32_t draft : row.drafts) {
+      // Drafts are right as far as the model says the same; behind them it says one token more. In
+      // the place of one that the engine does not know stands the worker's own.
+      for (const std::int32_t given : row.drafts) {
+        const std::int32_t draft =
+            given >= 0 ? given : plan.output.draft(index, options_.draft_acceptance_percent);
         if (draft != plan.output.token(index)) break;
         output.tokens.push_back(draft);
         ++index;
@@ -258,7 +261,7 @@ Result<void> TraceWorkload::sample(std::int64_t, std::span<const SampledRow> row
       }
     }
     output.token_ends.push_back(static_cast<std::uint32_t>(output.tokens.size()));
-    if (options_.num_spec_tokens == 0) continue;
+    if (options_.num_spec_tokens == 0 || options_.async_scheduling) continue;
     for (std::int32_t i = 0; row.samples && i < options_.num_spec_tokens; ++i)
       output.draft_tokens.push_back(
           plan.output.draft(index + i, options_.draft_acceptance_percent));

@@ -164,17 +164,7 @@ std::vector<RequestId> ForeignScheduler::ids_of(std::string_view key,
 Result<RequestId> ForeignScheduler::add_request(RequestSpec request) {
   for (const std::string_view feature : features_of(request))
     if (!engine_->can(feature)) return fail(lacks(engine_->hello(), feature));
-  const bool is_symbolic = std::ranges::any_of(request.prompt.runs, [](const TokenRun& run) {
-    return run.kind == TokenRun::Kind::symbolic;
-  });
-  if (is_symbolic) {  // an engine knows tokens alone
-    Prompt tokens;
-    tokens.tokens = request.prompt.materialize();
-    tokens.append({.kind = TokenRun::Kind::literal,
-                   .first = 0,
-                   .count = static_cast<std::uint32_t>(tokens.tokens.size())});
-    request.prompt = std::move(tokens);
-  }
+  request.prompt = request.prompt.as_tokens();
   std::string refused;
   ask(add_message(request), [&](JsonObject& reply) { refused = read_refusal(reply); });
   if (!refused.empty()) return fail(std::move(refused));
@@ -233,6 +223,7 @@ bool ForeignScheduler::reset_prefix_cache(bool preempts_running) {
 void ForeignScheduler::take_state() {
   running_ = ids_of("running", step_.running);
   waiting_ = ids_of("waiting", step_.waiting);
+  for (const RequestId id : running_) at(id).has_received = false;
   skipped_.clear();
   for (const RecordedSkipped& row : step_.skipped.value_or(std::vector<RecordedSkipped>{})) {
     const bool waits_for_load = row.status == "WAITING_FOR_REMOTE_KVS";
@@ -241,7 +232,7 @@ void ForeignScheduler::take_state() {
                           .status = waits_for_load ? RequestStatus::waiting_for_remote_kvs
                                     : row.status == "PREEMPTED" ? RequestStatus::preempted
                                                                 : RequestStatus::waiting,
-                          .is_loading = waits_for_load});
+                          .is_loading = waits_for_load && !at(id).has_received});
   }
   counters_.stored += std::exchange(step_.stored, 0);
   counters_.evicted += std::exchange(step_.evicted, 0);
@@ -346,7 +337,8 @@ std::span<const StoppedRequest> ForeignScheduler::update_from_output(const Model
   RecordedStep update;
   update.step = flight.step;
   update.sampled = tokens_by_request(output.tokens, output.token_ends, flight.rows);
-  if (!output.draft_ends.empty())
+  // With steps in flight the worker alone knows the drafts.
+  if (!output.draft_ends.empty() && !header_.options.config.async_scheduling)
     update.drafts = tokens_by_request(output.draft_tokens, output.draft_ends, flight.rows);
   const KVConnectorOutput& report = output.kv_connector_output;
   if (!report.empty()) {
@@ -355,6 +347,7 @@ std::span<const StoppedRequest> ForeignScheduler::update_from_output(const Model
                      .invalid_blocks = report.invalid_block_ids};
     for (const RequestId id : report.finished_recving) {
       at(id).is_loading = false;
+      at(id).has_received = true;
       free_if_over(id);
     }
     for (const RequestId id : report.finished_sending) {

@@ -69,6 +69,7 @@ class ForeignScheduler final : public DecisionSource {
     bool is_reported = false;   // ... and its end has been reported
     bool is_sending = false;    // a connector keeps its blocks
     bool is_loading = false;    // ... or loads into them
+    bool has_received = false;  // the load is over, and it has not run since
     bool is_held() const { return !is_live && (is_sending || is_loading); }
   };
   struct InFlight {

@@ -229,7 +229,8 @@ TraceWorkloadOptions workload_options_of(const RunSpec& run) {
   return {.step_time = run.step_time,
           .seed = run.seed,
           .num_spec_tokens = run.engine.num_spec_tokens,
-          .draft_acceptance_percent = run.draft_acceptance_percent};
+          .draft_acceptance_percent = run.draft_acceptance_percent,
+          .async_scheduling = run.engine.async_scheduling};
 }
 
 std::unique_ptr<Workload> workload_of(const SavedCase& saved) {
