@@ -13,6 +13,7 @@ from typing import Any
 from lockstep_engines import vllm_engine
 from lockstep_engines.protocol import Client, Object, ProtocolError, Refused
 from lockstep_engines.vllm_engine import (
+    CLIENT_ERRORS,
     KVConnectorOutput,
     NotInThisRelease,
     PauseState,
@@ -37,7 +38,7 @@ _CONFIG_KEYS = frozenset(
 )
 _GROUP_KEYS = frozenset(("layers", "spec", "layer_specs", "layers_per_page", "is_eagle_group"))
 # What vLLM raises of a configuration that it does not take.
-_REFUSALS = (NotInThisRelease, ValueError, AssertionError, NotImplementedError)
+_REFUSALS = (NotInThisRelease, *CLIENT_ERRORS, AssertionError, NotImplementedError)
 
 
 def _features() -> list[str]:
@@ -98,7 +99,7 @@ class _Case:
         self.refuse_at_front_end(event, len(tokens))
         try:
             request = self.engine.request_of(event, tokens)
-        except ValueError as error:
+        except CLIENT_ERRORS as error:
             raise Refused(str(error)) from None
         self.scheduler.add_request(request)
 
