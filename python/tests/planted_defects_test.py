@@ -68,7 +68,7 @@ class PlantsTest(unittest.TestCase):
     def test_a_module_that_is_imported_already_is_refused(self) -> None:
         importlib.import_module("made_up_engine")
         with self.assertRaisesRegex(PlantError, "made_up_engine imported already"):
-            plants.plant(made_up((Edit("made_up_engine", "count", "n", "def first("),)))
+            plants.plant(made_up((Edit("made_up_engine", "count = 1", "n", "def first("),)))
 
 
 class VllmPlantsTest(unittest.TestCase):
