@@ -28,6 +28,7 @@ from vllm.config import (
     SchedulerConfig,
     VllmConfig,
 )
+from vllm.exceptions import VLLMValidationError
 from vllm.sampling_params import RepetitionDetectionParams, SamplingParams
 from vllm.v1 import kv_cache_interface as kv
 from vllm.v1.core import kv_cache_utils
@@ -46,6 +47,10 @@ __all__ = ["KVConnectorOutput", "PauseState", "RequestStatus", "SamplingParams",
 
 VERSION = vllm.__version__.split("+", 1)[0]
 RELEASE = nearest_release(VERSION)
+
+
+# What vLLM's front end raises of parameters that it does not take.
+CLIENT_ERRORS = (ValueError, VLLMValidationError)
 
 
 class NotInThisRelease(Exception):
@@ -326,7 +331,7 @@ class Engine:
 
     def request_of(self, event: dict[str, Any], tokens: list[int]) -> Request:
         """vLLM's request for the `add` entry of a recording, whose prompt is `tokens`. Raises
-        ValueError where vLLM's front end refuses the parameters."""
+        one of CLIENT_ERRORS where vLLM's front end refuses the parameters."""
         ending = {
             key: event[key] for key in ("min_tokens", "skip_reading_prefix_cache") if key in event
         }
