@@ -47,8 +47,9 @@ class Bench final : public StepObserver {
     RecordingHeader header =
         recording_header(saved.engine, saved.cache.groups, saved.cache.num_blocks, decisions);
     if (recorder_.connector() != nullptr)
-      header.connector.emplace().fail_on_load_error =
-          config.connector.load_failure_policy == KVLoadFailurePolicy::fail;
+      header.connector = {
+          .fail_on_load_error = config.connector.load_failure_policy == KVLoadFailurePolicy::fail,
+          .supports_hybrid_groups = header.groups.size() > 1};
     if (recording_ != nullptr) recording_->header = header;
     if (why_not_audited(header).empty()) auditor_ = std::make_unique<Auditor>(header);
   }

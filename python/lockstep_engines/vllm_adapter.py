@@ -67,7 +67,8 @@ class _Case:
         self._max_model_len = config["max_model_len"]
         connector = case.get("connector")
         path = _CONNECTORS[bool(connector and connector.get("supports_hybrid_groups", True))]
-        self.engine = vllm_engine.make_engine(case, connector=path)
+        groups = vllm_engine.scheduler_groups(case)
+        self.engine = vllm_engine.make_engine(case, connector=path, groups=groups)
         self.scheduler = self.engine.scheduler
         self._connector = self.scheduler.connector
         if self._connector is not None:

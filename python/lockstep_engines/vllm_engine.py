@@ -231,6 +231,9 @@ def make_config(header: dict[str, Any], connector: str) -> Any:
         async_scheduling=config.get("async_scheduling", False),
         scheduler_reserve_full_isl=config.get("scheduler_reserve_full_isl", True),
     )
+    # A connector of one group: vLLM's engine then keeps no groups of several kinds.
+    one_group = not header.get("connector", {}).get("supports_hybrid_groups", True)
+    scheduler.disable_hybrid_kv_cache_manager = one_group
     cache = CacheConfig(
         block_size=config["block_size"],
         enable_prefix_caching=config["enable_prefix_caching"],
@@ -303,6 +306,15 @@ def make_groups(header: dict[str, Any]) -> list[Any]:
     """vLLM's KV cache groups for those of a header."""
     marked = header["config"].get("x_eagle_groups", ())
     return [_group(group, i in marked) for i, group in enumerate(header["groups"])]
+
+
+def scheduler_groups(header: dict[str, Any]) -> list[Any]:
+    """As vLLM's scheduler is given them: of layers that differ in size alone, the first's spec."""
+    groups = make_groups(header)
+    for group in groups:
+        if layers := getattr(group.kv_cache_spec, "kv_cache_specs", None):
+            group.kv_cache_spec = next(iter(layers.values()))
+    return groups
 
 
 def expand(prompt: Any) -> list[int]:

@@ -105,6 +105,7 @@ std::string ForeignScheduler::answer_connector(JsonObject& line) {
   }
   switch (said.kind) {
     case ConnectorLine::Kind::matched_tokens: {
+      at(*id).has_received = false;  // it may load again
       const ExternalHit hit = connector_->get_num_new_matched_tokens(
           {.request = *id,
            .name = at(*id).name,
@@ -140,8 +141,9 @@ RequestId ForeignScheduler::give_id() {
 
 const RequestId* ForeignScheduler::find(const std::string& name) const {
   if (const auto live = live_.find(name); live != live_.end()) return &live->second;
-  const auto left = left_.find(name);
-  return left == left_.end() ? nullptr : &left->second.back();
+  if (const auto left = left_.find(name); left != left_.end()) return &left->second.back();
+  const auto held = held_.find(name);
+  return held == held_.end() ? nullptr : &held->second;
 }
 
 std::vector<RequestId> ForeignScheduler::ids_of(std::string_view key,
@@ -179,7 +181,7 @@ void ForeignScheduler::leave(RequestId id) {
   if (!at(id).is_live) return;
   at(id).is_live = false;
   at(id).is_loading = std::ranges::any_of(skipped_, [&](const SkippedRequest& request) {
-    return request.id == id && request.is_loading;
+    return request.id == id && request.is_loading && !at(id).has_received;
   });
   live_.erase(at(id).name);
   left_[at(id).name].push_back(id);
@@ -190,7 +192,13 @@ void ForeignScheduler::leave(RequestId id) {
 
 // An id is free once the end is reported and no transfer names it.
 void ForeignScheduler::free_if_over(RequestId id) {
-  if (at(id).is_reported && !at(id).is_held()) free_ids_.insert(free_ids_.begin(), id);
+  if (!at(id).is_reported) return;
+  if (at(id).is_held()) {
+    held_[at(id).name] = id;
+  } else {
+    held_.erase(at(id).name);
+    free_ids_.insert(free_ids_.begin(), id);
+  }
 }
 
 void ForeignScheduler::abort_request(RequestId request) {

@@ -106,6 +106,7 @@ class ForeignScheduler final : public DecisionSource {
   IdVector<RequestId, Request> requests_;
   std::unordered_map<std::string, RequestId> live_;
   std::map<std::string, std::deque<RequestId>> left_;  // whose end is still to be reported
+  std::map<std::string, RequestId> held_;  // whose end is reported, and whose blocks are kept
   std::vector<RequestId> free_ids_;
   std::vector<RequestId> running_, waiting_;
   std::vector<SkippedRequest> skipped_;
