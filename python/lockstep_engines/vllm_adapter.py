@@ -140,7 +140,9 @@ class _Case:
         _, output = self._outputs.popleft()
         report = self._report_of(message)
         requests = self.scheduler.requests
-        of_step = {name: requests.get(name) for name in output.num_scheduled_tokens}
+        of_step = [
+            (name, requests[name]) for name in output.num_scheduled_tokens if name in requests
+        ]
         loading = self._waiting_to_load()
         outputs = self.engine.take_in(output, message["sampled"], message.get("drafts"), report)
         stopped = [
@@ -156,8 +158,8 @@ class _Case:
             self._decisions.ended(names)
         reply["num_tokens"] = {
             name: request.num_tokens
-            for name, request in of_step.items()
-            if request is not None and (name in names or not request.is_finished())
+            for name, request in of_step
+            if name in names or (requests.get(name) is request and not self._is_held(request))
         }
         if self._connector is not None:
             self._left_while_loading |= loading - self._waiting_to_load()
@@ -166,6 +168,10 @@ class _Case:
             if held := self._connector.take_held():
                 reply["held"] = held
         return reply | self._state()
+
+    def _is_held(self, request: Any) -> bool:
+        """Whether a request has ended and keeps its blocks, as only a connector has it do."""
+        return self._connector is not None and request.is_finished()
 
     def _report_of(self, message: Object) -> KVConnectorOutput | None:
         """What the workers of a connector have to say."""

@@ -379,7 +379,9 @@ class Engine:
 
     def model_output(self, sampled: dict[str, list[int]]) -> ModelRunnerOutput:
         """What the model returned for the oldest step."""
-        return output_of_model(self.in_flight[0], sampled)
+        return output_of_model(
+            self.in_flight[0], {name: list(tokens) for name, tokens in sampled.items()}
+        )
 
     def update(
         self, model_output: ModelRunnerOutput, drafts: dict[str, list[int]] | None = None
@@ -411,12 +413,12 @@ class Engine:
 
 
 def output_of_model(output: Any, sampled: dict[str, list[int]]) -> ModelRunnerOutput:
-    """Tokens by request of the step `output`, none for the others."""
+    """Tokens by request of the step `output`, none for the others. vLLM may cut the lists."""
     names = list(output.num_scheduled_tokens)
     return ModelRunnerOutput(
         req_ids=names,
         req_id_to_index={name: i for i, name in enumerate(names)},
-        sampled_token_ids=[list(sampled.get(name, ())) for name in names],
+        sampled_token_ids=[sampled.get(name) or [] for name in names],
     )
 
 
