@@ -231,7 +231,9 @@ class Session:
 
 
 def _failure(error: Exception) -> Object:
-    what = f"{type(error).__name__}: {error}".strip().rstrip(":")
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    # Many an assertion says nothing: then its line does.
+    what = f"{type(error).__name__}: {str(error) or f'{last.line} (in {last.name})'}"
     trace = "".join(traceback.format_exception(error))
     return {"failed": {"what": what, "trace": trace[-_TRACE_CHARS_MAX:]}}
 

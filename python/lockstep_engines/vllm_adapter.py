@@ -239,7 +239,7 @@ class VllmAdapter:
         for group in case["groups"]:
             for key in group:
                 if key not in _GROUP_KEYS and (key, group[key]) != ("role", "default"):
-                    raise Refused(f"found {key} = {group[key]} of a group; nothing like it is built")
+                    raise Refused(f"found {key} = {group[key]} of a group, which is not built")
         try:
             self._case = _Case(case, client)
         except _REFUSALS as error:
@@ -262,7 +262,8 @@ class VllmAdapter:
 
     def pause(self, state: str) -> None:
         if state not in PauseState.__members__:
-            raise ProtocolError(f"found pause_state {state}; expected {list(PauseState.__members__)}")
+            states = ", ".join(PauseState.__members__)
+            raise ProtocolError(f"found pause_state {state}; expected one of {states}")
         self._case.engine.pause(state)
 
     def reset(self, running: bool) -> Object:
