@@ -36,6 +36,15 @@ _CONFIG_KEYS = frozenset(
     hash_algorithm num_hash_lookahead_tokens num_prefill_lookahead_tokens prefix_match_unit
     prefix_cache_retention_interval""".split()
 )
+# Of those that every case needs, vLLM's defaults.
+_DEFAULTS = {
+    "max_num_seqs": 256,
+    "max_num_batched_tokens": 8192,
+    "max_model_len": 32768,
+    "block_size": 16,
+    "enable_prefix_caching": True,
+}
+_CONNECTOR_KEYS = frozenset(("kv_load_failure_policy", "supports_hybrid_groups"))
 _GROUP_KEYS = frozenset(("layers", "spec", "layer_specs", "layers_per_page", "is_eagle_group"))
 _GARBAGE_MAX = 200_000  # objects that cases may leave until they are collected
 # What vLLM raises of a configuration that it does not take.
@@ -57,6 +66,12 @@ def _features() -> list[str]:
     if hasattr(Scheduler, "set_pause_state"):
         found.append("pause_state")
     return found
+
+
+def _refuse_others(what: str, found: Object, known: frozenset[str]) -> None:
+    for key, value in found.items():
+        if key not in known and not key.startswith("x_"):
+            raise Refused(f"found {what} {key} = {value}; this adapter passes none of that name on")
 
 
 class _Case:
@@ -233,13 +248,12 @@ class VllmAdapter:
         }
 
     def open(self, case: Object, client: Client) -> Object:
-        for key, value in case["config"].items():
-            if key not in _CONFIG_KEYS and not key.startswith("x_"):
-                raise Refused(f"found option {key} = {value}; this adapter passes no such on")
+        _refuse_others("option", case["config"], _CONFIG_KEYS)
+        _refuse_others("key of the connector", case.get("connector", {}), _CONNECTOR_KEYS)
         for group in case["groups"]:
-            for key in group:
-                if key not in _GROUP_KEYS and (key, group[key]) != ("role", "default"):
-                    raise Refused(f"found {key} = {group[key]} of a group, which is not built")
+            plain = {key: group[key] for key in group if (key, group[key]) != ("role", "default")}
+            _refuse_others("key of a group", plain, _GROUP_KEYS)
+        case = case | {"config": _DEFAULTS | case["config"]}
         try:
             self._case = _Case(case, client)
         except _REFUSALS as error:

@@ -235,7 +235,7 @@ def make_config(header: dict[str, Any], connector: str) -> Any:
         block_size=config["block_size"],
         enable_prefix_caching=config["enable_prefix_caching"],
         mamba_cache_mode=config.get("mamba_cache_mode", "none"),
-        mamba_block_size=config.get("mamba_block_size"),
+        mamba_block_size=config.get("mamba_block_size") or None,
     )
     smallest = min(group["spec"]["block_size"] for group in header["groups"])
     if smallest > cache.block_size and version_key(VERSION) >= (0, 23):
@@ -247,6 +247,10 @@ def make_config(header: dict[str, Any], connector: str) -> Any:
         if not hasattr(cache, "prefix_match_unit"):
             raise NotInThisRelease(f"found prefix_match_unit; vLLM {VERSION} has none")
         cache.prefix_match_unit = config["prefix_match_unit"]
+    if config.get("num_prefill_lookahead_tokens", 1) > 1 and not hasattr(
+        VllmConfig, "num_prefill_lookahead_tokens"
+    ):
+        raise NotInThisRelease(f"found several modules of MTP; vLLM {VERSION} takes one")
     if speculative := _speculative(config):
         scheduler.max_num_scheduled_tokens = scheduler.max_num_batched_tokens
         if not RELEASE.counts_draft_slots_by_step:
