@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import os
+import subprocess
 from dataclasses import dataclass, field
 from functools import cache
 from types import SimpleNamespace
@@ -45,7 +46,26 @@ logging.getLogger("vllm").setLevel(logging.ERROR)
 
 __all__ = ["KVConnectorOutput", "PauseState", "RequestStatus", "SamplingParams", "Scheduler"]
 
-VERSION = vllm.__version__.split("+", 1)[0]
+
+
+def _version() -> str:
+    """vLLM's version, without a build's local part. A checkout that was never built has none: then
+    what git calls it, the release before it first."""
+    version = vllm.__version__.split("+", 1)[0]
+    if version_key(version) < version_key(""):
+        return version
+    folder = os.path.dirname(os.path.dirname(vllm.__file__))
+    if not os.path.exists(os.path.join(folder, ".git")):
+        return version
+    described = subprocess.run(
+        ["git", "-C", folder, "describe", "--tags", "--match", "v[0-9]*"],
+        capture_output=True,
+        text=True,
+    )
+    return described.stdout.strip().removeprefix("v") or version
+
+
+VERSION = _version()
 RELEASE = nearest_release(VERSION)
 
 

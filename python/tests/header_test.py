@@ -182,19 +182,35 @@ class HeaderTest(unittest.TestCase):
 
     def test_a_release_that_nobody_has_read_is_refused(self) -> None:
         self.assertEqual(release_of("0.33.0+cu130").version, "0.33.0")
-        with self.assertRaisesRegex(RecorderError, "found vLLM 0.34.0; this recorder knows 0.20.0"):
-            release_of("0.34.0")
+        with self.assertRaisesRegex(RecorderError, "found vLLM 0.25.0; this recorder knows 0.22.1"):
+            release_of("0.25.0")
 
     def test_a_checkout_is_read_like_the_release_before_it(self) -> None:
         for version, release in (
             ("0.33.1.dev7+gabc", "0.33.0"),
             ("0.26.3", "0.26.0"),
             ("0.19.0", "0.20.0"),
+            ("0.9.2", "0.20.0"),
             ("dev", "0.33.0"),
         ):
             nearest = nearest_release(version)
-            self.assertEqual(nearest, replace(release_of(release), version=nearest.version))
+            self.assertEqual(replace(nearest, version=release), nearest_release(release))
         self.assertEqual(nearest_release("0.33.1.dev7+gabc").version, "0.33.1.dev7")
+        self.assertEqual(nearest_release("0.33.0"), release_of("0.33.0"))
+
+    def test_releases_name_queues_and_what_ends_a_request_each_in_its_way(self) -> None:
+        for version, queue, movers in (
+            ("0.20.2", "skipped_waiting", ()),
+            ("0.25.1", "skipped_waiting", ()),
+            ("0.26.0", "skipped_waiting", ("move_block_hashes",)),
+            ("0.30.0", "skipped_waiting", ("move_block_hashes",)),
+            ("0.31.0", "kv_holding_waiting", ("move_block_hashes",)),
+        ):
+            release = nearest_release(version)
+            self.assertEqual((release.waiting_queues[0], release.hash_movers), (queue, movers))
+        self.assertEqual(nearest_release("0.25.1").finished_id(("r0", 0)), "r0")
+        request = SimpleNamespace(request_id="r0")
+        self.assertEqual(nearest_release("0.26.0").finished_id(request), "r0")
 
 
 class RequestTest(unittest.TestCase):
