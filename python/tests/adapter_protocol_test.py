@@ -43,6 +43,7 @@ class MadeUp:
         self.calls.append(event)
 
     def abort(self, name: str) -> None:
+        assert name != "c"
         raise KeyError(name)
 
     def pause(self, state: str) -> None:
@@ -121,6 +122,12 @@ class ProtocolTest(unittest.TestCase):
         self.assert_failed(replies[2], "while no case is open")
         self.assertEqual(replies[3], {})
         self.assertEqual(replies[5], {})
+
+    def test_an_assertion_without_words_is_named_by_its_line(self) -> None:
+        reply = replies_to(OPEN, {"abort": "c"})[1]
+        self.assertEqual(
+            reply["failed"]["what"], 'AssertionError: assert name != "c" (in abort)'
+        )
 
     def test_what_the_protocol_does_not_have_is_named(self) -> None:
         for line, what in (

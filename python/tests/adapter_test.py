@@ -169,13 +169,18 @@ class AdapterTest(unittest.TestCase):
         for changes, why in (
             ({"config": {"watermark": 0.1}}, "option watermark"),
             ({"config": {"max_num_batched_tokens": 2, "max_num_seqs": 4}}, "max_num_seqs"),
-            ({"groups": [group | {"role": "encoder"}]}, "role = encoder"),
+            ({"connector": {"colour": 1}}, "connector colour = 1"),
+            ({"groups": [group | {"role": "encoder"}]}, "group role = encoder"),
             ({"groups": [group | {"spec": group["spec"] | {"type": "rope"}}]}, "kind rope"),
             ({"groups": [group | {"spec": group["spec"] | {"colour": 1}}]}, "colour = 1"),
         ):
             with self.subTest(changes=changes):
                 self.assertRegex(self.opened(**changes).get("refused", "opened"), why)
-        self.assertIn("opened", self.opened())
+        self.assertIn("opened", self.opened(groups=[group | {"role": "default"}]))
+
+    def test_options_that_are_left_out_have_vllms_defaults(self) -> None:
+        reply = self.adapter.send({"open": CASE | {"config": {}}})
+        self.assertEqual(reply["opened"], {"scheduler_block_size": 16, "hash_block_size": 16})
 
     def test_an_exception_is_told_and_the_next_case_is_as_new(self) -> None:
         """Drafts that are rejected at a block's boundary stop vLLM 0.22.1 (docs/findings.md)."""

@@ -52,7 +52,8 @@ class PlantsTest(unittest.TestCase):
         self.assertEqual(Path(engine.__file__).read_text(), SOURCE)
 
     def test_the_first_way_that_fits_is_taken(self) -> None:
-        ways = [(Edit("made_up_engine", find, "pass", "def first("),) for find in ("x", "count = 1")]
+        edits = [Edit("made_up_engine", find, "pass", "def first(") for find in ("x", "count = 1")]
+        ways = [(edit,) for edit in edits]
         self.assertEqual(plants.sources_with(made_up(*ways))["made_up_engine"].count("pass"), 1)
 
     def test_text_that_is_not_there_once_is_refused(self) -> None:

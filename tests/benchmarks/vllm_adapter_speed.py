@@ -1,21 +1,22 @@
-"""What the scheduler protocol costs over vLLM itself, in CPU time of the adapter's process.
+"""What the scheduler protocol costs over vLLM itself, in CPU time.
 
     python vllm_adapter_speed.py [--vllm DIR] [--cases 300] [FILE...] [--runs 3]
 
 First small cases (20 steps of 3 to 6 requests), so many a second and core, and what share of that
 time is spent inside vLLM. Then each FILE (a benchmark file, docs/formats.md): request-steps a
-second through the protocol, beside those of vLLM driven directly (vllm_scheduler_speed.py).
+second, and their share of the speed that vLLM has alone: the time inside vLLM over all time, both
+of the same run.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import random
 import statistics
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ sys.path[:0] = [str(HERE.parents[1] / "python" / "tests")]
 
 from adapter_client import Adapter, Line
 
+CLOCK = time.process_time
 TICKS = os.sysconf("SC_CLK_TCK")
 STEPS = 20
 
@@ -89,7 +91,9 @@ def decide(adapter: Any, seed: int) -> None:
     adapter.send({"close": True})
 
 
-def measure_small_cases(adapter: Adapter, num_cases: int) -> None:
+def measure_small_cases(folder: str | None, num_cases: int) -> None:
+    """In a process of its own, as Lockstep has it."""
+    adapter = Adapter("vllm", *([folder] if folder else []))
     for seed in range(20):
         decide(adapter, seed)
     begin = cpu_seconds_of(adapter.process)
@@ -97,121 +101,104 @@ def measure_small_cases(adapter: Adapter, num_cases: int) -> None:
         decide(adapter, seed)
     seconds = cpu_seconds_of(adapter.process) - begin
     print(f"small cases: {num_cases / seconds:,.0f} a second and core", flush=True)
+    adapter.close()
 
 
-_INSIDE = """
-import sys, time
-sys.path[:0] = sys.argv[1].split("|")
-from vllm_adapter_speed import decide
-from lockstep_engines import protocol, vllm_adapter
-from lockstep_engines.vllm_engine import AsyncScheduler, Request, Scheduler
-inside = 0.0
-depth = 0
-def timed(cls, name):
-    method = getattr(cls, name)
-    def call(*args, **kwargs):
-        global inside, depth
-        depth += 1
-        begin = time.process_time()
-        try:
-            return method(*args, **kwargs)
-        finally:
-            depth -= 1
-            if not depth:
-                inside += time.process_time() - begin
-    setattr(cls, name, call)
-for name in ("__init__", "schedule", "update_from_output", "add_request", "reset_prefix_cache"):
-    timed(Scheduler, name)
-timed(Request, "__init__")
+def measure_share(inside: InProcess, num_cases: int) -> None:
+    for seed in range(20):
+        decide(inside, seed)
+    inside.seconds = inside.inside = 0.0
+    for seed in range(num_cases):
+        decide(inside, seed)
+    share = 100 * inside.inside / inside.seconds
+    print(f"    without the pipe {num_cases / inside.seconds:,.0f}; {share:.0f} % of it is vLLM's")
+
+
 class InProcess:
-    def __init__(self):
-        self.session = protocol._Session(vllm_adapter.VllmAdapter(), protocol.Client(None, None))
-    def send(self, message):
-        reply = self.session.reply_to(protocol.encode(message))
-        return protocol.decode(protocol.encode(reply))
-adapter = InProcess()
-for seed in range(20):
-    decide(adapter, seed)
-inside = 0.0
-begin = time.process_time()
-for seed in range(int(sys.argv[2])):
-    decide(adapter, seed)
-print(inside / (time.process_time() - begin))
-"""
+    """The adapter in this process. Counts the CPU seconds from the line of a message to the line
+    of its reply, and of these the seconds inside vLLM."""
+
+    def __init__(self) -> None:
+        from lockstep_engines import protocol, vllm_adapter
+        from lockstep_engines.vllm_engine import Request, Scheduler
+
+        self._protocol = protocol
+        self._session = protocol.Session(vllm_adapter.VllmAdapter(), None)
+        self.seconds = self.inside = 0.0
+        self._depth = 0
+        for method in ("__init__", "schedule", "update_from_output", "add_request"):
+            self._count_inside(Scheduler, method)
+        self._count_inside(Request, "__init__")
+
+    def _count_inside(self, cls: type, name: str) -> None:
+        method = getattr(cls, name)
+
+        def counted(*args: Any, **kwargs: Any) -> Any:
+            self._depth += 1
+            begin = CLOCK()
+            try:
+                return method(*args, **kwargs)
+            finally:
+                self._depth -= 1
+                if not self._depth:
+                    self.inside += CLOCK() - begin
+
+        setattr(cls, name, counted)
+
+    def send(self, message: Line) -> Line:
+        line = self._protocol.encode(message)
+        begin = CLOCK()
+        reply = self._protocol.encode(self._session.reply_to(line))
+        self.seconds += CLOCK() - begin
+        return self._protocol.decode(reply)
 
 
-def share_inside(folder: str | None, num_cases: int) -> float:
-    """The share of the time that is vLLM's own, with both sides of the protocol in one process: a
-    lower bound of what it is of the adapter's time."""
-    paths = [str(HERE), str(HERE.parents[1] / "python")] + ([folder] if folder else [])
-    done = subprocess.run(
-        [sys.executable, "-c", _INSIDE, "|".join(paths), str(num_cases)],
-        stdout=subprocess.PIPE,
-        text=True,
-        check=True,
-        env=os.environ | {"PYTHONHASHSEED": "0"},
-    )
-    return float(done.stdout.split()[-1])
-
-
-def serve(adapter: Adapter, lines: list[Line]) -> tuple[float, Line]:
-    """Serves a benchmark's requests. CPU seconds of the adapter in its steps, and totals."""
+def serve(adapter: InProcess, lines: list[Line]) -> Line:
+    """Serves a benchmark's requests, whose steps are what `adapter` has counted then. Totals."""
     header, events = lines[0], lines[1:]
     case = {key: header[key] for key in ("config", "groups", "num_blocks")} | {"seed": 0}
     opened = adapter.send({"open": case})
     assert "opened" in opened, opened
     num_tokens = {}
     for event in events:
-        prompt = event["prompt"]
-        tokens = prompt["tokens"] if isinstance(prompt, dict) else prompt
-        num_tokens[event["add"]] = (
-            len(tokens) if isinstance(prompt, dict) else sum(count for _, count in prompt)
-        )
-        reply = adapter.send(event | {"arrival": event.get("arrival", 0.0)})
+        num_tokens[event["add"]] = len(event["prompt"]["tokens"])
+        reply = adapter.send(event | {"arrival": 0.0})
         assert reply == {}, reply
     token = [header["sampled_token"]]
     totals = {"steps": 0, "scheduled_tokens": 0, "request_steps": 0}
     left = len(events)
-    begin = cpu_seconds_of(adapter.process)
+    adapter.seconds = adapter.inside = 0.0
     while left:
-        rows = adapter.send({"schedule": totals["steps"]})["scheduled"]
+        step = totals["steps"]
+        rows = adapter.send({"schedule": step})["scheduled"]
         sampled = {
             row["id"]: token
             for row in rows
             if row["computed"] + row["tokens"] >= num_tokens[row["id"]]
         }
-        reply = adapter.send({"update": totals["steps"], "sampled": sampled})
+        reply = adapter.send({"update": step, "sampled": sampled})
         num_tokens |= reply["num_tokens"]
         left -= len(reply.get("stopped", ()))
         totals["steps"] += 1
         totals["scheduled_tokens"] += sum(row["tokens"] for row in rows)
         totals["request_steps"] += len(rows)
-    return cpu_seconds_of(adapter.process) - begin, totals
+    return totals
 
 
-def measure_file(adapter: Adapter, path: Path, folder: str | None, runs: int) -> None:
-    lines = [json.loads(line) for line in path.read_text().splitlines()]
-    through = []
+def measure_file(adapter: InProcess, path: Path, runs: int) -> None:
+    from vllm_scheduler_speed import load
+
+    header, events = load(path)
+    rates, shares = [], []
     for _ in range(runs):
-        seconds, totals = serve(adapter, lines)
-        through.append(seconds)
-    environment = dict(os.environ)
-    if folder:
-        before = environment.get("PYTHONPATH", "")
-        environment["PYTHONPATH"] = os.pathsep.join(filter(None, (folder, before)))
-    done = subprocess.run(
-        [sys.executable, str(HERE / "vllm_scheduler_speed.py"), str(path), "--json",
-         "--runs", str(runs)],
-        stdout=subprocess.PIPE, text=True, check=True, env=environment,
-    )  # fmt: skip
-    report = json.loads(done.stdout.splitlines()[-1])
-    if report["totals"] != totals:
-        raise SystemExit(f"{path}: served {totals}; directly {report['totals']}")
-    mine, direct = statistics.median(through), statistics.median(report["seconds"])
-    steps = totals["request_steps"]
+        totals = serve(adapter, [header, *events])
+        rates.append(totals["request_steps"] / adapter.seconds)
+        shares.append(adapter.inside / adapter.seconds)
+    if totals != header["totals"]:
+        print(f"    (served {totals}; the file has {header['totals']})")
     print(
-        f"{lines[0]['benchmark']} (vLLM {report['version']}): {steps / mine:,.0f} request-steps/s "
-        f"through the protocol, {steps / direct:,.0f} directly: {100 * direct / mine:.0f} %",
+        f"{header['benchmark']}: {statistics.median(rates):,.0f} request-steps/s, "
+        f"{100 * statistics.median(shares):.0f} % of vLLM's own speed (median of {runs})",
         flush=True,
     )
 
@@ -223,16 +210,15 @@ def main() -> None:
     parser.add_argument("--cases", type=int, default=300)
     parser.add_argument("--runs", type=int, default=3)
     arguments = parser.parse_args()
-    adapter = Adapter("vllm", *([arguments.vllm] if arguments.vllm else []))
-    engine = adapter.hello()["engine"]
-    print(f"{engine['name']} {engine['version']}")
+    if arguments.vllm:
+        sys.path.insert(0, arguments.vllm)
     if arguments.cases:
-        measure_small_cases(adapter, arguments.cases)
-        share = share_inside(arguments.vllm, arguments.cases)
-        print(f"    of that time {100 * share:.0f} % inside vLLM, at least")
+        measure_small_cases(arguments.vllm, arguments.cases)
+    adapter = InProcess()
+    if arguments.cases:
+        measure_share(adapter, arguments.cases)
     for path in arguments.files:
-        measure_file(adapter, path, arguments.vllm, arguments.runs)
-    adapter.close()
+        measure_file(adapter, path, arguments.runs)
 
 
 if __name__ == "__main__":
