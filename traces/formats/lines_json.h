@@ -23,6 +23,11 @@ void read_state_keys(JsonObject& object, const RecordingHeader& header, Recorded
 void read_table_keys(JsonObject& object, const RecordingHeader& header, RecordedStep& step);
 void read_stopped_key(JsonObject& object, RecordedStep& step);
 void read_cache_keys(JsonObject& object, RecordedStep& step);
+// The same, written; `before` to `copies`, and the state with tables and `during`.
+void write_decision_keys(JsonWriter& out, const RecordedStep& step);
+void write_state_keys(JsonWriter& out, const RecordedStep& step);
+void write_stopped_key(JsonWriter& out, const RecordedStep& step);
+void write_cache_keys(JsonWriter& out, const RecordedStep& step);
 void write_recorded_event(JsonWriter& out, const RecordedEvent& event);
 void write_worker(JsonWriter& out, const RecordedWorker& worker);
 void write_tokens_by_request(JsonWriter& out, const std::vector<RecordedTokens>& rows);

@@ -66,58 +66,14 @@ void write_connector_answers(JsonWriter& out, const std::vector<RecordedConnecto
   out.end_array();
 }
 
-// From the inputs of the step to the lists of its decision.
-void write_decision_keys(JsonWriter& out, const RecordedStep& step) {
-  write_events(out, "before", step.before);
-  if (step.connector) write_connector_answers(out, *step.connector);
-  out.key("scheduled").begin_array();
-  for (const RecordedScheduled& row : step.scheduled) write_scheduled(out, row);
-  out.end_array();
-  write_names(out, "preempted", step.preempted);
-  write_names(out, "finished", step.finished);
-  if (step.common_prefix_blocks)
-    out.key("common_prefix_blocks").integers(*step.common_prefix_blocks);
-  if (!step.zero.empty()) write_blocks(out.key("zero"), step.zero);
-  if (step.copies.empty()) return;
-  out.key("copies").begin_array();
-  for (const KVCacheBlockCopy& copy : step.copies)
-    out.begin_array().integer(index_of(copy.from)).integer(index_of(copy.to)).end_array();
-  out.end_array();
-}
-
-// The state behind the decision.
-void write_state_keys(JsonWriter& out, const RecordedStep& step) {
-  out.key("running").strings(step.running).key("waiting").strings(step.waiting);
-  if (step.skipped) {
-    out.key("skipped").begin_array();
-    for (const RecordedSkipped& row : step.skipped.value()) {
-      out.begin_array().string(row.id).string(row.status).end_array();
-    }
-    out.end_array();
-  }
-  out.integer("free_blocks", step.free_blocks);
-  if (step.tables) write_tables(out.key("tables"), *step.tables);
-  if (step.loading) write_tables(out.key("loading"), *step.loading);
-  write_events(out, "during", step.during);
-}
-
 // What the worker and the model brought, and what it did.
 void write_output_keys(JsonWriter& out, const RecordedStep& step) {
   if (step.worker) write_worker(out.key("worker"), *step.worker);
   write_tokens_by_request(out.key("sampled"), step.sampled);
   if (step.output_of_step) out.integer("output_of_step", *step.output_of_step);
-  if (!step.stopped.empty()) {
-    out.key("stopped").begin_array();
-    for (const RecordedStopped& row : step.stopped) {
-      out.begin_array().string(row.id).string(row.reason).end_array();
-    }
-    out.end_array();
-  }
+  write_stopped_key(out, step);
   if (step.drafts) write_tokens_by_request(out.key("drafts"), *step.drafts);
-  write_names(out, "held", step.held);
-  if (step.stored != 0) out.integer("stored", step.stored);
-  if (step.evicted != 0) out.integer("evicted", step.evicted);
-  if (step.cleared) out.boolean("cleared", true);
+  write_cache_keys(out, step);
 }
 
 }  // namespace
@@ -164,6 +120,55 @@ void write_recorded_event(JsonWriter& out, const RecordedEvent& event) {
       break;
   }
   out.end_object();
+}
+
+void write_decision_keys(JsonWriter& out, const RecordedStep& step) {
+  write_events(out, "before", step.before);
+  if (step.connector) write_connector_answers(out, *step.connector);
+  out.key("scheduled").begin_array();
+  for (const RecordedScheduled& row : step.scheduled) write_scheduled(out, row);
+  out.end_array();
+  write_names(out, "preempted", step.preempted);
+  write_names(out, "finished", step.finished);
+  if (step.common_prefix_blocks)
+    out.key("common_prefix_blocks").integers(*step.common_prefix_blocks);
+  if (!step.zero.empty()) write_blocks(out.key("zero"), step.zero);
+  if (step.copies.empty()) return;
+  out.key("copies").begin_array();
+  for (const KVCacheBlockCopy& copy : step.copies)
+    out.begin_array().integer(index_of(copy.from)).integer(index_of(copy.to)).end_array();
+  out.end_array();
+}
+
+void write_state_keys(JsonWriter& out, const RecordedStep& step) {
+  out.key("running").strings(step.running).key("waiting").strings(step.waiting);
+  if (step.skipped) {
+    out.key("skipped").begin_array();
+    for (const RecordedSkipped& row : step.skipped.value()) {
+      out.begin_array().string(row.id).string(row.status).end_array();
+    }
+    out.end_array();
+  }
+  out.integer("free_blocks", step.free_blocks);
+  if (step.tables) write_tables(out.key("tables"), *step.tables);
+  if (step.loading) write_tables(out.key("loading"), *step.loading);
+  write_events(out, "during", step.during);
+}
+
+void write_stopped_key(JsonWriter& out, const RecordedStep& step) {
+  if (step.stopped.empty()) return;
+  out.key("stopped").begin_array();
+  for (const RecordedStopped& row : step.stopped) {
+    out.begin_array().string(row.id).string(row.reason).end_array();
+  }
+  out.end_array();
+}
+
+void write_cache_keys(JsonWriter& out, const RecordedStep& step) {
+  write_names(out, "held", step.held);
+  if (step.stored != 0) out.integer("stored", step.stored);
+  if (step.evicted != 0) out.integer("evicted", step.evicted);
+  if (step.cleared) out.boolean("cleared", true);
 }
 
 void write_worker(JsonWriter& out, const RecordedWorker& worker) {

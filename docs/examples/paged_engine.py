@@ -1,0 +1,156 @@
+"""An engine of a hundred lines behind the scheduler protocol (docs/scheduler_protocol.md).
+
+    lockstep fuzz --decisions 'python3 docs/examples/paged_engine.py'
+
+First come, first served; chunked prefill; one table of blocks a request; the youngest is preempted
+when the pool is empty. No prefix cache, no drafts. `--bug NAME` plants a mistake to be found:
+shared (a block is given to two), lost (one never comes back), raise, hang, reply.
+"""
+
+import json
+import sys
+import time
+
+BUG = sys.argv[sys.argv.index("--bug") + 1] if "--bug" in sys.argv else ""
+
+
+class Engine:
+    def open(self, case):
+        if len(case["groups"]) != 1:
+            return {"refused": "found several groups; expected one"}
+        self.config, self.num_blocks = case["config"], case["num_blocks"]
+        self.block_size = case["groups"][0]["spec"]["block_size"]
+        self.free = list(range(1, self.num_blocks))
+        self.requests, self.running, self.waiting, self.finished = {}, [], [], []
+        return {"opened": dict.fromkeys(("scheduler_block_size", "hash_block_size"), 16)}
+
+    def add(self, event):
+        prompt = event["prompt"]
+        size = len(prompt["tokens"]) if isinstance(prompt, dict) else sum(n for *_, n in prompt)
+        if size + event["max_tokens"] > self.config["max_model_len"] + 1:
+            return {"refused": "the request is longer than max_model_len"}
+        ends = {event.get("eos"), *event.get("stop_token_ids", ())}
+        self.requests[event["add"]] = {
+            "tokens": size, "last": size + event["max_tokens"], "ends": ends,
+            "computed": 0, "table": [], "seen": False,
+        }  # fmt: skip
+        self.waiting.append(event["add"])
+        return {}
+
+    def leave(self, name):
+        if name not in self.requests:
+            return
+        table = self.requests.pop(name)["table"]
+        self.free += table[1:] if BUG == "lost" else table
+        for queue in (self.running, self.waiting):
+            if name in queue:
+                queue.remove(name)
+        self.finished.append(name)
+
+    def give(self, name, tokens, preempted):
+        """Blocks for so many tokens; None: there are none, and nobody younger to take them from."""
+        request = self.requests[name]
+        missing = -(-tokens // self.block_size) - len(request["table"])
+        while len(self.free) < missing:
+            victim = self.running[-1] if self.running else name
+            if victim == name or name not in self.running:
+                return None
+            self.running.remove(victim)
+            self.waiting.insert(0, victim)
+            preempted.append(victim)
+            self.free += self.requests[victim]["table"]
+            self.requests[victim].update(table=[], computed=0)
+        blocks = self.free[:missing]
+        del self.free[: missing - (1 if BUG == "shared" and missing else 0)]
+        request["table"] += blocks
+        return blocks
+
+    def schedule(self, tables):
+        rows, preempted, budget = [], [], self.config["max_num_batched_tokens"]
+        finished, self.finished = self.finished, []
+        for name in [*self.running, *self.waiting]:
+            is_new = name in self.waiting
+            if name in preempted or (is_new and preempted):
+                continue
+            if is_new and len(self.running) == self.config["max_num_seqs"]:
+                break
+            request = self.requests[name]
+            tokens = min(request["tokens"] - request["computed"], budget)
+            if not tokens:
+                break
+            blocks = self.give(name, request["computed"] + tokens, preempted)
+            if blocks is None:
+                break
+            row = {"id": name, "tokens": tokens, "computed": request["computed"], "blocks": [blocks]}
+            if is_new:
+                row["new"] = True
+                if request["seen"]:
+                    row["resumed"] = True
+                self.waiting.remove(name)
+                self.running.append(name)
+            request["seen"], request["computed"] = True, request["computed"] + tokens
+            budget -= tokens
+            rows.append(row)
+        reply = {"scheduled": rows}
+        if preempted:
+            reply["preempted"] = preempted
+        if finished:
+            reply["finished"] = finished
+        if tables:
+            reply["tables"] = {name: [self.requests[name]["table"]] for name in self.running}
+        return reply | self.state()
+
+    def update(self, sampled):
+        stopped, known = [], {}
+        for name, tokens in sampled.items():
+            if name in self.requests:
+                request = self.requests[name]
+                request["tokens"] += len(tokens)
+                known[name] = request["tokens"]
+                if tokens[-1] in request["ends"]:
+                    stopped.append([name, "stop"])
+                elif request["tokens"] == request["last"]:
+                    stopped.append([name, "length"])
+        for name, _ in stopped:
+            self.leave(name)
+        return {"num_tokens": known} | ({"stopped": stopped} if stopped else {}) | self.state()
+
+    def state(self):
+        queues = {"running": self.running, "waiting": self.waiting}
+        return queues | {"free_blocks": len(self.free)}
+
+    def handle(self, message):
+        if "hello" in message:
+            features = ["full", "mla", "no_prefix_caching"]
+            engine = {"name": "paged", "version": "1.0"}
+            return {"hello": {"scheduler_protocol": 1, "engine": engine, "features": features}}
+        if "open" in message:
+            return self.open(message["open"])
+        if "add" in message:
+            return self.add(message)
+        if "abort" in message:
+            self.leave(message["abort"])
+        if "schedule" in message:
+            if BUG == "raise" and message["schedule"] == 5:
+                raise AssertionError("step 5")
+            if BUG == "hang" and message["schedule"] == 5:
+                time.sleep(3600)
+            if BUG == "reply" and message["schedule"] == 5:
+                return {"scheduled": [{"id": "nobody", "tokens": -1}]}
+            return self.schedule(message.get("tables", False))
+        if "update" in message:
+            return self.update(message["sampled"])
+        return {}
+
+
+def main():
+    engine = Engine()
+    for line in sys.stdin:
+        try:
+            reply = engine.handle(json.loads(line))
+        except Exception as error:
+            reply = {"failed": {"what": f"{type(error).__name__}: {error}"}}
+        print(json.dumps(reply, separators=(",", ":")), flush=True)
+
+
+main()

@@ -1,0 +1,281 @@
+// A scheduler behind the scheduler protocol (docs/scheduler_protocol.md), in C++: here Lockstep's
+// own model, so that its tests can hold the decisions that come through a pipe against those that
+// do not. An engine of yours has the same few calls.
+//
+//     lockstep fuzz --decisions build/release/model_engine
+#include <iostream>
+#include <map>
+#include <memory>
+#include <string>
+
+#include "base/json_reader.h"
+#include "base/json_writer.h"
+#include "reference/schedule/scheduler.h"
+#include "sim/recording/recorded_terms.h"
+#include "traces/formats/engine_options.h"
+#include "traces/formats/lines_json.h"
+#include "traces/formats/prompt_json.h"
+#include "traces/formats/spec_json.h"
+
+namespace lockstep {
+namespace {
+
+void answer(JsonWriter& out) { std::cout << out.take_line() << std::flush; }
+
+JsonObject read_line(JsonReader& json) {
+  static std::string line;
+  if (!std::getline(std::cin, line)) std::exit(0);
+  json = JsonReader("message");
+  if (!json.parse(line)) std::exit(2);
+  return json.root().object();
+}
+
+// What the engine's connector would ask its peers, it asks Lockstep.
+class AskingConnector final : public KVConnector {
+ public:
+  ExternalHit get_num_new_matched_tokens(const ExternalQuery& query) override {
+    out_.begin_object().string("ask", "matched_tokens").string("id", query.name);
+    answer(out_.integer("local", query.num_local_tokens).end_object());
+    JsonReader json("answer");
+    JsonObject said = read_line(json);
+    JsonValue external = said.required("external");
+    ExternalHit hit{.num_tokens = std::nullopt, .is_async = said.required("async").boolean()};
+    if (!external.is_null()) hit.num_tokens = external.integer<std::int32_t>();
+    return hit;
+  }
+  void update_state_after_alloc(RequestId request, std::span<const BlockId> blocks,
+                                std::int32_t num_external_tokens) override {
+    out_.begin_object().string("tell", "allocated").string("id", names_[request]);
+    out_.integer("external", num_external_tokens).key("blocks").begin_array().begin_array();
+    for (const BlockId block : blocks) out_.integer(index_of(block));
+    answer(out_.end_array().end_array().end_object());
+  }
+  bool request_finished(RequestId, std::string_view name) override {
+    answer(out_.begin_object().string("ask", "finished").string("id", name).end_object());
+    JsonReader json("answer");
+    JsonObject said = read_line(json);
+    return said.required("keeps").boolean();
+  }
+  void know(RequestId id, std::string name) { names_[id] = std::move(name); }
+
+ private:
+  JsonWriter out_;
+  std::map<RequestId, std::string> names_;
+};
+
+class Engine {
+ public:
+  void handle(JsonObject message) {
+    if (auto hello = message.optional("hello")) return say_hello();
+    if (auto opened = message.optional("open")) return open(opened.object());
+    if (message.has("add")) return add(message);
+    if (auto aborted = message.optional("abort")) return abort(std::string(aborted.string()));
+    if (auto paused = message.optional("pause_state")) return pause(paused.string());
+    if (auto reset = message.optional("reset_prefix_cache")) return reset_cache(reset.object());
+    if (auto step = message.optional("schedule"))
+      return schedule(message.optional("tables") ? true : false);
+    if (message.has("update")) return update(message);
+    answer(out_.begin_object().end_object());  // close
+  }
+
+ private:
+  void say_hello() {
+    out_.begin_object().key("hello").begin_object().integer("scheduler_protocol", 1);
+    out_.key("engine").begin_object().string("name", "vllm").string("version", "0.22.1");
+    out_.end_object().key("features").begin_array();
+    for (const char* feature : {"full",
+                                "mla",
+                                "sliding_window",
+                                "chunked_local",
+                                "mamba",
+                                "hidden_state",
+                                "async_scheduling",
+                                "priority",
+                                "dcp",
+                                "pcp",
+                                "connector",
+                                "no_chunked_prefill",
+                                "no_prefix_caching",
+                                "cache_salt",
+                                "min_tokens",
+                                "reset_prefix_cache",
+                                "reset_running",
+                                "pause_state",
+                                "spec:ngram",
+                                "spec:draft_model",
+                                "spec:eagle"})
+      out_.string(feature);
+    answer(out_.end_array().end_object().end_object());
+  }
+
+  void open(JsonObject plan) {
+    EngineConfig config = read_engine_options(plan.required("config")).config;
+    config.engine = "vllm-0.22.1";
+    const auto groups = read_kv_cache_groups(plan.required("groups"));
+    connector_ = std::make_unique<AskingConnector>();
+    KVTransfer transfer;
+    if (auto keys = plan.optional("connector")) {
+      transfer.connector = connector_.get();
+      if (keys.object().required("kv_load_failure_policy").string() == "fail")
+        transfer.kv_load_failure_policy = KVLoadFailurePolicy::fail;
+    }
+    has_connector_ = transfer.connector != nullptr;
+    is_async_ = config.async_scheduling;
+    in_flight_.clear();
+    names_.clear();
+    auto made = Scheduler::create(config, groups, plan.required("num_blocks").integer(), transfer);
+    if (!made) return refuse(made.error().message);
+    scheduler_ = std::make_unique<Scheduler>(std::move(*made));
+    out_.begin_object().key("opened").begin_object();
+    out_.integer("scheduler_block_size", scheduler_->scheduler_block_size());
+    out_.integer("hash_block_size", scheduler_->hash_block_size()).end_object();
+    answer(out_.end_object());
+  }
+
+  void add(JsonObject& event) {
+    bool has_priority = false;
+    RequestSpec request = read_added_request(event, has_priority);
+    request.arrival_ns = event.required("arrival").scaled_decimal(9);
+    const std::string name = request.name;
+    const auto id = scheduler_->add_request(std::move(request));
+    if (!id) return refuse(id.error().message);
+    names_[*id] = name;
+    connector_->know(*id, name);
+    answer(out_.begin_object().end_object());
+  }
+
+  void abort(const std::string& name) {
+    for (const auto& [id, known] : names_)
+      if (known == name) scheduler_->abort_request(id);
+    answer(out_.begin_object().end_object());
+  }
+
+  void pause(std::string_view state) {
+    scheduler_->set_pause_state(state == "UNPAUSED"     ? PauseState::unpaused
+                                : state == "PAUSED_NEW" ? PauseState::paused_new
+                                                        : PauseState::paused_all);
+    answer(out_.begin_object().end_object());
+  }
+
+  void reset_cache(JsonObject how) {
+    const bool done = scheduler_->reset_prefix_cache(how.required("running").boolean());
+    out_.begin_object().boolean("reset_prefix_cache", done);
+    answer_with_state(seen({}, {}), false);
+  }
+
+  void schedule(bool shows_tables) {
+    const SchedulerOutput& decision = scheduler_->schedule();
+    RecordedStep step = seen(decision, {});
+    write_decision(view(decision, {}), step);
+    if (!decision.common_prefix_blocks.empty())
+      step.common_prefix_blocks = decision.common_prefix_blocks;
+    if (shows_tables) step.tables = tables_of(view(decision, {}));
+    for (const RequestId id : decision.finished) names_.erase(id);
+    std::vector<RequestId> rows;
+    for (const ScheduledRequest& row : decision.scheduled) rows.push_back(row.id);
+    if (!rows.empty() || (has_connector_ && is_async_)) in_flight_.push_back(std::move(rows));
+    write_decision_keys(out_.begin_object(), step);
+    answer_with_state(step, true);
+  }
+
+  void update(JsonObject& message) {
+    std::vector<RequestId> rows;
+    if (!in_flight_.empty()) {
+      rows = std::move(in_flight_.front());
+      in_flight_.erase(in_flight_.begin());
+    }
+    ModelOutput output;
+    fill(message.required("sampled"), rows, output.tokens, output.token_ends);
+    if (auto drafts = message.optional("drafts"))
+      fill(drafts, rows, output.draft_tokens, output.draft_ends);
+    if (auto worker = message.optional("worker")) {
+      JsonObject said = worker.object();
+      output.kv_connector_output.finished_recving = ids_of(said.required("received"));
+      output.kv_connector_output.finished_sending = ids_of(said.required("sent"));
+      for (JsonValue block : said.required("invalid_blocks").array())
+        output.kv_connector_output.invalid_block_ids.push_back(
+            BlockId{block.integer<std::int32_t>()});
+    }
+    const auto stopped = scheduler_->update_from_output(output);
+    RecordedStep step = seen({}, stopped);
+    write_outcome(view({}, stopped), step);
+    write_stopped_key(out_.begin_object(), step);
+    out_.key("num_tokens").begin_object();
+    for (const RequestId id : rows)
+      if (names_.contains(id)) out_.integer(names_[id], scheduler_->num_tokens(id));
+    out_.end_object();
+    answer_with_state(step, false);
+  }
+
+  void fill(JsonValue by_request, const std::vector<RequestId>& rows,
+            std::vector<std::int32_t>& tokens, std::vector<std::uint32_t>& ends) {
+    JsonObject given = by_request.object();
+    for (const RequestId id : rows) {
+      if (auto row = given.optional(names_[id]))
+        for (const std::int32_t token : read_token_ids(row)) tokens.push_back(token);
+      ends.push_back(static_cast<std::uint32_t>(tokens.size()));
+    }
+  }
+
+  std::vector<RequestId> ids_of(JsonValue list) {
+    std::vector<RequestId> ids;
+    for (JsonValue name : list.array())
+      for (const auto& [id, known] : names_)
+        if (known == name.string()) ids.push_back(id);
+    return ids;
+  }
+
+  StepView view(const SchedulerOutput& decision, std::span<const StoppedRequest> stopped) {
+    return {.decision = decision,
+            .stopped = stopped,
+            .counters = counters_,
+            .decisions = *scheduler_,
+            .name = name_of_};
+  }
+
+  // The queues and the pool as they are now.
+  RecordedStep seen(const SchedulerOutput& decision, std::span<const StoppedRequest> stopped) {
+    counters_ = scheduler_->take_cache_counters();
+    RecordedStep step;
+    const StepView now = view(decision, stopped);
+    step.running = names_of(now, scheduler_->running());
+    step.waiting = names_of(now, scheduler_->waiting());
+    step.free_blocks = scheduler_->num_free_blocks();
+    if (has_connector_) write_transfers(now, step);
+    step.stored = counters_.stored;
+    step.evicted = counters_.evicted;
+    step.cleared = counters_.cleared;
+    return step;
+  }
+
+  void answer_with_state(RecordedStep step, bool is_decision) {
+    if (!is_decision) step.loading.reset();
+    write_state_keys(out_, step);
+    write_cache_keys(out_, step);
+    answer(out_.end_object());
+  }
+
+  void refuse(const std::string& why) {
+    answer(out_.begin_object().string("refused", why).end_object());
+  }
+
+  JsonWriter out_;
+  std::unique_ptr<AskingConnector> connector_;
+  std::unique_ptr<Scheduler> scheduler_;
+  bool has_connector_ = false, is_async_ = false;
+  std::map<RequestId, std::string> names_;
+  std::vector<std::vector<RequestId>> in_flight_;
+  CacheCounters counters_;
+  std::function<std::string_view(RequestId)> name_of_ = [this](RequestId id) {
+    return std::string_view(names_[id]);
+  };
+};
+
+}  // namespace
+}  // namespace lockstep
+
+int main() {
+  lockstep::Engine engine;
+  lockstep::JsonReader json("message");
+  for (;;) engine.handle(lockstep::read_line(json));
+}

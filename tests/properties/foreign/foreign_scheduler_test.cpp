@@ -1,0 +1,162 @@
+// Decisions that come through a pipe: of the model itself they are those that it makes here, in
+// every field of a recording; of a small engine they are audited, and each way of failing is told.
+#include "sim/foreign/foreign_scheduler.h"
+
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include "properties/fuzz/fuzz.h"
+#include "properties/generate/generator.h"
+#include "properties/judge/judge.h"
+
+namespace lockstep {
+namespace {
+
+std::shared_ptr<ForeignEngines> engines(const std::string& command, int seconds = 60) {
+  const auto limit = std::chrono::seconds(seconds);
+  auto opened = ForeignEngines::open(
+      {.command = command, .time_limit = limit, .start_limit = std::chrono::seconds(60)});
+  EXPECT_TRUE(opened) << opened.error().message;
+  return opened ? *opened : nullptr;
+}
+
+std::string paged(const std::string& bug = {}) {
+  const std::string command = "python3 " LOCKSTEP_SOURCE_DIR "/docs/examples/paged_engine.py";
+  return bug.empty() ? command : command + " --bug " + bug;
+}
+
+// What only the model has been given to do, or only its ranks.
+GeneratorOptions cases_of(std::string engine) {
+  GeneratorOptions options;
+  options.engine = std::move(engine);
+  options.backend = "none";
+  options.never = {Feature::faults,           Feature::host_tier,     Feature::several_connectors,
+                   Feature::tensor_parallel,  Feature::data_parallel, Feature::pipeline_parallel,
+                   Feature::replicated_heads, Feature::uniform_type};
+  return options;
+}
+
+struct Judged {
+  Outcome outcome;
+  Recording recording;
+};
+
+Judged run(const SavedCase& saved, DecisionsFactory decisions) {
+  Judged run;
+  JudgeOptions options;
+  options.decisions = std::move(decisions);
+  options.recording = &run.recording;
+  options.invariants = false;
+  run.outcome = judge(saved, options);
+  return run;
+}
+
+TEST(ForeignScheduler, the_model_in_another_process_decides_as_here) {
+  const auto model = engines(LOCKSTEP_BINARY_DIR "/model_engine");
+  ASSERT_NE(model, nullptr);
+  Tally reached;
+  for (std::uint64_t seed = 1; seed <= 400; ++seed) {
+    const SavedCase saved = generate_case(seed, cases_of("vllm-0.22.1"));
+    Judged here = run(saved, {});
+    Judged there = run(saved, decisions_of(model, 8));
+    ASSERT_EQ(there.outcome.kind, here.outcome.kind) << seed << ": " << there.outcome.what;
+    EXPECT_EQ(there.outcome.steps, here.outcome.steps) << seed;
+    ASSERT_EQ(there.recording.steps.size(), here.recording.steps.size()) << seed;
+    for (std::size_t i = 0; i < here.recording.steps.size(); ++i) {
+      RecordedStep &one = here.recording.steps[i], &other = there.recording.steps[i];
+      // The model shows them in steps of its own.
+      one.tables.reset();
+      other.tables.reset();
+      ASSERT_EQ(recording_step_line(other), recording_step_line(one)) << seed << ", step " << i;
+    }
+    reached += there.outcome.tally;
+  }
+  for (const Reached what :
+       {Reached::async_drafts, Reached::preemption, Reached::prefix_hit, Reached::mamba_align,
+        Reached::longer_load, Reached::lost_blocks, Reached::delayed_free, Reached::abort_loading,
+        Reached::reset_done, Reached::stop_token, Reached::resume_with_hit,
+        Reached::hit_sliding_window, Reached::chunked_prefill, Reached::abort_preempted})
+    EXPECT_GT(reached[what], 0) << name_of(what);
+}
+
+FuzzReport fuzz_paged(const std::string& bug, std::int64_t runs, int seconds = 60) {
+  const auto engine = engines(paged(bug), seconds);
+  FuzzOptions options;
+  options.generator = cases_of("vllm-0.33.0");
+  options.generator.never.add({Feature::prefix_caching, Feature::several_groups, Feature::states,
+                               Feature::sliding_window, Feature::chunked_local,
+                               Feature::hidden_state, Feature::drafts, Feature::async_scheduling,
+                               Feature::priority_policy, Feature::priorities, Feature::salts,
+                               Feature::resets, Feature::no_chunked_prefill, Feature::served,
+                               Feature::connector_peers, Feature::context_parallel});
+  options.generator.always = {Feature::full_attention};
+  options.runs = runs;
+  options.decisions = decisions_of(engine);
+  options.decided_by = engine->hello().engine.text();
+  return fuzz(options);
+}
+
+TEST(ForeignScheduler, a_small_engine_is_audited_and_agrees) {
+  const FuzzReport report = fuzz_paged("", 300);
+  EXPECT_TRUE(report.failures.empty()) << report.failures.front().what;
+  EXPECT_EQ(report.refused, 0) << report.first_refusal;
+  EXPECT_EQ(report.agreed, report.cases);
+  EXPECT_EQ(report.decided_by, "paged-1.0");
+  EXPECT_GT(report.tally[Reached::preemption], 0);
+  EXPECT_GT(report.tally[Reached::chunked_prefill], 0);
+  EXPECT_GT(report.tally[Reached::abort_running], 0);
+}
+
+class BrokenEngine : public testing::TestWithParam<std::pair<const char*, const char*>> {};
+
+TEST_P(BrokenEngine, is_told_by_its_check) {
+  const auto& [bug, check] = GetParam();
+  const FuzzReport report = fuzz_paged(bug, 60, 2);
+  ASSERT_FALSE(report.failures.empty());
+  for (const FuzzFailure& failure : report.failures) EXPECT_EQ(failure.check, check);
+  EXPECT_TRUE(report.known.empty());
+}
+
+INSTANTIATE_TEST_SUITE_P(All, BrokenEngine,
+                         testing::Values(std::pair{"shared", "audit.handed_out"},
+                                         std::pair{"lost", "audit.conservation"},
+                                         std::pair{"raise", "engine.exception"},
+                                         std::pair{"reply", "engine.reply"}),
+                         [](const auto& info) { return std::string(info.param.first); });
+
+TEST(ForeignScheduler, an_engine_that_hangs_is_killed_and_the_next_case_has_another) {
+  const auto engine = engines(paged("hang"), 1);
+  GeneratorOptions options = cases_of("vllm-0.33.0");
+  options.engine = "vllm-0.33.0";
+  int hangs = 0, others = 0;
+  for (std::uint64_t seed = 1; seed <= 40 && hangs < 2; ++seed) {
+    SavedCase saved = generate_case(seed, options);
+    const Judged found = run(saved, decisions_of(engine));
+    (found.outcome.check == "engine.hang" ? hangs : others) += 1;
+  }
+  EXPECT_EQ(hangs, 2);
+  EXPECT_GT(others, 0);
+}
+
+TEST(ForeignScheduler, a_command_that_ends_is_refused_with_its_last_words) {
+  const auto opened = ForeignEngines::open({.command = "echo no such engine >&2; exit 3"});
+  ASSERT_FALSE(opened);
+  EXPECT_NE(opened.error().message.find("exit status 3"), std::string::npos)
+      << opened.error().message;
+  EXPECT_NE(opened.error().message.find("no such engine"), std::string::npos);
+}
+
+TEST(ForeignScheduler, what_an_engine_lacks_is_named) {
+  const auto engine = engines(paged());
+  GeneratorOptions options = cases_of("vllm-0.33.0");
+  options.always = {Feature::priority_policy, Feature::full_attention};
+  options.never.add({Feature::several_groups, Feature::states, Feature::sliding_window,
+                     Feature::chunked_local, Feature::hidden_state, Feature::drafts,
+                     Feature::async_scheduling, Feature::served, Feature::connector_peers});
+  const Judged found = run(generate_case(3, options), decisions_of(engine));
+  EXPECT_EQ(found.outcome.kind, OutcomeKind::refused);
+  EXPECT_EQ(found.outcome.what, "paged-1.0: the engine cannot be asked for priority");
+}
+
+}  // namespace
+}  // namespace lockstep
