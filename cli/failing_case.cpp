@@ -77,11 +77,7 @@ Result<bool> write_recording(const std::string& path, const SavedCase& saved,
   if (options.engines != nullptr) recording.header.engine = options.engines->hello().engine;
   recording.header.family = "fuzz";
   LS_ASSIGN_OR_RETURN(auto file, RecordingWriter::create(path, recording.header));
-  for (RecordedStep& step : recording.steps) {
-    for (auto* events : {&step.before, &step.during})
-      for (RecordedEvent& event : *events) event.request.prompt = event.request.prompt.as_tokens();
-    LS_RETURN_IF_ERROR(file.write(step));
-  }
+  for (const RecordedStep& step : recording.steps) LS_RETURN_IF_ERROR(file.write(step));
   LS_RETURN_IF_ERROR(file.close(recording.end));
   return true;
 }

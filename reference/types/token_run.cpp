@@ -39,16 +39,4 @@ std::vector<std::int32_t> Prompt::materialize() const {
   return out;
 }
 
-Prompt Prompt::as_tokens() const {
-  const auto is_symbolic = [](const TokenRun& run) { return run.kind == TokenRun::Kind::symbolic; };
-  if (std::ranges::none_of(runs, is_symbolic)) return *this;
-  Prompt prompt;
-  prompt.tokens = materialize();
-  prompt.runs = {{.kind = TokenRun::Kind::literal,
-                  .seed = 0,
-                  .first = 0,
-                  .count = static_cast<std::uint32_t>(prompt.tokens.size())}};
-  return prompt;
-}
-
 }  // namespace lockstep

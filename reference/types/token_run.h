@@ -38,8 +38,6 @@ struct Prompt {
   std::int64_t size() const;         // tokens
   void append(const TokenRun& run);  // merges with the last run where it continues it
   std::vector<std::int32_t> materialize() const;
-  // As an engine gets it, which knows token ids alone: without symbolic runs.
-  Prompt as_tokens() const;
   bool operator==(const Prompt&) const = default;
 };
 

@@ -166,7 +166,6 @@ std::vector<RequestId> ForeignScheduler::ids_of(std::string_view key,
 Result<RequestId> ForeignScheduler::add_request(RequestSpec request) {
   for (const std::string_view feature : features_of(request))
     if (!engine_->can(feature)) return fail(lacks(engine_->hello(), feature));
-  request.prompt = request.prompt.as_tokens();
   std::string refused;
   ask(add_message(request), [&](JsonObject& reply) { refused = read_refusal(reply); });
   if (!refused.empty()) return fail(std::move(refused));

@@ -209,9 +209,6 @@ Prompt read_recorded_prompt(JsonValue value) {
 
 void write_recorded_prompt(JsonWriter& out, const Prompt& prompt) {
   if (all_of_kind(prompt, TokenRun::Kind::seeded)) return write_seeded_segments(out, prompt);
-  LS_CHECK(std::none_of(prompt.runs.begin(), prompt.runs.end(),
-                        [](const TokenRun& run) { return run.kind == TokenRun::Kind::symbolic; }),
-           "a symbolic run among {}", prompt.runs.size());
   out.begin_object().key("tokens").integers(prompt.materialize()).end_object();
 }
 

@@ -23,7 +23,7 @@ void write_seeded_segments(JsonWriter& out, const Prompt& prompt);
 
 // As recordings have them: seeded segments, or {"tokens":[..]} as an engine that serves gets them.
 Prompt read_recorded_prompt(JsonValue value);
-// Requires: no run is symbolic. Seeded runs stay runs; with literal ones among them, all is tokens.
+// Seeded runs stay runs; with others among them all is tokens, as an engine gets them.
 void write_recorded_prompt(JsonWriter& out, const Prompt& prompt);
 
 // Tokens given one by one, each from 0 (or `min`) to kTokenIdMax.
