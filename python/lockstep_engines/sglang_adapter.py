@@ -83,7 +83,7 @@ def _pool_sizes(case: Object, kinds: list[str], given: Object, max_num_seqs: int
     if not given:
         given = {"full": total}
         if "mamba" in kinds:
-            given["mamba"] = min(total // 2, 4 * max_num_seqs)
+            given["mamba"] = min(total // 2, 4 * max_num_seqs)  # SGLang wants 3 at least
             given["full"] -= given["mamba"]
         if "sliding_window" in kinds:
             given["sliding_window"] = given["full"] * 4 // 9  # SGLang's 0.8 of the full ones
@@ -93,6 +93,16 @@ def _pool_sizes(case: Object, kinds: list[str], given: Object, max_num_seqs: int
     if min(given.values()) < 1:
         raise Refused(f"{total} blocks are too few for {' and '.join(kinds)}")
     return given
+
+
+def _check_states(options: Options) -> None:
+    """SGLang lets in so many requests that there are states for all (KVCacheConfigurator)."""
+    per_request = 3 if options.enable_prefix_caching else 1
+    if 0 < options.mamba_slots < per_request * options.max_running_requests:
+        raise Refused(
+            f"{options.mamba_slots} states; SGLang wants {per_request} for each of "
+            f"{options.max_running_requests} requests"
+        )
 
 
 def _options_of(case: Object) -> tuple[Options, list[str]]:
@@ -129,6 +139,7 @@ def _options_of(case: Object) -> tuple[Options, list[str]]:
         mixed_chunk=own["mixed_chunk"],
         tree_core=own["tree_core"],
     )
+    _check_states(options)
     return options, kinds
 
 

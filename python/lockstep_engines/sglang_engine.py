@@ -59,6 +59,7 @@ from sglang.srt.mem_cache.memory_pool import (
 )
 from sglang.srt.mem_cache.registry import TreeCacheBuildContext, create_tree_cache
 from sglang.srt.mem_cache.swa_memory_pool import SWAKVPool
+from sglang.srt.model_executor.pool_configurator import MemoryPoolConfigurator
 from sglang.srt.sampling.sampling_params import SamplingParams
 from sglang.srt.server_args import ServerArgs
 from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
@@ -261,6 +262,9 @@ def _token_allocator(options: Options, rows: ReqToTokenPool) -> Any:
             size_swa=options.swa_pages * page,
             swa_attention_layer_ids=[1],
             full_attention_layer_ids=[0],
+        )
+        MemoryPoolConfigurator.validate_swa_pool_size(
+            options.swa_pages * page, options.sliding_window - 1, page
         )
         return SWATokenToKVPoolAllocator(
             size,

@@ -63,16 +63,22 @@ def header(family: str, seed: int) -> Line:
     own["tree_core"] = rng.choice(("rust", "python"))
     full = rng.choice((max_model_len, 2 * max_model_len, 4 * max_model_len)) // page_size + 2
     pools = {"full": full}
+    specs = [_spec(kind, page_size, rng) for kind in kinds]
     if "sliding_window" in kinds:
-        pools["sliding_window"] = max(4, full * rng.choice((5, 8, 10)) // 10)
+        # Less than two windows, or than a prompt that is prefilled whole, and requests may wait
+        # forever (docs/real_engines_sglang.md): sglang_test.py has those on their own.
+        window = specs[kinds.index("sliding_window")]["sliding_window"]
+        needed = 2 * window // page_size + 3
+        if not config["enable_chunked_prefill"]:
+            needed += max_model_len // page_size
+        pools["sliding_window"] = max(needed, full * rng.choice((5, 8, 10)) // 10)
     if "mamba" in kinds:
-        pools["mamba"] = rng.choice((2, 3, 5)) * config["max_num_seqs"]
+        pools["mamba"] = rng.choice((3, 4, 6)) * config["max_num_seqs"]
     own["pools"] = pools
     return {
         "config": config | {"x_sglang": own},
         "groups": [
-            {"layers": [f"layers.{i}"], "spec": _spec(kind, page_size, rng)}
-            for i, kind in enumerate(kinds)
+            {"layers": [f"layers.{i}"], "spec": spec} for i, spec in enumerate(specs)
         ],
         "num_blocks": sum(pools.values()) + 1,
     }
