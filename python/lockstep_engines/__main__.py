@@ -10,6 +10,8 @@ import os
 import sys
 from pathlib import Path
 
+from lockstep_engines import plants, protocol, vllm_plants
+
 
 def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
@@ -17,6 +19,8 @@ def _parse() -> argparse.Namespace:
     )
     parser.add_argument("engine", choices=("vllm",))
     parser.add_argument("folder", nargs="?", metavar="DIR", help="contains vllm/")
+    parser.add_argument("--plant", metavar="NAME", help="plants a defect in the engine")
+    parser.add_argument("--plants", action="store_true", help="lists the defects and ends")
     return parser.parse_args()
 
 
@@ -27,17 +31,42 @@ def _fix_hash_seed() -> None:
         os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
 
 
+def _put_first(folder: Path, package: str) -> None:
+    """Has `package` imported from `folder`, in which nothing is written: compiled modules, which
+    make up two thirds of the start, are kept in the user's cache."""
+    if not (folder / package / "__init__.py").is_file():
+        sys.exit(f"found no {package}/__init__.py in {folder}")
+    sys.path.insert(0, str(folder))
+    if sys.pycache_prefix is None:
+        cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+        sys.pycache_prefix = str(Path(cache) / "lockstep_engines" / "pycache")
+        sys.dont_write_bytecode = False
+
+
+def _list_plants() -> None:
+    for defect in vllm_plants.PLANTS:
+        print(f"{defect.name:28} {defect.kind:12} {defect.what}")
+
+
+def _plant(name: str) -> None:
+    try:
+        plants.plant(vllm_plants.named(name))
+    except KeyError:
+        sys.exit(f"found no defect {name}; --plants lists them")
+    except plants.PlantError as error:
+        sys.exit(str(error))
+
+
 def main() -> None:
     arguments = _parse()
+    if arguments.plants:
+        return _list_plants()
     _fix_hash_seed()
-    from lockstep_engines import protocol
-
     source, sink = protocol.own_pipe()
     if arguments.folder is not None:
-        folder = Path(arguments.folder).resolve()
-        if not (folder / arguments.engine / "__init__.py").is_file():
-            sys.exit(f"found no {arguments.engine}/__init__.py in {folder}")
-        sys.path.insert(0, str(folder))
+        _put_first(Path(arguments.folder).resolve(), arguments.engine)
+    if arguments.plant is not None:
+        _plant(arguments.plant)
     from lockstep_engines.vllm_adapter import VllmAdapter
 
     protocol.serve(VllmAdapter(), source, sink)

@@ -10,12 +10,15 @@ import inspect
 from collections import deque
 from typing import Any
 
-from vllm.v1.outputs import KVConnectorOutput
-from vllm.v1.request import RequestStatus
-
 from lockstep_engines import vllm_engine
 from lockstep_engines.protocol import Client, Object, ProtocolError, Refused
-from lockstep_engines.vllm_engine import NotInThisRelease, PauseState, Scheduler
+from lockstep_engines.vllm_engine import (
+    KVConnectorOutput,
+    NotInThisRelease,
+    PauseState,
+    RequestStatus,
+    Scheduler,
+)
 from lockstep_recorder.cache_counter import CacheCounter
 from lockstep_recorder.decisions import Decisions, tables_of
 
@@ -102,7 +105,7 @@ class _Case:
     def abort(self, name: str) -> None:
         loading = self._waiting_to_load()
         self.engine.abort([name])
-        self._left_while_loading |= loading - self.scheduler.requests.keys()
+        self._left_while_loading |= loading - self._waiting_to_load()
         self._decisions.ended((name,))
 
     def reset(self, running: bool) -> Object:
@@ -152,10 +155,10 @@ class _Case:
         reply["num_tokens"] = {
             name: request.num_tokens
             for name, request in of_step.items()
-            if request is not None and (name in names or requests.get(name) is request)
+            if request is not None and (name in names or not request.is_finished())
         }
         if self._connector is not None:
-            self._left_while_loading |= loading - requests.keys()
+            self._left_while_loading |= loading - self._waiting_to_load()
             if report is not None:
                 self._left_while_loading -= report.finished_recving
             if held := self._connector.take_held():

@@ -34,13 +34,15 @@ from vllm.v1.core import kv_cache_utils
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.core.sched.scheduler import Scheduler
-from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
+from vllm.v1.outputs import DraftTokenIds, KVConnectorOutput, ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
 
-from lockstep_recorder.releases import nearest_release
+from lockstep_recorder.releases import nearest_release, version_key
 
 logging.getLogger("vllm").setLevel(logging.ERROR)
+
+__all__ = ["KVConnectorOutput", "PauseState", "RequestStatus", "SamplingParams", "Scheduler"]
 
 VERSION = vllm.__version__.split("+", 1)[0]
 RELEASE = nearest_release(VERSION)
@@ -181,7 +183,13 @@ def _speculative(config: dict[str, Any]) -> Speculative | None:
 
 
 class ModelStandIn(SimpleNamespace):
-    """What the scheduler asks of a model's configuration."""
+    """What the scheduler asks of a model's configuration: it has none of the abilities that a
+    release may ask for, but those given."""
+
+    def __getattr__(self, name: str) -> bool:
+        if name.startswith(("enable_", "is_", "supports_", "uses_")):
+            return False
+        raise AttributeError(name)
 
 
 def _connector(header: dict[str, Any], path: str) -> KVTransferConfig | None:
@@ -224,6 +232,9 @@ def make_config(header: dict[str, Any], connector: str) -> Any:
         mamba_cache_mode=config.get("mamba_cache_mode", "none"),
         mamba_block_size=config.get("mamba_block_size"),
     )
+    smallest = min(group["spec"]["block_size"] for group in header["groups"])
+    if smallest > cache.block_size and version_key(VERSION) >= (0, 23):
+        cache.block_size = smallest  # as the engine core does; before 0.23.0 it decides nothing
     cache.num_gpu_blocks = header["num_blocks"]
     if config.get("hash_algorithm", "content") != "content":
         cache.prefix_caching_hash_algo = config["hash_algorithm"]
@@ -242,14 +253,7 @@ def make_config(header: dict[str, Any], connector: str) -> Any:
     parallel.data_parallel_index = 0
     model = ModelStandIn(
         max_model_len=max_model_len,
-        is_encoder_decoder=False,
-        enable_return_routed_experts=False,
-        is_multimodal_model=False,
-        supports_multimodal_inputs=False,
         runner_type="generate",
-        is_diffusion=False,
-        supports_kv_cache_grouping=False,
-        uses_mrope=False,
         return_sampling_mask=False,
         multimodal_config=None,
         skip_tokenizer_init=True,

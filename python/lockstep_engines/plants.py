@@ -1,0 +1,120 @@
+"""Planted defects: a wrong scheduler, made from a right one by replacing a few words of its source
+when it is imported. Nothing is written anywhere.
+
+They measure what a harness finds. Nothing here knows an engine.
+"""
+
+from __future__ import annotations
+
+import importlib.abc
+import importlib.machinery
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import CodeType
+from typing import Any
+
+
+class PlantError(Exception):
+    """A defect cannot be planted in this release; the text says where it was to go."""
+
+
+@dataclass(frozen=True)
+class Edit:
+    """One replacement; `find` stands there once."""
+
+    module: str
+    find: str
+    put: str
+    within: str = ""  # the line that begins the function, without its indentation; else anywhere
+
+    def apply(self, source: str) -> str:
+        """The source with the replacement. Raises PlantError."""
+        begin, end = self._function_in(source) if self.within else (0, len(source))
+        count = source.count(self.find, begin, end)
+        if count != 1:
+            where = f"{self.within} of {self.module}" if self.within else self.module
+            raise PlantError(f"found {self.find!r} {count} times in {where}; expected once")
+        return source[:begin] + source[begin:end].replace(self.find, self.put) + source[end:]
+
+    def _function_in(self, source: str) -> tuple[int, int]:
+        begin = source.find(self.within)
+        if begin < 0:
+            raise PlantError(f"found no {self.within!r} in {self.module}")
+        indentation = source[source.rfind("\n", 0, begin) + 1 : begin]
+        ends = [source.find(f"\n{indentation}{word}", begin) for word in ("def ", "@", "class ")]
+        return begin, min([end for end in ends if end >= 0], default=len(source))
+
+
+@dataclass(frozen=True)
+class Plant:
+    """One defect. `ways`: the same one in the words of several releases; the first that fits is
+    taken."""
+
+    name: str
+    kind: str  # what it is about
+    what: str  # a sentence
+    ways: tuple[tuple[Edit, ...], ...]
+
+
+class _Loader(importlib.machinery.SourceFileLoader):
+    """Compiles a module from a source that has been changed; never from or to a cache."""
+
+    def __init__(self, fullname: str, path: str, source: str) -> None:
+        super().__init__(fullname, path)
+        self._source = source
+
+    def get_code(self, fullname: str) -> CodeType:
+        return self.source_to_code(self._source.encode(), self.path)
+
+
+class _Finder(importlib.abc.MetaPathFinder):
+    def __init__(self, sources: dict[str, str]) -> None:
+        self._sources = sources
+
+    def find_spec(self, fullname: str, path: Sequence[str] | None, target: Any = None) -> Any:
+        if fullname not in self._sources:
+            return None
+        spec = importlib.machinery.PathFinder.find_spec(fullname, path, target)
+        if spec is not None and spec.origin is not None:
+            spec.loader = _Loader(fullname, spec.origin, self._sources[fullname])
+        return spec
+
+
+def _source_of(module: str) -> str:
+    """The text of a module that is not imported yet, nor are its packages."""
+    path: Sequence[str] | None = None
+    spec = None
+    for i in range(module.count(".") + 1):
+        name = ".".join(module.split(".")[: i + 1])
+        spec = importlib.machinery.PathFinder.find_spec(name, path)
+        if spec is None or spec.origin is None:
+            raise PlantError(f"found no module {name}")
+        path = spec.submodule_search_locations
+    assert spec is not None and spec.origin is not None
+    with open(spec.origin, encoding="utf-8") as file:
+        return file.read()
+
+
+def sources_with(plant: Plant) -> dict[str, str]:
+    """The changed text of each module that a defect touches. Raises PlantError where it fits in
+    none of the ways."""
+    errors = []
+    for edits in plant.ways:
+        sources: dict[str, str] = {}
+        try:
+            for edit in edits:
+                found = sources.get(edit.module) or _source_of(edit.module)
+                sources[edit.module] = edit.apply(found)
+            return sources
+        except PlantError as error:
+            errors.append(str(error))
+    raise PlantError(f"{plant.name} cannot be planted: {'; '.join(errors)}")
+
+
+def plant(defect: Plant) -> None:
+    """Has the modules that it touches imported with the defect. To be called before they are."""
+    sources = sources_with(defect)
+    if early := sorted(sources.keys() & sys.modules.keys()):
+        raise PlantError(f"found {', '.join(early)} imported already")
+    sys.meta_path.insert(0, _Finder(sources))
