@@ -227,6 +227,7 @@ class _Case:
         self._started: set[str] = set()
         self._left: list[str] = []  # since the last decision
         self._batch: ScheduleBatch | None = None
+        self._to_abort: list[str] = []
         self._tree_blocks: set[int] = set()
         self._copies: list[list[int]] = []
         if "mamba" in self._kinds:
@@ -274,11 +275,15 @@ class _Case:
         self._requests[name], self._names[rid] = request, name
 
     def abort(self, name: str) -> None:
-        if name in self._requests:
+        if self._batch is not None:  # the event loop reads its mail between two turns
+            self._to_abort.append(name)
+        elif name in self._requests:
             self.engine.abort(self._requests[name].rid)
             self._take_ends()
 
     def reset(self, running: bool) -> Object:
+        if self._batch is not None:
+            raise ProtocolError("a reset while an output is to come: the event loop is not there")
         done = self.engine.reset(running)
         if done:
             self._tree_blocks = set()
@@ -304,12 +309,8 @@ class _Case:
         return self._names[request.rid]
 
     def _running(self) -> list[Req]:
-        """Those of the batch that was just decided too."""
-        found = {id(request): request for request in self.engine.running()}
-        for request in self._batch.reqs if self._batch else ():
-            if not request.finished():
-                found.setdefault(id(request), request)
-        return [request for request in found.values() if request.rid in self._names]
+        running = self.engine.running(self._batch)
+        return [request for request in running if request.rid in self._names]
 
     def _row(self, request: Req, computed: int, tokens: int, tables: Tables) -> Object:
         name = self._name(request)
@@ -419,6 +420,9 @@ class _Case:
                 self._forget(name)
         if stopped:
             reply["stopped"] = stopped
+        to_abort, self._to_abort = self._to_abort, []
+        for name in to_abort:
+            self.abort(name)
         self._take_ends()
         return reply | self._state()
 

@@ -530,11 +530,12 @@ class Engine:
             s.continue_generation(ContinueGenerationReqInput(torch_empty_cache=False))
         return bool(done)
 
-    def running(self) -> list[Req]:
-        """All that have rows or will have one without being admitted again."""
+    def running(self, decided: ScheduleBatch | None) -> list[Req]:
+        """All that have rows or will have one without being admitted again; `decided` is the batch
+        whose output is to come."""
         s = self.scheduler
         found: dict[int, Req] = {}
-        for batch in (s.running_batch, s.last_batch):
+        for batch in (s.running_batch, decided or s.last_batch):
             for request in batch.reqs if batch else ():
                 found[id(request)] = request
         if s.chunked_req is not None:

