@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-import numpy
 import torch
 
 from lockstep_engines import sglang_engine
@@ -480,7 +479,8 @@ class SglangAdapter:
     def hello(self) -> Object:
         features = ["full", "mla", "sliding_window", "mamba", "priority", "no_chunked_prefill"]
         features += ["no_prefix_caching", "cache_salt", "reset_prefix_cache", "reset_running"]
-        return {"engine": {"name": "sglang", "version": sglang_engine.VERSION}, "features": features}
+        engine = {"name": "sglang", "version": sglang_engine.VERSION}
+        return {"engine": engine, "features": features}
 
     def open(self, case: Object, client: Client) -> Object:
         if case.get("connector"):
