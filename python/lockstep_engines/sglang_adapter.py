@@ -14,8 +14,8 @@ from typing import Any
 import torch
 
 from lockstep_engines import sglang_engine
-from lockstep_engines.protocol import Client, Object, ProtocolError, Refused
 from lockstep_engines.prompts import expand
+from lockstep_engines.protocol import Client, Object, ProtocolError, Refused
 from lockstep_engines.sglang_engine import Engine, Options, Req, ScheduleBatch
 
 # Options of a case that mean something here; any other must have its default.
@@ -373,9 +373,7 @@ class _Case:
         self._batch = self.engine.next_batch()
         self._take_ends()
         running = self._running()
-        tables = {
-            self._name(r): self._blocks.table_of(r) for r in running if r.kv.holds_kv
-        }
+        tables = {self._name(r): self._blocks.table_of(r) for r in running if r.kv.holds_kv}
         sent_back = self._sent_back(running, tables)
         reply: Object = {"scheduled": self._rows(tables)} | sent_back
         if self._left:

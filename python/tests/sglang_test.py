@@ -27,14 +27,14 @@ except ImportError as error:
     print(f"SKIPPED: SGLang cannot be imported ({error}); nothing was run inside it")
     sys.exit(SKIPPED)
 
+import sglang_workloads
 import torch
 from sglang.srt.mem_cache import unified_radix_cache
 from sglang.srt.mem_cache.allocator import paged, token
+from sglang_workloads import FAMILIES, Clients, Line, Served
 
-import sglang_workloads
 from lockstep_engines import protocol
 from lockstep_engines.sglang_adapter import SglangAdapter
-from sglang_workloads import FAMILIES, Clients, Line, Served
 
 LOCKSTEP = os.environ.get("LOCKSTEP")
 SEEDS = range(int(os.environ.get("LOCKSTEP_SGLANG_SEEDS", "2")))

@@ -77,9 +77,7 @@ def header(family: str, seed: int) -> Line:
     own["pools"] = pools
     return {
         "config": config | {"x_sglang": own},
-        "groups": [
-            {"layers": [f"layers.{i}"], "spec": spec} for i, spec in enumerate(specs)
-        ],
+        "groups": [{"layers": [f"layers.{i}"], "spec": spec} for i, spec in enumerate(specs)],
         "num_blocks": sum(pools.values()) + 1,
     }
 
