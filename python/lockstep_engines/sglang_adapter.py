@@ -18,39 +18,45 @@ from lockstep_engines.prompts import expand
 from lockstep_engines.protocol import Client, Object, ProtocolError, Refused
 from lockstep_engines.sglang_engine import Engine, Options, Req, ScheduleBatch
 
-# Options of a case that mean something here; any other must have its default.
+# Options of a case that mean something here, with the format's defaults.
 _DEFAULTS: dict[str, Any] = {
-    "engine": None,
     "max_num_seqs": 256,
-    "max_num_batched_tokens": 2048,
-    "max_model_len": 4096,
+    "max_num_batched_tokens": 8192,
+    "max_model_len": 32768,
     "block_size": 16,
-    "mamba_block_size": None,
     "enable_prefix_caching": True,
     "enable_chunked_prefill": True,
-    "async_scheduling": False,
-    "scheduler_reserve_full_isl": None,
     "policy": "fcfs",
-    "mamba_cache_mode": None,
-    "hash_algorithm": None,
-    "spec_method": None,
 }
-_UNUSED = frozenset(key for key, value in _DEFAULTS.items() if value is None)
+# Those that SGLang has no like of must have these values.
+_WITHOUT_LIKE: dict[str, Any] = {
+    "async_scheduling": False,
+    "long_prefill_token_threshold": 0,
+    "mamba_cache_mode": "none",
+    "num_spec_tokens": 0,
+    "spec_method": "none",
+    "dcp": 1,
+    "pcp": 1,
+    "num_hash_lookahead_tokens": -1,
+    "prefix_cache_retention_interval": -1,
+    "num_prefill_lookahead_tokens": 1,
+    "prefix_match_unit": 0,
+}
+# Those that say of vLLM what SGLang decides in its own way.
+_WITHOUT_EFFECT = ("engine", "mamba_block_size", "scheduler_reserve_full_isl", "hash_algorithm")
 _OWN_DEFAULTS = {"schedule_policy": "fcfs", "mixed_chunk": False, "tree_core": "rust", "pools": {}}
 _ATTENTION = ("full", "mla")
 Tables = list[list[int]]
 
 
 def _config_of(case: Object) -> Object:
-    found = _DEFAULTS | {k: v for k, v in case["config"].items() if not k.startswith("x_")}
-    neutral = {"dcp": 1, "pcp": 1, "mamba_cache_mode": "none", "spec_method": "none"}
-    for key, value in found.items():
-        if key not in _DEFAULTS and value not in (neutral.get(key, 0), -1):
-            raise Refused(f"option {key} = {value}: SGLang's scheduler has nothing like it here")
-    if found["spec_method"] not in (None, "none"):
-        raise Refused("drafts need a draft model's worker")
-    if found["async_scheduling"]:
-        raise Refused("overlap scheduling needs a device's streams")
+    found = dict(_DEFAULTS)
+    for key, value in case["config"].items():
+        if key in _DEFAULTS:
+            found[key] = value
+        elif not key.startswith("x_") and key not in _WITHOUT_EFFECT:
+            if key not in _WITHOUT_LIKE or value != _WITHOUT_LIKE[key]:
+                raise Refused(f"option {key} = {value}: nothing like it is driven in SGLang")
     return found
 
 

@@ -310,7 +310,7 @@ class Refusals(unittest.TestCase):
     def test_cases_that_it_has_no_like_of_are_refused(self) -> None:
         send = _sender()
         head = sglang_workloads.header("paged", 1)
-        for option, value in (("dcp", 2), ("spec_method", "eagle"), ("num_spec_tokens", 2)):
+        for option, value in (("dcp", 2), ("spec_method", "eagle"), ("async_scheduling", True)):
             config = head["config"] | {option: value}
             reply = send({"open": head | {"config": config, "seed": 0}})
             self.assertIn("refused", reply, option)
