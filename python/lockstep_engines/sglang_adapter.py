@@ -8,6 +8,7 @@ in one pool of blocks.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable
 from typing import Any
 
@@ -26,11 +27,11 @@ _DEFAULTS: dict[str, Any] = {
     "block_size": 16,
     "enable_prefix_caching": True,
     "enable_chunked_prefill": True,
+    "async_scheduling": False,
     "policy": "fcfs",
 }
 # Those that SGLang has no like of must have these values.
 _WITHOUT_LIKE: dict[str, Any] = {
-    "async_scheduling": False,
     "long_prefill_token_threshold": 0,
     "mamba_cache_mode": "none",
     "num_spec_tokens": 0,
@@ -119,6 +120,10 @@ def _options_of(case: Object) -> tuple[Options, list[str]]:
     kinds = _kinds_of(case, page_size)
     if "mamba" in kinds and page_size != 1:
         raise Refused("states with pages of more than one token are exported by kernels")
+    if "mamba" in kinds and config["async_scheduling"]:
+        raise Refused(
+            "SGLang: no_buffer do not support overlap schedule (validate_mamba_no_buffer)"
+        )
     chunk = config["max_num_batched_tokens"] // page_size * page_size
     if chunk == 0:
         raise Refused(f"a chunk of {config['max_num_batched_tokens']} tokens is less than a page")
@@ -143,6 +148,7 @@ def _options_of(case: Object) -> tuple[Options, list[str]]:
         schedule_policy=own["schedule_policy"],
         mixed_chunk=own["mixed_chunk"],
         tree_core=own["tree_core"],
+        overlap=config["async_scheduling"],
     )
     _check_states(options)
     return options, kinds
@@ -231,7 +237,10 @@ class _Case:
         self._shown: dict[str, Tables] = {}  # the tables of requests with rows, as shown
         self._started: set[str] = set()
         self._left: list[str] = []  # since the last decision
-        self._batch: ScheduleBatch | None = None
+        self._batch: ScheduleBatch | None = None  # decided last
+        self._to_come: deque[tuple[int, list[tuple[str, Req]]]] = deque()  # outputs, by step
+        # Between a decision and the output that is to come before the next one.
+        self._is_mid_turn = False
         self._to_abort: list[str] = []
         self._tree_blocks: set[int] = set()
         self._copies: list[list[int]] = []
@@ -280,15 +289,17 @@ class _Case:
         self._requests[name], self._names[rid] = request, name
 
     def abort(self, name: str) -> None:
-        if self._batch is not None:  # the event loop reads its mail between two turns
+        if self._is_mid_turn:  # the event loop reads its mail between two turns
             self._to_abort.append(name)
         elif name in self._requests:
             self.engine.abort(self._requests[name].rid)
             self._take_ends()
 
     def reset(self, running: bool) -> Object:
-        if self._batch is not None:
-            raise ProtocolError("a reset while an output is to come: the event loop is not there")
+        if self._is_mid_turn:
+            raise ProtocolError("a reset between a decision and its output: nobody reads it there")
+        if running and self._to_come:
+            raise ProtocolError("SGLang takes in the output to come before it sends all back")
         done = self.engine.reset(running)
         if done:
             self._tree_blocks = set()
@@ -315,6 +326,11 @@ class _Case:
 
     def _running(self) -> list[Req]:
         running = self.engine.running(self._batch)
+        # Who is known to end with an output that is to come is in no batch any more.
+        for _, rows in self._to_come:
+            for _, request in rows:
+                if request.kv.holds_kv and not request.finished() and request not in running:
+                    running.append(request)
         return [request for request in running if request.rid in self._names]
 
     def _row(self, request: Req, computed: int, tokens: int, tables: Tables) -> Object:
@@ -373,10 +389,11 @@ class _Case:
     def schedule(self, step: int, with_tables: bool) -> Object:
         if step != self._num_steps:
             raise ProtocolError(f"found step {step}; expected {self._num_steps}")
-        if self._batch is not None:
+        if self._is_mid_turn or len(self._to_come) > self.engine.options.overlap:
             raise ProtocolError(f"step {step} is asked for before the output of the one before")
         self._num_steps += 1
         self._batch = self.engine.next_batch()
+        self._is_mid_turn = bool(self._to_come)
         self._take_ends()
         running = self._running()
         tables = {self._name(r): self._blocks.table_of(r) for r in running if r.kv.holds_kv}
@@ -389,7 +406,28 @@ class _Case:
             reply["copies"] = copies + self._deferred_copies()
         if with_tables:
             reply["tables"] = tables
+        if self._batch is not None:
+            rows = [(self._name(request), request) for request in self._batch.reqs]
+            self._to_come.append((step, rows))
+            if not self.engine.options.overlap:
+                self._is_mid_turn = True
+            elif len(self._to_come) == 1:
+                self._launch({})
         return reply | self._state()
+
+    def _launch(self, sampled: dict[str, int]) -> None:
+        """A forward begins, in the order of event_loop_overlap. `sampled`: of the one before, whose
+        result is processed after that."""
+        expected = self._inputs(sampled)
+        self._check_inputs(self.engine.launch(self._batch), expected)
+        if not sampled:
+            self.engine.scheduler.last_batch = self._batch
+
+    def _check_inputs(self, read: list[int], expected: list[int]) -> None:
+        if read != expected:
+            raise AssertionError(
+                f"the model of step {self._num_steps - 1} reads tokens {read}, not {expected}"
+            )
 
     def _deferred_copies(self) -> list[list[int]]:
         """Of states of hits, which the step's forward makes first."""
@@ -400,23 +438,21 @@ class _Case:
         return [[self._blocks.state_block(slot) for slot in pair] for pair in pairs]
 
     def update(self, message: Object) -> Object:
-        batch, step = self._batch, message["update"]
-        if batch is None or step != self._num_steps - 1:
+        step = message["update"]
+        if not self._to_come or self._to_come[0][0] != step:
             raise ProtocolError(f"found an output of step {step}, which has none")
-        sampled = message["sampled"]
-        names = [self._name(request) for request in batch.reqs]
-        before = {name: self._known_tokens(name) for name in names}
-        expected = self._inputs()
-        read = self.engine.take_in(batch, [sampled.get(name, (0,))[0] for name in names])
-        if read != expected:
-            raise AssertionError(f"the model of step {step} reads tokens {read}, not {expected}")
-        self._batch = None
+        _, rows = self._to_come.popleft()
+        # Requests of the step may have ended, and their names may be others' by now.
+        requests = {name: request for name, request in rows if self._requests.get(name) is request}
+        before = {name: len(_tokens(request)) for name, request in requests.items()}
+        sampled = {name: tokens[0] for name, tokens in message["sampled"].items() if tokens}
+        self._take_in([sampled.get(name, 0) for name, _ in rows], sampled)
+        self._is_mid_turn = False
         reply: Object = {"num_tokens": {}}
         stopped = []
-        for name in names:
-            request = self._requests[name]
-            reply["num_tokens"][name] = len(self._known_tokens(name))
-            if len(self._known_tokens(name)) > len(before[name]) and name not in sampled:
+        for name, request in requests.items():
+            reply["num_tokens"][name] = len(_tokens(request))
+            if len(_tokens(request)) > before[name] and name not in sampled:
                 raise ProtocolError(f"request {name} has a row that samples, and no token")
             if request.finished():
                 stopped.append([name, _reason_of(request)])
@@ -429,12 +465,21 @@ class _Case:
         self._take_ends()
         return reply | self._state()
 
-    def _known_tokens(self, name: str) -> list[int]:
-        request = self._requests[name]
-        return [*request.origin_input_ids, *request.output_ids_through_stop]
+    def _take_in(self, tokens: list[int], sampled: dict[str, int]) -> None:
+        """`tokens`: one for each row, whether it samples or not."""
+        if not self.engine.options.overlap:
+            expected = self._inputs({})
+            read = self.engine.take_in(self._batch, tokens)
+            self._batch = None
+            self._check_inputs(read, expected)
+            return
+        self.engine.sampled(tokens)
+        if self._to_come:
+            self._launch(sampled)
+        self.engine.process_first(self._batch)
 
-    def _inputs(self) -> list[int]:
-        """The tokens of the rows of the batch."""
+    def _inputs(self, sampled: dict[str, int]) -> list[int]:
+        """The tokens of the rows of the batch; `sampled` are not among their requests' yet."""
         batch = self._batch
         expected: list[int] = []
         if batch.forward_mode.is_extend():
@@ -442,7 +487,10 @@ class _Case:
         else:
             places = ((length - 1, 1) for length in batch.seq_lens_cpu.tolist())
         for request, (first, num) in zip(batch.reqs, places, strict=True):
-            expected += self._known_tokens(self._name(request))[first : first + num]
+            known = _tokens(request)
+            if first + num > len(known):
+                known.append(sampled[self._name(request)])
+            expected += known[first : first + num]
         return expected
 
     def _state(self) -> Object:
@@ -469,6 +517,10 @@ class _Case:
         return state
 
 
+def _tokens(request: Req) -> list[int]:
+    return [*request.origin_input_ids, *request.output_ids_through_stop]
+
+
 def _reason_of(request: Req) -> str:
     kind = request.finished_reason.to_json()["type"]
     return {"length": "length", "stop": "stop", "abort": "abort"}[kind]
@@ -481,8 +533,9 @@ class SglangAdapter:
         self._case: _Case | None = None
 
     def hello(self) -> Object:
-        features = ["full", "mla", "sliding_window", "mamba", "priority", "no_chunked_prefill"]
-        features += ["no_prefix_caching", "cache_salt", "reset_prefix_cache", "reset_running"]
+        features = ["full", "mla", "sliding_window", "mamba", "async_scheduling", "priority"]
+        features += ["no_chunked_prefill"]
+        features += ["no_prefix_caching", "cache_salt", "reset_prefix_cache"]
         engine = {"name": "sglang", "version": sglang_engine.VERSION}
         return {"engine": engine, "features": features}
 

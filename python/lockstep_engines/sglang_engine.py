@@ -87,6 +87,7 @@ class Options:
     schedule_policy: str = "fcfs"
     mixed_chunk: bool = False
     tree_core: str = "rust"
+    overlap: bool = False
 
 
 class _Ignored:
@@ -130,7 +131,8 @@ class _Worker:
 
     def forward_batch_generation(self, batch: ScheduleBatch, **_: Any) -> GenerationBatchResult:
         self.input_ids = batch.input_ids.tolist()
-        return GenerationBatchResult(next_token_ids=torch.tensor(self.next_token_ids))
+        tokens = self.next_token_ids or [0] * len(batch.reqs)
+        return GenerationBatchResult(next_token_ids=torch.tensor(tokens))
 
 
 class _Scheduler(Scheduler):
@@ -174,7 +176,7 @@ class _Config:
             sampling_backend="pytorch",
             grammar_backend="none",
             skip_tokenizer_init=True,
-            disable_overlap_schedule=True,
+            disable_overlap_schedule=not options.overlap,
             disable_cuda_graph=True,
             mem_fraction_static=0.5,
             page_size=options.page_size,
@@ -245,7 +247,7 @@ def _request_rows(options: Options) -> ReqToTokenPool:
         cache_params=Mamba2CacheParams(shape=shape, layers=[1], dtype=dtype),
         mamba_layer_ids=[1],
         enable_mamba_extra_buffer=False,
-        enable_overlap_schedule=False,
+        enable_overlap_schedule=options.overlap,
     )
 
 
@@ -345,7 +347,6 @@ class Engine:
         for feature in (
             "lora",
             "lora_overlap_loading",
-            "overlap",
             "overlap_mlx",
             "pdmux",
             "hierarchical_cache",
@@ -360,6 +361,7 @@ class Engine:
             "async_d2h_copy",
         ):
             setattr(s, f"enable_{feature}", False)
+        s.enable_overlap = options.overlap
         s.attn_dp_enabled = s.require_mlp_sync = False
         s.spec_algorithm = SpeculativeAlgorithm.from_string(None)
         s.page_size = options.page_size
@@ -373,7 +375,8 @@ class Engine:
         s.disaggregation_mode = DisaggregationMode.NULL
         s.tp_worker = s.model_worker = self.worker
         s.device = _DEVICE
-        s.forward_stream = torch.cpu.current_stream()
+        s.schedule_stream = s.forward_stream = torch.cpu.current_stream()
+        s._war_barrier_enabled = False
         s.max_total_num_tokens = options.full_pages * options.page_size
         s.max_prefill_tokens = options.max_prefill_tokens
         s.max_running_requests = options.max_running_requests
@@ -412,6 +415,7 @@ class Engine:
             prepare_for_forward=lambda batch, chunked_req: batch
         )
         s.use_ngram_embedding = False
+        s.enable_skip_finishing_decode = options.overlap
         s.truncation_align_size = None
         s.grammar_manager = _Ignored(
             grammar_queue=[],
@@ -497,19 +501,22 @@ class Engine:
         self.scheduler.abort_request(AbortReq(rid=rid))
 
     def next_batch(self) -> ScheduleBatch | None:
-        """The first half of the event loop's turn (event_loop_normal)."""
+        """The first half of the event loop's turn: what it decides."""
         s = self.scheduler
         plan = s.get_next_batch_to_run(running_batch=s.running_batch, last_batch=s.last_batch)
         s.running_batch = plan.running_batch
         batch = plan.batch_to_run
         if not batch:
             s._sched_idled = True
-            s.on_idle()
-            s.last_batch = batch
+            if not s.last_batch or not self.options.overlap:
+                s.on_idle()
+            if not s.result_queue:
+                s.last_batch = None
         return batch
 
     def take_in(self, batch: ScheduleBatch, next_token_ids: list[int]) -> list[int]:
-        """The second half, with the tokens that the model returned. Returns what the model read."""
+        """The second half (event_loop_normal), with the tokens that the model returned. Returns
+        what the model read."""
         s = self.scheduler
         self.worker.next_token_ids = next_token_ids
         result = s.run_batch(batch)
@@ -517,6 +524,30 @@ class Engine:
         s.last_batch = batch
         s.invariant_checker.self_check_during_busy()
         return self.worker.input_ids
+
+    def launch(self, batch: ScheduleBatch) -> list[int]:
+        """The second half as event_loop_overlap has it: a forward begins, whose tokens are to come.
+        Returns what the model read."""
+        s = self.scheduler
+        self.worker.next_token_ids = []
+        result = s.run_batch(batch)
+        s.result_queue.append((batch.copy(), result))
+        return self.worker.input_ids
+
+    def sampled(self, next_token_ids: list[int]) -> None:
+        """The tokens of the forward that is first in the queue, for its result and for the relay
+        from which the next one reads them."""
+        batch, result = self.scheduler.result_queue[0]
+        result.next_token_ids.copy_(torch.tensor(next_token_ids))
+        relay = self.scheduler.future_map.output_tokens_buf
+        relay[batch.req_pool_indices] = result.next_token_ids
+
+    def process_first(self, last_batch: ScheduleBatch | None) -> None:
+        """The result of the forward that is first in the queue. `last_batch`: the one behind it."""
+        s = self.scheduler
+        s.process_batch_result(*s.result_queue.popleft())
+        s.last_batch = last_batch
+        s.invariant_checker.self_check_during_busy()
 
     def reset(self, running: bool) -> bool:
         s = self.scheduler

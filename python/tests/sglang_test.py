@@ -310,10 +310,13 @@ class Refusals(unittest.TestCase):
     def test_cases_that_it_has_no_like_of_are_refused(self) -> None:
         send = _sender()
         head = sglang_workloads.header("paged", 1)
-        for option, value in (("dcp", 2), ("spec_method", "eagle"), ("async_scheduling", True)):
+        for option, value in (("dcp", 2), ("spec_method", "eagle"), ("prefix_match_unit", 4)):
             config = head["config"] | {option: value}
             reply = send({"open": head | {"config": config, "seed": 0}})
             self.assertIn("refused", reply, option)
+        states = sglang_workloads.header("states", 0)
+        config = states["config"] | {"async_scheduling": True}
+        self.assertIn("refused", send({"open": states | {"config": config, "seed": 0}}))
         groups = [_attention("chunked_local", head["config"]["block_size"])]
         self.assertIn("refused", send({"open": head | {"groups": groups, "seed": 0}}))
 

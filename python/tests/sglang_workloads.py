@@ -59,6 +59,8 @@ def header(family: str, seed: int) -> Line:
     if rng.random() < 0.2:
         config["policy"] = "priority"
         own["schedule_policy"] = "fcfs"
+    if "mamba" not in kinds:
+        config["async_scheduling"] = rng.random() < 0.5
     own["mixed_chunk"] = config["enable_chunked_prefill"] and rng.random() < 0.4
     own["tree_core"] = rng.choice(("rust", "python"))
     full = rng.choice((max_model_len, 2 * max_model_len, 4 * max_model_len)) // page_size + 2
@@ -132,7 +134,8 @@ class Clients:
         if self.live and rng.random() < 0.05:
             found.append({"abort": rng.choice(self.live)})
         if rng.random() < 0.03:
-            found.append({"reset_prefix_cache": {"running": rng.random() < 0.5}})
+            running = rng.random() < 0.5 and not self._config.get("async_scheduling")
+            found.append({"reset_prefix_cache": {"running": running}})
         return found
 
     def token(self) -> int:
@@ -146,6 +149,8 @@ class Served:
     def __init__(self, send: Any, head: Line, clients: Clients, engine: Line) -> None:
         self._send, self._clients = send, clients
         self._known: dict[str, list[int]] = {}  # by request: tokens, those computed
+        self._is_async = head["config"].get("async_scheduling", False)
+        self._to_come: list[Line] = []  # decided steps whose output is to come
         self.num_refused = self.num_retracted = self.num_replaced = self.num_hit_tokens = 0
         opened = self._send({"open": head | {"seed": 0}})
         self.refused = opened.get("refused")
@@ -188,7 +193,7 @@ class Served:
         sampled = {}
         for row in rows:
             known = self._known[row["id"]]
-            if row["computed"] + row["tokens"] == known[0]:
+            if row["computed"] + row["tokens"] >= known[0]:
                 sampled[row["id"]] = [self._clients.token()]
         return sampled
 
@@ -196,6 +201,25 @@ class Served:
         for name in names:
             if name in self._clients.live:
                 self._clients.live.remove(name)
+
+    def _come_in(self, line: Line, count: int) -> None:
+        """Outputs, processed in the step of `line`."""
+        for _ in range(count):
+            step = self._to_come.pop(0)
+            outcome = self._send({"update": step["step"], "sampled": step["sampled"]})
+            if self._is_async:
+                line["output_of_step"] = step["step"]
+            self._count(outcome, line)
+            taken = {}
+            for name, num_tokens in outcome["num_tokens"].items():
+                if num_tokens > self._known[name][0]:
+                    taken[name] = step["sampled"][name]
+                self._known[name][0] = num_tokens
+            # What the engine does not take of a request that it has ended or retracted meanwhile.
+            step["sampled"] = taken
+            if "stopped" in outcome:
+                line["stopped"] = line.get("stopped", []) + outcome["stopped"]
+                self._leave([name for name, _ in outcome["stopped"]])
 
     def step(self) -> bool:
         """Whether there is anything left to do."""
@@ -213,26 +237,25 @@ class Served:
         )
         line["sampled"] = self._sampled(reply["scheduled"])
         self.lines.append(line)
+        if self._is_async:
+            self._come_in(line, len(self._to_come))
         if reply["scheduled"]:
-            outcome = self._send({"update": line["step"], "sampled": line["sampled"]})
-            self._count(outcome, line)
-            for name, count in outcome["num_tokens"].items():
-                self._known[name][0] = count
-            if "stopped" in outcome:
-                line["stopped"] = outcome["stopped"]
-                self._leave([name for name, _ in outcome["stopped"]])
+            self._to_come.append(line)
+        if not self._is_async:
+            self._come_in(line, len(self._to_come))
         return bool(self._clients.left or self._clients.live)
 
     def run(self, steps_max: int = 500) -> list[Line]:
         while len(self.lines) <= steps_max and self.step():
             pass
         # Ends of the last step are told with the next one.
-        if not self._clients.live:
+        for _ in range(2 if not self._clients.live else 0):
             line = {"step": len(self.lines) - 1}
             reply = self._send({"schedule": line["step"], "tables": True})
             self._count(reply, line)
             line |= {k: v for k, v in reply.items() if k not in ("stored", "evicted")}
             self.lines.append(line | {"sampled": {}})
+            self._come_in(self.lines[-1], len(self._to_come))
         num_steps = len(self.lines) - 1
         unfinished = sorted(self._clients.live)
         self.lines.append({"end": True, "steps": num_steps, "unfinished": unfinished})
