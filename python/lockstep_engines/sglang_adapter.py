@@ -45,7 +45,13 @@ _WITHOUT_LIKE: dict[str, Any] = {
 }
 # Those that say of vLLM what SGLang decides in its own way.
 _WITHOUT_EFFECT = ("engine", "mamba_block_size", "scheduler_reserve_full_isl", "hash_algorithm")
-_OWN_DEFAULTS = {"schedule_policy": "fcfs", "mixed_chunk": False, "tree_core": "rust", "pools": {}}
+_OWN_DEFAULTS: dict[str, Any] = {
+    "schedule_policy": "fcfs",
+    "mixed_chunk": False,
+    "tree_core": "rust",
+    "swa_eviction_interval": 1,  # SGLang's 128 is longer than a small case
+    "pools": {},
+}
 _ATTENTION = ("full", "mla")
 Tables = list[list[int]]
 
@@ -149,6 +155,7 @@ def _options_of(case: Object) -> tuple[Options, list[str]]:
         mixed_chunk=own["mixed_chunk"],
         tree_core=own["tree_core"],
         overlap=config["async_scheduling"],
+        swa_eviction_interval=own["swa_eviction_interval"],
     )
     _check_states(options)
     return options, kinds

@@ -35,6 +35,7 @@ from sglang.srt import runtime_context
 from sglang.srt.configs.mamba_utils import Mamba2CacheParams, Mamba2StateDType, Mamba2StateShape
 from sglang.srt.configs.model_config import ModelConfig
 from sglang.srt.disaggregation.utils import DisaggregationMode
+from sglang.srt.environ import envs
 from sglang.srt.managers.io_struct import (
     AbortReq,
     ContinueGenerationReqInput,
@@ -88,6 +89,7 @@ class Options:
     mixed_chunk: bool = False
     tree_core: str = "rust"
     overlap: bool = False
+    swa_eviction_interval: int = 1  # tokens behind a window before their slots are let go of
 
 
 class _Ignored:
@@ -293,6 +295,7 @@ class Engine:
     def __init__(self, options: Options) -> None:
         self.options = options
         arguments, model_config = _publish(options)
+        envs.SGLANG_SWA_EVICTION_INTERVAL.set(options.swa_eviction_interval)
         self.rows = _request_rows(options)
         self.allocator = _token_allocator(options, self.rows)
         self.worker = _Worker(model_config, self.allocator.get_kvcache())

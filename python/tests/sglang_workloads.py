@@ -63,6 +63,7 @@ def header(family: str, seed: int) -> Line:
         config["async_scheduling"] = rng.random() < 0.5
     own["mixed_chunk"] = config["enable_chunked_prefill"] and rng.random() < 0.4
     own["tree_core"] = rng.choice(("rust", "python"))
+    own["swa_eviction_interval"] = rng.choice((1, 1, 8))
     full = rng.choice((max_model_len, 2 * max_model_len, 4 * max_model_len)) // page_size + 2
     pools = {"full": full}
     specs = [_spec(kind, page_size, rng) for kind in kinds]
