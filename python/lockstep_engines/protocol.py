@@ -87,7 +87,7 @@ class Adapter(Protocol):
     def hello(self) -> Object:
         """`engine` and `features`."""
 
-    def open(self, case: Object, client: Client) -> Object:
+    def open(self, case: Object, client: Client | None) -> Object:
         """Begins a case; the reply's `opened`."""
 
     def close(self) -> None:
@@ -154,10 +154,10 @@ def _check_keys(
             raise ProtocolError(f"found {what} without key {key!r}")
 
 
-class _Session:
+class Session:
     """Messages to replies."""
 
-    def __init__(self, adapter: Adapter, client: Client) -> None:
+    def __init__(self, adapter: Adapter, client: Client | None) -> None:
         self._adapter, self._client = adapter, client
         self._is_open = False
 
@@ -231,7 +231,9 @@ class _Session:
 
 
 def _failure(error: Exception) -> Object:
-    what = f"{type(error).__name__}: {error}".strip().rstrip(":")
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    # Many an assertion says nothing: then its line does.
+    what = f"{type(error).__name__}: {str(error) or f'{last.line} (in {last.name})'}"
     trace = "".join(traceback.format_exception(error))
     return {"failed": {"what": what, "trace": trace[-_TRACE_CHARS_MAX:]}}
 
@@ -248,7 +250,7 @@ def own_pipe() -> tuple[BinaryIO, BinaryIO]:
 def serve(adapter: Adapter, source: BinaryIO, sink: BinaryIO) -> None:
     """Answers until the input ends."""
     client = Client(source, sink)
-    session = _Session(adapter, client)
+    session = Session(adapter, client)
     try:
         while text := source.readline():
             try:

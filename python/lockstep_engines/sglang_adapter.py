@@ -546,7 +546,7 @@ class SglangAdapter:
         engine = {"name": "sglang", "version": sglang_engine.VERSION}
         return {"engine": engine, "features": features}
 
-    def open(self, case: Object, client: Client) -> Object:
+    def open(self, case: Object, client: Client | None) -> Object:
         if case.get("connector"):
             raise Refused("a KV connector: SGLang's storage backends need a device")
         self._case = _Case(case)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import os
+import subprocess
 from dataclasses import dataclass, field
 from functools import cache
 from types import SimpleNamespace
@@ -28,6 +29,7 @@ from vllm.config import (
     SchedulerConfig,
     VllmConfig,
 )
+from vllm.exceptions import VLLMValidationError
 from vllm.sampling_params import RepetitionDetectionParams, SamplingParams
 from vllm.v1 import kv_cache_interface as kv
 from vllm.v1.core import kv_cache_utils
@@ -44,8 +46,31 @@ logging.getLogger("vllm").setLevel(logging.ERROR)
 
 __all__ = ["KVConnectorOutput", "PauseState", "RequestStatus", "SamplingParams", "Scheduler"]
 
-VERSION = vllm.__version__.split("+", 1)[0]
+
+
+def _version() -> str:
+    """vLLM's version, without a build's local part. A checkout that was never built has none: then
+    what git calls it, the release before it first."""
+    version = vllm.__version__.split("+", 1)[0]
+    if version_key(version) < version_key(""):
+        return version
+    folder = os.path.dirname(os.path.dirname(vllm.__file__))
+    if not os.path.exists(os.path.join(folder, ".git")):
+        return version
+    described = subprocess.run(
+        ["git", "-C", folder, "describe", "--tags", "--match", "v[0-9]*"],
+        capture_output=True,
+        text=True,
+    )
+    return described.stdout.strip().removeprefix("v") or version
+
+
+VERSION = _version()
 RELEASE = nearest_release(VERSION)
+
+
+# What vLLM's front end raises of parameters that it does not take.
+CLIENT_ERRORS = (ValueError, VLLMValidationError)
 
 
 class NotInThisRelease(Exception):
@@ -230,7 +255,7 @@ def make_config(header: dict[str, Any], connector: str) -> Any:
         block_size=config["block_size"],
         enable_prefix_caching=config["enable_prefix_caching"],
         mamba_cache_mode=config.get("mamba_cache_mode", "none"),
-        mamba_block_size=config.get("mamba_block_size"),
+        mamba_block_size=config.get("mamba_block_size") or None,
     )
     smallest = min(group["spec"]["block_size"] for group in header["groups"])
     if smallest > cache.block_size and version_key(VERSION) >= (0, 23):
@@ -242,6 +267,10 @@ def make_config(header: dict[str, Any], connector: str) -> Any:
         if not hasattr(cache, "prefix_match_unit"):
             raise NotInThisRelease(f"found prefix_match_unit; vLLM {VERSION} has none")
         cache.prefix_match_unit = config["prefix_match_unit"]
+    if config.get("num_prefill_lookahead_tokens", 1) > 1 and not hasattr(
+        VllmConfig, "num_prefill_lookahead_tokens"
+    ):
+        raise NotInThisRelease(f"found several modules of MTP; vLLM {VERSION} takes one")
     if speculative := _speculative(config):
         scheduler.max_num_scheduled_tokens = scheduler.max_num_batched_tokens
         if not RELEASE.counts_draft_slots_by_step:
@@ -326,7 +355,7 @@ class Engine:
 
     def request_of(self, event: dict[str, Any], tokens: list[int]) -> Request:
         """vLLM's request for the `add` entry of a recording, whose prompt is `tokens`. Raises
-        ValueError where vLLM's front end refuses the parameters."""
+        one of CLIENT_ERRORS where vLLM's front end refuses the parameters."""
         ending = {
             key: event[key] for key in ("min_tokens", "skip_reading_prefix_cache") if key in event
         }
@@ -374,7 +403,9 @@ class Engine:
 
     def model_output(self, sampled: dict[str, list[int]]) -> ModelRunnerOutput:
         """What the model returned for the oldest step."""
-        return output_of_model(self.in_flight[0], sampled)
+        return output_of_model(
+            self.in_flight[0], {name: list(tokens) for name, tokens in sampled.items()}
+        )
 
     def update(
         self, model_output: ModelRunnerOutput, drafts: dict[str, list[int]] | None = None
@@ -406,12 +437,12 @@ class Engine:
 
 
 def output_of_model(output: Any, sampled: dict[str, list[int]]) -> ModelRunnerOutput:
-    """Tokens by request of the step `output`, none for the others."""
+    """Tokens by request of the step `output`, none for the others. vLLM may cut the lists."""
     names = list(output.num_scheduled_tokens)
     return ModelRunnerOutput(
         req_ids=names,
         req_id_to_index={name: i for i, name in enumerate(names)},
-        sampled_token_ids=[list(sampled.get(name, ())) for name in names],
+        sampled_token_ids=[sampled.get(name) or [] for name in names],
     )
 
 

@@ -148,7 +148,6 @@ PLANTS = (
         "drafts",
         "Nothing is reserved for the tokens that the drafter writes.",
         (
-            _one(_MANAGER, "num_tokens_main_model + num_lookahead_tokens,", "num_tokens_main_model,"),
             _one(
                 _MANAGER,
                 "+ num_lookahead_tokens,",

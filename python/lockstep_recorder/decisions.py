@@ -11,6 +11,22 @@ from typing import Any
 from lockstep_recorder.releases import Release
 
 
+class _Names:
+    """The names of the requests in a queue, in order. A queue is long and changes seldom: what was
+    made last is given again while it holds the same requests."""
+
+    def __init__(self) -> None:
+        self._requests: list[Any] = []
+        self._names: list[str] = []
+
+    def of(self, queue: Iterable[Any]) -> list[str]:
+        requests = list(queue)
+        if requests != self._requests:
+            self._requests = requests
+            self._names = [request.request_id for request in requests]
+        return self._names
+
+
 class Decisions:
     """Reads one scheduler's decisions, in their order."""
 
@@ -20,6 +36,8 @@ class Decisions:
         self._queues = release.waiting_queues
         self._beside_connector = beside_connector
         self._started: set[str] = set()  # have been scheduled once
+        self._running = _Names()
+        self._waiting = [_Names() for _ in self._queues]
 
     def ended(self, names: Iterable[str]) -> None:
         """These requests have left: the names may be used again at once."""
@@ -45,6 +63,15 @@ class Decisions:
         """The requests of the step in the scheduler's own order. What costs most: it is done for
         every running request in every step."""
         cached = output.scheduled_cached_reqs
+        scheduled, drafts = output.num_scheduled_tokens, output.scheduled_spec_decode_tokens
+        if not drafts and not cached.resumed_req_ids and cached.req_ids == list(scheduled):
+            # Nobody enters: nearly every step of an engine that serves.
+            return [
+                {"id": name, "tokens": tokens, "computed": computed, "blocks": blocks}
+                for (name, tokens), computed, blocks in zip(
+                    scheduled.items(), cached.num_computed_tokens, cached.new_block_ids, strict=True
+                )
+            ]
         # Computed tokens and block ids (per group, or None) of every request.
         places = zip(cached.num_computed_tokens, cached.new_block_ids, strict=True)
         handed = dict(zip(cached.req_ids, places, strict=True))
@@ -52,9 +79,8 @@ class Decisions:
         for new in output.scheduled_new_reqs:
             handed[new.req_id] = new.num_computed_tokens, new.block_ids
             entering.add(new.req_id)
-        drafts = output.scheduled_spec_decode_tokens
         rows: list[dict[str, Any]] = []
-        for name, tokens in output.num_scheduled_tokens.items():
+        for name, tokens in scheduled.items():
             computed, blocks = handed[name]
             if name in entering:
                 row = {"id": name, "tokens": tokens, "new": True}
@@ -71,12 +97,14 @@ class Decisions:
         return rows
 
     def state_of(self, scheduler: Any) -> dict[str, Any]:
-        """The queues and the pool: from `running` to `free_blocks`."""
-        line: dict[str, Any] = {"running": [request.request_id for request in scheduler.running]}
-        waiting: list[str] = []
-        for queue in self._queues[self._beside_connector :]:
-            waiting += [request.request_id for request in getattr(scheduler, queue)]
-        line["waiting"] = waiting
+        """The queues and the pool: from `running` to `free_blocks`. To be encoded before the next
+        call: lists are given again."""
+        line: dict[str, Any] = {"running": self._running.of(scheduler.running)}
+        first, second = (
+            names.of(getattr(scheduler, queue))
+            for names, queue in zip(self._waiting, self._queues, strict=True)
+        )
+        line["waiting"] = first + second if first and not self._beside_connector else second
         if self._beside_connector:
             line["skipped"] = [
                 [request.request_id, request.status.name]

@@ -1,7 +1,8 @@
-"""What differs between the releases of vLLM that can be recorded; everything else stands once.
+"""What differs between releases of vLLM, in one table; everything else stands once.
 
-To add a release: read its scheduler against the table below, add a row, run the tests of this
-package with that release installed (docs/recorder.md).
+Engines under test are driven with every row. Recordings of serving are made of the releases whose
+options have all been read too (_RECORDED). To add one: read its scheduler against the table below,
+add a row, run the tests of this package with that release installed (docs/recorder.md).
 """
 
 import re
@@ -101,16 +102,19 @@ _RELEASES = {
 }
 
 
-def release_of(version: str) -> Release:
-    """The release with this version; a build's local part ("+cu130") does not count.
+_RECORDED = ("0.22.1", "0.33.0")
 
-    Raises RecorderError for a release that nobody has read yet.
+
+def release_of(version: str) -> Release:
+    """The release with this version, to record it; a build's local part ("+cu130") does not count.
+
+    Raises RecorderError for a release whose options nobody has read yet.
     """
     public = version.split("+", 1)[0]
-    if public in _RELEASES:
+    if public in _RECORDED:
         return _RELEASES[public]
     raise RecorderError(
-        f"found vLLM {version}; this recorder knows {', '.join(_RELEASES)} "
+        f"found vLLM {version}; this recorder knows {', '.join(_RECORDED)} "
         f"(docs/recorder.md: adding a release)"
     )
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 import unittest
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,7 +22,7 @@ from lockstep_recorder.errors import RecorderError
 from lockstep_recorder.header import beyond_format, config_of, groups_of, header_of, spec_of
 from lockstep_recorder.options import FLAGS, tables
 from lockstep_recorder.recording_file import encode_json
-from lockstep_recorder.releases import release_of
+from lockstep_recorder.releases import nearest_release, release_of
 from lockstep_recorder.requests import add_event, why_not_recordable
 
 RELEASE = release_of("0.22.1")
@@ -183,6 +184,33 @@ class HeaderTest(unittest.TestCase):
         self.assertEqual(release_of("0.33.0+cu130").version, "0.33.0")
         with self.assertRaisesRegex(RecorderError, "found vLLM 0.25.0; this recorder knows 0.22.1"):
             release_of("0.25.0")
+
+    def test_a_checkout_is_read_like_the_release_before_it(self) -> None:
+        for version, release in (
+            ("0.33.1.dev7+gabc", "0.33.0"),
+            ("0.26.3", "0.26.0"),
+            ("0.19.0", "0.20.0"),
+            ("0.9.2", "0.20.0"),
+            ("dev", "0.33.0"),
+        ):
+            nearest = nearest_release(version)
+            self.assertEqual(replace(nearest, version=release), nearest_release(release))
+        self.assertEqual(nearest_release("0.33.1.dev7+gabc").version, "0.33.1.dev7")
+        self.assertEqual(nearest_release("0.33.0"), release_of("0.33.0"))
+
+    def test_releases_name_queues_and_what_ends_a_request_each_in_its_way(self) -> None:
+        for version, queue, movers in (
+            ("0.20.2", "skipped_waiting", ()),
+            ("0.25.1", "skipped_waiting", ()),
+            ("0.26.0", "skipped_waiting", ("move_block_hashes",)),
+            ("0.30.0", "skipped_waiting", ("move_block_hashes",)),
+            ("0.31.0", "kv_holding_waiting", ("move_block_hashes",)),
+        ):
+            release = nearest_release(version)
+            self.assertEqual((release.waiting_queues[0], release.hash_movers), (queue, movers))
+        self.assertEqual(nearest_release("0.25.1").finished_id(("r0", 0)), "r0")
+        request = SimpleNamespace(request_id="r0")
+        self.assertEqual(nearest_release("0.26.0").finished_id(request), "r0")
 
 
 class RequestTest(unittest.TestCase):

@@ -36,7 +36,9 @@ class Driven:
     """vLLM's scheduler, given the inputs of a recording step by step."""
 
     def __init__(self, header: Line) -> None:
-        self.engine = vllm_engine.make_engine(header)
+        self.engine = vllm_engine.make_engine(
+            header, connector="scripted_connector.ScriptedConnector"
+        )
         self.scheduler = self.engine.scheduler
         self.manager = self.scheduler.kv_cache_manager
         movers = release_of(vllm_engine.VERSION).hash_movers

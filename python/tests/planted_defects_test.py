@@ -1,0 +1,107 @@
+"""Planting defects: the mechanism on a package that is made up, and every defect for vLLM in the
+sources that are there (installed, or named by $LOCKSTEP_VLLM; several: as in PATH)."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+import subprocess
+import sys
+import tempfile
+import unittest
+from pathlib import Path
+
+from adapter_client import PACKAGES
+
+from lockstep_engines import plants, vllm_plants
+from lockstep_engines.plants import Edit, Plant, PlantError
+
+SOURCE = """
+def first():
+    count = 1
+    return count
+
+def second():
+    count = 1
+    return count
+"""
+
+
+def made_up(*ways: tuple[Edit, ...]) -> Plant:
+    return Plant("made-up", "memory", "A count is one off.", ways)
+
+
+class PlantsTest(unittest.TestCase):
+    def setUp(self) -> None:
+        holder = tempfile.TemporaryDirectory()
+        self.addCleanup(holder.cleanup)
+        (Path(holder.name) / "made_up_engine.py").write_text(SOURCE)
+        sys.path.insert(0, holder.name)
+        self.addCleanup(sys.path.remove, holder.name)
+        self.addCleanup(sys.modules.pop, "made_up_engine", None)
+        finders = list(sys.meta_path)
+        self.addCleanup(lambda: sys.meta_path.__setitem__(slice(None), finders))
+        importlib.invalidate_caches()
+
+    def test_a_defect_is_imported_and_not_written(self) -> None:
+        edit = Edit("made_up_engine", "count = 1", "count = 2", "def second(")
+        plants.plant(made_up((edit,)))
+        engine = importlib.import_module("made_up_engine")
+        self.assertEqual((engine.first(), engine.second()), (1, 2))
+        self.assertEqual(Path(engine.__file__).read_text(), SOURCE)
+
+    def test_the_first_way_that_fits_is_taken(self) -> None:
+        edits = [Edit("made_up_engine", find, "pass", "def first(") for find in ("x", "count = 1")]
+        ways = [(edit,) for edit in edits]
+        self.assertEqual(plants.sources_with(made_up(*ways))["made_up_engine"].count("pass"), 1)
+
+    def test_text_that_is_not_there_once_is_refused(self) -> None:
+        for edit, why in (
+            (Edit("made_up_engine", "count = 1", ""), "'count = 1' 2 times in made_up_engine"),
+            (Edit("made_up_engine", "total", ""), "'total' 0 times"),
+            (Edit("made_up_engine", "count", "", "def third("), "no 'def third\\('"),
+            (Edit("no_such_engine", "count", ""), "no module no_such_engine"),
+        ):
+            with self.subTest(edit=edit), self.assertRaisesRegex(PlantError, why):
+                plants.plant(made_up((edit,)))
+
+    def test_a_module_that_is_imported_already_is_refused(self) -> None:
+        importlib.import_module("made_up_engine")
+        with self.assertRaisesRegex(PlantError, "made_up_engine imported already"):
+            plants.plant(made_up((Edit("made_up_engine", "count = 1", "n", "def first("),)))
+
+
+class VllmPlantsTest(unittest.TestCase):
+    def test_names_are_unique_and_there_are_twenty_at_least(self) -> None:
+        names = {plant.name for plant in vllm_plants.PLANTS}
+        self.assertEqual(len(names), len(vllm_plants.PLANTS))
+        self.assertGreaterEqual(len(names), 20)
+
+    def test_each_fits_the_sources_that_are_there(self) -> None:
+        folders = [folder for folder in os.environ.get("LOCKSTEP_VLLM", "").split(os.pathsep)
+                   if folder]  # fmt: skip
+        if not folders and importlib.util.find_spec("vllm") is None:
+            self.skipTest("vLLM is not installed, and LOCKSTEP_VLLM names no sources")
+        for folder in folders or [""]:
+            sys.path.insert(0, folder)
+            for plant in vllm_plants.PLANTS:
+                with self.subTest(folder=folder, plant=plant.name):
+                    for module, source in plants.sources_with(plant).items():
+                        compile(source, module, "exec")
+            sys.path.remove(folder)
+
+    def test_a_name_that_is_no_defect_ends_the_adapter_with_words(self) -> None:
+        done = subprocess.run(
+            [sys.executable, "-m", "lockstep_engines", "vllm", "--plant", "nothing"],
+            cwd=PACKAGES,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+        )
+        self.assertEqual(done.returncode, 1)
+        self.assertIn("found no defect nothing; --plants lists them", done.stderr)
+
+
+if __name__ == "__main__":
+    unittest.main()
