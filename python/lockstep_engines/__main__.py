@@ -9,6 +9,7 @@ import argparse
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 from lockstep_engines import plants, protocol, vllm_plants
 
@@ -17,8 +18,8 @@ def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m lockstep_engines", description=__doc__.split("\n")[0]
     )
-    parser.add_argument("engine", choices=("vllm",))
-    parser.add_argument("folder", nargs="?", metavar="DIR", help="contains vllm/")
+    parser.add_argument("engine", choices=("vllm", "sglang"))
+    parser.add_argument("folder", nargs="?", metavar="DIR", help="contains ENGINE/")
     parser.add_argument("--plant", metavar="NAME", help="plants a defect in the engine")
     parser.add_argument("--plants", action="store_true", help="lists the defects and ends")
     return parser.parse_args()
@@ -67,9 +68,18 @@ def main() -> None:
         _put_first(Path(arguments.folder).resolve(), arguments.engine)
     if arguments.plant is not None:
         _plant(arguments.plant)
+    protocol.serve(_adapter_of(arguments.engine), source, sink)
+
+
+def _adapter_of(engine: str) -> Any:
+    """Imports the engine."""
+    if engine == "sglang":
+        from lockstep_engines.sglang_adapter import SglangAdapter
+
+        return SglangAdapter()
     from lockstep_engines.vllm_adapter import VllmAdapter
 
-    protocol.serve(VllmAdapter(), source, sink)
+    return VllmAdapter()
 
 
 if __name__ == "__main__":
