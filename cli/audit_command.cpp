@@ -60,12 +60,13 @@ Result<AuditTotals> audit_all(const std::vector<std::string>& paths) {
   return totals;
 }
 
+// One line that can be pasted, and then where it is from.
 std::string finding_text(const AuditFinding& finding) {
-  std::string place = finding.file;
-  if (finding.step >= 0) place += fmt::format(", step {}", finding.step);
-  if (!finding.request.empty()) place += fmt::format(", request {}", finding.request);
-  if (finding.group >= 0) place += fmt::format(", group {}", finding.group);
-  return fmt::format("\n{}\n  {}\n", place, finding.what);
+  std::string text = fmt::format("\n{}\n  in {}\n", line_of(finding), finding.file);
+  if (finding.count > 1)
+    text += fmt::format("  seen {} times, last in step {}\n", with_commas(finding.count),
+                        finding.last_step);
+  return text;
 }
 
 std::string totals_text(const AuditTotals& totals) {
@@ -77,6 +78,7 @@ std::string totals_text(const AuditTotals& totals) {
       with_commas(totals.steps), with_commas(totals.reads));
   for (std::size_t i = 0; i < std::min(totals.findings.size(), kFindingsShown); ++i)
     text += finding_text(totals.findings[i]);
+  if (!totals.findings.empty()) text += "\nlockstep explain FILE tells what led to it.\n";
   if (totals.findings.size() > kFindingsShown)
     text += fmt::format("\n... and {} more; --json FILE lists them all\n",
                         totals.findings.size() - kFindingsShown);
@@ -88,6 +90,11 @@ std::string totals_text(const AuditTotals& totals) {
   }
   text += refused_text(totals.refused);
   return text;
+}
+
+nlohmann::ordered_json holder_json(const BlockHolder& holder) {
+  if (holder.request.empty()) return nullptr;
+  return {{"request", holder.request}, {"since", holder.since}};
 }
 
 std::string totals_json(const AuditTotals& totals) {
@@ -105,8 +112,14 @@ std::string totals_json(const AuditTotals& totals) {
                                 {"request", f.request},
                                 {"group", f.group},
                                 {"token", f.token},
+                                {"entry", f.entry},
                                 {"block", f.block},
-                                {"what", f.what}});
+                                {"holder", holder_json(f.holder)},
+                                {"holder_before", holder_json(f.holder_before)},
+                                {"count", f.count},
+                                {"last_step", f.last_step},
+                                {"what", f.what},
+                                {"line", line_of(f)}});
   }
   json["refused"] = totals.refused.size();
   json["refusals"] = refused_json(totals.refused);

@@ -49,29 +49,110 @@ std::string_view name_of(AuditRule rule) {
       return "queues";
     case AuditRule::planned_blocks:
       return "planned_blocks";
+    case AuditRule::draft_slots:
+      return "draft_slots";
     case AuditRule::recording:
       return "recording";
   }
   LS_CHECK(false, "audit rule {}", static_cast<int>(rule));
 }
 
+std::string line_of(const AuditFinding& finding) {
+  std::string line = fmt::format("audit.{}", name_of(finding.rule));
+  const auto add = [&](std::string_view what, std::int64_t value) {
+    if (value >= 0) line += fmt::format(" {} {}", what, value);
+  };
+  add("step", finding.step);
+  if (!finding.request.empty()) line += " request " + finding.request;
+  add("group", finding.group);
+  add("token", finding.token);
+  add("entry", finding.entry);
+  add("block", finding.block);
+  return line + ": " + finding.what;
+}
+
+// What a broken block does to whoever reads or writes it is one cause.
+static bool spoils_the_rest(AuditRule rule) {
+  return rule == AuditRule::attention_read || rule == AuditRule::state_read ||
+         rule == AuditRule::handed_out || rule == AuditRule::token_write;
+}
+
+void Auditor::Impl::tell(AuditFinding finding, std::string cause) {
+  finding.last_step = finding.step;
+  const auto [told, is_first] = told_.try_emplace(std::move(cause), num_taken_ + findings_.size());
+  if (is_first) {
+    findings_.push_back(std::move(finding));
+  } else if (told->second >= num_taken_) {
+    AuditFinding& first = findings_[told->second - num_taken_];
+    ++first.count;
+    first.last_step = finding.step;
+  }
+}
+
+std::string Auditor::Impl::cause_of(AuditRule rule, const std::string& request,
+                                    std::string_view detail) const {
+  const auto found = requests_.find(request);
+  return fmt::format("{} {} {} {}", static_cast<int>(rule), request,
+                     found == requests_.end() ? -1 : found->second.index, detail);
+}
+
+// "; request b has had the block since step 7, request a before it, since step 2"
+void Auditor::Impl::name_holders(AuditFinding& finding) const {
+  if (finding.block <= 0 || finding.block >= ledger_.num_blocks()) return;
+  const auto& [last, before] = ledger_.holders(BlockId{finding.block});
+  if (last.request < 0) return;
+  finding.holder = {name_at(last.request), last.since};
+  finding.what += fmt::format("; request {} has had the block since step {}",
+                              finding.holder.request, last.since);
+  if (before.request < 0) return;
+  finding.holder_before = {name_at(before.request), before.since};
+  finding.what += fmt::format(", request {} before it, since step {}",
+                              finding.holder_before.request, before.since);
+}
+
 void Auditor::Impl::report(AuditRule rule, const AuditedRequest& request, std::size_t group,
                            std::int64_t token, BlockId block, std::string what) {
   AuditedRequest& mine = requests_.at(request.name);
   if (mine.wrong[group]) return;
-  mine.wrong[group] = true;
-  findings_.push_back({rule,
-                       {},
-                       step_,
-                       request.name,
-                       static_cast<std::int32_t>(group),
-                       token,
-                       index_of(block),
-                       std::move(what)});
+  const bool spoils = spoils_the_rest(rule);
+  mine.wrong[group] = spoils;
+  AuditFinding finding{.rule = rule,
+                       .step = step_,
+                       .request = request.name,
+                       .group = static_cast<std::int32_t>(group),
+                       .token = token,
+                       .block = index_of(block),
+                       .what = std::move(what)};
+  // The state after n tokens lies where the last of them does.
+  const std::int64_t position = rule == AuditRule::state_read ? token - 1 : token;
+  if (position >= 0) finding.entry = static_cast<std::int32_t>(position / block_size(group));
+  name_holders(finding);
+  std::string detail = fmt::format("group {}", group);
+  const bool is_of_block = spoils && finding.holder.since >= 0;
+  if (is_of_block) detail += fmt::format(" block {} {}", finding.block, finding.holder.since);
+  tell(std::move(finding), cause_of(rule, is_of_block ? std::string() : request.name, detail));
 }
 
-void Auditor::Impl::report(AuditRule rule, const std::string& request, std::string what) {
-  findings_.push_back({rule, {}, step_, request, -1, -1, -1, std::move(what)});
+void Auditor::Impl::report(AuditRule rule, const std::string& request, std::string what,
+                           std::string_view cause) {
+  tell({.rule = rule, .step = step_, .request = request, .what = std::move(what)},
+       cause_of(rule, request, cause));
+}
+
+const std::string& Auditor::Impl::name_at(std::int32_t index) const {
+  static const std::string kForgotten = "?";
+  const auto found = names_.find(index);
+  return found == names_.end() ? kForgotten : found->second;
+}
+
+// Names of requests that have left no trace go, so that memory does not grow with a recording.
+void Auditor::Impl::forget_names() {
+  if (names_.size() < num_names_max_) return;
+  std::set<std::int32_t> kept;
+  ledger_.for_each_request([&](std::int32_t index) { kept.insert(index); });
+  for (const auto& [name, request] : requests_) kept.insert(request.index);
+  std::erase_if(names_, [&](const auto& name) { return !kept.contains(name.first); });
+  num_names_max_ = std::max(num_names_max_, 2 * names_.size());
 }
 
 void Auditor::Impl::take_events(const RecordedStep& step,
@@ -107,6 +188,7 @@ void Auditor::Impl::send_back_running() {
     request.tokens.resize(dropped->second);
     request.contents.resize(dropped->second);
     request.sampled_in.erase(dropped, request.sampled_in.end());
+    if (request.full_since > last_output) request.full_since = -1;
   }
 }
 
@@ -118,7 +200,7 @@ void Auditor::Impl::add(const RecordedEvent& event) {
     report(AuditRule::recording, event.request.name, "two live requests are called so");
   AuditedRequest request;
   request.name = event.request.name;
-  request.index = static_cast<std::int32_t>(names_.size());
+  request.index = num_requests_++;
   request.tokens = event.request.prompt.materialize();
   request.num_prompt = static_cast<std::int32_t>(request.tokens.size());
   request.max_tokens = event.request.max_tokens;
@@ -130,7 +212,8 @@ void Auditor::Impl::add(const RecordedEvent& event) {
     request.contents.push_back(content = content_after(content, token));
   request.tables.resize(groups_.size());
   request.wrong.resize(groups_.size());
-  names_.push_back(request.name);
+  names_.emplace(request.index, request.name);
+  forget_names();
   requests_.insert_or_assign(event.request.name, std::move(request));
 }
 
@@ -195,9 +278,10 @@ void Auditor::Impl::hand_out(const AuditedRequest& request, std::size_t group, s
     report(
         AuditRule::zeroing, request, group, first, block,
         fmt::format("block {} becomes entry {} of the table and is not zeroed: a kernel may read "
-                    "what a state left in it as numbers{}",
-                    index_of(block), index, holders_of(block)));
+                    "what a state left in it as numbers",
+                    index_of(block), index));
   ledger_.hand_out(block, g, block_size(group), request.index, step_);
+  in_use_.insert(block);
 }
 
 void Auditor::Impl::take_tables(const RecordedStep& step, const RecordedScheduled& scheduled,
@@ -257,7 +341,8 @@ void Auditor::Impl::check_copies(const RecordedStep& step) {
     if (const AuditedRequest* reader = reader_of(copy.to, nullptr); reader != nullptr)
       report(AuditRule::handed_out, reader->name,
              fmt::format("block {} is copied to block {}, which this request still reads",
-                         index_of(copy.from), index_of(copy.to)));
+                         index_of(copy.from), index_of(copy.to)),
+             fmt::format("copy {}", index_of(copy.to)));
 }
 
 void Auditor::Impl::take_ends(const RecordedStep& step) {
@@ -296,6 +381,7 @@ void Auditor::Impl::step(const RecordedStep& step) {
   for (const std::string& name : step.preempted)
     if (const auto it = requests_.find(name); it != requests_.end()) {
       it->second.running = false;
+      it->second.preempted_in = step.step;
       for (auto& table : it->second.tables) table.clear();
     }
   take_ends(step);
@@ -349,6 +435,10 @@ void Auditor::Impl::step(const RecordedStep& step) {
 
 void Auditor::Impl::end(const RecordingEnd& end) {
   step_ = -1;
+  // What was handed out again since was not lost.
+  for (const Leak& leak : leaks_)
+    if (leak.finding >= num_taken_)
+      findings_[leak.finding - num_taken_].what = leak.what + lost_text(leak);
   for (const std::string& name : end.unfinished)
     if (!requests_.contains(name))
       report(AuditRule::recording, name, "never finished by the end line, and not live");

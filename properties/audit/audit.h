@@ -15,7 +15,8 @@
 // row covers both; (11) a new block of attention beside states that is not zeroed; (12) a token
 // sampled from a row that has none to give, or of a request that has all of its own; an end whose
 // reason is not so; (13) a live request in no queue, or in two; (14) where a recording shows its
-// tables, a request that holds more states than the pool is planned for.
+// tables, a request that holds more states than the pool is planned for; (15) a table without room
+// for the drafts that come behind a step, where they have slots.
 // With a KV connector, what it loads counts as written once the load is over, except in blocks that
 // are reported invalid, and blocks that it still writes or sends are in use. A request's first
 // wrong read in a group is reported, and not the consequences that follow from it.
@@ -55,20 +56,36 @@ enum class AuditRule : std::uint8_t {
   sampled,           // (12)
   queues,            // (13)
   planned_blocks,    // (14)
+  draft_slots,       // (15)
   recording,         // the decisions are not whole: a block outside the pool, a group left out
 };
 std::string_view name_of(AuditRule rule);
 
+// Who has had a block, and since which step.
+struct BlockHolder {
+  std::string request;  // empty: nobody
+  std::int64_t since = -1;
+};
+
+// One cause, told once: for a request and a group, and for a block that others trip over too.
 struct AuditFinding {
   AuditRule rule = AuditRule::recording;
-  std::string file;
-  std::int64_t step = -1;
-  std::string request;
+  std::string file{};
+  std::int64_t step = -1;  // where it first shows
+  std::string request{};
   std::int32_t group = -1;
   std::int64_t token = -1;  // position in the request; -1: none
+  std::int32_t entry = -1;  // of the request's table, where the token lies
   std::int32_t block = -1;
-  std::string what;  // one sentence
+  BlockHolder holder{}, holder_before{};  // of the block: the last one that got it as new
+  std::int64_t count = 1;                 // how often it was seen
+  std::int64_t last_step = -1;            // in which last
+  std::string what{};                     // one sentence
 };
+
+// "audit.RULE step N request R group G token T entry E block B: SENTENCE", without what a finding
+// has not: for a bug report. Rules keep their names.
+std::string line_of(const AuditFinding& finding);
 
 // Whoever runs an engine sees for himself whether it gets on, and what its requests hold: of (9) he
 // is told of circles alone, and of (14) nothing.

@@ -38,7 +38,7 @@ struct AuditedRequest {
   std::uint64_t root = 0;                    // content id of the empty prefix, under its salt
   std::vector<std::uint64_t> contents;       // content id of each token in `tokens`
   std::vector<std::vector<BlockId>> tables;  // per group, as handed over
-  std::vector<bool> wrong;                   // per group: already reported
+  std::vector<bool> wrong;                   // per group: reported, and what follows is not
   std::int32_t computed = 0;                 // after the last step it was scheduled in
   // Steps that sampled for it and whose output may be in flight, with its tokens before.
   std::vector<std::pair<std::int64_t, std::size_t>> sampled_in;
@@ -67,9 +67,7 @@ struct AuditedRequest {
   std::int32_t last_replayed = 0;
   // The last step that must have sampled a token for it and says of none; -1: none.
   std::int64_t unheard_step = -1;
-  bool was_sent_back = false;    // with the pool to itself, and that was reported
-  bool holds_too_many = false;   // states, and that was reported
-  bool is_forgotten = false;     // in no queue, and that was reported
+  std::int64_t preempted_in = -1;
   bool is_past_telling = false;  // a row of it was wrong: what it sampled is not known
   // When it ends: by so many tokens, or by one of these.
   std::int32_t num_prompt = 0;
@@ -93,6 +91,15 @@ struct AuditRow {
   // Drafts whose state is kept apart until it is known whether they stand. A prompt's first chunk
   // keeps none: what it was padded with goes into its state.
   std::int32_t num_undone() const { return first == 0 ? 0 : num_spec; }
+};
+
+// Blocks that are in no table any more and were not given back.
+struct Leak {
+  std::size_t finding = 0;  // its number
+  std::int64_t step = -1;
+  std::string what;
+  std::int64_t num_missing = 0;
+  std::vector<BlockId> candidates;  // whoever had them let go of them since the total was right
 };
 
 // A finding that rests on an output that was not seen.
@@ -121,6 +128,11 @@ std::int32_t hit_alignment_of(const RecordingHeader& header);
 
 // Per group, whether its new blocks must be zeroed before they are used.
 std::vector<bool> zeroed_groups(const RecordingHeader& header);
+// Slots behind the tokens of a step that the drafter writes: one for each draft of EAGLE, MTP and
+// draft models; n-grams need none (vllm/config/speculative.py, v1/core/sched/scheduler.py).
+std::int32_t draft_slots_of(const RecordingHeader& header);
+// Older releases leave them out for requests without computed tokens.
+bool has_draft_slots_at_once(const RecordingHeader& header);
 // Whether blocks are let go of by what is scheduled, before it is known which drafts stand.
 bool retires_by_scheduled_tokens(const RecordingHeader& header);
 
@@ -144,6 +156,8 @@ class Auditor::Impl {
         hash_block_size_(
             static_cast<std::int32_t>(std::max<std::int64_t>(1, header.hash_block_size))),
         hit_alignment_(hit_alignment_of(header)),
+        draft_slots_(draft_slots_of(header)),
+        draft_slots_at_once_(has_draft_slots_at_once(header)),
         planned_blocks_(planned_blocks_of_request(header.options.config, header.groups)),
         checks_progress_(scope == AuditScope::whole_recording && !header.connector &&
                          planned_blocks_ < header.num_blocks),
@@ -165,14 +179,24 @@ class Auditor::Impl {
 
   void step(const RecordedStep& step);
   void end(const RecordingEnd& end);
-  std::vector<AuditFinding> take() { return std::exchange(findings_, {}); }
+  std::vector<AuditFinding> take() {
+    num_taken_ += findings_.size();
+    return std::exchange(findings_, {});
+  }
   std::int64_t reads_checked() const { return reads_; }
 
  private:
   std::int32_t block_size(std::size_t group) const { return block_sizes_[group]; }
   void report(AuditRule rule, const AuditedRequest& request, std::size_t group, std::int64_t token,
               BlockId block, std::string what);
-  void report(AuditRule rule, const std::string& request, std::string what);
+  // `cause`: what a request is accused of once, if it is more than the rule.
+  void report(AuditRule rule, const std::string& request, std::string what,
+              std::string_view cause = {});
+  void tell(AuditFinding finding, std::string cause);
+  std::string cause_of(AuditRule rule, const std::string& request, std::string_view detail) const;
+  void name_holders(AuditFinding& finding) const;
+  void report_leak(std::string what, std::int64_t num_missing, const std::set<BlockId>& held);
+  std::string lost_text(const Leak& leak) const;
   void send_back_running();
   void take_events(const RecordedStep& step, const std::vector<RecordedEvent>& events);
   void add(const RecordedEvent& event);
@@ -213,10 +237,12 @@ class Auditor::Impl {
   void finish_draft_rows(const AuditRow& row);
   void read_draft_rows(const AuditRow& row);
   void read_drafter_window(const AuditRow& row);
+  const std::string& name_at(std::int32_t index) const;
+  void forget_names();
+  std::string why_nothing(BlockId block) const;
   std::string holds(const LedgerSlot& slot, BlockId block) const;
   std::string difference(const AuditedRequest& request, std::int32_t position,
                          const LedgerSlot& slot) const;
-  std::string holders_of(BlockId block) const;
   bool state_block(const AuditRow& row, std::size_t group, std::int32_t entry, BlockId& block);
   void read_state(const AuditRow& row, std::size_t group, std::int32_t entry, std::int32_t accepted,
                   std::int32_t count);
@@ -236,6 +262,7 @@ class Auditor::Impl {
   void check_common_prefix(const RecordedStep& step);
   void check_progress(const RecordedStep& step);
   void check_planned(const RecordedStep& step);
+  void check_draft_slots(const RecordedScheduled& scheduled, const AuditRow& row, bool was_loaded);
   void check_queues(const RecordedStep& step);
   void check_sampled(const RecordedStep& step, const AuditRow& row);
   void check_sampled_of_nobody(const RecordedStep& step);
@@ -253,6 +280,8 @@ class Auditor::Impl {
   bool drops_last_block_;
   std::int32_t hash_block_size_;
   std::int32_t hit_alignment_;
+  std::int32_t draft_slots_;  // behind the tokens of a step, for drafts
+  bool draft_slots_at_once_;  // also of a request that has just come in
   std::int64_t planned_blocks_;
   // The pool holds what is planned, and nothing but the scheduler makes a request wait.
   bool checks_progress_;
@@ -264,7 +293,10 @@ class Auditor::Impl {
   std::vector<std::int32_t> block_sizes_;  // tokens that one table entry covers
   MemoryLedger ledger_;
   std::map<std::string, AuditedRequest> requests_;
-  std::vector<std::string> names_;      // by request index, those that left included
+  // By request index: of the live, and of those that the ledger still speaks of.
+  std::map<std::int32_t, std::string> names_;
+  std::int32_t num_requests_ = 0;
+  std::size_t num_names_max_ = 4096;    // when they are looked through
   std::set<std::string> ends_to_come_;  // of requests whose name is another's by now
   std::vector<UnheardFinding> unheard_;
   PauseState pause_state_ = PauseState::unpaused;
@@ -277,11 +309,16 @@ class Auditor::Impl {
   std::set<BlockId> zeroed_now_;  // in the step at hand
   std::set<BlockId> fresh_;       // of these, in nobody's table yet
   std::int64_t odd_total_ = -1;   // of blocks held and free, when it was last reported
+  // Blocks that were held when the total was last right, or were handed out since.
+  std::set<BlockId> in_use_;
+  std::vector<Leak> leaks_;
   std::int64_t step_ = -1;
   RecordedStep last_;
   std::map<std::int64_t, RecordedWorker> reports_in_flight_;  // by step, not heard of yet
   std::int64_t reads_ = 0;
   std::vector<AuditFinding> findings_;
+  std::size_t num_taken_ = 0;                // findings, so far
+  std::map<std::string, std::size_t> told_;  // by cause, the number of the finding
 };
 
 }  // namespace lockstep

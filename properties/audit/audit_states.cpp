@@ -59,7 +59,7 @@ void Auditor::Impl::read_state(const AuditRow& row, std::size_t group, std::int3
   const std::string found =
       state.num_tokens < 0 ? std::string("none that was written since the block was handed out")
                            : fmt::format("the one after {} tokens of request {}", state.num_tokens,
-                                         names_[static_cast<std::size_t>(state.writer)]);
+                                         name_at(state.writer));
   report(AuditRule::state_read, *row.request, group, count, block,
          fmt::format("the state after {} tokens is read from block {}, which holds {}", count,
                      index_of(block), found));

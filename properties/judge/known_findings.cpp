@@ -424,6 +424,8 @@ constexpr std::array kReasons = std::to_array<Reason>({
     {"audit.planned_blocks",
      "A pool that is planned for so many states a request has no room for more: another request's "
      "are missing, or its own."},
+    {"audit.draft_slots",
+     "A drafter writes a row for each draft behind the step's tokens, and needs a slot for it."},
     {"audit.recording", "A decision must be whole: known blocks, for every group."},
     {"invariant.conservation",
      "Held blocks, free blocks and the null block are the whole pool, each of them once."},
