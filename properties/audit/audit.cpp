@@ -9,7 +9,6 @@
 #include "base/check.h"
 #include "properties/audit/audit_impl.h"
 #include "reference/plan/limits.h"
-#include "reference/profiles/engine_profile.h"
 
 namespace lockstep {
 
@@ -51,6 +50,10 @@ std::string_view name_of(AuditRule rule) {
       return "planned_blocks";
     case AuditRule::draft_slots:
       return "draft_slots";
+    case AuditRule::cache_events:
+      return "cache_events";
+    case AuditRule::hits:
+      return "hits";
     case AuditRule::recording:
       return "recording";
   }
@@ -161,6 +164,7 @@ void Auditor::Impl::take_events(const RecordedStep& step,
     if (event.kind == RecordedEvent::Kind::pause_state) pause_state_ = event.pause_state;
     if (event.kind == RecordedEvent::Kind::output) last_output_ = event.output_of_step;
     if (event.resets_running) send_back_running();
+    epoch_ += event.kind == RecordedEvent::Kind::reset_prefix_cache && event.reset_succeeded;
     const bool is_add = event.kind == RecordedEvent::Kind::add;
     const auto same = requests_.find(is_add ? event.request.name : event.name);
     if (event.kind == RecordedEvent::Kind::abort && same != requests_.end())
@@ -207,6 +211,7 @@ void Auditor::Impl::add(const RecordedEvent& event) {
   request.has_min_tokens = event.request.min_tokens > 0;
   request.eos_token = event.request.eos_token;
   request.stop_token_ids = event.request.stop_token_ids;
+  request.reads_cache = !event.request.skip_reading_prefix_cache;
   std::uint64_t content = request.root = empty_prefix(event.request.cache_salt);
   for (const std::int32_t token : request.tokens)
     request.contents.push_back(content = content_after(content, token));
@@ -296,6 +301,7 @@ void Auditor::Impl::take_tables(const RecordedStep& step, const RecordedSchedule
     request.first_replayed = num_replayed_ > 0 ? scheduled.computed : 0;
     request.last_replayed = request.first_replayed == 0 ? 0 : scheduled.computed + num_replayed_;
     for (auto& table : request.tables) table.clear();
+    count_hit(request, hit + num_replayed_ * (request.first_replayed > 0 ? 1 : 0));
   }
   request.running = true;
   if (!scheduled.blocks) return;
@@ -419,6 +425,7 @@ void Auditor::Impl::step(const RecordedStep& step) {
   check_planned(step);
   check_queues(step);
   check_sampled_of_nobody(step);
+  check_events(step, rows);
 
   for (AuditRow& row : rows)
     if (!row.is_void) take_sampled(step, row);
@@ -443,6 +450,7 @@ void Auditor::Impl::end(const RecordingEnd& end) {
     if (!requests_.contains(name))
       report(AuditRule::recording, name, "never finished by the end line, and not live");
   check_standstill(last_);
+  check_hits();
 }
 
 Auditor::Auditor(const RecordingHeader& header, AuditScope scope)
@@ -457,6 +465,8 @@ void Auditor::end(const RecordingEnd& end) { impl_->end(end); }
 std::vector<AuditFinding> Auditor::take_findings() { return impl_->take(); }
 
 std::int64_t Auditor::reads_checked() const { return impl_->reads_checked(); }
+
+const HitTotals& Auditor::hits() const { return impl_->hits(); }
 
 std::string why_not_audited(const RecordingHeader& header) {
   const EngineConfig& config = header.options.config;
@@ -496,6 +506,7 @@ Result<AuditFile> audit_recording(const std::string& path) {
   }
   auditor.end(reader->end());
   file.reads_checked = auditor.reads_checked();
+  file.hits = auditor.hits();
   file.findings = auditor.take_findings();
   for (AuditFinding& finding : file.findings) finding.file = path;
   return file;

@@ -1,11 +1,13 @@
 // The auditor's inside: requests as a worker sees them, and the rules that are checked on them.
 // audit.cpp takes the decisions in, audit_pool.cpp checks what holds over all requests of a step,
 // audit_reads.cpp follows reads and writes of attention, audit_drafts.cpp those of a drafter,
-// audit_states.cpp states, audit_requests.cpp what becomes of requests, and audit_transfers.cpp
+// audit_states.cpp states, audit_hits.cpp what could be hit, audit_events.cpp what is told of it,
+// audit_requests.cpp what becomes of requests, and audit_transfers.cpp
 // what a KV connector moves.
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <cstdint>
 #include <map>
 #include <optional>
@@ -13,12 +15,15 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
 #include "properties/audit/audit.h"
+#include "properties/audit/cache_index.h"
 #include "properties/audit/memory_ledger.h"
 #include "reference/plan/request_need.h"
+#include "reference/profiles/engine_profile.h"
 #include "reference/types/token_run.h"
 
 namespace lockstep {
@@ -75,6 +80,7 @@ struct AuditedRequest {
   bool has_min_tokens = false;
   std::optional<std::int32_t> eos_token;
   std::vector<std::int32_t> stop_token_ids;
+  bool reads_cache = true;
   std::int64_t full_since = -1;  // the step that sampled the last token that it may have
 };
 
@@ -141,6 +147,14 @@ inline bool is_ring(const KVCacheSpec& spec) { return spec.kind == CacheKind::ci
 // Slots of tokens by position, which attention reads.
 inline bool keeps_tokens(const KVCacheSpec& spec) { return !is_state(spec) && !is_ring(spec); }
 
+// Every token of a prefix, for as long as the request runs.
+inline bool keeps_all_tokens(const KVCacheSpec& spec) {
+  return spec.kind == CacheKind::full_attention || spec.kind == CacheKind::mla ||
+         spec.kind == CacheKind::hidden_state;
+}
+CacheIndex index_of_events(const RecordingHeader& header,
+                           const std::vector<std::int32_t>& block_sizes);
+
 inline std::int32_t ceil_div32(std::int32_t a, std::int32_t b) { return (a + b - 1) / b; }
 
 class Auditor::Impl {
@@ -158,6 +172,7 @@ class Auditor::Impl {
         hit_alignment_(hit_alignment_of(header)),
         draft_slots_(draft_slots_of(header)),
         draft_slots_at_once_(has_draft_slots_at_once(header)),
+        knows_hits_(find_engine_profile(header.engine.profile()) != nullptr),
         planned_blocks_(planned_blocks_of_request(header.options.config, header.groups)),
         checks_progress_(scope == AuditScope::whole_recording && !header.connector &&
                          planned_blocks_ < header.num_blocks),
@@ -165,6 +180,11 @@ class Auditor::Impl {
         keeps_states_of_drafts_(retires_by_scheduled_tokens(header)),
         ledger_(header.num_blocks),
         lists_all_queues_(!header.connector),
+        has_connector_(header.connector.has_value()),
+        has_events_(header.has_cache_events),
+        counts_hits_(!has_connector_),
+        places_(header.groups.size()),
+        num_places_max_(header.groups.size(), 4096),
         is_zeroed_(zeroed_groups(header)) {
     for (const KVCacheGroupSpec& group : groups_) {
       block_sizes_.push_back(static_cast<std::int32_t>(group.spec.block_size));
@@ -175,6 +195,7 @@ class Auditor::Impl {
     // block of it covers: not every release shards it over the same ranks.
     if (groups_.size() == 1 && !is_state(groups_[0].spec))
       block_sizes_[0] = static_cast<std::int32_t>(header.scheduler_block_size);
+    index_ = index_of_events(header, block_sizes_);
   }
 
   void step(const RecordedStep& step);
@@ -184,8 +205,22 @@ class Auditor::Impl {
     return std::exchange(findings_, {});
   }
   std::int64_t reads_checked() const { return reads_; }
+  const HitTotals& hits() const { return hits_; }
 
  private:
+  // Where content of a group lies, and where else it may lie; the number of resets before.
+  struct ContentPlace {
+    BlockId block = kNullBlock;
+    BlockId block_before = kNullBlock;
+    std::int64_t epoch = 0;
+  };
+  enum class Presence : std::uint8_t { never, evicted, cleared, there };
+  // A block at `token` that was hit and that events do not have.
+  struct UntoldHit {
+    const AuditedRequest* request = nullptr;
+    std::size_t group = 0;
+    std::int32_t token = 0;
+  };
   std::int32_t block_size(std::size_t group) const { return block_sizes_[group]; }
   void report(AuditRule rule, const AuditedRequest& request, std::size_t group, std::int64_t token,
               BlockId block, std::string what);
@@ -270,6 +305,17 @@ class Auditor::Impl {
   void check_limit(const AuditedRequest& request);
   void check_stopped(const RecordedStopped& stopped, const AuditedRequest& request);
   std::uint64_t content_at(const AuditRow& row, std::int32_t count) const;
+  std::vector<UntoldHit> untold_hits(const std::vector<AuditRow>& rows) const;
+  void check_events(const RecordedStep& step, const std::vector<AuditRow>& rows);
+  bool still_holds(BlockId block, std::size_t group, std::uint64_t content) const;
+  void note_content(std::size_t group, std::uint64_t content, BlockId block);
+  Presence presence_of(std::size_t group, std::uint64_t content) const;
+  std::int32_t reach_of(const AuditedRequest& request, std::size_t group,
+                        std::array<std::int64_t, kHitLosses>& gone) const;
+  bool can_end(const AuditedRequest& request, std::size_t group, std::int32_t end) const;
+  std::int32_t end_for_drafter(const AuditedRequest& request, std::int32_t end) const;
+  void count_hit(const AuditedRequest& request, std::int32_t hit);
+  void check_hits();
 
   EngineConfig config_;
   std::vector<KVCacheGroupSpec> groups_;
@@ -282,6 +328,7 @@ class Auditor::Impl {
   std::int32_t hit_alignment_;
   std::int32_t draft_slots_;  // behind the tokens of a step, for drafts
   bool draft_slots_at_once_;  // also of a request that has just come in
+  bool knows_hits_;           // the release's rules of what is hit
   std::int64_t planned_blocks_;
   // The pool holds what is planned, and nothing but the scheduler makes a request wait.
   bool checks_progress_;
@@ -305,6 +352,15 @@ class Auditor::Impl {
   std::int64_t num_copied_ = 0;    // ends of copies that may not have run
   // A connector's recordings of 0.33.0 have queues that are not read.
   bool lists_all_queues_ = true;
+  bool has_connector_;
+  bool has_events_;
+  CacheIndex index_{{}};  // what events tell
+  bool counts_hits_;
+  std::vector<std::unordered_map<std::uint64_t, ContentPlace>> places_;  // per group, by content
+  std::vector<std::size_t> num_places_max_;  // per group, when they are looked through
+  std::int64_t epoch_ = 0;                   // resets of the prefix cache
+  HitTotals hits_;
+  AuditFinding first_lost_hit_;
   std::vector<bool> is_zeroed_;   // per group: its new blocks are
   std::set<BlockId> zeroed_now_;  // in the step at hand
   std::set<BlockId> fresh_;       // of these, in nobody's table yet

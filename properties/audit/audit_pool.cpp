@@ -7,7 +7,6 @@
 #include <utility>
 
 #include "properties/audit/audit_impl.h"
-#include "reference/profiles/engine_profile.h"
 
 namespace lockstep {
 

@@ -145,6 +145,9 @@ void Auditor::Impl::write_tokens(const AuditRow& row, std::size_t group) {
   // What a hit holds is left alone where only windows are computed again.
   const std::int32_t first =
       groups_[group].spec.bounded_replay ? row.first : std::max(row.first, request.last_replayed);
+  // With a step in flight the last token may be one that its output ends with.
+  const bool is_last_sure = !config_.async_scheduling || row.last <= request.num_prompt;
+  const std::int32_t num_sure = row.last - row.num_spec - (is_last_sure ? 0 : 1);
   for (std::int32_t p = first; p < row.last; ++p) {
     const auto index = static_cast<std::size_t>(p / size);
     if (index >= table.size() || table[index] == kNullBlock) {
@@ -172,7 +175,12 @@ void Auditor::Impl::write_tokens(const AuditRow& row, std::size_t group) {
       }
     }
     ledger_.write(block, p % size, {content, request.index, p}, content_at(row, p));
+    if ((p + 1) % size == 0 && p < num_sure) note_content(group, content, block);
   }
+  // Drafts and tokens of steps before that stand by now.
+  for (std::int32_t p = std::max(0, row.first - config_.num_spec_tokens - 1); p < row.first; ++p)
+    if ((p + 1) % size == 0)
+      note_content(group, content_at(row, p + 1), block_of(request, group, p));
 }
 
 void Auditor::Impl::read_tokens(const AuditRow& row, std::size_t group) {

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/number_text.h"
 #include "reference/profiles/releases.h"
 #include "sim/recording/recorded_terms.h"
 
@@ -10,6 +11,21 @@ namespace lockstep {
 namespace {
 
 constexpr std::int64_t kStepsPerTable = 8;
+
+RecordedCacheEvent recorded(const CacheEvent& event) {
+  RecordedCacheEvent told;
+  told.kind = event.kind == CacheEvent::Kind::stored    ? RecordedCacheEvent::Kind::stored
+              : event.kind == CacheEvent::Kind::removed ? RecordedCacheEvent::Kind::removed
+                                                        : RecordedCacheEvent::Kind::cleared;
+  told.group = event.group;
+  for (const ExternalBlockHash& hash : event.block_hashes)
+    told.block_hashes.push_back(hex_digits(hash));
+  if (event.parent) told.parent = hex_digits(*event.parent);
+  told.token_ids = event.token_ids;
+  told.block_size = event.block_size;
+  told.extra_keys = event.extra_keys;
+  return told;
+}
 
 }  // namespace
 
@@ -51,6 +67,9 @@ RecordingHeader recording_header(const EngineConfig& config,
   give(config.prefix_match_unit != 0, "prefix_match_unit");
   give(config.dcp != 1, "dcp");
   give(config.pcp != 1, "pcp");
+  give(config.hash_algorithm != HashAlgorithm::content, "hash_algorithm");
+  header.has_cache_events =
+      config.enable_prefix_caching && config.hash_algorithm != HashAlgorithm::content;
   header.groups = groups;
   header.num_blocks = num_blocks;
   header.scheduler_block_size = scheduler.scheduler_block_size();
@@ -153,6 +172,7 @@ Result<void> RunRecorder::connector_report(KVConnectorOutput& report) {
 bool RunRecorder::finished(const StepView& view) {
   if (connector_) step_.held = connector_->take_held();
   write_outcome(view, step_);
+  for (const CacheEvent& event : view.cache_events) step_.events.push_back(recorded(event));
   if (view.output_of_step >= 0) step_.output_of_step = view.output_of_step;
   end_.steps = step_.step + 1;
   end_.unfinished = unfinished_of(view);

@@ -144,6 +144,25 @@ void write_state_keys(JsonWriter& out, const RecordedStep& step) {
   write_events(out, "during", step.during);
 }
 
+void write_cache_event(JsonWriter& out, const RecordedCacheEvent& event) {
+  out.begin_object();
+  if (event.kind == RecordedCacheEvent::Kind::cleared) {
+    out.string("type", "AllBlocksCleared").end_object();
+    return;
+  }
+  const bool is_stored = event.kind == RecordedCacheEvent::Kind::stored;
+  out.string("type", is_stored ? "BlockStored" : "BlockRemoved").integer("group_idx", event.group);
+  out.key("block_hashes").strings(event.block_hashes);
+  if (is_stored) {
+    out.key("parent_block_hash").string_or_null(event.parent);
+    out.key("token_ids").integers(event.token_ids).integer("block_size", event.block_size);
+    out.key("extra_keys").begin_array();
+    for (const auto& key : event.extra_keys) out.string_or_null(key);
+    out.end_array();
+  }
+  out.end_object();
+}
+
 // What the worker and the model brought, and what it did.
 void write_output_keys(JsonWriter& out, const RecordedStep& step) {
   if (step.worker) {
@@ -166,6 +185,10 @@ void write_output_keys(JsonWriter& out, const RecordedStep& step) {
   if (step.stored != 0) out.integer("stored", step.stored);
   if (step.evicted != 0) out.integer("evicted", step.evicted);
   if (step.cleared) out.boolean("cleared", true);
+  if (step.events.empty()) return;
+  out.key("events").begin_array();
+  for (const RecordedCacheEvent& event : step.events) write_cache_event(out, event);
+  out.end_array();
 }
 
 }  // namespace
@@ -186,6 +209,7 @@ std::string recording_header_line(const RecordingHeader& header) {
   }
   out.integer("scheduler_block_size", header.scheduler_block_size);
   out.integer("hash_block_size", header.hash_block_size);
+  if (header.has_cache_events) out.integer("cache_events", 1);
   write_names(out, "x_beyond_format", header.beyond_format);
   out.end_object();
   return out.take_line();
