@@ -138,8 +138,12 @@ void Auditor::Impl::report(AuditRule rule, const AuditedRequest& request, std::s
 
 void Auditor::Impl::report(AuditRule rule, const std::string& request, std::string what,
                            std::string_view cause) {
-  tell({.rule = rule, .step = step_, .request = request, .what = std::move(what)},
-       cause_of(rule, request, cause));
+  AuditFinding finding{.rule = rule, .step = step_, .request = request, .what = std::move(what)};
+  // The one behind those that are known.
+  const bool is_of_tokens = rule == AuditRule::sampled || rule == AuditRule::scheduled_tokens;
+  if (const auto found = requests_.find(request); is_of_tokens && found != requests_.end())
+    finding.token = std::ssize(found->second.tokens);
+  tell(std::move(finding), cause_of(rule, request, cause));
 }
 
 const std::string& Auditor::Impl::name_at(std::int32_t index) const {
@@ -260,6 +264,11 @@ const AuditedRequest* Auditor::Impl::reader_of(BlockId block, const AuditedReque
   return nullptr;
 }
 
+static std::string_view what_needs_it(const AuditedRequest& reader) {
+  if (reader.transfer == Transfer::loading) return "still loads it";
+  return reader.is_sent ? "still sends it" : "still reads it";
+}
+
 // A block becomes part of a table without being a hit: nobody else may need what it holds.
 void Auditor::Impl::hand_out(const AuditedRequest& request, std::size_t group, std::size_t index,
                              BlockId block) {
@@ -269,8 +278,8 @@ void Auditor::Impl::hand_out(const AuditedRequest& request, std::size_t group, s
         block,
         fmt::format(
             "block {} becomes entry {} of the table, beyond the hit of {} tokens, while request {} "
-            "still reads it: it will be written while shared",
-            index_of(block), index, request.computed, reader->name));
+            "{}: it will be written while shared",
+            index_of(block), index, request.computed, reader->name, what_needs_it(*reader)));
     return;
   }
   const auto first = static_cast<std::int32_t>(index) * block_size(group);

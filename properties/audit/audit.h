@@ -17,8 +17,8 @@
 // reason is not so; (13) a live request in no queue, or in two; (14) where a recording shows its
 // tables, a request that holds more states than the pool is planned for; (15) a table without room
 // for the drafts that come behind a step, where they have slots; (16) where a recording has cache
-// events, an index rebuilt from them that is not what requests hit; (17) hits lost for no reason, in
-// more than a twentieth of what could be hit.
+// events, an index rebuilt from them that is not what requests hit; (17) hits lost for no reason,
+// in more than a twentieth of what could be hit.
 // With a KV connector, what it loads counts as written once the load is over, except in blocks that
 // are reported invalid, and blocks that it still writes or sends are in use. A request's first
 // wrong read in a group is reported, and not the consequences that follow from it.

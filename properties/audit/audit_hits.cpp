@@ -90,11 +90,10 @@ bool Auditor::Impl::can_end(const AuditedRequest& request, std::size_t group,
   };
   if (is_state(spec)) return presence_of(group, content_before(end)) == Presence::there;
   const std::int32_t size = block_size(group);
-  for (std::int32_t last = first_read(group, end) / size * size + size; last < end + size;
-       last += size)
-    if (presence_of(group, content_before(std::min(last, end / size * size))) != Presence::there)
-      return false;
-  return end % size == 0;
+  if (end % size != 0) return false;
+  for (std::int32_t last = first_read(group, end) / size * size + size; last <= end; last += size)
+    if (presence_of(group, content_before(last)) != Presence::there) return false;
+  return true;
 }
 
 // What a drafter needs of a hit: the block behind it, or where hashes look ahead the same tokens
@@ -117,7 +116,7 @@ std::int32_t Auditor::Impl::end_for_drafter(const AuditedRequest& request, std::
 }
 
 void Auditor::Impl::count_hit(const AuditedRequest& request, std::int32_t hit) {
-  if (!counts_hits_) return;
+  if (!counts_hits_ || std::cmp_greater(hit, request.contents.size())) return;
   HitTotals now;
   now.lookups = 1;
   now.tokens = std::ssize(request.contents);

@@ -110,10 +110,13 @@ std::set<BlockId> Auditor::Impl::kept_by_transfers(bool counts_drafts) const {
 // Names those of the blocks that can be the lost ones.
 void Auditor::Impl::report_leak(std::string what, std::int64_t num_missing,
                                 const std::set<BlockId>& held) {
+  constexpr std::size_t kTold = 8;
+  if (leaks_.size() >= kTold)
+    return report(AuditRule::conservation, {}, std::move(what), "more and more");
   Leak leak{num_taken_ + findings_.size(), step_, std::move(what), num_missing, {}};
   if (num_missing > 0)
     std::ranges::set_difference(in_use_, held, std::back_inserter(leak.candidates));
-  report(AuditRule::conservation, {}, leak.what + lost_text(leak), leak.what);
+  report(AuditRule::conservation, {}, leak.what + lost_text(leak), fmt::format("{}", step_));
   leaks_.push_back(std::move(leak));
 }
 
@@ -189,13 +192,13 @@ void Auditor::Impl::check_draft_slots(const RecordedScheduled& scheduled, const 
   const std::int32_t end = std::min(row.counted_to + draft_slots_, config_.max_model_len);
   for (std::size_t g = 0; g < groups_.size(); ++g) {
     if (!keeps_tokens(groups_[g].spec)) continue;
-    const std::int32_t room = static_cast<std::int32_t>(row.request->tables[g].size());
-    if (room * block_size(g) >= end) continue;
+    const std::int64_t room = std::ssize(row.request->tables[g]) * block_size(g);
+    if (room >= end) continue;
     report(
         AuditRule::draft_slots, *row.request, g, row.counted_to, kNullBlock,
         fmt::format("tokens up to {} are scheduled, and the drafter writes {} slots behind them; "
                     "the table of {} blocks ends at token {}",
-                    row.counted_to, draft_slots_, room, room * block_size(g)));
+                    row.counted_to, draft_slots_, row.request->tables[g].size(), room));
   }
 }
 
