@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "base/number_text.h"
 #include "reference/profiles/releases.h"
 #include "sim/recording/recorded_terms.h"
 
@@ -11,21 +10,6 @@ namespace lockstep {
 namespace {
 
 constexpr std::int64_t kStepsPerTable = 8;
-
-RecordedCacheEvent recorded(const CacheEvent& event) {
-  RecordedCacheEvent told;
-  told.kind = event.kind == CacheEvent::Kind::stored    ? RecordedCacheEvent::Kind::stored
-              : event.kind == CacheEvent::Kind::removed ? RecordedCacheEvent::Kind::removed
-                                                        : RecordedCacheEvent::Kind::cleared;
-  told.group = event.group;
-  for (const ExternalBlockHash& hash : event.block_hashes)
-    told.block_hashes.push_back(hex_digits(hash));
-  if (event.parent) told.parent = hex_digits(*event.parent);
-  told.token_ids = event.token_ids;
-  told.block_size = event.block_size;
-  told.extra_keys = event.extra_keys;
-  return told;
-}
 
 }  // namespace
 
@@ -172,7 +156,7 @@ Result<void> RunRecorder::connector_report(KVConnectorOutput& report) {
 bool RunRecorder::finished(const StepView& view) {
   if (connector_) step_.held = connector_->take_held();
   write_outcome(view, step_);
-  for (const CacheEvent& event : view.cache_events) step_.events.push_back(recorded(event));
+  write_cache_events(view, step_);
   if (view.output_of_step >= 0) step_.output_of_step = view.output_of_step;
   end_.steps = step_.step + 1;
   end_.unfinished = unfinished_of(view);
