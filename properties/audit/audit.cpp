@@ -19,45 +19,15 @@ std::span<const std::int32_t> sampled_of(const RecordedStep& step, const std::st
 }
 
 std::string_view name_of(AuditRule rule) {
-  switch (rule) {
-    case AuditRule::attention_read:
-      return "attention_read";
-    case AuditRule::state_read:
-      return "state_read";
-    case AuditRule::handed_out:
-      return "handed_out";
-    case AuditRule::token_write:
-      return "token_write";
-    case AuditRule::scheduled_tokens:
-      return "scheduled_tokens";
-    case AuditRule::conservation:
-      return "conservation";
-    case AuditRule::common_prefix:
-      return "common_prefix";
-    case AuditRule::transfer:
-      return "transfer";
-    case AuditRule::standstill:
-      return "standstill";
-    case AuditRule::draft_read:
-      return "draft_read";
-    case AuditRule::zeroing:
-      return "zeroing";
-    case AuditRule::sampled:
-      return "sampled";
-    case AuditRule::queues:
-      return "queues";
-    case AuditRule::planned_blocks:
-      return "planned_blocks";
-    case AuditRule::draft_slots:
-      return "draft_slots";
-    case AuditRule::cache_events:
-      return "cache_events";
-    case AuditRule::hits:
-      return "hits";
-    case AuditRule::recording:
-      return "recording";
-  }
-  LS_CHECK(false, "audit rule {}", static_cast<int>(rule));
+  constexpr std::string_view kNames[] = {
+      "attention_read", "state_read",    "handed_out", "token_write",    "scheduled_tokens",
+      "conservation",   "common_prefix", "transfer",   "standstill",     "draft_read",
+      "zeroing",        "sampled",       "queues",     "planned_blocks", "draft_slots",
+      "cache_events",   "hits",          "recording",
+  };
+  const auto index = static_cast<std::size_t>(rule);
+  LS_CHECK(index < std::size(kNames), "audit rule {}", index);
+  return kNames[index];
 }
 
 std::string line_of(const AuditFinding& finding) {

@@ -222,10 +222,15 @@ void Auditor::Impl::check_progress(const RecordedStep& step) {
     num_idle_steps_ = 0;
     const auto found = requests_.find(step.preempted.front());
     if (found == requests_.end()) return;
-    report(AuditRule::standstill, found->first,
-           fmt::format("is preempted after {} tokens though nobody else holds a block: it needs "
-                       "more than there are, and {}",
-                       found->second.computed, planned));
+    // The pool is too small for whoever is as long: one cause.
+    tell({.rule = AuditRule::standstill,
+          .step = step_,
+          .request = found->first,
+          .token = found->second.computed,
+          .what = fmt::format("is preempted after {} tokens though nobody else holds a block: it "
+                              "needs more than there are, and {}",
+                              found->second.computed, planned)},
+         "preempted alone");
   } else if (!step.waiting.empty() && !step.skipped && ++num_idle_steps_ == 2) {
     report(AuditRule::standstill, step.waiting.front(),
            fmt::format("nobody runs, all blocks are free, and this request is not let in: nothing "
