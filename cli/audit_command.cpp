@@ -21,6 +21,7 @@ constexpr std::size_t kFindingsShown = 20;
 struct AuditOptions {
   std::vector<std::string> paths;
   std::string json_path;
+  double min_hit_share = 0;  // percent
 };
 
 struct AuditTotals {
@@ -30,6 +31,7 @@ struct AuditTotals {
   std::int64_t skipped = 0;
   std::int64_t steps = 0;
   std::int64_t reads = 0;
+  HitTotals hits;
   std::vector<AuditFinding> findings;
 };
 
@@ -50,6 +52,7 @@ Result<AuditTotals> audit_all(const std::vector<std::string>& paths) {
     }
     totals.steps += file->steps;
     totals.reads += file->reads_checked;
+    totals.hits += file->hits;
     if (!file->skipped.empty())
       ++totals.skipped;
     else if (file->findings.empty())
@@ -60,12 +63,44 @@ Result<AuditTotals> audit_all(const std::vector<std::string>& paths) {
   return totals;
 }
 
+// One line that can be pasted, and then where it is from.
 std::string finding_text(const AuditFinding& finding) {
-  std::string place = finding.file;
-  if (finding.step >= 0) place += fmt::format(", step {}", finding.step);
-  if (!finding.request.empty()) place += fmt::format(", request {}", finding.request);
-  if (finding.group >= 0) place += fmt::format(", group {}", finding.group);
-  return fmt::format("\n{}\n  {}\n", place, finding.what);
+  std::string text = fmt::format("\n{}\n  in {}\n", line_of(finding), finding.file);
+  if (finding.count > 1)
+    text += fmt::format("  seen {} times, last in step {}\n", with_commas(finding.count),
+                        finding.last_step);
+  return text;
+}
+
+// Of what was there to be hit; all of nothing.
+double hit_share(const HitTotals& hits) {
+  if (hits.there == 0) return 100;
+  return 100.0 * static_cast<double>(hits.hit) / static_cast<double>(hits.there);
+}
+
+std::string hits_text(const HitTotals& hits) {
+  if (hits.lookups == 0) return {};
+  std::string text = fmt::format(
+      "prefix hits {:.1f} %: {} of {} tokens that were in the pool, in {} of {} tokens\n",
+      hit_share(hits), with_commas(hits.hit), with_commas(hits.there),
+      counted(hits.lookups, "look-up"), with_commas(hits.tokens));
+  std::string losses;
+  for (std::size_t i = 0; i < kHitLosses; ++i)
+    if (hits.lost[i] > 0)
+      losses += fmt::format("{}{} {}", losses.empty() ? "" : ", ", with_commas(hits.lost[i]),
+                            name_of(static_cast<HitLoss>(i)));
+  return losses.empty() ? text : text + fmt::format("  not hit: {}\n", losses);
+}
+
+nlohmann::ordered_json hits_json(const HitTotals& hits) {
+  nlohmann::ordered_json json = {{"lookups", hits.lookups},
+                                 {"tokens", hits.tokens},
+                                 {"in_pool", hits.there},
+                                 {"hit", hits.hit},
+                                 {"share_percent", hit_share(hits)}};
+  for (std::size_t i = 0; i < kHitLosses; ++i)
+    json["not_hit"][name_of(static_cast<HitLoss>(i))] = hits.lost[i];
+  return json;
 }
 
 std::string totals_text(const AuditTotals& totals) {
@@ -75,8 +110,10 @@ std::string totals_text(const AuditTotals& totals) {
       counted(static_cast<std::int64_t>(totals.files.size()), "recording"), totals.clean,
       counted(static_cast<std::int64_t>(totals.findings.size()), "finding"),
       with_commas(totals.steps), with_commas(totals.reads));
+  text += hits_text(totals.hits);
   for (std::size_t i = 0; i < std::min(totals.findings.size(), kFindingsShown); ++i)
     text += finding_text(totals.findings[i]);
+  if (!totals.findings.empty()) text += "\nlockstep explain FILE tells what led to it.\n";
   if (totals.findings.size() > kFindingsShown)
     text += fmt::format("\n... and {} more; --json FILE lists them all\n",
                         totals.findings.size() - kFindingsShown);
@@ -90,6 +127,11 @@ std::string totals_text(const AuditTotals& totals) {
   return text;
 }
 
+nlohmann::ordered_json holder_json(const BlockHolder& holder) {
+  if (holder.request.empty()) return nullptr;
+  return {{"request", holder.request}, {"since", holder.since}};
+}
+
 std::string totals_json(const AuditTotals& totals) {
   nlohmann::ordered_json json;
   json["files"] = totals.files.size();
@@ -97,6 +139,7 @@ std::string totals_json(const AuditTotals& totals) {
   json["not_audited"] = totals.skipped;
   json["steps"] = totals.steps;
   json["reads"] = totals.reads;
+  json["hits"] = hits_json(totals.hits);
   json["findings"] = nlohmann::ordered_json::array();
   for (const AuditFinding& f : totals.findings) {
     json["findings"].push_back({{"rule", name_of(f.rule)},
@@ -105,8 +148,14 @@ std::string totals_json(const AuditTotals& totals) {
                                 {"request", f.request},
                                 {"group", f.group},
                                 {"token", f.token},
+                                {"entry", f.entry},
                                 {"block", f.block},
-                                {"what", f.what}});
+                                {"holder", holder_json(f.holder)},
+                                {"holder_before", holder_json(f.holder_before)},
+                                {"count", f.count},
+                                {"last_step", f.last_step},
+                                {"what", f.what},
+                                {"line", line_of(f)}});
   }
   json["refused"] = totals.refused.size();
   json["refusals"] = refused_json(totals.refused);
@@ -118,7 +167,13 @@ Result<int> audit(const AuditOptions& options) {
   if (!totals.files.empty()) fmt::print("{}", totals_text(totals));
   if (!options.json_path.empty())
     LS_RETURN_IF_ERROR(write_file_atomically(options.json_path, totals_json(totals)));
-  return judged_exit_code(totals.refused, std::ssize(totals.files), !totals.findings.empty());
+  const bool hits_too_little = hit_share(totals.hits) < options.min_hit_share;
+  if (hits_too_little)
+    fmt::print(
+        "\nToo little is hit: {:.1f} % of what was there; --min-hit-share {} asks for more.\n",
+        hit_share(totals.hits), options.min_hit_share);
+  return judged_exit_code(totals.refused, std::ssize(totals.files),
+                          hits_too_little || !totals.findings.empty());
 }
 
 }  // namespace
@@ -129,9 +184,15 @@ void add_audit_command(CLI::App& app, int& exit_code) {
       app.add_subcommand("audit", "Check what recorded decisions do to memory, whoever made them");
   command->footer(
       "A file that cannot be judged is refused with its reason, and the others are judged.\n"
-      "Exit status: 0 all are clean; 1 something was found; 2 some were refused, whatever was "
+      "Exit status: 0 all are clean; 1 something was found, or too little hit; 2 some were "
+      "refused, whatever was "
       "found.");
   command->add_option("PATH", options->paths, "recordings, and folders of them")->required();
+  command
+      ->add_option("--min-hit-share", options->min_hit_share,
+                   "status 1 when less of the content in the pool is hit, in percent")
+      ->check(CLI::Range(0.0, 100.0).description(""))
+      ->type_name("P");
   command->add_option("--json", options->json_path, "the result as JSON");
   command->callback([options, &exit_code] { exit_code = exit_status(audit(*options)); });
 }

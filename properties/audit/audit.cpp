@@ -9,7 +9,6 @@
 #include "base/check.h"
 #include "properties/audit/audit_impl.h"
 #include "reference/plan/limits.h"
-#include "reference/profiles/engine_profile.h"
 
 namespace lockstep {
 
@@ -20,58 +19,117 @@ std::span<const std::int32_t> sampled_of(const RecordedStep& step, const std::st
 }
 
 std::string_view name_of(AuditRule rule) {
-  switch (rule) {
-    case AuditRule::attention_read:
-      return "attention_read";
-    case AuditRule::state_read:
-      return "state_read";
-    case AuditRule::handed_out:
-      return "handed_out";
-    case AuditRule::token_write:
-      return "token_write";
-    case AuditRule::scheduled_tokens:
-      return "scheduled_tokens";
-    case AuditRule::conservation:
-      return "conservation";
-    case AuditRule::common_prefix:
-      return "common_prefix";
-    case AuditRule::transfer:
-      return "transfer";
-    case AuditRule::standstill:
-      return "standstill";
-    case AuditRule::draft_read:
-      return "draft_read";
-    case AuditRule::zeroing:
-      return "zeroing";
-    case AuditRule::sampled:
-      return "sampled";
-    case AuditRule::queues:
-      return "queues";
-    case AuditRule::planned_blocks:
-      return "planned_blocks";
-    case AuditRule::recording:
-      return "recording";
+  constexpr std::string_view kNames[] = {
+      "attention_read", "state_read",    "handed_out", "token_write",    "scheduled_tokens",
+      "conservation",   "common_prefix", "transfer",   "standstill",     "draft_read",
+      "zeroing",        "sampled",       "queues",     "planned_blocks", "draft_slots",
+      "cache_events",   "hits",          "recording",
+  };
+  const auto index = static_cast<std::size_t>(rule);
+  LS_CHECK(index < std::size(kNames), "audit rule {}", index);
+  return kNames[index];
+}
+
+std::string line_of(const AuditFinding& finding) {
+  std::string line = fmt::format("audit.{}", name_of(finding.rule));
+  const auto add = [&](std::string_view what, std::int64_t value) {
+    if (value >= 0) line += fmt::format(" {} {}", what, value);
+  };
+  add("step", finding.step);
+  if (!finding.request.empty()) line += " request " + finding.request;
+  add("group", finding.group);
+  add("token", finding.token);
+  add("entry", finding.entry);
+  add("block", finding.block);
+  return line + ": " + finding.what;
+}
+
+// What a broken block does to whoever reads or writes it is one cause.
+static bool spoils_the_rest(AuditRule rule) {
+  return rule == AuditRule::attention_read || rule == AuditRule::state_read ||
+         rule == AuditRule::handed_out || rule == AuditRule::token_write;
+}
+
+void Auditor::Impl::tell(AuditFinding finding, std::string cause) {
+  finding.last_step = finding.step;
+  const auto [told, is_first] = told_.try_emplace(std::move(cause), num_taken_ + findings_.size());
+  if (is_first) {
+    findings_.push_back(std::move(finding));
+  } else if (told->second >= num_taken_) {
+    AuditFinding& first = findings_[told->second - num_taken_];
+    ++first.count;
+    first.last_step = finding.step;
   }
-  LS_CHECK(false, "audit rule {}", static_cast<int>(rule));
+}
+
+std::string Auditor::Impl::cause_of(AuditRule rule, const std::string& request,
+                                    std::string_view detail) const {
+  const auto found = requests_.find(request);
+  return fmt::format("{} {} {} {}", static_cast<int>(rule), request,
+                     found == requests_.end() ? -1 : found->second.index, detail);
+}
+
+// "; request b has had the block since step 7, request a before it, since step 2"
+void Auditor::Impl::name_holders(AuditFinding& finding) const {
+  if (finding.block <= 0 || finding.block >= ledger_.num_blocks()) return;
+  const auto& [last, before] = ledger_.holders(BlockId{finding.block});
+  if (last.request < 0) return;
+  finding.holder = {name_at(last.request), last.since};
+  finding.what += fmt::format("; request {} has had the block since step {}",
+                              finding.holder.request, last.since);
+  if (before.request < 0) return;
+  finding.holder_before = {name_at(before.request), before.since};
+  finding.what += fmt::format(", request {} before it, since step {}",
+                              finding.holder_before.request, before.since);
 }
 
 void Auditor::Impl::report(AuditRule rule, const AuditedRequest& request, std::size_t group,
                            std::int64_t token, BlockId block, std::string what) {
   AuditedRequest& mine = requests_.at(request.name);
   if (mine.wrong[group]) return;
-  mine.wrong[group] = true;
-  findings_.push_back({rule,
-                       {},
-                       step_,
-                       request.name,
-                       static_cast<std::int32_t>(group),
-                       token,
-                       index_of(block),
-                       std::move(what)});
+  const bool spoils = spoils_the_rest(rule);
+  mine.wrong[group] = spoils;
+  AuditFinding finding{.rule = rule,
+                       .step = step_,
+                       .request = request.name,
+                       .group = static_cast<std::int32_t>(group),
+                       .token = token,
+                       .block = index_of(block),
+                       .what = std::move(what)};
+  // The state after n tokens lies where the last of them does.
+  const std::int64_t position = rule == AuditRule::state_read ? token - 1 : token;
+  if (position >= 0) finding.entry = static_cast<std::int32_t>(position / block_size(group));
+  name_holders(finding);
+  std::string detail = fmt::format("group {}", group);
+  const bool is_of_block = spoils && finding.holder.since >= 0;
+  if (is_of_block) detail += fmt::format(" block {} {}", finding.block, finding.holder.since);
+  tell(std::move(finding), cause_of(rule, is_of_block ? std::string() : request.name, detail));
 }
 
-void Auditor::Impl::report(AuditRule rule, const std::string& request, std::string what) {
-  findings_.push_back({rule, {}, step_, request, -1, -1, -1, std::move(what)});
+void Auditor::Impl::report(AuditRule rule, const std::string& request, std::string what,
+                           std::string_view cause) {
+  AuditFinding finding{.rule = rule, .step = step_, .request = request, .what = std::move(what)};
+  // The one behind those that are known.
+  const bool is_of_tokens = rule == AuditRule::sampled || rule == AuditRule::scheduled_tokens;
+  if (const auto found = requests_.find(request); is_of_tokens && found != requests_.end())
+    finding.token = std::ssize(found->second.tokens);
+  tell(std::move(finding), cause_of(rule, request, cause));
+}
+
+const std::string& Auditor::Impl::name_at(std::int32_t index) const {
+  static const std::string kForgotten = "?";
+  const auto found = names_.find(index);
+  return found == names_.end() ? kForgotten : found->second;
+}
+
+// Names of requests that have left no trace go, so that memory does not grow with a recording.
+void Auditor::Impl::forget_names() {
+  if (names_.size() < num_names_max_) return;
+  std::set<std::int32_t> kept;
+  ledger_.for_each_request([&](std::int32_t index) { kept.insert(index); });
+  for (const auto& [name, request] : requests_) kept.insert(request.index);
+  std::erase_if(names_, [&](const auto& name) { return !kept.contains(name.first); });
+  num_names_max_ = std::max(num_names_max_, 2 * names_.size());
 }
 
 void Auditor::Impl::take_events(const RecordedStep& step,
@@ -80,6 +138,7 @@ void Auditor::Impl::take_events(const RecordedStep& step,
     if (event.kind == RecordedEvent::Kind::pause_state) pause_state_ = event.pause_state;
     if (event.kind == RecordedEvent::Kind::output) last_output_ = event.output_of_step;
     if (event.resets_running) send_back_running();
+    epoch_ += event.kind == RecordedEvent::Kind::reset_prefix_cache && event.reset_succeeded;
     const bool is_add = event.kind == RecordedEvent::Kind::add;
     const auto same = requests_.find(is_add ? event.request.name : event.name);
     if (event.kind == RecordedEvent::Kind::abort && same != requests_.end())
@@ -107,6 +166,7 @@ void Auditor::Impl::send_back_running() {
     request.tokens.resize(dropped->second);
     request.contents.resize(dropped->second);
     request.sampled_in.erase(dropped, request.sampled_in.end());
+    if (request.full_since > last_output) request.full_since = -1;
   }
 }
 
@@ -118,19 +178,21 @@ void Auditor::Impl::add(const RecordedEvent& event) {
     report(AuditRule::recording, event.request.name, "two live requests are called so");
   AuditedRequest request;
   request.name = event.request.name;
-  request.index = static_cast<std::int32_t>(names_.size());
+  request.index = num_requests_++;
   request.tokens = event.request.prompt.materialize();
   request.num_prompt = static_cast<std::int32_t>(request.tokens.size());
   request.max_tokens = event.request.max_tokens;
   request.has_min_tokens = event.request.min_tokens > 0;
   request.eos_token = event.request.eos_token;
   request.stop_token_ids = event.request.stop_token_ids;
+  request.reads_cache = !event.request.skip_reading_prefix_cache;
   std::uint64_t content = request.root = empty_prefix(event.request.cache_salt);
   for (const std::int32_t token : request.tokens)
     request.contents.push_back(content = content_after(content, token));
   request.tables.resize(groups_.size());
   request.wrong.resize(groups_.size());
-  names_.push_back(request.name);
+  names_.emplace(request.index, request.name);
+  forget_names();
   requests_.insert_or_assign(event.request.name, std::move(request));
 }
 
@@ -172,6 +234,11 @@ const AuditedRequest* Auditor::Impl::reader_of(BlockId block, const AuditedReque
   return nullptr;
 }
 
+static std::string_view what_needs_it(const AuditedRequest& reader) {
+  if (reader.transfer == Transfer::loading) return "still loads it";
+  return reader.is_sent ? "still sends it" : "still reads it";
+}
+
 // A block becomes part of a table without being a hit: nobody else may need what it holds.
 void Auditor::Impl::hand_out(const AuditedRequest& request, std::size_t group, std::size_t index,
                              BlockId block) {
@@ -181,8 +248,8 @@ void Auditor::Impl::hand_out(const AuditedRequest& request, std::size_t group, s
         block,
         fmt::format(
             "block {} becomes entry {} of the table, beyond the hit of {} tokens, while request {} "
-            "still reads it: it will be written while shared",
-            index_of(block), index, request.computed, reader->name));
+            "{}: it will be written while shared",
+            index_of(block), index, request.computed, reader->name, what_needs_it(*reader)));
     return;
   }
   const auto first = static_cast<std::int32_t>(index) * block_size(group);
@@ -195,9 +262,10 @@ void Auditor::Impl::hand_out(const AuditedRequest& request, std::size_t group, s
     report(
         AuditRule::zeroing, request, group, first, block,
         fmt::format("block {} becomes entry {} of the table and is not zeroed: a kernel may read "
-                    "what a state left in it as numbers{}",
-                    index_of(block), index, holders_of(block)));
+                    "what a state left in it as numbers",
+                    index_of(block), index));
   ledger_.hand_out(block, g, block_size(group), request.index, step_);
+  in_use_.insert(block);
 }
 
 void Auditor::Impl::take_tables(const RecordedStep& step, const RecordedScheduled& scheduled,
@@ -212,6 +280,7 @@ void Auditor::Impl::take_tables(const RecordedStep& step, const RecordedSchedule
     request.first_replayed = num_replayed_ > 0 ? scheduled.computed : 0;
     request.last_replayed = request.first_replayed == 0 ? 0 : scheduled.computed + num_replayed_;
     for (auto& table : request.tables) table.clear();
+    count_hit(request, hit + num_replayed_ * (request.first_replayed > 0 ? 1 : 0));
   }
   request.running = true;
   if (!scheduled.blocks) return;
@@ -257,7 +326,8 @@ void Auditor::Impl::check_copies(const RecordedStep& step) {
     if (const AuditedRequest* reader = reader_of(copy.to, nullptr); reader != nullptr)
       report(AuditRule::handed_out, reader->name,
              fmt::format("block {} is copied to block {}, which this request still reads",
-                         index_of(copy.from), index_of(copy.to)));
+                         index_of(copy.from), index_of(copy.to)),
+             fmt::format("copy {}", index_of(copy.to)));
 }
 
 void Auditor::Impl::take_ends(const RecordedStep& step) {
@@ -296,6 +366,7 @@ void Auditor::Impl::step(const RecordedStep& step) {
   for (const std::string& name : step.preempted)
     if (const auto it = requests_.find(name); it != requests_.end()) {
       it->second.running = false;
+      it->second.preempted_in = step.step;
       for (auto& table : it->second.tables) table.clear();
     }
   take_ends(step);
@@ -333,6 +404,7 @@ void Auditor::Impl::step(const RecordedStep& step) {
   check_planned(step);
   check_queues(step);
   check_sampled_of_nobody(step);
+  check_events(step, rows);
 
   for (AuditRow& row : rows)
     if (!row.is_void) take_sampled(step, row);
@@ -349,10 +421,15 @@ void Auditor::Impl::step(const RecordedStep& step) {
 
 void Auditor::Impl::end(const RecordingEnd& end) {
   step_ = -1;
+  // What was handed out again since was not lost.
+  for (const Leak& leak : leaks_)
+    if (leak.finding >= num_taken_)
+      findings_[leak.finding - num_taken_].what = leak.what + lost_text(leak);
   for (const std::string& name : end.unfinished)
     if (!requests_.contains(name))
       report(AuditRule::recording, name, "never finished by the end line, and not live");
   check_standstill(last_);
+  check_hits();
 }
 
 Auditor::Auditor(const RecordingHeader& header, AuditScope scope)
@@ -367,6 +444,8 @@ void Auditor::end(const RecordingEnd& end) { impl_->end(end); }
 std::vector<AuditFinding> Auditor::take_findings() { return impl_->take(); }
 
 std::int64_t Auditor::reads_checked() const { return impl_->reads_checked(); }
+
+const HitTotals& Auditor::hits() const { return impl_->hits(); }
 
 std::string why_not_audited(const RecordingHeader& header) {
   const EngineConfig& config = header.options.config;
@@ -406,6 +485,7 @@ Result<AuditFile> audit_recording(const std::string& path) {
   }
   auditor.end(reader->end());
   file.reads_checked = auditor.reads_checked();
+  file.hits = auditor.hits();
   file.findings = auditor.take_findings();
   for (AuditFinding& finding : file.findings) finding.file = path;
   return file;

@@ -15,7 +15,10 @@
 // row covers both; (11) a new block of attention beside states that is not zeroed; (12) a token
 // sampled from a row that has none to give, or of a request that has all of its own; an end whose
 // reason is not so; (13) a live request in no queue, or in two; (14) where a recording shows its
-// tables, a request that holds more states than the pool is planned for.
+// tables, a request that holds more states than the pool is planned for; (15) a table without room
+// for the drafts that come behind a step, where they have slots; (16) where a recording has cache
+// events, an index rebuilt from them that is not what requests hit; (17) hits lost for no reason,
+// in more than a twentieth of what could be hit.
 // With a KV connector, what it loads counts as written once the load is over, except in blocks that
 // are reported invalid, and blocks that it still writes or sends are in use. A request's first
 // wrong read in a group is reported, and not the consequences that follow from it.
@@ -28,6 +31,7 @@
 // bytes.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -55,23 +59,69 @@ enum class AuditRule : std::uint8_t {
   sampled,           // (12)
   queues,            // (13)
   planned_blocks,    // (14)
+  draft_slots,       // (15)
+  cache_events,      // (16)
+  hits,              // (17)
   recording,         // the decisions are not whole: a block outside the pool, a group left out
 };
 std::string_view name_of(AuditRule rule);
 
+// Who has had a block, and since which step.
+struct BlockHolder {
+  std::string request;  // empty: nobody
+  std::int64_t since = -1;
+};
+
+// One cause, told once: for a request and a group, and for a block that others trip over too.
 struct AuditFinding {
   AuditRule rule = AuditRule::recording;
-  std::string file;
-  std::int64_t step = -1;
-  std::string request;
+  std::string file{};
+  std::int64_t step = -1;  // where it first shows
+  std::string request{};
   std::int32_t group = -1;
   std::int64_t token = -1;  // position in the request; -1: none
+  std::int32_t entry = -1;  // of the request's table, where the token lies
   std::int32_t block = -1;
-  std::string what;  // one sentence
+  BlockHolder holder{}, holder_before{};  // of the block: the last one that got it as new
+  std::int64_t count = 1;                 // how often it was seen
+  std::int64_t last_step = -1;            // in which last
+  std::string what{};                     // one sentence
+};
+
+// "audit.RULE step N request R group G token T entry E block B: SENTENCE", without what a finding
+// has not: for a bug report. Rules keep their names.
+std::string line_of(const AuditFinding& finding);
+
+// Why content that was in the pool was not hit, in the order in which it is asked; the last two:
+// why it was not in the pool any more.
+enum class HitLoss : std::uint8_t {
+  off,          // prefix caching, or this request's reading
+  group,        // another group of full attention has less of it
+  last_token,   // one token has to be computed
+  alignment,    // a hit ends where the blocks of all groups do
+  eagle,        // the drafter needs what lies behind
+  window,       // nothing of the window before the end
+  state,        // no state was left at the end
+  retention,    // sparse: only some states and windows are kept findable
+  unexplained,  // nothing of this
+  evicted,      // its block was handed out again: as far back as is remembered
+  cleared,      // by a reset
+};
+inline constexpr std::size_t kHitLosses = 11;
+std::string_view name_of(HitLoss loss);
+
+// Of all requests that came in, those that were preempted each time. Not counted with a connector.
+struct HitTotals {
+  std::int64_t lookups = 0;
+  std::int64_t tokens = 0;  // that could not be more
+  std::int64_t there = 0;   // of these, in the pool, as far as whole blocks of attention go
+  std::int64_t hit = 0;
+  std::array<std::int64_t, kHitLosses> lost{};
+  HitTotals& operator+=(const HitTotals& other);
 };
 
 // Whoever runs an engine sees for himself whether it gets on, and what its requests hold: of (9) he
-// is told of circles alone, and of (14) nothing.
+// is told of circles alone, and of (14) and (17) nothing.
 enum class AuditScope : std::uint8_t { running_engine, whole_recording };
 
 // One recording, fed step by step.
@@ -85,6 +135,7 @@ class Auditor {
   void end(const RecordingEnd& end);
   std::vector<AuditFinding> take_findings();  // file is left empty
   std::int64_t reads_checked() const;         // slots and states
+  const HitTotals& hits() const;
 
  private:
   class Impl;
@@ -99,6 +150,7 @@ struct AuditFile {
   std::string file;
   std::int64_t steps = 0;
   std::int64_t reads_checked = 0;
+  HitTotals hits;
   std::string skipped;  // why it was not audited
   std::vector<AuditFinding> findings;
 };

@@ -6,7 +6,6 @@
 #include <algorithm>
 
 #include "properties/audit/audit_impl.h"
-#include "reference/profiles/engine_profile.h"
 
 namespace lockstep {
 

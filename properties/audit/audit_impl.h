@@ -1,11 +1,13 @@
 // The auditor's inside: requests as a worker sees them, and the rules that are checked on them.
 // audit.cpp takes the decisions in, audit_pool.cpp checks what holds over all requests of a step,
 // audit_reads.cpp follows reads and writes of attention, audit_drafts.cpp those of a drafter,
-// audit_states.cpp states, audit_requests.cpp what becomes of requests, and audit_transfers.cpp
+// audit_states.cpp states, audit_hits.cpp what could be hit, audit_events.cpp what is told of it,
+// audit_requests.cpp what becomes of requests, and audit_transfers.cpp
 // what a KV connector moves.
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <cstdint>
 #include <map>
 #include <optional>
@@ -13,12 +15,15 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
 #include "properties/audit/audit.h"
+#include "properties/audit/cache_index.h"
 #include "properties/audit/memory_ledger.h"
 #include "reference/plan/request_need.h"
+#include "reference/profiles/engine_profile.h"
 #include "reference/types/token_run.h"
 
 namespace lockstep {
@@ -38,7 +43,7 @@ struct AuditedRequest {
   std::uint64_t root = 0;                    // content id of the empty prefix, under its salt
   std::vector<std::uint64_t> contents;       // content id of each token in `tokens`
   std::vector<std::vector<BlockId>> tables;  // per group, as handed over
-  std::vector<bool> wrong;                   // per group: already reported
+  std::vector<bool> wrong;                   // per group: reported, and what follows is not
   std::int32_t computed = 0;                 // after the last step it was scheduled in
   // Steps that sampled for it and whose output may be in flight, with its tokens before.
   std::vector<std::pair<std::int64_t, std::size_t>> sampled_in;
@@ -67,9 +72,7 @@ struct AuditedRequest {
   std::int32_t last_replayed = 0;
   // The last step that must have sampled a token for it and says of none; -1: none.
   std::int64_t unheard_step = -1;
-  bool was_sent_back = false;    // with the pool to itself, and that was reported
-  bool holds_too_many = false;   // states, and that was reported
-  bool is_forgotten = false;     // in no queue, and that was reported
+  std::int64_t preempted_in = -1;
   bool is_past_telling = false;  // a row of it was wrong: what it sampled is not known
   // When it ends: by so many tokens, or by one of these.
   std::int32_t num_prompt = 0;
@@ -77,6 +80,7 @@ struct AuditedRequest {
   bool has_min_tokens = false;
   std::optional<std::int32_t> eos_token;
   std::vector<std::int32_t> stop_token_ids;
+  bool reads_cache = true;
   std::int64_t full_since = -1;  // the step that sampled the last token that it may have
 };
 
@@ -93,6 +97,15 @@ struct AuditRow {
   // Drafts whose state is kept apart until it is known whether they stand. A prompt's first chunk
   // keeps none: what it was padded with goes into its state.
   std::int32_t num_undone() const { return first == 0 ? 0 : num_spec; }
+};
+
+// Blocks that are in no table any more and were not given back.
+struct Leak {
+  std::size_t finding = 0;  // its number
+  std::int64_t step = -1;
+  std::string what;
+  std::int64_t num_missing = 0;
+  std::vector<BlockId> candidates;  // whoever had them let go of them since the total was right
 };
 
 // A finding that rests on an output that was not seen.
@@ -121,6 +134,11 @@ std::int32_t hit_alignment_of(const RecordingHeader& header);
 
 // Per group, whether its new blocks must be zeroed before they are used.
 std::vector<bool> zeroed_groups(const RecordingHeader& header);
+// Slots behind the tokens of a step that the drafter writes: one for each draft of EAGLE, MTP and
+// draft models; n-grams need none (vllm/config/speculative.py, v1/core/sched/scheduler.py).
+std::int32_t draft_slots_of(const RecordingHeader& header);
+// Older releases leave them out for requests without computed tokens.
+bool has_draft_slots_at_once(const RecordingHeader& header);
 // Whether blocks are let go of by what is scheduled, before it is known which drafts stand.
 bool retires_by_scheduled_tokens(const RecordingHeader& header);
 
@@ -128,6 +146,14 @@ inline bool is_state(const KVCacheSpec& spec) { return spec.kind == CacheKind::m
 inline bool is_ring(const KVCacheSpec& spec) { return spec.kind == CacheKind::circular_buffer; }
 // Slots of tokens by position, which attention reads.
 inline bool keeps_tokens(const KVCacheSpec& spec) { return !is_state(spec) && !is_ring(spec); }
+
+// Every token of a prefix, for as long as the request runs.
+inline bool keeps_all_tokens(const KVCacheSpec& spec) {
+  return spec.kind == CacheKind::full_attention || spec.kind == CacheKind::mla ||
+         spec.kind == CacheKind::hidden_state;
+}
+CacheIndex index_of_events(const RecordingHeader& header,
+                           const std::vector<std::int32_t>& block_sizes);
 
 inline std::int32_t ceil_div32(std::int32_t a, std::int32_t b) { return (a + b - 1) / b; }
 
@@ -144,6 +170,9 @@ class Auditor::Impl {
         hash_block_size_(
             static_cast<std::int32_t>(std::max<std::int64_t>(1, header.hash_block_size))),
         hit_alignment_(hit_alignment_of(header)),
+        draft_slots_(draft_slots_of(header)),
+        draft_slots_at_once_(has_draft_slots_at_once(header)),
+        knows_hits_(find_engine_profile(header.engine.profile()) != nullptr),
         planned_blocks_(planned_blocks_of_request(header.options.config, header.groups)),
         checks_progress_(scope == AuditScope::whole_recording && !header.connector &&
                          planned_blocks_ < header.num_blocks),
@@ -151,6 +180,11 @@ class Auditor::Impl {
         keeps_states_of_drafts_(retires_by_scheduled_tokens(header)),
         ledger_(header.num_blocks),
         lists_all_queues_(!header.connector),
+        has_connector_(header.connector.has_value()),
+        has_events_(header.has_cache_events),
+        counts_hits_(!has_connector_),
+        places_(header.groups.size()),
+        num_places_max_(header.groups.size(), 4096),
         is_zeroed_(zeroed_groups(header)) {
     for (const KVCacheGroupSpec& group : groups_) {
       block_sizes_.push_back(static_cast<std::int32_t>(group.spec.block_size));
@@ -161,18 +195,43 @@ class Auditor::Impl {
     // block of it covers: not every release shards it over the same ranks.
     if (groups_.size() == 1 && !is_state(groups_[0].spec))
       block_sizes_[0] = static_cast<std::int32_t>(header.scheduler_block_size);
+    index_ = index_of_events(header, block_sizes_);
   }
 
   void step(const RecordedStep& step);
   void end(const RecordingEnd& end);
-  std::vector<AuditFinding> take() { return std::exchange(findings_, {}); }
+  std::vector<AuditFinding> take() {
+    num_taken_ += findings_.size();
+    return std::exchange(findings_, {});
+  }
   std::int64_t reads_checked() const { return reads_; }
+  const HitTotals& hits() const { return hits_; }
 
  private:
+  // Where content of a group lies, and where else it may lie; the number of resets before.
+  struct ContentPlace {
+    BlockId block = kNullBlock;
+    BlockId block_before = kNullBlock;
+    std::int64_t epoch = 0;
+  };
+  enum class Presence : std::uint8_t { never, evicted, cleared, there };
+  // A block at `token` that was hit and that events do not have.
+  struct UntoldHit {
+    const AuditedRequest* request = nullptr;
+    std::size_t group = 0;
+    std::int32_t token = 0;
+  };
   std::int32_t block_size(std::size_t group) const { return block_sizes_[group]; }
   void report(AuditRule rule, const AuditedRequest& request, std::size_t group, std::int64_t token,
               BlockId block, std::string what);
-  void report(AuditRule rule, const std::string& request, std::string what);
+  // `cause`: what a request is accused of once, if it is more than the rule.
+  void report(AuditRule rule, const std::string& request, std::string what,
+              std::string_view cause = {});
+  void tell(AuditFinding finding, std::string cause);
+  std::string cause_of(AuditRule rule, const std::string& request, std::string_view detail) const;
+  void name_holders(AuditFinding& finding) const;
+  void report_leak(std::string what, std::int64_t num_missing, const std::set<BlockId>& held);
+  std::string lost_text(const Leak& leak) const;
   void send_back_running();
   void take_events(const RecordedStep& step, const std::vector<RecordedEvent>& events);
   void add(const RecordedEvent& event);
@@ -213,10 +272,12 @@ class Auditor::Impl {
   void finish_draft_rows(const AuditRow& row);
   void read_draft_rows(const AuditRow& row);
   void read_drafter_window(const AuditRow& row);
+  const std::string& name_at(std::int32_t index) const;
+  void forget_names();
+  std::string why_nothing(BlockId block) const;
   std::string holds(const LedgerSlot& slot, BlockId block) const;
   std::string difference(const AuditedRequest& request, std::int32_t position,
                          const LedgerSlot& slot) const;
-  std::string holders_of(BlockId block) const;
   bool state_block(const AuditRow& row, std::size_t group, std::int32_t entry, BlockId& block);
   void read_state(const AuditRow& row, std::size_t group, std::int32_t entry, std::int32_t accepted,
                   std::int32_t count);
@@ -236,6 +297,7 @@ class Auditor::Impl {
   void check_common_prefix(const RecordedStep& step);
   void check_progress(const RecordedStep& step);
   void check_planned(const RecordedStep& step);
+  void check_draft_slots(const RecordedScheduled& scheduled, const AuditRow& row, bool was_loaded);
   void check_queues(const RecordedStep& step);
   void check_sampled(const RecordedStep& step, const AuditRow& row);
   void check_sampled_of_nobody(const RecordedStep& step);
@@ -243,6 +305,17 @@ class Auditor::Impl {
   void check_limit(const AuditedRequest& request);
   void check_stopped(const RecordedStopped& stopped, const AuditedRequest& request);
   std::uint64_t content_at(const AuditRow& row, std::int32_t count) const;
+  std::vector<UntoldHit> untold_hits(const std::vector<AuditRow>& rows) const;
+  void check_events(const RecordedStep& step, const std::vector<AuditRow>& rows);
+  bool still_holds(BlockId block, std::size_t group, std::uint64_t content) const;
+  void note_content(std::size_t group, std::uint64_t content, BlockId block);
+  Presence presence_of(std::size_t group, std::uint64_t content) const;
+  std::int32_t reach_of(const AuditedRequest& request, std::size_t group,
+                        std::array<std::int64_t, kHitLosses>& gone) const;
+  bool can_end(const AuditedRequest& request, std::size_t group, std::int32_t end) const;
+  std::int32_t end_for_drafter(const AuditedRequest& request, std::int32_t end) const;
+  void count_hit(const AuditedRequest& request, std::int32_t hit);
+  void check_hits();
 
   EngineConfig config_;
   std::vector<KVCacheGroupSpec> groups_;
@@ -253,6 +326,9 @@ class Auditor::Impl {
   bool drops_last_block_;
   std::int32_t hash_block_size_;
   std::int32_t hit_alignment_;
+  std::int32_t draft_slots_;  // behind the tokens of a step, for drafts
+  bool draft_slots_at_once_;  // also of a request that has just come in
+  bool knows_hits_;           // the release's rules of what is hit
   std::int64_t planned_blocks_;
   // The pool holds what is planned, and nothing but the scheduler makes a request wait.
   bool checks_progress_;
@@ -264,7 +340,10 @@ class Auditor::Impl {
   std::vector<std::int32_t> block_sizes_;  // tokens that one table entry covers
   MemoryLedger ledger_;
   std::map<std::string, AuditedRequest> requests_;
-  std::vector<std::string> names_;      // by request index, those that left included
+  // By request index: of the live, and of those that the ledger still speaks of.
+  std::map<std::int32_t, std::string> names_;
+  std::int32_t num_requests_ = 0;
+  std::size_t num_names_max_ = 4096;    // when they are looked through
   std::set<std::string> ends_to_come_;  // of requests whose name is another's by now
   std::vector<UnheardFinding> unheard_;
   PauseState pause_state_ = PauseState::unpaused;
@@ -273,15 +352,29 @@ class Auditor::Impl {
   std::int64_t num_copied_ = 0;    // ends of copies that may not have run
   // A connector's recordings of 0.33.0 have queues that are not read.
   bool lists_all_queues_ = true;
+  bool has_connector_;
+  bool has_events_;
+  CacheIndex index_{{}};  // what events tell
+  bool counts_hits_;
+  std::vector<std::unordered_map<std::uint64_t, ContentPlace>> places_;  // per group, by content
+  std::vector<std::size_t> num_places_max_;  // per group, when they are looked through
+  std::int64_t epoch_ = 0;                   // resets of the prefix cache
+  HitTotals hits_;
+  AuditFinding first_lost_hit_;
   std::vector<bool> is_zeroed_;   // per group: its new blocks are
   std::set<BlockId> zeroed_now_;  // in the step at hand
   std::set<BlockId> fresh_;       // of these, in nobody's table yet
   std::int64_t odd_total_ = -1;   // of blocks held and free, when it was last reported
+  // Blocks that were held when the total was last right, or were handed out since.
+  std::set<BlockId> in_use_;
+  std::vector<Leak> leaks_;
   std::int64_t step_ = -1;
   RecordedStep last_;
   std::map<std::int64_t, RecordedWorker> reports_in_flight_;  // by step, not heard of yet
   std::int64_t reads_ = 0;
   std::vector<AuditFinding> findings_;
+  std::size_t num_taken_ = 0;                // findings, so far
+  std::map<std::string, std::size_t> told_;  // by cause, the number of the finding
 };
 
 }  // namespace lockstep

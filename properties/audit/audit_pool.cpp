@@ -2,11 +2,11 @@
 #include <fmt/core.h>
 
 #include <algorithm>
+#include <iterator>
 #include <map>
 #include <utility>
 
 #include "properties/audit/audit_impl.h"
-#include "reference/profiles/engine_profile.h"
 
 namespace lockstep {
 
@@ -43,6 +43,24 @@ std::vector<bool> zeroed_groups(const RecordingHeader& header) {
   return zeroed;
 }
 
+std::int32_t draft_slots_of(const RecordingHeader& header) {
+  const EngineConfig& config = header.options.config;
+  switch (config.spec_method) {
+    case SpecMethod::none:
+    case SpecMethod::ngram:
+      return 0;
+    case SpecMethod::draft_model:
+    case SpecMethod::eagle:
+      return config.num_spec_tokens;
+  }
+  return 0;
+}
+
+bool has_draft_slots_at_once(const RecordingHeader& header) {
+  const EngineProfile* profile = find_engine_profile(header.engine.profile());
+  return profile != nullptr && profile->lookahead_in_first_step;
+}
+
 bool retires_by_scheduled_tokens(const RecordingHeader& header) {
   const EngineProfile* profile = find_engine_profile(header.engine.profile());
   return profile == nullptr || profile->retire_basis == RetireBasis::scheduled;
@@ -67,6 +85,7 @@ void Auditor::Impl::check_common_prefix(const RecordedStep& step) {
           fmt::format(
               "{} blocks are said to be common to all running requests; this one's table differs",
               num_common));
+      break;
     }
   }
 }
@@ -88,6 +107,35 @@ std::set<BlockId> Auditor::Impl::kept_by_transfers(bool counts_drafts) const {
   return kept;
 }
 
+// Names those of the blocks that can be the lost ones.
+void Auditor::Impl::report_leak(std::string what, std::int64_t num_missing,
+                                const std::set<BlockId>& held) {
+  constexpr std::size_t kTold = 8;
+  if (leaks_.size() >= kTold)
+    return report(AuditRule::conservation, {}, std::move(what), "more and more");
+  Leak leak{num_taken_ + findings_.size(), step_, std::move(what), num_missing, {}};
+  if (num_missing > 0)
+    std::ranges::set_difference(in_use_, held, std::back_inserter(leak.candidates));
+  report(AuditRule::conservation, {}, leak.what + lost_text(leak), fmt::format("{}", step_));
+  leaks_.push_back(std::move(leak));
+}
+
+std::string Auditor::Impl::lost_text(const Leak& leak) const {
+  constexpr std::int64_t kNamed = 8;
+  std::string names;
+  std::int64_t num = 0;
+  for (const BlockId block : leak.candidates) {
+    const LedgerHolder& last = ledger_.holders(block)[0];
+    if (last.since > leak.step || last.request < 0 || ++num > kNamed) continue;
+    names += fmt::format("{}block {}, last of request {} since step {}", num == 1 ? "" : "; ",
+                         index_of(block), name_at(last.request), last.since);
+  }
+  if (num == 0) return {};
+  if (num > kNamed) names += fmt::format("; {} more", num - kNamed);
+  return num <= leak.num_missing ? fmt::format(". Lost: {}", names)
+                                 : fmt::format(". Lost: {} of these: {}", leak.num_missing, names);
+}
+
 // Both ends of a copy stay until it has run. Who leaves while a step is in flight leaves before it
 // is known which of its drafts stand, and a recording does not show when: the engine's count lies
 // between the two.
@@ -99,13 +147,16 @@ void Auditor::Impl::check_conservation(const RecordedStep& step) {
     return -excess <= num_copied_;
   };
   const std::int64_t kept_total = std::ssize(kept) + step.free_blocks + 1;
-  if (step.running.empty() && !adds_up(std::ssize(kept)) &&
-      std::exchange(odd_total_, kept_total) != kept_total)
-    report(
-        AuditRule::conservation, {},
-        fmt::format("nobody runs, and {} of {} blocks are free besides the null block{}",
-                    step.free_blocks, ledger_.num_blocks() - 1,
-                    kept.empty() ? "" : fmt::format(", with {} kept for transfers", kept.size())));
+  if (step.running.empty()) {
+    if (adds_up(std::ssize(kept)))
+      in_use_ = kept;
+    else if (std::exchange(odd_total_, kept_total) != kept_total)
+      report_leak(
+          fmt::format("nobody runs, and {} of {} blocks are free besides the null block{}",
+                      step.free_blocks, ledger_.num_blocks() - 1,
+                      kept.empty() ? "" : fmt::format(", with {} kept for transfers", kept.size())),
+          ledger_.num_blocks() - kept_total, kept);
+  }
   if (!step.tables) return;
   std::map<std::int32_t, std::int32_t> group_of;
   for (const RecordedTable& table : *step.tables) {
@@ -116,19 +167,39 @@ void Auditor::Impl::check_conservation(const RecordedStep& step) {
         if (!is_new && at->second != static_cast<std::int32_t>(g))
           report(AuditRule::conservation, table.id,
                  fmt::format("block {} is in the tables of group {} and of group {}",
-                             index_of(block), at->second, g));
+                             index_of(block), at->second, g),
+                 fmt::format("two groups, block {}", index_of(block)));
       }
     }
   }
-  const auto held = std::ssize(group_of) + std::ranges::count_if(kept, [&](BlockId block) {
-                      return !group_of.contains(index_of(block));
-                    });
+  std::set<BlockId> held = kept;
+  for (const auto& [block, group] : group_of) held.insert(BlockId{block});
   // A block that is lost stays lost: told once.
-  const std::int64_t total = held + step.free_blocks + 1;
-  if (adds_up(held) || std::exchange(odd_total_, total) == total) return;
-  report(AuditRule::conservation, {},
-         fmt::format("{} blocks are held and {} free, with the null block {} of {}", held,
-                     step.free_blocks, total, ledger_.num_blocks()));
+  const std::int64_t total = std::ssize(held) + step.free_blocks + 1;
+  if (adds_up(std::ssize(held)))
+    in_use_ = std::move(held);
+  else if (std::exchange(odd_total_, total) != total)
+    report_leak(fmt::format("{} blocks are held and {} free, with the null block {} of {}",
+                            held.size(), step.free_blocks, total, ledger_.num_blocks()),
+                ledger_.num_blocks() - total, held);
+}
+
+// The drafter writes behind the tokens of the step: without a slot there it writes to the null
+// block, or to whoever has the next row of the table.
+void Auditor::Impl::check_draft_slots(const RecordedScheduled& scheduled, const AuditRow& row,
+                                      bool was_loaded) {
+  if (draft_slots_ == 0 || (scheduled.is_new && !draft_slots_at_once_ && !was_loaded)) return;
+  const std::int32_t end = std::min(row.counted_to + draft_slots_, config_.max_model_len);
+  for (std::size_t g = 0; g < groups_.size(); ++g) {
+    if (!keeps_tokens(groups_[g].spec)) continue;
+    const std::int64_t room = std::ssize(row.request->tables[g]) * block_size(g);
+    if (room >= end) continue;
+    report(
+        AuditRule::draft_slots, *row.request, g, row.counted_to, kNullBlock,
+        fmt::format("tokens up to {} are scheduled, and the drafter writes {} slots behind them; "
+                    "the table of {} blocks ends at token {}",
+                    row.counted_to, draft_slots_, row.request->tables[g].size(), room));
+  }
 }
 
 // With the pool to itself a request gets all that it needs, since the engine takes no longer one
@@ -150,11 +221,16 @@ void Auditor::Impl::check_progress(const RecordedStep& step) {
   if (step.preempted.size() == 1) {
     num_idle_steps_ = 0;
     const auto found = requests_.find(step.preempted.front());
-    if (found == requests_.end() || std::exchange(found->second.was_sent_back, true)) return;
-    report(AuditRule::standstill, found->first,
-           fmt::format("is preempted after {} tokens though nobody else holds a block: it needs "
-                       "more than there are, and {}",
-                       found->second.computed, planned));
+    if (found == requests_.end()) return;
+    // The pool is too small for whoever is as long: one cause.
+    tell({.rule = AuditRule::standstill,
+          .step = step_,
+          .request = found->first,
+          .token = found->second.computed,
+          .what = fmt::format("is preempted after {} tokens though nobody else holds a block: it "
+                              "needs more than there are, and {}",
+                              found->second.computed, planned)},
+         "preempted alone");
   } else if (!step.waiting.empty() && !step.skipped && ++num_idle_steps_ == 2) {
     report(AuditRule::standstill, step.waiting.front(),
            fmt::format("nobody runs, all blocks are free, and this request is not let in: nothing "
@@ -170,7 +246,7 @@ void Auditor::Impl::check_planned(const RecordedStep& step) {
   if (!step.tables || !checks_planned_) return;
   for (const RecordedTable& table : *step.tables) {
     const auto found = requests_.find(table.id);
-    if (found == requests_.end() || found->second.holds_too_many) continue;
+    if (found == requests_.end()) continue;
     for (std::size_t g = 0; g < std::min(groups_.size(), table.blocks.size()); ++g) {
       const KVCacheSpec& spec = groups_[g].spec;
       if (!is_state(spec) || spec.mamba_cache_mode != MambaCacheMode::align) continue;
@@ -180,7 +256,6 @@ void Auditor::Impl::check_planned(const RecordedStep& step) {
       const auto held =
           std::ssize(table.blocks[g]) - std::ranges::count(table.blocks[g], kNullBlock);
       if (held <= planned + spare) continue;
-      found->second.holds_too_many = true;
       report(
           AuditRule::planned_blocks, table.id,
           fmt::format("{} states of group {} are held; the pool is planned for {} a request, and "

@@ -23,13 +23,14 @@ std::int32_t Auditor::Impl::first_read(std::size_t group, std::int32_t position)
 // on its way when the recording ends.
 void Auditor::Impl::accuse_of_unknown_tokens(const AuditRow& row, const RecordedStep& step) {
   const AuditedRequest& request = *row.request;
-  AuditFinding finding{AuditRule::scheduled_tokens, {}, step.step, request.name, -1, -1, -1, {}};
+  AuditFinding finding{
+      .rule = AuditRule::scheduled_tokens, .step = step.step, .request = request.name};
   finding.what = fmt::format("tokens [{}, {}) are scheduled, but only {} are known and {} drafted",
                              row.first, row.last, request.tokens.size(), row.num_spec);
   if (config_.async_scheduling && request.unheard_step >= 0)
     unheard_.push_back({std::move(finding), request.unheard_step});
   else
-    findings_.push_back(std::move(finding));
+    tell(std::move(finding), cause_of(AuditRule::scheduled_tokens, request.name, {}));
 }
 
 bool Auditor::Impl::make_row(const RecordedStep& step, const RecordedScheduled& scheduled,
@@ -45,6 +46,7 @@ bool Auditor::Impl::make_row(const RecordedStep& step, const RecordedScheduled& 
     return false;
   }
   check_limit(request);
+  const bool was_loaded = request.transfer == Transfer::loaded;
   take_tables(step, scheduled, request);
   row.request = &request;
   row.first = scheduled.computed;
@@ -67,6 +69,7 @@ bool Auditor::Impl::make_row(const RecordedStep& step, const RecordedScheduled& 
     accuse_of_unknown_tokens(row, step);
     return false;
   }
+  check_draft_slots(scheduled, row, was_loaded);
   if (scheduled.is_new) row.num_hit = scheduled.computed;
   const std::span<const std::int32_t> sampled = sampled_of(step, scheduled.id);
   std::uint64_t content =
@@ -88,24 +91,39 @@ std::uint64_t Auditor::Impl::content_at(const AuditRow& row, std::int32_t count)
   return row.request->contents[static_cast<std::size_t>(count) - 1];
 }
 
+// Who should have written to the block since it was handed out, and did not.
+std::string Auditor::Impl::why_nothing(BlockId block) const {
+  const LedgerHolder& last = ledger_.holders(block)[0];
+  if (const std::int64_t step = ledger_.not_loaded_in(block); step >= 0)
+    return fmt::format(": the load of step {} is reported not to have filled it", step);
+  for (const auto& [name, request] : requests_) {
+    if (request.index != last.request) continue;
+    if (request.transfer == Transfer::loading)
+      return fmt::format(": request {} is still loading it", name);
+    if (request.preempted_in >= last.since)
+      return fmt::format(": request {} was preempted in step {}", name, request.preempted_in);
+  }
+  return {};
+}
+
 std::string Auditor::Impl::holds(const LedgerSlot& slot, BlockId block) const {
   if (slot.content == 0) {
     const std::int64_t zeroed = ledger_.zeroed_in(block);
-    return zeroed < 0
-               ? "nothing that was written since the block was handed out"
-               : fmt::format("nothing that was written since step {} zeroed the block", zeroed);
+    return (zeroed < 0
+                ? "nothing that was written since the block was handed out"
+                : fmt::format("nothing that was written since step {} zeroed the block", zeroed)) +
+           why_nothing(block);
   }
-  return fmt::format("token {} of request {}", slot.position,
-                     names_[static_cast<std::size_t>(slot.writer)]);
+  return fmt::format("token {} of request {}", slot.position, name_at(slot.writer));
 }
 
 // In what a slot that holds this very position differs from what the request has there.
 std::string Auditor::Impl::difference(const AuditedRequest& request, std::int32_t position,
                                       const LedgerSlot& slot) const {
   if (slot.content == 0 || slot.position != position) return {};
-  const std::string& name = names_[static_cast<std::size_t>(slot.writer)];
-  const auto found = requests_.find(name);
-  if (found == requests_.end() || found->second.index != slot.writer) return {};
+  const auto found = requests_.find(name_at(slot.writer));
+  if (found == requests_.end() || found->second.index != slot.writer)
+    return ": of another prefix than here";
   const AuditedRequest& writer = found->second;
   const auto at = static_cast<std::size_t>(position);
   if (at >= writer.contents.size() || writer.contents[at] != slot.content)
@@ -120,18 +138,6 @@ std::string Auditor::Impl::difference(const AuditedRequest& request, std::int32_
                      *mine);
 }
 
-// "; request b has had the block since step 7, request a before it, since step 2"
-std::string Auditor::Impl::holders_of(BlockId block) const {
-  const auto& [last, before] = ledger_.holders(block);
-  if (last.request < 0) return {};
-  std::string text = fmt::format("; request {} has had the block since step {}",
-                                 names_[static_cast<std::size_t>(last.request)], last.since);
-  if (before.request >= 0)
-    text += fmt::format(", request {} before it, since step {}",
-                        names_[static_cast<std::size_t>(before.request)], before.since);
-  return text;
-}
-
 void Auditor::Impl::write_tokens(const AuditRow& row, std::size_t group) {
   const AuditedRequest& request = *row.request;
   const std::vector<BlockId>& table = request.tables[group];
@@ -139,6 +145,9 @@ void Auditor::Impl::write_tokens(const AuditRow& row, std::size_t group) {
   // What a hit holds is left alone where only windows are computed again.
   const std::int32_t first =
       groups_[group].spec.bounded_replay ? row.first : std::max(row.first, request.last_replayed);
+  // With a step in flight the last token may be one that its output ends with.
+  const bool is_last_sure = !config_.async_scheduling || row.last <= request.num_prompt;
+  const std::int32_t num_sure = row.last - row.num_spec - (is_last_sure ? 0 : 1);
   for (std::int32_t p = first; p < row.last; ++p) {
     const auto index = static_cast<std::size_t>(p / size);
     if (index >= table.size() || table[index] == kNullBlock) {
@@ -166,7 +175,12 @@ void Auditor::Impl::write_tokens(const AuditRow& row, std::size_t group) {
       }
     }
     ledger_.write(block, p % size, {content, request.index, p}, content_at(row, p));
+    if ((p + 1) % size == 0 && p < num_sure) note_content(group, content, block);
   }
+  // Drafts and tokens of steps before that stand by now.
+  for (std::int32_t p = std::max(0, row.first - config_.num_spec_tokens - 1); p < row.first; ++p)
+    if ((p + 1) % size == 0)
+      note_content(group, content_at(row, p + 1), block_of(request, group, p));
 }
 
 void Auditor::Impl::read_tokens(const AuditRow& row, std::size_t group) {
@@ -199,10 +213,10 @@ void Auditor::Impl::read_tokens(const AuditRow& row, std::size_t group) {
     return report(
         AuditRule::attention_read, request, group, p, block,
         fmt::format("attention of tokens [{}, {}) reads token {} from slot {} of block {}, which "
-                    "holds {}{}{}{}",
+                    "holds {}{}{}",
                     row.first, row.last, p, p % size, index_of(block), holds(slot, block),
                     difference(request, p, slot),
-                    right_group ? "" : "; the block is not one of this group", holders_of(block)));
+                    right_group ? "" : "; the block is not one of this group"));
   }
 }
 

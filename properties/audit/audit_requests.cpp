@@ -22,9 +22,7 @@ void Auditor::Impl::check_queues(const RecordedStep& step) {
   if (step.skipped)
     for (const RecordedSkipped& skipped : *step.skipped) add(skipped.id, "skipped");
   for (auto& [name, request] : requests_) {
-    if (request.has_ended || request.has_left || request.is_forgotten || queued.contains(name))
-      continue;
-    request.is_forgotten = true;
+    if (request.has_ended || request.has_left || queued.contains(name)) continue;
     report(AuditRule::queues, name,
            fmt::format("has {} of its {} tokens computed and is in no queue: nothing runs it again",
                        request.computed, request.tokens.size()));

@@ -59,7 +59,7 @@ void Auditor::Impl::read_state(const AuditRow& row, std::size_t group, std::int3
   const std::string found =
       state.num_tokens < 0 ? std::string("none that was written since the block was handed out")
                            : fmt::format("the one after {} tokens of request {}", state.num_tokens,
-                                         names_[static_cast<std::size_t>(state.writer)]);
+                                         name_at(state.writer));
   report(AuditRule::state_read, *row.request, group, count, block,
          fmt::format("the state after {} tokens is read from block {}, which holds {}", count,
                      index_of(block), found));
@@ -85,6 +85,7 @@ void Auditor::Impl::write_recurrent(const AuditRow& row, std::size_t group, std:
   state.content = content_at(row, count);
   state.num_tokens = count;
   state.writer = row.request->index;
+  if (count % hit_alignment_ == 0) note_content(group, state.content, block);
 }
 
 // Into the block of entry `to`, what stands after `accepted` drafts of the step before.
@@ -103,6 +104,7 @@ void Auditor::Impl::copy_state(const AuditRow& row, std::size_t group, std::int3
   copied.inputs.assign(shifted.inputs.begin() + num_gone, shifted.inputs.end());
   copied.inputs_before = shifted.inputs_before + accepted;
   ledger_.state(target) = std::move(copied);
+  note_content(group, ledger_.state(target).content, target);
 }
 
 void Auditor::Impl::prepare_states(AuditRow& row) {

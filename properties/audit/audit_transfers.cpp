@@ -39,7 +39,11 @@ void Auditor::Impl::write_loaded(const AuditedRequest& request, std::int32_t fir
       const auto index = static_cast<std::size_t>(p / size);
       const BlockId block =
           index < request.tables[g].size() ? request.tables[g][index] : kNullBlock;
-      if (block == kNullBlock || std::ranges::find(invalid, block) != invalid.end()) continue;
+      if (block == kNullBlock) continue;
+      if (std::ranges::find(invalid, block) != invalid.end()) {
+        ledger_.set_not_loaded(block, step_);
+        continue;
+      }
       if (!ledger_.belongs_to(block, static_cast<std::int32_t>(g))) {
         report(AuditRule::token_write, request, g, p, block,
                fmt::format("a load writes to block {}, which was not handed out to this group",
@@ -196,7 +200,8 @@ void Auditor::Impl::take_outputs(const RecordedStep& step) {
     }
   // What came in after an output that was missed shows that it is not on its way.
   for (UnheardFinding& unheard : unheard_)
-    if (unheard.step <= last) findings_.push_back(std::move(unheard.finding));
+    if (unheard.step <= last)
+      tell(unheard.finding, cause_of(unheard.finding.rule, unheard.finding.request, {}));
   std::erase_if(unheard_, [&](const UnheardFinding& unheard) { return unheard.step <= last; });
   give_up(step);
   for (auto& [name, request] : requests_)

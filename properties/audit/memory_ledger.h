@@ -59,6 +59,7 @@ class MemoryLedger {
     b.holders = {LedgerHolder{holder, step}, b.holders[0]};
     b.group = group;
     b.num_slots = block_size;
+    b.not_loaded_in = -1;
     b.slots.clear();
     b.first_of_run = b.end_of_run = 0;
     b.state = {};
@@ -114,6 +115,23 @@ class MemoryLedger {
   LedgerState& state(BlockId block) { return at(block).state; }
   const LedgerState& state(BlockId block) const { return at(block).state; }
 
+  // A load was to write it and did not.
+  void set_not_loaded(BlockId block, std::int64_t step) { at(block).not_loaded_in = step; }
+  // The last step of which that was said since the block was handed out; -1: none.
+  std::int64_t not_loaded_in(BlockId block) const { return at(block).not_loaded_in; }
+
+  // Whoever has had a block or written to it.
+  template <typename Visit>
+  void for_each_request(const Visit& visit) const {
+    for (const Block& block : blocks_) {
+      for (const LedgerHolder& holder : block.holders)
+        if (holder.request >= 0) visit(holder.request);
+      if (block.state.writer >= 0) visit(block.state.writer);
+      for (const LedgerSlot& slot : block.slots)
+        if (slot.writer >= 0) visit(slot.writer);
+    }
+  }
+
   // All that `from` holds, and whose it is.
   void copy(BlockId from, BlockId to) {
     Block copied = at(from);
@@ -125,6 +143,7 @@ class MemoryLedger {
     std::int32_t group = -1;  // -1: never handed out
     std::int32_t num_slots = 0;
     std::int64_t zeroed_in = -1;
+    std::int64_t not_loaded_in = -1;
     std::array<LedgerHolder, 2> holders;
     std::vector<LedgerSlot> slots;  // up to the last that was written; nothing is in the others
     // A run: slots whose tokens follow one another in one prefix. The last one that was written.

@@ -442,6 +442,13 @@ constexpr std::array kReasons = std::to_array<Reason>({
     {"audit.planned_blocks",
      "A pool that is planned for so many states a request has no room for more: another request's "
      "are missing, or its own."},
+    {"audit.draft_slots",
+     "A drafter writes a row for each draft behind the step's tokens, and needs a slot for it."},
+    {"audit.cache_events",
+     "Routers know a prefix cache by its events alone: what they rebuild from them must be what "
+     "requests hit."},
+    {"audit.hits",
+     "What is in the pool and what the policy allows is hit; else it is computed and paid again."},
     {"audit.recording", "A decision must be whole: known blocks, for every group."},
     {"invariant.conservation",
      "Held blocks, free blocks and the null block are the whole pool, each of them once."},

@@ -246,23 +246,18 @@ std::string divergence_text(const Divergence& found) {
   return text + line("writer", found.writer);
 }
 
-std::string findings_text(const SavedCase& saved, const std::vector<AuditFinding>& findings) {
+std::string findings_text(const std::vector<AuditFinding>& findings) {
   if (findings.empty()) return {};
   const AuditFinding& finding = findings.front();
   std::string where = fmt::format("request {}", finding.request);
   if (finding.group >= 0) where += fmt::format(", group {}", finding.group);
-  if (finding.token >= 0) {
-    where += fmt::format(", token {}", finding.token);
-    const auto group = static_cast<std::size_t>(std::max(finding.group, 0));
-    if (group < saved.cache.groups.size())
-      where += fmt::format(", entry {} of its table",
-                           finding.token / saved.cache.groups[group].spec.block_size);
-  }
+  if (finding.token >= 0) where += fmt::format(", token {}", finding.token);
+  if (finding.entry >= 0) where += fmt::format(", entry {} of its table", finding.entry);
   if (finding.block >= 0) where += fmt::format(", block {}", finding.block);
   return line("where", where);
 }
 
-std::string failure_text(const SavedCase& saved, const Story& story) {
+std::string failure_text(const Story& story) {
   const Outcome& outcome = story.outcome;
   if (!outcome.failed())
     return wrapped("\n", fmt::format("The case does not fail: it is {}. {}", name_of(outcome.kind),
@@ -271,7 +266,7 @@ std::string failure_text(const SavedCase& saved, const Story& story) {
                                  name_of(outcome.kind), outcome.step);
   text += line("the rule", std::string(reason_of_check(outcome.check)));
   if (story.divergence) text += divergence_text(*story.divergence);
-  text += findings_text(saved, story.findings);
+  text += findings_text(story.findings);
   for (const StuckRequest& stuck : story.stuck) text += line(stuck.name, stuck.why);
   return text + "\n" + wrapped("", outcome.what);
 }
@@ -291,7 +286,7 @@ std::string to_text(const SavedCase& saved, const Story& story, const StoryTextO
                         count_of(static_cast<std::int64_t>(first), "step"));
   }
   for (std::size_t i = first; i < story.steps.size(); ++i) text += step_text(saved, story.steps[i]);
-  return text + failure_text(saved, story);
+  return text + failure_text(story);
 }
 
 }  // namespace lockstep

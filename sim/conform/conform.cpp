@@ -19,9 +19,12 @@ namespace {
 class ConformObserver final : public StepObserver {
  public:
   // `connector` is null in a recording without one.
-  ConformObserver(const RecordingWorkload& workload, const EngineConfig& config,
+  ConformObserver(const RecordingWorkload& workload, const RecordingHeader& header,
                   ConnectorLog* connector)
-      : workload_(workload), connector_(connector), num_spec_tokens_(config.num_spec_tokens) {}
+      : workload_(workload),
+        connector_(connector),
+        num_spec_tokens_(header.options.config.num_spec_tokens),
+        transcript_(header.has_cache_events) {}
 
   // What the model returned is for the recorded decision: another one ends the run before its
   // output comes in.
@@ -129,7 +132,7 @@ Result<ConformFile> conform_workload(const std::string& path, RecordingHeader he
   std::optional<ConnectorLog> connector;
   if (recorded->connector() != nullptr) connector.emplace(*recorded->connector());
   ConnectorLog* const log = connector ? &*connector : nullptr;
-  ConformObserver observer(workload, header.options.config, log);
+  ConformObserver observer(workload, header, log);
   LockstepConfig config;
   config.engine = header.options.config;
   config.backend.plan.num_blocks = header.num_blocks;

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "base/check.h"
+#include "base/number_text.h"
 
 namespace lockstep {
 
@@ -134,6 +135,25 @@ void write_reset_results(const StepView& view, std::vector<RecordedEvent>& event
   }
 }
 
+static RecordedCacheEvent told_of(const CacheEvent& event) {
+  RecordedCacheEvent told;
+  told.kind = event.kind == CacheEvent::Kind::stored    ? RecordedCacheEvent::Kind::stored
+              : event.kind == CacheEvent::Kind::removed ? RecordedCacheEvent::Kind::removed
+                                                        : RecordedCacheEvent::Kind::cleared;
+  told.group = event.group;
+  for (const ExternalBlockHash& hash : event.block_hashes)
+    told.block_hashes.push_back(hex_digits(hash));
+  if (event.parent) told.parent = hex_digits(*event.parent);
+  told.token_ids = event.token_ids;
+  told.block_size = event.block_size;
+  told.extra_keys = event.extra_keys;
+  return told;
+}
+
+void write_cache_events(const StepView& view, RecordedStep& step) {
+  for (const CacheEvent& event : view.cache_events) step.events.push_back(told_of(event));
+}
+
 void write_outcome(const StepView& view, RecordedStep& step) {
   for (const StoppedRequest& stopped : view.stopped)
     step.stopped.push_back(
@@ -229,6 +249,7 @@ void StepTranscript::decided(const RecordedStep& recorded, const StepView& view,
   step_.stored = recorded.stored;
   step_.evicted = recorded.evicted;
   step_.cleared = recorded.cleared;
+  step_.events = recorded.events;
 }
 
 void StepTranscript::finished(const StepView& view, ConnectorLog* connector) {
@@ -236,6 +257,8 @@ void StepTranscript::finished(const StepView& view, ConnectorLog* connector) {
   write_reset_results(view, step_.during);
   step_.stopped.clear();
   write_outcome(view, step_);
+  step_.events.clear();
+  if (has_cache_events_) write_cache_events(view, step_);
   step_.output_of_step.reset();
   if (view.output_of_step >= 0) step_.output_of_step = view.output_of_step;
 }

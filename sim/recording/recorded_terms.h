@@ -32,6 +32,8 @@ void write_reset_results(const StepView& view, std::vector<RecordedEvent>& event
 std::vector<std::string> unfinished_of(const StepView& view);
 // What the step's output ended, and what became of the prefix cache.
 void write_outcome(const StepView& view, RecordedStep& step);
+// What the step told of the prefix cache.
+void write_cache_events(const StepView& view, RecordedStep& step);
 
 // A KV connector in front of another, which writes down what was asked and answered, in a
 // recording's terms: what conform compares and what a run recorder keeps.
@@ -74,6 +76,7 @@ class ConnectorLog final : public KVConnector {
 // `recorded`.
 class StepTranscript {
  public:
+  explicit StepTranscript(bool has_cache_events) : has_cache_events_(has_cache_events) {}
   // `connector`: what answered the scheduler; null: nothing did. What the step comes to is
   // `recorded`'s until `finished`: what differs before is a decision.
   void decided(const RecordedStep& recorded, const StepView& view, ConnectorLog* connector);
@@ -81,6 +84,7 @@ class StepTranscript {
   const RecordedStep& step() const { return step_; }
 
  private:
+  bool has_cache_events_;
   RecordedStep step_;
 };
 

@@ -17,6 +17,7 @@ RecordingHeader recording_header(const EngineConfig& config,
                                  const std::vector<KVCacheGroupSpec>& groups,
                                  std::int64_t num_blocks, const DecisionSource& decisions) {
   RecordingHeader header = header_of_engine(config, groups, num_blocks);
+  header.has_cache_events &= decisions.model() != nullptr;  // no other engine tells them yet
   header.scheduler_block_size = decisions.scheduler_block_size();
   header.hash_block_size = decisions.hash_block_size();
   return header;
@@ -120,6 +121,7 @@ Result<void> RunRecorder::connector_report(KVConnectorOutput& report) {
 bool RunRecorder::finished(const StepView& view) {
   if (connector_) step_.held = connector_->take_held();
   write_outcome(view, step_);
+  write_cache_events(view, step_);
   if (view.output_of_step >= 0) step_.output_of_step = view.output_of_step;
   end_.steps = step_.step + 1;
   end_.unfinished = unfinished_of(view);

@@ -131,6 +131,23 @@ TEST(Audit, OfManyFilesJudgesAllThatItCan) {
   EXPECT_EQ(run_lockstep({"audit", kFamily}).status, 0);
 }
 
+TEST(Audit, SaysWhatWasHitAndFailsWhereThatIsTooLittle) {
+  const std::string family = sample_path("recordings/vllm-0.22.1/spec_decode_eagle");
+  const std::string json_path = temporary_path("hits.json");
+  const Outcome enough =
+      run_lockstep({"audit", family, "--min-hit-share", "1", "--json", json_path});
+  EXPECT_EQ(enough.status, 0);
+  EXPECT_NE(enough.out.find("prefix hits "), std::string::npos) << enough.out;
+  EXPECT_NE(enough.out.find("  not hit: "), std::string::npos) << enough.out;
+  const Json hits = Json::parse(read_text(json_path)).at("hits");
+  EXPECT_GT(hits.at("not_hit").at("EAGLE"), 0);
+  EXPECT_EQ(hits.at("not_hit").at("unexplained"), 0);
+  EXPECT_GT(hits.at("in_pool"), hits.at("hit"));
+  const Outcome too_little = run_lockstep({"audit", family, "--min-hit-share", "100"});
+  EXPECT_EQ(too_little.status, 1);
+  EXPECT_NE(too_little.out.find("--min-hit-share 100 asks for more"), std::string::npos);
+}
+
 TEST(Conform, OfARecordingWithOneChangedNumberNamesStepFieldAndBothValues) {
   std::string text = read_text(kFamily + "/0002.jsonl");
   const std::size_t at = text.rfind("\"free_blocks\":") + 14;

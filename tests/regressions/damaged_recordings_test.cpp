@@ -28,7 +28,7 @@ constexpr const char* kNotModelled = "FILE:1: groups: decisions with ";
 const Damaged kDamaged[] = {
     {"load_into_a_block_that_another_hit", "step 0: connector[0].local: 4 and not 0",
      "step 0: block 1 becomes entry 0 of the table, beyond the hit of 8 tokens, while request "
-     "first still reads it",
+     "first still loads it",
      "FILE:3: step 1: worker.received: nothing of request first is being transferred"},
     {"more_sampled_than_in_flight", "step 0: sampled.r0: [7,8,9] and not at most 1",
      "step 0: 3 tokens are sampled from a row that verifies 0 drafts",

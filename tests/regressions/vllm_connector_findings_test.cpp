@@ -144,8 +144,8 @@ TEST(VllmConnectorFindings, who_counts_on_another_to_compute_a_lost_block_is_lef
        {ScriptedWorkload::abort("first")}},
       "vllm_0_22_1_lost_block_left_alone.jsonl",
       "attention of tokens [8, 9) reads token 4 from slot 0 of block 2, which holds nothing "
-      "that was written since the block was handed out; request first has had the block since step "
-      "0");
+      "that was written since the block was handed out: the load of step 0 is reported not to have "
+      "filled it; request first has had the block since step 0");
 }
 
 TEST(VllmConnectorFindings, a_loaded_request_stands_behind_one_that_does_not_fit) {

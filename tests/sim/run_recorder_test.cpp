@@ -56,7 +56,14 @@ std::vector<Scenario> scenarios() {
   EngineConfig drafts = engine;
   drafts.num_spec_tokens = 3;
   drafts.spec_method = SpecMethod::eagle;
+  EngineConfig told = engine;  // its cache events are recorded, and judged
+  told.hash_algorithm = HashAlgorithm::xxhash_cbor;
+  EngineConfig told_of_states = align;
+  told_of_states.engine = "vllm-0.33.0";
+  told_of_states.hash_algorithm = HashAlgorithm::sha256_cbor;
   return {{"full", engine, {full(16)}, 80},
+          {"events", told, {full(16), window(16, 40)}, 260},
+          {"events_of_states", told_of_states, {full(16), states(16, MambaCacheMode::align)}, 120},
           {"full_and_window", engine, {full(16), window(16, 40)}, 260},
           {"states_align", align, {full(16), states(16, MambaCacheMode::align)}, 120},
           {"async", async, {full(16)}, 80},

@@ -267,6 +267,13 @@ INSTANTIATE_TEST_SUITE_P(
             "unknown key", changed(kRecording, "\"stored\":1", "\"stored\":1,\"strord\":2"),
             "FILE:2: field `strord`: found a key that this format does not have; expected a known "
             "key, or one that starts with x_"},
+        Refused{"events that the header does not speak of",
+                changed(kRecording, "\"stored\":1", "\"stored\":1,\"events\":[]"),
+                "FILE:2: field `events`: found an array of 0 elements; expected no events: the "
+                "header has no \"cache_events\""},
+        Refused{"another version of events",
+                changed(kRecording, "\"num_blocks\"", "\"cache_events\":2,\"num_blocks\""),
+                "FILE:1: field `cache_events`: found 2; expected the integer 1"},
         Refused{"key twice", changed(kRecording, "\"stored\":1", "\"stored\":1,\"stored\":1"),
                 "FILE:2: found the key \"stored\" twice; expected it once"},
         Refused{"key missing", changed(kRecording, "\"free_blocks\":6,", ""),

@@ -124,6 +124,9 @@ RecordingHeader header_of_engine(const EngineConfig& config,
   give(config.prefix_match_unit != 0, "prefix_match_unit");
   give(config.dcp != 1, "dcp");
   give(config.pcp != 1, "pcp");
+  give(config.hash_algorithm != HashAlgorithm::content, "hash_algorithm");
+  header.has_cache_events =
+      config.enable_prefix_caching && config.hash_algorithm != HashAlgorithm::content;
   header.groups = groups;
   header.num_blocks = num_blocks;
   return header;

@@ -61,6 +61,7 @@ struct RecordingHeader {
   std::optional<RecordedConnectorConfig> connector;
   std::int64_t scheduler_block_size = 0;
   std::int64_t hash_block_size = 0;
+  bool has_cache_events = false;           // steps have `events`: cache_events
   std::vector<std::string> beyond_format;  // options that decide and have no key: x_beyond_format
   bool operator==(const RecordingHeader&) const = default;
 };
@@ -134,6 +135,19 @@ struct RecordedSkipped {
   bool operator==(const RecordedSkipped&) const = default;
 };
 
+// What became of the prefix cache, as an engine tells those who route by it. Hashes are its own.
+struct RecordedCacheEvent {
+  enum class Kind : std::uint8_t { stored, removed, cleared };
+  Kind kind = Kind::stored;
+  std::int32_t group = 0;
+  std::vector<std::string> block_hashes{};  // hexadecimal
+  std::optional<std::string> parent{};      // stored: of the block before; absent: none
+  std::vector<std::int32_t> token_ids{};    // stored: of the whole range
+  std::int32_t block_size = 0;              // stored: tokens of a block
+  std::vector<std::optional<std::string>> extra_keys{};  // stored: per hash
+  bool operator==(const RecordedCacheEvent&) const = default;
+};
+
 struct RecordedStep {
   std::int64_t step = 0;
   std::vector<RecordedEvent> before;
@@ -160,6 +174,7 @@ struct RecordedStep {
   std::int64_t stored = 0;
   std::int64_t evicted = 0;
   bool cleared = false;
+  std::vector<RecordedCacheEvent> events;  // in order; where the header says so
   bool operator==(const RecordedStep&) const = default;
 };
 

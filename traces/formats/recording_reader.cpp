@@ -152,6 +152,35 @@ std::vector<RecordedConnectorAnswer> read_connector_answers(JsonValue value) {
   return answers;
 }
 
+std::optional<std::string> name_or_null(JsonValue value) {
+  if (value.is_null()) return {};
+  return read_name(value);
+}
+
+RecordedCacheEvent read_cache_event(JsonValue value, const RecordingHeader& header) {
+  using Kind = RecordedCacheEvent::Kind;
+  constexpr JsonWord<Kind> kKinds[] = {{"BlockStored", Kind::stored},
+                                       {"BlockRemoved", Kind::removed},
+                                       {"AllBlocksCleared", Kind::cleared}};
+  JsonObject object = value.object();
+  RecordedCacheEvent event;
+  event.kind = object.required("type").word<Kind>(kKinds);
+  if (event.kind != Kind::cleared) {
+    event.group =
+        object.required("group_idx").integer<std::int32_t>(0, std::ssize(header.groups) - 1);
+    event.block_hashes = read_names(object.required("block_hashes"));
+  }
+  if (event.kind == Kind::stored) {
+    event.parent = name_or_null(object.required("parent_block_hash"));
+    event.token_ids = read_token_ids(object.required("token_ids"));
+    event.block_size = object.required("block_size").integer<std::int32_t>(1, kTokensMax);
+    for (JsonValue key : object.required("extra_keys").array())
+      event.extra_keys.push_back(name_or_null(key));
+  }
+  object.finish();
+  return event;
+}
+
 void read_common_prefix_blocks(JsonValue value, const RecordingHeader& header, RecordedStep& step) {
   auto& counts = step.common_prefix_blocks.emplace();
   for (JsonValue count : value.array()) {
@@ -254,6 +283,8 @@ RecordingHeader read_recording_header(JsonValue value) {
   }
   header.scheduler_block_size = object.required("scheduler_block_size").integer(1, kTokensMax);
   header.hash_block_size = object.required("hash_block_size").integer(1, kTokensMax);
+  if (auto version = object.optional("cache_events"))
+    header.has_cache_events = version.integer(1, 1) == 1;
   if (auto names = object.optional("x_beyond_format")) header.beyond_format = read_names(names);
   object.finish();
   return header;
@@ -289,6 +320,10 @@ RecordedStep read_recorded_step(JsonValue value, const RecordingHeader& header,
   read_stopped_key(object, step);
   if (auto drafts = object.optional("drafts")) step.drafts = read_tokens_by_request(drafts);
   read_cache_keys(object, step);
+  if (auto events = object.optional("events")) {
+    if (!header.has_cache_events) events.refuse("no events: the header has no \"cache_events\"");
+    for (JsonValue event : events.array()) step.events.push_back(read_cache_event(event, header));
+  }
   object.finish();
   return step;
 }

@@ -74,6 +74,29 @@ void write_output_keys(JsonWriter& out, const RecordedStep& step) {
   write_stopped_key(out, step);
   if (step.drafts) write_tokens_by_request(out.key("drafts"), *step.drafts);
   write_cache_keys(out, step);
+  if (step.events.empty()) return;
+  out.key("events").begin_array();
+  for (const RecordedCacheEvent& event : step.events) write_cache_event(out, event);
+  out.end_array();
+}
+
+void write_cache_event(JsonWriter& out, const RecordedCacheEvent& event) {
+  out.begin_object();
+  if (event.kind == RecordedCacheEvent::Kind::cleared) {
+    out.string("type", "AllBlocksCleared").end_object();
+    return;
+  }
+  const bool is_stored = event.kind == RecordedCacheEvent::Kind::stored;
+  out.string("type", is_stored ? "BlockStored" : "BlockRemoved").integer("group_idx", event.group);
+  out.key("block_hashes").strings(event.block_hashes);
+  if (is_stored) {
+    out.key("parent_block_hash").string_or_null(event.parent);
+    out.key("token_ids").integers(event.token_ids).integer("block_size", event.block_size);
+    out.key("extra_keys").begin_array();
+    for (const auto& key : event.extra_keys) out.string_or_null(key);
+    out.end_array();
+  }
+  out.end_object();
 }
 
 }  // namespace
@@ -198,6 +221,7 @@ std::string recording_header_line(const RecordingHeader& header) {
   write_engine_keys(out, header);
   out.integer("scheduler_block_size", header.scheduler_block_size);
   out.integer("hash_block_size", header.hash_block_size);
+  if (header.has_cache_events) out.integer("cache_events", 1);
   write_names(out, "x_beyond_format", header.beyond_format);
   out.end_object();
   return out.take_line();

@@ -181,6 +181,7 @@ Recording drafts_before_a_hit(bool are_verified) {
   EngineConfig& config = recording.header.options.config;
   config.spec_method = SpecMethod::eagle;
   config.num_spec_tokens = config.num_hash_lookahead_tokens = 2;
+  config.max_model_len = 8;  // no drafts behind it
   recording.header.groups.resize(1);
   recording.header.groups[0].spec.block_size = 4;
   recording.header.num_blocks = 8;
@@ -203,12 +204,12 @@ Recording drafts_before_a_hit(bool are_verified) {
     recording.steps[step].sampled = {{id, sampled}};
   };
   recording.steps[0].before = {a};
-  run(0, "a", 0, {BlockId{1}}, {}, {tokens[3]});
+  run(0, "a", 0, {BlockId{1}, BlockId{2}}, {}, {tokens[3]});
   if (are_verified) {
-    run(1, "a", 3, {BlockId{2}}, {tokens[4], tokens[5]}, {tokens[4], tokens[5], tokens[6]});
+    run(1, "a", 3, {}, {tokens[4], tokens[5]}, {tokens[4], tokens[5], tokens[6]});
     run(2, "a", 6, {}, {}, {1});
   } else {
-    run(1, "a", 3, {BlockId{2}}, {}, {tokens[4]});
+    run(1, "a", 3, {}, {}, {tokens[4]});
     run(2, "a", 4, {}, {}, {tokens[5]});
   }
   recording.steps[3].before = {b};

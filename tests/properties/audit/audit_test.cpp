@@ -123,6 +123,7 @@ TEST(Audit, a_hit_whose_second_next_token_differs_is_found_where_hashes_cover_tw
   config.spec_method = SpecMethod::eagle;
   config.num_spec_tokens = 2;
   config.num_hash_lookahead_tokens = 1;
+  config.max_model_len = 8;  // no drafts behind it
   EXPECT_TRUE(audit(recording).empty());
   config.num_hash_lookahead_tokens = 2;
   expect_one(recording, 0, "b",
@@ -171,6 +172,90 @@ TEST(Audit, lost_blocks_are_found_where_tables_are_shown_and_where_nobody_runs) 
   recording = shared_prefix();
   recording.steps[2].free_blocks = 4;
   expect_one(recording, 2, "", "nobody runs, and 4 of 5 blocks are free");
+}
+
+// "a" ends in step 1 and one of its blocks does not come back; "b" goes on.
+TEST(Audit, a_leak_names_the_blocks_that_can_be_lost_and_who_had_them) {
+  Recording recording = shared_prefix();
+  RecordedStep& step = recording.steps[1];
+  step.finished = {"a"};
+  step.scheduled.erase(step.scheduled.begin());
+  step.sampled.erase(step.sampled.begin());
+  step.running = {"b"};
+  step.tables = {{{"b", {{BlockId{1}, BlockId{3}}}}}};
+  step.free_blocks = 3;
+  recording.steps[2].finished = {"b"};
+  EXPECT_TRUE(audit(recording).empty());
+  step.free_blocks = 2;
+  recording.steps[2].free_blocks = 4;
+  expect_one(recording, 1, "",
+             "2 blocks are held and 2 free, with the null block 5 of 6. Lost: block 2, last of "
+             "request a since step 0");
+  EXPECT_EQ(audit(recording).size(), 1u);
+}
+
+TEST(Audit, a_finding_is_one_line_with_its_place_and_who_had_the_block) {
+  Recording recording = shared_prefix();
+  recording.steps[1].zero = {BlockId{1}};
+  const auto findings = audit(recording);
+  ASSERT_EQ(findings.size(), 1u);  // "b" reads the same block
+  EXPECT_EQ(line_of(findings[0]),
+            "audit.attention_read step 1 request a group 0 token 0 entry 0 block 1: attention of "
+            "tokens [6, 7) reads token 0 from slot 0 of block 1, which holds nothing that was "
+            "written since step 1 zeroed the block; request a has had the block since step 0");
+  EXPECT_EQ(findings[0].holder.request, "a");
+  EXPECT_EQ(findings[0].holder.since, 0);
+  EXPECT_EQ(findings[0].count, 2);
+  EXPECT_EQ(findings[0].last_step, 1);
+}
+
+TEST(Audit, one_cause_is_told_once) {
+  Recording recording = shared_prefix();
+  recording.steps[0].common_prefix_blocks = recording.steps[1].common_prefix_blocks = {{2}};
+  const auto findings = audit(recording);
+  ASSERT_EQ(findings.size(), 1u);
+  EXPECT_EQ(findings[0].count, 2);
+  EXPECT_EQ(findings[0].last_step, 1);
+}
+
+TEST(Audit, a_table_without_room_for_drafts_is_found) {
+  Recording recording = shared_prefix();
+  EngineConfig& config = recording.header.options.config;
+  config.num_spec_tokens = 2;
+  for (const SpecMethod method : {SpecMethod::none, SpecMethod::ngram}) {
+    config.spec_method = method;
+    EXPECT_TRUE(audit(recording).empty());
+  }
+  for (const SpecMethod method : {SpecMethod::draft_model, SpecMethod::eagle}) {
+    config.spec_method = method;
+    expect_one(
+        recording, 1, "a",
+        "tokens up to 7 are scheduled, and the drafter writes 2 slots behind them; the table "
+        "of 2 blocks ends at token 8");
+    EXPECT_EQ(audit(recording)[0].rule, AuditRule::draft_slots);
+  }
+}
+
+TEST(Audit, output_that_a_reset_drops_ends_nobody) {
+  Recording recording = shared_prefix();
+  recording.header.options.config.async_scheduling = true;
+  for (RecordedEvent& add : recording.steps[0].before) add.request.max_tokens = 1;
+  RecordedEvent reset;
+  reset.kind = RecordedEvent::Kind::reset_prefix_cache;
+  reset.resets_running = reset.reset_succeeded = true;
+  recording.steps[1].before = {reset};
+  recording.steps[1].preempted = {"a", "b"};
+  const std::vector<std::vector<std::int32_t>> blocks = {{1, 2}, {4, 3}};
+  for (std::size_t i = 0; i < 2; ++i) {
+    RecordedScheduled& row = recording.steps[1].scheduled[i];
+    row = recording.steps[0].scheduled[i];
+    row.tokens += row.computed;
+    row.computed = 0;
+    for (std::size_t k = 0; k < 2; ++k) (*row.blocks)[0][k] = BlockId{blocks[i][k]};
+  }
+  recording.steps[1].free_blocks = 1;
+  recording.steps[1].output_of_step = 0;
+  EXPECT_TRUE(audit(recording).empty()) << line_of(audit(recording)[0]);
 }
 
 TEST(Audit, a_common_prefix_that_is_not_common_is_found) {

@@ -149,7 +149,7 @@ TEST(AuditTransfers, a_block_that_a_load_still_writes_is_handed_to_nobody) {
   recording.steps[1].worker.reset();
   recording.steps[1].scheduled = {scheduled("b", 0, 4, {2})};
   recording.steps.resize(2);
-  expect_first(recording, 1, "while request a still reads it");
+  expect_first(recording, 1, "while request a still loads it");
 }
 
 // A window of one token, and a prompt that is loaded whole: an engine that has a block for its last
@@ -176,7 +176,7 @@ TEST(AuditTransfers, a_load_for_nobody_still_writes_behind_the_window) {
   recording.end = {.steps = 2, .unfinished = {"b"}};
   EXPECT_TRUE(audit(recording).empty());
   other.scheduled = {scheduled("b", 0, 4, {1})};
-  expect_first(recording, 1, "while request a still reads it");
+  expect_first(recording, 1, "while request a still loads it");
 }
 
 TEST(AuditTransfers, blocks_of_a_load_count_as_held) {

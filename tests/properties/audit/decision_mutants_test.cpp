@@ -1,0 +1,156 @@
+// Defects of decisions, planted in recordings of vLLM that are right: whatever an engine's code
+// looks like, this is how its defects show. Each is accused by the rule that it breaks.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <functional>
+#include <string>
+
+#include "tests/properties/audit/audited.h"
+
+namespace lockstep {
+namespace {
+
+using Steps = std::vector<RecordedStep>;
+
+struct DecisionMutant {
+  std::string name;
+  std::string family;  // of the sample recordings of 0.22.1
+  AuditRule rule;
+  // Changes what is decided in a step and what follows from it; false: there is nothing to change.
+  std::function<bool(Steps& steps, std::size_t at)> plant;
+};
+
+// Only in mid-prefill: tokens of the prompt are left.
+bool samples_nothing(const RecordedStep& step, const std::string& id) {
+  return std::ranges::find(step.sampled, id, &RecordedTokens::id) == step.sampled.end();
+}
+
+// From the step on, `num` blocks less are free.
+void lose_blocks(Steps& steps, std::size_t at, std::int64_t num) {
+  for (; at < steps.size(); ++at) steps[at].free_blocks -= std::min(num, steps[at].free_blocks);
+}
+
+std::vector<DecisionMutant> mutants() {
+  return {
+      {"a_block_is_not_zeroed", "mamba_align", AuditRule::zeroing,
+       [](Steps& steps, std::size_t at) {
+         if (steps[at].zero.empty()) return false;
+         steps[at].zero.pop_back();
+         return true;
+       }},
+      {"a_block_in_use_is_zeroed", "mamba_align", AuditRule::attention_read,
+       [](Steps& steps, std::size_t at) {
+         const auto& row = steps[at].scheduled;
+         if (row.empty() || !row[0].is_new || at + 1 == steps.size()) return false;
+         const std::vector<BlockId>& blocks = (*row[0].blocks)[0];
+         const auto& next = steps[at + 1].scheduled;
+         if (blocks.empty() || next.empty() || next[0].id != row[0].id || next[0].is_new)
+           return false;
+         steps[at + 1].zero.push_back(blocks[0]);
+         return true;
+       }},
+      {"a_chunk_of_a_prompt_samples", "long_prefill_threshold", AuditRule::sampled,
+       [](Steps& steps, std::size_t at) {
+         for (const RecordedScheduled& row : steps[at].scheduled)
+           if (row.tokens > 1 && samples_nothing(steps[at], row.id)) {
+             steps[at].sampled.push_back({row.id, {7}});
+             return true;
+           }
+         return false;
+       }},
+      {"more_is_sampled_than_drafted", "spec_decode_ngram", AuditRule::sampled,
+       [](Steps& steps, std::size_t at) {
+         for (RecordedTokens& sampled : steps[at].sampled) {
+           const auto row =
+               std::ranges::find(steps[at].scheduled, sampled.id, &RecordedScheduled::id);
+           if (sampled.tokens.size() != row->spec.size() + 1) continue;
+           sampled.tokens.push_back(7);
+           return true;
+         }
+         return false;
+       }},
+      {"an_end_comes_too_early", "full_attention", AuditRule::sampled,
+       [](Steps& steps, std::size_t at) {
+         if (steps[at].sampled.empty() || !steps[at].stopped.empty()) return false;
+         steps[at].stopped = {{steps[at].sampled[0].id, "length"}};
+         return true;
+       }},
+      {"a_waiting_request_is_forgotten", "tiny_pool", AuditRule::queues,
+       [](Steps& steps, std::size_t at) {
+         if (steps[at].waiting.empty()) return false;
+         steps[at].waiting.pop_back();
+         return true;
+       }},
+      {"a_preempted_request_stays_in_the_batch", "preemption", AuditRule::queues,
+       [](Steps& steps, std::size_t at) {
+         if (steps[at].preempted.empty()) return false;
+         steps[at].running.push_back(steps[at].preempted[0]);
+         return true;
+       }},
+      {"drafts_get_no_slots", "spec_decode_eagle", AuditRule::draft_slots,
+       [](Steps& steps, std::size_t at) {
+         for (RecordedScheduled& row : steps[at].scheduled) {
+           const std::int32_t size = 16;
+           if (row.is_new || !row.blocks || (*row.blocks)[0].empty()) continue;
+           if ((row.computed + row.tokens - 1) / size == (row.computed + row.tokens + 2) / size)
+             continue;  // the block is for tokens of the step
+           (*row.blocks)[0].pop_back();
+           return true;
+         }
+         return false;
+       }},
+      {"a_state_is_kept_too_long", "mamba_align", AuditRule::planned_blocks,
+       [](Steps& steps, std::size_t at) {
+         if (!steps[at].tables) return false;
+         for (RecordedTable& table : *steps[at].tables) {
+           if (std::ranges::count(table.blocks[1], kNullBlock) < 2) continue;
+           std::ranges::replace(table.blocks[1], kNullBlock, table.blocks[1].back());
+           return true;
+         }
+         return false;
+       }},
+      {"a_block_is_lost_when_its_request_ends", "full_attention", AuditRule::conservation,
+       [](Steps& steps, std::size_t at) {
+         if (steps[at].finished.empty()) return false;
+         lose_blocks(steps, at, 1);
+         return true;
+       }},
+  };
+}
+
+class DecisionMutants : public testing::TestWithParam<DecisionMutant> {};
+
+TEST_P(DecisionMutants, is_accused_where_it_first_shows) {
+  const DecisionMutant& mutant = GetParam();
+  const std::string folder =
+      std::string(LOCKSTEP_SOURCE_DIR) + "/traces/samples/recordings/vllm-0.22.1/" + mutant.family;
+  int num_planted = 0;
+  for (const auto& entry : std::filesystem::directory_iterator(folder)) {
+    Result<Recording> recording = read_recording(entry.path().string());
+    ASSERT_TRUE(recording) << recording.error().message;
+    ASSERT_TRUE(audit(*recording, AuditScope::whole_recording).empty());
+    for (std::size_t at = 0; at < recording->steps.size(); ++at) {
+      Recording changed = *recording;
+      if (!mutant.plant(changed.steps, at)) continue;
+      const auto findings = audit(changed, AuditScope::whole_recording);
+      const auto found = std::ranges::find(findings, mutant.rule, &AuditFinding::rule);
+      ASSERT_NE(found, findings.end()) << entry.path() << " step " << at;
+      EXPECT_GE(found->step, changed.steps[at].step);
+      EXPECT_LE(found->step, changed.steps[at].step + 8) << line_of(*found);  // of tables
+      EXPECT_EQ(line_of(*found).find("audit." + std::string(name_of(mutant.rule)) + " step "), 0u);
+      if (++num_planted == 5) return;
+      at += 7;
+    }
+  }
+  EXPECT_GT(num_planted, 0);
+}
+
+void PrintTo(const DecisionMutant& mutant, std::ostream* out) { *out << mutant.name; }
+
+INSTANTIATE_TEST_SUITE_P(All, DecisionMutants, testing::ValuesIn(mutants()),
+                         [](const auto& mutant) { return mutant.param.name; });
+
+}  // namespace
+}  // namespace lockstep
