@@ -349,7 +349,7 @@ Result<std::vector<PlacedGroup>> cache_groups(NamedCacheSpecs specs, CacheOrder 
                                               const PlacementOptions& options) {
   for (auto& [name, spec] : specs)
     if (is_sliding_window(spec.type))
-      spec.extra_retained_tokens = options.mtp_modules > 1 ? options.num_spec - 1 : 0;
+      spec.extra_retained_tokens = options.mtp_modules > 1 ? options.drafted_tokens() - 1 : 0;
   LS_ASSIGN_OR_RETURN(std::vector<PlacedGroup> groups, group_layers(specs, order, options));
   if (options.spec_method == "dflash" || options.spec_method.empty()) return groups;
   std::set<std::string> drafts;

@@ -40,7 +40,7 @@ Result<std::vector<PlacedGroup>> hisparse_groups(const NamedCacheSpecs& specs, C
   for (const auto& [name, spec] : sources)
     top_k = std::max(top_k, spec.topk_buffer_width.value_or(0));
   for (const auto& [name, spec] : indexers) indexer_bytes += page_bytes(spec);
-  const std::int64_t queries = 1 + options.num_spec;
+  const std::int64_t queries = 1 + options.drafted_tokens();
   const std::int64_t rows = options.hisparse->device_buffer_size.value_or((queries + 1) * top_k);
   if (rows < queries * top_k || rows > 32768)
     return fail(fmt::format("HiSparse: a device buffer of {} rows; {} to 32768 serve this model",

@@ -26,7 +26,8 @@ struct HiSparseOptions {
 
 struct PlacementOptions {
   std::int64_t tp = 1, dcp = 1, pcp = 1, pp = 1;
-  std::string kv_dtype = "auto";
+  std::string kv_dtype = "auto";  // as the engine names formats of caches
+  DType model_dtype = DType::bf16;
   DeviceFamily device = DeviceFamily::none;
   std::int64_t memory_bytes = 0;  // of one worker
   std::int64_t max_model_len = 0;
@@ -43,13 +44,17 @@ struct PlacementOptions {
   std::optional<std::string> order;  // the user's
   std::string connector;
   std::optional<HiSparseOptions> hisparse;
-  std::vector<std::string> skip_layers;  // keep an unquantized cache
+  std::vector<std::string> skip_layers;  // asked to be left unquantized
+
+  // Tokens that are drafted a step; without a method nothing is.
+  std::int64_t drafted_tokens() const { return spec_method.empty() ? 0 : num_spec; }
 };
 
 struct PlacementLayer {
   std::string name;
   std::optional<CacheSpec> spec;  // absent: needs no cache
   std::string backend;            // empty: no backend of its own
+  bool is_unquantized = false;    // keeps the model's element type whatever kv_dtype says
 };
 
 // Layers that share a block table. A group of one spec has it in `specs` for every layer that it

@@ -8,6 +8,7 @@
 #include <map>
 
 #include "reference/placement/cache_groups.h"
+#include "reference/placement/layer_specs.h"
 #include "reference/placement/worker_pages.h"
 
 namespace lockstep {
@@ -164,7 +165,8 @@ json runner_record(const WorkerPages& pages, const json& recorded, bool zeroes) 
 struct PoolMaker {
   const PlacementRecording& recording;
   const Placement& plan;
-  bool copies_lose = false, stage_is_foreign = false;
+  const std::vector<PlacementLayer>& layers;
+  bool copies_lose = false;
 
   json pool(std::int64_t num_blocks, const json& recorded) {
     const auto small = place_blocks(plan.groups, plan.order, num_blocks, recording.options);
@@ -175,7 +177,7 @@ struct PoolMaker {
     const bool has_host = small->host.has_value();
     const char* runner = has_host ? "second_runner" : "first_runner";
     if (!has_host) record["second_runner"] = "same";
-    auto pages = worker_pages(*small, recording.layers, recording.options);
+    auto pages = worker_pages(*small, layers, recording.options);
     if (!pages) {
       record[runner] = {{"refused", pages.error().message}};
       return record;
@@ -224,6 +226,50 @@ std::optional<CacheOrder> wish_of(const PlacementRecording& recording) {
 
 json refusal(std::string_view stage, const Error& error) {
   return {{"stage", stage}, {"text", error.message}};
+}
+
+// A tensor of layers that the worker does not have.
+bool has_foreign_tensor(const Placement& plan) {
+  return std::ranges::any_of(plan.tensors, [&](const PlacedTensor& tensor) {
+    return std::ranges::none_of(plan.groups, [&](const PlacedGroup& group) {
+      return std::ranges::find(group.layer_names, tensor.layers[0]) != group.layer_names.end();
+    });
+  });
+}
+
+json or_null(const std::optional<std::int64_t>& value) { return value ? json(*value) : json(); }
+
+// The layers as the planner gets them, from their facts. Bare layers have their specs already.
+Result<std::vector<PlacementLayer>> planned_layers(const PlacementRecording& recording,
+                                                   json& record) {
+  std::vector<PlacementLayer> facts;
+  const bool is_bare = recording.backend == "by layer";
+  for (const PlacementLayer& layer : recording.layers)
+    facts.push_back(is_bare ? layer : layer_facts(layer));
+  BlockAlignment alignment{
+      recording.options.block_size.value_or(16), recording.options.max_model_len, {}, {}};
+  if (!is_bare) {
+    LS_ASSIGN_OR_RETURN(alignment, align_blocks(facts, recording.options));
+  }
+  record["aligned"] = {{"block_size", alignment.block_size},
+                       {"mamba_block_size", alignment.mamba_block_size},
+                       {"mamba_page_size_padded", or_null(alignment.mamba_page_size_padded)},
+                       {"skip_page_size_padded", or_null(alignment.skip_page_size_padded)}};
+  if (is_bare) return facts;
+  return layers_with_specs(facts, alignment, recording.options);
+}
+
+// The distinct specs at the places that the recording has them.
+json specs_record(const PlacementRecording& recording, const std::vector<PlacementLayer>& layers) {
+  json specs(recording.specs.size(), nullptr);
+  for (std::size_t l = 0; l < layers.size(); ++l) {
+    if (!layers[l].spec) continue;
+    const json recorded = spec_record(*recording.layers[l].spec);
+    for (std::size_t i = 0; i < specs.size(); ++i)
+      if (specs[i].is_null() && spec_record(recording.specs[i]) == recorded)
+        specs[i] = spec_record(*layers[l].spec);
+  }
+  return specs;
 }
 
 }  // namespace
@@ -296,20 +342,29 @@ json placement_record(const PlacementRecording& recording, const json& recorded)
     record["refused"] = {{"stage", "options"}, {"text", "mamba_cache_mode all is gone"}};
     return record;
   }
-  json specs = json::array();
-  for (const CacheSpec& spec : recording.specs) specs.push_back(spec_record(spec));
+  const auto layers = planned_layers(recording, record);
+  if (!layers) {
+    record["refused"] = refusal("specs", layers.error());
+    return record;
+  }
+  const json specs = specs_record(recording, *layers);
   record["specs"] = specs;
   NamedCacheSpecs named;
+  bool is_replicated = false;
   std::vector<std::vector<CacheOrder>> declared;
   json declared_record = json::object();
-  for (const PlacementLayer& layer : recording.layers) {
+  for (const PlacementLayer& layer : *layers) {
     if (layer.spec) named.emplace_back(layer.name, *layer.spec);
+    is_replicated |= layer.spec && layer.spec->is_draft.value && !layer.spec->dcp_sharded;
     const CacheBackend* backend = find_cache_backend(layer.backend);
     if (backend == nullptr || declared_record.contains(layer.backend)) continue;
     declared.push_back(declared_orders(*backend, options.device));
     json& names = declared_record[layer.backend];
     for (const CacheOrder order : declared.back()) names.push_back(name_of(order));
   }
+  // Only the second runner marks a drafter's cache as replicated, and only it has HiSparse.
+  if (!options.hisparse)
+    record["specs_of_first_runner"] = is_replicated ? "dcp_sharded differs" : "same";
   const auto supported = supported_orders(declared);
   if (!supported) {
     record["refused"] = refusal("layout", supported.error());
@@ -357,10 +412,12 @@ json placement_record(const PlacementRecording& recording, const json& recorded)
                              {"hit_alignment", sizes->hit_alignment}};
   else
     record["block_sizes"] = {{"refused", sizes.error().message}};
-  PoolMaker maker{recording, plan};
+  PoolMaker maker{recording, plan, *layers};
   const json pools = recorded.value("pools", json::object());
   for (const auto& [name, pool] : pools.items())
     record["pools"][name] = maker.pool(std::strtoll(name.c_str(), nullptr, 10), pool);
+  if (maker.copies_lose) record["defects"].push_back("copy");
+  if (std::ranges::any_of(*plans, has_foreign_tensor)) record["defects"].push_back("stage");
   return record;
 }
 

@@ -134,6 +134,12 @@ void read_options(JsonValue value, PlacementRecording& plan) {
   may_set(object, "pcp", options.pcp, 1);
   may_set(object, "pp", options.pp, 1);
   options.kv_dtype = text_in(object, "kv_dtype").value_or("auto");
+  if (JsonValue dtype = object.optional("model_dtype"); dtype && !dtype.is_null()) {
+    if (const auto known = dtype_from_name(dtype.string()))
+      options.model_dtype = *known;
+    else
+      dtype.refuse("an element type");
+  }
   if (JsonValue device = object.optional("device"); device && !device.is_null())
     options.device = device.word<DeviceFamily>(kDeviceWords);
   options.memory_bytes = object.required("memory_bytes").integer(0, kPoolBytesMax);
@@ -160,8 +166,8 @@ void read_options(JsonValue value, PlacementRecording& plan) {
   if (JsonValue skipped = object.optional("skip_layers"); skipped && !skipped.is_null())
     options.skip_layers = read_names(skipped);
   // What the layers say already.
-  for (const char* known : {"model_dtype", "ssm_dtype", "max_num_seqs", "hidden", "drafter_layers",
-                            "drafter", "drafter_backend", "bounded_replay", "sparse_logits"})
+  for (const char* known : {"ssm_dtype", "max_num_seqs", "hidden", "drafter_layers", "drafter",
+                            "drafter_backend", "bounded_replay", "sparse_logits"})
     object.optional(known);
   object.finish();
 }
