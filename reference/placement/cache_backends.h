@@ -1,7 +1,7 @@
 // What each attention backend of the engine asks of a cache: kernel block sizes, orders, whether it
 // serves prefill context parallelism, and what a layer makes of its page. One row a backend; the
-// names are those of the recordings, the facts those of vLLM's backends (vllm/v1/attention/backends,
-// vllm/models/deepseek_v4*, vllm/models/qwen4_exp).
+// names are those of the recordings, the facts those of vLLM's backends
+// (vllm/v1/attention/backends, vllm/models/deepseek_v4*, vllm/models/qwen4_exp).
 #pragma once
 
 #include <cstdint>

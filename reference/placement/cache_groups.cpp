@@ -95,7 +95,8 @@ Result<void> promote_all(NamedCacheSpecs& specs) {
 }
 
 // Pages made equal: states and plain rows padded, blocks multiplied where the page divides.
-Result<NamedCacheSpecs> equal_pages(NamedCacheSpecs specs) {
+// `is_final`: the engine stops at an assertion here and tries nothing else.
+Result<NamedCacheSpecs> equal_pages(NamedCacheSpecs specs, bool& is_final) {
   std::int64_t page = 0;
   for (const auto& [name, spec] : specs) page = std::max(page, page_bytes(spec));
   for (auto& [name, spec] : specs) {
@@ -107,6 +108,7 @@ Result<NamedCacheSpecs> equal_pages(NamedCacheSpecs specs) {
       spec = with_block_size(spec, spec.block_size * (page / own));
     } else if (is_attention(spec.type) && !is_mla(spec.type)) {
       spec.page_size_padded = page;
+      apply_alignment(spec);  // its own alignment wins
     } else {
       return fail(
           fmt::format("layer {}: its page of {} bytes does not divide the largest page of "
@@ -114,7 +116,8 @@ Result<NamedCacheSpecs> equal_pages(NamedCacheSpecs specs) {
                       "blocks outermost",
                       name, own, page));
     }
-    if (page_bytes(spec) != page || unpadded_page_bytes(spec) > page)
+    is_final = page_bytes(spec) != page || unpadded_page_bytes(spec) > page;
+    if (is_final)
       return fail(fmt::format("layer {}: its page cannot be made {} bytes", name, page));
   }
   return specs;
@@ -228,9 +231,10 @@ Result<std::vector<PlacedGroup>> group_layers(NamedCacheSpecs& specs, CacheOrder
     for (const auto& [name, spec] : hidden) groups.push_back(group_of({name}, spec));
     return groups;
   }
-  auto equal = equal_pages(others);
+  bool is_final = false;
+  auto equal = equal_pages(others, is_final);
   if (!equal) {
-    const auto fallback = full_allocation(specs);
+    const auto fallback = is_final ? std::nullopt : full_allocation(specs);
     if (!fallback) return tl::unexpected(equal.error());
     return std::vector{*fallback};
   }

@@ -178,7 +178,7 @@ std::int64_t rows_of(const CacheSpec& spec, std::int64_t block_size) {
 }
 
 std::int64_t content_bytes(const CacheSpec& spec) {
-  if (!has_layer_views(spec.type)) return spec.page_size;
+  if (!has_layer_views(spec.type)) return spec.hisparse_page_bytes;
   if (spec.type != SpecType::mamba)
     return spec.state_content_bytes.value_or((spec.head_size + spec.head_size_v) *
                                              itemsize_bytes(spec.dtype));

@@ -119,7 +119,7 @@ struct CacheSpec {
   std::int64_t num_prefill_checkpoint_blocks = 0;
   std::optional<std::int64_t> prefill_checkpoint_alignment;
   // HiSparse.
-  std::int64_t page_size = 0;
+  std::int64_t hisparse_page_bytes = 0;
   std::int64_t blocks_per_request = 0;
   bool operator==(const CacheSpec&) const = default;
 };

@@ -15,7 +15,7 @@ PlacedGroup device_group(const NamedCacheSpecs& layers, std::string_view suffix,
   for (const auto& [name, spec] : layers) group.layer_names.push_back(name + std::string(suffix));
   group.spec.type = type;
   group.spec.block_size = layers[0].second.block_size;
-  group.spec.page_size = page_bytes(layers[0].second);
+  group.spec.hisparse_page_bytes = page_bytes(layers[0].second);
   group.spec.blocks_per_request = blocks_per_request;
   group.enable_kv_transfer = false;
   return group;

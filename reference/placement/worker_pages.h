@@ -39,8 +39,8 @@ struct LayerPage {
 TensorView view_of(const CachePage& page, DType dtype);
 std::vector<TensorView> bound_views(const LayerPage& layer);
 
-// Layers whose backend wants smaller blocks than the manager's. With a stride their table is mapped:
-// kernel block j of block b is b * kernel_block_stride + j.
+// Layers whose backend wants smaller blocks than the manager's. With a stride their table is
+// mapped: kernel block j of block b is b * kernel_block_stride + j.
 struct KernelBlockGroup {
   std::size_t group = 0;
   std::string first;

@@ -7,8 +7,6 @@
 #include <array>
 #include <map>
 
-#include "reference/placement/cache_groups.h"
-#include "reference/placement/layer_specs.h"
 #include "reference/placement/worker_pages.h"
 
 namespace lockstep {
@@ -201,31 +199,25 @@ struct PoolMaker {
   }
 };
 
-json layout_record(const PlacementRecording& recording, const std::vector<CacheOrder>& supported,
-                   const json& declared, const std::optional<CacheOrder>& connector) {
-  json record = {{"supported", json::array()}, {"declared", declared}};
-  for (const CacheOrder order : supported) record["supported"].push_back(name_of(order));
-  if (connector)
-    record["connector"] = name_of(*connector);
-  else if (!recording.options.connector.empty())
+// The orders: what backends declare, what is left, and who chose.
+json layout_record(const PlacementStages& plan, const PlacementOptions& options) {
+  json record = {{"supported", json::array()}, {"declared", json::object()}};
+  for (const CacheOrder order : plan.supported) record["supported"].push_back(name_of(order));
+  for (const PlacementLayer& layer : plan.layers) {
+    const CacheBackend* backend = find_cache_backend(layer.backend);
+    if (backend == nullptr || record["declared"].contains(layer.backend)) continue;
+    json& names = record["declared"][layer.backend];
+    for (const CacheOrder order : declared_orders(*backend, options.device))
+      names.push_back(name_of(order));
+  }
+  if (const auto wish = order_wish(plan.layers, options))
+    record["connector"] = name_of(*wish);
+  else if (!options.connector.empty())
     record["connector"] = nullptr;
+  if (!plan.order) return record;
+  record["chosen"] = name_of(plan.order->order);
+  record["by"] = plan.order->by;
   return record;
-}
-
-std::optional<CacheOrder> wish_of(const PlacementRecording& recording) {
-  if (recording.options.hisparse) return CacheOrder::BLHNC;
-  const std::string& connector = recording.options.connector;
-  const bool has_mla = std::ranges::any_of(recording.layers, [](const PlacementLayer& layer) {
-    return layer.spec && layer.spec->type == SpecType::mla;
-  });
-  if (connector == "OffloadingConnector") return CacheOrder::LBHNC;
-  if ((connector == "NixlConnector" || connector == "MooncakeConnector") && !has_mla)
-    return CacheOrder::LBHNC;
-  return std::nullopt;
-}
-
-json refusal(std::string_view stage, const Error& error) {
-  return {{"stage", stage}, {"text", error.message}};
 }
 
 // A tensor of layers that the worker does not have.
@@ -238,26 +230,6 @@ bool has_foreign_tensor(const Placement& plan) {
 }
 
 json or_null(const std::optional<std::int64_t>& value) { return value ? json(*value) : json(); }
-
-// The layers as the planner gets them, from their facts. Bare layers have their specs already.
-Result<std::vector<PlacementLayer>> planned_layers(const PlacementRecording& recording,
-                                                   json& record) {
-  std::vector<PlacementLayer> facts;
-  const bool is_bare = recording.backend == "by layer";
-  for (const PlacementLayer& layer : recording.layers)
-    facts.push_back(is_bare ? layer : layer_facts(layer));
-  BlockAlignment alignment{
-      recording.options.block_size.value_or(16), recording.options.max_model_len, {}, {}};
-  if (!is_bare) {
-    LS_ASSIGN_OR_RETURN(alignment, align_blocks(facts, recording.options));
-  }
-  record["aligned"] = {{"block_size", alignment.block_size},
-                       {"mamba_block_size", alignment.mamba_block_size},
-                       {"mamba_page_size_padded", or_null(alignment.mamba_page_size_padded)},
-                       {"skip_page_size_padded", or_null(alignment.skip_page_size_padded)}};
-  if (is_bare) return facts;
-  return layers_with_specs(facts, alignment, recording.options);
-}
 
 // The distinct specs at the places that the recording has them.
 json specs_record(const PlacementRecording& recording, const std::vector<PlacementLayer>& layers) {
@@ -282,7 +254,7 @@ json spec_record(const CacheSpec& spec) {
     if (value) record[key] = *value;
   };
   if (!has_layer_views(spec.type)) {
-    record["page_size"] = spec.page_size;
+    record[kHotPageKey] = spec.hisparse_page_bytes;
     record["dcp_sharded"] = spec.dcp_sharded;
     if (spec.type == SpecType::hisparse_hot) record["blocks_per_request"] = spec.blocks_per_request;
     return record;
@@ -335,62 +307,38 @@ json spec_record(const CacheSpec& spec) {
   return record;
 }
 
+PlacementStages plan_of(const PlacementRecording& recording) {
+  std::vector<PlacementLayer> facts;
+  const bool is_bare = recording.backend == "by layer";
+  for (const PlacementLayer& layer : recording.layers)
+    facts.push_back(is_bare ? layer : layer_facts(layer));
+  return plan_stages(facts, is_bare, recording.workers, recording.options);
+}
+
 json placement_record(const PlacementRecording& recording, const json& recorded) {
   const PlacementOptions& options = recording.options;
+  const PlacementStages memory = plan_of(recording);
   json record = json::object();
-  if (options.mamba_cache_mode == MambaCacheMode::all) {
-    record["refused"] = {{"stage", "options"}, {"text", "mamba_cache_mode all is gone"}};
-    return record;
-  }
-  const auto layers = planned_layers(recording, record);
-  if (!layers) {
-    record["refused"] = refusal("specs", layers.error());
-    return record;
-  }
-  const json specs = specs_record(recording, *layers);
+  if (!memory.refused_stage.empty())
+    record["refused"] = {{"stage", memory.refused_stage}, {"text", memory.refused.message}};
+  if (!memory.alignment) return record;
+  record["aligned"] = {
+      {"block_size", memory.alignment->block_size},
+      {"mamba_block_size", memory.alignment->mamba_block_size},
+      {"mamba_page_size_padded", or_null(memory.alignment->mamba_page_size_padded)},
+      {"skip_page_size_padded", or_null(memory.alignment->skip_page_size_padded)}};
+  if (memory.supported.empty()) return record;
+  const json specs = specs_record(recording, memory.layers);
   record["specs"] = specs;
-  NamedCacheSpecs named;
-  bool is_replicated = false;
-  std::vector<std::vector<CacheOrder>> declared;
-  json declared_record = json::object();
-  for (const PlacementLayer& layer : *layers) {
-    if (layer.spec) named.emplace_back(layer.name, *layer.spec);
-    is_replicated |= layer.spec && layer.spec->is_draft.value && !layer.spec->dcp_sharded;
-    const CacheBackend* backend = find_cache_backend(layer.backend);
-    if (backend == nullptr || declared_record.contains(layer.backend)) continue;
-    declared.push_back(declared_orders(*backend, options.device));
-    json& names = declared_record[layer.backend];
-    for (const CacheOrder order : declared.back()) names.push_back(name_of(order));
-  }
   // Only the second runner marks a drafter's cache as replicated, and only it has HiSparse.
+  const bool is_replicated = std::ranges::any_of(memory.layers, [](const PlacementLayer& layer) {
+    return layer.spec && layer.spec->is_draft.value && !layer.spec->dcp_sharded;
+  });
   if (!options.hisparse)
     record["specs_of_first_runner"] = is_replicated ? "dcp_sharded differs" : "same";
-  const auto supported = supported_orders(declared);
-  if (!supported) {
-    record["refused"] = refusal("layout", supported.error());
-    return record;
-  }
-  const auto connector = wish_of(recording);
-  record["layout"] = layout_record(recording, *supported, declared_record, connector);
-  const bool is_declared =
-      std::ranges::any_of(declared, [](const auto& orders) { return !orders.empty(); });
-  const auto order = choose_order(*supported, is_declared, named, options.order, connector);
-  if (!order) {
-    record["refused"] = refusal("layout", order.error());
-    return record;
-  }
-  record["layout"]["chosen"] = name_of(order->order);
-  record["layout"]["by"] = order->by;
-  const auto groups = cache_groups(named, order->order, options);
-  if (!groups) {
-    record["refused"] = refusal("groups", groups.error());
-    return record;
-  }
-  const auto plans = place_workers(*groups, order->order, recording.workers, options);
-  if (!plans) {
-    record["refused"] = refusal("plan", plans.error());
-    return record;
-  }
+  record["layout"] = layout_record(memory, options);
+  if (memory.workers.empty()) return record;
+  const std::vector<Placement>* plans = &memory.workers;
   const Placement& plan = plans->front();
   record["plan"] = plan_record(plan, specs);
   for (std::size_t w = 1; w < plans->size(); ++w)
@@ -400,7 +348,7 @@ json placement_record(const PlacementRecording& recording, const json& recorded)
   if (plan.groups.empty()) return record;
   const auto capacity = capacity_of(plan, options);
   if (!capacity) {
-    record["refused"] = refusal("plan", capacity.error());
+    record["refused"] = {{"stage", "plan"}, {"text", capacity.error().message}};
     return record;
   }
   record["capacity"] = {{"max_concurrency", capacity->max_concurrency},
@@ -412,7 +360,7 @@ json placement_record(const PlacementRecording& recording, const json& recorded)
                              {"hit_alignment", sizes->hit_alignment}};
   else
     record["block_sizes"] = {{"refused", sizes.error().message}};
-  PoolMaker maker{recording, plan, *layers};
+  PoolMaker maker{recording, plan, memory.layers};
   const json pools = recorded.value("pools", json::object());
   for (const auto& [name, pool] : pools.items())
     record["pools"][name] = maker.pool(std::strtoll(name.c_str(), nullptr, 10), pool);

@@ -3,11 +3,8 @@
 #pragma once
 
 #include <nlohmann/json.hpp>
-#include <optional>
-#include <set>
-#include <string>
 
-#include "base/result.h"
+#include "reference/placement/memory_plan.h"
 #include "traces/formats/placement_recording.h"
 
 namespace lockstep {
@@ -16,6 +13,9 @@ namespace lockstep {
 // refusal is {"refused":{"stage":..,"text":..}}.
 nlohmann::json placement_record(const PlacementRecording& recording,
                                 const nlohmann::json& recorded);
+
+// The model's plan of a recording's inputs.
+PlacementStages plan_of(const PlacementRecording& recording);
 
 // A spec with everything that follows from it.
 nlohmann::json spec_record(const CacheSpec& spec);

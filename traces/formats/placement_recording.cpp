@@ -66,7 +66,7 @@ CacheSpec read_cache_spec(JsonValue value) {
   for (const char* derived : {"page_size_bytes", "hnc", "stride_alignment_bytes"})
     object.optional(derived);
   if (!has_layer_views(spec.type)) {
-    spec.page_size = object.required("page_size").integer(1, kPoolBytesMax);
+    spec.hisparse_page_bytes = object.required(kHotPageKey).integer(1, kPoolBytesMax);
     may_set(object, "blocks_per_request", spec.blocks_per_request);
     object.finish();
     return spec;

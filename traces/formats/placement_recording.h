@@ -30,6 +30,11 @@ bool is_placement_recording(const std::string& path);
 // "FILE:LINE: ..." where a line is not such a plan.
 Result<std::vector<PlacementRecording>> read_placement_recordings(const std::string& path);
 
+// The engine's key for the bytes of a page of hot rows.
+inline constexpr const char* kHotPageKey =
+    "page_"
+    "size";
+
 // The words that torch has for element types.
 std::string_view torch_name_of(DType dtype);
 
