@@ -227,7 +227,7 @@ Result<std::vector<PlacedGroup>> group_layers(NamedCacheSpecs& specs, CacheOrder
     if (!is_apart) pages.insert(page_bytes(layer.second));
   }
   if (is_block_outermost(order) && pages.size() > 1) {
-    std::vector<PlacedGroup> groups = packed_groups(others);
+    LS_ASSIGN_OR_RETURN(std::vector<PlacedGroup> groups, packed_groups(others));
     for (const auto& [name, spec] : hidden) groups.push_back(group_of({name}, spec));
     return groups;
   }
@@ -266,7 +266,7 @@ std::int64_t approximate_gcd(const std::vector<std::int64_t>& values, std::int64
   return best;
 }
 
-std::vector<PlacedGroup> packed_groups(const NamedCacheSpecs& specs) {
+Result<std::vector<PlacedGroup>> packed_groups(const NamedCacheSpecs& specs) {
   struct Bucket {
     NamedCacheSpecs layers;
     std::vector<std::pair<std::int64_t, NamedCacheSpecs>> by_page;  // in order of appearance
@@ -336,9 +336,13 @@ std::vector<PlacedGroup> packed_groups(const NamedCacheSpecs& specs) {
       groups.push_back(uniform_group(bucket.layers));
       continue;
     }
-    // Repeats of the pattern, dealt out. Unlike counts: as many as the fewest.
-    std::size_t repeats = bucket.layers.size();
-    for (const auto& [page, layers] : bucket.by_page) repeats = std::min(repeats, layers.size());
+    // The engine deals out repeats of a pattern; of unlike counts it would lose layers, and stops.
+    if (!bucket.is_pattern)
+      return fail(
+          fmt::format("{} layers like {} have pages of unlike sizes in unlike numbers and "
+                      "cannot be split into {} groups; use an order with layers outermost",
+                      bucket.layers.size(), bucket.layers[0].first, count));
+    const std::size_t repeats = bucket.repeats;
     for (std::int64_t g = 0; g < count; ++g) {
       NamedCacheSpecs layers;
       for (auto r = static_cast<std::size_t>(g); r < repeats; r += static_cast<std::size_t>(count))

@@ -16,7 +16,8 @@ Result<std::vector<PlacedGroup>> cache_groups(NamedCacheSpecs specs, CacheOrder 
 
 // Packing apart (_get_packed_kv_cache_groups): unlike pages side by side in one block. Requires
 // an order with blocks outermost and more than one page size.
-std::vector<PlacedGroup> packed_groups(const NamedCacheSpecs& specs);
+// An Error: windows or states of unlike pages that must be split and come in unlike numbers.
+Result<std::vector<PlacedGroup>> packed_groups(const NamedCacheSpecs& specs);
 // The number of repeats d that wastes least when every value is rounded up to a multiple of it; the
 // larger of equals.
 std::int64_t approximate_gcd(const std::vector<std::int64_t>& values, std::int64_t lower_bound);

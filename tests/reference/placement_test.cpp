@@ -146,6 +146,15 @@ TEST(CacheGroups, packing_keeps_a_pattern_of_unlike_pages_together) {
   EXPECT_EQ(bytes_per_block(*groups, CacheOrder::BLHNC), 6 * 64 * (1152 + 256));
 }
 
+TEST(CacheGroups, windows_of_unlike_pages_in_unlike_numbers_cannot_be_split) {
+  std::vector<CacheSpec> specs(12, cache_rows(SpecType::sliding_window, 16, 8, 256));
+  specs.push_back(cache_rows(SpecType::full, 16, 2, 128));
+  specs.push_back(cache_rows(SpecType::sliding_window, 16, 1, 128));  // a drafter's
+  const auto refused = cache_groups(cache_layers(specs), CacheOrder::BLHNC, placement_options());
+  ASSERT_FALSE(refused);
+  EXPECT_NE(refused.error().message.find("layers outermost"), std::string::npos);
+}
+
 TEST(CacheGroups, the_approximate_gcd_wastes_least_and_prefers_the_larger) {
   EXPECT_EQ(approximate_gcd({11, 10, 21}, 10), 11);
   EXPECT_EQ(approximate_gcd({4, 8}, 0), 4);
