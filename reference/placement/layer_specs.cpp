@@ -188,7 +188,8 @@ Result<void> align_to_skipped(const CacheSpec& heads, const CacheBackend& backen
 std::int64_t window_block(const CacheBackend& backend, DeviceFamily device, CacheSpec spec,
                           const BlockAlignment& alignment) {
   spec.block_size = 1;
-  const std::int64_t token = unpadded_page_bytes(customized(backend, device, spec));
+  const std::int64_t token =
+      std::max<std::int64_t>(unpadded_page_bytes(customized(backend, device, spec)), 1);
   const std::int64_t budget =
       alignment.skip_page_size_padded.value_or(token * alignment.block_size);
   const KernelSizes sizes = kernel_sizes(backend, device, &spec);

@@ -1,5 +1,7 @@
 #include "reference/placement/memory_plan.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <set>
 
@@ -22,6 +24,12 @@ Result<void> run_stages(const std::vector<PlacementLayer>& layers, bool is_bare,
     LS_ASSIGN_OR_RETURN(plan.alignment, align_blocks(layers, options));
     LS_ASSIGN_OR_RETURN(plan.layers, layers_with_specs(layers, *plan.alignment, options));
   }
+  for (const PlacementLayer& layer : plan.layers)
+    if (layer.spec && page_bytes(*layer.spec) == 0)
+      return fail(
+          fmt::format("layer {}: blocks of {} tokens do not hold one row; choose a larger "
+                      "--block-size",
+                      layer.name, layer.spec->block_size));
   plan.refused_stage = "layout";
   std::vector<std::vector<CacheOrder>> declared;
   std::set<std::string> seen;

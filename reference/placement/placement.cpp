@@ -251,6 +251,8 @@ Result<std::vector<Placement>> place_workers(const std::vector<PlacedGroup>& gro
     // The order is checked before memory: a pool of one block is planned first.
     if (!options.hisparse) LS_RETURN_IF_ERROR(place_blocks(shares.back(), order, 1, options));
     const std::int64_t block_bytes = bytes_per_block(device_groups(shares.back()), order);
+    if (block_bytes == 0)
+      return fail("a block of this worker's layers has no bytes; give it layers with rows");
     const std::int64_t memory = options.num_gpu_blocks_override
                                     ? *options.num_gpu_blocks_override * block_bytes
                                     : worker.memory_bytes;

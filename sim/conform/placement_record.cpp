@@ -327,7 +327,7 @@ json placement_record(const PlacementRecording& recording, const json& recorded)
       {"mamba_block_size", memory.alignment->mamba_block_size},
       {"mamba_page_size_padded", or_null(memory.alignment->mamba_page_size_padded)},
       {"skip_page_size_padded", or_null(memory.alignment->skip_page_size_padded)}};
-  if (memory.supported.empty()) return record;
+  if (memory.refused_stage == "specs") return record;
   const json specs = specs_record(recording, memory.layers);
   record["specs"] = specs;
   // Only the second runner marks a drafter's cache as replicated, and only it has HiSparse.
@@ -336,6 +336,7 @@ json placement_record(const PlacementRecording& recording, const json& recorded)
   });
   if (!options.hisparse)
     record["specs_of_first_runner"] = is_replicated ? "dcp_sharded differs" : "same";
+  if (memory.supported.empty()) return record;
   record["layout"] = layout_record(memory, options);
   if (memory.workers.empty()) return record;
   const std::vector<Placement>* plans = &memory.workers;

@@ -11,6 +11,8 @@ namespace lockstep {
 namespace {
 
 constexpr std::int64_t kPoolBytesMax = std::int64_t{1} << 50;
+// Sizes of a layer: their product stays below 2^63.
+constexpr std::int64_t kBlockTokensMax = 1 << 24, kHeadsMax = 1 << 12, kHeadSizeMax = 1 << 16;
 constexpr auto kTorchWords = std::to_array<JsonWord<DType>>({
     {"bfloat16", DType::bf16},
     {"float16", DType::fp16},
@@ -57,7 +59,7 @@ CacheSpec read_cache_spec(JsonValue value) {
     spec.type = *known;
   else
     type.refuse("a kind of cache");
-  spec.block_size = object.required("block_size").integer(1, kBlocksMax);
+  spec.block_size = object.required("block_size").integer(1, kBlockTokensMax);
   spec.page_size_padded = size_in(object, "page_size_padded");
   spec.dcp_sharded = is_attention(spec.type);
   may_set_flag(object, "dcp_sharded", spec.dcp_sharded);
@@ -74,7 +76,7 @@ CacheSpec read_cache_spec(JsonValue value) {
   if (spec.type == SpecType::mamba) {
     for (JsonValue shape : object.required("shapes").array()) {
       StateTensorSpec& state = spec.states.emplace_back();
-      for (JsonValue size : shape.array()) state.dims.push_back(size.integer(1, kBlocksMax));
+      for (JsonValue size : shape.array()) state.dims.push_back(size.integer(1, kHeadSizeMax));
     }
     std::size_t i = 0;
     for (JsonValue dtype : object.required("dtypes").array())
@@ -87,9 +89,9 @@ CacheSpec read_cache_spec(JsonValue value) {
     object.finish();
     return spec;
   }
-  spec.num_kv_heads = object.required("num_kv_heads").integer(1, kBlocksMax);
-  spec.head_size = object.required("head_size").integer(1, kBlocksMax);
-  spec.head_size_v = object.required("head_size_v").integer(0, kBlocksMax);
+  spec.num_kv_heads = object.required("num_kv_heads").integer(1, kHeadsMax);
+  spec.head_size = object.required("head_size").integer(1, kHeadSizeMax);
+  spec.head_size_v = object.required("head_size_v").integer(0, kHeadSizeMax);
   spec.dtype = object.required("dtype").word<DType>(kTorchWords);
   if (JsonValue mode = object.optional("kv_quant_mode")) {
     if (const auto known = quant_mode_from_name(mode.string()))
@@ -97,7 +99,8 @@ CacheSpec read_cache_spec(JsonValue value) {
     else
       mode.refuse("a quantization mode");
   }
-  spec.num_head_slots = size_in(object, "num_head_slots", 1);
+  if (JsonValue slots = object.optional("num_head_slots"); slots && !slots.is_null())
+    spec.num_head_slots = slots.integer<std::int64_t>(1, kHeadsMax);
   spec.state_content_bytes = size_in(object, "state_content_bytes", 1);
   may_set(object, "tokens_per_state", spec.tokens_per_state, 1);
   spec.max_tp_shards = size_in(object, "max_tp_shards", 1);
