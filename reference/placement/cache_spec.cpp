@@ -94,6 +94,8 @@ Merged merge_mla(const std::vector<CacheSpec>& specs) {
   merged.model_version = specs[0].model_version;
   merged.is_indexer = specs[0].is_indexer;
   merged.is_index_group_leader = specs[0].is_index_group_leader;
+  merged.non_causal_multi_token_decode =
+      std::ranges::any_of(specs, &CacheSpec::non_causal_multi_token_decode);
   merged.head_size_v = 0;
   return {merged, {}};
 }
@@ -143,6 +145,7 @@ Merged merge_full(const std::vector<CacheSpec>& specs) {
   if (!chunks.empty()) merged.attention_chunk_size = *chunks.begin();
   merged.rswa_window = specs[0].rswa_window;
   merged.sink_len = specs[0].sink_len;
+  merged.non_causal = std::ranges::any_of(specs, &CacheSpec::non_causal);
   return {merged, {}};
 }
 
@@ -249,7 +252,7 @@ bool is_uniform_type(const CacheSpec& first, const CacheSpec& other) {
     return first.num_speculative_blocks == other.num_speculative_blocks &&
            first.num_prefill_checkpoint_blocks == other.num_prefill_checkpoint_blocks &&
            first.prefill_checkpoint_alignment == other.prefill_checkpoint_alignment &&
-           page_bytes(first) == page_bytes(other);
+           page_bytes(first) == page_bytes(other) && first.tp_replicated == other.tp_replicated;
   return true;
 }
 

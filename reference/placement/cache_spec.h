@@ -103,6 +103,7 @@ struct CacheSpec {
   std::optional<std::int64_t> attention_chunk_size;  // tokens
   std::optional<std::int64_t> rswa_window;
   std::optional<std::int64_t> sink_len;
+  bool non_causal = false;  // some layer attends to what follows
   // MLA rows.
   std::optional<std::string> cache_dtype_str;
   std::optional<std::int64_t> topk_buffer_width;
@@ -111,9 +112,11 @@ struct CacheSpec {
   bool is_indexer = false;  // cache_role
   bool is_index_group_leader = false;
   bool bounded_replay = false;
+  bool non_causal_multi_token_decode = false;
   // States.
   std::vector<StateTensorSpec> states;
   std::string mamba_type;
+  bool tp_replicated = false;  // every rank of TP holds the whole state
   MambaCacheMode mamba_cache_mode = MambaCacheMode::none;
   std::int64_t num_speculative_blocks = 0;
   std::int64_t num_prefill_checkpoint_blocks = 0;

@@ -19,6 +19,9 @@ Result<void> run_stages(const std::vector<PlacementLayer>& layers, bool is_bare,
     return fail("mamba_cache_mode all does not exist any more; use align");
   plan.refused_stage = "specs";
   plan.layers = layers;
+  for (const PlacementLayer& layer : layers)
+    if (!layer.backend.empty() && find_cache_backend(layer.backend) == nullptr)
+      return fail(fmt::format("layer {}: no backend {} is known", layer.name, layer.backend));
   plan.alignment = {options.block_size.value_or(16), options.max_model_len, {}, {}};
   if (!is_bare) {
     LS_ASSIGN_OR_RETURN(plan.alignment, align_blocks(layers, options));

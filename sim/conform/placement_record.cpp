@@ -264,6 +264,9 @@ json spec_record(const CacheSpec& spec) {
   if (const std::int64_t bytes = stride_alignment_bytes(spec); bytes != 1)
     record["stride_alignment_bytes"] = bytes;
   if (spec.is_draft.value) record["is_draft"] = true;
+  if (spec.non_causal) record["non_causal"] = true;
+  if (spec.non_causal_multi_token_decode) record["non_causal_multi_token_decode"] = true;
+  if (spec.tp_replicated) record["tp_replicated"] = true;
   if (spec.type == SpecType::mamba) {
     record["shapes"] = record["dtypes"] = json::array();
     for (const StateTensorSpec& state : spec.states) {

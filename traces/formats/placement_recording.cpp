@@ -64,6 +64,9 @@ CacheSpec read_cache_spec(JsonValue value) {
   spec.dcp_sharded = is_attention(spec.type);
   may_set_flag(object, "dcp_sharded", spec.dcp_sharded);
   may_set_flag(object, "is_draft", spec.is_draft.value);
+  may_set_flag(object, "non_causal", spec.non_causal);
+  may_set_flag(object, "non_causal_multi_token_decode", spec.non_causal_multi_token_decode);
+  may_set_flag(object, "tp_replicated", spec.tp_replicated);
   // What follows from the rest.
   for (const char* derived : {"page_size_bytes", "hnc", "stride_alignment_bytes"})
     object.optional(derived);
@@ -186,10 +189,7 @@ void read_layer(JsonValue value, PlacementRecording& plan) {
       return spec.refuse("the index of a spec");
     layer.spec = plan.specs[static_cast<std::size_t>(index)];
   }
-  if (JsonValue backend = entry[2]; !backend.is_null()) {
-    layer.backend = backend.string();
-    if (find_cache_backend(layer.backend) == nullptr) backend.refuse("a backend");
-  }
+  if (JsonValue backend = entry[2]; !backend.is_null()) layer.backend = backend.string();
   plan.layers.push_back(std::move(layer));
 }
 
