@@ -3,12 +3,15 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <nlohmann/json.hpp>
 #include <optional>
+#include <set>
 
 #include "reference/plan/capacity.h"
 #include "reference/plan/layout.h"
 #include "reference/plan/page_size.h"
 #include "reference/plan/planner.h"
+#include "sim/conform/placement_record.h"
 
 namespace lockstep {
 namespace {
@@ -174,6 +177,76 @@ class Comparison {
   std::int64_t views_compared_ = 0;
 };
 
+// Inputs of a line, and what it says of another part of the engine.
+bool is_compared(const std::string& key) {
+  static const std::set<std::string> inputs = {"layout_recording", "engine", "options",
+                                               "layers",           "shared", "workers"};
+  return !inputs.contains(key);
+}
+
+// The first value that differs. A refusal is one in any words; that the recorder's own machine had
+// too little memory for a pool says nothing about the plan.
+std::optional<ConformMismatch> first_difference(const nlohmann::json& recorded,
+                                                const nlohmann::json& model,
+                                                const std::string& at) {
+  if (recorded.is_object() && model.is_object()) {
+    const bool is_refused = recorded.contains("refused");
+    if (is_refused && recorded["refused"].is_string() &&
+        recorded["refused"].get<std::string>().find("DefaultCPUAllocator") != std::string::npos)
+      return std::nullopt;
+    for (const auto& [key, value] : recorded.items()) {
+      if (at.empty() && !is_compared(key)) continue;
+      const std::string name = at.empty() ? key : at + "." + key;
+      if (!model.contains(key)) return ConformMismatch{"", 0, name, value.dump(), "nothing"};
+      if ((key == "refused" && value.is_string()) || name == "refused.text") continue;
+      if (auto difference = first_difference(value, model[key], name)) return difference;
+    }
+    for (const auto& [key, value] : model.items())
+      if (!recorded.contains(key))
+        return ConformMismatch{"", 0, at.empty() ? key : at + "." + key, "nothing", value.dump()};
+    return std::nullopt;
+  }
+  if (recorded.is_array() && model.is_array() && recorded.size() == model.size()) {
+    for (std::size_t i = 0; i < recorded.size(); ++i)
+      if (auto difference = first_difference(recorded[i], model[i], fmt::format("{}[{}]", at, i)))
+        return difference;
+    return std::nullopt;
+  }
+  // "copy: what it is": the word tells.
+  const bool is_defect = at.starts_with("defects[") && recorded.is_string() && model.is_string();
+  if (is_defect && recorded.get<std::string>().starts_with(model.get<std::string>() + ":"))
+    return std::nullopt;
+  if (recorded == model) return std::nullopt;
+  return ConformMismatch{"", 0, at, recorded.dump(), model.dump()};
+}
+
+Result<LayoutConformance> conform_placements(const std::string& path) {
+  const auto recordings = read_placement_recordings(path);
+  if (!recordings) return tl::unexpected(recordings.error());
+  LayoutConformance result;
+  result.file = path;
+  for (const PlacementRecording& recording : *recordings) {
+    const auto recorded = nlohmann::json::parse(recording.json);
+    const auto model = placement_record(recording, recorded);
+    ++result.plans;
+    const auto pools = recorded.value("pools", nlohmann::json::object());
+    for (const auto& [name, pool] : pools.items())
+      for (const char* runner : {"first_runner", "second_runner"})
+        if (pool.contains(runner) && pool[runner].is_object())
+          result.views += static_cast<std::int64_t>(
+              pool[runner].value("views", nlohmann::json::object()).size());
+    auto mismatch = first_difference(recorded, model, "");
+    if (!mismatch) {
+      ++result.agreed;
+      continue;
+    }
+    mismatch->file = path;
+    mismatch->step = recording.line;
+    result.mismatches.push_back({std::move(*mismatch), recording.model});
+  }
+  return result;
+}
+
 }  // namespace
 
 LayerSpecs unaligned_layers(const LayoutRecording& recording) {
@@ -187,6 +260,7 @@ LayerSpecs unaligned_layers(const LayoutRecording& recording) {
 }
 
 Result<LayoutConformance> conform_layouts(const std::string& path, const ViewSource& backend) {
+  if (is_placement_recording(path)) return conform_placements(path);
   const auto recordings = read_layout_recordings(path);
   if (!recordings) return tl::unexpected(recordings.error());
   LayoutConformance result;

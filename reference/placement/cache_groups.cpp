@@ -1,0 +1,372 @@
+#include "reference/placement/cache_groups.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <map>
+#include <numeric>
+#include <set>
+
+namespace lockstep {
+namespace {
+
+std::vector<CacheSpec> values_of(const NamedCacheSpecs& specs) {
+  std::vector<CacheSpec> values;
+  for (const auto& [name, spec] : specs) values.push_back(spec);
+  return values;
+}
+
+std::vector<std::string> names_of(const NamedCacheSpecs& specs) {
+  std::vector<std::string> names;
+  for (const auto& [name, spec] : specs) names.push_back(name);
+  return names;
+}
+
+PlacedGroup group_of(std::vector<std::string> names, CacheSpec spec) {
+  PlacedGroup group;
+  group.layer_names = std::move(names);
+  group.spec = std::move(spec);
+  return group;
+}
+
+bool is_one_type(const NamedCacheSpecs& specs) {
+  return std::ranges::all_of(
+      specs, [&](const NamedCacheSpec& s) { return is_uniform_type(specs[0].second, s.second); });
+}
+
+template <class Predicate>
+bool any_type(const NamedCacheSpecs& specs, Predicate predicate) {
+  return std::ranges::any_of(specs,
+                             [&](const NamedCacheSpec& s) { return predicate(s.second.type); });
+}
+bool is_chunked(SpecType type) { return type == SpecType::chunked_local; }
+bool is_hidden(SpecType type) { return type == SpecType::hidden_state; }
+
+// Windows and chunks as full attention: the same pages, all blocks kept.
+Result<NamedCacheSpecs> promoted(const NamedCacheSpecs& specs) {
+  const auto is_settled = [](const NamedCacheSpecs& all) -> Result<bool> {
+    const Merged merged = merge_specs(values_of(all));
+    if (!merged.refused.empty()) return fail(merged.refused);
+    return merged.spec.has_value() || is_one_type(all);
+  };
+  LS_ASSIGN_OR_RETURN(const bool settled, is_settled(specs));
+  if (settled) return specs;
+  NamedCacheSpecs result = specs;
+  std::set<std::int64_t> full_blocks;
+  for (const auto& [name, spec] : specs)
+    if (is_full_attention(spec.type)) full_blocks.insert(spec.block_size);
+  if (!full_blocks.empty() && (any_type(specs, is_sliding_window) || any_type(specs, is_chunked))) {
+    for (auto& [name, spec] : result) {
+      if (!is_sliding_window(spec.type) && !is_chunked(spec.type)) continue;
+      if (spec.type == SpecType::sliding_window_mla)
+        return fail(
+            fmt::format("layer {}: windows of MLA rows cannot be kept as full attention; "
+                        "enable the hybrid manager",
+                        name));
+      const std::int64_t block = full_blocks.size() == 1 ? *full_blocks.begin() : spec.block_size;
+      if (spec.page_size_padded)
+        spec.page_size_padded =
+            std::max(*spec.page_size_padded, unpadded_page_bytes(spec) * block / spec.block_size);
+      spec.type = SpecType::full;
+      spec.extra_retained_tokens = 0;
+      spec = with_block_size(spec, block);
+    }
+  }
+  LS_ASSIGN_OR_RETURN(const bool done, is_settled(result));
+  if (!done)
+    return fail(
+        "without the hybrid manager all layers must take one type of cache, and these "
+        "cannot; enable it");
+  return result;
+}
+
+// Sharded and replicated caches apart.
+Result<void> promote_all(NamedCacheSpecs& specs) {
+  for (const bool replicated : {false, true}) {
+    NamedCacheSpecs part;
+    for (const NamedCacheSpec& s : specs)
+      if ((is_attention(s.second.type) && !s.second.dcp_sharded) == replicated) part.push_back(s);
+    if (part.empty()) continue;
+    LS_ASSIGN_OR_RETURN(const NamedCacheSpecs changed, promoted(part));
+    for (const auto& [name, spec] : changed)
+      std::ranges::find(specs, name, &NamedCacheSpec::first)->second = spec;
+  }
+  return {};
+}
+
+// Pages made equal: states and plain rows padded, blocks multiplied where the page divides.
+// `is_final`: the engine stops at an assertion here and tries nothing else.
+Result<NamedCacheSpecs> equal_pages(NamedCacheSpecs specs, bool& is_final) {
+  std::int64_t page = 0;
+  for (const auto& [name, spec] : specs) page = std::max(page, page_bytes(spec));
+  for (auto& [name, spec] : specs) {
+    const std::int64_t own = page_bytes(spec);
+    if (own == page) continue;
+    if (spec.type == SpecType::mamba) {
+      spec.page_size_padded = page;
+    } else if (page % own == 0) {
+      spec = with_block_size(spec, spec.block_size * (page / own));
+    } else if (is_attention(spec.type) && !is_mla(spec.type)) {
+      spec.page_size_padded = page;
+      apply_alignment(spec);  // its own alignment wins
+    } else {
+      return fail(
+          fmt::format("layer {}: its page of {} bytes does not divide the largest page of "
+                      "{} bytes, and rows of MLA cannot be padded; use an order with "
+                      "blocks outermost",
+                      name, own, page));
+    }
+    is_final = page_bytes(spec) != page || unpadded_page_bytes(spec) > page;
+    if (is_final)
+      return fail(fmt::format("layer {}: its page cannot be made {} bytes", name, page));
+  }
+  return specs;
+}
+
+// Equal pages in groups of equal size, layers dealt out round robin.
+Result<std::vector<PlacedGroup>> equal_page_groups(const NamedCacheSpecs& specs) {
+  struct Bucket {
+    std::vector<CacheSpec> specs;
+    NamedCacheSpecs layers;
+  };
+  std::vector<Bucket> same;  // layers of one spec
+  for (const NamedCacheSpec& layer : specs) {
+    auto at = std::ranges::find_if(
+        same, [&](const Bucket& bucket) { return bucket.specs[0] == layer.second; });
+    if (at == same.end()) at = same.insert(same.end(), Bucket{{layer.second}, {}});
+    at->layers.push_back(layer);
+  }
+  std::vector<Bucket> buckets;
+  for (Bucket& bucket : same) {
+    const auto takes = [&](const Bucket& other) {
+      std::vector<CacheSpec> all = other.specs;
+      all.push_back(bucket.specs[0]);
+      return merge_specs(all).spec.has_value();
+    };
+    const auto at = std::ranges::find_if(buckets, takes);
+    if (at == buckets.end()) {
+      buckets.push_back(std::move(bucket));
+      continue;
+    }
+    at->specs.push_back(bucket.specs[0]);
+    at->layers.insert(at->layers.end(), bucket.layers.begin(), bucket.layers.end());
+  }
+  const auto [fewest, most] =
+      std::ranges::minmax(buckets, {}, [](const Bucket& b) { return b.layers.size(); });
+  const std::size_t least = fewest.layers.size(), greatest = most.layers.size();
+  const std::size_t group_size = greatest * 2 < least * 3 ? greatest : least;
+  std::vector<PlacedGroup> groups;
+  for (const Bucket& bucket : buckets) {
+    const std::size_t count = (bucket.layers.size() + group_size - 1) / group_size;
+    for (std::size_t g = 0; g < count; ++g) {
+      NamedCacheSpecs layers;
+      for (std::size_t i = g; i < bucket.layers.size(); i += count)
+        layers.push_back(bucket.layers[i]);
+      const Merged merged = merge_specs(values_of(layers));
+      if (!merged.spec) return fail("layers of one group do not share a spec");
+      groups.push_back(group_of(names_of(layers), *merged.spec));
+    }
+  }
+  return groups;
+}
+
+// Plain windows beside MLA rows, whose pages cannot be made equal: all kept as full attention.
+std::optional<PlacedGroup> full_allocation(const NamedCacheSpecs& specs) {
+  const auto is = [&](SpecType type) {
+    return any_type(specs, [&](SpecType other) { return other == type; });
+  };
+  if (any_type(specs, is_hidden) || is(SpecType::sliding_window_mla) || any_type(specs, is_chunked))
+    return std::nullopt;
+  if (!any_type(specs, is_mla) || !is(SpecType::sliding_window)) return std::nullopt;
+  const auto changed = promoted(specs);
+  if (!changed || !is_one_type(*changed)) return std::nullopt;
+  return uniform_group(*changed);
+}
+
+// A group for each layer of hidden states, in pages of the common size.
+void add_hidden_groups(const NamedCacheSpecs& hidden, std::vector<PlacedGroup>& groups) {
+  const auto token_bytes = [](const CacheSpec& spec) {
+    return spec.num_kv_heads * spec.head_size * itemsize_bytes(spec.dtype);
+  };
+  std::int64_t page = page_bytes(groups[0].spec);
+  std::int64_t largest = 0;
+  for (const auto& [name, spec] : hidden) largest = std::max(largest, token_bytes(spec));
+  if (largest > page) {
+    const std::int64_t scale = divided_up(largest, page);
+    page *= scale;
+    for (PlacedGroup& group : groups) {
+      if (group.spec.page_size_padded) *group.spec.page_size_padded *= scale;
+      group.spec = with_block_size(group.spec, group.spec.block_size * scale);
+    }
+  }
+  std::int64_t common = 0;
+  for (const PlacedGroup& group : groups) common = std::gcd(common, group.spec.block_size);
+  for (auto [name, spec] : hidden) {
+    std::int64_t block = std::min(common, std::max<std::int64_t>(page / token_bytes(spec), 1));
+    while (common % block != 0) --block;
+    spec.block_size = block;
+    spec.page_size_padded = page;
+    groups.push_back(group_of({name}, spec));
+  }
+}
+
+Result<std::vector<PlacedGroup>> group_layers(NamedCacheSpecs& specs, CacheOrder order,
+                                              const PlacementOptions& options) {
+  if (options.disable_hybrid) LS_RETURN_IF_ERROR(promote_all(specs));
+  if (specs.empty()) return std::vector<PlacedGroup>{};
+  if (options.hisparse && any_type(specs, is_mla)) return hisparse_groups(specs, order, options);
+  const Merged merged = merge_specs(values_of(specs));
+  if (!merged.refused.empty()) return fail(merged.refused);
+  if (merged.spec) return std::vector{group_of(names_of(specs), *merged.spec)};
+  if (is_one_type(specs)) return std::vector{uniform_group(specs)};
+  NamedCacheSpecs hidden, others;
+  std::set<std::int64_t> pages;
+  for (const NamedCacheSpec& layer : specs) {
+    const bool is_apart = is_hidden(layer.second.type);
+    (is_apart ? hidden : others).push_back(layer);
+    if (!is_apart) pages.insert(page_bytes(layer.second));
+  }
+  if (is_block_outermost(order) && pages.size() > 1) {
+    LS_ASSIGN_OR_RETURN(std::vector<PlacedGroup> groups, packed_groups(others));
+    for (const auto& [name, spec] : hidden) groups.push_back(group_of({name}, spec));
+    return groups;
+  }
+  bool is_final = false;
+  auto equal = equal_pages(others, is_final);
+  if (!equal) {
+    const auto fallback = is_final ? std::nullopt : full_allocation(specs);
+    if (!fallback) return tl::unexpected(equal.error());
+    return std::vector{*fallback};
+  }
+  LS_ASSIGN_OR_RETURN(std::vector<PlacedGroup> groups, equal_page_groups(*equal));
+  if (!hidden.empty()) add_hidden_groups(hidden, groups);
+  return groups;
+}
+
+}  // namespace
+
+PlacedGroup uniform_group(NamedCacheSpecs specs) {
+  PlacedGroup group = group_of(names_of(specs), specs[0].second);
+  group.is_uniform = true;
+  group.by_layer = std::move(specs);
+  return group;
+}
+
+std::int64_t approximate_gcd(const std::vector<std::int64_t>& values, std::int64_t lower_bound) {
+  const std::int64_t first = std::max<std::int64_t>(lower_bound, 1);
+  std::int64_t best = first, best_waste = -1;
+  for (std::int64_t d = first; d <= *std::ranges::max_element(values); ++d) {
+    std::int64_t waste = 0;
+    for (const std::int64_t value : values) waste += (d - value % d) % d;
+    if (best_waste < 0 || waste <= best_waste) {
+      best = d;
+      best_waste = waste;
+    }
+  }
+  return best;
+}
+
+Result<std::vector<PlacedGroup>> packed_groups(const NamedCacheSpecs& specs) {
+  struct Bucket {
+    NamedCacheSpecs layers;
+    std::vector<std::pair<std::int64_t, NamedCacheSpecs>> by_page;  // in order of appearance
+    bool is_pattern = true;   // as many layers of each page size
+    std::size_t repeats = 0;  // layers of the commonest page size
+  };
+  std::vector<Bucket> buckets;
+  for (const NamedCacheSpec& layer : specs) {
+    auto at = std::ranges::find_if(buckets, [&](const Bucket& bucket) {
+      return is_uniform_type(bucket.layers[0].second, layer.second);
+    });
+    if (at == buckets.end()) at = buckets.insert(buckets.end(), Bucket{});
+    at->layers.push_back(layer);
+  }
+  std::int64_t least_repeats = 0;
+  for (Bucket& bucket : buckets) {
+    for (const NamedCacheSpec& layer : bucket.layers) {
+      const std::int64_t page = page_bytes(layer.second);
+      auto at =
+          std::ranges::find(bucket.by_page, page, &std::pair<std::int64_t, NamedCacheSpecs>::first);
+      if (at == bucket.by_page.end())
+        at = bucket.by_page.insert(bucket.by_page.end(), {page, NamedCacheSpecs{}});
+      at->second.push_back(layer);
+    }
+    for (const auto& [page, layers] : bucket.by_page) {
+      bucket.is_pattern &= layers.size() == bucket.by_page[0].second.size();
+      bucket.repeats = std::max(bucket.repeats, layers.size());
+    }
+    if (bucket.is_pattern && bucket.by_page.size() > 1)
+      least_repeats = std::max(least_repeats, static_cast<std::int64_t>(bucket.repeats));
+  }
+  std::int64_t repeats_per_group = 0;  // 0: no pattern of unlike pages
+  if (least_repeats != 0) {
+    std::vector<std::int64_t> repeats;
+    for (const Bucket& bucket : buckets)
+      if (bucket.is_pattern) repeats.push_back(static_cast<std::int64_t>(bucket.repeats));
+    repeats_per_group = approximate_gcd(repeats, least_repeats);
+  }
+  const auto groups_of = [&](const Bucket& bucket) -> std::int64_t {
+    if (!bucket.is_pattern || repeats_per_group == 0) return 1;
+    return divided_up(static_cast<std::int64_t>(bucket.repeats), repeats_per_group);
+  };
+  const auto can_shrink = [&](const Bucket& bucket) {
+    const SpecType type = bucket.layers[0].second.type;
+    return type == SpecType::mamba || type == SpecType::circular_buffer ||
+           (repeats_per_group == 0 && is_sliding_window(type));
+  };
+  // Bytes that a block holds however the buckets that can shrink are split.
+  std::int64_t anchor = 0;
+  for (const Bucket& bucket : buckets) {
+    const auto count =
+        can_shrink(bucket) ? static_cast<std::int64_t>(bucket.layers.size()) : groups_of(bucket);
+    std::int64_t bytes = 0;
+    for (const auto& [page, layers] : bucket.by_page)
+      bytes += divided_up(static_cast<std::int64_t>(layers.size()), count) * page;
+    anchor = std::max(anchor, bytes);
+  }
+  std::vector<PlacedGroup> groups;
+  for (const Bucket& bucket : buckets) {
+    std::int64_t count = groups_of(bucket);
+    if (anchor != 0 && can_shrink(bucket)) {
+      const std::int64_t fit =
+          std::max<std::int64_t>(anchor / page_bytes(bucket.layers[0].second), 1);
+      count = std::max(count, divided_up(static_cast<std::int64_t>(bucket.layers.size()), fit));
+    }
+    if (count == 1) {
+      groups.push_back(uniform_group(bucket.layers));
+      continue;
+    }
+    // The engine deals out repeats of a pattern; of unlike counts it would lose layers, and stops.
+    if (!bucket.is_pattern)
+      return fail(
+          fmt::format("{} layers like {} have pages of unlike sizes in unlike numbers and "
+                      "cannot be split into {} groups; use an order with layers outermost",
+                      bucket.layers.size(), bucket.layers[0].first, count));
+    const std::size_t repeats = bucket.repeats;
+    for (std::int64_t g = 0; g < count; ++g) {
+      NamedCacheSpecs layers;
+      for (auto r = static_cast<std::size_t>(g); r < repeats; r += static_cast<std::size_t>(count))
+        for (const auto& [page, of_page] : bucket.by_page) layers.push_back(of_page[r]);
+      groups.push_back(uniform_group(layers));
+    }
+  }
+  return groups;
+}
+
+Result<std::vector<PlacedGroup>> cache_groups(NamedCacheSpecs specs, CacheOrder order,
+                                              const PlacementOptions& options) {
+  for (auto& [name, spec] : specs)
+    if (is_sliding_window(spec.type))
+      spec.extra_retained_tokens = options.mtp_modules > 1 ? options.drafted_tokens() - 1 : 0;
+  LS_ASSIGN_OR_RETURN(std::vector<PlacedGroup> groups, group_layers(specs, order, options));
+  if (options.spec_method == "dflash" || options.spec_method.empty()) return groups;
+  std::set<std::string> drafts;
+  for (const auto& [name, spec] : specs)
+    if (spec.is_draft.value) drafts.insert(name);
+  for (PlacedGroup& group : groups)
+    group.is_eagle_group = std::ranges::any_of(
+        group.layer_names, [&](const std::string& name) { return drafts.contains(name); });
+  return groups;
+}
+
+}  // namespace lockstep

@@ -1,0 +1,32 @@
+// Which layers share a block table: the rules of vllm/v1/core/kv_cache_planning.py
+// (get_kv_cache_groups), the first one that applies.
+#pragma once
+
+#include <vector>
+
+#include "base/result.h"
+#include "reference/placement/placement.h"
+
+namespace lockstep {
+
+// The groups of the whole model; windows have got their extra_retained_tokens and groups with a
+// drafter's layers are marked. An Error: the layers cannot be brought together.
+Result<std::vector<PlacedGroup>> cache_groups(NamedCacheSpecs specs, CacheOrder order,
+                                              const PlacementOptions& options);
+
+// Packing apart (_get_packed_kv_cache_groups): unlike pages side by side in one block. Requires
+// an order with blocks outermost and more than one page size.
+// An Error: windows or states of unlike pages that must be split and come in unlike numbers.
+Result<std::vector<PlacedGroup>> packed_groups(const NamedCacheSpecs& specs);
+// The number of repeats d that wastes least when every value is rounded up to a multiple of it; the
+// larger of equals.
+std::int64_t approximate_gcd(const std::vector<std::int64_t>& values, std::int64_t lower_bound);
+
+PlacedGroup uniform_group(NamedCacheSpecs specs);
+
+// The host group of sparse MLA pages, the indexers, and the resident and hot groups of the device
+// (vllm/v1/hisparse/layout.py). Requires MLA layers.
+Result<std::vector<PlacedGroup>> hisparse_groups(const NamedCacheSpecs& specs, CacheOrder order,
+                                                 const PlacementOptions& options);
+
+}  // namespace lockstep

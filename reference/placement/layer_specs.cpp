@@ -1,0 +1,449 @@
+#include "reference/placement/layer_specs.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <numeric>
+#include <set>
+
+#include "base/check.h"
+#include "reference/placement/cache_groups.h"
+
+namespace lockstep {
+namespace {
+
+constexpr std::int64_t kDefaultBlock = 16, kScaleBytes = 4;
+
+// Kinds of layers whose specs follow one rule.
+enum class LayerKind : std::uint8_t {
+  plain,      // K and V of heads
+  latent,     // one row of MLA a token
+  v4_latent,  // compressed rows
+  v4_window,  // the window beside them
+  v4_state,   // what is still to be compressed
+  indexer,    // keys of a sparse indexer
+  own_rows,   // rows in a format of their own
+};
+
+LayerKind kind_of(std::string_view backend) {
+  if (backend.starts_with("v4")) return LayerKind::v4_latent;
+  if (backend == "sparse_swa") return LayerKind::v4_window;
+  if (backend.starts_with("compressor")) return LayerKind::v4_state;
+  if (backend.starts_with("indexer")) return LayerKind::indexer;
+  if (backend == "qsa_state" || backend == "cache_only") return LayerKind::own_rows;
+  if (backend.find("mla") != std::string_view::npos) return LayerKind::latent;
+  return LayerKind::plain;
+}
+
+const CacheBackend& backend_named(const std::string& name) {
+  const CacheBackend* backend = find_cache_backend(name);
+  LS_CHECK(backend != nullptr, "no backend {}", name);
+  return *backend;
+}
+
+std::int64_t packed_bits(std::int64_t elements, std::int64_t bits) {
+  return divided_up(elements * bits, 8);
+}
+
+// TurboQuant: keys of 8 bits, or fewer and a norm; values with scale and zero point.
+std::int64_t turboquant_bytes(QuantMode mode, std::int64_t head_size) {
+  const bool is_k8 = mode == QuantMode::TURBOQUANT_K8V4;
+  const std::int64_t key = is_k8 ? 8 : mode == QuantMode::TURBOQUANT_4BIT_NC ? 4 : 3;
+  const std::int64_t value = mode == QuantMode::TURBOQUANT_3BIT_NC ? 3 : 4;
+  const std::int64_t bytes =
+      packed_bits(head_size, key) + (is_k8 ? 0 : 2) + packed_bits(head_size, value) + 4;
+  return round_up_to(bytes, 2);
+}
+
+bool is_per_token_head(QuantMode mode) {
+  return mode == QuantMode::INT8_PER_TOKEN_HEAD || mode == QuantMode::FP8_PER_TOKEN_HEAD ||
+         mode == QuantMode::INT4_PER_TOKEN_HEAD;
+}
+
+// Distinct backends with rows of tokens, in layer order.
+std::vector<const CacheBackend*> token_backends(const std::vector<PlacementLayer>& layers) {
+  std::vector<const CacheBackend*> backends;
+  for (const PlacementLayer& layer : layers) {
+    const CacheBackend* backend = find_cache_backend(layer.backend);
+    if (backend == nullptr || is_state_backend(*backend)) continue;
+    if (std::ranges::find(backends, backend) == backends.end()) backends.push_back(backend);
+  }
+  return backends;
+}
+
+std::vector<std::int64_t> bases_of(const KernelSizes& sizes) {
+  std::vector<std::int64_t> bases = sizes.listed;
+  if (sizes.multiple_of != 0) bases.push_back(sizes.multiple_of);
+  return bases;
+}
+
+bool supports_block(const CacheBackend& backend, DeviceFamily device, std::int64_t block_size) {
+  const auto bases = bases_of(kernel_sizes(backend, device, nullptr));
+  return std::ranges::any_of(bases, [&](std::int64_t base) { return block_size % base == 0; });
+}
+
+Result<std::int64_t> preferred_block(const std::vector<const CacheBackend*>& backends,
+                                     DeviceFamily device) {
+  const auto all_take = [&](std::int64_t size) {
+    return std::ranges::all_of(
+        backends, [&](const CacheBackend* b) { return supports_block(*b, device, size); });
+  };
+  if (backends.size() == 1 && backends[0]->name == "sparse_swa") return 256;
+  if (all_take(kDefaultBlock)) return kDefaultBlock;
+  if (backends.size() == 1) return kernel_sizes(*backends[0], device, nullptr).smallest();
+  std::set<std::int64_t> candidates = {1};
+  for (const CacheBackend* backend : backends) {
+    std::set<std::int64_t> combined;
+    for (const std::int64_t base : bases_of(kernel_sizes(*backend, device, nullptr)))
+      for (const std::int64_t other : candidates) combined.insert(std::lcm(base, other));
+    candidates = std::move(combined);
+  }
+  for (const std::int64_t size : candidates)
+    if (all_take(size)) return size;
+  return fail("the backends of this model share no block size");
+}
+
+// The layer whose heads stand for the model's.
+const PlacementLayer* main_layer(const std::vector<PlacementLayer>& layers) {
+  const auto at = std::ranges::find_if(layers, [](const PlacementLayer& layer) {
+    if (!layer.spec || !is_attention(layer.spec->type) || layer.spec->is_draft.value) return false;
+    const LayerKind kind = kind_of(layer.backend);
+    return kind == LayerKind::plain || kind == LayerKind::latent;
+  });
+  return at == layers.end() ? nullptr : &*at;
+}
+
+// Bytes of one token in a layer with the model's heads.
+std::int64_t token_bytes(const CacheBackend& backend, DeviceFamily device, const CacheSpec& heads,
+                         const CacheFormat& format) {
+  CacheSpec spec;
+  spec.block_size = 1;
+  spec.num_kv_heads = heads.num_kv_heads;
+  spec.head_size = spec.head_size_v = heads.head_size;
+  spec.dtype = format.dtype;
+  spec.kv_quant_mode = format.mode;
+  return page_bytes(customized(backend, device, spec));
+}
+
+// The attention block grows until its page holds the states; their page is padded to it.
+void align_to_states(const std::vector<PlacementLayer>& layers, const CacheSpec& heads,
+                     const std::vector<const CacheBackend*>& backends,
+                     const PlacementOptions& options, BlockAlignment& alignment) {
+  std::int64_t state_bytes = 0;
+  for (const PlacementLayer& layer : layers)
+    if (layer.spec && layer.spec->type == SpecType::mamba)
+      state_bytes = std::max(state_bytes, content_bytes(*layer.spec));
+  if (state_bytes == 0) return;
+  const CacheFormat format = cache_format(options.kv_dtype, options.model_dtype);
+  const bool has_mla = is_mla(heads.type);
+  std::int64_t bytes = token_bytes(*backends[0], options.device, heads, format);
+  if (has_mla) {
+    bytes = heads.head_size * itemsize_bytes(format.dtype);
+  } else if (options.kv_dtype.starts_with("turboquant_")) {
+    bytes = heads.num_kv_heads * turboquant_bytes(format.mode, heads.head_size);
+    if (!options.skip_layers.empty())
+      bytes = std::lcm(
+          bytes, 2 * heads.num_kv_heads * heads.head_size * itemsize_bytes(options.model_dtype));
+  }
+  std::int64_t unit = std::max(kernel_sizes(*backends[0], options.device, nullptr).smallest(),
+                               alignment.block_size);
+  if (has_mla) unit = std::max<std::int64_t>(unit, 128);
+  std::int64_t common = 1;
+  for (const CacheBackend* backend : backends)
+    common = std::lcm(common, kernel_sizes(*backend, options.device, nullptr).smallest());
+  const std::int64_t block = round_up_to(unit * divided_up(state_bytes, unit * bytes), common);
+  alignment.block_size = std::max(alignment.block_size, block);
+  if (options.mamba_cache_mode == MambaCacheMode::align)
+    alignment.mamba_block_size = alignment.block_size;
+  if (alignment.block_size * bytes != state_bytes)
+    alignment.mamba_page_size_padded = alignment.block_size * bytes;
+}
+
+// Quantized layers beside unquantized ones: the quantized block grows until its page holds a kernel
+// block of the others, which are padded to it.
+Result<void> align_to_skipped(const CacheSpec& heads, const CacheBackend& backend,
+                              const PlacementOptions& options, BlockAlignment& alignment) {
+  const std::int64_t primary = token_bytes(backend, options.device, heads,
+                                           cache_format(options.kv_dtype, options.model_dtype));
+  const std::int64_t skipped =
+      token_bytes(backend, options.device, heads, {options.model_dtype, QuantMode::NONE});
+  if (skipped < primary)
+    return fail(
+        fmt::format("layers left unquantized take {} bytes a token, fewer than the {} of "
+                    "quantized ones",
+                    skipped, primary));
+  if (skipped == primary) return {};
+  const std::int64_t kernel = kernel_sizes(backend, options.device, nullptr).smallest();
+  const std::int64_t unit = std::max(kernel, alignment.block_size);
+  const std::int64_t page =
+      std::max(skipped * kernel, alignment.mamba_page_size_padded.value_or(0));
+  alignment.block_size = std::max(alignment.block_size, unit * divided_up(page, unit * primary));
+  alignment.skip_page_size_padded = alignment.block_size * primary;
+  if (alignment.mamba_page_size_padded)
+    alignment.mamba_page_size_padded = alignment.skip_page_size_padded;
+  return {};
+}
+
+// A window picks its own block: the largest kernel size whose page fits the primary page.
+std::int64_t window_block(const CacheBackend& backend, DeviceFamily device, CacheSpec spec,
+                          const BlockAlignment& alignment) {
+  spec.block_size = 1;
+  const std::int64_t token =
+      std::max<std::int64_t>(unpadded_page_bytes(customized(backend, device, spec)), 1);
+  const std::int64_t budget =
+      alignment.skip_page_size_padded.value_or(token * alignment.block_size);
+  const KernelSizes sizes = kernel_sizes(backend, device, &spec);
+  std::vector<std::int64_t> candidates = sizes.listed;
+  if (sizes.multiple_of != 0)
+    candidates.push_back(
+        std::max(sizes.multiple_of, budget / token / sizes.multiple_of * sizes.multiple_of));
+  std::int64_t best = 0;
+  for (const std::int64_t size : candidates)
+    if (size * token <= budget) best = std::max(best, size);
+  return best != 0 ? best : *std::ranges::min_element(candidates);
+}
+
+struct SpecMaker {
+  const BlockAlignment& alignment;
+  const PlacementOptions& options;
+  bool is_v41 = false;
+
+  // V4.1 on sm100 keeps shorter records.
+  bool has_short_records() const { return is_v41 && options.device == DeviceFamily::sm100; }
+  bool has_packed_rows() const {
+    return options.kv_dtype == "fp8_ds_mla" || options.kv_dtype == "nvfp4_ds_mla";
+  }
+  std::int64_t page_alignment() const {
+    return has_packed_rows() && !has_short_records() ? 576 : 512;
+  }
+
+  void latent(CacheSpec& spec, const CacheFormat& format) const {
+    spec.dtype = format.dtype;
+    spec.kv_quant_mode = format.mode;
+    spec.cache_dtype_str = options.kv_dtype;
+    spec.max_tp_shards = 1;
+    if (options.kv_dtype == "fp8_ds_mla") spec.state_content_bytes = 656;
+    if (options.kv_dtype == "nvfp4_ds_mla") spec.state_content_bytes = 352;
+  }
+
+  void v4_rows(CacheSpec& spec, const CacheFormat& format, bool is_window) const {
+    spec.dtype = format.dtype;
+    spec.kv_quant_mode = format.mode;
+    spec.cache_dtype_str = options.kv_dtype;
+    spec.model_version = "deepseek_v4";
+    spec.alignment = page_alignment();
+    const std::int64_t record = options.kv_dtype == "nvfp4_ds_mla" ? 288 : 528;
+    if (is_window || !is_v41) spec.max_tp_shards = 1;
+    if (is_window) spec.block_size = is_v41 ? 32 : 64;
+    if (!has_packed_rows()) return;
+    spec.state_content_bytes = !has_short_records() ? 584 : is_window ? 528 : record;
+    if (is_window && has_short_records())
+      spec.block_stride_alignment.bytes = std::lcm<std::int64_t>(528, record);
+  }
+
+  void v4_state(CacheSpec& spec) const {
+    if (spec.type == SpecType::circular_buffer) {
+      spec.block_size = 8;
+      while (spec.block_size < options.drafted_tokens() + 2) spec.block_size *= 2;
+      return;
+    }
+    spec.max_tp_shards = 1;
+    spec.block_size = spec.sliding_window == 8 ? 4 : 8;
+    spec.alignment = page_alignment();
+  }
+
+  void indexer(CacheSpec& spec, const std::string& backend) const {
+    if (backend != "indexer_v41" && backend != "indexer_v41_sparse") spec.max_tp_shards = 1;
+    if (backend == "indexer_v32") return;
+    spec.alignment = page_alignment();
+    if (backend == "indexer_v41_sparse")
+      spec.block_stride_alignment.bytes = std::lcm<std::int64_t>(
+          256, has_packed_rows() && has_short_records() ? 1 : page_alignment());
+  }
+
+  CacheSpec make(const PlacementLayer& layer) const {
+    CacheSpec spec = *layer.spec;
+    const CacheBackend& backend = backend_named(layer.backend);
+    if (spec.type == SpecType::mamba) {
+      spec.block_size = alignment.mamba_block_size;
+      spec.page_size_padded = alignment.mamba_page_size_padded;
+      spec.mamba_cache_mode = options.mamba_cache_mode;
+      spec.num_speculative_blocks = options.drafted_tokens();
+      return spec;
+    }
+    const CacheFormat format = layer.is_unquantized
+                                   ? CacheFormat{options.model_dtype, QuantMode::NONE}
+                                   : cache_format(options.kv_dtype, options.model_dtype);
+    spec.block_size = alignment.block_size;
+    spec.dcp_sharded = !(spec.is_draft.value && options.dcp > 1);
+    switch (kind_of(layer.backend)) {
+      case LayerKind::plain:
+        spec.dtype = format.dtype;
+        spec.kv_quant_mode = format.mode;
+        if (spec.type != SpecType::sliding_window) break;
+        spec.block_size = window_block(backend, options.device, spec, alignment);
+        spec.page_size_padded = alignment.skip_page_size_padded;
+        break;
+      case LayerKind::latent:
+        latent(spec, format);
+        break;
+      case LayerKind::v4_latent:
+      case LayerKind::v4_window:
+        v4_rows(spec, format, spec.type == SpecType::sliding_window_mla);
+        break;
+      case LayerKind::v4_state:
+        v4_state(spec);
+        break;
+      case LayerKind::indexer:
+        indexer(spec, layer.backend);
+        break;
+      case LayerKind::own_rows:
+        if (spec.type == SpecType::circular_buffer)
+          spec.block_size = round_up_to(kRingGroup + options.drafted_tokens(), kRingGroup);
+        break;
+    }
+    apply_alignment(spec);
+    spec = customized(backend, options.device, spec);
+    const KernelSizes sizes = kernel_sizes(backend, options.device, &spec);
+    if (!spec.block_stride_alignment.is_set() && sizes.multiple_of == 0)
+      spec.block_stride_alignment.kernel_tokens = *std::ranges::max_element(sizes.listed);
+    return spec;
+  }
+
+  static constexpr std::int64_t kRingGroup = 8;  // tokens to a compressed key of QSA
+};
+
+}  // namespace
+
+CacheFormat cache_format(std::string_view kv_dtype, DType model_dtype) {
+  if (kv_dtype == "auto") return {model_dtype, QuantMode::NONE};
+  if (kv_dtype == "bfloat16") return {DType::bf16, QuantMode::NONE};
+  if (kv_dtype == "float16") return {DType::fp16, QuantMode::NONE};
+  if (kv_dtype == "int8_per_token_head") return {DType::int8, QuantMode::INT8_PER_TOKEN_HEAD};
+  if (kv_dtype == "fp8_per_token_head") return {DType::uint8, QuantMode::FP8_PER_TOKEN_HEAD};
+  if (kv_dtype == "int4_per_token_head") return {DType::uint8, QuantMode::INT4_PER_TOKEN_HEAD};
+  if (kv_dtype == "nvfp4_ds_mla") return {DType::uint8, QuantMode::NVFP4_DS_MLA};
+  if (kv_dtype.starts_with("nvfp4")) return {DType::uint8, QuantMode::NVFP4};
+  if (kv_dtype.starts_with("turboquant_")) {
+    std::string name(kv_dtype);
+    std::ranges::transform(name, name.begin(), [](char c) {
+      return c >= 'a' && c <= 'z' ? static_cast<char>(c - 'a' + 'A') : c;
+    });
+    return {DType::uint8, quant_mode_from_name(name).value_or(QuantMode::NONE)};
+  }
+  return {DType::uint8, QuantMode::FP8_PER_TENSOR};
+}
+
+CacheSpec customized(const CacheBackend& backend, DeviceFamily device, CacheSpec spec) {
+  const QuantMode mode = spec.kv_quant_mode;
+  if (backend.name == "flashmla_sparse" || backend.name == "flashinfer_mla_sparse") {
+    const bool is_by_pages = backend.name == "flashmla_sparse" && mode != QuantMode::NONE &&
+                             device != DeviceFamily::sm100;
+    const std::int64_t rows = backend.name == "flashinfer_mla_sparse" ? backend.multiple_of : 1;
+    spec.block_stride_alignment = {is_by_pages ? 0 : rows * content_bytes(spec),
+                                   is_by_pages ? 64 : 0};
+    return spec;
+  }
+  if (spec.state_content_bytes) return spec;
+  const std::int64_t share = mode == QuantMode::INT4_PER_TOKEN_HEAD ? 2 : 1;
+  const std::int64_t item = itemsize_bytes(spec.dtype);
+  const LayerKind kind = kind_of(backend.name);
+  if (is_per_token_head(mode) && kind == LayerKind::latent)
+    spec.state_content_bytes = spec.head_size / share * item + 2 * kScaleBytes;
+  if (is_per_token_head(mode) && backend.name == "triton_attn")
+    spec.state_content_bytes =
+        (spec.head_size / share + spec.head_size_v / share) * item + 2 * kScaleBytes;
+  if (mode == QuantMode::NVFP4 && backend.name == "flashinfer") {
+    spec.num_head_slots = 2 * spec.num_kv_heads;
+    spec.state_content_bytes = (spec.head_size / 2 + spec.head_size / 16) * item;
+  }
+  if (backend.name == "turboquant" && mode >= QuantMode::TURBOQUANT_K8V4 &&
+      mode <= QuantMode::TURBOQUANT_3BIT_NC)
+    spec.state_content_bytes = turboquant_bytes(mode, spec.head_size);
+  return spec;
+}
+
+PlacementLayer layer_facts(const PlacementLayer& layer) {
+  PlacementLayer facts = layer;
+  if (!facts.spec || !has_layer_views(facts.spec->type)) return facts;
+  CacheSpec& spec = *facts.spec;
+  const LayerKind kind = kind_of(layer.backend);
+  spec.block_size = 1;
+  spec.page_size_padded.reset();
+  spec.mamba_cache_mode = MambaCacheMode::none;
+  spec.num_speculative_blocks = 0;
+  if (!is_attention(spec.type)) return facts;
+  spec.num_head_slots.reset();
+  spec.state_content_bytes.reset();
+  spec.dcp_sharded = true;
+  spec.max_tp_shards.reset();
+  spec.block_stride_alignment = {};
+  spec.cache_dtype_str.reset();
+  spec.alignment.reset();
+  spec.model_version.reset();
+  facts.is_unquantized = spec.kv_quant_mode == QuantMode::NONE;
+  spec.kv_quant_mode = QuantMode::NONE;
+  if (kind <= LayerKind::v4_window) spec.dtype = DType::bf16;
+  return facts;
+}
+
+Result<BlockAlignment> align_blocks(const std::vector<PlacementLayer>& facts,
+                                    const PlacementOptions& options) {
+  BlockAlignment alignment{
+      options.block_size.value_or(kDefaultBlock), options.max_model_len, {}, {}};
+  const std::vector<const CacheBackend*> backends = token_backends(facts);
+  const PlacementLayer* main = main_layer(facts);
+  if (backends.empty()) return alignment;
+  if (!options.block_size) {
+    LS_ASSIGN_OR_RETURN(alignment.block_size, preferred_block(backends, options.device));
+  }
+  const std::int64_t before = alignment.block_size;
+  if (main != nullptr) {
+    align_to_states(facts, *main->spec, backends, options, alignment);
+    if (!options.skip_layers.empty())
+      LS_RETURN_IF_ERROR(align_to_skipped(*main->spec, *backends[0], options, alignment));
+  }
+  if (alignment.block_size == before) return alignment;
+  for (const CacheBackend* backend : backends)
+    if (!supports_block(*backend, options.device, alignment.block_size))
+      return fail(
+          fmt::format("blocks must hold {} tokens to cover the states, and {} does not take "
+                      "them; choose another --block-size",
+                      alignment.block_size, backend->name));
+  return alignment;
+}
+
+Result<std::vector<PlacementLayer>> layers_with_specs(const std::vector<PlacementLayer>& facts,
+                                                      const BlockAlignment& alignment,
+                                                      const PlacementOptions& options) {
+  const bool is_v41 = std::ranges::any_of(facts, [](const PlacementLayer& layer) {
+    return layer.backend.starts_with("v41") || layer.backend == "compressor_v41";
+  });
+  const SpecMaker maker{alignment, options, is_v41};
+  std::vector<PlacementLayer> layers = facts;
+  std::vector<KernelSizes> sizes;
+  for (PlacementLayer& layer : layers) {
+    if (!layer.spec || !has_layer_views(layer.spec->type)) continue;
+    layer.spec = maker.make(layer);
+    if (is_mla(layer.spec->type))
+      sizes.push_back(kernel_sizes(backend_named(layer.backend), options.device, &*layer.spec));
+  }
+  if (!options.hisparse) return layers;
+  LS_ASSIGN_OR_RETURN(const std::int64_t block, common_kernel_block(alignment.block_size, sizes));
+  NamedCacheSpecs named;
+  for (PlacementLayer& layer : layers) {
+    if (!layer.spec || !has_layer_views(layer.spec->type)) continue;
+    if (is_mla(layer.spec->type)) layer.spec = with_block_size(*layer.spec, block);
+    named.emplace_back(layer.name, *layer.spec);
+  }
+  LS_ASSIGN_OR_RETURN(const std::vector<PlacedGroup> groups,
+                      hisparse_groups(named, CacheOrder::BLHNC, options));
+  for (PlacementLayer& layer : layers)
+    if (layer.spec && !has_layer_views(layer.spec->type))
+      for (const PlacedGroup& group : groups)
+        if (std::ranges::find(group.layer_names, layer.name) != group.layer_names.end())
+          layer.spec = group.spec;
+  return layers;
+}
+
+}  // namespace lockstep

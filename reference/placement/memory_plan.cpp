@@ -1,0 +1,84 @@
+#include "reference/placement/memory_plan.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <set>
+
+#include "reference/placement/cache_groups.h"
+
+namespace lockstep {
+namespace {
+
+// Runs the stages into `plan`; an Error ends the one that `plan.refused_stage` names.
+Result<void> run_stages(const std::vector<PlacementLayer>& layers, bool is_bare,
+                        const std::vector<WorkerShare>& workers, const PlacementOptions& options,
+                        PlacementStages& plan) {
+  plan.refused_stage = "options";
+  if (options.mamba_cache_mode == MambaCacheMode::all)
+    return fail("mamba_cache_mode all does not exist any more; use align");
+  plan.refused_stage = "specs";
+  plan.layers = layers;
+  for (const PlacementLayer& layer : layers)
+    if (!layer.backend.empty() && find_cache_backend(layer.backend) == nullptr)
+      return fail(fmt::format("layer {}: no backend {} is known", layer.name, layer.backend));
+  plan.alignment = {options.block_size.value_or(16), options.max_model_len, {}, {}};
+  if (!is_bare) {
+    LS_ASSIGN_OR_RETURN(plan.alignment, align_blocks(layers, options));
+    LS_ASSIGN_OR_RETURN(plan.layers, layers_with_specs(layers, *plan.alignment, options));
+  }
+  for (const PlacementLayer& layer : plan.layers)
+    if (layer.spec && page_bytes(*layer.spec) == 0)
+      return fail(
+          fmt::format("layer {}: blocks of {} tokens do not hold one row; choose a larger "
+                      "--block-size",
+                      layer.name, layer.spec->block_size));
+  plan.refused_stage = "layout";
+  std::vector<std::vector<CacheOrder>> declared;
+  std::set<std::string> seen;
+  NamedCacheSpecs specs;
+  bool is_declared = false;
+  for (const PlacementLayer& layer : plan.layers) {
+    if (layer.spec) specs.emplace_back(layer.name, *layer.spec);
+    const CacheBackend* backend = find_cache_backend(layer.backend);
+    if (backend == nullptr || !seen.insert(layer.backend).second) continue;
+    declared.push_back(declared_orders(*backend, options.device));
+    is_declared |= !declared.back().empty();
+  }
+  LS_ASSIGN_OR_RETURN(plan.supported, supported_orders(declared));
+  LS_ASSIGN_OR_RETURN(plan.order, choose_order(plan.supported, is_declared, specs, options.order,
+                                               order_wish(plan.layers, options)));
+  plan.refused_stage = "groups";
+  LS_ASSIGN_OR_RETURN(plan.groups, cache_groups(specs, plan.order->order, options));
+  plan.refused_stage = "plan";
+  LS_ASSIGN_OR_RETURN(plan.workers,
+                      place_workers(plan.groups, plan.order->order, workers, options));
+  plan.refused_stage = {};
+  return {};
+}
+
+}  // namespace
+
+std::optional<CacheOrder> order_wish(const std::vector<PlacementLayer>& layers,
+                                     const PlacementOptions& options) {
+  if (options.hisparse) return CacheOrder::BLHNC;
+  if (options.connector == "OffloadingConnector") return CacheOrder::LBHNC;
+  const bool has_mla = std::ranges::any_of(layers, [](const PlacementLayer& layer) {
+    return layer.spec && layer.spec->type == SpecType::mla;
+  });
+  const bool is_remote =
+      options.connector == "NixlConnector" || options.connector == "MooncakeConnector";
+  if (is_remote && !has_mla) return CacheOrder::LBHNC;
+  return std::nullopt;
+}
+
+PlacementStages plan_stages(const std::vector<PlacementLayer>& layers, bool is_bare,
+                            const std::vector<WorkerShare>& workers,
+                            const PlacementOptions& options) {
+  PlacementStages plan;
+  if (auto run = run_stages(layers, is_bare, workers, options, plan); !run)
+    plan.refused = std::move(run).error();
+  return plan;
+}
+
+}  // namespace lockstep

@@ -1,0 +1,372 @@
+#include "reference/placement/placement.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <numeric>
+#include <set>
+
+#include "base/check.h"
+
+namespace lockstep {
+namespace {
+
+// The stride of blocks where layers lie outermost: the page up to its own alignment.
+std::int64_t layer_block_stride(const CacheSpec& spec) {
+  return round_up_to(page_bytes(spec), stride_alignment_bytes(spec));
+}
+
+Result<void> check_order(const std::vector<PlacedGroup>& groups, CacheOrder order) {
+  std::set<std::int64_t> pages;
+  for (const PlacedGroup& group : groups)
+    for (const std::string& name : group.layer_names)
+      pages.insert(page_bytes(group.layer_spec(name)));
+  if (pages.size() <= 1) return {};
+  if (is_block_compact(order) && (groups.size() == 1 || is_block_outermost(order))) return {};
+  return fail(
+      fmt::format("order {} cannot hold pages of {} and {} bytes; choose an order with "
+                  "blocks outermost, BLHNC",
+                  name_of(order), *pages.begin(), *pages.rbegin()));
+}
+
+// The layers of a group by spec, in order of appearance. Layers that the group keeps a spec for are
+// taken even where the worker has none of the group's layers: the engine plans them too.
+std::vector<std::pair<CacheSpec, std::vector<std::string>>> layers_by_spec(
+    const PlacedGroup& group) {
+  std::vector<std::pair<CacheSpec, std::vector<std::string>>> parts;
+  const auto add = [&](const CacheSpec& spec, const std::string& name) {
+    auto at = std::ranges::find_if(parts, [&](const auto& part) { return part.first == spec; });
+    if (at == parts.end()) at = parts.insert(parts.end(), {spec, {}});
+    at->second.push_back(name);
+  };
+  for (const auto& [name, spec] : group.by_layer) add(spec, name);
+  if (!group.is_uniform)
+    for (const std::string& name : group.layer_names) add(group.spec, name);
+  return parts;
+}
+
+// Tensors of groups that share one allocation.
+Result<void> place_tensors(const std::vector<PlacedGroup>& groups, CacheOrder order,
+                           std::int64_t num_blocks, bool on_host, Placement& plan) {
+  const std::int64_t block_bytes = bytes_per_block(groups, order);
+  for (const PlacedGroup& group : groups) {
+    std::int64_t offset = 0;
+    for (auto& [spec, layers] : layers_by_spec(group)) {
+      const auto count = static_cast<std::int64_t>(layers.size());
+      const std::int64_t page = page_bytes(spec);
+      std::int64_t block_stride = is_block_outermost(order) ? block_bytes : 0;
+      PlacedTensor tensor{
+          block_bytes * num_blocks, layers, spec, page, block_stride, offset, on_host};
+      if (has_layer_views(spec.type)) {
+        if (block_stride == 0 && layer_block_stride(spec) != page) {
+          if (!is_block_compact(order))
+            return fail(fmt::format("order {} cannot pad pages; choose LBNHC", name_of(order)));
+          block_stride = layer_block_stride(spec);
+        }
+        LS_ASSIGN_OR_RETURN(const OrderStrides strides,
+                            order_strides(spec, num_blocks, count, order, 0, 0, block_stride));
+        tensor.layer_stride = strides.layer;
+        tensor.block_stride = strides.block;
+      } else if (!is_block_outermost(order)) {
+        return fail("a device pool of hot pages needs an order with blocks outermost, BLHNC");
+      }
+      offset += count * (is_block_outermost(order) ? page : tensor.layer_stride);
+      plan.tensors.push_back(std::move(tensor));
+    }
+  }
+  return {};
+}
+
+Result<HostPool> host_pool_of(const PlacedGroup& group, const PlacementOptions& options) {
+  HostPool pool;
+  for (const auto& [name, spec] : group.by_layer) pool.block_stride += page_bytes(spec);
+  const auto budget =
+      static_cast<std::int64_t>(options.hisparse->host_pool_gib * static_cast<double>(1LL << 30));
+  pool.num_blocks = budget / pool.block_stride;
+  const std::int64_t block = group.spec.block_size;
+  const std::int64_t needed = (options.max_model_len + block - 1) / block + 2;
+  if (pool.num_blocks < needed)
+    return fail(
+        fmt::format("the host pool holds {} blocks and a request of {} tokens needs {}; "
+                    "raise host_pool_gib",
+                    pool.num_blocks, options.max_model_len, needed));
+  return pool;
+}
+
+Result<std::int64_t> group_blocks(const PlacedGroup& group, const RequestBounds& bounds) {
+  if (!group.is_uniform) return blocks_per_request(group.spec, bounds);
+  std::int64_t most = 0;
+  for (const auto& [name, spec] : group.by_layer) {
+    LS_ASSIGN_OR_RETURN(const std::int64_t blocks, blocks_per_request(spec, bounds));
+    most = std::max(most, blocks);
+  }
+  return most;
+}
+
+Result<std::int64_t> device_blocks(const std::vector<PlacedGroup>& groups,
+                                   const RequestBounds& bounds) {
+  std::int64_t blocks = 0;
+  for (const PlacedGroup& group : groups) {
+    if (group.host_resident) continue;
+    LS_ASSIGN_OR_RETURN(const std::int64_t own, group_blocks(group, bounds));
+    blocks += own;
+  }
+  return blocks;
+}
+
+std::vector<PlacedGroup> device_groups(const std::vector<PlacedGroup>& groups) {
+  std::vector<PlacedGroup> device;
+  std::ranges::copy_if(groups, std::back_inserter(device),
+                       [](const PlacedGroup& group) { return !group.host_resident; });
+  return device;
+}
+
+// A request of the longest length and the null block fit.
+Result<void> check_memory(const std::vector<PlacedGroup>& groups, std::int64_t block_bytes,
+                          std::int64_t memory_bytes, const PlacementOptions& options) {
+  RequestBounds bounds = bounds_of(options);
+  const std::int64_t usable = memory_bytes - block_bytes;
+  LS_ASSIGN_OR_RETURN(const std::int64_t blocks, device_blocks(groups, bounds));
+  if (usable > 0 && blocks * block_bytes <= usable) return {};
+  std::int64_t fits = 0, left = 1, right = options.max_model_len;
+  while (left <= right) {
+    bounds.max_model_len = (left + right) / 2;
+    LS_ASSIGN_OR_RETURN(const std::int64_t fewer, device_blocks(groups, bounds));
+    const bool is_enough = fewer * block_bytes <= usable;
+    if (is_enough) fits = bounds.max_model_len;
+    (is_enough ? left : right) = bounds.max_model_len + (is_enough ? 1 : -1);
+  }
+  return fail(
+      fmt::format("one request of {} tokens needs {} blocks of {} bytes and the null block,"
+                  " more than {} bytes hold; {}",
+                  options.max_model_len, blocks, block_bytes, memory_bytes,
+                  fits > 0 ? fmt::format("max_model_len {} would fit", fits)
+                           : "no length fits: give the cache more memory"));
+}
+
+// The groups with one worker's layers.
+std::vector<PlacedGroup> projected(const std::vector<PlacedGroup>& groups,
+                                   const WorkerShare& worker) {
+  const std::set<std::string> own(worker.layer_names.begin(), worker.layer_names.end());
+  std::vector<PlacedGroup> result = groups;
+  for (PlacedGroup& group : result) {
+    std::erase_if(group.layer_names, [&](const std::string& name) { return !own.contains(name); });
+    if (group.layer_names.empty() || !group.is_uniform) continue;
+    std::erase_if(group.by_layer, [&](const NamedCacheSpec& s) { return !own.contains(s.first); });
+    group.spec = group.by_layer[0].second;
+  }
+  return result;
+}
+
+std::int64_t tp_replicas(const std::vector<PlacedGroup>& groups, const PlacementOptions& options) {
+  std::int64_t replicas = options.tp;
+  bool has_specs = false;
+  for (const PlacedGroup& group : groups) {
+    const auto add = [&](const CacheSpec& spec) {
+      has_specs = true;
+      const bool is_split =
+          !is_attention(spec.type) || !spec.max_tp_shards || (spec.dcp_sharded && options.dcp > 1);
+      replicas = std::gcd(
+          replicas, is_split ? 1 : std::max<std::int64_t>(1, options.tp / *spec.max_tp_shards));
+    };
+    if (group.is_uniform)
+      for (const auto& [name, spec] : group.by_layer) add(spec);
+    else
+      add(group.spec);
+  }
+  return has_specs ? replicas : 1;
+}
+
+}  // namespace
+
+const CacheSpec& PlacedGroup::layer_spec(const std::string& name) const {
+  if (!is_uniform) return spec;
+  const auto at = std::ranges::find(by_layer, name, &NamedCacheSpec::first);
+  LS_CHECK(at != by_layer.end(), "no layer {} in this group", name);
+  return at->second;
+}
+
+bool PlacedGroup::is_prefix_cacheable() const {
+  if (!is_uniform) return lockstep::is_prefix_cacheable(spec);
+  return std::ranges::all_of(
+      by_layer, [](const NamedCacheSpec& s) { return lockstep::is_prefix_cacheable(s.second); });
+}
+
+RequestBounds bounds_of(const PlacementOptions& options) {
+  return {options.max_model_len, options.pp * options.max_num_batched_tokens,
+          options.max_num_batched_tokens, options.dcp,
+          options.mamba_cache_mode == MambaCacheMode::align};
+}
+
+std::int64_t bytes_per_block(const std::vector<PlacedGroup>& groups, CacheOrder order) {
+  std::int64_t widest = 0, alignment = 1;
+  for (const PlacedGroup& group : groups) {
+    std::int64_t bytes = 0;
+    if (group.spec.type == SpecType::hisparse_hot)
+      alignment = std::lcm(alignment, page_bytes(group.spec));
+    for (const std::string& name : group.layer_names) {
+      const CacheSpec& spec = group.layer_spec(name);
+      bytes += is_block_outermost(order) ? page_bytes(spec) : layer_block_stride(spec);
+      if (is_block_outermost(order)) alignment = std::lcm(alignment, stride_alignment_bytes(spec));
+    }
+    widest = std::max(widest, bytes);
+  }
+  return round_up_to(widest, alignment);
+}
+
+Result<Placement> place_blocks(const std::vector<PlacedGroup>& groups, CacheOrder order,
+                               std::int64_t num_blocks, const PlacementOptions& options) {
+  Placement plan;
+  plan.order = order;
+  plan.groups = groups;
+  plan.kv_tp_replicas = tp_replicas(groups, options);
+  plan.num_blocks = groups.empty() ? 1 : num_blocks;
+  if (groups.empty()) return plan;
+  const std::vector<PlacedGroup> device = device_groups(groups);
+  if (options.hisparse) {
+    for (const PlacedGroup& group : groups) {
+      if (!group.host_resident) continue;
+      LS_ASSIGN_OR_RETURN(plan.host, host_pool_of(group, options));
+      LS_RETURN_IF_ERROR(
+          place_tensors({group}, CacheOrder::LBNHC, plan.host->num_blocks, true, plan));
+    }
+  }
+  LS_RETURN_IF_ERROR(check_order(device, order));
+  LS_RETURN_IF_ERROR(place_tensors(device, order, num_blocks, false, plan));
+  return plan;
+}
+
+Result<std::vector<Placement>> place_workers(const std::vector<PlacedGroup>& groups,
+                                             CacheOrder order,
+                                             const std::vector<WorkerShare>& workers,
+                                             const PlacementOptions& options) {
+  std::vector<std::vector<PlacedGroup>> shares;
+  std::vector<std::int64_t> blocks;
+  for (const WorkerShare& worker : workers) {
+    shares.push_back(groups.empty() ? groups : projected(groups, worker));
+    if (groups.empty()) {
+      blocks.push_back(1);
+      continue;
+    }
+    // The order is checked before memory: a pool of one block is planned first.
+    if (!options.hisparse) LS_RETURN_IF_ERROR(place_blocks(shares.back(), order, 1, options));
+    const std::int64_t block_bytes = bytes_per_block(device_groups(shares.back()), order);
+    if (block_bytes == 0)
+      return fail("a block of this worker's layers has no bytes; give it layers with rows");
+    const std::int64_t memory = options.num_gpu_blocks_override
+                                    ? *options.num_gpu_blocks_override * block_bytes
+                                    : worker.memory_bytes;
+    LS_RETURN_IF_ERROR(check_memory(shares.back(), block_bytes, memory, options));
+    blocks.push_back(memory / block_bytes);
+  }
+  std::vector<Placement> plans;
+  for (const auto& share : shares) {
+    LS_ASSIGN_OR_RETURN(Placement plan,
+                        place_blocks(share, order, *std::ranges::min_element(blocks), options));
+    plans.push_back(std::move(plan));
+  }
+  return plans;
+}
+
+Result<PlacementCapacity> capacity_of(const Placement& plan, const PlacementOptions& options) {
+  const RequestBounds bounds = bounds_of(options);
+  std::int64_t device = 0, host = 0;
+  for (const PlacedGroup& group : plan.groups) {
+    // The scheduler's view of a group: its first layer.
+    LS_ASSIGN_OR_RETURN(const std::int64_t blocks, blocks_per_request(group.spec, bounds));
+    (group.host_resident ? host : device) += blocks;
+  }
+  PlacementCapacity capacity;
+  capacity.max_concurrency = static_cast<double>(plan.num_blocks) / static_cast<double>(device);
+  if (host != 0 && plan.host)
+    capacity.max_concurrency =
+        std::min(capacity.max_concurrency,
+                 static_cast<double>(plan.host->num_blocks) / static_cast<double>(host));
+  capacity.tokens = static_cast<std::int64_t>(capacity.max_concurrency *
+                                              static_cast<double>(options.max_model_len));
+  return capacity;
+}
+
+bool needs_zeroing(const Placement& plan) {
+  // The scheduler decides it, who sees a group's first layer alone.
+  std::set<std::pair<DType, QuantMode>> precisions;
+  bool has_states = false;
+  for (const PlacedGroup& group : plan.groups) {
+    has_states |= group.spec.type == SpecType::mamba;
+    if (is_attention(group.spec.type) && !group.host_resident)
+      precisions.insert({group.spec.dtype, group.spec.kv_quant_mode});
+  }
+  return has_states || precisions.size() > 1;
+}
+
+Result<HashSizes> hash_sizes(const Placement& plan, const PlacementOptions& options) {
+  HashSizes sizes;
+  const auto span_of = [&](const PlacedGroup& group) {
+    return group.spec.block_size * (group.spec.dcp_sharded ? options.dcp : 1);
+  };
+  std::vector<std::int64_t> spans, cacheable;
+  std::int64_t smallest = 0, smallest_cacheable = 0;
+  const auto lower = [](std::int64_t a, std::int64_t b) { return a == 0 ? b : std::min(a, b); };
+  sizes.scheduler = 1;
+  for (const PlacedGroup& group : plan.groups) {
+    spans.push_back(span_of(group));
+    sizes.scheduler = std::lcm(sizes.scheduler, spans.back());
+    smallest = lower(smallest, group.spec.block_size);
+    if (!is_prefix_cacheable(group.spec)) continue;
+    cacheable.push_back(spans.back());
+    smallest_cacheable = lower(smallest_cacheable, group.spec.block_size);
+  }
+  sizes.cache_config = smallest_cacheable != 0 ? smallest_cacheable : smallest;
+  const bool hashes = options.prefix_caching || !options.connector.empty() || options.hisparse;
+  if (plan.groups.size() <= 1) {
+    const bool is_sharded = plan.groups.empty() || plan.groups[0].spec.dcp_sharded;
+    sizes.scheduler = sizes.cache_config * (is_sharded ? options.dcp : 1);
+    if (hashes && options.prefix_match_unit.value_or(sizes.scheduler) != sizes.scheduler)
+      return fail(
+          fmt::format("prefix_match_unit {}: with one group hits end at blocks of {} "
+                      "tokens; leave it out",
+                      *options.prefix_match_unit, sizes.scheduler));
+    sizes.hash = sizes.hit_alignment = sizes.scheduler;
+    return sizes;
+  }
+  sizes.hash = sizes.hit_alignment = sizes.scheduler;
+  const auto has_states = [](const PlacedGroup& group, bool aligned) {
+    return group.spec.type == SpecType::mamba &&
+           (group.spec.mamba_cache_mode == MambaCacheMode::align) == aligned;
+  };
+  if (!hashes || std::ranges::any_of(plan.groups, [&](const PlacedGroup& group) {
+        return has_states(group, false);
+      }))
+    return sizes;
+  if (cacheable.empty()) cacheable = spans;
+  std::int64_t common = 0;
+  for (const std::int64_t span : cacheable) common = std::gcd(common, span);
+  sizes.hash = options.prefix_match_unit.value_or(common);
+  for (const std::int64_t span : cacheable)
+    if (span % sizes.hash != 0)
+      return fail(fmt::format("prefix_match_unit {} does not divide a group's block of {} tokens",
+                              sizes.hash, span));
+  const bool is_fine = std::ranges::any_of(plan.groups, [&](const PlacedGroup& group) {
+    return has_states(group, true) && (options.dcp == 1 ? group.spec.block_size > sizes.hash
+                                                        : group.spec.block_size >= sizes.hash);
+  });
+  const std::int64_t unit = is_fine ? sizes.hash : sizes.scheduler;
+  for (const PlacedGroup& group : plan.groups) {
+    const auto check = [&](const CacheSpec& spec) {
+      return !is_prefix_cacheable(spec) || !is_attention(spec.type) ||
+             unit % spec.tokens_per_state == 0;
+    };
+    if (!check(group.spec))
+      return fail(fmt::format("prefix_match_unit {}: hits must end at whole rows of {} tokens",
+                              sizes.hash, group.spec.tokens_per_state));
+  }
+  const auto looks_up_fine = [&](const PlacedGroup& group) {
+    return !is_prefix_cacheable(group.spec) || span_of(group) == sizes.hash ||
+           is_full_attention(group.spec.type) || group.spec.type == SpecType::mamba;
+  };
+  if (options.prefix_caching && is_fine && std::ranges::all_of(plan.groups, looks_up_fine))
+    sizes.hit_alignment = sizes.hash;
+  return sizes;
+}
+
+}  // namespace lockstep

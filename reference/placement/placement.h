@@ -1,0 +1,139 @@
+// The plan of memory in which every worker has one allocation: groups overlay each other from byte
+// 0, and the page of layer l, block b of a tensor lies at offset + l * layer_stride + b *
+// block_stride. That is sound because a block belongs to one group at a time.
+//
+// Stages, in the engine's order: order (cache_order.h), groups (cache_groups.h), bytes per block,
+// tensors, admission, workers, capacity. Source: vllm/v1/core/kv_cache_planning.py.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "base/result.h"
+#include "reference/placement/cache_backends.h"
+#include "reference/placement/cache_order.h"
+#include "reference/placement/cache_spec.h"
+
+namespace lockstep {
+
+struct HiSparseOptions {
+  double host_pool_gib = 0;
+  std::optional<std::int64_t> device_buffer_size;  // rows
+};
+
+struct PlacementOptions {
+  std::int64_t tp = 1, dcp = 1, pcp = 1, pp = 1;
+  std::string kv_dtype = "auto";  // as the engine names formats of caches
+  DType model_dtype = DType::bf16;
+  DeviceFamily device = DeviceFamily::none;
+  std::int64_t memory_bytes = 0;  // of one worker
+  std::int64_t max_model_len = 0;
+  std::int64_t max_num_batched_tokens = 8192;
+  std::optional<std::int64_t> block_size;  // the user's
+  std::optional<std::int64_t> prefix_match_unit;
+  std::optional<std::int64_t> num_gpu_blocks_override;
+  bool prefix_caching = true;
+  bool disable_hybrid = false;
+  MambaCacheMode mamba_cache_mode = MambaCacheMode::none;
+  std::int64_t num_spec = 0;
+  std::int64_t mtp_modules = 1;
+  std::string spec_method;
+  std::optional<std::string> order;  // the user's
+  std::string connector;
+  std::optional<HiSparseOptions> hisparse;
+  std::vector<std::string> skip_layers;  // asked to be left unquantized
+
+  // Tokens that are drafted a step; without a method nothing is.
+  std::int64_t drafted_tokens() const { return spec_method.empty() ? 0 : num_spec; }
+};
+
+struct PlacementLayer {
+  std::string name;
+  std::optional<CacheSpec> spec;  // absent: needs no cache
+  std::string backend;            // empty: no backend of its own
+  bool is_unquantized = false;    // keeps the model's element type whatever kv_dtype says
+};
+
+// Layers that share a block table. A group of one spec has it in `specs` for every layer that it
+// stands for; a group of uniform type keeps each layer's own. A pipeline stage may have none of a
+// group's layers; then `spec_names` still has those that the engine keeps in the plan.
+struct PlacedGroup {
+  std::vector<std::string> layer_names;
+  bool is_uniform = false;
+  CacheSpec spec;                        // of the group; of its first layer when uniform
+  std::vector<NamedCacheSpec> by_layer;  // uniform: a spec a layer
+  bool is_eagle_group = false;
+  bool host_resident = false;
+  bool enable_kv_transfer = true;
+  std::string_view role;  // empty: the default
+
+  const CacheSpec& layer_spec(const std::string& name) const;
+  bool is_prefix_cacheable() const;
+};
+
+struct PlacedTensor {
+  std::int64_t size_bytes = 0;  // of the whole allocation
+  std::vector<std::string> layers;
+  CacheSpec spec;                                               // of each of them
+  std::int64_t layer_stride = 0, block_stride = 0, offset = 0;  // bytes
+  bool host_resident = false;
+};
+
+struct HostPool {
+  std::int64_t num_blocks = 0;
+  std::int64_t block_stride = 0;  // bytes
+  bool is_shared = false;
+};
+
+// One worker's.
+struct Placement {
+  std::int64_t num_blocks = 0;
+  CacheOrder order = CacheOrder::LBNHC;
+  std::vector<PlacedGroup> groups;
+  std::vector<PlacedTensor> tensors;
+  std::optional<HostPool> host;
+  std::int64_t kv_tp_replicas = 1;
+};
+
+RequestBounds bounds_of(const PlacementOptions& options);
+
+// Bytes that one block of the pool takes.
+std::int64_t bytes_per_block(const std::vector<PlacedGroup>& groups, CacheOrder order);
+
+// A worker's plan of so many blocks. An Error: the order cannot express the pages.
+Result<Placement> place_blocks(const std::vector<PlacedGroup>& groups, CacheOrder order,
+                               std::int64_t num_blocks, const PlacementOptions& options);
+
+struct WorkerShare {
+  std::vector<std::string> layer_names;
+  std::int64_t memory_bytes = 0;
+};
+// The plans of all workers; the smallest pool rules. An Error: a request of the longest length does
+// not fit, or place_blocks.
+Result<std::vector<Placement>> place_workers(const std::vector<PlacedGroup>& groups,
+                                             CacheOrder order,
+                                             const std::vector<WorkerShare>& workers,
+                                             const PlacementOptions& options);
+
+struct PlacementCapacity {
+  double max_concurrency = 0;
+  std::int64_t tokens = 0;
+};
+Result<PlacementCapacity> capacity_of(const Placement& plan, const PlacementOptions& options);
+
+// New blocks are zeroed: states are read before they are written whole, and rows of one precision
+// must not be read as another's.
+bool needs_zeroing(const Placement& plan);
+
+// Tokens: the smallest block that is found by prefix, the scheduler's block, one hash, and what
+// hits are multiples of (vllm/v1/core/kv_cache_utils.py: resolve_kv_cache_block_sizes).
+struct HashSizes {
+  std::int64_t cache_config = 0, scheduler = 0, hash = 0, hit_alignment = 0;
+};
+// An Error: a prefix_match_unit that the blocks cannot be cut into.
+Result<HashSizes> hash_sizes(const Placement& plan, const PlacementOptions& options);
+
+}  // namespace lockstep

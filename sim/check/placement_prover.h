@@ -1,0 +1,36 @@
+// Shows by bytes that a plan whose groups overlay one allocation is sound: every page is written
+// down once more in closed form and every byte of a small pool is looked at.
+//
+// 1. The closed form of each order and the page's strides name the same bytes.
+// 2. Within a group no byte belongs to two layers or blocks.
+// 3. A byte of block b in one group belongs to no other block in any group: that is what makes the
+//    overlay sound, since a block is in one group at a time.
+// 4. Every page lies inside the allocation.
+// 5. Zeroing a block clears all its rows of tokens, and nothing of another block.
+// 6. Copying a block copies all bytes of every layer.
+// Bytes that no page has are padding. Not looked at: what kernels do inside a page.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "reference/placement/worker_pages.h"
+
+namespace lockstep {
+
+struct PlacementFinding {
+  std::string rule;  // "closed form", "overlap", "overlay", "bounds", "zeroing", "copy"
+  std::string text;  // layers, blocks and bytes
+};
+
+struct PlacementProof {
+  std::int64_t owned_bytes = 0, padding_bytes = 0;  // of the device's allocation
+  std::vector<PlacementFinding> findings;           // the first of each rule
+  bool holds() const { return findings.empty(); }
+};
+
+// Requires pages of the same plan, and a pool small enough to look at every row.
+PlacementProof prove_placement(const Placement& plan, const WorkerPages& pages);
+
+}  // namespace lockstep

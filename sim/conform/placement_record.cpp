@@ -1,0 +1,376 @@
+#include "sim/conform/placement_record.h"
+
+#include <fmt/format.h>
+#include <openssl/evp.h>
+
+#include <algorithm>
+#include <array>
+#include <map>
+
+#include "reference/placement/worker_pages.h"
+
+namespace lockstep {
+namespace {
+
+using nlohmann::json;
+
+constexpr std::int64_t kCopiedBytesMax = 128 << 20;  // larger allocations were not copied
+
+json spec_at(const CacheSpec& spec, const json& specs) {
+  json own = spec_record(spec);
+  for (std::size_t i = 0; i < specs.size(); ++i)
+    if (specs[i] == own) return i;
+  return own;
+}
+
+json group_record(const PlacedGroup& group, const json& specs) {
+  json record = {{"layers", group.layer_names}};
+  if (!group.is_uniform) {
+    record["spec"] = spec_at(group.spec, specs);
+  } else {
+    json parts = json::array();
+    std::int64_t bytes = 0;
+    for (const auto& [name, spec] : group.by_layer) {
+      json at = spec_at(spec, specs);
+      bytes += page_bytes(spec);
+      if (parts.empty() || parts.back()["spec"] != at)
+        parts.push_back({{"spec", std::move(at)}, {"layers", json::array()}});
+      parts.back()["layers"].push_back(name);
+    }
+    record["spec"] = {{"type", "uniform_type"},
+                      {"block_size", group.spec.block_size},
+                      {"page_size_bytes", bytes},
+                      {"parts", std::move(parts)}};
+    record["spec"]["dcp_sharded"] = group.spec.dcp_sharded;
+  }
+  if (group.is_eagle_group) record["is_eagle_group"] = true;
+  if (group.host_resident) record["host_resident"] = true;
+  if (!group.enable_kv_transfer) record["enable_kv_transfer"] = false;
+  if (!group.role.empty()) record["role"] = group.role;
+  return record;
+}
+
+json tensor_record(const PlacedTensor& tensor, bool with_names) {
+  json record = {{"size", tensor.size_bytes},
+                 {"layer_stride", tensor.layer_stride},
+                 {"block_stride", tensor.block_stride},
+                 {"offset", tensor.offset}};
+  if (with_names) record["layers"] = tensor.layers;
+  if (tensor.host_resident) record["host_resident"] = true;
+  return record;
+}
+
+json plan_record(const Placement& plan, const json& specs) {
+  json record = {{"num_blocks", plan.num_blocks},
+                 {"groups", json::array()},
+                 {"tensors", json::array()},
+                 {"kv_tp_replicas", plan.kv_tp_replicas}};
+  for (const PlacedGroup& group : plan.groups)
+    record["groups"].push_back(group_record(group, specs));
+  for (const PlacedTensor& tensor : plan.tensors)
+    record["tensors"].push_back(tensor_record(tensor, true));
+  if (plan.host) {
+    record["hisparse_host_num_blocks"] = plan.host->num_blocks;
+    record["hisparse_host_block_stride"] = plan.host->block_stride;
+    record["hisparse_shared_host_pool"] = plan.host->is_shared;
+  }
+  return record;
+}
+
+json view_record(const TensorView& view) {
+  const std::int64_t item = itemsize_bytes(view.dtype);
+  std::int64_t last = view.storage_offset;
+  for (std::size_t d = 0; d < view.shape.size(); ++d) last += (view.shape[d] - 1) * view.stride[d];
+  return {{"shape", view.shape},
+          {"stride", view.stride},
+          {"offset", view.storage_offset},
+          {"dtype", torch_name_of(view.dtype)},
+          {"bytes", {view.storage_offset * item, (last + 1) * item}}};
+}
+
+json layer_record(const LayerPage& layer) {
+  const bool has_rows = is_attention(layer.spec.type);
+  json record = {
+      {"page", view_record(view_of(layer.page, has_rows ? layer.spec.dtype : DType::int8))}};
+  const std::vector<TensorView> bound = bound_views(layer);
+  if (bound.empty()) return record;
+  if (layer.binding != PageBinding::states) {
+    record["bound"] = view_record(bound[0]);
+    return record;
+  }
+  record["bound"] = json::array();
+  for (const TensorView& view : bound) record["bound"].push_back(view_record(view));
+  return record;
+}
+
+std::string short_sha256(const std::string& text) {
+  std::array<unsigned char, EVP_MAX_MD_SIZE> out{};
+  unsigned size = 0;
+  EVP_Digest(text.data(), text.size(), out.data(), &size, EVP_sha256(), nullptr);
+  std::string hex;
+  for (std::size_t i = 0; i < 16; ++i) hex += fmt::format("{:02x}", out[i]);
+  return hex;
+}
+
+json segment_record(const ZeroSegment& segment) {
+  return {segment.address, segment.block_stride, segment.bytes};
+}
+
+json zero_record(const WorkerPages& pages) {
+  const auto segments = zero_segments(pages);
+  if (!segments) return {{"refused", segments.error().message}};
+  if (segments->empty()) return nullptr;
+  json first = json::array();
+  std::string lines;
+  for (const ZeroSegment& segment : *segments) {
+    if (first.size() < 4) first.push_back(segment_record(segment));
+    lines += fmt::format("{},{},{}\n", segment.address, segment.block_stride, segment.bytes);
+  }
+  return {{"segments", segments->size()},
+          {"first", std::move(first)},
+          {"last", segment_record(segments->back())},
+          {"sha256", short_sha256(lines)}};
+}
+
+json lost_record(const WorkerPages& pages, bool by_layer_index) {
+  json amounts = json::array();
+  for (const LostBytes& lost : lost_in_copies(pages, by_layer_index))
+    amounts.push_back(
+        {{"bytes", lost.bytes}, {"of", lost.of}, {"layers", lost.layers}, {"first", lost.first}});
+  if (amounts.empty()) return json::object();
+  return {{"missing_bytes", std::move(amounts)}};
+}
+
+json runner_record(const WorkerPages& pages, const json& recorded, bool zeroes) {
+  json record = {{"kernel_block_sizes", pages.kernel_block_sizes},
+                 {"allocation_bytes", {pages.device_bytes}},
+                 {"views", json::object()}};
+  if (pages.host_bytes != 0) record["allocation_bytes"].push_back(pages.host_bytes);
+  if (!pages.kernel_block_groups.empty()) record["kernel_block_groups"] = json::array();
+  for (const KernelBlockGroup& group : pages.kernel_block_groups)
+    record["kernel_block_groups"].push_back({{"group", group.group},
+                                             {"first", group.first},
+                                             {"kernel_block_size", group.kernel_block_size},
+                                             {"kernel_block_stride", group.kernel_block_stride}});
+  const json names = recorded.value("views", json::object());
+  for (const LayerPage& layer : pages.layers)
+    if (names.contains(layer.name)) record["views"][layer.name] = layer_record(layer);
+  if (json zero = zeroes ? zero_record(pages) : json(); !zero.is_null())
+    record["zero"] = std::move(zero);
+  return record;
+}
+
+struct PoolMaker {
+  const PlacementRecording& recording;
+  const Placement& plan;
+  const std::vector<PlacementLayer>& layers;
+  bool copies_lose = false;
+
+  json pool(std::int64_t num_blocks, const json& recorded) {
+    const auto small = place_blocks(plan.groups, plan.order, num_blocks, recording.options);
+    if (!small) return {{"refused", small.error().message}};
+    json record = {{"tensors", json::array()}};
+    for (const PlacedTensor& tensor : small->tensors)
+      record["tensors"].push_back(tensor_record(tensor, false));
+    const bool has_host = small->host.has_value();
+    const char* runner = has_host ? "second_runner" : "first_runner";
+    if (!has_host) record["second_runner"] = "same";
+    auto pages = worker_pages(*small, layers, recording.options);
+    if (!pages) {
+      record[runner] = {{"refused", pages.error().message}};
+      return record;
+    }
+    // Bare layers bind nothing.
+    if (recording.backend == "by layer")
+      for (LayerPage& layer : pages->layers) layer.binding = PageBinding::as_is;
+    record[runner] = runner_record(*pages, recorded.value(runner, json::object()), !has_host);
+    if (num_blocks != 3 || has_host) return record;
+    json copy = {{"first_runner", lost_record(*pages, true)},
+                 {"second_runner", lost_record(*pages, false)}};
+    const bool loses = !copy["first_runner"].empty() || !copy["second_runner"].empty();
+    const json skipped = {{"skipped", "allocation above 128 MiB"}};
+    if (pages->device_bytes > kCopiedBytesMax) {
+      record["copy"] = {{"first_runner", skipped}, {"second_runner", skipped}};
+    } else if (loses) {
+      copies_lose = true;
+      record["copy"] = std::move(copy);
+    }
+    return record;
+  }
+};
+
+// The orders: what backends declare, what is left, and who chose.
+json layout_record(const PlacementStages& plan, const PlacementOptions& options) {
+  json record = {{"supported", json::array()}, {"declared", json::object()}};
+  for (const CacheOrder order : plan.supported) record["supported"].push_back(name_of(order));
+  for (const PlacementLayer& layer : plan.layers) {
+    const CacheBackend* backend = find_cache_backend(layer.backend);
+    if (backend == nullptr || record["declared"].contains(layer.backend)) continue;
+    json& names = record["declared"][layer.backend];
+    for (const CacheOrder order : declared_orders(*backend, options.device))
+      names.push_back(name_of(order));
+  }
+  if (const auto wish = order_wish(plan.layers, options))
+    record["connector"] = name_of(*wish);
+  else if (!options.connector.empty())
+    record["connector"] = nullptr;
+  if (!plan.order) return record;
+  record["chosen"] = name_of(plan.order->order);
+  record["by"] = plan.order->by;
+  return record;
+}
+
+// A tensor of layers that the worker does not have.
+bool has_foreign_tensor(const Placement& plan) {
+  return std::ranges::any_of(plan.tensors, [&](const PlacedTensor& tensor) {
+    return std::ranges::none_of(plan.groups, [&](const PlacedGroup& group) {
+      return std::ranges::find(group.layer_names, tensor.layers[0]) != group.layer_names.end();
+    });
+  });
+}
+
+json or_null(const std::optional<std::int64_t>& value) { return value ? json(*value) : json(); }
+
+// The distinct specs at the places that the recording has them.
+json specs_record(const PlacementRecording& recording, const std::vector<PlacementLayer>& layers) {
+  json specs(recording.specs.size(), nullptr);
+  for (std::size_t l = 0; l < layers.size(); ++l) {
+    if (!layers[l].spec) continue;
+    const json recorded = spec_record(*recording.layers[l].spec);
+    for (std::size_t i = 0; i < specs.size(); ++i)
+      if (specs[i].is_null() && spec_record(recording.specs[i]) == recorded)
+        specs[i] = spec_record(*layers[l].spec);
+  }
+  return specs;
+}
+
+}  // namespace
+
+json spec_record(const CacheSpec& spec) {
+  json record = {{"type", name_of(spec.type)},
+                 {"block_size", spec.block_size},
+                 {"page_size_bytes", page_bytes(spec)}};
+  const auto may_say = [&](const char* key, const auto& value) {
+    if (value) record[key] = *value;
+  };
+  if (!has_layer_views(spec.type)) {
+    record[kHotPageKey] = spec.hisparse_page_bytes;
+    record["dcp_sharded"] = spec.dcp_sharded;
+    if (spec.type == SpecType::hisparse_hot) record["blocks_per_request"] = spec.blocks_per_request;
+    return record;
+  }
+  record["hnc"] = {num_heads(spec), rows_of(spec, spec.block_size), content_bytes(spec)};
+  may_say("page_size_padded", spec.page_size_padded);
+  if (const std::int64_t bytes = stride_alignment_bytes(spec); bytes != 1)
+    record["stride_alignment_bytes"] = bytes;
+  if (spec.is_draft.value) record["is_draft"] = true;
+  if (spec.non_causal) record["non_causal"] = true;
+  if (spec.non_causal_multi_token_decode) record["non_causal_multi_token_decode"] = true;
+  if (spec.tp_replicated) record["tp_replicated"] = true;
+  if (spec.type == SpecType::mamba) {
+    record["shapes"] = record["dtypes"] = json::array();
+    for (const StateTensorSpec& state : spec.states) {
+      record["shapes"].push_back(state.dims);
+      record["dtypes"].push_back(torch_name_of(state.dtype));
+    }
+    record["mamba_type"] = spec.mamba_type;
+    record["mamba_cache_mode"] = name_of(spec.mamba_cache_mode);
+    record["num_speculative_blocks"] = spec.num_speculative_blocks;
+    if (spec.num_prefill_checkpoint_blocks != 0)
+      record["num_prefill_checkpoint_blocks"] = spec.num_prefill_checkpoint_blocks;
+    may_say("prefill_checkpoint_alignment", spec.prefill_checkpoint_alignment);
+    return record;
+  }
+  record["num_kv_heads"] = spec.num_kv_heads;
+  record["head_size"] = spec.head_size;
+  record["head_size_v"] = spec.head_size_v;
+  record["dtype"] = torch_name_of(spec.dtype);
+  if (spec.kv_quant_mode != QuantMode::NONE) record["kv_quant_mode"] = name_of(spec.kv_quant_mode);
+  may_say("num_head_slots", spec.num_head_slots);
+  may_say("state_content_bytes", spec.state_content_bytes);
+  if (spec.tokens_per_state != 1) record["tokens_per_state"] = spec.tokens_per_state;
+  if (!spec.dcp_sharded) record["dcp_sharded"] = false;
+  may_say("max_tp_shards", spec.max_tp_shards);
+  if (const StrideAlignment& alignment = spec.block_stride_alignment; alignment.bytes != 0)
+    record["block_stride_alignment"] = alignment.bytes;
+  else if (alignment.kernel_tokens != 0)
+    record["block_stride_alignment"] = {{"multiple_of", alignment.kernel_tokens}};
+  may_say("sliding_window", spec.sliding_window);
+  if (spec.extra_retained_tokens != 0) record["extra_retained_tokens"] = spec.extra_retained_tokens;
+  may_say("attention_chunk_size", spec.attention_chunk_size);
+  may_say("rswa_window", spec.rswa_window);
+  may_say("sink_len", spec.sink_len);
+  may_say("cache_dtype_str", spec.cache_dtype_str);
+  may_say("topk_buffer_width", spec.topk_buffer_width);
+  may_say("alignment", spec.alignment);
+  may_say("model_version", spec.model_version);
+  if (spec.is_indexer) record["cache_role"] = "indexer";
+  if (spec.is_index_group_leader) record["is_index_group_leader"] = true;
+  if (spec.bounded_replay) record["bounded_replay"] = true;
+  return record;
+}
+
+PlacementStages plan_of(const PlacementRecording& recording) {
+  std::vector<PlacementLayer> facts;
+  const bool is_bare = recording.backend == "by layer";
+  for (const PlacementLayer& layer : recording.layers)
+    facts.push_back(is_bare ? layer : layer_facts(layer));
+  return plan_stages(facts, is_bare, recording.workers, recording.options);
+}
+
+json placement_record(const PlacementRecording& recording, const json& recorded) {
+  const PlacementOptions& options = recording.options;
+  const PlacementStages memory = plan_of(recording);
+  json record = json::object();
+  if (!memory.refused_stage.empty())
+    record["refused"] = {{"stage", memory.refused_stage}, {"text", memory.refused.message}};
+  if (!memory.alignment) return record;
+  record["aligned"] = {
+      {"block_size", memory.alignment->block_size},
+      {"mamba_block_size", memory.alignment->mamba_block_size},
+      {"mamba_page_size_padded", or_null(memory.alignment->mamba_page_size_padded)},
+      {"skip_page_size_padded", or_null(memory.alignment->skip_page_size_padded)}};
+  if (memory.refused_stage == "specs") return record;
+  const json specs = specs_record(recording, memory.layers);
+  record["specs"] = specs;
+  // Only the second runner marks a drafter's cache as replicated, and only it has HiSparse.
+  const bool is_replicated = std::ranges::any_of(memory.layers, [](const PlacementLayer& layer) {
+    return layer.spec && layer.spec->is_draft.value && !layer.spec->dcp_sharded;
+  });
+  if (!options.hisparse)
+    record["specs_of_first_runner"] = is_replicated ? "dcp_sharded differs" : "same";
+  if (memory.supported.empty()) return record;
+  record["layout"] = layout_record(memory, options);
+  if (memory.workers.empty()) return record;
+  const std::vector<Placement>* plans = &memory.workers;
+  const Placement& plan = plans->front();
+  record["plan"] = plan_record(plan, specs);
+  for (std::size_t w = 1; w < plans->size(); ++w)
+    record["plans_of_other_workers"].push_back(plan_record((*plans)[w], specs));
+  record["needs_zeroing"] = needs_zeroing(plan);
+  record["pools"] = json::object();
+  if (plan.groups.empty()) return record;
+  const auto capacity = capacity_of(plan, options);
+  if (!capacity) {
+    record["refused"] = {{"stage", "plan"}, {"text", capacity.error().message}};
+    return record;
+  }
+  record["capacity"] = {{"max_concurrency", capacity->max_concurrency},
+                        {"tokens", capacity->tokens}};
+  if (const auto sizes = hash_sizes(plan, options))
+    record["block_sizes"] = {{"cache_config", sizes->cache_config},
+                             {"scheduler", sizes->scheduler},
+                             {"hash", sizes->hash},
+                             {"hit_alignment", sizes->hit_alignment}};
+  else
+    record["block_sizes"] = {{"refused", sizes.error().message}};
+  PoolMaker maker{recording, plan, memory.layers};
+  const json pools = recorded.value("pools", json::object());
+  for (const auto& [name, pool] : pools.items())
+    record["pools"][name] = maker.pool(std::strtoll(name.c_str(), nullptr, 10), pool);
+  if (maker.copies_lose) record["defects"].push_back("copy");
+  if (std::ranges::any_of(*plans, has_foreign_tensor)) record["defects"].push_back("stage");
+  return record;
+}
+
+}  // namespace lockstep

@@ -1,0 +1,176 @@
+// The planner of overlaid allocations agrees with the engine in every recorded plan, a recording
+// that is changed in one stage disagrees there, and the prover names the plans that are unsound.
+#include <gtest/gtest.h>
+
+#include <fstream>
+#include <map>
+#include <nlohmann/json.hpp>
+
+#include "sim/check/placement_prover.h"
+#include "sim/conform/conform_layouts.h"
+#include "sim/conform/placement_record.h"
+#include "tests/support/temporary_folder.h"
+#include "traces/models/data_dir.h"
+
+namespace lockstep {
+namespace {
+
+std::string overlaid_sample() {
+  return (find_samples_dir().value() / "recordings/vllm-0.33.0/layouts.jsonl").string();
+}
+
+void expect_overlaid_agreement(const std::string& path, std::int64_t plans) {
+  const auto result = conform_layouts(path);
+  ASSERT_TRUE(result) << result.error().message;
+  EXPECT_GE(result->plans, plans);
+  for (const LayoutMismatch& at : result->mismatches)
+    ADD_FAILURE() << "line " << at.mismatch.step << ", " << at.model << ": " << at.mismatch.what
+                  << "\n  recorded " << at.mismatch.recorded << "\n  model    "
+                  << at.mismatch.model;
+  EXPECT_EQ(result->agreed, result->plans);
+}
+
+TEST(OverlaidPlans, bundled_plans_agree) { expect_overlaid_agreement(overlaid_sample(), 28); }
+
+TEST(OverlaidPlans, all_498_plans_agree) {
+  const auto data = find_data_dir();
+  const auto path = data ? *data / "recordings_more/vllm-0.33.0/layouts.jsonl" : "";
+  if (!data || !std::filesystem::exists(path)) GTEST_SKIP() << data_dir_hint();
+  expect_overlaid_agreement(path.string(), 498);
+}
+
+TEST(OverlaidPlans, a_change_in_one_stage_is_found_there) {
+  std::ifstream lines(overlaid_sample());
+  std::string text;
+  nlohmann::json plan;
+  while (std::getline(lines, text)) {
+    plan = nlohmann::json::parse(text);
+    if (plan["options"]["model"] == "qwen3.5-0.8b") break;
+  }
+  ASSERT_EQ(plan["options"]["model"], "qwen3.5-0.8b");
+  const tests::TemporaryFolder folder;
+  for (const char* place :
+       {"/aligned/block_size", "/specs/0/page_size_bytes", "/specs/1/hnc/2", "/layout/chosen",
+        "/plan/num_blocks", "/plan/groups/1/layers/0", "/plan/tensors/0/block_stride",
+        "/capacity/tokens", "/block_sizes/hash", "/needs_zeroing",
+        "/pools/2/tensors/1/layer_stride", "/pools/3/first_runner/kernel_block_sizes/0",
+        "/pools/7/first_runner/views/layers.3.attn/page/stride/0",
+        "/pools/2/first_runner/zero/sha256"}) {
+    const nlohmann::json::json_pointer pointer(place);
+    nlohmann::json changed = plan;
+    ASSERT_TRUE(changed.contains(pointer)) << place;
+    changed[pointer] = "another";
+    const auto path = folder.path("layouts.jsonl");
+    std::ofstream(path) << changed.dump() << "\n";
+    const auto result = conform_layouts(path);
+    if (!result) {
+      ADD_FAILURE() << place << ": " << result.error().message;
+      continue;
+    }
+    ASSERT_EQ(result->mismatches.size(), 1u) << place;
+    const std::string stage = std::string(place).substr(1, std::string(place).find('/', 1) - 1);
+    EXPECT_TRUE(result->mismatches[0].mismatch.what.starts_with(stage))
+        << place << ": " << result->mismatches[0].mismatch.what;
+  }
+}
+
+// Line to the rules that its plan breaks in a pool of three, in every order that the plan takes.
+std::map<std::int64_t, std::string> broken_plans(const std::string& path) {
+  std::map<std::int64_t, std::string> broken;
+  const auto recordings = read_placement_recordings(path);
+  if (!recordings) return broken;
+  for (const PlacementRecording& recording : *recordings) {
+    const PlacementStages memory = plan_of(recording);
+    if (memory.workers.empty() || memory.workers[0].groups.empty()) continue;
+    const Placement& plan = memory.workers[0];
+    const auto small = place_blocks(plan.groups, plan.order, 3, recording.options);
+    if (!small) continue;
+    const auto pages = worker_pages(*small, memory.layers, recording.options);
+    if (!pages || pages->device_bytes > (128 << 20)) continue;
+    const PlacementProof proof = prove_placement(*small, *pages);
+    EXPECT_EQ(proof.owned_bytes + proof.padding_bytes, pages->device_bytes);
+    for (const PlacementFinding& finding : proof.findings)
+      broken[recording.line] += finding.rule + " (" + finding.text + ") ";
+  }
+  return broken;
+}
+
+TEST(OverlaidPlans, the_prover_names_the_plans_that_lose_bytes_and_no_others) {
+  const auto data = find_data_dir();
+  const auto full = data ? *data / "recordings_more/vllm-0.33.0/layouts.jsonl" : "";
+  const std::string path =
+      data && std::filesystem::exists(full) ? full.string() : overlaid_sample();
+  const auto broken = broken_plans(path);
+  const auto recordings = read_placement_recordings(path);
+  ASSERT_TRUE(recordings);
+  std::int64_t overlaid = 0;
+  for (const PlacementRecording& recording : *recordings) {
+    const auto recorded = nlohmann::json::parse(recording.json);
+    const auto at = broken.find(recording.line);
+    const bool loses = recorded.contains("defects") &&
+                       recorded["defects"].dump().find("copy") != std::string::npos;
+    const std::string text = at == broken.end() ? "" : at->second;
+    EXPECT_EQ(text.find("copy") != std::string::npos, loses) << recording.line << ": " << text;
+    // Two strides between blocks, layers outermost: the zeroing kernel refuses it too.
+    overlaid += text.find("overlay") != std::string::npos ? 1 : 0;
+    for (const char* rule : {"overlap", "bounds", "closed form"})
+      EXPECT_EQ(text.find(rule), std::string::npos) << recording.line << ": " << text;
+  }
+  EXPECT_EQ(overlaid, 1);
+}
+
+struct SmallPlan {
+  Placement plan;
+  WorkerPages pages;
+};
+
+// A recorded plan of several groups with blocks outermost, in a pool of three.
+SmallPlan hybrid_plan() {
+  const auto recordings = read_placement_recordings(overlaid_sample());
+  if (!recordings) return {};
+  for (const PlacementRecording& recording : *recordings) {
+    if (recording.model != "qwen3.5-0.8b") continue;
+    const PlacementStages memory = plan_of(recording);
+    const Placement& plan = memory.workers.at(0);
+    SmallPlan small{*place_blocks(plan.groups, plan.order, 3, recording.options), {}};
+    small.pages = *worker_pages(small.plan, memory.layers, recording.options);
+    return small;
+  }
+  return {};
+}
+
+bool is_found(const SmallPlan& small, std::string_view rule) {
+  for (const PlacementFinding& finding : prove_placement(small.plan, small.pages).findings)
+    if (finding.rule == rule) return true;
+  return false;
+}
+
+TEST(OverlaidPlans, the_prover_finds_what_is_moved) {
+  const SmallPlan sound = hybrid_plan();
+  ASSERT_GT(sound.plan.groups.size(), 1u);
+  EXPECT_TRUE(prove_placement(sound.plan, sound.pages).holds());
+  SmallPlan moved = sound;
+  moved.pages.layers.back().page.row_stride += 4;
+  EXPECT_TRUE(is_found(moved, "closed form"));
+  moved = sound;
+  moved.pages.device_bytes -= 1;
+  EXPECT_TRUE(is_found(moved, "bounds"));
+  moved = sound;
+  moved.plan.tensors[0].layer_stride = moved.plan.tensors[0].block_stride;
+  EXPECT_TRUE(is_found(moved, "overlap"));
+  moved = sound;
+  moved.plan.tensors[0].offset += moved.plan.tensors[0].block_stride;
+  EXPECT_TRUE(is_found(moved, "overlay"));
+  moved = sound;
+  moved.pages.layers.back().page.offset -= moved.plan.tensors.back().block_stride;
+  EXPECT_TRUE(is_found(moved, "zeroing"));
+  moved = sound;
+  // Its blocks span the allocation and are copied whole. When they do not, the first view at an
+  // address is copied alone: a state.
+  moved.pages.device_bytes += 4096;
+  moved.pages.layers.front().page.content_bytes /= 2;
+  EXPECT_TRUE(is_found(moved, "copy"));
+}
+
+}  // namespace
+}  // namespace lockstep

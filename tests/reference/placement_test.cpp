@@ -1,0 +1,315 @@
+// The stages of a plan whose groups overlay one allocation, each by its own numbers.
+#include "reference/placement/placement.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <set>
+
+#include "reference/placement/cache_groups.h"
+#include "reference/placement/layer_specs.h"
+#include "reference/placement/worker_pages.h"
+
+namespace lockstep {
+namespace {
+
+CacheSpec cache_rows(SpecType type, std::int64_t block_size, std::int64_t heads,
+                     std::int64_t head_size) {
+  CacheSpec spec;
+  spec.type = type;
+  spec.block_size = block_size;
+  spec.num_kv_heads = heads;
+  spec.head_size = head_size;
+  spec.head_size_v = is_mla(type) || type == SpecType::sliding_window_mla ? 0 : head_size;
+  spec.dcp_sharded = true;
+  if (is_sliding_window(type)) spec.sliding_window = 128;
+  return spec;
+}
+
+NamedCacheSpecs cache_layers(const std::vector<CacheSpec>& specs) {
+  NamedCacheSpecs named;
+  for (const CacheSpec& spec : specs)
+    named.emplace_back("layers." + std::to_string(named.size()) + ".attn", spec);
+  return named;
+}
+
+PlacementOptions placement_options(std::int64_t memory_bytes = std::int64_t{1} << 30) {
+  PlacementOptions options;
+  options.memory_bytes = memory_bytes;
+  options.max_model_len = 4096;
+  return options;
+}
+
+TEST(CacheSpecs, a_page_is_heads_times_rows_times_content) {
+  const CacheSpec full = cache_rows(SpecType::full, 16, 8, 128);
+  EXPECT_EQ(page_bytes(full), 8 * 16 * 512);
+  CacheSpec compressed = cache_rows(SpecType::mla, 256, 1, 512);
+  compressed.tokens_per_state = 4;
+  EXPECT_EQ(rows_of(compressed, 256), 64);
+  EXPECT_EQ(page_bytes(compressed), 64 * 1024);
+  compressed.state_content_bytes = 584;
+  compressed.alignment = 576;
+  apply_alignment(compressed);
+  EXPECT_EQ(unpadded_page_bytes(compressed), 37376);
+  EXPECT_EQ(page_bytes(compressed), 37440);
+}
+
+TEST(CacheSpecs, whole_kernel_blocks_align_the_stride_only_when_a_block_holds_several) {
+  CacheSpec spec = cache_rows(SpecType::full, 64, 2, 64);
+  spec.block_stride_alignment.kernel_tokens = 64;
+  EXPECT_EQ(stride_alignment_bytes(spec), 1);
+  spec.block_size = 256;
+  EXPECT_EQ(stride_alignment_bytes(spec), 64 * 2 * 256);
+}
+
+TEST(CacheSpecs, a_padded_page_that_needs_no_padding_in_a_smaller_block_keeps_the_old_one) {
+  CacheSpec spec = cache_rows(SpecType::mla, 72, 1, 132);
+  spec.dtype = DType::uint8;
+  spec.alignment = 512;
+  apply_alignment(spec);
+  EXPECT_EQ(page_bytes(spec), 9728);
+  EXPECT_EQ(page_bytes(with_block_size(spec, 128)), 9728);  // 128 * 132 is a multiple of 512
+}
+
+TEST(CacheSpecs, merging_rows_of_MLA_drops_alignment_and_unlike_classes_do_not_merge) {
+  CacheSpec latent = cache_rows(SpecType::mla, 64, 1, 576);
+  latent.alignment = 512;
+  const Merged merged = merge_specs({latent, latent});
+  ASSERT_TRUE(merged.spec);
+  EXPECT_FALSE(merged.spec->alignment);
+  const CacheSpec full = cache_rows(SpecType::full, 64, 1, 576),
+                  sink = cache_rows(SpecType::sink_full, 64, 1, 576);
+  EXPECT_FALSE(merge_specs({full, latent}).spec);
+  EXPECT_EQ(merge_specs({full, sink}).spec->type, SpecType::full);
+}
+
+TEST(CacheOrders, every_order_nests_its_dimensions_as_its_name_says) {
+  const CacheSpec spec = cache_rows(SpecType::full, 16, 2, 64);  // [.., H 2, N 16, C 256]
+  for (const CacheOrder order : kCacheOrders) {
+    const auto strides = order_strides(spec, 3, 5, order);
+    ASSERT_TRUE(strides);
+    const std::int64_t of[] = {strides->layer, strides->block, strides->head, strides->row, 1};
+    const std::int64_t sizes[] = {5, 3, 2, 16, 256};
+    std::int64_t expected = 1;
+    for (int i = 4; i >= 0; --i) {
+      const auto d = std::string_view("LBHNC").find(name_of(order)[static_cast<std::size_t>(i)]);
+      EXPECT_EQ(of[d], expected) << name_of(order) << " dimension " << d;
+      expected *= sizes[d];
+    }
+  }
+}
+
+TEST(CacheOrders, padded_pages_need_heads_and_rows_inside_layers_and_blocks) {
+  CacheSpec spec = cache_rows(SpecType::full, 16, 2, 64);
+  spec.page_size_padded = 9216;
+  EXPECT_EQ(order_strides(spec, 3, 5, CacheOrder::LBNHC)->block, 9216);
+  EXPECT_EQ(order_strides(spec, 3, 5, CacheOrder::BLHNC)->layer, 9216);
+  EXPECT_FALSE(order_strides(spec, 3, 5, CacheOrder::LHBNC));
+  EXPECT_FALSE(order_strides(spec, 3, 5, CacheOrder::BHLNC));
+}
+
+TEST(CacheOrders, unlike_lists_are_intersected_and_unlike_pages_need_compact_blocks) {
+  using enum CacheOrder;
+  EXPECT_EQ(*supported_orders({{BLHNC, BLNHC}, {}, {BLNHC, BLHNC}, {BLNHC, BLHNC}}),
+            (std::vector{BLNHC, BLHNC}));
+  EXPECT_FALSE(supported_orders({{LBNHC}, {LBHNC}}));
+  const auto all = *supported_orders({});
+  const auto mixed =
+      cache_layers({cache_rows(SpecType::full, 16, 2, 64), cache_rows(SpecType::full, 16, 4, 64)});
+  EXPECT_FALSE(choose_order(all, false, mixed, "LHBNC", {}));
+  EXPECT_EQ(choose_order(all, false, mixed, "HND", {})->order, LBHNC);
+  EXPECT_EQ(choose_order(all, false, mixed, {}, BHLNC)->by, "default");
+}
+
+TEST(CacheGroups, unlike_windows_are_dealt_out_in_groups_of_the_fewest_layers) {
+  std::vector<CacheSpec> specs;
+  for (int i = 0; i < 12; ++i)
+    specs.push_back(cache_rows(i % 4 == 3 ? SpecType::full : SpecType::sliding_window, 16, 2, 64));
+  const auto groups = cache_groups(cache_layers(specs), CacheOrder::LBNHC, placement_options());
+  ASSERT_TRUE(groups);
+  ASSERT_EQ(groups->size(), 4u);
+  EXPECT_EQ((*groups)[0].layer_names,
+            (std::vector<std::string>{"layers.0.attn", "layers.4.attn", "layers.8.attn"}));
+}
+
+TEST(CacheGroups, packing_keeps_a_pattern_of_unlike_pages_together) {
+  std::vector<CacheSpec> specs;
+  for (int i = 0; i < 6; ++i) {
+    specs.push_back(cache_rows(SpecType::mla, 64, 1, 576));
+    specs.push_back(cache_rows(SpecType::mla, 64, 1, 128));
+    specs.push_back(cache_rows(SpecType::sliding_window, 64, 1, 64));
+  }
+  const auto groups = cache_groups(cache_layers(specs), CacheOrder::BLHNC, placement_options());
+  ASSERT_TRUE(groups);
+  ASSERT_EQ(groups->size(), 2u);
+  EXPECT_EQ((*groups)[0].layer_names.size(), 12u);
+  EXPECT_EQ(bytes_per_block(*groups, CacheOrder::BLHNC), 6 * 64 * (1152 + 256));
+}
+
+TEST(CacheGroups, windows_of_unlike_pages_in_unlike_numbers_cannot_be_split) {
+  std::vector<CacheSpec> specs(12, cache_rows(SpecType::sliding_window, 16, 8, 256));
+  specs.push_back(cache_rows(SpecType::full, 16, 2, 128));
+  specs.push_back(cache_rows(SpecType::sliding_window, 16, 1, 128));  // a drafter's
+  const auto refused = cache_groups(cache_layers(specs), CacheOrder::BLHNC, placement_options());
+  ASSERT_FALSE(refused);
+  EXPECT_NE(refused.error().message.find("layers outermost"), std::string::npos);
+}
+
+TEST(CacheGroups, the_approximate_gcd_wastes_least_and_prefers_the_larger) {
+  EXPECT_EQ(approximate_gcd({11, 10, 21}, 10), 11);
+  EXPECT_EQ(approximate_gcd({4, 8}, 0), 4);
+}
+
+TEST(CacheGroups, rows_of_MLA_beside_pages_that_they_do_not_divide_are_refused) {
+  CacheSpec states;
+  states.type = SpecType::mamba;
+  states.states = {{{100000}, DType::fp32}};
+  const auto layers = cache_layers({states, cache_rows(SpecType::mla, 64, 1, 576)});
+  EXPECT_FALSE(cache_groups(layers, CacheOrder::LBNHC, placement_options()));
+  EXPECT_TRUE(cache_groups(layers, CacheOrder::BLNHC, placement_options()));
+}
+
+TEST(Placements, a_request_of_the_longest_length_and_the_null_block_must_fit) {
+  const auto groups = *cache_groups(cache_layers({cache_rows(SpecType::full, 16, 2, 64)}),
+                                    CacheOrder::LBNHC, placement_options());
+  const std::int64_t block = 16 * 2 * 256, needed = (4096 / 16 + 1) * block;
+  const auto plan_in = [&](std::int64_t memory) {
+    return place_workers(groups, CacheOrder::LBNHC, {{{"layers.0.attn"}, memory}},
+                         placement_options(memory));
+  };
+  ASSERT_TRUE(plan_in(needed));
+  EXPECT_EQ(plan_in(needed)->front().num_blocks, 257);
+  const auto refused = plan_in(needed - 1);
+  ASSERT_FALSE(refused);
+  EXPECT_NE(refused.error().message.find("max_model_len 4080"), std::string::npos)
+      << refused.error().message;
+}
+
+TEST(Placements, stages_of_a_pipeline_share_the_smallest_pool) {
+  const auto layers =
+      cache_layers(std::vector<CacheSpec>(4, cache_rows(SpecType::full, 16, 2, 64)));
+  const auto groups = *cache_groups(layers, CacheOrder::BLHNC, placement_options());
+  const auto plans = place_workers(groups, CacheOrder::BLHNC,
+                                   {{{"layers.0.attn"}, 1 << 25},
+                                    {{"layers.1.attn", "layers.2.attn", "layers.3.attn"}, 1 << 25}},
+                                   placement_options());
+  ASSERT_TRUE(plans);
+  EXPECT_EQ((*plans)[0].num_blocks, (1 << 25) / (3 * 8192));
+  EXPECT_EQ((*plans)[0].tensors[0].block_stride, 8192);
+  EXPECT_EQ((*plans)[1].tensors[0].block_stride, 3 * 8192);
+}
+
+TEST(LayerSpecs, the_attention_page_grows_until_it_holds_the_states) {
+  PlacementLayer states{"layers.0.linear", CacheSpec{}, "gdn", false};
+  states.spec->type = SpecType::mamba;
+  states.spec->states = {{{3, 8192}, DType::bf16}, {{32, 128, 128}, DType::fp32}};
+  const PlacementLayer attention{"layers.1.attn", cache_rows(SpecType::full, 1, 2, 256),
+                                 "flash_attn", false};
+  PlacementOptions options = placement_options();
+  options.mamba_cache_mode = MambaCacheMode::align;
+  const auto alignment = align_blocks({states, attention}, options);
+  ASSERT_TRUE(alignment);
+  EXPECT_EQ(alignment->block_size, 1056);
+  EXPECT_EQ(alignment->mamba_page_size_padded, 2162688);
+  EXPECT_EQ(alignment->mamba_block_size, 1056);
+}
+
+TEST(LayerSpecs, backends_pack_rows_in_their_own_ways) {
+  CacheSpec spec = cache_rows(SpecType::full, 16, 8, 128);
+  spec.dtype = DType::uint8;
+  spec.kv_quant_mode = QuantMode::NVFP4;
+  const auto none = DeviceFamily::none;
+  const CacheSpec fp4 = customized(*find_cache_backend("flashinfer"), none, spec);
+  EXPECT_EQ(num_heads(fp4), 16);
+  EXPECT_EQ(content_bytes(fp4), 72);
+  spec.kv_quant_mode = QuantMode::INT4_PER_TOKEN_HEAD;
+  EXPECT_EQ(content_bytes(customized(*find_cache_backend("triton_attn"), none, spec)), 136);
+  spec.kv_quant_mode = QuantMode::TURBOQUANT_K8V4;
+  EXPECT_EQ(content_bytes(customized(*find_cache_backend("turboquant"), none, spec)), 196);
+  CacheSpec latent = cache_rows(SpecType::mla, 64, 1, 576);
+  EXPECT_EQ(customized(*find_cache_backend("flashinfer_mla_sparse"), none, latent)
+                .block_stride_alignment.bytes,
+            32 * 1152);
+}
+
+std::vector<PlacementLayer> on_backend(const NamedCacheSpecs& specs, const std::string& backend) {
+  std::vector<PlacementLayer> layers;
+  for (const auto& [name, spec] : specs) layers.push_back({name, spec, backend, false});
+  return layers;
+}
+
+TEST(WorkerPages, dense_blocks_split_into_kernel_blocks_and_packed_ones_are_refused) {
+  const auto specs =
+      cache_layers(std::vector<CacheSpec>(2, cache_rows(SpecType::full, 128, 2, 64)));
+  const auto layers = on_backend(specs, "flashinfer");
+  for (const CacheOrder order : {CacheOrder::LBNHC, CacheOrder::BLHNC}) {
+    const auto groups = *cache_groups(specs, order, placement_options());
+    const auto plan = *place_blocks(groups, order, 3, placement_options());
+    const auto pages = worker_pages(plan, layers, placement_options());
+    EXPECT_EQ(pages.has_value(), order == CacheOrder::LBNHC);
+    if (!pages) continue;
+    EXPECT_EQ(pages->kernel_block_sizes, std::vector<std::int64_t>{64});
+    EXPECT_EQ(pages->layers[1].page.blocks, 6);
+    EXPECT_EQ(zero_segments(*pages)->size(), 4u);
+  }
+}
+
+TEST(WorkerPages, compressed_rows_of_packed_blocks_get_a_mapped_table) {
+  CacheSpec compressed = cache_rows(SpecType::mla, 512, 1, 128);
+  compressed.tokens_per_state = 4;
+  auto specs = cache_layers({compressed, cache_rows(SpecType::mla, 512, 1, 576)});
+  auto layers = on_backend(specs, "triton_mla");
+  layers[0].backend = "indexer_v4";
+  const auto groups = *cache_groups(specs, CacheOrder::BLHNC, placement_options());
+  const auto plan = *place_blocks(groups, CacheOrder::BLHNC, 2, placement_options());
+  const auto pages = worker_pages(plan, layers, placement_options());
+  ASSERT_TRUE(pages) << pages.error().message;
+  ASSERT_EQ(pages->kernel_block_groups.size(), 1u);
+  const std::int64_t stride = plan.tensors[0].block_stride / (64 * 256);
+  EXPECT_EQ(pages->kernel_block_groups[0].kernel_block_stride, stride);
+  EXPECT_EQ(pages->layers[0].bound.blocks, stride + 2);
+}
+
+TEST(WorkerPages, a_copy_loses_the_tail_of_rows_behind_a_shorter_state) {
+  CacheSpec states;
+  states.type = SpecType::mamba;
+  states.states = {{{1000}, DType::fp32}};
+  states.page_size_padded = 8192;
+  const auto specs = cache_layers({states, cache_rows(SpecType::full, 16, 2, 64)});
+  auto layers = on_backend(specs, "triton_attn");
+  layers[0].backend = "gdn";
+  for (const CacheOrder order : {CacheOrder::LBNHC, CacheOrder::BLNHC}) {
+    const auto groups = *cache_groups(specs, order, placement_options());
+    const auto plan = *place_blocks(groups, order, 3, placement_options());
+    const auto pages = worker_pages(plan, layers, placement_options());
+    ASSERT_TRUE(pages) << pages.error().message;
+    const auto lost = lost_in_copies(*pages, false);
+    // One layer a group: the block spans the allocation and is copied whole.
+    EXPECT_TRUE(lost.empty());
+  }
+  auto more = cache_layers({states, cache_rows(SpecType::full, 16, 2, 64), states,
+                            cache_rows(SpecType::full, 16, 2, 64)});
+  auto all = on_backend(more, "triton_attn");
+  all[0].backend = all[2].backend = "gdn";
+  const auto groups = *cache_groups(more, CacheOrder::LBNHC, placement_options());
+  const auto plan = *place_blocks(groups, CacheOrder::LBNHC, 3, placement_options());
+  const auto lost = lost_in_copies(*worker_pages(plan, all, placement_options()), false);
+  ASSERT_EQ(lost.size(), 1u);
+  EXPECT_EQ(lost[0].bytes, 8192 - 4000);
+  EXPECT_EQ(lost[0].layers, 2);
+}
+
+TEST(HashSizes, a_unit_of_prefixes_must_divide_every_block) {
+  const auto groups = *cache_groups(cache_layers({cache_rows(SpecType::full, 32, 2, 64),
+                                                  cache_rows(SpecType::sliding_window, 16, 4, 64)}),
+                                    CacheOrder::LBNHC, placement_options());
+  auto options = placement_options();
+  const auto plan = *place_blocks(groups, CacheOrder::LBNHC, 10, options);
+  EXPECT_EQ(hash_sizes(plan, options)->scheduler, 32);
+  EXPECT_EQ(hash_sizes(plan, options)->hash, 16);
+  options.prefix_match_unit = 24;
+  EXPECT_FALSE(hash_sizes(plan, options));
+}
+
+}  // namespace
+}  // namespace lockstep

@@ -1,0 +1,283 @@
+#include "traces/formats/placement_recording.h"
+
+#include <algorithm>
+#include <array>
+
+#include "base/json_reader.h"
+#include "base/line_reader.h"
+#include "traces/formats/spec_json.h"
+
+namespace lockstep {
+namespace {
+
+constexpr std::int64_t kPoolBytesMax = std::int64_t{1} << 50;
+// Sizes of a layer: their product stays below 2^63.
+constexpr std::int64_t kBlockTokensMax = 1 << 24, kHeadsMax = 1 << 12, kHeadSizeMax = 1 << 16;
+constexpr auto kTorchWords = std::to_array<JsonWord<DType>>({
+    {"bfloat16", DType::bf16},
+    {"float16", DType::fp16},
+    {"float32", DType::fp32},
+    {"float8_e4m3fn", DType::fp8_e4m3},
+    {"float8_e5m2", DType::fp8_e5m2},
+    {"int8", DType::int8},
+    {"uint8", DType::uint8},
+});
+constexpr auto kModeWords =
+    std::to_array<JsonWord<MambaCacheMode>>({{"none", MambaCacheMode::none},
+                                             {"align", MambaCacheMode::align},
+                                             {"all", MambaCacheMode::all}});
+constexpr auto kDeviceWords = std::to_array<JsonWord<DeviceFamily>>(
+    {{"sm90", DeviceFamily::sm90}, {"sm100", DeviceFamily::sm100}});
+
+std::optional<std::int64_t> size_in(JsonObject& object, std::string_view key,
+                                    std::int64_t min = 0) {
+  JsonValue value = object.optional(key);
+  if (!value || value.is_null()) return std::nullopt;
+  return value.integer(min, kPoolBytesMax);
+}
+
+template <class T>
+void may_set(JsonObject& object, std::string_view key, T& field, std::int64_t min = 0) {
+  if (const auto value = size_in(object, key, min)) field = *value;
+}
+
+void may_set_flag(JsonObject& object, std::string_view key, bool& field) {
+  if (JsonValue value = object.optional(key)) field = value.boolean();
+}
+
+std::optional<std::string> text_in(JsonObject& object, std::string_view key) {
+  JsonValue value = object.optional(key);
+  if (!value || value.is_null()) return std::nullopt;
+  return std::string(value.string());
+}
+
+CacheSpec read_cache_spec(JsonValue value) {
+  CacheSpec spec;
+  JsonObject object = value.object();
+  JsonValue type = object.required("type");
+  if (const auto known = spec_type_from_name(type.string()))
+    spec.type = *known;
+  else
+    type.refuse("a kind of cache");
+  spec.block_size = object.required("block_size").integer(1, kBlockTokensMax);
+  spec.page_size_padded = size_in(object, "page_size_padded");
+  spec.dcp_sharded = is_attention(spec.type);
+  may_set_flag(object, "dcp_sharded", spec.dcp_sharded);
+  may_set_flag(object, "is_draft", spec.is_draft.value);
+  may_set_flag(object, "non_causal", spec.non_causal);
+  may_set_flag(object, "non_causal_multi_token_decode", spec.non_causal_multi_token_decode);
+  may_set_flag(object, "tp_replicated", spec.tp_replicated);
+  // What follows from the rest.
+  for (const char* derived : {"page_size_bytes", "hnc", "stride_alignment_bytes"})
+    object.optional(derived);
+  if (!has_layer_views(spec.type)) {
+    spec.hisparse_page_bytes = object.required(kHotPageKey).integer(1, kPoolBytesMax);
+    may_set(object, "blocks_per_request", spec.blocks_per_request);
+    object.finish();
+    return spec;
+  }
+  if (spec.type == SpecType::mamba) {
+    for (JsonValue shape : object.required("shapes").array()) {
+      StateTensorSpec& state = spec.states.emplace_back();
+      for (JsonValue size : shape.array()) state.dims.push_back(size.integer(1, kHeadSizeMax));
+    }
+    std::size_t i = 0;
+    for (JsonValue dtype : object.required("dtypes").array())
+      if (i < spec.states.size()) spec.states[i++].dtype = dtype.word<DType>(kTorchWords);
+    spec.mamba_type = object.required("mamba_type").string();
+    spec.mamba_cache_mode = object.required("mamba_cache_mode").word<MambaCacheMode>(kModeWords);
+    may_set(object, "num_speculative_blocks", spec.num_speculative_blocks);
+    may_set(object, "num_prefill_checkpoint_blocks", spec.num_prefill_checkpoint_blocks);
+    spec.prefill_checkpoint_alignment = size_in(object, "prefill_checkpoint_alignment", 1);
+    object.finish();
+    return spec;
+  }
+  spec.num_kv_heads = object.required("num_kv_heads").integer(1, kHeadsMax);
+  spec.head_size = object.required("head_size").integer(1, kHeadSizeMax);
+  spec.head_size_v = object.required("head_size_v").integer(0, kHeadSizeMax);
+  spec.dtype = object.required("dtype").word<DType>(kTorchWords);
+  if (JsonValue mode = object.optional("kv_quant_mode")) {
+    if (const auto known = quant_mode_from_name(mode.string()))
+      spec.kv_quant_mode = *known;
+    else
+      mode.refuse("a quantization mode");
+  }
+  if (JsonValue slots = object.optional("num_head_slots"); slots && !slots.is_null())
+    spec.num_head_slots = slots.integer<std::int64_t>(1, kHeadsMax);
+  spec.state_content_bytes = size_in(object, "state_content_bytes", 1);
+  may_set(object, "tokens_per_state", spec.tokens_per_state, 1);
+  spec.max_tp_shards = size_in(object, "max_tp_shards", 1);
+  if (JsonValue alignment = object.optional("block_stride_alignment")) {
+    if (alignment.is_object())
+      spec.block_stride_alignment.kernel_tokens =
+          alignment.object().required("multiple_of").integer(1, kBlocksMax);
+    else
+      spec.block_stride_alignment.bytes = alignment.integer(1, kPoolBytesMax);
+  }
+  spec.sliding_window = size_in(object, "sliding_window", 1);
+  may_set(object, "extra_retained_tokens", spec.extra_retained_tokens);
+  spec.attention_chunk_size = size_in(object, "attention_chunk_size", 1);
+  spec.rswa_window = size_in(object, "rswa_window", 1);
+  spec.sink_len = size_in(object, "sink_len");
+  spec.cache_dtype_str = text_in(object, "cache_dtype_str");
+  spec.topk_buffer_width = size_in(object, "topk_buffer_width", 1);
+  spec.alignment = size_in(object, "alignment", 1);
+  spec.model_version = text_in(object, "model_version");
+  spec.is_indexer = text_in(object, "cache_role") == "indexer";
+  may_set_flag(object, "is_index_group_leader", spec.is_index_group_leader);
+  may_set_flag(object, "bounded_replay", spec.bounded_replay);
+  object.finish();
+  return spec;
+}
+
+void read_options(JsonValue value, PlacementRecording& plan) {
+  JsonObject object = value.object();
+  PlacementOptions& options = plan.options;
+  plan.model = object.required("model").nonempty_string();
+  plan.backend = object.required("backend").string();
+  may_set(object, "tp", options.tp, 1);
+  may_set(object, "dcp", options.dcp, 1);
+  may_set(object, "pcp", options.pcp, 1);
+  may_set(object, "pp", options.pp, 1);
+  options.kv_dtype = text_in(object, "kv_dtype").value_or("auto");
+  if (JsonValue dtype = object.optional("model_dtype"); dtype && !dtype.is_null()) {
+    if (const auto known = dtype_from_name(dtype.string()))
+      options.model_dtype = *known;
+    else
+      dtype.refuse("an element type");
+  }
+  if (JsonValue device = object.optional("device"); device && !device.is_null())
+    options.device = device.word<DeviceFamily>(kDeviceWords);
+  options.memory_bytes = object.required("memory_bytes").integer(0, kPoolBytesMax);
+  options.max_model_len = object.required("max_model_len").integer(1, kBlocksMax);
+  options.block_size = size_in(object, "block_size", 1);
+  options.prefix_match_unit = size_in(object, "prefix_match_unit", 1);
+  options.num_gpu_blocks_override = size_in(object, "num_gpu_blocks_override", 1);
+  may_set_flag(object, "prefix_caching", options.prefix_caching);
+  may_set_flag(object, "disable_hybrid", options.disable_hybrid);
+  if (JsonValue mode = object.optional("mamba_cache_mode"))
+    options.mamba_cache_mode = mode.word<MambaCacheMode>(kModeWords);
+  may_set(object, "num_spec", options.num_spec);
+  may_set(object, "mtp_modules", options.mtp_modules, 1);
+  options.spec_method = text_in(object, "spec_method").value_or("");
+  options.order = text_in(object, "layout");
+  options.connector = text_in(object, "connector").value_or("");
+  if (JsonValue hisparse = object.optional("hisparse"); hisparse && !hisparse.is_null()) {
+    JsonObject sizes = hisparse.object();
+    options.hisparse.emplace();
+    options.hisparse->host_pool_gib = sizes.required("host_pool_gib").binary64();
+    options.hisparse->device_buffer_size = size_in(sizes, "device_buffer_size", 1);
+    sizes.finish();
+  }
+  if (JsonValue skipped = object.optional("skip_layers"); skipped && !skipped.is_null())
+    options.skip_layers = read_names(skipped);
+  // What the layers say already.
+  for (const char* known : {"ssm_dtype", "max_num_seqs", "hidden", "drafter_layers", "drafter",
+                            "drafter_backend", "bounded_replay", "sparse_logits"})
+    object.optional(known);
+  object.finish();
+}
+
+void read_layer(JsonValue value, PlacementRecording& plan) {
+  const JsonArray entry = value.array();
+  if (entry.size() != 3) return value.refuse("[name, spec, backend]");
+  PlacementLayer layer;
+  layer.name = entry[0].nonempty_string();
+  if (JsonValue spec = entry[1]; !spec.is_null()) {
+    const auto index = spec.integer<std::int64_t>(0, kBlocksMax);
+    if (index >= static_cast<std::int64_t>(plan.specs.size()))
+      return spec.refuse("the index of a spec");
+    layer.spec = plan.specs[static_cast<std::size_t>(index)];
+  }
+  if (JsonValue backend = entry[2]; !backend.is_null()) layer.backend = backend.string();
+  plan.layers.push_back(std::move(layer));
+}
+
+void read_workers(JsonValue value, PlacementRecording& plan) {
+  std::vector<std::string> names;
+  for (const PlacementLayer& layer : plan.layers)
+    if (layer.spec) names.push_back(layer.name);
+  if (!value) {
+    plan.workers.push_back({std::move(names), plan.options.memory_bytes});
+    return;
+  }
+  std::size_t at = 0;
+  for (JsonValue worker : value.array()) {
+    JsonObject object = worker.object();
+    const auto count = object.required("layers").integer<std::int64_t>(0, kBlocksMax);
+    const std::size_t end = std::min(names.size(), at + static_cast<std::size_t>(count));
+    WorkerShare& share = plan.workers.emplace_back();
+    for (; at < end; ++at) share.layer_names.push_back(names[at]);
+    share.memory_bytes = object.required("memory_bytes").integer(0, kPoolBytesMax);
+    object.optional("first");
+    object.finish();
+  }
+  if (plan.workers.empty()) value.refuse("a worker");
+}
+
+PlacementRecording read_plan(JsonValue root) {
+  PlacementRecording plan;
+  JsonObject line = root.object();
+  line.required("layout_recording").integer<std::int64_t>(2, 2);
+  JsonObject engine = line.required("engine").object();
+  engine.required("name");
+  plan.engine = engine.required("version").string();
+  read_options(line.required("options"), plan);
+  if (JsonValue specs = line.optional("specs"))
+    for (JsonValue spec : specs.array()) plan.specs.push_back(read_cache_spec(spec));
+  if (JsonValue layers = line.optional("layers"))
+    for (JsonValue layer : layers.array()) read_layer(layer, plan);
+  if (JsonValue shared = line.optional("shared"))
+    for (JsonValue pair : shared.array()) {
+      const std::vector<std::string> names = read_names(pair);
+      if (names.size() == 2)
+        plan.shared.emplace_back(names[0], names[1]);
+      else
+        pair.refuse("[layer, layer]");
+    }
+  read_workers(line.optional("workers"), plan);
+  for (const char* result :
+       {"aligned", "specs_of_first_runner", "layout", "plan", "plans_of_other_workers", "capacity",
+        "needs_zeroing", "block_sizes", "pools", "refused", "defects"})
+    line.optional(result);
+  line.finish();
+  return plan;
+}
+
+}  // namespace
+
+bool is_placement_recording(const std::string& path) {
+  auto lines = LineReader::open(path);
+  if (!lines) return false;
+  JsonReader reader(path);
+  std::string_view text;
+  const auto more = lines->next(text);
+  if (!more || !*more || !reader.parse(text, 1)) return false;
+  if (!reader.root().is_object()) return false;
+  JsonValue format = reader.root().object().optional("layout_recording");
+  return format && format.is_number() && format.integer() == 2;
+}
+
+Result<std::vector<PlacementRecording>> read_placement_recordings(const std::string& path) {
+  auto lines = LineReader::open(path);
+  if (!lines) return tl::unexpected(lines.error());
+  JsonReader reader(path);
+  std::vector<PlacementRecording> plans;
+  std::string_view text;
+  for (;;) {
+    const auto more = lines->next(text);
+    if (!more) return tl::unexpected(more.error());
+    if (!*more) return plans;
+    if (!reader.parse(text, lines->number(), lines->is_cut_off())) return reader.failure();
+    plans.push_back(read_plan(reader.root()));
+    if (!reader.ok()) return reader.failure();
+    plans.back().line = lines->number();
+    plans.back().json = text;
+  }
+}
+
+std::string_view torch_name_of(DType dtype) {
+  return std::ranges::find(kTorchWords, dtype, &JsonWord<DType>::second)->first;
+}
+
+}  // namespace lockstep
