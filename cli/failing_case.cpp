@@ -201,6 +201,11 @@ std::string path_of_smallest(const std::string& path) {
   return path + ".min.case.jsonl";
 }
 
+std::string path_of_recording(const std::string& path) {
+  const std::size_t end = path.rfind(path.ends_with(".case.jsonl") ? ".case.jsonl" : ".jsonl");
+  return path.substr(0, end) + ".recording.jsonl";
+}
+
 int exit_code_of(const Failure& failure) {
   if (!failure.failed()) return kExitAgreed;
   return failure.kind == "stuck" || failure.kind == "hang" ? kExitStuck : kExitDisagreed;
@@ -209,11 +214,6 @@ int exit_code_of(const Failure& failure) {
 namespace {
 
 constexpr int kShrunkPerCheck = 3;
-
-// "cases/x.min.case.jsonl" -> "cases/x.min.recording.jsonl".
-std::string path_of_recording(const std::string& path) {
-  return path.substr(0, path.rfind(".case.jsonl")) + ".recording.jsonl";
-}
 
 std::string line_of(const std::string& path, const SavedCase& saved, std::string_view more) {
   const CaseSize size = size_of(saved);

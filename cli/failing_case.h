@@ -44,7 +44,8 @@ Result<SavedCase> load_case(const std::string& path, const std::string& backend)
 // The backend of whatever configuration comes; absent for "none".
 BackendFactory backend_factory(const std::string& backend);
 
-// Judged in a child process, or here where another engine decides. Errors: what the engine, the reader or the backend refuses.
+// Judged in a child process, or here where another engine decides. Errors: what the engine, the
+// reader or the backend refuses.
 Result<Failure> failure_of(const SavedCase& saved, const FailingCaseOptions& options);
 
 struct ShrunkCase {
@@ -61,6 +62,8 @@ std::string to_json(const ShrunkCase& shrunk);
 
 // "cases/x.case.jsonl" -> "cases/x.min.case.jsonl".
 std::string path_of_smallest(const std::string& path);
+// "cases/x.min.case.jsonl" -> "cases/x.min.recording.jsonl".
+std::string path_of_recording(const std::string& path);
 int exit_code_of(const Failure& failure);
 
 // The failing cases of a fuzz run, in a folder: each as it was found, NAME.case.jsonl, and made

@@ -33,6 +33,12 @@ Result<int> shrink_file(ShrinkCommandOptions& options) {
       options.output_path.empty() ? path_of_smallest(options.file) : options.output_path;
   LS_RETURN_IF_ERROR(write_saved_case(path, shrunk.result.smallest));
   fmt::print("{}\nWritten: {}\nIts story: lockstep explain {}\n", to_text(shrunk), path, path);
+  if (options.judging.engines != nullptr) {
+    const std::string recording = path_of_recording(path);
+    LS_ASSIGN_OR_RETURN(const bool written,
+                        write_recording(recording, shrunk.result.smallest, options.judging));
+    if (written) fmt::print("What the engine decided: {}\n", recording);
+  }
   if (!options.json_path.empty())
     LS_RETURN_IF_ERROR(write_file_atomically(options.json_path, to_json(shrunk)));
   return exit_code_of(shrunk.failure);

@@ -27,11 +27,12 @@ class Engine:
     def add(self, event):
         prompt = event["prompt"]
         size = len(prompt["tokens"]) if isinstance(prompt, dict) else sum(n for *_, n in prompt)
-        if size + event["max_tokens"] > self.config["max_model_len"] + 1:
-            return {"refused": "the request is longer than max_model_len"}
+        room = self.config["max_model_len"] - size
+        if room < 1:
+            return {"refused": "the prompt is longer than max_model_len allows"}
         ends = {event.get("eos"), *event.get("stop_token_ids", ())}
         self.requests[event["add"]] = {
-            "tokens": size, "last": size + event["max_tokens"], "ends": ends,
+            "tokens": size, "last": size + min(event["max_tokens"], room), "ends": ends,
             "computed": 0, "table": [], "seen": False,
         }  # fmt: skip
         self.waiting.append(event["add"])

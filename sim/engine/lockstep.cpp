@@ -340,6 +340,7 @@ Result<void> LockstepRun::sample(const SchedulerOutput& decision) {
                      .num_prompt_tokens = request.num_prompt_tokens,
                      .num_output_tokens = request.num_output_tokens,
                      .samples = scheduled.computed + scheduled.num_tokens >= known,
+                     .is_new = scheduled.is_new,
                      .drafts = {draft, num_spec}});
     draft += num_spec;
   }

@@ -245,11 +245,13 @@ Result<void> TraceWorkload::sample(std::int64_t, std::span<const SampledRow> row
     Plan& plan = plans_[row.ticket];
     std::int64_t index = row.num_output_tokens;
     if (row.samples) {
-      // Drafts are right as far as the model says the same; behind them it says one token more. In
-      // the place of one that the engine does not know stands the worker's own.
+      // Drafts are right as far as the model says the same; behind them it says one token more.
+      // With steps in flight the worker's own stand in the engine's places for them.
+      const bool knows_more = options_.async_scheduling && !row.is_new;
       for (const std::int32_t given : row.drafts) {
-        const std::int32_t draft =
-            given >= 0 ? given : plan.output.draft(index, options_.draft_acceptance_percent);
+        const std::int32_t draft = given < 0 && knows_more
+                                       ? plan.output.draft(index, options_.draft_acceptance_percent)
+                                       : given;
         if (draft != plan.output.token(index)) break;
         output.tokens.push_back(draft);
         ++index;

@@ -59,6 +59,7 @@ struct SampledRow {
   std::int64_t num_prompt_tokens = 0;
   std::int64_t num_output_tokens = 0;  // so far
   bool samples = false;                // false: a chunk of a prompt that ends before its last token
+  bool is_new = false;                 // enters in this step: its drafts are padding
   std::span<const std::int32_t> drafts;
 };
 

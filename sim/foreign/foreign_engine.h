@@ -1,5 +1,5 @@
-// An engine of somebody else's, in a process that speaks docs/scheduler_protocol.md: starts it, asks
-// it, and says how it failed when it does.
+// An engine of somebody else's, in a process that speaks docs/scheduler_protocol.md: starts it,
+// asks it, and says how it failed when it does.
 //
 // (1) A message has one reply, or the engine has failed: ended, did not answer in time, raised, or
 //     said what the protocol does not allow.

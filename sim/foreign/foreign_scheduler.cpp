@@ -338,7 +338,6 @@ std::span<const StoppedRequest> ForeignScheduler::update_from_output(const Model
   const auto names_of = [&](const std::vector<RequestId>& ids) {
     std::vector<std::string> list;
     for (const RequestId id : ids) list.push_back(at(id).name);
-    std::ranges::sort(list);
     return list;
   };
   RecordedStep update;

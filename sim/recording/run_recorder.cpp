@@ -61,6 +61,16 @@ Result<Turn> RunRecorder::next_turn(const LoopState& state, std::vector<Workload
   return turn;
 }
 
+void RunRecorder::request_refused(std::string_view name, std::uint64_t ticket, const Error& error) {
+  for (std::vector<RecordedEvent>* events : {&step_.before, &late_}) {
+    const auto added = std::ranges::find_if(*events, [&](const RecordedEvent& event) {
+      return event.kind == RecordedEvent::Kind::add && event.request.name == name;
+    });
+    if (added != events->end()) events->erase(added);
+  }
+  inner_.request_refused(name, ticket, error);
+}
+
 void RunRecorder::while_running(std::vector<WorkloadEvent>& events) {
   const std::size_t before = events.size();
   inner_.while_running(events);

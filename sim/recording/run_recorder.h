@@ -57,6 +57,8 @@ class RunRecorder final : public Workload, public StepObserver {
   void request_left(std::string_view name, std::uint64_t ticket) override {
     inner_.request_left(name, ticket);
   }
+  // What the engine did not take is not in the recording.
+  void request_refused(std::string_view name, std::uint64_t ticket, const Error& error) override;
   bool is_scripted() const override { return inner_.is_scripted(); }
   std::string place() const override { return inner_.place(); }
   std::int64_t now_ns() const override { return inner_.now_ns(); }

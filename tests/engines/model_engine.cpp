@@ -6,6 +6,7 @@
 #include <iostream>
 #include <map>
 #include <memory>
+#include <set>
 #include <string>
 
 #include "base/json_reader.h"
@@ -62,6 +63,8 @@ class AskingConnector final : public KVConnector {
   JsonWriter out_;
   std::map<RequestId, std::string> names_;
 };
+
+using Rows = std::vector<std::pair<RequestId, std::string>>;
 
 class Engine {
  public:
@@ -123,6 +126,7 @@ class Engine {
     is_async_ = config.async_scheduling;
     in_flight_.clear();
     names_.clear();
+    live_.clear();
     auto made = Scheduler::create(config, groups, plan.required("num_blocks").integer(), transfer);
     if (!made) return refuse(made.error().message);
     scheduler_ = std::make_unique<Scheduler>(std::move(*made));
@@ -140,6 +144,7 @@ class Engine {
     const auto id = scheduler_->add_request(std::move(request));
     if (!id) return refuse(id.error().message);
     names_[*id] = name;
+    live_.insert(*id);
     connector_->know(*id, name);
     answer(out_.begin_object().end_object());
   }
@@ -170,16 +175,17 @@ class Engine {
     if (!decision.common_prefix_blocks.empty())
       step.common_prefix_blocks = decision.common_prefix_blocks;
     if (shows_tables) step.tables = tables_of(view(decision, {}));
-    for (const RequestId id : decision.finished) names_.erase(id);
-    std::vector<RequestId> rows;
-    for (const ScheduledRequest& row : decision.scheduled) rows.push_back(row.id);
+    for (const RequestId id : decision.finished) live_.erase(id);
+    Rows rows;
+    for (const ScheduledRequest& row : decision.scheduled)
+      rows.emplace_back(row.id, names_[row.id]);
     if (!rows.empty() || (has_connector_ && is_async_)) in_flight_.push_back(std::move(rows));
     write_decision_keys(out_.begin_object(), step);
     answer_with_state(step, true);
   }
 
   void update(JsonObject& message) {
-    std::vector<RequestId> rows;
+    Rows rows;
     if (!in_flight_.empty()) {
       rows = std::move(in_flight_.front());
       in_flight_.erase(in_flight_.begin());
@@ -201,17 +207,17 @@ class Engine {
     write_outcome(view({}, stopped), step);
     write_stopped_key(out_.begin_object(), step);
     out_.key("num_tokens").begin_object();
-    for (const RequestId id : rows)
-      if (names_.contains(id)) out_.integer(names_[id], scheduler_->num_tokens(id));
+    for (const auto& [id, name] : rows)
+      if (live_.contains(id) && names_[id] == name) out_.integer(name, scheduler_->num_tokens(id));
     out_.end_object();
     answer_with_state(step, false);
   }
 
-  void fill(JsonValue by_request, const std::vector<RequestId>& rows,
-            std::vector<std::int32_t>& tokens, std::vector<std::uint32_t>& ends) {
+  void fill(JsonValue by_request, const Rows& rows, std::vector<std::int32_t>& tokens,
+            std::vector<std::uint32_t>& ends) {
     JsonObject given = by_request.object();
-    for (const RequestId id : rows) {
-      if (auto row = given.optional(names_[id]))
+    for (const auto& [id, name] : rows) {
+      if (auto row = given.optional(name))
         for (const std::int32_t token : read_token_ids(row)) tokens.push_back(token);
       ends.push_back(static_cast<std::uint32_t>(tokens.size()));
     }
@@ -263,8 +269,9 @@ class Engine {
   std::unique_ptr<AskingConnector> connector_;
   std::unique_ptr<Scheduler> scheduler_;
   bool has_connector_ = false, is_async_ = false;
-  std::map<RequestId, std::string> names_;
-  std::vector<std::vector<RequestId>> in_flight_;
+  std::map<RequestId, std::string> names_;  // also of those whose blocks are kept
+  std::set<RequestId> live_;
+  std::vector<Rows> in_flight_;
   CacheCounters counters_;
   std::function<std::string_view(RequestId)> name_of_ = [this](RequestId id) {
     return std::string_view(names_[id]);

@@ -3,7 +3,10 @@
 #include <gtest/gtest.h>
 
 #include "cuda_backend/simt_backend.h"
+#include "properties/audit/audit.h"
 #include "properties/judge/judge.h"
+#include "properties/judge/known_findings.h"
+#include "traces/formats/saved_case.h"
 
 namespace lockstep {
 namespace {
@@ -226,6 +229,22 @@ TEST(FoundByFuzzing, a_block_that_counts_as_hit_and_is_zeroed_holds_nothing) {
   const Outcome outcome = judge(saved, make_simt_backend);
   EXPECT_EQ(outcome.check, "decide");
   EXPECT_NE(outcome.what.find("the step zeroes it"), std::string::npos) << outcome.what;
+}
+
+// Seed 2219 of vLLM 0.22.1's own scheduler (docs/findings.md, 23): its pool counts two blocks free
+// that are not. The model counts what is there, and shares blocks beyond the hit (finding 2).
+TEST(FoundByFuzzing, vllm_counts_blocks_free_that_a_shorter_load_did_not_take) {
+  const std::string folder = LOCKSTEP_SOURCE_DIR "/tests/regressions/";
+  const auto audited = audit_recording(folder + "vllm_0_22_1_load_shorter_than_hit.jsonl");
+  ASSERT_TRUE(audited) << audited.error().message;
+  ASSERT_EQ(audited->findings.size(), 1u);
+  EXPECT_EQ(audited->findings.front().rule, AuditRule::conservation);
+  EXPECT_EQ(audited->findings.front().step, 1);
+  const auto saved = read_saved_case(folder + "load_shorter_than_hit.case.jsonl");
+  ASSERT_TRUE(saved) << saved.error().message;
+  const KnownFinding* of_model = known_finding(*saved, judge(*saved));
+  ASSERT_NE(of_model, nullptr);
+  EXPECT_EQ(of_model->number, 2);
 }
 
 }  // namespace

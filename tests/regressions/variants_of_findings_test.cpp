@@ -65,7 +65,7 @@ TEST(VariantsOfFindings, a_lost_block_is_written_by_two_in_one_step) {
 
 // Seed 8177204. Without either of them the other one still gives the block away.
 TEST(VariantsOfFindings, two_findings_that_lead_to_one_failure_are_the_first_ones) {
-  expect_known("two_findings_at_once", "audit.handed_out", 2);
+  expect_known("two_findings_at_once", "invariant.queue_front", 2);
 }
 
 // Seed 7032034. Two who load whole prompts: the client of one leaves meanwhile, and the other runs

@@ -66,20 +66,6 @@ void write_connector_answers(JsonWriter& out, const std::vector<RecordedConnecto
   out.end_array();
 }
 
-// What the worker and the model brought, and what it did.
-void write_output_keys(JsonWriter& out, const RecordedStep& step) {
-  if (step.worker) write_worker(out.key("worker"), *step.worker);
-  write_tokens_by_request(out.key("sampled"), step.sampled);
-  if (step.output_of_step) out.integer("output_of_step", *step.output_of_step);
-  write_stopped_key(out, step);
-  if (step.drafts) write_tokens_by_request(out.key("drafts"), *step.drafts);
-  write_cache_keys(out, step);
-  if (step.events.empty()) return;
-  out.key("events").begin_array();
-  for (const RecordedCacheEvent& event : step.events) write_cache_event(out, event);
-  out.end_array();
-}
-
 void write_cache_event(JsonWriter& out, const RecordedCacheEvent& event) {
   out.begin_object();
   if (event.kind == RecordedCacheEvent::Kind::cleared) {
@@ -97,6 +83,20 @@ void write_cache_event(JsonWriter& out, const RecordedCacheEvent& event) {
     out.end_array();
   }
   out.end_object();
+}
+
+// What the worker and the model brought, and what it did.
+void write_output_keys(JsonWriter& out, const RecordedStep& step) {
+  if (step.worker) write_worker(out.key("worker"), *step.worker);
+  write_tokens_by_request(out.key("sampled"), step.sampled);
+  if (step.output_of_step) out.integer("output_of_step", *step.output_of_step);
+  write_stopped_key(out, step);
+  if (step.drafts) write_tokens_by_request(out.key("drafts"), *step.drafts);
+  write_cache_keys(out, step);
+  if (step.events.empty()) return;
+  out.key("events").begin_array();
+  for (const RecordedCacheEvent& event : step.events) write_cache_event(out, event);
+  out.end_array();
 }
 
 }  // namespace
