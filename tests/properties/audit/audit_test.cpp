@@ -376,8 +376,7 @@ TEST(Audit, a_request_that_is_in_no_queue_is_found_once) {
 TEST(Audit, every_bundled_recording_of_vllm_0_33_is_clean) {
   int num_files = 0;
   for (const auto& entry : std::filesystem::recursive_directory_iterator(sample("vllm-0.33.0"))) {
-    if (entry.path().extension() != ".jsonl" ||
-        entry.path().filename() == "layouts.jsonl" ||
+    if (entry.path().extension() != ".jsonl" || entry.path().filename() == "layouts.jsonl" ||
         entry.path().string().find("benchmarks") != std::string::npos)
       continue;
     const Result<AuditFile> file = audit_recording(entry.path().string());
