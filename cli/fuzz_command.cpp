@@ -1,4 +1,5 @@
 // lockstep fuzz
+#include <fmt/chrono.h>
 #include <fmt/format.h>
 
 #include <unistd.h>
@@ -7,6 +8,7 @@
 #include <algorithm>
 #include <csignal>
 #include <cstring>
+#include <ctime>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -85,7 +87,7 @@ std::string fuzz_summary_text(const FuzzReport& report, double seconds) {
   text += row_text("state hash", to_hex(report.state_hash));
   if (report.cases > 1) text += tally_text(report.tally);
   for (const auto& [finding, cases] : report.known)
-    text += fmt::format("\nknown: {} (docs/findings.md): {}\n", finding, counted(cases, "case"));
+    text += fmt::format("\nknown: {}: {}\n", finding, counted(cases, "case"));
   if (report.refused > 0)
     text +=
         fmt::format("\nrefused: {}, the first of seed {}: {}\n", counted(report.refused, "case"),
@@ -117,6 +119,7 @@ struct FuzzCommandOptions {
   int jobs = 1;
   std::optional<std::string> backend;
   DecisionsOptions decisions;
+  std::string known_path;
   std::string engine;
   std::string mutant;
   std::string check;
@@ -154,6 +157,18 @@ Result<void> parse_shard(const std::string& text, FuzzOptions& fuzzing) {
   return {};
 }
 
+// Less those whose day is over: they are told, and are news again.
+Result<std::vector<KnownFailure>> known_today(const std::string& path) {
+  LS_ASSIGN_OR_RETURN(auto known, read_known_file(path));
+  const std::string today = fmt::format("{:%F}", fmt::gmtime(std::time(nullptr)));
+  std::erase_if(known, [&](const KnownFailure& failure) {
+    const bool is_over = !failure.until.empty() && failure.until < today;
+    if (is_over) fmt::print("{}: known until {}, and news again\n", failure.id, failure.until);
+    return is_over;
+  });
+  return known;
+}
+
 Result<FuzzOptions> options_of(const FuzzCommandOptions& options,
                                const std::shared_ptr<ForeignEngines>& engines) {
   std::string engine;
@@ -188,6 +203,9 @@ Result<FuzzOptions> options_of(const FuzzCommandOptions& options,
     if (std::string why; !gpu_available(&why)) return fail("--backend cuda: " + why);
     fuzzing.generator.check = "fast";
     fuzzing.backend = make_gpu_backend;
+  }
+  if (!options.known_path.empty()) {
+    LS_ASSIGN_OR_RETURN(fuzzing.known, known_today(options.known_path));
   }
   LS_RETURN_IF_ERROR(parse_shard(options.shard, fuzzing));
   if (fuzzing.shards > 1 && options.seconds)
@@ -315,6 +333,8 @@ void add_options(CLI::App& command, FuzzCommandOptions& options) {
                   "invariants (simt; with --decisions none)")
       ->check(CLI::IsMember({"simt", "cuda", "none"}));
   declare_decisions(command, options.decisions);
+  command.add_option("--known", options.known_path,
+                     "failures that are no news, by ids of yours (docs/fuzzing.md)");
   command.add_option("--engine", options.engine, "an engine profile; by default any");
   command.add_option("--check", options.check, "fast, check or hunt; by default a mixture")
       ->check(CLI::IsMember({"fast", "check", "hunt"}));

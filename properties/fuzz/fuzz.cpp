@@ -21,7 +21,7 @@ constexpr std::int64_t kCasesToSeeAll = 10'000;
 // What remains of a judged case.
 struct Judged {
   Outcome outcome;
-  const KnownFinding* known = nullptr;
+  std::string known;  // to whom; empty: to nobody
   std::uint64_t seed = 0;
 };
 
@@ -31,9 +31,18 @@ Judged judge_seed(const FuzzOptions& options, std::uint64_t seed) {
   JudgeOptions judging;
   judging.backend = options.backend;
   judging.decisions = options.decisions;
-  Judged judged{.outcome = judge(saved, judging), .known = nullptr, .seed = seed};
-  judged.known = options.decisions ? known_finding_of_engine(saved, judged.outcome)
-                                   : known_finding(saved, judged.outcome, options.backend);
+  Judged judged{.outcome = judge(saved, judging), .known = {}, .seed = seed};
+  const KnownFinding* const finding = options.decisions
+                                          ? known_finding_of_engine(saved, judged.outcome)
+                                          : known_finding(saved, judged.outcome, options.backend);
+  const auto of_user = std::ranges::find_if(options.known, [&](const KnownFailure& known) {
+    return judged.outcome.failed() && known.check == judged.outcome.check &&
+           judged.outcome.what.find(known.text) != std::string::npos;
+  });
+  if (finding != nullptr)
+    judged.known = fmt::format("{}. {}", finding->number, finding->title);
+  else if (of_user != options.known.end())
+    judged.known = of_user->id;
   return judged;
 }
 
@@ -57,8 +66,8 @@ void add_case(const Judged& judged, FuzzReport& report) {
       report.first_refused_seed = judged.seed;
       report.first_refusal = outcome.what;
     }
-  } else if (judged.known != nullptr) {
-    ++report.known[fmt::format("{}. {}", judged.known->number, judged.known->title)];
+  } else if (!judged.known.empty()) {
+    ++report.known[judged.known];
   } else {
     report.failures.push_back({.seed = judged.seed,
                                .kind = outcome.kind,

@@ -3,7 +3,8 @@
 //
 // (1) The same options give the same report, byte for byte: times are not in it.
 // (2) Reports of all shards of a run merge into the report of the whole run, byte for byte.
-// (3) A failure that docs/findings.md tells of is counted there; every other one is listed.
+// (3) A failure that docs/findings.md tells of, or the user, is counted there; every other one is
+//     listed.
 #pragma once
 
 #include <cstdint>
@@ -19,6 +20,7 @@
 #include "properties/generate/generator.h"
 #include "properties/judge/judge.h"
 #include "properties/judge/tally.h"
+#include "traces/formats/known_file.h"
 
 namespace lockstep {
 
@@ -28,7 +30,8 @@ struct FuzzOptions {
   BackendFactory backend;
   // Absent: the model's. Of another engine, that generator.engine is the profile of.
   DecisionsFactory decisions;
-  std::string decided_by = {};  // its name; empty: the model
+  std::string decided_by = {};      // its name; empty: the model
+  std::vector<KnownFailure> known;  // to the user, besides the findings
   std::uint64_t first_seed = 1;
   std::int64_t runs = 1;   // seeds first_seed .. first_seed + runs - 1
   std::int64_t shard = 0;  // of `shards`: the seeds at places shard, shard + shards, ...

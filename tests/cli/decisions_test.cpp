@@ -1,0 +1,100 @@
+// `--decisions` from the outside, with an engine of a hundred lines: it is fuzzed, its mistakes are
+// found, made small, told and kept as recordings; what is known is no news until its day is over.
+#include <gtest/gtest.h>
+
+#include "tests/cli/command.h"
+
+namespace lockstep::tests {
+namespace {
+
+const std::string kEngine = "python3 " LOCKSTEP_SOURCE_DIR "/docs/examples/paged_engine.py";
+
+Outcome fuzz(const std::string& engine, std::vector<std::string> more) {
+  more.insert(more.begin(), {"fuzz", "--runs", "60", "--decisions", engine});
+  return run_lockstep(more);
+}
+
+TEST(Decisions, OfASoundEngineAgreeAndTwoRunsAreOneReport) {
+  const std::string one = temporary_path("one.json"), two = temporary_path("two.json");
+  const Outcome first = fuzz(kEngine, {"--json", one});
+  EXPECT_EQ(first.status, 0) << first.out << first.err;
+  EXPECT_EQ(fuzz(kEngine, {"--json", two}).status, 0);
+  EXPECT_EQ(read_text(one), read_text(two));
+  EXPECT_NE(read_text(one).find("\"decided_by\":\"paged-1.0\""), std::string::npos);
+}
+
+TEST(Decisions, AMistakeIsShrunkToldAndKeptAsARecording) {
+  const std::string folder = temporary_path("found");
+  const Outcome found = fuzz(kEngine + " --bug lost", {"--save", folder, "--shrink-seconds", "5"});
+  EXPECT_EQ(found.status, 1) << found.err;
+  const std::size_t at = found.out.find(".min.case.jsonl");
+  ASSERT_NE(at, std::string::npos) << found.out;
+  const std::size_t begin = found.out.rfind(' ', at) + 1;
+  const std::string name = found.out.substr(begin, at - begin);
+  const Outcome audit = run_lockstep({"audit", name + ".min.recording.jsonl"});
+  EXPECT_EQ(audit.status, 1) << audit.out << audit.err;
+  EXPECT_NE(audit.out.find("audit.conservation"), std::string::npos) << audit.out;
+  const Outcome story =
+      run_lockstep({"explain", name + ".min.case.jsonl", "--decisions", kEngine + " --bug lost"});
+  EXPECT_EQ(story.status, 1) << story.err;
+  EXPECT_NE(story.out.find("Here it fails: audit.conservation"), std::string::npos) << story.out;
+}
+
+TEST(Decisions, WhatIsKnownIsNoNewsUntilItsDayIsOver) {
+  const auto known = [](const std::string& until) {
+    const std::string path = temporary_path("known" + until + ".json");
+    write_text(path, R"({"lockstep_known":1,"known":[{"id":"ENG-42","check":"engine.exception",)"
+                     R"("text":"step 5","until":")" +
+                         until + "\"}]}\n");
+    return path;
+  };
+  const std::string engine = kEngine + " --bug raise";
+  const Outcome now = fuzz(engine, {"--known", known("2999-12-31")});
+  EXPECT_EQ(now.status, 0) << now.out;
+  EXPECT_NE(now.out.find("known: ENG-42: "), std::string::npos) << now.out;
+  const Outcome later = fuzz(engine, {"--known", known("2001-01-01")});
+  EXPECT_EQ(later.status, 1) << later.out;
+  EXPECT_NE(later.out.find("ENG-42: known until 2001-01-01, and news again"), std::string::npos);
+  const Outcome wrong = fuzz(engine, {"--known", known("soon")});
+  EXPECT_EQ(wrong.status, 2);
+  EXPECT_NE(wrong.err.find("expected a day"), std::string::npos) << wrong.err;
+}
+
+TEST(Decisions, ReplayRunsABackendBelowThemAndTellsThatTheEngineFailed) {
+  const std::string path = temporary_path("two.jsonl");
+  write_text(path, R"({"lockstep_trace":1,"time":"ns","source":{"kind":"test","name":""}})"
+                   "\n"
+                   R"({"id":"a","t":0,"prompt":[[1,40]],"output":{"length":9}})"
+                   "\n"
+                   R"({"id":"b","t":0,"prompt":[[2,30]],"output":{"length":9}})"
+                   "\n"
+                   R"({"end":true,"records":2})"
+                   "\n");
+  const std::vector<std::string> replay = {
+      "replay", path, "--backend", "simt", "--no-async-scheduling", "--decisions"};
+  auto sound = replay, broken = replay;
+  sound.push_back(kEngine);
+  broken.push_back(kEngine + " --bug raise");
+  const Outcome agreed = run_lockstep(sound);
+  EXPECT_EQ(agreed.status, 0) << agreed.out << agreed.err;
+  EXPECT_NE(agreed.out.find("Every step compared equal"), std::string::npos) << agreed.out;
+  const Outcome failed = run_lockstep(broken);
+  EXPECT_EQ(failed.status, 1) << failed.err;
+  EXPECT_NE(failed.out.find("THE ENGINE FAILED in step 5 (exception)"), std::string::npos)
+      << failed.out;
+}
+
+TEST(Decisions, OfNoEngineAreRefused) {
+  const Outcome none = fuzz("no-such-program-here", {});
+  EXPECT_EQ(none.status, 2);
+  EXPECT_NE(none.err.find("no-such-program-here"), std::string::npos) << none.err;
+  const Outcome folder = fuzz("vllm:/no/such/folder", {});
+  EXPECT_EQ(folder.status, 2);
+  EXPECT_NE(folder.err.find("there is no folder /no/such/folder"), std::string::npos) << folder.err;
+  const Outcome planted = fuzz(kEngine, {"--mutant", "drop-slot"});
+  EXPECT_EQ(planted.status, 2);
+  EXPECT_NE(planted.err.find("--mutant with --decisions"), std::string::npos) << planted.err;
+}
+
+}  // namespace
+}  // namespace lockstep::tests
