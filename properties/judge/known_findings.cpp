@@ -188,9 +188,15 @@ SavedCase with_arrivals_apart(const SavedCase& saved) {
 
 constexpr std::string_view kWrongHit[] = {"audit.attention_read", "audit.state_read",
                                           "audit.token_write", "invariant.one_writer", "decide"};
-constexpr std::string_view kSharedBeyondHit[] = {
-    "audit.handed_out",     "audit.attention_read",  "audit.state_read", "audit.token_write",
-    "invariant.one_writer", "invariant.queue_front", "decide",           "reuse"};
+constexpr std::string_view kSharedBeyondHit[] = {"audit.handed_out",
+                                                 "audit.attention_read",
+                                                 "audit.state_read",
+                                                 "audit.token_write",
+                                                 "invariant.one_writer",
+                                                 "invariant.queue_front",
+                                                 "audit.zeroing",
+                                                 "decide",
+                                                 "reuse"};
 constexpr std::string_view kNotComputed[] = {"invariant.published"};
 constexpr std::string_view kFreedInFlight[] = {"audit.handed_out", "audit.attention_read",
                                                "audit.token_write"};
