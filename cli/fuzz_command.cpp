@@ -51,22 +51,25 @@ std::string tally_text(const Tally& tally) {
   return text;
 }
 
-std::string one_line_again(const FuzzReport& report, std::uint64_t seed) {
+// `decisions`: as it was given.
+std::string one_line_again(const FuzzReport& report, const std::string& decisions,
+                           std::uint64_t seed) {
   std::string text = fmt::format("lockstep fuzz --seed {} --backend {}", seed, report.backend);
-  if (!report.decided_by.empty()) return text + " --decisions " + report.decided_by;
+  if (!decisions.empty()) text += fmt::format(" --decisions '{}'", decisions);
   if (!report.engine.empty()) text += " --engine " + report.engine;
   if (!report.mutant.empty()) text += " --mutant " + report.mutant;
   return text;
 }
 
-std::string failures_text(const FuzzReport& report) {
+std::string failures_text(const FuzzReport& report, const std::string& decisions) {
   std::string text;
   for (std::size_t i = 0; i < std::min(report.failures.size(), kFailuresShown); ++i) {
     const FuzzFailure& failure = report.failures[i];
     text += fmt::format("\nseed {}: {}, {}", failure.seed, name_of(failure.kind), failure.check);
     if (failure.step >= 0) text += fmt::format(" in step {}", failure.step);
     if (!failure.request.empty()) text += fmt::format(", request {}", failure.request);
-    text += fmt::format("\n  {}\n  {}\n", failure.what, one_line_again(report, failure.seed));
+    text += fmt::format("\n  {}\n  {}\n", failure.what,
+                        one_line_again(report, decisions, failure.seed));
   }
   if (report.failures.size() > kFailuresShown)
     text += fmt::format("\n... and {} more; --json FILE lists them all\n",
@@ -74,7 +77,8 @@ std::string failures_text(const FuzzReport& report) {
   return text;
 }
 
-std::string fuzz_summary_text(const FuzzReport& report, double seconds) {
+std::string fuzz_summary_text(const FuzzReport& report, const std::string& decisions,
+                              double seconds) {
   std::string text = row_text(
       "cases", with_commas(report.cases),
       fmt::format("{} agreed, {} refused, {} of known findings, {} failed",
@@ -92,7 +96,7 @@ std::string fuzz_summary_text(const FuzzReport& report, double seconds) {
     text +=
         fmt::format("\nrefused: {}, the first of seed {}: {}\n", counted(report.refused, "case"),
                     report.first_refused_seed, report.first_refusal);
-  text += failures_text(report);
+  text += failures_text(report, decisions);
   const auto missing = report.missing_classes();
   if (!missing.empty())
     text += fmt::format("\nNever seen in {} cases: {}\n", with_commas(report.cases),
@@ -310,7 +314,8 @@ Result<int> fuzz_main(const FuzzCommandOptions& options) {
   const FuzzReport& report = (*part)->report;
   if (report.cases > 0 && report.refused == report.cases)
     return fail(fmt::format("every case is refused: {}", report.first_refusal));
-  fmt::print("{}", fuzz_summary_text(report, options.merge.empty() ? clock.lap() : 0));
+  fmt::print("{}", fuzz_summary_text(report, options.decisions.decisions,
+                                     options.merge.empty() ? clock.lap() : 0));
   if (!(*part)->saved.empty()) fmt::print("\nSaved:\n{}", (*part)->saved);
   if (!options.json_path.empty())
     LS_RETURN_IF_ERROR(write_file_atomically(options.json_path, fuzz_report_to_json(report)));

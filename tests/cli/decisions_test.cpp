@@ -27,6 +27,8 @@ TEST(Decisions, AMistakeIsShrunkToldAndKeptAsARecording) {
   const std::string folder = temporary_path("found");
   const Outcome found = fuzz(kEngine + " --bug lost", {"--save", folder, "--shrink-seconds", "5"});
   EXPECT_EQ(found.status, 1) << found.err;
+  EXPECT_NE(found.out.find("--decisions '" + kEngine + " --bug lost'"), std::string::npos)
+      << found.out;
   const std::size_t at = found.out.find(".min.case.jsonl");
   ASSERT_NE(at, std::string::npos) << found.out;
   const std::size_t begin = found.out.rfind(' ', at) + 1;
