@@ -14,7 +14,6 @@ namespace lockstep {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-constexpr std::size_t kLastWordsBytes = 2000;
 
 // Both ends of a pipe; closed when it goes.
 class Pipe {
@@ -76,18 +75,21 @@ bool listen(int answer_fd, int words_fd, Clock::time_point until, ChildAnswer& a
       if (got > 0) text.append(buffer.data(), static_cast<std::size_t>(got));
       if (got == 0) end.fd = -1;
     }
-    if (answer.last_words.size() > 2 * kLastWordsBytes)
-      answer.last_words.erase(0, answer.last_words.size() - kLastWordsBytes);
+    keep_last_words(answer.last_words);
   }
   return true;
+}
+
+}  // namespace
+
+void keep_last_words(std::string& words) {
+  if (words.size() > 2 * kLastWordsBytes) words.erase(0, words.size() - kLastWordsBytes);
 }
 
 std::string signal_name(int signal) {
   const char* name = ::sigabbrev_np(signal);
   return name == nullptr ? fmt::format("signal {}", signal) : fmt::format("SIG{}", name);
 }
-
-}  // namespace
 
 Result<ChildAnswer> run_in_child(const std::function<std::string()>& work,
                                  std::chrono::milliseconds time_limit) {

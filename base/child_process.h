@@ -22,6 +22,11 @@ struct ChildAnswer {
   std::string signal;      // of a child that crashed: "SIGABRT"; empty: it left by itself
 };
 
+// Keeps the end of what a child prints: at least the last kLastWordsBytes, at most twice as many.
+inline constexpr std::size_t kLastWordsBytes = 2000;
+void keep_last_words(std::string& words);
+std::string signal_name(int signal);  // "SIGABRT"
+
 // Errors: no process or pipe to be had.
 Result<ChildAnswer> run_in_child(const std::function<std::string()>& work,
                                  std::chrono::milliseconds time_limit);

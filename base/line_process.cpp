@@ -13,6 +13,7 @@
 #include <cstring>
 #include <utility>
 
+#include "base/child_process.h"
 #include "base/json_reader.h"
 
 extern char** environ;
@@ -20,7 +21,6 @@ extern char** environ;
 namespace lockstep {
 namespace {
 
-constexpr std::size_t kWordsKept = 2000;
 constexpr auto kGraceOnEnd = std::chrono::milliseconds(2000);
 
 // Neither end is inherited by other children.
@@ -33,8 +33,7 @@ void close_fd(int& fd) {
 
 std::string ended_as(int status) {
   if (WIFEXITED(status)) return fmt::format("exit status {}", WEXITSTATUS(status));
-  const char* name = ::sigabbrev_np(WTERMSIG(status));
-  return name == nullptr ? fmt::format("signal {}", WTERMSIG(status)) : fmt::format("SIG{}", name);
+  return signal_name(WTERMSIG(status));
 }
 
 }  // namespace
@@ -130,7 +129,7 @@ void LineProcess::take_words() {
     if (got == 0) close_fd(words_fd_);
     if (got <= 0) return;
     words_.append(chunk.data(), static_cast<std::size_t>(got));
-    if (words_.size() > 2 * kWordsKept) words_.erase(0, words_.size() - kWordsKept);
+    keep_last_words(words_);
   }
 }
 
@@ -185,7 +184,7 @@ LineProcess::End LineProcess::receive(std::string_view& line,
 
 std::string LineProcess::last_words() {
   take_words();
-  return words_.size() <= kWordsKept ? words_ : words_.substr(words_.size() - kWordsKept);
+  return words_.size() <= kLastWordsBytes ? words_ : words_.substr(words_.size() - kLastWordsBytes);
 }
 
 std::string LineProcess::how_it_ended() {

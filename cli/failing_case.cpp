@@ -19,15 +19,16 @@
 namespace lockstep {
 namespace {
 
-Judging judging_with(const std::string& backend, const FailingCaseOptions& options) {
-  JudgeOptions judging;
-  judging.backend = backend_factory(backend);
-  judging.decisions = decisions_of(options);
-  return [judging](const SavedCase& saved) { return judge(saved, judging); };
-}
-
-std::chrono::milliseconds time_limit(const FailingCaseOptions& options) {
-  return std::chrono::seconds(options.time_limit_s);
+// In a child process, or here where another engine decides: it is in a process of its own.
+JudgeCase judging_with(const std::string& backend, const FailingCaseOptions& options) {
+  JudgeOptions judged_by;
+  judged_by.backend = backend_factory(backend);
+  judged_by.decisions = decisions_of(options);
+  const Judging judging = [judged_by](const SavedCase& saved) { return judge(saved, judged_by); };
+  if (options.engines != nullptr)
+    return [judging](const SavedCase& saved) { return judge_here(saved, judging); };
+  const std::chrono::milliseconds limit = std::chrono::seconds(options.time_limit_s);
+  return [judging, limit](const SavedCase& saved) { return judge_in_child(saved, judging, limit); };
 }
 
 Result<SavedCase> read_recorded_case(const std::string& path) {
@@ -103,10 +104,7 @@ BackendFactory backend_factory(const std::string& backend) {
 }
 
 Result<Failure> failure_of(const SavedCase& saved, const FailingCaseOptions& options) {
-  const Judging judging = judging_with(saved.backend, options);
-  Result<Failure> failure = options.engines == nullptr
-                                ? judge_in_child(saved, judging, time_limit(options))
-                                : Result<Failure>(judge_here(saved, judging));
+  Result<Failure> failure = judging_with(saved.backend, options)(saved);
   if (failure && failure->kind == "refused")
     return fail(fmt::format("{}: {}", saved.name, failure->what));
   return failure;
@@ -114,7 +112,6 @@ Result<Failure> failure_of(const SavedCase& saved, const FailingCaseOptions& opt
 
 Result<ShrunkCase> shrink_case(const SavedCase& saved, const Failure& failure,
                                const FailingCaseOptions& options) {
-  const Judging judging = judging_with(saved.backend, options);
   Progress progress("shrinking", 0);
   ShrinkOptions shrinking{.evaluations_max = options.evaluations_max, .progress = {}};
   shrinking.progress = [&](std::int64_t evaluations, const SavedCase& best) {
@@ -124,9 +121,7 @@ Result<ShrunkCase> shrink_case(const SavedCase& saved, const Failure& failure,
   };
   Stopwatch clock;
   double elapsed = 0;
-  const StillFails still_fails = options.engines == nullptr
-                                     ? fails_like(failure, judging, time_limit(options))
-                                     : fails_like_here(failure, judging);
+  const StillFails still_fails = fails_like(failure, judging_with(saved.backend, options));
   const auto out_of_time = [&] {
     return options.shrink_seconds > 0 && elapsed > options.shrink_seconds;
   };

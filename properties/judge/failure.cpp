@@ -70,15 +70,6 @@ Result<Failure> judge_in_child(const SavedCase& saved, const Judging& judging,
                  .what = fmt::format("no end after {} ms", time_limit.count())};
 }
 
-StillFails fails_like(const Failure& first, Judging judging, std::chrono::milliseconds time_limit) {
-  return [first, judging = std::move(judging),
-          time_limit](const SavedCase& saved) -> std::optional<std::int64_t> {
-    const auto failure = judge_in_child(saved, judging, time_limit);
-    if (!failure || !failure->same_as(first)) return std::nullopt;
-    return failure->steps;
-  };
-}
-
 Failure judge_here(const SavedCase& saved, const Judging& judging) {
   const Outcome outcome = judging(saved);
   return {.kind = std::string(name_of(outcome.kind)),
@@ -89,12 +80,13 @@ Failure judge_here(const SavedCase& saved, const Judging& judging) {
           .what = outcome.what};
 }
 
-StillFails fails_like_here(const Failure& first, Judging judging) {
-  return
-      [first, judging = std::move(judging)](const SavedCase& saved) -> std::optional<std::int64_t> {
-        const Failure failure = judge_here(saved, judging);
-        return failure.same_as(first) ? std::optional(failure.steps) : std::nullopt;
-      };
+StillFails fails_like(const Failure& first, JudgeCase judge_case) {
+  return [first, judge_case =
+                     std::move(judge_case)](const SavedCase& saved) -> std::optional<std::int64_t> {
+    const auto failure = judge_case(saved);
+    if (!failure || !failure->same_as(first)) return std::nullopt;
+    return failure->steps;
+  };
 }
 
 }  // namespace lockstep

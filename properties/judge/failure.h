@@ -31,14 +31,16 @@ struct Failure {
 
 using Judging = std::function<Outcome(const SavedCase&)>;
 
+// What becomes of a case, however it is judged. Errors: it cannot be.
+using JudgeCase = std::function<Result<Failure>(const SavedCase&)>;
+
 Result<Failure> judge_in_child(const SavedCase& saved, const Judging& judging,
                                std::chrono::milliseconds time_limit);
 
 // Judged in this process: for an engine whose decisions come from a process of their own.
 Failure judge_here(const SavedCase& saved, const Judging& judging);
 
-// The predicate of a shrink that keeps `first`. A case that no child can be had for does not fail.
-StillFails fails_like(const Failure& first, Judging judging, std::chrono::milliseconds time_limit);
-StillFails fails_like_here(const Failure& first, Judging judging);
+// The predicate of a shrink that keeps `first`. A case that cannot be judged does not fail.
+StillFails fails_like(const Failure& first, JudgeCase judge_case);
 
 }  // namespace lockstep

@@ -16,6 +16,7 @@
 #include "sim/recording/run_recorder.h"
 #include "sim/session/session.h"
 #include "sim/step/program_builder.h"
+#include "traces/formats/engine_options.h"
 
 namespace lockstep {
 namespace {
@@ -47,9 +48,7 @@ class Bench final : public StepObserver {
     RecordingHeader header =
         recording_header(saved.engine, saved.cache.groups, saved.cache.num_blocks, decisions);
     if (recorder_.connector() != nullptr)
-      header.connector = {
-          .fail_on_load_error = config.connector.load_failure_policy == KVLoadFailurePolicy::fail,
-          .supports_hybrid_groups = header.groups.size() > 1};
+      header.connector = connector_of_engine(config.connector.load_failure_policy, header.groups);
     if (recording_ != nullptr) recording_->header = header;
     if (why_not_audited(header).empty()) auditor_ = std::make_unique<Auditor>(header);
   }

@@ -93,7 +93,9 @@ class CaseSearch {
   void make_small() {
     if (options_.shrink_evaluations_max == 0) return;
     const auto begin = Clock::now();
-    const StillFails planted = fails_like(report_.failure, judging_, options_.case_time_limit);
+    const StillFails planted = fails_like(report_.failure, [this](const SavedCase& saved) {
+      return judge_in_child(saved, judging_, options_.case_time_limit);
+    });
     const StillFails by_the_defect = [&](const SavedCase& saved) -> std::optional<std::int64_t> {
       if (saved.mutants.empty()) return std::nullopt;
       const auto steps = planted(saved);

@@ -23,6 +23,17 @@ GIVEN = ("step", "before", "during", "connector", "worker", "sampled", "drafts",
 STATE = ("running", "waiting", "skipped", "free_blocks")
 
 
+def full_attention_case(num_blocks: int, seed: int = 0, **config: Any) -> Line:
+    """One layer of full attention, blocks of 16 tokens; `config`: options besides."""
+    spec = {"type": "full", "block_size": 16, "num_kv_heads": 2, "head_size": 64, "dtype": "bf16"}
+    return {
+        "config": {"max_num_seqs": 4, "block_size": 16, "enable_prefix_caching": True} | config,
+        "groups": [{"layers": ["layers.0"], "spec": spec}],
+        "num_blocks": num_blocks,
+        "seed": seed,
+    }
+
+
 class Adapter:
     """An adapter's process."""
 

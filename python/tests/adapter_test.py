@@ -14,7 +14,15 @@ import unittest
 from pathlib import Path
 from typing import Any, ClassVar
 
-from adapter_client import Adapter, Line, Repeat, case_of, differences, encode
+from adapter_client import (
+    Adapter,
+    Line,
+    Repeat,
+    case_of,
+    differences,
+    encode,
+    full_attention_case,
+)
 
 ROOT = Path(__file__).resolve().parents[2]
 SAMPLES = ROOT / "traces" / "samples" / "recordings"
@@ -22,29 +30,7 @@ REGRESSIONS = ROOT / "tests" / "regressions"
 FOLDERS = [folder for folder in os.environ.get("LOCKSTEP_VLLM", "").split(os.pathsep) if folder]
 SKIPPED = 77
 
-CASE: Line = {
-    "config": {
-        "max_num_seqs": 4,
-        "max_num_batched_tokens": 64,
-        "max_model_len": 64,
-        "block_size": 16,
-        "enable_prefix_caching": True,
-    },
-    "groups": [
-        {
-            "layers": ["layers.0"],
-            "spec": {
-                "type": "full",
-                "block_size": 16,
-                "num_kv_heads": 2,
-                "head_size": 64,
-                "dtype": "bf16",
-            },
-        }
-    ],
-    "num_blocks": 9,
-    "seed": 0,
-}
+CASE = full_attention_case(9, max_num_batched_tokens=64, max_model_len=64)
 
 
 def lines_of(path: Path) -> list[Line]:

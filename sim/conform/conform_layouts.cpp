@@ -220,6 +220,20 @@ std::optional<ConformMismatch> first_difference(const nlohmann::json& recorded,
   return ConformMismatch{"", 0, at, recorded.dump(), model.dump()};
 }
 
+// One more plan of result.file.
+template <class PlanRecording>
+void count(std::optional<ConformMismatch> mismatch, const PlanRecording& recording,
+           LayoutConformance& result) {
+  ++result.plans;
+  if (!mismatch) {
+    ++result.agreed;
+    return;
+  }
+  mismatch->file = result.file;
+  mismatch->step = recording.line;
+  result.mismatches.push_back({std::move(*mismatch), recording.model});
+}
+
 Result<LayoutConformance> conform_placements(const std::string& path) {
   const auto recordings = read_placement_recordings(path);
   if (!recordings) return tl::unexpected(recordings.error());
@@ -228,7 +242,6 @@ Result<LayoutConformance> conform_placements(const std::string& path) {
   for (const PlacementRecording& recording : *recordings) {
     const auto recorded = nlohmann::json::parse(recording.json);
     const auto model = placement_record(recording, recorded);
-    ++result.plans;
     const auto pools = recorded.value("pools", nlohmann::json::object());
     for (const auto& [name, pool] : pools.items())
       for (const char* runner : {"first_runner", "second_runner"})
@@ -236,13 +249,7 @@ Result<LayoutConformance> conform_placements(const std::string& path) {
           result.views += static_cast<std::int64_t>(
               pool[runner].value("views", nlohmann::json::object()).size());
     auto mismatch = first_difference(recorded, model, "");
-    if (!mismatch) {
-      ++result.agreed;
-      continue;
-    }
-    mismatch->file = path;
-    mismatch->step = recording.line;
-    result.mismatches.push_back({std::move(*mismatch), recording.model});
+    count(std::move(mismatch), recording, result);
   }
   return result;
 }
@@ -268,15 +275,8 @@ Result<LayoutConformance> conform_layouts(const std::string& path, const ViewSou
   for (const LayoutRecording& recording : *recordings) {
     Comparison comparison(recording, backend);
     auto mismatch = comparison.run();
-    ++result.plans;
     result.views += comparison.views_compared();
-    if (!mismatch) {
-      ++result.agreed;
-      continue;
-    }
-    mismatch->file = path;
-    mismatch->step = recording.line;
-    result.mismatches.push_back({std::move(*mismatch), recording.model});
+    count(std::move(mismatch), recording, result);
   }
   return result;
 }

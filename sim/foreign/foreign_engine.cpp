@@ -24,10 +24,6 @@ Result<std::unique_ptr<ForeignEngine>> ForeignEngine::start(ForeignEngineOptions
   return engine;
 }
 
-bool ForeignEngine::can(std::string_view feature) const {
-  return std::ranges::find(hello_.features, feature) != hello_.features.end();
-}
-
 Result<void> ForeignEngine::launch() {
   failure_.reset();
   num_replies_ = 0;

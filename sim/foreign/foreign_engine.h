@@ -38,7 +38,6 @@ class ForeignEngine {
   static Result<std::unique_ptr<ForeignEngine>> start(ForeignEngineOptions options);
 
   const EngineHello& hello() const { return hello_; }
-  bool can(std::string_view feature) const;
 
   // Begins a case, in a new process where the old one has failed. Errors: as start().
   Result<void> begin_case();

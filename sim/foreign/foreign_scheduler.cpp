@@ -62,7 +62,7 @@ std::string missing_feature(const EngineHello& hello, const RecordingHeader& hea
   need(!config.enable_prefix_caching, "no_prefix_caching");
   need(header.connector.has_value(), "connector");
   for (const std::string& feature : features)
-    if (std::ranges::find(hello.features, feature) == hello.features.end()) return feature;
+    if (!hello.can(feature)) return feature;
   return {};
 }
 
@@ -73,9 +73,7 @@ Result<std::unique_ptr<ForeignScheduler>> ForeignScheduler::open(ForeignEngines&
       header_of_engine(to_decide.engine, to_decide.plan.groups, to_decide.plan.num_blocks);
   const KVTransfer& transfer = to_decide.transfer;
   if (transfer.connector != nullptr)
-    header.connector = {
-        .fail_on_load_error = transfer.kv_load_failure_policy == KVLoadFailurePolicy::fail,
-        .supports_hybrid_groups = header.groups.size() > 1};
+    header.connector = connector_of_engine(transfer.kv_load_failure_policy, header.groups);
   if (const std::string missing = missing_feature(engines.hello(), header); !missing.empty())
     return fail(lacks(engines.hello(), missing));
   LS_ASSIGN_OR_RETURN(auto engine, engines.take());
@@ -165,7 +163,7 @@ std::vector<RequestId> ForeignScheduler::ids_of(std::string_view key,
 
 Result<RequestId> ForeignScheduler::add_request(RequestSpec request) {
   for (const std::string_view feature : features_of(request))
-    if (!engine_->can(feature)) return fail(lacks(engine_->hello(), feature));
+    if (!engine_->hello().can(feature)) return fail(lacks(engine_->hello(), feature));
   std::string refused;
   ask(add_message(request), [&](JsonObject& reply) { refused = read_refusal(reply); });
   if (!refused.empty()) return fail(std::move(refused));
@@ -206,14 +204,14 @@ void ForeignScheduler::abort_request(RequestId request) {
 }
 
 void ForeignScheduler::set_pause_state(PauseState state) {
-  if (!engine_->can("pause_state"))
+  if (!engine_->hello().can("pause_state"))
     return engine_->fail_reply(lacks(engine_->hello(), "pause_state"));
   ask(pause_message(state), [](JsonObject&) {});
 }
 
 bool ForeignScheduler::reset_prefix_cache(bool preempts_running) {
   const std::string_view feature = preempts_running ? "reset_running" : "reset_prefix_cache";
-  if (!engine_->can(feature)) {
+  if (!engine_->hello().can(feature)) {
     engine_->fail_reply(lacks(engine_->hello(), feature));
     return false;
   }

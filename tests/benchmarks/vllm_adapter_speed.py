@@ -23,7 +23,7 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parents[1] / "python" / "tests")]
 
-from adapter_client import Adapter, Line
+from adapter_client import Adapter, Line, full_attention_case
 
 CLOCK = time.process_time
 TICKS = os.sysconf("SC_CLK_TCK")
@@ -37,30 +37,8 @@ def cpu_seconds_of(process: subprocess.Popen) -> float:
 
 
 def small_case(seed: int) -> Line:
-    return {
-        "config": {
-            "max_num_seqs": 4,
-            "max_num_batched_tokens": 32,
-            "max_model_len": 96,
-            "block_size": 16,
-            "enable_prefix_caching": True,
-            "scheduler_reserve_full_isl": False,
-        },
-        "groups": [
-            {
-                "layers": ["layers.0"],
-                "spec": {
-                    "type": "full",
-                    "block_size": 16,
-                    "num_kv_heads": 2,
-                    "head_size": 64,
-                    "dtype": "bf16",
-                },
-            }
-        ],
-        "num_blocks": 12,
-        "seed": seed,
-    }
+    options = {"max_model_len": 96, "scheduler_reserve_full_isl": False}
+    return full_attention_case(12, seed, max_num_batched_tokens=32, **options)
 
 
 def decide(adapter: Any, seed: int) -> None:

@@ -132,4 +132,10 @@ RecordingHeader header_of_engine(const EngineConfig& config,
   return header;
 }
 
+RecordedConnectorConfig connector_of_engine(KVLoadFailurePolicy policy,
+                                            const std::vector<KVCacheGroupSpec>& groups) {
+  return {.fail_on_load_error = policy == KVLoadFailurePolicy::fail,
+          .supports_hybrid_groups = groups.size() > 1};
+}
+
 }  // namespace lockstep

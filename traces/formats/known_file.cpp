@@ -8,6 +8,8 @@
 namespace lockstep {
 namespace {
 
+constexpr std::size_t kKnownFileMax = 1 << 20;
+
 // "2027-01-31": as text its order is that of time.
 bool is_date(std::string_view text) {
   constexpr std::string_view kShape = "0000-00-00";
@@ -35,14 +37,7 @@ KnownFailure read_known(JsonValue value) {
 }  // namespace
 
 Result<std::vector<KnownFailure>> read_known_file(const std::string& path) {
-  LS_ASSIGN_OR_RETURN(auto lines, LineReader::open(path));
-  std::string text;
-  for (;;) {
-    std::string_view line;
-    LS_ASSIGN_OR_RETURN(const bool more, lines.next(line));
-    if (!more) break;
-    text.append(line).push_back('\n');
-  }
+  LS_ASSIGN_OR_RETURN(const std::string text, read_text_file(path, kKnownFileMax));
   JsonReader json(path);
   std::vector<KnownFailure> known;
   if (json.parse(text)) {

@@ -222,20 +222,26 @@ LayoutRecording read_recording(JsonValue root, std::int64_t number) {
 
 }  // namespace
 
-Result<std::vector<LayoutRecording>> read_layout_recordings(const std::string& path) {
-  auto lines = LineReader::open(path);
-  if (!lines) return tl::unexpected(lines.error());
+Result<void> read_layout_lines(const std::string& path, const ReadLayoutLine& read) {
+  LS_ASSIGN_OR_RETURN(auto lines, LineReader::open(path));
   JsonReader reader(path);
-  std::vector<LayoutRecording> recordings;
   std::string_view text;
   for (;;) {
-    const auto more = lines->next(text);
-    if (!more) return tl::unexpected(more.error());
-    if (!*more) return recordings;
-    if (!reader.parse(text, lines->number(), lines->is_cut_off())) return reader.failure();
-    recordings.push_back(read_recording(reader.root(), lines->number()));
+    LS_ASSIGN_OR_RETURN(const bool more, lines.next(text));
+    if (!more) return {};
+    if (!reader.parse(text, lines.number(), lines.is_cut_off())) return reader.failure();
+    read(reader.root(), lines.number(), text);
     if (!reader.ok()) return reader.failure();
   }
+}
+
+Result<std::vector<LayoutRecording>> read_layout_recordings(const std::string& path) {
+  std::vector<LayoutRecording> recordings;
+  LS_RETURN_IF_ERROR(
+      read_layout_lines(path, [&](JsonValue root, std::int64_t line, std::string_view) {
+        recordings.push_back(read_recording(root, line));
+      }));
+  return recordings;
 }
 
 }  // namespace lockstep

@@ -3,11 +3,14 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
+#include "base/json_reader.h"
 #include "base/result.h"
 #include "reference/plan/alignment.h"
 #include "reference/types/plan_options.h"
@@ -52,5 +55,11 @@ struct LayoutRecording {
 
 // "FILE:LINE: ..." where a line is not a plan.
 Result<std::vector<LayoutRecording>> read_layout_recordings(const std::string& path);
+
+// Each line of a file of plans, of either format: its document, number and text. Ends at the first
+// that cannot be read.
+using ReadLayoutLine =
+    std::function<void(JsonValue root, std::int64_t line, std::string_view text)>;
+Result<void> read_layout_lines(const std::string& path, const ReadLayoutLine& read);
 
 }  // namespace lockstep

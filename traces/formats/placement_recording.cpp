@@ -259,21 +259,14 @@ bool is_placement_recording(const std::string& path) {
 }
 
 Result<std::vector<PlacementRecording>> read_placement_recordings(const std::string& path) {
-  auto lines = LineReader::open(path);
-  if (!lines) return tl::unexpected(lines.error());
-  JsonReader reader(path);
   std::vector<PlacementRecording> plans;
-  std::string_view text;
-  for (;;) {
-    const auto more = lines->next(text);
-    if (!more) return tl::unexpected(more.error());
-    if (!*more) return plans;
-    if (!reader.parse(text, lines->number(), lines->is_cut_off())) return reader.failure();
-    plans.push_back(read_plan(reader.root()));
-    if (!reader.ok()) return reader.failure();
-    plans.back().line = lines->number();
-    plans.back().json = text;
-  }
+  LS_RETURN_IF_ERROR(
+      read_layout_lines(path, [&](JsonValue root, std::int64_t line, std::string_view text) {
+        plans.push_back(read_plan(root));
+        plans.back().line = line;
+        plans.back().json = text;
+      }));
+  return plans;
 }
 
 std::string_view torch_name_of(DType dtype) {

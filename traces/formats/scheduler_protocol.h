@@ -5,8 +5,10 @@
 // Not here: the dialogue (sim/foreign/engine_process.h).
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -20,6 +22,9 @@ inline constexpr std::int64_t kSchedulerProtocolVersion = 1;
 struct EngineHello {
   RecordedEngine engine;
   std::vector<std::string> features;  // what it can be asked for
+  bool can(std::string_view feature) const {
+    return std::ranges::find(features, feature) != features.end();
+  }
 };
 
 // Messages, each with its newline.
