@@ -67,6 +67,25 @@ class LastDrafts {
   std::vector<StateUpdate> before_;
 };
 
+// A row goes on behind the last draft of the step before, accepted or not.
+class OptimisticCounts {
+ public:
+  void apply(StepProgram& program) {
+    for (const std::int32_t row : program.clear_rows) ends_.erase(row);
+    for (const TableUpdate& update : program.table_updates)
+      if (update.first == 0) ends_.erase(update.row);
+    for (RowSlice& slice : program.rows) {
+      const auto [end, is_first] = ends_.try_emplace(slice.row, slice.first_position);
+      const std::int32_t counted = std::max(slice.first_position, end->second);
+      end->second = slice.first_position + slice.num_tokens;
+      slice.first_position = counted;
+    }
+  }
+
+ private:
+  std::map<std::int32_t, std::int32_t> ends_;  // by row, of the step before
+};
+
 // Of the blocks of a group, the last are moved from where the first lie.
 template <class Source>
 void reverse_sources(std::vector<HostTransfer>& transfers, Source source) {
@@ -89,6 +108,11 @@ Seams state_copy_lost(const BackendConfig&) {
 Seams state_draft_reuse(const BackendConfig&) {
   return {
       .program = [drafts = LastDrafts{}](StepProgram& program) mutable { drafts.apply(program); }};
+}
+Seams optimistic_count(const BackendConfig&) {
+  return {.program = [counts = OptimisticCounts{}](StepProgram& program) mutable {
+    counts.apply(program);
+  }};
 }
 Seams conv_offset_ignored(const BackendConfig&) {
   return {.program = [](StepProgram& program) {
@@ -171,6 +195,7 @@ constexpr PlantedDefect kOfPrograms[] = {
     {"transfer-wrong-end", transfer_wrong_end},
     {"table-async-upload", table_async_upload},
     {"state-draft-reuse", state_draft_reuse, Needs::words},
+    {"optimistic-count", optimistic_count},
     {"stale-nan", stale_nan, Needs::words},
     {"conv-offset-ignored", conv_offset_ignored, Needs::numbers},
     {"checkpoint-lost", checkpoint_lost},

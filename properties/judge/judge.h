@@ -55,8 +55,8 @@ struct Outcome {
 };
 
 struct JudgeOptions {
-  BackendFactory backend;                         // absent: decisions, audit and invariants alone
-  DecisionsFactory decisions;                     // absent: the model's; else without invariants
+  BackendFactory backend = {};                    // absent: decisions, audit and invariants alone
+  DecisionsFactory decisions = {};                // absent: the model's; else without invariants
   StepObserver* observer = nullptr;               // sees every step, the one that fails included
   std::int32_t observed_dp_rank = 0;              // ... of this engine, where there are several
   std::vector<StateHash>* hashes = nullptr;       // receives the chain, one hash a step and engine
@@ -69,7 +69,7 @@ struct JudgeOptions {
 };
 
 // The backend runs when options give one, the case's `backend` is not "none", and the program of a
-// step can say what the case does (drafts in flight, for one, it cannot).
+// step can say what the case does (drafts beside states in mode `all`, for one, it cannot).
 Outcome judge(const SavedCase& saved, const JudgeOptions& options);
 Outcome judge(const SavedCase& saved, const BackendFactory& backend = {});
 

@@ -21,10 +21,9 @@ inline constexpr auto kSlots = "slot_mapping";
 
 inline std::string newest_release() { return std::string(engine_profiles().back().name); }
 
-// Cases that run on the CPU executor: dozens a second. Steps with drafts in flight have no program.
+// Cases that run on the CPU executor: dozens a second.
 inline GeneratorOptions on_executor(FeatureSet always, FeatureSet never = {},
                                     std::string check = "fast") {
-  never.add(Feature::async_scheduling);
   return {.engine = newest_release(),
           .always = always,
           .never = never,

@@ -159,6 +159,13 @@ std::vector<Mutant> backend_state_mutants() {
        .exposed_by = "states with drafts, one of them rejected",
        .caught_by = {kWritten},
        .bias = on_executor({states, drafts}, {two_block_pool})},
+      {.id = "optimistic-count",
+       .source = "vllm-ascend 10032",
+       .mechanism = "the worker places a step's tokens by the engine's count, in which drafts of "
+                    "the step in flight are computed although they were rejected",
+       .exposed_by = "a rejected draft, with asynchronous scheduling",
+       .caught_by = {kSlots},
+       .bias = on_executor({full_attention, drafts, async_scheduling}, {two_block_pool})},
       {.id = "state-update-race",
        .source = "vllm 50729",
        .mechanism =

@@ -27,6 +27,7 @@ struct LiveRequest {
   std::uint64_t ticket = 0;
   std::int64_t num_prompt_tokens = 0;
   std::int64_t num_output_tokens = 0;  // sampled, whether the engine has seen them or not
+  std::int32_t num_computed = 0;       // as the worker counts: it knows which drafts were rejected
   bool live = false;
   std::int64_t unsampled_in = -1;  // the last step that sampled for it and brought no token
 };
@@ -127,6 +128,7 @@ class OutputsInFlight {
   std::size_t size() const { return steps_.size(); }
   bool empty() const { return steps_.empty(); }
   const StepInFlight& oldest() const { return steps_.front(); }
+  const ModelOutput& newest() const { return steps_.back().output; }
   StepInFlight take_oldest() {
     StepInFlight oldest = std::move(steps_.front());
     steps_.pop_front();

@@ -104,10 +104,13 @@ Result<bool> LockstepRun::execute(const AgreedBatch& agreed) {
     return false;
   }
   connector_.plan(decision, summary_);
-  if (memory_ != nullptr)
-    if (auto ran = memory_->run_step(decision, connector_.transfers(), agreed, chain_); !ran)
-      return ended_by(std::move(ran));
   LS_RETURN_IF_ERROR(sample(decision));
+  if (memory_ != nullptr)
+    if (auto ran = memory_->run_step(as_the_worker_counts(decision), connector_.transfers(), agreed,
+                                     chain_);
+        !ran)
+      return ended_by(std::move(ran));
+  know_sampled(decision);
   if (!connector_.report().empty()) {
     outputs_.attach(std::move(connector_.report()));
     progress_.reported();
@@ -323,7 +326,7 @@ ModelOutput& LockstepRun::begin_output(const SchedulerOutput& decision) {
   return outputs_.begin(decision.step, std::move(rows));
 }
 
-// The model's answer to the step; the worker knows it at once, the engine when it processes it.
+// The model's answer to the step: it says which of the drafts that the step verifies stand.
 Result<void> LockstepRun::sample(const SchedulerOutput& decision) {
   if (decision.scheduled.empty()) {
     if (config_.engine.async_scheduling && connector_.is_there()) begin_output(decision);
@@ -350,20 +353,59 @@ Result<void> LockstepRun::sample(const SchedulerOutput& decision) {
            output.token_ends.size(), decision.scheduled.size());
   if (workload_.is_scripted() && decisions_.model() != nullptr)
     LS_RETURN_IF_ERROR(check_output(*decisions_.model(), decision, output));
+  return {};
+}
+
+std::int32_t LockstepRun::num_computed(const ScheduledRequest& scheduled) const {
+  if (scheduled.is_new) return scheduled.computed;
+  return std::min(scheduled.computed, requests_.at(scheduled.id).num_computed);
+}
+
+// With asynchronous scheduling a step is decided before the drafts of the one in flight are
+// verified: the decision counts all of them as computed, and names none of its own. The worker
+// starts where the request stands, with drafts that it alone knows: those that the model accepts
+// are what it samples, the others stay unnamed.
+const SchedulerOutput& LockstepRun::as_the_worker_counts(const SchedulerOutput& decision) {
+  if (!config_.engine.async_scheduling || config_.engine.num_spec_tokens == 0 ||
+      decision.scheduled.empty())
+    return decision;
+  counted_ = decision;
+  const ModelOutput& output = outputs_.newest();
+  std::uint32_t begin = 0;
+  std::size_t first_spec = 0;
+  for (std::size_t i = 0; i < counted_.scheduled.size(); ++i) {
+    ScheduledRequest& scheduled = counted_.scheduled[i];
+    scheduled.computed = num_computed(scheduled);
+    const std::uint32_t end = output.token_ends[i];
+    for (std::int32_t draft = 0; draft < scheduled.num_spec && begin + draft + 1 < end; ++draft)
+      counted_.spec_tokens[first_spec + draft] = output.tokens[begin + draft];
+    first_spec += static_cast<std::size_t>(scheduled.num_spec);
+    begin = end;
+  }
+  return counted_;
+}
+
+// The worker knows what was sampled at once, the engine when it processes the output.
+void LockstepRun::know_sampled(const SchedulerOutput& decision) {
+  if (decision.scheduled.empty()) return;
+  const ModelOutput& output = outputs_.newest();
   std::uint32_t begin = 0;
   for (std::size_t i = 0; i < decision.scheduled.size(); ++i) {
-    const RequestId id = decision.scheduled[i].id;
+    const ScheduledRequest& scheduled = decision.scheduled[i];
     const std::uint32_t end = output.token_ends[i];
-    LiveRequest& request = requests_.at(id);
-    request.num_output_tokens += end - begin;
+    LiveRequest& request = requests_.at(scheduled.id);
+    const auto num_sampled = static_cast<std::int32_t>(end - begin);
+    const bool verifies = scheduled.num_spec > 0 && num_sampled > 0;
+    request.num_computed = num_computed(scheduled) + scheduled.num_tokens -
+                           (verifies ? scheduled.num_spec + 1 - num_sampled : 0);
+    request.num_output_tokens += num_sampled;
     if (workload_.is_scripted() && rows_[i].samples && begin == end)
       request.unsampled_in = decision.step;
     if (end != begin) progress_.sampled();
     if (memory_ != nullptr)
-      memory_->append_sampled(id, std::span(output.tokens).subspan(begin, end - begin));
+      memory_->append_sampled(scheduled.id, std::span(output.tokens).subspan(begin, end - begin));
     begin = end;
   }
-  return {};
 }
 
 // A transfer ends once; a report that is on its way to the engine has not ended it there yet.

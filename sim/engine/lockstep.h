@@ -88,6 +88,9 @@ class LockstepRun {
   void count_decision(const SchedulerOutput& decision);
   ModelOutput& begin_output(const SchedulerOutput& decision);
   Result<void> sample(const SchedulerOutput& decision);
+  void know_sampled(const SchedulerOutput& decision);
+  std::int32_t num_computed(const ScheduledRequest& scheduled) const;  // as the worker counts
+  const SchedulerOutput& as_the_worker_counts(const SchedulerOutput& decision);
   Result<void> check_output(const Scheduler& model, const SchedulerOutput& decision,
                             const ModelOutput& output) const;
   Result<void> check_transfers_end_once(const SchedulerOutput& decision) const;
@@ -129,6 +132,7 @@ class LockstepRun {
   std::vector<WorkloadEvent> events_;
   std::vector<std::uint8_t> resets_;  // results of reset_prefix_cache, 0 or 1
   std::vector<SampledRow> rows_;
+  SchedulerOutput counted_;              // the decision, in the worker's count
   std::vector<StoppedRequest> stopped_;  // by the outputs that came in with it
   std::vector<CacheEvent> cache_events_;
   std::function<std::string_view(RequestId)> name_of_ = [this](RequestId id) {

@@ -6,6 +6,7 @@
 
 #include "reference/plan/block_sizes.h"
 #include "reference/plan/page_size.h"
+#include "reference/profiles/engine_profile.h"
 #include "sim/step/backend_config.h"
 #include "sim/step/model_step.h"
 
@@ -85,11 +86,14 @@ Result<void> ProgramBuilder::check_supported(const EngineConfig& engine,
     return fail(
         "context parallelism deals out the tokens of full attention and MLA; what the ranks hold "
         "of other kinds is not modelled");
-  if (engine.async_scheduling && engine.num_spec_tokens > 0)
+  const bool keeps_states = std::ranges::any_of(plan.groups, [](const KVCacheGroupSpec& group) {
+    return group.spec.kind == CacheKind::mamba;
+  });
+  if (keeps_states && engine.async_scheduling && engine.num_spec_tokens > 0 &&
+      engine_profile(engine.engine).retire_basis == RetireBasis::scheduled)
     return fail(
-        "drafts with asynchronous scheduling are counted by the worker, not by the decision; "
-        "replay "
-        "a trace with --no-async-scheduling, anything with --backend none");
+        "states and drafts with asynchronous scheduling: where a running state lies is known to "
+        "this release's worker alone; replay a trace with --no-async-scheduling");
   for (const KVCacheGroupSpec& group : plan.groups)
     if (group.spec.kind == CacheKind::mamba && engine.num_spec_tokens > 0 &&
         group.spec.mamba_cache_mode == MambaCacheMode::all)

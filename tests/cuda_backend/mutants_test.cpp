@@ -117,6 +117,7 @@ TEST(Mutants, EveryListedOneIsExposedByATestAndHasItsOwnName) {
       "transfer-wrong-end",  // a host tier: tests/sim/connectors/host_tier_test.cpp
       "transfer-flatten",
       "state-draft-reuse",    // drafts: tests/mutants/mutants_test.cpp
+      "optimistic-count",     // drafts in flight: there too
       "graph-stale-param",    // batches of several sizes: there too
       "graph-stale-pointer",  // buffers that grow
       "combine-unscaled",     // real numbers: there too

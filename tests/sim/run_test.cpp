@@ -203,6 +203,67 @@ TEST(Run, asynchronous_scheduling_on_a_backend) {
       << (report->summary.divergence ? to_text(*report->summary.divergence) : "stuck");
 }
 
+// The engine decides before it has heard which drafts stand; where the tokens lie must not depend
+// on that.
+class DraftsInFlight : public ::testing::TestWithParam<const char*> {};
+
+TEST_P(DraftsInFlight, are_placed_where_the_request_stands) {
+  KVCacheSpec window = full_spec();
+  window.kind = CacheKind::sliding_window;
+  window.sliding_window = 40;
+  KVCacheSpec states = mamba_spec(MambaCacheMode::align);
+  states.num_speculative_blocks = 3;
+  std::vector<KVCacheGroupSpec> groups = {make_group("a", 1, full_spec())};
+  if (GetParam() == std::string_view("window")) groups.push_back(make_group("w", 1, window));
+  if (GetParam() == std::string_view("states")) groups.push_back(make_group("m", 1, states));
+  LockstepConfig config = make_world(groups, 40);
+  config.engine.engine = "vllm-0.33.0";
+  config.engine.num_spec_tokens = 3;
+  config.engine.spec_method = SpecMethod::eagle;
+  config.engine.async_scheduling = true;
+  config.backend =
+      make_backend_config(config.engine, config.backend.plan, AttentionBackend::triton_attn);
+
+  // Rows that begin before the decision says so, and drafts that stand.
+  class Corrected final : public PlainBackend {
+   public:
+    using PlainBackend::PlainBackend;
+    Result<void> execute(const StepProgram& program, StepReadback& readback) override {
+      for (const std::int32_t row : program.clear_rows) ends_.erase(row);
+      for (const RowSlice& slice : program.rows) {
+        std::int32_t& end = ends_[slice.row];
+        num_corrected += slice.first_position < end ? 1 : 0;
+        end = slice.first_position + slice.num_tokens;
+      }
+      return PlainBackend::execute(program, readback);
+    }
+    std::int64_t num_corrected = 0;
+
+   private:
+    std::map<std::int32_t, std::int32_t> ends_;
+  };
+  Corrected backend(config.backend);
+  const auto report = run_world(config, make_traffic(4, 50), &backend);
+  ASSERT_TRUE(report) << report.error().message;
+  EXPECT_EQ(report->summary.verdict, Verdict::agreed)
+      << (report->summary.divergence ? to_text(*report->summary.divergence) : "stuck");
+  EXPECT_GT(backend.num_corrected, 20);
+
+  config.engine.engine = "vllm-0.22.1";
+  PlainBackend of_older(config.backend);
+  const auto older = run_world(config, make_traffic(4, 50), &of_older);
+  if (GetParam() == std::string_view("states")) {
+    ASSERT_FALSE(older);
+    EXPECT_NE(older.error().message.find("this release's worker alone"), std::string::npos)
+        << older.error().message;
+  } else {
+    ASSERT_TRUE(older) << older.error().message;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Run, DraftsInFlight, testing::Values("alone", "window", "states"),
+                         [](const auto& one) { return std::string(one.param); });
+
 TEST(SavedRun, a_saved_case_comes_to_the_same_divergence) {
   class Spoiler final : public PlainBackend {
    public:

@@ -127,7 +127,7 @@ INSTANTIATE_TEST_SUITE_P(All, BrokenEngine,
                                          std::pair{"lost", "audit.conservation"},
                                          std::pair{"raise", "engine.exception"},
                                          std::pair{"reply", "engine.reply"}),
-                         [](const auto& info) { return std::string(info.param.first); });
+                         [](const auto& one) { return std::string(one.param.first); });
 
 TEST(ForeignScheduler, an_engine_that_hangs_is_killed_and_the_next_case_has_another) {
   const auto engine = engines(paged("hang"), 1);
