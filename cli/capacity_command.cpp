@@ -3,11 +3,13 @@
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <memory>
 
 #include "cli/commands.h"
 #include "cli/layout_options.h"
 #include "cli/terminal.h"
+#include "sim/report/placement_report.h"
 #include "sim/report/plan_report.h"
 #include "traces/models/model_file.h"
 
@@ -58,6 +60,22 @@ void print_row(const PlanReport& report, const LayoutArguments& a, std::int64_t 
              percent_text(resend_hit_tokens(c, prompt_tokens), prompt_tokens));
 }
 
+// The engine's own figures; it keeps no others.
+void print_placed(const ModelSpec& model, const PlanOptions& options, const LayoutArguments& a) {
+  const auto report = make_placement_report(model, options, a.engine, a.layout);
+  const std::string head = fmt::format("{:<26}{:<8}{:<6}{:>5}", model.name, a.kv_dtype.substr(0, 7),
+                                       a.mamba_cache_mode, a.attn_pack);
+  if (!report) return fmt::print("{}  {}\n", head, report.error().message);
+  const Placement& plan = report->stages.workers.front();
+  const std::int64_t block_bytes = bytes_per_block(plan.groups, plan.order);
+  const double per_token = static_cast<double>(block_bytes * plan.num_blocks) /
+                           static_cast<double>(std::max<std::int64_t>(1, report->capacity.tokens));
+  fmt::print("{}{:>8}{:>9}{:>12}{:>12}{:>8.2f}{:>10}\n", head,
+             with_commas(report->stages.alignment->block_size), with_commas(plan.num_blocks),
+             with_commas(report->capacity.tokens), "-", report->capacity.max_concurrency,
+             with_commas(static_cast<std::int64_t>(per_token)));
+}
+
 // One model in every combination; a combination that is refused says why in its row.
 Result<void> compare_model(const std::string& name, const CapacityCommand& command) {
   LS_ASSIGN_OR_RETURN(const auto model, find_model(name));
@@ -70,6 +88,11 @@ Result<void> compare_model(const std::string& name, const CapacityCommand& comma
         a.attn_pack = pack;
         LS_ASSIGN_OR_RETURN(const auto options,
                             plan_options(a, model.max_model_len, model.mamba_chunk_size));
+        LS_ASSIGN_OR_RETURN(const bool overlays, is_placed(a));
+        if (overlays) {
+          print_placed(model, options, a);
+          continue;
+        }
         const auto report = make_plan_report(model, options, CacheLayout::NHD);
         if (report && !report->plan.workers.front().groups.empty())
           print_row(*report, a, command.prompt_tokens);

@@ -9,6 +9,7 @@
 #include "cli/commands.h"
 #include "cli/layout_options.h"
 #include "cli/terminal.h"
+#include "sim/report/placement_report.h"
 #include "sim/report/plan_report.h"
 #include "traces/models/model_file.h"
 
@@ -24,21 +25,42 @@ struct LayoutCommand {
   std::string json_path;
 };
 
+LayerSpecs extra_layers(const LayoutCommand& command, const ModelSpec& model) {
+  if (command.arguments.hidden_state_layers == 0) return {};
+  return {hidden_state_layer(command.arguments.hidden_state_layers, command.arguments.hidden_size,
+                             model.dtype)};
+}
+
 Result<PlanReport> report_of(const LayoutCommand& command) {
   LS_ASSIGN_OR_RETURN(const auto model, find_model(command.model));
   LS_ASSIGN_OR_RETURN(const auto options,
                       plan_options(command.arguments, model.max_model_len, model.mamba_chunk_size));
   const auto layout = cache_layout_from_name(command.arguments.layout);
-  if (!layout)
-    return fail(fmt::format("--layout: '{}' is not NHD or HND", command.arguments.layout));
-  LayerSpecs extra;
-  if (command.arguments.hidden_state_layers > 0)
-    extra.push_back(hidden_state_layer(command.arguments.hidden_state_layers,
-                                       command.arguments.hidden_size, model.dtype));
-  return make_plan_report(model, options, *layout, extra);
+  if (!layout || is_overlaid(*layout))
+    return fail(fmt::format("--layout: '{}' is not NHD or HND; --engine vllm-0.33.0 has six orders",
+                            command.arguments.layout));
+  return make_plan_report(model, options, *layout, extra_layers(command, model));
+}
+
+Result<int> placed(const LayoutCommand& command) {
+  if (!command.svg_path.empty() || !command.dot_path.empty() || !command.json_path.empty())
+    return fail(fmt::format("--svg, --dot and --json are of the older planner; {} has --map",
+                            command.arguments.engine));
+  LS_ASSIGN_OR_RETURN(const auto model, find_model(command.model));
+  LS_ASSIGN_OR_RETURN(const auto options,
+                      plan_options(command.arguments, model.max_model_len, model.mamba_chunk_size));
+  LS_ASSIGN_OR_RETURN(
+      const auto report,
+      make_placement_report(model, options, command.arguments.engine, command.arguments.layout,
+                            extra_layers(command, model)));
+  fmt::print("{}", placement_table(report));
+  if (command.map) fmt::print("\n{}", placement_map(report));
+  return kExitAgreed;
 }
 
 Result<int> layout(const LayoutCommand& command) {
+  LS_ASSIGN_OR_RETURN(const bool overlays, is_placed(command.arguments));
+  if (overlays) return placed(command);
   LS_ASSIGN_OR_RETURN(const auto report, report_of(command));
   fmt::print("{}", plan_table(report));
   if (command.map) fmt::print("\n{}", plan_map(report));

@@ -8,6 +8,7 @@
 #include <cmath>
 #include <utility>
 
+#include "reference/profiles/releases.h"
 #include "traces/formats/run_spec.h"
 
 namespace lockstep {
@@ -46,7 +47,9 @@ void add_layout_options(CLI::App& command, LayoutArguments& a) {
   command.add_option("--ssm-dtype", a.ssm_dtype, "dtype of recurrent states (the model's)");
   command.add_option("--backend", a.backend,
                      "flash_attn, flashinfer, triton_attn, triton_mla, flashmla");
-  command.add_option("--layout", a.layout, "NHD or HND");
+  command.add_option("--engine", a.engine,
+                     "whose planner: vllm-0.22.1, or vllm-0.33.0 with its six orders");
+  command.add_option("--layout", a.layout, "NHD or HND; of vllm-0.33.0 one of six orders");
   command.add_option("--memory", a.memory, "for the cache, per worker: 40GiB, 512MiB, bytes");
   command.add_option("--num-blocks", a.num_blocks, "blocks, whatever the memory")->check(tokens);
   command.add_option("--num-spec", a.num_spec, "speculative tokens")
@@ -71,6 +74,14 @@ void add_layout_options(CLI::App& command, LayoutArguments& a) {
       ->check(CLI::Range(std::int64_t{1}, std::int64_t{1024}));
   command.add_option("--hidden-size", a.hidden_size, "elements of one layer's hidden state")
       ->check(CLI::Range(std::int64_t{1}, std::int64_t{1} << 16));
+}
+
+Result<bool> is_placed(const LayoutArguments& a) {
+  if (a.engine.empty()) return false;
+  const Release* release = find_release(a.engine);
+  if (release == nullptr)
+    return fail(fmt::format("--engine: '{}' is not one of {}", a.engine, release_names()));
+  return release->page_format == PageFormat::overlaid;
 }
 
 Result<std::int64_t> parse_size(std::string_view text) {

@@ -22,6 +22,7 @@ struct LayoutArguments {
   std::string mamba_cache_mode = "none";
   std::string backend = "flash_attn";
   std::string layout = "NHD";
+  std::string engine;  // whose planner; empty: 0.22.1's
   std::string memory = "40GiB";
   std::int64_t tp = 1;
   std::int64_t pp = 1;
@@ -45,6 +46,10 @@ void add_layout_options(CLI::App& command, LayoutArguments& arguments);
 
 Result<PlanOptions> plan_options(const LayoutArguments& arguments, std::int64_t model_max_model_len,
                                  std::int64_t mamba_chunk_size);
+
+// Whether the engine's groups overlay one allocation (sim/report/placement_report.h). An Error: a
+// release that nobody knows.
+Result<bool> is_placed(const LayoutArguments& arguments);
 
 // "40GiB", "40G", "512MiB", "42949672960".
 Result<std::int64_t> parse_size(std::string_view text);

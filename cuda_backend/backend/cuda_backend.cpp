@@ -16,6 +16,7 @@
 #include "cuda_backend/step/real_states.h"
 #include "cuda_backend/step/row_writer.h"
 #include "cuda_backend/streams/stream_device.h"
+#include "cuda_backend/views/overlaid_views.h"
 #include "cuda_backend/views/rank_share.h"
 
 namespace lockstep::cuda {
@@ -38,6 +39,8 @@ class CudaBackend final : public Backend {
     LS_ASSIGN_OR_RETURN(auto share, share_of_rank(config_));
     if (seams_.share) seams_.share(config_, share);
     config_.plan = std::move(share.plan);
+    if (is_overlaid(config_.layout))
+      config_.plan = overlaid_plan(std::move(config_.plan), view_options(config_));
     std::optional<PoolViews> given;
     if (seams_.views) {
       LS_ASSIGN_OR_RETURN(given, seams_.views(config_));

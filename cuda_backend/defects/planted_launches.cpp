@@ -187,6 +187,45 @@ Seams in_slot_lookup(Edit edit) {
            }});
 }
 
+// Launches of one kind see regions of their own, made by edit(span<BlockRegion>).
+template <class Params, class Edit>
+Seams in_regions_of(Edit edit) {
+  auto regions = std::make_shared<std::optional<DeviceArray<BlockRegion>>>();
+  return on_device(
+      {.launch =
+           [regions](LaunchParams params, Operation& operation, Device&) {
+             auto** own = std::get_if<Params*>(&params);
+             if (own == nullptr) return;
+             (*own)->regions = (*regions)->data();
+             operation.read((*regions)->range());
+           },
+       .upload =
+           [regions, edit](const std::string& name, std::span<std::byte> bytes, Device& behind) {
+             if (name != "block regions") return;
+             const auto given = elements_of<BlockRegion>(bytes);
+             std::vector<BlockRegion> edited(given.begin(), given.end());
+             edit(std::span(edited));
+             regions->emplace(behind, "block regions of one kernel");
+             (*regions)->upload(edited);
+           }});
+}
+
+Seams zero_stride(const BackendConfig&) {
+  return in_regions_of<ZeroBlocksParams>([](std::span<BlockRegion> regions) {
+    for (BlockRegion& region : regions) region.block_stride -= region.unit_bytes;
+  });
+}
+// Of several views that begin at one address the shortest is copied for all of them.
+Seams copy_first_view(const BackendConfig&) {
+  return in_regions_of<CopyBlocksParams>([](std::span<BlockRegion> regions) {
+    const std::vector<BlockRegion> all(regions.begin(), regions.end());
+    for (BlockRegion& region : regions)
+      for (const BlockRegion& other : all)
+        if (other.base == region.base && other.size_bytes < region.size_bytes)
+          region.size_bytes = other.size_bytes / region.unit_bytes * region.unit_bytes;
+  });
+}
+
 // The block size of another group, or the manager's instead of the kernel's; where all are equal,
 // half.
 std::int32_t other_block_size(std::span<const GroupTable> tables, std::size_t g,
@@ -280,6 +319,8 @@ Seams in_kernel(const BackendConfig&) {
 constexpr PlantedDefect kOfLaunches[] = {
     {"drop-slot", drop_slot},
     {"uninitialised-read", uninitialised_read},
+    {"zero-stride", zero_stride},
+    {"copy-first-view", copy_first_view},
     {"race", race, Needs::words},
     {"slot-wrong-block-size", slot_wrong_block_size},
     {"slot-pad-rows", slot_pad_rows},

@@ -54,10 +54,31 @@ Seams table_width(const BackendConfig& healthy) {
   };
   return seams;
 }
+// An order of the same blocks and layers in which heads and tokens are exchanged.
+CacheLayout heads_elsewhere(CacheLayout layout) {
+  using enum CacheLayout;
+  switch (layout) {
+    case NHD:
+      return HND;
+    case HND:
+      return NHD;
+    case LBNHC:
+      return LBHNC;
+    case LBHNC:
+    case LHBNC:
+      return LBNHC;
+    case BLNHC:
+      return BLHNC;
+    case BLHNC:
+    case BHLNC:
+      return BLNHC;
+  }
+  return layout;
+}
 Seams layout_order_lost(const BackendConfig&) {
   return {.views = [](const BackendConfig& config) {
     ViewOptions options = view_options(config);
-    options.layout = options.layout == CacheLayout::HND ? CacheLayout::NHD : CacheLayout::HND;
+    options.layout = heads_elsewhere(options.layout);
     return derive_views(config.plan, options);
   }};
 }
@@ -111,6 +132,8 @@ constexpr PlantedDefect kOfPlans[] = {
     {"state-offset-wrong-itemsize", in_views<ViewDefect::state_offset_wrong_itemsize>},
     {"pack-stride", in_views<ViewDefect::pack_stride>},
     {"pack-offset", in_views<ViewDefect::pack_offset>},
+    {"order-layer-stride", in_views<ViewDefect::order_layer_stride>},
+    {"order-head-stride", in_views<ViewDefect::order_head_stride>},
 };
 
 }  // namespace

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "base/check.h"
+#include "cuda_backend/views/overlaid_views.h"
 #include "cuda_backend/views/views.h"
 
 namespace lockstep::cuda {
@@ -28,6 +29,8 @@ constexpr std::array kNames = std::to_array<std::pair<ViewDefect, std::string_vi
     {ViewDefect::layout_equal_page, "layout-equal-page"},
     {ViewDefect::layout_two_heads, "layout-two-heads"},
     {ViewDefect::offset_int32, "offset-int32"},
+    {ViewDefect::order_layer_stride, "order-layer-stride"},
+    {ViewDefect::order_head_stride, "order-head-stride"},
     {kSecondRunner, "second-runner"},
 });
 
@@ -142,6 +145,40 @@ class PlantedDeriver final : public ViewDeriver {
   const ViewDefect planted_;
 };
 
+constexpr ViewDefect kOfOverlaid = ViewDefect::order_layer_stride | ViewDefect::order_head_stride;
+constexpr ViewDefect kOfBoth = ViewDefect::state_stride_unpadded |
+                               ViewDefect::state_offset_wrong_itemsize | ViewDefect::offset_int32;
+
+class PlantedOverlay final : public OverlaidDeriver {
+ public:
+  PlantedOverlay(const KVCacheConfig& plan, const ViewOptions& options, ViewDefect planted)
+      : OverlaidDeriver(plan, options), planted_(planted) {}
+
+ private:
+  std::int64_t layer_stride(const KVCacheSpec& spec, const Pages& at) const override {
+    const bool rows = spec.kind != CacheKind::mamba;
+    return OverlaidDeriver::layer_stride(spec, at) -
+           (rows && has(planted_, ViewDefect::order_layer_stride) ? at.row_stride : 0);
+  }
+  Result<Pages> pages(std::size_t group, std::size_t layer, std::int64_t splits) const override {
+    LS_ASSIGN_OR_RETURN(Pages at, OverlaidDeriver::pages(group, layer, splits));
+    const KVCacheSpec& spec = plan_.groups[group].layer_spec(layer);
+    const bool is_state = spec.kind == CacheKind::mamba;
+    if (is_state && has(planted_, ViewDefect::state_stride_unpadded))
+      at.block_stride -= page_bytes(spec, options_.backend) - at.content;
+    if (!is_state && has(planted_, ViewDefect::order_head_stride)) at.head_stride -= at.content / 2;
+    return at;
+  }
+  std::int64_t state_offset(std::int64_t offset_bytes, std::int64_t itemsize,
+                            std::int64_t itemsize_before) const override {
+    const bool wrong =
+        has(planted_, ViewDefect::state_offset_wrong_itemsize) && itemsize_before != 0;
+    return offset_bytes / (wrong ? itemsize_before : itemsize);
+  }
+
+  const ViewDefect planted_;
+};
+
 // The older figure: blocks shared out among groups, the smallest block size of them each.
 std::int64_t shared_out_tokens(const KVCacheConfig& plan, bool count_states) {
   std::int64_t groups = 0;
@@ -176,6 +213,12 @@ std::optional<ViewDefect> view_defect_from_name(std::string_view name) {
 
 Result<PoolViews> planted_views(const KVCacheConfig& plan, const ViewOptions& options,
                                 ViewDefect defect) {
+  const bool overlaid = is_overlaid(options.layout);
+  for (const auto& [one, name] : kNames)
+    if (has(defect, one) && !has(kOfBoth, one) && has(kOfOverlaid, one) != overlaid)
+      return fail(fmt::format("mutant: {} is not in views of layout {}", name,
+                              lockstep::name_of(options.layout)));
+  if (overlaid) return PlantedOverlay(plan, options, defect).derive();
   return PlantedDeriver(plan, options, defect).derive();
 }
 

@@ -28,9 +28,11 @@ enum class ViewDefect : std::uint32_t {
   pack_stride = 1u << 9,       // 35703 review: strides of (num_blocks, 2) on a (2, num_blocks) view
   pack_offset = 1u << 10,      // 35703: every layer of the pack at offset 0
   pack_num_blocks = 1u << 11,  // 35703: the page of one layer counted once
-  layout_equal_page = 1u << 12,  // 41657: a tensor's layers all shaped like its first one
-  layout_two_heads = 1u << 13,   // LMCache 4467: the pair looked for by its size, from the right
-  offset_int32 = 1u << 14,       // vLLM 1486, 1514, 50427: block times stride in 32 bits
+  layout_equal_page = 1u << 12,   // 41657: a tensor's layers all shaped like its first one
+  layout_two_heads = 1u << 13,    // LMCache 4467: the pair looked for by its size, from the right
+  offset_int32 = 1u << 14,        // vLLM 1486, 1514, 50427: block times stride in 32 bits
+  order_layer_stride = 1u << 15,  // an overlaid cache: layers one row of tokens too close
+  order_head_stride = 1u << 16,   // ... heads one row of content too close
 };
 
 constexpr ViewDefect operator|(ViewDefect a, ViewDefect b) {
@@ -50,7 +52,7 @@ std::string_view name_of(ViewDefect defect);
 std::optional<ViewDefect> view_defect_from_name(std::string_view name);
 
 // As derive_views() and view_byte_offset() of an engine with the defect. Refused: what the
-// defective engine refuses.
+// defective engine refuses, and defects of the other kind of layout, overlaid or not.
 Result<PoolViews> planted_views(const KVCacheConfig& plan, const ViewOptions& options,
                                 ViewDefect defect);
 std::int64_t planted_byte_offset(const TensorView& view, std::span<const std::int64_t> index,

@@ -51,8 +51,8 @@ CachePool::CachePool(Device& device, const BackendConfig& config)
       sums_(device, "fingerprints") {}
 
 CachePool::~CachePool() {
-  for (std::byte* tensor : tensors_)
-    if (tensor != nullptr) device_.release(tensor - guard_bytes_);
+  for (const Buffer& buffer : buffers_)
+    if (buffer.memory != nullptr) device_.release(buffer.memory - guard_bytes_);
 }
 
 Result<std::unique_ptr<CachePool>> CachePool::create(Device& device, const BackendConfig& config,
@@ -65,16 +65,31 @@ Result<std::unique_ptr<CachePool>> CachePool::create(Device& device, const Backe
   return pool;
 }
 
+void CachePool::add_buffer(std::string name, std::size_t first_tensor, std::size_t end_tensor) {
+  Buffer& buffer = buffers_.emplace_back();
+  buffer.name = std::move(name);
+  buffer.first_tensor = first_tensor;
+  for (std::size_t t = first_tensor; t < end_tensor; ++t)
+    buffer.size_bytes += config_.plan.tensors[t].size_bytes;
+  std::byte* memory = device_.allocate(buffer.size_bytes + 2 * guard_bytes_, buffer.name);
+  if (memory != nullptr) buffer.memory = memory + guard_bytes_;
+  std::byte* at = buffer.memory;
+  for (std::size_t t = first_tensor; t < end_tensor; ++t) {
+    tensors_.push_back(at);
+    if (at != nullptr) at += config_.plan.tensors[t].size_bytes;
+  }
+}
+
 Result<void> CachePool::allocate(std::span<const LayerOfModel> places, const PoolViews* given) {
   guard_bytes_ = device_.watches_accesses() ? 0 : kGuardBytes;
+  const bool is_one = is_overlaid(config_.layout);
+  if (is_one) add_buffer("KV cache", 0, config_.plan.tensors.size());
   for (std::size_t t = 0; t < config_.plan.tensors.size(); ++t) {
     const std::int64_t size_bytes = config_.plan.tensors[t].size_bytes;
     LS_CHECK(size_bytes % config_.plan.num_blocks == 0, "tensor {}: {} bytes for {} blocks", t,
              size_bytes, config_.plan.num_blocks);
     page_sizes_.push_back(size_bytes / config_.plan.num_blocks);
-    names_.push_back(fmt::format("KV cache tensor {}", t));
-    std::byte* memory = device_.allocate(size_bytes + 2 * guard_bytes_, names_.back());
-    tensors_.push_back(memory == nullptr ? nullptr : memory + guard_bytes_);
+    if (!is_one) add_buffer(fmt::format("KV cache tensor {}", t), t, t + 1);
   }
   if (!device_.failed()) fill_guards();
   LS_RETURN_IF_ERROR(device_.finish());
@@ -288,17 +303,16 @@ Result<void> CachePool::fingerprint_pages(std::span<const PageId> pages,
   return {};
 }
 
-// Zone 2 * t lies in front of tensor t, zone 2 * t + 1 behind it.
+// Zone 2 * b lies in front of buffer b, zone 2 * b + 1 behind it.
 std::byte* CachePool::guard(std::size_t zone) const {
-  const std::size_t tensor = zone / 2;
-  return tensors_[tensor] +
-         (zone % 2 == 1 ? config_.plan.tensors[tensor].size_bytes : -guard_bytes_);
+  const Buffer& buffer = buffers_[zone / 2];
+  return buffer.memory + (zone % 2 == 1 ? buffer.size_bytes : -guard_bytes_);
 }
 
 void CachePool::fill_guards() {
   const auto size = static_cast<std::size_t>(guard_bytes_);
-  guards_.resize(2 * tensors_.size() * size);
-  for (std::size_t zone = 0; zone < 2 * tensors_.size() && size != 0; ++zone) {
+  guards_.resize(2 * buffers_.size() * size);
+  for (std::size_t zone = 0; zone < 2 * buffers_.size() && size != 0; ++zone) {
     const auto bytes = std::span(guards_).subspan(zone * size, size);
     fill_poison(static_cast<std::uint64_t>(Poison::padding), static_cast<std::int32_t>(zone / 2),
                 zone % 2 == 1 ? config_.plan.num_blocks : -1, 0, bytes);
@@ -308,7 +322,7 @@ void CachePool::fill_guards() {
 }
 
 void CachePool::download_guards() {
-  for (std::size_t zone = 0; zone < 2 * tensors_.size() && guard_bytes_ != 0; ++zone)
+  for (std::size_t zone = 0; zone < 2 * buffers_.size() && guard_bytes_ != 0; ++zone)
     device_.download(found_guards_.data() + static_cast<std::int64_t>(zone) * guard_bytes_,
                      guard(zone), guard_bytes_);
 }
@@ -322,9 +336,9 @@ void CachePool::check_guards(std::vector<MemoryReport>& reports) {
   MemoryReport report;
   report.kind = "guard zone";
   report.message = zone % 2 == 1 ? fmt::format("guard zone: a write {} bytes past the end of {}",
-                                               in_zone, names_[zone / 2])
+                                               in_zone, buffers_[zone / 2].name)
                                  : fmt::format("guard zone: a write {} bytes in front of {}",
-                                               guard_bytes_ - in_zone, names_[zone / 2]);
+                                               guard_bytes_ - in_zone, buffers_[zone / 2].name);
   reports.push_back(std::move(report));
   fill_guards();
 }
@@ -347,13 +361,15 @@ MemoryReport CachePool::locate(DeviceReport report) const {
   located.kind = std::move(report.kind);
   located.kernel = std::move(report.kernel);
   located.message = std::move(report.message);
-  const auto name = std::ranges::find(names_, report.allocation);
-  if (name == names_.end()) return located;
-  const auto tensor = static_cast<std::int32_t>(name - names_.begin());
+  const auto buffer = std::ranges::find(buffers_, report.allocation, &Buffer::name);
+  if (buffer == buffers_.end()) return located;
+  std::int64_t offset = report.byte_offset - guard_bytes_;
+  if (offset < 0 || offset >= buffer->size_bytes) return located;
+  auto tensor = static_cast<std::int32_t>(buffer->first_tensor);
+  while (offset >= config_.plan.tensors[tensor].size_bytes)
+    offset -= config_.plan.tensors[tensor++].size_bytes;
   const std::int64_t size = page_size_bytes(tensor);
-  const std::int64_t offset = report.byte_offset - guard_bytes_;
   const std::int64_t block = offset / size;
-  if (offset < 0 || block >= config_.plan.num_blocks) return located;
   located.page = PageId{tensor, BlockId{static_cast<std::int32_t>(block)}};
   located.byte_in_page = offset - block * size;
   return located;

@@ -1,5 +1,5 @@
-// The cache in device memory: one raw buffer for each tensor of the plan, every byte poisoned at
-// start, and what works on whole blocks and pages of them.
+// The cache in device memory: one raw buffer for each tensor of the plan, or for all of them where
+// the layout is overlaid, every byte poisoned at start, and what works on whole blocks and pages.
 //
 // 1. A buffer is one named allocation. A device that watches accesses reports what leaves it; on
 //    any other the allocation begins and ends with a guard zone, which is poisoned as a page that
@@ -58,6 +58,7 @@ class CachePool {
  private:
   CachePool(Device& device, const BackendConfig& config);
   Result<void> allocate(std::span<const LayerOfModel> places, const PoolViews* given);
+  void add_buffer(std::string name, std::size_t first_tensor, std::size_t end_tensor);
   std::byte* guard(std::size_t zone) const;
   void fill_guards();
   std::int64_t page_size_bytes(std::int32_t tensor) const { return page_sizes_[tensor]; }
@@ -77,9 +78,16 @@ class CachePool {
   Device& device_;
   const BackendConfig& config_;
   BlockWaves waves_;
-  std::vector<std::byte*> tensors_;  // behind the guard zone in front
-  std::int64_t guard_bytes_ = 0;     // on each side
-  std::vector<std::string> names_;
+  // An allocation, and the tensors that follow one another in it.
+  struct Buffer {
+    std::byte* memory = nullptr;  // behind the guard zone in front
+    std::int64_t size_bytes = 0;  // without guard zones
+    std::string name;
+    std::size_t first_tensor = 0;
+  };
+  std::vector<Buffer> buffers_;
+  std::vector<std::byte*> tensors_;
+  std::int64_t guard_bytes_ = 0;  // on each side of a buffer
   std::vector<std::int64_t> page_sizes_;
   LayerCaches layers_;
   std::int32_t max_regions_ = 0, max_states_ = 0;  // of any group

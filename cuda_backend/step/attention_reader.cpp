@@ -98,7 +98,7 @@ void AttentionReader::add_read(std::int32_t row, std::int32_t layer, std::int32_
   const std::int32_t group = caches_.group_of_layer[layer];
   operation.read(tables_.table_range(group));
   for (const std::int32_t block : tables_.mirror().blocks(group, row, first, last))
-    add_block_ranges(caches_, caches_.tensor_of_layer[layer], block, operation.reads);
+    add_layer_ranges(caches_, layer, block, operation.reads);
 }
 
 void AttentionReader::launch_queries(const StepProgram& program) {

@@ -133,7 +133,7 @@ void RealAttention::attend(const StepProgram& program, const Batch& batch) {
       if (query.layer == batch.layer)
         for (const std::int32_t block :
              tables_.mirror().blocks(group, query.row, query.first, query.last))
-          add_block_ranges(layers_, layers_.tensor_of_layer[batch.layer], block, operation.reads);
+          add_layer_ranges(layers_, batch.layer, block, operation.reads);
   });
 }
 

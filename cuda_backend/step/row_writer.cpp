@@ -33,7 +33,7 @@ void RowWriter::add_written(const StepProgram& program, std::size_t layer,
     for (const std::int32_t block :
          tables.mirror().blocks(layers_.group_of_layer[layer], slice.row, slice.first_position,
                                 slice.first_position + slice.num_tokens))
-      add_block_ranges(layers_, layers_.tensor_of_layer[layer], block, ranges);
+      add_layer_ranges(layers_, layer, block, ranges);
 }
 
 void RowWriter::write(const StepProgram& program, const DeviceArray<std::uint64_t>& contents,
@@ -140,8 +140,7 @@ void RowExtractor::extract(const RowExtraction& extraction, const RowCache& rows
                    operation.write_all(gathered_);
                    for (const std::int32_t block :
                         tables_.mirror().blocks(group, extraction.row, 0, extraction.num_tokens))
-                     add_block_ranges(layers_, layers_.tensor_of_layer[extraction.layer], block,
-                                      operation.reads);
+                     add_layer_ranges(layers_, extraction.layer, block, operation.reads);
                  });
   device_.download(to, gathered, size);
 }

@@ -27,7 +27,12 @@ class Builder {
  public:
   Builder(const BackendConfig& config, std::span<const LayerOfModel> places,
           std::span<std::byte* const> bases)
-      : config_(config), places_(places), bases_(bases) {}
+      : config_(config), places_(places), bases_(bases) {
+    for (const KVCacheTensor& tensor : config.plan.tensors) {
+      begins_.push_back(end_);
+      if (is_overlaid(config.layout)) end_ += tensor.size_bytes;
+    }
+  }
 
   Result<LayerCaches> build(const PoolViews* given) {
     LS_ASSIGN_OR_RETURN(const auto own, derive_views(config_.plan, view_options(config_)));
@@ -67,10 +72,23 @@ class Builder {
                                .size_bytes = page_bytes(t),
                                .tensor_offset = 0,
                                .tensor = static_cast<std::int32_t>(t),
-                               .unit_bytes = widest_unit({page_bytes(t)})});
+                               .unit_bytes = widest_unit({page_bytes(t), begins_[t]})});
   }
 
-  std::size_t tensor_of(const std::string& layer) const {
+  // The tensor that byte `offset` of the tensor, or of the allocation of all of them, lies in.
+  std::size_t tensor_at(std::size_t tensor, std::int64_t offset) const {
+    if (end_ == 0) return tensor;
+    LS_CHECK(offset >= 0 && offset < end_, "byte {} of {}", offset, end_);
+    return std::ranges::upper_bound(begins_, offset) - begins_.begin() - 1;
+  }
+  // Where the offsets of a tensor's views count from.
+  std::byte* origin(std::size_t tensor) const { return bases_[tensor] - begins_[tensor]; }
+
+  std::size_t tensor_of(const std::string& layer, const LayerViews& own) const {
+    if (end_ > 0) {
+      const TensorView& view = own.tensors.front();
+      return tensor_at(0, view.storage_offset * itemsize_bytes(view.dtype));
+    }
     for (std::size_t t = 0; t < config_.plan.tensors.size(); ++t)
       if (std::ranges::count(config_.plan.tensors[t].shared_by, layer) > 0) return t;
     LS_CHECK(false, "{} has no tensor", layer);
@@ -87,11 +105,14 @@ class Builder {
       const auto layer = static_cast<std::int32_t>(caches_.rows.size());
       caches_.group_of_layer.push_back(static_cast<std::int32_t>(g));
       caches_.tensor_of_layer.push_back(-1);
+      caches_.last_tensor_of_layer.push_back(-2);
       caches_.rows.emplace_back().layer = places_[layer].number;
       if (i >= group_views.size()) continue;  // encoder-only: keeps nothing
       const LayerViews& views = group_views[i];
-      const std::size_t tensor = tensor_of(group.layer_names[i]);
+      const LayerViews& own = own_views[i];
+      const std::size_t tensor = tensor_of(group.layer_names[i], own);
       caches_.tensor_of_layer.back() = static_cast<std::int32_t>(tensor);
+      caches_.last_tensor_of_layer.back() = static_cast<std::int32_t>(tensor);
       if (views.kernel_block_size == 0) {
         add_states(views, tensor, layer);
         add_state_shapes(group.layer_spec(i), static_cast<std::int32_t>(g));
@@ -104,10 +125,12 @@ class Builder {
                         group.layer_names[i], group.layer_spec(i).compress_ratio));
       split = views.blocks_per_kv_block;
       caches_.rows.back() = row_cache(views, tensor, layer);
-      const LayerViews& own = own_views[i];
-      if (auto added =
-              add_row_regions(row_cache(own, tensor, layer), own.blocks_per_kv_block, tensor);
-          !added)
+      const RowCache rows = row_cache(own, tensor, layer);
+      const std::int64_t last_row =
+          (rows.num_parts - 1) * rows.part_stride + (rows.num_kv_heads - 1) * rows.head_stride;
+      caches_.last_tensor_of_layer.back() =
+          static_cast<std::int32_t>(tensor_at(tensor, rows.base - origin(tensor) + last_row));
+      if (auto added = add_row_regions(rows, own.blocks_per_kv_block, tensor); !added)
         return fail(fmt::format("{}: {}", group.layer_names[i], added.error().message));
     }
     states.end = static_cast<std::int32_t>(caches_.states.size());
@@ -124,7 +147,7 @@ class Builder {
     LS_CHECK(view.stride.back() == 1, "elements of a row are {} apart", view.stride.back());
     const auto stride = [&](std::int32_t dim) { return dim < 0 ? 0 : item * view.stride[dim]; };
     RowCache cache;
-    cache.base = bases_[tensor] + item * view.storage_offset;
+    cache.base = origin(tensor) + item * view.storage_offset;
     cache.block_stride = stride(views.block_dim);
     cache.token_stride = stride(views.token_dim);
     cache.head_stride = stride(views.head_dim);
@@ -142,13 +165,14 @@ class Builder {
     cache.queries_per_kv = place.queries_per_kv;
     cache.dtype = view.dtype;
     cache.unit_bytes =
-        widest_unit({cache.base - bases_[tensor], cache.block_stride, cache.token_stride,
+        widest_unit({cache.base - origin(tensor), cache.block_stride, cache.token_stride,
                      cache.head_stride, cache.part_stride, cache.row_bytes});
     return cache;
   }
 
   // The bytes of one manager block that rows lie in, as runs relative to kernel block 0 of it.
-  static Result<std::vector<Extent>> runs_of_block(const RowCache& cache, std::int64_t split) {
+  Result<std::vector<Extent>> runs_of_block(const RowCache& cache, std::int64_t split) const {
+    if (end_ > 0) return runs_of_rows(cache, split);
     const std::int64_t tokens = cache.block_size.value;
     const std::int64_t dense = tokens * cache.num_kv_heads * cache.row_bytes;
     const std::int64_t span = (tokens - 1) * cache.token_stride +
@@ -162,6 +186,24 @@ class Builder {
         const std::int64_t begin = block * cache.block_stride + part * cache.part_stride;
         runs.push_back({begin, begin + dense});
       }
+    return merged_runs(std::move(runs));
+  }
+
+  // K and V of a token and head side by side, heads anywhere.
+  static std::vector<Extent> runs_of_rows(const RowCache& cache, std::int64_t split) {
+    std::vector<Extent> runs;
+    for (std::int64_t block = 0; block < split; ++block)
+      for (std::int64_t part = 0; part < cache.num_parts; ++part)
+        for (std::int64_t head = 0; head < cache.num_kv_heads; ++head)
+          for (std::int64_t token = 0; token < cache.block_size.value; ++token) {
+            const std::int64_t begin = block * cache.block_stride + part * cache.part_stride +
+                                       head * cache.head_stride + token * cache.token_stride;
+            runs.push_back({begin, begin + cache.row_bytes});
+          }
+    return merged_runs(std::move(runs));
+  }
+
+  static std::vector<Extent> merged_runs(std::vector<Extent> runs) {
     std::ranges::sort(runs, {}, &Extent::begin);
     std::vector<Extent> merged;
     for (const Extent& run : runs) {
@@ -177,17 +219,19 @@ class Builder {
   Result<void> add_row_regions(const RowCache& cache, std::int64_t split, std::size_t tensor) {
     LS_ASSIGN_OR_RETURN(auto runs, runs_of_block(cache, split));
     for (const Extent& run : runs)
-      caches_.regions.push_back(region(tensor, cache.base - bases_[tensor] + run.begin,
+      caches_.regions.push_back(region(tensor, cache.base - origin(tensor) + run.begin,
                                        split * cache.block_stride, run.end - run.begin));
     return {};
   }
 
-  BlockRegion region(std::size_t tensor, std::int64_t offset, std::int64_t block_stride,
+  // `offset`: from the tensor's origin.
+  BlockRegion region(std::size_t first_tensor, std::int64_t offset, std::int64_t block_stride,
                      std::int64_t size_bytes) const {
-    return {.base = bases_[tensor] + offset,
+    const std::size_t tensor = tensor_at(first_tensor, offset);
+    return {.base = origin(tensor) + offset,
             .block_stride = block_stride,
             .size_bytes = size_bytes,
-            .tensor_offset = offset,
+            .tensor_offset = offset - begins_[tensor],
             .tensor = static_cast<std::int32_t>(tensor),
             .unit_bytes = widest_unit({offset, block_stride, size_bytes, page_bytes(tensor)})};
   }
@@ -223,12 +267,16 @@ class Builder {
 
   // A block owns its page, or half a page of K and half of V where a layout keeps them apart.
   void add_poison_regions(const PoolViews& views) {
+    if (end_ > 0) {
+      caches_.poison_regions = caches_.pages;
+      return;
+    }
     std::vector<bool> apart(config_.plan.tensors.size(), false);
     for (std::size_t g = 0; g < views.groups.size(); ++g)
       for (std::size_t i = 0; i < views.groups[g].size(); ++i) {
         const LayerViews& layer = views.groups[g][i];
         if (layer.kv_dim < 0) continue;
-        const std::size_t t = tensor_of(config_.plan.groups[g].layer_names[i]);
+        const std::size_t t = tensor_of(config_.plan.groups[g].layer_names[i], layer);
         const TensorView& view = layer.tensors.front();
         const std::int64_t block_bytes =
             itemsize_bytes(view.dtype) * view.stride[layer.block_dim] * layer.blocks_per_kv_block;
@@ -249,6 +297,8 @@ class Builder {
   const BackendConfig& config_;
   std::span<const LayerOfModel> places_;
   std::span<std::byte* const> bases_;
+  std::vector<std::int64_t> begins_;  // of tensors in one allocation; 0: each has its own
+  std::int64_t end_ = 0;              // of that allocation; 0: there is none
   LayerCaches caches_;
 };
 
@@ -270,6 +320,13 @@ void add_block_ranges(const LayerCaches& layers, std::int32_t tensor, std::int32
                       std::vector<MemoryRange>& ranges) {
   for (const BlockRegion& region : layers.poison_regions)
     if (region.tensor == tensor) ranges.push_back(range_in_block(region, block));
+}
+
+void add_layer_ranges(const LayerCaches& layers, std::size_t layer, std::int32_t block,
+                      std::vector<MemoryRange>& ranges) {
+  const std::int32_t last = layers.last_tensor_of_layer[layer];
+  for (std::int32_t tensor = layers.tensor_of_layer[layer]; tensor <= last; ++tensor)
+    add_block_ranges(layers, tensor, block, ranges);
 }
 
 }  // namespace lockstep::cuda

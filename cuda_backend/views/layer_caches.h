@@ -34,7 +34,9 @@ struct LayerCaches {
   // One entry a layer of the plan, in its order; row_bytes is 0 for layers without rows.
   std::vector<RowCache> rows;
   std::vector<std::int32_t> group_of_layer;
-  std::vector<std::int32_t> tensor_of_layer;  // -1: keeps nothing
+  // The tensors that a layer's rows or states lie in, [tensor, last]; -1, -2: it keeps nothing.
+  std::vector<std::int32_t> tensor_of_layer;
+  std::vector<std::int32_t> last_tensor_of_layer;
   std::vector<StateCache> states;
   std::vector<StateShape> state_shapes;  // of each
   std::vector<RegionRange> states_of_group;
@@ -46,7 +48,8 @@ struct LayerCaches {
 };
 
 // The plan of `config` is the rank's own, `places` are its layers' in the model (rank_share.h).
-// tensor_bases: where each tensor of the plan lies, aligned to 256 bytes. Tables are left null.
+// tensor_bases: where each tensor of the plan lies, aligned to 256 bytes; overlaid ones follow one
+// another behind the first, which is aligned. Tables are left null.
 // `given`: the views that kernels are given; null: those of the plan.
 // Errors: what derive_views refuses; rows that no contiguous region holds; compressed rows; kernel
 // block sizes other than the configuration's.
@@ -58,6 +61,9 @@ ViewOptions view_options(const BackendConfig& config);
 
 // The bytes of a tensor that belong to a block: its page, or the K and the V half of one.
 void add_block_ranges(const LayerCaches& layers, std::int32_t tensor, std::int32_t block,
+                      std::vector<MemoryRange>& ranges);
+// Those of all tensors that the layer lies in.
+void add_layer_ranges(const LayerCaches& layers, std::size_t layer, std::int32_t block,
                       std::vector<MemoryRange>& ranges);
 inline MemoryRange range_in_block(const BlockRegion& region, std::int32_t block) {
   return range_of(region.base + block * region.block_stride, region.size_bytes);

@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "base/check.h"
+#include "cuda_backend/views/overlaid_views.h"
 #include "cuda_backend/views/views_shape.h"
 
 namespace lockstep::cuda {
@@ -92,7 +93,6 @@ TensorPlace ViewDeriver::placement(const KVCacheGroupSpec& group, std::size_t la
   return placement;
 }
 
-// The engine's buffers: a page of every block, for each tensor.
 void ViewDeriver::allocate() {
   pool_.tensor_size_bytes.resize(plan_.tensors.size());
   for (const KVCacheGroupSpec& group : plan_.groups)
@@ -250,6 +250,7 @@ std::int64_t page_bytes(const KVCacheSpec& spec, AttentionBackend chosen) {
 }
 
 Result<PoolViews> derive_views(const KVCacheConfig& plan, const ViewOptions& options) {
+  if (is_overlaid(options.layout)) return OverlaidDeriver(plan, options).derive();
   return ViewDeriver(plan, options).derive();
 }
 

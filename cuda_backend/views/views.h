@@ -28,7 +28,7 @@ struct ViewOptions {
   LayoutRule rule = LayoutRule::isolated;
 };
 
-// Refused: no kernel takes a part of a block; a page that a view cannot stride over; K and V rows
+// An overlaid layout: overlaid_views.h. Refused: no kernel takes a part of a block; a page that a view cannot stride over; K and V rows
 // of different lengths.
 Result<PoolViews> derive_views(const KVCacheConfig& plan, const ViewOptions& options);
 
@@ -58,6 +58,8 @@ class ViewDeriver {
   Result<PoolViews> derive();
 
  protected:
+  // The engine's buffers: a page of every block, for each tensor.
+  virtual void allocate();
   // Pages of layers that a tensor is allocated for, of each block.
   virtual std::int64_t layers_allocated(const KVCacheGroupSpec& group) const {
     return group.layers_per_page;
@@ -108,7 +110,6 @@ class ViewDeriver {
   PoolViews pool_;
 
  private:
-  void allocate();
   Result<void> choose_kernel_sizes();
   Result<LayerViews> state_views(const KVCacheSpec& spec, const std::string& name) const;
   bool pages_are_shared() const;

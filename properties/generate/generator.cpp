@@ -4,6 +4,7 @@
 
 #include "base/check.h"
 #include "properties/generate/generator_parts.h"
+#include "reference/memory/placed_layout.h"
 #include "reference/plan/block_sizes.h"
 #include "reference/plan/layout.h"
 #include "reference/plan/rank_plan.h"
@@ -100,8 +101,13 @@ bool ranks_are_accepted(const SavedCase& saved) {
   for (std::int32_t rank = 0; rank < num_ranks(config.backend); ++rank) {
     const auto plan = rank_plan(saved.cache, config_of_rank(config.backend, rank).parallel,
                                 config.backend.queries_per_kv);
-    if (!plan || !pool_views(plan->plan, saved.attention_backend, saved.layout, saved.layout_rule))
-      return false;
+    if (!plan) return false;
+    const bool is_laid_out =
+        is_overlaid(saved.layout)
+            ? placed_layout(plan->plan, saved.attention_backend, saved.layout).has_value()
+            : pool_views(plan->plan, saved.attention_backend, saved.layout, saved.layout_rule)
+                  .has_value();
+    if (!is_laid_out) return false;
   }
   return true;
 }
@@ -130,6 +136,22 @@ bool draw_configuration(ChoiceSource& choices, const GeneratorOptions& options,
 std::string_view name_of(Feature feature) {
   return kFeatures[static_cast<std::size_t>(feature)].name;
 }
+
+namespace {
+
+// One of the orders that the engine and this cache take, or the engine's own choice.
+void draw_order(Draw& draw, SavedCase& saved) {
+  if (!draw.runs_kernels() || !is_overlaid(config_of(saved).backend.layout)) return;
+  std::vector<CacheLayout> orders = {saved.layout};
+  for (const CacheLayout order : kOverlaidLayouts) {
+    SavedCase in_order = saved;
+    in_order.layout = order;
+    if (is_accepted(in_order)) orders.push_back(order);
+  }
+  saved.layout = orders[static_cast<std::size_t>(draw.choices.below(std::ssize(orders)))];
+}
+
+}  // namespace
 
 SavedCase generate_case(ChoiceSource& choices, const GeneratorOptions& options) {
   SavedCase saved;
@@ -185,6 +207,7 @@ SavedCase generate_case(ChoiceSource& choices, const GeneratorOptions& options) 
   SavedCase as_served = saved;
   draw_states_as_served(draw, as_served);
   if (is_accepted(as_served)) saved = std::move(as_served);
+  draw_order(draw, saved);
   return saved;
 }
 

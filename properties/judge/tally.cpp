@@ -1,6 +1,7 @@
 #include "properties/judge/tally.h"
 
 #include <algorithm>
+#include <array>
 #include <set>
 #include <utility>
 
@@ -98,6 +99,10 @@ void count_engine(const SavedCase& saved, Tally& tally) {
   count_if(engine.engine == engine_profiles().back().name, Reached::engine_0_33_0);
   count_if(saved.layout == CacheLayout::NHD, Reached::layout_nhd);
   count_if(saved.layout == CacheLayout::HND, Reached::layout_hnd);
+  constexpr std::array kOrders = {Reached::order_lbnhc, Reached::order_lbhnc, Reached::order_lhbnc,
+                                  Reached::order_blnhc, Reached::order_blhnc, Reached::order_bhlnc};
+  for (std::size_t i = 0; i < kOrders.size(); ++i)
+    count_if(saved.layout == kOverlaidLayouts[i], kOrders[i]);
   count_if(!engine.enable_prefix_caching, Reached::no_prefix_caching);
   count_if(!engine.enable_chunked_prefill, Reached::no_chunked_prefill);
   count_if(!engine.scheduler_reserve_full_isl, Reached::no_full_isl_reserve);

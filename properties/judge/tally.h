@@ -42,6 +42,12 @@ namespace lockstep {
   X(hidden_state, anything)              \
   X(layout_nhd, anything)                \
   X(layout_hnd, anything)                \
+  X(order_lbnhc, backend)                \
+  X(order_lbhnc, backend)                \
+  X(order_lhbnc, backend)                \
+  X(order_blnhc, backend)                \
+  X(order_blhnc, backend)                \
+  X(order_bhlnc, backend)                \
   X(no_prefix_caching, anything)         \
   X(no_chunked_prefill, anything)        \
   X(no_full_isl_reserve, anything)       \

@@ -32,6 +32,13 @@ inline GeneratorOptions on_executor(FeatureSet always, FeatureSet never = {},
           .requests_max = 6};
 }
 
+// The same with pages as 0.22.1 lays them out.
+inline GeneratorOptions on_older_pages(FeatureSet always, FeatureSet never = {}) {
+  GeneratorOptions options = on_executor(always, never);
+  options.engine = "vllm-0.22.1";
+  return options;
+}
+
 // mutants_of_scheduler.cpp
 std::vector<Mutant> hash_mutants();
 std::vector<Mutant> hit_mutants();

@@ -16,6 +16,8 @@ constexpr FeatureSet kPartsOfBlocks = {
     full_attention, states,          several_groups, prefix_caching,
     long_prompts,   shared_prefixes, sessions,       hits_inside_blocks};
 
+void with_layers_outermost(SavedCase& saved) { saved.layout = CacheLayout::LBNHC; }
+
 void over_four_streams(SavedCase& saved) { saved.num_streams = 4; }
 
 // No graphs, two tensor parallel ranks: an idle rank's single token stays as it is.
@@ -65,6 +67,11 @@ std::vector<Mutant> row_mutants() {
       {.id = "zero-lost",
        .source = "vllm 35219, 43990",
        .mechanism = "blocks are not zeroed before use: bytes of another type stay in them",
+       .exposed_by = "attention beside states, whose new blocks are zeroed",
+       .caught_by = {kWritten},
+       .bias = on_executor({full_attention, states, several_groups}, {two_block_pool})},
+      {.id = "zero-stride",
+       .mechanism = "zeroing goes from block to block by a stride that is a few bytes short",
        .exposed_by = "attention beside states, whose new blocks are zeroed",
        .caught_by = {kWritten},
        .bias = on_executor({full_attention, states, several_groups}, {two_block_pool})},
@@ -130,6 +137,16 @@ std::vector<Mutant> backend_state_mutants() {
        .caught_by = {kWritten},
        .bias = on_executor(kPartsOfBlocks,
                            {two_block_pool, drafts, sliding_window, chunked_local, hidden_state})},
+      {.id = "copy-first-view",
+       .source = "vllm 55112",
+       .mechanism =
+           "of several views at one address the shortest is copied: the tail of an attention "
+           "block stays behind that of a state",
+       .exposed_by = "a hit inside a block, states and layers outermost",
+       .caught_by = {kWritten},
+       .bias = on_executor(kPartsOfBlocks,
+                           {two_block_pool, drafts, sliding_window, chunked_local, hidden_state}),
+       .reshape = with_layers_outermost},
       {.id = "part-copy-late",
        .source = "vllm v1/worker/utils.py, copy_kv_cache_blocks_inplace",
        .mechanism = "a block is copied for a hit after the step has written and read the copy",

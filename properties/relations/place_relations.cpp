@@ -30,7 +30,9 @@ Changed under(const SavedCase& saved, AttentionBackend backend) {
 
 Changed other_layout(const SavedCase& saved) {
   return changed(saved, [](SavedCase& other) {
-    other.layout = other.layout == CacheLayout::NHD ? CacheLayout::HND : CacheLayout::NHD;
+    using enum CacheLayout;
+    constexpr std::array kOthers = {HND, NHD, BLHNC, BLNHC, BHLNC, LBHNC, LBNHC, LHBNC};
+    other.layout = kOthers[static_cast<std::size_t>(other.layout)];
   });
 }
 

@@ -7,6 +7,7 @@
 
 #include "base/check.h"
 #include "reference/memory/page_image.h"
+#include "reference/memory/placed_layout.h"
 #include "reference/plan/page_size.h"
 
 namespace lockstep {
@@ -56,7 +57,8 @@ Result<MemoryModel> MemoryModel::create(const KVCacheConfig& plan, AttentionBack
   for (const KVCacheGroupSpec& group : plan.groups)
     if (const auto reason = why_not_modelled(group))
       return fail(fmt::format("memory model: {}; replay it with `--backend none`", *reason));
-  LS_ASSIGN_OR_RETURN(auto pool, pool_layout(plan, backend, layout, rule));
+  LS_ASSIGN_OR_RETURN(auto pool, is_overlaid(layout) ? placed_layout(plan, backend, layout)
+                                                     : pool_layout(plan, backend, layout, rule));
   MemoryModel model;
   model.num_blocks_ = plan.num_blocks;
   model.numbers_ = numbers;
@@ -104,7 +106,9 @@ Result<void> MemoryModel::add_layers(const KVCacheConfig& plan, const PoolLayout
             "its page, so a block of one reaches into pages of the other",
             layers_[tensor.layers.front()].name, layer.name));
       if (is_split(layer)) tensor.regions_per_page = 2;
-      tensor.layers.push_back(index);
+      const std::int32_t last = last_tensor_of(layer.layout);
+      for (std::int32_t t = layer.layout.tensor_index; t <= last; ++t)
+        tensors_[t].layers.push_back(index);
     }
   }
   return {};
@@ -259,12 +263,13 @@ void MemoryModel::write_token(std::int32_t group, BlockId id, std::int64_t slot_
 void MemoryModel::write_rows(const ModelLayer& layer, const BlockContent& block, BlockId id,
                              std::int64_t slot_offset, const SlotContent& old, ContentId now) {
   const LayerLayout& at = layer.layout;
-  Tensor& tensor = tensors_[at.tensor_index];
   for (std::int64_t kv = 0; kv < at.num_kv; ++kv) {
     for (std::int64_t head = 0; head < at.num_kv_heads; ++head) {
+      const std::int32_t index = tensor_of(at, kv, head);
+      Tensor& tensor = tensors_[index];
       const std::int64_t offset = byte_offset(at, id, kv, slot_offset, head, 0);
       const std::int64_t page = offset / tensor.page_size_bytes;
-      touch(at.tensor_index, page);
+      touch(index, page);
       if (!layer.words_aligned || block.loaded != nullptr) tensor.known[page] = 0;
       if (!tensor.known[page]) continue;
       const std::uint64_t coord = layer.coords[kv * at.num_kv_heads + head];
@@ -272,7 +277,7 @@ void MemoryModel::write_rows(const ModelLayer& layer, const BlockContent& block,
       const std::uint64_t new_key = row_key(now, coord);
       const WordShape old_shape = shape_of_row(old_key, layer.words);
       const WordShape new_shape = shape_of_row(new_key, layer.words);
-      const std::uint64_t poison = poison_key(block.base, at.tensor_index, page);
+      const std::uint64_t poison = poison_key(block.base, index, page);
       const auto first = static_cast<std::uint64_t>((offset - page * tensor.page_size_bytes) / 8);
       const auto words = static_cast<std::uint64_t>(layer.row_size_bytes / 8);
       PageSum gone, added;

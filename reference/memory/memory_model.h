@@ -226,7 +226,8 @@ class MemoryModel {
   };
   // Bytes of a block of a group that lie in one piece, for block 0 and in a host block.
   struct HostRun {
-    std::int32_t layer = 0;  // of the group
+    std::int32_t layer = 0;   // of the group
+    std::int32_t tensor = 0;  // of the plan
     ByteExtent in_tensor;
     std::int64_t offset = 0;
   };

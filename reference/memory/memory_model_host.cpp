@@ -21,25 +21,31 @@ void MemoryModel::add_host_runs(Group& group) {
   for (std::int32_t i = 0; i < group.num_layers; ++i) {
     const ModelLayer& layer = layers_[group.first_layer + i];
     const LayerLayout& at = layer.layout;
-    std::vector<ByteExtent> parts;
+    std::vector<HostRun> parts;
+    const auto add = [&](std::int32_t tensor, std::int64_t begin, std::int64_t size_bytes) {
+      parts.push_back({.layer = i, .tensor = tensor, .in_tensor = {begin, begin + size_bytes}});
+    };
     for (const StateLayout& state : at.states)
-      parts.push_back(
-          {state.offset_bytes, state.offset_bytes + state.num_elements * state.itemsize_bytes});
+      add(at.tensor_index, state.offset_bytes, state.num_elements * state.itemsize_bytes);
     for (std::int64_t kv = 0; kv < at.num_kv; ++kv)
       for (std::int64_t slot = 0; slot < at.block_size; ++slot)
-        for (std::int64_t head = 0; head < at.num_kv_heads; ++head) {
-          const std::int64_t begin = byte_offset(at, kNullBlock, kv, slot, head, 0);
-          parts.push_back({begin, begin + layer.row_size_bytes});
-        }
-    std::ranges::sort(parts, {}, &ByteExtent::begin);
-    for (const ByteExtent& part : parts) {
-      const bool goes_on = !group.host_runs.empty() && group.host_runs.back().layer == i &&
-                           group.host_runs.back().in_tensor.end == part.begin;
-      if (goes_on)
-        group.host_runs.back().in_tensor.end = part.end;
-      else
-        group.host_runs.push_back({.layer = i, .in_tensor = part, .offset = group.host_bytes});
-      group.host_bytes += part.end - part.begin;
+        for (std::int64_t head = 0; head < at.num_kv_heads; ++head)
+          add(tensor_of(at, kv, head), byte_offset(at, kNullBlock, kv, slot, head, 0),
+              layer.row_size_bytes);
+    std::ranges::sort(parts, {}, [](const HostRun& part) {
+      return std::pair(part.tensor, part.in_tensor.begin);
+    });
+    for (HostRun& part : parts) {
+      const std::int64_t size_bytes = part.in_tensor.end - part.in_tensor.begin;
+      HostRun* last = group.host_runs.empty() ? nullptr : &group.host_runs.back();
+      if (last != nullptr && last->layer == i && last->tensor == part.tensor &&
+          last->in_tensor.end == part.in_tensor.begin) {
+        last->in_tensor.end = part.in_tensor.end;
+      } else {
+        part.offset = group.host_bytes;
+        group.host_runs.push_back(part);
+      }
+      group.host_bytes += size_bytes;
     }
   }
 }
@@ -87,8 +93,11 @@ void MemoryModel::touch_layers(std::int32_t group, BlockId id) {
   for (const ModelLayer& layer : layers_of(group))
     for (const ByteExtent& extent : block_extents(layer.layout, id)) {
       const std::int64_t page = extent.begin / page_size_bytes(layer.layout.tensor_index);
-      tensors_[layer.layout.tensor_index].known[page] = 0;
-      touch(layer.layout.tensor_index, page);
+      const std::int32_t last = last_tensor_of(layer.layout);
+      for (std::int32_t tensor = layer.layout.tensor_index; tensor <= last; ++tensor) {
+        tensors_[tensor].known[page] = 0;
+        touch(tensor, page);
+      }
     }
 }
 
@@ -114,9 +123,9 @@ std::vector<std::uint8_t> MemoryModel::block_bytes(std::int32_t group, BlockId b
   std::vector<std::uint8_t> image;
   for (const HostRun& run : of.host_runs) {
     const LayerLayout& at = layers_[of.first_layer + run.layer].layout;
-    const std::int64_t page_bytes = page_size_bytes(at.tensor_index);
+    const std::int64_t page_bytes = page_size_bytes(run.tensor);
     const std::int64_t begin = run.in_tensor.begin + index_of(block) * at.block_stride_bytes;
-    const ModelPage page{at.tensor_index, static_cast<std::int32_t>(begin / page_bytes)};
+    const ModelPage page{run.tensor, static_cast<std::int32_t>(begin / page_bytes)};
     if (page != drawn) image = page_image(page);
     drawn = page;
     const auto first = image.begin() + (begin - page.index * page_bytes);
@@ -242,6 +251,7 @@ void MemoryModel::draw_rows(const Group& group, const HostRun& run,
       for (std::int64_t head = 0; head < at.num_kv_heads; ++head) {
         const std::int64_t begin =
             byte_offset(at, kNullBlock, kv, static_cast<std::int64_t>(slot), head, 0);
+        if (tensor_of(at, kv, head) != run.tensor) continue;
         if (begin < run.in_tensor.begin || begin >= run.in_tensor.end) continue;
         draw_row(contents[slot], layer.coords[kv * at.num_kv_heads + head], layer.words,
                  bytes.subspan(run.offset + begin - run.in_tensor.begin, layer.row_size_bytes));
@@ -255,7 +265,7 @@ void MemoryModel::draw_loaded(ModelPage page, const ModelLayer& layer, BlockId b
   const Group& group = groups_[layer.group];
   const std::int64_t page_begin = page.index * page_size_bytes(page.tensor);
   for (const HostRun& run : group.host_runs) {
-    if (group.first_layer + run.layer != layer.index) continue;
+    if (group.first_layer + run.layer != layer.index || run.tensor != page.tensor) continue;
     const std::int64_t begin =
         run.in_tensor.begin + index_of(block) * layer.layout.block_stride_bytes - page_begin;
     if (begin < 0 || begin >= std::ssize(image)) continue;

@@ -90,6 +90,7 @@ void MemoryModel::draw_layer(ModelPage page, const ModelLayer& layer, BlockId id
       const SlotContent* row = slot_content(layer.group, id, slot);
       if (row == nullptr && !content.zeroed) continue;
       for (std::int64_t head = 0; head < at.num_kv_heads; ++head) {
+        if (tensor_of(at, kv, head) != page.tensor) continue;
         const std::int64_t begin = byte_offset(at, id, kv, slot, head, 0) - page_begin;
         const auto bytes = image.subspan(begin, layer.row_size_bytes);
         if (row == nullptr) {
@@ -145,6 +146,7 @@ ByteOwner MemoryModel::owner_of(ModelPage page, std::int64_t byte) const {
     for (std::int64_t kv = 0; kv < at.num_kv; ++kv)
       for (std::int64_t slot = 0; slot < at.block_size; ++slot)
         for (std::int64_t head = 0; head < at.num_kv_heads; ++head) {
+          if (tensor_of(at, kv, head) != page.tensor) continue;
           const std::int64_t in_row = target - byte_offset(at, owner.block, kv, slot, head, 0);
           if (in_row < 0 || in_row >= layer.row_size_bytes) continue;
           owner.what = ByteOwner::What::row;

@@ -76,6 +76,13 @@ Result<CachePage> first_page(const PlacedTensor& tensor, CacheOrder order, std::
   const CachePage page{num_blocks * ratio,  num_heads(spec), rows_of(spec, kernel_block_size),
                        content_bytes(spec), tensor.offset,   strides.block,
                        strides.head,        strides.row};
+  const std::int64_t end =
+      span_of(page).second + (std::ssize(tensor.layers) - 1) * tensor.layer_stride;
+  if (ratio > 1 && end > tensor.size_bytes)
+    return fail(
+        fmt::format("heads of kernel blocks of {} tokens keep the stride of whole blocks: byte {} "
+                    "of an allocation of {}; use an order with layers outermost",
+                    kernel_block_size, end, tensor.size_bytes));
   const std::int64_t item = is_attention(spec.type) ? itemsize_bytes(spec.dtype) : 1;
   for (const std::int64_t bytes : {page.content_bytes, page.offset, page.block_stride,
                                    page.head_stride, page.row_stride, tensor.layer_stride})

@@ -33,7 +33,10 @@ struct StateLayout {
 // Strides are in bytes. A token cache is [num_blocks, block_size] x [num_kv, num_kv_heads,
 // head_size]; a state cache is `states`, one set a block.
 struct LayerLayout {
-  std::int32_t tensor_index = 0;
+  std::int32_t tensor_index = 0;  // of K of head 0, and of states
+  // Where heads lie in tensors of their own: from one head to the next, and from K to V.
+  std::int32_t head_tensor_step = 0;
+  std::int32_t kv_tensor_step = 0;
   std::int64_t tensor_size_bytes = 0;
   CacheKind kind = CacheKind::full_attention;
   PairOrder pair_order = PairOrder::in_page;
@@ -64,7 +67,17 @@ struct PoolLayout {
   std::vector<std::vector<LayerLayout>> groups;  // [group][layer of the group]
 };
 
-// Byte offset in the layer's tensor. Requires block in [0, num_blocks), kv in [0, num_kv), slot in
+// The tensor that a row lies in, and the last one of the layer.
+inline std::int32_t tensor_of(const LayerLayout& layer, std::int64_t kv, std::int64_t head) {
+  return layer.tensor_index + static_cast<std::int32_t>(kv) * layer.kv_tensor_step +
+         static_cast<std::int32_t>(head) * layer.head_tensor_step;
+}
+inline std::int32_t last_tensor_of(const LayerLayout& layer) {
+  return layer.num_kv == 0 ? layer.tensor_index
+                           : tensor_of(layer, layer.num_kv - 1, layer.num_kv_heads - 1);
+}
+
+// Byte offset in the row's tensor. Requires block in [0, num_blocks), kv in [0, num_kv), slot in
 // [0, block_size), head in [0, num_kv_heads), dim in [0, head_size).
 inline std::int64_t byte_offset(const LayerLayout& layer, BlockId block, std::int64_t kv,
                                 std::int64_t slot, std::int64_t head, std::int64_t dim) {

@@ -52,7 +52,7 @@ constexpr std::array kReleases = std::to_array<Release>({
     {"vllm-0.30.0", "", PageFormat::six_orders, false, kNotModelled33},
     {"vllm-0.31.0", "", PageFormat::six_orders, false, kNotModelled33},
     {"vllm-0.32.0", "", PageFormat::six_orders, false, kNotModelled33},
-    {"vllm-0.33.0", "", PageFormat::six_orders, false, kNotModelled33},
+    {"vllm-0.33.0", "", PageFormat::overlaid, false, kNotModelled33},
 });
 
 // Major, minor and patch number of "vllm-0.33.1.dev7+g1a2b3c" or of its version alone.
@@ -138,6 +138,8 @@ std::string_view name_of(PageFormat format) {
       return "keys and values as one content";
     case PageFormat::six_orders:
       return "one of six orders";
+    case PageFormat::overlaid:
+      return "one of six orders, groups overlaid";
   }
   return {};
 }

@@ -12,13 +12,14 @@
 namespace lockstep {
 
 // How a release lays out a layer's cache: get_kv_cache_shape of
-// v1/attention/backends/flash_attn.py, from 0.29.0 on v1/kv_cache_interface.py. Pages are planned
-// as 0.22.1 plans them whatever it is.
+// v1/attention/backends/flash_attn.py, from 0.29.0 on v1/kv_cache_interface.py. Pages are placed
+// so for `overlaid`, and as 0.22.1 plans them for all others.
 enum class PageFormat : std::uint8_t {
   keys_first,  // [2, blocks, ...]: all keys, then all values
   by_block,    // [blocks, 2, ...]: a block's keys, then its values
   together,    // [blocks, heads, tokens, 2 * size]: one content for both
   six_orders,  // [layers, blocks, heads, tokens, content], in one of six orders
+  overlaid,    // the same, all groups in one allocation from its first byte on
 };
 
 struct Release {
@@ -48,7 +49,7 @@ std::string release_names();
 
 // In words, for lists.
 std::string_view name_of(PageFormat format);
-// What a replay with pages leaves out: the release's own layout, where it is not that of 0.22.1.
+// What a replay with pages laid out as 0.22.1 plans them leaves out: the release's own layout.
 std::string why_pages_differ(const Release& release);
 // What is decided as the engine decides it, under every profile: one line each.
 std::span<const std::string_view> modelled();

@@ -1,5 +1,6 @@
 #include "reference/types/view_types.h"
 
+#include <algorithm>
 #include <array>
 #include <utility>
 
@@ -16,6 +17,9 @@ constexpr std::array kBackends = std::to_array<std::pair<AttentionBackend, std::
     {AttentionBackend::any_size, "any_size"},
 });
 
+constexpr std::array<std::string_view, 8> kLayouts = {"NHD",   "HND",   "LBNHC", "LBHNC",
+                                                      "LHBNC", "BLNHC", "BLHNC", "BHLNC"};
+
 }  // namespace
 
 std::string_view name_of(AttentionBackend backend) {
@@ -23,7 +27,7 @@ std::string_view name_of(AttentionBackend backend) {
     if (value == backend) return name;
   return "?";
 }
-std::string_view name_of(CacheLayout layout) { return layout == CacheLayout::NHD ? "NHD" : "HND"; }
+std::string_view name_of(CacheLayout layout) { return kLayouts[static_cast<std::size_t>(layout)]; }
 
 std::optional<AttentionBackend> attention_backend_from_name(std::string_view name) {
   for (const auto& [value, known] : kBackends)
@@ -31,9 +35,9 @@ std::optional<AttentionBackend> attention_backend_from_name(std::string_view nam
   return std::nullopt;
 }
 std::optional<CacheLayout> cache_layout_from_name(std::string_view name) {
-  if (name == "NHD") return CacheLayout::NHD;
-  if (name == "HND") return CacheLayout::HND;
-  return std::nullopt;
+  const auto found = std::ranges::find(kLayouts, name);
+  if (found == kLayouts.end()) return std::nullopt;
+  return static_cast<CacheLayout>(found - kLayouts.begin());
 }
 
 }  // namespace lockstep

@@ -3,6 +3,7 @@
 // nothing else.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -13,7 +14,13 @@
 
 namespace lockstep {
 
-enum class CacheLayout : std::uint8_t { NHD, HND };
+// The order of tokens and heads in a page (NHD, HND), or that of [layers, blocks, heads, tokens,
+// content] in one allocation that all groups overlay, outermost first.
+enum class CacheLayout : std::uint8_t { NHD, HND, LBNHC, LBHNC, LHBNC, BLNHC, BLHNC, BHLNC };
+inline constexpr std::array kOverlaidLayouts = {CacheLayout::LBNHC, CacheLayout::LBHNC,
+                                                CacheLayout::LHBNC, CacheLayout::BLNHC,
+                                                CacheLayout::BLHNC, CacheLayout::BHLNC};
+constexpr bool is_overlaid(CacheLayout layout) { return layout >= CacheLayout::LBNHC; }
 // Rows of words, whatever the format of their elements, or of real numbers: rules (1) and (13) of
 // sim/protocol/backend.h.
 enum class Numbers : std::uint8_t { words, real };

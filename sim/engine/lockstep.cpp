@@ -200,7 +200,8 @@ Result<RunReport> LockstepRun::finish() {
         !checked)
       LS_RETURN_IF_ERROR(ended_by(std::move(checked)));
     const Release& release = *engine_profile(config_.engine.engine).release;
-    if (std::string pages = why_pages_differ(release); !pages.empty())
+    std::string pages = why_pages_differ(release);
+    if (!pages.empty() && !is_overlaid(config_.backend.layout))
       summary_.not_checked.push_back(std::move(pages));
   } else {
     summary_.not_checked.push_back("memory: no backend, the model's decisions alone");

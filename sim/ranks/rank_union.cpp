@@ -185,13 +185,14 @@ Result<void> RankUnion::count_holders(const RankMemory& rank, const ModelLayer& 
                                       const std::multimap<std::string, std::size_t>& by_bytes,
                                       Rows& rows) const {
   const LayerLayout& at = layer.layout;
-  const std::int64_t page_size_bytes = rank.model.page_size_bytes(at.tensor_index);
   std::vector<bool> seen(rows.size());
   for (std::int64_t kv = 0; kv < at.num_kv; ++kv)
     for (std::int64_t slot = 0; slot < at.block_size; ++slot)
       for (std::int64_t head = 0; head < at.num_kv_heads; ++head) {
+        const std::int32_t tensor = tensor_of(at, kv, head);
+        const std::int64_t page_size_bytes = rank.model.page_size_bytes(tensor);
         const std::int64_t begin = byte_offset(at, block, kv, slot, head, 0);
-        const ModelPage page{at.tensor_index, static_cast<std::int32_t>(begin / page_size_bytes)};
+        const ModelPage page{tensor, static_cast<std::int32_t>(begin / page_size_bytes)};
         auto [entry, is_first] = pages.try_emplace(page);
         if (is_first) {
           LS_ASSIGN_OR_RETURN(entry->second,

@@ -5,12 +5,34 @@
 #include <utility>
 
 #include "base/check.h"
+#include "reference/memory/placed_layout.h"
+#include "reference/plan/rank_plan.h"
+#include "reference/profiles/releases.h"
 #include "sim/connectors/recorded_connector.h"
 #include "sim/recording/recording_workload.h"
 
 namespace lockstep {
 
+namespace {
+
+// An order of the cache that the release does not have, or that this cache does not take.
+Result<void> check_layout(const LockstepConfig& config) {
+  const CacheLayout layout = config.backend.layout;
+  if (!is_overlaid(layout)) return {};
+  const Release& release = *engine_profile(config.engine.engine).release;
+  if (release.page_format != PageFormat::overlaid)
+    return fail(
+        fmt::format("--layout {}: the memory of {} has no such orders; NHD or HND, or an --engine "
+                    "that has, vllm-0.33.0",
+                    name_of(layout), release.name));
+  LS_RETURN_IF_ERROR(placed_order(config.backend.plan, layout));
+  return {};
+}
+
+}  // namespace
+
 Result<void> check_ranks(const LockstepConfig& config) {
+  LS_RETURN_IF_ERROR(check_layout(config));
   constexpr std::int32_t kEnginesMax = 64;
   const std::int32_t dp_size = config.data_parallel.dp_size;
   if (dp_size < 1 || dp_size > kEnginesMax)
@@ -177,6 +199,36 @@ void keep_records(Trace& trace, std::int64_t count) {
   if (count < static_cast<std::int64_t>(trace.records.size())) trace.records.resize(count);
 }
 
+namespace {
+
+bool is_plugin(const std::string& backend) { return backend.find(".so") != std::string::npos; }
+
+bool ranks_are_placed(const BackendConfig& backend, CacheLayout order) {
+  for (std::int32_t rank = 0; rank < num_ranks(backend); ++rank) {
+    const auto plan =
+        rank_plan(backend.plan, config_of_rank(backend, rank).parallel, backend.queries_per_kv);
+    if (plan && !placed_layout(plan->plan, backend.attention_backend, order)) return false;
+  }
+  return true;
+}
+
+// Where the release lays all groups over one another, so does the run, in the order that is asked
+// for or that the engine would take. What cannot be placed so stays as 0.22.1 plans it where no
+// order is asked for, and is refused by memory model and backend where one is.
+void place_cache(const RunSpec& run, BackendConfig& backend) {
+  const EngineProfile* profile = find_engine_profile(run.engine.engine);
+  if (profile == nullptr || profile->release->page_format != PageFormat::overlaid) return;
+  if (is_plugin(run.backend)) return;
+  const auto order = placed_order(run.cache, run.layout);
+  if (!order) return;
+  const auto placed = placed_layout(run.cache, run.attention_backend, *order);
+  if (!is_overlaid(run.layout) && !(placed && ranks_are_placed(backend, *order))) return;
+  backend.layout = *order;
+  if (placed) backend.plan = with_placed_tensors(std::move(backend.plan), *placed);
+}
+
+}  // namespace
+
 LockstepConfig config_of(const RunSpec& run) {
   LockstepConfig config;
   config.engine = run.engine;
@@ -196,6 +248,7 @@ LockstepConfig config_of(const RunSpec& run) {
   backend.context.interleave = run.cp_kv_cache_interleave_size;
   backend.check = run.check;
   backend.seed = run.seed;
+  place_cache(run, backend);
   config.data_parallel.dp_size = run.data_parallel_size;
   config.data_parallel.enforce_eager = run.enforce_eager;
   static_cast<ConnectorSpec&>(config.connector) = run.connector;

@@ -45,7 +45,8 @@ struct LockstepConfig : RunConfig {
   bool draw = false;  // collect a timeline
 };
 
-// Refused: degrees that the plan cannot be cut into, and too many engines or too few.
+// Refused: degrees that the plan cannot be cut into, too many engines or too few, and an order of
+// the cache that the release or the cache does not take.
 Result<void> check_ranks(const LockstepConfig& config);
 
 // Errors: a plan, a configuration or a mutant that it does not take.

@@ -113,6 +113,10 @@ TEST(Mutants, EveryListedOneIsExposedByATestAndHasItsOwnName) {
   std::set<std::string> exposed = {
       "offset-int32",             // a tensor beyond 2 GiB: kernel_rows_test.cpp
       "slot-interleave-ignored",  // ranks of a context: tests/mutants/mutants_test.cpp
+      "order-layer-stride",       // overlaid caches: tests/properties/overlaid_orders_test.cpp
+      "order-head-stride",
+      "zero-stride",
+      "copy-first-view",
       "table-width",
       "transfer-wrong-end",  // a host tier: tests/sim/connectors/host_tier_test.cpp
       "transfer-flatten",

@@ -153,6 +153,20 @@ TEST(CacheGroups, windows_of_unlike_pages_in_unlike_numbers_cannot_be_split) {
   const auto refused = cache_groups(cache_layers(specs), CacheOrder::BLHNC, placement_options());
   ASSERT_FALSE(refused);
   EXPECT_NE(refused.error().message.find("layers outermost"), std::string::npos);
+  // Finding 24: with these the engine stops, or leaves a layer without a group.
+  const auto beside_full = [](std::vector<std::int64_t> heads_of_windows) {
+    std::vector<CacheSpec> layers = {cache_rows(SpecType::full, 16, 1, 64)};
+    for (const std::int64_t heads : heads_of_windows)
+      layers.push_back(cache_rows(SpecType::sliding_window, 16, heads, 64));
+    return cache_layers(layers);
+  };
+  for (const std::vector<std::int64_t>& heads :
+       {std::vector<std::int64_t>{2, 2, 1}, {1, 1, 1, 1, 2, 2, 2}}) {
+    EXPECT_FALSE(cache_groups(beside_full(heads), CacheOrder::BLHNC, placement_options()));
+    EXPECT_TRUE(cache_groups(beside_full(heads), CacheOrder::LBHNC, placement_options()));
+  }
+  EXPECT_TRUE(cache_groups(beside_full({2, 1}), CacheOrder::BLHNC, placement_options()));
+  EXPECT_TRUE(cache_groups(beside_full({1, 2, 2}), CacheOrder::BLHNC, placement_options()));
 }
 
 TEST(CacheGroups, the_approximate_gcd_wastes_least_and_prefers_the_larger) {

@@ -34,7 +34,11 @@ PlainBackend::PlainBackend(const BackendConfig& config) : config_(config) {
     for (const std::string& name : config.plan.tensors[t].shared_by)
       tensor_of[name] = static_cast<int>(t);
   }
+  if (is_overlaid(config.layout) && config.layout != CacheLayout::LBNHC &&
+      config.layout != CacheLayout::LBHNC)
+    throw std::logic_error("plain loops know layers outermost and whole pages");
   bool apart = config.attention_backend == AttentionBackend::flash_attn;
+  if (is_overlaid(config.layout)) apart = false;
   for (const KVCacheGroupSpec& group : config.plan.groups)
     if (group.spec.kind == CacheKind::mamba || one_row(group.spec) || group.spec.page_size_padded)
       apart = false;
@@ -73,6 +77,13 @@ std::int64_t PlainBackend::row_offset(const Layer& layer, std::int64_t block, in
   const std::int64_t plane = kernel * layer.heads * layer.row_bytes;
   const std::int64_t kernel_block = token / kernel;
   const std::int64_t in_kernel = token % kernel;
+  if (is_overlaid(config_.layout)) {
+    const std::int64_t place = config_.layout == CacheLayout::LBNHC
+                                   ? in_kernel * layer.heads + head
+                                   : head * kernel + in_kernel;
+    return block * page_bytes(layer.tensor) + kernel_block * layer.parts * plane +
+           (place * layer.parts + part) * layer.row_bytes;
+  }
   const std::int64_t in_plane = config_.layout == CacheLayout::NHD
                                     ? (in_kernel * layer.heads + head) * layer.row_bytes
                                     : (head * kernel + in_kernel) * layer.row_bytes;

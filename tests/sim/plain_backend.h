@@ -1,7 +1,7 @@
 // A backend in plain loops, written from the rules of sim/protocol/backend.h alone: for tests of
 // the simulator where no kernel is needed, and as a third opinion on the protocol. Attention caches
 // without packing and state caches; NHD and HND; K and V of a block in its page, or apart as
-// FlashAttention has them.
+// FlashAttention has them; LBNHC and LBHNC.
 #pragma once
 
 #include <cstdint>

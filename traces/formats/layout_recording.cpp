@@ -124,7 +124,7 @@ void read_views(const JsonEntry& entry, std::vector<RecordedViews>& all) {
   JsonValue value = entry.value;
   const std::size_t slash = recorded.name.find('/');
   const auto layout = cache_layout_from_name(recorded.name.substr(0, slash));
-  if (!layout || slash == std::string::npos) {
+  if (!layout || is_overlaid(*layout) || slash == std::string::npos) {
     value.refuse_because("a key LAYOUT/BLOCKS is expected");
     return;
   }

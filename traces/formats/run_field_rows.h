@@ -30,7 +30,8 @@ template <>
 constexpr std::array<std::string_view, 3> kWordsOf<HashAlgorithm> = {"content", "sha256_cbor",
                                                                      "xxhash_cbor"};
 template <>
-constexpr std::array<std::string_view, 2> kWordsOf<CacheLayout> = {"NHD", "HND"};
+constexpr std::array<std::string_view, 8> kWordsOf<CacheLayout> = {
+    "NHD", "HND", "LBNHC", "LBHNC", "LHBNC", "BLNHC", "BLHNC", "BHLNC"};
 template <>
 constexpr std::array<std::string_view, 7> kWordsOf<AttentionBackend> = {
     "flash_attn", "flashinfer", "triton_attn", "triton_mla", "flashmla", "cache_only", "any_size"};

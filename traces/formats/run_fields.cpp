@@ -77,7 +77,9 @@ constexpr RunField kFields[] = {
     row<&RunSpec::layout>({.name = "layout",
                            .group = kCache,
                            .flag = "--layout",
-                           .help = "order of tokens and heads in a page (NHD)",
+                           .help =
+                               "order of tokens and heads in a page, or of the whole cache where "
+                               "the engine has six (NHD: as the engine chooses)",
                            .said_by = kBySavedCase,
                            .saved_in = SavedIn::header}),
     row<&RunSpec::attention_backend>({.name = "attention_backend",

@@ -1,0 +1,326 @@
+#include "reference/memory/placed_layout.h"
+
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <map>
+#include <utility>
+
+#include "base/check.h"
+#include "reference/placement/placement.h"
+#include "reference/plan/kernel_blocks.h"
+#include "reference/plan/page_size.h"
+
+namespace lockstep {
+namespace {
+
+std::optional<SpecType> type_of(const KVCacheSpec& spec) {
+  switch (spec.kind) {
+    case CacheKind::full_attention:
+      return SpecType::full;
+    case CacheKind::mla:
+      return SpecType::mla;
+    case CacheKind::hidden_state:
+      return SpecType::hidden_state;
+    case CacheKind::sliding_window:
+      return spec.mla_rows ? SpecType::sliding_window_mla : SpecType::sliding_window;
+    case CacheKind::chunked_local:
+      return SpecType::chunked_local;
+    case CacheKind::mamba:
+      return SpecType::mamba;
+    default:
+      return std::nullopt;
+  }
+}
+
+QuantMode quant_mode_of(KVQuantMode mode) {
+  switch (mode) {
+    case KVQuantMode::none:
+      return QuantMode::NONE;
+    case KVQuantMode::fp8_per_tensor:
+      return QuantMode::FP8_PER_TENSOR;
+    case KVQuantMode::int8_per_token_head:
+      return QuantMode::INT8_PER_TOKEN_HEAD;
+    case KVQuantMode::fp8_per_token_head:
+      return QuantMode::FP8_PER_TOKEN_HEAD;
+    case KVQuantMode::nvfp4:
+      return QuantMode::NVFP4;
+  }
+  return QuantMode::NONE;
+}
+
+std::int64_t row_bytes(const KVCacheSpec& spec) {
+  return row_elements(spec) * itemsize_bytes(spec.dtype);
+}
+bool has_slots_of_values(const KVCacheSpec& spec) {
+  return !has_single_rows(spec) && spec.kv_quant_mode == KVQuantMode::nvfp4;
+}
+
+Result<CacheSpec> cache_spec_of(const std::string& name, const KVCacheSpec& spec) {
+  const auto type = type_of(spec);
+  if (!type) return fail(fmt::format("{}: a cache of kind {}", name, name_of(spec.kind)));
+  CacheSpec placed;
+  placed.type = *type;
+  placed.block_size = spec.block_size;
+  placed.page_size_padded = spec.page_size_padded;
+  placed.dtype = spec.dtype;
+  if (*type == SpecType::mamba) {
+    placed.states = spec.states;
+    placed.mamba_cache_mode = spec.mamba_cache_mode;
+    placed.num_speculative_blocks = spec.num_speculative_blocks;
+    return placed;
+  }
+  if (!has_single_rows(spec) && head_size_v(spec) != spec.head_size)
+    return fail(fmt::format("{}: K and V in rows of {} and {} elements", name, spec.head_size,
+                            head_size_v(spec)));
+  const std::int64_t parts = has_single_rows(spec) || has_slots_of_values(spec) ? 1 : 2;
+  placed.num_kv_heads = spec.num_kv_heads;
+  placed.num_head_slots = has_slots_of_values(spec) ? 2 * spec.num_kv_heads : spec.num_kv_heads;
+  placed.head_size = spec.head_size;
+  placed.head_size_v = spec.head_size_v;
+  placed.state_content_bytes = parts * row_bytes(spec);
+  placed.kv_quant_mode = quant_mode_of(spec.kv_quant_mode);
+  placed.tokens_per_state = spec.compress_ratio;
+  if (spec.sliding_window != 0) placed.sliding_window = spec.sliding_window;
+  if (spec.attention_chunk_size != 0) placed.attention_chunk_size = spec.attention_chunk_size;
+  placed.extra_retained_tokens = spec.extra_retained_tokens;
+  placed.bounded_replay = spec.bounded_replay;
+  if (!spec.cache_dtype_str.empty()) placed.cache_dtype_str = spec.cache_dtype_str;
+  if (!spec.model_version.empty()) placed.model_version = spec.model_version;
+  if (spec.alignment != 0) placed.alignment = spec.alignment;
+  LS_CHECK(unpadded_page_bytes(placed) == unpadded_page_size_bytes(spec), "{}: pages of {} and {}",
+           name, unpadded_page_bytes(placed), unpadded_page_size_bytes(spec));
+  return placed;
+}
+
+Result<std::vector<PlacedGroup>> placed_groups(const KVCacheConfig& plan) {
+  std::vector<PlacedGroup> groups;
+  for (const KVCacheGroupSpec& group : plan.groups) {
+    if (group.layers_per_page > 1)
+      return fail(
+          fmt::format("{} layers of a group share a page; releases with these orders "
+                      "have no such packing",
+                      group.layers_per_page));
+    PlacedGroup& placed = groups.emplace_back();
+    placed.layer_names = group.layer_names;
+    placed.is_uniform = group.is_uniform_type() && !group.layer_names.empty();
+    const std::string name = group.layer_names.empty() ? "a group" : group.layer_names.front();
+    LS_ASSIGN_OR_RETURN(placed.spec, cache_spec_of(name, group.spec));
+    for (std::size_t i = 0; placed.is_uniform && i < group.layer_names.size(); ++i) {
+      LS_ASSIGN_OR_RETURN(auto spec, cache_spec_of(group.layer_names[i], group.layer_spec(i)));
+      placed.by_layer.emplace_back(group.layer_names[i], std::move(spec));
+    }
+  }
+  return groups;
+}
+
+CacheOrder order_of(CacheLayout layout) {
+  const auto order = cache_order_from_name(name_of(layout));
+  LS_CHECK(order.has_value(), "{} is no order of the cache", name_of(layout));
+  return *order;
+}
+
+// Byte offsets in the allocation, and the page of each tensor that begins there.
+using TensorPages = std::map<std::int64_t, std::int64_t>;
+
+struct LayerInAllocation {
+  LayerLayout layout;      // without tensors, offsets as in the allocation
+  std::int64_t begin = 0;  // of the first tensor
+  std::int64_t slots = 0;  // head slots
+  std::int64_t apart = 0;  // bytes between tensors of head slots; 0: all in one
+  std::int64_t page = 0;   // of each tensor
+};
+
+class Placer {
+ public:
+  Placer(const KVCacheConfig& plan, AttentionBackend chosen, CacheOrder order)
+      : plan_(plan), chosen_(chosen), order_(order) {}
+
+  Result<PoolLayout> place() {
+    LS_ASSIGN_OR_RETURN(const auto groups, placed_groups(plan_));
+    LS_ASSIGN_OR_RETURN(const Placement placement,
+                        place_blocks(groups, order_, plan_.num_blocks, PlacementOptions{}));
+    const bool fp32_states = has_fp32_states(plan_);
+    std::vector<std::vector<LayerInAllocation>> layers(plan_.groups.size());
+    for (std::size_t g = 0; g < plan_.groups.size(); ++g) {
+      const KVCacheGroupSpec& group = plan_.groups[g];
+      LS_ASSIGN_OR_RETURN(const auto kernel, kernel_block_size(group, chosen_, fp32_states, g));
+      for (std::size_t i = 0; i < group.layer_names.size(); ++i) {
+        LS_ASSIGN_OR_RETURN(auto layer, layer_at(placement, group, i, kernel));
+        layers[g].push_back(std::move(layer));
+      }
+    }
+    return in_tensors(layers);
+  }
+
+ private:
+  Result<LayerInAllocation> layer_at(const Placement& placement, const KVCacheGroupSpec& group,
+                                     std::size_t index, std::int64_t kernel) {
+    const std::string& name = group.layer_names[index];
+    const KVCacheSpec& spec = group.layer_spec(index);
+    const auto tensor = std::ranges::find_if(placement.tensors, [&](const PlacedTensor& one) {
+      return std::ranges::find(one.layers, name) != one.layers.end();
+    });
+    LS_CHECK(tensor != placement.tensors.end(), "{} has no tensor", name);
+    const std::int64_t split = is_state_kind(spec.kind) ? 1 : spec.block_size / kernel;
+    if (split > 1 && tensor->block_stride != unpadded_page_bytes(tensor->spec))
+      return fail(
+          fmt::format("{}: blocks of {} tokens do not lie as dense pages and cannot be split "
+                      "into kernel blocks of {}; use an order with layers outermost, LBNHC",
+                      name, spec.block_size, kernel));
+    LS_ASSIGN_OR_RETURN(
+        const OrderStrides strides,
+        order_strides(tensor->spec, plan_.num_blocks, std::ssize(tensor->layers), order_,
+                      spec.block_size / split, tensor->layer_stride, tensor->block_stride / split));
+    if (split > 1 && order_ == CacheOrder::BHLNC && num_heads(tensor->spec) > 1)
+      return fail(
+          fmt::format("{}: split into kernel blocks of {} tokens, heads keep the stride of "
+                      "whole blocks and leave the allocation; use an order with layers outermost, "
+                      "LBNHC",
+                      name, kernel));
+    LayerInAllocation layer;
+    LayerLayout& at = layer.layout;
+    const std::int64_t place = std::ranges::find(tensor->layers, name) - tensor->layers.begin();
+    const std::int64_t begin = tensor->offset + place * tensor->layer_stride;
+    at.kind = spec.kind;
+    at.num_blocks = plan_.num_blocks;
+    at.real_page_size_bytes = unpadded_page_size_bytes(spec);
+    at.block_size = storage_block_size(spec);
+    at.block_stride_bytes = tensor->block_stride;
+    layer.slots = num_heads(tensor->spec);
+    layer.begin = is_block_outermost(order_) ? 0 : begin;
+    layer.page = tensor->block_stride;
+    at.base_offset_bytes = begin - layer.begin;
+    if (order_ == CacheOrder::LHBNC) layer.apart = strides.head;
+    LS_RETURN_IF_ERROR(is_state_kind(spec.kind) ? place_states(name, spec, at)
+                                                : place_rows(name, spec, strides, split, layer));
+    return layer;
+  }
+
+  static Result<void> check_whole(const std::string& name, std::int64_t bytes, DType dtype) {
+    if (bytes % itemsize_bytes(dtype) == 0) return {};
+    return fail(fmt::format("{}: byte {} of the cache is no whole {} element", name, bytes,
+                            name_of(dtype)));
+  }
+
+  static Result<void> place_states(const std::string& name, const KVCacheSpec& spec,
+                                   LayerLayout& at) {
+    std::int64_t offset = at.base_offset_bytes;
+    for (const StateTensorSpec& state : spec.states) {
+      for (const std::int64_t bytes : {at.block_stride_bytes, offset})
+        LS_RETURN_IF_ERROR(check_whole(name, bytes, state.dtype));
+      at.states.push_back({offset, num_elements(state), itemsize_bytes(state.dtype)});
+      offset += size_bytes(state);
+    }
+    return {};
+  }
+
+  static Result<void> place_rows(const std::string& name, const KVCacheSpec& spec,
+                                 const OrderStrides& strides, std::int64_t split,
+                                 LayerInAllocation& layer) {
+    LayerLayout& at = layer.layout;
+    for (const std::int64_t bytes : {strides.layer, strides.block, strides.head, strides.row,
+                                     layer.begin, at.base_offset_bytes})
+      LS_RETURN_IF_ERROR(check_whole(name, bytes, spec.dtype));
+    at.num_kv = has_single_rows(spec) ? 1 : 2;
+    at.num_kv_heads = spec.num_kv_heads;
+    at.head_size = row_elements(spec);
+    at.element_size_bytes = itemsize_bytes(spec.dtype);
+    at.blocks_per_kv_block = split;
+    at.kernel_block_size = at.block_size / split;
+    at.kernel_block_stride_bytes = strides.block;
+    at.token_stride_bytes = strides.row;
+    at.head_stride_bytes = layer.apart != 0 ? 0 : strides.head;
+    if (at.num_kv == 2)
+      at.kv_stride_bytes =
+          has_slots_of_values(spec) ? spec.num_kv_heads * at.head_stride_bytes : row_bytes(spec);
+    return {};
+  }
+
+  Result<PoolLayout> in_tensors(std::vector<std::vector<LayerInAllocation>>& layers) const {
+    TensorPages pages;
+    const auto add = [&](std::int64_t begin, std::int64_t page) {
+      return pages.emplace(begin, page).first->second == page;
+    };
+    for (const auto& group : layers)
+      for (const LayerInAllocation& layer : group)
+        for (std::int64_t slot = 0; slot < (layer.apart != 0 ? layer.slots : 1); ++slot)
+          if (!add(layer.begin + slot * layer.apart, layer.page))
+            return fail(
+                "pages of several lengths begin at one byte; choose an order with blocks "
+                "outermost, BLNHC");
+    PoolLayout pool;
+    pool.num_blocks = plan_.num_blocks;
+    std::int64_t end = 0;
+    for (const auto& [begin, page] : pages) {
+      if (begin != end)
+        return fail(
+            fmt::format("pages of several groups cross at byte {} of the cache; choose an "
+                        "order with blocks outermost, BLNHC",
+                        begin));
+      pool.tensor_size_bytes.push_back(page * plan_.num_blocks);
+      end = begin + pool.tensor_size_bytes.back();
+    }
+    for (auto& group : layers) {
+      std::vector<LayerLayout>& placed = pool.groups.emplace_back();
+      for (LayerInAllocation& layer : group) placed.push_back(in_tensor(layer, pages));
+    }
+    return pool;
+  }
+
+  static LayerLayout in_tensor(const LayerInAllocation& layer, const TensorPages& pages) {
+    LayerLayout at = layer.layout;
+    const auto tensor = pages.find(layer.begin);
+    at.tensor_index = static_cast<std::int32_t>(std::distance(pages.begin(), tensor));
+    at.page_size_bytes = layer.page;
+    at.tensor_size_bytes = layer.page * at.num_blocks;
+    if (layer.apart == 0) return at;
+    at.head_tensor_step = 1;
+    if (at.num_kv == 2 && layer.slots == 2 * at.num_kv_heads)
+      at.kv_tensor_step = static_cast<std::int32_t>(at.num_kv_heads);
+    return at;
+  }
+
+  const KVCacheConfig& plan_;
+  const AttentionBackend chosen_;
+  const CacheOrder order_;
+};
+
+}  // namespace
+
+Result<PoolLayout> placed_layout(const KVCacheConfig& plan, AttentionBackend chosen,
+                                 CacheLayout order) {
+  LS_CHECK(is_overlaid(order), "{} is no order of the cache", name_of(order));
+  auto placed = Placer(plan, chosen, order_of(order)).place();
+  if (!placed) return fail(fmt::format("layout {}: {}", name_of(order), placed.error().message));
+  return placed;
+}
+
+Result<CacheLayout> placed_order(const KVCacheConfig& plan, CacheLayout asked) {
+  LS_ASSIGN_OR_RETURN(const auto groups, placed_groups(plan));
+  NamedCacheSpecs specs;
+  for (const PlacedGroup& group : groups)
+    for (const std::string& name : group.layer_names)
+      specs.emplace_back(name, group.layer_spec(name));
+  LS_ASSIGN_OR_RETURN(const auto supported, supported_orders({}));
+  std::optional<std::string> option;
+  if (asked != CacheLayout::NHD) option = std::string(name_of(asked));
+  LS_ASSIGN_OR_RETURN(const ChosenOrder chosen,
+                      choose_order(supported, false, specs, option, std::nullopt));
+  return *cache_layout_from_name(name_of(chosen.order));
+}
+
+KVCacheConfig with_placed_tensors(KVCacheConfig plan, const PoolLayout& placed) {
+  plan.tensors.clear();
+  for (const std::int64_t size_bytes : placed.tensor_size_bytes)
+    plan.tensors.push_back({.size_bytes = size_bytes, .shared_by = {}});
+  for (std::size_t g = 0; g < placed.groups.size(); ++g)
+    for (std::size_t i = 0; i < placed.groups[g].size(); ++i) {
+      const LayerLayout& layer = placed.groups[g][i];
+      for (std::int32_t t = layer.tensor_index; t <= last_tensor_of(layer); ++t)
+        plan.tensors[t].shared_by.push_back(plan.groups[g].layer_names[i]);
+    }
+  return plan;
+}
+
+}  // namespace lockstep
