@@ -7,9 +7,9 @@
 #include <string>
 #include <vector>
 
-#include "base/atomic_file.h"
 #include "cli/commands.h"
 #include "cli/conform_inputs.h"
+#include "cli/reports.h"
 #include "cli/terminal.h"
 #include "properties/audit/audit.h"
 
@@ -20,7 +20,7 @@ constexpr std::size_t kFindingsShown = 20;
 
 struct AuditOptions {
   std::vector<std::string> paths;
-  std::string json_path;
+  ReportOptions reports;
   double min_hit_share = 0;  // percent
 };
 
@@ -162,16 +162,43 @@ std::string totals_json(const AuditTotals& totals) {
   return json.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n";
 }
 
-Result<int> audit(const AuditOptions& options) {
+// One for each file.
+void add_items(const AuditTotals& totals, CommandReport& report) {
+  for (const AuditFile& file : totals.files) {
+    ReportedItem item{.name = file.file, .file = file.file};
+    if (!file.skipped.empty()) {
+      item.kind = ItemKind::skipped;
+      item.line = file.skipped;
+    } else if (!file.findings.empty()) {
+      const AuditFinding& first = file.findings.front();
+      item.kind = ItemKind::failed;
+      item.check = fmt::format("audit.{}", name_of(first.rule));
+      item.line = line_of(first);
+      for (const AuditFinding& finding : file.findings) item.details += line_of(finding) + "\n";
+      item.again = fmt::format("lockstep audit {}", file.file);
+    }
+    report.add(std::move(item));
+  }
+  add_refused(totals.refused, report);
+}
+
+Result<int> audit(const AuditOptions& options, CommandReport& report) {
   LS_ASSIGN_OR_RETURN(const auto totals, audit_all(options.paths));
   if (!totals.files.empty()) fmt::print("{}", totals_text(totals));
-  if (!options.json_path.empty())
-    LS_RETURN_IF_ERROR(write_file_atomically(options.json_path, totals_json(totals)));
+  if (report.wants_json()) report.set_json(totals_json(totals));
+  add_items(totals, report);
   const bool hits_too_little = hit_share(totals.hits) < options.min_hit_share;
   if (hits_too_little)
     fmt::print(
         "\nToo little is hit: {:.1f} % of what was there; --min-hit-share {} asks for more.\n",
         hit_share(totals.hits), options.min_hit_share);
+  if (hits_too_little)
+    report.add({.name = "prefix hits",
+                .kind = ItemKind::failed,
+                .check = "audit.hit_share",
+                .line = fmt::format("{:.1f} % of what was there is hit; --min-hit-share {} asks "
+                                    "for more",
+                                    hit_share(totals.hits), options.min_hit_share)});
   return judged_exit_code(totals.refused, std::ssize(totals.files),
                           hits_too_little || !totals.findings.empty());
 }
@@ -193,8 +220,11 @@ void add_audit_command(CLI::App& app, int& exit_code) {
                    "status 1 when less of the content in the pool is hit, in percent")
       ->check(CLI::Range(0.0, 100.0).description(""))
       ->type_name("P");
-  command->add_option("--json", options->json_path, "the result as JSON");
-  command->callback([options, &exit_code] { exit_code = exit_status(audit(*options)); });
+  declare_reports(*command, options->reports, "the result as JSON");
+  command->callback([options, &exit_code] {
+    exit_code = run_reported(options->reports, "audit",
+                             [&](CommandReport& report) { return audit(*options, report); });
+  });
 }
 
 }  // namespace lockstep

@@ -12,9 +12,9 @@
 #include <thread>
 #include <vector>
 
-#include "base/atomic_file.h"
 #include "cli/commands.h"
 #include "cli/conform_inputs.h"
+#include "cli/reports.h"
 #include "cli/terminal.h"
 #include "cuda_backend/views/views.h"
 #include "sim/conform/conform.h"
@@ -186,7 +186,7 @@ std::string summary_json(const ConformTotals& totals) {
 struct ConformCommandOptions {
   std::vector<std::string> paths;
   std::string engine;
-  std::string json_path;
+  ReportOptions reports;
   int jobs = 1;
 };
 
@@ -223,7 +223,31 @@ ConformTotals compare(ConformInputs inputs, const std::string& engine, int jobs)
   return totals;
 }
 
-Result<int> conform(const ConformCommandOptions& options) {
+ReportedItem mismatch_item(const std::string& name, const ConformMismatch& mismatch) {
+  return {.name = name,
+          .kind = ItemKind::failed,
+          .check = "conform",
+          .line = fmt::format("conform step {} {}: recorded {}, model {}", mismatch.step,
+                              mismatch.what, mismatch.recorded, mismatch.model),
+          .details = mismatch_text(mismatch),
+          .file = mismatch.file,
+          .again = fmt::format("lockstep conform {}", mismatch.file)};
+}
+
+// One for each recording and for each plan that does not agree.
+void add_items(const ConformTotals& totals, CommandReport& report) {
+  for (const ConformFile& file : totals.schedules.files)
+    report.add(file.mismatch ? mismatch_item(file.file, *file.mismatch)
+                             : ReportedItem{.name = file.file, .file = file.file});
+  for (const LayoutConformance& file : totals.layouts) {
+    for (const LayoutMismatch& plan : file.mismatches)
+      report.add(mismatch_item(file.file, plan.mismatch));
+    if (file.mismatches.empty()) report.add({.name = file.file, .file = file.file});
+  }
+  add_refused(totals.refused, report);
+}
+
+Result<int> conform(const ConformCommandOptions& options, CommandReport& report) {
   std::string engine;
   if (!options.engine.empty()) {
     LS_ASSIGN_OR_RETURN(engine, engine_named("--engine", options.engine));
@@ -231,8 +255,8 @@ Result<int> conform(const ConformCommandOptions& options) {
   LS_ASSIGN_OR_RETURN(auto inputs, find_conform_inputs(options.paths));
   const ConformTotals totals = compare(std::move(inputs), engine, options.jobs);
   if (totals.files() > 0) fmt::print("{}", summary_text(totals));
-  if (!options.json_path.empty())
-    LS_RETURN_IF_ERROR(write_file_atomically(options.json_path, summary_json(totals)));
+  if (report.wants_json()) report.set_json(summary_json(totals));
+  add_items(totals, report);
   return judged_exit_code(totals.refused, totals.files(), !totals.mismatches().empty());
 }
 
@@ -249,11 +273,14 @@ void add_conform_command(CLI::App& app, int& exit_code) {
   command->add_option("PATH", options->paths, "recordings, and folders of them")->required();
   command->add_option("--engine", options->engine,
                       "profile to judge by, or an engine file (the recording's engine)");
-  command->add_option("--json", options->json_path, "the result as JSON");
+  declare_reports(*command, options->reports, "the result as JSON");
   command->add_option("--jobs", options->jobs, "files at a time")
       ->check(CLI::Range(1, 1024))
       ->capture_default_str();
-  command->callback([options, &exit_code] { exit_code = exit_status(conform(*options)); });
+  command->callback([options, &exit_code] {
+    exit_code = run_reported(options->reports, "conform",
+                             [&](CommandReport& report) { return conform(*options, report); });
+  });
 }
 
 }  // namespace lockstep

@@ -93,6 +93,15 @@ nlohmann::ordered_json refused_json(std::span<const RefusedFile> refused) {
   return json;
 }
 
+void add_refused(std::span<const RefusedFile> refused, CommandReport& report) {
+  for (const RefusedFile& file : refused)
+    report.add({.name = file.file,
+                .kind = ItemKind::refused,
+                .check = "refused",
+                .line = file.reason,
+                .file = file.file});
+}
+
 int judged_exit_code(std::span<const RefusedFile> refused, std::int64_t num_judged,
                      bool any_found) {
   if (refused.empty()) return any_found ? kExitDisagreed : kExitAgreed;

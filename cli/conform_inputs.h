@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "base/result.h"
+#include "cli/reports.h"
 
 namespace lockstep {
 
@@ -26,6 +27,8 @@ Result<ConformInputs> find_conform_inputs(const std::vector<std::string>& paths)
 std::string refused_text(std::span<const RefusedFile> refused);
 // [{file, reason}]
 nlohmann::ordered_json refused_json(std::span<const RefusedFile> refused);
+// An item for each.
+void add_refused(std::span<const RefusedFile> refused, CommandReport& report);
 // The end of a command that judges many files: what was refused goes to stderr, in full where there
 // is no summary that tells it (`num_judged` is 0), and outweighs what was found.
 int judged_exit_code(std::span<const RefusedFile> refused, std::int64_t num_judged, bool any_found);

@@ -7,10 +7,13 @@
 #include <cstdlib>
 #include <filesystem>
 
+#include "base/data_root.h"
 #include "reference/profiles/engine_profile.h"
 
 namespace lockstep {
 namespace {
+
+namespace fs = std::filesystem;
 
 // For /bin/sh.
 std::string shell_word(std::string_view text) {
@@ -24,26 +27,42 @@ std::string variable(const char* name, const char* otherwise) {
   return value == nullptr || *value == '\0' ? otherwise : value;
 }
 
+// Of the environment that a wheel was installed into: its packages hold the adapters. Empty: this
+// is no wheel, or somebody says which interpreter or folder to take.
+fs::path interpreter_with_adapters() {
+  for (const char* name : {"LOCKSTEP_PYTHON", "LOCKSTEP_PYTHONPATH"})
+    if (!std::string_view(variable(name, "")).empty()) return {};
+  const fs::path python = folder_of_program() / "python3";
+  std::error_code error;
+  if (fs::is_directory(data_root() / "python", error) || !fs::exists(python, error)) return {};
+  return python;
+}
+
 // "vllm:DIR" is the adapter of this project, anything else a command of its own.
 Result<std::string> command_of(const std::string& decisions) {
   const std::size_t colon = decisions.find(':');
   const std::string engine = decisions.substr(0, colon);
   if (engine != "vllm" && engine != "sglang") return decisions;
-  const std::string python = variable("LOCKSTEP_PYTHON", "python3");
-  const std::string path = variable("LOCKSTEP_PYTHONPATH", LOCKSTEP_SOURCE_DIR "/python");
-  if (!std::filesystem::is_directory(std::filesystem::path(path) / "lockstep_engines"))
-    return fail(
-        fmt::format("--decisions {}: the adapters are not in {}; set LOCKSTEP_PYTHONPATH to "
-                    "the folder that holds lockstep_engines",
-                    engine, path));
-  std::string command =
-      fmt::format("PYTHONPATH={}${{PYTHONPATH:+:$PYTHONPATH}} {} -m lockstep_engines {}",
-                  shell_word(path), shell_word(python), engine);
+  std::string command;
+  if (const fs::path python = interpreter_with_adapters(); !python.empty()) {
+    command = fmt::format("{} -m lockstep_engines {}", shell_word(python.string()), engine);
+  } else {
+    const std::string path =
+        variable("LOCKSTEP_PYTHONPATH", (data_root() / "python").string().c_str());
+    if (!fs::is_directory(fs::path(path) / "lockstep_engines"))
+      return fail(
+          fmt::format("--decisions {}: the adapters are not in {}; set LOCKSTEP_PYTHONPATH to "
+                      "the folder that holds lockstep_engines",
+                      engine, path));
+    command =
+        fmt::format("PYTHONPATH={}${{PYTHONPATH:+:$PYTHONPATH}} {} -m lockstep_engines {}",
+                    shell_word(path), shell_word(variable("LOCKSTEP_PYTHON", "python3")), engine);
+  }
   if (colon == std::string::npos) return command;
   const std::string folder = decisions.substr(colon + 1);
-  if (!std::filesystem::is_directory(folder))
+  if (!fs::is_directory(folder))
     return fail(fmt::format("--decisions {}: there is no folder {}", decisions, folder));
-  return command + " " + shell_word(std::filesystem::absolute(folder).string());
+  return command + " " + shell_word(fs::absolute(folder).string());
 }
 
 }  // namespace

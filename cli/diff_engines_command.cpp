@@ -12,6 +12,7 @@
 #include "base/atomic_file.h"
 #include "cli/commands.h"
 #include "cli/replay_options.h"
+#include "cli/reports.h"
 #include "cli/terminal.h"
 #include "reference/profiles/releases.h"
 #include "sim/conform/engine_diff.h"
@@ -225,7 +226,7 @@ std::string to_json(const std::vector<UpgradeStage>& stages) {
 }
 
 Result<int> follow_upgrade(const DiffOptions& options, const std::vector<std::string>& engines,
-                           Prepared prepared) {
+                           Prepared prepared, CommandReport& report) {
   Progress progress("running", 0);
   std::int64_t runs = 0;
   LS_ASSIGN_OR_RETURN(
@@ -235,22 +236,26 @@ Result<int> follow_upgrade(const DiffOptions& options, const std::vector<std::st
   fmt::print("{}\n\n", options.replay.file);
   print_stages(stages);
   print_reasons(stages);
-  if (!options.replay.json_path.empty())
-    LS_RETURN_IF_ERROR(write_file_atomically(options.replay.json_path, to_json(stages)));
+  if (report.wants_json()) report.set_json(to_json(stages));
   if (!options.replay.report_path.empty())
     LS_RETURN_IF_ERROR(write_file_atomically(options.replay.report_path,
                                              upgrade_page(options.replay.file, stages)));
   const bool is_same = std::ranges::all_of(stages, [&](const UpgradeStage& stage) {
     return stage.refused.empty() && stage.costs == stages.front().costs;
   });
+  report.add({.name = fmt::format("{} to {}", engines.front(), engines.back()),
+              .kind = is_same ? ItemKind::passed : ItemKind::failed,
+              .check = is_same ? "" : "diff-engines",
+              .line = is_same ? "" : "diff-engines: the upgrade changes what the trace costs",
+              .file = options.replay.file});
   return is_same ? kExitAgreed : kExitDisagreed;
 }
 
-Result<int> diff(const DiffOptions& options) {
+Result<int> diff(const DiffOptions& options, CommandReport& report) {
   LS_RETURN_IF_ERROR(check_options(options.replay));
   LS_ASSIGN_OR_RETURN(const auto engines, engines_of(options.engines));
   LS_ASSIGN_OR_RETURN(auto prepared, prepare(options.replay));
-  if (engines.size() > 2) return follow_upgrade(options, engines, std::move(prepared));
+  if (engines.size() > 2) return follow_upgrade(options, engines, std::move(prepared), report);
   if (!options.replay.report_path.empty())
     return fail("--report draws what an upgrade costs: name more than two engines, or a range");
   LS_ASSIGN_OR_RETURN(
@@ -259,8 +264,16 @@ Result<int> diff(const DiffOptions& options) {
   fmt::print("{}\n\n", options.replay.file);
   print_totals(found);
   print_partings(found);
-  if (!options.replay.json_path.empty())
-    LS_RETURN_IF_ERROR(write_file_atomically(options.replay.json_path, to_json(found)));
+  if (report.wants_json()) report.set_json(to_json(found));
+  ReportedItem item{.name = fmt::format("{} and {}", engines[0], engines[1]),
+                    .file = options.replay.file};
+  if (const auto step = found.first_step()) {
+    item.kind = ItemKind::failed;
+    item.check = "diff-engines";
+    item.line = fmt::format("diff-engines step {}: {} and {} decide differently", *step, engines[0],
+                            engines[1]);
+  }
+  report.add(std::move(item));
   return found.first_step() ? kExitDisagreed : kExitAgreed;
 }
 
@@ -276,7 +289,10 @@ void add_diff_engines_command(CLI::App& app, int& exit_code) {
                                   "range vllm-A..vllm-B: what changes from one to the next",
                                   options->engines[0], options->engines[1]));
   declare_replay_options(*command, options->replay);
-  command->callback([options, &exit_code] { exit_code = exit_status(diff(*options)); });
+  command->callback([options, &exit_code] {
+    exit_code = run_reported(options->replay.reports, "diff-engines",
+                             [&](CommandReport& report) { return diff(*options, report); });
+  });
 }
 
 }  // namespace lockstep

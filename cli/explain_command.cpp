@@ -5,9 +5,9 @@
 #include <memory>
 #include <string>
 
-#include "base/atomic_file.h"
 #include "cli/commands.h"
 #include "cli/failing_case.h"
+#include "cli/reports.h"
 #include "cli/terminal.h"
 #include "properties/story/story.h"
 #include "properties/story/story_text.h"
@@ -17,7 +17,7 @@ namespace {
 
 struct ExplainOptions {
   std::string file;
-  std::string json_path;  // empty: none
+  ReportOptions reports;
   std::size_t steps = 12;
   FailingCaseOptions judging;
 };
@@ -27,23 +27,21 @@ std::string crash_text(const Failure& failure) {
   return fmt::format("The case ends in a {}: {}\n{}\n", failure.kind, failure.check, failure.what);
 }
 
-Result<int> explain(ExplainOptions& options) {
+Result<int> explain(ExplainOptions& options, CommandReport& report) {
   LS_RETURN_IF_ERROR(start_engines(options.judging));
   LS_ASSIGN_OR_RETURN(const auto saved, load_case(options.file, options.judging.backend));
   LS_ASSIGN_OR_RETURN(const auto failure, failure_of(saved, options.judging));
-  std::string json;
+  report.add(item_of(options.file, failure, fmt::format("lockstep explain {}", options.file)));
   if (failure.kind == "crash" || failure.kind == "hang") {
     fmt::print("{}", crash_text(failure));
+    if (report.wants_json())
+      return fail("--json: a case that crashes or hangs has no story to write");
   } else {
     const Story story = tell(saved, backend_factory(saved.backend), decisions_of(options.judging));
     StoryTextOptions shown;
     shown.steps_max = options.steps;
     fmt::print("{}", to_text(saved, story, shown));
-    json = to_json(saved, story);
-  }
-  if (!options.json_path.empty()) {
-    if (json.empty()) return fail("--json: a case that crashes or hangs has no story to write");
-    LS_RETURN_IF_ERROR(write_file_atomically(options.json_path, json));
+    if (report.wants_json()) report.set_json(to_json(saved, story));
   }
   return exit_code_of(failure);
 }
@@ -59,8 +57,11 @@ void add_explain_command(CLI::App& app, int& exit_code) {
       ->type_name("N")
       ->capture_default_str();
   declare_judging(*command, options->judging);
-  command->add_option("--json", options->json_path, "the story as JSON");
-  command->callback([options, &exit_code] { exit_code = exit_status(explain(*options)); });
+  declare_reports(*command, options->reports, "the story as JSON");
+  command->callback([options, &exit_code] {
+    exit_code = run_reported(options->reports, "explain",
+                             [&](CommandReport& report) { return explain(*options, report); });
+  });
 }
 
 }  // namespace lockstep

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <filesystem>
 #include <map>
 #include <nlohmann/json.hpp>
@@ -11,6 +12,7 @@
 #include "base/stopwatch.h"
 #include "cli/terminal.h"
 #include "cuda_backend/gpu_backend.h"
+#include "cuda_backend/plugin/plugin_backend.h"
 #include "cuda_backend/simt_backend.h"
 #include "properties/shrink/case_parts.h"
 #include "properties/shrink/case_size.h"
@@ -46,8 +48,9 @@ std::string change_row(std::string_view what, std::int64_t before, std::int64_t 
 void declare_judging(CLI::App& command, FailingCaseOptions& options) {
   command
       .add_option("--backend", options.backend,
-                  "auto (as the case says), cuda, simt, none (decisions, audit and invariants)")
-      ->check(CLI::IsMember({"auto", "cuda", "simt", "none"}))
+                  "auto (as the case says), cuda, simt, none (decisions, audit and invariants), "
+                  "FILE.so")
+      ->check(backend_among({"auto", "cuda", "simt", "none"}))
       ->capture_default_str();
   command
       .add_option("--time-limit", options.time_limit_s,
@@ -96,10 +99,26 @@ Result<SavedCase> load_case(const std::string& path, const std::string& backend)
   return saved;
 }
 
+bool is_plugin(std::string_view backend) {
+  return backend.find('/') != backend.npos || backend.ends_with(".so");
+}
+
+CLI::Validator backend_among(std::vector<std::string> names) {
+  std::string all = fmt::format("{} or FILE.so", fmt::join(names, ", "));
+  return CLI::Validator(
+      [names = std::move(names), all](std::string& name) {
+        const bool is_one = is_plugin(name) || std::ranges::find(names, name) != names.end();
+        return is_one ? std::string() : fmt::format("{}: expected {}", name, all);
+      },
+      "NAME");
+}
+
 BackendFactory backend_factory(const std::string& backend) {
   if (backend == "none") return {};
   if (backend == "cuda")
     return [](const BackendConfig& config) { return make_gpu_backend(config); };
+  if (is_plugin(backend))
+    return [backend](const BackendConfig& config) { return make_plugin_backend(backend, config); };
   return [](const BackendConfig& config) { return make_simt_backend(config); };
 }
 
@@ -204,6 +223,16 @@ std::string path_of_recording(const std::string& path) {
 int exit_code_of(const Failure& failure) {
   if (!failure.failed()) return kExitAgreed;
   return failure.kind == "stuck" || failure.kind == "hang" ? kExitStuck : kExitDisagreed;
+}
+
+ReportedItem item_of(const std::string& file, const Failure& failure, std::string again) {
+  ReportedItem item{.name = file, .file = file};
+  if (!failure.failed()) return item;
+  item.kind = ItemKind::failed;
+  item.check = failure.check;
+  item.line = stable_line(failure.check, failure.step, failure.request, failure.what);
+  item.again = std::move(again);
+  return item;
 }
 
 namespace {

@@ -5,10 +5,12 @@
 #include <chrono>
 #include <cstdint>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "base/result.h"
 #include "cli/decisions_option.h"
+#include "cli/reports.h"
 #include "properties/judge/failure.h"
 #include "properties/judge/judge.h"
 #include "properties/shrink/shrinker.h"
@@ -16,7 +18,8 @@
 
 namespace CLI {
 class App;
-}
+class Validator;
+}  // namespace CLI
 
 namespace lockstep {
 
@@ -41,6 +44,10 @@ Result<bool> write_recording(const std::string& path, const SavedCase& saved,
 
 // A saved case or a recording; with `backend` in place of the one it names, unless that is "auto".
 Result<SavedCase> load_case(const std::string& path, const std::string& backend);
+// A backend's name that is a file: "./kernels.so".
+bool is_plugin(std::string_view backend);
+// Takes `names`, and whatever is_plugin().
+CLI::Validator backend_among(std::vector<std::string> names);
 // The backend of whatever configuration comes; absent for "none".
 BackendFactory backend_factory(const std::string& backend);
 
@@ -65,6 +72,8 @@ std::string path_of_smallest(const std::string& path);
 // "cases/x.min.case.jsonl" -> "cases/x.min.recording.jsonl".
 std::string path_of_recording(const std::string& path);
 int exit_code_of(const Failure& failure);
+// What became of a case, for reports; `again` repeats it.
+ReportedItem item_of(const std::string& file, const Failure& failure, std::string again);
 
 // The failing cases of a fuzz run, in a folder: each as it was found, NAME.case.jsonl, and made
 // small beside it, NAME.min.case.jsonl.

@@ -12,6 +12,7 @@
 #include "base/atomic_file.h"
 #include "cli/commands.h"
 #include "cli/conform_inputs.h"
+#include "cli/reports.h"
 #include "cli/terminal.h"
 #include "sim/conform/fit.h"
 #include "traces/formats/engine_file.h"
@@ -24,7 +25,7 @@ struct FitCommandOptions {
   std::vector<std::string> left_out;
   std::string save_path;
   std::string cut_path;
-  std::string json_path;
+  ReportOptions reports;
   int jobs = 1;
 };
 
@@ -134,7 +135,7 @@ Result<void> save_cut(const Fit& fit, const std::string& path) {
                           : RecordingEnd{.steps = steps, .unfinished = {}});
 }
 
-Result<int> run_fit(const FitCommandOptions& options) {
+Result<int> run_fit(const FitCommandOptions& options, CommandReport& report) {
   LS_ASSIGN_OR_RETURN(const auto inputs, find_conform_inputs(options.paths));
   if (!inputs.refused.empty()) return fail(inputs.refused.front().reason);
   FitOptions fitting{.left_out = {}, .jobs = options.jobs};
@@ -161,8 +162,18 @@ Result<int> run_fit(const FitCommandOptions& options) {
     LS_RETURN_IF_ERROR(save_cut(fit, options.cut_path));
     fmt::print("Its recording, cut behind that step: {}\n", options.cut_path);
   }
-  if (!options.json_path.empty())
-    LS_RETURN_IF_ERROR(write_file_atomically(options.json_path, json_of(fit)));
+  if (report.wants_json()) report.set_json(json_of(fit));
+  ReportedItem item{.name = fit.summary.files.front().engine};
+  if (!fit.agrees()) {
+    const ConformMismatch& parts = *fit.new_behaviour();
+    item.kind = ItemKind::failed;
+    item.check = "fit";
+    item.line = fmt::format("fit step {} {}: recorded {}, model {}", parts.step, parts.what,
+                            parts.recorded, parts.model);
+    item.details = verdict_text(fit);
+    item.file = parts.file;
+  }
+  report.add(std::move(item));
   return fit.agrees() ? kExitAgreed : kExitDisagreed;
 }
 
@@ -183,11 +194,14 @@ void add_fit_command(CLI::App& app, int& exit_code) {
   command->add_option("--cut", options->cut_path,
                       "where none agrees: the recording that parts first, up to that step");
   command->add_option("--leave-out", options->left_out, "releases that must not be found");
-  command->add_option("--json", options->json_path, "the result as JSON");
+  declare_reports(*command, options->reports, "the result as JSON");
   command->add_option("--jobs", options->jobs, "recordings at a time")
       ->check(CLI::Range(1, 1024))
       ->capture_default_str();
-  command->callback([options, &exit_code] { exit_code = exit_status(run_fit(*options)); });
+  command->callback([options, &exit_code] {
+    exit_code = run_reported(options->reports, "fit",
+                             [&](CommandReport& report) { return run_fit(*options, report); });
+  });
 }
 
 }  // namespace lockstep

@@ -15,11 +15,11 @@
 #include <string>
 #include <vector>
 
-#include "base/atomic_file.h"
 #include "base/stopwatch.h"
 #include "cli/commands.h"
 #include "cli/failing_case.h"
 #include "cli/fuzz_ranks.h"
+#include "cli/reports.h"
 #include "cli/terminal.h"
 #include "cuda_backend/gpu_backend.h"
 #include "cuda_backend/simt_backend.h"
@@ -116,6 +116,13 @@ int fuzz_exit_code(const FuzzReport& report) {
 constexpr std::int64_t kRunsByDefault = 1'000;
 constexpr std::int64_t kRunsMax = std::int64_t{1} << 40;
 
+// What a plugin is not asked for (cuda_backend/plugin/plugin_backend.h): several devices, host
+// memory, connectors.
+constexpr FeatureSet kNotOfPlugins = {
+    Feature::context_parallel, Feature::tensor_parallel,    Feature::pipeline_parallel,
+    Feature::data_parallel,    Feature::connector_peers,    Feature::host_tier,
+    Feature::failing_loads,    Feature::load_failure_fails, Feature::several_connectors};
+
 struct FuzzCommandOptions {
   std::optional<std::uint64_t> seed;
   std::optional<double> seconds;
@@ -131,7 +138,7 @@ struct FuzzCommandOptions {
   bool shrinks = true;
   double shrink_seconds = 60;
   std::string shard;  // "i/n"
-  std::string json_path;
+  ReportOptions reports;
   std::vector<std::string> merge;
 };
 
@@ -207,6 +214,12 @@ Result<FuzzOptions> options_of(const FuzzCommandOptions& options,
     if (std::string why; !gpu_available(&why)) return fail("--backend cuda: " + why);
     fuzzing.generator.check = "fast";
     fuzzing.backend = make_gpu_backend;
+  }
+  if (is_plugin(backend)) {
+    fuzzing.generator.check = "fast";
+    fuzzing.generator.never.add(kNotOfPlugins);
+    fuzzing.generator.device_modes = false;
+    fuzzing.backend = backend_factory(backend);
   }
   if (!options.known_path.empty()) {
     LS_ASSIGN_OR_RETURN(fuzzing.known, known_today(options.known_path));
@@ -304,12 +317,40 @@ Result<std::optional<FuzzPart>> run_or_merge(const FuzzCommandOptions& options,
   return FuzzPart{.report = std::move(merged), .saved = {}};
 }
 
-Result<int> fuzz_main(const FuzzCommandOptions& options) {
+// One for each failure, each known finding, and all cases that agreed together.
+void add_items(const FuzzReport& report, const std::string& decisions, CommandReport& out) {
+  for (const FuzzFailure& failure : report.failures)
+    out.add({.name = fmt::format("seed {}", failure.seed),
+             .kind = ItemKind::failed,
+             .check = failure.check,
+             .line = stable_line(failure.check, failure.step, failure.request, failure.what),
+             .again = one_line_again(report, decisions, failure.seed)});
+  for (const auto& [finding, cases] : report.known)
+    out.add({.name = finding,
+             .kind = ItemKind::known,
+             .line = fmt::format("{} of a known finding: {}", counted(cases, "case"), finding)});
+  if (report.refused > 0)
+    out.add({.name = "refused cases",
+             .kind = ItemKind::skipped,
+             .line = fmt::format("{}, the first of seed {}: {}", counted(report.refused, "case"),
+                                 report.first_refused_seed, report.first_refusal)});
+  if (const auto missing = report.missing_classes(); !missing.empty())
+    out.add({.name = "classes",
+             .kind = ItemKind::failed,
+             .check = "fuzz.classes",
+             .line = fmt::format("fuzz.classes: never seen: {}", fmt::join(missing, ", "))});
+  if (report.agreed > 0) out.add({.name = counted(report.agreed, "case") + " that agreed"});
+}
+
+Result<int> fuzz_main(const FuzzCommandOptions& options, CommandReport& out) {
   const FuzzRanks ranks;
   Stopwatch clock;
   const auto part = run_or_merge(options, ranks);
   // What all ranks find fault with, or one of them, is told once.
-  if (ranks.rank() != 0) return part ? kExitAgreed : kExitRefused;
+  if (ranks.rank() != 0) {
+    out.be_silent();
+    return part ? kExitAgreed : kExitRefused;
+  }
   LS_RETURN_IF_ERROR(part);
   const FuzzReport& report = (*part)->report;
   if (report.cases > 0 && report.refused == report.cases)
@@ -317,8 +358,8 @@ Result<int> fuzz_main(const FuzzCommandOptions& options) {
   fmt::print("{}", fuzz_summary_text(report, options.decisions.decisions,
                                      options.merge.empty() ? clock.lap() : 0));
   if (!(*part)->saved.empty()) fmt::print("\nSaved:\n{}", (*part)->saved);
-  if (!options.json_path.empty())
-    LS_RETURN_IF_ERROR(write_file_atomically(options.json_path, fuzz_report_to_json(report)));
+  if (out.wants_json()) out.set_json(fuzz_report_to_json(report));
+  add_items(report, options.decisions.decisions, out);
   return fuzz_exit_code(report);
 }
 
@@ -335,8 +376,8 @@ void add_options(CLI::App& command, FuzzCommandOptions& options) {
   command
       .add_option("--backend", options.backend,
                   "simt: kernels on the CPU executor; cuda: on a GPU; none: decisions, audit and "
-                  "invariants (simt; with --decisions none)")
-      ->check(CLI::IsMember({"simt", "cuda", "none"}));
+                  "invariants (simt; with --decisions none); FILE.so: yours")
+      ->check(backend_among({"simt", "cuda", "none"}));
   declare_decisions(command, options.decisions);
   command.add_option("--known", options.known_path,
                      "failures that are no news, by ids of yours (docs/fuzzing.md)");
@@ -354,7 +395,7 @@ void add_options(CLI::App& command, FuzzCommandOptions& options) {
       ->needs(save)
       ->capture_default_str();
   command.add_option("--shard", options.shard, "I/N: only every N-th case, from the I-th on");
-  command.add_option("--json", options.json_path, "the report as JSON");
+  declare_reports(command, options.reports, "the report as JSON");
   command.add_option("--merge", options.merge,
                      "reports of all shards of a run, instead of running");
 }
@@ -366,7 +407,10 @@ void add_fuzz_command(CLI::App& app, int& exit_code) {
   CLI::App* command =
       app.add_subcommand("fuzz", "Judge generated cases: caches, engines and traffic out of seeds");
   add_options(*command, *options);
-  command->callback([options, &exit_code] { exit_code = exit_status(fuzz_main(*options)); });
+  command->callback([options, &exit_code] {
+    exit_code = run_reported(options->reports, "fuzz",
+                             [&](CommandReport& report) { return fuzz_main(*options, report); });
+  });
 }
 
 }  // namespace lockstep

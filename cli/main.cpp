@@ -34,6 +34,7 @@ int main(int argc, char** argv) {
       "3 requests wait for ever. `lockstep COMMAND --help` lists a command's options.");
 
   int exit_code = lockstep::kExitAgreed;
+  lockstep::add_demo_command(app, exit_code);
   lockstep::add_replay_command(app, exit_code);
   lockstep::add_pair_command(app, exit_code);
   lockstep::add_conform_command(app, exit_code);

@@ -12,6 +12,7 @@
 #include "base/parallel.h"
 #include "cli/commands.h"
 #include "cli/mutant_bench.h"
+#include "cli/reports.h"
 #include "cli/terminal.h"
 #include "properties/mutants/mutant_catalogue.h"
 
@@ -116,7 +117,8 @@ Result<void> save_cases(const std::string& dir, const std::vector<MutantReport>&
 struct MutantsOptions {
   std::vector<std::string> ids;
   bool list = false;
-  std::string json_path, markdown_path, save_dir;
+  std::string markdown_path, save_dir;
+  ReportOptions reports;
   int jobs = 1;
   MutantSearchOptions search;
 };
@@ -152,13 +154,21 @@ std::vector<MutantReport> search_all(const std::vector<const Mutant*>& mutants,
   return reports;
 }
 
-Result<void> leave(const MutantsOptions& options, const std::vector<MutantReport>& reports) {
-  if (!options.save_dir.empty()) LS_RETURN_IF_ERROR(save_cases(options.save_dir, reports));
-  if (options.json_path.empty()) return {};
-  return write_file_atomically(options.json_path, mutants_json(reports));
+void add_items(const std::vector<MutantReport>& reports, CommandReport& out) {
+  for (const MutantReport& report : reports) {
+    ReportedItem item{.name = std::string(report.mutant->id)};
+    if (!report.caught) {
+      item.kind = ItemKind::failed;
+      item.check = "mutants";
+      item.line = fmt::format("mutants {}: not caught in {}", report.mutant->id,
+                              counted(report.cases, "case"));
+      item.again = fmt::format("lockstep mutants {}", report.mutant->id);
+    }
+    out.add(std::move(item));
+  }
 }
 
-Result<int> mutants(const MutantsOptions& options) {
+Result<int> mutants(const MutantsOptions& options, CommandReport& report) {
   if (!options.markdown_path.empty()) {
     LS_RETURN_IF_ERROR(write_file_atomically(options.markdown_path, mutants_markdown()));
     return kExitAgreed;
@@ -170,7 +180,9 @@ Result<int> mutants(const MutantsOptions& options) {
   }
   const std::vector<MutantReport> reports = search_all(selected, options);
   fmt::print("{}", mutants_text(reports));
-  LS_RETURN_IF_ERROR(leave(options, reports));
+  if (!options.save_dir.empty()) LS_RETURN_IF_ERROR(save_cases(options.save_dir, reports));
+  if (report.wants_json()) report.set_json(mutants_json(reports));
+  add_items(reports, report);
   return std::ranges::all_of(reports, &MutantReport::caught) ? kExitAgreed : kExitDisagreed;
 }
 
@@ -182,7 +194,7 @@ void add_mutants_command(CLI::App& app, int& exit_code) {
       "mutants", "Plant known defects one by one and search for cases that show them");
   command->add_option("ID", options->ids, "mutants; without any, all of them");
   command->add_flag("--list", options->list, "explain them and search for nothing");
-  command->add_option("--json", options->json_path, "the result as JSON");
+  declare_reports(*command, options->reports, "the result as JSON");
   command->add_option("--markdown", options->markdown_path, "write the catalogue as a page, only");
   command->add_option("--save", options->save_dir, "keep each smallest case in this folder");
   command->add_option("--jobs", options->jobs, "searches side by side")->check(CLI::Range(1, 256));
@@ -193,7 +205,10 @@ void add_mutants_command(CLI::App& app, int& exit_code) {
       ->add_option("--shrink", options->search.shrink_evaluations_max,
                    "evaluations that making a case small may take; 0: leave it as found")
       ->check(CLI::NonNegativeNumber);
-  command->callback([options, &exit_code] { exit_code = exit_status(mutants(*options)); });
+  command->callback([options, &exit_code] {
+    exit_code = run_reported(options->reports, "mutants",
+                             [&](CommandReport& report) { return mutants(*options, report); });
+  });
 }
 
 }  // namespace lockstep

@@ -9,11 +9,11 @@
 #include <string>
 #include <utility>
 
-#include "base/atomic_file.h"
 #include "base/stopwatch.h"
 #include "cli/commands.h"
 #include "cli/pair_text.h"
 #include "cli/replay_options.h"
+#include "cli/reports.h"
 #include "cli/terminal.h"
 #include "reference/profiles/engine_profile.h"
 #include "reference/profiles/releases.h"
@@ -191,7 +191,18 @@ int exit_code_of(PairVerdict verdict) {
   return verdict == PairVerdict::liveness ? kExitStuck : kExitAgreed;
 }
 
-Result<int> pair(const PairCommandOptions& given) {
+ReportedItem item_of(const std::string& file, const PairReport& report) {
+  ReportedItem item{.name = file, .file = file};
+  if (report.verdict == PairVerdict::kept) return item;
+  item.kind = ItemKind::failed;
+  item.check = report.finding ? report.finding->check : "liveness";
+  item.details = pair_verdict_text(report);
+  item.line = stable_line(item.check, -1, {},
+                          report.finding ? report.finding->what : "requests wait for ever");
+  return item;
+}
+
+Result<int> pair(const PairCommandOptions& given, CommandReport& out) {
   LS_ASSIGN_OR_RETURN(auto prepared, prepare(given));
   fmt::print("{}\n{}\n", given.replay.file, pair_configuration_text(prepared.options));
   Stopwatch watch;
@@ -202,9 +213,8 @@ Result<int> pair(const PairCommandOptions& given) {
     });
   }());
   fmt::print("{}\n{}", pair_text(report, watch.lap()), pair_verdict_text(report));
-  if (!given.replay.json_path.empty())
-    LS_RETURN_IF_ERROR(write_file_atomically(
-        given.replay.json_path, pair_json(given.replay.file, prepared.options, report)));
+  if (out.wants_json()) out.set_json(pair_json(given.replay.file, prepared.options, report));
+  out.add(item_of(given.replay.file, report));
   return exit_code_of(report.verdict);
 }
 
@@ -216,7 +226,10 @@ void add_pair_command(CLI::App& app, int& exit_code) {
   CLI::App* command = app.add_subcommand(
       "pair", "Run a trace through a prefill and a decode engine with a lossy network in between");
   declare_pair_options(*command, *options);
-  command->callback([options, &exit_code] { exit_code = exit_status(pair(*options)); });
+  command->callback([options, &exit_code] {
+    exit_code = run_reported(options->replay.reports, "pair",
+                             [&](CommandReport& report) { return pair(*options, report); });
+  });
 }
 
 }  // namespace lockstep

@@ -6,8 +6,8 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 
-#include "base/atomic_file.h"
 #include "cli/commands.h"
+#include "cli/reports.h"
 #include "cli/terminal.h"
 #include "cuda_backend/simt_backend.h"
 #include "properties/generate/generator.h"
@@ -22,7 +22,7 @@ namespace {
 struct RelationsOptions {
   std::vector<std::string> names;
   bool list = false;
-  std::string json_path;
+  ReportOptions reports;
   std::string engine = EngineConfig{}.engine;
   std::string backend = "simt";
   std::uint64_t first_seed = 1;
@@ -155,7 +155,24 @@ std::string json_of(const std::vector<Held>& all) {
   return json.dump(2) + "\n";
 }
 
-Result<int> run_relations(RelationsOptions options) {
+void add_items(const std::vector<Held>& all, CommandReport& report) {
+  for (const Held& held : all) {
+    ReportedItem item{.name = std::string(held.relation.name)};
+    if (!held.breach.empty()) {
+      item.kind = ItemKind::failed;
+      item.check = "relations";
+      item.line = fmt::format("relations {}: {}", held.relation.name, held.breach);
+      item.again =
+          fmt::format("lockstep relations '{}' --seed {} --runs 1", held.relation.name, held.seed);
+    } else if (held.applied == 0) {
+      item.kind = ItemKind::skipped;
+      item.line = "it applied to no case";
+    }
+    report.add(std::move(item));
+  }
+}
+
+Result<int> run_relations(RelationsOptions options, CommandReport& report) {
   LS_ASSIGN_OR_RETURN(auto all, chosen_relations(options.names));
   if (options.list) {
     for (const Held& held : all) fmt::print("{:<20} {}\n", held.relation.name, held.relation.says);
@@ -168,8 +185,8 @@ Result<int> run_relations(RelationsOptions options) {
       std::ranges::count_if(all, [](const Held& held) { return !held.breach.empty(); });
   fmt::print("\n{} of {} broken, over {}\n", broken, counted(std::ssize(all), "relation"),
              counted(options.runs, "generated case"));
-  if (!options.json_path.empty())
-    LS_RETURN_IF_ERROR(write_file_atomically(options.json_path, json_of(all)));
+  if (report.wants_json()) report.set_json(json_of(all));
+  add_items(all, report);
   return broken == 0 ? kExitAgreed : kExitDisagreed;
 }
 
@@ -186,8 +203,12 @@ void add_relations_command(CLI::App& app, int& exit_code) {
   command->add_option("--engine", options->engine, "an engine profile")->capture_default_str();
   command->add_option("--backend", options->backend, "none: decisions alone")
       ->check(CLI::IsMember({"simt", "none"}));
-  command->add_option("--json", options->json_path, "the result as JSON");
-  command->callback([options, &exit_code] { exit_code = exit_status(run_relations(*options)); });
+  declare_reports(*command, options->reports, "the result as JSON");
+  command->callback([options, &exit_code] {
+    exit_code = run_reported(options->reports, "relations", [&](CommandReport& report) {
+      return run_relations(*options, report);
+    });
+  });
 }
 
 }  // namespace lockstep

@@ -8,13 +8,16 @@
 #include <filesystem>
 #include <memory>
 #include <optional>
+#include <utility>
 
 #include "base/atomic_file.h"
 #include "cli/commands.h"
 #include "cli/failing_case.h"
 #include "cli/replay_options.h"
 #include "cli/replay_summary.h"
+#include "cli/reports.h"
 #include "cli/terminal.h"
+#include "sim/report/perfetto.h"
 #include "sim/report/report.h"
 
 namespace lockstep {
@@ -131,34 +134,71 @@ std::string reproduction_text(const ExpectedVerdict& expected, const RunSummary&
                             expected.step.value_or(-1));
 }
 
-// A page for each engine.
-Result<void> leave_reports(const ReplayOptions& options, const OpenReplay& prepared,
-                           const RunReport& report) {
+// A page for each engine, and a trace.
+Result<void> leave_drawings(const ReplayOptions& options, const OpenReplay& prepared,
+                            const RunReport& report) {
   const std::size_t dp_size = prepared.session->engines().size();
   for (std::size_t rank = 0; rank < dp_size; ++rank) {
     ReportInfo info{std::filesystem::path(options.file).filename().string(),
                     fmt::format("lockstep replay {}", options.file), configuration_text(prepared)};
     if (dp_size > 1) info.title += fmt::format(", data parallel rank {} of {}", rank, dp_size);
-    const std::string path = path_of_rank(options.report_path, rank, dp_size);
     const RunSummary& summary = dp_size > 1 ? report.engines[rank] : report.summary;
     const Timeline timeline = prepared.session->take_timeline(static_cast<std::int32_t>(rank));
-    LS_RETURN_IF_ERROR(write_html_report(path, info, summary, timeline));
-    fmt::print("{}Report: {}\n", rank == 0 ? "\n" : "", path);
+    std::string_view before = rank == 0 ? "\n" : "";
+    if (!options.report_path.empty()) {
+      const std::string path = path_of_rank(options.report_path, rank, dp_size);
+      LS_RETURN_IF_ERROR(write_html_report(path, info, summary, timeline));
+      fmt::print("{}Report: {}\n", std::exchange(before, ""), path);
+    }
+    if (!options.perfetto_path.empty()) {
+      const std::string path = path_of_rank(options.perfetto_path, rank, dp_size);
+      LS_RETURN_IF_ERROR(
+          write_file_atomically(path, perfetto_trace(info.title, summary, timeline)));
+      fmt::print("{}Trace: {} (open it in ui.perfetto.dev)\n", before, path);
+    }
   }
   return {};
 }
 
 Result<void> leave_result(const ReplayOptions& options, const OpenReplay& prepared,
-                          const RunReport& report, const HiddenStateFolder* folder) {
-  if (!options.json_path.empty())
-    LS_RETURN_IF_ERROR(write_file_atomically(
-        options.json_path, summary_json(options, prepared, report.summary, folder)));
-  return options.report_path.empty() ? Result<void>() : leave_reports(options, prepared, report);
+                          const RunReport& report, const HiddenStateFolder* folder,
+                          CommandReport& out) {
+  if (out.wants_json()) out.set_json(summary_json(options, prepared, report.summary, folder));
+  const bool draws = !options.report_path.empty() || !options.perfetto_path.empty();
+  return draws ? leave_drawings(options, prepared, report) : Result<void>();
+}
+
+// The run as one item. `missed`: recorded totals that it did not arrive at.
+ReportedItem item_of(const ReplayOptions& options, const RunSummary& summary,
+                     const std::string& missed, const std::string& again) {
+  ReportedItem item{.name = options.file, .file = options.file, .again = again};
+  if (summary.verdict == Verdict::agreed && missed.empty()) return item;
+  item.kind = ItemKind::failed;
+  item.check = name_of(summary.verdict);
+  item.details = verdict_text(summary);
+  if (summary.divergence) {
+    const Divergence& found = *summary.divergence;
+    item.check = name_of(found.phase);
+    item.line = stable_line(item.check, found.step, found.request, found.message);
+  } else if (summary.engine_failure) {
+    item.line = stable_line(item.check, summary.steps, {}, summary.engine_failure->what);
+  } else if (summary.verdict == Verdict::liveness) {
+    item.line = stable_line(
+        item.check, summary.steps, {},
+        summary.stuck.empty() ? "requests wait for ever"
+                              : fmt::format("{}: {}", summary.stuck[0].name, summary.stuck[0].why));
+  } else {
+    item.check = "totals";
+    item.line = "totals: the recorded totals are missed";
+    item.details = missed;
+  }
+  return item;
 }
 
 // The saved case made small, beside it.
-Result<void> leave_smallest(const std::string& path) {
-  const FailingCaseOptions judging;
+Result<void> leave_smallest(const std::string& path, double seconds) {
+  FailingCaseOptions judging;
+  judging.shrink_seconds = seconds;
   LS_ASSIGN_OR_RETURN(const auto saved, load_case(path, judging.backend));
   LS_ASSIGN_OR_RETURN(const auto failure, failure_of(saved, judging));
   if (!failure.failed()) return fail(fmt::format("{}: does not fail a second time", path));
@@ -170,9 +210,11 @@ Result<void> leave_smallest(const std::string& path) {
   return {};
 }
 
-Result<void> leave_case(const ReplayOptions& options, const OpenReplay& prepared,
-                        const RunReport& report) {
-  if (options.save_dir.empty() || report.summary.verdict == Verdict::agreed) return {};
+// The command that shows it again: of the case where one was saved.
+Result<std::string> leave_case(const ReplayOptions& options, const OpenReplay& prepared,
+                               const RunReport& report) {
+  if (report.summary.verdict == Verdict::agreed) return std::string();
+  if (options.save_dir.empty()) return fmt::format("lockstep replay {}", options.file);
   LS_ASSIGN_OR_RETURN(const auto saved, case_of(request_of(options), prepared, report));
   std::error_code error;
   std::filesystem::create_directories(options.save_dir, error);
@@ -181,14 +223,16 @@ Result<void> leave_case(const ReplayOptions& options, const OpenReplay& prepared
       (std::filesystem::path(options.save_dir) / (saved.name + ".case.jsonl")).string();
   LS_RETURN_IF_ERROR(write_saved_case(path, saved));
   fmt::print("Saved: {}\nSee it again: lockstep replay {}\n", path, path);
-  return options.shrink ? leave_smallest(path) : Result<void>();
+  if (!options.shrink) return fmt::format("lockstep replay {}", path);
+  LS_RETURN_IF_ERROR(leave_smallest(path, options.shrink_seconds));
+  return fmt::format("lockstep explain {}", path_of_smallest(path));
 }
 
 // Before a long run rather than after it.
 Result<void> check_outputs(const ReplayOptions& options) {
   namespace fs = std::filesystem;
   for (const std::string& path :
-       {options.json_path, options.report_path, options.cache_events_path}) {
+       {options.report_path, options.perfetto_path, options.cache_events_path}) {
     if (path.empty()) continue;
     const fs::path folder = fs::absolute(path).parent_path();
     if (!fs::is_directory(folder)) {
@@ -198,7 +242,7 @@ Result<void> check_outputs(const ReplayOptions& options) {
   return {};
 }
 
-Result<int> replay(const ReplayOptions& options) {
+Result<int> replay(const ReplayOptions& options, CommandReport& out) {
   LS_RETURN_IF_ERROR(check_outputs(options));
   ReplayRequest request = request_of(options);
   request.as_served = true;
@@ -221,14 +265,15 @@ Result<int> replay(const ReplayOptions& options) {
   const RunSummary& summary = report.summary;
   const std::string missed = missed_totals(prepared, summary);
   fmt::print("{}{}", faults_text(prepared, summary), summary_text(summary));
-  LS_RETURN_IF_ERROR(leave_result(options, prepared, report, folder ? &*folder : nullptr));
+  LS_RETURN_IF_ERROR(leave_result(options, prepared, report, folder ? &*folder : nullptr, out));
   fmt::print("\n{}", verdict_text(summary));
   if (prepared.totals) {
     fmt::print("{}", missed.empty() ? "The recorded totals are met exactly.\n"
                                     : "The recorded totals are MISSED\n" + missed);
   }
   if (prepared.expected) fmt::print("{}", reproduction_text(*prepared.expected, summary));
-  LS_RETURN_IF_ERROR(leave_case(options, prepared, report));
+  LS_ASSIGN_OR_RETURN(const std::string again, leave_case(options, prepared, report));
+  out.add(item_of(options, summary, missed, again));
   const int verdict = exit_code_of(summary.verdict);
   return verdict == kExitAgreed && !missed.empty() ? kExitDisagreed : verdict;
 }
@@ -240,7 +285,10 @@ void add_replay_command(CLI::App& app, int& exit_code) {
   CLI::App* command =
       app.add_subcommand("replay", "Run a trace through the model and a backend, step by step");
   declare_replay_options(*command, *options);
-  command->callback([options, &exit_code] { exit_code = exit_status(replay(*options)); });
+  command->callback([options, &exit_code] {
+    exit_code = run_reported(options->reports, "replay",
+                             [&](CommandReport& report) { return replay(*options, report); });
+  });
 }
 
 }  // namespace lockstep

@@ -1,13 +1,15 @@
 #include "cli/replay_options.h"
 
 #include <fmt/format.h>
-#include <CLI/CLI.hpp>
 
+#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <charconv>
+#include <filesystem>
 #include <utility>
 #include <vector>
 
+#include "base/data_root.h"
 #include "cuda_backend/gpu_backend.h"
 #include "cuda_backend/plugin/plugin_backend.h"
 #include "cuda_backend/simt_backend.h"
@@ -132,26 +134,42 @@ Result<void> plan_faults(PreparedReplay& prepared) {
   return {};
 }
 
+// A file that is not there and is one of traces/samples is that.
+std::string name_a_sample(std::string& file) {
+  std::error_code error;
+  const auto sample = data_root() / "traces" / "samples" / file;
+  if (!std::filesystem::exists(file, error) && std::filesystem::is_regular_file(sample, error))
+    file = sample.string();
+  return {};
+}
+
 }  // namespace
 
 ReplayRequest request_of(const ReplayOptions& options) {
   return {.file = options.file,
           .run = options.run,
           .tells_cache_events = !options.cache_events_path.empty(),
-          .draws = !options.report_path.empty(),
+          .draws = !options.report_path.empty() || !options.perfetto_path.empty(),
           .saves = !options.save_dir.empty()};
 }
 
 void declare_replay_options(CLI::App& command, ReplayOptions& o) {
   command
       .add_option("FILE", o.file,
-                  "request trace, Mooncake JSONL, Azure CSV, benchmark, recording or saved case")
-      ->required();
+                  "request trace, Mooncake JSONL, Azure CSV, benchmark, recording or saved case; "
+                  "or the name of a sample that came with this")
+      ->required()
+      ->transform(CLI::Validator([](std::string& file) { return name_a_sample(file); }, ""));
   for (const RunField& field : run_fields()) declare_field(command, field, o.run);
   declare_decisions(command, o.decisions);
   const std::string group = "Output";
   command.add_option("--report", o.report_path, "one HTML page that draws the run")->group(group);
-  command.add_option("--json", o.json_path, "the result as JSON")->group(group);
+  command
+      .add_option("--perfetto", o.perfetto_path,
+                  "a trace for ui.perfetto.dev: requests as tracks, steps, hits, blocks")
+      ->type_name("FILE")
+      ->group(group);
+  declare_reports(command, o.reports, "the result as JSON", group);
   command
       .add_option("--hidden-states", o.hidden_states_dir,
                   "a folder for the hidden states of finished requests, a file each, whole as soon "
@@ -167,6 +185,12 @@ void declare_replay_options(CLI::App& command, ReplayOptions& o) {
           ->group(group);
   command.add_flag("--shrink", o.shrink, "make the saved case as small as it goes, beside it")
       ->needs(save)
+      ->group(group);
+  command
+      .add_option("--shrink-seconds", o.shrink_seconds, "to make it small, at most; 0: no limit")
+      ->needs(save)
+      ->check(CLI::NonNegativeNumber)
+      ->type_name("S")
       ->group(group);
 }
 

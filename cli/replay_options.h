@@ -7,6 +7,7 @@
 
 #include "base/result.h"
 #include "cli/decisions_option.h"
+#include "cli/reports.h"
 #include "sim/setup/replay_setup.h"
 
 namespace CLI {
@@ -20,8 +21,10 @@ struct ReplayOptions {
   GivenRun run;
 
   // What it leaves behind; empty: nothing.
-  std::string report_path, json_path, save_dir, cache_events_path, hidden_states_dir;
+  std::string report_path, perfetto_path, save_dir, cache_events_path, hidden_states_dir;
+  ReportOptions reports;
   bool shrink = false;  // what is saved, beside it
+  double shrink_seconds = 0;
   DecisionsOptions decisions;
 };
 

@@ -5,9 +5,9 @@
 #include <memory>
 #include <string>
 
-#include "base/atomic_file.h"
 #include "cli/commands.h"
 #include "cli/failing_case.h"
+#include "cli/reports.h"
 #include "cli/terminal.h"
 
 namespace lockstep {
@@ -16,16 +16,17 @@ namespace {
 struct ShrinkCommandOptions {
   std::string file;
   std::string output_path;  // empty: beside the file
-  std::string json_path;    // empty: none
+  ReportOptions reports;
   FailingCaseOptions judging;
 };
 
-Result<int> shrink_file(ShrinkCommandOptions& options) {
+Result<int> shrink_file(ShrinkCommandOptions& options, CommandReport& report) {
   LS_RETURN_IF_ERROR(start_engines(options.judging));
   LS_ASSIGN_OR_RETURN(const auto saved, load_case(options.file, options.judging.backend));
   LS_ASSIGN_OR_RETURN(const auto failure, failure_of(saved, options.judging));
   if (!failure.failed()) {
     fmt::print("{} does not fail: there is nothing to shrink.\n", options.file);
+    report.add({.name = options.file, .file = options.file});
     return kExitAgreed;
   }
   LS_ASSIGN_OR_RETURN(const auto shrunk, shrink_case(saved, failure, options.judging));
@@ -39,8 +40,8 @@ Result<int> shrink_file(ShrinkCommandOptions& options) {
                         write_recording(recording, shrunk.result.smallest, options.judging));
     if (written) fmt::print("What the engine decided: {}\n", recording);
   }
-  if (!options.json_path.empty())
-    LS_RETURN_IF_ERROR(write_file_atomically(options.json_path, to_json(shrunk)));
+  if (report.wants_json()) report.set_json(to_json(shrunk));
+  report.add(item_of(options.file, shrunk.failure, fmt::format("lockstep explain {}", path)));
   return exit_code_of(shrunk.failure);
 }
 
@@ -54,12 +55,20 @@ void add_shrink_command(CLI::App& app, int& exit_code) {
   command->add_option("-o,--output", options->output_path,
                       "where the smaller case goes (beside CASE, as NAME.min.case.jsonl)");
   declare_judging(*command, options->judging);
+  command
+      ->add_option("--shrink-seconds", options->judging.shrink_seconds,
+                   "to make it small, at most; 0: no limit")
+      ->check(CLI::NonNegativeNumber)
+      ->type_name("S");
   command->add_option("--evaluations", options->judging.evaluations_max, "cases to try at most")
       ->check(CLI::Range(1, 1'000'000'000).description(""))
       ->type_name("N")
       ->capture_default_str();
-  command->add_option("--json", options->json_path, "the result as JSON");
-  command->callback([options, &exit_code] { exit_code = exit_status(shrink_file(*options)); });
+  declare_reports(*command, options->reports, "the result as JSON");
+  command->callback([options, &exit_code] {
+    exit_code = run_reported(options->reports, "shrink",
+                             [&](CommandReport& report) { return shrink_file(*options, report); });
+  });
 }
 
 }  // namespace lockstep

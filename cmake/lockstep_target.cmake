@@ -3,7 +3,7 @@ set(CMAKE_CXX_STANDARD 20)
 set(CMAKE_CXX_STANDARD_REQUIRED ON)
 set(CMAKE_CXX_EXTENSIONS OFF)
 set(CMAKE_EXPORT_COMPILE_COMMANDS ON)
-set(CMAKE_RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR})
+set(CMAKE_RUNTIME_OUTPUT_DIRECTORY ${lockstep_BINARY_DIR})
 
 find_program(LOCKSTEP_CCACHE ccache)
 if(LOCKSTEP_CCACHE)
@@ -34,7 +34,7 @@ if(CMAKE_CXX_COMPILER_ID STREQUAL GNU AND CMAKE_CXX_COMPILER_VERSION VERSION_LES
   # GCC bug 105651: std::string's operator+ is warned about wherever it is inlined.
   target_compile_options(lockstep_flags INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-Wno-restrict>)
 endif()
-target_include_directories(lockstep_flags INTERFACE ${CMAKE_SOURCE_DIR})
+target_include_directories(lockstep_flags INTERFACE ${lockstep_SOURCE_DIR})
 
 # For code whose own time is nothing beside what it calls, and which is long to compile: optimised
 # no further than -O1 in a release.
@@ -68,7 +68,7 @@ endfunction()
 function(lockstep_room path)
   lockstep_libraries(libraries ${ARGN})
   lockstep_libraries(name ${path})
-  lockstep_library(${name} ${CMAKE_SOURCE_DIR}/${path} ${libraries})
+  lockstep_library(${name} ${lockstep_SOURCE_DIR}/${path} ${libraries})
   lockstep_arrows(${path} ${ARGN})
 endfunction()
 
@@ -86,7 +86,7 @@ function(lockstep_write_rooms file)
     get_target_property(sources ${library} SOURCES)
     foreach(source ${sources})
       get_filename_component(folder ${source} DIRECTORY)
-      file(RELATIVE_PATH folder ${CMAKE_SOURCE_DIR} ${folder})
+      file(RELATIVE_PATH folder ${lockstep_SOURCE_DIR} ${folder})
       if(NOT folder STREQUAL room AND NOT folder MATCHES "^(\\.\\.|${room}|build)/")
         list(APPEND shared "${folder} = ${room}")
       endif()

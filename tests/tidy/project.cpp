@@ -34,8 +34,8 @@ const std::set<std::string>& top_folders() {
 }
 
 const std::set<std::string>& top_files() {
-  static const std::set<std::string> files = {"CMakeLists.txt", "CMakePresets.json", "README.md",
-                                              "run"};
+  static const std::set<std::string> files = {"CMakeLists.txt", "CMakePresets.json",
+                                              "pyproject.toml", "README.md", "run"};
   return files;
 }
 

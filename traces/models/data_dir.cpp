@@ -5,6 +5,8 @@
 #include <cstdlib>
 #include <system_error>
 
+#include "base/data_root.h"
+
 namespace lockstep {
 namespace {
 
@@ -43,7 +45,7 @@ std::string data_dir_hint() {
 }
 
 std::optional<fs::path> find_samples_dir() {
-  return first_folder({fs::path(LOCKSTEP_SOURCE_DIR) / "traces" / "samples", "traces/samples"});
+  return first_folder({data_root() / "traces" / "samples", "traces/samples"});
 }
 
 }  // namespace lockstep

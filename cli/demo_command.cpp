@@ -1,0 +1,116 @@
+// lockstep demo: what the command does, in a few seconds, on what comes with it.
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <cstdio>
+#include <filesystem>
+#include <memory>
+#include <string>
+
+#include "base/data_root.h"
+#include "base/stopwatch.h"
+#include "cli/commands.h"
+#include "cli/failing_case.h"
+#include "cli/replay_options.h"
+#include "cli/replay_summary.h"
+#include "cli/reports.h"
+#include "cli/terminal.h"
+#include "properties/story/story.h"
+#include "properties/story/story_text.h"
+
+namespace lockstep {
+namespace {
+
+constexpr std::string_view kDefect = "drop-slot";
+constexpr std::string_view kTrace = "shared_prefixes.jsonl";
+
+struct DemoOptions {
+  std::string save_dir;  // empty: nothing is kept
+  ReportOptions reports;
+};
+
+void heading(int number, std::string_view text) {
+  fmt::print("{}{}. {}\n", number == 1 ? "" : "\n", number, text);
+  std::fflush(stdout);
+}
+
+ReplayRequest request_for(const std::string& trace, std::string_view defect) {
+  ReplayOptions options;
+  options.file = trace;
+  options.run.set_text("backend", "simt");
+  if (!defect.empty()) options.run.set_text("mutants", defect);
+  ReplayRequest request = request_of(options);
+  request.saves = !defect.empty();
+  request.as_served = true;
+  return request;
+}
+
+Result<void> show_agreement(const std::string& trace, CommandReport& out) {
+  heading(1, fmt::format("{} on kernels of vLLM's kind, beside the model", kTrace));
+  LS_ASSIGN_OR_RETURN(auto open, open_replay(request_for(trace, {})));
+  fmt::print("{}\n", configuration_text(open));
+  std::fflush(stdout);
+  LS_ASSIGN_OR_RETURN(const RunReport report, open.session->run());
+  fmt::print("{}", summary_text(report.summary));
+  if (report.summary.verdict != Verdict::agreed)
+    return fail("the bundled trace does not agree: something is wrong with this installation");
+  fmt::print("\nAgreed. Every step compared equal.\n");
+  out.add({.name = std::string(kTrace)});
+  return {};
+}
+
+Result<SavedCase> find_defect(const std::string& trace) {
+  heading(2, fmt::format("The same with a planted defect, {}: one token's slot is lost", kDefect));
+  const ReplayRequest request = request_for(trace, kDefect);
+  LS_ASSIGN_OR_RETURN(auto open, open_replay(request));
+  LS_ASSIGN_OR_RETURN(const RunReport report, open.session->run());
+  if (!report.summary.divergence)
+    return fail("the planted defect was not found: something is wrong with this installation");
+  fmt::print("{}", to_text(*report.summary.divergence));
+  return case_of(request, open, report);
+}
+
+Result<int> demo(const DemoOptions& options, CommandReport& out) {
+  Stopwatch clock;
+  const std::string trace = (data_root() / "traces" / "samples" / kTrace).string();
+  LS_RETURN_IF_ERROR(show_agreement(trace, out));
+  LS_ASSIGN_OR_RETURN(const SavedCase saved, find_defect(trace));
+  heading(3, "Shrunk: what can be taken away is");
+  const FailingCaseOptions judging;
+  LS_ASSIGN_OR_RETURN(const Failure failure, failure_of(saved, judging));
+  LS_ASSIGN_OR_RETURN(const ShrunkCase shrunk, shrink_case(saved, failure, judging));
+  fmt::print("{}", to_text(shrunk));
+  heading(4, "Explained");
+  const SavedCase& smallest = shrunk.result.smallest;
+  fmt::print("{}", to_text(smallest, tell(smallest, backend_factory("simt"), {})));
+  if (!options.save_dir.empty()) {
+    std::error_code error;
+    std::filesystem::create_directories(options.save_dir, error);
+    if (error) return fail(fmt::format("{}: {}", options.save_dir, error.message()));
+    const auto path = std::filesystem::path(options.save_dir) / "demo.min.case.jsonl";
+    LS_RETURN_IF_ERROR(write_saved_case(path.string(), smallest));
+    fmt::print("\nSaved: {}\n", path.string());
+  }
+  out.add({.name = fmt::format("{} is found", kDefect)});
+  fmt::print(
+      "\nThat took {}. Yours: `lockstep replay TRACE --backend FILE.so` for kernels, `lockstep "
+      "audit\nRECORDING` for a scheduler, `lockstep --help` for the rest.\n",
+      duration_text(clock.lap()));
+  return kExitAgreed;
+}
+
+}  // namespace
+
+void add_demo_command(CLI::App& app, int& exit_code) {
+  auto options = std::make_shared<DemoOptions>();
+  CLI::App* command = app.add_subcommand(
+      "demo", "Show it in seconds: a trace agrees, a planted defect is found, shrunk, explained");
+  command->add_option("--save", options->save_dir, "keep the smallest case in this folder")
+      ->type_name("DIR");
+  command->callback([options, &exit_code] {
+    exit_code = run_reported(options->reports, "demo",
+                             [&](CommandReport& report) { return demo(*options, report); });
+  });
+}
+
+}  // namespace lockstep

@@ -1,0 +1,88 @@
+# Tests of your project by `lockstep`, for CTest. Included by find_package(lockstep), and where this
+# project is part of yours (FetchContent, add_subdirectory).
+#
+#   lockstep_add_replay_test(NAME TRACE [BACKEND backend] [ARGS option...])
+#       TRACE, through the model and a backend, every step compared: a trace, a recording, a saved
+#       case, or the name of a bundled sample (shared_prefixes.jsonl)
+#   lockstep_add_fuzz_test(NAME [SEEDS first:last] [BACKEND backend] [DECISIONS command]
+#                          [KNOWN file] [ARGS option...])
+#       generated cases of the seeds first to last - 1 (0:100); DECISIONS: an engine that speaks
+#       docs/scheduler_protocol.md, in place of the model
+#   lockstep_add_audit_test(NAME RECORDING... [AFTER test] [ARGS option...])
+#       recorded decisions; AFTER: the test that writes the recordings
+#
+# backend: a target (a MODULE library that includes <lockstep/plugin.h>), a file of one, or simt,
+# cuda, none. LOCKSTEP_COMMAND names another lockstep, that of a wheel for one. A failure's smallest
+# case lies in lockstep_cases/NAME of the build folder; JUnit's XML beside it, NAME.xml.
+
+set(LOCKSTEP_COMMAND "" CACHE STRING "The lockstep that tests run; empty: the one of this package")
+
+function(_lockstep_command out)
+  if(LOCKSTEP_COMMAND)
+    set(${out} ${LOCKSTEP_COMMAND} PARENT_SCOPE)
+  elseif(TARGET lockstep::lockstep)
+    set(${out} $<TARGET_FILE:lockstep::lockstep> PARENT_SCOPE)
+  else()
+    message(FATAL_ERROR "this package of lockstep has no command; set LOCKSTEP_COMMAND to one")
+  endif()
+endfunction()
+
+# Options in `out` for a backend of any kind.
+function(_lockstep_backend out backend)
+  if(NOT backend)
+    set(${out} PARENT_SCOPE)
+  elseif(TARGET ${backend})
+    set(${out} --backend $<TARGET_FILE:${backend}> PARENT_SCOPE)
+  else()
+    set(${out} --backend ${backend} PARENT_SCOPE)
+  endif()
+endfunction()
+
+function(_lockstep_add_test name)
+  _lockstep_command(command)
+  set(folder ${CMAKE_CURRENT_BINARY_DIR}/lockstep_cases)
+  file(MAKE_DIRECTORY ${folder})
+  add_test(NAME ${name} COMMAND ${command} ${ARGN} --junit ${folder}/${name}.xml)
+  set_property(TEST ${name} APPEND PROPERTY LABELS lockstep)
+endfunction()
+
+function(lockstep_add_replay_test name trace)
+  cmake_parse_arguments(PARSE_ARGV 2 arg "" "BACKEND" "ARGS")
+  _lockstep_backend(backend "${arg_BACKEND}")
+  if(EXISTS ${CMAKE_CURRENT_SOURCE_DIR}/${trace})
+    set(trace ${CMAKE_CURRENT_SOURCE_DIR}/${trace})
+  endif()
+  _lockstep_add_test(${name} replay ${trace} ${backend} ${arg_ARGS}
+    --save ${CMAKE_CURRENT_BINARY_DIR}/lockstep_cases/${name} --shrink --shrink-seconds 20)
+endfunction()
+
+function(lockstep_add_fuzz_test name)
+  cmake_parse_arguments(PARSE_ARGV 1 arg "" "SEEDS;BACKEND;DECISIONS;KNOWN" "ARGS")
+  if(NOT arg_SEEDS)
+    set(arg_SEEDS 0:100)
+  endif()
+  if(NOT arg_SEEDS MATCHES "^([0-9]+):([0-9]+)$")
+    message(FATAL_ERROR "lockstep_add_fuzz_test: SEEDS ${arg_SEEDS}; expected first:last")
+  endif()
+  set(first ${CMAKE_MATCH_1})
+  math(EXPR runs "${CMAKE_MATCH_2} - ${first}")
+  _lockstep_backend(words "${arg_BACKEND}")
+  if(arg_DECISIONS)
+    list(APPEND words --decisions ${arg_DECISIONS})
+  endif()
+  if(arg_KNOWN)
+    get_filename_component(known ${arg_KNOWN} ABSOLUTE)
+    list(APPEND words --known ${known})
+  endif()
+  _lockstep_add_test(${name} fuzz --seed ${first} --runs ${runs} ${words} ${arg_ARGS}
+    --save ${CMAKE_CURRENT_BINARY_DIR}/lockstep_cases/${name} --shrink-seconds 20)
+endfunction()
+
+function(lockstep_add_audit_test name)
+  cmake_parse_arguments(PARSE_ARGV 1 arg "" "AFTER" "ARGS")
+  _lockstep_add_test(${name} audit ${arg_UNPARSED_ARGUMENTS} ${arg_ARGS})
+  if(arg_AFTER)
+    set_tests_properties(${arg_AFTER} PROPERTIES FIXTURES_SETUP lockstep_${arg_AFTER})
+    set_tests_properties(${name} PROPERTIES FIXTURES_REQUIRED lockstep_${arg_AFTER})
+  endif()
+endfunction()

@@ -1,0 +1,74 @@
+"""The `lockstep` command: where it is, and what it says."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+AGREED, DISAGREED, REFUSED, STUCK = 0, 1, 2, 3
+
+
+class LockstepError(Exception):
+    """An input or an option that the command refuses, or a command that is not there."""
+
+
+@dataclass(frozen=True)
+class Said:
+    """How a command ended, what it printed, and what it wrote as JSON (None: nothing)."""
+
+    arguments: list[str]
+    status: int
+    out: str
+    err: str
+    json: Any = None
+
+    @property
+    def reason(self) -> str:
+        """Of a refusal: its sentence."""
+        lines = [line for line in self.err.splitlines() if line.strip()]
+        return lines[-1].removeprefix("lockstep: ") if lines else f"exit status {self.status}"
+
+
+def find_command() -> str:
+    named = os.environ.get("LOCKSTEP", "")
+    if named:
+        return named
+    beside = Path(sys.executable).with_name("lockstep")
+    found = str(beside) if beside.exists() else shutil.which("lockstep")
+    if found is None:
+        raise LockstepError(
+            "there is no `lockstep` beside this Python nor on the PATH; install the wheel "
+            "lockstep-kv or set LOCKSTEP to the command"
+        )
+    return found
+
+
+def run(*arguments: str | Path) -> Said:
+    """Runs `lockstep ARGUMENTS --json FILE`. Raises LockstepError where it refuses."""
+    words = [str(word) for word in arguments]
+    with tempfile.TemporaryDirectory(prefix="lockstep-") as folder:
+        path = Path(folder) / "said.json"
+        done = subprocess.run(
+            [find_command(), *words, "--json", str(path)],
+            capture_output=True,
+            text=True,
+            errors="replace",
+        )
+        written = json.loads(path.read_text()) if path.exists() else None
+    said = Said(words, done.returncode, done.stdout, done.stderr, written)
+    if said.status == REFUSED:
+        raise LockstepError(said.reason)
+    return said
+
+
+def line_to_repeat(*arguments: str | Path) -> str:
+    """For a shell."""
+    return " ".join(shlex.quote(str(word)) for word in ("lockstep", *arguments))

@@ -1,0 +1,316 @@
+"""The tests that the command line and the ini file ask for, each a run of `lockstep`."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lockstep_pytest import command, layouts
+from lockstep_pytest.known import Known
+
+SEEDS_AT_A_TIME = 50
+SHRINK_SECONDS = "20"
+LAYOUT_RECORDS = "16"  # of the trace that a layout is tried with
+
+
+@dataclass
+class Failure:
+    """What a test found."""
+
+    check: str
+    line: str  # the same every time
+    again: str  # the command that repeats it
+    details: str = ""  # of the smallest case
+
+
+class LockstepFailed(Exception):
+    """Raised in a test that fails; pytest shows the failure instead of a traceback."""
+
+    def __init__(self, failure: Failure) -> None:
+        super().__init__(text_of(failure))
+        self.failure = failure
+
+
+@dataclass
+class Settings:
+    """What was asked for, with everything that all tests share."""
+
+    backend: str = ""
+    decisions: str = ""
+    engine: str = ""
+    trace: str = "shared_prefixes.jsonl"
+    save: Path = Path(".lockstep")
+    known: list[Known] = field(default_factory=list)
+    one_at_a_time: bool = False  # several processes share the tests
+
+    def judging(self, backend: bool = True) -> list[str]:
+        """Options that say who is judged."""
+        words = ["--backend", self.backend] if backend and self.backend else []
+        return words + (["--decisions", self.decisions] if self.decisions else [])
+
+
+def text_of(failure: Failure) -> str:
+    parts = [failure.line, failure.details.rstrip(), f"Again: {failure.again}"]
+    return "\n\n".join(part for part in parts if part)
+
+
+class LockstepItem(pytest.Item):
+    """One test. `find` runs it: None where everything agrees."""
+
+    settings: Settings
+
+    def find(self) -> Failure | None:
+        raise NotImplementedError
+
+    def runtest(self) -> None:
+        failure = self.find()
+        if failure is None:
+            return
+        for known in self.settings.known:
+            if known.fits(self.name, failure.check, failure.line):
+                pytest.xfail(f"{known.id}: {failure.line}")
+        raise LockstepFailed(failure)
+
+    def repr_failure(self, excinfo: Any, style: Any = None) -> Any:
+        if isinstance(excinfo.value, LockstepFailed):
+            return text_of(excinfo.value.failure)
+        if isinstance(excinfo.value, command.LockstepError):
+            return f"lockstep: {excinfo.value}"
+        return super().repr_failure(excinfo, style)
+
+    def reportinfo(self) -> tuple[Any, int | None, str]:
+        return self.path, None, self.name
+
+
+def _smallest(settings: Settings, path: Path, backend: bool) -> tuple[str, Failure | None]:
+    """Makes a case small: its story's command, and how it fails; ("", None): it does not."""
+    settings.save.mkdir(parents=True, exist_ok=True)
+    stem = path.name.removesuffix(".jsonl").removesuffix(".case")
+    smallest = settings.save / f"{stem}.min.case.jsonl"
+    judging = settings.judging(backend)
+    said = command.run("shrink", path, "--output", smallest, *judging,
+                       "--shrink-seconds", SHRINK_SECONDS)  # fmt: skip
+    if said.status == command.AGREED:
+        return "", None
+    found = said.json
+    # The case holds the backend; who decides is told again.
+    again = command.line_to_repeat("explain", smallest, *settings.judging(backend=False))
+    line = f"{found['check']} step {found['step']}"
+    line += f" request {found['request']}" if found["request"] else ""
+    details = f"The smallest case, {smallest}:\n{_sizes(found['after'])}"
+    return again, Failure(found["check"], f"{line}: {found['what']}", again, details)
+
+
+def _sizes(sizes: dict[str, int]) -> str:
+    return "  " + ", ".join(f"{count} {what}" for what, count in sizes.items())
+
+
+class CaseItem(LockstepItem):
+    """A saved case, judged by everything there is: pages, audit, invariants."""
+
+    file: Path
+
+    def find(self) -> Failure | None:
+        return _smallest(self.settings, self.file, backend=True)[1]
+
+
+class RecordingItem(LockstepItem):
+    """A recording of an engine, audited."""
+
+    file: Path
+
+    def find(self) -> Failure | None:
+        return audit(self.settings, self.file)
+
+
+def audit(settings: Settings, file: Path) -> Failure | None:
+    said = command.run("audit", file)
+    if not said.json["findings"]:
+        return None
+    first = said.json["findings"][0]
+    details = "".join(f"{finding['line']}\n" for finding in said.json["findings"][1:])
+    again = command.line_to_repeat("audit", file)
+    try:
+        story, smaller = _smallest(settings, file, backend=False)
+    except command.LockstepError:
+        story, smaller = "", None  # of an engine that the model cannot stand in for
+    if smaller is not None and smaller.check == f"audit.{first['rule']}":
+        details += f"{smaller.details}\n  {story}"
+    return Failure(f"audit.{first['rule']}", first["line"], again, details)
+
+
+class TraceItem(LockstepItem):
+    """A request trace, replayed."""
+
+    file: Path
+    options: list[str]
+
+    def find(self) -> Failure | None:
+        return replay(self.settings, str(self.file), self.options)
+
+
+class LayoutItem(TraceItem):
+    """The first requests of a trace in a layout that was drawn, on the backend below the model; one
+    that the backend does not take is skipped with its reason."""
+
+    def find(self) -> Failure | None:
+        try:
+            return replay(self.settings, str(self.file), self.options, decides=False)
+        except command.LockstepError as refused:
+            pytest.skip(f"refused: {refused}")
+
+
+def replay(
+    settings: Settings, trace: str, options: list[str], decides: bool = True
+) -> Failure | None:
+    """`decides`: the engine of the settings does, where they name one."""
+    words = ["replay", trace, *options, "--backend", settings.backend or "simt"]
+    words += ["--decisions", settings.decisions] if decides and settings.decisions else []
+    said = command.run(*words)
+    if said.status == command.AGREED:
+        return None
+    again = command.line_to_repeat(*words)
+    found = said.json.get("divergence")
+    if found is None:
+        verdict = said.json["verdict"]
+        where = said.out.rpartition("Verdict: ")[2].splitlines()
+        return Failure(verdict, f"{verdict}: {where[0] if where else ''}", again)
+    line = f"{found['phase']} step {found['step']}"
+    line += f" request {found['request']}" if found["request"] else ""
+    details = ""
+    if "--decisions" not in words:  # a case saves what the model decides
+        settings.save.mkdir(parents=True, exist_ok=True)
+        saved = command.run(*words, "--save", settings.save, "--shrink",
+                            "--shrink-seconds", SHRINK_SECONDS).out  # fmt: skip
+        begin = saved.rfind("Shrunk: ")
+        details = saved[begin:] if begin >= 0 else ""
+        for case in saved.splitlines():
+            if case.startswith("Its story: "):
+                again = case.removeprefix("Its story: ")
+    return Failure(found["phase"], f"{line}: {found['message']}", again, details)
+
+
+class SeedItem(LockstepItem):
+    """A generated case."""
+
+    seed: int
+    runs: SeedRuns
+
+    def find(self) -> Failure | None:
+        return self.runs.failure_of(self.seed)
+
+
+class SeedRuns:
+    """Runs the seeds of a session, many in one process; none twice."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._chosen: set[int] = set()
+        self._failures: dict[int, dict[str, Any] | None] = {}
+
+    def choose(self, seeds: Iterator[int]) -> None:
+        """The seeds of the tests that are left after selection."""
+        self._chosen = set(seeds)
+
+    def _words(self, seed: int) -> list[str]:
+        words = ["fuzz", "--seed", str(seed), *self._settings.judging()]
+        return words + (["--engine", self._settings.engine] if self._settings.engine else [])
+
+    def _run(self, seed: int, count: int) -> None:
+        said = command.run(*self._words(seed), "--runs", str(count))
+        if said.json is None:  # a check of the program, or a signal, ended it
+            if count > 1:
+                for one in range(seed, seed + count):
+                    self._run(one, 1)
+                return
+            what = said.err.strip().splitlines()
+            last = what[-1] if what else f"status {said.status}"
+            self._failures[seed] = dict(check="crash", step=-1, request="", what=last)
+            return
+        self._failures |= dict.fromkeys(range(seed, seed + count))
+        self._failures |= {failure["seed"]: failure for failure in said.json["failures"]}
+
+    def failure_of(self, seed: int) -> Failure | None:
+        if seed not in self._failures:
+            most = 1 if self._settings.one_at_a_time else SEEDS_AT_A_TIME
+            count = next(
+                n for n in itertools.count(1) if n == most or seed + n not in self._chosen
+            )
+            self._run(seed, count)
+        found = self._failures[seed]
+        if found is None:
+            return None
+        line = f"{found['check']}" + (f" step {found['step']}" if found["step"] >= 0 else "")
+        line += f" request {found['request']}" if found["request"] else ""
+        again = command.line_to_repeat(*self._words(seed))
+        details = self._saved(seed)
+        for saved in details.splitlines():
+            if ".min.case.jsonl" in saved:
+                again = command.line_to_repeat(
+                    "explain", saved.split()[0], *self._settings.judging(backend=False)
+                )
+        return Failure(found["check"], f"{line}: {found['what']}", again, details)
+
+    def _saved(self, seed: int) -> str:
+        """The files of a seed that fails, small too."""
+        self._settings.save.mkdir(parents=True, exist_ok=True)
+        said = command.run(*self._words(seed), "--save", self._settings.save,
+                           "--shrink-seconds", SHRINK_SECONDS)  # fmt: skip
+        return "Saved:\n" + said.out.rpartition("\nSaved:\n")[2]
+
+
+# What of a folder is a test, by the first key of a file.
+
+_KINDS = (
+    ('{"lockstep_case":', "case", CaseItem),
+    ('{"schedule_recording":', "recording", RecordingItem),
+    ('{"lockstep_trace":', "trace", TraceItem),
+)
+
+
+def _kind_of(path: Path) -> tuple[str, type[LockstepItem]] | None:
+    with path.open(errors="replace") as file:
+        begin = file.read(64)
+    return next(((name, cls) for key, name, cls in _KINDS if begin.startswith(key)), None)
+
+
+def items_of_folder(
+    suite: pytest.Collector, folder: Path, settings: Settings
+) -> Iterator[LockstepItem]:
+    if not folder.is_dir():
+        raise pytest.UsageError(f"--lockstep-cases: there is no folder {folder}")
+    for path in sorted(folder.rglob("*.jsonl")):
+        kind = _kind_of(path)
+        if kind is None:
+            continue
+        name, cls = kind
+        item = cls.from_parent(suite, name=f"{name}[{path.relative_to(folder).as_posix()}]")
+        item.settings, item.file = settings, path
+        item.options = []
+        yield item
+
+
+def items_of_seeds(
+    suite: pytest.Collector, seeds: range, settings: Settings
+) -> Iterator[LockstepItem]:
+    runs = SeedRuns(settings)
+    for seed in seeds:
+        item = SeedItem.from_parent(suite, name=f"seed[{seed}]")
+        item.settings, item.seed, item.runs = settings, seed, runs
+        yield item
+
+
+def items_of_layouts(
+    suite: pytest.Collector, seeds: range, settings: Settings
+) -> Iterator[LockstepItem]:
+    for seed in seeds:
+        layout = layouts.layout_of(seed)
+        item = LayoutItem.from_parent(suite, name=f"layout[{seed}-{layouts.name_of(layout)}]")
+        item.settings, item.file = settings, Path(settings.trace)
+        item.options = ["--limit", LAYOUT_RECORDS, *layout]
+        yield item

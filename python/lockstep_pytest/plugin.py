@@ -1,0 +1,152 @@
+"""What pytest calls: options, the tests that they add, the fixture."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lockstep_pytest import items
+from lockstep_pytest.known import KnownFileError, read_known
+from lockstep_pytest.record import Watch, recorded_schedulers
+
+# Each as --lockstep-NAME and as an ini value lockstep_NAME.
+_OPTIONS = {
+    "cases": ("DIR", "a test for each saved case, recording and request trace in a folder"),
+    "seeds": ("A:B", "a test for each generated case of the seeds A to B - 1 (lockstep fuzz)"),
+    "layouts": ("A:B", "a test for each memory layout drawn from the seeds A to B - 1"),
+    "backend": ("NAME", "who is judged: simt, cuda, none, or your kernels, FILE.so"),
+    "decisions": ("ENGINE", "who decides: vllm:DIR, or a command (docs/scheduler_protocol.md)"),
+    "engine": ("PROFILE", "the release whose options generated cases have"),
+    "trace": ("FILE", "what layouts are tried with (a bundled trace)"),
+    "known": ("FILE", "failures that are no news, by id"),
+    "save": ("DIR", "where the smallest cases go (.lockstep)"),
+}
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("lockstep", "lockstep: KV caches and their schedulers")
+    for name, (value, text) in _OPTIONS.items():
+        group.addoption(f"--lockstep-{name}", metavar=value, help=text)
+        parser.addini(f"lockstep_{name}", text)
+    group.addoption(
+        "--lockstep-record",
+        action="store_true",
+        help="record and audit the vLLM schedulers of every test, as with lockstep_audit",
+    )
+
+
+def _option(config: pytest.Config, name: str) -> str:
+    """From the command line, or else from the ini file."""
+    return config.getoption(f"lockstep_{name}") or config.getini(f"lockstep_{name}") or ""
+
+
+def _path(config: pytest.Config, name: str) -> Path:
+    """As it was typed; from the ini file beside that file."""
+    typed = config.getoption(f"lockstep_{name}")
+    return Path(typed) if typed else config.rootpath / config.getini(f"lockstep_{name}")
+
+
+def _seeds(config: pytest.Config, name: str) -> range:
+    text = _option(config, name)
+    if not text:
+        return range(0)
+    first, colon, last = text.partition(":")
+    if not (first.isdecimal() and (last.isdecimal() if colon else not last)):
+        raise pytest.UsageError(f"--lockstep-{name} {text}: expected A:B, as in 0:200")
+    return range(int(first), int(last)) if colon else range(int(first), int(first) + 1)
+
+
+def settings_of(config: pytest.Config) -> items.Settings:
+    settings = items.Settings(
+        backend=_option(config, "backend"),
+        decisions=_option(config, "decisions"),
+        engine=_option(config, "engine"),
+        one_at_a_time=hasattr(config, "workerinput"),
+    )
+    settings.trace = _option(config, "trace") or settings.trace
+    if _option(config, "save"):
+        settings.save = _path(config, "save")
+    if _option(config, "known"):
+        try:
+            today = datetime.datetime.now(datetime.timezone.utc).date()
+            settings.known = read_known(_path(config, "known"), today)
+        except KnownFileError as error:
+            raise pytest.UsageError(f"--lockstep-known: {error}") from None
+    return settings
+
+
+class _Suite(pytest.Collector):
+    """Where the tests hang that no file of Python holds."""
+
+    def collect(self) -> list[Any]:
+        return []
+
+
+@pytest.hookimpl(tryfirst=True)  # before -k and -m select
+def pytest_collection_modifyitems(
+    session: pytest.Session, config: pytest.Config, items: list[pytest.Item]
+) -> None:
+    settings = settings_of(config)
+    suite = _Suite.from_parent(session, name="lockstep", nodeid="lockstep")
+    found = list(_tests(suite, config, settings))
+    for item in found:
+        names = [known.id for known in settings.known if known.names(item.name)]
+        if names:
+            item.add_marker(pytest.mark.xfail(strict=True, reason=", ".join(names),
+                                              raises=pytest.xfail.Exception))  # fmt: skip
+    items.extend(found)
+
+
+def _tests(
+    suite: pytest.Collector, config: pytest.Config, settings: items.Settings
+) -> Iterator[items.LockstepItem]:
+    if _option(config, "cases"):
+        yield from items.items_of_folder(suite, _path(config, "cases"), settings)
+    yield from items.items_of_seeds(suite, _seeds(config, "seeds"), settings)
+    yield from items.items_of_layouts(suite, _seeds(config, "layouts"), settings)
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    seeds = [item for item in session.items if isinstance(item, items.SeedItem)]
+    if seeds:
+        seeds[0].runs.choose(item.seed for item in seeds)
+
+
+def _watched(request: pytest.FixtureRequest, tmp_path_factory: Any, asked: bool) -> Iterator[Watch]:
+    folder = tmp_path_factory.mktemp("lockstep", numbered=True)
+    watch = Watch(folder, settings_of(request.config), is_asked_for=asked)
+    item, run = request.node, request.node.runtest
+
+    def runtest() -> None:
+        __tracebackhide__ = True
+        run()
+        watch.check(item.name)
+
+    item.runtest = runtest
+    with recorded_schedulers(watch):
+        yield watch
+
+
+@pytest.fixture
+def lockstep_audit(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Watch]:
+    """Records every scheduler of vLLM that the test makes, and audits the recordings when the test
+    has passed: a finding fails it."""
+    yield from _watched(request, tmp_path_factory, asked=True)
+
+
+@pytest.fixture(autouse=True)
+def _lockstep_record(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[None]:
+    wanted = request.config.getoption("lockstep_record")
+    if not wanted or "lockstep_audit" in request.fixturenames:
+        yield
+        return
+    for _ in _watched(request, tmp_path_factory, asked=False):
+        yield

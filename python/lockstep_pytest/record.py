@@ -1,0 +1,135 @@
+"""Recording whatever scheduler of vLLM a test makes, and auditing it.
+
+While recorded_schedulers() is open, `Scheduler(...)` and `AsyncScheduler(...)` of vLLM make an
+object of a class of their own, with the recorder in front: wherever the test has its name of the
+class from, and for classes derived from them too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from lockstep_pytest import items
+
+
+class LockstepWarning(UserWarning):
+    """A scheduler of a test that cannot be recorded, and why."""
+
+
+class _NoRecorder:
+    """At the side of a scheduler that cannot be recorded."""
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *args, **kwargs: {}
+
+
+class Watch:
+    """The recordings of one test."""
+
+    def __init__(self, folder: Path, settings: items.Settings, is_asked_for: bool) -> None:
+        self._folder, self._settings, self._is_asked_for = folder, settings, is_asked_for
+        self._recorders: list[Any] = []
+        self.num_schedulers = 0
+        self.refused: list[str] = []  # why schedulers are not recorded
+
+    def record(self, scheduler: Any, hash_block_size: int) -> Any:
+        """The recorder of a scheduler that has just been made."""
+        import vllm
+        from lockstep_recorder.errors import RecorderError
+        from lockstep_recorder.recorder import Recorder
+
+        path = self._folder / f"scheduler{self.num_schedulers}.jsonl"
+        self.num_schedulers += 1
+        environment = {"LOCKSTEP_RECORDING": str(path), "LOCKSTEP_RECORDING_TABLES": "4"}
+        try:
+            recorder = Recorder.start(scheduler, vllm.__version__, hash_block_size, environment)
+        except RecorderError as error:
+            self.refused.append(str(error))
+            return _NoRecorder()
+        self._recorders.append(recorder)
+        return recorder
+
+    def recordings(self) -> list[Path]:
+        """Ends the recordings; the files."""
+        for recorder in self._recorders:
+            recorder.finish()
+        self._recorders = []
+        return sorted(self._folder.glob("*.jsonl"))
+
+    def check(self, test: str) -> None:
+        """At the end of a test that has passed. Raises LockstepFailed for the first finding."""
+        __tracebackhide__ = True
+        recordings = self.recordings()
+        for reason in self.refused:
+            warnings.warn(f"not recorded: {reason}", LockstepWarning, stacklevel=2)
+        if self._is_asked_for and not self.num_schedulers:
+            line = "lockstep.recording: the test made no scheduler of vLLM: nothing was audited"
+            nothing = items.Failure("lockstep.recording", line, f"pytest -k {test}")
+            raise items.LockstepFailed(nothing)
+        for recording in recordings:
+            failure = items.audit(self._settings, recording)
+            if failure is not None and not self._is_known(test, failure):
+                raise items.LockstepFailed(failure)
+
+    def _is_known(self, test: str, failure: items.Failure) -> bool:
+        import pytest
+
+        for known in self._settings.known:
+            if known.fits(test, failure.check, failure.line):
+                pytest.xfail(f"{known.id}: {failure.line}")
+        return False
+
+
+def _recorded_class(cls: type, watch: Watch) -> type:
+    from lockstep_recorder.calls import end_on_others
+    from lockstep_recorder.scheduler import Recorded
+
+    class OfTest(Recorded):
+        recorder = _NoRecorder()  # of objects that were made without a constructor
+
+        def start_recorder(self, hash_block_size: int) -> Any:
+            return watch.record(self, hash_block_size)
+
+    made = type(cls.__name__, (OfTest, cls), {"__module__": cls.__module__})
+    return end_on_others(Recorded)(made)
+
+
+_watches: list[Watch] = []  # the last one records
+
+
+def _watch_class(scheduler: type) -> None:
+    """Once and for all: CPython does not give a class its old way of making objects back."""
+    from lockstep_recorder.scheduler import Recorded
+
+    made: dict[tuple[type, Watch], type] = {}
+
+    def new(cls: type, *args: Any, **kwargs: Any) -> Any:
+        if not _watches or issubclass(cls, Recorded):
+            return object.__new__(cls)
+        key = cls, _watches[-1]
+        if key not in made:
+            made[key] = _recorded_class(cls, _watches[-1])
+        return object.__new__(made[key])
+
+    scheduler.__new__ = staticmethod(new)
+    scheduler._is_watched_by_lockstep = True
+
+
+@contextlib.contextmanager
+def recorded_schedulers(watch: Watch) -> Iterator[None]:
+    try:
+        from vllm.v1.core.sched.scheduler import Scheduler
+    except ImportError:
+        yield  # no scheduler can be made
+        return
+    if not getattr(Scheduler, "_is_watched_by_lockstep", False):
+        _watch_class(Scheduler)
+    _watches.append(watch)
+    try:
+        yield
+    finally:
+        _watches.remove(watch)

@@ -1,0 +1,287 @@
+"""Sessions of pytest with the plugin: what becomes a test, what a failure says, what is known."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+
+import pytest
+import support
+
+ENGINE = f"{sys.executable} {support.ROOT / 'docs/examples/paged_engine.py'}"
+FINDING = "vllm_0_22_1_two_half_loaded.jsonl"  # a recording of vLLM with a finding
+SOUND = support.SAMPLES / "recordings/vllm-0.33.0/mla/0014.jsonl"
+PLUGINS = support.BUILD / "plugins"
+
+
+@pytest.fixture
+def session(pytester: pytest.Pytester):
+    """Runs pytest with these options in a folder of its own, cases in `cases`."""
+    (pytester.path / "cases").mkdir()
+
+    def run(*options: str) -> pytest.RunResult:
+        return pytester.runpytest("-p", "lockstep_pytest.plugin", "-rxs", *options)
+
+    return run
+
+
+def put(pytester: pytest.Pytester, *paths) -> None:
+    for path in paths:
+        shutil.copy(path, pytester.path / "cases" / path.name)
+
+
+def put_mutant(pytester: pytest.Pytester) -> None:
+    """A saved case with a planted defect, which therefore fails."""
+    support.run(support.LOCKSTEP, "replay", support.SAMPLES / "shared_prefixes.jsonl", "--backend",
+                "simt", "--mutant", "drop-slot", "--limit", "4", "--save", pytester.path / "cases",
+                expect=1)  # fmt: skip
+
+
+def test_each_file_of_the_folder_is_a_test_by_what_it_holds(session, pytester) -> None:
+    put(pytester, SOUND, support.SAMPLES / "recordings/vllm-0.22.1/layouts.jsonl")
+    trace = (support.SAMPLES / "shared_prefixes.jsonl").read_text().splitlines()
+    (pytester.path / "cases/short.jsonl").write_text(
+        "\n".join([*trace[:4], '{"end":true,"records":3}', ""])
+    )
+    result = session("--lockstep-cases", "cases", "-v")
+    result.assert_outcomes(passed=2)
+    result.stdout.fnmatch_lines_random(["*recording[[]0014.jsonl] PASSED*",
+                                        "*trace[[]short.jsonl] PASSED*"])  # fmt: skip
+
+
+def test_a_case_that_fails_says_its_line_the_smallest_case_and_one_command(
+    session, pytester
+) -> None:
+    put_mutant(pytester)
+    result = session("--lockstep-cases", "cases")
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(
+        [
+            "page_written step 0 request r0: page 0 of tensor 0 differs *",
+            "The smallest case, .lockstep/shared_prefixes-step*.min.case.jsonl:",
+            "  1 requests, 2 tokens, 1 groups, 1 layers, 2 blocks,*",
+            "Again: lockstep explain .lockstep/shared_prefixes-step*.min.case.jsonl",
+        ]
+    )
+    again = next(line for line in result.outlines if line.startswith("Again: lockstep "))
+    words = again.removeprefix("Again: lockstep ").split()
+    said = support.run(support.LOCKSTEP, *words, expect=1, cwd=pytester.path)
+    assert "Here it fails: page_written" in said.stdout
+
+
+def test_a_finding_of_a_recording_is_the_audits_own_line(session, pytester) -> None:
+    put(pytester, support.REGRESSIONS / FINDING)
+    result = session("--lockstep-cases", "cases")
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(["audit.* step *", f"Again: lockstep audit *cases/{FINDING}"])
+
+
+def known_file(pytester: pytest.Pytester, **entry: str) -> str:
+    (pytester.path / "known.json").write_text(
+        json.dumps({"lockstep_known": 1, "known": [{"id": "ENG-42"} | entry]})
+    )
+    return "--lockstep-known=known.json"
+
+
+def check_of_finding() -> str:
+    said = support.run(support.LOCKSTEP, "audit", support.REGRESSIONS / FINDING, expect=1)
+    return next(line for line in said.stdout.splitlines() if line.startswith("audit.")).split()[0]
+
+
+def test_a_known_finding_is_expected_by_its_id(session, pytester) -> None:
+    put(pytester, support.REGRESSIONS / FINDING)
+    known = known_file(pytester, check=check_of_finding(), test=f"recording[{FINDING}]")
+    result = session("--lockstep-cases", "cases", known)
+    result.assert_outcomes(xfailed=1)
+    result.stdout.fnmatch_lines(["*ENG-42: audit.*"])
+
+
+def test_a_known_finding_that_is_gone_fails_until_it_is_taken_out(session, pytester) -> None:
+    put(pytester, SOUND)
+    known = known_file(pytester, check="audit.handed_out", test="recording[*]")
+    result = session("--lockstep-cases", "cases", known)
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(["*XPASS(strict)*ENG-42*"])
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        {"check": "audit.cache_events"},
+        {"check": "audit.cache_events", "test": "recording[*]"},
+        {"check": "the finding's", "text": "of quite another sentence"},
+        {"check": "the finding's", "until": "2001-01-01"},
+    ],
+)
+def test_a_failure_that_is_not_the_known_one_is_news(session, pytester, entry) -> None:
+    put(pytester, support.REGRESSIONS / FINDING)
+    entry["check"] = entry["check"].replace("the finding's", check_of_finding())
+    result = session("--lockstep-cases", "cases", known_file(pytester, **entry))
+    result.assert_outcomes(failed=1)
+
+
+def test_each_seed_is_a_test(session) -> None:
+    result = session("--lockstep-seeds", "7:11", "--lockstep-backend", "none", "-v")
+    result.assert_outcomes(passed=4)
+    result.stdout.fnmatch_lines(["*seed[[]10] PASSED*"])
+
+
+def test_a_defect_of_a_scheduler_is_found_by_a_seed_and_made_small(session) -> None:
+    result = session("--lockstep-seeds", "1:13", "--lockstep-decisions", ENGINE + " --bug lost")
+    outcomes = result.parseoutcomes()
+    assert outcomes["failed"] >= 1 and sum(outcomes.values()) == 12
+    result.stdout.fnmatch_lines(
+        [
+            "audit.conservation step *",
+            "*.lockstep/seed-*.min.case.jsonl *",
+            "Again: lockstep explain .lockstep/seed-*.min.case.jsonl --decisions *",
+        ]
+    )
+
+
+def test_selection_by_name_runs_what_is_left(session) -> None:
+    result = session("--lockstep-seeds", "0:9", "--lockstep-backend", "none", "-k", "5 or 8")
+    result.assert_outcomes(passed=2, deselected=7)
+
+
+@pytest.mark.skipif(not PLUGINS.is_dir(), reason="the plugins of tests/plugins are not built")
+def test_each_layout_is_a_test_of_kernels_and_a_defect_is_found(session) -> None:
+    sound = session("--lockstep-layouts", "0:8", f"--lockstep-backend={PLUGINS}/plain_plugin.so")
+    assert sound.ret == 0
+    assert sound.parseoutcomes()["passed"] >= 5
+    broken = session(
+        "--lockstep-layouts", "0:8", f"--lockstep-backend={PLUGINS}/plain_plugin_bug.so"
+    )
+    assert broken.parseoutcomes()["failed"] >= 1
+    broken.stdout.fnmatch_lines(["slot_mapping step *", "Again: lockstep explain .lockstep/*"])
+
+
+def test_the_ini_file_says_it_as_well(session, pytester) -> None:
+    pytester.makeini("[pytest]\nlockstep_seeds = 3:5\nlockstep_backend = none\n")
+    session().assert_outcomes(passed=2)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (("--lockstep-seeds", "some"), "*--lockstep-seeds some: expected A:B*"),
+        (("--lockstep-cases", "nowhere"), "*there is no folder nowhere*"),
+        (("--lockstep-known", "nowhere.json"), "*nowhere.json: not a file of known failures*"),
+    ],
+)
+def test_what_is_no_option_is_refused(session, options, says) -> None:
+    result = session(*options)
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines([says])
+
+
+def test_what_the_command_refuses_is_one_sentence(session, pytester) -> None:
+    (pytester.path / "cases/broken.jsonl").write_text('{"schedule_recording":1}\n')
+    result = session("--lockstep-cases", "cases")
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(["lockstep: *broken.jsonl:1: *"])
+    result.stdout.no_fnmatch_line("*Traceback*")
+
+
+# The fixture, with a vllm that only looks like it: a pool and a queue.
+
+STAND_IN = '''
+import fakes
+
+class Scheduler(fakes.Scheduler):
+    """Hands every new request a block; with `bug`, all the same."""
+    bug = False
+
+    def __init__(self, vllm_config):
+        super().__init__(vllm_config)
+        self.blocks, self.new = iter(range(1, 9)), []
+
+    def add_request(self, request):
+        self.requests[request.request_id] = request
+        self.new.append(request)
+
+    def schedule(self):
+        rows = {}
+        for request in self.new:
+            block = 1 if self.bug else next(self.blocks)
+            rows[request.request_id] = (0, ([block],))
+            self.tables[request.request_id] = ([block],)
+            self.running.append(request)
+        taken = {block for row in self.tables.values() for block in row[0]}
+        self.kv_cache_manager.block_pool.free = 8 - len(taken)
+        self.new = []
+        return fakes.output({name: 3 for name in rows}, new=rows)
+
+    def update_from_output(self, output, model_output):
+        return fakes.engine_outputs({})
+
+    def shutdown(self):
+        pass
+'''
+
+DRIVES = """
+import fakes
+from vllm.v1.core.sched.scheduler import Scheduler
+
+class Mine(Scheduler):
+    bug = {bug}
+
+def drive(cls):
+    scheduler = cls(fakes.config())
+    for name, prompt in (("a", [1, 2, 3]), ("b", [4, 5, 6])):
+        scheduler.add_request(fakes.request(name, prompt_token_ids=prompt))
+    output = scheduler.schedule()
+    scheduler.update_from_output(output, fakes.model_output({{"a": [7], "b": [8]}}))
+
+def test_drives(lockstep_audit):
+    drive(Mine)
+    assert lockstep_audit.num_schedulers == 1
+
+def test_plain():
+    drive(Mine)
+"""
+
+
+@pytest.fixture
+def stand_in(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch):
+    package = pytester.path / "stand_in"
+    inner = package / "vllm" / "v1" / "core" / "sched"
+    inner.mkdir(parents=True)
+    for folder in (inner, *list(inner.parents)[:3]):
+        (folder / "__init__.py").write_text("")
+    (package / "vllm" / "__init__.py").write_text('__version__ = "0.33.0"\n')
+    (inner / "scheduler.py").write_text(STAND_IN)
+    (inner / "async_scheduler.py").write_text(
+        "from vllm.v1.core.sched.scheduler import Scheduler\nclass AsyncScheduler(Scheduler): ...\n"
+    )
+    monkeypatch.syspath_prepend(str(package))
+
+    def run(bug: bool, *options: str) -> pytest.RunResult:
+        pytester.makepyfile(DRIVES.format(bug=bug))
+        # In a process of its own: modules named vllm stay loaded.
+        return pytester.runpytest_subprocess("-p", "lockstep_pytest.plugin", *options)
+
+    monkeypatch.setenv("PYTHONPATH", str(package), prepend=":")
+    return run
+
+
+def test_the_fixture_passes_a_sound_scheduler(stand_in) -> None:
+    stand_in(False).assert_outcomes(passed=2)
+
+
+def test_the_fixture_fails_a_test_whose_scheduler_gives_a_block_twice(stand_in) -> None:
+    result = stand_in(True)
+    result.assert_outcomes(passed=1, failed=1)
+    result.stdout.fnmatch_lines(["*audit.* step 0 request *block 1*"])
+
+
+def test_every_test_is_watched_where_that_is_asked_for(stand_in) -> None:
+    stand_in(True, "--lockstep-record").assert_outcomes(failed=2)
+
+
+def test_a_test_that_makes_no_scheduler_audits_nothing_and_fails(session, pytester) -> None:
+    pytester.makepyfile("def test_idle(lockstep_audit): ...")
+    result = session()
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(["*made no scheduler of vLLM: nothing was audited*"])

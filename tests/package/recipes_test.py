@@ -1,0 +1,140 @@
+"""The commands of docs/ci.md run as they stand there, and leave what the page says; and so does the
+script of the GitHub action. `pip install` and `docker` are read, and not run: they want a
+network."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import unittest
+from xml.etree import ElementTree
+
+import support
+
+PAGE = (support.ROOT / "docs" / "ci.md").read_text()
+ACTION = support.ROOT / ".github" / "actions" / "lockstep"
+
+
+def recipe(title: str) -> list[str]:
+    """The shell commands of the last block of a recipe."""
+    section = PAGE.split(f"\n### {title}\n")[1].split("\n### ")[0]
+    block = section.split("\n```")[-2]
+    found = []
+    for line in block.splitlines():
+        line = re.sub(r"^\s*(- )?(run: |sh ')?", "", line).removesuffix("'")
+        if line.startswith(("lockstep ", "pytest ", "pip ")):
+            found.append(line)
+    return found
+
+
+class RecipesTest(support.InFolder):
+    def setUp(self) -> None:
+        super().setUp()
+        python = support.python_with("pytest")
+        programs = self.folder / "programs"
+        programs.mkdir()
+        (programs / "lockstep").symlink_to(support.LOCKSTEP)
+        (programs / "pytest").write_text(
+            f'#!/bin/sh\nexec {python} -m pytest -p lockstep_pytest.plugin "$@"\n'
+        )
+        (programs / "pytest").chmod(0o755)
+        self.job = self.folder / "job"
+        (self.job / "recordings").mkdir(parents=True)
+        (self.job / "cases").mkdir()
+        recording = support.SAMPLES / "recordings/vllm-0.33.0/mla/0014.jsonl"
+        for folder in ("recordings", "cases"):
+            shutil.copy(recording, self.job / folder)
+        self.summary = self.job / "job-summary.md"
+        self.environment = os.environ | {
+            "PATH": f"{programs}:{os.environ['PATH']}",
+            "PYTHONPATH": str(support.ROOT / "python"),
+            "GITHUB_STEP_SUMMARY": str(self.summary),
+            "LOCKSTEP": support.LOCKSTEP,
+        }
+
+    def shell(self, command: str, expect: int = 0) -> str:
+        return support.run("/bin/sh", "-c", command, expect=expect, cwd=self.job,
+                           env=self.environment).stdout  # fmt: skip
+
+    def give_kernels(self, *definitions: str) -> None:
+        include = support.BUILD / "include"
+        kernels = support.ROOT / "docs/examples/cmake_project/kernels.cpp"
+        compiler = os.environ.get("CXX", "c++")
+        support.run(compiler, "-std=c++20", "-O1", "-shared", "-fPIC", f"-I{include}",
+                    *definitions, kernels, "-o", self.job / "kernels.so")  # fmt: skip
+
+    def run_recipe(self, title: str, count: int) -> None:
+        commands = recipe(title)
+        self.assertEqual(len(commands), count, commands)
+        for command in commands:
+            if not command.startswith("pip "):
+                self.shell(command)
+
+    def tests_in(self, name: str) -> dict[str, str]:
+        return dict(ElementTree.parse(self.job / name).getroot().attrib)
+
+    def test_of_github(self) -> None:
+        self.give_kernels()
+        self.run_recipe("GitHub", 4)
+        self.assertIn("### lockstep audit: 1 item agreed", self.summary.read_text())
+
+    def test_of_github_shows_a_defect_where_the_pull_request_is_read(self) -> None:
+        self.give_kernels("-DMY_BUG")
+        replay = next(c for c in recipe("GitHub") if c.startswith("lockstep replay"))
+        said = self.shell(replay, expect=1)
+        self.assertRegex(said, r"\n::error file=.*shared_prefixes\.jsonl,title=lockstep replay%3A ")
+        self.assertIn("::page_written step 0 request r0: page 0 of tensor 0", said)
+
+    def test_of_buildkite(self) -> None:
+        self.run_recipe("Buildkite", 4)
+        self.assertEqual(self.tests_in("audit.xml")["tests"], "1")
+        self.assertEqual(self.tests_in("fuzz.xml")["failures"], "0")
+        text = (self.job / "summary.md").read_text()
+        self.assertIn("### lockstep audit: ", text)
+        self.assertIn("### lockstep fuzz: ", text)
+
+    def test_of_jenkins(self) -> None:
+        self.run_recipe("Jenkins", 4)
+        self.assertEqual(self.tests_in("replay.xml")["tests"], "1")
+        self.assertGreater((self.job / "run.pftrace").stat().st_size, 10_000)
+
+    def action(self, run: str, expect: int) -> str:
+        """The second step of the action, with the command where its first step installs it."""
+        installed = self.folder / "runner" / "lockstep" / "bin"
+        installed.mkdir(parents=True, exist_ok=True)
+        (installed / "lockstep").unlink(missing_ok=True)
+        (installed / "lockstep").symlink_to(support.LOCKSTEP)
+        done = subprocess.run(
+            [ACTION / "run.sh", "run"], cwd=self.job, text=True, capture_output=True,
+            env=self.environment | {"RUNNER_TEMP": str(self.folder / "runner"),
+                                    "LOCKSTEP_RUN": run},
+        )  # fmt: skip
+        self.assertEqual(done.returncode, expect, done.stdout + done.stderr)
+        return done.stdout
+
+    def test_the_action_leaves_results_and_a_summary(self) -> None:
+        self.action("audit recordings", 0)
+        results = self.job / "lockstep-results"
+        self.assertEqual(self.tests_in("lockstep-results/audit.xml")["failures"], "0")
+        said = self.action("replay shared_prefixes.jsonl --limit 4 --mutant drop-slot", 1)
+        self.assertIn("::error file=", said)
+        self.assertEqual(len(list((results / "cases").glob("*.min.case.jsonl"))), 1)
+        self.assertIn("lockstep explain lockstep-results/cases/", self.summary.read_text())
+
+    def test_the_action_and_the_container_name_files_that_are_there(self) -> None:
+        text = (ACTION / "action.yml").read_text()
+        for step in re.findall(r"\$GITHUB_ACTION_PATH/(\S+)\" (\w+)", text):
+            self.assertIn(f"{step[1]}() {{", (ACTION / step[0]).read_text())
+        container = (support.ROOT / ".github" / "Containerfile").read_text()
+        self.assertIn("./run wheel", container)
+        support.run("bash", "-n", ACTION / "run.sh")
+
+    def test_what_pip_installs_is_the_wheel(self) -> None:
+        for title in ("GitHub", "Buildkite", "Jenkins"):
+            self.assertIn('pip install "$LOCKSTEP_WHEEL" pytest', recipe(title)[0])
+
+
+if __name__ == "__main__":
+    unittest.main()

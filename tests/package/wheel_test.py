@@ -1,0 +1,125 @@
+"""The wheel, packed from the build that is there, in an empty environment and without a network:
+the demonstration runs in it, from any folder, and so do the Python packages."""
+
+from __future__ import annotations
+
+import os
+import re
+import resource
+import subprocess
+import sys
+import tempfile
+import unittest
+import zipfile
+from pathlib import Path
+
+import support
+
+sys.path.insert(0, str(support.ROOT / "cmake"))
+import pack_wheel
+
+DEMO_SECONDS = 10  # of processor time, whoever else is on the machine
+
+
+def make_environment(folder: Path, wheel: Path) -> None:
+    """An environment with the wheel and nothing else. Skipped where none can be made."""
+    made = subprocess.run([sys.executable, "-m", "venv", folder], capture_output=True, text=True)
+    if made.returncode:  # Debian's python3 without python3-venv
+        support.skip(f"no environment can be made: {made.stdout.strip()[:200]}")
+    support.run(folder / "bin" / "python", "-m", "pip", "install", "--no-index", "--no-deps",
+                "--disable-pip-version-check", wheel)  # fmt: skip
+
+
+class WheelTest(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls) -> None:
+        if "-fsanitize" in support.build_flags():
+            support.skip("this build has sanitizers, which no wheel carries")
+        holder = tempfile.TemporaryDirectory()
+        cls.addClassCleanup(holder.cleanup)
+        cls.folder = Path(holder.name)
+        try:
+            cls.wheel = pack_wheel.pack(support.BUILD, cls.folder / "dist")
+        except pack_wheel.CannotPack as reason:
+            support.skip(f"this build becomes no wheel: {reason}")
+        cls.environment = cls.folder / "environment"
+        make_environment(cls.environment, cls.wheel)
+
+    def in_environment(self, *words: object, expect: int | None = 0) -> str:
+        """Of a program of the environment, with nothing of this one but a bare PATH."""
+        program, *arguments = words
+        elsewhere = self.folder / "elsewhere"
+        elsewhere.mkdir(exist_ok=True)
+        done = support.run(
+            self.environment / "bin" / str(program),
+            *arguments,
+            expect=expect,
+            cwd=elsewhere,
+            env={"PATH": "/usr/bin:/bin", "HOME": str(elsewhere)},
+        )
+        return done.stdout
+
+    def test_the_demonstration_agrees_finds_shrinks_and_explains_in_seconds(self) -> None:
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        text = self.in_environment("lockstep", "demo", "--save", "kept")
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        seconds = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+        print(f"demo: {seconds:.1f} s of processor time; wheel: "
+              f"{self.wheel.stat().st_size / 2**20:.1f} MiB, {self.wheel.name}")  # fmt: skip
+        for part in ("Agreed. Every step compared equal.", "divergence in step 0, page_written",
+                     "nothing more can be taken away", "Here it fails: page_written"):  # fmt: skip
+            self.assertIn(part, text)
+        self.assertLess(seconds, DEMO_SECONDS)
+        # And what it keeps is a case like any other.
+        said = self.in_environment("lockstep", "replay", "kept/demo.min.case.jsonl", expect=1)
+        self.assertIn("The case is reproduced.", said)
+
+    def test_samples_are_found_by_their_names_from_anywhere(self) -> None:
+        said = self.in_environment("lockstep", "replay", "shared_prefixes.jsonl", "--limit", "9",
+                                   "--backend", "none")  # fmt: skip
+        self.assertIn("Verdict: done.", said)
+
+    def test_the_python_packages_and_the_plugin_are_there(self) -> None:
+        code = (
+            "import lockstep_recorder, lockstep_engines, lockstep_pytest\n"
+            "from importlib.metadata import entry_points, version\n"
+            "print(version('lockstep-kv'), *entry_points(group='pytest11'))"
+        )
+        said = self.in_environment("python", "-c", code)
+        self.assertRegex(said, r"0\.1\.0 .*lockstep_pytest\.plugin")
+
+    def test_engines_are_driven_by_the_interpreter_of_the_environment(self) -> None:
+        said = self.in_environment("lockstep", "fuzz", "--runs", "1", "--decisions", "vllm",
+                                   expect=2)  # fmt: skip
+        # Its adapter has started, and misses vLLM itself.
+        self.assertIn("vllm", said)
+        self.assertNotIn("the adapters are not in", said)
+        self.assertNotIn("No module named 'lockstep_engines'", said)
+
+    def test_it_brings_the_headers_of_plugins(self) -> None:
+        for name in ("plugin.h", "plain_plugin.h", "recorder.h"):
+            self.assertTrue((self.environment / "include" / "lockstep" / name).is_file(), name)
+
+    def test_the_same_build_gives_the_same_bytes(self) -> None:
+        again = pack_wheel.pack(support.BUILD, self.folder / "again")
+        self.assertEqual(self.wheel.read_bytes(), again.read_bytes())
+
+    def test_the_tag_says_which_glibc_it_needs(self) -> None:
+        tag = re.search(r"manylinux_2_(\d+)_", self.wheel.name)
+        assert tag is not None, self.wheel.name
+        self.assertGreaterEqual(int(tag[1]), 17)
+        own = os.confstr("CS_GNU_LIBC_VERSION").split()[1]
+        self.assertLessEqual(int(tag[1]), int(own.split(".")[1]))
+
+    def test_a_library_that_not_everybody_has_is_refused(self) -> None:
+        with zipfile.ZipFile(self.wheel) as archive:
+            name = next(n for n in archive.namelist() if n.endswith("scripts/lockstep"))
+            path = Path(archive.extract(name, self.folder))
+        needs = pack_wheel.needs_of(path)
+        self.assertIn("libc.so.6", needs)
+        with self.assertRaisesRegex(pack_wheel.CannotPack, "needs libmpi.so.40, which the wheel"):
+            pack_wheel.check_needs("lockstep", [*needs, "libmpi.so.40"], carried=set(needs))
+
+
+if __name__ == "__main__":
+    unittest.main()

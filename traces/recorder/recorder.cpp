@@ -1,0 +1,175 @@
+#include "traces/recorder/recorder.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <numeric>
+
+namespace lockstep::recorder {
+namespace {
+
+std::string quoted(const std::string& text) {
+  std::string out = "\"";
+  for (const char c : text) {
+    if (c == '"' || c == '\\') {
+      out += {'\\', c};
+    } else if (static_cast<unsigned char>(c) < 0x20) {
+      constexpr char kDigits[] = "0123456789abcdef";
+      out += std::string("\\u00") + kDigits[c >> 4] + kDigits[c & 15];
+    } else {
+      out += c;
+    }
+  }
+  return out + '"';
+}
+
+// A list of what `write` makes of each.
+template <class List, class Write>
+std::string list_of(const List& list, Write write) {
+  std::string out = "[";
+  for (const auto& element : list) out += (out.size() > 1 ? "," : "") + write(element);
+  return out + "]";
+}
+
+std::string numbers(const std::vector<std::int32_t>& list) {
+  return list_of(list, [](std::int32_t number) { return std::to_string(number); });
+}
+
+std::string names(const std::vector<std::string>& list) { return list_of(list, quoted); }
+
+std::string tables(const std::vector<std::vector<std::int32_t>>& groups) {
+  return list_of(groups, numbers);
+}
+
+std::string key(const char* name, const std::string& json) { return quoted(name) + ":" + json; }
+std::string key(const char* name, std::int64_t number) { return key(name, std::to_string(number)); }
+std::string flag(const char* name, bool value) { return key(name, value ? "true" : "false"); }
+
+std::string group_json(const Group& group) {
+  std::string spec = key("type", quoted(group.kind)) + "," + key("block_size", group.block_size) +
+                     "," + key("num_kv_heads", group.num_kv_heads) + "," +
+                     key("head_size", group.head_size) + "," + key("dtype", quoted(group.dtype));
+  if (group.sliding_window > 0) spec += "," + key("sliding_window", group.sliding_window);
+  if (group.attention_chunk_size > 0)
+    spec += "," + key("attention_chunk_size", group.attention_chunk_size);
+  return "{" + key("layers", names(group.layers)) + "," + key("spec", "{" + spec + "}") + "}";
+}
+
+std::string header_json(const Engine& engine) {
+  // As vLLM derives them: the unit of the scheduler is the least common multiple of the groups'
+  // blocks, that of hashes their greatest common divisor.
+  std::int64_t multiple = 1, divisor = 0;
+  for (const Group& group : engine.groups) {
+    multiple = std::lcm(multiple, std::int64_t{std::max(group.block_size, 1)});
+    divisor = std::gcd(divisor, std::int64_t{std::max(group.block_size, 1)});
+  }
+  const std::string config =
+      key("max_num_seqs", engine.max_num_seqs) + "," +
+      key("max_num_batched_tokens", engine.max_num_batched_tokens) + "," +
+      key("max_model_len", engine.max_model_len) + "," +
+      key("block_size", engine.groups.empty() ? 16 : engine.groups.front().block_size) + "," +
+      flag("enable_prefix_caching", engine.enable_prefix_caching) + "," +
+      flag("enable_chunked_prefill", engine.enable_chunked_prefill) + "," +
+      flag("async_scheduling", engine.async_scheduling);
+  const std::string who =
+      key("name", quoted(engine.name)) + "," + key("version", quoted(engine.version));
+  return "{\"schedule_recording\":1," + key("engine", "{" + who + "}") + "," +
+         key("family", quoted(engine.model)) + ",\"seed\":0," + key("config", "{" + config + "}") +
+         "," + key("groups", list_of(engine.groups, group_json)) + "," +
+         key("num_blocks", engine.num_blocks) + "," + key("scheduler_block_size", multiple) + "," +
+         key("hash_block_size", std::max<std::int64_t>(divisor, 1)) + "}";
+}
+
+std::string scheduled_json(const Scheduled& row) {
+  std::string out = "{" + key("id", quoted(row.id)) + "," + key("tokens", row.tokens);
+  if (row.is_new) out += "," + flag("new", true);
+  if (row.resumed) out += "," + flag("resumed", true);
+  out += "," + key("computed", row.computed) + "," +
+         key("blocks", row.blocks.empty() ? "null" : tables(row.blocks));
+  return out + "}";
+}
+
+// {"r0":..., "r1":...}
+template <class List, class Write>
+std::string by_request(const List& list, Write write) {
+  std::string out;
+  for (const auto& [id, value] : list)
+    out += (out.empty() ? "" : ",") + quoted(id) + ":" + write(value);
+  return "{" + out + "}";
+}
+
+}  // namespace
+
+Recorder::Recorder(const std::string& path, const Engine& engine)
+    : path_(path), num_groups_(engine.groups.size()) {
+  file_ = std::fopen((path + ".partial").c_str(), "w");
+  if (file_ == nullptr) {
+    error_ = path + ".partial: " + std::strerror(errno);
+    return;
+  }
+  write(header_json(engine));
+}
+
+Recorder::~Recorder() {
+  if (file_ != nullptr) std::fclose(file_);
+}
+
+void Recorder::write(const std::string& line) {
+  if (file_ == nullptr) return;
+  if (std::fwrite(line.data(), 1, line.size(), file_) == line.size() &&
+      std::fputc('\n', file_) != EOF)
+    return;
+  error_ = path_ + ".partial: " + std::strerror(errno);
+  std::fclose(file_);
+  file_ = nullptr;
+}
+
+void Recorder::add(const std::string& id, const std::vector<std::int32_t>& prompt,
+                   std::int32_t max_tokens) {
+  // Nothing of an audit depends on the time; its order is that of the calls.
+  before_ += std::string(before_.empty() ? "" : ",") + "{" + key("add", quoted(id)) + "," +
+             key("prompt", "{" + key("tokens", numbers(prompt)) + "}") + "," +
+             key("max_tokens", max_tokens) + "," +
+             key("arrival", std::to_string(num_requests_++) + ".0") + "}";
+}
+
+void Recorder::leave(const std::string& id) {
+  before_ += std::string(before_.empty() ? "" : ",") + "{" + key("abort", quoted(id)) + "}";
+}
+
+void Recorder::step(const Step& step) {
+  for (const Scheduled& row : step.scheduled) {
+    if (file_ == nullptr || row.blocks.empty() || row.blocks.size() == num_groups_) continue;
+    error_ = "step " + std::to_string(num_steps_) + ", request " + row.id + ": blocks of " +
+             std::to_string(row.blocks.size()) + " groups; the engine has " +
+             std::to_string(num_groups_);
+    std::fclose(file_);
+    file_ = nullptr;
+  }
+  std::string line = "{" + key("step", num_steps_++);
+  if (!before_.empty()) line += "," + key("before", "[" + std::exchange(before_, {}) + "]");
+  line += "," + key("scheduled", list_of(step.scheduled, scheduled_json));
+  if (!step.preempted.empty()) line += "," + key("preempted", names(step.preempted));
+  if (!step.finished.empty()) line += "," + key("finished", names(step.finished));
+  line += "," + key("running", names(step.running)) + "," + key("waiting", names(step.waiting)) +
+          "," + key("free_blocks", step.free_blocks);
+  if (!step.tables.empty()) line += "," + key("tables", by_request(step.tables, tables));
+  line += "," + key("sampled", by_request(step.sampled, numbers));
+  if (!step.stopped.empty())
+    line += "," + key("stopped", list_of(step.stopped, [](const auto& end) {
+                        return "[" + quoted(end.first) + "," + quoted(end.second) + "]";
+                      }));
+  write(line + "}");
+}
+
+void Recorder::end(std::vector<std::string> unfinished) {
+  std::sort(unfinished.begin(), unfinished.end());
+  write("{\"end\":true," + key("steps", num_steps_) + "," + key("unfinished", names(unfinished)) +
+        "}");
+  if (file_ == nullptr) return;
+  const bool is_whole = std::fclose(std::exchange(file_, nullptr)) == 0;
+  if (!is_whole || std::rename((path_ + ".partial").c_str(), path_.c_str()) != 0)
+    error_ = path_ + ": " + std::strerror(errno);
+}
+
+}  // namespace lockstep::recorder
