@@ -76,9 +76,10 @@ class Builder {
   }
 
   // The tensor that byte `offset` of the tensor, or of the allocation of all of them, lies in.
+  // Views that kernels are given may lead anywhere.
   std::size_t tensor_at(std::size_t tensor, std::int64_t offset) const {
     if (end_ == 0) return tensor;
-    LS_CHECK(offset >= 0 && offset < end_, "byte {} of {}", offset, end_);
+    offset = std::clamp<std::int64_t>(offset, 0, end_ - 1);
     return std::ranges::upper_bound(begins_, offset) - begins_.begin() - 1;
   }
   // Where the offsets of a tensor's views count from.

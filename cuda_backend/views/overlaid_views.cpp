@@ -138,7 +138,7 @@ Result<OverlaidDeriver::Pages> OverlaidDeriver::pages(std::size_t g, std::size_t
   if (at.block_stride != dense)
     return fail(
         fmt::format("{}: a block of {} bytes every {} is not dense, and cannot be cut into "
-                    "{} kernel blocks",
+                    "{} kernel blocks; use an order with layers outermost, LBNHC",
                     group.layer_names[layer], dense, at.block_stride, splits));
   at.block_stride /= splits;
   if (heads_apart) at.head_stride = run;
@@ -195,20 +195,21 @@ Result<LayerViews> OverlaidDeriver::row_views(const KVCacheSpec& spec, const Pag
 Result<LayerViews> OverlaidDeriver::views_of_states(const KVCacheSpec& spec, const Pages& at,
                                                     const std::string& name) const {
   LayerViews views;
-  std::int64_t offset = at.first_byte;
+  std::int64_t offset = 0;  // in the page
   std::int64_t item_before = 0;
   for (const StateTensorSpec& state : spec.states) {
     const std::int64_t item = itemsize_bytes(state.dtype);
-    if (offset % item != 0 || at.block_stride % item != 0)
+    const std::int64_t byte = at.first_byte + offset;
+    if (byte % item != 0 || at.block_stride % item != 0)
       return fail(fmt::format("{}: a state at byte {}, every {} bytes, cannot be viewed as {}",
-                              name, offset, at.block_stride, name_of(state.dtype)));
+                              name, byte, at.block_stride, name_of(state.dtype)));
     TensorView& view = views.tensors.emplace_back();
     view.dtype = state.dtype;
     view.shape = {plan_.num_blocks};
     view.shape.insert(view.shape.end(), state.dims.begin(), state.dims.end());
     view.stride = dense_strides(view.shape);
     view.stride.front() = at.block_stride / item;
-    view.storage_offset = state_offset(offset, item, item_before);
+    view.storage_offset = byte / item - offset / item + state_offset(offset, item, item_before);
     offset += numel(state.dims) * item;
     item_before = item;
   }

@@ -28,8 +28,8 @@ struct ViewOptions {
   LayoutRule rule = LayoutRule::isolated;
 };
 
-// An overlaid layout: overlaid_views.h. Refused: no kernel takes a part of a block; a page that a view cannot stride over; K and V rows
-// of different lengths.
+// An overlaid layout: overlaid_views.h. Refused: no kernel takes a part of a block; a page that a
+// view cannot stride over; K and V rows of different lengths.
 Result<PoolViews> derive_views(const KVCacheConfig& plan, const ViewOptions& options);
 
 // What one block of a layer takes of its buffer: its shape's bytes, or the padded page.

@@ -32,10 +32,11 @@ inline GeneratorOptions on_executor(FeatureSet always, FeatureSet never = {},
           .requests_max = 6};
 }
 
-// The same with pages as 0.22.1 lays them out.
+// The same with pages in tensors of their own for each layer, by the newest release with such.
 inline GeneratorOptions on_older_pages(FeatureSet always, FeatureSet never = {}) {
   GeneratorOptions options = on_executor(always, never);
-  options.engine = "vllm-0.22.1";
+  for (const Release& release : releases())
+    if (release.page_format == PageFormat::keys_first) options.engine = release.name;
   return options;
 }
 

@@ -76,8 +76,12 @@ std::vector<std::uint64_t> MemoryModel::state_words(std::int32_t group, BlockId 
   const BlockContent& content = block(id);
   if (content.group == group && content.state.words != nullptr) return *content.state.words;
   std::vector<std::uint64_t> words(static_cast<std::size_t>(groups_[group].state_words));
+  std::int32_t drawn = -1;  // layers may share a page
+  std::vector<std::uint8_t> image;
   for (const ModelLayer& layer : layers_of(group)) {
-    const std::vector<std::uint8_t> image = page_image({layer.layout.tensor_index, index_of(id)});
+    if (layer.layout.tensor_index != drawn)
+      image = page_image({layer.layout.tensor_index, index_of(id)});
+    drawn = layer.layout.tensor_index;
     for (std::size_t s = 0; s < layer.layout.states.size(); ++s) {
       const auto bytes = bytes_of_state(words, layer, s);
       std::memcpy(bytes.data(), image.data() + layer.layout.states[s].offset_bytes, bytes.size());

@@ -274,13 +274,7 @@ TEST(SavedRun, a_saved_case_comes_to_the_same_divergence) {
       return done;
     }
   };
-  const LockstepConfig config = world();
-  Trace trace = make_traffic(8, 50);
-  Spoiler first(config.backend);
-  const auto report = run_world(config, trace, &first);
-  ASSERT_TRUE(report && report->summary.divergence);
-  keep_records(trace, report->records_consumed);
-  EXPECT_LT(trace.records.size(), 50u);
+  LockstepConfig config = world();
   RunSpec run;
   run.engine = config.engine;
   run.cache = config.backend.plan;
@@ -291,6 +285,14 @@ TEST(SavedRun, a_saved_case_comes_to_the_same_divergence) {
   run.check = config.backend.check;
   run.budget = config.budget;
   run.seed = 7;
+  config.backend.layout = config_of(run).backend.layout;
+  config.backend.plan = config_of(run).backend.plan;
+  Trace trace = make_traffic(8, 50);
+  Spoiler first(config.backend);
+  const auto report = run_world(config, trace, &first);
+  ASSERT_TRUE(report && report->summary.divergence);
+  keep_records(trace, report->records_consumed);
+  EXPECT_LT(trace.records.size(), 50u);
   SavedCase saved = case_of("spoiled", run, report->summary);
   saved.trace = trace;
   ASSERT_TRUE(saved.expected.has_value());

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "properties/audit/audit.h"
+#include "tests/properties/audit/audited.h"
 
 namespace lockstep {
 namespace {
