@@ -346,6 +346,8 @@ Result<std::unique_ptr<TraceReader>> open_aiperf_manifest(const std::string& pat
   if (!json.ok()) return json.failure();
   const std::string rows =
       path.substr(0, path.size() - file_name_of(path).size()) + std::string(kAiperfRows);
+  if (const auto there = LineReader::open(rows); !there)
+    return fail(fmt::format("{}: the rows of this manifest: {}", path, there.error().message));
   return open_linked(rows, dialect, options, num_sessions);
 }
 
