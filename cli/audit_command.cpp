@@ -2,6 +2,8 @@
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
+#include <cstdio>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
@@ -33,6 +35,7 @@ struct AuditTotals {
   std::int64_t reads = 0;
   HitTotals hits;
   std::vector<AuditFinding> findings;
+  bool told = false;  // each finding when it was found
 };
 
 Result<AuditTotals> audit_all(const std::vector<std::string>& paths) {
@@ -60,6 +63,24 @@ Result<AuditTotals> audit_all(const std::vector<std::string>& paths) {
     totals.findings.insert(totals.findings.end(), file->findings.begin(), file->findings.end());
     totals.files.push_back(std::move(*file));
   }
+  return totals;
+}
+
+// A recording as it comes in from a pipe, told line by line.
+Result<AuditTotals> audit_stream() {
+  AuditTotals totals;
+  totals.told = true;
+  LS_ASSIGN_OR_RETURN(auto file, audit_recording("/dev/stdin", [](const AuditFinding& finding) {
+                        fmt::print("{}\n", line_of(finding));
+                        std::fflush(stdout);
+                      }));
+  totals.steps = file.steps;
+  totals.reads = file.reads_checked;
+  totals.hits = file.hits;
+  totals.skipped = file.skipped.empty() ? 0 : 1;
+  totals.clean = file.skipped.empty() && file.findings.empty() ? 1 : 0;
+  totals.findings = file.findings;
+  totals.files.push_back(std::move(file));
   return totals;
 }
 
@@ -103,6 +124,14 @@ nlohmann::ordered_json hits_json(const HitTotals& hits) {
   return json;
 }
 
+std::string not_audited_text(const AuditTotals& totals) {
+  for (const AuditFile& file : totals.files)
+    if (!file.skipped.empty())
+      return fmt::format("\nnot audited: {} ({}): {}\n", counted(totals.skipped, "recording"),
+                         "the first is " + file.file, file.skipped);
+  return {};
+}
+
 std::string totals_text(const AuditTotals& totals) {
   const auto audited = static_cast<std::int64_t>(totals.files.size()) - totals.skipped;
   std::string text = fmt::format(
@@ -111,18 +140,14 @@ std::string totals_text(const AuditTotals& totals) {
       counted(static_cast<std::int64_t>(totals.findings.size()), "finding"),
       with_commas(totals.steps), with_commas(totals.reads));
   text += hits_text(totals.hits);
+  if (totals.told) return text + not_audited_text(totals);
   for (std::size_t i = 0; i < std::min(totals.findings.size(), kFindingsShown); ++i)
     text += finding_text(totals.findings[i]);
   if (!totals.findings.empty()) text += "\nlockstep explain FILE tells what led to it.\n";
   if (totals.findings.size() > kFindingsShown)
     text += fmt::format("\n... and {} more; --json FILE lists them all\n",
                         totals.findings.size() - kFindingsShown);
-  for (const AuditFile& file : totals.files) {
-    if (file.skipped.empty()) continue;
-    text += fmt::format("\nnot audited: {} ({}): {}\n", counted(totals.skipped, "recording"),
-                        "the first is " + file.file, file.skipped);
-    break;
-  }
+  text += not_audited_text(totals);
   text += refused_text(totals.refused);
   return text;
 }
@@ -183,7 +208,10 @@ void add_items(const AuditTotals& totals, CommandReport& report) {
 }
 
 Result<int> audit(const AuditOptions& options, CommandReport& report) {
-  LS_ASSIGN_OR_RETURN(const auto totals, audit_all(options.paths));
+  const bool is_stream = std::ranges::find(options.paths, "-") != options.paths.end();
+  if (is_stream && options.paths.size() > 1)
+    return fail("-: standard input is one recording; give no other path beside it");
+  LS_ASSIGN_OR_RETURN(const auto totals, is_stream ? audit_stream() : audit_all(options.paths));
   if (!totals.files.empty()) fmt::print("{}", totals_text(totals));
   if (report.wants_json()) report.set_json(totals_json(totals));
   add_items(totals, report);
@@ -214,7 +242,10 @@ void add_audit_command(CLI::App& app, int& exit_code) {
       "Exit status: 0 all are clean; 1 something was found, or too little hit; 2 some were "
       "refused, whatever was "
       "found.");
-  command->add_option("PATH", options->paths, "recordings, and folders of them")->required();
+  command
+      ->add_option("PATH", options->paths,
+                   "recordings, and folders of them; -: one from standard input, told as it comes")
+      ->required();
   command
       ->add_option("--min-hit-share", options->min_hit_share,
                    "status 1 when less of the content in the pool is hit, in percent")

@@ -42,6 +42,7 @@ int main(int argc, char** argv) {
   lockstep::add_capacity_command(app, exit_code);
   lockstep::add_fit_command(app, exit_code);
   lockstep::add_audit_command(app, exit_code);
+  lockstep::add_export_command(app, exit_code);
   lockstep::add_engines_command(app, exit_code);
   lockstep::add_diff_engines_command(app, exit_code);
   lockstep::add_shrink_command(app, exit_code);

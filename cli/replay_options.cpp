@@ -148,18 +148,34 @@ std::string name_a_sample(std::string& file) {
 ReplayRequest request_of(const ReplayOptions& options) {
   return {.file = options.file,
           .run = options.run,
+          .import = options.import,
           .tells_cache_events = !options.cache_events_path.empty(),
           .draws = !options.report_path.empty() || !options.perfetto_path.empty(),
           .saves = !options.save_dir.empty()};
 }
 
+void declare_import(CLI::App& command, ImportOptions& options) {
+  command
+      .add_option_function<std::string>(
+          "--import",
+          [&options](const std::string& text) {
+            auto given = import_options_from_text(text);
+            if (!given) throw CLI::ValidationError("--import", given.error().message);
+            options = *given;
+          },
+          "of another tool's trace: block=N (tokens of an id), time=ms|s, turns=whole|added, "
+          "zero=one|skip|refuse (outputs of no tokens)")
+      ->type_name("LIST");
+}
+
 void declare_replay_options(CLI::App& command, ReplayOptions& o) {
   command
       .add_option("FILE", o.file,
-                  "request trace, Mooncake JSONL, Azure CSV, benchmark, recording or saved case; "
-                  "or the name of a sample that came with this")
+                  "request trace, trace of another tool, benchmark, recording or saved case; or the "
+                  "name of a sample that came with this")
       ->required()
       ->transform(CLI::Validator([](std::string& file) { return name_a_sample(file); }, ""));
+  declare_import(command, o.import);
   for (const RunField& field : run_fields()) declare_field(command, field, o.run);
   declare_decisions(command, o.decisions);
   const std::string group = "Output";

@@ -19,6 +19,7 @@ namespace lockstep {
 struct ReplayOptions {
   std::string file;
   GivenRun run;
+  ImportOptions import;
 
   // What it leaves behind; empty: nothing.
   std::string report_path, perfetto_path, save_dir, cache_events_path, hidden_states_dir;
@@ -29,6 +30,9 @@ struct ReplayOptions {
 };
 
 ReplayRequest request_of(const ReplayOptions& options);
+
+// --import: how a file of another tool is to be read.
+void declare_import(CLI::App& command, ImportOptions& options);
 
 // Declares the options on `command`; `options` must outlive it.
 void declare_replay_options(CLI::App& command, ReplayOptions& options);

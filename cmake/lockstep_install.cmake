@@ -24,7 +24,8 @@ endif()
 set_target_properties(lockstep PROPERTIES INSTALL_RPATH "$ORIGIN/../lib/lockstep")
 install(TARGETS lockstep RUNTIME DESTINATION ${bin_dir} COMPONENT command)
 install(DIRECTORY traces/samples DESTINATION ${share_dir}/traces COMPONENT command)
-install(DIRECTORY python/lockstep_recorder python/lockstep_engines python/lockstep_pytest
+install(DIRECTORY python/lockstep_recorder python/lockstep_engines python/lockstep_live
+                  python/lockstep_pytest
   DESTINATION ${share_dir}/python COMPONENT python PATTERN __pycache__ EXCLUDE)
 
 # A link under a name of its own would become a copy in a wheel: each library comes once, by the name

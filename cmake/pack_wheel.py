@@ -21,7 +21,7 @@ import zipfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-PACKAGES = ("lockstep_recorder", "lockstep_engines", "lockstep_pytest")
+PACKAGES = ("lockstep_recorder", "lockstep_engines", "lockstep_live", "lockstep_pytest")
 
 # Of a wheel for manylinux (PEP 599 and 600), those that the command may ask for.
 _EVERYWHERE = re.compile(r"(ld-linux.*|lib(c|m|dl|rt|pthread|stdc\+\+|gcc_s))\.so\.\d+")
@@ -42,7 +42,7 @@ def project() -> dict[str, str]:
 
 def entry_points() -> str:
     text = (ROOT / "pyproject.toml").read_text()
-    tables = re.findall(r"^\[project\.entry-points\.(\w+)\]\n((?:.+\n)*)", text, re.MULTILINE)
+    tables = re.findall(r'^\[project\.entry-points\."?([\w.]+)"?\]\n((?:.+\n)*)', text, re.MULTILINE)
     return "\n".join(f"[{group}]\n" + lines.replace('"', "") for group, lines in tables)
 
 

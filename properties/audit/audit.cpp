@@ -461,7 +461,9 @@ std::string why_not_audited(const RecordingHeader& header) {
   return {};
 }
 
-Result<AuditFile> audit_recording(const std::string& path) {
+Result<AuditFile> audit_recording(const std::string& path) { return audit_recording(path, {}); }
+
+Result<AuditFile> audit_recording(const std::string& path, const TellFinding& tell) {
   Result<RecordingReader> reader = RecordingReader::open(path);
   if (!reader) return tl::unexpected(reader.error());
   AuditFile file;
@@ -475,6 +477,13 @@ Result<AuditFile> audit_recording(const std::string& path) {
   file.skipped = why_not_audited(header);
   if (!file.skipped.empty()) return file;
   Auditor auditor(header, AuditScope::whole_recording);
+  const auto take = [&] {
+    for (AuditFinding& finding : auditor.take_findings()) {
+      finding.file = path;
+      if (tell) tell(finding);
+      file.findings.push_back(std::move(finding));
+    }
+  };
   RecordedStep step;
   while (true) {
     const Result<bool> more = reader->next(step);
@@ -482,12 +491,12 @@ Result<AuditFile> audit_recording(const std::string& path) {
     if (!*more) break;
     auditor.step(step);
     ++file.steps;
+    if (tell) take();
   }
   auditor.end(reader->end());
   file.reads_checked = auditor.reads_checked();
   file.hits = auditor.hits();
-  file.findings = auditor.take_findings();
-  for (AuditFinding& finding : file.findings) finding.file = path;
+  take();
   return file;
 }
 

@@ -33,6 +33,7 @@
 
 #include <array>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -156,5 +157,10 @@ struct AuditFile {
 };
 
 Result<AuditFile> audit_recording(const std::string& path);
+
+// The same while the recording is being written: each finding is told as soon as the step has come
+// in that shows it (its count and last step are those so far).
+using TellFinding = std::function<void(const AuditFinding& finding)>;
+Result<AuditFile> audit_recording(const std::string& path, const TellFinding& tell);
 
 }  // namespace lockstep

@@ -157,6 +157,12 @@ CacheIndex index_of_events(const RecordingHeader& header,
 
 inline std::int32_t ceil_div32(std::int32_t a, std::int32_t b) { return (a + b - 1) / b; }
 
+// Beside a connector some requests stand in none, and a live check leaves out who waits.
+inline bool lists_all_queues(const RecordingHeader& header) {
+  return !header.connector &&
+         std::ranges::find(header.beyond_format, "live_check") == header.beyond_format.end();
+}
+
 class Auditor::Impl {
  public:
   Impl(const RecordingHeader& header, AuditScope scope)
@@ -179,7 +185,7 @@ class Auditor::Impl {
         checks_planned_(scope == AuditScope::whole_recording),
         keeps_states_of_drafts_(retires_by_scheduled_tokens(header)),
         ledger_(header.num_blocks),
-        lists_all_queues_(!header.connector),
+        lists_all_queues_(lists_all_queues(header)),
         has_connector_(header.connector.has_value()),
         has_events_(header.has_cache_events),
         counts_hits_(!has_connector_),

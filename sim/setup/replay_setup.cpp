@@ -20,7 +20,7 @@ namespace {
 
 // The whole trace, or its first requests where the run is limited to them.
 Result<std::shared_ptr<const Trace>> read_trace(const ReplayRequest& request, FileFormat format) {
-  LS_ASSIGN_OR_RETURN(const auto reader, open_trace(request.file, format));
+  LS_ASSIGN_OR_RETURN(const auto reader, open_trace(request.file, format, request.import));
   const std::int64_t limit = request.run.spec.recipe.limit_requests;
   auto trace = std::make_shared<Trace>();
   trace->header = reader->header();

@@ -22,6 +22,7 @@ namespace lockstep {
 struct ReplayRequest {
   std::string file;
   GivenRun run;
+  ImportOptions import{};
   std::int64_t staging_blocks = 0;  // of a buffer that another engine's blocks go through
   bool tells_cache_events = false;
   bool draws = false;  // LockstepConfig::draw

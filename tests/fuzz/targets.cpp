@@ -97,9 +97,30 @@ void run_audit(Bytes bytes) {
   is_read(audit_recording(file.path()), file.path());
 }
 
-void run_mooncake(Bytes bytes) {
+// What a reader takes can be written as a request trace, which its own reader takes.
+template <class Open>
+void import_and_write(Bytes bytes, Open open) {
   const MemoryFile file(bytes);
-  is_read(read_whole(open_mooncake(file.path(), {})), file.path());
+  const auto trace = read_whole(open(file.path(), ImportOptions()));
+  if (!is_read(trace, file.path())) return;
+  const MemoryFile written(trace_to_text(*trace));
+  const auto again = read_whole(open_request_trace(written.path()));
+  LS_CHECK(again.has_value(), "what was imported is refused: {}", again.error().message);
+  LS_CHECK(*again == *trace, "an imported trace, written and read, is another");
+}
+
+void run_mooncake(Bytes bytes) { import_and_write(bytes, open_mooncake); }
+void run_weka(Bytes bytes) { import_and_write(bytes, open_weka); }
+void run_bailian(Bytes bytes) { import_and_write(bytes, open_bailian); }
+void run_burstgpt(Bytes bytes) { import_and_write(bytes, open_burstgpt); }
+void run_llmservingsim(Bytes bytes) { import_and_write(bytes, open_llmservingsim); }
+void run_dynamo(Bytes bytes) { import_and_write(bytes, open_dynamo); }
+
+// The rows that it names are not there.
+void run_aiperf_manifest(Bytes bytes) {
+  const MemoryFile file(bytes);
+  const auto trace = read_whole(open_aiperf_manifest(file.path(), {}));
+  LS_CHECK(!trace, "a manifest without rows was read");
 }
 
 void run_azure(Bytes bytes) {
@@ -222,7 +243,39 @@ std::vector<std::string> safetensors_files() {
 std::vector<std::string> mooncake_files() {
   return {
       "{\"timestamp\": 0, \"input_length\": 1030, \"output_length\": 5, \"hash_ids\": [0, 1, 2]}\n"
-      "{\"timestamp\": 7, \"input_length\": 1, \"output_length\": 2, \"hash_ids\": [9]}\n"};
+      "{\"timestamp\": 7, \"input_length\": 1, \"output_length\": 2, \"hash_ids\": [9]}\n",
+      beginnings({"traces/samples/foreign/timed_trace.jsonl"}, 9).front(),
+      beginnings({"traces/samples/foreign/agentic_mooncake.jsonl"}, 9).front(),
+      beginnings({"traces/samples/foreign/aiperf/dataset.jsonl"}, 9).front()};
+}
+
+std::vector<std::string> weka_files() {
+  return beginnings({"traces/samples/foreign/weka.json", "traces/samples/foreign/cc_traces.jsonl"},
+                    9);
+}
+
+std::vector<std::string> bailian_files() {
+  return beginnings({"traces/samples/foreign/bailian.jsonl"}, 9);
+}
+
+std::vector<std::string> burstgpt_files() {
+  return beginnings({"traces/samples/foreign/burstgpt.csv"}, 9);
+}
+
+std::vector<std::string> llmservingsim_files() {
+  return beginnings({"traces/samples/foreign/llmservingsim.jsonl",
+                     "traces/samples/foreign/llmservingsim_agentic.jsonl",
+                     "traces/samples/foreign/llmservingsim_recorded.jsonl"},
+                    9);
+}
+
+std::vector<std::string> dynamo_files() {
+  return beginnings(
+      {"traces/samples/foreign/dynamo.jsonl", "traces/samples/foreign/dynamo_agents.jsonl"}, 9);
+}
+
+std::vector<std::string> aiperf_manifests() {
+  return beginnings({"traces/samples/foreign/aiperf/manifest.json"}, 99);
 }
 
 std::vector<std::string> azure_files() {
@@ -233,8 +286,9 @@ std::vector<std::string> azure_files() {
 
 std::vector<std::string> any_traces() {
   std::vector<std::string> files;
-  for (const auto seeds :
-       {request_traces, recordings, saved_cases, benchmarks, mooncake_files, azure_files})
+  for (const auto seeds : {request_traces, recordings, saved_cases, benchmarks, mooncake_files,
+                           azure_files, weka_files, bailian_files, burstgpt_files,
+                           llmservingsim_files, dynamo_files, aiperf_manifests})
     files.push_back(seeds().front());
   return files;
 }
@@ -259,6 +313,12 @@ constexpr FuzzTarget kTargets[] = {
     {"benchmark", run_benchmark, benchmarks},
     {"mooncake", run_mooncake, mooncake_files},
     {"azure", run_azure, azure_files},
+    {"weka", run_weka, weka_files},
+    {"bailian", run_bailian, bailian_files},
+    {"burstgpt", run_burstgpt, burstgpt_files},
+    {"llmservingsim", run_llmservingsim, llmservingsim_files},
+    {"dynamo", run_dynamo, dynamo_files},
+    {"aiperf_manifest", run_aiperf_manifest, aiperf_manifests},
     {"fault_plan", run_fault_plan, fault_plans},
     {"fuzz_report", run_fuzz_report, fuzz_reports},
     {"any_trace", run_any_trace, any_traces},

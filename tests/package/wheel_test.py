@@ -81,12 +81,14 @@ class WheelTest(unittest.TestCase):
 
     def test_the_python_packages_and_the_plugin_are_there(self) -> None:
         code = (
-            "import lockstep_recorder, lockstep_engines, lockstep_pytest\n"
+            "import lockstep_recorder, lockstep_engines, lockstep_live, lockstep_pytest\n"
             "from importlib.metadata import entry_points, version\n"
-            "print(version('lockstep-kv'), *entry_points(group='pytest11'))"
+            "print(version('lockstep-kv'), *entry_points(group='pytest11'))\n"
+            "print(*entry_points(group='vllm.general_plugins'))"
         )
         said = self.in_environment("python", "-c", code)
         self.assertRegex(said, r"0\.1\.0 .*lockstep_pytest\.plugin")
+        self.assertIn("lockstep_live.plugin:register", said)
 
     def test_engines_are_driven_by_the_interpreter_of_the_environment(self) -> None:
         said = self.in_environment("lockstep", "fuzz", "--runs", "1", "--decisions", "vllm",

@@ -29,7 +29,7 @@ Result<Trace> read_trace(const std::string& path) {
   return read_all(**reader);
 }
 
-const std::string kHeader =
+const std::string kTraceHeader =
     R"({"lockstep_trace":1,"time":"ns","source":{"kind":"hand","name":"t"},)"
     R"("ids":{"block":512,"tail":"ceil"}})"
     "\n";
@@ -40,8 +40,8 @@ const std::string kSecond =
     R"("output":{"tokens":[1,2,50000]},"max_tokens":9,"eos":50000,"abort":{"after_tokens":1},)"
     R"("priority":-1,"salt":"s"})"
     "\n";
-const std::string kEnd = "{\"end\":true,\"records\":2}\n";
-const std::string kTrace = kHeader + kFirst + kSecond + kEnd;
+const std::string kTraceEnd = "{\"end\":true,\"records\":2}\n";
+const std::string kTrace = kTraceHeader + kFirst + kSecond + kTraceEnd;
 
 TEST(RequestTrace, EveryFieldIsRead) {
   const auto trace = read_trace(write_temporary(kTrace));
@@ -180,7 +180,7 @@ INSTANTIATE_TEST_SUITE_P(
                 "FILE:1: field `lockstep_trace`: found 9; expected the integer 1"},
         Refused{"an unknown tail", changed(kTrace, "\"ceil\"", "\"padded\""),
                 "FILE:1: field `ids.tail`: found \"padded\"; expected one of \"ceil\", \"floor\""},
-        Refused{"no end line", kHeader + kFirst + kSecond,
+        Refused{"no end line", kTraceHeader + kFirst + kSecond,
                 "FILE:4: found the end of the file; expected a record or "
                 "{\"end\":true,\"records\":N}"},
         Refused{"a record lost", changed(kTrace, kFirst, ""),
@@ -196,8 +196,8 @@ INSTANTIATE_TEST_SUITE_P(
         Refused{"a time with a fraction", changed(kTrace, "\"t\":5", "\"t\":5.5"),
                 "FILE:2: field `t`: found 5.5; expected an integer from 0 to 9223372036854775807"},
         Refused{"time that goes back",
-                kHeader + kFirst +
-                    changed(changed(kFirst, "\"a\"", "\"c\""), "\"t\":5", "\"t\":4") + kEnd,
+                kTraceHeader + kFirst +
+                    changed(changed(kFirst, "\"a\"", "\"c\""), "\"t\":5", "\"t\":4") + kTraceEnd,
                 "FILE:3: field `t`: found 4; expected at least 5, the time of the record before"},
         Refused{"neither t nor after", changed(kTrace, "\"t\":5,", ""),
                 "FILE:2: found no key \"t\"; expected it"},
@@ -270,9 +270,10 @@ INSTANTIATE_TEST_SUITE_P(
             "a priority of 33 bits", changed(kTrace, "\"priority\":-1", "\"priority\":2147483648"),
             "FILE:3: field `priority`: found 2147483648; expected an integer from -2147483648 to "
             "2147483647"},
-        Refused{"an unknown control", kHeader + "{\"control\":\"pause\",\"t\":1}\n" + kEnd,
+        Refused{"an unknown control",
+                kTraceHeader + "{\"control\":\"pause\",\"t\":1}\n" + kTraceEnd,
                 "FILE:2: field `control`: found \"pause\"; expected one of \"reset_prefix_cache\""},
-        Refused{"a record that is no object", kHeader + "[]\n" + kEnd,
+        Refused{"a record that is no object", kTraceHeader + "[]\n" + kTraceEnd,
                 "FILE:2: found an array of 0 elements; expected an object"},
         Refused{
             "an unknown key", changed(kTrace, "\"salt\"", "\"slat\""),

@@ -2,13 +2,13 @@
 
 #include <algorithm>
 #include <array>
-#include <charconv>
 #include <vector>
 
 #include "base/json_reader.h"
 #include "base/line_reader.h"
 #include "base/number_text.h"
 #include "traces/formats/prompt_json.h"
+#include "traces/importers/csv_cells.h"
 #include "traces/importers/foreign_traces.h"
 
 namespace lockstep {
@@ -17,28 +17,6 @@ namespace {
 constexpr std::array<std::string_view, 3> kColumns = {"TIMESTAMP", "ContextTokens",
                                                       "GeneratedTokens"};
 enum Column : std::size_t { kTimestamp, kContextTokens, kGeneratedTokens };
-
-std::vector<std::string_view> split(std::string_view line) {
-  std::vector<std::string_view> cells;
-  while (true) {
-    const std::size_t comma = line.find(',');
-    cells.push_back(line.substr(0, comma));
-    if (comma == line.npos) return cells;
-    line.remove_prefix(comma + 1);
-  }
-}
-
-// The digits of `text` as a number from min to max.
-std::optional<std::int64_t> digits_of(std::string_view text, std::int64_t min, std::int64_t max) {
-  if (text.empty() ||
-      !std::all_of(text.begin(), text.end(), [](char c) { return c >= '0' && c <= '9'; })) {
-    return std::nullopt;
-  }
-  std::int64_t value = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (error != std::errc{} || end != text.data() + text.size()) return std::nullopt;
-  return value >= min && value <= max ? std::optional(value) : std::nullopt;
-}
 
 constexpr bool is_leap(std::int64_t year) {
   return year % 4 == 0 && (year % 100 != 0 || year % 400 == 0);
@@ -76,7 +54,7 @@ class AzureReader final : public ImportReader {
   Result<void> read_header() {
     std::string_view line;
     LS_RETURN_IF_ERROR(lines_.next(line));
-    const auto names = split(line);
+    const auto names = split_cells(line);
     for (std::size_t column = 0; column < kColumns.size(); ++column) {
       const auto found = std::find(names.begin(), names.end(), kColumns[column]);
       if (found == names.end())
@@ -97,7 +75,7 @@ class AzureReader final : public ImportReader {
   }
 
   Result<ImportedRow> read_row(std::string_view line) override {
-    const auto cells = split(line);
+    const auto cells = split_cells(line);
     if (cells.size() != kColumns.size()) {
       return refuse("row", line, fmt::format("{} cells", kColumns.size()));
     }
@@ -163,7 +141,7 @@ std::optional<std::int64_t> utc_ns_of(std::string_view timestamp) {
 }
 
 bool is_azure_header(std::string_view line) {
-  const auto names = split(line);
+  const auto names = split_cells(line);
   return std::all_of(kColumns.begin(), kColumns.end(), [&](std::string_view column) {
     return std::find(names.begin(), names.end(), column) != names.end();
   });

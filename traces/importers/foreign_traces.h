@@ -17,17 +17,47 @@
 
 namespace lockstep {
 
-// Mooncake's request traces (JSON lines): timestamp in ms, lengths, and the ids of the prompt's
-// blocks of 512 tokens, the last of them covering what is left. An id stands for the block's
-// content and everything before it, so equal ids are equal prefixes; here it is the seed of a
-// symbolic run.
-//
-// Keys: timestamp (or created_time), input_length (or input_tokens), output_length (or
-// output_tokens), hash_ids. Any other key is refused, and so is a row whose ids do not cover its
+// Request traces of Mooncake's kind (JSON lines): times, lengths, and the ids of a prompt's blocks,
+// the last of them covering what is left. An id stands for the block's content and everything
+// before it, so equal ids are equal prefixes; here it is the seed of a symbolic run. Any key that
+// docs/formats.md, "Mooncake", does not have is refused, and so is a row whose ids do not cover its
 // prompt exactly. Arrivals count from the trace's own zero; rows at equal times keep the file's
-// order.
+// order. Dialects:
+// - Mooncake: ms, ids of 512 tokens
+// - vLLM's timed traces: s, ids of 16 tokens
+// - AIPerf and Dynamo: sessions, whose turns wait for each other; rows that name others in wait_for
 Result<std::unique_ptr<TraceReader>> open_mooncake(const std::string& path,
                                                    const ImportOptions& options);
+
+// manifest.json of AIPerf's synthesized sessions; the rows are in dataset.jsonl beside it.
+inline constexpr std::string_view kAiperfRows = "dataset.jsonl";
+Result<std::unique_ptr<TraceReader>> open_aiperf_manifest(const std::string& path,
+                                                          const ImportOptions& options);
+
+// Conversations of coding agents, as kv-cache-tester and the cc-traces data sets have them: one a
+// file, or one a line. Turns and sub-agents wait for each other.
+Result<std::unique_ptr<TraceReader>> open_weka(const std::string& path,
+                                               const ImportOptions& options);
+
+// Alibaba's Bailian traces (JSON lines): chats and their parents, ids of 16 tokens. The id of a
+// last block that is not full may stand for padding, and is not used. Arrivals are as recorded.
+Result<std::unique_ptr<TraceReader>> open_bailian(const std::string& path,
+                                                  const ImportOptions& options);
+
+// BurstGPT (CSV): times and lengths, no prefixes.
+Result<std::unique_ptr<TraceReader>> open_burstgpt(const std::string& path,
+                                                   const ImportOptions& options);
+bool is_burstgpt_header(std::string_view line);
+
+// LLMServingSim (JSON lines): workloads of whole tokens, sessions of calls and tools, and the
+// requests of a recorded run (lengths alone).
+Result<std::unique_ptr<TraceReader>> open_llmservingsim(const std::string& path,
+                                                        const ImportOptions& options);
+
+// Dynamo's request traces, dynamo.request.trace.v1 (JSON lines).
+inline constexpr std::string_view kDynamoSchema = "dynamo.request.trace.v1";
+Result<std::unique_ptr<TraceReader>> open_dynamo(const std::string& path,
+                                                 const ImportOptions& options);
 
 // Azure's LLM inference traces (CSV): TIMESTAMP, ContextTokens, GeneratedTokens, found by the names
 // in the header line. Nothing in them says which prompts share a prefix, so none do: every prompt

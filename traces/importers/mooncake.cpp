@@ -1,28 +1,118 @@
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <optional>
+#include <unordered_map>
+
 #include "base/json_reader.h"
 #include "base/line_reader.h"
 #include "traces/formats/prompt_json.h"
+#include "traces/importers/foreign_rows.h"
 #include "traces/importers/foreign_traces.h"
+#include "traces/importers/request_graph.h"
 
 namespace lockstep {
 namespace {
 
-constexpr int kDigitsOfMs = 6;  // 1 ms is 10^6 ns
+constexpr std::int32_t kMooncakeBlock = 512;
+constexpr std::int32_t kTimedTraceBlock = 16;
+// An answer that comes back in the next prompt is written out token by token.
+constexpr std::int32_t kAnswerTokensMax = 1 << 20;
 
-// A key that has two names in the wild: exactly one of them.
-JsonValue required_alias(JsonObject& object, std::string_view name, std::string_view alias) {
-  if (object.has(name) && object.has(alias)) {
-    object.refuse_because(fmt::format("found both \"{}\" and \"{}\"; expected one", name, alias));
-  }
-  return object.has(alias) ? object.optional(alias) : object.required(name);
+// How the rows of one file are meant.
+struct Dialect {
+  HashIdConvention ids{.block_tokens = kMooncakeBlock, .tail = IdTail::ceil};
+  int digits = kDigitsOfMs;  // of a timestamp
+  std::string kind = "mooncake";
+  bool is_linked = false;        // rows have names, sessions, and others that they wait for
+  bool turns_are_added = false;  // a later turn has only what is new in its prompt
+};
+
+struct MooncakeRow {
+  LinkedRequest linked;
+  std::optional<std::int64_t> t_ns;
+  std::optional<std::int64_t> delay_ns;
+  std::string request_id;
+  std::string session;
+  std::vector<std::string> wait_for;
+};
+
+void refuse_text(JsonObject& object) {
+  for (const char* key : {"text_input", "messages", "payload"})
+    if (JsonValue text = object.optional(key))
+      text.refuse_because(
+          "found text; expected input_length and hash_ids: how many tokens a text "
+          "has only its model's tokenizer knows");
 }
 
+// What AIPerf adds to the body of a request, as far as an engine's scheduler sees it.
+void read_extra(JsonValue value, RequestSpec& spec) {
+  JsonObject extra = value.object();
+  if (auto ignores = extra.optional("ignore_eos")) ignores.boolean();
+  if (auto tokens = extra.optional("min_tokens"))
+    spec.min_tokens = tokens.integer<std::int32_t>(0, kPromptTokensMax);
+  if (auto priority = extra.optional("priority")) spec.priority = priority.integer<std::int32_t>();
+  if (auto salt = extra.optional("cache_salt")) spec.cache_salt = salt.nonempty_string();
+  extra.finish();
+}
+
+void read_links(JsonObject& object, MooncakeRow& row) {
+  if (auto id = object.optional("request_id")) row.request_id = id.nonempty_string();
+  if (auto session = object.optional("session_id")) row.session = session.nonempty_string();
+  if (auto delay = optional_alias(object, "delay", "delay_ms"))
+    row.delay_ns = read_span_ns(delay, kDigitsOfMs);
+  if (auto tool = object.optional("tool_wait_ms"))
+    row.delay_ns = row.delay_ns.value_or(0) + read_span_ns(tool, kDigitsOfMs);
+  if (auto names = object.optional("wait_for"))
+    for (JsonValue name : names.array()) row.wait_for.emplace_back(name.nonempty_string());
+  if (auto type = object.optional("type"); type && type.string() != "mooncake_trace")
+    type.refuse("\"mooncake_trace\"");
+  if (auto extra = object.optional("extra")) read_extra(extra, row.linked.request.spec);
+  // Of routers and of harnesses; an engine is told none of it.
+  for (const char* told :
+       {"group_id", "is_restart", "parent_session_id", "request_kind", "branches", "prefix_reset",
+        "tool_events", "priority", "strict_priority", "policy_class", "routing_constraints"})
+    object.optional(told);
+}
+
+void read_answer(JsonValue tokens, OutputPlan& output) {
+  output.tokens = read_token_ids(tokens);
+  if (std::ssize(output.tokens) != output.length)
+    tokens.refuse_because(fmt::format("found {} tokens; expected {}, the output_length",
+                                      output.tokens.size(), output.length));
+}
+
+MooncakeRow read_mooncake_row(JsonValue value, std::int64_t line, const Dialect& dialect) {
+  JsonObject object = value.object();
+  MooncakeRow row;
+  LinkedRequest& linked = row.linked;
+  linked.line = line;
+  refuse_text(object);
+  if (dialect.is_linked) read_links(object, row);
+  if (auto time = dialect.is_linked ? optional_alias(object, "timestamp", "created_time")
+                                    : required_alias(object, "timestamp", "created_time"))
+    row.t_ns = dialect.is_linked ? read_span_ns(time, dialect.digits)
+                                 : time.scaled_decimal(dialect.digits);
+  linked.prompt_tokens =
+      required_alias(object, "input_length", "input_tokens").integer(1, kPromptTokensMax);
+  linked.set_output(
+      required_alias(object, "output_length", "output_tokens").integer<std::int32_t>(0));
+  if (auto tokens = dialect.is_linked ? object.optional("output_token_ids") : JsonValue())
+    read_answer(tokens, linked.request.output);
+  if (auto ids = object.optional("hash_ids"))
+    linked.hash_ids = read_hash_ids(ids, linked.prompt_tokens, dialect.ids);
+  object.finish();
+  return row;
+}
+
+// Rows that nothing links, one after the other.
 class MooncakeReader final : public ImportReader {
  public:
-  MooncakeReader(LineReader&& lines, const ImportOptions& options)
-      : ImportReader(std::move(lines), options, "mooncake"), json_(lines_.path()) {
-    header_.ids = {.block_tokens = options.mooncake_block_tokens, .tail = IdTail::ceil};
+  MooncakeReader(LineReader&& lines, const ImportOptions& options, Dialect dialect)
+      : ImportReader(std::move(lines), options, dialect.kind),
+        json_(lines_.path()),
+        dialect_(std::move(dialect)) {
+    header_.ids = dialect_.ids;
   }
 
  private:
@@ -35,44 +125,230 @@ class MooncakeReader final : public ImportReader {
   }
 
   ImportedRow row_of(JsonValue value) {
-    JsonObject object = value.object();
+    const MooncakeRow found = read_mooncake_row(value, lines_.number(), dialect_);
     ImportedRow row;
-    JsonValue time = required_alias(object, "timestamp", "created_time");
-    row.t_ns = time.scaled_decimal(kDigitsOfMs);
-    if (row.t_ns < last_t_ns_)
-      time.refuse("a time not before that of the row above, and not below 0");
-    const auto length =
-        required_alias(object, "input_length", "input_tokens").integer(1, kPromptTokensMax);
-    JsonValue output = required_alias(object, "output_length", "output_tokens");
-    row.output_length = output.integer<std::int32_t>(0);
-    if (row.output_length == 0 && options_.zero_output == ZeroOutput::refuse)
-      output.refuse("at least one output token");
-    JsonValue hash_ids = object.required("hash_ids");
-    std::vector<std::uint64_t> ids;
-    for (JsonValue id : hash_ids.array()) ids.push_back(id.integer(0, kHashIdMax));
-    object.finish();
     if (!json_.ok()) return row;
-    if (auto prompt = prompt_of_hash_ids(ids, length, *header_.ids, ordinal_)) {
-      row.prompt = std::move(*prompt);
-    } else {
-      hash_ids.refuse_because(
-          fmt::format("found {} ids for {} tokens; expected {}, one per {} tokens", ids.size(),
-                      length, hash_ids_for(length, *header_.ids), header_.ids->block_tokens));
-    }
+    JsonObject object = value.object();
+    row.t_ns = found.t_ns.value_or(0);
+    if (row.t_ns < last_t_ns_)
+      required_alias(object, "timestamp", "created_time")
+          .refuse("a time not before that of the row above, and not below 0");
+    if (found.linked.has_no_output && options_.zero_output == ZeroOutput::refuse)
+      required_alias(object, "output_length", "output_tokens").refuse("at least one output token");
+    if (!found.linked.has_no_output) row.output_length = found.linked.request.output.length;
+    row.prompt = object.has("hash_ids")
+                     ? prompt_of_hash_ids(found.linked.hash_ids, found.linked.prompt_tokens,
+                                          dialect_.ids, ordinal_)
+                           .value()
+                     : private_prompt(found.linked.prompt_tokens, ordinal_);
     return row;
   }
 
   JsonReader json_;
+  Dialect dialect_;
   std::int64_t last_t_ns_ = 0;
 };
+
+// Rows of sessions, and rows that name whom they wait for.
+class LinkedRows {
+ public:
+  explicit LinkedRows(const Dialect& dialect) : dialect_(dialect) {}
+
+  void read_row(JsonValue value, std::int64_t line) {
+    MooncakeRow row = read_mooncake_row(value, line, dialect_);
+    LinkedRequest& linked = row.linked;
+    linked.t_ns = row.t_ns.value_or(0);
+    linked.request.delay_ns = row.delay_ns.value_or(0);
+    std::string name = std::move(row.request_id);
+    if (!row.session.empty()) {
+      Session& session = sessions_[row.session];
+      if (name.empty())
+        name = session.turns == 0 ? row.session : fmt::format("{}/{}", row.session, session.turns);
+      if (session.turns > 0 && row.wait_for.empty()) {
+        linked.waits_for = {session.last};
+        // Without a delay it is as long as there was between the two.
+        const std::int64_t before_ns = requests_[session.last].t_ns;
+        if (!row.delay_ns && row.t_ns) linked.request.delay_ns = *row.t_ns - before_ns;
+        if (linked.request.delay_ns < 0)
+          value.refuse_because(
+              "found a turn before that of its session above; expected a later "
+              "timestamp, or a delay");
+        linked.t_ns = std::max(linked.t_ns, before_ns);
+      }
+      if (dialect_.turns_are_added) add_to(session, linked, value);
+      ++session.turns;
+      session.last = requests_.size();
+    }
+    if (name.empty()) name = fmt::format("r{}", requests_.size());
+    place_of_.try_emplace(name, requests_.size());
+    for (std::string& other : row.wait_for)
+      waits_.push_back({.who = requests_.size(), .for_whom = std::move(other)});
+    linked.request.spec.name = std::move(name);
+    requests_.push_back(std::move(linked));
+  }
+
+  std::size_t num_sessions() const { return sessions_.size(); }
+
+  Result<std::vector<LinkedRequest>> take(const std::string& path) {
+    for (const Wait& wait : waits_) {
+      const auto found = place_of_.find(wait.for_whom);
+      LinkedRequest& who = requests_[wait.who];
+      if (found == place_of_.end())
+        return fail(
+            fmt::format("{}:{}: field `wait_for`: found \"{}\"; expected the request_id of "
+                        "a row",
+                        path, who.line, printable_excerpt(wait.for_whom)));
+      if (std::ranges::find(who.waits_for, found->second) == who.waits_for.end())
+        who.waits_for.push_back(found->second);
+    }
+    return std::move(requests_);
+  }
+
+ private:
+  struct Session {
+    std::int64_t turns = 0;
+    std::size_t last = 0;
+    Prompt prompt;  // where turns are added: all so far
+  };
+  struct Wait {
+    std::size_t who;
+    std::string for_whom;
+  };
+
+  // The prompt so far, the answer to it, and what is new.
+  void add_to(Session& session, LinkedRequest& linked, JsonValue value) {
+    if (session.turns > 0) {
+      LinkedRequest& before = requests_[session.last];
+      OutputPlan& answer = before.request.output;
+      if (answer.length > kAnswerTokensMax) {
+        value.refuse_because(
+            fmt::format("found an answer of {} tokens before this turn; expected "
+                        "at most {}",
+                        answer.length, kAnswerTokensMax));
+        return;
+      }
+      const TokenRun run = own_run(answer.length);
+      Prompt tokens;
+      tokens.append(run);
+      answer.tokens = tokens.materialize();
+      session.prompt.append(run);
+    }
+    if (linked.hash_ids.empty()) {
+      session.prompt.append(own_run(linked.prompt_tokens));
+    } else if (const auto added =
+                   prompt_of_hash_ids(linked.hash_ids, linked.prompt_tokens, dialect_.ids, 0)) {
+      for (const TokenRun& run : added->runs) session.prompt.append(run);
+    }
+    if (session.prompt.size() > kPromptTokensMax)
+      value.refuse_because(fmt::format("found a session of more than {} tokens", kPromptTokensMax));
+    linked.request.spec.prompt = session.prompt;
+    linked.prompt_tokens = 0;
+  }
+
+  // Tokens that are nowhere else.
+  TokenRun own_run(std::int64_t count) {
+    return {.kind = TokenRun::Kind::seeded,
+            .seed = (std::uint64_t{1} << 31) + own_runs_++,
+            .first = 0,
+            .count = static_cast<std::uint32_t>(count)};
+  }
+
+  Dialect dialect_;
+  std::vector<LinkedRequest> requests_;
+  std::unordered_map<std::string, Session> sessions_;
+  std::unordered_map<std::string, std::size_t> place_of_;
+  std::vector<Wait> waits_;
+  std::uint64_t own_runs_ = 0;
+};
+
+bool covers(JsonObject& row, std::int32_t block_tokens) {
+  JsonValue length = optional_alias(row, "input_length", "input_tokens");
+  JsonValue ids = row.optional("hash_ids");
+  if (!length || !ids || !ids.is_array() || !length.is_number()) return true;
+  return std::ssize(ids.array()) ==
+         hash_ids_for(length.integer(1, kPromptTokensMax),
+                      {.block_tokens = block_tokens, .tail = IdTail::ceil});
+}
+
+// A row with more than 16 tokens says whether its ids are of 512 tokens, as Mooncake's, or of 16,
+// as those of vLLM's timed traces, which count seconds. No row fits both.
+Result<Dialect> dialect_of(const std::string& path, const ImportOptions& options) {
+  LS_ASSIGN_OR_RETURN(auto lines, LineReader::open(path));
+  Dialect dialect;
+  std::string_view line;
+  for (bool is_first = true;; is_first = false) {
+    const auto more = lines.next(line);
+    JsonReader json(path);
+    // What is wrong with the file is said when it is read.
+    if (!more || !*more || !json.parse(line) || !json.root().is_object()) break;
+    JsonObject row = json.root().object();
+    if (is_first) {
+      for (const char* key : {"session_id", "request_id", "wait_for", "extra"})
+        dialect.is_linked |= row.has(key);
+      dialect.turns_are_added = row.has("group_id");
+    }
+    // Who says how many tokens an id has, or has Dynamo's names for the keys, has no timed trace.
+    if (dialect.is_linked || options.block_tokens || !row.has("timestamp")) break;
+    if (covers(row, kMooncakeBlock) != covers(row, kTimedTraceBlock) && json.ok()) {
+      if (covers(row, kMooncakeBlock)) break;
+      dialect.ids.block_tokens = kTimedTraceBlock;
+      dialect.digits = kDigitsOfSeconds;
+      dialect.kind = "timed_trace";
+      break;
+    }
+  }
+  if (options.block_tokens) dialect.ids.block_tokens = *options.block_tokens;
+  if (options.time_unit)
+    dialect.digits = *options.time_unit == TimeUnit::s ? kDigitsOfSeconds : kDigitsOfMs;
+  if (options.turns) dialect.turns_are_added = *options.turns == Turns::added;
+  return dialect;
+}
+
+Result<std::unique_ptr<TraceReader>> open_linked(const std::string& path, const Dialect& dialect,
+                                                 const ImportOptions& options,
+                                                 std::optional<std::size_t> num_sessions) {
+  LinkedRows rows(dialect);
+  LS_RETURN_IF_ERROR(
+      for_each_row(path, [&](JsonValue value, std::int64_t line) { rows.read_row(value, line); }));
+  if (num_sessions && rows.num_sessions() != *num_sessions)
+    return fail(fmt::format("{}: found {} sessions; expected {}, as the manifest beside it says",
+                            path, rows.num_sessions(), *num_sessions));
+  LS_ASSIGN_OR_RETURN(auto requests, rows.take(path));
+  return in_order(path, header_of(dialect.kind, path, dialect.ids), std::move(requests), options);
+}
 
 }  // namespace
 
 Result<std::unique_ptr<TraceReader>> open_mooncake(const std::string& path,
                                                    const ImportOptions& options) {
-  LS_CHECK(options.mooncake_block_tokens > 0, "blocks of {} tokens", options.mooncake_block_tokens);
+  LS_ASSIGN_OR_RETURN(auto dialect, dialect_of(path, options));
+  if (dialect.is_linked) return open_linked(path, dialect, options, {});
   LS_ASSIGN_OR_RETURN(auto lines, LineReader::open(path));
-  return std::make_unique<MooncakeReader>(std::move(lines), options);
+  return std::make_unique<MooncakeReader>(std::move(lines), options, std::move(dialect));
+}
+
+Result<std::unique_ptr<TraceReader>> open_aiperf_manifest(const std::string& path,
+                                                          const ImportOptions& options) {
+  LS_ASSIGN_OR_RETURN(const std::string text, read_text_file(path, kJsonTextBytesMax));
+  JsonReader json(path);
+  Dialect dialect{.kind = "aiperf", .is_linked = true, .turns_are_added = true};
+  std::size_t num_sessions = 0;
+  if (json.parse(text, 1, true)) {
+    JsonObject manifest = json.root().object();
+    manifest.required("seed");
+    manifest.optional("config_name");
+    num_sessions = manifest.required("num_sessions").integer<std::size_t>(1, kPromptTokensMax);
+    JsonObject made = manifest.required("generation_params").object();
+    dialect.ids.block_tokens = made.required("block_size").integer<std::int32_t>(1);
+    made.entries();  // what the rows were drawn from
+    manifest.finish();
+  }
+  if (!json.ok()) return json.failure();
+  const std::string rows =
+      path.substr(0, path.size() - file_name_of(path).size()) + std::string(kAiperfRows);
+  if (const auto there = LineReader::open(rows); !there)
+    return fail(fmt::format("{}: the rows of this manifest: {}", path, there.error().message));
+  return open_linked(rows, dialect, options, num_sessions);
 }
 
 }  // namespace lockstep

@@ -2,68 +2,194 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <array>
+#include <initializer_list>
+#include <limits>
 #include <utility>
+#include <vector>
 
 #include "base/json_reader.h"
 #include "base/line_reader.h"
+#include "traces/importers/csv_cells.h"
 #include "traces/importers/foreign_traces.h"
 
 namespace lockstep {
 namespace {
 
-struct FormatName {
+// The first line of a file, or all of a document over many lines.
+struct Beginning {
+  std::string_view line;
+  const JsonObject* object = nullptr;  // null: it is none
+  bool has(std::string_view key) const { return object != nullptr && object->has(key); }
+};
+
+using Open = Result<std::unique_ptr<TraceReader>> (*)(const std::string& path,
+                                                      const ImportOptions& options);
+
+Result<std::unique_ptr<TraceReader>> open_benchmark(const std::string& path, const ImportOptions&) {
+  LS_ASSIGN_OR_RETURN(auto file, read_benchmark_file(path));
+  return requests_of(std::move(file), path);
+}
+
+Result<std::unique_ptr<TraceReader>> open_own(const std::string& path, const ImportOptions&) {
+  return open_request_trace(path);
+}
+
+struct KnownFormat {
   FileFormat format;
   std::string_view name;
   std::string_view sign;  // what its first line shows
+  bool (*is)(const Beginning& file);
+  Open open = nullptr;  // null: no requests that arrive
 };
 
-constexpr std::array kFormats = std::to_array<FormatName>({
-    {FileFormat::request_trace, "request trace", "{\"lockstep_trace\":1,...}"},
-    {FileFormat::recording, "engine recording", "{\"schedule_recording\":1,...}"},
-    {FileFormat::benchmark, "benchmark file", "{\"benchmark\":...}"},
-    {FileFormat::saved_case, "saved case", "{\"lockstep_case\":1,...}"},
-    {FileFormat::mooncake, "Mooncake trace", "{\"timestamp\":..,\"hash_ids\":[..],...}"},
-    {FileFormat::azure, "Azure trace", "TIMESTAMP,ContextTokens,GeneratedTokens"},
-    {FileFormat::layouts, "layout recording", "{\"layout_recording\":1,...}"},
+// The first that fits.
+constexpr std::array kFormats = std::to_array<KnownFormat>({
+    {FileFormat::request_trace, "request trace", "{\"lockstep_trace\":1,...}",
+     [](const Beginning& file) { return file.has("lockstep_trace"); }, open_own},
+    {FileFormat::recording, "engine recording", "{\"schedule_recording\":1,...}",
+     [](const Beginning& file) { return file.has("schedule_recording"); }},
+    {FileFormat::benchmark, "benchmark file", "{\"benchmark\":...}",
+     [](const Beginning& file) { return file.has("benchmark"); }, open_benchmark},
+    {FileFormat::saved_case, "saved case", "{\"lockstep_case\":1,...}",
+     [](const Beginning& file) { return file.has("lockstep_case"); }},
+    {FileFormat::layouts, "layout recording", "{\"layout_recording\":1,...}",
+     [](const Beginning& file) { return file.has("layout_recording"); }},
+    {FileFormat::azure, "Azure trace", "TIMESTAMP,ContextTokens,GeneratedTokens",
+     [](const Beginning& file) { return is_azure_header(file.line); }, open_azure},
+    {FileFormat::burstgpt, "BurstGPT trace", "Timestamp,Request tokens,Response tokens,...",
+     [](const Beginning& file) { return is_burstgpt_header(file.line); }, open_burstgpt},
+    {FileFormat::weka, "Weka trace", "{\"id\":..,\"block_size\":..,\"requests\":[..],...}",
+     [](const Beginning& file) { return file.has("requests") && file.has("block_size"); },
+     open_weka},
+    {FileFormat::bailian, "Bailian trace", "{\"chat_id\":..,\"parent_chat_id\":..,...}",
+     [](const Beginning& file) { return file.has("chat_id"); }, open_bailian},
+    {FileFormat::llmservingsim, "LLMServingSim workload", "{\"input_toks\":..,...}",
+     [](const Beginning& file) { return file.has("input_toks") || file.has("sub_requests"); },
+     open_llmservingsim},
+    {FileFormat::dynamo, "Dynamo request trace", "{\"schema\":\"dynamo.request.trace.v1\",...}",
+     [](const Beginning& file) { return file.has("schema") && file.has("event_type"); },
+     open_dynamo},
+    {FileFormat::aiperf_manifest, "AIPerf manifest",
+     "{\"num_sessions\":..,\"generation_params\":{..},...}",
+     [](const Beginning& file) { return file.has("generation_params"); }, open_aiperf_manifest},
+    {FileFormat::mooncake, "Mooncake trace", "{\"timestamp\":..,\"hash_ids\":[..],...}",
+     [](const Beginning& file) {
+       return file.has("hash_ids") || file.has("input_length") || file.has("input_tokens");
+     },
+     open_mooncake},
 });
 
+const KnownFormat& known(FileFormat format) {
+  return *std::ranges::find(kFormats, format, &KnownFormat::format);
+}
+
 tl::unexpected<Error> unknown_format(const std::string& path, std::string_view line) {
-  std::string known;
-  for (const FormatName& format : kFormats) {
-    known += fmt::format("{}{} ({})", known.empty() ? "" : ", ", format.name, format.sign);
+  if (line.starts_with("\x1f\x8b"))
+    return fail(fmt::format("{}:1: found a gzip file; unpack it first (gzip -dk)", path));
+  std::string formats;
+  for (const KnownFormat& format : kFormats) {
+    formats += fmt::format("{}{} ({})", formats.empty() ? "" : ", ", format.name, format.sign);
   }
   return fail(
       fmt::format("{}:1: found \"{}\", the first line of no known format; expected one of: {}",
-                  path, printable_excerpt(line), known));
+                  path, printable_excerpt(line), formats));
+}
+
+const KnownFormat* format_of(const Beginning& file) {
+  const auto* const found =
+      std::ranges::find_if(kFormats, [&](const KnownFormat& format) { return format.is(file); });
+  return found == kFormats.end() ? nullptr : found;
+}
+
+// A document over many lines begins with a brace and no more.
+Result<const KnownFormat*> format_of_document(const std::string& path, std::string_view line) {
+  if (line != "{") return nullptr;
+  LS_ASSIGN_OR_RETURN(const std::string text, read_text_file(path, kJsonTextBytesMax));
+  JsonReader json(path);
+  if (!json.parse(text) || !json.root().is_object()) return nullptr;
+  const JsonObject object = json.root().object();
+  return format_of({.line = line, .object = &object});
+}
+
+Result<std::int64_t> number_of(std::string_view name, std::string_view text) {
+  const auto number = digits_of(text, 1, std::numeric_limits<std::int32_t>::max());
+  if (!number)
+    return fail(fmt::format("{}: found \"{}\"; expected a number of tokens", name, text));
+  return *number;
+}
+
+template <class T>
+Result<T> word_of(std::string_view name, std::string_view text,
+                  std::initializer_list<std::pair<std::string_view, T>> words) {
+  std::string known_words;
+  for (const auto& [word, meaning] : words) {
+    if (word == text) return meaning;
+    known_words += fmt::format("{}{}", known_words.empty() ? "" : ", ", word);
+  }
+  return fail(fmt::format("{}: found \"{}\"; expected one of {}", name, text, known_words));
+}
+
+Result<void> set_option(std::string_view name, std::string_view value, ImportOptions& options) {
+  if (name == "block") {
+    LS_ASSIGN_OR_RETURN(const std::int64_t tokens, number_of(name, value));
+    options.block_tokens = static_cast<std::int32_t>(tokens);
+  } else if (name == "time") {
+    LS_ASSIGN_OR_RETURN(options.time_unit,
+                        word_of<TimeUnit>(name, value, {{"ms", TimeUnit::ms}, {"s", TimeUnit::s}}));
+  } else if (name == "turns") {
+    LS_ASSIGN_OR_RETURN(
+        options.turns,
+        word_of<Turns>(name, value, {{"whole", Turns::whole}, {"added", Turns::added}}));
+  } else if (name == "zero") {
+    LS_ASSIGN_OR_RETURN(options.zero_output, word_of<ZeroOutput>(name, value,
+                                                                 {{"one", ZeroOutput::one_token},
+                                                                  {"skip", ZeroOutput::skip},
+                                                                  {"refuse", ZeroOutput::refuse}}));
+  } else {
+    return fail(fmt::format("found \"{}\"; expected block, time, turns or zero", name));
+  }
+  return {};
 }
 
 }  // namespace
 
-std::string_view name_of(FileFormat format) {
-  return kFormats[static_cast<std::size_t>(format)].name;
+std::string_view name_of(FileFormat format) { return known(format).name; }
+
+Result<ImportOptions> import_options_from_text(std::string_view text) {
+  ImportOptions options;
+  std::vector<std::string_view> seen;
+  for (const std::string_view part : split_cells(text)) {
+    const std::size_t equals = part.find('=');
+    const std::string_view name = part.substr(0, equals);
+    if (equals == part.npos)
+      return fail(fmt::format("found \"{}\"; expected NAME=VALUE, as in block=16,time=s", part));
+    if (std::ranges::find(seen, name) != seen.end())
+      return fail(fmt::format("found {} twice", name));
+    seen.push_back(name);
+    LS_RETURN_IF_ERROR(set_option(name, part.substr(equals + 1), options));
+  }
+  return options;
 }
 
 Result<FileFormat> detect_format(const std::string& path) {
   LS_ASSIGN_OR_RETURN(auto lines, LineReader::open(path));
   std::string_view line;
   LS_RETURN_IF_ERROR(lines.next(line));
-  if (is_azure_header(line)) return FileFormat::azure;
   JsonReader json(path);
-  if (!json.parse(line) || !json.root().is_object()) return unknown_format(path, line);
-  const JsonObject object = json.root().object();
-  constexpr std::pair<std::string_view, FileFormat> kFirstKeys[] = {
-      {"lockstep_trace", FileFormat::request_trace},
-      {"schedule_recording", FileFormat::recording},
-      {"benchmark", FileFormat::benchmark},
-      {"lockstep_case", FileFormat::saved_case},
-      {"hash_ids", FileFormat::mooncake},
-      {"layout_recording", FileFormat::layouts},
-  };
-  for (const auto& [key, format] : kFirstKeys) {
-    if (object.has(key)) return format;
+  const KnownFormat* format = nullptr;
+  if (json.parse(line) && json.root().is_object()) {
+    const JsonObject object = json.root().object();
+    format = format_of({.line = line, .object = &object});
+  } else {
+    format = format_of({.line = line});
+    if (format == nullptr) {
+      LS_ASSIGN_OR_RETURN(format, format_of_document(path, line));
+    }
   }
-  return unknown_format(path, line);
+  if (format == nullptr) return unknown_format(path, line);
+  return format->format;
 }
 
 Result<std::unique_ptr<TraceReader>> open_trace(const std::string& path,
@@ -74,22 +200,7 @@ Result<std::unique_ptr<TraceReader>> open_trace(const std::string& path,
 
 Result<std::unique_ptr<TraceReader>> open_trace(const std::string& path, FileFormat format,
                                                 const ImportOptions& options) {
-  switch (format) {
-    case FileFormat::request_trace:
-      return open_request_trace(path);
-    case FileFormat::mooncake:
-      return open_mooncake(path, options);
-    case FileFormat::azure:
-      return open_azure(path, options);
-    case FileFormat::benchmark: {
-      LS_ASSIGN_OR_RETURN(auto file, read_benchmark_file(path));
-      return requests_of(std::move(file), path);
-    }
-    case FileFormat::recording:
-    case FileFormat::saved_case:
-    case FileFormat::layouts:
-      break;
-  }
+  if (const Open open = known(format).open) return open(path, options);
   return fail(fmt::format("{}:1: found {} {}; expected requests and their arrivals", path,
                           format == FileFormat::recording ? "an" : "a", name_of(format)));
 }

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 
@@ -18,11 +19,18 @@ enum class FileFormat : std::uint8_t {
   saved_case,
   mooncake,
   azure,
+  burstgpt,
+  weka,
+  bailian,
+  llmservingsim,
+  dynamo,
+  aiperf_manifest,
   layouts,
 };
 std::string_view name_of(FileFormat format);
 
-// By the first line, never by the name. An unknown file is refused with the list of known formats.
+// By its content, never by its name: a table of what the first line of each format shows. An
+// unknown file is refused with that table.
 Result<FileFormat> detect_format(const std::string& path);
 
 // A request with an output of no tokens: real traces hold some (a failed or cancelled request), an
@@ -33,12 +41,24 @@ enum class ZeroOutput : std::uint8_t {
   refuse,     // an error that names the line
 };
 
+enum class TimeUnit : std::uint8_t { ms, s };
+// What the prompt of a later turn in a session is: all of it, or what comes behind the turns and
+// answers before.
+enum class Turns : std::uint8_t { whole, added };
+
+// What a file of another tool does not say itself; left out: what docs/formats.md says of its
+// format.
 struct ImportOptions {
   ZeroOutput zero_output = ZeroOutput::one_token;
-  std::int32_t mooncake_block_tokens = 512;
+  std::optional<std::int32_t> block_tokens;  // of a hash id
+  std::optional<TimeUnit> time_unit;
+  std::optional<Turns> turns;
 };
 
-// A request trace, a benchmark file (everything arrives at 0), Mooncake JSONL or an Azure CSV. A
+// "block=16,time=s,turns=added,zero=skip", each at most once.
+Result<ImportOptions> import_options_from_text(std::string_view text);
+
+// A request trace, a benchmark file (everything arrives at 0), or a trace of another tool. A
 // recording or a saved case is refused with the command that takes it. `format`: the file's, which
 // detect_format() has told.
 Result<std::unique_ptr<TraceReader>> open_trace(const std::string& path, FileFormat format,

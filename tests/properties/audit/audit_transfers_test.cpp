@@ -4,6 +4,7 @@
 
 #include "properties/audit/audit.h"
 #include "tests/properties/audit/audited.h"
+#include "tests/properties/audit/audited.h"
 
 namespace lockstep {
 namespace {

@@ -1,0 +1,160 @@
+// lockstep export FILE --as FORMAT
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <cstdio>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/atomic_file.h"
+#include "cli/commands.h"
+#include "cli/replay_options.h"
+#include "cli/terminal.h"
+#include "traces/exporters/export_trace.h"
+#include "traces/formats/recording_trace.h"
+#include "traces/formats/saved_case.h"
+#include "traces/importers/open_trace.h"
+
+namespace lockstep {
+namespace {
+
+// Of recorded steps, which have no times: as long as a replay takes one to be.
+constexpr std::int64_t kStepNs = 10'000'000;
+
+struct ExportCommand {
+  std::string file;
+  std::string as;
+  std::string out;  // empty: standard output
+  std::int32_t block_tokens = 0;
+  bool is_lossy = false;
+  ImportOptions import;
+};
+
+struct Exported {
+  Trace trace;
+  std::optional<EngineConfig> engine;  // of a saved case
+  std::int64_t num_blocks = 0;
+};
+
+Result<Exported> read_requests(const ExportCommand& command) {
+  LS_ASSIGN_OR_RETURN(const FileFormat format, detect_format(command.file));
+  if (format == FileFormat::saved_case) {
+    LS_ASSIGN_OR_RETURN(auto saved, read_saved_case(command.file));
+    if (saved.recording) {
+      LS_ASSIGN_OR_RETURN(saved.trace, trace_of(*saved.recording, kStepNs));
+    }
+    return Exported{std::move(saved.trace), saved.engine, saved.cache.num_blocks};
+  }
+  if (format == FileFormat::recording) {
+    LS_ASSIGN_OR_RETURN(const auto recording, read_recording(command.file));
+    LS_ASSIGN_OR_RETURN(auto trace, trace_of(recording, kStepNs));
+    return Exported{std::move(trace), recording.header.options.config, recording.header.num_blocks};
+  }
+  LS_ASSIGN_OR_RETURN(const auto reader, open_trace(command.file, format, command.import));
+  LS_ASSIGN_OR_RETURN(auto trace, read_all(*reader));
+  return Exported{std::move(trace), {}, 0};
+}
+
+const ExportFormat& format_named(std::string_view name) {
+  return *std::ranges::find(export_formats(), name, &ExportFormat::name);
+}
+
+// The server that a case was found on, as far as vLLM has options for it.
+std::string serve_text(const EngineConfig& engine, std::int64_t num_blocks) {
+  std::string text = fmt::format(
+      "  vllm serve MODEL --block-size {} --num-gpu-blocks-override {} --max-num-seqs {} "
+      "--max-num-batched-tokens {} --max-model-len {}",
+      engine.block_size, num_blocks, engine.max_num_seqs, engine.max_num_batched_tokens,
+      engine.max_model_len);
+  if (engine.policy == SchedulingPolicy::priority) text += " --scheduling-policy priority";
+  text += engine.enable_prefix_caching ? " --enable-prefix-caching" : " --no-enable-prefix-caching";
+  if (!engine.enable_chunked_prefill) text += " --no-enable-chunked-prefill";
+  text += engine.async_scheduling ? " --async-scheduling" : " --no-async-scheduling";
+  return text + "\n";
+}
+
+std::string send_text(const ExportedTrace& exported, ExportAs as, const std::string& file) {
+  switch (as) {
+    case ExportAs::mooncake:
+      return {};
+    case ExportAs::aiperf:
+      return fmt::format(
+          "  aiperf profile --model MODEL --url URL --input-file {} --custom-dataset-type "
+          "mooncake_trace --fixed-schedule --isl-block-size {}\n",
+          file, exported.block_tokens);
+    case ExportAs::timed_trace:
+      return fmt::format(
+          "  vllm bench serve --model MODEL --dataset-name timed_trace --dataset-path {} "
+          "--timed-trace-chunk-hash-size {} --num-prompts {}\n",
+          file, exported.block_tokens, exported.num_requests);
+  }
+  return {};
+}
+
+std::string summary_text(const ExportCommand& command, const ExportedTrace& exported,
+                         const Exported& read) {
+  const std::string file = command.out.empty() ? "FILE" : command.out;
+  const ExportFormat& format = format_named(command.as);
+  std::string text = fmt::format("{} as {}, ids of {}\n", counted(exported.num_requests, "request"),
+                                 command.as, counted(exported.block_tokens, "token"));
+  for (const LeftOut& left_out : exported.left_out)
+    text += fmt::format("  left out: {} ({} times)\n", left_out.what, with_commas(left_out.count));
+  std::string live = read.engine ? serve_text(*read.engine, read.num_blocks) : "";
+  live += send_text(exported, format.as, file);
+  if (!live.empty()) text += "Against a live server:\n" + live;
+  if (exported.block_tokens != format.block_tokens_max)
+    text += fmt::format(
+        "Other readers have to be told of ids of {}; here it is --import block={},time={}.\n",
+        counted(exported.block_tokens, "token"), exported.block_tokens,
+        format.as == ExportAs::timed_trace ? "s" : "ms");
+  return text;
+}
+
+Result<int> export_requests(const ExportCommand& command) {
+  LS_ASSIGN_OR_RETURN(const auto read, read_requests(command));
+  ExportOptions options{
+      .as = format_named(command.as).as, .block_tokens = {}, .is_lossy = command.is_lossy};
+  if (command.block_tokens > 0) options.block_tokens = command.block_tokens;
+  LS_ASSIGN_OR_RETURN(const auto exported, export_trace(command.file, read.trace, options));
+  const std::string summary = summary_text(command, exported, read);
+  if (command.out.empty()) {
+    fmt::print("{}", exported.text);
+    fmt::print(stderr, "{}", summary);
+  } else {
+    LS_RETURN_IF_ERROR(write_file_atomically(command.out, exported.text));
+    fmt::print("{}", summary);
+  }
+  return kExitAgreed;
+}
+
+}  // namespace
+
+void add_export_command(CLI::App& app, int& exit_code) {
+  auto options = std::make_shared<ExportCommand>();
+  CLI::App* command =
+      app.add_subcommand("export", "Write requests as other tools read them, for a live server");
+  command
+      ->add_option("FILE", options->file,
+                   "requests: a trace of any format, a saved case, a recording")
+      ->required();
+  std::vector<std::string> names;
+  for (const ExportFormat& format : export_formats()) names.emplace_back(format.name);
+  command->add_option("--as", options->as, "mooncake, aiperf, timed_trace (of vllm bench serve)")
+      ->required()
+      ->check(CLI::IsMember(names));
+  command->add_option("--out", options->out, "the file; left out: standard output");
+  command
+      ->add_option("--block", options->block_tokens,
+                   "tokens of an id; left out: as many as lose nothing of what prompts share")
+      ->check(CLI::Range(1, 1 << 20).description(""))
+      ->type_name("N");
+  command->add_flag("--lossy", options->is_lossy,
+                    "leave out what the format has no word for, and count it");
+  declare_import(*command, options->import);
+  command->callback([options, &exit_code] { exit_code = exit_status(export_requests(*options)); });
+}
+
+}  // namespace lockstep

@@ -1,0 +1,178 @@
+"""The thread between an engine and the audit of its steps.
+
+1. The engine's thread only puts down what it has seen (a copy where the engine changes it later);
+   rows, JSON and the pipe are this thread's.
+2. When more than `queue_steps` steps wait, the check ends at the last that was taken and counts all
+   that come after it: an audit cannot leave out steps in between.
+3. Nothing here raises in the engine's thread but violation(), when asked to.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+import os
+import queue
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from lockstep_live.audit_process import AuditProcess, free_name
+from lockstep_live.settings import Settings
+from lockstep_recorder.errors import EndOfRecording
+from lockstep_recorder.releases import Release
+from lockstep_recorder.step_log import StepLog
+
+logger = logging.getLogger("vllm.lockstep_live")
+
+
+class LockstepViolation(Exception):
+    """A decision that breaks memory, as the audit names it."""
+
+
+class _NoCounter:
+    """What is stored in and evicted from the prefix cache is not counted: the audit follows it."""
+
+    def watch(self) -> None: ...
+
+    def take(self) -> tuple[int, int]:
+        return 0, 0
+
+    seen = take
+
+    def forget_since(self, _: Any) -> None: ...
+
+
+class _Lines:
+    """A StepLog's file: the audit's standard input."""
+
+    def __init__(self, process: AuditProcess) -> None:
+        self.write_line = process.write_line
+
+    def finish(self) -> None: ...
+
+    def abandon(self) -> None: ...
+
+
+class _Copy:
+    """A StepLog's file: a recording that ends here, behind the lines that went in before."""
+
+    def __init__(self, process: AuditProcess, path: str) -> None:
+        process.copy_spool(path)
+        self._file = open(path, "ab")
+
+    def write_line(self, line: bytes) -> None:
+        self._file.write(line + b"\n")
+
+    def finish(self) -> None:
+        self._file.close()
+
+    abandon = finish
+
+
+Work = tuple[Callable[..., None], tuple[Any, ...]]
+
+
+class LiveLog:
+    def __init__(self, settings: Settings, header: dict[str, Any], release: Release) -> None:
+        self._settings = settings
+        self._queue: queue.SimpleQueue[Work | None] = queue.SimpleQueue()
+        self._put = 0  # steps; by the engine's thread
+        self._taken = 0  # steps; by this one
+        self.dropped = 0  # steps
+        self.findings: list[str] = []
+        self._saved = 0
+        self._stopped = ""  # why nothing is checked any more
+        self._rank = os.getpid()
+        self._process = AuditProcess(settings, self._found)
+        self._begin = lambda: StepLog(_Lines(self._process), header, release, _NoCounter(), 0)
+        self._thread = threading.Thread(target=self._run, name="lockstep-live", daemon=True)
+        self._thread.start()
+
+    # The engine's thread.
+
+    def put(self, what: Callable[..., None], *args: Any) -> None:
+        """what(StepLog, *args), later."""
+        if self._stopped:
+            self.dropped += what is StepLog.scheduled
+            return
+        if what is StepLog.scheduled:
+            if self._put - self._taken >= self._settings.queue_steps:
+                self.dropped += 1
+                self._stop(
+                    f"{self._settings.queue_steps} steps wait for the audit, which is too slow"
+                )
+                return
+            self._put += 1
+        self._queue.put((what, args))
+
+    def violation(self) -> str | None:
+        """The first finding, where the engine is to stop on it."""
+        return self.findings[0] if self.findings and self._settings.mode == "raise" else None
+
+    def close(self) -> None:
+        """Waits for the audit, for a while; says what was checked."""
+        self._queue.put(None)
+        self._thread.join(self._settings.drain_s)
+        if self._thread.is_alive():
+            self._stop("the audit did not end in time")
+        status = self._process.close(self._settings.drain_s)
+        self._thread.join(self._settings.drain_s)
+        left = self._put - self._taken
+        self.dropped += left
+        words = f" ({self._process.last_words})" if status not in (0, 1) else ""
+        logger.warning(
+            "lockstep: %d steps audited, %d dropped, %d findings%s",
+            self._taken, self.dropped, len(self.findings), words,
+        )  # fmt: skip
+
+    def _stop(self, why: str) -> None:
+        self._stopped = why
+        logger.error("lockstep: nothing is checked from here on: %s", why)
+
+    # This thread, and that of the findings.
+
+    def _found(self, line: str) -> None:
+        self.findings.append(line)
+        logger.error("lockstep: %s", line)
+        self._queue.put((self._save, (line,)))
+
+    def _run(self) -> None:
+        try:
+            log = self._begin()
+            while (work := self._queue.get()) is not None:
+                what, args = work
+                try:
+                    what(log, *args)
+                    self._taken += what is StepLog.scheduled
+                except EndOfRecording as end:
+                    self._stop(str(end))
+                    break
+            log.finish(self._stopped or None)
+        except OSError as error:
+            self._stop(f"the audit has ended ({error.strerror}) {self._process.last_words}")
+        except Exception:
+            logger.exception("lockstep: the live check failed; the engine serves on without it")
+            self._stop("the live check failed")
+
+    def _save(self, log: StepLog, line: str) -> None:
+        """A recording of all steps so far. One for each kind of finding is enough."""
+        rule = line.split(" ", 1)[0]
+        if any(other.startswith(rule + " ") for other in self.findings[: self._saved]):
+            return
+        self._saved = len(self.findings)
+        if not self._process.is_spooling:
+            logger.error("lockstep: too many steps to be kept (LOCKSTEP_SPOOL_MB); no recording")
+            return
+        path = free_name(self._settings.folder, f"lockstep-{self._rank}")
+        until_now = copy.copy(log)
+        until_now._events = list(log._events)
+        until_now._live = set(log._live)
+        until_now._lines = deque(copy.copy(step) for step in log._lines)
+        for step in until_now._lines:
+            step.tail = copy.deepcopy(step.tail)
+        until_now._file = _Copy(self._process, path)
+        until_now.finish(line)
+        logger.error("lockstep: saved; `lockstep audit %s` finds it again", path)
+

@@ -1,0 +1,78 @@
+// What readers of foreign JSON lines share.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "base/json_reader.h"
+#include "base/line_reader.h"
+#include "base/result.h"
+#include "traces/formats/request_trace.h"
+
+namespace lockstep {
+
+inline constexpr int kDigitsOfSeconds = 9;  // 1 s is 10^9 ns
+inline constexpr int kDigitsOfMs = 6;
+// The longest time or span: three of them add up without leaving 63 bits.
+inline constexpr std::int64_t kSpanMaxNs = 2'850'000'000'000'000'000;
+
+// A key that has two names in the wild: at most one of them; false when there is none.
+JsonValue optional_alias(JsonObject& object, std::string_view name, std::string_view alias);
+// Exactly one of them.
+JsonValue required_alias(JsonObject& object, std::string_view name, std::string_view alias);
+
+// A time or a span from 0 to kSpanMaxNs.
+std::int64_t read_span_ns(JsonValue value, int digits);
+
+// Ids that cover `length` tokens as `ids` says; refused otherwise, with both numbers.
+std::vector<std::uint64_t> read_hash_ids(JsonValue value, std::int64_t length,
+                                         const HashIdConvention& ids);
+void check_id_count(JsonValue value, std::size_t found, std::int64_t length,
+                    const HashIdConvention& ids);
+
+// Calls `row(JsonValue, LINE)` for every line of the file.
+template <class Row>
+Result<void> for_each_row(const std::string& path, Row row) {
+  LS_ASSIGN_OR_RETURN(auto lines, LineReader::open(path));
+  JsonReader json(path);
+  std::string_view line;
+  while (true) {
+    LS_ASSIGN_OR_RETURN(const bool more, lines.next(line));
+    if (!more) return {};
+    if (json.parse(line, lines.number(), lines.is_cut_off())) row(json.root(), lines.number());
+    if (!json.ok()) return json.failure();
+  }
+}
+
+// The same for documents of one line each, or one document over many lines: the whole file.
+template <class Row>
+Result<void> for_each_document(const std::string& path, Row row) {
+  LS_ASSIGN_OR_RETURN(auto lines, LineReader::open(path));
+  std::string_view line;
+  LS_RETURN_IF_ERROR(lines.next(line));
+  if (JsonReader first(path); line.size() > 1 && first.parse(line)) return for_each_row(path, row);
+  LS_ASSIGN_OR_RETURN(const std::string text, read_text_file(path, kJsonTextBytesMax));
+  JsonReader json(path);
+  if (json.parse(text, 1, true)) row(json.root(), 1);
+  if (!json.ok()) return json.failure();
+  return {};
+}
+
+// Ids of any size and scope as ids from 0 on, in the order in which they come up. Those of two
+// scopes are never the same.
+class IdTable {
+ public:
+  std::vector<std::uint64_t> ids_of(std::uint64_t scope, const std::vector<std::uint64_t>& found);
+
+ private:
+  struct Hash {
+    std::size_t operator()(const std::pair<std::uint64_t, std::uint64_t>& key) const;
+  };
+  std::unordered_map<std::pair<std::uint64_t, std::uint64_t>, std::uint64_t, Hash> ids_;
+};
+
+}  // namespace lockstep
