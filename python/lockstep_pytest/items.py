@@ -218,7 +218,9 @@ class SeedRuns:
         self._chosen = set(seeds)
 
     def _words(self, seed: int) -> list[str]:
-        words = ["fuzz", "--seed", str(seed), *self._settings.judging()]
+        # Who is judged is the engine that decides, or else the backend.
+        words = ["fuzz", "--seed", str(seed)]
+        words += self._settings.judging(backend=not self._settings.decisions)
         return words + (["--engine", self._settings.engine] if self._settings.engine else [])
 
     def _run(self, seed: int, count: int) -> None:

@@ -1,6 +1,5 @@
-"""`lockstep replay --perfetto`: what readers make of the file. Always: the wire format, field by
-field, by a reader of protocol buffers of a few lines. Where PyPI's `perfetto` is installed: its
-schema, and, where its trace processor can be started (it fetches a program once), that."""
+"""`lockstep replay --perfetto`: the wire format, field by field, by a reader of protocol buffers of
+a few lines. perfetto_processor_test.py has Perfetto's own readers."""
 
 from __future__ import annotations
 
@@ -75,45 +74,6 @@ class PerfettoTest(support.InFolder):
         requests = [uuid for uuid in names if uuid >= 1024]
         self.assertEqual(len(requests), REQUESTS)
         self.assertTrue(all(opened[uuid] for uuid in requests))
-
-    def test_perfettos_own_schema_takes_every_field(self) -> None:
-        try:
-            from google.protobuf.unknown_fields import UnknownFieldSet
-            from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import Trace
-        except ImportError:
-            self.skipTest("PyPI's package perfetto is not installed")
-        data = self.trace()
-        trace = Trace.FromString(data)
-        self.assertEqual(len(trace.SerializeToString()), len(data))
-        for packet in trace.packet:
-            event = packet.track_event
-            for message in (packet, event, packet.track_descriptor, *event.debug_annotations):
-                self.assertEqual(len(UnknownFieldSet(message)), 0)
-        kinds = Counter(packet.track_event.type for packet in trace.packet)
-        self.assertGreater(kinds[1], 100)
-
-    def test_the_trace_processor_opens_it(self) -> None:
-        try:
-            from perfetto.trace_processor import TraceProcessor
-        except ImportError:
-            self.skipTest("PyPI's package perfetto is not installed")
-        path = self.folder / "run.perfetto-trace"
-        self.trace()
-        try:
-            processor = TraceProcessor(trace=str(path))
-        except Exception as error:  # it could not fetch or start its program
-            self.skipTest(f"Perfetto's trace processor does not start: {str(error)[:120]}")
-        with processor:
-            rows = processor.query("select count(*) as n from slice where name glob 'step *'")
-            self.assertGreater(next(iter(rows)).n, 100)
-            rows = processor.query("select count(distinct track_id) as n from counter")
-            self.assertEqual(next(iter(rows)).n, 10)
-            rows = processor.query("select count(*) as n from track where name glob 'r[0-9]*'")
-            self.assertEqual(next(iter(rows)).n, REQUESTS)
-            rows = processor.query(
-                "select name, value from stats where severity = 'error' and value > 0"
-            )
-            self.assertEqual([row.name for row in rows], [])
 
 
 if __name__ == "__main__":

@@ -72,7 +72,7 @@ class RecipesTest(support.InFolder):
             if not command.startswith("pip "):
                 self.shell(command)
 
-    def tests_in(self, name: str) -> dict[str, str]:
+    def attributes_of(self, name: str) -> dict[str, str]:
         return dict(ElementTree.parse(self.job / name).getroot().attrib)
 
     def test_of_github(self) -> None:
@@ -89,16 +89,16 @@ class RecipesTest(support.InFolder):
 
     def test_of_buildkite(self) -> None:
         self.run_recipe("Buildkite", 4)
-        self.assertEqual(self.tests_in("audit.xml")["tests"], "1")
-        self.assertEqual(self.tests_in("fuzz.xml")["failures"], "0")
+        self.assertEqual(self.attributes_of("audit.xml")["tests"], "1")
+        self.assertEqual(self.attributes_of("fuzz.xml")["failures"], "0")
         text = (self.job / "summary.md").read_text()
         self.assertIn("### lockstep audit: ", text)
         self.assertIn("### lockstep fuzz: ", text)
 
     def test_of_jenkins(self) -> None:
         self.run_recipe("Jenkins", 4)
-        self.assertEqual(self.tests_in("replay.xml")["tests"], "1")
-        self.assertGreater((self.job / "run.pftrace").stat().st_size, 10_000)
+        self.assertEqual(self.attributes_of("run.xml")["tests"], "1")
+        self.assertGreater((self.job / "run.pftrace").stat().st_size, 3_000)
 
     def action(self, run: str, expect: int) -> str:
         """The second step of the action, with the command where its first step installs it."""
@@ -117,7 +117,7 @@ class RecipesTest(support.InFolder):
     def test_the_action_leaves_results_and_a_summary(self) -> None:
         self.action("audit recordings", 0)
         results = self.job / "lockstep-results"
-        self.assertEqual(self.tests_in("lockstep-results/audit.xml")["failures"], "0")
+        self.assertEqual(self.attributes_of("lockstep-results/audit.xml")["failures"], "0")
         said = self.action("replay shared_prefixes.jsonl --limit 4 --mutant drop-slot", 1)
         self.assertIn("::error file=", said)
         self.assertEqual(len(list((results / "cases").glob("*.min.case.jsonl"))), 1)
@@ -137,4 +137,6 @@ class RecipesTest(support.InFolder):
 
 
 if __name__ == "__main__":
+    if support.python_with("pytest") is None:
+        support.skip("no python3 here can import pytest")
     unittest.main()

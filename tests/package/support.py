@@ -48,15 +48,14 @@ def build_flags() -> str:
     return ""
 
 
-def python_with(module: str) -> str:
-    """An interpreter that can import it; the test is skipped where there is none."""
+def python_with(module: str) -> str | None:
+    """An interpreter that can import it."""
     for name in (sys.executable, "/usr/bin/python3", shutil.which("python3") or ""):
         if not name or not Path(name).exists():
             continue
         if not subprocess.run([name, "-c", f"import {module}"], capture_output=True).returncode:
             return name
-    skip(f"no python3 here can import {module}")
-    raise AssertionError
+    return None
 
 
 class InFolder(unittest.TestCase):
