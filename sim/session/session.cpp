@@ -201,7 +201,9 @@ void keep_records(Trace& trace, std::int64_t count) {
 
 namespace {
 
-bool is_plugin(const std::string& backend) { return backend.find(".so") != std::string::npos; }
+bool is_plugin(const std::string& backend) {
+  return backend != "simt" && backend != "cuda" && backend != "none";
+}
 
 bool ranks_are_placed(const BackendConfig& backend, CacheLayout order) {
   for (std::int32_t rank = 0; rank < num_ranks(backend); ++rank) {
