@@ -9,6 +9,7 @@
 
 #include "base/result.h"
 #include "cli/decisions_option.h"
+#include "cli/worker_option.h"
 #include "properties/judge/failure.h"
 #include "properties/judge/judge.h"
 #include "properties/shrink/shrinker.h"
@@ -26,6 +27,7 @@ struct FailingCaseOptions {
   std::int64_t evaluations_max = 20'000;
   double shrink_seconds = 0;  // of one case; 0: no limit
   DecisionsOptions decisions;
+  WorkerOptions worker;
   std::shared_ptr<ForeignEngines> engines;  // null: the model decides
 };
 
@@ -41,8 +43,8 @@ Result<bool> write_recording(const std::string& path, const SavedCase& saved,
 
 // A saved case or a recording; with `backend` in place of the one it names, unless that is "auto".
 Result<SavedCase> load_case(const std::string& path, const std::string& backend);
-// The backend of whatever configuration comes; absent for "none".
-BackendFactory backend_factory(const std::string& backend);
+// The backend of whatever configuration comes; absent for "none". `worker`: of an engine's own.
+BackendFactory backend_factory(const std::string& backend, const WorkerOptions& worker = {});
 
 // Judged in a child process, or here where another engine decides. Errors: what the engine, the
 // reader or the backend refuses.
