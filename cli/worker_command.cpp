@@ -102,6 +102,12 @@ nlohmann::ordered_json family_json(const std::string& name, const Family& family
   return json;
 }
 
+std::string_view runner_of(const EngineHello& hello) {
+  for (const std::string_view feature : hello.features)
+    if (feature.starts_with("runner:")) return feature.substr(7);
+  return "unnamed";
+}
+
 Result<int> run_worker(const WorkerCommandOptions& options) {
   if (!is_engine_worker(options.engine))
     return fail(
@@ -111,7 +117,7 @@ Result<int> run_worker(const WorkerCommandOptions& options) {
   const BackendFactory factory = worker_factory(engines);
   const EngineHello& hello = engines->hello();
   fmt::print("{} {}, runner {}\n  {:<36}{:>6}{:>8}{:>9}{:>8}{:>9}{:>9}\n", hello.engine.name,
-             hello.engine.version, options.worker.runner, "folder", "files", "agreed", "diverged",
+             hello.engine.version, runner_of(hello), "folder", "files", "agreed", "diverged",
              "refused", "steps", "s/step");
   std::map<std::string, std::vector<std::string>> folders;
   for (const std::string& file : inputs.schedules)

@@ -53,6 +53,13 @@ class SmallBlocksBackend(triton_attn.TritonAttentionBackend):
     def supports_block_size(cls, block_size: int | None) -> bool:
         return True
 
+    @staticmethod
+    def get_kv_cache_shape(
+        num_blocks: int, block_size: int, num_kv_heads: int, head_size: int, *_: Any, **__: Any
+    ) -> tuple[int, ...]:
+        """Of releases that ask a backend for it: as Triton attention's."""
+        return (num_blocks, 2, block_size, num_kv_heads, head_size)
+
 
 def _skip_attention() -> None:
     """What attention would read is read by Lockstep, through the worker's tables."""
@@ -171,10 +178,13 @@ def _token(token: int) -> int:
 
 
 def _sampled_tokens(tokens: list[int], drafts: list[int]) -> list[int]:
-    """Of the model's vocabulary: equal to a draft where they are equal, and nowhere else."""
+    """Of the model's vocabulary: all but the last are drafts that were accepted, and the last is not
+    the draft in its place, whatever an engine has recorded there."""
     own = [_token(token) for token in tokens]
-    for i, (token, draft) in enumerate(zip(tokens, drafts, strict=False)):
-        if token != draft and own[i] == _token(draft):
+    for i, draft in enumerate(drafts[: len(own)]):
+        if i < len(own) - 1:
+            own[i] = _token(draft)
+        elif own[i] == _token(draft):
             own[i] = (own[i] + 1) % worker_model.VOCABULARY
     return own
 
@@ -201,6 +211,8 @@ class Worker:
 
     def open(self, case: dict[str, Any]) -> dict[str, Any]:
         _refuse(case)
+        if self._is_v2 and case["config"].get("num_spec_tokens"):
+            raise Refused("drafts with the second runner: it verifies those of its own drafter")
         self.close()
         groups = case["groups"]
         layers = self._plan_layers(groups)

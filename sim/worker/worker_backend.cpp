@@ -39,8 +39,8 @@ class WorkerBackend final : public Backend, private EngineWorker {
 
   std::string_view name() const override { return engines_->hello().engine.name; }
   std::string device() const override {
-    const RecordedEngine& engine = engines_->hello().engine;
-    return fmt::format("{} {}, runner {}, on the CPU", engine.name, engine.version, runner_);
+    return fmt::format("worker of {}, runner {}, on the CPU", engines_->hello().engine.version,
+                       runner_);
   }
 
   Result<void> execute(const StepProgram& program, StepReadback& readback) override;
@@ -79,6 +79,7 @@ class WorkerBackend final : public Backend, private EngineWorker {
   void take_facts(const StepProgram& program, const WorkerFacts& facts, StepReadback& readback);
   void take_row(const RowSlice& slice, std::size_t row, const WorkerFacts& facts, std::size_t at,
                 std::size_t first, StepReadback& readback);
+  void read_probes(const StepProgram& program, StepReadback& readback) const;
   std::uint64_t digest(const AttentionProbe& probe, std::span<const std::int32_t> table) const;
   void read(PageId page, std::vector<std::uint8_t>& bytes) const;
   std::span<const std::uint8_t> memory() const { return shared_->bytes(); }
@@ -101,6 +102,8 @@ class WorkerBackend final : public Backend, private EngineWorker {
   std::vector<std::int32_t> group_of_block_;
   std::map<RequestId, Known> requests_;
   WorkerStep step_;
+  bool is_decided_ = false;     // ... and not executed yet
+  std::vector<RowSlice> rows_;  // of the step that has run
   std::vector<Zeroed> zeroed_;
   bool zeroed_beyond_ = false;
   std::vector<std::vector<std::vector<std::int32_t>>> reads_;  // [group][row of the program]
@@ -151,6 +154,7 @@ void WorkerBackend::sampled(RequestId id, std::span<const std::int32_t> tokens) 
 }
 
 void WorkerBackend::decided(const SchedulerOutput& decision) {
+  is_decided_ = true;
   step_.step = decision.step;
   step_.rows.clear();
   step_.finished.clear();
@@ -257,6 +261,11 @@ Result<void> WorkerBackend::execute(const StepProgram& program, StepReadback& re
   if (!program.loads.empty() || !program.stores.empty() || !program.state_updates.empty() ||
       !program.extractions.empty())
     return fail("transfers, states and hidden states are not driven on an engine's worker");
+  // A program that no decision came before asks about the step that has run.
+  if (!std::exchange(is_decided_, false)) {
+    read_probes(program, readback);
+    return {};
+  }
   LS_CHECK(step_.rows.size() == program.rows.size(), "{} rows decided, {} in the program",
            step_.rows.size(), program.rows.size());
   for (std::size_t i = 0; i < program.rows.size(); ++i) {
@@ -278,15 +287,19 @@ Result<void> WorkerBackend::execute(const StepProgram& program, StepReadback& re
   put_back_beyond_zeroing();
   take_facts(program, facts, readback);
   if (!readback.reports.empty()) return {};
+  rows_ = program.rows;
+  read_probes(program, readback);
+  return {};
+}
+
+void WorkerBackend::read_probes(const StepProgram& program, StepReadback& readback) const {
   for (std::size_t i = 0; i < program.probes.size(); ++i) {
     const AttentionProbe& probe = program.probes[i];
-    const auto row = std::ranges::find(program.rows, probe.row, &RowSlice::row);
-    LS_CHECK(row != program.rows.end(), "row {} is read and not scheduled", probe.row);
+    const auto row = std::ranges::find(rows_, probe.row, &RowSlice::row);
+    LS_CHECK(row != rows_.end(), "row {} is read and not scheduled", probe.row);
     const auto& tables = reads_[layers_[probe.layer].first];
-    readback.digests[i] =
-        digest(probe, tables[static_cast<std::size_t>(row - program.rows.begin())]);
+    readback.digests[i] = digest(probe, tables[static_cast<std::size_t>(row - rows_.begin())]);
   }
-  return {};
 }
 
 // From the worker's batch to the rows of the program.
