@@ -76,15 +76,6 @@ PLANTS = (
     ),
     _plant(
         "v1",
-        "row-keeps-old-blocks",
-        "tables",
-        "A new request's blocks are put behind those that its row had before.",
-        _TABLE_V1,
-        "        self.num_blocks_per_row[row_idx] = 0\n        self.append_row(",
-        "        self.append_row(",
-    ),
-    _plant(
-        "v1",
         "append-replaces-last",
         "tables",
         "Blocks that are added replace the last one.",
