@@ -9,6 +9,7 @@ class App;
 namespace lockstep {
 
 void add_demo_command(CLI::App& app, int& exit_code);
+void add_worker_command(CLI::App& app, int& exit_code);
 void add_replay_command(CLI::App& app, int& exit_code);
 void add_conform_command(CLI::App& app, int& exit_code);
 void add_fit_command(CLI::App& app, int& exit_code);

@@ -15,13 +15,6 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// For /bin/sh.
-std::string shell_word(std::string_view text) {
-  std::string result = "'";
-  for (const char c : text) result += c == '\'' ? std::string("'\\''") : std::string(1, c);
-  return result + "'";
-}
-
 std::string variable(const char* name, const char* otherwise) {
   const char* value = std::getenv(name);
   return value == nullptr || *value == '\0' ? otherwise : value;
@@ -40,9 +33,22 @@ fs::path interpreter_with_adapters() {
 
 // "vllm:DIR" is the adapter of this project, anything else a command of its own.
 Result<std::string> command_of(const std::string& decisions) {
-  const std::size_t colon = decisions.find(':');
-  const std::string engine = decisions.substr(0, colon);
+  const std::string engine = decisions.substr(0, decisions.find(':'));
   if (engine != "vllm" && engine != "sglang") return decisions;
+  return adapter_command("--decisions", decisions);
+}
+
+}  // namespace
+
+std::string shell_word(std::string_view text) {
+  std::string result = "'";
+  for (const char c : text) result += c == '\'' ? std::string("'\\''") : std::string(1, c);
+  return result + "'";
+}
+
+Result<std::string> adapter_command(std::string_view option, const std::string& named) {
+  const std::size_t colon = named.find(':');
+  const std::string engine = named.substr(0, colon);
   std::string command;
   if (const fs::path python = interpreter_with_adapters(); !python.empty()) {
     command = fmt::format("{} -m lockstep_engines {}", shell_word(python.string()), engine);
@@ -51,21 +57,19 @@ Result<std::string> command_of(const std::string& decisions) {
         variable("LOCKSTEP_PYTHONPATH", (data_root() / "python").string().c_str());
     if (!fs::is_directory(fs::path(path) / "lockstep_engines"))
       return fail(
-          fmt::format("--decisions {}: the adapters are not in {}; set LOCKSTEP_PYTHONPATH to "
+          fmt::format("{} {}: the adapters are not in {}; set LOCKSTEP_PYTHONPATH to "
                       "the folder that holds lockstep_engines",
-                      engine, path));
+                      option, engine, path));
     command =
         fmt::format("PYTHONPATH={}${{PYTHONPATH:+:$PYTHONPATH}} {} -m lockstep_engines {}",
                     shell_word(path), shell_word(variable("LOCKSTEP_PYTHON", "python3")), engine);
   }
   if (colon == std::string::npos) return command;
-  const std::string folder = decisions.substr(colon + 1);
+  const std::string folder = named.substr(colon + 1);
   if (!fs::is_directory(folder))
-    return fail(fmt::format("--decisions {}: there is no folder {}", decisions, folder));
+    return fail(fmt::format("{} {}: there is no folder {}", option, named, folder));
   return command + " " + shell_word(fs::absolute(folder).string());
 }
-
-}  // namespace
 
 void declare_decisions(CLI::App& command, DecisionsOptions& options) {
   command

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <string_view>
 
 #include "base/result.h"
 #include "properties/generate/generator.h"
@@ -22,6 +23,12 @@ struct DecisionsOptions {
 
 // --decisions and --decisions-timeout.
 void declare_decisions(CLI::App& command, DecisionsOptions& options);
+
+// For /bin/sh.
+std::string shell_word(std::string_view text);
+// The command that starts this project's adapter of "vllm[:DIR]" or "sglang[:DIR]"; `option` names
+// where that was given.
+Result<std::string> adapter_command(std::string_view option, const std::string& engine);
 
 // The engines that it names, the first of them started; null: the model decides.
 Result<std::shared_ptr<ForeignEngines>> open_decisions(const DecisionsOptions& options);

@@ -16,18 +16,19 @@
 #include "cuda_backend/simt_backend.h"
 #include "properties/shrink/case_parts.h"
 #include "properties/shrink/case_size.h"
+#include "sim/step/backend_config.h"
 #include "traces/importers/open_trace.h"
 
 namespace lockstep {
 namespace {
 
-// In a child process, or here where another engine decides: it is in a process of its own.
+// In a child process, or here where another engine decides or works: it is in a process of its own.
 JudgeCase judging_with(const std::string& backend, const FailingCaseOptions& options) {
   JudgeOptions judged_by;
-  judged_by.backend = backend_factory(backend);
+  judged_by.backend = backend_factory(backend, options.worker);
   judged_by.decisions = decisions_of(options);
   const Judging judging = [judged_by](const SavedCase& saved) { return judge(saved, judged_by); };
-  if (options.engines != nullptr)
+  if (options.engines != nullptr || is_engine_worker(backend))
     return [judging](const SavedCase& saved) { return judge_here(saved, judging); };
   const std::chrono::milliseconds limit = std::chrono::seconds(options.time_limit_s);
   return [judging, limit](const SavedCase& saved) { return judge_in_child(saved, judging, limit); };
@@ -49,7 +50,7 @@ void declare_judging(CLI::App& command, FailingCaseOptions& options) {
   command
       .add_option("--backend", options.backend,
                   "auto (as the case says), cuda, simt, none (decisions, audit and invariants), "
-                  "FILE.so")
+                  "FILE.so, vllm[:DIR] or worker:COMMAND (an engine's own worker)")
       ->check(backend_among({"auto", "cuda", "simt", "none"}))
       ->capture_default_str();
   command
@@ -59,6 +60,7 @@ void declare_judging(CLI::App& command, FailingCaseOptions& options) {
       ->type_name("S")
       ->capture_default_str();
   declare_decisions(command, options.decisions);
+  declare_worker(command, options.worker);
 }
 
 Result<void> start_engines(FailingCaseOptions& options) {
@@ -96,6 +98,8 @@ Result<SavedCase> load_case(const std::string& path, const std::string& backend)
   Result<SavedCase> saved =
       format == FileFormat::saved_case ? read_saved_case(path) : read_recorded_case(path);
   if (saved && backend != "auto") saved->backend = backend;
+  if (saved && is_engine_worker(saved->backend))
+    saved->attention_backend = worker_attention_backend(saved->cache);
   return saved;
 }
 
@@ -107,13 +111,15 @@ CLI::Validator backend_among(std::vector<std::string> names) {
   std::string all = fmt::format("{} or FILE.so", fmt::join(names, ", "));
   return CLI::Validator(
       [names = std::move(names), all](std::string& name) {
-        const bool is_one = is_plugin(name) || std::ranges::find(names, name) != names.end();
+        const bool is_one = is_plugin(name) || is_engine_worker(name) ||
+                            std::ranges::find(names, name) != names.end();
         return is_one ? std::string() : fmt::format("{}: expected {}", name, all);
       },
       "NAME");
 }
 
-BackendFactory backend_factory(const std::string& backend) {
+BackendFactory backend_factory(const std::string& backend, const WorkerOptions& worker) {
+  if (is_engine_worker(backend)) return worker_factory(backend, worker);
   if (backend == "none") return {};
   if (backend == "cuda")
     return [](const BackendConfig& config) { return make_gpu_backend(config); };

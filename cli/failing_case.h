@@ -11,6 +11,7 @@
 #include "base/result.h"
 #include "cli/decisions_option.h"
 #include "cli/reports.h"
+#include "cli/worker_option.h"
 #include "properties/judge/failure.h"
 #include "properties/judge/judge.h"
 #include "properties/shrink/shrinker.h"
@@ -29,6 +30,7 @@ struct FailingCaseOptions {
   std::int64_t evaluations_max = 20'000;
   double shrink_seconds = 0;  // of one case; 0: no limit
   DecisionsOptions decisions;
+  WorkerOptions worker;
   std::shared_ptr<ForeignEngines> engines;  // null: the model decides
 };
 
@@ -48,8 +50,8 @@ Result<SavedCase> load_case(const std::string& path, const std::string& backend)
 bool is_plugin(std::string_view backend);
 // Takes `names`, and whatever is_plugin().
 CLI::Validator backend_among(std::vector<std::string> names);
-// The backend of whatever configuration comes; absent for "none".
-BackendFactory backend_factory(const std::string& backend);
+// The backend of whatever configuration comes; absent for "none". `worker`: of an engine's own.
+BackendFactory backend_factory(const std::string& backend, const WorkerOptions& worker = {});
 
 // Judged in a child process, or here where another engine decides. Errors: what the engine, the
 // reader or the backend refuses.

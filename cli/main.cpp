@@ -50,6 +50,7 @@ int main(int argc, char** argv) {
   lockstep::add_mutants_command(app, exit_code);
   lockstep::add_relations_command(app, exit_code);
   lockstep::add_fuzz_command(app, exit_code);
+  lockstep::add_worker_command(app, exit_code);
 
   if (argc > 1 && argv[1][0] != '-') {
     std::vector<std::string> known;

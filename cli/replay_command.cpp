@@ -247,7 +247,9 @@ Result<int> replay(const ReplayOptions& options, CommandReport& out) {
   ReplayRequest request = request_of(options);
   request.as_served = true;
   LS_ASSIGN_OR_RETURN(const auto engines, open_decisions(options.decisions));
-  LS_ASSIGN_OR_RETURN(auto prepared, open_replay(request, engines));
+  LS_ASSIGN_OR_RETURN(auto prepared, open_replay(request, engines, [&](const std::string& name) {
+                        return replay_backend(name, options.worker);
+                      }));
   std::optional<HiddenStateFolder> folder;
   if (!options.hidden_states_dir.empty()) {
     folder.emplace(options.hidden_states_dir);

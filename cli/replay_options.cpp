@@ -15,6 +15,7 @@
 #include "cuda_backend/simt_backend.h"
 #include "properties/generate/generator.h"
 #include "reference/plan/request_need.h"
+#include "sim/step/backend_config.h"
 
 namespace lockstep {
 namespace {
@@ -178,6 +179,7 @@ void declare_replay_options(CLI::App& command, ReplayOptions& o) {
   declare_import(command, o.import);
   for (const RunField& field : run_fields()) declare_field(command, field, o.run);
   declare_decisions(command, o.decisions);
+  declare_worker(command, o.worker);
   const std::string group = "Output";
   command.add_option("--report", o.report_path, "one HTML page that draws the run")->group(group);
   command
@@ -213,17 +215,20 @@ void declare_replay_options(CLI::App& command, ReplayOptions& o) {
 // As a recording of vLLM shows them.
 constexpr std::int64_t kStepsPerTableShown = 8;
 
-BackendFactory replay_backend(std::string name) {
+BackendFactory replay_backend(std::string name, const WorkerOptions& worker) {
+  if (is_engine_worker(name)) return worker_factory(name, worker);
   return [name = std::move(name)](const BackendConfig& own) { return make_backend(name, own); };
 }
 
 Result<OpenReplay> open_replay(const ReplayRequest& request,
-                               const std::shared_ptr<ForeignEngines>& engines) {
+                               const std::shared_ptr<ForeignEngines>& engines,
+                               const BackendOf& backend_of) {
   LS_ASSIGN_OR_RETURN(auto prepared, prepare_replay(request));
   OpenReplay replay{std::move(prepared), nullptr};
   LS_RETURN_IF_ERROR(plan_faults(replay));
   replay.parts.faults = replay.run.faults;
-  replay.parts.backend = replay_backend(replay.run.backend);
+  replay.parts.backend =
+      backend_of ? backend_of(replay.run.backend) : replay_backend(replay.run.backend);
   if (engines != nullptr) replay.parts.decisions = decisions_of(engines, kStepsPerTableShown);
   auto session = Session::open(replay.config, std::move(replay.parts));
   if (!session)

@@ -2,12 +2,14 @@
 // what it leaves behind), and the session that they describe.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <string>
 
 #include "base/result.h"
 #include "cli/decisions_option.h"
 #include "cli/reports.h"
+#include "cli/worker_option.h"
 #include "sim/setup/replay_setup.h"
 
 namespace CLI {
@@ -27,6 +29,7 @@ struct ReplayOptions {
   bool shrink = false;  // what is saved, beside it
   double shrink_seconds = 0;
   DecisionsOptions decisions;
+  WorkerOptions worker;
 };
 
 ReplayRequest request_of(const ReplayOptions& options);
@@ -39,15 +42,20 @@ void declare_replay_options(CLI::App& command, ReplayOptions& options);
 
 // "auto", "cuda", "simt", a plugin's file; "none": null. Errors of the factory: a backend that this
 // machine does not have, or that cannot do what the configuration asks for.
-BackendFactory replay_backend(std::string name);
+// `worker`: of an engine's own worker.
+BackendFactory replay_backend(std::string name, const WorkerOptions& worker = {});
+
+// The factory of a backend by its name.
+using BackendOf = std::function<BackendFactory(const std::string& name)>;
 
 // A prepared replay with its session, which has taken `parts`, and its faults in `run`.
 struct OpenReplay : PreparedReplay {
   std::unique_ptr<Session> session;
 };
 // Errors: what prepare_replay(), the scheduler or a backend refuses, faults that are none.
-// `engines`: who decides; null: the model.
+// `engines`: who decides; null: the model. `backend_of`: absent: replay_backend().
 Result<OpenReplay> open_replay(const ReplayRequest& request,
-                               const std::shared_ptr<ForeignEngines>& engines = nullptr);
+                               const std::shared_ptr<ForeignEngines>& engines = nullptr,
+                               const BackendOf& backend_of = {});
 
 }  // namespace lockstep

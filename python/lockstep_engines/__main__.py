@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from lockstep_engines import plants, protocol, vllm_plants
+from lockstep_engines import plants, protocol, vllm_plants, worker_plants
 
 
 def _parse() -> argparse.Namespace:
@@ -20,6 +20,10 @@ def _parse() -> argparse.Namespace:
     )
     parser.add_argument("engine", choices=("vllm", "sglang"))
     parser.add_argument("folder", nargs="?", metavar="DIR", help="contains ENGINE/")
+    parser.add_argument(
+        "--worker", action="store_true", help="its worker, on a CPU, in place of its scheduler"
+    )
+    parser.add_argument("--runner", choices=("v1", "v2"), default="v1", help="of the worker")
     parser.add_argument("--plant", metavar="NAME", help="plants a defect in the engine")
     parser.add_argument("--plants", action="store_true", help="lists the defects and ends")
     return parser.parse_args()
@@ -44,14 +48,15 @@ def _put_first(folder: Path, package: str) -> None:
         sys.dont_write_bytecode = False
 
 
-def _list_plants() -> None:
-    for defect in vllm_plants.PLANTS:
+def _list_plants(defects: Any) -> None:
+    for defect in defects:
         print(f"{defect.name:28} {defect.kind:12} {defect.what}")
 
 
-def _plant(name: str) -> None:
+def _plant(name: str, defects: Any) -> None:
+    named = {defect.name: defect for defect in defects}
     try:
-        plants.plant(vllm_plants.named(name))
+        plants.plant(named[name])
     except KeyError:
         sys.exit(f"found no defect {name}; --plants lists them")
     except plants.PlantError as error:
@@ -60,15 +65,29 @@ def _plant(name: str) -> None:
 
 def main() -> None:
     arguments = _parse()
+    defects = worker_plants.PLANTS if arguments.worker else vllm_plants.PLANTS
     if arguments.plants:
-        return _list_plants()
+        return _list_plants(defects)
     _fix_hash_seed()
     source, sink = protocol.own_pipe()
     if arguments.folder is not None:
         _put_first(Path(arguments.folder).resolve(), arguments.engine)
     if arguments.plant is not None:
-        _plant(arguments.plant)
+        _plant(arguments.plant, defects)
+    if arguments.worker:
+        return _serve_worker(arguments, source, sink)
     protocol.serve(_adapter_of(arguments.engine), source, sink)
+
+
+def _serve_worker(arguments: argparse.Namespace, source: Any, sink: Any) -> None:
+    if arguments.engine != "vllm":
+        sys.exit(f"found no worker of {arguments.engine}; there is one of vllm")
+    from lockstep_engines import worker_device, worker_protocol
+
+    worker_device.take_the_place_of_cuda(arguments.runner)
+    from lockstep_engines.worker_engine import Worker
+
+    worker_protocol.serve(Worker(arguments.runner), source, sink)
 
 
 def _adapter_of(engine: str) -> Any:

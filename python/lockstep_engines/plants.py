@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.abc
 import importlib.machinery
+import linecache
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -65,6 +66,9 @@ class _Loader(importlib.machinery.SourceFileLoader):
         self._source = source
 
     def get_code(self, fullname: str) -> CodeType:
+        # Triton reads a kernel's text by the file's name: it is given the changed one.
+        lines = self._source.splitlines(keepends=True)
+        linecache.cache[self.path] = (len(self._source), None, lines, self.path)
         return self.source_to_code(self._source.encode(), self.path)
 
 

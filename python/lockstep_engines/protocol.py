@@ -60,8 +60,8 @@ class Client:
         text = self._source.readline()
         if not text:
             raise _EndOfInput
-        answer = _object_of(text)
-        _check_keys(f"an answer to {question['ask']}", answer, keys, ())
+        answer = object_of(text)
+        check_keys(f"an answer to {question['ask']}", answer, keys, ())
         return answer
 
     def matched_tokens(self, name: str, local: int) -> tuple[int | None, bool]:
@@ -133,7 +133,7 @@ _MESSAGES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 _CASE_KEYS = (("config", "groups", "num_blocks"), ("connector", "seed"))
 
 
-def _object_of(text: bytes) -> Object:
+def object_of(text: bytes) -> Object:
     try:
         found = decode(text)
     except DecodeError as error:
@@ -143,7 +143,7 @@ def _object_of(text: bytes) -> Object:
     return found
 
 
-def _check_keys(
+def check_keys(
     what: str, found: Object, needed: tuple[str, ...], optional: tuple[str, ...]
 ) -> None:
     for key in found:
@@ -162,12 +162,12 @@ class Session:
         self._is_open = False
 
     def reply_to(self, text: bytes) -> Object:
-        message = _object_of(text)
+        message = object_of(text)
         kind = next(iter(message), "")
         if kind not in _MESSAGES:
             raise ProtocolError(f"found message {kind!r}; expected one of {', '.join(_MESSAGES)}")
         needed, optional = _MESSAGES[kind]
-        _check_keys(f"message {kind!r}", message, (kind, *needed), optional)
+        check_keys(f"message {kind!r}", message, (kind, *needed), optional)
         if not self._is_open and kind not in ("hello", "open", "close"):
             raise ProtocolError(f"found message {kind!r} while no case is open")
         return getattr(self, f"_{kind}")(message)
@@ -186,7 +186,7 @@ class Session:
         case = message["open"]
         if not isinstance(case, dict):
             raise ProtocolError("found a case that is not an object")
-        _check_keys("a case", case, *_CASE_KEYS)
+        check_keys("a case", case, *_CASE_KEYS)
         self._adapter.close()
         self._is_open = False
         try:
@@ -220,7 +220,7 @@ class Session:
         asked = message["reset_prefix_cache"]
         if not isinstance(asked, dict):
             raise ProtocolError('found a reset that is not {"running":b}')
-        _check_keys("a reset", asked, (), ("running",))
+        check_keys("a reset", asked, (), ("running",))
         return self._adapter.reset(bool(asked.get("running")))
 
     def _schedule(self, message: Object) -> Object:
@@ -230,7 +230,7 @@ class Session:
         return self._adapter.update(message)
 
 
-def _failure(error: Exception) -> Object:
+def failure(error: Exception) -> Object:
     last = traceback.extract_tb(error.__traceback__)[-1]
     # Many an assertion says nothing: then its line does.
     what = f"{type(error).__name__}: {str(error) or f'{last.line} (in {last.name})'}"
@@ -257,7 +257,7 @@ def serve(adapter: Adapter, source: BinaryIO, sink: BinaryIO) -> None:
                 reply = session.reply_to(text)
             except Exception as error:
                 session.fail()
-                reply = _failure(error)
+                reply = failure(error)
             client.send(reply)
     except (_EndOfInput, BrokenPipeError):
         pass

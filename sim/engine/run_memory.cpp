@@ -23,6 +23,7 @@ class RankRun final {
       : config_(config),
         model_(std::move(model)),
         backend_(backend),
+        engine_worker_(backend.engine_worker()),
         summary_(summary),
         worker_(config_.backend.num_rows, config_.backend.context, model_),
         builder_(config_.engine, config_.backend, model_, worker_),
@@ -33,13 +34,23 @@ class RankRun final {
         comparer_(config_.backend, model_, worker_, backend_, config_.budget.untouched_pages,
                   summary_) {}
 
-  void add_request(RequestId id, const RequestSpec& spec) { worker_.add_request(id, spec); }
+  Result<void> begin() {
+    return engine_worker_ == nullptr ? Result<void>() : engine_worker_->begin(config_.engine);
+  }
+  void add_request(RequestId id, const RequestSpec& spec) {
+    worker_.add_request(id, spec);
+    if (engine_worker_ != nullptr) engine_worker_->add_request(id, spec);
+  }
   void append_sampled(RequestId id, std::span<const std::int32_t> tokens) {
     if (tokens.empty()) return;
     builder_.settle_states(id, std::ssize(tokens));
     worker_.append_sampled(id, tokens);
+    if (engine_worker_ != nullptr) engine_worker_->sampled(id, tokens);
   }
-  void drop_sampled(RequestId id, std::int64_t num_tokens) { worker_.drop_sampled(id, num_tokens); }
+  void drop_sampled(RequestId id, std::int64_t num_tokens) {
+    worker_.drop_sampled(id, num_tokens);
+    if (engine_worker_ != nullptr) engine_worker_->dropped(id, num_tokens);
+  }
   void release(std::span<const HeldRequest> held) { builder_.release(held); }
 
   Checked run_step(const SchedulerOutput& decision, const StepTransfers& transfers,
@@ -55,6 +66,7 @@ class RankRun final {
   const RunConfig config_;
   MemoryModel model_;
   Backend& backend_;
+  EngineWorker* const engine_worker_;  // null: the backend follows the programs alone
   RunSummary& summary_;
   Worker worker_;
   ProgramBuilder builder_;
@@ -85,6 +97,7 @@ Checked RankRun::run_step(const SchedulerOutput& decision, const StepTransfers& 
   LS_RETURN_UNLESS_FINE(check_hits(decision));
   planner_.plan(program_, requests, [&](std::size_t i) { return builder_.is_void(i); });
   summary_.seconds.program += watch.lap();
+  if (engine_worker_ != nullptr) engine_worker_->decided(decision);
   LS_RETURN_IF_ERROR(backend_.execute(program_, readback_));
   summary_.seconds.execute += watch.lap();
   auto compared = comparer_.check_step(program_, requests, expected_, planner_, readback_, chain);
@@ -232,6 +245,7 @@ Result<std::unique_ptr<RunMemory>> RunMemory::create(const RunConfig& config,
     own.backend = std::move(one.config);
     memory->ranks_.push_back(
         std::make_unique<RankRun>(own, std::move(one.model), *ranks[rank], summary));
+    LS_RETURN_IF_ERROR(memory->ranks_.back()->begin());
     looked_at.push_back(memory->ranks_.back()->memory());
   }
   for (MemoryCheck* check : checks) check->begin(memory->config_, looked_at, summary);

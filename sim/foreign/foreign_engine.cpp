@@ -29,11 +29,11 @@ Result<void> ForeignEngine::launch() {
   num_replies_ = 0;
   LS_ASSIGN_OR_RETURN(process_, LineProcess::start(options_.command));
   const bool said = converse(
-      hello_message(), [this](JsonObject& reply) { hello_ = read_hello(reply); }, {},
+      options_.hello, [this](JsonObject& reply) { hello_ = options_.read_hello(reply); }, {},
       options_.start_limit);
   if (said) return {};
   const EngineFailure failure = std::exchange(failure_, std::nullopt).value();
-  std::string message = fmt::format("--decisions `{}`: {}", options_.command, failure.what);
+  std::string message = fmt::format("{} `{}`: {}", options_.option, options_.command, failure.what);
   if (!failure.trace.empty()) message += "\n" + failure.trace;
   return fail(std::move(message));
 }

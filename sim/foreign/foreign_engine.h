@@ -26,7 +26,10 @@
 namespace lockstep {
 
 struct ForeignEngineOptions {
-  std::string command;                                              // a line for /bin/sh
+  std::string command;                  // a line for /bin/sh
+  std::string option = "--decisions";   // that names it
+  std::string hello = hello_message();  // in the protocol that it speaks, and the answer
+  std::function<EngineHello(JsonObject& reply)> read_hello = lockstep::read_hello;
   std::chrono::milliseconds time_limit = std::chrono::seconds(30);  // of a reply
   // A reply of a process that has just started: engines import a lot.
   std::chrono::milliseconds start_limit = std::chrono::seconds(120);

@@ -132,6 +132,7 @@
 #include "reference/types/kv_cache_spec.h"
 #include "reference/types/ranks.h"
 #include "reference/types/view_types.h"
+#include "sim/protocol/engine_worker.h"
 #include "sim/protocol/step_program.h"
 
 namespace lockstep {
@@ -272,6 +273,8 @@ class Backend {
   virtual GraphStatistics graph_statistics() const { return {}; }
   // False: programs must have no queries.
   virtual bool answers_queries() const { return true; }
+  // Not null: it is the worker of an engine, and wants to hear what the engine says.
+  virtual EngineWorker* engine_worker() { return nullptr; }
   // What this backend cannot be asked, one sentence each.
   virtual std::vector<std::string> not_checked() const { return {}; }
 };

@@ -13,6 +13,7 @@
 #include "sim/recording/recording_workload.h"
 #include "sim/session/session.h"
 #include "sim/setup/planned_cache.h"
+#include "sim/step/backend_config.h"
 #include "traces/formats/engine_file.h"
 
 namespace lockstep {
@@ -57,7 +58,8 @@ Result<void> finish(const ReplayRequest& request, Result<KVCacheConfig> plan,
   LS_ASSIGN_OR_RETURN(run.cache, std::move(plan));
   LS_ASSIGN_OR_RETURN(run.engine.engine, engine_named("engine", run.engine.engine));
   if (!request.run.has("attention_backend")) {
-    run.attention_backend = attention_backend_for(run.cache);
+    run.attention_backend = is_engine_worker(run.backend) ? worker_attention_backend(run.cache)
+                                                          : attention_backend_for(run.cache);
     if (run.attention_backend == AttentionBackend::any_size)
       prepared.chosen.push_back(
           "attention backend any_size: no shipped one takes blocks this small");
@@ -233,6 +235,8 @@ Result<void> prepare_saved_case(const ReplayRequest& request, PreparedReplay& pr
   if (request.run.has("check")) saved.check = request.run.spec.check;
   if (request.run.has("backend") && request.run.spec.backend != "auto")
     saved.backend = request.run.spec.backend;
+  if (is_engine_worker(saved.backend))
+    saved.attention_backend = worker_attention_backend(saved.cache);
   prepared.run = saved;
   prepared.config = config_of(saved);
   if (saved.recording && prepared.config.data_parallel.dp_size > 1)

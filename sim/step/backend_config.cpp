@@ -98,6 +98,15 @@ AttentionBackend attention_backend_for(const KVCacheConfig& plan) {
                                                                 : AttentionBackend::any_size;
 }
 
+bool is_engine_worker(std::string_view backend) {
+  return backend == "vllm" || backend.starts_with("vllm:") || backend.starts_with("worker:");
+}
+
+AttentionBackend worker_attention_backend(const KVCacheConfig& plan) {
+  return kernel_block_sizes(plan, AttentionBackend::triton_attn) ? AttentionBackend::triton_attn
+                                                                 : AttentionBackend::any_size;
+}
+
 Result<KVCacheConfig> plan_for_groups(std::vector<KVCacheGroupSpec> groups,
                                       std::int64_t num_blocks) {
   KVCacheConfig plan;

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string_view>
 #include <vector>
 
 #include "base/result.h"
@@ -35,6 +36,10 @@ Result<RankModel> rank_model(const BackendConfig& config, std::int32_t rank);
 
 // flash_attn where it takes the plan's blocks; any_size for smaller ones, as in some recordings.
 AttentionBackend attention_backend_for(const KVCacheConfig& plan);
+// Names of backends that are an engine's own worker: "vllm", "vllm:DIR", "worker:COMMAND". It
+// shapes its caches as vLLM's Triton backend does.
+bool is_engine_worker(std::string_view backend);
+AttentionBackend worker_attention_backend(const KVCacheConfig& plan);
 // A plan for the groups of a recording: one tensor per place in the group, pages padded to the
 // largest so that all groups draw from one pool.
 Result<KVCacheConfig> plan_for_groups(std::vector<KVCacheGroupSpec> groups,

@@ -346,7 +346,8 @@ constexpr RunField kFields[] = {
          .group = kRun,
          .flag = "--backend",
          .help = "auto, cuda (a GPU), simt (the same kernels on the CPU), none (the model alone), "
-                 "or a plugin of yours: FILE.so (docs/check_your_kernels.md)",
+                 "a plugin of yours: FILE.so (docs/check_your_kernels.md), or vllm[:DIR], vLLM's "
+                 "own worker (docs/real_worker.md)",
          .default_text = "auto",
          .saved_in = SavedIn::header}),
     row<&RunSpec::check>({.name = "check",

@@ -1,0 +1,160 @@
+// lockstep worker ENGINE PATH...
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <cstdio>
+#include <filesystem>
+#include <map>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "base/atomic_file.h"
+#include "cli/commands.h"
+#include "cli/conform_inputs.h"
+#include "cli/replay_options.h"
+#include "cli/terminal.h"
+#include "cli/worker_option.h"
+#include "sim/step/backend_config.h"
+
+namespace lockstep {
+namespace {
+
+struct WorkerCommandOptions {
+  std::string engine;
+  std::vector<std::string> paths;
+  WorkerOptions worker;
+  std::int64_t files_max = 0;  // of a folder; 0: all
+  std::string json_path;
+};
+
+// The recordings of one folder.
+struct Family {
+  std::int64_t files = 0, agreed = 0, diverged = 0, steps = 0;
+  double seconds = 0;  // of the worker
+  std::map<std::string, std::int64_t> refused;
+  std::vector<std::pair<std::string, std::string>> found;  // file, what
+};
+
+Result<RunReport> run_on_worker(const std::string& file, const WorkerCommandOptions& options,
+                                const BackendFactory& factory) {
+  ReplayOptions replay;
+  replay.file = file;
+  replay.run.spec.backend = options.engine;
+  replay.run.add(run_field("backend"));
+  LS_ASSIGN_OR_RETURN(auto prepared, open_replay(request_of(replay), nullptr,
+                                                 [&](const std::string&) { return factory; }));
+  return prepared.session->run();
+}
+
+// Less the file that it begins with, so that files refused alike count as one.
+std::string reason_of(const std::string& message, const std::string& file) {
+  std::string reason = message;
+  if (reason.starts_with(file)) reason = reason.substr(std::min(reason.size(), file.size() + 1));
+  while (!reason.empty() && (reason.front() == ' ' || reason.front() == ':')) reason.erase(0, 1);
+  return reason.substr(0, reason.find('\n'));
+}
+
+void judge_file(const std::string& file, const WorkerCommandOptions& options,
+                const BackendFactory& factory, Family& family) {
+  ++family.files;
+  const auto report = run_on_worker(file, options, factory);
+  if (!report) {
+    ++family.refused[reason_of(report.error().message, file)];
+    return;
+  }
+  const RunSummary& summary = report->summary;
+  family.steps += summary.steps;
+  family.seconds += summary.seconds.execute;
+  if (summary.divergence) {
+    ++family.diverged;
+    family.found.emplace_back(
+        file, fmt::format("step {}, {}: {}", summary.divergence->step,
+                          name_of(summary.divergence->phase), summary.divergence->message));
+  } else {
+    ++family.agreed;
+  }
+}
+
+std::string family_text(const std::string& name, const Family& family) {
+  std::int64_t refused = 0;
+  for (const auto& [reason, count] : family.refused) refused += count;
+  std::string text = fmt::format(
+      "  {:<36}{:>6}{:>8}{:>9}{:>8}{:>9}{:>9}\n", name, family.files, family.agreed,
+      family.diverged, refused, with_commas(family.steps),
+      family.steps == 0 ? "" : fmt::format("{:.3f}", family.seconds / double(family.steps)));
+  for (const auto& [reason, count] : family.refused)
+    text += fmt::format("      refused, {}: {}\n", counted(count, "file"), reason);
+  for (const auto& [file, what] : family.found) text += fmt::format("      {}: {}\n", file, what);
+  return text;
+}
+
+nlohmann::ordered_json family_json(const std::string& name, const Family& family) {
+  nlohmann::ordered_json json{{"family", name},          {"files", family.files},
+                              {"agreed", family.agreed}, {"diverged", family.diverged},
+                              {"steps", family.steps},   {"seconds", family.seconds}};
+  json["refused"] = family.refused;
+  for (const auto& [file, what] : family.found)
+    json["found"].push_back({{"file", file}, {"what", what}});
+  return json;
+}
+
+std::string_view runner_of(const EngineHello& hello) {
+  for (const std::string_view feature : hello.features)
+    if (feature.starts_with("runner:")) return feature.substr(7);
+  return "unnamed";
+}
+
+Result<int> run_worker(const WorkerCommandOptions& options) {
+  if (!is_engine_worker(options.engine))
+    return fail(
+        fmt::format("ENGINE {}: expected vllm, vllm:DIR or worker:COMMAND", options.engine));
+  LS_ASSIGN_OR_RETURN(const ConformInputs inputs, find_conform_inputs(options.paths));
+  LS_ASSIGN_OR_RETURN(const auto engines, open_workers(options.engine, options.worker));
+  const BackendFactory factory = worker_factory(engines);
+  const EngineHello& hello = engines->hello();
+  fmt::print("{} {}, runner {}\n  {:<36}{:>6}{:>8}{:>9}{:>8}{:>9}{:>9}\n", hello.engine.name,
+             hello.engine.version, runner_of(hello), "folder", "files", "agreed", "diverged",
+             "refused", "steps", "s/step");
+  std::map<std::string, std::vector<std::string>> folders;
+  for (const std::string& file : inputs.schedules)
+    folders[std::filesystem::path(file).parent_path().filename().string()].push_back(file);
+  nlohmann::ordered_json json = nlohmann::ordered_json::array();
+  std::int64_t judged = 0, diverged = 0;
+  for (const auto& [name, files] : folders) {
+    Family family;
+    for (const std::string& file : files) {
+      if (options.files_max > 0 && family.files == options.files_max) break;
+      judge_file(file, options, factory, family);
+    }
+    judged += family.agreed + family.diverged;
+    diverged += family.diverged;
+    fmt::print("{}", family_text(name, family));
+    std::fflush(stdout);
+    json.push_back(family_json(name, family));
+  }
+  fmt::print("{}", refused_text(inputs.refused));
+  if (!options.json_path.empty())
+    LS_RETURN_IF_ERROR(write_file_atomically(options.json_path, json.dump(1) + "\n"));
+  return judged == 0 ? kExitRefused : judged_exit_code(inputs.refused, judged, diverged > 0);
+}
+
+}  // namespace
+
+void add_worker_command(CLI::App& app, int& exit_code) {
+  auto options = std::make_shared<WorkerCommandOptions>();
+  CLI::App* command = app.add_subcommand(
+      "worker", "Run recorded decisions on an engine's own worker, many files in one process");
+  command->add_option("ENGINE", options->engine, "vllm[:DIR], or worker:COMMAND")->required();
+  command->add_option("PATH", options->paths, "recordings, and folders of them")->required();
+  declare_worker(*command, options->worker);
+  command->add_option("--files", options->files_max, "of each folder no more than so many; 0: all")
+      ->type_name("N");
+  command->add_option("--json", options->json_path, "the table as JSON")->type_name("FILE");
+  command->callback([options, &exit_code] { exit_code = exit_status(run_worker(*options)); });
+}
+
+}  // namespace lockstep

@@ -1,0 +1,252 @@
+"""A device for vLLM's GPU worker on a machine without one: memory of the host, and Triton's
+interpreter for vLLM's kernels.
+
+take_the_place_of_cuda() comes before anything imports torch or vLLM. What only a CUDA device has
+(streams, events, pinned memory) becomes an object that does nothing: here everything runs in the
+order in which it is issued. vLLM itself stays as it is: it is told of a platform that is neither
+CUDA nor a CPU, so that it takes the branches of a GPU.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+import types
+from typing import Any
+
+_ENVIRONMENT = {
+    "CUDA_VISIBLE_DEVICES": "",
+    "HF_HUB_OFFLINE": "1",
+    "OMP_NUM_THREADS": "1",
+    "TRITON_INTERPRET": "1",
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "VLLM_LOGGING_LEVEL": "ERROR",
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_PLUGINS": "",
+}
+
+
+class _Idle:
+    """A stream or an event: there is nothing to wait for."""
+
+    cuda_stream = 0
+
+    def __init__(self, *_: Any, **__: Any) -> None: ...
+
+    def __enter__(self) -> _Idle:
+        return self
+
+    def __exit__(self, *_: Any) -> bool:
+        return False
+
+    def _nothing(self, *_: Any, **__: Any) -> None: ...
+
+    record = synchronize = wait = wait_stream = wait_event = _nothing
+
+    def record_event(self, *_: Any, **__: Any) -> _Idle:
+        return _Idle()
+
+    def query(self) -> bool:
+        return True
+
+    def elapsed_time(self, _: Any) -> float:
+        return 0.0
+
+
+def _replace_streams(torch: Any) -> None:
+    idle, nothing = _Idle(), _Idle()._nothing
+    _Idle.device = torch.device("cpu")
+    for module in (torch, torch.cuda):
+        module.Event = module.Stream = _Idle
+    torch.cuda.current_stream = torch.accelerator.current_stream = lambda *_, **__: idle
+    torch.cuda.stream = lambda stream: idle
+    torch.cuda.set_stream = torch.accelerator.set_stream = nothing
+    torch.cuda.synchronize = torch.accelerator.synchronize = nothing
+    torch.cuda.empty_cache = torch.accelerator.empty_cache = nothing
+    torch.Tensor.record_stream = nothing
+    torch.accelerator.device_count = lambda: 1
+    torch.cuda.get_device_capability = lambda *_, **__: (8, 0)
+    torch.cuda.get_device_name = lambda *_, **__: "lockstep"
+    torch.cuda.current_device = lambda: 0
+
+
+def _replace_pinned_memory(torch: Any) -> None:
+    """Pinning asks a CUDA driver; the memory is the host's with and without."""
+
+    def unpinned(make: Any) -> Any:
+        def made(*args: Any, **options: Any) -> Any:
+            options.pop("pin_memory", None)
+            return make(*args, **options)
+
+        return made
+
+    makers = "empty empty_like empty_strided full full_like ones tensor zeros zeros_like".split()
+    for name in makers:
+        setattr(torch, name, unpinned(getattr(torch, name)))
+    torch.Tensor.pin_memory = lambda tensor, *_, **__: tensor
+
+
+def _fix_interpreter() -> None:
+    """Where Triton's interpreter differs from a compiled launch."""
+    from triton.language.core import is_builtin
+    from triton.runtime import interpreter
+    from triton.runtime.autotuner import Autotuner
+
+    function = interpreter.InterpretedFunction
+    run, rewrite = function.run, function.rewrite
+
+    class LoopIndex(int):
+        """Compiled, the index of a loop is a tensor: it has to()."""
+
+        def to(self, dtype: Any, **_: Any) -> Any:
+            return interpreter._implicit_cvt(int(self)).to(dtype)
+
+    def run_with_grid(
+        self: Any, *args: Any, grid: Any, warmup: bool = False, **options: Any
+    ) -> Any:
+        """A grid that is a function sees the arguments by name, and what it changes in them is
+        what the kernel gets."""
+        if callable(grid):
+            known = inspect.getfullargspec(self.fn).args
+            named = {key: value for key, value in options.items() if key in known}
+            bound = inspect.getcallargs(self.fn, *args, **named)
+            grid = grid(bound)
+            args, options = (), bound
+        return run(self, *args, grid=tuple(grid), warmup=warmup, **options)
+
+    def bind_language(self: Any) -> Any:
+        """Builtins of the language that a module has given names of its own are reached too, and
+        loops count in LoopIndex."""
+        if self.fn in self.rewritten_fn:
+            return self.rewritten_fn[self.fn]
+        made = rewrite(self)
+        scope = dict(made.__globals__)
+        scope["range"] = lambda *bounds: map(LoopIndex, range(*bounds))
+        for name, value in made.__globals__.items():
+            if inspect.isfunction(value) and is_builtin(value):
+                scope[name] = _with_semantic(value, interpreter.interpreter_semantic)
+        bound = types.FunctionType(
+            made.__code__, scope, made.__name__, made.__defaults__, made.__closure__
+        )
+        bound.__kwdefaults__, bound.__annotations__ = made.__kwdefaults__, made.__annotations__
+        self.rewritten_fn[self.fn] = bound
+        return bound
+
+    function.run, function.rewrite = run_with_grid, bind_language
+    # Nothing to time: the first configuration of a kernel is taken.
+    Autotuner._bench = lambda self, *args, config, **options: [0.0, 0.0, 0.0]
+
+
+def _with_semantic(builtin: Any, semantic: Any) -> Any:
+    return lambda *args, **options: builtin(*args, **(options | {"_semantic": semantic}))
+
+
+def _make_platform(torch: Any) -> Any:
+    from vllm.platforms.interface import DeviceCapability, Platform, PlatformEnum
+
+    class HostPlatform(Platform):
+        _enum = PlatformEnum.OOT
+        device_name = device_type = "cpu"
+        dispatch_key = "CPU"
+        dist_backend = "gloo"
+        simple_compile_backend = "eager"
+        supported_quantization: list[str] = []
+        # Of the case at hand.
+        attention_backend = "vllm.v1.attention.backends.triton_attn.TritonAttentionBackend"
+
+        supported_dtypes = [torch.bfloat16, torch.float16, torch.float32]
+
+        @classmethod
+        def get_device_name(cls, device_id: int = 0) -> str:
+            return "lockstep"
+
+        @classmethod
+        def get_device_total_memory(cls, device_id: int = 0) -> int:
+            return 1 << 34
+
+        @classmethod
+        def get_device_capability(cls, device_id: int = 0) -> Any:
+            return DeviceCapability(8, 0)
+
+        @classmethod
+        def set_device(cls, device: Any) -> None: ...
+
+        @classmethod
+        def manual_seed_all(cls, seed: int) -> None: ...
+
+        @classmethod
+        def inference_mode(cls) -> Any:
+            return torch.no_grad()
+
+        @classmethod
+        def import_kernels(cls) -> None:
+            """There is no compiled extension."""
+
+        @classmethod
+        def get_current_memory_usage(cls, device: Any = None) -> float:
+            return 0.0
+
+        @classmethod
+        def num_compute_units(cls, device_id: int = 0) -> int:
+            return 8
+
+        @classmethod
+        def is_pin_memory_available(cls) -> bool:
+            return False
+
+        @classmethod
+        def support_hybrid_kv_cache(cls) -> bool:
+            return True
+
+        @classmethod
+        def check_if_supports_dtype(cls, dtype: Any) -> None: ...
+
+        @classmethod
+        def get_device_communicator_cls(cls) -> str:
+            module = "vllm.distributed.device_communicators.base_device_communicator"
+            return f"{module}.DeviceCommunicatorBase"
+
+        @classmethod
+        def get_punica_wrapper(cls) -> str:
+            return "vllm.lora.punica_wrapper.punica_cpu.PunicaWrapperCPU"
+
+        @classmethod
+        def check_runner_kv_caches_multi_layer(cls) -> None: ...
+
+        @classmethod
+        def get_attn_backend_cls(cls, selected: Any, *_: Any, **__: Any) -> str:
+            return cls.attention_backend if selected is None else selected.get_path()
+
+        @classmethod
+        def check_and_update_config(cls, vllm_config: Any) -> None:
+            from vllm.config import CompilationMode, CUDAGraphMode
+
+            vllm_config.parallel_config.worker_cls = "vllm.v1.worker.gpu_worker.Worker"
+            compilation = vllm_config.compilation_config
+            compilation.mode = CompilationMode.NONE
+            compilation.cudagraph_mode = CUDAGraphMode.NONE
+            compilation.cudagraph_capture_sizes = []
+
+    return HostPlatform()
+
+
+def take_the_place_of_cuda(runner: str) -> Any:
+    """Sets this process up for a worker of runner "v1" or "v2"; returns the platform."""
+    os.environ.update(_ENVIRONMENT)
+    os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "1" if runner == "v2" else "0"
+    import torch
+
+    _replace_streams(torch)
+    _replace_pinned_memory(torch)
+    _fix_interpreter()
+    import vllm.platforms
+
+    platform = _make_platform(torch)
+    vllm.platforms.current_platform = platform
+    # A device reads the host's memory through an address of its own, which here is the host's.
+    from vllm.utils import platform_utils, torch_utils
+
+    platform_utils.is_uva_available = lambda: True
+    torch_utils.get_accelerator_view_from_cpu_tensor = lambda tensor: tensor
+    torch.set_num_threads(1)
+    return platform

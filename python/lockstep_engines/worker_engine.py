@@ -1,0 +1,569 @@
+"""vLLM's own worker on a CPU: its unedited GPU worker and model runner, on memory that is shared
+with Lockstep, fed with decisions step by step.
+
+Worker.open() builds the worker of a case out of vLLM's public classes; execute() hands it one
+decision and says what it made of it. The tokens of a step are sampled when the next message brings
+them, which is before anything else happens to the worker.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import gc
+import importlib.util
+import json
+import mmap
+import os
+import tempfile
+from typing import Any
+
+import numpy
+import torch
+from torch.overrides import TorchFunctionMode
+from vllm.config import set_current_vllm_config
+from vllm.engine.arg_utils import EngineArgs
+from vllm.model_executor.models import ModelRegistry
+from vllm.platforms import current_platform
+from vllm.sampling_params import SamplingParams
+from vllm.v1.attention import selector
+from vllm.v1.attention.backends import triton_attn
+from vllm.v1.core import kv_cache_utils
+from vllm.v1.core.sched.output import CachedRequestData, NewRequestData, SchedulerOutput
+from vllm.v1.worker import gpu_worker
+
+from lockstep_engines import vllm_engine, worker_model
+from lockstep_engines.protocol import Refused
+
+VERSION = vllm_engine.VERSION
+KINDS = ["full", "sliding_window", "chunked_local"]
+_DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
+_OUTPUT_FIELDS = frozenset(entry.name for entry in dataclasses.fields(SchedulerOutput))
+
+
+class SmallBlocksBackend(triton_attn.TritonAttentionBackend):
+    """vLLM's Triton attention for block sizes that its kernels do not take: nothing attends here,
+    and rows are written in blocks of every size."""
+
+    @staticmethod
+    def get_supported_kernel_block_sizes(*_: Any) -> list[Any]:
+        return [triton_attn.MultipleOf(1)]
+
+    @classmethod
+    def supports_block_size(cls, block_size: int | None) -> bool:
+        return True
+
+    @staticmethod
+    def get_kv_cache_shape(
+        num_blocks: int, block_size: int, num_kv_heads: int, head_size: int, *_: Any, **__: Any
+    ) -> tuple[int, ...]:
+        """Of releases that ask a backend for it: as Triton attention's."""
+        return (num_blocks, 2, block_size, num_kv_heads, head_size)
+
+
+def _skip_attention() -> None:
+    """What attention would read is read by Lockstep, through the worker's tables."""
+
+    def forward(self: Any, *args: Any, **options: Any) -> torch.Tensor:
+        output = options["output"] if "output" in options else args[6]
+        return output.zero_()
+
+    triton_attn.TritonAttentionImpl.forward = forward
+
+
+class _SharedMemory(TorchFunctionMode):
+    """Within it, the buffers of the cache are made in a mapped file: vLLM asks for zeros of bytes,
+    as large as its plan says."""
+
+    def __init__(self, path: str, sizes: list[int]) -> None:
+        super().__init__()
+        self._sizes = list(sizes)
+        with open(path, "r+b") as file:
+            file.truncate(max(1, sum(sizes)))
+            self._map = mmap.mmap(file.fileno(), max(1, sum(sizes)))
+        self.base = torch.frombuffer(self._map, dtype=torch.int8)
+        self._used = 0
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        size = args[0] if args and isinstance(args[0], int) else None
+        makes_zeros = getattr(func, "__name__", "") == "zeros"
+        if makes_zeros and kwargs.get("dtype") == torch.int8 and size in self._sizes:
+            self._sizes.remove(size)
+            first, self._used = self._used, self._used + size
+            return self.base[first : first + size].zero_()
+        return func(*args, **kwargs)
+
+    def check_used_up(self) -> None:
+        if self._sizes:
+            raise RuntimeError(f"vLLM never asked for buffers of {self._sizes} bytes")
+
+
+class _HostWorker(gpu_worker.Worker):
+    """vLLM's GPU worker; only its device is the host."""
+
+    allocation: Any = None
+
+    def init_device(self) -> None:
+        self.device = torch.device("cpu")
+        gpu_worker.init_worker_distributed_environment(
+            self.vllm_config, self.rank, self.distributed_init_method, self.local_rank, "gloo"
+        )
+        gpu_worker.set_random_seed(self.model_config.seed)
+        if hasattr(self, "_init_workspace_and_model_runner"):
+            return self._init_workspace_and_model_runner()
+        gpu_worker.init_workspace_manager(self.device, 1)
+        if self.use_v2_model_runner:
+            from vllm.v1.worker.gpu.model_runner import GPUModelRunner
+        else:
+            from vllm.v1.worker.gpu_model_runner import GPUModelRunner
+        self.model_runner = GPUModelRunner(self.vllm_config, self.device)
+
+    def _maybe_get_memory_pool_context(self, tag: str) -> Any:
+        """Where vLLM puts what it allocates: the cache into memory that is shared."""
+        return self.allocation if tag == "kv_cache" else contextlib.nullcontext()
+
+
+def _refuse(case: dict[str, Any]) -> None:
+    """Cases whose layers or options the worker is not driven with, by name."""
+    config = case["config"]
+    for group in case["groups"]:
+        for spec in group.get("layer_specs", [group["spec"]]):
+            if spec["type"] not in KINDS:
+                raise Refused(f"layers of kind {spec['type']}: the worker is driven with {KINDS}")
+            if spec["dtype"] not in _DTYPES:
+                raise Refused(f"caches of {spec['dtype']}: the worker is driven with {[*_DTYPES]}")
+    for option in ("dcp", "pcp"):
+        if config.get(option, 1) != 1:
+            raise Refused(f"{option} {config[option]}: ranks of a worker are not driven")
+    if config.get("num_spec_tokens") and not importlib.util.find_spec("numba"):
+        raise Refused("drafts: vLLM's ngram proposer needs numba, which is not installed")
+    if "connector" in case:
+        raise Refused("a KV connector: its worker is not driven")
+
+
+def _model_folder(layers: list[worker_model.Layer]) -> str:
+    """A folder with the configuration of a model that has no files beside it."""
+    first = layers[0].spec
+    folder = tempfile.mkdtemp(prefix="lockstep_model_")
+    config = {
+        "architectures": ["LockstepContentModel"],
+        "model_type": "llama",
+        "vocab_size": worker_model.VOCABULARY,
+        "hidden_size": first["num_kv_heads"] * first["head_size"],
+        "intermediate_size": 16,
+        "num_hidden_layers": len(layers),
+        "num_attention_heads": first["num_kv_heads"],
+        "num_key_value_heads": first["num_kv_heads"],
+        "head_dim": first["head_size"],
+        "max_position_embeddings": 1 << 20,
+        "torch_dtype": _DTYPES[first["dtype"]],
+    }
+    with open(os.path.join(folder, "config.json"), "w") as file:
+        json.dump(config, file)
+    return folder
+
+
+@dataclasses.dataclass
+class _Known:
+    """A request as the model knows it: token ids of its own small vocabulary."""
+
+    tokens: list[int]
+    num_prompt_tokens: int
+
+
+def _token(token: int) -> int:
+    """Of the model's vocabulary."""
+    return token % 65521 % worker_model.VOCABULARY
+
+
+def _sampled_tokens(tokens: list[int], drafts: list[int]) -> list[int]:
+    """Of the model's vocabulary: all but the last are drafts that were accepted, and the last is not
+    the draft in its place, whatever an engine has recorded there."""
+    own = [_token(token) for token in tokens]
+    for i, draft in enumerate(drafts[: len(own)]):
+        if i < len(own) - 1:
+            own[i] = _token(draft)
+        elif own[i] == _token(draft):
+            own[i] = (own[i] + 1) % worker_model.VOCABULARY
+    return own
+
+
+class Worker:
+    def __init__(self, runner: str) -> None:
+        self._is_v2 = runner == "v2"
+        self._worker: Any = None
+        self._init_method = f"file://{tempfile.mktemp(prefix='lockstep_ranks_')}"
+        ModelRegistry.register_model("LockstepContentModel", worker_model.ContentModel)
+        _skip_attention()
+        # vLLM collects garbage at each start: a second and more over all that was imported.
+        gc.collect()
+        gc.freeze()
+
+    def hello(self) -> dict[str, Any]:
+        runner = "v2" if self._is_v2 else "v1"
+        return {
+            "engine": {"name": "vllm", "version": VERSION},
+            "features": [*KINDS, "async_scheduling", f"runner:{runner}"],
+        }
+
+    # A case.
+
+    def open(self, case: dict[str, Any]) -> dict[str, Any]:
+        _refuse(case)
+        if self._is_v2 and case["config"].get("num_spec_tokens"):
+            raise Refused("drafts with the second runner: it verifies those of its own drafter")
+        self.close()
+        groups = case["groups"]
+        layers = self._plan_layers(groups)
+        worker_model.Plan.layers = layers
+        blocks = [group["spec"]["block_size"] for group in groups]
+        backend = triton_attn.TritonAttentionBackend
+        if any(size % 16 for size in blocks):
+            backend = SmallBlocksBackend
+        selector._cached_get_attn_backend.cache_clear()
+        type(current_platform).attention_backend = f"{backend.__module__}.{backend.__qualname__}"
+        vllm_config = self._make_config(case, _model_folder(layers))
+        self._worker = worker = _HostWorker(
+            vllm_config=vllm_config,
+            local_rank=0,
+            rank=0,
+            distributed_init_method=self._init_method,
+            is_driver_worker=True,
+        )
+        with set_current_vllm_config(vllm_config):
+            worker.init_device()
+            worker.load_model()
+            kv_config = self._make_kv_config(case, vllm_config)
+            sizes = self._buffer_sizes(kv_config)
+            worker.allocation = shared = _SharedMemory(case["memory"], sizes)
+            worker.initialize_from_config(kv_config)
+            shared.check_used_up()
+        self._groups, self._layers, self._shared = groups, layers, shared
+        self._runner = worker.model_runner
+        self._model = self._runner.model
+        self._requests: dict[str, _Known] = {}
+        self._waiting: dict[str, Any] = {}  # the step whose tokens are not sampled yet
+        self._faults: list[str] = []
+        self._watch_batch()
+        return self._opened(kv_config, sizes)
+
+    def close(self) -> None:
+        self._worker = self._runner = self._model = None
+
+    @staticmethod
+    def _plan_layers(groups: list[dict[str, Any]]) -> list[worker_model.Layer]:
+        layers: list[worker_model.Layer] = []
+        for g, group in enumerate(groups):
+            specs = group.get("layer_specs") or [group["spec"]] * len(group["layers"])
+            for name, spec in zip(group["layers"], specs, strict=True):
+                layers.append(worker_model.Layer(name, g, len(layers), spec))
+        return layers
+
+    def _make_config(self, case: dict[str, Any], folder: str) -> Any:
+        config = case["config"]
+        first = case["groups"][0]["spec"]
+        drafts: dict[str, Any] = {}
+        if config.get("num_spec_tokens"):
+            # Whoever drafted, the worker verifies alike; what its own drafter says is not asked.
+            drafts["speculative_config"] = {
+                "method": "ngram",
+                "num_speculative_tokens": config["num_spec_tokens"],
+                "prompt_lookup_min": 2,
+                "prompt_lookup_max": 2,
+            }
+        most = max(config["max_num_batched_tokens"], config["max_num_seqs"])
+        arguments = EngineArgs(
+            model=folder,
+            skip_tokenizer_init=True,
+            load_format="dummy",
+            enforce_eager=True,
+            max_model_len=config["max_model_len"],
+            max_num_seqs=config["max_num_seqs"],
+            max_num_batched_tokens=max(most, config["max_model_len"])
+            if not config.get("enable_chunked_prefill", True)
+            else most,
+            block_size=first["block_size"],
+            num_gpu_blocks_override=case["num_blocks"],
+            dtype=_DTYPES[first["dtype"]],
+            disable_log_stats=True,
+            seed=0,
+            async_scheduling=config.get("async_scheduling", False),
+            enable_prefix_caching=config["enable_prefix_caching"],
+            **drafts,
+        )
+        try:
+            return arguments.create_engine_config()
+        except ValueError as error:
+            lines = [line.strip() for line in str(error).splitlines()]
+            reason = next((line for line in lines if line.startswith("Value error")), lines[0])
+            raise Refused(f"the configuration: {reason.partition(' [type=')[0]}") from None
+
+    def _make_kv_config(self, case: dict[str, Any], vllm_config: Any) -> Any:
+        """vLLM's own plan of memory for the groups of the case."""
+        groups = vllm_engine.make_groups(case)
+        cache_config = vllm_config.cache_config
+        cache_config.num_gpu_blocks_override = case["num_blocks"]
+        if hasattr(cache_config, "get_resolved_kv_cache_layout"):
+            from vllm.v1.attention.backends.utils import resolve_kv_cache_layout
+
+            specs = [spec for group in groups for spec in _specs_of(group)]
+            supported = self._worker.get_supported_kv_cache_layouts()
+            resolve_kv_cache_layout(vllm_config, [supported], specs)
+            from vllm.v1.core.kv_cache_planning import get_kv_cache_config_from_groups
+        else:
+            get_kv_cache_config_from_groups = kv_cache_utils.get_kv_cache_config_from_groups
+        made = get_kv_cache_config_from_groups(vllm_config, groups, 1 << 40)
+        if made.num_blocks != case["num_blocks"]:
+            raise Refused(f"vLLM plans {made.num_blocks} blocks instead of {case['num_blocks']}")
+        return made
+
+    @staticmethod
+    def _buffer_sizes(kv_config: Any) -> list[int]:
+        """One buffer for all tensors, or one for each."""
+        tensors = kv_config.kv_cache_tensors
+        if tensors and hasattr(tensors[0], "layer_stride"):
+            return [tensors[0].size]
+        return [tensor.size for tensor in tensors]
+
+    def _pages(self, kv_config: Any) -> dict[str, tuple[int, int]]:
+        """Of every layer: where the page of its first block begins, and how far the next one is."""
+        pages: dict[str, tuple[int, int]] = {}
+        offset = 0
+        for tensor in kv_config.kv_cache_tensors:
+            if hasattr(tensor, "layer_stride"):
+                for i, name in enumerate(tensor.layers):
+                    pages[name] = (tensor.offset + i * tensor.layer_stride, tensor.block_stride)
+                continue
+            for name in tensor.shared_by:
+                pages[name] = (offset, tensor.size // kv_config.num_blocks)
+            offset += tensor.size
+        return pages
+
+    def _written(self, layer: worker_model.Layer, module: Any) -> list[torch.Tensor]:
+        """K and V of a layer, [blocks, tokens, heads, elements], as vLLM hands them to the kernel
+        that writes rows."""
+        seen: list[torch.Tensor] = []
+
+        def take_down(_: Any, __: Any, key_cache: Any, value_cache: Any, *___: Any) -> None:
+            seen.extend((key_cache, value_cache))
+
+        attention = getattr(module, "attn", module)
+        nothing = torch.zeros(0, attention.num_kv_heads, attention.head_size)
+        cache = attention.kv_cache
+        cache = cache[0] if isinstance(cache, list) else cache
+        write = triton_attn.triton_reshape_and_cache_flash
+        triton_attn.triton_reshape_and_cache_flash = take_down
+        try:
+            slots = torch.zeros(0, dtype=torch.int64)
+            attention.impl.do_kv_cache_update(attention, nothing, nothing, cache, slots)
+        finally:
+            triton_attn.triton_reshape_and_cache_flash = write
+        return seen
+
+    def _opened(self, kv_config: Any, sizes: list[int]) -> dict[str, Any]:
+        """The memory, and where every layer's rows lie in it, in bytes."""
+        base = self._shared.base.data_ptr()
+        pages = self._pages(kv_config)
+        layers = []
+        for layer, module in zip(self._layers, self._model.layers, strict=True):
+            parts = []
+            for tensor in self._written(layer, module):
+                size = tensor.element_size()
+                if tensor.stride(3) != 1:
+                    raise Refused(f"{layer.name}: elements of a row lie apart")
+                parts.append(
+                    {
+                        "offset": tensor.data_ptr() - base,
+                        "shape": [*tensor.shape[:3], tensor.shape[3] * size],
+                        "stride": [stride * size for stride in tensor.stride()[:3]],
+                    }
+                )
+            offset, stride = pages[layer.name]
+            layers.append(
+                {"name": layer.name, "page_offset": offset, "page_stride": stride, "parts": parts}
+            )
+        order = getattr(self._worker.cache_config, "kv_cache_layout", None) or ""
+        return {"bytes": sum(sizes), "order": order, "layers": layers}
+
+    def _watch_batch(self) -> None:
+        """The worker's own order of the batch."""
+        runner, model = self._runner, self._model
+        if not self._is_v2:
+            model.batch_of_worker = lambda: (
+                list(runner.input_batch.req_ids),
+                [self._scheduled[name] for name in runner.input_batch.req_ids],
+            )
+            return
+        prepare = runner.prepare_inputs
+
+        def prepare_inputs(*args: Any, **options: Any) -> Any:
+            batch = prepare(*args, **options)
+            names = list(batch.req_ids)
+            counts = [int(count) for count in batch.num_scheduled_tokens[: len(names)]]
+            model.batch_of_worker = lambda: (names, counts)
+            return batch
+
+        runner.prepare_inputs = prepare_inputs
+
+    # A step.
+
+    def execute(self, message: dict[str, Any]) -> dict[str, Any]:
+        self._faults = []
+        self._sample(dict(message["sampled"]))
+        output = self._scheduler_output(message)
+        self._model.batch = worker_model.Batch()
+        with set_current_vllm_config(self._worker.vllm_config), torch.inference_mode():
+            result = self._worker.execute_model(output)
+        drafts = {row["id"]: row["spec"] for row in message["scheduled"] if row.get("spec")}
+        self._waiting = {"is_due": result is None, "drafts": drafts}
+        return self._facts()
+
+    def _sample(self, sampled: dict[str, list[int]]) -> None:
+        """What the model answered to the step before."""
+        drafts = self._waiting.get("drafts", {})
+        own = {
+            name: _sampled_tokens(tokens, drafts.get(name, [])) for name, tokens in sampled.items()
+        }
+        for name, tokens in own.items():
+            self._requests[name].tokens += tokens
+        if not self._waiting.pop("is_due", False):
+            return
+        answers: list[int] = []
+        for name in self._model.batch.names:
+            room = 1 + len(drafts.get(name, ()))
+            answers += (own.get(name, []) + [0] * room)[:room]
+        with set_current_vllm_config(self._worker.vllm_config), torch.inference_mode():
+            self._model.answers = answers
+            self._model.give_answers()
+            result = self._worker.sample_tokens(None)
+        if hasattr(result, "get_output"):
+            result = result.get_output()
+        self._model.answers = self._model.logits = None
+        for name, found in zip(result.req_ids, result.sampled_token_ids, strict=True):
+            expected = own.get(name)
+            if expected and list(map(int, found)) != expected:
+                self._faults.append(f"row {name} returns tokens {found}; expected {expected}")
+
+    def _scheduler_output(self, message: dict[str, Any]) -> SchedulerOutput:
+        self._scheduled: dict[str, int] = {}
+        new, cached = [], CachedRequestData.make_empty()
+        drafts: dict[str, list[int]] = {}
+        step = self._model.step = worker_model.Step()
+        for row in message["scheduled"]:
+            name, computed = row["id"], row["computed"]
+            self._scheduled[name] = row["tokens"]
+            if "prompt" in row:
+                prompt = [_token(token) for token in row["prompt"]]
+                self._requests[name] = _Known(prompt, len(prompt))
+            known = self._requests[name]
+            del known.tokens[row["known"] :]
+            if row.get("spec"):
+                drafts[name] = [_token(token) for token in row["spec"]]
+            step.first[name] = computed
+            step.contents[name] = numpy.array(row["contents"], dtype=numpy.uint64)
+            step.tokens[name] = known.tokens + drafts.get(name, [])
+            if row.get("new") and (self._is_v2 or not row.get("resumed")):
+                new.append(self._new_request(name, row, known))
+            else:
+                self._cached_request(name, row, known, cached)
+        fields = {
+            "scheduled_new_reqs": new,
+            "scheduled_cached_reqs": cached,
+            "num_scheduled_tokens": dict(self._scheduled),
+            "total_num_scheduled_tokens": sum(self._scheduled.values()),
+            "scheduled_spec_decode_tokens": drafts,
+            "scheduled_encoder_inputs": {},
+            "finished_req_ids": set(message["finished"]),
+            "free_encoder_mm_hashes": [],
+            "preempted_req_ids": set(message["preempted"]),
+            "new_block_ids_to_zero": message["zero"] or None,
+            "num_common_prefix_blocks": [0] * len(self._groups),
+        }
+        if message["copies"]:
+            if "kv_cache_block_copies" not in _OUTPUT_FIELDS:
+                raise RuntimeError(f"copies of blocks: vLLM {VERSION} has none")
+            fields["kv_cache_block_copies"] = [
+                kv_cache_utils.KVCacheBlockCopy(*copy) for copy in message["copies"]
+            ]
+        scheduled = message["scheduled"]
+        gone = set(message["finished"]) - {row["id"] for row in scheduled if "prompt" in row}
+        for name in gone:
+            self._requests.pop(name, None)
+        return SchedulerOutput(**{k: v for k, v in fields.items() if k in _OUTPUT_FIELDS})
+
+    def _new_request(self, name: str, row: dict[str, Any], known: _Known) -> NewRequestData:
+        more = {"prefill_token_ids": list(known.tokens)} if self._is_v2 else {}
+        return NewRequestData(
+            req_id=name,
+            prompt_token_ids=known.tokens[: known.num_prompt_tokens],
+            mm_features=[],
+            sampling_params=SamplingParams(
+                max_tokens=row["max_tokens"], temperature=0, ignore_eos=True
+            ),
+            pooling_params=None,
+            block_ids=tuple(row["blocks"]),
+            num_computed_tokens=row["computed"],
+            lora_request=None,
+            **more,
+        )
+
+    def _cached_request(self, name: str, row: dict[str, Any], known: _Known, cached: Any) -> None:
+        if row.get("resumed"):
+            cached.resumed_req_ids.add(name)
+            cached.all_token_ids[name] = list(known.tokens)
+        blocks = tuple(row["blocks"])
+        cached.req_ids.append(name)
+        cached.new_block_ids.append(blocks if row.get("resumed") or any(blocks) else None)
+        cached.num_computed_tokens.append(row["computed"])
+        cached.num_output_tokens.append(len(known.tokens) - known.num_prompt_tokens)
+
+    # What it made of it.
+
+    def _facts(self) -> dict[str, Any]:
+        batch = self._model.batch
+        groups = [self._group_facts(g, batch) for g in range(len(self._groups))]
+        return {
+            "rows": batch.names,
+            "num_tokens": batch.num_tokens,
+            "positions": batch.positions,
+            "groups": groups if batch.names else [],
+            "faults": self._faults + batch.faults,
+        }
+
+    def _group_facts(self, g: int, batch: worker_model.Batch) -> dict[str, Any]:
+        if not batch.names:
+            return {}
+        name = self._groups[g]["layers"][0]
+        metadata = batch.metadata[name]
+        slots = batch.slot_mappings[name] if batch.slot_mappings else metadata.slot_mapping
+        tables = [self._row_of_table(g, name) for name in batch.names]
+        facts = {"tables": tables, "slots": slots[: len(batch.positions)].tolist()}
+        if self._groups[g]["spec"]["type"] != "chunked_local":  # it cuts requests into chunks
+            reads = self._reads(metadata, tables)
+            if any(mine != row[: len(mine)] for mine, row in zip(reads, tables, strict=True)):
+                facts["reads"] = reads
+        return facts
+
+    @staticmethod
+    def _reads(metadata: Any, tables: list[list[int]]) -> list[list[int]]:
+        """The rows of the table that attention is given, as far as its requests reach."""
+        given = metadata.block_table[: len(tables)].tolist()
+        return [mine[: len(row)] for mine, row in zip(given, tables, strict=True)]
+
+    def _row_of_table(self, g: int, name: str) -> list[int]:
+        """A request's table as the runner keeps it, in kernel blocks."""
+        if not self._is_v2:
+            table = self._runner.input_batch.block_table[g]
+            index = self._runner.input_batch.req_id_to_index[name]
+            count = int(table.num_blocks_per_row[index])
+            return table.block_table.np[index, :count].tolist()
+        tables = self._runner.block_tables
+        index = self._runner.req_states.req_id_to_index[name]
+        count = int(tables.num_blocks.np[g, index])
+        return tables.block_tables[g].gpu[index, :count].tolist()
+
+
+def _specs_of(group: Any) -> list[Any]:
+    spec = group.kv_cache_spec
+    return list(getattr(spec, "kv_cache_specs", {"": spec}).values())

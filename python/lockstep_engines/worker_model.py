@@ -1,0 +1,174 @@
+"""A model without weights for vLLM's worker: keys and values are the contents of sim/protocol, the
+logits are the tokens that the engine sampled.
+
+The model asks the worker's own batch who its rows are, and finds each token's content by the
+request and the position that the worker computed. A wrong position gets no content, and is told.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy
+import torch
+from torch import nn
+from vllm.config import get_current_vllm_config
+from vllm.forward_context import get_forward_context
+from vllm.model_executor.layers.attention import Attention
+
+from lockstep_engines import worker_contents
+
+VOCABULARY = 512
+# No content: of padding, and of tokens that nobody scheduled.
+_NO_CONTENT = 0xBAD0BAD0BAD0BAD0
+
+_TORCH_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+
+
+@dataclass
+class Layer:
+    """One layer of the plan; `index`: its place there."""
+
+    name: str
+    group: int
+    index: int
+    spec: dict[str, Any]
+
+
+@dataclass
+class Step:
+    """What a step should compute, by request."""
+
+    first: dict[str, int] = field(default_factory=dict)  # position of the first scheduled token
+    contents: dict[str, numpy.ndarray] = field(default_factory=dict)
+    tokens: dict[str, list[int]] = field(default_factory=dict)  # all that are known, and drafts
+
+
+@dataclass
+class Batch:
+    """What the worker made of it, in its own order."""
+
+    names: list[str] = field(default_factory=list)
+    num_tokens: list[int] = field(default_factory=list)
+    positions: list[int] = field(default_factory=list)
+    metadata: dict[str, Any] = field(default_factory=dict)  # by layer
+    slot_mappings: Any = None
+    faults: list[str] = field(default_factory=list)
+
+
+class Plan:
+    """The layers of the case that is being opened; vLLM makes the model, so it is found here."""
+
+    layers: list[Layer] = []
+
+
+def _attention(layer: Layer, cache_config: Any) -> nn.Module:
+    spec = layer.spec
+    options = {
+        "num_heads": spec["num_kv_heads"],
+        "head_size": spec["head_size"],
+        "scale": 1.0,
+        "num_kv_heads": spec["num_kv_heads"],
+        "cache_config": cache_config,
+        "prefix": layer.name,
+    }
+    if spec["type"] == "chunked_local":
+        from vllm.model_executor.layers.attention import ChunkedLocalAttention
+
+        return ChunkedLocalAttention(
+            attention_chunk_size=spec["attention_chunk_size"], **options
+        )
+    return Attention(per_layer_sliding_window=spec.get("sliding_window"), **options)
+
+
+class ContentModel(nn.Module):
+    def __init__(self, *, vllm_config: Any, prefix: str = "") -> None:
+        super().__init__()
+        self.anchor = nn.Parameter(torch.zeros(1), requires_grad=False)
+        self.plan = list(Plan.layers)
+        cache_config = get_current_vllm_config().cache_config
+        self.layers = nn.ModuleList([_attention(layer, cache_config) for layer in self.plan])
+        self.hidden_size = vllm_config.model_config.get_hidden_size()
+        self.batch_of_worker: Any = None  # () -> names and numbers of tokens, in its order
+        self.step = Step()
+        self.batch = Batch()
+        self.logits: torch.Tensor | None = None
+        self.answers: list[int] | None = None  # a token for each row of logits
+
+    def embed_input_ids(self, input_ids: torch.Tensor) -> torch.Tensor:
+        return torch.zeros(len(input_ids), self.hidden_size)
+
+    get_input_embeddings = embed_input_ids
+
+    def forward(
+        self, input_ids: torch.Tensor, positions: torch.Tensor, *_: Any, **__: Any
+    ) -> torch.Tensor:
+        contents = self._look_around(input_ids, positions)
+        for layer, module in zip(self.plan, self.layers, strict=True):
+            self._write(layer, module, contents)
+        return torch.zeros(len(positions), self.hidden_size)
+
+    def _look_around(self, input_ids: torch.Tensor, positions: torch.Tensor) -> numpy.ndarray:
+        """Takes down what the worker made of the step; the content of each of its tokens."""
+        context = get_forward_context()
+        names, num_tokens = self.batch_of_worker()
+        batch = self.batch = Batch(names, num_tokens)
+        batch.metadata = context.attn_metadata or {}
+        batch.slot_mappings = getattr(context, "slot_mapping", None)
+        contents = numpy.full(len(positions), _NO_CONTENT, dtype=numpy.uint64)
+        batch.positions = positions[: sum(num_tokens)].tolist()
+        inputs = input_ids[: sum(num_tokens)].tolist()
+        first = 0
+        for name, count in zip(names, num_tokens, strict=True):
+            base, known = self.step.first.get(name, 0), self.step.contents.get(name)
+            for i in range(first, first + count):
+                at = batch.positions[i] - base
+                if known is None or not 0 <= at < len(known):
+                    batch.faults.append(
+                        f"row {name} computes position {batch.positions[i]}, which was not "
+                        "scheduled"
+                    )
+                    continue
+                contents[i] = known[at]
+                token = self.step.tokens[name][batch.positions[i]]
+                if token != inputs[i]:
+                    batch.faults.append(
+                        f"row {name} feeds the model token {inputs[i]} at position "
+                        f"{batch.positions[i]}; expected {token}"
+                    )
+            first += count
+        return contents
+
+    def _write(self, layer: Layer, module: nn.Module, contents: numpy.ndarray) -> None:
+        spec = layer.spec
+        heads, dtype = spec["num_kv_heads"], spec["dtype"]
+        itemsize = _TORCH_DTYPES[dtype].itemsize
+
+        def rows(part: int, head_size: int) -> torch.Tensor:
+            made = worker_contents.rows(
+                contents, layer.index, part, heads, head_size * itemsize, dtype
+            )
+            flat = torch.from_numpy(numpy.ascontiguousarray(made).reshape(len(contents), -1))
+            return flat.view(_TORCH_DTYPES[dtype])
+
+        key = rows(0, spec["head_size"])
+        value = rows(1, spec.get("head_size_v", spec["head_size"]))
+        module(torch.zeros_like(key), key, value)
+
+    def compute_logits(self, hidden_states: torch.Tensor, *_: Any) -> torch.Tensor:
+        logits = self.logits = torch.zeros(len(hidden_states), VOCABULARY)
+        self.give_answers()
+        return logits
+
+    def give_answers(self) -> None:
+        """The tokens that the engine sampled win. The worker may have asked for logits before they
+        were known."""
+        if self.logits is None or self.answers is None:
+            return
+        for row, token in enumerate(self.answers[: len(self.logits)]):
+            self.logits[row, token] = 1.0
+        self.answers = self.logits = None
+
+    def load_weights(self, weights: Any) -> set[str]:
+        return set()

@@ -1,0 +1,104 @@
+"""The worker protocol (docs/worker_protocol.md), the worker's side of it, for any worker.
+
+serve() reads messages and writes one reply to each. An exception is a reply, `failed`.
+"""
+
+from __future__ import annotations
+
+from typing import Any, BinaryIO, Protocol
+
+from lockstep_engines.protocol import (
+    Object,
+    ProtocolError,
+    Refused,
+    check_keys,
+    encode,
+    failure,
+    object_of,
+)
+
+VERSION = 1
+
+
+class Worker(Protocol):
+    """Raises Refused from open() for a case that it does not take."""
+
+    def hello(self) -> Object:
+        """`engine` and `features`."""
+
+    def open(self, case: Object) -> Object:
+        """Begins a case on the memory that it names; the reply's `opened`."""
+
+    def execute(self, step: Object) -> Object:
+        """Runs a step; the reply's `executed`."""
+
+    def close(self) -> None: ...
+
+
+_STEP_KEYS = ("execute", "sampled", "scheduled", "finished", "preempted", "zero", "copies")
+_CASE_KEYS = ("config", "groups", "num_blocks", "memory")
+
+
+class Session:
+    """Messages to replies."""
+
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
+        self._is_open = False
+
+    def reply_to(self, text: bytes) -> Object:
+        message = object_of(text)
+        kind = next(iter(message), "")
+        if kind not in ("hello", "open", "execute", "close"):
+            raise ProtocolError(f"found message {kind!r}; expected hello, open, execute or close")
+        return getattr(self, f"_{kind}")(message)
+
+    def fail(self) -> None:
+        """The case cannot go on."""
+        self._is_open = False
+
+    def _hello(self, message: Object) -> Object:
+        asked = message["hello"]
+        if not isinstance(asked, dict) or asked.get("worker_protocol") != VERSION:
+            raise ProtocolError(f"found hello {asked}; expected worker_protocol {VERSION}")
+        return {"hello": {"worker_protocol": VERSION} | self._worker.hello()}
+
+    def _open(self, message: Object) -> Object:
+        case = message["open"]
+        if not isinstance(case, dict):
+            raise ProtocolError("found a case that is not an object")
+        check_keys("a case", case, _CASE_KEYS, ("connector", "seed"))
+        self._is_open = False
+        try:
+            opened = self._worker.open(case)
+        except Refused as refusal:
+            return {"refused": str(refusal)}
+        self._is_open = True
+        return {"opened": opened}
+
+    def _execute(self, message: Object) -> Object:
+        check_keys("a step", message, _STEP_KEYS, ())
+        if not self._is_open:
+            raise ProtocolError("found a step while no case is open")
+        return {"executed": self._worker.execute(message)}
+
+    def _close(self, _: Object) -> Object:
+        self._is_open = False
+        self._worker.close()
+        return {}
+
+
+def serve(worker: Worker, source: BinaryIO, sink: BinaryIO) -> None:
+    """Answers until the input ends."""
+    session = Session(worker)
+    try:
+        while text := source.readline():
+            try:
+                reply = session.reply_to(text)
+            except Exception as error:
+                session.fail()
+                reply = failure(error)
+            sink.write(encode(reply) + b"\n")
+            sink.flush()
+    except BrokenPipeError:
+        pass

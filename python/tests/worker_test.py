@@ -1,0 +1,184 @@
+"""vLLM's own worker behind the worker protocol: what can be told without vLLM; and its worker run
+with both runners, of the installed vLLM or of the unpacked sources that $LOCKSTEP_VLLM names
+(several: as in PATH). Without either, or without torch, exit status 77 says skipped."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+import tempfile
+import unittest
+from pathlib import Path
+from typing import Any, ClassVar
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT / "python"), str(ROOT / "tests" / "engines"), str(Path(__file__).parent)]
+
+import model_worker
+from adapter_client import Adapter, full_attention_case
+
+from lockstep_engines import plants, worker_plants, worker_protocol
+from lockstep_engines.protocol import ProtocolError, Refused
+
+FOLDERS = [folder for folder in os.environ.get("LOCKSTEP_VLLM", "").split(os.pathsep) if folder]
+SKIPPED = 77
+
+
+class Recorder:
+    """A worker that takes nothing but a case called `taken`."""
+
+    def hello(self) -> dict[str, Any]:
+        return {"engine": {"name": "none", "version": "0"}, "features": []}
+
+    def open(self, case: dict[str, Any]) -> dict[str, Any]:
+        if case["memory"] != "taken":
+            raise Refused("this memory")
+        return {"bytes": 1}
+
+    def execute(self, step: dict[str, Any]) -> dict[str, Any]:
+        return {"rows": [row["id"] for row in step["scheduled"]]}
+
+    def close(self) -> None: ...
+
+
+class ProtocolTest(unittest.TestCase):
+    def setUp(self) -> None:
+        self.session = worker_protocol.Session(Recorder())
+
+    def test_a_case_is_opened_refused_and_run(self) -> None:
+        case = b'{"open":{"config":{},"groups":[],"num_blocks":2,"memory":"%s"}}'
+        step = (
+            b'{"execute":0,"sampled":{},"scheduled":[{"id":"a"}],"finished":[],"preempted":[],'
+            b'"zero":[],"copies":[]}'
+        )
+        self.assertEqual(self.session.reply_to(case % b"other"), {"refused": "this memory"})
+        with self.assertRaises(ProtocolError):
+            self.session.reply_to(step)
+        self.assertEqual(self.session.reply_to(case % b"taken"), {"opened": {"bytes": 1}})
+        self.assertEqual(self.session.reply_to(step), {"executed": {"rows": ["a"]}})
+        self.assertEqual(self.session.reply_to(b'{"close":true}'), {})
+
+    def test_what_the_protocol_does_not_have_is_refused(self) -> None:
+        for text in (b'{"dance":1}', b'{"hello":{"worker_protocol":2}}', b"[]", b"{"):
+            with self.assertRaises(ProtocolError):
+                self.session.reply_to(text)
+
+
+@unittest.skipUnless(importlib.util.find_spec("numpy"), "no numpy")
+class ContentsTest(unittest.TestCase):
+    def test_rows_are_those_of_another_derivation(self) -> None:
+        import numpy
+
+        from lockstep_engines import worker_contents
+
+        contents = numpy.array([1, 0xFEDCBA9876543210, (1 << 64) - 1], dtype=numpy.uint64)
+        shapes = (("bf16", 0, 0, 128), ("fp32", 3, 1, 20), ("fp16", 7, 1, 8))
+        for dtype, layer, part, size in shapes:
+            made = worker_contents.rows(contents, layer, part, 3, size, dtype)
+            for i, content in enumerate(contents.tolist()):
+                for head in range(3):
+                    expected = model_worker.row(content, layer, part, head, size, dtype)
+                    self.assertEqual(made[i, head].tobytes(), expected)
+
+
+class PlantsTest(unittest.TestCase):
+    @unittest.skipUnless(FOLDERS, "$LOCKSTEP_VLLM names no sources of vLLM")
+    def test_every_defect_fits_in_some_release(self) -> None:
+        missing = {plant.name for plant in worker_plants.PLANTS}
+        for folder in FOLDERS:
+            sys.path.insert(0, folder)
+            self.addCleanup(sys.path.remove, folder)
+            importlib.invalidate_caches()
+            for plant in worker_plants.PLANTS:
+                try:
+                    plants.sources_with(plant)
+                    missing.discard(plant.name)
+                except plants.PlantError:
+                    pass
+            sys.path.remove(folder)
+            sys.path.append(folder)
+        self.assertEqual(missing, set())
+
+    def test_names_are_taken_once(self) -> None:
+        names = [plant.name for plant in worker_plants.PLANTS]
+        self.assertEqual(len(names), len(set(names)))
+        self.assertGreaterEqual(len(names), 15)
+
+
+class WorkerTest(unittest.TestCase):
+    """`folder`: of the sources, None for the installed vLLM."""
+
+    folder: ClassVar[str | None] = None
+
+    def run_steps(self, runner: str) -> list[Any]:
+        arguments = ["vllm", *([self.folder] if self.folder else []), "--worker"]
+        worker = Adapter(*arguments, "--runner", runner)
+        self.addCleanup(worker.close)
+        hello = worker.send({"hello": {"worker_protocol": 1}})["hello"]
+        self.assertIn(f"runner:{runner}", hello["features"])
+        with tempfile.NamedTemporaryFile() as memory:
+            case = full_attention_case(9, max_num_batched_tokens=64, max_model_len=64)
+            case = {key: case[key] for key in ("config", "groups", "num_blocks")}
+            opened = worker.send({"open": case | {"memory": memory.name}})["opened"]
+            self.assertEqual(opened["bytes"], 9 * 8192)
+            first = {
+                "id": "a",
+                "tokens": 20,
+                "computed": 0,
+                "known": 20,
+                "new": True,
+                "max_tokens": 4,
+                "prompt": list(range(20)),
+                "blocks": [[1, 2]],
+                "contents": list(range(20)),
+            }
+            step = {"execute": 0, "sampled": {}, "scheduled": [first], "finished": []}
+            step |= {"preempted": [], "zero": [], "copies": []}
+            replies = [worker.send(step)]
+            later = {"id": "a", "tokens": 1, "computed": 20, "known": 21, "blocks": [[]]}
+            later["contents"] = [77]
+            step |= {"execute": 1, "sampled": {"a": [5]}, "scheduled": [later]}
+            replies.append(worker.send(step))
+            part = opened["layers"][0]["parts"][1]
+            with open(memory.name, "rb") as file:
+                file.seek(part["offset"] + 2 * part["stride"][0] + 4 * part["stride"][1])
+                row = file.read(part["shape"][3])
+            self.assertEqual(row, model_worker.row(77, 0, 1, 0, len(row), "bf16"))
+        return [reply["executed"] for reply in replies]
+
+    def check(self, runner: str) -> None:
+        first, second = self.run_steps(runner)
+        self.assertEqual(first["positions"], list(range(20)))
+        self.assertEqual(first["groups"][0]["slots"], list(range(16, 36)))
+        self.assertEqual(second["groups"][0], {"tables": [[1, 2]], "slots": [36]})
+        self.assertEqual(first["faults"] + second["faults"], [])
+
+    def test_the_first_runner_runs_two_steps(self) -> None:
+        self.check("v1")
+
+    def test_the_second_runner_runs_two_steps(self) -> None:
+        self.check("v2")
+
+
+def load_tests(loader: unittest.TestLoader, *_: Any) -> unittest.TestSuite:
+    suite = unittest.TestSuite()
+    for case in (ProtocolTest, ContentsTest, PlantsTest):
+        suite.addTests(loader.loadTestsFromTestCase(case))
+    for folder in FOLDERS or [None]:
+        name = f"WorkerTest({folder})"
+        suite.addTests(loader.loadTestsFromTestCase(type(name, (WorkerTest,), {"folder": folder})))
+    return suite
+
+
+if __name__ == "__main__":
+    is_there = importlib.util.find_spec("torch") and (FOLDERS or importlib.util.find_spec("vllm"))
+    if not is_there:
+        loader, suite = unittest.defaultTestLoader, unittest.TestSuite()
+        for case in (ProtocolTest, ContentsTest, PlantsTest):
+            suite.addTests(loader.loadTestsFromTestCase(case))
+        if not unittest.TextTestRunner().run(suite).wasSuccessful():
+            sys.exit(1)
+        print("SKIPPED: no vLLM or no torch here; its worker was not run")
+        sys.exit(SKIPPED)
+    unittest.main()

@@ -1,0 +1,31 @@
+// What an engine tells its worker, beside the program of a step: for backends that are the worker
+// of a real engine, and work out themselves what a program says.
+//
+// (1) begin() comes first and once. A request is added before a decision names it.
+// (2) decided() comes before the execute() of its step; what the step sampled comes behind it.
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+#include "base/ids.h"
+#include "base/result.h"
+#include "reference/types/engine_config.h"
+#include "reference/types/scheduler_types.h"
+
+namespace lockstep {
+
+class EngineWorker {
+ public:
+  virtual ~EngineWorker() = default;
+  // Errors: options that the engine's worker does not take.
+  virtual Result<void> begin(const EngineConfig& engine) = 0;
+  virtual void add_request(RequestId id, const RequestSpec& spec) = 0;
+  // Valid during the step.
+  virtual void decided(const SchedulerOutput& decision) = 0;
+  virtual void sampled(RequestId id, std::span<const std::int32_t> tokens) = 0;
+  // The engine has dropped what was sampled behind the request's first `num_tokens` tokens.
+  virtual void dropped(RequestId id, std::int64_t num_tokens) = 0;
+};
+
+}  // namespace lockstep

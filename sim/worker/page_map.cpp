@@ -1,0 +1,196 @@
+#include "sim/worker/page_map.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "base/check.h"
+
+namespace lockstep {
+namespace {
+
+constexpr std::size_t kFindingsMax = 8;
+
+// Where the model says that a row of block 0 lies, behind the first byte of its page in the
+// worker's order.
+std::int64_t expected_offset(const LayerLayout& model, std::string_view order, std::int64_t part,
+                             std::int64_t slot, std::int64_t head) {
+  if (order.empty()) return byte_offset(model, BlockId{0}, part, slot, head, 0);
+  const std::int64_t row = model.head_size * model.element_size_bytes;
+  return ((slot * model.num_kv_heads + head) * model.num_kv + part) * row;
+}
+
+}  // namespace
+
+std::int64_t PageMap::row_offset(const WorkerLayer& layer, BlockId block, std::int64_t part,
+                                 std::int64_t slot, std::int64_t head) {
+  const WorkerView& view = layer.parts[part];
+  return view.offset + index_of(block) * view.block_stride + slot * view.token_stride +
+         head * view.head_stride;
+}
+
+Result<PageMap> PageMap::create(const KVCacheConfig& plan, const PoolLayout& layout,
+                                std::span<const WorkerLayer> layers, std::string_view order,
+                                std::int64_t memory_bytes) {
+  if (!order.empty() && order != "LBNHC")
+    return fail(
+        fmt::format("the worker orders its pages as {}; known are LBNHC and 0.22.1's", order));
+  PageMap map;
+  for (const KVCacheTensor& tensor : plan.tensors)
+    map.tensors_.push_back({.page_bytes = tensor.size_bytes / plan.num_blocks,
+                            .offset = -1,
+                            .order = std::vector<Order>(plan.groups.size()),
+                            .used_by_any = {}});
+  std::size_t next = 0;
+  for (std::size_t g = 0; g < layout.groups.size(); ++g)
+    for (const LayerLayout& model : layout.groups[g]) {
+      LS_CHECK(next < layers.size(), "{} layers of the worker", layers.size());
+      LS_RETURN_IF_ERROR(map.add_layer(model, layers[next++], g, order, memory_bytes));
+    }
+  for (Tensor& tensor : map.tensors_)
+    for (std::size_t g = 0; g < plan.groups.size(); ++g) map.complete(tensor, g);
+  return map;
+}
+
+Result<void> PageMap::add_layer(const LayerLayout& model, const WorkerLayer& layer,
+                                std::size_t group, std::string_view order,
+                                std::int64_t memory_bytes) {
+  Tensor& tensor = tensors_[model.tensor_index];
+  if (model.pair_order != PairOrder::in_page)
+    return fail(
+        fmt::format("{}: K and V of a block lie apart in the model; the worker is compared "
+                    "with --attention-backend triton_attn",
+                    layer.name));
+  if (layer.page_stride != tensor.page_bytes || model.page_size_bytes != tensor.page_bytes)
+    return fail(fmt::format("{}: the worker's pages have {} bytes, the model's {}", layer.name,
+                            layer.page_stride, tensor.page_bytes));
+  if (std::ssize(layer.parts) != model.num_kv)
+    return fail(fmt::format("{}: the worker writes {} rows a token, the model {}", layer.name,
+                            layer.parts.size(), model.num_kv));
+  const auto find = [&](std::string what) {
+    if (findings_.size() < kFindingsMax)
+      findings_.push_back(fmt::format("{}: {}", layer.name, std::move(what)));
+  };
+  if (tensor.offset >= 0 && tensor.offset != layer.page_offset)
+    return find(fmt::format("its pages begin at byte {}, those of another layer of its tensor at "
+                            "byte {}",
+                            layer.page_offset, tensor.offset)),
+           Result<void>();
+  tensor.offset = layer.page_offset;
+  if (layer.page_offset < 0 ||
+      layer.page_offset + model.num_blocks * layer.page_stride > memory_bytes)
+    return find("its pages leave the worker's memory"), Result<void>();
+  Order& made = tensor.order[group];
+  made.used.resize(tensor.page_bytes);
+  const std::int64_t row_bytes = model.head_size * model.element_size_bytes;
+  for (std::int64_t part = 0; part < model.num_kv; ++part) {
+    const WorkerView& view = layer.parts[part];
+    if (view.tokens != model.block_size && view.tokens > 0 && view.tokens < model.block_size)
+      return fail(fmt::format("{}: the worker splits blocks of {} tokens into kernel blocks of {}",
+                              layer.name, model.block_size, view.tokens));
+    if (view.blocks != model.num_blocks || view.tokens != model.block_size ||
+        view.heads != model.num_kv_heads || view.row_bytes != row_bytes) {
+      find(fmt::format("part {} is [{}, {}, {}] rows of {} bytes; expected [{}, {}, {}] of {}",
+                       part, view.blocks, view.tokens, view.heads, view.row_bytes, model.num_blocks,
+                       model.block_size, model.num_kv_heads, row_bytes));
+      return {};
+    }
+    if (view.block_stride != layer.page_stride) {
+      find(fmt::format("part {}: from block to block are {} bytes; its page has {}", part,
+                       view.block_stride, layer.page_stride));
+      return {};
+    }
+    for (std::int64_t slot = 0; slot < model.block_size; ++slot)
+      for (std::int64_t head = 0; head < model.num_kv_heads; ++head) {
+        const std::int64_t found =
+            row_offset(layer, BlockId{0}, part, slot, head) - layer.page_offset;
+        const std::int64_t wanted = expected_offset(model, order, part, slot, head);
+        if (found != wanted) {
+          find(fmt::format("part {}, slot {}, head {} lies at byte {} of a page; expected {}", part,
+                           slot, head, found, wanted));
+          return {};
+        }
+        if (found < 0 || found + row_bytes > tensor.page_bytes) {
+          find(fmt::format("part {}, slot {}, head {} leaves its page, byte {} of {}", part, slot,
+                           head, found, tensor.page_bytes));
+          return {};
+        }
+        const std::int64_t in_page = byte_offset(model, BlockId{0}, part, slot, head, 0);
+        LS_CHECK(in_page >= 0 && in_page + row_bytes <= tensor.page_bytes, "byte {} of {}", in_page,
+                 tensor.page_bytes);
+        made.segments.push_back({.in_page = in_page, .in_memory = found, .size = row_bytes});
+        std::fill_n(made.used.begin() + in_page, row_bytes, true);
+      }
+  }
+  return {};
+}
+
+// The bytes without a row, and runs instead of rows.
+void PageMap::complete(Tensor& tensor, std::size_t group) {
+  Order& order = tensor.order[group];
+  order.used.resize(tensor.page_bytes);
+  tensor.used_by_any.resize(tensor.page_bytes);
+  for (std::int64_t i = 0; i < tensor.page_bytes; ++i)
+    if (order.used[i]) tensor.used_by_any[i] = true;
+  if (order.segments.empty() || !findings_.empty()) return;
+  std::vector<bool> taken(tensor.page_bytes);
+  for (const Segment& segment : order.segments)
+    for (std::int64_t i = 0; i < segment.size; ++i) {
+      if (taken[segment.in_memory + i]) {
+        findings_.push_back(fmt::format("rows of group {} overlap at byte {} of a page", group,
+                                        segment.in_memory + i));
+        return;
+      }
+      taken[segment.in_memory + i] = true;
+    }
+  std::int64_t in_memory = 0;
+  for (std::int64_t in_page = 0; in_page < tensor.page_bytes; ++in_page) {
+    if (order.used[in_page]) continue;
+    while (taken[in_memory]) ++in_memory;
+    order.segments.push_back({.in_page = in_page, .in_memory = in_memory++, .size = 1});
+  }
+  std::ranges::sort(order.segments, {}, &Segment::in_page);
+  std::vector<Segment> runs;
+  for (const Segment& segment : order.segments) {
+    const bool goes_on = !runs.empty() &&
+                         runs.back().in_page + runs.back().size == segment.in_page &&
+                         runs.back().in_memory + runs.back().size == segment.in_memory;
+    if (goes_on)
+      runs.back().size += segment.size;
+    else
+      runs.push_back(segment);
+  }
+  order.segments = std::move(runs);
+}
+
+const std::vector<bool>& PageMap::used_bytes(std::int32_t tensor, std::int32_t group) const {
+  return tensors_[tensor].order[group].used;
+}
+
+void PageMap::gather(std::span<const std::uint8_t> memory, std::int32_t tensor, BlockId block,
+                     std::int32_t group, std::span<std::uint8_t> page) const {
+  const Tensor& from = tensors_[tensor];
+  LS_CHECK(std::ssize(page) == from.page_bytes, "{} bytes of {}", page.size(), from.page_bytes);
+  const std::uint8_t* first = memory.data() + from.offset + index_of(block) * from.page_bytes;
+  if (group < 0 || from.order[group].segments.empty())
+    std::memcpy(page.data(), first, page.size());
+  else
+    for (const Segment& segment : from.order[group].segments)
+      std::memcpy(page.data() + segment.in_page, first + segment.in_memory, segment.size);
+}
+
+void PageMap::scatter(std::span<std::uint8_t> memory, std::int32_t tensor, BlockId block,
+                      std::int32_t group, std::span<const std::uint8_t> page) const {
+  const Tensor& to = tensors_[tensor];
+  LS_CHECK(std::ssize(page) == to.page_bytes, "{} bytes of {}", page.size(), to.page_bytes);
+  std::uint8_t* first = memory.data() + to.offset + index_of(block) * to.page_bytes;
+  if (group < 0 || to.order[group].segments.empty())
+    std::memcpy(first, page.data(), page.size());
+  else
+    for (const Segment& segment : to.order[group].segments)
+      std::memcpy(first + segment.in_memory, page.data() + segment.in_page, segment.size);
+}
+
+}  // namespace lockstep

@@ -1,0 +1,93 @@
+// Where an engine's worker keeps the bytes of the model's pages: derived from the views that its
+// kernels write through, and checked against the views that the model derives.
+//
+// (1) A page of the model is a page of the worker: as many bytes, block by block, tensor by tensor.
+//     Within it, the bytes may stand in another order, which may differ from group to group; a
+//     block has the order of the group that it was last handed to.
+// (2) Every byte of a page has one place: rows where the views say, and the bytes that no row has
+//     in the order in which they come.
+// (3) Views that leave their block's page, overlap, or differ from the model's are findings; there
+//     is no map then.
+// Orders that are checked: that of 0.22.1 (the model's own, reference/plan/layout.h) and LBNHC,
+// [layer, block, token, head, K and V], of later releases (vllm/v1/kv_cache_layout.py).
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/ids.h"
+#include "base/result.h"
+#include "reference/plan/layout.h"
+
+namespace lockstep {
+
+// K or V of a layer as the kernel that writes it sees it. Offsets and strides in bytes.
+struct WorkerView {
+  std::int64_t offset = 0;
+  std::int64_t blocks = 0, tokens = 0, heads = 0, row_bytes = 0;
+  std::int64_t block_stride = 0, token_stride = 0, head_stride = 0;
+};
+
+struct WorkerLayer {
+  std::string name;
+  std::int64_t page_offset = 0;  // of block 0
+  std::int64_t page_stride = 0;
+  std::vector<WorkerView> parts;  // K, V; one for rows without V
+};
+
+class PageMap {
+ public:
+  // `layers`: in the plan's order. `order`: empty: of 0.22.1. Errors: kernel blocks smaller than
+  // blocks, pages of unlike sizes, an order that is not known here.
+  static Result<PageMap> create(const KVCacheConfig& plan, const PoolLayout& layout,
+                                std::span<const WorkerLayer> layers, std::string_view order,
+                                std::int64_t memory_bytes);
+
+  // Where the worker's views are not the model's, one sentence each; empty: the map holds.
+  const std::vector<std::string>& findings() const { return findings_; }
+
+  std::int64_t page_size_bytes(std::int32_t tensor) const { return tensors_[tensor].page_bytes; }
+  std::int32_t num_tensors() const { return static_cast<std::int32_t>(tensors_.size()); }
+  // Between memory and the model's order of a page. `group`: whose order the block has; -1: none
+  // yet. REQUIRES: no findings, a page's bytes.
+  void gather(std::span<const std::uint8_t> memory, std::int32_t tensor, BlockId block,
+              std::int32_t group, std::span<std::uint8_t> page) const;
+  void scatter(std::span<std::uint8_t> memory, std::int32_t tensor, BlockId block,
+               std::int32_t group, std::span<const std::uint8_t> page) const;
+  // Bytes of the model's page that rows of the group have; those that any group's rows have.
+  const std::vector<bool>& used_bytes(std::int32_t tensor, std::int32_t group) const;
+  const std::vector<bool>& used_bytes_of_any(std::int32_t tensor) const {
+    return tensors_[tensor].used_by_any;
+  }
+
+  // The bytes of one row, through the worker's own view.
+  static std::int64_t row_offset(const WorkerLayer& layer, BlockId block, std::int64_t part,
+                                 std::int64_t slot, std::int64_t head);
+
+ private:
+  struct Segment {
+    std::int64_t in_page = 0, in_memory = 0, size = 0;  // in_memory: behind the page's first byte
+  };
+  struct Order {
+    std::vector<Segment> segments;
+    std::vector<bool> used;  // by rows
+  };
+  struct Tensor {
+    std::int64_t page_bytes = 0;
+    std::int64_t offset = -1;  // of block 0; -1: no layer lies in it
+    std::vector<Order> order;  // by group; without segments: as the model has it
+    std::vector<bool> used_by_any;
+  };
+
+  Result<void> add_layer(const LayerLayout& model, const WorkerLayer& layer, std::size_t group,
+                         std::string_view order, std::int64_t memory_bytes);
+  void complete(Tensor& tensor, std::size_t group);
+
+  std::vector<Tensor> tensors_;
+  std::vector<std::string> findings_;
+};
+
+}  // namespace lockstep

@@ -1,0 +1,461 @@
+#include "sim/worker/worker_backend.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <bit>
+#include <cstring>
+#include <map>
+#include <utility>
+#include <vector>
+
+#include "base/check.h"
+#include "reference/memory/content.h"
+#include "reference/plan/layout.h"
+#include "sim/worker/page_map.h"
+#include "sim/worker/shared_bytes.h"
+#include "sim/worker/worker_protocol.h"
+#include "traces/formats/engine_options.h"
+
+namespace lockstep {
+namespace {
+
+std::uint64_t word_at(std::span<const std::uint8_t> bytes, std::size_t index) {
+  std::uint64_t word = 0;
+  std::memcpy(&word, bytes.data() + 8 * index, std::min<std::size_t>(8, bytes.size() - 8 * index));
+  return word;
+}
+
+class WorkerBackend final : public Backend, private EngineWorker {
+ public:
+  WorkerBackend(std::shared_ptr<ForeignEngines> engines, const BackendConfig& config)
+      : engines_(std::move(engines)), config_(config) {
+    for (const std::string& feature : engines_->hello().features)
+      if (feature.starts_with("runner:")) runner_ = feature.substr(7);
+    for (std::size_t g = 0; g < config_.plan.groups.size(); ++g)
+      for (std::size_t l = 0; l < config_.plan.groups[g].layer_names.size(); ++l)
+        layers_.emplace_back(g, l);
+  }
+
+  std::string_view name() const override { return engines_->hello().engine.name; }
+  std::string device() const override {
+    return fmt::format("worker of {}, runner {}, on the CPU", engines_->hello().engine.version,
+                       runner_);
+  }
+
+  Result<void> execute(const StepProgram& program, StepReadback& readback) override;
+  Result<void> fingerprint_pages(std::span<const PageId> pages,
+                                 std::span<Fingerprint> fingerprints) override;
+  Result<std::vector<std::uint8_t>> read_page(PageId page) override;
+  std::optional<Writer> who_wrote(PageId, std::int64_t) override { return std::nullopt; }
+
+  bool answers_queries() const override { return false; }
+  EngineWorker* engine_worker() override { return this; }
+  std::vector<std::string> not_checked() const override;
+
+ private:
+  struct Known {
+    RequestSpec spec;
+    std::int64_t num_tokens = 0;
+  };
+  // The bytes of a new block before the step that zeroes it.
+  struct Zeroed {
+    BlockId block{};
+    std::vector<std::vector<std::uint8_t>> pages;
+  };
+
+  Result<void> begin(const EngineConfig& engine) override;
+  void add_request(RequestId id, const RequestSpec& spec) override;
+  void decided(const SchedulerOutput& decision) override;
+  void sampled(RequestId id, std::span<const std::int32_t> tokens) override;
+  void dropped(RequestId id, std::int64_t num_tokens) override {
+    if (const auto known = requests_.find(id); known != requests_.end())
+      known->second.num_tokens = num_tokens;
+  }
+
+  void hand_out(BlockId block, std::int32_t group);
+  void prepare_memory(const StepProgram& program);
+  void put_back_beyond_zeroing();
+  void take_facts(const StepProgram& program, const WorkerFacts& facts, StepReadback& readback);
+  void take_row(const RowSlice& slice, std::size_t row, const WorkerFacts& facts, std::size_t at,
+                std::size_t first, StepReadback& readback);
+  void read_probes(const StepProgram& program, StepReadback& readback) const;
+  std::uint64_t digest(const AttentionProbe& probe, std::span<const std::int32_t> table) const;
+  void read(PageId page, std::vector<std::uint8_t>& bytes) const;
+  std::span<const std::uint8_t> memory() const { return shared_->bytes(); }
+  static void report(StepReadback& readback, std::string kind, std::string message) {
+    readback.reports.push_back({.kind = std::move(kind),
+                                .kernel = "worker",
+                                .message = std::move(message),
+                                .page = std::nullopt});
+  }
+
+  const std::shared_ptr<ForeignEngines> engines_;
+  const BackendConfig config_;
+  std::string runner_ = "unknown";
+  std::vector<std::pair<std::size_t, std::size_t>> layers_;  // group, place in it
+  ForeignEngines::Lease engine_;
+  std::unique_ptr<SharedBytes> shared_;
+  PoolLayout layout_;
+  std::vector<WorkerLayer> views_;
+  PageMap map_;
+  std::vector<std::int32_t> group_of_block_;
+  std::map<RequestId, Known> requests_;
+  WorkerStep step_;
+  bool is_decided_ = false;     // ... and not executed yet
+  std::vector<RowSlice> rows_;  // of the step that has run
+  std::vector<Zeroed> zeroed_;
+  bool zeroed_beyond_ = false;
+  std::vector<std::vector<std::vector<std::int32_t>>> reads_;  // [group][row of the program]
+  std::vector<WordKeys> keys_;
+};
+
+Result<void> WorkerBackend::begin(const EngineConfig& engine) {
+  LS_ASSIGN_OR_RETURN(layout_, pool_layout(config_.plan, config_.attention_backend, config_.layout,
+                                           config_.layout_rule));
+  LS_ASSIGN_OR_RETURN(engine_, engines_->take());
+  LS_ASSIGN_OR_RETURN(shared_, SharedBytes::create());
+  const RecordingHeader header =
+      header_of_engine(engine, config_.plan.groups, config_.plan.num_blocks);
+  WorkerOpened opened;
+  engine_->ask(worker_open_message(header, shared_->path()),
+               [&](JsonObject& reply) { opened = read_worker_opened(reply); });
+  if (const EngineFailure* failure = engine_->failure())
+    return fail(fmt::format("--backend {}: {}{}{}", engines_->hello().engine.name, failure->what,
+                            failure->trace.empty() ? "" : "\n", failure->trace));
+  if (!opened.refused.empty())
+    return fail(fmt::format("--backend {}: {} refuses {}", engines_->hello().engine.name, device(),
+                            opened.refused));
+  if (opened.layers.size() != layers_.size())
+    return fail(
+        fmt::format("the worker has {} layers, the plan {}", opened.layers.size(), layers_.size()));
+  views_ = std::move(opened.layers);
+  LS_RETURN_IF_ERROR(shared_->map(static_cast<std::size_t>(opened.bytes)));
+  LS_ASSIGN_OR_RETURN(map_,
+                      PageMap::create(config_.plan, layout_, views_, opened.order, opened.bytes));
+  group_of_block_.assign(static_cast<std::size_t>(config_.plan.num_blocks), -1);
+  if (!map_.findings().empty()) return {};
+  StepProgram all;
+  for (std::int32_t b = 0; b < config_.plan.num_blocks; ++b)
+    all.poison.push_back({.block = BlockId{b}, .kind = Poison::fresh});
+  prepare_memory(all);
+  return {};
+}
+
+void WorkerBackend::add_request(RequestId id, const RequestSpec& spec) {
+  requests_[id] = {.spec = spec, .num_tokens = spec.prompt.size()};
+}
+
+void WorkerBackend::sampled(RequestId id, std::span<const std::int32_t> tokens) {
+  Known& known = requests_.at(id);
+  known.num_tokens += std::ssize(tokens);
+  step_.sampled.emplace_back(known.spec.name,
+                             std::vector<std::int32_t>(tokens.begin(), tokens.end()));
+}
+
+void WorkerBackend::decided(const SchedulerOutput& decision) {
+  is_decided_ = true;
+  step_.step = decision.step;
+  step_.rows.clear();
+  step_.finished.clear();
+  step_.preempted.clear();
+  const std::int32_t* draft = decision.spec_tokens.data();
+  for (std::size_t i = 0; i < decision.scheduled.size(); ++i) {
+    const ScheduledRequest& scheduled = decision.scheduled[i];
+    const Known& known = requests_.at(scheduled.id);
+    WorkerRow& row = step_.rows.emplace_back();
+    row.scheduled = &scheduled;
+    row.name = known.spec.name;
+    row.spec = &known.spec;
+    row.num_known = known.num_tokens;
+    for (std::int32_t g = 0; g < decision.num_groups; ++g) {
+      const auto blocks = decision.blocks(i, g);
+      row.blocks.emplace_back(blocks.begin(), blocks.end());
+    }
+    row.drafts.assign(draft, draft + scheduled.num_spec);
+    draft += scheduled.num_spec;
+  }
+  const auto name = [&](const std::vector<RequestId>& ids, std::vector<std::string>& names) {
+    for (const RequestId id : ids)
+      if (const auto known = requests_.find(id); known != requests_.end())
+        names.push_back(known->second.spec.name);
+  };
+  name(decision.finished, step_.finished);
+  name(decision.preempted, step_.preempted);
+  step_.zero = decision.zero;
+  step_.copies = decision.copies;
+}
+
+// A block that goes to a group with another order keeps what each byte of the model's page holds.
+void WorkerBackend::hand_out(BlockId block, std::int32_t group) {
+  std::int32_t& now = group_of_block_[index_of(block)];
+  if (block == kNullBlock || now == group) return;
+  std::vector<std::uint8_t> page;
+  for (std::int32_t t = 0; t < map_.num_tensors(); ++t) {
+    page.resize(static_cast<std::size_t>(map_.page_size_bytes(t)));
+    map_.gather(memory(), t, block, now, page);
+    map_.scatter(shared_->bytes(), t, block, group, page);
+  }
+  now = group;
+}
+
+void WorkerBackend::prepare_memory(const StepProgram& program) {
+  for (const TableUpdate& update : program.table_updates)
+    for (std::uint32_t i = 0; i < update.count; ++i)
+      hand_out(program.table_block_ids[update.begin + i], update.group);
+  for (const PartCopy& part : program.parts) hand_out(part.target, part.group);
+  std::vector<std::uint8_t> page;
+  for (const PoisonBlock& poison : program.poison)
+    for (std::int32_t t = 0; t < map_.num_tensors(); ++t) {
+      page.resize(static_cast<std::size_t>(map_.page_size_bytes(t)));
+      const std::uint64_t key =
+          poison_key(static_cast<Unwritten>(poison.kind), t, index_of(poison.block));
+      for (std::size_t i = 0; 8 * i < page.size(); ++i) {
+        const std::uint64_t word = poison_word(key, i);
+        std::memcpy(page.data() + 8 * i, &word, std::min<std::size_t>(8, page.size() - 8 * i));
+      }
+      map_.scatter(shared_->bytes(), t, poison.block, group_of_block_[index_of(poison.block)],
+                   page);
+    }
+  zeroed_.clear();
+  for (const BlockId block : step_.zero) {
+    Zeroed& before = zeroed_.emplace_back();
+    before.block = block;
+    for (std::int32_t t = 0; t < map_.num_tensors(); ++t)
+      read({.tensor = t, .block = block}, before.pages.emplace_back());
+  }
+}
+
+// An engine zeroes a block for all groups at once, the model for the group that it belongs to:
+// zeros in bytes of other groups, and nothing else, become what was there before.
+void WorkerBackend::put_back_beyond_zeroing() {
+  std::vector<std::uint8_t> page;
+  for (const Zeroed& before : zeroed_)
+    for (std::int32_t t = 0; t < map_.num_tensors(); ++t) {
+      const std::int32_t group = group_of_block_[index_of(before.block)];
+      const std::vector<bool>& of_any = map_.used_bytes_of_any(t);
+      read({.tensor = t, .block = before.block}, page);
+      for (std::size_t i = 0; i < page.size(); ++i) {
+        const bool is_own = group >= 0 && map_.used_bytes(t, group)[i];
+        if (is_own || !of_any[i] || page[i] != 0 || before.pages[t][i] == 0) continue;
+        page[i] = before.pages[t][i];
+        zeroed_beyond_ = true;
+      }
+      map_.scatter(shared_->bytes(), t, before.block, group, page);
+    }
+}
+
+Result<void> WorkerBackend::execute(const StepProgram& program, StepReadback& readback) {
+  const std::size_t num_groups = config_.plan.groups.size();
+  readback = {};
+  readback.tables.resize(num_groups);
+  readback.table_ends.assign(num_groups, std::vector<std::uint32_t>(program.rows.size()));
+  readback.slot_mappings.assign(
+      num_groups,
+      std::vector<Slot>(static_cast<std::size_t>(program.num_padded_tokens), PAD_SLOT_ID));
+  readback.digests.resize(program.probes.size());
+  if (!map_.findings().empty()) {
+    report(readback, "view", fmt::format("view of {}", map_.findings().front()));
+    return {};
+  }
+  if (!program.loads.empty() || !program.stores.empty() || !program.state_updates.empty() ||
+      !program.extractions.empty())
+    return fail("transfers, states and hidden states are not driven on an engine's worker");
+  // A program that no decision came before asks about the step that has run.
+  if (!std::exchange(is_decided_, false)) {
+    read_probes(program, readback);
+    return {};
+  }
+  LS_CHECK(step_.rows.size() == program.rows.size(), "{} rows decided, {} in the program",
+           step_.rows.size(), program.rows.size());
+  for (std::size_t i = 0; i < program.rows.size(); ++i) {
+    const RowSlice& slice = program.rows[i];
+    step_.rows[i].contents.assign(program.contents.begin() + slice.first_token,
+                                  program.contents.begin() + slice.first_token + slice.num_tokens);
+  }
+  prepare_memory(program);
+  WorkerFacts facts;
+  engine_->ask(worker_step_message(step_),
+               [&](JsonObject& reply) { facts = read_worker_facts(reply); });
+  step_.sampled.clear();
+  if (const EngineFailure* failure = engine_->failure()) {
+    report(readback, failure->kind,
+           fmt::format("{}: {}{}{}", failure->kind, failure->what,
+                       failure->trace.empty() ? "" : "\n", failure->trace));
+    return {};
+  }
+  put_back_beyond_zeroing();
+  take_facts(program, facts, readback);
+  if (!readback.reports.empty()) return {};
+  rows_ = program.rows;
+  read_probes(program, readback);
+  return {};
+}
+
+void WorkerBackend::read_probes(const StepProgram& program, StepReadback& readback) const {
+  for (std::size_t i = 0; i < program.probes.size(); ++i) {
+    const AttentionProbe& probe = program.probes[i];
+    const auto row = std::ranges::find(rows_, probe.row, &RowSlice::row);
+    LS_CHECK(row != rows_.end(), "row {} is read and not scheduled", probe.row);
+    const auto& tables = reads_[layers_[probe.layer].first];
+    readback.digests[i] = digest(probe, tables[static_cast<std::size_t>(row - rows_.begin())]);
+  }
+}
+
+// From the worker's batch to the rows of the program.
+void WorkerBackend::take_facts(const StepProgram& program, const WorkerFacts& facts,
+                               StepReadback& readback) {
+  for (const std::string& fault : facts.faults) report(readback, "input", "input: " + fault);
+  const std::size_t num_groups = config_.plan.groups.size();
+  std::int64_t num_tokens = 0;
+  for (const std::int32_t count : facts.num_tokens) num_tokens += count;
+  const bool is_whole =
+      facts.num_tokens.size() == facts.rows.size() && std::ssize(facts.positions) == num_tokens &&
+      (facts.rows.empty() || facts.groups.size() == num_groups) &&
+      std::ranges::all_of(facts.groups, [&](const WorkerGroupFacts& group) {
+        return group.tables.size() == facts.rows.size() && std::ssize(group.slots) == num_tokens &&
+               (group.reads.empty() || group.reads.size() == facts.rows.size());
+      });
+  if (!is_whole || facts.rows.size() != program.rows.size()) {
+    report(
+        readback, "batch",
+        fmt::format("batch: the worker ran {} rows of {} tokens; scheduled are {} rows of {}",
+                    facts.rows.size(), num_tokens, program.rows.size(), program.contents.size()));
+    return;
+  }
+  reads_.assign(num_groups, std::vector<std::vector<std::int32_t>>(program.rows.size()));
+  for (std::size_t row = 0; row < program.rows.size(); ++row) {
+    std::size_t first = 0, at = 0;
+    for (; at < facts.rows.size() && facts.rows[at] != step_.rows[row].name; ++at)
+      first += static_cast<std::size_t>(facts.num_tokens[at]);
+    if (at == facts.rows.size()) {
+      report(readback, "batch",
+             fmt::format("batch: {} is scheduled and has no row", step_.rows[row].name));
+      return;
+    }
+    if (facts.num_tokens[at] != program.rows[row].num_tokens) {
+      report(readback, "batch",
+             fmt::format("batch: the worker runs {} tokens of {}; scheduled are {}",
+                         facts.num_tokens[at], step_.rows[row].name, program.rows[row].num_tokens));
+      return;
+    }
+    take_row(program.rows[row], row, facts, at, first, readback);
+  }
+}
+
+void WorkerBackend::take_row(const RowSlice& slice, std::size_t row, const WorkerFacts& facts,
+                             std::size_t at, std::size_t first, StepReadback& readback) {
+  for (std::int32_t i = 0; i < slice.num_tokens; ++i)
+    if (facts.positions[first + i] != slice.first_position + i) {
+      report(
+          readback, "position",
+          fmt::format("position: token {} of {} has position {}; expected {}", i,
+                      step_.rows[row].name, facts.positions[first + i], slice.first_position + i));
+      return;
+    }
+  for (std::size_t g = 0; g < facts.groups.size(); ++g) {
+    const WorkerGroupFacts& group = facts.groups[g];
+    std::vector<std::int32_t>& tables = readback.tables[g];
+    tables.insert(tables.end(), group.tables[at].begin(), group.tables[at].end());
+    readback.table_ends[g][row] = static_cast<std::uint32_t>(tables.size());
+    std::copy_n(group.slots.begin() + static_cast<std::ptrdiff_t>(first), slice.num_tokens,
+                readback.slot_mappings[g].begin() + slice.first_token);
+    reads_[g][row] = group.reads.empty() ? group.tables[at] : group.reads[at];
+  }
+}
+
+std::uint64_t WorkerBackend::digest(const AttentionProbe& probe,
+                                    std::span<const std::int32_t> table) const {
+  const auto [g, l] = layers_[probe.layer];
+  const LayerLayout& model = layout_.groups[g][l];
+  const WorkerLayer& layer = views_[static_cast<std::size_t>(probe.layer)];
+  const auto row_bytes = static_cast<std::size_t>(layer.parts.front().row_bytes);
+  std::uint64_t sum = 0;
+  for (std::int64_t position = probe.first; position < probe.last; ++position) {
+    const std::int64_t entry = position / model.block_size;
+    if (entry >= std::ssize(table)) continue;
+    const std::int32_t block = table[static_cast<std::size_t>(entry)];
+    if (block < 0 || block >= config_.plan.num_blocks) continue;
+    for (std::int64_t part = 0; part < model.num_kv; ++part)
+      for (std::int64_t head = 0; head < model.num_kv_heads; ++head) {
+        const std::int64_t at =
+            PageMap::row_offset(layer, BlockId{block}, part, position % model.block_size, head);
+        const auto row = memory().subspan(static_cast<std::size_t>(at), row_bytes);
+        std::uint64_t digest = 0;
+        for (std::size_t i = 0; 8 * i < row.size(); ++i)
+          digest += row_digest_term(word_at(row, i), i);
+        sum += placed_digest(digest, position, part, head);
+      }
+  }
+  return sum;
+}
+
+void WorkerBackend::read(PageId page, std::vector<std::uint8_t>& bytes) const {
+  bytes.resize(static_cast<std::size_t>(map_.page_size_bytes(page.tensor)));
+  map_.gather(memory(), page.tensor, page.block, group_of_block_[index_of(page.block)], bytes);
+}
+
+Result<void> WorkerBackend::fingerprint_pages(std::span<const PageId> pages,
+                                              std::span<Fingerprint> fingerprints) {
+  if (!map_.findings().empty()) return fail(map_.findings().front());
+  std::vector<std::uint8_t> bytes;
+  for (std::size_t p = 0; p < pages.size(); ++p) {
+    read(pages[p], bytes);
+    PageSum sum;
+    for (std::size_t i = 0; 8 * i < bytes.size(); ++i) {
+      if (i == keys_.size()) keys_.push_back(word_keys(i));
+      sum += page_term(word_at(bytes, i), keys_[i]);
+    }
+    fingerprints[p] = {.a = sum.a, .b = sum.b};
+  }
+  return {};
+}
+
+Result<std::vector<std::uint8_t>> WorkerBackend::read_page(PageId page) {
+  if (!map_.findings().empty()) return fail(map_.findings().front());
+  std::vector<std::uint8_t> bytes;
+  read(page, bytes);
+  return bytes;
+}
+
+std::vector<std::string> WorkerBackend::not_checked() const {
+  std::vector<std::string> sentences{
+      "attention, compiled kernels, captured graphs and races of streams of the worker: its Triton "
+      "kernels run one by one in Triton's interpreter, which computes bfloat16 wrongly and is "
+      "trusted with copies of it alone"};
+  if (zeroed_beyond_)
+    sentences.push_back(
+        "bytes of other groups in blocks that the worker zeroes: it clears them too");
+  return sentences;
+}
+
+}  // namespace
+
+ForeignEngineOptions worker_engine_options(std::string command) {
+  ForeignEngineOptions options;
+  options.command = std::move(command);
+  options.option = "--backend";
+  options.hello = worker_hello_message();
+  options.read_hello = read_worker_hello;
+  options.time_limit = options.start_limit = std::chrono::seconds(300);
+  return options;
+}
+
+Result<std::unique_ptr<Backend>> make_worker_backend(std::shared_ptr<ForeignEngines> engines,
+                                                     const BackendConfig& config) {
+  const auto refuse = [&](std::string_view what) {
+    return fail(fmt::format("--backend {}: {}", engines->hello().engine.name, what));
+  };
+  if (config.check != CheckMode::fast || config.num_streams > 1 || config.delay_streams ||
+      config.max_cudagraph_capture_size > 0 || config.numbers != Numbers::words)
+    return refuse("--check, --streams, --graphs and --numbers are of the kernels of this project");
+  if (!config.mutant.empty())
+    return refuse(fmt::format("mutant {} is not its own; plant a defect in the worker with --plant",
+                              config.mutant));
+  if (config.num_host_blocks > 0) return refuse("a host tier is not driven");
+  if (config.parallel.tp_size > 1 || config.parallel.pp_size > 1 || config.context.num_ranks > 1)
+    return refuse("ranks are not driven");
+  return std::make_unique<WorkerBackend>(std::move(engines), config);
+}
+
+}  // namespace lockstep

@@ -1,0 +1,28 @@
+// An engine's own worker as a backend: a process that holds it and speaks docs/worker_protocol.md
+// is handed each step's decision, and its memory, tables and slots are judged like any backend's.
+//
+// (1) Pages lie in memory that both processes map (shared_bytes.h, page_map.h); poison, and the
+//     order of a block's bytes when it changes hands, are written here before the step.
+// (2) What the worker raises, and what it says of itself that is not what the step says (rows,
+//     positions, tokens), are reports of the step: a divergence, not an error.
+// (3) Digests are read here, through the table that the worker's attention was given.
+// Not here: attention itself, states, drafts, host tiers, ranks; begin() refuses what it cannot do.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "base/result.h"
+#include "sim/foreign/foreign_engine.h"
+#include "sim/protocol/backend.h"
+
+namespace lockstep {
+
+// `command`: starts such a process. Its options are those of any foreign engine.
+ForeignEngineOptions worker_engine_options(std::string command);
+
+// Errors: a check mode other than fast, streams, ranks, a host tier, captured graphs, numbers.
+Result<std::unique_ptr<Backend>> make_worker_backend(std::shared_ptr<ForeignEngines> engines,
+                                                     const BackendConfig& config);
+
+}  // namespace lockstep

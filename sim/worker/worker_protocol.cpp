@@ -1,0 +1,156 @@
+#include "sim/worker/worker_protocol.h"
+
+#include "base/json_writer.h"
+#include "traces/formats/engine_options.h"
+#include "traces/formats/lines_json.h"
+
+namespace lockstep {
+namespace {
+
+template <class T>
+std::vector<T> integers(JsonValue value) {
+  std::vector<T> read;
+  JsonArray array = value.array();
+  read.reserve(array.size());
+  for (JsonValue entry : array) read.push_back(entry.integer<T>());
+  return read;
+}
+
+std::vector<std::vector<std::int32_t>> tables(JsonValue value) {
+  std::vector<std::vector<std::int32_t>> read;
+  for (JsonValue row : value.array()) read.push_back(integers<std::int32_t>(row));
+  return read;
+}
+
+std::vector<std::string> strings(JsonValue value) {
+  std::vector<std::string> read;
+  for (JsonValue entry : value.array()) read.emplace_back(entry.string());
+  return read;
+}
+
+WorkerView view_of(JsonValue value) {
+  JsonObject said = value.object();
+  WorkerView view;
+  view.offset = said.required("offset").integer();
+  const auto shape = integers<std::int64_t>(said.required("shape"));
+  const auto stride = integers<std::int64_t>(said.required("stride"));
+  if (shape.size() != 4 || stride.size() != 3) {
+    said.refuse_because("expected a shape of 4 and a stride of 3 numbers");
+    return view;
+  }
+  view.blocks = shape[0];
+  view.tokens = shape[1];
+  view.heads = shape[2];
+  view.row_bytes = shape[3];
+  view.block_stride = stride[0];
+  view.token_stride = stride[1];
+  view.head_stride = stride[2];
+  said.finish();
+  return view;
+}
+
+WorkerLayer layer_of(JsonValue value) {
+  JsonObject said = value.object();
+  WorkerLayer layer;
+  layer.name = said.required("name").string();
+  layer.page_offset = said.required("page_offset").integer();
+  layer.page_stride = said.required("page_stride").integer(1);
+  for (JsonValue part : said.required("parts").array()) layer.parts.push_back(view_of(part));
+  said.finish();
+  return layer;
+}
+
+void write_row(JsonWriter& out, const WorkerRow& row) {
+  const ScheduledRequest& scheduled = *row.scheduled;
+  out.begin_object().string("id", row.name).integer("tokens", scheduled.num_tokens);
+  out.integer("computed", scheduled.computed).integer("known", row.num_known);
+  if (scheduled.is_new) out.boolean("new", true).integer("max_tokens", row.spec->max_tokens);
+  if (scheduled.is_resumed) out.boolean("resumed", true);
+  if (scheduled.is_new && !scheduled.is_resumed)
+    out.key("prompt").integers(row.spec->prompt.materialize());
+  out.key("blocks").begin_array();
+  for (const std::vector<BlockId>& blocks : row.blocks) out.integers(blocks);
+  out.end_array();
+  if (!row.drafts.empty()) out.key("spec").integers(row.drafts);
+  out.key("contents").begin_array();
+  for (const std::uint64_t content : row.contents) out.uint64(content);
+  out.end_array().end_object();
+}
+
+}  // namespace
+
+std::string worker_hello_message() {
+  JsonWriter out;
+  out.begin_object().key("hello").begin_object();
+  out.integer("worker_protocol", kWorkerProtocolVersion).end_object().end_object();
+  return out.take_line();
+}
+
+std::string worker_open_message(const RecordingHeader& header, std::string_view memory) {
+  JsonWriter out;
+  out.begin_object().key("open").begin_object();
+  write_engine_keys(out, header);
+  out.string("memory", memory).end_object().end_object();
+  return out.take_line();
+}
+
+std::string worker_step_message(const WorkerStep& step) {
+  JsonWriter out;
+  out.begin_object().integer("execute", step.step);
+  out.key("sampled").begin_object();
+  for (const auto& [name, tokens] : step.sampled) out.key(name).integers(tokens);
+  out.end_object().key("scheduled").begin_array();
+  for (const WorkerRow& row : step.rows) write_row(out, row);
+  out.end_array();
+  out.key("finished").strings(step.finished).key("preempted").strings(step.preempted);
+  out.key("zero").integers(step.zero).key("copies").begin_array();
+  for (const KVCacheBlockCopy& copy : step.copies)
+    out.integers(std::vector<BlockId>{copy.from, copy.to});
+  out.end_array().end_object();
+  return out.take_line();
+}
+
+EngineHello read_worker_hello(JsonObject& object) {
+  EngineHello hello;
+  JsonObject said = object.required("hello").object();
+  said.required("worker_protocol").integer(kWorkerProtocolVersion, kWorkerProtocolVersion);
+  hello.engine = read_recorded_engine(said.required("engine"));
+  hello.features = strings(said.required("features"));
+  said.finish();
+  return hello;
+}
+
+WorkerOpened read_worker_opened(JsonObject& object) {
+  WorkerOpened opened;
+  if (JsonValue refused = object.optional("refused")) {
+    opened.refused = refused.nonempty_string();
+    return opened;
+  }
+  JsonObject said = object.required("opened").object();
+  opened.bytes = said.required("bytes").integer(1);
+  opened.order = said.required("order").string();
+  for (JsonValue layer : said.required("layers").array()) opened.layers.push_back(layer_of(layer));
+  said.finish();
+  return opened;
+}
+
+WorkerFacts read_worker_facts(JsonObject& object) {
+  WorkerFacts facts;
+  JsonObject said = object.required("executed").object();
+  facts.rows = strings(said.required("rows"));
+  facts.num_tokens = integers<std::int32_t>(said.required("num_tokens"));
+  facts.positions = integers<std::int64_t>(said.required("positions"));
+  for (JsonValue value : said.required("groups").array()) {
+    JsonObject group = value.object();
+    WorkerGroupFacts& read = facts.groups.emplace_back();
+    read.tables = tables(group.required("tables"));
+    read.slots = integers<Slot>(group.required("slots"));
+    if (const JsonValue reads = group.optional("reads")) read.reads = tables(reads);
+    group.finish();
+  }
+  facts.faults = strings(said.required("faults"));
+  said.finish();
+  return facts;
+}
+
+}  // namespace lockstep

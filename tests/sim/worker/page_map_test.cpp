@@ -1,0 +1,104 @@
+// Where a worker keeps the bytes of the model's pages: both orders, padding, wrong views.
+#include "sim/worker/page_map.h"
+
+#include <gtest/gtest.h>
+
+#include <numeric>
+
+namespace lockstep {
+namespace {
+
+constexpr std::int64_t kBlocks = 4, kTokens = 4, kHeads = 2, kRow = 16;
+constexpr std::int64_t kPadded = 2 * kTokens * kHeads * kRow + 32;
+
+KVCacheConfig plan_of_one_layer() {
+  KVCacheSpec spec;
+  spec.kind = CacheKind::full_attention;
+  spec.block_size = kTokens;
+  spec.num_kv_heads = kHeads;
+  spec.head_size = kRow / 2;
+  spec.dtype = DType::bf16;
+  spec.page_size_padded = kPadded;
+  KVCacheConfig plan;
+  plan.num_blocks = kBlocks;
+  plan.tensors.push_back({.size_bytes = kBlocks * kPadded, .shared_by = {"layers.0"}});
+  plan.groups.push_back({.layer_names = {"layers.0"}, .spec = spec});
+  return plan;
+}
+
+// K and V of a token side by side (LBNHC), or K of the block before its V.
+WorkerLayer layer_in(bool side_by_side) {
+  WorkerLayer layer{.name = "layers.0", .page_offset = 0, .page_stride = kPadded, .parts = {}};
+  for (std::int64_t part = 0; part < 2; ++part) {
+    const std::int64_t head = side_by_side ? 2 * kRow : kRow;
+    layer.parts.push_back({.offset = part * (side_by_side ? kRow : kTokens * kHeads * kRow),
+                           .blocks = kBlocks,
+                           .tokens = kTokens,
+                           .heads = kHeads,
+                           .row_bytes = kRow,
+                           .block_stride = kPadded,
+                           .token_stride = kHeads * head,
+                           .head_stride = head});
+  }
+  return layer;
+}
+
+Result<PageMap> map_of(const WorkerLayer& layer, std::string_view order) {
+  const KVCacheConfig plan = plan_of_one_layer();
+  const auto layout = pool_layout(plan, AttentionBackend::any_size, CacheLayout::NHD);
+  EXPECT_TRUE(layout) << layout.error().message;
+  return PageMap::create(plan, *layout, std::span(&layer, 1), order, kBlocks * kPadded);
+}
+
+TEST(PageMap, FindsEveryRowInBothOrdersAndKeepsThePaddingBehindThem) {
+  for (const bool side_by_side : {false, true}) {
+    const WorkerLayer layer = layer_in(side_by_side);
+    const auto map = map_of(layer, side_by_side ? "LBNHC" : "");
+    ASSERT_TRUE(map) << map.error().message;
+    ASSERT_TRUE(map->findings().empty()) << map->findings().front();
+    std::vector<std::uint8_t> page(kPadded), memory(kBlocks * kPadded), back(kPadded);
+    std::iota(page.begin(), page.end(), std::uint8_t{1});
+    map->scatter(memory, 0, BlockId{2}, 0, page);
+    for (std::int64_t part = 0; part < 2; ++part)
+      for (std::int64_t slot = 0; slot < kTokens; ++slot)
+        for (std::int64_t head = 0; head < kHeads; ++head) {
+          const std::int64_t in_page = ((part * kTokens + slot) * kHeads + head) * kRow;
+          const std::int64_t at = PageMap::row_offset(layer, BlockId{2}, part, slot, head);
+          EXPECT_EQ(memory[at], page[in_page]) << part << slot << head;
+        }
+    EXPECT_EQ(memory[3 * kPadded - 1], page.back());
+    map->gather(memory, 0, BlockId{2}, 0, back);
+    EXPECT_EQ(back, page);
+    EXPECT_EQ(memory[0], 0);
+  }
+}
+
+TEST(PageMap, FindsViewsThatAreNotTheModels) {
+  WorkerLayer swapped = layer_in(false);
+  std::swap(swapped.parts[0], swapped.parts[1]);
+  WorkerLayer early = layer_in(false);
+  early.parts[0].block_stride = kPadded / 2;
+  WorkerLayer strided = layer_in(true);
+  strided.parts[1].head_stride = kRow;
+  WorkerLayer far = layer_in(false);
+  far.page_offset = kPadded;
+  for (const auto& [layer, order] :
+       {std::pair{swapped, ""}, {early, ""}, {strided, "LBNHC"}, {far, ""}}) {
+    const auto map = map_of(layer, order);
+    ASSERT_TRUE(map) << map.error().message;
+    EXPECT_FALSE(map->findings().empty());
+  }
+}
+
+TEST(PageMap, RefusesWhatItCannotLayOut) {
+  WorkerLayer split = layer_in(false);
+  for (WorkerView& part : split.parts) part.tokens = 2;
+  EXPECT_FALSE(map_of(split, ""));
+  WorkerLayer larger = layer_in(false);
+  larger.page_stride = 2 * kPadded;
+  EXPECT_FALSE(map_of(larger, ""));
+  EXPECT_FALSE(map_of(layer_in(false), "LHBNC"));
+}
+
+}  // namespace
+}  // namespace lockstep
