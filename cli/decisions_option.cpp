@@ -8,6 +8,7 @@
 #include <filesystem>
 
 #include "reference/profiles/engine_profile.h"
+#include "sim/conform/conform.h"
 
 namespace lockstep {
 namespace {
@@ -25,7 +26,8 @@ std::string variable(const char* name, const char* otherwise) {
 }
 
 // "vllm:DIR" is the adapter of this project, anything else a command of its own.
-Result<std::string> command_of(const std::string& decisions) {
+Result<std::string> command_of(const DecisionsOptions& options) {
+  const std::string& decisions = options.decisions;
   const std::size_t colon = decisions.find(':');
   const std::string engine = decisions.substr(0, colon);
   if (engine != "vllm" && engine != "sglang") return decisions;
@@ -33,16 +35,16 @@ Result<std::string> command_of(const std::string& decisions) {
   const std::string path = variable("LOCKSTEP_PYTHONPATH", LOCKSTEP_SOURCE_DIR "/python");
   if (!std::filesystem::is_directory(std::filesystem::path(path) / "lockstep_engines"))
     return fail(
-        fmt::format("--decisions {}: the adapters are not in {}; set LOCKSTEP_PYTHONPATH to "
+        fmt::format("{} {}: the adapters are not in {}; set LOCKSTEP_PYTHONPATH to "
                     "the folder that holds lockstep_engines",
-                    engine, path));
+                    options.option, engine, path));
   std::string command =
       fmt::format("PYTHONPATH={}${{PYTHONPATH:+:$PYTHONPATH}} {} -m lockstep_engines {}",
                   shell_word(path), shell_word(python), engine);
   if (colon == std::string::npos) return command;
   const std::string folder = decisions.substr(colon + 1);
   if (!std::filesystem::is_directory(folder))
-    return fail(fmt::format("--decisions {}: there is no folder {}", decisions, folder));
+    return fail(fmt::format("{} {}: there is no folder {}", options.option, decisions, folder));
   return command + " " + shell_word(std::filesystem::absolute(folder).string());
 }
 
@@ -62,13 +64,53 @@ void declare_decisions(CLI::App& command, DecisionsOptions& options) {
       ->capture_default_str();
 }
 
+void declare_conform(CLI::App& command, DecisionsOptions& options) {
+  command
+      .add_flag("--conform", options.conforms,
+                "hold every field of every step against what the model decides (docs/fuzzing.md)")
+      ->needs("--decisions");
+}
+
+std::function<void(const Recording& recording, Outcome& outcome)> conformer_of(
+    const DecisionsOptions& options) {
+  if (!options.conforms) return {};
+  return [](const Recording& recording, Outcome& outcome) {
+    const auto found = conform_recording("the run", std::make_shared<const Recording>(recording),
+                                         recording.header.options.config.engine);
+    if (!found) {
+      outcome.kind = OutcomeKind::refused;
+      outcome.what = "--conform: " + found.error().message;
+    } else if (const auto& mismatch = found->mismatch) {
+      outcome.kind = OutcomeKind::violation;
+      outcome.check = "conform." + mismatch->what.substr(0, mismatch->what.find_first_of("[."));
+      outcome.step = mismatch->step;
+      outcome.what = fmt::format("{}: the engine has {}, the model of {} {}", mismatch->what,
+                                 mismatch->recorded, found->judged_as, mismatch->model);
+    }
+  };
+}
+
 Result<std::shared_ptr<ForeignEngines>> open_decisions(const DecisionsOptions& options) {
   if (options.decisions.empty()) return std::shared_ptr<ForeignEngines>();
-  LS_ASSIGN_OR_RETURN(auto command, command_of(options.decisions));
+  LS_ASSIGN_OR_RETURN(auto command, command_of(options));
   const auto limit = std::chrono::seconds(options.timeout_s);
   return ForeignEngines::open({.command = std::move(command),
                                .time_limit = limit,
                                .start_limit = std::max(limit, std::chrono::seconds(120))});
+}
+
+std::string decider_text(const std::optional<RecordedEngine>& decided_by, const std::string& engine,
+                         const ForeignEngines* engines) {
+  if (!decided_by) return {};
+  if (engines == nullptr)
+    return fmt::format(
+        "When this case failed {} decided. Here the model of {} does, which may decide otherwise; "
+        "--decisions ENGINE asks an engine.\n",
+        decided_by->text(), engine);
+  const RecordedEngine& now = engines->hello().engine;
+  if (now == *decided_by) return {};
+  return fmt::format("When this case failed {} decided; here {} does.\n", decided_by->text(),
+                     now.text());
 }
 
 std::string profile_of(const ForeignEngines& engines) {
@@ -105,7 +147,8 @@ FeatureSet features_to_avoid(const EngineHello& hello) {
                    Feature::replicated_heads,
                    Feature::data_parallel,
                    Feature::pipeline_parallel,
-                   Feature::several_connectors};
+                   Feature::several_connectors,
+                   Feature::engine_hashes};
   for (const Need& need : kNeeds)
     if (std::ranges::none_of(hello.features, [&](const std::string& feature) {
           return feature.starts_with(need.feature);

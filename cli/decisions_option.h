@@ -2,11 +2,14 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "base/result.h"
 #include "properties/generate/generator.h"
+#include "properties/judge/judge.h"
 #include "sim/foreign/foreign_scheduler.h"
 
 namespace CLI {
@@ -18,13 +21,27 @@ namespace lockstep {
 struct DecisionsOptions {
   std::string decisions;  // empty: the model
   std::int64_t timeout_s = 30;
+  std::string option = "--decisions";  // that named it, for errors
+  bool conforms = false;               // --conform
 };
 
 // --decisions and --decisions-timeout.
 void declare_decisions(CLI::App& command, DecisionsOptions& options);
 
+// --conform, for commands that judge cases.
+void declare_conform(CLI::App& command, DecisionsOptions& options);
+// JudgeOptions::conform: every field of every step is held against what the model decides under the
+// profile of the case. Absent: not asked for.
+std::function<void(const Recording& recording, Outcome& outcome)> conformer_of(
+    const DecisionsOptions& options);
+
 // The engines that it names, the first of them started; null: the model decides.
 Result<std::shared_ptr<ForeignEngines>> open_decisions(const DecisionsOptions& options);
+
+// Of a saved case: who decided when it failed, where that is not who decides now; else empty.
+// `engine`: the model's profile, which decides without `engines`.
+std::string decider_text(const std::optional<RecordedEngine>& decided_by, const std::string& engine,
+                         const ForeignEngines* engines);
 
 // The profile that is nearest to it: of its release or the nearest one; for an engine that is not
 // vLLM, of the newest.
