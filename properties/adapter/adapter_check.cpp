@@ -42,7 +42,7 @@ constexpr std::array kFeatures = std::to_array<ClaimedFeature>({
 // Of a request, a reply or a configuration: words that no generated case is drawn by.
 constexpr std::array<std::string_view, 7> kOtherWords = {
     "no_prefix_caching", "min_tokens",  "repetition_detection", "skip_reading_prefix_cache",
-    "reset_running",     "pause_state", "encoder_only"};
+    "reset_running",     "pause_state", "sliding_window_mla"};
 
 void read_nothing(JsonObject&) {}
 
