@@ -182,6 +182,8 @@ LineProcess::End LineProcess::receive(std::string_view& line,
   }
 }
 
+void LineProcess::end_input() { close_fd(to_child_); }
+
 std::string LineProcess::last_words() {
   take_words();
   return words_.size() <= kLastWordsBytes ? words_ : words_.substr(words_.size() - kLastWordsBytes);

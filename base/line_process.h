@@ -34,6 +34,9 @@ class LineProcess {
   // The next line of the child, without its newline; stays until the next call.
   End receive(std::string_view& line, std::chrono::milliseconds time_limit);
 
+  // Its standard input ends; nothing can be sent any more.
+  void end_input();
+
   // The end of what it wrote to standard error so far, at most 2,000 bytes.
   std::string last_words();
   // How it ended: "exit status 1", "SIGSEGV". REQUIRES: a call said `ended`.

@@ -25,5 +25,7 @@ void add_explain_command(CLI::App& app, int& exit_code);
 void add_pair_command(CLI::App& app, int& exit_code);
 void add_mutants_command(CLI::App& app, int& exit_code);
 void add_relations_command(CLI::App& app, int& exit_code);
+void add_findings_command(CLI::App& app, int& exit_code);
+void add_check_adapter_command(CLI::App& app, int& exit_code);
 
 }  // namespace lockstep

@@ -9,6 +9,7 @@
 
 #include "base/data_root.h"
 #include "reference/profiles/engine_profile.h"
+#include "sim/conform/conform.h"
 
 namespace lockstep {
 namespace {
@@ -32,10 +33,11 @@ fs::path interpreter_with_adapters() {
 }
 
 // "vllm:DIR" is the adapter of this project, anything else a command of its own.
-Result<std::string> command_of(const std::string& decisions) {
+Result<std::string> command_of(const DecisionsOptions& options) {
+  const std::string& decisions = options.decisions;
   const std::string engine = decisions.substr(0, decisions.find(':'));
   if (engine != "vllm" && engine != "sglang") return decisions;
-  return adapter_command("--decisions", decisions);
+  return adapter_command(options.option, decisions);
 }
 
 }  // namespace
@@ -85,13 +87,53 @@ void declare_decisions(CLI::App& command, DecisionsOptions& options) {
       ->capture_default_str();
 }
 
+void declare_conform(CLI::App& command, DecisionsOptions& options) {
+  command
+      .add_flag("--conform", options.conforms,
+                "hold every field of every step against what the model decides (docs/fuzzing.md)")
+      ->needs("--decisions");
+}
+
+std::function<void(const Recording& recording, Outcome& outcome)> conformer_of(
+    const DecisionsOptions& options) {
+  if (!options.conforms) return {};
+  return [](const Recording& recording, Outcome& outcome) {
+    const auto found = conform_recording("the run", std::make_shared<const Recording>(recording),
+                                         recording.header.options.config.engine);
+    if (!found) {
+      outcome.kind = OutcomeKind::refused;
+      outcome.what = "--conform: " + found.error().message;
+    } else if (const auto& mismatch = found->mismatch) {
+      outcome.kind = OutcomeKind::violation;
+      outcome.check = "conform." + mismatch->what.substr(0, mismatch->what.find_first_of("[."));
+      outcome.step = mismatch->step;
+      outcome.what = fmt::format("{}: the engine has {}, the model of {} {}", mismatch->what,
+                                 mismatch->recorded, found->judged_as, mismatch->model);
+    }
+  };
+}
+
 Result<std::shared_ptr<ForeignEngines>> open_decisions(const DecisionsOptions& options) {
   if (options.decisions.empty()) return std::shared_ptr<ForeignEngines>();
-  LS_ASSIGN_OR_RETURN(auto command, command_of(options.decisions));
+  LS_ASSIGN_OR_RETURN(auto command, command_of(options));
   const auto limit = std::chrono::seconds(options.timeout_s);
   return ForeignEngines::open({.command = std::move(command),
                                .time_limit = limit,
                                .start_limit = std::max(limit, std::chrono::seconds(120))});
+}
+
+std::string decider_text(const std::optional<RecordedEngine>& decided_by, const std::string& engine,
+                         const ForeignEngines* engines) {
+  if (!decided_by) return {};
+  if (engines == nullptr)
+    return fmt::format(
+        "When this case failed {} decided. Here the model of {} does, which may decide otherwise; "
+        "--decisions ENGINE asks an engine.\n",
+        decided_by->text(), engine);
+  const RecordedEngine& now = engines->hello().engine;
+  if (now == *decided_by) return {};
+  return fmt::format("When this case failed {} decided; here {} does.\n", decided_by->text(),
+                     now.text());
 }
 
 std::string profile_of(const ForeignEngines& engines) {
@@ -128,7 +170,8 @@ FeatureSet features_to_avoid(const EngineHello& hello) {
                    Feature::replicated_heads,
                    Feature::data_parallel,
                    Feature::pipeline_parallel,
-                   Feature::several_connectors};
+                   Feature::several_connectors,
+                   Feature::engine_hashes};
   for (const Need& need : kNeeds)
     if (std::ranges::none_of(hello.features, [&](const std::string& feature) {
           return feature.starts_with(need.feature);

@@ -2,12 +2,15 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 
 #include "base/result.h"
 #include "properties/generate/generator.h"
+#include "properties/judge/judge.h"
 #include "sim/foreign/foreign_scheduler.h"
 
 namespace CLI {
@@ -19,6 +22,8 @@ namespace lockstep {
 struct DecisionsOptions {
   std::string decisions;  // empty: the model
   std::int64_t timeout_s = 30;
+  std::string option = "--decisions";  // that named it, for errors
+  bool conforms = false;               // --conform
 };
 
 // --decisions and --decisions-timeout.
@@ -29,9 +34,20 @@ std::string shell_word(std::string_view text);
 // The command that starts this project's adapter of "vllm[:DIR]" or "sglang[:DIR]"; `option` names
 // where that was given.
 Result<std::string> adapter_command(std::string_view option, const std::string& engine);
+// --conform, for commands that judge cases.
+void declare_conform(CLI::App& command, DecisionsOptions& options);
+// JudgeOptions::conform: every field of every step is held against what the model decides under the
+// profile of the case. Absent: not asked for.
+std::function<void(const Recording& recording, Outcome& outcome)> conformer_of(
+    const DecisionsOptions& options);
 
 // The engines that it names, the first of them started; null: the model decides.
 Result<std::shared_ptr<ForeignEngines>> open_decisions(const DecisionsOptions& options);
+
+// Of a saved case: who decided when it failed, where that is not who decides now; else empty.
+// `engine`: the model's profile, which decides without `engines`.
+std::string decider_text(const std::optional<RecordedEngine>& decided_by, const std::string& engine,
+                         const ForeignEngines* engines);
 
 // The profile that is nearest to it: of its release or the nearest one; for an engine that is not
 // vLLM, of the newest.

@@ -27,6 +27,7 @@ JudgeCase judging_with(const std::string& backend, const FailingCaseOptions& opt
   JudgeOptions judged_by;
   judged_by.backend = backend_factory(backend, options.worker);
   judged_by.decisions = decisions_of(options);
+  judged_by.conform = conformer_of(options.decisions);
   const Judging judging = [judged_by](const SavedCase& saved) { return judge(saved, judged_by); };
   if (options.engines != nullptr || is_engine_worker(backend))
     return [judging](const SavedCase& saved) { return judge_here(saved, judging); };
@@ -70,6 +71,11 @@ Result<void> start_engines(FailingCaseOptions& options) {
 
 DecisionsFactory decisions_of(const FailingCaseOptions& options) {
   return options.engines == nullptr ? DecisionsFactory() : decisions_of(options.engines);
+}
+
+std::optional<RecordedEngine> decider_of(const FailingCaseOptions& options) {
+  if (options.engines == nullptr) return std::nullopt;
+  return options.engines->hello().engine;
 }
 
 Result<bool> write_recording(const std::string& path, const SavedCase& saved,
@@ -164,6 +170,7 @@ Result<ShrunkCase> shrink_case(const SavedCase& saved, const Failure& failure,
   result->is_minimal &= !out_of_time();
   LS_ASSIGN_OR_RETURN(Failure smallest, failure_of(result->smallest, options));
   // What a replay of it will say: audit and invariants are the judge's, and not looked at there.
+  result->smallest.decided_by = decider_of(options);
   ExpectedVerdict& expected = result->smallest.expected.emplace();
   expected.kind = smallest.kind == "violation" ? "agreed" : smallest.check;
   if (smallest.kind == "divergence") expected.step = smallest.step;
@@ -258,6 +265,7 @@ Result<void> FuzzCases::keep(const SavedCase& found, const Outcome& outcome) {
   std::filesystem::create_directories(folder_, error);
   if (error) return fail(fmt::format("{}: {}", folder_, error.message()));
   SavedCase saved = found;
+  saved.decided_by = decider_of(judging_);
   const bool has_phase = outcome.kind == OutcomeKind::divergence;
   saved.expected = ExpectedVerdict{.kind = has_phase ? outcome.check : "agreed", .step = {}};
   if (has_phase) saved.expected->step = outcome.step;

@@ -40,6 +40,8 @@ void declare_judging(CLI::App& command, FailingCaseOptions& options);
 // Starts the engine that --decisions names. To be called once, before cases are judged.
 Result<void> start_engines(FailingCaseOptions& options);
 DecisionsFactory decisions_of(const FailingCaseOptions& options);
+// Who decides; absent: the model.
+std::optional<RecordedEngine> decider_of(const FailingCaseOptions& options);
 // What an engine decided in a case, as a recording that repeats without it. False: nothing.
 Result<bool> write_recording(const std::string& path, const SavedCase& saved,
                              const FailingCaseOptions& options);
@@ -85,9 +87,11 @@ ReportedItem item_of(const std::string& file, const Failure& failure, std::strin
 class FuzzCases {
  public:
   // `engines`: who decided; null: the model.
-  FuzzCases(std::string folder, std::shared_ptr<ForeignEngines> engines)
+  FuzzCases(std::string folder, std::shared_ptr<ForeignEngines> engines,
+            const DecisionsOptions& decisions)
       : folder_(std::move(folder)) {
     judging_.engines = std::move(engines);
+    judging_.decisions = decisions;
   }
 
   // Writes the case at once: what follows may take long, or end early.

@@ -52,16 +52,18 @@ std::string tally_text(const Tally& tally) {
 }
 
 // `decisions`: as it was given.
-std::string one_line_again(const FuzzReport& report, const std::string& decisions,
+std::string one_line_again(const FuzzReport& report, const DecisionsOptions& decisions,
                            std::uint64_t seed) {
   std::string text = fmt::format("lockstep fuzz --seed {} --backend {}", seed, report.backend);
-  if (!decisions.empty()) text += fmt::format(" --decisions '{}'", decisions);
+  if (!decisions.decisions.empty())
+    text += fmt::format(" --decisions '{}'{}", decisions.decisions,
+                        decisions.conforms ? " --conform" : "");
   if (!report.engine.empty()) text += " --engine " + report.engine;
   if (!report.mutant.empty()) text += " --mutant " + report.mutant;
   return text;
 }
 
-std::string failures_text(const FuzzReport& report, const std::string& decisions) {
+std::string failures_text(const FuzzReport& report, const DecisionsOptions& decisions) {
   std::string text;
   for (std::size_t i = 0; i < std::min(report.failures.size(), kFailuresShown); ++i) {
     const FuzzFailure& failure = report.failures[i];
@@ -77,7 +79,7 @@ std::string failures_text(const FuzzReport& report, const std::string& decisions
   return text;
 }
 
-std::string fuzz_summary_text(const FuzzReport& report, const std::string& decisions,
+std::string fuzz_summary_text(const FuzzReport& report, const DecisionsOptions& decisions,
                               double seconds) {
   std::string text = row_text(
       "cases", with_commas(report.cases),
@@ -202,6 +204,7 @@ Result<FuzzOptions> options_of(const FuzzCommandOptions& options,
     fuzzing.generator.never = features_to_avoid(engines->hello());
     fuzzing.decisions = decisions_of(engines);
     fuzzing.decided_by = engines->hello().engine.text();
+    fuzzing.conform = conformer_of(options.decisions);
   }
   fuzzing.generator.engine = std::move(engine);
   fuzzing.generator.backend = backend;
@@ -239,7 +242,7 @@ struct FuzzPart {
 Result<FuzzPart> run(const FuzzCommandOptions& options, const FuzzOptions& fuzzing,
                      const std::shared_ptr<ForeignEngines>& engines) {
   Result<void> saved_all;
-  FuzzCases cases(options.save_dir, engines);
+  FuzzCases cases(options.save_dir, engines, options.decisions);
   FuzzPart part;
   {
     Stopwatch clock;
@@ -318,7 +321,7 @@ Result<std::optional<FuzzPart>> run_or_merge(const FuzzCommandOptions& options,
 }
 
 // One for each failure, each known finding, and all cases that agreed together.
-void add_items(const FuzzReport& report, const std::string& decisions, CommandReport& out) {
+void add_items(const FuzzReport& report, const DecisionsOptions& decisions, CommandReport& out) {
   for (const FuzzFailure& failure : report.failures)
     out.add({.name = fmt::format("seed {}", failure.seed),
              .kind = ItemKind::failed,
@@ -355,8 +358,8 @@ Result<int> fuzz_main(const FuzzCommandOptions& options, CommandReport& out) {
   const FuzzReport& report = (*part)->report;
   if (report.cases > 0 && report.refused == report.cases)
     return fail(fmt::format("every case is refused: {}", report.first_refusal));
-  fmt::print("{}", fuzz_summary_text(report, options.decisions.decisions,
-                                     options.merge.empty() ? clock.lap() : 0));
+  fmt::print("{}",
+             fuzz_summary_text(report, options.decisions, options.merge.empty() ? clock.lap() : 0));
   if (!(*part)->saved.empty()) fmt::print("\nSaved:\n{}", (*part)->saved);
   if (out.wants_json()) out.set_json(fuzz_report_to_json(report));
   add_items(report, options.decisions.decisions, out);
@@ -379,6 +382,7 @@ void add_options(CLI::App& command, FuzzCommandOptions& options) {
                   "invariants (simt; with --decisions none); FILE.so: yours")
       ->check(backend_among({"simt", "cuda", "none"}));
   declare_decisions(command, options.decisions);
+  declare_conform(command, options.decisions);
   command.add_option("--known", options.known_path,
                      "failures that are no news, by ids of yours (docs/fuzzing.md)");
   command.add_option("--engine", options.engine, "an engine profile; by default any");

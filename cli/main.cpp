@@ -51,6 +51,8 @@ int main(int argc, char** argv) {
   lockstep::add_relations_command(app, exit_code);
   lockstep::add_fuzz_command(app, exit_code);
   lockstep::add_worker_command(app, exit_code);
+  lockstep::add_findings_command(app, exit_code);
+  lockstep::add_check_adapter_command(app, exit_code);
 
   if (argc > 1 && argv[1][0] != '-') {
     std::vector<std::string> known;

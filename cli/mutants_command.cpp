@@ -119,6 +119,7 @@ struct MutantsOptions {
   bool list = false;
   std::string markdown_path, save_dir;
   ReportOptions reports;
+  std::string decisions;  // refused, and said why
   int jobs = 1;
   MutantSearchOptions search;
 };
@@ -169,6 +170,11 @@ void add_items(const std::vector<MutantReport>& reports, CommandReport& out) {
 }
 
 Result<int> mutants(const MutantsOptions& options, CommandReport& report) {
+  if (!options.decisions.empty())
+    return fail(
+        "--decisions: these defects are planted in the model and in what runs below it, and "
+        "another engine decides; plant in that engine and fuzz it: docs/real_engines.md, Planted "
+        "defects");
   if (!options.markdown_path.empty()) {
     LS_RETURN_IF_ERROR(write_file_atomically(options.markdown_path, mutants_markdown()));
     return kExitAgreed;
@@ -197,6 +203,8 @@ void add_mutants_command(CLI::App& app, int& exit_code) {
   declare_reports(*command, options->reports, "the result as JSON");
   command->add_option("--markdown", options->markdown_path, "write the catalogue as a page, only");
   command->add_option("--save", options->save_dir, "keep each smallest case in this folder");
+  command->add_option("--decisions", options->decisions, "refused: they are planted in the model")
+      ->type_name("ENGINE");
   command->add_option("--jobs", options->jobs, "searches side by side")->check(CLI::Range(1, 256));
   command->add_option("--cases", options->search.cases_max, "give up after so many cases")
       ->check(CLI::PositiveNumber);

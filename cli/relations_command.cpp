@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 
 #include "cli/commands.h"
+#include "cli/decisions_option.h"
 #include "cli/reports.h"
 #include "cli/terminal.h"
 #include "cuda_backend/simt_backend.h"
@@ -23,10 +24,19 @@ struct RelationsOptions {
   std::vector<std::string> names;
   bool list = false;
   ReportOptions reports;
-  std::string engine = EngineConfig{}.engine;
+  std::string engine;  // empty: the default, or what is nearest to the engine that decides
   std::string backend = "simt";
   std::uint64_t first_seed = 1;
   std::int64_t runs = 50;
+  DecisionsOptions decisions;
+};
+
+// Who decides in place of the model.
+struct Deciding {
+  std::shared_ptr<ForeignEngines> engines;  // null: the model
+  DecisionsFactory decisions() const {
+    return engines ? decisions_of(engines) : DecisionsFactory();
+  }
 };
 
 // What became of one relation over all cases.
@@ -36,7 +46,8 @@ struct Held {
   std::int64_t applied = 0;
   std::int64_t compared = 0;  // places on devices
   std::int64_t pages = 0;
-  std::int64_t refused = 0;  // by the device, in its changed form
+  std::int64_t refused = 0;  // by the device, in its changed form; or by another engine
+  std::string refusal = {};  // the first of these, of another engine
   std::int64_t known = 0;    // broken by what docs/findings.md tells of the engine
   std::uint64_t seed = 0;    // of the breach
   std::string breach = {};
@@ -60,12 +71,18 @@ Result<std::vector<Held>> chosen_relations(const std::vector<std::string>& names
   return some;
 }
 
-bool is_known(const SavedCase& saved) { return known_finding(saved, judge(saved)) != nullptr; }
+bool is_known(const SavedCase& saved, const Deciding& deciding) {
+  if (deciding.engines == nullptr) return known_finding(saved, judge(saved)) != nullptr;
+  JudgeOptions options;
+  options.decisions = deciding.decisions();
+  options.invariants = false;
+  return known_finding_of_engine(saved, judge(saved, options)) != nullptr;
+}
 
 void note(const std::optional<Breach>& breach, const SavedCase& saved, std::uint64_t seed,
-          Held& held) {
+          const Deciding& deciding, Held& held) {
   if (!breach || !held.breach.empty()) return;
-  if (is_known(saved) || is_known(*held.relation.change(saved))) {
+  if (is_known(saved, deciding) || is_known(*held.relation.change(saved), deciding)) {
     ++held.known;
     return;
   }
@@ -73,14 +90,21 @@ void note(const std::optional<Breach>& breach, const SavedCase& saved, std::uint
   held.breach = breach->what;
 }
 
-Result<void> hold_answers(const SavedCase& saved, std::uint64_t seed, Held& held) {
+Result<void> hold_answers(const SavedCase& saved, std::uint64_t seed, const Deciding& deciding,
+                          Held& held) {
   if (held.is_of_answers && why_not_answered(saved).empty()) {
-    LS_ASSIGN_OR_RETURN(const auto breach, check_relation(saved, held.relation));
-    note(breach, saved, seed, held);
+    const auto breach = check_relation(saved, held.relation, deciding.decisions());
+    // Another engine need not take what is changed.
+    if (!breach && deciding.engines != nullptr) {
+      if (++held.refused == 1) held.refusal = breach.error().message;
+      return {};
+    }
+    LS_RETURN_IF_ERROR(breach);
+    note(*breach, saved, seed, deciding, held);
   }
-  if (held.relation.name == "shuffled blocks") {
+  if (held.relation.name == "shuffled blocks" && deciding.engines == nullptr) {
     LS_ASSIGN_OR_RETURN(const auto breach, check_shuffled_blocks(saved));
-    note(breach, saved, seed, held);
+    note(breach, saved, seed, deciding, held);
   }
   return {};
 }
@@ -88,23 +112,31 @@ Result<void> hold_answers(const SavedCase& saved, std::uint64_t seed, Held& held
 // Planned outputs go by a request's place in the trace, which "batch mates" changes.
 bool is_for_devices(const Relation& relation) { return relation.name != "batch mates"; }
 
-Result<void> hold_on_devices(const SavedCase& saved, std::uint64_t seed, Held& held) {
+Result<void> hold_on_devices(const SavedCase& saved, std::uint64_t seed, const Deciding& deciding,
+                             Held& held) {
+  if (deciding.engines != nullptr) return {};  // below the model's decisions alone
   if (!is_for_devices(held.relation) || !why_not_read(saved).empty()) return {};
   LS_ASSIGN_OR_RETURN(const auto check, check_on_backend(saved, held.relation, make_simt_backend));
   if (!check) return {};
   held.refused += check->refused.empty() ? 0 : 1;
   held.compared += check->compared;
   held.pages += check->pages;
-  note(check->breach, saved, seed, held);
+  note(check->breach, saved, seed, deciding, held);
   return {};
 }
 
-Result<void> hold_all(const RelationsOptions& options, std::vector<Held>& all) {
+Result<void> hold_all(const RelationsOptions& options, const Deciding& deciding,
+                      std::vector<Held>& all) {
   GeneratorOptions generator;
   generator.engine = options.engine;
   generator.backend = options.backend;
   generator.check = "fast";
   generator.never = unrelated_features();
+  if (deciding.engines != nullptr) {
+    generator.never.add(features_to_avoid(deciding.engines->hello()));
+    // What a connector moves is planned by the model alone.
+    generator.never.add({Feature::connector_peers, Feature::host_tier});
+  }
   Progress progress("cases", options.runs);
   for (std::int64_t run = 0; run < options.runs; ++run) {
     const std::uint64_t seed = options.first_seed + static_cast<std::uint64_t>(run);
@@ -113,7 +145,7 @@ Result<void> hold_all(const RelationsOptions& options, std::vector<Held>& all) {
       if (!held.relation.change(saved)) continue;
       ++held.applied;
       for (const auto hold : {hold_answers, hold_on_devices})
-        if (auto done = hold(saved, seed, held); !done)
+        if (auto done = hold(saved, seed, deciding, held); !done)
           return fail(
               fmt::format("seed {}, {}: {}", seed, held.relation.name, done.error().message));
     }
@@ -128,7 +160,8 @@ std::string text_of(const std::vector<Held>& all) {
     text += fmt::format("{:<20} {:>5} cases, {:>9} places, {:>6} steps of pages",
                         held.relation.name, held.applied, held.compared, held.pages);
     if (held.refused > 0)
-      text += fmt::format("; {} refused by the device", counted(held.refused, "case"));
+      text += fmt::format("; {} refused by the {}", counted(held.refused, "case"),
+                          held.refusal.empty() ? "device" : "engine: " + held.refusal);
     if (held.known > 0) text += fmt::format("; {} of known findings", counted(held.known, "case"));
     text += held.applied == 0 ? "; NOT CHECKED: it applied to no case\n"
             : held.breach.empty()
@@ -178,8 +211,18 @@ Result<int> run_relations(RelationsOptions options, CommandReport& report) {
     for (const Held& held : all) fmt::print("{:<20} {}\n", held.relation.name, held.relation.says);
     return kExitAgreed;
   }
+  LS_ASSIGN_OR_RETURN(const auto engines, open_decisions(options.decisions));
+  if (engines != nullptr && options.engine.empty()) options.engine = profile_of(*engines);
+  if (options.engine.empty()) options.engine = EngineConfig{}.engine;
   LS_ASSIGN_OR_RETURN(options.engine, engine_named("--engine", options.engine));
-  LS_RETURN_IF_ERROR(hold_all(options, all));
+  if (engines != nullptr)
+    std::erase_if(
+        all, [](const Held& held) { return !held.is_of_answers || held.relation.of_connectors; });
+  if (all.empty())
+    return fail(
+        "--decisions: of the relations that are named none holds without the model; what "
+        "is left of them is of places on a device or of connectors");
+  LS_RETURN_IF_ERROR(hold_all(options, {engines}, all));
   fmt::print("{}", text_of(all));
   const auto broken =
       std::ranges::count_if(all, [](const Held& held) { return !held.breach.empty(); });
@@ -200,9 +243,10 @@ void add_relations_command(CLI::App& app, int& exit_code) {
   command->add_flag("--list", options->list, "say what they are and run nothing");
   command->add_option("--seed", options->first_seed, "the first case's seed");
   command->add_option("--runs", options->runs, "generated cases")->check(CLI::PositiveNumber);
-  command->add_option("--engine", options->engine, "an engine profile")->capture_default_str();
+  command->add_option("--engine", options->engine, "an engine profile");
   command->add_option("--backend", options->backend, "none: decisions alone")
       ->check(CLI::IsMember({"simt", "none"}));
+  declare_decisions(*command, options->decisions);
   declare_reports(*command, options->reports, "the result as JSON");
   command->callback([options, &exit_code] {
     exit_code = run_reported(options->reports, "relations", [&](CommandReport& report) {

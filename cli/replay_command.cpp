@@ -257,6 +257,7 @@ Result<int> replay(const ReplayOptions& options, CommandReport& out) {
     LS_RETURN_IF_ERROR(folder->check(prepared.config, has_backend));
   }
   fmt::print("{} ({})\n{}\n", options.file, name_of(prepared.format), configuration_text(prepared));
+  fmt::print("{}", decider_text(prepared.decided_by, prepared.config.engine.engine, engines.get()));
   std::fflush(stdout);
 
   LS_ASSIGN_OR_RETURN(auto report,

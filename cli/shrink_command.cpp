@@ -23,6 +23,8 @@ struct ShrinkCommandOptions {
 Result<int> shrink_file(ShrinkCommandOptions& options, CommandReport& report) {
   LS_RETURN_IF_ERROR(start_engines(options.judging));
   LS_ASSIGN_OR_RETURN(const auto saved, load_case(options.file, options.judging.backend));
+  fmt::print("{}",
+             decider_text(saved.decided_by, saved.engine.engine, options.judging.engines.get()));
   LS_ASSIGN_OR_RETURN(const auto failure, failure_of(saved, options.judging));
   if (!failure.failed()) {
     fmt::print("{} does not fail: there is nothing to shrink.\n", options.file);
@@ -60,6 +62,7 @@ void add_shrink_command(CLI::App& app, int& exit_code) {
                    "to make it small, at most; 0: no limit")
       ->check(CLI::NonNegativeNumber)
       ->type_name("S");
+  declare_conform(*command, options->judging.decisions);
   command->add_option("--evaluations", options->judging.evaluations_max, "cases to try at most")
       ->check(CLI::Range(1, 1'000'000'000).description(""))
       ->type_name("N")

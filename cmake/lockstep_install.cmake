@@ -24,6 +24,8 @@ endif()
 set_target_properties(lockstep PROPERTIES INSTALL_RPATH "$ORIGIN/../lib/lockstep")
 install(TARGETS lockstep RUNTIME DESTINATION ${bin_dir} COMPONENT command)
 install(DIRECTORY traces/samples DESTINATION ${share_dir}/traces COMPONENT command)
+install(DIRECTORY tests/regressions DESTINATION ${share_dir}/tests COMPONENT command
+  FILES_MATCHING PATTERN "*.jsonl")
 install(DIRECTORY python/lockstep_recorder python/lockstep_engines python/lockstep_live
                   python/lockstep_pytest
   DESTINATION ${share_dir}/python COMPONENT python PATTERN __pycache__ EXCLUDE)

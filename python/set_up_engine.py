@@ -29,6 +29,8 @@ _NEEDED = frozenset(
     safetensors setproctitle setuptools six starlette tiktoken tokenizers torch tqdm transformers
     typing_extensions xgrammar""".split()
 )
+# Imported too, and required by way of extras (fastapi[standard]), which are left out.
+_BY_EXTRAS = ("uvloop",)
 _CHECK = "import lockstep_engines.vllm_adapter"
 
 
@@ -84,7 +86,8 @@ def main() -> None:
     # One environment serves all releases: the versions of the first that was set up stay.
     bare = [re.split(r"[ <>=!;~]", requirement)[0] for requirement in requirements]
     has_torch = not subprocess.run([python, "-c", "import torch"], capture_output=True).returncode
-    _run(python, "-m", "pip", "install", "--quiet", *(bare if has_torch else requirements))
+    wanted = bare if has_torch else requirements
+    _run(python, "-m", "pip", "install", "--quiet", *wanted, *_BY_EXTRAS)
     package = Path(__file__).resolve().parent
     code = f"import sys; sys.path[:0] = [{str(sources)!r}, {str(package)!r}]; {_CHECK}"
     _run(python, "-c", code)

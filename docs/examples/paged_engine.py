@@ -1,4 +1,4 @@
-"""An engine of a hundred lines behind the scheduler protocol (docs/scheduler_protocol.md).
+"""A small engine behind the scheduler protocol (docs/scheduler_protocol.md).
 
     lockstep fuzz --decisions 'python3 docs/examples/paged_engine.py'
 
@@ -11,17 +11,41 @@ import json
 import sys
 import time
 
+# A message by its first key: what else it must and may have, but keys that begin with x_.
+KEYS = {
+    "hello": ((), ()),
+    "open": ((), ()),
+    "add": (("prompt", "max_tokens", "arrival"), ("eos", "stop_token_ids", "priority", "parent")),
+    "abort": ((), ()),
+    "schedule": ((), ("tables",)),
+    "update": (("sampled",), ()),
+    "close": ((), ()),
+}
+CASE_KEYS = {"config", "groups", "num_blocks", "seed"}
+# Options that are followed, and some that change nothing in an engine as small as this.
+OPTIONS = set(
+    """max_num_seqs max_num_batched_tokens max_model_len block_size enable_prefix_caching
+    enable_chunked_prefill async_scheduling scheduler_reserve_full_isl policy mamba_cache_mode
+    mamba_block_size long_prefill_token_threshold dcp pcp hash_algorithm num_spec_tokens
+    num_hash_lookahead_tokens prefix_cache_retention_interval""".split()
+)
 BUG = sys.argv[sys.argv.index("--bug") + 1] if "--bug" in sys.argv else ""
 
 
 class Engine:
+    is_open = False
+
     def open(self, case):
+        self.is_open = False
+        if odd := sorted((set(case) - CASE_KEYS) | (set(case["config"]) - OPTIONS)):
+            return {"refused": f"found {odd[0]}, which is not known here"}
         if len(case["groups"]) != 1:
             return {"refused": "found several groups; expected one"}
         self.config, self.num_blocks = case["config"], case["num_blocks"]
         self.block_size = case["groups"][0]["spec"]["block_size"]
         self.free = list(range(1, self.num_blocks))
         self.requests, self.running, self.waiting, self.finished = {}, [], [], []
+        self.is_open = True
         return {"opened": dict.fromkeys(("scheduler_block_size", "hash_block_size"), 16)}
 
     def add(self, event):
@@ -121,6 +145,16 @@ class Engine:
         return queues | {"free_blocks": len(self.free)}
 
     def handle(self, message):
+        kind = next(iter(message))
+        needed, optional = KEYS[kind]
+        for key in needed:
+            if key not in message:
+                raise KeyError(key)
+        for key in message:
+            if key not in (kind, *needed, *optional) and not key.startswith("x_"):
+                raise KeyError(f"found {key} in {kind}")
+        if not self.is_open and kind not in ("hello", "open", "close"):
+            raise RuntimeError(f"found {kind} while no case is open")
         if "hello" in message:
             features = ["full", "mla", "no_prefix_caching"]
             engine = {"name": "paged", "version": "1.0"}
@@ -141,6 +175,8 @@ class Engine:
             return self.schedule(message.get("tables", False))
         if "update" in message:
             return self.update(message["sampled"])
+        if "close" in message:
+            self.is_open = False
         return {}
 
 
@@ -150,6 +186,7 @@ def main():
         try:
             reply = engine.handle(json.loads(line))
         except Exception as error:
+            engine.is_open = False
             reply = {"failed": {"what": f"{type(error).__name__}: {error}"}}
         print(json.dumps(reply, separators=(",", ":")), flush=True)
 

@@ -245,4 +245,20 @@ void draw_further_connectors(Draw& draw, SavedCase& saved) {
   }
 }
 
+// With a backend a report of lost blocks is refused while a step is in flight: the engine goes on
+// behind them (findings, 15).
+void draw_async_connector(Draw& draw, SavedCase& saved) {
+  if (saved.connector.parts.empty() || saved.connector.has(ConnectorKind::host)) return;
+  if (!draw.has(Feature::async_connectors) || draw.options.never.has(Feature::async_scheduling))
+    return;
+  saved.engine.async_scheduling = true;
+  if (saved.backend != "none") saved.connector.load_failed_percent = 0;
+}
+
+void draw_hashes(Draw& draw, SavedCase& saved) {
+  if (!saved.engine.enable_prefix_caching || !draw.has(Feature::engine_hashes)) return;
+  saved.engine.hash_algorithm =
+      draw.choices.one_of({HashAlgorithm::sha256_cbor, HashAlgorithm::xxhash_cbor});
+}
+
 }  // namespace lockstep

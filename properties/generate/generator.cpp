@@ -71,6 +71,8 @@ constexpr FeatureInfo kFeatures[] = {
     {"several_connectors", 25},
     {"prefill_checkpoints", 60},
     {"hits_inside_blocks", 30},
+    {"async_connectors", 40},
+    {"engine_hashes", 0},  // only where it is asked for
 };
 static_assert(std::size(kFeatures) == kNumFeatures);
 
@@ -203,11 +205,16 @@ SavedCase generate_case(ChoiceSource& choices, const GeneratorOptions& options) 
   draw_features(choices, options, kFirstOfFurther, static_cast<std::size_t>(kFirstAsServed),
                 draw.features);
   draw_further_connectors(draw, saved);
-  draw_features(choices, options, kFirstAsServed, kNumFeatures, draw.features);
+  constexpr auto kFirstOfLast = Feature::async_connectors;
+  draw_features(choices, options, kFirstAsServed, static_cast<std::size_t>(kFirstOfLast),
+                draw.features);
   SavedCase as_served = saved;
   draw_states_as_served(draw, as_served);
   if (is_accepted(as_served)) saved = std::move(as_served);
   draw_order(draw, saved);
+  draw_features(choices, options, kFirstOfLast, kNumFeatures, draw.features);
+  draw_async_connector(draw, saved);
+  draw_hashes(draw, saved);
   return saved;
 }
 

@@ -81,9 +81,11 @@ enum class Feature : std::uint8_t {
   // What 0.33.0 does with states as it is served.
   prefill_checkpoints,
   hits_inside_blocks,
+  // Drawn last: cases that have neither are what they were without them.
+  async_connectors,  // a step in flight beside a connector
+  engine_hashes,     // block hashes of the engine's own, and with them cache events
 };
-inline constexpr std::size_t kNumFeatures =
-    static_cast<std::size_t>(Feature::hits_inside_blocks) + 1;
+inline constexpr std::size_t kNumFeatures = static_cast<std::size_t>(Feature::engine_hashes) + 1;
 std::string_view name_of(Feature feature);
 
 // The features of one case: what the swarm may use.

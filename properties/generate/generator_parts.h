@@ -39,6 +39,10 @@ void draw_connector(Draw& draw, SavedCase& saved);
 void draw_further_connectors(Draw& draw, SavedCase& saved);
 // Checkpoints in prefills and hits inside blocks, where there are states and the engine has them.
 void draw_states_as_served(Draw& draw, SavedCase& saved);
+// A step in flight beside peers.
+void draw_async_connector(Draw& draw, SavedCase& saved);
+// Hashes of the engine's own in place of those of content.
+void draw_hashes(Draw& draw, SavedCase& saved);
 void draw_traffic(Draw& draw, SavedCase& saved);
 void draw_fault_plan(Draw& draw, SavedCase& saved);
 

@@ -270,6 +270,7 @@ Outcome judge_session(const SavedCase& saved, const LockstepConfig& config,
   std::deque<Bench> benches;
   Watched watched;
   SessionParts parts = parts_of(saved);
+  if (options.clients) parts.clients = options.clients();
   parts.backend = watched_backends(saved, config, options, watched);
   parts.decisions = options.decisions;
   parts.attach = [&](std::int32_t dp_rank, Workload* workload) {
@@ -300,6 +301,20 @@ Outcome judge_session(const SavedCase& saved, const LockstepConfig& config,
 
 }  // namespace
 
+namespace {
+
+Outcome judge_and_conform(const SavedCase& saved, JudgeOptions options,
+                          const LockstepConfig& config) {
+  const auto conform = std::exchange(options.conform, {});
+  Recording own;
+  if (options.recording == nullptr) options.recording = &own;
+  Outcome outcome = judge_session(saved, config, options);
+  if (outcome.kind == OutcomeKind::agreed) conform(*options.recording, outcome);
+  return outcome;
+}
+
+}  // namespace
+
 Outcome judge(const SavedCase& saved, const JudgeOptions& options) {
   if (saved.mutants.size() > 1)
     return refusal(
@@ -308,6 +323,7 @@ Outcome judge(const SavedCase& saved, const JudgeOptions& options) {
   if (auto sound = check_ranks(config); !sound) return refusal(sound.error());
   if (auto sound = check_connector(config.connector, config.backend.plan); !sound)
     return refusal(sound.error());
+  if (options.conform) return judge_and_conform(saved, options, config);
   return judge_session(saved, config, options);
 }
 

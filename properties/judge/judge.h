@@ -11,6 +11,8 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
+#include <memory>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -55,8 +57,9 @@ struct Outcome {
 };
 
 struct JudgeOptions {
-  BackendFactory backend = {};                    // absent: decisions, audit and invariants alone
-  DecisionsFactory decisions = {};                // absent: the model's; else without invariants
+  BackendFactory backend = {};      // absent: decisions, audit and invariants alone
+  DecisionsFactory decisions = {};  // absent: the model's; else without invariants
+  std::function<std::unique_ptr<Workload>()> clients = {};  // absent: those of the case
   StepObserver* observer = nullptr;               // sees every step, the one that fails included
   std::int32_t observed_dp_rank = 0;              // ... of this engine, where there are several
   std::vector<StateHash>* hashes = nullptr;       // receives the chain, one hash a step and engine
@@ -65,6 +68,8 @@ struct JudgeOptions {
   // Receives the observed engine's run as a recording tells it; the step in which it ends, as far
   // as that came.
   Recording* recording = nullptr;
+  // Looks at the whole recording of a run that agreed, and may find fault with it.
+  std::function<void(const Recording& recording, Outcome& outcome)> conform;
   bool invariants = true;  // false: of the decisions, the audit alone
 };
 

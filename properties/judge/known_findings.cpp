@@ -123,6 +123,10 @@ bool computes_lost_blocks_of_windows(const SavedCase& saved) {
          saved.connector.load_failure_policy == KVLoadFailurePolicy::recompute;
 }
 
+bool loses_blocks_behind_a_step(const SavedCase& saved) {
+  return saved.engine.async_scheduling && may_lose_blocks(saved);
+}
+
 bool loads_beside_hits(const SavedCase& saved) {
   return has_connector(saved) && saved.cache.groups.size() > 1 &&
          saved.engine.enable_prefix_caching;
@@ -175,6 +179,13 @@ SavedCase with_prompts_of_two_tokens(const SavedCase& saved) {
   return longer;
 }
 
+// The rule has no other form: what is lost is not known when the step behind it is decided.
+SavedCase with_no_loads_lost(const SavedCase& saved) {
+  SavedCase whole = saved;
+  whole.connector.load_failed_percent = 0;
+  return whole;
+}
+
 // No two requests arrive in the same instant.
 SavedCase with_arrivals_apart(const SavedCase& saved) {
   SavedCase apart = saved;
@@ -214,6 +225,9 @@ constexpr std::string_view kHalfLoaded[] = {"liveness.partial_load", "liveness",
 constexpr std::string_view kLostBlock[] = {"audit.attention_read", "audit.handed_out",
                                            "invariant.one_writer", "decide"};
 constexpr std::string_view kNoWindow[] = {"audit.token_write", "audit.attention_read", "decide"};
+constexpr std::string_view kInFlightBehindLost[] = {
+    "audit.sampled",    "audit.attention_read", "audit.scheduled_tokens", "audit.token_write",
+    "audit.handed_out", "invariant.one_writer", "invariant.limits",       "decide"};
 constexpr std::string_view kEvictedHit[] = {"audit.handed_out",
                                             "audit.attention_read",
                                             "audit.token_write",
@@ -246,6 +260,8 @@ constexpr KnownFinding kFindings[] = {
      kNoWindow, with_the_rule_repaired<13>},
     {14, "who goes back to a lost block has let go of the window before it",
      computes_lost_blocks_of_windows, kNoWindow, with_the_rule_repaired<14>},
+    {15, "what is in flight behind a lost block is kept", loses_blocks_behind_a_step,
+     kInFlightBehindLost, with_no_loads_lost},
     {16, "a checkpoint is exported over the running state", exports_over_running_states,
      kWrongState, with_prefills_cut},
     {17, "the state of a hit is published under a longer prefix", hits_parts_of_states, kWrongState,

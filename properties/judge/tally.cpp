@@ -119,6 +119,7 @@ void count_connector(const SavedCase& saved, Tally& tally) {
   const std::vector<ConnectorKind>& parts = saved.connector.parts;
   if (parts.empty()) return;
   if (parts.size() > 1) tally.count(Reached::multi_connector);
+  if (saved.engine.async_scheduling) tally.count(Reached::async_connector);
   for (const ConnectorKind kind : parts)
     tally.count(kind == ConnectorKind::host ? Reached::host_tier : Reached::connector_peers);
   if (saved.connector.load_failure_policy == KVLoadFailurePolicy::fail)

@@ -72,6 +72,7 @@ namespace lockstep {
   X(load_failure_fails, connector)       \
   X(connector_hybrid, connector)         \
   X(multi_connector, connector)          \
+  X(async_connector, connector)          \
   /* Events. */                          \
   X(step, anything)                      \
   X(idle_step, anything)                 \

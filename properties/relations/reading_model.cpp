@@ -125,7 +125,7 @@ bool ReadingModel::decided(const StepView& view) {
     row.computed = scheduled.computed;
     row.num_tokens = scheduled.num_tokens;
     for (std::int32_t g = 0; g < view.decision.num_groups; ++g) {
-      const auto table = view.model().block_table(scheduled.id, g);
+      const auto table = view.decisions.block_table(scheduled.id, g);
       row.tables.emplace_back(table.begin(), table.end());
     }
   }
@@ -273,15 +273,18 @@ std::string why_not_answered(const SavedCase& saved) {
   return any ? "" : "no group keeps rows of tokens";
 }
 
-Result<Answers> answers_of(const SavedCase& saved) {
+Result<Answers> answers_of(const SavedCase& saved, const DecisionsFactory& decisions) {
   LS_CHECK(why_not_answered(saved).empty(), "{}", why_not_answered(saved));
   std::optional<ReadingModel> model;
   const auto attach = [&](std::int32_t, Workload* workload) {
     model.emplace(*workload, saved);
     return Onlooker{.workload = &*model, .observer = &*model};
   };
-  LS_ASSIGN_OR_RETURN(const auto session, open_undisturbed(saved, config_of(saved), {}, attach));
+  LS_ASSIGN_OR_RETURN(const auto session,
+                      open_undisturbed(saved, config_of(saved), {}, attach, decisions));
   LS_ASSIGN_OR_RETURN(const auto report, session->run());
+  if (const auto& failure = report.summary.engine_failure)
+    return fail(fmt::format("the engine failed ({}): {}", failure->kind, failure->what));
   Answers answers = model->answers();
   answers.steps = report.summary.steps;
   answers.verdict = report.summary.verdict;

@@ -115,7 +115,8 @@ class ReadingModel final : public Workload, public StepObserver, public Transfer
 // Why the model cannot answer for a case; empty: it can.
 std::string why_not_answered(const SavedCase& saved);
 
-// Errors: what engine or reader refuse. REQUIRES: why_not_answered(saved) is empty.
-Result<Answers> answers_of(const SavedCase& saved);
+// `decisions`: of another engine; absent: the model's. Errors: what engine or reader refuse, an
+// engine that fails. REQUIRES: why_not_answered(saved) is empty.
+Result<Answers> answers_of(const SavedCase& saved, const DecisionsFactory& decisions = {});
 
 }  // namespace lockstep

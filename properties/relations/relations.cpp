@@ -164,11 +164,12 @@ std::optional<Breach> first_breach(const SavedCase& saved, const Answers& one,
   return std::nullopt;
 }
 
-Result<std::optional<Breach>> check_relation(const SavedCase& saved, const Relation& relation) {
+Result<std::optional<Breach>> check_relation(const SavedCase& saved, const Relation& relation,
+                                             const DecisionsFactory& decisions) {
   const Changed other = relation.change(saved);
   if (!other || !why_not_answered(*other).empty()) return std::optional<Breach>();
-  LS_ASSIGN_OR_RETURN(const auto one, answers_of(saved));
-  LS_ASSIGN_OR_RETURN(const auto two, answers_of(*other));
+  LS_ASSIGN_OR_RETURN(const auto one, answers_of(saved, decisions));
+  LS_ASSIGN_OR_RETURN(const auto two, answers_of(*other, decisions));
   std::optional<Breach> breach = first_breach(saved, one, two);
   if (breach) breach->what += fmt::format(" ({}: {})", relation.name, relation.says);
   return breach;

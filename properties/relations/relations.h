@@ -56,8 +56,9 @@ struct Breach {
 };
 
 // Nothing: it holds, or it does not apply. Errors: a case that the engine refuses.
-// REQUIRES: why_not_answered(saved) is empty.
-Result<std::optional<Breach>> check_relation(const SavedCase& saved, const Relation& relation);
+// `decisions`: of another engine; absent: the model's. REQUIRES: why_not_answered(saved) is empty.
+Result<std::optional<Breach>> check_relation(const SavedCase& saved, const Relation& relation,
+                                             const DecisionsFactory& decisions = {});
 // The first token that two runs answer differently.
 std::optional<Breach> first_breach(const SavedCase& saved, const Answers& one,
                                    const Answers& other);

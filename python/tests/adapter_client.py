@@ -79,6 +79,28 @@ class Adapter:
         return self.process.wait()
 
 
+def failing_checks(engine: str, folder: str | None) -> str | None:
+    """What `lockstep check-adapter` finds wrong with an adapter; None: no command is built."""
+    command = os.environ.get("LOCKSTEP")
+    if not command:
+        return None
+    name = f"{engine}:{folder}" if folder else engine
+    variables = {"LOCKSTEP_PYTHON": sys.executable, "LOCKSTEP_PYTHONPATH": str(PACKAGES)}
+    done = subprocess.run(
+        [command, "check-adapter", name],
+        capture_output=True,
+        text=True,
+        env=os.environ | variables,
+    )
+    lines = (done.stdout + done.stderr).splitlines()
+    wrong = [
+        f"{line}\n{after}"
+        for line, after in zip(lines, [*lines[1:], ""], strict=True)
+        if "FAILS" in line
+    ]
+    return "" if done.returncode == 0 else "\n".join(wrong or lines)
+
+
 def case_of(header: Line) -> Line:
     """The header of a recording as a message `open`."""
     return {"open": {key: header[key] for key in CASE_KEYS if key in header} | {"seed": 0}}

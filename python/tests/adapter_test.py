@@ -21,6 +21,7 @@ from adapter_client import (
     case_of,
     differences,
     encode,
+    failing_checks,
     full_attention_case,
 )
 
@@ -184,6 +185,12 @@ class AdapterTest(unittest.TestCase):
         else:
             self.assertEqual(reply["scheduled"][0]["tokens"], 1)
         self.assertIn("opened", self.opened())
+
+    def test_it_speaks_the_protocol_as_its_page_says(self) -> None:
+        wrong = failing_checks("vllm", self.folder)
+        if wrong is None:
+            self.skipTest("LOCKSTEP names no built command")
+        self.assertEqual(wrong, "")
 
     def test_messages_out_of_order_are_named(self) -> None:
         self.opened()

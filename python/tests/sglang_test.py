@@ -340,6 +340,14 @@ class Process(unittest.TestCase):
         self.assertEqual(adapter.close(), 0)
         self.assertEqual(lines, _served("paged", 2).lines)
 
+    def test_it_speaks_the_protocol_as_its_page_says(self) -> None:
+        from adapter_client import failing_checks
+
+        wrong = failing_checks("sglang", None)
+        if wrong is None:
+            self.skipTest("LOCKSTEP names no built command")
+        self.assertEqual(wrong, "")
+
 
 if __name__ == "__main__":
     unittest.main(verbosity=2)

@@ -9,9 +9,8 @@
 #include "sim/connectors/simulated_connector.h"
 
 namespace lockstep {
-namespace {
 
-WorkloadEvent event_of(const RecordedEvent& recorded) {
+WorkloadEvent workload_event_of(const RecordedEvent& recorded) {
   WorkloadEvent event;
   switch (recorded.kind) {
     case RecordedEvent::Kind::add:
@@ -38,6 +37,8 @@ WorkloadEvent event_of(const RecordedEvent& recorded) {
   }
   return event;
 }
+
+namespace {
 
 // Steps from a file, or from memory.
 class StepSource {
@@ -75,7 +76,7 @@ class RecordedWorkload final : public RecordingWorkload {
     if (!*more) return Turn::end;
     ++steps_;
     forget_empty_output();
-    for (const RecordedEvent& event : step_.before) events.push_back(event_of(event));
+    for (const RecordedEvent& event : step_.before) events.push_back(workload_event_of(event));
     return Turn::step;
   }
 
@@ -98,7 +99,7 @@ class RecordedWorkload final : public RecordingWorkload {
   }
 
   void while_running(std::vector<WorkloadEvent>& events) override {
-    for (const RecordedEvent& event : step_.during) events.push_back(event_of(event));
+    for (const RecordedEvent& event : step_.during) events.push_back(workload_event_of(event));
   }
 
   // How soon a model answers is not the scheduler's decision.

@@ -10,6 +10,8 @@
 
 namespace lockstep {
 
+WorkloadEvent workload_event_of(const RecordedEvent& recorded);
+
 // `current` shows the step that the loop is in (for conform).
 class RecordingWorkload : public Workload {
  public:

@@ -304,13 +304,15 @@ SessionParts parts_of(const SavedCase& saved) {
 }
 
 Result<std::unique_ptr<Session>> open_undisturbed(const SavedCase& saved, LockstepConfig config,
-                                                  BackendFactory backend, Attach attach) {
+                                                  BackendFactory backend, Attach attach,
+                                                  DecisionsFactory decisions) {
   if (config.data_parallel.dp_size > 1) config.connector.parts.clear();
   config.data_parallel.dp_size = 1;
   SessionParts parts = parts_of(saved);
   parts.faults.clear();
   parts.backend = std::move(backend);
   parts.attach = std::move(attach);
+  parts.decisions = std::move(decisions);
   return Session::open(config, std::move(parts));
 }
 

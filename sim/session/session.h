@@ -148,6 +148,7 @@ std::unique_ptr<Workload> workload_of(const SavedCase& saved);
 SessionParts parts_of(const SavedCase& saved);
 // Its requests on one engine without faults, data parallel ranks and their connectors.
 Result<std::unique_ptr<Session>> open_undisturbed(const SavedCase& saved, LockstepConfig config,
-                                                  BackendFactory backend, Attach attach);
+                                                  BackendFactory backend, Attach attach,
+                                                  DecisionsFactory decisions = {});
 
 }  // namespace lockstep

@@ -242,6 +242,7 @@ Result<void> prepare_saved_case(const ReplayRequest& request, PreparedReplay& pr
   if (saved.recording && prepared.config.data_parallel.dp_size > 1)
     return fail(fmt::format("{}: data_parallel_size: a recording is one engine's", request.file));
   prepared.expected = saved.expected;
+  prepared.decided_by = saved.decided_by;
   prepared.num_records = static_cast<std::int64_t>(saved.recording ? saved.recording->steps.size()
                                                                    : saved.trace.records.size());
   prepared.parts = parts_of(saved);

@@ -41,6 +41,7 @@ struct PreparedReplay {
   std::vector<ServedOption> served;       // of a trace that is run as its release serves
   std::optional<BenchmarkTotals> totals;  // that the run must arrive at
   std::optional<ExpectedVerdict> expected;
+  std::optional<RecordedEngine> decided_by;  // of a saved case
 };
 
 // Errors: a file that cannot be read, options that contradict it or one another.

@@ -42,6 +42,64 @@ TEST(Decisions, AMistakeIsShrunkToldAndKeptAsARecording) {
   EXPECT_NE(story.out.find("Here it fails: audit.conservation"), std::string::npos) << story.out;
 }
 
+TEST(Decisions, ASavedCaseSaysWhoDecidedAndAReplayWithoutThatEngineSaysSo) {
+  const std::string folder = temporary_path("said");
+  const Outcome found = fuzz(kEngine + " --bug lost", {"--save", folder, "--no-shrink"});
+  ASSERT_EQ(found.status, 1) << found.err;
+  const std::size_t at = found.out.find(".case.jsonl");
+  ASSERT_NE(at, std::string::npos) << found.out;
+  const std::size_t begin = found.out.rfind(' ', at) + 1;
+  const std::string path = found.out.substr(begin, at - begin) + ".case.jsonl";
+  EXPECT_NE(read_text(path).find(R"("decided_by":{"name":"paged","version":"1.0"})"),
+            std::string::npos);
+  // A replay without a backend has no mode of checking.
+  std::string text = read_text(path);
+  for (const std::string mode : {"\"check\":\"check\"", "\"check\":\"hunt\""})
+    if (const std::size_t found_at = text.find(mode); found_at != std::string::npos)
+      text.replace(found_at, mode.size(), "\"check\":\"fast\"");
+  write_text(path, text);
+  for (const std::string command : {"replay", "explain", "shrink"}) {
+    const Outcome model = run_lockstep({command, path});
+    EXPECT_NE(model.out.find("When this case failed paged-1.0 decided. Here the model of "),
+              std::string::npos)
+        << command << model.out << model.err;
+  }
+  const Outcome itself = run_lockstep({"replay", path, "--decisions", kEngine});
+  EXPECT_EQ(itself.out.find("When this case failed"), std::string::npos) << itself.out;
+}
+
+// The model behind the protocol is the one of 0.22.1, and of no other release.
+TEST(Decisions, AreHeldAgainstTheModelFieldByField) {
+  const std::string model = LOCKSTEP_BINARY_DIR "/model_engine";
+  const Outcome same = fuzz(model, {"--engine", "vllm-0.22.1", "--conform"});
+  EXPECT_EQ(same.status, 0) << same.out << same.err;
+  const Outcome other = fuzz(model, {"--engine", "vllm-0.33.0", "--conform"});
+  EXPECT_EQ(other.status, 1) << other.out << other.err;
+  EXPECT_NE(other.out.find("violation, conform."), std::string::npos) << other.out;
+  EXPECT_NE(other.out.find("the model of vllm-0.33.0 "), std::string::npos) << other.out;
+  EXPECT_EQ(run_lockstep({"fuzz", "--conform"}).status, 2);
+}
+
+TEST(Decisions, AreHeldToRelationsWithoutAModel) {
+  const std::string model = LOCKSTEP_BINARY_DIR "/model_engine";
+  const Outcome held = run_lockstep({"relations", "--runs", "20", "--decisions", model});
+  EXPECT_EQ(held.status, 0) << held.out << held.err;
+  EXPECT_NE(held.out.find("0 of "), std::string::npos) << held.out;
+  EXPECT_EQ(held.out.find("shuffled blocks"), std::string::npos) << held.out;
+  const Outcome of_places = run_lockstep({"relations", "shuffled blocks", "--decisions", model});
+  EXPECT_EQ(of_places.status, 2) << of_places.out;
+  const Outcome planted = run_lockstep({"mutants", "--decisions", model});
+  EXPECT_EQ(planted.status, 2);
+  EXPECT_NE(planted.err.find("planted in the model"), std::string::npos) << planted.err;
+}
+
+// The example in C++, which has nothing of this project.
+TEST(Decisions, OfTheExampleInCppAgree) {
+  const Outcome agreed = fuzz(LOCKSTEP_BINARY_DIR "/paged_engine", {});
+  EXPECT_EQ(agreed.status, 0) << agreed.out << agreed.err;
+  EXPECT_NE(agreed.out.find("of known findings, 0 failed"), std::string::npos) << agreed.out;
+}
+
 TEST(Decisions, WhatIsKnownIsNoNewsUntilItsDayIsOver) {
   const auto known = [](const std::string& until) {
     const std::string path = temporary_path("known" + until + ".json");

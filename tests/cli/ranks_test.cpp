@@ -11,7 +11,7 @@ namespace {
 using Json = nlohmann::json;
 using Arguments = std::vector<std::string>;
 
-Json replay_json(Arguments arguments, int expected_status) {
+Json ranks_json(Arguments arguments, int expected_status) {
   const std::string path = temporary_path("ranks.json");
   arguments.insert(arguments.begin(), {"replay", kSample, "--backend", "simt", "--limit", "20"});
   arguments.insert(arguments.end(), {"--json", path});
@@ -22,10 +22,10 @@ Json replay_json(Arguments arguments, int expected_status) {
 
 TEST(ReplayOverRanks, AgreesForEveryKindAndNamesTheRanks) {
   const Json json =
-      replay_json({"--tensor-parallel-size", "4", "--pipeline-parallel-size", "2", "--kv-heads",
-                   "2", "--queries-per-kv", "4", "--layers", "4", "--decode-context-parallel-size",
-                   "2", "--cp-kv-cache-interleave-size", "4"},
-                  0);
+      ranks_json({"--tensor-parallel-size", "4", "--pipeline-parallel-size", "2", "--kv-heads", "2",
+                  "--queries-per-kv", "4", "--layers", "4", "--decode-context-parallel-size", "2",
+                  "--cp-kv-cache-interleave-size", "4"},
+                 0);
   EXPECT_EQ(json.at("verdict"), "agreed");
   EXPECT_EQ(json.at("configuration").at("ranks"), 8);
   EXPECT_EQ(json.at("configuration").at("tensor_parallel_size"), 4);
@@ -34,7 +34,7 @@ TEST(ReplayOverRanks, AgreesForEveryKindAndNamesTheRanks) {
 }
 
 TEST(ReplayOverRanks, OfADefectNamesTheRankWithItsPlace) {
-  const Json json = replay_json(
+  const Json json = ranks_json(
       {"--tensor-parallel-size", "2", "--kv-heads", "4", "--mutant", "tp-head-offset"}, 1);
   EXPECT_EQ(json.at("divergence").at("rank"), 1);
   EXPECT_EQ(json.at("divergence").at("tp_rank"), 1);
@@ -42,7 +42,7 @@ TEST(ReplayOverRanks, OfADefectNamesTheRankWithItsPlace) {
 }
 
 TEST(ReplayOverEngines, AgreesAndIdleOnesTakePart) {
-  const Json json = replay_json({"--data-parallel-size", "3"}, 0);
+  const Json json = ranks_json({"--data-parallel-size", "3"}, 0);
   EXPECT_EQ(json.at("configuration").at("data_parallel_size"), 3);
   EXPECT_EQ(json.at("requests"), 20);
   EXPECT_GT(json.at("idle_rank_steps"), 0);
@@ -50,25 +50,25 @@ TEST(ReplayOverEngines, AgreesAndIdleOnesTakePart) {
 }
 
 TEST(ReplayOverEngines, ThatDoNotMeetEndsWithOneAndThatWaitWithThree) {
-  const Json mismatch = replay_json({"--data-parallel-size", "2", "--mutant", "dp-sync-shape"}, 1);
+  const Json mismatch = ranks_json({"--data-parallel-size", "2", "--mutant", "dp-sync-shape"}, 1);
   EXPECT_EQ(mismatch.at("divergence").at("phase"), "collective");
   EXPECT_EQ(mismatch.at("divergence").at("dp_rank"), 1);
-  const Json hang = replay_json({"--data-parallel-size", "2", "--mutant", "dp-idle-skips"}, 3);
+  const Json hang = ranks_json({"--data-parallel-size", "2", "--mutant", "dp-idle-skips"}, 3);
   EXPECT_EQ(hang.at("verdict"), "liveness");
   const Json graph =
-      replay_json({"--data-parallel-size", "2", "--graphs", "4", "--mutant", "dp-graph-alone"}, 1);
+      ranks_json({"--data-parallel-size", "2", "--graphs", "4", "--mutant", "dp-graph-alone"}, 1);
   EXPECT_EQ(graph.at("divergence").at("phase"), "collective");
 }
 
 TEST(ReplayOverEngines, ReplaysNoGraphsWhereOneOfThemHasNone) {
-  const Json json = replay_json({"--data-parallel-size", "2", "--graphs", "8"}, 0);
+  const Json json = ranks_json({"--data-parallel-size", "2", "--graphs", "8"}, 0);
   EXPECT_GT(json.at("graphs").at("replayed"), 0);
   EXPECT_GT(json.at("eager_rank_steps"), 0);
 }
 
 TEST(ReplayOverEngines, MeetsFaultsInEveryEngineAndCountsThem) {
   const Json json =
-      replay_json({"--data-parallel-size", "2", "--faults", "late_output@2+4,abort_decode@3"}, 0);
+      ranks_json({"--data-parallel-size", "2", "--faults", "late_output@2+4,abort_decode@3"}, 0);
   EXPECT_EQ(json.at("verdict"), "agreed");
   EXPECT_EQ(json.at("faults").size(), 2u);
   EXPECT_EQ(json.at("fault_effects").at("abort_decode"), 2);
@@ -79,7 +79,7 @@ TEST(ReplayOverEngines, MeetsFaultsInEveryEngineAndCountsThem) {
 TEST(ReplayOverEngines, BesideConnectorsOfTheirOwnLoadsAndComparesInEach) {
   const Arguments beside = {"--engine",    "vllm-0.22.1", "--data-parallel-size", "2",
                             "--connector", "peers+host",  "--host-blocks",        "60"};
-  const Json json = replay_json(beside, 0);
+  const Json json = ranks_json(beside, 0);
   EXPECT_EQ(json.at("verdict"), "agreed");
   EXPECT_EQ(json.at("configuration").at("connector"), "peers+host");
   EXPECT_GT(json.at("blocks_loaded"), 0);
@@ -87,21 +87,21 @@ TEST(ReplayOverEngines, BesideConnectorsOfTheirOwnLoadsAndComparesInEach) {
   EXPECT_GT(json.at("host_blocks_checked"), 0);
   Arguments planted = beside;
   planted.insert(planted.end(), {"--mutant", "transfer-wrong-end"});
-  EXPECT_GE(replay_json(planted, 1).at("divergence").at("dp_rank"), 0);
+  EXPECT_GE(ranks_json(planted, 1).at("divergence").at("dp_rank"), 0);
 }
 
 TEST(ReplayOverEngines, FromCapturedGraphsAgreesOnTheirSize) {
-  const Json json = replay_json({"--data-parallel-size", "3", "--graphs", "64"}, 0);
+  const Json json = ranks_json({"--data-parallel-size", "3", "--graphs", "64"}, 0);
   EXPECT_EQ(json.at("verdict"), "agreed");
   EXPECT_GT(json.at("graphs").at("replayed"), 0);
   EXPECT_GT(json.at("idle_rank_steps"), 0);
-  replay_json({"--data-parallel-size", "3", "--graphs", "64", "--mutant", "graph-too-small"}, 1);
+  ranks_json({"--data-parallel-size", "3", "--graphs", "64", "--mutant", "graph-too-small"}, 1);
 }
 
 TEST(ReplayOverEngines, LeavesAReportAndCacheEventsForEach) {
   const std::string report = temporary_path("engines.html");
   const std::string events = temporary_path("engines.jsonl");
-  replay_json({"--data-parallel-size", "2", "--report", report, "--cache-events", events}, 0);
+  ranks_json({"--data-parallel-size", "2", "--report", report, "--cache-events", events}, 0);
   const std::string stem = report.substr(0, report.size() - 5);
   for (const std::string rank : {"0", "1"}) {
     EXPECT_NE(read_text(stem + ".dp" + rank + ".html").find("data parallel rank " + rank + " of 2"),

@@ -23,11 +23,16 @@ namespace {
 
 void answer(JsonWriter& out) { std::cout << out.take_line() << std::flush; }
 
-JsonObject read_line(JsonReader& json) {
+// The input ends: so does the engine.
+bool read_line(JsonReader& json) {
   static std::string line;
-  if (!std::getline(std::cin, line)) std::exit(0);
+  if (!std::getline(std::cin, line)) return false;
   json = JsonReader("message");
-  if (!json.parse(line)) std::exit(2);
+  return json.parse(line) || true;
+}
+
+JsonObject read_answer(JsonReader& json) {
+  if (!read_line(json) || !json.ok()) std::exit(0);
   return json.root().object();
 }
 
@@ -38,7 +43,7 @@ class AskingConnector final : public KVConnector {
     out_.begin_object().string("ask", "matched_tokens").string("id", query.name);
     answer(out_.integer("local", query.num_local_tokens).end_object());
     JsonReader json("answer");
-    JsonObject said = read_line(json);
+    JsonObject said = read_answer(json);
     JsonValue external = said.required("external");
     ExternalHit hit{.num_tokens = std::nullopt, .is_async = said.required("async").boolean()};
     if (!external.is_null()) hit.num_tokens = external.integer<std::int32_t>();
@@ -54,7 +59,7 @@ class AskingConnector final : public KVConnector {
   bool request_finished(RequestId, std::string_view name) override {
     answer(out_.begin_object().string("ask", "finished").string("id", name).end_object());
     JsonReader json("answer");
-    JsonObject said = read_line(json);
+    JsonObject said = read_answer(json);
     return said.required("keeps").boolean();
   }
   void know(RequestId id, std::string name) { names_[id] = std::move(name); }
@@ -68,21 +73,51 @@ using Rows = std::vector<std::pair<RequestId, std::string>>;
 
 class Engine {
  public:
-  void handle(JsonObject message) {
-    if (auto hello = message.optional("hello")) return say_hello();
-    if (auto opened = message.optional("open")) return open(opened.object());
-    if (message.has("add")) return add(message);
-    if (auto aborted = message.optional("abort")) return abort(std::string(aborted.string()));
-    if (auto paused = message.optional("pause_state")) return pause(paused.string());
-    if (auto reset = message.optional("reset_prefix_cache")) return reset_cache(reset.object());
-    if (auto step = message.optional("schedule"))
-      return schedule(message.optional("tables") ? true : false);
-    if (message.has("update")) return update(message);
-    answer(out_.begin_object().end_object());  // close
+  // False: the input has ended.
+  bool handle_next() {
+    if (!read_line(json_)) return false;
+    if (!json_.ok()) return fail(), true;
+    handle(json_.root().object());
+    return true;
   }
 
  private:
-  void say_hello() {
+  void handle(JsonObject message) {
+    if (message.has("hello")) return say_hello(message);
+    if (message.has("open")) return open(message);
+    if (message.has("close")) return close(message);
+    if (scheduler_ == nullptr) {
+      message.refuse_because("no case is open, or none of these messages");
+      return fail();
+    }
+    if (message.has("add")) return add(message);
+    if (message.has("abort")) return abort(message);
+    if (message.has("pause_state")) return pause(message);
+    if (message.has("reset_prefix_cache")) return reset_cache(message);
+    if (message.has("schedule")) return schedule(message);
+    if (message.has("update")) return update(message);
+    message.refuse_because("no such message");
+    fail();
+  }
+
+  // The message has been read to its last key and is whole; else the case is over.
+  bool is_whole(JsonObject& message) {
+    message.finish();
+    if (!json_.ok()) fail();
+    return json_.ok();
+  }
+  void fail() {
+    scheduler_.reset();
+    out_.begin_object().key("failed").begin_object();
+    answer(
+        out_.string("what", "ProtocolError: " + json_.error().message).end_object().end_object());
+  }
+
+  void say_hello(JsonObject& message) {
+    JsonObject hello = message.required("hello").object();
+    hello.required("scheduler_protocol").integer(1, 1);
+    hello.finish();
+    if (!is_whole(message)) return;
     out_.begin_object().key("hello").begin_object().integer("scheduler_protocol", 1);
     out_.key("engine").begin_object().string("name", "vllm").string("version", "0.22.1");
     out_.end_object().key("features").begin_array();
@@ -111,7 +146,9 @@ class Engine {
     answer(out_.end_array().end_object().end_object());
   }
 
-  void open(JsonObject plan) {
+  void open(JsonObject& message) {
+    scheduler_.reset();
+    JsonObject plan = message.required("open").object();
     EngineConfig config = read_engine_options(plan.required("config")).config;
     config.engine = "vllm-0.22.1";
     const auto groups = read_kv_cache_groups(plan.required("groups"));
@@ -119,15 +156,22 @@ class Engine {
     KVTransfer transfer;
     if (auto keys = plan.optional("connector")) {
       transfer.connector = connector_.get();
-      if (keys.object().required("kv_load_failure_policy").string() == "fail")
+      JsonObject connector = keys.object();
+      if (connector.required("kv_load_failure_policy").string() == "fail")
         transfer.kv_load_failure_policy = KVLoadFailurePolicy::fail;
+      connector.optional("supports_hybrid_groups");
+      connector.finish();
     }
+    const std::int64_t num_blocks = plan.required("num_blocks").integer();
+    plan.optional("seed");
+    plan.finish();
+    if (!is_whole(message)) return;
     has_connector_ = transfer.connector != nullptr;
     is_async_ = config.async_scheduling;
     in_flight_.clear();
     names_.clear();
     live_.clear();
-    auto made = Scheduler::create(config, groups, plan.required("num_blocks").integer(), transfer);
+    auto made = Scheduler::create(config, groups, num_blocks, transfer);
     if (!made) return refuse(made.error().message);
     scheduler_ = std::make_unique<Scheduler>(std::move(*made));
     out_.begin_object().key("opened").begin_object();
@@ -140,6 +184,7 @@ class Engine {
     bool has_priority = false;
     RequestSpec request = read_added_request(event, has_priority);
     request.arrival_ns = event.required("arrival").scaled_decimal(9);
+    if (!is_whole(event)) return;
     const std::string name = request.name;
     const auto id = scheduler_->add_request(std::move(request));
     if (!id) return refuse(id.error().message);
@@ -149,26 +194,45 @@ class Engine {
     answer(out_.begin_object().end_object());
   }
 
-  void abort(const std::string& name) {
+  void abort(JsonObject& message) {
+    const std::string name(message.required("abort").string());
+    if (!is_whole(message)) return;
     for (const auto& [id, known] : names_)
       if (known == name) scheduler_->abort_request(id);
     answer(out_.begin_object().end_object());
   }
 
-  void pause(std::string_view state) {
-    scheduler_->set_pause_state(state == "UNPAUSED"     ? PauseState::unpaused
-                                : state == "PAUSED_NEW" ? PauseState::paused_new
-                                                        : PauseState::paused_all);
+  void pause(JsonObject& message) {
+    constexpr JsonWord<PauseState> kStates[] = {{"UNPAUSED", PauseState::unpaused},
+                                                {"PAUSED_NEW", PauseState::paused_new},
+                                                {"PAUSED_ALL", PauseState::paused_all}};
+    const auto state = message.required("pause_state").word<PauseState>(kStates);
+    if (!is_whole(message)) return;
+    scheduler_->set_pause_state(state);
     answer(out_.begin_object().end_object());
   }
 
-  void reset_cache(JsonObject how) {
-    const bool done = scheduler_->reset_prefix_cache(how.required("running").boolean());
+  void close(JsonObject& message) {
+    message.required("close").boolean();
+    if (!is_whole(message)) return;
+    scheduler_.reset();
+    answer(out_.begin_object().end_object());
+  }
+
+  void reset_cache(JsonObject& message) {
+    JsonObject how = message.required("reset_prefix_cache").object();
+    const bool running = how.required("running").boolean();
+    how.finish();
+    if (!is_whole(message)) return;
+    const bool done = scheduler_->reset_prefix_cache(running);
     out_.begin_object().boolean("reset_prefix_cache", done);
     answer_with_state(seen({}, {}), false);
   }
 
-  void schedule(bool shows_tables) {
+  void schedule(JsonObject& message) {
+    message.required("schedule").integer(0);
+    const bool shows_tables = message.optional("tables") ? true : false;
+    if (!is_whole(message)) return;
     const SchedulerOutput& decision = scheduler_->schedule();
     RecordedStep step = seen(decision, {});
     write_decision(view(decision, {}), step);
@@ -185,6 +249,7 @@ class Engine {
   }
 
   void update(JsonObject& message) {
+    message.required("update").integer(0);
     Rows rows;
     if (!in_flight_.empty()) {
       rows = std::move(in_flight_.front());
@@ -202,6 +267,7 @@ class Engine {
         output.kv_connector_output.invalid_block_ids.push_back(
             BlockId{block.integer<std::int32_t>()});
     }
+    if (!is_whole(message)) return;
     const auto stopped = scheduler_->update_from_output(output);
     RecordedStep step = seen({}, stopped);
     write_outcome(view({}, stopped), step);
@@ -265,6 +331,7 @@ class Engine {
     answer(out_.begin_object().string("refused", why).end_object());
   }
 
+  JsonReader json_{"message"};
   JsonWriter out_;
   std::unique_ptr<AskingConnector> connector_;
   std::unique_ptr<Scheduler> scheduler_;
@@ -283,6 +350,6 @@ class Engine {
 
 int main() {
   lockstep::Engine engine;
-  lockstep::JsonReader json("message");
-  for (;;) engine.handle(lockstep::read_line(json));
+  while (engine.handle_next()) {
+  }
 }

@@ -81,6 +81,7 @@ SavedCase read_header(JsonValue value, bool& has_recording) {
     saved.faults.push_back(read_fault(fault));
   }
   if (auto expected = object.optional("expected")) saved.expected = read_verdict(expected);
+  if (auto engine = object.optional("decided_by")) saved.decided_by = read_recorded_engine(engine);
   has_recording = object.required("recorded").boolean();
   object.finish();
   return saved;
@@ -109,6 +110,7 @@ std::string header_line(const SavedCase& saved) {
     if (saved.expected->step) out.integer("step", *saved.expected->step);
     out.end_object();
   }
+  if (saved.decided_by) write_recorded_engine(out.key("decided_by"), *saved.decided_by);
   out.boolean("recorded", saved.recording.has_value()).end_object();
   return out.take_line();
 }

@@ -29,6 +29,7 @@ struct ExpectedVerdict {
 struct SavedCase : RunSpec {
   std::string name;
   std::optional<ExpectedVerdict> expected;
+  std::optional<RecordedEngine> decided_by;  // another engine, when it failed; absent: the model
   Trace trace;
   std::optional<Recording> recording;  // decisions to follow instead of the reference's own
   bool operator==(const SavedCase&) const = default;

@@ -1,0 +1,89 @@
+// lockstep check-adapter ENGINE
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <string>
+
+#include "base/atomic_file.h"
+#include "cli/commands.h"
+#include "cli/decisions_option.h"
+#include "cli/terminal.h"
+#include "properties/adapter/adapter_check.h"
+
+namespace lockstep {
+namespace {
+
+struct CheckAdapterOptions {
+  DecisionsOptions decisions;
+  std::string json_path;
+};
+
+std::string json_of(const std::string& engine, const std::vector<AdapterCheck>& checks) {
+  using Json = nlohmann::ordered_json;
+  Json json = {{"engine", engine}, {"checks", Json::array()}};
+  for (const AdapterCheck& check : checks) {
+    Json entry = {{"check", check.name},
+                  {"verdict", !check.skipped.empty() ? "skipped"
+                              : check.what.empty()   ? "holds"
+                                                     : "fails"}};
+    if (!check.what.empty()) entry["what"] = check.what;
+    if (!check.skipped.empty()) entry["why"] = check.skipped;
+    json["checks"].push_back(std::move(entry));
+  }
+  return json.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";
+}
+
+Result<int> run_checks(const CheckAdapterOptions& options) {
+  LS_ASSIGN_OR_RETURN(const auto engines, open_decisions(options.decisions));
+  const std::string name = engines->hello().engine.text();
+  fmt::print("{}\n", name);
+  const auto print = [](const AdapterCheck& check) {
+    if (!check.skipped.empty())
+      fmt::print("  skipped  {} ({})\n", check.name, check.skipped);
+    else if (check.what.empty())
+      fmt::print("  holds    {}\n", check.name);
+    else
+      fmt::print("  FAILS    {}\n           {}\n", check.name, check.what);
+    std::fflush(stdout);
+  };
+  LS_ASSIGN_OR_RETURN(const auto checks,
+                      check_adapter({.engines = engines,
+                                     .engine = profile_of(*engines),
+                                     .never = features_to_avoid(engines->hello()),
+                                     .done = print}));
+  const auto failed =
+      std::ranges::count_if(checks, [](const AdapterCheck& check) { return !check.what.empty(); });
+  const auto skipped = std::ranges::count_if(
+      checks, [](const AdapterCheck& check) { return !check.skipped.empty(); });
+  fmt::print("\n{} of {} fail, {} skipped\n", failed, counted(std::ssize(checks), "check"),
+             skipped);
+  if (!options.json_path.empty())
+    LS_RETURN_IF_ERROR(write_file_atomically(options.json_path, json_of(name, checks)));
+  return failed == 0 ? kExitAgreed : kExitDisagreed;
+}
+
+}  // namespace
+
+void add_check_adapter_command(CLI::App& app, int& exit_code) {
+  auto options = std::make_shared<CheckAdapterOptions>();
+  options->decisions.option = "ENGINE";
+  CLI::App* command = app.add_subcommand(
+      "check-adapter", "Check that an engine's process speaks docs/scheduler_protocol.md");
+  command
+      ->add_option("ENGINE", options->decisions.decisions,
+                   "a command that speaks the protocol, vllm[:DIR] or sglang[:DIR]")
+      ->required();
+  command
+      ->add_option("--decisions-timeout", options->decisions.timeout_s,
+                   "seconds that a reply may take; beyond them the engine hangs")
+      ->check(CLI::Range(1, 86'400).description(""))
+      ->type_name("S")
+      ->capture_default_str();
+  command->add_option("--json", options->json_path, "the checks as JSON");
+  command->callback([options, &exit_code] { exit_code = exit_status(run_checks(*options)); });
+}
+
+}  // namespace lockstep

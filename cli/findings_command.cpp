@@ -1,0 +1,367 @@
+// lockstep findings [N...] --engine ENGINE...
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <filesystem>
+#include <iterator>
+#include <map>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "base/atomic_file.h"
+#include "base/data_root.h"
+#include "base/json_reader.h"
+#include "base/line_reader.h"
+#include "cli/commands.h"
+#include "cli/decisions_option.h"
+#include "cli/terminal.h"
+#include "properties/findings/finding_cases.h"
+#include "properties/story/story_text.h"
+#include "traces/formats/recording.h"
+
+namespace lockstep {
+namespace {
+
+struct FindingsOptions {
+  std::vector<int> numbers;
+  std::vector<std::string> engines;
+  std::int64_t timeout_s = 30;
+  std::string folder = (data_root() / "tests/regressions").string();
+  std::string json_path;
+  std::string save_dir;
+  std::vector<std::string> merge;
+  bool as_markdown = false;
+};
+
+struct Column {
+  std::string engine;                // "vllm-0.22.1"
+  std::vector<FindingTrial> trials;  // one for each finding that was asked for
+};
+
+struct Table {
+  std::vector<const FindingCases*> findings;
+  std::vector<Column> columns;
+};
+
+Result<std::vector<const FindingCases*>> chosen_findings(const std::vector<int>& numbers) {
+  std::vector<const FindingCases*> chosen;
+  for (const FindingCases& finding : finding_cases())
+    if (numbers.empty() || std::ranges::find(numbers, finding.number) != numbers.end())
+      chosen.push_back(&finding);
+  for (const int number : numbers)
+    if (std::ranges::none_of(finding_cases(),
+                             [&](const FindingCases& finding) { return finding.number == number; }))
+      return fail(fmt::format("there is no finding {}; docs/findings.md has 1 to {}", number,
+                              finding_cases().back().number));
+  return chosen;
+}
+
+// What an engine decided, as a recording that repeats without it.
+Result<void> save_trial(const std::string& folder, const RecordedEngine& engine,
+                        const FindingCases& finding, const FindingTrial& trial) {
+  if (folder.empty() || trial.recording.steps.empty()) return {};
+  std::error_code error;
+  std::filesystem::create_directories(folder, error);
+  if (error) return fail(fmt::format("{}: {}", folder, error.message()));
+  RecordingHeader header = trial.recording.header;
+  header.engine = engine;
+  header.family = fmt::format("finding-{}", finding.number);
+  const std::string name = fmt::format("{}.{}.jsonl", engine.text(), header.family);
+  LS_ASSIGN_OR_RETURN(
+      auto file, RecordingWriter::create((std::filesystem::path(folder) / name).string(), header));
+  for (const RecordedStep& step : trial.recording.steps) LS_RETURN_IF_ERROR(file.write(step));
+  return file.close(trial.recording.end);
+}
+
+// One engine at a time: each is a process that takes memory.
+Result<Table> try_all(const FindingsOptions& options) {
+  Table table;
+  LS_ASSIGN_OR_RETURN(table.findings, chosen_findings(options.numbers));
+  const auto total = std::ssize(options.engines) * std::ssize(table.findings);
+  Progress progress("findings", total);
+  std::int64_t done = 0;
+  for (const std::string& engine : options.engines) {
+    progress.at(done, fmt::format("starting {}", engine));
+    LS_ASSIGN_OR_RETURN(const auto engines, open_decisions({.decisions = engine,
+                                                            .timeout_s = options.timeout_s,
+                                                            .option = "--engine"}));
+    Column& column = table.columns.emplace_back();
+    column.engine = engines->hello().engine.text();
+    for (const FindingCases* finding : table.findings) {
+      LS_ASSIGN_OR_RETURN(auto trial, try_finding(*finding, {.folder = options.folder,
+                                                             .engine = profile_of(*engines),
+                                                             .decisions = decisions_of(engines)}));
+      LS_RETURN_IF_ERROR(save_trial(options.save_dir, engines->hello().engine, *finding, trial));
+      column.trials.push_back(std::move(trial));
+      progress.at(++done, column.engine);
+    }
+  }
+  return table;
+}
+
+std::string_view cell_of(FindingVerdict verdict) {
+  switch (verdict) {
+    case FindingVerdict::absent:
+      return "";
+    case FindingVerdict::shows:
+      return "x";
+    case FindingVerdict::stops:
+      return "!";
+    case FindingVerdict::other:
+      return "?";
+    case FindingVerdict::unbuilt:
+      return "-";
+  }
+  return "";
+}
+
+// "0.22.1" of "vllm-0.22.1".
+std::string version_of(const std::string& engine) { return engine.substr(engine.rfind('-') + 1); }
+
+std::string text_of(const Table& table) {
+  std::string text;
+  if (table.columns.size() == 1) {
+    const Column& column = table.columns.front();
+    text += fmt::format("{}\n", column.engine);
+    for (std::size_t i = 0; i < table.findings.size(); ++i)
+      text += fmt::format("  {:>2}  {:<8} {}\n", table.findings[i]->number,
+                          name_of(column.trials[i].verdict), table.findings[i]->title);
+  } else {
+    text += "    ";
+    for (const Column& column : table.columns)
+      text += fmt::format(" {:>7}", version_of(column.engine));
+    text += "\n";
+    for (std::size_t i = 0; i < table.findings.size(); ++i) {
+      text += fmt::format("  {:>2}", table.findings[i]->number);
+      for (const Column& column : table.columns)
+        text += fmt::format(" {:>7}", cell_of(column.trials[i].verdict));
+      text += fmt::format("  {}\n", table.findings[i]->title);
+    }
+    text += "\nx it shows; ! the engine stops; - it cannot be built; ? the case fails otherwise\n";
+  }
+  return text;
+}
+
+// What is the same of several engines is said once: "0.20.2 to 0.22.1", or "0.20.2, 0.25.1".
+std::string engines_text(const Table& table, const std::vector<std::size_t>& columns) {
+  std::string text;
+  for (std::size_t i = 0; i < columns.size();) {
+    std::size_t end = i + 1;
+    while (end < columns.size() && columns[end] == columns[end - 1] + 1) ++end;
+    const auto version = [&](std::size_t at) { return version_of(table.columns[at].engine); };
+    text += text.empty() ? "" : ", ";
+    text += end - i == 1 ? version(columns[i])
+                         : fmt::format("{} to {}", version(columns[i]), version(columns[end - 1]));
+    i = end;
+  }
+  return text;
+}
+
+// Why cells are as they are: of each finding one line for what several engines have in common.
+std::string reasons_text(const Table& table, FindingVerdict verdict) {
+  std::string text;
+  for (std::size_t i = 0; i < table.findings.size(); ++i) {
+    std::vector<std::pair<std::string, std::vector<std::size_t>>> said;
+    for (std::size_t c = 0; c < table.columns.size(); ++c) {
+      const FindingTrial& trial = table.columns[c].trials[i];
+      if (trial.verdict != verdict) continue;
+      // Each engine begins with its name.
+      std::string what = trial.what;
+      const std::string name = table.columns[c].engine + ": ";
+      if (what.starts_with(name)) what.erase(0, name.size());
+      const std::string version = version_of(table.columns[c].engine);
+      for (std::size_t at = what.find(version); at != std::string::npos; at = what.find(version))
+        what.replace(at, version.size(), "this release");
+      if (verdict == FindingVerdict::other) what = fmt::format("{}: {}", trial.check, what);
+      if (const std::size_t end = what.find('\n'); end != std::string::npos) what.erase(end);
+      const auto same = std::ranges::find(said, what, &decltype(said)::value_type::first);
+      (same == said.end() ? said.emplace_back(what, std::vector<std::size_t>()) : *same)
+          .second.push_back(c);
+    }
+    for (const auto& [what, columns] : said)
+      text += wrapped(fmt::format("- {}: ", table.findings[i]->number),
+                      fmt::format("{} ({})", what, engines_text(table, columns)));
+  }
+  return text;
+}
+
+std::string reasons_text(const Table& table) {
+  constexpr std::pair<FindingVerdict, std::string_view> kTold[] = {
+      {FindingVerdict::stops, "Where the engine stops:"},
+      {FindingVerdict::other, "Where the case fails otherwise:"},
+      {FindingVerdict::unbuilt, "What cannot be built:"}};
+  std::string text;
+  for (const auto& [verdict, head] : kTold)
+    if (const std::string lines = reasons_text(table, verdict); !lines.empty())
+      text += fmt::format("\n{}\n\n{}", head, lines);
+  std::string lines;
+  for (const FindingCases* finding : table.findings)
+    if (!finding->not_seen.empty())
+      lines += fmt::format("- {}: {}\n", finding->number, finding->not_seen);
+  if (!lines.empty()) text += fmt::format("\nWhat no decision shows:\n\n{}", lines);
+  return text;
+}
+
+// The generated part of docs/findings_by_release.md.
+std::string markdown_of(const Table& table) {
+  // Heads are the middle of a release, so that a row of fourteen fits into a line.
+  std::string names, head = "| finding |", rule = "|---|";
+  for (const Column& column : table.columns) {
+    const std::string version = version_of(column.engine);
+    names += fmt::format("{}{}", names.empty() ? "" : ", ", version);
+    const std::size_t first = version.find('.'), second = version.find('.', first + 1);
+    head += fmt::format(" {} |", second == std::string::npos
+                                     ? version
+                                     : version.substr(first + 1, second - first - 1));
+    rule += "---|";
+  }
+  std::string text = wrapped("Releases: ", names) + "\n" + head + "\n" + rule + "\n";
+  for (std::size_t i = 0; i < table.findings.size(); ++i) {
+    text += fmt::format("| {} |", table.findings[i]->number);
+    for (const Column& column : table.columns)
+      text += fmt::format(" {} |", cell_of(column.trials[i].verdict));
+    text += "\n";
+  }
+  return text + reasons_text(table);
+}
+
+std::string json_of(const Table& table) {
+  using Json = nlohmann::ordered_json;
+  Json json = {{"findings", Json::array()}};
+  for (std::size_t i = 0; i < table.findings.size(); ++i) {
+    const FindingCases& finding = *table.findings[i];
+    Json entry = {{"number", finding.number}, {"title", finding.title}, {"engines", Json::array()}};
+    if (!finding.not_seen.empty()) entry["not_seen"] = finding.not_seen;
+    for (const Column& column : table.columns) {
+      const FindingTrial& trial = column.trials[i];
+      Json cell = {
+          {"engine", column.engine}, {"verdict", name_of(trial.verdict)}, {"case", trial.file}};
+      if (!trial.check.empty()) cell["check"] = trial.check;
+      if (trial.step >= 0) cell["step"] = trial.step;
+      if (!trial.what.empty()) cell["what"] = trial.what;
+      entry["engines"].push_back(std::move(cell));
+    }
+    json["findings"].push_back(std::move(entry));
+  }
+  return json.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";
+}
+
+// The columns of a table that was written as JSON, behind those that are there.
+Result<void> merge_table(const std::string& path, Table& table) {
+  LS_ASSIGN_OR_RETURN(const std::string text, read_text_file(path, kJsonTextBytesMax));
+  JsonReader json(path);
+  if (!json.parse(text)) return tl::unexpected(json.error());
+  std::vector<const FindingCases*> findings;
+  std::vector<Column> columns;
+  JsonObject whole = json.root().object();
+  for (JsonValue entry : whole.required("findings").array()) {
+    JsonObject finding = entry.object();
+    JsonValue number = finding.required("number");
+    const int asked = number.integer<int>();
+    const auto known = std::ranges::find(finding_cases(), asked, &FindingCases::number);
+    if (known == finding_cases().end()) {
+      number.refuse("a finding of docs/findings.md");
+      break;
+    }
+    findings.push_back(&*known);
+    finding.optional("title");
+    finding.optional("not_seen");
+    std::size_t at = 0;
+    for (JsonValue value : finding.required("engines").array()) {
+      JsonObject cell = value.object();
+      if (columns.size() == at) columns.emplace_back();
+      Column& column = columns[at++];
+      column.engine = cell.required("engine").nonempty_string();
+      FindingTrial trial;
+      JsonValue verdict = cell.required("verdict");
+      const auto known_verdict = finding_verdict_from_name(verdict.string());
+      if (!known_verdict) verdict.refuse("absent, shows, stops, other or unbuilt");
+      trial.verdict = known_verdict.value_or(FindingVerdict::absent);
+      trial.file = cell.required("case").string();
+      if (auto check = cell.optional("check")) trial.check = check.string();
+      if (auto step = cell.optional("step")) trial.step = step.integer();
+      if (auto what = cell.optional("what")) trial.what = what.string();
+      cell.finish();
+      column.trials.push_back(std::move(trial));
+    }
+    finding.finish();
+  }
+  whole.finish();
+  if (!json.ok()) return tl::unexpected(json.error());
+  const bool whole_columns = std::ranges::all_of(
+      columns, [&](const Column& column) { return column.trials.size() == findings.size(); });
+  if (!whole_columns || (!table.columns.empty() && findings != table.findings))
+    return fail(path + ": its findings are not those of the other tables");
+  table.findings = std::move(findings);
+  std::ranges::move(columns, std::back_inserter(table.columns));
+  return {};
+}
+
+Result<Table> table_of(const FindingsOptions& options) {
+  if (options.merge.empty()) return try_all(options);
+  Table table;
+  for (const std::string& path : options.merge) LS_RETURN_IF_ERROR(merge_table(path, table));
+  return table;
+}
+
+Result<int> run_findings(const FindingsOptions& options) {
+  LS_ASSIGN_OR_RETURN(const auto findings, chosen_findings(options.numbers));
+  if (options.engines.empty() && options.merge.empty()) {
+    for (const FindingCases* finding : findings)
+      fmt::print("{:>2}  {}\n      {}\n", finding->number, finding->title,
+                 fmt::join(finding->files, "\n      "));
+    return kExitAgreed;
+  }
+  if (!std::filesystem::is_directory(options.folder))
+    return fail(
+        fmt::format("--cases {}: there is no such folder; the cases are in "
+                    "tests/regressions of the sources",
+                    options.folder));
+  LS_ASSIGN_OR_RETURN(const auto table, table_of(options));
+  fmt::print("{}", options.as_markdown ? markdown_of(table) : text_of(table) + reasons_text(table));
+  if (!options.json_path.empty())
+    LS_RETURN_IF_ERROR(write_file_atomically(options.json_path, json_of(table)));
+  const bool any = std::ranges::any_of(table.columns, [](const Column& column) {
+    return std::ranges::any_of(column.trials, [](const FindingTrial& trial) {
+      return trial.verdict != FindingVerdict::absent && trial.verdict != FindingVerdict::unbuilt;
+    });
+  });
+  return any ? kExitDisagreed : kExitAgreed;
+}
+
+}  // namespace
+
+void add_findings_command(CLI::App& app, int& exit_code) {
+  auto options = std::make_shared<FindingsOptions>();
+  CLI::App* command = app.add_subcommand(
+      "findings", "Try the known findings of docs/findings.md on engines of your own");
+  command->add_option("N", options->numbers, "findings; without any, all of them");
+  command
+      ->add_option("--engine", options->engines,
+                   "vllm[:DIR], sglang[:DIR], or a command that speaks "
+                   "docs/scheduler_protocol.md; several: a table. Without it the cases are listed")
+      ->type_name("ENGINE");
+  command
+      ->add_option("--decisions-timeout", options->timeout_s,
+                   "seconds that a reply may take; beyond them the engine hangs")
+      ->check(CLI::Range(1, 86'400).description(""))
+      ->type_name("S")
+      ->capture_default_str();
+  command->add_option("--cases", options->folder, "the folder of the cases")->capture_default_str();
+  command->add_flag("--markdown", options->as_markdown,
+                    "the table as docs/findings_by_release.md has it");
+  command->add_option("--save", options->save_dir,
+                      "write what each engine decided there, as recordings");
+  command->add_option("--json", options->json_path, "the table as JSON");
+  command
+      ->add_option("--merge", options->merge,
+                   "tables that were written as JSON, side by side, instead of running")
+      ->excludes("--engine")
+      ->excludes("N");
+  command->callback([options, &exit_code] { exit_code = exit_status(run_findings(*options)); });
+}
+
+}  // namespace lockstep

@@ -1,0 +1,479 @@
+#include "properties/adapter/adapter_check.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <map>
+#include <optional>
+#include <utility>
+
+#include "base/line_process.h"
+#include "properties/judge/judge.h"
+#include "properties/judge/known_findings.h"
+
+#include "sim/foreign/foreign_engine.h"
+#include "traces/formats/engine_options.h"
+
+namespace lockstep {
+namespace {
+
+constexpr int kCasesPerFeature = 3;
+constexpr std::uint64_t kSeedsPerFeature = 40;
+
+constexpr std::array kFeatures = std::to_array<ClaimedFeature>({
+    {"full", {Feature::full_attention}},
+    {"mla", {Feature::mla}},
+    {"sliding_window", {Feature::sliding_window}},
+    {"chunked_local", {Feature::chunked_local}},
+    {"mamba", {Feature::states}},
+    {"hidden_state", {Feature::hidden_state}},
+    {"async_scheduling", {Feature::async_scheduling}},
+    {"priority", {Feature::priority_policy, Feature::priorities}},
+    {"spec:", {Feature::drafts}},
+    {"dcp", {Feature::context_parallel}},
+    {"pcp", {Feature::context_parallel}},
+    {"no_chunked_prefill", {Feature::no_chunked_prefill}},
+    {"cache_salt", {Feature::salts, Feature::shared_prefixes}},
+    {"reset_prefix_cache", {Feature::resets}},
+    {"connector", {Feature::connector_peers}},
+});
+
+// Of a request, a reply or a configuration: words that no generated case is drawn by.
+constexpr std::array<std::string_view, 7> kOtherWords = {
+    "no_prefix_caching", "min_tokens",  "repetition_detection", "skip_reading_prefix_cache",
+    "reset_running",     "pause_state", "sliding_window_mla"};
+
+void read_nothing(JsonObject&) {}
+
+class Checks {
+ public:
+  explicit Checks(const AdapterCheckOptions& options) : options_(options) {}
+
+  void add(std::string name, std::string what) { note({std::move(name), std::move(what), {}}); }
+  void skip(std::string name, std::string why) { note({std::move(name), {}, std::move(why)}); }
+  std::vector<AdapterCheck> take() { return std::move(checks_); }
+
+ private:
+  void note(AdapterCheck check) {
+    if (options_.done) options_.done(check);
+    checks_.push_back(std::move(check));
+  }
+  const AdapterCheckOptions& options_;
+  std::vector<AdapterCheck> checks_;
+};
+
+// The messages themselves, in a case of one group.
+class Dialogue {
+ public:
+  Dialogue(ForeignEngine& engine, RecordingHeader header, Checks& checks)
+      : engine_(engine), header_(std::move(header)), checks_(checks) {}
+
+  void run() {
+    opens();
+    serves();
+    refuses();
+    goes_on_after_failures();
+    takes_events();
+    closes();
+  }
+
+ private:
+  // Empty: `message` was answered as `read` wants it.
+  std::string answered(const std::string& message,
+                       const std::function<void(JsonObject& reply)>& read = read_nothing) {
+    engine_.ask(message, read);
+    return failure();
+  }
+  std::string failure() const {
+    const EngineFailure* failed = engine_.failure();
+    return failed == nullptr ? "" : fmt::format("{}: {}", failed->kind, failed->what);
+  }
+  // Empty: the reply to `message` was `failed`. The case is over.
+  std::string failed(std::string message) {
+    engine_.ask(message + "\n", [](JsonObject& reply) { reply.entries(); });
+    const EngineFailure* failure = engine_.failure();
+    if (failure == nullptr) return fmt::format("{} was answered; expected `failed`", message);
+    if (failure->kind != "exception")
+      return fmt::format("{}: {}; expected `failed`", message, failure->what);
+    return {};
+  }
+  std::string opened() {
+    if (const auto begun = engine_.begin_case(); !begun) return begun.error().message;
+    std::string refused;
+    step_ = 0;
+    std::string why = answered(open_message(header_),
+                               [&](JsonObject& reply) { refused = read_opened(reply, header_); });
+    return refused.empty() ? why : "refused: " + refused;
+  }
+  std::string added(const std::string& name, std::uint32_t tokens, std::int32_t max_tokens,
+                    std::string* refused = nullptr) {
+    RequestSpec request;
+    request.name = name;
+    request.prompt.append({TokenRun::Kind::seeded, 1, 0, tokens});
+    request.max_tokens = max_tokens;
+    std::string said;
+    std::string why =
+        answered(add_message(request), [&](JsonObject& reply) { said = read_refusal(reply); });
+    if (refused != nullptr) *refused = said;
+    return why.empty() && refused == nullptr && !said.empty() ? "refused: " + said : why;
+  }
+  std::string scheduled(bool tables = false) {
+    decision_ = {};
+    return answered(schedule_message(step_, tables),
+                    [&](JsonObject& reply) { read_decision(reply, header_, decision_); });
+  }
+  // One token for each that was scheduled to its end.
+  std::string updated(const std::map<std::string, std::vector<std::int32_t>>& sampled) {
+    RecordedStep step;
+    step.step = step_++;
+    for (const auto& [name, tokens] : sampled) step.sampled.push_back({name, tokens});
+    outcome_ = {};
+    return answered(update_message(step),
+                    [&](JsonObject& reply) { outcome_ = read_outcome(reply, header_, decision_); });
+  }
+  // The first of these sentences that says something.
+  static std::string first_of(std::initializer_list<std::string> whats) {
+    for (const std::string& what : whats)
+      if (!what.empty()) return what;
+    return {};
+  }
+  static std::string unless(bool holds, std::string what) { return holds ? "" : std::move(what); }
+  std::int64_t tokens_of(std::string_view name) const {
+    for (const auto& [other, tokens] : outcome_.num_tokens)
+      if (other == name) return tokens;
+    return -1;
+  }
+
+  void opens() {
+    checks_.add("`open` begins a case", opened());
+    checks_.add("`open` closes whatever was open", opened());
+    checks_.add("`close` is answered with {}", answered(close_message()));
+    checks_.add("a case is opened again after `close`", opened());
+  }
+
+  void serves() {
+    checks_.add("`add` is answered with {}", added("a", kPrompt, 2));
+    std::string what = scheduled(true);
+    if (what.empty() && (decision_.scheduled.empty() || decision_.scheduled[0].id != "a"))
+      what = "nothing of request a is scheduled in step 0; it is alone, and the pool is free";
+    else if (what.empty() && decision_.running != std::vector<std::string>{"a"})
+      what = "`running` does not have request a, which was scheduled";
+    checks_.add("`schedule` decides a step and shows the queues and the pool", what);
+    if (what.empty() &&
+        (!decision_.tables || decision_.tables->size() != 1 || decision_.tables->front().id != "a"))
+      what = "no `tables`, or not those of the requests that run";
+    checks_.add("`schedule` with \"tables\" shows the block tables of who runs", what);
+    if (what.empty()) what = updated({{"a", {7}}});
+    if (what.empty())
+      what = unless(
+          tokens_of("a") == kPrompt + 1,
+          fmt::format("num_tokens of request a is {}; expected {}", tokens_of("a"), kPrompt + 1));
+    checks_.add("`update` says how many tokens a request of the step has", what);
+    if (what.empty()) what = first_of({scheduled(), updated({{"a", {8}}})});
+    if (what.empty())
+      what = unless(decision_.stopped.size() == 1 && decision_.stopped[0].id == "a" &&
+                        decision_.stopped[0].reason == "length",
+                    "`stopped` does not say [a, length] after max_tokens tokens");
+    if (what.empty())
+      what = unless(tokens_of("a") == kPrompt + 2,
+                    "num_tokens lacks a request that the output has stopped");
+    checks_.add("a request ends with max_tokens tokens, and `update` says so", what);
+    if (what.empty()) what = scheduled();
+    if (what.empty())
+      what = unless(decision_.finished == std::vector<std::string>{"a"},
+                    "`finished` of the next step does not have request a");
+    if (what.empty())
+      what = unless(decision_.free_blocks == header_.num_blocks - 1,
+                    fmt::format("{} blocks are free with nobody left; expected {}",
+                                decision_.free_blocks, header_.num_blocks - 1));
+    checks_.add("the next step says that it has finished, and its blocks are free", what);
+    ++step_;
+  }
+
+  void refuses() {
+    std::string refused;
+    std::string what = first_of({opened(), added("long", 4 * kPrompt, 2, &refused)});
+    if (what.empty())
+      what =
+          unless(!refused.empty(), fmt::format("a prompt of {} tokens was taken; max_model_len "
+                                               "is {}",
+                                               4 * kPrompt, header_.options.config.max_model_len));
+    checks_.add("`add` refuses a prompt that max_model_len has no room for", what);
+    checks_.add("a refused request is none, and the case goes on",
+                first_of({added("a", kPrompt, 1), scheduled(),
+                          unless(decision_.scheduled.size() == 1, "not one request is scheduled"),
+                          updated({{"a", {7}}})}));
+    std::string with_option = open_message(header_);
+    const std::string config = "\"config\":{";
+    with_option.insert(with_option.find(config) + config.size(), "\"no_such_option\":1,");
+    bool was_refused = false;
+    engine_.ask(with_option, [&](JsonObject& reply) {
+      was_refused = reply.has("refused");
+      reply.entries();
+    });
+    const EngineFailure* failed = engine_.failure();
+    checks_.add("an option that the engine does not have is not taken",
+                was_refused || (failed != nullptr && failed->kind == "exception")
+                    ? ""
+                    : first_of({failure(), "the case was opened; expected `refused`"}));
+  }
+
+  void goes_on_after_failures() {
+    constexpr std::pair<std::string_view, std::string_view> kWrong[] = {
+        {"a message that the page does not have is `failed`", R"({"sleep":true})"},
+        {"a line that is no JSON is `failed`", "schedule 0"},
+        {"a line that is no object is `failed`", "[1]"},
+        {"a key that a message does not have is `failed`",
+         R"({"add":"b","prompt":[[1,4]],"max_tokens":1,"arrival":0.0,"colour":1})"},
+        {"a key that a message lacks is `failed`", R"({"add":"b","prompt":[[1,4]]})"}};
+    for (const auto& [name, message] : kWrong)
+      checks_.add(std::string(name), first_of({opened(), failed(std::string(message))}));
+    checks_.add(
+        "keys that begin with x_ pass",
+        first_of({opened(), answered(R"({"add":"b","prompt":[[1,4]],"max_tokens":1,"arrival":0.0,)"
+                                     "\"x_colour\":1}\n",
+                                     [](JsonObject& reply) { read_refusal(reply); })}));
+    std::string what = first_of({opened(), failed(R"({"sleep":true})")});
+    if (what.empty() && engine_.begin_case()) what = failed(R"({"schedule":0})");
+    checks_.add("after `failed` nothing but `close` and `open` follows", what);
+    engine_.begin_case();
+    checks_.add("`close` follows `failed`", answered(close_message()));
+    what = failed(R"({"schedule":0})");
+    checks_.add("with no case open there is nothing to schedule", what);
+    checks_.add("the next case is as new",
+                first_of({opened(), added("a", kPrompt, 1), scheduled(), updated({{"a", {7}}})}));
+  }
+
+  void takes_events() {
+    std::string what = first_of({opened(), added("a", kPrompt, 4), scheduled(),
+                                 updated({{"a", {7}}}), answered(abort_message("a")), scheduled()});
+    if (what.empty())
+      what =
+          unless(decision_.running.empty() && decision_.finished == std::vector<std::string>{"a"} &&
+                     decision_.free_blocks == header_.num_blocks - 1,
+                 "it runs on, is not in `finished`, or keeps blocks");
+    checks_.add("`abort` ends a request", what);
+    checks_.add("an abort may name a request that has left", answered(abort_message("a")));
+    resets();
+    pauses();
+    asks_for_features_of_requests();
+  }
+
+  void resets() {
+    const std::string name = "`reset_prefix_cache` says whether it was emptied, and the state";
+    if (!engine_.hello().can("reset_prefix_cache")) return checks_.skip(name, "not claimed");
+    bool done = false;
+    const auto reset = [&](bool running) {
+      decision_ = {};
+      return answered(reset_message(running),
+                      [&](JsonObject& reply) { done = read_reset(reply, header_, decision_); });
+    };
+    checks_.add(name, first_of({opened(), reset(false)}));
+    const std::string with_running = "a reset with `running` preempts all who run";
+    if (!engine_.hello().can("reset_running")) return checks_.skip(with_running, "not claimed");
+    std::string what = first_of(
+        {opened(), added("a", kPrompt, 4), scheduled(), updated({{"a", {7}}}), reset(true)});
+    if (what.empty())
+      what = unless(done && decision_.running.empty() &&
+                        decision_.waiting == std::vector<std::string>{"a"} &&
+                        decision_.free_blocks == header_.num_blocks - 1,
+                    "it was not done, request a does not wait, or blocks are not free");
+    checks_.add(with_running, what);
+  }
+
+  void pauses() {
+    const std::string name = "a paused engine lets nobody in, until it is not";
+    if (!engine_.hello().can("pause_state")) return checks_.skip(name, "not claimed");
+    std::string what = first_of({opened(), added("a", kPrompt, 2),
+                                 answered(pause_message(PauseState::paused_new)), scheduled()});
+    if (what.empty()) what = unless(decision_.scheduled.empty(), "a request was let in");
+    ++step_;
+    if (what.empty()) what = first_of({answered(pause_message(PauseState::unpaused)), scheduled()});
+    if (what.empty()) what = unless(decision_.scheduled.size() == 1, "it was not let in then");
+    checks_.add(name, what);
+    checks_.add("an unknown pause_state is `failed`",
+                first_of({opened(), failed(R"({"pause_state":"ASLEEP"})")}));
+  }
+
+  // Those that no generated case is drawn by.
+  void asks_for_features_of_requests() {
+    constexpr std::pair<std::string_view, std::string_view> kKeys[] = {
+        {"min_tokens", R"("min_tokens":1)"},
+        {"skip_reading_prefix_cache", R"("skip_reading_prefix_cache":true)"},
+        {"repetition_detection",
+         R"("repetition_detection":{"max_pattern_size":2,"min_pattern_size":1,"min_count":3})"}};
+    for (const auto& [word, key] : kKeys) {
+      const std::string name = fmt::format("`add` takes {}", word);
+      if (!engine_.hello().can(word)) {
+        checks_.skip(name, "not claimed");
+        continue;
+      }
+      std::string refused;
+      std::string what = first_of(
+          {opened(),
+           answered(fmt::format(R"({{"add":"a","prompt":[[1,4]],"max_tokens":2,"arrival":0.0,{}}})"
+                                "\n",
+                                key),
+                    [&](JsonObject& reply) { refused = read_refusal(reply); })});
+      checks_.add(name, first_of({what, refused}));
+    }
+  }
+
+  void closes() { checks_.add("the last case is closed", answered(close_message())); }
+
+  static constexpr std::uint32_t kPrompt = 20;
+
+  ForeignEngine& engine_;
+  RecordingHeader header_;
+  Checks& checks_;
+  std::int64_t step_ = 0;
+  RecordedStep decision_;  // and the state
+  EngineOutcome outcome_;
+};
+
+// One group of a kind that the engine has, an engine of few options.
+RecordingHeader plain_header(const EngineHello& hello) {
+  EngineConfig config;
+  config.max_num_seqs = 4;
+  config.max_num_batched_tokens = 64;
+  config.max_model_len = 48;
+  config.block_size = 16;
+  KVCacheGroupSpec group;
+  group.layer_names = {"layers.0"};
+  group.spec.kind =
+      !hello.can("full") && hello.can("mla") ? CacheKind::mla : CacheKind::full_attention;
+  group.spec.block_size = 16;
+  group.spec.head_size = 64;
+  return header_of_engine(config, {group}, 9);
+}
+
+void check_words(const EngineHello& hello, Checks& checks) {
+  std::string what;
+  for (const std::string& word : hello.features) {
+    const bool is_known = std::ranges::any_of(kFeatures, [&](const ClaimedFeature& feature) {
+      return word == feature.word ||
+             (feature.word.ends_with(':') && word.starts_with(feature.word));
+    });
+    const auto kind = cache_kind_from_name(word);
+    if (!is_known && !kind && std::ranges::find(kOtherWords, word) == kOtherWords.end())
+      what += fmt::format("{}`{}`", what.empty() ? "" : ", ", word);
+  }
+  if (!what.empty()) what = "the protocol does not have " + what;
+  checks.add("`hello` claims features by the protocol's words", what);
+}
+
+struct Decided {
+  Outcome outcome;
+  std::string lines;
+};
+
+Decided decided(const SavedCase& saved, const std::shared_ptr<ForeignEngines>& engines) {
+  Decided decided;
+  Recording recording;
+  JudgeOptions judging;
+  judging.decisions = decisions_of(engines);
+  judging.recording = &recording;
+  judging.invariants = false;
+  decided.outcome = judge(saved, judging);
+  for (const RecordedStep& step : recording.steps) decided.lines += recording_step_line(step);
+  return decided;
+}
+
+// A few cases of a feature agree; and, decided again, they are decided alike.
+void check_feature(const AdapterCheckOptions& options, std::string_view word, FeatureSet of,
+                   Checks& checks, std::vector<std::pair<SavedCase, Decided>>& all) {
+  GeneratorOptions generator;
+  generator.engine = options.engine;
+  generator.backend = "none";
+  generator.never = options.never;
+  generator.never.remove(of);
+  generator.always = of;
+  int agreed = 0, known = 0;
+  std::string what, refusal;
+  for (std::uint64_t seed = 1; seed <= kSeedsPerFeature && agreed < kCasesPerFeature; ++seed) {
+    const SavedCase saved = generate_case(seed, generator);
+    const RecordingHeader header =
+        header_of_engine(saved.engine, saved.cache.groups, saved.cache.num_blocks);
+    if (word.starts_with("spec:") && missing_feature({{}, {std::string(word)}}, header) == word)
+      continue;
+    Decided first = decided(saved, options.engines);
+    const Outcome& outcome = first.outcome;
+    if (outcome.kind == OutcomeKind::refused) {
+      refusal = outcome.what;
+    } else if (outcome.failed() && known_finding_of_engine(saved, outcome) != nullptr) {
+      ++known;
+    } else if (outcome.failed()) {
+      what = fmt::format("{}, {} in step {}: {}", saved.name, outcome.check, outcome.step,
+                         outcome.what);
+      break;
+    } else {
+      ++agreed;
+      all.emplace_back(saved, std::move(first));
+    }
+  }
+  if (what.empty() && agreed == 0 && known == 0)
+    what = fmt::format("every case was refused: {}", refusal);
+  checks.add(fmt::format("cases of `{}` agree", word), what);
+}
+
+std::string difference(const std::vector<std::pair<SavedCase, Decided>>& all,
+                       const std::shared_ptr<ForeignEngines>& engines) {
+  for (const auto& [saved, first] : all)
+    if (const Decided again = decided(saved, engines); again.lines != first.lines)
+      return fmt::format("{} was decided otherwise the second time", saved.name);
+  return {};
+}
+
+// A process of its own: it says hello, its input ends, and it goes without another word.
+std::string ends_with_its_input(const ForeignEngineOptions& options) {
+  auto process = LineProcess::start(options.command);
+  if (!process) return process.error().message;
+  LineProcess& child = **process;
+  std::string_view line;
+  if (child.send(hello_message(), options.time_limit) != LineProcess::End::answered ||
+      child.receive(line, options.start_limit) != LineProcess::End::answered)
+    return "it did not say hello";
+  child.end_input();
+  const auto end = child.receive(line, options.time_limit);
+  if (end == LineProcess::End::answered)
+    return fmt::format("behind its last reply it says: {}", printable_excerpt(line));
+  if (end == LineProcess::End::timed_out)
+    return fmt::format("it is still there after {} s", options.time_limit.count() / 1000);
+  const std::string how = child.how_it_ended();
+  return how == "exit status 0" ? "" : how;
+}
+
+}  // namespace
+
+std::span<const ClaimedFeature> claimed_features() { return kFeatures; }
+
+Result<std::vector<AdapterCheck>> check_adapter(const AdapterCheckOptions& options) {
+  Checks checks(options);
+  const EngineHello& hello = options.engines->hello();
+  checks.add("`hello` is answered with engine and features", {});
+  check_words(hello, checks);
+  {
+    LS_ASSIGN_OR_RETURN(const auto engine, options.engines->take());
+    Dialogue(*engine, plain_header(hello), checks).run();
+  }
+  std::vector<std::pair<SavedCase, Decided>> all;
+  for (const ClaimedFeature& feature : kFeatures) {
+    const auto claimed = std::ranges::count_if(hello.features, [&](const std::string& word) {
+      return word.starts_with(feature.word) &&
+             (feature.word.ends_with(':') || word == feature.word);
+    });
+    if (claimed == 0) checks.skip(fmt::format("cases of `{}` agree", feature.word), "not claimed");
+    for (const std::string& word : hello.features)
+      if (word == feature.word || (feature.word.ends_with(':') && word.starts_with(feature.word)))
+        check_feature(options, word, feature.of, checks, all);
+  }
+  checks.add("a case is decided alike a second time", difference(all, options.engines));
+  options.engines->restart();
+  checks.add("... and by another process", difference(all, options.engines));
+  checks.add("the process ends with its input, and says nothing but replies",
+             ends_with_its_input(options.engines->options()));
+  return checks.take();
+}
+
+}  // namespace lockstep

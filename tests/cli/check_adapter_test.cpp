@@ -1,0 +1,67 @@
+// `lockstep check-adapter` from the outside: the engines of this project pass, and of an adapter
+// that is wrong in one thing that thing is told.
+#include <gtest/gtest.h>
+
+#include "tests/cli/command.h"
+
+namespace lockstep::tests {
+namespace {
+
+const std::string kPaged = "python3 " LOCKSTEP_SOURCE_DIR "/docs/examples/paged_engine.py";
+
+class SoundAdapter : public testing::TestWithParam<std::string> {};
+
+TEST_P(SoundAdapter, passes_every_check) {
+  const Outcome run = run_lockstep({"check-adapter", GetParam()});
+  EXPECT_EQ(run.status, 0) << run.out << run.err;
+  EXPECT_EQ(run.out.find("FAILS"), std::string::npos) << run.out;
+  EXPECT_NE(run.out.find("holds    the process ends with its input"), std::string::npos) << run.out;
+}
+
+INSTANTIATE_TEST_SUITE_P(All, SoundAdapter,
+                         testing::Values(kPaged, LOCKSTEP_BINARY_DIR "/paged_engine",
+                                         LOCKSTEP_BINARY_DIR "/model_engine"));
+
+struct Wrong {
+  std::string command;
+  std::string check;  // that fails
+  std::string what;
+};
+
+class WrongAdapter : public testing::TestWithParam<Wrong> {};
+
+TEST_P(WrongAdapter, is_told_what_it_does_wrong) {
+  const Outcome run = run_lockstep({"check-adapter", GetParam().command});
+  EXPECT_EQ(run.status, 1) << run.out << run.err;
+  const std::size_t at = run.out.find("FAILS    " + GetParam().check);
+  ASSERT_NE(at, std::string::npos) << run.out;
+  EXPECT_NE(run.out.find(GetParam().what, at), std::string::npos) << run.out;
+}
+
+// Some of them are a filter before or behind a sound one.
+INSTANTIATE_TEST_SUITE_P(
+    All, WrongAdapter,
+    testing::Values(Wrong{"(" + kPaged + "; echo bye)", "the process ends with its input",
+                          "behind its last reply it says: bye"},
+                    Wrong{"sed -u 's/,\"colour\":1//' | " + kPaged,
+                          "a key that a message does not have", "expected `failed`"},
+                    Wrong{"sed -u 's/\"no_such_option\":1,//' | " + kPaged,
+                          "an option that the engine does not", "the case was opened"},
+                    Wrong{kPaged + " | sed -u 's/\"finished\":\\[[^]]*\\],//'",
+                          "the next step says that it has finished", "does not have request a"},
+                    Wrong{kPaged + " | sed -u 's/\"full\"/\"whole\"/'", "`hello` claims features",
+                          "does not have `whole`"},
+                    Wrong{kPaged + " --bug lost", "cases of `full` agree", "audit.conservation"},
+                    Wrong{kPaged + " --bug raise", "cases of `full` agree", "engine.exception"}));
+
+TEST(CheckAdapter, leaves_its_checks_as_json_and_refuses_what_is_no_engine) {
+  const std::string path = temporary_path("checks.json");
+  EXPECT_EQ(run_lockstep({"check-adapter", kPaged, "--json", path}).status, 0);
+  const std::string json = read_text(path);
+  EXPECT_NE(json.find("\"engine\": \"paged-1.0\""), std::string::npos) << json;
+  EXPECT_NE(json.find("\"verdict\": \"skipped\""), std::string::npos) << json;
+  EXPECT_EQ(run_lockstep({"check-adapter", "no-such-program-here"}).status, 2);
+}
+
+}  // namespace
+}  // namespace lockstep::tests
