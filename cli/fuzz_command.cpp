@@ -362,7 +362,7 @@ Result<int> fuzz_main(const FuzzCommandOptions& options, CommandReport& out) {
              fuzz_summary_text(report, options.decisions, options.merge.empty() ? clock.lap() : 0));
   if (!(*part)->saved.empty()) fmt::print("\nSaved:\n{}", (*part)->saved);
   if (out.wants_json()) out.set_json(fuzz_report_to_json(report));
-  add_items(report, options.decisions.decisions, out);
+  add_items(report, options.decisions, out);
   return fuzz_exit_code(report);
 }
 
