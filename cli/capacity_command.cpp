@@ -7,7 +7,7 @@
 #include <memory>
 
 #include "cli/commands.h"
-#include "cli/layout_options.h"
+#include "cli/options/layout_options.h"
 #include "cli/terminal.h"
 #include "sim/report/placement_report.h"
 #include "sim/report/plan_report.h"

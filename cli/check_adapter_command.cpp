@@ -9,7 +9,7 @@
 
 #include "base/atomic_file.h"
 #include "cli/commands.h"
-#include "cli/decisions_option.h"
+#include "cli/options/decisions_option.h"
 #include "cli/terminal.h"
 #include "properties/adapter/adapter_check.h"
 

@@ -11,7 +11,7 @@
 
 #include "base/atomic_file.h"
 #include "cli/commands.h"
-#include "cli/replay_options.h"
+#include "cli/options/replay_options.h"
 #include "cli/reports.h"
 #include "cli/terminal.h"
 #include "reference/profiles/releases.h"

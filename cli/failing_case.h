@@ -9,9 +9,9 @@
 #include <vector>
 
 #include "base/result.h"
-#include "cli/decisions_option.h"
+#include "cli/options/decisions_option.h"
+#include "cli/options/worker_option.h"
 #include "cli/reports.h"
-#include "cli/worker_option.h"
 #include "properties/judge/failure.h"
 #include "properties/judge/judge.h"
 #include "properties/shrink/shrinker.h"

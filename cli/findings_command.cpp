@@ -16,7 +16,7 @@
 #include "base/json_reader.h"
 #include "base/line_reader.h"
 #include "cli/commands.h"
-#include "cli/decisions_option.h"
+#include "cli/options/decisions_option.h"
 #include "cli/terminal.h"
 #include "properties/findings/finding_cases.h"
 #include "properties/story/story_text.h"

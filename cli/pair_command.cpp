@@ -11,8 +11,8 @@
 
 #include "base/stopwatch.h"
 #include "cli/commands.h"
+#include "cli/options/replay_options.h"
 #include "cli/pair_text.h"
-#include "cli/replay_options.h"
 #include "cli/reports.h"
 #include "cli/terminal.h"
 #include "reference/profiles/engine_profile.h"

@@ -7,7 +7,7 @@
 #include <nlohmann/json.hpp>
 
 #include "cli/commands.h"
-#include "cli/decisions_option.h"
+#include "cli/options/decisions_option.h"
 #include "cli/reports.h"
 #include "cli/terminal.h"
 #include "cuda_backend/simt_backend.h"

@@ -13,7 +13,7 @@
 #include "base/atomic_file.h"
 #include "cli/commands.h"
 #include "cli/failing_case.h"
-#include "cli/replay_options.h"
+#include "cli/options/replay_options.h"
 #include "cli/replay_summary.h"
 #include "cli/reports.h"
 #include "cli/terminal.h"

@@ -6,7 +6,7 @@
 #include <string>
 
 #include "base/result.h"
-#include "cli/replay_options.h"
+#include "cli/options/replay_options.h"
 #include "sim/hidden_states/hidden_states.h"
 #include "sim/session/session.h"
 

@@ -15,9 +15,9 @@
 #include "base/atomic_file.h"
 #include "cli/commands.h"
 #include "cli/conform_inputs.h"
-#include "cli/replay_options.h"
+#include "cli/options/replay_options.h"
+#include "cli/options/worker_option.h"
 #include "cli/terminal.h"
-#include "cli/worker_option.h"
 #include "sim/step/backend_config.h"
 
 namespace lockstep {

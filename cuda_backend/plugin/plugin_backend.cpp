@@ -377,11 +377,11 @@ Result<std::unique_ptr<Backend>> make_plugin_backend(const std::string& path,
     return fail("a plugin runs one rank; context parallelism is for cuda and simt");
   if (config.num_host_blocks != 0)
     return fail("a plugin has no host tier; loads and stores are for cuda and simt");
+  LS_ASSIGN_OR_RETURN(auto library, PluginLibrary::open(path));
   if (is_overlaid(config.layout))
     return fail(fmt::format("{}: --layout {}: a plugin is given tensors of its own for each layer, "
                             "in NHD or HND",
                             path, name_of(config.layout)));
-  LS_ASSIGN_OR_RETURN(auto library, PluginLibrary::open(path));
   LS_ASSIGN_OR_RETURN(auto share, share_of_rank(config));
   BackendConfig own = config;
   own.plan = std::move(share.plan);

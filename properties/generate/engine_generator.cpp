@@ -249,8 +249,7 @@ void draw_further_connectors(Draw& draw, SavedCase& saved) {
 // behind them (findings, 15).
 void draw_async_connector(Draw& draw, SavedCase& saved) {
   if (saved.connector.parts.empty() || saved.connector.has(ConnectorKind::host)) return;
-  if (!draw.has(Feature::async_connectors) || draw.options.never.has(Feature::async_scheduling))
-    return;
+  if (!draw.has(Feature::async_connectors)) return;
   saved.engine.async_scheduling = true;
   if (saved.backend != "none") saved.connector.load_failed_percent = 0;
 }

@@ -201,8 +201,9 @@ void keep_records(Trace& trace, std::int64_t count) {
 
 namespace {
 
-bool is_plugin(const std::string& backend) {
-  return backend != "simt" && backend != "cuda" && backend != "none";
+// A user's own kernels or worker: it is given tensors of its own for each layer.
+bool is_foreign(const std::string& backend) {
+  return backend.find(".so") != std::string::npos || is_engine_worker(backend);
 }
 
 bool ranks_are_placed(const BackendConfig& backend, CacheLayout order) {
@@ -220,7 +221,7 @@ bool ranks_are_placed(const BackendConfig& backend, CacheLayout order) {
 void place_cache(const RunSpec& run, BackendConfig& backend) {
   const EngineProfile* profile = find_engine_profile(run.engine.engine);
   if (profile == nullptr || profile->release->page_format != PageFormat::overlaid) return;
-  if (is_plugin(run.backend)) return;
+  if (is_foreign(run.backend)) return;
   const auto order = placed_order(run.cache, run.layout);
   if (!order) return;
   const auto placed = placed_layout(run.cache, run.attention_backend, *order);

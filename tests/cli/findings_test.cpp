@@ -61,7 +61,12 @@ TEST(Findings, every_one_of_the_page_has_its_title_and_cases_that_are_there) {
                                           std::string(file)))
           << file;
   }
-  EXPECT_EQ(page.find(fmt::format("\n## {}. ", number + 1)), std::string::npos);
+  // Behind them stands what no scheduler decides.
+  std::size_t at = page.find(fmt::format("\n## {}. ", ++number));
+  for (; at != std::string::npos; at = page.find(fmt::format("\n## {}. ", ++number))) {
+    const std::string text = page.substr(at, page.find("\n## ", at + 1) - at);
+    EXPECT_NE(text.find("Not a decision"), std::string::npos) << text;
+  }
 }
 
 // The model of 0.22.1 goes on where vLLM stops, and counts what is there: 10 and 23 are not its.

@@ -58,7 +58,7 @@ def test_a_case_that_fails_says_its_line_the_smallest_case_and_one_command(
     result.assert_outcomes(failed=1)
     result.stdout.fnmatch_lines(
         [
-            "page_written step 0 request r0: page 0 of tensor 0 differs *",
+            "page_written step 0 request r0: page 1 of tensor 0 differs *",
             "The smallest case, .lockstep/shared_prefixes-step*.min.case.jsonl:",
             "  1 requests, 2 tokens, 1 groups, 1 layers, 2 blocks,*",
             "Again: lockstep explain .lockstep/shared_prefixes-step*.min.case.jsonl",

@@ -151,7 +151,8 @@ TEST(SavedCase, WhatIsWrongIsNamed) {
   EXPECT_EQ(refused(changed(text, "lockstep_case\":1", "lockstep_case\":0")),
             "FILE:1: field `lockstep_case`: found 0; expected the integer 1");
   EXPECT_EQ(refused(changed(text, "\"HND\"", "\"NDH\"")),
-            "FILE:1: field `layout`: found \"NDH\"; expected one of \"NHD\", \"HND\"");
+            "FILE:1: field `layout`: found \"NDH\"; expected one of \"NHD\", \"HND\", "
+            "\"LBNHC\", \"LBHNC\", \"LHBNC\", \"BLNHC\", \"BLHNC\", \"BHLNC\"");
   EXPECT_EQ(
       refused(changed(text, "\"kernel_block_sizes\":[16,", "\"kernel_block_sizes\":[")),
       "FILE:1: field `kernel_block_sizes`: found an array of 8 elements; expected one size for "

@@ -1,4 +1,4 @@
-#include "cli/layout_options.h"
+#include "cli/options/layout_options.h"
 
 #include <fmt/format.h>
 

@@ -1,4 +1,4 @@
-#include "cli/decisions_option.h"
+#include "cli/options/decisions_option.h"
 
 #include <fmt/format.h>
 
@@ -153,7 +153,7 @@ FeatureSet features_to_avoid(const EngineHello& hello) {
       {"chunked_local", {Feature::chunked_local}},
       {"mamba", {Feature::states, Feature::prefill_checkpoints, Feature::hits_inside_blocks}},
       {"hidden_state", {Feature::hidden_state}},
-      {"async_scheduling", {Feature::async_scheduling}},
+      {"async_scheduling", {Feature::async_scheduling, Feature::async_connectors}},
       {"priority", {Feature::priority_policy, Feature::priorities}},
       {"spec:", {Feature::drafts}},
       {"dcp", {Feature::context_parallel}},

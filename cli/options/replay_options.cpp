@@ -1,4 +1,4 @@
-#include "cli/replay_options.h"
+#include "cli/options/replay_options.h"
 
 #include <fmt/format.h>
 
@@ -171,9 +171,10 @@ void declare_import(CLI::App& command, ImportOptions& options) {
 
 void declare_replay_options(CLI::App& command, ReplayOptions& o) {
   command
-      .add_option("FILE", o.file,
-                  "request trace, trace of another tool, benchmark, recording or saved case; or the "
-                  "name of a sample that came with this")
+      .add_option(
+          "FILE", o.file,
+          "request trace, trace of another tool, benchmark, recording or saved case; or the "
+          "name of a sample that came with this")
       ->required()
       ->transform(CLI::Validator([](std::string& file) { return name_a_sample(file); }, ""));
   declare_import(command, o.import);

@@ -1,11 +1,11 @@
-#include "cli/worker_option.h"
+#include "cli/options/worker_option.h"
 
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
 #include <utility>
 
-#include "cli/decisions_option.h"
+#include "cli/options/decisions_option.h"
 #include "sim/worker/worker_backend.h"
 
 namespace lockstep {

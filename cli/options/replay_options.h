@@ -7,9 +7,9 @@
 #include <string>
 
 #include "base/result.h"
-#include "cli/decisions_option.h"
+#include "cli/options/decisions_option.h"
+#include "cli/options/worker_option.h"
 #include "cli/reports.h"
-#include "cli/worker_option.h"
 #include "sim/setup/replay_setup.h"
 
 namespace CLI {
