@@ -92,7 +92,7 @@ class Engine {
     requests_.clear(), running_.clear(), waiting_.clear(), finished_.clear(), free_.clear();
     for (int block = 1; block < asked.at("num_blocks"); ++block) free_.push_back(block);
     is_open_ = true;
-    return {{"opened", {{"scheduler_block_size", 16}, {"hash_block_size", 16}}}};
+    return {{"opened", {{"scheduler_block_size", block_size_}, {"hash_block_size", block_size_}}}};
   }
 
   Json add(const Json& event) {

@@ -46,7 +46,8 @@ class Engine:
         self.free = list(range(1, self.num_blocks))
         self.requests, self.running, self.waiting, self.finished = {}, [], [], []
         self.is_open = True
-        return {"opened": dict.fromkeys(("scheduler_block_size", "hash_block_size"), 16)}
+        sizes = ("scheduler_block_size", "hash_block_size")
+        return {"opened": dict.fromkeys(sizes, self.block_size)}
 
     def add(self, event):
         prompt = event["prompt"]

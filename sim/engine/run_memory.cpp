@@ -9,6 +9,7 @@
 #include "base/stopwatch.h"
 #include "reference/memory/attention_oracle.h"
 #include "sim/check/comparer.h"
+#include "sim/protocol/engine_worker.h"
 #include "sim/step/backend_config.h"
 #include "sim/step/model_step.h"
 #include "sim/step/probe_planner.h"

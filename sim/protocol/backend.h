@@ -132,10 +132,11 @@
 #include "reference/types/kv_cache_spec.h"
 #include "reference/types/ranks.h"
 #include "reference/types/view_types.h"
-#include "sim/protocol/engine_worker.h"
 #include "sim/protocol/step_program.h"
 
 namespace lockstep {
+
+class EngineWorker;  // sim/protocol/engine_worker.h
 
 struct BackendConfig {
   KVCacheConfig plan;  // of the whole model

@@ -215,7 +215,9 @@ Result<PlacementReport> make_placement_report(const ModelSpec& model, const Plan
                             options.pp, engine));
   if (options.attn_pack > 1)
     return fail(fmt::format("--attn-pack {}: {} has no such packing", options.attn_pack, engine));
-  PlacementReport report{.model = model.name, .engine = engine};
+  PlacementReport report;
+  report.model = model.name;
+  report.engine = engine;
   LS_ASSIGN_OR_RETURN(LayerSpecs given, layer_specs(model, options));
   given.insert(given.end(), extra.begin(), extra.end());
   report.options = placement_options(options, given, model.dtype, order);

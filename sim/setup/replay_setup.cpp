@@ -271,6 +271,8 @@ Result<void> keep_recording(const std::string& path, std::int64_t count, SavedCa
     recording.end = RecordingEnd{.steps = count, .unfinished = {}};
   }
   saved.recording = std::move(recording);
+  saved.trace.header.source = {.kind = "recording",
+                               .name = std::filesystem::path(path).filename().string()};
   return {};
 }
 

@@ -12,6 +12,7 @@
 #include "base/check.h"
 #include "reference/memory/content.h"
 #include "reference/plan/layout.h"
+#include "sim/protocol/engine_worker.h"
 #include "sim/worker/page_map.h"
 #include "sim/worker/shared_bytes.h"
 #include "sim/worker/worker_protocol.h"

@@ -198,10 +198,21 @@ TEST(Replay, InAPoolTooSmallForARequestIsStuckAndNamesIt) {
   EXPECT_NE(outcome.out.find("STUCK"), std::string::npos) << outcome.out;
 }
 
-TEST(Replay, OfAMutantDivergesIsSavedAndTheCaseReproducesIt) {
+// Of a trace, and of recorded decisions.
+class SavedReplay : public testing::TestWithParam<std::string> {};
+
+INSTANTIATE_TEST_SUITE_P(Replay, SavedReplay,
+                         testing::Values(kSample, LOCKSTEP_SOURCE_DIR
+                                         "/traces/samples/recordings/vllm-0.22.1/async_scheduling/"
+                                         "0000.jsonl"),
+                         [](const auto& one) {
+                           return std::string(one.param == kSample ? "Trace" : "Recording");
+                         });
+
+TEST_P(SavedReplay, OfAMutantDivergesIsSavedAndTheCaseReproducesIt) {
   const std::string folder = temporary_path("cases");
   const Outcome found = run_lockstep(
-      {"replay", kSample, "--backend", "simt", "--mutant", "wrong-stride", "--save", folder});
+      {"replay", GetParam(), "--backend", "simt", "--mutant", "wrong-stride", "--save", folder});
   ASSERT_EQ(found.status, 1) << found.err << found.out;
   EXPECT_NE(found.out.find("DIVERGENCE"), std::string::npos);
   std::vector<std::string> cases;
@@ -215,6 +226,7 @@ TEST(Replay, OfAMutantDivergesIsSavedAndTheCaseReproducesIt) {
   const std::size_t verdict = found.out.find("DIVERGENCE");
   const std::string text = found.out.substr(verdict, found.out.find("Saved:") - verdict);
   EXPECT_NE(again.out.find(text), std::string::npos) << "the divergence reads differently";
+  EXPECT_EQ(run_lockstep({"explain", cases[0]}).status, 1);
 }
 
 TEST(Replay, ToldOfAZeroingThatDoesNotComeNamesThePoisonThatWaitedForIt) {
