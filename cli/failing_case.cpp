@@ -109,10 +109,6 @@ Result<SavedCase> load_case(const std::string& path, const std::string& backend)
   return saved;
 }
 
-bool is_plugin(std::string_view backend) {
-  return backend.find('/') != backend.npos || backend.ends_with(".so");
-}
-
 CLI::Validator backend_among(std::vector<std::string> names) {
   std::string all = fmt::format("{} or FILE.so", fmt::join(names, ", "));
   return CLI::Validator(

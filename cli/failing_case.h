@@ -48,8 +48,6 @@ Result<bool> write_recording(const std::string& path, const SavedCase& saved,
 
 // A saved case or a recording; with `backend` in place of the one it names, unless that is "auto".
 Result<SavedCase> load_case(const std::string& path, const std::string& backend);
-// A backend's name that is a file: "./kernels.so".
-bool is_plugin(std::string_view backend);
 // Takes `names`, and whatever is_plugin().
 CLI::Validator backend_among(std::vector<std::string> names);
 // The backend of whatever configuration comes; absent for "none". `worker`: of an engine's own.

@@ -24,6 +24,7 @@
 #include "cuda_backend/gpu_backend.h"
 #include "cuda_backend/simt_backend.h"
 #include "properties/fuzz/fuzz.h"
+#include "sim/step/backend_config.h"
 #include "traces/formats/engine_file.h"
 
 namespace lockstep {

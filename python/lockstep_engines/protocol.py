@@ -154,6 +154,21 @@ def check_keys(
             raise ProtocolError(f"found {what} without key {key!r}")
 
 
+def check_hello(message: Object, protocol: str, version: int) -> None:
+    asked = message["hello"]
+    if not isinstance(asked, dict) or asked.get(protocol) != version:
+        raise ProtocolError(f"found hello {asked}; expected {protocol} {version}")
+
+
+def case_of(message: Object, needed: tuple[str, ...], optional: tuple[str, ...]) -> Object:
+    """What an `open` begins."""
+    case = message["open"]
+    if not isinstance(case, dict):
+        raise ProtocolError("found a case that is not an object")
+    check_keys("a case", case, needed, optional)
+    return case
+
+
 class Session:
     """Messages to replies."""
 
@@ -177,16 +192,11 @@ class Session:
         self._is_open = False
 
     def _hello(self, message: Object) -> Object:
-        asked = message["hello"]
-        if not isinstance(asked, dict) or asked.get("scheduler_protocol") != VERSION:
-            raise ProtocolError(f"found hello {asked}; expected scheduler_protocol {VERSION}")
+        check_hello(message, "scheduler_protocol", VERSION)
         return {"hello": {"scheduler_protocol": VERSION} | self._adapter.hello()}
 
     def _open(self, message: Object) -> Object:
-        case = message["open"]
-        if not isinstance(case, dict):
-            raise ProtocolError("found a case that is not an object")
-        check_keys("a case", case, *_CASE_KEYS)
+        case = case_of(message, *_CASE_KEYS)
         self._adapter.close()
         self._is_open = False
         try:
@@ -247,10 +257,15 @@ def own_pipe() -> tuple[BinaryIO, BinaryIO]:
     return sys.stdin.buffer, sink
 
 
-def serve(adapter: Adapter, source: BinaryIO, sink: BinaryIO) -> None:
-    """Answers until the input ends."""
-    client = Client(source, sink)
-    session = Session(adapter, client)
+class Answering(Protocol):
+    """A side of a protocol: replies to messages until one fails its case."""
+
+    def reply_to(self, text: bytes) -> Object: ...
+    def fail(self) -> None: ...
+
+
+def answer(session: Answering, client: Client, source: BinaryIO) -> None:
+    """Until the input ends."""
     try:
         while text := source.readline():
             try:
@@ -261,3 +276,9 @@ def serve(adapter: Adapter, source: BinaryIO, sink: BinaryIO) -> None:
             client.send(reply)
     except (_EndOfInput, BrokenPipeError):
         pass
+
+
+def serve(adapter: Adapter, source: BinaryIO, sink: BinaryIO) -> None:
+    """Answers until the input ends."""
+    client = Client(source, sink)
+    answer(Session(adapter, client), client, source)

@@ -5,15 +5,17 @@ serve() reads messages and writes one reply to each. An exception is a reply, `f
 
 from __future__ import annotations
 
-from typing import Any, BinaryIO, Protocol
+from typing import BinaryIO, Protocol
 
 from lockstep_engines.protocol import (
+    Client,
     Object,
     ProtocolError,
     Refused,
+    answer,
+    case_of,
+    check_hello,
     check_keys,
-    encode,
-    failure,
     object_of,
 )
 
@@ -58,16 +60,11 @@ class Session:
         self._is_open = False
 
     def _hello(self, message: Object) -> Object:
-        asked = message["hello"]
-        if not isinstance(asked, dict) or asked.get("worker_protocol") != VERSION:
-            raise ProtocolError(f"found hello {asked}; expected worker_protocol {VERSION}")
+        check_hello(message, "worker_protocol", VERSION)
         return {"hello": {"worker_protocol": VERSION} | self._worker.hello()}
 
     def _open(self, message: Object) -> Object:
-        case = message["open"]
-        if not isinstance(case, dict):
-            raise ProtocolError("found a case that is not an object")
-        check_keys("a case", case, _CASE_KEYS, ("connector", "seed"))
+        case = case_of(message, _CASE_KEYS, ("connector", "seed"))
         self._is_open = False
         try:
             opened = self._worker.open(case)
@@ -90,15 +87,4 @@ class Session:
 
 def serve(worker: Worker, source: BinaryIO, sink: BinaryIO) -> None:
     """Answers until the input ends."""
-    session = Session(worker)
-    try:
-        while text := source.readline():
-            try:
-                reply = session.reply_to(text)
-            except Exception as error:
-                session.fail()
-                reply = failure(error)
-            sink.write(encode(reply) + b"\n")
-            sink.flush()
-    except BrokenPipeError:
-        pass
+    answer(Session(worker), Client(source, sink), source)

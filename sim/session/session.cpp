@@ -203,7 +203,7 @@ namespace {
 
 // A user's own kernels or worker: it is given tensors of its own for each layer.
 bool is_foreign(const std::string& backend) {
-  return backend.find(".so") != std::string::npos || is_engine_worker(backend);
+  return is_plugin(backend) || is_engine_worker(backend);
 }
 
 bool ranks_are_placed(const BackendConfig& backend, CacheLayout order) {

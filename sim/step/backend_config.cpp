@@ -98,6 +98,10 @@ AttentionBackend attention_backend_for(const KVCacheConfig& plan) {
                                                                 : AttentionBackend::any_size;
 }
 
+bool is_plugin(std::string_view backend) {
+  return backend.find('/') != backend.npos || backend.ends_with(".so");
+}
+
 bool is_engine_worker(std::string_view backend) {
   return backend == "vllm" || backend.starts_with("vllm:") || backend.starts_with("worker:");
 }

@@ -36,6 +36,8 @@ Result<RankModel> rank_model(const BackendConfig& config, std::int32_t rank);
 
 // flash_attn where it takes the plan's blocks; any_size for smaller ones, as in some recordings.
 AttentionBackend attention_backend_for(const KVCacheConfig& plan);
+// A backend's name that is a file: "./kernels.so".
+bool is_plugin(std::string_view backend);
 // Names of backends that are an engine's own worker: "vllm", "vllm:DIR", "worker:COMMAND". It
 // shapes its caches as vLLM's Triton backend does.
 bool is_engine_worker(std::string_view backend);
