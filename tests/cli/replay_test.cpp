@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <filesystem>
+#include <fstream>
 #include <nlohmann/json.hpp>
 #include <set>
 #include <sstream>
@@ -331,8 +332,17 @@ TEST(Replay, CountsWhatEveryKernelDid) {
 }
 
 TEST(Replay, OfAModelOfTheCatalogueTakesItsLayers) {
-  const Json json = replay_json({kSample, "--backend", "simt", "--limit", "1", "--model",
-                                 "qwen3.5-0.8b", "--num-blocks", "24", "--no-prefill-checkpoints"});
+  const std::string path = temporary_path("short.jsonl");
+  std::ofstream(path)
+      << R"({"lockstep_trace":1,"time":"ns","source":{"kind":"by hand","name":"one"},)"
+         R"("engine":{"config":{"max_num_batched_tokens":256,"max_model_len":1024}}})"
+         "\n"
+         R"({"id":"r0","t":0,"prompt":[[1,40]],"output":{"length":4}})"
+         "\n"
+         R"({"end":true,"records":1})"
+         "\n";
+  const Json json = replay_json({path, "--backend", "simt", "--model", "qwen3.5-0.8b",
+                                 "--num-blocks", "24", "--no-prefill-checkpoints"});
   EXPECT_EQ(json.at("verdict"), "agreed");
   EXPECT_EQ(json.at("configuration").at("groups"), 4);
   EXPECT_EQ(json.at("configuration").at("block_size"), 544);

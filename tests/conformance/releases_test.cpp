@@ -30,7 +30,7 @@ std::vector<std::string> bundled_releases() {
   return names;
 }
 
-std::string test_name(const testing::TestParamInfo<std::string>& release) {
+std::string release_name(const testing::TestParamInfo<std::string>& release) {
   std::string name = release.param;
   std::ranges::replace_if(
       name, [](char c) { return c == '-' || c == '.'; }, '_');
@@ -79,7 +79,7 @@ TEST_P(RecordedRelease, EveryRecordingAgreesInEveryField) {
   expect_all_agree(paths);
 }
 
-INSTANTIATE_TEST_SUITE_P(All, RecordedRelease, testing::ValuesIn(bundled_releases()), test_name);
+INSTANTIATE_TEST_SUITE_P(All, RecordedRelease, testing::ValuesIn(bundled_releases()), release_name);
 
 }  // namespace
 }  // namespace lockstep

@@ -9,7 +9,7 @@
 namespace lockstep {
 namespace {
 
-LockstepConfig world() {
+LockstepConfig two_groups() {
   return make_world({make_group("a", 2, full_spec()), make_group("b", 1, sliding_spec(40))}, 30);
 }
 
@@ -24,7 +24,7 @@ class Steps final : public StepObserver {
 };
 
 TEST(Run, twice_the_same_is_the_same_chain_and_every_count) {
-  const LockstepConfig config = world();
+  const LockstepConfig config = two_groups();
   std::vector<RunSummary> runs;
   std::vector<std::vector<std::int64_t>> tokens;
   for (int i = 0; i < 2; ++i) {
@@ -42,7 +42,7 @@ TEST(Run, twice_the_same_is_the_same_chain_and_every_count) {
 }
 
 TEST(Run, another_trace_seed_or_step_time_is_another_chain) {
-  const LockstepConfig config = world();
+  const LockstepConfig config = two_groups();
   const auto hash = [&](const Trace& trace, std::uint64_t seed, std::int64_t base_ns) {
     auto decisions = Scheduler::create(config.engine, config.backend.plan.groups, 30);
     const auto workload =
@@ -57,7 +57,7 @@ TEST(Run, another_trace_seed_or_step_time_is_another_chain) {
 }
 
 TEST(Run, decisions_do_not_depend_on_the_backend) {
-  const LockstepConfig config = world();
+  const LockstepConfig config = two_groups();
   PlainBackend backend(config.backend);
   const auto with = run_world(config, make_traffic(8, 50), &backend);
   const auto without = run_world(config, make_traffic(8, 50), nullptr);
@@ -68,7 +68,7 @@ TEST(Run, decisions_do_not_depend_on_the_backend) {
 }
 
 TEST(Run, a_small_budget_is_kept_counted_and_still_reads_everything_over_time) {
-  LockstepConfig config = world();
+  LockstepConfig config = two_groups();
   const auto run = [&] {
     PlainBackend backend(config.backend);
     return run_world(config, make_traffic(8, 50), &backend)->summary;
@@ -194,7 +194,7 @@ TEST(Run, drafts_and_states_in_mode_align) {
 }
 
 TEST(Run, asynchronous_scheduling_on_a_backend) {
-  LockstepConfig config = world();
+  LockstepConfig config = two_groups();
   config.engine.async_scheduling = true;
   PlainBackend backend(config.backend);
   const auto report = run_world(config, make_traffic(4, 50), &backend);
@@ -274,7 +274,7 @@ TEST(SavedRun, a_saved_case_comes_to_the_same_divergence) {
       return done;
     }
   };
-  LockstepConfig config = world();
+  LockstepConfig config = two_groups();
   RunSpec run;
   run.engine = config.engine;
   run.cache = config.backend.plan;

@@ -18,7 +18,7 @@ namespace {
 using testing_files::read_whole;
 using testing_files::write_temporary;
 
-Trace read_trace(const std::string& path, const ImportOptions& options = {}) {
+Trace read_for_export(const std::string& path, const ImportOptions& options = {}) {
   auto reader = open_trace(path, options);
   EXPECT_TRUE(reader) << reader.error().message;
   if (!reader) return {};
@@ -56,7 +56,7 @@ void expect_round_trip(const Trace& trace, ExportAs as) {
   ASSERT_TRUE(exported) << exported.error().message;
   ImportOptions options{.block_tokens = exported->block_tokens, .time_unit = {}, .turns = {}};
   if (as == ExportAs::timed_trace) options.time_unit = TimeUnit::s;
-  const Trace again = read_trace(write_temporary(exported->text, "exported"), options);
+  const Trace again = read_for_export(write_temporary(exported->text, "exported"), options);
   ASSERT_EQ(again.records.size(), trace.records.size());
   std::vector<const TraceRequest*> before, after;
   for (std::size_t i = 0; i < trace.records.size(); ++i) {
@@ -78,7 +78,7 @@ TEST(Export, EverySampleWithFixedArrivalsComesBack) {
                            "llmservingsim.jsonl", "dynamo.jsonl"}) {
     for (const ExportFormat& format : export_formats()) {
       SCOPED_TRACE(fmt::format("{} as {}", name, format.name));
-      expect_round_trip(read_trace((folder / name).string()), format.as);
+      expect_round_trip(read_for_export((folder / name).string()), format.as);
     }
   }
 }
@@ -88,7 +88,7 @@ TEST(Export, AMooncakeTraceIsWrittenRowForRow) {
   std::string rows = read_whole(path);
   // An output of no tokens has become one.
   rows = testing_files::changed(rows, "\"output_length\":0", "\"output_length\":1");
-  EXPECT_EQ(text_of(read_trace(path), ExportAs::mooncake), rows);
+  EXPECT_EQ(text_of(read_for_export(path), ExportAs::mooncake), rows);
 }
 
 TEST(Export, TheBlockIsTheLargestThatTellsAllThatIsShared) {
@@ -174,7 +174,7 @@ TEST(ExportOptionalData, AWholeMooncakeTraceIsWrittenRowForRow) {
   const std::string path = (*data / "traces/full/mooncake/conversation_trace.jsonl").string();
   std::string rows = read_whole(path);
   std::erase(rows, ' ');
-  EXPECT_TRUE(text_of(read_trace(path), ExportAs::mooncake) == rows);
+  EXPECT_TRUE(text_of(read_for_export(path), ExportAs::mooncake) == rows);
 }
 
 }  // namespace

@@ -22,7 +22,7 @@ RecordedEvent abort_of(std::string name) {
   return event;
 }
 
-const TraceRequest& request(const Trace& trace, std::size_t i) {
+const TraceRequest& recorded_request(const Trace& trace, std::size_t i) {
   return std::get<TraceRequest>(trace.records.at(i));
 }
 
@@ -39,13 +39,14 @@ TEST(RecordingTrace, has_arrivals_by_step_and_outputs_as_recorded) {
   const Result<Trace> trace = trace_of(recording, 10);
   ASSERT_TRUE(trace);
   ASSERT_EQ(trace->records.size(), 4u);
-  EXPECT_EQ(request(*trace, 0).output.tokens, (std::vector{1, 2}));
-  EXPECT_EQ(request(*trace, 0).spec.max_tokens, 2);
-  EXPECT_EQ(request(*trace, 1).output.tokens, (std::vector{4, 5}));  // 6 was cut off by the stop
-  EXPECT_FALSE(request(*trace, 1).spec.eos_token);
-  EXPECT_EQ(request(*trace, 2).spec.arrival_ns, 10);
-  EXPECT_EQ(request(*trace, 2).abort->t_ns, 20);
-  EXPECT_EQ(request(*trace, 3).output.length, 3);  // it did not end: all its tokens
+  EXPECT_EQ(recorded_request(*trace, 0).output.tokens, (std::vector{1, 2}));
+  EXPECT_EQ(recorded_request(*trace, 0).spec.max_tokens, 2);
+  EXPECT_EQ(recorded_request(*trace, 1).output.tokens,
+            (std::vector{4, 5}));  // 6 was cut off by the stop
+  EXPECT_FALSE(recorded_request(*trace, 1).spec.eos_token);
+  EXPECT_EQ(recorded_request(*trace, 2).spec.arrival_ns, 10);
+  EXPECT_EQ(recorded_request(*trace, 2).abort->t_ns, 20);
+  EXPECT_EQ(recorded_request(*trace, 3).output.length, 3);  // it did not end: all its tokens
 }
 
 TEST(RecordingTrace, leaves_accepted_placeholders_to_the_replay) {
@@ -56,8 +57,8 @@ TEST(RecordingTrace, leaves_accepted_placeholders_to_the_replay) {
   recording.steps[0].stopped = {{"a", "length"}};
   const Result<Trace> trace = trace_of(recording, 10);
   ASSERT_TRUE(trace);
-  EXPECT_EQ(request(*trace, 0).output.length, 2);
-  EXPECT_TRUE(request(*trace, 0).output.tokens.empty());
+  EXPECT_EQ(recorded_request(*trace, 0).output.length, 2);
+  EXPECT_TRUE(recorded_request(*trace, 0).output.tokens.empty());
 }
 
 TEST(RecordingTrace, of_a_connector_is_refused) {

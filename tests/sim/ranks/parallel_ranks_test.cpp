@@ -7,7 +7,7 @@
 namespace lockstep {
 namespace {
 
-struct Setting {
+struct ParallelSetting {
   const char* title;
   std::int32_t tp;
   std::int32_t pp;
@@ -15,9 +15,9 @@ struct Setting {
   std::int64_t kv_heads;
   std::int32_t queries_per_kv;
 };
-void PrintTo(const Setting& setting, std::ostream* out) { *out << setting.title; }
+void PrintTo(const ParallelSetting& setting, std::ostream* out) { *out << setting.title; }
 
-LockstepConfig make_parallel(const Setting& setting, std::vector<KVCacheGroupSpec> groups) {
+LockstepConfig make_parallel(const ParallelSetting& setting, std::vector<KVCacheGroupSpec> groups) {
   LockstepConfig config = make_world(std::move(groups), 32);
   config.engine.dcp = setting.dcp;
   config.backend = make_backend_config(config.engine, config.backend.plan);
@@ -38,10 +38,10 @@ std::string what_ranks_say(const RunReport& run) {
   return run.summary.divergence ? to_text(*run.summary.divergence) : "stuck";
 }
 
-class ParallelRanks : public testing::TestWithParam<Setting> {};
+class ParallelRanks : public testing::TestWithParam<ParallelSetting> {};
 
 TEST_P(ParallelRanks, every_rank_holds_its_heads_and_layers_and_all_hold_the_whole) {
-  const Setting& setting = GetParam();
+  const ParallelSetting& setting = GetParam();
   const LockstepConfig config = make_parallel(setting, attention_of(setting.kv_heads, 5));
   EXPECT_EQ(num_ranks(config.backend), setting.tp * setting.pp);
   const auto run = run_on_ranks(config, 14);
@@ -54,7 +54,7 @@ TEST_P(ParallelRanks, every_rank_holds_its_heads_and_layers_and_all_hold_the_who
 
 // A scale belongs to a layer of the whole model, on whichever rank its heads and it are.
 TEST_P(ParallelRanks, real_numbers_of_a_quantised_cache_are_those_of_the_whole_model) {
-  const Setting& setting = GetParam();
+  const ParallelSetting& setting = GetParam();
   for (const DType dtype : {DType::bf16, DType::int8}) {
     auto groups = attention_of(setting.kv_heads, 5);
     groups.front().spec.dtype = dtype;
@@ -69,11 +69,11 @@ TEST_P(ParallelRanks, real_numbers_of_a_quantised_cache_are_those_of_the_whole_m
 }
 
 INSTANTIATE_TEST_SUITE_P(Settings, ParallelRanks,
-                         testing::Values(Setting{"tp2", 2, 1, 1, 4, 1},
-                                         Setting{"tp4_over_2_heads", 4, 1, 1, 2, 2},
-                                         Setting{"tp8_over_2_heads_dcp2", 8, 1, 2, 2, 8},
-                                         Setting{"pp2_of_5_layers", 1, 2, 1, 2, 1},
-                                         Setting{"tp2_pp3", 2, 3, 1, 2, 1}),
+                         testing::Values(ParallelSetting{"tp2", 2, 1, 1, 4, 1},
+                                         ParallelSetting{"tp4_over_2_heads", 4, 1, 1, 2, 2},
+                                         ParallelSetting{"tp8_over_2_heads_dcp2", 8, 1, 2, 2, 8},
+                                         ParallelSetting{"pp2_of_5_layers", 1, 2, 1, 2, 1},
+                                         ParallelSetting{"tp2_pp3", 2, 3, 1, 2, 1}),
                          [](const auto& setting) { return setting.param.title; });
 
 TEST(ParallelRanksOfHybrids, states_are_cut_and_stages_share_one_pool) {
@@ -150,7 +150,7 @@ TEST(ParallelRanksDivergence, a_rank_that_takes_itself_for_another_is_named_with
 
 struct Refusal {
   const char* title;
-  Setting setting;
+  ParallelSetting setting;
   const char* says;
 };
 

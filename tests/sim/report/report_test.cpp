@@ -12,7 +12,7 @@
 namespace lockstep {
 namespace {
 
-LockstepConfig world() {
+LockstepConfig reported_world() {
   return make_world({make_group("a", 2, full_spec()), make_group("b", 1, sliding_spec(40))}, 30);
 }
 
@@ -23,7 +23,7 @@ nlohmann::json data_of(const std::string& html) {
 }
 
 TEST(Report, is_one_page_that_needs_nothing_from_outside) {
-  const LockstepConfig config = world();
+  const LockstepConfig config = reported_world();
   PlainBackend backend(config.backend);
   TimelineRecorder recorder(config);
   const auto run = run_world(config, make_traffic(3, 60), &backend, &recorder);
@@ -50,7 +50,7 @@ TEST(Report, names_from_a_trace_cannot_end_the_script) {
 
 TEST(Timeline, sums_over_its_columns_are_the_counts_of_the_run_however_few_columns_there_are) {
   for (const std::int64_t steps_max : {std::int64_t{4096}, std::int64_t{16}}) {
-    const LockstepConfig config = world();
+    const LockstepConfig config = reported_world();
     TimelineRecorder recorder(config, {.steps_max = steps_max});
     const auto run = run_world(config, make_traffic(3, 60), nullptr, &recorder);
     ASSERT_TRUE(run);
@@ -90,7 +90,7 @@ class Tables final : public StepObserver {
 };
 
 TEST(Timeline, the_map_of_blocks_says_at_every_step_how_many_hold_each) {
-  const LockstepConfig config = world();
+  const LockstepConfig config = reported_world();
   Tables tables;
   TimelineRecorder recorder(config);
   ObserverList both;
@@ -112,7 +112,7 @@ TEST(Timeline, the_map_of_blocks_says_at_every_step_how_many_hold_each) {
 }
 
 TEST(Timeline, a_full_list_of_changes_is_thinned_and_says_so) {
-  const LockstepConfig config = world();
+  const LockstepConfig config = reported_world();
   TimelineRecorder recorder(config, {.block_changes_max = 100});
   ASSERT_TRUE(run_world(config, make_traffic(3, 60), nullptr, &recorder));
   const Timeline timeline = recorder.take();
