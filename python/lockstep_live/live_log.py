@@ -175,4 +175,3 @@ class LiveLog:
         until_now._file = _Copy(self._process, path)
         until_now.finish(line)
         logger.error("lockstep: saved; `lockstep audit %s` finds it again", path)
-

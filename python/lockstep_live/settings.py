@@ -42,6 +42,11 @@ def _number(environment: dict[str, str], name: str, default: int) -> int:
     return int(text)
 
 
+def num_pages_of(environment: dict[str, str]) -> int:
+    """Pages that a worker samples before a step. Raises SettingsError."""
+    return _number(environment, "LOCKSTEP_PAGES", 8)
+
+
 def _command(environment: dict[str, str]) -> str:
     beside = os.path.join(os.path.dirname(sys.executable), "lockstep")
     found = environment.get("LOCKSTEP_COMMAND") or shutil.which("lockstep")

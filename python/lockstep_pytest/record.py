@@ -39,6 +39,7 @@ class Watch:
     def record(self, scheduler: Any, hash_block_size: int) -> Any:
         """The recorder of a scheduler that has just been made."""
         import vllm
+
         from lockstep_recorder.errors import RecorderError
         from lockstep_recorder.recorder import Recorder
 

@@ -43,6 +43,7 @@ def serve(plant: str, family: str, num_blocks: int) -> None:
     plugin.register()
     plugin.register()  # as vLLM may
     import scenarios
+
     from lockstep_engines import vllm_engine
     from lockstep_live.scheduler import LockstepViolation
 

@@ -12,12 +12,13 @@ from collections import deque
 from concurrent.futures import Future
 from typing import Any
 
-from lockstep_engines import vllm_engine
 from scenarios import Workload
 from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.engine.core import EngineCore
 from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
 from vllm.v1.request import RequestStatus
+
+from lockstep_engines import vllm_engine
 
 
 class _Answer(Future):
