@@ -21,6 +21,11 @@ _ZERO_V1 = (
 _ZERO_V2 = (
     "            self.kv_block_zeroer.zero_block_ids(scheduler_output.new_block_ids_to_zero)\n"
 )
+_END_OF_PAGE = (
+    "        kv_cache.as_strided((len(kv_cache),), (kv_cache.stride(0),), "
+    "kv_cache.storage_offset() + kv_cache.stride(0) - 1)"
+    "[slot_mapping // kv_cache.shape[2]] = 1\n"
+)
 
 PLANTS_OF_KINDS = (
     plant_of(
@@ -111,10 +116,10 @@ PLANTS_OF_KINDS = (
         "both",
         "state-starts-anew",
         "states",
-        "The second chunk of a prompt begins at the zero state.",
+        "What a hit or an earlier chunk left is not read: a prefill begins at the zero state.",
         f"{_BACKENDS}.mamba_attn",
         "num_computed_tokens[num_reqs - num_prefills : num_reqs] > 0",
-        "num_computed_tokens[num_reqs - num_prefills : num_reqs] > 16",
+        "num_computed_tokens[num_reqs - num_prefills : num_reqs] < 0",
     ),
     plant_of(
         "both",
@@ -176,14 +181,15 @@ PLANTS_OF_KINDS = (
     ),
     plant_of(
         "both",
-        "hidden-padding-written",
+        "padding-written",
         "writes",
-        "Behind the hidden states of a block its padding is written too.",
-        _HIDDEN,
-        "slot_mapping % block_size] = to_cache",
-        "slot_mapping % block_size] = to_cache\n"
-        "    kv_cache.as_strided((len(kv_cache),), (kv_cache.stride(0),), "
-        "kv_cache.storage_offset() + kv_cache.stride(0) - 1)[slot_mapping // block_size] = 1",
+        "With the rows of attention the end of their page is written, behind what it uses.",
+        f"{_BACKENDS}.triton_attn",
+        "kv_cache.transpose(1, 2).split(self.head_size, dim=-1)\n",
+        f"kv_cache.transpose(1, 2).split(self.head_size, dim=-1)\n{_END_OF_PAGE}",
+        "kv_cache.unbind(1)\n",
+        f"kv_cache.unbind(1)\n{_END_OF_PAGE}",
+        within="def do_kv_cache_update(",
     ),
     plant_of(
         "v2",

@@ -77,6 +77,11 @@ class WorkerBackend final : public Backend, private EngineWorker {
   bool keeps_states(std::size_t group) const {
     return config_.plan.groups[group].spec.kind == CacheKind::mamba;
   }
+  bool has_states() const {
+    for (std::size_t g = 0; g < config_.plan.groups.size(); ++g)
+      if (keeps_states(g)) return true;
+    return false;
+  }
   bool sample(StepReadback& readback);
   bool fails(StepReadback& readback) const;
   void hand_out(BlockId block, std::int32_t group);
@@ -309,9 +314,7 @@ bool WorkerBackend::fails(StepReadback& readback) const {
 
 // States that move with what was sampled move before a block is handed out again and poisoned.
 bool WorkerBackend::sample(StepReadback& readback) {
-  bool any = false;
-  for (std::size_t g = 0; g < config_.plan.groups.size(); ++g) any = any || keeps_states(g);
-  if (!any) return true;
+  if (!has_states()) return true;
   std::vector<std::string> faults;
   engine_->ask(worker_sample_message(step_),
                [&](JsonObject& reply) { faults = read_worker_sampled(reply); });
@@ -476,6 +479,10 @@ std::vector<std::string> WorkerBackend::not_checked() const {
       "attention, compiled kernels, captured graphs and races of streams of the worker: its Triton "
       "kernels run one by one in Triton's interpreter, which computes bfloat16 wrongly and is "
       "trusted with copies of it alone"};
+  if (has_states())
+    sentences.push_back(
+        "recurrences of the worker's states, and rows of inputs that convolutions keep of drafts: "
+        "states are words that move and go on where the worker says");
   if (zeroed_beyond_)
     sentences.push_back(
         "bytes of other groups in blocks that the worker zeroes: it clears them too");

@@ -76,8 +76,9 @@ TEST(Worker, RefusesByName) {
 
 TEST(Worker, OfManyFilesIsATableOfFolders) {
   const std::string json = temporary_path("worker.json");
-  const Outcome found = run_lockstep({"worker", kWorker, kRecordings + "/full_attention",
-                                      kRecordings + "/full_and_chunked_local", "--files", "2", "--json", json});
+  const Outcome found =
+      run_lockstep({"worker", kWorker, kRecordings + "/full_attention",
+                    kRecordings + "/full_and_chunked_local", "--files", "2", "--json", json});
   EXPECT_EQ(found.status, 0) << found.out << found.err;
   EXPECT_NE(found.out.find("layers of kind chunked_local"), std::string::npos) << found.out;
   EXPECT_NE(read_text(json).find("\"family\": \"full_attention\""), std::string::npos);
