@@ -46,14 +46,28 @@ class Layer:
     state_type: str = ""
 
 
-class RowLayer:
-    """Keeps rows. Rows are [tokens, heads * size], parts views of the cache, [blocks, tokens,
-    heads, elements]."""
+class ModelLayer:
+    """A layer of the model. `parts` are views of its rows in the cache, [blocks, tokens, heads,
+    elements], `states` of its states, [blocks, ...]; it keeps one of the two."""
 
     module: Any
 
     def __init__(self, layer: Layer) -> None:
         self.layer = layer
+
+    def write(self, contents: numpy.ndarray, metadata: Any) -> list[str]:
+        """A step; what is wrong with the metadata, one sentence each."""
+        raise NotImplementedError
+
+    def parts(self) -> list[torch.Tensor]:
+        return []
+
+    def states(self) -> list[torch.Tensor]:
+        return []
+
+
+class RowLayer(ModelLayer):
+    """Keeps rows, [tokens, heads * size]."""
 
     def _rows(self, contents: numpy.ndarray, part: int, size: int) -> torch.Tensor:
         spec = self.layer.spec
@@ -68,16 +82,6 @@ class RowLayer:
         )
         flat = torch.from_numpy(numpy.ascontiguousarray(made).reshape(len(contents), -1))
         return flat.view(dtype)
-
-    def write(self, contents: numpy.ndarray, metadata: Any) -> list[str]:
-        """A step's rows; what is wrong with the metadata, one sentence each."""
-        raise NotImplementedError
-
-    def parts(self) -> list[torch.Tensor]:
-        raise NotImplementedError
-
-    def states(self) -> list[torch.Tensor]:
-        return []
 
     def _cache(self) -> torch.Tensor:
         cache = self.module.kv_cache
@@ -335,7 +339,7 @@ class _StateModule(nn.Module, MambaBase):
         return STATE_TYPES[self.layer.state_type]
 
 
-class StateLayer(RowLayer):
+class StateLayer(ModelLayer):
     """Keeps states: rule (2) of sim/protocol/backend.h in place of a recurrence, read and written
     where the metadata of vLLM's kind of layer says."""
 
@@ -366,9 +370,6 @@ class StateLayer(RowLayer):
             if target is not None:
                 _words_in(state, target)[:] = words
 
-    def parts(self) -> list[torch.Tensor]:
-        return []
-
     def states(self) -> list[torch.Tensor]:
         return list(self.module.kv_cache)
 
@@ -398,5 +399,5 @@ _KINDS = {
 KINDS = [*_KINDS]
 
 
-def make(layer: Layer, cache_config: Any) -> RowLayer:
+def make(layer: Layer, cache_config: Any) -> ModelLayer:
     return _KINDS[layer.spec["type"]](layer, cache_config)

@@ -155,4 +155,10 @@ class HybridContentModel(ContentModel):
 
     @classmethod
     def get_mamba_state_copy_funcs(cls, mamba_types: set[Any]) -> dict[Any, tuple[Any, ...]]:
-        return {mamba_type: cls.get_mamba_state_copy_func() for mamba_type in mamba_types}
+        made = {}
+        for layer in Plan.layers:
+            if layer.state_type and worker_layers.STATE_TYPES[layer.state_type] in mamba_types:
+                made[worker_layers.STATE_TYPES[layer.state_type]] = worker_layers.copy_functions(
+                    layer.spec["num_speculative_blocks"] > 0, len(layer.spec["shapes"])
+                )
+        return made

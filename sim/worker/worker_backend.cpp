@@ -66,6 +66,7 @@ class WorkerBackend final : public Backend, private EngineWorker {
   };
 
   Result<void> begin(const EngineConfig& engine) override;
+  bool views_hold() const override { return map_.findings().empty(); }
   void add_request(RequestId id, const RequestSpec& spec) override;
   void decided(const SchedulerOutput& decision) override;
   void sampled(RequestId id, std::span<const std::int32_t> tokens) override;

@@ -1,5 +1,6 @@
-"""Defects planted in vLLM's worker for what is not plain attention: each is found by the check that
-docs/real_worker.md names, in a recording that has what it breaks.
+"""vLLM's worker where it is not plain attention (MLA, states, hidden states, drafts): unchanged, it
+agrees with both runners; each defect planted in it is found by the check that docs/real_worker.md
+names, in a recording that has what it breaks.
 
 Of vLLM 0.33.0, whose sources $LOCKSTEP_VLLM names (several: as in PATH). Skipped, with exit status
 77, where it names none, and where the built command ($LOCKSTEP) or torch is missing. $LOCKSTEP_DATA
@@ -64,8 +65,23 @@ def recording(family: str) -> Path:
     return ROOT / "traces/samples/recordings/vllm-0.33.0" / family / f"{bundled}.jsonl"
 
 
-class PlantsTest(unittest.TestCase):
+class KindsTest(unittest.TestCase):
     folder: ClassVar[str]
+
+    def test_the_unchanged_worker_agrees(self) -> None:
+        has_numba = importlib.util.find_spec("numba") is not None
+        for runner, states in (("v1", "mamba2"), ("v1", "gdn"), ("v2", "mamba2")):
+            files = [
+                str(recording(family))
+                for family in RECORDINGS
+                if runner == "v2" or has_numba or "spec_decode" not in family
+            ]
+            with self.subTest(runner=runner, states=states):
+                done = self.run_command(
+                    ["worker", f"vllm:{self.folder}", *files, "--states", states], runner
+                )
+                self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+                self.assertNotIn("refused, ", done.stdout)
 
     def test_each_is_found_by_its_check(self) -> None:
         self.assertEqual(FOUND.keys(), {plant.name for plant in PLANTS_OF_KINDS})
@@ -77,25 +93,30 @@ class PlantsTest(unittest.TestCase):
                 self.check(plant.name, plant.runner, recording(family), check)
 
     def check(self, name: str, runner: str, file: Path, check: str) -> None:
-        arguments = [COMMAND, "replay", str(file), "--backend", f"vllm:{self.folder}"]
-        arguments += ["--runner", "v1" if runner == "both" else runner, "--plant", name]
-        done = subprocess.run(
-            arguments,
-            capture_output=True,
-            text=True,
-            env=os.environ | {"LOCKSTEP_PYTHON": sys.executable},
+        done = self.run_command(
+            ["replay", str(file), "--backend", f"vllm:{self.folder}", "--plant", name],
+            "v1" if runner == "both" else runner,
         )
         self.assertEqual(done.returncode, 1, done.stdout + done.stderr)
         self.assertIn(check, done.stdout)
 
+    @staticmethod
+    def run_command(arguments: list[str], runner: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [COMMAND, *arguments, "--runner", runner],
+            capture_output=True,
+            text=True,
+            env=os.environ | {"LOCKSTEP_PYTHON": sys.executable},
+        )
+
 
 def load_tests(loader: unittest.TestLoader, *_: object) -> unittest.TestSuite:
-    """The test for vLLM 0.33.0, wherever it is there."""
+    """The tests for vLLM 0.33.0, wherever it is there."""
     suite = unittest.TestSuite()
     for folder in FOLDERS:
         if not (Path(folder) / "vllm/v1/core/kv_cache_planning.py").is_file():
             continue
-        of_folder = type(f"PlantsTest of {folder}", (PlantsTest,), {"folder": folder})
+        of_folder = type(f"KindsTest of {folder}", (KindsTest,), {"folder": folder})
         suite.addTests(loader.loadTestsFromTestCase(of_folder))
     return suite
 
