@@ -92,6 +92,12 @@ class KindsTest(unittest.TestCase):
                     self.skipTest("no numba: the first runner's drafter needs it")
                 self.check(plant.name, plant.runner, recording(family), check)
 
+    @unittest.skipUnless(importlib.util.find_spec("numba"), "no numba")
+    def test_short_convolutions_forget_rejected_drafts(self) -> None:
+        file = str(Path(__file__).with_name("short_convolution_drafts.jsonl"))
+        done = self.run_command(["replay", file, "--backend", f"vllm:{self.folder}"], "v1")
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+
     def check(self, name: str, runner: str, file: Path, check: str) -> None:
         done = self.run_command(
             ["replay", str(file), "--backend", f"vllm:{self.folder}", "--plant", name],
