@@ -27,7 +27,7 @@ COMMAND = os.environ.get("LOCKSTEP", "")
 SKIPPED = 77
 # A short recording of each family, and one that comes with the sources.
 RECORDINGS = {
-    "mla": ("0001", "0014"),
+    "mla": ("0015", "0014"),
     "mamba_align": ("0008", "0012"),
     "mamba_none": ("0005", "0022"),
     "hidden_state_group": ("0021", "0019"),
