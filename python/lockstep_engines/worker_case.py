@@ -58,6 +58,9 @@ def refuse(case: dict[str, Any], is_v2: bool) -> None:
     for group in case["groups"]:
         for spec in specs_of(group):
             _refuse_spec(spec)
+    kinds = {spec["type"] for group in case["groups"] for spec in specs_of(group)}
+    if "mla" in kinds and kinds & {"full", "sliding_window", "chunked_local"}:
+        raise Refused("MLA beside attention of other kinds: one backend of attention is driven")
     for option in ("dcp", "pcp"):
         if config.get(option, 1) != 1:
             raise Refused(f"{option} {config[option]}: ranks of a worker are not driven")

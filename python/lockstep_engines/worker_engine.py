@@ -222,11 +222,15 @@ class Worker:
             enable_prefix_caching=config["enable_prefix_caching"],
             **drafts,
         )
+        states = [group["spec"] for group in case["groups"] if group["spec"]["type"] == "mamba"]
+        if states:
+            arguments.mamba_cache_mode = states[0].get("mamba_cache_mode", "none")
         try:
             made = arguments.create_engine_config()
-            self._set_states(case, made.cache_config)
+            for spec in states:
+                self._set_states(spec, made.cache_config)
             return made
-        except ValueError as error:
+        except (ValueError, AssertionError) as error:
             lines = [line.strip() for line in str(error).splitlines()]
             reason = next((line for line in lines if line.startswith("Value error")), lines[0])
             raise Refused(f"the configuration: {reason.partition(' [type=')[0]}") from None
@@ -239,14 +243,13 @@ class Worker:
         return named | {"num_speculative_tokens": num_tokens}
 
     @staticmethod
-    def _set_states(case: dict[str, Any], cache_config: Any) -> None:
+    def _set_states(spec: dict[str, Any], cache_config: Any) -> None:
         """What vLLM's executor works out between making a model and its cache."""
-        for group in case["groups"]:
-            spec = group["spec"]
-            if spec["type"] == "mamba":
-                cache_config.mamba_cache_mode = spec.get("mamba_cache_mode", "none")
-                cache_config.mamba_block_size = spec["block_size"]
-                cache_config.mamba_page_size_padded = spec.get("page_size_padded")
+        asked, mode = spec.get("mamba_cache_mode", "none"), cache_config.mamba_cache_mode
+        if asked != mode:
+            raise Refused(f"states in cache mode {asked}: vLLM's configuration makes it {mode}")
+        cache_config.mamba_block_size = spec["block_size"]
+        cache_config.mamba_page_size_padded = spec.get("page_size_padded")
 
     def _make_kv_config(self, case: dict[str, Any], vllm_config: Any) -> Any:
         """vLLM's own plan of memory for the groups of the case."""
