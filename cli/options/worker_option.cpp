@@ -17,6 +17,10 @@ void declare_worker(CLI::App& command, WorkerOptions& options) {
       ->check(CLI::IsMember({"v1", "v2"}))
       ->capture_default_str();
   command
+      .add_option("--states", options.states,
+                  "of --backend vllm: its kind of layer for those that keep states")
+      ->check(CLI::IsMember({"mamba2", "short_conv", "gdn"}));
+  command
       .add_option("--plant", options.plant,
                   "of --backend vllm: a defect to plant in the worker; `python -m lockstep_engines "
                   "vllm --worker --plants` lists them")
@@ -30,9 +34,11 @@ Result<std::shared_ptr<ForeignEngines>> open_workers(const std::string& backend,
   if (backend.starts_with(kOwn)) {
     command = backend.substr(kOwn.size());
     if (!options.plant.empty()) return fail("--plant is of --backend vllm");
+    if (!options.states.empty()) return fail("--states is of --backend vllm");
   } else {
     LS_ASSIGN_OR_RETURN(command, adapter_command("--backend", backend));
     command += fmt::format(" --worker --runner {}", options.runner);
+    if (!options.states.empty()) command += " --states " + options.states;
     if (!options.plant.empty()) command += " --plant " + shell_word(options.plant);
   }
   return ForeignEngines::open(worker_engine_options(std::move(command)));

@@ -17,10 +17,11 @@ namespace lockstep {
 
 struct WorkerOptions {
   std::string runner = "v1";
-  std::string plant;  // a defect in the worker; empty: none
+  std::string states;  // vLLM's kind of layers with states; empty: the worker chooses
+  std::string plant;   // a defect in the worker; empty: none
 };
 
-// --runner and --plant.
+// --runner, --states and --plant.
 void declare_worker(CLI::App& command, WorkerOptions& options);
 // The processes that `backend` names, the first of them started. REQUIRES:
 // is_engine_worker(backend).

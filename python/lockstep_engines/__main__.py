@@ -24,6 +24,13 @@ def _parse() -> argparse.Namespace:
         "--worker", action="store_true", help="its worker, on a CPU, in place of its scheduler"
     )
     parser.add_argument("--runner", choices=("v1", "v2"), default="v1", help="of the worker")
+    parser.add_argument(
+        "--states",
+        choices=("mamba2", "short_conv", "gdn"),
+        default="",
+        help="of the worker: vLLM's kind of layer that keeps a case's states; left out: short_conv "
+        "where there is one, else mamba2",
+    )
     parser.add_argument("--plant", metavar="NAME", help="plants a defect in the engine")
     parser.add_argument("--plants", action="store_true", help="lists the defects and ends")
     return parser.parse_args()
@@ -87,7 +94,7 @@ def _serve_worker(arguments: argparse.Namespace, source: Any, sink: Any) -> None
     worker_device.take_the_place_of_cuda(arguments.runner)
     from lockstep_engines.worker_engine import Worker
 
-    worker_protocol.serve(Worker(arguments.runner), source, sink)
+    worker_protocol.serve(Worker(arguments.runner, arguments.states), source, sink)
 
 
 def _adapter_of(engine: str) -> Any:

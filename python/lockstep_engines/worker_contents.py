@@ -6,6 +6,7 @@ from __future__ import annotations
 import numpy
 
 _STEP = numpy.uint64(0x9E3779B97F4A7C15)
+_STATE_FACTOR = numpy.uint64(0xD1342543DE82EF95)
 # Of one element: bits that stay, bits that are set.
 _MASKS = {
     "bf16": (2, 0x807F, 0x3F00),
@@ -48,3 +49,11 @@ def rows(
     words = words & numpy.uint64(kept * repeat) | numpy.uint64(given * repeat)
     made = words.view(numpy.uint8).reshape(len(contents), num_heads, num_words * 8)
     return made[:, :, :row_bytes]
+
+
+def next_state(words: numpy.ndarray, content: int, layer: int, state: int) -> numpy.ndarray:
+    """The words of a state tensor after one more token: rule (2)."""
+    with numpy.errstate(over="ignore"):
+        coordinate = mix(numpy.array([layer << 32 | (16 + state) << 16], dtype=numpy.uint64))
+        places = numpy.arange(len(words), dtype=numpy.uint64)
+        return words * _STATE_FACTOR + mix(numpy.uint64(content) ^ coordinate ^ places)

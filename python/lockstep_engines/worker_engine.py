@@ -12,9 +12,7 @@ import contextlib
 import dataclasses
 import gc
 import importlib.util
-import json
 import mmap
-import os
 import tempfile
 from typing import Any
 
@@ -32,33 +30,17 @@ from vllm.v1.core import kv_cache_utils
 from vllm.v1.core.sched.output import CachedRequestData, NewRequestData, SchedulerOutput
 from vllm.v1.worker import gpu_worker
 
-from lockstep_engines import vllm_engine, worker_model
+from lockstep_engines import (
+    vllm_engine,
+    worker_case,
+    worker_drafter,
+    worker_layers,
+    worker_model,
+)
 from lockstep_engines.protocol import Refused
 
 VERSION = vllm_engine.VERSION
-KINDS = ["full", "sliding_window", "chunked_local"]
-_DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 _OUTPUT_FIELDS = frozenset(entry.name for entry in dataclasses.fields(SchedulerOutput))
-
-
-class SmallBlocksBackend(triton_attn.TritonAttentionBackend):
-    """vLLM's Triton attention for block sizes that its kernels do not take: nothing attends here,
-    and rows are written in blocks of every size."""
-
-    @staticmethod
-    def get_supported_kernel_block_sizes(*_: Any) -> list[Any]:
-        return [triton_attn.MultipleOf(1)]
-
-    @classmethod
-    def supports_block_size(cls, block_size: int | None) -> bool:
-        return True
-
-    @staticmethod
-    def get_kv_cache_shape(
-        num_blocks: int, block_size: int, num_kv_heads: int, head_size: int, *_: Any, **__: Any
-    ) -> tuple[int, ...]:
-        """Of releases that ask a backend for it: as Triton attention's."""
-        return (num_blocks, 2, block_size, num_kv_heads, head_size)
 
 
 def _skip_attention() -> None:
@@ -124,46 +106,6 @@ class _HostWorker(gpu_worker.Worker):
         return self.allocation if tag == "kv_cache" else contextlib.nullcontext()
 
 
-def _refuse(case: dict[str, Any]) -> None:
-    """Cases whose layers or options the worker is not driven with, by name."""
-    config = case["config"]
-    for group in case["groups"]:
-        for spec in group.get("layer_specs", [group["spec"]]):
-            if spec["type"] not in KINDS:
-                raise Refused(f"layers of kind {spec['type']}: the worker is driven with {KINDS}")
-            if spec["dtype"] not in _DTYPES:
-                raise Refused(f"caches of {spec['dtype']}: the worker is driven with {[*_DTYPES]}")
-    for option in ("dcp", "pcp"):
-        if config.get(option, 1) != 1:
-            raise Refused(f"{option} {config[option]}: ranks of a worker are not driven")
-    if config.get("num_spec_tokens") and not importlib.util.find_spec("numba"):
-        raise Refused("drafts: vLLM's ngram proposer needs numba, which is not installed")
-    if "connector" in case:
-        raise Refused("a KV connector: its worker is not driven")
-
-
-def _model_folder(layers: list[worker_model.Layer]) -> str:
-    """A folder with the configuration of a model that has no files beside it."""
-    first = layers[0].spec
-    folder = tempfile.mkdtemp(prefix="lockstep_model_")
-    config = {
-        "architectures": ["LockstepContentModel"],
-        "model_type": "llama",
-        "vocab_size": worker_model.VOCABULARY,
-        "hidden_size": first["num_kv_heads"] * first["head_size"],
-        "intermediate_size": 16,
-        "num_hidden_layers": len(layers),
-        "num_attention_heads": first["num_kv_heads"],
-        "num_key_value_heads": first["num_kv_heads"],
-        "head_dim": first["head_size"],
-        "max_position_embeddings": 1 << 20,
-        "torch_dtype": _DTYPES[first["dtype"]],
-    }
-    with open(os.path.join(folder, "config.json"), "w") as file:
-        json.dump(config, file)
-    return folder
-
-
 @dataclasses.dataclass
 class _Known:
     """A request as the model knows it: token ids of its own small vocabulary."""
@@ -174,27 +116,32 @@ class _Known:
 
 def _token(token: int) -> int:
     """Of the model's vocabulary."""
-    return token % 65521 % worker_model.VOCABULARY
+    return token % 65521 % worker_case.VOCABULARY
 
 
 def _sampled_tokens(tokens: list[int], drafts: list[int]) -> list[int]:
-    """Of the model's vocabulary: all but the last are drafts that were accepted, and the last is not
-    the draft in its place, whatever an engine has recorded there."""
+    """Of the model's vocabulary: all but the last are drafts that were accepted, and the last is
+    not the draft in its place, whatever an engine has recorded there."""
     own = [_token(token) for token in tokens]
     for i, draft in enumerate(drafts[: len(own)]):
         if i < len(own) - 1:
             own[i] = _token(draft)
         elif own[i] == _token(draft):
-            own[i] = (own[i] + 1) % worker_model.VOCABULARY
+            own[i] = (own[i] + 1) % worker_case.VOCABULARY
     return own
 
 
 class Worker:
-    def __init__(self, runner: str) -> None:
+    def __init__(self, runner: str, states: str = "") -> None:
+        """`states`: which of worker_layers.STATE_TYPES layers with states become; empty: those with
+        one state short convolutions, others Mamba2."""
         self._is_v2 = runner == "v2"
+        self._state_type = states
         self._worker: Any = None
         self._init_method = f"file://{tempfile.mktemp(prefix='lockstep_ranks_')}"
-        ModelRegistry.register_model("LockstepContentModel", worker_model.ContentModel)
+        for prefix in ("", "Eagle"):  # vLLM's name for what drafts for a model
+            for made in (worker_model.ContentModel, worker_model.HybridContentModel):
+                ModelRegistry.register_model(f"{prefix}Lockstep{made.__name__}", made)
         _skip_attention()
         # vLLM collects garbage at each start: a second and more over all that was imported.
         gc.collect()
@@ -204,26 +151,23 @@ class Worker:
         runner = "v2" if self._is_v2 else "v1"
         return {
             "engine": {"name": "vllm", "version": VERSION},
-            "features": [*KINDS, "async_scheduling", f"runner:{runner}"],
+            "features": [*worker_layers.KINDS, "async_scheduling", f"runner:{runner}"],
         }
 
     # A case.
 
     def open(self, case: dict[str, Any]) -> dict[str, Any]:
-        _refuse(case)
+        worker_case.refuse(case, self._is_v2)
         if self._is_v2 and case["config"].get("num_spec_tokens"):
-            raise Refused("drafts with the second runner: it verifies those of its own drafter")
+            worker_drafter.take_the_place(case["config"]["num_spec_tokens"])
         self.close()
         groups = case["groups"]
-        layers = self._plan_layers(groups)
+        layers = worker_case.plan_layers(groups, self._state_type)
         worker_model.Plan.layers = layers
-        blocks = [group["spec"]["block_size"] for group in groups]
-        backend = triton_attn.TritonAttentionBackend
-        if any(size % 16 for size in blocks):
-            backend = SmallBlocksBackend
         selector._cached_get_attn_backend.cache_clear()
-        type(current_platform).attention_backend = f"{backend.__module__}.{backend.__qualname__}"
-        vllm_config = self._make_config(case, _model_folder(layers))
+        type(current_platform).attention_backend = worker_case.backend_of(layers)
+        folder = worker_case.model_folder(worker_case.model_config(layers))
+        vllm_config = self._make_config(case, folder)
         self._worker = worker = _HostWorker(
             vllm_config=vllm_config,
             local_rank=0,
@@ -251,27 +195,13 @@ class Worker:
     def close(self) -> None:
         self._worker = self._runner = self._model = None
 
-    @staticmethod
-    def _plan_layers(groups: list[dict[str, Any]]) -> list[worker_model.Layer]:
-        layers: list[worker_model.Layer] = []
-        for g, group in enumerate(groups):
-            specs = group.get("layer_specs") or [group["spec"]] * len(group["layers"])
-            for name, spec in zip(group["layers"], specs, strict=True):
-                layers.append(worker_model.Layer(name, g, len(layers), spec))
-        return layers
-
     def _make_config(self, case: dict[str, Any], folder: str) -> Any:
         config = case["config"]
-        first = case["groups"][0]["spec"]
+        rows = [group["spec"] for group in case["groups"] if group["spec"]["type"] != "mamba"]
+        first = rows[0] if rows else {"block_size": config["block_size"], "dtype": "bf16"}
         drafts: dict[str, Any] = {}
         if config.get("num_spec_tokens"):
-            # Whoever drafted, the worker verifies alike; what its own drafter says is not asked.
-            drafts["speculative_config"] = {
-                "method": "ngram",
-                "num_speculative_tokens": config["num_spec_tokens"],
-                "prompt_lookup_min": 2,
-                "prompt_lookup_max": 2,
-            }
+            drafts["speculative_config"] = self._drafter_of(config["num_spec_tokens"], folder)
         most = max(config["max_num_batched_tokens"], config["max_num_seqs"])
         arguments = EngineArgs(
             model=folder,
@@ -285,29 +215,51 @@ class Worker:
             else most,
             block_size=first["block_size"],
             num_gpu_blocks_override=case["num_blocks"],
-            dtype=_DTYPES[first["dtype"]],
+            dtype=worker_case.DTYPES[first["dtype"]],
             disable_log_stats=True,
             seed=0,
             async_scheduling=config.get("async_scheduling", False),
             enable_prefix_caching=config["enable_prefix_caching"],
             **drafts,
         )
+        states = [group["spec"] for group in case["groups"] if group["spec"]["type"] == "mamba"]
+        if states:
+            arguments.mamba_cache_mode = states[0].get("mamba_cache_mode", "none")
         try:
-            return arguments.create_engine_config()
-        except ValueError as error:
+            made = arguments.create_engine_config()
+            for spec in states:
+                self._set_states(spec, made.cache_config)
+            return made
+        except (ValueError, AssertionError) as error:
             lines = [line.strip() for line in str(error).splitlines()]
             reason = next((line for line in lines if line.startswith("Value error")), lines[0])
             raise Refused(f"the configuration: {reason.partition(' [type=')[0]}") from None
 
+    def _drafter_of(self, num_tokens: int, folder: str) -> dict[str, Any]:
+        """Whoever drafted, the worker verifies alike; what its own drafter says is not asked."""
+        named = {"method": "ngram", "prompt_lookup_min": 2, "prompt_lookup_max": 2}
+        if self._is_v2 and not importlib.util.find_spec("vllm.v1.worker.gpu.spec_decode.ngram"):
+            named = {"method": "eagle", "model": folder}
+        return named | {"num_speculative_tokens": num_tokens}
+
+    @staticmethod
+    def _set_states(spec: dict[str, Any], cache_config: Any) -> None:
+        """What vLLM's executor works out between making a model and its cache."""
+        asked, mode = spec.get("mamba_cache_mode", "none"), cache_config.mamba_cache_mode
+        if asked != mode:
+            raise Refused(f"states in cache mode {asked}: vLLM's configuration makes it {mode}")
+        cache_config.mamba_block_size = spec["block_size"]
+        cache_config.mamba_page_size_padded = spec.get("page_size_padded")
+
     def _make_kv_config(self, case: dict[str, Any], vllm_config: Any) -> Any:
         """vLLM's own plan of memory for the groups of the case."""
-        groups = vllm_engine.make_groups(case)
+        groups = self._make_groups(case)
         cache_config = vllm_config.cache_config
         cache_config.num_gpu_blocks_override = case["num_blocks"]
         if hasattr(cache_config, "get_resolved_kv_cache_layout"):
             from vllm.v1.attention.backends.utils import resolve_kv_cache_layout
 
-            specs = [spec for group in groups for spec in _specs_of(group)]
+            specs = [spec for group in groups for spec in _specs_in(group)]
             supported = self._worker.get_supported_kv_cache_layouts()
             resolve_kv_cache_layout(vllm_config, [supported], specs)
             from vllm.v1.core.kv_cache_planning import get_kv_cache_config_from_groups
@@ -317,6 +269,16 @@ class Worker:
         if made.num_blocks != case["num_blocks"]:
             raise Refused(f"vLLM plans {made.num_blocks} blocks instead of {case['num_blocks']}")
         return made
+
+    def _make_groups(self, case: dict[str, Any]) -> list[Any]:
+        groups = vllm_engine.make_groups(case)
+        for group, told in zip(groups, case["groups"], strict=True):
+            if told["spec"]["type"] == "mamba":
+                kind = worker_case.state_type_of(told["spec"], self._state_type)
+                group.kv_cache_spec = dataclasses.replace(
+                    group.kv_cache_spec, mamba_type=worker_layers.STATE_TYPES[kind]
+                )
+        return groups
 
     @staticmethod
     def _buffer_sizes(kv_config: Any) -> list[int]:
@@ -340,51 +302,38 @@ class Worker:
             offset += tensor.size
         return pages
 
-    def _written(self, layer: worker_model.Layer, module: Any) -> list[torch.Tensor]:
-        """K and V of a layer, [blocks, tokens, heads, elements], as vLLM hands them to the kernel
-        that writes rows."""
-        seen: list[torch.Tensor] = []
-
-        def take_down(_: Any, __: Any, key_cache: Any, value_cache: Any, *___: Any) -> None:
-            seen.extend((key_cache, value_cache))
-
-        attention = getattr(module, "attn", module)
-        nothing = torch.zeros(0, attention.num_kv_heads, attention.head_size)
-        cache = attention.kv_cache
-        cache = cache[0] if isinstance(cache, list) else cache
-        write = triton_attn.triton_reshape_and_cache_flash
-        triton_attn.triton_reshape_and_cache_flash = take_down
-        try:
-            slots = torch.zeros(0, dtype=torch.int64)
-            attention.impl.do_kv_cache_update(attention, nothing, nothing, cache, slots)
-        finally:
-            triton_attn.triton_reshape_and_cache_flash = write
-        return seen
-
     def _opened(self, kv_config: Any, sizes: list[int]) -> dict[str, Any]:
-        """The memory, and where every layer's rows lie in it, in bytes."""
-        base = self._shared.base.data_ptr()
+        """The memory, and where every layer's rows and states lie in it, in bytes."""
         pages = self._pages(kv_config)
         layers = []
-        for layer, module in zip(self._layers, self._model.layers, strict=True):
-            parts = []
-            for tensor in self._written(layer, module):
-                size = tensor.element_size()
-                if tensor.stride(3) != 1:
-                    raise Refused(f"{layer.name}: elements of a row lie apart")
-                parts.append(
-                    {
-                        "offset": tensor.data_ptr() - base,
-                        "shape": [*tensor.shape[:3], tensor.shape[3] * size],
-                        "stride": [stride * size for stride in tensor.stride()[:3]],
-                    }
-                )
-            offset, stride = pages[layer.name]
-            layers.append(
-                {"name": layer.name, "page_offset": offset, "page_stride": stride, "parts": parts}
-            )
+        for kind in self._model.kinds:
+            offset, stride = pages[kind.layer.name]
+            layer = {"name": kind.layer.name, "page_offset": offset, "page_stride": stride}
+            layer["parts"] = [self._part(kind.layer, tensor) for tensor in kind.parts()]
+            if states := kind.states():
+                layer["states"] = [self._state(kind.layer, state) for state in states]
+            layers.append(layer)
         order = getattr(self._worker.cache_config, "kv_cache_layout", None) or ""
         return {"bytes": sum(sizes), "order": order, "layers": layers}
+
+    def _part(self, layer: worker_model.Layer, tensor: torch.Tensor) -> dict[str, Any]:
+        size = tensor.element_size()
+        if tensor.stride(3) != 1:
+            raise Refused(f"{layer.name}: elements of a row lie apart")
+        return {
+            "offset": tensor.data_ptr() - self._shared.base.data_ptr(),
+            "shape": [*tensor.shape[:3], tensor.shape[3] * size],
+            "stride": [stride * size for stride in tensor.stride()[:3]],
+        }
+
+    def _state(self, layer: worker_model.Layer, state: torch.Tensor) -> dict[str, Any]:
+        if not state[0].is_contiguous():
+            raise Refused(f"{layer.name}: elements of a state lie apart")
+        return {
+            "offset": state.data_ptr() - self._shared.base.data_ptr(),
+            "shape": [len(state), state[0].nbytes],
+            "stride": state.stride(0) * state.element_size(),
+        }
 
     def _watch_batch(self) -> None:
         """The worker's own order of the batch."""
@@ -408,11 +357,18 @@ class Worker:
 
     # A step.
 
+    def sample(self, sampled: dict[str, list[int]]) -> dict[str, Any]:
+        self._faults = []
+        self._sample(dict(sampled))
+        return {"faults": self._faults}
+
     def execute(self, message: dict[str, Any]) -> dict[str, Any]:
         self._faults = []
         self._sample(dict(message["sampled"]))
         output = self._scheduler_output(message)
         self._model.batch = worker_model.Batch()
+        if self._is_v2:
+            worker_drafter.put(self._runner, output.scheduled_spec_decode_tokens)
         with set_current_vllm_config(self._worker.vllm_config), torch.inference_mode():
             result = self._worker.execute_model(output)
         drafts = {row["id"]: row["spec"] for row in message["scheduled"] if row.get("spec")}
@@ -534,12 +490,15 @@ class Worker:
     def _group_facts(self, g: int, batch: worker_model.Batch) -> dict[str, Any]:
         if not batch.names:
             return {}
+        tables = [self._row_of_table(g, name) for name in batch.names]
+        kind = self._groups[g]["spec"]["type"]
+        if kind == "mamba":
+            return {"tables": tables, "slots": []}
         name = self._groups[g]["layers"][0]
         metadata = batch.metadata[name]
         slots = batch.slot_mappings[name] if batch.slot_mappings else metadata.slot_mapping
-        tables = [self._row_of_table(g, name) for name in batch.names]
         facts = {"tables": tables, "slots": slots[: len(batch.positions)].tolist()}
-        if self._groups[g]["spec"]["type"] != "chunked_local":  # it cuts requests into chunks
+        if kind not in ("chunked_local", "hidden_state"):  # cut into chunks; not attended to
             reads = self._reads(metadata, tables)
             if any(mine != row[: len(mine)] for mine, row in zip(reads, tables, strict=True)):
                 facts["reads"] = reads
@@ -548,7 +507,11 @@ class Worker:
     @staticmethod
     def _reads(metadata: Any, tables: list[list[int]]) -> list[list[int]]:
         """The rows of the table that attention is given, as far as its requests reach."""
-        given = metadata.block_table[: len(tables)].tolist()
+        if hasattr(metadata, "block_table"):
+            given = metadata.block_table[: len(tables)].tolist()
+        else:  # of MLA, decodes and prefills apart
+            parts = (metadata.decode, metadata.prefill)
+            given = [row for part in parts if part for row in part.block_table.tolist()]
         return [mine[: len(row)] for mine, row in zip(given, tables, strict=True)]
 
     def _row_of_table(self, g: int, name: str) -> list[int]:
@@ -564,6 +527,6 @@ class Worker:
         return tables.block_tables[g].gpu[index, :count].tolist()
 
 
-def _specs_of(group: Any) -> list[Any]:
+def _specs_in(group: Any) -> list[Any]:
     spec = group.kv_cache_spec
     return list(getattr(spec, "kv_cache_specs", {"": spec}).values())

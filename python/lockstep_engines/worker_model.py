@@ -15,25 +15,13 @@ import torch
 from torch import nn
 from vllm.config import get_current_vllm_config
 from vllm.forward_context import get_forward_context
-from vllm.model_executor.layers.attention import Attention
 
-from lockstep_engines import worker_contents
+from lockstep_engines import worker_layers
+from lockstep_engines.worker_case import VOCABULARY
+from lockstep_engines.worker_layers import Layer
 
-VOCABULARY = 512
 # No content: of padding, and of tokens that nobody scheduled.
 _NO_CONTENT = 0xBAD0BAD0BAD0BAD0
-
-_TORCH_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
-
-
-@dataclass
-class Layer:
-    """One layer of the plan; `index`: its place there."""
-
-    name: str
-    group: int
-    index: int
-    spec: dict[str, Any]
 
 
 @dataclass
@@ -63,32 +51,13 @@ class Plan:
     layers: list[Layer] = []
 
 
-def _attention(layer: Layer, cache_config: Any) -> nn.Module:
-    spec = layer.spec
-    options = {
-        "num_heads": spec["num_kv_heads"],
-        "head_size": spec["head_size"],
-        "scale": 1.0,
-        "num_kv_heads": spec["num_kv_heads"],
-        "cache_config": cache_config,
-        "prefix": layer.name,
-    }
-    if spec["type"] == "chunked_local":
-        from vllm.model_executor.layers.attention import ChunkedLocalAttention
-
-        return ChunkedLocalAttention(
-            attention_chunk_size=spec["attention_chunk_size"], **options
-        )
-    return Attention(per_layer_sliding_window=spec.get("sliding_window"), **options)
-
-
 class ContentModel(nn.Module):
     def __init__(self, *, vllm_config: Any, prefix: str = "") -> None:
         super().__init__()
         self.anchor = nn.Parameter(torch.zeros(1), requires_grad=False)
-        self.plan = list(Plan.layers)
         cache_config = get_current_vllm_config().cache_config
-        self.layers = nn.ModuleList([_attention(layer, cache_config) for layer in self.plan])
+        self.kinds = [worker_layers.make(layer, cache_config) for layer in Plan.layers]
+        self.layers = nn.ModuleList([kind.module for kind in self.kinds])
         self.hidden_size = vllm_config.model_config.get_hidden_size()
         self.batch_of_worker: Any = None  # () -> names and numbers of tokens, in its order
         self.step = Step()
@@ -105,8 +74,9 @@ class ContentModel(nn.Module):
         self, input_ids: torch.Tensor, positions: torch.Tensor, *_: Any, **__: Any
     ) -> torch.Tensor:
         contents = self._look_around(input_ids, positions)
-        for layer, module in zip(self.plan, self.layers, strict=True):
-            self._write(layer, module, contents)
+        for kind in self.kinds:
+            metadata = self.batch.metadata.get(kind.layer.name)
+            self.batch.faults += kind.write(contents, metadata)
         return torch.zeros(len(positions), self.hidden_size)
 
     def _look_around(self, input_ids: torch.Tensor, positions: torch.Tensor) -> numpy.ndarray:
@@ -140,22 +110,6 @@ class ContentModel(nn.Module):
             first += count
         return contents
 
-    def _write(self, layer: Layer, module: nn.Module, contents: numpy.ndarray) -> None:
-        spec = layer.spec
-        heads, dtype = spec["num_kv_heads"], spec["dtype"]
-        itemsize = _TORCH_DTYPES[dtype].itemsize
-
-        def rows(part: int, head_size: int) -> torch.Tensor:
-            made = worker_contents.rows(
-                contents, layer.index, part, heads, head_size * itemsize, dtype
-            )
-            flat = torch.from_numpy(numpy.ascontiguousarray(made).reshape(len(contents), -1))
-            return flat.view(_TORCH_DTYPES[dtype])
-
-        key = rows(0, spec["head_size"])
-        value = rows(1, spec.get("head_size_v", spec["head_size"]))
-        module(torch.zeros_like(key), key, value)
-
     def compute_logits(self, hidden_states: torch.Tensor, *_: Any) -> torch.Tensor:
         logits = self.logits = torch.zeros(len(hidden_states), VOCABULARY)
         self.give_answers()
@@ -172,3 +126,39 @@ class ContentModel(nn.Module):
 
     def load_weights(self, weights: Any) -> set[str]:
         return set()
+
+
+class HybridContentModel(ContentModel):
+    """To vLLM: a model that keeps states beside what attention keeps."""
+
+    is_hybrid = has_inner_state = True
+    supports_mamba_prefix_caching = True
+
+    @staticmethod
+    def _states() -> dict[str, Any]:
+        return next(layer.spec for layer in Plan.layers if layer.state_type)
+
+    @classmethod
+    def get_mamba_state_shape_from_config(cls, _: Any) -> tuple[tuple[int, ...], ...]:
+        return tuple(tuple(shape) for shape in cls._states()["shapes"])
+
+    @classmethod
+    def get_mamba_state_dtype_from_config(cls, _: Any) -> tuple[torch.dtype, ...]:
+        return tuple(worker_layers.TORCH_DTYPES[name] for name in cls._states()["dtypes"])
+
+    @classmethod
+    def get_mamba_state_copy_func(cls) -> tuple[Any, ...]:
+        states = cls._states()
+        return worker_layers.copy_functions(
+            states["num_speculative_blocks"] > 0, len(states["shapes"])
+        )
+
+    @classmethod
+    def get_mamba_state_copy_funcs(cls, mamba_types: set[Any]) -> dict[Any, tuple[Any, ...]]:
+        made = {}
+        for layer in Plan.layers:
+            if layer.state_type and worker_layers.STATE_TYPES[layer.state_type] in mamba_types:
+                made[worker_layers.STATE_TYPES[layer.state_type]] = worker_layers.copy_functions(
+                    layer.spec["num_speculative_blocks"] > 0, len(layer.spec["shapes"])
+                )
+        return made

@@ -7,9 +7,8 @@ has it, "both" where the two share the code.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-from lockstep_engines.plants import Edit, Plant
+from lockstep_engines.worker_plant import plant_of
+from lockstep_engines.worker_plants_of_kinds import PLANTS_OF_KINDS
 
 _TABLE_V1 = "vllm.v1.worker.block_table"
 _TABLE_V2 = "vllm.v1.worker.gpu.block_table"
@@ -21,24 +20,8 @@ _WRITE = "vllm.v1.attention.ops.triton_reshape_and_cache_flash"
 _TRITON = "vllm.v1.attention.backends.triton_attn"
 
 
-@dataclass(frozen=True)
-class WorkerPlant(Plant):
-    runner: str = "both"
-
-
-def _plant(
-    runner: str, name: str, kind: str, what: str, module: str, *texts: str, within: str = ""
-) -> WorkerPlant:
-    """`texts`: what stands there and what is put there, for each way."""
-    ways = tuple(
-        (Edit(module, find, put, within),)
-        for find, put in zip(texts[::2], texts[1::2], strict=True)
-    )
-    return WorkerPlant(name, kind, what, ways, runner)
-
-
 PLANTS = (
-    _plant(
+    plant_of(
         "v1",
         "slot-off-by-one",
         "slots",
@@ -47,7 +30,7 @@ PLANTS = (
         "slot_ids = block_numbers * KV_CACHE_BLOCK_SIZE + local_block_offsets",
         "slot_ids = block_numbers * KV_CACHE_BLOCK_SIZE + local_block_offsets + 1",
     ),
-    _plant(
+    plant_of(
         "v1",
         "slot-of-first-block",
         "slots",
@@ -56,7 +39,7 @@ PLANTS = (
         "block_table_ptr + row_offset + virtual_block_indices,",
         "block_table_ptr + row_offset + virtual_block_indices * 0,",
     ),
-    _plant(
+    plant_of(
         "v1",
         "slot-of-next-row",
         "slots",
@@ -65,7 +48,7 @@ PLANTS = (
         "row_offset = req_idx * block_table_stride",
         "row_offset = (req_idx - (req_idx > 0)) * block_table_stride",
     ),
-    _plant(
+    plant_of(
         "v1",
         "wrong-group-block-size",
         "slots",
@@ -74,7 +57,7 @@ PLANTS = (
         "            self.slot_mapping.gpu,\n            self.block_size,",
         "            self.slot_mapping.gpu,\n            16,",
     ),
-    _plant(
+    plant_of(
         "v1",
         "append-replaces-last",
         "tables",
@@ -83,7 +66,7 @@ PLANTS = (
         "        start = self.num_blocks_per_row[row_idx]\n",
         "        start = max(self.num_blocks_per_row[row_idx] - 1, 0)\n",
     ),
-    _plant(
+    plant_of(
         "v1",
         "moved-row-loses-last-block",
         "tables",
@@ -92,7 +75,7 @@ PLANTS = (
         "block_table_np[tgt, :num_blocks] = block_table_np[src, :num_blocks]",
         "block_table_np[tgt, : num_blocks - 1] = block_table_np[src, : num_blocks - 1]",
     ),
-    _plant(
+    plant_of(
         "v1",
         "stale-table-row",
         "tables",
@@ -101,7 +84,7 @@ PLANTS = (
         "self.block_table.copy_to_gpu(num_reqs)",
         "self.block_table.copy_to_gpu(num_reqs - 1)",
     ),
-    _plant(
+    plant_of(
         "v1",
         "resumed-keeps-old-blocks",
         "tables",
@@ -111,7 +94,7 @@ PLANTS = (
         "req_state.block_ids = tuple(a + b for a, b in "
         "zip(req_state.block_ids, new_block_ids))\n\n            if req_index is None:",
     ),
-    _plant(
+    plant_of(
         "v1",
         "computed-not-taken-over",
         "inputs",
@@ -120,7 +103,7 @@ PLANTS = (
         "self.input_batch.num_computed_tokens_cpu[req_index] = num_computed_tokens",
         "self.input_batch.num_computed_tokens_cpu[req_index] += 0",
     ),
-    _plant(
+    plant_of(
         "v1",
         "new-blocks-of-first-group",
         "tables",
@@ -129,7 +112,7 @@ PLANTS = (
         "block_table.append_row(block_ids[i], row_idx)",
         "block_table.append_row(block_ids[0], row_idx)",
     ),
-    _plant(
+    plant_of(
         "v1",
         "swapped-tokens",
         "inputs",
@@ -138,7 +121,7 @@ PLANTS = (
         "start_idx = self.input_batch.num_tokens_no_spec[req_idx]\n",
         "start_idx = self.input_batch.num_tokens_no_spec[req_idx] + 1\n",
     ),
-    _plant(
+    plant_of(
         "both",
         "row-in-next-slot",
         "writes",
@@ -149,7 +132,7 @@ PLANTS = (
         "            + (block_offset + 1) % block_size * page_stride",
         within="def reshape_and_cache_kernel_flash(",
     ),
-    _plant(
+    plant_of(
         "both",
         "values-in-next-block",
         "writes",
@@ -159,7 +142,7 @@ PLANTS = (
         "        tgt_idx_v = tgt_idx_k + block_stride\n",
         within="def reshape_and_cache_kernel_flash(",
     ),
-    _plant(
+    plant_of(
         "both",
         "heads-swapped",
         "writes",
@@ -170,7 +153,7 @@ PLANTS = (
         "            + (num_heads - 1 - cur_head) * head_stride",
         within="def reshape_and_cache_kernel_flash(",
     ),
-    _plant(
+    plant_of(
         "both",
         "keys-for-values",
         "views",
@@ -194,7 +177,7 @@ PLANTS = (
         "        triton_reshape_and_cache_flash(",
         within="def do_kv_cache_update(",
     ),
-    _plant(
+    plant_of(
         "both",
         "view-in-another-order",
         "views",
@@ -211,7 +194,7 @@ PLANTS = (
         "        if self._set_kv_ptr_range:\n",
         within="def do_kv_cache_update(",
     ),
-    _plant(
+    plant_of(
         "v2",
         "second-slot-off-by-one",
         "slots",
@@ -222,7 +205,7 @@ PLANTS = (
         "slot_ids = block_numbers * block_size + block_offsets",
         "slot_ids = block_numbers * block_size + block_offsets + 1",
     ),
-    _plant(
+    plant_of(
         "v2",
         "slots-by-place-in-batch",
         "slots",
@@ -233,7 +216,7 @@ PLANTS = (
         "    req_state_idx = tl.load(idx_mapping + batch_idx)\n",
         "    req_state_idx = batch_idx\n",
     ),
-    _plant(
+    plant_of(
         "v2",
         "gathered-by-place-in-batch",
         "tables",
@@ -242,7 +225,7 @@ PLANTS = (
         "    req_idx = tl.load(batch_idx_to_req_idx + batch_idx)\n",
         "    req_idx = batch_idx\n",
     ),
-    _plant(
+    plant_of(
         "v2",
         "new-row-not-overwritten",
         "tables",
@@ -251,7 +234,7 @@ PLANTS = (
         "start = self.num_blocks.np[i, req_index] if not overwrite else 0",
         "start = self.num_blocks.np[i, req_index]",
     ),
-    _plant(
+    plant_of(
         "v2",
         "window-nulled-too-far",
         "tables",
@@ -260,7 +243,7 @@ PLANTS = (
         "reach > 0, tl.maximum(first_pos - reach, 0) // block_size, 0",
         "reach > 0, tl.maximum(first_pos - reach, 0) // block_size + 1, 0",
     ),
-    _plant(
+    plant_of(
         "v2",
         "gather-stops-early",
         "tables",
@@ -269,7 +252,7 @@ PLANTS = (
         "        tl.store(dst_row_ptr + offset, block_ids, mask=offset < num_blocks)",
         "        tl.store(dst_row_ptr + offset, block_ids, mask=offset < num_blocks - 1)",
     ),
-    _plant(
+    plant_of(
         "v2",
         "position-off-by-one",
         "inputs",
@@ -278,7 +261,7 @@ PLANTS = (
         "        tl.store(pos_ptr + start + block, pos, mask=mask)",
         "        tl.store(pos_ptr + start + block, pos + (num_computed_tokens > 0), mask=mask)",
     ),
-    _plant(
+    plant_of(
         "v2",
         "prefill-token-off-by-one",
         "inputs",
@@ -287,4 +270,5 @@ PLANTS = (
         "tokens = tl.load(request_ptr + num_computed + block, mask=mask)",
         "tokens = tl.load(request_ptr + num_computed + block + 1, mask=mask)",
     ),
+    *PLANTS_OF_KINDS,
 )

@@ -31,6 +31,9 @@ class Worker(Protocol):
     def open(self, case: Object) -> Object:
         """Begins a case on the memory that it names; the reply's `opened`."""
 
+    def sample(self, sampled: Object) -> Object:
+        """Takes in what the step before sampled, by request; the reply's `sampled`."""
+
     def execute(self, step: Object) -> Object:
         """Runs a step; the reply's `executed`."""
 
@@ -38,6 +41,7 @@ class Worker(Protocol):
 
 
 _STEP_KEYS = ("execute", "sampled", "scheduled", "finished", "preempted", "zero", "copies")
+_MESSAGES = ("hello", "open", "sample", "execute", "close")
 _CASE_KEYS = ("config", "groups", "num_blocks", "memory")
 
 
@@ -51,8 +55,8 @@ class Session:
     def reply_to(self, text: bytes) -> Object:
         message = object_of(text)
         kind = next(iter(message), "")
-        if kind not in ("hello", "open", "execute", "close"):
-            raise ProtocolError(f"found message {kind!r}; expected hello, open, execute or close")
+        if kind not in _MESSAGES:
+            raise ProtocolError(f"found message {kind!r}; expected one of {', '.join(_MESSAGES)}")
         return getattr(self, f"_{kind}")(message)
 
     def fail(self) -> None:
@@ -72,6 +76,12 @@ class Session:
             return {"refused": str(refusal)}
         self._is_open = True
         return {"opened": opened}
+
+    def _sample(self, message: Object) -> Object:
+        check_keys("what was sampled", message, ("sample",), ())
+        if not self._is_open:
+            raise ProtocolError("found what was sampled while no case is open")
+        return {"sampled": self._worker.sample(message["sample"])}
 
     def _execute(self, message: Object) -> Object:
         check_keys("a step", message, _STEP_KEYS, ())

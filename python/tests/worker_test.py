@@ -36,6 +36,9 @@ class Recorder:
             raise Refused("this memory")
         return {"bytes": 1}
 
+    def sample(self, sampled: dict[str, Any]) -> dict[str, Any]:
+        return {"faults": [f"{name} is unknown" for name in sampled]}
+
     def execute(self, step: dict[str, Any]) -> dict[str, Any]:
         return {"rows": [row["id"] for row in step["scheduled"]]}
 
@@ -56,6 +59,8 @@ class ProtocolTest(unittest.TestCase):
         with self.assertRaises(ProtocolError):
             self.session.reply_to(step)
         self.assertEqual(self.session.reply_to(case % b"taken"), {"opened": {"bytes": 1}})
+        sampled = self.session.reply_to(b'{"sample":{"b":[1]}}')
+        self.assertEqual(sampled, {"sampled": {"faults": ["b is unknown"]}})
         self.assertEqual(self.session.reply_to(step), {"executed": {"rows": ["a"]}})
         self.assertEqual(self.session.reply_to(b'{"close":true}'), {})
 
@@ -82,6 +87,18 @@ class ContentsTest(unittest.TestCase):
                     self.assertEqual(made[i, head].tobytes(), expected)
 
 
+    def test_states_are_those_of_another_derivation(self) -> None:
+        import numpy
+
+        from lockstep_engines import worker_contents
+
+        words, expected = numpy.zeros(5, dtype=numpy.uint64), [0] * 5
+        for content in (1, 0xFEDCBA9876543210, (1 << 64) - 1):
+            words = worker_contents.next_state(words, content, 3, 1)
+            expected = model_worker.state_after(expected, content, 3, 1)
+            self.assertEqual(words.tolist(), expected)
+
+
 class PlantsTest(unittest.TestCase):
     @unittest.skipUnless(FOLDERS, "$LOCKSTEP_VLLM names no sources of vLLM")
     def test_every_defect_fits_in_some_release(self) -> None:
@@ -103,7 +120,7 @@ class PlantsTest(unittest.TestCase):
     def test_names_are_taken_once(self) -> None:
         names = [plant.name for plant in worker_plants.PLANTS]
         self.assertEqual(len(names), len(set(names)))
-        self.assertGreaterEqual(len(names), 15)
+        self.assertGreaterEqual(len(names), 40)
 
 
 class WorkerTest(unittest.TestCase):

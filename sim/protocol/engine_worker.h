@@ -20,6 +20,9 @@ class EngineWorker {
   virtual ~EngineWorker() = default;
   // Errors: options that the engine's worker does not take.
   virtual Result<void> begin(const EngineConfig& engine) = 0;
+  // False: its memory is not laid out as the plan says, and no page of it can be looked at. The
+  // next execute() reports where.
+  virtual bool views_hold() const = 0;
   virtual void add_request(RequestId id, const RequestSpec& spec) = 0;
   // Valid during the step.
   virtual void decided(const SchedulerOutput& decision) = 0;

@@ -69,21 +69,19 @@ Result<void> PageMap::add_layer(const LayerLayout& model, const WorkerLayer& lay
   if (std::ssize(layer.parts) != model.num_kv)
     return fail(fmt::format("{}: the worker writes {} rows a token, the model {}", layer.name,
                             layer.parts.size(), model.num_kv));
-  const auto find = [&](std::string what) {
-    if (findings_.size() < kFindingsMax)
-      findings_.push_back(fmt::format("{}: {}", layer.name, std::move(what)));
-  };
   if (tensor.offset >= 0 && tensor.offset != layer.page_offset)
-    return find(fmt::format("its pages begin at byte {}, those of another layer of its tensor at "
+    return find(layer,
+                fmt::format("its pages begin at byte {}, those of another layer of its tensor at "
                             "byte {}",
                             layer.page_offset, tensor.offset)),
            Result<void>();
   tensor.offset = layer.page_offset;
   if (layer.page_offset < 0 ||
       layer.page_offset + model.num_blocks * layer.page_stride > memory_bytes)
-    return find("its pages leave the worker's memory"), Result<void>();
+    return find(layer, "its pages leave the worker's memory"), Result<void>();
   Order& made = tensor.order[group];
   made.used.resize(tensor.page_bytes);
+  if (model.num_kv == 0 || !layer.states.empty()) return add_states(model, layer, tensor, made);
   const std::int64_t row_bytes = model.head_size * model.element_size_bytes;
   for (std::int64_t part = 0; part < model.num_kv; ++part) {
     const WorkerView& view = layer.parts[part];
@@ -92,14 +90,15 @@ Result<void> PageMap::add_layer(const LayerLayout& model, const WorkerLayer& lay
                               layer.name, model.block_size, view.tokens));
     if (view.blocks != model.num_blocks || view.tokens != model.block_size ||
         view.heads != model.num_kv_heads || view.row_bytes != row_bytes) {
-      find(fmt::format("part {} is [{}, {}, {}] rows of {} bytes; expected [{}, {}, {}] of {}",
+      find(layer,
+           fmt::format("part {} is [{}, {}, {}] rows of {} bytes; expected [{}, {}, {}] of {}",
                        part, view.blocks, view.tokens, view.heads, view.row_bytes, model.num_blocks,
                        model.block_size, model.num_kv_heads, row_bytes));
       return {};
     }
     if (view.block_stride != layer.page_stride) {
-      find(fmt::format("part {}: from block to block are {} bytes; its page has {}", part,
-                       view.block_stride, layer.page_stride));
+      find(layer, fmt::format("part {}: from block to block are {} bytes; its page has {}", part,
+                              view.block_stride, layer.page_stride));
       return {};
     }
     for (std::int64_t slot = 0; slot < model.block_size; ++slot)
@@ -108,13 +107,14 @@ Result<void> PageMap::add_layer(const LayerLayout& model, const WorkerLayer& lay
             row_offset(layer, BlockId{0}, part, slot, head) - layer.page_offset;
         const std::int64_t wanted = expected_offset(model, order, part, slot, head);
         if (found != wanted) {
-          find(fmt::format("part {}, slot {}, head {} lies at byte {} of a page; expected {}", part,
+          find(layer,
+               fmt::format("part {}, slot {}, head {} lies at byte {} of a page; expected {}", part,
                            slot, head, found, wanted));
           return {};
         }
         if (found < 0 || found + row_bytes > tensor.page_bytes) {
-          find(fmt::format("part {}, slot {}, head {} leaves its page, byte {} of {}", part, slot,
-                           head, found, tensor.page_bytes));
+          find(layer, fmt::format("part {}, slot {}, head {} leaves its page, byte {} of {}", part,
+                                  slot, head, found, tensor.page_bytes));
           return {};
         }
         const std::int64_t in_page = byte_offset(model, BlockId{0}, part, slot, head, 0);
@@ -125,6 +125,42 @@ Result<void> PageMap::add_layer(const LayerLayout& model, const WorkerLayer& lay
       }
   }
   return {};
+}
+
+Result<void> PageMap::add_states(const LayerLayout& model, const WorkerLayer& layer,
+                                 const Tensor& tensor, Order& made) {
+  if (layer.states.size() != model.states.size())
+    return fail(fmt::format("{}: the worker keeps {} states, the model {}", layer.name,
+                            layer.states.size(), model.states.size()));
+  for (std::size_t s = 0; s < layer.states.size(); ++s) {
+    const WorkerState& found = layer.states[s];
+    const std::int64_t bytes = model.states[s].num_elements * model.states[s].itemsize_bytes;
+    const std::int64_t in_page = found.offset - layer.page_offset;
+    const std::int64_t wanted = state_byte_offset(model, BlockId{0}, s, 0);
+    if (found.blocks != model.num_blocks || found.bytes != bytes)
+      find(layer, fmt::format("state {} is {} blocks of {} bytes; expected {} of {}", s,
+                              found.blocks, found.bytes, model.num_blocks, bytes));
+    else if (found.block_stride != layer.page_stride)
+      find(layer, fmt::format("state {}: from block to block are {} bytes; its page has {}", s,
+                              found.block_stride, layer.page_stride));
+    else if (in_page != wanted)
+      find(layer,
+           fmt::format("state {} lies at byte {} of a page; expected {}", s, in_page, wanted));
+    else if (in_page + bytes > tensor.page_bytes)
+      find(layer, fmt::format("state {} leaves its page, byte {} of {}", s, in_page + bytes,
+                              tensor.page_bytes));
+    else {
+      made.segments.push_back({.in_page = in_page, .in_memory = in_page, .size = bytes});
+      std::fill_n(made.used.begin() + in_page, bytes, true);
+      continue;
+    }
+    return {};
+  }
+  return {};
+}
+
+void PageMap::find(const WorkerLayer& layer, std::string_view what) {
+  if (findings_.size() < kFindingsMax) findings_.push_back(fmt::format("{}: {}", layer.name, what));
 }
 
 // The bytes without a row, and runs instead of rows.

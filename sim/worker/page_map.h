@@ -5,7 +5,7 @@
 //     Within it, the bytes may stand in another order, which may differ from group to group; a
 //     block has the order of the group that it was last handed to.
 // (2) Every byte of a page has one place: rows where the views say, and the bytes that no row has
-//     in the order in which they come.
+//     in the order in which they come. States lie as in the model, in every order.
 // (3) Views that leave their block's page, overlap, or differ from the model's are findings; there
 //     is no map then.
 // Orders that are checked: that of 0.22.1 (the model's own, reference/plan/layout.h) and LBNHC,
@@ -31,11 +31,19 @@ struct WorkerView {
   std::int64_t block_stride = 0, token_stride = 0, head_stride = 0;
 };
 
+// A state tensor of a layer: the elements of a block lie in one piece. In bytes.
+struct WorkerState {
+  std::int64_t offset = 0;
+  std::int64_t blocks = 0, bytes = 0;
+  std::int64_t block_stride = 0;
+};
+
 struct WorkerLayer {
   std::string name;
   std::int64_t page_offset = 0;  // of block 0
   std::int64_t page_stride = 0;
-  std::vector<WorkerView> parts;  // K, V; one for rows without V
+  std::vector<WorkerView> parts;    // K, V; one for rows without V; none of states
+  std::vector<WorkerState> states;  // of a layer that keeps them
 };
 
 class PageMap {
@@ -84,6 +92,9 @@ class PageMap {
 
   Result<void> add_layer(const LayerLayout& model, const WorkerLayer& layer, std::size_t group,
                          std::string_view order, std::int64_t memory_bytes);
+  Result<void> add_states(const LayerLayout& model, const WorkerLayer& layer, const Tensor& tensor,
+                          Order& made);
+  void find(const WorkerLayer& layer, std::string_view what);
   void complete(Tensor& tensor, std::size_t group);
 
   std::vector<Tensor> tensors_;

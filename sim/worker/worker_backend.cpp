@@ -66,6 +66,7 @@ class WorkerBackend final : public Backend, private EngineWorker {
   };
 
   Result<void> begin(const EngineConfig& engine) override;
+  bool views_hold() const override { return map_.findings().empty(); }
   void add_request(RequestId id, const RequestSpec& spec) override;
   void decided(const SchedulerOutput& decision) override;
   void sampled(RequestId id, std::span<const std::int32_t> tokens) override;
@@ -74,6 +75,16 @@ class WorkerBackend final : public Backend, private EngineWorker {
       known->second.num_tokens = num_tokens;
   }
 
+  bool keeps_states(std::size_t group) const {
+    return config_.plan.groups[group].spec.kind == CacheKind::mamba;
+  }
+  bool has_states() const {
+    for (std::size_t g = 0; g < config_.plan.groups.size(); ++g)
+      if (keeps_states(g)) return true;
+    return false;
+  }
+  bool sample(StepReadback& readback);
+  bool fails(StepReadback& readback) const;
   void hand_out(BlockId block, std::int32_t group);
   void prepare_memory(const StepProgram& program);
   void put_back_beyond_zeroing();
@@ -81,6 +92,7 @@ class WorkerBackend final : public Backend, private EngineWorker {
   void take_row(const RowSlice& slice, std::size_t row, const WorkerFacts& facts, std::size_t at,
                 std::size_t first, StepReadback& readback);
   void read_probes(const StepProgram& program, StepReadback& readback) const;
+  void extract(const StepProgram& program, StepReadback& readback) const;
   std::uint64_t digest(const AttentionProbe& probe, std::span<const std::int32_t> table) const;
   void read(PageId page, std::vector<std::uint8_t>& bytes) const;
   std::span<const std::uint8_t> memory() const { return shared_->bytes(); }
@@ -108,6 +120,8 @@ class WorkerBackend final : public Backend, private EngineWorker {
   std::vector<Zeroed> zeroed_;
   bool zeroed_beyond_ = false;
   std::vector<std::vector<std::vector<std::int32_t>>> reads_;  // [group][row of the program]
+  // Of each row of the engine, by group: its table when it was last scheduled.
+  std::map<std::int32_t, std::vector<std::vector<std::int32_t>>> tables_;
   std::vector<WordKeys> keys_;
 };
 
@@ -259,14 +273,15 @@ Result<void> WorkerBackend::execute(const StepProgram& program, StepReadback& re
     report(readback, "view", fmt::format("view of {}", map_.findings().front()));
     return {};
   }
-  if (!program.loads.empty() || !program.stores.empty() || !program.state_updates.empty() ||
-      !program.extractions.empty())
-    return fail("transfers, states and hidden states are not driven on an engine's worker");
+  if (!program.loads.empty() || !program.stores.empty())
+    return fail("transfers are not driven on an engine's worker");
   // A program that no decision came before asks about the step that has run.
   if (!std::exchange(is_decided_, false)) {
     read_probes(program, readback);
+    extract(program, readback);
     return {};
   }
+  if (!sample(readback)) return {};
   LS_CHECK(step_.rows.size() == program.rows.size(), "{} rows decided, {} in the program",
            step_.rows.size(), program.rows.size());
   for (std::size_t i = 0; i < program.rows.size(); ++i) {
@@ -279,18 +294,34 @@ Result<void> WorkerBackend::execute(const StepProgram& program, StepReadback& re
   engine_->ask(worker_step_message(step_),
                [&](JsonObject& reply) { facts = read_worker_facts(reply); });
   step_.sampled.clear();
-  if (const EngineFailure* failure = engine_->failure()) {
-    report(readback, failure->kind,
-           fmt::format("{}: {}{}{}", failure->kind, failure->what,
-                       failure->trace.empty() ? "" : "\n", failure->trace));
-    return {};
-  }
+  if (fails(readback)) return {};
   put_back_beyond_zeroing();
   take_facts(program, facts, readback);
   if (!readback.reports.empty()) return {};
   rows_ = program.rows;
   read_probes(program, readback);
+  extract(program, readback);
   return {};
+}
+
+bool WorkerBackend::fails(StepReadback& readback) const {
+  const EngineFailure* const failure = engine_->failure();
+  if (failure == nullptr) return false;
+  report(readback, failure->kind,
+         fmt::format("{}: {}{}{}", failure->kind, failure->what, failure->trace.empty() ? "" : "\n",
+                     failure->trace));
+  return true;
+}
+
+// States that move with what was sampled move before a block is handed out again and poisoned.
+bool WorkerBackend::sample(StepReadback& readback) {
+  if (!has_states()) return true;
+  std::vector<std::string> faults;
+  engine_->ask(worker_sample_message(step_),
+               [&](JsonObject& reply) { faults = read_worker_sampled(reply); });
+  step_.sampled.clear();
+  for (const std::string& fault : faults) report(readback, "input", "input: " + fault);
+  return !fails(readback) && faults.empty();
 }
 
 void WorkerBackend::read_probes(const StepProgram& program, StepReadback& readback) const {
@@ -303,6 +334,26 @@ void WorkerBackend::read_probes(const StepProgram& program, StepReadback& readba
   }
 }
 
+// Through the table that the row had when it ran: what an engine hands on of a request that ends.
+void WorkerBackend::extract(const StepProgram& program, StepReadback& readback) const {
+  for (const RowExtraction& extraction : program.extractions) {
+    const auto [g, l] = layers_[extraction.layer];
+    const WorkerLayer& layer = views_[static_cast<std::size_t>(extraction.layer)];
+    const std::int64_t block_size = layout_.groups[g][l].block_size;
+    const std::vector<std::int32_t>& table = tables_.at(extraction.row)[g];
+    for (std::int64_t position = 0; position < extraction.num_tokens; ++position) {
+      const auto entry = static_cast<std::size_t>(position / block_size);
+      for (std::int64_t head = 0; head < layer.parts.front().heads; ++head) {
+        const std::int64_t at =
+            PageMap::row_offset(layer, BlockId{table.at(entry)}, 0, position % block_size, head);
+        const auto row = memory().subspan(static_cast<std::size_t>(at),
+                                          static_cast<std::size_t>(layer.parts.front().row_bytes));
+        readback.extracted.insert(readback.extracted.end(), row.begin(), row.end());
+      }
+    }
+  }
+}
+
 // From the worker's batch to the rows of the program.
 void WorkerBackend::take_facts(const StepProgram& program, const WorkerFacts& facts,
                                StepReadback& readback) {
@@ -310,13 +361,15 @@ void WorkerBackend::take_facts(const StepProgram& program, const WorkerFacts& fa
   const std::size_t num_groups = config_.plan.groups.size();
   std::int64_t num_tokens = 0;
   for (const std::int32_t count : facts.num_tokens) num_tokens += count;
-  const bool is_whole =
-      facts.num_tokens.size() == facts.rows.size() && std::ssize(facts.positions) == num_tokens &&
-      (facts.rows.empty() || facts.groups.size() == num_groups) &&
-      std::ranges::all_of(facts.groups, [&](const WorkerGroupFacts& group) {
-        return group.tables.size() == facts.rows.size() && std::ssize(group.slots) == num_tokens &&
-               (group.reads.empty() || group.reads.size() == facts.rows.size());
-      });
+  const bool is_whole = facts.num_tokens.size() == facts.rows.size() &&
+                        std::ssize(facts.positions) == num_tokens &&
+                        (facts.rows.empty() || facts.groups.size() == num_groups) &&
+                        std::ranges::all_of(facts.groups, [&](const WorkerGroupFacts& group) {
+                          const auto g = static_cast<std::size_t>(&group - facts.groups.data());
+                          return group.tables.size() == facts.rows.size() &&
+                                 std::ssize(group.slots) == (keeps_states(g) ? 0 : num_tokens) &&
+                                 (group.reads.empty() || group.reads.size() == facts.rows.size());
+                        });
   if (!is_whole || facts.rows.size() != program.rows.size()) {
     report(
         readback, "batch",
@@ -359,9 +412,12 @@ void WorkerBackend::take_row(const RowSlice& slice, std::size_t row, const Worke
     std::vector<std::int32_t>& tables = readback.tables[g];
     tables.insert(tables.end(), group.tables[at].begin(), group.tables[at].end());
     readback.table_ends[g][row] = static_cast<std::uint32_t>(tables.size());
-    std::copy_n(group.slots.begin() + static_cast<std::ptrdiff_t>(first), slice.num_tokens,
-                readback.slot_mappings[g].begin() + slice.first_token);
+    if (!keeps_states(g))
+      std::copy_n(group.slots.begin() + static_cast<std::ptrdiff_t>(first), slice.num_tokens,
+                  readback.slot_mappings[g].begin() + slice.first_token);
     reads_[g][row] = group.reads.empty() ? group.tables[at] : group.reads[at];
+    tables_[slice.row].resize(facts.groups.size());
+    tables_[slice.row][g] = group.tables[at];
   }
 }
 
@@ -424,6 +480,10 @@ std::vector<std::string> WorkerBackend::not_checked() const {
       "attention, compiled kernels, captured graphs and races of streams of the worker: its Triton "
       "kernels run one by one in Triton's interpreter, which computes bfloat16 wrongly and is "
       "trusted with copies of it alone"};
+  if (has_states())
+    sentences.push_back(
+        "recurrences of the worker's states, and rows of inputs that convolutions keep of drafts: "
+        "states are words that move and go on where the worker says");
   if (zeroed_beyond_)
     sentences.push_back(
         "bytes of other groups in blocks that the worker zeroes: it clears them too");

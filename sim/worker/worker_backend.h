@@ -6,7 +6,9 @@
 // (2) What the worker raises, and what it says of itself that is not what the step says (rows,
 //     positions, tokens), are reports of the step: a divergence, not an error.
 // (3) Digests are read here, through the table that the worker's attention was given.
-// Not here: attention itself, states, drafts, host tiers, ranks; begin() refuses what it cannot do.
+// (4) What was sampled is told before anything is written for the next step: a worker moves states
+//     then, in blocks that the step may hand out again.
+// Not here: attention itself, host tiers, ranks; the worker refuses what it cannot do.
 #pragma once
 
 #include <memory>

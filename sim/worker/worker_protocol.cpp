@@ -49,6 +49,22 @@ WorkerView view_of(JsonValue value) {
   return view;
 }
 
+WorkerState state_of(JsonValue value) {
+  JsonObject said = value.object();
+  WorkerState state;
+  state.offset = said.required("offset").integer();
+  const auto shape = integers<std::int64_t>(said.required("shape"));
+  state.block_stride = said.required("stride").integer();
+  if (shape.size() != 2) {
+    said.refuse_because("expected a shape of 2 numbers");
+    return state;
+  }
+  state.blocks = shape[0];
+  state.bytes = shape[1];
+  said.finish();
+  return state;
+}
+
 WorkerLayer layer_of(JsonValue value) {
   JsonObject said = value.object();
   WorkerLayer layer;
@@ -56,8 +72,16 @@ WorkerLayer layer_of(JsonValue value) {
   layer.page_offset = said.required("page_offset").integer();
   layer.page_stride = said.required("page_stride").integer(1);
   for (JsonValue part : said.required("parts").array()) layer.parts.push_back(view_of(part));
+  if (JsonValue states = said.optional("states"))
+    for (JsonValue state : states.array()) layer.states.push_back(state_of(state));
   said.finish();
   return layer;
+}
+
+void write_sampled(JsonWriter& out, const WorkerStep& step) {
+  out.begin_object();
+  for (const auto& [name, tokens] : step.sampled) out.key(name).integers(tokens);
+  out.end_object();
 }
 
 void write_row(JsonWriter& out, const WorkerRow& row) {
@@ -97,9 +121,9 @@ std::string worker_open_message(const RecordingHeader& header, std::string_view 
 std::string worker_step_message(const WorkerStep& step) {
   JsonWriter out;
   out.begin_object().integer("execute", step.step);
-  out.key("sampled").begin_object();
-  for (const auto& [name, tokens] : step.sampled) out.key(name).integers(tokens);
-  out.end_object().key("scheduled").begin_array();
+  out.key("sampled");
+  write_sampled(out, step);
+  out.key("scheduled").begin_array();
   for (const WorkerRow& row : step.rows) write_row(out, row);
   out.end_array();
   out.key("finished").strings(step.finished).key("preempted").strings(step.preempted);
@@ -107,6 +131,14 @@ std::string worker_step_message(const WorkerStep& step) {
   for (const KVCacheBlockCopy& copy : step.copies)
     out.integers(std::vector<BlockId>{copy.from, copy.to});
   out.end_array().end_object();
+  return out.take_line();
+}
+
+std::string worker_sample_message(const WorkerStep& step) {
+  JsonWriter out;
+  out.begin_object().key("sample");
+  write_sampled(out, step);
+  out.end_object();
   return out.take_line();
 }
 
@@ -151,6 +183,13 @@ WorkerFacts read_worker_facts(JsonObject& object) {
   facts.faults = strings(said.required("faults"));
   said.finish();
   return facts;
+}
+
+std::vector<std::string> read_worker_sampled(JsonObject& object) {
+  JsonObject said = object.required("sampled").object();
+  std::vector<std::string> faults = strings(said.required("faults"));
+  said.finish();
+  return faults;
 }
 
 }  // namespace lockstep

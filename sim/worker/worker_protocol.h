@@ -43,6 +43,9 @@ struct WorkerStep {
   std::vector<KVCacheBlockCopy> copies;
 };
 std::string worker_step_message(const WorkerStep& step);
+// What the step before sampled, on its own: of workers that move states when they hear it, before
+// anything is written in between.
+std::string worker_sample_message(const WorkerStep& step);
 
 // Replies. Of hello: the features; the runner is one of them, "runner:v1".
 EngineHello read_worker_hello(JsonObject& object);
@@ -59,7 +62,7 @@ struct WorkerGroupFacts {
   std::vector<std::vector<std::int32_t>> tables;  // by row of the worker's batch
   // What attention reads through, where it is not the first entries of `tables`; else empty.
   std::vector<std::vector<std::int32_t>> reads;
-  std::vector<Slot> slots;  // of all tokens
+  std::vector<Slot> slots;  // of all tokens; none of groups that keep states
 };
 // What the worker made of a step, in the order of its own batch.
 struct WorkerFacts {
@@ -70,5 +73,7 @@ struct WorkerFacts {
   std::vector<std::string> faults;
 };
 WorkerFacts read_worker_facts(JsonObject& object);
+// The faults of a `sampled`.
+std::vector<std::string> read_worker_sampled(JsonObject& object);
 
 }  // namespace lockstep

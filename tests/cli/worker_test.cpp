@@ -1,5 +1,6 @@
 // `--backend worker:COMMAND` and `lockstep worker` from the outside, with a worker of two hundred
 // lines (tests/engines/model_worker.py): what it does wrong is found by the right check.
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include "tests/cli/command.h"
@@ -27,6 +28,24 @@ TEST(Worker, ThatIsSoundAgreesThoughItOrdersItsBatchOtherwise) {
   }
 }
 
+TEST(Worker, OfMlaOfStatesAndOfHiddenStatesAgrees) {
+  for (const char* name : {"mla/0011", "mamba_none/0008", "mamba_align/0005", "mamba_only/0023",
+                           "hidden_state_group/0019"}) {
+    const Outcome found = replay(recording(name));
+    EXPECT_EQ(found.status, 0) << name << found.out << found.err;
+  }
+}
+
+TEST(Worker, ThatIsWrongAboutStatesIsFound) {
+  const std::pair<const char*, const char*> kDefects[] = {
+      {"column", ", page_written"}, {"state view", "view of layers.1: state 0 lies at byte 8"}};
+  for (const auto& [defect, check] : kDefects) {
+    const Outcome found = replay(recording("mamba_align/0005"), fmt::format("'{}'", defect));
+    EXPECT_EQ(found.status, 1) << defect << found.out << found.err;
+    EXPECT_NE(found.out.find(check), std::string::npos) << defect << found.out;
+  }
+}
+
 TEST(Worker, ThatIsWrongIsFoundByTheCheckOfWhatItDoes) {
   const std::pair<const char*, const char*> kDefects[] = {
       {"slot", ", slot_mapping"},     {"table", ", block_table"},
@@ -42,9 +61,9 @@ TEST(Worker, ThatIsWrongIsFoundByTheCheckOfWhatItDoes) {
 }
 
 TEST(Worker, RefusesByName) {
-  const Outcome mla = replay(recording("mla/0011"));
-  EXPECT_EQ(mla.status, 2) << mla.out;
-  EXPECT_NE(mla.err.find("layers of kind mla"), std::string::npos) << mla.err;
+  const Outcome drafts = replay(recording("spec_decode_mamba/0000"));
+  EXPECT_EQ(drafts.status, 2) << drafts.out;
+  EXPECT_NE(drafts.err.find("states of drafts"), std::string::npos) << drafts.err;
   const Outcome checked = run_lockstep(
       {"replay", recording("full_attention/0001"), "--backend", kWorker, "--check", "hunt"});
   EXPECT_EQ(checked.status, 2);
@@ -57,10 +76,11 @@ TEST(Worker, RefusesByName) {
 
 TEST(Worker, OfManyFilesIsATableOfFolders) {
   const std::string json = temporary_path("worker.json");
-  const Outcome found = run_lockstep({"worker", kWorker, kRecordings + "/full_attention",
-                                      kRecordings + "/mla", "--files", "2", "--json", json});
+  const Outcome found =
+      run_lockstep({"worker", kWorker, kRecordings + "/full_attention",
+                    kRecordings + "/full_and_chunked_local", "--files", "2", "--json", json});
   EXPECT_EQ(found.status, 0) << found.out << found.err;
-  EXPECT_NE(found.out.find("layers of kind mla"), std::string::npos) << found.out;
+  EXPECT_NE(found.out.find("layers of kind chunked_local"), std::string::npos) << found.out;
   EXPECT_NE(read_text(json).find("\"family\": \"full_attention\""), std::string::npos);
   const Outcome wrong = run_lockstep(
       {"worker", kWorker + " --defect slot", kRecordings + "/full_attention", "--files", "1"});

@@ -1,5 +1,5 @@
 """A worker behind the worker protocol (docs/worker_protocol.md) with no engine and nothing but the
-standard library, for tests of what drives one: full attention and sliding windows.
+standard library, for tests of what drives one: rows of every kind, and states without drafts.
 
     model_worker.py [--defect NAME]
 
@@ -9,8 +9,10 @@ K of a block before its V.
 
 import argparse
 import json
+import math
 import mmap
 import os
+import struct
 import sys
 
 MASK = (1 << 64) - 1
@@ -35,6 +37,15 @@ def row(content, layer, part, head, size, dtype):
     return b"".join(((word & kept) | given).to_bytes(8, "little") for word in words)[:size]
 
 
+def state_after(words, content, layer, state):
+    """Rule (2) of sim/protocol/backend.h."""
+    key = content ^ mix((layer << 32) | ((16 + state) << 16))
+    return [(w * 0xD1342543DE82EF95 + mix(key ^ i)) & MASK for i, w in enumerate(words)]
+
+
+KINDS = {"full": 2, "sliding_window": 2, "mla": 1, "hidden_state": 1, "mamba": 0}  # rows of a token
+
+
 class Worker:
     def __init__(self, defect):
         self.defect = defect
@@ -45,9 +56,11 @@ class Worker:
 
     def open(self, case):
         self.groups, self.num_blocks = case["groups"], case["num_blocks"]
-        kinds = {group["spec"]["type"] for group in self.groups} - {"full", "sliding_window"}
+        kinds = {group["spec"]["type"] for group in self.groups} - KINDS.keys()
         if kinds or self.defect == "refuse":
             return {"refused": f"layers of kind {', '.join(sorted(kinds)) or 'full'}"}
+        if any(group["spec"].get("num_speculative_blocks") for group in self.groups):
+            return {"refused": "states of drafts"}
         pages = {}
         for group in self.groups:
             for place, _ in enumerate(group["layers"]):
@@ -61,38 +74,60 @@ class Worker:
             self.memory = mmap.mmap(file.fileno(), total)
         self.layers = []
         for group in self.groups:
-            spec = group["spec"]
-            head = spec["head_size"] * SIZES[spec["dtype"]]
-            token = head * spec["num_kv_heads"]
             for place, name in enumerate(group["layers"]):
-                shape = [self.num_blocks, spec["block_size"], spec["num_kv_heads"], head]
-                stride = [pages[place], token, head]
-                if self.defect == "view":
-                    stride[2] = token
-                first = self.offsets[place]
-                values = first + token * spec["block_size"]
-                self.layers.append(
-                    {
-                        "name": name,
-                        "page_offset": first,
-                        "page_stride": pages[place],
-                        "parts": [
-                            {"offset": offset, "shape": shape, "stride": stride}
-                            for offset in (first, values)
-                        ],
-                    }
-                )
-        self.tables = {}
+                layer = {"name": name, "page_offset": self.offsets[place]}
+                layer["page_stride"] = pages[place]
+                layer["parts"] = self._parts(group["spec"], layer)
+                if group["spec"]["type"] == "mamba":
+                    layer["states"] = self._states(group["spec"], layer)
+                self.layers.append(layer)
+        self.tables, self.entries = {}, {}
         return {"opened": {"bytes": total, "order": "", "layers": self.layers}}
 
     @staticmethod
-    def _page(spec):
-        row_bytes = spec["num_kv_heads"] * spec["head_size"] * SIZES[spec["dtype"]]
-        return spec.get("page_size_padded") or 2 * spec["block_size"] * row_bytes
+    def _row(spec):
+        return spec["num_kv_heads"] * spec["head_size"] * SIZES[spec["dtype"]]
+
+    def _page(self, spec):
+        if spec.get("page_size_padded"):
+            return spec["page_size_padded"]
+        if spec["type"] == "mamba":
+            return sum(self._state_sizes(spec))
+        return KINDS[spec["type"]] * spec["block_size"] * self._row(spec)
+
+    @staticmethod
+    def _state_sizes(spec):
+        return [math.prod(s) * SIZES[d] for s, d in zip(spec["shapes"], spec["dtypes"])]
+
+    def _parts(self, spec, layer):
+        """K of a block before its V."""
+        if spec["type"] == "mamba":
+            return []
+        row, head = self._row(spec), spec["head_size"] * SIZES[spec["dtype"]]
+        shape = [self.num_blocks, spec["block_size"], spec["num_kv_heads"], head]
+        stride = [layer["page_stride"], row, row if self.defect == "view" else head]
+        size = row * spec["block_size"]
+        return [
+            {"offset": layer["page_offset"] + part * size, "shape": shape, "stride": stride}
+            for part in range(KINDS[spec["type"]])
+        ]
+
+    def _states(self, spec, layer):
+        states, offset = [], layer["page_offset"] + 8 * (self.defect == "state view")
+        for size in self._state_sizes(spec):
+            shape = [self.num_blocks, size]
+            states.append({"offset": offset, "shape": shape, "stride": layer["page_stride"]})
+            offset += size
+        return states
+
+    def sample(self, _):
+        return {"sampled": {"faults": []}}
 
     def execute(self, step):
         for name in step["finished"] + step["preempted"]:
             self.tables.pop(name, None)
+            self.entries.pop(name, None)
+        self._zero(step["zero"])
         if self.defect == "raise" and step["execute"] == 2:
             raise RuntimeError("the worker raises in step 2")
         if self.defect == "crash" and step["execute"] == 2:
@@ -103,6 +138,7 @@ class Worker:
             name = scheduled["id"]
             if scheduled.get("new"):
                 self.tables[name] = [[] for _ in self.groups]
+                self.entries.pop(name, None)
             for table, blocks in zip(self.tables[name], scheduled["blocks"]):
                 table += blocks
             rows.append(name)
@@ -131,6 +167,8 @@ class Worker:
 
     def _write(self, name, g, scheduled):
         spec = self.groups[g]["spec"]
+        if spec["type"] == "mamba":
+            return self._advance(name, g, scheduled)
         size = spec["block_size"]
         before = sum(len(group["layers"]) for group in self.groups[:g])
         slots = []
@@ -146,6 +184,40 @@ class Worker:
             for l, _ in enumerate(self.groups[g]["layers"]):
                 self._write_rows(self.layers[before + l], before + l, block, slot, content, spec)
         return slots
+
+    def _zero(self, blocks):
+        for layer in self.layers:
+            for view in layer["parts"]:
+                size = view["shape"][1] * view["shape"][2] * view["shape"][3]
+                for block in blocks:
+                    at = view["offset"] + block * view["stride"][0]
+                    self.memory[at : at + size] = bytes(size)
+
+    def _advance(self, name, g, scheduled):
+        """The state goes on in the block of the last token; it moves there first."""
+        spec, table = self.groups[g]["spec"], self.tables[name][g]
+        first = scheduled["computed"]
+        end = first + scheduled["tokens"]
+        is_aligned = spec["mamba_cache_mode"] == "align"
+        entry = (end - 1) // spec["block_size"] if is_aligned else 0
+        came_from = (first - 1) // spec["block_size"] if is_aligned else 0
+        source = self.entries.setdefault(name, {}).get(g, came_from)
+        if self.defect == "column" and source > 0:
+            source -= 1
+        self.entries[name][g] = entry
+        before = sum(len(group["layers"]) for group in self.groups[:g])
+        for l, _ in enumerate(self.groups[g]["layers"]):
+            for s, view in enumerate(self.layers[before + l]["states"]):
+                size = view["shape"][1]
+                words = [0] * (size // 8)
+                if first > 0:
+                    at = view["offset"] + table[source] * view["stride"]
+                    words = struct.unpack(f"<{size // 8}Q", self.memory[at : at + size])
+                for content in scheduled["contents"]:
+                    words = state_after(words, content, before + l, s)
+                at = view["offset"] + table[entry] * view["stride"]
+                self.memory[at : at + size] = struct.pack(f"<{size // 8}Q", *words)
+        return []
 
     def _write_rows(self, layer, index, block, slot, content, spec):
         for part, view in enumerate(layer["parts"]):

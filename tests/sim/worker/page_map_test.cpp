@@ -28,7 +28,8 @@ KVCacheConfig plan_of_one_layer() {
 
 // K and V of a token side by side (LBNHC), or K of the block before its V.
 WorkerLayer layer_in(bool side_by_side) {
-  WorkerLayer layer{.name = "layers.0", .page_offset = 0, .page_stride = kPadded, .parts = {}};
+  WorkerLayer layer{
+      .name = "layers.0", .page_offset = 0, .page_stride = kPadded, .parts = {}, .states = {}};
   for (std::int64_t part = 0; part < 2; ++part) {
     const std::int64_t head = side_by_side ? 2 * kRow : kRow;
     layer.parts.push_back({.offset = part * (side_by_side ? kRow : kTokens * kHeads * kRow),
@@ -98,6 +99,62 @@ TEST(PageMap, RefusesWhatItCannotLayOut) {
   larger.page_stride = 2 * kPadded;
   EXPECT_FALSE(map_of(larger, ""));
   EXPECT_FALSE(map_of(layer_in(false), "LHBNC"));
+}
+
+// Two states of 24 and 64 bytes in a padded page.
+KVCacheConfig plan_of_states() {
+  KVCacheConfig plan = plan_of_one_layer();
+  KVCacheSpec& spec = plan.groups.front().spec;
+  spec = {};
+  spec.kind = CacheKind::mamba;
+  spec.block_size = kTokens;
+  spec.states = {{.dims = {3, 4}, .dtype = DType::bf16}, {.dims = {2, 8}, .dtype = DType::fp32}};
+  spec.page_size_padded = kPadded;
+  return plan;
+}
+
+WorkerLayer layer_of_states() {
+  WorkerLayer layer{
+      .name = "layers.0", .page_offset = 0, .page_stride = kPadded, .parts = {}, .states = {}};
+  layer.states = {{.offset = 0, .blocks = kBlocks, .bytes = 24, .block_stride = kPadded},
+                  {.offset = 24, .blocks = kBlocks, .bytes = 64, .block_stride = kPadded}};
+  return layer;
+}
+
+Result<PageMap> map_of_states(const WorkerLayer& layer) {
+  const KVCacheConfig plan = plan_of_states();
+  const auto layout = pool_layout(plan, AttentionBackend::any_size, CacheLayout::NHD);
+  EXPECT_TRUE(layout) << layout.error().message;
+  return PageMap::create(plan, *layout, std::span(&layer, 1), "LBNHC", kBlocks * kPadded);
+}
+
+TEST(PageMap, LeavesStatesWhereTheModelHasThem) {
+  const auto map = map_of_states(layer_of_states());
+  ASSERT_TRUE(map) << map.error().message;
+  ASSERT_TRUE(map->findings().empty()) << map->findings().front();
+  std::vector<std::uint8_t> page(kPadded), memory(kBlocks * kPadded);
+  std::iota(page.begin(), page.end(), std::uint8_t{1});
+  map->scatter(memory, 0, BlockId{1}, 0, page);
+  EXPECT_TRUE(std::equal(page.begin(), page.end(), memory.begin() + kPadded));
+  EXPECT_TRUE(map->used_bytes(0, 0)[87]);
+  EXPECT_FALSE(map->used_bytes(0, 0)[88]);
+}
+
+TEST(PageMap, FindsStatesThatAreNotWhereTheModelHasThem) {
+  for (const auto& [of, wrong] : {std::pair{&WorkerState::offset, 32},
+                                  {&WorkerState::bytes, 56},
+                                  {&WorkerState::blocks, 3},
+                                  {&WorkerState::block_stride, 88}}) {
+    WorkerLayer layer = layer_of_states();
+    layer.states[1].*of = wrong;
+    const auto map = map_of_states(layer);
+    ASSERT_TRUE(map) << map.error().message;
+    ASSERT_EQ(map->findings().size(), 1u) << wrong;
+    EXPECT_NE(map->findings().front().find("state 1"), std::string::npos);
+  }
+  WorkerLayer one = layer_of_states();
+  one.states.pop_back();
+  EXPECT_FALSE(map_of_states(one));
 }
 
 }  // namespace

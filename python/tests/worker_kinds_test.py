@@ -1,0 +1,134 @@
+"""vLLM's worker where it is not plain attention (MLA, states, hidden states, drafts): unchanged, it
+agrees with both runners; each defect planted in it is found by the check that docs/real_worker.md
+names, in a recording that has what it breaks.
+
+Of vLLM 0.33.0, whose sources $LOCKSTEP_VLLM names (several: as in PATH). Skipped, with exit status
+77, where it names none, and where the built command ($LOCKSTEP) or torch is missing. $LOCKSTEP_DATA
+names the folder with all recordings; without it those that come with the sources are taken.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+import unittest
+from pathlib import Path
+from typing import ClassVar
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "python"))
+
+from lockstep_engines.worker_plants_of_kinds import PLANTS_OF_KINDS
+
+FOLDERS = [folder for folder in os.environ.get("LOCKSTEP_VLLM", "").split(os.pathsep) if folder]
+COMMAND = os.environ.get("LOCKSTEP", "")
+SKIPPED = 77
+# A short recording of each family, and one that comes with the sources.
+RECORDINGS = {
+    "mla": ("0015", "0014"),
+    "mamba_align": ("0008", "0012"),
+    "mamba_none": ("0005", "0022"),
+    "hidden_state_group": ("0021", "0019"),
+    "spec_decode_mamba": ("0022", "0016"),
+    "spec_decode_eagle": ("0014", "0005"),
+}
+# The family that shows a defect, and the check that finds it.
+FOUND = {
+    "mla-row-of-another-stride": ("mla", ", memory_check"),
+    "mla-slots-one-token-late": ("mla", ", page_written"),
+    "mla-prefill-reads-first-rows": ("mla", ", attention_digest"),
+    "state-left-behind": ("mamba_align", ", page_written"),
+    "state-from-wrong-column": ("mamba_align", ", page_written"),
+    "second-state-from-wrong-column": ("mamba_align", ", page_written"),
+    "state-copied-in-part": ("mamba_align", ", page_written"),
+    "state-in-next-block": ("mamba_align", ", memory_check"),
+    "state-starts-anew": ("mamba_align", ", page_written"),
+    "state-of-first-group": ("mamba_none", ", page_written"),
+    "accepted-drafts-not-counted": ("spec_decode_mamba", ", page_written"),
+    "zeroed-too-late": ("mamba_align", ", attention_digest"),
+    "second-zeroed-too-late": ("mamba_align", ", attention_digest"),
+    "hidden-heads-swapped": ("hidden_state_group", ", page_written"),
+    "hidden-row-in-next-slot": ("hidden_state_group", ", page_written"),
+    "padding-written": ("mamba_align", ", page_written"),
+    "rejected-drafts-computed": ("spec_decode_eagle", ", memory_check"),
+}
+
+
+def recording(family: str) -> Path:
+    short, bundled = RECORDINGS[family]
+    data = os.environ.get("LOCKSTEP_DATA", "")
+    found = Path(data) / "recordings" / "vllm-0.33.0" / "schedules" / family / f"{short}.jsonl"
+    if data and found.is_file():
+        return found
+    return ROOT / "traces/samples/recordings/vllm-0.33.0" / family / f"{bundled}.jsonl"
+
+
+class KindsTest(unittest.TestCase):
+    folder: ClassVar[str]
+
+    def test_the_unchanged_worker_agrees(self) -> None:
+        has_numba = importlib.util.find_spec("numba") is not None
+        for runner, states in (("v1", "mamba2"), ("v1", "gdn"), ("v2", "mamba2")):
+            files = [
+                str(recording(family))
+                for family in RECORDINGS
+                if runner == "v2" or has_numba or "spec_decode" not in family
+            ]
+            with self.subTest(runner=runner, states=states):
+                done = self.run_command(
+                    ["worker", f"vllm:{self.folder}", *files, "--states", states], runner
+                )
+                self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+                self.assertNotIn("refused, ", done.stdout)
+
+    def test_each_is_found_by_its_check(self) -> None:
+        self.assertEqual(FOUND.keys(), {plant.name for plant in PLANTS_OF_KINDS})
+        for plant in PLANTS_OF_KINDS:
+            family, check = FOUND[plant.name]
+            with self.subTest(plant.name):
+                if "spec_decode" in family and not importlib.util.find_spec("numba"):
+                    self.skipTest("no numba: the first runner's drafter needs it")
+                self.check(plant.name, plant.runner, recording(family), check)
+
+    @unittest.skipUnless(importlib.util.find_spec("numba"), "no numba")
+    def test_short_convolutions_forget_rejected_drafts(self) -> None:
+        file = str(Path(__file__).with_name("short_convolution_drafts.jsonl"))
+        done = self.run_command(["replay", file, "--backend", f"vllm:{self.folder}"], "v1")
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+
+    def check(self, name: str, runner: str, file: Path, check: str) -> None:
+        done = self.run_command(
+            ["replay", str(file), "--backend", f"vllm:{self.folder}", "--plant", name],
+            "v1" if runner == "both" else runner,
+        )
+        self.assertEqual(done.returncode, 1, done.stdout + done.stderr)
+        self.assertIn(check, done.stdout)
+
+    @staticmethod
+    def run_command(arguments: list[str], runner: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [COMMAND, *arguments, "--runner", runner],
+            capture_output=True,
+            text=True,
+            env=os.environ | {"LOCKSTEP_PYTHON": sys.executable},
+        )
+
+
+def load_tests(loader: unittest.TestLoader, *_: object) -> unittest.TestSuite:
+    """The tests for vLLM 0.33.0, wherever it is there."""
+    suite = unittest.TestSuite()
+    for folder in FOLDERS:
+        if not (Path(folder) / "vllm/v1/core/kv_cache_planning.py").is_file():
+            continue
+        of_folder = type(f"KindsTest of {folder}", (KindsTest,), {"folder": folder})
+        suite.addTests(loader.loadTestsFromTestCase(of_folder))
+    return suite
+
+
+if __name__ == "__main__":
+    if not FOLDERS or not COMMAND or not importlib.util.find_spec("torch"):
+        print("SKIPPED: LOCKSTEP_VLLM names no sources, or LOCKSTEP no built command, or no torch")
+        sys.exit(SKIPPED)
+    unittest.main()
