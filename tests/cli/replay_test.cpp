@@ -339,6 +339,24 @@ TEST(Replay, OfAModelOfTheCatalogueTakesItsLayers) {
   EXPECT_GT(json.at("pages_checked").get<std::int64_t>(), 0);
 }
 
+// FlashAttention of the release takes blocks of 544 tokens whole, so that they may lie packed.
+TEST(Replay, OfAModelTakesPackedBlocksWhereTheReleaseDoes) {
+  std::vector<std::string> command{
+      kSample,        "--backend",    "simt", "--limit",  "1",     "--model",
+      "qwen3.5-0.8b", "--num-blocks", "24",   "--layout", "BLNHC", "--no-prefill-checkpoints"};
+  const Json json = replay_json(command);
+  EXPECT_EQ(json.at("verdict"), "agreed");
+  EXPECT_EQ(json.at("configuration").at("layout"), "BLNHC");
+  EXPECT_EQ(json.at("configuration").at("block_size"), 544);
+  command.insert(command.end(), {"--attention-backend", "flashinfer"});
+  command.insert(command.begin(), "replay");
+  const Outcome outcome = run_lockstep(command);
+  EXPECT_EQ(outcome.status, 2);
+  EXPECT_NE(outcome.err.find("the engine core takes this plan and the worker dies of it"),
+            std::string::npos)
+      << outcome.err;
+}
+
 // What is nobody's wish is as the release serves it; the trace's hints are not of this model.
 TEST(Replay, OfAModelIsAsItsReleaseServesIt) {
   const auto serving = [](const std::vector<std::string>& more) {
