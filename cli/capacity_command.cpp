@@ -66,13 +66,18 @@ void print_placed(const ModelSpec& model, const PlanOptions& options, const Layo
   const std::string head = fmt::format("{:<26}{:<8}{:<6}{:>5}", model.name, a.kv_dtype.substr(0, 7),
                                        a.mamba_cache_mode, a.attn_pack);
   if (!report) return fmt::print("{}  {}\n", head, report.error().message);
-  const Placement& plan = report->stages.workers.front();
-  const std::int64_t block_bytes = bytes_per_block(plan.groups, plan.order);
+  // Every stage has as many blocks; the largest of its blocks rules.
+  const Placement& plan = report->placed.stages.workers.front();
+  std::int64_t block_bytes = 0;
+  for (const Placement& stage : report->placed.stages.workers)
+    block_bytes = std::max(block_bytes, bytes_per_block(stage.groups, stage.order));
+  const PlacementCapacity& capacity =
+      *std::ranges::min_element(report->capacity, {}, &PlacementCapacity::tokens);
   const double per_token = static_cast<double>(block_bytes * plan.num_blocks) /
-                           static_cast<double>(std::max<std::int64_t>(1, report->capacity.tokens));
+                           static_cast<double>(std::max<std::int64_t>(1, capacity.tokens));
   fmt::print("{}{:>8}{:>9}{:>12}{:>12}{:>8.2f}{:>10}\n", head,
-             with_commas(report->stages.alignment->block_size), with_commas(plan.num_blocks),
-             with_commas(report->capacity.tokens), "-", report->capacity.max_concurrency,
+             with_commas(report->placed.stages.alignment->block_size), with_commas(plan.num_blocks),
+             with_commas(capacity.tokens), "-", capacity.max_concurrency,
              with_commas(static_cast<std::int64_t>(per_token)));
 }
 

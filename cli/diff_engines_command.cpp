@@ -1,28 +1,32 @@
-// lockstep diff-engines TRACE
+// lockstep diff-engines [TRACE] [--model NAME]
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "base/atomic_file.h"
 #include "cli/commands.h"
+#include "cli/options/layout_options.h"
 #include "cli/options/replay_options.h"
 #include "cli/reports.h"
 #include "cli/terminal.h"
 #include "reference/profiles/releases.h"
 #include "sim/conform/engine_diff.h"
 #include "sim/conform/upgrade.h"
+#include "sim/report/memory_diff.h"
 #include "sim/session/session.h"
 #include "sim/setup/replay_setup.h"
 #include "sim/verdict/run_summary.h"
 #include "traces/formats/engine_file.h"
 #include "traces/formats/recording_trace.h"
 #include "traces/importers/open_trace.h"
+#include "traces/models/model_file.h"
 
 namespace lockstep {
 namespace {
@@ -30,7 +34,76 @@ namespace {
 struct DiffOptions {
   ReplayOptions replay;
   std::vector<std::string> engines;
+  std::string memory = "40GiB";  // of a worker
 };
+
+// The memory of --model under each engine.
+struct MemoryDiff {
+  ModelSpec model;
+  PlanOptions options;
+  std::vector<ReleaseMemory> releases;
+};
+
+Result<MemoryDiff> diff_memory(const DiffOptions& options,
+                               const std::vector<std::string>& engines) {
+  const GivenRun& given = options.replay.run;
+  const RunSpec& run = given.spec;
+  MemoryDiff diff;
+  LS_ASSIGN_OR_RETURN(diff.model, find_model(run.recipe.model));
+  PlanOptions& plan = diff.options;
+  LS_ASSIGN_OR_RETURN(plan.memory_bytes, parse_size(options.memory));
+  const ElementType type = *element_type_from_name(run.recipe.dtype);
+  plan.kv_dtype = type.dtype;
+  plan.kv_quant_mode = type.mode;
+  plan.backend = run.attention_backend;
+  plan.tp = run.tensor_parallel_size;
+  plan.pp = run.pipeline_parallel_size;
+  plan.dcp = run.engine.dcp;
+  plan.pcp = run.engine.pcp;
+  plan.mamba_chunk_size = diff.model.mamba_chunk_size;
+  plan.mamba_cache_mode = run.engine.mamba_cache_mode;
+  plan.disable_hybrid_kv_cache_manager = run.recipe.disable_hybrid_kv_cache_manager;
+  plan.max_num_batched_tokens = run.engine.max_num_batched_tokens;
+  plan.max_model_len = given.has("max_model_len")
+                           ? run.engine.max_model_len
+                           : std::min<std::int64_t>(diff.model.max_model_len, 32768);
+  if (given.has("block_size")) plan.block_size = run.engine.block_size;
+  if (given.has("num_blocks")) plan.num_gpu_blocks_override = run.cache.num_blocks;
+  LS_ASSIGN_OR_RETURN(
+      diff.releases,
+      memory_of_releases(diff.model, plan, given.has("mamba_cache_mode"), run.engine, engines));
+  return diff;
+}
+
+nlohmann::ordered_json json_of(const MemoryDiff& diff) {
+  using Json = nlohmann::ordered_json;
+  Json json = {{"model", diff.model.name},
+               {"memory_bytes", diff.options.memory_bytes},
+               {"max_model_len", diff.options.max_model_len},
+               {"releases", Json::array()}};
+  for (const ReleaseMemory& one : diff.releases) {
+    Json entry = {{"engine", one.engine}};
+    if (one.by_older_planner) entry["by_older_planner"] = true;
+    if (!one.refused.empty()) {
+      entry["refused"] = one.refused;
+    } else {
+      if (!one.order.empty()) entry["order"] = one.order;
+      entry["mamba_cache_mode"] = name_of(one.states);
+      entry["groups"] = one.groups;
+      entry["block_size"] = one.block_size;
+      entry["num_blocks"] = one.num_blocks;
+      entry["bytes_per_block"] = one.bytes_per_block;
+      entry["capacity_tokens"] = one.capacity_tokens;
+      entry["max_concurrency"] = one.at_once;
+    }
+    json["releases"].push_back(std::move(entry));
+  }
+  return json;
+}
+
+std::string text_of(const nlohmann::ordered_json& json) {
+  return json.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n";
+}
 
 // A workload that can be started again and again, and the configuration that both engines get.
 struct Prepared {
@@ -106,7 +179,7 @@ void print_partings(const EngineDiff& diff) {
     fmt::print("\nStep {} of {}:\n{}", with_commas(*first), side.engine, side.first_parting);
 }
 
-std::string to_json(const EngineDiff& diff) {
+nlohmann::ordered_json json_of(const EngineDiff& diff) {
   using Json = nlohmann::ordered_json;
   Json json;
   for (const EngineSide& side : diff.sides) json["engines"][side.engine] = json_of(side.summary);
@@ -115,7 +188,7 @@ std::string to_json(const EngineDiff& diff) {
     json["first_difference"][std::string(name_of(static_cast<DecisionField>(f)))] =
         step ? Json(*step) : Json(nullptr);
   }
-  return json.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";
+  return json;
 }
 
 // Options of a replay that mean nothing here.
@@ -205,7 +278,7 @@ nlohmann::ordered_json json_of(const EngineCosts& costs) {
 }
 
 // [{engine, refused} or {engine, costs, because: [{policy, value, costs}]}]
-std::string to_json(const std::vector<UpgradeStage>& stages) {
+nlohmann::ordered_json json_of(const std::vector<UpgradeStage>& stages) {
   using Json = nlohmann::ordered_json;
   Json json = {{"engines", Json::array()}};
   for (const UpgradeStage& stage : stages) {
@@ -222,11 +295,31 @@ std::string to_json(const std::vector<UpgradeStage>& stages) {
     }
     json["engines"].push_back(std::move(entry));
   }
-  return json.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";
+  return json;
+}
+
+// Adds the memory of --model, if there is one, and tells it.
+void report_json(nlohmann::ordered_json json, const std::optional<MemoryDiff>& memory,
+                 CommandReport& report) {
+  if (memory) json["memory"] = json_of(*memory);
+  if (report.wants_json()) report.set_json(text_of(json));
+}
+
+// Without a trace: the memory alone.
+int report_memory(const MemoryDiff& memory, CommandReport& report) {
+  report_json(nlohmann::ordered_json::object(), memory, report);
+  const bool is_same = is_same_memory(memory.releases);
+  report.add({.name = memory.model.name,
+              .kind = is_same ? ItemKind::passed : ItemKind::failed,
+              .check = is_same ? "" : "diff-engines",
+              .line = is_same ? "" : "diff-engines: the upgrade changes the memory of the model",
+              .file = memory.model.name});
+  return is_same ? kExitAgreed : kExitDisagreed;
 }
 
 Result<int> follow_upgrade(const DiffOptions& options, const std::vector<std::string>& engines,
-                           Prepared prepared, CommandReport& report) {
+                           Prepared prepared, const std::optional<MemoryDiff>& memory,
+                           CommandReport& report) {
   Progress progress("running", 0);
   std::int64_t runs = 0;
   LS_ASSIGN_OR_RETURN(
@@ -236,7 +329,7 @@ Result<int> follow_upgrade(const DiffOptions& options, const std::vector<std::st
   fmt::print("{}\n\n", options.replay.file);
   print_stages(stages);
   print_reasons(stages);
-  if (report.wants_json()) report.set_json(to_json(stages));
+  report_json(json_of(stages), memory, report);
   if (!options.replay.report_path.empty())
     LS_RETURN_IF_ERROR(write_file_atomically(options.replay.report_path,
                                              upgrade_page(options.replay.file, stages)));
@@ -254,8 +347,19 @@ Result<int> follow_upgrade(const DiffOptions& options, const std::vector<std::st
 Result<int> diff(const DiffOptions& options, CommandReport& report) {
   LS_RETURN_IF_ERROR(check_options(options.replay));
   LS_ASSIGN_OR_RETURN(const auto engines, engines_of(options.engines));
+  std::optional<MemoryDiff> memory;
+  if (options.replay.run.has("model")) {
+    LS_ASSIGN_OR_RETURN(memory, diff_memory(options, engines));
+    fmt::print("{}\n", memory_table(memory->model, memory->options, memory->releases));
+  }
+  if (options.replay.file.empty()) {
+    if (!memory)
+      return fail("diff-engines takes a FILE, a --model whose memory it compares, or both");
+    return report_memory(*memory, report);
+  }
   LS_ASSIGN_OR_RETURN(auto prepared, prepare(options.replay));
-  if (engines.size() > 2) return follow_upgrade(options, engines, std::move(prepared), report);
+  if (engines.size() > 2)
+    return follow_upgrade(options, engines, std::move(prepared), memory, report);
   if (!options.replay.report_path.empty())
     return fail("--report draws what an upgrade costs: name more than two engines, or a range");
   LS_ASSIGN_OR_RETURN(
@@ -264,7 +368,7 @@ Result<int> diff(const DiffOptions& options, CommandReport& report) {
   fmt::print("{}\n\n", options.replay.file);
   print_totals(found);
   print_partings(found);
-  if (report.wants_json()) report.set_json(to_json(found));
+  report_json(json_of(found), memory, report);
   ReportedItem item{.name = fmt::format("{} and {}", engines[0], engines[1]),
                     .file = options.replay.file};
   if (const auto step = found.first_step()) {
@@ -283,12 +387,18 @@ void add_diff_engines_command(CLI::App& app, int& exit_code) {
   auto options = std::make_shared<DiffOptions>();
   options->engines = {connector_profile().name, engine_profiles().back().name};
   CLI::App* command = app.add_subcommand(
-      "diff-engines", "Run one trace under several profiles: where decisions part, what it costs");
+      "diff-engines",
+      "Two profiles or more: where decisions on a trace part, what it costs, a model's memory");
   command->add_option("--engines", options->engines,
                       fmt::format("two profiles ({} and {}): where they part; more of them, or a "
                                   "range vllm-A..vllm-B: what changes from one to the next",
                                   options->engines[0], options->engines[1]));
   declare_replay_options(*command, options->replay);
+  command->get_option("FILE")->required(false);
+  command
+      ->add_option("--memory", options->memory,
+                   "for the cache of --model, per worker: 40GiB, 512MiB, bytes")
+      ->capture_default_str();
   command->callback([options, &exit_code] {
     exit_code = run_reported(options->replay.reports, "diff-engines",
                              [&](CommandReport& report) { return diff(*options, report); });

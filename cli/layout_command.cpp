@@ -42,10 +42,21 @@ Result<PlanReport> report_of(const LayoutCommand& command) {
   return make_plan_report(model, options, *layout, extra_layers(command, model));
 }
 
+struct Drawings {
+  std::string map, svg, dot, json;
+};
+
+Result<int> tell(const LayoutCommand& command, const std::string& table, const Drawings& drawn) {
+  fmt::print("{}", table);
+  if (command.map) fmt::print("\n{}", drawn.map);
+  for (const auto& [path, text] :
+       {std::pair{command.svg_path, drawn.svg}, std::pair{command.dot_path, drawn.dot},
+        std::pair{command.json_path, drawn.json}})
+    if (!path.empty()) LS_RETURN_IF_ERROR(write_file_atomically(path, text));
+  return kExitAgreed;
+}
+
 Result<int> placed(const LayoutCommand& command) {
-  if (!command.svg_path.empty() || !command.dot_path.empty() || !command.json_path.empty())
-    return fail(fmt::format("--svg, --dot and --json are of the older planner; {} has --map",
-                            command.arguments.engine));
   LS_ASSIGN_OR_RETURN(const auto model, find_model(command.model));
   LS_ASSIGN_OR_RETURN(const auto options,
                       plan_options(command.arguments, model.max_model_len, model.mamba_chunk_size));
@@ -53,26 +64,17 @@ Result<int> placed(const LayoutCommand& command) {
       const auto report,
       make_placement_report(model, options, command.arguments.engine, command.arguments.layout,
                             extra_layers(command, model)));
-  fmt::print("{}", placement_table(report));
-  if (command.map) fmt::print("\n{}", placement_map(report));
-  return kExitAgreed;
+  return tell(command, placement_table(report),
+              {placement_map(report), placement_svg(report), placement_dot(report),
+               placement_to_json(report)});
 }
 
 Result<int> layout(const LayoutCommand& command) {
   LS_ASSIGN_OR_RETURN(const bool overlays, is_placed(command.arguments));
   if (overlays) return placed(command);
   LS_ASSIGN_OR_RETURN(const auto report, report_of(command));
-  fmt::print("{}", plan_table(report));
-  if (command.map) fmt::print("\n{}", plan_map(report));
-  const auto write = [](const std::string& path, const std::string& text) -> Result<void> {
-    if (path.empty()) return {};
-    return write_file_atomically(path, text);
-  };
-  for (const auto& [path, text] : {std::pair{command.svg_path, plan_svg(report)},
-                                   std::pair{command.dot_path, plan_dot(report)},
-                                   std::pair{command.json_path, plan_to_json(report)}})
-    LS_RETURN_IF_ERROR(write(path, text));
-  return kExitAgreed;
+  return tell(command, plan_table(report),
+              {plan_map(report), plan_svg(report), plan_dot(report), plan_to_json(report)});
 }
 
 }  // namespace

@@ -62,7 +62,8 @@ ViewDeriver::ViewDeriver(const KVCacheConfig& plan, const ViewOptions& options)
     has_states_ |= states;
     has_attention_ |= !states;
   }
-  hybrid_fp32_ = fp32_states && attention;
+  // Kernels of releases with overlaid memory take such blocks whole.
+  hybrid_fp32_ = fp32_states && attention && !is_overlaid(options.layout);
 }
 
 Result<PoolViews> ViewDeriver::derive() {

@@ -140,13 +140,12 @@ class Placer {
     LS_ASSIGN_OR_RETURN(const auto groups, placed_groups(plan_));
     LS_ASSIGN_OR_RETURN(const Placement placement,
                         place_blocks(groups, order_, plan_.num_blocks, PlacementOptions{}));
-    const bool fp32_states = has_fp32_states(plan_);
+    LS_ASSIGN_OR_RETURN(const auto kernels, placed_kernel_sizes(plan_, chosen_));
     std::vector<std::vector<LayerInAllocation>> layers(plan_.groups.size());
     for (std::size_t g = 0; g < plan_.groups.size(); ++g) {
       const KVCacheGroupSpec& group = plan_.groups[g];
-      LS_ASSIGN_OR_RETURN(const auto kernel, kernel_block_size(group, chosen_, fp32_states, g));
       for (std::size_t i = 0; i < group.layer_names.size(); ++i) {
-        LS_ASSIGN_OR_RETURN(auto layer, layer_at(placement, group, i, kernel));
+        LS_ASSIGN_OR_RETURN(auto layer, layer_at(placement, group, i, kernels[g]));
         layers[g].push_back(std::move(layer));
       }
     }
@@ -294,6 +293,32 @@ Result<PoolLayout> placed_layout(const KVCacheConfig& plan, AttentionBackend cho
   auto placed = Placer(plan, chosen, order_of(order)).place();
   if (!placed) return fail(fmt::format("layout {}: {}", name_of(order), placed.error().message));
   return placed;
+}
+
+Result<std::vector<std::int64_t>> placed_kernel_sizes(const KVCacheConfig& plan,
+                                                      AttentionBackend chosen) {
+  std::vector<std::int64_t> sizes;
+  for (std::size_t g = 0; g < plan.groups.size(); ++g) {
+    LS_ASSIGN_OR_RETURN(const auto size, kernel_block_size(plan.groups[g], chosen, false, g));
+    sizes.push_back(size);
+  }
+  return sizes;
+}
+
+std::optional<AttentionBackend> only_reader(const LayerSpecs& layers) {
+  for (const NamedSpec& layer : layers) {
+    const KVCacheSpec& spec = layer.spec;
+    if (is_state_kind(spec.kind) || spec.kind == CacheKind::hidden_state) continue;
+    if (has_single_rows(spec)) {
+      if (spec.cache_dtype_str == "fp8_ds_mla" || layer.name.ends_with("indexer"))
+        return AttentionBackend::flashmla;
+    } else if (spec.kv_quant_mode == KVQuantMode::nvfp4) {
+      return AttentionBackend::flashinfer;
+    } else if (is_per_token_head(spec.kv_quant_mode)) {
+      return AttentionBackend::triton_attn;
+    }
+  }
+  return std::nullopt;
 }
 
 Result<CacheLayout> placed_order(const KVCacheConfig& plan, CacheLayout asked) {

@@ -125,6 +125,17 @@ std::int64_t token_bytes(const CacheBackend& backend, DeviceFamily device, const
   return page_bytes(customized(backend, device, spec));
 }
 
+// Where states are exported from inside a prefill, blocks end at places where every layer can.
+std::int64_t checkpoint_alignment(const std::vector<PlacementLayer>& layers) {
+  std::int64_t alignment = 1;
+  for (const PlacementLayer& layer : layers) {
+    if (!layer.spec || layer.spec->type != SpecType::mamba) continue;
+    if (!layer.spec->prefill_checkpoint_alignment) return 1;
+    alignment = std::lcm(alignment, *layer.spec->prefill_checkpoint_alignment);
+  }
+  return alignment;
+}
+
 // The attention block grows until its page holds the states; their page is padded to it.
 void align_to_states(const std::vector<PlacementLayer>& layers, const CacheSpec& heads,
                      const std::vector<const CacheBackend*>& backends,
@@ -148,6 +159,8 @@ void align_to_states(const std::vector<PlacementLayer>& layers, const CacheSpec&
   std::int64_t unit = std::max(kernel_sizes(*backends[0], options.device, nullptr).smallest(),
                                alignment.block_size);
   if (has_mla) unit = std::max<std::int64_t>(unit, 128);
+  if (options.mamba_cache_mode == MambaCacheMode::align)
+    unit = std::lcm(unit, checkpoint_alignment(layers));
   std::int64_t common = 1;
   for (const CacheBackend* backend : backends)
     common = std::lcm(common, kernel_sizes(*backend, options.device, nullptr).smallest());

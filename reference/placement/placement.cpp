@@ -268,6 +268,11 @@ Result<std::vector<Placement>> place_workers(const std::vector<PlacedGroup>& gro
   return plans;
 }
 
+Result<std::int64_t> blocks_per_request(const std::vector<PlacedGroup>& groups,
+                                        const PlacementOptions& options) {
+  return device_blocks(groups, bounds_of(options));
+}
+
 Result<PlacementCapacity> capacity_of(const Placement& plan, const PlacementOptions& options) {
   const RequestBounds bounds = bounds_of(options);
   std::int64_t device = 0, host = 0;

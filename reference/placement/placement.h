@@ -118,6 +118,10 @@ Result<std::vector<Placement>> place_workers(const std::vector<PlacedGroup>& gro
                                              const std::vector<WorkerShare>& workers,
                                              const PlacementOptions& options);
 
+// Blocks of the device's pool that one request of the longest length takes.
+Result<std::int64_t> blocks_per_request(const std::vector<PlacedGroup>& groups,
+                                        const PlacementOptions& options);
+
 struct PlacementCapacity {
   double max_concurrency = 0;
   std::int64_t tokens = 0;

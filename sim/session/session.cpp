@@ -6,6 +6,7 @@
 
 #include "base/check.h"
 #include "reference/memory/placed_layout.h"
+#include "reference/plan/kernel_blocks.h"
 #include "reference/plan/rank_plan.h"
 #include "reference/profiles/releases.h"
 #include "sim/connectors/recorded_connector.h"
@@ -215,6 +216,19 @@ bool ranks_are_placed(const BackendConfig& backend, CacheLayout order) {
   return true;
 }
 
+// A saved case says the sizes that the older rule gives where nobody has chosen others.
+void take_kernel_blocks(const RunSpec& run, BackendConfig& backend) {
+  const auto sizes = placed_kernel_sizes(run.cache, run.attention_backend);
+  if (!sizes) return;
+  const bool fp32_states = has_fp32_states(run.cache);
+  for (std::size_t g = 0; g < sizes->size(); ++g) {
+    const auto older =
+        kernel_block_size(run.cache.groups[g], run.attention_backend, fp32_states, g);
+    if (!older || *older == backend.kernel_block_sizes[g])
+      backend.kernel_block_sizes[g] = (*sizes)[g];
+  }
+}
+
 // Where the release lays all groups over one another, so does the run, in the order that is asked
 // for or that the engine would take. What cannot be placed so stays as 0.22.1 plans it where no
 // order is asked for, and is refused by memory model and backend where one is.
@@ -227,6 +241,7 @@ void place_cache(const RunSpec& run, BackendConfig& backend) {
   const auto placed = placed_layout(run.cache, run.attention_backend, *order);
   if (!is_overlaid(run.layout) && !(placed && ranks_are_placed(backend, *order))) return;
   backend.layout = *order;
+  take_kernel_blocks(run, backend);
   if (placed) backend.plan = with_placed_tensors(std::move(backend.plan), *placed);
 }
 

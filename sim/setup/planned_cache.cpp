@@ -6,12 +6,16 @@
 #include <utility>
 
 #include "base/number_text.h"
+#include "reference/memory/model_placement.h"
+#include "reference/memory/placed_layout.h"
 #include "reference/plan/model_spec.h"
 #include "reference/plan/page_size.h"
 #include "reference/plan/planner.h"
 #include "reference/plan/rank_plan.h"
 #include "reference/plan/request_need.h"
 #include "reference/plan/serving_defaults.h"
+#include "reference/profiles/engine_profile.h"
+#include "reference/profiles/releases.h"
 #include "sim/step/backend_config.h"
 #include "traces/models/model_file.h"
 
@@ -42,7 +46,17 @@ Result<void> check_scales(const std::string& dtype, const KVCacheSpec& spec) {
                   dtype));
 }
 
-// A pool for `groups` in which one request of max_model_len fits and two do not.
+constexpr std::int64_t kAnyNumber = std::int64_t{1} << 30;
+
+// A pool in which one request fits and two do not.
+std::int64_t one_and_a_half(std::int64_t blocks_per_request, std::vector<std::string>& chosen) {
+  const std::int64_t num_blocks = 1 + blocks_per_request + (blocks_per_request + 1) / 2;
+  chosen.push_back(
+      fmt::format("{} blocks, one and a half times the longest request", with_commas(num_blocks)));
+  return num_blocks;
+}
+
+// Such a pool for `groups` and requests of max_model_len.
 std::int64_t tight_pool(const std::vector<KVCacheGroupSpec>& groups, const EngineConfig& engine,
                         std::vector<std::string>& chosen) {
   PlanOptions options;
@@ -50,10 +64,7 @@ std::int64_t tight_pool(const std::vector<KVCacheGroupSpec>& groups, const Engin
   options.max_num_batched_tokens = engine.max_num_batched_tokens;
   std::int64_t blocks = 0;
   for (const KVCacheGroupSpec& group : groups) blocks += max_blocks_per_request(group, options);
-  const std::int64_t num_blocks = 1 + blocks + (blocks + 1) / 2;
-  chosen.push_back(
-      fmt::format("{} blocks, one and a half times the longest request", with_commas(num_blocks)));
-  return num_blocks;
+  return one_and_a_half(blocks, chosen);
 }
 
 // Tokens between the places of states that prefills export; 0: none.
@@ -92,6 +103,98 @@ Result<LayerSpecs> state_layers(const RunSpec& run, const ModelSpec& model,
   return exports ? exporting : layers;
 }
 
+// The plan of the whole model: that of a rank has the groups and block sizes.
+Result<KVCacheConfig> of_whole_model(const KVCacheConfig& rank, const ModelSpec& model,
+                                     const LayerSpecs& layers, PlanOptions options) {
+  const auto tp_size = static_cast<std::int32_t>(options.tp);
+  options.tp = 1;
+  LS_ASSIGN_OR_RETURN(auto whole, layer_specs(model, options));
+  for (std::size_t i = 0; i < whole.size(); ++i) {
+    whole[i].spec.num_prefill_checkpoint_blocks = layers[i].spec.num_prefill_checkpoint_blocks;
+    whole[i].spec.prefill_checkpoint_alignment = layers[i].spec.prefill_checkpoint_alignment;
+  }
+  return whole_plan(rank, whole, tp_size);
+}
+
+// As releases before the overlaid memory plan: a tensor for each place in a group.
+Result<KVCacheConfig> plan_tensors(RunSpec& run, const CacheWishes& wishes, const ModelSpec& model,
+                                   const LayerSpecs& layers, PlanOptions options,
+                                   std::vector<std::string>& chosen) {
+  // Groups and block sizes do not depend on how many blocks there are.
+  options.num_gpu_blocks_override = kAnyNumber;
+  LS_ASSIGN_OR_RETURN(MemoryPlan plan, plan_memory(layers, options));
+  options.num_gpu_blocks_override =
+      wishes.num_blocks ? *wishes.num_blocks
+                        : tight_pool(plan.workers.front().groups, run.engine, chosen);
+  LS_ASSIGN_OR_RETURN(plan, plan_memory(layers, options));
+  run.engine.block_size = static_cast<std::int32_t>(plan.aligned.block_size);
+  run.engine.mamba_block_size =
+      static_cast<std::int32_t>(plan.aligned.mamba_block_size.value_or(0));
+  return of_whole_model(plan.workers.front(), model, layers, options);
+}
+
+// Whether the release overlays its groups, and this run's memory can be laid out so.
+bool is_planned_overlaid(const RunSpec& run, const LayerSpecs& layers) {
+  const EngineProfile* profile = find_engine_profile(run.engine.engine);
+  if (profile == nullptr || profile->release->page_format != PageFormat::overlaid) return false;
+  if (is_plugin(run.backend) || is_engine_worker(run.backend)) return false;
+  return std::ranges::none_of(layers, [](const NamedSpec& layer) {
+    return layer.spec.compress_ratio > 1 || !layer.spec.model_version.empty() ||
+           (layer.spec.mla_rows && layer.spec.kind == CacheKind::sliding_window);
+  });
+}
+
+// Every stage of the release's own planner. Nothing: a cache that its memory is not followed for,
+// and nobody asks for an order of it.
+Result<std::optional<KVCacheConfig>> plan_overlaid(RunSpec& run, const CacheWishes& wishes,
+                                                   const ModelSpec& model, const LayerSpecs& layers,
+                                                   PlanOptions options,
+                                                   std::vector<std::string>& chosen) {
+  const auto unless_asked = [&](const Error& error) -> Result<std::optional<KVCacheConfig>> {
+    if (!is_overlaid(run.layout)) return std::optional<KVCacheConfig>();
+    return fail(error.message);
+  };
+  const std::string order(name_of(run.layout));
+  const AttentionBackend backend = only_reader(layers).value_or(run.attention_backend);
+  options.num_gpu_blocks_override = kAnyNumber;
+  LS_ASSIGN_OR_RETURN(ModelPlacement placed, place_model(layers, model.dtype, options, order));
+  std::vector<std::string> told;
+  if (wishes.num_blocks) {
+    options.num_gpu_blocks_override = *wishes.num_blocks;
+  } else {
+    LS_ASSIGN_OR_RETURN(const std::int64_t blocks,
+                        blocks_per_request(placed.stages.groups, placed.options));
+    options.num_gpu_blocks_override = one_and_a_half(blocks, told);
+  }
+  LS_ASSIGN_OR_RETURN(placed, place_model(layers, model.dtype, options, order));
+  const Placement& placement = placed.stages.workers.front();
+  LS_ASSIGN_OR_RETURN(const HashSizes sizes, hash_sizes(placement, placed.options));
+  auto plan = replay_plan(placement, layers);
+  if (!plan) return unless_asked(plan.error());
+  if (run.tensor_parallel_size * run.pipeline_parallel_size > 1 && has_unlike_pages(*plan))
+    return fail(
+        fmt::format("--layout {}: pages of unlike sizes lie side by side in a block, and "
+                    "ranks are not cut out of such a plan; choose LBNHC",
+                    order));
+  LS_ASSIGN_OR_RETURN(plan, of_whole_model(*plan, model, layers, options));
+  const CacheLayout layout = *cache_layout_from_name(name_of(placement.order));
+  const auto in_memory = placed_layout(*plan, backend, layout);
+  if (!in_memory) return unless_asked(in_memory.error());
+  run.layout = layout;
+  run.attention_backend = backend;
+  run.engine.block_size = static_cast<std::int32_t>(sizes.cache_config);
+  const bool is_aligned = options.mamba_cache_mode == MambaCacheMode::align && is_hybrid(layers);
+  run.engine.mamba_block_size =
+      is_aligned ? static_cast<std::int32_t>(placed.stages.alignment->mamba_block_size) : 0;
+  const std::string_view by = placed.stages.order->by;
+  told.push_back(fmt::format("order {} of the cache, chosen by {}", name_of(layout),
+                             by == "option"    ? "--layout"
+                             : by == "default" ? "the engine"
+                                               : by));
+  chosen.insert(chosen.end(), told.begin(), told.end());
+  return std::optional(with_placed_tensors(std::move(*plan), *in_memory));
+}
+
 Result<KVCacheConfig> plan_model(RunSpec& run, const CacheWishes& wishes,
                                  std::vector<std::string>& chosen,
                                  std::vector<ServedOption>& served) {
@@ -116,27 +219,14 @@ Result<KVCacheConfig> plan_model(RunSpec& run, const CacheWishes& wishes,
   if (is_hybrid(layers) && engine.enable_prefix_caching) {
     LS_ASSIGN_OR_RETURN(layers, state_layers(run, model, wishes, options, chosen, served));
   }
-  // Groups and block sizes do not depend on how many blocks there are.
-  options.num_gpu_blocks_override = std::int64_t{1} << 30;
-  LS_ASSIGN_OR_RETURN(MemoryPlan plan, plan_memory(layers, options));
-  options.num_gpu_blocks_override = wishes.num_blocks
-                                        ? *wishes.num_blocks
-                                        : tight_pool(plan.workers.front().groups, engine, chosen);
-  LS_ASSIGN_OR_RETURN(plan, plan_memory(layers, options));
   if (!wishes.hybrid_groups)
     chosen.push_back("one KV cache group for all layers, as without the hybrid KV cache manager");
-
-  engine.block_size = static_cast<std::int32_t>(plan.aligned.block_size);
-  engine.mamba_block_size = static_cast<std::int32_t>(plan.aligned.mamba_block_size.value_or(0));
   engine.mamba_cache_mode = options.mamba_cache_mode;
-  const auto tp_size = static_cast<std::int32_t>(options.tp);
-  options.tp = 1;
-  LS_ASSIGN_OR_RETURN(auto whole, layer_specs(model, options));
-  for (std::size_t i = 0; i < whole.size(); ++i) {
-    whole[i].spec.num_prefill_checkpoint_blocks = layers[i].spec.num_prefill_checkpoint_blocks;
-    whole[i].spec.prefill_checkpoint_alignment = layers[i].spec.prefill_checkpoint_alignment;
+  if (is_planned_overlaid(run, layers)) {
+    LS_ASSIGN_OR_RETURN(auto plan, plan_overlaid(run, wishes, model, layers, options, chosen));
+    if (plan) return std::move(*plan);
   }
-  return whole_plan(plan.workers.front(), whole, tp_size);
+  return plan_tensors(run, wishes, model, layers, options, chosen);
 }
 
 }  // namespace

@@ -57,7 +57,8 @@ Result<void> finish(const ReplayRequest& request, Result<KVCacheConfig> plan,
   RunSpec& run = prepared.run;
   LS_ASSIGN_OR_RETURN(run.cache, std::move(plan));
   LS_ASSIGN_OR_RETURN(run.engine.engine, engine_named("engine", run.engine.engine));
-  if (!request.run.has("attention_backend")) {
+  const bool is_chosen = !run.recipe.model.empty() && is_overlaid(run.layout);
+  if (!request.run.has("attention_backend") && !is_chosen) {
     run.attention_backend = is_engine_worker(run.backend) ? worker_attention_backend(run.cache)
                                                           : attention_backend_for(run.cache);
     if (run.attention_backend == AttentionBackend::any_size)

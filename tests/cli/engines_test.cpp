@@ -163,6 +163,28 @@ TEST(DiffEngines, OverARangeTellsWhichPolicyCostsWhat) {
   EXPECT_NE(backwards.err.find("the older first"), std::string::npos) << backwards.err;
 }
 
+TEST(DiffEngines, OfAModelComparesItsMemoryWithOrWithoutATrace) {
+  const std::string path = temporary_path("memory.json");
+  const Outcome outcome =
+      run_lockstep({"diff-engines", "--model", "qwen3-next-80b-a3b", "--json", path});
+  EXPECT_EQ(outcome.status, 1) << outcome.err;
+  EXPECT_NE(outcome.out.find("Memory of qwen3-next-80b-a3b, 40.0 GiB"), std::string::npos);
+  const Json releases = Json::parse(read_text(path)).at("memory").at("releases");
+  ASSERT_EQ(releases.size(), 2u);
+  EXPECT_EQ(releases[0].at("engine"), "vllm-0.22.1");
+  EXPECT_EQ(releases[1].at("order"), "LBNHC");
+  EXPECT_GT(releases[1].at("capacity_tokens").get<std::int64_t>(), 0);
+  const Outcome both = run_lockstep(
+      {"diff-engines", kSample, "--model", "llama-3.1-8b", "--limit", "2", "--json", path});
+  EXPECT_LE(both.status, 1) << both.err;
+  const Json json = Json::parse(read_text(path));
+  EXPECT_EQ(json.at("engines").size(), 2u);
+  EXPECT_EQ(json.at("memory").at("model"), "llama-3.1-8b");
+  const Outcome neither = run_lockstep({"diff-engines"});
+  EXPECT_EQ(neither.status, 2);
+  EXPECT_NE(neither.err.find("--model"), std::string::npos) << neither.err;
+}
+
 TEST(DiffEngines, OfAnEngineWithItselfFindsNothing) {
   const Outcome outcome =
       run_lockstep({"diff-engines", kSample, "--engines", "vllm-0.33.0", "vllm-0.33.0"});

@@ -232,7 +232,7 @@ TEST_P(SavedReplay, OfAMutantDivergesIsSavedAndTheCaseReproducesIt) {
 
 TEST(Replay, ToldOfAZeroingThatDoesNotComeNamesThePoisonThatWaitedForIt) {
   const Json json =
-      replay_json({kSample, "--backend", "simt", "--model", "qwen3.5-0.8b", "--num-blocks", "8",
+      replay_json({kSample, "--backend", "simt", "--model", "qwen3.5-0.8b", "--num-blocks", "9",
                    "--limit", "1", "--mutant", "zero-lost", "--no-prefill-checkpoints"},
                   1);
   const std::string owner = json.at("divergence").at("owner");
@@ -347,6 +347,29 @@ TEST(Replay, OfAModelOfTheCatalogueTakesItsLayers) {
   EXPECT_EQ(json.at("configuration").at("groups"), 4);
   EXPECT_EQ(json.at("configuration").at("block_size"), 544);
   EXPECT_GT(json.at("pages_checked").get<std::int64_t>(), 0);
+}
+
+// FlashAttention of the release takes a hybrid's blocks whole, so that they may lie packed.
+TEST(Replay, OfAModelTakesPackedBlocksWhereTheReleaseDoes) {
+  const std::string model = temporary_path("hybrid.json");
+  write_text(model, R"({"model_file": 1, "name": "hybrid", "layer_kinds": {
+    "linear": {"kind": "mamba", "states": "mamba1", "intermediate_size": 64, "state_size": 16,
+               "conv_kernel": 4, "ssm_dtype": "fp32"},
+    "attn": {"kind": "full", "num_kv_heads": 2, "head_size": 16}},
+    "layers": [{"repeat": 2, "of": ["linear", "linear", "attn"]}]})");
+  std::vector<std::string> command{kSample,   "--backend", "simt",     "--limit", "4",
+                                   "--model", model,       "--layout", "BLNHC"};
+  const Json json = replay_json(command);
+  EXPECT_EQ(json.at("verdict"), "agreed");
+  EXPECT_EQ(json.at("configuration").at("layout"), "BLNHC");
+  EXPECT_EQ(json.at("configuration").at("block_size"), 48);
+  command.insert(command.begin(), "replay");
+  command.insert(command.end(), {"--attention-backend", "flashinfer"});
+  const Outcome outcome = run_lockstep(command);
+  EXPECT_EQ(outcome.status, 2);
+  EXPECT_NE(outcome.err.find("the engine core takes this plan and the worker dies of it"),
+            std::string::npos)
+      << outcome.err;
 }
 
 // What is nobody's wish is as the release serves it; the trace's hints are not of this model.

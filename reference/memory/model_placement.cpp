@@ -1,0 +1,256 @@
+#include "reference/memory/model_placement.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <set>
+#include <utility>
+
+#include "base/check.h"
+#include "reference/memory/placed_layout.h"
+#include "reference/plan/kernel_blocks.h"
+#include "reference/plan/page_size.h"
+
+namespace lockstep {
+namespace {
+
+// The backend of a layer where that of the model's attention is `chosen`.
+std::string backend_for(const NamedSpec& layer, AttentionBackend chosen) {
+  const KVCacheSpec& spec = layer.spec;
+  if (spec.kind == CacheKind::mamba) return "mamba2";  // backends of states ask for the same
+  if (spec.kind == CacheKind::hidden_state) return "cache_only";
+  if (has_single_rows(spec)) {
+    if (layer.name.ends_with("indexer")) return "indexer_v32";
+    if (spec.cache_dtype_str == "fp8_ds_mla") return "flashmla_sparse";
+  } else if (const auto reader = only_reader({layer})) {
+    return std::string(name_of(*reader));
+  }
+  const auto backend = layer_backend(spec, chosen);
+  LS_CHECK(backend.has_value(), "{} has no backend", layer.name);
+  return std::string(name_of(*backend));
+}
+
+Result<SpecType> type_of(const NamedSpec& layer) {
+  switch (layer.spec.kind) {
+    case CacheKind::full_attention:
+      return SpecType::full;
+    case CacheKind::mla:
+      return SpecType::mla;
+    case CacheKind::sliding_window:
+      return SpecType::sliding_window;
+    case CacheKind::chunked_local:
+      return SpecType::chunked_local;
+    case CacheKind::mamba:
+      return SpecType::mamba;
+    case CacheKind::hidden_state:
+      return SpecType::hidden_state;
+    default:
+      return fail(fmt::format("{}: layers of kind {} are planned from recordings alone", layer.name,
+                              name_of(layer.spec.kind)));
+  }
+}
+
+// What the model says of the layer.
+Result<PlacementLayer> facts_of(const NamedSpec& named, AttentionBackend chosen) {
+  const KVCacheSpec& given = named.spec;
+  PlacementLayer layer{.name = named.name, .spec = CacheSpec{}, .backend = {}};
+  CacheSpec& spec = *layer.spec;
+  LS_ASSIGN_OR_RETURN(spec.type, type_of(named));
+  if (given.model_version == "deepseek_v4" || given.compress_ratio > 1 ||
+      (given.kind == CacheKind::sliding_window && given.mla_rows))
+    return fail(fmt::format("{}: compressed rows are planned from recordings alone", named.name));
+  layer.backend = backend_for(named, chosen);
+  spec.dtype = given.dtype;
+  spec.block_size = 1;
+  spec.dcp_sharded = given.kind != CacheKind::mamba;
+  if (given.kind == CacheKind::mamba) {
+    spec.states = given.states;
+    spec.num_prefill_checkpoint_blocks = given.num_prefill_checkpoint_blocks;
+    if (given.prefill_checkpoint_alignment != 0)
+      spec.prefill_checkpoint_alignment = given.prefill_checkpoint_alignment;
+    return layer;
+  }
+  spec.num_kv_heads = given.num_kv_heads;
+  spec.head_size = given.head_size;
+  if (!has_single_rows(given)) spec.head_size_v = head_size_v(given);
+  if (given.kind == CacheKind::hidden_state)
+    spec.state_content_bytes = given.head_size * itemsize_bytes(given.dtype);
+  if (given.sliding_window != 0) spec.sliding_window = given.sliding_window;
+  if (given.attention_chunk_size != 0) spec.attention_chunk_size = given.attention_chunk_size;
+  return layer;
+}
+
+std::string format_name(const PlanOptions& options, const LayerSpecs& layers) {
+  const auto in_bytes = std::ranges::find_if(
+      layers, [](const NamedSpec& layer) { return !layer.spec.cache_dtype_str.empty(); });
+  if (in_bytes != layers.end()) return in_bytes->spec.cache_dtype_str;
+  switch (options.kv_quant_mode) {
+    case KVQuantMode::int8_per_token_head:
+      return "int8_per_token_head";
+    case KVQuantMode::fp8_per_token_head:
+      return "fp8_per_token_head";
+    case KVQuantMode::nvfp4:
+      return "nvfp4";
+    default:
+      break;
+  }
+  switch (options.kv_dtype) {
+    case DType::int8:
+    case DType::fp8_e4m3:
+      return "fp8";
+    case DType::fp8_e5m2:
+      return "fp8_e5m2";
+    case DType::fp16:
+      return "float16";
+    default:
+      return "auto";
+  }
+}
+
+PlacementOptions placement_options(const PlanOptions& given, const LayerSpecs& layers,
+                                   DType model_dtype, const std::string& order) {
+  PlacementOptions options;
+  options.tp = given.tp;
+  options.dcp = given.dcp;
+  options.pcp = given.pcp;
+  options.pp = given.pp;
+  options.kv_dtype = format_name(given, layers);
+  options.model_dtype = model_dtype;
+  options.device = DeviceFamily::sm90;
+  options.memory_bytes = given.memory_bytes;
+  options.max_model_len = given.max_model_len;
+  options.max_num_batched_tokens = given.max_num_batched_tokens;
+  options.block_size = given.block_size;
+  options.num_gpu_blocks_override = given.num_gpu_blocks_override;
+  options.disable_hybrid = given.disable_hybrid_kv_cache_manager;
+  options.mamba_cache_mode = given.mamba_cache_mode;
+  options.prefix_caching = given.mamba_cache_mode != MambaCacheMode::none;
+  options.num_spec = given.num_spec;
+  if (given.num_spec > 0) options.spec_method = "mtp";
+  if (!order.empty() && order != "NHD") options.order = order;
+  return options;
+}
+
+// The number of the model's layer that a cache belongs to: 3 of "layers.3.attn"; -1: none.
+std::int64_t layer_number(const std::string& name) {
+  for (std::size_t begin = 0; begin < name.size();) {
+    const std::size_t end = std::min(name.find('.', begin), name.size());
+    const std::string part = name.substr(begin, end - begin);
+    if (!part.empty() && part.find_first_not_of("0123456789") == std::string::npos)
+      return std::strtoll(part.c_str(), nullptr, 10);
+    begin = end + 1;
+  }
+  return -1;
+}
+
+// Runs of the model's layers that are nearly equally long; what does not divide goes to the stages
+// before the last (vllm/distributed/utils.py, get_pp_indices). Layers without a number come last.
+Result<std::vector<WorkerShare>> stages_of(const LayerSpecs& layers, const PlanOptions& options) {
+  std::int64_t count = 0;
+  for (const NamedSpec& layer : layers) count = std::max(count, layer_number(layer.name) + 1);
+  if (options.pp > 1 && count < options.pp)
+    return fail(fmt::format("--pp {}: the model has {} layers with a cache; use at most that",
+                            options.pp, count));
+  const std::int64_t length = count / options.pp, rest = count % options.pp;
+  const auto begin_of = [&](std::int64_t stage) {
+    return stage * length + std::clamp<std::int64_t>(stage - (options.pp - 1 - rest), 0, rest);
+  };
+  std::vector<WorkerShare> stages(static_cast<std::size_t>(options.pp),
+                                  {.layer_names = {}, .memory_bytes = options.memory_bytes});
+  for (const NamedSpec& layer : layers) {
+    const std::int64_t number = layer_number(layer.name);
+    std::int64_t stage = options.pp - 1;
+    while (number >= 0 && stage > 0 && number < begin_of(stage)) --stage;
+    stages[static_cast<std::size_t>(stage)].layer_names.push_back(layer.name);
+  }
+  return stages;
+}
+
+// `own` as the plan has it.
+KVCacheSpec planned(KVCacheSpec own, const CacheSpec& spec) {
+  own.block_size = spec.block_size;
+  own.page_size_padded.reset();
+  if (page_bytes(spec) != unpadded_page_bytes(spec)) own.page_size_padded = page_bytes(spec);
+  if (spec.type == SpecType::full) own.kind = CacheKind::full_attention;
+  if (spec.type != SpecType::mamba) {
+    own.extra_retained_tokens = spec.extra_retained_tokens;
+    return own;
+  }
+  own.mamba_cache_mode = spec.mamba_cache_mode;
+  own.num_speculative_blocks = spec.num_speculative_blocks;
+  return own;
+}
+
+}  // namespace
+
+Result<ModelPlacement> place_model(const LayerSpecs& layers, DType model_dtype,
+                                   const PlanOptions& options, const std::string& order) {
+  if (options.attn_pack > 1)
+    return fail(
+        fmt::format("--attn-pack {}: a release whose groups overlay one allocation has no "
+                    "such packing",
+                    options.attn_pack));
+  ModelPlacement model;
+  model.options = placement_options(options, layers, model_dtype, order);
+  std::vector<PlacementLayer> facts;
+  for (const NamedSpec& named : layers) {
+    LS_ASSIGN_OR_RETURN(auto layer, facts_of(named, options.backend));
+    facts.push_back(std::move(layer));
+  }
+  LS_ASSIGN_OR_RETURN(const auto stages, stages_of(layers, options));
+  model.stages = plan_stages(facts, false, stages, model.options);
+  if (model.stages.workers.empty())
+    return fail(fmt::format("refused by the engine core ({}): {}", model.stages.refused_stage,
+                            model.stages.refused.message));
+  for (std::size_t w = 0; w < model.stages.workers.size(); ++w) {
+    auto pages = worker_pages(model.stages.workers[w], model.stages.layers, model.options);
+    if (!pages)
+      return fail(fmt::format("the engine core takes this plan and the worker {}dies of it: {}",
+                              options.pp > 1 ? fmt::format("of stage {} ", w) : "",
+                              pages.error().message));
+    model.pages.push_back(std::move(*pages));
+  }
+  return model;
+}
+
+Result<KVCacheConfig> replay_plan(const Placement& placement, const LayerSpecs& layers) {
+  const auto own = [&](const std::string& name, const CacheSpec& spec) -> Result<KVCacheSpec> {
+    const auto layer = std::ranges::find(layers, name, &NamedSpec::name);
+    LS_CHECK(layer != layers.end(), "{} is no layer of the model", name);
+    KVCacheSpec result = planned(layer->spec, spec);
+    if (page_size_bytes(result) != page_bytes(spec))
+      return fail(
+          fmt::format("{}: rows of {} would take pages of {} bytes, and the release lays pages of "
+                      "{}; it has no such format of the cache",
+                      name, name_of(result.dtype), page_size_bytes(result), page_bytes(spec)));
+    return result;
+  };
+  KVCacheConfig plan;
+  plan.num_blocks = placement.num_blocks;
+  for (const PlacedGroup& placed : placement.groups) {
+    KVCacheGroupSpec& group = plan.groups.emplace_back();
+    group.layer_names = placed.layer_names;
+    group.is_eagle_group = placed.is_eagle_group;
+    group.role = placed.role;
+    for (const std::string& name : placed.layer_names) {
+      LS_ASSIGN_OR_RETURN(auto spec, own(name, placed.layer_spec(name)));
+      group.layer_specs.push_back(std::move(spec));
+    }
+    LS_CHECK(!group.layer_specs.empty(), "a group without layers");
+    group.spec = group.layer_specs.front();
+    const bool is_alike = std::ranges::all_of(
+        group.layer_specs, [&](const KVCacheSpec& spec) { return spec == group.spec; });
+    if (!placed.is_uniform || is_alike) group.layer_specs.clear();
+  }
+  return plan;
+}
+
+bool has_unlike_pages(const KVCacheConfig& plan) {
+  std::set<std::int64_t> pages;
+  for (const KVCacheGroupSpec& group : plan.groups)
+    for (std::size_t i = 0; i < group.layer_names.size(); ++i)
+      pages.insert(page_size_bytes(group.layer_spec(i)));
+  return pages.size() > 1;
+}
+
+}  // namespace lockstep

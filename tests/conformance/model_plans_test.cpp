@@ -1,0 +1,138 @@
+// The bundled model files under vLLM 0.33.0: their plans are those that the engine made of the same
+// models, as far as a model file and the command line can say what was asked for.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <set>
+#include <string>
+
+#include "reference/memory/model_placement.h"
+#include "traces/formats/placement_recording.h"
+#include "traces/models/data_dir.h"
+#include "traces/models/model_file.h"
+
+namespace lockstep {
+namespace {
+
+using Json = nlohmann::json;
+
+// Nothing: asked for with options that a model file and PlanOptions do not have.
+std::optional<PlanOptions> options_of(const PlacementRecording& recording, const Json& asked) {
+  // Not pp: the recorded stages have memories of their own.
+  static const std::set<std::string> known = {"model",
+                                              "tp",
+                                              "kv_dtype",
+                                              "backend",
+                                              "memory_bytes",
+                                              "max_model_len",
+                                              "max_num_seqs",
+                                              "ssm_dtype",
+                                              "layout",
+                                              "block_size",
+                                              "dcp",
+                                              "disable_hybrid",
+                                              "prefix_caching",
+                                              "mamba_cache_mode",
+                                              "num_gpu_blocks_override"};
+  for (const auto& [key, value] : asked.items())
+    if (!known.contains(key)) return std::nullopt;
+  const PlacementOptions& given = recording.options;
+  PlanOptions options;
+  const std::string dtype = asked.at("kv_dtype");
+  const bool has_own_rows = recording.model == "deepseek-v3.2";
+  if (dtype != (has_own_rows ? "fp8_ds_mla" : "auto") && dtype != "fp8") return std::nullopt;
+  if (dtype == "fp8") options.kv_dtype = DType::fp8_e4m3;
+  const std::string backend = asked.at("backend");
+  if (const auto name = attention_backend_from_name(backend))
+    options.backend = *name;
+  else if (!has_own_rows || backend != "flashmla_sparse")
+    return std::nullopt;
+  options.ssm_dtype = asked.value("ssm_dtype", "") == "fp32" ? DType::fp32 : DType::bf16;
+  options.tp = given.tp;
+  options.dcp = given.dcp;
+  options.mamba_cache_mode = given.mamba_cache_mode;
+  options.max_model_len = given.max_model_len;
+  options.max_num_batched_tokens = given.max_num_batched_tokens;
+  options.memory_bytes = given.memory_bytes;
+  options.block_size = given.block_size;
+  options.num_gpu_blocks_override = given.num_gpu_blocks_override;
+  options.disable_hybrid_kv_cache_manager = given.disable_hybrid;
+  return options;
+}
+
+// What the plan says, without the names of layers.
+std::string text_of(const Json& recorded) {
+  const Json& plan = recorded.at("plan");
+  std::string text = recorded.at("layout").at("chosen").get<std::string>() + " " +
+                     plan.at("num_blocks").dump() + " blocks";
+  for (const Json& group : plan.at("groups")) {
+    const Json& spec = group.at("spec").is_number()
+                           ? recorded.at("specs").at(group.at("spec").get<std::size_t>())
+                           : group.at("spec");
+    text += ", " + std::to_string(group.at("layers").size()) + " of " +
+            spec.at("block_size").dump() + " tokens";
+  }
+  return text + ", " + recorded.at("capacity").at("tokens").dump();
+}
+
+std::string text_of(const ModelPlacement& placed) {
+  const Placement& plan = placed.stages.workers.front();
+  std::string text =
+      std::string(name_of(plan.order)) + " " + std::to_string(plan.num_blocks) + " blocks";
+  for (const PlacedGroup& group : plan.groups)
+    text += ", " + std::to_string(group.layer_names.size()) + " of " +
+            std::to_string(group.spec.block_size) + " tokens";
+  return text + ", " + std::to_string(capacity_of(plan, placed.options)->tokens);
+}
+
+TEST(ModelPlans, OfBundledModelsAreThoseThatTheEngineMade) {
+  const auto data = find_data_dir();
+  const auto path = data ? *data / "recordings_more/vllm-0.33.0/layouts.jsonl" : "";
+  if (!data || !std::filesystem::exists(path)) GTEST_SKIP() << data_dir_hint();
+  const auto recordings = read_placement_recordings(path.string());
+  ASSERT_TRUE(recordings) << recordings.error().message;
+  const auto names = model_names();
+  std::map<std::string, int> compared;
+  int refused = 0;
+  for (const PlacementRecording& recording : *recordings) {
+    if (std::ranges::find(names, recording.model) == names.end()) continue;
+    const Json recorded = Json::parse(recording.json);
+    const auto options = options_of(recording, recorded.at("options"));
+    if (!options) continue;
+    const auto model = find_model(recording.model);
+    ASSERT_TRUE(model);
+    auto layers = layer_specs(*model, *options);
+    if (!layers) continue;  // heads that tp does not cut
+    // Recorded with both states in bf16; by itself the engine keeps the recurrent one in fp32.
+    if (recording.model == "kimi-linear-48b-a3b")
+      for (NamedSpec& layer : *layers)
+        for (StateTensorSpec& state : layer.spec.states) state.dtype = DType::bf16;
+    const std::string where = recording.model + ", line " + std::to_string(recording.line);
+    const auto placed =
+        place_model(*layers, model->dtype, *options, recording.options.order.value_or(""));
+    if (!recorded.contains("plan") || !recorded.contains("capacity")) {
+      EXPECT_FALSE(placed) << where;
+      ++refused;
+      continue;
+    }
+    if (!placed) {
+      // The core took it: a worker refuses it.
+      EXPECT_NE(placed.error().message.find("the worker"), std::string::npos)
+          << where << ": " << placed.error().message;
+      ++refused;
+      continue;
+    }
+    EXPECT_EQ(text_of(*placed), text_of(recorded)) << where;
+    ++compared[recording.model];
+  }
+  for (const auto& [name, plans] : compared) RecordProperty(name, plans);
+  EXPECT_EQ(compared.size(), 18u);
+  EXPECT_GT(refused, 0);
+}
+
+}  // namespace
+}  // namespace lockstep

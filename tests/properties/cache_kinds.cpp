@@ -1,0 +1,161 @@
+#include "tests/properties/cache_kinds.h"
+
+#include <fmt/core.h>
+
+#include <utility>
+
+#include "reference/memory/placed_layout.h"
+#include "sim/step/backend_config.h"
+#include "tests/properties/busy_case.h"
+
+namespace lockstep::tests {
+namespace {
+
+using enum CacheLayout;
+
+const Orders kAll(kOverlaidLayouts.begin(), kOverlaidLayouts.end());
+// A block's page of a layer is one run of bytes.
+const Orders kCompact = {LBNHC, LBHNC, BLNHC, BLHNC};
+const Orders kBlocksOutermost = {BLNHC, BLHNC};
+
+KVCacheSpec rows(std::int64_t heads = 2, std::int64_t block_size = 4) {
+  return rows_of_heads(heads, block_size);
+}
+KVCacheSpec scaled(KVQuantMode mode, DType dtype, std::int64_t head_size) {
+  KVCacheSpec spec = rows();
+  spec.kv_quant_mode = mode;
+  spec.dtype = dtype;
+  spec.head_size = head_size;
+  return spec;
+}
+KVCacheSpec of_kind(CacheKind kind, KVCacheSpec spec) {
+  spec.kind = kind;
+  if (kind == CacheKind::sliding_window) spec.sliding_window = 7;
+  if (kind == CacheKind::chunked_local) spec.attention_chunk_size = 8;
+  return spec;
+}
+KVCacheSpec states(std::vector<StateTensorSpec> tensors) {
+  KVCacheSpec spec;
+  spec.kind = CacheKind::mamba;
+  spec.block_size = 4;
+  spec.mamba_cache_mode = MambaCacheMode::align;
+  spec.states = std::move(tensors);
+  return spec;
+}
+
+}  // namespace
+
+KVCacheGroupSpec group_of(KVCacheSpec spec, int number, int layers) {
+  KVCacheGroupSpec group;
+  for (int i = 0; i < layers; ++i) group.layer_names.push_back(fmt::format("g{}.{}", number, i));
+  group.spec = std::move(spec);
+  return group;
+}
+
+KVCacheSpec rows_of_heads(std::int64_t heads, std::int64_t block_size) {
+  KVCacheSpec spec;
+  spec.block_size = block_size;
+  spec.num_kv_heads = heads;
+  spec.head_size = 8;
+  return spec;
+}
+std::vector<CacheKindCase> cache_kinds() {
+  KVCacheGroupSpec uniform = group_of(rows(), 0, 3);
+  uniform.layer_specs = {rows(1), rows(3), rows(1)};
+  uniform.spec = uniform.layer_specs.front();
+  const KVCacheSpec mamba2 = states({{{3, 4}, DType::bf16}, {{2, 4, 2}, DType::fp32}});
+  const KVCacheSpec short_conv = states({{{2, 12}, DType::bf16}});
+  const KVCacheSpec gated_delta = states({{{3, 4}, DType::bf16}, {{2, 4, 4}, DType::fp32}});
+  const auto mamba2_in = [&](std::int64_t block_size) {
+    KVCacheSpec spec = mamba2;
+    spec.block_size = block_size;
+    return spec;
+  };
+  const auto with_states = [](const KVCacheSpec& spec) {
+    return std::vector{group_of(rows(), 0), group_of(spec, 1, 3), group_of(spec, 2, 3)};
+  };
+  return {
+      {"full attention", {group_of(rows(), 0, 3)}, kAll},
+      {"one head", {group_of(rows(1), 0)}, kAll},
+      {"fp8 with scales",
+       {group_of(scaled(KVQuantMode::fp8_per_token_head, DType::fp8_e4m3, 8), 0)},
+       kAll},
+      {"rows of no whole words",
+       {group_of(scaled(KVQuantMode::none, DType::fp8_e5m2, 5), 0)},
+       kAll},
+      {"nvfp4", {group_of(scaled(KVQuantMode::nvfp4, DType::uint8, 16), 0)}, kAll},
+      {"mla", {group_of(of_kind(CacheKind::mla, rows(1)), 0)}, kAll},
+      {"windows and chunks",
+       {group_of(rows(), 0), group_of(of_kind(CacheKind::sliding_window, rows()), 1),
+        group_of(of_kind(CacheKind::chunked_local, rows()), 2, 1)},
+       kAll},
+      {"windows in longer blocks",
+       {group_of(rows(2, 4), 0), group_of(of_kind(CacheKind::sliding_window, rows(1, 8)), 1)},
+       kCompact},
+      {"mamba2", with_states(mamba2), kCompact},
+      {"short convolutions", with_states(short_conv), kCompact},
+      {"gated delta", with_states(gated_delta), kCompact},
+      {"states alone", {group_of(gated_delta, 0)}, kAll},
+      {"hidden states in padded pages",
+       {group_of(rows(), 0), group_of(of_kind(CacheKind::hidden_state, rows(1)), 1, 1)},
+       kCompact},
+      {"layers of two page sizes", {uniform}, kCompact},
+      {"split into kernel blocks",
+       {group_of(rows(2, 48), 0)},
+       {LBNHC, LBHNC},
+       AttentionBackend::flashinfer},
+      {"one layer, split",
+       {group_of(rows(2, 48), 0, 1)},
+       {LBNHC, LBHNC, BLNHC, BLHNC},
+       AttentionBackend::flashinfer},
+      {"two blocks", {group_of(rows(2, 64), 0)}, kAll, AttentionBackend::any_size, 2},
+      // FlashAttention takes blocks whole, whatever the states are kept in.
+      {"fp32 states, long blocks",
+       {group_of(rows(2, 48), 0), group_of(mamba2_in(48), 1, 3)},
+       kCompact,
+       AttentionBackend::flash_attn},
+      {"unlike pages side by side",
+       {group_of(rows(2), 0), group_of(of_kind(CacheKind::sliding_window, rows(1)), 1, 3)},
+       kBlocksOutermost,
+       AttentionBackend::any_size,
+       41,
+       true},
+      {"states beside unlike pages",
+       {group_of(rows(2), 0), group_of(of_kind(CacheKind::sliding_window, rows(1)), 1, 3),
+        group_of(mamba2, 2, 3)},
+       kBlocksOutermost,
+       AttentionBackend::any_size,
+       41,
+       true},
+  };
+}
+
+SavedCase case_in(const CacheKindCase& kind, CacheLayout order) {
+  SavedCase saved = busy_case("");
+  saved.backend = "simt";
+  saved.check = CheckMode::check;
+  saved.attention_backend = kind.backend;
+  saved.layout = order;
+  saved.queries_per_kv = 2;
+  saved.cache = *plan_for_groups(kind.groups, kind.num_blocks);
+  if (kind.groups.front().is_uniform_type()) {
+    saved.cache.tensors.clear();
+    KVCacheGroupSpec& group = saved.cache.groups.front();
+    for (KVCacheSpec& spec : group.layer_specs) spec.page_size_padded.reset();
+    group.spec = group.layer_specs.front();
+    for (std::size_t i = 0; i < group.layer_names.size(); ++i)
+      saved.cache.tensors.push_back(
+          {group.layer_specs[i].num_kv_heads * 4 * 32 * kind.num_blocks, {group.layer_names[i]}});
+  }
+  if (kind.is_packed) {
+    saved.cache = {.num_blocks = kind.num_blocks, .tensors = {}, .groups = kind.groups};
+    saved.cache =
+        with_placed_tensors(saved.cache, *placed_layout(saved.cache, kind.backend, BLNHC));
+  }
+  saved.engine.block_size = static_cast<std::int32_t>(kind.groups.front().spec.block_size);
+  saved.engine.mamba_cache_mode = MambaCacheMode::align;
+  saved.kernel_block_sizes.clear();
+  return saved;
+}
+
+}  // namespace lockstep::tests

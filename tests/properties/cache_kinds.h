@@ -1,0 +1,35 @@
+// Kinds of cache in the memory of releases whose groups overlay one allocation, and the orders that
+// the engine takes each of them in.
+#pragma once
+
+#include <cstdint>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "reference/types/view_types.h"
+#include "traces/formats/saved_case.h"
+
+namespace lockstep::tests {
+
+using Orders = std::set<CacheLayout>;
+
+struct CacheKindCase {
+  std::string name;
+  std::vector<KVCacheGroupSpec> groups;
+  Orders orders;  // that the engine takes; all others are refused
+  AttentionBackend backend = AttentionBackend::any_size;
+  std::int64_t num_blocks = 41;
+  bool is_packed = false;  // pages of unlike sizes side by side, none padded to another
+};
+std::vector<CacheKindCase> cache_kinds();
+
+// Busy requests on such a cache.
+SavedCase case_in(const CacheKindCase& kind, CacheLayout order);
+
+// A group of `layers` layers that are called after `number`.
+KVCacheGroupSpec group_of(KVCacheSpec spec, int number, int layers = 2);
+// Rows of 8 bf16 elements.
+KVCacheSpec rows_of_heads(std::int64_t heads = 2, std::int64_t block_size = 4);
+
+}  // namespace lockstep::tests

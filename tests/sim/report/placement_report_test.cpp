@@ -1,0 +1,169 @@
+// The plan of overlaid memory told to a person and to a program: what is drawn is what the plan
+// has.
+#include "sim/report/placement_report.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+
+#include "sim/report/memory_diff.h"
+#include "traces/models/model_file.h"
+
+namespace lockstep {
+namespace {
+
+constexpr std::string_view kHybrid = R"({"model_file": 1, "name": "<tiny>", "layer_kinds": {
+  "linear": {"kind": "mamba", "states": "mamba1", "intermediate_size": 512, "state_size": 16,
+             "conv_kernel": 4, "ssm_dtype": "fp32"},
+  "attn": {"kind": "full", "num_kv_heads": 2, "head_size": 16}},
+  "layers": [{"repeat": 3, "of": ["linear", "linear", "attn"]}]})";
+constexpr std::string_view kPlain = R"({"model_file": 1, "name": "plain", "layer_kinds": {
+  "attn": {"kind": "full", "num_kv_heads": 4, "head_size": 16}},
+  "layers": [{"repeat": 6, "of": ["attn"]}]})";
+constexpr std::string_view kUnlike = R"({"model_file": 1, "name": "unlike", "layer_kinds": {
+  "attn": {"kind": "full", "num_kv_heads": 4, "head_size": 16},
+  "near": {"kind": "sliding_window", "num_kv_heads": 2, "head_size": 16, "sliding_window": 64}},
+  "layers": [{"repeat": 3, "of": ["near", "attn"]}]})";
+
+Result<PlacementReport> placed_report(std::string_view model, CacheOrder order,
+                                      std::int64_t stages = 1) {
+  PlanOptions options;
+  options.max_model_len = 1024;
+  options.num_gpu_blocks_override = 200;
+  options.pp = stages;
+  return make_placement_report(*model_from_text(model, "model.json"), options, "vllm-0.33.0",
+                               std::string(name_of(order)));
+}
+
+std::ptrdiff_t times(const std::string& text, std::string_view what) {
+  std::ptrdiff_t found = 0;
+  for (std::size_t at = text.find(what); at != std::string::npos; at = text.find(what, at + 1))
+    ++found;
+  return found;
+}
+
+// Runs lie apart, inside the block, and are all that the group's layers keep.
+void expect_sound_runs(const Placement& plan, const WorkerPages& pages) {
+  const std::int64_t bytes = bytes_per_block(plan.groups, plan.order);
+  for (std::size_t g = 0; g < plan.groups.size(); ++g) {
+    std::int64_t end = 0, drawn = 0, kept = 0;
+    for (const BlockRun& run : block_runs(plan, pages, g)) {
+      EXPECT_GE(run.begin, end) << run.layer;
+      end = run.end;
+      drawn += run.end - run.begin;
+    }
+    for (const std::string& name : plan.groups[g].layer_names)
+      kept += unpadded_page_bytes(plan.groups[g].layer_spec(name));
+    EXPECT_LE(end, bytes);
+    EXPECT_EQ(drawn, kept) << "group " << g << " in " << name_of(plan.order);
+  }
+}
+
+TEST(PlacementReport, IsDrawnInEveryOrderThatTheEngineTakes) {
+  int taken = 0;
+  for (const std::string_view model : {kHybrid, kPlain, kUnlike})
+    for (const CacheOrder order : kCacheOrders) {
+      const auto report = placed_report(model, order);
+      if (!report) {
+        EXPECT_FALSE(is_block_compact(order)) << report.error().message;
+        EXPECT_NE(report.error().message.find("engine core (layout)"), std::string::npos);
+        continue;
+      }
+      ++taken;
+      const Placement& plan = report->placed.stages.workers.front();
+      expect_sound_runs(plan, report->placed.pages.front());
+      const std::string svg = placement_svg(*report);
+      EXPECT_EQ(times(svg, "<rect"), times(svg, "</rect>"));
+      EXPECT_TRUE(svg.ends_with("</svg>\n"));
+      EXPECT_EQ(svg.find("<tiny>"), std::string::npos);
+      const std::string map = placement_map(*report);
+      for (std::size_t at = map.find('|'); at != std::string::npos;) {
+        const std::size_t end = map.find('|', at + 1);
+        EXPECT_EQ(end - at - 1, 96u);
+        at = map.find('|', end + 1);
+      }
+    }
+  EXPECT_EQ(taken, 4 + 6 + 4);
+}
+
+// In order BHLNC the layers of a block lie head by head, in all others layer by layer.
+TEST(PlacementReport, TheRunsOfABlockLieAsTheOrderSays) {
+  const auto first_layers = [](CacheOrder order) {
+    const auto report = placed_report(kPlain, order);
+    const auto runs =
+        block_runs(report->placed.stages.workers.front(), report->placed.pages.front(), 0);
+    return std::pair{runs.size(), runs[0].layer == runs[1].layer};
+  };
+  EXPECT_EQ(first_layers(CacheOrder::BLNHC), (std::pair{std::size_t{6}, false}));
+  EXPECT_EQ(first_layers(CacheOrder::BHLNC), (std::pair{std::size_t{24}, false}));
+  EXPECT_EQ(first_layers(CacheOrder::LHBNC), (std::pair{std::size_t{24}, true}));
+}
+
+TEST(PlacementReport, TheGraphAndTheJsonHoldEveryStage) {
+  const auto report = placed_report(kHybrid, CacheOrder::BLNHC, 3);
+  ASSERT_TRUE(report) << report.error().message;
+  const std::string dot = placement_dot(*report);
+  EXPECT_EQ(times(dot, "->"), 2 * 9) << dot;
+  EXPECT_NE(dot.find("stage 2, group 0"), std::string::npos);
+  EXPECT_NE(placement_table(*report).find("stage 1 of 3"), std::string::npos);
+  const auto json = nlohmann::json::parse(placement_to_json(*report));
+  EXPECT_EQ(json.at("order").at("chosen"), "BLNHC");
+  ASSERT_EQ(json.at("workers").size(), 3u);
+  std::size_t layers = 0;
+  for (std::size_t w = 0; w < 3; ++w) {
+    const auto& worker = json.at("workers")[w];
+    EXPECT_EQ(worker.at("num_blocks"), 200);
+    EXPECT_EQ(worker.at("capacity").at("capacity_tokens"), report->capacity[w].tokens);
+    layers += worker.at("layers").size();
+  }
+  EXPECT_EQ(layers, 9u);
+}
+
+TEST(PlacementReport, EveryModelOfTheCatalogueIsDrawnOrRefusedWithAReason) {
+  int drawn = 0;
+  for (const std::string& name : model_names()) {
+    PlanOptions options;
+    options.max_model_len = 4096;
+    const auto report = make_placement_report(*find_model(name), options, "vllm-0.33.0", "");
+    if (!report) {
+      EXPECT_NE(report.error().message.find("compressed rows"), std::string::npos)
+          << report.error().message;
+      continue;
+    }
+    ++drawn;
+    EXPECT_GT(placement_map(*report).size(), 100u) << name;
+    EXPECT_TRUE(nlohmann::json::accept(placement_to_json(*report))) << name;
+  }
+  EXPECT_GE(drawn, std::ssize(model_names()) - 1);
+}
+
+TEST(MemoryDiff, TellsWhatAReleaseChangesAndWhatItRefuses) {
+  const auto model = model_from_text(kHybrid, "tiny.json");
+  PlanOptions options;
+  options.max_model_len = 1024;
+  options.memory_bytes = std::int64_t{64} << 20;
+  const std::vector<std::string> engines = {"vllm-0.22.1", "vllm-0.28.0", "vllm-0.33.0"};
+  const auto releases = memory_of_releases(*model, options, false, EngineConfig{}, engines);
+  ASSERT_TRUE(releases) << releases.error().message;
+  ASSERT_EQ(releases->size(), 3u);
+  // Mamba keeps a state a block in the oldest, and one at boundaries in the newest.
+  EXPECT_EQ((*releases)[0].states, MambaCacheMode::all);
+  EXPECT_EQ((*releases)[2].states, MambaCacheMode::align);
+  EXPECT_TRUE((*releases)[1].by_older_planner);
+  EXPECT_EQ((*releases)[2].order, "LBNHC");
+  EXPECT_NE((*releases)[0].capacity_tokens, (*releases)[2].capacity_tokens);
+  EXPECT_FALSE(is_same_memory(*releases));
+  const std::string table = memory_table(*model, options, *releases);
+  EXPECT_EQ(times(table, "vllm-0."), 3) << table;
+  options.mamba_cache_mode = MambaCacheMode::all;
+  const auto refused = memory_of_releases(*model, options, true, EngineConfig{}, engines);
+  ASSERT_TRUE(refused);
+  EXPECT_NE((*refused)[2].refused.find("mamba_cache_mode all"), std::string::npos);
+  const auto unknown =
+      memory_of_releases(*model, options, true, EngineConfig{}, std::vector<std::string>{"vllm-9"});
+  EXPECT_FALSE(unknown);
+}
+
+}  // namespace
+}  // namespace lockstep
