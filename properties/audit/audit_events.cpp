@@ -106,6 +106,7 @@ std::vector<Auditor::Impl::UntoldHit> Auditor::Impl::untold_hits(
     const std::vector<AuditRow>& rows) const {
   std::vector<UntoldHit> untold;
   for (const AuditRow& row : rows) {
+    if (!row.request->keyed.keys.empty()) continue;  // events tell of salts alone
     for (std::size_t g = 0; g < groups_.size(); ++g) {
       if (!index_.knows(g)) continue;
       const std::int32_t size = block_size(g);
