@@ -150,6 +150,9 @@ void Auditor::Impl::take_events(const RecordedStep& step,
       leave(step, event.request.name);
     }
     add(event);
+    if (const auto added = requests_.find(event.request.name);
+        added != requests_.end() && &events == &step.during)
+      ++added->second.first_step;
   }
 }
 
@@ -178,6 +181,7 @@ void Auditor::Impl::add(const RecordedEvent& event) {
   AuditedRequest request;
   request.name = event.request.name;
   request.index = num_requests_++;
+  request.first_step = step_;
   request.tokens = event.request.prompt.materialize();
   request.num_prompt = static_cast<std::int32_t>(request.tokens.size());
   request.max_tokens = event.request.max_tokens;

@@ -40,7 +40,7 @@ void CacheIndex::store(const RecordedCacheEvent& event,
     content = empty_prefix(key_of(0));
   } else if (const auto parent = group.of_hash.find(*event.parent); parent != group.of_hash.end()) {
     content = parent->second.content;
-  } else if (block_sizes_[g] > 0) {
+  } else if (block_sizes_[g] == size) {  // before a part of a block lies another, never told alone
     refuse(fmt::format("a block of group {} is stored behind {}, which is not there", g,
                        *event.parent));
   }

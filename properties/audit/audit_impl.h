@@ -80,6 +80,7 @@ struct AuditedRequest {
   // The last step that must have sampled a token for it and says of none; -1: none.
   std::int64_t unheard_step = -1;
   std::int64_t preempted_in = -1;
+  std::int64_t first_step = 0;   // that may schedule it
   bool is_past_telling = false;  // a row of it was wrong: what it sampled is not known
   // When it ends: by so many tokens, or by one of these.
   std::int32_t num_prompt = 0;

@@ -143,7 +143,7 @@ void Auditor::Impl::take_stale_output(const RecordedStep& step, const RecordedSt
   const auto sampled = std::ranges::find(request.sampled_in, output.of_step,
                                          &std::pair<std::int64_t, std::size_t>::first);
   if (sampled == request.sampled_in.end()) {
-    if (output.taken > 0)
+    if (output.taken > 0 && output.of_step < request.first_step)
       accuse("and none were sampled for it there: a request of that name has left since");
     return;
   }
