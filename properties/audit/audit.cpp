@@ -23,7 +23,7 @@ std::string_view name_of(AuditRule rule) {
       "attention_read", "state_read",    "handed_out", "token_write",    "scheduled_tokens",
       "conservation",   "common_prefix", "transfer",   "standstill",     "draft_read",
       "zeroing",        "sampled",       "queues",     "planned_blocks", "draft_slots",
-      "cache_events",   "hits",          "recording",
+      "cache_events",   "hits",          "drafts",     "stale_output",   "recording",
   };
   const auto index = static_cast<std::size_t>(rule);
   LS_CHECK(index < std::size(kNames), "audit rule {}", index);
@@ -119,7 +119,7 @@ void Auditor::Impl::report(AuditRule rule, const std::string& request, std::stri
 const std::string& Auditor::Impl::name_at(std::int32_t index) const {
   static const std::string kForgotten = "?";
   const auto found = names_.find(index);
-  return found == names_.end() ? kForgotten : found->second;
+  return found == names_.end() ? kForgotten : found->second.name;
 }
 
 // Names of requests that have left no trace go, so that memory does not grow with a recording.
@@ -150,6 +150,9 @@ void Auditor::Impl::take_events(const RecordedStep& step,
       leave(step, event.request.name);
     }
     add(event);
+    if (const auto added = requests_.find(event.request.name);
+        added != requests_.end() && &events == &step.during)
+      ++added->second.first_step;
   }
 }
 
@@ -160,13 +163,12 @@ void Auditor::Impl::send_back_running() {
     if (!request.running || request.has_ended) continue;
     request.running = false;
     for (auto& table : request.tables) table.clear();
+    request.drafts.clear();
     const auto dropped = std::ranges::find_if(
         request.sampled_in, [&](const auto& sampled) { return sampled.first > last_output; });
-    if (dropped == request.sampled_in.end()) continue;
-    request.tokens.resize(dropped->second);
-    request.contents.resize(dropped->second);
-    request.sampled_in.erase(dropped, request.sampled_in.end());
-    if (request.full_since > last_output) request.full_since = -1;
+    if (dropped != request.sampled_in.end())
+      withdraw_output(request, static_cast<std::size_t>(dropped - request.sampled_in.begin()),
+                      "a reset had sent back all who ran");
   }
 }
 
@@ -179,19 +181,21 @@ void Auditor::Impl::add(const RecordedEvent& event) {
   AuditedRequest request;
   request.name = event.request.name;
   request.index = num_requests_++;
+  request.first_step = step_;
   request.tokens = event.request.prompt.materialize();
   request.num_prompt = static_cast<std::int32_t>(request.tokens.size());
   request.max_tokens = event.request.max_tokens;
   request.has_min_tokens = event.request.min_tokens > 0;
   request.eos_token = event.request.eos_token;
   request.stop_token_ids = event.request.stop_token_ids;
+  request.detects_repetition = event.request.repetition_detection.max_pattern_size > 0;
   request.reads_cache = !event.request.skip_reading_prefix_cache;
-  std::uint64_t content = request.root = empty_prefix(event.request.cache_salt);
-  for (const std::int32_t token : request.tokens)
-    request.contents.push_back(content = content_after(content, token));
+  request.keyed = {event.request.name, event.request.cache_salt, event.request.keys};
+  request.root = empty_prefix(request.keyed);
+  request.contents = contents_of(request.keyed, request.tokens);
   request.tables.resize(groups_.size());
   request.wrong.resize(groups_.size());
-  names_.emplace(request.index, request.name);
+  names_.emplace(request.index, request.keyed);
   forget_names();
   requests_.insert_or_assign(event.request.name, std::move(request));
 }
@@ -334,7 +338,14 @@ void Auditor::Impl::take_ends(const RecordedStep& step) {
   for (const std::string& name : step.finished) {
     const bool is_of_another = ends_to_come_.erase(name) > 0;
     const auto found = requests_.find(name);
-    if (found != requests_.end() && (!is_of_another || found->second.has_ended)) leave(step, name);
+    if (found == requests_.end() || (is_of_another && !found->second.has_ended)) continue;
+    if (checks_ends_ && !is_of_another && !found->second.has_ended && !found->second.has_left)
+      report(
+          AuditRule::queues, name,
+          fmt::format("is reported finished after {} of its {} tokens, and neither an output nor "
+                      "its client has ended it: nobody is told",
+                      found->second.computed, found->second.tokens.size()));
+    leave(step, name);
   }
 }
 
@@ -362,11 +373,13 @@ void Auditor::Impl::take_sampled(const RecordedStep& step, AuditRow& row) {
 
 void Auditor::Impl::step(const RecordedStep& step) {
   step_ = step.step;
+  const std::int64_t last_output_before = last_output_;
   take_events(step, step.before);
   for (const std::string& name : step.preempted)
     if (const auto it = requests_.find(name); it != requests_.end()) {
       it->second.running = false;
       it->second.preempted_in = step.step;
+      it->second.drafts.clear();
       for (auto& table : it->second.tables) table.clear();
     }
   take_ends(step);
@@ -402,7 +415,10 @@ void Auditor::Impl::step(const RecordedStep& step) {
   check_common_prefix(step);
   check_progress(step);
   check_planned(step);
+  check_tables(step);
+  check_batch(step);
   check_queues(step);
+  check_held_drafts(step);
   check_sampled_of_nobody(step);
   check_events(step, rows);
 
@@ -413,7 +429,10 @@ void Auditor::Impl::step(const RecordedStep& step) {
     for (const AuditRow& row : rows) read_draft_rows(row);
     for (const AuditRow& row : rows) read_drafter_window(row);
   }
+  take_drafts(step);
   take_events(step, step.during);
+  check_order_of_outputs(step);
+  take_stale_outputs(step, last_output_before);
   take_outputs(step);
   last_output_ = config_.async_scheduling ? step.output_of_step.value_or(last_output_) : step.step;
   last_ = step;

@@ -5,20 +5,25 @@
 // Found:
 // (1) an attention read of a slot that does not hold exactly that request's prefix up to that
 // token; (2) a state read at a token count, or of a prefix, that it does not stand for; (3) a block
-// handed out as new while a live request can still read it; (4) a write to the null block, to a
+// handed out as new while a live request can still read it, a table of the scheduler's that is not
+// the worker's, a request that comes back as if it had run on; (4) a write to the null block, to a
 // block that is shared, or beyond the table; (5) tokens scheduled that nobody knows, or for a
-// request that has left; (6) blocks lost: held and free do not add up to the pool, where a
-// recording shows its tables or nobody runs; (7) blocks said to be common to the batch that are
-// not; (8) a load or a send reported over that was not under way; (9) a recording that ends while
-// nothing runs and requests wait for each other in a circle; (10) where hashes look ahead, a hit
-// that ends with a token behind which another one stood than in this request: an EAGLE drafter's
-// row covers both; (11) a new block of attention beside states that is not zeroed; (12) a token
-// sampled from a row that has none to give, or of a request that has all of its own; an end whose
-// reason is not so; (13) a live request in no queue, or in two; (14) where a recording shows its
-// tables, a request that holds more states than the pool is planned for; (15) a table without room
-// for the drafts that come behind a step, where they have slots; (16) where a recording has cache
-// events, an index rebuilt from them that is not what requests hit; (17) hits lost for no reason,
-// in more than a twentieth of what could be hit.
+// request that has left; more tokens or requests than a worker has room for; (6) blocks lost: held
+// and free do not add up to the pool, where a recording shows its tables or nobody runs; (7) blocks
+// said to be common to the batch that are not; (8) a load or a send reported over that was not
+// under way; (9) a recording that ends while nothing runs and requests wait for each other in a
+// circle; (10) where hashes look ahead, a hit that ends with a token behind which another one stood
+// than in this request: an EAGLE drafter's row covers both; (11) a new block of attention beside
+// states that is not zeroed; (12) a token sampled from a row that has none to give, or of a request
+// that has all of its own; an end whose reason is not so; a token behind the one that ended it;
+// (13) a live request in no queue, or in two; a preemption or an end that is not told to the
+// worker, or to nobody at all; (14) where a recording shows its tables, a request that holds more
+// states than the pool is planned for; (15) a table without room for the drafts that come behind a
+// step, where they have slots; (16) where a recording has cache events, an index rebuilt from them
+// that is not what requests hit; (17) hits lost for no reason, in more than a twentieth of what
+// could be hit; (18) drafts that were not proposed for what they are verified behind, or that a
+// request keeps which has lost what they were made of; (19) output that is taken though its request
+// has left or was to have it dropped, or dropped without need.
 // With a KV connector, what it loads counts as written once the load is over, except in blocks that
 // are reported invalid, and blocks that it still writes or sends are in use. A request's first
 // wrong read in a group is reported, and not the consequences that follow from it.
@@ -63,6 +68,8 @@ enum class AuditRule : std::uint8_t {
   draft_slots,       // (15)
   cache_events,      // (16)
   hits,              // (17)
+  drafts,            // (18)
+  stale_output,      // (19)
   recording,         // the decisions are not whole: a block outside the pool, a group left out
 };
 std::string_view name_of(AuditRule rule);

@@ -40,7 +40,7 @@ void CacheIndex::store(const RecordedCacheEvent& event,
     content = empty_prefix(key_of(0));
   } else if (const auto parent = group.of_hash.find(*event.parent); parent != group.of_hash.end()) {
     content = parent->second.content;
-  } else if (block_sizes_[g] > 0) {
+  } else if (block_sizes_[g] == size) {  // before a part of a block lies another, never told alone
     refuse(fmt::format("a block of group {} is stored behind {}, which is not there", g,
                        *event.parent));
   }
@@ -106,6 +106,7 @@ std::vector<Auditor::Impl::UntoldHit> Auditor::Impl::untold_hits(
     const std::vector<AuditRow>& rows) const {
   std::vector<UntoldHit> untold;
   for (const AuditRow& row : rows) {
+    if (!row.request->keyed.keys.empty()) continue;  // events tell of salts alone
     for (std::size_t g = 0; g < groups_.size(); ++g) {
       if (!index_.knows(g)) continue;
       const std::int32_t size = block_size(g);

@@ -2,8 +2,8 @@
 // audit.cpp takes the decisions in, audit_pool.cpp checks what holds over all requests of a step,
 // audit_reads.cpp follows reads and writes of attention, audit_drafts.cpp those of a drafter,
 // audit_states.cpp states, audit_hits.cpp what could be hit, audit_events.cpp what is told of it,
-// audit_requests.cpp what becomes of requests, and audit_transfers.cpp
-// what a KV connector moves.
+// audit_requests.cpp what becomes of requests, audit_late.cpp drafts and outputs that are no
+// longer theirs, and audit_transfers.cpp what a KV connector moves.
 #pragma once
 
 #include <algorithm>
@@ -22,6 +22,7 @@
 #include "properties/audit/audit.h"
 #include "properties/audit/cache_index.h"
 #include "properties/audit/memory_ledger.h"
+#include "properties/audit/prompt_content.h"
 #include "reference/plan/request_need.h"
 #include "reference/profiles/engine_profile.h"
 #include "reference/types/token_run.h"
@@ -38,6 +39,7 @@ enum class Transfer : std::uint8_t {
 // A live request as the worker sees it, or one that has left and whose blocks a transfer needs.
 struct AuditedRequest {
   std::string name;
+  KeyedRequest keyed;
   std::int32_t index = 0;
   std::vector<std::int32_t> tokens;          // prompt and everything sampled, in order
   std::uint64_t root = 0;                    // content id of the empty prefix, under its salt
@@ -47,6 +49,11 @@ struct AuditedRequest {
   std::int32_t computed = 0;                 // after the last step it was scheduled in
   // Steps that sampled for it and whose output may be in flight, with its tokens before.
   std::vector<std::pair<std::int64_t, std::size_t>> sampled_in;
+  // Steps whose output is not to be taken any more, and why.
+  std::vector<std::pair<std::int64_t, std::string>> void_outputs;
+  // Proposed since it was last scheduled, in which step; none where nothing was told.
+  std::vector<std::int32_t> drafts;
+  std::int64_t drafted_in = -1;
   std::int32_t scheduled_to = 0;   // in that step, drafts that were rejected included
   std::int64_t scheduled_in = -1;  // the step
   bool running = false;
@@ -73,6 +80,7 @@ struct AuditedRequest {
   // The last step that must have sampled a token for it and says of none; -1: none.
   std::int64_t unheard_step = -1;
   std::int64_t preempted_in = -1;
+  std::int64_t first_step = 0;   // that may schedule it
   bool is_past_telling = false;  // a row of it was wrong: what it sampled is not known
   // When it ends: by so many tokens, or by one of these.
   std::int32_t num_prompt = 0;
@@ -81,7 +89,9 @@ struct AuditedRequest {
   std::optional<std::int32_t> eos_token;
   std::vector<std::int32_t> stop_token_ids;
   bool reads_cache = true;
-  std::int64_t full_since = -1;  // the step that sampled the last token that it may have
+  std::int64_t full_since = -1;     // the step that sampled the last token that it may have
+  std::int64_t stopped_since = -1;  // ... a token that ends it
+  bool detects_repetition = false;
 };
 
 // One scheduled request of the step at hand.
@@ -114,16 +124,6 @@ struct UnheardFinding {
   std::int64_t step = -1;  // whose output
 };
 
-inline std::uint64_t content_after(std::uint64_t before, std::int32_t token) {
-  return splitmix64(before * 0x9E3779B97F4A7C15ull + static_cast<std::uint64_t>(token) + 1);
-}
-// Requests of different salts must not read each other's content, though their tokens be equal.
-inline std::uint64_t empty_prefix(std::string_view cache_salt) {
-  std::uint64_t content = 0x61756469740000ull;
-  for (const char c : cache_salt) content = content_after(content, static_cast<unsigned char>(c));
-  return content;
-}
-
 // What the model returned for a request of the step; nothing for a chunk of a prompt.
 std::span<const std::int32_t> sampled_of(const RecordedStep& step, const std::string& name);
 
@@ -132,6 +132,10 @@ std::int32_t hash_lookahead_of(const RecordingHeader& header);
 // Hits end at multiples of so many tokens.
 std::int32_t hit_alignment_of(const RecordingHeader& header);
 
+// Whether a step's drafts come with its own output, and are what the next one verifies.
+bool makes_drafts_in_time(const RecordingHeader& header);
+// Whether an option of a release of vLLM was written down.
+bool is_given(const RecordingHeader& header, std::string_view option);
 // Per group, whether its new blocks must be zeroed before they are used.
 std::vector<bool> zeroed_groups(const RecordingHeader& header);
 // Slots behind the tokens of a step that the drafter writes: one for each draft of EAGLE, MTP and
@@ -183,11 +187,15 @@ class Auditor::Impl {
         checks_progress_(scope == AuditScope::whole_recording && !header.connector &&
                          planned_blocks_ < header.num_blocks),
         checks_planned_(scope == AuditScope::whole_recording),
+        checks_ends_(checks_planned_ && knows_hits_),
         keeps_states_of_drafts_(retires_by_scheduled_tokens(header)),
         ledger_(header.num_blocks),
         lists_all_queues_(lists_all_queues(header)),
         has_connector_(header.connector.has_value()),
         has_events_(header.has_cache_events),
+        checks_drafts_(makes_drafts_in_time(header)),
+        knows_max_tokens_(is_given(header, "max_num_batched_tokens")),
+        knows_max_requests_(is_given(header, "max_num_seqs")),
         counts_hits_(!has_connector_),
         places_(header.groups.size()),
         num_places_max_(header.groups.size(), 4096),
@@ -284,6 +292,8 @@ class Auditor::Impl {
   std::string holds(const LedgerSlot& slot, BlockId block) const;
   std::string difference(const AuditedRequest& request, std::int32_t position,
                          const LedgerSlot& slot) const;
+  std::string key_difference_to(const AuditedRequest& request, std::int32_t position,
+                                std::uint64_t content, std::int32_t writer) const;
   bool state_block(const AuditRow& row, std::size_t group, std::int32_t entry, BlockId& block);
   void read_state(const AuditRow& row, std::size_t group, std::int32_t entry, std::int32_t accepted,
                   std::int32_t count);
@@ -304,7 +314,17 @@ class Auditor::Impl {
   void check_progress(const RecordedStep& step);
   void check_planned(const RecordedStep& step);
   void check_draft_slots(const RecordedScheduled& scheduled, const AuditRow& row, bool was_loaded);
+  void check_drafts(const RecordedScheduled& scheduled, AuditedRequest& request);
+  void take_drafts(const RecordedStep& step);
+  void check_held_drafts(const RecordedStep& step);
+  void take_stale_outputs(const RecordedStep& step, std::int64_t last_output_before);
+  void take_stale_output(const RecordedStep& step, const RecordedStaleOutput& output,
+                         AuditedRequest& request);
+  void withdraw_output(AuditedRequest& request, std::size_t index, const std::string& why);
   void check_queues(const RecordedStep& step);
+  void check_batch(const RecordedStep& step);
+  void check_tables(const RecordedStep& step);
+  void check_order_of_outputs(const RecordedStep& step);
   void check_sampled(const RecordedStep& step, const AuditRow& row);
   void check_sampled_of_nobody(const RecordedStep& step);
   void note_limit(const RecordedStep& step, AuditedRequest& request);
@@ -339,6 +359,7 @@ class Auditor::Impl {
   // The pool holds what is planned, and nothing but the scheduler makes a request wait.
   bool checks_progress_;
   bool checks_planned_;
+  bool checks_ends_;  // whoever ends is named, to its client and to the worker
   // Whether a request keeps as many states again as it has drafts, in case they are rejected.
   bool keeps_states_of_drafts_;
   std::int64_t in_flight_max_ = 0;         // steps without output when another one was decided
@@ -347,7 +368,7 @@ class Auditor::Impl {
   MemoryLedger ledger_;
   std::map<std::string, AuditedRequest> requests_;
   // By request index: of the live, and of those that the ledger still speaks of.
-  std::map<std::int32_t, std::string> names_;
+  std::map<std::int32_t, KeyedRequest> names_;
   std::int32_t num_requests_ = 0;
   std::size_t num_names_max_ = 4096;    // when they are looked through
   std::set<std::string> ends_to_come_;  // of requests whose name is another's by now
@@ -360,7 +381,10 @@ class Auditor::Impl {
   bool lists_all_queues_ = true;
   bool has_connector_;
   bool has_events_;
-  CacheIndex index_{{}};  // what events tell
+  bool checks_drafts_;  // drafts are proposed with the output of the step at hand
+  bool are_drafts_told_ = false;
+  bool knows_max_tokens_, knows_max_requests_;  // of a step, in a release that has such limits
+  CacheIndex index_{{}};                        // what events tell
   bool counts_hits_;
   std::vector<std::unordered_map<std::uint64_t, ContentPlace>> places_;  // per group, by content
   std::vector<std::size_t> num_places_max_;  // per group, when they are looked through

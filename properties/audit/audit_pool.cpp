@@ -184,6 +184,35 @@ void Auditor::Impl::check_conservation(const RecordedStep& step) {
                 ledger_.num_blocks() - total, held);
 }
 
+// The worker knows of a table what was handed over; the scheduler goes by its own, in which it lets
+// go of what a window has passed.
+void Auditor::Impl::check_tables(const RecordedStep& step) {
+  if (!step.tables) return;
+  for (const RecordedTable& table : *step.tables) {
+    const auto found = requests_.find(table.id);
+    if (found == requests_.end() || !found->second.running) continue;
+    for (std::size_t g = 0; g < std::min(groups_.size(), table.blocks.size()); ++g) {
+      if (!keeps_tokens(groups_[g].spec)) continue;
+      const std::vector<BlockId>& handed = found->second.tables[g];
+      const std::vector<BlockId>& shown = table.blocks[g];
+      std::size_t i = 0;
+      while (i < shown.size() &&
+             (shown[i] == kNullBlock || (i < handed.size() && handed[i] == shown[i])))
+        ++i;
+      if (i == shown.size()) continue;
+      report(AuditRule::handed_out, found->second, g, static_cast<std::int64_t>(i) * block_size(g),
+             shown[i],
+             i < handed.size()
+                 ? fmt::format("the scheduler's table has block {} as entry {}, and the worker was "
+                               "handed block {}",
+                               index_of(shown[i]), i, index_of(handed[i]))
+                 : fmt::format("the scheduler's table has block {} as entry {}, and the worker was "
+                               "handed {} blocks",
+                               index_of(shown[i]), i, handed.size()));
+    }
+  }
+}
+
 // The drafter writes behind the tokens of the step: without a slot there it writes to the null
 // block, or to whoever has the next row of the table.
 void Auditor::Impl::check_draft_slots(const RecordedScheduled& scheduled, const AuditRow& row,

@@ -46,6 +46,11 @@ bool Auditor::Impl::make_row(const RecordedStep& step, const RecordedScheduled& 
     return false;
   }
   check_limit(request);
+  if (!scheduled.is_new && !request.running && request.preempted_in >= 0)
+    report(AuditRule::handed_out, request.name,
+           fmt::format("was preempted in step {} and is handed over like one that runs: the worker "
+                       "appends to the blocks that it had",
+                       request.preempted_in));
   const bool was_loaded = request.transfer == Transfer::loaded;
   take_tables(step, scheduled, request);
   row.request = &request;
@@ -69,6 +74,7 @@ bool Auditor::Impl::make_row(const RecordedStep& step, const RecordedScheduled& 
     accuse_of_unknown_tokens(row, step);
     return false;
   }
+  check_drafts(scheduled, request);
   check_draft_slots(scheduled, row, was_loaded);
   if (scheduled.is_new) row.num_hit = scheduled.computed;
   const std::span<const std::int32_t> sampled = sampled_of(step, scheduled.id);
@@ -76,11 +82,13 @@ bool Auditor::Impl::make_row(const RecordedStep& step, const RecordedScheduled& 
       row.first == 0 ? request.root : request.contents[static_cast<std::size_t>(row.first) - 1];
   for (std::int32_t p = row.first; p < row.last; ++p) {
     const auto draft = static_cast<std::size_t>(p - known);
-    std::int32_t token =
-        p < known ? request.tokens[static_cast<std::size_t>(p)] : scheduled.spec[draft];
     // What was accepted came back as sampled tokens, whatever draft the engine knew of.
-    if (p >= known && draft + 1 < sampled.size()) token = sampled[draft];
-    row.contents.push_back(content = content_after(content, token));
+    if (p < known)
+      content = request.contents[static_cast<std::size_t>(p)];
+    else
+      content = content_after(content,
+                              draft + 1 < sampled.size() ? sampled[draft] : scheduled.spec[draft]);
+    row.contents.push_back(content);
   }
   return true;
 }
@@ -117,10 +125,28 @@ std::string Auditor::Impl::holds(const LedgerSlot& slot, BlockId block) const {
   return fmt::format("token {} of request {}", slot.position, name_at(slot.writer));
 }
 
+// In which keys alone the content of a writer differs from the request's at a position.
+std::string Auditor::Impl::key_difference_to(const AuditedRequest& request, std::int32_t position,
+                                             std::uint64_t content, std::int32_t writer) const {
+  const auto found = names_.find(writer);
+  const auto at = static_cast<std::size_t>(position);
+  if (found == names_.end() || at >= request.tokens.size()) return {};
+  const std::string unlike = key_difference(request.keyed, found->second, position);
+  if (unlike.empty()) return {};
+  // The request's own tokens under the writer's keys.
+  const std::vector<std::int32_t> tokens(request.tokens.begin(),
+                                         request.tokens.begin() + position + 1);
+  if (contents_of(found->second, tokens).back() != content) return {};
+  return ": the same tokens" + unlike;
+}
+
 // In what a slot that holds this very position differs from what the request has there.
 std::string Auditor::Impl::difference(const AuditedRequest& request, std::int32_t position,
                                       const LedgerSlot& slot) const {
   if (slot.content == 0 || slot.position != position) return {};
+  if (std::string keys = key_difference_to(request, position, slot.content, slot.writer);
+      !keys.empty())
+    return keys;
   const auto found = requests_.find(name_at(slot.writer));
   if (found == requests_.end() || found->second.index != slot.writer)
     return ": of another prefix than here";
@@ -133,7 +159,7 @@ std::string Auditor::Impl::difference(const AuditedRequest& request, std::int32_
       request.tokens.begin(), request.tokens.begin() + static_cast<std::ptrdiff_t>(num),
       writer.tokens.begin());
   if (mine == request.tokens.begin() + static_cast<std::ptrdiff_t>(num))
-    return request.root == writer.root ? "" : ": the same tokens under another cache salt";
+    return key_difference(request.keyed, writer.keyed, position);
   return fmt::format(": token {} is {} there and {} here", mine - request.tokens.begin(), *theirs,
                      *mine);
 }

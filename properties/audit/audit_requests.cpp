@@ -10,6 +10,39 @@
 
 namespace lockstep {
 
+bool is_given(const RecordingHeader& header, std::string_view option) {
+  return find_engine_profile(header.engine.profile()) != nullptr &&
+         std::ranges::find(header.options.given, option) != header.options.given.end();
+}
+
+// The worker's buffers are as large as the largest step that the configuration allows.
+void Auditor::Impl::check_batch(const RecordedStep& step) {
+  std::int64_t num_tokens = 0;
+  for (const RecordedScheduled& row : step.scheduled) num_tokens += row.tokens;
+  if (knows_max_tokens_ && num_tokens > config_.max_num_batched_tokens)
+    report(AuditRule::scheduled_tokens, {},
+           fmt::format("{} tokens are scheduled, and a worker has room for {}: "
+                       "max_num_batched_tokens",
+                       num_tokens, config_.max_num_batched_tokens),
+           "too many tokens");
+  const auto num_rows = std::max(std::ssize(step.scheduled), std::ssize(step.running));
+  if (knows_max_requests_ && num_rows > config_.max_num_seqs)
+    report(AuditRule::scheduled_tokens, {},
+           fmt::format("{} requests run, and a worker has room for {}: max_num_seqs", num_rows,
+                       config_.max_num_seqs),
+           "too many requests");
+}
+
+// Outputs come in in the order of their steps, each once.
+void Auditor::Impl::check_order_of_outputs(const RecordedStep& step) {
+  if (!config_.async_scheduling || !step.output_of_step || *step.output_of_step > last_output_)
+    return;
+  report(AuditRule::stale_output, {},
+         fmt::format("the output of step {} comes in, and that of step {} had come in before",
+                     *step.output_of_step, last_output_),
+         fmt::format("order {}", *step.output_of_step));
+}
+
 // Whoever is in none is never run again, and nothing tells its client.
 void Auditor::Impl::check_queues(const RecordedStep& step) {
   if (!lists_all_queues_) return;
@@ -21,8 +54,24 @@ void Auditor::Impl::check_queues(const RecordedStep& step) {
   for (const std::string& name : step.waiting) add(name, "waiting");
   if (step.skipped)
     for (const RecordedSkipped& skipped : *step.skipped) add(skipped.id, "skipped");
+  const std::set<std::string_view> running(step.running.begin(), step.running.end());
+  for (const RecordedScheduled& row : step.scheduled)
+    if (queued.contains(row.id) && !running.contains(row.id))
+      report(AuditRule::queues, row.id,
+             "is scheduled, and is in another queue than the running one", "scheduled");
   for (auto& [name, request] : requests_) {
-    if (request.has_ended || request.has_left || queued.contains(name)) continue;
+    if (request.has_left) continue;
+    if (request.has_ended) {
+      if (checks_ends_)
+        report(AuditRule::queues, name, "has ended, and the worker is not told: it keeps its row",
+               "ended");
+      continue;
+    }
+    if (request.running && queued.contains(name) && !running.contains(name))
+      report(AuditRule::queues, name,
+             "waits, and the worker is not told that it was preempted: it keeps its row and blocks",
+             "waits");
+    if (queued.contains(name)) continue;
     report(AuditRule::queues, name,
            fmt::format("has {} of its {} tokens computed and is in no queue: nothing runs it again",
                        request.computed, request.tokens.size()));
@@ -53,15 +102,28 @@ void Auditor::Impl::check_sampled_of_nobody(const RecordedStep& step) {
       report(AuditRule::sampled, sampled.id, "a token is sampled, and no row of it was scheduled");
 }
 
+static bool ends_it(const AuditedRequest& request, std::int32_t token) {
+  return request.eos_token == token || std::ranges::count(request.stop_token_ids, token) > 0;
+}
+
 // The longest that a request may get has been reached, by the output of which step.
 void Auditor::Impl::note_limit(const RecordedStep& step, AuditedRequest& request) {
   const bool is_full = std::ssize(request.tokens) >= request.num_prompt + request.max_tokens ||
                        std::ssize(request.tokens) >= config_.max_model_len;
   if (is_full && request.full_since < 0) request.full_since = step.step;
+  if (request.stopped_since >= 0 || request.has_min_tokens) return;
+  for (const std::int32_t token : sampled_of(step, request.name))
+    if (ends_it(request, token)) request.stopped_since = step.step;
 }
 
 // The output that ended it had come in, and it goes on.
 void Auditor::Impl::check_limit(const AuditedRequest& request) {
+  if (!request.is_past_telling && request.stopped_since >= 0 &&
+      request.stopped_since <= last_output_)
+    return report(AuditRule::sampled, request.name,
+                  fmt::format("is scheduled behind the token that the output of step {} ended it "
+                              "with",
+                              request.stopped_since));
   if (request.is_past_telling || request.full_since < 0 || request.full_since > last_output_ ||
       request.has_min_tokens)
     return;
@@ -79,11 +141,12 @@ void Auditor::Impl::check_stopped(const RecordedStopped& stopped, const AuditedR
     report(AuditRule::sampled, request.name,
            fmt::format("ends for its length with {} tokens sampled of {}", num_output,
                        request.max_tokens));
-  const auto ends_it = [&](std::int32_t token) {
-    return request.eos_token == token || std::ranges::count(request.stop_token_ids, token) > 0;
-  };
+  if (stopped.reason == "repetition" && !request.detects_repetition)
+    report(AuditRule::sampled, request.name,
+           "ends because it repeats itself, and was not to be watched for that");
   if (stopped.reason == "stop" &&
-      std::none_of(request.tokens.begin() + request.num_prompt, request.tokens.end(), ends_it))
+      std::none_of(request.tokens.begin() + request.num_prompt, request.tokens.end(),
+                   [&](std::int32_t token) { return ends_it(request, token); }))
     report(
         AuditRule::sampled, request.name,
         fmt::format("ends by a stop token, and none of the {} that it sampled is one", num_output));

@@ -61,8 +61,11 @@ void Auditor::Impl::read_state(const AuditRow& row, std::size_t group, std::int3
                            : fmt::format("the one after {} tokens of request {}", state.num_tokens,
                                          name_at(state.writer));
   report(AuditRule::state_read, *row.request, group, count, block,
-         fmt::format("the state after {} tokens is read from block {}, which holds {}", count,
-                     index_of(block), found));
+         fmt::format("the state after {} tokens is read from block {}, which holds {}{}", count,
+                     index_of(block), found,
+                     state.num_tokens == count
+                         ? key_difference_to(*row.request, count - 1, state.content, state.writer)
+                         : std::string()));
 }
 
 // The inputs before tokens [first_count, last_count]; several with drafts.

@@ -3,8 +3,8 @@
 //
 // (1) What is removed was stored, in that group, as often as it is removed. (2) A hash stands for
 // one block: its tokens, its extra key and what lies before it. (3) In a group of full attention
-// the block before one that is stored is there, or nobody can place it. (4) Tokens come in whole
-// blocks, and there are as many of them as the hashes need.
+// the block before a whole one that is stored is there, or nobody can place it. (4) Tokens come in
+// whole blocks, and there are as many of them as the hashes need.
 //
 // Tokens of groups that leave blocks out (windows, states) are not matched with their hashes.
 #pragma once

@@ -30,6 +30,12 @@ void share_context(SavedCase& saved) { saved.engine.dcp = 2; }
 
 void draft_with_eagle(SavedCase& saved) { saved.engine.spec_method = SpecMethod::eagle; }
 
+// A reset of the prefix cache that preempts all who run.
+void preempt_with_resets(SavedCase& saved) {
+  for (TraceRecord& record : saved.trace.records)
+    if (auto* control = std::get_if<TraceControl>(&record)) control->preempts_running = true;
+}
+
 }  // namespace
 
 std::vector<Mutant> hash_mutants() {
@@ -236,6 +242,21 @@ std::vector<Mutant> schedule_mutants() {
        .caught_by = {"liveness", "audit.scheduled_tokens", "audit.attention_read",
                      "invariant.limits"},
        .bias = decisions({drafts}, {async_scheduling})},
+      {.id = "drafts-outlive-preemption",
+       .source = "vLLM V1 design",
+       .mechanism = "a preempted request keeps the drafts behind tokens that it computes anew",
+       .exposed_by = "a request that is preempted before its drafts are scheduled",
+       .caught_by = {"audit.drafts"},
+       .bias = decisions({drafts, tight_pool, bursts, no_full_isl_reserve},
+                         {async_scheduling, two_block_pool})},
+      {.id = "stale-output-taken",
+       .source = "vLLM 0.33.0 design",
+       .mechanism = "output that was in flight when a reset sent its request back is taken all the "
+                    "same",
+       .exposed_by = "a reset that preempts who runs, with a step in flight",
+       .caught_by = {"audit.stale_output"},
+       .bias = decisions({resets, async_scheduling, bursts}, {drafts}),
+       .reshape = preempt_with_resets},
       {.id = "resume-appended",
        .source = "vLLM V1 design",
        .mechanism = "a resumed request is handed only its new blocks, like a running one",

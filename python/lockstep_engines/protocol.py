@@ -115,6 +115,10 @@ _MESSAGES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
         (
             "priority",
             "cache_salt",
+            "lora",
+            "lora_path",
+            "multimodal",
+            "prompt_embeds",
             "eos",
             "stop_token_ids",
             "min_tokens",

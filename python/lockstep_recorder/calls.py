@@ -29,7 +29,7 @@ WITHOUT_EFFECT = {
     "make_stats": _REPORTS,
     "pause_state": _ASKS,
     "reset_connector_cache": "of connectors, which are refused",
-    "reset_encoder_cache": "of multimodal inputs, which end the recording",
+    "reset_encoder_cache": "of images: decides for the requests that have them",
 }
 
 
@@ -48,7 +48,7 @@ ENDS_THE_RECORDING = {
 }
 
 _WRITTEN = "written"
-_IMAGES = "of multimodal inputs, which end the recording"
+_IMAGES = "of requests with images, which are written"
 _REFUSED = "of requests that end the recording"
 _CONNECTORS = "of connectors, which are refused"
 _GRAMMAR = "of structured output, which ends the recording"
@@ -91,11 +91,11 @@ FIELDS_OF_A_NEW_REQUEST = {  # NewRequestData
     "prompt_token_ids": _KNOWN,
     "prefill_token_ids": _KNOWN,
     "sampling_params": _KNOWN,
-    "mm_features": _REFUSED,
+    "mm_features": _KNOWN,
     "pooling_params": _REFUSED,
-    "lora_request": _REFUSED,
-    "prompt_embeds": _REFUSED,
-    "prompt_is_token_ids": _REFUSED,
+    "lora_request": _KNOWN,
+    "prompt_embeds": _KNOWN,
+    "prompt_is_token_ids": _KNOWN,
 }
 
 FIELDS_OF_THE_OTHERS = {  # CachedRequestData

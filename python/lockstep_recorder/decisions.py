@@ -118,3 +118,14 @@ def tables_of(scheduler: Any) -> dict[str, Any]:
     """The block tables of all running requests, per group."""
     block_ids = scheduler.kv_cache_manager.get_block_ids
     return {request.request_id: block_ids(request.request_id) for request in scheduler.running}
+
+
+def held_drafts_of(scheduler: Any, line: dict[str, Any]) -> dict[str, list[int]]:
+    """The drafts that requests keep for a later step: those that the `line` does not schedule."""
+    scheduled = {row["id"] for row in line["scheduled"]}
+    held = (
+        (name, list(request.spec_token_ids))
+        for name, request in scheduler.requests.items()
+        if request.spec_token_ids and name not in scheduled
+    )
+    return dict(sorted(held))

@@ -106,6 +106,11 @@ _WRITTEN_OTHERWISE = (
     "request.arrival_time",
     "request.priority",
     "request.cache_salt",
+    "request.lora_request",
+    "request.mm_features",
+    "request.prompt_embeds",
+    "request.prompt_is_token_ids",  # tokens that embeddings stand in for
+    "request._prompt_embeds_per_block_hashes",
     "request.sampling_params",
     "request.skip_reading_prefix_cache",
     "sampling_params.eos_token_id",
@@ -318,13 +323,6 @@ REFUSALS = (
 
 # Of requests: requests.py refuses those that have one.
 REFUSED_OF_REQUESTS = (
-    "request.prompt_embeds",
-    "request.prompt_is_token_ids",
-    "request._prompt_embeds_per_block_hashes",
-    "request.mm_features",
-    "request.has_encoder_inputs",
-    "request.get_num_encoder_embeds",
-    "request.lora_request",
     "request.pooling_params",
     "request.structured_output_request",
     "request.use_structured_output",

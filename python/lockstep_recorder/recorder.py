@@ -23,6 +23,7 @@ from lockstep_recorder.step_log import StepLog
 
 PATH_VARIABLE = "LOCKSTEP_RECORDING"
 TABLES_VARIABLE = "LOCKSTEP_RECORDING_TABLES"
+LATE_VARIABLE = "LOCKSTEP_RECORDING_LATE"
 
 logger = logging.getLogger("vllm.lockstep_recorder")
 
@@ -53,6 +54,20 @@ def tables_every(environment: dict[str, str]) -> int:
     return int(text)
 
 
+def late_keys(header: dict[str, Any], environment: dict[str, str]) -> dict[str, int]:
+    """The keys by which a header says that its steps tell of drafts and outputs that come too
+    late: where there can be any, and the environment does not keep them out."""
+    text = environment.get(LATE_VARIABLE, "1")
+    if text not in ("0", "1"):
+        raise RecorderError(f"found {LATE_VARIABLE}={text}; expected 0 or 1")
+    config = header["config"]
+    keys = {
+        "held_drafts": config.get("num_spec_tokens", 0) > 0,
+        "stale_outputs": config["async_scheduling"],
+    }
+    return {key: 1 for key, is_told in keys.items() if is_told and text == "1"}
+
+
 class Recorder:
     """Records one scheduler; what the scheduler's methods call."""
 
@@ -81,6 +96,7 @@ class Recorder:
         every = tables_every(environment)
         release = release_of(version)
         header = header_of(scheduler, release, hash_block_size, family="serving", seed=0)
+        header |= late_keys(header, environment)
         file = RecordingFile(path)
         counter = CacheCounter(scheduler.kv_cache_manager.block_pool, release.hash_movers)
         logger.info("recording to %s", file.partial_path)
@@ -152,6 +168,11 @@ class Recorder:
     def scheduled(self, scheduler: Any, output: Any) -> None:
         """schedule() has returned `output`."""
         self._do(StepLog.scheduled, scheduler, output)
+
+    def output_begins(self, scheduler: Any, output: Any) -> None:
+        """update_from_output() is about to take in the output of this step."""
+        if "stale_outputs" in self._header:
+            self._do(StepLog.note_late, output, scheduler.requests)
 
     def tokens_of(self, output: Any, model_output: Any) -> dict[str, list[int]]:
         """The sampled tokens, by request in the order of the step; without the requests that got

@@ -1,5 +1,6 @@
 """One request as the format writes it, and what the format cannot write."""
 
+import hashlib
 from typing import Any
 
 
@@ -19,10 +20,10 @@ def why_not_recordable(request: Any, header: dict[str, Any]) -> str | None:
     config, hash_block_size = header["config"], header["hash_block_size"]
     params = request.sampling_params
     refusals = (
-        (request.prompt_token_ids is None, "a prompt without token ids"),
-        (request.prompt_embeds is not None, "prompt embeddings"),
-        (bool(request.mm_features), "multimodal inputs"),
-        (request.lora_request is not None, "a LoRA adapter"),
+        (
+            request.prompt_token_ids is None and request.prompt_embeds is None,
+            "a prompt without token ids",
+        ),
         (request.pooling_params is not None or params is None, "a pooling request"),
         (request.structured_output_request is not None, "structured output"),
         (request.resumable, "streaming input"),
@@ -30,11 +31,49 @@ def why_not_recordable(request: Any, header: dict[str, Any]) -> str | None:
         (
             config["enable_prefix_caching"]
             and len(request.block_hashes)
-            != num_hashes(len(request.prompt_token_ids or ()), config, hash_block_size),
+            != num_hashes(len(_prompt_of(request)), config, hash_block_size),
             "block hashes that are not the engine core's",
         ),
     )
     return next((reason for holds, reason in refusals if holds), None)
+
+
+def _prompt_of(request: Any) -> list[int]:
+    """Its token ids; of embeddings alone the zeros that vLLM has in their place."""
+    tokens = request.prompt_token_ids
+    return [0] * len(request.prompt_embeds) if tokens is None else list(tokens)
+
+
+def _embeddings_of(request: Any, hash_block_size: int) -> list[list[Any]]:
+    """[digest, first token, count] of each hash block, and of what is left behind the last."""
+    embeds, found = request.prompt_embeds, []
+    hashed = getattr(request, "_prompt_embeds_per_block_hashes", {})
+    for first in range(0, len(embeds), hash_block_size):
+        part = embeds[first : first + hash_block_size]
+        digest = hashed.get((first, first + len(part)))
+        if digest is None:  # the engine hashes no part of a block
+            digest = hashlib.sha256(part.cpu().float().numpy().tobytes()).digest()
+        found.append([digest.hex(), first, len(part)])
+    return found
+
+
+def keys_of(request: Any, hash_block_size: int) -> dict[str, Any]:
+    """What its block hashes cover beside its tokens."""
+    keys: dict[str, Any] = {}
+    if request.cache_salt:
+        keys["cache_salt"] = request.cache_salt
+    if (lora := request.lora_request) is not None:
+        keys["lora"] = lora.lora_name
+        if lora.lora_path:
+            keys["lora_path"] = lora.lora_path
+    if request.mm_features:
+        keys["multimodal"] = [
+            [feature.identifier, feature.mm_position.offset, feature.mm_position.length]
+            for feature in request.mm_features
+        ]
+    if request.prompt_embeds is not None:
+        keys["prompt_embeds"] = _embeddings_of(request, hash_block_size)
+    return keys
 
 
 def _seconds(time: float) -> float:
@@ -44,19 +83,18 @@ def _seconds(time: float) -> float:
     return rounded if abs(rounded) >= 1e-4 else 0.0
 
 
-def add_event(request: Any, with_priority: bool) -> dict[str, Any]:
+def add_event(request: Any, with_priority: bool, hash_block_size: int = 16) -> dict[str, Any]:
     """The `add` entry of `before`: arrival in seconds as the engine counts them."""
     params = request.sampling_params
     event: dict[str, Any] = {
         "add": request.request_id,
-        "prompt": {"tokens": list(request.prompt_token_ids)},
+        "prompt": {"tokens": _prompt_of(request)},
         "max_tokens": request.max_tokens,
         "arrival": _seconds(request.arrival_time),
     }
     if with_priority:
         event["priority"] = request.priority
-    if request.cache_salt:
-        event["cache_salt"] = request.cache_salt
+    event |= keys_of(request, hash_block_size)
     if params.eos_token_id is not None:
         event["eos"] = params.eos_token_id
     if params.stop_token_ids:

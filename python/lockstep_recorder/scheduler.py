@@ -107,6 +107,7 @@ class Recorded:
 
     def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
         with _Call(self, "update_from_output"):
+            self.recorder.output_begins(self, scheduler_output)
             sampled = self.recorder.tokens_of(scheduler_output, model_runner_output)
             outputs = super().update_from_output(scheduler_output, model_runner_output)
             self.recorder.updated(scheduler_output, sampled, outputs)

@@ -16,7 +16,7 @@ from collections import deque
 from typing import Any
 
 from lockstep_recorder.cache_counter import CacheCounter
-from lockstep_recorder.decisions import Decisions, tables_of
+from lockstep_recorder.decisions import Decisions, held_drafts_of, tables_of
 from lockstep_recorder.errors import EndOfRecording
 from lockstep_recorder.recording_file import RecordingFile, encode_json
 from lockstep_recorder.releases import Release
@@ -33,6 +33,8 @@ class _Line:
         self.has_passed = False  # the next schedule() has begun
         self.sampled: dict[str, list[int]] | None = {} if is_empty else None
         self.output_of_step: int | None = None  # the last output that came in behind it
+        # Its requests, and how often each had been preempted; where late output is told.
+        self.requests: dict[str, tuple[Any, int]] = {}
         self.tail: dict[str, Any] = {}  # what follows `sampled`
 
     def encode(self) -> bytes:
@@ -60,6 +62,7 @@ class StepLog:
         self._file = file
         self._counter = counter
         config = header["config"]
+        self._hash_block_size = header["hash_block_size"]
         self._with_priority = config["policy"] == "priority"
         pipelined = "pipeline_parallel_size" in header.get("x_beyond_format", ())
         self._may_run_ahead = config["async_scheduling"] or pipelined
@@ -69,13 +72,18 @@ class StepLog:
         self._decisions = Decisions(release, beside_connector)
         self._live: set[str] = set()  # requests of the steps so far that have not ended
         self._counts = counter.seen()  # when the last output began to come in
+        self._tells_held_drafts = "held_drafts" in header
+        self._tells_stale_outputs = "stale_outputs" in header
+        # Of the output that is coming in: requests that are not what they were when it was
+        # decided, the one that has the name now, and how many tokens that one had been given.
+        self._late: list[tuple[str, bool, Any, int]] = []
         file.write_line(encode_json(header))
 
     # What happens between steps.
 
     def add(self, request: Any) -> None:
         """A request has been added."""
-        self._events.append(add_event(request, self._with_priority))
+        self._events.append(add_event(request, self._with_priority, self._hash_block_size))
 
     def abort(self, names: list[str]) -> None:
         """Live requests have been aborted, in this order."""
@@ -117,6 +125,13 @@ class StepLog:
         self._add_state(line, scheduler)
         is_empty = not output.num_scheduled_tokens
         self._lines.append(_Line(self._num_steps, encode_json(line)[:-1], output, is_empty))
+        if self._tells_stale_outputs:
+            requests = scheduler.requests
+            self._lines[-1].requests = {
+                name: (request, request.num_preemptions)
+                for name in output.num_scheduled_tokens
+                if (request := requests.get(name)) is not None
+            }
         if any(event.get("reset_prefix_cache") for event in events):
             self._lines[-1].tail["cleared"] = True
         self._num_steps += 1
@@ -136,6 +151,7 @@ class StepLog:
         if own is None:
             raise EndOfRecording("found an output of a step that was not recorded")
         own.sampled, own.output = sampled, None
+        own.requests = {}
         last = self._lines[-1]
         if self._events:
             during = last.tail.setdefault("during", [])
@@ -150,6 +166,13 @@ class StepLog:
         last.output_of_step = own.step
         if not is_plain:
             last.tail["output_of_step"] = own.step
+        late, self._late = self._late, []
+        for name, is_same, request, num_before in late:
+            taken = request.num_output_tokens - num_before
+            # Of who has left, tokens that nobody takes are not told.
+            if taken or (is_same and name in sampled):
+                entry = {"id": name, "of_step": own.step, "taken": taken}
+                last.tail.setdefault("stale_outputs", []).append(entry)
         if stopped:
             last.tail.setdefault("stopped", []).extend(stopped)
             names = [name for name, _ in stopped]
@@ -163,6 +186,18 @@ class StepLog:
     def output_begins(self) -> None:
         """An output is about to be taken in."""
         self._counts = self._counter.seen()
+
+    def note_late(self, output: Any, requests: dict[str, Any]) -> None:
+        """The output of the step `output` is about to be taken in, by an engine with these
+        requests: which of its own have been preempted or have left since."""
+        own = next((line for line in self._lines if line.output is output), None)
+        self._late = []
+        for name, (request, num_preemptions) in (own.requests if own else {}).items():
+            now = requests.get(name)
+            if now is request and request.num_preemptions == num_preemptions:
+                continue
+            heir = request if now is None else now
+            self._late.append((name, now is request, heir, heir.num_output_tokens))
 
     def output_failed(self) -> None:
         """The engine did not survive taking it in: what it stored until then is nobody's."""
@@ -218,5 +253,7 @@ class StepLog:
     def _add_state(self, line: dict[str, Any], scheduler: Any) -> None:
         """The queues and the pool as the decision left them, and whole tables when it is time."""
         line |= self._decisions.state_of(scheduler)
+        if self._tells_held_drafts and (held := held_drafts_of(scheduler, line)):
+            line["held_drafts"] = held
         if self._tables_every and (self._num_steps + 1) % self._tables_every == 0:
             line["tables"] = tables_of(scheduler)

@@ -1,17 +1,21 @@
 """What vLLM's scheduling code reads and what decides nothing that is recorded: name -> reason.
 
 Names are as in options.py. A name belongs here only when no value of it can change a decision of a
-recording that the other tables let begin or go on.
+recording that the other tables let begin or go on, or only for requests with images or adapters:
+these say so themselves, and conform names them where it differs.
 """
 
 _PARTS = "a part; its fields are listed one by one"
 _DERIVED = "follows from what is written"
 _PLANNED = "of the plan, which is written: groups, blocks, block sizes"
 _STATE = "state, not input: follows from what is written step by step"
-_IMAGES = "of multimodal inputs, which end the recording"
+_IMAGES = "decides for requests with images alone, which are written"
+_ADAPTERS = "decides for requests with adapters alone, which are written"
 _REPORTS = "of what is reported, not of what is decided"
 
 WITHOUT_EFFECT = {
+    "request.has_encoder_inputs": _IMAGES,
+    "request.get_num_encoder_embeds": _IMAGES,
     "vllm_config.cache_config": _PARTS,
     "vllm_config.model_config": _PARTS,
     "vllm_config.parallel_config": _PARTS,
@@ -28,10 +32,10 @@ WITHOUT_EFFECT = {
     "vllm_config.use_v2_model_runner": "the worker's; with pipelines, which are flagged, decides",
     "vllm_config.kv_events_config": _REPORTS,
     "vllm_config.ec_manager_config": _IMAGES,
-    "vllm_config.lora_config": "decides for requests with adapters, which end the recording",
+    "vllm_config.lora_config": _ADAPTERS,
     "envs.VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES": _REPORTS,
     "envs.VLLM_XPU_PP_MICROBATCH": "decides with pipelines, which are flagged",
-    "lora_config.max_loras": "decides for requests with adapters, which end the recording",
+    "lora_config.max_loras": _ADAPTERS,
     "kv_events_config.enable_kv_cache_events": _REPORTS,
     "observability_config.enable_logging_iteration_details": _REPORTS,
     "observability_config.enable_mfu_metrics": _REPORTS,

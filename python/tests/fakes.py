@@ -141,6 +141,27 @@ class AsyncScheduler(Scheduler):
     """One that decides before the last step's tokens are there."""
 
 
+class Embeddings:
+    """A tensor of bytes, one a token."""
+
+    def __init__(self, rows: list[int]) -> None:
+        self._rows = rows
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, part: slice) -> "Embeddings":
+        return Embeddings(self._rows[part])
+
+    def cpu(self) -> "Embeddings":
+        return self
+
+    float = numpy = cpu
+
+    def tobytes(self) -> bytes:
+        return bytes(self._rows)
+
+
 def request(name: str, **changes: Any) -> Any:
     """A request of three tokens; `changes` to its fields or to those of its sampling parameters."""
     params = dict(eos_token_id=None, stop_token_ids=None, min_tokens=0, repetition_detection=None)
@@ -162,6 +183,9 @@ def request(name: str, **changes: Any) -> Any:
         skip_reading_prefix_cache=False,
         block_hashes=[],
         num_computed_tokens=0,
+        num_preemptions=0,
+        num_output_tokens=0,
+        spec_token_ids=[],
     )
     return SimpleNamespace(**(fields | changes))
 

@@ -6,6 +6,7 @@ Runs without vLLM; vllm_reads_test.py holds the tables of options against the re
 from __future__ import annotations
 
 import sys
+import hashlib
 import unittest
 from collections import Counter
 from dataclasses import replace
@@ -242,6 +243,36 @@ class RequestTest(unittest.TestCase):
         plain = add_event(fakes.request("r"), with_priority=False)
         self.assertEqual(set(plain), {"add", "prompt", "max_tokens", "arrival"})
 
+    def test_what_hashes_cover_beside_tokens_is_stated(self) -> None:
+        adapter = SimpleNamespace(lora_name="sql", lora_path="/adapters/sql")
+        image = SimpleNamespace(
+            identifier="cat", mm_position=SimpleNamespace(offset=1, length=2)
+        )
+        event = add_event(
+            fakes.request("r", cache_salt="s", lora_request=adapter, mm_features=[image]),
+            with_priority=False,
+        )
+        self.assertEqual(
+            {key: event[key] for key in ("cache_salt", "lora", "lora_path", "multimodal")},
+            {"cache_salt": "s", "lora": "sql", "lora_path": "/adapters/sql",
+             "multimodal": [["cat", 1, 2]]},
+        )  # fmt: skip
+
+    def test_embeddings_are_digests_of_hash_blocks_the_engine_s_own_where_it_has_them(self) -> None:
+        rows = fakes.Embeddings([10, 20, 30])
+        request = fakes.request(
+            "r",
+            prompt_token_ids=None,
+            prompt_embeds=rows,
+            _prompt_embeds_per_block_hashes={(0, 2): b"\x01\xab"},
+        )
+        event = add_event(request, with_priority=False, hash_block_size=2)
+        self.assertEqual(event["prompt"], {"tokens": [0, 0, 0]})
+        tail = hashlib.sha256(bytes([30])).hexdigest()
+        self.assertEqual(event["prompt_embeds"], [["01ab", 0, 2], [tail, 2, 1]])
+        header = {"config": {"enable_prefix_caching": False}, "hash_block_size": 2}
+        self.assertIsNone(why_not_recordable(request, header))
+
     def test_arrivals_have_nine_digits_and_no_exponent(self) -> None:
         for time, expected in ((1763712000.1234567, 1763712000.1234567), (1e-5, 0.0)):
             event = add_event(fakes.request("r", arrival_time=time), with_priority=False)
@@ -264,8 +295,6 @@ class RequestTest(unittest.TestCase):
         self.assertIsNone(why_not_recordable(fakes.request("r", **hashed), header))
         for change, reason in (
             ({"prompt_token_ids": None}, "a prompt without token ids"),
-            ({"mm_features": [object()]}, "multimodal inputs"),
-            ({"lora_request": object()}, "a LoRA adapter"),
             ({"pooling_params": object()}, "a pooling request"),
             ({"structured_output_request": object()}, "structured output"),
             ({"resumable": True}, "streaming input"),

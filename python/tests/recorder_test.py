@@ -20,7 +20,7 @@ sys.path[:0] = [str(HERE), str(HERE.parent)]
 import fakes
 
 from lockstep_recorder.errors import RecorderError
-from lockstep_recorder.recorder import Recorder, recording_path_of, tables_every
+from lockstep_recorder.recorder import Recorder, late_keys, recording_path_of, tables_every
 from lockstep_recorder.recording_file import RecordingFile, _encode_with_json, encode_json
 
 
@@ -114,6 +114,7 @@ class StepTest(Folder):
         return output
 
     def update(self, output: Any, tokens: dict[str, list[int]], stopped: Any = ()) -> None:
+        self.recorder.output_begins(self.scheduler, output)
         sampled = self.recorder.tokens_of(output, fakes.model_output(tokens))
         for row in tokens.values():
             del row[1:]  # as vLLM trims what comes after the end of a request
@@ -374,6 +375,43 @@ class StepTest(Folder):
         self.assertEqual(steps[0]["drafts"], {"a": [8, 9]})
         self.assertEqual(steps[1]["scheduled"][0]["spec"], [8, 9])
 
+    def test_drafts_that_are_not_scheduled_are_told_where_there_can_be_any(self) -> None:
+        self.start(speculative_config=fakes.drafts("ngram"))
+        for name in ("b", "a"):
+            self.scheduler.requests[name] = fakes.request(name, spec_token_ids=[8, 9])
+        self.schedule(fakes.output({"b": 1}, new={"b": (0, ([1],))}), ("b", "a"))
+        header, step, _ = self.lines()
+        self.assertEqual((header["held_drafts"], step["held_drafts"]), (1, {"a": [8, 9]}))
+
+    def test_output_of_who_was_preempted_since_says_how_much_of_it_was_taken(self) -> None:
+        self.start(async_scheduling=True)
+        before, after = fakes.request("a"), fakes.request("a")
+        self.scheduler.requests |= {"a": before, "b": fakes.request("b")}
+        rows = {"a": 3, "b": 3}
+        first = self.schedule(fakes.output(rows, new={n: (0, ([1],)) for n in rows}), ("a", "b"))
+        second = self.schedule(fakes.output({"b": 1}, cached={"b": (3, None)}), ("b",))
+        before.num_preemptions = 1
+        self.update(first, {"a": [5], "b": [6]})
+        # Another request has the name by now, and is given what was not sampled for it.
+        third = self.schedule(fakes.output({"b": 1}, cached={"b": (4, None)}), ("b",))
+        self.scheduler.requests["b"] = after
+        self.recorder.output_begins(self.scheduler, second)
+        sampled = self.recorder.tokens_of(second, fakes.model_output({"b": [7]}))
+        after.num_output_tokens = 1
+        self.recorder.updated(second, sampled, fakes.engine_outputs({}))
+        self.update(third, {"b": [8]})
+        header, _, two, three, _ = self.lines()
+        self.assertEqual(header["stale_outputs"], 1)
+        self.assertEqual(two["stale_outputs"], [{"id": "a", "of_step": 0, "taken": 0}])
+        self.assertEqual(three["stale_outputs"], [{"id": "b", "of_step": 1, "taken": 1}])
+
+    def test_nothing_late_is_told_where_it_is_not_wanted(self) -> None:
+        header = {"config": {"num_spec_tokens": 2, "async_scheduling": True}}
+        self.assertEqual(late_keys(header, {}), {"held_drafts": 1, "stale_outputs": 1})
+        self.assertEqual(late_keys(header, {"LOCKSTEP_RECORDING_LATE": "0"}), {})
+        with self.assertRaisesRegex(RecorderError, "expected 0 or 1"):
+            late_keys(header, {"LOCKSTEP_RECORDING_LATE": "yes"})
+
     def test_tables_are_shown_as_often_as_asked(self) -> None:
         self.scheduler = fakes.Scheduler()
         for tables, expected in (("8", [7, 15]), ("5", [4, 9, 14]), ("0", [])):
@@ -390,12 +428,12 @@ class StepTest(Folder):
         self.start()
         self.schedule(fakes.output({}))
         with self.assertLogs("vllm.lockstep_recorder", "ERROR") as logs:
-            self.recorder.added(fakes.request("x", lora_request=object()), is_known=False)
-        self.assertIn("request x: found a LoRA adapter", logs.output[0])
+            self.recorder.added(fakes.request("x", pooling_params=object()), is_known=False)
+        self.assertIn("request x: found a pooling request", logs.output[0])
         self.schedule(fakes.output({}))  # the engine serves on
         end = self.lines()[-1]
         self.assertEqual(
-            (end["steps"], end["x_stopped_because"]), (1, "request x: found a LoRA adapter")
+            (end["steps"], end["x_stopped_because"]), (1, "request x: found a pooling request")
         )
 
     def test_a_name_twice_ends_it_too(self) -> None:

@@ -35,6 +35,8 @@ def repeat(recorded: list[Line], path: Path, tables_every: int = 8) -> list[Line
     """The lines of what vLLM decides, recorded to `path`, with tables as often as the recording."""
     os.environ["LOCKSTEP_RECORDING"] = str(path)
     os.environ["LOCKSTEP_RECORDING_TABLES"] = str(tables_every)
+    # What is given does not tell of them.
+    os.environ["LOCKSTEP_RECORDING_LATE"] = str(int("stale_outputs" in recorded[0]))
     engine = vllm_engine.make_engine(recorded[0], RecordingScheduler)
     step_of: dict[int, Line] = {}
 

@@ -75,12 +75,91 @@ BlockKey xxh3(const void* data, std::size_t size) {
   return {hash.low64, hash.high64};
 }
 
-// What stands before the first block: the salt, told apart from "no salt".
-BlockKey content_root(std::string_view cache_salt) {
-  if (cache_salt.empty()) return {0x6C6F636B73746570ull, 0};
-  BlockKey key = xxh3(cache_salt.data(), cache_salt.size());
-  key.low ^= 0x73616C74ull;
+// A key in the chain: what it is, behind the key before it.
+BlockKey behind(const BlockKey& parent, std::uint64_t kind, std::string_view text) {
+  const BlockKey own = xxh3(text.data(), text.size());
+  const std::uint64_t words[] = {parent.low, parent.high, kind, own.low, own.high};
+  return xxh3(words, sizeof words);
+}
+
+// What stands before the first block: the salt, told apart from "no salt", and the adapter.
+BlockKey content_root(std::string_view cache_salt, const RequestKeys& keys) {
+  BlockKey key{0x6C6F636B73746570ull, 0};
+  if (!cache_salt.empty()) {
+    key = xxh3(cache_salt.data(), cache_salt.size());
+    key.low ^= 0x73616C74ull;
+  }
+  if (!keys.lora.empty()) key = behind(behind(key, 1, keys.lora), 2, keys.lora_path);
   return key;
+}
+
+// The items that lie in a block, each with its first token behind the block's.
+template <class Take>
+void for_each_item(const std::vector<PromptItem>& items, std::int64_t first, std::int64_t count,
+                   Take take) {
+  auto item = std::ranges::partition_point(
+      items, [&](const PromptItem& before) { return before.first + before.count <= first; });
+  for (; item != items.end() && item->first < first + count; ++item)
+    take(*item, item->first - first);
+}
+
+// Kinds 3 to 6 of `behind`: nobody can take one for another.
+BlockKey with_items(BlockKey key, const RequestKeys& keys, std::int64_t first, std::int64_t count) {
+  const auto add = [&](std::uint64_t kind) {
+    return [&key, kind](const PromptItem& item, std::int64_t place) {
+      key = behind(behind(key, kind, item.identifier), kind + 2, std::to_string(place));
+    };
+  };
+  for_each_item(keys.multimodal, first, count, add(3));
+  for_each_item(keys.prompt_embeds, first, count, add(4));
+  return key;
+}
+
+// In vLLM's order.
+std::vector<ExtraKey> extra_keys_of(const HashRule& rule, std::string_view cache_salt,
+                                    const RequestKeys& keys, std::int64_t first) {
+  const auto tag = [&](const char* name) {
+    return rule.tags_extra_keys ? std::string(name) : std::string();
+  };
+  std::vector<ExtraKey> extra;
+  if (!keys.lora.empty()) {
+    extra.push_back({tag("lora"), keys.lora});
+    if (rule.tags_extra_keys) extra.back().detail = keys.lora_path;
+  }
+  for_each_item(keys.multimodal, first, rule.hash_block_size,
+                [&](const PromptItem& item, std::int64_t place) {
+                  extra.push_back({tag("mm"), item.identifier});
+                  extra.back().place = place;
+                });
+  if (first == 0 && !cache_salt.empty())
+    extra.push_back({tag("cache_salt"), std::string(cache_salt)});
+  for_each_item(keys.prompt_embeds, first, rule.hash_block_size,
+                [&](const PromptItem& item, std::int64_t) {
+                  extra.push_back({tag("prompt_embeds"), item.identifier});
+                  extra.back().is_digest = true;
+                });
+  return extra;
+}
+
+std::vector<std::uint8_t> bytes_of(std::string_view digits) {
+  const auto value = [](char c) { return c <= '9' ? c - '0' : (c | 0x20) - 'a' + 10; };
+  std::vector<std::uint8_t> bytes;
+  for (std::size_t i = 0; i + 1 < digits.size(); i += 2)
+    bytes.push_back(static_cast<std::uint8_t>(value(digits[i]) * 16 + value(digits[i + 1])));
+  return bytes;
+}
+
+void write_extra_key(CborWriter& cbor, const ExtraKey& key) {
+  const std::uint64_t num_parts =
+      1 + !key.tag.empty() + key.detail.has_value() + key.place.has_value();
+  if (num_parts > 1) cbor.array(num_parts);
+  if (!key.tag.empty()) cbor.text(key.tag);
+  if (key.is_digest)
+    cbor.bytes(bytes_of(key.value));
+  else
+    cbor.text(key.value);
+  if (key.detail) cbor.text(*key.detail);
+  if (key.place) cbor.integer(*key.place);
 }
 
 }  // namespace
@@ -105,13 +184,7 @@ ExternalBlockHash hash_block_tokens(HashAlgorithm algorithm, const ExternalBlock
     cbor.null();
   } else {
     cbor.array(extra_keys.size());
-    for (const ExtraKey& key : extra_keys) {
-      if (!key.tag.empty()) {
-        cbor.array(2);
-        cbor.text(key.tag);
-      }
-      cbor.text(key.value);
-    }
+    for (const ExtraKey& key : extra_keys) write_extra_key(cbor, key);
   }
   for (const std::int32_t token : lookahead) cbor.integer(token);
   return digest(algorithm, cbor.view());
@@ -178,7 +251,7 @@ bool TokenSequence::symbolic_pieces(std::int64_t first, std::int64_t count,
 }
 
 void BlockHashChain::extend_to(std::int64_t num_tokens, const HashRule& rule,
-                               const TokenSequence& tokens, std::string_view cache_salt) {
+                               const TokenSequence& tokens, const Keys& keys) {
   const std::int64_t num_sure = std::max<std::int64_t>(num_tokens - rule.num_lookahead_tokens, 0);
   const auto num_full = static_cast<std::size_t>(num_sure / rule.hash_block_size);
   next_size_ =
@@ -187,22 +260,21 @@ void BlockHashChain::extend_to(std::int64_t num_tokens, const HashRule& rule,
   // Doubled: a decode adds one key every block, and an exact reserve would copy all of them.
   if (num_full > keys_.capacity()) keys_.reserve(std::max(num_full, 2 * keys_.capacity()));
   if (rule.algorithm == HashAlgorithm::content)
-    extend_content(num_full, rule, tokens, cache_salt);
+    extend_content(num_full, rule, tokens, keys);
   else
-    extend_external(num_full, rule, tokens, cache_salt);
+    extend_external(num_full, rule, tokens, keys);
 }
 
 void BlockHashChain::extend_external(std::size_t num_full, const HashRule& rule,
-                                     const TokenSequence& tokens, std::string_view cache_salt) {
+                                     const TokenSequence& tokens, const Keys& keys) {
   std::vector<std::int32_t> block(
       static_cast<std::size_t>(rule.hash_block_size + rule.num_lookahead_tokens));
   const auto hash_block_size = static_cast<std::size_t>(rule.hash_block_size);
   while (keys_.size() < num_full) {
     const auto first = static_cast<std::int64_t>(keys_.size() * hash_block_size);
     tokens.copy(first, std::ssize(block), block.data());
-    std::vector<ExtraKey> extra_keys;
-    if (first == 0 && !cache_salt.empty())
-      extra_keys.push_back({rule.tags_extra_keys ? "cache_salt" : "", std::string(cache_salt)});
+    const std::vector<ExtraKey> extra_keys =
+        extra_keys_of(rule, keys.cache_salt, keys.others, first);
     const ExternalBlockHash parent =
         external_.empty() ? none_hash(rule.algorithm) : external_.back();
     const std::span<const std::int32_t> all(block);
@@ -214,12 +286,12 @@ void BlockHashChain::extend_external(std::size_t num_full, const HashRule& rule,
 
 // [parent key, kind, content]: one XXH3 a block. Kind keeps symbolic content apart from token ids.
 void BlockHashChain::extend_content(std::size_t num_full, const HashRule& rule,
-                                    const TokenSequence& tokens, std::string_view cache_salt) {
+                                    const TokenSequence& tokens, const Keys& keys) {
   const std::int64_t num_covered = rule.hash_block_size + rule.num_lookahead_tokens;
   std::vector<std::uint64_t> pieces;
   std::vector<std::int32_t> token_ids(num_covered);
   std::vector<std::uint64_t> words(3 + (static_cast<std::size_t>(num_covered) + 1) / 2);
-  BlockKey parent = keys_.empty() ? content_root(cache_salt) : keys_.back();
+  BlockKey parent = keys_.empty() ? content_root(keys.cache_salt, keys.others) : keys_.back();
   while (keys_.size() < num_full) {
     const auto first = static_cast<std::int64_t>(keys_.size()) * rule.hash_block_size;
     std::size_t size_bytes = 0;
@@ -236,7 +308,7 @@ void BlockHashChain::extend_content(std::size_t num_full, const HashRule& rule,
     }
     words[0] = parent.low;
     words[1] = parent.high;
-    parent = xxh3(words.data(), size_bytes);
+    parent = with_items(xxh3(words.data(), size_bytes), keys.others, first, rule.hash_block_size);
     keys_.push_back(parent);
   }
 }

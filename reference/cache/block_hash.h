@@ -1,5 +1,6 @@
 // Block hashes: a chain over full blocks of tokens. The hash of a block stands for its tokens,
-// every token before it, and the extra keys (the cache salt goes into the first block).
+// every token before it, and the extra keys: the adapter, images and embeddings in the block, and
+// in the first block the cache salt.
 //
 // `content` is the model's own chain: XXH3 over 128 bits, and O(1) for a block of a symbolic run.
 // `sha256_cbor` and `xxhash_cbor` are bit for bit vLLM's (vllm/utils/hashing.py, hash_block_tokens
@@ -9,6 +10,7 @@
 
 #include <array>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -16,6 +18,7 @@
 
 #include "base/ids.h"
 #include "reference/types/engine_config.h"
+#include "reference/types/scheduler_types.h"
 #include "reference/types/token_run.h"
 
 namespace lockstep {
@@ -26,11 +29,14 @@ using ExternalBlockHash = std::vector<std::uint8_t>;
 // The hash that stands in for the parent of a first block.
 ExternalBlockHash none_hash(HashAlgorithm algorithm);
 
-// What a hash covers beside tokens: a cache salt. With a tag it is the pair (tag, value), so that a
-// salt cannot pass for a key of another kind.
+// What a hash covers beside tokens. With a tag it is (tag, value, ...), so that a salt cannot pass
+// for a key of another kind.
 struct ExtraKey {
-  std::string tag;  // empty: the bare value
+  std::string tag;  // empty: the rest alone, bare where it is one value
   std::string value;
+  std::optional<std::string> detail = {};  // of an adapter, its path
+  std::optional<std::int64_t> place = {};  // of an image, its first token behind the block's
+  bool is_digest = false;                  // the value is hexadecimal, of bytes
 };
 
 // REQUIRES: algorithm is sha256_cbor or xxhash_cbor. `extra_keys`: empty for none. `lookahead`: the
@@ -82,8 +88,9 @@ struct HashRule {
 class BlockHashChain {
  public:
   // Appends the hashes of the blocks that have become full, and whose lookahead tokens are known.
-  void extend(const HashRule& rule, const TokenSequence& tokens, std::string_view cache_salt) {
-    if (tokens.size() >= next_size_) extend_to(tokens.size(), rule, tokens, cache_salt);
+  void extend(const HashRule& rule, const TokenSequence& tokens, std::string_view cache_salt,
+              const RequestKeys& keys = {}) {
+    if (tokens.size() >= next_size_) extend_to(tokens.size(), rule, tokens, {cache_salt, keys});
   }
 
   std::size_t size() const { return keys_.size(); }
@@ -95,12 +102,16 @@ class BlockHashChain {
   const std::vector<ExternalBlockHash>& external() const { return external_; }
 
  private:
+  struct Keys {
+    std::string_view cache_salt;
+    const RequestKeys& others;
+  };
   void extend_to(std::int64_t num_tokens, const HashRule& rule, const TokenSequence& tokens,
-                 std::string_view cache_salt);
+                 const Keys& keys);
   void extend_external(std::size_t num_full, const HashRule& rule, const TokenSequence& tokens,
-                       std::string_view cache_salt);
+                       const Keys& keys);
   void extend_content(std::size_t num_full, const HashRule& rule, const TokenSequence& tokens,
-                      std::string_view cache_salt);
+                      const Keys& keys);
 
   std::int64_t next_size_ = 0;  // tokens that the next hash needs; asked with every sampled token
   std::vector<BlockKey> keys_;

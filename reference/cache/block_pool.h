@@ -68,7 +68,10 @@ class BlockPool {
   bool cache_part_of_block(BlockId block, const BlockKey& key, std::int32_t group,
                            std::int32_t num_tokens, bool replaces = false);
   // What `from` holds will be copied to `to`, and is found there from now on.
-  void move_keys(BlockId from, BlockId to) { cache_.move_keys(from, to); }
+  void move_keys(BlockId from, BlockId to) {
+    cache_.move_keys(from, to);
+    if (events_ != nullptr) events_->moved(from, to);
+  }
   // What the blocks hold is not what their keys say: nothing can hit them any more.
   void evict_blocks(std::span<const BlockId> blocks);
   const PrefixCache& cache() const { return cache_; }

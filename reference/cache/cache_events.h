@@ -41,6 +41,15 @@ class CacheEventLog {
   void names(BlockId block, std::int32_t group, ExternalBlockHash hash) {
     names_[block].emplace_back(group, std::move(hash));
   }
+  // What was hit in one block is hit in another from now on; nobody is told.
+  void moved(BlockId from, BlockId to) {
+    const auto names = names_.find(from);
+    if (names == names_.end() || from == to) return;
+    auto moving = std::move(names->second);
+    names_.erase(names);
+    auto& there = names_[to];
+    for (auto& name : moving) there.push_back(std::move(name));
+  }
   // Nothing can hit the block any more, under any of its hashes.
   void removed(BlockId block) {
     const auto names = names_.find(block);

@@ -70,6 +70,7 @@ struct alignas(64) Request {
         skips_prefix_cache(spec.skip_reading_prefix_cache),
         name(std::move(spec.name)),
         cache_salt(std::move(spec.cache_salt)),
+        keys(std::move(spec.keys)),
         arrival_ns(spec.arrival_ns),
         priority(spec.priority) {
     has_min_tokens = min_tokens > 0;
@@ -130,6 +131,7 @@ struct alignas(64) Request {
   bool skips_prefix_cache;
   std::string name;
   std::string cache_salt;
+  RequestKeys keys;
   std::int64_t arrival_ns;
   std::int32_t priority;
   std::int32_t num_preemptions = 0;

@@ -57,6 +57,8 @@ class DecisionSource {
   // With a KV connector: who comes before `waiting`, and who has finished and keeps its blocks.
   virtual std::vector<SkippedRequest> skipped() const { return {}; }
   virtual std::vector<HeldRequest> held() const { return {}; }
+  // Of the last update_from_output(), where the source tells them.
+  virtual std::span<const StaleOutput> stale_outputs() const { return {}; }
   // Since the last call, where the source counts.
   virtual CacheCounters take_cache_counters() { return {}; }
   virtual std::vector<CacheEvent> take_cache_events() { return {}; }

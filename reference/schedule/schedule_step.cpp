@@ -93,7 +93,7 @@ void Scheduler::Impl::send_back(RequestId victim, bool drops_stale_output) {
   request.status = RequestStatus::preempted;
   request.num_computed_tokens = 0;
   ++request.num_preemptions;
-  request.spec_tokens.clear();
+  if (defect != SchedulerDefect::drafts_outlive_preemption) request.spec_tokens.clear();
   if (profile.in_flight_accounting == InFlightAccounting::tokens) {
     // What was to be dropped already stays so: its places have been sampled again.
     request.drops_stale_output =
@@ -388,6 +388,7 @@ void Scheduler::Impl::finish_step() {
     request.is_prefill_chunk =
         request.num_computed_tokens < request.num_tokens() + request.num_output_placeholders;
     rows.push_back({row.id, generations[index_of(row.id)], row.num_tokens, row.num_spec,
+                    config.async_scheduling ? request.num_preemptions : 0,
                     !request.is_prefill_chunk});
     if (config.async_scheduling && !request.is_prefill_chunk) {
       // The next step is decided before this one's tokens are known: they are counted as

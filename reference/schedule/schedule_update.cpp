@@ -20,13 +20,14 @@ void Scheduler::Impl::take_output(const ModelOutput& model) {
   LS_CHECK(model.token_ends.size() == rows.size(), "{} rows of tokens for {} scheduled requests",
            model.token_ends.size(), rows.size());
   stopped.clear();
+  stale.clear();
   std::vector<RequestId> voided;
   if (!report.invalid_block_ids.empty()) voided = take_invalid_blocks(report, rows);
   std::uint32_t begin = 0;
   for (std::size_t i = 0; i < rows.size(); ++i) {
     const bool is_void = !voided.empty() && std::ranges::find(voided, rows[i].id) != voided.end();
     const std::uint32_t size = is_void ? 0 : model.token_ends[i] - begin;
-    update_row(rows[i], std::span(model.tokens).subspan(begin, size));
+    take_row(rows[i], std::span(model.tokens).subspan(begin, size));
     begin = model.token_ends[i];
   }
   if (!stopped.empty())
@@ -63,19 +64,31 @@ bool Scheduler::Impl::append_tokens(Request& request, std::span<const std::int32
     if (stops) break;
   }
   if (config.enable_prefix_caching)
-    request.hashes.extend(hash_rule, request.tokens, request.cache_salt);
+    request.hashes.extend(hash_rule, request.tokens, request.cache_salt, request.keys);
   return stops;
 }
 
-void Scheduler::Impl::update_row(const InFlightRow& row, std::span<const std::int32_t> tokens) {
+// Notes what becomes of output that was in flight when its request was preempted.
+void Scheduler::Impl::take_row(const InFlightRow& row, std::span<const std::int32_t> tokens) {
   if (generations[index_of(row.id)] != row.generation) return;  // it has left in the meantime
+  const Request& request = at(row.id);
+  const bool is_stale =
+      config.async_scheduling && !tokens.empty() && request.num_preemptions != row.num_preemptions;
+  const std::int32_t num_before = is_stale ? request.num_tokens() : 0;
+  update_row(row, tokens);
+  if (is_stale) stale.push_back({row.id, request.num_tokens() - num_before});
+}
+
+void Scheduler::Impl::update_row(const InFlightRow& row, std::span<const std::int32_t> tokens) {
   Request& request = at(row.id);
   request.num_in_flight_tokens -= row.num_tokens;
-  const bool stale = request.num_stale_tokens > 0;
-  if (stale) request.num_stale_tokens -= row.num_tokens;
-  if (tokens.empty() || (stale && request.drops_stale_output)) return;
+  const bool is_stale = request.num_stale_tokens > 0;
+  if (is_stale) request.num_stale_tokens -= row.num_tokens;
+  const bool is_dropped =
+      is_stale && request.drops_stale_output && defect != SchedulerDefect::stale_output_taken;
+  if (tokens.empty() || is_dropped) return;
   const auto num_sampled = static_cast<std::int32_t>(tokens.size());
-  if (row.num_spec > 0 && !stale && defect != SchedulerDefect::drafts_kept) {
+  if (row.num_spec > 0 && !is_stale && defect != SchedulerDefect::drafts_kept) {
     const std::int32_t num_rejected = row.num_spec - (num_sampled - 1);
     if (request.num_computed_tokens > 0) request.num_computed_tokens -= num_rejected;
     if (request.num_output_placeholders > 0) request.num_output_placeholders -= num_rejected;
@@ -88,7 +101,8 @@ void Scheduler::Impl::update_row(const InFlightRow& row, std::span<const std::in
   FinishReason reason{};
   std::size_t num_kept = 0;
   const bool stops = append_tokens(request, tokens, reason, num_kept);
-  if (!stale) count_output(request, num_sampled, static_cast<std::int32_t>(num_kept), was_running);
+  if (!is_stale)
+    count_output(request, num_sampled, static_cast<std::int32_t>(num_kept), was_running);
   if (!stops) return;
   stopped.push_back({row.id, reason});
   if (!was_running) waiting.remove(row.id, request);

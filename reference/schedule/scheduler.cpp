@@ -61,9 +61,12 @@ RequestId Scheduler::Impl::insert(RequestSpec spec) {
   }
   requests[index_of(id)] = std::make_unique<Request>(std::move(spec), cache.num_groups());
   Request& request = at(id);
-  if (defect == SchedulerDefect::hash_extra_keys) request.cache_salt.clear();
+  if (defect == SchedulerDefect::hash_extra_keys) {
+    request.cache_salt.clear();
+    request.keys = {};
+  }
   if (config.enable_prefix_caching)
-    request.hashes.extend(hash_rule, request.tokens, request.cache_salt);
+    request.hashes.extend(hash_rule, request.tokens, request.cache_salt, request.keys);
   waiting.add(id, request);
   return id;
 }
@@ -217,6 +220,8 @@ std::span<const StoppedRequest> Scheduler::update_from_output(const ModelOutput&
   return impl_->stopped;
 }
 
+std::span<const StaleOutput> Scheduler::stale_outputs() const { return impl_->stale; }
+
 std::int32_t Scheduler::num_sampled_max(std::size_t row) const {
   const auto& rows = impl_->in_flight.back();
   LS_CHECK(row < rows.size(), "row {} of {} in flight", row, rows.size());
@@ -290,6 +295,9 @@ std::int64_t Scheduler::num_tokens(RequestId request) const {
 }
 std::int64_t Scheduler::num_computed_tokens(RequestId request) const {
   return std::as_const(*impl_).at(request).num_computed_tokens;
+}
+std::span<const std::int32_t> Scheduler::drafts(RequestId request) const {
+  return std::as_const(*impl_).at(request).spec_tokens;
 }
 std::int32_t Scheduler::token(RequestId request, std::int64_t position) const {
   return std::as_const(*impl_).at(request).tokens[position];

@@ -75,6 +75,8 @@ class Scheduler final : public DecisionSource {
   // invalid blocks: in an engine of one group.
   std::span<const StoppedRequest> update_from_output(const ModelOutput& output) override;
 
+  std::span<const StaleOutput> stale_outputs() const override;
+
   // Tokens that the model can return at most for a row of the step last decided: none for a chunk
   // of a prompt, else one and its drafts. REQUIRES: the step is in flight and has that row.
   std::int32_t num_sampled_max(std::size_t row) const;
@@ -115,6 +117,9 @@ class Scheduler final : public DecisionSource {
   std::int64_t num_tokens(RequestId request) const override;  // prompt and accepted output
   std::int64_t num_computed_tokens(RequestId request) const;
   std::int32_t token(RequestId request, std::int64_t position) const;
+  // Drafts that it keeps for a later step; of a request that the last step scheduled, those that
+  // asynchronous scheduling expects.
+  std::span<const std::int32_t> drafts(RequestId request) const;
 
   const Scheduler* model() const override { return this; }
 

@@ -28,7 +28,8 @@ struct InFlightRow {
   std::uint32_t generation = 0;
   std::int32_t num_tokens = 0;
   std::int32_t num_spec = 0;
-  bool samples = false;  // it is no chunk of a prompt
+  std::int32_t num_preemptions = 0;  // of the request, until then
+  bool samples = false;              // it is no chunk of a prompt
 };
 
 // Which of a scheduled request's blocks its worker is told of.
@@ -91,6 +92,7 @@ struct Scheduler::Impl {
   void count_output(Request& request, std::int32_t num_sampled, std::int32_t num_kept,
                     bool was_running);
   void update_row(const InFlightRow& row, std::span<const std::int32_t> tokens);
+  void take_row(const InFlightRow& row, std::span<const std::int32_t> tokens);
   void update_drafts(const ModelOutput& output, std::span<const InFlightRow> rows);
   void retire(RequestId id);
   void forget(RequestId id);
@@ -142,6 +144,7 @@ struct Scheduler::Impl {
   std::deque<std::vector<InFlightRow>> in_flight;
   std::vector<std::vector<InFlightRow>> spare_rows;
   std::vector<StoppedRequest> stopped;
+  std::vector<StaleOutput> stale;
 };
 
 }  // namespace lockstep

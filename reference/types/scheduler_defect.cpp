@@ -34,6 +34,8 @@ constexpr std::array kNames = std::to_array<std::pair<SchedulerDefect, std::stri
     {state_freed_early, "state-freed-early"},
     {admission_uncapped, "admission-uncapped"},
     {drafts_kept, "drafts-kept"},
+    {drafts_outlive_preemption, "drafts-outlive-preemption"},
+    {stale_output_taken, "stale-output-taken"},
     {resume_appended, "resume-appended"},
     {common_prefix_overcount, "common-prefix-overcount"},
     {refused_hit_kept, "refused-hit-kept"},

@@ -45,6 +45,8 @@ enum class SchedulerDefect : std::uint8_t {
   // What is scheduled, and what the worker is told.
   admission_uncapped,
   drafts_kept,
+  drafts_outlive_preemption,
+  stale_output_taken,
   resume_appended,
   common_prefix_overcount,
   // What becomes of a request that is refused, or leaves at a bad moment.

@@ -26,6 +26,26 @@ struct RepetitionDetection {
 // Whether a scheduler schedules: all; nobody new; nobody. vLLM's PauseState.
 enum class PauseState : std::uint8_t { unpaused, paused_new, paused_all };
 
+// Tokens [first, first + count) of a prompt that stand for something else: an image, embeddings.
+struct PromptItem {
+  std::string identifier;  // equal content, equal identifier
+  std::int32_t first = 0;
+  std::int32_t count = 0;
+  bool operator==(const PromptItem&) const = default;
+};
+
+// What block hashes cover beside tokens and the cache salt (generate_block_hash_extra_keys in
+// vllm/v1/core/kv_cache_utils.py): requests share blocks only where these are equal. Items are in
+// the order of their places and do not overlap.
+struct RequestKeys {
+  std::string lora = {};       // the adapter's name; empty: none
+  std::string lora_path = {};  // where its weights lie
+  std::vector<PromptItem> multimodal = {};
+  std::vector<PromptItem> prompt_embeds = {};
+  bool empty() const { return lora.empty() && multimodal.empty() && prompt_embeds.empty(); }
+  bool operator==(const RequestKeys&) const = default;
+};
+
 // One request as it reaches the engine.
 struct RequestSpec {
   std::string name;  // unique among live requests; ties of the priority queue are broken by it
@@ -36,7 +56,8 @@ struct RequestSpec {
   std::optional<std::int32_t> eos_token = std::nullopt;  // a sampled token that ends the request
   std::vector<std::int32_t> stop_token_ids = {};         // further ones
   std::string cache_salt = {};                           // empty: none
-  std::int32_t min_tokens = 0;                           // before so many nothing sampled ends it
+  RequestKeys keys = {};
+  std::int32_t min_tokens = 0;  // before so many nothing sampled ends it
   RepetitionDetection repetition_detection{};
   bool skip_reading_prefix_cache = false;
   bool operator==(const RequestSpec&) const = default;
@@ -126,10 +147,16 @@ struct StoppedRequest {
   FinishReason reason{};
 };
 
+// Output of a live request that was preempted after its step had been decided.
+struct StaleOutput {
+  RequestId id{};
+  std::int32_t num_taken = 0;  // tokens of it that the request was given
+};
+
 // How another engine ended in the middle of a run.
 struct EngineFailure {
-  std::string kind;  // "exception", "crash", "hang", "reply": docs/scheduler_protocol.md
-  std::string what;  // one sentence
+  std::string kind;        // "exception", "crash", "hang", "reply": docs/scheduler_protocol.md
+  std::string what;        // one sentence
   std::string trace = {};  // the engine's own words; may be empty
 };
 

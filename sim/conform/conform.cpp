@@ -24,11 +24,13 @@ class ConformObserver final : public StepObserver {
       : workload_(workload),
         connector_(connector),
         num_spec_tokens_(header.options.config.num_spec_tokens),
-        transcript_(header.has_cache_events) {}
+        transcript_(header) {}
 
   // What the model returned is for the recorded decision: another one ends the run before its
   // output comes in.
   bool decided(const StepView& view) override {
+    for (const RecordedEvent& event : workload_.current().before)
+      has_keys_ |= event.kind == RecordedEvent::Kind::add && !event.request.keys.empty();
     transcript_.decided(workload_.current(), view, connector_);
     return agrees() && output_fits(view);
   }
@@ -40,6 +42,8 @@ class ConformObserver final : public StepObserver {
   }
 
   std::optional<ConformMismatch> mismatch() const { return mismatch_; }
+  // A request so far had an adapter, images or embeddings.
+  bool has_keys() const { return has_keys_; }
   // Who had not left after the last step, sorted.
   const std::vector<std::string>& unfinished() const { return unfinished_; }
 
@@ -88,6 +92,7 @@ class ConformObserver final : public StepObserver {
   StepTranscript transcript_;
   std::vector<std::string> unfinished_;
   std::optional<ConformMismatch> mismatch_;
+  bool has_keys_ = false;
 };
 
 ConformMismatch header_mismatch(std::string what, std::int64_t recorded, std::int64_t model) {
@@ -164,6 +169,11 @@ Result<ConformFile> conform_workload(const std::string& path, RecordingHeader he
       file.mismatch->what +=
           fmt::format(" (no profile follows what the engine was started with: {})",
                       fmt::join(header.beyond_format, ", "));
+    if (observer.has_keys())
+      file.mismatch->what +=
+          " (limits of adapters and encoder budgets are not followed, and a request has an "
+          "adapter, "
+          "images or embeddings)";
   }
   return file;
 }

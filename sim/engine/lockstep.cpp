@@ -116,6 +116,7 @@ Result<bool> LockstepRun::execute(const AgreedBatch& agreed) {
     progress_.reported();
   }
   stopped_.clear();
+  stale_outputs_.clear();
   events_.clear();
   workload_.while_running(events_);
   if (!events_.empty()) {
@@ -183,6 +184,7 @@ bool LockstepRun::observe(bool (StepObserver::*hook)(const StepView&),
                           std::span<const StoppedRequest> stopped, std::int64_t output_of_step) {
   return (observer_.*hook)({.decision = *decision_,
                             .stopped = stopped,
+                            .stale_outputs = stale_outputs_,
                             .counters = counters_,
                             .decisions = decisions_,
                             .state_hash = chain_.value(),
@@ -479,6 +481,8 @@ std::int64_t LockstepRun::take_output() {
   const auto stopped = decisions_.update_from_output(flight.output);
   summary_.seconds.schedule += watch_.lap();
   stopped_.insert(stopped_.end(), stopped.begin(), stopped.end());
+  for (const StaleOutput& stale : decisions_.stale_outputs())
+    stale_outputs_.push_back({stale, flight.step});
   if (!flight.output.kv_connector_output.invalid_block_ids.empty()) forget_voided_tokens();
   outputs_.give_back(std::move(flight.output));
   return flight.step;

@@ -134,6 +134,7 @@ class LockstepRun {
   std::vector<SampledRow> rows_;
   SchedulerOutput counted_;              // the decision, in the worker's count
   std::vector<StoppedRequest> stopped_;  // by the outputs that came in with it
+  std::vector<StaleOutputOfStep> stale_outputs_;
   std::vector<CacheEvent> cache_events_;
   std::function<std::string_view(RequestId)> name_of_ = [this](RequestId id) {
     return std::string_view(requests_.at(id).name);

@@ -14,11 +14,17 @@
 
 namespace lockstep {
 
+struct StaleOutputOfStep {
+  StaleOutput output;
+  std::int64_t step = 0;  // whose output it is
+};
+
 // Everything about a step that has just been decided (and, with a backend, executed and compared).
 // References are valid during the call.
 struct StepView {
   const SchedulerOutput& decision;
   std::span<const StoppedRequest> stopped;
+  std::span<const StaleOutputOfStep> stale_outputs;  // that came in with the step, in `finished`
   const CacheCounters& counters;
   const DecisionSource& decisions;
   StateHash state_hash;  // of the chain up to here

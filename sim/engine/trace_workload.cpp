@@ -223,6 +223,7 @@ void TraceWorkload::emit(std::size_t index, std::vector<WorkloadEvent>& events) 
   const auto* request = std::get_if<TraceRequest>(&trace_->records[index]);
   if (request == nullptr) {
     event.kind = WorkloadEvent::Kind::reset_prefix_cache;
+    event.resets_running = std::get<TraceControl>(trace_->records[index]).preempts_running;
     return;
   }
   const Pending& pending = pending_[index];

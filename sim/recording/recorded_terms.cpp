@@ -154,6 +154,28 @@ void write_cache_events(const StepView& view, RecordedStep& step) {
   for (const CacheEvent& event : view.cache_events) step.events.push_back(told_of(event));
 }
 
+void write_held_drafts(const StepView& view, RecordedStep& step) {
+  const auto write = [&](RequestId id) {
+    const auto drafts = view.model().drafts(id);
+    const bool is_scheduled =
+        !drafts.empty() && std::ranges::find(view.decision.scheduled, id, &ScheduledRequest::id) !=
+                               view.decision.scheduled.end();
+    if (!drafts.empty() && !is_scheduled)
+      step.held_drafts.push_back({std::string(view.name(id)), {drafts.begin(), drafts.end()}});
+  };
+  for (const RequestId id : view.decisions.running()) write(id);
+  for (const RequestId id : view.decisions.waiting()) write(id);
+  for (const SkippedRequest& skipped : view.decisions.skipped()) write(skipped.id);
+  std::ranges::sort(step.held_drafts, {}, &RecordedTokens::id);
+}
+
+void write_stale_outputs(const StepView& view, RecordedStep& step) {
+  for (const StaleOutputOfStep& stale : view.stale_outputs)
+    step.stale_outputs.push_back({.id = std::string(view.name(stale.output.id)),
+                                  .of_step = stale.step,
+                                  .taken = stale.output.num_taken});
+}
+
 void write_outcome(const StepView& view, RecordedStep& step) {
   for (const StoppedRequest& stopped : view.stopped)
     step.stopped.push_back(
@@ -239,11 +261,13 @@ void StepTranscript::decided(const RecordedStep& recorded, const StepView& view,
   }
   if (recorded.common_prefix_blocks)
     step_.common_prefix_blocks = view.decision.common_prefix_blocks;
+  if (has_held_drafts_) write_held_drafts(view, step_);
   step_.during = recorded.during;
   step_.sampled = recorded.sampled;
   step_.drafts = recorded.drafts;
   if (recorded.tables) step_.tables = tables_of(view);
   step_.output_of_step = recorded.output_of_step;
+  step_.stale_outputs = recorded.stale_outputs;
   step_.stopped = recorded.stopped;
   step_.held = recorded.held;
   step_.stored = recorded.stored;
@@ -257,6 +281,8 @@ void StepTranscript::finished(const StepView& view, ConnectorLog* connector) {
   write_reset_results(view, step_.during);
   step_.stopped.clear();
   write_outcome(view, step_);
+  step_.stale_outputs.clear();
+  if (has_stale_outputs_) write_stale_outputs(view, step_);
   step_.events.clear();
   if (has_cache_events_) write_cache_events(view, step_);
   step_.output_of_step.reset();

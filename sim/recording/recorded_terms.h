@@ -32,6 +32,10 @@ void write_reset_results(const StepView& view, std::vector<RecordedEvent>& event
 std::vector<std::string> unfinished_of(const StepView& view);
 // What the step's output ended, and what became of the prefix cache.
 void write_outcome(const StepView& view, RecordedStep& step);
+// Drafts of live requests that the step does not schedule. REQUIRES: the model decides.
+void write_held_drafts(const StepView& view, RecordedStep& step);
+// Outputs that came in for requests that were preempted since.
+void write_stale_outputs(const StepView& view, RecordedStep& step);
 // What the step told of the prefix cache.
 void write_cache_events(const StepView& view, RecordedStep& step);
 
@@ -76,7 +80,10 @@ class ConnectorLog final : public KVConnector {
 // `recorded`.
 class StepTranscript {
  public:
-  explicit StepTranscript(bool has_cache_events) : has_cache_events_(has_cache_events) {}
+  explicit StepTranscript(const RecordingHeader& header)
+      : has_cache_events_(header.has_cache_events),
+        has_held_drafts_(header.has_held_drafts),
+        has_stale_outputs_(header.has_stale_outputs) {}
   // `connector`: what answered the scheduler; null: nothing did. What the step comes to is
   // `recorded`'s until `finished`: what differs before is a decision.
   void decided(const RecordedStep& recorded, const StepView& view, ConnectorLog* connector);
@@ -84,7 +91,7 @@ class StepTranscript {
   const RecordedStep& step() const { return step_; }
 
  private:
-  bool has_cache_events_;
+  bool has_cache_events_, has_held_drafts_, has_stale_outputs_;
   RecordedStep step_;
 };
 

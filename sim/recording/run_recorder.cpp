@@ -18,6 +18,9 @@ RecordingHeader recording_header(const EngineConfig& config,
                                  std::int64_t num_blocks, const DecisionSource& decisions) {
   RecordingHeader header = header_of_engine(config, groups, num_blocks);
   header.has_cache_events &= decisions.model() != nullptr;  // no other engine tells them yet
+  // Nor what becomes of drafts and outputs.
+  header.has_held_drafts = decisions.model() != nullptr && config.num_spec_tokens > 0;
+  header.has_stale_outputs = decisions.model() != nullptr && config.async_scheduling;
   header.scheduler_block_size = decisions.scheduler_block_size();
   header.hash_block_size = decisions.hash_block_size();
   return header;
@@ -82,6 +85,7 @@ bool RunRecorder::decided(const StepView& view) {
   write_decision(view, step_);
   if (!decision.common_prefix_blocks.empty())
     step_.common_prefix_blocks = decision.common_prefix_blocks;
+  if (view.decisions.model() != nullptr) write_held_drafts(view, step_);
   const auto shown = [&](RequestId id) { return view.decisions.shows_table(id); };
   const bool is_due =
       view.decisions.model() == nullptr || decision.step % kStepsPerTable == kStepsPerTable - 1;
@@ -131,6 +135,7 @@ Result<void> RunRecorder::connector_report(KVConnectorOutput& report) {
 bool RunRecorder::finished(const StepView& view) {
   if (connector_) step_.held = connector_->take_held();
   write_outcome(view, step_);
+  write_stale_outputs(view, step_);
   write_cache_events(view, step_);
   if (view.output_of_step >= 0) step_.output_of_step = view.output_of_step;
   end_.steps = step_.step + 1;

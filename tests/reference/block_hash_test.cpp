@@ -159,6 +159,49 @@ TEST(BlockHash, of_0_33_0_covers_tokens_after_the_block_and_tags_the_salt_as_vll
   }
 }
 
+// Computed by generate_block_hash_extra_keys and hash_block_tokens of vLLM 0.33.0 and 0.22.1.
+TEST(BlockHash, covers_adapters_images_and_embeddings_as_vllm_does) {
+  const RequestKeys keys{.lora = "sql",
+                         .lora_path = "/adapters/sql",
+                         .multimodal = {{"cat", 2, 4}},
+                         .prompt_embeds = {{"01ab", 0, 4}, {"02", 4, 4}}};
+  const std::vector<std::int32_t> tokens = {7, 1, 300, 70000, 5, 6, -1, 8, 9};
+  const auto hashes = [&](bool tags_extra_keys) {
+    BlockHashChain chain;
+    chain.extend({HashAlgorithm::sha256_cbor, 4, 0, tags_extra_keys},
+                 TokenSequence(literal(tokens)), "s", keys);
+    std::vector<std::string> found;
+    for (const ExternalBlockHash& hash : chain.external()) found.push_back(hex(hash));
+    return found;
+  };
+  EXPECT_EQ(hashes(true), (std::vector<std::string>{
+                              "17d0f7c1fb0faaec2a85295757d97d68a84a723de10dc95fc561714636107ec6",
+                              "257e3716e858638aa4f7ef929e088854ab58b990119790ba7d7af4214463dcbe"}));
+  EXPECT_EQ(hashes(false),
+            (std::vector<std::string>{
+                "5bd656d4c6abd6fef1ed0a738722ced93a869f7bfc7196f8a462164f76cc70f5",
+                "b8f67d2bd4411b5ddbe0126922aaed6a5478c6bb3f91e165c57e3b74c79a84db"}));
+}
+
+TEST(BlockHash, of_the_model_tells_keys_apart_from_the_block_on_that_has_them) {
+  const auto chain = [](const RequestKeys& keys) {
+    BlockHashChain made;
+    made.extend({HashAlgorithm::content, 2}, TokenSequence(literal({1, 2, 3, 4, 5, 6})), "", keys);
+    return std::vector<BlockKey>(made.keys().begin(), made.keys().end());
+  };
+  const std::vector<BlockKey> bare = chain({});
+  EXPECT_NE(chain({.lora = "a"})[0], bare[0]);
+  EXPECT_NE(chain({.lora = "a"})[0], chain({.lora = "b"})[0]);
+  EXPECT_NE(chain({.lora = "a"})[0], (chain({.lora = "a", .lora_path = "p"})[0]));
+  const std::vector<BlockKey> image = chain({.multimodal = {{"cat", 2, 2}}});
+  EXPECT_EQ(image[0], bare[0]);
+  EXPECT_NE(image[1], bare[1]);
+  EXPECT_NE(image[2], bare[2]);
+  EXPECT_NE(image[1], chain({.multimodal = {{"dog", 2, 2}}})[1]);
+  EXPECT_NE(image[1], chain({.multimodal = {{"cat", 3, 1}}})[1]);
+  EXPECT_NE(image[1], chain({.prompt_embeds = {{"cat", 2, 2}}})[1]);
+}
+
 TEST(BlockHash, with_lookahead_tells_blocks_apart_that_only_their_next_token_tells_apart) {
   const auto keys = [](std::vector<std::int32_t> tokens, std::int32_t num_lookahead_tokens) {
     return chain_of(HashAlgorithm::content, 2, literal(std::move(tokens)), "",

@@ -136,6 +136,28 @@ TEST(Recording, WhatAServerSetsIsReadAndWrittenBackByteForByte) {
   EXPECT_EQ(to_text(*recording), text);
 }
 
+// What hashes cover beside tokens, and drafts and outputs that come too late.
+TEST(Recording, WhatAnEngineMayTellBesideIsReadAndWrittenBackByteForByte) {
+  std::string text = changed(kRecording, R"("hash_block_size":16)",
+                             R"("hash_block_size":16,"held_drafts":1,"stale_outputs":1)");
+  text = changed(text, R"("eos":9)",
+                 R"("eos":9,"lora":"sql","lora_path":"/a","multimodal":[["cat",0,4],["dog",4,16]],)"
+                 R"("prompt_embeds":[["01ab",2,3]])");
+  text = changed(text, R"("tables")", R"("held_drafts":{"r1":[-1],"r2":[5,6]},"tables")");
+  text = changed(text, R"("stopped")",
+                 R"("stale_outputs":[{"id":"r1","of_step":0,"taken":2}],"stopped")");
+  const auto recording = read_recording(write_temporary(text));
+  ASSERT_TRUE(recording) << recording.error().message;
+  const RecordedStep& step = recording->steps[0];
+  const RequestKeys& keys = step.before[0].request.keys;
+  EXPECT_EQ(keys.lora + keys.lora_path, "sql/a");
+  EXPECT_EQ(keys.multimodal, (std::vector<PromptItem>{{"cat", 0, 4}, {"dog", 4, 16}}));
+  EXPECT_EQ(keys.prompt_embeds, (std::vector<PromptItem>{{"01ab", 2, 3}}));
+  EXPECT_EQ(step.held_drafts[1], (RecordedTokens{"r2", {5, 6}}));
+  EXPECT_EQ(step.stale_outputs[0], (RecordedStaleOutput{"r1", 0, 2}));
+  EXPECT_EQ(to_text(*recording), text);
+}
+
 TEST(Recording, AbsentAndEmptyAreKeptApart) {
   const std::string bare =
       R"({"step":0,"scheduled":[{"id":"r0","tokens":1,"computed":3,"blocks":null}],"running":[],)"
@@ -196,6 +218,17 @@ TEST(Recording, AWriterThatIsNotClosedLeavesNothing) {
   std::filesystem::create_directory(folder);
   { ASSERT_TRUE(RecordingWriter::create(folder + "/r.jsonl", recording->header)); }
   EXPECT_TRUE(std::filesystem::is_empty(folder));
+}
+
+// The recording with drafts or an output of a request that come too late.
+std::string with_late(const std::string& key, const std::string& request) {
+  const std::string text =
+      changed(kRecording, "\"hash_block_size\":16", "\"hash_block_size\":16,\"" + key + "\":1");
+  return key == "held_drafts"
+             ? changed(text, "\"tables\"", "\"held_drafts\":{\"" + request + "\":[5]},\"tables\"")
+             : changed(text, "\"stopped\"",
+                       "\"stale_outputs\":[{\"id\":\"" + request +
+                           "\",\"of_step\":0,\"taken\":1}],\"stopped\"");
 }
 
 class RefusedRecording : public ::testing::TestWithParam<Refused> {};
@@ -274,6 +307,64 @@ INSTANTIATE_TEST_SUITE_P(
         Refused{"another version of events",
                 changed(kRecording, "\"num_blocks\"", "\"cache_events\":2,\"num_blocks\""),
                 "FILE:1: field `cache_events`: found 2; expected the integer 1"},
+        Refused{"held drafts that the header does not speak of",
+                changed(kRecording, "\"tables\"", "\"held_drafts\":{\"r1\":[5]},\"tables\""),
+                "FILE:2: field `held_drafts`: found an object; expected no such key: the header "
+                "has no \"held_drafts\""},
+        Refused{"another version of held drafts",
+                changed(kRecording, "\"num_blocks\"", "\"held_drafts\":2,\"num_blocks\""),
+                "FILE:1: field `held_drafts`: found 2; expected the integer 1"},
+        Refused{"held drafts of a request that is scheduled", with_late("held_drafts", "r0"),
+                "FILE:2: field `held_drafts.r0`: found drafts of a request that the step "
+                "schedules; expected \"spec\""},
+        Refused{"held drafts that are none", changed(with_late("held_drafts", "r1"), ":[5]", ":[]"),
+                "FILE:2: field `held_drafts.r1`: found an array of 0 elements; expected at least "
+                "one draft, or no such request"},
+        Refused{"held drafts out of order",
+                changed(with_late("held_drafts", "r2"), ":[5]", ":[5],\"r1\":[6]"),
+                "FILE:2: field `held_drafts.r1`: found a name out of order; expected ascending "
+                "names"},
+        Refused{"stale outputs that the header does not speak of",
+                changed(kRecording, "\"stopped\"", "\"stale_outputs\":[],\"stopped\""),
+                "FILE:2: field `stale_outputs`: found an array of 0 elements; expected no such "
+                "key: the header has no \"stale_outputs\""},
+        Refused{"another version of stale outputs",
+                changed(kRecording, "\"num_blocks\"", "\"stale_outputs\":0,\"num_blocks\""),
+                "FILE:1: field `stale_outputs`: found 0; expected the integer 1"},
+        Refused{"a stale output of a later step",
+                changed(with_late("stale_outputs", "r1"), "\"of_step\":0", "\"of_step\":1"),
+                "FILE:2: field `stale_outputs[0].of_step`: found 1; expected the integer 0"},
+        Refused{"a stale output that does not say what was taken",
+                changed(with_late("stale_outputs", "r1"), ",\"taken\":1", ""),
+                "FILE:2: field `stale_outputs[0]`: found no key \"taken\"; expected it"},
+        Refused{"an adapter without a name",
+                changed(kRecording, "\"eos\":9", "\"eos\":9,\"lora\":\"\""),
+                "FILE:2: field `before[0].lora`: found \"\"; expected a string that is not empty"},
+        Refused{"the path of no adapter",
+                changed(kRecording, "\"eos\":9", "\"eos\":9,\"lora_path\":\"/a\""),
+                "FILE:2: field `before[0].lora_path`: found the path of an adapter; expected "
+                "\"lora\" too"},
+        Refused{"an image without a place",
+                changed(kRecording, "\"eos\":9", "\"eos\":9,\"multimodal\":[[\"cat\",0]]"),
+                "FILE:2: field `before[0].multimodal[0]`: found an array of 2 elements; expected "
+                "[identifier, first token, count]"},
+        Refused{"an image over another",
+                changed(kRecording, "\"eos\":9",
+                        "\"eos\":9,\"multimodal\":[[\"cat\",0,4],[\"dog\",3,4]]"),
+                "FILE:2: field `before[0].multimodal[1][1]`: found 3; expected an integer from 4 "
+                "to 19"},
+        Refused{"an image beyond its prompt",
+                changed(kRecording, "\"eos\":9", "\"eos\":9,\"multimodal\":[[\"cat\",18,3]]"),
+                "FILE:2: field `before[0].multimodal[0][2]`: found 3; expected an integer from 1 "
+                "to 2"},
+        Refused{"no image in a list of them",
+                changed(kRecording, "\"eos\":9", "\"eos\":9,\"multimodal\":[]"),
+                "FILE:2: field `before[0].multimodal`: found an array of 0 elements; expected at "
+                "least one item, or no such key"},
+        Refused{"embeddings without a digest",
+                changed(kRecording, "\"eos\":9", "\"eos\":9,\"prompt_embeds\":[[\"xy\",0,4]]"),
+                "FILE:2: field `before[0].prompt_embeds[0][0]`: found \"xy\"; expected a digest, "
+                "hexadecimal"},
         Refused{"key twice", changed(kRecording, "\"stored\":1", "\"stored\":1,\"stored\":1"),
                 "FILE:2: found the key \"stored\" twice; expected it once"},
         Refused{"key missing", changed(kRecording, "\"free_blocks\":6,", ""),

@@ -103,6 +103,7 @@ Trace trace_of_everything() {
                 {4, 5, 6}));
   add(prompt_of({{Kind::symbolic, 3, 1, 4}})).output = {.length = 1, .tokens = {}, .fill = 7};
   trace.records.emplace_back(TraceControl{.t_ns = 200});
+  trace.records.emplace_back(TraceControl{.t_ns = 200, .preempts_running = true});
   TraceRequest& last = add(private_prompt(1, 8));
   last.spec.arrival_ns = 0;
   last.after = {"r0", "r1"};
@@ -112,8 +113,12 @@ Trace trace_of_everything() {
   last.spec.stop_token_ids = {4, 5};
   // A field added to RequestSpec stops this from compiling: it wants a key, and a value here.
   [[maybe_unused]] const auto& [name, prompt, max_tokens, arrival_ns, priority, eos, stop, salt,
-                                min_tokens, repetition, skips] = last.spec;
+                                keys, min_tokens, repetition, skips] = last.spec;
   last.spec.cache_salt = "\xc3\xa9";
+  last.spec.keys = {.lora = "sql",
+                    .lora_path = "/a",
+                    .multimodal = {{"cat", 0, 2}},
+                    .prompt_embeds = {{"01", 2, 6}}};
   last.spec.min_tokens = 2;
   last.spec.repetition_detection = {4, 1, 3};
   last.spec.skip_reading_prefix_cache = true;

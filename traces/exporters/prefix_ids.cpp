@@ -97,18 +97,33 @@ std::vector<std::uint64_t> content_of(Walk& walk, std::uint64_t parent, std::int
   return content;
 }
 
+// What two requests must have in common to share anything: salt, adapter, images, embeddings.
+std::vector<std::string> keys_of(const RequestSpec& spec) {
+  std::vector<std::string> keys = {spec.cache_salt, spec.keys.lora, spec.keys.lora_path};
+  for (const auto* items : {&spec.keys.multimodal, &spec.keys.prompt_embeds}) {
+    keys.push_back(std::to_string(items->size()));
+    for (const PromptItem& item : *items) {
+      keys.push_back(item.identifier);
+      keys.push_back(std::to_string(item.first) + "+" + std::to_string(item.count));
+    }
+  }
+  return keys;
+}
+
 }  // namespace
 
 SharedPrefixes shared_prefixes(const std::vector<const TraceRequest*>& requests) {
   std::vector<const TraceRequest*> sorted = requests;
   std::ranges::stable_sort(sorted, [](const TraceRequest* a, const TraceRequest* b) {
-    if (a->spec.cache_salt != b->spec.cache_salt) return a->spec.cache_salt < b->spec.cache_salt;
+    const auto a_keys = keys_of(a->spec);
+    const auto b_keys = keys_of(b->spec);
+    if (a_keys != b_keys) return a_keys < b_keys;
     return parting(a->spec.prompt, b->spec.prompt).second < 0;
   });
   SharedPrefixes shared;
   // What any two share is the least of what neighbours between them share.
   for (std::size_t i = 1; i < sorted.size(); ++i) {
-    if (sorted[i - 1]->spec.cache_salt != sorted[i]->spec.cache_salt) continue;
+    if (keys_of(sorted[i - 1]->spec) != keys_of(sorted[i]->spec)) continue;
     const auto [tokens, order] = parting(sorted[i - 1]->spec.prompt, sorted[i]->spec.prompt);
     if (order == 0 || tokens == 0) continue;
     shared.unit = std::gcd(shared.unit, tokens);
@@ -126,14 +141,14 @@ std::int32_t block_that_tells_all(const SharedPrefixes& shared, std::int32_t blo
 std::vector<std::vector<std::uint64_t>> prefix_ids(const std::vector<const TraceRequest*>& requests,
                                                    std::int32_t block_tokens) {
   LS_CHECK(block_tokens > 0, "blocks of {} tokens", block_tokens);
-  std::map<std::string_view, std::uint64_t> salts;
+  std::map<std::vector<std::string>, std::uint64_t> salts;
   std::map<std::vector<std::uint64_t>, std::uint64_t> id_of;
   std::vector<std::vector<std::uint64_t>> ids;
   for (const TraceRequest* request : requests) {
     std::vector<std::uint64_t>& mine = ids.emplace_back();
     Walk walk(request->spec.prompt);
     const std::uint64_t salt =
-        salts.try_emplace(request->spec.cache_salt, salts.size()).first->second;
+        salts.try_emplace(keys_of(request->spec), salts.size()).first->second;
     std::uint64_t parent = ~salt;  // no id of a block
     for (std::int64_t left = request->spec.prompt.size(); left > 0; left -= block_tokens) {
       const std::int64_t tokens = std::min<std::int64_t>(left, block_tokens);

@@ -282,7 +282,55 @@ Prompt private_prompt(std::int64_t length, std::uint64_t ordinal) {
   return prompt;
 }
 
+// [[identifier, first, count], ...], in the order of their places.
+static std::vector<PromptItem> read_prompt_items(JsonValue value, std::int64_t prompt_size,
+                                                 bool are_digests) {
+  std::vector<PromptItem> items;
+  std::int64_t end = 0;
+  for (JsonValue element : value.array()) {
+    const JsonArray item = element.array();
+    if (item.size() != 3) element.refuse("[identifier, first token, count]");
+    if (item.size() != 3) break;
+    const std::string identifier(item[0].nonempty_string());
+    const bool is_digest = identifier.size() % 2 == 0 &&
+                           identifier.find_first_not_of("0123456789abcdef") == std::string::npos;
+    if (are_digests && !is_digest) JsonValue(item[0]).refuse("a digest, hexadecimal");
+    const auto first = item[1].integer<std::int32_t>(end, std::max(end, prompt_size - 1));
+    const auto count =
+        item[2].integer<std::int32_t>(1, std::max<std::int64_t>(1, prompt_size - first));
+    end = std::int64_t{first} + count;
+    items.push_back({identifier, first, count});
+  }
+  if (items.empty()) value.refuse("at least one item, or no such key");
+  return items;
+}
+
+static void write_prompt_items(JsonWriter& out, std::string_view key,
+                               const std::vector<PromptItem>& items) {
+  if (items.empty()) return;
+  out.key(key).begin_array();
+  for (const PromptItem& item : items)
+    out.begin_array().string(item.identifier).integer(item.first).integer(item.count).end_array();
+  out.end_array();
+}
+
+static void read_hash_keys(JsonObject& object, RequestSpec& request) {
+  RequestKeys& keys = request.keys;
+  if (auto lora = object.optional("lora")) keys.lora = lora.nonempty_string();
+  if (auto path = object.optional("lora_path")) {
+    keys.lora_path = path.nonempty_string();
+    if (keys.lora.empty())
+      path.refuse_because("found the path of an adapter; expected \"lora\" too");
+  }
+  const std::int64_t size = request.prompt.size();
+  if (auto items = object.optional("multimodal"))
+    keys.multimodal = read_prompt_items(items, size, false);
+  if (auto items = object.optional("prompt_embeds"))
+    keys.prompt_embeds = read_prompt_items(items, size, true);
+}
+
 void read_rare_request_keys(JsonObject& object, RequestSpec& request) {
+  read_hash_keys(object, request);
   if (auto tokens = object.optional("min_tokens"))
     request.min_tokens = tokens.integer<std::int32_t>(0, kPromptTokensMax);
   if (auto detection = object.optional("repetition_detection"))
@@ -292,6 +340,10 @@ void read_rare_request_keys(JsonObject& object, RequestSpec& request) {
 }
 
 void write_rare_request_keys(JsonWriter& out, const RequestSpec& request) {
+  if (!request.keys.lora.empty()) out.string("lora", request.keys.lora);
+  if (!request.keys.lora_path.empty()) out.string("lora_path", request.keys.lora_path);
+  write_prompt_items(out, "multimodal", request.keys.multimodal);
+  write_prompt_items(out, "prompt_embeds", request.keys.prompt_embeds);
   if (request.min_tokens != 0) out.integer("min_tokens", request.min_tokens);
   const RepetitionDetection& repetition = request.repetition_detection;
   if (repetition != RepetitionDetection{}) {

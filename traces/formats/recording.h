@@ -62,6 +62,8 @@ struct RecordingHeader {
   std::int64_t scheduler_block_size = 0;
   std::int64_t hash_block_size = 0;
   bool has_cache_events = false;           // steps have `events`: cache_events
+  bool has_held_drafts = false;            // ... `held_drafts`
+  bool has_stale_outputs = false;          // ... `stale_outputs`
   std::vector<std::string> beyond_format;  // options that decide and have no key: x_beyond_format
   bool operator==(const RecordingHeader&) const = default;
 };
@@ -123,6 +125,14 @@ struct RecordedWorker {
   bool operator==(const RecordedWorker&) const = default;
 };
 
+// An output that came in for a request that had been preempted, or had left, since its step.
+struct RecordedStaleOutput {
+  std::string id;
+  std::int64_t of_step = 0;
+  std::int32_t taken = 0;  // of its tokens, appended to the request all the same
+  bool operator==(const RecordedStaleOutput&) const = default;
+};
+
 struct RecordedStopped {
   std::string id;
   std::string reason;  // "stop", "length", "abort", "error"
@@ -162,12 +172,15 @@ struct RecordedStep {
   std::vector<std::string> waiting;
   std::optional<std::vector<RecordedSkipped>> skipped;
   std::int64_t free_blocks = 0;
+  // Of requests that are not scheduled: drafts that are kept for a later step, by name.
+  std::vector<RecordedTokens> held_drafts;
   std::optional<std::vector<RecordedTable>> tables;
   std::optional<std::vector<RecordedTable>> loading;
   std::vector<RecordedEvent> during;  // after the decision, before `output_of_step` came in
   std::optional<RecordedWorker> worker;
   std::vector<RecordedTokens> sampled;
   std::optional<std::int64_t> output_of_step;
+  std::vector<RecordedStaleOutput> stale_outputs;  // in the order in which they came in
   std::vector<RecordedStopped> stopped;
   std::optional<std::vector<RecordedTokens>> drafts;
   std::vector<std::string> held;

@@ -1,5 +1,7 @@
 #include <fmt/format.h>
 
+#include <algorithm>
+
 #include "base/line_reader.h"
 #include "reference/plan/limits.h"
 #include "traces/formats/engine_options.h"
@@ -146,6 +148,37 @@ RecordedWorker read_worker(JsonValue value, const RecordingHeader& header) {
   return worker;
 }
 
+// Drafts of requests that the step does not schedule; the names ascend.
+std::vector<RecordedTokens> read_held_drafts(JsonValue value, const RecordedStep& step) {
+  std::vector<RecordedTokens> held;
+  for (auto& [id, tokens] : value.object().entries()) {
+    if (!held.empty() && held.back().id >= id)
+      tokens.refuse_because("found a name out of order; expected ascending names");
+    if (std::ranges::find(step.scheduled, id, &RecordedScheduled::id) != step.scheduled.end())
+      tokens.refuse_because("found drafts of a request that the step schedules; expected \"spec\"");
+    held.push_back({std::string(id), read_token_ids(tokens, -1)});
+    if (held.back().tokens.empty()) tokens.refuse("at least one draft, or no such request");
+  }
+  return held;
+}
+
+RecordedStaleOutput read_stale_output(JsonValue value, std::int64_t step) {
+  JsonObject object = value.object();
+  RecordedStaleOutput output;
+  output.id = read_name(object.required("id"));
+  output.of_step = object.required("of_step").integer(0, step);
+  output.taken = object.required("taken").integer<std::int32_t>(0, kTokensMax);
+  object.finish();
+  return output;
+}
+
+// Of a key that the header announces: absent and "none" are not the same.
+bool is_announced(JsonValue value, bool announced, std::string_view key) {
+  if (!value) return false;
+  if (!announced) value.refuse(fmt::format("no such key: the header has no \"{}\"", key));
+  return announced;
+}
+
 std::vector<RecordedConnectorAnswer> read_connector_answers(JsonValue value) {
   std::vector<RecordedConnectorAnswer> answers;
   for (JsonValue answer : value.array()) answers.push_back(read_connector_answer(answer));
@@ -285,6 +318,10 @@ RecordingHeader read_recording_header(JsonValue value) {
   header.hash_block_size = object.required("hash_block_size").integer(1, kTokensMax);
   if (auto version = object.optional("cache_events"))
     header.has_cache_events = version.integer(1, 1) == 1;
+  if (auto version = object.optional("held_drafts"))
+    header.has_held_drafts = version.integer(1, 1) == 1;
+  if (auto version = object.optional("stale_outputs"))
+    header.has_stale_outputs = version.integer(1, 1) == 1;
   if (auto names = object.optional("x_beyond_format")) header.beyond_format = read_names(names);
   object.finish();
   return header;
@@ -305,6 +342,9 @@ RecordedStep read_recorded_step(JsonValue value, const RecordingHeader& header,
   if (auto answers = object.optional("connector")) step.connector = read_connector_answers(answers);
   read_decision_keys(object, header, step);
   read_state_keys(object, header, step);
+  if (auto held = object.optional("held_drafts");
+      is_announced(held, header.has_held_drafts, "held_drafts"))
+    step.held_drafts = read_held_drafts(held, step);
   read_table_keys(object, header, step);
   if (auto during = object.optional("during")) {
     for (JsonValue event : during.array()) {
@@ -317,6 +357,10 @@ RecordedStep read_recorded_step(JsonValue value, const RecordingHeader& header,
   if (auto worker = object.optional("worker")) step.worker = read_worker(worker, header);
   step.sampled = read_tokens_by_request(object.required("sampled"));
   if (auto of = object.optional("output_of_step")) step.output_of_step = of.integer(0, step.step);
+  if (auto stale = object.optional("stale_outputs");
+      is_announced(stale, header.has_stale_outputs, "stale_outputs"))
+    for (JsonValue output : stale.array())
+      step.stale_outputs.push_back(read_stale_output(output, step.step));
   read_stopped_key(object, step);
   if (auto drafts = object.optional("drafts")) step.drafts = read_tokens_by_request(drafts);
   read_cache_keys(object, step);

@@ -81,10 +81,9 @@ Result<Trace> trace_of(const Recording& recording, std::int64_t step_ns) {
         continue;
       } else if (event.kind == RecordedEvent::Kind::pause_state) {
         return fail("a recording of an engine that paused, which no request trace says");
-      } else if (event.resets_running) {
-        return fail("a reset of the prefix cache that preempts, which no request trace says");
       } else {
-        trace.records.emplace_back(TraceControl{.t_ns = t_ns});
+        trace.records.emplace_back(
+            TraceControl{.t_ns = t_ns, .preempts_running = event.resets_running});
       }
     }
   }

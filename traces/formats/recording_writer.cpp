@@ -85,11 +85,24 @@ void write_cache_event(JsonWriter& out, const RecordedCacheEvent& event) {
   out.end_object();
 }
 
+void write_stale_outputs(JsonWriter& out, const std::vector<RecordedStaleOutput>& outputs) {
+  if (outputs.empty()) return;
+  out.key("stale_outputs").begin_array();
+  for (const RecordedStaleOutput& output : outputs)
+    out.begin_object()
+        .string("id", output.id)
+        .integer("of_step", output.of_step)
+        .integer("taken", output.taken)
+        .end_object();
+  out.end_array();
+}
+
 // What the worker and the model brought, and what it did.
 void write_output_keys(JsonWriter& out, const RecordedStep& step) {
   if (step.worker) write_worker(out.key("worker"), *step.worker);
   write_tokens_by_request(out.key("sampled"), step.sampled);
   if (step.output_of_step) out.integer("output_of_step", *step.output_of_step);
+  write_stale_outputs(out, step.stale_outputs);
   write_stopped_key(out, step);
   if (step.drafts) write_tokens_by_request(out.key("drafts"), *step.drafts);
   write_cache_keys(out, step);
@@ -173,6 +186,7 @@ void write_state_keys(JsonWriter& out, const RecordedStep& step) {
     out.end_array();
   }
   out.integer("free_blocks", step.free_blocks);
+  if (!step.held_drafts.empty()) write_tokens_by_request(out.key("held_drafts"), step.held_drafts);
   if (step.tables) write_tables(out.key("tables"), *step.tables);
   if (step.loading) write_tables(out.key("loading"), *step.loading);
   write_events(out, "during", step.during);
@@ -222,6 +236,8 @@ std::string recording_header_line(const RecordingHeader& header) {
   out.integer("scheduler_block_size", header.scheduler_block_size);
   out.integer("hash_block_size", header.hash_block_size);
   if (header.has_cache_events) out.integer("cache_events", 1);
+  if (header.has_held_drafts) out.integer("held_drafts", 1);
+  if (header.has_stale_outputs) out.integer("stale_outputs", 1);
   write_names(out, "x_beyond_format", header.beyond_format);
   out.end_object();
   return out.take_line();

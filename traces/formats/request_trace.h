@@ -83,6 +83,7 @@ struct TraceControl {
   enum class Kind : std::uint8_t { reset_prefix_cache };
   Kind kind = Kind::reset_prefix_cache;
   std::int64_t t_ns = 0;
+  bool preempts_running = false;  // all who run give their blocks back first
   bool operator==(const TraceControl&) const = default;
 };
 

@@ -167,6 +167,7 @@ TraceControl read_control(JsonValue value) {
       {"reset_prefix_cache", TraceControl::Kind::reset_prefix_cache}};
   control.kind = object.required("control").word<TraceControl::Kind>(kKinds);
   control.t_ns = object.required("t").integer(0, kTimeMax);
+  if (auto running = object.optional("running")) control.preempts_running = running.boolean();
   object.finish();
   return control;
 }

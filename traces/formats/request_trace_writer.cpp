@@ -76,7 +76,10 @@ std::string trace_record_line(const TraceHeader& header, const TraceRecord& reco
     write_request(out, header, *request, ordinal);
   } else {
     out.begin_object().string("control", "reset_prefix_cache");
-    out.integer("t", std::get<TraceControl>(record).t_ns).end_object();
+    const auto& control = std::get<TraceControl>(record);
+    out.integer("t", control.t_ns);
+    if (control.preempts_running) out.boolean("running", true);
+    out.end_object();
   }
   return out.take_line();
 }

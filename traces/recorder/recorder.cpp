@@ -70,14 +70,19 @@ std::string header_json(const Engine& engine) {
       key("block_size", engine.groups.empty() ? 16 : engine.groups.front().block_size) + "," +
       flag("enable_prefix_caching", engine.enable_prefix_caching) + "," +
       flag("enable_chunked_prefill", engine.enable_chunked_prefill) + "," +
-      flag("async_scheduling", engine.async_scheduling);
+      flag("async_scheduling", engine.async_scheduling) +
+      (engine.num_spec_tokens == 0 ? ""
+                                   : "," + key("num_spec_tokens", engine.num_spec_tokens) + "," +
+                                         key("spec_method", quoted(engine.spec_method)));
   const std::string who =
       key("name", quoted(engine.name)) + "," + key("version", quoted(engine.version));
   return "{\"schedule_recording\":1," + key("engine", "{" + who + "}") + "," +
          key("family", quoted(engine.model)) + ",\"seed\":0," + key("config", "{" + config + "}") +
          "," + key("groups", list_of(engine.groups, group_json)) + "," +
          key("num_blocks", engine.num_blocks) + "," + key("scheduler_block_size", multiple) + "," +
-         key("hash_block_size", std::max<std::int64_t>(divisor, 1)) + "}";
+         key("hash_block_size", std::max<std::int64_t>(divisor, 1)) +
+         (engine.tells_held_drafts ? "," + key("held_drafts", 1) : "") +
+         (engine.tells_stale_outputs ? "," + key("stale_outputs", 1) : "") + "}";
 }
 
 std::string scheduled_json(const Scheduled& row) {
@@ -86,7 +91,41 @@ std::string scheduled_json(const Scheduled& row) {
   if (row.resumed) out += "," + flag("resumed", true);
   out += "," + key("computed", row.computed) + "," +
          key("blocks", row.blocks.empty() ? "null" : tables(row.blocks));
+  if (!row.spec.empty()) out += "," + key("spec", numbers(row.spec));
   return out + "}";
+}
+
+std::string items_json(const char* name, const std::vector<PromptItem>& items) {
+  if (items.empty()) return "";
+  return "," + key(name, list_of(items, [](const PromptItem& item) {
+                     return "[" + quoted(item.identifier) + "," + std::to_string(item.first) + "," +
+                            std::to_string(item.count) + "]";
+                   }));
+}
+
+std::string keys_json(const Keys& keys) {
+  std::string out;
+  for (const auto& [name, value] :
+       {std::pair("cache_salt", &keys.cache_salt), std::pair("lora", &keys.lora),
+        std::pair("lora_path", &keys.lora_path)})
+    if (!value->empty()) out += "," + key(name, quoted(*value));
+  return out + items_json("multimodal", keys.multimodal) +
+         items_json("prompt_embeds", keys.prompt_embeds);
+}
+
+std::string stale_json(const StaleOutput& output) {
+  return "{" + key("id", quoted(output.id)) + "," + key("of_step", output.of_step) + "," +
+         key("taken", output.taken) + "}";
+}
+
+// Where a reader wants them: one after the other, inside the prompt.
+bool are_in_order(const std::vector<PromptItem>& items, std::size_t prompt_size) {
+  std::int64_t end = 0;
+  for (const PromptItem& item : items) {
+    if (item.identifier.empty() || item.first < end || item.count < 1) return false;
+    end = std::int64_t{item.first} + item.count;
+  }
+  return end <= static_cast<std::int64_t>(prompt_size);
 }
 
 // {"r0":..., "r1":...}
@@ -101,7 +140,10 @@ std::string by_request(const List& list, Write write) {
 }  // namespace
 
 Recorder::Recorder(const std::string& path, const Engine& engine)
-    : path_(path), num_groups_(engine.groups.size()) {
+    : path_(path),
+      num_groups_(engine.groups.size()),
+      tells_held_drafts_(engine.tells_held_drafts),
+      tells_stale_outputs_(engine.tells_stale_outputs) {
   file_ = std::fopen((path + ".partial").c_str(), "w");
   if (file_ == nullptr) {
     error_ = path + ".partial: " + std::strerror(errno);
@@ -124,28 +166,43 @@ void Recorder::write(const std::string& line) {
   file_ = nullptr;
 }
 
+void Recorder::refuse(const std::string& what) {
+  if (file_ == nullptr) return;
+  error_ = what;
+  std::fclose(std::exchange(file_, nullptr));
+}
+
 void Recorder::add(const std::string& id, const std::vector<std::int32_t>& prompt,
-                   std::int32_t max_tokens) {
+                   std::int32_t max_tokens, const Keys& keys) {
+  if (!are_in_order(keys.multimodal, prompt.size()) ||
+      !are_in_order(keys.prompt_embeds, prompt.size()))
+    refuse("request " + id + ": images or embeddings out of order or beyond the prompt of " +
+           std::to_string(prompt.size()) + " tokens");
   // Nothing of an audit depends on the time; its order is that of the calls.
   before_ += std::string(before_.empty() ? "" : ",") + "{" + key("add", quoted(id)) + "," +
              key("prompt", "{" + key("tokens", numbers(prompt)) + "}") + "," +
              key("max_tokens", max_tokens) + "," +
-             key("arrival", std::to_string(num_requests_++) + ".0") + "}";
+             key("arrival", std::to_string(num_requests_++) + ".0") + keys_json(keys) + "}";
 }
 
 void Recorder::leave(const std::string& id) {
   before_ += std::string(before_.empty() ? "" : ",") + "{" + key("abort", quoted(id)) + "}";
 }
 
+void Recorder::check(const Step& step) {
+  const std::string place = "step " + std::to_string(num_steps_);
+  for (const Scheduled& row : step.scheduled)
+    if (!row.blocks.empty() && row.blocks.size() != num_groups_)
+      refuse(place + ", request " + row.id + ": blocks of " + std::to_string(row.blocks.size()) +
+             " groups; the engine has " + std::to_string(num_groups_));
+  if (!step.held_drafts.empty() && !tells_held_drafts_)
+    refuse(place + ": held_drafts of an engine that does not tell them (tells_held_drafts)");
+  if (!step.stale_outputs.empty() && !tells_stale_outputs_)
+    refuse(place + ": stale_outputs of an engine that does not tell them (tells_stale_outputs)");
+}
+
 void Recorder::step(const Step& step) {
-  for (const Scheduled& row : step.scheduled) {
-    if (file_ == nullptr || row.blocks.empty() || row.blocks.size() == num_groups_) continue;
-    error_ = "step " + std::to_string(num_steps_) + ", request " + row.id + ": blocks of " +
-             std::to_string(row.blocks.size()) + " groups; the engine has " +
-             std::to_string(num_groups_);
-    std::fclose(file_);
-    file_ = nullptr;
-  }
+  check(step);
   std::string line = "{" + key("step", num_steps_++);
   if (!before_.empty()) line += "," + key("before", "[" + std::exchange(before_, {}) + "]");
   line += "," + key("scheduled", list_of(step.scheduled, scheduled_json));
@@ -153,12 +210,21 @@ void Recorder::step(const Step& step) {
   if (!step.finished.empty()) line += "," + key("finished", names(step.finished));
   line += "," + key("running", names(step.running)) + "," + key("waiting", names(step.waiting)) +
           "," + key("free_blocks", step.free_blocks);
+  if (!step.held_drafts.empty()) {
+    TokensByRequest held = step.held_drafts;
+    std::sort(held.begin(), held.end());
+    line += "," + key("held_drafts", by_request(held, numbers));
+  }
   if (!step.tables.empty()) line += "," + key("tables", by_request(step.tables, tables));
   line += "," + key("sampled", by_request(step.sampled, numbers));
+  if (step.output_of_step >= 0) line += "," + key("output_of_step", step.output_of_step);
+  if (!step.stale_outputs.empty())
+    line += "," + key("stale_outputs", list_of(step.stale_outputs, stale_json));
   if (!step.stopped.empty())
     line += "," + key("stopped", list_of(step.stopped, [](const auto& end) {
                         return "[" + quoted(end.first) + "," + quoted(end.second) + "]";
                       }));
+  if (!step.drafts.empty()) line += "," + key("drafts", by_request(step.drafts, numbers));
   write(line + "}");
 }
 

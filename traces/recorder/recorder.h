@@ -10,7 +10,7 @@
 // 3. The file has its name when end() has returned; until then it is PATH.partial. The first error
 //    ends the recording: error() says which, and later calls do nothing.
 //
-// Not written: connectors, drafts, copies, cache events; docs/formats.md has their keys.
+// Not written: connectors, copies, cache events; docs/formats.md has their keys.
 #pragma once
 
 #include <cstdint>
@@ -43,8 +43,27 @@ struct Engine {
   bool enable_prefix_caching = false;
   bool enable_chunked_prefill = true;
   bool async_scheduling = false;
+  std::int32_t num_spec_tokens = 0;   // drafts of a step at most; 0: none are made
+  std::string spec_method = "ngram";  // or "draft_model", "eagle"
+  bool tells_held_drafts = false;     // Step::held_drafts holds all that there are
+  bool tells_stale_outputs = false;   // Step::stale_outputs likewise
   std::vector<Group> groups = {Group()};
   std::int64_t num_blocks = 0;  // of the pool, the null block included
+};
+
+// Tokens [first, first + count) of a prompt that stand for something else: an image, embeddings.
+struct PromptItem {
+  std::string identifier;  // of its content; of embeddings a digest, hexadecimal
+  std::int32_t first = 0;
+  std::int32_t count = 0;
+};
+
+// What two requests must have in common, beside tokens, to share blocks.
+struct Keys {
+  std::string cache_salt = "";
+  std::string lora = "", lora_path = "";  // the adapter's name, and where its weights lie
+  // In the order of their places, without overlap.
+  std::vector<PromptItem> multimodal = {}, prompt_embeds = {};
 };
 
 // One request of a step, in the engine's order.
@@ -56,7 +75,18 @@ struct Scheduled {
   bool resumed = false;  // after a preemption: `blocks` are its whole table again
   // Per group, handed over now: all when new, else those added; empty: none in any group.
   std::vector<std::vector<std::int32_t>> blocks;
+  std::vector<std::int32_t> spec = {};  // drafts to verify: the last of its tokens
 };
+
+// Output that came in for a request that had been preempted or had left since its step. Of those
+// that have left only what was taken of it is worth telling.
+struct StaleOutput {
+  std::string id;
+  std::int64_t of_step = 0;
+  std::int32_t taken = 0;  // of its tokens, appended to the request
+};
+
+using TokensByRequest = std::vector<std::pair<std::string, std::vector<std::int32_t>>>;
 
 // One step: what was decided, and what came out of it.
 struct Step {
@@ -64,11 +94,16 @@ struct Step {
   std::vector<std::string> preempted, finished;  // finished: since the step before
   std::vector<std::string> running, waiting;     // after the decision, in queue order
   std::int64_t free_blocks = 0;
-  std::vector<std::pair<std::string, std::vector<std::int32_t>>> sampled;  // tokens, by request
+  TokensByRequest sampled;
   // {id, "stop" | "length" | "abort" | "error"}: ended by this output.
   std::vector<std::pair<std::string, std::string>> stopped;
   // The whole tables of running requests, per group; shown now and then they check the rest.
   std::vector<std::pair<std::string, std::vector<std::vector<std::int32_t>>>> tables;
+  TokensByRequest drafts = {};       // proposed for the next step
+  TokensByRequest held_drafts = {};  // after the decision, of requests that are not in `scheduled`
+  std::vector<StaleOutput> stale_outputs = {};  // that came in with this step
+  // With asynchronous scheduling, the step whose output came in last; -1: none did.
+  std::int64_t output_of_step = -1;
 };
 
 class Recorder {
@@ -78,7 +113,8 @@ class Recorder {
   Recorder& operator=(const Recorder&) = delete;
   ~Recorder();  // without end(): PATH.partial stays, for whoever looks into a crash
 
-  void add(const std::string& id, const std::vector<std::int32_t>& prompt, std::int32_t max_tokens);
+  void add(const std::string& id, const std::vector<std::int32_t>& prompt, std::int32_t max_tokens,
+           const Keys& keys = Keys());
   void leave(const std::string& id);  // its client has given it up
   void step(const Step& step);
   // `unfinished`: requests that are left.
@@ -88,11 +124,14 @@ class Recorder {
 
  private:
   void write(const std::string& line);
+  void refuse(const std::string& what);  // the recording ends
+  void check(const Step& step);
 
   std::string path_;
   std::FILE* file_ = nullptr;  // null: ended, or an error
   std::string before_;         // what has happened since the last step, as JSON
   std::size_t num_groups_;
+  bool tells_held_drafts_, tells_stale_outputs_;
   std::int64_t num_steps_ = 0;
   std::int64_t num_requests_ = 0;
   std::string error_;

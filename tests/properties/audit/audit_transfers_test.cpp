@@ -4,7 +4,6 @@
 
 #include "properties/audit/audit.h"
 #include "tests/properties/audit/audited.h"
-#include "tests/properties/audit/audited.h"
 
 namespace lockstep {
 namespace {

@@ -111,6 +111,103 @@ std::vector<DecisionMutant> mutants() {
          }
          return false;
        }},
+      {"an_adapter_is_left_out_of_the_hash", "full_prefix_cache", AuditRule::attention_read,
+       [](Steps& steps, std::size_t at) {
+         for (const RecordedScheduled& row : steps[at].scheduled)
+           if (row.is_new && !row.resumed && row.computed > 0) {
+             for (RecordedStep& step : steps)
+               for (RecordedEvent& event : step.before)
+                 if (event.kind == RecordedEvent::Kind::add && event.request.name == row.id)
+                   event.request.keys.lora = "sql";
+             return true;
+           }
+         return false;
+       }},
+      {"drafts_are_verified_that_nobody_proposed", "spec_decode_ngram", AuditRule::drafts,
+       [](Steps& steps, std::size_t at) {
+         for (RecordedScheduled& row : steps[at].scheduled)
+           if (!row.spec.empty() && row.spec[0] >= 0) {
+             ++row.spec[0];
+             return true;
+           }
+         return false;
+       }},
+      {"drafts_count_for_who_was_not_scheduled", "spec_decode_ngram", AuditRule::drafts,
+       [](Steps& steps, std::size_t at) {
+         for (const std::string& waiting : steps[at].waiting)
+           if (steps[at].drafts && !steps[at].drafts->empty()) {
+             steps[at].drafts->back().id = waiting;
+             steps[at].drafts->back().tokens = {7};
+             return true;
+           }
+         return false;
+       }},
+      {"an_end_is_told_to_nobody", "full_attention", AuditRule::queues,
+       [](Steps& steps, std::size_t at) {
+         if (steps[at].stopped.empty() || at + 1 == steps.size()) return false;
+         steps[at].stopped.clear();
+         return true;
+       }},
+      {"an_end_is_not_reported_to_the_worker", "full_attention", AuditRule::queues,
+       [](Steps& steps, std::size_t at) {
+         if (steps[at].finished.empty()) return false;
+         steps[at].finished.clear();
+         return true;
+       }},
+      {"a_stop_token_ends_nobody", "full_prefix_cache", AuditRule::sampled,
+       [](Steps& steps, std::size_t at) {
+         if (at + 1 >= steps.size()) return false;
+         for (const RecordedStep& step : steps)
+           for (const RecordedEvent& event : step.before)
+             for (RecordedTokens& sampled : steps[at].sampled)
+               if (event.kind == RecordedEvent::Kind::add && event.request.name == sampled.id &&
+                   event.request.eos_token && event.request.min_tokens == 0 &&
+                   std::ranges::find(steps[at + 1].scheduled, sampled.id, &RecordedScheduled::id) !=
+                       steps[at + 1].scheduled.end()) {
+                 sampled.tokens[0] = *event.request.eos_token;
+                 return true;
+               }
+         return false;
+       }},
+      {"a_victim_is_not_named", "preemption", AuditRule::queues,
+       [](Steps& steps, std::size_t at) {
+         if (steps[at].preempted.empty()) return false;
+         steps[at].preempted.clear();
+         return true;
+       }},
+      {"a_resumed_request_is_handed_over_like_one_that_runs", "preemption", AuditRule::handed_out,
+       [](Steps& steps, std::size_t at) {
+         for (RecordedScheduled& row : steps[at].scheduled)
+           if (row.resumed) {
+             row.is_new = row.resumed = false;
+             return true;
+           }
+         return false;
+       }},
+      {"the_worker_is_handed_another_block_than_the_table_has", "sliding_window",
+       AuditRule::handed_out,
+       [](Steps& steps, std::size_t at) {
+         if (!steps[at].tables) return false;
+         for (RecordedTable& table : *steps[at].tables)
+           if (table.blocks[0].back() > BlockId{1}) {
+             table.blocks[0].back() = BlockId{index_of(table.blocks[0].back()) - 1};
+             return true;
+           }
+         return false;
+       }},
+      {"an_output_comes_in_twice", "async_scheduling", AuditRule::stale_output,
+       [](Steps& steps, std::size_t at) {
+         if (at < 3 || steps[at].output_of_step.value_or(0) == 0) return false;
+         --*steps[at].output_of_step;
+         return true;
+       }},
+      {"more_requests_run_than_a_worker_has_room_for", "full_attention",
+       AuditRule::scheduled_tokens,
+       [](Steps& steps, std::size_t at) {
+         if (steps[at].running.empty()) return false;
+         for (int i = 0; i < 300; ++i) steps[at].running.push_back("another");
+         return true;
+       }},
       {"a_block_is_lost_when_its_request_ends", "full_attention", AuditRule::conservation,
        [](Steps& steps, std::size_t at) {
          if (steps[at].finished.empty()) return false;

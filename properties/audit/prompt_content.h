@@ -1,0 +1,40 @@
+// What a token's cache stands for: the token, all before it, and the keys that a request brings
+// beside them. Requests share content only where all of that is equal.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/seeded_random.h"
+#include "reference/types/scheduler_types.h"
+
+namespace lockstep {
+
+inline std::uint64_t content_after(std::uint64_t before, std::int32_t token) {
+  return splitmix64(before * 0x9E3779B97F4A7C15ull + static_cast<std::uint64_t>(token) + 1);
+}
+
+// The cache salt and the keys of one request, under the name that it had.
+struct KeyedRequest {
+  std::string name;
+  std::string cache_salt;
+  RequestKeys keys;
+};
+
+// Content of the empty prefix under a salt.
+std::uint64_t empty_prefix(std::string_view cache_salt);
+// ... and under an adapter.
+std::uint64_t empty_prefix(const KeyedRequest& request);
+
+// Contents of `tokens`, the first ones of a request with these keys, one each.
+std::vector<std::uint64_t> contents_of(const KeyedRequest& request,
+                                       const std::vector<std::int32_t>& tokens);
+
+// In which keys two requests differ up to `position`, where their tokens do not: " under another
+// cache salt (a there, none here)"; empty: in none.
+std::string key_difference(const KeyedRequest& here, const KeyedRequest& there,
+                           std::int32_t position);
+
+}  // namespace lockstep
