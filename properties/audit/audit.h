@@ -18,7 +18,8 @@
 // tables, a request that holds more states than the pool is planned for; (15) a table without room
 // for the drafts that come behind a step, where they have slots; (16) where a recording has cache
 // events, an index rebuilt from them that is not what requests hit; (17) hits lost for no reason,
-// in more than a twentieth of what could be hit.
+// in more than a twentieth of what could be hit; (18) under policy `priority`, a request preempted
+// while a less important one runs on.
 // With a KV connector, what it loads counts as written once the load is over, except in blocks that
 // are reported invalid, and blocks that it still writes or sends are in use. A request's first
 // wrong read in a group is reported, and not the consequences that follow from it.
@@ -63,6 +64,7 @@ enum class AuditRule : std::uint8_t {
   draft_slots,       // (15)
   cache_events,      // (16)
   hits,              // (17)
+  victim,            // (18)
   recording,         // the decisions are not whole: a block outside the pool, a group left out
 };
 std::string_view name_of(AuditRule rule);
@@ -122,8 +124,9 @@ struct HitTotals {
 };
 
 // Whoever runs an engine sees for himself whether it gets on, and what its requests hold: of (9) he
-// is told of circles alone, and of (14) and (17) nothing.
-enum class AuditScope : std::uint8_t { running_engine, whole_recording };
+// is told of circles alone, and of (14) and (17) nothing. Who runs another engine does not see what
+// its requests hold.
+enum class AuditScope : std::uint8_t { running_engine, other_engine, whole_recording };
 
 // One recording, fed step by step.
 class Auditor {
