@@ -3,9 +3,9 @@
     python3 set_up_engine.py vllm 0.33.0 FOLDER
 
 Makes FOLDER/venv, with what the imports of vLLM's scheduler and worker need, and
-FOLDER/vllm-0.33.0, with vLLM's Python sources: no compiled code, no GPU, no model. Run again with another release for one
-more folder; the environment is made once. Settings of pip (its configuration, PIP_... variables)
-hold. docs/real_engines.md says more.
+FOLDER/vllm-0.33.0, with vLLM's Python sources: no compiled code, no GPU, no model. Run again with
+another release for one more folder; the environment is made once. Settings of pip (its
+configuration, PIP_... variables) hold. docs/real_engines.md says more.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from pathlib import Path
 _NEEDED = frozenset(
     """aiohttp apache-tvm-ffi blake3 cachetools cbor2 cloudpickle compressed-tensors depyf einops
     fastapi filelock gguf huggingface_hub ijson jsonschema lark llguidance msgspec numba numpy
-    openai openai-harmony opentelemetry-api orjson oss-harmony partial-json-parser pillow prometheus_client
-    protobuf psutil py-cpuinfo pybase64 pydantic python-json-logger pyyaml pyzmq regex requests
+    openai openai-harmony opentelemetry-api orjson oss-harmony partial-json-parser pillow
+    prometheus_client protobuf psutil py-cpuinfo pybase64 pydantic python-json-logger pyyaml pyzmq regex requests
     safetensors setproctitle setuptools six starlette tiktoken tokenizers torch tqdm transformers
     typing_extensions xgrammar""".split()
 )
