@@ -26,9 +26,9 @@ _NEEDED = frozenset(
     """aiohttp apache-tvm-ffi blake3 cachetools cbor2 cloudpickle compressed-tensors depyf einops
     fastapi filelock gguf huggingface_hub ijson jsonschema lark llguidance msgspec numba numpy
     openai openai-harmony opentelemetry-api orjson oss-harmony partial-json-parser pillow
-    prometheus_client protobuf psutil py-cpuinfo pybase64 pydantic python-json-logger pyyaml pyzmq regex requests
-    safetensors setproctitle setuptools six starlette tiktoken tokenizers torch tqdm transformers
-    typing_extensions xgrammar""".split()
+    prometheus_client protobuf psutil py-cpuinfo pybase64 pydantic python-json-logger pyyaml pyzmq
+    regex requests safetensors setproctitle setuptools six starlette tiktoken tokenizers torch tqdm
+    transformers typing_extensions xgrammar""".split()
 )
 # Imported too, and required by way of others: of an extra (fastapi[standard]), which is left out,
 # and of torch, whose builds for a CPU do without. The worker runs Triton's kernels interpreted.
