@@ -82,7 +82,7 @@ Result<int> demo(const DemoOptions& options, CommandReport& out) {
   fmt::print("{}", to_text(shrunk));
   heading(4, "Explained");
   const SavedCase& smallest = shrunk.result.smallest;
-  fmt::print("{}", to_text(smallest, tell(smallest, backend_factory("simt"), {})));
+  fmt::print("{}", to_text(smallest, tell(smallest, backend_factory("simt"))));
   if (!options.save_dir.empty()) {
     std::error_code error;
     std::filesystem::create_directories(options.save_dir, error);

@@ -39,7 +39,7 @@ Result<int> explain(ExplainOptions& options, CommandReport& report) {
     if (report.wants_json())
       return fail("--json: a case that crashes or hangs has no story to write");
   } else {
-    const Story story = tell(saved, backend_factory(saved.backend), decisions_of(options.judging));
+    const Story story = tell_judged(saved, judge_options(saved.backend, options.judging));
     StoryTextOptions shown;
     shown.steps_max = options.steps;
     fmt::print("{}", to_text(saved, story, shown));

@@ -24,10 +24,7 @@ namespace {
 
 // In a child process, or here where another engine decides or works: it is in a process of its own.
 JudgeCase judging_with(const std::string& backend, const FailingCaseOptions& options) {
-  JudgeOptions judged_by;
-  judged_by.backend = backend_factory(backend, options.worker);
-  judged_by.decisions = decisions_of(options);
-  judged_by.conform = conformer_of(options.decisions);
+  const JudgeOptions judged_by = judge_options(backend, options);
   const Judging judging = [judged_by](const SavedCase& saved) { return judge(saved, judged_by); };
   if (options.engines != nullptr || is_engine_worker(backend))
     return [judging](const SavedCase& saved) { return judge_here(saved, judging); };
@@ -38,6 +35,19 @@ JudgeCase judging_with(const std::string& backend, const FailingCaseOptions& opt
 Result<SavedCase> read_recorded_case(const std::string& path) {
   LS_ASSIGN_OR_RETURN(auto recording, read_recording(path));
   return case_of(std::filesystem::path(path).stem().string(), std::move(recording));
+}
+
+// What a replay of a failing case says: audit and invariants are the judge's, and not looked at
+// there.
+ExpectedVerdict verdict_of_replay(std::string_view kind, const std::string& check,
+                                  std::int64_t step) {
+  if (kind == "divergence") return {.kind = check, .step = step};
+  if (kind == "stuck") return {.kind = std::string(name_of(Verdict::liveness)), .step = {}};
+  if (kind != "violation") return {.kind = check, .step = {}};
+  const Verdict verdict = check.starts_with("engine.")    ? Verdict::engine_failure
+                          : check.starts_with("conform.") ? Verdict::mismatch
+                                                          : Verdict::agreed;
+  return {.kind = std::string(name_of(verdict)), .step = {}};
 }
 
 // A line of the table: what, before, after.
@@ -61,12 +71,21 @@ void declare_judging(CLI::App& command, FailingCaseOptions& options) {
       ->type_name("S")
       ->capture_default_str();
   declare_decisions(command, options.decisions);
+  declare_conform(command, options.decisions);
   declare_worker(command, options.worker);
 }
 
 Result<void> start_engines(FailingCaseOptions& options) {
   LS_ASSIGN_OR_RETURN(options.engines, open_decisions(options.decisions));
   return {};
+}
+
+JudgeOptions judge_options(const std::string& backend, const FailingCaseOptions& options) {
+  JudgeOptions judged_by;
+  judged_by.backend = backend_factory(backend, options.worker);
+  judged_by.decisions = decisions_of(options);
+  judged_by.conforms = options.decisions.conforms;
+  return judged_by;
 }
 
 DecisionsFactory decisions_of(const FailingCaseOptions& options) {
@@ -165,11 +184,8 @@ Result<ShrunkCase> shrink_case(const SavedCase& saved, const Failure& failure,
                     saved.name, failure.check));
   result->is_minimal &= !out_of_time();
   LS_ASSIGN_OR_RETURN(Failure smallest, failure_of(result->smallest, options));
-  // What a replay of it will say: audit and invariants are the judge's, and not looked at there.
   result->smallest.decided_by = decider_of(options);
-  ExpectedVerdict& expected = result->smallest.expected.emplace();
-  expected.kind = smallest.kind == "violation" ? "agreed" : smallest.check;
-  if (smallest.kind == "divergence") expected.step = smallest.step;
+  result->smallest.expected = verdict_of_replay(smallest.kind, smallest.check, smallest.step);
   return ShrunkCase{.first = saved, .result = std::move(*result), .failure = std::move(smallest)};
 }
 
@@ -262,10 +278,7 @@ Result<void> FuzzCases::keep(const SavedCase& found, const Outcome& outcome) {
   if (error) return fail(fmt::format("{}: {}", folder_, error.message()));
   SavedCase saved = found;
   saved.decided_by = decider_of(judging_);
-  const bool has_phase = outcome.kind == OutcomeKind::divergence;
-  saved.expected = ExpectedVerdict{.kind = has_phase ? outcome.check : "agreed", .step = {}};
-  if (has_phase) saved.expected->step = outcome.step;
-  if (outcome.kind == OutcomeKind::stuck) saved.expected->kind = "liveness";
+  saved.expected = verdict_of_replay(name_of(outcome.kind), outcome.check, outcome.step);
   const std::string path = (std::filesystem::path(folder_) / (saved.name + ".case.jsonl")).string();
   LS_RETURN_IF_ERROR(write_saved_case(path, saved));
   lines_ += line_of(path, saved, {});

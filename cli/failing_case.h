@@ -34,12 +34,14 @@ struct FailingCaseOptions {
   std::shared_ptr<ForeignEngines> engines;  // null: the model decides
 };
 
-// --backend, --time-limit and --decisions.
+// --backend, --time-limit, --decisions and --conform.
 void declare_judging(CLI::App& command, FailingCaseOptions& options);
 
 // Starts the engine that --decisions names. To be called once, before cases are judged.
 Result<void> start_engines(FailingCaseOptions& options);
 DecisionsFactory decisions_of(const FailingCaseOptions& options);
+// How a case on this backend is judged.
+JudgeOptions judge_options(const std::string& backend, const FailingCaseOptions& options);
 // Who decides; absent: the model.
 std::optional<RecordedEngine> decider_of(const FailingCaseOptions& options);
 // What an engine decided in a case, as a recording that repeats without it. False: nothing.

@@ -93,7 +93,8 @@ Result<Table> try_all(const FindingsOptions& options) {
     for (const FindingCases* finding : table.findings) {
       LS_ASSIGN_OR_RETURN(auto trial, try_finding(*finding, {.folder = options.folder,
                                                              .engine = profile_of(*engines),
-                                                             .decisions = decisions_of(engines)}));
+                                                             .decisions = decisions_of(engines),
+                                                             .scope = scope_of(*engines)}));
       LS_RETURN_IF_ERROR(save_trial(options.save_dir, engines->hello().engine, *finding, trial));
       column.trials.push_back(std::move(trial));
       progress.at(++done, column.engine);

@@ -6,6 +6,7 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <atomic>
 #include <csignal>
 #include <cstring>
 #include <ctime>
@@ -130,6 +131,7 @@ struct FuzzCommandOptions {
   std::optional<std::uint64_t> seed;
   std::optional<double> seconds;
   std::optional<std::int64_t> runs;
+  std::optional<std::int64_t> failures_max;
   int jobs = 1;
   std::optional<std::string> backend;
   DecisionsOptions decisions;
@@ -205,7 +207,7 @@ Result<FuzzOptions> options_of(const FuzzCommandOptions& options,
     fuzzing.generator.never = features_to_avoid(engines->hello());
     fuzzing.decisions = decisions_of(engines);
     fuzzing.decided_by = engines->hello().engine.text();
-    fuzzing.conform = conformer_of(options.decisions);
+    fuzzing.conforms = options.decisions.conforms;
   }
   fuzzing.generator.engine = std::move(engine);
   fuzzing.generator.backend = backend;
@@ -229,8 +231,10 @@ Result<FuzzOptions> options_of(const FuzzCommandOptions& options,
     LS_ASSIGN_OR_RETURN(fuzzing.known, known_today(options.known_path));
   }
   LS_RETURN_IF_ERROR(parse_shard(options.shard, fuzzing));
-  if (fuzzing.shards > 1 && options.seconds)
-    return fail("--seconds with --shard: a run that ends by the clock has no shards; give --runs");
+  if (fuzzing.shards > 1 && (options.seconds || options.failures_max))
+    return fail(
+        "--seconds and --failures with --shard: a run that ends before its last case has no "
+        "shards; give --runs");
   return fuzzing;
 }
 
@@ -250,12 +254,18 @@ Result<FuzzPart> run(const FuzzCommandOptions& options, const FuzzOptions& fuzzi
     double elapsed = 0;
     Progress progress("fuzzing", options.seconds ? 0 : fuzzing.runs / fuzzing.shards);
     FuzzCallbacks callbacks;
+    std::atomic<std::int64_t> failed = 0;
     callbacks.starting = [](std::uint64_t seed) { current_seed = seed; };
     callbacks.progress = [&](std::int64_t done, std::int64_t failures) {
+      failed = failures;
       progress.at(done, failures == 0 ? std::string() : counted(failures, "failure"));
     };
-    if (options.seconds)
-      callbacks.go_on = [&] { return (elapsed += clock.lap()) < *options.seconds; };
+    if (options.seconds || options.failures_max)
+      callbacks.go_on = [&] {
+        elapsed += clock.lap();
+        return (!options.seconds || elapsed < *options.seconds) &&
+               (!options.failures_max || failed < *options.failures_max);
+      };
     if (!options.save_dir.empty())
       callbacks.failed = [&](const SavedCase& saved, const Outcome& outcome) {
         if (saved_all) saved_all = cases.keep(saved, outcome);
@@ -312,8 +322,9 @@ Result<std::optional<FuzzPart>> run_or_merge(const FuzzCommandOptions& options,
   LS_ASSIGN_OR_RETURN(auto fuzzing, options_of(options, engines));
   if (ranks.count() > 1) {
     if (engines != nullptr) return fail("--decisions under mpirun: one process drives an engine");
-    if (options.seconds || fuzzing.shards > 1 || !options.merge.empty())
-      return fail("--seconds, --shard and --merge under mpirun: the ranks share out --runs");
+    if (options.seconds || options.failures_max || fuzzing.shards > 1 || !options.merge.empty())
+      return fail(
+          "--seconds, --failures, --shard and --merge under mpirun: the ranks share out --runs");
     return run_spread(options, fuzzing, ranks);
   }
   if (options.merge.empty()) return run(options, fuzzing, engines);
@@ -374,6 +385,9 @@ void add_options(CLI::App& command, FuzzCommandOptions& options) {
       ->check(CLI::PositiveNumber);
   command.add_option("--runs", options.runs, "so many cases, of consecutive seeds")
       ->check(CLI::Range(std::int64_t{1}, kRunsMax));
+  command.add_option("--failures", options.failures_max, "end once so many cases have failed anew")
+      ->check(CLI::Range(std::int64_t{1}, kRunsMax))
+      ->type_name("N");
   command.add_option("--jobs", options.jobs, "cases at a time")
       ->check(CLI::Range(1, 1024))
       ->capture_default_str();

@@ -91,6 +91,7 @@ int exit_code_of(Verdict verdict) {
     case Verdict::liveness:
       return kExitStuck;
     case Verdict::engine_failure:
+    case Verdict::mismatch:
       return kExitDisagreed;
   }
   return kExitDisagreed;
@@ -107,6 +108,9 @@ std::string verdict_text(const RunSummary& summary) {
       return fmt::format("Verdict: THE ENGINE FAILED in step {} ({})\n  {}\n{}", summary.steps,
                          summary.engine_failure->kind, summary.engine_failure->what,
                          summary.engine_failure->trace);
+    case Verdict::mismatch:
+      return fmt::format("Verdict: THE ENGINE DECIDES OTHERWISE in step {} ({})\n  {}\n",
+                         summary.mismatch->step, summary.mismatch->check, summary.mismatch->what);
     case Verdict::liveness:
       break;
   }
@@ -168,6 +172,16 @@ Result<void> leave_result(const ReplayOptions& options, const OpenReplay& prepar
   return draws ? leave_drawings(options, prepared, report) : Result<void>();
 }
 
+// The verdict, where the run has ended because another engine does not decide as the model.
+Result<void> take_mismatch(const ConformingRun& conforming, RunReport& report) {
+  const LiveConform& live = conforming.live();
+  if (live.error()) return fail("--conform: " + live.error()->message);
+  if (!live.mismatch() || report.summary.verdict != Verdict::agreed) return {};
+  report.summary.verdict = Verdict::mismatch;
+  report.summary.mismatch = live.mismatch();
+  return {};
+}
+
 // The run as one item. `missed`: recorded totals that it did not arrive at.
 ReportedItem item_of(const ReplayOptions& options, const RunSummary& summary,
                      const std::string& missed, const std::string& again) {
@@ -182,6 +196,9 @@ ReportedItem item_of(const ReplayOptions& options, const RunSummary& summary,
     item.line = stable_line(item.check, found.step, found.request, found.message);
   } else if (summary.engine_failure) {
     item.line = stable_line(item.check, summary.steps, {}, summary.engine_failure->what);
+  } else if (summary.mismatch) {
+    item.check = summary.mismatch->check;
+    item.line = stable_line(item.check, summary.mismatch->step, {}, summary.mismatch->what);
   } else if (summary.verdict == Verdict::liveness) {
     item.line = stable_line(
         item.check, summary.steps, {},
@@ -196,9 +213,13 @@ ReportedItem item_of(const ReplayOptions& options, const RunSummary& summary,
 }
 
 // The saved case made small, beside it.
-Result<void> leave_smallest(const std::string& path, double seconds) {
+Result<void> leave_smallest(const std::string& path, const ReplayOptions& options,
+                            const std::shared_ptr<ForeignEngines>& engines) {
   FailingCaseOptions judging;
-  judging.shrink_seconds = seconds;
+  judging.shrink_seconds = options.shrink_seconds;
+  judging.decisions = options.decisions;
+  judging.engines = engines;
+  judging.worker = options.worker;
   LS_ASSIGN_OR_RETURN(const auto saved, load_case(path, judging.backend));
   LS_ASSIGN_OR_RETURN(const auto failure, failure_of(saved, judging));
   if (!failure.failed()) return fail(fmt::format("{}: does not fail a second time", path));
@@ -212,10 +233,12 @@ Result<void> leave_smallest(const std::string& path, double seconds) {
 
 // The command that shows it again: of the case where one was saved.
 Result<std::string> leave_case(const ReplayOptions& options, const OpenReplay& prepared,
-                               const RunReport& report) {
+                               const RunReport& report,
+                               const std::shared_ptr<ForeignEngines>& engines) {
   if (report.summary.verdict == Verdict::agreed) return std::string();
   if (options.save_dir.empty()) return fmt::format("lockstep replay {}", options.file);
-  LS_ASSIGN_OR_RETURN(const auto saved, case_of(request_of(options), prepared, report));
+  LS_ASSIGN_OR_RETURN(auto saved, case_of(request_of(options), prepared, report));
+  if (engines != nullptr) saved.decided_by = engines->hello().engine;
   std::error_code error;
   std::filesystem::create_directories(options.save_dir, error);
   if (error) return fail(fmt::format("{}: {}", options.save_dir, error.message()));
@@ -224,7 +247,7 @@ Result<std::string> leave_case(const ReplayOptions& options, const OpenReplay& p
   LS_RETURN_IF_ERROR(write_saved_case(path, saved));
   fmt::print("Saved: {}\nSee it again: lockstep replay {}\n", path, path);
   if (!options.shrink) return fmt::format("lockstep replay {}", path);
-  LS_RETURN_IF_ERROR(leave_smallest(path, options.shrink_seconds));
+  LS_RETURN_IF_ERROR(leave_smallest(path, options, engines));
   return fmt::format("lockstep explain {}", path_of_smallest(path));
 }
 
@@ -247,9 +270,12 @@ Result<int> replay(const ReplayOptions& options, CommandReport& out) {
   ReplayRequest request = request_of(options);
   request.as_served = true;
   LS_ASSIGN_OR_RETURN(const auto engines, open_decisions(options.decisions));
-  LS_ASSIGN_OR_RETURN(auto prepared, open_replay(request, engines, [&](const std::string& name) {
-                        return replay_backend(name, options.worker);
-                      }));
+  LS_ASSIGN_OR_RETURN(auto prepared, open_replay(
+                                         request, engines,
+                                         [&](const std::string& name) {
+                                           return replay_backend(name, options.worker);
+                                         },
+                                         options.decisions.conforms));
   std::optional<HiddenStateFolder> folder;
   if (!options.hidden_states_dir.empty()) {
     folder.emplace(options.hidden_states_dir);
@@ -265,6 +291,8 @@ Result<int> replay(const ReplayOptions& options, CommandReport& out) {
   if (folder)
     fmt::print("Hidden states: {} in {} ({})\n\n", counted(folder->num_files(), "file"),
                options.hidden_states_dir, size_text(folder->num_bytes()));
+  if (prepared.conforming != nullptr)
+    LS_RETURN_IF_ERROR(take_mismatch(*prepared.conforming, report));
   const RunSummary& summary = report.summary;
   const std::string missed = missed_totals(prepared, summary);
   fmt::print("{}{}", faults_text(prepared, summary), summary_text(summary));
@@ -275,7 +303,7 @@ Result<int> replay(const ReplayOptions& options, CommandReport& out) {
                                     : "The recorded totals are MISSED\n" + missed);
   }
   if (prepared.expected) fmt::print("{}", reproduction_text(*prepared.expected, summary));
-  LS_ASSIGN_OR_RETURN(const std::string again, leave_case(options, prepared, report));
+  LS_ASSIGN_OR_RETURN(const std::string again, leave_case(options, prepared, report, engines));
   out.add(item_of(options, summary, missed, again));
   const int verdict = exit_code_of(summary.verdict);
   return verdict == kExitAgreed && !missed.empty() ? kExitDisagreed : verdict;

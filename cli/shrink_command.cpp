@@ -62,7 +62,6 @@ void add_shrink_command(CLI::App& app, int& exit_code) {
                    "to make it small, at most; 0: no limit")
       ->check(CLI::NonNegativeNumber)
       ->type_name("S");
-  declare_conform(*command, options->judging.decisions);
   command->add_option("--evaluations", options->judging.evaluations_max, "cases to try at most")
       ->check(CLI::Range(1, 1'000'000'000).description(""))
       ->type_name("N")

@@ -2,10 +2,10 @@
 
     python3 set_up_engine.py vllm 0.33.0 FOLDER
 
-Makes FOLDER/venv, with what the import of vLLM's scheduler needs, and FOLDER/vllm-0.33.0, with
-vLLM's Python sources: no compiled code, no GPU, no model. Run again with another release for one
-more folder; the environment is made once. Settings of pip (its configuration, PIP_... variables)
-hold. docs/real_engines.md says more.
+Makes FOLDER/venv, with what the imports of vLLM's scheduler and worker need, and
+FOLDER/vllm-0.33.0, with vLLM's Python sources: no compiled code, no GPU, no model. Run again with
+another release for one more folder; the environment is made once. Settings of pip (its
+configuration, PIP_... variables) hold. docs/real_engines.md says more.
 """
 
 from __future__ import annotations
@@ -20,18 +20,24 @@ import venv
 import zipfile
 from pathlib import Path
 
-# Of the packages that a release requires, those that are imported on the way to its scheduler.
+# Of the packages that a release requires, those that are imported on the way to its scheduler and
+# its worker (numba: drafts).
 _NEEDED = frozenset(
     """aiohttp apache-tvm-ffi blake3 cachetools cbor2 cloudpickle compressed-tensors depyf einops
-    fastapi filelock gguf huggingface_hub ijson jsonschema lark llguidance msgspec numpy openai
-    openai-harmony opentelemetry-api orjson oss-harmony partial-json-parser pillow prometheus_client
-    protobuf psutil py-cpuinfo pybase64 pydantic python-json-logger pyyaml pyzmq regex requests
-    safetensors setproctitle setuptools six starlette tiktoken tokenizers torch tqdm transformers
-    typing_extensions xgrammar""".split()
+    fastapi filelock gguf huggingface_hub ijson jsonschema lark llguidance msgspec numba numpy
+    openai openai-harmony opentelemetry-api orjson oss-harmony partial-json-parser pillow
+    prometheus_client protobuf psutil py-cpuinfo pybase64 pydantic python-json-logger pyyaml pyzmq
+    regex requests safetensors setproctitle setuptools six starlette tiktoken tokenizers torch tqdm
+    transformers typing_extensions xgrammar""".split()
 )
-# Imported too, and required by way of extras (fastapi[standard]), which are left out.
-_BY_EXTRAS = ("uvloop",)
-_CHECK = "import lockstep_engines.vllm_adapter"
+# Imported too, and required by way of others: of an extra (fastapi[standard]), which is left out,
+# and of torch, whose builds for a CPU do without. The worker runs Triton's kernels interpreted.
+_BY_OTHERS = ("uvloop", "triton")
+_CHECKS = (
+    "import lockstep_engines.vllm_adapter",
+    "from lockstep_engines import worker_device; worker_device.take_the_place_of_cuda('v1'); "
+    "import lockstep_engines.worker_engine, numba",
+)
 
 
 def _run(*command: str | Path) -> None:
@@ -87,10 +93,11 @@ def main() -> None:
     bare = [re.split(r"[ <>=!;~]", requirement)[0] for requirement in requirements]
     has_torch = not subprocess.run([python, "-c", "import torch"], capture_output=True).returncode
     wanted = bare if has_torch else requirements
-    _run(python, "-m", "pip", "install", "--quiet", *wanted, *_BY_EXTRAS)
+    _run(python, "-m", "pip", "install", "--quiet", *wanted, *_BY_OTHERS)
     package = Path(__file__).resolve().parent
-    code = f"import sys; sys.path[:0] = [{str(sources)!r}, {str(package)!r}]; {_CHECK}"
-    _run(python, "-c", code)
+    for check in _CHECKS:
+        code = f"import sys; sys.path[:0] = [{str(sources)!r}, {str(package)!r}]; {check}"
+        _run(python, "-c", code)
     print(f"ready: PYTHONPATH={package} {python} -m lockstep_engines vllm {sources}")
 
 

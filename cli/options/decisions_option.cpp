@@ -9,7 +9,6 @@
 
 #include "base/data_root.h"
 #include "reference/profiles/engine_profile.h"
-#include "sim/conform/conform.h"
 
 namespace lockstep {
 namespace {
@@ -94,25 +93,6 @@ void declare_conform(CLI::App& command, DecisionsOptions& options) {
       ->needs("--decisions");
 }
 
-std::function<void(const Recording& recording, Outcome& outcome)> conformer_of(
-    const DecisionsOptions& options) {
-  if (!options.conforms) return {};
-  return [](const Recording& recording, Outcome& outcome) {
-    const auto found = conform_recording("the run", std::make_shared<const Recording>(recording),
-                                         recording.header.options.config.engine);
-    if (!found) {
-      outcome.kind = OutcomeKind::refused;
-      outcome.what = "--conform: " + found.error().message;
-    } else if (const auto& mismatch = found->mismatch) {
-      outcome.kind = OutcomeKind::violation;
-      outcome.check = "conform." + mismatch->what.substr(0, mismatch->what.find_first_of("[."));
-      outcome.step = mismatch->step;
-      outcome.what = fmt::format("{}: the engine has {}, the model of {} {}", mismatch->what,
-                                 mismatch->recorded, found->judged_as, mismatch->model);
-    }
-  };
-}
-
 Result<std::shared_ptr<ForeignEngines>> open_decisions(const DecisionsOptions& options) {
   if (options.decisions.empty()) return std::shared_ptr<ForeignEngines>();
   LS_ASSIGN_OR_RETURN(auto command, command_of(options));
@@ -139,6 +119,11 @@ std::string decider_text(const std::optional<RecordedEngine>& decided_by, const 
 std::string profile_of(const ForeignEngines& engines) {
   const RecordedEngine& engine = engines.hello().engine;
   return engine.name == "vllm" ? engine.profile() : EngineConfig().engine;
+}
+
+AuditScope scope_of(const ForeignEngines& engines) {
+  return engines.hello().engine.name == "vllm" ? AuditScope::other_engine
+                                               : AuditScope::running_engine;
 }
 
 FeatureSet features_to_avoid(const EngineHello& hello) {

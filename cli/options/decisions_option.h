@@ -2,15 +2,14 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
 
 #include "base/result.h"
+#include "properties/audit/audit.h"
 #include "properties/generate/generator.h"
-#include "properties/judge/judge.h"
 #include "sim/foreign/foreign_scheduler.h"
 
 namespace CLI {
@@ -34,12 +33,8 @@ std::string shell_word(std::string_view text);
 // The command that starts this project's adapter of "vllm[:DIR]" or "sglang[:DIR]"; `option` names
 // where that was given.
 Result<std::string> adapter_command(std::string_view option, const std::string& engine);
-// --conform, for commands that judge cases.
+// --conform, for commands that have --decisions.
 void declare_conform(CLI::App& command, DecisionsOptions& options);
-// JudgeOptions::conform: every field of every step is held against what the model decides under the
-// profile of the case. Absent: not asked for.
-std::function<void(const Recording& recording, Outcome& outcome)> conformer_of(
-    const DecisionsOptions& options);
 
 // The engines that it names, the first of them started; null: the model decides.
 Result<std::shared_ptr<ForeignEngines>> open_decisions(const DecisionsOptions& options);
@@ -52,6 +47,8 @@ std::string decider_text(const std::optional<RecordedEngine>& decided_by, const 
 // The profile that is nearest to it: of its release or the nearest one; for an engine that is not
 // vLLM, of the newest.
 std::string profile_of(const ForeignEngines& engines);
+// How it is audited: by what vLLM plans for a request too, where it is vLLM.
+AuditScope scope_of(const ForeignEngines& engines);
 // What a generated case may not have: what the engine cannot be asked for, and what only the model
 // can be given (faults, a host tier) or only its ranks.
 FeatureSet features_to_avoid(const EngineHello& hello);

@@ -180,6 +180,7 @@ void declare_replay_options(CLI::App& command, ReplayOptions& o) {
   declare_import(command, o.import);
   for (const RunField& field : run_fields()) declare_field(command, field, o.run);
   declare_decisions(command, o.decisions);
+  declare_conform(command, o.decisions);
   declare_worker(command, o.worker);
   const std::string group = "Output";
   command.add_option("--report", o.report_path, "one HTML page that draws the run")->group(group);
@@ -223,19 +224,32 @@ BackendFactory replay_backend(std::string name, const WorkerOptions& worker) {
 
 Result<OpenReplay> open_replay(const ReplayRequest& request,
                                const std::shared_ptr<ForeignEngines>& engines,
-                               const BackendOf& backend_of) {
+                               const BackendOf& backend_of, bool conforms) {
   LS_ASSIGN_OR_RETURN(auto prepared, prepare_replay(request));
-  OpenReplay replay{std::move(prepared), nullptr};
+  OpenReplay replay{std::move(prepared), nullptr, nullptr};
   LS_RETURN_IF_ERROR(plan_faults(replay));
   replay.parts.faults = replay.run.faults;
   replay.parts.backend =
       backend_of ? backend_of(replay.run.backend) : replay_backend(replay.run.backend);
-  if (engines != nullptr) replay.parts.decisions = decisions_of(engines, kStepsPerTableShown);
+  if (engines != nullptr)
+    replay.parts.decisions = decisions_of(engines, conforms ? 1 : kStepsPerTableShown);
+  if (conforms) {
+    if (replay.config.data_parallel.dp_size > 1)
+      return fail("--conform with data parallel ranks: the model is held against one engine");
+    replay.parts.attach = [&replay](std::int32_t, Workload* workload) {
+      replay.conforming = std::make_unique<ConformingRun>(*workload);
+      return Onlooker{.workload = &replay.conforming->workload(),
+                      .observer = replay.conforming.get()};
+    };
+  }
   auto session = Session::open(replay.config, std::move(replay.parts));
   if (!session)
     return fail(fmt::format("{}{}", replay.run.faults.empty() ? "" : request.file + ": ",
                             session.error().message));
   replay.session = std::move(*session);
+  if (conforms)
+    LS_RETURN_IF_ERROR(
+        replay.conforming->open(replay.config, *replay.session->engines().front().decisions));
   return replay;
 }
 

@@ -10,6 +10,7 @@
 #include "cli/options/decisions_option.h"
 #include "cli/options/worker_option.h"
 #include "cli/reports.h"
+#include "sim/conform/live_conform.h"
 #include "sim/setup/replay_setup.h"
 
 namespace CLI {
@@ -50,12 +51,14 @@ using BackendOf = std::function<BackendFactory(const std::string& name)>;
 
 // A prepared replay with its session, which has taken `parts`, and its faults in `run`.
 struct OpenReplay : PreparedReplay {
+  std::unique_ptr<ConformingRun> conforming;  // looks on, with --conform
   std::unique_ptr<Session> session;
 };
 // Errors: what prepare_replay(), the scheduler or a backend refuses, faults that are none.
-// `engines`: who decides; null: the model. `backend_of`: absent: replay_backend().
+// `engines`: who decides; null: the model. `backend_of`: absent: replay_backend(). `conforms`:
+// decisions of other engines are held against the model.
 Result<OpenReplay> open_replay(const ReplayRequest& request,
                                const std::shared_ptr<ForeignEngines>& engines = nullptr,
-                               const BackendOf& backend_of = {});
+                               const BackendOf& backend_of = {}, bool conforms = false);
 
 }  // namespace lockstep

@@ -23,7 +23,8 @@ std::string_view name_of(AuditRule rule) {
       "attention_read", "state_read",    "handed_out", "token_write",    "scheduled_tokens",
       "conservation",   "common_prefix", "transfer",   "standstill",     "draft_read",
       "zeroing",        "sampled",       "queues",     "planned_blocks", "draft_slots",
-      "cache_events",   "hits",          "drafts",     "stale_output",   "recording",
+      "cache_events",   "hits",          "drafts",     "stale_output",   "victim",
+      "recording",
   };
   const auto index = static_cast<std::size_t>(rule);
   LS_CHECK(index < std::size(kNames), "audit rule {}", index);
@@ -185,6 +186,7 @@ void Auditor::Impl::add(const RecordedEvent& event) {
   request.tokens = event.request.prompt.materialize();
   request.num_prompt = static_cast<std::int32_t>(request.tokens.size());
   request.max_tokens = event.request.max_tokens;
+  request.priority = event.request.priority;
   request.has_min_tokens = event.request.min_tokens > 0;
   request.eos_token = event.request.eos_token;
   request.stop_token_ids = event.request.stop_token_ids;
@@ -382,6 +384,7 @@ void Auditor::Impl::step(const RecordedStep& step) {
       it->second.drafts.clear();
       for (auto& table : it->second.tables) table.clear();
     }
+  check_victims(step);
   take_ends(step);
   release_failed_loads(step);
   check_copies(step);

@@ -23,7 +23,8 @@
 // that is not what requests hit; (17) hits lost for no reason, in more than a twentieth of what
 // could be hit; (18) drafts that were not proposed for what they are verified behind, or that a
 // request keeps which has lost what they were made of; (19) output that is taken though its request
-// has left or was to have it dropped, or dropped without need.
+// has left or was to have it dropped, or dropped without need; (20) under policy `priority`, a
+// request preempted while a less important one runs on.
 // With a KV connector, what it loads counts as written once the load is over, except in blocks that
 // are reported invalid, and blocks that it still writes or sends are in use. A request's first
 // wrong read in a group is reported, and not the consequences that follow from it.
@@ -70,6 +71,7 @@ enum class AuditRule : std::uint8_t {
   hits,              // (17)
   drafts,            // (18)
   stale_output,      // (19)
+  victim,            // (20)
   recording,         // the decisions are not whole: a block outside the pool, a group left out
 };
 std::string_view name_of(AuditRule rule);
@@ -129,8 +131,9 @@ struct HitTotals {
 };
 
 // Whoever runs an engine sees for himself whether it gets on, and what its requests hold: of (9) he
-// is told of circles alone, and of (14) and (17) nothing.
-enum class AuditScope : std::uint8_t { running_engine, whole_recording };
+// is told of circles alone, and of (14) and (17) nothing. Who runs another engine does not see what
+// its requests hold.
+enum class AuditScope : std::uint8_t { running_engine, other_engine, whole_recording };
 
 // One recording, fed step by step.
 class Auditor {

@@ -85,6 +85,7 @@ struct AuditedRequest {
   // When it ends: by so many tokens, or by one of these.
   std::int32_t num_prompt = 0;
   std::int32_t max_tokens = 0;
+  std::int32_t priority = 0;
   bool has_min_tokens = false;
   std::optional<std::int32_t> eos_token;
   std::vector<std::int32_t> stop_token_ids;
@@ -186,8 +187,9 @@ class Auditor::Impl {
         planned_blocks_(planned_blocks_of_request(header.options.config, header.groups)),
         checks_progress_(scope == AuditScope::whole_recording && !header.connector &&
                          planned_blocks_ < header.num_blocks),
-        checks_planned_(scope == AuditScope::whole_recording),
-        checks_ends_(checks_planned_ && knows_hits_),
+        checks_planned_(scope != AuditScope::running_engine),
+        checks_ends_(scope == AuditScope::whole_recording && knows_hits_),
+        checks_hits_(scope == AuditScope::whole_recording),
         keeps_states_of_drafts_(retires_by_scheduled_tokens(header)),
         ledger_(header.num_blocks),
         lists_all_queues_(lists_all_queues(header)),
@@ -325,6 +327,7 @@ class Auditor::Impl {
   void check_batch(const RecordedStep& step);
   void check_tables(const RecordedStep& step);
   void check_order_of_outputs(const RecordedStep& step);
+  void check_victims(const RecordedStep& step);
   void check_sampled(const RecordedStep& step, const AuditRow& row);
   void check_sampled_of_nobody(const RecordedStep& step);
   void note_limit(const RecordedStep& step, AuditedRequest& request);
@@ -360,6 +363,7 @@ class Auditor::Impl {
   bool checks_progress_;
   bool checks_planned_;
   bool checks_ends_;  // whoever ends is named, to its client and to the worker
+  bool checks_hits_;
   // Whether a request keeps as many states again as it has drafts, in case they are rejected.
   bool keeps_states_of_drafts_;
   std::int64_t in_flight_max_ = 0;         // steps without output when another one was decided

@@ -78,6 +78,26 @@ void Auditor::Impl::check_queues(const RecordedStep& step) {
   }
 }
 
+// Whoever gives way to others is the least important of those who run. Beside a connector a request
+// may have to start over for another reason.
+void Auditor::Impl::check_victims(const RecordedStep& step) {
+  if (config_.policy != SchedulingPolicy::priority || has_connector_) return;
+  for (const std::string& name : step.preempted) {
+    const auto victim = requests_.find(name);
+    if (victim == requests_.end()) continue;
+    for (const std::string& other : step.running) {
+      const auto runs_on = requests_.find(other);
+      if (runs_on == requests_.end() || !runs_on->second.running ||
+          runs_on->second.priority <= victim->second.priority)
+        continue;
+      report(AuditRule::victim, name,
+             fmt::format("is preempted with priority {}, and {} with priority {} runs on",
+                         victim->second.priority, other, runs_on->second.priority));
+      break;
+    }
+  }
+}
+
 // A token follows the last one that is known: a row that ends before it has none to give, and one
 // that goes beyond has one more for each draft that it verified.
 void Auditor::Impl::check_sampled(const RecordedStep& step, const AuditRow& row) {

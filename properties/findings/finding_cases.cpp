@@ -193,6 +193,7 @@ Result<FindingTrial> try_finding(const FindingCases& finding, const FindingTrial
     judging.decisions = options.decisions;
     judging.clients = inputs.clients;
     judging.invariants = false;
+    judging.scope = options.scope;
     Recording recording;
     judging.recording = &recording;
     const Outcome outcome = judge(inputs.saved, judging);

@@ -56,6 +56,7 @@ struct FindingTrialOptions {
   std::string folder;          // of the cases
   std::string engine;          // the profile that is nearest to the release at hand
   DecisionsFactory decisions;  // absent: the model decides
+  AuditScope scope = AuditScope::other_engine;
 };
 
 // Errors: a case cannot be read.

@@ -31,7 +31,7 @@ Judged judge_seed(const FuzzOptions& options, std::uint64_t seed) {
   JudgeOptions judging;
   judging.backend = options.backend;
   judging.decisions = options.decisions;
-  judging.conform = options.conform;
+  judging.conforms = options.conforms;
   Judged judged{.outcome = judge(saved, judging), .known = {}, .seed = seed};
   const KnownFinding* const finding = options.decisions
                                           ? known_finding_of_engine(saved, judged.outcome)

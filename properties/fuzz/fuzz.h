@@ -31,7 +31,7 @@ struct FuzzOptions {
   // Absent: the model's. Of another engine, that generator.engine is the profile of.
   DecisionsFactory decisions;
   std::string decided_by = {};      // its name; empty: the model
-  std::function<void(const Recording&, Outcome&)> conform = {};  // JudgeOptions::conform
+  bool conforms = false;            // JudgeOptions::conforms
   std::vector<KnownFailure> known;  // to the user, besides the findings
   std::uint64_t first_seed = 1;
   std::int64_t runs = 1;   // seeds first_seed .. first_seed + runs - 1

@@ -6,6 +6,7 @@
 #include "properties/generate/generator_parts.h"
 #include "properties/shrink/case_parts.h"
 #include "reference/plan/page_size.h"
+#include "reference/plan/request_need.h"
 #include "reference/plan/serving_defaults.h"
 #include "reference/profiles/engine_profile.h"
 #include "reference/profiles/releases.h"
@@ -251,6 +252,10 @@ void draw_async_connector(Draw& draw, SavedCase& saved) {
   if (saved.connector.parts.empty() || saved.connector.has(ConnectorKind::host)) return;
   if (!draw.has(Feature::async_connectors)) return;
   saved.engine.async_scheduling = true;
+  // With a step in flight some releases plan more blocks for a window.
+  const std::int64_t num_blocks = 1 + planned_blocks_of_request(saved.engine, saved.cache.groups);
+  const bool is_planned = num_blocks <= saved.cache.num_blocks || set_num_blocks(saved, num_blocks);
+  LS_CHECK(is_planned, "a plan of broken pages");
   if (saved.backend != "none") saved.connector.load_failed_percent = 0;
 }
 
@@ -258,6 +263,14 @@ void draw_hashes(Draw& draw, SavedCase& saved) {
   if (!saved.engine.enable_prefix_caching || !draw.has(Feature::engine_hashes)) return;
   saved.engine.hash_algorithm =
       draw.choices.one_of({HashAlgorithm::sha256_cbor, HashAlgorithm::xxhash_cbor});
+}
+
+// With a step in flight the engine counts on all of them.
+void draw_short_drafts(Draw& draw, SavedCase& saved) {
+  if (!draw.has(Feature::short_drafts) || saved.engine.async_scheduling ||
+      saved.engine.spec_method != SpecMethod::ngram)
+    return;
+  saved.short_drafts_percent = draw.choices.one_of({30, 60, 90});
 }
 
 }  // namespace lockstep

@@ -73,6 +73,8 @@ constexpr FeatureInfo kFeatures[] = {
     {"hits_inside_blocks", 30},
     {"async_connectors", 40},
     {"engine_hashes", 0},  // only where it is asked for
+    {"short_drafts", 50},
+    {"rising_priorities", 30},
 };
 static_assert(std::size(kFeatures) == kNumFeatures);
 
@@ -212,9 +214,14 @@ SavedCase generate_case(ChoiceSource& choices, const GeneratorOptions& options) 
   draw_states_as_served(draw, as_served);
   if (is_accepted(as_served)) saved = std::move(as_served);
   draw_order(draw, saved);
-  draw_features(choices, options, kFirstOfLast, kNumFeatures, draw.features);
+  constexpr auto kShortDrafts = Feature::short_drafts;
+  draw_features(choices, options, kFirstOfLast, static_cast<std::size_t>(kShortDrafts),
+                draw.features);
   draw_async_connector(draw, saved);
   draw_hashes(draw, saved);
+  draw_features(choices, options, kShortDrafts, kNumFeatures, draw.features);
+  draw_short_drafts(draw, saved);
+  if (draw.has(Feature::rising_priorities)) raise_priorities(draw, saved);
   return saved;
 }
 

@@ -82,10 +82,13 @@ enum class Feature : std::uint8_t {
   prefill_checkpoints,
   hits_inside_blocks,
   // Drawn last: cases that have neither are what they were without them.
-  async_connectors,  // a step in flight beside a connector
-  engine_hashes,     // block hashes of the engine's own, and with them cache events
+  async_connectors,   // a step in flight beside a connector
+  engine_hashes,      // block hashes of the engine's own, and with them cache events
+  short_drafts,       // a drafter that does not always find as many as it may
+  rising_priorities,  // who comes later is more important: victims that have had their turn
 };
-inline constexpr std::size_t kNumFeatures = static_cast<std::size_t>(Feature::engine_hashes) + 1;
+inline constexpr std::size_t kNumFeatures =
+    static_cast<std::size_t>(Feature::rising_priorities) + 1;
 std::string_view name_of(Feature feature);
 
 // The features of one case: what the swarm may use.

@@ -43,7 +43,12 @@ void draw_states_as_served(Draw& draw, SavedCase& saved);
 void draw_async_connector(Draw& draw, SavedCase& saved);
 // Hashes of the engine's own in place of those of content.
 void draw_hashes(Draw& draw, SavedCase& saved);
+// How often a drafter that searches the text finds no or few drafts.
+void draw_short_drafts(Draw& draw, SavedCase& saved);
 void draw_traffic(Draw& draw, SavedCase& saved);
+// Under policy `priority`: each request more important than those before it, and the first a long
+// prompt in chunks of some blocks.
+void raise_priorities(Draw& draw, SavedCase& saved);
 void draw_fault_plan(Draw& draw, SavedCase& saved);
 
 }  // namespace lockstep

@@ -140,6 +140,27 @@ void draw_traffic(Draw& draw, SavedCase& saved) {
   for (std::int64_t i = 0; i < count; ++i) traffic.add(i);
 }
 
+void raise_priorities(Draw& draw, SavedCase& saved) {
+  EngineConfig& engine = saved.engine;
+  if (engine.policy != SchedulingPolicy::priority) return;
+  auto priority = static_cast<std::int32_t>(saved.trace.records.size());
+  bool is_first = true;
+  for (TraceRecord& record : saved.trace.records) {
+    auto* request = std::get_if<TraceRequest>(&record);
+    if (request == nullptr) continue;
+    request->spec.priority = --priority;
+    const std::int64_t room = engine.max_model_len - 1 - request->spec.prompt.size();
+    if (std::exchange(is_first, false) && room > 0)
+      request->spec.prompt.append(
+          {TokenRun::Kind::seeded, 99, 0, static_cast<std::uint32_t>(room)});
+  }
+  std::int64_t block = 1;
+  for (const KVCacheGroupSpec& group : saved.cache.groups)
+    block = std::max(block, group.spec.block_size);
+  engine.long_prefill_token_threshold = static_cast<std::int32_t>(
+      std::min<std::int64_t>(draw.choices.between(2, 3) * block, engine.max_model_len));
+}
+
 namespace {
 
 using enum FaultKind;

@@ -13,6 +13,7 @@
 #include "properties/judge/forwarding_backend.h"
 #include "properties/judge/tally.h"
 #include "reference/plan/page_size.h"
+#include "sim/conform/live_conform.h"
 #include "sim/recording/run_recorder.h"
 #include "sim/session/session.h"
 #include "sim/step/program_builder.h"
@@ -42,15 +43,21 @@ class Bench final : public StepObserver {
         tally_(saved, outcome.tally),
         recorder_(workload, [this](const RecordedStep& step) { take(step); }) {}
 
-  void begin(const SavedCase& saved, const LockstepConfig& config,
-             const DecisionSource& decisions) {
+  // Errors: what the model does not run, which another engine is to be held against.
+  Result<void> begin(const SavedCase& saved, const LockstepConfig& config,
+                     const DecisionSource& decisions) {
     model_ = options_.invariants ? decisions.model() : nullptr;
     RecordingHeader header =
         recording_header(saved.engine, saved.cache.groups, saved.cache.num_blocks, decisions);
     if (recorder_.connector() != nullptr)
       header.connector = connector_of_engine(config.connector.load_failure_policy, header.groups);
     if (recording_ != nullptr) recording_->header = header;
-    if (why_not_audited(header).empty()) auditor_ = std::make_unique<Auditor>(header);
+    if (why_not_audited(header).empty())
+      auditor_ = std::make_unique<Auditor>(header, options_.scope);
+    if (!options_.conforms || decisions.model() != nullptr) return {};
+    LS_ASSIGN_OR_RETURN(live_, LiveConform::open(header));
+    take_mismatch();
+    return {};
   }
 
   Workload& workload() { return recorder_; }
@@ -58,6 +65,7 @@ class Bench final : public StepObserver {
   bool decided(const StepView& view) override {
     recorder_.decided(view);
     if (recording_ != nullptr) recording_->steps.push_back(recorder_.step());
+    if (live_ != nullptr && !live_->decided(recorder_.step())) take_mismatch();
     const auto& answers = recorder_.step().connector;
     if (model_ != nullptr)
       invariants_.decided(view, answers ? *answers : std::span<const RecordedConnectorAnswer>());
@@ -83,6 +91,11 @@ class Bench final : public StepObserver {
     recording_->end.steps = std::ssize(recording_->steps);
   }
 
+  // Why the model cannot be asked any further; null: it can.
+  const Error* conform_error() const {
+    return live_ != nullptr && live_->error() ? &*live_->error() : nullptr;
+  }
+
   // After the last step of a run in which nothing else failed.
   void end() {
     if (model_ != nullptr) invariants_.end(*model_);
@@ -99,9 +112,15 @@ class Bench final : public StepObserver {
 
   void take(const RecordedStep& step) {
     tally_.step(step);
+    if (live_ != nullptr && !live_->finished(step)) return take_mismatch();
     if (auditor_ == nullptr) return;
     auditor_->step(step);
     take_findings();
+  }
+
+  void take_mismatch() {
+    if (const auto& mismatch = live_->mismatch())
+      fail_with(mismatch->check, mismatch->step, {}, mismatch->what);
   }
 
   void take_findings() {
@@ -118,7 +137,7 @@ class Bench final : public StepObserver {
     if (const auto& violation = invariants_.violation())
       fail_with(fmt::format("invariant.{}", violation->name), violation->step, violation->request,
                 violation->what);
-    return !outcome_.failed();
+    return !outcome_.failed() && conform_error() == nullptr;
   }
 
   void fail_with(std::string check, std::int64_t step, std::string request, std::string what) {
@@ -141,6 +160,7 @@ class Bench final : public StepObserver {
   TallyCounter tally_;
   RunRecorder recorder_;
   std::unique_ptr<Auditor> auditor_;
+  std::unique_ptr<LiveConform> live_;
 };
 
 // The backends of a session's engines, in order: which one failed, if one did.
@@ -281,11 +301,15 @@ Outcome judge_session(const SavedCase& saved, const LockstepConfig& config,
   const auto session = Session::open(config, std::move(parts));
   if (!session) return refusal(session.error());
   const auto engines = (*session)->engines();
+  const auto not_held = [](const Error& error) { return refusal({"--conform: " + error.message}); };
   for (std::size_t i = 0; i < engines.size(); ++i)
-    benches[i].begin(saved, config, *engines[i].decisions);
+    if (const auto begun = benches[i].begin(saved, config, *engines[i].decisions); !begun)
+      return not_held(begun.error());
   if (!watched.empty()) count_ranks(config.backend, outcome.tally);
   const auto report = (*session)->run();
   if (!report) return broken_off(watched, report.error(), std::move(outcome));
+  for (const Bench& bench : benches)
+    if (const Error* error = bench.conform_error()) return not_held(*error);
   if (is_parallel) count_data_parallel(config, report->summary, outcome.tally);
   take_verdict(report->summary, outcome);
   if (outcome.kind == OutcomeKind::divergence && (!is_parallel || outcome.dp_rank >= 0))
@@ -301,20 +325,6 @@ Outcome judge_session(const SavedCase& saved, const LockstepConfig& config,
 
 }  // namespace
 
-namespace {
-
-Outcome judge_and_conform(const SavedCase& saved, JudgeOptions options,
-                          const LockstepConfig& config) {
-  const auto conform = std::exchange(options.conform, {});
-  Recording own;
-  if (options.recording == nullptr) options.recording = &own;
-  Outcome outcome = judge_session(saved, config, options);
-  if (outcome.kind == OutcomeKind::agreed) conform(*options.recording, outcome);
-  return outcome;
-}
-
-}  // namespace
-
 Outcome judge(const SavedCase& saved, const JudgeOptions& options) {
   if (saved.mutants.size() > 1)
     return refusal(
@@ -323,7 +333,6 @@ Outcome judge(const SavedCase& saved, const JudgeOptions& options) {
   if (auto sound = check_ranks(config); !sound) return refusal(sound.error());
   if (auto sound = check_connector(config.connector, config.backend.plan); !sound)
     return refusal(sound.error());
-  if (options.conform) return judge_and_conform(saved, options, config);
   return judge_session(saved, config, options);
 }
 

@@ -36,7 +36,8 @@ struct Outcome {
   // rule of properties/audit/audit.h, "invariant." and a name of
   // properties/invariants/invariants.h, or "liveness"; where requests wait in a circle
   // "liveness.head_of_line" or, if the first of them holds blocks, "liveness.partial_load". Of
-  // another engine: "engine.exception", "engine.crash", "engine.hang" or "engine.reply".
+  // another engine: "engine.exception", "engine.crash", "engine.hang" or "engine.reply", and with
+  // JudgeOptions::conforms "conform." and a field of a recorded step.
   // Empty: agreed or refused.
   std::string check;
   std::int64_t step = -1;
@@ -68,9 +69,11 @@ struct JudgeOptions {
   // Receives the observed engine's run as a recording tells it; the step in which it ends, as far
   // as that came.
   Recording* recording = nullptr;
-  // Looks at the whole recording of a run that agreed, and may find fault with it.
-  std::function<void(const Recording& recording, Outcome& outcome)> conform;
+  // Where another engine decides: every field of every step against what the model decides under
+  // the profile of the case (sim/conform/live_conform.h).
+  bool conforms = false;
   bool invariants = true;  // false: of the decisions, the audit alone
+  AuditScope scope = AuditScope::running_engine;
 };
 
 // The backend runs when options give one, the case's `backend` is not "none", and the program of a

@@ -208,7 +208,9 @@ constexpr std::string_view kSharedBeyondHit[] = {"audit.handed_out",
                                                  "audit.zeroing",
                                                  "decide",
                                                  "reuse"};
-constexpr std::string_view kNotComputed[] = {"invariant.published"};
+// The audit sees it where somebody hits what was published.
+constexpr std::string_view kNotComputed[] = {"invariant.published", "audit.attention_read",
+                                             "audit.state_read", "decide"};
 constexpr std::string_view kFreedInFlight[] = {"audit.handed_out", "audit.attention_read",
                                                "audit.token_write"};
 constexpr std::string_view kLiveness[] = {"liveness"};
@@ -282,6 +284,34 @@ constexpr KnownFinding kFindings[] = {
      with_arrivals_apart},
 };
 
+bool steps_may_end_sooner(const SavedCase& saved) {
+  return saved.engine.num_spec_tokens > 0 && has_states(saved) &&
+         saved.engine.mamba_cache_mode == MambaCacheMode::align;
+}
+
+bool loads_beside_full_groups(const SavedCase& saved) {
+  return has_connector(saved) && second_full_group_is_not_cut(saved);
+}
+
+// Defects in which the model does not follow the engine: it goes on where that stops or miscounts.
+// `text`: in what the engine says; `reached`: what the model reaches in the case, and gets past.
+struct EngineFinding {
+  KnownFinding finding;
+  std::string_view text;
+  Reached reached;
+};
+constexpr std::string_view kStops[] = {"engine.exception"};
+constexpr std::string_view kMiscounts[] = {"engine.exception", "audit.conservation"};
+constexpr EngineFinding kEngineFindings[] = {
+    {{10, "a step with fewer drafts stops the engine", steps_may_end_sooner, kStops},
+     "num_required_blocks",
+     Reached::step_ends_sooner},
+    {{23, "a load shorter than another group's hit makes the pool miscount",
+      loads_beside_full_groups, kMiscounts},
+     "",
+     Reached::external_hit},
+};
+
 bool gets_past(const Outcome& failure, const Outcome& without) {
   if (without.kind == OutcomeKind::agreed) return true;
   return without.failed() && failure.kind != OutcomeKind::stuck && without.step > failure.step;
@@ -348,6 +378,10 @@ const KnownFinding* known_finding_of_engine(const SavedCase& saved, const Outcom
   JudgeOptions options;  // what is asked of another engine too
   options.invariants = false;
   const Outcome model = judge(saved, options);
+  for (const EngineFinding& own : kEngineFindings)
+    if (could_be(own.finding, saved, outcome) && gets_past(outcome, model) &&
+        model.tally[own.reached] > 0 && outcome.what.find(own.text) != std::string::npos)
+      return &own.finding;
   const bool is_same = model.kind == outcome.kind && model.step == outcome.step &&
                        (outcome.kind == OutcomeKind::stuck || model.check == outcome.check);
   return is_same ? known_finding(saved, model) : nullptr;
@@ -471,6 +505,9 @@ constexpr std::array kReasons = std::to_array<Reason>({
      "requests hit."},
     {"audit.hits",
      "What is in the pool and what the policy allows is hit; else it is computed and paid again."},
+    {"audit.victim",
+     "Under policy `priority` the least important request gives way: otherwise a client waits for "
+     "another that pays less."},
     {"audit.recording", "A decision must be whole: known blocks, for every group."},
     {"invariant.conservation",
      "Held blocks, free blocks and the null block are the whole pool, each of them once."},
@@ -503,6 +540,9 @@ constexpr std::array kReasons = std::to_array<Reason>({
 }  // namespace
 
 std::string_view reason_of_check(std::string_view check) {
+  if (check.starts_with("conform."))
+    return "The engine must decide as the model of its release does: where it does not, one of "
+           "them is wrong, or the release is another.";
   const auto found = std::ranges::find(kReasons, check, &Reason::check);
   return found == kReasons.end() ? std::string_view() : found->text;
 }

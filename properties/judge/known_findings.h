@@ -41,7 +41,8 @@ const KnownFinding* known_finding(const SavedCase& saved, const Outcome& outcome
                                   const BackendFactory& backend = {});
 
 // Of an outcome of another engine: `saved.engine` names the profile of its release, and the model
-// fails in the same step, by the same check, for that reason.
+// fails in the same step, by the same check, for that reason. Where the engine stops or miscounts
+// and the model goes on, a finding is told by what the engine says.
 const KnownFinding* known_finding_of_engine(const SavedCase& saved, const Outcome& outcome);
 
 // What a check demands and why, as a sentence for a reader who has never seen it fail. `check` as

@@ -240,7 +240,11 @@ void TallyCounter::count_answers(const RecordedStep& step) {
 }
 
 void TallyCounter::count_transfers(const RecordedStep& step) {
-  if (step.worker) tally_.count(Reached::lost_blocks, std::ssize(step.worker->invalid_blocks));
+  if (step.worker) {
+    const std::int64_t lost = std::ssize(step.worker->invalid_blocks);
+    tally_.count(Reached::lost_blocks, lost);
+    if (saved_.engine.async_scheduling) tally_.count(Reached::lost_behind_a_step, lost);
+  }
   tally_.count(Reached::delayed_free, std::ssize(step.held));
   if (!step.skipped) return;
   for (const RecordedSkipped& skipped : *step.skipped) {
@@ -273,12 +277,36 @@ void TallyCounter::count_hit(const RecordedStep& step, const RecordedScheduled& 
   }
 }
 
+// Of a request that goes on: a drafter that finds fewer, a step that takes fewer, and that it
+// therefore ends before one did whose drafts were rejected.
+void TallyCounter::count_drafts(const RecordedScheduled& scheduled, Request& request) {
+  const std::int64_t before = std::exchange(request.num_drafts, std::ssize(scheduled.spec));
+  if (scheduled.is_new || before <= request.num_drafts) return;
+  tally_.count(Reached::fewer_drafts);
+  if (scheduled.computed + scheduled.tokens < request.num_computed_tokens)
+    tally_.count(Reached::step_ends_sooner);
+}
+
+// Who ran before others that run on: a victim that may have had its turn in the step.
+void TallyCounter::count_victims(const RecordedStep& step) {
+  const auto runs_on = [&](const std::string& name) {
+    return std::ranges::find(step.running, name) != step.running.end();
+  };
+  for (const std::string& name : step.preempted) {
+    const auto place = std::ranges::find(running_, name);
+    if (place != running_.end() && std::any_of(place + 1, running_.end(), runs_on))
+      tally_.count(Reached::preempted_before_others);
+  }
+  running_ = step.running;
+}
+
 void TallyCounter::count_scheduled(const RecordedStep& step) {
   if (step.scheduled.size() > 1) tally_.count(Reached::batch_of_several);
   for (const RecordedScheduled& scheduled : step.scheduled) {
     Request& request = requests_[scheduled.id];
     if (is_computed_again(scheduled, request)) tally_.count(Reached::recomputed_load);
     const bool was_loaded = std::exchange(request.num_loaded_tokens, 0) > 0;
+    count_drafts(scheduled, request);
     request.place = Place::running;
     request.first_computed = scheduled.computed;
     request.num_computed_tokens = scheduled.computed + scheduled.tokens;
@@ -330,6 +358,7 @@ void TallyCounter::step(const RecordedStep& step) {
   tally_.count(Reached::step);
   if (step.scheduled.empty()) tally_.count(Reached::idle_step);
   count_events(step);
+  count_victims(step);
   count_preempted(step);
   count_answers(step);
   count_scheduled(step);

@@ -92,11 +92,14 @@ namespace lockstep {
   X(eviction, anything)                  \
   X(full_pool, anything)                 \
   X(preemption, anything)                \
+  X(preempted_before_others, anything)   \
   X(resume, anything)                    \
   X(resume_with_hit, anything)           \
   X(accepted_draft, anything)            \
   X(rejected_draft, anything)            \
   X(placeholder_draft, anything)         \
+  X(fewer_drafts, anything)              \
+  X(step_ends_sooner, anything)          \
   X(common_prefix, anything)             \
   X(zeroed_block, anything)              \
   X(abort_running, anything)             \
@@ -124,6 +127,7 @@ namespace lockstep {
   X(longer_load, connector)              \
   X(undetermined_answer, connector)      \
   X(lost_blocks, connector)              \
+  X(lost_behind_a_step, connector)       \
   X(recomputed_load, connector)          \
   X(load_failure_end, connector)         \
   X(held_without_room, connector)        \
@@ -207,11 +211,14 @@ class TallyCounter {
     std::int64_t num_steps = 0;            // scheduled since it was let in
     std::int64_t first_computed = 0;       // before that step
     std::int64_t num_loaded_tokens = 0;    // that a longer load is to bring it up to
+    std::int64_t num_drafts = 0;           // in that step
   };
 
   void count_events(const RecordedStep& step);
   void count_abort(const std::string& name);
   void count_abort_of_running(const Request& request);
+  void count_drafts(const RecordedScheduled& scheduled, Request& request);
+  void count_victims(const RecordedStep& step);
   void count_scheduled(const RecordedStep& step);
   void count_hit(const RecordedStep& step, const RecordedScheduled& scheduled);
   void count_preempted(const RecordedStep& step);
@@ -224,6 +231,7 @@ class TallyCounter {
   Tally& tally_;
   std::map<std::string, Request> requests_;  // live ones
   std::int64_t steps_in_flight_ = 0;
+  std::vector<std::string> running_;  // after the step before
 };
 
 }  // namespace lockstep

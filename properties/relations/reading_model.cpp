@@ -176,10 +176,11 @@ void ReadingModel::sample_row(const Row& row, const SampledRow& sampled, Request
 }
 
 // Drafts for what comes next: what the request would be answered alone, or a token beside it.
-void ReadingModel::propose(const Request& request, ModelOutput& output) const {
+void ReadingModel::propose(const Request& request, std::int64_t num_drafts,
+                           ModelOutput& output) const {
   UndisturbedRequest ahead = request.alone;
   const std::int64_t percent = workload_options_of(saved_).draft_acceptance_percent;
-  for (std::int32_t i = 0; i < saved_.engine.num_spec_tokens; ++i) {
+  for (std::int64_t i = 0; i < num_drafts; ++i) {
     const std::int64_t count = std::ssize(ahead.tokens());
     const std::int32_t right = ahead.next_token(count);
     const std::uint64_t coin = mix(saved_.seed ^ mix(static_cast<std::uint64_t>(right) << 32 ^
@@ -207,7 +208,11 @@ Result<void> ReadingModel::sample(std::int64_t step, std::span<const SampledRow>
     output.tokens.insert(output.tokens.end(), tokens.begin(), tokens.end());
     output.token_ends.push_back(static_cast<std::uint32_t>(output.tokens.size()));
     if (saved_.engine.num_spec_tokens == 0) continue;
-    if (rows[i].samples) propose(request, output);
+    const std::int64_t num_drafts =
+        planned.draft_ends.empty()
+            ? saved_.engine.num_spec_tokens
+            : planned.draft_ends[i] - (i == 0 ? 0 : planned.draft_ends[i - 1]);
+    if (rows[i].samples) propose(request, num_drafts, output);
     output.draft_ends.push_back(static_cast<std::uint32_t>(output.draft_tokens.size()));
   }
   return {};

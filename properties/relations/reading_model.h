@@ -99,7 +99,7 @@ class ReadingModel final : public Workload, public StepObserver, public Transfer
                   std::vector<std::int32_t>& tokens);
   void drop_void_tokens(const StepView& view, RequestId id);
   std::span<std::uint64_t> rows_of(const BlockTransfer& block);
-  void propose(const Request& request, ModelOutput& output) const;
+  void propose(const Request& request, std::int64_t num_drafts, ModelOutput& output) const;
 
   Workload& inner_;
   const SavedCase& saved_;

@@ -89,14 +89,14 @@ bool StoryKeeper::finished(const StepView& view) {
   return true;
 }
 
-Story tell(const SavedCase& saved, const BackendFactory& backend,
-           const DecisionsFactory& decisions) {
+Story tell(const SavedCase& saved, const BackendFactory& backend) {
+  return tell_judged(saved, {.backend = backend});
+}
+
+Story tell_judged(const SavedCase& saved, JudgeOptions options) {
   StoryKeeper keeper(saved.cache.num_blocks);
   Story story;
   RunSummary summary;
-  JudgeOptions options;
-  options.backend = backend;
-  options.decisions = decisions;
   story.dp_size = config_of(saved).data_parallel.dp_size;
   if (story.dp_size > 1) story.dp_rank = std::max(judge(saved, options).dp_rank, 0);
   options.observed_dp_rank = story.dp_rank;

@@ -74,8 +74,8 @@ class StoryKeeper final : public StepObserver {
 std::string to_json(const SavedCase& saved, const Story& story);
 
 // Judges the case with someone who writes the story down. REQUIRES: a case that does not crash.
-// `decisions`: as in JudgeOptions.
-Story tell(const SavedCase& saved, const BackendFactory& backend,
-           const DecisionsFactory& decisions = {});
+// Judged by `options`, whose observer and other receivers are the story's own.
+Story tell_judged(const SavedCase& saved, JudgeOptions options);
+Story tell(const SavedCase& saved, const BackendFactory& backend);
 
 }  // namespace lockstep

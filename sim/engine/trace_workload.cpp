@@ -27,6 +27,9 @@ class PlannedOutput {
   std::int32_t token(std::int64_t index) const;
   // The draft for output token `index`: the right token in `acceptance_percent` of all cases.
   std::int32_t draft(std::int64_t index, std::int32_t acceptance_percent) const;
+  // How many are proposed for what follows output token `index`: all, or in `short_percent` of all
+  // cases fewer.
+  std::int32_t num_drafts(std::int64_t index, std::int32_t all, std::int32_t short_percent) const;
 
  private:
   std::int32_t made(std::int64_t index) const;
@@ -63,6 +66,13 @@ std::int32_t PlannedOutput::draft(std::int64_t index, std::int32_t acceptance_pe
   if (static_cast<std::int32_t>(coin % 100) < acceptance_percent) return right;
   const std::int32_t wrong = (right + 1) % kVocabulary;
   return wrong == eos_ ? (wrong + 1) % kVocabulary : wrong;
+}
+
+std::int32_t PlannedOutput::num_drafts(std::int64_t index, std::int32_t all,
+                                       std::int32_t short_percent) const {
+  const std::uint64_t coin = mix(mix(key_) + static_cast<std::uint64_t>(index));
+  if (static_cast<std::int32_t>(coin % 100) >= short_percent) return all;
+  return static_cast<std::int32_t>(coin / 100 % static_cast<std::uint64_t>(all));
 }
 
 // Something due at a time; ties go by the order of the trace, and then by that in which things were
@@ -265,7 +275,9 @@ Result<void> TraceWorkload::sample(std::int64_t, std::span<const SampledRow> row
     }
     output.token_ends.push_back(static_cast<std::uint32_t>(output.tokens.size()));
     if (options_.num_spec_tokens == 0 || options_.async_scheduling) continue;
-    for (std::int32_t i = 0; row.samples && i < options_.num_spec_tokens; ++i)
+    const std::int32_t num_drafts =
+        plan.output.num_drafts(index, options_.num_spec_tokens, options_.short_drafts_percent);
+    for (std::int32_t i = 0; row.samples && i < num_drafts; ++i)
       output.draft_tokens.push_back(
           plan.output.draft(index + i, options_.draft_acceptance_percent));
     output.draft_ends.push_back(static_cast<std::uint32_t>(output.draft_tokens.size()));

@@ -130,6 +130,7 @@ struct TraceWorkloadOptions {
   std::uint64_t seed = 0;  // of sampled tokens that the trace does not give
   std::int32_t num_spec_tokens = 0;
   std::int32_t draft_acceptance_percent = 60;  // with num_spec_tokens
+  std::int32_t short_drafts_percent = 0;       // of the times: fewer drafts than num_spec_tokens
   bool async_scheduling = false;               // then the worker alone knows the drafts
 };
 

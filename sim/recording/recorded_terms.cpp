@@ -276,6 +276,13 @@ void StepTranscript::decided(const RecordedStep& recorded, const StepView& view,
   step_.events = recorded.events;
 }
 
+void StepTranscript::take_inputs(const RecordedStep& recorded) {
+  step_.worker = recorded.worker;
+  step_.during = recorded.during;
+  step_.sampled = recorded.sampled;
+  step_.drafts = recorded.drafts;
+}
+
 void StepTranscript::finished(const StepView& view, ConnectorLog* connector) {
   step_.held = connector != nullptr ? connector->take_held() : std::vector<std::string>();
   write_reset_results(view, step_.during);

@@ -63,6 +63,7 @@ class ConnectorLog final : public KVConnector {
   std::vector<RecordedConnectorAnswer> take_answers() { return std::exchange(answers_, {}); }
   // Requests that finished since the last call and keep their blocks, in order.
   std::vector<std::string> take_held() { return std::exchange(held_, {}); }
+  const std::vector<std::string>& held() const { return held_; }
   // A report in a recording's terms. REQUIRES: of requests that went through the log.
   RecordedWorker worker(const KVConnectorOutput& report) const;
 
@@ -87,6 +88,8 @@ class StepTranscript {
   // `connector`: what answered the scheduler; null: nothing did. What the step comes to is
   // `recorded`'s until `finished`: what differs before is a decision.
   void decided(const RecordedStep& recorded, const StepView& view, ConnectorLog* connector);
+  // What was sampled and reported, where `recorded` did not have it yet when the step was decided.
+  void take_inputs(const RecordedStep& recorded);
   void finished(const StepView& view, ConnectorLog* connector);
   const RecordedStep& step() const { return step_; }
 

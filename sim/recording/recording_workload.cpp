@@ -46,9 +46,11 @@ class StepSource {
   explicit StepSource(RecordingReader reader) : reader_(std::move(reader)) {}
   explicit StepSource(std::shared_ptr<const Recording> recording)
       : recording_(std::move(recording)) {}
+  StepSource() = default;  // of a recording that grows: the step is there already
 
   Result<bool> next(RecordedStep& step) {
     if (reader_) return reader_->next(step);
+    if (recording_ == nullptr) return true;
     if (at_ == recording_->steps.size()) return false;
     step = recording_->steps[at_++];
     return true;
@@ -62,7 +64,7 @@ class StepSource {
   std::size_t at_ = 0;
 };
 
-class RecordedWorkload final : public RecordingWorkload {
+class RecordedWorkload final : public GrowingRecording {
  public:
   RecordedWorkload(StepSource source, bool has_connector) : source_(std::move(source)) {
     if (!has_connector) return;
@@ -75,6 +77,7 @@ class RecordedWorkload final : public RecordingWorkload {
     if (!more) return tl::unexpected(more.error());
     if (!*more) return Turn::end;
     ++steps_;
+    is_empty_.push_back(step_.scheduled.empty());
     forget_empty_output();
     for (const RecordedEvent& event : step_.before) events.push_back(workload_event_of(event));
     return Turn::step;
@@ -114,12 +117,15 @@ class RecordedWorkload final : public RecordingWorkload {
   std::string place() const override { return source_.place(); }
   const RecordedStep& current() const override { return step_; }
   const RecordingEnd& end() const override { return source_.end(); }
+  void show(const RecordedStep& step) override {
+    step_ = step;
+    forget_empty_output();
+  }
 
  private:
   // The output of a step that scheduled nothing decides nothing without a connector; some
   // recordings note it, and some do not.
   void forget_empty_output() {
-    is_empty_.push_back(step_.scheduled.empty());
     if (connector_ || !step_.output_of_step) return;
     const auto of = static_cast<std::size_t>(*step_.output_of_step);
     if (of < is_empty_.size() && is_empty_[of]) step_.output_of_step.reset();
@@ -150,6 +156,10 @@ std::unique_ptr<RecordingWorkload> make_recording_workload(
     std::shared_ptr<const Recording> recording) {
   const bool has_connector = recording->header.connector.has_value();
   return std::make_unique<RecordedWorkload>(StepSource(std::move(recording)), has_connector);
+}
+
+std::unique_ptr<GrowingRecording> make_growing_recording(bool has_connector) {
+  return std::make_unique<RecordedWorkload>(StepSource(), has_connector);
 }
 
 }  // namespace lockstep

@@ -23,4 +23,12 @@ std::unique_ptr<RecordingWorkload> make_recording_workload(RecordingReader reade
 std::unique_ptr<RecordingWorkload> make_recording_workload(
     std::shared_ptr<const Recording> recording);
 
+// A recording that is being made: it is shown step by step what is known of it so far.
+class GrowingRecording : public RecordingWorkload {
+ public:
+  // Before the step's turn; and again with what it came to, before the step is executed.
+  virtual void show(const RecordedStep& step) = 0;
+};
+std::unique_ptr<GrowingRecording> make_growing_recording(bool has_connector);
+
 }  // namespace lockstep

@@ -95,6 +95,7 @@ bool RunRecorder::decided(const StepView& view) {
     auto answers = connector_->take_answers();
     if (!answers.empty()) step_.connector = std::move(answers);
     write_transfers(view, step_);
+    step_.held = connector_->held();  // so far
   }
   std::size_t num_resets = 0;  // late ones of the step before have none here
   for (RecordedEvent& event : step_.before)

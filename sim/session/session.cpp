@@ -301,6 +301,7 @@ TraceWorkloadOptions workload_options_of(const RunSpec& run) {
           .seed = run.seed,
           .num_spec_tokens = run.engine.num_spec_tokens,
           .draft_acceptance_percent = run.draft_acceptance_percent,
+          .short_drafts_percent = run.short_drafts_percent,
           .async_scheduling = run.engine.async_scheduling};
 }
 

@@ -67,6 +67,11 @@ Result<void> finish(const ReplayRequest& request, Result<KVCacheConfig> plan,
   }
   if (request.run.has("draft_acceptance_percent") && run.engine.num_spec_tokens == 0)
     return fail("--draft-acceptance needs drafts: num_spec_tokens in the trace's engine hints");
+  if (request.run.has("short_drafts_percent") &&
+      (run.engine.num_spec_tokens == 0 || run.engine.async_scheduling))
+    return fail(
+        "--short-drafts needs drafts that the engine knows: num_spec_tokens in the trace's engine "
+        "hints, and no asynchronous scheduling");
   LS_RETURN_IF_ERROR(size_host_tier(request.run, run));
   prepared.config = config_of(run);
   return {};

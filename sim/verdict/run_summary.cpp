@@ -37,6 +37,7 @@ constexpr auto kVerdicts = std::to_array<Named<Verdict>>({
     {Verdict::divergence, "divergence"},
     {Verdict::liveness, "liveness"},
     {Verdict::engine_failure, "engine_failure"},
+    {Verdict::mismatch, "mismatch"},
 });
 
 }  // namespace
@@ -65,6 +66,8 @@ nlohmann::ordered_json json_of(const RunSummary& summary) {
   if (const auto& failure = summary.engine_failure)
     json["engine_failure"] = {
         {"kind", failure->kind}, {"what", failure->what}, {"trace", failure->trace}};
+  if (const auto& found = summary.mismatch)
+    json["mismatch"] = {{"check", found->check}, {"step", found->step}, {"what", found->what}};
   json["wait_cycle"] = summary.wait_cycle;
   json["stuck"] = nlohmann::ordered_json::array();
   for (const StuckRequest& stuck : summary.stuck)

@@ -25,6 +25,7 @@ enum class Verdict : std::uint8_t {
   divergence,      // see RunSummary::divergence
   liveness,        // requests wait, nothing runs and nothing will arrive
   engine_failure,  // another engine decides, and has failed
+  mismatch,        // ... and does not decide as the model, which it is held against
 };
 std::string_view name_of(Verdict verdict);
 
@@ -139,11 +140,19 @@ inline constexpr RunCounter kRunCounters[] = {
 };
 static_assert(sizeof(RunCounts) == std::size(kRunCounters) * sizeof(std::int64_t));
 
+// Where another engine first decided otherwise than the model.
+struct DecisionMismatch {
+  std::string check;  // "conform.scheduled"
+  std::int64_t step = -1;
+  std::string what;  // "scheduled[0].tokens: the engine has 3, the model of vllm-0.33.0 4"
+};
+
 // How a run ended, and what it shows of it.
 struct RunVerdict {
   Verdict verdict = Verdict::agreed;
   std::optional<Divergence> divergence;
   std::optional<EngineFailure> engine_failure;
+  std::optional<DecisionMismatch> mismatch;
   std::string wait_cycle;                // liveness: who waits for whom in a circle; may be empty
   bool cycle_head_holds_blocks = false;  // the first of that circle has loaded a part
   std::vector<StuckRequest> stuck;       // liveness

@@ -80,6 +80,30 @@ TEST(Decisions, AreHeldAgainstTheModelFieldByField) {
   EXPECT_EQ(run_lockstep({"fuzz", "--conform"}).status, 2);
 }
 
+TEST(Decisions, ThatDifferFromTheModelAreSavedShrunkToldAndReplayed) {
+  const std::string model = LOCKSTEP_BINARY_DIR "/model_engine";
+  const std::string folder = temporary_path("differ");
+  const Outcome found = fuzz(model, {"--engine", "vllm-0.33.0", "--conform", "--failures", "1",
+                                     "--save", folder, "--shrink-seconds", "5"});
+  ASSERT_EQ(found.status, 1) << found.out << found.err;
+  const std::size_t at = found.out.find(".min.case.jsonl");
+  ASSERT_NE(at, std::string::npos) << found.out;
+  const std::size_t begin = found.out.rfind(' ', at) + 1;
+  const std::string path = found.out.substr(begin, at - begin) + ".min.case.jsonl";
+  EXPECT_NE(read_text(path).find(R"("expected":{"kind":"mismatch"})"), std::string::npos);
+  const Outcome again =
+      run_lockstep({"replay", path, "--decisions", model, "--conform", "--backend", "none"});
+  EXPECT_EQ(again.status, 1) << again.out << again.err;
+  EXPECT_NE(again.out.find("THE ENGINE DECIDES OTHERWISE in step "), std::string::npos)
+      << again.out;
+  EXPECT_NE(again.out.find("The case is reproduced."), std::string::npos) << again.out;
+  const Outcome story = run_lockstep({"explain", path, "--decisions", model, "--conform"});
+  EXPECT_EQ(story.status, 1) << story.err;
+  EXPECT_NE(story.out.find("Here it fails: conform."), std::string::npos) << story.out;
+  const Outcome without = run_lockstep({"replay", path, "--decisions", model});
+  EXPECT_EQ(without.status, 0) << without.out << without.err;
+}
+
 TEST(Decisions, AreHeldToRelationsWithoutAModel) {
   const std::string model = LOCKSTEP_BINARY_DIR "/model_engine";
   const Outcome held = run_lockstep({"relations", "--runs", "20", "--decisions", model});

@@ -436,6 +436,13 @@ constexpr RunField kFields[] = {
          .help = "of 100 drafts, how many are accepted ({})",
          .at_most = 100,
          .said_by = kByRecordings}),
+    setting_row<&RunSpec::short_drafts_percent>(
+        {.name = "short_drafts_percent",
+         .group = kRun,
+         .flag = "--short-drafts",
+         .help = "of 100 times, how often a drafter proposes fewer drafts than it may ({})",
+         .at_most = 100,
+         .said_by = kByRecordings}),
     setting_row<&RunSpec::budget, &CheckBudget::probe_rows>({.name = "probe_rows"}),
     setting_row<&RunSpec::budget, &CheckBudget::query_rows>({.name = "query_rows"}),
     setting_row<&RunSpec::budget, &CheckBudget::untouched_pages>({.name = "untouched_pages"}),

@@ -137,6 +137,7 @@ struct RunSpec {
   std::vector<std::string> mutants;
   std::uint64_t seed = 0;
   std::int32_t draft_acceptance_percent = 60;
+  std::int32_t short_drafts_percent = 0;  // how often a drafter proposes fewer than it may
   StepTimeModel step_time;
   CheckBudget budget;
   std::vector<Fault> faults;

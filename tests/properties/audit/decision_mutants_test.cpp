@@ -89,6 +89,19 @@ std::vector<DecisionMutant> mutants() {
          steps[at].running.push_back(steps[at].preempted[0]);
          return true;
        }},
+      {"a_more_important_request_gives_way", "priority", AuditRule::victim,
+       [](Steps& steps, std::size_t at) {
+         if (steps[at].preempted.empty() || steps[at].running.empty()) return false;
+         const auto gave_way_before = [&](const RecordedStep& step) {
+           return std::ranges::count(step.preempted, steps[at].preempted[0]) > 0;
+         };
+         if (std::any_of(steps.begin(), steps.begin() + at, gave_way_before)) return false;
+         for (RecordedStep& step : steps)
+           for (RecordedEvent& event : step.before)
+             if (event.request.name == steps[at].preempted[0]) event.request.priority = -9;
+         return std::ranges::find(steps[at].scheduled, true, &RecordedScheduled::is_new) ==
+                steps[at].scheduled.end();
+       }},
       {"drafts_get_no_slots", "spec_decode_eagle", AuditRule::draft_slots,
        [](Steps& steps, std::size_t at) {
          for (RecordedScheduled& row : steps[at].scheduled) {

@@ -1,0 +1,87 @@
+// A run in which another engine decides, held against the model while it goes: the model is given
+// what that engine was given, and must decide the same, in every field, in the same step.
+//
+// (1) What was decided is compared before anything comes of it; what the output brought, when the
+//     engine has processed it.
+// (2) After the first difference, or an error of the model's, nothing is compared any more. Nor is
+//     it where both decide alike and what comes of it is more than a model can return: that
+//     decision is for the audit to judge.
+//
+// Compared as in conform.h. Not here: an end line; all that it says is in the steps.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "base/result.h"
+#include "sim/conform/conform.h"
+#include "sim/recording/run_recorder.h"
+#include "traces/formats/recording.h"
+
+namespace lockstep {
+
+class ConformRun;
+struct LockstepConfig;
+class GrowingRecording;
+class LockstepRun;
+
+class LiveConform {
+ public:
+  // By the profile that `header` names. Errors: what the model does not run.
+  static Result<std::unique_ptr<LiveConform>> open(const RecordingHeader& header);
+  ~LiveConform();
+  LiveConform(const LiveConform&) = delete;
+
+  // A step as it has been decided, and again when it is over. False: they differ, or the model
+  // cannot go on.
+  bool decided(const RecordedStep& step);
+  bool finished(const RecordedStep& step);
+
+  // The first; absent: none so far.
+  const std::optional<DecisionMismatch>& mismatch() const { return mismatch_; }
+  const std::optional<Error>& error() const { return error_; }
+
+ private:
+  LiveConform(std::string judged_as, std::unique_ptr<ConformRun> model,
+              GrowingRecording& recording);
+  bool goes_on() const { return !mismatch_ && !error_; }
+  bool settle(const Result<bool>& went_on);
+  void take(const ConformMismatch& found);
+
+  const std::string judged_as_;
+  std::unique_ptr<ConformRun> model_;
+  GrowingRecording& recording_;  // the model's workload
+  std::unique_ptr<LockstepRun> run_;
+  std::optional<DecisionMismatch> mismatch_;
+  std::optional<Error> error_;
+  bool is_over_ = false;  // (2), without a difference
+};
+
+// For a run that has no recorder: stands between the loop and its workload, looks on, and ends the
+// run at the first difference.
+class ConformingRun final : public StepObserver {
+ public:
+  explicit ConformingRun(Workload& workload)
+      : recorder_(workload, [this](const RecordedStep& step) { agreed_ = live_->finished(step); }) {
+  }
+  // Before the first step. `config`: of the run. Errors: as LiveConform::open().
+  Result<void> open(const LockstepConfig& config, const DecisionSource& decisions);
+  Workload& workload() { return recorder_; }
+  bool decided(const StepView& view) override {
+    recorder_.decided(view);
+    return live_->decided(recorder_.step());
+  }
+  bool finished(const StepView& view) override {
+    recorder_.finished(view);
+    return agreed_;
+  }
+  const LiveConform& live() const { return *live_; }
+
+ private:
+  RunRecorder recorder_;
+  std::unique_ptr<LiveConform> live_;
+  bool agreed_ = true;
+};
+
+}  // namespace lockstep
