@@ -84,8 +84,12 @@ enum class Feature : std::uint8_t {
   // Drawn last: cases that have neither are what they were without them.
   async_connectors,  // a step in flight beside a connector
   engine_hashes,     // block hashes of the engine's own, and with them cache events
+  // Caches of 2026, which take the place of others in a case that is drawn.
+  bounded_replay,
+  rings,
+  compressed_rows,
 };
-inline constexpr std::size_t kNumFeatures = static_cast<std::size_t>(Feature::engine_hashes) + 1;
+inline constexpr std::size_t kNumFeatures = static_cast<std::size_t>(Feature::compressed_rows) + 1;
 std::string_view name_of(Feature feature);
 
 // The features of one case: what the swarm may use.

@@ -43,6 +43,11 @@ void draw_states_as_served(Draw& draw, SavedCase& saved);
 void draw_async_connector(Draw& draw, SavedCase& saved);
 // Hashes of the engine's own in place of those of content.
 void draw_hashes(Draw& draw, SavedCase& saved);
+// Windows that are computed again, rings and compressed rows, each where nothing that the case has
+// already stands against it.
+void draw_further_caches(Draw& draw, SavedCase& saved);
+// Whether the engine, the layouts and the ranks take the case.
+bool is_accepted(const SavedCase& saved);
 void draw_traffic(Draw& draw, SavedCase& saved);
 void draw_fault_plan(Draw& draw, SavedCase& saved);
 

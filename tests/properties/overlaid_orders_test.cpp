@@ -26,6 +26,8 @@ const Orders kAll(kOverlaidLayouts.begin(), kOverlaidLayouts.end());
 // A block's page of a layer is one run of bytes.
 const Orders kCompact = {LBNHC, LBHNC, BLNHC, BLHNC};
 
+constexpr auto kWithRing = "compressed rows, a window that is computed again, a ring";
+
 struct CacheKindCase {
   std::string name;
   std::vector<KVCacheGroupSpec> groups;
@@ -61,6 +63,24 @@ KVCacheSpec of_kind(CacheKind kind, KVCacheSpec spec) {
   if (kind == CacheKind::chunked_local) spec.attention_chunk_size = 8;
   return spec;
 }
+KVCacheSpec compressed(std::int64_t tokens_per_row) {
+  KVCacheSpec spec = rows(1);
+  spec.kind = CacheKind::mla;
+  spec.compress_ratio = tokens_per_row;
+  return spec;
+}
+KVCacheSpec computed_again() {
+  KVCacheSpec spec = of_kind(CacheKind::sliding_window, rows(1));
+  spec.mla_rows = spec.bounded_replay = true;
+  return spec;
+}
+// Of half a chunk's tokens.
+KVCacheSpec ring() {
+  KVCacheSpec spec = rows(1);
+  spec.kind = CacheKind::circular_buffer;
+  spec.mla_rows = true;
+  return spec;
+}
 KVCacheSpec states(std::vector<StateTensorSpec> tensors) {
   KVCacheSpec spec;
   spec.kind = CacheKind::mamba;
@@ -91,6 +111,10 @@ std::vector<CacheKindCase> cache_kinds() {
        kAll},
       {"nvfp4", {group_of(scaled(KVQuantMode::nvfp4, DType::uint8, 16), 0)}, kAll},
       {"mla", {group_of(of_kind(CacheKind::mla, rows(1)), 0)}, kAll},
+      {"compressed rows", {group_of(compressed(2), 0)}, kAll},
+      {kWithRing,
+       {group_of(compressed(2), 0), group_of(computed_again(), 1), group_of(ring(), 2, 1)},
+       kAll},
       {"windows and chunks",
        {group_of(rows(), 0), group_of(of_kind(CacheKind::sliding_window, rows()), 1),
         group_of(of_kind(CacheKind::chunked_local, rows()), 2, 1)},
@@ -135,6 +159,14 @@ SavedCase case_in(const CacheKindCase& kind, CacheLayout order) {
       saved.cache.tensors.push_back(
           {group.layer_specs[i].num_kv_heads * 4 * 32 * kind.num_blocks, {group.layer_names[i]}});
   }
+  // A prompt that is there already, once all others have left.
+  TraceRequest again;
+  again.spec.name = "again";
+  again.spec.prompt.append({TokenRun::Kind::seeded, 1, 0, 30});
+  again.spec.arrival_ns = std::int64_t{1} << 40;
+  again.spec.max_tokens = again.output.length = 6;
+  if (kind.groups.back().spec.kind == CacheKind::circular_buffer)
+    saved.trace.records.emplace_back(again);
   saved.engine.block_size = static_cast<std::int32_t>(kind.groups.front().spec.block_size);
   saved.engine.mamba_cache_mode = MambaCacheMode::align;
   saved.kernel_block_sizes.clear();
@@ -209,6 +241,14 @@ TEST(OverlaidOrders, a_defect_of_addresses_is_seen_in_every_order) {
       {"state-copy-lost", "gated delta", {"page_written"}, {}},
       {"state-stride-unpadded", "mamba2", {"page_written", "memory_check"}, {}},
       {"state-offset-wrong-itemsize", "mamba2", {"page_written", "memory_check"}, {}},
+      {"compressed-other-ratio", "compressed rows", {"page_written"}, {}},
+      {"compressed-open-row", "compressed rows", {"attention_digest"}, {}},
+      {"replay-overwrites-hit", kWithRing, {"slot_mapping"}, {}},
+      {"replay-window-kept", kWithRing, {"slot_mapping"}, {}},
+      {"replay-reads-before", kWithRing, {"attention_digest", "memory_check"}, {}},
+      {"ring-not-clipped", kWithRing, {"slot_mapping", "memory_check"}, {}},
+      {"ring-taken-for-table", kWithRing, {"slot_mapping", "memory_check"}, {}},
+      {"ring-read-shifted", kWithRing, {"attention_digest"}, {}},
   };
   const std::vector<CacheKindCase> kinds = cache_kinds();
   for (const PlantedCase& one : planted) {
