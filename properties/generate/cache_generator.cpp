@@ -230,8 +230,10 @@ std::int64_t count_kind(std::span<const KVCacheGroupSpec> groups, CacheKind kind
 // All windows become one that is not cached. States, chunks and cached windows cannot stand beside
 // it, and something must be hit.
 bool replay_windows(std::vector<KVCacheGroupSpec>& groups) {
-  if (count_kind(groups, CacheKind::mamba) + count_kind(groups, CacheKind::chunked_local) > 0)
-    return false;
+  if (count_kind(groups, CacheKind::mamba) > 0) return false;
+  std::erase_if(groups, [](const KVCacheGroupSpec& group) {
+    return group.spec.kind == CacheKind::chunked_local;
+  });
   const auto windows = count_kind(groups, CacheKind::sliding_window);
   if (windows == 0 || windows == std::ssize(groups)) return false;
   const auto is_window = [](const KVCacheGroupSpec& group) {

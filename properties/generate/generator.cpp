@@ -73,7 +73,7 @@ constexpr FeatureInfo kFeatures[] = {
     {"hits_inside_blocks", 30},
     {"async_connectors", 40},
     {"engine_hashes", 0},  // only where it is asked for
-    {"bounded_replay", 40},
+    {"bounded_replay", 70},
     {"rings", 25},
     {"compressed_rows", 50},
 };
