@@ -8,7 +8,7 @@
 #include "reference/plan/page_size.h"
 #include "reference/plan/request_need.h"
 #include "reference/profiles/engine_profile.h"
-#include "sim/step/backend_config.h"
+#include "sim/session/session.h"
 
 namespace lockstep {
 namespace {

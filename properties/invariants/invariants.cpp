@@ -7,13 +7,20 @@
 
 #include "reference/plan/page_size.h"
 #include "reference/plan/request_need.h"
-#include "sim/step/model_step.h"
 
 namespace lockstep {
 namespace {
 
 std::span<const BlockId> behind(std::span<const BlockId> table, std::int64_t entry) {
   return table.subspan(std::min(static_cast<std::size_t>(entry), table.size()));
+}
+
+// Tokens of a hit that windows compute again; 0: none of the plan does.
+std::int64_t replayed_tokens_of(const KVCacheConfig& plan) {
+  std::int64_t tokens = 0;
+  for (const KVCacheGroupSpec& group : plan.groups)
+    if (group.spec.bounded_replay) tokens = std::max(tokens, group.spec.sliding_window);
+  return tokens;
 }
 
 }  // namespace
@@ -139,7 +146,7 @@ void Invariants::check_limits(const StepView& view) {
 // Tokens of a hit that lie in blocks of the group, where `found` of them are not computed again.
 std::int64_t Invariants::num_hit(std::size_t group, std::int64_t found) const {
   if (found == 0 || !is_prefix_cacheable(plan_.groups[group].spec)) return 0;
-  return found + replayed_tokens(plan_);
+  return found + replayed_tokens_of(plan_);
 }
 
 // Whole blocks of a prefix that was found here are cached as this request's own, by a hash that
@@ -181,7 +188,7 @@ void Invariants::check_request(const StepView& view, std::size_t index) {
       scheduled.is_new && is_asked(view, scheduled.id) ? found : first;
   if (scheduled.is_new || scheduled.is_resumed)
     replayed_to_[scheduled.id] =
-        first == 0 || replayed_tokens(plan_) == 0 ? 0 : first + replayed_tokens(plan_);
+        first == 0 || replayed_tokens_of(plan_) == 0 ? 0 : first + replayed_tokens_of(plan_);
   for (std::size_t g = 0; g < plan_.groups.size(); ++g) {
     const auto table = view.model().block_table(scheduled.id, static_cast<std::int32_t>(g));
     const std::int64_t size = block_size(g);
