@@ -57,7 +57,7 @@ void Auditor::Impl::finish_draft_rows(const AuditRow& row) {
 }
 
 // Before its last tokens a hit agrees in those behind as in all. A window that is computed again
-// again has no rows of it, and the others go on to its end.
+// has no rows of it, and the others go on to its end.
 void Auditor::Impl::read_draft_rows(const AuditRow& row) {
   const AuditedRequest& request = *row.request;
   const std::int32_t end = row.num_hit == 0 ? 0 : row.num_hit + num_replayed_;
