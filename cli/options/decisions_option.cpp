@@ -156,7 +156,10 @@ FeatureSet features_to_avoid(const EngineHello& hello) {
                    Feature::data_parallel,
                    Feature::pipeline_parallel,
                    Feature::several_connectors,
-                   Feature::engine_hashes};
+                   Feature::engine_hashes,
+                   Feature::bounded_replay,
+                   Feature::rings,
+                   Feature::compressed_rows};
   for (const Need& need : kNeeds)
     if (std::ranges::none_of(hello.features, [&](const std::string& feature) {
           return feature.starts_with(need.feature);

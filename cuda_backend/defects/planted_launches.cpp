@@ -252,6 +252,40 @@ Seams slot_past_row(const BackendConfig&) {
     for (GroupTable& table : tables) table.width = widest;
   });
 }
+// Windows that are computed again are taken for what a hit holds.
+Seams replay_window_kept(const BackendConfig&) {
+  return in_uploads<GroupTable>(kTables, [](std::span<GroupTable> tables) {
+    for (GroupTable& table : tables) table.is_replayed = false;
+  });
+}
+Seams replay_overwrites_hit(const BackendConfig&) {
+  return in_launches<SlotMappingParams>(
+      [](SlotMappingParams& params) { params.num_replayed_tokens = 0; });
+}
+Seams ring_not_clipped(const BackendConfig&) {
+  return in_uploads<RowReach>("reach of rows", [](std::span<RowReach> rows) {
+    for (RowReach& row : rows) row.end = 0;
+  });
+}
+// Slots as if the ring went on in the next entry of its table.
+Seams ring_taken_for_table(const BackendConfig&) {
+  return in_uploads<GroupTable>(kTables, [](std::span<GroupTable> tables) {
+    for (GroupTable& table : tables) table.is_ring = false;
+  });
+}
+// Written as a ring and read from the second half of its rows.
+Seams ring_read_shifted(const BackendConfig&) {
+  return in_uploads<RowCache>("layer caches", [](std::span<RowCache> layers) {
+    for (RowCache& layer : layers)
+      if (layer.is_ring) layer.block_size = make_divisor(std::max(1u, layer.block_size.value / 2));
+  });
+}
+Seams compressed_other_ratio(const BackendConfig&) {
+  return in_launches<WriteRowsParams>([](WriteRowsParams& params) {
+    Divisor& tokens = params.cache.tokens_per_row;
+    if (tokens.value > 1) tokens = make_divisor(2 * tokens.value);
+  });
+}
 // Hidden states are looked up in the table of the next group.
 Seams hidden_slot_mapping(const BackendConfig& config) {
   std::vector<bool> hidden;
@@ -349,6 +383,12 @@ constexpr PlantedDefect kOfLaunches[] = {
     {"checkpoint-last-inputs", checkpoint_last_inputs, Needs::numbers},
     {"chunk-carry-undecayed", in_kernel<KernelDefect::chunk_carry_undecayed>, Needs::numbers},
     {"dp-idle-writes", dp_idle_writes},
+    {"replay-window-kept", replay_window_kept},
+    {"replay-overwrites-hit", replay_overwrites_hit},
+    {"ring-not-clipped", ring_not_clipped},
+    {"ring-taken-for-table", ring_taken_for_table},
+    {"ring-read-shifted", ring_read_shifted},
+    {"compressed-other-ratio", compressed_other_ratio, Needs::words},
 };
 
 }  // namespace

@@ -187,6 +187,35 @@ Seams stale_nan(const BackendConfig& config) {
               }};
 }
 
+// What is read of compressed rows ends with the one that is not complete.
+Seams compressed_open_row(const BackendConfig& config) {
+  auto tokens_per_row = std::make_shared<std::vector<std::int32_t>>();  // of each layer
+  for (const KVCacheGroupSpec& group : config.plan.groups)
+    for (std::size_t i = 0; i < group.layer_names.size(); ++i)
+      tokens_per_row->push_back(static_cast<std::int32_t>(group.layer_spec(i).compress_ratio));
+  return {.program = [tokens_per_row](StepProgram& program) {
+    for (AttentionProbe& probe : program.probes) {
+      const std::int32_t tokens = tokens_per_row->at(probe.layer);
+      probe.last = (probe.last + tokens - 1) / tokens * tokens;
+    }
+  }};
+}
+// Attention looks as far back as the window is long, whatever was computed again.
+Seams replay_reads_before(const BackendConfig& config) {
+  std::vector<std::int32_t> windows;  // of each layer; 0: it is not computed again
+  for (const KVCacheGroupSpec& group : config.plan.groups)
+    windows.insert(
+        windows.end(), group.layer_names.size(),
+        group.spec.bounded_replay ? static_cast<std::int32_t>(group.spec.sliding_window) : 0);
+  return {.program = [windows](StepProgram& program) {
+    for (AttentionProbe& probe : program.probes)
+      for (const RowSlice& slice : program.rows)
+        if (slice.row == probe.row && windows.at(probe.layer) > 1 && slice.replay_start > 0 &&
+            probe.first == slice.replay_start)
+          --probe.first;
+  }};
+}
+
 constexpr PlantedDefect kOfPrograms[] = {
     {"stale-table-entry", stale_table_entry},
     {"table-edit-lost", table_edit_lost},
@@ -202,6 +231,8 @@ constexpr PlantedDefect kOfPrograms[] = {
     {"checkpoint-early", checkpoint_early},
     {"part-copy-lost", part_copy_lost},
     {"part-copy-late", part_copy_late},
+    {"compressed-open-row", compressed_open_row},
+    {"replay-reads-before", replay_reads_before},
 };
 
 }  // namespace

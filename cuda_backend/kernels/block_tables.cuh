@@ -51,6 +51,17 @@ __global__ void edit_entries_kernel(TableEditParams p) {
   }
 }
 
+// Tokens without a slot in a group: a ring keeps the last of a step, and what a hit holds is left
+// alone while only windows are computed again.
+__device__ __forceinline__ bool is_left_out(const SlotMappingParams& p, const GroupTable& table,
+                                            std::int32_t row, std::int32_t position) {
+  if (p.reach == nullptr) return false;
+  const RowReach reach = p.reach[row];
+  if (table.is_ring) return position + table.slot_block_size < reach.end;
+  return !table.is_replayed && reach.replay_start > 0 && position >= reach.replay_start &&
+         position < reach.replay_start + p.num_replayed_tokens;
+}
+
 // Slot mapping: where the token at a position of a row goes, looked up in the group's own block
 // table. slot = kernel_block_id * kernel_block_size + position % kernel_block_size, which is the
 // same number as block_id * block_size + position % block_size. Tokens past the live ones (a
@@ -73,6 +84,15 @@ __global__ void slot_mapping_kernel(SlotMappingParams p) {
       continue;
     }
     const std::int32_t position = p.positions[token];
+    if (is_left_out(p, table, p.token_rows[token], position)) {
+      slots[token] = p.pad_slot;
+      continue;
+    }
+    if (table.is_ring) {
+      const Slot ring = table.kernel_entries[p.token_rows[token] * width];
+      slots[token] = ring * table.slot_block_size + position % table.slot_block_size;
+      continue;
+    }
     const std::int64_t tokens_in_block = std::int64_t(table.slot_block_size) * p.context_ranks;
     const std::int64_t offset = position % tokens_in_block;
     const std::int64_t run = offset / p.interleave;

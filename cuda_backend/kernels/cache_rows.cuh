@@ -11,6 +11,13 @@
 namespace lockstep::cuda {
 namespace SIMT_VARIANT {
 
+// The row that a token makes complete; below zero: it makes none, or its slot is padding.
+__device__ __forceinline__ Slot row_of_slot(Slot slot, const Divisor& tokens_per_row) {
+  if (slot < 0 || tokens_per_row.value == 1) return slot;
+  const Slot rows = divide_slot(slot + 1, tokens_per_row);  // that end with the token or before
+  return rows * tokens_per_row.value == slot + 1 ? rows - 1 : -1;
+}
+
 // Planted here because no parameter can say either: 32 bits for an address that is worked out here,
 // and two CTAs of one launch at one row.
 enum class WriteDefect { none, offset_int32, race };
@@ -33,7 +40,7 @@ __global__ void write_rows_kernel(WriteRowsParams p, Divisor units_per_row, Divi
         source -= std::int64_t(num_kv_heads.value) * cache.row_bytes;
       }
     }
-    const Slot slot = p.slots[token];
+    const Slot slot = row_of_slot(p.slots[token], cache.tokens_per_row);
     if (slot < 0) continue;
     const std::int64_t block = divide_slot(slot, cache.block_size);
     const std::int64_t offset = slot - block * cache.block_size.value;

@@ -38,7 +38,8 @@ struct RowCache {
   std::int64_t part_stride = 0;         // from a K row to its V row
   const std::int32_t* table = nullptr;  // kernel block ids, [num_rows, table_width]
   std::int64_t table_width = 0;         // entries
-  Divisor block_size;                   // tokens in a kernel block
+  Divisor block_size;                   // rows in a kernel block
+  Divisor tokens_per_row;               // compressed rows: written with the last of them
   std::int32_t num_parts = 2;           // K and V; 1: K alone (MLA, hidden states)
   std::int32_t num_kv_heads = 1;
   std::int32_t head_size = 0;  // elements of a row
@@ -49,6 +50,7 @@ struct RowCache {
   std::int32_t first_query_head = 0;
   std::int32_t queries_per_kv = 1;
   DType dtype = DType::bf16;
+  bool is_ring = false;  // positions go round the block of the table's first entry
 };
 
 // The block tables of one KV cache group.
@@ -61,6 +63,15 @@ struct GroupTable {
   std::int32_t blocks_per_kv_block = 1;
   std::int32_t kernel_block_size = 1;  // tokens
   std::int32_t slot_block_size = 1;    // tokens; what slots are computed with
+  bool is_ring = false;                // its tokens go round the block of the first entry
+  bool is_replayed = false;            // written too by tokens that are computed again after a hit
+};
+
+// What a step's slots need of a row's request: the position behind its last scheduled token, and
+// where it was computed again from after a hit (0: it was not).
+struct RowReach {
+  std::int32_t end = 0;
+  std::int32_t replay_start = 0;
 };
 
 struct TableAppend {
@@ -104,6 +115,9 @@ struct SlotMappingParams {
   std::int32_t context_ranks;  // that share the tokens of a request, of which this is the
   std::int32_t context_rank;   // context_rank-th
   std::int32_t interleave;     // tokens in a row that go to the same rank
+  // [num_rows]; null: every token has its slot, whatever lies there and whatever goes round.
+  const RowReach* reach;
+  std::int32_t num_replayed_tokens;  // after a hit, in groups that are not is_replayed
 };
 
 // Rule (1): the rows of one layer, made from content ids. Contiguous [num_tokens, num_kv_heads,

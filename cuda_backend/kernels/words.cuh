@@ -129,7 +129,7 @@ __device__ __forceinline__ std::byte* row_address(const RowCache& cache, std::in
 __device__ __forceinline__ const std::byte* key_of_position(const RowCache& cache, std::int32_t row,
                                                             std::uint32_t position) {
   const std::uint32_t index = divide(position, cache.block_size);
-  const std::int64_t block = cache.table[row * cache.table_width + index];
+  const std::int64_t block = cache.table[row * cache.table_width + (cache.is_ring ? 0 : index)];
   return row_address(cache, block, position - index * cache.block_size.value, 0);
 }
 

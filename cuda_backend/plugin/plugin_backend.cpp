@@ -377,11 +377,17 @@ Result<std::unique_ptr<Backend>> make_plugin_backend(const std::string& path,
     return fail("a plugin runs one rank; context parallelism is for cuda and simt");
   if (config.num_host_blocks != 0)
     return fail("a plugin has no host tier; loads and stores are for cuda and simt");
+  for (const KVCacheGroupSpec& group : config.plan.groups)
+    if (!is_prefix_cacheable(group.spec) || has_compressed_rows(group))
+      return fail(
+          "a plugin is told of a row for each token, and of slots that follow from block tables: "
+          "rings, compressed rows and windows that are computed again are for cuda and simt");
   LS_ASSIGN_OR_RETURN(auto library, PluginLibrary::open(path));
   if (is_overlaid(config.layout))
-    return fail(fmt::format("{}: --layout {}: a plugin is given tensors of its own for each layer, "
-                            "in NHD or HND",
-                            path, name_of(config.layout)));
+    return fail(
+        fmt::format("{}: --layout {}: a plugin is given tensors of its own for each layer, "
+                    "in NHD or HND",
+                    path, name_of(config.layout)));
   LS_ASSIGN_OR_RETURN(auto share, share_of_rank(config));
   BackendConfig own = config;
   own.plan = std::move(share.plan);

@@ -52,6 +52,11 @@ AttentionReader::AttentionReader(Device& device, const LayerCaches& layers,
   device_layers_.upload(layers_);
 }
 
+// Complete rows that the rank has of a request's first `position` tokens.
+std::int32_t AttentionReader::rows_before(const RowCache& rows, std::int32_t position) const {
+  return rows_on_rank(context_, position) / static_cast<std::int32_t>(rows.tokens_per_row.value);
+}
+
 void AttentionReader::launch_probes(const StepProgram& program) {
   if (program.probes.empty()) return;
   host_pieces_.clear();
@@ -61,8 +66,8 @@ void AttentionReader::launch_probes(const StepProgram& program) {
     const RowCache& rows = layers_[probe.layer];
     LS_CHECK(rows.row_bytes > 0, "layer {} keeps no rows", probe.layer);
     const std::int32_t step = std::max(1, kPieceRows / rows.num_kv_heads);
-    const std::int32_t end = rows_on_rank(context_, probe.last);
-    for (std::int32_t first = rows_on_rank(context_, probe.first); first < end; first += step) {
+    const std::int32_t end = rows_before(rows, probe.last);
+    for (std::int32_t first = rows_before(rows, probe.first); first < end; first += step) {
       const std::int32_t last = std::min(end, first + step);
       host_pieces_.push_back({static_cast<std::int32_t>(i), probe.row, probe.layer, first, last});
       max_positions = std::max(max_positions, last - first);
@@ -116,8 +121,8 @@ void AttentionReader::launch_queries(const StepProgram& program) {
                            .output_begin = num_outputs_,
                            .row = query.row,
                            .layer_index = query.layer,
-                           .first = rows_on_rank(context_, query.first),
-                           .last = rows_on_rank(context_, query.last)});
+                           .first = rows_before(rows, query.first),
+                           .last = rows_before(rows, query.last)});
     num_query_floats += std::int64_t{heads} * query_row_floats(rows);
     num_outputs_ += std::int64_t{heads} * rows.head_size;
   }

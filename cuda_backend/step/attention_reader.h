@@ -25,6 +25,7 @@ class AttentionReader {
   void read_back_queries(StepReadback& readback);
 
  private:
+  std::int32_t rows_before(const RowCache& rows, std::int32_t position) const;
   // What a look at positions [first, last) of a row reads.
   void add_read(std::int32_t row, std::int32_t layer, std::int32_t first, std::int32_t last,
                 Operation& operation) const;

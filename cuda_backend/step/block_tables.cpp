@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 #include <algorithm>
+#include <limits>
 #include <utility>
 
 #include "base/check.h"
@@ -10,9 +11,12 @@ namespace lockstep::cuda {
 
 TableMirror::TableMirror(const BackendConfig& config) {
   for (const KVCacheGroupSpec& group : config.plan.groups) {
-    // Under context parallelism an entry stands for a block on each of the ranks.
-    block_sizes_.push_back(std::max<std::int64_t>(1, group.spec.block_size) *
-                           config.context.num_ranks);
+    // Under context parallelism an entry stands for a block on each of the ranks. All positions of
+    // a ring lie in its one entry.
+    block_sizes_.push_back(group.spec.kind == CacheKind::circular_buffer
+                               ? std::numeric_limits<std::int32_t>::max()
+                               : std::max<std::int64_t>(1, group.spec.block_size) *
+                                     config.context.num_ranks);
     block_ids_.emplace_back(config.num_rows);
   }
 }
@@ -63,6 +67,7 @@ BlockTables::BlockTables(Device& device, const BackendConfig& config,
       positions_(device, "positions"),
       token_rows_(device, "token rows"),
       num_live_tokens_(device, "number of tokens"),
+      reach_(device, "reach of rows"),
       slots_(device, "slot mappings") {
   const std::size_t num_groups = config.plan.groups.size();
   LS_CHECK(
@@ -79,6 +84,13 @@ BlockTables::BlockTables(Device& device, const BackendConfig& config,
     table.kernel_block_size =
         static_cast<std::int32_t>(config.plan.groups[g].spec.block_size / blocks_per_kv_block[g]);
     table.slot_block_size = table.kernel_block_size;
+    const KVCacheSpec& spec = config.plan.groups[g].spec;
+    table.is_ring = spec.kind == CacheKind::circular_buffer;
+    table.is_replayed = spec.bounded_replay;
+    needs_reach_ |= table.is_ring || table.is_replayed;
+    if (spec.bounded_replay)
+      num_replayed_tokens_ =
+          std::max(num_replayed_tokens_, static_cast<std::int32_t>(spec.sliding_window));
     const std::int64_t entries = std::int64_t{num_rows_} * table.width;
     group.entries = std::make_unique<DeviceArray<std::int32_t>>(
         device, fmt::format("block table of group {}", g));
@@ -182,9 +194,10 @@ void BlockTables::map_slots(const StepProgram& program) {
       host_token_rows_[slice.first_token + i] = slice.row;
     }
   }
+  const RowReach* reach = upload_reach(program);
   const std::int32_t size = step_batch(device_, program);
   if (!device_.captures(size))
-    return map_tokens(host_positions_, host_token_rows_, program.num_padded_tokens);
+    return map_tokens(host_positions_, host_token_rows_, program.num_padded_tokens, reach);
   reserve_slots(std::max({num_tokens, program.num_padded_tokens, size}));
   positions_.reserve(size);
   positions_.upload(host_positions_);
@@ -192,16 +205,25 @@ void BlockTables::map_slots(const StepProgram& program) {
   token_rows_.upload(host_token_rows_);
   num_live_tokens_.upload({&num_tokens, 1});
   device_.run_captured("slot mapping", size,
-                       [&] { launch_slots(num_tokens, num_live_tokens_.data(), size); });
+                       [&] { launch_slots(num_tokens, num_live_tokens_.data(), size, reach); });
+}
+
+const RowReach* BlockTables::upload_reach(const StepProgram& program) {
+  if (!needs_reach_) return nullptr;
+  host_reach_.assign(num_rows_, {});
+  for (const RowSlice& slice : program.rows)
+    host_reach_[slice.row] = {.end = slice.first_position + slice.num_tokens,
+                              .replay_start = slice.replay_start};
+  return reach_.upload(host_reach_);
 }
 
 void BlockTables::map_tokens(std::span<const std::int32_t> positions,
                              std::span<const std::int32_t> token_rows,
-                             std::int32_t num_padded_tokens) {
+                             std::int32_t num_padded_tokens, const RowReach* reach) {
   reserve_slots(num_padded_tokens);
   positions_.upload(positions);
   token_rows_.upload(token_rows);
-  launch_slots(static_cast<std::int32_t>(positions.size()), nullptr, num_padded_tokens);
+  launch_slots(static_cast<std::int32_t>(positions.size()), nullptr, num_padded_tokens, reach);
 }
 
 // A wider stride moves the slots of all groups but the first.
@@ -213,7 +235,7 @@ void BlockTables::reserve_slots(std::int32_t num_tokens) {
 }
 
 void BlockTables::launch_slots(std::int32_t num_tokens, const std::int32_t* num_live_tokens,
-                               std::int32_t num_padded_tokens) {
+                               std::int32_t num_padded_tokens, const RowReach* reach) {
   device_.launch(device_.kernels().slot_mapping,
                  SlotMappingParams{.groups = tables_.data(),
                                    .positions = positions_.data(),
@@ -227,10 +249,12 @@ void BlockTables::launch_slots(std::int32_t num_tokens, const std::int32_t* num_
                                    .pad_slot = PAD_SLOT_ID,
                                    .context_ranks = context_.num_ranks,
                                    .context_rank = context_.rank,
-                                   .interleave = context_.interleave},
+                                   .interleave = context_.interleave,
+                                   .reach = reach,
+                                   .num_replayed_tokens = num_replayed_tokens_},
                  [&](Operation& operation) {
                    operation.named("slot_mapping")
-                       .read_all(tables_, positions_, token_rows_, num_live_tokens_)
+                       .read_all(tables_, positions_, token_rows_, num_live_tokens_, reach_)
                        .write_all(slots_);
                    for (std::int32_t group = 0; group < num_groups(); ++group)
                      operation.read(table_range(group));

@@ -73,7 +73,7 @@ class BlockTables {
   void map_slots(const StepProgram& program);
   // Slots of any tokens, by position and row, in every group; they take the place of the step's.
   void map_tokens(std::span<const std::int32_t> positions, std::span<const std::int32_t> token_rows,
-                  std::int32_t num_padded_tokens);
+                  std::int32_t num_padded_tokens, const RowReach* reach = nullptr);
   const Slot* slots(std::int32_t group) const { return slots_.data() + group * slots_stride_; }
 
   // For operations that read slots, or blocks through the tables.
@@ -98,9 +98,11 @@ class BlockTables {
     GroupTable table;
   };
   std::int32_t num_groups() const { return static_cast<std::int32_t>(groups_.size()); }
-  // REQUIRES: positions_ and token_rows_ are uploaded.
+  // REQUIRES: positions_ and token_rows_ are uploaded, and reach_ where it is given.
   void launch_slots(std::int32_t num_tokens, const std::int32_t* num_live_tokens,
-                    std::int32_t num_padded_tokens);
+                    std::int32_t num_padded_tokens, const RowReach* reach);
+  // What the step's slots need of its rows; null: no group needs it.
+  const RowReach* upload_reach(const StepProgram& program);
   void reserve_slots(std::int32_t num_tokens);
   void append(const StepProgram& program);
   void clear_rows(const StepProgram& program);
@@ -110,6 +112,8 @@ class BlockTables {
   TableMirror mirror_;
   std::int32_t num_rows_;
   ContextRank context_;
+  bool needs_reach_ = false;
+  std::int32_t num_replayed_tokens_ = 0;
   std::vector<Group> groups_;
   DeviceArray<std::int32_t> lengths_;  // [num_groups, num_rows]
   DeviceArray<GroupTable> tables_;
@@ -120,12 +124,14 @@ class BlockTables {
   DeviceArray<std::int32_t> positions_;
   DeviceArray<std::int32_t> token_rows_;
   DeviceArray<std::int32_t> num_live_tokens_;
-  DeviceArray<Slot> slots_;  // [num_groups, slots_stride_]
+  DeviceArray<RowReach> reach_;  // [num_rows_]
+  DeviceArray<Slot> slots_;      // [num_groups, slots_stride_]
   std::int64_t slots_stride_ = 0;
   // Host staging, kept from step to step.
   std::vector<TableAppend> host_appends_;
   std::vector<TableEntry> host_edits_;
   std::vector<std::int32_t> host_positions_, host_token_rows_, host_lengths_;
+  std::vector<RowReach> host_reach_;
 };
 
 }  // namespace lockstep::cuda

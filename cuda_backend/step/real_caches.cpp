@@ -76,6 +76,12 @@ RealCaches::RealCaches(Device& device, const BackendConfig& config, const LayerC
 std::optional<std::string> RealCaches::why_not(const BackendConfig& config,
                                                const LayerCaches& layers) {
   std::string reason;
+  for (const KVCacheGroupSpec& group : config.plan.groups)
+    if (group.spec.bounded_replay || group.spec.kind == CacheKind::circular_buffer ||
+        has_compressed_rows(group))
+      return "numbers: rings, compressed rows and windows that are computed again have no kernel "
+             "of "
+             "an engine here; replay them with --numbers words";
   for_each_layer(config.plan, layers,
                  [&](const std::string& name, const KVCacheSpec& spec, const RowCache& rows) {
                    if (reason.empty()) reason = why_not_layer(name, spec.kv_quant_mode, rows);

@@ -119,13 +119,11 @@ class Builder {
         add_state_shapes(group.layer_spec(i), static_cast<std::int32_t>(g));
         continue;
       }
-      if (group.layer_spec(i).compress_ratio > 1)
-        return fail(
-            fmt::format("{}: rows that stand for several tokens (compress_ratio {}) have no "
-                        "content of their own",
-                        group.layer_names[i], group.layer_spec(i).compress_ratio));
       split = views.blocks_per_kv_block;
       caches_.rows.back() = row_cache(views, tensor, layer);
+      caches_.rows.back().tokens_per_row =
+          make_divisor(static_cast<std::uint32_t>(group.layer_spec(i).compress_ratio));
+      caches_.rows.back().is_ring = group.spec.kind == CacheKind::circular_buffer;
       const RowCache rows = row_cache(own, tensor, layer);
       const std::int64_t last_row =
           (rows.num_parts - 1) * rows.part_stride + (rows.num_kv_heads - 1) * rows.head_stride;

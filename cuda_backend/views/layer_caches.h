@@ -51,8 +51,8 @@ struct LayerCaches {
 // tensor_bases: where each tensor of the plan lies, aligned to 256 bytes; overlaid ones follow one
 // another behind the first, which is aligned. Tables are left null.
 // `given`: the views that kernels are given; null: those of the plan.
-// Errors: what derive_views refuses; rows that no contiguous region holds; compressed rows; kernel
-// block sizes other than the configuration's.
+// Errors: what derive_views refuses; rows that no contiguous region holds; kernel block sizes other
+// than the configuration's.
 Result<LayerCaches> layer_caches(const BackendConfig& config, std::span<const LayerOfModel> places,
                                  std::span<std::byte* const> tensor_bases,
                                  const PoolViews* given = nullptr);

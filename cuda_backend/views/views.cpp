@@ -15,9 +15,9 @@ std::int64_t stored_tokens(const KVCacheSpec& spec) {
   return spec.block_size / spec.compress_ratio;
 }
 
-// Kernels of compressed rows and of MLA windows take the manager's blocks as they are.
+// Kernels of compressed rows, of MLA windows and of rings take the manager's blocks as they are.
 bool takes_whole_blocks(const KVCacheSpec& spec) {
-  return spec.compress_ratio > 1 || spec.mla_rows;
+  return spec.compress_ratio > 1 || spec.mla_rows || spec.kind == CacheKind::circular_buffer;
 }
 
 // Layer `place` of a view that counts layers in its first dimension.

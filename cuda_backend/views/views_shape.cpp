@@ -13,6 +13,7 @@ bool is_pair_cache(const KVCacheSpec& spec) {
     case CacheKind::hidden_state:
       return false;
     case CacheKind::sliding_window:
+    case CacheKind::circular_buffer:
       return !spec.mla_rows;
     default:
       return true;

@@ -56,14 +56,17 @@ void Auditor::Impl::finish_draft_rows(const AuditRow& row) {
   }
 }
 
-// Before its last tokens a hit agrees in those behind as it agrees in all.
+// Before its last tokens a hit agrees in those behind as in all. A window that is computed again
+// has no rows of it, and the others go on to its end.
 void Auditor::Impl::read_draft_rows(const AuditRow& row) {
   const AuditedRequest& request = *row.request;
-  for (std::int32_t p = std::max(0, row.num_hit - hash_lookahead_); p < row.num_hit; ++p) {
+  const std::int32_t end = row.num_hit == 0 ? 0 : row.num_hit + num_replayed_;
+  for (std::int32_t p = std::max(0, end - hash_lookahead_); p < end; ++p) {
     const std::int32_t last = p + hash_lookahead_;
     if (last >= std::ssize(request.contents)) return;
     for (std::size_t g = 0; g < groups_.size(); ++g) {
-      if (!keeps_tokens(groups_[g].spec) || p < first_read(g, row.num_hit)) continue;
+      const KVCacheSpec& spec = groups_[g].spec;
+      if (!keeps_tokens(spec) || spec.bounded_replay || p < first_read(g, end)) continue;
       const BlockId block = block_of(request, g, p);
       if (block == kNullBlock) continue;
       const LedgerSlot slot = ledger_.read(block, p % block_size(g));

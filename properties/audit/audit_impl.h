@@ -148,7 +148,6 @@ bool has_draft_slots_at_once(const RecordingHeader& header);
 bool retires_by_scheduled_tokens(const RecordingHeader& header);
 
 inline bool is_state(const KVCacheSpec& spec) { return spec.kind == CacheKind::mamba; }
-inline bool is_ring(const KVCacheSpec& spec) { return spec.kind == CacheKind::circular_buffer; }
 // Slots of tokens by position, which attention reads.
 inline bool keeps_tokens(const KVCacheSpec& spec) { return !is_state(spec) && !is_ring(spec); }
 

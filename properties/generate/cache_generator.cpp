@@ -8,6 +8,7 @@
 #include "reference/plan/page_size.h"
 #include "reference/plan/request_need.h"
 #include "reference/profiles/engine_profile.h"
+#include "sim/session/session.h"
 
 namespace lockstep {
 namespace {
@@ -212,6 +213,104 @@ void draw_pool(Draw& draw, std::vector<KVCacheGroupSpec> groups, SavedCase& save
   saved.kernel_block_sizes = kernel_blocks_of(saved);
   saved.queries_per_kv = static_cast<std::int32_t>(choices.between(1, 2));
   saved.draft_acceptance_percent = choices.one_of({60, 0, 30, 90, 100});
+}
+
+namespace {
+
+bool has_pages_of_its_own(const KVCacheGroupSpec& group) {
+  return group.layers_per_page > 1 || group.is_uniform_type() ||
+         group.spec.kv_quant_mode != KVQuantMode::none;
+}
+
+std::int64_t count_kind(std::span<const KVCacheGroupSpec> groups, CacheKind kind) {
+  return std::ranges::count(groups, kind,
+                            [](const KVCacheGroupSpec& group) { return group.spec.kind; });
+}
+
+// All windows become one that is not cached. States, chunks and cached windows cannot stand beside
+// it, and something must be hit.
+bool replay_windows(std::vector<KVCacheGroupSpec>& groups) {
+  if (count_kind(groups, CacheKind::mamba) > 0) return false;
+  std::erase_if(groups, [](const KVCacheGroupSpec& group) {
+    return group.spec.kind == CacheKind::chunked_local;
+  });
+  const auto windows = count_kind(groups, CacheKind::sliding_window);
+  if (windows == 0 || windows == std::ssize(groups)) return false;
+  const auto is_window = [](const KVCacheGroupSpec& group) {
+    return group.spec.kind == CacheKind::sliding_window;
+  };
+  std::int64_t window = std::ranges::find_if(groups, is_window)->spec.sliding_window;
+  // Findings, 25: the window of the token behind a hit must not begin with a block: what is before
+  // is let go of, and the first token that is computed again belongs there.
+  while (std::ranges::any_of(groups, [&](const KVCacheGroupSpec& group) {
+    return is_window(group) && window % group.spec.block_size == 1;
+  }))
+    ++window;
+  for (KVCacheGroupSpec& group : groups) {
+    if (!is_window(group)) continue;
+    KVCacheSpec& spec = group.spec;
+    spec.sliding_window = window;
+    spec.num_kv_heads = 1;
+    spec.mla_rows = spec.bounded_replay = true;
+  }
+  return true;
+}
+
+// Beside the groups there are. It must hold a step's drafts and what is read behind them.
+bool add_ring(Draw& draw, const EngineConfig& engine, std::vector<KVCacheGroupSpec>& groups) {
+  KVCacheGroupSpec& ring = groups.emplace_back();
+  ring.layer_names = {"ring.0"};
+  ring.spec.kind = CacheKind::circular_buffer;
+  ring.spec.block_size = draw.choices.one_of<std::int64_t>({8, 8, 16});
+  while (ring.spec.block_size < engine.num_spec_tokens + 2) ring.spec.block_size *= 2;
+  ring.spec.head_size = draw.choices.one_of<std::int64_t>({4, 8});
+  ring.spec.dtype = draw.choices.one_of({DType::fp32, DType::bf16});
+  ring.spec.mla_rows = true;
+  return true;
+}
+
+// In one of the orders that are left, or the engine's own choice.
+bool lay_out_again(const SavedCase& saved, std::vector<KVCacheGroupSpec> groups, SavedCase& next) {
+  const std::int64_t more = planned_blocks_of_request(saved.engine, groups) -
+                            planned_blocks_of_request(saved.engine, saved.cache.groups);
+  for (KVCacheGroupSpec& group : groups) group.spec.page_size_padded.reset();
+  auto plan =
+      plan_for_groups(std::move(groups), saved.cache.num_blocks + std::max<std::int64_t>(0, more));
+  if (!plan) return false;
+  next = saved;
+  next.cache = std::move(*plan);
+  next.kernel_block_sizes = kernel_blocks_of(next);
+  if (is_accepted(next)) return true;
+  next.layout = CacheLayout::NHD;
+  return is_accepted(next);
+}
+
+}  // namespace
+
+void draw_further_caches(Draw& draw, SavedCase& saved) {
+  const bool serves = engine_profile(saved.engine.engine).serves_checkpoints;
+  const bool one_rank = saved.tensor_parallel_size * saved.pipeline_parallel_size == 1 &&
+                        saved.engine.dcp * saved.engine.pcp == 1;
+  if (!one_rank || !saved.connector.parts.empty() || saved.numbers != Numbers::words ||
+      draw.has(Feature::two_block_pool) ||
+      std::ranges::any_of(saved.cache.groups, has_pages_of_its_own))
+    return;
+  const auto with = [&](auto change) {
+    std::vector<KVCacheGroupSpec> groups = saved.cache.groups;
+    SavedCase next;
+    if (change(groups) && lay_out_again(saved, std::move(groups), next)) saved = std::move(next);
+  };
+  if (draw.has(Feature::bounded_replay) && serves) with(replay_windows);
+  if (draw.has(Feature::rings) && serves)
+    with([&](auto& groups) { return add_ring(draw, saved.engine, groups); });
+  const std::int64_t ratio = draw.choices.one_of<std::int64_t>({4, 2, 8, 16});
+  if (draw.has(Feature::compressed_rows))
+    with([&](auto& groups) {
+      for (KVCacheGroupSpec& group : groups)
+        if (group.spec.kind == CacheKind::mla && group.spec.block_size % ratio == 0)
+          group.spec.compress_ratio = ratio;
+      return count_kind(groups, CacheKind::mla) > 0;
+    });
 }
 
 }  // namespace lockstep

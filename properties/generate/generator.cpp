@@ -75,6 +75,9 @@ constexpr FeatureInfo kFeatures[] = {
     {"engine_hashes", 0},  // only where it is asked for
     {"short_drafts", 50},
     {"rising_priorities", 30},
+    {"bounded_replay", 70},
+    {"rings", 25},
+    {"compressed_rows", 50},
 };
 static_assert(std::size(kFeatures) == kNumFeatures);
 
@@ -116,12 +119,16 @@ bool ranks_are_accepted(const SavedCase& saved) {
   return true;
 }
 
+}  // namespace
+
 bool is_accepted(const SavedCase& saved) {
   const auto sizes = resolve_block_sizes(saved.engine, saved.cache.groups);
   // Hits inside blocks are drawn by themselves, and not where block sizes alone allow them.
   if (!sizes || (sizes->hits_parts_of_blocks && saved.engine.prefix_match_unit == 0)) return false;
   return saved.backend == "none" || ranks_are_accepted(saved);
 }
+
+namespace {
 
 // A cache, an engine and a pool; false: the engine or the layout refuses them.
 bool draw_configuration(ChoiceSource& choices, const GeneratorOptions& options,
@@ -215,13 +222,17 @@ SavedCase generate_case(ChoiceSource& choices, const GeneratorOptions& options) 
   if (is_accepted(as_served)) saved = std::move(as_served);
   draw_order(draw, saved);
   constexpr auto kShortDrafts = Feature::short_drafts;
+  constexpr auto kFirstOfCaches = Feature::bounded_replay;
   draw_features(choices, options, kFirstOfLast, static_cast<std::size_t>(kShortDrafts),
                 draw.features);
   draw_async_connector(draw, saved);
   draw_hashes(draw, saved);
-  draw_features(choices, options, kShortDrafts, kNumFeatures, draw.features);
+  draw_features(choices, options, kShortDrafts, static_cast<std::size_t>(kFirstOfCaches),
+                draw.features);
   draw_short_drafts(draw, saved);
   if (draw.has(Feature::rising_priorities)) raise_priorities(draw, saved);
+  draw_features(choices, options, kFirstOfCaches, kNumFeatures, draw.features);
+  draw_further_caches(draw, saved);
   return saved;
 }
 

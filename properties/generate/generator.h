@@ -86,9 +86,12 @@ enum class Feature : std::uint8_t {
   engine_hashes,      // block hashes of the engine's own, and with them cache events
   short_drafts,       // a drafter that does not always find as many as it may
   rising_priorities,  // who comes later is more important: victims that have had their turn
+  // Caches of 2026, which take the place of others in a case that is drawn.
+  bounded_replay,
+  rings,
+  compressed_rows,
 };
-inline constexpr std::size_t kNumFeatures =
-    static_cast<std::size_t>(Feature::rising_priorities) + 1;
+inline constexpr std::size_t kNumFeatures = static_cast<std::size_t>(Feature::compressed_rows) + 1;
 std::string_view name_of(Feature feature);
 
 // The features of one case: what the swarm may use.

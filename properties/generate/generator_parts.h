@@ -45,6 +45,11 @@ void draw_async_connector(Draw& draw, SavedCase& saved);
 void draw_hashes(Draw& draw, SavedCase& saved);
 // How often a drafter that searches the text finds no or few drafts.
 void draw_short_drafts(Draw& draw, SavedCase& saved);
+// Windows that are computed again, rings and compressed rows, each where nothing that the case has
+// already stands against it.
+void draw_further_caches(Draw& draw, SavedCase& saved);
+// Whether the engine, the layouts and the ranks take the case.
+bool is_accepted(const SavedCase& saved);
 void draw_traffic(Draw& draw, SavedCase& saved);
 // Under policy `priority`: each request more important than those before it, and the first a long
 // prompt in chunks of some blocks.

@@ -15,6 +15,14 @@ std::span<const BlockId> behind(std::span<const BlockId> table, std::int64_t ent
   return table.subspan(std::min(static_cast<std::size_t>(entry), table.size()));
 }
 
+// Tokens of a hit that windows compute again; 0: none of the plan does.
+std::int64_t replayed_tokens_of(const KVCacheConfig& plan) {
+  std::int64_t tokens = 0;
+  for (const KVCacheGroupSpec& group : plan.groups)
+    if (group.spec.bounded_replay) tokens = std::max(tokens, group.spec.sliding_window);
+  return tokens;
+}
+
 }  // namespace
 
 Invariants::Invariants(const EngineConfig& engine, const KVCacheConfig& plan)
@@ -135,6 +143,12 @@ void Invariants::check_limits(const StepView& view) {
   }
 }
 
+// Tokens of a hit that lie in blocks of the group, where `found` of them are not computed again.
+std::int64_t Invariants::num_hit(std::size_t group, std::int64_t found) const {
+  if (found == 0 || !is_prefix_cacheable(plan_.groups[group].spec)) return 0;
+  return found + replayed_tokens_of(plan_);
+}
+
 // Whole blocks of a prefix that was found here are cached as this request's own, by a hash that
 // may cover more than their tokens.
 void Invariants::check_hit(const StepView& view, RequestId id, std::int64_t num_tokens) {
@@ -143,7 +157,8 @@ void Invariants::check_hit(const StepView& view, RequestId id, std::int64_t num_
   for (std::size_t g = 0; g < plan_.groups.size(); ++g) {
     const auto table = view.model().block_table(id, static_cast<std::int32_t>(g));
     const std::int64_t size = block_size(g);
-    const std::int64_t end = std::min<std::int64_t>(num_tokens / size, std::ssize(table));
+    const std::int64_t end =
+        std::min<std::int64_t>(num_hit(g, num_tokens) / size, std::ssize(table));
     for (std::int64_t i = 0; i < end; ++i) {
       const BlockId block = table[i];
       if (block == kNullBlock) continue;
@@ -169,14 +184,21 @@ void Invariants::check_request(const StepView& view, std::size_t index) {
                      view.decisions.num_tokens(scheduled.id)));
   const std::int64_t found = num_found_here(view, scheduled);
   if (scheduled.is_new) check_hit(view, scheduled.id, found);
-  const std::int64_t written_from =
+  const std::int64_t computed_from =
       scheduled.is_new && is_asked(view, scheduled.id) ? found : first;
+  if (scheduled.is_new || scheduled.is_resumed)
+    replayed_to_[scheduled.id] =
+        first == 0 || replayed_tokens_of(plan_) == 0 ? 0 : first + replayed_tokens_of(plan_);
   for (std::size_t g = 0; g < plan_.groups.size(); ++g) {
     const auto table = view.model().block_table(scheduled.id, static_cast<std::int32_t>(g));
     const std::int64_t size = block_size(g);
-    const bool one_state = is_state_kind(plan_.groups[g].spec.kind) &&
-                           plan_.groups[g].spec.mamba_cache_mode == MambaCacheMode::none;
-    if (!one_state && std::ssize(table) * size < last)
+    const KVCacheSpec& spec = plan_.groups[g].spec;
+    const bool one_block = is_ring(spec) || (is_state_kind(spec.kind) &&
+                                             spec.mamba_cache_mode == MambaCacheMode::none);
+    std::int64_t written_from = is_ring(spec) ? 0 : computed_from;
+    if (is_prefix_cacheable(spec))
+      written_from = std::max(written_from, replayed_to_[scheduled.id]);
+    if (!one_block && std::ssize(table) * size < last)
       fail("table_covers", name,
            fmt::format("tokens [{}, {}) are scheduled, and its table of group {} ends at {}", first,
                        last, g, std::ssize(table) * size));
@@ -252,8 +274,8 @@ void Invariants::check_queue_front(const StepView& view) {
     const ScheduledRequest& scheduled = decision.scheduled[i];
     for (std::int32_t g = 0; g < std::ssize(plan_.groups); ++g) {
       const auto handed = decision.blocks(i, g);
-      const std::int64_t hit =
-          scheduled.is_new ? cdiv(num_found_here(view, scheduled), block_size(g)) : 0;
+      const std::int64_t found = scheduled.is_new ? num_found_here(view, scheduled) : 0;
+      const std::int64_t hit = cdiv(num_hit(static_cast<std::size_t>(g), found), block_size(g));
       check_new_blocks(view, scheduled.id, behind(handed, hit), staying);
     }
   }

@@ -78,6 +78,7 @@ class Invariants {
   std::vector<RequestId> holding(const StepView& view) const;
   bool is_asked(const StepView& view, RequestId id) const;
   std::int64_t num_found_here(const StepView& view, const ScheduledRequest& scheduled) const;
+  std::int64_t num_hit(std::size_t group, std::int64_t found) const;
   void count_holders(const StepView& view);
   void check_pool(const StepView& view);
   void check_cache(const StepView& view);
@@ -109,6 +110,7 @@ class Invariants {
   std::span<const RecordedConnectorAnswer> answers_;  // of the step at hand
   bool has_connector_ = false;                        // one has been asked
   std::map<RequestId, std::int64_t> loads_from_;  // loads under way: tokens before them, found here
+  std::map<RequestId, std::int64_t> replayed_to_;  // behind what of its hit it computes again
   std::map<RequestId, std::vector<std::vector<BlockId>>> tables_;  // of holders, after the decision
   std::map<RequestId, std::int64_t> computed_;                     // their tokens, after it
   std::vector<BlockId> queue_;                                     // as last seen

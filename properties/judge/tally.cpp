@@ -52,8 +52,12 @@ struct KindClasses {
 KindClasses classes_of(const KVCacheSpec& spec) {
   switch (spec.kind) {
     case CacheKind::mla:
+      if (spec.compress_ratio > 1) return {Reached::compressed_rows, Reached::hit_compressed_rows};
       return {Reached::mla, Reached::hit_mla};
+    case CacheKind::circular_buffer:
+      return {Reached::ring, Reached::ring_gone_round};
     case CacheKind::sliding_window:
+      if (spec.bounded_replay) return {Reached::bounded_replay, Reached::replayed_window};
       return {Reached::sliding_window, Reached::hit_sliding_window};
     case CacheKind::chunked_local:
       return {Reached::chunked_local, Reached::hit_chunked_local};
@@ -269,6 +273,8 @@ void TallyCounter::count_hit(const RecordedStep& step, const RecordedScheduled& 
   if (!scheduled.blocks) return;
   for (std::size_t g = 0; g < saved_.cache.groups.size(); ++g) {
     const KVCacheSpec& spec = saved_.cache.groups[g].spec;
+    if (spec.bounded_replay) tally_.count(Reached::replayed_window);
+    if (!is_prefix_cacheable(spec)) continue;
     const auto& table = (*scheduled.blocks)[g];
     const auto covered = std::min<std::int64_t>(found / spec.block_size, std::ssize(table));
     if (std::any_of(table.begin(), table.begin() + covered,
@@ -313,6 +319,9 @@ void TallyCounter::count_scheduled(const RecordedStep& step) {
     request.num_steps = scheduled.is_new ? 1 : request.num_steps + 1;
     if (scheduled.is_new && scheduled.resumed) tally_.count(Reached::resume);
     if (scheduled.is_new && !was_loaded) count_hit(step, scheduled);
+    for (const KVCacheGroupSpec& group : saved_.cache.groups)
+      if (is_ring(group.spec) && request.num_computed_tokens > group.spec.block_size)
+        tally_.count(Reached::ring_gone_round);
     if ((scheduled.computed + scheduled.tokens) % saved_.engine.block_size != 0)
       tally_.count(Reached::partial_block);
     if (scheduled.blocks && !scheduled.is_new)

@@ -40,6 +40,9 @@ namespace lockstep {
   X(mamba_align, anything)               \
   X(mamba_all, anything)                 \
   X(hidden_state, anything)              \
+  X(bounded_replay, anything)            \
+  X(ring, anything)                      \
+  X(compressed_rows, anything)           \
   X(layout_nhd, anything)                \
   X(layout_hnd, anything)                \
   X(order_lbnhc, backend)                \
@@ -87,6 +90,9 @@ namespace lockstep {
   X(hit_mamba_align, anything)           \
   X(hit_mamba_all, anything)             \
   X(hit_hidden_state, anything)          \
+  X(hit_compressed_rows, anything)       \
+  X(replayed_window, anything)           \
+  X(ring_gone_round, anything)           \
   X(retired_block, anything)             \
   X(stored_block, anything)              \
   X(eviction, anything)                  \

@@ -50,6 +50,7 @@ std::vector<Mutant> fault_mutants();
 // mutants_of_backend.cpp
 std::vector<Mutant> row_mutants();
 std::vector<Mutant> backend_state_mutants();
+std::vector<Mutant> further_cache_mutants();
 std::vector<Mutant> rank_mutants();
 // mutants_of_launches.cpp
 std::vector<Mutant> graph_mutants();

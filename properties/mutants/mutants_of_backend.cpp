@@ -12,6 +12,9 @@ using enum Feature;
 constexpr FeatureSet kCheckpoints = {
     full_attention, states,          several_groups, prefix_caching,
     long_prompts,   shared_prefixes, sessions,       prefill_checkpoints};
+constexpr FeatureSet kReplays = {full_attention,  sliding_window, several_groups, prefix_caching,
+                                 shared_prefixes, sessions,       long_prompts,   bounded_replay};
+constexpr FeatureSet kCachedWindows = {states, chunked_local, hidden_state, two_block_pool};
 constexpr FeatureSet kPartsOfBlocks = {
     full_attention, states,          several_groups, prefix_caching,
     long_prompts,   shared_prefixes, sessions,       hits_inside_blocks};
@@ -204,6 +207,65 @@ std::vector<Mutant> backend_state_mutants() {
        .exposed_by = "two states of different dtype",
        .caught_by = {kWritten},
        .bias = on_executor(hybrid, {two_block_pool})},
+  };
+}
+
+// Windows that are computed again, rings, compressed rows.
+std::vector<Mutant> further_cache_mutants() {
+  const FeatureSet with_rings{full_attention, long_prompts, rings};
+  const FeatureSet with_compressed_rows{mla, long_prompts, compressed_rows};
+  return {
+      {.id = "replay-overwrites-hit",
+       .source = "vllm models/deepseek_v41/nvidia/model_state.py",
+       .mechanism = "tokens that are computed again for a window have slots in the groups that a "
+                    "hit found: cached rows are written while others read them",
+       .exposed_by = "a hit longer than a window that is computed again",
+       .caught_by = {kSlots},
+       .bias = on_executor(kReplays, kCachedWindows)},
+      {.id = "replay-window-kept",
+       .source = "vllm models/deepseek_v41/nvidia/model_state.py",
+       .mechanism = "tokens that are computed again have no slots in their window either, which "
+                    "stays empty",
+       .exposed_by = "a hit longer than a window that is computed again",
+       .caught_by = {kSlots},
+       .bias = on_executor(kReplays, kCachedWindows)},
+      {.id = "replay-reads-before",
+       .source = "vllm v1/attention/backends/mla/sparse_swa.py",
+       .mechanism = "attention reads a window in front of where it was computed again from",
+       .exposed_by = "a hit longer than a window that is computed again",
+       .caught_by = {kDigest},
+       .bias = on_executor(kReplays, kCachedWindows)},
+      {.id = "ring-taken-for-table",
+       .source = "vllm models/qwen4_exp/common/qsa_cache.py",
+       .mechanism = "slots of a ring are looked up as if it went on in the next entry of the table",
+       .exposed_by = "a request longer than a ring",
+       .caught_by = {kSlots, kMemory},
+       .bias = on_executor(with_rings, {two_block_pool}, "check")},
+      {.id = "ring-not-clipped",
+       .source = "vllm models/deepseek_v41/common/ops/fused_compress_quant_cache.py",
+       .mechanism =
+           "of a chunk longer than a ring all tokens are written, several to a row, in any "
+           "order",
+       .exposed_by = "a chunk longer than a ring",
+       .caught_by = {kSlots},
+       .bias = on_executor(with_rings, {two_block_pool})},
+      {.id = "ring-read-shifted",
+       .mechanism = "a ring is read as if it had half as many rows",
+       .exposed_by = "a request longer than half a ring",
+       .caught_by = {kDigest},
+       .bias = on_executor(with_rings, {two_block_pool})},
+      {.id = "compressed-other-ratio",
+       .source = "vllm v1/attention/backends/mla/compressor_utils.py",
+       .mechanism = "rows are written by the ratio of a layer that compresses twice as much",
+       .exposed_by = "as many tokens as make a compressed row",
+       .caught_by = {kWritten},
+       .bias = on_executor(with_compressed_rows, {two_block_pool})},
+      {.id = "compressed-open-row",
+       .source = "vllm models/qwen4_exp/common/qsa_cache.py",
+       .mechanism = "attention reads the row that its last tokens have not made complete yet",
+       .exposed_by = "tokens that are no whole number of rows",
+       .caught_by = {kDigest},
+       .bias = on_executor(with_compressed_rows, {two_block_pool})},
   };
 }
 

@@ -98,7 +98,8 @@ void ReadingBackend::ask(std::size_t row, const RowLayer& layer) {
   const RowSlice& slice = program_.rows[row];
   const std::int32_t last = slice.first_position + rows_.at(row).num_known;
   if (last == slice.first_position) return;
-  const auto lowest = static_cast<std::int32_t>(first_attended(*layer.spec, last - 1));
+  auto lowest = static_cast<std::int32_t>(first_attended(*layer.spec, last - 1));
+  if (layer.spec->bounded_replay) lowest = std::max(lowest, slice.replay_start);
   const auto place = [&](std::int32_t first, std::int32_t end) {
     return ReadPlace{rows_.at(row).request, layer.index, first, end};
   };
@@ -107,12 +108,19 @@ void ReadingBackend::ask(std::size_t row, const RowLayer& layer) {
         {.row = slice.row, .layer = layer.index, .first = first, .last = end});
     probed_.push_back(place(first, end));
   };
+  if (is_ring(*layer.spec)) {  // what went round is not there
+    const auto end = slice.first_position + slice.num_tokens;
+    const auto kept = static_cast<std::int32_t>(end - layer.spec->block_size);
+    for (std::int32_t p = std::max(slice.first_position, kept); p < last; ++p) probe(p, p + 1);
+    return;
+  }
   if (config_.context.num_ranks == 1) {
     for (std::int32_t p = slice.first_position; p < last; ++p) probe(p, p + 1);
     probe(lowest, last);
   }
   if (!inner_->answers_queries() || layer.spec->kind == CacheKind::hidden_state) return;
   if (num_kept(config_.context, lowest) == num_kept(config_.context, last)) return;
+  if (lowest / layer.spec->compress_ratio == last / layer.spec->compress_ratio) return;
   const auto token = static_cast<std::size_t>(slice.first_token + rows_.at(row).num_known - 1);
   program_.queries.push_back({.row = slice.row,
                               .layer = layer.index,

@@ -85,6 +85,13 @@ class StepLog:
         """A request has been added."""
         self._events.append(add_event(request, self._with_priority, self._hash_block_size))
 
+    def is_in_flight(self, name: str) -> bool:
+        """A step that waits for its output has a request of this name."""
+        return any(
+            line.sampled is None and name in line.output.num_scheduled_tokens
+            for line in self._lines
+        )
+
     def abort(self, names: list[str]) -> None:
         """Live requests have been aborted, in this order."""
         for name in names:

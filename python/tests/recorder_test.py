@@ -442,6 +442,20 @@ class StepTest(Folder):
             self.recorder.added(fakes.request("x"), is_known=True)
         self.assertIn("x_stopped_because", self.lines()[-1])
 
+    def test_a_name_that_a_step_in_flight_has_ends_it(self) -> None:
+        """vLLM takes the step's tokens for the new bearer's."""
+        self.start()
+        self.recorder.added(fakes.request("a"), is_known=False)
+        output = self.schedule(fakes.output({"a": 3}, new={"a": (0, ([1],))}), ("a",))
+        self.recorder.finished_by_client([("a", 0)])
+        with self.assertLogs("vllm.lockstep_recorder", "ERROR"):
+            self.recorder.added(fakes.request("a"), is_known=False)
+        self.update(output, {"a": [5]})
+        end = self.lines()[-1]
+        because = "request a: found a name that a request of a step in flight has had"
+        self.assertEqual((end["steps"], end["x_stopped_because"]), (1, because))
+        self.assertEqual((end["unfinished"], end["steps_in_flight"]), (["a"], 1))
+
     def test_a_reset_that_preempts_says_so(self) -> None:
         self.start()
         self.recorder.reset(True, num_preempted=1)

@@ -18,13 +18,16 @@ std::optional<std::string> why_not_modelled(const KVCacheGroupSpec& group) {
   if (spec.kind == CacheKind::cross_attention || spec.kind == CacheKind::encoder_only)
     return fmt::format("a cache of kind {} is not a cache of the request's own tokens",
                        name_of(spec.kind));
-  if (spec.kind == CacheKind::circular_buffer)
-    return "a circular_buffer, which keeps the keys of a few tokens in a ring";
-  if (spec.bounded_replay) return "bounded_replay: a window that is computed again after a hit";
-  for (std::size_t i = 0; i < group.layer_names.size(); ++i)
-    if (group.layer_spec(i).compress_ratio != 1)
-      return fmt::format("{}: {} tokens share one stored row", group.layer_names[i],
-                         group.layer_spec(i).compress_ratio);
+  for (std::size_t i = 0; i < group.layer_names.size(); ++i) {
+    const KVCacheSpec& layer = group.layer_spec(i);
+    if (layer.compress_ratio == 1) continue;
+    if (layer.kind != CacheKind::mla)
+      return fmt::format("{}: {} tokens share one stored row in a cache of kind {}",
+                         group.layer_names[i], layer.compress_ratio, name_of(layer.kind));
+    if (layer.compress_ratio < 1 || layer.block_size % layer.compress_ratio != 0)
+      return fmt::format("{}: a block of {} tokens is no whole number of rows of {} tokens",
+                         group.layer_names[i], layer.block_size, layer.compress_ratio);
+  }
   return std::nullopt;
 }
 
@@ -38,6 +41,7 @@ ModelLayer make_layer(std::int32_t index, std::int32_t group, const std::string&
   layer.dtype = spec.dtype;
   layer.layout = layout;
   layer.row_size_bytes = layout.head_size * layout.element_size_bytes;
+  layer.tokens_per_row = spec.compress_ratio;
   for (std::int64_t kv = 0; kv < layout.num_kv; ++kv)
     for (std::int64_t head = 0; head < layout.num_kv_heads; ++head)
       layer.coords.push_back(coordinate(share.layer, kv, share.first_head + head));
@@ -85,6 +89,7 @@ Result<void> MemoryModel::add_layers(const KVCacheConfig& plan, const PoolLayout
     const KVCacheGroupSpec& spec = plan.groups[g];
     Group& group = groups_.emplace_back();
     group.states = is_state_kind(spec.spec.kind);
+    group.is_ring = is_ring(spec.spec);
     group.block_size = spec.spec.block_size;
     group.first_layer = static_cast<std::int32_t>(layers_.size());
     group.num_layers = static_cast<std::int32_t>(spec.layer_names.size());
@@ -263,11 +268,13 @@ void MemoryModel::write_token(std::int32_t group, BlockId id, std::int64_t slot_
 void MemoryModel::write_rows(const ModelLayer& layer, const BlockContent& block, BlockId id,
                              std::int64_t slot_offset, const SlotContent& old, ContentId now) {
   const LayerLayout& at = layer.layout;
+  if ((slot_offset + 1) % layer.tokens_per_row != 0) return;
+  const std::int64_t row = slot_offset / layer.tokens_per_row;
   for (std::int64_t kv = 0; kv < at.num_kv; ++kv) {
     for (std::int64_t head = 0; head < at.num_kv_heads; ++head) {
       const std::int32_t index = tensor_of(at, kv, head);
       Tensor& tensor = tensors_[index];
-      const std::int64_t offset = byte_offset(at, id, kv, slot_offset, head, 0);
+      const std::int64_t offset = byte_offset(at, id, kv, row, head, 0);
       const std::int64_t page = offset / tensor.page_size_bytes;
       touch(index, page);
       if (!layer.words_aligned || block.loaded != nullptr) tensor.known[page] = 0;

@@ -72,8 +72,9 @@ struct BlockContent {
   std::int32_t group = -1;  // owner of the rows or the state; -1: none since the last poison
   Unwritten base = Unwritten::fresh;
   bool zeroed = false;  // the bytes that the group uses were zeroed before any row was written
-  std::vector<SlotContent> slots;  // token groups: [block_size]; empty: none written
-  StateContent state;              // state groups
+  // Token groups: [block_size], a token each, whatever rows it has; empty: none written.
+  std::vector<SlotContent> slots;
+  StateContent state;  // state groups
   // What a load brought when it was not all rows or a state, or a copy of a block: in place of
   // `base` where the group has its bytes. In the order of a host block.
   std::shared_ptr<const std::vector<std::uint8_t>> loaded;
@@ -94,7 +95,7 @@ struct ByteOwner {
   BlockId block{};
   std::int32_t group = -1;
   std::int32_t layer = -1;        // of the plan, group by group
-  std::int64_t slot_offset = -1;  // inside the block
+  std::int64_t slot_offset = -1;  // inside the block; of compressed rows: of a row's last token
   std::int64_t part = -1;         // kPartK, kPartV, kPartState + s
   std::int64_t head = -1;
   std::int64_t byte_in_row = -1;  // or in the state tensor
@@ -112,11 +113,17 @@ struct ModelLayer {
   LayerLayout layout;
   LayerShare share;  // where the layer and its heads stand in the whole model
   std::int64_t row_size_bytes = 0;
+  std::int64_t tokens_per_row = 1;             // compressed rows: the last of them makes the row
   bool words_aligned = false;                  // every row starts and ends on a word of its page
   std::vector<std::uint64_t> coords;           // [num_kv][num_kv_heads]
   std::vector<std::int64_t> state_first_word;  // of each state tensor in StateContent::words
   std::vector<StateNumbers> state_numbers;     // of each; empty: states are words
 };
+
+// The token of the block that a row is complete with, and whose content it has.
+constexpr std::int64_t last_token_of_row(const ModelLayer& layer, std::int64_t row) {
+  return (row + 1) * layer.tokens_per_row - 1;
+}
 
 // The bytes of one of a layer's states within the words of its group.
 std::span<const std::uint8_t> bytes_of_state(const std::vector<std::uint64_t>& words,
@@ -126,9 +133,9 @@ std::span<std::uint8_t> bytes_of_state(std::vector<std::uint64_t>& words, const 
 
 class MemoryModel {
  public:
-  // Refused: plans that pool_layout() refuses, and caches whose rows are not one per token and slot
-  // (cross attention, compressed rows). `shares`: of the layers, where the plan is a rank's (see
-  // rank_plan.h); none: the plan is the whole model's.
+  // Refused: plans that pool_layout() refuses, and caches whose tokens are not the request's own
+  // (cross attention), or that have no whole number of rows in a block. `shares`: of the layers,
+  // where the plan is a rank's (see rank_plan.h); none: the plan is the whole model's.
   static Result<MemoryModel> create(const KVCacheConfig& plan, AttentionBackend backend,
                                     CacheLayout layout, LayoutRule rule,
                                     std::int64_t num_host_blocks = 0,
@@ -153,7 +160,8 @@ class MemoryModel {
   // num_rows rows count as written there. A sentence when one of the blocks is not the group's.
   std::optional<std::string> copy_block(std::int32_t group, BlockId source, BlockId target,
                                         std::int64_t num_rows);
-  // The rows of one token in every layer of the group.
+  // The rows of one token in every layer of the group that has one for it: of compressed rows the
+  // row that ends with the token.
   // REQUIRES: the block is not the null block and belongs to the group or to none.
   void write_token(std::int32_t group, BlockId block, std::int64_t slot_offset, ContentId content,
                    WriterId writer, std::int64_t position);
@@ -207,8 +215,10 @@ class MemoryModel {
   std::int32_t num_tensors() const { return static_cast<std::int32_t>(tensors_.size()); }
   std::int64_t page_size_bytes(std::int32_t tensor) const;
   std::int32_t num_groups() const { return static_cast<std::int32_t>(groups_.size()); }
-  // Rows in a block of the group.
+  // Tokens in a block of the group.
   std::int64_t block_size(std::int32_t group) const;
+  // One block a request, which its tokens go round.
+  bool is_ring_group(std::int32_t group) const { return groups_[group].is_ring; }
   bool is_state_group(std::int32_t group) const;
   bool has_real_states() const { return numbers_ == Numbers::real; }
   std::span<const ModelLayer> layers() const { return layers_; }
@@ -233,6 +243,7 @@ class MemoryModel {
   };
   struct Group {
     bool states = false;
+    bool is_ring = false;
     std::int64_t block_size = 0;
     std::int32_t first_layer = 0;
     std::int32_t num_layers = 0;

@@ -247,13 +247,13 @@ void MemoryModel::draw_rows(const Group& group, const HostRun& run,
   const ModelLayer& layer = layers_[group.first_layer + run.layer];
   const LayerLayout& at = layer.layout;
   for (std::int64_t kv = 0; kv < at.num_kv; ++kv)
-    for (std::size_t slot = 0; slot < contents.size(); ++slot)
+    for (std::int64_t row = 0; last_token_of_row(layer, row) < std::ssize(contents); ++row)
       for (std::int64_t head = 0; head < at.num_kv_heads; ++head) {
-        const std::int64_t begin =
-            byte_offset(at, kNullBlock, kv, static_cast<std::int64_t>(slot), head, 0);
+        const ContentId content = contents[last_token_of_row(layer, row)];
+        const std::int64_t begin = byte_offset(at, kNullBlock, kv, row, head, 0);
         if (tensor_of(at, kv, head) != run.tensor) continue;
         if (begin < run.in_tensor.begin || begin >= run.in_tensor.end) continue;
-        draw_row(contents[slot], layer.coords[kv * at.num_kv_heads + head], layer.words,
+        draw_row(content, layer.coords[kv * at.num_kv_heads + head], layer.words,
                  bytes.subspan(run.offset + begin - run.in_tensor.begin, layer.row_size_bytes));
       }
 }

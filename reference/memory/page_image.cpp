@@ -86,8 +86,8 @@ void MemoryModel::draw_layer(ModelPage page, const ModelLayer& layer, BlockId id
   for (std::int64_t kv = 0; kv < at.num_kv; ++kv) {
     const std::int64_t first = byte_offset(at, id, kv, 0, 0, 0) - page_begin;
     if (first < 0 || first >= static_cast<std::int64_t>(image.size())) continue;
-    for (std::int64_t slot = 0; slot < at.block_size; ++slot) {
-      const SlotContent* row = slot_content(layer.group, id, slot);
+    for (std::int64_t slot = 0; slot < at.block_size; ++slot) {  // of rows
+      const SlotContent* row = slot_content(layer.group, id, last_token_of_row(layer, slot));
       if (row == nullptr && !content.zeroed) continue;
       for (std::int64_t head = 0; head < at.num_kv_heads; ++head) {
         if (tensor_of(at, kv, head) != page.tensor) continue;
@@ -151,7 +151,7 @@ ByteOwner MemoryModel::owner_of(ModelPage page, std::int64_t byte) const {
           if (in_row < 0 || in_row >= layer.row_size_bytes) continue;
           owner.what = ByteOwner::What::row;
           owner.layer = index;
-          owner.slot_offset = slot;
+          owner.slot_offset = last_token_of_row(layer, slot);
           owner.part = kv;
           owner.head = head;
           owner.byte_in_row = in_row;

@@ -28,6 +28,8 @@ std::optional<SpecType> type_of(const KVCacheSpec& spec) {
       return SpecType::chunked_local;
     case CacheKind::mamba:
       return SpecType::mamba;
+    case CacheKind::circular_buffer:
+      return SpecType::circular_buffer;
     default:
       return std::nullopt;
   }

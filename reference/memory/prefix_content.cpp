@@ -47,8 +47,9 @@ std::uint64_t PrefixContent::attention_digest(const ModelLayer& layer, std::int6
   while (static_cast<std::int64_t>(sums.size()) <= last) {
     const auto position = static_cast<std::int64_t>(sums.size()) - 1;
     sums.push_back(sums.back());
-    if (keeps(rank_, position))
-      sums.back() += token_digest(layer, content(position), num_kept(rank_, position));
+    if (!keeps(rank_, position) || (position + 1) % layer.tokens_per_row != 0) continue;
+    const std::int64_t row = num_kept(rank_, position) / layer.tokens_per_row;
+    sums.back() += token_digest(layer, content(position), row);
   }
   return sums[last] - sums[first];
 }

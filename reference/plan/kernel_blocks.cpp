@@ -14,10 +14,10 @@ constexpr bool reads_mla_rows(AttentionBackend backend) {
   return backend == AttentionBackend::triton_mla || backend == AttentionBackend::flashmla;
 }
 
-// Kernels of compressed rows and of MLA windows (DeepSeek-V4) take the manager's blocks as they
-// are.
+// Kernels of compressed rows, of MLA windows (DeepSeek-V4), of rings take the manager's blocks as
+// they are.
 bool addresses_whole_blocks(const KVCacheSpec& spec) {
-  return spec.compress_ratio > 1 || spec.mla_rows;
+  return spec.compress_ratio > 1 || spec.mla_rows || is_ring(spec);
 }
 
 }  // namespace

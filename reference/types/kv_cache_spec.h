@@ -92,9 +92,11 @@ struct KVCacheSpec {
   bool operator==(const KVCacheSpec&) const = default;
 };
 
+constexpr bool is_ring(const KVCacheSpec& spec) { return spec.kind == CacheKind::circular_buffer; }
+
 // Whether the blocks of its group are found by later requests.
 constexpr bool is_prefix_cacheable(const KVCacheSpec& spec) {
-  return spec.kind != CacheKind::circular_buffer && !spec.bounded_replay;
+  return !is_ring(spec) && !spec.bounded_replay;
 }
 
 // Layers that share a block table. Each has the spec `spec`, unless the group is of uniform type
@@ -115,6 +117,14 @@ struct KVCacheGroupSpec {
   }
   bool operator==(const KVCacheGroupSpec&) const = default;
 };
+
+// Whether a layer of the group keeps a row for several tokens.
+constexpr bool has_compressed_rows(const KVCacheGroupSpec& group) {
+  if (group.spec.compress_ratio != 1) return true;
+  for (const KVCacheSpec& spec : group.layer_specs)
+    if (spec.compress_ratio != 1) return true;
+  return false;
+}
 
 // One raw buffer, shared by the named layers (one of each group, or layers_per_page of a packed
 // one); a block belongs to one group at a time, so they never collide.

@@ -7,7 +7,7 @@
 #include "base/check.h"
 #include "base/number_text.h"
 #include "reference/memory/page_image.h"
-#include "reference/plan/context_share.h"
+#include "sim/step/model_step.h"
 
 namespace lockstep {
 namespace {
@@ -334,12 +334,11 @@ Divergence Diagnosis::slot(std::int32_t group, std::size_t token, Slot expected,
 
 void Diagnosis::set_slot(Divergence& found, const WorkerRequest& request,
                          std::int64_t position) const {
-  const std::int64_t size = model_.block_size(found.group);
-  const std::int64_t row = num_kept(worker_.context(), position);
-  const BlockId block = request.tables[found.group][row / size];
+  const auto [entry, offset] = place_of_token(model_, worker_.context(), found.group, position);
+  const BlockId block = request.tables[found.group][entry];
   found.token = position;
   found.block = index_of(block);
-  found.slot = index_of(block) * size + row % size;
+  found.slot = index_of(block) * model_.block_size(found.group) + offset;
 }
 
 Result<bool> Diagnosis::reads_wrong(const AttentionProbe& probe, WorkerRequest& request) {
@@ -383,8 +382,8 @@ Result<Divergence> Diagnosis::digest(const AttentionProbe& probe, RequestId id,
   set_slot(found, request, part.first);
   const ModelLayer& layer = model_.layers()[probe.layer];
   const std::int64_t offset = found.slot % model_.block_size(found.group);
-  const std::int64_t at =
-      byte_offset(layer.layout, static_cast<BlockId>(found.block), 0, offset, 0, 0);
+  const std::int64_t at = byte_offset(layer.layout, static_cast<BlockId>(found.block), 0,
+                                      offset / layer.tokens_per_row, 0, 0);
   const ModelPage page{found.tensor,
                        static_cast<std::int32_t>(at / model_.page_size_bytes(found.tensor))};
   found.byte = at % model_.page_size_bytes(found.tensor);

@@ -28,7 +28,7 @@ class RankRun final {
         summary_(summary),
         worker_(config_.backend.num_rows, config_.backend.context, model_),
         builder_(config_.engine, config_.backend, model_, worker_),
-        model_step_(model_, worker_),
+        model_step_(config_.backend.plan, model_, worker_),
         transfer_step_(model_, worker_, backend_, config_.backend.parallel.tp_rank),
         planner_(config_.backend, model_, worker_, config_.budget.probe_rows,
                  backend.answers_queries() ? config_.budget.query_rows : 0),

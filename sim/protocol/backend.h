@@ -115,6 +115,19 @@
 // (17) A part is a block that is copied as a whole, rows that no hit covers included: every byte
 //     that zeroing touches (8), states of real numbers as they lie there. Parts come after poison,
 //     zeroing and loads, before copies of states and everything that reads.
+// (18) Bounded replay. Where windows of the plan are computed again after a hit, replay_start of a
+//     row, not 0, is the first token that its request computed since it came in. Tokens from there
+//     on, as many as the window has, are written to those windows and to rings; in every other
+//     group they lie in hit blocks already, and their slot is PAD_SLOT_ID. Nothing reads such a
+//     window in front of replay_start.
+// (19) Rings (circular_buffer). The token at position p lies in the block of the table's first
+//     entry, in row p mod block_size. Of a step's tokens of a request the last block_size go there;
+//     the slot of those before is PAD_SLOT_ID. A step never reads what went round.
+// (20) Compressed rows (compress_ratio r > 1). A block has block_size / r rows; row n of a request
+//     stands for its tokens [n r, (n + 1) r) and is written with the last of them, whose content
+//     it has. Slots count tokens, as in other groups. Positions [first, last) in rules (4) and
+//     (5) stand for rows [first / r, last / r): what is not complete is not read; p in rule (4) is
+//     the number of the row.
 //
 // Not said here: how a backend lays anything out; that is what is being checked.
 #pragma once

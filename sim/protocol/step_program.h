@@ -42,6 +42,9 @@ struct RowSlice {
   std::int32_t first_position = 0;
   std::int32_t num_tokens = 0;
   std::int32_t first_token = 0;
+  // Rule (18): where the request came in behind a hit whose last window is computed again; 0: it
+  // did not.
+  std::int32_t replay_start = 0;
 };
 
 struct BlockCopy {

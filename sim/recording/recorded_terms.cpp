@@ -88,6 +88,9 @@ void write_decision(const StepView& view, RecordedStep& step) {
   }
   step.preempted = sorted_names_of(view, decision.preempted);
   step.finished = sorted_names_of(view, decision.finished);
+  // The engine reports a set: a name that was free, taken and free again ends once.
+  const auto again = std::ranges::unique(step.finished);
+  step.finished.erase(again.begin(), again.end());
   step.zero = decision.zero;
   step.copies = decision.copies;
   step.running = names_of(view, view.decisions.running());

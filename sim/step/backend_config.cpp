@@ -29,6 +29,10 @@ BackendConfig make_backend_config(const EngineConfig& engine, KVCacheConfig plan
     // A size that the attention backend cannot take is refused later, where it is needed.
     const auto kernel = kernel_block_size(plan.groups[g], attention_backend, fp32_states, g);
     config.kernel_block_sizes.push_back(kernel ? *kernel : spec.block_size);
+    if (is_ring(spec)) {
+      config.max_blocks_per_row.push_back(1);
+      continue;
+    }
     const std::int64_t tokens = engine.max_model_len + engine.num_spec_tokens;
     config.max_blocks_per_row.push_back(
         static_cast<std::int32_t>(cdiv(tokens, spec.block_size * num_context_ranks(engine, spec)) +
@@ -77,6 +81,12 @@ Result<void> check_ranks(const BackendConfig& config) {
        {std::pair{"tensor_parallel_size", of.tp_size}, {"pipeline_parallel_size", of.pp_size}})
     if (degree < 1 || degree > kDegreeMax)
       return fail(fmt::format("{} {}: expected 1 to {}", name, degree, kDegreeMax));
+  for (const KVCacheGroupSpec& group : config.plan.groups)
+    if (num_ranks(config) > 1 && (!is_prefix_cacheable(group.spec) || has_compressed_rows(group)))
+      return fail(
+          "several ranks beside rings, compressed rows or windows that are computed again: what "
+          "the "
+          "ranks hold together of them is not modelled");
   for (const KVCacheGroupSpec& group : config.plan.groups)
     if (config.context.interleave < 1 ||
         (config.context.num_ranks > 1 && group.spec.block_size % config.context.interleave != 0))

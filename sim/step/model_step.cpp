@@ -31,6 +31,31 @@ std::int64_t first_attended(const KVCacheSpec& spec, std::int64_t first) {
   return 0;
 }
 
+std::int64_t first_readable(const KVCacheSpec& spec, const WorkerRequest& request,
+                            std::int64_t first) {
+  if (is_ring(spec)) return std::max(request.first_own, request.scheduled_max - spec.block_size);
+  const std::int64_t attended = first_attended(spec, first);
+  return spec.bounded_replay ? std::max(attended, request.first_own) : attended;
+}
+
+std::int64_t replayed_tokens(const KVCacheConfig& plan) {
+  std::int64_t tokens = 0;
+  for (const KVCacheGroupSpec& group : plan.groups)
+    if (group.spec.bounded_replay) tokens = std::max(tokens, group.spec.sliding_window);
+  return tokens;
+}
+
+TokenPlace place_of_token(const MemoryModel& model, const ContextRank& context, std::int32_t group,
+                          std::int64_t position) {
+  const std::int64_t size = model.block_size(group);
+  if (model.is_ring_group(group)) return {.entry = 0, .offset = position % size};
+  const std::int64_t row = num_kept(context, position);
+  return {.entry = row / size, .offset = row % size};
+}
+
+ModelStep::ModelStep(const KVCacheConfig& plan, MemoryModel& model, Worker& worker)
+    : plan_(plan), num_replayed_(replayed_tokens(plan)), model_(model), worker_(worker) {}
+
 Checked ModelStep::apply(const StepProgram& program, std::span<const RequestId> requests,
                          StepExpectation& expected) {
   LS_CHECK(program.rows.size() == requests.size(), "{} rows, {} requests", program.rows.size(),
@@ -77,7 +102,15 @@ Checked ModelStep::apply_blocks(const StepProgram& program) {
 Checked ModelStep::write_tokens(const StepProgram& program, const RowSlice& slice, RequestId id,
                                 std::int32_t group, std::vector<Slot>& slots) {
   const WorkerRequest& request = worker_.at(id);
-  for (std::int32_t t = 0; t < slice.num_tokens; ++t) {
+  const KVCacheSpec& spec = plan_.groups[group].spec;
+  const std::int64_t end = std::int64_t{slice.first_position} + slice.num_tokens;
+  const std::int64_t first =
+      is_ring(spec) ? std::max<std::int64_t>(slice.first_position, end - spec.block_size)
+      : is_prefix_cacheable(spec) && slice.replay_start > 0
+          ? std::max<std::int64_t>(slice.first_position, slice.replay_start + num_replayed_)
+          : slice.first_position;
+  for (auto t = static_cast<std::int32_t>(first - slice.first_position); t < slice.num_tokens;
+       ++t) {
     if (!keeps(worker_.context(), slice.first_position + t)) continue;
     const auto token = static_cast<std::size_t>(slice.first_token + t);
     if (auto finding = write_token(program, request, group, slice.first_position + t,
@@ -92,9 +125,7 @@ Checked ModelStep::write_token(const StepProgram& program, const WorkerRequest& 
                                std::int32_t group, std::int64_t position, ContentId now,
                                Slot& slot) {
   const std::vector<BlockId>& table = request.tables[group];
-  const std::int64_t block_size = model_.block_size(group);
-  const std::int64_t row = num_kept(worker_.context(), position);
-  const std::int64_t entry = row / block_size;
+  const auto [entry, offset] = place_of_token(model_, worker_.context(), group, position);
   const auto finding = [&](std::string message) {
     Divergence found = decision_finding(program.step, request.name, group, std::move(message));
     found.token = position;
@@ -104,18 +135,18 @@ Checked ModelStep::write_token(const StepProgram& program, const WorkerRequest& 
     return finding(fmt::format("token {} needs entry {} of a block table of {}", position, entry,
                                table.size()));
   const BlockId block = table[entry];
-  slot = index_of(block) * block_size + row % block_size;
+  slot = index_of(block) * model_.block_size(group) + offset;
   if (block == kNullBlock)
     return finding(fmt::format("token {} would be written to the null block", position));
   const BlockContent& content = model_.block(block);
   if (content.group != -1 && content.group != group)
     return finding(fmt::format("block {} is written for group {} while it belongs to group {}",
                                index_of(block), group, content.group));
-  const SlotContent* old = model_.slot_content(group, block, row % block_size);
+  const SlotContent* old = model_.slot_content(group, block, offset);
   if (old != nullptr && old->writer != request.writer && old->content != now)
     return finding(fmt::format("token {} overwrites slot {}, which holds {}", position, slot,
                                whose(model_, *old)));
-  model_.write_token(group, block, row % block_size, now, request.writer, position);
+  model_.write_token(group, block, offset, now, request.writer, position);
   return {};
 }
 
@@ -155,23 +186,24 @@ Checked check_hit(const MemoryModel& model, const ContextRank& context,
                   const WorkerRequest& request, const KVCacheConfig& plan, std::int64_t step,
                   std::int64_t first) {
   for (std::int32_t g = 0; g < model.num_groups(); ++g) {
-    if (model.is_state_group(g)) continue;
+    const KVCacheSpec& spec = plan.groups[g].spec;
+    if (model.is_state_group(g) || !is_prefix_cacheable(spec)) continue;
     const std::vector<BlockId>& table = request.tables[g];
     const std::int64_t size = model.block_size(g);
-    const KVCacheSpec& spec = plan.groups[g].spec;
-    for (std::int64_t p = first_attended(spec, first); p < first; ++p) {
+    const std::int64_t end = first == 0 ? 0 : first + replayed_tokens(plan);
+    for (std::int64_t p = first_attended(spec, first); p < end; ++p) {
       if (!keeps(context, p)) continue;
-      const std::int64_t row = num_kept(context, p);
-      const BlockId block = table[row / size];
-      const SlotContent* slot = model.slot_content(g, block, row % size);
+      const auto [entry, offset] = place_of_token(model, context, g, p);
+      const BlockId block = table[entry];
+      const SlotContent* slot = model.slot_content(g, block, offset);
       if (slot != nullptr && slot->content == request.prefix.content(p)) continue;
       Divergence finding =
           decision_finding(step, request.name, g,
                            fmt::format("token {} counts as computed, but slot {} holds {}", p,
-                                       index_of(block) * size + row % size,
+                                       index_of(block) * size + offset,
                                        slot == nullptr ? "nothing" : whose(model, *slot)));
       finding.block = index_of(block);
-      finding.slot = index_of(block) * size + row % size;
+      finding.slot = index_of(block) * size + offset;
       finding.token = p;
       return finding;
     }

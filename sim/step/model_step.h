@@ -29,7 +29,7 @@ struct StepExpectation {
 
 class ModelStep {
  public:
-  ModelStep(MemoryModel& model, Worker& worker) : model_(model), worker_(worker) {}
+  ModelStep(const KVCacheConfig& plan, MemoryModel& model, Worker& worker);
 
   // A finding when the program writes or reads a state where it must not: the decision was wrong.
   // `requests` are those of program.rows.
@@ -46,12 +46,31 @@ class ModelStep {
                          StepExpectation& expected);
   StateBefore state_before(const StateUpdate& update) const;
 
+  const KVCacheConfig& plan_;
+  const std::int64_t num_replayed_;  // tokens
   MemoryModel& model_;
   Worker& worker_;
 };
 
 // The positions that the tokens [first, last) of a request may attend to: [lowest, last).
 std::int64_t first_attended(const KVCacheSpec& spec, std::int64_t first);
+// The first position of the request that a step from position `first` on may read in a layer of the
+// kind: nothing in front of what came in lies in a window computed again, nor in a ring, which
+// keeps as many tokens as it has rows.
+std::int64_t first_readable(const KVCacheSpec& spec, const WorkerRequest& request,
+                            std::int64_t first);
+
+// Tokens behind a hit's begin that are computed again, of a plan with such windows; 0: it has none.
+std::int64_t replayed_tokens(const KVCacheConfig& plan);
+
+// Where the token at a position of its request lies: in which entry of the block table, where in
+// that block. REQUIRES: the rank keeps it.
+struct TokenPlace {
+  std::int64_t entry = 0;
+  std::int64_t offset = 0;
+};
+TokenPlace place_of_token(const MemoryModel& model, const ContextRank& context, std::int32_t group,
+                          std::int64_t position);
 
 // Every row that the request's next tokens (from `first` on) will read holds the content of its own
 // prefix; a finding otherwise. Asked when a request comes in with computed tokens: a wrong hit.

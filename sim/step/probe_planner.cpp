@@ -28,7 +28,10 @@ std::int64_t ProbePlanner::rows_of(const ModelLayer& layer, std::int64_t positio
 std::int64_t ProbePlanner::rows_kept(const ModelLayer& layer, std::int64_t first,
                                      std::int64_t last) const {
   const ContextRank& rank = config_.context;
-  return rows_of(layer, num_kept(rank, last) - num_kept(rank, first));
+  const auto before = [&](std::int64_t position) {
+    return num_kept(rank, position) / layer.tokens_per_row;
+  };
+  return rows_of(layer, before(last) - before(first));
 }
 
 void ProbePlanner::plan(StepProgram& program, std::span<const RequestId> requests,
@@ -42,7 +45,8 @@ void ProbePlanner::plan(StepProgram& program, std::span<const RequestId> request
     for (const ModelLayer& layer : model_.layers()) {
       if (layer.layout.num_kv == 0) continue;
       const KVCacheSpec& spec = config_.plan.groups[layer.group].spec;
-      const std::int64_t lowest = first_attended(spec, program.rows[i].first_position);
+      const std::int64_t lowest =
+          first_readable(spec, worker_.at(requests[i]), program.rows[i].first_position);
       candidates_.push_back({.index = i, .layer = layer.index, .lowest = lowest});
       const std::int64_t last = program.rows[i].first_position + program.rows[i].num_tokens;
       rows_left_out_ += rows_kept(layer, lowest, last);
@@ -80,8 +84,8 @@ void ProbePlanner::probe_written(StepProgram& program, std::span<const RequestId
     const ModelLayer& layer = model_.layers()[at.layer];
     const std::int64_t affordable = std::max<std::int64_t>(1, budget_ / rows_of(layer, 1));
     const std::int64_t last = slice.first_position + slice.num_tokens;
-    probe(program, requests, at, std::max<std::int64_t>(slice.first_position, last - affordable),
-          last);
+    probe(program, requests, at,
+          std::max({std::int64_t{slice.first_position}, at.lowest, last - affordable}), last);
   }
 }
 
@@ -128,12 +132,14 @@ void ProbePlanner::add_queries(StepProgram& program, std::span<const RequestId> 
     const std::int64_t last = slice.first_position + slice.num_tokens;
     const std::int64_t affordable = std::max<std::int64_t>(1, budget / rows_of(layer, 1));
     const bool real = config_.numbers == Numbers::real;  // the kernel sees all that it may
-    const std::int64_t lowest = first_attended(spec, last - 1);
-    const std::int64_t first = real ? lowest : std::max(lowest, last - affordable);
+    const std::int64_t lowest = first_readable(spec, request, last - 1);
+    const std::int64_t first =
+        real ? lowest : std::max(lowest, last - affordable * layer.tokens_per_row);
     const ContentId query = request.prefix.content(last - 1);
     contents_.clear();
     for (std::int64_t p = first; p < last; ++p)
-      if (keeps(config_.context, p)) contents_.push_back(request.prefix.content(p));
+      if (keeps(config_.context, p) && (p + 1) % layer.tokens_per_row == 0)
+        contents_.push_back(request.prefix.content(p));
     if (contents_.empty()) continue;
     program.queries.push_back({.row = slice.row,
                                .layer = at.layer,

@@ -60,6 +60,7 @@ ProgramBuilder::ProgramBuilder(const EngineConfig& engine, const BackendConfig& 
     : engine_(engine),
       config_(config),
       hits_(hit_ends_of(engine, config.plan)),
+      num_replayed_(replayed_tokens(config.plan)),
       model_(model),
       worker_(worker),
       group_of_block_(static_cast<std::size_t>(model.num_blocks()), -1),
@@ -80,12 +81,13 @@ ProgramBuilder::HitEnds ProgramBuilder::hit_ends_of(const EngineConfig& engine,
 Result<void> ProgramBuilder::check_supported(const EngineConfig& engine,
                                              const KVCacheConfig& plan) {
   const auto divides = [&](const KVCacheGroupSpec& group) {
-    return group.spec.kind == CacheKind::full_attention || group.spec.kind == CacheKind::mla;
+    return (group.spec.kind == CacheKind::full_attention || group.spec.kind == CacheKind::mla) &&
+           !has_compressed_rows(group);
   };
   if (engine.dcp * engine.pcp != 1 && !std::ranges::all_of(plan.groups, divides))
     return fail(
         "context parallelism deals out the tokens of full attention and MLA; what the ranks hold "
-        "of other kinds is not modelled");
+        "of other kinds, and of compressed rows, is not modelled");
   const bool keeps_states = std::ranges::any_of(plan.groups, [](const KVCacheGroupSpec& group) {
     return group.spec.kind == CacheKind::mamba;
   });
@@ -98,6 +100,15 @@ Result<void> ProgramBuilder::check_supported(const EngineConfig& engine,
     if (group.spec.kind == CacheKind::mamba && engine.num_spec_tokens > 0 &&
         group.spec.mamba_cache_mode == MambaCacheMode::all)
       return fail("states of drafts have no place of their own in cache mode all");
+  const auto reads_behind = [](const KVCacheGroupSpec& group) {
+    const CacheKind kind = group.spec.kind;
+    return kind == CacheKind::mamba || kind == CacheKind::chunked_local ||
+           (kind == CacheKind::sliding_window && !group.spec.bounded_replay);
+  };
+  if (replayed_tokens(plan) > 0 && std::ranges::any_of(plan.groups, reads_behind))
+    return fail(
+        "bounded_replay beside states, chunks or windows that are cached: what a hit leaves them "
+        "does not reach back to where it is computed again");
   const auto sizes = resolve_block_sizes(engine, plan.groups);
   if (sizes && sizes->hits_parts_of_blocks && engine.dcp * engine.pcp != 1)
     return fail(
@@ -231,7 +242,9 @@ void ProgramBuilder::append_blocks(const SchedulerOutput& decision, std::size_t 
     // What a hit found is known content; everything behind it is handed out to be filled.
     const std::int64_t tokens_in_block = spec_of(g).block_size * config_.context.num_ranks;
     const std::size_t hit =
-        whole_table ? static_cast<std::size_t>(scheduled.computed / tokens_in_block) : 0;
+        whole_table && scheduled.computed > 0 && is_prefix_cacheable(spec_of(g))
+            ? static_cast<std::size_t>((scheduled.computed + num_replayed_) / tokens_in_block)
+            : 0;
     // Drafts' state blocks move to the end of their own table and keep what they hold. (Any other
     // entry may be stale: retired long since, and another request's in the meantime.)
     const auto moving =
@@ -330,10 +343,17 @@ Checked ProgramBuilder::add_tokens(const SchedulerOutput& decision, std::size_t 
         fmt::format(
             "{} tokens are scheduled behind {} computed ones, but it has {} tokens and {} drafts",
             scheduled.num_tokens, scheduled.computed, request.num_known, scheduled.num_spec));
-  program.rows.push_back({.row = request.row,
-                          .first_position = scheduled.computed,
-                          .num_tokens = scheduled.num_tokens,
-                          .first_token = static_cast<std::int32_t>(program.contents.size())});
+  if (scheduled.is_new || scheduled.is_resumed) {
+    request.first_own = scheduled.computed;
+    request.scheduled_max = 0;
+  }
+  request.scheduled_max = std::max(request.scheduled_max, last);
+  program.rows.push_back(
+      {.row = request.row,
+       .first_position = scheduled.computed,
+       .num_tokens = scheduled.num_tokens,
+       .first_token = static_cast<std::int32_t>(program.contents.size()),
+       .replay_start = num_replayed_ > 0 ? static_cast<std::int32_t>(request.first_own) : 0});
   const auto contents = request.prefix.contents();
   program.contents.insert(program.contents.end(), contents.begin() + scheduled.computed,
                           contents.begin() + static_cast<std::ptrdiff_t>(last));

@@ -83,6 +83,7 @@ class ProgramBuilder {
   const EngineConfig engine_;
   const BackendConfig config_;
   const HitEnds hits_;
+  const std::int64_t num_replayed_;  // tokens of a hit that windows compute again; 0: none
   const MemoryModel& model_;
   Worker& worker_;
   std::vector<RequestId> row_requests_;

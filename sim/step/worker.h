@@ -40,7 +40,9 @@ struct WorkerRequest {
   std::vector<ConvPlace> conv_places;     // per group: beside state_entry
   std::int32_t num_drafts = 0;            // of the last step
   std::int64_t scheduled_end = 0;         // position behind the last token of the last step
-  std::vector<std::int64_t> next_probe;   // per layer: the position that is read next
+  std::int64_t first_own = 0;             // position of the first token computed since it came in
+  std::int64_t scheduled_max = 0;        // behind the last token of any step since, drafts included
+  std::vector<std::int64_t> next_probe;  // per layer: the position that is read next
 };
 
 class Worker {

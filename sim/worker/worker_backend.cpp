@@ -514,6 +514,9 @@ Result<std::unique_ptr<Backend>> make_worker_backend(std::shared_ptr<ForeignEngi
     return refuse(fmt::format("mutant {} is not its own; plant a defect in the worker with --plant",
                               config.mutant));
   if (config.num_host_blocks > 0) return refuse("a host tier is not driven");
+  for (const KVCacheGroupSpec& group : config.plan.groups)
+    if (!is_prefix_cacheable(group.spec) || has_compressed_rows(group))
+      return refuse("rings, compressed rows and windows that are computed again are not driven");
   if (config.parallel.tp_size > 1 || config.parallel.pp_size > 1 || config.context.num_ranks > 1)
     return refuse("ranks are not driven");
   return std::make_unique<WorkerBackend>(std::move(engines), config);

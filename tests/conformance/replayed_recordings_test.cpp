@@ -7,7 +7,6 @@
 #include <algorithm>
 #include <filesystem>
 #include <map>
-#include <set>
 #include <string>
 #include <vector>
 
@@ -113,29 +112,15 @@ TEST(ReplayedRecordings, one_of_every_family_diverges_only_where_the_audit_finds
   EXPECT_EQ(tally.replayed, 24 + 22);
 }
 
-// What 0.33.0 does as it is served: pages that are not modelled are refused by the key's name.
-TEST(ReplayedRecordings, as_served_agree_or_are_refused_by_name) {
-  const std::map<std::string, std::string> refused = {
-      {"bounded_replay", "bounded_replay"},
-      {"circular_buffer", "circular_buffer"},
-  };
-  std::size_t num_refused = 0;
+// What 0.33.0 does as it is served.
+TEST(ReplayedRecordings, as_served_agree) {
   for (const std::string& path :
        recordings_under(fs::path(LOCKSTEP_SOURCE_DIR) / "tests/conformance/as_served")) {
     const auto replayed = replay_on_simt(path);
-    const auto key = refused.find(fs::path(path).stem().string());
-    if (key != refused.end()) {
-      ++num_refused;
-      ASSERT_FALSE(replayed) << path;
-      EXPECT_NE(replayed.error().message.find(key->second), std::string::npos)
-          << replayed.error().message;
-      continue;
-    }
     ASSERT_TRUE(replayed) << path << ": " << replayed.error().message;
     EXPECT_EQ(replayed->verdict, Verdict::agreed) << path;
     if (replayed->divergence) ADD_FAILURE() << to_text(*replayed->divergence);
   }
-  EXPECT_EQ(num_refused, refused.size());
 }
 
 // Finding 17: a backend is not asked to read the state that the audit finds wrong.
@@ -153,28 +138,14 @@ TEST(ReplayedRecordings, a_state_under_a_longer_prefix_is_seen_where_it_is_read)
       << replayed->divergence->message;
 }
 
-// The families of models with the defaults of a server that a backend does not follow: rings,
-// windows that are computed again, compressed rows.
-const std::set<std::string> kNeedsMore = {"deepseek-v4-like", "deepseek-v4.1-like",
-                                          "qwen4-exp-like"};
-
 TEST(ReplayedServedModelsSlow, diverge_only_where_the_audit_finds_why) {
   const auto data = find_data_dir();
   const fs::path root = data.value_or("") / "recordings_more" / "vllm-0.33.0" / "schedules_served";
   if (!data || !fs::is_directory(root)) GTEST_SKIP() << "no recordings: " << data_dir_hint();
   Tally tally;
-  std::int64_t refused = 0;
   for (const auto& [family, paths] : families_under(root))
-    for (const std::string& path : paths) {
-      if (kNeedsMore.contains(family)) {
-        EXPECT_FALSE(replay_on_simt(path, {.are_small = true})) << path;
-        ++refused;
-        continue;
-      }
-      replay_and_audit(path, tally, {.are_small = true});
-    }
-  EXPECT_EQ(refused, 24);
-  EXPECT_EQ(tally.replayed, 248);
+    for (const std::string& path : paths) replay_and_audit(path, tally, {.are_small = true});
+  EXPECT_EQ(tally.replayed, 272);
   EXPECT_EQ(tally.diverged, 6);  // findings 16 and 17
 }
 

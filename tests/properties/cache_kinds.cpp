@@ -34,6 +34,24 @@ KVCacheSpec of_kind(CacheKind kind, KVCacheSpec spec) {
   if (kind == CacheKind::chunked_local) spec.attention_chunk_size = 8;
   return spec;
 }
+KVCacheSpec compressed(std::int64_t tokens_per_row) {
+  KVCacheSpec spec = rows(1);
+  spec.kind = CacheKind::mla;
+  spec.compress_ratio = tokens_per_row;
+  return spec;
+}
+KVCacheSpec computed_again() {
+  KVCacheSpec spec = of_kind(CacheKind::sliding_window, rows(1));
+  spec.mla_rows = spec.bounded_replay = true;
+  return spec;
+}
+// Of half a chunk's tokens.
+KVCacheSpec ring() {
+  KVCacheSpec spec = rows(1);
+  spec.kind = CacheKind::circular_buffer;
+  spec.mla_rows = true;
+  return spec;
+}
 KVCacheSpec states(std::vector<StateTensorSpec> tensors) {
   KVCacheSpec spec;
   spec.kind = CacheKind::mamba;
@@ -59,6 +77,7 @@ KVCacheSpec rows_of_heads(std::int64_t heads, std::int64_t block_size) {
   spec.head_size = 8;
   return spec;
 }
+
 std::vector<CacheKindCase> cache_kinds() {
   KVCacheGroupSpec uniform = group_of(rows(), 0, 3);
   uniform.layer_specs = {rows(1), rows(3), rows(1)};
@@ -85,6 +104,10 @@ std::vector<CacheKindCase> cache_kinds() {
        kAll},
       {"nvfp4", {group_of(scaled(KVQuantMode::nvfp4, DType::uint8, 16), 0)}, kAll},
       {"mla", {group_of(of_kind(CacheKind::mla, rows(1)), 0)}, kAll},
+      {"compressed rows", {group_of(compressed(2), 0)}, kAll},
+      {kWithRing,
+       {group_of(compressed(2), 0), group_of(computed_again(), 1), group_of(ring(), 2, 1)},
+       kAll},
       {"windows and chunks",
        {group_of(rows(), 0), group_of(of_kind(CacheKind::sliding_window, rows()), 1),
         group_of(of_kind(CacheKind::chunked_local, rows()), 2, 1)},
@@ -152,6 +175,14 @@ SavedCase case_in(const CacheKindCase& kind, CacheLayout order) {
     saved.cache =
         with_placed_tensors(saved.cache, *placed_layout(saved.cache, kind.backend, BLNHC));
   }
+  // A prompt that is there already, once all others have left.
+  TraceRequest again;
+  again.spec.name = "again";
+  again.spec.prompt.append({TokenRun::Kind::seeded, 1, 0, 30});
+  again.spec.arrival_ns = std::int64_t{1} << 40;
+  again.spec.max_tokens = again.output.length = 6;
+  if (kind.groups.back().spec.kind == CacheKind::circular_buffer)
+    saved.trace.records.emplace_back(again);
   saved.engine.block_size = static_cast<std::int32_t>(kind.groups.front().spec.block_size);
   saved.engine.mamba_cache_mode = MambaCacheMode::align;
   saved.kernel_block_sizes.clear();

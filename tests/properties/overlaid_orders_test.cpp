@@ -23,6 +23,7 @@ using enum CacheLayout;
 using tests::cache_kinds;
 using tests::CacheKindCase;
 using tests::case_in;
+using tests::kWithRing;
 using tests::Orders;
 
 TEST(OverlaidOrders, every_kind_of_cache_is_replayed_in_every_order_that_it_takes) {
@@ -93,6 +94,14 @@ TEST(OverlaidOrders, a_defect_of_addresses_is_seen_in_every_order) {
       {"state-copy-lost", "gated delta", {"page_written"}, {}},
       {"state-stride-unpadded", "mamba2", {"page_written", "memory_check"}, {}},
       {"state-offset-wrong-itemsize", "mamba2", {"page_written", "memory_check"}, {}},
+      {"compressed-other-ratio", "compressed rows", {"page_written"}, {}},
+      {"compressed-open-row", "compressed rows", {"attention_digest"}, {}},
+      {"replay-overwrites-hit", kWithRing, {"slot_mapping"}, {}},
+      {"replay-window-kept", kWithRing, {"slot_mapping"}, {}},
+      {"replay-reads-before", kWithRing, {"attention_digest", "memory_check"}, {}},
+      {"ring-not-clipped", kWithRing, {"slot_mapping", "memory_check"}, {}},
+      {"ring-taken-for-table", kWithRing, {"slot_mapping", "memory_check"}, {}},
+      {"ring-read-shifted", kWithRing, {"attention_digest"}, {}},
   };
   const std::vector<CacheKindCase> kinds = cache_kinds();
   for (const PlantedCase& one : planted) {

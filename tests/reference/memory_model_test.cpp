@@ -32,6 +32,21 @@ KVCacheSpec rows(DType dtype, std::int64_t heads, std::int64_t head_size) {
   return spec;
 }
 
+KVCacheSpec compressed_rows() {
+  KVCacheSpec spec = rows(DType::bf16, 1, 16);
+  spec.kind = CacheKind::mla;
+  spec.compress_ratio = 4;
+  return spec;
+}
+
+KVCacheSpec ring_of_keys() {
+  KVCacheSpec spec = rows(DType::fp32, 1, 4);
+  spec.kind = CacheKind::circular_buffer;
+  spec.block_size = 8;
+  spec.mla_rows = true;
+  return spec;
+}
+
 KVCacheConfig plan_of(std::vector<KVCacheGroupSpec> groups, std::int64_t page,
                       std::int64_t blocks) {
   KVCacheConfig plan;
@@ -73,6 +88,11 @@ std::vector<Setting> settings() {
        CacheLayout::NHD},
       {"rows of 5 bytes, K and V apart", plan_of({group_of("a", 2, bytes)}, 480, 7),
        AttentionBackend::flash_attn, CacheLayout::NHD},
+      {"compressed rows and a ring beside rows",
+       plan_of({group_of("a", 1, bf16), group_of("c", 2, compressed_rows()),
+                group_of("r", 1, ring_of_keys())},
+               2048, 7),
+       AttentionBackend::triton_attn, CacheLayout::NHD},
       {"padded pages with states",
        plan_of({group_of("a", 1, bf16), group_of("m", 2, states)}, 2312, 7),
        AttentionBackend::triton_attn, CacheLayout::NHD},
@@ -109,7 +129,7 @@ class Traffic {
       return;
     }
     for (std::uint64_t n = 1 + random(5); n > 0; --n)
-      model_.write_token(group, block, static_cast<std::int64_t>(random(16)),
+      model_.write_token(group, block, static_cast<std::int64_t>(random(model_.block_size(group))),
                          splitmix64(random(50)), writer_, static_cast<std::int64_t>(random(100)));
   }
 
@@ -236,6 +256,63 @@ TEST(MemoryModel, a_copied_block_has_all_bytes_and_the_rows_that_count) {
     EXPECT_NE(model->copy_block(0, BlockId{5}, BlockId{6}, 0), std::nullopt);  // holds nothing
     EXPECT_NE(model->copy_block(0, source, kNullBlock, 0), std::nullopt);
   }
+}
+
+TEST(MemoryModel, a_compressed_row_has_the_content_of_its_last_token_and_is_written_with_it_alone) {
+  auto model =
+      MemoryModel::create(plan_of({group_of("c", 1, compressed_rows())}, 128, 4),
+                          AttentionBackend::triton_mla, CacheLayout::NHD, LayoutRule::isolated);
+  ASSERT_TRUE(model) << model.error().message;
+  const WriterId writer = model->add_writer("r0");
+  const BlockId block{2};
+  const ModelLayer& layer = model->layers()[0];
+  const auto row = [&](std::int64_t index) {
+    const std::vector<std::uint8_t> image = model->page_image({0, 2});
+    const auto begin = image.begin() + index * layer.row_size_bytes;
+    return std::vector<std::uint8_t>(begin, begin + layer.row_size_bytes);
+  };
+  const std::vector<std::uint8_t> unwritten = row(1);
+  for (int token = 4; token < 7; ++token) {
+    model->begin_step(token);
+    model->write_token(0, block, token, 100 + token, writer, token);
+    EXPECT_TRUE(model->written_pages().empty()) << "token " << token;
+    EXPECT_EQ(row(1), unwritten) << "token " << token;
+  }
+  model->begin_step(7);
+  model->write_token(0, block, 7, 107, writer, 7);
+  std::vector<std::uint8_t> expected(static_cast<std::size_t>(layer.row_size_bytes));
+  draw_row(107, layer.coords[0], layer.words, expected);
+  EXPECT_EQ(row(1), expected);
+  EXPECT_EQ(model->owner_of({0, 2}, layer.row_size_bytes).slot_offset, 7);
+  // Read by whole rows: the last token of each, under the row's number.
+  PrefixContent prefix;
+  for (int token = 0; token < 14; ++token) prefix.append(token);
+  const std::uint64_t rows_1_and_2 =
+      token_digest(layer, prefix.content(7), 1) + token_digest(layer, prefix.content(11), 2);
+  EXPECT_EQ(prefix.attention_digest(layer, 4, 14), rows_1_and_2);
+  EXPECT_EQ(prefix.attention_digest(layer, 12, 14), 0u);
+}
+
+TEST(MemoryModel, compressed_rows_that_no_plan_can_have_are_refused_by_name) {
+  KVCacheSpec odd = compressed_rows();
+  odd.compress_ratio = 5;
+  const auto of_blocks =
+      MemoryModel::create(plan_of({group_of("c", 1, odd)}, 96, 4), AttentionBackend::triton_mla,
+                          CacheLayout::NHD, LayoutRule::isolated);
+  ASSERT_FALSE(of_blocks);
+  EXPECT_NE(of_blocks.error().message.find("no whole number of rows of 5 tokens"),
+            std::string::npos)
+      << of_blocks.error().message;
+  KVCacheSpec window = compressed_rows();
+  window.kind = CacheKind::sliding_window;
+  window.mla_rows = true;
+  window.sliding_window = 8;
+  const auto of_window =
+      MemoryModel::create(plan_of({group_of("w", 1, window)}, 128, 4), AttentionBackend::triton_mla,
+                          CacheLayout::NHD, LayoutRule::isolated);
+  ASSERT_FALSE(of_window);
+  EXPECT_NE(of_window.error().message.find("in a cache of kind sliding_window"), std::string::npos)
+      << of_window.error().message;
 }
 
 TEST(MemoryModel, a_state_read_at_another_count_is_refused) {

@@ -111,6 +111,12 @@ TEST(VllmServedFindings, a_prompt_of_one_token_takes_the_drafts_it_was_padded_wi
                 "tokens of request one"});
 }
 
+TEST(VllmServedFindings,
+     a_window_is_computed_again_from_the_last_token_of_a_block_that_was_let_go) {
+  expect_audit("vllm_0_33_0_replay_into_null_block.jsonl",
+               {AuditRule::token_write, 1, "b", "a token is written to the null block"});
+}
+
 TEST(VllmServedFindings, a_state_before_a_gap_is_kept_and_a_pool_planned_for_it_has_no_room) {
   expect_audit("vllm_0_28_0_state_before_gap_is_kept.jsonl",
                {AuditRule::planned_blocks, 3, "r", "4 states of group 0 are held"});
