@@ -18,7 +18,11 @@
 // tables, a request that holds more states than the pool is planned for; (15) a table without room
 // for the drafts that come behind a step, where they have slots; (16) where a recording has cache
 // events, an index rebuilt from them that is not what requests hit; (17) hits lost for no reason,
-// in more than a twentieth of what could be hit.
+// in more than a twentieth of what could be hit; and where a recording has facts of the worker that
+// held the cache: (18) a batch or positions that are not those decided; (19) a table that is not
+// what was handed over; (20) a slot that is not the token's; (21) bytes that changed beside the
+// slots of the step, or did not change in them; (22) blocks zeroed that should not be, or not
+// zeroed that should.
 // With a KV connector, what it loads counts as written once the load is over, except in blocks that
 // are reported invalid, and blocks that it still writes or sends are in use. A request's first
 // wrong read in a group is reported, and not the consequences that follow from it.
@@ -63,6 +67,11 @@ enum class AuditRule : std::uint8_t {
   draft_slots,       // (15)
   cache_events,      // (16)
   hits,              // (17)
+  worker_batch,      // (18)
+  worker_table,      // (19)
+  worker_slot,       // (20)
+  worker_page,       // (21)
+  worker_zeroing,    // (22)
   recording,         // the decisions are not whole: a block outside the pool, a group left out
 };
 std::string_view name_of(AuditRule rule);

@@ -250,6 +250,7 @@ void StepTranscript::decided(const RecordedStep& recorded, const StepView& view,
   step_.evicted = recorded.evicted;
   step_.cleared = recorded.cleared;
   step_.events = recorded.events;
+  step_.facts = recorded.facts;
 }
 
 void StepTranscript::finished(const StepView& view, ConnectorLog* connector) {

@@ -41,13 +41,17 @@ class Worker:
 
     def hello(self, _):
         engine = {"name": "model", "version": "0.22.1"}
-        return {"hello": {"worker_protocol": 1, "engine": engine, "features": ["full"]}}
+        features = ["full", "sliding_window", "padded_pages", "async_scheduling", "drafts"]
+        features += [*(f"dtype:{name}" for name in SIZES), "several_dtypes", "runner:only"]
+        return {"hello": {"worker_protocol": 1, "engine": engine, "features": features}}
 
     def open(self, case):
         self.groups, self.num_blocks = case["groups"], case["num_blocks"]
         kinds = {group["spec"]["type"] for group in self.groups} - {"full", "sliding_window"}
         if kinds or self.defect == "refuse":
             return {"refused": f"layers of kind {', '.join(sorted(kinds)) or 'full'}"}
+        if self.defect == "plan":
+            raise RuntimeError("cannot determine a layout for this plan")
         pages = {}
         for group in self.groups:
             for place, _ in enumerate(group["layers"]):

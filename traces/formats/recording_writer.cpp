@@ -222,6 +222,7 @@ std::string recording_header_line(const RecordingHeader& header) {
   out.integer("scheduler_block_size", header.scheduler_block_size);
   out.integer("hash_block_size", header.hash_block_size);
   if (header.has_cache_events) out.integer("cache_events", 1);
+  if (header.worker_facts) write_worker_facts_key(out.key("worker_facts"), *header.worker_facts);
   write_names(out, "x_beyond_format", header.beyond_format);
   out.end_object();
   return out.take_line();
@@ -233,6 +234,7 @@ std::string recording_step_line(const RecordedStep& step) {
   write_decision_keys(out, step);
   write_state_keys(out, step);
   write_output_keys(out, step);
+  if (step.facts) write_worker_step_facts(out.key("facts"), *step.facts);
   out.end_object();
   return out.take_line();
 }
