@@ -15,11 +15,11 @@ import importlib.util
 import json
 import mmap
 import os
-import tempfile
 from typing import Any
 
 import numpy
 import torch
+from torch.distributed.rendezvous import register_rendezvous_handler
 from torch.overrides import TorchFunctionMode
 from vllm.config import set_current_vllm_config
 from vllm.engine.arg_utils import EngineArgs
@@ -32,7 +32,7 @@ from vllm.v1.core import kv_cache_utils
 from vllm.v1.core.sched.output import CachedRequestData, NewRequestData, SchedulerOutput
 from vllm.v1.worker import gpu_worker
 
-from lockstep_engines import vllm_engine, worker_model
+from lockstep_engines import scratch, vllm_engine, worker_model
 from lockstep_engines.protocol import Refused
 
 VERSION = vllm_engine.VERSION
@@ -142,26 +142,30 @@ def _refuse(case: dict[str, Any]) -> None:
         raise Refused("a KV connector: its worker is not driven")
 
 
-def _model_folder(layers: list[worker_model.Layer]) -> str:
-    """A folder with the configuration of a model that has no files beside it."""
+def _describe_model(layers: list[worker_model.Layer], folder: str) -> None:
+    """The configuration of a model that has no files beside it."""
     first = layers[0].spec
-    folder = tempfile.mkdtemp(prefix="lockstep_model_")
+    head_dim = first["head_size"] + first["head_size"] % 2  # nothing here rotates, but it must fit
     config = {
         "architectures": ["LockstepContentModel"],
         "model_type": "llama",
         "vocab_size": worker_model.VOCABULARY,
-        "hidden_size": first["num_kv_heads"] * first["head_size"],
+        "hidden_size": first["num_kv_heads"] * head_dim,
         "intermediate_size": 16,
         "num_hidden_layers": len(layers),
         "num_attention_heads": first["num_kv_heads"],
         "num_key_value_heads": first["num_kv_heads"],
-        "head_dim": first["head_size"],
+        "head_dim": head_dim,
         "max_position_embeddings": 1 << 20,
         "torch_dtype": _DTYPES[first["dtype"]],
     }
     with open(os.path.join(folder, "config.json"), "w") as file:
         json.dump(config, file)
-    return folder
+
+
+def _rendezvous(*_: Any, **__: Any) -> Any:
+    """One rank meets itself, without a file or a port."""
+    yield torch.distributed.HashStore(), 0, 1
 
 
 @dataclasses.dataclass
@@ -193,7 +197,8 @@ class Worker:
     def __init__(self, runner: str) -> None:
         self._is_v2 = runner == "v2"
         self._worker: Any = None
-        self._init_method = f"file://{tempfile.mktemp(prefix='lockstep_ranks_')}"
+        scratch.remove_abandoned()
+        register_rendezvous_handler("lockstep", _rendezvous)
         ModelRegistry.register_model("LockstepContentModel", worker_model.ContentModel)
         _skip_attention()
         # vLLM collects garbage at each start: a second and more over all that was imported.
@@ -204,8 +209,13 @@ class Worker:
         runner = "v2" if self._is_v2 else "v1"
         return {
             "engine": {"name": "vllm", "version": VERSION},
-            "features": [*KINDS, "async_scheduling", f"runner:{runner}"],
+            "features": [*KINDS, *self._options(), f"runner:{runner}"],
         }
+
+    def _options(self) -> list[str]:
+        drafts = not self._is_v2 and importlib.util.find_spec("numba")
+        types = [f"dtype:{name}" for name in _DTYPES]
+        return ["async_scheduling", *(["drafts"] if drafts else []), *types]
 
     # A case.
 
@@ -223,12 +233,14 @@ class Worker:
             backend = SmallBlocksBackend
         selector._cached_get_attn_backend.cache_clear()
         type(current_platform).attention_backend = f"{backend.__module__}.{backend.__qualname__}"
-        vllm_config = self._make_config(case, _model_folder(layers))
+        with scratch.folder() as folder:
+            _describe_model(layers, folder)
+            vllm_config = self._make_config(case, folder)
         self._worker = worker = _HostWorker(
             vllm_config=vllm_config,
             local_rank=0,
             rank=0,
-            distributed_init_method=self._init_method,
+            distributed_init_method="lockstep://",
             is_driver_worker=True,
         )
         with set_current_vllm_config(vllm_config):
@@ -294,8 +306,8 @@ class Worker:
         )
         try:
             return arguments.create_engine_config()
-        except ValueError as error:
-            lines = [line.strip() for line in str(error).splitlines()]
+        except Exception as error:
+            lines = [line.strip() for line in str(error).splitlines()] or [type(error).__name__]
             reason = next((line for line in lines if line.startswith("Value error")), lines[0])
             raise Refused(f"the configuration: {reason.partition(' [type=')[0]}") from None
 
