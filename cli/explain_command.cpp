@@ -30,8 +30,8 @@ std::string crash_text(const Failure& failure) {
 Result<int> explain(ExplainOptions& options, CommandReport& report) {
   LS_RETURN_IF_ERROR(start_engines(options.judging));
   LS_ASSIGN_OR_RETURN(const auto saved, load_case(options.file, options.judging.backend));
-  fmt::print("{}",
-             decider_text(saved.decided_by, saved.engine.engine, options.judging.engines.get()));
+  LS_RETURN_IF_ERROR(start_workers(saved, options.judging));
+  fmt::print("{}", halves_text(saved, options.judging));
   LS_ASSIGN_OR_RETURN(const auto failure, failure_of(saved, options.judging));
   report.add(item_of(options.file, failure, fmt::format("lockstep explain {}", options.file)));
   if (failure.kind == "crash" || failure.kind == "hang") {
@@ -39,7 +39,8 @@ Result<int> explain(ExplainOptions& options, CommandReport& report) {
     if (report.wants_json())
       return fail("--json: a case that crashes or hangs has no story to write");
   } else {
-    const Story story = tell(saved, backend_factory(saved.backend), decisions_of(options.judging));
+    const Story story =
+        tell(saved, backend_factory(saved.backend, options.judging), decisions_of(options.judging));
     StoryTextOptions shown;
     shown.steps_max = options.steps;
     fmt::print("{}", to_text(saved, story, shown));

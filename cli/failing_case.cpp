@@ -11,6 +11,7 @@
 
 #include "base/stopwatch.h"
 #include "cli/terminal.h"
+#include "cli/worker_facts.h"
 #include "cuda_backend/gpu_backend.h"
 #include "cuda_backend/plugin/plugin_backend.h"
 #include "cuda_backend/simt_backend.h"
@@ -25,7 +26,7 @@ namespace {
 // In a child process, or here where another engine decides or works: it is in a process of its own.
 JudgeCase judging_with(const std::string& backend, const FailingCaseOptions& options) {
   JudgeOptions judged_by;
-  judged_by.backend = backend_factory(backend, options.worker);
+  judged_by.backend = backend_factory(backend, options);
   judged_by.decisions = decisions_of(options);
   judged_by.conform = conformer_of(options.decisions);
   const Judging judging = [judged_by](const SavedCase& saved) { return judge(saved, judged_by); };
@@ -38,6 +39,12 @@ JudgeCase judging_with(const std::string& backend, const FailingCaseOptions& opt
 Result<SavedCase> read_recorded_case(const std::string& path) {
   LS_ASSIGN_OR_RETURN(auto recording, read_recording(path));
   return case_of(std::filesystem::path(path).stem().string(), std::move(recording));
+}
+
+// Of a recording, by which halves were real.
+std::string_view halves_done(const FailingCaseOptions& options) {
+  if (options.workers == nullptr) return "the engine decided";
+  return options.engines == nullptr ? "the worker did" : "the engine decided and its worker did";
 }
 
 // A line of the table: what, before, after.
@@ -69,6 +76,13 @@ Result<void> start_engines(FailingCaseOptions& options) {
   return {};
 }
 
+Result<void> start_workers(const SavedCase& saved, FailingCaseOptions& options) {
+  if (!is_engine_worker(saved.backend)) return {};
+  options.worker = with_case(options.worker, saved.worked_by);
+  LS_ASSIGN_OR_RETURN(options.workers, open_workers(saved.backend, options.worker));
+  return {};
+}
+
 DecisionsFactory decisions_of(const FailingCaseOptions& options) {
   return options.engines == nullptr ? DecisionsFactory() : decisions_of(options.engines);
 }
@@ -78,15 +92,28 @@ std::optional<RecordedEngine> decider_of(const FailingCaseOptions& options) {
   return options.engines->hello().engine;
 }
 
+std::optional<WorkedBy> worker_of(const FailingCaseOptions& options) {
+  if (options.workers == nullptr) return std::nullopt;
+  return worker_of(*options.workers, options.worker);
+}
+
+std::string halves_text(const SavedCase& saved, const FailingCaseOptions& options) {
+  return decider_text(saved.decided_by, saved.engine.engine, options.engines.get()) +
+         worker_text(saved.worked_by, saved.backend, worker_of(options));
+}
+
 Result<bool> write_recording(const std::string& path, const SavedCase& saved,
                              const FailingCaseOptions& options) {
   Recording recording;
+  FactsOfRun facts;
   JudgeOptions judging;
+  if (options.workers != nullptr) judging.backend = worker_factory(options.workers, facts.sink());
   judging.decisions = decisions_of(options);
   judging.recording = &recording;
   judge(saved, judging);
   if (recording.steps.empty()) return false;
   if (options.engines != nullptr) recording.header.engine = options.engines->hello().engine;
+  if (const auto worker = worker_of(options)) facts.add_to(recording, *worker);
   recording.header.family = "fuzz";
   LS_ASSIGN_OR_RETURN(auto file, RecordingWriter::create(path, recording.header));
   for (const RecordedStep& step : recording.steps) LS_RETURN_IF_ERROR(file.write(step));
@@ -110,7 +137,8 @@ Result<SavedCase> load_case(const std::string& path, const std::string& backend)
 }
 
 CLI::Validator backend_among(std::vector<std::string> names) {
-  std::string all = fmt::format("{} or FILE.so", fmt::join(names, ", "));
+  std::string all =
+      fmt::format("{}, FILE.so, vllm[:DIR] or worker:COMMAND", fmt::join(names, ", "));
   return CLI::Validator(
       [names = std::move(names), all](std::string& name) {
         const bool is_one = is_plugin(name) || is_engine_worker(name) ||
@@ -128,6 +156,11 @@ BackendFactory backend_factory(const std::string& backend, const WorkerOptions& 
   if (is_plugin(backend))
     return [backend](const BackendConfig& config) { return make_plugin_backend(backend, config); };
   return [](const BackendConfig& config) { return make_simt_backend(config); };
+}
+
+BackendFactory backend_factory(const std::string& backend, const FailingCaseOptions& options) {
+  return options.workers == nullptr ? backend_factory(backend, options.worker)
+                                    : worker_factory(options.workers);
 }
 
 Result<Failure> failure_of(const SavedCase& saved, const FailingCaseOptions& options) {
@@ -167,6 +200,7 @@ Result<ShrunkCase> shrink_case(const SavedCase& saved, const Failure& failure,
   LS_ASSIGN_OR_RETURN(Failure smallest, failure_of(result->smallest, options));
   // What a replay of it will say: audit and invariants are the judge's, and not looked at there.
   result->smallest.decided_by = decider_of(options);
+  result->smallest.worked_by = worker_of(options);
   ExpectedVerdict& expected = result->smallest.expected.emplace();
   expected.kind = smallest.kind == "violation" ? "agreed" : smallest.check;
   if (smallest.kind == "divergence") expected.step = smallest.step;
@@ -262,6 +296,7 @@ Result<void> FuzzCases::keep(const SavedCase& found, const Outcome& outcome) {
   if (error) return fail(fmt::format("{}: {}", folder_, error.message()));
   SavedCase saved = found;
   saved.decided_by = decider_of(judging_);
+  saved.worked_by = worker_of(judging_);
   const bool has_phase = outcome.kind == OutcomeKind::divergence;
   saved.expected = ExpectedVerdict{.kind = has_phase ? outcome.check : "agreed", .step = {}};
   if (has_phase) saved.expected->step = outcome.step;
@@ -274,10 +309,10 @@ Result<void> FuzzCases::keep(const SavedCase& found, const Outcome& outcome) {
 }
 
 Result<void> FuzzCases::add_recording(const std::string& path, const SavedCase& saved) {
-  if (judging_.engines == nullptr) return {};
+  if (judging_.engines == nullptr && judging_.workers == nullptr) return {};
   const std::string recording = path_of_recording(path);
   LS_ASSIGN_OR_RETURN(const bool written, write_recording(recording, saved, judging_));
-  if (written) lines_ += fmt::format("  {}  what the engine decided\n", recording);
+  if (written) lines_ += fmt::format("  {}  what {}\n", recording, halves_done(judging_));
   return {};
 }
 

@@ -30,7 +30,8 @@ struct FuzzOptions {
   BackendFactory backend;
   // Absent: the model's. Of another engine, that generator.engine is the profile of.
   DecisionsFactory decisions;
-  std::string decided_by = {};      // its name; empty: the model
+  std::string decided_by = {};  // its name; empty: the model
+  std::string worked_by = {};   // whose worker `backend` is; empty: no engine's
   std::function<void(const Recording&, Outcome&)> conform = {};  // JudgeOptions::conform
   std::vector<KnownFailure> known;  // to the user, besides the findings
   std::uint64_t first_seed = 1;
@@ -53,6 +54,7 @@ struct FuzzFailure {
 struct FuzzReport {
   std::string engine;      // empty: any
   std::string decided_by;  // empty: the model
+  std::string worked_by;   // empty: no engine's own worker
   std::string backend;
   std::string mutant;
   std::uint64_t first_seed = 1;
