@@ -3,8 +3,9 @@
 //
 // (1) Pages lie in memory that both processes map (shared_bytes.h, page_map.h); poison, and the
 //     order of a block's bytes when it changes hands, are written here before the step.
-// (2) What the worker raises, over the plan of a case or in a step, and what it says of itself that is not what the step says (rows,
-//     positions, tokens), are reports of the step: a divergence, not an error.
+// (2) What the worker raises, over the plan of a case or in a step, and what it says of itself that
+//     is not what the step says (rows, positions, tokens), are reports of the step: a divergence,
+//     not an error.
 // (3) Digests are read here, through the table that the worker's attention was given.
 // Not here: attention itself, states, drafts, host tiers, ranks; begin() refuses what it cannot do.
 #pragma once
