@@ -7,9 +7,9 @@
 #include <nlohmann/json.hpp>
 #include <string>
 
-#include "base/atomic_file.h"
 #include "cli/commands.h"
 #include "cli/options/decisions_option.h"
+#include "cli/reports.h"
 #include "cli/terminal.h"
 #include "properties/adapter/adapter_check.h"
 
@@ -18,7 +18,7 @@ namespace {
 
 struct CheckAdapterOptions {
   DecisionsOptions decisions;
-  std::string json_path;
+  ReportOptions reports;
 };
 
 std::string json_of(const std::string& engine, const std::vector<AdapterCheck>& checks) {
@@ -36,7 +36,22 @@ std::string json_of(const std::string& engine, const std::vector<AdapterCheck>& 
   return json.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";
 }
 
-Result<int> run_checks(const CheckAdapterOptions& options) {
+void add_items(const std::vector<AdapterCheck>& checks, CommandReport& report) {
+  for (const AdapterCheck& check : checks) {
+    ReportedItem item{.name = check.name};
+    if (!check.skipped.empty()) {
+      item.kind = ItemKind::skipped;
+      item.line = check.skipped;
+    } else if (!check.what.empty()) {
+      item.kind = ItemKind::failed;
+      item.check = "adapter";
+      item.line = fmt::format("{}: {}", check.name, check.what);
+    }
+    report.add(std::move(item));
+  }
+}
+
+Result<int> run_checks(const CheckAdapterOptions& options, CommandReport& report) {
   LS_ASSIGN_OR_RETURN(const auto engines, open_decisions(options.decisions));
   const std::string name = engines->hello().engine.text();
   fmt::print("{}\n", name);
@@ -60,8 +75,8 @@ Result<int> run_checks(const CheckAdapterOptions& options) {
       checks, [](const AdapterCheck& check) { return !check.skipped.empty(); });
   fmt::print("\n{} of {} fail, {} skipped\n", failed, counted(std::ssize(checks), "check"),
              skipped);
-  if (!options.json_path.empty())
-    LS_RETURN_IF_ERROR(write_file_atomically(options.json_path, json_of(name, checks)));
+  if (report.wants_json()) report.set_json(json_of(name, checks));
+  add_items(checks, report);
   return failed == 0 ? kExitAgreed : kExitDisagreed;
 }
 
@@ -82,8 +97,11 @@ void add_check_adapter_command(CLI::App& app, int& exit_code) {
       ->check(CLI::Range(1, 86'400).description(""))
       ->type_name("S")
       ->capture_default_str();
-  command->add_option("--json", options->json_path, "the checks as JSON");
-  command->callback([options, &exit_code] { exit_code = exit_status(run_checks(*options)); });
+  declare_reports(*command, options->reports, "the checks as JSON");
+  command->callback([options, &exit_code] {
+    exit_code = run_reported(options->reports, "check-adapter",
+                             [&](CommandReport& report) { return run_checks(*options, report); });
+  });
 }
 
 }  // namespace lockstep

@@ -30,8 +30,8 @@ std::string crash_text(const Failure& failure) {
 Result<int> explain(ExplainOptions& options, CommandReport& report) {
   LS_RETURN_IF_ERROR(start_engines(options.judging));
   LS_ASSIGN_OR_RETURN(const auto saved, load_case(options.file, options.judging.backend));
-  fmt::print("{}",
-             decider_text(saved.decided_by, saved.engine.engine, options.judging.engines.get()));
+  LS_RETURN_IF_ERROR(start_workers(saved, options.judging));
+  fmt::print("{}", halves_text(saved, options.judging));
   LS_ASSIGN_OR_RETURN(const auto failure, failure_of(saved, options.judging));
   report.add(item_of(options.file, failure, fmt::format("lockstep explain {}", options.file)));
   if (failure.kind == "crash" || failure.kind == "hang") {

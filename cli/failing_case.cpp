@@ -11,6 +11,7 @@
 
 #include "base/stopwatch.h"
 #include "cli/terminal.h"
+#include "cli/worker_facts.h"
 #include "cuda_backend/gpu_backend.h"
 #include "cuda_backend/plugin/plugin_backend.h"
 #include "cuda_backend/simt_backend.h"
@@ -50,6 +51,12 @@ ExpectedVerdict verdict_of_replay(std::string_view kind, const std::string& chec
   return {.kind = std::string(name_of(verdict)), .step = {}};
 }
 
+// Of a recording, by which halves were real.
+std::string_view halves_done(const FailingCaseOptions& options) {
+  if (options.workers == nullptr) return "the engine decided";
+  return options.engines == nullptr ? "the worker did" : "the engine decided and its worker did";
+}
+
 // A line of the table: what, before, after.
 std::string change_row(std::string_view what, std::int64_t before, std::int64_t after) {
   return fmt::format("  {:<10}{:>12}{:>12}\n", what, with_commas(before), with_commas(after));
@@ -82,10 +89,17 @@ Result<void> start_engines(FailingCaseOptions& options) {
 
 JudgeOptions judge_options(const std::string& backend, const FailingCaseOptions& options) {
   JudgeOptions judged_by;
-  judged_by.backend = backend_factory(backend, options.worker);
+  judged_by.backend = backend_factory(backend, options);
   judged_by.decisions = decisions_of(options);
   judged_by.conforms = options.decisions.conforms;
   return judged_by;
+}
+
+Result<void> start_workers(const SavedCase& saved, FailingCaseOptions& options) {
+  if (!is_engine_worker(saved.backend)) return {};
+  options.worker = with_case(options.worker, saved.worked_by);
+  LS_ASSIGN_OR_RETURN(options.workers, open_workers(saved.backend, options.worker));
+  return {};
 }
 
 DecisionsFactory decisions_of(const FailingCaseOptions& options) {
@@ -97,15 +111,28 @@ std::optional<RecordedEngine> decider_of(const FailingCaseOptions& options) {
   return options.engines->hello().engine;
 }
 
+std::optional<WorkedBy> worker_of(const FailingCaseOptions& options) {
+  if (options.workers == nullptr) return std::nullopt;
+  return worker_of(*options.workers, options.worker);
+}
+
+std::string halves_text(const SavedCase& saved, const FailingCaseOptions& options) {
+  return decider_text(saved.decided_by, saved.engine.engine, options.engines.get()) +
+         worker_text(saved.worked_by, saved.backend, worker_of(options));
+}
+
 Result<bool> write_recording(const std::string& path, const SavedCase& saved,
                              const FailingCaseOptions& options) {
   Recording recording;
+  FactsOfRun facts;
   JudgeOptions judging;
+  if (options.workers != nullptr) judging.backend = worker_factory(options.workers, facts.sink());
   judging.decisions = decisions_of(options);
   judging.recording = &recording;
   judge(saved, judging);
   if (recording.steps.empty()) return false;
   if (options.engines != nullptr) recording.header.engine = options.engines->hello().engine;
+  if (const auto worker = worker_of(options)) facts.add_to(recording, *worker);
   recording.header.family = "fuzz";
   LS_ASSIGN_OR_RETURN(auto file, RecordingWriter::create(path, recording.header));
   for (const RecordedStep& step : recording.steps) LS_RETURN_IF_ERROR(file.write(step));
@@ -129,7 +156,8 @@ Result<SavedCase> load_case(const std::string& path, const std::string& backend)
 }
 
 CLI::Validator backend_among(std::vector<std::string> names) {
-  std::string all = fmt::format("{} or FILE.so", fmt::join(names, ", "));
+  std::string all =
+      fmt::format("{}, FILE.so, vllm[:DIR] or worker:COMMAND", fmt::join(names, ", "));
   return CLI::Validator(
       [names = std::move(names), all](std::string& name) {
         const bool is_one = is_plugin(name) || is_engine_worker(name) ||
@@ -147,6 +175,11 @@ BackendFactory backend_factory(const std::string& backend, const WorkerOptions& 
   if (is_plugin(backend))
     return [backend](const BackendConfig& config) { return make_plugin_backend(backend, config); };
   return [](const BackendConfig& config) { return make_simt_backend(config); };
+}
+
+BackendFactory backend_factory(const std::string& backend, const FailingCaseOptions& options) {
+  return options.workers == nullptr ? backend_factory(backend, options.worker)
+                                    : worker_factory(options.workers);
 }
 
 Result<Failure> failure_of(const SavedCase& saved, const FailingCaseOptions& options) {
@@ -185,6 +218,7 @@ Result<ShrunkCase> shrink_case(const SavedCase& saved, const Failure& failure,
   result->is_minimal &= !out_of_time();
   LS_ASSIGN_OR_RETURN(Failure smallest, failure_of(result->smallest, options));
   result->smallest.decided_by = decider_of(options);
+  result->smallest.worked_by = worker_of(options);
   result->smallest.expected = verdict_of_replay(smallest.kind, smallest.check, smallest.step);
   return ShrunkCase{.first = saved, .result = std::move(*result), .failure = std::move(smallest)};
 }
@@ -278,6 +312,7 @@ Result<void> FuzzCases::keep(const SavedCase& found, const Outcome& outcome) {
   if (error) return fail(fmt::format("{}: {}", folder_, error.message()));
   SavedCase saved = found;
   saved.decided_by = decider_of(judging_);
+  saved.worked_by = worker_of(judging_);
   saved.expected = verdict_of_replay(name_of(outcome.kind), outcome.check, outcome.step);
   const std::string path = (std::filesystem::path(folder_) / (saved.name + ".case.jsonl")).string();
   LS_RETURN_IF_ERROR(write_saved_case(path, saved));
@@ -287,10 +322,10 @@ Result<void> FuzzCases::keep(const SavedCase& found, const Outcome& outcome) {
 }
 
 Result<void> FuzzCases::add_recording(const std::string& path, const SavedCase& saved) {
-  if (judging_.engines == nullptr) return {};
+  if (judging_.engines == nullptr && judging_.workers == nullptr) return {};
   const std::string recording = path_of_recording(path);
   LS_ASSIGN_OR_RETURN(const bool written, write_recording(recording, saved, judging_));
-  if (written) lines_ += fmt::format("  {}  what the engine decided\n", recording);
+  if (written) lines_ += fmt::format("  {}  what {}\n", recording, halves_done(judging_));
   return {};
 }
 

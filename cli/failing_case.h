@@ -32,6 +32,7 @@ struct FailingCaseOptions {
   DecisionsOptions decisions;
   WorkerOptions worker;
   std::shared_ptr<ForeignEngines> engines;  // null: the model decides
+  std::shared_ptr<ForeignEngines> workers;  // of a backend that is an engine's own; null otherwise
 };
 
 // --backend, --time-limit, --decisions and --conform.
@@ -39,21 +40,29 @@ void declare_judging(CLI::App& command, FailingCaseOptions& options);
 
 // Starts the engine that --decisions names. To be called once, before cases are judged.
 Result<void> start_engines(FailingCaseOptions& options);
+// Starts the worker that the case asks for, as it was when the case failed. None, where its backend
+// is not an engine's own worker. To be called once, before the case is judged.
+Result<void> start_workers(const SavedCase& saved, FailingCaseOptions& options);
 DecisionsFactory decisions_of(const FailingCaseOptions& options);
 // How a case on this backend is judged.
 JudgeOptions judge_options(const std::string& backend, const FailingCaseOptions& options);
 // Who decides; absent: the model.
 std::optional<RecordedEngine> decider_of(const FailingCaseOptions& options);
+// Which real worker holds the cache; absent: a backend.
+std::optional<WorkedBy> worker_of(const FailingCaseOptions& options);
+// Where not all the halves are real that were when the case failed: sentences that say so.
+std::string halves_text(const SavedCase& saved, const FailingCaseOptions& options);
 // What an engine decided in a case, as a recording that repeats without it. False: nothing.
 Result<bool> write_recording(const std::string& path, const SavedCase& saved,
                              const FailingCaseOptions& options);
 
 // A saved case or a recording; with `backend` in place of the one it names, unless that is "auto".
 Result<SavedCase> load_case(const std::string& path, const std::string& backend);
-// Takes `names`, and whatever is_plugin().
+// Takes `names`, whatever is_plugin(), and an engine's own worker.
 CLI::Validator backend_among(std::vector<std::string> names);
 // The backend of whatever configuration comes; absent for "none". `worker`: of an engine's own.
 BackendFactory backend_factory(const std::string& backend, const WorkerOptions& worker = {});
+BackendFactory backend_factory(const std::string& backend, const FailingCaseOptions& options);
 
 // Judged in a child process, or here where another engine decides. Errors: what the engine, the
 // reader or the backend refuses.
@@ -86,13 +95,9 @@ ReportedItem item_of(const std::string& file, const Failure& failure, std::strin
 // engine, NAME.recording.jsonl is what it decided.
 class FuzzCases {
  public:
-  // `engines`: who decided; null: the model.
-  FuzzCases(std::string folder, std::shared_ptr<ForeignEngines> engines,
-            const DecisionsOptions& decisions)
-      : folder_(std::move(folder)) {
-    judging_.engines = std::move(engines);
-    judging_.decisions = decisions;
-  }
+  // `judging`: as the run judges, with the engines that decide and work.
+  FuzzCases(std::string folder, FailingCaseOptions judging)
+      : folder_(std::move(folder)), judging_(std::move(judging)) {}
 
   // Writes the case at once: what follows may take long, or end early.
   Result<void> keep(const SavedCase& saved, const Outcome& outcome);

@@ -11,12 +11,12 @@
 #include <string>
 #include <vector>
 
-#include "base/atomic_file.h"
 #include "base/data_root.h"
 #include "base/json_reader.h"
 #include "base/line_reader.h"
 #include "cli/commands.h"
 #include "cli/options/decisions_option.h"
+#include "cli/reports.h"
 #include "cli/terminal.h"
 #include "properties/findings/finding_cases.h"
 #include "properties/story/story_text.h"
@@ -30,7 +30,7 @@ struct FindingsOptions {
   std::vector<std::string> engines;
   std::int64_t timeout_s = 30;
   std::string folder = (data_root() / "tests/regressions").string();
-  std::string json_path;
+  ReportOptions reports;
   std::string save_dir;
   std::vector<std::string> merge;
   bool as_markdown = false;
@@ -308,7 +308,27 @@ Result<Table> table_of(const FindingsOptions& options) {
   return table;
 }
 
-Result<int> run_findings(const FindingsOptions& options) {
+// One for each finding and engine.
+void add_items(const Table& table, const FindingsOptions& options, CommandReport& report) {
+  for (const Column& column : table.columns)
+    for (std::size_t i = 0; i < table.findings.size(); ++i) {
+      const FindingTrial& trial = column.trials[i];
+      ReportedItem item{.name = fmt::format("{}: {}. {}", column.engine, table.findings[i]->number,
+                                            table.findings[i]->title),
+                        .file = trial.file.empty() ? "" : options.folder + "/" + trial.file};
+      if (trial.verdict == FindingVerdict::unbuilt) {
+        item.kind = ItemKind::skipped;
+        item.line = trial.what;
+      } else if (trial.verdict != FindingVerdict::absent) {
+        item.kind = ItemKind::failed;
+        item.check = trial.check;
+        item.line = stable_line(trial.check, trial.step, {}, trial.what);
+      }
+      report.add(std::move(item));
+    }
+}
+
+Result<int> run_findings(const FindingsOptions& options, CommandReport& report) {
   LS_ASSIGN_OR_RETURN(const auto findings, chosen_findings(options.numbers));
   if (options.engines.empty() && options.merge.empty()) {
     for (const FindingCases* finding : findings)
@@ -323,8 +343,8 @@ Result<int> run_findings(const FindingsOptions& options) {
                     options.folder));
   LS_ASSIGN_OR_RETURN(const auto table, table_of(options));
   fmt::print("{}", options.as_markdown ? markdown_of(table) : text_of(table) + reasons_text(table));
-  if (!options.json_path.empty())
-    LS_RETURN_IF_ERROR(write_file_atomically(options.json_path, json_of(table)));
+  if (report.wants_json()) report.set_json(json_of(table));
+  add_items(table, options, report);
   const bool any = std::ranges::any_of(table.columns, [](const Column& column) {
     return std::ranges::any_of(column.trials, [](const FindingTrial& trial) {
       return trial.verdict != FindingVerdict::absent && trial.verdict != FindingVerdict::unbuilt;
@@ -356,13 +376,16 @@ void add_findings_command(CLI::App& app, int& exit_code) {
                     "the table as docs/findings_by_release.md has it");
   command->add_option("--save", options->save_dir,
                       "write what each engine decided there, as recordings");
-  command->add_option("--json", options->json_path, "the table as JSON");
+  declare_reports(*command, options->reports, "the table as JSON");
   command
       ->add_option("--merge", options->merge,
                    "tables that were written as JSON, side by side, instead of running")
       ->excludes("--engine")
       ->excludes("N");
-  command->callback([options, &exit_code] { exit_code = exit_status(run_findings(*options)); });
+  command->callback([options, &exit_code] {
+    exit_code = run_reported(options->reports, "findings",
+                             [&](CommandReport& report) { return run_findings(*options, report); });
+  });
 }
 
 }  // namespace lockstep

@@ -33,6 +33,27 @@ namespace {
 
 constexpr std::size_t kFailuresShown = 20;
 
+struct FuzzCommandOptions {
+  std::optional<std::uint64_t> seed;
+  std::optional<double> seconds;
+  std::optional<std::int64_t> runs;
+  std::optional<std::int64_t> failures_max;
+  int jobs = 1;
+  std::optional<std::string> backend;
+  DecisionsOptions decisions;
+  WorkerOptions worker;
+  std::string known_path;
+  std::string engine;
+  std::string mutant;
+  std::string check;
+  std::string save_dir;
+  bool shrinks = true;
+  double shrink_seconds = 60;
+  std::string shard;  // "i/n"
+  ReportOptions reports;
+  std::vector<std::string> merge;
+};
+
 std::string rate_text(const FuzzReport& report, double seconds) {
   const auto per_second = [&](std::int64_t count) {
     return static_cast<std::int64_t>(static_cast<double>(count) / seconds);
@@ -53,10 +74,15 @@ std::string tally_text(const Tally& tally) {
   return text;
 }
 
-// `decisions`: as it was given.
-std::string one_line_again(const FuzzReport& report, const DecisionsOptions& decisions,
+// `options`: as they were given.
+std::string one_line_again(const FuzzReport& report, const FuzzCommandOptions& options,
                            std::uint64_t seed) {
-  std::string text = fmt::format("lockstep fuzz --seed {} --backend {}", seed, report.backend);
+  const DecisionsOptions& decisions = options.decisions;
+  const bool is_word = report.backend.find_first_of(" '\"$") == std::string::npos;
+  std::string text = fmt::format("lockstep fuzz --seed {} --backend {}", seed,
+                                 is_word ? report.backend : shell_word(report.backend));
+  if (!options.worker.runner.empty()) text += " --runner " + options.worker.runner;
+  if (!options.worker.plant.empty()) text += " --plant " + options.worker.plant;
   if (!decisions.decisions.empty())
     text += fmt::format(" --decisions '{}'{}", decisions.decisions,
                         decisions.conforms ? " --conform" : "");
@@ -65,15 +91,15 @@ std::string one_line_again(const FuzzReport& report, const DecisionsOptions& dec
   return text;
 }
 
-std::string failures_text(const FuzzReport& report, const DecisionsOptions& decisions) {
+std::string failures_text(const FuzzReport& report, const FuzzCommandOptions& options) {
   std::string text;
   for (std::size_t i = 0; i < std::min(report.failures.size(), kFailuresShown); ++i) {
     const FuzzFailure& failure = report.failures[i];
     text += fmt::format("\nseed {}: {}, {}", failure.seed, name_of(failure.kind), failure.check);
     if (failure.step >= 0) text += fmt::format(" in step {}", failure.step);
     if (!failure.request.empty()) text += fmt::format(", request {}", failure.request);
-    text += fmt::format("\n  {}\n  {}\n", failure.what,
-                        one_line_again(report, decisions, failure.seed));
+    text +=
+        fmt::format("\n  {}\n  {}\n", failure.what, one_line_again(report, options, failure.seed));
   }
   if (report.failures.size() > kFailuresShown)
     text += fmt::format("\n... and {} more; --json FILE lists them all\n",
@@ -81,9 +107,12 @@ std::string failures_text(const FuzzReport& report, const DecisionsOptions& deci
   return text;
 }
 
-std::string fuzz_summary_text(const FuzzReport& report, const DecisionsOptions& decisions,
+std::string fuzz_summary_text(const FuzzReport& report, const FuzzCommandOptions& options,
                               double seconds) {
-  std::string text = row_text(
+  std::string text;
+  if (!report.decided_by.empty()) text += row_text("decisions", report.decided_by);
+  if (!report.worked_by.empty()) text += row_text("cache", report.worked_by);
+  text += row_text(
       "cases", with_commas(report.cases),
       fmt::format("{} agreed, {} refused, {} of known findings, {} failed",
                   with_commas(report.agreed), report.refused,
@@ -100,7 +129,7 @@ std::string fuzz_summary_text(const FuzzReport& report, const DecisionsOptions& 
     text +=
         fmt::format("\nrefused: {}, the first of seed {}: {}\n", counted(report.refused, "case"),
                     report.first_refused_seed, report.first_refusal);
-  text += failures_text(report, decisions);
+  text += failures_text(report, options);
   const auto missing = report.missing_classes();
   if (!missing.empty())
     text += fmt::format("\nNever seen in {} cases: {}\n", with_commas(report.cases),
@@ -126,26 +155,6 @@ constexpr FeatureSet kNotOfPlugins = {
     Feature::context_parallel, Feature::tensor_parallel,    Feature::pipeline_parallel,
     Feature::data_parallel,    Feature::connector_peers,    Feature::host_tier,
     Feature::failing_loads,    Feature::load_failure_fails, Feature::several_connectors};
-
-struct FuzzCommandOptions {
-  std::optional<std::uint64_t> seed;
-  std::optional<double> seconds;
-  std::optional<std::int64_t> runs;
-  std::optional<std::int64_t> failures_max;
-  int jobs = 1;
-  std::optional<std::string> backend;
-  DecisionsOptions decisions;
-  std::string known_path;
-  std::string engine;
-  std::string mutant;
-  std::string check;
-  std::string save_dir;
-  bool shrinks = true;
-  double shrink_seconds = 60;
-  std::string shard;  // "i/n"
-  ReportOptions reports;
-  std::vector<std::string> merge;
-};
 
 // The case at hand, for the last words of a process that a check of ours stops.
 thread_local std::uint64_t current_seed = 0;
@@ -185,8 +194,39 @@ Result<std::vector<KnownFailure>> known_today(const std::string& path) {
   return known;
 }
 
-Result<FuzzOptions> options_of(const FuzzCommandOptions& options,
-                               const std::shared_ptr<ForeignEngines>& engines) {
+// A scheduler plans for the worker of its own release.
+Result<void> check_halves(const ForeignEngines& decider, const ForeignEngines& worker) {
+  const RecordedEngine& decides = decider.hello().engine;
+  const RecordedEngine& works = worker.hello().engine;
+  if (decides.name != works.name || decides.version == works.version) return {};
+  return fail(
+      fmt::format("--decisions and --backend: {} decides and the worker is of {}; give both "
+                  "of one release",
+                  decides.text(), works.text()));
+}
+
+// The worker that --backend names, in `judging`, and cases that it takes.
+Result<void> put_on_worker(FailingCaseOptions& judging, FuzzOptions& fuzzing) {
+  const std::string& backend = fuzzing.generator.backend;
+  if (!fuzzing.mutant.empty())
+    return fail(
+        fmt::format("--mutant with --backend {}: defects of a worker are planted with "
+                    "--plant",
+                    backend));
+  if (!fuzzing.generator.check.empty() && fuzzing.generator.check != "fast")
+    return fail(fmt::format("--check with --backend {}: its accesses are not watched", backend));
+  LS_ASSIGN_OR_RETURN(judging.workers, open_workers(backend, judging.worker));
+  if (judging.engines != nullptr)
+    LS_RETURN_IF_ERROR(check_halves(*judging.engines, *judging.workers));
+  if (fuzzing.generator.engine.empty()) fuzzing.generator.engine = profile_of(*judging.workers);
+  fit_generator(judging.workers->hello(), fuzzing.generator);
+  fuzzing.backend = worker_factory(judging.workers);
+  fuzzing.worked_by = worker_of(*judging.workers, judging.worker).text();
+  return {};
+}
+
+Result<FuzzOptions> options_of(const FuzzCommandOptions& options, FailingCaseOptions& judging) {
+  const std::shared_ptr<ForeignEngines>& engines = judging.engines;
   std::string engine;
   if (!options.engine.empty()) {
     LS_ASSIGN_OR_RETURN(engine, engine_named("--engine", options.engine));
@@ -221,12 +261,13 @@ Result<FuzzOptions> options_of(const FuzzCommandOptions& options,
     fuzzing.generator.check = "fast";
     fuzzing.backend = make_gpu_backend;
   }
-  if (is_plugin(backend)) {
+  if (is_plugin(backend) && !is_engine_worker(backend)) {
     fuzzing.generator.check = "fast";
     fuzzing.generator.never.add(kNotOfPlugins);
     fuzzing.generator.device_modes = false;
     fuzzing.backend = backend_factory(backend);
   }
+  if (is_engine_worker(backend)) LS_RETURN_IF_ERROR(put_on_worker(judging, fuzzing));
   if (!options.known_path.empty()) {
     LS_ASSIGN_OR_RETURN(fuzzing.known, known_today(options.known_path));
   }
@@ -245,9 +286,9 @@ struct FuzzPart {
 };
 
 Result<FuzzPart> run(const FuzzCommandOptions& options, const FuzzOptions& fuzzing,
-                     const std::shared_ptr<ForeignEngines>& engines) {
+                     const FailingCaseOptions& judging) {
   Result<void> saved_all;
-  FuzzCases cases(options.save_dir, engines, options.decisions);
+  FuzzCases cases(options.save_dir, judging);
   FuzzPart part;
   {
     Stopwatch clock;
@@ -318,28 +359,32 @@ Result<FuzzReport> merge(const std::vector<std::string>& paths) {
 
 Result<std::optional<FuzzPart>> run_or_merge(const FuzzCommandOptions& options,
                                              const FuzzRanks& ranks) {
-  LS_ASSIGN_OR_RETURN(const auto engines, open_decisions(options.decisions));
-  LS_ASSIGN_OR_RETURN(auto fuzzing, options_of(options, engines));
+  FailingCaseOptions judging;
+  judging.decisions = options.decisions;
+  judging.worker = options.worker;
+  LS_RETURN_IF_ERROR(start_engines(judging));
+  LS_ASSIGN_OR_RETURN(auto fuzzing, options_of(options, judging));
   if (ranks.count() > 1) {
-    if (engines != nullptr) return fail("--decisions under mpirun: one process drives an engine");
+    if (judging.engines != nullptr || judging.workers != nullptr)
+      return fail("--decisions or a worker under mpirun: one process drives an engine");
     if (options.seconds || options.failures_max || fuzzing.shards > 1 || !options.merge.empty())
       return fail(
           "--seconds, --failures, --shard and --merge under mpirun: the ranks share out --runs");
     return run_spread(options, fuzzing, ranks);
   }
-  if (options.merge.empty()) return run(options, fuzzing, engines);
+  if (options.merge.empty()) return run(options, fuzzing, judging);
   LS_ASSIGN_OR_RETURN(auto merged, merge(options.merge));
   return FuzzPart{.report = std::move(merged), .saved = {}};
 }
 
 // One for each failure, each known finding, and all cases that agreed together.
-void add_items(const FuzzReport& report, const DecisionsOptions& decisions, CommandReport& out) {
+void add_items(const FuzzReport& report, const FuzzCommandOptions& options, CommandReport& out) {
   for (const FuzzFailure& failure : report.failures)
     out.add({.name = fmt::format("seed {}", failure.seed),
              .kind = ItemKind::failed,
              .check = failure.check,
              .line = stable_line(failure.check, failure.step, failure.request, failure.what),
-             .again = one_line_again(report, decisions, failure.seed)});
+             .again = one_line_again(report, options, failure.seed)});
   for (const auto& [finding, cases] : report.known)
     out.add({.name = finding,
              .kind = ItemKind::known,
@@ -370,11 +415,10 @@ Result<int> fuzz_main(const FuzzCommandOptions& options, CommandReport& out) {
   const FuzzReport& report = (*part)->report;
   if (report.cases > 0 && report.refused == report.cases)
     return fail(fmt::format("every case is refused: {}", report.first_refusal));
-  fmt::print("{}",
-             fuzz_summary_text(report, options.decisions, options.merge.empty() ? clock.lap() : 0));
+  fmt::print("{}", fuzz_summary_text(report, options, options.merge.empty() ? clock.lap() : 0));
   if (!(*part)->saved.empty()) fmt::print("\nSaved:\n{}", (*part)->saved);
   if (out.wants_json()) out.set_json(fuzz_report_to_json(report));
-  add_items(report, options.decisions, out);
+  add_items(report, options, out);
   return fuzz_exit_code(report);
 }
 
@@ -394,10 +438,12 @@ void add_options(CLI::App& command, FuzzCommandOptions& options) {
   command
       .add_option("--backend", options.backend,
                   "simt: kernels on the CPU executor; cuda: on a GPU; none: decisions, audit and "
-                  "invariants (simt; with --decisions none); FILE.so: yours")
+                  "invariants (simt; with --decisions none); FILE.so: yours; vllm[:DIR] or "
+                  "worker:COMMAND: an engine's own worker")
       ->check(backend_among({"simt", "cuda", "none"}));
   declare_decisions(command, options.decisions);
   declare_conform(command, options.decisions);
+  declare_worker(command, options.worker);
   command.add_option("--known", options.known_path,
                      "failures that are no news, by ids of yours (docs/fuzzing.md)");
   command.add_option("--engine", options.engine, "an engine profile; by default any");

@@ -17,8 +17,10 @@
 #include "cli/replay_summary.h"
 #include "cli/reports.h"
 #include "cli/terminal.h"
+#include "cli/worker_facts.h"
 #include "sim/report/perfetto.h"
 #include "sim/report/report.h"
+#include "sim/step/backend_config.h"
 
 namespace lockstep {
 namespace {
@@ -213,13 +215,7 @@ ReportedItem item_of(const ReplayOptions& options, const RunSummary& summary,
 }
 
 // The saved case made small, beside it.
-Result<void> leave_smallest(const std::string& path, const ReplayOptions& options,
-                            const std::shared_ptr<ForeignEngines>& engines) {
-  FailingCaseOptions judging;
-  judging.shrink_seconds = options.shrink_seconds;
-  judging.decisions = options.decisions;
-  judging.engines = engines;
-  judging.worker = options.worker;
+Result<void> leave_smallest(const std::string& path, const FailingCaseOptions& judging) {
   LS_ASSIGN_OR_RETURN(const auto saved, load_case(path, judging.backend));
   LS_ASSIGN_OR_RETURN(const auto failure, failure_of(saved, judging));
   if (!failure.failed()) return fail(fmt::format("{}: does not fail a second time", path));
@@ -233,12 +229,12 @@ Result<void> leave_smallest(const std::string& path, const ReplayOptions& option
 
 // The command that shows it again: of the case where one was saved.
 Result<std::string> leave_case(const ReplayOptions& options, const OpenReplay& prepared,
-                               const RunReport& report,
-                               const std::shared_ptr<ForeignEngines>& engines) {
+                               const RunReport& report, const FailingCaseOptions& judging) {
   if (report.summary.verdict == Verdict::agreed) return std::string();
   if (options.save_dir.empty()) return fmt::format("lockstep replay {}", options.file);
   LS_ASSIGN_OR_RETURN(auto saved, case_of(request_of(options), prepared, report));
-  if (engines != nullptr) saved.decided_by = engines->hello().engine;
+  saved.decided_by = decider_of(judging);
+  saved.worked_by = worker_of(judging);
   std::error_code error;
   std::filesystem::create_directories(options.save_dir, error);
   if (error) return fail(fmt::format("{}: {}", options.save_dir, error.message()));
@@ -247,15 +243,15 @@ Result<std::string> leave_case(const ReplayOptions& options, const OpenReplay& p
   LS_RETURN_IF_ERROR(write_saved_case(path, saved));
   fmt::print("Saved: {}\nSee it again: lockstep replay {}\n", path, path);
   if (!options.shrink) return fmt::format("lockstep replay {}", path);
-  LS_RETURN_IF_ERROR(leave_smallest(path, options, engines));
+  LS_RETURN_IF_ERROR(leave_smallest(path, judging));
   return fmt::format("lockstep explain {}", path_of_smallest(path));
 }
 
 // Before a long run rather than after it.
 Result<void> check_outputs(const ReplayOptions& options) {
   namespace fs = std::filesystem;
-  for (const std::string& path :
-       {options.report_path, options.perfetto_path, options.cache_events_path}) {
+  for (const std::string& path : {options.report_path, options.perfetto_path,
+                                  options.cache_events_path, options.facts_path}) {
     if (path.empty()) continue;
     const fs::path folder = fs::absolute(path).parent_path();
     if (!fs::is_directory(folder)) {
@@ -265,17 +261,37 @@ Result<void> check_outputs(const ReplayOptions& options) {
   return {};
 }
 
+// What a worker does is written into a recording of what was decided.
+Result<void> check_facts_wanted(const ReplayOptions& options, const PreparedReplay& prepared) {
+  if (options.facts_path.empty()) return {};
+  if (prepared.format != FileFormat::recording)
+    return fail(fmt::format("--save-facts: {} is a {}; facts are written into a recording",
+                            options.file, name_of(prepared.format)));
+  if (is_engine_worker(prepared.run.backend)) return {};
+  return fail(
+      fmt::format("--save-facts: --backend {} is no engine's own worker; expected "
+                  "vllm[:DIR] or worker:COMMAND",
+                  prepared.run.backend));
+}
+
 Result<int> replay(const ReplayOptions& options, CommandReport& out) {
   LS_RETURN_IF_ERROR(check_outputs(options));
   ReplayRequest request = request_of(options);
   request.as_served = true;
-  LS_ASSIGN_OR_RETURN(const auto engines, open_decisions(options.decisions));
-  LS_ASSIGN_OR_RETURN(auto prepared, open_replay(
-                                         request, engines,
-                                         [&](const std::string& name) {
-                                           return replay_backend(name, options.worker);
-                                         },
-                                         options.decisions.conforms));
+  FactsOfRun facts;
+  FailingCaseOptions judging;  // as this run does, should it fail
+  judging.shrink_seconds = options.shrink_seconds;
+  judging.decisions = options.decisions;
+  LS_RETURN_IF_ERROR(start_engines(judging));
+  const BackendOf backend_of = [&](const PreparedReplay& run) -> Result<BackendFactory> {
+    if (!is_engine_worker(run.run.backend)) return replay_backend(run.run.backend);
+    judging.worker = with_case(options.worker, run.worked_by);
+    LS_ASSIGN_OR_RETURN(judging.workers, open_workers(run.run.backend, judging.worker));
+    return worker_factory(judging.workers, options.facts_path.empty() ? FactsSink() : facts.sink());
+  };
+  LS_ASSIGN_OR_RETURN(
+      auto prepared, open_replay(request, judging.engines, backend_of, options.decisions.conforms));
+  LS_RETURN_IF_ERROR(check_facts_wanted(options, prepared));
   std::optional<HiddenStateFolder> folder;
   if (!options.hidden_states_dir.empty()) {
     folder.emplace(options.hidden_states_dir);
@@ -283,7 +299,10 @@ Result<int> replay(const ReplayOptions& options, CommandReport& out) {
     LS_RETURN_IF_ERROR(folder->check(prepared.config, has_backend));
   }
   fmt::print("{} ({})\n{}\n", options.file, name_of(prepared.format), configuration_text(prepared));
-  fmt::print("{}", decider_text(prepared.decided_by, prepared.config.engine.engine, engines.get()));
+  fmt::print(
+      "{}{}",
+      decider_text(prepared.decided_by, prepared.config.engine.engine, judging.engines.get()),
+      worker_text(prepared.worked_by, prepared.run.backend, worker_of(judging)));
   std::fflush(stdout);
 
   LS_ASSIGN_OR_RETURN(auto report,
@@ -297,13 +316,15 @@ Result<int> replay(const ReplayOptions& options, CommandReport& out) {
   const std::string missed = missed_totals(prepared, summary);
   fmt::print("{}{}", faults_text(prepared, summary), summary_text(summary));
   LS_RETURN_IF_ERROR(leave_result(options, prepared, report, folder ? &*folder : nullptr, out));
+  if (!options.facts_path.empty())
+    LS_RETURN_IF_ERROR(facts.write(options.file, options.facts_path, worker_of(judging).value()));
   fmt::print("\n{}", verdict_text(summary));
   if (prepared.totals) {
     fmt::print("{}", missed.empty() ? "The recorded totals are met exactly.\n"
                                     : "The recorded totals are MISSED\n" + missed);
   }
   if (prepared.expected) fmt::print("{}", reproduction_text(*prepared.expected, summary));
-  LS_ASSIGN_OR_RETURN(const std::string again, leave_case(options, prepared, report, engines));
+  LS_ASSIGN_OR_RETURN(const std::string again, leave_case(options, prepared, report, judging));
   out.add(item_of(options, summary, missed, again));
   const int verdict = exit_code_of(summary.verdict);
   return verdict == kExitAgreed && !missed.empty() ? kExitDisagreed : verdict;

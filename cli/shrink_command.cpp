@@ -23,8 +23,8 @@ struct ShrinkCommandOptions {
 Result<int> shrink_file(ShrinkCommandOptions& options, CommandReport& report) {
   LS_RETURN_IF_ERROR(start_engines(options.judging));
   LS_ASSIGN_OR_RETURN(const auto saved, load_case(options.file, options.judging.backend));
-  fmt::print("{}",
-             decider_text(saved.decided_by, saved.engine.engine, options.judging.engines.get()));
+  LS_RETURN_IF_ERROR(start_workers(saved, options.judging));
+  fmt::print("{}", halves_text(saved, options.judging));
   LS_ASSIGN_OR_RETURN(const auto failure, failure_of(saved, options.judging));
   if (!failure.failed()) {
     fmt::print("{} does not fail: there is nothing to shrink.\n", options.file);
@@ -36,11 +36,11 @@ Result<int> shrink_file(ShrinkCommandOptions& options, CommandReport& report) {
       options.output_path.empty() ? path_of_smallest(options.file) : options.output_path;
   LS_RETURN_IF_ERROR(write_saved_case(path, shrunk.result.smallest));
   fmt::print("{}\nWritten: {}\nIts story: lockstep explain {}\n", to_text(shrunk), path, path);
-  if (options.judging.engines != nullptr) {
+  if (options.judging.engines != nullptr || options.judging.workers != nullptr) {
     const std::string recording = path_of_recording(path);
     LS_ASSIGN_OR_RETURN(const bool written,
                         write_recording(recording, shrunk.result.smallest, options.judging));
-    if (written) fmt::print("What the engine decided: {}\n", recording);
+    if (written) fmt::print("What became of it, as a recording: {}\n", recording);
   }
   if (report.wants_json()) report.set_json(to_json(shrunk));
   report.add(item_of(options.file, shrunk.failure, fmt::format("lockstep explain {}", path)));

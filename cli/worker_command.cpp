@@ -18,6 +18,7 @@
 #include "cli/options/replay_options.h"
 #include "cli/options/worker_option.h"
 #include "cli/terminal.h"
+#include "cli/worker_facts.h"
 #include "sim/step/backend_config.h"
 
 namespace lockstep {
@@ -29,6 +30,7 @@ struct WorkerCommandOptions {
   WorkerOptions worker;
   std::int64_t files_max = 0;  // of a folder; 0: all
   std::string json_path;
+  std::string facts_dir;  // empty: none are kept
 };
 
 // The recordings of one folder.
@@ -39,15 +41,28 @@ struct Family {
   std::vector<std::pair<std::string, std::string>> found;  // file, what
 };
 
+using Workers = std::shared_ptr<ForeignEngines>;
+
 Result<RunReport> run_on_worker(const std::string& file, const WorkerCommandOptions& options,
-                                const BackendFactory& factory) {
+                                const Workers& workers) {
   ReplayOptions replay;
   replay.file = file;
   replay.run.spec.backend = options.engine;
   replay.run.add(run_field("backend"));
-  LS_ASSIGN_OR_RETURN(auto prepared, open_replay(request_of(replay), nullptr,
-                                                 [&](const std::string&) { return factory; }));
-  return prepared.session->run();
+  FactsOfRun facts;
+  const bool keeps_facts = !options.facts_dir.empty();
+  const BackendOf backend_of = [&](const PreparedReplay&) -> Result<BackendFactory> {
+    return worker_factory(workers, keeps_facts ? facts.sink() : FactsSink());
+  };
+  LS_ASSIGN_OR_RETURN(auto prepared, open_replay(request_of(replay), nullptr, backend_of));
+  auto report = prepared.session->run();
+  if (!report || !keeps_facts) return report;
+  // Files of the same name are of different folders.
+  const std::filesystem::path path(file);
+  const std::string name = path.parent_path().filename().string() + "-" + path.filename().string();
+  LS_RETURN_IF_ERROR(facts.write(file, (std::filesystem::path(options.facts_dir) / name).string(),
+                                 worker_of(*workers, options.worker)));
+  return report;
 }
 
 // Less the file that it begins with, so that files refused alike count as one.
@@ -59,9 +74,9 @@ std::string reason_of(const std::string& message, const std::string& file) {
 }
 
 void judge_file(const std::string& file, const WorkerCommandOptions& options,
-                const BackendFactory& factory, Family& family) {
+                const Workers& workers, Family& family) {
   ++family.files;
-  const auto report = run_on_worker(file, options, factory);
+  const auto report = run_on_worker(file, options, workers);
   if (!report) {
     ++family.refused[reason_of(report.error().message, file)];
     return;
@@ -102,22 +117,14 @@ nlohmann::ordered_json family_json(const std::string& name, const Family& family
   return json;
 }
 
-std::string_view runner_of(const EngineHello& hello) {
-  for (const std::string_view feature : hello.features)
-    if (feature.starts_with("runner:")) return feature.substr(7);
-  return "unnamed";
-}
-
 Result<int> run_worker(const WorkerCommandOptions& options) {
   if (!is_engine_worker(options.engine))
     return fail(
         fmt::format("ENGINE {}: expected vllm, vllm:DIR or worker:COMMAND", options.engine));
   LS_ASSIGN_OR_RETURN(const ConformInputs inputs, find_conform_inputs(options.paths));
   LS_ASSIGN_OR_RETURN(const auto engines, open_workers(options.engine, options.worker));
-  const BackendFactory factory = worker_factory(engines);
-  const EngineHello& hello = engines->hello();
-  fmt::print("{} {}, runner {}\n  {:<36}{:>6}{:>8}{:>9}{:>8}{:>9}{:>9}\n", hello.engine.name,
-             hello.engine.version, runner_of(hello), "folder", "files", "agreed", "diverged",
+  fmt::print("{}\n  {:<36}{:>6}{:>8}{:>9}{:>8}{:>9}{:>9}\n",
+             worker_of(*engines, options.worker).text(), "folder", "files", "agreed", "diverged",
              "refused", "steps", "s/step");
   std::map<std::string, std::vector<std::string>> folders;
   for (const std::string& file : inputs.schedules)
@@ -128,7 +135,7 @@ Result<int> run_worker(const WorkerCommandOptions& options) {
     Family family;
     for (const std::string& file : files) {
       if (options.files_max > 0 && family.files == options.files_max) break;
-      judge_file(file, options, factory, family);
+      judge_file(file, options, engines, family);
     }
     judged += family.agreed + family.diverged;
     diverged += family.diverged;
@@ -154,6 +161,13 @@ void add_worker_command(CLI::App& app, int& exit_code) {
   command->add_option("--files", options->files_max, "of each folder no more than so many; 0: all")
       ->type_name("N");
   command->add_option("--json", options->json_path, "the table as JSON")->type_name("FILE");
+  command
+      ->add_option(
+          "--save-facts", options->facts_dir,
+          "write each recording there with what the worker did, FOLDER-FILE, for `lockstep "
+          "audit`")
+      ->check(CLI::ExistingDirectory.description(""))
+      ->type_name("DIR");
   command->callback([options, &exit_code] { exit_code = exit_status(run_worker(*options)); });
 }
 

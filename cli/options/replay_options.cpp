@@ -200,6 +200,13 @@ void declare_replay_options(CLI::App& command, ReplayOptions& o) {
       .add_option("--cache-events", o.cache_events_path,
                   "JSON lines: blocks stored in and removed from the prefix cache, step by step")
       ->group(group);
+  command
+      .add_option(
+          "--save-facts", o.facts_path,
+          "of a recording on an engine's own worker: the recording with what the worker did, "
+          "for `lockstep audit` (docs/formats.md)")
+      ->type_name("FILE")
+      ->group(group);
   CLI::Option* save =
       command.add_option("--save", o.save_dir, "folder that a divergence is saved to, as a case")
           ->group(group);
@@ -217,8 +224,8 @@ void declare_replay_options(CLI::App& command, ReplayOptions& o) {
 // As a recording of vLLM shows them.
 constexpr std::int64_t kStepsPerTableShown = 8;
 
-BackendFactory replay_backend(std::string name, const WorkerOptions& worker) {
-  if (is_engine_worker(name)) return worker_factory(name, worker);
+BackendFactory replay_backend(std::string name) {
+  if (is_engine_worker(name)) return worker_factory(name, {});
   return [name = std::move(name)](const BackendConfig& own) { return make_backend(name, own); };
 }
 
@@ -229,8 +236,11 @@ Result<OpenReplay> open_replay(const ReplayRequest& request,
   OpenReplay replay{std::move(prepared), nullptr, nullptr};
   LS_RETURN_IF_ERROR(plan_faults(replay));
   replay.parts.faults = replay.run.faults;
-  replay.parts.backend =
-      backend_of ? backend_of(replay.run.backend) : replay_backend(replay.run.backend);
+  if (backend_of) {
+    LS_ASSIGN_OR_RETURN(replay.parts.backend, backend_of(replay));
+  } else {
+    replay.parts.backend = replay_backend(replay.run.backend);
+  }
   if (engines != nullptr)
     replay.parts.decisions = decisions_of(engines, conforms ? 1 : kStepsPerTableShown);
   if (conforms) {

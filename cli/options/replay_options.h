@@ -25,7 +25,8 @@ struct ReplayOptions {
   ImportOptions import;
 
   // What it leaves behind; empty: nothing.
-  std::string report_path, perfetto_path, save_dir, cache_events_path, hidden_states_dir;
+  std::string report_path, perfetto_path, save_dir, cache_events_path, hidden_states_dir,
+      facts_path;
   ReportOptions reports;
   bool shrink = false;  // what is saved, beside it
   double shrink_seconds = 0;
@@ -43,11 +44,10 @@ void declare_replay_options(CLI::App& command, ReplayOptions& options);
 
 // "auto", "cuda", "simt", a plugin's file; "none": null. Errors of the factory: a backend that this
 // machine does not have, or that cannot do what the configuration asks for.
-// `worker`: of an engine's own worker.
-BackendFactory replay_backend(std::string name, const WorkerOptions& worker = {});
+BackendFactory replay_backend(std::string name);
 
-// The factory of a backend by its name.
-using BackendOf = std::function<BackendFactory(const std::string& name)>;
+// The factory of the backend that a run names.
+using BackendOf = std::function<Result<BackendFactory>(const PreparedReplay& prepared)>;
 
 // A prepared replay with its session, which has taken `parts`, and its faults in `run`.
 struct OpenReplay : PreparedReplay {

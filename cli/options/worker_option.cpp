@@ -3,19 +3,19 @@
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <utility>
 
 #include "cli/options/decisions_option.h"
-#include "sim/worker/worker_backend.h"
 
 namespace lockstep {
 
 void declare_worker(CLI::App& command, WorkerOptions& options) {
   command
       .add_option("--runner", options.runner,
-                  "of --backend vllm: the first model runner of its worker, or the second")
-      ->check(CLI::IsMember({"v1", "v2"}))
-      ->capture_default_str();
+                  "of --backend vllm: the first model runner of its worker (v1), or the second "
+                  "(v2); by default that of a saved case, else v1")
+      ->check(CLI::IsMember({"v1", "v2"}));
   command
       .add_option("--states", options.states,
                   "of --backend vllm: its kind of layer for those that keep states")
@@ -25,6 +25,13 @@ void declare_worker(CLI::App& command, WorkerOptions& options) {
                   "of --backend vllm: a defect to plant in the worker; `python -m lockstep_engines "
                   "vllm --worker --plants` lists them")
       ->type_name("NAME");
+}
+
+WorkerOptions with_case(WorkerOptions options, const std::optional<WorkedBy>& worked_by) {
+  if (!worked_by) return options;
+  if (options.runner.empty()) options.runner = worked_by->runner;
+  if (options.plant.empty()) options.plant = worked_by->plant;
+  return options;
 }
 
 Result<std::shared_ptr<ForeignEngines>> open_workers(const std::string& backend,
@@ -37,16 +44,17 @@ Result<std::shared_ptr<ForeignEngines>> open_workers(const std::string& backend,
     if (!options.states.empty()) return fail("--states is of --backend vllm");
   } else {
     LS_ASSIGN_OR_RETURN(command, adapter_command("--backend", backend));
-    command += fmt::format(" --worker --runner {}", options.runner);
+    command += fmt::format(" --worker --runner {}",
+                           shell_word(options.runner.empty() ? "v1" : options.runner));
     if (!options.states.empty()) command += " --states " + options.states;
     if (!options.plant.empty()) command += " --plant " + shell_word(options.plant);
   }
   return ForeignEngines::open(worker_engine_options(std::move(command)));
 }
 
-BackendFactory worker_factory(std::shared_ptr<ForeignEngines> workers) {
-  return [workers = std::move(workers)](const BackendConfig& config) {
-    return make_worker_backend(workers, config);
+BackendFactory worker_factory(std::shared_ptr<ForeignEngines> workers, FactsSink facts) {
+  return [workers = std::move(workers), facts = std::move(facts)](const BackendConfig& config) {
+    return make_worker_backend(workers, config, facts);
   };
 }
 
@@ -58,6 +66,68 @@ BackendFactory worker_factory(const std::string& backend, const WorkerOptions& o
     }
     return make_worker_backend(*engines, config);
   };
+}
+
+namespace {
+
+bool takes(const EngineHello& hello, std::string_view feature) {
+  return std::ranges::any_of(hello.features,
+                             [&](const std::string& word) { return word.starts_with(feature); });
+}
+
+std::string runner_of(const EngineHello& hello) {
+  constexpr std::string_view kRunner = "runner:";
+  for (const std::string& feature : hello.features)
+    if (feature.starts_with(kRunner)) return feature.substr(kRunner.size());
+  return {};
+}
+
+}  // namespace
+
+WorkedBy worker_of(const ForeignEngines& workers, const WorkerOptions& options) {
+  return {.engine = workers.hello().engine,
+          .runner = runner_of(workers.hello()),
+          .plant = options.plant};
+}
+
+std::string worker_text(const std::optional<WorkedBy>& worked_by, const std::string& backend,
+                        const std::optional<WorkedBy>& now) {
+  if (!worked_by || worked_by == now) return {};
+  return fmt::format("When this case failed the worker of {} held the cache; here {} does.\n",
+                     worked_by->text(), now ? "that of " + now->text() : "--backend " + backend);
+}
+
+void fit_generator(const EngineHello& hello, GeneratorOptions& generator) {
+  // Several devices, host memory and transfers are not in the protocol.
+  generator.never.add({Feature::context_parallel, Feature::tensor_parallel,
+                       Feature::pipeline_parallel, Feature::data_parallel, Feature::connector_peers,
+                       Feature::host_tier, Feature::failing_loads, Feature::load_failure_fails,
+                       Feature::several_connectors, Feature::async_connectors,
+                       Feature::captured_graphs, Feature::real_numbers});
+  const std::pair<std::string_view, FeatureSet> kNeeds[] = {
+      {"full", {Feature::full_attention}},
+      {"mla", {Feature::mla}},
+      {"sliding_window", {Feature::sliding_window}},
+      {"chunked_local", {Feature::chunked_local}},
+      {"mamba", {Feature::states, Feature::prefill_checkpoints, Feature::hits_inside_blocks}},
+      {"hidden_state", {Feature::hidden_state}},
+      {"uniform_type", {Feature::uniform_type}},
+      {"packed_pages", {Feature::packed_pages}},
+      {"padded_pages", {Feature::padded_pages}},
+      {"async_scheduling", {Feature::async_scheduling}},
+      {"drafts", {Feature::drafts}},
+      {"dtype:fp8", {Feature::scaled_rows}},
+  };
+  for (const auto& [feature, of] : kNeeds)
+    if (!takes(hello, feature)) generator.never.add(of);
+  GeneratorOptions::Worker& worker = generator.worker.emplace();
+  worker.drafts_in_flight = takes(hello, "drafts_in_flight");
+  worker.one_dtype = !takes(hello, "several_dtypes");
+  for (const DType dtype :
+       {DType::bf16, DType::fp16, DType::fp32, DType::fp8_e4m3, DType::fp8_e5m2})
+    if (takes(hello, fmt::format("dtype:{}", name_of(dtype)))) worker.dtypes.push_back(dtype);
+  generator.check = "fast";
+  generator.device_modes = false;
 }
 
 }  // namespace lockstep

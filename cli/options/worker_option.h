@@ -2,12 +2,16 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 
 #include "base/result.h"
+#include "properties/generate/generator.h"
 #include "sim/foreign/foreign_engine.h"
 #include "sim/session/session.h"
+#include "sim/worker/worker_backend.h"
+#include "traces/formats/saved_case.h"
 
 namespace CLI {
 class App;
@@ -16,19 +20,31 @@ class App;
 namespace lockstep {
 
 struct WorkerOptions {
-  std::string runner = "v1";
+  std::string runner;  // empty: that of a saved case, else v1
   std::string states;  // vLLM's kind of layers with states; empty: the worker chooses
-  std::string plant;   // a defect in the worker; empty: none
+  std::string plant;   // a defect in the worker; empty: that of a saved case, else none
 };
 
 // --runner, --states and --plant.
 void declare_worker(CLI::App& command, WorkerOptions& options);
+// What the command line leaves open, as it was when the case failed.
+WorkerOptions with_case(WorkerOptions options, const std::optional<WorkedBy>& worked_by);
 // The processes that `backend` names, the first of them started. REQUIRES:
 // is_engine_worker(backend).
 Result<std::shared_ptr<ForeignEngines>> open_workers(const std::string& backend,
                                                      const WorkerOptions& options);
-BackendFactory worker_factory(std::shared_ptr<ForeignEngines> workers);
+// `facts`: is given what they do; absent: nobody asks.
+BackendFactory worker_factory(std::shared_ptr<ForeignEngines> workers, FactsSink facts = {});
 // Starts them for the first case.
 BackendFactory worker_factory(const std::string& backend, const WorkerOptions& options);
+
+// Who works, as a saved case names it.
+WorkedBy worker_of(const ForeignEngines& workers, const WorkerOptions& options);
+// Of a saved case: who worked when it failed, where that is not who works now; else empty. `now`:
+// absent: `backend` does.
+std::string worker_text(const std::optional<WorkedBy>& worked_by, const std::string& backend,
+                        const std::optional<WorkedBy>& now);
+// Narrows generated cases to what the worker says it takes (docs/worker_protocol.md).
+void fit_generator(const EngineHello& hello, GeneratorOptions& generator);
 
 }  // namespace lockstep

@@ -20,10 +20,11 @@ std::span<const std::int32_t> sampled_of(const RecordedStep& step, const std::st
 
 std::string_view name_of(AuditRule rule) {
   constexpr std::string_view kNames[] = {
-      "attention_read", "state_read",    "handed_out", "token_write",    "scheduled_tokens",
-      "conservation",   "common_prefix", "transfer",   "standstill",     "draft_read",
-      "zeroing",        "sampled",       "queues",     "planned_blocks", "draft_slots",
-      "cache_events",   "hits",          "drafts",     "stale_output",   "victim",
+      "attention_read", "state_read",    "handed_out",  "token_write",    "scheduled_tokens",
+      "conservation",   "common_prefix", "transfer",    "standstill",     "draft_read",
+      "zeroing",        "sampled",       "queues",      "planned_blocks", "draft_slots",
+      "cache_events",   "hits",          "drafts",      "stale_output",   "victim",
+      "worker_batch",   "worker_table",  "worker_slot", "worker_page",    "worker_zeroing",
       "recording",
   };
   const auto index = static_cast<std::size_t>(rule);
@@ -401,6 +402,7 @@ void Auditor::Impl::step(const RecordedStep& step) {
   begin_loads(step);
   void_rows(step, rows);
   for (AuditRow& row : rows) prepare_states(row);
+  check_facts(step, rows);
   for (std::size_t g = 0; g < groups_.size(); ++g) {
     if (is_state(groups_[g].spec)) {
       for (const AuditRow& row : rows) advance_states(row, g);

@@ -3,12 +3,14 @@
 // audit_reads.cpp follows reads and writes of attention, audit_drafts.cpp those of a drafter,
 // audit_states.cpp states, audit_hits.cpp what could be hit, audit_events.cpp what is told of it,
 // audit_requests.cpp what becomes of requests, audit_late.cpp drafts and outputs that are no
-// longer theirs, and audit_transfers.cpp what a KV connector moves.
+// longer theirs, audit_transfers.cpp what a KV connector moves, and audit_facts.cpp what an engine's
+// worker says it did.
 #pragma once
 
 #include <algorithm>
 #include <array>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <optional>
 #include <set>
@@ -344,6 +346,21 @@ class Auditor::Impl {
   std::int32_t end_for_drafter(const AuditedRequest& request, std::int32_t end) const;
   void count_hit(const AuditedRequest& request, std::int32_t hit);
   void check_hits();
+  void check_facts(const RecordedStep& step, const std::vector<AuditRow>& rows);
+  void check_fact_rows(const RecordedStep& step, const WorkerStepFacts& facts);
+  void check_zeroed(const RecordedStep& step, const WorkerStepFacts& facts);
+  void check_fact_row(const WorkerStepFacts& facts, const AuditRow& row, std::size_t at,
+                      std::size_t first);
+  bool check_fact_table(const std::vector<BlockId>& said, const AuditRow& row, std::size_t group);
+  void check_fact_slots(const std::vector<Slot>& said, const AuditRow& row, std::size_t group,
+                        std::size_t first);
+  void check_changed(const RecordedStep& step, const WorkerStepFacts& facts,
+                     const std::vector<AuditRow>& rows);
+  void check_written(BlockId block, std::int32_t slot, const WorkerStepFacts& facts,
+                     const std::function<void(BlockId block, std::string what)>& tell_of);
+  std::map<BlockId, std::map<std::int32_t, bool>> slots_to_write(
+      const std::vector<AuditRow>& rows) const;
+  bool may_change_as_a_whole(BlockId block, const std::vector<AuditRow>& rows) const;
 
   EngineConfig config_;
   std::vector<KVCacheGroupSpec> groups_;
@@ -393,6 +410,7 @@ class Auditor::Impl {
   std::vector<std::size_t> num_places_max_;  // per group, when they are looked through
   std::int64_t epoch_ = 0;                   // resets of the prefix cache
   HitTotals hits_;
+  bool has_gap_of_facts_ = false;  // a step ran of which the worker said nothing
   AuditFinding first_lost_hit_;
   std::vector<bool> is_zeroed_;   // per group: its new blocks are
   std::set<BlockId> zeroed_now_;  // in the step at hand

@@ -88,6 +88,7 @@ class FuzzSession {
   FuzzReport run() {
     report_.engine = options_.generator.engine;
     report_.decided_by = options_.decided_by;
+    report_.worked_by = options_.worked_by;
     report_.backend = options_.generator.backend;
     report_.mutant = options_.mutant;
     report_.first_seed = options_.first_seed;
@@ -160,14 +161,16 @@ Result<FuzzReport> merge_fuzz_reports(std::span<const FuzzReport> parts) {
   FuzzReport whole;
   whole.engine = first.engine;
   whole.decided_by = first.decided_by;
+  whole.worked_by = first.worked_by;
   whole.backend = first.backend;
   whole.mutant = first.mutant;
   whole.first_seed = first.first_seed;
   whole.runs = first.runs;
   for (const FuzzReport& part : parts) {
-    if (part.engine != whole.engine || part.backend != whole.backend ||
-        part.mutant != whole.mutant || part.first_seed != whole.first_seed ||
-        part.runs != whole.runs || part.shards != std::ssize(seen))
+    if (part.engine != whole.engine || part.worked_by != whole.worked_by ||
+        part.backend != whole.backend || part.mutant != whole.mutant ||
+        part.first_seed != whole.first_seed || part.runs != whole.runs ||
+        part.shards != std::ssize(seen))
       return fail(
           "the reports are of different runs: engine, backend, mutant, seeds and number "
           "of shards must be equal");

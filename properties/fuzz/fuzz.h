@@ -31,6 +31,7 @@ struct FuzzOptions {
   // Absent: the model's. Of another engine, that generator.engine is the profile of.
   DecisionsFactory decisions;
   std::string decided_by = {};      // its name; empty: the model
+  std::string worked_by = {};       // whose worker `backend` is; empty: no engine's
   bool conforms = false;            // JudgeOptions::conforms
   std::vector<KnownFailure> known;  // to the user, besides the findings
   std::uint64_t first_seed = 1;
@@ -53,6 +54,7 @@ struct FuzzFailure {
 struct FuzzReport {
   std::string engine;      // empty: any
   std::string decided_by;  // empty: the model
+  std::string worked_by;   // empty: no engine's own worker
   std::string backend;
   std::string mutant;
   std::uint64_t first_seed = 1;

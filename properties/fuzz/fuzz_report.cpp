@@ -77,6 +77,7 @@ FuzzReport read_report(JsonValue value) {
   object.required("lockstep_fuzz").integer(kReportVersion, kReportVersion);
   report.engine = object.required("engine").string();
   if (auto decided_by = object.optional("decided_by")) report.decided_by = decided_by.string();
+  if (auto worked_by = object.optional("worked_by")) report.worked_by = worked_by.string();
   report.backend = object.required("backend").string();
   report.mutant = object.required("mutant").string();
   report.first_seed = object.required("first_seed").uint64();
@@ -99,6 +100,7 @@ std::string fuzz_report_to_json(const FuzzReport& report) {
   out.begin_object().integer("lockstep_fuzz", kReportVersion);
   out.string("engine", report.engine);
   if (!report.decided_by.empty()) out.string("decided_by", report.decided_by);
+  if (!report.worked_by.empty()) out.string("worked_by", report.worked_by);
   out.string("backend", report.backend);
   out.string("mutant", report.mutant).key("first_seed").uint64(report.first_seed);
   out.integer("runs", report.runs).integer("shards", report.shards);

@@ -9,6 +9,7 @@
 #include "reference/plan/request_need.h"
 #include "reference/profiles/engine_profile.h"
 #include "sim/session/session.h"
+#include "sim/step/backend_config.h"
 
 namespace lockstep {
 namespace {
@@ -35,6 +36,10 @@ KVCacheSpec draw_rows(Draw& draw, CacheKind kind, std::int64_t block_size) {
   spec.head_size = choices.one_of<std::int64_t>({8, 4, 8, 16, 5});
   spec.dtype = choices.one_of(
       {DType::bf16, DType::bf16, DType::fp16, DType::fp32, DType::fp8_e4m3, DType::fp8_e5m2});
+  if (draw.options.worker && !draw.options.worker->dtypes.empty()) {
+    const std::vector<DType>& dtypes = draw.options.worker->dtypes;
+    spec.dtype = dtypes[choices.below(std::ssize(dtypes))];
+  }
   if (draw.has(Feature::scaled_rows) && kind != CacheKind::mla && kind != CacheKind::hidden_state)
     scale_rows(choices, spec);
   if (kind == CacheKind::mla) spec.num_kv_heads = 1;
@@ -186,8 +191,19 @@ std::vector<KVCacheGroupSpec> draw_groups(Draw& draw, EngineConfig& engine) {
       group.layer_names.push_back(fmt::format("g{}.{}", groups.size(), i));
     groups.push_back(std::move(group));
   }
+  if (draw.options.worker && draw.options.worker->one_dtype) {
+    const auto first = std::ranges::find_if(
+        groups, [](const KVCacheGroupSpec& group) { return !is_state_kind(group.spec.kind); });
+    for (KVCacheGroupSpec& group : groups)
+      if (!is_state_kind(group.spec.kind)) group.spec.dtype = first->spec.dtype;
+  }
   draw_packing(draw, groups);
   draw_uniform_type(draw, groups);
+  if (draw.options.worker) {  // engines tell layers by the one number in their names
+    int number = 0;
+    for (KVCacheGroupSpec& group : groups)
+      for (std::string& name : group.layer_names) name = fmt::format("layers.{}", number++);
+  }
   return groups;
 }
 
@@ -211,6 +227,11 @@ void draw_pool(Draw& draw, std::vector<KVCacheGroupSpec> groups, SavedCase& save
   saved.cache.num_blocks = 1 + need + spare;
   for (KVCacheTensor& tensor : saved.cache.tensors) tensor.size_bytes *= saved.cache.num_blocks;
   saved.kernel_block_sizes = kernel_blocks_of(saved);
+  if (draw.options.worker) {
+    saved.attention_backend = worker_attention_backend(saved.cache);
+    saved.layout = CacheLayout::NHD;
+    saved.kernel_block_sizes = kernel_blocks_of(saved);
+  }
   saved.queries_per_kv = static_cast<std::int32_t>(choices.between(1, 2));
   saved.draft_acceptance_percent = choices.one_of({60, 0, 30, 90, 100});
 }

@@ -41,6 +41,8 @@ void draw_engine(Draw& draw, EngineConfig& engine) {
   engine.async_scheduling = draw.as_served(Feature::async_scheduling)
                                 ? defaults.async_scheduling
                                 : draw.has(Feature::async_scheduling);
+  if (draw.options.worker && !draw.options.worker->drafts_in_flight && engine.num_spec_tokens > 0)
+    engine.async_scheduling = false;
   engine.scheduler_reserve_full_isl = draw.as_served(Feature::no_full_isl_reserve)
                                           ? defaults.scheduler_reserve_full_isl
                                           : !draw.has(Feature::no_full_isl_reserve);

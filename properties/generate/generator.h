@@ -14,8 +14,10 @@
 
 #include <cstdint>
 #include <initializer_list>
+#include <optional>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "properties/generate/choices.h"
 #include "sim/engine/faults.h"
@@ -121,6 +123,13 @@ inline constexpr FeatureSet kRankFeatures = {Feature::context_parallel, Feature:
 
 // What a search wants of its cases. An open question is left to the choices.
 struct GeneratorOptions {
+  // `backend` is an engine's own worker. It takes blocks of every size, one order of pages and no
+  // cuts into kernel blocks.
+  struct Worker {
+    std::vector<DType> dtypes = {};  // of attention; empty: all
+    bool one_dtype = false;          // ... and all layers have the same
+    bool drafts_in_flight = false;   // drafts beside asynchronous scheduling
+  };
   std::string engine = {};       // a profile's name; empty: any
   FeatureSet always = {};        // switched on in every case
   FeatureSet never = {};         // switched off; wins over `always`
@@ -128,6 +137,7 @@ struct GeneratorOptions {
   std::string check = {};  // SavedCase::check; empty: fast, and every few cases a stricter one
   std::int64_t requests_max = 10;
   bool device_modes = false;  // captured graphs and real numbers too
+  std::optional<Worker> worker = {};
 };
 
 SavedCase generate_case(ChoiceSource& choices, const GeneratorOptions& options = {});

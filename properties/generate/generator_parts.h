@@ -12,8 +12,9 @@ struct Draw {
   const GeneratorOptions& options;
   FeatureSet features;
 
-  // Kernels take blocks of multiples of 16 tokens; decisions alone may have shorter ones.
-  bool runs_kernels() const { return options.backend != "none"; }
+  // Kernels take blocks of multiples of 16 tokens; decisions alone, and a worker whose attention is
+  // left out, may have shorter ones.
+  bool runs_kernels() const { return options.backend != "none" && !options.worker; }
   bool has(Feature feature) const { return features.has(feature); }
   // What `feature` would vary is as the release serves it.
   bool as_served(Feature feature) const {

@@ -508,6 +508,17 @@ constexpr std::array kReasons = std::to_array<Reason>({
     {"audit.victim",
      "Under policy `priority` the least important request gives way: otherwise a client waits for "
      "another that pays less."},
+    {"audit.worker_batch",
+     "A worker must run the requests that are scheduled, each from the position where it stands."},
+    {"audit.worker_table",
+     "A worker's block table must name the blocks that were handed over: attention and writes find "
+     "their slots through it."},
+    {"audit.worker_slot",
+     "A token's slot is block_id * block_size + offset; a wrong one puts its keys and values into "
+     "another token's place, or nowhere."},
+    {"audit.worker_page", "A step must change the slots of its tokens, and nothing beside them."},
+    {"audit.worker_zeroing",
+     "A block that is to be zeroed must hold zeros before anything of the step is read from it."},
     {"audit.recording", "A decision must be whole: known blocks, for every group."},
     {"invariant.conservation",
      "Held blocks, free blocks and the null block are the whole pool, each of them once."},

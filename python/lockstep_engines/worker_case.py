@@ -7,7 +7,6 @@ import importlib.util
 import json
 import math
 import os
-import tempfile
 from typing import Any
 
 from vllm.v1.attention.backends import triton_attn
@@ -99,16 +98,17 @@ def model_config(layers: list[Layer]) -> dict[str, Any]:
     rows = [layer.spec for layer in layers if layer.spec["type"] not in ("mamba", "hidden_state")]
     first = rows[0] if rows else {"num_kv_heads": 1, "head_size": 16, "dtype": "bf16"}
     keeps_states = any(layer.state_type for layer in layers)
+    head_dim = first["head_size"] + first["head_size"] % 2  # nothing here rotates, but it must fit
     config = {
         "architectures": [f"Lockstep{'Hybrid' if keeps_states else ''}ContentModel"],
         "model_type": "llama",
         "vocab_size": VOCABULARY,
-        "hidden_size": first["num_kv_heads"] * first["head_size"],
+        "hidden_size": first["num_kv_heads"] * head_dim,
         "intermediate_size": 16,
         "num_hidden_layers": len(layers),
         "num_attention_heads": first["num_kv_heads"],
         "num_key_value_heads": first["num_kv_heads"],
-        "head_dim": first["head_size"],
+        "head_dim": head_dim,
         "max_position_embeddings": 1 << 20,
         "torch_dtype": DTYPES[first["dtype"]],
     }
@@ -130,12 +130,10 @@ def model_config(layers: list[Layer]) -> dict[str, Any]:
     return config
 
 
-def model_folder(config: dict[str, Any]) -> str:
-    """A folder with the configuration of a model that has no files beside it."""
-    folder = tempfile.mkdtemp(prefix="lockstep_model_")
+def describe_model(config: dict[str, Any], folder: str) -> None:
+    """The configuration of a model that has no files beside it."""
     with open(os.path.join(folder, "config.json"), "w") as file:
         json.dump(config, file)
-    return folder
 
 
 def state_type_of(spec: dict[str, Any], chosen: str) -> str:

@@ -13,11 +13,11 @@ import dataclasses
 import gc
 import importlib.util
 import mmap
-import tempfile
 from typing import Any
 
 import numpy
 import torch
+from torch.distributed.rendezvous import register_rendezvous_handler
 from torch.overrides import TorchFunctionMode
 from vllm.config import set_current_vllm_config
 from vllm.engine.arg_utils import EngineArgs
@@ -31,6 +31,7 @@ from vllm.v1.core.sched.output import CachedRequestData, NewRequestData, Schedul
 from vllm.v1.worker import gpu_worker
 
 from lockstep_engines import (
+    scratch,
     vllm_engine,
     worker_case,
     worker_drafter,
@@ -106,6 +107,11 @@ class _HostWorker(gpu_worker.Worker):
         return self.allocation if tag == "kv_cache" else contextlib.nullcontext()
 
 
+def _rendezvous(*_: Any, **__: Any) -> Any:
+    """One rank meets itself, without a file or a port."""
+    yield torch.distributed.HashStore(), 0, 1
+
+
 @dataclasses.dataclass
 class _Known:
     """A request as the model knows it: token ids of its own small vocabulary."""
@@ -138,7 +144,8 @@ class Worker:
         self._is_v2 = runner == "v2"
         self._state_type = states
         self._worker: Any = None
-        self._init_method = f"file://{tempfile.mktemp(prefix='lockstep_ranks_')}"
+        scratch.remove_abandoned()
+        register_rendezvous_handler("lockstep", _rendezvous)
         for prefix in ("", "Eagle"):  # vLLM's name for what drafts for a model
             for made in (worker_model.ContentModel, worker_model.HybridContentModel):
                 ModelRegistry.register_model(f"{prefix}Lockstep{made.__name__}", made)
@@ -151,8 +158,13 @@ class Worker:
         runner = "v2" if self._is_v2 else "v1"
         return {
             "engine": {"name": "vllm", "version": VERSION},
-            "features": [*worker_layers.KINDS, "async_scheduling", f"runner:{runner}"],
+            "features": [*worker_layers.KINDS, *self._options(), f"runner:{runner}"],
         }
+
+    def _options(self) -> list[str]:
+        drafts = self._is_v2 or importlib.util.find_spec("numba")
+        types = [f"dtype:{name}" for name in worker_case.DTYPES]
+        return ["async_scheduling", *(["drafts"] if drafts else []), *types]
 
     # A case.
 
@@ -166,13 +178,14 @@ class Worker:
         worker_model.Plan.layers = layers
         selector._cached_get_attn_backend.cache_clear()
         type(current_platform).attention_backend = worker_case.backend_of(layers)
-        folder = worker_case.model_folder(worker_case.model_config(layers))
-        vllm_config = self._make_config(case, folder)
+        with scratch.folder() as folder:
+            worker_case.describe_model(worker_case.model_config(layers), folder)
+            vllm_config = self._make_config(case, folder)
         self._worker = worker = _HostWorker(
             vllm_config=vllm_config,
             local_rank=0,
             rank=0,
-            distributed_init_method=self._init_method,
+            distributed_init_method="lockstep://",
             is_driver_worker=True,
         )
         with set_current_vllm_config(vllm_config):
@@ -230,8 +243,8 @@ class Worker:
             for spec in states:
                 self._set_states(spec, made.cache_config)
             return made
-        except (ValueError, AssertionError) as error:
-            lines = [line.strip() for line in str(error).splitlines()]
+        except Exception as error:
+            lines = [line.strip() for line in str(error).splitlines()] or [type(error).__name__]
             reason = next((line for line in lines if line.startswith("Value error")), lines[0])
             raise Refused(f"the configuration: {reason.partition(' [type=')[0]}") from None
 

@@ -6,11 +6,14 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import subprocess
 import sys
 import tempfile
+import time
 import unittest
 from pathlib import Path
 from typing import Any, ClassVar
+from unittest import mock
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "python"), str(ROOT / "tests" / "engines"), str(Path(__file__).parent)]
@@ -18,10 +21,11 @@ sys.path[:0] = [str(ROOT / "python"), str(ROOT / "tests" / "engines"), str(Path(
 import model_worker
 from adapter_client import Adapter, full_attention_case
 
-from lockstep_engines import plants, worker_plants, worker_protocol
+from lockstep_engines import plants, scratch, worker_plants, worker_protocol
 from lockstep_engines.protocol import ProtocolError, Refused
 
 FOLDERS = [folder for folder in os.environ.get("LOCKSTEP_VLLM", "").split(os.pathsep) if folder]
+LOCKSTEP = os.environ.get("LOCKSTEP", "")
 SKIPPED = 77
 
 
@@ -123,6 +127,41 @@ class PlantsTest(unittest.TestCase):
         self.assertGreaterEqual(len(names), 40)
 
 
+class ScratchTest(unittest.TestCase):
+    def setUp(self) -> None:
+        self.place = tempfile.TemporaryDirectory()
+        self.addCleanup(self.place.cleanup)
+        patch = mock.patch.object(tempfile, "tempdir", self.place.name)
+        patch.start()
+        self.addCleanup(patch.stop)
+
+    def age(self, path: str) -> None:
+        os.utime(path, (time.time() - 1000, time.time() - 1000))
+
+    def test_a_folder_goes_when_it_is_left(self) -> None:
+        with scratch.folder() as path:
+            Path(path, "config.json").write_text("{}")
+        self.assertFalse(os.path.exists(path))
+
+    def test_one_of_a_killed_process_goes_with_the_next_and_one_in_use_stays(self) -> None:
+        code = "import os, signal; from lockstep_engines import scratch\n"
+        code += "with scratch.folder() as path:\n"
+        code += " print(path, flush=True); os.kill(os.getpid(), signal.SIGKILL)"
+        environment = os.environ | {"PYTHONPATH": str(ROOT / "python"), "TMPDIR": self.place.name}
+        killed = subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, env=environment, text=True
+        ).stdout.strip()
+        self.assertTrue(os.path.isdir(killed))
+        with scratch.folder() as mine:
+            scratch.remove_abandoned()  # young ones may be about to be locked
+            self.assertTrue(os.path.isdir(killed))
+            self.age(killed)
+            self.age(mine)
+            scratch.remove_abandoned()
+            self.assertFalse(os.path.exists(killed))
+            self.assertTrue(os.path.isdir(mine))
+
+
 class WorkerTest(unittest.TestCase):
     """`folder`: of the sources, None for the installed vLLM."""
 
@@ -134,11 +173,14 @@ class WorkerTest(unittest.TestCase):
         self.addCleanup(worker.close)
         hello = worker.send({"hello": {"worker_protocol": 1}})["hello"]
         self.assertIn(f"runner:{runner}", hello["features"])
+        before = set(os.listdir(tempfile.gettempdir()))
         with tempfile.NamedTemporaryFile() as memory:
             case = full_attention_case(9, max_num_batched_tokens=64, max_model_len=64)
             case = {key: case[key] for key in ("config", "groups", "num_blocks")}
             opened = worker.send({"open": case | {"memory": memory.name}})["opened"]
             self.assertEqual(opened["bytes"], 9 * 8192)
+            left = set(os.listdir(tempfile.gettempdir())) - before
+            self.assertFalse([name for name in left if name.startswith("lockstep_")], left)
             first = {
                 "id": "a",
                 "tokens": 20,
@@ -178,13 +220,46 @@ class WorkerTest(unittest.TestCase):
         self.check("v2")
 
 
+class CommandTest(unittest.TestCase):
+    """`lockstep` with the worker below it."""
+
+    folder: ClassVar[str | None] = None
+
+    def lockstep(self, *arguments: str) -> str:
+        environment = {"LOCKSTEP_PYTHON": sys.executable} | os.environ
+        command = [LOCKSTEP, *arguments]
+        run = subprocess.run(command, capture_output=True, env=environment, text=True)
+        self.assertEqual(run.returncode, 0, run.stdout + run.stderr)
+        return run.stdout
+
+    def setUp(self) -> None:
+        self.engine = f"vllm:{self.folder}" if self.folder else "vllm"
+
+    def test_cases_are_fuzzed_with_its_scheduler_and_its_worker(self) -> None:
+        both = ("--decisions", self.engine, "--backend", self.engine)
+        out = self.lockstep("fuzz", *both, "--runs", "6")
+        self.assertRegex(out, r"cache +vllm-.*runner v1")
+        self.assertRegex(out, r"[4-6] agreed, \d refused, 0 of known findings, 0 failed")
+
+    def test_what_it_did_is_audited_without_it(self) -> None:
+        release = "0.22.1" if "0.22" in (self.folder or "") else "0.33.0"
+        recordings = ROOT / "traces" / "samples" / "recordings" / f"vllm-{release}"
+        with tempfile.TemporaryDirectory() as facts:
+            files = (str(recordings / "full_attention"), "--files", "1", "--runner", "v2")
+            self.lockstep("worker", self.engine, *files, "--save-facts", facts)
+            self.assertIn("1 clean", self.lockstep("audit", facts))
+
+
 def load_tests(loader: unittest.TestLoader, *_: Any) -> unittest.TestSuite:
     suite = unittest.TestSuite()
-    for case in (ProtocolTest, ContentsTest, PlantsTest):
+    for case in (ProtocolTest, ContentsTest, PlantsTest, ScratchTest):
         suite.addTests(loader.loadTestsFromTestCase(case))
     for folder in FOLDERS or [None]:
         name = f"WorkerTest({folder})"
         suite.addTests(loader.loadTestsFromTestCase(type(name, (WorkerTest,), {"folder": folder})))
+        if LOCKSTEP:
+            of_command = type(f"CommandTest({folder})", (CommandTest,), {"folder": folder})
+            suite.addTests(loader.loadTestsFromTestCase(of_command))
     return suite
 
 
@@ -192,7 +267,7 @@ if __name__ == "__main__":
     is_there = importlib.util.find_spec("torch") and (FOLDERS or importlib.util.find_spec("vllm"))
     if not is_there:
         loader, suite = unittest.defaultTestLoader, unittest.TestSuite()
-        for case in (ProtocolTest, ContentsTest, PlantsTest):
+        for case in (ProtocolTest, ContentsTest, PlantsTest, ScratchTest):
             suite.addTests(loader.loadTestsFromTestCase(case))
         if not unittest.TextTestRunner().run(suite).wasSuccessful():
             sys.exit(1)

@@ -133,9 +133,10 @@ Result<LayerLayout> layer_layout(const KVCacheConfig& config, const KVCacheGroup
   layer.num_blocks = config.num_blocks;
   layer.page_size_bytes = page_size_bytes(spec) * group.layers_per_page;
   layer.real_page_size_bytes = unpadded_page_size_bytes(spec);
-  LS_CHECK(layer.tensor_size_bytes == layer.page_size_bytes * config.num_blocks,
-           "{}: tensor of {} bytes, {} blocks of {}", group.layer_names[index],
-           layer.tensor_size_bytes, config.num_blocks, layer.page_size_bytes);
+  if (layer.tensor_size_bytes != layer.page_size_bytes * config.num_blocks)
+    return fail(fmt::format("{}: a tensor of {} bytes for {} blocks of {}",
+                            group.layer_names[index], layer.tensor_size_bytes, config.num_blocks,
+                            layer.page_size_bytes));
   layer.block_size = storage_block_size(spec);
   if (is_state_kind(spec.kind)) {
     LS_RETURN_IF_ERROR(set_state_strides(group.layer_names[index], spec, layer));

@@ -277,6 +277,7 @@ void StepTranscript::decided(const RecordedStep& recorded, const StepView& view,
   step_.evicted = recorded.evicted;
   step_.cleared = recorded.cleared;
   step_.events = recorded.events;
+  step_.facts = recorded.facts;
 }
 
 void StepTranscript::take_inputs(const RecordedStep& recorded) {

@@ -249,6 +249,7 @@ Result<void> prepare_saved_case(const ReplayRequest& request, PreparedReplay& pr
     return fail(fmt::format("{}: data_parallel_size: a recording is one engine's", request.file));
   prepared.expected = saved.expected;
   prepared.decided_by = saved.decided_by;
+  prepared.worked_by = saved.worked_by;
   prepared.num_records = static_cast<std::int64_t>(saved.recording ? saved.recording->steps.size()
                                                                    : saved.trace.records.size());
   prepared.parts = parts_of(saved);

@@ -6,6 +6,7 @@
 #include <bit>
 #include <cstring>
 #include <map>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -13,6 +14,7 @@
 #include "reference/memory/content.h"
 #include "reference/plan/layout.h"
 #include "sim/protocol/engine_worker.h"
+#include "sim/worker/facts_taker.h"
 #include "sim/worker/page_map.h"
 #include "sim/worker/shared_bytes.h"
 #include "sim/worker/worker_protocol.h"
@@ -29,8 +31,9 @@ std::uint64_t word_at(std::span<const std::uint8_t> bytes, std::size_t index) {
 
 class WorkerBackend final : public Backend, private EngineWorker {
  public:
-  WorkerBackend(std::shared_ptr<ForeignEngines> engines, const BackendConfig& config)
-      : engines_(std::move(engines)), config_(config) {
+  WorkerBackend(std::shared_ptr<ForeignEngines> engines, const BackendConfig& config,
+                FactsSink facts)
+      : engines_(std::move(engines)), config_(config), facts_(std::move(facts)) {
     for (const std::string& feature : engines_->hello().features)
       if (feature.starts_with("runner:")) runner_ = feature.substr(7);
     for (std::size_t g = 0; g < config_.plan.groups.size(); ++g)
@@ -85,9 +88,11 @@ class WorkerBackend final : public Backend, private EngineWorker {
   }
   bool sample(StepReadback& readback);
   bool fails(StepReadback& readback) const;
+  Result<void> check_pages() const;  // whether there are any
   void hand_out(BlockId block, std::int32_t group);
   void prepare_memory(const StepProgram& program);
   void put_back_beyond_zeroing();
+  bool is_whole(const WorkerFacts& facts) const;
   void take_facts(const StepProgram& program, const WorkerFacts& facts, StepReadback& readback);
   void take_row(const RowSlice& slice, std::size_t row, const WorkerFacts& facts, std::size_t at,
                 std::size_t first, StepReadback& readback);
@@ -102,12 +107,21 @@ class WorkerBackend final : public Backend, private EngineWorker {
                                 .message = std::move(message),
                                 .page = std::nullopt});
   }
+  static void report_failure(StepReadback& readback, const EngineFailure& failure) {
+    report(readback, failure.kind,
+           fmt::format("{}: {}{}{}", failure.kind, failure.what, failure.trace.empty() ? "" : "\n",
+                       failure.trace));
+  }
 
   const std::shared_ptr<ForeignEngines> engines_;
   const BackendConfig config_;
+  const FactsSink facts_;  // absent: nobody takes them down
+  std::optional<FactsTaker> facts_taker_;
   std::string runner_ = "unknown";
   std::vector<std::pair<std::size_t, std::size_t>> layers_;  // group, place in it
+  bool has_begun_ = false;
   ForeignEngines::Lease engine_;
+  std::optional<EngineFailure> open_failure_;  // the worker raised over the plan of the case
   std::unique_ptr<SharedBytes> shared_;
   PoolLayout layout_;
   std::vector<WorkerLayer> views_;
@@ -126,6 +140,7 @@ class WorkerBackend final : public Backend, private EngineWorker {
 };
 
 Result<void> WorkerBackend::begin(const EngineConfig& engine) {
+  has_begun_ = true;
   LS_ASSIGN_OR_RETURN(layout_, pool_layout(config_.plan, config_.attention_backend, config_.layout,
                                            config_.layout_rule));
   LS_ASSIGN_OR_RETURN(engine_, engines_->take());
@@ -135,9 +150,10 @@ Result<void> WorkerBackend::begin(const EngineConfig& engine) {
   WorkerOpened opened;
   engine_->ask(worker_open_message(header, shared_->path()),
                [&](JsonObject& reply) { opened = read_worker_opened(reply); });
-  if (const EngineFailure* failure = engine_->failure())
-    return fail(fmt::format("--backend {}: {}{}{}", engines_->hello().engine.name, failure->what,
-                            failure->trace.empty() ? "" : "\n", failure->trace));
+  if (const EngineFailure* failure = engine_->failure()) {
+    open_failure_ = *failure;
+    return {};
+  }
   if (!opened.refused.empty())
     return fail(fmt::format("--backend {}: {} refuses {}", engines_->hello().engine.name, device(),
                             opened.refused));
@@ -150,6 +166,7 @@ Result<void> WorkerBackend::begin(const EngineConfig& engine) {
                       PageMap::create(config_.plan, layout_, views_, opened.order, opened.bytes));
   group_of_block_.assign(static_cast<std::size_t>(config_.plan.num_blocks), -1);
   if (!map_.findings().empty()) return {};
+  if (facts_) facts_taker_.emplace(config_.plan, layout_, views_, map_, group_of_block_);
   StepProgram all;
   for (std::int32_t b = 0; b < config_.plan.num_blocks; ++b)
     all.poison.push_back({.block = BlockId{b}, .kind = Poison::fresh});
@@ -261,6 +278,7 @@ void WorkerBackend::put_back_beyond_zeroing() {
 }
 
 Result<void> WorkerBackend::execute(const StepProgram& program, StepReadback& readback) {
+  LS_CHECK(has_begun_, "step {} of a worker that was not begun", program.step);
   const std::size_t num_groups = config_.plan.groups.size();
   readback = {};
   readback.tables.resize(num_groups);
@@ -269,6 +287,10 @@ Result<void> WorkerBackend::execute(const StepProgram& program, StepReadback& re
       num_groups,
       std::vector<Slot>(static_cast<std::size_t>(program.num_padded_tokens), PAD_SLOT_ID));
   readback.digests.resize(program.probes.size());
+  if (open_failure_) {
+    report_failure(readback, *open_failure_);
+    return {};
+  }
   if (!map_.findings().empty()) {
     report(readback, "view", fmt::format("view of {}", map_.findings().front()));
     return {};
@@ -290,6 +312,7 @@ Result<void> WorkerBackend::execute(const StepProgram& program, StepReadback& re
                                   program.contents.begin() + slice.first_token + slice.num_tokens);
   }
   prepare_memory(program);
+  if (facts_taker_) facts_taker_->before(memory());
   WorkerFacts facts;
   engine_->ask(worker_step_message(step_),
                [&](JsonObject& reply) { facts = read_worker_facts(reply); });
@@ -297,6 +320,8 @@ Result<void> WorkerBackend::execute(const StepProgram& program, StepReadback& re
   if (fails(readback)) return {};
   put_back_beyond_zeroing();
   take_facts(program, facts, readback);
+  if (facts_taker_ && is_whole(facts))
+    facts_(step_.step, facts_taker_->after(memory(), facts, step_));
   if (!readback.reports.empty()) return {};
   rows_ = program.rows;
   read_probes(program, readback);
@@ -307,9 +332,7 @@ Result<void> WorkerBackend::execute(const StepProgram& program, StepReadback& re
 bool WorkerBackend::fails(StepReadback& readback) const {
   const EngineFailure* const failure = engine_->failure();
   if (failure == nullptr) return false;
-  report(readback, failure->kind,
-         fmt::format("{}: {}{}{}", failure->kind, failure->what, failure->trace.empty() ? "" : "\n",
-                     failure->trace));
+  report_failure(readback, *failure);
   return true;
 }
 
@@ -354,27 +377,31 @@ void WorkerBackend::extract(const StepProgram& program, StepReadback& readback) 
   }
 }
 
+// As many of everything as there are rows, tokens and groups.
+bool WorkerBackend::is_whole(const WorkerFacts& facts) const {
+  std::int64_t num_tokens = 0;
+  for (const std::int32_t count : facts.num_tokens) num_tokens += count;
+  return facts.num_tokens.size() == facts.rows.size() &&
+         std::ssize(facts.positions) == num_tokens &&
+         (facts.rows.empty() || facts.groups.size() == config_.plan.groups.size()) &&
+         std::ranges::all_of(facts.groups, [&](const WorkerGroupFacts& group) {
+           const auto g = static_cast<std::size_t>(&group - facts.groups.data());
+           return group.tables.size() == facts.rows.size() &&
+                  std::ssize(group.slots) == (keeps_states(g) ? 0 : num_tokens) &&
+                  (group.reads.empty() || group.reads.size() == facts.rows.size());
+         });
+}
+
 // From the worker's batch to the rows of the program.
 void WorkerBackend::take_facts(const StepProgram& program, const WorkerFacts& facts,
                                StepReadback& readback) {
   for (const std::string& fault : facts.faults) report(readback, "input", "input: " + fault);
   const std::size_t num_groups = config_.plan.groups.size();
-  std::int64_t num_tokens = 0;
-  for (const std::int32_t count : facts.num_tokens) num_tokens += count;
-  const bool is_whole = facts.num_tokens.size() == facts.rows.size() &&
-                        std::ssize(facts.positions) == num_tokens &&
-                        (facts.rows.empty() || facts.groups.size() == num_groups) &&
-                        std::ranges::all_of(facts.groups, [&](const WorkerGroupFacts& group) {
-                          const auto g = static_cast<std::size_t>(&group - facts.groups.data());
-                          return group.tables.size() == facts.rows.size() &&
-                                 std::ssize(group.slots) == (keeps_states(g) ? 0 : num_tokens) &&
-                                 (group.reads.empty() || group.reads.size() == facts.rows.size());
-                        });
-  if (!is_whole || facts.rows.size() != program.rows.size()) {
-    report(
-        readback, "batch",
-        fmt::format("batch: the worker ran {} rows of {} tokens; scheduled are {} rows of {}",
-                    facts.rows.size(), num_tokens, program.rows.size(), program.contents.size()));
+  if (!is_whole(facts) || facts.rows.size() != program.rows.size()) {
+    report(readback, "batch",
+           fmt::format("batch: the worker ran {} rows of {} tokens; scheduled are {} rows of {}",
+                       facts.rows.size(), facts.positions.size(), program.rows.size(),
+                       program.contents.size()));
     return;
   }
   reads_.assign(num_groups, std::vector<std::vector<std::int32_t>>(program.rows.size()));
@@ -452,9 +479,15 @@ void WorkerBackend::read(PageId page, std::vector<std::uint8_t>& bytes) const {
   map_.gather(memory(), page.tensor, page.block, group_of_block_[index_of(page.block)], bytes);
 }
 
+Result<void> WorkerBackend::check_pages() const {
+  LS_CHECK(has_begun_, "a page of a worker that was not begun");
+  if (open_failure_) return fail(open_failure_->what);
+  return map_.findings().empty() ? Result<void>() : fail(map_.findings().front());
+}
+
 Result<void> WorkerBackend::fingerprint_pages(std::span<const PageId> pages,
                                               std::span<Fingerprint> fingerprints) {
-  if (!map_.findings().empty()) return fail(map_.findings().front());
+  LS_RETURN_IF_ERROR(check_pages());
   std::vector<std::uint8_t> bytes;
   for (std::size_t p = 0; p < pages.size(); ++p) {
     read(pages[p], bytes);
@@ -469,7 +502,7 @@ Result<void> WorkerBackend::fingerprint_pages(std::span<const PageId> pages,
 }
 
 Result<std::vector<std::uint8_t>> WorkerBackend::read_page(PageId page) {
-  if (!map_.findings().empty()) return fail(map_.findings().front());
+  LS_RETURN_IF_ERROR(check_pages());
   std::vector<std::uint8_t> bytes;
   read(page, bytes);
   return bytes;
@@ -498,12 +531,13 @@ ForeignEngineOptions worker_engine_options(std::string command) {
   options.option = "--backend";
   options.hello = worker_hello_message();
   options.read_hello = read_worker_hello;
-  options.time_limit = options.start_limit = std::chrono::seconds(300);
+  options.time_limit = std::chrono::seconds(300);
+  options.start_limit = std::chrono::seconds(600);  // a busy machine imports for minutes
   return options;
 }
 
 Result<std::unique_ptr<Backend>> make_worker_backend(std::shared_ptr<ForeignEngines> engines,
-                                                     const BackendConfig& config) {
+                                                     const BackendConfig& config, FactsSink facts) {
   const auto refuse = [&](std::string_view what) {
     return fail(fmt::format("--backend {}: {}", engines->hello().engine.name, what));
   };
@@ -519,7 +553,7 @@ Result<std::unique_ptr<Backend>> make_worker_backend(std::shared_ptr<ForeignEngi
       return refuse("rings, compressed rows and windows that are computed again are not driven");
   if (config.parallel.tp_size > 1 || config.parallel.pp_size > 1 || config.context.num_ranks > 1)
     return refuse("ranks are not driven");
-  return std::make_unique<WorkerBackend>(std::move(engines), config);
+  return std::make_unique<WorkerBackend>(std::move(engines), config, std::move(facts));
 }
 
 }  // namespace lockstep

@@ -56,7 +56,9 @@ INSTANTIATE_TEST_SUITE_P(
 
 TEST(CheckAdapter, leaves_its_checks_as_json_and_refuses_what_is_no_engine) {
   const std::string path = temporary_path("checks.json");
-  EXPECT_EQ(run_lockstep({"check-adapter", kPaged, "--json", path}).status, 0);
+  const std::string junit = temporary_path("checks.xml");
+  EXPECT_EQ(run_lockstep({"check-adapter", kPaged, "--json", path, "--junit", junit}).status, 0);
+  EXPECT_NE(read_text(junit).find("<skipped"), std::string::npos) << read_text(junit);
   const std::string json = read_text(path);
   EXPECT_NE(json.find("\"engine\": \"paged-1.0\""), std::string::npos) << json;
   EXPECT_NE(json.find("\"verdict\": \"skipped\""), std::string::npos) << json;

@@ -72,8 +72,11 @@ TEST(Findings, every_one_of_the_page_has_its_title_and_cases_that_are_there) {
 // The model of 0.22.1 goes on where vLLM stops, and counts what is there: 10 and 23 are not its.
 TEST(Findings, the_model_behind_the_protocol_shows_those_of_its_release) {
   const std::string path = temporary_path("findings.json");
-  const Outcome run = run_lockstep({"findings", "--engine", kModel, "--json", path});
+  const std::string junit = temporary_path("findings.xml");
+  const Outcome run =
+      run_lockstep({"findings", "--engine", kModel, "--json", path, "--junit", junit});
   EXPECT_EQ(run.status, 1) << run.err;
+  EXPECT_NE(read_text(junit).find("vllm-0.22.1: 1. "), std::string::npos);
   std::set<int> shown;
   const auto json = nlohmann::json::parse(read_text(path));
   for (const auto& finding : json["findings"]) {

@@ -3,6 +3,8 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
+#include <filesystem>
+
 #include "tests/cli/command.h"
 
 namespace lockstep::tests {
@@ -48,10 +50,15 @@ TEST(Worker, ThatIsWrongAboutStatesIsFound) {
 
 TEST(Worker, ThatIsWrongIsFoundByTheCheckOfWhatItDoes) {
   const std::pair<const char*, const char*> kDefects[] = {
-      {"slot", ", slot_mapping"},     {"table", ", block_table"},
-      {"write", ", page_written"},    {"stray", "page_"},
-      {"position", ", memory_check"}, {"raise", "the worker raises in step 2"},
-      {"crash", "exit status 3"},     {"view", "view of layers.0"},
+      {"slot", ", slot_mapping"},
+      {"table", ", block_table"},
+      {"write", ", page_written"},
+      {"stray", "page_"},
+      {"position", ", memory_check"},
+      {"raise", "the worker raises in step 2"},
+      {"crash", "exit status 3"},
+      {"view", "view of layers.0"},
+      {"plan", "cannot determine a layout for this plan"},
   };
   for (const auto& [defect, check] : kDefects) {
     const Outcome found = replay(recording("full_attention/0001"), defect);
@@ -76,15 +83,100 @@ TEST(Worker, RefusesByName) {
 
 TEST(Worker, OfManyFilesIsATableOfFolders) {
   const std::string json = temporary_path("worker.json");
-  const Outcome found =
-      run_lockstep({"worker", kWorker, kRecordings + "/full_attention",
-                    kRecordings + "/full_and_chunked_local", "--files", "2", "--json", json});
+  const std::string facts = temporary_path("worker-facts");
+  std::filesystem::create_directories(facts);
+  const Outcome found = run_lockstep({"worker", kWorker, kRecordings + "/full_attention",
+                                      kRecordings + "/full_and_chunked_local", "--files", "2",
+                                      "--json", json, "--save-facts", facts});
   EXPECT_EQ(found.status, 0) << found.out << found.err;
+  EXPECT_EQ(run_lockstep({"audit", facts + "/full_attention-0001.jsonl"}).status, 0);
   EXPECT_NE(found.out.find("layers of kind chunked_local"), std::string::npos) << found.out;
   EXPECT_NE(read_text(json).find("\"family\": \"full_attention\""), std::string::npos);
   const Outcome wrong = run_lockstep(
       {"worker", kWorker + " --defect slot", kRecordings + "/full_attention", "--files", "1"});
   EXPECT_EQ(wrong.status, 1) << wrong.out;
+}
+
+TEST(Worker, IsFuzzedAndNamedInReports) {
+  const std::string json = temporary_path("worker-fuzz.json");
+  const Outcome found = run_lockstep(
+      {"fuzz", "--backend", kWorker, "--engine", "vllm-0.22.1", "--runs", "25", "--json", json});
+  EXPECT_EQ(found.status, 0) << found.out << found.err;
+  EXPECT_NE(found.out.find("25 agreed, 0 refused"), std::string::npos) << found.out;
+  EXPECT_NE(read_text(json).find(R"("worked_by":"model-0.22.1, runner only")"), std::string::npos)
+      << read_text(json);
+  const Outcome mutant = run_lockstep({"fuzz", "--backend", kWorker, "--mutant", "drop-slot"});
+  EXPECT_EQ(mutant.status, 2);
+  EXPECT_NE(mutant.err.find("planted with --plant"), std::string::npos) << mutant.err;
+}
+
+TEST(Worker, ThatFailsIsShrunkWithTheWorkerInTheLoopAndItsCaseNamesIt) {
+  const std::string folder = temporary_path("worker-cases");
+  const std::string wrong = kWorker + " --defect slot";
+  const Outcome found =
+      run_lockstep({"fuzz", "--backend", wrong, "--engine", "vllm-0.22.1", "--seed", "1", "--runs",
+                    "4", "--save", folder, "--shrink-seconds", "20"});
+  EXPECT_EQ(found.status, 1) << found.out << found.err;
+  EXPECT_NE(found.out.find("slot_mapping"), std::string::npos) << found.out;
+  std::size_t begin = found.out.find(".min.case.jsonl");
+  ASSERT_NE(begin, std::string::npos) << found.out;
+  begin = found.out.rfind("  ", begin) + 2;
+  const std::string smallest = found.out.substr(begin, found.out.find(".jsonl", begin) + 6 - begin);
+  const std::string text = read_text(smallest);
+  EXPECT_NE(text.find(R"("worked_by":{"engine":{"name":"model","version":"0.22.1"},)"
+                      R"("runner":"only"})"),
+            std::string::npos)
+      << text;
+  const Outcome again = run_lockstep({"replay", smallest});
+  EXPECT_EQ(again.status, 1) << again.out << again.err;
+  EXPECT_NE(again.out.find("The case is reproduced."), std::string::npos) << again.out;
+  EXPECT_EQ(again.out.find("When this case failed"), std::string::npos) << again.out;
+  const Outcome other = run_lockstep({"replay", smallest, "--backend", "none"});
+  EXPECT_NE(other.out.find("When this case failed the worker of model-0.22.1, runner only held the "
+                           "cache; here --backend none does."),
+            std::string::npos)
+      << other.out << other.err;
+  EXPECT_EQ(run_lockstep({"explain", smallest}).status, 1);
+  const std::string recording =
+      smallest.substr(0, smallest.size() - std::string("case.jsonl").size()) + "recording.jsonl";
+  const Outcome audited = run_lockstep({"audit", recording});
+  EXPECT_EQ(audited.status, 1) << audited.out << audited.err;
+  EXPECT_NE(audited.out.find("audit.worker_slot"), std::string::npos) << audited.out;
+}
+
+TEST(Worker, LeavesFactsThatAreAuditedWithoutIt) {
+  const std::string path = temporary_path("facts.jsonl");
+  for (const char* name :
+       {"full_attention/0001", "preemption/0002", "full_and_sliding_window/0005"}) {
+    const Outcome found =
+        run_lockstep({"replay", recording(name), "--backend", kWorker, "--save-facts", path});
+    EXPECT_EQ(found.status, 0) << name << found.out << found.err;
+    EXPECT_NE(read_text(path).find("\"facts\":{\"rows\":"), std::string::npos) << name;
+    const Outcome audited = run_lockstep({"audit", path});
+    EXPECT_EQ(audited.status, 0) << name << audited.out << audited.err;
+    EXPECT_EQ(run_lockstep({"conform", path}).status, 0) << name;
+  }
+  const std::pair<const char*, const char*> kDefects[] = {{"slot", "audit.worker_slot step"},
+                                                          {"table", "audit.worker_table step"},
+                                                          {"write", "audit.worker_page step"},
+                                                          {"stray", "audit.worker_page step 3"},
+                                                          {"position", "audit.worker_batch step"}};
+  for (const auto& [defect, rule] : kDefects) {
+    const Outcome found = run_lockstep({"replay", recording("full_attention/0001"), "--backend",
+                                        kWorker + " --defect " + defect, "--save-facts", path});
+    EXPECT_EQ(found.status, 1) << defect << found.out << found.err;
+    const Outcome audited = run_lockstep({"audit", path});
+    EXPECT_EQ(audited.status, 1) << defect << audited.out << audited.err;
+    EXPECT_NE(audited.out.find(rule), std::string::npos) << defect << audited.out;
+  }
+  const Outcome trace =
+      run_lockstep({"replay", sample_path("shared_prefixes.jsonl"), "--save-facts", path});
+  EXPECT_EQ(trace.status, 2);
+  EXPECT_NE(trace.err.find("facts are written into a recording"), std::string::npos) << trace.err;
+  const Outcome simt = run_lockstep(
+      {"replay", recording("full_attention/0001"), "--backend", "simt", "--save-facts", path});
+  EXPECT_EQ(simt.status, 2);
+  EXPECT_NE(simt.err.find("is no engine's own worker"), std::string::npos) << simt.err;
 }
 
 }  // namespace

@@ -52,7 +52,9 @@ class Worker:
 
     def hello(self, _):
         engine = {"name": "model", "version": "0.22.1"}
-        return {"hello": {"worker_protocol": 1, "engine": engine, "features": ["full"]}}
+        features = ["full", "sliding_window", "padded_pages", "async_scheduling", "drafts"]
+        features += [*(f"dtype:{name}" for name in SIZES), "several_dtypes", "runner:only"]
+        return {"hello": {"worker_protocol": 1, "engine": engine, "features": features}}
 
     def open(self, case):
         self.groups, self.num_blocks = case["groups"], case["num_blocks"]
@@ -61,6 +63,8 @@ class Worker:
             return {"refused": f"layers of kind {', '.join(sorted(kinds)) or 'full'}"}
         if any(group["spec"].get("num_speculative_blocks") for group in self.groups):
             return {"refused": "states of drafts"}
+        if self.defect == "plan":
+            raise RuntimeError("cannot determine a layout for this plan")
         pages = {}
         for group in self.groups:
             for place, _ in enumerate(group["layers"]):

@@ -1,5 +1,6 @@
 // What the generator makes: the same case of the same choices, whatever they come from, and cases
 // that a file can hold and an engine will run.
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <fstream>
@@ -71,6 +72,44 @@ TEST(Generator, features_that_are_asked_for_are_there_and_others_are_not) {
     EXPECT_EQ(saved.cache.groups[0].spec.kind, CacheKind::mamba) << seed;
     EXPECT_EQ(saved.engine.policy, SchedulingPolicy::priority) << seed;
   }
+}
+
+std::size_t num_layers(const SavedCase& saved) {
+  std::size_t count = 0;
+  for (const KVCacheGroupSpec& group : saved.cache.groups) count += group.layer_names.size();
+  return count;
+}
+
+TEST(Generator, cases_of_a_worker_keep_to_what_it_takes) {
+  GeneratorOptions options;
+  options.backend = "worker:mine";
+  options.check = "fast";
+  options.never = {Feature::states, Feature::mla, Feature::hidden_state, Feature::scaled_rows};
+  options.worker.emplace();
+  options.worker->dtypes = {DType::fp16, DType::bf16};
+  options.worker->one_dtype = true;
+  std::int64_t small_blocks = 0, drafts = 0, async = 0;
+  for (std::uint64_t seed = 1; seed <= 400; ++seed) {
+    const SavedCase saved = generate_case(seed, options);
+    const DType dtype = saved.cache.groups[0].spec.dtype;
+    EXPECT_TRUE(dtype == DType::fp16 || dtype == DType::bf16) << seed;
+    for (const KVCacheGroupSpec& group : saved.cache.groups) {
+      EXPECT_EQ(group.spec.dtype, dtype) << seed;
+      small_blocks += group.spec.block_size < 16;
+    }
+    EXPECT_FALSE(saved.engine.async_scheduling && saved.engine.num_spec_tokens > 0) << seed;
+    EXPECT_EQ(saved.cache.groups.back().layer_names.back(),
+              fmt::format("layers.{}", num_layers(saved) - 1))
+        << seed;
+    drafts += saved.engine.num_spec_tokens > 0;
+    async += saved.engine.async_scheduling;
+    std::vector<std::int64_t> sizes;
+    for (const KVCacheGroupSpec& group : saved.cache.groups) sizes.push_back(group.spec.block_size);
+    EXPECT_EQ(saved.kernel_block_sizes, sizes) << seed;
+  }
+  EXPECT_GT(small_blocks, 0);
+  EXPECT_GT(drafts, 0);
+  EXPECT_GT(async, 0);
 }
 
 // A pool is only as good as the engine's check at start: it holds a request of max_model_len.

@@ -22,6 +22,7 @@
 #include "reference/types/engine_config.h"
 #include "reference/types/kv_cache_spec.h"
 #include "reference/types/scheduler_types.h"
+#include "traces/formats/worker_facts.h"
 
 namespace lockstep {
 
@@ -45,6 +46,16 @@ struct RecordedEngine {
   bool operator==(const RecordedEngine&) const = default;
 };
 
+// The real worker that held the cache: `runner` of several that the engine has, `plant` a defect
+// planted in it.
+struct WorkedBy {
+  RecordedEngine engine;
+  std::string runner{};
+  std::string plant{};
+  std::string text() const;  // "vllm-0.33.0, runner v2"
+  bool operator==(const WorkedBy&) const = default;
+};
+
 struct RecordedConnectorConfig {
   bool fail_on_load_error = false;  // kv_load_failure_policy: "fail" or "recompute"
   bool supports_hybrid_groups = false;
@@ -64,6 +75,7 @@ struct RecordingHeader {
   bool has_cache_events = false;           // steps have `events`: cache_events
   bool has_held_drafts = false;            // ... `held_drafts`
   bool has_stale_outputs = false;          // ... `stale_outputs`
+  std::optional<WorkedBy> worker_facts;    // steps have `facts`, of this worker
   std::vector<std::string> beyond_format;  // options that decide and have no key: x_beyond_format
   bool operator==(const RecordingHeader&) const = default;
 };
@@ -188,6 +200,7 @@ struct RecordedStep {
   std::int64_t evicted = 0;
   bool cleared = false;
   std::vector<RecordedCacheEvent> events;  // in order; where the header says so
+  std::optional<WorkerStepFacts> facts;    // ... so too
   bool operator==(const RecordedStep&) const = default;
 };
 

@@ -322,6 +322,8 @@ RecordingHeader read_recording_header(JsonValue value) {
     header.has_held_drafts = version.integer(1, 1) == 1;
   if (auto version = object.optional("stale_outputs"))
     header.has_stale_outputs = version.integer(1, 1) == 1;
+  if (auto facts = object.optional("worker_facts"))
+    header.worker_facts = read_worker_facts_key(facts);
   if (auto names = object.optional("x_beyond_format")) header.beyond_format = read_names(names);
   object.finish();
   return header;
@@ -367,6 +369,10 @@ RecordedStep read_recorded_step(JsonValue value, const RecordingHeader& header,
   if (auto events = object.optional("events")) {
     if (!header.has_cache_events) events.refuse("no events: the header has no \"cache_events\"");
     for (JsonValue event : events.array()) step.events.push_back(read_cache_event(event, header));
+  }
+  if (auto facts = object.optional("facts")) {
+    if (!header.worker_facts) facts.refuse("no facts: the header has no \"worker_facts\"");
+    step.facts = read_worker_step_facts(facts, header);
   }
   object.finish();
   return step;

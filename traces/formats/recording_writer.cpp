@@ -238,6 +238,7 @@ std::string recording_header_line(const RecordingHeader& header) {
   if (header.has_cache_events) out.integer("cache_events", 1);
   if (header.has_held_drafts) out.integer("held_drafts", 1);
   if (header.has_stale_outputs) out.integer("stale_outputs", 1);
+  if (header.worker_facts) write_worker_facts_key(out.key("worker_facts"), *header.worker_facts);
   write_names(out, "x_beyond_format", header.beyond_format);
   out.end_object();
   return out.take_line();
@@ -249,6 +250,7 @@ std::string recording_step_line(const RecordedStep& step) {
   write_decision_keys(out, step);
   write_state_keys(out, step);
   write_output_keys(out, step);
+  if (step.facts) write_worker_step_facts(out.key("facts"), *step.facts);
   out.end_object();
   return out.take_line();
 }

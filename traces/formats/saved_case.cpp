@@ -82,6 +82,7 @@ SavedCase read_header(JsonValue value, bool& has_recording) {
   }
   if (auto expected = object.optional("expected")) saved.expected = read_verdict(expected);
   if (auto engine = object.optional("decided_by")) saved.decided_by = read_recorded_engine(engine);
+  if (auto worker = object.optional("worked_by")) saved.worked_by = read_worked_by(worker);
   has_recording = object.required("recorded").boolean();
   object.finish();
   return saved;
@@ -111,6 +112,7 @@ std::string header_line(const SavedCase& saved) {
     out.end_object();
   }
   if (saved.decided_by) write_recorded_engine(out.key("decided_by"), *saved.decided_by);
+  if (saved.worked_by) write_worked_by(out.key("worked_by"), *saved.worked_by);
   out.boolean("recorded", saved.recording.has_value()).end_object();
   return out.take_line();
 }

@@ -30,6 +30,7 @@ struct SavedCase : RunSpec {
   std::string name;
   std::optional<ExpectedVerdict> expected;
   std::optional<RecordedEngine> decided_by;  // another engine, when it failed; absent: the model
+  std::optional<WorkedBy> worked_by;         // a real worker, when it failed; absent: a backend
   Trace trace;
   std::optional<Recording> recording;  // decisions to follow instead of the reference's own
   bool operator==(const SavedCase&) const = default;

@@ -1,0 +1,119 @@
+#include "sim/worker/facts_taker.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "reference/memory/page_image.h"
+
+namespace lockstep {
+namespace {
+
+// The bytes of one row, through the worker's view.
+std::span<const std::uint8_t> row_of(std::span<const std::uint8_t> memory, const WorkerLayer& layer,
+                                     BlockId block, std::size_t part, std::int64_t slot,
+                                     std::int64_t head) {
+  const std::int64_t at =
+      PageMap::row_offset(layer, block, static_cast<std::int64_t>(part), slot, head);
+  return memory.subspan(static_cast<std::size_t>(at),
+                        static_cast<std::size_t>(layer.parts[part].row_bytes));
+}
+
+// Whether `holds` of every row of a slot.
+template <class Holds>
+bool of_slot(const WorkerLayer& layer, std::int64_t slot, const Holds& holds) {
+  for (std::size_t part = 0; part < layer.parts.size(); ++part)
+    for (std::int64_t head = 0; head < layer.parts[part].heads; ++head)
+      if (slot < layer.parts[part].tokens && !holds(part, slot, head)) return false;
+  return true;
+}
+
+}  // namespace
+
+WorkerStepFacts FactsTaker::after(std::span<const std::uint8_t> memory, const WorkerFacts& said,
+                                  const WorkerStep& told) {
+  WorkerStepFacts facts;
+  for (std::size_t i = 0; i < said.rows.size(); ++i)
+    facts.rows.push_back({.id = said.rows[i], .tokens = said.num_tokens[i]});
+  facts.positions = said.positions;
+  for (const WorkerGroupFacts& group : said.groups) {
+    GroupFacts& taken = facts.groups.emplace_back();
+    taken.slots = group.slots;
+    for (const std::vector<std::int32_t>& table : group.tables) {
+      std::vector<BlockId>& blocks = taken.tables.emplace_back();
+      for (const std::int32_t block : table) blocks.push_back(BlockId{block});
+    }
+  }
+  for (std::int32_t t = 0; t < map_.num_tensors(); ++t)
+    for (std::int32_t b = 0; b < plan_.num_blocks; ++b) take_page(memory, t, BlockId{b}, facts);
+  for (const BlockId block : told.zero)
+    if (is_zeroed(memory, block, facts)) facts.zeroed.push_back(block);
+  return facts;
+}
+
+void FactsTaker::take_page(std::span<const std::uint8_t> memory, std::int32_t tensor, BlockId block,
+                           WorkerStepFacts& facts) {
+  const std::int32_t group = group_of_block_[index_of(block)];
+  const auto size = static_cast<std::size_t>(map_.page_size_bytes(tensor));
+  page_.resize(size);
+  page_before_.resize(size);
+  map_.gather(memory, tensor, block, group, page_);
+  map_.gather(before_, tensor, block, group, page_before_);
+  if (page_ == page_before_) return;
+  const PageSum sum = page_sum(page_);
+  ChangedPage& changed = facts.changed.emplace_back();
+  changed.tensor = tensor;
+  changed.block = block;
+  changed.digest = fmt::format("{:016x}{:016x}", sum.a, sum.b);
+  if (group < 0) {
+    changed.beside = true;
+    return;
+  }
+  const std::vector<bool>& used = map_.used_bytes(tensor, group);
+  for (std::size_t i = 0; i < size && !changed.beside; ++i)
+    changed.beside = page_[i] != page_before_[i] && !used[i];
+  std::size_t first = 0;
+  for (std::int32_t g = 0; g < group; ++g) first += layout_.groups[g].size();
+  const std::vector<LayerLayout>& layers = layout_.groups[group];
+  const std::int64_t slots = plan_.groups[group].spec.block_size;
+  for (std::int64_t slot = 0; slot < slots; ++slot)
+    for (std::size_t l = 0; l < layers.size(); ++l) {
+      if (layers[l].tensor_index != tensor) continue;
+      const WorkerLayer& layer = views_[first + l];
+      const bool same =
+          of_slot(layer, slot, [&](std::size_t part, std::int64_t at, std::int64_t head) {
+            return std::ranges::equal(row_of(memory, layer, block, part, at, head),
+                                      row_of(before_, layer, block, part, at, head));
+          });
+      if (same) continue;
+      changed.slots.push_back(static_cast<std::int32_t>(slot));
+      break;
+    }
+}
+
+// Zero wherever no slot of the step was written.
+bool FactsTaker::is_zeroed(std::span<const std::uint8_t> memory, BlockId block,
+                           const WorkerStepFacts& facts) const {
+  const std::int32_t group = group_of_block_[index_of(block)];
+  const auto is_zero = [](std::uint8_t byte) { return byte == 0; };
+  if (group < 0) return true;  // no rows that could be read
+  std::size_t first = 0;
+  for (std::int32_t g = 0; g < group; ++g) first += layout_.groups[g].size();
+  const std::int64_t slots = plan_.groups[group].spec.block_size;
+  for (std::int64_t slot = 0; slot < slots; ++slot) {
+    const Slot of_pool = static_cast<Slot>(index_of(block)) * slots + slot;
+    const bool is_written =
+        !facts.groups.empty() &&
+        std::ranges::find(facts.groups[group].slots, of_pool) != facts.groups[group].slots.end();
+    for (std::size_t l = 0; l < layout_.groups[group].size() && !is_written; ++l) {
+      const WorkerLayer& layer = views_[first + l];
+      if (!of_slot(layer, slot, [&](std::size_t part, std::int64_t at, std::int64_t head) {
+            return std::ranges::all_of(row_of(memory, layer, block, part, at, head), is_zero);
+          }))
+        return false;
+    }
+  }
+  return true;
+}
+
+}  // namespace lockstep

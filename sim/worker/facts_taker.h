@@ -1,0 +1,49 @@
+// Takes down what a worker did with a step, as a recording carries it (traces/formats/
+// worker_facts.h): what it says of its batch, and the bytes of its memory that it has changed.
+//
+// before() and after() stand around the step, with the memory prepared and with the orders of
+// blocks as they are then. Pages are compared and digested in the model's order of their bytes.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "reference/plan/layout.h"
+#include "sim/worker/page_map.h"
+#include "sim/worker/worker_protocol.h"
+#include "traces/formats/worker_facts.h"
+
+namespace lockstep {
+
+class FactsTaker {
+ public:
+  // All must outlive it.
+  FactsTaker(const KVCacheConfig& plan, const PoolLayout& layout,
+             const std::vector<WorkerLayer>& views, const PageMap& map,
+             const std::vector<std::int32_t>& group_of_block)
+      : plan_(plan), layout_(layout), views_(views), map_(map), group_of_block_(group_of_block) {}
+
+  void before(std::span<const std::uint8_t> memory) {
+    before_.assign(memory.begin(), memory.end());
+  }
+  // REQUIRES: `said` has facts of as many rows, tokens and groups as it says it has.
+  WorkerStepFacts after(std::span<const std::uint8_t> memory, const WorkerFacts& said,
+                        const WorkerStep& told);
+
+ private:
+  void take_page(std::span<const std::uint8_t> memory, std::int32_t tensor, BlockId block,
+                 WorkerStepFacts& facts);
+  bool is_zeroed(std::span<const std::uint8_t> memory, BlockId block,
+                 const WorkerStepFacts& facts) const;
+
+  const KVCacheConfig& plan_;
+  const PoolLayout& layout_;
+  const std::vector<WorkerLayer>& views_;  // by group, then by place in it
+  const PageMap& map_;
+  const std::vector<std::int32_t>& group_of_block_;
+  std::vector<std::uint8_t> before_;
+  std::vector<std::uint8_t> page_, page_before_;
+};
+
+}  // namespace lockstep

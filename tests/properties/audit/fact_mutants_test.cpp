@@ -1,0 +1,173 @@
+// Defects of a worker, planted in what vLLM's worker said it did: each is accused by the rule that
+// it breaks, without an engine.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <functional>
+#include <string>
+
+#include "tests/properties/audit/audited.h"
+
+namespace lockstep {
+namespace {
+
+struct FactMutant {
+  std::string name;
+  AuditRule rule;
+  // Changes the facts of a step; false: there is nothing to change.
+  std::function<bool(RecordedStep& step, WorkerStepFacts& facts)> plant;
+};
+
+// A page in which tokens of the step have changed slots; null: there is none.
+ChangedPage* page_with_slots(WorkerStepFacts& facts) {
+  const auto page = std::ranges::find_if(facts.changed,
+                                         [](const ChangedPage& one) { return !one.slots.empty(); });
+  return page == facts.changed.end() ? nullptr : &*page;
+}
+
+std::vector<FactMutant> mutants() {
+  return {
+      {"a_row_is_left_out_of_the_batch", AuditRule::worker_batch,
+       [](RecordedStep&, WorkerStepFacts& facts) {
+         if (facts.rows.empty()) return false;
+         facts.rows.back().id += "'";
+         return true;
+       }},
+      {"tokens_of_a_row_go_to_the_next", AuditRule::worker_batch,
+       [](RecordedStep&, WorkerStepFacts& facts) {
+         if (facts.rows.size() < 2 || facts.rows[0].tokens < 2) return false;
+         --facts.rows[0].tokens;
+         ++facts.rows[1].tokens;
+         return true;
+       }},
+      {"positions_are_off_by_one", AuditRule::worker_batch,
+       [](RecordedStep&, WorkerStepFacts& facts) {
+         for (std::int64_t& position : facts.positions) ++position;
+         return !facts.positions.empty();
+       }},
+      {"a_table_row_is_stale", AuditRule::worker_table,
+       [](RecordedStep&, WorkerStepFacts& facts) {
+         for (GroupFacts& group : facts.groups)
+           for (std::vector<BlockId>& table : group.tables)
+             if (!table.empty()) return table.pop_back(), true;
+         return false;
+       }},
+      {"the_last_block_is_anothers", AuditRule::worker_table,
+       [](RecordedStep&, WorkerStepFacts& facts) {
+         for (GroupFacts& group : facts.groups)
+           for (std::vector<BlockId>& table : group.tables)
+             if (!table.empty()) {
+               table.back() = BlockId{index_of(table.back()) == 1 ? 2 : 1};
+               return true;
+             }
+         return false;
+       }},
+      {"slots_are_off_by_one", AuditRule::worker_slot,
+       [](RecordedStep&, WorkerStepFacts& facts) {
+         if (facts.positions.empty()) return false;
+         for (Slot& slot : facts.groups[0].slots) ++slot;
+         return true;
+       }},
+      {"a_token_gets_no_slot", AuditRule::worker_slot,
+       [](RecordedStep&, WorkerStepFacts& facts) {
+         if (facts.positions.empty()) return false;
+         facts.groups.back().slots.back() = PAD_SLOT_ID;
+         return true;
+       }},
+      {"a_row_lies_in_the_next_slot", AuditRule::worker_page,
+       [](RecordedStep&, WorkerStepFacts& facts) {
+         ChangedPage* const page = page_with_slots(facts);
+         if (page == nullptr) return false;
+         ++page->slots.back();
+         return true;
+       }},
+      {"a_row_is_written_to_another_block", AuditRule::worker_page,
+       [](RecordedStep&, WorkerStepFacts& facts) {
+         const ChangedPage* const page = page_with_slots(facts);
+         if (page == nullptr) return false;
+         ChangedPage other = *page;
+         other.block = kNullBlock;
+         facts.changed.push_back(std::move(other));
+         return true;
+       }},
+      {"a_row_is_not_written", AuditRule::worker_page,
+       [](RecordedStep& step, WorkerStepFacts& facts) {
+         if (step.step > 0 || page_with_slots(facts) == nullptr) return false;  // all is new there
+         page_with_slots(facts)->slots.pop_back();
+         return true;
+       }},
+      {"padding_is_written", AuditRule::worker_page,
+       [](RecordedStep&, WorkerStepFacts& facts) {
+         if (facts.changed.empty()) return false;
+         return facts.changed.front().beside = true;
+       }},
+      {"a_block_is_not_zeroed", AuditRule::worker_zeroing,
+       [](RecordedStep& step, WorkerStepFacts&) {
+         if (step.scheduled.empty() || !step.scheduled[0].is_new) return false;
+         step.zero.push_back((*step.scheduled[0].blocks)[0].back());  // new to it: nobody reads it
+         return true;
+       }},
+      {"a_block_is_zeroed_unasked", AuditRule::worker_zeroing,
+       [](RecordedStep& step, WorkerStepFacts& facts) {
+         if (step.scheduled.empty()) return false;
+         facts.zeroed.push_back(BlockId{1});
+         return std::ranges::find(step.zero, BlockId{1}) == step.zero.end();
+       }},
+  };
+}
+
+std::vector<Recording> samples() {
+  std::vector<Recording> recordings;
+  for (const auto& entry : std::filesystem::directory_iterator(
+           std::string(LOCKSTEP_SOURCE_DIR) + "/traces/samples/recordings/worker_facts")) {
+    Result<Recording> recording = read_recording(entry.path().string());
+    EXPECT_TRUE(recording) << recording.error().message;
+    if (recording) recordings.push_back(std::move(*recording));
+  }
+  return recordings;
+}
+
+class FactMutants : public testing::TestWithParam<FactMutant> {};
+
+TEST_P(FactMutants, are_accused_in_their_step) {
+  int num_planted = 0;
+  for (const Recording& recording : samples()) {
+    for (std::size_t at = 0; at < recording.steps.size() && num_planted < 6; ++at) {
+      Recording changed = recording;
+      WorkerStepFacts& facts = changed.steps[at].facts.value();
+      if (!GetParam().plant(changed.steps[at], facts)) continue;
+      const auto findings = audit(changed, AuditScope::whole_recording);
+      const auto found = std::ranges::find(findings, GetParam().rule, &AuditFinding::rule);
+      ASSERT_NE(found, findings.end()) << recording.header.family << " step " << at;
+      EXPECT_EQ(found->step, changed.steps[at].step) << line_of(*found);
+      ++num_planted;
+    }
+  }
+  EXPECT_GT(num_planted, 0);
+}
+
+void PrintTo(const FactMutant& mutant, std::ostream* out) { *out << mutant.name; }
+
+INSTANTIATE_TEST_SUITE_P(All, FactMutants, testing::ValuesIn(mutants()),
+                         [](const auto& mutant) { return mutant.param.name; });
+
+TEST(WorkerFacts, of_vllms_own_worker_are_clean_and_a_gap_in_them_is_told) {
+  const auto recordings = samples();
+  ASSERT_FALSE(recordings.empty());
+  for (const Recording& recording : recordings) {
+    EXPECT_TRUE(recording.header.worker_facts);
+    const auto findings = audit(recording, AuditScope::whole_recording);
+    EXPECT_TRUE(findings.empty()) << recording.header.family << ": " << line_of(findings.front());
+  }
+  Recording gap = recordings.front();
+  const auto ran = std::ranges::find_if(
+      gap.steps, [](const RecordedStep& step) { return !step.scheduled.empty(); });
+  ran->facts.reset();
+  const auto findings = audit(gap, AuditScope::whole_recording);
+  ASSERT_FALSE(findings.empty());
+  EXPECT_EQ(findings[0].rule, AuditRule::worker_batch);
+}
+
+}  // namespace
+}  // namespace lockstep
