@@ -82,6 +82,7 @@ std::string one_line_again(const FuzzReport& report, const FuzzCommandOptions& o
   std::string text = fmt::format("lockstep fuzz --seed {} --backend {}", seed,
                                  is_word ? report.backend : shell_word(report.backend));
   if (!options.worker.runner.empty()) text += " --runner " + options.worker.runner;
+  if (!options.worker.states.empty()) text += " --states " + options.worker.states;
   if (!options.worker.plant.empty()) text += " --plant " + options.worker.plant;
   if (!decisions.decisions.empty())
     text += fmt::format(" --decisions '{}'{}", decisions.decisions,

@@ -30,6 +30,7 @@ void declare_worker(CLI::App& command, WorkerOptions& options) {
 WorkerOptions with_case(WorkerOptions options, const std::optional<WorkedBy>& worked_by) {
   if (!worked_by) return options;
   if (options.runner.empty()) options.runner = worked_by->runner;
+  if (options.states.empty()) options.states = worked_by->states;
   if (options.plant.empty()) options.plant = worked_by->plant;
   return options;
 }
@@ -87,6 +88,7 @@ std::string runner_of(const EngineHello& hello) {
 WorkedBy worker_of(const ForeignEngines& workers, const WorkerOptions& options) {
   return {.engine = workers.hello().engine,
           .runner = runner_of(workers.hello()),
+          .states = options.states,
           .plant = options.plant};
 }
 

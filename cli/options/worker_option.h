@@ -21,8 +21,9 @@ namespace lockstep {
 
 struct WorkerOptions {
   std::string runner;  // empty: that of a saved case, else v1
-  std::string states;  // vLLM's kind of layers with states; empty: the worker chooses
-  std::string plant;   // a defect in the worker; empty: that of a saved case, else none
+  std::string
+      states;  // vLLM's kind of layers with states; empty: that of a saved case, else the worker's
+  std::string plant;  // a defect in the worker; empty: that of a saved case, else none
 };
 
 // --runner, --states and --plant.

@@ -150,10 +150,10 @@ class Embeddings:
     def __len__(self) -> int:
         return len(self._rows)
 
-    def __getitem__(self, part: slice) -> "Embeddings":
+    def __getitem__(self, part: slice) -> Embeddings:
         return Embeddings(self._rows[part])
 
-    def cpu(self) -> "Embeddings":
+    def cpu(self) -> Embeddings:
         return self
 
     float = numpy = cpu

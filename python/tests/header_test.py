@@ -5,8 +5,8 @@ Runs without vLLM; vllm_reads_test.py holds the tables of options against the re
 
 from __future__ import annotations
 
-import sys
 import hashlib
+import sys
 import unittest
 from collections import Counter
 from dataclasses import replace

@@ -191,6 +191,7 @@ WorkedBy read_worked_by(JsonValue value) {
   WorkedBy worked;
   worked.engine = read_recorded_engine(object.required("engine"));
   if (auto runner = object.optional("runner")) worked.runner = runner.nonempty_string();
+  if (auto states = object.optional("states")) worked.states = states.nonempty_string();
   if (auto plant = object.optional("plant")) worked.plant = plant.nonempty_string();
   object.finish();
   return worked;
@@ -199,12 +200,14 @@ WorkedBy read_worked_by(JsonValue value) {
 void write_worked_by(JsonWriter& out, const WorkedBy& worked) {
   write_recorded_engine(out.begin_object().key("engine"), worked.engine);
   if (!worked.runner.empty()) out.string("runner", worked.runner);
+  if (!worked.states.empty()) out.string("states", worked.states);
   if (!worked.plant.empty()) out.string("plant", worked.plant);
   out.end_object();
 }
 
 std::string WorkedBy::text() const {
-  return fmt::format("{}{}{}{}{}", engine.text(), runner.empty() ? "" : ", runner ", runner,
+  return fmt::format("{}{}{}{}{}{}{}", engine.text(), runner.empty() ? "" : ", runner ", runner,
+                     states.empty() ? "" : ", states as ", states,
                      plant.empty() ? "" : ", with defect ", plant);
 }
 
