@@ -18,10 +18,10 @@
 namespace lockstep {
 namespace {
 
-using Json = nlohmann::json;
+using PlanJson = nlohmann::json;
 
 // Nothing: asked for with options that a model file and PlanOptions do not have.
-std::optional<PlanOptions> options_of(const PlacementRecording& recording, const Json& asked) {
+std::optional<PlanOptions> options_of(const PlacementRecording& recording, const PlanJson& asked) {
   // Not pp: the recorded stages have memories of their own.
   static const std::set<std::string> known = {"model",
                                               "tp",
@@ -65,14 +65,14 @@ std::optional<PlanOptions> options_of(const PlacementRecording& recording, const
 }
 
 // What the plan says, without the names of layers.
-std::string text_of(const Json& recorded) {
-  const Json& plan = recorded.at("plan");
+std::string text_of(const PlanJson& recorded) {
+  const PlanJson& plan = recorded.at("plan");
   std::string text = recorded.at("layout").at("chosen").get<std::string>() + " " +
                      plan.at("num_blocks").dump() + " blocks";
-  for (const Json& group : plan.at("groups")) {
-    const Json& spec = group.at("spec").is_number()
-                           ? recorded.at("specs").at(group.at("spec").get<std::size_t>())
-                           : group.at("spec");
+  for (const PlanJson& group : plan.at("groups")) {
+    const PlanJson& spec = group.at("spec").is_number()
+                               ? recorded.at("specs").at(group.at("spec").get<std::size_t>())
+                               : group.at("spec");
     text += ", " + std::to_string(group.at("layers").size()) + " of " +
             spec.at("block_size").dump() + " tokens";
   }
@@ -100,7 +100,7 @@ TEST(ModelPlans, OfBundledModelsAreThoseThatTheEngineMade) {
   int refused = 0;
   for (const PlacementRecording& recording : *recordings) {
     if (std::ranges::find(names, recording.model) == names.end()) continue;
-    const Json recorded = Json::parse(recording.json);
+    const PlanJson recorded = PlanJson::parse(recording.json);
     const auto options = options_of(recording, recorded.at("options"));
     if (!options) continue;
     const auto model = find_model(recording.model);

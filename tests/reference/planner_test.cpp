@@ -22,7 +22,7 @@ KVCacheSpec full_attention(std::int64_t heads, std::int64_t head_size,
   return spec;
 }
 
-KVCacheSpec window(std::int64_t heads, std::int64_t head_size, std::int64_t tokens) {
+KVCacheSpec window_of_heads(std::int64_t heads, std::int64_t head_size, std::int64_t tokens) {
   KVCacheSpec spec = full_attention(heads, head_size);
   spec.kind = CacheKind::sliding_window;
   spec.sliding_window = tokens;
@@ -146,11 +146,11 @@ TEST(Packing, MoreLayersToAPageThanThereAreIsRefusedWithTheMost) {
 
 TEST(Groups, AKindWithMoreLayersIsDealtOutRoundRobin) {
   const auto specs = named({{"f0", full_attention(2, 64, 16)},
-                            {"w0", window(2, 64, 32)},
-                            {"w1", window(2, 64, 32)},
-                            {"w2", window(2, 64, 32)},
+                            {"w0", window_of_heads(2, 64, 32)},
+                            {"w1", window_of_heads(2, 64, 32)},
+                            {"w2", window_of_heads(2, 64, 32)},
                             {"f1", full_attention(2, 64, 16)},
-                            {"w3", window(2, 64, 32)}});
+                            {"w3", window_of_heads(2, 64, 32)}});
   PlanOptions options;
   options.max_model_len = 64;
   const auto plan = plan_memory(specs, options);
@@ -198,8 +198,8 @@ TEST(Groups, EqualTokenSlotsWithDifferentPagesAreOneGroupOfUniformType) {
 TEST(Groups, SmallerPagesGrowByLongerBlocks) {
   PlanOptions options;
   options.max_model_len = 64;
-  const auto plan =
-      plan_memory(named({{"f", full_attention(2, 64)}, {"w", window(8, 64, 32)}}), options);
+  const auto plan = plan_memory(
+      named({{"f", full_attention(2, 64)}, {"w", window_of_heads(8, 64, 32)}}), options);
   ASSERT_TRUE(plan) << plan.error().message;
   EXPECT_EQ(plan->workers.front().groups[0].spec.block_size, 64);
   EXPECT_EQ(plan->workers.front().groups[1].spec.block_size, 16);
@@ -208,8 +208,8 @@ TEST(Groups, SmallerPagesGrowByLongerBlocks) {
 TEST(Groups, PagesThatDoNotDivideAreRefusedWithTheNextThatDoes) {
   PlanOptions options;
   options.max_model_len = 64;
-  const auto plan =
-      plan_memory(named({{"f", full_attention(3, 64)}, {"w", window(8, 64, 32)}}), options);
+  const auto plan = plan_memory(
+      named({{"f", full_attention(3, 64)}, {"w", window_of_heads(8, 64, 32)}}), options);
   ASSERT_FALSE(plan);
   EXPECT_NE(plan.error().message.find("16384 bytes"), std::string::npos) << plan.error().message;
 }
@@ -218,8 +218,8 @@ TEST(Groups, WithoutTheHybridManagerWindowsAreFullAttention) {
   PlanOptions options;
   options.max_model_len = 64;
   options.disable_hybrid_kv_cache_manager = true;
-  const auto plan =
-      plan_memory(named({{"f", full_attention(2, 64)}, {"w", window(2, 64, 32)}}), options);
+  const auto plan = plan_memory(
+      named({{"f", full_attention(2, 64)}, {"w", window_of_heads(2, 64, 32)}}), options);
   ASSERT_TRUE(plan) << plan.error().message;
   ASSERT_EQ(plan->workers.front().groups.size(), 1u);
   EXPECT_EQ(plan->workers.front().groups[0].spec.kind, CacheKind::full_attention);
@@ -321,7 +321,7 @@ TEST(Admission, HeadsThatTpDoesNotDivideAreRefusedWithTheNearest) {
 TEST(Admission, AHiddenStateLongerThanThePageIsRefused) {
   PlanOptions options;
   options.max_model_len = 64;
-  LayerSpecs layers = named({{"f", full_attention(1, 16)}, {"w", window(1, 16, 32)}});
+  LayerSpecs layers = named({{"f", full_attention(1, 16)}, {"w", window_of_heads(1, 16, 32)}});
   layers.push_back(hidden_state_layer(8, 4096, DType::bf16));
   const auto plan = plan_memory(layers, options);
   ASSERT_FALSE(plan);
@@ -337,8 +337,8 @@ TEST(Admission, ContextParallelRanksShareTheTokens) {
   options.dcp = 4;
   options.pcp = 2;
   EXPECT_EQ(max_blocks_per_request(spec, options), 32);
-  const auto plan =
-      plan_memory(named({{"f", full_attention(2, 64)}, {"w", window(2, 64, 32)}}), options);
+  const auto plan = plan_memory(
+      named({{"f", full_attention(2, 64)}, {"w", window_of_heads(2, 64, 32)}}), options);
   ASSERT_FALSE(plan);  // windows cannot be split
 }
 

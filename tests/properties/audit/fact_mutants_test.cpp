@@ -26,7 +26,7 @@ ChangedPage* page_with_slots(WorkerStepFacts& facts) {
   return page == facts.changed.end() ? nullptr : &*page;
 }
 
-std::vector<FactMutant> mutants() {
+std::vector<FactMutant> fact_mutants() {
   return {
       {"a_row_is_left_out_of_the_batch", AuditRule::worker_batch,
        [](RecordedStep&, WorkerStepFacts& facts) {
@@ -149,7 +149,7 @@ TEST_P(FactMutants, are_accused_in_their_step) {
 
 void PrintTo(const FactMutant& mutant, std::ostream* out) { *out << mutant.name; }
 
-INSTANTIATE_TEST_SUITE_P(All, FactMutants, testing::ValuesIn(mutants()),
+INSTANTIATE_TEST_SUITE_P(All, FactMutants, testing::ValuesIn(fact_mutants()),
                          [](const auto& mutant) { return mutant.param.name; });
 
 TEST(WorkerFacts, of_vllms_own_worker_are_clean_and_a_gap_in_them_is_told) {
