@@ -24,11 +24,11 @@
 // could be hit; (18) drafts that were not proposed for what they are verified behind, or that a
 // request keeps which has lost what they were made of; (19) output that is taken though its request
 // has left or was to have it dropped, or dropped without need; (20) under policy `priority`, a
-// request preempted while a less important one runs on; and where a recording has facts of the worker
-// that held the cache: (21) a batch or positions that are not those decided; (22) a table that is
-// not what was handed over; (23) a slot that is not the token's; (24) bytes that changed beside the
-// slots of the step, or did not change in them; (25) blocks zeroed that should not be, or not
-// zeroed that should.
+// request preempted while a less important one runs on; and where a recording has facts of the
+// worker that held the cache: (21) a batch or positions that are not those decided; (22) a table
+// that is not what was handed over; (23) a slot that is not the token's; (24) bytes that changed
+// beside the slots of the step, or did not change in them; (25) blocks zeroed that should not be,
+// or not zeroed that should.
 // With a KV connector, what it loads counts as written once the load is over, except in blocks that
 // are reported invalid, and blocks that it still writes or sends are in use. A request's first
 // wrong read in a group is reported, and not the consequences that follow from it.

@@ -3,8 +3,8 @@
 // audit_reads.cpp follows reads and writes of attention, audit_drafts.cpp those of a drafter,
 // audit_states.cpp states, audit_hits.cpp what could be hit, audit_events.cpp what is told of it,
 // audit_requests.cpp what becomes of requests, audit_late.cpp drafts and outputs that are no
-// longer theirs, audit_transfers.cpp what a KV connector moves, and audit_facts.cpp what an engine's
-// worker says it did.
+// longer theirs, audit_transfers.cpp what a KV connector moves, and audit_facts.cpp what an
+// engine's worker says it did.
 #pragma once
 
 #include <algorithm>

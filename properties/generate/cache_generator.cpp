@@ -312,8 +312,8 @@ void draw_further_caches(Draw& draw, SavedCase& saved) {
   const bool serves = engine_profile(saved.engine.engine).serves_checkpoints;
   const bool one_rank = saved.tensor_parallel_size * saved.pipeline_parallel_size == 1 &&
                         saved.engine.dcp * saved.engine.pcp == 1;
-  if (!one_rank || !saved.connector.parts.empty() || saved.numbers != Numbers::words ||
-      draw.has(Feature::two_block_pool) ||
+  if (!one_rank || draw.options.worker || !saved.connector.parts.empty() ||
+      saved.numbers != Numbers::words || draw.has(Feature::two_block_pool) ||
       std::ranges::any_of(saved.cache.groups, has_pages_of_its_own))
     return;
   const auto with = [&](auto change) {

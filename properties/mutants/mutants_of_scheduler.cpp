@@ -262,7 +262,7 @@ std::vector<Mutant> schedule_mutants() {
        .mechanism = "a resumed request is handed only its new blocks, like a running one",
        .exposed_by = "a preempted request that comes back with a hit",
        .caught_by = {"audit.state_read", "audit.token_write", "audit.attention_read",
-                     "invariant.table_covers"},
+                     "audit.draft_slots", "invariant.table_covers"},
        .bias = decisions({no_full_isl_reserve, tight_pool, bursts, full_attention, long_prompts},
                          {two_block_pool})},
       {.id = "common-prefix-overcount",

@@ -107,7 +107,7 @@ std::vector<CacheKindCase> cache_kinds() {
       {"compressed rows", {group_of(compressed(2), 0)}, kAll},
       {kWithRing,
        {group_of(compressed(2), 0), group_of(computed_again(), 1), group_of(ring(), 2, 1)},
-       kAll},
+       kCompact},
       {"windows and chunks",
        {group_of(rows(), 0), group_of(of_kind(CacheKind::sliding_window, rows()), 1),
         group_of(of_kind(CacheKind::chunked_local, rows()), 2, 1)},

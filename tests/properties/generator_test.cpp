@@ -65,7 +65,8 @@ TEST(Generator, features_that_are_asked_for_are_there_and_others_are_not) {
   GeneratorOptions options = decisions_alone();
   options.always = {Feature::states, Feature::prefix_caching, Feature::priority_policy};
   options.never = {Feature::several_groups, Feature::full_attention, Feature::mla,
-                   Feature::sliding_window, Feature::chunked_local};
+                   Feature::sliding_window, Feature::chunked_local,  Feature::bounded_replay,
+                   Feature::rings,          Feature::compressed_rows};
   for (std::uint64_t seed = 1; seed <= 50; ++seed) {
     const SavedCase saved = generate_case(seed, options);
     ASSERT_EQ(saved.cache.groups.size(), 1u) << seed;

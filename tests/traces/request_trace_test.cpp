@@ -104,7 +104,7 @@ Trace trace_of_everything() {
   add(prompt_of({{Kind::symbolic, 3, 1, 4}})).output = {.length = 1, .tokens = {}, .fill = 7};
   trace.records.emplace_back(TraceControl{.t_ns = 200});
   trace.records.emplace_back(TraceControl{.t_ns = 200, .preempts_running = true});
-  TraceRequest& last = add(private_prompt(1, 8));
+  TraceRequest& last = add(private_prompt(8, 8));
   last.spec.arrival_ns = 0;
   last.after = {"r0", "r1"};
   last.delay_ns = 12;

@@ -46,8 +46,8 @@ struct RecordedEngine {
   bool operator==(const RecordedEngine&) const = default;
 };
 
-// The real worker that held the cache: `runner` of several that the engine has, `states` its kind of
-// layers that keep states, where one was chosen, `plant` a defect planted in it.
+// The real worker that held the cache: `runner` of several that the engine has, `states` its kind
+// of layers that keep states, where one was chosen, `plant` a defect planted in it.
 struct WorkedBy {
   RecordedEngine engine;
   std::string runner{};
