@@ -252,7 +252,7 @@ void draw_further_connectors(Draw& draw, SavedCase& saved) {
 // behind them (findings, 15).
 void draw_async_connector(Draw& draw, SavedCase& saved) {
   if (saved.connector.parts.empty() || saved.connector.has(ConnectorKind::host)) return;
-  if (!draw.has(Feature::async_connectors)) return;
+  if (!draw.has(Feature::async_connectors) || draw.options.worker) return;
   saved.engine.async_scheduling = true;
   // With a step in flight some releases plan more blocks for a window.
   const std::int64_t num_blocks = 1 + planned_blocks_of_request(saved.engine, saved.cache.groups);

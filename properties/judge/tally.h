@@ -133,7 +133,7 @@ namespace lockstep {
   X(longer_load, connector)              \
   X(undetermined_answer, connector)      \
   X(lost_blocks, connector)              \
-  X(lost_behind_a_step, connector)       \
+  X(lost_behind_a_step, no_backend)      \
   X(recomputed_load, connector)          \
   X(load_failure_end, connector)         \
   X(held_without_room, connector)        \
@@ -153,6 +153,7 @@ enum class SeenWith : std::uint8_t {
   backend,
   device_mode,  // with a backend, in a run that draws captured graphs and real numbers
   connector,    // a KV connector
+  no_backend,   // one whose loads fail behind a step in flight: there is no backend for that
 };
 
 enum class Reached : std::uint8_t {

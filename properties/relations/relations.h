@@ -41,9 +41,9 @@ std::span<const Relation> relations();
 std::span<const Relation> place_relations();
 
 // What generated cases are held to relations without: priorities, since what such a request hits
-// may never have been computed (finding 3 of docs/findings.md); windows that are computed again, whose
-// tokens see less the second time, and the caches that come with them; faults; and ranks, which
-// relations bring themselves.
+// may never have been computed (finding 3 of docs/findings.md); windows that are computed again,
+// whose tokens see less the second time, and the caches that come with them; faults; and ranks,
+// which relations bring themselves.
 constexpr FeatureSet unrelated_features() {
   FeatureSet features = kRankFeatures;
   features.add({Feature::priority_policy, Feature::faults, Feature::bounded_replay, Feature::rings,

@@ -23,7 +23,7 @@ struct CacheKindCase {
   bool is_packed = false;  // pages of unlike sizes side by side, none padded to another
 };
 std::vector<CacheKindCase> cache_kinds();
-inline constexpr auto kWithRing = "compressed rows, a window that is computed again, a ring";
+inline constexpr auto kWithRing = "compressed, replayed, ring";
 
 // Busy requests on such a cache.
 SavedCase case_in(const CacheKindCase& kind, CacheLayout order);
