@@ -279,7 +279,8 @@ Result<void> keep_recording(const std::string& path, std::int64_t count, SavedCa
   }
   saved.recording = std::move(recording);
   saved.trace.header.source = {.kind = "recording",
-                               .name = std::filesystem::path(path).filename().string()};
+                               .name = std::filesystem::path(path).filename().string(),
+                               .seed = {}};
   return {};
 }
 

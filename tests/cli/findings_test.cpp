@@ -61,11 +61,13 @@ TEST(Findings, every_one_of_the_page_has_its_title_and_cases_that_are_there) {
                                           std::string(file)))
           << file;
   }
-  // Behind them stands what no scheduler decides.
+  // Behind them stands what no scheduler decides, or no adapter builds.
   std::size_t at = page.find(fmt::format("\n## {}. ", ++number));
   for (; at != std::string::npos; at = page.find(fmt::format("\n## {}. ", ++number))) {
     const std::string text = page.substr(at, page.find("\n## ", at + 1) - at);
-    EXPECT_NE(text.find("Not a decision"), std::string::npos) << text;
+    EXPECT_TRUE(text.find("Not a decision") != text.npos ||
+                text.find("does not ask engines for it") != text.npos)
+        << text;
   }
 }
 
