@@ -77,6 +77,9 @@ class LiveRecorder(Recorder):
         if call == "schedule" and (line := self.live_log.violation()) is not None:
             raise LockstepViolation(line)
 
+    def _is_in_flight(self, name: str) -> bool:
+        return any(name in step.num_scheduled_tokens for _, step in self._in_flight)
+
     def scheduled(self, scheduler: Any, output: Any) -> None:
         pool = scheduler.kv_cache_manager.block_pool
         free_blocks = pool.get_num_free_blocks()

@@ -106,11 +106,15 @@ class Recorder:
     def added(self, request: Any, is_known: bool) -> None:
         """add_request() is about to take `request`; `is_known`: it has one of that name."""
         reason = "a request name twice" if is_known else self._why_not(request)
-        if self._log is not None and self._log.is_in_flight(request.request_id):
+        if self._is_in_flight(request.request_id):
             reason = "a name that a request of a step in flight has had"
         if reason is not None:
             self.finish(f"request {request.request_id}: found {reason}")
         self._do(StepLog.add, request)
+
+    def _is_in_flight(self, name: str) -> bool:
+        """A step that waits for its output has a request of this name."""
+        return self._log is not None and self._log.is_in_flight(name)
 
     def _why_not(self, request: Any) -> str | None:
         return why_not_recordable(request, self._header)
