@@ -69,6 +69,7 @@ def serve(plant: str, family: str, num_blocks: int) -> None:
                 steps += step(engine, rng)
         while engine.scheduler.has_unfinished_requests():
             steps += step(engine, rng)
+        time.sleep(2)  # a server lives on: the audit's lines come in, and recordings are saved
         engine.scheduler.recorder.finish()
     except (LockstepViolation, AssertionError) as error:  # vLLM notices some of it itself
         report["raised"] = f"{type(error).__name__}: {error}"
@@ -136,7 +137,7 @@ class LiveTest(unittest.TestCase):
                 self.assertTrue(served["findings"], self.said)
                 self.assertRegex("\n".join(served["findings"]), "(?m)^audit.attention_read step ")
                 saved = sorted(self.folder.iterdir())
-                self.assertTrue(saved)
+                self.assertTrue(saved, self.said)
                 told = subprocess.run(
                     [COMMAND, "audit", str(saved[0])], capture_output=True, text=True
                 )
