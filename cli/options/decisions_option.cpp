@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstdlib>
 #include <filesystem>
+#include <utility>
 
 #include "base/data_root.h"
 #include "reference/profiles/engine_profile.h"
@@ -126,18 +127,28 @@ AuditScope scope_of(const ForeignEngines& engines) {
                                                : AuditScope::running_engine;
 }
 
-FeatureSet features_to_avoid(const EngineHello& hello) {
-  struct Need {
-    std::string_view feature;  // a prefix of the engine's word
-    FeatureSet of;
-  };
-  static const Need kNeeds[] = {
+bool takes(const EngineHello& hello, std::string_view word) {
+  return std::ranges::any_of(hello.features,
+                             [&](const std::string& feature) { return feature.starts_with(word); });
+}
+
+FeatureSet layers_to_avoid(const EngineHello& hello) {
+  constexpr std::pair<std::string_view, FeatureSet> kNeeds[] = {
       {"full", {Feature::full_attention}},
       {"mla", {Feature::mla}},
       {"sliding_window", {Feature::sliding_window}},
       {"chunked_local", {Feature::chunked_local}},
       {"mamba", {Feature::states, Feature::prefill_checkpoints, Feature::hits_inside_blocks}},
       {"hidden_state", {Feature::hidden_state}},
+  };
+  FeatureSet avoid;
+  for (const auto& [word, of] : kNeeds)
+    if (!takes(hello, word)) avoid.add(of);
+  return avoid;
+}
+
+FeatureSet features_to_avoid(const EngineHello& hello) {
+  constexpr std::pair<std::string_view, FeatureSet> kNeeds[] = {
       {"async_scheduling", {Feature::async_scheduling, Feature::async_connectors}},
       {"priority", {Feature::priority_policy, Feature::priorities}},
       {"spec:", {Feature::drafts}},
@@ -160,11 +171,9 @@ FeatureSet features_to_avoid(const EngineHello& hello) {
                    Feature::bounded_replay,
                    Feature::rings,
                    Feature::compressed_rows};
-  for (const Need& need : kNeeds)
-    if (std::ranges::none_of(hello.features, [&](const std::string& feature) {
-          return feature.starts_with(need.feature);
-        }))
-      avoid.add(need.of);
+  for (const auto& [word, of] : kNeeds)
+    if (!takes(hello, word)) avoid.add(of);
+  avoid.add(layers_to_avoid(hello));
   return avoid;
 }
 

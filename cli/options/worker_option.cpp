@@ -71,11 +71,6 @@ BackendFactory worker_factory(const std::string& backend, const WorkerOptions& o
 
 namespace {
 
-bool takes(const EngineHello& hello, std::string_view feature) {
-  return std::ranges::any_of(hello.features,
-                             [&](const std::string& word) { return word.starts_with(feature); });
-}
-
 std::string runner_of(const EngineHello& hello) {
   constexpr std::string_view kRunner = "runner:";
   for (const std::string& feature : hello.features)
@@ -106,13 +101,8 @@ void fit_generator(const EngineHello& hello, GeneratorOptions& generator) {
                        Feature::host_tier, Feature::failing_loads, Feature::load_failure_fails,
                        Feature::several_connectors, Feature::async_connectors,
                        Feature::captured_graphs, Feature::real_numbers});
-  const std::pair<std::string_view, FeatureSet> kNeeds[] = {
-      {"full", {Feature::full_attention}},
-      {"mla", {Feature::mla}},
-      {"sliding_window", {Feature::sliding_window}},
-      {"chunked_local", {Feature::chunked_local}},
-      {"mamba", {Feature::states, Feature::prefill_checkpoints, Feature::hits_inside_blocks}},
-      {"hidden_state", {Feature::hidden_state}},
+  generator.never.add(layers_to_avoid(hello));
+  constexpr std::pair<std::string_view, FeatureSet> kNeeds[] = {
       {"uniform_type", {Feature::uniform_type}},
       {"packed_pages", {Feature::packed_pages}},
       {"padded_pages", {Feature::padded_pages}},
