@@ -39,12 +39,12 @@ struct Tables {
   std::vector<Slot> slots(const std::vector<std::int32_t>& positions,
                           const std::vector<std::int32_t>& rows, int num_padded) {
     Slot* slots = device.room<Slot>(2 * num_padded, "slots");
-    device->launch(
-        device.kernels().slot_mapping,
-        SlotMappingParams{groups_on_device, device.put(positions, "positions"),
-                          device.put(rows, "rows"), slots, num_padded, 2,
-                          static_cast<std::int32_t>(positions.size()), nullptr, num_padded,
-                          PAD_SLOT_ID, context.num_ranks, context.rank, context.interleave});
+    device->launch(device.kernels().slot_mapping,
+                   SlotMappingParams{groups_on_device, device.put(positions, "positions"),
+                                     device.put(rows, "rows"), slots, num_padded, 2,
+                                     static_cast<std::int32_t>(positions.size()), nullptr,
+                                     num_padded, PAD_SLOT_ID, context.num_ranks, context.rank,
+                                     context.interleave, nullptr, 0});
     return device.get(slots, 2 * num_padded);
   }
 
