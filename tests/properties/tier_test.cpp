@@ -62,14 +62,13 @@ class Tier : public testing::TestWithParam<Slice> {};
 
 TEST_P(Tier, generated_cases_agree) { expect_agreement(GetParam()); }
 
-// About ten seconds of one processor each.
 INSTANTIATE_TEST_SUITE_P(Slices, Tier,
                          testing::Values(Slice{"vllm-0.22.1", "fast", 1'200, 1'000'000},
                                          Slice{"vllm-0.33.0", "fast", 1'200, 2'000'000},
-                                         Slice{"vllm-0.22.1", "check", 200, 3'000'000, false},
-                                         Slice{"vllm-0.33.0", "check", 200, 4'000'000, false},
-                                         Slice{"vllm-0.22.1", "hunt", 150, 5'000'000, false},
-                                         Slice{"vllm-0.33.0", "hunt", 150, 6'000'000, false}),
+                                         Slice{"vllm-0.22.1", "check", 80, 3'000'000, false},
+                                         Slice{"vllm-0.33.0", "check", 80, 4'000'000, false},
+                                         Slice{"vllm-0.22.1", "hunt", 60, 5'000'000, false},
+                                         Slice{"vllm-0.33.0", "hunt", 60, 6'000'000, false}),
                          slice_name);
 
 class TierSlow : public testing::TestWithParam<Slice> {};
