@@ -105,7 +105,7 @@ constexpr bool is_prefix_cacheable(const KVCacheSpec& spec) {
 struct KVCacheGroupSpec {
   std::vector<std::string> layer_names;
   KVCacheSpec spec;
-  std::vector<KVCacheSpec> layer_specs;
+  std::vector<KVCacheSpec> layer_specs = {};
   // Attention packing: this many layers of the group lie side by side in one page of one tensor.
   std::int64_t layers_per_page = 1;
   bool is_eagle_group = false;  // has a drafter's layers

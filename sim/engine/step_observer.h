@@ -24,15 +24,15 @@ struct StaleOutputOfStep {
 struct StepView {
   const SchedulerOutput& decision;
   std::span<const StoppedRequest> stopped;
-  std::span<const StaleOutputOfStep> stale_outputs;  // that came in with the step, in `finished`
+  std::span<const StaleOutputOfStep> stale_outputs = {};  // that came in, in `finished`
   const CacheCounters& counters;
   const DecisionSource& decisions;
-  StateHash state_hash;  // of the chain up to here
+  StateHash state_hash = {};  // of the chain up to here
   std::int64_t output_of_step =
       -1;  // asynchronous scheduling: the step of the output that came in; -1: none
-  std::int64_t now_ns = 0;                   // of the workload's clock
-  std::span<const CacheEvent> cache_events;  // of the whole step, in `finished`
-  std::span<const std::uint8_t> resets;  // 0 or 1, results of the step's reset_prefix_cache events
+  std::int64_t now_ns = 0;                                 // of the workload's clock
+  std::span<const CacheEvent> cache_events = {};           // of the whole step, in `finished`
+  std::span<const std::uint8_t> resets = {};               // results of reset_prefix_cache, 0 or 1
   const std::function<std::string_view(RequestId)>& name;  // live, or finished in this step
 
   // REQUIRES: the model's scheduler decides.

@@ -15,7 +15,7 @@
 namespace lockstep {
 namespace {
 
-constexpr std::uint64_t kSeeds = 80;
+constexpr std::uint64_t kPlaceSeeds = 80;
 
 struct TallyOfRelations {
   std::int64_t applied = 0;
@@ -58,7 +58,7 @@ void expect_holds(const Relation& relation, std::uint64_t seeds, TallyOfRelation
   }
 }
 
-std::string test_name(const testing::TestParamInfo<Relation>& relation) {
+std::string place_name(const testing::TestParamInfo<Relation>& relation) {
   std::string name(relation.param.name);
   std::ranges::replace(name, ' ', '_');
   return name;
@@ -68,7 +68,7 @@ class PlaceRelation : public testing::TestWithParam<Relation> {};
 
 TEST_P(PlaceRelation, holds_over_generated_cases) {
   TallyOfRelations tally;
-  expect_holds(GetParam(), kSeeds, tally);
+  expect_holds(GetParam(), kPlaceSeeds, tally);
   EXPECT_GT(tally.applied, 2);
   EXPECT_GT(tally.compared, 500);
   EXPECT_EQ(tally.pages > 0, GetParam().moves_nothing);
@@ -77,7 +77,7 @@ TEST_P(PlaceRelation, holds_over_generated_cases) {
 TEST_P(PlaceRelation, breaks_under_a_defect_of_the_backend) {
   ASSERT_FALSE(GetParam().mutant.empty());
   bool broken = false;
-  for (std::uint64_t seed = 1; seed <= 10 * kSeeds && !broken; ++seed) {
+  for (std::uint64_t seed = 1; seed <= 10 * kPlaceSeeds && !broken; ++seed) {
     SavedCase saved = with_kernels(seed, GetParam().mutant);
     // A lost order can show only where there is one to lose.
     if (GetParam().moves_nothing) saved.num_streams = 2;
@@ -90,7 +90,7 @@ TEST_P(PlaceRelation, breaks_under_a_defect_of_the_backend) {
 
 INSTANTIATE_TEST_SUITE_P(Each, PlaceRelation,
                          testing::ValuesIn(place_relations().begin(), place_relations().end()),
-                         test_name);
+                         place_name);
 
 // Without those that change what is sampled: outputs are planned by a request's place in the trace.
 std::vector<Relation> of_decisions() {
@@ -104,7 +104,7 @@ class DecisionRelation : public testing::TestWithParam<Relation> {};
 
 TEST_P(DecisionRelation, holds_on_a_device_too) {
   TallyOfRelations tally;
-  expect_holds(GetParam(), kSeeds / 4, tally);
+  expect_holds(GetParam(), kPlaceSeeds / 4, tally);
   EXPECT_GT(tally.applied, 0);
   EXPECT_GT(tally.compared, 100);
 }
@@ -113,7 +113,7 @@ TEST(ContextRanks, that_keep_their_tokens_elsewhere_break_the_mean) {
   const Relation& over_ranks =
       *std::ranges::find(relations(), std::string_view("context ranks"), &Relation::name);
   bool broken = false;
-  for (std::uint64_t seed = 1; seed <= 10 * kSeeds && !broken; ++seed) {
+  for (std::uint64_t seed = 1; seed <= 10 * kPlaceSeeds && !broken; ++seed) {
     const SavedCase saved = with_kernels(seed, "slot-interleave-ignored");
     if (!why_not_read(saved).empty()) continue;
     const auto check = check_on_backend(saved, over_ranks, make_simt_backend);
@@ -122,7 +122,7 @@ TEST(ContextRanks, that_keep_their_tokens_elsewhere_break_the_mean) {
   EXPECT_TRUE(broken);
 }
 
-INSTANTIATE_TEST_SUITE_P(Each, DecisionRelation, testing::ValuesIn(of_decisions()), test_name);
+INSTANTIATE_TEST_SUITE_P(Each, DecisionRelation, testing::ValuesIn(of_decisions()), place_name);
 
 }  // namespace
 }  // namespace lockstep

@@ -19,7 +19,7 @@ NamedSpec attention(int number, std::int64_t heads) {
   layer.spec.head_size = 64;
   return layer;
 }
-NamedSpec window(int number, std::int64_t heads) {
+NamedSpec window_layer(int number, std::int64_t heads) {
   NamedSpec layer = attention(number, heads);
   layer.spec.kind = CacheKind::sliding_window;
   layer.spec.sliding_window = 128;
@@ -104,7 +104,7 @@ TEST(ModelPlacement, ARefusalOfTheCoreNamesItsStage) {
 
 TEST(ModelPlacement, UnlikePagesLieSideBySideWithBlocksOutermostAndAreMadeEqualOtherwise) {
   LayerSpecs layers;
-  for (int i = 0; i < 6; ++i) layers.push_back(i % 2 == 0 ? attention(i, 4) : window(i, 2));
+  for (int i = 0; i < 6; ++i) layers.push_back(i % 2 == 0 ? attention(i, 4) : window_layer(i, 2));
   const auto packed = place(layers, options_with(), "BLNHC");
   ASSERT_TRUE(packed) << packed.error().message;
   const auto plan = replay_plan(packed->stages.workers.front(), layers);
@@ -150,7 +150,8 @@ TEST(ModelPlacement, StagesOfAPipelineAreCutByTheNumbersOfLayersAndShareTheSmall
 
 // vllm 54711.
 TEST(ModelPlacement, AStageWithoutALayerOfAGroupKillsItsWorker) {
-  const LayerSpecs layers = {attention(0, 4), attention(1, 4), window(2, 2), window(3, 2)};
+  const LayerSpecs layers = {attention(0, 4), attention(1, 4), window_layer(2, 2),
+                             window_layer(3, 2)};
   PlanOptions options = options_with();
   options.pp = 2;
   const auto placed = place(layers, options, "BLNHC");

@@ -10,7 +10,7 @@
 namespace lockstep {
 namespace {
 
-EngineConfig config_of(std::string engine) {
+EngineConfig small_engine(std::string engine) {
   EngineConfig config;
   config.engine = std::move(engine);
   config.max_num_seqs = 4;
@@ -18,8 +18,8 @@ EngineConfig config_of(std::string engine) {
   config.max_model_len = 256;
   return config;
 }
-EngineConfig old_engine() { return config_of("vllm-0.22.1"); }
-EngineConfig new_engine() { return config_of("vllm-0.33.0"); }
+EngineConfig old_engine() { return small_engine("vllm-0.22.1"); }
+EngineConfig new_engine() { return small_engine("vllm-0.33.0"); }
 
 // Blocks of a second request, after a first one of three blocks (two full, one begun) has ended.
 std::vector<std::int32_t> blocks_after_a_request(EngineConfig config) {

@@ -50,10 +50,10 @@ std::string refused(std::string_view text, const ImportOptions& options = {}) {
 
 // "NAME t=.. in=.. out=.." or "NAME after=a,b+delay in=.. out=..", times in ms.
 std::string line_of(const TraceRequest& request) {
-  std::string arrival = fmt::format("t={}", request.spec.arrival_ns / 1'000'000.0);
+  std::string arrival = fmt::format("t={}", static_cast<double>(request.spec.arrival_ns) / 1e6);
   if (!request.after.empty())
-    arrival =
-        fmt::format("after={}+{}", fmt::join(request.after, ","), request.delay_ns / 1'000'000.0);
+    arrival = fmt::format("after={}+{}", fmt::join(request.after, ","),
+                          static_cast<double>(request.delay_ns) / 1e6);
   return fmt::format("{} {} in={} out={}", request.spec.name, arrival, request.spec.prompt.size(),
                      request.output.length);
 }

@@ -18,7 +18,7 @@ using testing_files::refusal;
 using testing_files::write_temporary;
 
 const std::string kDigest = "\"0123456789abcdef0123456789abcdef\"";
-const std::string kHeader =
+const std::string kFactsHeader =
     R"({"schedule_recording":1,"engine":{"name":"vllm","version":"0.33.0"},"family":"f","seed":0,)"
     R"("config":{"max_num_seqs":4,"block_size":4},"groups":[{"layers":["l0"],)"
     R"("spec":{"type":"full",)"
@@ -30,14 +30,14 @@ const std::string kFacts =
     R"({"rows":[["r0",5]],"positions":[0,5],"groups":[{"tables":[[2,1]],)"
     R"("slots":[8,4,4,1]}],"zeroed":[1],"changed":[{"tensor":0,"block":1,"digest":)" +
     kDigest + R"(,"slots":[0],"beside":true}]})";
-const std::string kRecording =
-    kHeader +
+const std::string kWithFacts =
+    kFactsHeader +
     R"({"step":0,"scheduled":[{"id":"r0","tokens":5,"new":true,"computed":0,"blocks":[[2,1]]}],)"
     R"("running":["r0"],"waiting":[],"free_blocks":6,"sampled":{},"facts":)" +
     kFacts + "}\n" + "{\"end\":true,\"steps\":1,\"unfinished\":[\"r0\"]}\n";
 
 TEST(WorkerFacts, are_read_and_written_back_byte_for_byte) {
-  const auto recording = read_recording(write_temporary(kRecording));
+  const auto recording = read_recording(write_temporary(kWithFacts));
   ASSERT_TRUE(recording) << recording.error().message;
   ASSERT_TRUE(recording->header.worker_facts);
   EXPECT_EQ(recording->header.worker_facts->text(), "vllm-0.33.0, runner v2");
@@ -49,7 +49,7 @@ TEST(WorkerFacts, are_read_and_written_back_byte_for_byte) {
   EXPECT_TRUE(facts.changed[0].beside);
   EXPECT_EQ(recording_header_line(recording->header) + recording_step_line(recording->steps[0]) +
                 recording_end_line(recording->end),
-            kRecording);
+            kWithFacts);
 }
 
 struct Malformed {
@@ -60,7 +60,7 @@ void PrintTo(const Malformed& one, std::ostream* out) { *out << one.what; }
 class MalformedFacts : public testing::TestWithParam<Malformed> {};
 
 TEST_P(MalformedFacts, are_refused_with_one_message) {
-  const std::string path = write_temporary(changed(kRecording, GetParam().from, GetParam().to));
+  const std::string path = write_temporary(changed(kWithFacts, GetParam().from, GetParam().to));
   const std::string message = refusal(read_recording(path), path);
   EXPECT_NE(message.find(GetParam().message), std::string::npos) << message;
   EXPECT_EQ(message.find('\n'), std::string::npos) << message;

@@ -50,9 +50,9 @@ enum class Turns : std::uint8_t { whole, added };
 // format.
 struct ImportOptions {
   ZeroOutput zero_output = ZeroOutput::one_token;
-  std::optional<std::int32_t> block_tokens;  // of a hash id
-  std::optional<TimeUnit> time_unit;
-  std::optional<Turns> turns;
+  std::optional<std::int32_t> block_tokens = {};  // of a hash id
+  std::optional<TimeUnit> time_unit = {};
+  std::optional<Turns> turns = {};
 };
 
 // "block=16,time=s,turns=added,zero=skip", each at most once.

@@ -15,7 +15,7 @@ const KVCacheConfig& one_group() {
   static const KVCacheConfig plan = *plan_for_groups({make_group("a", 1, full_spec())}, 8);
   return plan;
 }
-const KVCacheConfig& two_groups() {
+const KVCacheConfig& plan_of_two_groups() {
   static const KVCacheConfig plan =
       *plan_for_groups({make_group("a", 1, full_spec()), make_group("w", 1, sliding_spec(40))}, 8);
   return plan;
@@ -52,12 +52,12 @@ TEST(ConnectorConfig, several_groups_are_for_parts_that_take_them_and_lose_nothi
   ConnectorConfig config;
   config.parts = {one_group_peers, host};
   EXPECT_TRUE(check_connector(config, one_group()));
-  EXPECT_FALSE(check_connector(config, two_groups()));
+  EXPECT_FALSE(check_connector(config, plan_of_two_groups()));
   config.parts = {peers, host};
-  EXPECT_TRUE(check_connector(config, two_groups()));
+  EXPECT_TRUE(check_connector(config, plan_of_two_groups()));
   config.load_failed_percent = 5;
   EXPECT_TRUE(check_connector(config, one_group()));
-  EXPECT_FALSE(check_connector(config, two_groups()));
+  EXPECT_FALSE(check_connector(config, plan_of_two_groups()));
 }
 
 TEST(ConnectorConfig, a_defect_that_would_change_nothing_is_refused) {
@@ -68,7 +68,7 @@ TEST(ConnectorConfig, a_defect_that_would_change_nothing_is_refused) {
   config.parts = {peers, host};
   EXPECT_TRUE(check_connector(config, one_group()));
   config.setup_defect = MultiConnectorDefect::hma_any;
-  EXPECT_FALSE(check_connector(config, two_groups()));
+  EXPECT_FALSE(check_connector(config, plan_of_two_groups()));
 }
 
 TEST(ConnectorConfig, every_part_has_host_blocks_of_its_own) {

@@ -14,10 +14,10 @@
 namespace lockstep {
 namespace {
 
-constexpr std::int32_t kBlockSize = 4;
+constexpr std::int32_t kTokensOfABlock = 4;
 constexpr std::int64_t kNumBlocks = 10;
 
-struct Outcome {
+struct SearchOutcome {
   RunSummary summary;
   std::vector<AuditFinding> findings;
   std::int64_t free_blocks = 0;
@@ -48,19 +48,19 @@ EngineConfig engine_config() {
   engine.max_num_seqs = 4;
   engine.max_num_batched_tokens = 16;
   engine.max_model_len = 36;
-  engine.block_size = kBlockSize;
+  engine.block_size = kTokensOfABlock;
   return engine;
 }
 
-void run(std::uint64_t seed, KVLoadFailurePolicy policy, Outcome& outcome) {
+void run(std::uint64_t seed, KVLoadFailurePolicy policy, SearchOutcome& outcome) {
   SimulatedConnectorOptions options;
   options.seed = seed;
-  options.block_size = kBlockSize;
+  options.block_size = kTokensOfABlock;
   const auto workload =
       connect_peers(std::make_unique<ScriptedWorkload>(random_script(seed)), options);
   KVCacheGroupSpec group;
   group.layer_names = {"layers.0"};
-  group.spec.block_size = kBlockSize;
+  group.spec.block_size = kTokensOfABlock;
   group.spec.head_size = 8;
   std::unique_ptr<Auditor> auditor;
   RunRecorder recorder(*workload, [&](const RecordedStep& step) { auditor->step(step); });
@@ -90,7 +90,7 @@ TEST(ConnectorSearch,
   for (std::uint64_t seed = 0; seed < 400; ++seed) {
     SCOPED_TRACE(seed);
     const auto policy = seed % 2 == 0 ? KVLoadFailurePolicy::recompute : KVLoadFailurePolicy::fail;
-    Outcome outcome;
+    SearchOutcome outcome;
     ASSERT_NO_FATAL_FAILURE(run(seed, policy, outcome));
     std::erase_if(outcome.findings, [](const AuditFinding& finding) {
       return finding.what.starts_with("nothing runs any more");
@@ -122,8 +122,8 @@ TEST(ConnectorSearch,
 }
 
 TEST(ConnectorSearch, the_same_seed_gives_the_same_run) {
-  Outcome first;
-  Outcome second;
+  SearchOutcome first;
+  SearchOutcome second;
   ASSERT_NO_FATAL_FAILURE(run(11, KVLoadFailurePolicy::recompute, first));
   ASSERT_NO_FATAL_FAILURE(run(11, KVLoadFailurePolicy::recompute, second));
   EXPECT_EQ(first.summary.state_hash, second.summary.state_hash);

@@ -16,13 +16,13 @@ namespace {
 constexpr std::int64_t kBlocks = 13;
 constexpr std::int64_t kHosts = 7;
 
-struct Setting {
+struct TierSetting {
   const char* title;
   std::vector<KVCacheGroupSpec> groups;
   CacheLayout layout = CacheLayout::NHD;
 };
 
-std::vector<Setting> settings() {
+std::vector<TierSetting> settings() {
   return {
       {"one group, K and V apart", {make_group("a", 2, full_spec())}, CacheLayout::NHD},
       {"two groups, HND",
@@ -144,7 +144,7 @@ std::string difference(MemoryModel& model, Backend& backend) {
   return {};
 }
 
-LockstepConfig world_of(const Setting& setting) {
+LockstepConfig world_of(const TierSetting& setting) {
   LockstepConfig config = make_world(setting.groups, kBlocks);
   config.backend.layout = setting.layout;
   config.backend.num_host_blocks = kHosts;
@@ -176,7 +176,7 @@ std::string first_difference(const LockstepConfig& config, std::span<Backend* co
 }  // namespace
 
 TEST(HostTier, model_plain_loops_and_kernels_hold_the_same_bytes_after_every_step) {
-  for (const Setting& setting : settings())
+  for (const TierSetting& setting : settings())
     for (const int num_streams : {1, 3}) {
       LockstepConfig config = world_of(setting);
       config.backend.check = CheckMode::check;
