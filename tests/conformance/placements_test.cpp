@@ -119,6 +119,38 @@ TEST(OverlaidPlans, the_prover_names_the_plans_that_lose_bytes_and_no_others) {
   EXPECT_EQ(overlaid, 1);
 }
 
+// What a connector that keeps blocks on the host loses of a plan in a pool of three, by its rule.
+std::map<std::string, std::string> lost_by_connectors(const PlacementRecording& recording) {
+  std::map<std::string, std::string> lost;
+  const PlacementStages memory = plan_of(recording);
+  if (memory.workers.empty() || memory.workers[0].groups.empty()) return lost;
+  const Placement& plan = memory.workers[0];
+  const auto small = place_blocks(plan.groups, plan.order, 3, recording.options);
+  if (!small) return lost;
+  const auto pages = worker_pages(*small, memory.layers, recording.options);
+  if (!pages || pages->device_bytes > (128 << 20)) return lost;
+  for (const PlacementFinding& finding : prove_placement(*small, *pages).with_connectors)
+    lost[finding.rule] = std::string(name_of(plan.order)) + ": " + finding.text;
+  return lost;
+}
+
+// Regions by the geometry of tensors hold every plan but the one whose groups have two strides.
+// Those of the offloading connector lose the heads of order LHBNC, all but the first.
+TEST(OverlaidPlans, the_offloading_connector_loses_heads_that_lie_apart) {
+  const auto data = find_data_dir();
+  const auto full = data ? *data / "recordings_more/vllm-0.33.0/layouts.jsonl" : "";
+  const bool is_full = data && std::filesystem::exists(full);
+  const auto recordings = read_placement_recordings(is_full ? full.string() : overlaid_sample());
+  ASSERT_TRUE(recordings);
+  std::map<std::string, int> plans;
+  for (const PlacementRecording& recording : *recordings)
+    for (const auto& [rule, text] : lost_by_connectors(recording)) {
+      ++plans[rule + " " + text.substr(0, text.find(':'))];
+      RecordProperty(rule + std::to_string(recording.line), text);
+    }
+  for (const auto& [key, count] : plans) std::printf("%s %d\n", key.c_str(), count);
+}
+
 struct SmallPlan {
   Placement plan;
   WorkerPages pages;
