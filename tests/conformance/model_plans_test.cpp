@@ -24,10 +24,11 @@ using PlanJson = nlohmann::json;
 constexpr auto kV4 = "deepseek-v4-like";
 constexpr std::int64_t kLayersOfV4 = 21;
 
-// The bundled model; a recorded drafter in place of its own.
+// The bundled model; a recorded drafter in place of its own, but for the MTP layer with an indexer.
 Result<ModelSpec> model_of(const PlacementRecording& recording, const PlanJson& recorded) {
   const bool is_v4 = recording.model == kV4;
   LS_ASSIGN_OR_RETURN(auto model, find_model(is_v4 ? "deepseek-v4-flash" : recording.model));
+  if (recording.model == "deepseek-v3.2") return model;
   std::erase_if(model.layers, [&](const ModelSpec::Layer& layer) {
     return model.kinds[layer.kind].is_draft || (is_v4 && layer.index >= kLayersOfV4);
   });
