@@ -144,7 +144,8 @@ def said(worker: Any, key: str) -> Regions:
 
 
 def stays_whole(caches: dict[str, torch.Tensor], regions: Regions) -> bool:
-    """Whether block 1 is in block 2 once it was stored and loaded there, and no other has changed."""
+    """Whether block 2 is what block 1 was, once that was stored and loaded there, and no other has
+    changed."""
     storage = next(iter(caches.values())).untyped_storage()
     memory = torch.empty(0, dtype=torch.int8).set_(storage)
     memory.copy_(torch.randint(-128, 128, memory.shape, dtype=torch.int8))
