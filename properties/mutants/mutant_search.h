@@ -58,8 +58,8 @@ struct MutantReport {
 
   // By a check that the catalogue expects.
   bool as_expected() const;
-  // False: no case took the order asked for.
-  bool applies() const { return caught || refused < cases; }
+  // False: hardly a case took the order asked for; a few are plain ones, which take any.
+  bool applies() const { return caught || refused < cases * 9 / 10; }
 };
 
 MutantReport search_mutant(const Mutant& mutant, const MutantBench& bench,
