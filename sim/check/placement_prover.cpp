@@ -7,8 +7,6 @@
 #include <map>
 #include <optional>
 
-#include "reference/placement/offload_regions.h"
-
 namespace lockstep {
 namespace {
 

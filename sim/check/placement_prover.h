@@ -17,7 +17,7 @@
 #include <string>
 #include <vector>
 
-#include "reference/placement/worker_pages.h"
+#include "reference/placement/offload_regions.h"
 
 namespace lockstep {
 

@@ -2,7 +2,6 @@
 #include <fmt/format.h>
 
 #include "base/json_writer.h"
-#include "reference/placement/offload_regions.h"
 #include "sim/report/placement_report.h"
 
 namespace lockstep {

@@ -102,7 +102,7 @@ TEST(PlanReport, EveryModelOfTheCatalogueIsDrawnInBothLayoutsOrNeedsALaterReleas
       options.mamba_chunk_size = model->mamba_chunk_size;
       const auto report = make_plan_report(*model, options, layout);
       if (name == "deepseek-v4.1-like") {
-        EXPECT_NE(report.error().message.find("vllm-0.33.0"), std::string::npos);
+        EXPECT_NE(report.error().message.find("overlaid memory"), std::string::npos);
         ++later;
         continue;
       }
