@@ -7,6 +7,7 @@
 #include <memory>
 #include <mutex>
 #include <nlohmann/json.hpp>
+#include <ranges>
 
 #include "base/atomic_file.h"
 #include "base/parallel.h"
@@ -47,6 +48,11 @@ std::string mutants_text(const std::vector<MutantReport>& reports) {
   std::int64_t caught = 0;
   for (const MutantReport& report : reports) {
     caught += report.caught ? 1 : 0;
+    if (!report.applies()) {
+      text += fmt::format("{:<28} no case of {} takes this order\n", report.mutant->id,
+                          counted(report.cases, "case"));
+      continue;
+    }
     if (!report.caught) {
       text += fmt::format("{:<28} NOT CAUGHT in {} ({})\n", report.mutant->id,
                           counted(report.cases, "case"), duration_text(report.seconds));
@@ -84,6 +90,7 @@ std::string mutants_json(const std::vector<MutantReport>& reports) {
                                     {"seed", report.seed},
                                     {"cases", report.cases},
                                     {"cases_that_fail_without_it", report.flawed},
+                                    {"cases_refused", report.refused},
                                     {"seconds", report.seconds},
                                     {"shrink_seconds", report.shrink_seconds}};
     if (report.smallest)
@@ -120,6 +127,7 @@ struct MutantsOptions {
   std::string markdown_path, save_dir;
   ReportOptions reports;
   std::string decisions;  // refused, and said why
+  std::string layout;
   int jobs = 1;
   MutantSearchOptions search;
 };
@@ -158,7 +166,7 @@ std::vector<MutantReport> search_all(const std::vector<const Mutant*>& mutants,
 void add_items(const std::vector<MutantReport>& reports, CommandReport& out) {
   for (const MutantReport& report : reports) {
     ReportedItem item{.name = std::string(report.mutant->id)};
-    if (!report.caught) {
+    if (!report.caught && report.applies()) {
       item.kind = ItemKind::failed;
       item.check = "mutants";
       item.line = fmt::format("mutants {}: not caught in {}", report.mutant->id,
@@ -169,7 +177,7 @@ void add_items(const std::vector<MutantReport>& reports, CommandReport& out) {
   }
 }
 
-Result<int> mutants(const MutantsOptions& options, CommandReport& report) {
+Result<int> mutants(MutantsOptions options, CommandReport& report) {
   if (!options.decisions.empty())
     return fail(
         "--decisions: these defects are planted in the model and in what runs below it, and "
@@ -184,12 +192,23 @@ Result<int> mutants(const MutantsOptions& options, CommandReport& report) {
     fmt::print("{}", list_text(selected));
     return kExitAgreed;
   }
+  if (!options.layout.empty()) {
+    options.search.layout = cache_layout_from_name(options.layout);
+    if (!options.search.layout || !is_overlaid(*options.search.layout))
+      return fail(fmt::format("--layout: '{}' is none of the six orders ({})", options.layout,
+                              fmt::join(kOverlaidLayouts | std::views::transform([](CacheLayout o) {
+                                          return name_of(o);
+                                        }),
+                                        ", ")));
+  }
   const std::vector<MutantReport> reports = search_all(selected, options);
   fmt::print("{}", mutants_text(reports));
   if (!options.save_dir.empty()) LS_RETURN_IF_ERROR(save_cases(options.save_dir, reports));
   if (report.wants_json()) report.set_json(mutants_json(reports));
   add_items(reports, report);
-  return std::ranges::all_of(reports, &MutantReport::caught) ? kExitAgreed : kExitDisagreed;
+  const bool all = std::ranges::all_of(
+      reports, [](const MutantReport& one) { return one.caught || !one.applies(); });
+  return all ? kExitAgreed : kExitDisagreed;
 }
 
 }  // namespace
@@ -209,6 +228,8 @@ void add_mutants_command(CLI::App& app, int& exit_code) {
   command->add_option("--cases", options->search.cases_max, "give up after so many cases")
       ->check(CLI::PositiveNumber);
   command->add_option("--seed", options->search.first_seed, "the first case's seed");
+  command->add_option("--layout", options->layout,
+                      "search in this order of the cache alone: LBNHC, BLHNC, ...");
   command
       ->add_option("--shrink", options->search.shrink_evaluations_max,
                    "evaluations that making a case small may take; 0: leave it as found")

@@ -114,6 +114,8 @@ Result<PlanOptions> plan_options(const LayoutArguments& a, std::int64_t model_ma
   o.pcp = a.pcp;
   o.attn_pack = a.attn_pack;
   o.num_spec = a.num_spec;
+  LS_ASSIGN_OR_RETURN(const bool placed, is_placed(a));
+  o.has_drafter = placed && a.num_spec > 0;
   o.max_model_len =
       a.max_model_len > 0 ? a.max_model_len : std::min<std::int64_t>(model_max_model_len, 32768);
   o.max_num_batched_tokens = a.max_num_batched_tokens;

@@ -74,8 +74,10 @@ class CaseSearch {
 
   void try_seed(std::uint64_t seed) {
     SavedCase saved = mutant_case(mutant_, seed);
+    if (options_.layout) saved.layout = *options_.layout;
     ++report_.cases;
     Failure failure = judged(saved);
+    if (failure.kind == "refused") ++report_.refused;
     if (!failure.failed()) return;
     if (judged(without_defect(saved)).kind != "agreed") {
       ++report_.flawed;

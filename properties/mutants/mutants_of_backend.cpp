@@ -76,7 +76,7 @@ std::vector<Mutant> row_mutants() {
       {.id = "zero-stride",
        .mechanism = "zeroing goes from block to block by a stride that is a few bytes short",
        .exposed_by = "attention beside states, whose new blocks are zeroed",
-       .caught_by = {kWritten},
+       .caught_by = {kWritten, "page_untouched"},  // with blocks outermost
        .bias = on_executor({full_attention, states, several_groups}, {two_block_pool})},
       {.id = "stale-nan",
        .source = "vllm 35219, 43990",

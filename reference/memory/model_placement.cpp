@@ -14,12 +14,26 @@
 namespace lockstep {
 namespace {
 
+// Keys that are still to be compressed lie in a ring in V4.1, and in windows in V4.
+bool is_deepseek_v41(const LayerSpecs& layers) {
+  return std::ranges::any_of(layers, [](const NamedSpec& layer) { return is_ring(layer.spec); });
+}
+
 // The backend of a layer where that of the model's attention is `chosen`.
-std::string backend_for(const NamedSpec& layer, AttentionBackend chosen) {
+std::string backend_for(const NamedSpec& layer, AttentionBackend chosen, bool is_v41) {
   const KVCacheSpec& spec = layer.spec;
   if (spec.kind == CacheKind::mamba) return "mamba2";  // backends of states ask for the same
   if (spec.kind == CacheKind::hidden_state) return "cache_only";
   if (has_single_rows(spec)) {
+    const bool is_window = spec.kind == CacheKind::sliding_window;
+    if (is_ring(spec)) return "compressor_v41";
+    if (spec.model_version == "deepseek_v4") {
+      if (is_window) return "sparse_swa";
+      return is_v41 ? "v41_flashmla" : "v4_flashmla";
+    }
+    if (is_window) return "compressor_v4";
+    if (is_v41) return "indexer_v41";
+    if (spec.compress_ratio > 1) return "indexer_v4";
     if (layer.name.ends_with("indexer")) return "indexer_v32";
     if (spec.cache_dtype_str == "fp8_ds_mla") return "flashmla_sparse";
   } else if (const auto reader = only_reader({layer})) {
@@ -37,13 +51,15 @@ Result<SpecType> type_of(const NamedSpec& layer) {
     case CacheKind::mla:
       return SpecType::mla;
     case CacheKind::sliding_window:
-      return SpecType::sliding_window;
+      return layer.spec.mla_rows ? SpecType::sliding_window_mla : SpecType::sliding_window;
     case CacheKind::chunked_local:
       return SpecType::chunked_local;
     case CacheKind::mamba:
       return SpecType::mamba;
     case CacheKind::hidden_state:
       return SpecType::hidden_state;
+    case CacheKind::circular_buffer:
+      return SpecType::circular_buffer;
     default:
       return fail(fmt::format("{}: layers of kind {} are planned from recordings alone", layer.name,
                               name_of(layer.spec.kind)));
@@ -51,18 +67,16 @@ Result<SpecType> type_of(const NamedSpec& layer) {
 }
 
 // What the model says of the layer.
-Result<PlacementLayer> facts_of(const NamedSpec& named, AttentionBackend chosen) {
+Result<PlacementLayer> facts_of(const NamedSpec& named, AttentionBackend chosen, bool is_v41) {
   const KVCacheSpec& given = named.spec;
   PlacementLayer layer{.name = named.name, .spec = CacheSpec{}, .backend = {}};
   CacheSpec& spec = *layer.spec;
   LS_ASSIGN_OR_RETURN(spec.type, type_of(named));
-  if (given.model_version == "deepseek_v4" || given.compress_ratio > 1 ||
-      (given.kind == CacheKind::sliding_window && given.mla_rows))
-    return fail(fmt::format("{}: compressed rows are planned from recordings alone", named.name));
-  layer.backend = backend_for(named, chosen);
+  layer.backend = backend_for(named, chosen, is_v41);
   spec.dtype = given.dtype;
   spec.block_size = 1;
   spec.dcp_sharded = given.kind != CacheKind::mamba;
+  spec.is_draft.value = named.is_draft;
   if (given.kind == CacheKind::mamba) {
     spec.states = given.states;
     spec.num_prefill_checkpoint_blocks = given.num_prefill_checkpoint_blocks;
@@ -77,6 +91,8 @@ Result<PlacementLayer> facts_of(const NamedSpec& named, AttentionBackend chosen)
     spec.state_content_bytes = given.head_size * itemsize_bytes(given.dtype);
   if (given.sliding_window != 0) spec.sliding_window = given.sliding_window;
   if (given.attention_chunk_size != 0) spec.attention_chunk_size = given.attention_chunk_size;
+  spec.tokens_per_state = given.compress_ratio;
+  spec.bounded_replay = given.bounded_replay;
   return layer;
 }
 
@@ -144,10 +160,12 @@ std::int64_t layer_number(const std::string& name) {
 }
 
 // Runs of the model's layers that are nearly equally long; what does not divide goes to the stages
-// before the last (vllm/distributed/utils.py, get_pp_indices). Layers without a number come last.
+// before the last (vllm/distributed/utils.py, get_pp_indices). Layers without a number come last,
+// and so does the drafter.
 Result<std::vector<WorkerShare>> stages_of(const LayerSpecs& layers, const PlanOptions& options) {
   std::int64_t count = 0;
-  for (const NamedSpec& layer : layers) count = std::max(count, layer_number(layer.name) + 1);
+  for (const NamedSpec& layer : layers)
+    if (!layer.is_draft) count = std::max(count, layer_number(layer.name) + 1);
   if (options.pp > 1 && count < options.pp)
     return fail(fmt::format("--pp {}: the model has {} layers with a cache; use at most that",
                             options.pp, count));
@@ -158,7 +176,7 @@ Result<std::vector<WorkerShare>> stages_of(const LayerSpecs& layers, const PlanO
   std::vector<WorkerShare> stages(static_cast<std::size_t>(options.pp),
                                   {.layer_names = {}, .memory_bytes = options.memory_bytes});
   for (const NamedSpec& layer : layers) {
-    const std::int64_t number = layer_number(layer.name);
+    const std::int64_t number = layer.is_draft ? -1 : layer_number(layer.name);
     std::int64_t stage = options.pp - 1;
     while (number >= 0 && stage > 0 && number < begin_of(stage)) --stage;
     stages[static_cast<std::size_t>(stage)].layer_names.push_back(layer.name);
@@ -194,7 +212,7 @@ Result<ModelPlacement> place_model(const LayerSpecs& layers, DType model_dtype,
   model.options = placement_options(options, layers, model_dtype, order);
   std::vector<PlacementLayer> facts;
   for (const NamedSpec& named : layers) {
-    LS_ASSIGN_OR_RETURN(auto layer, facts_of(named, options.backend));
+    LS_ASSIGN_OR_RETURN(auto layer, facts_of(named, options.backend, is_deepseek_v41(layers)));
     facts.push_back(std::move(layer));
   }
   LS_ASSIGN_OR_RETURN(const auto stages, stages_of(layers, options));

@@ -5,8 +5,7 @@
 //    side by side with blocks outermost), bytes per block, kernel blocks and tables.
 // 2. A refusal says whose it is: the engine core's, with its stage, or that of a worker which dies
 //    of a plan that the core has accepted.
-// Not here: compressed rows, windows of MLA rows and rings, which no model file can say yet; they
-// are refused.
+// Not here: HiSparse, sinks and R-SWA, which no model file can say.
 #pragma once
 
 #include <string>

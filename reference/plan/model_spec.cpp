@@ -113,9 +113,11 @@ Result<LayerSpecs> layer_specs(const ModelSpec& model, const PlanOptions& option
   LayerSpecs layers;
   for (const ModelSpec::Layer& layer : model.layers) {
     const LayerKind& kind = model.kinds[layer.kind];
+    if (kind.is_draft && !options.has_drafter) continue;
     NamedSpec& named = layers.emplace_back();
     named.name = fmt::format("layers.{}.{}", layer.index, kind.name);
     named.spec = kind.spec;
+    named.is_draft = kind.is_draft;
     KVCacheSpec& spec = named.spec;
     Cut cut(named.name, options.tp);
     if (is_state_kind(spec.kind)) {

@@ -56,6 +56,7 @@ struct LayerKind {
   // Tokens between the places where a prefill can export a state from inside a chunk; 0: nowhere;
   // absent: as the release's layer of that family can (serving_defaults.h).
   std::optional<std::int64_t> prefill_checkpoint_alignment;
+  bool is_draft = false;  // of the drafter (MTP, EAGLE): there with PlanOptions::has_drafter alone
   bool operator==(const LayerKind&) const = default;
 };
 

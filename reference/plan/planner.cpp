@@ -42,6 +42,9 @@ std::int64_t saturating_page_bytes(const KVCacheSpec& spec) {
 
 Result<void> check_sizes(const LayerSpecs& layers) {
   for (const NamedSpec& layer : layers) {
+    if (is_ring(layer.spec) || layer.spec.bounded_replay)
+      return fail(fmt::format("{}: a release without overlaid memory has no {}", layer.name,
+                              is_ring(layer.spec) ? "rings" : "windows that are computed again"));
     const std::int64_t bytes = saturating_page_bytes(layer.spec);
     const bool whole_rows =
         layer.spec.compress_ratio > 0 && layer.spec.block_size % layer.spec.compress_ratio == 0;

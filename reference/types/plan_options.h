@@ -15,6 +15,7 @@ namespace lockstep {
 struct NamedSpec {
   std::string name;
   KVCacheSpec spec;
+  bool is_draft = false;  // of the drafter
   bool operator==(const NamedSpec&) const = default;
 };
 using LayerSpecs = std::vector<NamedSpec>;  // in the order of the model's layers
@@ -31,6 +32,7 @@ struct PlanOptions {
   std::optional<DType> ssm_dtype;                 // absent: as the model says
   MambaCacheMode mamba_cache_mode = MambaCacheMode::none;
   std::int64_t num_spec = 0;  // speculative tokens, and speculative state blocks
+  bool has_drafter = false;   // the drafter's own layers are there too
   std::int64_t max_model_len = 32768;
   std::int64_t max_num_batched_tokens = 8192;
   std::int64_t max_num_encoder_input_tokens = 0;

@@ -3,7 +3,9 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <functional>
 #include <map>
+#include <optional>
 
 namespace lockstep {
 namespace {
@@ -48,6 +50,7 @@ class OverlayProver {
     std::ranges::sort(extents_, {}, &PageExtent::begin);
     check_overlaps();
     check_zeroing();
+    check_offload();
     for (const bool by_index : {true, false})
       for (const LostBytes& lost : lost_in_copies(pages_, by_index))
         found("copy", fmt::format("{} of {} bytes of a block stay behind in {} layers, first {}",
@@ -56,9 +59,11 @@ class OverlayProver {
   }
 
  private:
-  void found(std::string_view rule, std::string text) {
-    if (std::ranges::find(proof_.findings, rule, &PlacementFinding::rule) == proof_.findings.end())
-      proof_.findings.push_back({std::string(rule), std::move(text)});
+  void found(std::string_view rule, std::string text) { add(proof_.findings, rule, text); }
+  static void add(std::vector<PlacementFinding>& findings, std::string_view rule,
+                  const std::string& text) {
+    if (std::ranges::find(findings, rule, &PlacementFinding::rule) == findings.end())
+      findings.push_back({std::string(rule), text});
   }
 
   std::string name_of_extent(const PageExtent& e) const {
@@ -144,24 +149,80 @@ class OverlayProver {
         const std::int64_t begin = segment.address + b * segment.block_stride;
         cleared.push_back({begin, begin + segment.bytes, 0, b});
       }
-    std::ranges::sort(cleared, {}, &PageExtent::begin);
+    const Cover cover = covered_by(cleared, [&](const PageExtent& e) {
+      return is_attention(pages_.layers[e.layer].spec.type);
+    });
+    if (cover.foreign)
+      found("zeroing", fmt::format("zeroing block {} clears byte {} of {}", cover.foreign->block,
+                                   cover.foreign_byte, name_of_extent(*cover.foreign_owner)));
+    if (cover.missed)
+      found("zeroing", fmt::format("byte {} of {} is not cleared", cover.missed_byte,
+                                   name_of_extent(*cover.missed)));
+  }
+
+  void check_offload() {
+    check_regions("simple offload", simple_offload_regions(plan_),
+                  [](const PageExtent&) { return true; });
+    check_regions("offloading", offloading_regions(plan_, pages_), [&](const PageExtent& e) {
+      return is_offloaded(plan_.groups[pages_.layers[e.layer].group]);
+    });
+  }
+
+  void check_regions(std::string_view rule, const std::vector<OffloadRegion>& regions,
+                     const std::function<bool(const PageExtent&)>& is_moved) {
+    std::vector<PageExtent> kept;
+    for (const OffloadRegion& region : regions)
+      for (std::int64_t b = 0; b < pages_.num_blocks; ++b) {
+        const std::int64_t begin = region.address + b * region.block_stride;
+        kept.push_back({begin, begin + region.bytes, 0, b});
+        if (kept.back().end > pages_.device_bytes)
+          add(proof_.with_connectors, rule,
+              fmt::format("block {} of the region of {} ends at {} of {}", b, region.first,
+                          kept.back().end, pages_.device_bytes));
+      }
+    const Cover cover = covered_by(kept, is_moved);
+    if (cover.missed)
+      add(proof_.with_connectors, rule,
+          fmt::format("byte {} of {} is not kept", cover.missed_byte,
+                      name_of_extent(*cover.missed)));
+    if (cover.foreign)
+      add(proof_.with_connectors, rule,
+          fmt::format("loading block {} writes byte {} of {}", cover.foreign->block,
+                      cover.foreign_byte, name_of_extent(*cover.foreign_owner)));
+  }
+
+  // What ranges of bytes that belong to blocks are to the pages: the first that lies in another
+  // block's page, and the first page of those it concerns that it does not cover.
+  struct Cover {
+    std::optional<PageExtent> foreign, foreign_owner, missed;
+    std::int64_t foreign_byte = 0, missed_byte = 0;
+  };
+  Cover covered_by(std::vector<PageExtent>& ranges,
+                   const std::function<bool(const PageExtent&)>& is_concerned) const {
+    Cover cover;
+    std::ranges::sort(ranges, {}, &PageExtent::begin);
     std::vector<const PageExtent*> open;
     std::size_t next = 0;
     for (const PageExtent& e : extents_) {
-      while (next < cleared.size() && cleared[next].begin < e.end) open.push_back(&cleared[next++]);
-      std::erase_if(open, [&](const PageExtent* z) { return z->end <= e.begin; });
+      while (next < ranges.size() && ranges[next].begin < e.end) open.push_back(&ranges[next++]);
+      std::erase_if(open, [&](const PageExtent* range) { return range->end <= e.begin; });
       std::int64_t done = e.begin;
-      for (const PageExtent* z : open) {
-        if (z->begin >= e.end) continue;
-        if (z->block != e.block)
-          found("zeroing", fmt::format("zeroing block {} clears byte {} of {}", z->block,
-                                       std::max(z->begin, e.begin), name_of_extent(e)));
-        else if (z->begin <= done)
-          done = std::max(done, z->end);
+      for (const PageExtent* range : open) {
+        if (range->begin >= e.end) continue;
+        if (range->block != e.block && !cover.foreign) {
+          cover.foreign = *range;
+          cover.foreign_owner = e;
+          cover.foreign_byte = std::max(range->begin, e.begin);
+        } else if (range->block == e.block && range->begin <= done) {
+          done = std::max(done, range->end);
+        }
       }
-      if (is_attention(pages_.layers[e.layer].spec.type) && done < e.end)
-        found("zeroing", fmt::format("byte {} of {} is not cleared", done, name_of_extent(e)));
+      if (is_concerned(e) && done < e.end && !cover.missed) {
+        cover.missed = e;
+        cover.missed_byte = done;
+      }
     }
+    return cover;
   }
 
   const Placement& plan_;

@@ -8,6 +8,8 @@
 // 4. Every page lies inside the allocation.
 // 5. Zeroing a block clears all its rows of tokens, and nothing of another block.
 // 6. Copying a block copies all bytes of every layer.
+// 7. What a connector keeps of a block is all bytes of every layer that it moves, and nothing of
+//    another block: apart from the others, since it concerns engines with that connector alone.
 // Bytes that no page has are padding. Not looked at: what kernels do inside a page.
 #pragma once
 
@@ -15,18 +17,21 @@
 #include <string>
 #include <vector>
 
-#include "reference/placement/worker_pages.h"
+#include "reference/placement/offload_regions.h"
 
 namespace lockstep {
 
 struct PlacementFinding {
-  std::string rule;  // "closed form", "overlap", "overlay", "bounds", "zeroing", "copy"
+  // "closed form", "overlap", "overlay", "bounds", "zeroing", "copy"; of rule 7 "simple offload",
+  // "offloading"
+  std::string rule;
   std::string text;  // layers, blocks and bytes
 };
 
 struct PlacementProof {
   std::int64_t owned_bytes = 0, padding_bytes = 0;  // of the device's allocation
   std::vector<PlacementFinding> findings;           // the first of each rule
+  std::vector<PlacementFinding> with_connectors;    // of rule 7
   bool holds() const { return findings.empty(); }
 };
 

@@ -84,6 +84,15 @@ void write_pages(JsonWriter& out, const Placement& plan, const WorkerPages& page
   out.end_array();
 }
 
+void write_regions(JsonWriter& out, const char* key, const std::vector<OffloadRegion>& regions) {
+  out.key(key).begin_array();
+  for (const OffloadRegion& region : regions) {
+    out.begin_object().string("first", region.first).integer("address", region.address);
+    out.integer("block_stride", region.block_stride).integer("bytes", region.bytes).end_object();
+  }
+  out.end_array();
+}
+
 }  // namespace
 
 std::string placement_to_json(const PlacementReport& report) {
@@ -107,13 +116,20 @@ std::string placement_to_json(const PlacementReport& report) {
     out.boolean("needs_zeroing", needs_zeroing(plan));
     write_groups(out, plan);
     write_pages(out, plan, report.placed.pages[w]);
+    write_regions(out, "simple_offload", simple_offload_regions(plan));
+    write_regions(out, "offloading", offloading_regions(plan, report.placed.pages[w]));
     out.key("capacity").begin_object();
     out.key("max_concurrency").raw(fmt::format("{}", report.capacity[w].max_concurrency));
     out.integer("capacity_tokens", report.capacity[w].tokens).end_object();
-    out.key("findings").begin_array();
-    for (const PlacementFinding& finding : report.proofs[w].findings)
-      out.begin_object().string("rule", finding.rule).string("text", finding.text).end_object();
-    out.end_array().end_object();
+    const auto write_findings = [&](std::string_view key, const auto& findings) {
+      out.key(key).begin_array();
+      for (const PlacementFinding& finding : findings)
+        out.begin_object().string("rule", finding.rule).string("text", finding.text).end_object();
+      out.end_array();
+    };
+    write_findings("findings", report.proofs[w].findings);
+    write_findings("with_connectors", report.proofs[w].with_connectors);
+    out.end_object();
   }
   return out.end_array().end_object().take_line();
 }

@@ -110,6 +110,8 @@ void append_stage(const PlacementReport& report, std::size_t w, std::string& out
     out += "  proved on three blocks: no byte has two owners, zeroing and copies are exact\n";
   for (const PlacementFinding& finding : report.proofs[w].findings)
     out += fmt::format("  {}: {}\n", finding.rule, finding.text);
+  for (const PlacementFinding& finding : report.proofs[w].with_connectors)
+    out += fmt::format("  {} (with that connector): {}\n", finding.rule, finding.text);
 }
 
 }  // namespace

@@ -134,14 +134,10 @@ Result<KVCacheConfig> plan_tensors(RunSpec& run, const CacheWishes& wishes, cons
 }
 
 // Whether the release overlays its groups, and this run's memory can be laid out so.
-bool is_planned_overlaid(const RunSpec& run, const LayerSpecs& layers) {
+bool is_planned_overlaid(const RunSpec& run) {
   const EngineProfile* profile = find_engine_profile(run.engine.engine);
   if (profile == nullptr || profile->release->page_format != PageFormat::overlaid) return false;
-  if (is_plugin(run.backend) || is_engine_worker(run.backend)) return false;
-  return std::ranges::none_of(layers, [](const NamedSpec& layer) {
-    return layer.spec.compress_ratio > 1 || !layer.spec.model_version.empty() ||
-           (layer.spec.mla_rows && layer.spec.kind == CacheKind::sliding_window);
-  });
+  return !is_plugin(run.backend) && !is_engine_worker(run.backend);
 }
 
 // Every stage of the release's own planner. Nothing: a cache that its memory is not followed for,
@@ -211,6 +207,8 @@ Result<KVCacheConfig> plan_model(RunSpec& run, const CacheWishes& wishes,
   options.tp = run.tensor_parallel_size;
   options.dcp = engine.dcp;
   options.pcp = engine.pcp;
+  options.num_spec = engine.num_spec_tokens;
+  options.has_drafter = engine.spec_method == SpecMethod::eagle && is_planned_overlaid(run);
   options.disable_hybrid_kv_cache_manager = !wishes.hybrid_groups;
   if (wishes.says_block_size) options.block_size = engine.block_size;
   LS_ASSIGN_OR_RETURN(LayerSpecs layers, layer_specs(model, options));
@@ -222,7 +220,7 @@ Result<KVCacheConfig> plan_model(RunSpec& run, const CacheWishes& wishes,
   if (!wishes.hybrid_groups)
     chosen.push_back("one KV cache group for all layers, as without the hybrid KV cache manager");
   engine.mamba_cache_mode = options.mamba_cache_mode;
-  if (is_planned_overlaid(run, layers)) {
+  if (is_planned_overlaid(run)) {
     LS_ASSIGN_OR_RETURN(auto plan, plan_overlaid(run, wishes, model, layers, options, chosen));
     if (plan) return std::move(*plan);
   }

@@ -9,6 +9,10 @@
 namespace lockstep {
 namespace {
 
+// Of a row that the attention kernel reads. What is longer (keys that DeepSeek-V4 has still to
+// compress) no engine attends to.
+constexpr std::int64_t kQueryElementsMax = 1024;
+
 constexpr std::int64_t kProbePositionsMax = 1024;  // of one probe before what was just written
 
 }  // namespace
@@ -125,7 +129,7 @@ void ProbePlanner::add_queries(StepProgram& program, std::span<const RequestId> 
   for (std::int64_t tried = 0; tried < count && budget > 0; ++tried, ++query_turn_) {
     const Candidate& at = candidates_[query_turn_ % count];
     const ModelLayer& layer = model_.layers()[at.layer];
-    if (!has_attention_oracle(layer)) continue;
+    if (!has_attention_oracle(layer) || layer.head_size > kQueryElementsMax) continue;
     const RowSlice& slice = program.rows[at.index];
     WorkerRequest& request = worker_.at(requests[at.index]);
     const KVCacheSpec& spec = config_.plan.groups[layer.group].spec;

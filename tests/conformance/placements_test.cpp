@@ -119,6 +119,43 @@ TEST(OverlaidPlans, the_prover_names_the_plans_that_lose_bytes_and_no_others) {
   EXPECT_EQ(overlaid, 1);
 }
 
+// What a connector that keeps blocks on the host loses of a plan in a pool of three, by its rule.
+std::map<std::string, std::string> lost_by_connectors(const PlacementRecording& recording) {
+  std::map<std::string, std::string> lost;
+  const PlacementStages memory = plan_of(recording);
+  if (memory.workers.empty() || memory.workers[0].groups.empty()) return lost;
+  const Placement& plan = memory.workers[0];
+  const auto small = place_blocks(plan.groups, plan.order, 3, recording.options);
+  if (!small) return lost;
+  const auto pages = worker_pages(*small, memory.layers, recording.options);
+  if (!pages || pages->device_bytes > (128 << 20)) return lost;
+  for (const PlacementFinding& finding : prove_placement(*small, *pages).with_connectors)
+    lost[finding.rule] = std::string(name_of(plan.order)) + ": " + finding.text;
+  return lost;
+}
+
+// By rule and order. The plan whose groups have two strides between blocks is lost to both; the
+// offloading connector also loses heads that lie apart, and states alone with blocks outermost.
+TEST(OverlaidPlans, the_offloading_connector_loses_what_does_not_lie_a_page_apart) {
+  const auto data = find_data_dir();
+  const auto full = data ? *data / "recordings_more/vllm-0.33.0/layouts.jsonl" : "";
+  const bool is_full = data && std::filesystem::exists(full);
+  const auto recordings = read_placement_recordings(is_full ? full.string() : overlaid_sample());
+  ASSERT_TRUE(recordings);
+  std::map<std::string, int> plans;
+  for (const PlacementRecording& recording : *recordings)
+    for (const auto& [rule, text] : lost_by_connectors(recording))
+      ++plans[rule + " " + text.substr(0, text.find(':'))];
+  const std::map<std::string, int> expected = {{"offloading LHBNC", 4},
+                                               {"offloading BLHNC", 1},
+                                               {"offloading LBNHC", 1},
+                                               {"simple offload LBNHC", 1}};
+  if (is_full) {
+    EXPECT_EQ(plans, expected);
+  }
+  for (const auto& [key, count] : plans) EXPECT_TRUE(expected.contains(key)) << key;
+}
+
 struct SmallPlan {
   Placement plan;
   WorkerPages pages;
@@ -170,6 +207,10 @@ TEST(OverlaidPlans, the_prover_finds_what_is_moved) {
   moved.pages.device_bytes += 4096;
   moved.pages.layers.front().page.content_bytes /= 2;
   EXPECT_TRUE(is_found(moved, "copy"));
+  moved = sound;
+  EXPECT_TRUE(prove_placement(moved.plan, moved.pages).with_connectors.empty());
+  for (PlacedTensor& tensor : moved.plan.tensors) tensor.block_stride -= 64;
+  EXPECT_EQ(prove_placement(moved.plan, moved.pages).with_connectors.size(), 2u);
 }
 
 }  // namespace

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <fstream>
+#include <map>
 #include <set>
 #include <sstream>
 
@@ -11,7 +12,9 @@
 #include "cuda_backend/defects/backend_mutants.h"
 #include "cuda_backend/defects/planted_views.h"
 #include "properties/mutants/mutant_catalogue.h"
+#include "reference/profiles/releases.h"
 #include "reference/types/scheduler_defect.h"
+#include "reference/types/view_types.h"
 #include "sim/connectors/offload_connector.h"
 #include "sim/hidden_states/watched_files.h"
 #include "sim/pair/transfer_protocol.h"
@@ -69,6 +72,48 @@ TEST_P(SmallestCasesSlow, is_small_and_fails_by_the_same_check) {
 }
 
 INSTANTIATE_TEST_SUITE_P(All, SmallestCasesSlow, testing::ValuesIn(ids()), test_name);
+
+// Defects of the backend that are looked for in the memory of overlaid groups.
+std::vector<std::string> ids_of_pages() {
+  std::vector<std::string> all;
+  for (const Mutant& mutant : mutant_catalogue())
+    if (mutant.site == MutantSite::backend && mutant.bias.engine == releases().back().name)
+      all.emplace_back(mutant.id);
+  return all;
+}
+
+// Where a defect changes nothing, although the engine takes cases that could show it.
+const std::map<std::string, std::set<CacheLayout>>& without_effect() {
+  using enum CacheLayout;
+  static const std::map<std::string, std::set<CacheLayout>> orders = {
+      {"copy-first-view", {BLNHC, BLHNC, BHLNC}},  // a block is copied as a whole
+  };
+  return orders;
+}
+
+class InEveryOrderSlow : public testing::TestWithParam<std::string> {};
+
+TEST_P(InEveryOrderSlow, a_defect_is_caught_in_every_order_that_its_cases_take) {
+  int orders = 0;
+  for (const CacheLayout order : kOverlaidLayouts) {
+    MutantSearchOptions options;
+    options.cases_max = 200;
+    options.shrink_evaluations_max = 0;
+    options.layout = order;
+    const MutantReport report = search_mutant(*find_mutant(GetParam()), mutant_bench(), options);
+    if (!report.applies()) continue;
+    ++orders;
+    const auto spared = without_effect().find(GetParam());
+    const bool is_spared = spared != without_effect().end() && spared->second.contains(order);
+    EXPECT_EQ(report.caught, !is_spared)
+        << name_of(order) << ": " << report.cases << " cases, " << report.refused << " refused";
+    if (report.caught)
+      EXPECT_TRUE(report.as_expected()) << name_of(order) << ": " << report.failure.check;
+  }
+  EXPECT_GT(orders, 0);
+}
+
+INSTANTIATE_TEST_SUITE_P(All, InEveryOrderSlow, testing::ValuesIn(ids_of_pages()), test_name);
 
 TEST(Catalogue, lists_every_switch_once_and_no_other_name) {
   std::set<std::string_view> switches = {"kernel-block-num-blocks", "pack-num-blocks",

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "reference/memory/placed_layout.h"
+#include "reference/plan/page_size.h"
 #include "sim/step/backend_config.h"
 #include "tests/properties/busy_case.h"
 
@@ -39,6 +40,41 @@ KVCacheSpec compressed(std::int64_t tokens_per_row) {
   spec.kind = CacheKind::mla;
   spec.compress_ratio = tokens_per_row;
   return spec;
+}
+// Rows in a layout of bytes, in pages that are rounded up.
+KVCacheSpec rows_of_bytes(std::int64_t tokens_per_row, std::string model_version) {
+  KVCacheSpec spec = compressed(tokens_per_row);
+  spec.dtype = DType::uint8;
+  spec.head_size = 512;
+  spec.cache_dtype_str = "fp8_ds_mla";
+  spec.model_version = std::move(model_version);
+  spec.alignment = 64;
+  return spec;
+}
+KVCacheSpec in_blocks_of(std::int64_t block_size, KVCacheSpec spec) {
+  spec.block_size = block_size;
+  return with_alignment_padding(std::move(spec));
+}
+KVCacheSpec window_of(KVCacheSpec spec) {
+  spec.compress_ratio = 1;
+  spec.mla_rows = true;
+  return with_alignment_padding(of_kind(CacheKind::sliding_window, std::move(spec)));
+}
+// As DeepSeek-V4: rows for two and four tokens and an indexer's in one group, windows, and windows
+// of what is still to be compressed.
+std::vector<KVCacheGroupSpec> compressed_by_layer() {
+  const std::string v4 = "deepseek_v4";
+  KVCacheSpec indexer = compressed(2), state = rows(1);
+  indexer.dtype = DType::uint8;
+  indexer.head_size = 20;
+  state.dtype = DType::fp32;
+  KVCacheGroupSpec rows_of_layers = group_of({}, 0, 4);
+  rows_of_layers.layer_specs = {in_blocks_of(8, rows_of_bytes(2, v4)), in_blocks_of(8, indexer),
+                                in_blocks_of(8, rows_of_bytes(4, v4)),
+                                in_blocks_of(8, rows_of_bytes(2, v4))};
+  rows_of_layers.spec = rows_of_layers.layer_specs.front();
+  return {rows_of_layers, group_of(window_of(rows_of_bytes(2, v4)), 1, 2),
+          group_of(window_of(state), 2, 2)};
 }
 KVCacheSpec computed_again() {
   KVCacheSpec spec = of_kind(CacheKind::sliding_window, rows(1));
@@ -99,12 +135,19 @@ std::vector<CacheKindCase> cache_kinds() {
       {"fp8 with scales",
        {group_of(scaled(KVQuantMode::fp8_per_token_head, DType::fp8_e4m3, 8), 0)},
        kAll},
+      {"int8 with scales",
+       {group_of(scaled(KVQuantMode::int8_per_token_head, DType::int8, 8), 0)},
+       kAll},
       {"rows of no whole words",
        {group_of(scaled(KVQuantMode::none, DType::fp8_e5m2, 5), 0)},
        kAll},
       {"nvfp4", {group_of(scaled(KVQuantMode::nvfp4, DType::uint8, 16), 0)}, kAll},
       {"mla", {group_of(of_kind(CacheKind::mla, rows(1)), 0)}, kAll},
+      {"rows of 656 bytes", {group_of(rows_of_bytes(1, ""), 0)}, kAll},
       {"compressed rows", {group_of(compressed(2), 0)}, kAll},
+      {"rows of 584 bytes, padded",
+       {group_of(in_blocks_of(4, rows_of_bytes(2, "deepseek_v4")), 0)},
+       kAll},
       {kWithRing,
        {group_of(compressed(2), 0), group_of(computed_again(), 1), group_of(ring(), 2, 1)},
        kCompact},
@@ -150,6 +193,8 @@ std::vector<CacheKindCase> cache_kinds() {
        AttentionBackend::any_size,
        41,
        true},
+      {"rows compressed by layer", compressed_by_layer(), kBlocksOutermost,
+       AttentionBackend::any_size, 41, true},
   };
 }
 
@@ -160,8 +205,8 @@ SavedCase case_in(const CacheKindCase& kind, CacheLayout order) {
   saved.attention_backend = kind.backend;
   saved.layout = order;
   saved.queries_per_kv = 2;
-  saved.cache = *plan_for_groups(kind.groups, kind.num_blocks);
-  if (kind.groups.front().is_uniform_type()) {
+  if (!kind.is_packed) saved.cache = *plan_for_groups(kind.groups, kind.num_blocks);
+  if (!kind.is_packed && kind.groups.front().is_uniform_type()) {
     saved.cache.tensors.clear();
     KVCacheGroupSpec& group = saved.cache.groups.front();
     for (KVCacheSpec& spec : group.layer_specs) spec.page_size_padded.reset();

@@ -7,6 +7,7 @@
 
 #include "cuda_backend/simt_backend.h"
 #include "reference/memory/memory_model.h"
+#include "reference/memory/placed_layout.h"
 #include "reference/types/token_run.h"
 #include "tests/sim/world.h"
 
@@ -188,6 +189,43 @@ TEST(HostTier, model_plain_loops_and_kernels_hold_the_same_bytes_after_every_ste
       Backend* const backends[] = {&plain, simt->get()};
       EXPECT_EQ(first_difference(config, backends), "") << setting.title;
     }
+}
+
+// The memory of releases whose groups overlay one allocation. Nothing: the order does not take such
+// a cache.
+std::optional<LockstepConfig> overlaid_world(Setting setting, CacheLayout order) {
+  setting.layout = order;
+  LockstepConfig config = world_of(setting);
+  const auto placed = placed_layout(config.backend.plan, config.backend.attention_backend, order);
+  if (!placed) return std::nullopt;
+  config.backend.plan = with_placed_tensors(std::move(config.backend.plan), *placed);
+  return config;
+}
+
+std::string difference_on_simt(const LockstepConfig& config) {
+  auto simt = make_simt_backend(config.backend);
+  if (!simt) return simt.error().message;
+  Backend* const backends[] = {simt->get()};
+  return first_difference(config, backends);
+}
+
+TEST(HostTier, blocks_come_back_whole_in_every_order_of_the_overlaid_memory) {
+  int worlds = 0;
+  for (const Setting& setting : settings())
+    for (const CacheLayout order : kOverlaidLayouts) {
+      auto config = overlaid_world(setting, order);
+      if (!config) continue;
+      ++worlds;
+      const std::string where = fmt::format("{} in {}", setting.title, name_of(order));
+      config->backend.check = CheckMode::hunt;
+      EXPECT_EQ(difference_on_simt(*config), "") << where;
+      config->backend.check = CheckMode::fast;
+      for (const char* mutant : {"transfer-wrong-end", "transfer-flatten"}) {
+        config->backend.mutant = mutant;
+        EXPECT_NE(difference_on_simt(*config), "") << mutant << ", " << where;
+      }
+    }
+  EXPECT_GE(worlds, 3 * 6 + 4);  // padded pages lie in the orders whose pages are one run
 }
 
 TEST(HostTier, planted_defects_of_its_copies_show_in_bytes_or_in_the_order_of_streams) {

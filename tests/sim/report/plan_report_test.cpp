@@ -92,7 +92,8 @@ TEST(PlanReport, TheJsonHoldsThePlanTheLayoutsAndTheCapacity) {
   EXPECT_TRUE(reader.ok()) << reader.error().message;
 }
 
-TEST(PlanReport, EveryModelOfTheCatalogueIsDrawnInBothLayouts) {
+TEST(PlanReport, EveryModelOfTheCatalogueIsDrawnInBothLayoutsOrNeedsALaterRelease) {
+  int later = 0;
   for (const std::string& name : model_names())
     for (CacheLayout layout : {CacheLayout::NHD, CacheLayout::HND}) {
       const auto model = find_model(name);
@@ -100,11 +101,17 @@ TEST(PlanReport, EveryModelOfTheCatalogueIsDrawnInBothLayouts) {
       options.max_model_len = 4096;
       options.mamba_chunk_size = model->mamba_chunk_size;
       const auto report = make_plan_report(*model, options, layout);
+      if (name == "deepseek-v4.1-like") {
+        EXPECT_NE(report.error().message.find("overlaid memory"), std::string::npos);
+        ++later;
+        continue;
+      }
       ASSERT_TRUE(report) << name << ": " << report.error().message;
       EXPECT_GT(plan_map(*report).size(), 100u) << name;
       EXPECT_GT(plan_svg(*report).size(), 100u) << name;
       EXPECT_GT(plan_to_json(*report).size(), 100u) << name;
     }
+  EXPECT_EQ(later, 2);
 }
 
 }  // namespace

@@ -1,0 +1,122 @@
+// Models whose layers keep rows for several tokens, windows of MLA rows, rings and a drafter's own
+// cache, replayed from their model files in the memory that vLLM 0.33.0 plans for them.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <string>
+
+#include "cuda_backend/simt_backend.h"
+#include "sim/setup/replay_setup.h"
+#include "tests/support/temporary_folder.h"
+
+namespace lockstep {
+namespace {
+
+using ModelJson = nlohmann::json;
+
+// A model of the catalogue with these layers alone.
+std::string model_with(const tests::TemporaryFolder& folder, const std::string& name,
+                       const ModelJson& layers) {
+  std::ifstream file(LOCKSTEP_SOURCE_DIR "/traces/models/" + name + ".json");
+  ModelJson model = ModelJson::parse(file);
+  model["layers"] = layers;
+  const auto path = folder.path("model.json");
+  std::ofstream(path) << model.dump();
+  return path;
+}
+
+// A prompt of 300 tokens that comes back once the first request has left.
+std::string trace_of(const tests::TemporaryFolder& folder, const ModelJson& more) {
+  ModelJson config = {{"max_num_batched_tokens", 256}, {"max_model_len", 1024}};
+  config.update(more);
+  const auto path = folder.path("trace.jsonl");
+  std::ofstream file(path);
+  file << ModelJson{{"lockstep_trace", 1},
+                    {"time", "ns"},
+                    {"source", {{"kind", "by hand"}, {"name", "one"}}},
+                    {"engine", {{"config", config}}}}
+              .dump()
+       << "\n";
+  for (int i = 0; i < 2; ++i)
+    file << ModelJson{{"id", "r" + std::to_string(i)},
+                      {"t", i * 1'000'000'000'000},
+                      {"prompt", {{1, 300}}},
+                      {"output", {{"length", 6}}}}
+                .dump()
+         << "\n";
+  file << ModelJson{{"end", true}, {"records", 2}}.dump() << "\n";
+  return path;
+}
+
+struct ModelReplay {
+  std::string ending;
+  CacheLayout layout = CacheLayout::NHD;
+  std::size_t layers = 0, drafters_groups = 0;
+  std::int64_t cached_tokens = 0;
+};
+
+ModelReplay replay_of(const std::string& model, const std::string& trace) {
+  ReplayRequest request{.file = trace, .run = {}};
+  request.run.set_text("model", model);
+  request.run.set_text("engine", "vllm-0.33.0");
+  request.run.spec.backend = "simt";
+  request.run.add(run_field("backend"));
+  auto prepared = prepare_replay(std::move(request));
+  if (!prepared) return {.ending = prepared.error().message};
+  ModelReplay replay{.ending = {}, .layout = prepared->run.layout};
+  for (const KVCacheGroupSpec& group : prepared->run.cache.groups) {
+    replay.layers += group.layer_names.size();
+    replay.drafters_groups += group.is_eagle_group ? 1 : 0;
+  }
+  prepared->parts.backend = make_simt_backend;
+  auto session = Session::open(prepared->config, std::move(prepared->parts));
+  if (!session) return {.ending = session.error().message};
+  const auto report = (*session)->run();
+  if (!report) return {.ending = report.error().message};
+  const RunSummary& summary = report->summary;
+  replay.ending = summary.divergence ? summary.divergence->message : name_of(summary.verdict);
+  replay.cached_tokens = summary.cached_tokens;
+  return replay;
+}
+
+const ModelJson kTwoOfV4 = {{"c4", "swa", "c4_state", "c4_indexer", "c4_indexer_state"},
+                            {"c128", "swa", "c128_state"},
+                            "draft"};
+
+TEST(ModelReplays, OfV4LieInPackedBlocksAndHitWholeBlocks) {
+  const tests::TemporaryFolder folder;
+  const ModelReplay replay = replay_of(model_with(folder, "deepseek-v4-flash", kTwoOfV4),
+                                       trace_of(folder, ModelJson::object()));
+  EXPECT_EQ(replay.ending, "agreed");
+  EXPECT_EQ(replay.layout, CacheLayout::BLHNC);
+  EXPECT_EQ(replay.layers, 8u);
+  EXPECT_EQ(replay.drafters_groups, 0u);
+  EXPECT_EQ(replay.cached_tokens, 256);
+}
+
+TEST(ModelReplays, OfV4WithDraftsHaveTheDraftersLayer) {
+  const tests::TemporaryFolder folder;
+  const ModelReplay replay =
+      replay_of(model_with(folder, "deepseek-v4-flash", kTwoOfV4),
+                trace_of(folder, {{"num_spec_tokens", 1}, {"spec_method", "eagle"}}));
+  EXPECT_EQ(replay.ending, "agreed");
+  EXPECT_EQ(replay.layers, 9u);
+  EXPECT_EQ(replay.drafters_groups, 1u);
+  EXPECT_GT(replay.cached_tokens, 0);
+}
+
+TEST(ModelReplays, OfV41KeepARingAndComputeWindowsAgain) {
+  const tests::TemporaryFolder folder;
+  const ModelJson layers = {{"c1", "swa", "c1_indexer"}, {"c2", "swa", "c2_state", "c2_indexer"}};
+  const ModelReplay replay = replay_of(model_with(folder, "deepseek-v4.1-like", layers),
+                                       trace_of(folder, ModelJson::object()));
+  EXPECT_EQ(replay.ending, "agreed");
+  EXPECT_EQ(replay.layout, CacheLayout::BLHNC);
+  EXPECT_EQ(replay.layers, 7u);
+  EXPECT_GT(replay.cached_tokens, 0);
+}
+
+}  // namespace
+}  // namespace lockstep
