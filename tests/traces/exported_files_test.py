@@ -49,12 +49,20 @@ print(json.dumps(found))
 
 LOAD_AIPERF = """
 import json, sys
+from types import SimpleNamespace
 from aiperf.dataset.loader.mooncake_trace import MooncakeTraceDatasetLoader as Loader
+# What the loader asks of a run; text for the tokens is made later, and wants a tokenizer.
+config = SimpleNamespace(get_default_dataset=SimpleNamespace, phases=[], tokenizer=None,
+                         get_model_names=list)
+words = SimpleNamespace(tokenizer=SimpleNamespace(resolved_name="words"), _cache={},
+                        _hash_id_corpus_rng=SimpleNamespace(set_trace_id=lambda _: None))
 found = {}
 for path, block in json.loads(sys.argv[1]):
-    rows = [json.loads(line) for line in open(path)]
-    assert all(Loader.can_load(row) for row in rows), path
-    found[path] = [Loader._parse_trace(None, row).model_dump(mode="json") for row in rows]
+    assert all(Loader.can_load(json.loads(line)) for line in open(path)), path
+    loader = Loader(filename=path, prompt_generator=words, run=SimpleNamespace(cfg=config, random_seed=0),
+                    default_block_size=block)
+    rows = [row for session in loader.load_dataset().values() for row in session]
+    found[path] = [row.model_dump(mode="json") for row in rows]
 print(json.dumps(found))
 """
 
