@@ -40,6 +40,7 @@ struct DeviceReport {
   std::string message;
   std::string allocation;
   std::int64_t byte_offset = 0;
+  std::string sanitizer_words;  // as in MemoryReport
 };
 
 struct DeviceWriter {

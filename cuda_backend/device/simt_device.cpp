@@ -122,7 +122,7 @@ class SimtDevice final : public Device {
     if (executor_->reports().empty()) return;
     for (const simt::Report& report : executor_->take_reports())
       reports.push_back({simt::name_of(report.kind), report.by.kernel, simt::to_string(report),
-                         report.allocation, report.byte_offset});
+                         report.allocation, report.byte_offset, simt::in_sanitizer_words(report)});
   }
 
   std::optional<DeviceWriter> who_wrote(const std::byte* address) override {

@@ -361,6 +361,7 @@ MemoryReport CachePool::locate(DeviceReport report) const {
   located.kind = std::move(report.kind);
   located.kernel = std::move(report.kernel);
   located.message = std::move(report.message);
+  located.sanitizer_words = std::move(report.sanitizer_words);
   const auto buffer = std::ranges::find(buffers_, report.allocation, &Buffer::name);
   if (buffer == buffers_.end()) return located;
   std::int64_t offset = report.byte_offset - guard_bytes_;

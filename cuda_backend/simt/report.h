@@ -61,8 +61,10 @@ struct Report {
   AccessKind access{};
   std::size_t size_bytes = 0;
   std::string allocation;  // name of the allocation or __shared__ variable; empty when in none
+  std::size_t allocation_bytes = 0;
   std::int64_t byte_offset = 0;  // from its begin; beyond its size when just behind it
   std::optional<Party> other;    // race: the earlier access; use of undefined copies: the copier
+  bool other_reads = false;      // of a race
   std::string detail;
   std::uintptr_t pc = 0;  // 0 for reports without an instruction; source_place() says where it is
 };
@@ -70,6 +72,11 @@ struct Report {
 // "race: write of 4 bytes by kernel conv_shift (launch 3) cta 0,0,0 thread 17 ..." on one line.
 std::string to_string(const Report& report);
 std::string to_string(const Party& party);
+// The same in the words of NVIDIA's compute-sanitizer 2026.4, for those who read its logs or search
+// them; lines that begin with "=========", each with its newline. An allocation begins at address
+// 0x0, and a thread's number is linear. Empty for what none of its tools looks for: promises of a
+// launch that are broken, and the executor's own limits.
+std::string in_sanitizer_words(const Report& report);
 
 struct LaunchStatistics {
   std::uint64_t launch = 0;

@@ -132,7 +132,8 @@ class StreamDevice final : public ForwardingDevice {
                         .kernel = pair.later,
                         .message = {},
                         .allocation = {},
-                        .byte_offset = 0};
+                        .byte_offset = 0,
+                        .sanitizer_words = {}};
     std::string where = "memory";
     if (const auto after = allocations_.upper_bound(pair.range.begin);
         after != allocations_.begin()) {

@@ -3,11 +3,12 @@
 1. The process may take `memory_mb` of address space and no more.
 2. Findings are told in a thread of their own, each line once.
 3. The lines that went in are kept in a file without a name, up to `spool_mb`: what is needed to
-   write a recording of what was found.
+   write a recording of what was found, also of what the audit tells after the last line.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import resource
 import shutil
@@ -55,20 +56,34 @@ class AuditProcess:
                 words.append(line)
         self.last_words = "; ".join(words[-3:])
 
-    def write_line(self, line: bytes) -> None:
-        """Raises OSError when the process has ended. Waits while the audit is behind."""
+    def write_line(self, line: bytes, is_needed: bool = True) -> None:
+        """Raises OSError when the process has ended, unless the line is not needed. Waits while the
+        audit is behind."""
         assert self._process.stdin is not None
-        self._process.stdin.write(line)
-        self._process.stdin.write(b"\n")
-        self._process.stdin.flush()
+        self._keep(line)
+        try:
+            self._process.stdin.write(line + b"\n")
+            self._process.stdin.flush()
+        except OSError:
+            if is_needed:
+                raise
+
+    def _keep(self, line: bytes) -> None:
         if not self.is_spooling:
             return
         if self._spool.tell() + len(line) > self._spool_max:
-            self.is_spooling = False
-            self._spool.close()
+            self.forget()
             return
-        self._spool.write(line)
-        self._spool.write(b"\n")
+        try:
+            self._spool.write(line + b"\n")
+        except OSError:  # of the disk, not of the audit
+            self.forget()
+
+    def forget(self) -> None:
+        """No recording is written from here on."""
+        self.is_spooling = False
+        with contextlib.suppress(OSError):
+            self._spool.close()
 
     def copy_spool(self, path: str) -> None:
         """Writes all lines so far to `path`, which must not be there. Raises OSError."""
@@ -79,7 +94,8 @@ class AuditProcess:
         self._spool.seek(end)
 
     def close(self, wait_s: float) -> int | None:
-        """No more lines. The exit status; None: it did not end in time and was stopped."""
+        """No more lines, and all findings are told. The exit status; None: it did not end in time
+        and was stopped."""
         assert self._process.stdin is not None
         try:
             self._process.stdin.close()
@@ -92,8 +108,6 @@ class AuditProcess:
             self._process.wait()
             status = None
         self._reader.join(wait_s)
-        if self.is_spooling:
-            self._spool.close()
         return status
 
 

@@ -48,7 +48,11 @@ class _Lines:
     """A StepLog's file: the audit's standard input."""
 
     def __init__(self, process: AuditProcess) -> None:
-        self.write_line = process.write_line
+        self._process = process
+        self.is_ending = False  # an audit that has ended is no news any more
+
+    def write_line(self, line: bytes) -> None:
+        self._process.write_line(line, is_needed=not self.is_ending)
 
     def finish(self) -> None: ...
 
@@ -82,11 +86,13 @@ class LiveLog:
         self._taken = 0  # steps; by this one
         self.dropped = 0  # steps
         self.findings: list[str] = []
-        self._saved = 0
+        self._saved: set[str] = set()  # rules of which there is a recording
         self._stopped = ""  # why nothing is checked any more
         self._rank = os.getpid()
         self._process = AuditProcess(settings, self._found)
-        self._begin = lambda: StepLog(_Lines(self._process), header, release, _NoCounter(), 0)
+        self._lines = _Lines(self._process)
+        self._begin = lambda: StepLog(self._lines, header, release, _NoCounter(), 0)
+        self._log: StepLog | None = None  # of this object's thread, while it runs
         self._thread = threading.Thread(target=self._run, name="lockstep-live", daemon=True)
         self._thread.start()
 
@@ -119,6 +125,9 @@ class LiveLog:
             self._stop("the audit did not end in time")
         status = self._process.close(self._settings.drain_s)
         self._thread.join(self._settings.drain_s)
+        if not self._thread.is_alive():
+            self._save_the_rest()
+            self._process.forget()
         left = self._put - self._taken
         self.dropped += left
         words = f" ({self._process.last_words})" if status not in (0, 1) else ""
@@ -140,32 +149,62 @@ class LiveLog:
 
     def _run(self) -> None:
         try:
-            log = self._begin()
+            log = self._log = self._begin()
             while (work := self._queue.get()) is not None:
                 what, args = work
-                try:
-                    what(log, *args)
-                    self._taken += what is StepLog.scheduled
-                except EndOfRecording as end:
-                    self._stop(str(end))
-                    break
-            log.finish(self._stopped or None)
+                if what == self._save:
+                    self._save(*args)
+                elif not self._lines.is_ending:
+                    self._do(log, what, args)
+            self._end(log, self._stopped or None)
         except OSError as error:
             self._stop(f"the audit has ended ({error.strerror}) {self._process.last_words}")
         except Exception:
             logger.exception("lockstep: the live check failed; the engine serves on without it")
             self._stop("the live check failed")
 
-    def _save(self, log: StepLog, line: str) -> None:
+    def _do(self, log: StepLog, what: Callable[..., None], args: tuple[Any, ...]) -> None:
+        try:
+            what(log, *args)
+            self._taken += what is StepLog.scheduled
+        except EndOfRecording as end:
+            self._stop(str(end))
+            self._end(log, str(end))
+
+    def _end(self, log: StepLog, why: str | None) -> None:
+        """Once: writes the end of the recording."""
+        if not self._lines.is_ending:
+            self._lines.is_ending = True
+            log.finish(why)
+
+    def _save_the_rest(self) -> None:
+        """What the audit has found since this thread's end."""
+        while not self._queue.empty():
+            what, args = self._queue.get() or (None, ())
+            if what == self._save:
+                self._save(*args)
+
+    def _save(self, line: str) -> None:
         """A recording of all steps so far. One for each kind of finding is enough."""
         rule = line.split(" ", 1)[0]
-        if any(other.startswith(rule + " ") for other in self.findings[: self._saved]):
+        if rule in self._saved or self._log is None:
             return
-        self._saved = len(self.findings)
+        self._saved.add(rule)
         if not self._process.is_spooling:
             logger.error("lockstep: too many steps to be kept (LOCKSTEP_SPOOL_MB); no recording")
             return
-        path = free_name(self._settings.folder, f"lockstep-{self._rank}")
+        try:
+            path = free_name(self._settings.folder, f"lockstep-{self._rank}")
+            self._write_recording(self._log, path, line)
+        except OSError as error:
+            logger.error("lockstep: no recording: %s", error)
+            return
+        logger.error("lockstep: saved; `lockstep audit %s` finds it again", path)
+
+    def _write_recording(self, log: StepLog, path: str, why: str) -> None:
+        if self._lines.is_ending:  # the end stands behind the lines that went in
+            self._process.copy_spool(path)
+            return
         until_now = copy.copy(log)
         until_now._events = list(log._events)
         until_now._live = set(log._live)
@@ -173,5 +212,4 @@ class LiveLog:
         for step in until_now._lines:
             step.tail = copy.deepcopy(step.tail)
         until_now._file = _Copy(self._process, path)
-        until_now.finish(line)
-        logger.error("lockstep: saved; `lockstep audit %s` finds it again", path)
+        until_now.finish(why)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -59,10 +60,16 @@ def text_of(failure: Failure) -> str:
     return "\n\n".join(part for part in parts if part)
 
 
+def save_folder(settings: Settings, test: str) -> Path:
+    """A test's own, whatever else runs beside it."""
+    return settings.save / re.sub(r"[^\w.-]+", "-", test).strip("-")
+
+
 class LockstepItem(pytest.Item):
     """One test. `find` runs it: None where everything agrees."""
 
     settings: Settings
+    save: Path  # its smallest case
 
     def find(self) -> Failure | None:
         raise NotImplementedError
@@ -87,11 +94,13 @@ class LockstepItem(pytest.Item):
         return self.path, None, self.name
 
 
-def _smallest(settings: Settings, path: Path, backend: bool) -> tuple[str, Failure | None]:
+def _smallest(
+    settings: Settings, path: Path, save: Path, backend: bool
+) -> tuple[str, Failure | None]:
     """Makes a case small: its story's command, and how it fails; ("", None): it does not."""
-    settings.save.mkdir(parents=True, exist_ok=True)
+    save.mkdir(parents=True, exist_ok=True)
     stem = path.name.removesuffix(".jsonl").removesuffix(".case")
-    smallest = settings.save / f"{stem}.min.case.jsonl"
+    smallest = save / f"{stem}.min.case.jsonl"
     judging = settings.judging(backend)
     said = command.run("shrink", path, "--output", smallest, *judging,
                        "--shrink-seconds", SHRINK_SECONDS)  # fmt: skip
@@ -116,7 +125,7 @@ class CaseItem(LockstepItem):
     file: Path
 
     def find(self) -> Failure | None:
-        return _smallest(self.settings, self.file, backend=True)[1]
+        return _smallest(self.settings, self.file, self.save, backend=True)[1]
 
 
 class RecordingItem(LockstepItem):
@@ -125,10 +134,10 @@ class RecordingItem(LockstepItem):
     file: Path
 
     def find(self) -> Failure | None:
-        return audit(self.settings, self.file)
+        return audit(self.settings, self.file, self.save)
 
 
-def audit(settings: Settings, file: Path) -> Failure | None:
+def audit(settings: Settings, file: Path, save: Path) -> Failure | None:
     said = command.run("audit", file)
     if not said.json["findings"]:
         return None
@@ -136,7 +145,7 @@ def audit(settings: Settings, file: Path) -> Failure | None:
     details = "".join(f"{finding['line']}\n" for finding in said.json["findings"][1:])
     again = command.line_to_repeat("audit", file)
     try:
-        story, smaller = _smallest(settings, file, backend=False)
+        story, smaller = _smallest(settings, file, save, backend=False)
     except command.LockstepError:
         story, smaller = "", None  # of an engine that the model cannot stand in for
     if smaller is not None and smaller.check == f"audit.{first['rule']}":
@@ -151,7 +160,7 @@ class TraceItem(LockstepItem):
     options: list[str]
 
     def find(self) -> Failure | None:
-        return replay(self.settings, str(self.file), self.options)
+        return replay(self.settings, str(self.file), self.save, self.options)
 
 
 class LayoutItem(TraceItem):
@@ -160,13 +169,15 @@ class LayoutItem(TraceItem):
 
     def find(self) -> Failure | None:
         try:
-            return replay(self.settings, str(self.file), self.options, decides=False)
+            return replay(
+                self.settings, str(self.file), self.save, self.options, decides=False
+            )
         except command.LockstepError as refused:
             pytest.skip(f"refused: {refused}")
 
 
 def replay(
-    settings: Settings, trace: str, options: list[str], decides: bool = True
+    settings: Settings, trace: str, save: Path, options: list[str], decides: bool = True
 ) -> Failure | None:
     """`decides`: the engine of the settings does, where they name one."""
     words = ["replay", trace, *options, "--backend", settings.backend or "simt"]
@@ -184,8 +195,8 @@ def replay(
     line += f" request {found['request']}" if found["request"] else ""
     details = ""
     if "--decisions" not in words:  # a case saves what the model decides
-        settings.save.mkdir(parents=True, exist_ok=True)
-        saved = command.run(*words, "--save", settings.save, "--shrink",
+        save.mkdir(parents=True, exist_ok=True)
+        saved = command.run(*words, "--save", save, "--shrink",
                             "--shrink-seconds", SHRINK_SECONDS).out  # fmt: skip
         begin = saved.rfind("Shrunk: ")
         details = saved[begin:] if begin >= 0 else ""
@@ -284,8 +295,6 @@ def _kind_of(path: Path) -> tuple[str, type[LockstepItem]] | None:
 def items_of_folder(
     suite: pytest.Collector, folder: Path, settings: Settings
 ) -> Iterator[LockstepItem]:
-    if not folder.is_dir():
-        raise pytest.UsageError(f"--lockstep-cases: there is no folder {folder}")
     for path in sorted(folder.rglob("*.jsonl")):
         kind = _kind_of(path)
         if kind is None:
@@ -293,6 +302,7 @@ def items_of_folder(
         name, cls = kind
         item = cls.from_parent(suite, name=f"{name}[{path.relative_to(folder).as_posix()}]")
         item.settings, item.file = settings, path
+        item.save = settings.save / path.relative_to(folder).parent
         item.options = []
         yield item
 
@@ -314,5 +324,6 @@ def items_of_layouts(
         layout = layouts.layout_of(seed)
         item = LayoutItem.from_parent(suite, name=f"layout[{seed}-{layouts.name_of(layout)}]")
         item.settings, item.file = settings, Path(settings.trace)
+        item.save = save_folder(settings, item.name)
         item.options = ["--limit", LAYOUT_RECORDS, *layout]
         yield item

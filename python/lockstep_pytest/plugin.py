@@ -79,6 +79,15 @@ def settings_of(config: pytest.Config) -> items.Settings:
     return settings
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """A wrong option ends the session here: under pytest-xdist nobody hears what a worker says."""
+    settings_of(config)
+    for name in ("seeds", "layouts"):
+        _seeds(config, name)
+    if _option(config, "cases") and not _path(config, "cases").is_dir():
+        raise pytest.UsageError(f"--lockstep-cases: there is no folder {_path(config, 'cases')}")
+
+
 class _Suite(pytest.Collector):
     """Where the tests hang that no file of Python holds."""
 
@@ -118,7 +127,9 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 def _watched(request: pytest.FixtureRequest, tmp_path_factory: Any, asked: bool) -> Iterator[Watch]:
     folder = tmp_path_factory.mktemp("lockstep", numbered=True)
-    watch = Watch(folder, settings_of(request.config), is_asked_for=asked)
+    settings = settings_of(request.config)
+    save = items.save_folder(settings, request.node.nodeid)
+    watch = Watch(folder, settings, save, is_asked_for=asked)
     item, run = request.node, request.node.runtest
 
     def runtest() -> None:

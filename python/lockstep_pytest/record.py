@@ -30,8 +30,11 @@ class _NoRecorder:
 class Watch:
     """The recordings of one test."""
 
-    def __init__(self, folder: Path, settings: items.Settings, is_asked_for: bool) -> None:
+    def __init__(
+        self, folder: Path, settings: items.Settings, save: Path, is_asked_for: bool
+    ) -> None:
         self._folder, self._settings, self._is_asked_for = folder, settings, is_asked_for
+        self._save = save  # of the smallest case
         self._recorders: list[Any] = []
         self.num_schedulers = 0
         self.refused: list[str] = []  # why schedulers are not recorded
@@ -72,7 +75,7 @@ class Watch:
             nothing = items.Failure("lockstep.recording", line, f"pytest -k {test}")
             raise items.LockstepFailed(nothing)
         for recording in recordings:
-            failure = items.audit(self._settings, recording)
+            failure = items.audit(self._settings, recording, self._save)
             if failure is not None and not self._is_known(test, failure):
                 raise items.LockstepFailed(failure)
 

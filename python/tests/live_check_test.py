@@ -69,7 +69,6 @@ def serve(plant: str, family: str, num_blocks: int) -> None:
                 steps += step(engine, rng)
         while engine.scheduler.has_unfinished_requests():
             steps += step(engine, rng)
-        time.sleep(2)  # a server lives on: the audit's lines come in, and recordings are saved
         engine.scheduler.recorder.finish()
     except (LockstepViolation, AssertionError) as error:  # vLLM notices some of it itself
         report["raised"] = f"{type(error).__name__}: {error}"
@@ -130,21 +129,37 @@ class LiveTest(unittest.TestCase):
                 self.assertIn(f"{served['steps']} steps audited, 0 dropped, 0 findings", self.said)
                 self.assertEqual(list(self.folder.iterdir()), [])
 
+    def check_planted(self, plant: str, family: str, num_blocks: int, **more: str) -> None:
+        served = self.served(plant, family, num_blocks, **more)
+        self.assertTrue(served["findings"], self.said)
+        self.assertRegex("\n".join(served["findings"]), "(?m)^audit.attention_read step ")
+        saved = sorted(self.folder.glob("*.jsonl"))
+        # One for each rule that was broken.
+        rules = {line.split(" ")[0] for line in served["findings"]}
+        self.assertEqual(len(saved), len(rules), self.said)
+        told = subprocess.run([COMMAND, "audit", str(saved[0])], capture_output=True, text=True)
+        self.assertEqual(told.returncode, 1, told.stdout + told.stderr)
+        self.assertIn(served["findings"][0], told.stdout)
+        for path in saved:
+            path.unlink()
+
     def test_a_planted_defect_is_told_in_a_line_and_its_recording_repeats_it(self) -> None:
-        for plant, family, num_blocks in PLANTS:
-            with self.subTest(plant=plant):
-                served = self.served(plant, family, num_blocks)
-                self.assertTrue(served["findings"], self.said)
-                self.assertRegex("\n".join(served["findings"]), "(?m)^audit.attention_read step ")
-                saved = sorted(self.folder.iterdir())
-                self.assertTrue(saved, self.said)
-                told = subprocess.run(
-                    [COMMAND, "audit", str(saved[0])], capture_output=True, text=True
-                )
-                self.assertEqual(told.returncode, 1, told.stdout + told.stderr)
-                self.assertIn(served["findings"][0], told.stdout)
-                for path in saved:
-                    path.unlink()
+        for plant in PLANTS:
+            with self.subTest(plant=plant[0]):
+                self.check_planted(*plant)
+
+    def test_what_comes_in_after_the_engines_last_step_is_saved_too(self) -> None:
+        slow = self.folder / "slow"
+        slow.write_text(f"#!/bin/sh\nsleep 2\nexec {COMMAND} audit -\n")
+        slow.chmod(0o755)
+        self.check_planted(*PLANTS[0], LOCKSTEP_COMMAND=str(slow))
+
+    def test_a_folder_that_takes_no_recording_does_not_end_the_check(self) -> None:
+        (self.folder / "file").write_text("")
+        served = self.served(*PLANTS[0], LOCKSTEP_DIR=str(self.folder / "file" / "below"))
+        self.assertTrue(served["findings"])
+        self.assertIn("lockstep: no recording: ", self.said)
+        self.assertIn(f"{served['steps']} steps audited, 0 dropped", self.said)
 
     def test_raise_stops_the_engine_on_the_line(self) -> None:
         served = self.served(*PLANTS[1], mode="raise")

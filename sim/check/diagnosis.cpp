@@ -429,6 +429,7 @@ Divergence Diagnosis::report(const MemoryReport& report) {
           ? report.message
           : fmt::format("{} in kernel {}: {}", report.kind, report.kernel, report.message);
   found.doing = fmt::format("kernel {}; {}", report.kernel, found.doing);
+  found.sanitizer_words = report.sanitizer_words;
   if (!report.page) return found;
   const ModelPage page{report.page->tensor, index_of(report.page->block)};
   const bool inside = page.tensor >= 0 && page.tensor < model_.num_tensors() && page.index >= 0 &&

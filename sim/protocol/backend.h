@@ -202,6 +202,7 @@ struct MemoryReport {
   std::string message;         // one sentence with launch, cta, thread and the other party
   std::optional<PageId> page;  // where it lies in the cache, if it does
   std::int64_t byte_in_page = 0;
+  std::string sanitizer_words;  // lines, as compute-sanitizer would print them; may be empty
 };
 
 struct StepReadback {

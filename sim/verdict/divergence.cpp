@@ -85,7 +85,7 @@ std::string to_text(const Divergence& found) {
   add_line(text, "whose", found.owner);
   add_line(text, "writer", found.writer);
   add_line(text, "doing", found.doing);
-  return text;
+  return text + found.sanitizer_words;
 }
 
 nlohmann::ordered_json json_of(const Divergence& found) {
@@ -116,6 +116,7 @@ nlohmann::ordered_json json_of(const Divergence& found) {
   json["writer"] = found.writer;
   json["doing"] = found.doing;
   json["message"] = found.message;
+  if (!found.sanitizer_words.empty()) json["sanitizer_words"] = found.sanitizer_words;
   if (found.found_page.empty()) return json;
   json["expected_page"] = hex_digits(found.expected_page);
   json["found_page"] = hex_digits(found.found_page);

@@ -69,6 +69,8 @@ struct Divergence {
   std::string writer;   // who wrote there last, as the model's journal and the backend know it
   std::string doing;    // what the step was doing
   std::string message;  // all of it in one sentence
+  // Of memory_check: lines in the words of compute-sanitizer; empty where it has none.
+  std::string sanitizer_words;
 
   // For divergences of pages: the page as it should be and as it is.
   std::vector<std::uint8_t> expected_page;

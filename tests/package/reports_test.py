@@ -3,6 +3,7 @@ each item, and no name or text breaks their formats."""
 
 from __future__ import annotations
 
+import json
 import shutil
 import unittest
 from xml.etree import ElementTree
@@ -63,6 +64,22 @@ class ReportsTest(support.InFolder):
                     for failure in (*case.iter("failure"), *case.iter("error")):
                         line = failure.get("message", "")
                         self.assertIn(line.split("\n")[0][:60], annotations.replace("%25", "%"))
+
+    def test_what_the_memory_checker_finds_is_told_in_the_sanitizers_words_too(self) -> None:
+        for mutant, first in (
+            ("uninitialised-read", "Uninitialized __global__ memory read of size 16 bytes"),
+            ("race", "Error: Potential WAW hazard detected at __global__ 0x"),
+        ):
+            said = self.folder / "said.json"
+            words = (*REPLAY, "simt", "--check", "check", "--mutant", mutant, "--json", said)
+            suite, _, _ = self.leave(words, 1)
+            text = next(suite.iter("failure")).text or ""
+            self.assertIn(f"\n========= {first}", text)
+            lines = json.loads(said.read_text())["divergence"]["sanitizer_words"].splitlines()
+            self.assertGreaterEqual(len(lines), 3)
+            for line in lines:
+                self.assertTrue(line.startswith("========= "), line)
+                self.assertIn(line, text)
 
     def test_a_name_breaks_no_format(self) -> None:
         odd = self.folder / 'a <b> & "c" | 100%, d:e.jsonl'

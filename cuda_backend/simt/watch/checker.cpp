@@ -254,7 +254,7 @@ void Checker::judge(const Verdict& verdict, const Access& access) {
       return;
     case Verdict::Kind::race:
       add(ReportKind::race, access, verdict.other,
-          verdict.other_reads ? "the other one read" : "the other one wrote");
+          verdict.other_reads ? "the other one read" : "the other one wrote", verdict.other_reads);
       return;
   }
 }
@@ -264,7 +264,8 @@ void Checker::reject(ReportKind kind, const Access& access) {
   scheduler_.abandon();
 }
 
-void Checker::add(ReportKind kind, const Access& access, Stamp other, std::string detail) {
+void Checker::add(ReportKind kind, const Access& access, Stamp other, std::string detail,
+                  bool other_reads) {
   const Worker* me = scheduler_.current();
   if (!reports_.admit(kind, access.pc)) return;
   Report report;
@@ -275,6 +276,7 @@ void Checker::add(ReportKind kind, const Access& access, Stamp other, std::strin
   report.size_bytes = access.bytes;
   report.pc = access.pc;
   report.detail = std::move(detail);
+  report.other_reads = other_reads;
   if (other != 0) report.other = launches_.party_of(without_flags(other));
   name_place(report, access.address);
   reports_.add(std::move(report));
@@ -285,6 +287,7 @@ void Checker::name_place(Report& report, std::uintptr_t address) const {
     const Allocation* allocation = arena_.nearest(address);
     if (allocation == nullptr) return;
     report.allocation = allocation->name;
+    report.allocation_bytes = allocation->size_bytes;
     report.byte_offset = static_cast<std::int64_t>(address - allocation->begin);
     report.detail +=
         fmt::format("{}of {} bytes", report.detail.empty() ? "" : "; ", allocation->size_bytes);
@@ -292,6 +295,7 @@ void Checker::name_place(Report& report, std::uintptr_t address) const {
     const SharedMemory::Variable* variable = shared_.nearest(address);
     if (variable == nullptr) return;
     report.allocation = fmt::format("__shared__ {}", variable->name);
+    report.allocation_bytes = variable->size_bytes;
     report.byte_offset = static_cast<std::int64_t>(address - variable->begin);
   } else if (address < kNullBytes) {
     report.detail = fmt::format("null pointer + {}", address);

@@ -100,7 +100,8 @@ class Checker {
   void judge(const Verdict& verdict, const Access& access);
   Viewer viewer() const;
   [[noreturn]] void reject(ReportKind kind, const Access& access);
-  void add(ReportKind kind, const Access& access, Stamp other, std::string detail);
+  void add(ReportKind kind, const Access& access, Stamp other, std::string detail,
+           bool other_reads = false);
   void name_place(Report& report, std::uintptr_t address) const;
 
   Arena& arena_;

@@ -35,10 +35,11 @@ def window(tokens, block_size=4):
     return kv.SlidingWindowSpec(block_size=block_size, sliding_window=tokens, **SIZES)
 
 
-def states(block_size=4):
+def states(block_size=4, **more):
     return kv.MambaSpec(
-        block_size=block_size, shapes=((4, 16),), dtypes=(torch.bfloat16,), mamba_cache_mode="align"
-    )
+        block_size=block_size, shapes=((4, 16),), dtypes=(torch.bfloat16,),
+        mamba_cache_mode="align", **more,
+    )  # fmt: skip
 
 
 class Loads(KVConnectorBase_V1, SupportsHMA):
@@ -87,8 +88,11 @@ class Model(SimpleNamespace):
         raise AttributeError(name)
 
 
-def config_of(specs, max_model_len, loads=None, drafts=0, caching=True, **scheduling):
-    """A VllmConfig; `drafts`: of a draft model; `loads`: tokens a connector has, by request."""
+def config_of(
+    specs, max_model_len, loads=None, drafts=0, eagle=0, unit=None, caching=True, **scheduling
+):
+    """A VllmConfig; `drafts`: of a draft model, `eagle`: of EAGLE; `loads`: tokens a connector has,
+    by request; `unit`: prefix_match_unit."""
     scheduler = SchedulerConfig(
         max_model_len=max_model_len, is_encoder_decoder=False, enable_chunked_prefill=True,
         **{"max_num_seqs": 4, "max_num_batched_tokens": 64, "async_scheduling": False} | scheduling,
@@ -98,19 +102,20 @@ def config_of(specs, max_model_len, loads=None, drafts=0, caching=True, **schedu
     cache = CacheConfig(block_size=block_size, enable_prefix_caching=caching)
     if any(isinstance(spec, kv.MambaSpec) for spec in specs):
         cache.mamba_cache_mode, cache.mamba_block_size = "align", block_size
+    cache.prefix_match_unit = unit
     parallel = ParallelConfig()
     parallel.data_parallel_index = 0
     speculative = None
-    if drafts:
+    if drafts or eagle:
         scheduler.max_num_scheduled_tokens = scheduler.max_num_batched_tokens
         speculative = SimpleNamespace(
-            num_speculative_tokens=drafts, method="draft_model",
-            disable_lookahead_block_hashes=True,
+            num_speculative_tokens=drafts or eagle, method="eagle" if eagle else "draft_model",
+            disable_lookahead_block_hashes=not eagle,
             num_speculative_tokens_per_batch_size=None, disable_eagle_block_drop=False,
-            max_num_new_slots_for_drafting=1, use_eagle=lambda: False, use_dspark=lambda: False,
-            use_dflash=lambda: False, use_eagle_block_drop=lambda: False,
-            needs_eagle_block_drop=lambda: False, uses_draft_model=lambda: True,
-            use_multi_module_mtp=lambda: False,
+            max_num_new_slots_for_drafting=1 if drafts else 0, use_eagle=lambda: eagle > 0,
+            use_eagle_block_drop=lambda: eagle > 0, needs_eagle_block_drop=lambda: eagle > 0,
+            uses_draft_model=lambda: drafts > 0, use_dspark=lambda: False,
+            use_dflash=lambda: False, use_multi_module_mtp=lambda: False,
         )  # fmt: skip
     connector = loads is not None and KVTransferConfig(
         kv_connector="Loads", kv_connector_module_path="small_engine", kv_role="kv_both",
@@ -135,18 +140,23 @@ def config_of(specs, max_model_len, loads=None, drafts=0, caching=True, **schedu
 
 
 class SmallEngine:
-    """`num_blocks`: without the null block."""
+    """`num_blocks`: without the null block; `retention`: prefix_cache_retention_interval."""
 
     def __init__(
-        self, specs, num_blocks, max_model_len=64, loads=None, loads_async=False, **options
-    ):
+        self, specs, num_blocks, max_model_len=64, loads=None, loads_async=False, retention=None,
+        **options,
+    ):  # fmt: skip
         self.config = config_of(specs, max_model_len, loads, **options)
         self.config.cache_config.num_gpu_blocks = num_blocks + 1
         groups = [kv.KVCacheGroupSpec([f"layers.{i}"], spec) for i, spec in enumerate(specs)]
-        plan = kv.KVCacheConfig(num_blocks + 1, kv_cache_tensors=[], kv_cache_groups=groups)
+        plan = kv.KVCacheConfig(
+            num_blocks + 1, kv_cache_tensors=[], kv_cache_groups=groups,
+            prefix_cache_retention_interval=retention,
+        )  # fmt: skip
         sizes = kv_cache_utils.resolve_kv_cache_block_sizes(plan, self.config)
         kv_cache_utils.init_none_hash(sha256)
-        self.hasher = kv_cache_utils.get_request_block_hasher(sizes[1], sha256)
+        lookahead = self.config.num_hash_lookahead_tokens  # a block's hash covers one of EAGLE's
+        self.hasher = kv_cache_utils.get_request_block_hasher(sizes[1], sha256, lookahead)
         if not self.config.cache_config.enable_prefix_caching:
             self.hasher = None
         is_async = self.config.scheduler_config.async_scheduling
@@ -162,8 +172,11 @@ class SmallEngine:
             self.scheduler.connector.is_async = loads_async
 
     def add(self, name, num_tokens, max_tokens=1, arrival=0.0, priority=0, first_token=1):
-        params = SamplingParams(max_tokens=max_tokens, temperature=0)
         tokens = list(range(first_token, first_token + num_tokens))
+        self.add_tokens(name, tokens, max_tokens, arrival, priority)
+
+    def add_tokens(self, name, tokens, max_tokens=1, arrival=0.0, priority=0):
+        params = SamplingParams(max_tokens=max_tokens, temperature=0)
         self.scheduler.add_request(
             Request(name, tokens, params, None, arrival_time=arrival, priority=priority,
                     block_hasher=self.hasher)
