@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <charconv>
 
+#include "base/json_writer.h"
 #include "base/number_text.h"
 
 namespace lockstep {
@@ -111,6 +112,36 @@ bool JsonValue::is_string() const {
 bool JsonValue::is_number() const {
   return reader_ && (reader_->is(index_, JsonReader::Kind::integer) ||
                      reader_->is(index_, JsonReader::Kind::decimal));
+}
+
+std::string JsonValue::text() {
+  JsonWriter out;
+  const auto write = [&out](auto& self, JsonValue value) -> void {
+    if (value.is_object()) {
+      out.begin_object();
+      for (auto& [key, entry] : value.object().entries()) {
+        out.key(key);
+        self(self, entry);
+      }
+      out.end_object();
+    } else if (value.is_array()) {
+      out.begin_array();
+      for (JsonValue element : value.array()) self(self, element);
+      out.end_array();
+    } else if (value.is_string()) {
+      out.string(value.string());
+    } else if (value.is_null()) {
+      out.null();
+    } else if (value.is_number()) {
+      out.raw(value.reader_->number_text(value.index_));
+    } else {
+      out.boolean(value.boolean());
+    }
+  };
+  if (reader_ != nullptr) write(write, *this);
+  std::string text = out.take_line();
+  text.pop_back();  // the newline
+  return text;
 }
 
 void JsonValue::refuse(std::string_view expected) {

@@ -70,6 +70,8 @@ class JsonValue {
   T word(std::span<const JsonWord<T>> words);
   JsonArray array();
   JsonObject object();
+  // The value as JSON without spaces, for what is kept and not read.
+  std::string text();
 
   // Refuses the value: "field ...: found <text of it>; expected <expected>".
   void refuse(std::string_view expected);

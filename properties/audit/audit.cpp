@@ -20,12 +20,12 @@ std::span<const std::int32_t> sampled_of(const RecordedStep& step, const std::st
 
 std::string_view name_of(AuditRule rule) {
   constexpr std::string_view kNames[] = {
-      "attention_read", "state_read",    "handed_out",  "token_write",    "scheduled_tokens",
-      "conservation",   "common_prefix", "transfer",    "standstill",     "draft_read",
-      "zeroing",        "sampled",       "queues",      "planned_blocks", "draft_slots",
-      "cache_events",   "hits",          "drafts",      "stale_output",   "victim",
-      "worker_batch",   "worker_table",  "worker_slot", "worker_page",    "worker_zeroing",
-      "recording",
+      "attention_read", "state_read",    "handed_out",   "token_write",    "scheduled_tokens",
+      "conservation",   "common_prefix", "transfer",     "standstill",     "draft_read",
+      "zeroing",        "sampled",       "queues",       "planned_blocks", "draft_slots",
+      "cache_events",   "hits",          "drafts",       "stale_output",   "victim",
+      "inputs",         "worker_batch",  "worker_table", "worker_slot",    "worker_page",
+      "worker_zeroing", "recording",
   };
   const auto index = static_cast<std::size_t>(rule);
   LS_CHECK(index < std::size(kNames), "audit rule {}", index);
@@ -141,6 +141,11 @@ void Auditor::Impl::take_events(const RecordedStep& step,
     if (event.kind == RecordedEvent::Kind::output) last_output_ = event.output_of_step;
     if (event.resets_running) send_back_running();
     epoch_ += event.kind == RecordedEvent::Kind::reset_prefix_cache && event.reset_succeeded;
+    take_input_event(event);
+    if (event.kind == RecordedEvent::Kind::chunk || event.kind == RecordedEvent::Kind::close) {
+      take_session_event(event);
+      continue;
+    }
     const bool is_add = event.kind == RecordedEvent::Kind::add;
     const auto same = requests_.find(is_add ? event.request.name : event.name);
     if (event.kind == RecordedEvent::Kind::abort && same != requests_.end())
@@ -186,7 +191,10 @@ void Auditor::Impl::add(const RecordedEvent& event) {
   request.first_step = step_;
   request.tokens = event.request.prompt.materialize();
   request.num_prompt = static_cast<std::int32_t>(request.tokens.size());
-  request.max_tokens = event.request.max_tokens;
+  request.max_tokens = event.is_pooling ? 1 : event.request.max_tokens;
+  request.first_max_tokens = request.max_tokens;
+  request.is_session = event.is_session;
+  request.awaits_grammar = event.needs_grammar;
   request.priority = event.request.priority;
   request.has_min_tokens = event.request.min_tokens > 0;
   request.eos_token = event.request.eos_token;
@@ -279,15 +287,20 @@ void Auditor::Impl::take_tables(const RecordedStep& step, const RecordedSchedule
                                 AuditedRequest& request) {
   const std::int32_t hit = num_hit(step, scheduled, request);
   request.transfer = Transfer::none;
+  std::vector<std::vector<BlockId>> own(groups_.size());  // that a session has kept
+  const bool is_session_again = request.is_between_chunks;
   if (scheduled.is_new) {
     request.computed = scheduled.computed;
     request.state_idx = -1;
     request.num_accepted = 1;
+    own = std::exchange(request.is_between_chunks, false) ? std::move(request.tables) : own;
+    request.tables.resize(groups_.size());
     // Hits that are no longer than what is computed again are not taken.
     request.first_replayed = num_replayed_ > 0 ? scheduled.computed : 0;
     request.last_replayed = request.first_replayed == 0 ? 0 : scheduled.computed + num_replayed_;
     for (auto& table : request.tables) table.clear();
-    count_hit(request, hit + num_replayed_ * (request.first_replayed > 0 ? 1 : 0));
+    if (!is_session_again)
+      count_hit(request, hit + num_replayed_ * (request.first_replayed > 0 ? 1 : 0));
   }
   request.running = true;
   if (!scheduled.blocks) return;
@@ -311,16 +324,25 @@ void Auditor::Impl::take_tables(const RecordedStep& step, const RecordedSchedule
         continue;
       }
       const std::size_t index = table.size();
-      const bool moved = std::ranges::find(movable, block) != movable.end();
+      const bool is_own = is_state(groups_[g].spec)
+                              ? std::ranges::find(own[g], block) != own[g].end()
+                              : index < own[g].size() && own[g][index] == block;
+      const bool moved = is_own || std::ranges::find(movable, block) != movable.end();
       table.push_back(block);
       // What this step zeroes was new to the first that has it; those behind may have hit it.
       const bool is_fresh = fresh_.erase(block) > 0;
       const bool was_there =
           scheduled.is_new && !is_fresh && is_hit(g, index, std::max(hit, request.last_replayed));
-      if (block == kNullBlock || was_there || moved) continue;
+      // Of a block that a hit ends in, the request has a copy.
+      const bool is_copy = !tells_copies_ && is_state(groups_[g].spec) &&
+                           hit % block_size(g) != 0 && std::cmp_equal(index, hit / block_size(g));
+      if (block == kNullBlock || (was_there && !is_copy) || moved) continue;
       hand_out(request, g, index, block);
     }
   }
+  for (std::size_t g = 0; g < groups_.size() && scheduled.is_new && !tells_copies_; ++g)
+    if (is_state(groups_[g].spec) && hit % block_size(g) != 0)
+      load_states(request, g, hit - 1, hit, {});
   if (!scheduled.is_new || hit == scheduled.computed) return;
   write_loaded(request, hit, scheduled.computed,
                step.worker ? std::span<const BlockId>(step.worker->invalid_blocks)
@@ -400,6 +422,9 @@ void Auditor::Impl::step(const RecordedStep& step) {
   }
   for (const KVCacheBlockCopy& copy : step.copies) ledger_.copy(copy.from, copy.to);
   begin_loads(step);
+  check_adapters(step);
+  run_encoder(step);
+  for (const AuditRow& row : rows) check_encoded(row);
   void_rows(step, rows);
   for (AuditRow& row : rows) prepare_states(row);
   check_facts(step, rows);
@@ -408,6 +433,8 @@ void Auditor::Impl::step(const RecordedStep& step) {
       for (const AuditRow& row : rows) advance_states(row, g);
     } else if (is_ring(groups_[g].spec)) {
       for (const AuditRow& row : rows) use_ring(row, g);
+    } else if (groups_[g].spec.kind == CacheKind::cross_attention) {
+      for (const AuditRow& row : rows) use_encoder_rows(row, g, step);
     } else {  // a layer writes the keys of the whole batch before it attends
       for (const AuditRow& row : rows) write_tokens(row, g);
       for (const AuditRow& row : rows) read_tokens(row, g);
@@ -435,6 +462,7 @@ void Auditor::Impl::step(const RecordedStep& step) {
     for (const AuditRow& row : rows) read_drafter_window(row);
   }
   take_drafts(step);
+  take_pooled(step);
   take_events(step, step.during);
   check_order_of_outputs(step);
   take_stale_outputs(step, last_output_before);

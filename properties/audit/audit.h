@@ -28,7 +28,9 @@
 // worker that held the cache: (21) a batch or positions that are not those decided; (22) a table
 // that is not what was handed over; (23) a slot that is not the token's; (24) bytes that changed
 // beside the slots of the step, or did not change in them; (25) blocks zeroed that should not be,
-// or not zeroed that should.
+// or not zeroed that should; (26) more adapters in a step than a worker has room for, more rows
+// encoded than the encoder has, tokens computed that stand for an image whose rows are not there, a
+// request scheduled that still waits for its grammar.
 // With a KV connector, what it loads counts as written once the load is over, except in blocks that
 // are reported invalid, and blocks that it still writes or sends are in use. A request's first
 // wrong read in a group is reported, and not the consequences that follow from it.
@@ -76,6 +78,7 @@ enum class AuditRule : std::uint8_t {
   drafts,            // (18)
   stale_output,      // (19)
   victim,            // (20)
+  inputs,            // (26)
   worker_batch,      // (21)
   worker_table,      // (22)
   worker_slot,       // (23)

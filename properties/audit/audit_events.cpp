@@ -33,11 +33,23 @@ void CacheIndex::store(const RecordedCacheEvent& event,
   const bool is_whole = block_sizes_[g] == size && std::ssize(event.token_ids) == num_hashes * size;
   std::uint64_t content = 0;  // of the token before; 0: not known
   std::string before = event.parent.value_or("");
-  const auto key_of = [&](std::size_t i) {
-    return i < event.extra_keys.size() ? event.extra_keys[i].value_or("") : std::string();
+  const auto keys_of = [&](std::size_t i) {
+    return i < event.extra_keys.size() ? event.extra_keys[i] : std::vector<RecordedExtraKey>{};
+  };
+  const auto text_of = [&](std::size_t i) {
+    std::string text;
+    for (const RecordedExtraKey& key : keys_of(i))
+      text += fmt::format("/{}@{}", key.value, key.place.value_or(-1));
+    return text;
+  };
+  // A salt alone is the root of those who bring it; what else there is makes content that nobody
+  // without it can have.
+  const auto is_salt = [&](std::size_t i) {
+    const std::vector<RecordedExtraKey> keys = keys_of(i);
+    return keys.size() == 1 && !keys[0].place && event.lora_name.empty();
   };
   if (!event.parent) {
-    content = empty_prefix(key_of(0));
+    content = empty_prefix(is_salt(0) ? keys_of(0)[0].value : std::string_view{});
   } else if (const auto parent = group.of_hash.find(*event.parent); parent != group.of_hash.end()) {
     content = parent->second.content;
   } else if (block_sizes_[g] == size) {  // before a part of a block lies another, never told alone
@@ -48,7 +60,10 @@ void CacheIndex::store(const RecordedCacheEvent& event,
     const std::string& hash = event.block_hashes[i];
     std::uint64_t identity = 0;
     if (is_whole) {
-      identity = empty_prefix(before + "/" + key_of(i));
+      const std::string keys = text_of(i);
+      identity = empty_prefix(before + "/" + keys);
+      const bool is_of_root = i == 0 && !event.parent && is_salt(0);
+      if (content != 0 && !keys.empty() && !is_of_root) content = content_with_item(content, keys);
       for (std::int64_t t = 0; t < size; ++t) {
         const std::int32_t token =
             event.token_ids[i * static_cast<std::size_t>(size) + static_cast<std::size_t>(t)];

@@ -3,7 +3,8 @@
 // audit_reads.cpp follows reads and writes of attention, audit_drafts.cpp those of a drafter,
 // audit_states.cpp states, audit_hits.cpp what could be hit, audit_events.cpp what is told of it,
 // audit_requests.cpp what becomes of requests, audit_late.cpp drafts and outputs that are no
-// longer theirs, audit_transfers.cpp what a KV connector moves, and audit_facts.cpp what an
+// longer theirs, audit_transfers.cpp what a KV connector moves, audit_sessions.cpp input that comes
+// in chunks, audit_inputs.cpp adapters, encoders, grammars and poolers, and audit_facts.cpp what an
 // engine's worker says it did.
 #pragma once
 
@@ -72,7 +73,9 @@ struct AuditedRequest {
   std::string adrift;
   bool is_adrift() const { return adrift_since >= 0; }
   // Nobody else may write its blocks.
-  bool keeps_blocks() const { return running || is_sent || transfer != Transfer::none; }
+  bool keeps_blocks() const {
+    return running || is_sent || is_between_chunks || transfer != Transfer::none;
+  }
   // States, mode align: entry of the running state, and the accepted tokens of its last step.
   std::int32_t state_idx = -1;
   std::int32_t num_accepted = 1;
@@ -95,7 +98,19 @@ struct AuditedRequest {
   std::int64_t full_since = -1;     // the step that sampled the last token that it may have
   std::int64_t stopped_since = -1;  // ... a token that ends it
   bool detects_repetition = false;
+  // A session's input comes in chunks; between two it waits and keeps its blocks.
+  bool is_session = false;
+  bool is_between_chunks = false;
+  bool awaits_input = false;
+  bool is_closed = false;  // no chunk comes behind those that are there
+  std::vector<RequestSpec> chunks;
+  std::int32_t first_max_tokens = 0;
+  bool awaits_grammar = false;
+  bool is_pooled = false;  // its pooled output is there
 };
+
+// Whether a sampled token ends the request.
+bool ends_it(const AuditedRequest& request, std::int32_t token);
 
 // One scheduled request of the step at hand.
 struct AuditRow {
@@ -139,6 +154,8 @@ std::int32_t hit_alignment_of(const RecordingHeader& header);
 bool makes_drafts_in_time(const RecordingHeader& header);
 // Whether an option of a release of vLLM was written down.
 bool is_given(const RecordingHeader& header, std::string_view option);
+// Whether a session's next chunk comes behind all that its engine counts as computed.
+bool sessions_keep_computed(const RecordingHeader& header);
 // Per group, whether its new blocks must be zeroed before they are used.
 std::vector<bool> zeroed_groups(const RecordingHeader& header);
 // Slots behind the tokens of a step that the drafter writes: one for each draft of EAGLE, MTP and
@@ -151,7 +168,9 @@ bool retires_by_scheduled_tokens(const RecordingHeader& header);
 
 inline bool is_state(const KVCacheSpec& spec) { return spec.kind == CacheKind::mamba; }
 // Slots of tokens by position, which attention reads.
-inline bool keeps_tokens(const KVCacheSpec& spec) { return !is_state(spec) && !is_ring(spec); }
+inline bool keeps_tokens(const KVCacheSpec& spec) {
+  return !is_state(spec) && !is_ring(spec) && spec.kind != CacheKind::cross_attention;
+}
 
 // Every token of a prefix, for as long as the request runs.
 inline bool keeps_all_tokens(const KVCacheSpec& spec) {
@@ -162,6 +181,16 @@ CacheIndex index_of_events(const RecordingHeader& header,
                            const std::vector<std::int32_t>& block_sizes);
 
 inline std::int32_t ceil_div32(std::int32_t a, std::int32_t b) { return (a + b - 1) / b; }
+
+// Beside some connectors blocks are held by nobody whose table is shown: by a store into a host
+// tier of vLLM's own, by states that are being sent, and (0.33.0) by who waits for the output of a
+// step in flight.
+inline bool shows_all_holders(const RecordingHeader& header) {
+  return !header.connector ||
+         (header.connector->name.empty() && !header.connector->requires_kv_delivery &&
+          std::ranges::none_of(header.groups,
+                               [](const KVCacheGroupSpec& group) { return is_state(group.spec); }));
+}
 
 // Beside a connector some requests stand in none, and a live check leaves out who waits.
 inline bool lists_all_queues(const RecordingHeader& header) {
@@ -202,14 +231,25 @@ class Auditor::Impl {
         counts_hits_(!has_connector_),
         places_(header.groups.size()),
         num_places_max_(header.groups.size(), 4096),
+        inputs_(header.options.inputs),
+        encoder_budget_(header.encoder_compute_budget),
+        sessions_keep_computed_(sessions_keep_computed(header)),
+        shows_all_holders_(shows_all_holders(header)),
+        tells_copies_(!inputs_.max_loras && !encoder_budget_),
         is_zeroed_(zeroed_groups(header)) {
     for (const KVCacheGroupSpec& group : groups_) {
-      block_sizes_.push_back(static_cast<std::int32_t>(group.spec.block_size));
+      // Ranks of a context share the tokens of attention; each has its states whole.
+      const bool is_shared = groups_.size() > 1 && keeps_tokens(group.spec);
+      block_sizes_.push_back(static_cast<std::int32_t>(group.spec.block_size) *
+                             (is_shared ? config_.dcp * config_.pcp : 1));
       if (group.spec.bounded_replay)
         num_replayed_ = static_cast<std::int32_t>(group.spec.sliding_window);
     }
     // Context parallelism needs a single group, and the engine says how many tokens of all ranks a
     // block of it covers: not every release shards it over the same ranks.
+    has_cross_attention_ = std::ranges::any_of(groups_, [](const KVCacheGroupSpec& group) {
+      return group.spec.kind == CacheKind::cross_attention;
+    });
     if (groups_.size() == 1 && !is_state(groups_[0].spec))
       block_sizes_[0] = static_cast<std::int32_t>(header.scheduler_block_size);
     index_ = index_of_events(header, block_sizes_);
@@ -265,6 +305,8 @@ class Auditor::Impl {
                        const AuditedRequest& request) const;
   void write_loaded(const AuditedRequest& request, std::int32_t first, std::int32_t last,
                     std::span<const BlockId> invalid);
+  void load_states(const AuditedRequest& request, std::size_t group, std::int32_t first,
+                   std::int32_t end, std::span<const BlockId> invalid);
   std::int32_t first_invalid(const AuditedRequest& request, std::int32_t computed,
                              std::span<const BlockId> invalid) const;
   void void_rows(const RecordedStep& step, std::vector<AuditRow>& rows);
@@ -324,6 +366,16 @@ class Auditor::Impl {
   void take_stale_output(const RecordedStep& step, const RecordedStaleOutput& output,
                          AuditedRequest& request);
   void withdraw_output(AuditedRequest& request, std::size_t index, const std::string& why);
+  void take_session_event(const RecordedEvent& event);
+  void stop_session(std::int64_t last_output, AuditedRequest& session);
+  void begin_chunk(AuditedRequest& session, const RequestSpec& chunk);
+  void take_input_event(const RecordedEvent& event);
+  void check_adapters(const RecordedStep& step);
+  void run_encoder(const RecordedStep& step);
+  void check_encoded(const AuditRow& row);
+  void check_grammar(const AuditedRequest& request);
+  void take_pooled(const RecordedStep& step);
+  void use_encoder_rows(const AuditRow& row, std::size_t group, const RecordedStep& step);
   void check_queues(const RecordedStep& step);
   void check_batch(const RecordedStep& step);
   void check_tables(const RecordedStep& step);
@@ -412,10 +464,18 @@ class Auditor::Impl {
   HitTotals hits_;
   bool has_gap_of_facts_ = false;  // a step ran of which the worker said nothing
   AuditFinding first_lost_hit_;
-  std::vector<bool> is_zeroed_;   // per group: its new blocks are
-  std::set<BlockId> zeroed_now_;  // in the step at hand
-  std::set<BlockId> fresh_;       // of these, in nobody's table yet
-  std::int64_t odd_total_ = -1;   // of blocks held and free, when it was last reported
+  InputOptions inputs_;
+  std::optional<std::int32_t> encoder_budget_;  // rows of a step; absent: no encoder
+  bool sessions_keep_computed_;
+  bool shows_all_holders_;
+  // Recordings of adapters and encoders leave out what is copied where a hit ends inside a block.
+  bool tells_copies_;
+  bool has_cross_attention_ = false;
+  std::set<std::string> encoded_;  // items whose rows the worker has
+  std::vector<bool> is_zeroed_;    // per group: its new blocks are
+  std::set<BlockId> zeroed_now_;   // in the step at hand
+  std::set<BlockId> fresh_;        // of these, in nobody's table yet
+  std::int64_t odd_total_ = -1;    // of blocks held and free, when it was last reported
   // Blocks that were held when the total was last right, or were handed out since.
   std::set<BlockId> in_use_;
   std::vector<Leak> leaks_;

@@ -140,6 +140,14 @@ std::string Auditor::Impl::lost_text(const Leak& leak) const {
 // is known which of its drafts stand, and a recording does not show when: the engine's count lies
 // between the two.
 void Auditor::Impl::check_conservation(const RecordedStep& step) {
+  // What a session that waits has let go of behind its window is not shown.
+  const bool waits =
+      std::ranges::any_of(requests_, [](const auto& of) { return of.second.is_between_chunks; });
+  if (!shows_all_holders_ || step.transfers.kv_holding) return;
+  if (waits && !std::ranges::all_of(groups_, [](const KVCacheGroupSpec& group) {
+        return keeps_all_tokens(group.spec);
+      }))
+    return;
   const std::set<BlockId> kept = kept_by_transfers(false);
   const auto adds_up = [&](std::int64_t held) {
     const std::int64_t excess = held + step.free_blocks + 1 - ledger_.num_blocks();
@@ -241,7 +249,8 @@ void Auditor::Impl::check_progress(const RecordedStep& step) {
   };
   const bool is_told =
       std::ranges::any_of(step.before, is_order) || std::ranges::any_of(last_.during, is_order);
-  if (!checks_progress_ || !is_empty || is_told || pause_state_ != PauseState::unpaused) {
+  if (!checks_progress_ || !is_empty || is_told || !step.inputs.blocked.empty() ||
+      pause_state_ != PauseState::unpaused) {
     num_idle_steps_ = 0;
     return;
   }

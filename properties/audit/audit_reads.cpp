@@ -46,12 +46,14 @@ bool Auditor::Impl::make_row(const RecordedStep& step, const RecordedScheduled& 
     return false;
   }
   check_limit(request);
+  check_grammar(request);
   if (!scheduled.is_new && !request.running && request.preempted_in >= 0)
     report(AuditRule::handed_out, request.name,
            fmt::format("was preempted in step {} and is handed over like one that runs: the worker "
                        "appends to the blocks that it had",
                        request.preempted_in));
   const bool was_loaded = request.transfer == Transfer::loaded;
+  const bool is_session_again = request.is_between_chunks;
   take_tables(step, scheduled, request);
   row.request = &request;
   row.first = scheduled.computed;
@@ -76,7 +78,7 @@ bool Auditor::Impl::make_row(const RecordedStep& step, const RecordedScheduled& 
   }
   check_drafts(scheduled, request);
   check_draft_slots(scheduled, row, was_loaded);
-  if (scheduled.is_new) row.num_hit = scheduled.computed;
+  if (scheduled.is_new && !is_session_again) row.num_hit = scheduled.computed;
   const std::span<const std::int32_t> sampled = sampled_of(step, scheduled.id);
   std::uint64_t content =
       row.first == 0 ? request.root : request.contents[static_cast<std::size_t>(row.first) - 1];

@@ -54,6 +54,7 @@ void Auditor::Impl::check_queues(const RecordedStep& step) {
   for (const std::string& name : step.waiting) add(name, "waiting");
   if (step.skipped)
     for (const RecordedSkipped& skipped : *step.skipped) add(skipped.id, "skipped");
+  for (const std::string& name : step.inputs.holding) add(name, "holding");
   const std::set<std::string_view> running(step.running.begin(), step.running.end());
   for (const RecordedScheduled& row : step.scheduled)
     if (queued.contains(row.id) && !running.contains(row.id))
@@ -122,7 +123,7 @@ void Auditor::Impl::check_sampled_of_nobody(const RecordedStep& step) {
       report(AuditRule::sampled, sampled.id, "a token is sampled, and no row of it was scheduled");
 }
 
-static bool ends_it(const AuditedRequest& request, std::int32_t token) {
+bool ends_it(const AuditedRequest& request, std::int32_t token) {
   return request.eos_token == token || std::ranges::count(request.stop_token_ids, token) > 0;
 }
 
@@ -164,7 +165,7 @@ void Auditor::Impl::check_stopped(const RecordedStopped& stopped, const AuditedR
   if (stopped.reason == "repetition" && !request.detects_repetition)
     report(AuditRule::sampled, request.name,
            "ends because it repeats itself, and was not to be watched for that");
-  if (stopped.reason == "stop" &&
+  if (stopped.reason == "stop" && !request.is_pooled &&
       std::none_of(request.tokens.begin() + request.num_prompt, request.tokens.end(),
                    [&](std::int32_t token) { return ends_it(request, token); }))
     report(

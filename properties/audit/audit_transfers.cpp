@@ -34,6 +34,10 @@ void Auditor::Impl::write_loaded(const AuditedRequest& request, std::int32_t fir
                                  std::int32_t last, std::span<const BlockId> invalid) {
   const std::int32_t end = std::min(last, static_cast<std::int32_t>(request.contents.size()));
   for (std::size_t g = 0; g < groups_.size(); ++g) {
+    if (is_state(groups_[g].spec)) {
+      load_states(request, g, first, end, invalid);
+      continue;
+    }
     const std::int32_t size = block_size(g);
     for (std::int32_t p = first; p < end; ++p) {
       const auto index = static_cast<std::size_t>(p / size);
@@ -57,6 +61,31 @@ void Auditor::Impl::write_loaded(const AuditedRequest& request, std::int32_t fir
   }
 }
 
+// The states at the ends of blocks, and at the end of the load; without a table by position, this
+// one alone.
+void Auditor::Impl::load_states(const AuditedRequest& request, std::size_t group,
+                                std::int32_t first, std::int32_t end,
+                                std::span<const BlockId> invalid) {
+  const std::vector<BlockId>& table = request.tables[group];
+  const bool by_position = groups_[group].spec.mamba_cache_mode != MambaCacheMode::none;
+  const std::int32_t size = block_size(group);
+  for (std::int32_t count = by_position ? first / size * size + size : end; first < end;
+       count += size) {
+    count = std::min(count, end);
+    const auto entry = by_position ? static_cast<std::size_t>((count - 1) / size) : 0;
+    const BlockId block = entry < table.size() ? table[entry] : kNullBlock;
+    if (block != kNullBlock && std::ranges::find(invalid, block) == invalid.end()) {
+      LedgerState& state = ledger_.state(block);
+      state.content = request.contents[static_cast<std::size_t>(count) - 1];
+      state.num_tokens = count;
+      state.writer = request.index;
+      state.inputs = {state.content};
+      state.inputs_before = count;
+    }
+    if (count == end) break;
+  }
+}
+
 // A load that takes longer than its step: the blocks are the request's from now on.
 void Auditor::Impl::begin_load(const RecordedStep& step, const RecordedTable& loading) {
   const auto found = requests_.find(loading.id);
@@ -74,7 +103,8 @@ void Auditor::Impl::begin_load(const RecordedStep& step, const RecordedTable& lo
   request.tables = loading.blocks;
   request.first_loaded = answer->local;
   request.computed = answer->local + *answer->external;
-  if (request.computed > std::ssize(request.tokens))
+  if (request.computed > std::ssize(request.tokens) && !request.is_adrift() &&
+      !request.is_past_telling)
     report(AuditRule::transfer, loading.id,
            fmt::format("{} tokens are said to be here and {} elsewhere, of {}", answer->local,
                        *answer->external, request.tokens.size()));
@@ -196,7 +226,11 @@ void Auditor::Impl::take_outputs(const RecordedStep& step) {
   for (const RecordedStopped& stopped : step.stopped)
     if (const auto found = requests_.find(stopped.id); found != requests_.end()) {
       check_stopped(stopped, found->second);
-      found->second.has_ended = true;
+      const bool goes_on = stopped.reason == "stop" || stopped.reason == "length";
+      if (found->second.is_session && goes_on)
+        stop_session(last, found->second);
+      else
+        found->second.has_ended = true;
     }
   // What came in after an output that was missed shows that it is not on its way.
   for (UnheardFinding& unheard : unheard_)
@@ -221,6 +255,12 @@ void Auditor::Impl::take_report(const RecordedWorker& worker) {
       continue;
     }
     AuditedRequest& request = found->second;
+    if (std::ranges::find(worker.failed, name) != worker.failed.end()) {
+      request.computed = request.first_loaded;
+      request.transfer = Transfer::loaded;
+      if (request.has_left) requests_.erase(found);
+      continue;
+    }
     write_loaded(request, request.first_loaded, request.computed, request.invalid);
     request.computed = first_invalid(request, request.computed, request.invalid);
     request.transfer = Transfer::loaded;

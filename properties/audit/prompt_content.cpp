@@ -32,6 +32,31 @@ std::int32_t first_unlike(const std::vector<PromptItem>& here, const std::vector
   return -1;
 }
 
+// Which embedding stands at a position, where one does; digests are told where they begin.
+std::string row_text(const PromptEmbeds& embeds, std::int32_t position) {
+  if (embeds.empty()) return {};
+  if (!embeds.digests.empty()) {
+    const auto at = static_cast<std::size_t>(position / embeds.digest_tokens);
+    const bool begins = position % embeds.digest_tokens == 0 && at < embeds.digests.size();
+    return begins ? embeds.digests[at] : std::string();
+  }
+  std::int64_t row = embeds.row_at(position);
+  if (row < 0) return {};
+  for (const TokenRun& run : embeds.rows) {
+    if (row < run.count)
+      return fmt::format("row {} of seed {} with {} columns", run.first + row, run.seed,
+                         embeds.width);
+    row -= run.count;
+  }
+  return {};
+}
+
+std::uint64_t prefix_of_adapter(std::uint64_t content, std::string_view name,
+                                std::string_view path) {
+  content = text_after(content_after(content, -2), name);
+  return text_after(content_after(content, -3), path);
+}
+
 std::string_view or_none(std::string_view text) { return text.empty() ? "none" : text; }
 
 }  // namespace
@@ -41,10 +66,29 @@ std::uint64_t empty_prefix(std::string_view cache_salt) {
 }
 
 std::uint64_t empty_prefix(const KeyedRequest& request) {
-  std::uint64_t content = empty_prefix(request.cache_salt);
-  if (request.keys.lora.empty()) return content;
-  content = text_after(content_after(content, -2), request.keys.lora);
-  return text_after(content_after(content, -3), request.keys.lora_path);
+  const std::uint64_t content = empty_prefix(request.cache_salt);
+  const Adapter& lora = request.keys.lora;
+  return lora.name.empty() ? content : prefix_of_adapter(content, lora.name, lora.path);
+}
+
+std::uint64_t content_with_item(std::uint64_t content, std::string_view identifier) {
+  return text_after(content_after(content, -4), identifier);
+}
+
+std::uint64_t content_of_encoder_row(const PromptItem& item, std::int32_t row) {
+  return content_after(text_after(content_after(0, -6), item.identifier), row);
+}
+
+std::uint64_t content_at_position(const KeyedRequest& request, std::uint64_t before,
+                                  std::int32_t token, std::int32_t position) {
+  std::uint64_t content = content_after(before, token);
+  if (request.keys.empty()) return content;
+  // An item is named where it begins: what follows it has it before itself.
+  if (const PromptItem* item = item_at(request.keys.mm, position);
+      item != nullptr && item->first == position)
+    content = content_with_item(content, item->identifier);
+  const std::string row = row_text(request.keys.embeds, position);
+  return row.empty() ? content : text_after(content_after(content, -5), row);
 }
 
 std::vector<std::uint64_t> contents_of(const KeyedRequest& request,
@@ -52,18 +96,10 @@ std::vector<std::uint64_t> contents_of(const KeyedRequest& request,
   std::vector<std::uint64_t> contents;
   contents.reserve(tokens.size());
   std::uint64_t content = empty_prefix(request);
-  std::int32_t position = 0;
   for (const std::int32_t token : tokens) {
-    content = content_after(content, token);
-    std::int32_t kind = -4;
-    for (const auto* items : {&request.keys.multimodal, &request.keys.prompt_embeds}) {
-      if (const PromptItem* item = item_at(*items, position))
-        content = content_after(text_after(content_after(content, kind), item->identifier),
-                                position - item->first);
-      --kind;
-    }
+    content =
+        content_at_position(request, content, token, static_cast<std::int32_t>(contents.size()));
     contents.push_back(content);
-    ++position;
   }
   return contents;
 }
@@ -77,23 +113,28 @@ std::string key_difference(const KeyedRequest& here, const KeyedRequest& there,
           fmt::format(" {} ({} there, {} here)", what, or_none(theirs), or_none(mine)));
   };
   compare("under another cache salt", there.cache_salt, here.cache_salt);
-  compare("under another adapter", there.keys.lora, here.keys.lora);
-  if (there.keys.lora == here.keys.lora)
-    compare("under an adapter from another place", there.keys.lora_path, here.keys.lora_path);
-  const auto compare_items = [&](std::string_view what, const std::vector<PromptItem>& theirs,
-                                 const std::vector<PromptItem>& mine) {
-    const std::int32_t p = first_unlike(mine, theirs, position);
-    if (p < 0) return;
+  const Adapter& theirs = there.keys.lora;
+  const Adapter& mine = here.keys.lora;
+  compare("under another adapter", theirs.name, mine.name);
+  if (theirs.name == mine.name)
+    compare("under an adapter from another place", theirs.path, mine.path);
+  if (const std::int32_t p = first_unlike(here.keys.mm, there.keys.mm, position); p >= 0) {
     const auto text = [&](const std::vector<PromptItem>& items) {
       const PromptItem* item = item_at(items, p);
       return item == nullptr ? std::string("none")
                              : fmt::format("{} from token {} on", item->identifier, item->first);
     };
-    unlike.push_back(
-        fmt::format(" with {} at token {} ({} there, {} here)", what, p, text(theirs), text(mine)));
-  };
-  compare_items("another image", there.keys.multimodal, here.keys.multimodal);
-  compare_items("other prompt embeddings", there.keys.prompt_embeds, here.keys.prompt_embeds);
+    unlike.push_back(fmt::format(" with another image at token {} ({} there, {} here)", p,
+                                 text(there.keys.mm), text(here.keys.mm)));
+  }
+  for (std::int32_t p = 0; p <= position; ++p) {
+    const std::string of_theirs = row_text(there.keys.embeds, p);
+    const std::string of_mine = row_text(here.keys.embeds, p);
+    if (of_theirs == of_mine) continue;
+    unlike.push_back(fmt::format(" with other prompt embeddings at token {} ({} there, {} here)", p,
+                                 or_none(of_theirs), or_none(of_mine)));
+    break;
+  }
   return fmt::format("{}", fmt::join(unlike, " and"));
 }
 

@@ -32,6 +32,14 @@ std::uint64_t empty_prefix(const KeyedRequest& request);
 std::vector<std::uint64_t> contents_of(const KeyedRequest& request,
                                        const std::vector<std::int32_t>& tokens);
 
+// Content of `token` at `position`, behind `before`.
+std::uint64_t content_at_position(const KeyedRequest& request, std::uint64_t before,
+                                  std::int32_t token, std::int32_t position);
+// ... where an item begins: behind that of its first token.
+std::uint64_t content_with_item(std::uint64_t content, std::string_view identifier);
+// Of row `row` that an encoder computes of an item.
+std::uint64_t content_of_encoder_row(const PromptItem& item, std::int32_t row);
+
 // In which keys two requests differ up to `position`, where their tokens do not: " under another
 // cache salt (a there, none here)"; empty: in none.
 std::string key_difference(const KeyedRequest& here, const KeyedRequest& there,

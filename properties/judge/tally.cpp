@@ -198,8 +198,7 @@ void TallyCounter::count_events(const RecordedStep& step) {
       case RecordedEvent::Kind::reset_prefix_cache:
         tally_.count(event.reset_succeeded ? Reached::reset_done : Reached::reset_refused);
         break;
-      case RecordedEvent::Kind::pause_state:
-      case RecordedEvent::Kind::output:
+      default:
         break;
     }
   }

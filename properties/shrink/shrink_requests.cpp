@@ -91,7 +91,7 @@ void tidy_prompts(SavedCase& saved) {
   std::map<std::pair<TokenRun::Kind, std::uint64_t>, std::uint64_t> seeds;
   for (RequestSpec* request : requests_of(saved))
     for (TokenRun& run : request->prompt.runs) {
-      if (run.kind == TokenRun::Kind::literal) continue;
+      if (run.kind == TokenRun::Kind::literal || run.kind == TokenRun::Kind::repeated) continue;
       run.seed = seeds.emplace(std::pair(run.kind, run.seed), seeds.size() + 1).first->second;
       run.kind = TokenRun::Kind::seeded;
     }

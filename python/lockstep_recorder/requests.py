@@ -39,22 +39,51 @@ def why_not_recordable(request: Any, header: dict[str, Any]) -> str | None:
 
 
 def _prompt_of(request: Any) -> list[int]:
-    """Its token ids; of embeddings alone the zeros that vLLM has in their place."""
-    tokens = request.prompt_token_ids
-    return [0] * len(request.prompt_embeds) if tokens is None else list(tokens)
+    """Its token ids; of embeddings the zeros that vLLM has in their place."""
+    tokens, is_token = request.prompt_token_ids, getattr(request, "prompt_is_token_ids", None)
+    if tokens is None:
+        return [0] * len(request.prompt_embeds)
+    if is_token is None:
+        return list(tokens)
+    return [token if real else 0 for token, real in zip(tokens, is_token)]
 
 
-def _embeddings_of(request: Any, hash_block_size: int) -> list[list[Any]]:
-    """[digest, first token, count] of each hash block, and of what is left behind the last."""
-    embeds, found = request.prompt_embeds, []
+def _embeddings_of(request: Any, hash_block_size: int) -> dict[str, Any]:
+    """A digest of each hash block of the prompt, and of what is left behind the last."""
+    embeds, digests = request.prompt_embeds, []
     hashed = getattr(request, "_prompt_embeds_per_block_hashes", {})
     for first in range(0, len(embeds), hash_block_size):
         part = embeds[first : first + hash_block_size]
         digest = hashed.get((first, first + len(part)))
         if digest is None:  # the engine hashes no part of a block
             digest = hashlib.sha256(part.cpu().float().numpy().tobytes()).digest()
-        found.append([digest.hex(), first, len(part)])
-    return found
+        digests.append(digest.hex())
+    return {"digest_tokens": hash_block_size, "digests": digests}
+
+
+def _item_of(feature: Any) -> dict[str, Any]:
+    """An image or a clip, with the runs of its tokens that get a row of the encoder."""
+    place = feature.mm_position
+    item = {
+        "id": feature.identifier,
+        "kind": feature.modality,
+        "at": place.offset,
+        "n": place.length,
+    }
+    if getattr(place, "is_embed", None) is not None:
+        item["embed"] = _runs_of([bool(has_row) for has_row in place.is_embed])
+    return item
+
+
+def _runs_of(flags: list[bool]) -> list[list[int]]:
+    """[first, count] of each run of true ones."""
+    runs: list[list[int]] = []
+    for i, flag in enumerate(flags):
+        if flag and i > 0 and flags[i - 1]:
+            runs[-1][1] += 1
+        elif flag:
+            runs.append([i, 1])
+    return runs
 
 
 def keys_of(request: Any, hash_block_size: int) -> dict[str, Any]:
@@ -63,16 +92,15 @@ def keys_of(request: Any, hash_block_size: int) -> dict[str, Any]:
     if request.cache_salt:
         keys["cache_salt"] = request.cache_salt
     if (lora := request.lora_request) is not None:
-        keys["lora"] = lora.lora_name
-        if lora.lora_path:
-            keys["lora_path"] = lora.lora_path
+        keys["lora"] = {
+            "name": lora.lora_name,
+            "id": lora.lora_int_id,
+            "path": lora.lora_path or "",
+        }
     if request.mm_features:
-        keys["multimodal"] = [
-            [feature.identifier, feature.mm_position.offset, feature.mm_position.length]
-            for feature in request.mm_features
-        ]
+        keys["mm"] = [_item_of(feature) for feature in request.mm_features]
     if request.prompt_embeds is not None:
-        keys["prompt_embeds"] = _embeddings_of(request, hash_block_size)
+        keys["embeds"] = _embeddings_of(request, hash_block_size)
     return keys
 
 

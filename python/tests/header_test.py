@@ -244,18 +244,21 @@ class RequestTest(unittest.TestCase):
         self.assertEqual(set(plain), {"add", "prompt", "max_tokens", "arrival"})
 
     def test_what_hashes_cover_beside_tokens_is_stated(self) -> None:
-        adapter = SimpleNamespace(lora_name="sql", lora_path="/adapters/sql")
-        image = SimpleNamespace(
-            identifier="cat", mm_position=SimpleNamespace(offset=1, length=2)
+        adapter = SimpleNamespace(
+            lora_name="sql", lora_int_id=3, lora_path="/adapters/sql"
         )
+        place = SimpleNamespace(offset=1, length=4, is_embed=[True, True, False, True])
+        image = SimpleNamespace(identifier="cat", modality="image", mm_position=place)
         event = add_event(
             fakes.request("r", cache_salt="s", lora_request=adapter, mm_features=[image]),
             with_priority=False,
         )
         self.assertEqual(
-            {key: event[key] for key in ("cache_salt", "lora", "lora_path", "multimodal")},
-            {"cache_salt": "s", "lora": "sql", "lora_path": "/adapters/sql",
-             "multimodal": [["cat", 1, 2]]},
+            {key: event[key] for key in ("cache_salt", "lora", "mm")},
+            {"cache_salt": "s",
+             "lora": {"name": "sql", "id": 3, "path": "/adapters/sql"},
+             "mm": [{"id": "cat", "kind": "image", "at": 1, "n": 4,
+                     "embed": [[0, 2], [3, 1]]}]},
         )  # fmt: skip
 
     def test_embeddings_are_digests_of_hash_blocks_the_engine_s_own_where_it_has_them(self) -> None:
@@ -269,7 +272,9 @@ class RequestTest(unittest.TestCase):
         event = add_event(request, with_priority=False, hash_block_size=2)
         self.assertEqual(event["prompt"], {"tokens": [0, 0, 0]})
         tail = hashlib.sha256(bytes([30])).hexdigest()
-        self.assertEqual(event["prompt_embeds"], [["01ab", 0, 2], [tail, 2, 1]])
+        self.assertEqual(
+            event["embeds"], {"digest_tokens": 2, "digests": ["01ab", tail]}
+        )
         header = {"config": {"enable_prefix_caching": False}, "hash_block_size": 2}
         self.assertIsNone(why_not_recordable(request, header))
 

@@ -7,6 +7,7 @@
 #include <cstring>
 
 #include "base/check.h"
+#include "reference/cache/embeds_digest.h"
 
 namespace lockstep {
 namespace {
@@ -89,7 +90,7 @@ BlockKey content_root(std::string_view cache_salt, const RequestKeys& keys) {
     key = xxh3(cache_salt.data(), cache_salt.size());
     key.low ^= 0x73616C74ull;
   }
-  if (!keys.lora.empty()) key = behind(behind(key, 1, keys.lora), 2, keys.lora_path);
+  if (!keys.lora.name.empty()) key = behind(behind(key, 1, keys.lora.name), 2, keys.lora.path);
   return key;
 }
 
@@ -103,50 +104,44 @@ void for_each_item(const std::vector<PromptItem>& items, std::int64_t first, std
     take(*item, item->first - first);
 }
 
-// Kinds 3 to 6 of `behind`: nobody can take one for another.
-BlockKey with_items(BlockKey key, const RequestKeys& keys, std::int64_t first, std::int64_t count) {
-  const auto add = [&](std::uint64_t kind) {
-    return [&key, kind](const PromptItem& item, std::int64_t place) {
-      key = behind(behind(key, kind, item.identifier), kind + 2, std::to_string(place));
-    };
-  };
-  for_each_item(keys.multimodal, first, count, add(3));
-  for_each_item(keys.prompt_embeds, first, count, add(4));
+// Kinds 3 to 5 of `behind`: nobody can take one for another.
+BlockKey with_items(BlockKey key, const RequestKeys& keys, std::int64_t prompt_size,
+                    std::int64_t first, std::int64_t count) {
+  for_each_item(keys.mm, first, count, [&](const PromptItem& item, std::int64_t place) {
+    key = behind(behind(key, 3, item.identifier), 4, std::to_string(place));
+  });
+  if (!keys.embeds.empty()) {
+    const std::vector<std::uint8_t> of_block =
+        embeds_digest(keys.embeds, prompt_size, first, count);
+    key = behind(key, 5, {reinterpret_cast<const char*>(of_block.data()), of_block.size()});
+  }
   return key;
 }
 
-// In vLLM's order.
+// In vLLM's order; of the tokens behind the block too, where its hash covers them.
 std::vector<ExtraKey> extra_keys_of(const HashRule& rule, std::string_view cache_salt,
-                                    const RequestKeys& keys, std::int64_t first) {
+                                    const RequestKeys& keys, std::int64_t prompt_size,
+                                    std::int64_t first) {
+  const std::int64_t count = rule.hash_block_size + rule.num_lookahead_tokens;
   const auto tag = [&](const char* name) {
     return rule.tags_extra_keys ? std::string(name) : std::string();
   };
   std::vector<ExtraKey> extra;
-  if (!keys.lora.empty()) {
-    extra.push_back({tag("lora"), keys.lora});
-    if (rule.tags_extra_keys) extra.back().detail = keys.lora_path;
+  if (!keys.lora.name.empty()) {
+    extra.push_back({tag("lora"), keys.lora.name});
+    if (rule.tags_extra_keys) extra.back().detail = keys.lora.path;
   }
-  for_each_item(keys.multimodal, first, rule.hash_block_size,
-                [&](const PromptItem& item, std::int64_t place) {
-                  extra.push_back({tag("mm"), item.identifier});
-                  extra.back().place = place;
-                });
+  for_each_item(keys.mm, first, count, [&](const PromptItem& item, std::int64_t place) {
+    extra.push_back({tag("mm"), item.identifier});
+    extra.back().place = place;
+  });
   if (first == 0 && !cache_salt.empty())
     extra.push_back({tag("cache_salt"), std::string(cache_salt)});
-  for_each_item(keys.prompt_embeds, first, rule.hash_block_size,
-                [&](const PromptItem& item, std::int64_t) {
-                  extra.push_back({tag("prompt_embeds"), item.identifier});
-                  extra.back().is_digest = true;
-                });
+  if (!keys.embeds.empty()) {  // behind the prompt too: of nothing
+    extra.push_back({tag("prompt_embeds"), {}});
+    extra.back().digest = embeds_digest(keys.embeds, prompt_size, first, count);
+  }
   return extra;
-}
-
-std::vector<std::uint8_t> bytes_of(std::string_view digits) {
-  const auto value = [](char c) { return c <= '9' ? c - '0' : (c | 0x20) - 'a' + 10; };
-  std::vector<std::uint8_t> bytes;
-  for (std::size_t i = 0; i + 1 < digits.size(); i += 2)
-    bytes.push_back(static_cast<std::uint8_t>(value(digits[i]) * 16 + value(digits[i + 1])));
-  return bytes;
 }
 
 void write_extra_key(CborWriter& cbor, const ExtraKey& key) {
@@ -154,8 +149,8 @@ void write_extra_key(CborWriter& cbor, const ExtraKey& key) {
       1 + !key.tag.empty() + key.detail.has_value() + key.place.has_value();
   if (num_parts > 1) cbor.array(num_parts);
   if (!key.tag.empty()) cbor.text(key.tag);
-  if (key.is_digest)
-    cbor.bytes(bytes_of(key.value));
+  if (!key.digest.empty())
+    cbor.bytes(key.digest);
   else
     cbor.text(key.value);
   if (key.detail) cbor.text(*key.detail);
@@ -221,8 +216,7 @@ void TokenSequence::copy(std::int64_t first, std::int64_t count, std::int32_t* t
       if (run.kind == TokenRun::Kind::literal) {
         std::copy_n(prompt_.tokens.begin() + run.first + skip, n, tokens);
       } else {
-        for (std::uint32_t i = 0; i < n; ++i)
-          tokens[i] = seeded_token(run.seed, run.first + skip + i);
+        for (std::uint32_t i = 0; i < n; ++i) tokens[i] = token_of(run, run.first + skip + i);
       }
       tokens += n;
       first += n;
@@ -274,7 +268,7 @@ void BlockHashChain::extend_external(std::size_t num_full, const HashRule& rule,
     const auto first = static_cast<std::int64_t>(keys_.size() * hash_block_size);
     tokens.copy(first, std::ssize(block), block.data());
     const std::vector<ExtraKey> extra_keys =
-        extra_keys_of(rule, keys.cache_salt, keys.others, first);
+        extra_keys_of(rule, keys.cache_salt, keys.others, tokens.prompt_size(), first);
     const ExternalBlockHash parent =
         external_.empty() ? none_hash(rule.algorithm) : external_.back();
     const std::span<const std::int32_t> all(block);
@@ -308,7 +302,8 @@ void BlockHashChain::extend_content(std::size_t num_full, const HashRule& rule,
     }
     words[0] = parent.low;
     words[1] = parent.high;
-    parent = with_items(xxh3(words.data(), size_bytes), keys.others, first, rule.hash_block_size);
+    parent = with_items(xxh3(words.data(), size_bytes), keys.others, tokens.prompt_size(), first,
+                        num_covered);
     keys_.push_back(parent);
   }
 }

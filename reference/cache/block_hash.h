@@ -36,7 +36,7 @@ struct ExtraKey {
   std::string value;
   std::optional<std::string> detail = {};  // of an adapter, its path
   std::optional<std::int64_t> place = {};  // of an image, its first token behind the block's
-  bool is_digest = false;                  // the value is hexadecimal, of bytes
+  std::vector<std::uint8_t> digest = {};   // of embeddings, in place of a value
 };
 
 // REQUIRES: algorithm is sha256_cbor or xxhash_cbor. `extra_keys`: empty for none. `lookahead`: the

@@ -1,6 +1,7 @@
 // What goes into the scheduler and what comes out of it, step by step. Plain types.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <optional>
 #include <span>
@@ -26,23 +27,70 @@ struct RepetitionDetection {
 // Whether a scheduler schedules: all; nobody new; nobody. vLLM's PauseState.
 enum class PauseState : std::uint8_t { unpaused, paused_new, paused_all };
 
-// Tokens [first, first + count) of a prompt that stand for something else: an image, embeddings.
+// Tokens [first, first + count).
+struct TokenSpan {
+  std::int32_t first = 0;
+  std::int32_t count = 0;
+  bool operator==(const TokenSpan&) const = default;
+};
+
+// Tokens [first, first + count) of a prompt that stand for an image or a clip. Beside a decoder
+// with cross-attention it is no part of the prompt, and `first` is 0.
 struct PromptItem {
   std::string identifier;  // equal content, equal identifier
   std::int32_t first = 0;
   std::int32_t count = 0;
+  std::string kind = {};               // "image", "audio"; decides nothing
+  std::vector<TokenSpan> embeds = {};  // its tokens that get a row of the encoder; empty: all
+  // Rows of the encoder.
+  std::int32_t num_rows() const {
+    std::int32_t rows = 0;
+    for (const TokenSpan& span : embeds) rows += std::min(span.count, count - span.first);
+    return embeds.empty() ? count : rows;
+  }
   bool operator==(const PromptItem&) const = default;
+};
+
+// Of LoRA. Two of one name and another path are two.
+struct Adapter {
+  std::string name = {};  // empty: none
+  std::int64_t id = 0;
+  std::string path = {};  // where its weights lie
+  bool operator==(const Adapter&) const = default;
+};
+
+// Embeddings in place of tokens, one row each: seeded rows, or the digests of an engine's own.
+struct PromptEmbeds {
+  std::int32_t width = 0;        // of a row
+  std::vector<TokenRun> rows{};  // seeded, in order
+  // Where the rows stand, in order; the rows between them are zeros.
+  std::vector<TokenSpan> places{};
+  // ... or of the whole prompt: one to `digest_tokens` tokens, and one of what is left behind.
+  std::vector<std::string> digests{};  // hexadecimal
+  std::int32_t digest_tokens = 0;
+  bool are_alone = false;  // the request has no tokens; in their places are zeros
+  bool empty() const { return rows.empty() && digests.empty(); }
+  // Which row stands at a position of the prompt; -1: none, zeros are there.
+  std::int64_t row_at(std::int64_t position) const {
+    std::int64_t row = 0;
+    for (const TokenSpan& span : places) {
+      if (position < span.first) return -1;
+      if (position < span.first + span.count) return row + position - span.first;
+      row += span.count;
+    }
+    return -1;
+  }
+  bool operator==(const PromptEmbeds&) const = default;
 };
 
 // What block hashes cover beside tokens and the cache salt (generate_block_hash_extra_keys in
 // vllm/v1/core/kv_cache_utils.py): requests share blocks only where these are equal. Items are in
 // the order of their places and do not overlap.
 struct RequestKeys {
-  std::string lora = {};       // the adapter's name; empty: none
-  std::string lora_path = {};  // where its weights lie
-  std::vector<PromptItem> multimodal = {};
-  std::vector<PromptItem> prompt_embeds = {};
-  bool empty() const { return lora.empty() && multimodal.empty() && prompt_embeds.empty(); }
+  Adapter lora = {};
+  std::vector<PromptItem> mm = {};
+  PromptEmbeds embeds = {};
+  bool empty() const { return lora.name.empty() && mm.empty() && embeds.empty(); }
   bool operator==(const RequestKeys&) const = default;
 };
 

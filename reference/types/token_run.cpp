@@ -32,8 +32,7 @@ std::vector<std::int32_t> Prompt::materialize() const {
       LS_CHECK(run.first + run.count <= tokens.size(), "literal run past the prompt's tokens");
       out.insert(out.end(), tokens.begin() + run.first, tokens.begin() + run.first + run.count);
     } else {
-      for (std::uint32_t i = 0; i < run.count; ++i)
-        out.push_back(seeded_token(run.seed, run.first + i));
+      for (std::uint32_t i = 0; i < run.count; ++i) out.push_back(token_of(run, run.first + i));
     }
   }
   return out;

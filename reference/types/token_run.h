@@ -17,9 +17,10 @@ namespace lockstep {
 //   trace of
 //             prefix-hash ids) says that different places are different content. A block of a
 //             symbolic run is hashed in O(1).
+//   repeated: the token `seed`, `count` times.
 //   literal:  tokens[first .. first + count) of the prompt's own list; the seed is unused.
 struct TokenRun {
-  enum class Kind : std::uint8_t { seeded, symbolic, literal };
+  enum class Kind : std::uint8_t { seeded, symbolic, repeated, literal };
   Kind kind = Kind::seeded;
   std::uint64_t seed = 0;
   std::uint32_t first = 0;
@@ -29,6 +30,12 @@ struct TokenRun {
 
 constexpr std::int32_t seeded_token(std::uint64_t seed, std::uint32_t position) {
   return static_cast<std::int32_t>(splitmix64((seed << 32) + position) % 50000);
+}
+
+// Token `position` of a run that is not literal.
+constexpr std::int32_t token_of(const TokenRun& run, std::uint32_t position) {
+  return run.kind == TokenRun::Kind::repeated ? static_cast<std::int32_t>(run.seed)
+                                              : seeded_token(run.seed, position);
 }
 
 struct Prompt {

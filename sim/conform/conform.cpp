@@ -8,6 +8,7 @@
 
 #include "base/parallel.h"
 #include "sim/conform/conform_run.h"
+#include "sim/recording/unfollowed_inputs.h"
 
 namespace lockstep {
 namespace {
@@ -27,6 +28,8 @@ std::optional<ConformMismatch> compare_end(const RecordingEnd& recorded, Recordi
 Result<ConformFile> conform_workload(const std::string& path, RecordingHeader header,
                                      std::unique_ptr<RecordingWorkload> recorded,
                                      const std::string& engine) {
+  if (const std::string what = unfollowed_input(header); !what.empty())
+    return fail(fmt::format("{}:1: {}", path, what));
   if (!engine.empty()) header.options.config.engine = engine;
   ConformFile file{.file = path,
                    .engine = header.engine.text(),

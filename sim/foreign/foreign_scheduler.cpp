@@ -21,9 +21,9 @@ std::string lacks(const EngineHello& hello, std::string_view feature) {
 std::vector<std::string_view> features_of(const RequestSpec& request) {
   std::vector<std::string_view> features;
   if (!request.cache_salt.empty()) features.push_back("cache_salt");
-  if (!request.keys.lora.empty()) features.push_back("lora");
-  if (!request.keys.multimodal.empty()) features.push_back("multimodal");
-  if (!request.keys.prompt_embeds.empty()) features.push_back("prompt_embeds");
+  if (!request.keys.lora.name.empty()) features.push_back("lora");
+  if (!request.keys.mm.empty()) features.push_back("mm");
+  if (!request.keys.embeds.empty()) features.push_back("embeds");
   if (request.min_tokens > 0) features.push_back("min_tokens");
   if (request.repetition_detection.max_pattern_size > 0) features.push_back("repetition_detection");
   if (request.skip_reading_prefix_cache) features.push_back("skip_reading_prefix_cache");

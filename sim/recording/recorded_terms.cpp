@@ -149,7 +149,10 @@ static RecordedCacheEvent told_of(const CacheEvent& event) {
   if (event.parent) told.parent = hex_digits(*event.parent);
   told.token_ids = event.token_ids;
   told.block_size = event.block_size;
-  told.extra_keys = event.extra_keys;
+  for (const std::optional<std::string>& salt : event.extra_keys) {
+    told.extra_keys.emplace_back();
+    if (salt) told.extra_keys.back().push_back({*salt});
+  }
   return told;
 }
 

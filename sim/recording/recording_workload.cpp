@@ -5,8 +5,12 @@
 #include <utility>
 #include <vector>
 
+#include <fmt/format.h>
+
+#include "base/check.h"
 #include "sim/connectors/recorded_connector.h"
 #include "sim/connectors/simulated_connector.h"
+#include "sim/recording/unfollowed_inputs.h"
 
 namespace lockstep {
 
@@ -33,6 +37,13 @@ WorkloadEvent workload_event_of(const RecordedEvent& recorded) {
     case RecordedEvent::Kind::output:
       event.kind = WorkloadEvent::Kind::output;
       event.output_of_step = recorded.output_of_step;
+      break;
+    case RecordedEvent::Kind::chunk:
+    case RecordedEvent::Kind::close:
+    case RecordedEvent::Kind::grammar_ready:
+    case RecordedEvent::Kind::grammar_failed:
+    case RecordedEvent::Kind::reset_encoder_cache:
+      LS_CHECK(false, "an input that no model follows");  // refused when it was read
       break;
   }
   return event;
@@ -76,6 +87,8 @@ class RecordedWorkload final : public GrowingRecording {
     const auto more = source_.next(step_);
     if (!more) return tl::unexpected(more.error());
     if (!*more) return Turn::end;
+    if (const std::string what = unfollowed_input(step_); !what.empty())
+      return fail(place().empty() ? what : fmt::format("{}: {}", place(), what));
     ++steps_;
     is_empty_.push_back(step_.scheduled.empty());
     forget_empty_output();

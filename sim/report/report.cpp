@@ -125,7 +125,12 @@ void write_stored(JsonWriter& out, const CacheEvent& event) {
     out.null();
   out.key("token_ids").integers(event.token_ids).integer("block_size", event.block_size);
   out.key("extra_keys").begin_array();
-  for (const auto& key : event.extra_keys) out.string_or_null(key);
+  for (const auto& salt : event.extra_keys) {
+    if (salt)
+      out.begin_array().string(*salt).end_array();
+    else
+      out.null();
+  }
   out.end_array();
 }
 

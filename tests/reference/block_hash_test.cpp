@@ -161,10 +161,9 @@ TEST(BlockHash, of_0_33_0_covers_tokens_after_the_block_and_tags_the_salt_as_vll
 
 // Computed by generate_block_hash_extra_keys and hash_block_tokens of vLLM 0.33.0 and 0.22.1.
 TEST(BlockHash, covers_adapters_images_and_embeddings_as_vllm_does) {
-  const RequestKeys keys{.lora = "sql",
-                         .lora_path = "/adapters/sql",
-                         .multimodal = {{"cat", 2, 4}},
-                         .prompt_embeds = {{"01ab", 0, 4}, {"02", 4, 4}}};
+  RequestKeys keys{.lora = {"sql", 1, "/adapters/sql"}, .mm = {{"cat", 2, 4}}};
+  keys.embeds.digest_tokens = 4;
+  keys.embeds.digests = {"01ab", "02", "03"};
   const std::vector<std::int32_t> tokens = {7, 1, 300, 70000, 5, 6, -1, 8, 9};
   const auto hashes = [&](bool tags_extra_keys) {
     BlockHashChain chain;
@@ -190,16 +189,23 @@ TEST(BlockHash, of_the_model_tells_keys_apart_from_the_block_on_that_has_them) {
     return std::vector<BlockKey>(made.keys().begin(), made.keys().end());
   };
   const std::vector<BlockKey> bare = chain({});
-  EXPECT_NE(chain({.lora = "a"})[0], bare[0]);
-  EXPECT_NE(chain({.lora = "a"})[0], chain({.lora = "b"})[0]);
-  EXPECT_NE(chain({.lora = "a"})[0], (chain({.lora = "a", .lora_path = "p"})[0]));
-  const std::vector<BlockKey> image = chain({.multimodal = {{"cat", 2, 2}}});
+  EXPECT_NE(chain({.lora = {"a"}})[0], bare[0]);
+  EXPECT_NE(chain({.lora = {"a"}})[0], chain({.lora = {"b"}})[0]);
+  EXPECT_NE(chain({.lora = {"a"}})[0], (chain({.lora = {"a", 0, "p"}})[0]));
+  const std::vector<BlockKey> image = chain({.mm = {{"cat", 2, 2}}});
   EXPECT_EQ(image[0], bare[0]);
   EXPECT_NE(image[1], bare[1]);
   EXPECT_NE(image[2], bare[2]);
-  EXPECT_NE(image[1], chain({.multimodal = {{"dog", 2, 2}}})[1]);
-  EXPECT_NE(image[1], chain({.multimodal = {{"cat", 3, 1}}})[1]);
-  EXPECT_NE(image[1], chain({.prompt_embeds = {{"cat", 2, 2}}})[1]);
+  EXPECT_NE(image[1], chain({.mm = {{"dog", 2, 2}}})[1]);
+  EXPECT_NE(image[1], chain({.mm = {{"cat", 3, 1}}})[1]);
+  RequestKeys embedded;
+  embedded.embeds.width = 2;
+  embedded.embeds.rows = {{.seed = 1, .count = 2}};
+  embedded.embeds.places = {{2, 2}};
+  RequestKeys otherwise = embedded;
+  otherwise.embeds.rows[0].seed = 2;
+  EXPECT_NE(chain(embedded)[1], bare[1]);
+  EXPECT_NE(chain(embedded)[1], chain(otherwise)[1]);
 }
 
 TEST(BlockHash, with_lookahead_tells_blocks_apart_that_only_their_next_token_tells_apart) {

@@ -26,10 +26,9 @@ TEST(Recorder, writes_keys_drafts_and_outputs_that_come_too_late_as_the_format_h
   recorder::Recorder recorder(path, drafting_engine());
   recorder.add("a", {1, 2, 3, 4}, 5,
                {.cache_salt = "s",
-                .lora = "sql",
-                .lora_path = "/a",
-                .multimodal = {{"cat", 0, 2}, {"dog", 2, 1}},
-                .prompt_embeds = {{"01ab", 3, 1}}});
+                .lora = {"sql", 3, "/a"},
+                .mm = {{"cat", 0, 2}, {"dog", 2, 1, "audio"}},
+                .embeds = {3, {"01ab", "02"}}});
   recorder::Step step;
   step.scheduled = {{.id = "a", .tokens = 4, .is_new = true, .blocks = {{1}}, .spec = {7}}};
   step.running = {"a"};
@@ -49,10 +48,11 @@ TEST(Recorder, writes_keys_drafts_and_outputs_that_come_too_late_as_the_format_h
   EXPECT_TRUE(read->header.has_held_drafts && read->header.has_stale_outputs);
   const RecordedStep& found = read->steps.at(0);
   EXPECT_EQ(found.before.at(0).request.cache_salt, "s");
-  EXPECT_EQ(found.before[0].request.keys, (RequestKeys{.lora = "sql",
-                                                       .lora_path = "/a",
-                                                       .multimodal = {{"cat", 0, 2}, {"dog", 2, 1}},
-                                                       .prompt_embeds = {{"01ab", 3, 1}}}));
+  RequestKeys keys{.lora = {"sql", 3, "/a"},
+                   .mm = {{"cat", 0, 2, "image"}, {"dog", 2, 1, "audio"}}};
+  keys.embeds.digest_tokens = 3;
+  keys.embeds.digests = {"01ab", "02"};
+  EXPECT_EQ(found.before[0].request.keys, keys);
   EXPECT_EQ(found.scheduled.at(0).spec, std::vector<std::int32_t>{7});
   EXPECT_EQ(found.drafts, (std::vector<RecordedTokens>{{"a", {8, 9}}}));
   EXPECT_EQ(found.held_drafts, (std::vector<RecordedTokens>{{"b", {5, 6}}, {"c", {-1}}}));
@@ -80,8 +80,10 @@ TEST(Recorder, ends_where_it_is_told_what_the_header_or_the_prompt_has_no_place_
             "step 0: stale_outputs of an engine that does not tell them (tells_stale_outputs)");
   for (const auto& items : {std::vector<recorder::PromptItem>{{"cat", 2, 2}},
                             std::vector<recorder::PromptItem>{{"cat", 1, 1}, {"dog", 1, 1}}})
-    EXPECT_EQ(error_of({}, {.multimodal = items}, {}),
-              "request a: images or embeddings out of order or beyond the prompt of 3 tokens");
+    EXPECT_EQ(error_of({}, {.mm = items}, {}),
+              "request a: images out of order or beyond the prompt of 3 tokens");
+  EXPECT_EQ(error_of({}, {.embeds = {2, {"01"}}}, {}),
+            "request a: 1 digests of embeddings; a prompt of 3 tokens has 2");
 }
 
 }  // namespace

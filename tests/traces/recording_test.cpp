@@ -140,9 +140,11 @@ TEST(Recording, WhatAServerSetsIsReadAndWrittenBackByteForByte) {
 TEST(Recording, WhatAnEngineMayTellBesideIsReadAndWrittenBackByteForByte) {
   std::string text = changed(kRecording, R"("hash_block_size":16)",
                              R"("hash_block_size":16,"held_drafts":1,"stale_outputs":1)");
-  text = changed(text, R"("eos":9)",
-                 R"("eos":9,"lora":"sql","lora_path":"/a","multimodal":[["cat",0,4],["dog",4,16]],)"
-                 R"("prompt_embeds":[["01ab",2,3]])");
+  text = changed(
+      text, R"("eos":9)",
+      R"("eos":9,"lora":{"name":"sql","id":2,"path":"/a"},"mm":[{"id":"cat","kind":"image",)"
+      R"("at":0,"n":4,"embed":[[1,2]]},{"id":"dog","kind":"audio","at":4,"n":16}],)"
+      R"("embeds":{"digest_tokens":16,"digests":["01ab","02"]})");
   text = changed(text, R"("tables")", R"("held_drafts":{"r1":[-1],"r2":[5,6]},"tables")");
   text = changed(text, R"("stopped")",
                  R"("stale_outputs":[{"id":"r1","of_step":0,"taken":2}],"stopped")");
@@ -150,9 +152,10 @@ TEST(Recording, WhatAnEngineMayTellBesideIsReadAndWrittenBackByteForByte) {
   ASSERT_TRUE(recording) << recording.error().message;
   const RecordedStep& step = recording->steps[0];
   const RequestKeys& keys = step.before[0].request.keys;
-  EXPECT_EQ(keys.lora + keys.lora_path, "sql/a");
-  EXPECT_EQ(keys.multimodal, (std::vector<PromptItem>{{"cat", 0, 4}, {"dog", 4, 16}}));
-  EXPECT_EQ(keys.prompt_embeds, (std::vector<PromptItem>{{"01ab", 2, 3}}));
+  EXPECT_EQ(keys.lora, (Adapter{"sql", 2, "/a"}));
+  EXPECT_EQ(keys.mm,
+            (std::vector<PromptItem>{{"cat", 0, 4, "image", {{1, 2}}}, {"dog", 4, 16, "audio"}}));
+  EXPECT_EQ(keys.embeds.digests, (std::vector<std::string>{"01ab", "02"}));
   EXPECT_EQ(step.held_drafts[1], (RecordedTokens{"r2", {5, 6}}));
   EXPECT_EQ(step.stale_outputs[0], (RecordedStaleOutput{"r1", 0, 2}));
   EXPECT_EQ(to_text(*recording), text);
@@ -218,6 +221,11 @@ TEST(Recording, AWriterThatIsNotClosedLeavesNothing) {
   std::filesystem::create_directory(folder);
   { ASSERT_TRUE(RecordingWriter::create(folder + "/r.jsonl", recording->header)); }
   EXPECT_TRUE(std::filesystem::is_empty(folder));
+}
+
+// The recording whose request has one key more.
+std::string with_key(const std::string& key) {
+  return changed(kRecording, "\"eos\":9", "\"eos\":9," + key);
 }
 
 // The recording with drafts or an output of a request that come too late.
@@ -303,10 +311,11 @@ INSTANTIATE_TEST_SUITE_P(
         Refused{"events that the header does not speak of",
                 changed(kRecording, "\"stored\":1", "\"stored\":1,\"events\":[]"),
                 "FILE:2: field `events`: found an array of 0 elements; expected no events: the "
-                "header has no \"cache_events\""},
-        Refused{"another version of events",
-                changed(kRecording, "\"num_blocks\"", "\"cache_events\":2,\"num_blocks\""),
-                "FILE:1: field `cache_events`: found 2; expected the integer 1"},
+                "header has no \"hash_algorithm\""},
+        Refused{"events of hashes that nobody knows",
+                changed(kRecording, "\"num_blocks\"", "\"hash_algorithm\":\"md5\",\"num_blocks\""),
+                "FILE:1: field `hash_algorithm`: found \"md5\"; expected one of \"sha256_cbor\", "
+                "\"xxhash_cbor\""},
         Refused{"held drafts that the header does not speak of",
                 changed(kRecording, "\"tables\"", "\"held_drafts\":{\"r1\":[5]},\"tables\""),
                 "FILE:2: field `held_drafts`: found an object; expected no such key: the header "
@@ -337,34 +346,35 @@ INSTANTIATE_TEST_SUITE_P(
         Refused{"a stale output that does not say what was taken",
                 changed(with_late("stale_outputs", "r1"), ",\"taken\":1", ""),
                 "FILE:2: field `stale_outputs[0]`: found no key \"taken\"; expected it"},
-        Refused{"an adapter without a name",
-                changed(kRecording, "\"eos\":9", "\"eos\":9,\"lora\":\"\""),
-                "FILE:2: field `before[0].lora`: found \"\"; expected a string that is not empty"},
-        Refused{"the path of no adapter",
-                changed(kRecording, "\"eos\":9", "\"eos\":9,\"lora_path\":\"/a\""),
-                "FILE:2: field `before[0].lora_path`: found the path of an adapter; expected "
-                "\"lora\" too"},
-        Refused{"an image without a place",
-                changed(kRecording, "\"eos\":9", "\"eos\":9,\"multimodal\":[[\"cat\",0]]"),
-                "FILE:2: field `before[0].multimodal[0]`: found an array of 2 elements; expected "
-                "[identifier, first token, count]"},
+        Refused{"an adapter without a name", with_key(R"("lora":{"name":"","id":1,"path":"/a"})"),
+                "FILE:2: field `before[0].lora.name`: found \"\"; expected a string that is not "
+                "empty"},
+        Refused{"an adapter that lies nowhere", with_key(R"("lora":{"name":"sql","id":1})"),
+                "FILE:2: field `before[0].lora`: found no key \"path\"; expected it"},
         Refused{"an image over another",
-                changed(kRecording, "\"eos\":9",
-                        "\"eos\":9,\"multimodal\":[[\"cat\",0,4],[\"dog\",3,4]]"),
-                "FILE:2: field `before[0].multimodal[1][1]`: found 3; expected an integer from 4 "
-                "to 19"},
+                with_key(R"("mm":[{"id":"cat","kind":"image","at":0,"n":4},)"
+                         R"({"id":"dog","kind":"image","at":3,"n":4}])"),
+                "FILE:2: field `before[0].mm[1].at`: found 3; expected an integer from 4 to 19"},
         Refused{"an image beyond its prompt",
-                changed(kRecording, "\"eos\":9", "\"eos\":9,\"multimodal\":[[\"cat\",18,3]]"),
-                "FILE:2: field `before[0].multimodal[0][2]`: found 3; expected an integer from 1 "
-                "to 2"},
-        Refused{"no image in a list of them",
-                changed(kRecording, "\"eos\":9", "\"eos\":9,\"multimodal\":[]"),
-                "FILE:2: field `before[0].multimodal`: found an array of 0 elements; expected at "
-                "least one item, or no such key"},
+                with_key(R"("mm":[{"id":"cat","kind":"image","at":18,"n":3}])"),
+                "FILE:2: field `before[0].mm[0].n`: found 3; expected an integer from 1 to 2"},
+        Refused{"no image in a list of them", with_key(R"("mm":[])"),
+                "FILE:2: field `before[0].mm`: found an array of 0 elements; expected at least "
+                "one item, or no such key"},
+        Refused{"rows of an image beyond it",
+                with_key(R"("mm":[{"id":"cat","kind":"image","at":0,"n":4,"embed":[[2,5]]}])"),
+                "FILE:2: field `before[0].mm[0].embed[0][1]`: found 5; expected an integer from 1 "
+                "to 4"},
         Refused{"embeddings without a digest",
-                changed(kRecording, "\"eos\":9", "\"eos\":9,\"prompt_embeds\":[[\"xy\",0,4]]"),
-                "FILE:2: field `before[0].prompt_embeds[0][0]`: found \"xy\"; expected a digest, "
+                with_key(R"("embeds":{"digest_tokens":16,"digests":["xy","00"]})"),
+                "FILE:2: field `before[0].embeds.digests[0]`: found \"xy\"; expected a digest, "
                 "hexadecimal"},
+        Refused{"too few digests", with_key(R"("embeds":{"digest_tokens":16,"digests":["00"]})"),
+                "FILE:2: field `before[0].embeds`: found 1 digests; expected 2 for 20 tokens"},
+        Refused{"rows of embeddings without a place",
+                with_key(R"("embeds":{"rows":[[1,2]],"width":4})"),
+                "FILE:2: field `before[0].embeds`: found 2 rows; expected 0, as many as the "
+                "prompt has of token 50004"},
         Refused{"key twice", changed(kRecording, "\"stored\":1", "\"stored\":1,\"stored\":1"),
                 "FILE:2: found the key \"stored\" twice; expected it once"},
         Refused{"key missing", changed(kRecording, "\"free_blocks\":6,", ""),

@@ -115,10 +115,9 @@ Trace trace_of_everything() {
   [[maybe_unused]] const auto& [name, prompt, max_tokens, arrival_ns, priority, eos, stop, salt,
                                 keys, min_tokens, repetition, skips] = last.spec;
   last.spec.cache_salt = "\xc3\xa9";
-  last.spec.keys = {.lora = "sql",
-                    .lora_path = "/a",
-                    .multimodal = {{"cat", 0, 2}},
-                    .prompt_embeds = {{"01", 2, 6}}};
+  last.spec.keys = {.lora = {"sql", 1, "/a"}, .mm = {{"cat", 0, 2, "image", {{0, 1}}}}};
+  last.spec.keys.embeds.digest_tokens = 4;
+  last.spec.keys.embeds.digests = {"01", "02"};
   last.spec.min_tokens = 2;
   last.spec.repetition_detection = {4, 1, 3};
   last.spec.skip_reading_prefix_cache = true;

@@ -19,12 +19,13 @@ struct TokenIdentity {
   auto operator<=>(const TokenIdentity&) const = default;
 };
 
-TokenIdentity token_of(const Prompt& prompt, const TokenRun& run, std::uint32_t i) {
+TokenIdentity identity_of(const Prompt& prompt, const TokenRun& run, std::uint32_t i) {
   switch (run.kind) {
     case TokenRun::Kind::symbolic:
       return {true, run.seed, run.first + i};
     case TokenRun::Kind::seeded:
-      return {false, 0, seeded_token(run.seed, run.first + i)};
+    case TokenRun::Kind::repeated:
+      return {false, 0, token_of(run, run.first + i)};
     case TokenRun::Kind::literal:
       break;
   }
@@ -37,7 +38,7 @@ class Walk {
   explicit Walk(const Prompt& prompt) : prompt_(prompt) {}
   bool at_end() const { return run_ == prompt_.runs.size(); }
   std::uint32_t left() const { return prompt_.runs[run_].count - i_; }  // in this run
-  TokenIdentity token() const { return token_of(prompt_, prompt_.runs[run_], i_); }
+  TokenIdentity token() const { return identity_of(prompt_, prompt_.runs[run_], i_); }
   // Whether both go on alike to the end of the shorter of the two runs.
   bool runs_like(const Walk& other) const {
     const TokenRun& mine = prompt_.runs[run_];
@@ -99,14 +100,21 @@ std::vector<std::uint64_t> content_of(Walk& walk, std::uint64_t parent, std::int
 
 // What two requests must have in common to share anything: salt, adapter, images, embeddings.
 std::vector<std::string> keys_of(const RequestSpec& spec) {
-  std::vector<std::string> keys = {spec.cache_salt, spec.keys.lora, spec.keys.lora_path};
-  for (const auto* items : {&spec.keys.multimodal, &spec.keys.prompt_embeds}) {
-    keys.push_back(std::to_string(items->size()));
-    for (const PromptItem& item : *items) {
-      keys.push_back(item.identifier);
-      keys.push_back(std::to_string(item.first) + "+" + std::to_string(item.count));
-    }
+  std::vector<std::string> keys = {spec.cache_salt, spec.keys.lora.name, spec.keys.lora.path};
+  const auto add_number = [&](std::int64_t number) { keys.push_back(std::to_string(number)); };
+  add_number(std::ssize(spec.keys.mm));
+  for (const PromptItem& item : spec.keys.mm) {
+    keys.push_back(item.identifier);
+    add_number(item.first);
+    add_number(item.count);
   }
+  const PromptEmbeds& embeds = spec.keys.embeds;
+  add_number(embeds.width);
+  for (const TokenRun& run : embeds.rows)
+    for (const std::uint64_t number :
+         {run.seed, std::uint64_t{run.first}, std::uint64_t{run.count}})
+      add_number(static_cast<std::int64_t>(number));
+  keys.insert(keys.end(), embeds.digests.begin(), embeds.digests.end());
   return keys;
 }
 

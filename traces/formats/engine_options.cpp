@@ -1,5 +1,8 @@
 #include "traces/formats/engine_options.h"
 
+#include <algorithm>
+
+#include "reference/plan/limits.h"
 #include "reference/profiles/releases.h"
 #include "traces/formats/engine_file.h"
 #include "traces/formats/run_fields.h"
@@ -18,6 +21,53 @@ const RunField& known_option(std::string_view name) {
   return *option;
 }
 
+// An option that bounds inputs: how it is read and written.
+struct InputOption {
+  std::string_view name;
+  void (*read)(JsonValue, InputOptions&);
+  void (*write)(JsonWriter&, const InputOptions&);
+};
+
+template <auto member>
+constexpr InputOption number_option(std::string_view name) {
+  return {name,
+          [](JsonValue value, InputOptions& inputs) {
+            inputs.*member = value.integer<std::int32_t>(0, kTokensMax);
+          },
+          [](JsonWriter& out, const InputOptions& inputs) {
+            out.integer((inputs.*member).value_or(0));
+          }};
+}
+
+template <auto member>
+constexpr InputOption flag_option(std::string_view name) {
+  return {name, [](JsonValue value, InputOptions& inputs) { inputs.*member = value.boolean(); },
+          [](JsonWriter& out, const InputOptions& inputs) {
+            out.boolean((inputs.*member).value_or(false));
+          }};
+}
+
+void read_runner(JsonValue value, InputOptions& inputs) {
+  inputs.runner = value.string();
+  if (inputs.runner != "pooling") value.refuse("\"pooling\", or no such option");
+}
+
+constexpr InputOption kInputOptions[] = {
+    number_option<&InputOptions::max_loras>("max_loras"),
+    number_option<&InputOptions::mm_max_item_embeds>("mm_max_item_embeds"),
+    number_option<&InputOptions::encoder_compute_budget>("encoder_compute_budget"),
+    number_option<&InputOptions::encoder_cache_size>("encoder_cache_size"),
+    flag_option<&InputOptions::disable_chunked_mm_input>("disable_chunked_mm_input"),
+    flag_option<&InputOptions::is_encoder_decoder>("is_encoder_decoder"),
+    {"runner", read_runner,
+     [](JsonWriter& out, const InputOptions& inputs) { out.string(inputs.runner); }},
+};
+
+const InputOption* find_input_option(std::string_view name) {
+  const auto* const found = std::ranges::find(kInputOptions, name, &InputOption::name);
+  return found == std::end(kInputOptions) ? nullptr : found;
+}
+
 // A run with this engine, for rows to look at.
 RunSpec run_of(const EngineConfig& engine) {
   RunSpec run;
@@ -27,12 +77,16 @@ RunSpec run_of(const EngineConfig& engine) {
 
 }  // namespace
 
-EngineOptions read_engine_options(JsonValue value) {
+EngineOptions read_engine_options(JsonValue value, InputsIn inputs_in) {
   EngineOptions options;
   RunSpec run;
   for (auto& [key, entry] : value.object().entries()) {
     if (const RunField* option = find_option(key)) {
       option->read(*option, entry, run);
+      options.given.emplace_back(key);
+    } else if (const InputOption* input = find_input_option(key);
+               input != nullptr && inputs_in == InputsIn::recording) {
+      input->read(entry, options.inputs);
       options.given.emplace_back(key);
     } else if (!key.starts_with("x_")) {
       entry.refuse_because("found an option that no engine here has; expected a known option");
@@ -45,7 +99,13 @@ EngineOptions read_engine_options(JsonValue value) {
 void write_engine_options(JsonWriter& out, const EngineOptions& options) {
   const RunSpec run = run_of(options.config);
   out.begin_object();
-  for (const std::string& name : options.given) known_option(name).write(out.key(name), run);
+  for (const std::string& name : options.given) {
+    const InputOption* const input = find_input_option(name);
+    if (input != nullptr)
+      input->write(out.key(name), options.inputs);
+    else
+      known_option(name).write(out.key(name), run);
+  }
   out.end_object();
 }
 
@@ -59,7 +119,8 @@ EngineOptions all_engine_options(const EngineConfig& config) {
 void apply_engine_options(const EngineOptions& options, EngineConfig& config) {
   const RunSpec from = run_of(options.config);
   RunSpec to = run_of(config);
-  for (const std::string& name : options.given) known_option(name).copy(from, to);
+  for (const std::string& name : options.given)
+    if (find_input_option(name) == nullptr) known_option(name).copy(from, to);
   config = to.engine;
 }
 

@@ -7,8 +7,11 @@
 
 namespace lockstep {
 
-// An object whose keys are options of EngineConfig, any of them.
-EngineOptions read_engine_options(JsonValue value);
+// Where options that bound inputs may stand: an engine here has none of them.
+enum class InputsIn : std::uint8_t { nowhere, recording };
+
+// An object whose keys are options of EngineConfig, any of them, and of InputOptions.
+EngineOptions read_engine_options(JsonValue value, InputsIn inputs_in = InputsIn::nowhere);
 // The options given, in their order.
 void write_engine_options(JsonWriter& out, const EngineOptions& options);
 // Every option of `config`.

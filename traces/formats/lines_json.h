@@ -7,6 +7,7 @@
 
 #include "base/json_reader.h"
 #include "base/json_writer.h"
+#include "traces/formats/prompt_json.h"
 #include "traces/formats/recording.h"
 #include "traces/formats/request_trace.h"
 
@@ -35,10 +36,14 @@ void write_tokens_by_request(JsonWriter& out, const std::vector<RecordedTokens>&
 void write_engine_keys(JsonWriter& out, const RecordingHeader& header);
 
 // The end of a recording that has `steps` steps.
-RecordingEnd read_recording_end(JsonValue value, std::int64_t steps);
+RecordingEnd read_recording_end(JsonValue value, const RecordingHeader& header, std::int64_t steps);
 
 // {"add":name,"prompt":..,"max_tokens":..} and what may follow; `arrival` is the caller's.
-RequestSpec read_added_request(JsonObject& object, bool& priority_given);
+struct AddedForm {
+  bool has_max_tokens = true;
+  KeysForm keys = {};
+};
+RequestSpec read_added_request(JsonObject& object, bool& priority_given, AddedForm form = {});
 
 // The lines of a request trace as JSON values: for request traces and saved cases.
 inline constexpr std::int64_t kTraceVersion = 1;

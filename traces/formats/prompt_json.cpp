@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <utility>
 
 namespace lockstep {
 namespace {
@@ -10,9 +11,10 @@ namespace {
 constexpr std::int64_t kSeedMax = (std::int64_t{1} << 32) - 1;  // a seed has 32 bits
 constexpr std::int64_t kHashIdsMax = std::int64_t{1} << 22;     // of one prompt
 
-bool all_of_kind(const Prompt& prompt, TokenRun::Kind kind) {
-  return std::all_of(prompt.runs.begin(), prompt.runs.end(),
-                     [kind](const TokenRun& run) { return run.kind == kind; });
+bool are_segments(const Prompt& prompt) {
+  return std::ranges::all_of(prompt.runs, [](const TokenRun& run) {
+    return run.kind == TokenRun::Kind::seeded || run.kind == TokenRun::Kind::repeated;
+  });
 }
 
 TokenRun symbolic_run(std::uint64_t seed, std::int64_t count) {
@@ -139,6 +141,24 @@ void write_runs(JsonWriter& out, const Prompt& prompt) {
   out.end_array().end_object();
 }
 
+// In the places of embeddings.
+void swap_tokens(Prompt& prompt, const PromptEmbeds& embeds, std::int32_t from, std::int32_t to) {
+  const auto is_embedded = [&](std::int64_t position) {
+    const auto behind = std::ranges::partition_point(
+        embeds.places, [&](const TokenSpan& span) { return span.first + span.count <= position; });
+    return behind != embeds.places.end() && behind->first <= position;
+  };
+  std::int64_t position = 0;
+  for (TokenRun& run : prompt.runs) {
+    if (run.kind == TokenRun::Kind::repeated && std::cmp_equal(run.seed, from) &&
+        is_embedded(position))
+      run.seed = static_cast<std::uint64_t>(to);
+    for (std::uint32_t i = 0; run.kind == TokenRun::Kind::literal && i < run.count; ++i)
+      if (is_embedded(position + i)) prompt.tokens[run.first + i] = to;
+    position += run.count;
+  }
+}
+
 RepetitionDetection read_repetition_detection(JsonValue value) {
   JsonObject object = value.object();
   RepetitionDetection detection;
@@ -155,9 +175,23 @@ RepetitionDetection read_repetition_detection(JsonValue value) {
 
 }  // namespace
 
-Prompt read_seeded_segments(JsonValue value) {
+// {"token":t,"n":n}
+static TokenRun read_repeated(JsonValue element) {
+  JsonObject object = element.object();
+  TokenRun run{.kind = TokenRun::Kind::repeated};
+  run.seed = static_cast<std::uint64_t>(object.required("token").integer(0, kTokenIdMax));
+  run.count = object.required("n").integer<std::uint32_t>(1, kPromptTokensMax);
+  object.finish();
+  return run;
+}
+
+Prompt read_segments(JsonValue value) {
   Prompt prompt;
   for (JsonValue element : value.array()) {
+    if (element.is_object()) {
+      prompt.append(read_repeated(element));
+      continue;
+    }
     const JsonArray segment = element.array();
     if (segment.size() != 2 && segment.size() != 3) {
       element.refuse("[seed, n] or [seed, first, n]");
@@ -174,10 +208,14 @@ Prompt read_seeded_segments(JsonValue value) {
   return prompt;
 }
 
-void write_seeded_segments(JsonWriter& out, const Prompt& prompt) {
-  LS_CHECK(all_of_kind(prompt, TokenRun::Kind::seeded), "a run of another kind");
+void write_segments(JsonWriter& out, const Prompt& prompt) {
+  LS_CHECK(are_segments(prompt), "a run of another kind");
   out.begin_array();
   for (const TokenRun& run : prompt.runs) {
+    if (run.kind == TokenRun::Kind::repeated) {
+      out.begin_object().key("token").uint64(run.seed).integer("n", run.count).end_object();
+      continue;
+    }
     out.begin_array().uint64(run.seed);
     if (run.first != 0) out.integer(run.first);
     out.integer(run.count).end_array();
@@ -194,7 +232,7 @@ std::vector<std::int32_t> read_token_ids(JsonValue value, std::int64_t min) {
 }
 
 Prompt read_recorded_prompt(JsonValue value) {
-  if (value.is_array()) return read_seeded_segments(value);
+  if (value.is_array()) return read_segments(value);
   if (!value.is_object()) {
     value.refuse("segments [[seed, n],...] or {\"tokens\": [...]}");
     return {};
@@ -207,14 +245,21 @@ Prompt read_recorded_prompt(JsonValue value) {
   return prompt;
 }
 
+void write_prompt_of(JsonWriter& out, const RequestSpec& request) {
+  const PromptEmbeds& embeds = request.keys.embeds;
+  Prompt prompt = request.prompt;
+  swap_tokens(prompt, embeds, 0, kEmbeddedToken);
+  write_recorded_prompt(out, prompt);
+}
+
 void write_recorded_prompt(JsonWriter& out, const Prompt& prompt) {
-  if (all_of_kind(prompt, TokenRun::Kind::seeded)) return write_seeded_segments(out, prompt);
+  if (are_segments(prompt)) return write_segments(out, prompt);
   out.begin_object().key("tokens").integers(prompt.materialize()).end_object();
 }
 
 Prompt read_prompt(JsonValue value, const std::optional<HashIdConvention>& ids,
                    std::uint64_t ordinal) {
-  if (value.is_array()) return read_seeded_segments(value);
+  if (value.is_array()) return read_segments(value);
   if (!value.is_object()) {
     value.refuse("segments [[seed, n],...] or an object with ids, tokens, length or runs");
     return {};
@@ -237,7 +282,7 @@ Prompt read_prompt(JsonValue value, const std::optional<HashIdConvention>& ids,
 
 void write_prompt(JsonWriter& out, const Prompt& prompt, const std::optional<HashIdConvention>& ids,
                   std::uint64_t ordinal) {
-  if (all_of_kind(prompt, TokenRun::Kind::seeded)) return write_seeded_segments(out, prompt);
+  if (are_segments(prompt)) return write_segments(out, prompt);
   if (prompt.runs.size() == 1 && prompt.runs[0].kind == TokenRun::Kind::literal &&
       prompt.runs[0].first == 0 && prompt.runs[0].count == prompt.tokens.size()) {
     out.begin_object().key("tokens").integers(prompt.tokens).end_object();
@@ -282,55 +327,189 @@ Prompt private_prompt(std::int64_t length, std::uint64_t ordinal) {
   return prompt;
 }
 
-// [[identifier, first, count], ...], in the order of their places.
-static std::vector<PromptItem> read_prompt_items(JsonValue value, std::int64_t prompt_size,
-                                                 bool are_digests) {
-  std::vector<PromptItem> items;
-  std::int64_t end = 0;
+namespace {
+
+Adapter read_adapter(JsonValue value) {
+  JsonObject object = value.object();
+  Adapter adapter;
+  adapter.name = object.required("name").nonempty_string();
+  adapter.id = object.required("id").integer(0);
+  adapter.path = object.required("path").string();
+  object.finish();
+  return adapter;
+}
+
+// [[first, count], ...]: tokens of an item, ascending; the last run may reach beyond its end.
+std::vector<TokenSpan> read_spans(JsonValue value, std::int32_t size) {
+  std::vector<TokenSpan> spans;
+  std::int32_t end = 0;
   for (JsonValue element : value.array()) {
-    const JsonArray item = element.array();
-    if (item.size() != 3) element.refuse("[identifier, first token, count]");
-    if (item.size() != 3) break;
-    const std::string identifier(item[0].nonempty_string());
-    const bool is_digest = identifier.size() % 2 == 0 &&
-                           identifier.find_first_not_of("0123456789abcdef") == std::string::npos;
-    if (are_digests && !is_digest) JsonValue(item[0]).refuse("a digest, hexadecimal");
-    const auto first = item[1].integer<std::int32_t>(end, std::max(end, prompt_size - 1));
-    const auto count =
-        item[2].integer<std::int32_t>(1, std::max<std::int64_t>(1, prompt_size - first));
-    end = std::int64_t{first} + count;
-    items.push_back({identifier, first, count});
+    const JsonArray pair = element.array();
+    if (pair.size() != 2) element.refuse("[first, count]");
+    if (pair.size() != 2) break;
+    TokenSpan span;
+    span.first = pair[0].integer<std::int32_t>(end, std::max(end, size - 1));
+    span.count = pair[1].integer<std::int32_t>(1, std::max(1, size));
+    end = span.first + span.count;
+    spans.push_back(span);
+  }
+  if (spans.empty()) value.refuse("at least one run, or no such key");
+  return spans;
+}
+
+PromptEmbeds read_embeds(JsonValue value) {
+  JsonObject object = value.object();
+  PromptEmbeds embeds;
+  if (auto digests = object.optional("digests")) {
+    embeds.digest_tokens = object.required("digest_tokens").integer<std::int32_t>(1, kSeedMax / 4);
+    for (JsonValue digest : digests.array()) {
+      const std::string text(digest.nonempty_string());
+      if (text.size() % 2 != 0 || text.find_first_not_of("0123456789abcdef") != std::string::npos)
+        digest.refuse("a digest, hexadecimal");
+      embeds.digests.push_back(text);
+    }
+    if (embeds.digests.empty()) digests.refuse("at least one digest");
+  } else {
+    const Prompt rows = read_segments(object.required("rows"));
+    embeds.rows = rows.runs;
+    embeds.width = object.required("width").integer<std::int32_t>(1, 1 << 20);
+    if (std::ranges::any_of(rows.runs,
+                            [](const TokenRun& run) { return run.kind != TokenRun::Kind::seeded; }))
+      value.refuse_because("found rows that have no seed; expected [seed, n]");
+  }
+  object.finish();
+  return embeds;
+}
+
+std::int64_t num_rows(const PromptEmbeds& embeds) {
+  std::int64_t rows = 0;
+  for (const TokenRun& run : embeds.rows) rows += run.count;
+  return rows;
+}
+
+// Rows belong to the places of kEmbeddedToken, or are the whole prompt.
+void place_embeds(JsonValue value, const Prompt& prompt, PromptEmbeds& embeds) {
+  if (!embeds.digests.empty()) {
+    const std::int64_t each = embeds.digest_tokens;
+    const std::int64_t expected = (prompt.size() + each - 1) / each;
+    if (std::ssize(embeds.digests) != expected)
+      value.refuse_because(fmt::format("found {} digests; expected {} for {} tokens",
+                                       embeds.digests.size(), expected, prompt.size()));
+    return;
+  }
+  if (embeds.are_alone) {
+    embeds.places = {{0, static_cast<std::int32_t>(prompt.size())}};
+    return;
+  }
+  std::int32_t position = 0;
+  std::int64_t num_places = 0;
+  for (const std::int32_t token : prompt.materialize()) {
+    if (token == kEmbeddedToken) {
+      ++num_places;
+      TokenSpan* const last = embeds.places.empty() ? nullptr : &embeds.places.back();
+      if (last != nullptr && last->first + last->count == position)
+        ++last->count;
+      else
+        embeds.places.push_back({position, 1});
+    }
+    ++position;
+  }
+  if (num_places != num_rows(embeds))
+    value.refuse_because(
+        fmt::format("found {} rows; expected {}, as many as the prompt has of "
+                    "token {}",
+                    num_rows(embeds), num_places, kEmbeddedToken));
+}
+
+void write_adapter(JsonWriter& out, const Adapter& adapter) {
+  if (adapter.name.empty()) return;
+  out.key("lora").begin_object().string("name", adapter.name);
+  out.integer("id", adapter.id).string("path", adapter.path).end_object();
+}
+
+void write_embeds(JsonWriter& out, const PromptEmbeds& embeds) {
+  if (embeds.empty()) return;
+  out.key("embeds").begin_object();
+  if (embeds.digests.empty()) {
+    Prompt rows;
+    rows.runs = embeds.rows;
+    write_segments(out.key("rows"), rows);
+    out.integer("width", embeds.width);
+  } else {
+    out.integer("digest_tokens", embeds.digest_tokens).key("digests").strings(embeds.digests);
+  }
+  out.end_object();
+}
+
+}  // namespace
+
+std::vector<PromptItem> read_prompt_items(JsonValue value, std::int64_t prompt_size) {
+  std::vector<PromptItem> items;
+  std::int32_t end = 0;
+  for (JsonValue element : value.array()) {
+    JsonObject object = element.object();
+    PromptItem item;
+    item.identifier = object.required("id").nonempty_string();
+    item.kind = object.required("kind").nonempty_string();
+    const bool is_beside = prompt_size < 0;
+    const std::int64_t room = is_beside ? kPromptTokensMax : prompt_size;
+    item.first = object.required("at").integer<std::int32_t>(
+        is_beside ? 0 : end, is_beside ? 0 : std::max<std::int64_t>(end, room - 1));
+    item.count =
+        object.required("n").integer<std::int32_t>(1, std::max<std::int64_t>(1, room - item.first));
+    if (auto spans = object.optional("embed")) item.embeds = read_spans(spans, item.count);
+    object.finish();
+    end = item.first + item.count;
+    items.push_back(std::move(item));
   }
   if (items.empty()) value.refuse("at least one item, or no such key");
   return items;
 }
 
-static void write_prompt_items(JsonWriter& out, std::string_view key,
-                               const std::vector<PromptItem>& items) {
+void write_prompt_items(JsonWriter& out, const std::vector<PromptItem>& items) {
   if (items.empty()) return;
-  out.key(key).begin_array();
-  for (const PromptItem& item : items)
-    out.begin_array().string(item.identifier).integer(item.first).integer(item.count).end_array();
+  out.key("mm").begin_array();
+  for (const PromptItem& item : items) {
+    out.begin_object().string("id", item.identifier).string("kind", item.kind);
+    out.integer("at", item.first).integer("n", item.count);
+    if (!item.embeds.empty()) {
+      out.key("embed").begin_array();
+      for (const TokenSpan& span : item.embeds)
+        out.begin_array().integer(span.first).integer(span.count).end_array();
+      out.end_array();
+    }
+    out.end_object();
+  }
   out.end_array();
 }
 
-static void read_hash_keys(JsonObject& object, RequestSpec& request) {
-  RequestKeys& keys = request.keys;
-  if (auto lora = object.optional("lora")) keys.lora = lora.nonempty_string();
-  if (auto path = object.optional("lora_path")) {
-    keys.lora_path = path.nonempty_string();
-    if (keys.lora.empty())
-      path.refuse_because("found the path of an adapter; expected \"lora\" too");
-  }
-  const std::int64_t size = request.prompt.size();
-  if (auto items = object.optional("multimodal"))
-    keys.multimodal = read_prompt_items(items, size, false);
-  if (auto items = object.optional("prompt_embeds"))
-    keys.prompt_embeds = read_prompt_items(items, size, true);
+bool read_embeds_alone(JsonObject& object, RequestSpec& request) {
+  if (object.has("prompt")) return false;
+  PromptEmbeds& embeds = request.keys.embeds;
+  JsonValue value = object.required("embeds");
+  embeds = read_embeds(value);
+  embeds.are_alone = true;
+  if (!embeds.digests.empty()) value.refuse_because("found digests alone; expected \"prompt\" too");
+  request.prompt.append(
+      {.kind = TokenRun::Kind::repeated, .count = static_cast<std::uint32_t>(num_rows(embeds))});
+  check_size(value, request.prompt);
+  return true;
 }
 
-void read_rare_request_keys(JsonObject& object, RequestSpec& request) {
-  read_hash_keys(object, request);
+static void read_hash_keys(JsonObject& object, KeysForm form, RequestSpec& request) {
+  RequestKeys& keys = request.keys;
+  if (auto lora = object.optional("lora")) keys.lora = read_adapter(lora);
+  if (auto items = object.optional("mm"))
+    keys.mm = read_prompt_items(items, form.has_items_beside ? -1 : request.prompt.size());
+  if (auto embeds = object.optional("embeds")) {
+    if (!keys.embeds.are_alone) keys.embeds = read_embeds(embeds);
+    place_embeds(embeds, request.prompt, keys.embeds);
+    if (form.zeroes_embedded) swap_tokens(request.prompt, keys.embeds, kEmbeddedToken, 0);
+  }
+}
+
+void read_rare_request_keys(JsonObject& object, RequestSpec& request, KeysForm form) {
+  read_hash_keys(object, form, request);
   if (auto tokens = object.optional("min_tokens"))
     request.min_tokens = tokens.integer<std::int32_t>(0, kPromptTokensMax);
   if (auto detection = object.optional("repetition_detection"))
@@ -340,10 +519,9 @@ void read_rare_request_keys(JsonObject& object, RequestSpec& request) {
 }
 
 void write_rare_request_keys(JsonWriter& out, const RequestSpec& request) {
-  if (!request.keys.lora.empty()) out.string("lora", request.keys.lora);
-  if (!request.keys.lora_path.empty()) out.string("lora_path", request.keys.lora_path);
-  write_prompt_items(out, "multimodal", request.keys.multimodal);
-  write_prompt_items(out, "prompt_embeds", request.keys.prompt_embeds);
+  write_adapter(out, request.keys.lora);
+  write_prompt_items(out, request.keys.mm);
+  write_embeds(out, request.keys.embeds);
   if (request.min_tokens != 0) out.integer("min_tokens", request.min_tokens);
   const RepetitionDetection& repetition = request.repetition_detection;
   if (repetition != RepetitionDetection{}) {

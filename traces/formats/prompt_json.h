@@ -1,6 +1,6 @@
-// Prompts in files, and the keys of requests that few set. Everywhere: seeded segments
-// [[seed,n],...] or {"tokens":[..]}. In request traces also hash-id runs, a bare length, and runs
-// of any kind; docs/formats.md, "Prompts".
+// Prompts in files, and the keys of requests that few set. Everywhere: segments, seeded [seed,n] or
+// of one token {"token":t,"n":n}, or {"tokens":[..]}. In request traces also hash-id runs, a bare
+// length, and runs of any kind; docs/formats.md, "Prompts".
 #pragma once
 
 #include <cstdint>
@@ -16,15 +16,21 @@ inline constexpr std::int64_t kPromptTokensMax = (std::int64_t{1} << 31) - 1;
 inline constexpr std::int64_t kTokenIdMax = (std::int64_t{1} << 31) - 1;
 inline constexpr std::int64_t kHashIdMax = (std::int64_t{1} << 62) - 1;
 
-// [[seed,n],...] or [[seed,first,n],...]; at least one token.
-Prompt read_seeded_segments(JsonValue value);
-// Requires: every run is seeded.
-void write_seeded_segments(JsonWriter& out, const Prompt& prompt);
+// In the place of tokens that are given as embeddings.
+inline constexpr std::int32_t kEmbeddedToken = 50004;
 
-// As recordings have them: seeded segments, or {"tokens":[..]} as an engine that serves gets them.
+// Each [seed,n], [seed,first,n] or {"token":t,"n":n}; at least one token.
+Prompt read_segments(JsonValue value);
+// Requires: every run is seeded or repeated.
+void write_segments(JsonWriter& out, const Prompt& prompt);
+
+// As recordings have them: segments, or {"tokens":[..]} as an engine that serves gets them.
 Prompt read_recorded_prompt(JsonValue value);
-// Seeded runs stay runs; with others among them all is tokens, as an engine gets them.
+// Such runs stay runs; with others among them all is tokens, as an engine gets them.
 void write_recorded_prompt(JsonWriter& out, const Prompt& prompt);
+
+// The prompt of a request, with kEmbeddedToken where embeddings stand.
+void write_prompt_of(JsonWriter& out, const RequestSpec& request);
 
 // Tokens given one by one, each from 0 (or `min`) to kTokenIdMax.
 std::vector<std::int32_t> read_token_ids(JsonValue value, std::int64_t min = 0);
@@ -42,8 +48,20 @@ std::optional<Prompt> prompt_of_hash_ids(const std::vector<std::uint64_t>& hash_
                                          std::uint64_t ordinal);
 std::int64_t hash_ids_for(std::int64_t length, const HashIdConvention& ids);
 
-// `min_tokens`, `repetition_detection`, `skip_reading_prefix_cache`: each left out when default.
-void read_rare_request_keys(JsonObject& object, RequestSpec& request);
+// A request without "prompt" is one of embeddings alone: true, and its prompt is zeros.
+bool read_embeds_alone(JsonObject& object, RequestSpec& request);
+struct KeysForm {
+  bool has_items_beside = false;  // of the prompt: a decoder reads them by cross-attention
+  // The engine has token 0 in the places of embeddings (vllm/v1/request.py, from 0.29.0 on).
+  bool zeroes_embedded = false;
+};
+// `lora`, `mm`, `embeds`, `min_tokens`, `repetition_detection`, `skip_reading_prefix_cache`: each
+// left out when default.
+// REQUIRES: the prompt has been read.
+void read_rare_request_keys(JsonObject& object, RequestSpec& request, KeysForm form = {});
+// `mm`. A prompt of less than 0 tokens: the items stand beside it.
+std::vector<PromptItem> read_prompt_items(JsonValue value, std::int64_t prompt_size);
+void write_prompt_items(JsonWriter& out, const std::vector<PromptItem>& items);
 void write_rare_request_keys(JsonWriter& out, const RequestSpec& request);
 
 // A prompt of `length` tokens that no other request shares.

@@ -6,7 +6,8 @@
 //    list that an engine leaves out when it is empty (`before`, `preempted`, `zero`, ...) is just
 //    empty.
 // 2. Order is the file's: of events, of scheduled requests, of blocks, of queues.
-// 3. Writing what was read gives the same bytes; `pause` is written as `pause_state`.
+// 3. Reading what was written gives the same recording. It gives the same bytes as well where the
+//    file has this format's order of keys; `pause` is written as `pause_state`.
 //
 // Not checked here: whether the decisions make sense. That is what conform and audit do.
 #pragma once
@@ -26,11 +27,24 @@
 
 namespace lockstep {
 
+// Options that bound what requests bring beside tokens; absent: not given.
+struct InputOptions {
+  std::optional<std::int32_t> max_loras{};  // adapters in a step
+  std::optional<std::int32_t> mm_max_item_embeds{};
+  std::optional<std::int32_t> encoder_compute_budget{};
+  std::optional<std::int32_t> encoder_cache_size{};
+  std::optional<bool> disable_chunked_mm_input{};
+  std::optional<bool> is_encoder_decoder{};
+  std::string runner{};  // "pooling": the model samples nothing
+  bool operator==(const InputOptions&) const = default;
+};
+
 // Options as a file gives them: the values, and which of them were written down (in their order).
 // The others keep the defaults of EngineConfig.
 struct EngineOptions {
   EngineConfig config;
   std::vector<std::string> given;
+  InputOptions inputs{};  // of a recording
   bool operator==(const EngineOptions&) const = default;
 };
 
@@ -60,6 +74,14 @@ struct WorkedBy {
 struct RecordedConnectorConfig {
   bool fail_on_load_error = false;  // kv_load_failure_policy: "fail" or "recompute"
   bool supports_hybrid_groups = false;
+  std::string kv_role{};
+  bool requires_kv_delivery = false;  // the output in flight of who is preempted is dropped
+  bool divergent_hits = false;        // it completes hits that are deeper in one group
+  bool waits_for_sends = false;       // while blocks are sent it says that frees are pending
+  std::int32_t parts = 0;             // connectors beneath it
+  // Of one of vLLM's own: which, and its options as JSON, the rest of the object's keys in order.
+  std::string name{};
+  std::vector<std::pair<std::string, std::string>> options{};
   bool operator==(const RecordedConnectorConfig&) const = default;
 };
 
@@ -73,7 +95,10 @@ struct RecordingHeader {
   std::optional<RecordedConnectorConfig> connector;
   std::int64_t scheduler_block_size = 0;
   std::int64_t hash_block_size = 0;
-  bool has_cache_events = false;           // steps have `events`: cache_events
+  // Rows of the encoder: of one step, and of its cache.
+  std::optional<std::int32_t> encoder_compute_budget{};
+  std::optional<std::int32_t> encoder_cache_size{};
+  bool has_cache_events = false;           // steps have `events`: hash_algorithm is there
   bool has_held_drafts = false;            // ... `held_drafts`
   bool has_stale_outputs = false;          // ... `stale_outputs`
   std::optional<WorkedBy> worker_facts;    // steps have `facts`, of this worker
@@ -83,11 +108,28 @@ struct RecordingHeader {
 
 // One entry of `before` or `during`: what clients did.
 struct RecordedEvent {
-  enum class Kind : std::uint8_t { add, abort, reset_prefix_cache, pause_state, output };
+  enum class Kind : std::uint8_t {
+    add,
+    abort,
+    reset_prefix_cache,
+    pause_state,
+    output,
+    chunk,           // the next input of a session
+    close,           // a session has no more
+    grammar_ready,   // a request need not wait for its grammar any more
+    grammar_failed,  // ... will never have one
+    reset_encoder_cache,
+  };
   Kind kind = Kind::add;
-  RequestSpec request;           // add; arrival_ns is the recorded arrival taken as seconds
+  // add, chunk; arrival_ns is the recorded arrival taken as seconds. Places of a chunk's items
+  // count from its begin.
+  RequestSpec request;
   bool priority_given = false;   // add: the key was there (0 is a priority too)
-  std::string name;              // abort
+  std::string name;              // of the others: whose
+  bool needs_grammar = false;    // add: `structured`
+  bool is_session = false;       // add: `resumable`
+  bool is_pooling = false;       // add: ends with a pooled output, and has no `max_tokens`
+  std::string session_id;        // add: a name for its cache events
   std::string parent;            // add: of which it is one of several samples; decides nothing
   bool reset_succeeded = false;  // reset_prefix_cache: what the engine returned
   bool resets_running = false;   // reset_prefix_cache: all who ran were preempted first
@@ -108,6 +150,7 @@ struct RecordedScheduled {
   std::int32_t computed = 0;
   std::optional<BlocksPerGroup> blocks;  // absent: the recording says null, none were handed over
   std::vector<std::int32_t> spec;        // draft tokens to verify; -1 is a placeholder
+  std::vector<std::int32_t> encode{};    // items that the encoder computes now, by number
   bool operator==(const RecordedScheduled&) const = default;
 };
 
@@ -135,7 +178,30 @@ struct RecordedWorker {
   std::vector<std::string> received;
   std::vector<std::string> sent;
   std::vector<BlockId> invalid_blocks;
+  std::vector<std::string> failed{};         // of those received: nothing of them arrived
+  std::vector<std::int64_t> jobs{};          // transfers that ended, by number
+  std::vector<std::int64_t> store_events{};  // likewise
   bool operator==(const RecordedWorker&) const = default;
+};
+
+// What a grammar said of drafts.
+struct RecordedGrammar {
+  std::string id;
+  std::int32_t asked = 0;
+  std::int32_t valid = 0;  // it takes so many, from the first on
+  bool operator==(const RecordedGrammar&) const = default;
+};
+
+struct RecordedEncoderEntry {
+  std::string id;
+  std::vector<std::string> holders;  // requests, ascending
+  bool operator==(const RecordedEncoderEntry&) const = default;
+};
+
+struct RecordedCount {
+  std::string id;
+  std::int32_t count = 0;
+  bool operator==(const RecordedCount&) const = default;
 };
 
 // An output that came in for a request that had been preempted, or had left, since its step.
@@ -154,8 +220,43 @@ struct RecordedStopped {
 
 struct RecordedSkipped {
   std::string id;
-  std::string status;  // "WAITING", "WAITING_FOR_REMOTE_KVS", "PREEMPTED"
+  std::string status;  // "WAITING", "WAITING_FOR_REMOTE_KVS", "PREEMPTED", ...
   bool operator==(const RecordedSkipped&) const = default;
+};
+
+// What steps have of requests that bring more than tokens. Lists that are empty are left out.
+struct RecordedInputs {
+  std::vector<std::string> free_encoder{};    // items whose rows the worker drops before the step
+  std::vector<std::int32_t> encoder_slots{};  // rows free; and free or reclaimable
+  std::optional<std::vector<RecordedEncoderEntry>> encoder_cache{};
+  std::optional<std::vector<std::string>> encoder_freeable{};
+  std::vector<std::string> holding{};      // waiting requests that hold blocks: a queue
+  std::vector<RecordedSkipped> blocked{};  // of those who wait: for a grammar, for input
+  std::vector<RecordedGrammar> grammar{};
+  bool is_deferred = false;  // sampled when the output of the step before had been processed
+  std::vector<RecordedTokens> drafts_in_flight{};
+  std::vector<RecordedTokens> spec_in_flight{};  // what became of them; -1 fills up
+  std::vector<RecordedCount> invalid_drafts{};   // how many of them grammars cut
+  std::vector<std::string> pooled{};             // whose pooled output came
+  bool operator==(const RecordedInputs&) const = default;
+};
+
+// What steps beside a KV connector have in newer releases. What one of vLLM's own connectors
+// decided is kept as JSON: nothing here depends on it.
+struct RecordedTransfers {
+  std::optional<std::vector<RecordedSkipped>> kv_holding{};  // a queue of its own, with status
+  std::vector<std::string> deferred{};  // of both queues, who was passed over; ascending
+  bool loads_within = false;            // the step contains a load that is not asynchronous
+  std::string parts{}, parts_worker{}, parts_held{}, offload{};  // JSON; empty: not there
+  bool operator==(const RecordedTransfers&) const = default;
+};
+
+// What a hash covers beside tokens: an adapter's name, a salt, a digest, or with a place an image
+// and its first token behind the block's.
+struct RecordedExtraKey {
+  std::string value;
+  std::optional<std::int64_t> place{};
+  bool operator==(const RecordedExtraKey&) const = default;
 };
 
 // What became of the prefix cache, as an engine tells those who route by it. Hashes are its own.
@@ -167,7 +268,11 @@ struct RecordedCacheEvent {
   std::optional<std::string> parent{};      // stored: of the block before; absent: none
   std::vector<std::int32_t> token_ids{};    // stored: of the whole range
   std::int32_t block_size = 0;              // stored: tokens of a block
-  std::vector<std::optional<std::string>> extra_keys{};  // stored: per hash
+  std::vector<std::vector<RecordedExtraKey>> extra_keys{};  // stored: per hash; empty: none
+  // Stored: of the request; `medium` of removed blocks too.
+  std::optional<std::int64_t> lora_id{};
+  std::string lora_name{}, medium{}, session_id{}, kv_cache_spec_kind{};
+  std::optional<std::int32_t> kv_cache_spec_sliding_window{};
   bool operator==(const RecordedCacheEvent&) const = default;
 };
 
@@ -202,6 +307,8 @@ struct RecordedStep {
   bool cleared = false;
   std::vector<RecordedCacheEvent> events;  // in order; where the header says so
   std::optional<WorkerStepFacts> facts;    // ... so too
+  RecordedInputs inputs{};
+  RecordedTransfers transfers{};
   bool operator==(const RecordedStep&) const = default;
 };
 
@@ -211,6 +318,10 @@ struct RecordingEnd {
   // So many of the last steps that scheduled something had no output yet: what it would have been,
   // nobody knows.
   std::int64_t steps_in_flight = 0;
+  // The engine raised an exception, "schedule" or "update", behind the last step; empty: it did
+  // not. What had come in since that step.
+  std::string raised_in{};
+  std::vector<RecordedEvent> raised_before{};
   bool operator==(const RecordingEnd&) const = default;
 };
 

@@ -4,6 +4,7 @@
 
 #include "base/line_reader.h"
 #include "reference/plan/limits.h"
+#include "reference/profiles/releases.h"
 #include "traces/formats/engine_options.h"
 #include "traces/formats/lines_json.h"
 #include "traces/formats/prompt_json.h"
@@ -80,13 +81,58 @@ std::pair<std::string, std::string> read_pair(JsonValue value) {
   return {};
 }
 
-RecordedEvent read_event(JsonValue value) {
+// An entry whose only key says what it is and whose.
+struct NamedEvent {
+  std::string_view key;
+  RecordedEvent::Kind kind;
+};
+constexpr NamedEvent kNamedEvents[] = {{"close", RecordedEvent::Kind::close},
+                                       {"grammar_ready", RecordedEvent::Kind::grammar_ready},
+                                       {"grammar_failed", RecordedEvent::Kind::grammar_failed}};
+
+void read_add(JsonObject& object, const RecordingHeader& header, RecordedEvent& event) {
+  event.is_pooling = optional_boolean(object, "pooling");
+  const EngineProfile* const profile = find_engine_profile(header.options.config.engine);
+  const AddedForm form{
+      .has_max_tokens = !event.is_pooling,
+      .keys = {.has_items_beside = header.options.inputs.is_encoder_decoder.value_or(false),
+               .zeroes_embedded =
+                   profile != nullptr && profile->release >= find_release("vllm-0.29.0")}};
+  event.request = read_added_request(object, event.priority_given, form);
+  event.request.arrival_ns = object.required("arrival").scaled_decimal(9);
+  event.needs_grammar = optional_boolean(object, "structured");
+  event.is_session = optional_boolean(object, "resumable");
+  if (auto parent = object.optional("parent")) event.parent = read_name(parent);
+  if (auto session = object.optional("session_id")) event.session_id = read_name(session);
+}
+
+void read_chunk(JsonObject& object, RecordedEvent& event) {
+  event.kind = RecordedEvent::Kind::chunk;
+  event.name = event.request.name = read_name(object.required("chunk"));
+  event.request.prompt = read_recorded_prompt(object.required("prompt"));
+  event.request.max_tokens = object.required("max_tokens").integer<std::int32_t>(1);
+  event.request.arrival_ns = object.required("arrival").scaled_decimal(9);
+  if (auto items = object.optional("mm"))
+    event.request.keys.mm = read_prompt_items(items, event.request.prompt.size());
+  if (auto eos = object.optional("eos"))
+    event.request.eos_token = eos.integer<std::int32_t>(0, kTokenIdMax);
+}
+
+RecordedEvent read_event(JsonValue value, const RecordingHeader& header) {
   RecordedEvent event;
   JsonObject object = value.object();
-  if (object.has("add")) {
-    event.request = read_added_request(object, event.priority_given);
-    event.request.arrival_ns = object.required("arrival").scaled_decimal(9);
-    if (auto parent = object.optional("parent")) event.parent = read_name(parent);
+  const auto* const named =
+      std::ranges::find_if(kNamedEvents, [&](const NamedEvent& of) { return object.has(of.key); });
+  if (named != std::end(kNamedEvents)) {
+    event.kind = named->kind;
+    event.name = read_name(object.required(named->key));
+  } else if (object.has("add")) {
+    read_add(object, header, event);
+  } else if (object.has("chunk")) {
+    read_chunk(object, event);
+  } else if (auto dropped = object.optional("reset_encoder_cache")) {
+    event.kind = RecordedEvent::Kind::reset_encoder_cache;
+    if (!dropped.boolean()) dropped.refuse("true");
   } else if (auto aborted = object.optional("abort")) {
     event.kind = RecordedEvent::Kind::abort;
     event.name = read_name(aborted);
@@ -122,6 +168,7 @@ RecordedScheduled read_scheduled(JsonValue value, const RecordingHeader& header)
   const JsonValue blocks = object.required("blocks");
   if (blocks && !blocks.is_null()) row.blocks = read_blocks_per_group(blocks, header);
   if (const auto spec = object.optional("spec")) row.spec = read_token_ids(spec, -1);
+  if (const auto encode = object.optional("encode")) row.encode = read_token_ids(encode);
   object.finish();
   return row;
 }
@@ -144,6 +191,13 @@ RecordedWorker read_worker(JsonValue value, const RecordingHeader& header) {
   worker.received = read_names(object.required("received"));
   worker.sent = read_names(object.required("sent"));
   worker.invalid_blocks = read_blocks(object.required("invalid_blocks"), header);
+  worker.failed = optional_names(object, "failed");
+  const auto read_numbers = [&](std::string_view key, std::vector<std::int64_t>& numbers) {
+    if (auto list = object.optional(key))
+      for (JsonValue number : list.array()) numbers.push_back(number.integer(0, kCountMax));
+  };
+  read_numbers("jobs", worker.jobs);
+  read_numbers("store_events", worker.store_events);
   object.finish();
   return worker;
 }
@@ -190,6 +244,24 @@ std::optional<std::string> name_or_null(JsonValue value) {
   return read_name(value);
 }
 
+// null, or [key, ...]: a text, or [text, place].
+std::vector<RecordedExtraKey> read_extra_keys(JsonValue value) {
+  std::vector<RecordedExtraKey> keys;
+  if (value.is_null()) return keys;
+  for (JsonValue element : value.array()) {
+    if (!element.is_array()) {
+      keys.push_back({read_name(element)});
+      continue;
+    }
+    const JsonArray pair = element.array();
+    if (pair.size() != 2) element.refuse("a text, or [text, place]");
+    if (pair.size() != 2) break;
+    keys.push_back({read_name(pair[0]), pair[1].integer(-kTokensMax, kTokensMax)});
+  }
+  if (keys.empty()) value.refuse("at least one key, or null");
+  return keys;
+}
+
 RecordedCacheEvent read_cache_event(JsonValue value, const RecordingHeader& header) {
   using Kind = RecordedCacheEvent::Kind;
   constexpr JsonWord<Kind> kKinds[] = {{"BlockStored", Kind::stored},
@@ -202,16 +274,116 @@ RecordedCacheEvent read_cache_event(JsonValue value, const RecordingHeader& head
     event.group =
         object.required("group_idx").integer<std::int32_t>(0, std::ssize(header.groups) - 1);
     event.block_hashes = read_names(object.required("block_hashes"));
+    if (auto medium = object.optional("medium")) event.medium = read_name(medium);
   }
   if (event.kind == Kind::stored) {
     event.parent = name_or_null(object.required("parent_block_hash"));
     event.token_ids = read_token_ids(object.required("token_ids"));
     event.block_size = object.required("block_size").integer<std::int32_t>(1, kTokensMax);
-    for (JsonValue key : object.required("extra_keys").array())
-      event.extra_keys.push_back(name_or_null(key));
+    if (auto list = object.optional("extra_keys"))
+      for (JsonValue keys : list.array()) event.extra_keys.push_back(read_extra_keys(keys));
+    if (auto id = object.optional("lora_id")) event.lora_id = id.integer(0);
+    const auto read_text = [&](std::string_view key, std::string& text) {
+      if (auto value_of = object.optional(key)) text = value_of.nonempty_string();
+    };
+    read_text("lora_name", event.lora_name);
+    read_text("session_id", event.session_id);
+    read_text("kv_cache_spec_kind", event.kv_cache_spec_kind);
+    if (auto window = object.optional("kv_cache_spec_sliding_window"))
+      event.kv_cache_spec_sliding_window = window.integer<std::int32_t>(1, kTokensMax);
   }
   object.finish();
   return event;
+}
+
+// [[id, status], ...]
+std::vector<RecordedSkipped> read_statuses(JsonValue value) {
+  std::vector<RecordedSkipped> rows;
+  for (JsonValue element : value.array()) {
+    auto [id, status] = read_pair(element);
+    rows.push_back({std::move(id), std::move(status)});
+  }
+  return rows;
+}
+
+std::vector<RecordedEncoderEntry> read_encoder_cache(JsonValue value) {
+  std::vector<RecordedEncoderEntry> entries;
+  for (auto& [id, holders] : value.object().entries())
+    entries.push_back({std::string(id), read_names(holders)});
+  return entries;
+}
+
+std::vector<RecordedGrammar> read_grammar(JsonValue value) {
+  std::vector<RecordedGrammar> answers;
+  for (JsonValue element : value.array()) {
+    JsonObject object = element.object();
+    RecordedGrammar answer;
+    answer.id = read_name(object.required("id"));
+    answer.asked = object.required("asked").integer<std::int32_t>(0, kTokensMax);
+    answer.valid = object.required("valid").integer<std::int32_t>(0, answer.asked);
+    object.finish();
+    answers.push_back(std::move(answer));
+  }
+  return answers;
+}
+
+void read_input_keys(JsonObject& object, RecordedInputs& inputs) {
+  inputs.free_encoder = optional_names(object, "free_encoder");
+  if (auto slots = object.optional("encoder_slots")) {
+    for (JsonValue rows : slots.array())
+      inputs.encoder_slots.push_back(rows.integer<std::int32_t>(0, kTokensMax));
+    if (inputs.encoder_slots.empty() || inputs.encoder_slots.size() > 2)
+      slots.refuse("[rows free, rows free or reclaimable], or the first alone");
+  }
+  if (auto cache = object.optional("encoder_cache"))
+    inputs.encoder_cache = read_encoder_cache(cache);
+  if (auto freeable = object.optional("encoder_freeable"))
+    inputs.encoder_freeable = read_names(freeable);
+  inputs.holding = optional_names(object, "holding");
+  if (auto blocked = object.optional("blocked")) inputs.blocked = read_statuses(blocked);
+  if (auto grammar = object.optional("grammar")) inputs.grammar = read_grammar(grammar);
+  if (auto drafts = object.optional("drafts_in_flight"))
+    inputs.drafts_in_flight = read_tokens_by_request(drafts);
+  if (auto spec = object.optional("spec_in_flight"))
+    inputs.spec_in_flight = read_tokens_by_request(spec);
+  if (auto invalid = object.optional("invalid_drafts"))
+    for (auto& [id, count] : invalid.object().entries())
+      inputs.invalid_drafts.push_back(
+          {std::string(id), count.integer<std::int32_t>(0, kTokensMax)});
+  inputs.pooled = optional_names(object, "pooled");
+}
+
+void read_transfer_keys(JsonObject& object, RecordedTransfers& transfers) {
+  if (auto holding = object.optional("kv_holding")) transfers.kv_holding = read_statuses(holding);
+  transfers.loads_within = optional_boolean(object, "loads_within");
+  const auto keep = [&](std::string_view key, std::string& text) {
+    if (auto value = object.optional(key)) text = value.text();
+  };
+  keep("parts", transfers.parts);
+  keep("parts_worker", transfers.parts_worker);
+  keep("parts_held", transfers.parts_held);
+  keep("offload", transfers.offload);
+}
+
+RecordedConnectorConfig read_connector_config(JsonValue value) {
+  JsonObject object = value.object();
+  RecordedConnectorConfig config;
+  constexpr JsonWord<bool> kPolicies[] = {{"recompute", false}, {"fail", true}};
+  config.fail_on_load_error = object.required("kv_load_failure_policy").word<bool>(kPolicies);
+  config.supports_hybrid_groups = object.required("supports_hybrid_groups").boolean();
+  if (auto role = object.optional("kv_role")) config.kv_role = read_name(role);
+  if (auto name = object.optional("name")) config.name = read_name(name);
+  constexpr std::string_view kOptions[] = {
+      "host_blocks",     "eviction_policy",  "lazy",
+      "store_threshold", "blocks_per_chunk", "sync_load_tokens"};
+  for (const std::string_view key : kOptions)
+    if (auto option = object.optional(key)) config.options.emplace_back(key, option.text());
+  if (auto parts = object.optional("parts")) config.parts = parts.integer<std::int32_t>(1, 64);
+  config.requires_kv_delivery = optional_boolean(object, "requires_kv_delivery");
+  config.divergent_hits = optional_boolean(object, "divergent_hits");
+  config.waits_for_sends = optional_boolean(object, "waits_for_sends");
+  object.finish();
+  return config;
 }
 
 void read_common_prefix_blocks(JsonValue value, const RecordingHeader& header, RecordedStep& step) {
@@ -244,11 +416,7 @@ void read_state_keys(JsonObject& object, const RecordingHeader& header, Recorded
   step.running = read_names(object.required("running"));
   step.waiting = read_names(object.required("waiting"));
   if (auto skipped = object.optional("skipped")) {
-    step.skipped.emplace();
-    for (JsonValue element : skipped.array()) {
-      auto [id, status] = read_pair(element);
-      step.skipped->push_back({std::move(id), std::move(status)});
-    }
+    step.skipped = read_statuses(skipped);
   }
   step.free_blocks = object.required("free_blocks").integer(0, header.num_blocks);
 }
@@ -274,11 +442,13 @@ void read_cache_keys(JsonObject& object, RecordedStep& step) {
   step.cleared = optional_boolean(object, "cleared");
 }
 
-RequestSpec read_added_request(JsonObject& object, bool& priority_given) {
+RequestSpec read_added_request(JsonObject& object, bool& priority_given, AddedForm form) {
   RequestSpec request;
   request.name = read_name(object.required("add"));
-  request.prompt = read_recorded_prompt(object.required("prompt"));
-  request.max_tokens = object.required("max_tokens").integer<std::int32_t>(1);
+  if (!read_embeds_alone(object, request))
+    request.prompt = read_recorded_prompt(object.required("prompt"));
+  if (form.has_max_tokens)
+    request.max_tokens = object.required("max_tokens").integer<std::int32_t>(1);
   JsonValue priority = object.optional("priority");
   priority_given = static_cast<bool>(priority);
   if (priority) request.priority = priority.integer<std::int32_t>();
@@ -290,7 +460,7 @@ RequestSpec read_added_request(JsonObject& object, bool& priority_given) {
     request.stop_token_ids = read_token_ids(stop);
     if (request.stop_token_ids.empty()) stop.refuse("at least one token, or no such key");
   }
-  read_rare_request_keys(object, request);
+  read_rare_request_keys(object, request, form.keys);
   return request;
 }
 
@@ -301,23 +471,24 @@ RecordingHeader read_recording_header(JsonValue value) {
   header.engine = read_recorded_engine(object.required("engine"));
   header.family = object.required("family").string();
   header.seed = object.required("seed").integer();
-  header.options = read_engine_options(object.required("config"));
+  header.options = read_engine_options(object.required("config"), InputsIn::recording);
   header.options.config.engine = header.engine.profile();
   header.groups = read_kv_cache_groups(object.required("groups"));
   header.num_blocks = object.required("num_blocks").integer(1, kBlocksMax);
-  if (auto connector = object.optional("connector")) {
-    JsonObject config = connector.object();
-    constexpr JsonWord<bool> kPolicies[] = {{"recompute", false}, {"fail", true}};
-    header.connector.emplace();
-    header.connector->fail_on_load_error =
-        config.required("kv_load_failure_policy").word<bool>(kPolicies);
-    header.connector->supports_hybrid_groups = config.required("supports_hybrid_groups").boolean();
-    config.finish();
+  if (auto connector = object.optional("connector"))
+    header.connector = read_connector_config(connector);
+  constexpr JsonWord<HashAlgorithm> kAlgorithms[] = {{"sha256_cbor", HashAlgorithm::sha256_cbor},
+                                                     {"xxhash_cbor", HashAlgorithm::xxhash_cbor}};
+  if (auto algorithm = object.optional("hash_algorithm")) {
+    header.options.config.hash_algorithm = algorithm.word<HashAlgorithm>(kAlgorithms);
+    header.has_cache_events = true;
   }
   header.scheduler_block_size = object.required("scheduler_block_size").integer(1, kTokensMax);
   header.hash_block_size = object.required("hash_block_size").integer(1, kTokensMax);
-  if (auto version = object.optional("cache_events"))
-    header.has_cache_events = version.integer(1, 1) == 1;
+  if (auto rows = object.optional("encoder_compute_budget"))
+    header.encoder_compute_budget = rows.integer<std::int32_t>(0, kTokensMax);
+  if (auto rows = object.optional("encoder_cache_size"))
+    header.encoder_cache_size = rows.integer<std::int32_t>(0, kTokensMax);
   if (auto version = object.optional("held_drafts"))
     header.has_held_drafts = version.integer(1, 1) == 1;
   if (auto version = object.optional("stale_outputs"))
@@ -336,7 +507,7 @@ RecordedStep read_recorded_step(JsonValue value, const RecordingHeader& header,
   step.step = object.required("step").integer(expected_step, expected_step);
   if (auto before = object.optional("before")) {
     for (JsonValue event : before.array()) {
-      step.before.push_back(read_event(event));
+      step.before.push_back(read_event(event, header));
       if (step.before.back().kind == RecordedEvent::Kind::output)
         event.refuse("an output in \"during\"");
     }
@@ -348,9 +519,17 @@ RecordedStep read_recorded_step(JsonValue value, const RecordingHeader& header,
       is_announced(held, header.has_held_drafts, "held_drafts"))
     step.held_drafts = read_held_drafts(held, step);
   read_table_keys(object, header, step);
+  read_input_keys(object, step.inputs);
+  read_transfer_keys(object, step.transfers);
+  if (auto deferred = object.optional("deferred")) {
+    if (header.connector)
+      step.transfers.deferred = read_names(deferred);
+    else
+      step.inputs.is_deferred = deferred.boolean();
+  }
   if (auto during = object.optional("during")) {
     for (JsonValue event : during.array()) {
-      step.during.push_back(read_event(event));
+      step.during.push_back(read_event(event, header));
       const RecordedEvent& read = step.during.back();
       if (read.kind == RecordedEvent::Kind::output && read.output_of_step >= step.step)
         event.refuse("a step before this one");
@@ -367,7 +546,7 @@ RecordedStep read_recorded_step(JsonValue value, const RecordingHeader& header,
   if (auto drafts = object.optional("drafts")) step.drafts = read_tokens_by_request(drafts);
   read_cache_keys(object, step);
   if (auto events = object.optional("events")) {
-    if (!header.has_cache_events) events.refuse("no events: the header has no \"cache_events\"");
+    if (!header.has_cache_events) events.refuse("no events: the header has no \"hash_algorithm\"");
     for (JsonValue event : events.array()) step.events.push_back(read_cache_event(event, header));
   }
   if (auto facts = object.optional("facts")) {
@@ -378,7 +557,8 @@ RecordedStep read_recorded_step(JsonValue value, const RecordingHeader& header,
   return step;
 }
 
-RecordingEnd read_recording_end(JsonValue value, std::int64_t steps) {
+RecordingEnd read_recording_end(JsonValue value, const RecordingHeader& header,
+                                std::int64_t steps) {
   JsonObject object = value.object();
   RecordingEnd end;
   JsonValue mark = object.required("end");
@@ -387,6 +567,13 @@ RecordingEnd read_recording_end(JsonValue value, std::int64_t steps) {
   end.unfinished = read_names(object.required("unfinished"));
   if (auto count = object.optional("steps_in_flight")) {
     end.steps_in_flight = count.integer(1, std::max<std::int64_t>(steps, 1));
+  }
+  if (auto raised = object.optional("raised")) {
+    JsonObject of = raised.object();
+    end.raised_in = read_name(of.required("in"));
+    if (auto before = of.optional("before"))
+      for (JsonValue event : before.array()) end.raised_before.push_back(read_event(event, header));
+    of.finish();
   }
   object.finish();
   return end;
@@ -441,7 +628,7 @@ Result<bool> RecordingReader::next(RecordedStep& step) {
   if (state.json.parse(line, number, state.lines.is_cut_off())) {
     const JsonValue root = state.json.root();
     if (root.is_object() && JsonValue(root).object().has("end")) {
-      state.end = read_recording_end(root, state.next_step);
+      state.end = read_recording_end(root, state.header, state.next_step);
       state.ended = true;
       const auto behind = state.json.ok() ? state.lines.next(line) : Result<bool>(false);
       if (!behind) return tl::unexpected(behind.error());

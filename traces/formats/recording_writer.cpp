@@ -49,6 +49,7 @@ void write_scheduled(JsonWriter& out, const RecordedScheduled& row) {
     out.null();
   }
   if (!row.spec.empty()) out.key("spec").integers(row.spec);
+  if (!row.encode.empty()) out.key("encode").integers(row.encode);
   out.end_object();
 }
 
@@ -66,6 +67,21 @@ void write_connector_answers(JsonWriter& out, const std::vector<RecordedConnecto
   out.end_array();
 }
 
+void write_extra_keys(JsonWriter& out, const std::vector<RecordedExtraKey>& keys) {
+  if (keys.empty()) {
+    out.null();
+    return;
+  }
+  out.begin_array();
+  for (const RecordedExtraKey& key : keys) {
+    if (key.place)
+      out.begin_array().string(key.value).integer(*key.place).end_array();
+    else
+      out.string(key.value);
+  }
+  out.end_array();
+}
+
 void write_cache_event(JsonWriter& out, const RecordedCacheEvent& event) {
   out.begin_object();
   if (event.kind == RecordedCacheEvent::Kind::cleared) {
@@ -75,13 +91,26 @@ void write_cache_event(JsonWriter& out, const RecordedCacheEvent& event) {
   const bool is_stored = event.kind == RecordedCacheEvent::Kind::stored;
   out.string("type", is_stored ? "BlockStored" : "BlockRemoved").integer("group_idx", event.group);
   out.key("block_hashes").strings(event.block_hashes);
-  if (is_stored) {
-    out.key("parent_block_hash").string_or_null(event.parent);
-    out.key("token_ids").integers(event.token_ids).integer("block_size", event.block_size);
-    out.key("extra_keys").begin_array();
-    for (const auto& key : event.extra_keys) out.string_or_null(key);
-    out.end_array();
+  const auto text = [&](std::string_view key, const std::string& value) {
+    if (!value.empty()) out.string(key, value);
+  };
+  if (!is_stored) {
+    text("medium", event.medium);
+    out.end_object();
+    return;
   }
+  out.key("parent_block_hash").string_or_null(event.parent);
+  out.key("token_ids").integers(event.token_ids).integer("block_size", event.block_size);
+  if (event.lora_id) out.integer("lora_id", *event.lora_id);
+  text("lora_name", event.lora_name);
+  text("medium", event.medium);
+  if (!event.extra_keys.empty()) out.key("extra_keys").begin_array();
+  for (const std::vector<RecordedExtraKey>& keys : event.extra_keys) write_extra_keys(out, keys);
+  if (!event.extra_keys.empty()) out.end_array();
+  text("kv_cache_spec_kind", event.kv_cache_spec_kind);
+  if (event.kv_cache_spec_sliding_window)
+    out.integer("kv_cache_spec_sliding_window", *event.kv_cache_spec_sliding_window);
+  text("session_id", event.session_id);
   out.end_object();
 }
 
@@ -95,6 +124,112 @@ void write_stale_outputs(JsonWriter& out, const std::vector<RecordedStaleOutput>
         .integer("taken", output.taken)
         .end_object();
   out.end_array();
+}
+
+void write_statuses(JsonWriter& out, std::string_view key,
+                    const std::vector<RecordedSkipped>& rows) {
+  out.key(key).begin_array();
+  for (const RecordedSkipped& row : rows)
+    out.begin_array().string(row.id).string(row.status).end_array();
+  out.end_array();
+}
+
+void write_encoder_keys(JsonWriter& out, const RecordedInputs& inputs) {
+  write_names(out, "free_encoder", inputs.free_encoder);
+  if (!inputs.encoder_slots.empty()) out.key("encoder_slots").integers(inputs.encoder_slots);
+  if (inputs.encoder_cache) {
+    out.key("encoder_cache").begin_object();
+    for (const RecordedEncoderEntry& entry : *inputs.encoder_cache)
+      out.key(entry.id).strings(entry.holders);
+    out.end_object();
+  }
+  if (inputs.encoder_freeable) out.key("encoder_freeable").strings(*inputs.encoder_freeable);
+}
+
+// Who waits for what, and what grammars and poolers said.
+void write_input_keys(JsonWriter& out, const RecordedInputs& inputs) {
+  write_encoder_keys(out, inputs);
+  write_names(out, "holding", inputs.holding);
+  if (!inputs.blocked.empty()) write_statuses(out, "blocked", inputs.blocked);
+  const auto tokens = [&](std::string_view key, const std::vector<RecordedTokens>& rows) {
+    if (!rows.empty()) write_tokens_by_request(out.key(key), rows);
+  };
+  tokens("drafts_in_flight", inputs.drafts_in_flight);
+  tokens("spec_in_flight", inputs.spec_in_flight);
+  if (inputs.is_deferred) out.boolean("deferred", true);
+  if (!inputs.invalid_drafts.empty()) {
+    out.key("invalid_drafts").begin_object();
+    for (const RecordedCount& row : inputs.invalid_drafts) out.integer(row.id, row.count);
+    out.end_object();
+  }
+  if (!inputs.grammar.empty()) {
+    out.key("grammar").begin_array();
+    for (const RecordedGrammar& answer : inputs.grammar)
+      out.begin_object()
+          .string("id", answer.id)
+          .integer("asked", answer.asked)
+          .integer("valid", answer.valid)
+          .end_object();
+    out.end_array();
+  }
+  write_names(out, "pooled", inputs.pooled);
+}
+
+void write_transfer_keys(JsonWriter& out, const RecordedTransfers& transfers) {
+  if (transfers.kv_holding) write_statuses(out, "kv_holding", *transfers.kv_holding);
+  write_names(out, "deferred", transfers.deferred);
+  if (transfers.loads_within) out.boolean("loads_within", true);
+  const auto keep = [&](std::string_view key, const std::string& json) {
+    if (!json.empty()) out.key(key).raw(json);
+  };
+  keep("parts", transfers.parts);
+  keep("parts_worker", transfers.parts_worker);
+  keep("parts_held", transfers.parts_held);
+  keep("offload", transfers.offload);
+}
+
+void write_connector_config(JsonWriter& out, const RecordedConnectorConfig& config) {
+  out.begin_object();
+  out.string("kv_load_failure_policy", config.fail_on_load_error ? "fail" : "recompute");
+  out.boolean("supports_hybrid_groups", config.supports_hybrid_groups);
+  if (!config.kv_role.empty()) out.string("kv_role", config.kv_role);
+  if (!config.name.empty()) out.string("name", config.name);
+  for (const auto& [key, json] : config.options) out.key(key).raw(json);
+  if (config.parts != 0) out.integer("parts", config.parts);
+  if (config.requires_kv_delivery) out.boolean("requires_kv_delivery", true);
+  if (config.divergent_hits) out.boolean("divergent_hits", true);
+  if (config.waits_for_sends) out.boolean("waits_for_sends", true);
+  out.end_object();
+}
+
+void write_add(JsonWriter& out, const RecordedEvent& event) {
+  const RequestSpec& request = event.request;
+  out.string("add", request.name);
+  if (!request.keys.embeds.are_alone) write_prompt_of(out.key("prompt"), request);
+  if (!event.is_pooling) out.integer("max_tokens", request.max_tokens);
+  out.key("arrival").raw(decimal_text_of(request.arrival_ns, 9));
+  if (event.priority_given) out.integer("priority", request.priority);
+  if (!request.cache_salt.empty()) out.string("cache_salt", request.cache_salt);
+  if (request.eos_token) out.integer("eos", *request.eos_token);
+  if (!request.stop_token_ids.empty()) {
+    out.key("stop_token_ids").integers(request.stop_token_ids);
+  }
+  write_rare_request_keys(out, request);
+  if (event.needs_grammar) out.boolean("structured", true);
+  if (event.is_session) out.boolean("resumable", true);
+  if (event.is_pooling) out.boolean("pooling", true);
+  if (!event.parent.empty()) out.string("parent", event.parent);
+  if (!event.session_id.empty()) out.string("session_id", event.session_id);
+}
+
+void write_chunk(JsonWriter& out, const RecordedEvent& event) {
+  const RequestSpec& request = event.request;
+  out.string("chunk", event.name);
+  write_recorded_prompt(out.key("prompt"), request.prompt);
+  write_prompt_items(out, request.keys.mm);
+  out.integer("max_tokens", request.max_tokens);
+  out.key("arrival").raw(decimal_text_of(request.arrival_ns, 9));
+  if (request.eos_token) out.integer("eos", *request.eos_token);
 }
 
 // What the worker and the model brought, and what it did.
@@ -123,22 +258,24 @@ void write_tokens_by_request(JsonWriter& out, const std::vector<RecordedTokens>&
 void write_recorded_event(JsonWriter& out, const RecordedEvent& event) {
   out.begin_object();
   switch (event.kind) {
-    case RecordedEvent::Kind::add: {
-      const RequestSpec& request = event.request;
-      out.string("add", request.name);
-      write_recorded_prompt(out.key("prompt"), request.prompt);
-      out.integer("max_tokens", request.max_tokens);
-      out.key("arrival").raw(decimal_text_of(request.arrival_ns, 9));
-      if (event.priority_given) out.integer("priority", request.priority);
-      if (!request.cache_salt.empty()) out.string("cache_salt", request.cache_salt);
-      if (request.eos_token) out.integer("eos", *request.eos_token);
-      if (!request.stop_token_ids.empty()) {
-        out.key("stop_token_ids").integers(request.stop_token_ids);
-      }
-      write_rare_request_keys(out, request);
-      if (!event.parent.empty()) out.string("parent", event.parent);
+    case RecordedEvent::Kind::add:
+      write_add(out, event);
       break;
-    }
+    case RecordedEvent::Kind::chunk:
+      write_chunk(out, event);
+      break;
+    case RecordedEvent::Kind::close:
+      out.string("close", event.name);
+      break;
+    case RecordedEvent::Kind::grammar_ready:
+      out.string("grammar_ready", event.name);
+      break;
+    case RecordedEvent::Kind::grammar_failed:
+      out.string("grammar_failed", event.name);
+      break;
+    case RecordedEvent::Kind::reset_encoder_cache:
+      out.boolean("reset_encoder_cache", true);
+      break;
     case RecordedEvent::Kind::abort:
       out.string("abort", event.name);
       break;
@@ -178,13 +315,7 @@ void write_decision_keys(JsonWriter& out, const RecordedStep& step) {
 
 void write_state_keys(JsonWriter& out, const RecordedStep& step) {
   out.key("running").strings(step.running).key("waiting").strings(step.waiting);
-  if (step.skipped) {
-    out.key("skipped").begin_array();
-    for (const RecordedSkipped& row : step.skipped.value()) {
-      out.begin_array().string(row.id).string(row.status).end_array();
-    }
-    out.end_array();
-  }
+  if (step.skipped) write_statuses(out, "skipped", *step.skipped);
   out.integer("free_blocks", step.free_blocks);
   if (!step.held_drafts.empty()) write_tokens_by_request(out.key("held_drafts"), step.held_drafts);
   if (step.tables) write_tables(out.key("tables"), *step.tables);
@@ -219,12 +350,7 @@ void write_engine_keys(JsonWriter& out, const RecordingHeader& header) {
   write_engine_options(out.key("config"), header.options);
   write_kv_cache_groups(out.key("groups"), header.groups);
   out.integer("num_blocks", header.num_blocks);
-  if (header.connector) {
-    out.key("connector").begin_object();
-    out.string("kv_load_failure_policy",
-               header.connector->fail_on_load_error ? "fail" : "recompute");
-    out.boolean("supports_hybrid_groups", header.connector->supports_hybrid_groups).end_object();
-  }
+  if (header.connector) write_connector_config(out.key("connector"), *header.connector);
 }
 
 std::string recording_header_line(const RecordingHeader& header) {
@@ -233,9 +359,15 @@ std::string recording_header_line(const RecordingHeader& header) {
   write_recorded_engine(out.key("engine"), header.engine);
   out.string("family", header.family).integer("seed", header.seed);
   write_engine_keys(out, header);
+  if (header.has_cache_events)
+    out.string("hash_algorithm", header.options.config.hash_algorithm == HashAlgorithm::sha256_cbor
+                                     ? "sha256_cbor"
+                                     : "xxhash_cbor");
   out.integer("scheduler_block_size", header.scheduler_block_size);
   out.integer("hash_block_size", header.hash_block_size);
-  if (header.has_cache_events) out.integer("cache_events", 1);
+  if (header.encoder_compute_budget)
+    out.integer("encoder_compute_budget", *header.encoder_compute_budget);
+  if (header.encoder_cache_size) out.integer("encoder_cache_size", *header.encoder_cache_size);
   if (header.has_held_drafts) out.integer("held_drafts", 1);
   if (header.has_stale_outputs) out.integer("stale_outputs", 1);
   if (header.worker_facts) write_worker_facts_key(out.key("worker_facts"), *header.worker_facts);
@@ -249,6 +381,8 @@ std::string recording_step_line(const RecordedStep& step) {
   out.begin_object().integer("step", step.step);
   write_decision_keys(out, step);
   write_state_keys(out, step);
+  write_input_keys(out, step.inputs);
+  write_transfer_keys(out, step.transfers);
   write_output_keys(out, step);
   if (step.facts) write_worker_step_facts(out.key("facts"), *step.facts);
   out.end_object();
@@ -260,6 +394,11 @@ std::string recording_end_line(const RecordingEnd& end) {
   out.begin_object().boolean("end", true).integer("steps", end.steps);
   out.key("unfinished").strings(end.unfinished);
   if (end.steps_in_flight != 0) out.integer("steps_in_flight", end.steps_in_flight);
+  if (!end.raised_in.empty()) {
+    out.key("raised").begin_object().string("in", end.raised_in);
+    write_events(out, "before", end.raised_before);
+    out.end_object();
+  }
   out.end_object();
   return out.take_line();
 }

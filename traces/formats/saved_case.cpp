@@ -174,7 +174,7 @@ class CaseReader {
     while (next("a step, or the end line of the case's recording")) {
       const auto steps = static_cast<std::int64_t>(recording.steps.size());
       if (at_end_line()) {
-        recording.end = read_recording_end(json_.root(), steps);
+        recording.end = read_recording_end(json_.root(), recording.header, steps);
         return;
       }
       recording.steps.push_back(read_recorded_step(json_.root(), recording.header, steps));

@@ -95,22 +95,23 @@ std::string scheduled_json(const Scheduled& row) {
   return out + "}";
 }
 
-std::string items_json(const char* name, const std::vector<PromptItem>& items) {
-  if (items.empty()) return "";
-  return "," + key(name, list_of(items, [](const PromptItem& item) {
-                     return "[" + quoted(item.identifier) + "," + std::to_string(item.first) + "," +
-                            std::to_string(item.count) + "]";
-                   }));
+std::string item_json(const PromptItem& item) {
+  return "{" + key("id", quoted(item.id)) + "," + key("kind", quoted(item.kind)) + "," +
+         key("at", item.at) + "," + key("n", item.n) + "}";
 }
 
 std::string keys_json(const Keys& keys) {
   std::string out;
-  for (const auto& [name, value] :
-       {std::pair("cache_salt", &keys.cache_salt), std::pair("lora", &keys.lora),
-        std::pair("lora_path", &keys.lora_path)})
-    if (!value->empty()) out += "," + key(name, quoted(*value));
-  return out + items_json("multimodal", keys.multimodal) +
-         items_json("prompt_embeds", keys.prompt_embeds);
+  if (!keys.cache_salt.empty()) out += "," + key("cache_salt", quoted(keys.cache_salt));
+  if (!keys.lora.name.empty())
+    out += "," +
+           key("lora", "{" + key("name", quoted(keys.lora.name)) + "," + key("id", keys.lora.id) +
+                           "," + key("path", quoted(keys.lora.path)) + "}");
+  if (!keys.mm.empty()) out += "," + key("mm", list_of(keys.mm, item_json));
+  if (!keys.embeds.digests.empty())
+    out += "," + key("embeds", "{" + key("digest_tokens", keys.embeds.digest_tokens) + "," +
+                                   key("digests", list_of(keys.embeds.digests, quoted)) + "}");
+  return out;
 }
 
 std::string stale_json(const StaleOutput& output) {
@@ -122,8 +123,8 @@ std::string stale_json(const StaleOutput& output) {
 bool are_in_order(const std::vector<PromptItem>& items, std::size_t prompt_size) {
   std::int64_t end = 0;
   for (const PromptItem& item : items) {
-    if (item.identifier.empty() || item.first < end || item.count < 1) return false;
-    end = std::int64_t{item.first} + item.count;
+    if (item.id.empty() || item.kind.empty() || item.at < end || item.n < 1) return false;
+    end = std::int64_t{item.at} + item.n;
   }
   return end <= static_cast<std::int64_t>(prompt_size);
 }
@@ -174,10 +175,15 @@ void Recorder::refuse(const std::string& what) {
 
 void Recorder::add(const std::string& id, const std::vector<std::int32_t>& prompt,
                    std::int32_t max_tokens, const Keys& keys) {
-  if (!are_in_order(keys.multimodal, prompt.size()) ||
-      !are_in_order(keys.prompt_embeds, prompt.size()))
-    refuse("request " + id + ": images or embeddings out of order or beyond the prompt of " +
+  if (!are_in_order(keys.mm, prompt.size()))
+    refuse("request " + id + ": images out of order or beyond the prompt of " +
            std::to_string(prompt.size()) + " tokens");
+  const auto each = static_cast<std::size_t>(std::max(keys.embeds.digest_tokens, 1));
+  const std::size_t num_digests = (prompt.size() + each - 1) / each;
+  if (!keys.embeds.digests.empty() && keys.embeds.digests.size() != num_digests)
+    refuse("request " + id + ": " + std::to_string(keys.embeds.digests.size()) +
+           " digests of embeddings; a prompt of " + std::to_string(prompt.size()) + " tokens has " +
+           std::to_string(num_digests));
   // Nothing of an audit depends on the time; its order is that of the calls.
   before_ += std::string(before_.empty() ? "" : ",") + "{" + key("add", quoted(id)) + "," +
              key("prompt", "{" + key("tokens", numbers(prompt)) + "}") + "," +

@@ -51,19 +51,34 @@ struct Engine {
   std::int64_t num_blocks = 0;  // of the pool, the null block included
 };
 
-// Tokens [first, first + count) of a prompt that stand for something else: an image, embeddings.
+// Tokens [at, at + n) of a prompt that stand for an image or a clip.
 struct PromptItem {
-  std::string identifier;  // of its content; of embeddings a digest, hexadecimal
-  std::int32_t first = 0;
-  std::int32_t count = 0;
+  std::string id;  // equal content, equal id
+  std::int32_t at = 0;
+  std::int32_t n = 0;
+  std::string kind = "image";
+};
+
+// Of LoRA.
+struct Adapter {
+  std::string name = "";  // empty: none
+  std::int64_t id = 0;
+  std::string path = "";  // where its weights lie
+};
+
+// A prompt with embeddings in place of tokens: a digest, hexadecimal, of each `digest_tokens`
+// places and one of what is left behind. Equal embeddings, equal digests.
+struct PromptEmbeds {
+  std::int32_t digest_tokens = 0;
+  std::vector<std::string> digests = {};
 };
 
 // What two requests must have in common, beside tokens, to share blocks.
 struct Keys {
   std::string cache_salt = "";
-  std::string lora = "", lora_path = "";  // the adapter's name, and where its weights lie
-  // In the order of their places, without overlap.
-  std::vector<PromptItem> multimodal = {}, prompt_embeds = {};
+  Adapter lora = {};
+  std::vector<PromptItem> mm = {};  // in the order of their places, without overlap
+  PromptEmbeds embeds = {};
 };
 
 // One request of a step, in the engine's order.

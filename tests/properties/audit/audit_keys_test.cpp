@@ -16,32 +16,17 @@ struct Keys {
 
 // "a" computes six tokens and leaves; "b" has the same tokens and hits its block of four.
 Recording hit_of(const Keys& a, const Keys& b) {
-  Recording recording;
-  recording.header.engine = {"vllm", "0.22.1"};
-  recording.header.groups.resize(1);
-  recording.header.groups[0].spec.block_size = 4;
-  recording.header.num_blocks = 6;
-  recording.header.scheduler_block_size = 4;
-  recording.header.hash_block_size = 4;
+  Recording recording = recording_of_one_group("0.22.1", 4, 6);
   const auto add_step = [&](const std::string& name, const Keys& keys, BlockId last,
                             std::int32_t computed) {
     RecordedStep step;
     step.step = std::ssize(recording.steps);
-    RecordedEvent added;
-    added.request.name = name;
-    added.request.prompt.append({TokenRun::Kind::seeded, 7, 0, 6});
-    added.request.max_tokens = 1;
+    RecordedEvent added = added_request(name, 6, 1);
     added.request.cache_salt = keys.cache_salt;
     added.request.keys = keys.others;
     step.before = {added};
     if (step.step > 0) step.finished = {"a"};
-    RecordedScheduled row;
-    row.id = name;
-    row.tokens = 6 - computed;
-    row.is_new = true;
-    row.computed = computed;
-    row.blocks = {{BlockId{1}, last}};
-    step.scheduled = {row};
+    step.scheduled = {scheduled_row(name, computed, 6 - computed, {{{BlockId{1}, last}}})};
     step.running = {name};
     step.free_blocks = 3;
     step.sampled = {{name, {9}}};
@@ -56,13 +41,29 @@ Recording hit_of(const Keys& a, const Keys& b) {
 
 const Keys kNone;
 const Keys kSalted{.cache_salt = "s", .others = {}};
-const Keys kAdapted{.cache_salt = "", .others = {.lora = "sql", .lora_path = "/a"}};
-const Keys kMoved{.cache_salt = "", .others = {.lora = "sql", .lora_path = "/b"}};
-const Keys kCat{.cache_salt = "", .others = {.multimodal = {{"cat", 1, 2}}}};
-const Keys kCatLater{.cache_salt = "", .others = {.multimodal = {{"cat", 2, 2}}}};
-const Keys kDog{.cache_salt = "", .others = {.multimodal = {{"cat", 1, 2}, {"dog", 3, 1}}}};
-const Keys kEmbedded{.cache_salt = "", .others = {.prompt_embeds = {{"01", 0, 4}}}};
-const Keys kEmbeddedElse{.cache_salt = "", .others = {.prompt_embeds = {{"02", 0, 4}}}};
+const Keys kAdapted{.cache_salt = "", .others = {.lora = {"sql", 1, "/a"}}};
+const Keys kMoved{.cache_salt = "", .others = {.lora = {"sql", 1, "/b"}}};
+const Keys kCat{.cache_salt = "", .others = {.mm = {{"cat", 1, 2, "image"}}}};
+const Keys kCatLater{.cache_salt = "", .others = {.mm = {{"cat", 2, 2, "image"}}}};
+const Keys kDog{.cache_salt = "",
+                .others = {.mm = {{"cat", 1, 2, "image"}, {"dog", 3, 1, "image"}}}};
+
+Keys embedded(std::uint64_t seed) {
+  PromptEmbeds embeds;
+  embeds.width = 2;
+  embeds.rows = {{.seed = seed, .count = 4}};
+  embeds.places = {{0, 4}};
+  return {.cache_salt = "", .others = {.embeds = embeds}};
+}
+
+Keys digested(const std::string& digest) {
+  PromptEmbeds embeds;
+  embeds.digests = {digest, "ff"};
+  embeds.digest_tokens = 4;
+  return {.cache_salt = "", .others = {.embeds = embeds}};
+}
+const Keys kEmbedded = embedded(1);
+const Keys kEmbeddedElse = embedded(2);
 
 TEST(AuditKeys, a_hit_between_requests_of_equal_keys_is_clean) {
   for (const Keys& keys : {kNone, kSalted, kAdapted, kCat, kDog, kEmbedded})
@@ -87,8 +88,10 @@ TEST(AuditKeys, a_hit_between_requests_of_unlike_keys_is_named_by_the_key) {
       {kCat, kDog,
        ": the same tokens with another image at token 3 (none there, dog from token 3 on here)", 3},
       {kEmbedded, kEmbeddedElse,
-       ": the same tokens with other prompt embeddings at token 0 (01 from token 0 on there, 02 "
-       "from token 0 on here)"},
+       ": the same tokens with other prompt embeddings at token 0 (row 0 of seed 1 with 2 "
+       "columns there, row 0 of seed 2 with 2 columns here)"},
+      {digested("01"), digested("02"),
+       ": the same tokens with other prompt embeddings at token 0 (01 there, 02 here)"},
   };
   for (const Case& c : cases) {
     const auto findings = audit(hit_of(c.a, c.b));
@@ -103,7 +106,7 @@ TEST(AuditKeys, a_hit_between_requests_of_unlike_keys_is_named_by_the_key) {
 
 // What lies behind the hit is nobody else's business.
 TEST(AuditKeys, an_image_behind_the_hit_is_no_difference) {
-  const Keys behind{.cache_salt = "", .others = {.multimodal = {{"cat", 4, 2}}}};
+  const Keys behind{.cache_salt = "", .others = {.mm = {{"cat", 4, 2, "image"}}}};
   EXPECT_TRUE(audit(hit_of(kNone, behind)).empty());
 }
 

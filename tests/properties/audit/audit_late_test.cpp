@@ -8,40 +8,17 @@
 namespace lockstep {
 namespace {
 
-RecordedScheduled row(const std::string& id, std::int32_t computed, std::int32_t tokens,
-                      std::optional<BlocksPerGroup> blocks = {}) {
-  RecordedScheduled row;
-  row.id = id;
-  row.tokens = tokens;
-  row.computed = computed;
-  row.is_new = blocks.has_value();
-  row.blocks = std::move(blocks);
-  return row;
-}
-
 Recording empty(bool is_async) {
-  Recording recording;
-  recording.header.engine = {"vllm", "0.33.0"};
+  Recording recording = recording_of_one_group("0.33.0", 8, 8);
   recording.header.options.config.async_scheduling = is_async;
   recording.header.options.config.num_spec_tokens = is_async ? 0 : 2;
   recording.header.options.config.spec_method = SpecMethod::ngram;
-  recording.header.groups.resize(1);
-  recording.header.groups[0].spec.block_size = 8;
-  recording.header.num_blocks = 8;
-  recording.header.scheduler_block_size = 8;
-  recording.header.hash_block_size = 8;
   recording.header.has_held_drafts = !is_async;
   recording.header.has_stale_outputs = is_async;
   return recording;
 }
 
-RecordedEvent added(const std::string& name) {
-  RecordedEvent event;
-  event.request.name = name;
-  event.request.prompt.append({TokenRun::Kind::seeded, 7, 0, 4});
-  event.request.max_tokens = 9;
-  return event;
-}
+RecordedEvent added(const std::string& name) { return added_request(name, 4, 9); }
 
 // Step 0 computes two prompts and proposes drafts; step 1 verifies those of "a" alone, step 2 those
 // of "b", which has kept them.
@@ -49,7 +26,8 @@ Recording drafted() {
   Recording recording = empty(false);
   RecordedStep first;
   first.before = {added("a"), added("b")};
-  first.scheduled = {row("a", 0, 4, {{{BlockId{1}}}}), row("b", 0, 4, {{{BlockId{2}}}})};
+  first.scheduled = {scheduled_row("a", 0, 4, {{{BlockId{1}}}}),
+                     scheduled_row("b", 0, 4, {{{BlockId{2}}}})};
   first.running = {"a", "b"};
   first.free_blocks = 5;
   first.sampled = {{"a", {21}}, {"b", {31}}};
@@ -57,14 +35,14 @@ Recording drafted() {
   RecordedStep second = first;
   second.step = 1;
   second.before.clear();
-  second.scheduled = {row("a", 4, 3)};
+  second.scheduled = {scheduled_row("a", 4, 3)};
   second.scheduled[0].spec = {22, 23};
   second.held_drafts = {{"b", {32, 33}}};
   second.sampled = {{"a", {22}}};
   second.drafts.reset();
   RecordedStep third = second;
   third.step = 2;
-  third.scheduled = {row("b", 4, 2)};
+  third.scheduled = {scheduled_row("b", 4, 2)};
   third.scheduled[0].spec = {32};
   third.held_drafts.clear();
   third.sampled = {{"b", {32, 35}}};
@@ -138,13 +116,14 @@ Recording overtaken() {
   Recording recording = empty(true);
   RecordedStep first;
   first.before = {added("a"), added("b")};
-  first.scheduled = {row("a", 0, 4, {{{BlockId{1}}}}), row("b", 0, 4, {{{BlockId{2}}}})};
+  first.scheduled = {scheduled_row("a", 0, 4, {{{BlockId{1}}}}),
+                     scheduled_row("b", 0, 4, {{{BlockId{2}}}})};
   first.running = {"a", "b"};
   first.free_blocks = 5;
   first.sampled = {{"a", {21}}, {"b", {31}}};
   RecordedStep second;
   second.step = 1;
-  second.scheduled = {row("a", 4, 1)};
+  second.scheduled = {scheduled_row("a", 4, 1)};
   second.preempted = {"b"};
   second.running = {"a"};
   second.waiting = {"b"};
@@ -154,7 +133,7 @@ Recording overtaken() {
   second.stale_outputs = {{"b", 0, 1}};
   RecordedStep third;
   third.step = 2;
-  third.scheduled = {row("a", 5, 1), row("b", 0, 5, {{{BlockId{3}}}})};
+  third.scheduled = {scheduled_row("a", 5, 1), scheduled_row("b", 0, 5, {{{BlockId{3}}}})};
   third.scheduled[1].resumed = true;
   third.running = {"a", "b"};
   third.free_blocks = 5;

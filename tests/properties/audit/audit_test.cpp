@@ -19,34 +19,11 @@ std::string sample(const std::string& path) {
 // Two requests of one full-attention group with blocks of 4 tokens; the second hits the first's
 // block 1.
 Recording shared_prefix() {
-  Recording recording;
-  recording.header.engine = {"vllm", "0.22.1"};
-  recording.header.groups.resize(1);
-  recording.header.groups[0].spec.block_size = 4;
-  recording.header.num_blocks = 6;
-  recording.header.scheduler_block_size = 4;
-  recording.header.hash_block_size = 4;
-  const auto add = [](const std::string& name, std::uint32_t size) {
-    RecordedEvent event;
-    event.request.name = name;
-    event.request.prompt.append({TokenRun::Kind::seeded, 7, 0, size});
-    event.request.max_tokens = 4;
-    return event;
-  };
-  const auto scheduled = [](const std::string& id, std::int32_t computed, std::int32_t tokens,
-                            std::optional<BlocksPerGroup> blocks) {
-    RecordedScheduled row;
-    row.id = id;
-    row.tokens = tokens;
-    row.computed = computed;
-    row.is_new = blocks.has_value();
-    row.blocks = std::move(blocks);
-    return row;
-  };
+  Recording recording = recording_of_one_group("0.22.1", 4, 6);
   RecordedStep first;
-  first.before = {add("a", 6), add("b", 5)};
-  first.scheduled = {scheduled("a", 0, 6, {{{BlockId{1}, BlockId{2}}}}),
-                     scheduled("b", 4, 1, {{{BlockId{1}, BlockId{3}}}})};
+  first.before = {added_request("a", 6, 4), added_request("b", 5, 4)};
+  first.scheduled = {scheduled_row("a", 0, 6, {{{BlockId{1}, BlockId{2}}}}),
+                     scheduled_row("b", 4, 1, {{{BlockId{1}, BlockId{3}}}})};
   first.common_prefix_blocks = {{1}};
   first.running = {"a", "b"};
   first.free_blocks = 2;
@@ -54,7 +31,7 @@ Recording shared_prefix() {
   first.sampled = {{"a", {21}}, {"b", {22}}};
   RecordedStep second;
   second.step = 1;
-  second.scheduled = {scheduled("a", 6, 1, {}), scheduled("b", 5, 1, {})};
+  second.scheduled = {scheduled_row("a", 6, 1), scheduled_row("b", 5, 1)};
   second.running = {"a", "b"};
   second.free_blocks = 2;
   second.sampled = {{"a", {23}}, {"b", {24}}};

@@ -131,7 +131,7 @@ std::vector<DecisionMutant> mutants() {
              for (RecordedStep& step : steps)
                for (RecordedEvent& event : step.before)
                  if (event.kind == RecordedEvent::Kind::add && event.request.name == row.id)
-                   event.request.keys.lora = "sql";
+                   event.request.keys.lora = {"sql", 1, "/a"};
              return true;
            }
          return false;

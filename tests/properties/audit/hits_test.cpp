@@ -209,7 +209,7 @@ TEST(CacheEvents, with_the_wrong_salt_are_found) {
   Recording recording = told();
   for (RecordedStep& step : recording.steps)
     for (RecordedCacheEvent& event : step.events)
-      for (auto& key : event.extra_keys) key.reset();
+      for (auto& keys : event.extra_keys) keys.clear();
   Engine engine = engines()[0];
   EXPECT_TRUE(audit(recording).empty());  // nobody hits the salted blocks
   TraceRequest one = request("one", 80, {});
@@ -219,7 +219,7 @@ TEST(CacheEvents, with_the_wrong_salt_are_found) {
   EXPECT_TRUE(audit(recording).empty());
   for (RecordedStep& step : recording.steps)
     for (RecordedCacheEvent& event : step.events)
-      for (auto& key : event.extra_keys) key.reset();
+      for (auto& keys : event.extra_keys) keys.clear();
   expect_event_finding(recording, "no such block");
 }
 

@@ -1,0 +1,168 @@
+// Adapters, images, embeddings, grammars, sessions and poolers: recordings of vLLM 0.33.0 that are
+// right, and the same with a defect planted in what they decide.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <functional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "tests/properties/audit/audited.h"
+
+namespace lockstep {
+namespace {
+
+const std::string kFolder = LOCKSTEP_SOURCE_DIR "/tests/properties/audit/inputs/";
+
+Recording recording_of(const std::string& family) {
+  const Result<Recording> recording = read_recording(kFolder + family + ".jsonl");
+  EXPECT_TRUE(recording) << recording.error().message;
+  return recording ? *recording : Recording{};
+}
+
+TEST(AuditInputs, recordings_of_every_input_are_clean_and_are_read_as_they_are_written) {
+  int num_files = 0;
+  for (const auto& entry : std::filesystem::directory_iterator(kFolder)) {
+    const std::string path = entry.path().string();
+    const auto file = audit_recording(path);
+    ASSERT_TRUE(file) << file.error().message;
+    EXPECT_EQ(file->skipped, "") << path;
+    for (const AuditFinding& finding : file->findings) ADD_FAILURE() << line_of(finding);
+    const auto read = read_recording(path);
+    ASSERT_TRUE(read) << read.error().message;
+    const std::string copy = ::testing::TempDir() + entry.path().filename().string();
+    auto writer = RecordingWriter::create(copy, read->header);
+    ASSERT_TRUE(writer) << writer.error().message;
+    for (const RecordedStep& step : read->steps) ASSERT_TRUE(writer->write(step));
+    ASSERT_TRUE(writer->close(read->end));
+    const auto again = read_recording(copy);
+    ASSERT_TRUE(again) << again.error().message;
+    EXPECT_EQ(*again, *read) << path;
+    ++num_files;
+  }
+  EXPECT_EQ(num_files, 8);
+}
+
+struct InputMutant {
+  std::string name;
+  std::string family;
+  AuditRule rule;
+  std::function<bool(Recording& recording, std::size_t at)> plant;
+};
+
+// The row of a request that is in the step.
+RecordedScheduled* row_of(RecordedStep& step, const std::string& id) {
+  const auto row = std::ranges::find(step.scheduled, id, &RecordedScheduled::id);
+  return row == step.scheduled.end() ? nullptr : &*row;
+}
+
+std::vector<InputMutant> input_mutants() {
+  return {
+      {"more_adapters_than_there_is_room_for", "lora", AuditRule::inputs,
+       [](Recording& recording, std::size_t) {
+         recording.header.options.inputs.max_loras = 1;
+         return true;
+       }},
+      {"an_image_is_not_encoded", "multimodal", AuditRule::inputs,
+       [](Recording& recording, std::size_t at) {
+         for (RecordedScheduled& row : recording.steps[at].scheduled)
+           if (!std::exchange(row.encode, {}).empty()) return true;
+         return false;
+       }},
+      {"more_rows_are_encoded_than_the_encoder_has", "multimodal", AuditRule::inputs,
+       [](Recording& recording, std::size_t at) {
+         for (RecordedScheduled& row : recording.steps[at].scheduled) {
+           if (row.encode.empty()) continue;
+           row.encode.assign(1000, row.encode[0]);
+           return true;
+         }
+         return false;
+       }},
+      {"an_image_s_rows_are_dropped_before_they_are_read", "multimodal", AuditRule::inputs,
+       [](Recording& recording, std::size_t at) {
+         RecordedStep& step = recording.steps[at];
+         for (const RecordedStep& before : recording.steps)
+           for (const RecordedEvent& event : before.before)
+             for (const PromptItem& item : event.request.keys.mm)
+               step.inputs.free_encoder.push_back(item.identifier);
+         return true;
+       }},
+      {"a_request_does_not_wait_for_its_grammar", "structured_output", AuditRule::inputs,
+       [](Recording& recording, std::size_t at) {
+         return std::erase_if(recording.steps[at].before, [](const RecordedEvent& event) {
+                  return event.kind == RecordedEvent::Kind::grammar_ready;
+                }) > 0;
+       }},
+      {"a_prompt_is_pooled_before_its_end", "pooling", AuditRule::sampled,
+       [](Recording& recording, std::size_t at) {
+         for (const RecordedScheduled& row : recording.steps[at].scheduled)
+           if (at + 1 < recording.steps.size() &&
+               row_of(recording.steps[at + 1], row.id) != nullptr) {
+             recording.steps[at].inputs.pooled.push_back(row.id);
+             return true;
+           }
+         return false;
+       }},
+      {"a_session_comes_back_to_another_block", "streaming_session", AuditRule::attention_read,
+       [](Recording& recording, std::size_t at) {
+         for (RecordedScheduled& row : recording.steps[at].scheduled) {
+           if (!row.is_new || row.computed == 0 || (*row.blocks)[0].size() < 2) continue;
+           (*row.blocks)[0][0] = (*row.blocks)[0].back();
+           return true;
+         }
+         return false;
+       }},
+      {"rows_of_an_encoder_get_no_block", "encoder_decoder", AuditRule::attention_read,
+       [](Recording& recording, std::size_t at) {
+         for (RecordedScheduled& row : recording.steps[at].scheduled)
+           if (row.is_new && row.blocks) {
+             (*row.blocks)[1][0] = kNullBlock;
+             return true;
+           }
+         return false;
+       }},
+      {"embeddings_are_left_out_of_the_hash", "prompt_embeds", AuditRule::attention_read,
+       [](Recording& recording, std::size_t at) {
+         for (const RecordedScheduled& row : recording.steps[at].scheduled) {
+           if (!row.is_new || row.resumed || row.computed == 0) continue;
+           for (RecordedStep& step : recording.steps)
+             for (RecordedEvent& event : step.before)
+               if (event.kind == RecordedEvent::Kind::add && event.request.name == row.id &&
+                   !event.request.keys.embeds.rows.empty()) {
+                 ++event.request.keys.embeds.rows[0].seed;
+                 return true;
+               }
+         }
+         return false;
+       }},
+      {"a_stored_block_is_not_told_of", "kv_events", AuditRule::cache_events,
+       [](Recording& recording, std::size_t at) {
+         auto& events = recording.steps[at].events;
+         if (events.empty() || events[0].kind != RecordedCacheEvent::Kind::stored) return false;
+         events.erase(events.begin());
+         return true;
+       }},
+  };
+}
+
+class EveryInputMutant : public testing::TestWithParam<InputMutant> {};
+
+TEST_P(EveryInputMutant, is_accused_by_its_rule) {
+  const InputMutant& mutant = GetParam();
+  const Recording good = recording_of(mutant.family);
+  for (std::size_t at = 0; at < good.steps.size(); ++at) {
+    Recording bad = good;
+    if (!mutant.plant(bad, at)) continue;
+    const std::vector<AuditFinding> findings = audit(bad, AuditScope::whole_recording);
+    if (std::ranges::find(findings, mutant.rule, &AuditFinding::rule) != findings.end()) return;
+  }
+  FAIL() << "no step of " << mutant.family << " shows it";
+}
+
+INSTANTIATE_TEST_SUITE_P(AuditInputs, EveryInputMutant, testing::ValuesIn(input_mutants()),
+                         [](const auto& info) { return info.param.name; });
+
+}  // namespace
+}  // namespace lockstep
