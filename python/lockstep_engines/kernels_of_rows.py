@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy
 import torch
+from vllm.model_executor.models import extract_hidden_states as hidden
 from vllm.platforms import current_platform
 from vllm.v1.attention.ops import triton_reshape_and_cache_flash as writes
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVQuantMode
@@ -193,6 +194,24 @@ def _write_unlike_rows(draw: random.Random) -> Trial:
     return Trial(shape, [expected], [bytes_of(memory)])
 
 
+def _write_hidden_rows(draw: random.Random) -> Trial:
+    """Of tokens, and of padding: that may go to the null block and nowhere else."""
+    blocks, tokens, heads = draw.randint(3, 6), draw.choice((1, 2, 8)), draw.randint(1, 3)
+    cache = torch.zeros(blocks, tokens, heads, draw.choice((4, 8)))
+    slots = drawn_slots(draw, draw.randint(2, tokens * (blocks - 1)), tokens * (blocks - 1))
+    slots = [slot + tokens if slot >= 0 else slot for slot in slots]
+    rows = drawn_rows(draw, (len(slots), heads, cache.shape[3]), torch.float32)
+    expected = cache.numpy().copy()
+    for row, slot in zip(rows, slots, strict=True):
+        if slot >= 0:
+            expected[slot // tokens, slot % tokens] = row
+    has_tokens_outside = "get_kv_cache_shape" in vars(hidden.CacheOnlyAttentionBackend)
+    given = cache if has_tokens_outside else cache.transpose(1, 2)
+    hidden.basic_cache(rows, given, torch.tensor(slots))
+    shape = f"{blocks} blocks of {tokens} tokens, slots {slots}"
+    return Trial(shape, [expected[1:]], [cache.numpy()[1:]])
+
+
 class _Backend:
     @staticmethod
     def get_kv_cache_block_dim(*_: Any, **__: Any) -> int:
@@ -298,6 +317,7 @@ CHECKS = [
     Check("reshape_and_cache, fp8", _write_fp8_rows),
     Check("reshape_and_cache, scale per head", _write_scaled_rows),
     Check("reshape_and_cache, unlike K and V", _write_unlike_rows),
+    Check("hidden states", _write_hidden_rows),
     Check("zero blocks", _zero_blocks),
     Check("copy blocks", _copy_blocks),
     Check("copy states", _copy_states),

@@ -187,6 +187,10 @@ class Worker:
 
     def open(self, case: dict[str, Any]) -> dict[str, Any]:
         worker_case.refuse(case, self._is_v2)
+        kinds = {spec["type"] for of in case["groups"] for spec in worker_case.specs_of(of)}
+        options = self._options
+        if why := worker_padding.refuse(kinds, self._is_v2, options.pads, options.idles):
+            raise Refused(why)
         if self._is_v2 and case["config"].get("num_spec_tokens"):
             worker_drafter.take_the_place(case["config"]["num_spec_tokens"])
         self.close()
@@ -222,8 +226,7 @@ class Worker:
         self._faults: list[str] = []
         self._watch_batch()
         if self._options.pads:
-            keeps_states = any(layer.state_type for layer in layers)
-            worker_padding.pad(self._runner, self._is_v2, keeps_states)
+            worker_padding.pad(self._runner, self._is_v2)
         return self._opened(kv_config, sizes)
 
     def close(self) -> None:

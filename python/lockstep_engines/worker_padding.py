@@ -13,10 +13,10 @@ def room_for(count: int, most: int) -> int:
     return max(count, min(most, 1 << (count - 1).bit_length())) if count else 0
 
 
-def pad(runner: Any, is_v2: bool, keeps_states: bool) -> None:
+def pad(runner: Any, is_v2: bool) -> None:
     """Every step of the runner from now on. The second runner pads rows as well: of a batch of
-    decodes to a power of two, of a mixed one to a row for each token, as far as there is room, for
-    which models with states have no graphs. The first one pads rows where a graph runs alone."""
+    decodes to a power of two, of a mixed one to a row for each token, as far as there is room. The
+    first one pads rows where a graph runs alone."""
     dispatcher = runner.cudagraph_manager if is_v2 else runner.cudagraph_dispatcher
     dispatch = dispatcher.dispatch
     signature = inspect.signature(dispatch)
@@ -26,7 +26,7 @@ def pad(runner: Any, is_v2: bool, keeps_states: bool) -> None:
         if is_v2 and tokens_each:
             rows = room_for(rows, min(runner.max_num_reqs, runner.max_num_tokens // tokens_each))
             num_tokens = rows * tokens_each
-        elif is_v2 and not keeps_states:
+        elif is_v2:
             rows = min(num_tokens, runner.max_num_reqs)
         return dataclasses.replace(made, num_tokens=num_tokens, num_reqs=rows)
 
@@ -37,3 +37,12 @@ def pad(runner: Any, is_v2: bool, keeps_states: bool) -> None:
         return padded(made, signature.bind(*args, **options).arguments["uniform_token_count"])
 
     dispatcher.dispatch = dispatch_padded
+
+
+def refuse(kinds: set[str], is_v2: bool, pads: bool, idles: bool) -> str:
+    """Why a case with layers of these kinds is not run so; empty: it is."""
+    if "hidden_state" in kinds and (pads or idles):
+        return "hidden states in padded or idle batches: vLLM writes their padding to a block"
+    if "mamba" in kinds and is_v2 and pads:
+        return "states in padded batches: the second runner pads their rows in graphs alone"
+    return ""
