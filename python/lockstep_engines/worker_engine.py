@@ -464,7 +464,10 @@ class Worker:
                 drafts[name] = [_token(token) for token in row["spec"]]
             step.first[name] = computed
             step.contents[name] = numpy.array(row["contents"], dtype=numpy.uint64)
-            step.tokens[name] = known.tokens + drafts.get(name, [])
+            step.tokens[name] = known.tokens + [
+                _token(token) if token >= 0 else worker_model.ANY_TOKEN
+                for token in row.get("spec") or ()
+            ]
             if row.get("new") and (self._is_v2 or not row.get("resumed")):
                 new.append(self._new_request(name, row, known))
             else:
