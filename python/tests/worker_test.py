@@ -301,6 +301,13 @@ class CommandTest(unittest.TestCase):
                 out = self.lockstep("worker", engine, folder, "--files", "1")
                 self.assertRegex(out, r"full_attention +1 +1 +0 +0")
 
+    def test_drafts_that_pad_a_prompt_are_of_any_token(self) -> None:
+        if "0.22" in (self.folder or ""):
+            self.skipTest("0.22.1 pads no prompts")
+        file = str(Path(__file__).with_name("padded_prompt.jsonl"))
+        out = self.lockstep("worker", self.engine, file, "--runner", "v2")
+        self.assertRegex(out, r"tests +1 +1 +0 +0")
+
     def test_two_blocks_are_taken_for_keys_and_values(self) -> None:
         if "0.22" not in (self.folder or ""):
             self.skipTest("of 0.21.0 to 0.22.1")
