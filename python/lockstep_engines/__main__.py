@@ -23,6 +23,12 @@ def _parse() -> argparse.Namespace:
     parser.add_argument(
         "--worker", action="store_true", help="its worker, on a CPU, in place of its scheduler"
     )
+    parser.add_argument(
+        "--kernels",
+        type=int,
+        metavar="N",
+        help="runs the worker's kernels for the cache one by one, on N drawn shapes each, and ends",
+    )
     parser.add_argument("--runner", choices=("v1", "v2"), default="v1", help="of the worker")
     parser.add_argument(
         "--states",
@@ -30,6 +36,21 @@ def _parse() -> argparse.Namespace:
         default="",
         help="of the worker: vLLM's kind of layer that keeps a case's states; left out: short_conv "
         "where there is one, else mamba2",
+    )
+    parser.add_argument(
+        "--pad",
+        action="store_true",
+        help="of the worker: batches are padded to sizes of captured graphs, and run without them",
+    )
+    parser.add_argument(
+        "--idle",
+        action="store_true",
+        help="of the worker: a dummy batch before each step, as of an idle data parallel rank",
+    )
+    parser.add_argument(
+        "--lift-refusals",
+        action="store_true",
+        help="of the worker: runs what vLLM's configuration says its second runner does not take",
     )
     parser.add_argument("--plant", metavar="NAME", help="plants a defect in the engine")
     parser.add_argument("--plants", action="store_true", help="lists the defects and ends")
@@ -72,18 +93,37 @@ def _plant(name: str, defects: Any) -> None:
 
 def main() -> None:
     arguments = _parse()
-    defects = worker_plants.PLANTS if arguments.worker else vllm_plants.PLANTS
+    is_of_worker = arguments.worker or arguments.kernels
+    defects = worker_plants.PLANTS if is_of_worker else vllm_plants.PLANTS
     if arguments.plants:
         return _list_plants(defects)
     _fix_hash_seed()
-    source, sink = protocol.own_pipe()
+    source, sink = (None, None) if arguments.kernels else protocol.own_pipe()
     if arguments.folder is not None:
         _put_first(Path(arguments.folder).resolve(), arguments.engine)
     if arguments.plant is not None:
         _plant(arguments.plant, defects)
+    if arguments.kernels:
+        return _check_kernels(arguments)
     if arguments.worker:
         return _serve_worker(arguments, source, sink)
     protocol.serve(_adapter_of(arguments.engine), source, sink)
+
+
+def _check_kernels(arguments: argparse.Namespace) -> None:
+    if arguments.engine != "vllm":
+        sys.exit(f"found no kernels of {arguments.engine}; there are some of vllm")
+    from lockstep_engines import worker_device
+
+    worker_device.take_the_place_of_cuda("v2")
+    from lockstep_engines import kernel_check, kernels_of_rows, kernels_of_tables
+
+    checks = [*kernels_of_rows.CHECKS, *kernels_of_tables.CHECKS]
+    has_failed = False
+    for result in kernel_check.run(checks, arguments.kernels):
+        print(result.text(), end="", flush=True)
+        has_failed |= bool(result.faults)
+    sys.exit(1 if has_failed else 0)
 
 
 def _serve_worker(arguments: argparse.Namespace, source: Any, sink: Any) -> None:
@@ -92,9 +132,16 @@ def _serve_worker(arguments: argparse.Namespace, source: Any, sink: Any) -> None
     from lockstep_engines import worker_device, worker_protocol
 
     worker_device.take_the_place_of_cuda(arguments.runner)
-    from lockstep_engines.worker_engine import Worker
+    from lockstep_engines.worker_engine import Options, Worker
 
-    worker_protocol.serve(Worker(arguments.runner, arguments.states), source, sink)
+    options = Options(
+        arguments.runner,
+        arguments.states,
+        arguments.pad,
+        arguments.idle,
+        arguments.lift_refusals,
+    )
+    worker_protocol.serve(Worker(options), source, sink)
 
 
 def _adapter_of(engine: str) -> Any:

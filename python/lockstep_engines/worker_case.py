@@ -9,6 +9,7 @@ import math
 import os
 from typing import Any
 
+from vllm.model_executor.layers.attention import mla_attention
 from vllm.v1.attention.backends import triton_attn
 from vllm.v1.attention.backends.mla import triton_mla
 
@@ -78,6 +79,9 @@ def _refuse_spec(spec: dict[str, Any]) -> None:
     for dtype in spec.get("dtypes") or [spec["dtype"]]:
         if dtype not in DTYPES:
             raise Refused(f"caches of {dtype}: the worker is driven with {[*DTYPES]}")
+    sizes_of_mla = mla_attention.MLACommonBackend.get_supported_head_sizes()
+    if spec["type"] == "mla" and spec["head_size"] not in sizes_of_mla:
+        raise Refused(f"MLA with heads of {spec['head_size']}: vLLM takes {sizes_of_mla}")
     if spec["type"] != "mamba":
         return
     if spec.get("mamba_cache_mode", "none") not in ("none", "align"):

@@ -9,10 +9,10 @@ CUDA nor a CPU, so that it takes the branches of a GPU.
 
 from __future__ import annotations
 
-import inspect
 import os
-import types
 from typing import Any
+
+from lockstep_engines import worker_interpreter
 
 _ENVIRONMENT = {
     "CUDA_VISIBLE_DEVICES": "",
@@ -84,61 +84,6 @@ def _replace_pinned_memory(torch: Any) -> None:
     for name in makers:
         setattr(torch, name, unpinned(getattr(torch, name)))
     torch.Tensor.pin_memory = lambda tensor, *_, **__: tensor
-
-
-def _fix_interpreter() -> None:
-    """Where Triton's interpreter differs from a compiled launch."""
-    from triton.language.core import is_builtin
-    from triton.runtime import interpreter
-    from triton.runtime.autotuner import Autotuner
-
-    function = interpreter.InterpretedFunction
-    run, rewrite = function.run, function.rewrite
-
-    class LoopIndex(int):
-        """Compiled, the index of a loop is a tensor: it has to()."""
-
-        def to(self, dtype: Any, **_: Any) -> Any:
-            return interpreter._implicit_cvt(int(self)).to(dtype)
-
-    def run_with_grid(
-        self: Any, *args: Any, grid: Any, warmup: bool = False, **options: Any
-    ) -> Any:
-        """A grid that is a function sees the arguments by name, and what it changes in them is
-        what the kernel gets."""
-        if callable(grid):
-            known = inspect.getfullargspec(self.fn).args
-            named = {key: value for key, value in options.items() if key in known}
-            bound = inspect.getcallargs(self.fn, *args, **named)
-            grid = grid(bound)
-            args, options = (), bound
-        return run(self, *args, grid=tuple(grid), warmup=warmup, **options)
-
-    def bind_language(self: Any) -> Any:
-        """Builtins of the language that a module has given names of its own are reached too, and
-        loops count in LoopIndex."""
-        if self.fn in self.rewritten_fn:
-            return self.rewritten_fn[self.fn]
-        made = rewrite(self)
-        scope = dict(made.__globals__)
-        scope["range"] = lambda *bounds: map(LoopIndex, range(*bounds))
-        for name, value in made.__globals__.items():
-            if inspect.isfunction(value) and is_builtin(value):
-                scope[name] = _with_semantic(value, interpreter.interpreter_semantic)
-        bound = types.FunctionType(
-            made.__code__, scope, made.__name__, made.__defaults__, made.__closure__
-        )
-        bound.__kwdefaults__, bound.__annotations__ = made.__kwdefaults__, made.__annotations__
-        self.rewritten_fn[self.fn] = bound
-        return bound
-
-    function.run, function.rewrite = run_with_grid, bind_language
-    # Nothing to time: the first configuration of a kernel is taken.
-    Autotuner._bench = lambda self, *args, config, **options: [0.0, 0.0, 0.0]
-
-
-def _with_semantic(builtin: Any, semantic: Any) -> Any:
-    return lambda *args, **options: builtin(*args, **(options | {"_semantic": semantic}))
 
 
 def _make_platform(torch: Any) -> Any:
@@ -238,7 +183,7 @@ def take_the_place_of_cuda(runner: str) -> Any:
 
     _replace_streams(torch)
     _replace_pinned_memory(torch)
-    _fix_interpreter()
+    worker_interpreter.fix()
     import vllm.platforms
 
     platform = _make_platform(torch)

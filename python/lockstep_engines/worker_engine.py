@@ -19,7 +19,7 @@ import numpy
 import torch
 from torch.distributed.rendezvous import register_rendezvous_handler
 from torch.overrides import TorchFunctionMode
-from vllm.config import set_current_vllm_config
+from vllm.config import VllmConfig, set_current_vllm_config
 from vllm.engine.arg_utils import EngineArgs
 from vllm.model_executor.models import ModelRegistry
 from vllm.platforms import current_platform
@@ -33,10 +33,12 @@ from vllm.v1.worker import gpu_worker
 from lockstep_engines import (
     scratch,
     vllm_engine,
+    worker_bounds,
     worker_case,
     worker_drafter,
     worker_layers,
     worker_model,
+    worker_padding,
 )
 from lockstep_engines.protocol import Refused
 
@@ -137,12 +139,25 @@ def _sampled_tokens(tokens: list[int], drafts: list[int]) -> list[int]:
     return own
 
 
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """`states`: which of worker_layers.STATE_TYPES layers with states become; empty: those with one
+    state short convolutions, others Mamba2. `pads`: batches, as for captured graphs. `idles`: a
+    batch of nobody's comes before each step. `lifts_refusals`: of vLLM's configuration, which says
+    what its second runner does not take yet."""
+
+    runner: str = "v1"
+    states: str = ""
+    pads: bool = False
+    idles: bool = False
+    lifts_refusals: bool = False
+
+
 class Worker:
-    def __init__(self, runner: str, states: str = "") -> None:
-        """`states`: which of worker_layers.STATE_TYPES layers with states become; empty: those with
-        one state short convolutions, others Mamba2."""
-        self._is_v2 = runner == "v2"
-        self._state_type = states
+    def __init__(self, options: Options) -> None:
+        self._is_v2 = options.runner == "v2"
+        self._state_type = options.states
+        self._options = options
         self._worker: Any = None
         scratch.remove_abandoned()
         register_rendezvous_handler("lockstep", _rendezvous)
@@ -150,6 +165,8 @@ class Worker:
             for made in (worker_model.ContentModel, worker_model.HybridContentModel):
                 ModelRegistry.register_model(f"{prefix}Lockstep{made.__name__}", made)
         _skip_attention()
+        if options.lifts_refusals:
+            VllmConfig._get_v2_model_runner_unsupported_features = lambda *_: []
         # vLLM collects garbage at each start: a second and more over all that was imported.
         gc.collect()
         gc.freeze()
@@ -158,10 +175,10 @@ class Worker:
         runner = "v2" if self._is_v2 else "v1"
         return {
             "engine": {"name": "vllm", "version": VERSION},
-            "features": [*worker_layers.KINDS, *self._options(), f"runner:{runner}"],
+            "features": [*worker_layers.KINDS, *self._features(), f"runner:{runner}"],
         }
 
-    def _options(self) -> list[str]:
+    def _features(self) -> list[str]:
         drafts = self._is_v2 or importlib.util.find_spec("numba")
         types = [f"dtype:{name}" for name in worker_case.DTYPES]
         return ["async_scheduling", *(["drafts"] if drafts else []), *types]
@@ -170,6 +187,10 @@ class Worker:
 
     def open(self, case: dict[str, Any]) -> dict[str, Any]:
         worker_case.refuse(case, self._is_v2)
+        kinds = {spec["type"] for of in case["groups"] for spec in worker_case.specs_of(of)}
+        options = self._options
+        if why := worker_padding.refuse(kinds, self._is_v2, options.pads, options.idles):
+            raise Refused(why)
         if self._is_v2 and case["config"].get("num_spec_tokens"):
             worker_drafter.take_the_place(case["config"]["num_spec_tokens"])
         self.close()
@@ -196,6 +217,7 @@ class Worker:
             worker.allocation = shared = _SharedMemory(case["memory"], sizes)
             worker.initialize_from_config(kv_config)
             shared.check_used_up()
+            worker_bounds.divide(shared.base.data_ptr(), sizes)
         self._groups, self._layers, self._shared = groups, layers, shared
         self._runner = worker.model_runner
         self._model = self._runner.model
@@ -203,6 +225,8 @@ class Worker:
         self._waiting: dict[str, Any] = {}  # the step whose tokens are not sampled yet
         self._faults: list[str] = []
         self._watch_batch()
+        if self._options.pads:
+            worker_padding.pad(self._runner, self._is_v2)
         return self._opened(kv_config, sizes)
 
     def close(self) -> None:
@@ -379,6 +403,8 @@ class Worker:
         self._faults = []
         self._sample(dict(message["sampled"]))
         output = self._scheduler_output(message)
+        if self._options.idles:
+            self._run_idle_batch()
         self._model.batch = worker_model.Batch()
         if self._is_v2:
             worker_drafter.put(self._runner, output.scheduled_spec_decode_tokens)
@@ -387,6 +413,13 @@ class Worker:
         drafts = {row["id"]: row["spec"] for row in message["scheduled"] if row.get("spec")}
         self._waiting = {"is_due": result is None, "drafts": drafts}
         return self._facts()
+
+    def _run_idle_batch(self) -> None:
+        """As a rank without requests does while others of its data parallel group have some."""
+        self._model.is_idle = True
+        with set_current_vllm_config(self._worker.vllm_config), torch.inference_mode():
+            self._worker.execute_dummy_batch()
+        self._model.is_idle = False
 
     def _sample(self, sampled: dict[str, list[int]]) -> None:
         """What the model answered to the step before."""
@@ -431,7 +464,10 @@ class Worker:
                 drafts[name] = [_token(token) for token in row["spec"]]
             step.first[name] = computed
             step.contents[name] = numpy.array(row["contents"], dtype=numpy.uint64)
-            step.tokens[name] = known.tokens + drafts.get(name, [])
+            step.tokens[name] = known.tokens + [
+                _token(token) if token >= 0 else worker_model.ANY_TOKEN
+                for token in row.get("spec") or ()
+            ]
             if row.get("new") and (self._is_v2 or not row.get("resumed")):
                 new.append(self._new_request(name, row, known))
             else:

@@ -349,8 +349,12 @@ class StateLayer(ModelLayer):
 
     def write(self, contents: numpy.ndarray, metadata: Any) -> list[str]:
         faults: list[str] = []
+        if metadata is None:  # a batch of nobody's
+            return faults
         chains = _chains_of_gdn if self.layer.state_type == "gdn" else _chains_of_mamba
         for chain in chains(metadata):
+            if self._is_padding(contents, chain):
+                continue  # as vLLM's kernels skip it
             if chain.source == _NULL_BLOCK or _NULL_BLOCK in chain.targets:
                 faults.append(
                     f"{self.layer.name}: a state is kept in the null block, of the row with "
@@ -360,6 +364,13 @@ class StateLayer(ModelLayer):
             for s, state in enumerate(self.states()):
                 self._advance(s, state, contents, chain)
         return faults
+
+    @staticmethod
+    def _is_padding(contents: numpy.ndarray, chain: Chain) -> bool:
+        if not {chain.source, *chain.targets} <= {None, _NULL_BLOCK}:
+            return False
+        no_content = worker_contents.NO_CONTENT
+        return all(contents[token] == no_content for token in chain.tokens if token < len(contents))
 
     def _advance(self, s: int, state: torch.Tensor, contents: numpy.ndarray, chain: Chain) -> None:
         words = numpy.zeros(_words_in(state, 0).shape, dtype=numpy.uint64)

@@ -18,10 +18,11 @@ from vllm.forward_context import get_forward_context
 
 from lockstep_engines import worker_layers
 from lockstep_engines.worker_case import VOCABULARY
+from lockstep_engines.worker_contents import NO_CONTENT
 from lockstep_engines.worker_layers import Layer
 
-# No content: of padding, and of tokens that nobody scheduled.
-_NO_CONTENT = 0xBAD0BAD0BAD0BAD0
+# Of a draft that pads a row, of which nobody knows what it is.
+ANY_TOKEN = -1
 
 
 @dataclass
@@ -60,6 +61,7 @@ class ContentModel(nn.Module):
         self.layers = nn.ModuleList([kind.module for kind in self.kinds])
         self.hidden_size = vllm_config.model_config.get_hidden_size()
         self.batch_of_worker: Any = None  # () -> names and numbers of tokens, in its order
+        self.is_idle = False  # a batch of nobody's
         self.step = Step()
         self.batch = Batch()
         self.logits: torch.Tensor | None = None
@@ -82,11 +84,11 @@ class ContentModel(nn.Module):
     def _look_around(self, input_ids: torch.Tensor, positions: torch.Tensor) -> numpy.ndarray:
         """Takes down what the worker made of the step; the content of each of its tokens."""
         context = get_forward_context()
-        names, num_tokens = self.batch_of_worker()
+        names, num_tokens = ([], []) if self.is_idle else self.batch_of_worker()
         batch = self.batch = Batch(names, num_tokens)
         batch.metadata = context.attn_metadata or {}
         batch.slot_mappings = getattr(context, "slot_mapping", None)
-        contents = numpy.full(len(positions), _NO_CONTENT, dtype=numpy.uint64)
+        contents = numpy.full(len(positions), NO_CONTENT, dtype=numpy.uint64)
         batch.positions = positions[: sum(num_tokens)].tolist()
         inputs = input_ids[: sum(num_tokens)].tolist()
         first = 0
@@ -102,7 +104,7 @@ class ContentModel(nn.Module):
                     continue
                 contents[i] = known[at]
                 token = self.step.tokens[name][batch.positions[i]]
-                if token != inputs[i]:
+                if token not in (ANY_TOKEN, inputs[i]):
                     batch.faults.append(
                         f"row {name} feeds the model token {inputs[i]} at position "
                         f"{batch.positions[i]}; expected {token}"

@@ -57,7 +57,7 @@ def serve(runner: str, plant: str, report: str) -> None:
             lines.append(line)
 
     worker_engine._HostWorker = Checked
-    worker_protocol.serve(worker_engine.Worker(runner), source, sink)
+    worker_protocol.serve(worker_engine.Worker(worker_engine.Options(runner)), source, sink)
     check = checks[0]
     counts = {"steps": check.steps, "compared": check.compared}
     Path(report).write_text(json.dumps({"found": lines} | counts))

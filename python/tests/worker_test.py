@@ -5,7 +5,9 @@ with both runners, of the installed vLLM or of the unpacked sources that $LOCKST
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -127,6 +129,40 @@ class PlantsTest(unittest.TestCase):
         self.assertGreaterEqual(len(names), 40)
 
 
+class TableTest(unittest.TestCase):
+    def test_files_of_a_column_add_up(self) -> None:
+        def family(name: str, steps: int, **more: Any) -> dict[str, Any]:
+            made = {"family": name, "files": 2, "steps": steps, "diverged": 0, "refused": {}}
+            return made | more
+
+        files = (
+            [family("full", 1200), family("ranks", 0, refused={"no ranks": 2})],
+            [family("full", 30, diverged=1, refused={"too long": 1})],
+            [family("full", 7, found=[{"file": "a.jsonl", "what": "step 3"}])],
+        )
+        with tempfile.TemporaryDirectory() as folder:
+            paths = [Path(folder, f"{i}.json") for i in range(len(files))]
+            for path, families in zip(paths, files, strict=True):
+                path.write_text(json.dumps(families))
+            columns = [f"{c}={path}" for c, path in zip(("v1", "v1", "v2"), paths, strict=True)]
+            script = str(ROOT / "python" / "worker_table.py")
+            run = [sys.executable, script, *columns]
+            out = subprocess.run(run, capture_output=True, check=True, text=True).stdout
+        self.assertEqual(
+            out.splitlines(),
+            [
+                "| family | v1 | v2 |",
+                "|---|---|---|",
+                "| `full` | 1,230, 1 of 3 diverged, 1 refused | 7 |",
+                "| `ranks` | refused |  |",
+                "| all | 1,230 | 7 |",
+                "refused, 2 files: no ranks",
+                "refused, 1 files: too long",
+                "v2, a.jsonl: step 3",
+            ],
+        )
+
+
 class ScratchTest(unittest.TestCase):
     def setUp(self) -> None:
         self.place = tempfile.TemporaryDirectory()
@@ -225,15 +261,25 @@ class CommandTest(unittest.TestCase):
 
     folder: ClassVar[str | None] = None
 
-    def lockstep(self, *arguments: str) -> str:
+    def lockstep(self, *arguments: str, status: int = 0) -> str:
+        paths = [str(ROOT / "python"), os.environ.get("PYTHONPATH", "")]
         environment = {"LOCKSTEP_PYTHON": sys.executable} | os.environ
+        environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
         command = [LOCKSTEP, *arguments]
         run = subprocess.run(command, capture_output=True, env=environment, text=True)
-        self.assertEqual(run.returncode, 0, run.stdout + run.stderr)
+        self.assertEqual(run.returncode, status, run.stdout + run.stderr)
         return run.stdout
 
     def setUp(self) -> None:
         self.engine = f"vllm:{self.folder}" if self.folder else "vllm"
+        release = "0.22.1" if "0.22" in (self.folder or "") else "0.33.0"
+        self.recordings = ROOT / "traces" / "samples" / "recordings" / f"vllm-{release}"
+
+    def worker(self, runner: str, *options: str) -> str:
+        """The worker's process with options that `lockstep` does not have."""
+        folder = [self.folder] if self.folder else []
+        command = [sys.executable, "-m", "lockstep_engines", "vllm", *folder, "--worker"]
+        return "worker:" + shlex.join([*command, "--runner", runner, *options])
 
     def test_cases_are_fuzzed_with_its_scheduler_and_its_worker(self) -> None:
         both = ("--decisions", self.engine, "--backend", self.engine)
@@ -242,17 +288,39 @@ class CommandTest(unittest.TestCase):
         self.assertRegex(out, r"[4-6] agreed, \d refused, 0 of known findings, 0 failed")
 
     def test_what_it_did_is_audited_without_it(self) -> None:
-        release = "0.22.1" if "0.22" in (self.folder or "") else "0.33.0"
-        recordings = ROOT / "traces" / "samples" / "recordings" / f"vllm-{release}"
         with tempfile.TemporaryDirectory() as facts:
-            files = (str(recordings / "full_attention"), "--files", "1", "--runner", "v2")
+            files = (str(self.recordings / "full_attention"), "--files", "1", "--runner", "v2")
             self.lockstep("worker", self.engine, *files, "--save-facts", facts)
             self.assertIn("1 clean", self.lockstep("audit", facts))
+
+    def test_padding_and_idle_batches_leave_the_cache_alone(self) -> None:
+        for runner in ("v1", "v2"):
+            with self.subTest(runner):
+                folder = str(self.recordings / "full_attention")
+                engine = self.worker(runner, "--pad", "--idle")
+                out = self.lockstep("worker", engine, folder, "--files", "1")
+                self.assertRegex(out, r"full_attention +1 +1 +0 +0")
+
+    def test_drafts_that_pad_a_prompt_are_of_any_token(self) -> None:
+        if "0.22" in (self.folder or ""):
+            self.skipTest("0.22.1 pads no prompts")
+        file = str(Path(__file__).with_name("padded_prompt.jsonl"))
+        out = self.lockstep("worker", self.engine, file, "--runner", "v2")
+        self.assertRegex(out, r"tests +1 +1 +0 +0")
+
+    def test_two_blocks_are_taken_for_keys_and_values(self) -> None:
+        if "0.22" not in (self.folder or ""):
+            self.skipTest("of 0.21.0 to 0.22.1")
+        file = str(Path(__file__).with_name("two_block_pool.jsonl"))
+        refused = self.lockstep("worker", self.engine, file, "--runner", "v2", status=2)
+        self.assertIn("hybrid/mamba models", refused)
+        engine = self.worker("v2", "--lift-refusals")
+        self.assertIn("view of layers.1", self.lockstep("worker", engine, file, status=1))
 
 
 def load_tests(loader: unittest.TestLoader, *_: Any) -> unittest.TestSuite:
     suite = unittest.TestSuite()
-    for case in (ProtocolTest, ContentsTest, PlantsTest, ScratchTest):
+    for case in (ProtocolTest, ContentsTest, PlantsTest, TableTest, ScratchTest):
         suite.addTests(loader.loadTestsFromTestCase(case))
     for folder in FOLDERS or [None]:
         name = f"WorkerTest({folder})"
@@ -267,7 +335,7 @@ if __name__ == "__main__":
     is_there = importlib.util.find_spec("torch") and (FOLDERS or importlib.util.find_spec("vllm"))
     if not is_there:
         loader, suite = unittest.defaultTestLoader, unittest.TestSuite()
-        for case in (ProtocolTest, ContentsTest, PlantsTest, ScratchTest):
+        for case in (ProtocolTest, ContentsTest, PlantsTest, TableTest, ScratchTest):
             suite.addTests(loader.loadTestsFromTestCase(case))
         if not unittest.TextTestRunner().run(suite).wasSuccessful():
             sys.exit(1)

@@ -1,8 +1,10 @@
 #include "sim/worker/page_map.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 #include <utility>
 
@@ -19,8 +21,12 @@ std::int64_t expected_offset(const LayerLayout& model, std::string_view order, s
                              std::int64_t slot, std::int64_t head) {
   if (order.empty()) return byte_offset(model, BlockId{0}, part, slot, head, 0);
   const std::int64_t row = model.head_size * model.element_size_bytes;
-  return ((slot * model.num_kv_heads + head) * model.num_kv + part) * row;
+  const std::int64_t place =
+      order.ends_with("HNC") ? head * model.block_size + slot : slot * model.num_kv_heads + head;
+  return (place * model.num_kv + part) * row;
 }
+
+constexpr std::array<std::string_view, 4> kOrders = {"LBNHC", "LBHNC", "BLNHC", "BLHNC"};
 
 }  // namespace
 
@@ -34,15 +40,20 @@ std::int64_t PageMap::row_offset(const WorkerLayer& layer, BlockId block, std::i
 Result<PageMap> PageMap::create(const KVCacheConfig& plan, const PoolLayout& layout,
                                 std::span<const WorkerLayer> layers, std::string_view order,
                                 std::int64_t memory_bytes) {
-  if (!order.empty() && order != "LBNHC")
-    return fail(
-        fmt::format("the worker orders its pages as {}; known are LBNHC and 0.22.1's", order));
+  if (!order.empty() && std::ranges::find(kOrders, order) == kOrders.end())
+    return fail(fmt::format("the worker orders its pages as {}; known are {} and 0.22.1's", order,
+                            fmt::join(kOrders, ", ")));
   PageMap map;
+  std::int64_t block_bytes = 0;  // of all tensors
   for (const KVCacheTensor& tensor : plan.tensors)
-    map.tensors_.push_back({.page_bytes = tensor.size_bytes / plan.num_blocks,
-                            .offset = -1,
-                            .order = std::vector<Order>(plan.groups.size()),
-                            .used_by_any = {}});
+    block_bytes += tensor.size_bytes / plan.num_blocks;
+  for (const KVCacheTensor& tensor : plan.tensors)
+    map.tensors_.push_back(
+        {.page_bytes = tensor.size_bytes / plan.num_blocks,
+         .stride = order.starts_with('B') ? block_bytes : tensor.size_bytes / plan.num_blocks,
+         .offset = -1,
+         .order = std::vector<Order>(plan.groups.size()),
+         .used_by_any = {}});
   std::size_t next = 0;
   for (std::size_t g = 0; g < layout.groups.size(); ++g)
     for (const LayerLayout& model : layout.groups[g]) {
@@ -63,9 +74,9 @@ Result<void> PageMap::add_layer(const LayerLayout& model, const WorkerLayer& lay
         fmt::format("{}: K and V of a block lie apart in the model; the worker is compared "
                     "with --attention-backend triton_attn",
                     layer.name));
-  if (layer.page_stride != tensor.page_bytes || model.page_size_bytes != tensor.page_bytes)
-    return fail(fmt::format("{}: the worker's pages have {} bytes, the model's {}", layer.name,
-                            layer.page_stride, tensor.page_bytes));
+  if (layer.page_stride != tensor.stride || model.page_size_bytes != tensor.page_bytes)
+    return fail(fmt::format("{}: from page to page are {} bytes in the worker, {} in the model",
+                            layer.name, layer.page_stride, tensor.stride));
   if (std::ssize(layer.parts) != model.num_kv)
     return fail(fmt::format("{}: the worker writes {} rows a token, the model {}", layer.name,
                             layer.parts.size(), model.num_kv));
@@ -77,7 +88,7 @@ Result<void> PageMap::add_layer(const LayerLayout& model, const WorkerLayer& lay
            Result<void>();
   tensor.offset = layer.page_offset;
   if (layer.page_offset < 0 ||
-      layer.page_offset + model.num_blocks * layer.page_stride > memory_bytes)
+      layer.page_offset + (model.num_blocks - 1) * tensor.stride + tensor.page_bytes > memory_bytes)
     return find(layer, "its pages leave the worker's memory"), Result<void>();
   Order& made = tensor.order[group];
   made.used.resize(tensor.page_bytes);
@@ -209,7 +220,7 @@ void PageMap::gather(std::span<const std::uint8_t> memory, std::int32_t tensor, 
                      std::int32_t group, std::span<std::uint8_t> page) const {
   const Tensor& from = tensors_[tensor];
   LS_CHECK(std::ssize(page) == from.page_bytes, "{} bytes of {}", page.size(), from.page_bytes);
-  const std::uint8_t* first = memory.data() + from.offset + index_of(block) * from.page_bytes;
+  const std::uint8_t* first = memory.data() + from.offset + index_of(block) * from.stride;
   if (group < 0 || from.order[group].segments.empty())
     std::memcpy(page.data(), first, page.size());
   else
@@ -221,7 +232,7 @@ void PageMap::scatter(std::span<std::uint8_t> memory, std::int32_t tensor, Block
                       std::int32_t group, std::span<const std::uint8_t> page) const {
   const Tensor& to = tensors_[tensor];
   LS_CHECK(std::ssize(page) == to.page_bytes, "{} bytes of {}", page.size(), to.page_bytes);
-  std::uint8_t* first = memory.data() + to.offset + index_of(block) * to.page_bytes;
+  std::uint8_t* first = memory.data() + to.offset + index_of(block) * to.stride;
   if (group < 0 || to.order[group].segments.empty())
     std::memcpy(first, page.data(), page.size());
   else

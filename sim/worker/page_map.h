@@ -8,8 +8,9 @@
 //     in the order in which they come. States lie as in the model, in every order.
 // (3) Views that leave their block's page, overlap, or differ from the model's are findings; there
 //     is no map then.
-// Orders that are checked: that of 0.22.1 (the model's own, reference/plan/layout.h) and LBNHC,
-// [layer, block, token, head, K and V], of later releases (vllm/v1/kv_cache_layout.py).
+// Orders that are checked: that of 0.22.1 (the model's own, reference/plan/layout.h) and, of later
+// releases (vllm/v1/kv_cache_layout.py), LBNHC, [layer, block, token, head, K and V], LBHNC, and
+// both with blocks before layers. BHLNC, where a page is not in one piece, is not.
 #pragma once
 
 #include <cstdint>
@@ -85,6 +86,7 @@ class PageMap {
   };
   struct Tensor {
     std::int64_t page_bytes = 0;
+    std::int64_t stride = 0;   // from page to page
     std::int64_t offset = -1;  // of block 0; -1: no layer lies in it
     std::vector<Order> order;  // by group; without segments: as the model has it
     std::vector<bool> used_by_any;

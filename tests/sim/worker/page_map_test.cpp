@@ -74,6 +74,48 @@ TEST(PageMap, FindsEveryRowInBothOrdersAndKeepsThePaddingBehindThem) {
   }
 }
 
+// Two layers of the same group; a layer's page comes behind that of the one before, or a block of
+// all layers behind the block before.
+TEST(PageMap, FindsRowsByHeadsAndBlocksBeforeLayers) {
+  KVCacheConfig plan = plan_of_one_layer();
+  plan.tensors.push_back({.size_bytes = kBlocks * kPadded, .shared_by = {"layers.1"}});
+  plan.groups.front().layer_names.push_back("layers.1");
+  const auto layout = pool_layout(plan, AttentionBackend::any_size, CacheLayout::NHD);
+  ASSERT_TRUE(layout) << layout.error().message;
+  for (const std::string_view order : {"LBNHC", "LBHNC", "BLNHC", "BLHNC"}) {
+    const bool by_heads = order.ends_with("HNC"), by_blocks = order.starts_with('B');
+    std::vector<WorkerLayer> layers(2, layer_in(true));
+    for (std::int64_t l = 0; l < 2; ++l) {
+      WorkerLayer& layer = layers[l];
+      layer.name = plan.groups.front().layer_names[l];
+      layer.page_stride = by_blocks ? 2 * kPadded : kPadded;
+      layer.page_offset = l * (by_blocks ? kPadded : kBlocks * kPadded);
+      for (WorkerView& part : layer.parts) {
+        part.offset += layer.page_offset;
+        part.block_stride = layer.page_stride;
+        if (by_heads) part.token_stride = 2 * kRow;
+        if (by_heads) part.head_stride = kTokens * 2 * kRow;
+      }
+    }
+    const auto map = PageMap::create(plan, *layout, layers, order, 2 * kBlocks * kPadded);
+    ASSERT_TRUE(map) << map.error().message;
+    ASSERT_TRUE(map->findings().empty()) << order << ": " << map->findings().front();
+    std::vector<std::uint8_t> page(kPadded), memory(2 * kBlocks * kPadded), back(kPadded);
+    std::iota(page.begin(), page.end(), std::uint8_t{1});
+    map->scatter(memory, 1, BlockId{3}, 0, page);
+    const std::int64_t in_page = ((1 * kTokens + 2) * kHeads + 1) * kRow;
+    EXPECT_EQ(memory[PageMap::row_offset(layers[1], BlockId{3}, 1, 2, 1)], page[in_page]) << order;
+    EXPECT_EQ(memory.back(), page.back()) << order;  // the last page of the memory, in both
+    map->gather(memory, 1, BlockId{3}, 0, back);
+    EXPECT_EQ(back, page) << order;
+    const std::string_view other = by_heads ? "LBNHC" : "LBHNC";
+    if (by_blocks) continue;
+    const auto wrong = PageMap::create(plan, *layout, layers, other, 2 * kBlocks * kPadded);
+    ASSERT_TRUE(wrong) << wrong.error().message;
+    EXPECT_FALSE(wrong->findings().empty()) << order;
+  }
+}
+
 TEST(PageMap, FindsViewsThatAreNotTheModels) {
   WorkerLayer swapped = layer_in(false);
   std::swap(swapped.parts[0], swapped.parts[1]);
@@ -98,7 +140,7 @@ TEST(PageMap, RefusesWhatItCannotLayOut) {
   WorkerLayer larger = layer_in(false);
   larger.page_stride = 2 * kPadded;
   EXPECT_FALSE(map_of(larger, ""));
-  EXPECT_FALSE(map_of(layer_in(false), "LHBNC"));
+  EXPECT_FALSE(map_of(layer_in(false), "BHLNC"));
 }
 
 // Two states of 24 and 64 bytes in a padded page.

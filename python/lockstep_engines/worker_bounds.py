@@ -1,0 +1,113 @@
+"""Every access of an interpreted kernel, held against the memory that the kernel was given: the
+storages of its arguments and, behind tables of addresses, those of any tensor that is alive. On a
+GPU a stray access reads or overwrites what lies there, and nothing is said.
+
+An access through the address of one argument that ends in another's memory is not seen; tensors
+that are parts of a larger allocation (divide()) are told apart.
+"""
+
+from __future__ import annotations
+
+import gc
+from dataclasses import dataclass
+from typing import Any
+
+import numpy
+import torch
+
+
+class OutOfBounds(Exception):
+    """Before the access: it would take the process down, or the data of somebody else."""
+
+
+@dataclass(frozen=True)
+class Region:
+    """`end`: behind its last byte."""
+
+    name: str
+    first: int
+    end: int
+
+
+_parts: list[Region] = []  # of allocations that are divided
+_launched: list[Region] = []  # of the kernel that runs
+_kernel = ""
+_others: list[Region] = []  # memory of tensors that were alive when it was looked up
+
+
+def divide(base: int, sizes: list[int]) -> None:
+    """From here on the allocation at `base` is these tensors, one behind the other."""
+    _parts.clear()
+    for i, size in enumerate(sizes):
+        _parts.append(Region(f"buffer {i} of the cache", base, base + size))
+        base += size
+
+
+def _region_of(name: str, tensor: torch.Tensor) -> Region:
+    address = tensor.data_ptr()
+    for part in _parts:
+        if part.first <= address < part.end:
+            return part
+    storage = tensor.untyped_storage()
+    return Region(name, storage.data_ptr(), storage.data_ptr() + storage.nbytes())
+
+
+def begin(kernel: str, arguments: dict[str, Any]) -> None:
+    """A launch, with its arguments by name."""
+    global _kernel
+    _kernel = kernel
+    _launched.clear()
+    for name, value in arguments.items():
+        for one in value if isinstance(value, tuple) else (value,):
+            if isinstance(one, torch.Tensor) and one.untyped_storage().nbytes():
+                _launched.append(_region_of(name, one))
+
+
+def check(verb: str, addresses: numpy.ndarray, mask: numpy.ndarray, size: int) -> None:
+    """Of `size` bytes at each address that is not masked."""
+    if not mask.all():
+        addresses = numpy.broadcast_to(addresses, mask.shape)[mask]
+    if addresses.size == 0:
+        return
+    first, end = int(addresses.min()), int(addresses.max()) + size
+    for region in _launched:
+        if region.first <= first and end <= region.end:
+            return
+    missed = _outside(_outside(addresses, size, _launched), size, _others)
+    if len(missed) == 0:
+        return
+    _others[:] = _alive()
+    missed = _outside(missed, size, _others)
+    if len(missed):
+        raise OutOfBounds(f"{_kernel} {verb} {size} bytes {_place_of(int(missed[0]), size)}")
+
+
+def _outside(addresses: numpy.ndarray, size: int, regions: list[Region]) -> numpy.ndarray:
+    inside = numpy.zeros(addresses.shape, dtype=bool)
+    for region in regions:
+        if region.end - region.first >= size:
+            last = numpy.uint64(region.end - size)
+            inside |= (addresses >= numpy.uint64(region.first)) & (addresses <= last)
+    return addresses[~inside]
+
+
+def _alive() -> list[Region]:
+    """The memory of all tensors: addresses in a table are of tensors that live on."""
+    found: dict[tuple[int, int], Region] = {}
+    for one in gc.get_objects():
+        if type(one) is torch.Tensor and one.device.type == "cpu":
+            region = _region_of("a tensor", one)
+            found[region.first, region.end] = region
+    return list(found.values())
+
+
+def _place_of(address: int, size: int) -> str:
+    """By what lies nearest."""
+
+    def distance(region: Region) -> int:
+        return max(region.first - address, address + size - region.end)
+
+    nearest = min([*_launched, *_others], key=distance)
+    if address < nearest.first:
+        return f"{nearest.first - address} bytes before {nearest.name}"
+    return f"{address - nearest.end} bytes behind the end of {nearest.name}"

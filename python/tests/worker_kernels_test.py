@@ -1,0 +1,135 @@
+"""vLLM's own kernels one by one (python -m lockstep_engines vllm --kernels), of the installed vLLM
+or of the unpacked sources that $LOCKSTEP_VLLM names (several: as in PATH); and what can be told
+without vLLM. Without either, or without torch, exit status 77 says skipped."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+import unittest
+from pathlib import Path
+from typing import Any, ClassVar
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "python"))
+
+FOLDERS = [folder for folder in os.environ.get("LOCKSTEP_VLLM", "").split(os.pathsep) if folder]
+SKIPPED = 77
+
+# A defect, the line of the table that names it, and what it says there.
+FOUND = (
+    ("row-in-next-slot", "reshape_and_cache ", "differ"),
+    ("second-padding-behind-slots", "second runner: slots", "behind the end of slot_mappings_ptr"),
+    ("gathered-by-place-in-batch", "second runner: tables gathered", "differ"),
+)
+
+
+class BoundsTest(unittest.TestCase):
+    """Addresses against the memory of what a kernel was given."""
+
+    def setUp(self) -> None:
+        import torch
+
+        from lockstep_engines import worker_bounds
+
+        self.bounds = worker_bounds
+        self.addCleanup(self.bounds.divide, 0, [])
+        self.memory = torch.zeros(64, dtype=torch.uint8)
+        self.base = self.memory.data_ptr()
+
+    def check(self, *offsets: int, mask: Any = None) -> str:
+        import numpy
+
+        addresses = numpy.array([self.base + offset for offset in offsets], dtype=numpy.uint64)
+        is_active = numpy.ones(len(offsets), dtype=bool) if mask is None else numpy.array(mask)
+        try:
+            self.bounds.check("reads", addresses, is_active, 4)
+        except self.bounds.OutOfBounds as error:
+            return str(error)
+        return ""
+
+    def test_the_storage_of_an_argument_is_its_memory(self) -> None:
+        self.bounds.begin("kernel", {"rows": self.memory[8:16], "count": 3})
+        self.assertEqual(self.check(0, 60), "")
+        self.bounds.divide(self.base, [32, 32])
+        self.bounds.begin("kernel", {"rows": self.memory[8:16]})
+        self.assertEqual(self.check(0, 28), "")
+        expected = "kernel reads 4 bytes 4 bytes behind the end of buffer 0 of the cache"
+        self.assertEqual(self.check(28, 36), expected)
+        self.assertEqual(self.check(28, 36, mask=[True, False]), "")
+
+    def test_an_access_that_begins_inside_and_ends_outside_is_told(self) -> None:
+        self.bounds.divide(self.base, [32, 32])
+        self.bounds.begin("kernel", {"rows": self.memory[:1]})
+        self.assertIn("behind the end", self.check(30))
+
+    def test_tables_of_addresses_lead_to_tensors_that_are_alive(self) -> None:
+        import torch
+
+        other = torch.zeros(16, dtype=torch.uint8)
+        self.bounds.begin("kernel", {"table": torch.tensor([other.data_ptr()])})
+        self.assertEqual(self.check(other.data_ptr() - self.base), "")
+        self.assertIn("kernel reads", self.check(-self.base + 64))
+
+
+class KernelsTest(unittest.TestCase):
+    """`folder`: of the sources, None for the installed vLLM."""
+
+    folder: ClassVar[str | None] = None
+
+    def run_kernels(self, num_shapes: int, *options: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "lockstep_engines", "vllm"]
+        command += [*([self.folder] if self.folder else []), "--kernels", str(num_shapes)]
+        paths = [str(ROOT / "python"), os.environ.get("PYTHONPATH", "")]
+        return subprocess.run(
+            [*command, *options],
+            capture_output=True,
+            text=True,
+            env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths))},
+        )
+
+    def test_kernels_agree_with_loops_over_their_shapes(self) -> None:
+        done = self.run_kernels(24)
+        lines = done.stdout.splitlines()
+        unlike = [line for line in lines if "agreed" not in line and "not in this" not in line]
+        if "0.22" in (self.folder or ""):  # findings 28 and 27
+            headers = [line.split("  ")[1] for line in unlike if not line.startswith("      ")]
+            self.assertEqual(headers, ["hidden states", "second runner: tables gathered"])
+            end = "kernel writes 4 bytes 0 bytes behind the end of a tensor"
+            self.assertTrue(any(end in line for line in unlike), unlike)
+        else:
+            self.assertEqual(unlike, [], done.stderr)
+        self.assertGreaterEqual(len(lines), 13)
+
+    def test_planted_defects_are_found_by_their_kernel(self) -> None:
+        for name, kernel, what in FOUND:
+            with self.subTest(name):
+                done = self.run_kernels(6, "--plant", name)
+                self.assertEqual(done.returncode, 1, done.stdout + done.stderr)
+                _, found, rest = done.stdout.partition(f"  {kernel}")
+                self.assertTrue(found, done.stdout)
+                self.assertIn(what, rest[: rest.find("\n  ", rest.find("\n      "))])
+
+
+def load_tests(loader: unittest.TestLoader, *_: Any) -> unittest.TestSuite:
+    suite = unittest.TestSuite()
+    suite.addTests(loader.loadTestsFromTestCase(BoundsTest))
+    for folder in FOLDERS or [None]:
+        of_folder = type(f"KernelsTest({folder})", (KernelsTest,), {"folder": folder})
+        suite.addTests(loader.loadTestsFromTestCase(of_folder))
+    return suite
+
+
+if __name__ == "__main__":
+    if not importlib.util.find_spec("torch"):
+        print("SKIPPED: no torch here; vLLM's kernels were not run")
+        sys.exit(SKIPPED)
+    if not FOLDERS and not importlib.util.find_spec("vllm"):
+        suite = unittest.defaultTestLoader.loadTestsFromTestCase(BoundsTest)
+        if not unittest.TextTestRunner().run(suite).wasSuccessful():
+            sys.exit(1)
+        print("SKIPPED: no vLLM here; its kernels were not run")
+        sys.exit(SKIPPED)
+    unittest.main()
