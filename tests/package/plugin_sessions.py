@@ -146,7 +146,7 @@ def test_selection_by_name_runs_what_is_left(session) -> None:
 
 
 @pytest.mark.skipif(
-    not (PLUGINS / "plain_plugin_bug.so").is_file(), reason="the plugins of tests/plugins are not built"
+    not (PLUGINS / "plain_plugin_bug.so").is_file(), reason="tests/plugins are not built"
 )
 def test_each_layout_is_a_test_of_kernels_and_a_defect_is_found(session) -> None:
     sound = session("--lockstep-layouts", "0:8", f"--lockstep-backend={PLUGINS}/plain_plugin.so")
