@@ -428,8 +428,13 @@ const KnownFinding* known_finding_of_engine(const SavedCase& saved, const Outcom
     if (could_be(own.finding, saved, outcome) && gets_past(outcome, model) &&
         model.tally[own.reached] > 0 && outcome.what.find(own.text) != std::string::npos)
       return &own.finding;
-  const bool is_same = model.kind == outcome.kind && model.step == outcome.step &&
-                       (outcome.kind == OutcomeKind::stuck || model.check == outcome.check);
+  // Another release may need a step more or less to get there.
+  const bool is_own = modelled.engine.engine == saved.engine.engine;
+  const bool is_stuck = outcome.kind == OutcomeKind::stuck;
+  const bool is_there =
+      is_own ? model.step == outcome.step : is_stuck || model.request == outcome.request;
+  const bool is_same =
+      model.kind == outcome.kind && is_there && (is_stuck || model.check == outcome.check);
   const KnownFinding* finding = is_same ? known_finding(modelled, model) : nullptr;
   return finding != nullptr && is_of_release(*finding, profile_of(saved)) ? finding : nullptr;
 }

@@ -45,8 +45,8 @@ const KnownFinding* known_finding(const SavedCase& saved, const Outcome& outcome
 // Of an outcome of another engine: `saved.engine` names the profile of its release, and the model
 // fails in the same step, by the same check, for that reason. Beside a connector that is the model
 // of the release that is modelled with one, with the policies that findings about connectors hang
-// on. Where the engine stops or miscounts
-// and the model goes on, a finding is told by what the engine says.
+// on, and the step may be another. Where the engine stops or miscounts and the model goes on, a
+// finding is told by what the engine says.
 const KnownFinding* known_finding_of_engine(const SavedCase& saved, const Outcome& outcome);
 
 // Of an outcome that was judged so: by another engine's decisions or the model's.
