@@ -42,7 +42,7 @@ Result<int> explain(ExplainOptions& options, CommandReport& report) {
     const Story story = tell_judged(saved, judge_options(saved.backend, options.judging));
     StoryTextOptions shown;
     shown.steps_max = options.steps;
-    fmt::print("{}", to_text(saved, story, shown));
+    fmt::print("{}{}", to_text(saved, story, shown), finding_text(failure));
     if (report.wants_json()) report.set_json(to_json(saved, story));
   }
   return exit_code_of(failure);

@@ -15,6 +15,7 @@
 #include "cuda_backend/gpu_backend.h"
 #include "cuda_backend/plugin/plugin_backend.h"
 #include "cuda_backend/simt_backend.h"
+#include "properties/judge/known_findings.h"
 #include "properties/shrink/case_parts.h"
 #include "properties/shrink/case_size.h"
 #include "sim/step/backend_config.h"
@@ -26,7 +27,12 @@ namespace {
 // In a child process, or here where another engine decides or works: it is in a process of its own.
 JudgeCase judging_with(const std::string& backend, const FailingCaseOptions& options) {
   const JudgeOptions judged_by = judge_options(backend, options);
-  const Judging judging = [judged_by](const SavedCase& saved) { return judge(saved, judged_by); };
+  const Judging judging = [judged_by](const SavedCase& saved) {
+    Outcome outcome = judge(saved, judged_by);
+    if (const KnownFinding* finding = known_finding(saved, outcome, judged_by))
+      outcome.finding = finding->number;
+    return outcome;
+  };
   if (options.engines != nullptr || is_engine_worker(backend))
     return [judging](const SavedCase& saved) { return judge_here(saved, judging); };
   const std::chrono::milliseconds limit = std::chrono::seconds(options.time_limit_s);
@@ -239,8 +245,8 @@ std::string to_text(const ShrunkCase& shrunk) {
   text += change_row("blocks", before.blocks, after.blocks);
   text += change_row("options", before.options, after.options);
   text += change_row("steps", shrunk.result.first_steps, shrunk.result.steps);
-  return text + fmt::format("\nIt still fails: {} ({})\n  {}\n", shrunk.failure.check,
-                            shrunk.failure.kind, shrunk.failure.what);
+  return text + fmt::format("\nIt still fails: {} ({})\n  {}\n{}", shrunk.failure.check,
+                            shrunk.failure.kind, shrunk.failure.what, finding_text(shrunk.failure));
 }
 
 std::string to_json(const ShrunkCase& shrunk) {
@@ -262,10 +268,17 @@ std::string to_json(const ShrunkCase& shrunk) {
                      {"minimal", shrunk.result.is_minimal},
                      {"kind", shrunk.failure.kind},
                      {"check", shrunk.failure.check},
+                     {"finding", shrunk.failure.finding},
                      {"step", shrunk.failure.step},
                      {"request", shrunk.failure.request},
                      {"what", shrunk.failure.what}};
   return json.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";
+}
+
+std::string finding_text(const Failure& failure) {
+  const KnownFinding* known = finding_of_number(failure.finding);
+  if (known == nullptr) return {};
+  return fmt::format("This is finding {} of docs/findings.md: {}.\n", known->number, known->title);
 }
 
 std::string path_of_smallest(const std::string& path) {
@@ -307,6 +320,15 @@ std::string line_of(const std::string& path, const SavedCase& saved, std::string
 }  // namespace
 
 Result<void> FuzzCases::keep(const SavedCase& found, const Outcome& outcome) {
+  return keep_as(found.name, found, outcome);
+}
+
+Result<void> FuzzCases::keep_finding(const SavedCase& found, const Outcome& outcome) {
+  return keep_as(fmt::format("finding-{}", outcome.finding), found, outcome);
+}
+
+Result<void> FuzzCases::keep_as(const std::string& name, const SavedCase& found,
+                                const Outcome& outcome) {
   std::error_code error;
   std::filesystem::create_directories(folder_, error);
   if (error) return fail(fmt::format("{}: {}", folder_, error.message()));
@@ -314,10 +336,10 @@ Result<void> FuzzCases::keep(const SavedCase& found, const Outcome& outcome) {
   saved.decided_by = decider_of(judging_);
   saved.worked_by = worker_of(judging_);
   saved.expected = verdict_of_replay(name_of(outcome.kind), outcome.check, outcome.step);
-  const std::string path = (std::filesystem::path(folder_) / (saved.name + ".case.jsonl")).string();
+  const std::string path = (std::filesystem::path(folder_) / (name + ".case.jsonl")).string();
   LS_RETURN_IF_ERROR(write_saved_case(path, saved));
   lines_ += line_of(path, saved, {});
-  kept_.push_back({path, std::move(saved), outcome.check});
+  kept_.push_back({path, std::move(saved), outcome.check, outcome.finding});
   return {};
 }
 
@@ -336,7 +358,8 @@ Result<void> FuzzCases::finish(double shrink_seconds) {
   for (const Kept& kept : kept_) {
     lines_ += line_of(kept.path, kept.saved, {});
     LS_RETURN_IF_ERROR(add_recording(kept.path, kept.saved));
-    if (shrink_seconds == 0 || shrunk_of_check[kept.check]++ >= kShrunkPerCheck) continue;
+    if (shrink_seconds == 0) continue;
+    if (kept.finding == 0 && shrunk_of_check[kept.check]++ >= kShrunkPerCheck) continue;
     LS_ASSIGN_OR_RETURN(const auto failure, failure_of(kept.saved, judging_));
     if (!failure.failed())
       return fail(fmt::format("{}: failed once ({}) and not a second time", kept.path, kept.check));

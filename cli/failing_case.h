@@ -73,11 +73,14 @@ struct ShrunkCase {
   ShrinkResult result;
   Failure failure;  // of the smallest
 };
-// The smallest says in `expected` how it fails. REQUIRES: `saved` fails as `failure`.
+// The smallest fails by the same check, and is the same finding or news too; it says so in
+// `expected`. REQUIRES: `saved` fails as `failure`.
 Result<ShrunkCase> shrink_case(const SavedCase& saved, const Failure& failure,
                                const FailingCaseOptions& options);
 
 std::string to_text(const ShrunkCase& shrunk);
+// Which finding of docs/findings.md it is, as a line; empty: none that is known.
+std::string finding_text(const Failure& failure);
 std::string to_json(const ShrunkCase& shrunk);
 
 // "cases/x.case.jsonl" -> "cases/x.min.case.jsonl".
@@ -101,9 +104,11 @@ class FuzzCases {
 
   // Writes the case at once: what follows may take long, or end early.
   Result<void> keep(const SavedCase& saved, const Outcome& outcome);
-  // The first few of each check small, for at most so long each; 0: none. And what another engine
-  // decided in them, as recordings. REQUIRES: no thread of the run is left, since every try is a
-  // child process.
+  // The first case of a finding of docs/findings.md, as finding-N.
+  Result<void> keep_finding(const SavedCase& saved, const Outcome& outcome);
+  // The first few of each check and those of findings small, for at most so long each; 0: none.
+  // And what another engine decided in them. REQUIRES: no thread of the run is left, since every
+  // try is a child process.
   Result<void> finish(double shrink_seconds);
   // A line for each file with its size; empty: nothing was kept.
   std::string text() const { return lines_; }
@@ -113,8 +118,10 @@ class FuzzCases {
     std::string path;
     SavedCase saved;
     std::string check;
+    int finding = 0;
   };
 
+  Result<void> keep_as(const std::string& name, const SavedCase& saved, const Outcome& outcome);
   Result<void> add_recording(const std::string& path, const SavedCase& saved);
 
   std::string folder_;

@@ -47,6 +47,7 @@ struct FuzzCommandOptions {
   std::string mutant;
   std::string check;
   std::string save_dir;
+  bool saves_findings = false;
   bool shrinks = true;
   double shrink_seconds = 60;
   std::string shard;  // "i/n"
@@ -124,8 +125,9 @@ std::string fuzz_summary_text(const FuzzReport& report, const FuzzCommandOptions
   if (seconds > 0) text += row_text("time", duration_text(seconds), rate_text(report, seconds));
   text += row_text("state hash", to_hex(report.state_hash));
   if (report.cases > 1) text += tally_text(report.tally);
-  for (const auto& [finding, cases] : report.known)
-    text += fmt::format("\nknown: {}: {}\n", finding, counted(cases, "case"));
+  for (const auto& [name, known] : report.known)
+    text += fmt::format("\nknown: {}: {}, the first of seed {}\n", name,
+                        counted(known.cases, "case"), known.first_seed);
   if (report.refused > 0)
     text +=
         fmt::format("\nrefused: {}, the first of seed {}: {}\n", counted(report.refused, "case"),
@@ -254,6 +256,7 @@ Result<FuzzOptions> options_of(const FuzzCommandOptions& options, FailingCaseOpt
           "decides");
     if (engine.empty()) engine = profile_of(*engines);
     fuzzing.generator.never = features_to_avoid(engines->hello());
+    fuzzing.generator.any_release_connects = !options.decisions.conforms;
     fuzzing.decisions = decisions_of(engines);
     fuzzing.decided_by = engines->hello().engine.text();
     fuzzing.conforms = options.decisions.conforms;
@@ -320,6 +323,10 @@ Result<FuzzPart> run(const FuzzCommandOptions& options, const FuzzOptions& fuzzi
       callbacks.failed = [&](const SavedCase& saved, const Outcome& outcome) {
         if (saved_all) saved_all = cases.keep(saved, outcome);
       };
+    if (options.saves_findings)
+      callbacks.found = [&](const SavedCase& saved, const Outcome& outcome) {
+        if (saved_all) saved_all = cases.keep_finding(saved, outcome);
+      };
     const auto previous = std::signal(SIGABRT, name_seed_and_abort);
     part.report = fuzz(fuzzing, callbacks);
     std::signal(SIGABRT, previous);
@@ -376,6 +383,8 @@ Result<std::optional<FuzzPart>> run_or_merge(const FuzzCommandOptions& options,
   if (ranks.count() > 1) {
     if (judging.engines != nullptr || judging.workers != nullptr)
       return fail("--decisions or a worker under mpirun: one process drives an engine");
+    if (options.saves_findings)
+      return fail("--save-findings under mpirun: each rank would have a first case of its own");
     if (options.seconds || options.failures_max || fuzzing.shards > 1 || !options.merge.empty())
       return fail(
           "--seconds, --failures, --shard and --merge under mpirun: the ranks share out --runs");
@@ -394,10 +403,10 @@ void add_items(const FuzzReport& report, const FuzzCommandOptions& options, Comm
              .check = failure.check,
              .line = stable_line(failure.check, failure.step, failure.request, failure.what),
              .again = one_line_again(report, options, failure.seed)});
-  for (const auto& [finding, cases] : report.known)
-    out.add({.name = finding,
+  for (const auto& [name, known] : report.known)
+    out.add({.name = name,
              .kind = ItemKind::known,
-             .line = fmt::format("{} of a known finding: {}", counted(cases, "case"), finding)});
+             .line = fmt::format("{} of a known finding: {}", counted(known.cases, "case"), name)});
   if (report.refused > 0)
     out.add({.name = "refused cases",
              .kind = ItemKind::skipped,
@@ -462,6 +471,10 @@ void add_options(CLI::App& command, FuzzCommandOptions& options) {
   CLI::Option* save =
       command.add_option("--save", options.save_dir,
                          "write failures there as cases, and the first of each check made small");
+  command
+      .add_flag("--save-findings", options.saves_findings,
+                "the first case of each known finding too, as finding-N")
+      ->needs(save);
   command.add_flag("!--no-shrink", options.shrinks, "save them as they are found, no smaller")
       ->needs(save);
   command.add_option("--shrink-seconds", options.shrink_seconds, "to make one case small, at most")

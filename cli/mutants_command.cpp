@@ -13,6 +13,7 @@
 #include "base/parallel.h"
 #include "cli/commands.h"
 #include "cli/mutant_bench.h"
+#include "cli/options/decisions_option.h"
 #include "cli/reports.h"
 #include "cli/terminal.h"
 #include "properties/mutants/mutant_catalogue.h"
@@ -43,6 +44,19 @@ std::string list_text(const std::vector<const Mutant*>& mutants) {
   return text + fmt::format("{}\n", counted(std::ssize(mutants), "mutant"));
 }
 
+std::string list_json(const std::vector<const Mutant*>& mutants) {
+  nlohmann::ordered_json json;
+  json["mutants"] = nlohmann::ordered_json::array();
+  for (const Mutant* mutant : mutants)
+    json["mutants"].push_back({{"id", mutant->id},
+                               {"site", name_of(mutant->site)},
+                               {"source", mutant->source},
+                               {"mechanism", mutant->mechanism},
+                               {"exposed_by", mutant->exposed_by},
+                               {"caught_by", mutant->caught_by}});
+  return json.dump(2) + "\n";
+}
+
 std::string mutants_text(const std::vector<MutantReport>& reports) {
   std::string text;
   std::int64_t caught = 0;
@@ -56,6 +70,9 @@ std::string mutants_text(const std::vector<MutantReport>& reports) {
     if (!report.caught) {
       text += fmt::format("{:<28} NOT CAUGHT in {} ({})\n", report.mutant->id,
                           counted(report.cases, "case"), duration_text(report.seconds));
+      if (report.refused > 0)
+        text += fmt::format("{:<28} {} refused, the first: {}\n", "",
+                            counted(report.refused, "case"), report.refusal);
       continue;
     }
     text += fmt::format("{:<28} {:<26} case {:>4}, {:>7}; {}\n", report.mutant->id,
@@ -126,7 +143,7 @@ struct MutantsOptions {
   bool list = false;
   std::string markdown_path, save_dir;
   ReportOptions reports;
-  std::string decisions;  // refused, and said why
+  DecisionsOptions decisions;
   std::string layout;
   int jobs = 1;
   MutantSearchOptions search;
@@ -148,8 +165,7 @@ Result<std::vector<const Mutant*>> chosen(const std::vector<std::string>& ids) {
 // In the order of `mutants`, whichever was faster. Each case is judged in its own child process, so
 // threads only wait and generate.
 std::vector<MutantReport> search_all(const std::vector<const Mutant*>& mutants,
-                                     const MutantsOptions& options) {
-  const MutantBench bench = mutant_bench();
+                                     const MutantBench& bench, const MutantsOptions& options) {
   Progress progress("searching", static_cast<std::int64_t>(mutants.size()));
   std::vector<MutantReport> reports(mutants.size());
   std::int64_t done = 0;
@@ -161,6 +177,27 @@ std::vector<MutantReport> search_all(const std::vector<const Mutant*>& mutants,
     progress.at(++done, mutants[i]->id);
   });
   return reports;
+}
+
+// The engine that decides above the backend, and of the mutants those that are of backends.
+Result<void> put_below(const MutantsOptions& options, MutantBench& bench,
+                       std::vector<const Mutant*>& mutants) {
+  if (options.jobs > 1) return fail("--jobs with --decisions: one search at a time asks an engine");
+  LS_ASSIGN_OR_RETURN(const auto engines, open_decisions(options.decisions));
+  bench.decider = {.decisions = decisions_of(engines),
+                   .engine = profile_of(*engines),
+                   .never = features_to_avoid(engines->hello()),
+                   .restart = [engines] { engines->restart(); }};
+  for (const Mutant* mutant : mutants)
+    if (const std::string why = why_not_below(*bench.decider, *mutant);
+        !why.empty() && !options.ids.empty())
+      return fail(fmt::format("mutant {} with --decisions: {}", mutant->id, why));
+  const auto left_out = std::erase_if(mutants, [&](const Mutant* mutant) {
+    return !why_not_below(*bench.decider, *mutant).empty();
+  });
+  fmt::print("Below the decisions of {}: {}; {} are of other sites, pages or kinds of cases\n",
+             engines->hello().engine.text(), counted(std::ssize(mutants), "mutant"), left_out);
+  return {};
 }
 
 void add_items(const std::vector<MutantReport>& reports, CommandReport& out) {
@@ -178,18 +215,14 @@ void add_items(const std::vector<MutantReport>& reports, CommandReport& out) {
 }
 
 Result<int> mutants(MutantsOptions options, CommandReport& report) {
-  if (!options.decisions.empty())
-    return fail(
-        "--decisions: these defects are planted in the model and in what runs below it, and "
-        "another engine decides; plant in that engine and fuzz it: docs/real_engines.md, Planted "
-        "defects");
   if (!options.markdown_path.empty()) {
     LS_RETURN_IF_ERROR(write_file_atomically(options.markdown_path, mutants_markdown()));
     return kExitAgreed;
   }
-  LS_ASSIGN_OR_RETURN(const auto selected, chosen(options.ids));
+  LS_ASSIGN_OR_RETURN(auto selected, chosen(options.ids));
   if (options.list) {
     fmt::print("{}", list_text(selected));
+    if (report.wants_json()) report.set_json(list_json(selected));
     return kExitAgreed;
   }
   if (!options.layout.empty()) {
@@ -201,7 +234,9 @@ Result<int> mutants(MutantsOptions options, CommandReport& report) {
                                         }),
                                         ", ")));
   }
-  const std::vector<MutantReport> reports = search_all(selected, options);
+  MutantBench bench = mutant_bench();
+  if (!options.decisions.decisions.empty()) LS_RETURN_IF_ERROR(put_below(options, bench, selected));
+  const std::vector<MutantReport> reports = search_all(selected, bench, options);
   fmt::print("{}", mutants_text(reports));
   if (!options.save_dir.empty()) LS_RETURN_IF_ERROR(save_cases(options.save_dir, reports));
   if (report.wants_json()) report.set_json(mutants_json(reports));
@@ -222,8 +257,7 @@ void add_mutants_command(CLI::App& app, int& exit_code) {
   declare_reports(*command, options->reports, "the result as JSON");
   command->add_option("--markdown", options->markdown_path, "write the catalogue as a page, only");
   command->add_option("--save", options->save_dir, "keep each smallest case in this folder");
-  command->add_option("--decisions", options->decisions, "refused: they are planted in the model")
-      ->type_name("ENGINE");
+  declare_decisions(*command, options->decisions);
   command->add_option("--jobs", options->jobs, "searches side by side")->check(CLI::Range(1, 256));
   command->add_option("--cases", options->search.cases_max, "give up after so many cases")
       ->check(CLI::PositiveNumber);

@@ -72,11 +72,10 @@ Result<std::vector<Held>> chosen_relations(const std::vector<std::string>& names
 }
 
 bool is_known(const SavedCase& saved, const Deciding& deciding) {
-  if (deciding.engines == nullptr) return known_finding(saved, judge(saved)) != nullptr;
   JudgeOptions options;
   options.decisions = deciding.decisions();
-  options.invariants = false;
-  return known_finding_of_engine(saved, judge(saved, options)) != nullptr;
+  options.invariants = deciding.engines == nullptr;
+  return known_finding(saved, judge(saved, options), options) != nullptr;
 }
 
 void note(const std::optional<Breach>& breach, const SavedCase& saved, std::uint64_t seed,

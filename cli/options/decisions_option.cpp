@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "base/data_root.h"
+#include "properties/generate/claimed_features.h"
 #include "reference/profiles/engine_profile.h"
 
 namespace lockstep {
@@ -127,39 +128,23 @@ AuditScope scope_of(const ForeignEngines& engines) {
                                                : AuditScope::running_engine;
 }
 
-bool takes(const EngineHello& hello, std::string_view word) {
-  return std::ranges::any_of(hello.features,
-                             [&](const std::string& feature) { return feature.starts_with(word); });
-}
+namespace {
 
-FeatureSet layers_to_avoid(const EngineHello& hello) {
-  constexpr std::pair<std::string_view, FeatureSet> kNeeds[] = {
-      {"full", {Feature::full_attention}},
-      {"mla", {Feature::mla}},
-      {"sliding_window", {Feature::sliding_window}},
-      {"chunked_local", {Feature::chunked_local}},
-      {"mamba", {Feature::states, Feature::prefill_checkpoints, Feature::hits_inside_blocks}},
-      {"hidden_state", {Feature::hidden_state}},
-  };
+FeatureSet not_claimed(const EngineHello& hello, bool kinds_alone) {
   FeatureSet avoid;
-  for (const auto& [word, of] : kNeeds)
-    if (!takes(hello, word)) avoid.add(of);
+  for (const ClaimedFeature& feature : kClaimedFeatures) {
+    const auto covers = [&](const std::string& word) { return feature.covers(word); };
+    if ((feature.is_kind || !kinds_alone) && std::ranges::none_of(hello.features, covers))
+      avoid.add(feature.of);
+  }
   return avoid;
 }
 
+}  // namespace
+
+FeatureSet layers_to_avoid(const EngineHello& hello) { return not_claimed(hello, true); }
+
 FeatureSet features_to_avoid(const EngineHello& hello) {
-  constexpr std::pair<std::string_view, FeatureSet> kNeeds[] = {
-      {"async_scheduling", {Feature::async_scheduling, Feature::async_connectors}},
-      {"priority", {Feature::priority_policy, Feature::priorities}},
-      {"spec:", {Feature::drafts}},
-      {"dcp", {Feature::context_parallel}},
-      {"pcp", {Feature::context_parallel}},
-      {"no_chunked_prefill", {Feature::no_chunked_prefill}},
-      {"cache_salt", {Feature::salts}},
-      {"reset_prefix_cache", {Feature::resets}},
-      {"connector",
-       {Feature::connector_peers, Feature::failing_loads, Feature::load_failure_fails}},
-  };
   FeatureSet avoid{Feature::faults,
                    Feature::host_tier,
                    Feature::tensor_parallel,
@@ -171,9 +156,7 @@ FeatureSet features_to_avoid(const EngineHello& hello) {
                    Feature::bounded_replay,
                    Feature::rings,
                    Feature::compressed_rows};
-  for (const auto& [word, of] : kNeeds)
-    if (!takes(hello, word)) avoid.add(of);
-  avoid.add(layers_to_avoid(hello));
+  avoid.add(not_claimed(hello, false));
   return avoid;
 }
 

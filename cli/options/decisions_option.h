@@ -52,8 +52,6 @@ AuditScope scope_of(const ForeignEngines& engines);
 // What a generated case may not have: what the engine cannot be asked for, and what only the model
 // can be given (faults, a host tier) or only its ranks.
 FeatureSet features_to_avoid(const EngineHello& hello);
-// Whether a word of the process begins so: "spec:" is any of its methods.
-bool takes(const EngineHello& hello, std::string_view word);
 // Kinds of layers that it does not take.
 FeatureSet layers_to_avoid(const EngineHello& hello);
 

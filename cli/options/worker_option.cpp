@@ -94,6 +94,16 @@ std::string worker_text(const std::optional<WorkedBy>& worked_by, const std::str
                      worked_by->text(), now ? "that of " + now->text() : "--backend " + backend);
 }
 
+namespace {
+
+// Whether a word of the worker begins so: "dtype:fp8" is either of them.
+bool takes(const EngineHello& hello, std::string_view word) {
+  return std::ranges::any_of(hello.features,
+                             [&](const std::string& feature) { return feature.starts_with(word); });
+}
+
+}  // namespace
+
 void fit_generator(const EngineHello& hello, GeneratorOptions& generator) {
   // Several devices, host memory and transfers are not in the protocol.
   generator.never.add({Feature::context_parallel, Feature::tensor_parallel,

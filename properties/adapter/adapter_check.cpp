@@ -9,9 +9,9 @@
 #include <utility>
 
 #include "base/line_process.h"
+#include "properties/generate/claimed_features.h"
 #include "properties/judge/judge.h"
 #include "properties/judge/known_findings.h"
-
 #include "sim/foreign/foreign_engine.h"
 #include "traces/formats/engine_options.h"
 
@@ -20,24 +20,6 @@ namespace {
 
 constexpr int kCasesPerFeature = 3;
 constexpr std::uint64_t kSeedsPerFeature = 40;
-
-constexpr std::array kFeatures = std::to_array<ClaimedFeature>({
-    {"full", {Feature::full_attention}},
-    {"mla", {Feature::mla}},
-    {"sliding_window", {Feature::sliding_window}},
-    {"chunked_local", {Feature::chunked_local}},
-    {"mamba", {Feature::states}},
-    {"hidden_state", {Feature::hidden_state}},
-    {"async_scheduling", {Feature::async_scheduling}},
-    {"priority", {Feature::priority_policy, Feature::priorities}},
-    {"spec:", {Feature::drafts}},
-    {"dcp", {Feature::context_parallel}},
-    {"pcp", {Feature::context_parallel}},
-    {"no_chunked_prefill", {Feature::no_chunked_prefill}},
-    {"cache_salt", {Feature::salts, Feature::shared_prefixes}},
-    {"reset_prefix_cache", {Feature::resets}},
-    {"connector", {Feature::connector_peers}},
-});
 
 // Of a request, a reply or a configuration: words that no generated case is drawn by.
 constexpr std::array<std::string_view, 7> kOtherWords = {
@@ -351,10 +333,8 @@ RecordingHeader plain_header(const EngineHello& hello) {
 void check_words(const EngineHello& hello, Checks& checks) {
   std::string what;
   for (const std::string& word : hello.features) {
-    const bool is_known = std::ranges::any_of(kFeatures, [&](const ClaimedFeature& feature) {
-      return word == feature.word ||
-             (feature.word.ends_with(':') && word.starts_with(feature.word));
-    });
+    const bool is_known = std::ranges::any_of(
+        kClaimedFeatures, [&](const ClaimedFeature& feature) { return feature.covers(word); });
     const auto kind = cache_kind_from_name(word);
     if (!is_known && !kind && std::ranges::find(kOtherWords, word) == kOtherWords.end())
       what += fmt::format("{}`{}`", what.empty() ? "" : ", ", word);
@@ -446,8 +426,6 @@ std::string ends_with_its_input(const ForeignEngineOptions& options) {
 
 }  // namespace
 
-std::span<const ClaimedFeature> claimed_features() { return kFeatures; }
-
 Result<std::vector<AdapterCheck>> check_adapter(const AdapterCheckOptions& options) {
   Checks checks(options);
   const EngineHello& hello = options.engines->hello();
@@ -458,15 +436,14 @@ Result<std::vector<AdapterCheck>> check_adapter(const AdapterCheckOptions& optio
     Dialogue(*engine, plain_header(hello), checks).run();
   }
   std::vector<std::pair<SavedCase, Decided>> all;
-  for (const ClaimedFeature& feature : kFeatures) {
-    const auto claimed = std::ranges::count_if(hello.features, [&](const std::string& word) {
-      return word.starts_with(feature.word) &&
-             (feature.word.ends_with(':') || word == feature.word);
-    });
-    if (claimed == 0) checks.skip(fmt::format("cases of `{}` agree", feature.word), "not claimed");
-    for (const std::string& word : hello.features)
-      if (word == feature.word || (feature.word.ends_with(':') && word.starts_with(feature.word)))
-        check_feature(options, word, feature.of, checks, all);
+  for (const ClaimedFeature& feature : kClaimedFeatures) {
+    bool is_claimed = false;
+    for (const std::string& word : hello.features) {
+      if (!feature.covers(word)) continue;
+      is_claimed = true;
+      check_feature(options, word, feature.tried_with, checks, all);
+    }
+    if (!is_claimed) checks.skip(fmt::format("cases of `{}` agree", feature.word), "not claimed");
   }
   checks.add("a case is decided alike a second time", difference(all, options.engines));
   options.engines->restart();

@@ -9,9 +9,7 @@
 
 #include <functional>
 #include <memory>
-#include <span>
 #include <string>
-#include <string_view>
 #include <vector>
 
 #include "base/result.h"
@@ -19,13 +17,6 @@
 #include "sim/foreign/foreign_scheduler.h"
 
 namespace lockstep {
-
-// A word of EngineHello::features (or what it begins with) and what a case draws by it.
-struct ClaimedFeature {
-  std::string_view word;
-  FeatureSet of;
-};
-std::span<const ClaimedFeature> claimed_features();
 
 struct AdapterCheck {
   std::string name;     // a sentence that holds

@@ -67,6 +67,7 @@ constexpr Names kFiles21[] = {"vllm_0_28_0_padded_request_is_cut.jsonl"};
 constexpr Names kFiles22[] = {"vllm_0_22_1_reset_drops_later_output.jsonl"};
 constexpr Names kFiles23[] = {"vllm_0_22_1_load_shorter_than_hit.jsonl",
                               "load_shorter_than_hit.case.jsonl"};
+constexpr Names kFiles25[] = {"vllm_0_33_0_replay_into_null_block.jsonl"};
 
 constexpr FindingCases kFindings[] = {
     {1, "With EAGLE, a state hit is longer than the attention hit beside it", kFiles1, kReads},
@@ -100,6 +101,8 @@ constexpr FindingCases kFindings[] = {
     {23,
      "A load shorter than another group's hit makes the pool count blocks that it does not have",
      kFiles23, kCounted},
+    {25, "A window is computed again from a block that was let go", kFiles25, kReads, false,
+     "the rows themselves, which a worker writes into the null block and reads there"},
 };
 
 bool is_check_of(const FindingCases& finding, std::string_view check) {

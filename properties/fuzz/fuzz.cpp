@@ -33,17 +33,17 @@ Judged judge_seed(const FuzzOptions& options, std::uint64_t seed) {
   judging.decisions = options.decisions;
   judging.conforms = options.conforms;
   Judged judged{.outcome = judge(saved, judging), .known = {}, .seed = seed};
-  const KnownFinding* const finding = options.decisions
-                                          ? known_finding_of_engine(saved, judged.outcome)
-                                          : known_finding(saved, judged.outcome, options.backend);
+  const KnownFinding* const finding = known_finding(saved, judged.outcome, judging);
   const auto of_user = std::ranges::find_if(options.known, [&](const KnownFailure& known) {
     return judged.outcome.failed() && known.check == judged.outcome.check &&
            judged.outcome.what.find(known.text) != std::string::npos;
   });
-  if (finding != nullptr)
+  if (finding != nullptr) {
     judged.known = fmt::format("{}. {}", finding->number, finding->title);
-  else if (of_user != options.known.end())
+    judged.outcome.finding = finding->number;
+  } else if (of_user != options.known.end()) {
     judged.known = of_user->id;
+  }
   return judged;
 }
 
@@ -68,7 +68,8 @@ void add_case(const Judged& judged, FuzzReport& report) {
       report.first_refusal = outcome.what;
     }
   } else if (!judged.known.empty()) {
-    ++report.known[judged.known];
+    KnownCases& known = report.known[judged.known];
+    if (++known.cases == 1) known.first_seed = judged.seed;
   } else {
     report.failures.push_back({.seed = judged.seed,
                                .kind = outcome.kind,
@@ -119,15 +120,22 @@ class FuzzSession {
       const Judged& first = waiting_.begin()->second;
       const auto failures = report_.failures.size();
       add_case(first, report_);
-      if (callbacks_.failed && report_.failures.size() > failures) {
-        SavedCase saved = generate_case(first.seed, options_.generator);
-        if (!options_.mutant.empty()) saved.mutants = {options_.mutant};
-        callbacks_.failed(saved, first.outcome);
-      }
+      if (report_.failures.size() > failures)
+        hand_out(first, callbacks_.failed);
+      else if (first.outcome.finding > 0 && report_.known[first.known].cases == 1)
+        hand_out(first, callbacks_.found);
       waiting_.erase(waiting_.begin());
       ++taken_;
     }
     if (callbacks_.progress) callbacks_.progress(report_.cases, std::ssize(report_.failures));
+  }
+
+  void hand_out(const Judged& judged,
+                const std::function<void(const SavedCase&, const Outcome&)>& take) const {
+    if (!take) return;
+    SavedCase saved = generate_case(judged.seed, options_.generator);
+    if (!options_.mutant.empty()) saved.mutants = {options_.mutant};
+    take(saved, judged.outcome);
   }
 
   const FuzzOptions& options_;
@@ -179,7 +187,12 @@ Result<FuzzReport> merge_fuzz_reports(std::span<const FuzzReport> parts) {
     seen[part.shard] = true;
     for (const auto& [name, count] : kFuzzCounts) whole.*count += part.*count;
     whole.tally += part.tally;
-    for (const auto& [finding, cases] : part.known) whole.known[finding] += cases;
+    for (const auto& [name, of_part] : part.known) {
+      KnownCases& known = whole.known[name];
+      if (known.cases == 0 || of_part.first_seed < known.first_seed)
+        known.first_seed = of_part.first_seed;
+      known.cases += of_part.cases;
+    }
     whole.failures.insert(whole.failures.end(), part.failures.begin(), part.failures.end());
     whole.state_hash.low += part.state_hash.low;
     whole.state_hash.high += part.state_hash.high;

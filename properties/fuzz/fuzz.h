@@ -51,6 +51,13 @@ struct FuzzFailure {
   bool operator==(const FuzzFailure&) const = default;
 };
 
+// Cases that ran into something that is known.
+struct KnownCases {
+  std::int64_t cases = 0;
+  std::uint64_t first_seed = 0;
+  bool operator==(const KnownCases&) const = default;
+};
+
 struct FuzzReport {
   std::string engine;      // empty: any
   std::string decided_by;  // empty: the model
@@ -69,9 +76,9 @@ struct FuzzReport {
   std::int64_t steps = 0;
   std::int64_t bytes_checked = 0;
   Tally tally;
-  std::map<std::string, std::int64_t> known;  // by finding, how many cases ran into it
-  std::vector<FuzzFailure> failures;          // by seed
-  StateHash state_hash;                       // of all cases, whatever their order
+  std::map<std::string, KnownCases> known;  // by finding, or by the user's id
+  std::vector<FuzzFailure> failures;        // by seed
+  StateHash state_hash;                     // of all cases, whatever their order
   bool operator==(const FuzzReport&) const = default;
 
   // Classes that so many cases should have seen; empty for shards and for narrowed runs.
@@ -91,6 +98,8 @@ struct FuzzCallbacks {
   std::function<void(std::uint64_t seed)> starting;  // in the thread that judges it
   std::function<void(std::int64_t cases, std::int64_t failures)> progress;     // one at a time
   std::function<void(const SavedCase& saved, const Outcome& outcome)> failed;  // in seed order
+  // The first case of each finding of docs/findings.md, among the failed ones in seed order.
+  std::function<void(const SavedCase& saved, const Outcome& outcome)> found;
 };
 
 // Ends early when go_on says no; `runs` of the report is then what was run. REQUIRES: one shard

@@ -9,7 +9,7 @@
 namespace lockstep {
 namespace {
 
-constexpr std::int64_t kReportVersion = 1;
+constexpr std::int64_t kReportVersion = 2;
 
 constexpr JsonWord<OutcomeKind> kKinds[] = {{"divergence", OutcomeKind::divergence},
                                             {"violation", OutcomeKind::violation},
@@ -85,8 +85,12 @@ FuzzReport read_report(JsonValue value) {
   report.shards = object.required("shards").integer(1, 1 << 20);
   report.shard = object.required("shard").integer(0, report.shards - 1);
   read_counts(object, report);
-  for (auto& [finding, cases] : object.required("known").object().entries())
-    report.known[std::string(finding)] = cases.integer(1);
+  for (auto& [name, entry] : object.required("known").object().entries()) {
+    JsonObject known = entry.object();
+    report.known[std::string(name)] = {.cases = known.required("cases").integer(1),
+                                       .first_seed = known.required("first_seed").uint64()};
+    known.finish();
+  }
   for (JsonValue failure : object.required("failures").array())
     report.failures.push_back(read_failure(failure));
   object.finish();
@@ -107,7 +111,11 @@ std::string fuzz_report_to_json(const FuzzReport& report) {
   out.integer("shard", report.shard);
   write_counts(out, report);
   out.key("known").begin_object();
-  for (const auto& [finding, cases] : report.known) out.integer(finding, cases);
+  for (const auto& [name, known] : report.known) {
+    out.key(name).begin_object().integer("cases", known.cases);
+    out.key("first_seed").uint64(known.first_seed);
+    out.end_object();
+  }
   out.end_object().key("failures").begin_array();
   for (const FuzzFailure& failure : report.failures) write_failure(out, failure);
   out.end_array().end_object();

@@ -200,9 +200,10 @@ void draw_device_modes(Draw& draw, SavedCase& saved) {
 namespace {
 
 // What Scheduler::create() takes beside a connector.
-bool takes_connector(const SavedCase& saved) {
-  return engine_profile(saved.engine.engine).release->models_connectors && !has_states(saved) &&
-         !saved.engine.async_scheduling;
+bool takes_connector(const Draw& draw, const SavedCase& saved) {
+  const bool connects = draw.options.any_release_connects ||
+                        engine_profile(saved.engine.engine).release->models_connectors;
+  return connects && !has_states(saved) && !saved.engine.async_scheduling;
 }
 
 void draw_host_tier(Draw& draw, SavedCase& saved) {
@@ -214,7 +215,7 @@ void draw_host_tier(Draw& draw, SavedCase& saved) {
 }  // namespace
 
 void draw_connector(Draw& draw, SavedCase& saved) {
-  if (!takes_connector(saved)) return;
+  if (!takes_connector(draw, saved)) return;
   // A host tier finds blocks by their hashes.
   const bool is_host = draw.has(Feature::host_tier) && saved.engine.enable_prefix_caching;
   if (!is_host && !draw.has(Feature::connector_peers)) return;

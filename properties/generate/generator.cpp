@@ -78,6 +78,7 @@ constexpr FeatureInfo kFeatures[] = {
     {"bounded_replay", 70},
     {"rings", 25},
     {"compressed_rows", 50},
+    {"equal_requests", 20},
 };
 static_assert(std::size(kFeatures) == kNumFeatures);
 
@@ -231,8 +232,14 @@ SavedCase generate_case(ChoiceSource& choices, const GeneratorOptions& options) 
                 draw.features);
   draw_short_drafts(draw, saved);
   if (draw.has(Feature::rising_priorities)) raise_priorities(draw, saved);
-  draw_features(choices, options, kFirstOfCaches, kNumFeatures, draw.features);
+  constexpr auto kEqualRequests = Feature::equal_requests;
+  draw_features(choices, options, kFirstOfCaches, static_cast<std::size_t>(kEqualRequests),
+                draw.features);
   draw_further_caches(draw, saved);
+  draw_features(choices, options, kEqualRequests, kNumFeatures, draw.features);
+  SavedCase of_equals = saved;
+  if (draw.has(kEqualRequests)) make_equals(draw, of_equals);
+  if (is_accepted(of_equals)) saved = std::move(of_equals);
   return saved;
 }
 

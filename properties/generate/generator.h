@@ -92,8 +92,9 @@ enum class Feature : std::uint8_t {
   bounded_replay,
   rings,
   compressed_rows,
+  equal_requests,  // one priority, one arrival, prompts too long for the pool to hold two
 };
-inline constexpr std::size_t kNumFeatures = static_cast<std::size_t>(Feature::compressed_rows) + 1;
+inline constexpr std::size_t kNumFeatures = static_cast<std::size_t>(Feature::equal_requests) + 1;
 std::string_view name_of(Feature feature);
 
 // The features of one case: what the swarm may use.
@@ -108,6 +109,7 @@ class FeatureSet {
   constexpr void remove(Feature feature) { bits_ &= ~bit(feature); }
   constexpr void remove(FeatureSet features) { bits_ &= ~features.bits_; }
   constexpr bool has(Feature feature) const { return (bits_ & bit(feature)) != 0; }
+  constexpr bool has_any_of(FeatureSet features) const { return (bits_ & features.bits_) != 0; }
   bool operator==(const FeatureSet&) const = default;
 
  private:
@@ -138,6 +140,8 @@ struct GeneratorOptions {
   std::int64_t requests_max = 10;
   bool device_modes = false;  // captured graphs and real numbers too
   std::optional<Worker> worker = {};
+  // Another engine decides: beside a connector too, whether its release is modelled so or not.
+  bool any_release_connects = false;
 };
 
 SavedCase generate_case(ChoiceSource& choices, const GeneratorOptions& options = {});

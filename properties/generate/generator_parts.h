@@ -55,6 +55,9 @@ void draw_traffic(Draw& draw, SavedCase& saved);
 // Under policy `priority`: each request more important than those before it, and the first a long
 // prompt in chunks of some blocks.
 void raise_priorities(Draw& draw, SavedCase& saved);
+// Under policy `priority`, where nothing stands against it: all requests of one priority and
+// arrival, in small chunks and without prefix caching, the first two as long as they may be.
+void make_equals(Draw& draw, SavedCase& saved);
 void draw_fault_plan(Draw& draw, SavedCase& saved);
 
 }  // namespace lockstep

@@ -161,6 +161,36 @@ void raise_priorities(Draw& draw, SavedCase& saved) {
       std::min<std::int64_t>(draw.choices.between(2, 3) * block, engine.max_model_len));
 }
 
+void make_equals(Draw& draw, SavedCase& saved) {
+  EngineConfig& engine = saved.engine;
+  const GeneratorOptions& wanted = draw.options;
+  if (wanted.never.has(Feature::same_instant) || wanted.always.has(Feature::prefix_caching)) return;
+  const bool is_plain = std::ranges::all_of(saved.cache.groups, [](const KVCacheGroupSpec& group) {
+    return is_prefix_cacheable(group.spec) && !is_state_kind(group.spec.kind);
+  });
+  if (engine.policy != SchedulingPolicy::priority || !engine.enable_chunked_prefill ||
+      engine.max_num_seqs < 2 || !is_plain || !saved.connector.parts.empty())
+    return;
+  engine.enable_prefix_caching = false;
+  engine.prefix_cache_retention_interval = kDenseRetention;
+  engine.hash_algorithm = HashAlgorithm::content;
+  engine.scheduler_reserve_full_isl = false;
+  engine.long_prefill_token_threshold = static_cast<std::int32_t>(draw.choices.between(1, 3));
+  int num_long = 0;
+  for (TraceRecord& record : saved.trace.records) {
+    if (auto* control = std::get_if<TraceControl>(&record)) control->t_ns = 0;
+    auto* request = std::get_if<TraceRequest>(&record);
+    if (request == nullptr || !request->after.empty()) continue;
+    request->spec.arrival_ns = 0;
+    request->spec.priority = 0;
+    const std::int64_t room = engine.max_model_len - 1 - request->spec.prompt.size();
+    if (num_long++ < 2 && room > 0)
+      request->spec.prompt.append({TokenRun::Kind::seeded,
+                                   98 - static_cast<std::uint64_t>(num_long), 0,
+                                   static_cast<std::uint32_t>(room)});
+  }
+}
+
 namespace {
 
 using enum FaultKind;

@@ -15,7 +15,8 @@ using Json = nlohmann::json;
 std::string to_line(const Outcome& outcome) {
   const Json json = {{"kind", name_of(outcome.kind)}, {"check", outcome.check},
                      {"step", outcome.step},          {"steps", outcome.steps},
-                     {"request", outcome.request},    {"what", outcome.what}};
+                     {"request", outcome.request},    {"what", outcome.what},
+                     {"finding", outcome.finding}};
   return json.dump(-1, ' ', false, Json::error_handler_t::replace);
 }
 
@@ -26,7 +27,8 @@ Failure from_line(const std::string& line) {
           .step = json["step"],
           .steps = json["steps"],
           .request = json["request"],
-          .what = json["what"]};
+          .what = json["what"],
+          .finding = json["finding"]};
 }
 
 // "FILE:LINE" in front of ": check failed", with the folder of the project.
@@ -77,7 +79,8 @@ Failure judge_here(const SavedCase& saved, const Judging& judging) {
           .step = outcome.step,
           .steps = outcome.steps,
           .request = outcome.request,
-          .what = outcome.what};
+          .what = outcome.what,
+          .finding = outcome.finding};
 }
 
 StillFails fails_like(const Failure& first, JudgeCase judge_case) {

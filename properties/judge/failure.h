@@ -1,8 +1,8 @@
 // What became of a case that was judged in a child process: the outcome, or that it crashed or
 // hung.
 //
-// (1) Two failures are the same when their kind and the name of the check are; place, step and
-//     request may differ.
+// (1) Two failures are the same when their kind, the name of the check and the finding that they
+//     were named as are; place, step and request may differ.
 // (2) A crash is named by the check of the program that failed, or by its signal.
 #pragma once
 
@@ -24,9 +24,12 @@ struct Failure {
   std::int64_t steps = 0;  // that were run
   std::string request;
   std::string what;
+  int finding = 0;  // Outcome::finding
 
   bool failed() const { return kind != "agreed" && kind != "refused"; }
-  bool same_as(const Failure& other) const { return kind == other.kind && check == other.check; }
+  bool same_as(const Failure& other) const {
+    return kind == other.kind && check == other.check && finding == other.finding;
+  }
 };
 
 using Judging = std::function<Outcome(const SavedCase&)>;

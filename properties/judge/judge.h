@@ -45,6 +45,8 @@ struct Outcome {
       -1;  // the data parallel rank it fails in; -1: one engine, or their meeting
   std::string request;
   std::string what;
+  int finding =
+      0;  // in docs/findings.md, of a failure that whoever judged has named; 0: it has not
   Tally tally;
   StateHash state_hash;
   std::int64_t steps = 0;

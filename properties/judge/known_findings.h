@@ -36,14 +36,22 @@ struct KnownFinding {
 };
 
 std::span<const KnownFinding> known_findings();
+// Of this number, those that other engines alone show among them. Null: none.
+const KnownFinding* finding_of_number(int number);
 // Null: the outcome is no failure, or is news. `backend` is what the outcome was judged with.
 const KnownFinding* known_finding(const SavedCase& saved, const Outcome& outcome,
                                   const BackendFactory& backend = {});
 
 // Of an outcome of another engine: `saved.engine` names the profile of its release, and the model
-// fails in the same step, by the same check, for that reason. Where the engine stops or miscounts
-// and the model goes on, a finding is told by what the engine says.
+// fails in the same step, by the same check, for that reason. Beside a connector that is the model
+// of the release that is modelled with one, with the policies that findings about connectors hang
+// on, and the step may be another. Where the engine stops or miscounts and the model goes on, a
+// finding is told by what the engine says.
 const KnownFinding* known_finding_of_engine(const SavedCase& saved, const Outcome& outcome);
+
+// Of an outcome that was judged so: by another engine's decisions or the model's.
+const KnownFinding* known_finding(const SavedCase& saved, const Outcome& outcome,
+                                  const JudgeOptions& judged_by);
 
 // What a check demands and why, as a sentence for a reader who has never seen it fail. `check` as
 // in Outcome::check. Empty: it has none here.

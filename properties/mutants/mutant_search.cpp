@@ -1,10 +1,15 @@
 #include "properties/mutants/mutant_search.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <utility>
 
 #include "properties/judge/transfer_judge.h"
+#include "properties/mutants/mutant_parts.h"
 #include "properties/shrink/shrinker.h"
+#include "reference/profiles/engine_profile.h"
+#include "reference/profiles/releases.h"
 
 namespace lockstep {
 namespace {
@@ -26,9 +31,11 @@ SavedCase without_defect(SavedCase saved) {
 class CaseSearch {
  public:
   CaseSearch(const Mutant& mutant, const MutantBench& bench, const MutantSearchOptions& options)
-      : mutant_(mutant),
-        options_(options),
-        judging_([&bench](const SavedCase& saved) { return judge(saved, bench.backend); }) {}
+      : mutant_(mutant), bench_(bench), options_(options), judging_([&bench](const auto& saved) {
+          JudgeOptions judged_by{.backend = bench.backend};
+          if (bench.decider) judged_by.decisions = bench.decider->decisions;
+          return judge(saved, judged_by);
+        }) {}
 
   MutantReport run() {
     report_.mutant = &mutant_;
@@ -66,19 +73,29 @@ class CaseSearch {
     report_ = std::move(large);
   }
 
-  Failure judged(const SavedCase& saved) const {
+  Result<Failure> judged_by_child(const SavedCase& saved) const {
     auto failure = judge_in_child(saved, judging_, options_.case_time_limit);
+    const bool is_whole = failure && failure->kind != "crash" && failure->kind != "hang" &&
+                          !failure->check.starts_with("engine.");
+    if (bench_.decider && !is_whole) bench_.decider->restart();
+    return failure;
+  }
+
+  Failure judged(const SavedCase& saved) const {
+    auto failure = judged_by_child(saved);
     if (failure) return std::move(*failure);
     return {.kind = "refused", .check = {}, .request = {}, .what = failure.error().message};
   }
 
   void try_seed(std::uint64_t seed) {
-    SavedCase saved = mutant_case(mutant_, seed);
+    SavedCase saved = mutant_case(mutant_, seed, bench_.decider ? &*bench_.decider : nullptr);
     if (options_.layout) saved.layout = *options_.layout;
     ++report_.cases;
     Failure failure = judged(saved);
-    if (failure.kind == "refused") ++report_.refused;
-    if (!failure.failed()) return;
+    if (!failure.failed()) {
+      if (failure.kind == "refused" && ++report_.refused == 1) report_.refusal = failure.what;
+      return;
+    }
     if (judged(without_defect(saved)).kind != "agreed") {
       ++report_.flawed;
       return;
@@ -95,9 +112,8 @@ class CaseSearch {
   void make_small() {
     if (options_.shrink_evaluations_max == 0) return;
     const auto begin = Clock::now();
-    const StillFails planted = fails_like(report_.failure, [this](const SavedCase& saved) {
-      return judge_in_child(saved, judging_, options_.case_time_limit);
-    });
+    const StillFails planted =
+        fails_like(report_.failure, [this](const auto& saved) { return judged_by_child(saved); });
     const StillFails by_the_defect = [&](const SavedCase& saved) -> std::optional<std::int64_t> {
       if (saved.mutants.empty()) return std::nullopt;
       const auto steps = planted(saved);
@@ -118,6 +134,7 @@ class CaseSearch {
   }
 
   const Mutant& mutant_;
+  const MutantBench& bench_;
   const MutantSearchOptions& options_;
   const Judging judging_;
   MutantReport report_;
@@ -184,8 +201,28 @@ bool MutantReport::as_expected() const {
   return caught && std::ranges::find(mutant->caught_by, check) != mutant->caught_by.end();
 }
 
-SavedCase mutant_case(const Mutant& mutant, std::uint64_t seed) {
+std::string why_not_below(const MutantDecider& decider, const Mutant& mutant) {
+  if (mutant.site != MutantSite::backend)
+    return fmt::format("it is a defect of the site {}, and another engine decides",
+                       name_of(mutant.site));
+  if (decider.never.has_any_of(mutant.bias.always))
+    return "it needs cases of a kind that this engine is not asked for";
+  const auto format_of = [](const std::string& engine) {
+    return engine_profile(engine).release->page_format;
+  };
+  const std::string& engine = mutant.bias.engine;
+  if (!engine.empty() && engine != newest_release() &&
+      format_of(engine) != format_of(decider.engine))
+    return fmt::format("it is a defect of pages as they are in {}", engine);
+  return {};
+}
+
+SavedCase mutant_case(const Mutant& mutant, std::uint64_t seed, const MutantDecider* decider) {
   GeneratorOptions bias = mutant.bias;
+  if (decider != nullptr) {
+    bias.engine = decider->engine;
+    bias.never.add(decider->never);
+  }
   // Nothing beside a defect but what it needs to show.
   bias.never.add(kRankFeatures);
   bias.never.add({Feature::faults, Feature::same_instant, Feature::scaled_rows,

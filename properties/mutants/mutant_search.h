@@ -13,6 +13,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string>
 
@@ -24,10 +25,20 @@
 
 namespace lockstep {
 
+// Another engine that decides, above a backend with a defect.
+struct MutantDecider {
+  DecisionsFactory decisions;
+  std::string engine;             // the profile of its release
+  FeatureSet never;               // what it cannot be asked for
+  std::function<void()> restart;  // after a child process that may have left it in mid-sentence
+};
+
 // What is put to the test, handed in by who links it.
 struct MutantBench {
   BackendFactory backend;
   PlanSuspect plans;
+  // Absent: the model. REQUIRES: one search at a time, and why_not_below() is empty.
+  std::optional<MutantDecider> decider = {};
 };
 
 struct MutantSearchOptions {
@@ -45,7 +56,8 @@ struct MutantReport {
   std::uint64_t seed = 0;    // of the case that caught it
   std::int64_t cases = 0;    // that were judged, that one included
   std::int64_t flawed = 0;   // of these, cases that failed without the defect too
-  std::int64_t refused = 0;  // of these, cases that do not take the order asked for
+  std::int64_t refused = 0;  // ... that were refused, and why the first one was
+  std::string refusal = {};
   Failure failure = {};
   double seconds = 0;         // until it was caught
   double shrink_seconds = 0;  // and made small
@@ -62,9 +74,13 @@ struct MutantReport {
   bool applies() const { return caught || refused < cases * 9 / 10; }
 };
 
+// Why a defect is not searched for below the decisions of another engine; empty: it can be.
+std::string why_not_below(const MutantDecider& decider, const Mutant& mutant);
+
 MutantReport search_mutant(const Mutant& mutant, const MutantBench& bench,
                            const MutantSearchOptions& options);
 // The case of a seed, as the search makes it, with the defect planted.
-SavedCase mutant_case(const Mutant& mutant, std::uint64_t seed);
+SavedCase mutant_case(const Mutant& mutant, std::uint64_t seed,
+                      const MutantDecider* decider = nullptr);
 
 }  // namespace lockstep

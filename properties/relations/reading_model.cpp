@@ -14,7 +14,10 @@ namespace {
 constexpr std::int32_t kVocabulary = 40'000;
 constexpr std::int32_t kFirstToken = 60'000;  // above every token that a prompt or an eos may be
 
-bool has_rows(const KVCacheSpec& spec) { return spec.kind != CacheKind::mamba; }
+// Attention reads no ring: a compressor does.
+bool has_rows(const KVCacheSpec& spec) {
+  return spec.kind != CacheKind::mamba && spec.kind != CacheKind::circular_buffer;
+}
 
 // The first position that attention at `position` reads.
 std::int64_t lowest_read(const KVCacheSpec& spec, std::int64_t position) {

@@ -13,8 +13,10 @@
 //     the engine drops, and so does this.
 // (5) Ranks of context parallelism hold their shares of a block side by side, as one memory.
 //
-// Left out: groups of states, since the worker moves them (the audit follows them); drafts in
-// flight, which the recording of decisions does not show.
+// A compressed row counts as the rows of its tokens.
+//
+// Left out: groups of states, since the worker moves them (the audit follows them); rings, which
+// attention does not read; drafts in flight, which the recording of decisions does not show.
 #pragma once
 
 #include <cstdint>

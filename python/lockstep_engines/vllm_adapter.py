@@ -172,11 +172,13 @@ class _Case:
         if stopped:
             reply["stopped"] = stopped
             self._decisions.ended(names)
-        reply["num_tokens"] = {
-            name: request.num_tokens
-            for name, request in of_step
-            if name in names or (requests.get(name) is request and not self._is_held(request))
-        }
+        if stopped or self._connector is not None:
+            of_step = [
+                (name, request)
+                for name, request in of_step
+                if name in names or (requests.get(name) is request and not self._is_held(request))
+            ]
+        reply["num_tokens"] = {name: request.num_tokens for name, request in of_step}
         if self._connector is not None:
             self._left_while_loading |= loading - self._waiting_to_load()
             if report is not None:

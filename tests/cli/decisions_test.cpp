@@ -112,9 +112,19 @@ TEST(Decisions, AreHeldToRelationsWithoutAModel) {
   EXPECT_EQ(held.out.find("shuffled blocks"), std::string::npos) << held.out;
   const Outcome of_places = run_lockstep({"relations", "shuffled blocks", "--decisions", model});
   EXPECT_EQ(of_places.status, 2) << of_places.out;
-  const Outcome planted = run_lockstep({"mutants", "--decisions", model});
-  EXPECT_EQ(planted.status, 2);
-  EXPECT_NE(planted.err.find("planted in the model"), std::string::npos) << planted.err;
+}
+
+TEST(Decisions, HaveDefectsOfABackendFoundBelowThem) {
+  const std::string model = LOCKSTEP_BINARY_DIR "/model_engine";
+  const Outcome found = run_lockstep(
+      {"mutants", "drop-slot", "wrong-stride", "--decisions", model, "--shrink", "50"});
+  EXPECT_EQ(found.status, 0) << found.out << found.err;
+  EXPECT_NE(found.out.find("2 of 2 mutants caught"), std::string::npos) << found.out;
+  const Outcome decided = run_lockstep({"mutants", "free-twice", "--decisions", model});
+  EXPECT_EQ(decided.status, 2);
+  EXPECT_NE(decided.err.find("a defect of the site scheduler"), std::string::npos) << decided.err;
+  const Outcome two = run_lockstep({"mutants", "drop-slot", "--decisions", model, "--jobs", "2"});
+  EXPECT_EQ(two.status, 2) << two.out;
 }
 
 // The example in C++, which has nothing of this project.

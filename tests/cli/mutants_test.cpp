@@ -15,6 +15,12 @@ TEST(Mutants, ListsWhatThereIsAndWhatEachStandsFor) {
   EXPECT_EQ(outcome.status, 0);
   for (const char* text : {"layout-two-blocks (views, vllm 37236)", "found by  ", "shows     "})
     EXPECT_NE(outcome.out.find(text), std::string::npos) << text;
+  const std::string path = temporary_path("list.json");
+  EXPECT_EQ(run_lockstep({"mutants", "layout-two-blocks", "--list", "--json", path}).status, 0);
+  const Json listed = Json::parse(read_text(path)).at("mutants");
+  ASSERT_EQ(listed.size(), 1u);
+  EXPECT_EQ(listed[0].at("source"), "vllm 37236");
+  EXPECT_FALSE(listed[0].at("caught_by").empty());
 }
 
 TEST(Mutants, FindsADefectAndLeavesACaseThatReplaysIt) {

@@ -127,8 +127,8 @@ TEST(ConnectorCases, all_agree_once_the_findings_are_repaired) {
   EXPECT_EQ(report.refused, 0) << report.first_refusal;
   for (const Reached reached : classes_of_connectors())
     EXPECT_GT(report.tally[reached], 0) << name_of(reached);
-  for (const auto& [finding, cases] : report.known)
-    EXPECT_TRUE(finding.starts_with("15. ")) << finding << ": " << cases;
+  for (const auto& [finding, known] : report.known)
+    EXPECT_TRUE(finding.starts_with("15. ")) << finding << ": " << known.cases;
   for (const FuzzFailure& failure : report.failures)
     ADD_FAILURE() << "seed " << failure.seed << ", " << failure.check << " in step " << failure.step
                   << ": " << failure.what;

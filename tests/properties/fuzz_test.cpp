@@ -6,6 +6,8 @@
 #include <rapidcheck.h>
 
 #include <algorithm>
+#include <map>
+#include <string>
 
 #include "base/atomic_file.h"
 #include "cuda_backend/simt_backend.h"
@@ -30,7 +32,7 @@ void expect_agreement(const FuzzReport& report) {
     ADD_FAILURE() << "seed " << failure.seed << ", " << failure.check << " in step " << failure.step
                   << ": " << failure.what;
   std::int64_t known = 0;
-  for (const auto& [finding, cases] : report.known) known += cases;
+  for (const auto& [finding, of_it] : report.known) known += of_it.cases;
   EXPECT_EQ(report.agreed + known, report.cases);
 }
 
@@ -71,6 +73,22 @@ TEST(Fuzz, a_divergence_that_the_decisions_explain_is_a_known_finding) {
     EXPECT_EQ(finding->number, 2) << seed;
   }
   EXPECT_GT(num_diverged, 0);
+}
+
+TEST(Fuzz, hands_out_the_first_case_of_each_known_finding) {
+  FuzzOptions options = fuzzing("none", 600, "vllm-0.22.1");
+  options.jobs = 2;
+  std::map<std::string, std::string> first;  // of a number, the case
+  FuzzCallbacks callbacks;
+  callbacks.found = [&](const SavedCase& saved, const Outcome& outcome) {
+    EXPECT_TRUE(outcome.failed());
+    EXPECT_TRUE(first.emplace(std::to_string(outcome.finding), saved.name).second);
+  };
+  const FuzzReport report = fuzz(options, callbacks);
+  EXPECT_GT(report.known.size(), 2u);
+  ASSERT_EQ(first.size(), report.known.size());
+  for (const auto& [name, of_it] : report.known)
+    EXPECT_EQ(first[name.substr(0, name.find('.'))], "seed-" + std::to_string(of_it.first_seed));
 }
 
 TEST(Fuzz, ten_thousand_cases_see_every_class) {

@@ -34,14 +34,14 @@ GeneratorOptions plain_options() {
   return options;
 }
 
-// Without findings 7 to 9 and 12 to 14, which break relations as well. A host tier finds blocks by
-// their hashes.
+// Without findings 7 to 9 and 12 to 14, which break relations as well, and without a step in
+// flight, which brings 15. A host tier finds blocks by their hashes.
 GeneratorOptions connected_options() {
   GeneratorOptions options = plain_options();
   options.engine = profile_without("vllm-0.22.1", 0);
   options.always = {Feature::connector_peers, Feature::prefix_caching, Feature::shared_prefixes};
   options.never.add(Feature::states);
-  options.never.add(Feature::async_scheduling);
+  options.never.add({Feature::async_scheduling, Feature::async_connectors});
   return options;
 }
 

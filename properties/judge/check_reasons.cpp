@@ -1,0 +1,185 @@
+#include <algorithm>
+#include <array>
+
+#include "properties/judge/known_findings.h"
+
+namespace lockstep {
+namespace {
+
+struct Reason {
+  std::string_view check;
+  std::string_view text;
+};
+
+constexpr std::array kReasons = std::to_array<Reason>({
+    {"decide",
+     "A decision must be executable: every scheduled token needs a slot in a block of its request, "
+     "in every group, and what it reads must have been computed."},
+    {"reuse",
+     "A block that is handed out again must still hold what its last owner left there; otherwise "
+     "somebody wrote to a block that was not theirs."},
+    {"memory_check",
+     "A kernel may touch only memory that is its to touch, and no two threads may race for a "
+     "byte."},
+    {"block_table",
+     "The device's block table must name the blocks that the scheduler handed out: attention and "
+     "writes find their slots through it."},
+    {"slot_mapping",
+     "A token's slot is block_id * block_size + offset; a wrong slot puts its keys and values into "
+     "another token's place, or nowhere."},
+    {"page_written",
+     "After a step every page that it wrote must hold, byte by byte, the rows of exactly the "
+     "tokens that were scheduled; later tokens will read them."},
+    {"host_block",
+     "A host block must hold, byte by byte, the block that was stored there last; later requests "
+     "load it."},
+    {"transfer",
+     "What a connector loads into a request's blocks, or stores of them, must be the rows of that "
+     "request's own tokens, and the blocks must still be its own."},
+    {"attention_digest",
+     "Attention must read exactly the rows of the request's own tokens through the block table."},
+    {"attention_output",
+     "The output of attention over the right rows follows from them; a wrong one gives a wrong "
+     "answer, silently."},
+    {"state_output",
+     "What a convolution or recurrence gives out follows from the state that it read and the "
+     "step's tokens; another state gives a wrong answer, silently."},
+    {"extraction",
+     "Hidden states that are read out of the cache must be those of the request's own tokens, all "
+     "of them and nothing else."},
+    {"hidden_file",
+     "A trainer that can see the file of a request's hidden states must find all of them in it, "
+     "whenever it looks."},
+    {"page_untouched",
+     "A page that no step wrote must stay as it was: whatever changed it wrote out of its place."},
+    {"collective",
+     "Ranks that meet in a collective must all call it, with one shape; otherwise they wait for "
+     "ever or exchange nonsense."},
+    {"ranks_together",
+     "All ranks together must hold every row of the whole model, each as often as the others."},
+    {"device",
+     "A device that fails in the middle of a run has been asked for what it cannot do: memory that "
+     "is not there, or a launch that it refuses."},
+    {"engine.exception",
+     "An engine that serves must not raise: every request that it holds goes down with it."},
+    {"engine.crash",
+     "An engine that serves must not end: every request that it holds goes down with it."},
+    {"engine.hang", "A step must be decided: until then nobody is served."},
+    {"engine.reply",
+     "A decision names requests that live, blocks of the pool and counts that are not negative; a "
+     "worker cannot execute another."},
+    {"page_final", "After the last step every page of the pool must hold what the model says."},
+    {"liveness",
+     "A request that was accepted must end: with nothing running and nothing still to arrive, "
+     "those who wait would wait for ever."},
+    {"liveness.head_of_line",
+     "A request that has loaded its blocks must be able to go on: behind one that waits for these "
+     "very blocks it waits for ever, and so does the other."},
+    {"liveness.partial_load",
+     "Requests that have loaded a part must not each need what the others hold: none of them can "
+     "go on, and none gives anything back."},
+    {"audit.attention_read",
+     "Attention may read only slots that hold exactly this request's prefix up to that token; "
+     "anything else is another request's keys and values, or nobody's."},
+    {"audit.state_read",
+     "A state stands for one prefix at one token count; a step that starts from any other state "
+     "computes nonsense from there on."},
+    {"audit.handed_out",
+     "A block may be handed out as new only when no live request can still read it."},
+    {"audit.token_write",
+     "A step may write only to blocks that are its request's alone, inside its table, and never to "
+     "the null block."},
+    {"audit.scheduled_tokens",
+     "Only live requests may be scheduled, and only tokens that are known or drafted."},
+    {"audit.conservation",
+     "Blocks held and blocks free must add up to the pool; a lost block never comes back."},
+    {"audit.common_prefix",
+     "Blocks said to be common to the batch are read once for all of it, so they must stand in "
+     "every table."},
+    {"audit.transfer", "Only a load or a send that is under way can be over."},
+    {"audit.standstill",
+     "Requests that wait for each other's blocks in a circle wait for ever; what is held has to "
+     "come free without what is waited for."},
+    {"audit.draft_read",
+     "An EAGLE drafter's row of a token is made of the token behind it too, so a hit without a "
+     "block to compute again must agree in that one."},
+    {"audit.zeroing",
+     "A block of attention that comes after a state must be zeroed: what the state left there may "
+     "be no number, and masked rows of it spoil the sum all the same."},
+    {"audit.sampled",
+     "A token follows the last one that is known, and a request has as many as it may: anything "
+     "else answers what nobody asked."},
+    {"audit.queues",
+     "A live request must be in one queue: from none it never runs again, and from two it runs "
+     "twice."},
+    {"audit.planned_blocks",
+     "A pool that is planned for so many states a request has no room for more: another request's "
+     "are missing, or its own."},
+    {"audit.draft_slots",
+     "A drafter writes a row for each draft behind the step's tokens, and needs a slot for it."},
+    {"audit.cache_events",
+     "Routers know a prefix cache by its events alone: what they rebuild from them must be what "
+     "requests hit."},
+    {"audit.hits",
+     "What is in the pool and what the policy allows is hit; else it is computed and paid again."},
+    {"audit.drafts",
+     "A draft is verified behind the tokens that it was proposed for, and a request that loses "
+     "those "
+     "loses it; else the sampler accepts a token that nothing proposed there."},
+    {"audit.stale_output",
+     "Output of a step is taken for a request that still has what the step computed, and for no "
+     "other: else a client is sent a token that is sampled again, or loses one."},
+    {"audit.victim",
+     "Under policy `priority` the least important request gives way: otherwise a client waits for "
+     "another that pays less."},
+    {"audit.worker_batch",
+     "A worker must run the requests that are scheduled, each from the position where it stands."},
+    {"audit.worker_table",
+     "A worker's block table must name the blocks that were handed over: attention and writes find "
+     "their slots through it."},
+    {"audit.worker_slot",
+     "A token's slot is block_id * block_size + offset; a wrong one puts its keys and values into "
+     "another token's place, or nowhere."},
+    {"audit.worker_page", "A step must change the slots of its tokens, and nothing beside them."},
+    {"audit.worker_zeroing",
+     "A block that is to be zeroed must hold zeros before anything of the step is read from it."},
+    {"audit.recording", "A decision must be whole: known blocks, for every group."},
+    {"invariant.conservation",
+     "Held blocks, free blocks and the null block are the whole pool, each of them once."},
+    {"invariant.ref_cnt",
+     "A block's reference count is the number of table entries that name it: one too few frees it "
+     "under a reader, one too many leaks it."},
+    {"invariant.one_group", "A block belongs to one group at a time; its page is laid out for it."},
+    {"invariant.null_block",
+     "Block 0 stands for \"nothing kept here\": it is never free, cached or zeroed."},
+    {"invariant.hash_to_block",
+     "A cached block must be found by the hash that it is cached under."},
+    {"invariant.one_writer",
+     "A block that the step writes has one request that writes it, or two requests share a slot."},
+    {"invariant.table_covers",
+     "The table of a scheduled request must reach its last token in every group."},
+    {"invariant.hit",
+     "A prefix hit leaves at least a token to compute and lies on blocks that are cached."},
+    {"invariant.published",
+     "Only content that a request of this very step computes, or has computed, may become "
+     "findable."},
+    {"invariant.queue_front", "New blocks come from the front of the free queue."},
+    {"invariant.limits",
+     "A step keeps the engine's budgets and schedules nobody twice, and nobody who waits."},
+    {"invariant.free_order",
+     "Blocks of a request join the free queue tail first, so that its prefix is evicted last."},
+    {"invariant.leak", "With nobody left, every block is free again."},
+    {"hang", "A run must end."},
+});
+
+}  // namespace
+
+std::string_view reason_of_check(std::string_view check) {
+  if (check.starts_with("conform."))
+    return "The engine must decide as the model of its release does: where it does not, one of "
+           "them is wrong, or the release is another.";
+  const auto found = std::ranges::find(kReasons, check, &Reason::check);
+  return found == kReasons.end() ? std::string_view() : found->text;
+}
+
+}  // namespace lockstep
