@@ -4,15 +4,13 @@
 #include <algorithm>
 
 #include "properties/audit/audit_impl.h"
-#include "reference/profiles/releases.h"
+#include "reference/profiles/engine_profile.h"
 
 namespace lockstep {
 
-// Before 0.31.0 they keep what they count as computed, which can be all that was sampled, and the
-// first chunk's limit (_update_request_as_session in vllm/v1/core/sched/scheduler.py).
 bool sessions_keep_computed(const RecordingHeader& header) {
   const EngineProfile* profile = find_engine_profile(header.engine.profile());
-  return profile != nullptr && profile->release < find_release("vllm-0.31.0");
+  return profile != nullptr && profile->sessions_keep_computed;
 }
 
 void Auditor::Impl::take_session_event(const RecordedEvent& event) {

@@ -129,6 +129,9 @@ constexpr std::array kReasons = std::to_array<Reason>({
     {"audit.stale_output",
      "Output of a step is taken for a request that still has what the step computed, and for no "
      "other: else a client is sent a token that is sampled again, or loses one."},
+    {"audit.inputs",
+     "What a request brings limits when it runs: its adapter has a place in the step, its image's "
+     "rows are there before attention reads them, its grammar is compiled."},
     {"audit.victim",
      "Under policy `priority` the least important request gives way: otherwise a client waits for "
      "another that pays less."},

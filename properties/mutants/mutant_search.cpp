@@ -89,7 +89,10 @@ class CaseSearch {
 
   void try_seed(std::uint64_t seed) {
     SavedCase saved = mutant_case(mutant_, seed, bench_.decider ? &*bench_.decider : nullptr);
-    if (options_.layout) saved.layout = *options_.layout;
+    if (options_.layout) {
+      saved.layout = *options_.layout;
+      report_.in_an_order = true;
+    }
     ++report_.cases;
     Failure failure = judged(saved);
     if (!failure.failed()) {

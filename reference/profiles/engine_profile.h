@@ -214,6 +214,10 @@ struct EngineProfile {
   // Before min_tokens nothing ends a request, its length included; else only repetition does not
   // (v1/core/sched/utils.py, check_stop).
   bool min_tokens_hold_every_end;
+  // A session keeps what it counted as computed when its next chunk comes, and its first chunk's
+  // limit (_update_request_as_session).
+  bool sessions_keep_computed;
+  bool zeroes_embedded_tokens;  // where a prompt is embeddings its tokens are 0, and hashed so
 
   // With a KV connector.
   // Waiting requests that hold blocks have a queue of their own, served first; one without room

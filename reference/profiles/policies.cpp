@@ -278,6 +278,12 @@ std::vector<Policy> make_policies() {
       LS_POLICY(min_tokens_hold_every_end, kScheduler, {true, {{"vllm-0.29.0", false}}},
                 "A request that reaches its length ends there, whatever its min_tokens.",
                 "min_tokens near the longest length"),
+      LS_POLICY(sessions_keep_computed, kScheduler, {true, {{"vllm-0.31.0", false}}},
+                "A session's next chunk has its own limit, and output in flight at a stop is lost.",
+                "sessions, which no profile decides"),
+      LS_POLICY(zeroes_embedded_tokens, kScheduler, {false, {{"vllm-0.29.0", true}}},
+                "Prompts of embeddings have tokens 0 in place of what a client sent.",
+                "embeddings beside tokens, and the hashes of their blocks"),
 
       LS_POLICY(holders_come_first, kConnector, {false, {{"vllm-0.31.0", true}}},
                 "Requests that have loaded their blocks no longer wait behind those that do not "

@@ -114,16 +114,30 @@ std::vector<RecordedTable> tables_of(const StepView& view) {
   return tables;
 }
 
-void write_transfers(const StepView& view, RecordedStep& step) {
+namespace {
+
+// Requests that load, as far as the scheduler knows.
+std::vector<RequestId> loading_in(const StepView& view) {
+  std::vector<RequestId> loading;
+  for (const SkippedRequest& request : view.decisions.skipped())
+    if (request.is_loading) loading.push_back(request.id);
+  for (const HeldRequest& request : view.decisions.held())
+    if (request.is_loading) loading.push_back(request.id);
+  return loading;
+}
+
+}  // namespace
+
+void write_transfers(const StepView& view, const std::set<std::string>& received,
+                     RecordedStep& step) {
   step.skipped.emplace();
-  std::vector<RecordedTable> loading;
-  for (const SkippedRequest& request : view.decisions.skipped()) {
+  for (const SkippedRequest& request : view.decisions.skipped())
     step.skipped->push_back(
         {std::string(view.name(request.id)), std::string(status_of(request.status))});
-    if (request.is_loading) loading.push_back(table_of(view, request.id));
-  }
-  for (const HeldRequest& request : view.decisions.held())
-    if (request.is_loading) loading.push_back(table_of(view, request.id));
+  std::vector<RecordedTable> loading;
+  for (const RequestId id : loading_in(view))
+    if (!received.contains(std::string(view.decisions.name(id))))
+      loading.push_back(table_of(view, id));
   std::ranges::sort(loading, {}, &RecordedTable::id);
   if (!loading.empty()) step.loading = std::move(loading);
 }
@@ -208,6 +222,16 @@ bool ConnectorLog::request_finished(RequestId request, std::string_view name) {
   return keeps;
 }
 
+void ConnectorLog::finished(const StepView& view, const std::optional<RecordedWorker>& worker) {
+  if (worker) received_.insert(worker->received.begin(), worker->received.end());
+  if (received_.empty()) return;
+  std::set<std::string> unheard;
+  for (const RequestId id : loading_in(view))
+    if (std::string name(view.decisions.name(id)); received_.contains(name))
+      unheard.insert(std::move(name));
+  received_ = std::move(unheard);
+}
+
 RecordedWorker ConnectorLog::worker(const KVConnectorOutput& report) const {
   const auto names = [&](const std::vector<RequestId>& ids) {
     std::vector<std::string> list;
@@ -262,8 +286,14 @@ void StepTranscript::decided(const RecordedStep& recorded, const StepView& view,
   if (connector != nullptr) {
     auto answers = connector->take_answers();
     if (!answers.empty()) step_.connector = std::move(answers);
-    write_transfers(view, step_);
+    write_transfers(view, connector->received(), step_);
     step_.worker = recorded.worker;
+    // What several connectors, or one of the engine's own, made of the scheduler's questions.
+    const RecordedTransfers& given = recorded.transfers;
+    step_.transfers = {.parts = given.parts,
+                       .parts_worker = given.parts_worker,
+                       .parts_held = given.parts_held,
+                       .offload = given.offload};
   }
   if (recorded.common_prefix_blocks)
     step_.common_prefix_blocks = view.decision.common_prefix_blocks;
@@ -291,7 +321,11 @@ void StepTranscript::take_inputs(const RecordedStep& recorded) {
 }
 
 void StepTranscript::finished(const StepView& view, ConnectorLog* connector) {
-  step_.held = connector != nullptr ? connector->take_held() : std::vector<std::string>();
+  step_.held.clear();
+  if (connector != nullptr) {
+    step_.held = connector->take_held();
+    connector->finished(view, step_.worker);
+  }
   write_reset_results(view, step_.during);
   step_.stopped.clear();
   write_outcome(view, step_);

@@ -4,6 +4,7 @@
 
 #include <map>
 #include <optional>
+#include <set>
 #include <span>
 #include <string>
 #include <string_view>
@@ -24,8 +25,10 @@ void write_decision(const StepView& view, RecordedStep& step);
 RecordedTable table_of(const StepView& view, RequestId id);
 // ... of every running request.
 std::vector<RecordedTable> tables_of(const StepView& view);
-// With a KV connector: the queue of skipped requests, and the tables of those that load.
-void write_transfers(const StepView& view, RecordedStep& step);
+// With a KV connector: the queue of skipped requests, and the tables of those that load and are not
+// `received`: with a step in flight the scheduler hears of a load's end a step late.
+void write_transfers(const StepView& view, const std::set<std::string>& received,
+                     RecordedStep& step);
 // What the step's reset_prefix_cache events returned, in order.
 void write_reset_results(const StepView& view, std::vector<RecordedEvent>& events);
 // Who is live, sorted.
@@ -66,11 +69,16 @@ class ConnectorLog final : public KVConnector {
   const std::vector<std::string>& held() const { return held_; }
   // A report in a recording's terms. REQUIRES: of requests that went through the log.
   RecordedWorker worker(const KVConnectorOutput& report) const;
+  // At the end of a step, with what was reported in it.
+  void finished(const StepView& view, const std::optional<RecordedWorker>& worker);
+  // Whose load has ended, and the scheduler has not heard of it.
+  const std::set<std::string>& received() const { return received_; }
 
  private:
   KVConnector& inner_;
   std::vector<RecordedConnectorAnswer> answers_;
   std::vector<std::string> held_;
+  std::set<std::string> received_;
   std::map<RequestId, std::string> names_;
 };
 

@@ -94,7 +94,7 @@ bool RunRecorder::decided(const StepView& view) {
   if (connector_) {
     auto answers = connector_->take_answers();
     if (!answers.empty()) step_.connector = std::move(answers);
-    write_transfers(view, step_);
+    write_transfers(view, connector_->received(), step_);
     step_.held = connector_->held();  // so far
   }
   std::size_t num_resets = 0;  // late ones of the step before have none here
@@ -134,7 +134,10 @@ Result<void> RunRecorder::connector_report(KVConnectorOutput& report) {
 }
 
 bool RunRecorder::finished(const StepView& view) {
-  if (connector_) step_.held = connector_->take_held();
+  if (connector_) {
+    step_.held = connector_->take_held();
+    connector_->finished(view, step_.worker);
+  }
   write_outcome(view, step_);
   write_stale_outputs(view, step_);
   write_cache_events(view, step_);

@@ -68,10 +68,14 @@ TEST(Findings, every_one_of_the_page_has_its_title_and_cases_that_are_there) {
                                           std::string(file)))
           << file;
   }
-  // The others are what no scheduler decides.
-  for (int number = 1; !chapter(page, number).empty(); ++number)
-    if (!numbers.contains(number))
-      EXPECT_NE(chapter(page, number).find("Not a decision"), std::string::npos) << number;
+  // The others are what no scheduler decides, or need requests that adapters do not make.
+  for (int number = 1; !chapter(page, number).empty(); ++number) {
+    if (numbers.contains(number)) continue;
+    const std::string text = chapter(page, number);
+    EXPECT_TRUE(text.find("Not a decision") != std::string::npos ||
+                text.find("`lockstep findings` does not ask engines") != std::string::npos)
+        << number;
+  }
 }
 
 // The model of 0.22.1 goes on where vLLM stops, and counts what is there: 10 and 23 are not its.

@@ -13,6 +13,8 @@
 
 namespace lockstep {
 
+std::string read_name(JsonValue value);
+
 RecordingHeader read_recording_header(JsonValue value);
 // The step that must have the number `expected_step`.
 RecordedStep read_recorded_step(JsonValue value, const RecordingHeader& header,
@@ -24,6 +26,9 @@ void read_state_keys(JsonObject& object, const RecordingHeader& header, Recorded
 void read_table_keys(JsonObject& object, const RecordingHeader& header, RecordedStep& step);
 void read_stopped_key(JsonObject& object, RecordedStep& step);
 void read_cache_keys(JsonObject& object, RecordedStep& step);
+RecordedCacheEvent read_cache_event(JsonValue value, const RecordingHeader& header);
+std::vector<RecordedEncoderEntry> read_encoder_cache(JsonValue value);
+std::vector<RecordedGrammar> read_grammar(JsonValue value);
 // The same, written; `before` to `copies`, and the state with tables and `during`.
 void write_decision_keys(JsonWriter& out, const RecordedStep& step);
 void write_state_keys(JsonWriter& out, const RecordedStep& step);

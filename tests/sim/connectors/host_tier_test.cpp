@@ -193,7 +193,7 @@ TEST(HostTier, model_plain_loops_and_kernels_hold_the_same_bytes_after_every_ste
 
 // The memory of releases whose groups overlay one allocation. Nothing: the order does not take such
 // a cache.
-std::optional<LockstepConfig> overlaid_world(Setting setting, CacheLayout order) {
+std::optional<LockstepConfig> overlaid_world(TierSetting setting, CacheLayout order) {
   setting.layout = order;
   LockstepConfig config = world_of(setting);
   const auto placed = placed_layout(config.backend.plan, config.backend.attention_backend, order);
@@ -211,7 +211,7 @@ std::string difference_on_simt(const LockstepConfig& config) {
 
 TEST(HostTier, blocks_come_back_whole_in_every_order_of_the_overlaid_memory) {
   int worlds = 0;
-  for (const Setting& setting : settings())
+  for (const TierSetting& setting : settings())
     for (const CacheLayout order : kOverlaidLayouts) {
       auto config = overlaid_world(setting, order);
       if (!config) continue;
