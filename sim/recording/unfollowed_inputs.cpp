@@ -34,6 +34,8 @@ std::string unfollowed_input(const RecordingHeader& header) {
   if (header.encoder_compute_budget)
     return not_followed("encoder_compute_budget",
                         "an encoder's budget and cache limit what is scheduled,");
+  if (header.connector && header.connector->name == "SimpleCPUOffloadConnector")
+    return not_followed("connector.name", "stores of SimpleCPUOffloadConnector hold blocks,");
   if (inputs.max_loras) return not_followed("config.max_loras", "adapters in a step are limited,");
   return {};
 }

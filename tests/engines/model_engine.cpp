@@ -313,7 +313,7 @@ class Engine {
     step.running = names_of(now, scheduler_->running());
     step.waiting = names_of(now, scheduler_->waiting());
     step.free_blocks = scheduler_->num_free_blocks();
-    if (has_connector_) write_transfers(now, step);
+    if (has_connector_) write_transfers(now, {}, step);
     step.stored = counters_.stored;
     step.evicted = counters_.evicted;
     step.cleared = counters_.cleared;
