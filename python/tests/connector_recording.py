@@ -46,9 +46,13 @@ class _ConnectorStepLog(StepLog):
 
     num_updated = 0
 
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.received: set[str] = set()  # by workers; the scheduler has not heard of it
+
     def _add_state(self, line: dict[str, Any], scheduler: Any) -> None:
         super()._add_state(line, scheduler)
-        if loading := scheduler.loading():
+        if loading := scheduler.loading() - self.received:
             tables = scheduler.kv_cache_manager.get_block_ids
             line["loading"] = {name: list(tables(name)) for name in sorted(loading)}
         if answers := scheduler.connector.take("answers"):
@@ -57,6 +61,7 @@ class _ConnectorStepLog(StepLog):
     def reported(self, report: dict[str, Any]) -> None:
         """The workers have run the last step, and have something to say."""
         self._lines[-1].tail["worker"] = report
+        self.received.update(report["received"])
 
     def keeps(self, held: list[str]) -> None:
         """These requests have left, and their blocks stay."""
@@ -161,6 +166,7 @@ class _Recorded:
         self.log.keeps(self.connector.take("held"))
         if report := model_output.kv_connector_output:
             self._left_while_loading -= report.finished_recving or set()
+            self.log.received -= report.finished_recving or set()
         return outputs
 
     def update_draft_token_ids(self, draft_token_ids: Any) -> None:

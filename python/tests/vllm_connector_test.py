@@ -25,6 +25,7 @@ from lockstep_recorder.releases import release_of
 NULL_BLOCK = 0
 # Keys of a step that are given to vLLM; the others are what it decides.
 GIVEN = {"step", "before", "during", "connector", "worker", "held", "sampled", "output_of_step"}
+GIVEN |= {"stale_outputs"}  # of the model that made the recording
 
 
 def finding(name: str) -> list[Line]:
@@ -133,11 +134,15 @@ class Driven:
             "skipped": [[request.request_id, request.status.name] for request in skipped],
             "free_blocks": self.manager.block_pool.get_num_free_blocks(),
         }
+        # The workers of steps in flight have said it, and the scheduler has not heard.
+        reports = [step["worker"] for step, _ in self.in_flight if "worker" in step]
+        unheard = {name for report in reports for name in report["received"]}
         maybe_empty = {
             "preempted": sorted(output.preempted_req_ids or ()),
             "finished": sorted(output.finished_req_ids),
             "loading": {
-                name: list(self.manager.get_block_ids(name)) for name in sorted(self.loading)
+                name: list(self.manager.get_block_ids(name))
+                for name in sorted(self.loading - unheard)
             },
         }
         return line | {key: value for key, value in maybe_empty.items() if value}
