@@ -186,8 +186,12 @@ inline std::int32_t ceil_div32(std::int32_t a, std::int32_t b) { return (a + b -
 // tier of vLLM's own, by states that are being sent, and (0.33.0) by who waits for the output of a
 // step in flight.
 inline bool shows_all_holders(const RecordingHeader& header) {
+  const EngineProfile* profile = find_engine_profile(header.engine.profile());
+  const bool defers_frees =
+      profile != nullptr && profile->defers_frees && header.options.config.async_scheduling;
   return !header.connector ||
-         (header.connector->name.empty() && !header.connector->requires_kv_delivery &&
+         (!defers_frees && header.connector->name.empty() &&
+          !header.connector->requires_kv_delivery &&
           std::ranges::none_of(header.groups,
                                [](const KVCacheGroupSpec& group) { return is_state(group.spec); }));
 }

@@ -72,7 +72,7 @@ constexpr FeatureInfo kFeatures[] = {
     {"prefill_checkpoints", 60},
     {"hits_inside_blocks", 30},
     {"async_connectors", 40},
-    {"engine_hashes", 0},  // only where it is asked for
+    {"engine_hashes", 10},
     {"short_drafts", 50},
     {"rising_priorities", 30},
     {"bounded_replay", 70},

@@ -226,6 +226,9 @@ struct EngineProfile {
   // A load that takes longer is begun only if what it and the prefills that are under way have yet
   // to be given stays free (_inflight_prefill_reserved_blocks).
   bool loads_leave_room;
+  // With a step in flight the blocks of who has left stay until that step is over
+  // (Scheduler.defer_block_free).
+  bool defers_frees;
   // The hits of all groups are taken before blocks are given to what is loaded
   // (v1/core/kv_cache_coordinator.py, allocate_new_computed_blocks).
   bool takes_hits_of_all_groups_first;

@@ -285,6 +285,10 @@ std::vector<Policy> make_policies() {
                 "Prompts of embeddings have tokens 0 in place of what a client sent.",
                 "embeddings beside tokens, and the hashes of their blocks"),
 
+      LS_POLICY(defers_frees, kConnector, {false, {{"vllm-0.24.0", true}}},
+                "With a step in flight, blocks of a request that has left are given back a step "
+                "later.",
+                "clients that leave, beside a connector with asynchronous scheduling"),
       LS_POLICY(holders_come_first, kConnector, {false, {{"vllm-0.31.0", true}}},
                 "Requests that have loaded their blocks no longer wait behind those that do not "
                 "fit.",

@@ -82,6 +82,7 @@ TEST(ForeignScheduler, the_model_in_another_process_decides_as_here) {
       // ... and it is not asked for these.
       one.held_drafts = other.held_drafts;
       one.stale_outputs = other.stale_outputs;
+      one.events = other.events;
       ASSERT_EQ(recording_step_line(other), recording_step_line(one)) << seed << ", step " << i;
     }
     reached += there.outcome.tally;
