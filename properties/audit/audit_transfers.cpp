@@ -184,6 +184,11 @@ std::int32_t Auditor::Impl::first_invalid(const AuditedRequest& request, std::in
 bool Auditor::Impl::is_dropped(const RecordedStep& step, const RecordedScheduled& scheduled,
                                AuditedRequest& request) {
   if (!config_.async_scheduling) return false;
+  // Who comes in may have hit such a block.
+  if (scheduled.is_new)
+    for (const auto& [of_step, report] : reports_in_flight_)
+      if (first_invalid(request, scheduled.computed, report.invalid_blocks) < scheduled.computed)
+        request.void_step = of_step;
   const std::int32_t last = scheduled.computed + scheduled.tokens;
   const bool had_come_in = last_.output_of_step && *last_.output_of_step >= request.void_step;
   const bool is_behind =

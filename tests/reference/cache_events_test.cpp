@@ -145,5 +145,22 @@ INSTANTIATE_TEST_SUITE_P(Engines, CacheEvents, testing::Values("vllm-0.22.1", "v
                            return engine.param == "vllm-0.22.1" ? "vllm_0_22_1" : "vllm_0_33_0";
                          });
 
+// What is hit in another block from now on leaves with that block, and is told then.
+TEST(CacheEventLog, a_hash_that_moves_is_removed_with_the_block_it_moved_to) {
+  CacheEventLog log;
+  log.names(BlockId{1}, 0, {1});
+  log.names(BlockId{2}, 1, {2});
+  log.moved(BlockId{1}, BlockId{2});
+  log.moved(BlockId{2}, BlockId{2});
+  log.removed(BlockId{1});
+  EXPECT_TRUE(log.take().empty());
+  log.removed(BlockId{2});
+  const std::vector<CacheEvent> events = log.take();
+  ASSERT_EQ(events.size(), 2u);
+  EXPECT_EQ(events[0].block_hashes, (std::vector<ExternalBlockHash>{{2}}));
+  EXPECT_EQ(events[1].block_hashes, (std::vector<ExternalBlockHash>{{1}}));
+  EXPECT_EQ(events[1].group, 0);
+}
+
 }  // namespace
 }  // namespace lockstep

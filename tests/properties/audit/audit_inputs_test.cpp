@@ -162,7 +162,7 @@ TEST_P(EveryInputMutant, is_accused_by_its_rule) {
 }
 
 INSTANTIATE_TEST_SUITE_P(AuditInputs, EveryInputMutant, testing::ValuesIn(input_mutants()),
-                         [](const auto& info) { return info.param.name; });
+                         [](const auto& one) { return one.param.name; });
 
 }  // namespace
 }  // namespace lockstep

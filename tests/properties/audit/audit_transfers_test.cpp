@@ -2,6 +2,8 @@
 // wrong one is.
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
 #include "properties/audit/audit.h"
 #include "tests/properties/audit/audited.h"
 
@@ -193,6 +195,21 @@ TEST(AuditTransfers, a_transfer_that_nobody_waits_for_is_found) {
   Recording sent = load_and_send();
   sent.steps[3].worker = {{}, {"b"}, {}};
   expect_first(sent, 3, "blocks are reported sent that nobody keeps");
+}
+
+// Request r15 hits in step 24 what r14 loaded in step 23, before it is known that the load failed.
+// Both end in an error; had r15 gone on, its answer would rest on blocks that nobody filled.
+TEST(AuditTransfers, who_hits_a_lost_block_before_it_is_known_has_to_end) {
+  auto recording =
+      read_recording(LOCKSTEP_SOURCE_DIR "/tests/regressions/lost_block_is_hit_in_flight.jsonl");
+  ASSERT_TRUE(recording) << recording.error().message;
+  EXPECT_TRUE(audit(*recording).empty());
+  ASSERT_EQ(std::erase(recording->steps[24].stopped, RecordedStopped{"r15", "error"}), 1u);
+  ASSERT_EQ(std::erase(recording->steps[25].finished, "r15"), 1u);
+  EXPECT_TRUE(std::ranges::any_of(audit(*recording), [](const AuditFinding& finding) {
+    return finding.request == "r15" &&
+           finding.what.find("before it was known") != std::string::npos;
+  }));
 }
 
 }  // namespace
