@@ -159,6 +159,13 @@ def test_each_layout_is_a_test_of_kernels_and_a_defect_is_found(session) -> None
     broken.stdout.fnmatch_lines(["slot_mapping step *", "Again: lockstep explain .lockstep/*"])
 
 
+def test_a_backend_that_cannot_be_loaded_fails_each_layout(session, pytester) -> None:
+    pytester.path.joinpath("text.so").write_text("no library")
+    for backend in ("nowhere.so", "text.so"):
+        result = session("--lockstep-layouts", "0:2", f"--lockstep-backend={backend}")
+        result.assert_outcomes(failed=2)
+
+
 def test_the_ini_file_says_it_as_well(session, pytester) -> None:
     pytester.makeini("[pytest]\nlockstep_seeds = 3:5\nlockstep_backend = none\n")
     session().assert_outcomes(passed=2)
