@@ -123,9 +123,8 @@ constexpr std::array kReasons = std::to_array<Reason>({
     {"audit.hits",
      "What is in the pool and what the policy allows is hit; else it is computed and paid again."},
     {"audit.drafts",
-     "A draft is verified behind the tokens that it was proposed for, and a request that loses "
-     "those "
-     "loses it; else the sampler accepts a token that nothing proposed there."},
+     "A draft is verified behind the tokens that it was proposed for, and goes with them; else the "
+     "sampler accepts a token that nothing proposed there."},
     {"audit.stale_output",
      "Output of a step is taken for a request that still has what the step computed, and for no "
      "other: else a client is sent a token that is sampled again, or loses one."},
