@@ -34,7 +34,8 @@ void CacheIndex::store(const RecordedCacheEvent& event,
   std::uint64_t content = 0;  // of the token before; 0: not known
   std::string before = event.parent.value_or("");
   const auto keys_of = [&](std::size_t i) {
-    return i < event.extra_keys.size() ? event.extra_keys[i] : std::vector<RecordedExtraKey>{};
+    return i < event.extra_keys.size() ? std::span(event.extra_keys[i])
+                                       : std::span<const RecordedExtraKey>();
   };
   const auto text_of = [&](std::size_t i) {
     std::string text;
@@ -44,12 +45,11 @@ void CacheIndex::store(const RecordedCacheEvent& event,
   };
   // A salt alone is the root of those who bring it; what else there is makes content that nobody
   // without it can have.
-  const auto is_salt = [&](std::size_t i) {
-    const std::vector<RecordedExtraKey> keys = keys_of(i);
-    return keys.size() == 1 && !keys[0].place && event.lora_name.empty();
-  };
+  const std::span<const RecordedExtraKey> first_keys = keys_of(0);
+  const bool is_salted =
+      !event.parent && first_keys.size() == 1 && !first_keys[0].place && event.lora_name.empty();
   if (!event.parent) {
-    content = empty_prefix(is_salt(0) ? keys_of(0)[0].value : std::string_view{});
+    content = empty_prefix(is_salted ? first_keys[0].value : std::string_view{});
   } else if (const auto parent = group.of_hash.find(*event.parent); parent != group.of_hash.end()) {
     content = parent->second.content;
   } else if (block_sizes_[g] == size) {  // before a part of a block lies another, never told alone
@@ -62,7 +62,7 @@ void CacheIndex::store(const RecordedCacheEvent& event,
     if (is_whole) {
       const std::string keys = text_of(i);
       identity = empty_prefix(before + "/" + keys);
-      const bool is_of_root = i == 0 && !event.parent && is_salt(0);
+      const bool is_of_root = i == 0 && is_salted;
       if (content != 0 && !keys.empty() && !is_of_root) content = content_with_item(content, keys);
       for (std::int64_t t = 0; t < size; ++t) {
         const std::int32_t token =

@@ -1,6 +1,5 @@
 #include "reference/cache/block_hash.h"
 
-#include <openssl/evp.h>
 #include <xxhash.h>
 
 #include <algorithm>
@@ -51,13 +50,7 @@ class CborWriter {
 };
 
 ExternalBlockHash digest(HashAlgorithm algorithm, std::span<const std::uint8_t> data) {
-  if (algorithm == HashAlgorithm::sha256_cbor) {
-    ExternalBlockHash out(32);
-    unsigned int size = 0;
-    const int ok = EVP_Digest(data.data(), data.size(), out.data(), &size, EVP_sha256(), nullptr);
-    LS_CHECK(ok == 1 && size == 32, "sha256 gave {} bytes", size);
-    return out;
-  }
+  if (algorithm == HashAlgorithm::sha256_cbor) return sha256(data);
   LS_CHECK(algorithm == HashAlgorithm::xxhash_cbor, "the content chain has no external hash");
   XXH128_canonical_t canonical;
   XXH128_canonicalFromHash(&canonical, XXH3_128bits(data.data(), data.size()));

@@ -11,15 +11,6 @@
 namespace lockstep {
 namespace {
 
-std::vector<std::uint8_t> sha256(const std::vector<std::uint8_t>& bytes) {
-  std::vector<std::uint8_t> digest(32);
-  unsigned int size = 0;
-  const int ok =
-      EVP_Digest(bytes.data(), bytes.size(), digest.data(), &size, EVP_sha256(), nullptr);
-  LS_CHECK(ok == 1 && size == 32, "sha256 gave {} bytes", size);
-  return digest;
-}
-
 std::vector<std::uint8_t> bytes_of_hex(std::string_view digits) {
   const auto value = [](char c) { return c <= '9' ? c - '0' : (c | 0x20) - 'a' + 10; };
   std::vector<std::uint8_t> bytes;
@@ -29,6 +20,15 @@ std::vector<std::uint8_t> bytes_of_hex(std::string_view digits) {
 }
 
 }  // namespace
+
+std::vector<std::uint8_t> sha256(std::span<const std::uint8_t> bytes) {
+  std::vector<std::uint8_t> digest(32);
+  unsigned int size = 0;
+  const int ok =
+      EVP_Digest(bytes.data(), bytes.size(), digest.data(), &size, EVP_sha256(), nullptr);
+  LS_CHECK(ok == 1 && size == 32, "sha256 gave {} bytes", size);
+  return digest;
+}
 
 std::vector<float> embedding_row(const PromptEmbeds& embeds, std::int64_t row) {
   for (const TokenRun& run : embeds.rows) {

@@ -3,11 +3,14 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "reference/types/scheduler_types.h"
 
 namespace lockstep {
+
+std::vector<std::uint8_t> sha256(std::span<const std::uint8_t> bytes);
 
 // Row `row` of the embeddings, float32: [width]. Seeded; column j of row i of a run is
 // (splitmix64(seed * 2^32 + i * width + j) mod 65536 - 32768) / 256.
